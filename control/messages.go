@@ -1,0 +1,233 @@
+// Package control is what Penstock's processes say to each other off the data
+// path: manager and orchestrator over ZeroMQ (Desired, Observed), orchestrator
+// and its children over an inherited socket pair (Order, Notice), and an
+// inference function and the manager over a Unix socket that hands out the
+// shared memory (Attach, Attached, Report).
+//
+// Nothing here trusts delivery: Desired and Observed are whole states, repeated
+// and idempotent, acknowledged by content.
+package control
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Version is spoken in every handshake; peers that differ refuse each other
+// with a line that names both.
+const Version = 1
+
+// State is where an inference function's process is in its life.
+//
+//	            ┌──────────── shadow sleeps here ───┐
+//	starting ─> loaded ──wake──> linking ──> ready ─┴─epoch──> active
+//	    │          │                │          │                 │ epoch moved on,
+//	    │          │                │          │                 v or drain ordered
+//	    └──────────┴───── failed <──┴──────────┴──────────── draining ──> stopped
+type State string
+
+// The states, in the order of a good life.
+const (
+	Starting State = "starting" // spawned, handshake not done
+	Loaded   State = "loaded"   // framework and model in host memory; uses no CPU
+	Linking  State = "linking"  // woken: linking and warming up every batch size
+	Ready    State = "ready"    // warmed up, waits for its epoch
+	Active   State = "active"   // holds the ring
+	Draining State = "draining" // gave the ring up, ends
+	Stopped  State = "stopped"  // ended as it was told to
+	Failed   State = "failed"   // ended, or could not start, for a reason
+)
+
+// Ended reports whether the process is gone.
+func (s State) Ended() bool { return s == Stopped || s == Failed }
+
+// Role is what the manager wants of a process.
+type Role string
+
+// Shadow sleeps loaded; Serve is woken, links, and takes the ring when the epoch
+// names it; Drain finishes its batch and ends; Kill ends at once.
+const (
+	Shadow Role = "shadow"
+	Serve  Role = "serve"
+	Drain  Role = "drain"
+	Kill   Role = "kill"
+)
+
+// Desired is the whole state that the manager wants, repeated every
+// RepeatEvery and at each change.
+type Desired struct {
+	Version int `json:"version"`
+	// ManagerID is new each time a manager starts; an orchestrator that sees
+	// another one than before ends all processes of the old one.
+	ManagerID string `json:"manager_id"`
+	// Seq rises by one with each change of the content.
+	Seq uint64 `json:"seq"`
+	// AttachSocket is the path of the Unix socket where processes get their
+	// shared memory.
+	AttachSocket string           `json:"attach_socket"`
+	Processes    []DesiredProcess `json:"processes"`
+}
+
+// DesiredProcess is one process that should exist. (IF, Instance, Generation)
+// is its identity for ever; a generation that ended is not started again.
+type DesiredProcess struct {
+	IF         string `json:"if"`
+	Instance   int    `json:"instance"`
+	Generation uint32 `json:"generation"`
+	Role       Role   `json:"role"`
+	// SharePercent of the CPUs reserved for inference functions (or of the GPU).
+	SharePercent float64 `json:"share_percent"`
+	// Command is the program and its arguments; empty means this binary's `if`.
+	Command []string `json:"command,omitempty"`
+	// Dir is the working folder, absolute.
+	Dir string `json:"dir,omitempty"`
+}
+
+// Observed is the whole state that the orchestrator sees, repeated every
+// RepeatEvery and at each change.
+type Observed struct {
+	Version        int    `json:"version"`
+	OrchestratorID string `json:"orchestrator_id"`
+	// ManagerID and AckSeq name the Desired that this state answers.
+	ManagerID string `json:"manager_id"`
+	AckSeq    uint64 `json:"ack_seq"`
+	// Mechanism is how shares are enforced: "cgroup-v2", "cgroup-v1", "governor".
+	Mechanism string `json:"mechanism"`
+	// CPUs is how many CPUs make 100 %.
+	CPUs      int               `json:"cpus"`
+	Processes []ObservedProcess `json:"processes"`
+}
+
+// ObservedProcess is one process as it is. Ended ones stay listed until the
+// manager no longer desires them.
+type ObservedProcess struct {
+	IF           string  `json:"if"`
+	Instance     int     `json:"instance"`
+	Generation   uint32  `json:"generation"`
+	PID          int     `json:"pid"`
+	State        State   `json:"state"`
+	SharePercent float64 `json:"share_percent"`
+	// Reason says why a process failed, or waits (backoff).
+	Reason string `json:"reason,omitempty"`
+	// PersistentBytes is device memory after link_model, EphemeralBytes what
+	// configure_batch added for the largest batch.
+	PersistentBytes int64 `json:"persistent_bytes,omitempty"`
+	EphemeralBytes  int64 `json:"ephemeral_bytes,omitempty"`
+	// WarmupMillis is the time from being woken to ready.
+	WarmupMillis float64 `json:"warmup_ms,omitempty"`
+}
+
+// RepeatEvery is how often both sides repeat their state; a peer silent for
+// SilentAfter has failed.
+const (
+	RepeatEvery = 100 * time.Millisecond
+	SilentAfter = 2 * time.Second
+)
+
+// Order is what the orchestrator tells a child, one JSON object a line, over
+// the socket that the child inherits as file descriptor ChildFD. The first is
+// Start.
+type Order struct {
+	Do           OrderKind `json:"do"`
+	Start        *Start    `json:"start,omitempty"`
+	SharePercent float64   `json:"share_percent,omitempty"`
+	// Governor tells libml to hold the share itself, where no cgroup can.
+	Governor bool `json:"governor,omitempty"`
+}
+
+// OrderKind names an order.
+type OrderKind string
+
+// DoStart is first and once; DoWake ends a shadow's sleep; DoShare changes the
+// share in place; DoDrain finishes the batch, gives up the ring and ends.
+const (
+	DoStart OrderKind = "start"
+	DoWake  OrderKind = "wake"
+	DoShare OrderKind = "share"
+	DoDrain OrderKind = "drain"
+)
+
+// Start tells a child who it is.
+type Start struct {
+	Version      int    `json:"version"`
+	IF           string `json:"if"`
+	Instance     int    `json:"instance"`
+	Generation   uint32 `json:"generation"`
+	AttachSocket string `json:"attach_socket"`
+	// CPUs is how many CPUs make 100 %.
+	CPUs int `json:"cpus"`
+}
+
+// ChildFD is the child's end of the socket pair.
+const ChildFD = 3
+
+// Notice is what a child tells the orchestrator, one JSON object a line. The
+// first carries Version and PID and is the handshake.
+type Notice struct {
+	Version         int     `json:"version,omitempty"`
+	PID             int     `json:"pid,omitempty"`
+	State           State   `json:"state,omitempty"`
+	Reason          string  `json:"reason,omitempty"`
+	PersistentBytes int64   `json:"persistent_bytes,omitempty"`
+	EphemeralBytes  int64   `json:"ephemeral_bytes,omitempty"`
+	WarmupMillis    float64 `json:"warmup_ms,omitempty"`
+}
+
+// Attach is a process's first message on the manager's Unix socket.
+type Attach struct {
+	Version    int    `json:"version"`
+	IF         string `json:"if"`
+	Instance   int    `json:"instance"`
+	Generation uint32 `json:"generation"`
+	PID        int    `json:"pid"`
+}
+
+// Attached answers Attach. With it come the file descriptors, in this order:
+// request table, ring, replies, tensors, then the slabs; all but replies and
+// tensors are read-only.
+type Attached struct {
+	Version int    `json:"version"`
+	Refused string `json:"refused,omitempty"` // why not; nothing else is set then
+	// Card is the resolved models.Card, as JSON.
+	Card json.RawMessage `json:"card,omitempty"`
+	// SLONanos is the objective in force, which a configuration may set apart
+	// from the card.
+	SLONanos int64 `json:"slo_ns,omitempty"`
+	// Batching is the batching rule's name: "slab" or "aimd".
+	Batching string `json:"batching,omitempty"`
+	// Geometry is shm.Geometry, as JSON.
+	Geometry json.RawMessage `json:"geometry,omitempty"`
+	// TensorBytes is the size of the input and output buffers that active and
+	// shadow share; SlabBytes the size of each slab.
+	TensorBytes int64   `json:"tensor_bytes,omitempty"`
+	SlabBytes   []int64 `json:"slab_bytes,omitempty"`
+}
+
+// Report is what libml tells the manager of its batching, at most every
+// ReportEvery, and at once when Fit changes.
+type Report struct {
+	Generation uint32 `json:"generation"`
+	// Limit is SLAB's batch limit, in requests; TailNanos its tail estimate.
+	Limit     float64 `json:"limit"`
+	TailNanos int64   `json:"tail_ns"`
+	Fit       Fit     `json:"fit"`
+	// IdleNanos is, in the first report after a hand-over, how long the ring
+	// stood still with work waiting: last batch of the old process ended ->
+	// first batch of the new one began; negative when no work waited.
+	IdleNanos int64  `json:"idle_ns,omitempty"`
+	Handovers uint64 `json:"handovers"`
+}
+
+// Fit is SLAB's word on the share (paper 3.3.1); it only makes the manager look.
+type Fit string
+
+// Under: five successive misses at limit 1. Over: five successive batches
+// within the objective.
+const (
+	FitUnknown Fit = ""
+	FitUnder   Fit = "under-provisioned"
+	FitOver    Fit = "perhaps-over-provisioned"
+)
+
+// ReportEvery is how often libml reports.
+const ReportEvery = 100 * time.Millisecond

@@ -1,0 +1,144 @@
+// Package models is the model registry: cards that describe a model (its file,
+// the picture that comes over the wire, the tensor it wants, how its outputs
+// are decoded, its latency objective and knee), and the search for them.
+//
+// A Card is pure data: reading one touches no device and loads no weights.
+package models
+
+import "time"
+
+// DType is the element type of a picture on the wire or of a tensor.
+type DType string
+
+// The element types that the gather converts between.
+const (
+	U8  DType = "u8"
+	F16 DType = "f16"
+	F32 DType = "f32"
+)
+
+// Bytes is the size of one element, 0 for an unknown type.
+func (t DType) Bytes() int {
+	switch t {
+	case U8:
+		return 1
+	case F16:
+		return 2
+	case F32:
+		return 4
+	}
+	return 0
+}
+
+// Layout is the order of a picture's axes, batch axis left out.
+type Layout string
+
+// HWC keeps a pixel's channels together; CHW keeps a channel's pixels together.
+const (
+	HWC Layout = "hwc"
+	CHW Layout = "chw"
+)
+
+// Card describes one model to Penstock. The zero value is not valid; ReadCard
+// returns checked ones.
+type Card struct {
+	// Name is the model's name: lower case letters, digits, '-' and '_'.
+	Name string
+	// Version is told to clients in every result; a replacement has a higher one.
+	Version uint32
+	// Framework names a built-in framework ("onnx", "null"), or is empty where
+	// Command names the user's own program.
+	Framework string
+	// Command is the program, with its arguments, that links libml itself.
+	// A relative program path is resolved against Dir.
+	Command []string
+	// Model is the model's file, absolute after ReadCard; empty where the
+	// framework needs none.
+	Model string
+	// Dir is the folder that the card was read from, absolute.
+	Dir string
+
+	Input   Input
+	Outputs []Output
+
+	// Batches is the ladder of batch sizes that are prepared, ascending, first
+	// element 1. A batch between two steps is padded up to the next.
+	Batches []int
+	// SLO is the default latency objective, from the first packet sent to the
+	// reply; a configuration may set another for an inference function.
+	SLO time.Duration
+	// KneePercent is the share past which more buys little (paper 2.1.3), the
+	// elastic demand before there are observations; 0 where it is not known.
+	KneePercent float64
+	// Threads is how many CPU threads the framework may use; 0 means as many as
+	// there are CPUs for inference functions.
+	Threads int
+
+	Decoder Decoder
+	// Labels name the classes, in order; may be empty.
+	Labels []string
+}
+
+// Input says what arrives on the wire and what tensor the model wants of it.
+type Input struct {
+	// Name is the model's input name.
+	Name string
+	// Height, Width and Channels are the picture's size, the same on the wire
+	// and in the tensor.
+	Height, Width, Channels int
+	// WireType and WireLayout describe a request's payload.
+	WireType   DType
+	WireLayout Layout
+	// TensorType and TensorLayout describe one image of the batch tensor, whose
+	// shape is [batch, H, W, C] or [batch, C, H, W].
+	TensorType   DType
+	TensorLayout Layout
+	// ReverseChannels turns RGB on the wire to BGR in the tensor (or back).
+	ReverseChannels bool
+	// Mean and Std normalise each tensor channel: (v - Mean[c]) / Std[c], in the
+	// tensor's channel order. One value a channel, or both empty for none.
+	Mean, Std []float32
+}
+
+// WireBytes is the size of one request's payload.
+func (in *Input) WireBytes() int {
+	return in.Height * in.Width * in.Channels * in.WireType.Bytes()
+}
+
+// TensorBytes is the size of one image of the batch tensor.
+func (in *Input) TensorBytes() int {
+	return in.Height * in.Width * in.Channels * in.TensorType.Bytes()
+}
+
+// Shape is the batch tensor's shape for n images.
+func (in *Input) Shape(n int) []int64 {
+	if in.TensorLayout == CHW {
+		return []int64{int64(n), int64(in.Channels), int64(in.Height), int64(in.Width)}
+	}
+	return []int64{int64(n), int64(in.Height), int64(in.Width), int64(in.Channels)}
+}
+
+// Output is one output tensor of the model, f32, shape [batch, Shape...].
+type Output struct {
+	Name  string
+	Shape []int64
+}
+
+// Elements is the number of elements of one image's output.
+func (o *Output) Elements() int {
+	n := 1
+	for _, d := range o.Shape {
+		n *= int(d)
+	}
+	return n
+}
+
+// Decoder names the decoder that libml runs on an image's outputs, and its
+// parameters as they stand in the card.
+type Decoder struct {
+	// Name is "topk", "boxes" or "raw".
+	Name string
+	// Params are the decoder's own keys ("k", "anchors", "threshold", ...),
+	// checked by the decoder when the card is read.
+	Params map[string]any
+}
