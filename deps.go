@@ -1,0 +1,35 @@
+//go:build deps_for_tidy
+
+package penstock
+
+import (
+	_ "github.com/HdrHistogram/hdrhistogram-go"
+	_ "github.com/containerd/cgroups/v3"
+	_ "github.com/containerd/cgroups/v3/cgroup1"
+	_ "github.com/containerd/cgroups/v3/cgroup2"
+	_ "github.com/go-zeromq/zmq4"
+	_ "github.com/goccy/go-yaml"
+	_ "github.com/gopacket/gopacket"
+	_ "github.com/gopacket/gopacket/pcapgo"
+	_ "github.com/gopacket/gopacket/layers"
+	_ "github.com/jedib0t/go-pretty/v6/table"
+	_ "github.com/jedib0t/go-pretty/v6/progress"
+	_ "github.com/prometheus/client_golang/prometheus"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/prometheus/client_golang/prometheus/collectors"
+	_ "github.com/prometheus/client_golang/prometheus/testutil"
+	_ "github.com/rs/zerolog"
+	_ "github.com/santhosh-tekuri/jsonschema/v6"
+	_ "github.com/spf13/cobra"
+	_ "github.com/spf13/cobra/doc"
+	_ "github.com/yalue/onnxruntime_go"
+	_ "golang.org/x/image/draw"
+	_ "golang.org/x/image/font/basicfont"
+	_ "golang.org/x/sync/errgroup"
+	_ "golang.org/x/sys/unix"
+	_ "golang.org/x/term"
+	_ "github.com/fsnotify/fsnotify"
+	_ "github.com/lithammer/fuzzysearch/fuzzy"
+	_ "pgregory.net/rapid"
+	_ "github.com/k2-fsa/sherpa-onnx-go-linux"
+)
