@@ -1,0 +1,304 @@
+// Package pair is the policy of one instance of an inference function: which of
+// its processes serves, which stands by as the shadow, and how one takes over
+// from the other (paper 3.2.4). It is pure: events go in, commands and desired
+// processes come out; the manager carries them out.
+//
+// A take-over, whatever its cause:
+//
+//	share or model changed            active died
+//	        │                              │
+//	        v                              v
+//	 shadow (loaded) ──role serve──> next (linking, warming up)
+//	                                       │ ready and attached
+//	                                       v
+//	                   SetEpoch(next); next becomes active; the old one drains
+//	                                       │
+//	                                       v
+//	                              a new shadow is started
+//
+// The active process serves until the epoch moves, so a change costs the stream
+// one hand-over of the ring and nothing else. With in-place changes the share of
+// the active process is written and nobody swaps, except for a new model.
+package pair
+
+import (
+	"fmt"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models"
+)
+
+// Process is one generation of an instance, as wished and as seen.
+type Process struct {
+	Generation   uint32
+	Role         control.Role
+	SharePercent float64
+	Card         *models.Card
+
+	State    control.State
+	Attached bool // it has its shared memory
+	Reason   string
+}
+
+// Kind names a command.
+type Kind uint8
+
+// SetEpoch gives the ring to Generation at the next batch boundary. Reclaim
+// takes the ring from a Generation that is gone, and fails what it had started.
+// Rejected says that the model of Generation could not be brought up and the one
+// before it stays. Promoted says that a take-over was ordered; Replaced that it
+// brought a new model.
+const (
+	SetEpoch Kind = iota + 1
+	Reclaim
+	Rejected
+	Promoted
+	Replaced
+)
+
+// Command is something for the manager to do or to say.
+type Command struct {
+	Kind       Kind
+	Generation uint32
+	Reason     string
+}
+
+// Pair is one instance's processes. It is not safe for concurrent use.
+type Pair struct {
+	// InPlace writes new shares to the active process instead of swapping.
+	InPlace bool
+
+	card     *models.Card
+	proven   *models.Card // the last one that served
+	target   float64
+	removing bool
+
+	processes            []*Process // by generation
+	active, next, shadow *Process
+	last                 uint32
+	out                  []Command
+}
+
+// New is an instance that shall serve card at sharePercent.
+func New(card *models.Card, sharePercent float64) *Pair {
+	return &Pair{card: card, target: sharePercent}
+}
+
+// Card is the model wanted; Share the share wanted.
+func (p *Pair) Card() *models.Card { return p.card }
+
+// Share is the share wanted, in percent.
+func (p *Pair) Share() float64 { return p.target }
+
+// Active is the process that the epoch names, nil where there is none.
+func (p *Pair) Active() *Process { return p.active }
+
+// Shadow is the process that stands by, nil where there is none.
+func (p *Pair) Shadow() *Process { return p.shadow }
+
+// Changing reports whether a take-over is on its way.
+func (p *Pair) Changing() bool { return p.next != nil }
+
+// Processes are all that are desired, by generation. The slice is the pair's.
+func (p *Pair) Processes() []*Process { return p.processes }
+
+// Process finds a generation, nil where it is not (or no longer) desired.
+func (p *Pair) Process(generation uint32) *Process {
+	for _, q := range p.processes {
+		if q.Generation == generation {
+			return q
+		}
+	}
+	return nil
+}
+
+// SetShare wants another share.
+func (p *Pair) SetShare(percent float64) { p.target = percent }
+
+// Replace wants another model; the one before goes on until the new one is
+// ready, and for good if it never is.
+func (p *Pair) Replace(card *models.Card) { p.card = card }
+
+// Remove wants no process any more; Removed reports when there is none.
+func (p *Pair) Remove() { p.removing = true }
+
+// Removed reports whether the last process is gone after Remove.
+func (p *Pair) Removed() bool { return p.removing && len(p.processes) == 0 }
+
+// Attach notes that a generation has its shared memory.
+func (p *Pair) Attach(generation uint32) {
+	if q := p.Process(generation); q != nil {
+		q.Attached = true
+	}
+}
+
+// Observe notes a process's state. A process that ended is Gone.
+func (p *Pair) Observe(generation uint32, state control.State, reason string) {
+	q := p.Process(generation)
+	if q == nil {
+		return
+	}
+	q.State, q.Reason = state, reason
+	if state.Ended() {
+		p.Gone(generation, reason)
+	}
+}
+
+// Gone notes that a process ended, or can no longer be trusted: what it held is
+// reclaimed and another takes over.
+func (p *Pair) Gone(generation uint32, reason string) {
+	q := p.Process(generation)
+	if q == nil {
+		return
+	}
+	p.drop(q)
+	p.emit(Reclaim, q, reason)
+	// A model that has not served yet and dies on the way there is given up
+	// where there is one that has.
+	onTheWay := q == p.next || q == p.shadow
+	if onTheWay && q.Card == p.card && p.proven != nil && q.Card != p.proven {
+		p.card = p.proven
+		p.emit(Rejected, q, reason)
+	}
+	switch q {
+	case p.active:
+		p.active = nil
+	case p.next:
+		p.next = nil
+	case p.shadow:
+		p.shadow = nil
+	}
+}
+
+// Step says what is to be done now; the slice is valid until the next call.
+// Processes reflects it at once.
+func (p *Pair) Step() []Command {
+	if p.removing {
+		for _, q := range p.processes {
+			if q.Role != control.Kill {
+				q.Role = control.Drain
+			}
+		}
+		p.active, p.next, p.shadow = nil, nil, nil
+		return p.flush()
+	}
+	if p.next != nil && p.next.Attached && p.next.State == control.Ready {
+		p.promote()
+	}
+	if p.active == nil && p.next == nil {
+		p.wake()
+	}
+	if p.active != nil && p.next == nil {
+		p.change()
+	}
+	return p.flush()
+}
+
+// promote moves the epoch to next.
+func (p *Pair) promote() {
+	old := p.active
+	p.active, p.next = p.next, nil
+	p.emit(SetEpoch, p.active, "")
+	if old != nil {
+		old.Role = control.Drain
+		p.emit(Promoted, p.active, "")
+	}
+	if p.proven != nil && p.proven != p.active.Card {
+		p.emit(Replaced, p.active, "")
+	}
+	p.proven = p.active.Card
+}
+
+// wake makes the shadow, or a new process where there is none that fits, the
+// next to serve.
+func (p *Pair) wake() {
+	if p.shadow != nil && p.shadow.Card != p.card {
+		p.shadow.Role = control.Kill
+		p.shadow = nil
+	}
+	q := p.shadow
+	if q == nil {
+		q = p.spawn()
+	}
+	q.Role, q.SharePercent = control.Serve, p.target
+	p.shadow, p.next = nil, q
+}
+
+// change brings in a new share or model beside a process that serves, and keeps
+// a shadow standing by.
+func (p *Pair) change() {
+	if p.shadow != nil && p.shadow.Card != p.card {
+		p.shadow.Role = control.Kill
+		p.shadow = nil
+	}
+	if p.shadow == nil {
+		// The first shadow waits until the active one serves: they would only
+		// slow each other down.
+		if p.active.State == control.Active || p.active.Card != p.card {
+			p.shadow = p.spawn()
+		}
+	}
+	stale := p.active.Card != p.card
+	if p.InPlace && !stale {
+		p.active.SharePercent = p.target
+		return
+	}
+	if !stale && p.active.SharePercent == p.target {
+		return
+	}
+	if p.shadow != nil && p.shadow.State == control.Loaded && p.shadow.Attached {
+		p.wake()
+	}
+}
+
+func (p *Pair) spawn() *Process {
+	p.last++
+	q := &Process{Generation: p.last, Role: control.Shadow, SharePercent: p.target, Card: p.card, State: control.Starting}
+	p.processes = append(p.processes, q)
+	return q
+}
+
+func (p *Pair) drop(q *Process) {
+	for i, r := range p.processes {
+		if r == q {
+			p.processes = append(p.processes[:i], p.processes[i+1:]...)
+			return
+		}
+	}
+}
+
+func (p *Pair) emit(kind Kind, q *Process, reason string) {
+	p.out = append(p.out, Command{Kind: kind, Generation: q.Generation, Reason: reason})
+}
+
+func (p *Pair) flush() []Command {
+	out := p.out
+	p.out = nil
+	return out
+}
+
+// Check reports a broken invariant: at most one process in each place, every
+// process desired at most once, a place held only by a desired process.
+func (p *Pair) Check() error {
+	seen := map[uint32]bool{}
+	for _, q := range p.processes {
+		if seen[q.Generation] {
+			return fmt.Errorf("generation %d is desired twice", q.Generation)
+		}
+		seen[q.Generation] = true
+	}
+	places := map[*Process]string{}
+	for name, q := range map[string]*Process{"active": p.active, "next": p.next, "shadow": p.shadow} {
+		if q == nil {
+			continue
+		}
+		if other, taken := places[q]; taken {
+			return fmt.Errorf("generation %d is both %s and %s", q.Generation, other, name)
+		}
+		if !seen[q.Generation] {
+			return fmt.Errorf("generation %d is %s and not desired", q.Generation, name)
+		}
+		places[q] = name
+	}
+	return nil
+}

@@ -1,0 +1,225 @@
+package pair
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models"
+)
+
+// up brings a process to ready and attached, as the orchestrator would.
+func up(p *Pair, generation uint32) {
+	p.Attach(generation)
+	p.Observe(generation, control.Ready, "")
+}
+
+func kinds(commands []Command) (out []Kind) {
+	for _, c := range commands {
+		out = append(out, c.Kind)
+	}
+	return out
+}
+
+// serving is a pair whose first generation is active and whose second stands by.
+func serving(t *testing.T, card *models.Card) *Pair {
+	t.Helper()
+	p := New(card, 30)
+	p.Step()
+	up(p, 1)
+	p.Step()
+	p.Observe(1, control.Active, "")
+	p.Step()
+	p.Attach(2)
+	p.Observe(2, control.Loaded, "")
+	p.Step()
+	if p.Active() == nil || p.Active().Generation != 1 || p.Shadow() == nil || p.Shadow().Generation != 2 {
+		t.Fatalf("active %+v, shadow %+v; want generations 1 and 2", p.Active(), p.Shadow())
+	}
+	return p
+}
+
+func TestFirstProcessGetsTheEpochWhenReadyAndAttached(t *testing.T) {
+	p := New(&models.Card{Name: "a"}, 30)
+	p.Step()
+	p.Observe(1, control.Ready, "")
+	if got := p.Step(); len(got) != 0 {
+		t.Fatalf("commands before it has its memory: %v", got)
+	}
+	p.Attach(1)
+	got := p.Step()
+	if len(got) != 1 || got[0] != (Command{Kind: SetEpoch, Generation: 1}) {
+		t.Fatalf("commands %v, want the epoch set to 1", got)
+	}
+	if p.Shadow() != nil {
+		t.Fatal("a shadow was started while the first process was not active yet")
+	}
+}
+
+func TestShareChangeSwapsToTheShadowAndTheOldOneDrains(t *testing.T) {
+	p := serving(t, &models.Card{Name: "a"})
+	p.SetShare(50)
+	p.Step()
+	if q := p.Process(2); q.Role != control.Serve || q.SharePercent != 50 {
+		t.Fatalf("shadow %+v, want it woken with 50 %%", q)
+	}
+	if p.Active().Generation != 1 || p.Active().Role != control.Serve {
+		t.Fatal("the active process must serve while the shadow links")
+	}
+	up(p, 2)
+	if got := kinds(p.Step()); len(got) != 2 || got[0] != SetEpoch || got[1] != Promoted {
+		t.Fatalf("commands %v, want the epoch set and a promotion", got)
+	}
+	if q := p.Process(1); q.Role != control.Drain {
+		t.Fatalf("old process %+v, want it drained", q)
+	}
+}
+
+func TestShareChangeInPlaceSwapsNobody(t *testing.T) {
+	p := serving(t, &models.Card{Name: "a"})
+	p.InPlace = true
+	p.SetShare(50)
+	p.Step()
+	if p.Active().SharePercent != 50 || p.Changing() {
+		t.Fatalf("active %+v, changing %v", p.Active(), p.Changing())
+	}
+}
+
+func TestShadowTakesOverWhenTheActiveDies(t *testing.T) {
+	p := serving(t, &models.Card{Name: "a"})
+	p.Gone(1, "signal: killed")
+	got := p.Step()
+	if len(got) != 1 || got[0].Kind != Reclaim || got[0].Generation != 1 {
+		t.Fatalf("commands %v, want generation 1 reclaimed", got)
+	}
+	if q := p.Process(2); q.Role != control.Serve {
+		t.Fatalf("shadow %+v, want it woken", q)
+	}
+	up(p, 2)
+	if got := kinds(p.Step()); len(got) != 1 || got[0] != SetEpoch {
+		t.Fatalf("commands %v, want the epoch set", got)
+	}
+}
+
+func TestReplacementThatDiesLeavesTheOldModelServing(t *testing.T) {
+	old, bad := &models.Card{Name: "a", Version: 1}, &models.Card{Name: "a", Version: 2}
+	for _, at := range []control.State{control.Starting, control.Loaded, control.Linking} {
+		p := serving(t, old)
+		p.Replace(bad)
+		p.Step()
+		q := p.Shadow()
+		if q == nil || q.Card != bad {
+			t.Fatalf("shadow %+v, want one with the new model", q)
+		}
+		if at != control.Starting {
+			p.Attach(q.Generation)
+			p.Observe(q.Generation, control.Loaded, "")
+			p.Step()
+		}
+		p.Observe(q.Generation, control.Failed, "no such file")
+		got := kinds(p.Step())
+		if len(got) != 2 || got[0] != Reclaim || got[1] != Rejected {
+			t.Fatalf("%s: commands %v, want reclaimed and rejected", at, got)
+		}
+		if p.Card() != old || p.Active() == nil || p.Active().Generation != 1 {
+			t.Fatalf("%s: card %v, active %+v; want the old model to go on", at, p.Card(), p.Active())
+		}
+		if s := p.Shadow(); s == nil || s.Card != old {
+			t.Fatalf("%s: shadow %+v, want a new one with the old model", at, s)
+		}
+	}
+}
+
+func TestReplacementThatWorksTakesOver(t *testing.T) {
+	old, better := &models.Card{Name: "a", Version: 1}, &models.Card{Name: "a", Version: 2}
+	p := serving(t, old)
+	p.Replace(better)
+	p.Step()
+	if q := p.Process(2); q.Role != control.Kill {
+		t.Fatalf("shadow of the old model %+v, want it killed", q)
+	}
+	g := p.Shadow().Generation
+	p.Attach(g)
+	p.Observe(g, control.Loaded, "")
+	p.Step()
+	up(p, g)
+	got := kinds(p.Step())
+	if len(got) != 3 || got[0] != SetEpoch || got[2] != Replaced {
+		t.Fatalf("commands %v, want epoch, promotion, replacement", got)
+	}
+}
+
+func TestRemovedPairEndsAllItsProcesses(t *testing.T) {
+	p := serving(t, &models.Card{Name: "a"})
+	p.Remove()
+	p.Step()
+	for _, q := range p.Processes() {
+		if q.Role != control.Drain {
+			t.Fatalf("process %+v, want it drained", q)
+		}
+	}
+	p.Observe(1, control.Stopped, "")
+	p.Observe(2, control.Stopped, "")
+	p.Step()
+	if !p.Removed() {
+		t.Fatal("not removed though both processes ended")
+	}
+}
+
+// Whatever happens in whatever order, the invariants hold, and once the world
+// behaves again somebody serves what is wanted.
+func TestPairAlwaysComesBackToServing(t *testing.T) {
+	states := []control.State{control.Starting, control.Loaded, control.Linking, control.Ready, control.Active, control.Draining, control.Stopped, control.Failed}
+	rapid.Check(t, func(t *rapid.T) {
+		cards := []*models.Card{{Name: "a", Version: 1}, {Name: "a", Version: 2}, {Name: "a", Version: 3}}
+		p := New(cards[0], 30)
+		p.InPlace = rapid.Bool().Draw(t, "in place")
+		check := func() {
+			p.Step()
+			if err := p.Check(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		check()
+		for range rapid.IntRange(0, 60).Draw(t, "events") {
+			generation := rapid.Uint32Range(0, p.last+1).Draw(t, "generation")
+			switch rapid.IntRange(0, 4).Draw(t, "event") {
+			case 0:
+				p.Attach(generation)
+			case 1:
+				p.Observe(generation, rapid.SampledFrom(states).Draw(t, "state"), "because")
+			case 2:
+				p.Gone(generation, "died")
+			case 3:
+				p.SetShare(float64(rapid.IntRange(5, 100).Draw(t, "share")))
+			case 4:
+				p.Replace(rapid.SampledFrom(cards).Draw(t, "card"))
+			}
+			check()
+		}
+		// The world behaves: every process does what its role says.
+		for range 20 {
+			for _, q := range append([]*Process(nil), p.Processes()...) {
+				q.Attached = true
+				switch {
+				case q.Role == control.Kill || q.Role == control.Drain:
+					p.Observe(q.Generation, control.Stopped, "")
+				case q.Role == control.Shadow:
+					p.Observe(q.Generation, control.Loaded, "")
+				case q == p.active:
+					p.Observe(q.Generation, control.Active, "")
+				default:
+					p.Observe(q.Generation, control.Ready, "")
+				}
+			}
+			check()
+		}
+		if p.Active() == nil || p.Active().SharePercent != p.Share() || p.Active().Card != p.Card() {
+			t.Fatalf("active %+v, want share %v and card %v", p.Active(), p.Share(), p.Card())
+		}
+		if p.Shadow() == nil || len(p.Processes()) != 2 {
+			t.Fatalf("%d processes, shadow %+v; want an active and a shadow", len(p.Processes()), p.Shadow())
+		}
+	})
+}
