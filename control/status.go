@@ -1,0 +1,63 @@
+package control
+
+// StatusPath is where the manager's HTTP server answers with a Status.
+const StatusPath = "/status.json"
+
+// Status is what the manager tells a load generator or a person who asks: its
+// inference functions as they are now. Counters count since the manager
+// started; one that falls tells of another manager.
+type Status struct {
+	Functions []FunctionStatus `json:"functions"`
+}
+
+// Function returns the status of a function by its name.
+func (s *Status) Function(name string) (FunctionStatus, bool) {
+	for _, f := range s.Functions {
+		if f.Name == name {
+			return f, true
+		}
+	}
+	return FunctionStatus{}, false
+}
+
+// FunctionStatus is one inference function, all its instances together.
+type FunctionStatus struct {
+	Name string `json:"name"`
+	// Port is the UDP port that was really bound.
+	Port int `json:"port"`
+	// SLOMillis is the latency objective in force.
+	SLOMillis float64 `json:"slo_ms"`
+	// SharePercent is the sum over the instances.
+	SharePercent float64 `json:"share_percent"`
+	// Swaps is how often the ring was handed over; SwapIdle how long it stood
+	// still for that with work waiting.
+	Swaps    uint64     `json:"swaps"`
+	SwapIdle IdleMicros `json:"swap_idle_us"`
+	// Accepted requests were aggregated whole and admitted; Replied ones got
+	// their answer, whatever its status. Lost ones were accepted, are no longer
+	// anywhere in the manager, and were never answered: it must stay 0.
+	Accepted uint64 `json:"accepted"`
+	Replied  uint64 `json:"replied"`
+	Lost     uint64 `json:"lost"`
+	// KernelDrops is what the kernel dropped for want of socket buffer, in
+	// datagrams.
+	KernelDrops uint64      `json:"kernel_drops"`
+	Input       InputStatus `json:"input"`
+	// Limit is SLAB's batch limit, in requests.
+	Limit float64 `json:"limit"`
+}
+
+// IdleMicros sums up swap idle times, in microseconds; all 0 when no swap found
+// work waiting.
+type IdleMicros struct {
+	Last float64 `json:"last"`
+	P50  float64 `json:"p50"`
+	Max  float64 `json:"max"`
+}
+
+// InputStatus is the picture that a function wants on the wire.
+type InputStatus struct {
+	Height   int `json:"height"`
+	Width    int `json:"width"`
+	Channels int `json:"channels"`
+}

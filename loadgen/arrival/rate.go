@@ -1,0 +1,114 @@
+package arrival
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// Rate is how many requests a second are sent, in all streams together: constant
+// between the times at which it changes. The zero value never sends.
+type Rate struct {
+	steps []step // ascending in time, the first at 0
+}
+
+type step struct {
+	at        time.Duration
+	perSecond float64
+}
+
+// At returns a rate that is perSecond from the start on.
+func At(perSecond float64) Rate {
+	return Rate{steps: []step{{0, checked(perSecond)}}}
+}
+
+// Then returns the rate that is r until at, and perSecond from then on. at must
+// not lie before the last change; at the same time it replaces that change.
+func (r Rate) Then(at time.Duration, perSecond float64) Rate {
+	next := step{at, checked(perSecond)}
+	if len(r.steps) == 0 {
+		r = At(0)
+	}
+	last := r.steps[len(r.steps)-1].at
+	if at < last {
+		panic(fmt.Sprintf("arrival: a change of rate at %v after one at %v", at, last))
+	}
+	keep := len(r.steps)
+	if at == last {
+		keep--
+	}
+	// A copy, so that rates that begin alike do not share what follows.
+	steps := append(make([]step, 0, keep+1), r.steps[:keep]...)
+	return Rate{steps: append(steps, next)}
+}
+
+// Shift returns the rate that starts with r's first rate and does as r does a
+// time by later: what r has at 0 is there from 0 to by as well.
+func (r Rate) Shift(by time.Duration) Rate {
+	steps := append([]step(nil), r.steps...)
+	for i := 1; i < len(steps); i++ {
+		steps[i].at += by
+	}
+	return Rate{steps: steps}
+}
+
+// PerSecond is the rate at a time.
+func (r Rate) PerSecond(at time.Duration) float64 {
+	perSecond := 0.0
+	for _, s := range r.steps {
+		if s.at > at {
+			break
+		}
+		perSecond = s.perSecond
+	}
+	return perSecond
+}
+
+// Requests is how many requests are expected until a time: the rate's integral.
+func (r Rate) Requests(until time.Duration) float64 {
+	sum := 0.0
+	for i, s := range r.steps {
+		if s.at >= until {
+			break
+		}
+		end := until
+		if i+1 < len(r.steps) {
+			end = min(end, r.steps[i+1].at)
+		}
+		sum += s.perSecond * (end - s.at).Seconds()
+	}
+	return sum
+}
+
+func checked(perSecond float64) float64 {
+	if !(perSecond >= 0) || math.IsInf(perSecond, 1) {
+		panic(fmt.Sprintf("arrival: a rate of %v requests a second", perSecond))
+	}
+	return perSecond
+}
+
+// cursor inverts a rate's integral for points that never go back.
+type cursor struct {
+	steps  []step
+	before float64 // the integral up to steps[0].at
+}
+
+func (c *cursor) at(point float64) time.Duration {
+	for len(c.steps) > 1 {
+		through := c.before + c.steps[0].perSecond*(c.steps[1].at-c.steps[0].at).Seconds()
+		if point < through {
+			break
+		}
+		c.before = through
+		c.steps = c.steps[1:]
+	}
+	if len(c.steps) == 0 || c.steps[0].perSecond == 0 {
+		return Never
+	}
+	s := c.steps[0]
+	after := (point - c.before) / s.perSecond * float64(time.Second)
+	if after >= float64(Never-s.at) {
+		return Never
+	}
+	return s.at + time.Duration(after)
+}

@@ -1,0 +1,206 @@
+package arrival
+
+import (
+	"bytes"
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+)
+
+// Change is one line of a schedule: from At on, Function has the rate.
+type Change struct {
+	At        time.Duration
+	Function  string
+	PerSecond float64
+	// Where is the file and the line, for a complaint about a function that is
+	// not there.
+	Where string
+}
+
+// Schedule is how rates change in time, in the order of time.
+type Schedule []Change
+
+// ParseSchedule reads a schedule. A name that ends in .csv holds CSV under the
+// heading time,function,rate:
+//
+//	time,function,rate
+//	15s,face,400
+//
+// any other YAML, a list of the same three:
+//
+//   - {time: 15s, function: face, rate: 400}
+//
+// Times are durations since the start of the measured run ("15s", "1m30s"), rates
+// are requests a second, and times do not go back from one line to the next.
+// Every error names the file and the line.
+func ParseSchedule(name string, data []byte) (Schedule, error) {
+	if strings.EqualFold(filepath.Ext(name), ".csv") {
+		return parseCSV(name, data)
+	}
+	return parseYAML(name, data)
+}
+
+// Rate is a function's rate under the schedule, when it starts at perSecond.
+func (s Schedule) Rate(function string, perSecond float64) Rate {
+	rate := At(perSecond)
+	for _, change := range s {
+		if change.Function == function {
+			rate = rate.Then(change.At, change.PerSecond)
+		}
+	}
+	return rate
+}
+
+// CheckFunctions returns an error that names the first line whose function is
+// not among the known ones.
+func (s Schedule) CheckFunctions(known []string) error {
+lines:
+	for _, change := range s {
+		for _, name := range known {
+			if change.Function == name {
+				continue lines
+			}
+		}
+		return fmt.Errorf("%s: function %q gets no traffic; there are %s", change.Where, change.Function, strings.Join(known, ", "))
+	}
+	return nil
+}
+
+// The columns of the CSV and the keys of the YAML.
+const (
+	timeKey     = "time"
+	functionKey = "function"
+	rateKey     = "rate"
+)
+
+func parseCSV(name string, data []byte) (Schedule, error) {
+	reader := csv.NewReader(bytes.NewReader(data))
+	reader.Comment = '#'
+	reader.TrimLeadingSpace = true
+	reader.FieldsPerRecord = 3
+	var schedule Schedule
+	for first := true; ; first = false {
+		record, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return schedule, nil
+		}
+		if parse := (*csv.ParseError)(nil); errors.As(err, &parse) {
+			return nil, fmt.Errorf("%s:%d: %w", name, parse.Line, parse.Err)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", name, err)
+		}
+		line, _ := reader.FieldPos(0)
+		where := fmt.Sprintf("%s:%d", name, line)
+		for i := range record {
+			record[i] = strings.TrimSpace(record[i])
+		}
+		if first {
+			if record[0] != timeKey || record[1] != functionKey || record[2] != rateKey {
+				return nil, fmt.Errorf("%s: the heading must be time,function,rate", where)
+			}
+			continue
+		}
+		schedule, err = schedule.add(where, record[0], record[1], record[2])
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+func parseYAML(name string, data []byte) (Schedule, error) {
+	file, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		if syntax := (*yaml.SyntaxError)(nil); errors.As(err, &syntax) {
+			return nil, fmt.Errorf("%s:%d:%d: %s", name, syntax.Token.Position.Line, syntax.Token.Position.Column, syntax.Message)
+		}
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	var schedule Schedule
+	for _, doc := range file.Docs {
+		if doc.Body == nil {
+			continue
+		}
+		list, is := doc.Body.(*ast.SequenceNode)
+		if !is {
+			return nil, fmt.Errorf("%s: a schedule is a list of {time: …, function: …, rate: …}", whereIs(name, doc.Body))
+		}
+		for _, item := range list.Values {
+			fields, err := entry(name, item)
+			if err != nil {
+				return nil, err
+			}
+			schedule, err = schedule.add(whereIs(name, item), fields[timeKey], fields[functionKey], fields[rateKey])
+			if err != nil {
+				return nil, err
+			}
+		}
+	}
+	return schedule, nil
+}
+
+// entry reads one {time, function, rate} as text.
+func entry(name string, item ast.Node) (map[string]string, error) {
+	mapping, is := item.(ast.MapNode)
+	if !is {
+		return nil, fmt.Errorf("%s: want {time: …, function: …, rate: …}", whereIs(name, item))
+	}
+	fields := make(map[string]string, 3)
+	for pairs := mapping.MapRange(); pairs.Next(); {
+		key, value := pairs.Key().String(), pairs.Value()
+		if key != timeKey && key != functionKey && key != rateKey {
+			return nil, fmt.Errorf("%s: unknown key %q; there are time, function and rate", whereIs(name, pairs.Key()), key)
+		}
+		scalar, is := value.(ast.ScalarNode)
+		if !is {
+			return nil, fmt.Errorf("%s: %s must be a single value", whereIs(name, value), key)
+		}
+		fields[key] = scalar.GetToken().Value
+	}
+	for _, key := range []string{timeKey, functionKey, rateKey} {
+		if fields[key] == "" {
+			return nil, fmt.Errorf("%s: %s is missing", whereIs(name, item), key)
+		}
+	}
+	return fields, nil
+}
+
+func whereIs(name string, node ast.Node) string {
+	// A mapping's own token is a colon or a brace; its first key is where a reader
+	// looks.
+	if mapping, is := node.(ast.MapNode); is {
+		if pairs := mapping.MapRange(); pairs.Next() {
+			node = pairs.Key()
+		}
+	}
+	position := node.GetToken().Position
+	return fmt.Sprintf("%s:%d:%d", name, position.Line, position.Column)
+}
+
+func (s Schedule) add(where, at, function, rate string) (Schedule, error) {
+	when, err := time.ParseDuration(at)
+	if err != nil || when < 0 {
+		return nil, fmt.Errorf("%s: time %q is not a duration since the start, like 15s", where, at)
+	}
+	perSecond, err := strconv.ParseFloat(rate, 64)
+	if err != nil || !(perSecond >= 0) || math.IsInf(perSecond, 0) {
+		return nil, fmt.Errorf("%s: rate %q is not a number of requests a second", where, rate)
+	}
+	if function == "" {
+		return nil, fmt.Errorf("%s: the function is missing", where)
+	}
+	if len(s) > 0 && when < s[len(s)-1].At {
+		return nil, fmt.Errorf("%s: time %v lies before the line above, %v", where, when, s[len(s)-1].At)
+	}
+	return append(s, Change{At: when, Function: function, PerSecond: perSecond, Where: where}), nil
+}

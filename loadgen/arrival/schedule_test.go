@@ -1,0 +1,104 @@
+package arrival_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/loadgen/arrival"
+)
+
+func TestParseScheduleReadsCSVAndYAMLAlike(t *testing.T) {
+	for name, text := range map[string]string{
+		"rates.csv": "# the demo\ntime,function,rate\n5s, face, 40\n5s, fashion, 0\n1m, face, 2.5\n",
+		"rates.yaml": "# the demo\n" +
+			"- {time: 5s, function: face, rate: 40}\n" +
+			"- time: 5s\n  function: fashion\n  rate: 0\n" +
+			"- {time: 1m, function: \"face\", rate: 2.5}\n",
+	} {
+		schedule, err := arrival.ParseSchedule(name, []byte(text))
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		face, fashion, other := schedule.Rate("face", 10), schedule.Rate("fashion", 20), schedule.Rate("other", 30)
+		for _, test := range []struct {
+			rate arrival.Rate
+			at   time.Duration
+			want float64
+		}{
+			{face, 0, 10},
+			{face, 5 * time.Second, 40},
+			{face, time.Minute, 2.5},
+			{fashion, 4 * time.Second, 20},
+			{fashion, 5 * time.Second, 0},
+			{other, time.Hour, 30},
+		} {
+			if got := test.rate.PerSecond(test.at); got != test.want {
+				t.Errorf("%s: rate %v at %v, want %v", name, got, test.at, test.want)
+			}
+		}
+	}
+}
+
+func TestParseScheduleOfNothingChangesNothing(t *testing.T) {
+	for _, name := range []string{"empty.csv", "empty.yaml"} {
+		if schedule, err := arrival.ParseSchedule(name, nil); err != nil || len(schedule) != 0 {
+			t.Errorf("%s: %v, %v", name, schedule, err)
+		}
+	}
+}
+
+func TestParseScheduleNamesTheLine(t *testing.T) {
+	for _, test := range []struct{ name, text, want string }{
+		{"a.csv", "when,function,rate\n", "a.csv:1: the heading must be"},
+		{"a.csv", "time,function,rate\n5s,face\n", "a.csv:2: "},
+		{"a.csv", "time,function,rate\n5s,face,10\n5,face,10\n", `a.csv:3: time "5" is not a duration`},
+		{"a.csv", "time,function,rate\n-5s,face,10\n", `a.csv:2: time "-5s" is not`},
+		{"a.csv", "time,function,rate\n\n# a note\n5s,face,fast\n", `a.csv:4: rate "fast" is not a number`},
+		{"a.csv", "time,function,rate\n5s,face,-1\n", `a.csv:2: rate "-1" is not`},
+		{"a.csv", "time,function,rate\n5s,face,NaN\n", `a.csv:2: rate "NaN" is not`},
+		{"a.csv", "time,function,rate\n5s,,1\n", "a.csv:2: the function is missing"},
+		{"a.csv", "time,function,rate\n5s,face,1\n4s,face,1\n", "a.csv:3: time 4s lies before the line above, 5s"},
+		{"a.yaml", "time: 5s\n", "a.yaml:1:1: a schedule is a list"},
+		{"a.yaml", "- 5s\n", "a.yaml:1:3: want {time"},
+		{"a.yaml", "- {time: 5s, function: face, rate: 1}\n- {time: 5s, function: face, rates: 1}\n", `a.yaml:2:30: unknown key "rates"`},
+		{"a.yaml", "- time: 5s\n  function: face\n", "a.yaml:1:3: rate is missing"},
+		{"a.yaml", "- time: 5s\n  function: [a, b]\n  rate: 1\n", "a.yaml:2:13: function must be a single value"},
+		{"a.yaml", "- {time: soon, function: face, rate: 1}\n", `a.yaml:1:4: time "soon" is not`},
+		{"a.yaml", "- {time: 5s, function: face, rate: 1\n", "a.yaml:1:"},
+	} {
+		_, err := arrival.ParseSchedule(test.name, []byte(test.text))
+		if err == nil || !strings.HasPrefix(err.Error(), test.want) {
+			t.Errorf("%q: %v, want %q…", test.text, err, test.want)
+		}
+	}
+}
+
+func TestCheckFunctionsNamesTheLineOfAnUnknownOne(t *testing.T) {
+	schedule, err := arrival.ParseSchedule("a.csv", []byte("time,function,rate\n1s,face,1\n2s,fase,1\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := schedule.CheckFunctions([]string{"face", "fase"}); err != nil {
+		t.Error(err)
+	}
+	err = schedule.CheckFunctions([]string{"face", "detect"})
+	if err == nil || err.Error() != `a.csv:3: function "fase" gets no traffic; there are face, detect` {
+		t.Errorf("%v", err)
+	}
+}
+
+func FuzzParseSchedule(f *testing.F) {
+	f.Add("a.csv", []byte("time,function,rate\n5s,face,10\n"))
+	f.Add("a.yaml", []byte("- {time: 5s, function: face, rate: 1}\n"))
+	f.Fuzz(func(t *testing.T, name string, data []byte) {
+		schedule, err := arrival.ParseSchedule(name, data)
+		if err != nil {
+			return
+		}
+		for _, change := range schedule {
+			schedule.Rate(change.Function, 1).PerSecond(change.At)
+		}
+	})
+}
