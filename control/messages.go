@@ -81,6 +81,8 @@ type DesiredProcess struct {
 	Command []string `json:"command,omitempty"`
 	// Dir is the working folder, absolute.
 	Dir string `json:"dir,omitempty"`
+	// Environment is added to the orchestrator's own.
+	Environment map[string]string `json:"environment,omitempty"`
 }
 
 // Observed is the whole state that the orchestrator sees, repeated every
