@@ -1,0 +1,53 @@
+package wire
+
+import (
+	"encoding/binary"
+	"time"
+)
+
+// Extension is what a client may want to say of a request. It follows the
+// header of piece 0, flagged FlagExtension; receivers ignore it on other
+// pieces. 64 bytes:
+//
+//	 0  u32 deadline, µs, 0 for none
+//	 4  u8 priority · 3 × zero
+//	 8  u64 the client's send time
+//	16  48 × zero, ignored when read
+type Extension struct {
+	// Deadline is how long after the client's send an answer is still worth
+	// having; 0 means that the client does not say. The manager, which does not
+	// share the client's clock, counts from the first piece's arrival. It is
+	// carried in whole microseconds, rounded up, at most 71 minutes.
+	Deadline time.Duration
+	// Priority orders requests that wait together: the higher goes first.
+	Priority uint8
+	// SentAt is any clock of the client's; it comes back in the result.
+	SentAt uint64
+}
+
+// Put writes the extension to the first BlockSize bytes of b.
+func (e *Extension) Put(b []byte) {
+	b = b[:BlockSize:BlockSize]
+	clear(b)
+	binary.LittleEndian.PutUint32(b[0:], micros(e.Deadline+time.Microsecond-1))
+	b[4] = e.Priority
+	binary.LittleEndian.PutUint64(b[8:], e.SentAt)
+}
+
+// DecodeExtension reads the extension that b begins with: the bytes that
+// follow a header flagged FlagExtension. It returns ErrShort.
+func DecodeExtension(b []byte) (Extension, error) {
+	if len(b) < BlockSize {
+		return Extension{}, ErrShort
+	}
+	return Extension{
+		Deadline: time.Duration(binary.LittleEndian.Uint32(b[0:])) * time.Microsecond,
+		Priority: b[4],
+		SentAt:   binary.LittleEndian.Uint64(b[8:]),
+	}, nil
+}
+
+// micros is d in whole microseconds, within what a u32 holds.
+func micros(d time.Duration) uint32 {
+	return uint32(min(max(d/time.Microsecond, 0), 1<<32-1))
+}

@@ -1,0 +1,310 @@
+// Package wire is the datagram: what a client and a manager say to each other
+// over UDP, byte by byte. docs/wire.md is the same as a standard for clients in
+// any language; its examples are this package's golden bytes.
+//
+// A datagram is a Header, then what its type calls for:
+//
+//	data    Header · [Extension] · a piece of the picture · [padding]    client -> manager
+//	result  Header · Result · a piece of the result's payload             manager -> client
+//	busy    Header · Result with StatusBusy                               manager -> client
+//	wish    Header · which pieces to send again                           manager -> client
+//
+// Everything is little-endian and packed. The package is pure: no clock, no
+// I/O, no state, and nothing allocates but an Append that outgrows its
+// destination. All functions may be called from any goroutine. Decoders take
+// hostile bytes: they return one of this package's errors, whose Reason is
+// what counters are kept by, and never panic; encoders take a caller's values
+// and panic where a value cannot be said on the wire.
+package wire
+
+import "encoding/binary"
+
+// HeaderSize is the size of a Header. After 14 bytes of Ethernet, 20 of IPv4
+// and 8 of UDP it puts what follows at byte 64 of the frame.
+const HeaderSize = 22
+
+// BlockSize is the size of the Extension and of the Result block: either
+// leaves the payload as aligned as the header alone does.
+const BlockSize = 64
+
+// PaddingUnit is what a padded datagram's length is a multiple of, so that in
+// a train of datagrams packed back to back (UDP_GRO) every payload is equally
+// aligned.
+const PaddingUnit = 16
+
+// MaxDatagram is the largest UDP payload over IPv4: 65,535 − 20 (IPv4) − 8 (UDP).
+const MaxDatagram = 65535 - 20 - 8
+
+// MaxPieceBytes is the largest piece that fits a datagram with an extension or
+// a result block.
+const MaxPieceBytes = MaxDatagram - HeaderSize - BlockSize
+
+// DefaultPieceBytes is the piece size to use where nothing else is known: with
+// all headers it fits every common MTU, and it is a multiple of 64.
+const DefaultPieceBytes = 1024
+
+// MaxPieces is the largest piece count of a request or of a result.
+const MaxPieces = 1<<16 - 1
+
+// Version is the version that this package speaks.
+const Version = 1
+
+// magic is 'P', 'S' on the wire, read as a little-endian uint16.
+const magic = 'P' | 'S'<<8
+
+// Type says what a datagram is.
+type Type uint8
+
+// The types. Data goes from client to manager, the others come back.
+const (
+	TypeData   Type = 1
+	TypeResult Type = 2
+	TypeWish   Type = 3 // retransmit wish
+	TypeBusy   Type = 4
+)
+
+func (t Type) String() string {
+	switch t {
+	case TypeData:
+		return "data"
+	case TypeResult:
+		return "result"
+	case TypeWish:
+		return "wish"
+	case TypeBusy:
+		return "busy"
+	}
+	return "unknown"
+}
+
+// Flags qualify a datagram. The bits not named here are reserved and zero.
+type Flags uint8
+
+// The flags. Data may carry all of them, results and busy answers FlagLast and
+// FlagRetransmitted, wishes none.
+const (
+	FlagLast          Flags = 1 // the piece with the highest index
+	FlagRetransmitted Flags = 2 // sent before, in full or in part
+	FlagPadded        Flags = 4 // filled up to a multiple of PaddingUnit
+	FlagExtension     Flags = 8 // an Extension follows the header
+)
+
+// allowedFlags is by type; a type that does not exist allows none.
+var allowedFlags = [16]Flags{
+	TypeData:   FlagLast | FlagRetransmitted | FlagPadded | FlagExtension,
+	TypeResult: FlagLast | FlagRetransmitted,
+	TypeBusy:   FlagLast | FlagRetransmitted,
+}
+
+// Header is the first 22 bytes of every datagram:
+//
+//	 0  u8 'P' · u8 'S' · u8 version (high nibble), type (low nibble) · u8 flags
+//	 4  u32 request id
+//	 8  u32 byte offset · u32 total bytes
+//	16  u16 piece index · u16 piece count · u16 payload length
+//
+// Offset, Total, Index and Count are of the picture in a data datagram, of the
+// result's payload in a result. In a wish Total and Count repeat the request's
+// and Length is what follows the header.
+type Header struct {
+	Type          Type
+	Flags         Flags
+	RequestID     uint32
+	Offset, Total uint32 // bytes
+	Index, Count  uint16 // pieces
+	Length        uint16 // bytes of payload in this datagram
+}
+
+// Put writes the header to the first HeaderSize bytes of b.
+func (h *Header) Put(b []byte) {
+	b = b[:HeaderSize:HeaderSize]
+	binary.LittleEndian.PutUint16(b[0:], magic)
+	b[2] = Version<<4 | byte(h.Type)
+	b[3] = byte(h.Flags)
+	binary.LittleEndian.PutUint32(b[4:], h.RequestID)
+	binary.LittleEndian.PutUint32(b[8:], h.Offset)
+	binary.LittleEndian.PutUint32(b[12:], h.Total)
+	binary.LittleEndian.PutUint16(b[16:], h.Index)
+	binary.LittleEndian.PutUint16(b[18:], h.Count)
+	binary.LittleEndian.PutUint16(b[20:], h.Length)
+}
+
+// PayloadOffset is where the payload begins in h's datagram: after the header,
+// and after the extension or the result block where there is one.
+func PayloadOffset(h *Header) int {
+	if h.Flags&FlagExtension != 0 || h.Type == TypeResult || h.Type == TypeBusy {
+		return HeaderSize + BlockSize
+	}
+	return HeaderSize
+}
+
+// DatagramSize is the length of h's datagram, padding included.
+func DatagramSize(h *Header) int {
+	n := PayloadOffset(h) + int(h.Length)
+	if h.Flags&FlagPadded != 0 {
+		n = (n + PaddingUnit - 1) &^ (PaddingUnit - 1)
+	}
+	return n
+}
+
+// PieceSize is the size in bytes of every piece but the last of what h's
+// datagram is a piece of. A checked header always gives it away: a piece that
+// is not the last is a full one, the last one's offset is its index times the
+// size, and a piece that is alone is all there is. It is 0 for a wish, a busy
+// answer, and a result without payload.
+func PieceSize(h *Header) uint32 {
+	switch {
+	case h.Type == TypeWish:
+		return 0
+	case h.Index == 0 || h.Index != h.Count-1:
+		return uint32(h.Length)
+	}
+	return h.Offset / uint32(h.Index)
+}
+
+// Pieces is how many pieces of pieceBytes hold total bytes; at least one.
+func Pieces(total, pieceBytes int) int {
+	if total == 0 {
+		return 1
+	}
+	return (total-1)/pieceBytes + 1
+}
+
+// PieceHeader is the header of piece index of total bytes split in pieces of
+// pieceBytes. It sets FlagLast and no other flag.
+func PieceHeader(t Type, requestID uint32, total, pieceBytes, index int) Header {
+	count := Pieces(total, pieceBytes)
+	if uint64(total) > 1<<32-1 || count > MaxPieces || pieceBytes > MaxPieceBytes || uint(index) >= uint(count) {
+		panic("wire: no such piece")
+	}
+	h := Header{
+		Type:      t,
+		RequestID: requestID,
+		Offset:    uint32(index * pieceBytes),
+		Total:     uint32(total),
+		Index:     uint16(index),
+		Count:     uint16(count),
+		Length:    uint16(min(pieceBytes, total-index*pieceBytes)),
+	}
+	if index == count-1 {
+		h.Flags = FlagLast
+	}
+	return h
+}
+
+// DecodeHeader reads the header of the datagram b and checks all that one
+// datagram can be checked for; what it accepts is exactly what a client or a
+// manager that follows docs/wire.md can have sent. The payload is
+// b[PayloadOffset(&h):][:h.Length].
+func DecodeHeader(b []byte) (Header, error) { return CheckHeader(b, len(b)) }
+
+// CheckHeader is DecodeHeader for a datagram of datagramBytes of which b is at
+// least the first HeaderSize bytes: the rest may lie elsewhere.
+func CheckHeader(b []byte, datagramBytes int) (h Header, err error) {
+	if len(b) < HeaderSize || datagramBytes < HeaderSize {
+		return h, ErrShort
+	}
+	b = b[:HeaderSize:HeaderSize]
+	if binary.LittleEndian.Uint16(b) != magic {
+		return h, ErrMagic
+	}
+	if b[2]>>4 != Version {
+		return h, ErrVersion
+	}
+	h = Header{
+		Type:      Type(b[2] & 15),
+		Flags:     Flags(b[3]),
+		RequestID: binary.LittleEndian.Uint32(b[4:]),
+		Offset:    binary.LittleEndian.Uint32(b[8:]),
+		Total:     binary.LittleEndian.Uint32(b[12:]),
+		Index:     binary.LittleEndian.Uint16(b[16:]),
+		Count:     binary.LittleEndian.Uint16(b[18:]),
+		Length:    binary.LittleEndian.Uint16(b[20:]),
+	}
+	return h, h.check(datagramBytes)
+}
+
+func (h *Header) check(datagramBytes int) error {
+	if h.Type < TypeData || h.Type > TypeBusy {
+		return ErrType
+	}
+	if h.Flags&^allowedFlags[h.Type&15] != 0 {
+		return ErrFlags
+	}
+	if h.Count == 0 {
+		return ErrCount
+	}
+	if h.Index >= h.Count {
+		return ErrIndex
+	}
+	end := PayloadOffset(h) + int(h.Length)
+	if end > datagramBytes {
+		return ErrLength
+	}
+	if DatagramSize(h) != datagramBytes {
+		return ErrTrailing
+	}
+	if h.Type == TypeWish {
+		return h.checkWish()
+	}
+	return h.checkPiece()
+}
+
+// checkPiece checks that there is a piece size that makes this piece of this
+// total. A piece other than the last tells the size by its length, the last
+// one by its offset, so that only the last costs a division.
+func (h *Header) checkPiece() error {
+	last := h.Index == h.Count-1
+	if last != (h.Flags&FlagLast != 0) {
+		return ErrLast
+	}
+	offset, length, total := uint64(h.Offset), uint64(h.Length), uint64(h.Total)
+	index, count := uint64(h.Index), uint64(h.Count)
+	if total == 0 {
+		// Only an answer can be empty.
+		switch {
+		case h.Type == TypeData || length != 0:
+			return ErrTotal
+		case count != 1:
+			return ErrPieces
+		case offset != 0:
+			return ErrOffset
+		}
+		return nil
+	}
+	if h.Type == TypeBusy {
+		return ErrTotal
+	}
+	if length == 0 {
+		return ErrLength
+	}
+	if offset+length > total {
+		return ErrTotal
+	}
+	if !last {
+		if offset != index*length {
+			return ErrOffset
+		}
+		if (count-1)*length >= total || total > count*length {
+			return ErrPieces
+		}
+		return nil
+	}
+	if index == 0 {
+		if offset != 0 {
+			return ErrOffset
+		}
+	} else {
+		size := offset / index
+		if size == 0 || size > 1<<16-1 || size*index != offset {
+			return ErrOffset
+		}
+		if length > size {
+			return ErrPieces
+		}
+	}
+	if offset+length != total {
+		return ErrPieces
+	}
+	return nil
+}

@@ -1,0 +1,192 @@
+package wire
+
+import (
+	"encoding/binary"
+	"time"
+)
+
+// Status says how a request ended.
+type Status uint8
+
+// The statuses.
+const (
+	// StatusOK comes with the result's payload.
+	StatusOK Status = 0
+	// StatusLate means that it could not meet its deadline any more and was not
+	// run.
+	StatusLate Status = 1
+	// StatusIncomplete means that pieces were missing at the aggregation's end;
+	// Missing says how many.
+	StatusIncomplete Status = 2
+	// StatusBusy means that there was no room for it; it comes in a datagram of
+	// TypeBusy.
+	StatusBusy Status = 3
+	// StatusRefused means that it can never be run: it is not the picture that
+	// the model takes.
+	StatusRefused Status = 4
+	// StatusFailed means that it was whole and its run did not succeed.
+	StatusFailed Status = 5
+	// NumStatuses is the size of an array indexed by Status.
+	NumStatuses = 6
+)
+
+func (s Status) String() string {
+	switch s {
+	case StatusOK:
+		return "ok"
+	case StatusLate:
+		return "late"
+	case StatusIncomplete:
+		return "incomplete"
+	case StatusBusy:
+		return "busy"
+	case StatusRefused:
+		return "refused"
+	case StatusFailed:
+		return "failed"
+	}
+	return "unknown"
+}
+
+// Kind says what a result's payload is.
+type Kind uint8
+
+// The payload kinds.
+const (
+	KindNone  Kind = 0 // no payload
+	KindTopK  Kind = 1 // DecodeTopK
+	KindBoxes Kind = 2 // DecodeBoxes
+	KindRaw   Kind = 3 // DecodeRaw: the model's outputs in the card's order
+	// NumKinds is how many there are.
+	NumKinds = 4
+)
+
+func (k Kind) String() string {
+	switch k {
+	case KindNone:
+		return "none"
+	case KindTopK:
+		return "topk"
+	case KindBoxes:
+		return "boxes"
+	case KindRaw:
+		return "raw"
+	}
+	return "unknown"
+}
+
+// Result is the block that follows the header of every result and busy
+// datagram; each piece of a result carries all of it. 64 bytes:
+//
+//	 0  u8 status · u8 payload kind · u16 batch
+//	 4  u16 credit · u16 missing pieces
+//	 8  u32 model version
+//	12  u32 aggregate · u32 queue · u32 gather · u32 infer · u32 reply, all µs
+//	32  u64 the client's send time
+//	40  24 × zero, ignored when read
+type Result struct {
+	Status Status
+	Kind   Kind
+	// Batch is how many requests the batch held that this one rode in, 0 where
+	// it was not run.
+	Batch uint16
+	// Credit is how many more requests of this client the manager had room for
+	// when the answer left, besides those that it had already seen.
+	Credit uint16
+	// Missing is how many pieces had not come, in StatusIncomplete.
+	Missing      uint16
+	ModelVersion uint32
+	// The stage times; those that the request did not reach are 0. They are
+	// carried in whole microseconds, at most 71 minutes.
+	//
+	//	Aggregate  first piece arrived -> request whole
+	//	Queue      whole -> taken into a batch
+	//	Gather     taken -> pieces gathered into the batch tensor
+	//	Infer      gathered -> inferred
+	//	Reply      inferred -> answer leaves
+	Aggregate, Queue, Gather, Infer, Reply time.Duration
+	// SentAt repeats Extension.SentAt, 0 where the request had no extension.
+	SentAt uint64
+}
+
+// Stages is the time that the request spent in the manager.
+func (r *Result) Stages() time.Duration {
+	return r.Aggregate + r.Queue + r.Gather + r.Infer + r.Reply
+}
+
+// Put writes the block to the first BlockSize bytes of b.
+func (r *Result) Put(b []byte) {
+	b = b[:BlockSize:BlockSize]
+	b[0] = byte(r.Status)
+	b[1] = byte(r.Kind)
+	binary.LittleEndian.PutUint16(b[2:], r.Batch)
+	binary.LittleEndian.PutUint16(b[4:], r.Credit)
+	binary.LittleEndian.PutUint16(b[6:], r.Missing)
+	binary.LittleEndian.PutUint32(b[8:], r.ModelVersion)
+	binary.LittleEndian.PutUint32(b[12:], micros(r.Aggregate))
+	binary.LittleEndian.PutUint32(b[16:], micros(r.Queue))
+	binary.LittleEndian.PutUint32(b[20:], micros(r.Gather))
+	binary.LittleEndian.PutUint32(b[24:], micros(r.Infer))
+	binary.LittleEndian.PutUint32(b[28:], micros(r.Reply))
+	binary.LittleEndian.PutUint64(b[32:], r.SentAt)
+	clear(b[40:])
+}
+
+// AppendResult appends the datagram that is piece index of an answer with that
+// payload, split in pieces of pieceBytes (see Pieces for how many there are);
+// again flags it as an answer that was given before. The payload belongs to
+// the caller and is copied. An answer that is not ok has no payload, and one
+// with a payload has a kind.
+func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, pieceBytes, index int, again bool) []byte {
+	if len(payload) > 0 && (r.Status != StatusOK || r.Kind == KindNone) {
+		panic("wire: payload without status ok and a kind")
+	}
+	t := TypeResult
+	if r.Status == StatusBusy {
+		t = TypeBusy
+	}
+	h := PieceHeader(t, requestID, len(payload), pieceBytes, index)
+	if again {
+		h.Flags |= FlagRetransmitted
+	}
+	var head [HeaderSize + BlockSize]byte
+	h.Put(head[:])
+	r.Put(head[HeaderSize:])
+	dst = append(dst, head[:]...)
+	return append(dst, payload[h.Offset:][:h.Length]...)
+}
+
+// DecodeResult reads an answer: a datagram of TypeResult or TypeBusy. The
+// payload is the piece that h speaks of; it aliases b.
+func DecodeResult(b []byte) (h Header, r Result, payload []byte, err error) {
+	if h, err = DecodeHeader(b); err != nil {
+		return h, r, nil, err
+	}
+	if h.Type != TypeResult && h.Type != TypeBusy {
+		return h, r, nil, ErrType
+	}
+	block := b[HeaderSize:][:BlockSize] // checked: PayloadOffset lies in the datagram
+	r = Result{
+		Status:       Status(block[0]),
+		Kind:         Kind(block[1]),
+		Batch:        binary.LittleEndian.Uint16(block[2:]),
+		Credit:       binary.LittleEndian.Uint16(block[4:]),
+		Missing:      binary.LittleEndian.Uint16(block[6:]),
+		ModelVersion: binary.LittleEndian.Uint32(block[8:]),
+		Aggregate:    time.Duration(binary.LittleEndian.Uint32(block[12:])) * time.Microsecond,
+		Queue:        time.Duration(binary.LittleEndian.Uint32(block[16:])) * time.Microsecond,
+		Gather:       time.Duration(binary.LittleEndian.Uint32(block[20:])) * time.Microsecond,
+		Infer:        time.Duration(binary.LittleEndian.Uint32(block[24:])) * time.Microsecond,
+		Reply:        time.Duration(binary.LittleEndian.Uint32(block[28:])) * time.Microsecond,
+		SentAt:       binary.LittleEndian.Uint64(block[32:]),
+	}
+	switch {
+	case r.Status >= NumStatuses, (r.Status == StatusBusy) != (h.Type == TypeBusy):
+		return h, r, nil, ErrStatus
+	case r.Status != StatusOK && h.Total != 0:
+		return h, r, nil, ErrStatus
+	case r.Kind >= NumKinds, r.Kind == KindNone && h.Total != 0:
+		return h, r, nil, ErrKind
+	}
+	return h, r, b[HeaderSize+BlockSize:], nil
+}

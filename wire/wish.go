@@ -1,0 +1,144 @@
+package wire
+
+import (
+	"encoding/binary"
+	"math/bits"
+)
+
+// MaxWishBytes bounds a wish's bitmap: 8,192 pieces. A request with more
+// missing pieces further apart takes several wishes.
+const MaxWishBytes = 1024
+
+// wishHead is u16 base piece index · u16 number of bits, before the bitmap.
+const wishHead = 4
+
+// Wish asks for pieces to be sent again. After the header (index and offset 0,
+// count and total the request's, no flags) come
+//
+//	22  u16 base piece index · u16 number of bits
+//	26  bitmap, (bits+7)/8 bytes: bit i%8 of byte i/8 is set when piece base+i
+//	    is missing; the bits past the last are zero
+type Wish struct {
+	RequestID uint32
+	Total     uint32 // bytes of the request
+	Count     uint16 // pieces of the request
+	Base      uint16 // first piece that the bitmap speaks of
+	Bits      uint16 // pieces that it speaks of
+	bitmap    []byte // aliases the datagram
+}
+
+// AppendWish appends one wish for the pieces at or after from that are absent
+// in present (bit i%64 of word i/64 is set when piece i is there; words that
+// are missing are zero). It says where the next wish must begin: count when
+// this one named the rest. Where nothing is missing it appends nothing.
+func AppendWish(dst []byte, requestID, total uint32, count uint16, present []uint64, from int) (datagram []byte, next int) {
+	first := nextAbsent(present, from, int(count))
+	if first == int(count) {
+		return dst, first
+	}
+	// A base that is a multiple of 8 makes the bitmap a copy of whole bytes.
+	base := first &^ 7
+	end := min(base+8*MaxWishBytes, int(count))
+	last := first
+	for i := first; i < end; i = nextAbsent(present, i+1, end) {
+		last = i
+	}
+	n := last + 1 - base
+	size := (n + 7) / 8
+
+	h := Header{Type: TypeWish, RequestID: requestID, Total: total, Count: count, Length: uint16(wishHead + size)}
+	var head [HeaderSize + wishHead]byte
+	h.Put(head[:])
+	binary.LittleEndian.PutUint16(head[HeaderSize:], uint16(base))
+	binary.LittleEndian.PutUint16(head[HeaderSize+2:], uint16(n))
+	dst = append(dst, head[:]...)
+	for i := range size {
+		at := base + 8*i
+		b := ^presentByte(present, at)
+		if at < first {
+			b &= 0xff << (first - at) // before from: not asked for
+		}
+		if at+8 > last+1 {
+			b &= 0xff >> (at + 8 - (last + 1))
+		}
+		dst = append(dst, b)
+	}
+	return dst, nextAbsent(present, last+1, int(count))
+}
+
+// presentByte is bits i to i+7 of present; i is a multiple of 8.
+func presentByte(present []uint64, i int) byte {
+	if i/64 >= len(present) {
+		return 0
+	}
+	return byte(present[i/64] >> (i % 64))
+}
+
+// nextAbsent is the first absent piece at or after i, or count.
+func nextAbsent(present []uint64, i, count int) int {
+	for i < count && i/64 < len(present) {
+		if absent := ^present[i/64] >> (i % 64); absent != 0 {
+			return min(i+bits.TrailingZeros64(absent), count)
+		}
+		i = (i/64 + 1) * 64
+	}
+	return min(i, count)
+}
+
+// checkWish is the part of the check that needs no bytes past the header.
+func (h *Header) checkWish() error {
+	switch {
+	case h.Index != 0:
+		return ErrIndex
+	case h.Offset != 0:
+		return ErrOffset
+	case h.Total == 0:
+		return ErrTotal
+	case h.Length <= wishHead || h.Length > wishHead+MaxWishBytes:
+		return ErrLength
+	}
+	return nil
+}
+
+// DecodeWish reads a datagram of TypeWish. The wish aliases b.
+func DecodeWish(b []byte) (Wish, error) {
+	h, err := DecodeHeader(b)
+	if err != nil {
+		return Wish{}, err
+	}
+	if h.Type != TypeWish {
+		return Wish{}, ErrType
+	}
+	w := Wish{
+		RequestID: h.RequestID,
+		Total:     h.Total,
+		Count:     h.Count,
+		Base:      binary.LittleEndian.Uint16(b[HeaderSize:]),
+		Bits:      binary.LittleEndian.Uint16(b[HeaderSize+2:]),
+		bitmap:    b[HeaderSize+wishHead:],
+	}
+	if w.Bits == 0 || len(w.bitmap) != (int(w.Bits)+7)/8 || int(w.Base)+int(w.Bits) > int(w.Count) {
+		return Wish{}, ErrWish
+	}
+	if spare := len(w.bitmap)*8 - int(w.Bits); w.bitmap[len(w.bitmap)-1]>>(8-spare) != 0 {
+		return Wish{}, ErrWish
+	}
+	for _, b := range w.bitmap {
+		if b != 0 {
+			return w, nil
+		}
+	}
+	return Wish{}, ErrWish
+}
+
+// Missing yields the indices of the pieces asked for, ascending, each below
+// Count: for i := range w.Missing.
+func (w *Wish) Missing(yield func(index int) bool) {
+	for i, b := range w.bitmap {
+		for ; b != 0; b &= b - 1 {
+			if !yield(int(w.Base) + 8*i + bits.TrailingZeros8(b)) {
+				return
+			}
+		}
+	}
+}
