@@ -1,0 +1,62 @@
+// Package answer says whether two answers of a model are the same within a
+// tolerance. It is pure.
+//
+// The same model may answer with other last digits in a batch of eight than
+// alone, so equal bytes are enough but not needed: Compare says what may
+// differ.
+package answer
+
+import (
+	"fmt"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// Answer is the payload of one result, as it comes over the wire. Its owner is
+// whoever made the slice.
+type Answer struct {
+	Kind    wire.Kind
+	Payload []byte
+}
+
+// Top is the most probable class of a top-k answer, -1 where there is none.
+func (a Answer) Top() int {
+	if a.Kind != wire.KindTopK || len(a.Payload) < wire.ClassSize {
+		return -1
+	}
+	var room [1]wire.Class
+	first, err := wire.DecodeTopK(room[:0], a.Payload[:wire.ClassSize])
+	if err != nil {
+		return -1
+	}
+	return int(first[0].Class)
+}
+
+// entries are an answer's, of its one kind. They are decoded into the slices
+// that are there.
+type entries struct {
+	classes []wire.Class
+	boxes   []wire.Box
+	values  []float32
+}
+
+func (e *entries) decode(a Answer) (err error) {
+	switch a.Kind {
+	case wire.KindNone:
+		if len(a.Payload) > 0 {
+			err = wire.ErrPayload
+		}
+	case wire.KindTopK:
+		e.classes, err = wire.DecodeTopK(e.classes[:0], a.Payload)
+	case wire.KindBoxes:
+		e.boxes, err = wire.DecodeBoxes(e.boxes[:0], a.Payload)
+	case wire.KindRaw:
+		e.values, err = wire.DecodeRaw(e.values[:0], a.Payload)
+	default:
+		err = wire.ErrKind
+	}
+	if err != nil {
+		return fmt.Errorf("decode %d bytes of payload, kind %s: %w", len(a.Payload), a.Kind, err)
+	}
+	return nil
+}

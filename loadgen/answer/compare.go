@@ -1,0 +1,208 @@
+package answer
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// Tolerance is how far two answers may lie apart and still be the same.
+type Tolerance struct {
+	// Probability is for top-k, absolute.
+	Probability float64
+	// Score and Coordinate are for boxes: absolute, and a part of the picture's
+	// width or height.
+	Score, Coordinate float64
+	// Threshold is the score under which the decoder leaves boxes out. A box
+	// that one answer lacks is no difference when its score is within Score of
+	// the threshold. 0 forgives none.
+	Threshold float64
+	// Raw is for raw values: absolute, and relative to the wanted value where
+	// that is more than 1.
+	Raw float64
+}
+
+// Default is the tolerance of `penstock load`: three decimal digits of a
+// probability, a hundredth of a score and of the picture.
+var Default = Tolerance{Probability: 1e-3, Score: 0.01, Coordinate: 0.01, Raw: 1e-3}
+
+// Comparer compares answers under a tolerance. One goroutine uses it: it keeps
+// what it decodes into.
+type Comparer struct {
+	Tolerance Tolerance
+
+	got, want entries
+}
+
+// Compare returns nil when got is the same answer as want, otherwise an error
+// that says what differs first. Equal bytes are the same answer; so are
+//
+//   - top-k: as many classes, none twice; each class's probability within the
+//     tolerance; the order the same where want's probabilities differ by more
+//     than the tolerance. At the end of the list, a class may stand for another
+//     whose probability is as near.
+//   - boxes: a one-to-one match of boxes of the same class whose score and
+//     corners are within the tolerance; their order does not matter.
+//   - raw: as many values, each within the tolerance.
+//
+// NaN is within no tolerance of anything. Once it has decoded answers as long,
+// comparing the same ones costs no allocation, but for boxes in another order.
+func (c *Comparer) Compare(got, want Answer) error {
+	if got.Kind != want.Kind {
+		return fmt.Errorf("a payload of kind %s, want %s", got.Kind, want.Kind)
+	}
+	if err := c.got.decode(got); err != nil {
+		return err
+	}
+	if bytes.Equal(got.Payload, want.Payload) {
+		return nil
+	}
+	if err := c.want.decode(want); err != nil {
+		return fmt.Errorf("the reference: %w", err)
+	}
+	switch got.Kind {
+	case wire.KindTopK:
+		return c.Tolerance.classes(c.got.classes, c.want.classes)
+	case wire.KindBoxes:
+		return c.Tolerance.boxes(c.got.boxes, c.want.boxes)
+	case wire.KindRaw:
+		return c.Tolerance.values(c.got.values, c.want.values)
+	}
+	return nil
+}
+
+func (t Tolerance) classes(got, want []wire.Class) error {
+	if len(got) != len(want) {
+		return fmt.Errorf("%d classes, want %d", len(got), len(want))
+	}
+	for i, g := range got {
+		at := place(want, g.Class)
+		if at < 0 {
+			// Its reference probability is not known, only that it is at most the last
+			// one that the reference lists.
+			if last := want[len(want)-1]; !t.atMost(g.P, last.P) {
+				return fmt.Errorf("place %d: class %d with %.4f, which the reference does not list (its last has %.4f)", i+1, g.Class, g.P, last.P)
+			}
+		} else if !within(g.P, want[at].P, t.Probability) {
+			return fmt.Errorf("place %d: class %d with %.4f, want %.4f", i+1, g.Class, g.P, want[at].P)
+		}
+		for _, before := range got[:i] {
+			if before.Class == g.Class {
+				return fmt.Errorf("class %d is listed twice", g.Class)
+			}
+			if earlier := place(want, before.Class); at >= 0 && earlier >= 0 && !t.atMost(want[at].P, want[earlier].P) {
+				return fmt.Errorf("class %d before class %d, want it behind", before.Class, g.Class)
+			}
+		}
+	}
+	for _, w := range want {
+		// The list is full, so what got leaves out must be no better than its last.
+		if place(got, w.Class) < 0 && !t.atMost(w.P, got[len(got)-1].P) {
+			return fmt.Errorf("class %d with %.4f is not listed", w.Class, w.P)
+		}
+	}
+	return nil
+}
+
+// atMost reports whether p is no more than q, but for the tolerance.
+func (t Tolerance) atMost(p, q float32) bool { return float64(p)-float64(q) <= t.Probability }
+
+// place is where a class stands in a list, -1 where it does not.
+func place(list []wire.Class, class uint16) int {
+	for i, c := range list {
+		if c.Class == class {
+			return i
+		}
+	}
+	return -1
+}
+
+func (t Tolerance) values(got, want []float32) error {
+	if len(got) != len(want) {
+		return fmt.Errorf("%d values, want %d", len(got), len(want))
+	}
+	for i, g := range got {
+		if w := want[i]; !within(g, w, t.Raw*max(1, math.Abs(float64(w)))) {
+			return fmt.Errorf("value %d is %g, want %g", i, g, w)
+		}
+	}
+	return nil
+}
+
+// boxes asks for a matching that covers every box that may not stay alone.
+func (t Tolerance) boxes(got, want []wire.Box) error {
+	if len(got) == len(want) && t.inOrder(got, want) {
+		return nil
+	}
+	// A matching that covers got's, and one that covers want's, imply one that
+	// covers both (Mendelsohn and Dulmage, 1958): the sides are checked apart.
+	if alone := t.uncovered(got, want); alone >= 0 {
+		return fmt.Errorf("%s where the reference has none", describe(got[alone]))
+	}
+	if alone := t.uncovered(want, got); alone >= 0 {
+		return fmt.Errorf("no box where the reference has %s", describe(want[alone]))
+	}
+	return nil
+}
+
+func (t Tolerance) inOrder(got, want []wire.Box) bool {
+	for i := range got {
+		if !t.same(got[i], want[i]) {
+			return false
+		}
+	}
+	return true
+}
+
+// uncovered returns a box of a that needs a partner in b and finds none, -1 when
+// all do. It grows a matching along augmenting paths (Kuhn, 1955), because
+// boxes may lie on one another and the first that fits may be another's only
+// one.
+func (t Tolerance) uncovered(a, b []wire.Box) int {
+	partner := make([]int, len(b)) // of b's boxes, in a
+	for j := range partner {
+		partner[j] = -1
+	}
+	tried := make([]bool, len(b))
+	var find func(i int) bool
+	find = func(i int) bool {
+		for j := range b {
+			if tried[j] || !t.same(a[i], b[j]) {
+				continue
+			}
+			tried[j] = true
+			if partner[j] < 0 || find(partner[j]) {
+				partner[j] = i
+				return true
+			}
+		}
+		return false
+	}
+	for i := range a {
+		if t.Threshold > 0 && within(a[i].Score, float32(t.Threshold), t.Score) {
+			continue
+		}
+		clear(tried)
+		if !find(i) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (t Tolerance) same(a, b wire.Box) bool {
+	return a.Class == b.Class && within(a.Score, b.Score, t.Score) &&
+		within(a.X0, b.X0, t.Coordinate) && within(a.Y0, b.Y0, t.Coordinate) &&
+		within(a.X1, b.X1, t.Coordinate) && within(a.Y1, b.Y1, t.Coordinate)
+}
+
+func describe(b wire.Box) string {
+	return fmt.Sprintf("class %d, score %.3f at (%.3f, %.3f)–(%.3f, %.3f)", b.Class, b.Score, b.X0, b.Y0, b.X1, b.Y1)
+}
+
+// within is false for NaN; equal infinities are within.
+func within(a, b float32, tolerance float64) bool {
+	return a == b || math.Abs(float64(a)-float64(b)) <= tolerance
+}
