@@ -52,6 +52,7 @@ type FunctionStatus struct {
 type IdleMicros struct {
 	Last float64 `json:"last"`
 	P50  float64 `json:"p50"`
+	P99  float64 `json:"p99"`
 	Max  float64 `json:"max"`
 }
 

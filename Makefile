@@ -1,0 +1,59 @@
+# Penstock. `make demo` and `make test` are all that most people need.
+#
+#   make build   bin/penstock, and ONNX Runtime beside it in bin/lib
+#   make test    build, then every test
+#   make demo    three real models answer real pictures for DURATION (30s)
+#   make check   gofmt, go vet, staticcheck
+#   make fuzz    each fuzz target for FUZZTIME (10s)
+#   make race    every test under the race detector
+
+GO       ?= go
+DURATION ?= 30s
+FUZZTIME ?= 10s
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+ARCH     := $(shell uname -m)
+
+# The module that carries libonnxruntime.so; its version and hash stand in
+# go.mod and go.sum.
+CARRIER := github.com/k2-fsa/sherpa-onnx-go-linux
+ORT_amd64 := x86_64-unknown-linux-gnu
+ORT_arm64 := aarch64-unknown-linux-gnu
+GOARCH  := $(shell $(GO) env GOARCH)
+
+export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
+
+.PHONY: build test demo check fuzz race clean
+
+build: bin/lib/libonnxruntime.so
+	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
+
+bin/lib/libonnxruntime.so: go.mod
+	$(if $(ORT_$(GOARCH)),,$(error no ONNX Runtime for $(GOARCH): the carrier has amd64 and arm64))
+	$(GO) mod download $(CARRIER)
+	mkdir -p bin/lib
+	install -m 0755 "$$($(GO) list -m -f '{{.Dir}}' $(CARRIER))/lib/$(ORT_$(GOARCH))/libonnxruntime.so" $@
+
+test: build
+	$(GO) test ./...
+
+demo: build
+	bin/penstock demo --duration $(DURATION) --out out
+
+check:
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt-ed:" $$unformatted; exit 1; fi
+	$(GO) vet ./...
+	CGO_ENABLED=0 $(GO) vet ./...
+	$(GO) tool staticcheck ./...
+
+race: build
+	$(GO) test -race ./...
+
+fuzz: build
+	@for pkg in $$($(GO) list ./...); do \
+	  for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+	  done; \
+	done
+
+clean:
+	rm -rf bin out

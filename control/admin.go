@@ -1,0 +1,74 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+)
+
+// AdminSocket is the name of the manager's Unix socket, in the runtime folder,
+// that takes a person's orders: HTTP, POST, one JSON object, answered 204, or 400
+// with the one line that says what was wrong.
+const AdminSocket = "admin.sock"
+
+// The paths of the admin socket.
+const (
+	AddPath      = "/add"      // a configs.Function
+	RemovePath   = "/remove"   // NameOrder
+	ReplacePath  = "/replace"  // ReplaceOrder; answered when the new model serves, or cannot
+	RollbackPath = "/rollback" // NameOrder; as replace, with the model before
+	SharePath    = "/share"    // ShareOrder
+)
+
+// NameOrder names the function that an order is about.
+type NameOrder struct {
+	Name string `json:"name"`
+}
+
+// ReplaceOrder brings the model of another card into a function.
+type ReplaceOrder struct {
+	Name string `json:"name"`
+	// Model is a card's name, or the absolute path of one.
+	Model string `json:"model"`
+}
+
+// ShareOrder gives each of a function's instances a share by hand.
+type ShareOrder struct {
+	Name         string  `json:"name"`
+	SharePercent float64 `json:"share_percent"`
+}
+
+// SendOrder sends an order to the manager whose runtime folder is dir.
+func SendOrder(dir, path string, order any) error {
+	socket := filepath.Join(dir, AdminSocket)
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		},
+	}}
+	body, err := json.Marshal(order)
+	if err != nil {
+		return fmt.Errorf("encode order: %w", err)
+	}
+	response, err := client.Post("http://manager"+path, "application/json", bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("reach manager at %s: %w; is it running with this runtime folder?", socket, err)
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusNoContent {
+		return nil
+	}
+	text, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
+	if err != nil {
+		return fmt.Errorf("read manager's answer: %w", err)
+	}
+	return fmt.Errorf("manager: %s", strings.TrimSpace(string(text)))
+}

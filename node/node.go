@@ -1,0 +1,246 @@
+// Package node runs a whole Penstock node, `penstock up` with its processes, as
+// a child: what the demo, the benchmarks and the end-to-end tests have in
+// common. The node's runtime folder is its own and goes with it.
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/penstock/penstock/control"
+)
+
+// Options say what node to start.
+type Options struct {
+	// Binary is the penstock binary.
+	Binary string
+	// Config is the configuration as YAML, without http and runtime_dir, which
+	// are given here; ConfigFile is used as it is instead where it is set.
+	Config     string
+	ConfigFile string
+	// HTTP is where the node serves its status; a free loopback port where zero.
+	HTTP netip.AddrPort
+	// Args are more arguments for `penstock up`.
+	Args []string
+	// Environment is added to this process's own, as NAME=value.
+	Environment []string
+	// Log receives the node's log; what it last said is in every error.
+	Log io.Writer
+}
+
+// Node is a running node.
+type Node struct {
+	Dir    string // runtime folder, also holds the configuration
+	Config string // configuration file
+	HTTP   netip.AddrPort
+
+	command *exec.Cmd
+	ended   chan struct{}
+	err     error // how it ended; valid once ended is closed
+	tail    *tail
+}
+
+// Start starts a node and waits until every function has a process that serves.
+// It returns an error, with what the node last said, when the node ends before.
+func Start(ctx context.Context, o Options) (_ *Node, err error) {
+	n := &Node{HTTP: o.HTTP, ended: make(chan struct{}), tail: &tail{}}
+	if n.Dir, err = os.MkdirTemp("", "penstock-node-"); err != nil {
+		return nil, fmt.Errorf("make runtime folder: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			n.Kill()
+		}
+	}()
+	if !n.HTTP.IsValid() {
+		if n.HTTP, err = freePort(); err != nil {
+			return nil, err
+		}
+	}
+	n.Config = o.ConfigFile
+	if n.Config == "" {
+		n.Config = filepath.Join(n.Dir, "config.yaml")
+		text := fmt.Sprintf("http: %s\n%s", n.HTTP, o.Config)
+		if err := os.WriteFile(n.Config, []byte(text), 0o600); err != nil {
+			return nil, fmt.Errorf("write configuration: %w", err)
+		}
+	}
+	args := append([]string{"up", "--config", n.Config, "--runtime-dir", n.Dir}, o.Args...)
+	n.command = exec.Command(o.Binary, args...)
+	n.command.Env = append(os.Environ(), o.Environment...)
+	n.command.Stderr = n.tail
+	if o.Log != nil {
+		n.command.Stderr = io.MultiWriter(n.tail, o.Log)
+	}
+	n.command.Stdout = n.command.Stderr
+	n.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := n.command.Start(); err != nil {
+		return nil, fmt.Errorf("start node: %w", err)
+	}
+	go func() {
+		n.err = n.command.Wait()
+		close(n.ended)
+	}()
+	if err := n.WaitReady(ctx); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// pollEvery is how often a node is asked whether it is there yet.
+const pollEvery = 20 * time.Millisecond
+
+// WaitReady waits until /readyz says so.
+func (n *Node) WaitReady(ctx context.Context) error {
+	return n.WaitFor(ctx, "readiness", func() bool {
+		response, err := http.Get(n.url("/readyz"))
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
+}
+
+// WaitFor polls until done is true. It fails when the node ends or ctx does.
+func (n *Node) WaitFor(ctx context.Context, what string, done func() bool) error {
+	ticker := time.NewTicker(pollEvery)
+	defer ticker.Stop()
+	for !done() {
+		select {
+		case <-ticker.C:
+		case <-n.ended:
+			return fmt.Errorf("wait for %s: node ended (%v); it last said:\n%s", what, n.err, n.tail)
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w; node last said:\n%s", what, context.Cause(ctx), n.tail)
+		}
+	}
+	return nil
+}
+
+// Status asks the node for its status.
+func (n *Node) Status() (control.Status, error) {
+	var status control.Status
+	response, err := http.Get(n.url(control.StatusPath))
+	if err != nil {
+		return status, fmt.Errorf("get status: %w", err)
+	}
+	defer response.Body.Close()
+	if err := json.NewDecoder(response.Body).Decode(&status); err != nil {
+		return status, fmt.Errorf("read status: %w", err)
+	}
+	return status, nil
+}
+
+// Function is the status of one function.
+func (n *Node) Function(name string) (control.FunctionStatus, error) {
+	status, err := n.Status()
+	if err != nil {
+		return control.FunctionStatus{}, err
+	}
+	f, ok := status.Function(name)
+	if !ok {
+		return f, fmt.Errorf("get status: node has no function %q", name)
+	}
+	return f, nil
+}
+
+// Order sends an order to the manager, as `penstock if` does.
+func (n *Node) Order(path string, order any) error { return control.SendOrder(n.Dir, path, order) }
+
+// Metrics is the node's /metrics page.
+func (n *Node) Metrics() (string, error) {
+	response, err := http.Get(n.url("/metrics"))
+	if err != nil {
+		return "", fmt.Errorf("get metrics: %w", err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return string(text), err
+}
+
+func (n *Node) url(path string) string { return "http://" + n.HTTP.String() + path }
+
+// Log is what the node last said.
+func (n *Node) Log() string { return n.tail.String() }
+
+// Ended is closed when the node has ended.
+func (n *Node) Ended() <-chan struct{} { return n.ended }
+
+// PID is the process of `penstock up`.
+func (n *Node) PID() int { return n.command.Process.Pid }
+
+// Stop drains the node and returns how it ended.
+func (n *Node) Stop() error {
+	n.command.Process.Signal(syscall.SIGTERM)
+	<-n.ended
+	os.RemoveAll(n.Dir)
+	if n.err != nil {
+		return fmt.Errorf("stop node: %w; it last said:\n%s", n.err, n.tail)
+	}
+	return nil
+}
+
+// Kill ends the node at once and with it, since they die with their parents, all
+// its processes. It may be called after Stop.
+func (n *Node) Kill() {
+	if n.command != nil && n.command.Process != nil {
+		n.command.Process.Kill()
+		<-n.ended
+	}
+	os.RemoveAll(n.Dir)
+}
+
+func freePort() (netip.AddrPort, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("find a free port: %w", err)
+	}
+	defer l.Close()
+	addr, ok := l.Addr().(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}, errors.New("find a free port: no TCP address")
+	}
+	return addr.AddrPort(), nil
+}
+
+// tail keeps the last lines written to it.
+type tail struct {
+	mu   sync.Mutex
+	kept []byte
+}
+
+// keptBytes of a node's log are enough to see why it ended.
+const keptBytes = 16 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kept = append(t.kept, p...)
+	if over := len(t.kept) - keptBytes; over > 0 {
+		if i := bytes.IndexByte(t.kept[over:], '\n'); i >= 0 {
+			over += i + 1
+		}
+		t.kept = append(t.kept[:0], t.kept[over:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return string(t.kept)
+}
