@@ -1,0 +1,89 @@
+package picture
+
+import (
+	"image"
+	"image/color"
+
+	"golang.org/x/image/draw"
+	"golang.org/x/image/font"
+	"golang.org/x/image/font/basicfont"
+	"golang.org/x/image/math/fixed"
+)
+
+// Mark is something found in a photo.
+type Mark struct {
+	// Box is in the photo's pixels.
+	Box image.Rectangle
+	// Text stands at the box; the font has ASCII.
+	Text string
+	// Colour is of the box and of what the text stands on.
+	Colour color.RGBA
+}
+
+// Palette are colours that tell apart what different functions found, each dark
+// enough to carry white text.
+var Palette = []color.RGBA{
+	{0xd6, 0x27, 0x28, 0xff},
+	{0x1f, 0x77, 0xb4, 0xff},
+	{0x2c, 0xa0, 0x2c, 0xff},
+	{0x94, 0x67, 0xbd, 0xff},
+	{0x8c, 0x56, 0x4b, 0xff},
+}
+
+// legible is how many pixels of a photo's shorter side one pixel of line and
+// font stands for: the 13-pixel font is then a thirtieth of it.
+const legible = 400
+
+// Draw returns a copy of the photo with the marks drawn on it, the first on top.
+// Lines and letters grow with the photo. An empty box is not drawn.
+func Draw(photo image.Image, marks []Mark) *image.RGBA {
+	bounds := photo.Bounds()
+	canvas := image.NewRGBA(bounds)
+	draw.Draw(canvas, bounds, photo, bounds.Min, draw.Src)
+	unit := max(1, (min(bounds.Dx(), bounds.Dy())+legible/2)/legible)
+	for i := len(marks) - 1; i >= 0; i-- {
+		if !marks[i].Box.Empty() {
+			outline(canvas, marks[i].Box, 2*unit, marks[i].Colour)
+			caption(canvas, marks[i], unit)
+		}
+	}
+	return canvas
+}
+
+// outline draws a frame of a width, inside the box.
+func outline(canvas *image.RGBA, box image.Rectangle, width int, colour color.RGBA) {
+	ink := image.NewUniform(colour)
+	inner := box.Inset(width)
+	if inner.Empty() {
+		draw.Draw(canvas, box, ink, image.Point{}, draw.Src)
+		return
+	}
+	for _, side := range []image.Rectangle{
+		{box.Min, image.Pt(box.Max.X, inner.Min.Y)},
+		{image.Pt(box.Min.X, inner.Max.Y), box.Max},
+		{image.Pt(box.Min.X, inner.Min.Y), image.Pt(inner.Min.X, inner.Max.Y)},
+		{image.Pt(inner.Max.X, inner.Min.Y), image.Pt(box.Max.X, inner.Max.Y)},
+	} {
+		draw.Draw(canvas, side, ink, image.Point{}, draw.Src)
+	}
+}
+
+// caption writes the text above the box, or inside its top where there is no
+// room above.
+func caption(canvas *image.RGBA, mark Mark, unit int) {
+	if mark.Text == "" {
+		return
+	}
+	face := basicfont.Face7x13
+	small := image.NewRGBA(image.Rect(0, 0, font.MeasureString(face, mark.Text).Ceil()+4, face.Height+2))
+	draw.Draw(small, small.Bounds(), image.NewUniform(mark.Colour), image.Point{}, draw.Src)
+	pen := font.Drawer{Dst: small, Src: image.White, Face: face, Dot: fixed.P(2, face.Ascent+1)}
+	pen.DrawString(mark.Text)
+
+	bounds := canvas.Bounds()
+	size := small.Bounds().Size().Mul(unit)
+	corner := image.Pt(mark.Box.Min.X, mark.Box.Min.Y-size.Y)
+	corner.Y = max(corner.Y, bounds.Min.Y)
+	corner.X = max(min(corner.X, bounds.Max.X-size.X), bounds.Min.X)
+	draw.NearestNeighbor.Scale(canvas, image.Rectangle{corner, corner.Add(size)}, small, small.Bounds(), draw.Src, nil)
+}

@@ -1,0 +1,207 @@
+// Package picture makes requests of pictures and draws what was found in them.
+//
+//	photo ──Fit──> bytes on the wire ──model──> boxes in 0..1 ──Frame──> pixels of the photo ──Draw──> PNG
+//
+// A Frame remembers where the photo lies in the model's input, so that boxes
+// find their way back.
+package picture
+
+import (
+	"errors"
+	"fmt"
+	"image"
+	_ "image/jpeg" // for Read
+	_ "image/png"  // for Read
+	"io/fs"
+	"path"
+	"slices"
+
+	"golang.org/x/image/draw"
+)
+
+// Photo is a picture to look at.
+type Photo struct {
+	// Name is the file's name, without its folder.
+	Name  string
+	Image image.Image
+}
+
+// ErrNone is returned when no file matches.
+var ErrNone = errors.New("no picture matches")
+
+// Read decodes the PNG and JPEG files that match the patterns (as fs.Glob has
+// them), each once, in the order of their names.
+func Read(fsys fs.FS, patterns ...string) ([]Photo, error) {
+	var names []string
+	for _, pattern := range patterns {
+		matches, err := fs.Glob(fsys, pattern)
+		if err != nil {
+			return nil, fmt.Errorf("find pictures %q: %w", pattern, err)
+		}
+		names = append(names, matches...)
+	}
+	if len(names) == 0 {
+		return nil, fmt.Errorf("find pictures %q: %w", patterns, ErrNone)
+	}
+	slices.Sort(names)
+	var photos []Photo
+	for _, name := range slices.Compact(names) {
+		img, err := decode(fsys, name)
+		if err != nil {
+			return nil, fmt.Errorf("read picture %s: %w", name, err)
+		}
+		photos = append(photos, Photo{Name: path.Base(name), Image: img})
+	}
+	return photos, nil
+}
+
+func decode(fsys fs.FS, name string) (image.Image, error) {
+	file, err := fsys.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	img, _, err := image.Decode(file)
+	return img, err
+}
+
+// Size is a model's input: u8, height × width × channels, 3 channels (RGB) or 1
+// (grey).
+type Size struct {
+	Height, Width, Channels int
+}
+
+// Bytes is the length of a picture of this size.
+func (s Size) Bytes() int { return s.Height * s.Width * s.Channels }
+
+// Fit is how a photo of another shape is brought to the model's.
+type Fit uint8
+
+// The fits.
+const (
+	// Letterbox keeps the photo's proportions and leaves the rest black, half on
+	// either side.
+	Letterbox Fit = iota
+	// Stretch fills the model's input and bends the proportions.
+	Stretch
+)
+
+// Frame says where a photo lies in a model's input.
+type Frame struct {
+	photo  image.Rectangle // the photo's own bounds
+	inside image.Rectangle // in the input, in pixels
+	size   Size
+}
+
+// Resize brings a photo to a size: rows from above, pixels from the left,
+// channels together. It panics when the size has neither 1 nor 3 channels.
+func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
+	if size.Channels != 1 && size.Channels != 3 {
+		panic(fmt.Sprintf("picture: %d channels", size.Channels))
+	}
+	whole := image.Rect(0, 0, size.Width, size.Height)
+	frame := Frame{photo: photo.Bounds(), inside: whole, size: size}
+	if fit == Letterbox {
+		frame.inside = centred(photo.Bounds(), whole)
+	}
+	if size.Channels == 1 {
+		grey := image.NewGray(whole)
+		draw.BiLinear.Scale(grey, frame.inside, photo, photo.Bounds(), draw.Over, nil)
+		return grey.Pix, frame
+	}
+	rgba := image.NewRGBA(whole)
+	draw.BiLinear.Scale(rgba, frame.inside, photo, photo.Bounds(), draw.Over, nil)
+	rgb := make([]byte, 0, size.Bytes())
+	for i := 0; i < len(rgba.Pix); i += 4 {
+		rgb = append(rgb, rgba.Pix[i], rgba.Pix[i+1], rgba.Pix[i+2])
+	}
+	return rgb, frame
+}
+
+// centred is the largest rectangle of the photo's proportions in the middle of
+// whole, at least a pixel either way.
+func centred(photo, whole image.Rectangle) image.Rectangle {
+	width, height := whole.Dx(), whole.Dy()
+	if photo.Dx()*height > photo.Dy()*width {
+		height = max(1, (photo.Dy()*width+photo.Dx()/2)/photo.Dx())
+	} else if photo.Dy() > 0 {
+		width = max(1, (photo.Dx()*height+photo.Dy()/2)/photo.Dy())
+	}
+	corner := image.Pt((whole.Dx()-width)/2, (whole.Dy()-height)/2)
+	return image.Rectangle{Min: corner, Max: corner.Add(image.Pt(width, height))}
+}
+
+// Locate maps a box in 0..1 of the model's input to pixels of the photo, clipped
+// to the photo. A box that lies outside, or has a NaN corner, is empty.
+func (f Frame) Locate(x0, y0, x1, y1 float64) image.Rectangle {
+	across := func(v float64) int {
+		return scale(v*float64(f.size.Width)-float64(f.inside.Min.X), f.inside.Dx(), f.photo.Dx())
+	}
+	down := func(v float64) int {
+		return scale(v*float64(f.size.Height)-float64(f.inside.Min.Y), f.inside.Dy(), f.photo.Dy())
+	}
+	if !(x0 < x1 && y0 < y1) {
+		return image.Rectangle{}
+	}
+	return image.Rect(across(x0), down(y0), across(x1), down(y1)).Add(f.photo.Min).Intersect(f.photo)
+}
+
+// scale brings a place among `from` pixels to one among `to`, at most a picture's
+// length outside, so that any float fits an int.
+func scale(v float64, from, to int) int {
+	part := min(max(v/float64(from), -1), 2)
+	return int(part*float64(to) + 0.5)
+}
+
+// Photos are photos made ready for one model. It is immutable.
+type Photos struct {
+	photos   []Photo
+	frames   []Frame
+	pictures [][]byte
+}
+
+// NewPhotos brings photos to a model's size.
+func NewPhotos(photos []Photo, size Size, fit Fit) *Photos {
+	p := &Photos{photos: photos}
+	for _, photo := range photos {
+		bytes, frame := Resize(photo.Image, size, fit)
+		p.pictures = append(p.pictures, bytes)
+		p.frames = append(p.frames, frame)
+	}
+	return p
+}
+
+// Len is how many there are.
+func (p *Photos) Len() int { return len(p.photos) }
+
+// Picture returns the bytes of photo i, which nobody may change; photos have no
+// label.
+func (p *Photos) Picture(i int) ([]byte, int) { return p.pictures[i], NoLabel }
+
+// Photo returns photo i and where it lies in the model's input.
+func (p *Photos) Photo(i int) (Photo, Frame) { return p.photos[i], p.frames[i] }
+
+// NoLabel is the label of a picture whose class is not known.
+const NoLabel = -1
+
+// Labelled are pictures whose class is known, ready for their model. It is
+// immutable.
+type Labelled struct {
+	pictures [][]byte
+	labels   []int
+}
+
+// NewLabelled takes over pictures and their labels; a label that is NoLabel is
+// not known.
+func NewLabelled(pictures [][]byte, labels []int) (*Labelled, error) {
+	if len(pictures) != len(labels) {
+		return nil, fmt.Errorf("label pictures: %d labels for %d pictures", len(labels), len(pictures))
+	}
+	return &Labelled{pictures: pictures, labels: labels}, nil
+}
+
+// Len is how many there are.
+func (l *Labelled) Len() int { return len(l.pictures) }
+
+// Picture returns the bytes of picture i, which nobody may change, and its class.
+func (l *Labelled) Picture(i int) ([]byte, int) { return l.pictures[i], l.labels[i] }
