@@ -1,0 +1,545 @@
+// Package document reads the YAML files that people write for Penstock, so that
+// every complaint is one line: file, line, column, the field, what stands there,
+// and what would be right.
+//
+// The flow: Parse gives a Document; its Root is walked with Map, Need, May, List
+// and the scalar readers, which note what they do not like and go on; Err
+// returns all that was noted. A value that is absent or wrong reads as the zero
+// value, so the walk has no error handling in it.
+//
+// What is read is plain data: one document, no anchors, aliases, merge keys or
+// tags, no key twice.
+package document
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+	"github.com/lithammer/fuzzysearch/fuzzy"
+)
+
+// MaxBytes is the largest file that Parse takes. A card is about 2 KiB; the limit
+// is there so that a wrong path (a model, a device) is refused and not parsed.
+const MaxBytes = 256 << 10
+
+// maxDepth bounds how deep flow collections may nest: the parser recurses.
+const maxDepth = 64
+
+// Problem is one thing wrong in a file.
+type Problem struct {
+	File         string
+	Line, Column int    // from 1; 0 where it is about the file as a whole
+	Field        string // like input.size[0]; empty where there is none
+	Text         string // what is wrong and what would be right
+}
+
+// Error is the problem on one line.
+func (p *Problem) Error() string {
+	var b strings.Builder
+	b.WriteString(p.File)
+	if p.Line > 0 {
+		fmt.Fprintf(&b, ":%d:%d", p.Line, p.Column)
+	}
+	b.WriteString(": ")
+	if p.Field != "" {
+		b.WriteString(p.Field)
+		b.WriteString(": ")
+	}
+	b.WriteString(p.Text)
+	return b.String()
+}
+
+// Document is a parsed file and what was found wrong in it. It is used by one
+// goroutine.
+type Document struct {
+	file     string
+	root     Value
+	problems []*Problem
+}
+
+// Parse reads YAML. The error is a *Problem.
+func Parse(file string, data []byte) (*Document, error) {
+	d := &Document{file: file}
+	switch {
+	case len(data) > MaxBytes:
+		return nil, &Problem{File: file, Text: fmt.Sprintf("has %d bytes, want at most %d", len(data), MaxBytes)}
+	case bytes.IndexByte(data, 0) >= 0:
+		return nil, &Problem{File: file, Text: "has a zero byte: not a text file"}
+	case depth(data) > maxDepth:
+		return nil, &Problem{File: file, Text: fmt.Sprintf("nests deeper than %d brackets", maxDepth)}
+	}
+	parsed, err := parse(data)
+	if err != nil {
+		return nil, d.syntax(err)
+	}
+	if len(parsed.Docs) > 1 {
+		at := parsed.Docs[1].GetToken()
+		p := &Problem{File: file, Text: "second document begins; want one"}
+		if at != nil && at.Position != nil {
+			p.Line, p.Column = at.Position.Line, at.Position.Column
+		}
+		return nil, p
+	}
+	d.root = Value{doc: d, line: 1, column: 1}
+	if len(parsed.Docs) == 1 && parsed.Docs[0].Body != nil {
+		d.root = d.value(parsed.Docs[0].Body, "")
+	}
+	if d.root.Absent() {
+		return nil, &Problem{File: file, Text: "is empty"}
+	}
+	return d, nil
+}
+
+// parse keeps a fault of the parser, which is another project's, to the file that
+// shows it.
+func parse(data []byte) (f *ast.File, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			f, err = nil, errors.New("the YAML parser cannot make sense of it")
+		}
+	}()
+	return parser.ParseBytes(data, 0)
+}
+
+// depth is an upper bound of how deep brackets nest.
+func depth(data []byte) int {
+	now, deepest := 0, 0
+	for _, c := range data {
+		switch c {
+		case '[', '{':
+			now++
+			deepest = max(deepest, now)
+		case ']', '}':
+			now--
+		}
+	}
+	return deepest
+}
+
+func (d *Document) syntax(err error) *Problem {
+	p := &Problem{File: d.file, Text: err.Error()}
+	var located yaml.Error
+	if errors.As(err, &located) {
+		p.Text = located.GetMessage()
+		if at := located.GetToken(); at != nil && at.Position != nil {
+			p.Line, p.Column = at.Position.Line, at.Position.Column
+		}
+	}
+	p.Text = strings.Join(strings.Fields(p.Text), " ")
+	return p
+}
+
+// Root is the whole document.
+func (d *Document) Root() Value { return d.root }
+
+// Err returns what is wrong, from the top of the file to its end, a line each;
+// nil when nothing is. Each part is a *Problem.
+func (d *Document) Err() error {
+	slices.SortStableFunc(d.problems, func(a, b *Problem) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	all := make([]error, len(d.problems))
+	for i, p := range d.problems {
+		all[i] = p
+	}
+	return errors.Join(all...)
+}
+
+// Value is a place in the document: a scalar, a list, a map, or a place where
+// nothing stands.
+type Value struct {
+	doc          *Document
+	node         ast.Node // nil: absent
+	field        string
+	line, column int
+}
+
+func (d *Document) value(node ast.Node, field string) Value {
+	v := Value{doc: d, node: node, field: field}
+	if _, null := node.(*ast.NullNode); null {
+		v.node = nil
+	}
+	if at := node.GetToken(); at != nil && at.Position != nil {
+		v.line, v.column = at.Position.Line, at.Position.Column
+	}
+	// A map's own token is its first ':'; its place is where its first key is.
+	if m, ok := node.(ast.MapNode); ok {
+		if i := m.MapRange(); i.Next() {
+			if at := i.Key().GetToken(); at != nil && at.Position != nil {
+				v.line, v.column = at.Position.Line, at.Position.Column
+			}
+		}
+	}
+	return v
+}
+
+// Absent reports whether nothing stands here, or null.
+func (v Value) Absent() bool { return v.node == nil }
+
+// Reject notes that the value is wrong. The text says what it is and what would
+// be right.
+func (v Value) Reject(format string, args ...any) {
+	v.doc.problems = append(v.doc.problems, &Problem{
+		File: v.doc.file, Line: v.line, Column: v.column, Field: v.field, Text: fmt.Sprintf(format, args...),
+	})
+}
+
+func (v Value) want(what string) { v.Reject("is %s, want %s", v.describe(), what) }
+
+// describe says what stands here, briefly.
+func (v Value) describe() string {
+	switch n := v.node.(type) {
+	case nil:
+		return "missing"
+	case ast.MapNode:
+		return "a map"
+	case *ast.SequenceNode:
+		return "a list of " + strconv.Itoa(len(n.Values))
+	case *ast.StringNode:
+		return strconv.Quote(shorten(n.Value))
+	case *ast.LiteralNode:
+		return strconv.Quote(shorten(n.Value.Value))
+	case *ast.AliasNode:
+		return "an alias"
+	case *ast.AnchorNode:
+		return "an anchor"
+	case *ast.TagNode:
+		return "tagged"
+	}
+	return shorten(v.node.GetToken().Value)
+}
+
+func shorten(s string) string {
+	const most = 40
+	if r := []rune(s); len(r) > most {
+		return string(r[:most]) + "…"
+	}
+	return s
+}
+
+// Map is a map whose keys are known.
+type Map struct {
+	at     Value
+	values map[string]Value
+}
+
+// Map reads a map that may have these keys and no others; a misspelt one is
+// noted with the key that was meant.
+func (v Value) Map(keys ...string) Map {
+	m := Map{at: v, values: make(map[string]Value)}
+	if v.Absent() {
+		return m
+	}
+	node, ok := v.node.(ast.MapNode)
+	if !ok {
+		v.want("a map of " + strings.Join(keys, ", "))
+		return m
+	}
+	for i := node.MapRange(); i.Next(); {
+		name, isString := i.Key().(*ast.StringNode)
+		if !isString {
+			v.doc.value(i.Key(), v.field).Reject("key %s is no plain word", shorten(i.Key().String()))
+			continue
+		}
+		field := name.Value
+		if v.field != "" {
+			field = v.field + "." + name.Value
+		}
+		at := v.doc.value(i.Key(), v.field)
+		if !slices.Contains(keys, name.Value) {
+			at.Reject("unknown key %s%s", strconv.Quote(shorten(name.Value)), Meant(name.Value, keys))
+			continue
+		}
+		if _, twice := m.values[name.Value]; twice {
+			at.Reject("key %q stands twice", name.Value)
+			continue
+		}
+		value := v.doc.value(i.Value(), field)
+		if value.line == 0 || value.Absent() {
+			value.line, value.column = at.line, at.column
+		}
+		m.values[name.Value] = value
+	}
+	return m
+}
+
+// At is the map itself, to reject it as a whole.
+func (m Map) At() Value { return m.at }
+
+// May returns the key's value, absent where the key is not there.
+func (m Map) May(key string) Value {
+	if v, ok := m.values[key]; ok {
+		return v
+	}
+	v := m.at
+	v.node = nil
+	if v.field != "" {
+		v.field += "."
+	}
+	v.field += key
+	return v
+}
+
+// Need is May for a key that must be there: what says what would be right.
+// Where the map itself is absent, nothing is noted: its own absence is.
+func (m Map) Need(key, what string) Value {
+	v := m.May(key)
+	if v.Absent() && !m.at.Absent() {
+		if _, isMap := m.at.node.(ast.MapNode); isMap {
+			v.Reject("is missing, want %s", what)
+		}
+	}
+	return v
+}
+
+// List returns the elements; what says what would be right.
+func (v Value) List(what string) []Value {
+	if v.Absent() {
+		return nil
+	}
+	seq, ok := v.node.(*ast.SequenceNode)
+	if !ok {
+		v.want(what)
+		return nil
+	}
+	out := make([]Value, 0, len(seq.Values))
+	for i, n := range seq.Values {
+		e := v.doc.value(n, fmt.Sprintf("%s[%d]", v.field, i))
+		if e.Absent() {
+			e.Reject("is missing, want %s", what)
+			continue
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// IsList reports whether a list stands here.
+func (v Value) IsList() bool {
+	_, ok := v.node.(*ast.SequenceNode)
+	return ok
+}
+
+// Text reads a string that is not empty. A number or a word like true must be
+// quoted to be one.
+func (v Value) Text(what string) string {
+	if v.Absent() {
+		return ""
+	}
+	s, ok := v.text()
+	if !ok || s == "" {
+		v.want(what)
+	}
+	return s
+}
+
+func (v Value) text() (string, bool) {
+	switch n := v.node.(type) {
+	case *ast.StringNode:
+		return n.Value, true
+	case *ast.LiteralNode:
+		return n.Value.Value, true
+	}
+	return "", false
+}
+
+// Peek reads the string under a map's key, empty where there is none, and notes
+// nothing: for a map whose keys depend on one of them.
+func (v Value) Peek(key string) string {
+	node, ok := v.node.(ast.MapNode)
+	if !ok {
+		return ""
+	}
+	for i := node.MapRange(); i.Next(); {
+		if name, ok := i.Key().(*ast.StringNode); ok && name.Value == key {
+			s, _ := v.doc.value(i.Value(), "").text()
+			return s
+		}
+	}
+	return ""
+}
+
+// Choice reads one of some words.
+func (v Value) Choice(words ...string) string {
+	if v.Absent() {
+		return ""
+	}
+	what := words[0]
+	if last := len(words) - 1; last > 0 {
+		what = strings.Join(words[:last], ", ") + " or " + words[last]
+	}
+	s, ok := v.node.(*ast.StringNode)
+	if !ok {
+		v.want(what)
+		return ""
+	}
+	if !slices.Contains(words, s.Value) {
+		v.Reject("is %s, want %s%s", v.describe(), what, meant(s.Value, words))
+		return ""
+	}
+	return s.Value
+}
+
+// Int reads an integer in [least, most].
+func (v Value) Int(least, most int64) int64 {
+	if v.Absent() {
+		return 0
+	}
+	n, ok := v.integer()
+	if !ok || n < least || n > most {
+		v.want(fmt.Sprintf("an integer from %d to %d", least, most))
+		return 0
+	}
+	return n
+}
+
+func (v Value) integer() (int64, bool) {
+	n, ok := v.node.(*ast.IntegerNode)
+	if !ok {
+		return 0, false
+	}
+	switch x := n.Value.(type) {
+	case int64:
+		return x, true
+	case uint64:
+		return int64(x), x <= math.MaxInt64
+	}
+	return 0, false
+}
+
+// Float reads a finite number in [least, most].
+func (v Value) Float(least, most float64) float64 {
+	if v.Absent() {
+		return 0
+	}
+	var x float64
+	n, ok := v.integer()
+	if ok {
+		x = float64(n)
+	} else if f, isFloat := v.node.(*ast.FloatNode); isFloat {
+		x, ok = f.Value, true
+	}
+	// The comparison is false for NaN.
+	if !ok || !(x >= least && x <= most) {
+		v.want(fmt.Sprintf("a number from %g to %g", least, most))
+		return 0
+	}
+	return x
+}
+
+// Bool reads true or false.
+func (v Value) Bool() bool {
+	if v.Absent() {
+		return false
+	}
+	b, ok := v.node.(*ast.BoolNode)
+	if !ok {
+		v.want("true or false")
+		return false
+	}
+	return b.Value
+}
+
+// Duration reads a duration with its unit, in [least, most].
+func (v Value) Duration(least, most time.Duration) time.Duration {
+	if v.Absent() {
+		return 0
+	}
+	if s, ok := v.node.(*ast.StringNode); ok {
+		if d, err := time.ParseDuration(s.Value); err == nil && d >= least && d <= most {
+			return d
+		}
+	}
+	v.want(fmt.Sprintf("a duration with its unit from %s to %s, like 25ms", brief(least), brief(most)))
+	return 0
+}
+
+// brief drops the zero units that Duration prints: 1h0m0s is 1h.
+func brief(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+// Plain returns the value as plain data: map[string]any, []any, string, bool,
+// int64, float64, or nil. What is no plain data is noted.
+func (v Value) Plain() any {
+	switch n := v.node.(type) {
+	case nil:
+		return nil
+	case ast.MapNode:
+		out := make(map[string]any)
+		for i := n.MapRange(); i.Next(); {
+			name, isString := i.Key().(*ast.StringNode)
+			if !isString {
+				v.doc.value(i.Key(), v.field).Reject("key %s is no plain word", shorten(i.Key().String()))
+				continue
+			}
+			out[name.Value] = v.doc.value(i.Value(), v.field+"."+name.Value).Plain()
+		}
+		return out
+	case *ast.SequenceNode:
+		out := make([]any, len(n.Values))
+		for i, e := range n.Values {
+			out[i] = v.doc.value(e, fmt.Sprintf("%s[%d]", v.field, i)).Plain()
+		}
+		return out
+	case *ast.StringNode:
+		return n.Value
+	case *ast.LiteralNode:
+		return n.Value.Value
+	case *ast.BoolNode:
+		return n.Value
+	case *ast.IntegerNode:
+		if x, ok := v.integer(); ok {
+			return x
+		}
+	case *ast.FloatNode:
+		return n.Value
+	}
+	v.want("plain data")
+	return nil
+}
+
+// Meant says which of the words a misspelt one may stand for, as the end of a
+// sentence; where none is near it lists them all.
+func Meant(word string, words []string) string {
+	if m := meant(word, words); m != "" {
+		return m
+	}
+	return "; known are " + strings.Join(words, ", ")
+}
+
+// meant finds the nearest word, no further than a third of its letters.
+func meant(word string, words []string) string {
+	const longest = 64 // the distance costs the product of the lengths
+	if len(word) > longest {
+		return ""
+	}
+	best, distance := "", math.MaxInt
+	for _, w := range words {
+		n := fuzzy.LevenshteinDistance(strings.ToLower(word), w)
+		if n <= max(1, len(w)/3) && n < distance {
+			best, distance = w, n
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return fmt.Sprintf(", did you mean %q?", best)
+}

@@ -1,0 +1,25 @@
+package models
+
+// TensorAlignment is where each tensor of a batch buffer starts: a cache line,
+// and what SIMD kernels like best.
+const TensorAlignment = 64
+
+// Aligned rounds a number of bytes up to TensorAlignment.
+func Aligned(n int) int { return (n + TensorAlignment - 1) &^ (TensorAlignment - 1) }
+
+// MaxBatch is the last step of the ladder.
+func (c *Card) MaxBatch() int { return c.Batches[len(c.Batches)-1] }
+
+// Bytes is the size of one image's output, f32.
+func (o *Output) Bytes() int { return 4 * o.Elements() }
+
+// TensorBytes is the size of the buffer that holds the input tensor and all
+// output tensors of the largest batch, each aligned.
+func (c *Card) TensorBytes() int {
+	n := c.MaxBatch()
+	total := Aligned(n * c.Input.TensorBytes())
+	for i := range c.Outputs {
+		total += Aligned(n * c.Outputs[i].Bytes())
+	}
+	return total
+}

@@ -1,0 +1,226 @@
+// Package zoo is what ships with Penstock: three models with their cards, five
+// pictures, and 1,000 labelled images, all inside the binary, so that they are
+// found wherever it is moved to. NOTICE says where each came from.
+//
+// It is a package of its own because it weighs 9 MB: a program that only links
+// libml does not carry it. Pages of it that nobody reads are never loaded.
+package zoo
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"embed"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/document"
+)
+
+//go:embed face/* fashion/* detect/*
+var shipped embed.FS
+
+//go:embed pictures/*.jpg
+var pictures embed.FS
+
+//go:embed fashion-mnist/images.idx3.gz
+var fashionImages []byte
+
+//go:embed fashion-mnist/labels.idx1.gz
+var fashionLabels []byte
+
+// ErrUnknownModel is returned by Registry.Find for a name that no card has.
+var ErrUnknownModel = errors.New("unknown model")
+
+// Registry finds cards. The zero value knows the shipped ones and puts their
+// files in the user's cache folder.
+type Registry struct {
+	// Dirs are folders of cards, searched in order before the shipped ones.
+	Dirs []string
+	// Cache is where the files of shipped models are put, because frameworks and
+	// other processes open files by path. Empty means penstock in the user's cache
+	// folder, or in the temporary folder where there is none.
+	Cache string
+}
+
+// Find returns the card that ref means: a card's file, when it has a '/' or ends
+// in .yaml, else a model's name. A card of that name in Dirs comes before the
+// shipped one. Only the card that is meant must be right; the others may be
+// broken, but a broken one in the folder or file of that name is an error, so
+// that the shipped model does not answer in its place.
+func (r Registry) Find(ref string) (*models.Card, error) {
+	if strings.ContainsRune(ref, '/') || filepath.Ext(ref) == ".yaml" {
+		return models.ReadCard(ref)
+	}
+	known := Names()
+	for _, dir := range r.Dirs {
+		cards, err := models.ReadDir(dir)
+		for _, c := range cards {
+			if c.Name == ref {
+				return c, nil
+			}
+			known = append(known, c.Name)
+		}
+		if err != nil && (len(cards) == 0 || broken(dir, ref)) {
+			return nil, err
+		}
+	}
+	if !slices.Contains(Names(), ref) {
+		slices.Sort(known)
+		return nil, fmt.Errorf("find card: %w %q%s", ErrUnknownModel, ref, document.Meant(ref, slices.Compact(known)))
+	}
+	dir, err := r.unpack(ref)
+	if err != nil {
+		return nil, fmt.Errorf("unpack model %s: %w", ref, err)
+	}
+	return models.ReadCard(filepath.Join(dir, "card.yaml"))
+}
+
+// broken reports whether the folder has a card where one of that name would be.
+func broken(dir, name string) bool {
+	for _, file := range []string{name + ".yaml", filepath.Join(name, "card.yaml")} {
+		if _, err := os.Stat(filepath.Join(dir, file)); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Names are the shipped models.
+func Names() []string { return []string{"detect", "face", "fashion"} }
+
+// unpack puts a shipped model's files into a folder of the cache that is named
+// for their contents, so that two versions of Penstock do not disturb each other,
+// and returns it. Several processes may do so at once.
+func (r Registry) unpack(name string) (string, error) {
+	cache := r.Cache
+	if cache == "" {
+		if user, err := os.UserCacheDir(); err == nil {
+			cache = filepath.Join(user, "penstock")
+		} else {
+			cache = filepath.Join(os.TempDir(), fmt.Sprintf("penstock-%d", os.Getuid()))
+		}
+	}
+	entries, err := shipped.ReadDir(name)
+	if err != nil {
+		return "", err
+	}
+	files := make(map[string][]byte, len(entries))
+	sum := sha256.New()
+	for _, e := range entries { // ReadDir sorts
+		data, err := shipped.ReadFile(path.Join(name, e.Name()))
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(sum, "%s %d\n", e.Name(), len(data))
+		sum.Write(data)
+		files[e.Name()] = data
+	}
+	dir := filepath.Join(cache, "zoo", name+"-"+hex.EncodeToString(sum.Sum(nil))[:12])
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	for file, data := range files {
+		if err := place(filepath.Join(dir, file), data); err != nil {
+			return "", err
+		}
+	}
+	return dir, nil
+}
+
+// place makes a file hold data. A reader sees the whole file or none: one that
+// is another's, or cut short by a full disk, is replaced.
+func place(file string, data []byte) error {
+	if old, err := os.ReadFile(file); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".unpack-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) // gone already where all went well
+	_, err = tmp.Write(data)
+	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), file)
+}
+
+// Picture is a shipped picture.
+type Picture struct {
+	Name string // like astronaut
+	JPEG []byte // the caller's
+}
+
+// Pictures returns the shipped pictures, sorted by name.
+func Pictures() []Picture {
+	files, err := fs.Glob(pictures, "pictures/*.jpg")
+	if err != nil {
+		panic(err) // the pattern is a constant
+	}
+	out := make([]Picture, len(files))
+	for i, f := range files {
+		data, err := pictures.ReadFile(f)
+		if err != nil {
+			panic(err) // the file was just listed, and is in memory
+		}
+		out[i] = Picture{Name: strings.TrimSuffix(path.Base(f), ".jpg"), JPEG: data}
+	}
+	return out
+}
+
+// FashionTest returns the first 1,000 images of Fashion-MNIST's test set, 28 x 28
+// grey bytes each, row by row: what the model fashion takes over the wire. Label
+// i is the class of image i, from 0 to 9, in the order of the card's labels.
+func FashionTest() (images [][]byte, labels []byte, err error) {
+	pixels, dims, err := readIDX(fashionImages, 3)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read images: %w", err)
+	}
+	labels, counts, err := readIDX(fashionLabels, 1)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read labels: %w", err)
+	}
+	if dims[0] != counts[0] {
+		return nil, nil, fmt.Errorf("read labels: %d labels for %d images", counts[0], dims[0])
+	}
+	return slices.Collect(slices.Chunk(pixels, dims[1]*dims[2])), labels, nil
+}
+
+// readIDX reads a compressed file of bytes in the IDX format of the MNIST sets:
+// two zero bytes, the element type (8 is u8), the number of dimensions, each
+// dimension as a big-endian u32, then the elements.
+func readIDX(compressed []byte, rank int) (data []byte, dims []int, err error) {
+	z, err := gzip.NewReader(bytes.NewReader(compressed))
+	if err != nil {
+		return nil, nil, err
+	}
+	raw, err := io.ReadAll(z)
+	if err != nil {
+		return nil, nil, err
+	}
+	head := 4 + 4*rank
+	if len(raw) < head || !bytes.Equal(raw[:4], []byte{0, 0, 8, byte(rank)}) {
+		return nil, nil, fmt.Errorf("no IDX file of bytes in %d dimensions", rank)
+	}
+	total := 1
+	for i := range rank {
+		n := int(binary.BigEndian.Uint32(raw[4+4*i:]))
+		dims = append(dims, n)
+		total *= n
+	}
+	if len(raw)-head != total {
+		return nil, nil, fmt.Errorf("%d bytes for dimensions %v", len(raw)-head, dims)
+	}
+	return raw[head:], dims, nil
+}
