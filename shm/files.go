@@ -1,0 +1,120 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+)
+
+// ErrClosed is returned by Receive, Wait-like calls and Withdraw after Close.
+var ErrClosed = errors.New("channel is closed")
+
+// ErrMismatch is returned when a shared file is not what it should be: of
+// another kind, version or geometry.
+var ErrMismatch = errors.New("shared file does not match")
+
+// writeHeader marks a new file.
+func writeHeader(mem []byte, magic uint32, g Geometry) {
+	head := view[uint32](mem, 0, lineBytes/4)
+	head[atMagic/4] = magic
+	head[atVersion/4] = Version
+	head[atSlots/4] = g.Slots
+	head[atMaxPieces/4] = g.MaxPieces
+	head[atResultBytes/4] = g.ResultBytes
+}
+
+// checkHeader compares a file's mark with what this process was told.
+func checkHeader(mem []byte, magic uint32, g Geometry) error {
+	head := view[uint32](mem, 0, lineBytes/4)
+	if got := head[atMagic/4]; got != magic {
+		return fmt.Errorf("%w: magic %#x, want %#x", ErrMismatch, got, magic)
+	}
+	if got := head[atVersion/4]; got != Version {
+		return fmt.Errorf("%w: layout version %d, want %d", ErrMismatch, got, Version)
+	}
+	got := Geometry{Slots: head[atSlots/4], MaxPieces: head[atMaxPieces/4], ResultBytes: head[atResultBytes/4]}
+	if got != g {
+		return fmt.Errorf("%w: geometry %+v, want %+v", ErrMismatch, got, g)
+	}
+	return nil
+}
+
+// newFile makes one of the three files and marks it.
+func newFile(name string, magic uint32, g Geometry, size int, o Options) (*Region, error) {
+	if err := g.Validate(); err != nil {
+		return nil, err
+	}
+	r, err := Create(name, size, o)
+	if err != nil {
+		return nil, err
+	}
+	writeHeader(r.Bytes(), magic, g)
+	return r, nil
+}
+
+// openFile maps one of the three files and checks its mark.
+func openFile(f *os.File, magic uint32, g Geometry, size int, writable bool) (*Region, error) {
+	r, err := Map(f, size, writable)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkHeader(r.Bytes(), magic, g); err != nil {
+		return nil, errors.Join(fmt.Errorf("map shared memory %q: %w", f.Name(), err), r.Close())
+	}
+	return r, nil
+}
+
+// ringWords are the words of the ring file. Only the manager can write them.
+type ringWords struct {
+	epoch, tail *atomic.Uint32
+	tickets     []atomic.Uint32
+	entries     []atomic.Uint32
+}
+
+func ringOf(mem []byte, g Geometry) ringWords {
+	return ringWords{
+		epoch:   word32(mem, atEpoch),
+		tail:    word32(mem, atTail),
+		tickets: view[atomic.Uint32](mem, atTickets, int(g.Slots)),
+		entries: view[atomic.Uint32](mem, g.atRingEntries(), int(g.Slots)),
+	}
+}
+
+// replyWords are the words of the replies file. Both sides can write them all.
+type replyWords struct {
+	owner, ownerBell          *atomic.Uint32
+	head, doorbell, sleeping  *atomic.Uint32
+	tail, bell, managerSleeps *atomic.Uint32
+	lastBatchEnd              *atomic.Uint64
+	stages                    []atomic.Uint64
+	entries                   []atomic.Uint64
+	results                   []byte
+}
+
+func repliesOf(mem []byte, g Geometry) replyWords {
+	return replyWords{
+		owner:         word32(mem, atOwner),
+		ownerBell:     word32(mem, atOwnerBell),
+		head:          word32(mem, atHead),
+		doorbell:      word32(mem, atDoorbell),
+		sleeping:      word32(mem, atSleeping),
+		tail:          word32(mem, atReplyTail),
+		bell:          word32(mem, atReplyBell),
+		managerSleeps: word32(mem, atReplySleep),
+		lastBatchEnd:  word64(mem, atLastBatchEnd),
+		stages:        view[atomic.Uint64](mem, atStages, int(g.Slots)),
+		entries:       view[atomic.Uint64](mem, g.atReplyEntries(), int(g.Slots)),
+		results:       mem[g.atResults():g.repliesBytes()],
+	}
+}
+
+// header is a slot's result header, payload the room after it.
+func (w *replyWords) header(g Geometry, slot uint32) *resultHeader {
+	return &view[resultHeader](w.results, int(slot)*g.resultStride(), 1)[0]
+}
+
+func (w *replyWords) payload(g Geometry, slot uint32) []byte {
+	at := int(slot)*g.resultStride() + resultHeaderBytes
+	return w.results[at : at+int(g.ResultBytes) : at+int(g.ResultBytes)]
+}

@@ -1,0 +1,218 @@
+package shm
+
+import (
+	"fmt"
+	"sync/atomic"
+)
+
+// Version is the layout's version; both sides refuse another one.
+const Version = 1
+
+// The first word of each file says which of the three it is.
+const (
+	magicTable   = 0x54_4b_4e_50 // "PNKT" in memory
+	magicRing    = 0x52_4b_4e_50 // "PNKR"
+	magicReplies = 0x41_4b_4e_50 // "PNKA", answers
+)
+
+// lineBytes is a cache line: each word that two sides touch has one of its own.
+const lineBytes = 64
+
+// Every file begins with a header line of six 32-bit words.
+const (
+	atMagic       = 0
+	atVersion     = 4
+	atSlots       = 8
+	atMaxPieces   = 12
+	atResultBytes = 16
+)
+
+// The table: header, a Request a slot, MaxPieces Pieces a slot.
+const (
+	requestBytes = 64
+	pieceBytes   = 16
+	atRequests   = lineBytes
+)
+
+// The ring: the words that only the manager writes, then a ticket a slot, then
+// the entries.
+const (
+	atEpoch   = 1 * lineBytes // u32, the generation that should consume
+	atTail    = 2 * lineBytes // u32, requests published, modulo 2^32
+	atTickets = 3 * lineBytes // u32 a slot, odd while it is out
+)
+
+// The replies: the words that both sides write, then a stage a slot, then the
+// entries, then a result a slot.
+const (
+	atOwner        = 1 * lineBytes // u32, the generation that consumes, 0 for none
+	atOwnerBell    = 2 * lineBytes // u32, futex: epoch or owner changed
+	atHead         = 3 * lineBytes // u32, requests taken, modulo 2^32
+	atDoorbell     = 4 * lineBytes // u32, futex: requests for a consumer that sleeps
+	atSleeping     = 5 * lineBytes // u32, the consumer sleeps
+	atReplyTail    = 6 * lineBytes // u32, replies flushed, modulo 2^32
+	atReplyBell    = 7 * lineBytes // u32, futex: replies for a manager that sleeps
+	atReplySleep   = 8 * lineBytes // u32, the manager sleeps
+	atLastBatchEnd = 9 * lineBytes // u64, CLOCK_MONOTONIC ns
+	atStages       = 10 * lineBytes
+)
+
+// resultHeaderBytes precedes a slot's result payload, so that the payload is
+// aligned to a line.
+const resultHeaderBytes = lineBytes
+
+// Limits of a Geometry. A slot's index is 16 bits in the smallest place that
+// holds one, a piece index is 16 bits on the wire, and a result larger than
+// 64 MiB is no answer to a datagram.
+const (
+	maxSlots       = 1 << 16
+	maxPieces      = 1 << 16
+	maxResultBytes = 64 << 20
+)
+
+// Geometry is the size of a channel; manager and IF must agree on it.
+type Geometry struct {
+	// Slots is how many requests may be in flight, a power of two ≤ 65536.
+	Slots uint32 `json:"slots"`
+	// MaxPieces is how many descriptors one request may have.
+	MaxPieces uint32 `json:"max_pieces"`
+	// ResultBytes is room for one result's payload.
+	ResultBytes uint32 `json:"result_bytes"`
+}
+
+// Validate reports the first thing wrong with g.
+func (g Geometry) Validate() error {
+	switch {
+	case g.Slots == 0 || g.Slots > maxSlots || g.Slots&(g.Slots-1) != 0:
+		return fmt.Errorf("geometry: slots %d: want a power of two, 1 to %d", g.Slots, maxSlots)
+	case g.MaxPieces == 0 || g.MaxPieces > maxPieces:
+		return fmt.Errorf("geometry: max pieces %d: want 1 to %d", g.MaxPieces, maxPieces)
+	case g.ResultBytes > maxResultBytes:
+		return fmt.Errorf("geometry: result bytes %d: want at most %d", g.ResultBytes, maxResultBytes)
+	}
+	return nil
+}
+
+func lineUp(n int) int { return (n + lineBytes - 1) &^ (lineBytes - 1) }
+
+func (g Geometry) tableBytes() int {
+	return atRequests + int(g.Slots)*(requestBytes+int(g.MaxPieces)*pieceBytes)
+}
+
+func (g Geometry) atPieces() int { return atRequests + int(g.Slots)*requestBytes }
+
+func (g Geometry) atRingEntries() int { return atTickets + lineUp(int(g.Slots)*4) }
+
+func (g Geometry) ringBytes() int { return g.atRingEntries() + lineUp(int(g.Slots)*4) }
+
+func (g Geometry) atReplyEntries() int { return atStages + lineUp(int(g.Slots)*8) }
+
+func (g Geometry) atResults() int { return g.atReplyEntries() + lineUp(int(g.Slots)*8) }
+
+func (g Geometry) resultStride() int { return resultHeaderBytes + lineUp(int(g.ResultBytes)) }
+
+func (g Geometry) repliesBytes() int { return g.atResults() + int(g.Slots)*g.resultStride() }
+
+// Piece says where a run of a request's bytes lies. 16 bytes in memory.
+type Piece struct {
+	// Offset is where the run begins in the slab.
+	Offset uint64
+	// Place is where it belongs in the request, in bytes.
+	Place uint32
+	// Length is its size in bytes.
+	Length uint16
+	// Slab is the slab's number.
+	Slab uint16
+}
+
+// Request is the table's line for a slot. 64 bytes in memory.
+type Request struct {
+	// ID is the request's id on the wire, for logs.
+	ID uint32
+	// Pieces is how many descriptors of the slot are in use.
+	Pieces uint32
+	// Bytes is the request's size.
+	Bytes uint32
+	// Priority is the client's wish: higher goes first.
+	Priority uint8
+	_        [3]uint8
+	// FirstPiece and Whole are when the first and the last piece came, Deadline
+	// when the answer is worthless; nanoseconds of Now.
+	FirstPiece, Whole, Deadline int64
+	_                           [24]uint8
+}
+
+// Result is what an IF says about a request, beside the payload.
+type Result struct {
+	// Status, Kind and ModelVersion are the wire's; Batch is the size of the
+	// batch that the request rode in.
+	Status       uint8
+	Kind         uint8
+	Batch        uint16
+	ModelVersion uint32
+	// Length is the payload's size in bytes.
+	Length uint32
+	// Dispatched, Gathered and Inferred are when the stages of its batch ended,
+	// nanoseconds of Now.
+	Dispatched, Gathered, Inferred int64
+}
+
+// resultHeader is Result as it lies in memory: 64 bytes.
+type resultHeader struct {
+	length       atomic.Uint32 // read more than once, so each time whole
+	modelVersion uint32
+	status       uint8
+	kind         uint8
+	batch        uint16
+	_            [4]uint8
+	dispatched   int64
+	gathered     int64
+	inferred     int64
+	_            [24]uint8
+}
+
+// Stage is how far a consumer has come with a slot that is out.
+type Stage uint8
+
+// The stages. A slot that waits in the ring, or is not out at all, is at
+// StageNone.
+const (
+	StageNone    Stage = iota
+	StagePending       // taken, not started: the next owner may recover it
+	StageStarted       // given to the device: lost if its process dies
+	stageDone          // completed; seen by the manager as started until it received the reply
+)
+
+func (s Stage) String() string {
+	switch s {
+	case StageNone:
+		return "none"
+	case StagePending:
+		return "pending"
+	case StageStarted, stageDone:
+		return "started"
+	}
+	return fmt.Sprintf("Stage(%d)", uint8(s))
+}
+
+// maxGeneration is the highest generation: a stage word has 30 bits for it.
+const maxGeneration = 1<<30 - 1
+
+// A stage word is the ticket of the publication that it speaks of, the
+// generation that wrote it, and the stage: 32, 30 and 2 bits. It is one word so
+// that it is never seen half written.
+func packStage(ticket, generation uint32, s Stage) uint64 {
+	return uint64(ticket)<<32 | uint64(generation)<<2 | uint64(s)
+}
+
+func unpackStage(w uint64) (ticket, generation uint32, s Stage) {
+	return uint32(w >> 32), uint32(w) >> 2, Stage(w & 3)
+}
+
+// A reply entry is a slot and the ticket under which it was taken.
+func packReply(ticket, slot uint32) uint64 { return uint64(ticket)<<32 | uint64(slot) }
+
+func unpackReply(w uint64) (ticket, slot uint32) { return uint32(w >> 32), uint32(w) }
+
+// isOut reports whether a ticket is that of a slot that is out.
+func isOut(ticket uint32) bool { return ticket&1 == 1 }

@@ -1,0 +1,251 @@
+package shm
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Memory is a mapped region that can be handed to another process.
+type Memory interface {
+	// Bytes is the mapping; it is good until the region is closed.
+	Bytes() []byte
+	// File is what to hand out. It stays the region's: who passes it on
+	// duplicates it or lends it.
+	File() *os.File
+	// Size is the size asked for, in bytes; the file may be larger by a part of
+	// a page.
+	Size() int
+}
+
+// ErrTooSmall is returned by Map when the file is smaller than it has to be.
+var ErrTooSmall = errors.New("shared file is too small")
+
+// Options of a new region. The zero value is a region of ordinary pages that
+// nobody but its maker can write.
+type Options struct {
+	// HugePages asks for pages of 2 MiB where there are enough free ones;
+	// ordinary pages, with a hint to the kernel, are taken otherwise.
+	HugePages bool
+	// Writable lets whoever has File map it for writing too.
+	Writable bool
+}
+
+// Region is shared memory: an unnamed file that lives as long as somebody maps
+// it or has it open, so a kill leaves nothing behind. Region implements Memory.
+// Its methods may be called from any goroutine.
+type Region struct {
+	mem  []byte // whole pages
+	size int
+	file *os.File
+	huge bool
+	once sync.Once
+}
+
+var _ Memory = (*Region)(nil)
+
+// Create makes a region of size bytes, all zero and all there: want of memory is
+// an error now and never a fault later. The name is seen in /proc/PID/maps.
+//
+// The file is sealed: its size cannot change under those who map it, and unless
+// o.Writable nobody can map it for writing from now on.
+func Create(name string, size int, o Options) (*Region, error) {
+	r, err := create(name, size, o)
+	if err != nil {
+		return nil, fmt.Errorf("make shared memory %q of %d bytes: %w", name, size, err)
+	}
+	return r, nil
+}
+
+func create(name string, size int, o Options) (*Region, error) {
+	if size <= 0 {
+		return nil, errors.New("size must be positive")
+	}
+	if err := checkFileLimit(size); err != nil {
+		return nil, err
+	}
+	if o.HugePages {
+		// Any failure here (no huge pages, no right to them) has one answer.
+		if r, err := createOn(name, size, hugePageBytes, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, o); err == nil {
+			r.huge = true
+			return r, nil
+		}
+	}
+	r, err := createOn(name, size, os.Getpagesize(), 0, o)
+	if err == nil && o.HugePages {
+		// A hint only; kernels without huge pages for shared memory refuse it.
+		_ = unix.Madvise(r.mem, unix.MADV_HUGEPAGE)
+	}
+	return r, err
+}
+
+// hugePageBytes is the huge page that x86-64 and arm64 have in common.
+const hugePageBytes = 2 << 20
+
+// checkFileLimit refuses what RLIMIT_FSIZE would: the kernel answers that with
+// SIGXFSZ, which ends a Go process.
+func checkFileLimit(size int) error {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &limit); err != nil {
+		return fmt.Errorf("read file size limit: %w", err)
+	}
+	if uint64(size) > limit.Cur {
+		return fmt.Errorf("file size limit (ulimit -f) is %d bytes: %w", limit.Cur, unix.EFBIG)
+	}
+	return nil
+}
+
+func createOn(name string, size, page, flags int, o Options) (r *Region, err error) {
+	fd, err := memfd(name, flags)
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), "memfd:"+name)
+	defer func() {
+		if err != nil {
+			_ = file.Close()
+		}
+	}()
+
+	mapped := (size + page - 1) / page * page
+	if err := unix.Ftruncate(fd, int64(mapped)); err != nil {
+		return nil, fmt.Errorf("set size: %w", err)
+	}
+	// Takes every page now. tmpfs answers ENOSPC where the memory (or what the
+	// cgroup leaves of it) does not suffice.
+	if err := ignoringEINTR(func() error { return unix.Fallocate(fd, 0, 0, int64(mapped)) }); err != nil {
+		return nil, fmt.Errorf("take memory: %w", err)
+	}
+	mem, err := unix.Mmap(fd, 0, mapped, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = unix.Munmap(mem)
+		}
+	}()
+
+	if err := seal(fd, o.Writable); err != nil {
+		return nil, err
+	}
+	if !o.Writable {
+		// A descriptor that was opened for reading cannot be mapped for writing
+		// even where the kernel does not know F_SEAL_FUTURE_WRITE.
+		readOnly, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(fd), os.O_RDONLY, 0)
+		if err != nil {
+			return nil, fmt.Errorf("open read-only (is /proc mounted?): %w", err)
+		}
+		_ = file.Close()
+		file = readOnly
+	}
+	return &Region{mem: mem, size: size, file: file}, nil
+}
+
+// memfd makes the unnamed file. Kernels before 6.3 do not know MFD_NOEXEC_SEAL.
+func memfd(name string, flags int) (int, error) {
+	flags |= unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
+	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) {
+		fd, err = unix.MemfdCreate(name, flags)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("make memfd: %w", err)
+	}
+	return fd, nil
+}
+
+// seal fixes the file's size, and its content for all but maps that exist.
+func seal(fd int, writable bool) error {
+	const size = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	if !writable {
+		_, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, size|unix.F_SEAL_FUTURE_WRITE|unix.F_SEAL_SEAL)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EINVAL) { // EINVAL: before Linux 5.1
+			return fmt.Errorf("seal: %w", err)
+		}
+	}
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, size|unix.F_SEAL_SEAL); err != nil {
+		return fmt.Errorf("seal: %w", err)
+	}
+	return nil
+}
+
+// Map maps size bytes of a file that another process made. It takes the file:
+// Close closes it, and so does a Map that fails. A file smaller than size is
+// refused (ErrTooSmall) instead of faulting later; that it cannot shrink
+// afterwards is the maker's seal.
+func Map(f *os.File, size int, writable bool) (*Region, error) {
+	r, err := mapFile(f, size, writable)
+	if err != nil {
+		_ = f.Close()
+		return nil, fmt.Errorf("map shared memory %q: %w", f.Name(), err)
+	}
+	return r, nil
+}
+
+func mapFile(f *os.File, size int, writable bool) (*Region, error) {
+	if size <= 0 {
+		return nil, errors.New("size must be positive")
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, fmt.Errorf("stat: %w", err)
+	}
+	// A file on huge pages can only be mapped by whole ones; st_blksize is the
+	// page there.
+	page := max(int(st.Blksize), os.Getpagesize())
+	mapped := (size + page - 1) / page * page
+	if st.Size < int64(mapped) {
+		return nil, fmt.Errorf("%w: %d bytes, want %d", ErrTooSmall, st.Size, mapped)
+	}
+	prot := unix.PROT_READ
+	if writable {
+		prot |= unix.PROT_WRITE
+	}
+	mem, err := unix.Mmap(int(f.Fd()), 0, mapped, prot, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	return &Region{mem: mem, size: size, file: f, huge: page == hugePageBytes}, nil
+}
+
+// Bytes is the mapping, good until Close.
+func (r *Region) Bytes() []byte { return r.mem[:r.size:r.size] }
+
+// File is the descriptor to hand out, open until Close: read-only unless the
+// region was made writable.
+func (r *Region) File() *os.File { return r.file }
+
+// Size is the size that was asked for, in bytes.
+func (r *Region) Size() int { return r.size }
+
+// Huge reports whether the region lies on huge pages that are its own.
+func (r *Region) Huge() bool { return r.huge }
+
+// Close unmaps the region and closes its file; the memory is freed when the last
+// process has done so. Nobody may touch Bytes afterwards. Closing twice is
+// harmless.
+func (r *Region) Close() (err error) {
+	r.once.Do(func() {
+		err = errors.Join(unix.Munmap(r.mem), r.file.Close())
+		if err != nil {
+			err = fmt.Errorf("close shared memory: %w", err)
+		}
+	})
+	return err
+}
+
+func ignoringEINTR(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,60 @@
+package shm
+
+import (
+	"fmt"
+	"os"
+)
+
+// Table is the request table of an IF: what the manager knows of each slot's
+// request, and where its pieces lie. IFs map it read-only.
+//
+// A slot's lines belong to whoever fills the slot, from when the slot is free
+// until it is published; from then until its reply was received (or it was
+// withdrawn) they must not change. There is no lock: different slots may be
+// filled by different goroutines.
+type Table struct {
+	g        Geometry
+	region   *Region
+	requests []Request
+	pieces   []Piece
+}
+
+// NewTable makes a table. Name is seen in /proc/PID/maps.
+func NewTable(name string, g Geometry) (*Table, error) {
+	region, err := newFile(name+"-table", magicTable, g, g.tableBytes(), Options{})
+	if err != nil {
+		return nil, fmt.Errorf("make request table: %w", err)
+	}
+	return tableIn(region, g), nil
+}
+
+func tableIn(region *Region, g Geometry) *Table {
+	mem := region.Bytes()
+	return &Table{
+		g:        g,
+		region:   region,
+		requests: view[Request](mem, atRequests, int(g.Slots)),
+		pieces:   view[Piece](mem, g.atPieces(), int(g.Slots)*int(g.MaxPieces)),
+	}
+}
+
+// Geometry is the table's size.
+func (t *Table) Geometry() Geometry { return t.g }
+
+// Pieces is the descriptors of a slot, MaxPieces of them, to be written in place.
+func (t *Table) Pieces(slot uint32) []Piece {
+	at, n := int(slot)*int(t.g.MaxPieces), int(t.g.MaxPieces)
+	return t.pieces[at : at+n : at+n]
+}
+
+// SetRequest writes a slot's line.
+func (t *Table) SetRequest(slot uint32, r Request) { t.requests[slot] = r }
+
+// Request reads a slot's line.
+func (t *Table) Request(slot uint32) Request { return t.requests[slot] }
+
+// File is what an IF is given, read-only; it is the table's, open until Close.
+func (t *Table) File() *os.File { return t.region.File() }
+
+// Close unmaps the table. Nobody may use it, or a slice of it, afterwards.
+func (t *Table) Close() error { return t.region.Close() }
