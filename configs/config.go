@@ -8,91 +8,91 @@ package configs
 import (
 	"net/netip"
 	"time"
-
-	"github.com/docker/go-units"
 )
 
 // Config is a node's whole configuration. Read fills what the file leaves out.
 type Config struct {
 	// Listen is the address that model ports are opened on; loopback unless told
 	// otherwise.
-	Listen netip.Addr `yaml:"listen"`
+	Listen netip.Addr
 	// HTTP is where metrics, health and status are served.
-	HTTP netip.AddrPort `yaml:"http"`
+	HTTP netip.AddrPort
 	// RuntimeDir holds the sockets between the processes of this node; empty means
 	// $XDG_RUNTIME_DIR/penstock, or penstock-UID in the temporary folder.
-	RuntimeDir string `yaml:"runtime_dir"`
-	Log        Log    `yaml:"log"`
+	RuntimeDir string
+	Log        Log
 	// ReservedCPUs are kept for the manager; the rest are 100 % for inference
 	// functions. 0 means an eighth, at least one where there are two.
-	ReservedCPUs int `yaml:"reserved_cpus"`
+	ReservedCPUs int
 	// Models are folders searched for cards, in order, before the built-in ones.
-	Models    []string   `yaml:"models"`
-	Slab      Slab       `yaml:"slab"`
-	Aggregate Aggregate  `yaml:"aggregate"`
-	Shares    Shares     `yaml:"shares"`
-	Batching  Batching   `yaml:"batching"`
-	Functions []Function `yaml:"functions"`
+	Models    []string
+	Slab      Slab
+	Aggregate Aggregate
+	Shares    Shares
+	Batching  Batching
+	Functions []Function
 	// HangTimeout is how long a batch may run before its process is taken for
 	// hung and killed; 0 means ten times the objective, at least 2 s.
-	HangTimeout time.Duration `yaml:"hang_timeout"`
+	HangTimeout time.Duration
 	// DrainTimeout bounds the drain at SIGTERM.
-	DrainTimeout time.Duration `yaml:"drain_timeout"`
+	DrainTimeout time.Duration
 
 	// File is where the configuration was read from, absolute; empty for the
 	// built-in one.
-	File string `yaml:"-"`
+	File string
 }
 
 // Log says how much is logged and how.
 type Log struct {
-	Level  string `yaml:"level"`  // debug, info, warn, error
-	Format string `yaml:"format"` // auto (console on a terminal, else JSON), console, json
+	Level  string // debug, info, warn, error
+	Format string // auto (console on a terminal, else JSON), console, json
 }
 
 // Slab is the packet memory of each inference function.
 type Slab struct {
-	Size          Size `yaml:"size"`
-	HugePages     bool `yaml:"huge_pages"` // where there are any
-	ReceiveBuffer Size `yaml:"receive_buffer"`
+	Size          Size
+	HugePages     bool // where there are any
+	ReceiveBuffer Size
 }
 
 // Aggregate bounds how pieces become requests.
 type Aggregate struct {
 	// Slots is how many requests an inference function may have in flight: a
 	// power of two, at least 64.
-	Slots int `yaml:"slots"`
+	Slots int
 	// Deadline is from the first piece; 0 means a quarter of the SLO.
-	Deadline time.Duration `yaml:"deadline"`
+	Deadline time.Duration
 	// AnsweredFor is how long an answer is kept to be given again.
-	AnsweredFor time.Duration `yaml:"answered_for"`
+	AnsweredFor time.Duration
 	// MinimumPiece is the smallest piece, but the last, that is accepted; it
 	// bounds the descriptors a request needs.
-	MinimumPiece Size `yaml:"minimum_piece"`
+	MinimumPiece Size
 }
 
 // Shares is how the node's CPUs (or GPU) are shared out (paper 3.2).
 type Shares struct {
-	Change           Change        `yaml:"change"`
-	Interval         time.Duration `yaml:"interval"` // how often Algorithm 1 runs
-	HoldDown         time.Duration `yaml:"hold_down"`
-	ThresholdPercent float64       `yaml:"threshold_percent"`
-	MinimumPercent   float64       `yaml:"minimum_percent"`
+	Change           Change
+	Interval         time.Duration // how often Algorithm 1 runs
+	HoldDown         time.Duration
+	ThresholdPercent float64
+	MinimumPercent   float64
 	// DefaultPercent is the demand of a model whose knee is not known.
-	DefaultPercent float64 `yaml:"default_percent"`
-	SpreadSlack    bool    `yaml:"spread_slack"`
+	DefaultPercent float64
+	SpreadSlack    bool
 	// Tune switches Algorithm 1 off when false: shares stay as configured.
-	Tune bool `yaml:"tune"`
+	Tune bool
 }
 
 // Change is how a new share comes in.
 type Change string
 
 // ChangeShadow is the paper's swap to a hot-standby process; ChangeInPlace
-// writes the share of the running one.
+// writes the share of the running one; ChangeRestart stops the process and starts
+// another, what there was before shadows, kept to compare with (Fig. 16).
 const (
 	ChangeShadow  Change = "shadow"
 	ChangeInPlace Change = "in-place"
+	ChangeRestart Change = "restart"
 )
 
 // Batching names the batching rule.
@@ -106,34 +106,24 @@ const (
 
 // Function is one inference function: a model behind a UDP port.
 type Function struct {
-	Name string `yaml:"name"`
+	Name string
 	// Model is a card's name, or a card file (relative to the configuration); the
 	// function's name where left out.
-	Model string `yaml:"model"`
-	Port  uint16 `yaml:"port"` // 0: any free one; /status.json tells which
+	Model string
+	Port  uint16 // 0: any free one; /status.json tells which
 	// SLO overrides the card's objective.
-	SLO       time.Duration `yaml:"slo"`
-	Instances int           `yaml:"instances"`
+	SLO       time.Duration
+	Instances int
 	// SharePercent fixes the first share of each instance; 0 means the demand.
-	SharePercent float64  `yaml:"share_percent"`
-	Change       Change   `yaml:"change"`   // as shares.change where left out
-	Batching     Batching `yaml:"batching"` // as the node's where left out
+	SharePercent float64
+	Change       Change   // as shares.change where left out
+	Batching     Batching // as the node's where left out
 	// Environment is added to the processes' own.
-	Environment map[string]string `yaml:"environment"`
+	Environment map[string]string
 }
 
 // Size is a number of bytes, written as 512, 64KiB or 8MiB.
 type Size int64
-
-// UnmarshalText reads a size.
-func (s *Size) UnmarshalText(text []byte) error {
-	n, err := units.RAMInBytes(string(text))
-	if err != nil {
-		return err
-	}
-	*s = Size(n)
-	return nil
-}
 
 // Default is the configuration of a file that says nothing.
 func Default() Config {

@@ -67,11 +67,15 @@ type Command struct {
 type Pair struct {
 	// InPlace writes new shares to the active process instead of swapping.
 	InPlace bool
+	// Restart keeps no shadow: a change stops the process and starts another,
+	// which is what a swap is compared with.
+	Restart bool
 
 	card     *models.Card
 	proven   *models.Card // the last one that served
 	target   float64
 	removing bool
+	stopped  bool // the active process was stopped for a change (Restart)
 
 	processes            []*Process // by generation
 	active, next, shadow *Process
@@ -188,7 +192,11 @@ func (p *Pair) Step() []Command {
 	if p.active == nil && p.next == nil {
 		p.wake()
 	}
-	if p.active != nil && p.next == nil {
+	switch {
+	case p.active == nil || p.next != nil:
+	case p.Restart:
+		p.restart()
+	default:
 		p.change()
 	}
 	return p.flush()
@@ -201,8 +209,11 @@ func (p *Pair) promote() {
 	p.emit(SetEpoch, p.active, "")
 	if old != nil {
 		old.Role = control.Drain
+	}
+	if old != nil || p.stopped {
 		p.emit(Promoted, p.active, "")
 	}
+	p.stopped = false
 	if p.proven != nil && p.proven != p.active.Card {
 		p.emit(Replaced, p.active, "")
 	}
@@ -249,6 +260,17 @@ func (p *Pair) change() {
 	if p.shadow != nil && p.shadow.State == control.Loaded && p.shadow.Attached {
 		p.wake()
 	}
+}
+
+// restart stops the active process when it is not what is wanted; the next one is
+// started when it is gone.
+func (p *Pair) restart() {
+	stale := p.active.Card != p.card
+	if p.active.Role == control.Drain || !stale && (p.InPlace || p.active.SharePercent == p.target) {
+		return
+	}
+	p.active.Role = control.Drain
+	p.stopped = true
 }
 
 func (p *Pair) spawn() *Process {

@@ -167,6 +167,29 @@ func TestRemovedPairEndsAllItsProcesses(t *testing.T) {
 	}
 }
 
+func TestRestartStopsTheProcessBeforeAnotherIsStarted(t *testing.T) {
+	p := New(&models.Card{Name: "a"}, 30)
+	p.Restart = true
+	p.Step()
+	up(p, 1)
+	p.Step()
+	p.Observe(1, control.Active, "")
+	p.SetShare(50)
+	p.Step()
+	if got := p.Processes(); len(got) != 1 || got[0].Role != control.Drain {
+		t.Fatalf("processes %+v, want the one there is, draining", got)
+	}
+	p.Observe(1, control.Stopped, "")
+	p.Step()
+	if q := p.Process(2); q == nil || q.Role != control.Serve || q.SharePercent != 50 {
+		t.Fatalf("process %+v, want a new one that serves with 50 %%", q)
+	}
+	up(p, 2)
+	if got := kinds(p.Step()); len(got) != 2 || got[0] != SetEpoch || got[1] != Promoted {
+		t.Fatalf("commands %v, want the epoch set and a promotion", got)
+	}
+}
+
 // Whatever happens in whatever order, the invariants hold, and once the world
 // behaves again somebody serves what is wanted.
 func TestPairAlwaysComesBackToServing(t *testing.T) {
@@ -175,6 +198,7 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 		cards := []*models.Card{{Name: "a", Version: 1}, {Name: "a", Version: 2}, {Name: "a", Version: 3}}
 		p := New(cards[0], 30)
 		p.InPlace = rapid.Bool().Draw(t, "in place")
+		p.Restart = rapid.Bool().Draw(t, "restart")
 		check := func() {
 			p.Step()
 			if err := p.Check(); err != nil {
@@ -215,8 +239,14 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 			}
 			check()
 		}
-		if p.Active() == nil || p.Active().SharePercent != p.Share() || p.Active().Card != p.Card() {
+		if p.Active() == nil || p.Active().Card != p.Card() || !p.Restart && p.Active().SharePercent != p.Share() {
 			t.Fatalf("active %+v, want share %v and card %v", p.Active(), p.Share(), p.Card())
+		}
+		if p.Restart {
+			if len(p.Processes()) != 1 {
+				t.Fatalf("%d processes, want one", len(p.Processes()))
+			}
+			return
 		}
 		if p.Shadow() == nil || len(p.Processes()) != 2 {
 			t.Fatalf("%d processes, shadow %+v; want an active and a shadow", len(p.Processes()), p.Shadow())

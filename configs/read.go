@@ -1,0 +1,258 @@
+package configs
+
+import (
+	_ "embed"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/document"
+)
+
+// builtIn is what runs when no file is named: three real models on ports 5001
+// to 5003.
+//
+//go:embed demo.yaml
+var builtIn []byte
+
+// Limits of a configuration: far above any node of use, low enough that a slip of
+// the pen takes no machine down.
+const (
+	MaxFunctions = 256
+	MaxInstances = 64
+	MaxSlots     = 1 << 14
+	minSlots     = 64 // the paper's 64 requests in flight (3.3.2)
+	minSlab      = 1 << 20
+	maxSlab      = 64 << 30
+	maxTimeout   = time.Hour
+)
+
+// Read reads the configuration in file, the built-in one where file is empty.
+// The error names all that is wrong, a line each: file, line, column, field, and
+// what would be right.
+func Read(file string) (Config, error) {
+	if file == "" {
+		return Decode("built-in configuration", builtIn)
+	}
+	path, err := filepath.Abs(file)
+	if err != nil {
+		return Config{}, fmt.Errorf("read configuration: %w", err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("read configuration: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > document.MaxBytes {
+		return Config{}, fmt.Errorf("read configuration: %s is no regular file of at most %d bytes", path, document.MaxBytes)
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return Config{}, fmt.Errorf("read configuration: %w", err)
+	}
+	c, err := Decode(path, data)
+	if err != nil {
+		return Config{}, err
+	}
+	c.File = path
+	for i, dir := range c.Models {
+		if !filepath.IsAbs(dir) {
+			c.Models[i] = filepath.Join(filepath.Dir(path), dir)
+		}
+	}
+	for i := range c.Functions {
+		// A model with a slash is a card's file; a bare name is looked up.
+		if f := &c.Functions[i]; strings.Contains(f.Model, "/") && !filepath.IsAbs(f.Model) {
+			f.Model = filepath.Join(filepath.Dir(path), f.Model)
+		}
+	}
+	return c, nil
+}
+
+// Decode is Read of bytes already read from file; relative paths stay as they
+// are.
+func Decode(file string, data []byte) (Config, error) {
+	doc, err := document.Parse(file, data)
+	if err != nil {
+		return Config{}, err
+	}
+	c := Default()
+	c.decode(doc.Root())
+	if err := doc.Err(); err != nil {
+		return Config{}, err
+	}
+	return c, nil
+}
+
+func (c *Config) decode(root document.Value) {
+	m := root.Map("listen", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
+		"aggregate", "shares", "batching", "functions", "hang_timeout", "drain_timeout")
+	if v := m.May("listen"); !v.Absent() {
+		var err error
+		if c.Listen, err = netip.ParseAddr(v.Text("an IP address")); err != nil {
+			v.Reject("is no IP address; 127.0.0.1 is this machine only, 0.0.0.0 every interface")
+		}
+	}
+	if v := m.May("http"); !v.Absent() {
+		var err error
+		if c.HTTP, err = netip.ParseAddrPort(v.Text("ADDRESS:PORT")); err != nil {
+			v.Reject("is not like 127.0.0.1:9650")
+		}
+	}
+	if v := m.May("runtime_dir"); !v.Absent() {
+		c.RuntimeDir = v.Text("a folder")
+	}
+	log := m.May("log").Map("level", "format")
+	choose(log.May("level"), &c.Log.Level, "debug", "info", "warn", "error")
+	choose(log.May("format"), &c.Log.Format, "auto", "console", "json")
+	c.ReservedCPUs = int(m.May("reserved_cpus").Int(0, 1024))
+	for _, v := range m.May("models").List("a list of folders with cards") {
+		c.Models = append(c.Models, v.Text("a folder with cards"))
+	}
+	c.Slab.decode(m.May("slab"))
+	c.Aggregate.decode(m.May("aggregate"))
+	c.Shares.decode(m.May("shares"))
+	choose(m.May("batching"), &c.Batching, SLAB, AIMD)
+	duration(m.May("hang_timeout"), &c.HangTimeout, time.Millisecond)
+	duration(m.May("drain_timeout"), &c.DrainTimeout, time.Millisecond)
+
+	list := m.May("functions")
+	entries := list.List("a list of {name, port}")
+	if len(entries) > MaxFunctions {
+		list.Reject("has %d elements, want at most %d", len(entries), MaxFunctions)
+		return
+	}
+	names, ports := map[string]bool{}, map[uint16]string{}
+	for _, v := range entries {
+		var f Function
+		f.decode(v, names, ports)
+		c.Functions = append(c.Functions, f)
+	}
+}
+
+func (s *Slab) decode(v document.Value) {
+	m := v.Map("size", "huge_pages", "receive_buffer")
+	size(m.May("size"), &s.Size, minSlab, maxSlab)
+	size(m.May("receive_buffer"), &s.ReceiveBuffer, 64<<10, 1<<30)
+	if h := m.May("huge_pages"); !h.Absent() {
+		s.HugePages = h.Bool()
+	}
+}
+
+func (a *Aggregate) decode(v document.Value) {
+	m := v.Map("slots", "deadline", "answered_for", "minimum_piece")
+	if s := m.May("slots"); !s.Absent() {
+		a.Slots = int(s.Int(minSlots, MaxSlots))
+		if bits.OnesCount(uint(a.Slots)) != 1 {
+			s.Reject("is %d, want a power of two from %d to %d", a.Slots, minSlots, MaxSlots)
+		}
+	}
+	duration(m.May("deadline"), &a.Deadline, 100*time.Microsecond)
+	duration(m.May("answered_for"), &a.AnsweredFor, time.Millisecond)
+	size(m.May("minimum_piece"), &a.MinimumPiece, 64, 64<<10)
+}
+
+func (s *Shares) decode(v document.Value) {
+	m := v.Map("change", "interval", "hold_down", "threshold_percent", "minimum_percent",
+		"default_percent", "spread_slack", "tune")
+	choose(m.May("change"), &s.Change, ChangeShadow, ChangeInPlace, ChangeRestart)
+	duration(m.May("interval"), &s.Interval, 10*time.Millisecond)
+	duration(m.May("hold_down"), &s.HoldDown, 0)
+	percent(m.May("threshold_percent"), &s.ThresholdPercent, 0)
+	percent(m.May("minimum_percent"), &s.MinimumPercent, 0.1)
+	percent(m.May("default_percent"), &s.DefaultPercent, 1)
+	if b := m.May("spread_slack"); !b.Absent() {
+		s.SpreadSlack = b.Bool()
+	}
+	if b := m.May("tune"); !b.Absent() {
+		s.Tune = b.Bool()
+	}
+}
+
+func (f *Function) decode(v document.Value, names map[string]bool, ports map[uint16]string) {
+	m := v.Map("name", "model", "port", "slo", "instances", "share_percent", "change", "batching", "environment")
+	const nameRule = "lower case letters, digits, '-' and '_', at most 64"
+	name := m.Need("name", nameRule)
+	f.Name = name.Text(nameRule)
+	switch {
+	case f.Name != "" && !models.NamePattern.MatchString(f.Name):
+		name.Reject("is %q, want %s", f.Name, nameRule)
+	case names[f.Name]:
+		name.Reject("is %q, which another function has", f.Name)
+	}
+	names[f.Name] = true
+	if w := m.May("model"); !w.Absent() {
+		f.Model = w.Text("a card's name, or its file")
+	}
+	port := m.Need("port", "a UDP port, 0 for any free one")
+	f.Port = uint16(port.Int(0, 65535))
+	if other, taken := ports[f.Port]; taken && f.Port != 0 {
+		port.Reject("is %d, which function %q has", f.Port, other)
+	}
+	ports[f.Port] = f.Name
+	duration(m.May("slo"), &f.SLO, time.Microsecond)
+	f.Instances = 1
+	if w := m.May("instances"); !w.Absent() {
+		f.Instances = int(w.Int(1, MaxInstances))
+	}
+	percent(m.May("share_percent"), &f.SharePercent, 0.1)
+	choose(m.May("change"), &f.Change, ChangeShadow, ChangeInPlace, ChangeRestart)
+	choose(m.May("batching"), &f.Batching, SLAB, AIMD)
+	if env := m.May("environment"); !env.Absent() {
+		plain, ok := env.Plain().(map[string]any)
+		if !ok {
+			env.Reject("is no map of names to strings")
+		}
+		f.Environment = map[string]string{}
+		for key, value := range plain {
+			text, ok := value.(string)
+			if !ok {
+				env.Reject("%s is no string; quote it", key)
+			}
+			f.Environment[key] = text
+		}
+	}
+}
+
+// The readers below leave *to as it is where nothing stands.
+
+func choose[T ~string](v document.Value, to *T, words ...T) {
+	if v.Absent() {
+		return
+	}
+	list := make([]string, len(words))
+	for i, w := range words {
+		list[i] = string(w)
+	}
+	*to = T(v.Choice(list...))
+}
+
+func duration(v document.Value, to *time.Duration, least time.Duration) {
+	if !v.Absent() {
+		*to = v.Duration(least, maxTimeout)
+	}
+}
+
+func percent(v document.Value, to *float64, least float64) {
+	if !v.Absent() {
+		*to = v.Float(least, 100)
+	}
+}
+
+func size(v document.Value, to *Size, least, most int64) {
+	if v.Absent() {
+		return
+	}
+	n, err := units.RAMInBytes(fmt.Sprint(v.Plain()))
+	if err != nil || n < least || n > most {
+		v.Reject("is %v, want a size from %s to %s, like 64MiB", v.Plain(), units.BytesSize(float64(least)), units.BytesSize(float64(most)))
+		return
+	}
+	*to = Size(n)
+}
