@@ -1,0 +1,495 @@
+package control
+
+// The attach link joins a process of an inference function to the manager. It is
+// a Unix socket that keeps messages apart (SOCK_SEQPACKET), so a message is whole
+// or not there, and carries file descriptors:
+//
+//	process                              manager
+//	1 DialAttach: Attach ──────────────> ListenAttach: version, user and pid checked
+//	2                     <───────────── Grant: Attached, and the descriptors;
+//	                                     or Refuse: why not, and the end
+//	3 Report ──────────────────────────> ReadReport
+//	4 Gone is closed      <── end of file ──>  io.EOF from ReadReport
+//
+// The end of file comes from the kernel, so the death of either side is seen at once.
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+)
+
+// Longest messages of the attach link. Attached carries a resolved card with up to
+// thousands of labels; Linux refuses a packet beyond the socket's send buffer
+// (net.core.wmem_default, 212,992 bytes, which counts some overhead).
+const (
+	maxAttachBytes   = 4 << 10
+	maxAttachedBytes = 128 << 10
+	maxReportBytes   = 4 << 10
+)
+
+// MaxAttachFiles is how many descriptors one packet carries (SCM_MAX_FD of
+// linux/net/scm.h).
+const MaxAttachFiles = 253
+
+// AttachListener is where the manager hands out shared memory.
+type AttachListener struct {
+	listener *net.UnixListener
+	log      zerolog.Logger
+	arrived  chan arrival
+	stop     chan struct{}
+	stopOnce sync.Once
+
+	background sync.WaitGroup
+	rejected   atomic.Uint64
+
+	mu       sync.Mutex
+	shaking  map[*net.UnixConn]struct{} // in their handshake
+	stopping bool
+}
+
+type arrival struct {
+	conn   *AttachConn
+	attach Attach
+}
+
+// ListenAttach opens the manager's attach socket at path (see AttachSocketPath).
+// ErrInUse is returned when another process listens there. What comes to nothing
+// is logged, and counted by Rejected.
+func ListenAttach(path string, log zerolog.Logger) (*AttachListener, error) {
+	l, err := listenFresh("unixpacket", path)
+	if err != nil {
+		return nil, fmt.Errorf("open attach socket: %w", err)
+	}
+	a := &AttachListener{
+		listener: l, log: log,
+		arrived: make(chan arrival), stop: make(chan struct{}),
+		shaking: map[*net.UnixConn]struct{}{},
+	}
+	a.background.Add(1)
+	go a.listen()
+	return a, nil
+}
+
+// Accept waits for a process that said who it is. The version, the user, and the
+// process id are checked against what the kernel knows of the peer; whether such
+// a process is expected is the caller's to judge, by Grant or Refuse. The caller
+// owns the connection. net.ErrClosed is returned after Close.
+func (a *AttachListener) Accept() (*AttachConn, Attach, error) {
+	select {
+	case in := <-a.arrived:
+		return in.conn, in.attach, nil
+	case <-a.stop:
+		return nil, Attach{}, net.ErrClosed
+	}
+}
+
+// Rejected counts the connections that Accept never returned.
+func (a *AttachListener) Rejected() uint64 { return a.rejected.Load() }
+
+// Close stops listening, removes the socket file, and waits for the goroutines.
+// Accepted connections live on.
+func (a *AttachListener) Close() error {
+	a.stopOnce.Do(func() { close(a.stop) })
+	err := a.listener.Close()
+	a.mu.Lock()
+	a.stopping = true
+	for c := range a.shaking {
+		c.Close()
+	}
+	a.mu.Unlock()
+	a.background.Wait()
+	return err
+}
+
+// listen accepts; each handshake has its own goroutine, so that one that says
+// nothing holds up nobody.
+func (a *AttachListener) listen() {
+	defer a.background.Done()
+	for {
+		c, err := a.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			a.log.Error().Err(err).Msg("accept process")
+			select {
+			case <-time.After(RepeatEvery):
+			case <-a.stop:
+			}
+			continue
+		}
+		if !a.add(c) {
+			c.Close()
+			a.rejected.Add(1)
+			continue
+		}
+		a.background.Add(1)
+		go func() {
+			defer a.background.Done()
+			defer a.remove(c)
+			a.shake(c)
+		}()
+	}
+}
+
+// maxShaking is how many processes may be in their handshake at once: more than
+// a node has processes.
+const maxShaking = 1024
+
+func (a *AttachListener) add(c *net.UnixConn) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.stopping || len(a.shaking) >= maxShaking {
+		return false
+	}
+	a.shaking[c] = struct{}{}
+	return true
+}
+
+func (a *AttachListener) remove(c *net.UnixConn) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.shaking, c)
+}
+
+func (a *AttachListener) shake(c *net.UnixConn) {
+	conn := &AttachConn{conn: c}
+	attach, err := conn.readAttach()
+	if err == nil {
+		select {
+		case a.arrived <- arrival{conn, attach}:
+			return
+		case <-a.stop:
+			err = net.ErrClosed
+		}
+	} else if !errors.Is(err, net.ErrClosed) {
+		a.log.Warn().Err(err).Msg("process did not attach")
+		conn.send(Attached{Version: Version, Refused: err.Error()}, nil) // best effort
+	}
+	a.rejected.Add(1)
+	c.Close()
+}
+
+// AttachConn is the manager's end of the link to one process.
+type AttachConn struct {
+	conn *net.UnixConn
+	buf  []byte // for ReadReport
+}
+
+func (c *AttachConn) readAttach() (Attach, error) {
+	var a Attach
+	cred, err := checkPeer(c.conn)
+	if err != nil {
+		return a, err
+	}
+	if err := c.conn.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+		return a, fmt.Errorf("read attach: %w", err)
+	}
+	message, err := readPacket(c.conn, make([]byte, maxAttachBytes))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return a, fmt.Errorf("read attach: %w: process %d said nothing for %v", ErrSilent, cred.Pid, handshakeTimeout)
+	}
+	if err != nil {
+		return a, fmt.Errorf("read attach: %w", err)
+	}
+	if err := peekVersion("process", message); err != nil {
+		return a, err
+	}
+	if err := strict(message, &a); err != nil {
+		return a, fmt.Errorf("read attach: %w", err)
+	}
+	if err := (identity{a.IF, a.Instance, a.Generation}).check(); err != nil {
+		return a, fmt.Errorf("read attach: %w", err)
+	}
+	if a.PID != int(cred.Pid) {
+		return a, fmt.Errorf("read attach: %w: %s claims to be process %d and is %d", ErrBadMessage, a.IF, a.PID, cred.Pid)
+	}
+	if err := c.conn.SetReadDeadline(time.Time{}); err != nil {
+		return a, fmt.Errorf("read attach: %w", err)
+	}
+	return a, nil
+}
+
+// Grant answers with what the process may map. The files stay the caller's; the
+// process gets its own descriptors of them.
+func (c *AttachConn) Grant(a Attached, files []*os.File) error {
+	a.Version, a.Refused = Version, ""
+	if err := c.send(a, files); err != nil {
+		return fmt.Errorf("grant: %w", err)
+	}
+	return nil
+}
+
+// Refuse answers why not, and closes.
+func (c *AttachConn) Refuse(reason string) error {
+	if reason == "" {
+		reason = "no reason given"
+	}
+	err := c.send(Attached{Version: Version, Refused: reason}, nil)
+	if err != nil {
+		err = fmt.Errorf("refuse: %w", err)
+	}
+	return errors.Join(err, c.Close())
+}
+
+func (c *AttachConn) send(a Attached, files []*os.File) error {
+	b, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	if len(b) > maxAttachedBytes {
+		return fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, len(b), maxAttachedBytes)
+	}
+	if len(files) > MaxAttachFiles {
+		return fmt.Errorf("%w: %d descriptors, at most %d", ErrTooLong, len(files), MaxAttachFiles)
+	}
+	if err := c.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+		return err
+	}
+	err = withFDs(files, func(fds []int) error {
+		var rights []byte
+		if len(fds) > 0 {
+			rights = unix.UnixRights(fds...)
+		}
+		_, _, err := c.conn.WriteMsgUnix(b, rights, nil)
+		return err
+	})
+	return err
+}
+
+// withFDs calls f with the descriptors of files, which none can be closed under.
+// File.Fd would make them blocking, for their owners too.
+func withFDs(files []*os.File, f func([]int) error) error {
+	fds := make([]int, 0, len(files))
+	var next func(rest []*os.File) error
+	next = func(rest []*os.File) error {
+		if len(rest) == 0 {
+			return f(fds)
+		}
+		raw, err := rest[0].SyscallConn()
+		if err != nil {
+			return err
+		}
+		var inner error
+		if err := raw.Control(func(fd uintptr) {
+			fds = append(fds, int(fd))
+			inner = next(rest[1:])
+		}); err != nil {
+			return err
+		}
+		return inner
+	}
+	return next(files)
+}
+
+// ReadReport waits for the process's next report; one goroutine reads. io.EOF is
+// returned when the process has ended or closed its end, ErrBadMessage when it
+// talks nonsense: the caller closes then.
+func (c *AttachConn) ReadReport() (Report, error) {
+	var r Report
+	if c.buf == nil {
+		c.buf = make([]byte, maxReportBytes)
+	}
+	message, err := readPacket(c.conn, c.buf)
+	if err == io.EOF {
+		return r, err
+	}
+	if err != nil {
+		return r, fmt.Errorf("read report: %w", err)
+	}
+	if err := strict(message, &r); err != nil {
+		return r, fmt.Errorf("read report: %w", err)
+	}
+	switch r.Fit {
+	case FitUnknown, FitUnder, FitOver:
+	default:
+		return r, fmt.Errorf("read report: %w: fit %q", ErrBadMessage, r.Fit)
+	}
+	return r, nil
+}
+
+// Close hangs up: the process sees Gone, and ends.
+func (c *AttachConn) Close() error { return c.conn.Close() }
+
+// readPacket reads one packet into buf, and no descriptors: the kernel closes
+// those that a peer sends uncalled-for.
+func readPacket(c *net.UnixConn, buf []byte) ([]byte, error) {
+	n, _, flags, _, err := c.ReadMsgUnix(buf, nil)
+	switch {
+	case errors.Is(err, io.EOF), isClosed(err), errors.Is(err, net.ErrClosed):
+		return nil, io.EOF
+	case err != nil:
+		return nil, err
+	case flags&unix.MSG_TRUNC != 0:
+		return nil, fmt.Errorf("%w: more than %d bytes", ErrTooLong, len(buf))
+	}
+	return buf[:n], nil
+}
+
+// Attachment is the process's end of the attach link.
+type Attachment struct {
+	conn *net.UnixConn
+	gone chan struct{}
+}
+
+// DialAttach joins the manager at path as a: what it grants, the descriptors that
+// come with it (the caller's to close; not inherited by children), and the link.
+// The version and the process id are filled in. ErrRefused is returned with the
+// manager's reason, ErrSilent when it does not answer.
+func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error) {
+	fail := func(err error) (Attached, []*os.File, *Attachment, error) {
+		return Attached{}, nil, nil, fmt.Errorf("attach to %s: %w", path, err)
+	}
+	if err := checkSocketPath(path); err != nil {
+		return fail(err)
+	}
+	a.Version, a.PID = Version, os.Getpid()
+	b, err := json.Marshal(a)
+	if err != nil {
+		return fail(err)
+	}
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: path})
+	if err != nil {
+		return fail(err)
+	}
+	granted, files, err := shakeAttach(c, b)
+	if err != nil {
+		c.Close()
+		return fail(err)
+	}
+	t := &Attachment{conn: c, gone: make(chan struct{})}
+	go t.watch()
+	return granted, files, t, nil
+}
+
+// answerTimeout is how long the manager may take to grant. It may have to make
+// tensors of many megabytes first.
+const answerTimeout = 10 * time.Second
+
+func shakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.File, err error) {
+	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+		return granted, nil, err
+	}
+	if _, err := c.Write(attach); err != nil {
+		return granted, nil, err
+	}
+	buf := make([]byte, maxAttachedBytes)
+	rights := make([]byte, unix.CmsgSpace(4*MaxAttachFiles))
+	// Go receives with MSG_CMSG_CLOEXEC, so no child inherits them by accident.
+	n, rn, flags, _, err := c.ReadMsgUnix(buf, rights)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return granted, nil, fmt.Errorf("%w: no answer for %v", ErrSilent, answerTimeout)
+	}
+	if err != nil {
+		return granted, nil, fmt.Errorf("read answer: %w", err)
+	}
+	files, err = receivedFiles(rights[:rn])
+	defer func() {
+		if err != nil {
+			for _, f := range files {
+				f.Close()
+			}
+			files = nil
+		}
+	}()
+	if err != nil {
+		return granted, files, err
+	}
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		return granted, files, fmt.Errorf("read answer: %w", ErrTooLong)
+	}
+	if err := peekVersion("manager", buf[:n]); err != nil {
+		return granted, files, err
+	}
+	if err := strict(buf[:n], &granted); err != nil {
+		return granted, files, fmt.Errorf("read answer: %w", err)
+	}
+	if granted.Refused != "" {
+		return granted, files, fmt.Errorf("%w: %s", ErrRefused, granted.Refused)
+	}
+	return granted, files, c.SetDeadline(time.Time{})
+}
+
+// receivedFiles takes the descriptors out of control messages.
+func receivedFiles(rights []byte) ([]*os.File, error) {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil, fmt.Errorf("read descriptors: %w", err)
+	}
+	var files []*os.File
+	for i := range messages {
+		if messages[i].Header.Level != unix.SOL_SOCKET || messages[i].Header.Type != unix.SCM_RIGHTS {
+			continue
+		}
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			return files, fmt.Errorf("read descriptors: %w", err)
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), fmt.Sprintf("attached %d", len(files))))
+		}
+	}
+	return files, nil
+}
+
+// Report tells the manager without ever waiting for it; any goroutine may.
+// ErrBehind is returned when the manager's end is full and the report is dropped.
+func (t *Attachment) Report(r Report) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	raw, err := t.conn.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	var sent error
+	if err := raw.Write(func(fd uintptr) bool {
+		sent = unix.Send(int(fd), b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		return true // never wait until it can be written
+	}); err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	if errors.Is(sent, syscall.EAGAIN) {
+		return fmt.Errorf("report: %w", ErrBehind)
+	}
+	if sent != nil {
+		return fmt.Errorf("report: %w", sent)
+	}
+	return nil
+}
+
+// Gone is closed when the manager has gone, or after Close: the process must end.
+func (t *Attachment) Gone() <-chan struct{} { return t.gone }
+
+// Close hangs up and waits until Gone is closed.
+func (t *Attachment) Close() error {
+	err := t.conn.Close()
+	<-t.gone
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+// watch waits for the end; the manager says nothing after its answer.
+func (t *Attachment) watch() {
+	defer close(t.gone)
+	buf := make([]byte, 1)
+	for {
+		if _, err := readPacket(t.conn, buf); err != nil && !errors.Is(err, ErrTooLong) {
+			return
+		}
+	}
+}

@@ -1,0 +1,181 @@
+package control
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path/filepath"
+)
+
+// MaxNameBytes is the longest name of an inference function. Names become parts
+// of cgroup and file names (255 bytes, NAME_MAX of limits.h) beside two numbers
+// of at most 20 digits.
+const MaxNameBytes = 128
+
+// strict reads one JSON value into v and refuses unknown fields and a tail.
+func strict(message []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(message))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return fmt.Errorf("%w: %w", ErrBadMessage, err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return fmt.Errorf("%w: more than one value", ErrBadMessage)
+	}
+	return nil
+}
+
+// CheckName refuses a name that could not be part of a file name.
+func CheckName(name string) error {
+	if name == "" || len(name) > MaxNameBytes {
+		return fmt.Errorf("%w: name %.20q has %d bytes, want 1 to %d", ErrBadMessage, name, len(name), MaxNameBytes)
+	}
+	for _, c := range []byte(name) {
+		switch {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '-', c == '_':
+		default:
+			return fmt.Errorf("%w: name %q: want letters, digits, '-' and '_' only", ErrBadMessage, name)
+		}
+	}
+	return nil
+}
+
+// identity is what names a process for ever.
+type identity struct {
+	name       string
+	instance   int
+	generation uint32
+}
+
+func (i identity) check() error {
+	if err := CheckName(i.name); err != nil {
+		return err
+	}
+	if i.instance < 0 {
+		return fmt.Errorf("%w: instance %d of %s is negative", ErrBadMessage, i.instance, i.name)
+	}
+	if i.generation == 0 {
+		return fmt.Errorf("%w: generation 0 of %s, want 1 or more (0 is nobody's epoch)", ErrBadMessage, i.name)
+	}
+	return nil
+}
+
+func checkShare(name string, percent float64) error {
+	if !(percent >= 0 && percent <= 100) { // also refuses NaN
+		return fmt.Errorf("%w: share of %s is %v %%, want 0 to 100", ErrBadMessage, name, percent)
+	}
+	return nil
+}
+
+// Check refuses a state that no orchestrator could follow: bad names, unknown
+// roles, a process listed twice, shares outside of 0 to 100, relative folders.
+func (d *Desired) Check() error {
+	if err := checkVersion("manager", d.Version); err != nil {
+		return err
+	}
+	if d.ManagerID == "" {
+		return fmt.Errorf("%w: no manager id", ErrBadMessage)
+	}
+	seen := make(map[identity]bool, len(d.Processes))
+	for _, p := range d.Processes {
+		id := identity{p.IF, p.Instance, p.Generation}
+		if err := id.check(); err != nil {
+			return err
+		}
+		if seen[id] {
+			return fmt.Errorf("%w: %s/%d generation %d is listed twice", ErrBadMessage, p.IF, p.Instance, p.Generation)
+		}
+		seen[id] = true
+		switch p.Role {
+		case Shadow, Serve, Drain, Kill:
+		default:
+			return fmt.Errorf("%w: role of %s is %q, want shadow, serve, drain or kill", ErrBadMessage, p.IF, p.Role)
+		}
+		if err := checkShare(p.IF, p.SharePercent); err != nil {
+			return err
+		}
+		if p.Dir != "" && !filepath.IsAbs(p.Dir) {
+			return fmt.Errorf("%w: folder of %s is %q, want an absolute path", ErrBadMessage, p.IF, p.Dir)
+		}
+	}
+	return nil
+}
+
+// Check refuses a state that makes no sense: bad names, unknown states, a process listed twice.
+func (o *Observed) Check() error {
+	if err := checkVersion("orchestrator", o.Version); err != nil {
+		return err
+	}
+	if o.OrchestratorID == "" {
+		return fmt.Errorf("%w: no orchestrator id", ErrBadMessage)
+	}
+	seen := make(map[identity]bool, len(o.Processes))
+	for _, p := range o.Processes {
+		id := identity{p.IF, p.Instance, p.Generation}
+		if err := id.check(); err != nil {
+			return err
+		}
+		if seen[id] {
+			return fmt.Errorf("%w: %s/%d generation %d is listed twice", ErrBadMessage, p.IF, p.Instance, p.Generation)
+		}
+		seen[id] = true
+		if !p.State.Known() {
+			return fmt.Errorf("%w: state of %s is %q", ErrBadMessage, p.IF, p.State)
+		}
+		if err := checkShare(p.IF, p.SharePercent); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// order is the states in the order of a good life.
+var order = [...]State{Starting, Loaded, Linking, Ready, Active, Draining, Stopped, Failed}
+
+// Known reports whether s is one of the states.
+func (s State) Known() bool { return s.rank() >= 0 }
+
+// Follows reports whether a process in state before may say s next: a life only
+// goes forward, and may skip or repeat a state.
+func (s State) Follows(before State) bool {
+	return s.Known() && before.Known() && !before.Ended() && s.rank() >= before.rank()
+}
+
+func (s State) rank() int {
+	for i, t := range order {
+		if s == t {
+			return i
+		}
+	}
+	return -1
+}
+
+// decodeDesired and decodeObserved read a whole state from a peer, version first.
+func decodeDesired(message []byte) (Desired, error) {
+	var d Desired
+	if err := peekVersion("manager", message); err != nil {
+		return d, err
+	}
+	if err := strict(message, &d); err != nil {
+		return d, fmt.Errorf("read desired state: %w", err)
+	}
+	if err := d.Check(); err != nil {
+		return d, fmt.Errorf("read desired state: %w", err)
+	}
+	return d, nil
+}
+
+func decodeObserved(message []byte) (Observed, error) {
+	var o Observed
+	if err := peekVersion("orchestrator", message); err != nil {
+		return o, err
+	}
+	if err := strict(message, &o); err != nil {
+		return o, fmt.Errorf("read observed state: %w", err)
+	}
+	if err := o.Check(); err != nil {
+		return o, fmt.Errorf("read observed state: %w", err)
+	}
+	return o, nil
+}

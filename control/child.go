@@ -1,0 +1,297 @@
+package control
+
+// The link between the orchestrator and a child is a socket pair that the child
+// inherits as ChildFD, with one JSON object a line in each direction:
+//
+//	orchestrator                         child
+//	1 SocketPair, spawn
+//	2 Order{start, version} ───────────> OpenChild checks the version
+//	3 ReadNotice  <───── Notice{version, pid, starting}, the handshake
+//	4 Order{wake, share, drain} ───────> Orders
+//	5 ReadNotice  <───── Notify{loaded … draining, or failed and why}
+//	6 Close ───────────────────────────> Orders is closed: the child must end
+//
+// End of file is the other's death, in both directions.
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// MaxLineBytes is the longest order or notice. The longest honest one is a
+// failure whose reason quotes a framework.
+const MaxLineBytes = 64 << 10
+
+// lines is one end of the socket pair.
+type lines struct {
+	conn   net.Conn
+	reader *bufio.Reader
+
+	mu sync.Mutex // guards writes to conn
+}
+
+// newLines takes f over and closes it.
+func newLines(f *os.File) (*lines, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("open child link: %w", err)
+	}
+	return &lines{conn: c, reader: bufio.NewReaderSize(c, MaxLineBytes)}, nil
+}
+
+func (l *lines) write(v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("write line: %w", err)
+	}
+	if len(b) >= MaxLineBytes {
+		return fmt.Errorf("write line: %w: %d bytes, at most %d", ErrTooLong, len(b), MaxLineBytes-1)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := l.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
+		return fmt.Errorf("write line: %w", err)
+	}
+	if _, err := l.conn.Write(append(b, '\n')); err != nil {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return fmt.Errorf("write line: %w: it reads nothing", ErrSilent)
+		}
+		return fmt.Errorf("write line: %w", err)
+	}
+	return nil
+}
+
+// read returns the next line without its end, until the next read. io.EOF is the
+// other's end; half a line before it is lost.
+func (l *lines) read() ([]byte, error) {
+	line, err := l.reader.ReadSlice('\n')
+	switch {
+	case err == nil:
+		return line[:len(line)-1], nil
+	case errors.Is(err, bufio.ErrBufferFull):
+		return nil, fmt.Errorf("read line: %w: more than %d bytes", ErrTooLong, MaxLineBytes)
+	case errors.Is(err, io.EOF), isClosed(err), errors.Is(err, net.ErrClosed):
+		return nil, io.EOF
+	default:
+		return nil, fmt.Errorf("read line: %w", err)
+	}
+}
+
+// Parent is the orchestrator's end of the link to one child.
+type Parent struct {
+	l     *lines
+	shook bool
+}
+
+// SocketPair makes the link: the orchestrator's end, and the file that the child
+// is to inherit as ChildFD, which the caller closes once the child is started.
+// Neither survives an exec by accident.
+func SocketPair() (*Parent, *os.File, error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make child link: %w", err)
+	}
+	child := os.NewFile(uintptr(fds[1]), "child link")
+	l, err := newLines(os.NewFile(uintptr(fds[0]), "parent link"))
+	if err != nil {
+		child.Close()
+		return nil, nil, err
+	}
+	return &Parent{l: l}, child, nil
+}
+
+// Order sends o; any goroutine may. ErrSilent is returned when the child leaves
+// its orders unread. It sets the version of a Start.
+func (p *Parent) Order(o Order) error {
+	if o.Start != nil {
+		start := *o.Start
+		start.Version = Version
+		o.Start = &start
+	}
+	return p.l.write(o)
+}
+
+// ReadNotice waits for the child's next notice; one goroutine reads. The first
+// one is the handshake, and a child of another version is a *VersionError. io.EOF
+// is returned when the child has gone, or after Close.
+func (p *Parent) ReadNotice() (Notice, error) {
+	var n Notice
+	line, err := p.l.read()
+	if err != nil {
+		return n, err
+	}
+	if !p.shook {
+		if err := peekVersion("child", line); err != nil {
+			return n, err
+		}
+		p.shook = true
+	}
+	if err := strict(line, &n); err != nil {
+		return n, fmt.Errorf("read notice: %w", err)
+	}
+	if !n.State.Known() {
+		return n, fmt.Errorf("read notice: %w: state %q", ErrBadMessage, n.State)
+	}
+	return n, nil
+}
+
+// Close hangs up: the child sees its Orders closed and ends.
+func (p *Parent) Close() error { return p.l.conn.Close() }
+
+// Child is the child's end, which libml holds.
+type Child struct {
+	l      *lines
+	start  Start
+	orders chan Order
+
+	stop     chan struct{}
+	stopOnce sync.Once
+	read     sync.WaitGroup
+}
+
+// OpenChild opens the end that this process inherited as ChildFD, waits for the
+// Start, and shakes hands: the orchestrator then sees the process as starting.
+//
+// ErrNotStarted is returned when there is no such end, a *VersionError when the
+// orchestrator is of another version (it is told so), ErrSilent when it says nothing.
+func OpenChild() (*Child, error) {
+	if err := checkInherited(ChildFD); err != nil {
+		return nil, err
+	}
+	unix.CloseOnExec(ChildFD) // a grandchild that held it would hide our death
+	return NewChild(os.NewFile(ChildFD, "orchestrator link"))
+}
+
+// checkInherited refuses whatever else may be open under the number.
+func checkInherited(fd int) error {
+	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
+	if err != nil {
+		return fmt.Errorf("%w: no socket is open as descriptor %d (%w); `penstock up` starts such a program by its card",
+			ErrNotStarted, fd, err)
+	}
+	kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE)
+	if err != nil {
+		return fmt.Errorf("%w: descriptor %d: %w", ErrNotStarted, fd, err)
+	}
+	if domain != unix.AF_UNIX || kind != unix.SOCK_STREAM {
+		return fmt.Errorf("%w: descriptor %d is another kind of socket", ErrNotStarted, fd)
+	}
+	return nil
+}
+
+// NewChild is OpenChild over f, which it takes over.
+func NewChild(f *os.File) (*Child, error) {
+	l, err := newLines(f)
+	if err != nil {
+		return nil, err
+	}
+	c := &Child{l: l, orders: make(chan Order), stop: make(chan struct{})}
+	if err := c.shake(); err != nil {
+		l.conn.Close()
+		return nil, err
+	}
+	c.read.Add(1)
+	go c.receive()
+	return c, nil
+}
+
+func (c *Child) shake() error {
+	if err := c.l.conn.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+		return fmt.Errorf("wait for start: %w", err)
+	}
+	line, err := c.l.read()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("wait for start: %w: nothing for %v", ErrSilent, handshakeTimeout)
+	}
+	if err != nil {
+		return fmt.Errorf("wait for start: %w", err)
+	}
+	var versions struct {
+		Start struct {
+			Version int `json:"version"`
+		} `json:"start"`
+	}
+	if err := json.Unmarshal(line, &versions); err != nil {
+		return fmt.Errorf("wait for start: %w: %w", ErrBadMessage, err)
+	}
+	if err := checkVersion("orchestrator", versions.Start.Version); err != nil {
+		// Best effort: whoever reads the child's log has the line, too.
+		_ = c.l.write(Notice{Version: Version, PID: os.Getpid(), State: Failed, Reason: err.Error()})
+		return err
+	}
+	var o Order
+	if err := strict(line, &o); err != nil {
+		return fmt.Errorf("wait for start: %w", err)
+	}
+	if o.Do != DoStart || o.Start == nil {
+		return fmt.Errorf("wait for start: %w: order %q came first", ErrBadMessage, o.Do)
+	}
+	c.start = *o.Start
+	if err := c.l.conn.SetReadDeadline(time.Time{}); err != nil {
+		return fmt.Errorf("wait for start: %w", err)
+	}
+	return c.Notify(Notice{Version: Version, PID: os.Getpid(), State: Starting})
+}
+
+// Start is what the orchestrator said at first.
+func (c *Child) Start() Start { return c.start }
+
+// Orders gives what comes after Start, in order, and is closed when the
+// orchestrator has gone or talks nonsense: the process must end then.
+func (c *Child) Orders() <-chan Order { return c.orders }
+
+// Notify tells the orchestrator; any goroutine may.
+func (c *Child) Notify(n Notice) error { return c.l.write(n) }
+
+// Close hangs up and waits for the reading goroutine; Orders is closed then.
+func (c *Child) Close() error {
+	c.stopOnce.Do(func() { close(c.stop) })
+	err := c.l.conn.Close()
+	c.read.Wait()
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}
+
+func (c *Child) receive() {
+	defer c.read.Done()
+	defer close(c.orders)
+	for {
+		line, err := c.l.read()
+		if err != nil {
+			return
+		}
+		var o Order
+		if err := strict(line, &o); err != nil || o.check() != nil {
+			return
+		}
+		select {
+		case c.orders <- o:
+		case <-c.stop:
+			return
+		}
+	}
+}
+
+// check refuses what may not follow a Start.
+func (o Order) check() error {
+	switch o.Do {
+	case DoWake, DoShare:
+		return checkShare("order", o.SharePercent)
+	case DoDrain:
+		return nil
+	default:
+		return fmt.Errorf("%w: order %q", ErrBadMessage, o.Do)
+	}
+}

@@ -1,0 +1,99 @@
+package control
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// patience bounds every wait of these tests: only a hang takes that long.
+const patience = 20 * time.Second
+
+// invariants fails the test if it leaves a goroutine, a descriptor, or a socket behind.
+func invariants(t *testing.T) {
+	t.Helper()
+	before := descriptors(t)
+	t.Cleanup(func() {
+		eventually(t, "no goroutine of this package is left", func() bool { return goroutines() == "" })
+		eventually(t, "no descriptor is left", func() bool { return descriptors(t) <= before })
+	})
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, e := range entries {
+		// The poller's own, made on first use, do not count.
+		if target, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && strings.HasPrefix(target, "socket:") {
+			n++
+		}
+	}
+	return n
+}
+
+// goroutines gives the stacks that were started by this package, not by its tests.
+func goroutines() string {
+	buf := make([]byte, 1<<20)
+	buf = buf[:runtime.Stack(buf, true)]
+	var left []string
+	for _, stack := range strings.Split(string(buf), "\n\n") {
+		_, creator, ok := strings.Cut(stack, "created by ")
+		if ok && strings.Contains(creator, "penstock/control.") && !strings.Contains(creator, "control.Test") &&
+			!strings.Contains(creator, "_test.go") {
+			left = append(left, stack)
+		}
+	}
+	return strings.Join(left, "\n\n")
+}
+
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(2 * time.Millisecond) {
+		if is() {
+			return
+		}
+	}
+	t.Fatalf("not after %v: %s\n%s", patience, what, goroutines())
+}
+
+// socketDir is a folder whose path is short enough for a socket.
+func socketDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// logged collects log lines.
+type logged struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (l *logged) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logged) count(s string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.buf.String(), s)
+}
+
+func (l *logged) logger() zerolog.Logger { return zerolog.New(l) }

@@ -1,0 +1,151 @@
+package control
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/go-zeromq/zmq4"
+	"github.com/go-zeromq/zmq4/security/null"
+)
+
+// MaxMessageBytes is the longest Desired or Observed. A process takes about 200
+// bytes in either, so this is room for about 5,000.
+const MaxMessageBytes = 1 << 20
+
+// ZMTP 3.0 (rfc.zeromq.org/spec/23): a greeting of 64 bytes, then frames of a
+// flags byte, a length of 1 byte or of 8 big-endian ones, and a body.
+const (
+	greetingBytes   = 64
+	flagMore        = 0x01
+	flagLong        = 0x02
+	flagCommand     = 0x04
+	maxCommandBytes = 1 << 10
+)
+
+// zmtpConn is one ZeroMQ connection between PAIR sockets, over a Unix socket.
+//
+// It is zmq4's connection without zmq4's socket: the socket keeps a pool of
+// connections that it broadcasts to, queues for peers that are away, and never
+// times out. One peer at a time, and deadlines, are what this protocol needs, and
+// they are the link's.
+type zmtpConn struct {
+	zmtp  *zmq4.Conn
+	guard *frameGuard
+}
+
+// openZMTP takes c over (and closes it on an error) and shakes hands within
+// handshakeTimeout.
+func openZMTP(c net.Conn, server bool) (_ *zmtpConn, err error) {
+	defer func() {
+		// zmq4 v0.17.0 slices a handshake's properties by lengths that the peer
+		// wrote and panics where they lie.
+		if r := recover(); r != nil {
+			err = fmt.Errorf("%w: handshake: %v", ErrBadMessage, r)
+		}
+		if err != nil {
+			c.Close()
+		}
+	}()
+	guard := &frameGuard{Conn: c, body: greetingBytes}
+	if err := c.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
+		return nil, fmt.Errorf("set handshake deadline: %w", err)
+	}
+	z, err := zmq4.Open(guard, null.Security(), zmq4.Pair, zmq4.SocketIdentity("penstock"), server, nil)
+	if err != nil {
+		return nil, fmt.Errorf("shake hands: %w", err)
+	}
+	if err := c.SetDeadline(time.Time{}); err != nil {
+		return nil, fmt.Errorf("clear handshake deadline: %w", err)
+	}
+	guard.established = true
+	return &zmtpConn{zmtp: z, guard: guard}, nil
+}
+
+// send writes one message; one goroutine at a time. A peer that does not read for
+// SilentAfter is an error.
+func (c *zmtpConn) send(message []byte) error {
+	if err := c.guard.Conn.SetWriteDeadline(time.Now().Add(SilentAfter)); err != nil {
+		return fmt.Errorf("set deadline: %w", err)
+	}
+	return c.zmtp.SendMsg(zmq4.NewMsg(message))
+}
+
+// receive reads one message; one goroutine at a time. The whole message has to
+// come within SilentAfter.
+func (c *zmtpConn) receive() ([]byte, error) {
+	if err := c.guard.Conn.SetReadDeadline(time.Now().Add(SilentAfter)); err != nil {
+		return nil, fmt.Errorf("set deadline: %w", err)
+	}
+	m, err := c.zmtp.RecvMsg()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, fmt.Errorf("%w: nothing for %v", ErrSilent, SilentAfter)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return m.Bytes(), nil
+}
+
+func (c *zmtpConn) close() { c.zmtp.Close() }
+
+// frameGuard looks at the frame headers that pass and ends the stream before zmq4
+// acts on a bad one: zmq4 allocates whatever length a header claims, and collects
+// parts without end.
+type frameGuard struct {
+	net.Conn
+	established bool // after the handshake no more commands
+
+	body   uint64 // bytes of the greeting or of the frame's body still to come
+	header [9]byte
+	have   int // bytes of header that are there
+}
+
+func (g *frameGuard) Read(p []byte) (int, error) {
+	n, err := g.Conn.Read(p)
+	if bad := g.check(p[:n]); bad != nil {
+		return 0, bad
+	}
+	return n, err
+}
+
+func (g *frameGuard) check(p []byte) error {
+	for len(p) > 0 {
+		if g.body > 0 {
+			n := min(g.body, uint64(len(p)))
+			g.body -= n
+			p = p[n:]
+			continue
+		}
+		g.header[g.have] = p[0]
+		g.have++
+		p = p[1:]
+		flags := g.header[0]
+		switch {
+		case flags&^(flagMore|flagLong|flagCommand) != 0:
+			return fmt.Errorf("%w: frame flags %#x", ErrBadMessage, flags)
+		case flags&flagMore != 0:
+			return fmt.Errorf("%w: a message in parts", ErrBadMessage)
+		case flags&flagCommand != 0 && g.established:
+			return fmt.Errorf("%w: a command after the handshake", ErrBadMessage)
+		case flags&flagLong != 0 && g.have == 9:
+			g.body = binary.BigEndian.Uint64(g.header[1:])
+		case flags&flagLong == 0 && g.have == 2:
+			g.body = uint64(g.header[1])
+		default:
+			continue // the header goes on
+		}
+		limit := uint64(MaxMessageBytes)
+		if flags&flagCommand != 0 {
+			limit = maxCommandBytes
+		}
+		if g.body > limit {
+			return fmt.Errorf("%w: a frame of %d bytes, at most %d are taken", ErrTooLong, g.body, limit)
+		}
+		g.have = 0
+	}
+	return nil
+}
