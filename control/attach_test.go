@@ -1,0 +1,326 @@
+package control
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+)
+
+var face = Attach{IF: "face", Generation: 3}
+
+func listenAttach(t *testing.T, log zerolog.Logger) (*AttachListener, string) {
+	t.Helper()
+	path := AttachSocketPath(socketDir(t))
+	l, err := ListenAttach(path, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l, path
+}
+
+// granting answers the next process by grant.
+func granting(t *testing.T, l *AttachListener, grant func(*AttachConn, Attach) error) <-chan *AttachConn {
+	conns := make(chan *AttachConn, 1)
+	go func() {
+		conn, a, err := l.Accept()
+		if err == nil {
+			err = grant(conn, a)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		conns <- conn
+	}()
+	return conns
+}
+
+func attached(t *testing.T) (*AttachConn, *Attachment) {
+	t.Helper()
+	l, path := listenAttach(t, zerolog.Nop())
+	conns := granting(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{}, nil) })
+	_, _, mine, err := DialAttach(path, face)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := <-conns
+	t.Cleanup(func() { mine.Close(); theirs.Close() })
+	return theirs, mine
+}
+
+func TestAttachHandsOutDescriptors(t *testing.T) {
+	invariants(t)
+	l, path := listenAttach(t, zerolog.Nop())
+	var files []*os.File
+	for i := range 5 {
+		f, err := os.Create(filepath.Join(t.TempDir(), fmt.Sprint(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		fmt.Fprint(f, "memory ", i)
+		files = append(files, f)
+	}
+	granted := Attached{SLONanos: 25e6, Batching: "slab", Card: json.RawMessage(`{"name":"face"}`), SlabBytes: []int64{1 << 20}}
+	conns := granting(t, l, func(c *AttachConn, a Attach) error {
+		if a.IF != "face" || a.Generation != 3 || a.PID != os.Getpid() {
+			t.Errorf("attached as %+v", a)
+		}
+		return c.Grant(granted, files)
+	})
+	got, fds, mine, err := DialAttach(path, face)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { (<-conns).Close() }()
+	defer mine.Close()
+	if got.SLONanos != granted.SLONanos || string(got.Card) != string(granted.Card) || got.SlabBytes[0] != 1<<20 {
+		t.Errorf("granted %+v", got)
+	}
+	if len(fds) != len(files) {
+		t.Fatalf("%d descriptors came, want %d", len(fds), len(files))
+	}
+	for i, f := range fds {
+		b := make([]byte, 20)
+		n, _ := f.ReadAt(b, 0)
+		if want := fmt.Sprint("memory ", i); string(b[:n]) != want {
+			t.Errorf("descriptor %d reads %q, want %q", i, b[:n], want)
+		}
+		if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("descriptor %d would be inherited by children (%v)", i, err)
+		}
+		f.Close()
+	}
+}
+
+func TestAttachTakesALargeCard(t *testing.T) {
+	invariants(t)
+	l, path := listenAttach(t, zerolog.Nop())
+	card, err := json.Marshal(strings.Repeat("label ", 100<<10/6))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conns := granting(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{Card: card}, nil) })
+	got, _, mine, err := DialAttach(path, face)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got.Card) != string(card) {
+		t.Error("the card came in another shape")
+	}
+	mine.Close()
+	(<-conns).Close()
+}
+
+func TestRefusalSaysWhy(t *testing.T) {
+	invariants(t)
+	l, path := listenAttach(t, zerolog.Nop())
+	conns := granting(t, l, func(c *AttachConn, _ Attach) error { return c.Refuse("generation 3 is not expected") })
+	_, _, _, err := DialAttach(path, face)
+	if !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "generation 3 is not expected") {
+		t.Errorf("got %v", err)
+	}
+	<-conns
+}
+
+func TestReportsArrive(t *testing.T) {
+	invariants(t)
+	theirs, mine := attached(t)
+	want := Report{Generation: 3, Limit: 4.5, TailNanos: 7, Fit: FitUnder, IdleNanos: -1, Handovers: 2}
+	if err := mine.Report(want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := theirs.ReadReport(); err != nil || got != want {
+		t.Errorf("report came as %+v, %v", got, err)
+	}
+}
+
+func TestReportNeverWaitsForTheManager(t *testing.T) {
+	invariants(t)
+	_, mine := attached(t)
+	for {
+		if err := mine.Report(Report{}); err != nil {
+			if !errors.Is(err, ErrBehind) {
+				t.Errorf("got %v, want ErrBehind", err)
+			}
+			return
+		}
+	}
+}
+
+func TestEachSideSeesTheOthersEnd(t *testing.T) {
+	invariants(t)
+	theirs, mine := attached(t)
+	mine.Close()
+	if _, err := theirs.ReadReport(); err != io.EOF {
+		t.Errorf("the manager got %v, want io.EOF", err)
+	}
+	theirs, mine = attached(t)
+	theirs.Close()
+	<-mine.Gone()
+}
+
+func TestAcceptEndsWithTheListener(t *testing.T) {
+	invariants(t)
+	l, path := listenAttach(t, zerolog.Nop())
+	c, err := net.Dial("unixpacket", path) // one that says nothing must not hold up Close
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	done := make(chan error)
+	go func() {
+		_, _, err := l.Accept()
+		done <- err
+	}()
+	l.Close()
+	if err := <-done; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket file is still there: %v", err)
+	}
+}
+
+func TestAttachListenerRemovesAStaleSocketAndSparesALiveOne(t *testing.T) {
+	invariants(t)
+	path := AttachSocketPath(socketDir(t))
+	stale, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale.SetUnlinkOnClose(false)
+	stale.Close()
+	l, err := ListenAttach(path, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := ListenAttach(path, zerolog.Nop()); !errors.Is(err, ErrInUse) {
+		t.Errorf("got %v, want ErrInUse", err)
+	}
+}
+
+func TestStrangersDoNotAttach(t *testing.T) {
+	self := os.Getpid()
+	for name, c := range map[string]struct{ packet, want string }{
+		"says nothing":      {"", "peer is silent"},
+		"no JSON":           {"hello", "bad message"},
+		"another version":   {`{"version":9,"later":1}`, "process speaks control version 9, this program speaks 1"},
+		"another process":   {fmt.Sprintf(`{"version":1,"if":"face","generation":1,"pid":%d}`, self+1), "claims to be"},
+		"a name with slash": {fmt.Sprintf(`{"version":1,"if":"a/b","generation":1,"pid":%d}`, self), "letters, digits"},
+		"generation 0":      {fmt.Sprintf(`{"version":1,"if":"face","pid":%d}`, self), "generation 0"},
+		"an unknown field":  {fmt.Sprintf(`{"version":1,"if":"face","generation":1,"pid":%d,"root":1}`, self), "root"},
+		"too long":          {strings.Repeat("x", maxAttachBytes+1), "message too long"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			invariants(t)
+			var log logged
+			l, path := listenAttach(t, log.logger())
+			conn, err := net.Dial("unixpacket", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if c.packet != "" {
+				if _, err := conn.Write([]byte(c.packet)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			answer := make([]byte, maxAttachedBytes)
+			n, err := conn.Read(answer) // waits for the refusal
+			if err != nil || !strings.Contains(string(answer[:n]), c.want) {
+				t.Errorf("answered %q, %v; want %q in it", answer[:n], err, c.want)
+			}
+			eventually(t, "it is counted", func() bool { return l.Rejected() == 1 })
+			if log.count(c.want) != 1 {
+				t.Errorf("not logged: %s", log.buf.String())
+			}
+			// And an honest process is welcome afterwards.
+			conns := granting(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{}, nil) })
+			_, _, mine, err := DialAttach(path, face)
+			if err != nil {
+				t.Fatal(err)
+			}
+			mine.Close()
+			(<-conns).Close()
+		})
+	}
+}
+
+func TestDescriptorsSentToTheManagerDoNotStay(t *testing.T) {
+	invariants(t)
+	theirs, mine := attached(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, _ := json.Marshal(Report{})
+	if _, _, err := mine.conn.WriteMsgUnix(report, unix.UnixRights(int(w.Fd())), nil); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	if _, err := theirs.ReadReport(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Read(make([]byte, 1)); err != io.EOF { // else a copy of w is open
+		t.Errorf("got %v, want io.EOF", err)
+	}
+	r.Close()
+}
+
+func TestReadReportRefusesNonsense(t *testing.T) {
+	for _, packet := range []string{"boo", `{"fit":"happy"}`, `{"x":1}`, `{}{}`, strings.Repeat("x", maxReportBytes+1)} {
+		t.Run(packet[:3], func(t *testing.T) {
+			invariants(t)
+			theirs, mine := attached(t)
+			if _, err := mine.conn.Write([]byte(packet)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := theirs.ReadReport(); !errors.Is(err, ErrBadMessage) && !errors.Is(err, ErrTooLong) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestDialAttachClosesTheDescriptorsOfABadAnswer(t *testing.T) {
+	invariants(t)
+	path := AttachSocketPath(socketDir(t))
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	go func() {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		c.Read(make([]byte, 1024))
+		c.WriteMsgUnix([]byte(`{"version":9}`), unix.UnixRights(int(w.Fd())), nil)
+		w.Close()
+	}()
+	_, _, _, err = DialAttach(path, face)
+	if want := "manager speaks control version 9, this program speaks 1"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	if _, err := r.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("got %v, want io.EOF", err)
+	}
+}

@@ -1,0 +1,240 @@
+package control
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// family gives both ends of a child link, shaken.
+func family(t *testing.T) (*Parent, *Child) {
+	t.Helper()
+	p, f := pair(t)
+	if err := p.Order(Order{Do: DoStart, Start: &Start{IF: "face", Instance: 1, Generation: 3, AttachSocket: "/run/a", CPUs: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := NewChild(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	n, err := p.ReadNotice()
+	if err != nil || n.State != Starting || n.PID != os.Getpid() || n.Version != Version {
+		t.Fatalf("handshake %+v, %v", n, err)
+	}
+	return p, c
+}
+
+func pair(t *testing.T) (*Parent, *os.File) {
+	t.Helper()
+	p, f, err := SocketPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Close(); f.Close() })
+	return p, f
+}
+
+func TestChildLinkCarriesOrdersAndNotices(t *testing.T) {
+	invariants(t)
+	p, c := family(t)
+	if s := c.Start(); s.IF != "face" || s.Instance != 1 || s.Generation != 3 || s.CPUs != 2 {
+		t.Errorf("started as %+v", s)
+	}
+	orders := []Order{{Do: DoWake, SharePercent: 30, Governor: true}, {Do: DoShare, SharePercent: 40}, {Do: DoDrain}}
+	for _, o := range orders {
+		if err := p.Order(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range orders {
+		if got := <-c.Orders(); got != want {
+			t.Errorf("order came as %+v, want %+v", got, want)
+		}
+	}
+	want := Notice{State: Ready, PersistentBytes: 5, EphemeralBytes: 7, WarmupMillis: 1.5}
+	if err := c.Notify(want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := p.ReadNotice(); err != nil || got != want {
+		t.Errorf("notice came as %+v, %v", got, err)
+	}
+}
+
+func TestOrdersCloseWhenTheOrchestratorIsGone(t *testing.T) {
+	invariants(t)
+	p, c := family(t)
+	p.Close()
+	if _, ok := <-c.Orders(); ok {
+		t.Error("an order from nobody")
+	}
+}
+
+func TestParentReadsTheEndOfItsChild(t *testing.T) {
+	invariants(t)
+	p, c := family(t)
+	c.Close()
+	if _, err := p.ReadNotice(); err != io.EOF {
+		t.Errorf("got %v, want io.EOF", err)
+	}
+	if _, ok := <-c.Orders(); ok {
+		t.Error("an order after Close")
+	}
+}
+
+func TestChildCloseDoesNotWaitForAnOrderToBeTaken(t *testing.T) {
+	invariants(t)
+	p, c := family(t)
+	for range 10 {
+		if err := p.Order(Order{Do: DoDrain}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Close()
+}
+
+func TestChildRefusesAnotherVersionAndSaysSo(t *testing.T) {
+	invariants(t)
+	p, f := pair(t)
+	fmt.Fprintln(rawEnd(p), `{"do":"start","start":{"version":9,"later":true}}`)
+	_, err := NewChild(f)
+	want := fmt.Sprintf("orchestrator speaks control version 9, this program speaks %d", Version)
+	var v *VersionError
+	if !errors.As(err, &v) || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	n, err := p.ReadNotice()
+	if err != nil || n.State != Failed || n.Reason != want {
+		t.Errorf("the orchestrator is told %+v, %v", n, err)
+	}
+}
+
+func TestParentRefusesAChildOfAnotherVersion(t *testing.T) {
+	invariants(t)
+	p, f := pair(t)
+	fmt.Fprintln(f, `{"version":9,"pid":1,"state":"starting","later":true}`)
+	_, err := p.ReadNotice()
+	if want := fmt.Sprintf("child speaks control version 9, this program speaks %d", Version); err == nil || err.Error() != want {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+func TestParentRefusesNonsense(t *testing.T) {
+	for name, c := range map[string]struct {
+		line string
+		want error
+	}{
+		"no JSON":          {"boo\n", ErrBadMessage},
+		"unknown field":    {`{"version":1,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
+		"unknown state":    {`{"version":1,"state":"tired"}` + "\n", ErrBadMessage},
+		"line without end": {strings.Repeat("x", MaxLineBytes+1), ErrTooLong},
+		"half a line":      {`{"version":1`, io.EOF},
+	} {
+		t.Run(name, func(t *testing.T) {
+			invariants(t)
+			p, f := pair(t)
+			io.WriteString(f, c.line)
+			f.Close()
+			if _, err := p.ReadNotice(); !errors.Is(err, c.want) {
+				t.Errorf("got %v, want %v", err, c.want)
+			}
+		})
+	}
+}
+
+func TestChildEndsOnNonsense(t *testing.T) {
+	for _, line := range []string{"boo", `{"do":"dance"}`, `{"do":"wake","share_percent":-1}`, `{"do":"start"}`, `{"do":"drain","x":1}`} {
+		t.Run(line, func(t *testing.T) {
+			invariants(t)
+			p, c := family(t)
+			fmt.Fprintln(rawEnd(p), line)
+			if o, ok := <-c.Orders(); ok {
+				t.Errorf("nonsense passed as %+v", o)
+			}
+		})
+	}
+}
+
+func TestChildRefusesAStartThatIsNone(t *testing.T) {
+	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":1}}`} {
+		t.Run(line, func(t *testing.T) {
+			invariants(t)
+			p, f := pair(t)
+			fmt.Fprintln(rawEnd(p), line)
+			if c, err := NewChild(f); err == nil {
+				c.Close()
+				t.Error("started")
+			}
+		})
+	}
+}
+
+func TestChildDoesNotWaitForeverForItsStart(t *testing.T) {
+	invariants(t)
+	_, f := pair(t)
+	if _, err := NewChild(f); !errors.Is(err, ErrSilent) {
+		t.Errorf("got %v, want ErrSilent", err)
+	}
+}
+
+func TestOrderToAChildThatReadsNothingFails(t *testing.T) {
+	invariants(t)
+	p, _ := pair(t)
+	for {
+		if err := p.Order(Order{Do: DoShare, SharePercent: 1}); err != nil {
+			if !errors.Is(err, ErrSilent) {
+				t.Errorf("got %v, want ErrSilent", err)
+			}
+			return
+		}
+	}
+}
+
+func TestOpenChildSaysThatNobodyStartedIt(t *testing.T) {
+	devNull, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer devNull.Close()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[0])
+	defer unix.Close(fds[1])
+	for what, fd := range map[string]int{"a file": int(devNull.Fd()), "a datagram socket": fds[0], "nothing": 1 << 19} {
+		if err := checkInherited(fd); !errors.Is(err, ErrNotStarted) {
+			t.Errorf("with %s as the descriptor: %v", what, err)
+		}
+	}
+}
+
+func FuzzReadNotice(f *testing.F) {
+	f.Add([]byte(`{"version":1,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
+	f.Add([]byte("\n\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a, c := net.Pipe()
+		p := &Parent{l: &lines{conn: a, reader: bufio.NewReaderSize(a, MaxLineBytes)}}
+		go func() { c.Write(b); c.Close() }()
+		defer a.Close()
+		for {
+			n, err := p.ReadNotice()
+			if err != nil {
+				return
+			}
+			if !n.State.Known() {
+				t.Fatalf("accepted %+v", n)
+			}
+		}
+	})
+}
+
+// rawEnd lets a test write what no Order can be.
+func rawEnd(p *Parent) io.Writer { return p.l.conn }
