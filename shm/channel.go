@@ -6,6 +6,8 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+
+	"github.com/penstock/penstock/shm/internal/futex"
 )
 
 // ErrNotOut is returned by Withdraw for a slot that is not out: never published,
@@ -109,7 +111,7 @@ func (c *Channel) Publish(slot uint32) {
 	c.ring.entries[tail&(c.g.Slots-1)].Store(slot)
 	c.ring.tail.Store(tail + 1)
 	if c.back.sleeping.Load() != 0 && c.back.sleeping.Swap(0) != 0 {
-		ringBell(c.back.doorbell)
+		futex.Ring(c.back.doorbell)
 	}
 }
 
@@ -127,8 +129,8 @@ func (c *Channel) SetEpoch(generation uint32) {
 		c.granted[generation] = struct{}{}
 	}
 	c.ring.epoch.Store(generation)
-	ringBell(c.back.ownerBell)
-	ringBell(c.back.doorbell)
+	futex.Ring(c.back.ownerBell)
+	futex.Ring(c.back.doorbell)
 }
 
 // Epoch is the generation that should consume, 0 for none.
@@ -169,7 +171,7 @@ func (c *Channel) Disown(generation uint32) bool {
 			return false
 		}
 		if c.back.owner.CompareAndSwap(owner, 0) {
-			ringBell(c.back.ownerBell)
+			futex.Ring(c.back.ownerBell)
 			return true
 		}
 	}
@@ -255,7 +257,7 @@ func (c *Channel) sleep(until int64) (timedOut bool) {
 	seen := c.back.bell.Load()
 	c.back.managerSleeps.Store(1)
 	if !c.hasReplies() && !c.woken.Load() && !c.closed.Load() {
-		timedOut = futexWait(c.back.bell, seen, until)
+		timedOut = futex.Wait(c.back.bell, seen, until)
 	}
 	c.back.managerSleeps.Store(0)
 	return timedOut
@@ -312,7 +314,7 @@ func (c *Channel) Wake() {
 	}
 	defer c.leave()
 	c.woken.Store(true)
-	ringBell(c.back.bell)
+	futex.Ring(c.back.bell)
 }
 
 // Result is a copy of what the consumer wrote about a slot. Length is clamped to
@@ -398,7 +400,7 @@ func (c *Channel) Close() error {
 		return nil
 	}
 	// A Receive holds mu for reading until it sees closed.
-	ringBell(c.back.bell)
+	futex.Ring(c.back.bell)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return errors.Join(c.ringMem.Close(), c.replies.Close())

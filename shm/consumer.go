@@ -6,6 +6,8 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+
+	"github.com/penstock/penstock/shm/internal/futex"
 )
 
 // Consumer is an IF process's end of its channel.
@@ -143,7 +145,7 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 		switch {
 		case fruitless >= maxFruitless:
 			pause(min(end, now+int64(backoff)))
-		case futexWait(c.back.ownerBell, seen, end):
+		case futex.Wait(c.back.ownerBell, seen, end):
 			fruitless = 0
 		default:
 			fruitless++
@@ -159,7 +161,7 @@ func (c *Consumer) own() bool {
 // free clears the owner word if it is this generation's, and wakes the next.
 func (c *Consumer) free() {
 	if c.back.owner.CompareAndSwap(c.generation, 0) {
-		ringBell(c.back.ownerBell)
+		futex.Ring(c.back.ownerBell)
 	}
 }
 
@@ -338,7 +340,7 @@ func (c *Consumer) sleep(until int64) (timedOut bool) {
 	seen := c.back.doorbell.Load()
 	c.back.sleeping.Store(1)
 	if !c.hasWork() && !c.interrupted.Load() {
-		timedOut = futexWait(c.back.doorbell, seen, until)
+		timedOut = futex.Wait(c.back.doorbell, seen, until)
 	}
 	c.back.sleeping.Store(0)
 	return timedOut
@@ -358,8 +360,8 @@ func (c *Consumer) Interrupt() {
 		return
 	}
 	c.interrupted.Store(true)
-	ringBell(c.back.doorbell)
-	ringBell(c.back.ownerBell)
+	futex.Ring(c.back.doorbell)
+	futex.Ring(c.back.ownerBell)
 }
 
 // Start says that slots go to the device now: should this process die from here
@@ -428,7 +430,7 @@ func (c *Consumer) Flush() {
 	c.completed = 0
 	c.back.tail.Store(c.replyTail)
 	if c.back.managerSleeps.Load() != 0 && c.back.managerSleeps.Swap(0) != 0 {
-		ringBell(c.back.bell)
+		futex.Ring(c.back.bell)
 	}
 }
 

@@ -1,0 +1,158 @@
+// Package floor measures the least that waking another process costs on this
+// machine now: one futex, nothing around it. Benchmarks put it beside what
+// Penstock does with the same call, so that a noisy machine does not matter.
+//
+//	 parent                              child (the same program, re-executed)
+//	 ──────                              ─────
+//	                                  1. sleeps in the kernel on the bell
+//	2. waits a while, stamps the time,
+//	   rings the bell  ───────────────> 3. stamps the time, rings back
+//	4. the sample is the difference
+package floor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/internal/futex"
+)
+
+// childVariable tells the re-executed program that it is the child, and how many
+// samples there will be.
+const childVariable = "PENSTOCK_FLOOR_CHILD"
+
+// Gap is how long the sleeper is left alone before each wake, so that it and its
+// CPU really sleep.
+const Gap = 200 * time.Microsecond
+
+// patience is how long either side waits for the other before it takes it for
+// dead.
+const patience = 10 * time.Second
+
+// maxSamples bounds n: a child reads it from its environment.
+const maxSamples = 1 << 20
+
+// regionBytes is the shared region: the bell, its answer and the child's stamp,
+// each on its own cache line.
+const regionBytes = 3 * 64
+
+// ErrNoAnswer is returned by MeasureWake when the child does not answer, as when
+// the program does not call MaybeChild.
+var ErrNoAnswer = errors.New("woken process does not answer")
+
+// words are the region's.
+type words struct {
+	bell, answer *atomic.Uint32
+	stamp        *atomic.Int64 // when the child woke, nanoseconds of shm.Now
+}
+
+// MaybeChild makes this process the woken side of a measurement, if it was
+// started as that, and does not return then. main calls it before anything else.
+func MaybeChild() {
+	text, ok := os.LookupEnv(childVariable)
+	if !ok {
+		return
+	}
+	n, err := strconv.Atoi(text)
+	if err == nil {
+		err = answer(n)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "floor:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// childFD is the descriptor that the region is inherited as, the first after
+// standard input, output and error.
+const childFD = 3
+
+// answer is the child.
+func answer(n int) error {
+	if n < 0 || n > maxSamples {
+		return fmt.Errorf("%d samples: want at most %d", n, maxSamples)
+	}
+	region, err := shm.Map(os.NewFile(childFD, "region"), regionBytes, true)
+	if err != nil {
+		return err
+	}
+	w := wordsIn(region.Bytes())
+	runtime.LockOSThread()
+	// The first answer only says that this side is there.
+	for i := range uint32(n + 1) {
+		for w.bell.Load() == i {
+			if futex.Wait(w.bell, i, shm.Now()+int64(patience)) {
+				return ErrNoAnswer
+			}
+		}
+		w.stamp.Store(shm.Now())
+		futex.Ring(w.answer)
+	}
+	return nil
+}
+
+// MeasureWake wakes a sleeping process n times, Gap apart, and returns how long
+// each took: from before the wake call to the woken process's first instruction.
+// Both are Go programs with locked threads. The calling program must call
+// MaybeChild first thing in main.
+func MeasureWake(n int) (samples []time.Duration, err error) {
+	if n < 0 || n > maxSamples {
+		return nil, fmt.Errorf("measure wake: %d samples: want at most %d", n, maxSamples)
+	}
+	region, err := shm.Create("penstock-floor", regionBytes, shm.Options{Writable: true})
+	if err != nil {
+		return nil, fmt.Errorf("measure wake: %w", err)
+	}
+	defer func() { err = errors.Join(err, region.Close()) }()
+
+	// The child dies with the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	child := exec.Command("/proc/self/exe")
+	child.Env = append(os.Environ(), childVariable+"="+strconv.Itoa(n))
+	child.ExtraFiles = []*os.File{region.File()}
+	child.Stderr = os.Stderr
+	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := child.Start(); err != nil {
+		return nil, fmt.Errorf("measure wake: start child: %w", err)
+	}
+	samples, err = wakes(wordsIn(region.Bytes()), n)
+	if err != nil {
+		_ = child.Process.Kill()
+	}
+	if ended := child.Wait(); err == nil {
+		err = ended
+	}
+	if err != nil {
+		return nil, fmt.Errorf("measure wake: %w", err)
+	}
+	return samples, nil
+}
+
+// wakes is the parent.
+func wakes(w words, n int) ([]time.Duration, error) {
+	samples := make([]time.Duration, 0, n)
+	for i := range uint32(n + 1) {
+		time.Sleep(Gap)
+		before := shm.Now()
+		futex.Ring(w.bell)
+		for w.answer.Load() == i {
+			if futex.Wait(w.answer, i, before+int64(patience)) {
+				return nil, ErrNoAnswer
+			}
+		}
+		if i > 0 {
+			samples = append(samples, time.Duration(w.stamp.Load()-before))
+		}
+	}
+	return samples, nil
+}

@@ -1,0 +1,43 @@
+package floor
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+func TestMain(m *testing.M) {
+	MaybeChild()
+	os.Exit(m.Run())
+}
+
+func TestMeasureWakeGivesASampleAWake(t *testing.T) {
+	samples, err := MeasureWake(50)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(samples) != 50 {
+		t.Fatalf("%d samples, want 50", len(samples))
+	}
+	for i, s := range samples {
+		if s <= 0 {
+			t.Errorf("sample %d is %v: the clocks of the two processes differ", i, s)
+		}
+	}
+}
+
+func TestMeasureWakeRefusesTooManySamples(t *testing.T) {
+	for _, n := range []int{-1, maxSamples + 1} {
+		if _, err := MeasureWake(n); err == nil {
+			t.Errorf("%d samples accepted", n)
+		}
+	}
+}
+
+func TestChildWithoutARegionFails(t *testing.T) {
+	child := exec.Command("/proc/self/exe")
+	child.Env = append(os.Environ(), childVariable+"=5")
+	if err := child.Run(); err == nil {
+		t.Error("a child that was given no region ended well")
+	}
+}
