@@ -50,6 +50,9 @@ type FunctionStatus struct {
 // IdleMicros sums up swap idle times, in microseconds; all 0 when no swap found
 // work waiting.
 type IdleMicros struct {
+	// Count is how many hand-overs found work waiting; the others have no idle
+	// time.
+	Count uint64 `json:"count"`
 	Last float64 `json:"last"`
 	P50  float64 `json:"p50"`
 	P99  float64 `json:"p99"`
