@@ -1,0 +1,53 @@
+package loadgen
+
+import (
+	"context"
+	"errors"
+
+	"github.com/penstock/penstock/client"
+)
+
+// DialClient returns a Dialer of package client's clients. The options are each
+// stream's, but for Deliver, for the pace where the function has one, and for
+// the timeout, which is at least the grace time (Grace) that the function's
+// objective asks for: a client that gives up earlier would hide late answers.
+//
+// The run's Clock must be SystemClock, which is the clients'.
+func DialClient(options client.Options) Dialer {
+	return func(ctx context.Context, f Function, stream int, deliver func(Reply)) (Sender, error) {
+		o := options
+		o.Deliver = func(r *client.Result) {
+			deliver(Reply{
+				Tag:     r.Tag,
+				Result:  r.Result,
+				Payload: r.Payload,
+				Arrived: r.Received,
+				Err:     r.Err,
+				Unsent:  errors.Is(r.Err, client.ErrUnsent),
+			})
+		}
+		if f.PaceBytes > 0 {
+			o.PaceBytes = f.PaceBytes
+		}
+		o.Timeout = max(o.Timeout, Grace(f.SLO))
+		c, err := client.Dial(ctx, f.Addr, o)
+		if err != nil {
+			return nil, err
+		}
+		return &clientSender{client: c, request: client.RequestOptions{Deadline: f.Deadline, Priority: f.Priority}}, nil
+	}
+}
+
+type clientSender struct {
+	client  *client.Client
+	request client.RequestOptions
+}
+
+func (s *clientSender) Send(picture []byte, intended int64, tag uint64) error {
+	request := s.request
+	request.Intended, request.Tag = intended, tag
+	_, err := s.client.Send(picture, request)
+	return err
+}
+
+func (s *clientSender) Close() error { return s.client.Close() }

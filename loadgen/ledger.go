@@ -1,0 +1,154 @@
+package loadgen
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/loadgen/answer"
+	"github.com/penstock/penstock/wire"
+)
+
+// ledger knows every request of one function that is on its way, and the tally
+// of those that ended. Any goroutine may use it.
+type ledger struct {
+	slo      time.Duration
+	pictures Pictures
+	// references has the right answer to each picture; nil when none are checked.
+	references []answer.Answer
+
+	mu       sync.Mutex
+	entries  []entry
+	free     []uint32 // indices of entries that are not open
+	open     int
+	tally    tally
+	comparer answer.Comparer
+	// drained is closed once the ledger is ending and nothing is open.
+	drained chan struct{}
+	ending  bool
+	closed  bool
+}
+
+// entry is a request on its way.
+type entry struct {
+	intended int64
+	picture  int32
+	// use rises each time the entry is opened: a tag of an earlier use is stale.
+	use     uint32
+	counted bool
+	open    bool
+}
+
+func newLedger(f *Function, references []answer.Answer) *ledger {
+	return &ledger{
+		slo:        f.SLO,
+		pictures:   f.Pictures,
+		references: references,
+		tally:      newTally(f.Pictures.Len()),
+		comparer:   answer.Comparer{Tolerance: f.Tolerance},
+		drained:    make(chan struct{}),
+	}
+}
+
+// begin opens an entry and returns its tag. lag is how late the scheduler is.
+func (l *ledger) begin(intended int64, lag time.Duration, picture int, counted bool) (tag uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.free) == 0 {
+		l.free = append(l.free, uint32(len(l.entries)))
+		l.entries = append(l.entries, entry{})
+	}
+	i := l.free[len(l.free)-1]
+	l.free = l.free[:len(l.free)-1]
+	e := &l.entries[i]
+	*e = entry{intended: intended, picture: int32(picture), use: e.use + 1, counted: counted, open: true}
+	l.open++
+	l.tally.offered++
+	if counted {
+		l.tally.sent++
+		l.tally.lag.record(lag)
+	}
+	return uint64(e.use)<<32 | uint64(i)
+}
+
+// reply ends a request. Replies to what is not open (given twice, or after the
+// grace time) are dropped. A request given up stays unanswered.
+func (l *ledger) reply(r Reply) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	e, is := l.endLocked(r.Tag)
+	if !is {
+		return
+	}
+	if r.Err != nil {
+		if e.counted {
+			l.tally.giveUp(r.Err, r.Unsent)
+		}
+		return
+	}
+	if r.Result.Status == wire.StatusOK {
+		l.checkLocked(int(e.picture), answer.Answer{Kind: r.Result.Kind, Payload: r.Payload})
+	}
+	if e.counted {
+		l.tally.reply(&r.Result, time.Duration(r.Arrived-e.intended), l.slo)
+	}
+}
+
+func (l *ledger) endLocked(tag uint64) (entry, bool) {
+	i := uint32(tag)
+	if int(i) >= len(l.entries) || !l.entries[i].open || l.entries[i].use != uint32(tag>>32) {
+		return entry{}, false
+	}
+	e := l.entries[i]
+	l.entries[i].open = false
+	l.free = append(l.free, i)
+	l.open--
+	if l.ending && l.open == 0 {
+		close(l.drained)
+		l.ending = false
+	}
+	return e, true
+}
+
+// maxDifferences is how many wrong answers are described; the rest are counted.
+const maxDifferences = 5
+
+func (l *ledger) checkLocked(picture int, got answer.Answer) {
+	t := &l.tally
+	if l.references != nil {
+		t.checked++
+		if err := l.comparer.Compare(got, l.references[picture]); err != nil {
+			t.wrong++
+			if len(t.differences) < maxDifferences {
+				t.differences = append(t.differences, fmt.Sprintf("picture %d: %v", picture, err))
+			}
+		}
+	}
+	if t.first[picture].Payload == nil {
+		// Not nil even when empty: an answer without boxes is an answer.
+		t.first[picture] = answer.Answer{Kind: got.Kind, Payload: append(make([]byte, 0, len(got.Payload)), got.Payload...)}
+	}
+}
+
+// drain returns a channel that is closed when nothing is open any more. It is
+// called once, when nothing begins any more.
+func (l *ledger) drain() <-chan struct{} {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open == 0 {
+		close(l.drained)
+	} else {
+		l.ending = true
+	}
+	return l.drained
+}
+
+// close makes the ledger deaf to replies.
+func (l *ledger) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+}

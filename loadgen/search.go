@@ -1,0 +1,223 @@
+package loadgen
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/penstock/penstock/loadgen/arrival"
+)
+
+// Trial is one rate tried.
+type Trial struct {
+	PerSecond float64 `json:"rate_rps"`
+	// Held says that the system kept its objective at this rate; P99Millis,
+	// WithinSLO (per cent) and GoodputRPS by how much.
+	Held       bool    `json:"held"`
+	P99Millis  float64 `json:"p99_ms"`
+	WithinSLO  float64 `json:"within_slo"`
+	GoodputRPS float64 `json:"goodput_rps"`
+}
+
+// Probe tries a rate, in requests a second.
+type Probe func(ctx context.Context, perSecond float64) (Trial, error)
+
+// Search is a search for the highest rate, wished for.
+type Search struct {
+	// Start is the first rate tried; Max is never exceeded, 0 for no bound.
+	Start, Max float64
+	// Precision is the relative width to which the answer is narrowed down, 0.05
+	// for one within 5 % below a rate that fails.
+	Precision float64
+	// Confirm is how often a rate must fail in a row to be given up: more than
+	// once where other programs of the machine disturb a probe. 0 means 1.
+	Confirm int
+}
+
+// Found is what a search came to.
+type Found struct {
+	// PerSecond is the highest rate that held, 0 when none did. Failed is the
+	// lowest that failed above it, 0 when Max held.
+	PerSecond float64 `json:"max_rate_rps"`
+	Failed    float64 `json:"failed_rate_rps"`
+	// Best is the trial at PerSecond; Trials are all, in order.
+	Best   Trial   `json:"best"`
+	Trials []Trial `json:"trials"`
+	// Precision is as it was asked for; Interrupted says that the search ended
+	// before it was reached.
+	Precision   float64 `json:"precision"`
+	Interrupted bool    `json:"interrupted,omitempty"`
+}
+
+// minRate ends a search downwards: a request in a hundred seconds, which no
+// probe of some seconds can tell from nothing.
+const minRate = 0.01
+
+// FindMaxRate searches for the highest rate that holds, supposing that a system
+// that holds a rate holds every lower one. It doubles (or halves) the rate until
+// a rate that holds and one that fails are known, then bisects between them, by
+// their geometric mean, until they are within the precision.
+//
+// When ctx ends it returns what is known so far, without an error.
+func FindMaxRate(ctx context.Context, s Search, probe Probe) (*Found, error) {
+	if !(s.Start >= minRate) || !(s.Precision > 0) || s.Max < 0 || s.Max > 0 && s.Start > s.Max {
+		return nil, fmt.Errorf("search for a rate: start %v, max %v, precision %v", s.Start, s.Max, s.Precision)
+	}
+	found := &Found{Precision: s.Precision}
+	try := func(perSecond float64) (bool, error) {
+		for range max(s.Confirm, 1) {
+			trial, err := probe(ctx, perSecond)
+			if ctx.Err() != nil {
+				return false, errInterrupted
+			}
+			if err != nil {
+				return false, fmt.Errorf("try %.4g requests a second: %w", perSecond, err)
+			}
+			found.Trials = append(found.Trials, trial)
+			if trial.Held {
+				found.PerSecond, found.Best = perSecond, trial
+				return true, nil
+			}
+		}
+		found.Failed = perSecond
+		return false, nil
+	}
+	err := s.narrow(try)
+	if errors.Is(err, errInterrupted) {
+		found.Interrupted = true
+		err = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return found, nil
+}
+
+var errInterrupted = errors.New("interrupted")
+
+// narrow is the search itself; try reports whether a rate holds.
+func (s Search) narrow(try func(perSecond float64) (bool, error)) error {
+	low, high := 0.0, math.Inf(1) // holds, fails
+	for rate := s.Start; ; {
+		held, err := try(rate)
+		if err != nil {
+			return err
+		}
+		if held {
+			low = rate
+			if rate == s.Max {
+				return nil
+			}
+			rate *= 2
+			if s.Max > 0 {
+				rate = min(rate, s.Max)
+			}
+		} else {
+			high = rate
+			if rate /= 2; rate < minRate {
+				return nil
+			}
+		}
+		if low > 0 && !math.IsInf(high, 1) {
+			break
+		}
+	}
+	for high/low > 1+s.Precision {
+		middle := math.Sqrt(low) * math.Sqrt(high)
+		held, err := try(middle)
+		if err != nil {
+			return err
+		}
+		if held {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	return nil
+}
+
+// Holding a rate means p99 within the objective and this per cent of what was
+// sent answered within it.
+const heldWithinSLO = 99
+
+// ProbeFunction returns a probe that runs the spec with one function at the
+// rate that is tried, from beginning to end; the others keep their first rates.
+func ProbeFunction(spec Spec, function string, o Options) (Probe, error) {
+	at := -1
+	for i, f := range spec.Functions {
+		if f.Name == function {
+			at = i
+		}
+	}
+	if at < 0 {
+		return nil, fmt.Errorf("probe %q: no such function in the spec", function)
+	}
+	spec.Schedule = nil
+	return func(ctx context.Context, perSecond float64) (Trial, error) {
+		run := spec
+		run.Functions = append([]Function(nil), spec.Functions...)
+		f := &run.Functions[at]
+		f.PerSecond = perSecond
+		if f.Arrivals.Shape == arrival.Video {
+			f.Streams = 0 // more cameras, not faster ones
+		}
+		report, err := Run(ctx, run, o)
+		if err != nil {
+			return Trial{}, err
+		}
+		r := report.Functions[at]
+		return Trial{
+			PerSecond:  perSecond,
+			Held:       r.OK > 0 && r.P99Millis <= r.SLOMillis && r.WithinSLO >= heldWithinSLO,
+			P99Millis:  r.P99Millis,
+			WithinSLO:  r.WithinSLO,
+			GoodputRPS: r.GoodputRPS,
+		}, nil
+	}, nil
+}
+
+// WriteJSON writes what was found as one JSON object and a newline.
+func (f *Found) WriteJSON(w io.Writer) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(f); err != nil {
+		return fmt.Errorf("write search: %w", err)
+	}
+	return nil
+}
+
+// WriteTable writes the trials and what they came to, for people.
+func (f *Found) WriteTable(w io.Writer) error {
+	for _, t := range f.Trials {
+		verdict := "fails"
+		if t.Held {
+			verdict = "holds"
+		}
+		if _, err := fmt.Fprintf(w, "%10.1f /s  p99 %8.2f ms  within SLO %6.2f %%  %s\n", t.PerSecond, t.P99Millis, t.WithinSLO, verdict); err != nil {
+			return fmt.Errorf("write search: %w", err)
+		}
+	}
+	if _, err := fmt.Fprintln(w, f.verdict()); err != nil {
+		return fmt.Errorf("write search: %w", err)
+	}
+	return nil
+}
+
+func (f *Found) verdict() string {
+	text := fmt.Sprintf("highest rate: %.1f requests a second", f.PerSecond)
+	switch {
+	case f.PerSecond == 0:
+		text = "no rate held"
+	case f.Interrupted:
+		text += " so far (interrupted)"
+	case f.Failed == 0:
+		text += ", the highest that was asked for"
+	default:
+		text += fmt.Sprintf("; %.1f fails (precision %.3g %%)", f.Failed, 100*f.Precision)
+	}
+	return text
+}

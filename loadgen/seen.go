@@ -1,0 +1,173 @@
+package loadgen
+
+import (
+	"fmt"
+	"image"
+	"image/color"
+	"image/png"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/loadgen/answer"
+	"github.com/penstock/penstock/loadgen/picture"
+	"github.com/penstock/penstock/wire"
+)
+
+// View is what one function answered to photos.
+type View struct {
+	Function string
+	Photos   *picture.Photos
+	// Answers are FunctionReport.Answers of a run with these photos.
+	Answers []answer.Answer
+	// Labels name the classes; a class without a name is its number.
+	Labels []string
+}
+
+// Seen is a photo with all that any function found in it.
+type Seen struct {
+	Photo picture.Photo
+	// Things are in the order of the views, the best first in each.
+	Things []Thing
+	// Asked is whether any function answered.
+	Asked bool
+}
+
+// Thing is something found in a photo.
+type Thing struct {
+	Function string
+	Label    string
+	Score    float64
+	// Box is in the photo's pixels; it is empty for a class of the whole photo.
+	Box    image.Rectangle
+	Colour color.RGBA
+}
+
+// Look puts together, photo by photo, what the functions found. Photos of the
+// same name are the same photo.
+func Look(views []View) ([]Seen, error) {
+	var all []Seen
+	places := make(map[string]int)
+	for v, view := range views {
+		colour := picture.Palette[v%len(picture.Palette)]
+		for i, a := range view.Answers {
+			photo, frame := view.Photos.Photo(i)
+			at, known := places[photo.Name]
+			if !known {
+				at = len(all)
+				places[photo.Name] = at
+				all = append(all, Seen{Photo: photo})
+			}
+			if a.Payload == nil {
+				continue
+			}
+			things, err := view.things(a, frame, colour)
+			if err != nil {
+				return nil, fmt.Errorf("read what %s found in %s: %w", view.Function, photo.Name, err)
+			}
+			all[at].Asked = true
+			all[at].Things = append(all[at].Things, things...)
+		}
+	}
+	return all, nil
+}
+
+func (v *View) things(a answer.Answer, frame picture.Frame, colour color.RGBA) ([]Thing, error) {
+	var things []Thing
+	switch a.Kind {
+	case wire.KindTopK:
+		classes, err := wire.DecodeTopK(nil, a.Payload)
+		if err != nil {
+			return nil, err
+		}
+		if len(classes) > 0 {
+			things = append(things, Thing{Function: v.Function, Label: v.label(classes[0].Class), Score: float64(classes[0].P), Colour: colour})
+		}
+	case wire.KindBoxes:
+		boxes, err := wire.DecodeBoxes(nil, a.Payload)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range boxes {
+			place := frame.Locate(float64(b.X0), float64(b.Y0), float64(b.X1), float64(b.Y1))
+			if !place.Empty() {
+				things = append(things, Thing{Function: v.Function, Label: v.label(b.Class), Score: float64(b.Score), Box: place, Colour: colour})
+			}
+		}
+		slices.SortStableFunc(things, func(a, b Thing) int {
+			switch {
+			case a.Score > b.Score:
+				return -1
+			case a.Score < b.Score:
+				return 1
+			}
+			return 0
+		})
+	}
+	return things, nil
+}
+
+func (v *View) label(class uint16) string {
+	if int(class) < len(v.Labels) {
+		return v.Labels[class]
+	}
+	return fmt.Sprintf("class %d", class)
+}
+
+// String is what was found in a line: "chelsea.jpg: cat 0.71".
+func (s Seen) String() string {
+	if !s.Asked {
+		return s.Photo.Name + ": not answered"
+	}
+	if len(s.Things) == 0 {
+		return s.Photo.Name + ": nothing"
+	}
+	found := make([]string, len(s.Things))
+	for i, thing := range s.Things {
+		found[i] = fmt.Sprintf("%s %.2f", thing.Label, thing.Score)
+	}
+	return s.Photo.Name + ": " + strings.Join(found, ", ")
+}
+
+// Draw returns the photo with the boxes drawn on it.
+func (s Seen) Draw() image.Image {
+	marks := make([]picture.Mark, len(s.Things))
+	for i, thing := range s.Things {
+		marks[i] = picture.Mark{Box: thing.Box, Text: fmt.Sprintf("%s %.2f", thing.Label, thing.Score), Colour: thing.Colour}
+	}
+	return picture.Draw(s.Photo.Image, marks)
+}
+
+// WritePictures draws each photo and writes it into a folder, which it makes, as
+// a PNG of the photo's name. It returns the paths, in the order of the photos.
+func WritePictures(dir string, all []Seen) ([]string, error) {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, fmt.Errorf("write pictures: %w", err)
+	}
+	var paths []string
+	for _, seen := range all {
+		name := filepath.Base(seen.Photo.Name)
+		path := filepath.Join(dir, strings.TrimSuffix(name, filepath.Ext(name))+".png")
+		if err := writePNG(path, seen.Draw()); err != nil {
+			return paths, fmt.Errorf("write picture: %w", err)
+		}
+		paths = append(paths, path)
+	}
+	return paths, nil
+}
+
+func writePNG(path string, img image.Image) (err error) {
+	file, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closeErr := file.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	// A demo writes large photos while people wait.
+	encoder := png.Encoder{CompressionLevel: png.BestSpeed}
+	return encoder.Encode(file, img)
+}

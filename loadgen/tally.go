@@ -1,0 +1,120 @@
+package loadgen
+
+import (
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/penstock/penstock/loadgen/answer"
+	"github.com/penstock/penstock/wire"
+)
+
+// tally counts one function's requests. Its ledger's lock guards it.
+type tally struct {
+	// offered are all requests since the start; sent those of the measured time.
+	offered, sent uint64
+	// unsent are those of sent of which no byte left; gaveUp is why the first
+	// request without an answer was given up.
+	unsent   uint64
+	gaveUp   error
+	statuses [wire.NumStatuses]uint64
+	// within are ok answers within the objective.
+	within uint64
+	// latency is of ok answers only: a refusal is quick, and would flatter.
+	latency histogram
+	lag     histogram
+	stages  [len(stageNames)]histogram
+	// batched are ok answers that say their batch; batches is the sum of 1/batch
+	// over them, that is how many batches they were.
+	batched uint64
+	batches float64
+
+	checked, wrong uint64
+	differences    []string
+	// first is the first ok answer to each picture; its payload is nil where none
+	// came.
+	first []answer.Answer
+}
+
+// stageNames are the stages of a request's way through the manager, in order.
+var stageNames = [...]string{"aggregate", "queue", "gather", "infer", "reply"}
+
+func stageTimes(r *wire.Result) [len(stageNames)]time.Duration {
+	return [...]time.Duration{r.Aggregate, r.Queue, r.Gather, r.Infer, r.Reply}
+}
+
+func newTally(pictures int) tally {
+	t := tally{first: make([]answer.Answer, pictures), latency: newHistogram(3), lag: newHistogram(2)}
+	for i := range t.stages {
+		t.stages[i] = newHistogram(2)
+	}
+	return t
+}
+
+func (t *tally) reply(r *wire.Result, latency, slo time.Duration) {
+	status := r.Status
+	if status >= wire.NumStatuses {
+		status = wire.StatusFailed // the wire knows no other; a new one is no success
+	}
+	t.statuses[status]++
+	if status != wire.StatusOK {
+		return
+	}
+	t.latency.record(latency)
+	if latency <= slo {
+		t.within++
+	}
+	for i, took := range stageTimes(r) {
+		t.stages[i].record(took)
+	}
+	if r.Batch > 0 {
+		t.batched++
+		t.batches += 1 / float64(r.Batch)
+	}
+}
+
+func (t *tally) giveUp(err error, unsent bool) {
+	if t.gaveUp == nil {
+		t.gaveUp = err
+	}
+	if unsent {
+		t.unsent++
+	}
+}
+
+func (t *tally) answered() uint64 {
+	n := uint64(0)
+	for _, count := range t.statuses {
+		n += count
+	}
+	return n
+}
+
+// meanBatch is the mean size of the batches, each batch once. (The mean over
+// requests would count a batch of eight eight times.)
+func (t *tally) meanBatch() float64 {
+	if t.batched == 0 {
+		return 0
+	}
+	return float64(t.batched) / t.batches
+}
+
+// histogram is of durations from a microsecond to ten minutes; longer ones
+// count as ten minutes.
+type histogram struct{ *hdrhistogram.Histogram }
+
+const longest = 10 * time.Minute
+
+func newHistogram(digits int) histogram {
+	return histogram{hdrhistogram.New(int64(time.Microsecond), int64(longest), digits)}
+}
+
+func (h histogram) record(d time.Duration) {
+	if err := h.RecordValue(int64(min(max(d, 0), longest))); err != nil {
+		panic("loadgen: " + err.Error()) // the value is in range
+	}
+}
+
+// millis is a percentile in milliseconds, 0 when nothing was recorded.
+func (h histogram) millis(percentile float64) float64 {
+	return float64(h.ValueAtPercentile(percentile)) / float64(time.Millisecond)
+}
