@@ -2,12 +2,12 @@
 // account of in granules of 64 bytes, so that a lingering datagram holds what it
 // fills and not the buffer that it was received into.
 //
-//	1. Free finds room: free runs, lowest address first, so that the working set
-//	   stays small and in the cache. Nothing is taken yet
-//	2. the kernel (or Put) writes into the runs
-//	3. Hold takes the bytes that were really written; the rest of the runs is
-//	   found again by the next Free
-//	4. Release gives bytes back, in whatever pieces
+//  1. Free finds room: free runs, lowest address first, so that the working set
+//     stays small and in the cache. Nothing is taken yet
+//  2. the kernel (or Put) writes into the runs
+//  3. Hold takes the bytes that were really written; the rest of the runs is
+//     found again by the next Free
+//  4. Release gives bytes back, in whatever pieces
 //
 // The kernel packs datagrams back to back, so two may meet in one granule. Each
 // granule therefore counts the bytes held in it, and is free when none is.
