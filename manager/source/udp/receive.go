@@ -1,0 +1,325 @@
+package udp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/source/slab"
+	"github.com/penstock/penstock/shm"
+)
+
+// controlBytes is room for the two control messages that the kernel adds: the
+// segment size (an int) and the count of drops (32 bits), 24 bytes each with
+// header and padding.
+const controlBytes = 64
+
+// reader is what a read needs, made once. It is Receive's own.
+type reader struct {
+	headers  []mmsghdr
+	iovecs   []unix.Iovec // slab.MaxRuns a message
+	runs     []source.Span
+	names    [][sockaddrBytes]byte
+	controls [][controlBytes]byte
+	polls    []unix.PollFd
+	zones    zoneNames
+
+	// got messages came with the last read; next is the one that is being split,
+	// chain what is left of it.
+	got, next int
+	chain     chain
+	// want is how many messages to plan room for: twice what came last, so that a
+	// quiet socket costs little planning.
+	want int
+}
+
+// chain is the rest of one message: datagrams of segment bytes each (the last may
+// be shorter), back to back in runs.
+type chain struct {
+	from    netip.AddrPort
+	runs    []source.Span // not yet delivered, the first one trimmed
+	left    int           // bytes
+	segment int
+	empty   bool // one datagram of 0 bytes
+}
+
+func newReader(messages int) reader {
+	r := reader{
+		headers:  make([]mmsghdr, messages),
+		iovecs:   make([]unix.Iovec, messages*slab.MaxRuns),
+		runs:     make([]source.Span, messages*slab.MaxRuns),
+		names:    make([][sockaddrBytes]byte, messages),
+		controls: make([][controlBytes]byte, messages),
+		polls:    make([]unix.PollFd, 2),
+		want:     min(2, messages),
+	}
+	for i := range r.headers {
+		r.headers[i].hdr.Name = &r.names[i][0]
+		r.headers[i].hdr.Iov = &r.iovecs[i*slab.MaxRuns]
+		r.headers[i].hdr.Control = &r.controls[i][0]
+	}
+	return r
+}
+
+// runsOf is message i's share of runs.
+func (r *reader) runsOf(i int) []source.Span {
+	return r.runs[i*slab.MaxRuns : (i+1)*slab.MaxRuns]
+}
+
+// Receive fills batch; see source.Source. When the slab is full it waits for a
+// moment, counts NoRoom and returns 0: the caller evicts, or the kernel drops.
+func (s *Source) Receive(batch []source.Datagram, deadline int64) (n int, err error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if len(batch) == 0 {
+		return 0, nil
+	}
+	for {
+		if s.closed.Load() {
+			return 0, source.ErrClosed
+		}
+		for n < len(batch) && s.split(&batch[n]) {
+			n++
+		}
+		if n > 0 {
+			return n, nil
+		}
+		planned := s.plan()
+		if planned == 0 {
+			s.noRoom.Add(1)
+			return 0, s.waitForRoom(deadline)
+		}
+		got, err := recvmmsg(s.socket, s.reader.headers[:planned], unix.MSG_DONTWAIT)
+		switch {
+		case err == nil:
+			s.keep(got)
+		case errors.Is(err, unix.EAGAIN):
+			if ready, err := s.wait(true, deadline); !ready {
+				return 0, err
+			}
+		case errors.Is(err, unix.EINTR):
+		default:
+			return 0, fmt.Errorf("receive on %v: %w", s.local, err)
+		}
+	}
+}
+
+// plan gives the next messages their room, and returns how many have it.
+func (s *Source) plan() int {
+	r := &s.reader
+	var from uint64
+	for i := range r.want {
+		runs := r.runsOf(i)
+		n, next := s.slab.Free(runs, from, slab.MessageBytes)
+		if n == 0 {
+			return i
+		}
+		from = next
+		iovecs := r.iovecs[i*slab.MaxRuns:]
+		for j, run := range runs[:n] {
+			iovecs[j].Base = &s.slab.Bytes()[run.Offset]
+			iovecs[j].SetLen(int(run.Length))
+		}
+		h := &r.headers[i].hdr
+		h.SetIovlen(n)
+		h.Namelen = sockaddrBytes
+		h.SetControllen(controlBytes)
+		h.Flags = 0
+	}
+	return r.want
+}
+
+// keep holds what a read brought, and drops messages that were cut off.
+func (s *Source) keep(got int) {
+	r := &s.reader
+	r.got, r.next = got, 0
+	r.want = min(2*got, len(r.headers))
+	var datagrams, bytes, truncated uint64
+	for i := range got {
+		h := &r.headers[i]
+		segment, drops, counted := parseControl(r.controls[i][:h.hdr.Controllen])
+		if counted {
+			s.noteDrops(drops)
+		}
+		if h.hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+			h.n = dropped
+			truncated++
+			continue
+		}
+		size := int(h.n)
+		if segment <= 0 || segment > size {
+			segment = size
+		}
+		h.segment = uint32(segment)
+		datagrams++
+		if segment > 0 {
+			datagrams += uint64((size - 1) / segment)
+		}
+		bytes += uint64(size)
+		for _, run := range r.runsOf(i) {
+			if size == 0 {
+				break
+			}
+			run.Length = min(run.Length, uint32(size))
+			s.slab.Hold(run)
+			size -= int(run.Length)
+		}
+	}
+	s.datagrams.Add(datagrams)
+	s.bytes.Add(bytes)
+	if truncated > 0 {
+		s.truncated.Add(truncated)
+	}
+}
+
+// split takes the next datagram of the last read.
+func (s *Source) split(d *source.Datagram) bool {
+	r := &s.reader
+	for {
+		c := &r.chain
+		for c.left > 0 || c.empty {
+			d.From = c.from
+			if s.cut(c, d) {
+				return true
+			}
+		}
+		if r.next == r.got {
+			return false
+		}
+		i := r.next
+		r.next++
+		h := &r.headers[i]
+		if h.n == dropped {
+			continue
+		}
+		*c = chain{
+			from:    r.zones.decode(&r.names[i]),
+			runs:    r.runsOf(i),
+			left:    int(h.n),
+			segment: int(h.segment),
+			empty:   h.n == 0,
+		}
+	}
+}
+
+// cut takes one datagram off the chain. It reports false for one that had to be
+// dropped.
+func (s *Source) cut(c *chain, d *source.Datagram) bool {
+	size := uint32(min(c.segment, c.left))
+	c.left -= int(size)
+	c.empty = false
+	d.First = c.take(size)
+	d.Rest = source.Span{}
+	if size -= d.First.Length; size == 0 {
+		return true
+	}
+	d.Rest = c.take(size)
+	if size -= d.Rest.Length; size == 0 {
+		return true
+	}
+	return s.join(c, d, size)
+}
+
+// take cuts at most size bytes off the first run.
+func (c *chain) take(size uint32) source.Span {
+	run := &c.runs[0]
+	span := source.Span{Offset: run.Offset, Length: min(run.Length, size)}
+	run.Offset += uint64(span.Length)
+	run.Length -= span.Length
+	if run.Length == 0 {
+		c.runs = c.runs[1:]
+	}
+	return span
+}
+
+// join copies a datagram that lies in more than two runs into one, or drops it
+// where there is none: a jumbo that was received into the holes of a slab.
+func (s *Source) join(c *chain, d *source.Datagram, size uint32) bool {
+	var parts [slab.MaxRuns]source.Span
+	parts[0], parts[1] = d.First, d.Rest
+	n := 2
+	for ; size > 0; n++ {
+		parts[n] = c.take(size)
+		size -= parts[n].Length
+	}
+	whole, ok := s.slab.Join(parts[:n])
+	if !ok {
+		s.truncated.Add(1)
+	}
+	d.First, d.Rest = whole, source.Span{}
+	return ok
+}
+
+// parseControl reads the segment size of a chain (0 where there is none) and the
+// socket's count of drops.
+func parseControl(b []byte) (segment int, drops uint32, counted bool) {
+	for len(b) >= unix.SizeofCmsghdr {
+		size := binary.NativeEndian.Uint64(b)
+		level := binary.NativeEndian.Uint32(b[8:])
+		kind := binary.NativeEndian.Uint32(b[12:])
+		if size < unix.SizeofCmsghdr || size > uint64(len(b)) {
+			break
+		}
+		if data := b[unix.SizeofCmsghdr:size]; len(data) >= 4 {
+			value := binary.NativeEndian.Uint32(data)
+			switch {
+			case level == unix.SOL_UDP && kind == unix.UDP_GRO:
+				segment = int(int32(value))
+			case level == unix.SOL_SOCKET && kind == unix.SO_RXQ_OVFL:
+				drops, counted = value, true
+			}
+		}
+		b = b[min(uint64(len(b)), (size+7)&^7):]
+	}
+	return segment, drops, counted
+}
+
+// wait sleeps until the socket (if asked for) is readable, Wake, Close, or the
+// deadline. It reports whether Receive should go on.
+func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
+	r := &s.reader
+	r.polls[0] = unix.PollFd{Fd: int32(s.event), Events: unix.POLLIN}
+	r.polls[1] = unix.PollFd{Fd: int32(s.socket), Events: unix.POLLIN}
+	polls := r.polls
+	if !forSocket {
+		polls = polls[:1]
+	}
+	for {
+		var timeout *unix.Timespec
+		var ts unix.Timespec
+		if deadline != 0 {
+			ts = unix.NsecToTimespec(max(deadline-shm.Now(), 0))
+			timeout = &ts
+		}
+		n, err := ppoll(polls, timeout)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return false, fmt.Errorf("poll %v: %w", s.local, err)
+		case s.closed.Load():
+			return false, source.ErrClosed
+		case n == 0:
+			return false, nil
+		case polls[0].Revents != 0:
+			var count [8]byte
+			_, _ = unix.Read(s.event, count[:]) // empties it; EAGAIN if another did
+			return false, nil
+		}
+		return true, nil
+	}
+}
+
+// waitForRoom gives others a moment to release.
+func (s *Source) waitForRoom(deadline int64) error {
+	until := shm.Now() + int64(noRoomPause)
+	if deadline != 0 {
+		until = min(until, deadline)
+	}
+	_, err := s.wait(false, until)
+	return err
+}

@@ -1,0 +1,83 @@
+package udp
+
+import (
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// mmsghdr is struct mmsghdr of linux/socket.h: a message and how many bytes of it
+// came or went. segment lies in the structure's padding, which the kernel leaves
+// alone; the source keeps the chain's segment size there.
+type mmsghdr struct {
+	hdr     unix.Msghdr
+	n       uint32
+	segment uint32
+}
+
+// dropped in place of a count marks a message that is not delivered.
+const dropped = ^uint32(0)
+
+// recvmmsg and sendmmsg go through syscall.Syscall6, which tells Go's scheduler: a
+// full read copies a megabyte. They return how many messages were moved, or, if
+// none, why.
+func recvmmsg(socket int, messages []mmsghdr, flags int) (int, error) {
+	return multi(unix.SYS_RECVMMSG, socket, messages, flags)
+}
+
+func sendmmsg(socket int, messages []mmsghdr, flags int) (int, error) {
+	return multi(unix.SYS_SENDMMSG, socket, messages, flags)
+}
+
+func multi(call uintptr, socket int, messages []mmsghdr, flags int) (int, error) {
+	n, _, errno := syscall.Syscall6(call, uintptr(socket), uintptr(unsafe.Pointer(unsafe.SliceData(messages))),
+		uintptr(len(messages)), uintptr(flags), 0, 0)
+	if errno != 0 {
+		return 0, errnoError(errno)
+	}
+	return int(n), nil
+}
+
+// errnoError puts the errors of every day into an interface without allocating.
+func errnoError(errno syscall.Errno) error {
+	switch errno {
+	case unix.EAGAIN:
+		return errAgain
+	case unix.EINTR:
+		return errInterrupted
+	}
+	return errno
+}
+
+var (
+	errAgain       error = unix.EAGAIN
+	errInterrupted error = unix.EINTR
+)
+
+// ppoll waits for descriptors; a nil timeout means for ever.
+func ppoll(polls []unix.PollFd, timeout *unix.Timespec) (int, error) {
+	n, _, errno := syscall.Syscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(polls))),
+		uintptr(len(polls)), uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
+	if errno != 0 {
+		return 0, errnoError(errno)
+	}
+	return int(n), nil
+}
+
+// memInfoDrops is the index of the drops among the words of SO_MEMINFO
+// (SK_MEMINFO_DROPS of linux/sock_diag.h), memInfoWords their number.
+const (
+	memInfoDrops = 8
+	memInfoWords = 9
+)
+
+// socketDrops reads how many datagrams the kernel dropped at this socket. Unlike
+// SO_RXQ_OVFL it needs no datagram to come after them. Linux has it since 4.12.
+func socketDrops(socket int) (uint32, bool) {
+	var words [memInfoWords]uint32
+	size := uint32(unsafe.Sizeof(words))
+	_, _, errno := syscall.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(socket), unix.SOL_SOCKET, unix.SO_MEMINFO,
+		uintptr(unsafe.Pointer(&words[0])), uintptr(unsafe.Pointer(&size)), 0)
+	return words[memInfoDrops], errno == 0 && uintptr(size) == unsafe.Sizeof(words)
+}

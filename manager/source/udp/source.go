@@ -1,0 +1,295 @@
+package udp
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/source/slab"
+	"github.com/penstock/penstock/shm"
+)
+
+// Defaults of Options.
+const (
+	// DefaultSlabBytes holds 60 pictures of 519 KB twice over.
+	DefaultSlabBytes = 64 << 20
+	// DefaultRecvBuffer bridges some milliseconds of a stream of 10 Gb/s in which
+	// the receiving thread does not run.
+	DefaultRecvBuffer = 16 << 20
+	// DefaultBatchMessages chains of 64 KiB are 1 MiB, which stays in a
+	// second-level cache between the kernel's copy and the reader.
+	DefaultBatchMessages = 16
+)
+
+// maxBatchMessages is the kernel's limit for one recvmmsg (UIO_MAXIOV).
+const maxBatchMessages = 1024
+
+// noRoomPause is how long Receive lets others release when the slab is full.
+const noRoomPause = time.Millisecond
+
+// Options of a source. Zero values mean the defaults.
+type Options struct {
+	// Listen is the address and port; port 0 takes a free one. An unspecified
+	// IPv6 address receives IPv4 too.
+	Listen netip.AddrPort
+	// SlabBytes is the size of the memory for datagrams.
+	SlabBytes int
+	// HugePages puts the slab on huge pages where there are some.
+	HugePages bool
+	// RecvBuffer is the socket's receive buffer in bytes, as far as the kernel
+	// grants it (net.core.rmem_max, unless the process has CAP_NET_ADMIN).
+	RecvBuffer int
+	// BatchMessages is how many messages, chains of datagrams each, one read may
+	// bring.
+	BatchMessages int
+	// NoGRO leaves the datagrams unchained even where the kernel could.
+	NoGRO bool
+}
+
+// Source is a UDP socket with its slab. It implements source.Source.
+type Source struct {
+	slab  *slab.Slab
+	local netip.AddrPort
+	inet6 bool
+	gro   bool
+	// recvBuffer is what the kernel granted.
+	recvBuffer int
+
+	// mu is held for reading by whoever uses the descriptors, and for writing by
+	// Close.
+	mu     sync.RWMutex
+	closed atomic.Bool
+	socket int
+	event  int
+
+	reader reader
+
+	sendMu sync.Mutex // guards sender
+	sender sender
+
+	datagrams, bytes, truncated, noRoom atomic.Uint64
+	// kernelDrops is the socket's 32-bit counter, unwrapped.
+	kernelDrops atomic.Uint64
+}
+
+var _ source.Source = (*Source)(nil)
+
+// Open binds the port and makes the slab. A port that is taken, and an address
+// that is not this machine's, are errors that say so.
+func Open(o Options) (*Source, error) {
+	if !o.Listen.IsValid() {
+		return nil, errors.New("open UDP source: no address to listen on")
+	}
+	if o.SlabBytes == 0 {
+		o.SlabBytes = DefaultSlabBytes
+	}
+	if o.RecvBuffer == 0 {
+		o.RecvBuffer = DefaultRecvBuffer
+	}
+	if o.BatchMessages == 0 {
+		o.BatchMessages = DefaultBatchMessages
+	}
+	if o.BatchMessages < 1 || o.BatchMessages > maxBatchMessages {
+		return nil, fmt.Errorf("open UDP source %v: %d messages a batch: want 1 to %d", o.Listen, o.BatchMessages, maxBatchMessages)
+	}
+	s, err := open(o)
+	if err != nil {
+		return nil, fmt.Errorf("open UDP source %v: %w", o.Listen, err)
+	}
+	return s, nil
+}
+
+func open(o Options) (_ *Source, err error) {
+	s := &Source{socket: -1, event: -1, inet6: !o.Listen.Addr().Unmap().Is4()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.closeDescriptors())
+		}
+	}()
+	if err := s.listen(o); err != nil {
+		return nil, err
+	}
+	if s.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return nil, fmt.Errorf("make eventfd: %w", err)
+	}
+	if s.slab, err = slab.New(fmt.Sprintf("udp-%d", s.local.Port()), o.SlabBytes, o.HugePages); err != nil {
+		return nil, err
+	}
+	s.reader = newReader(o.BatchMessages)
+	s.sender = newSender()
+	return s, nil
+}
+
+// listen makes the socket. SO_REUSEADDR and SO_REUSEPORT stay off: with them a
+// second manager would share the port in silence.
+func (s *Source) listen(o Options) (err error) {
+	family := unix.AF_INET
+	if s.inet6 {
+		family = unix.AF_INET6
+	}
+	s.socket, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_UDP)
+	if err != nil {
+		return fmt.Errorf("make socket: %w", err)
+	}
+	if s.inet6 {
+		only := 1
+		if o.Listen.Addr().IsUnspecified() {
+			only = 0
+		}
+		if err := unix.SetsockoptInt(s.socket, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, only); err != nil {
+			return fmt.Errorf("set IPV6_V6ONLY: %w", err)
+		}
+	}
+	if s.recvBuffer, err = setRecvBuffer(s.socket, o.RecvBuffer); err != nil {
+		return err
+	}
+	// Both are there since Linux 2.6.33 and 5.0; without them drops show only
+	// through SO_MEMINFO, and datagrams come one a message.
+	_ = unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)
+	s.gro = !o.NoGRO && unix.SetsockoptInt(s.socket, unix.SOL_UDP, unix.UDP_GRO, 1) == nil
+
+	address, err := bindAddress(o.Listen)
+	if err != nil {
+		return err
+	}
+	if err := unix.Bind(s.socket, address); err != nil {
+		return explainBind(o.Listen, err)
+	}
+	bound, err := unix.Getsockname(s.socket)
+	if err != nil {
+		return fmt.Errorf("read bound address: %w", err)
+	}
+	s.local = boundAddress(bound, o.Listen.Addr().Zone())
+	return nil
+}
+
+// setRecvBuffer asks for a receive buffer and returns what was granted, in the
+// bytes of payload and overhead that the kernel counts.
+func setRecvBuffer(socket, size int) (int, error) {
+	if unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size) != nil {
+		if err := unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUF, size); err != nil {
+			return 0, fmt.Errorf("set receive buffer of %d bytes: %w", size, err)
+		}
+	}
+	granted, err := unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUF)
+	if err != nil {
+		return 0, fmt.Errorf("read receive buffer size: %w", err)
+	}
+	return granted, nil
+}
+
+// explainBind says what to do about a port that cannot be had.
+func explainBind(at netip.AddrPort, err error) error {
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return fmt.Errorf("port %d is taken by another process (ss -ulpn 'sport = :%d' names it): stop that one or configure another port: %w", at.Port(), at.Port(), err)
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return fmt.Errorf("%v is no address of this machine (ip address lists them): %w", at.Addr(), err)
+	case errors.Is(err, unix.EACCES):
+		return fmt.Errorf("port %d needs a privilege (CAP_NET_BIND_SERVICE): configure one above 1023: %w", at.Port(), err)
+	}
+	return fmt.Errorf("bind: %w", err)
+}
+
+// Slab is where the datagrams land. It stays mapped after Close, because spans
+// may still be in use: whoever opened the source closes it (CloseSlab) when the
+// last user is gone.
+func (s *Source) Slab() shm.Memory { return s.slab }
+
+// CloseSlab unmaps the slab after Close, when nobody uses its bytes or calls
+// Release any more.
+func (s *Source) CloseSlab() error { return s.slab.Close() }
+
+// LocalAddr is where the source listens, with the port that was really bound.
+func (s *Source) LocalAddr() netip.AddrPort { return s.local }
+
+// GRO reports whether the kernel chains datagrams for this source.
+func (s *Source) GRO() bool { return s.gro }
+
+// RecvBuffer is the socket buffer that the kernel granted, in its own bytes
+// (twice what is asked for, for its overhead).
+func (s *Source) RecvBuffer() int { return s.recvBuffer }
+
+// Release gives spans back; see source.Source. Releasing what is not held
+// panics.
+func (s *Source) Release(spans []source.Span) { s.slab.Release(spans) }
+
+// Stats reads the counters. KernelDrops is the socket's own count, read now; the
+// kernel counts a chain that it drops as one.
+func (s *Source) Stats() source.Stats {
+	s.mu.RLock()
+	if !s.closed.Load() {
+		if drops, ok := socketDrops(s.socket); ok {
+			s.noteDrops(drops)
+		}
+	}
+	s.mu.RUnlock()
+	return source.Stats{
+		Datagrams:   s.datagrams.Load(),
+		Bytes:       s.bytes.Load(),
+		KernelDrops: s.kernelDrops.Load(),
+		Truncated:   s.truncated.Load(),
+		NoRoom:      s.noRoom.Load(),
+		HeldBytes:   s.slab.HeldBytes(),
+		SlabBytes:   uint64(s.slab.Size()),
+	}
+}
+
+// noteDrops takes a reading of the socket's counter, which wraps and may be older
+// than the one before.
+func (s *Source) noteDrops(reading uint32) {
+	for {
+		known := s.kernelDrops.Load()
+		more := int32(reading - uint32(known))
+		if more <= 0 || s.kernelDrops.CompareAndSwap(known, known+uint64(more)) {
+			return
+		}
+	}
+}
+
+// Wake makes a blocked Receive return early. Any goroutine may call it, also
+// after Close.
+func (s *Source) Wake() {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if !s.closed.Load() {
+		s.ring()
+	}
+}
+
+// ring makes the eventfd readable. It cannot fail but for a counter that is full,
+// which is readable too.
+func (s *Source) ring() { _, _ = unix.Write(s.event, one[:]) }
+
+// one is a 64-bit 1 for an eventfd, in either byte order.
+var one = [8]byte{1, 0, 0, 0, 0, 0, 0, 1}
+
+// Close ends a blocked Receive, waits until nobody uses the socket, and closes
+// it. The slab stays. Closing twice is harmless.
+func (s *Source) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	s.ring()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.closeDescriptors(); err != nil {
+		return fmt.Errorf("close UDP source %v: %w", s.local, err)
+	}
+	return nil
+}
+
+func (s *Source) closeDescriptors() (err error) {
+	for _, fd := range []int{s.socket, s.event} {
+		if fd >= 0 {
+			err = errors.Join(err, unix.Close(fd))
+		}
+	}
+	return err
+}
