@@ -17,8 +17,10 @@ import (
 //	Init ─> LoadModel ──(a shadow sleeps here)──> LinkModel ─> ConfigureBatch … ─> InferBatch … ─> Deinit
 //
 // Deinit may follow any of them, also one that failed, and is the last.
-// ConfigureBatch is called once for each (slot, batch size) of the card's
-// ladder, all before the first InferBatch.
+// ConfigureBatch is called for each (slot, batch size) of the card's ladder; a
+// second call for the same pair replaces the buffers of the first. libml warms a
+// process up so: it configures over scratch, runs each size once, and configures
+// again over the buffers that active and shadow share.
 //
 // Goroutines: no two callbacks run at once, but for InferBatch: batches in
 // different slots may be in flight together, each from a goroutine of its own.
@@ -26,10 +28,12 @@ import (
 // batches takes a lock. libml calls from goroutines that it has locked to their
 // threads, so a framework may keep thread state (a CUDA context).
 //
-// Buffers: the input and output buffers are libml's, made once, 64-byte aligned,
-// outside the Go heap or pinned, and they keep their address and length until
-// Deinit has returned. A framework may hand their addresses to C and keep them
-// until then.
+// Buffers: the input and output buffers are libml's, 64-byte aligned
+// (models.TensorAlignment) where they are shared memory, and 8-byte aligned at
+// least. They keep address and length until ConfigureBatch has replaced them or
+// Deinit has returned. A framework may hand their addresses to C until then (and
+// pins them, as they may be Go memory). Another process may own their contents:
+// only InferBatch reads the input and writes the outputs.
 //
 // Errors: a failed callback before InferBatch ends the process, its text is the
 // one line that the operator sees. A failed InferBatch costs its own batch; its
@@ -53,18 +57,18 @@ type Framework interface {
 	// ConfigureBatch prepares a batch of n images in slot: graphs, bindings, warm
 	// caches. input holds n images, Card.Input.TensorBytes() each, of shape
 	// Card.Input.Shape(n). outputs holds one buffer for each of Card.Outputs, in
-	// the card's order: n images, 4*Elements() bytes each, f32, of shape [n,
-	// Shape...]. Batch sizes of one slot share memory: input and outputs of a
+	// the card's order: n images, Output.Bytes() each, f32, of shape [n, Shape...]. Batch sizes of one slot share memory: input and outputs of a
 	// smaller n are prefixes of those of a larger.
 	//
 	// ephemeralBytes is the memory that running this batch takes beyond the
-	// persistent bytes and libml's own buffers; 0 where it is not known.
+	// persistent bytes and libml's own buffers; 0 where it is not known, or not
+	// before a batch of that size has run.
 	ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error)
 
 	// InferBatch runs a batch of a configured size in slot. The input buffer is
 	// whole when it is called and is not written until it returns; when it returns
-	// nil all output buffers are written and readable by the CPU. It allocates
-	// nothing on the Go heap.
+	// nil all output buffers are written and readable by the CPU. But for the first
+	// batch of a size it allocates nothing on the Go heap.
 	InferBatch(slot, n int) error
 
 	// Deinit gives everything back. It is called once, with no InferBatch in

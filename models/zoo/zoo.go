@@ -55,15 +55,24 @@ type Registry struct {
 
 // Find returns the card that ref means: a card's file, when it has a '/' or ends
 // in .yaml, else a model's name. A card of that name in Dirs comes before the
-// shipped one. Only the card that is meant must be right; the others may be
-// broken, but a broken one in the folder or file of that name is an error, so
-// that the shipped model does not answer in its place.
+// shipped one. Other cards in Dirs may be broken; one whose file or folder has
+// the model's name may not, or the shipped model would answer in its place.
 func (r Registry) Find(ref string) (*models.Card, error) {
 	if strings.ContainsRune(ref, '/') || filepath.Ext(ref) == ".yaml" {
 		return models.ReadCard(ref)
 	}
 	known := Names()
+	var broken []error
 	for _, dir := range r.Dirs {
+		for _, file := range []string{ref + ".yaml", filepath.Join(ref, "card.yaml")} {
+			path := filepath.Join(dir, file)
+			if _, err := os.Stat(path); err != nil || !models.NamePattern.MatchString(ref) {
+				continue
+			}
+			if card, err := models.ReadCard(path); err != nil || card.Name == ref {
+				return card, err
+			}
+		}
 		cards, err := models.ReadDir(dir)
 		for _, c := range cards {
 			if c.Name == ref {
@@ -71,29 +80,22 @@ func (r Registry) Find(ref string) (*models.Card, error) {
 			}
 			known = append(known, c.Name)
 		}
-		if err != nil && (len(cards) == 0 || broken(dir, ref)) {
-			return nil, err
+		var folder *fs.PathError
+		if errors.As(err, &folder) && folder.Path == dir {
+			return nil, fmt.Errorf("find card %s: %w", ref, err)
 		}
+		broken = append(broken, err)
 	}
 	if !slices.Contains(Names(), ref) {
 		slices.Sort(known)
-		return nil, fmt.Errorf("find card: %w %q%s", ErrUnknownModel, ref, document.Meant(ref, slices.Compact(known)))
+		unknown := fmt.Errorf("find card: %w %q%s", ErrUnknownModel, ref, document.Meant(ref, slices.Compact(known)))
+		return nil, errors.Join(append([]error{unknown}, broken...)...)
 	}
 	dir, err := r.unpack(ref)
 	if err != nil {
 		return nil, fmt.Errorf("unpack model %s: %w", ref, err)
 	}
 	return models.ReadCard(filepath.Join(dir, "card.yaml"))
-}
-
-// broken reports whether the folder has a card where one of that name would be.
-func broken(dir, name string) bool {
-	for _, file := range []string{name + ".yaml", filepath.Join(name, "card.yaml")} {
-		if _, err := os.Stat(filepath.Join(dir, file)); err == nil {
-			return true
-		}
-	}
-	return false
 }
 
 // Names are the shipped models.

@@ -1,0 +1,54 @@
+package onnx
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/models"
+)
+
+func TestAModelMustFitItsCard(t *testing.T) {
+	card := &models.Card{
+		Input: models.Input{Name: "x", Height: 4, Width: 6, Channels: 3,
+			WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW},
+		Outputs: []models.Output{{Name: "y", Shape: []int64{10}}, {Name: "z", Shape: []int64{5, 4}}},
+		Batches: []int{1, 2},
+	}
+	x := tensor{"x", "f32", []int64{-1, 3, 4, 6}}
+	y := tensor{"y", "f32", []int64{-1, 10}}
+	z := tensor{"z", "f32", []int64{-1, 5, 4}}
+	for _, c := range []struct {
+		name    string
+		in, out []tensor
+		want    string // in the error; empty for none
+	}{
+		{"as the card says", []tensor{x}, []tensor{y, z}, ""},
+		{"in another order, and more than the card wants", []tensor{x}, []tensor{{"a", "f32", nil}, z, y}, ""},
+		{"with dynamic sides", []tensor{{"x", "f32", []int64{-1, 3, -1, -1}}}, []tensor{y, z}, ""},
+		{"with a shape left open", []tensor{x}, []tensor{{"y", "f32", nil}, z}, ""},
+		{"another layout", []tensor{{"x", "f32", []int64{-1, 4, 6, 3}}}, []tensor{y, z},
+			`input "x" is f32 [n, 4, 6, 3] in the model, f32 [n, 3, 4, 6] in the card`},
+		{"another type", []tensor{{"x", "f16", []int64{-1, 3, 4, 6}}}, []tensor{y, z},
+			`input "x" is f16 [n, 3, 4, 6] in the model, f32 [n, 3, 4, 6] in the card`},
+		{"another input", []tensor{{"image", "f32", []int64{-1, 3, 4, 6}}}, []tensor{y, z},
+			`no input "x", which the card names; it has "image"`},
+		{"two inputs", []tensor{x, y}, []tensor{y, z}, `2 inputs ("x", "y")`},
+		{"fewer classes", []tensor{x}, []tensor{{"y", "f32", []int64{-1, 9}}, z},
+			`output "y" is f32 [n, 9] in the model, f32 [n, 10] in the card`},
+		{"a dimension more", []tensor{x}, []tensor{{"y", "f32", []int64{-1, 10, 1}}, z},
+			`output "y" is f32 [n, 10, 1] in the model, f32 [n, 10] in the card`},
+		{"an output missing", []tensor{x}, []tensor{y}, `no output "z", which the card names; it has "y"`},
+		{"fixed at batch 1", []tensor{{"x", "f32", []int64{1, 3, 4, 6}}}, []tensor{y, z},
+			`input "x" is f32 [1, 3, 4, 6] in the model, fixed at batch 1; the card has batches [1 2]`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := fits(card, c.in, c.out)
+			switch {
+			case c.want == "" && err != nil:
+				t.Errorf("refused: %v", err)
+			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+				t.Errorf("got %v, want %s", err, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,75 @@
+package onnx
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestTheCarrierIsTheOneThatGoModPins(t *testing.T) {
+	module, version, _ := strings.Cut(carrier, "@")
+	data, err := os.ReadFile("../../go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(data), module+" "+version+"\n") {
+		t.Errorf("go.mod does not require %s %s", module, version)
+	}
+}
+
+func TestTheLibraryThatTheVariableNamesComesFirst(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "mine.so")
+	if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(LibraryVariable, path)
+	if got, err := Library(); err != nil || got != path {
+		t.Errorf("got %s, %v", got, err)
+	}
+}
+
+func TestAWrongVariableIsNotPassedOver(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "nowhere.so")
+	t.Setenv(LibraryVariable, path)
+	_, err := Library()
+	if !errors.Is(err, ErrNoLibrary) || !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTheLibraryIsFoundBesideTheExecutable(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(filepath.Dir(exe), "lib")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	want := filepath.Join(dir, libraryFile)
+	if err := os.WriteFile(want, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(LibraryVariable, "")
+	if got, err := Library(); err != nil || got != want {
+		t.Errorf("got %s, %v; want %s", got, err, want)
+	}
+}
+
+func TestALibraryThatIsNowhereIsExplained(t *testing.T) {
+	empty := t.TempDir()
+	t.Setenv(LibraryVariable, "")
+	t.Setenv("GOMODCACHE", empty)
+	_, err := Library()
+	if !errors.Is(err, ErrNoLibrary) {
+		t.Fatalf("got %v", err)
+	}
+	for _, part := range []string{empty, "make build", LibraryVariable} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q does not say %q", err, part)
+		}
+	}
+}

@@ -1,0 +1,30 @@
+package onnx
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+)
+
+// residentBytes is the process's anonymous memory in use: RssAnon of
+// /proc/self/status (proc_pid_status(5)), 0 where that cannot be read. Shared
+// buffers and the pages of files are not in it.
+func residentBytes() int64 {
+	data, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	_, rest, found := bytes.Cut(data, []byte("\nRssAnon:"))
+	if !found {
+		return 0
+	}
+	fields := bytes.Fields(rest)
+	if len(fields) == 0 {
+		return 0
+	}
+	kib, err := strconv.ParseInt(string(fields[0]), 10, 64)
+	if err != nil {
+		return 0
+	}
+	return kib << 10
+}

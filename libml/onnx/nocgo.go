@@ -1,0 +1,40 @@
+//go:build !cgo
+
+// Package onnx is the framework "onnx". This build has no cgo, which it needs to
+// call ONNX Runtime: Init says so and nothing else works.
+package onnx
+
+import (
+	"errors"
+
+	"github.com/penstock/penstock/libml"
+)
+
+// ErrNoCgo is returned by every callback but Deinit.
+var ErrNoCgo = errors.New("framework onnx needs cgo: build with CGO_ENABLED=1 and a C compiler")
+
+// Framework stands in for the real one.
+type Framework struct{}
+
+var _ libml.Framework = (*Framework)(nil)
+
+// New returns a framework whose Init fails.
+func New() *Framework { return new(Framework) }
+
+// Init returns ErrNoCgo.
+func (*Framework) Init(libml.Environment) error { return ErrNoCgo }
+
+// LoadModel returns ErrNoCgo.
+func (*Framework) LoadModel() error { return ErrNoCgo }
+
+// LinkModel returns ErrNoCgo.
+func (*Framework) LinkModel() (int64, error) { return 0, ErrNoCgo }
+
+// ConfigureBatch returns ErrNoCgo.
+func (*Framework) ConfigureBatch(int, int, []byte, [][]byte) (int64, error) { return 0, ErrNoCgo }
+
+// InferBatch returns ErrNoCgo.
+func (*Framework) InferBatch(int, int) error { return ErrNoCgo }
+
+// Deinit has nothing to give back.
+func (*Framework) Deinit() error { return nil }
