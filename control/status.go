@@ -41,10 +41,38 @@ type FunctionStatus struct {
 	Lost     uint64 `json:"lost"`
 	// KernelDrops is what the kernel dropped for want of socket buffer, in
 	// datagrams.
-	KernelDrops uint64      `json:"kernel_drops"`
-	Input       InputStatus `json:"input"`
+	KernelDrops uint64 `json:"kernel_drops"`
+	// HeldBytes is packet memory that requests hold now, InFlight how many
+	// requests are whole and not answered.
+	HeldBytes uint64      `json:"held_bytes"`
+	InFlight  int         `json:"in_flight"`
+	Input     InputStatus `json:"input"`
 	// Limit is SLAB's batch limit, in requests.
 	Limit float64 `json:"limit"`
+	// Fit is the batching rule's word on the share, Bound why a share is held
+	// that Algorithm 1 would raise ("aggregation"); both mostly empty.
+	Fit   Fit    `json:"fit,omitempty"`
+	Bound string `json:"bound,omitempty"`
+	// Model and Version are of the model that serves.
+	Model   string `json:"model"`
+	Version uint32 `json:"version"`
+	// Instances are the function's instances, in order.
+	Instances []InstanceStatus `json:"instances"`
+}
+
+// InstanceStatus is one instance of a function.
+type InstanceStatus struct {
+	SharePercent float64         `json:"share_percent"`
+	Processes    []ProcessStatus `json:"processes"`
+}
+
+// ProcessStatus is one of an instance's processes.
+type ProcessStatus struct {
+	Generation uint32 `json:"generation"`
+	PID        int    `json:"pid"`
+	Role       Role   `json:"role"`
+	State      State  `json:"state"`
+	Reason     string `json:"reason,omitempty"`
 }
 
 // IdleMicros sums up swap idle times, in microseconds; all 0 when no swap found
@@ -52,11 +80,11 @@ type FunctionStatus struct {
 type IdleMicros struct {
 	// Count is how many hand-overs found work waiting; the others have no idle
 	// time.
-	Count uint64 `json:"count"`
-	Last float64 `json:"last"`
-	P50  float64 `json:"p50"`
-	P99  float64 `json:"p99"`
-	Max  float64 `json:"max"`
+	Count uint64  `json:"count"`
+	Last  float64 `json:"last"`
+	P50   float64 `json:"p50"`
+	P99   float64 `json:"p99"`
+	Max   float64 `json:"max"`
 }
 
 // InputStatus is the picture that a function wants on the wire.
