@@ -1,0 +1,644 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/client/clienttest"
+	"github.com/penstock/penstock/wire"
+)
+
+// patience bounds what a test waits for; it is reached only by what hangs.
+const patience = 30 * time.Second
+
+// leavesNothing fails the test if it ends with more goroutines or descriptors
+// than it began with.
+func leavesNothing(t *testing.T) {
+	t.Helper()
+	count := func() (goroutines, descriptors int) {
+		names, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatalf("count descriptors: %v", err)
+		}
+		return runtime.NumGoroutine(), len(names)
+	}
+	goroutines, descriptors := count()
+	t.Cleanup(func() {
+		var g, d int
+		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+			if g, d = count(); g <= goroutines && d <= descriptors {
+				return
+			}
+		}
+		t.Errorf("goroutines %d -> %d, descriptors %d -> %d", goroutines, g, descriptors, d)
+	})
+}
+
+func startManager(t *testing.T, h clienttest.Handler, o clienttest.ManagerOptions) *clienttest.Manager {
+	t.Helper()
+	m, err := clienttest.NewManager(h, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		m.Close()
+		if err := m.Faults(); err != nil {
+			t.Errorf("the client sent what no client may: %v", err)
+		}
+		if _, most := m.Requests(); most > 1 {
+			t.Errorf("a request was run %d times", most)
+		}
+	})
+	return m
+}
+
+func startRelay(t *testing.T, to netip.AddrPort, up, down clienttest.Faults) *clienttest.Relay {
+	t.Helper()
+	r, err := clienttest.NewRelay(to, up, down)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return r
+}
+
+func dial(t *testing.T, to netip.AddrPort, o client.Options) *client.Client {
+	t.Helper()
+	if o.Timeout == 0 {
+		o.Timeout = patience
+	}
+	c, err := client.Dial(context.Background(), to.String(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// picture is n bytes that differ from any other picture's.
+func picture(n int, seed uint64) []byte {
+	b := make([]byte, n)
+	random := rand.New(rand.NewPCG(seed, uint64(n)))
+	for i := range b {
+		b[i] = byte(random.Uint32())
+	}
+	return b
+}
+
+// ends collects what Deliver is told.
+type ends struct {
+	mu      sync.Mutex
+	results map[uint64]client.Result // by tag
+	twice   []uint64
+	came    chan struct{}
+}
+
+func newEnds() *ends {
+	return &ends{results: make(map[uint64]client.Result), came: make(chan struct{}, 1<<16)}
+}
+
+func (e *ends) deliver(r *client.Result) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, known := e.results[r.Tag]; known {
+		e.twice = append(e.twice, r.Tag)
+	}
+	copied := *r
+	copied.Payload = bytes.Clone(r.Payload)
+	e.results[r.Tag] = copied
+	e.came <- struct{}{}
+}
+
+// wait returns when n requests have ended, each once.
+func (e *ends) wait(t *testing.T, n int) map[uint64]client.Result {
+	t.Helper()
+	deadline := time.After(patience)
+	for i := range n {
+		select {
+		case <-e.came:
+		case <-deadline:
+			t.Fatalf("%d of %d requests ended", i, n)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.twice) > 0 {
+		t.Fatalf("ended more than once: %v", e.twice)
+	}
+	return e.results
+}
+
+// until waits for a fact.
+func until(t *testing.T, what string, fact func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !fact(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func TestDoBringsTheAnswerBack(t *testing.T) {
+	for _, o := range []client.Options{
+		{},
+		{NoSegmentation: true},
+		{Pad: true, PieceBytes: 1000},
+		{PieceBytes: 1},
+		{PieceBytes: 8192, PaceBytes: 200 << 20, BurstBytes: 64 << 10},
+		{PieceBytes: wire.MaxPieceBytes - wire.PaddingUnit, Pad: true},
+	} {
+		piece := o.PieceBytes
+		if piece == 0 {
+			piece = wire.DefaultPieceBytes
+		}
+		for _, size := range []int{1, piece, piece + 1, 3*piece - 1, 70*piece + 5} {
+			t.Run(fmt.Sprintf("%d bytes in pieces of %d, padded %v, segmented %v", size, piece, o.Pad, !o.NoSegmentation), func(t *testing.T) {
+				leavesNothing(t)
+				m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
+				c := dial(t, m.Addr(), o)
+				want := picture(size, 1)
+				r, err := c.Do(context.Background(), want, client.RequestOptions{Tag: 77})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(r.Payload, want) {
+					t.Error("the answer is not the picture")
+				}
+				if r.Tag != 77 || r.Kind != wire.KindRaw || r.Batch != 1 || r.Credit != 8 {
+					t.Errorf("got %+v", r)
+				}
+				if r.Intended > r.Queued || r.Queued > r.Sent || r.Sent > r.Received {
+					t.Errorf("times out of order: intended %d, queued %d, sent %d, received %d", r.Intended, r.Queued, r.Sent, r.Received)
+				}
+			})
+		}
+	}
+}
+
+func TestEveryRequestEndsOnceAndRightOverABadNetwork(t *testing.T) {
+	leavesNothing(t)
+	for _, segmentation := range []bool{true, false} {
+		m := startManager(t, clienttest.Echo(16), clienttest.ManagerOptions{WishAfter: 2 * time.Millisecond})
+		bad := clienttest.Faults{Lose: 0.05, Repeat: 0.05, Delay: 0.05, MaxDelay: 3 * time.Millisecond, Seed: 1}
+		relay := startRelay(t, m.Addr(), bad, bad)
+		e := newEnds()
+		c := dial(t, relay.Addr(), client.Options{Deliver: e.deliver, ResendAfter: 20 * time.Millisecond, NoSegmentation: !segmentation})
+		sizes := []int{100, 784, 5000, 49152, 150528}
+		const n = 200
+		pictures := make([][]byte, n)
+		for i := range pictures {
+			pictures[i] = picture(sizes[i%len(sizes)], uint64(i))
+			if _, err := c.Send(pictures[i], client.RequestOptions{Tag: uint64(i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for tag, r := range e.wait(t, n) {
+			if r.Err != nil || r.Status != wire.StatusOK || !bytes.Equal(r.Payload, pictures[tag]) {
+				t.Errorf("request %d: %v, %v, %d bytes", tag, r.Err, r.Status, len(r.Payload))
+			}
+		}
+		if relay.Lost.Load() == 0 || relay.Repeated.Load() == 0 || relay.Delayed.Load() == 0 {
+			t.Error("the network was not bad")
+		}
+		if s := c.Stats(); s.Resends == 0 || s.Wishes == 0 || s.Duplicates == 0 || s.Answers != n {
+			t.Errorf("stats %+v", s)
+		}
+	}
+}
+
+func TestAWishIsAnsweredWithExactlyThePiecesItNames(t *testing.T) {
+	leavesNothing(t)
+	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
+	relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: clienttest.DropOnce(3)}, clienttest.Faults{})
+	c := dial(t, relay.Addr(), client.Options{ResendAfter: patience})
+	want := picture(10*1024, 1)
+	r, err := c.Do(context.Background(), want, client.RequestOptions{})
+	if err != nil || !bytes.Equal(r.Payload, want) {
+		t.Fatalf("%v, %d bytes", err, len(r.Payload))
+	}
+	// The manager may wish twice before the piece is back.
+	if s := c.Stats(); s.Wishes < 1 || s.Resends < 1 || s.Resends > s.Wishes || s.Datagrams != 10+s.Resends {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+func TestSilenceIsAskedAboutWithPieceZero(t *testing.T) {
+	t.Run("when pieces were lost and nobody wishes", func(t *testing.T) {
+		leavesNothing(t)
+		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{WishAfter: -1})
+		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: clienttest.DropOnce(9)}, clienttest.Faults{})
+		c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
+		want := picture(10*1024, 1)
+		if r, err := c.Do(context.Background(), want, client.RequestOptions{}); err != nil || !bytes.Equal(r.Payload, want) {
+			t.Fatalf("%v, %d bytes", err, len(r.Payload))
+		}
+	})
+	t.Run("when all pieces were lost", func(t *testing.T) {
+		leavesNothing(t)
+		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{WishAfter: -1})
+		first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }
+		relay := startRelay(t, m.Addr(), clienttest.Faults{Drop: first}, clienttest.Faults{})
+		c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
+		want := picture(10*1024, 1)
+		if r, err := c.Do(context.Background(), want, client.RequestOptions{}); err != nil || !bytes.Equal(r.Payload, want) {
+			t.Fatalf("%v, %d bytes", err, len(r.Payload))
+		}
+	})
+	t.Run("when the answer was lost", func(t *testing.T) {
+		leavesNothing(t)
+		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
+		first := func(b []byte) bool { h, _ := wire.DecodeHeader(b); return h.Flags&wire.FlagRetransmitted == 0 }
+		relay := startRelay(t, m.Addr(), clienttest.Faults{}, clienttest.Faults{Drop: first})
+		c := dial(t, relay.Addr(), client.Options{ResendAfter: 5 * time.Millisecond})
+		want := picture(3000, 1)
+		if r, err := c.Do(context.Background(), want, client.RequestOptions{}); err != nil || !bytes.Equal(r.Payload, want) {
+			t.Fatalf("%v, %d bytes", err, len(r.Payload))
+		}
+		if whole, most := m.Requests(); whole != 1 || most != 1 {
+			t.Errorf("%d requests ran, one of them %d times", whole, most)
+		}
+	})
+}
+
+func TestRepeatedAnswersAreDeliveredOnce(t *testing.T) {
+	leavesNothing(t)
+	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
+	relay := startRelay(t, m.Addr(), clienttest.Faults{}, clienttest.Faults{Repeat: 1})
+	e := newEnds()
+	c := dial(t, relay.Addr(), client.Options{Deliver: e.deliver})
+	const n = 50
+	for i := range n {
+		if _, err := c.Send(picture(100+100*i, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.wait(t, n)
+	until(t, "every repeated datagram is counted", func() bool {
+		// A result of one piece came again after its end; one of many had all
+		// pieces but the last repeated before it.
+		return c.Stats().Duplicates == relay.Repeated.Load() && relay.Repeated.Load() >= n
+	})
+	e.wait(t, 0)
+}
+
+func TestNeverMoreInFlightThanTheCreditAllows(t *testing.T) {
+	leavesNothing(t)
+	const most = 5
+	type asked struct {
+		from netip.AddrPort
+		id   uint32
+	}
+	waiting := make(chan asked, 1000)
+	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		waiting <- asked{q.From, q.ID}
+		return wire.Result{}, nil, false
+	}, clienttest.ManagerOptions{})
+	e := newEnds()
+	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: most, ResendAfter: patience})
+	const n = 300
+	for i := range n {
+		if _, err := c.Send(picture(100, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Batches of all sizes are answered at a stroke, each answer with the room
+	// that there is when the whole batch is done: the client must not take the
+	// same room twice.
+	for done := 0; done < n; {
+		batch := []asked{<-waiting}
+		for len(batch) < 1+done%most && len(waiting) > 0 {
+			batch = append(batch, <-waiting)
+		}
+		for _, a := range batch {
+			m.Answer(a.from, a.id, wire.Result{Status: wire.StatusOK, Credit: 1}, nil)
+		}
+		done += len(batch)
+	}
+	e.wait(t, n)
+	if held := m.MostHeld(); held > most {
+		t.Errorf("%d requests were in flight at once, %d were allowed", held, most)
+	}
+}
+
+func TestABusyManagerIsProbedUntilItHasRoom(t *testing.T) {
+	leavesNothing(t)
+	asked := 0
+	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		if asked++; asked <= 5 {
+			return wire.Result{Status: wire.StatusBusy}, nil, true
+		}
+		return wire.Result{Status: wire.StatusOK, Credit: 4}, nil, true
+	}, clienttest.ManagerOptions{})
+	e := newEnds()
+	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: 1})
+	const n = 20
+	for i := range n {
+		if _, err := c.Send(picture(10, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for tag, r := range e.wait(t, n) {
+		want := wire.StatusOK
+		if tag < 5 {
+			want = wire.StatusBusy
+		}
+		if r.Err != nil || r.Status != want {
+			t.Errorf("request %d: %v, %v; want %v", tag, r.Err, r.Status, want)
+		}
+	}
+}
+
+func TestDoTellsStatusesOtherThanOK(t *testing.T) {
+	leavesNothing(t)
+	for status := wire.StatusLate; status < wire.NumStatuses; status++ {
+		m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) {
+			return wire.Result{Status: status, Credit: 1}, nil, true
+		}, clienttest.ManagerOptions{})
+		c := dial(t, m.Addr(), client.Options{})
+		_, err := c.Do(context.Background(), []byte{1}, client.RequestOptions{})
+		var got client.StatusError
+		if !errors.As(err, &got) || wire.Status(got) != status {
+			t.Errorf("%v: got %v", status, err)
+		}
+	}
+}
+
+func TestDeadlineAndPriorityReachTheManagerAndTheSendTimeComesBack(t *testing.T) {
+	leavesNothing(t)
+	seen := make(chan clienttest.Request, 1)
+	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		seen <- q
+		return wire.Result{Status: wire.StatusOK}, nil, true
+	}, clienttest.ManagerOptions{})
+	c := dial(t, m.Addr(), client.Options{})
+	const day = 24 * time.Hour
+	for _, c2 := range []struct {
+		o        client.RequestOptions
+		extended bool
+		check    func(d time.Duration) bool
+	}{
+		{client.RequestOptions{}, false, func(d time.Duration) bool { return d == 0 }},
+		{client.RequestOptions{Priority: 9}, true, func(d time.Duration) bool { return d == 0 }},
+		{client.RequestOptions{Deadline: time.Hour}, true, func(d time.Duration) bool { return d > 0 && d <= time.Hour }},
+		// What the wait cost is taken off, and nothing left is not "none".
+		{client.RequestOptions{Deadline: day, Intended: client.Now() - int64(day-time.Hour)}, true, func(d time.Duration) bool { return d > 0 && d <= time.Hour }},
+		{client.RequestOptions{Deadline: time.Hour, Intended: client.Now() - int64(day)}, true, func(d time.Duration) bool { return d == time.Microsecond }},
+	} {
+		r, err := c.Do(context.Background(), picture(3000, 1), c2.o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q := <-seen
+		if q.Extended != c2.extended || q.Extension.Priority != c2.o.Priority || !c2.check(q.Extension.Deadline) {
+			t.Errorf("%+v: the manager saw %+v, extended %v", c2.o, q.Extension, q.Extended)
+		}
+		if c2.extended && int64(r.SentAt) != r.Sent {
+			t.Errorf("sent at %d, echoed %d", r.Sent, r.SentAt)
+		}
+	}
+}
+
+func TestRequestsTimeOutSentAndUnsent(t *testing.T) {
+	leavesNothing(t)
+	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
+	e := newEnds()
+	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: 2, Timeout: 50 * time.Millisecond, ResendAfter: patience})
+	for i := range 5 {
+		if _, err := c.Send(picture(2000, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for tag, r := range e.wait(t, 5) {
+		want := client.ErrUnsent
+		if r.Sent != 0 {
+			want = client.ErrUnanswered
+		}
+		if r.Err != want || tag < 2 && r.Sent == 0 {
+			t.Errorf("request %d, sent at %d: got %v, want %v", tag, r.Sent, r.Err, want)
+		}
+	}
+}
+
+func TestSendRefusesWhatItCannotDo(t *testing.T) {
+	leavesNothing(t)
+	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
+	c := dial(t, m.Addr(), client.Options{InFlight: 1, QueueLimit: 2, PieceBytes: 2})
+	for _, size := range []int{0, 2*wire.MaxPieces + 1} {
+		if _, err := c.Send(make([]byte, size), client.RequestOptions{}); err != client.ErrPictureSize {
+			t.Errorf("%d bytes: got %v", size, err)
+		}
+	}
+	if _, err := c.Send([]byte{1}, client.RequestOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the first is in flight", func() bool { return c.Stats().Datagrams == 1 })
+	for i := range 3 {
+		want := error(nil)
+		if i == 2 {
+			want = client.ErrQueueFull
+		}
+		if _, err := c.Send([]byte{1}, client.RequestOptions{}); err != want {
+			t.Errorf("request %d in the queue: got %v, want %v", i, err, want)
+		}
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Send([]byte{1}, client.RequestOptions{}); err != client.ErrClosed {
+		t.Errorf("after Close: got %v", err)
+	}
+}
+
+func TestCloseEndsEveryRequestOnce(t *testing.T) {
+	leavesNothing(t)
+	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
+	e := newEnds()
+	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: 3})
+	const n = 20
+	for i := range n {
+		if _, err := c.Send(picture(50_000, uint64(i)), client.RequestOptions{Tag: uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waiting := make(chan error)
+	go func() {
+		_, err := c.Do(context.Background(), picture(10, 1), client.RequestOptions{})
+		waiting <- err
+	}()
+	until(t, "some are in flight", func() bool { return c.Stats().Datagrams > 10 })
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for tag, r := range e.wait(t, n) {
+		if r.Err != client.ErrClosed {
+			t.Errorf("request %d: %v", tag, r.Err)
+		}
+	}
+	if err := <-waiting; !errors.Is(err, client.ErrClosed) {
+		t.Errorf("Do: %v", err)
+	}
+	if err := c.Close(); err != nil {
+		t.Errorf("second Close: %v", err)
+	}
+}
+
+func TestAManagerThatGoesAndComesBackCostsNoClient(t *testing.T) {
+	leavesNothing(t)
+	gone, err := clienttest.NewManager(clienttest.Echo(8), clienttest.ManagerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := gone.Addr()
+	gone.Close()
+	c := dial(t, at, client.Options{ResendAfter: 2 * time.Millisecond})
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := c.Do(context.Background(), picture(5000, 1), client.RequestOptions{})
+		waiting <- err
+	}()
+	until(t, "the kernel tells that nobody listens", func() bool { return c.Stats().Unreachable > 0 })
+	startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{Listen: at})
+	if err := <-waiting; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDoGivesThePictureBackWhenItsContextEnds(t *testing.T) {
+	leavesNothing(t)
+	ids := make(chan clienttest.Request, 10)
+	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		ids <- q
+		return wire.Result{}, nil, false
+	}, clienttest.ManagerOptions{})
+	c := dial(t, m.Addr(), client.Options{InFlight: 1})
+	ctx, cancel := context.WithCancel(context.Background())
+	p := picture(5000, 1)
+	done := make(chan error)
+	go func() {
+		_, err := c.Do(ctx, p, client.RequestOptions{})
+		done <- err
+	}()
+	q := <-ids
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	clear(p) // ours again: the race detector watches
+	m.Answer(q.From, q.ID, wire.Result{Status: wire.StatusOK}, nil)
+	until(t, "the late answer counts as a duplicate", func() bool { return c.Stats().Duplicates == 1 })
+}
+
+func TestWhatIsNoAnswerIsCountedAndChangesNothing(t *testing.T) {
+	leavesNothing(t)
+	asked := make(chan clienttest.Request, 1)
+	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		asked <- q
+		return wire.Result{}, nil, false
+	}, clienttest.ManagerOptions{})
+	e := newEnds()
+	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver})
+	id, err := c.Send(picture(5000, 1), client.RequestOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := <-asked
+
+	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw}
+	data := wire.PieceHeader(wire.TypeData, id, 1, 1024, 0)
+	mirrored := make([]byte, wire.HeaderSize+1)
+	data.Put(mirrored)
+	wish := func(total uint32, count uint16) []byte {
+		b, _ := wire.AppendWish(nil, id, total, count, nil, 0)
+		return b
+	}
+	for _, b := range [][]byte{
+		[]byte("x"),
+		bytes.Repeat([]byte{0}, 100),
+		mirrored,
+		wish(5001, 5), // another total
+		wish(5000, 4), // another count
+		wire.AppendResult(nil, id+1000, &ok, nil, 1024, 0, false), // an id not given out
+		wire.AppendResult(nil, id-1, &ok, nil, 1024, 0, false),    // one before the first: as if of an ended request
+		wire.AppendResult(nil, id, &ok, make([]byte, 100), 50, 0, false),
+		wire.AppendResult(nil, id, &ok, make([]byte, 101), 50, 1, false), // another total than the piece before
+		wire.AppendResult(nil, id, &ok, make([]byte, 100), 60, 1, false), // another piece size
+		wire.AppendResult(nil, id, &ok, make([]byte, 100), 50, 0, false), // again
+	} {
+		m.Inject(q.From, b)
+	}
+	m.Answer(q.From, id, ok, []byte{1, 2, 3, 4})
+	r := e.wait(t, 1)[0]
+	if r.Err != nil || !bytes.Equal(r.Payload, []byte{1, 2, 3, 4}) {
+		t.Errorf("got %v, %v", r.Err, r.Payload)
+	}
+	s := c.Stats()
+	if s.Malformed[wire.ReasonShort] != 1 || s.Malformed[wire.ReasonMagic] != 1 || s.Malformed[wire.ReasonType] != 1 {
+		t.Errorf("malformed %v", s.Malformed)
+	}
+	if s.Foreign != 5 || s.Duplicates != 2 || s.Wishes != 0 || s.Answers != 1 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+func TestAResultLargerThanAllowedEndsItsRequest(t *testing.T) {
+	leavesNothing(t)
+	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
+	c := dial(t, m.Addr(), client.Options{MaxResultBytes: 2000})
+	if _, err := c.Do(context.Background(), picture(2001, 1), client.RequestOptions{}); !errors.Is(err, client.ErrResultSize) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := c.Do(context.Background(), picture(2000, 1), client.RequestOptions{}); err != nil {
+		t.Errorf("a result of the size allowed: %v", err)
+	}
+}
+
+func TestDeliverMaySend(t *testing.T) {
+	leavesNothing(t)
+	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
+	const n = 100
+	done := make(chan struct{})
+	var c *client.Client
+	ready := make(chan struct{})
+	c = dial(t, m.Addr(), client.Options{Deliver: func(r *client.Result) {
+		<-ready
+		if r.Tag == n {
+			close(done)
+			return
+		}
+		if _, err := c.Send([]byte{1}, client.RequestOptions{Tag: r.Tag + 1}); err != nil {
+			t.Errorf("send from Deliver: %v", err)
+		}
+	}})
+	close(ready)
+	if _, err := c.Send([]byte{1}, client.RequestOptions{Tag: 1}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-done:
+	case <-time.After(patience):
+		t.Fatal("the chain of requests broke")
+	}
+}
+
+func TestDialRefusesOptionsThatCannotBe(t *testing.T) {
+	for _, o := range []client.Options{{PieceBytes: -1}, {PieceBytes: wire.MaxDatagram}, {Timeout: -1}, {PaceBytes: -1}, {QueueLimit: -1}} {
+		if c, err := client.Dial(context.Background(), "127.0.0.1:9", o); err == nil {
+			_ = c.Close()
+			t.Errorf("%+v was accepted", o)
+		}
+	}
+	if c, err := client.Dial(context.Background(), "no port", client.Options{}); err == nil {
+		_ = c.Close()
+		t.Error("an address without a port was accepted")
+	}
+}

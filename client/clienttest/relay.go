@@ -1,0 +1,160 @@
+// Package clienttest is what a client is tested against: a Relay, which is a
+// network that loses, repeats and delays datagrams on purpose, and a Manager,
+// which answers pictures as docs/wire.md says and runs nothing.
+package clienttest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// Faults say what happens to a datagram on its way, each in its own right.
+type Faults struct {
+	// Lose, Repeat and Delay are probabilities, 0 to 1. A delayed datagram
+	// arrives after up to MaxDelay, behind others that were sent later.
+	Lose, Repeat, Delay float64
+	MaxDelay            time.Duration
+	// Drop loses the datagrams that it is true of. It is called from one
+	// goroutine a client and a direction. May be nil.
+	Drop func(datagram []byte) bool
+	// Seed makes the faults repeatable, as far as the order of arrival is.
+	Seed uint64
+}
+
+// Relay stands between clients and a manager, each client behind a port of its
+// own. The zero Faults pass everything.
+type Relay struct {
+	conn     *net.UDPConn
+	to       netip.AddrPort
+	up, down Faults
+	// Lost, Repeated and Delayed count in both directions.
+	Lost, Repeated, Delayed atomic.Uint64
+
+	loops sync.WaitGroup
+	mu    sync.Mutex // guards below
+	links map[netip.AddrPort]*net.UDPConn
+	end   bool
+}
+
+// NewRelay listens on a port of 127.0.0.1 and passes what comes to a manager,
+// and its answers back; up is what happens on the way there, down on the way
+// back. The caller closes it.
+func NewRelay(to netip.AddrPort, up, down Faults) (*Relay, error) {
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+	if err != nil {
+		return nil, fmt.Errorf("open relay: %w", err)
+	}
+	_ = conn.SetReadBuffer(4 << 20) // as much as the kernel grants
+	r := &Relay{conn: conn, to: to, up: up, down: down, links: make(map[netip.AddrPort]*net.UDPConn)}
+	r.loops.Add(1)
+	go func() {
+		defer r.loops.Done()
+		r.listen()
+	}()
+	return r, nil
+}
+
+// Addr is where clients send to.
+func (r *Relay) Addr() netip.AddrPort { return r.conn.LocalAddr().(*net.UDPAddr).AddrPort() }
+
+// Close drops what is under way and returns when nothing runs any more.
+func (r *Relay) Close() {
+	r.mu.Lock()
+	r.end = true
+	r.conn.Close()
+	for _, link := range r.links {
+		link.Close()
+	}
+	r.mu.Unlock()
+	r.loops.Wait()
+}
+
+func (r *Relay) listen() {
+	random := rand.New(rand.NewPCG(r.up.Seed, 1))
+	b := make([]byte, 64<<10)
+	for {
+		n, from, err := r.conn.ReadFromUDPAddrPort(b)
+		if err != nil {
+			return
+		}
+		link := r.link(from)
+		if link == nil {
+			continue
+		}
+		r.pass(&r.up, random, b[:n], func(d []byte) { _, _ = link.Write(d) })
+	}
+}
+
+// link is the socket that stands for a client, nil when there can be none.
+func (r *Relay) link(client netip.AddrPort) *net.UDPConn {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if link := r.links[client]; link != nil || r.end {
+		return link
+	}
+	link, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(r.to))
+	if err != nil {
+		return nil
+	}
+	_ = link.SetReadBuffer(4 << 20)
+	r.links[client] = link
+	r.loops.Add(1)
+	go func() {
+		defer r.loops.Done()
+		random := rand.New(rand.NewPCG(r.down.Seed, uint64(client.Port())))
+		b := make([]byte, 64<<10)
+		for {
+			n, err := link.Read(b)
+			if err != nil {
+				r.mu.Lock()
+				end := r.end
+				r.mu.Unlock()
+				if end {
+					return
+				}
+				continue // nobody listens at the manager's port just now
+			}
+			r.pass(&r.down, random, b[:n], func(d []byte) { _, _ = r.conn.WriteToUDPAddrPort(d, client) })
+		}
+	}()
+	return link
+}
+
+// pass sends a datagram on, or does not, or twice, or later.
+func (r *Relay) pass(f *Faults, random *rand.Rand, b []byte, send func([]byte)) {
+	if f.Drop != nil && f.Drop(b) || random.Float64() < f.Lose {
+		r.Lost.Add(1)
+		return
+	}
+	if random.Float64() < f.Repeat {
+		r.Repeated.Add(1)
+		send(b)
+	}
+	if random.Float64() >= f.Delay {
+		send(b)
+		return
+	}
+	r.Delayed.Add(1)
+	late := append([]byte(nil), b...)
+	r.loops.Add(1)
+	time.AfterFunc(time.Duration(random.Float64()*float64(f.MaxDelay)), func() {
+		defer r.loops.Done()
+		send(late)
+	})
+}
+
+// DropOnce is a Faults.Drop that loses the first transmission of the pieces of
+// that index.
+func DropOnce(index uint16) func([]byte) bool {
+	return func(b []byte) bool {
+		h, err := wire.DecodeHeader(b)
+		return err == nil && h.Type == wire.TypeData && h.Index == index && h.Flags&wire.FlagRetransmitted == 0
+	}
+}

@@ -1,0 +1,210 @@
+package client
+
+import (
+	"math"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// sender is what the sending goroutine alone uses.
+type sender struct {
+	out     *transmitter
+	pace    pace
+	timer   *time.Timer
+	reading []*request // whose pictures the burst being built reads
+	ended   []*request // to deliver
+}
+
+// send is the sending goroutine: it ends what took too long, puts a burst of
+// pieces on the wire, and sleeps when there is nothing to do.
+func (c *Client) send() {
+	s := &c.sender
+	defer s.timer.Stop()
+	for {
+		now := Now()
+		c.mu.Lock()
+		c.expireLocked(now)
+		c.fillLocked(now)
+		until, paced := c.idleLocked(now)
+		c.mu.Unlock()
+
+		var err error
+		idle := len(s.reading) == 0
+		if !idle {
+			err = s.out.flush(&c.counts)
+			c.mu.Lock()
+			for _, r := range s.reading {
+				r.reading = false
+			}
+			c.mu.Unlock()
+			c.unread.Broadcast()
+			s.reading = s.reading[:0]
+		}
+		for i, r := range s.ended {
+			c.deliver(r)
+			s.ended[i] = nil
+		}
+		s.ended = s.ended[:0]
+		if err != nil || idle && !c.sleep(until, paced) {
+			return // closed
+		}
+	}
+}
+
+// expireLocked ends what timed out, and asks after what is silent for too long.
+func (c *Client) expireLocked(now int64) {
+	s := &c.sender
+	for r := c.queued.head; r != nil && r.timeoutAt <= now; r = c.queued.head {
+		c.giveUpLocked(r, now, ErrUnsent)
+		s.ended = append(s.ended, r)
+	}
+	if now < c.checkAt {
+		return
+	}
+	c.checkAt = math.MaxInt64
+	for r, next := c.flying.head, (*request)(nil); r != nil; r = next {
+		next = r.links[inLife].next
+		if r.timeoutAt <= now {
+			c.giveUpLocked(r, now, ErrUnanswered)
+			s.ended = append(s.ended, r)
+			continue
+		}
+		if r.askAt != 0 && r.askAt <= now {
+			r.askAt = 0
+			r.patience *= 2
+			r.sendAgain(0)
+			c.sending.pushBack(r)
+		}
+		c.checkLocked(r)
+	}
+}
+
+// checkLocked has expireLocked look at r in time.
+func (c *Client) checkLocked(r *request) {
+	c.checkAt = min(c.checkAt, r.timeoutAt)
+	if r.askAt != 0 {
+		c.checkAt = min(c.checkAt, r.askAt)
+	}
+}
+
+// fillLocked gives the transmitter what credit and pace allow.
+func (c *Client) fillLocked(now int64) {
+	s := &c.sender
+	for budget := s.pace.budget(now); budget > 0 && s.out.room(); {
+		r := c.sending.head
+		if r == nil {
+			if r = c.queued.head; r == nil {
+				return
+			}
+			ok, probe := c.credit.may(now, c.flying.n)
+			if !ok {
+				return
+			}
+			c.credit.sent(probe)
+			c.queued.remove(r)
+			c.flying.pushBack(r)
+			c.sending.pushBack(r)
+			r.flying, r.probe, r.sentAt, r.patience = true, probe, now, c.options.ResendAfter
+			c.checkLocked(r)
+		}
+		size := int64(c.sendPieceLocked(r, now))
+		budget -= size
+		s.pace.spend(size)
+		if !r.unsent() {
+			c.sending.remove(r)
+			r.askAt = now + int64(r.patience)
+			c.checkLocked(r)
+		}
+	}
+}
+
+// sendPieceLocked gives the transmitter the request's next piece and returns
+// the datagram's size.
+func (c *Client) sendPieceLocked(r *request, now int64) int {
+	s := &c.sender
+	if !r.reading {
+		r.reading = true
+		s.reading = append(s.reading, r)
+	}
+	index, again := r.takePiece()
+	h := wire.PieceHeader(wire.TypeData, r.id, len(r.picture), c.options.PieceBytes, index)
+	if again {
+		h.Flags |= wire.FlagRetransmitted
+		c.counts.resends.Add(1)
+	}
+	if c.options.Pad {
+		h.Flags |= wire.FlagPadded
+	}
+	var e wire.Extension
+	if index == 0 && (r.options.Deadline > 0 || r.options.Priority > 0) {
+		h.Flags |= wire.FlagExtension
+		e = wire.Extension{Priority: r.options.Priority, SentAt: uint64(now)}
+		if r.options.Deadline > 0 {
+			// What is left of it; a deadline that has passed is for the manager
+			// to tell, and must not read as none.
+			e.Deadline = max(r.options.Deadline-time.Duration(now-r.options.Intended), 1)
+		}
+	}
+	return s.out.add(&h, &e, r.picture[h.Offset:][:h.Length])
+}
+
+// idleLocked is when there will be something to do unless something happens
+// before, and whether it is the pace that there is to wait for.
+func (c *Client) idleLocked(now int64) (until int64, paced bool) {
+	until = math.MaxInt64
+	if c.flying.n > 0 {
+		until = c.checkAt
+	}
+	next := c.queued.head
+	if next != nil {
+		until = min(until, next.timeoutAt)
+		if c.credit.probeAt != 0 {
+			until = min(until, c.credit.probeAt)
+		}
+	}
+	if wait := c.sender.pace.wait(now); wait > 0 && (c.sending.n > 0 || next != nil) {
+		if at := now + int64(wait); at < until {
+			return at, true
+		}
+	}
+	return until, false
+}
+
+// shortSleep is below what Go's timers are good for: they rest on epoll_wait,
+// which counts in milliseconds.
+const shortSleep = 2 * time.Millisecond
+
+// sleep waits until the time, or until it is woken; it reports whether the
+// client goes on.
+func (c *Client) sleep(until int64, paced bool) bool {
+	d := time.Duration(until - Now())
+	if d <= 0 {
+		return !c.isClosing()
+	}
+	if paced && d < shortSleep {
+		ts := unix.NsecToTimespec(int64(d))
+		_ = unix.Nanosleep(&ts, nil) // early is as good
+		return !c.isClosing()
+	}
+	c.sender.timer.Reset(d)
+	select {
+	case <-c.wake:
+		return true
+	case <-c.sender.timer.C:
+		return true
+	case <-c.closing:
+		return false
+	}
+}
+
+func (c *Client) isClosing() bool {
+	select {
+	case <-c.closing:
+		return true
+	default:
+		return false
+	}
+}

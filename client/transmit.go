@@ -1,0 +1,187 @@
+package client
+
+import (
+	"fmt"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/wire"
+)
+
+const (
+	// burstDatagrams and burstSize bound what one flush sends.
+	burstDatagrams = 256
+	burstSize      = 256 << 10
+	// trainSegments and trainBytes bound a train: UDP_MAX_SEGMENTS of the
+	// kernels that came first with UDP_SEGMENT (include/linux/udp.h), and what an
+	// IPv4 datagram holds, a little less.
+	trainSegments = 64
+	trainBytes    = 64_000
+)
+
+// padding is what padded datagrams end in.
+var padding [wire.PaddingUnit]byte
+
+// transmitter sends a burst of datagrams in as few system calls as there are.
+// Datagrams of one size go as a train that the kernel cuts (UDP_SEGMENT), the
+// trains by sendmmsg; headers and pictures are gathered by the kernel and never
+// copied here. One goroutine uses it.
+type transmitter struct {
+	raw      syscall.RawConn
+	segments bool // the kernel cuts trains
+
+	heads     [burstDatagrams][wire.HeaderSize + wire.BlockSize]byte
+	vectors   [3 * burstDatagrams]unix.Iovec // header, piece and padding of each
+	datagrams [burstDatagrams]outgoing
+	n         int // datagrams
+	size      int // bytes
+
+	messages [burstDatagrams]message
+	first    [burstDatagrams + 1]int // datagram that each message begins with
+	control  [burstDatagrams][controlBytes]byte
+
+	// write is the system call on messages[:writing], built once; it leaves how
+	// many messages went, or why none.
+	write         func(fd uintptr) bool
+	writing, went int
+	errno         syscall.Errno
+}
+
+// outgoing is a datagram: where its vectors begin and end, and its size.
+type outgoing struct{ vector, vectorEnd, size int }
+
+func newTransmitter(raw syscall.RawConn, segments bool) *transmitter {
+	t := &transmitter{raw: raw}
+	if segments {
+		// A kernel that knows the option tells its value.
+		_ = raw.Control(func(fd uintptr) {
+			_, err := unix.GetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT)
+			t.segments = err == nil
+		})
+	}
+	t.write = func(fd uintptr) bool {
+		t.went, t.errno = sendMessages(fd, t.messages[:t.writing])
+		return t.errno != unix.EAGAIN && t.errno != unix.EINTR
+	}
+	return t
+}
+
+// room reports whether one more datagram may be added.
+func (t *transmitter) room() bool { return t.n < burstDatagrams && t.size < burstSize }
+
+// add takes one datagram and returns its size; there is room. The piece is
+// read by flush.
+func (t *transmitter) add(h *wire.Header, e *wire.Extension, piece []byte) int {
+	head := t.heads[t.n][:wire.PayloadOffset(h)]
+	h.Put(head)
+	if h.Flags&wire.FlagExtension != 0 {
+		e.Put(head[wire.HeaderSize:])
+	}
+	v := 0
+	if t.n > 0 {
+		v = t.datagrams[t.n-1].vectorEnd
+	}
+	d := outgoing{vector: v, size: wire.DatagramSize(h)}
+	t.vectors[v] = vector(head)
+	t.vectors[v+1] = vector(piece)
+	v += 2
+	if pad := d.size - len(head) - len(piece); pad > 0 {
+		t.vectors[v] = vector(padding[:pad])
+		v++
+	}
+	d.vectorEnd = v
+	t.datagrams[t.n] = d
+	t.n++
+	t.size += d.size
+	return d.size
+}
+
+// flush sends what was added. Datagrams that the kernel refuses are counted and
+// left to the protocol, like others that get lost. It returns an error only
+// when the socket is closed.
+func (t *transmitter) flush(n *counts) error {
+	defer t.clear()
+	refused := 0 // ECONNREFUSED in a row
+	for from := 0; from < t.n; {
+		t.writing = t.pack(from)
+		if err := t.raw.Write(t.write); err != nil {
+			return fmt.Errorf("send datagrams: %w", err)
+		}
+		n.sends.Add(1)
+		to := t.first[t.went]
+		n.datagrams.Add(uint64(to - from))
+		for _, d := range t.datagrams[from:to] {
+			n.bytes.Add(uint64(d.size))
+		}
+		from = to
+		if t.went > 0 {
+			refused = 0
+			continue
+		}
+		train := t.first[1]-from > 1
+		switch {
+		case t.errno == unix.ECONNREFUSED && refused == 0:
+			// An earlier datagram's ICMP answer: the error is told once, and this
+			// message was not tried.
+			n.unreachable.Add(1)
+			refused++
+		case train && (t.errno == unix.EINVAL || t.errno == unix.EMSGSIZE || t.errno == unix.EIO || t.errno == unix.EOPNOTSUPP):
+			// The pieces are larger than the path's frames, or the device cannot
+			// checksum: such trains are refused, single datagrams are not.
+			t.segments = false
+		default:
+			n.sendErrors.Add(1)
+			from = t.first[1]
+		}
+	}
+	return nil
+}
+
+// pack makes messages of the datagrams at and after from, and returns how many.
+func (t *transmitter) pack(from int) int {
+	m := 0
+	for at := from; at < t.n; m++ {
+		end := at + 1
+		if t.segments {
+			end = t.trainEnd(at)
+		}
+		t.first[m] = at
+		t.messages[m] = message{}
+		first, last := t.datagrams[at], t.datagrams[end-1]
+		t.messages[m].gather(t.vectors[first.vector:last.vectorEnd])
+		if end-at > 1 {
+			t.messages[m].cut(t.control[m][:], uint16(first.size))
+		}
+		at = end
+	}
+	t.first[m] = t.n
+	return m
+}
+
+// trainEnd is where the train that begins with datagram at ends: all are of
+// the first one's size, but the last, which may be shorter.
+func (t *transmitter) trainEnd(at int) int {
+	size := t.datagrams[at].size
+	end, bytes := at+1, size
+	for end < t.n && end-at < trainSegments {
+		next := t.datagrams[end].size
+		if next > size || bytes+next > trainBytes {
+			break
+		}
+		bytes += next
+		end++
+		if next < size {
+			break
+		}
+	}
+	return end
+}
+
+// clear forgets the burst, and the pictures with it.
+func (t *transmitter) clear() {
+	if t.n > 0 {
+		clear(t.vectors[:t.datagrams[t.n-1].vectorEnd])
+	}
+	t.n, t.size = 0, 0
+}
