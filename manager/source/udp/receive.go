@@ -18,6 +18,9 @@ import (
 // header and padding.
 const controlBytes = 64
 
+// dropped in place of a segment size marks a message that is not delivered.
+const dropped = -1
+
 // reader is what a read needs, made once. It is Receive's own.
 type reader struct {
 	headers  []mmsghdr
@@ -25,6 +28,7 @@ type reader struct {
 	runs     []source.Span
 	names    [][sockaddrBytes]byte
 	controls [][controlBytes]byte
+	segments []int // of each message, or dropped
 	polls    []unix.PollFd
 	zones    zoneNames
 
@@ -54,6 +58,7 @@ func newReader(messages int) reader {
 		runs:     make([]source.Span, messages*slab.MaxRuns),
 		names:    make([][sockaddrBytes]byte, messages),
 		controls: make([][controlBytes]byte, messages),
+		segments: make([]int, messages),
 		polls:    make([]unix.PollFd, 2),
 		want:     min(2, messages),
 	}
@@ -146,7 +151,7 @@ func (s *Source) keep(got int) {
 			s.noteDrops(drops)
 		}
 		if h.hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-			h.n = dropped
+			r.segments[i] = dropped
 			truncated++
 			continue
 		}
@@ -154,7 +159,7 @@ func (s *Source) keep(got int) {
 		if segment <= 0 || segment > size {
 			segment = size
 		}
-		h.segment = uint32(segment)
+		r.segments[i] = segment
 		datagrams++
 		if segment > 0 {
 			datagrams += uint64((size - 1) / segment)
@@ -192,16 +197,15 @@ func (s *Source) split(d *source.Datagram) bool {
 		}
 		i := r.next
 		r.next++
-		h := &r.headers[i]
-		if h.n == dropped {
+		if r.segments[i] == dropped {
 			continue
 		}
 		*c = chain{
 			from:    r.zones.decode(&r.names[i]),
 			runs:    r.runsOf(i),
-			left:    int(h.n),
-			segment: int(h.segment),
-			empty:   h.n == 0,
+			left:    int(r.headers[i].n),
+			segment: r.segments[i],
+			empty:   r.headers[i].n == 0,
 		}
 	}
 }

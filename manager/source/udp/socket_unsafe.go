@@ -8,16 +8,12 @@ import (
 )
 
 // mmsghdr is struct mmsghdr of linux/socket.h: a message and how many bytes of it
-// came or went. segment lies in the structure's padding, which the kernel leaves
-// alone; the source keeps the chain's segment size there.
+// came or went.
 type mmsghdr struct {
-	hdr     unix.Msghdr
-	n       uint32
-	segment uint32
+	hdr unix.Msghdr
+	n   uint32
+	_   [4]byte
 }
-
-// dropped in place of a count marks a message that is not delivered.
-const dropped = ^uint32(0)
 
 // recvmmsg and sendmmsg go through syscall.Syscall6, which tells Go's scheduler: a
 // full read copies a megabyte. They return how many messages were moved, or, if
