@@ -140,7 +140,8 @@ func (s Seen) Draw() image.Image {
 }
 
 // WritePictures draws each photo and writes it into a folder, which it makes, as
-// a PNG of the photo's name. It returns the paths, in the order of the photos.
+// a PNG of the photo's name: cat.jpg becomes cat.png, or cat.jpg.png where there
+// is a cat already. It returns the paths, in the order of the photos.
 func WritePictures(dir string, all []Seen) ([]string, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("write pictures: %w", err)
@@ -149,6 +150,9 @@ func WritePictures(dir string, all []Seen) ([]string, error) {
 	for _, seen := range all {
 		name := filepath.Base(seen.Photo.Name)
 		path := filepath.Join(dir, strings.TrimSuffix(name, filepath.Ext(name))+".png")
+		if slices.Contains(paths, path) {
+			path = filepath.Join(dir, name+".png")
+		}
 		if err := writePNG(path, seen.Draw()); err != nil {
 			return paths, fmt.Errorf("write picture: %w", err)
 		}

@@ -69,6 +69,8 @@ func TestCompare(t *testing.T) {
 		{"a tie the other way round", classes(class(1, 0.4001), class(3, 0.4)), classes(class(3, 0.4003), class(1, 0.4)), ""},
 		{"order against the probabilities", classes(class(1, 0.4001), class(3, 0.402)), classes(class(3, 0.402), class(1, 0.4001)), "class 1 before class 3"},
 		{"a tie at the end of the list", classes(class(3, 0.9), class(7, 0.0301)), classes(class(3, 0.9), class(1, 0.0304)), ""},
+		{"another only class", classes(class(4, 0.9)), classes(class(3, 0.9)), "it has at most 0.1000"},
+		{"a tie of the only class", classes(class(4, 0.4)), classes(class(3, 0.4)), ""},
 		{"a good class left out", classes(class(3, 0.9), class(7, 0.001)), classes(class(3, 0.9), class(1, 0.05)), "class 1 with 0.0500 is not listed"},
 		{"a class twice", classes(class(3, 0.4), class(3, 0.4)), classes(class(3, 0.4), class(1, 0.4)), "class 3 is listed twice"},
 		{"fewer classes", classes(class(3, 0.9)), classes(class(3, 0.9), class(1, 0.05)), "1 classes, want 2"},

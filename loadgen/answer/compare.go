@@ -39,10 +39,10 @@ type Comparer struct {
 // Compare returns nil when got is the same answer as want, otherwise an error
 // that says what differs first. Equal bytes are the same answer; so are
 //
-//   - top-k: as many classes, none twice; each class's probability within the
-//     tolerance; the order the same where want's probabilities differ by more
-//     than the tolerance. At the end of the list, a class may stand for another
-//     whose probability is as near.
+//   - top-k, the probabilities of one distribution: as many classes, none twice;
+//     each class's probability within the tolerance; the order the same where
+//     want's probabilities differ by more than the tolerance. At the end of the
+//     list, a class may stand for another whose probability may be as near.
 //   - boxes: a one-to-one match of boxes of the same class whose score and
 //     corners are within the tolerance; their order does not matter.
 //   - raw: as many values, each within the tolerance.
@@ -77,13 +77,12 @@ func (t Tolerance) classes(got, want []wire.Class) error {
 	if len(got) != len(want) {
 		return fmt.Errorf("%d classes, want %d", len(got), len(want))
 	}
+	most := unlisted(want)
 	for i, g := range got {
 		at := place(want, g.Class)
 		if at < 0 {
-			// Its reference probability is not known, only that it is at most the last
-			// one that the reference lists.
-			if last := want[len(want)-1]; !t.atMost(g.P, last.P) {
-				return fmt.Errorf("place %d: class %d with %.4f, which the reference does not list (its last has %.4f)", i+1, g.Class, g.P, last.P)
+			if !t.atMost(g.P, most) {
+				return fmt.Errorf("place %d: class %d with %.4f, which the reference does not list: it has at most %.4f", i+1, g.Class, g.P, most)
 			}
 		} else if !within(g.P, want[at].P, t.Probability) {
 			return fmt.Errorf("place %d: class %d with %.4f, want %.4f", i+1, g.Class, g.P, want[at].P)
@@ -97,13 +96,26 @@ func (t Tolerance) classes(got, want []wire.Class) error {
 			}
 		}
 	}
+	most = unlisted(got)
 	for _, w := range want {
-		// The list is full, so what got leaves out must be no better than its last.
-		if place(got, w.Class) < 0 && !t.atMost(w.P, got[len(got)-1].P) {
+		if place(got, w.Class) < 0 && !t.atMost(w.P, most) {
 			return fmt.Errorf("class %d with %.4f is not listed", w.Class, w.P)
 		}
 	}
 	return nil
+}
+
+// unlisted is the highest probability that a class may have which a list leaves
+// out: the last one listed, and what the listed ones leave of 1.
+func unlisted(list []wire.Class) float32 {
+	if len(list) == 0 {
+		return 1
+	}
+	rest := float32(1)
+	for _, c := range list {
+		rest -= c.P
+	}
+	return min(list[len(list)-1].P, max(rest, 0))
 }
 
 // atMost reports whether p is no more than q, but for the tolerance.

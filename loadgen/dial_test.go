@@ -1,0 +1,76 @@
+package loadgen_test
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/wire"
+)
+
+// answering is a socket that answers each request of one datagram with its
+// picture's first byte as the class, and picture 2 never.
+func answering(t *testing.T) netip.AddrPort {
+	t.Helper()
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	t.Cleanup(func() {
+		conn.Close()
+		<-done
+	})
+	go func() {
+		defer close(done)
+		buffer := make([]byte, 65536)
+		for {
+			n, from, err := conn.ReadFromUDPAddrPort(buffer)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue
+			}
+			header, err := wire.DecodeHeader(buffer[:n])
+			if err != nil || header.Type != wire.TypeData {
+				continue
+			}
+			picture := buffer[n-int(header.Length) : n]
+			if picture[0] == 2 {
+				continue // lost
+			}
+			result := wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK, Batch: 1, Credit: 16}
+			conn.WriteToUDPAddrPort(wire.AppendResult(nil, header.RequestID, &result, topK(uint16(picture[0]), 1), 1024, 0, false), from)
+		}
+	}()
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+func TestDialClientSendsOverTheWire(t *testing.T) {
+	addr := answering(t)
+	spec := constant(t, 300, 300*time.Millisecond)
+	spec.Grace = 300 * time.Millisecond
+	spec.Functions[0].Addr = addr.String()
+	spec.Functions[0].Streams = 3
+	spec.Functions[0].SLO = time.Minute
+	spec.Functions[0].Pictures = pictures(t, 3, 0, 1, 2)
+	report, err := loadgen.Run(t.Context(), spec, loadgen.Options{Dial: loadgen.DialClient(client.Options{})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := report.Functions[0]
+	if f.Sent != 90 || f.OK != 60 || f.Unanswered != 30 || f.MeanBatch != 1 {
+		t.Errorf("%d sent, %d ok, %d unanswered, batch %v; want 90, 60, 30 (every third picture), 1", f.Sent, f.OK, f.Unanswered, f.MeanBatch)
+	}
+	if f.Accuracy == nil || *f.Accuracy != 100 || f.Labelled != 2 {
+		t.Errorf("accuracy %v of %d, want 100 of 2", f.Accuracy, f.Labelled)
+	}
+	if f.P50Millis <= 0 {
+		t.Errorf("p50 %v ms: an answer before its request", f.P50Millis)
+	}
+}

@@ -1,0 +1,56 @@
+package loadgen_test
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/loadgen"
+)
+
+func snapshot(elapsed time.Duration) loadgen.Snapshot {
+	return loadgen.Snapshot{
+		Elapsed: elapsed, Left: 30*time.Second - elapsed,
+		Functions: []loadgen.Live{
+			{Name: "face", SLO: 25 * time.Millisecond, PerSecond: 199.6, P99: 8100 * time.Microsecond, SharePercent: 40, ShareKnown: true},
+			{Name: "detect", SLO: 400 * time.Millisecond, PerSecond: 4},
+		},
+	}
+}
+
+func TestSnapshotIsOneLine(t *testing.T) {
+	s := snapshot(12 * time.Second)
+	if got, want := s.String(), " 18 s left │ face 200/s p99 8.1 of 25 ms, 40 % │ detect 4/s p99 – of 400 ms"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	s.WarmingUp = true
+	if !strings.Contains(s.String(), "18 s left, warming up │") {
+		t.Errorf("%q", s.String())
+	}
+}
+
+func TestProgressWritesOverATerminalsLine(t *testing.T) {
+	var out bytes.Buffer
+	progress := loadgen.NewProgress(&out, func() int { return 20 })
+	progress.Show(snapshot(0))
+	progress.Show(snapshot(250 * time.Millisecond))
+	progress.End()
+	want := "\r 30 s left │ face …\x1b[K" + "\r 30 s left │ face …\x1b[K" + "\r\x1b[K"
+	if out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
+
+func TestProgressAddsALineEveryFiveSecondsElsewhere(t *testing.T) {
+	var out bytes.Buffer
+	progress := loadgen.NewProgress(&out, nil)
+	for elapsed := time.Duration(0); elapsed <= 20*time.Second; elapsed += loadgen.ObserveEvery {
+		progress.Show(snapshot(elapsed))
+	}
+	progress.End()
+	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+	if len(lines) != 5 || !strings.HasPrefix(lines[1], " 25 s left") || strings.ContainsAny(out.String(), "\r\x1b") {
+		t.Errorf("%q", lines)
+	}
+}

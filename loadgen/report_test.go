@@ -1,0 +1,177 @@
+package loadgen_test
+
+import (
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/answer"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+func pointer[T any](v T) *T { return &v }
+
+// sample is a report with every field set, and one of a function that nobody
+// answered and no manager knows.
+func sample() *loadgen.Report {
+	return &loadgen.Report{
+		Seconds: 30,
+		Functions: []loadgen.FunctionReport{{
+			Name: "fashion", SLOMillis: 10, Sent: 1000, Answered: 995, OK: 980, Late: 5, Incomplete: 1, Busy: 4, Refused: 2, Failed: 3, Unanswered: 5,
+			WithinSLO: 97.5, GoodputRPS: 32.5, P50Millis: 1.234, P99Millis: 8.5, P999Millis: 9.75, MeanBatch: 3.25,
+			SharePercent: pointer(40.0), Swaps: pointer(uint64(2)), Lost: pointer(uint64(0)), Accuracy: pointer(91.9),
+			ReferenceAccuracy: pointer(91.8), Labelled: 1000, Checked: 980, Wrong: 1, Differences: []string{"picture 3: place 1: class 4 with 0.9000, want 0.8000"},
+			OfferedRPS: 33.333, Unsent: 2, GaveUp: "no credit within the timeout", SendLagP99Millis: 0.15,
+			Stages:            map[string]loadgen.StageReport{"aggregate": {P50: 0.1, P99: 0.2}, "infer": {P50: 1, P99: 2}},
+			FirstSharePercent: pointer(25.0), SwapIdle: &control.IdleMicros{Last: 41, P50: 42.4, Max: 55}, KernelDrops: pointer(uint64(7)),
+			Answers: []answer.Answer{{Payload: []byte{1}}},
+		}, {
+			Name: "detect", SLOMillis: 400, Sent: 3, Unanswered: 3, Stages: map[string]loadgen.StageReport{},
+		}},
+	}
+}
+
+func TestReportsJSONIsGolden(t *testing.T) {
+	var got bytes.Buffer
+	if err := sample().WriteJSON(&got); err != nil {
+		t.Fatal(err)
+	}
+	golden := filepath.Join("testdata", "report.json")
+	if *update {
+		if err := os.WriteFile(golden, got.Bytes(), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got.Bytes(), want) {
+		t.Errorf("the JSON is no longer %s (-update writes it):\n%s", golden, &got)
+	}
+}
+
+// TestReportHasThePromisedFields: programs read these; all are there, also where
+// nothing is known.
+func TestReportHasThePromisedFields(t *testing.T) {
+	var buffer bytes.Buffer
+	if err := sample().WriteJSON(&buffer); err != nil {
+		t.Fatal(err)
+	}
+	var report struct {
+		Functions []map[string]any `json:"functions"`
+	}
+	if err := json.Unmarshal(buffer.Bytes(), &report); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range report.Functions {
+		for _, key := range []string{
+			"name", "slo_ms", "sent", "answered", "ok", "late", "incomplete", "busy", "refused", "failed", "unanswered",
+			"within_slo", "goodput_rps", "p50_ms", "p99_ms", "p999_ms", "mean_batch", "share", "swaps", "lost", "accuracy",
+		} {
+			if _, is := f[key]; !is {
+				t.Errorf("%v lacks %q", f["name"], key)
+			}
+		}
+	}
+}
+
+func TestTableTellsWhatPeopleLookFor(t *testing.T) {
+	report := sample()
+	report.Interrupted = true
+	var buffer bytes.Buffer
+	if err := report.WriteTable(&buffer); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"97.50 %", "8.50", "9.75", "25.0 → 40.0 %", "42, max 55", "91.90 % (in process 91.80 %, 1000 images)",
+		"fashion: 980 ok, 5 late, 1 incomplete, 4 busy, 2 refused, 3 failed, 5 unanswered",
+		"fashion: the client gave up (2 before sending): no credit within the timeout",
+		"fashion: the kernel dropped 7 datagrams",
+		"fashion: 980 answers compared with the same model run in process, 1 differ",
+		"fashion:   picture 3: place 1",
+		"detect: 0 ok, 3 unanswered",
+		"interrupted after 30.0 s",
+	} {
+		if !strings.Contains(buffer.String(), want) {
+			t.Errorf("the table lacks %q", want)
+		}
+	}
+	if strings.Contains(buffer.String(), "late to send") {
+		t.Error("a lag of 0.15 ms is complained of")
+	}
+	if t.Failed() {
+		t.Logf("\n%s", &buffer)
+	}
+}
+
+func TestTableComplainsOfAGeneratorThatIsLate(t *testing.T) {
+	report := sample()
+	report.Functions[0].SendLagP99Millis = 3
+	var buffer bytes.Buffer
+	if err := report.WriteTable(&buffer); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(buffer.String(), "fashion: this program was late to send, by 3.00 ms at p99") {
+		t.Errorf("\n%s", &buffer)
+	}
+}
+
+func TestCSVHasALineAFunction(t *testing.T) {
+	var buffer bytes.Buffer
+	if err := sample().WriteCSV(&buffer); err != nil {
+		t.Fatal(err)
+	}
+	lines, err := csv.NewReader(&buffer).ReadAll() // refuses lines of different lengths
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(lines) != 3 {
+		t.Fatalf("%d lines, want a heading and 2", len(lines))
+	}
+	want := map[string][2]string{
+		"name": {"fashion", "detect"}, "ok": {"980", "0"}, "p99_ms": {"8.5", "0"}, "share": {"40", ""}, "lost": {"0", ""},
+		"accuracy": {"91.9", ""}, "wrong": {"1", "0"}, "send_lag_p99_ms": {"0.15", "0"},
+	}
+	for column, name := range lines[0] {
+		if cells, is := want[name]; is && (lines[1][column] != cells[0] || lines[2][column] != cells[1]) {
+			t.Errorf("%s: %q and %q, want %q", name, lines[1][column], lines[2][column], cells)
+		}
+		delete(want, name)
+	}
+	for name := range want {
+		t.Errorf("the heading lacks %s", name)
+	}
+}
+
+// full takes nothing.
+type full struct{}
+
+var errFull = errors.New("no space left on device")
+
+func (full) Write([]byte) (int, error) { return 0, errFull }
+
+func TestWritersTellWhenTheyCannot(t *testing.T) {
+	report := sample()
+	found := &loadgen.Found{}
+	for name, write := range map[string]func() error{
+		"table":        func() error { return report.WriteTable(full{}) },
+		"JSON":         func() error { return report.WriteJSON(full{}) },
+		"CSV":          func() error { return report.WriteCSV(full{}) },
+		"search":       func() error { return found.WriteTable(full{}) },
+		"search, JSON": func() error { return found.WriteJSON(full{}) },
+	} {
+		if err := write(); !errors.Is(err, errFull) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
