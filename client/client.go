@@ -238,7 +238,7 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 	}
 	c.sender = sender{
 		out:   newTransmitter(raw, !o.NoSegmentation),
-		pace:  pace{rate: o.PaceBytes, depth: int64(o.BurstBytes), tokens: int64(o.BurstBytes), at: Now()},
+		pace:  newPace(o.PaceBytes, int64(o.BurstBytes), Now()),
 		timer: time.NewTimer(time.Hour),
 	}
 	in := newReceiver(raw)

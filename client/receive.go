@@ -132,6 +132,9 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 			c.counts.duplicates.Add(1)
 		}
 		if r.answer.got < int(h.Count) {
+			if fresh {
+				c.heardLocked(r, at)
+			}
 			c.mu.Unlock()
 			return nil
 		}
@@ -160,7 +163,11 @@ func (c *Client) sentSinceLocked(at int64) int {
 	return n
 }
 
-// handleWish marks the pieces that a wish names, as far as they were sent.
+// firstDeafness is how long after the first pieces sent again a wish is
+// disregarded: more than a round trip in a machine room.
+const firstDeafness = 500 * time.Microsecond
+
+// handleWish has the pieces that a wish names sent again.
 func (c *Client) handleWish(b []byte, at int64) error {
 	w, err := wire.DecodeWish(b)
 	if err != nil {
@@ -178,23 +185,32 @@ func (c *Client) handleWish(b []byte, at int64) error {
 		return nil
 	}
 	c.counts.wishes.Add(1)
-	for index := range w.Missing {
-		if index < r.next { // the others are on their way anyway
-			r.sendAgain(index)
-		}
+	c.heardLocked(r, at)
+	if r.unsent() || at < r.deafUntil {
+		return nil // it will be repeated, or asked for
 	}
-	// The manager is there: patience begins anew.
-	r.patience = c.options.ResendAfter
-	if !r.unsent() {
-		r.askAt = at + int64(r.patience)
-		return nil
+	r.deafness = min(max(2*r.deafness, firstDeafness), c.options.ResendAfter)
+	for index := range w.Missing {
+		r.sendAgain(index)
 	}
 	r.askAt = 0
-	if !r.isIn(inSending) {
-		c.sending.pushFront(r) // it is older than what is being sent
-		c.wakeSender()
-	}
+	c.sending.pushFront(r) // it is older than what is being sent
+	c.wakeSender()
 	return nil
+}
+
+// heardLocked takes note that the manager works on r: patience begins anew.
+func (c *Client) heardLocked(r *request, at int64) {
+	shorter := r.patience > c.options.ResendAfter
+	r.patience = c.options.ResendAfter
+	if r.askAt == 0 {
+		return // pieces leave; the silence begins after them
+	}
+	r.askAt = at + int64(r.patience)
+	c.checkLocked(r)
+	if shorter {
+		c.wakeSender() // it may be asleep for longer
+	}
 }
 
 // strayLocked counts a datagram that speaks of no request in flight: an id that

@@ -29,6 +29,12 @@ type request struct {
 	again     []uint64 // pieces to send again, one bit a piece
 	againLeft int
 	resends   int
+	// deafUntil is when a wish is listened to again: one that comes before may
+	// name pieces that are on their way, and answering it would send everything
+	// twice just when the path is full. It lies after the last piece that left
+	// by deafness, which doubles with each wish.
+	deafUntil int64
+	deafness  time.Duration
 	patience  time.Duration // how long to wait in silence
 	askAt     int64         // when the silence is too long; 0 while pieces leave
 

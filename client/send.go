@@ -116,6 +116,7 @@ func (c *Client) fillLocked(now int64) {
 		if !r.unsent() {
 			c.sending.remove(r)
 			r.askAt = now + int64(r.patience)
+			r.deafUntil = now + max(int64(r.deafness), c.credit.roundTrip)
 			c.checkLocked(r)
 		}
 	}

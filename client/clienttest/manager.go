@@ -224,10 +224,10 @@ func (m *Manager) take(from netip.AddrPort, b []byte) {
 		if ok {
 			m.answerLocked(k, q, r, payload)
 		}
-	case h.Flags&wire.FlagRetransmitted == 0:
+	case h.Flags&wire.FlagRetransmitted == 0 || h.Index != 0:
 	case q.answers != nil:
 		m.sendLocked(k, q, true)
-	case q.got < int(q.count) && h.Index == 0:
+	case q.got < int(q.count):
 		m.wishLocked(k, q)
 	}
 }

@@ -1,0 +1,48 @@
+package client
+
+import (
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// Over any stretch of time no more than a burst, what the rate allows, and one
+// datagram that overdraws may leave; and whoever waits as told may send.
+func TestPaceHoldsTheRateAndLetsOnWhoWaits(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const largest = 65507
+		start := rapid.Int64Range(0, 1<<60).Draw(t, "start")
+		rate := rapid.Int64Range(1000, 10e9).Draw(t, "rate")
+		depth := rapid.Int64Range(1, 1<<20).Draw(t, "depth")
+		p := newPace(rate, depth, start)
+		now, sent := start, int64(0)
+		for range rapid.IntRange(1, 100).Draw(t, "steps") {
+			if rapid.Bool().Draw(t, "waits") {
+				now += int64(p.wait(now))
+				if p.budget(now) <= 0 {
+					t.Fatalf("waited as told, and may not send: %+v at %d", p, now)
+				}
+			} else {
+				now += rapid.Int64Range(0, int64(2*time.Second)).Draw(t, "passes")
+			}
+			for p.budget(now) > 0 && rapid.Bool().Draw(t, "sends") {
+				n := rapid.Int64Range(1, largest).Draw(t, "datagram")
+				p.spend(n)
+				sent += n
+			}
+			allowed := float64(depth) + float64(rate)*float64(now-start)/1e9 + largest + 1
+			if float64(sent) > allowed {
+				t.Fatalf("%d bytes left within %v, %.0f are allowed", sent, time.Duration(now-start), allowed)
+			}
+		}
+	})
+}
+
+func TestNoPaceIsNoLimit(t *testing.T) {
+	var p pace
+	p.spend(1 << 40)
+	if p.budget(5) <= 0 || p.wait(5) != 0 {
+		t.Errorf("budget %d, wait %v", p.budget(5), p.wait(5))
+	}
+}

@@ -1,0 +1,250 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/wire"
+)
+
+func TestTrainsAreOfOneSizeButTheLast(t *testing.T) {
+	repeat := func(n, size int, more ...int) []int {
+		var sizes []int
+		for range n {
+			sizes = append(sizes, size)
+		}
+		return append(sizes, more...)
+	}
+	for _, c := range []struct {
+		name  string
+		sizes []int
+		want  int
+	}{
+		{"one datagram", []int{100}, 1},
+		{"a picture", repeat(9, 1046, 500), 10},
+		{"a shorter one ends it", []int{100, 99, 99}, 2},
+		{"a longer one is for the next", []int{100, 100, 101}, 2},
+		{"as many as the kernel cuts", repeat(100, 100), trainSegments},
+		{"as many bytes as a datagram holds", repeat(10, 16000), 4},
+		{"larger than a train", []int{65000, 10}, 1},
+	} {
+		tr := &transmitter{}
+		for i, size := range c.sizes {
+			tr.datagrams[i].size = size
+			tr.n++
+		}
+		if got := tr.trainEnd(0); got != c.want {
+			t.Errorf("%s: a train of %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+// sink is a socket that nobody reads but the test.
+func sink(t testing.TB) *net.UDPConn {
+	t.Helper()
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func dialSink(t testing.TB, to *net.UDPConn, o Options) *Client {
+	t.Helper()
+	c, err := Dial(context.Background(), to.LocalAddr().String(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// The kernel refuses trains, but not datagrams, on a socket without checksums
+// (net/ipv4/udp.c, udp_send_skb); other paths refuse them for other reasons.
+func TestWhereTrainsAreRefusedDatagramsGoOneByOne(t *testing.T) {
+	to := sink(t)
+	c := dialSink(t, to, Options{})
+	if !c.sender.out.segments {
+		t.Log("this kernel cuts no trains: datagrams go one by one from the start")
+	}
+	raw, err := c.conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := raw.Control(func(fd uintptr) {
+		if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_NO_CHECK, 1); err != nil {
+			t.Fatal(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	picture := bytes.Repeat([]byte("pixel"), 1000)
+	if _, err := c.Send(picture, RequestOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(picture))
+	room := make([]byte, 2048)
+	_ = to.SetReadDeadline(time.Now().Add(30 * time.Second))
+	for range wire.Pieces(len(picture), wire.DefaultPieceBytes) {
+		n, err := to.Read(room)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := wire.DecodeHeader(room[:n])
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(got[h.Offset:], room[wire.PayloadOffset(&h):][:h.Length])
+	}
+	if !bytes.Equal(got, picture) {
+		t.Error("the picture did not arrive whole")
+	}
+	_ = c.Close() // the sender has counted all
+	if s := c.Stats(); s.SendErrors != 0 || s.Datagrams != 5 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
+func TestUnseenRequestsAreThoseSentWithinARoundTrip(t *testing.T) {
+	c := &Client{flying: list{in: inLife}}
+	for _, at := range []int64{10, 20, 30, 40} {
+		c.flying.pushBack(&request{sentAt: at})
+	}
+	for at, want := range map[int64]int{5: 4, 10: 3, 35: 1, 40: 0} {
+		if got := c.sentSinceLocked(at); got != want {
+			t.Errorf("sent after %d: %d, want %d", at, got, want)
+		}
+	}
+}
+
+func TestSteadyTrafficAllocatesNothing(t *testing.T) {
+	to := sink(t)
+	delivered := 0
+	c := dialSink(t, to, Options{Deliver: func(*Result) { delivered++ }, ResendAfter: time.Hour, Timeout: 2 * time.Hour})
+	picture := make([]byte, 150*1024)
+	answers, room := make([]byte, 0, 1<<10), make([]byte, 0, 1<<10)
+	result := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Credit: 8}
+	payload := make([]byte, 100)
+	var sent uint64
+	once := func() {
+		id, err := c.Send(picture, RequestOptions{Deadline: time.Second})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Every piece leaves, then piece 3 is wished for and leaves again, then
+		// the answer comes, in two pieces.
+		for sent += 150; c.counts.datagrams.Load() < sent; {
+			time.Sleep(10 * time.Microsecond)
+		}
+		wish, _ := wire.AppendWish(room, id, uint32(len(picture)), 150, []uint64{^uint64(8), ^uint64(0), ^uint64(0)}, 0)
+		c.handle(wish, Now())
+		for sent++; c.counts.datagrams.Load() < sent; {
+			time.Sleep(10 * time.Microsecond)
+		}
+		c.handle(wire.AppendResult(answers, id, &result, payload, 60, 0, false), Now())
+		c.handle(wire.AppendResult(answers, id, &result, payload, 60, 1, false), Now())
+	}
+	const runs = 200
+	if n := testing.AllocsPerRun(runs, once); n != 0 {
+		t.Errorf("%v allocations a request", n)
+	}
+	if delivered != runs+1 || c.Stats().Resends != runs+1 {
+		t.Errorf("%d delivered, %d pieces sent again, of %d requests", delivered, c.Stats().Resends, runs+1)
+	}
+}
+
+// FuzzHandle throws any datagram at a client with requests queued and in
+// flight; whatever it takes for an answer must leave a client that works.
+func FuzzHandle(f *testing.F) {
+	const id = 7
+	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Credit: 3}
+	wish, _ := wire.AppendWish(nil, id, 5000, 5, nil, 0)
+	for _, b := range [][]byte{
+		nil, wish,
+		wire.AppendResult(nil, id, &ok, []byte("1234"), 1024, 0, false),
+		wire.AppendResult(nil, id, &ok, []byte("12345678"), 5, 1, true),
+		wire.AppendResult(nil, id, &wire.Result{Status: wire.StatusBusy}, nil, 1024, 0, false),
+	} {
+		f.Add(b, b)
+	}
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		delivered := make(map[uint32]int)
+		// A client without its goroutines: everything happens here.
+		c := &Client{
+			options:  Options{Deliver: func(r *Result) { delivered[r.ID]++ }, MaxResultBytes: 1 << 16, PieceBytes: 1024},
+			wake:     make(chan struct{}, 1),
+			requests: make(map[uint32]*request),
+			queued:   list{in: inLife},
+			flying:   list{in: inLife},
+			sending:  list{in: inSending},
+			nextID:   id,
+		}
+		c.unread.L = &c.mu
+		picture := make([]byte, 5000)
+		for sent := 5; sent > 2; sent -= 2 { // one sent whole, one in part
+			r := c.newRequestLocked()
+			r.id, r.picture, r.count, r.next, r.flying = c.nextID, picture, 5, sent, true
+			c.requests[r.id] = r
+			c.flying.pushBack(r)
+			c.nextID++
+		}
+		c.handle(first, 1)
+		c.handle(second, 2)
+
+		inFlight := 0
+		for r := c.flying.head; r != nil; r = r.links[inLife].next {
+			inFlight++
+			if c.requests[r.id] != r || delivered[r.id] != 0 {
+				t.Fatalf("request %d is in flight and ended", r.id)
+			}
+			for r.againLeft > 0 {
+				if index, _ := r.takePiece(); index >= r.next {
+					t.Fatalf("piece %d sent again, %d were sent", index, r.next)
+				}
+			}
+		}
+		if inFlight != c.flying.n || inFlight != len(c.requests) || inFlight+len(delivered) != 2 {
+			t.Fatalf("%d in flight, %d known, %d ended of 2", inFlight, len(c.requests), len(delivered))
+		}
+		for id, n := range delivered {
+			if n != 1 {
+				t.Fatalf("request %d ended %d times", id, n)
+			}
+		}
+	})
+}
+
+func BenchmarkSendPicture(b *testing.B) {
+	to := sink(b)
+	go func() {
+		room := make([]byte, 2048)
+		for {
+			if _, err := to.Read(room); err != nil {
+				return
+			}
+		}
+	}()
+	c := dialSink(b, to, Options{ResendAfter: time.Hour, Timeout: 2 * time.Hour})
+	picture, room := make([]byte, 147*1024), make([]byte, 0, 1<<10)
+	result := wire.Result{Status: wire.StatusOK, Credit: 8}
+	var sent uint64
+	b.SetBytes(int64(len(picture)))
+	b.ReportAllocs()
+	for b.Loop() {
+		id, err := c.Send(picture, RequestOptions{})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for sent += 147; c.counts.datagrams.Load() < sent; {
+			time.Sleep(time.Microsecond)
+		}
+		c.handle(wire.AppendResult(room, id, &result, nil, 1024, 0, false), Now())
+	}
+}
