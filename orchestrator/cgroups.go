@@ -1,0 +1,440 @@
+package orchestrator
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/cgroups/v3"
+	"github.com/containerd/cgroups/v3/cgroup1"
+	"github.com/containerd/cgroups/v3/cgroup2"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/rs/zerolog"
+)
+
+// errNoController is returned where the kernel offers no cpu controller in a version.
+var errNoController = errors.New("no cpu controller")
+
+// mount is a mounted cgroup file system.
+type mount struct {
+	point   string // where
+	root    string // which of its groups is seen there
+	kind    string // "cgroup" or "cgroup2"
+	options string // of the file system: the controllers of a version 1 mount
+}
+
+func cgroupMounts() ([]mount, error) {
+	f, err := os.Open("/proc/self/mountinfo")
+	if err != nil {
+		return nil, fmt.Errorf("find cgroup mounts: %w", err)
+	}
+	defer f.Close()
+	return readMounts(f)
+}
+
+// readMounts reads the cgroup mounts of a mountinfo (proc_pid_mountinfo(5)): ten
+// fields and more, with a lone "-" before the last three.
+func readMounts(r io.Reader) ([]mount, error) {
+	var mounts []mount
+	s := bufio.NewScanner(r)
+	for s.Scan() {
+		before, after, ok := strings.Cut(s.Text(), " - ")
+		b, a := strings.Fields(before), strings.Fields(after)
+		if !ok || len(b) < 6 || len(a) < 3 || a[0] != "cgroup" && a[0] != "cgroup2" {
+			continue
+		}
+		mounts = append(mounts, mount{point: b[4], root: b[3], kind: a[0], options: a[2]})
+	}
+	if err := s.Err(); err != nil {
+		return nil, fmt.Errorf("find cgroup mounts: %w", err)
+	}
+	return mounts, nil
+}
+
+// under is where the group that /proc/self/cgroup calls own lies below the mount:
+// a container's mount shows its own group as the root.
+func (m mount) under(own string) string {
+	rel, err := filepath.Rel(m.root, own)
+	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
+		return "/" // not below what is mounted: the mount itself is all there is
+	}
+	return path.Join("/", rel)
+}
+
+// Names of the groups that hold all others carry whose they are: the process id
+// and, as ids come again, the time of its start in clock ticks since boot.
+const treePrefix = "penstock-"
+
+func treeName() (string, error) {
+	pid := os.Getpid()
+	started, err := startTime(pid)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s%d-%d", treePrefix, pid, started), nil
+}
+
+// startTime reads field 22 of /proc/pid/stat, whose second field is a name in
+// parentheses with anything in it.
+func startTime(pid int) (uint64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, fmt.Errorf("read start time: %w", err)
+	}
+	text := string(b)
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	if len(fields) < 20 {
+		return 0, fmt.Errorf("read start time of %d: %d fields after the name", pid, len(fields))
+	}
+	started, err := strconv.ParseUint(fields[22-3], 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("read start time: %w", err)
+	}
+	return started, nil
+}
+
+// orphaned reports whether a group's name is of an orchestrator that is no more.
+func orphaned(name string) bool {
+	rest, ok := strings.CutPrefix(name, treePrefix)
+	if !ok {
+		return false
+	}
+	first, second, ok := strings.Cut(rest, "-")
+	if !ok {
+		return false
+	}
+	pid, err := strconv.Atoi(first)
+	if err != nil {
+		return false
+	}
+	started, err := strconv.ParseUint(second, 10, 64)
+	if err != nil {
+		return false
+	}
+	now, err := startTime(pid)
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	return now != started
+}
+
+// sweep removes the groups that dead orchestrators left in dir. One that holds a
+// process is in use, whoever made it: the kernel refuses, and it stays.
+func sweep(dir string, log zerolog.Logger) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return // openers say why they cannot use it
+	}
+	for _, e := range entries {
+		if !e.IsDir() || !orphaned(e.Name()) {
+			continue
+		}
+		left := filepath.Join(dir, e.Name())
+		if err := removeGroups(left); err != nil {
+			log.Warn().Err(err).Str("group", left).Msg("remove what a dead orchestrator left")
+			continue
+		}
+		log.Info().Str("group", left).Msg("removed what a dead orchestrator left")
+	}
+}
+
+// removeGroups removes a group and those in it.
+func removeGroups(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			if err := removeGroups(filepath.Join(dir, e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return os.Remove(dir)
+}
+
+// Version 1.
+
+// specOf is q as the library takes it; no limit is -1.
+func specOf(q quota) *specs.LinuxResources {
+	runtime := int64(-1)
+	if q == (quota{}) {
+		return &specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: &runtime}}
+	}
+	runtime = q.runtime.Microseconds()
+	period := uint64(q.period.Microseconds())
+	return &specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: &runtime, Period: &period}}
+}
+
+type treeV1 struct {
+	control cgroup1.Cgroup
+	dir     string
+}
+
+func openV1(cpus int, log zerolog.Logger) (shares, error) {
+	mounts, err := cgroupMounts()
+	if err != nil {
+		return nil, err
+	}
+	own, _, err := cgroups.ParseCgroupFileUnified("/proc/self/cgroup")
+	if err != nil {
+		return nil, fmt.Errorf("find own group: %w", err)
+	}
+	for _, m := range mounts {
+		if m.kind != "cgroup" || !has(m.options, string(cgroup1.Cpu)) {
+			continue
+		}
+		name, err := treeName()
+		if err != nil {
+			return nil, err
+		}
+		// The library looks for a folder "cpu", which is the mount, or a link to
+		// "cpu,cpuacct".
+		only := func() ([]cgroup1.Subsystem, error) {
+			return []cgroup1.Subsystem{cgroup1.NewCpu(filepath.Dir(m.point))}, nil
+		}
+		parent := m.under(own[string(cgroup1.Cpu)])
+		dir := filepath.Join(filepath.Dir(m.point), string(cgroup1.Cpu), parent)
+		if ready := filepath.Join(dir, preparedName); isDir(ready) {
+			parent, dir = path.Join(parent, preparedName), ready
+		}
+		sweep(dir, log)
+		c, err := cgroup1.New(cgroup1.StaticPath(path.Join(parent, name)), &specs.LinuxResources{}, cgroup1.WithHierarchy(only))
+		if err != nil {
+			return nil, fmt.Errorf("make group: %w", err)
+		}
+		return opened(newCgroups(&treeV1{control: c, dir: filepath.Join(dir, name)}, cpus))
+	}
+	return nil, fmt.Errorf("cgroup version 1: %w is mounted", errNoController)
+}
+
+// preparedName is a group that root may have made for a user; see mendV1.
+const preparedName = "penstock"
+
+func isDir(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.IsDir()
+}
+
+// opened keeps a nil *cgroupShares from becoming shares that are not nil.
+func opened(c *cgroupShares, err error) (shares, error) {
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// has reports whether a comma-separated list has item.
+func has(list, item string) bool {
+	for _, s := range strings.Split(list, ",") {
+		if s == item {
+			return true
+		}
+	}
+	return false
+}
+
+func mendV1(err error) string {
+	if errors.Is(err, fs.ErrPermission) {
+		return `sudo mkdir -p /sys/fs/cgroup/cpu/` + preparedName + ` && sudo chown -R "$(id -u)" /sys/fs/cgroup/cpu/` + preparedName
+	}
+	return ""
+}
+
+func (t *treeV1) mechanism() string { return mechanismV1 }
+
+func (t *treeV1) child(name string) (group, error) {
+	c, err := t.control.New(name, &specs.LinuxResources{})
+	if err != nil {
+		return nil, err
+	}
+	return &groupV1{control: c, dir: filepath.Join(t.dir, name)}, nil
+}
+
+func (t *treeV1) remove() error { return t.control.Delete() }
+
+type groupV1 struct {
+	control cgroup1.Cgroup
+	dir     string
+}
+
+// set writes the quota. Period and quota are two files, and the kernel refuses a
+// pair that exceeds a limit further up, so the old quota is lifted in between.
+func (g *groupV1) set(q quota) error {
+	if err := g.control.Update(specOf(quota{})); err != nil {
+		return err
+	}
+	if q == (quota{}) {
+		return nil
+	}
+	return g.control.Update(specOf(q))
+}
+
+func (g *groupV1) get() (quota, error) {
+	runtime, err := readInt(filepath.Join(g.dir, "cpu.cfs_quota_us"))
+	if err != nil || runtime < 0 {
+		return quota{}, err
+	}
+	period, err := readInt(filepath.Join(g.dir, "cpu.cfs_period_us"))
+	if err != nil {
+		return quota{}, err
+	}
+	return quota{runtime: micros(runtime), period: micros(period)}, nil
+}
+
+func (g *groupV1) add(pid int) error { return g.control.AddProc(uint64(pid)) }
+func (g *groupV1) remove() error     { return g.control.Delete() }
+
+func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
+
+func readInt(name string) (int64, error) {
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+}
+
+// Version 2.
+
+type treeV2 struct {
+	manager *cgroup2.Manager
+	dir     string
+}
+
+// openV2 makes the tree in the own group or the nearest one above it that takes
+// it. Version 2 gives no controller to the children of a group that holds
+// processes itself (but for the root), so as a rule it is the one above.
+func openV2(cpus int, log zerolog.Logger) (shares, error) {
+	mounts, err := cgroupMounts()
+	if err != nil {
+		return nil, err
+	}
+	_, own, err := cgroups.ParseCgroupFileUnified("/proc/self/cgroup")
+	if err != nil {
+		return nil, fmt.Errorf("find own group: %w", err)
+	}
+	for _, m := range mounts {
+		if m.kind != "cgroup2" {
+			continue
+		}
+		return openV2At(m, own, cpus, log)
+	}
+	return nil, fmt.Errorf("cgroup version 2: %w is mounted", errNoController)
+}
+
+func openV2At(m mount, own string, cpus int, log zerolog.Logger) (shares, error) {
+	b, err := os.ReadFile(filepath.Join(m.point, "cgroup.controllers"))
+	if err != nil {
+		return nil, fmt.Errorf("cgroup version 2: %w", err)
+	}
+	if !has(strings.Join(strings.Fields(string(b)), ","), "cpu") {
+		return nil, fmt.Errorf("cgroup version 2 at %s: %w, only %q", m.point, errNoController, strings.TrimSpace(string(b)))
+	}
+	name, err := treeName()
+	if err != nil {
+		return nil, err
+	}
+	var first error
+	for at := m.under(own); ; at = path.Dir(at) {
+		s, err := openV2In(m.point, path.Join(at, name), cpus, log)
+		if err == nil {
+			return s, nil
+		}
+		if first == nil {
+			first = err // nearest to what a user can mend
+		}
+		if at == "/" {
+			return nil, fmt.Errorf("cgroup version 2: %w", first)
+		}
+	}
+}
+
+func openV2In(mountpoint, at string, cpus int, log zerolog.Logger) (shares, error) {
+	dir := filepath.Join(mountpoint, at)
+	sweep(filepath.Dir(dir), log)
+	// A process may only be moved by one who may write to the group above both.
+	f, err := os.OpenFile(filepath.Join(filepath.Dir(dir), "cgroup.procs"), os.O_WRONLY, 0)
+	if err != nil {
+		return nil, err
+	}
+	f.Close()
+	manager, err := cgroup2.NewManager(mountpoint, at, &cgroup2.Resources{CPU: &cgroup2.CPU{}})
+	if err != nil {
+		return nil, err
+	}
+	return opened(newCgroups(&treeV2{manager: manager, dir: dir}, cpus))
+}
+
+func mendV2(err error) string {
+	if errors.Is(err, errNoController) {
+		return ""
+	}
+	return "systemd-run --user --scope -p Delegate=yes penstock up"
+}
+
+func (t *treeV2) mechanism() string { return mechanismV2 }
+
+func (t *treeV2) child(name string) (group, error) {
+	m, err := t.manager.NewChild(name, &cgroup2.Resources{CPU: &cgroup2.CPU{}})
+	if err != nil {
+		return nil, err
+	}
+	return &groupV2{manager: m, dir: filepath.Join(t.dir, name)}, nil
+}
+
+func (t *treeV2) remove() error { return t.manager.Delete() }
+
+type groupV2 struct {
+	manager *cgroup2.Manager
+	dir     string
+}
+
+func (g *groupV2) set(q quota) error {
+	limit := cgroup2.NewCPUMax(nil, nil)
+	if q != (quota{}) {
+		runtime, period := q.runtime.Microseconds(), uint64(q.period.Microseconds())
+		limit = cgroup2.NewCPUMax(&runtime, &period)
+	}
+	return g.manager.Update(&cgroup2.Resources{CPU: &cgroup2.CPU{Max: limit}})
+}
+
+func (g *groupV2) get() (quota, error) {
+	b, err := os.ReadFile(filepath.Join(g.dir, "cpu.max"))
+	if err != nil {
+		return quota{}, err
+	}
+	return parseCPUMax(string(b))
+}
+
+// parseCPUMax reads "quota period" or "max period", in microseconds.
+func parseCPUMax(text string) (quota, error) {
+	fields := strings.Fields(text)
+	if len(fields) != 2 {
+		return quota{}, fmt.Errorf("read cpu.max: %q has not two fields", text)
+	}
+	if fields[0] == "max" {
+		return quota{}, nil
+	}
+	runtime, err := strconv.ParseInt(fields[0], 10, 64)
+	if err != nil {
+		return quota{}, fmt.Errorf("read cpu.max: %w", err)
+	}
+	period, err := strconv.ParseInt(fields[1], 10, 64)
+	if err != nil {
+		return quota{}, fmt.Errorf("read cpu.max: %w", err)
+	}
+	return quota{runtime: micros(runtime), period: micros(period)}, nil
+}
+
+func (g *groupV2) add(pid int) error { return g.manager.AddProc(uint64(pid)) }
+func (g *groupV2) remove() error     { return g.manager.Delete() }

@@ -1,0 +1,48 @@
+package orchestrator
+
+import (
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// IFCPUs divides the CPUs that this process may run on (sched_getaffinity)
+// between the manager and the inference functions; see SplitCPUs. Call it where
+// the affinity is still the one that the node was started with.
+func IFCPUs(reserved int) (manager, ifs []int) { return SplitCPUs(allowedCPUs(), reserved) }
+
+// SplitCPUs gives the manager the first reserved of the allowed CPUs, and the
+// inference functions the rest: their 100 %. Without a wish (reserved ≤ 0) the
+// manager gets an eighth, at least one: one core receives about 4 GB/s
+// (shared facts in design.md), and a model eats less than that of eight. The
+// functions are left at least one; with a single CPU both share it.
+func SplitCPUs(allowed []int, reserved int) (manager, ifs []int) {
+	n := len(allowed)
+	if n <= 1 {
+		return allowed, allowed
+	}
+	if reserved <= 0 {
+		reserved = max(1, n/8)
+	}
+	reserved = min(reserved, n-1)
+	return allowed[:reserved:reserved], allowed[reserved:]
+}
+
+func allowedCPUs() []int {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		// More CPUs than a CPUSet holds: 1024.
+		cpus := make([]int, runtime.NumCPU())
+		for i := range cpus {
+			cpus[i] = i
+		}
+		return cpus
+	}
+	cpus := make([]int, 0, set.Count())
+	for i := 0; len(cpus) < set.Count(); i++ {
+		if set.IsSet(i) {
+			cpus = append(cpus, i)
+		}
+	}
+	return cpus
+}

@@ -1,0 +1,312 @@
+package orchestrator
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/control"
+)
+
+var (
+	t0     = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	some   = limits{handshake: time.Second, load: 10 * time.Second, drain: 5 * time.Second, term: 2 * time.Second}
+	face1  = key{"face", 0, 1}
+	never  = func(key) bool { return false }
+	atOnce = func(place) time.Time { return time.Time{} }
+)
+
+// want is a manager that desires one process.
+func want(role control.Role, share float64) wish {
+	return wish{desired: &control.Desired{ManagerID: "m", Seq: 1, Processes: []control.DesiredProcess{
+		{IF: "face", Generation: 1, Role: role, SharePercent: share},
+	}}}
+}
+
+var nothing = wish{desired: &control.Desired{ManagerID: "m"}}
+
+// alive is a process in a state, at the share that want desires.
+func alive(state control.State, edits ...func(*fact)) *fact {
+	f := &fact{state: state, sharePercent: 30, shook: true, spawned: t0, since: t0}
+	for _, e := range edits {
+		e(f)
+	}
+	return f
+}
+
+func TestPlan(t *testing.T) {
+	woken := func(f *fact) { f.woken = true }
+	unshaken := func(f *fact) { f.shook = false }
+	at := func(t *time.Time, after time.Duration) { *t = t0.Add(after) }
+	drained := func(f *fact) { at(&f.drained, 0) }
+	termed := func(f *fact) { at(&f.termed, 0) }
+	killed := func(f *fact) { at(&f.killed, 0) }
+	stranger := wish{desired: &control.Desired{ManagerID: "other"}}
+	for name, c := range map[string]struct {
+		wish wish
+		is   *fact
+		past bool
+		held time.Duration
+		now  time.Duration
+		do   string        // the action, and a part of why
+		next time.Duration // -1: never
+	}{
+		"a shadow that is not there is started":    {wish: want(control.Shadow, 30), do: "spawn", next: -1},
+		"one to serve is started, too":             {wish: want(control.Serve, 30), do: "spawn", next: -1},
+		"a start waits for its backoff":            {wish: want(control.Shadow, 30), held: 3 * time.Second, next: 3 * time.Second},
+		"and no longer":                            {wish: want(control.Shadow, 30), held: 3 * time.Second, now: 3 * time.Second, do: "spawn", next: -1},
+		"a generation is not started again":        {wish: want(control.Serve, 30), past: true, do: "bury has ended before", next: -1},
+		"what is to drain is not started":          {wish: want(control.Drain, 30), do: "bury not started", next: -1},
+		"what is to be killed is not started":      {wish: want(control.Kill, 30), do: "bury not started", next: -1},
+		"nothing is started at the end":            {wish: wish{want(control.Serve, 30).desired, true}, do: "bury the orchestrator ends", next: -1},
+		"a handshake has a second":                 {wish: want(control.Shadow, 30), is: alive(control.Starting, unshaken), next: time.Second},
+		"and then it is missing":                   {wish: want(control.Shadow, 30), is: alive(control.Starting, unshaken), now: time.Second, do: "kill no handshake", next: -1},
+		"loading has ten":                          {wish: want(control.Shadow, 30), is: alive(control.Starting), now: time.Second, next: 10 * time.Second},
+		"and then it hangs":                        {wish: want(control.Shadow, 30), is: alive(control.Starting), now: 10 * time.Second, do: "kill not loaded", next: -1},
+		"linking has ten":                          {wish: want(control.Serve, 30), is: alive(control.Linking, woken), now: time.Second, next: 10 * time.Second},
+		"and then it hangs, too":                   {wish: want(control.Serve, 30), is: alive(control.Linking, woken), now: 10 * time.Second, do: "kill not ready", next: -1},
+		"a shadow sleeps":                          {wish: want(control.Shadow, 30), is: alive(control.Loaded), now: time.Hour, next: -1},
+		"until it is to serve":                     {wish: want(control.Serve, 30), is: alive(control.Loaded), do: "wake", next: -1},
+		"but not while it loads":                   {wish: want(control.Serve, 30), is: alive(control.Starting), next: 10 * time.Second},
+		"one that serves is left alone":            {wish: want(control.Serve, 30), is: alive(control.Active, woken), now: time.Hour, next: -1},
+		"a new share is written":                   {wish: want(control.Serve, 40), is: alive(control.Active, woken), do: "reshare", next: -1},
+		"a shadow's, too":                          {wish: want(control.Shadow, 40), is: alive(control.Loaded), do: "reshare", next: -1},
+		"a drain is asked for":                     {wish: want(control.Drain, 30), is: alive(control.Active, woken), do: "drain the manager ordered it", next: -1},
+		"as for one that is wanted no more":        {wish: nothing, is: alive(control.Active, woken), do: "drain no longer wanted", next: -1},
+		"and when the manager is silent":           {wish: wish{}, is: alive(control.Active, woken), do: "drain silent", next: -1},
+		"and at the end":                           {wish: wish{want(control.Serve, 30).desired, true}, is: alive(control.Active, woken), do: "drain the orchestrator ends", next: -1},
+		"one that starts has nothing to drain":     {wish: nothing, is: alive(control.Starting), do: "term no longer wanted", next: -1},
+		"a drain has five seconds":                 {wish: nothing, is: alive(control.Draining, drained), next: 5 * time.Second},
+		"then it is told":                          {wish: nothing, is: alive(control.Draining, drained), now: 5 * time.Second, do: "term did not end when it was drained", next: -1},
+		"whatever is wished now":                   {wish: want(control.Serve, 30), is: alive(control.Active, drained), now: 5 * time.Second, do: "term", next: -1},
+		"SIGTERM has two seconds":                  {wish: nothing, is: alive(control.Draining, drained, termed), next: 2 * time.Second},
+		"then it is made to end":                   {wish: nothing, is: alive(control.Draining, drained, termed), now: 2 * time.Second, do: "kill after SIGTERM", next: -1},
+		"after that there is nothing":              {wish: nothing, is: alive(control.Draining, killed), now: time.Hour, next: -1},
+		"a kill is at once":                        {wish: want(control.Kill, 30), is: alive(control.Active, woken), do: "kill the manager ordered it", next: -1},
+		"in a drain, too":                          {wish: want(control.Kill, 30), is: alive(control.Draining, drained), do: "kill", next: -1},
+		"and once":                                 {wish: want(control.Kill, 30), is: alive(control.Draining, killed), next: -1},
+		"an end is listed while it is desired":     {wish: want(control.Serve, 30), is: alive(control.Failed), next: -1},
+		"and then forgotten":                       {wish: nothing, is: alive(control.Failed), do: "forget", next: -1},
+		"another manager's are killed":             {wish: stranger, is: alive(control.Active), do: "kill another manager", next: -1},
+		"and waited for":                           {wish: stranger, is: alive(control.Active, killed), next: -1},
+		"and forgotten":                            {wish: stranger, is: alive(control.Stopped), do: "forget", next: -1},
+		"before that manager is the one":           {wish: stranger, do: "adopt", next: -1},
+		"but not at the end":                       {wish: wish{stranger.desired, true}, next: -1},
+		"without a manager there is nothing to do": {wish: wish{}, next: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := facts{managerID: "m", processes: map[key]fact{}, past: never, held: atOnce}
+			if c.is != nil {
+				f.processes[face1] = *c.is
+			}
+			if c.past {
+				f.past = func(k key) bool { return k == face1 }
+			}
+			if c.held > 0 {
+				f.held = func(place) time.Time { return t0.Add(c.held) }
+			}
+			todo, next := plan(t0.Add(c.now), c.wish, f, some)
+			kind, why, _ := strings.Cut(c.do, " ")
+			switch {
+			case kind == "" && len(todo) != 0:
+				t.Errorf("does %v", todo)
+			case kind != "" && len(todo) != 1:
+				t.Errorf("does %v, want one %s", todo, kind)
+			case kind != "":
+				if a := todo[0]; a.kind.String() != kind || !strings.Contains(a.why+a.fault, why) {
+					t.Errorf("does %v (%s%s), want %s", a.kind, a.why, a.fault, c.do)
+				}
+			}
+			want := time.Time{}
+			if c.next >= 0 {
+				want = t0.Add(c.next)
+			}
+			if !next.Equal(want) {
+				t.Errorf("looks again at %v, want %v", next, want)
+			}
+		})
+	}
+}
+
+// world carries plans out on processes that do as they like.
+type world struct {
+	t       *rapid.T
+	now     time.Time
+	wish    wish
+	facts   facts
+	started map[key]bool // under this manager
+	past    map[key]bool
+	held    map[place]time.Time
+}
+
+func newWorld(t *rapid.T) *world {
+	w := &world{t: t, now: t0, started: map[key]bool{}, past: map[key]bool{}, held: map[place]time.Time{}}
+	w.facts = facts{
+		processes: map[key]fact{},
+		past:      func(k key) bool { return w.past[k] },
+		held:      func(p place) time.Time { return w.held[p] },
+	}
+	return w
+}
+
+// settle carries plans out until nothing is left to do, and checks each step.
+func (w *world) settle() {
+	for range 10 {
+		todo, next := plan(w.now, w.wish, w.facts, some)
+		if !next.IsZero() && !next.After(w.now) {
+			w.t.Fatalf("looks again at %v, and it is %v", next, w.now)
+		}
+		if len(todo) == 0 {
+			return
+		}
+		for _, a := range todo {
+			w.do(a)
+		}
+	}
+	w.t.Fatal("the plan is never done")
+}
+
+func (w *world) do(a action) {
+	f, there := w.facts.processes[a.key]
+	refuse := func(is bool, why string) {
+		if is {
+			w.t.Fatalf("%v of %v, which %s: %+v", a.kind, a.key, why, f)
+		}
+	}
+	switch a.kind {
+	case adopt:
+		refuse(len(w.facts.processes) > 0, "leaves another manager's processes")
+		w.facts.managerID = w.wish.desired.ManagerID
+		clear(w.past)
+		clear(w.started)
+		return
+	case spawn:
+		refuse(there, "is there")
+		refuse(w.started[a.key], "was started before")
+		refuse(w.wish.ending, "comes at the end")
+		refuse(w.wish.desired.ManagerID != w.facts.managerID, "belongs to another manager")
+		refuse(w.now.Before(w.held[a.key.place()]), "has to wait")
+		w.started[a.key] = true
+		w.facts.processes[a.key] = fact{state: control.Starting, sharePercent: a.wanted.SharePercent, spawned: w.now, since: w.now}
+		return
+	case bury:
+		refuse(there, "is there")
+		w.facts.processes[a.key] = fact{state: control.Stopped}
+		return
+	case forget:
+		refuse(!f.state.Ended(), "lives")
+		delete(w.facts.processes, a.key)
+		w.past[a.key] = true
+		return
+	}
+	refuse(!there, "is not there")
+	refuse(f.state.Ended(), "has ended")
+	refuse(!f.killed.IsZero(), "was killed")
+	switch a.kind {
+	case wake:
+		refuse(f.woken || f.state != control.Loaded, "does not sleep")
+		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end")
+		f.woken, f.sharePercent = true, a.wanted.SharePercent
+	case reshare:
+		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end")
+		f.sharePercent = a.wanted.SharePercent
+	case drain:
+		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end already")
+		f.drained = w.now
+	case term:
+		refuse(!f.termed.IsZero(), "was told already")
+		refuse(!f.drained.IsZero() && w.now.Sub(f.drained) < some.drain, "has time left")
+		f.termed = w.now
+	case kill:
+		f.killed = w.now
+	}
+	w.facts.processes[a.key] = f
+}
+
+func (w *world) draw() (k key, f fact, ok bool) {
+	keys := slices.DeleteFunc(sortedKeys(w.facts.processes), func(k key) bool { return w.facts.processes[k].state.Ended() })
+	if len(keys) == 0 {
+		return k, f, false
+	}
+	k = rapid.SampledFrom(keys).Draw(w.t, "process")
+	return k, w.facts.processes[k], true
+}
+
+func drawDesired(t *rapid.T) *control.Desired {
+	d := &control.Desired{ManagerID: rapid.SampledFrom([]string{"m", "m", "m", "n"}).Draw(t, "manager")}
+	for _, name := range []string{"detect", "face"} {
+		for g := uint32(1); g <= 4; g++ {
+			role := rapid.SampledFrom([]control.Role{"", control.Shadow, control.Serve, control.Drain, control.Kill}).Draw(t, "role")
+			if role != "" {
+				d.Processes = append(d.Processes, control.DesiredProcess{IF: name, Generation: g, Role: role,
+					SharePercent: float64(rapid.IntRange(0, 3).Draw(t, "share"))})
+			}
+		}
+	}
+	return d
+}
+
+func TestPlanKeepsItsRulesWhateverHappens(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(t)
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			switch rapid.SampledFrom([]string{"desired", "silence", "time", "progress", "progress", "end", "ending"}).Draw(t, "event") {
+			case "desired":
+				w.wish.desired = drawDesired(t)
+			case "silence":
+				w.wish.desired = nil
+			case "ending":
+				w.wish.ending = rapid.IntRange(0, 9).Draw(t, "one in ten") == 0 || w.wish.ending
+			case "time":
+				w.now = w.now.Add(time.Duration(rapid.IntRange(0, 12000).Draw(t, "ms")) * time.Millisecond)
+			case "progress":
+				if k, f, ok := w.draw(); ok {
+					f.shook = true
+					next := rapid.SampledFrom([]control.State{control.Starting, control.Loaded, control.Linking,
+						control.Ready, control.Active, control.Draining}).Draw(t, "state")
+					if next.Follows(f.state) {
+						f.state, f.since = next, w.now
+					}
+					w.facts.processes[k] = f
+				}
+			case "end":
+				if k, f, ok := w.draw(); ok {
+					f.state = control.Failed
+					w.facts.processes[k] = f
+					w.held[k.place()] = w.now.Add(time.Duration(rapid.IntRange(0, 5000).Draw(t, "backoff")) * time.Millisecond)
+				}
+			}
+			w.settle()
+		}
+		// Whatever state that is: once nothing is wanted, everything has been killed
+		// after the two deadlines, though no process does anything for it.
+		w.wish.desired = nil
+		w.settle()
+		w.now = w.now.Add(some.drain)
+		w.settle()
+		w.now = w.now.Add(some.term)
+		w.settle()
+		for k, f := range w.facts.processes {
+			if f.killed.IsZero() {
+				t.Fatalf("%v lives on: %+v", k, f)
+			}
+		}
+	})
+}
+
+func TestPlanDoesNotDependOnTheOrderOfTheDesired(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := drawDesired(t)
+		d.ManagerID = "m"
+		f := facts{managerID: "m", processes: map[key]fact{face1: *alive(control.Loaded)}, past: never, held: atOnce}
+		a, _ := plan(t0, wish{desired: d}, f, some)
+		d.Processes = rapid.Permutation(d.Processes).Draw(t, "order")
+		b, _ := plan(t0, wish{desired: d}, f, some)
+		if !slices.EqualFunc(a, b, func(x, y action) bool { return x.kind == y.kind && x.key == y.key }) {
+			t.Fatalf("%v, and then %v", a, b)
+		}
+	})
+}

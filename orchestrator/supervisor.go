@@ -1,0 +1,548 @@
+package orchestrator
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+)
+
+// Options say where and how to run. Times of zero get their defaults.
+type Options struct {
+	// Dir is the runtime folder, shared with the manager.
+	Dir string
+	Log zerolog.Logger
+	// Self is the path of this binary, whose verb `if` runs where a process has no
+	// command of its own.
+	Self string
+	// ReservedCPUs is how many CPUs are the manager's; 0 leaves it to SplitCPUs.
+	ReservedCPUs int
+	// CPUs are those of the inference functions, where SplitCPUs is not asked.
+	CPUs []int
+	// Mechanism forces how shares are held ("cgroup-v2", "cgroup-v1", "governor");
+	// empty takes the first that works, in this order.
+	Mechanism string
+
+	HandshakeTimeout time.Duration // spawn to handshake; default 10 s
+	LoadTimeout      time.Duration // spawn to loaded, and waking to ready; default 2 min
+	DrainTimeout     time.Duration // drain to SIGTERM; default 5 s
+	TermTimeout      time.Duration // SIGTERM to SIGKILL; default 2 s
+
+	// For the tests of this package.
+	spawner spawner
+	shares  shares
+}
+
+// Defaults. A program needs no time for its handshake, but a busy machine may
+// start it late. Loading is a framework's start and a model's file: 15 s in the
+// paper (3.2.3), with room. A batch in flight may last as long as the largest
+// objective, well below a second, and a drain takes two of them.
+const (
+	defaultHandshakeTimeout = 10 * time.Second
+	defaultLoadTimeout      = 2 * time.Minute
+	defaultDrainTimeout     = 5 * time.Second
+	defaultTermTimeout      = 2 * time.Second
+)
+
+// Run runs an orchestrator until ctx ends, then drains and ends all processes and
+// returns nil. An error is returned when it cannot begin.
+func Run(ctx context.Context, o Options) error {
+	if len(o.CPUs) == 0 {
+		_, o.CPUs = IFCPUs(o.ReservedCPUs)
+	}
+	if o.shares == nil {
+		s, err := openShares(o.Mechanism, len(o.CPUs), o.Log)
+		if err != nil {
+			return fmt.Errorf("open shares: %w", err)
+		}
+		o.shares = s
+	}
+	defer func() {
+		if err := o.shares.close(); err != nil {
+			o.Log.Warn().Err(err).Msg("close shares")
+		}
+	}()
+	if o.spawner == nil {
+		s, err := newExecSpawner(o.CPUs, o.Log)
+		if err != nil {
+			return fmt.Errorf("open spawner: %w", err)
+		}
+		o.spawner = s
+	}
+	defer o.spawner.close()
+	link, err := control.DialOrchestrator(o.Dir, o.Log)
+	if err != nil {
+		return err
+	}
+	defer link.Close()
+	o.Log.Info().Str("mechanism", o.shares.mechanism()).Ints("cpus", o.CPUs).Msg("orchestrator started")
+	newSupervisor(o, link).run(ctx)
+	return nil
+}
+
+// managerLink is what the supervisor needs of control.OrchestratorLink.
+type managerLink interface {
+	Desired() <-chan control.Desired
+	Publish(control.Observed) error
+}
+
+// supervisor is the circle of the package doc. All of it belongs to run's goroutine.
+type supervisor struct {
+	o      Options
+	limits limits
+	log    zerolog.Logger
+	link   managerLink
+	id     string
+	now    func() time.Time
+
+	wish       wish
+	heard      time.Time // when the manager was last heard
+	attachment string    // the manager's attach socket
+	ackSeq     uint64
+
+	managerID string
+	processes map[key]*child
+	past      map[key]bool
+	backoffs  map[place]*backoff
+	reports   chan report
+}
+
+// child is a process with all that is known of it.
+type child struct {
+	fact
+	desired   control.DesiredProcess
+	process   process // nil where it was never started
+	governor  bool    // its share is libml's to hold
+	notice    control.Notice
+	lastWords string // why it says that it ends
+	asked     string // why it was made to end, if it was
+	fault     string // what it did wrong, if it did
+	reason    string // once it has ended
+}
+
+// report is an event of one process.
+type report struct {
+	key   key
+	event event
+}
+
+func newSupervisor(o Options, link managerLink) *supervisor {
+	id := make([]byte, 8)
+	rand.Read(id)
+	or := func(d, otherwise time.Duration) time.Duration {
+		if d > 0 {
+			return d
+		}
+		return otherwise
+	}
+	return &supervisor{
+		o: o, log: o.Log, link: link, id: hex.EncodeToString(id), now: time.Now,
+		limits: limits{
+			handshake: or(o.HandshakeTimeout, defaultHandshakeTimeout),
+			load:      or(o.LoadTimeout, defaultLoadTimeout),
+			drain:     or(o.DrainTimeout, defaultDrainTimeout),
+			term:      or(o.TermTimeout, defaultTermTimeout),
+		},
+		processes: map[key]*child{},
+		past:      map[key]bool{},
+		backoffs:  map[place]*backoff{},
+		reports:   make(chan report),
+	}
+}
+
+// run goes round until ctx has ended and no process is left.
+func (s *supervisor) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	stop := ctx.Done()
+	for {
+		next := s.act()
+		s.publish()
+		if s.wish.ending && s.living() == 0 {
+			return
+		}
+		wait := time.Hour
+		if !next.IsZero() {
+			wait = next.Sub(s.now())
+		}
+		timer.Reset(max(wait, 0))
+		select {
+		case <-stop:
+			stop = nil
+			s.wish.ending = true
+			s.log.Info().Int("processes", s.living()).Msg("orchestrator drains")
+		case d, ok := <-s.link.Desired():
+			if ok {
+				s.hear(d)
+			}
+		case r := <-s.reports:
+			s.note(r)
+		case <-timer.C:
+		}
+	}
+}
+
+// hear takes the manager's word.
+func (s *supervisor) hear(d control.Desired) {
+	s.heard = s.now()
+	if w := s.wish.desired; w != nil && w.ManagerID == d.ManagerID && d.Seq < w.Seq {
+		return // an older word that came late
+	}
+	s.wish.desired = &d
+}
+
+// act carries plans out until there is nothing left to do, and says when there
+// will be.
+func (s *supervisor) act() (next time.Time) {
+	silentAt := s.heard.Add(control.SilentAfter)
+	if s.wish.desired != nil && !s.now().Before(silentAt) {
+		s.log.Warn().Dur("silent_ms", s.now().Sub(s.heard)).Int("processes", s.living()).Msg("manager is silent; ending its processes")
+		s.wish.desired = nil
+	}
+	for {
+		todo, due := plan(s.now(), s.wish, s.facts(), s.limits)
+		if len(todo) == 0 {
+			next = due
+			break
+		}
+		for _, a := range todo {
+			s.do(a)
+		}
+	}
+	if d := s.wish.desired; d != nil {
+		if d.ManagerID == s.managerID {
+			s.ackSeq = d.Seq
+		}
+		if next.IsZero() || silentAt.Before(next) {
+			next = silentAt
+		}
+	}
+	return next
+}
+
+func (s *supervisor) facts() facts {
+	f := facts{
+		managerID: s.managerID,
+		processes: make(map[key]fact, len(s.processes)),
+		past:      func(k key) bool { return s.past[k] },
+		held: func(p place) time.Time {
+			if b := s.backoffs[p]; b != nil {
+				return b.until
+			}
+			return time.Time{}
+		},
+	}
+	for k, c := range s.processes {
+		f.processes[k] = c.fact
+	}
+	return f
+}
+
+func (s *supervisor) do(a action) {
+	c := s.processes[a.key]
+	if a.kind != adopt {
+		e := s.log.Debug()
+		if a.fault != "" || a.kind == kill || a.kind == term {
+			e = s.log.Warn()
+		}
+		s.about(e, a.key).Stringer("do", a.kind).Str("why", a.why+a.fault).Msg("process")
+	}
+	switch a.kind {
+	case adopt:
+		s.managerID = s.wish.desired.ManagerID
+		s.attachment = s.wish.desired.AttachSocket
+		s.ackSeq = 0
+		clear(s.past)
+		clear(s.backoffs)
+		s.log.Info().Str("manager_id", s.managerID).Msg("manager has started")
+	case spawn:
+		s.spawn(a)
+	case bury:
+		s.processes[a.key] = &child{fact: fact{state: control.Stopped}, desired: a.wanted, reason: a.why}
+	case wake:
+		c.desired, c.woken = a.wanted, true
+		s.share(a.key, c, control.DoWake)
+	case reshare:
+		c.desired = a.wanted
+		s.share(a.key, c, control.DoShare)
+	case drain:
+		c.drained, c.asked = s.now(), a.why
+		s.order(a.key, c, control.Order{Do: control.DoDrain})
+	case term:
+		c.termed = s.now()
+		if c.asked == "" {
+			c.asked = a.why
+		}
+		c.process.signal(syscall.SIGTERM)
+	case kill:
+		s.kill(c, a.fault, a.why)
+	case forget:
+		delete(s.processes, a.key)
+		s.remember(a.key)
+	}
+}
+
+// kill makes a process end; its end comes as an event.
+func (s *supervisor) kill(c *child, fault, why string) {
+	c.killed = s.now()
+	if c.fault == "" {
+		c.fault = fault
+	}
+	if why != "" && c.asked == "" {
+		c.asked = why
+	}
+	c.process.signal(syscall.SIGKILL)
+}
+
+func (s *supervisor) spawn(a action) {
+	now := s.now()
+	c := &child{
+		fact:    fact{state: control.Starting, spawned: now, since: now, sharePercent: a.wanted.SharePercent},
+		desired: a.wanted,
+	}
+	s.processes[a.key] = c
+	command := a.wanted.Command
+	if len(command) == 0 {
+		command = []string{s.o.Self, "if"}
+	}
+	p, err := s.o.spawner.spawn(spec{
+		key: a.key, command: command, dir: a.wanted.Dir,
+		start: control.Start{
+			IF: a.key.name, Instance: a.key.instance, Generation: a.key.generation,
+			AttachSocket: s.attachment, CPUs: len(s.o.CPUs),
+		},
+	})
+	if err != nil {
+		c.reason = line(err.Error())
+		s.ended(a.key, c, control.Failed)
+		return
+	}
+	c.process = p
+	// Loading is work, too: from its first instant on a process has its share.
+	s.limit(a.key, c)
+	go func() {
+		for e := range p.events() {
+			s.reports <- report{a.key, e}
+		}
+	}()
+}
+
+// share writes the desired share and tells a process that is awake.
+func (s *supervisor) share(k key, c *child, do control.OrderKind) {
+	c.sharePercent = c.desired.SharePercent
+	s.limit(k, c)
+	if c.woken {
+		s.order(k, c, control.Order{Do: do, SharePercent: c.sharePercent, Governor: c.governor})
+	}
+}
+
+// limit writes c's share. Where no quota can be written libml holds it.
+func (s *supervisor) limit(k key, c *child) {
+	enforced, err := s.o.shares.apply(k, c.process.pid(), c.sharePercent)
+	if err != nil && !c.governor {
+		// The process may just have ended; then its end tells more.
+		s.about(s.log.Warn(), k).Err(err).Msg("no quota for the process; its governor holds the share")
+	}
+	c.governor = !enforced
+}
+
+func (s *supervisor) order(k key, c *child, o control.Order) {
+	if err := c.process.order(o); err != nil {
+		// One that is dying does not read: then its end says why. One that hangs
+		// would ignore the next order, too.
+		s.about(s.log.Warn(), k).Err(err).Str("order", string(o.Do)).Msg("process does not take its order")
+		s.kill(c, "it does not take orders: "+err.Error(), "")
+	}
+}
+
+// note takes what a process did.
+func (s *supervisor) note(r report) {
+	c := s.processes[r.key]
+	switch e := r.event; {
+	case e.notice != nil:
+		s.noteNotice(r.key, c, *e.notice)
+	case e.broken != nil:
+		if c.killed.IsZero() {
+			s.kill(c, "it broke the protocol: "+e.broken.Error(), "")
+		}
+	case e.exit != nil:
+		s.noteExit(r.key, c, *e.exit)
+	}
+}
+
+func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
+	c.shook = true
+	if n.State.Ended() {
+		// It says that it is about to end. Its end is believed when it is seen, and
+		// it gets no more time for it than a drained one.
+		c.lastWords = line(n.Reason)
+		if n.State == control.Failed && c.fault == "" {
+			c.fault = cmp.Or(c.lastWords, "it says that it failed")
+		}
+		if c.drained.IsZero() {
+			c.drained = s.now()
+		}
+		n.State = control.Draining
+	}
+	if !n.State.Follows(c.state) {
+		if c.killed.IsZero() {
+			s.kill(c, fmt.Sprintf("it broke the protocol: said %s after %s", n.State, c.state), "")
+		}
+		return
+	}
+	if n.State != c.state {
+		c.since = s.now()
+		s.about(s.log.Info(), k).Int("pid", c.process.pid()).Str("state", string(n.State)).Msg("process")
+	}
+	c.state = n.State
+	if n.PersistentBytes != 0 {
+		c.notice.PersistentBytes = n.PersistentBytes
+	}
+	if n.EphemeralBytes != 0 {
+		c.notice.EphemeralBytes = n.EphemeralBytes
+	}
+	if n.WarmupMillis != 0 {
+		c.notice.WarmupMillis = n.WarmupMillis
+	}
+	c.notice.Reason = line(n.Reason)
+}
+
+// noteExit judges how a process ended: as it was told to, or failed. A crash on
+// the way out is a failure, though it was asked to end: the manager asks as soon
+// as it sees the crash, which may be before this does.
+func (s *supervisor) noteExit(k key, c *child, e exit) {
+	if err := s.o.shares.remove(k); err != nil {
+		s.about(s.log.Warn(), k).Err(err).Msg("remove share")
+	}
+	ours := e.signal == syscall.SIGKILL && !c.killed.IsZero() || e.signal == syscall.SIGTERM && !c.termed.IsZero()
+	state := control.Failed
+	switch {
+	case c.fault != "":
+		c.reason = because(c.fault, e.String())
+	case c.asked != "" && e.clean():
+		state = control.Stopped
+		c.reason = c.asked
+	case c.asked != "" && ours:
+		state = control.Stopped
+		c.reason = c.asked + ", and was ended by " + e.signal.String()
+	case e.clean():
+		c.reason = because("it ended unasked", cmp.Or(c.lastWords, e.String()))
+	default:
+		c.reason = because(c.lastWords, e.String())
+	}
+	s.ended(k, c, state)
+}
+
+func (s *supervisor) ended(k key, c *child, state control.State) {
+	now := s.now()
+	lived := now.Sub(c.spawned)
+	c.state, c.since = state, now
+	b := s.backoffs[k.place()]
+	if b == nil {
+		b = &backoff{}
+		s.backoffs[k.place()] = b
+	}
+	b.ended(now, lived, state == control.Failed, c.reason)
+	e := s.log.Info()
+	if state == control.Failed {
+		e = s.log.Error()
+	}
+	if wait := b.until.Sub(now); wait > 0 {
+		e = e.Dur("backoff_ms", wait)
+	}
+	s.about(e, k).Str("state", string(state)).Str("reason", c.reason).Dur("lived_ms", lived).Msg("process ended")
+}
+
+// pastMost is how many ended generations of a place are remembered. A manager
+// never goes back; this is for one that repeats itself.
+const pastMost = 1024
+
+func (s *supervisor) remember(k key) {
+	s.past[k] = true
+	if k.generation > pastMost {
+		delete(s.past, key{k.name, k.instance, k.generation - pastMost})
+	}
+}
+
+func (s *supervisor) living() (n int) {
+	for _, c := range s.processes {
+		if !c.state.Ended() {
+			n++
+		}
+	}
+	return n
+}
+
+// publish tells the manager what is. Processes that wait for their backoff are
+// listed as starting, without a process id.
+func (s *supervisor) publish() {
+	o := control.Observed{
+		OrchestratorID: s.id, ManagerID: s.managerID, AckSeq: s.ackSeq,
+		Mechanism: s.o.shares.mechanism(), CPUs: len(s.o.CPUs),
+		Processes: make([]control.ObservedProcess, 0, len(s.processes)),
+	}
+	observe := func(k key) *control.ObservedProcess {
+		o.Processes = append(o.Processes, control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation})
+		return &o.Processes[len(o.Processes)-1]
+	}
+	if d := s.wish.desired; d != nil && d.ManagerID == s.managerID {
+		for _, p := range d.Processes {
+			k := keyOf(p)
+			if s.processes[k] != nil {
+				continue
+			}
+			q := observe(k)
+			q.State = control.Starting
+			if b := s.backoffs[k.place()]; b != nil && b.failures > 0 {
+				q.Reason = fmt.Sprintf("backoff: waits %v after %d early failures, the last: %s", b.delay(), b.failures, b.last)
+			}
+		}
+	}
+	for _, k := range sortedKeys(s.processes) {
+		c := s.processes[k]
+		q := observe(k)
+		q.State, q.SharePercent, q.Reason = c.state, c.sharePercent, c.notice.Reason
+		if c.process != nil {
+			q.PID = c.process.pid()
+		}
+		if c.state.Ended() {
+			q.Reason = c.reason
+		}
+		q.PersistentBytes, q.EphemeralBytes, q.WarmupMillis = c.notice.PersistentBytes, c.notice.EphemeralBytes, c.notice.WarmupMillis
+	}
+	if err := s.link.Publish(o); err != nil {
+		s.log.Error().Err(err).Msg("publish observed state")
+	}
+}
+
+func (s *supervisor) about(e *zerolog.Event, k key) *zerolog.Event {
+	return e.Str("if", k.name).Int("instance", k.instance).Uint32("generation", k.generation)
+}
+
+// maxReason bounds what a process can make the orchestrator repeat ten times a second.
+const maxReason = 1000
+
+// line makes text one line of bounded length.
+func line(text string) string {
+	text = strings.Join(strings.Fields(text), " ")
+	if len(text) > maxReason {
+		text = strings.ToValidUTF8(text[:maxReason], "") + "…"
+	}
+	return text
+}
+
+// because joins what happened and what it came from, unless the latter says both.
+func because(what, why string) string {
+	if what == "" || strings.Contains(why, what) {
+		return line(why)
+	}
+	return line(what + ": " + why)
+}
