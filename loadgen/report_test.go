@@ -32,7 +32,7 @@ func sample() *loadgen.Report {
 			ReferenceAccuracy: pointer(91.8), Labelled: 1000, Checked: 980, Wrong: 1, Differences: []string{"picture 3: place 1: class 4 with 0.9000, want 0.8000"},
 			OfferedRPS: 33.333, Unsent: 2, GaveUp: "no credit within the timeout", SendLagP99Millis: 0.15,
 			Stages:            map[string]loadgen.StageReport{"aggregate": {P50: 0.1, P99: 0.2}, "infer": {P50: 1, P99: 2}},
-			FirstSharePercent: pointer(25.0), SwapIdle: &control.IdleMicros{Last: 41, P50: 42.4, Max: 55}, KernelDrops: pointer(uint64(7)),
+			FirstSharePercent: pointer(25.0), SwapIdle: &control.IdleMicros{Count: 2, Last: 41, P50: 42.4, P99: 55, Max: 55}, KernelDrops: pointer(uint64(7)),
 			Answers: []answer.Answer{{Payload: []byte{1}}},
 		}, {
 			Name: "detect", SLOMillis: 400, Sent: 3, Unanswered: 3, Stages: map[string]loadgen.StageReport{},
@@ -93,7 +93,7 @@ func TestTableTellsWhatPeopleLookFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"97.50 %", "8.50", "9.75", "25.0 → 40.0 %", "42, max 55", "91.90 % (in process 91.80 %, 1000 images)",
+		"97.50 %", "8.50", "9.75", "25.0 → 40.0 %", "42, max 55", "91.90 % │", "91.80 % │", "fashion: the accuracy is of 1000 labelled pictures",
 		"fashion: 980 ok, 5 late, 1 incomplete, 4 busy, 2 refused, 3 failed, 5 unanswered",
 		"fashion: the client gave up (2 before sending): no credit within the timeout",
 		"fashion: the kernel dropped 7 datagrams",

@@ -20,9 +20,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 	t := table.NewWriter()
 	t.SetStyle(table.StyleRounded)
 	t.Style().Format.Header = text.FormatDefault
-	t.AppendHeader(table.Row{"function", "SLO ms", "sent", "answered", "within SLO", "p50 ms", "p99 ms", "p99.9 ms", "goodput /s", "batch", "share", "swaps", "idle µs", "lost", "accuracy"})
+	t.AppendHeader(table.Row{"function", "SLO ms", "sent", "answered", "within SLO", "p50 ms", "p99 ms", "p99.9 ms", "goodput /s", "batch", "share", "swaps", "idle µs", "lost", "accuracy", "in process"})
 	var right []table.ColumnConfig
-	for column := 2; column <= 15; column++ {
+	for column := 2; column <= 16; column++ {
 		right = append(right, table.ColumnConfig{Number: column, Align: text.AlignRight, AlignHeader: text.AlignRight})
 	}
 	t.SetColumnConfigs(right)
@@ -30,8 +30,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 		f := &r.Functions[i]
 		t.AppendRow(table.Row{
 			f.Name, number(f.SLOMillis), f.Sent, f.Answered, fixed(f.WithinSLO, 2) + " %",
-			fixed(f.P50Millis, 2), fixed(f.P99Millis, 2), fixed(f.P999Millis, 2), fixed(f.GoodputRPS, 1),
-			fixed(f.MeanBatch, 2), f.shares(), orUnknown(f.Swaps), f.idle(), orUnknown(f.Lost), f.accuracies(),
+			f.latency(f.P50Millis), f.latency(f.P99Millis), f.latency(f.P999Millis), fixed(f.GoodputRPS, 1),
+			fixed(f.MeanBatch, 2), f.shares(), orUnknown(f.Swaps), f.idle(), orUnknown(f.Lost),
+			percentOrEmpty(f.Accuracy), percentOrEmpty(f.ReferenceAccuracy),
 		})
 	}
 	lines := []string{t.Render()}
@@ -47,6 +48,14 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return nil
 }
 
+// latency is unknown when nothing was answered ok.
+func (f *FunctionReport) latency(millis float64) string {
+	if f.OK == 0 {
+		return unknown
+	}
+	return fixed(millis, 2)
+}
+
 // shares is the share at the beginning and at the end.
 func (f *FunctionReport) shares() string {
 	if f.SharePercent == nil {
@@ -59,25 +68,23 @@ func (f *FunctionReport) shares() string {
 	return last
 }
 
-// idle is the median and the longest time that swaps left work waiting.
+// idle is the median and the longest time that the ring stood still for a swap
+// with work waiting.
 func (f *FunctionReport) idle() string {
-	if f.SwapIdle == nil || f.Swaps == nil || *f.Swaps == 0 {
+	if f.SwapIdle == nil || f.SwapIdle.Count == 0 {
 		return unknown
 	}
-	if *f.Swaps == 1 {
+	if f.SwapIdle.Count == 1 {
 		return fixed(f.SwapIdle.Last, 0)
 	}
 	return fmt.Sprintf("%s, max %s", fixed(f.SwapIdle.P50, 0), fixed(f.SwapIdle.Max, 0))
 }
 
-func (f *FunctionReport) accuracies() string {
-	switch {
-	case f.Accuracy == nil:
+func percentOrEmpty(v *float64) string {
+	if v == nil {
 		return ""
-	case f.ReferenceAccuracy == nil:
-		return fixed(*f.Accuracy, 2) + " %"
 	}
-	return fmt.Sprintf("%s %% (in process %s %%, %d images)", fixed(*f.Accuracy, 2), fixed(*f.ReferenceAccuracy, 2), f.Labelled)
+	return fixed(*v, 2) + " %"
 }
 
 // remarks are lines for what is not as it should be, and for the answers'
@@ -100,6 +107,9 @@ func (f *FunctionReport) remarks() []string {
 	}
 	if len(others) > 0 {
 		add("%d ok, %s", f.OK, strings.Join(others, ", "))
+	}
+	if f.Accuracy != nil {
+		add("the accuracy is of %d labelled pictures", f.Labelled)
 	}
 	if f.GaveUp != "" {
 		add("the client gave up (%d before sending): %s", f.Unsent, f.GaveUp)
