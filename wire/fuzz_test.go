@@ -1,0 +1,149 @@
+package wire
+
+import (
+	"bytes"
+	"testing"
+)
+
+// addExamples seeds a decoder with every datagram of the standard.
+func addExamples(f *testing.F) {
+	for _, b := range examples() {
+		f.Add(b)
+	}
+}
+
+// FuzzDecodeHeader checks that what is accepted is what Put writes, lies within
+// its datagram, and is a piece of the split that PieceSize tells.
+func FuzzDecodeHeader(f *testing.F) {
+	addExamples(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := DecodeHeader(b)
+		if err != nil {
+			if ReasonOf(err) == ReasonNone {
+				t.Fatalf("error without a reason: %v", err)
+			}
+			return
+		}
+		var again [HeaderSize]byte
+		h.Put(again[:])
+		if !bytes.Equal(again[:], b[:HeaderSize]) {
+			t.Fatalf("% x is read and written back as % x", b[:HeaderSize], again)
+		}
+		if end := PayloadOffset(&h) + int(h.Length); end > len(b) || len(b)-end >= PaddingUnit {
+			t.Fatalf("payload of %+v ends at %d of %d", h, end, len(b))
+		}
+		if size := int(PieceSize(&h)); size != 0 && size <= MaxPieceBytes {
+			want := PieceHeader(h.Type, h.RequestID, int(h.Total), size, int(h.Index))
+			want.Flags |= h.Flags
+			if h != want {
+				t.Fatalf("got %+v, pieces of %d bytes make %+v", h, size, want)
+			}
+		}
+	})
+}
+
+// FuzzDecodeExtension checks that what is read survives being written.
+func FuzzDecodeExtension(f *testing.F) {
+	f.Add(exampleData(0, FlagExtension, &exampleExtension)[HeaderSize:])
+	f.Fuzz(func(t *testing.T, b []byte) {
+		e, err := DecodeExtension(b)
+		if err != nil {
+			return
+		}
+		var again [BlockSize]byte
+		e.Put(again[:])
+		if got, err := DecodeExtension(again[:]); err != nil || got != e {
+			t.Fatalf("got %+v, %v; want %+v", got, err, e)
+		}
+	})
+}
+
+// FuzzDecodeResult checks that what is accepted is what the encoder writes,
+// but for the reserved bytes.
+func FuzzDecodeResult(f *testing.F) {
+	addExamples(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, r, payload, err := DecodeResult(b)
+		if err != nil {
+			return
+		}
+		var again []byte
+		again = append(again, make([]byte, HeaderSize+BlockSize)...)
+		h.Put(again)
+		r.Put(again[HeaderSize:])
+		again = append(again, payload...)
+		want := bytes.Clone(b)
+		clear(want[HeaderSize+40 : HeaderSize+BlockSize])
+		if !bytes.Equal(again, want) {
+			t.Fatalf("% x is read and written back as % x", want, again)
+		}
+	})
+}
+
+// FuzzDecodeWish checks that the pieces named are the request's, ascending,
+// and that a wish encoded for them names the same.
+func FuzzDecodeWish(f *testing.F) {
+	addExamples(f)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		w, err := DecodeWish(b)
+		if err != nil {
+			return
+		}
+		present := make([]uint64, (int(w.Count)+63)/64)
+		for i := range present {
+			present[i] = ^uint64(0)
+		}
+		before, named := -1, missing(w)
+		for _, i := range named {
+			if i <= before || i >= int(w.Count) {
+				t.Fatalf("piece %d after %d of %d", i, before, w.Count)
+			}
+			present[i/64] &^= 1 << (i % 64)
+			before = i
+		}
+		var again []int
+		for next := 0; ; {
+			var d []byte
+			if d, next = AppendWish(nil, w.RequestID, w.Total, w.Count, present, next); d == nil {
+				break
+			}
+			one, err := DecodeWish(d)
+			if err != nil {
+				t.Fatalf("wish written back: %v", err)
+			}
+			again = append(again, missing(one)...)
+		}
+		if len(again) != len(named) || again[0] != named[0] || again[len(again)-1] != named[len(named)-1] {
+			t.Fatalf("named %v, written back %v", named, again)
+		}
+	})
+}
+
+// FuzzTopK, FuzzBoxes and FuzzRaw check that a payload that is accepted is
+// written back byte for byte, NaNs included.
+func FuzzTopK(f *testing.F) {
+	f.Add(AppendTopK(nil, exampleClasses))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if classes, err := DecodeTopK(nil, b); err == nil && !bytes.Equal(AppendTopK(nil, classes), b) {
+			t.Fatalf("% x is written back as % x", b, AppendTopK(nil, classes))
+		}
+	})
+}
+
+func FuzzBoxes(f *testing.F) {
+	f.Add(AppendBoxes(nil, exampleBoxes))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if boxes, err := DecodeBoxes(nil, b); err == nil && !bytes.Equal(AppendBoxes(nil, boxes), b) {
+			t.Fatalf("% x is written back as % x", b, AppendBoxes(nil, boxes))
+		}
+	})
+}
+
+func FuzzRaw(f *testing.F) {
+	f.Add(AppendRaw(nil, []float32{0, 1, -1}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if values, err := DecodeRaw(nil, b); err == nil && !bytes.Equal(AppendRaw(nil, values), b) {
+			t.Fatalf("% x is written back as % x", b, AppendRaw(nil, values))
+		}
+	})
+}

@@ -1,0 +1,173 @@
+package wire
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The golden bytes are the examples of docs/wire.md: blocks fenced as
+// "hexdump NAME".
+
+// The request of the examples: a picture of 40 bytes in pieces of 16.
+const (
+	exampleID    = 0x01020304
+	examplePiece = 16
+)
+
+func examplePicture() []byte {
+	b := make([]byte, 40)
+	for i := range b {
+		b[i] = 0x80 + byte(i)
+	}
+	return b
+}
+
+var exampleExtension = Extension{Deadline: 25 * time.Millisecond, Priority: 3, SentAt: 0x1122334455667788}
+
+var (
+	exampleClasses = []Class{{Class: 9, P: 0.75}, {Class: 258, P: 0.125}}
+	exampleTopK    = Result{
+		Status: StatusOK, Kind: KindTopK, Batch: 4, Credit: 7, ModelVersion: 2,
+		Aggregate: 300 * time.Microsecond, Queue: 1500 * time.Microsecond, Gather: 40 * time.Microsecond,
+		Infer: 2 * time.Millisecond, Reply: 15 * time.Microsecond, SentAt: 0x1122334455667788,
+	}
+	exampleBoxes      = []Box{{Class: 1, Score: 0.5, X0: 0, Y0: 0.25, X1: 0.5, Y1: 1}}
+	exampleBoxResult  = Result{Status: StatusOK, Kind: KindBoxes, Batch: 1, Credit: 64, ModelVersion: 1}
+	exampleIncomplete = Result{Status: StatusIncomplete, Credit: 8, Missing: 1, ModelVersion: 2, Aggregate: 6250 * time.Microsecond}
+	exampleBusy       = Result{Status: StatusBusy, ModelVersion: 2}
+)
+
+// exampleData is a data datagram as docs/wire.md tells a client to make it.
+func exampleData(index int, flags Flags, e *Extension) []byte {
+	picture := examplePicture()
+	h := PieceHeader(TypeData, exampleID, len(picture), examplePiece, index)
+	h.Flags |= flags
+	b := make([]byte, DatagramSize(&h))
+	h.Put(b)
+	if e != nil {
+		e.Put(b[HeaderSize:])
+	}
+	copy(b[PayloadOffset(&h):], picture[h.Offset:][:h.Length])
+	return b
+}
+
+// examples are all the golden datagrams, by name.
+func examples() map[string][]byte {
+	wish, _ := AppendWish(nil, exampleID, 40, 3, []uint64{0b101}, 0)
+	boxes := AppendBoxes(nil, exampleBoxes)
+	return map[string][]byte{
+		"data-first":    exampleData(0, FlagExtension, &exampleExtension),
+		"data-middle":   exampleData(1, 0, nil),
+		"data-last":     exampleData(2, 0, nil),
+		"data-again":    exampleData(1, FlagRetransmitted|FlagPadded, nil),
+		"wish":          wish,
+		"result":        AppendResult(nil, exampleID, &exampleTopK, AppendTopK(nil, exampleClasses), DefaultPieceBytes, 0, false),
+		"result-pieces": AppendResult(nil, exampleID, &exampleBoxResult, boxes, examplePiece, 1, true),
+		"incomplete":    AppendResult(nil, exampleID, &exampleIncomplete, nil, DefaultPieceBytes, 0, false),
+		"busy":          AppendResult(nil, exampleID, &exampleBusy, nil, DefaultPieceBytes, 0, false),
+	}
+}
+
+// dump writes b as docs/wire.md shows it.
+func dump(b []byte) string {
+	var s strings.Builder
+	for i, row := 0, 0; i < len(b); i, row = i+row, 0 {
+		row = min(16, len(b)-i)
+		fmt.Fprintf(&s, "%04x  % x\n", i, b[i:i+row])
+	}
+	return s.String()
+}
+
+// documented are the datagrams that docs/wire.md shows, by name.
+func documented(t *testing.T) map[string][]byte {
+	t.Helper()
+	page, err := os.ReadFile("../docs/wire.md")
+	if err != nil {
+		t.Fatalf("read the standard: %v", err)
+	}
+	block := regexp.MustCompile("(?ms)^```hexdump (\\S+)\n(.*?)^```")
+	shown := make(map[string][]byte)
+	for _, m := range block.FindAllStringSubmatch(string(page), -1) {
+		var b []byte
+		for line := range strings.Lines(m[2]) {
+			_, digits, _ := strings.Cut(line, "  ")
+			row, err := hex.DecodeString(strings.Join(strings.Fields(digits), ""))
+			if err != nil {
+				t.Fatalf("example %s: %v", m[1], err)
+			}
+			b = append(b, row...)
+		}
+		shown[m[1]] = b
+	}
+	return shown
+}
+
+func TestEncodersProduceTheBytesOfTheStandard(t *testing.T) {
+	shown := documented(t)
+	for name, want := range examples() {
+		if !bytes.Equal(shown[name], want) {
+			t.Errorf("docs/wire.md, example %s: the encoder makes\n%sthe page shows\n%s", name, dump(want), dump(shown[name]))
+		}
+		delete(shown, name)
+	}
+	for name := range shown {
+		t.Errorf("docs/wire.md shows %s, which no encoder is tested against", name)
+	}
+}
+
+func TestDecodersReadTheBytesOfTheStandard(t *testing.T) {
+	shown := documented(t)
+	header := func(typ Type, flags Flags, offset, total uint32, index, count, length uint16) Header {
+		return Header{Type: typ, Flags: flags, RequestID: exampleID, Offset: offset, Total: total, Index: index, Count: count, Length: length}
+	}
+	for name, want := range map[string]Header{
+		"data-first":    header(TypeData, FlagExtension, 0, 40, 0, 3, 16),
+		"data-middle":   header(TypeData, 0, 16, 40, 1, 3, 16),
+		"data-last":     header(TypeData, FlagLast, 32, 40, 2, 3, 8),
+		"data-again":    header(TypeData, FlagRetransmitted|FlagPadded, 16, 40, 1, 3, 16),
+		"wish":          header(TypeWish, 0, 0, 40, 0, 3, 5),
+		"result":        header(TypeResult, FlagLast, 0, 12, 0, 1, 12),
+		"result-pieces": header(TypeResult, FlagLast|FlagRetransmitted, 16, 22, 1, 2, 6),
+		"incomplete":    header(TypeResult, FlagLast, 0, 0, 0, 1, 0),
+		"busy":          header(TypeBusy, FlagLast, 0, 0, 0, 1, 0),
+	} {
+		b := shown[name]
+		got, err := DecodeHeader(b)
+		if err != nil || got != want {
+			t.Errorf("%s: got %+v, %v; want %+v", name, got, err, want)
+			continue
+		}
+		if got.Type == TypeData && !bytes.Equal(b[PayloadOffset(&got):][:got.Length], examplePicture()[got.Offset:][:got.Length]) {
+			t.Errorf("%s: the payload is not the picture's", name)
+		}
+	}
+
+	if e, err := DecodeExtension(shown["data-first"][HeaderSize:]); err != nil || e != exampleExtension {
+		t.Errorf("extension: got %+v, %v; want %+v", e, err, exampleExtension)
+	}
+	for name, want := range map[string]Result{
+		"result": exampleTopK, "result-pieces": exampleBoxResult, "incomplete": exampleIncomplete, "busy": exampleBusy,
+	} {
+		if _, got, _, err := DecodeResult(shown[name]); err != nil || got != want {
+			t.Errorf("%s: got %+v, %v; want %+v", name, got, err, want)
+		}
+	}
+	_, _, payload, _ := DecodeResult(shown["result"])
+	if classes, err := DecodeTopK(nil, payload); err != nil || !reflect.DeepEqual(classes, exampleClasses) {
+		t.Errorf("top-k: got %v, %v; want %v", classes, err, exampleClasses)
+	}
+	wish, err := DecodeWish(shown["wish"])
+	if err != nil || wish.RequestID != exampleID || wish.Total != 40 || wish.Count != 3 || !slices.Equal(missing(wish), []int{1}) {
+		t.Errorf("wish: got %+v naming %v, %v", wish, missing(wish), err)
+	}
+}
+
+func missing(w Wish) []int { return slices.Collect(w.Missing) }

@@ -1,0 +1,191 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// edit returns a copy of b with bytes overwritten from at.
+func edit(b []byte, at int, values ...byte) []byte {
+	c := append([]byte(nil), b...)
+	copy(c[at:], values)
+	return c
+}
+
+func TestDecodeHeaderNamesEachFault(t *testing.T) {
+	first, middle, last, alone := exampleData(0, FlagExtension, &exampleExtension), exampleData(1, 0, nil), exampleData(2, 0, nil), onePiece(24)
+	all := examples()
+	for _, c := range []struct {
+		name string
+		b    []byte
+		want error
+	}{
+		{"no bytes", nil, ErrShort},
+		{"one byte less than a header", middle[:HeaderSize-1], ErrShort},
+		{"another magic", edit(middle, 0, 'S', 'P'), ErrMagic},
+		{"version 0", edit(middle, 2, 0x01), ErrVersion},
+		{"version 2", edit(middle, 2, 0x21), ErrVersion},
+		{"type 0", edit(middle, 2, 0x10), ErrType},
+		{"type 5", edit(middle, 2, 0x15), ErrType},
+		{"type 15", edit(middle, 2, 0x1f), ErrType},
+		{"a reserved flag", edit(middle, 3, 0x10), ErrFlags},
+		{"an extension on a result", edit(all["result"], 3, byte(FlagLast|FlagExtension)), ErrFlags},
+		{"padding on a result", edit(all["result"], 3, byte(FlagLast|FlagPadded)), ErrFlags},
+		{"a flag on a wish", edit(all["wish"], 3, byte(FlagRetransmitted)), ErrFlags},
+		{"count 0", edit(middle, 18, 0, 0), ErrCount},
+		{"index equal to count", edit(middle, 16, 3, 0), ErrIndex},
+		{"index past count", edit(middle, 16, 0xff, 0xff), ErrIndex},
+		{"length 0", edit(middle[:HeaderSize], 20, 0, 0), ErrLength},
+		{"length past the datagram", edit(middle, 20, 17, 0), ErrLength},
+		{"extension flag without its bytes", edit(middle, 3, byte(FlagExtension)), ErrLength},
+		{"result cut within its block", all["busy"][:HeaderSize+BlockSize-1], ErrLength},
+		{"a byte after the payload", append(edit(middle, 0), 0), ErrTrailing},
+		{"padding announced and absent", edit(middle, 3, byte(FlagPadded)), ErrTrailing},
+		{"one byte of padding too many", append(edit(all["data-again"], 0), 0), ErrTrailing},
+		{"a data datagram of nothing", edit(alone[:HeaderSize], 12, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0), ErrTotal},
+		{"a piece past the total", edit(middle, 12, 31), ErrTotal},
+		{"a piece past the total, wrapping", edit(middle, 8, 0xff, 0xff, 0xff, 0xff), ErrTotal},
+		{"a busy answer with a payload", edit(all["busy"], 12, 1), ErrTotal},
+		{"no last flag on the last piece", edit(last, 3, 0), ErrLast},
+		{"a last flag on the first", edit(first, 3, byte(FlagLast|FlagExtension)), ErrLast},
+		{"offset not index times length", edit(middle, 8, 15), ErrOffset},
+		{"first piece with an offset", edit(first, 8, 16), ErrOffset},
+		{"only piece with an offset", edit(alone, 8, 1, 0, 0, 0, 25), ErrOffset},
+		{"last piece with an odd offset", edit(last, 8, 33, 0, 0, 0, 41), ErrOffset},
+		{"last piece with offset 0", edit(last, 8, 0, 0, 0, 0, 8), ErrOffset},
+		{"empty result with an offset", edit(all["busy"], 8, 1), ErrOffset},
+		{"more pieces than the total holds", edit(middle, 18, 4), ErrPieces},
+		{"fewer pieces than the total takes", edit(middle, 12, 49), ErrPieces},
+		{"last piece longer than the others", edit(last, 8, 2, 0, 0, 0, 10), ErrPieces},
+		{"last piece that is not the rest", edit(last, 12, 41), ErrPieces},
+		{"only piece that is not all", edit(alone, 12, 25), ErrPieces},
+		{"empty result in two pieces", edit(all["busy"], 3, 0, 4, 3, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2), ErrPieces},
+		{"wish with an index", edit(all["wish"], 16, 1), ErrIndex},
+		{"wish with an offset", edit(all["wish"], 8, 1), ErrOffset},
+		{"wish for nothing", edit(all["wish"], 12, 0), ErrTotal},
+		{"wish without a bitmap", edit(all["wish"][:HeaderSize+4], 20, 4), ErrLength},
+	} {
+		_, err := DecodeHeader(c.b)
+		if err != c.want {
+			t.Errorf("%s: got %v, want %v", c.name, err, c.want)
+		}
+	}
+}
+
+// onePiece is a request of n bytes in one datagram.
+func onePiece(n int) []byte {
+	h := PieceHeader(TypeData, exampleID, n, DefaultPieceBytes, 0)
+	b := make([]byte, DatagramSize(&h))
+	h.Put(b)
+	return b
+}
+
+// Whatever the values, a data header is accepted exactly when some piece size
+// makes that piece of that total.
+func TestDecodeHeaderAcceptsExactlyThePiecesOfSomeSplit(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		small := rapid.IntRange(0, 12)
+		h := Header{
+			Type:   TypeData,
+			Total:  uint32(small.Draw(t, "total")),
+			Index:  uint16(rapid.IntRange(0, 4).Draw(t, "index")),
+			Count:  uint16(rapid.IntRange(0, 5).Draw(t, "count")),
+			Offset: uint32(small.Draw(t, "offset")),
+			Length: uint16(rapid.IntRange(0, 6).Draw(t, "length")),
+		}
+		if rapid.Bool().Draw(t, "last") {
+			h.Flags |= FlagLast
+		}
+		possible := false
+		for size := 1; size <= 12; size++ {
+			if h.Total == 0 || int(h.Index) >= Pieces(int(h.Total), size) {
+				continue
+			}
+			if PieceHeader(TypeData, 0, int(h.Total), size, int(h.Index)) == h {
+				possible = true
+			}
+		}
+		b := make([]byte, DatagramSize(&h))
+		h.Put(b)
+		if _, err := DecodeHeader(b); (err == nil) != possible {
+			t.Fatalf("%+v: got %v, but a split that makes it exists: %v", h, err, possible)
+		}
+	})
+}
+
+func TestEveryPieceOfASplitIsAcceptedAndTellsThePieceSize(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size := rapid.IntRange(1, MaxPieceBytes).Draw(t, "pieceBytes")
+		total := rapid.IntRange(1, min(size*MaxPieces, 1<<32-1)).Draw(t, "total")
+		count := Pieces(total, size)
+		index := rapid.IntRange(0, count-1).Draw(t, "index")
+		h := PieceHeader(TypeData, rapid.Uint32().Draw(t, "id"), total, size, index)
+		h.Flags |= Flags(rapid.SampledFrom([]Flags{0, FlagPadded, FlagExtension, FlagPadded | FlagExtension}).Draw(t, "flags"))
+
+		b := make([]byte, HeaderSize)
+		h.Put(b)
+		got, err := CheckHeader(b, DatagramSize(&h))
+		if err != nil || got != h {
+			t.Fatalf("got %+v, %v; want %+v", got, err, h)
+		}
+		want := uint32(size)
+		if count == 1 {
+			want = uint32(total)
+		}
+		if PieceSize(&got) != want {
+			t.Fatalf("piece size of %+v: got %d, want %d", h, PieceSize(&got), want)
+		}
+	})
+}
+
+func TestPieceHeaderPanicsOnPiecesThatDoNotExist(t *testing.T) {
+	for _, c := range []struct{ total, pieceBytes, index int }{
+		{10, 5, 2}, {10, 5, -1}, {MaxPieces + 1, 1, 0}, {1 << 32, MaxPieceBytes, 0}, {10, MaxPieceBytes + 1, 0},
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%+v: no panic", c)
+				}
+			}()
+			PieceHeader(TypeData, 1, c.total, c.pieceBytes, c.index)
+		}()
+	}
+}
+
+func TestReasonOfFindsWrappedErrors(t *testing.T) {
+	if r := ReasonOf(fmt.Errorf("receive datagram: %w", ErrPieces)); r != ReasonPieces {
+		t.Errorf("got %v", r)
+	}
+	if r := ReasonOf(errors.New("another")); r != ReasonNone {
+		t.Errorf("another package's error: got %v", r)
+	}
+	if r := ReasonOf(nil); r != ReasonNone {
+		t.Errorf("no error: got %v", r)
+	}
+	words := make(map[string]bool)
+	for r := range NumReasons {
+		words[r.String()] = true
+	}
+	if len(words) != int(NumReasons) || words[""] {
+		t.Errorf("reasons share words, or have none: %v", words)
+	}
+}
+
+func TestSerialNumbersCompareRoundTheWrap(t *testing.T) {
+	for _, c := range []struct {
+		a, b uint32
+		want bool
+	}{
+		{0, 1, true}, {1, 0, false}, {5, 5, false},
+		{1<<32 - 1, 0, true}, {0, 1<<32 - 1, false},
+		{0, 1<<31 - 1, true}, {0, 1 << 31, false}, {1 << 31, 0, false}, {0, 1<<31 + 1, false},
+	} {
+		if got := SerialBefore(c.a, c.b); got != c.want {
+			t.Errorf("SerialBefore(%d, %d) is %v", c.a, c.b, got)
+		}
+	}
+}

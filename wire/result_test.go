@@ -1,0 +1,135 @@
+package wire
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func TestDecodeResultRefusesStatusesAndKindsThatContradict(t *testing.T) {
+	all := examples()
+	const status, kind = HeaderSize, HeaderSize + 1
+	for _, c := range []struct {
+		name string
+		b    []byte
+		want error
+	}{
+		{"a data datagram", all["data-middle"], ErrType},
+		{"a wish", all["wish"], ErrType},
+		{"an unknown status", edit(all["incomplete"], status, NumStatuses), ErrStatus},
+		{"busy in a result", edit(all["incomplete"], status, byte(StatusBusy)), ErrStatus},
+		{"ok in a busy answer", edit(all["busy"], status, byte(StatusOK)), ErrStatus},
+		{"a late answer with a payload", edit(all["result"], status, byte(StatusLate)), ErrStatus},
+		{"an unknown kind", edit(all["result"], kind, NumKinds), ErrKind},
+		{"a payload of no kind", edit(all["result"], kind, byte(KindNone)), ErrKind},
+	} {
+		if _, _, _, err := DecodeResult(c.b); err != c.want {
+			t.Errorf("%s: got %v, want %v", c.name, err, c.want)
+		}
+	}
+}
+
+func TestDecodeResultAcceptsAnEmptyListOfBoxes(t *testing.T) {
+	b := AppendResult(nil, 1, &Result{Status: StatusOK, Kind: KindBoxes}, nil, DefaultPieceBytes, 0, false)
+	if _, r, payload, err := DecodeResult(b); err != nil || r.Kind != KindBoxes || len(payload) != 0 {
+		t.Errorf("got %+v, %d bytes, %v", r, len(payload), err)
+	}
+}
+
+func TestReservedBytesAreIgnored(t *testing.T) {
+	first, result := exampleData(0, FlagExtension, &exampleExtension), examples()["result"]
+	for i := range 48 {
+		first[HeaderSize+16+i] = 0xaa
+	}
+	for i := range 24 {
+		result[HeaderSize+40+i] = 0xaa
+	}
+	if e, err := DecodeExtension(first[HeaderSize:]); err != nil || e != exampleExtension {
+		t.Errorf("extension: got %+v, %v", e, err)
+	}
+	if _, r, _, err := DecodeResult(result); err != nil || r != exampleTopK {
+		t.Errorf("result: got %+v, %v", r, err)
+	}
+}
+
+func TestTimesSaturateAndNeverTurnIntoNone(t *testing.T) {
+	b := make([]byte, BlockSize)
+	for _, c := range []struct{ deadline, want time.Duration }{
+		{0, 0},
+		{1, time.Microsecond}, // a deadline too short to say must not become "none"
+		{time.Microsecond, time.Microsecond},
+		{time.Microsecond + 1, 2 * time.Microsecond},
+		{-time.Second, 0},
+		{24 * time.Hour, (1<<32 - 1) * time.Microsecond},
+	} {
+		(&Extension{Deadline: c.deadline}).Put(b)
+		if e, _ := DecodeExtension(b); e.Deadline != c.want {
+			t.Errorf("deadline %v: got %v, want %v", c.deadline, e.Deadline, c.want)
+		}
+	}
+}
+
+func TestExtensionCutShortIsRefused(t *testing.T) {
+	if _, err := DecodeExtension(make([]byte, BlockSize-1)); err != ErrShort {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestAppendResultPanicsOnAPayloadThatCannotBe(t *testing.T) {
+	for _, r := range []Result{{Status: StatusLate, Kind: KindRaw}, {Status: StatusOK, Kind: KindNone}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%v with a payload of kind %v: no panic", r.Status, r.Kind)
+				}
+			}()
+			AppendResult(nil, 1, &r, []byte{1}, DefaultPieceBytes, 0, false)
+		}()
+	}
+}
+
+func TestPiecesOfAResultMakeItsPayload(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		payload := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "payload")
+		pieceBytes := rapid.IntRange(1, 350).Draw(t, "pieceBytes")
+		r := drawResult(t)
+		r.Status, r.Kind = StatusOK, KindRaw
+
+		var whole []byte
+		for i := range Pieces(len(payload), pieceBytes) {
+			b := AppendResult([]byte{1, 2, 3}, 77, &r, payload, pieceBytes, i, i%2 == 1)[3:]
+			h, got, piece, err := DecodeResult(b)
+			if err != nil || got != r {
+				t.Fatalf("piece %d: got %+v, %v; want %+v", i, got, err, r)
+			}
+			if int(h.Offset) != len(whole) || h.Flags&FlagRetransmitted != 0 != (i%2 == 1) {
+				t.Fatalf("piece %d: header %+v", i, h)
+			}
+			whole = append(whole, piece...)
+		}
+		if !bytes.Equal(whole, payload) {
+			t.Fatalf("got %x, want %x", whole, payload)
+		}
+	})
+}
+
+// drawResult draws a block that the wire carries without loss.
+func drawResult(t *rapid.T) Result {
+	stage := func(name string) time.Duration {
+		return time.Duration(rapid.Uint32().Draw(t, name)) * time.Microsecond
+	}
+	return Result{
+		Batch:        rapid.Uint16().Draw(t, "batch"),
+		Credit:       rapid.Uint16().Draw(t, "credit"),
+		Missing:      rapid.Uint16().Draw(t, "missing"),
+		ModelVersion: rapid.Uint32().Draw(t, "version"),
+		Aggregate:    stage("aggregate"),
+		Queue:        stage("queue"),
+		Gather:       stage("gather"),
+		Infer:        stage("infer"),
+		Reply:        stage("reply"),
+		SentAt:       rapid.Uint64().Draw(t, "sentAt"),
+	}
+}

@@ -1,0 +1,109 @@
+package wire
+
+import (
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestWishesNameExactlyTheAbsentPieces(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		count := rapid.OneOf(rapid.IntRange(1, 200), rapid.IntRange(1, MaxPieces)).Draw(t, "count")
+		present := make([]uint64, rapid.IntRange(0, (count+63)/64).Draw(t, "words"))
+		fill := rapid.SampledFrom([]uint64{0, ^uint64(0), 0x5555555555555555}).Draw(t, "fill")
+		for i := range present {
+			present[i] = fill
+		}
+		for _, i := range rapid.SliceOfN(rapid.IntRange(0, count-1), 0, 8).Draw(t, "flip") {
+			if i/64 < len(present) {
+				present[i/64] ^= 1 << (i % 64)
+			}
+		}
+		from := rapid.IntRange(0, count).Draw(t, "from")
+
+		var want, got []int
+		for i := from; i < count; i++ {
+			if i/64 >= len(present) || present[i/64]>>(i%64)&1 == 0 {
+				want = append(want, i)
+			}
+		}
+		for next := from; ; {
+			b, after := AppendWish(nil, 9, 1<<20, uint16(count), present, next)
+			if b == nil {
+				break
+			}
+			w, err := DecodeWish(b)
+			if err != nil {
+				t.Fatalf("wish from %d: %v", next, err)
+			}
+			if w.RequestID != 9 || w.Total != 1<<20 || int(w.Count) != count {
+				t.Fatalf("wish from %d: %+v", next, w)
+			}
+			if after <= next {
+				t.Fatalf("wish from %d goes on at %d", next, after)
+			}
+			got, next = append(got, missing(w)...), after
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("got %v, want %v", got, want)
+		}
+	})
+}
+
+func TestOneWishNamesAtMostItsBitmap(t *testing.T) {
+	b, next := AppendWish(nil, 1, 1<<20, 10000, nil, 3)
+	if len(b) != HeaderSize+4+MaxWishBytes || next != 8*MaxWishBytes {
+		t.Fatalf("%d bytes, next wish from %d", len(b), next)
+	}
+	if w, err := DecodeWish(b); err != nil || len(missing(w)) != 8*MaxWishBytes-3 {
+		t.Fatalf("%d pieces named, %v", len(missing(w)), err)
+	}
+}
+
+func TestAWishForNothingIsNotSent(t *testing.T) {
+	if b, next := AppendWish([]byte{7}, 1, 100, 3, []uint64{0b111}, 0); len(b) != 1 || next != 3 {
+		t.Errorf("got % x, %d", b, next)
+	}
+}
+
+func TestMissingStopsWhenAsked(t *testing.T) {
+	b, _ := AppendWish(nil, 1, 100, 50, nil, 0)
+	w, err := DecodeWish(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for i := range w.Missing {
+		if seen++; i == 4 {
+			break
+		}
+	}
+	if seen != 5 {
+		t.Errorf("saw %d pieces", seen)
+	}
+}
+
+func TestDecodeWishRefusesBitmapsThatContradict(t *testing.T) {
+	wish := examples()["wish"] // base 0, 2 bits, bitmap 0b10, of 3 pieces
+	const base, number, bitmap = HeaderSize, HeaderSize + 2, HeaderSize + 4
+	longer := append(edit(wish, 20, 6), 0)
+	for _, c := range []struct {
+		name string
+		b    []byte
+		want error
+	}{
+		{"a data datagram", examples()["data-middle"], ErrType},
+		{"no bits", edit(wish, number, 0), ErrWish},
+		{"fewer bitmap bytes than bits", edit(wish, number, 9), ErrWish},
+		{"more bitmap bytes than bits", longer, ErrWish},
+		{"a piece past the count", edit(wish, base, 2), ErrWish},
+		{"base and bits that wrap", edit(wish, base, 0xff, 0xff), ErrWish},
+		{"a bit past the last", edit(wish, bitmap, 0b110), ErrWish},
+		{"no piece named", edit(wish, bitmap, 0), ErrWish},
+	} {
+		if _, err := DecodeWish(c.b); err != c.want {
+			t.Errorf("%s: got %v, want %v", c.name, err, c.want)
+		}
+	}
+}
