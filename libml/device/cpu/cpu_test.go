@@ -1,0 +1,284 @@
+package cpu
+
+import (
+	"bytes"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/device/devicetest"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+)
+
+func TestCPUIsADevice(t *testing.T) {
+	devicetest.Run(t, func(in models.Input) (devicetest.Target, error) {
+		d, err := New(in, nil)
+		return devicetest.Target{Device: d, Read: bytes.Clone}, err
+	})
+}
+
+func TestAFaultyDeviceIsStillADevice(t *testing.T) {
+	devicetest.Run(t, func(in models.Input) (devicetest.Target, error) {
+		d, err := New(in, nil)
+		return devicetest.Target{Device: &devicetest.Faulty{Device: d}, Read: bytes.Clone}, err
+	})
+}
+
+// The suite cuts small pictures into crumbs; here they are large enough for the
+// kernels' unrolled loops and cut into packets of one size.
+func TestPacketsGatherLikeTheReference(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		in := devicetest.Inputs().Draw(t, "input")
+		in.WireType = models.U8
+		in.Height, in.Width = rapid.IntRange(1, 64).Draw(t, "rows"), rapid.IntRange(1, 64).Draw(t, "columns")
+		random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		picture := make([]byte, in.WireBytes())
+		for i := range picture {
+			picture[i] = byte(random.Uint32())
+		}
+		slab, req := packets(picture, rapid.IntRange(60, 1473).Draw(t, "payload"), 22)
+		random.Shuffle(len(req.Pieces), func(i, j int) { req.Pieces[i], req.Pieces[j] = req.Pieces[j], req.Pieces[i] })
+		d, err := New(in, [][]byte{slab})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := devicetest.Aligned(in.TensorBytes())
+		if err := d.Gather(0, got, []device.Request{req}, make([]bool, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, devicetest.Reference(in, picture)) {
+			t.Fatalf("gather of %+v differs from the reference", in)
+		}
+	})
+}
+
+// packets lays a picture out as GRO does: header, payload, header, payload.
+func packets(picture []byte, payload, header int) ([]byte, device.Request) {
+	var slab []byte
+	req := device.Request{Bytes: uint32(len(picture))}
+	for place := 0; place < len(picture); place += payload {
+		n := min(payload, len(picture)-place)
+		slab = append(slab, make([]byte, header)...)
+		req.Pieces = append(req.Pieces, shm.Piece{Offset: uint64(len(slab)), Place: uint32(place), Length: uint16(n)})
+		slab = append(slab, picture[place:place+n]...)
+	}
+	return slab, req
+}
+
+func TestEveryHalfSurvivesTheWayThereAndBack(t *testing.T) {
+	for h := range 1 << 16 {
+		h := uint16(h)
+		f := halfToFloat(h)
+		if want := devicetest.HalfValue(h); float64(f) != want && !(math.IsNaN(want) && math.IsNaN(float64(f))) {
+			t.Fatalf("halfToFloat(%#04x) = %v, want %v", h, f, want)
+		}
+		if got := floatToHalf(f); got != h {
+			t.Fatalf("%#04x comes back as %#04x", h, got)
+		}
+	}
+}
+
+func TestFloatToHalfRoundsToTheNearest(t *testing.T) {
+	compare := func(f float32) {
+		if got, want := floatToHalf(f), devicetest.NearestHalf(float64(f)); got != want {
+			t.Fatalf("floatToHalf(%v = %#x) = %#04x, want %#04x", f, math.Float32bits(f), got, want)
+		}
+	}
+	// Each half, half way to the next, and one f32 step to either side of both.
+	for h := range uint16(0x7c00) {
+		exact, middle := halfToFloat(h), (halfToFloat(h)+halfToFloat(h+1))/2
+		if h == 0x7bff {
+			middle = 65520
+		}
+		for _, f := range []float32{exact, middle} {
+			bits := math.Float32bits(f)
+			for _, b := range []uint32{bits, bits + 1, max(bits, 1) - 1} {
+				compare(math.Float32frombits(b))
+				compare(-math.Float32frombits(b))
+			}
+		}
+	}
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 1_000_000 {
+		if f := math.Float32frombits(random.Uint32()); f == f {
+			compare(f)
+		}
+	}
+	if h := floatToHalf(math.Float32frombits(0x7f800001)); h != 0x7e00 {
+		t.Errorf("a NaN whose payload does not fit becomes %#04x", h)
+	}
+}
+
+func TestBytesAreRoundedAndSaturated(t *testing.T) {
+	for f, want := range map[float32]uint8{-1: 0, 0.5: 0, 0.51: 1, 1.5: 2, 2.5: 2, 254.4: 254, 255: 255, 255.5: 255, 1e9: 255, -1e9: 0} {
+		if got := floatToByte(f); got != want {
+			t.Errorf("floatToByte(%v) = %d, want %d", f, got, want)
+		}
+	}
+	if got := floatToByte(float32(math.NaN())); got != 0 {
+		t.Errorf("floatToByte(NaN) = %d", got)
+	}
+}
+
+func TestNewRefusesInputsThatMakeNoSense(t *testing.T) {
+	sound := models.Input{
+		Height: 4, Width: 4, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW,
+		Mean: []float32{1, 2, 3}, Std: []float32{1, 2, 3},
+	}
+	if _, err := New(sound, nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(in *models.Input){
+		"wire type":       func(in *models.Input) { in.WireType = "u16" },
+		"tensor type":     func(in *models.Input) { in.TensorType = "" },
+		"wire layout":     func(in *models.Input) { in.WireLayout = "whc" },
+		"tensor layout":   func(in *models.Input) { in.TensorLayout = "" },
+		"no rows":         func(in *models.Input) { in.Height = 0 },
+		"negative width":  func(in *models.Input) { in.Width = -4 },
+		"too large":       func(in *models.Input) { in.Height, in.Width = 1<<20, 1<<20 },
+		"size that wraps": func(in *models.Input) { in.Height, in.Width, in.Channels = 1<<32, 1<<32, 4 },
+		"means missing":   func(in *models.Input) { in.Mean = nil },
+		"too few":         func(in *models.Input) { in.Mean, in.Std = in.Mean[:2], in.Std[:2] },
+		"std of zero":     func(in *models.Input) { in.Std = []float32{1, 0, 1} },
+		"mean not finite": func(in *models.Input) { in.Mean = []float32{1, float32(math.NaN()), 1} },
+	} {
+		in := sound
+		spoil(&in)
+		if _, err := New(in, nil); !errors.Is(err, ErrInput) {
+			t.Errorf("%s: New = %v", name, err)
+		}
+	}
+}
+
+func TestDirectPreparesOnePicture(t *testing.T) {
+	in := models.Input{
+		Height: 5, Width: 7, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW,
+		ReverseChannels: true, Mean: []float32{103.53, 116.28, 123.675}, Std: []float32{57.375, 57.12, 58.395},
+	}
+	picture := make([]byte, in.WireBytes())
+	for i := range picture {
+		picture[i] = byte(i * 7)
+	}
+	got := devicetest.Aligned(in.TensorBytes())
+	if err := Direct(in, picture, got); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, devicetest.Reference(in, picture)) {
+		t.Error("Direct differs from the reference")
+	}
+	if err := Direct(in, picture[1:], got); !errors.Is(err, device.ErrSize) {
+		t.Errorf("a picture that is too short: %v", err)
+	}
+	if err := Direct(in, picture, got[4:]); !errors.Is(err, ErrTensor) {
+		t.Errorf("a tensor that is too short: %v", err)
+	}
+	if err := Direct(in, picture, devicetest.Aligned(len(got) + 1)[1:]); !errors.Is(err, ErrTensor) {
+		t.Errorf("a tensor that is not aligned: %v", err)
+	}
+}
+
+func TestGatherAllocatesNothing(t *testing.T) {
+	for _, c := range cases() {
+		t.Run(c.name, func(t *testing.T) {
+			d, dst, reqs := c.open(t)
+			refused := make([]bool, len(reqs))
+			if n := testing.AllocsPerRun(5, func() {
+				if err := d.Gather(0, dst, reqs, refused); err != nil {
+					t.Fatal(err)
+				}
+			}); n != 0 {
+				t.Errorf("%v allocations", n)
+			}
+		})
+	}
+}
+
+// scene is an input as the models have them, in packets as GRO leaves them.
+type scene struct {
+	name string
+	in   models.Input
+}
+
+func cases() []scene {
+	sized := func(size, channels int, wire models.DType, to models.Layout, normalise bool) models.Input {
+		in := models.Input{
+			Height: size, Width: size, Channels: channels, WireType: wire, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: to,
+		}
+		for c := range channels {
+			if normalise {
+				in.Mean, in.Std = append(in.Mean, 127.5+float32(c)), append(in.Std, 127.5)
+			}
+		}
+		return in
+	}
+	half := sized(224, 3, models.U8, models.CHW, true)
+	half.TensorType = models.F16
+	reversed := sized(416, 3, models.U8, models.HWC, true)
+	reversed.ReverseChannels = true
+	alike := sized(128, 3, models.U8, models.HWC, true)
+	alike.Mean = []float32{127.5, 127.5, 127.5}
+	return []scene{
+		{"u8 hwc to f32 chw 416", sized(416, 3, models.U8, models.CHW, true)},
+		{"u8 hwc to f32 hwc 416 reversed", reversed},
+		{"u8 hwc to f32 hwc 416", sized(416, 3, models.U8, models.HWC, true)},
+		{"u8 hwc to f32 hwc 128 channels alike", alike},
+		{"u8 grey to f32 28", sized(28, 1, models.U8, models.CHW, true)},
+		{"u8 hwc to f16 chw 224", half},
+		{"f32 hwc to f32 chw 224", sized(224, 3, models.F32, models.CHW, true)},
+		{"f32 hwc to f32 hwc 224 copied", sized(224, 3, models.F32, models.HWC, false)},
+	}
+}
+
+func (s *scene) open(tb testing.TB) (*Device, []byte, []device.Request) {
+	tb.Helper()
+	const images, payload, header = 4, 1024, 22
+	var slab []byte
+	reqs := make([]device.Request, images)
+	for i := range reqs {
+		picture := make([]byte, s.in.WireBytes())
+		for j := range picture {
+			picture[j] = byte(j * (i + 3))
+		}
+		run, req := packets(picture, payload, header)
+		for j := range req.Pieces {
+			req.Pieces[j].Offset += uint64(len(slab))
+		}
+		slab = append(slab, run...)
+		reqs[i] = req
+	}
+	d, err := New(s.in, [][]byte{slab})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return d, devicetest.Aligned(images * s.in.TensorBytes()), reqs
+}
+
+// BenchmarkGather reports GB/s of picture bytes read; "floor" is a plain copy of
+// as many bytes as the tensor has, from one run to another.
+func BenchmarkGather(b *testing.B) {
+	for _, c := range cases() {
+		b.Run(c.name, func(b *testing.B) {
+			d, dst, reqs := c.open(b)
+			refused := make([]bool, len(reqs))
+			b.SetBytes(int64(len(reqs) * c.in.WireBytes()))
+			for b.Loop() {
+				if err := d.Gather(0, dst, reqs, refused); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(c.name+" floor", func(b *testing.B) {
+			_, dst, reqs := c.open(b)
+			src := devicetest.Aligned(len(dst))
+			b.SetBytes(int64(len(reqs) * c.in.WireBytes()))
+			for b.Loop() {
+				copy(dst, src)
+			}
+		})
+	}
+}

@@ -1,0 +1,19 @@
+package cpu
+
+import "unsafe"
+
+// element is a tensor element as bits: u8, f16, f32.
+type element interface{ uint8 | uint16 | uint32 }
+
+// view returns b as elements, in the machine's byte order, which is the
+// tensor's. b is aligned for E (see aligned); bytes past the last whole element
+// are left out. The view keeps b's memory alive no more and no less than b does.
+func view[E element](b []byte) []E {
+	var e E
+	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(e)))
+}
+
+// aligned reports whether b starts at a multiple of n bytes.
+func aligned(b []byte, n int) bool {
+	return uintptr(unsafe.Pointer(unsafe.SliceData(b)))%uintptr(n) == 0
+}

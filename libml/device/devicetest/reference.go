@@ -1,0 +1,123 @@
+// Package devicetest holds what every device is tested with: a reference gather
+// that is slow and plain, one suite that compares a device with it bit for bit,
+// and a device that fails on purpose.
+package devicetest
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/penstock/penstock/models"
+)
+
+// Reference converts a picture as the definition has it, one tensor element
+// after the other: find the wire element that belongs there, read it, normalise
+// it in f32, round it to the tensor's type. It shares no code with any device.
+func Reference(in models.Input, picture []byte) []byte {
+	tensor := make([]byte, 0, in.TensorBytes())
+	element := func(channel, y, x int) {
+		wire := channel
+		if in.ReverseChannels {
+			wire = in.Channels - 1 - channel
+		}
+		at := (y*in.Width+x)*in.Channels + wire
+		if in.WireLayout == models.CHW {
+			at = (wire*in.Height+y)*in.Width + x
+		}
+		raw := picture[at*in.WireType.Bytes():][:in.WireType.Bytes()]
+		if len(in.Mean) == 0 && in.WireType == in.TensorType {
+			tensor = append(tensor, raw...) // nothing to compute: bits stay, in NaNs too
+			return
+		}
+		v := decode(in.WireType, raw)
+		if len(in.Mean) > 0 {
+			v = (v - in.Mean[channel]) / in.Std[channel]
+		}
+		tensor = encode(tensor, in.TensorType, v)
+	}
+	if in.TensorLayout == models.CHW {
+		for c := range in.Channels {
+			for y := range in.Height {
+				for x := range in.Width {
+					element(c, y, x)
+				}
+			}
+		}
+		return tensor
+	}
+	for y := range in.Height {
+		for x := range in.Width {
+			for c := range in.Channels {
+				element(c, y, x)
+			}
+		}
+	}
+	return tensor
+}
+
+func decode(t models.DType, raw []byte) float32 {
+	switch t {
+	case models.U8:
+		return float32(raw[0])
+	case models.F16:
+		return float32(HalfValue(binary.LittleEndian.Uint16(raw)))
+	default:
+		return math.Float32frombits(binary.LittleEndian.Uint32(raw))
+	}
+}
+
+func encode(to []byte, t models.DType, v float32) []byte {
+	switch t {
+	case models.U8:
+		r := math.RoundToEven(float64(v))
+		if !(r > 0) { // NaN too
+			r = 0
+		}
+		return append(to, byte(min(r, 255)))
+	case models.F16:
+		return binary.LittleEndian.AppendUint16(to, NearestHalf(float64(v)))
+	default:
+		return binary.LittleEndian.AppendUint32(to, math.Float32bits(v))
+	}
+}
+
+// HalfValue is the number that a binary16 stands for (IEEE 754-2008, 3.4).
+func HalfValue(h uint16) float64 {
+	sign, exponent, fraction := 1.0, int(h>>10&0x1f), float64(h&0x3ff)
+	if h&0x8000 != 0 {
+		sign = -1
+	}
+	switch exponent {
+	case 0:
+		return sign * math.Ldexp(fraction, -24)
+	case 31:
+		if fraction != 0 {
+			return math.NaN()
+		}
+		return math.Inf(int(sign))
+	}
+	return sign * math.Ldexp(1024+fraction, exponent-25)
+}
+
+// NearestHalf is the binary16 nearest to v, ties to even; every NaN is the
+// quiet one with no payload.
+func NearestHalf(v float64) uint16 {
+	if math.IsNaN(v) {
+		return 0x7e00
+	}
+	var sign uint16
+	if math.Signbit(v) {
+		sign, v = 0x8000, -v
+	}
+	_, exponent := math.Frexp(v)  // v = 0.5..1 * 2^exponent
+	step := max(exponent-11, -24) // 11 significant bits, or subnormal steps
+	n := math.RoundToEven(math.Ldexp(v, -step))
+	if v = math.Ldexp(n, step); v >= 65536 {
+		return sign | 0x7c00
+	}
+	if v < 0x1p-14 {
+		return sign | uint16(math.Ldexp(v, 24))
+	}
+	_, exponent = math.Frexp(v)
+	return sign | uint16(exponent+14)<<10 | uint16(math.Ldexp(v, 11-exponent))&0x3ff
+}
