@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"bytes"
 	_ "embed"
 	"fmt"
 	"math/bits"
@@ -21,6 +22,9 @@ import (
 //
 //go:embed demo.yaml
 var builtIn []byte
+
+// BuiltIn is the text of the built-in configuration, the caller's.
+func BuiltIn() []byte { return bytes.Clone(builtIn) }
 
 // Limits of a configuration: far above any node of use, low enough that a slip of
 // the pen takes no machine down.
@@ -149,7 +153,7 @@ func (a *Aggregate) decode(v document.Value) {
 	m := v.Map("slots", "deadline", "answered_for", "minimum_piece")
 	if s := m.May("slots"); !s.Absent() {
 		a.Slots = int(s.Int(minSlots, MaxSlots))
-		if bits.OnesCount(uint(a.Slots)) != 1 {
+		if bits.OnesCount(uint(a.Slots)) > 1 { // 0 was rejected already
 			s.Reject("is %d, want a power of two from %d to %d", a.Slots, minSlots, MaxSlots)
 		}
 	}

@@ -23,8 +23,10 @@ func (s *Status) Function(name string) (FunctionStatus, bool) {
 // FunctionStatus is one inference function, all its instances together.
 type FunctionStatus struct {
 	Name string `json:"name"`
-	// Port is the UDP port that was really bound.
-	Port int `json:"port"`
+	// Address and Port are where it listens; the port is the one that was really
+	// bound.
+	Address string `json:"address"`
+	Port    int    `json:"port"`
 	// SLOMillis is the latency objective in force.
 	SLOMillis float64 `json:"slo_ms"`
 	// SharePercent is the sum over the instances.
@@ -92,4 +94,9 @@ type InputStatus struct {
 	Height   int `json:"height"`
 	Width    int `json:"width"`
 	Channels int `json:"channels"`
+	// Bytes is the size of a request.
+	Bytes int `json:"bytes"`
+	// WireType and WireLayout are models.DType and models.Layout.
+	WireType   string `json:"type"`
+	WireLayout string `json:"layout"`
 }

@@ -1,0 +1,99 @@
+// Command callbacks is a model of its own making: a Go program that links libml,
+// fills in the six callbacks, and is started by the orchestrator as the card
+// beside it says. It answers with a picture's mean red, green and blue.
+//
+//	make examples
+//	bin/penstock if add colour --model examples/callbacks/card.yaml --port 5010
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/models"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	log := zerolog.New(os.Stderr).With().Timestamp().Logger()
+	build := func(*models.Card) (libml.Framework, error) { return &meanColour{batches: map[int]batch{}}, nil }
+	if err := libml.Run(ctx, log, build); err != nil {
+		fmt.Fprintln(os.Stderr, "callbacks:", err)
+		os.Exit(1)
+	}
+}
+
+// meanColour is the framework. It has nothing to load; a real one reads its
+// weights in LoadModel and puts them on the device in LinkModel.
+type meanColour struct {
+	pixels  int
+	batches map[int]batch // by size
+}
+
+// batch is what ConfigureBatch was told: libml's buffers, good until Deinit.
+type batch struct {
+	input  []byte // n pictures, u8, [H, W, 3]
+	output []byte // n times three f32
+}
+
+const channels = 3
+
+// Init checks the card: what the model can do is known here and nowhere else.
+func (m *meanColour) Init(env libml.Environment) error {
+	in := &env.Card.Input
+	if in.Channels != channels || in.TensorType != models.U8 || in.TensorLayout != models.HWC {
+		return fmt.Errorf("card asks for %d channels of %s in %s; this model takes %d of u8 in hwc",
+			in.Channels, in.TensorType, in.TensorLayout, channels)
+	}
+	if len(env.Card.Outputs) != 1 || env.Card.Outputs[0].Elements() != channels {
+		return errors.New("card must have one output of shape [3]")
+	}
+	m.pixels = in.Height * in.Width
+	return nil
+}
+
+// LoadModel has nothing to bring to host memory.
+func (m *meanColour) LoadModel() error { return nil }
+
+// LinkModel has nothing to put on the device.
+func (m *meanColour) LinkModel() (int64, error) { return 0, nil }
+
+// ConfigureBatch notes where a batch of n finds its pictures and leaves its
+// answers.
+func (m *meanColour) ConfigureBatch(_, n int, input []byte, outputs [][]byte) (int64, error) {
+	m.batches[n] = batch{input: input, output: outputs[0]}
+	return 0, nil
+}
+
+// InferBatch averages each channel of each picture, in 0..255.
+func (m *meanColour) InferBatch(_, n int) error {
+	b := m.batches[n]
+	size := m.pixels * channels
+	for i := range n {
+		var sum [channels]uint64
+		picture := b.input[i*size : (i+1)*size]
+		for p := 0; p < size; p += channels {
+			sum[0] += uint64(picture[p])
+			sum[1] += uint64(picture[p+1])
+			sum[2] += uint64(picture[p+2])
+		}
+		for c, s := range sum {
+			mean := float32(s) / float32(m.pixels)
+			binary.LittleEndian.PutUint32(b.output[(i*channels+c)*4:], math.Float32bits(mean))
+		}
+	}
+	return nil
+}
+
+// Deinit has nothing to give back.
+func (m *meanColour) Deinit() error { return nil }
