@@ -21,6 +21,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -83,7 +84,7 @@ func Parse(file string, data []byte) (*Document, error) {
 		return nil, d.syntax(err)
 	}
 	if len(parsed.Docs) > 1 {
-		at := parsed.Docs[1].GetToken()
+		at := parsed.Docs[1].Start // the ---; the document's own token may be missing
 		p := &Problem{File: file, Text: "second document begins; want one"}
 		if at != nil && at.Position != nil {
 			p.Line, p.Column = at.Position.Line, at.Position.Column
@@ -189,8 +190,15 @@ func (v Value) Absent() bool { return v.node == nil }
 // Reject notes that the value is wrong. The text says what it is and what would
 // be right.
 func (v Value) Reject(format string, args ...any) {
+	// What is quoted from the file may hold anything; a problem is one line.
+	text := strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return '�'
+		}
+		return r
+	}, fmt.Sprintf(format, args...))
 	v.doc.problems = append(v.doc.problems, &Problem{
-		File: v.doc.file, Line: v.line, Column: v.column, Field: v.field, Text: fmt.Sprintf(format, args...),
+		File: v.doc.file, Line: v.line, Column: v.column, Field: v.field, Text: text,
 	})
 }
 
@@ -231,6 +239,7 @@ func shorten(s string) string {
 type Map struct {
 	at     Value
 	values map[string]Value
+	meant  []string // keys that a misspelt one stands for
 }
 
 // Map reads a map that may have these keys and no others; a misspelt one is
@@ -258,6 +267,7 @@ func (v Value) Map(keys ...string) Map {
 		at := v.doc.value(i.Key(), v.field)
 		if !slices.Contains(keys, name.Value) {
 			at.Reject("unknown key %s%s", strconv.Quote(shorten(name.Value)), Meant(name.Value, keys))
+			m.meant = append(m.meant, nearest(name.Value, keys))
 			continue
 		}
 		if _, twice := m.values[name.Value]; twice {
@@ -291,10 +301,11 @@ func (m Map) May(key string) Value {
 }
 
 // Need is May for a key that must be there: what says what would be right.
-// Where the map itself is absent, nothing is noted: its own absence is.
+// Where the map itself is absent, or the key is there misspelt, that is noted
+// and no more.
 func (m Map) Need(key, what string) Value {
 	v := m.May(key)
-	if v.Absent() && !m.at.Absent() {
+	if v.Absent() && !m.at.Absent() && !slices.Contains(m.meant, key) {
 		if _, isMap := m.at.node.(ast.MapNode); isMap {
 			v.Reject("is missing, want %s", what)
 		}
@@ -525,21 +536,42 @@ func Meant(word string, words []string) string {
 	return "; known are " + strings.Join(words, ", ")
 }
 
-// meant finds the nearest word, no further than a third of its letters.
 func meant(word string, words []string) string {
+	if w := nearest(word, words); w != "" {
+		return fmt.Sprintf(", did you mean %q?", w)
+	}
+	return ""
+}
+
+// nearest finds the word that another is a slip of the pen from: no further than
+// a third of its letters, or the same letters in another order. It is empty where
+// there is none, or several as near.
+func nearest(word string, words []string) string {
 	const longest = 64 // the distance costs the product of the lengths
 	if len(word) > longest {
 		return ""
 	}
+	word = strings.ToLower(word)
 	best, distance := "", math.MaxInt
 	for _, w := range words {
-		n := fuzzy.LevenshteinDistance(strings.ToLower(word), w)
-		if n <= max(1, len(w)/3) && n < distance {
+		n := fuzzy.LevenshteinDistance(word, strings.ToLower(w))
+		if sameLetters(word, w) {
+			n = 1
+		}
+		switch {
+		case n > max(1, len(w)/3) || n > distance:
+		case n == distance:
+			best = ""
+		default:
 			best, distance = w, n
 		}
 	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf(", did you mean %q?", best)
+	return best
+}
+
+func sameLetters(a, b string) bool {
+	x, y := []byte(a), []byte(strings.ToLower(b))
+	slices.Sort(x)
+	slices.Sort(y)
+	return bytes.Equal(x, y)
 }

@@ -1,0 +1,484 @@
+package models
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/models/document"
+)
+
+// card is right; the tests spoil it.
+const card = `name: shapes
+version: 3
+framework: onnx
+model: model.onnx
+input:
+  name: image
+  size: [4, 6, 3]
+  wire: {type: u8, layout: hwc}
+  tensor: {type: f32, layout: chw}
+  reverse_channels: true
+  mean: [1, 2.5, 3]
+  std: [1, 2, 4.0]
+outputs:
+  - {name: prob, shape: [3]}
+batches: [1, 2, 4]
+slo: 25ms
+knee_percent: 30
+threads: 2
+decoder: {name: topk, k: 2}
+labels: [circle, square, "3"]
+`
+
+const boxCard = `name: boxes
+version: 1
+framework: onnx
+model: model.onnx
+input:
+  name: image
+  size: [32, 32, 3]
+  wire: {type: u8, layout: hwc}
+  tensor: {type: f32, layout: hwc}
+outputs:
+  - {name: scores, shape: [128, 2]}
+  - {name: places, shape: [128, 16]}
+  - {name: cells, shape: [16, 2]}
+  - {name: bins, shape: [16, 44]}
+slo: 1s
+decoder:
+  name: boxes
+  style: ssd-anchors
+  score_threshold: 0.5
+  scale: 32
+  grids:
+    - {size: 8, anchors: 2, scores: scores, boxes: places}
+labels: labels.txt
+`
+
+const dflDecoder = `decoder:
+  name: boxes
+  style: dfl
+  size: 32
+  bins: 11
+  levels:
+    - {stride: 8, classes: cells, boxes: bins}
+`
+
+// dflCard is boxCard with the other style.
+var dflCard = boxCard[:strings.Index(boxCard, "decoder:")] + dflDecoder
+
+const ownCard = `name: own
+version: 1
+command: [./program, --fast]
+input:
+  size: [2, 2, 1]
+  wire: {type: f32, layout: chw}
+  tensor: {type: f16, layout: chw}
+outputs: [{name: y, shape: [2, 2, 2]}]
+slo: 1m
+`
+
+// folder is where the test's cards lie, with the files that they name.
+func folder(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, content := range map[string]string{"model.onnx": "a model", "empty.onnx": "", "labels.txt": "cat\r\ndog\n", "program": "#!"} {
+		mode := os.FileMode(0o644)
+		if name == "program" {
+			mode = 0o755
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func read(t testing.TB, dir, text string) (*Card, error) {
+	t.Helper()
+	path := filepath.Join(dir, "card.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return ReadCard(path)
+}
+
+func TestReadCardUnderstandsEveryKey(t *testing.T) {
+	dir := folder(t)
+	got, err := read(t, dir, card)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Card{
+		Name: "shapes", Version: 3, Framework: "onnx", Model: filepath.Join(dir, "model.onnx"), Dir: dir,
+		Input: Input{
+			Name: "image", Height: 4, Width: 6, Channels: 3,
+			WireType: U8, WireLayout: HWC, TensorType: F32, TensorLayout: CHW,
+			ReverseChannels: true, Mean: []float32{1, 2.5, 3}, Std: []float32{1, 2, 4},
+		},
+		Outputs: []Output{{Name: "prob", Shape: []int64{3}}},
+		Batches: []int{1, 2, 4}, SLO: 25 * time.Millisecond, KneePercent: 30, Threads: 2,
+		Decoder: Decoder{Name: "topk", Params: map[string]any{"k": int64(2)}},
+		Labels:  []string{"circle", "square", "3"},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%+v, want\n%+v", got, want)
+	}
+}
+
+func TestReadCardFillsWhatIsLeftOut(t *testing.T) {
+	dir := folder(t)
+	got, err := read(t, dir, ownCard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &Card{
+		Name: "own", Version: 1, Command: []string{filepath.Join(dir, "program"), "--fast"}, Dir: dir,
+		Input:   Input{Height: 2, Width: 2, Channels: 1, WireType: F32, WireLayout: CHW, TensorType: F16, TensorLayout: CHW},
+		Outputs: []Output{{Name: "y", Shape: []int64{2, 2, 2}}},
+		Batches: []int{1}, SLO: time.Minute, Decoder: Decoder{Name: "raw", Params: map[string]any{}},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%+v, want\n%+v", got, want)
+	}
+}
+
+func TestReadCardTakesLabelsFromAFile(t *testing.T) {
+	got, err := read(t, folder(t), boxCard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"cat", "dog"}; !reflect.DeepEqual(got.Labels, want) {
+		t.Errorf("labels %q, want %q", got.Labels, want)
+	}
+}
+
+// spoiled is a card with one thing wrong.
+type spoiled struct {
+	name     string
+	card     string
+	old, new string // the edit
+	want     string // the start of the error's line after the folder, or what it holds
+	// deep is set for what no schema can see: files, sums, other fields.
+	deep bool
+}
+
+var spoiledCards = []spoiled{
+	{"a misspelt key", card, "slo: 25ms", "slos: 25ms", `card.yaml:16:1: unknown key "slos", did you mean "slo"?`, false},
+	{"a misspelt key inside", card, "  size:", "  siez:", `card.yaml:7:3: input: unknown key "siez", did you mean "size"?`, false},
+	{"a misspelt key in a flow map", card, "{type: u8,", "{typ: u8,", `card.yaml:8:10: input.wire: unknown key "typ", did you mean "type"?`, false},
+	{"a misspelt decoder's key", boxCard, "score_threshold", "score_treshold", `card.yaml:19:3: decoder: unknown key "score_treshold", did you mean "score_threshold"?`, false},
+	{"a key of another style", boxCard, "scale: 32", "scale: 32\n  bins: 11", `decoder: unknown key "bins"`, false},
+	{"a key from nowhere", card, "threads: 2", "colour: red", `unknown key "colour"; known are name, version`, false},
+	{"a key twice", card, "version: 3", "version: 3\nversion: 4", `card.yaml:3:1: mapping key "version" already defined`, true},
+	{"a key that is no word", card, "threads: 2", "2: 2", `card.yaml:18:1: key 2 is no plain word`, true},
+	{"no name", card, "name: shapes\n", "", `name: is missing, want lower case`, false},
+	{"an empty name", card, "name: shapes", `name: ""`, `name: is "", want lower case`, false},
+	{"a name in capitals", card, "name: shapes", "name: Shapes", `card.yaml:1:7: name: is "Shapes", want lower case`, false},
+	{"a name that is a path", card, "name: shapes", "name: ../shapes", `name: is "../shapes"`, false},
+	{"a name that is a number", card, "name: shapes", "name: 12", `name: is 12, want lower case`, false},
+	{"version 0", card, "version: 3", "version: 0", `card.yaml:2:10: version: is 0, want an integer from 1`, false},
+	{"a version too large", card, "version: 3", "version: 4294967296", `version: is 4294967296`, false},
+	{"half a version", card, "version: 3", "version: 1.5", `version: is 1.5, want an integer`, false},
+	{"a quoted version", card, "version: 3", `version: "3"`, `version: is "3", want an integer`, false},
+	{"an unknown framework", card, "framework: onnx", "framework: onxx", `framework: is "onxx", want onnx or null, did you mean "onnx"?`, false},
+	{"no program at all", card, "framework: onnx\n", "", `card.yaml:1:1: has neither framework (onnx, null) nor command`, false},
+	{"two programs", card, "framework: onnx", "framework: onnx\ncommand: [cat]", `command: stands beside framework`, false},
+	{"an empty command", ownCard, "[./program, --fast]", "[]", `command: is empty`, false},
+	{"a command that is a string", ownCard, "[./program, --fast]", "./program", `command: is "./program", want a program and its arguments`, false},
+	{"a program that is not there", ownCard, "./program", "./gone", `command[0]: program `, true},
+	{"a program that is not executable", ownCard, "./program", "./model.onnx", `is not executable`, true},
+	{"no model", card, "model: model.onnx\n", "", `model: is missing, want the model's file`, false},
+	{"a model that is not there", card, "model: model.onnx", "model: gone.onnx", `gone.onnx: no such file or directory`, true},
+	{"an empty model", card, "model: model.onnx", "model: empty.onnx", `empty.onnx is empty`, true},
+	{"a model that is a folder", card, "model: model.onnx", "model: .", `is no regular file`, true},
+	{"no input", card, card[strings.Index(card, "input:"):strings.Index(card, "outputs:")], "", `input: is missing`, false},
+	{"an input that is a list", card, card[strings.Index(card, "input:"):strings.Index(card, "outputs:")], "input: [1, 2]\n", `input: is a list of 2, want a map of name, size`, false},
+	{"an input without a name", card, "  name: image\n", "", `input.name: is missing`, false},
+	{"two dimensions", card, "[4, 6, 3]", "[4, 6]", `input.size: has 2 elements, want [height, width, channels]`, false},
+	{"a side of nothing", card, "[4, 6, 3]", "[0, 6, 3]", `card.yaml:7:10: input.size[0]: is 0, want an integer from 1 to 16384`, false},
+	{"a side too long", card, "[4, 6, 3]", "[4, 16385, 3]", `input.size[1]: is 16385`, false},
+	{"a picture too large", card, "[4, 6, 3]", "[16384, 16384, 3]", `is 805306368 bytes on the wire, want at most 67107840`, true},
+	{"an unknown type", card, "{type: u8,", "{type: u16,", `input.wire.type: is "u16", want u8, f16 or f32`, false},
+	{"an unknown layout", card, "layout: chw", "layout: cwh", `input.tensor.layout: is "cwh", want hwc or chw`, false},
+	{"no tensor", card, "  tensor: {type: f32, layout: chw}\n", "", `input.tensor: is missing`, false},
+	{"a wire without a layout", card, "{type: u8, layout: hwc}", "{type: u8}", `input.wire.layout: is missing`, false},
+	{"reversed in words", card, "reverse_channels: true", "reverse_channels: yes please", `input.reverse_channels: is "yes please", want true or false`, false},
+	{"one channel reversed", ownCard, "  wire:", "  reverse_channels: true\n  wire:", `reverse_channels: is true, want false`, true},
+	{"a mean too few", card, "[1, 2.5, 3]", "[1, 2.5]", `card.yaml:11:9: input.mean: has 2 elements, want 3, one a channel`, true},
+	{"a mean that is no number", card, "[1, 2.5, 3]", "[1, .nan, 3]", `input.mean[1]: is .nan, want a number`, true},
+	{"a mean without end", card, "[1, 2.5, 3]", "[1, .inf, 3]", `input.mean[1]: is .inf, want a number`, true},
+	{"a mean alone", card, "  std: [1, 2, 4.0]\n", "", `input.mean: stands without std`, false},
+	{"a deviation alone", card, "  mean: [1, 2.5, 3]\n", "", `input.std: stands without mean`, false},
+	{"a deviation of nothing", card, "[1, 2, 4.0]", "[1, 0, 4]", `card.yaml:12:12: input.std[1]: is 0, want a number from 1e-06`, false},
+	{"no outputs", card, "outputs:\n  - {name: prob, shape: [3]}", "outputs: []", `outputs: has 0 elements, want 1 to 32`, false},
+	{"an output without a shape", card, ", shape: [3]}", "}", `outputs[0].shape: is missing`, false},
+	{"a shape of nothing", card, "shape: [3]", "shape: []", `outputs[0].shape: has 0 dimensions`, false},
+	{"a negative dimension", card, "shape: [3]", "shape: [-1]", `outputs[0].shape[0]: is -1`, false},
+	{"a shape too large", card, "shape: [3]", "shape: [100000, 100000, 100000]", `outputs[0].shape: has more than 268435456 elements`, true},
+	{"an output twice", boxCard, "name: places", "name: scores", `"scores" stands twice`, true},
+	{"an output's name with a blank", card, "name: prob", "name: pr ob", `outputs[0].name: is "pr ob"`, false},
+	{"batches without 1", card, "batches: [1, 2, 4]", "batches: [2, 4]", `card.yaml:15:11: batches[0]: is 2, want 1`, false},
+	{"batches that fall", card, "batches: [1, 2, 4]", "batches: [1, 4, 2]", `batches[2]: is 2 after 4, want batch sizes, ascending`, true},
+	{"a batch twice", card, "batches: [1, 2, 4]", "batches: [1, 2, 2]", `batches[2]: is 2 after 2`, false},
+	{"no batches", card, "batches: [1, 2, 4]", "batches: []", `batches: has 0 elements`, false},
+	{"a batch of thousands", card, "batches: [1, 2, 4]", "batches: [1, 2000]", `batches[1]: is 2000`, false},
+	{"tensors too large", card, "shape: [3]", "shape: [100000000]", `card.yaml:15:10: batches: tensors of a batch of 4 take 1600001152 bytes, want at most`, true},
+	{"an objective without a unit", card, "slo: 25ms", "slo: 25", `card.yaml:16:6: slo: is 25, want a duration with its unit`, false},
+	{"an objective of nothing", card, "slo: 25ms", "slo: 0s", `slo: is "0s", want a duration with its unit from 1µs to 1h`, true},
+	{"a negative objective", card, "slo: 25ms", "slo: -25ms", `slo: is "-25ms"`, false},
+	{"no objective", card, "slo: 25ms\n", "", `slo: is missing`, false},
+	{"a knee past the end", card, "knee_percent: 30", "knee_percent: 130", `knee_percent: is 130, want a number from 0 to 100`, false},
+	{"negative threads", card, "threads: 2", "threads: -1", `threads: is -1`, false},
+	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want topk, boxes or raw, did you mean "topk"?`, false},
+	{"a decoder without a name", card, "{name: topk, k: 2}", "{k: 2}", `decoder.name: is missing`, false},
+	{"a decoder that is a word", card, "{name: topk, k: 2}", "topk", `decoder: is "topk", want a map`, false},
+	{"more answers than classes", card, "k: 2", "k: 4", `decoder.k: is 4, want an integer from 1 to 3`, true},
+	{"keys for raw", card, "{name: topk, k: 2}", "{name: raw, k: 2}", `decoder: unknown key "k"`, false},
+	{"an unknown style", boxCard, "ssd-anchors", "ssd", `decoder.style: is "ssd", want ssd-anchors or dfl`, false},
+	{"a threshold past 1", boxCard, "score_threshold: 0.5", "score_threshold: 50", `decoder.score_threshold: is 50, want a number from 0 to 1`, false},
+	{"no grids", boxCard, "    - {size: 8, anchors: 2, scores: scores, boxes: places}\n", "    []\n", `decoder.grids: is empty`, false},
+	{"an output that is not there", boxCard, "scores: scores", "scores: score", `card.yaml:22:37: decoder.grids[0].scores: no output is called "score", did you mean "scores"?`, true},
+	{"a grid of another size", boxCard, "anchors: 2", "anchors: 6", `scores has shape [128 2], want [384, at least 1]`, true},
+	{"scores and boxes swapped", boxCard, "scores: scores, boxes: places", "scores: places, boxes: scores", `scores has shape [128 2], want [128, at least 4]`, true},
+	{"no bins", dflCard, "  bins: 11\n", "", `decoder.bins: is missing`, false},
+	{"other bins", dflCard, "bins: 11", "bins: 8", `bins has shape [16 44], want 4 distances of 8 bins: 32`, true},
+	{"rows that differ", dflCard, "{name: cells, shape: [16, 2]}", "{name: cells, shape: [15, 2]}", `bins has 16 rows, cells has 15`, true},
+	{"a label too few", card, `[circle, square, "3"]`, "[circle, square]", `the outputs have 3 classes, the labels name 2`, true},
+	{"a label that is a number", card, `"3"]`, "3]", `labels[2]: is 3, want a name; quote it`, false},
+	{"labels that are not there", boxCard, "labels: labels.txt", "labels: gone.txt", `gone.txt: no such file`, true},
+	{"labels of a device", boxCard, "labels: labels.txt", "labels: /dev/zero", `/dev/zero is no regular file`, true},
+	{"an anchor and its alias", card, "slo: 25ms", "slo: &a 25ms", `slo: is an anchor, want a duration`, true},
+	{"a tag", card, "version: 3", "version: !!int 3", `version: is tagged, want an integer`, true},
+	{"a merge key", card, "threads: 2", "<<: {threads: 2}", `is no plain word`, true},
+	{"a second document", card, "labels:", "---\nlabels:", `second document`, true},
+	{"nothing", card, card, "", `card.yaml: is empty`, true},
+	{"a comment only", card, card, "# nothing\n", `card.yaml: is empty`, true},
+	{"no YAML", card, "slo: 25ms", "slo: [25ms", `card.yaml:`, true},
+	{"a zero byte", card, "slo", "s\x00lo", `not a text file`, true},
+	{"brackets without end", card, "slo: 25ms", "slo: " + strings.Repeat("[", 1000), `nests deeper than`, true},
+}
+
+func (s spoiled) text(t testing.TB) string {
+	t.Helper()
+	text := strings.Replace(s.card, s.old, s.new, 1)
+	if text == s.card {
+		t.Fatalf("the edit %q changes nothing", s.old)
+	}
+	return text
+}
+
+func TestReadCardSaysWhereAndWhatWouldBeRight(t *testing.T) {
+	for _, s := range spoiledCards {
+		t.Run(s.name, func(t *testing.T) {
+			dir := folder(t)
+			_, err := read(t, dir, s.text(t))
+			if err == nil {
+				t.Fatal("taken")
+			}
+			found := false
+			for line := range strings.SplitSeq(err.Error(), "\n") {
+				found = found || strings.Contains(line, s.want)
+				if !strings.HasPrefix(line, dir+"/card.yaml:") {
+					t.Errorf("line %q does not begin with the card", line)
+				}
+			}
+			if !found {
+				t.Errorf("got\n%v\nwant %s", err, s.want)
+			}
+			var p *document.Problem
+			if !errors.As(err, &p) {
+				t.Errorf("%T is no problem", err)
+			}
+		})
+	}
+}
+
+func TestReadCardReportsEverythingInTheOrderOfTheFile(t *testing.T) {
+	text := strings.NewReplacer("version: 3", "version: 0", "slo: 25ms", "slo: soon", "threads: 2", "thread: 2").Replace(card)
+	_, err := read(t, folder(t), text)
+	if err == nil {
+		t.Fatal("taken")
+	}
+	lines := strings.Split(err.Error(), "\n")
+	if len(lines) != 3 || !strings.Contains(lines[0], ":2:10: version") || !strings.Contains(lines[1], ":16:6: slo") || !strings.Contains(lines[2], `"thread"`) {
+		t.Errorf("got\n%v", err)
+	}
+}
+
+func TestReadCardOfAMissingFileIsNotExist(t *testing.T) {
+	_, err := ReadCard(filepath.Join(t.TempDir(), "gone.yaml"))
+	if !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := ReadCard("/dev/zero"); err == nil {
+		t.Error("read a device")
+	}
+}
+
+func TestReadDirReturnsTheRightCardsBesideWhatIsWrong(t *testing.T) {
+	dir := folder(t)
+	for name, text := range map[string]string{
+		"z.yaml":          strings.Replace(ownCard, "name: own", "name: zebra", 1),
+		"own/card.yaml":   strings.Replace(ownCard, "./program", "cat", 1),
+		"twice/card.yaml": strings.Replace(ownCard, "./program", "cat", 1),
+		"bad/card.yaml":   "name: bad\n",
+		"other/notes.txt": "no card",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cards, err := ReadDir(dir)
+	var names []string
+	for _, c := range cards {
+		names = append(names, c.Name)
+	}
+	if fmt.Sprint(names) != "[own zebra]" {
+		t.Errorf("cards %v", names)
+	}
+	for _, part := range []string{"bad/card.yaml:1:1: version: is missing", "twice/card.yaml: name own is " + filepath.Join(dir, "own/card.yaml") + "'s already"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("got %v, want %s", err, part)
+		}
+	}
+}
+
+// schema is configs/card.schema.json.
+func schema(t testing.TB) *jsonschema.Schema {
+	t.Helper()
+	s, err := jsonschema.NewCompiler().Compile("../configs/card.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// valid asks the schema about a card in YAML.
+func valid(t testing.TB, s *jsonschema.Schema, text string) error {
+	t.Helper()
+	doc, err := document.Parse("card.yaml", []byte(text))
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(doc.Root().Plain())
+	if err != nil {
+		return err
+	}
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	return s.Validate(value)
+}
+
+func TestTheSchemaAgreesWithTheReader(t *testing.T) {
+	s := schema(t)
+	for name, text := range map[string]string{"card": card, "boxCard": boxCard, "dflCard": dflCard, "ownCard": ownCard} {
+		if err := valid(t, s, text); err != nil {
+			t.Errorf("%s: the schema refuses what the reader takes: %v", name, err)
+		}
+		if _, err := read(t, folder(t), text); err != nil {
+			t.Errorf("%s: the reader refuses: %v", name, err)
+		}
+	}
+	for _, name := range []string{"face", "fashion", "detect"} {
+		text, err := os.ReadFile(filepath.Join("zoo", name, "card.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := valid(t, s, string(text)); err != nil {
+			t.Errorf("%s: the schema refuses what ships: %v", name, err)
+		}
+	}
+	for _, c := range spoiledCards {
+		if c.deep {
+			continue
+		}
+		if err := valid(t, s, c.text(t)); err == nil {
+			t.Errorf("%s: the schema takes what the reader refuses", c.name)
+		}
+	}
+}
+
+func TestTheSchemasBoundsAreTheReaders(t *testing.T) {
+	data, err := os.ReadFile("../configs/card.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, bound := range []int{MaxSide, MaxChannels, MaxBatchSize, MaxLadder, MaxOutputs, MaxRank, MaxLabels, MaxThreads, maxBoxes, MaxTensorBytes / 4} {
+		if !strings.Contains(string(data), fmt.Sprintf(`imum": %d`, bound)) && !strings.Contains(string(data), fmt.Sprintf(`Items": %d`, bound)) {
+			t.Errorf("no bound %d in the schema", bound)
+		}
+	}
+}
+
+// However a card is filled, a reader that takes it promises bounded products.
+func TestACardThatIsTakenHasBoundedBuffers(t *testing.T) {
+	dir := folder(t)
+	rapid.Check(t, func(rt *rapid.T) {
+		text := strings.NewReplacer(
+			"[4, 6, 3]", fmt.Sprint("[", rapid.IntRange(-1, 20000).Draw(rt, "h"), ", ", rapid.IntRange(-1, 20000).Draw(rt, "w"), ", 3]"),
+			"shape: [3]", fmt.Sprint("shape: [3, ", rapid.Int64Range(-1, 1<<40).Draw(rt, "d"), "]"),
+			"[1, 2, 4]", fmt.Sprint("[1, ", rapid.IntRange(-1, 5000).Draw(rt, "n"), "]"),
+			"labels: [circle, square, \"3\"]\n", "",
+		).Replace(card)
+		c, err := decodeCard(filepath.Join(dir, "card.yaml"), []byte(text))
+		if err != nil {
+			return
+		}
+		if n := c.TensorBytes(); n <= 0 || n > 2*MaxTensorBytes {
+			rt.Fatalf("tensors of %d bytes", n)
+		}
+		if n := c.Input.WireBytes(); n <= 0 || n > MaxRequestBytes {
+			rt.Fatalf("requests of %d bytes", n)
+		}
+	})
+}
+
+func FuzzReadCard(f *testing.F) {
+	for _, text := range []string{card, boxCard, dflCard, ownCard} {
+		f.Add([]byte(text))
+	}
+	for _, c := range spoiledCards {
+		f.Add([]byte(strings.Replace(c.card, c.old, c.new, 1)))
+	}
+	f.Add([]byte("0\n---"))
+	dir := folder(f)
+	path := filepath.Join(dir, "card.yaml")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := decodeCard(path, data)
+		if err != nil {
+			for line := range strings.SplitSeq(err.Error(), "\n") {
+				if !strings.HasPrefix(line, path+":") {
+					t.Errorf("line %q does not begin with the card", line)
+				}
+			}
+			return
+		}
+		if !NamePattern.MatchString(c.Name) || c.Version == 0 || c.SLO <= 0 || len(c.Batches) == 0 || c.Batches[0] != 1 || len(c.Outputs) == 0 {
+			t.Errorf("took %+v", c)
+		}
+		if (c.Framework == "") == (len(c.Command) == 0) || c.Framework == "onnx" && c.Model == "" {
+			t.Errorf("took a card that nothing runs: %+v", c)
+		}
+		if n := c.TensorBytes(); n <= 0 || n > 2*MaxTensorBytes {
+			t.Errorf("tensors of %d bytes", n)
+		}
+	})
+}
