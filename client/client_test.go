@@ -194,7 +194,7 @@ func TestEveryRequestEndsOnceAndRightOverABadNetwork(t *testing.T) {
 		e := newEnds()
 		c := dial(t, relay.Addr(), client.Options{Deliver: e.deliver, ResendAfter: 20 * time.Millisecond, NoSegmentation: !segmentation})
 		sizes := []int{100, 784, 5000, 49152, 150528}
-		const n = 200
+		const n = 100
 		pictures := make([][]byte, n)
 		for i := range pictures {
 			pictures[i] = picture(sizes[i%len(sizes)], uint64(i))

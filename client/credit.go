@@ -42,11 +42,10 @@ func (c *credit) may(now int64, inFlight int) (ok, probe bool) {
 
 // sent takes note of a request that may allowed.
 func (c *credit) sent(probe bool) {
-	if probe {
-		c.probeAt = 0
-		return
+	c.probeAt = 0
+	if !probe {
+		c.more--
 	}
-	c.more--
 }
 
 // answered takes note of an answer's credit, given that the manager had not

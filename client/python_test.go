@@ -37,9 +37,9 @@ func TestTheClientOfTheStandardWorks(t *testing.T) {
 		}
 	}
 
-	var got []byte
+	arrived := make(chan []byte, 1)
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
-		got = q.Picture
+		arrived <- q.Picture
 		topk := wire.AppendTopK(nil, []wire.Class{{Class: 9, P: 0.75}, {Class: 300, P: 0.125}})
 		return wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK, Batch: 4, ModelVersion: 2, Infer: 1500 * time.Microsecond}, topk, true
 	}, clienttest.ManagerOptions{PieceBytes: 5}) // the result is in three pieces
@@ -58,7 +58,7 @@ func TestTheClientOfTheStandardWorks(t *testing.T) {
 	if string(out) != want {
 		t.Errorf("it printed\n%swant\n%s", out, want)
 	}
-	if string(got) != string(sent) {
+	if got := <-arrived; string(got) != string(sent) {
 		t.Error("the picture arrived otherwise than it was sent")
 	}
 	if relay.Lost.Load() < 4 { // piece 70, and the answer's three

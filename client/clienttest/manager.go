@@ -47,7 +47,6 @@ type Manager struct {
 	requests map[key]*held
 	bad      []error
 	most     int
-	end      bool
 }
 
 // ManagerOptions say how a Manager behaves.
