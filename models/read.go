@@ -158,13 +158,17 @@ func (c *Card) decode(root document.Value) {
 // own program.
 func (c *Card) decodeProgram(m document.Map) {
 	framework, command := m.May("framework"), m.May("command")
+	// The framework null may stand without quotes.
+	named := !framework.Absent() || framework.SaysNull()
 	switch {
-	case framework.Absent() && command.Absent():
+	case !named && command.Absent():
 		m.At().Reject("has neither framework (%s) nor command (a program that links libml), want one", strings.Join(Frameworks, ", "))
-	case !framework.Absent() && !command.Absent():
+	case named && !command.Absent():
 		command.Reject("stands beside framework, want one of the two")
 	}
-	c.Framework = framework.Choice(Frameworks...)
+	if c.Framework = framework.Choice(Frameworks...); framework.SaysNull() {
+		c.Framework = "null"
+	}
 
 	const rule = "a program and its arguments, like [./my-if, --flag]"
 	words := command.List(rule)

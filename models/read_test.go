@@ -154,6 +154,22 @@ func TestReadCardFillsWhatIsLeftOut(t *testing.T) {
 	}
 }
 
+func TestTheFrameworkNullNeedsNoQuotes(t *testing.T) {
+	s := schema(t)
+	for _, word := range []string{`null`, `"null"`} {
+		text := strings.Replace(ownCard, "command: [./program, --fast]", "framework: "+word, 1)
+		if got, err := read(t, folder(t), text); err != nil || got.Framework != "null" {
+			t.Errorf("%s: %+v, %v", word, got, err)
+		}
+		if err := valid(t, s, text); err != nil {
+			t.Errorf("%s: the schema refuses: %v", word, err)
+		}
+	}
+	if _, err := read(t, folder(t), strings.Replace(ownCard, "command:", "framework: null\ncommand:", 1)); err == nil || !strings.Contains(err.Error(), "stands beside framework") {
+		t.Errorf("two programs: %v", err)
+	}
+}
+
 func TestReadCardTakesLabelsFromAFile(t *testing.T) {
 	got, err := read(t, folder(t), boxCard)
 	if err != nil {

@@ -161,14 +161,15 @@ func (d *Document) Err() error {
 type Value struct {
 	doc          *Document
 	node         ast.Node // nil: absent
+	null         bool     // absent, by the word null
 	field        string
 	line, column int
 }
 
 func (d *Document) value(node ast.Node, field string) Value {
 	v := Value{doc: d, node: node, field: field}
-	if _, null := node.(*ast.NullNode); null {
-		v.node = nil
+	if null, ok := node.(*ast.NullNode); ok {
+		v.node, v.null = nil, null.Token.Value == "null"
 	}
 	if at := node.GetToken(); at != nil && at.Position != nil {
 		v.line, v.column = at.Position.Line, at.Position.Column
@@ -186,6 +187,10 @@ func (d *Document) value(node ast.Node, field string) Value {
 
 // Absent reports whether nothing stands here, or null.
 func (v Value) Absent() bool { return v.node == nil }
+
+// SaysNull reports whether the word null stands here, which YAML takes for
+// nothing and a writer may mean for a name.
+func (v Value) SaysNull() bool { return v.null }
 
 // Reject notes that the value is wrong. The text says what it is and what would
 // be right.
