@@ -62,8 +62,8 @@ func Create(name string, size int, o Options) (*Region, error) {
 }
 
 func create(name string, size int, o Options) (*Region, error) {
-	if size <= 0 {
-		return nil, errors.New("size must be positive")
+	if size <= 0 || size > maxRegionBytes {
+		return nil, fmt.Errorf("size must be 1 to %d", maxRegionBytes)
 	}
 	if err := checkFileLimit(size); err != nil {
 		return nil, err
@@ -75,6 +75,9 @@ func create(name string, size int, o Options) (*Region, error) {
 			return r, nil
 		}
 	}
+	if err := checkMemory("/", size); err != nil {
+		return nil, err
+	}
 	r, err := createOn(name, size, os.Getpagesize(), 0, o)
 	if err == nil && o.HugePages {
 		// A hint only; kernels without huge pages for shared memory refuse it.
@@ -82,6 +85,10 @@ func create(name string, size int, o Options) (*Region, error) {
 	}
 	return r, err
 }
+
+// maxRegionBytes is more than any machine has, and little enough that sizes can
+// be rounded up without a thought.
+const maxRegionBytes = 1 << 46
 
 // hugePageBytes is the huge page that x86-64 and arm64 have in common.
 const hugePageBytes = 2 << 20
@@ -115,8 +122,7 @@ func createOn(name string, size, page, flags int, o Options) (r *Region, err err
 	if err := unix.Ftruncate(fd, int64(mapped)); err != nil {
 		return nil, fmt.Errorf("set size: %w", err)
 	}
-	// Takes every page now. tmpfs answers ENOSPC where the memory (or what the
-	// cgroup leaves of it) does not suffice.
+	// Takes every page now.
 	if err := ignoringEINTR(func() error { return unix.Fallocate(fd, 0, 0, int64(mapped)) }); err != nil {
 		return nil, fmt.Errorf("take memory: %w", err)
 	}
@@ -191,8 +197,8 @@ func Map(f *os.File, size int, writable bool) (*Region, error) {
 }
 
 func mapFile(f *os.File, size int, writable bool) (*Region, error) {
-	if size <= 0 {
-		return nil, errors.New("size must be positive")
+	if size <= 0 || size > maxRegionBytes {
+		return nil, fmt.Errorf("size must be 1 to %d", maxRegionBytes)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {

@@ -49,6 +49,9 @@ const MaxRuns = (MessageBytes+MinRunBytes-1)/MinRunBytes + 2
 // MinBytes is the smallest slab: room for a read beside what is held.
 const MinBytes = 4 * (MessageBytes + 1)
 
+// MaxBytes is the largest slab. Beyond it the account alone would be gigabytes.
+const MaxBytes = 1 << 40
+
 const (
 	granulesPerWord = 64
 	minRunGranules  = MinRunBytes / GranuleBytes
@@ -82,8 +85,8 @@ var _ shm.Memory = (*Slab)(nil)
 // New makes a slab of size bytes, rounded up to 4 KiB; other processes can only
 // read it.
 func New(name string, size int, hugePages bool) (*Slab, error) {
-	if size < MinBytes {
-		return nil, fmt.Errorf("make slab: %d bytes: want at least %d", size, MinBytes)
+	if size < MinBytes || size > MaxBytes {
+		return nil, fmt.Errorf("make slab: %d bytes: want at least %d, at most %d", size, MinBytes, MaxBytes)
 	}
 	const word = granulesPerWord * GranuleBytes
 	size = (size + word - 1) / word * word

@@ -1,0 +1,379 @@
+package slab
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/manager/source"
+)
+
+func newSlab(t *testing.T, size int) *Slab {
+	t.Helper()
+	s, err := New("test", size, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// model is a slab as a set of bytes.
+type model struct {
+	held    []bool
+	holders [][]source.Span
+}
+
+// granules counts granules with a held byte.
+func (m *model) granules() (n int) {
+	for g := 0; g < len(m.held); g += GranuleBytes {
+		for _, held := range m.held[g : g+GranuleBytes] {
+			if held {
+				n++
+				break
+			}
+		}
+	}
+	return n
+}
+
+func (m *model) set(span source.Span, held bool) {
+	for i := range span.Length {
+		m.held[span.Offset+uint64(i)] = held
+	}
+}
+
+// Whatever is held and released in whatever pieces, the slab agrees with a set of
+// bytes, and gives out only room in granules where nothing is held.
+func TestSlabAgreesWithASetOfBytes(t *testing.T) {
+	slab := newSlab(t, MinBytes)
+	rapid.Check(t, func(t *rapid.T) {
+		m := model{held: make([]bool, slab.Size())}
+		defer func() {
+			for _, spans := range m.holders {
+				slab.Release(spans)
+			}
+		}()
+		check := func() {
+			if want := uint64(m.granules() * GranuleBytes); slab.HeldBytes() != want {
+				t.Fatalf("%d bytes held, want %d", slab.HeldBytes(), want)
+			}
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"read": func(t *rapid.T) {
+				var runs [MaxRuns]source.Span
+				size := rapid.SampledFrom([]int{MessageBytes, 2048, 1, 9000}).Draw(t, "size")
+				from := uint64(rapid.IntRange(0, slab.Size()-1).Draw(t, "from"))
+				n, next := slab.Free(runs[:], from, size)
+				checkRuns(t, &m, runs[:n], from, next, size)
+				if n == 0 {
+					return
+				}
+				// Part of the room is filled with datagrams of one size.
+				fill := rapid.IntRange(1, size).Draw(t, "filled")
+				segment := rapid.IntRange(1, 3000).Draw(t, "segment")
+				filled := cutSpans(runs[:n], fill)
+				for _, span := range filled {
+					slab.Hold(span)
+					m.set(span, true)
+				}
+				for len(filled) > 0 {
+					datagram := cutSpans(filled, segment)
+					filled = rest(filled, segment)
+					m.holders = append(m.holders, datagram)
+				}
+			},
+			"release": func(t *rapid.T) {
+				if len(m.holders) == 0 {
+					t.Skip("nothing is held")
+				}
+				i := rapid.IntRange(0, len(m.holders)-1).Draw(t, "datagram")
+				slab.Release(m.holders[i])
+				for _, span := range m.holders[i] {
+					m.set(span, false)
+				}
+				m.holders = append(m.holders[:i], m.holders[i+1:]...)
+			},
+			"release joined": func(t *rapid.T) {
+				// Neighbours in memory go as one span.
+				for i := 0; i+1 < len(m.holders); i++ {
+					a, b := m.holders[i], m.holders[i+1]
+					last := a[len(a)-1]
+					if len(a) == 1 && len(b) == 1 && last.Offset+uint64(last.Length) == b[0].Offset {
+						both := source.Span{Offset: last.Offset, Length: last.Length + b[0].Length}
+						slab.Release([]source.Span{both})
+						m.set(both, false)
+						m.holders = append(m.holders[:i], m.holders[i+2:]...)
+						return
+					}
+				}
+				t.Skip("no neighbours")
+			},
+			"": func(t *rapid.T) { check() },
+		})
+	})
+	if slab.HeldBytes() != 0 {
+		t.Errorf("%d bytes held after every release", slab.HeldBytes())
+	}
+}
+
+// checkRuns checks what Free promises.
+func checkRuns(t *rapid.T, m *model, runs []source.Span, from, next uint64, size int) {
+	total := 0
+	at := from
+	for i, run := range runs {
+		if run.Offset < at {
+			t.Fatalf("run %d at %d begins before %d", i, run.Offset, at)
+		}
+		if last := i == len(runs)-1; !last && run.Length < MinRunBytes-FirstPlace {
+			t.Fatalf("run %d of %d has %d bytes", i, len(runs), run.Length)
+		}
+		if want := uint64(0); i > 0 && run.Offset%GranuleBytes != want || i == 0 && run.Offset%GranuleBytes != FirstPlace {
+			t.Fatalf("run %d begins at %d in its granule", i, run.Offset%GranuleBytes)
+		}
+		first := run.Offset &^ (GranuleBytes - 1)
+		at = run.Offset + uint64(run.Length)
+		for b := first; b < min(uint64(len(m.held)), (at+GranuleBytes-1)&^(GranuleBytes-1)); b++ {
+			if m.held[b] {
+				t.Fatalf("run %d gives out byte %d, whose granule is held", i, b)
+			}
+		}
+		total += int(run.Length)
+	}
+	if len(runs) > 0 && (total != size || next < at || next%GranuleBytes != 0) {
+		t.Fatalf("%d bytes of room for %d, next at %d after %d", total, size, next, at)
+	}
+}
+
+// cutSpans is the first n bytes of spans.
+func cutSpans(spans []source.Span, n int) (out []source.Span) {
+	for _, span := range spans {
+		if n == 0 {
+			break
+		}
+		span.Length = min(span.Length, uint32(n))
+		out = append(out, span)
+		n -= int(span.Length)
+	}
+	return out
+}
+
+// rest is what follows the first n bytes of spans.
+func rest(spans []source.Span, n int) (out []source.Span) {
+	for _, span := range spans {
+		cut := min(span.Length, uint32(n))
+		n -= int(cut)
+		if span.Length > cut {
+			out = append(out, source.Span{Offset: span.Offset + uint64(cut), Length: span.Length - cut})
+		}
+	}
+	return out
+}
+
+func TestFreeGivesTheLowestRoomFirst(t *testing.T) {
+	s := newSlab(t, MinBytes)
+	var runs [MaxRuns]source.Span
+	for i := range 3 {
+		n, _ := s.Free(runs[:], 0, 1000)
+		if n != 1 || runs[0].Offset != uint64(i*17*GranuleBytes+FirstPlace) {
+			t.Fatalf("read %d: %d runs, the first at %d", i, n, runs[0].Offset)
+		}
+		s.Hold(runs[0])
+	}
+	s.Release([]source.Span{{Offset: FirstPlace, Length: 1000}})
+	if n, _ := s.Free(runs[:], 0, 1000); n != 1 || runs[0].Offset != FirstPlace {
+		t.Errorf("after a release: %d runs, the first at %d", n, runs[0].Offset)
+	}
+}
+
+func TestFreeUsesHolesOfTheSmallestRun(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		hole  int // granules
+		found bool
+	}{{"2 KiB", minRunGranules, true}, {"a granule less", minRunGranules - 1, false}} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newSlab(t, 1<<20)
+			for g := 0; g < len(s.used); g += test.hole + 1 {
+				s.Hold(source.Span{Offset: uint64(g) * GranuleBytes, Length: 1})
+			}
+			var runs [MaxRuns]source.Span
+			if n, _ := s.Free(runs[:], 0, MessageBytes); (n > 0) != test.found {
+				t.Errorf("%d runs, want some: %v", n, test.found)
+			}
+		})
+	}
+}
+
+func TestReleasingTwicePanics(t *testing.T) {
+	for name, again := range map[string]source.Span{
+		"whole":         {Offset: 42, Length: 5000},
+		"one byte":      {Offset: 100, Length: 1},
+		"never held":    {Offset: 100000, Length: 200},
+		"half of it":    {Offset: 4000, Length: 5000},
+		"longer than 1": {Offset: 0, Length: 64 * 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSlab(t, MinBytes)
+			span := source.Span{Offset: 42, Length: 5000}
+			s.Hold(span)
+			s.Release([]source.Span{span})
+			defer func() {
+				if recover() != ErrReleasedTwice {
+					t.Error("nothing noticed")
+				}
+			}()
+			s.Release([]source.Span{again})
+		})
+	}
+}
+
+func TestPutKeepsBytesAndStraddlesWhenAsked(t *testing.T) {
+	s := newSlab(t, MinBytes)
+	payload := make([]byte, 3000)
+	for i := range payload {
+		payload[i] = byte(i * 7)
+	}
+	for _, straddle := range []int{0, 1, 64, 1500, 2999} {
+		t.Run(fmt.Sprint(straddle), func(t *testing.T) {
+			first, rest, ok := s.Put(payload, straddle)
+			if !ok {
+				t.Fatal("no room")
+			}
+			if straddle > 0 && int(first.Length) != straddle {
+				t.Errorf("%d bytes in the first span, want %d", first.Length, straddle)
+			}
+			if got := append(bytes.Clone(s.View(first)), s.View(rest)...); !bytes.Equal(got, payload) {
+				t.Error("other bytes came back")
+			}
+			s.Release([]source.Span{first, rest})
+			if s.HeldBytes() != 0 {
+				t.Errorf("%d bytes held", s.HeldBytes())
+			}
+		})
+	}
+}
+
+func TestPutStopsWhenFullAndGoesOnAfterARelease(t *testing.T) {
+	s := newSlab(t, MinBytes)
+	payload := make([]byte, 1000)
+	var held []source.Span
+	for {
+		first, rest, ok := s.Put(payload, 0)
+		if !ok {
+			break
+		}
+		held = append(held, first, rest)
+	}
+	if s.HeldBytes() < MinBytes*9/10 {
+		t.Errorf("full at %d of %d bytes", s.HeldBytes(), MinBytes)
+	}
+	if _, _, ok := s.Put(payload, 500); ok {
+		t.Error("a straddling payload fitted in a full slab")
+	}
+	s.Release(held[:1])
+	if _, _, ok := s.Put(payload, 0); !ok {
+		t.Error("no room after a release")
+	}
+}
+
+func TestJoinMakesOneSpanOfMany(t *testing.T) {
+	s := newSlab(t, MinBytes)
+	var parts []source.Span
+	var want []byte
+	for i := range 5 {
+		part := bytes.Repeat([]byte{byte(i)}, 900)
+		span, _, ok := s.Put(part, 0)
+		if !ok {
+			t.Fatal("no room")
+		}
+		parts, want = append(parts, span), append(want, part...)
+	}
+	whole, ok := s.Join(parts)
+	if !ok || !bytes.Equal(s.View(whole), want) {
+		t.Fatalf("joined: %v, %d bytes", ok, whole.Length)
+	}
+	s.Release([]source.Span{whole})
+	if s.HeldBytes() != 0 {
+		t.Errorf("%d bytes held", s.HeldBytes())
+	}
+}
+
+func TestReleaseFromManyGoroutinesBesideReading(t *testing.T) {
+	s := newSlab(t, 1<<20)
+	spans := make(chan source.Span, 256)
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			for span := range spans {
+				s.Release([]source.Span{span})
+			}
+		})
+	}
+	var runs [MaxRuns]source.Span
+	for range 20000 {
+		n, _ := s.Free(runs[:], 0, 1100)
+		for _, run := range runs[:n] {
+			s.Hold(run)
+			spans <- run
+		}
+	}
+	close(spans)
+	wg.Wait()
+	if s.HeldBytes() != 0 {
+		t.Errorf("%d bytes held", s.HeldBytes())
+	}
+}
+
+func TestHotPathDoesNotAllocate(t *testing.T) {
+	s := newSlab(t, 1<<20)
+	var runs [MaxRuns]source.Span
+	if n := testing.AllocsPerRun(100, func() {
+		n, _ := s.Free(runs[:], 0, MessageBytes)
+		for _, run := range runs[:n] {
+			s.Hold(run)
+		}
+		s.Release(runs[:n])
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestOthersCannotWriteTheSlab(t *testing.T) {
+	s := newSlab(t, MinBytes)
+	if mem, err := unix.Mmap(int(s.File().Fd()), 0, s.Size(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
+		unix.Munmap(mem)
+		t.Error("the slab's file could be mapped for writing")
+	}
+}
+
+func TestNewRefusesSizesThatCannotWork(t *testing.T) {
+	for _, size := range []int{-1, 0, MinBytes - 1, MaxBytes + 1, MaxBytes} {
+		before := len(openFiles(t))
+		if s, err := New("test", size, false); err == nil {
+			s.Close()
+			t.Errorf("%d bytes accepted", size)
+		}
+		if after := len(openFiles(t)); after != before {
+			t.Errorf("%d bytes: a file is left open", size)
+		}
+	}
+}
+
+func openFiles(t *testing.T) []os.DirEntry {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return entries
+}
