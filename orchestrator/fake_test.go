@@ -1,0 +1,391 @@
+package orchestrator
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/penstock/penstock/control"
+)
+
+// life is what a fake process does. The zero value is a good one in no time.
+type life struct {
+	refuse error // it cannot be started
+
+	handshake, load, link time.Duration // how long each takes
+	muteAt                control.State // it hangs instead of saying this, and whatever comes after
+	wrong                 control.State // it says this instead of loaded
+	nonsense              bool          // it says no notice at all instead of loaded
+	failsToLoad           string        // it says why, and exits
+
+	dies        time.Duration // after being started; 0: not by itself
+	how         exit
+	drains      time.Duration // how long it takes to end when asked
+	ignoreDrain bool
+	ignoreTerm  bool
+	deaf        bool // its orders are not taken
+
+	lingers time.Duration // how long even SIGKILL takes
+}
+
+// fakeSpawner makes processes that live as they are told. It runs in a synctest
+// bubble, on its time.
+type fakeSpawner struct {
+	lives func(spec) life // nil: all good
+
+	mu      sync.Mutex
+	started []*fakeProcess
+}
+
+var errNoProgram = errors.New("no such program")
+
+func (s *fakeSpawner) spawn(sp spec) (process, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := &fakeProcess{
+		spec: sp, id: 100 + len(s.started), born: time.Now(), living: true,
+		out: make(chan event), woken: make(chan struct{}), asked: make(chan struct{}),
+		told: make(chan struct{}), killed: make(chan struct{}),
+	}
+	if s.lives != nil {
+		p.life = s.lives(sp)
+	}
+	s.started = append(s.started, p)
+	if p.life.refuse != nil {
+		p.living = false
+		return nil, p.life.refuse
+	}
+	go p.run()
+	return p, nil
+}
+
+func (s *fakeSpawner) close() error {
+	if n := len(s.living()); n > 0 {
+		return fmt.Errorf("%d fake processes are left", n)
+	}
+	return nil
+}
+
+func (s *fakeSpawner) living() []*fakeProcess {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(s.started), func(p *fakeProcess) bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return !p.living
+	})
+}
+
+// generation finds the process that was started as such; nil if none was.
+func (s *fakeSpawner) generation(g uint32) *fakeProcess {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.started {
+		if p.spec.key.generation == g {
+			return p
+		}
+	}
+	return nil
+}
+
+type fakeProcess struct {
+	spec spec
+	life life
+	id   int
+	born time.Time
+	out  chan event
+
+	woken, asked, told, killed chan struct{}
+
+	mu      sync.Mutex
+	living  bool
+	orders  []control.Order
+	signals []syscall.Signal
+}
+
+func (p *fakeProcess) pid() int             { return p.id }
+func (p *fakeProcess) events() <-chan event { return p.out }
+
+func (p *fakeProcess) order(o control.Order) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.life.deaf {
+		return control.ErrSilent
+	}
+	p.orders = append(p.orders, o)
+	switch o.Do {
+	case control.DoWake:
+		close(p.woken) // twice would panic: it is to be woken once
+	case control.DoDrain:
+		close(p.asked)
+	}
+	return nil
+}
+
+func (p *fakeProcess) signal(sig syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.signals = append(p.signals, sig)
+	switch sig {
+	case syscall.SIGTERM:
+		close(p.told)
+	case syscall.SIGKILL:
+		close(p.killed)
+	}
+}
+
+func (p *fakeProcess) got() (orders []control.OrderKind, signals []syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, o := range p.orders {
+		orders = append(orders, o.Do)
+	}
+	return orders, slices.Clone(p.signals)
+}
+
+// run lives the life, and says at its end how it was.
+func (p *fakeProcess) run() {
+	end := p.live()
+	p.mu.Lock()
+	p.living = false
+	p.mu.Unlock()
+	p.out <- event{exit: &end}
+	close(p.out)
+}
+
+func (p *fakeProcess) live() exit {
+	end := make(chan exit, 8)
+	stop := make(chan struct{})
+	var death sync.WaitGroup
+	defer death.Wait()
+	defer close(stop)
+	after := func(trigger <-chan struct{}, delay time.Duration, e exit) {
+		death.Go(func() {
+			select {
+			case <-trigger:
+			case <-stop:
+				return
+			}
+			select {
+			case <-time.After(delay):
+				end <- e
+			case <-stop:
+			}
+		})
+	}
+	after(p.killed, p.life.lingers, exit{code: -1, signal: syscall.SIGKILL})
+	if !p.life.ignoreTerm {
+		after(p.told, 0, exit{code: -1, signal: syscall.SIGTERM})
+	}
+	if p.life.dies > 0 {
+		now := make(chan struct{})
+		close(now)
+		after(now, p.life.dies, p.life.how)
+	}
+	var life sync.WaitGroup
+	defer life.Wait()
+	ended := make(chan struct{})
+	defer close(ended)
+	life.Go(func() { p.speak(end, ended) })
+	return <-end
+}
+
+// speak says how far the process has come.
+func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
+	wait := func(d time.Duration, c <-chan struct{}) bool {
+		if c == nil {
+			closed := make(chan struct{})
+			close(closed)
+			c = closed
+		}
+		select {
+		case <-c:
+		case <-ended:
+			return false
+		}
+		select {
+		case <-time.After(d):
+			return true
+		case <-ended:
+			return false
+		}
+	}
+	mute := false
+	say := func(n control.Notice) {
+		mute = mute || n.State == p.life.muteAt
+		if !mute {
+			select {
+			case p.out <- event{notice: &n}:
+			case <-ended:
+			}
+		}
+	}
+	if !wait(p.life.handshake, nil) {
+		return
+	}
+	say(control.Notice{Version: control.Version, PID: p.id, State: control.Starting})
+	if !wait(p.life.load, nil) {
+		return
+	}
+	switch {
+	case p.life.failsToLoad != "":
+		say(control.Notice{State: control.Failed, Reason: p.life.failsToLoad})
+		end <- exit{code: 1}
+		return
+	case p.life.nonsense:
+		select {
+		case p.out <- event{broken: fmt.Errorf("read notice: %w", control.ErrBadMessage)}:
+		case <-ended:
+		}
+		return
+	case p.life.wrong != "":
+		say(control.Notice{State: control.Active})
+		say(control.Notice{State: p.life.wrong})
+		return
+	}
+	say(control.Notice{State: control.Loaded})
+	drain := func() {
+		say(control.Notice{State: control.Draining})
+		if wait(p.life.drains, nil) {
+			end <- exit{}
+		}
+	}
+	asked := p.asked
+	if p.life.ignoreDrain {
+		asked = nil
+	}
+	select {
+	case <-p.woken:
+	case <-asked:
+		drain()
+		return
+	case <-ended:
+		return
+	}
+	say(control.Notice{State: control.Linking})
+	if !wait(p.life.link, nil) {
+		return
+	}
+	say(control.Notice{State: control.Ready, PersistentBytes: 1000, EphemeralBytes: 200, WarmupMillis: 7})
+	say(control.Notice{State: control.Active})
+	select {
+	case <-asked:
+		drain()
+	case <-ended:
+	}
+}
+
+// fakeLink is the supervisor's end of a link: the node says the desired states
+// (and loses some), and it keeps the last that was published.
+type fakeLink struct {
+	desired chan control.Desired
+
+	mu   sync.Mutex
+	last control.Observed
+}
+
+func newFakeLink() *fakeLink { return &fakeLink{desired: make(chan control.Desired, 1)} }
+
+func (l *fakeLink) Desired() <-chan control.Desired { return l.desired }
+
+func (l *fakeLink) Publish(o control.Observed) error {
+	o.Version = control.Version
+	if err := o.Check(); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = o
+	return nil
+}
+
+func (l *fakeLink) observed() control.Observed {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last
+}
+
+// fakeShares notes what was applied; it refuses on wish, and complains of what is
+// applied to a process that was removed, or left behind.
+type fakeShares struct {
+	refuse func(key) bool
+
+	mu      sync.Mutex
+	percent map[key]float64
+	pids    map[key]int
+	removed map[int]bool
+	wrong   []string
+}
+
+var errNoQuota = errors.New("no quota")
+
+func newFakeShares() *fakeShares {
+	return &fakeShares{percent: map[key]float64{}, pids: map[key]int{}, removed: map[int]bool{}}
+}
+
+func (s *fakeShares) mechanism() string { return mechanismV1 }
+
+func (s *fakeShares) apply(k key, pid int, percent float64) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pids[k] = pid
+	if s.removed[pid] {
+		s.wrong = append(s.wrong, fmt.Sprintf("applied to %v after its end", k))
+	}
+	if s.refuse != nil && s.refuse(k) {
+		return false, errNoQuota
+	}
+	s.percent[k] = percent
+	return true, nil
+}
+
+func (s *fakeShares) remove(k key) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.removed[s.pids[k]] {
+		s.wrong = append(s.wrong, fmt.Sprintf("removed %v twice", k))
+	}
+	s.removed[s.pids[k]] = true
+	delete(s.percent, k)
+	return nil
+}
+
+func (s *fakeShares) close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k := range s.percent {
+		s.wrong = append(s.wrong, fmt.Sprintf("%v is left", k))
+	}
+	return nil
+}
+
+func (s *fakeShares) of(k key) float64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.percent[k]
+}
+
+var _ io.Writer = (*journal)(nil)
+
+// journal keeps the log for a failure's sake.
+type journal struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.text = append(j.text, p...)
+	return len(p), nil
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return string(j.text)
+}
