@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"io"
+	"regexp"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -71,6 +72,10 @@ const (
 	tailLineBytes = 200
 )
 
+// crash is how the Go runtime begins when it ends a process: by itself, or for a
+// signal.
+var crash = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z]+): `)
+
 type tail struct {
 	mu       sync.Mutex
 	kept     []string
@@ -93,7 +98,7 @@ func (t *tail) add(l string) {
 	if t.panicked {
 		return
 	}
-	t.panicked = strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ")
+	t.panicked = crash.MatchString(l)
 	if len(t.kept) == tailLines {
 		t.kept = t.kept[1:]
 	}

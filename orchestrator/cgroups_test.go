@@ -1,0 +1,260 @@
+package orchestrator
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+)
+
+// quotas opens the first mechanism that holds quotas here, of either version.
+func quotas(t *testing.T, cpus int) *cgroupShares {
+	t.Helper()
+	needQuotas(t)
+	s, err := openShares("", cpus, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.(*cgroupShares)
+	t.Cleanup(func() {
+		if err := c.close(); err != nil {
+			t.Error(err)
+		}
+		if left := ownGroups(); len(left) > 0 {
+			t.Errorf("groups are left: %v", left)
+		}
+	})
+	return c
+}
+
+func needQuotas(t *testing.T) {
+	t.Helper()
+	f := Probe()
+	if !f[0].Usable && !f[1].Usable {
+		t.Skipf("needs a writable cpu controller; this machine has none: %+v", f)
+	}
+}
+
+// sleeper is a process to be limited.
+func sleeper(t *testing.T) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { endProcess(cmd) })
+	return cmd
+}
+
+func endProcess(cmd *exec.Cmd) {
+	cmd.Process.Kill()
+	cmd.Wait()
+}
+
+func TestQuotaIsWrittenForTheProcess(t *testing.T) {
+	c := quotas(t, 2)
+	cmd := sleeper(t)
+	for _, percent := range []float64{30, 100, 1, 75, 0} {
+		enforced, err := c.apply(face1, cmd.Process.Pid, percent)
+		if err != nil || !enforced {
+			t.Fatalf("%v %%: %v, %v", percent, enforced, err)
+		}
+		got, err := c.groups[face1].get()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := quotaFor(percent, 2); got != want {
+			t.Errorf("%v %%: the kernel has %v in %v, want %v in %v", percent, got.runtime, got.period, want.runtime, want.period)
+		}
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name, _ := treeName(); !strings.Contains(string(b), name+"/face-0-1\n") {
+		t.Errorf("the process is in\n%s", b)
+	}
+	endProcess(cmd)
+	if err := c.remove(face1); err != nil {
+		t.Error(err)
+	}
+	if err := c.remove(face1); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+}
+
+func TestQuotaOfAProcessThatIsGoneIsAnError(t *testing.T) {
+	c := quotas(t, 1)
+	cmd := sleeper(t)
+	endProcess(cmd)
+	if enforced, err := c.apply(face1, cmd.Process.Pid, 30); err == nil || enforced {
+		t.Errorf("got %v, %v", enforced, err)
+	}
+	if len(c.groups) != 0 {
+		t.Error("its group is kept")
+	}
+}
+
+func TestTwoOrchestratorsDoNotSweepEachOther(t *testing.T) {
+	c := quotas(t, 1)
+	cmd := sleeper(t)
+	if _, err := c.apply(face1, cmd.Process.Pid, 30); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mounted(t) {
+		sweep(m.point, zerolog.Nop())
+	}
+	if _, err := c.groups[face1].get(); err != nil {
+		t.Errorf("it was swept: %v", err)
+	}
+	endProcess(cmd)
+	c.remove(face1)
+}
+
+func mounted(t *testing.T) []mount {
+	t.Helper()
+	mounts, err := cgroupMounts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mounts
+}
+
+func TestSweepRemovesWhatDeadOrchestratorsLeft(t *testing.T) {
+	dir := t.TempDir()
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	own, err := treeName()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, stays := range map[string]bool{
+		fmt.Sprintf("penstock-%d-1", dead.Process.Pid): false,
+		fmt.Sprintf("penstock-%d-1", os.Getpid()):      false, // a namesake: its start was another
+		own:            true,
+		"penstock":     true,
+		"penstock-1":   true,
+		"penstock-x-y": true,
+		"other":        true,
+	} {
+		group := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Join(group, "face-0-1"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		sweep(dir, zerolog.Nop())
+		if isDir(group) != stays {
+			t.Errorf("%s stays: %v, want %v", name, !stays, stays)
+		}
+	}
+}
+
+func TestProbeFindsWhatRunTakes(t *testing.T) {
+	findings := Probe()
+	if len(findings) != 3 || findings[2].Mechanism != mechanismGovernor || !findings[2].Usable {
+		t.Fatalf("found %+v", findings)
+	}
+	s, err := openShares("", 1, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	for _, f := range findings {
+		if f.Usable {
+			if f.Mechanism != s.mechanism() {
+				t.Errorf("Run takes %s, Probe found %+v", s.mechanism(), findings)
+			}
+			return
+		}
+		if f.Why == "" {
+			t.Errorf("%s is not usable, and nothing says why", f.Mechanism)
+		}
+	}
+}
+
+func TestReadMounts(t *testing.T) {
+	const text = `31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:7 master:1 - cgroup cgroup rw,cpu,cpuacct
+41 31 0:38 /docker/abc /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw,nsdelegate
+broken line
+`
+	got, err := readMounts(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []mount{
+		{"/sys/fs/cgroup/cpu,cpuacct", "/", "cgroup", "rw,cpu,cpuacct"},
+		{"/sys/fs/cgroup/unified", "/docker/abc", "cgroup2", "rw,nsdelegate"},
+	}
+	if len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
+		t.Errorf("read %+v, want %+v", got, want)
+	}
+	if !has(got[0].options, "cpu") || has(got[1].options, "cpu") {
+		t.Error("controllers are misread")
+	}
+}
+
+func TestOwnGroupIsFoundBelowAMount(t *testing.T) {
+	for _, c := range []struct{ root, own, want string }{
+		{"/", "/", "/"},
+		{"/", "/user.slice/session-1.scope", "/user.slice/session-1.scope"},
+		{"/docker/abc", "/docker/abc", "/"},
+		{"/docker/abc", "/docker/abc/x", "/x"},
+		{"/docker/abc", "/docker/abcd", "/"}, // not below it
+		{"/docker/abc", "/", "/"},
+	} {
+		if got := (mount{root: c.root}).under(c.own); got != c.want {
+			t.Errorf("%s below a mount of %s: %s, want %s", c.own, c.root, got, c.want)
+		}
+	}
+}
+
+func TestParseCPUMax(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want quota
+		ok   bool
+	}{
+		{"max 100000\n", quota{}, true},
+		{"1000 3334\n", quota{time.Millisecond, 3334 * time.Microsecond}, true},
+		{"1000", quota{}, false},
+		{"a 1", quota{}, false},
+		{"1 b", quota{}, false},
+	} {
+		if got, err := parseCPUMax(c.text); got != c.want || (err == nil) != c.ok {
+			t.Errorf("%q: %v, %v", c.text, got, err)
+		}
+	}
+}
+
+func TestRealProcessIsHeldToItsShare(t *testing.T) {
+	needQuotas(t)
+	n := aNode(t).run(func(o *Options) { o.Mechanism = "" })
+	n.want(n.child(1, control.Serve))
+	p := n.untilState(1, control.Active)
+	if n.last.Mechanism == mechanismGovernor || p.SharePercent != 30 {
+		t.Errorf("observed %+v", n.last)
+	}
+	groups := ownGroups()
+	if len(groups) != 1 {
+		t.Fatalf("groups %v", groups)
+	}
+	b, err := os.ReadFile(filepath.Join(groups[0], "face-0-1", "cgroup.procs"))
+	if err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(p.PID) {
+		t.Errorf("in its group is %q, %v; want %d", b, err, p.PID)
+	}
+	n.want(n.child(1, control.Kill))
+	n.untilState(1, control.Stopped)
+	if _, err := os.Stat(filepath.Join(groups[0], "face-0-1")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its group is left: %v", err)
+	}
+}

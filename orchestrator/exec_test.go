@@ -1,0 +1,397 @@
+package orchestrator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"encoding/json"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+)
+
+// realNode is an orchestrator of real processes with a manager's link to it.
+type realNode struct {
+	t       *testing.T
+	dir     string
+	self    string
+	log     *buffer
+	manager *control.ManagerLink
+	last    control.Observed
+	desired control.Desired
+}
+
+// aNode starts a manager's end only.
+func aNode(t *testing.T) *realNode {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &realNode{t: t, dir: dir, self: self, log: &buffer{}}
+	t.Cleanup(func() {
+		n.manager.Close()
+		os.RemoveAll(dir)
+		if t.Failed() {
+			t.Log(n.log.String())
+		}
+	})
+	n.startManager("first")
+	return n
+}
+
+// startManager starts the manager's end, or another one instead.
+func (n *realNode) startManager(id string) {
+	n.t.Helper()
+	if n.manager != nil {
+		n.manager.Close()
+	}
+	var err error
+	if n.manager, err = control.ListenManager(n.dir, zerolog.Nop()); err != nil {
+		n.t.Fatal(err)
+	}
+	n.desired = control.Desired{ManagerID: id, AttachSocket: filepath.Join(n.dir, "attach.sock")}
+	n.want()
+}
+
+// run runs the orchestrator in this process, until the test's end.
+func (n *realNode) run(edits ...func(*Options)) *realNode {
+	n.t.Helper()
+	o := Options{Log: zerolog.New(n.log), Self: n.self}
+	plainOptions{Dir: n.dir, Mechanism: mechanismGovernor}.to(&o)
+	for _, e := range edits {
+		e(&o)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- Run(ctx, o) }()
+	n.t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			n.t.Error(err)
+		}
+		if left := children(); len(left) > 0 {
+			n.t.Errorf("children %v are left", left)
+		}
+	})
+	return n
+}
+
+// child is a process of this test binary that behaves as how says.
+func (n *realNode) child(generation uint32, role control.Role, how ...string) control.DesiredProcess {
+	p := one(generation, role, 30)
+	p.Command = append([]string{n.self, "child"}, how...)
+	return p
+}
+
+func (n *realNode) want(processes ...control.DesiredProcess) {
+	n.t.Helper()
+	n.desired.Seq++
+	n.desired.Processes = processes
+	if err := n.manager.Publish(n.desired); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *realNode) until(what string, is func(control.Observed) bool) {
+	n.t.Helper()
+	timeout := time.After(patience)
+	for {
+		select {
+		case n.last = <-n.manager.Observed():
+			if n.last.ManagerID == n.desired.ManagerID && is(n.last) {
+				return
+			}
+		case <-timeout:
+			n.t.Fatalf("not after %v: %s; observed: %+v", patience, what, n.last)
+		}
+	}
+}
+
+func (n *realNode) untilState(generation uint32, state control.State) control.ObservedProcess {
+	n.t.Helper()
+	var found control.ObservedProcess
+	n.until(fmt.Sprintf("generation %d is %s", generation, state), func(o control.Observed) bool {
+		for _, p := range o.Processes {
+			if p.Generation == generation && p.State == state {
+				found = p
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+func (n *realNode) untilGone(pid int) {
+	n.t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		// A zombie whose parent is init, or another reaper, is gone for us.
+		if state := processState(pid); state == "" || state == "Z" {
+			return
+		}
+	}
+	n.t.Fatalf("process %d lives on", pid)
+}
+
+// processState is the letter of /proc/pid/stat; empty where there is no process.
+func processState(pid int) string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return ""
+	}
+	text := string(b)
+	return strings.Fields(text[strings.LastIndexByte(text, ')')+1:])[0]
+}
+
+func TestRealProcessLivesAndDrains(t *testing.T) {
+	n := aNode(t).run()
+	n.want(n.child(1, control.Shadow))
+	p := n.untilState(1, control.Loaded)
+	if processState(p.PID) == "" {
+		t.Errorf("there is no process %d", p.PID)
+	}
+	n.want(n.child(1, control.Serve))
+	n.untilState(1, control.Active)
+	n.want(n.child(1, control.Drain))
+	if p := n.untilState(1, control.Stopped); p.Reason != "the manager ordered it" {
+		t.Errorf("stopped: %s", p.Reason)
+	}
+	n.untilGone(p.PID)
+	n.want()
+	n.until("it is listed no more", func(o control.Observed) bool { return len(o.Processes) == 0 })
+	if !n.log.has(`"if":"face","instance":0,"generation":1,"stream":"stdout","message":"hello from face"`) {
+		t.Error("its output is not in the log")
+	}
+}
+
+func TestRealProcessRunsOnTheCPUsOfTheFunctions(t *testing.T) {
+	cpus := allowedCPUs()
+	last := cpus[len(cpus)-1]
+	n := aNode(t).run(func(o *Options) { o.CPUs = []int{last} })
+	n.want(n.child(1, control.Serve))
+	if p := n.untilState(1, control.Active); p.Reason != strconv.Itoa(last) {
+		t.Errorf("it may run on %s, want %d", p.Reason, last)
+	}
+	if n.last.CPUs != 1 {
+		t.Errorf("%d CPUs are observed", n.last.CPUs)
+	}
+	if got := allowedCPUs(); len(got) != len(cpus) {
+		t.Errorf("this process itself may run on %v only", got)
+	}
+}
+
+func TestRealProcessThatFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		how    []string
+		role   control.Role
+		reason string
+	}{
+		"exits at once":         {[]string{"exit3"}, control.Shadow, "exit status 3: cannot open model.onnx"},
+		"panics":                {[]string{"panic"}, control.Shadow, "exit status 2: panic: runtime error: index out of range"},
+		"crashes":               {[]string{"crash"}, control.Serve, "segmentation"},
+		"hangs in its start":    {[]string{"hang"}, control.Shadow, "no handshake within 500ms"},
+		"is of another version": {[]string{"future"}, control.Shadow, fmt.Sprintf("child speaks control version %d, this program speaks %d", control.Version+1, control.Version)},
+		"talks nonsense":        {[]string{"nonsense"}, control.Shadow, "it broke the protocol"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := aNode(t).run(func(o *Options) {
+				if c.how[0] == "hang" {
+					o.HandshakeTimeout = 500 * time.Millisecond
+				}
+			})
+			n.want(n.child(1, c.role, c.how...))
+			p := n.untilState(1, control.Failed)
+			if !strings.Contains(p.Reason, c.reason) {
+				t.Errorf("failed: %s; want %s in it", p.Reason, c.reason)
+			}
+			n.untilGone(p.PID)
+		})
+	}
+}
+
+func TestRealProgramThatIsNotThereFails(t *testing.T) {
+	n := aNode(t).run()
+	p := one(1, control.Shadow, 30)
+	p.Command = []string{"/nowhere/program"}
+	n.want(p)
+	if q := n.untilState(1, control.Failed); !strings.Contains(q.Reason, "/nowhere/program: no such file") {
+		t.Errorf("failed: %s", q.Reason)
+	}
+}
+
+func TestRealProcessThatDoesNotListen(t *testing.T) {
+	const soon = 100 * time.Millisecond
+	for name, c := range map[string]struct {
+		how    []string
+		drain  time.Duration
+		term   time.Duration
+		reason string
+	}{
+		"to drain is terminated": {[]string{"ignoreDrain"}, soon, patience, "ended by terminated"},
+		"to TERM is killed":      {[]string{"ignoreDrain", "ignoreTERM"}, soon, soon, "ended by killed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := aNode(t).run(func(o *Options) { o.DrainTimeout, o.TermTimeout = c.drain, c.term })
+			n.want(n.child(1, control.Serve, c.how...))
+			n.untilState(1, control.Active)
+			n.want(n.child(1, control.Drain, c.how...))
+			if p := n.untilState(1, control.Stopped); !strings.HasSuffix(p.Reason, c.reason) {
+				t.Errorf("stopped: %s", p.Reason)
+			}
+		})
+	}
+}
+
+func TestRealProcessIsKilledWithItsFamily(t *testing.T) {
+	n := aNode(t).run()
+	file := filepath.Join(n.dir, "grandchild")
+	n.want(n.child(1, control.Serve, "family", file))
+	n.untilState(1, control.Active)
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grandchild, err := strconv.Atoi(string(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.want(n.child(1, control.Kill, "family", file))
+	n.untilState(1, control.Stopped)
+	n.untilGone(grandchild)
+}
+
+func TestRealProcessThatDiesAtOnceIsHeldBack(t *testing.T) {
+	n := aNode(t).run()
+	for g := uint32(1); g <= 3; g++ {
+		n.want(n.child(g, control.Shadow, "exit3"))
+		n.untilState(g, control.Failed)
+	}
+	n.want(n.child(4, control.Shadow))
+	n.until("it waits, and says why", func(o control.Observed) bool {
+		return len(o.Processes) == 1 && o.Processes[0].State == control.Starting && o.Processes[0].PID == 0 &&
+			strings.HasPrefix(o.Processes[0].Reason, "backoff: waits 400ms after 3 early failures, the last: exit status 3: cannot open model.onnx")
+	})
+	n.untilState(4, control.Loaded)
+}
+
+func TestRealProcessesOfAnOldManagerEnd(t *testing.T) {
+	n := aNode(t).run()
+	n.want(n.child(1, control.Serve, "ignoreDrain", "ignoreTERM"), n.child(2, control.Shadow))
+	old := n.untilState(1, control.Active)
+	n.untilState(2, control.Loaded)
+	n.startManager("second")
+	n.want(n.child(1, control.Shadow))
+	fresh := n.untilState(1, control.Loaded)
+	if fresh.PID == old.PID {
+		t.Error("it is the old one")
+	}
+	if s := processState(old.PID); s != "" {
+		t.Errorf("the old one is %s when the new one is loaded", s)
+	}
+}
+
+func TestRealProcessesEndWhenTheManagerIsSilent(t *testing.T) {
+	n := aNode(t).run()
+	n.want(n.child(1, control.Serve))
+	p := n.untilState(1, control.Active)
+	n.manager.Close()
+	n.untilGone(p.PID)
+}
+
+// orchestrate runs an orchestrator as a process of its own.
+func (n *realNode) orchestrate(mechanism string) *exec.Cmd {
+	n.t.Helper()
+	options, err := json.Marshal(plainOptions{Dir: n.dir, Mechanism: mechanism})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	cmd := exec.Command(n.self, "orchestrate", string(options))
+	cmd.Stderr = n.log
+	if err := cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			cmd.Process.Kill()
+			cmd.Wait()
+		}
+	})
+	return cmd
+}
+
+func TestChildrenEndWithAKilledOrchestrator(t *testing.T) {
+	n := aNode(t)
+	cmd := n.orchestrate("")
+	// They ignore all else: the parent-death signal has to reach them.
+	n.want(n.child(1, control.Serve, "stay", "ignoreTERM"), n.child(2, control.Shadow, "stay", "ignoreTERM"))
+	a, b := n.untilState(1, control.Active), n.untilState(2, control.Loaded)
+	cmd.Process.Kill()
+	cmd.Wait()
+	n.untilGone(a.PID)
+	n.untilGone(b.PID)
+
+	// And the next start is clean: other processes, for the same desired state.
+	cmd = n.orchestrate("")
+	fresh := a
+	n.until("they are started anew", func(o control.Observed) bool {
+		for _, p := range o.Processes {
+			if p.Generation == 1 && p.State == control.Active && p.PID != a.PID {
+				fresh = p
+				return true
+			}
+		}
+		return false
+	})
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	n.untilGone(fresh.PID)
+	if left := orphanedGroups(); len(left) > 0 {
+		t.Errorf("groups are left: %v", left)
+	}
+}
+
+// orphanedGroups are those of orchestrators that are no more.
+func orphanedGroups() []string {
+	var found []string
+	mounts, _ := cgroupMounts()
+	for _, m := range mounts {
+		matches, _ := filepath.Glob(filepath.Join(m.point, treePrefix+"*"))
+		for _, name := range matches {
+			if orphaned(filepath.Base(name)) {
+				found = append(found, name)
+			}
+		}
+	}
+	return found
+}
+
+func TestRunRefusesAMechanismThatIsNone(t *testing.T) {
+	err := Run(context.Background(), Options{Dir: t.TempDir(), Mechanism: "magic"})
+	if !errors.Is(err, errUnknownMechanism) || !strings.Contains(err.Error(), `"magic"`) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestRunNamesACPUThatIsNotThere(t *testing.T) {
+	err := Run(context.Background(), Options{Dir: t.TempDir(), Mechanism: mechanismGovernor, CPUs: []int{1000}})
+	if err == nil || !strings.Contains(err.Error(), "set affinity to CPUs [1000]") {
+		t.Errorf("got %v", err)
+	}
+}

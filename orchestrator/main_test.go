@@ -1,0 +1,231 @@
+package orchestrator
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+)
+
+// patience bounds every wait on a real process: only a hang takes that long.
+const patience = 30 * time.Second
+
+// TestMain runs this binary as a child of the orchestrator, or as an orchestrator,
+// where the tests start it as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "child":
+			os.Exit(childMain(os.Args[2:]))
+		case "orchestrate":
+			os.Exit(orchestrateMain(os.Args[2]))
+		}
+	}
+	before := goroutines()
+	code := m.Run()
+	if code == 0 {
+		code = leftovers(before)
+	}
+	os.Exit(code)
+}
+
+// leftovers complains of what all tests together left: goroutines, children, groups.
+func leftovers(goroutinesBefore int) int {
+	complain := func(what string, n func() int) int {
+		for deadline := time.Now().Add(5 * time.Second); n() > 0; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				fmt.Printf("%d %s are left\n", n(), what)
+				return 1
+			}
+		}
+		return 0
+	}
+	return complain("goroutines", func() int { return goroutines() - goroutinesBefore }) |
+		complain("children", func() int { return len(children()) }) |
+		complain("control groups", func() int { return len(ownGroups()) })
+}
+
+func goroutines() int { return runtime.NumGoroutine() }
+
+// children are the processes whose parent this one is.
+func children() []int {
+	var pids []int
+	tasks, _ := filepath.Glob("/proc/self/task/*/children")
+	for _, name := range tasks {
+		b, _ := os.ReadFile(name)
+		for _, f := range strings.Fields(string(b)) {
+			if pid, err := strconv.Atoi(f); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// ownGroups are the control groups that this process made, of either version.
+func ownGroups() []string {
+	name, err := treeName()
+	if err != nil {
+		return nil
+	}
+	var found []string
+	mounts, _ := cgroupMounts()
+	for _, m := range mounts {
+		if m.kind == "cgroup" && !has(m.options, "cpu") {
+			continue
+		}
+		filepath.WalkDir(m.point, func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.IsDir() && d.Name() == name {
+				found = append(found, path)
+			}
+			return nil
+		})
+	}
+	return found
+}
+
+// childMain is an inference function's process that does nothing but behave, or
+// misbehave as its arguments say.
+func childMain(how []string) int {
+	is := func(s string) bool { return slices.Contains(how, s) }
+	switch {
+	case is("exit3"):
+		fmt.Fprintln(os.Stderr, "cannot open model.onnx")
+		return 3
+	case is("panic"):
+		var none []int
+		_ = none[len(how)]
+	case is("hang"):
+		signal.Ignore(syscall.SIGTERM)
+		select {}
+	case is("future"): // a program built from a later version
+		link := os.NewFile(control.ChildFD, "link")
+		fmt.Fprintf(link, `{"version":%d,"pid":%d,"state":"starting","mood":"good"}`+"\n", control.Version+1, os.Getpid())
+		select {}
+	case is("nonsense"):
+		fmt.Fprintln(os.NewFile(control.ChildFD, "link"), "hello")
+		select {}
+	}
+	child, err := control.OpenChild()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	if is("ignoreTERM") {
+		signal.Ignore(syscall.SIGTERM)
+	}
+	if is("family") { // a process of its own, which holds the pipes
+		sleep := exec.Command("sleep", "1000")
+		sleep.Stdout, sleep.Stderr = os.Stdout, os.Stderr
+		if err := sleep.Start(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		os.WriteFile(how[len(how)-1], []byte(strconv.Itoa(sleep.Process.Pid)), 0o600)
+	}
+	fmt.Println("hello from", child.Start().IF)
+	child.Notify(control.Notice{State: control.Loaded})
+	for o := range child.Orders() {
+		switch o.Do {
+		case control.DoWake:
+			for _, s := range []control.State{control.Linking, control.Ready, control.Active} {
+				child.Notify(control.Notice{State: s, Reason: allowed()})
+			}
+			if is("crash") {
+				syscall.Kill(os.Getpid(), syscall.SIGSEGV)
+			}
+			if is("spin") {
+				for range 2 * runtime.NumCPU() {
+					go func() {
+						for {
+						}
+					}()
+				}
+			}
+		case control.DoDrain:
+			if is("ignoreDrain") {
+				continue
+			}
+			child.Notify(control.Notice{State: control.Draining})
+			child.Close()
+			return 0
+		}
+	}
+	if is("stay") { // though nobody is left: only the parent's death can end it
+		select {}
+	}
+	return 1
+}
+
+// allowed says on which CPUs this process may run.
+func allowed() string {
+	f, err := os.Open("/proc/self/status")
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		if l, ok := strings.CutPrefix(s.Text(), "Cpus_allowed_list:"); ok {
+			return strings.TrimSpace(l)
+		}
+	}
+	return "?"
+}
+
+// orchestrateMain is an orchestrator in a process of its own.
+func orchestrateMain(options string) int {
+	var o Options
+	var plain plainOptions
+	if err := json.Unmarshal([]byte(options), &plain); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	plain.to(&o)
+	o.Log = zerolog.New(os.Stderr)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := Run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// plainOptions is what of Options can be said to another process.
+type plainOptions struct {
+	Dir       string
+	Mechanism string
+}
+
+// to fills in deadlines that no process misses but one that hangs; a test that
+// waits for such a one shortens its own.
+func (p plainOptions) to(o *Options) {
+	o.Dir, o.Mechanism = p.Dir, p.Mechanism
+	o.HandshakeTimeout, o.LoadTimeout, o.DrainTimeout, o.TermTimeout = patience, patience, patience, patience
+}
+
+// buffer is a log that may be read while it is written.
+type buffer struct{ journal }
+
+func (b *buffer) has(s string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return bytes.Contains(b.text, []byte(s))
+}
