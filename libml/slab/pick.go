@@ -1,0 +1,71 @@
+package slab
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Request is a whole request that waits for dispatch.
+type Request struct {
+	// Slot is its slot in the IF's table, and settles ties.
+	Slot uint32
+	// Priority: the higher goes first.
+	Priority uint8
+	// Whole is when its last piece came, Deadline when its batch must have ended;
+	// nanoseconds of one clock.
+	Whole, Deadline int64
+}
+
+// Pick chooses the next batch from pending, which it reorders in place:
+//
+//	pending[:batch]                  go now, at most limit, in order of dispatch
+//	pending[batch:len(pending)-late] wait on
+//	pending[len(pending)-late:]      are late: to be answered so, uninferred
+//
+// The batch is by priority, then by deadline, then by slot. A request is late
+// when it would miss its deadline in the batch that goes now: then it would miss
+// it in any later one too. expected is the tail estimate for a batch of n
+// (Rule.Expected), ascending with n.
+//
+// A larger batch takes longer, so more are late for it. Of the sizes that as many
+// requests can still make, Pick takes the one that answers the most a second, so
+// that no batch is padded at a loss; among equals the largest. It does not shrink
+// a batch to save the request that is about to expire: under backlog there always
+// is one, each rescue makes the batches smaller and the backlog longer, and soon
+// all are rescued too late.
+//
+// It allocates nothing.
+func Pick(pending []Request, now int64, limit int, expected func(n int) time.Duration) (batch, late int) {
+	if len(pending) == 0 {
+		return 0, 0
+	}
+	slices.SortFunc(pending, byDeadline)
+	late = len(pending)
+	var cost time.Duration // of the batch
+	for n := 1; n <= min(max(1, limit), len(pending)); n++ {
+		takes := expected(n)
+		tooLate, _ := slices.BinarySearchFunc(pending, now+int64(takes), compareDeadline)
+		if n > len(pending)-tooLate {
+			break
+		}
+		// n a second against batch a second, to a thousandth.
+		if batch == 0 || 1000*float64(n)*float64(cost) >= 999*float64(batch)*float64(takes) {
+			batch, late, cost = n, tooLate, takes
+		}
+	}
+	// By deadline, the late ones came first: they go last.
+	slices.Reverse(pending)
+	slices.SortFunc(pending[:len(pending)-late], byPriority)
+	return batch, late
+}
+
+func compareDeadline(r Request, end int64) int { return cmp.Compare(r.Deadline, end) }
+
+func byDeadline(a, b Request) int {
+	return cmp.Or(cmp.Compare(a.Deadline, b.Deadline), cmp.Compare(a.Slot, b.Slot))
+}
+
+func byPriority(a, b Request) int {
+	return cmp.Or(cmp.Compare(b.Priority, a.Priority), byDeadline(a, b))
+}

@@ -1,0 +1,424 @@
+// Package slab decides how many requests make the next batch: SLAB, GSLICE's
+// self-learning adaptive batching (section 3.3.1), and for comparison Clipper's
+// AIMD. It is pure: no clock, no I/O, no state of its own. docs/adr/0002-slab.md
+// says why it is as it is.
+//
+// The batch loop drives it:
+//
+//  1. Rule.Start gives the first State; Rule.Warm teaches it the times of the
+//     warm-up batches, where there were any.
+//  2. Pick chooses the next batch from the pending requests, at most Rule.Size of
+//     them, and names those that can no longer make their deadline.
+//  3. The loop runs the batch, padded to Rule.Pad.
+//  4. Rule.Next takes what was observed and returns the next State.
+//
+// # What is controlled
+//
+// A request's latency, as far as batching can help it, is
+//
+//	aggregation + wait for the running batch + its own batch
+//
+// A request that arrives just after a batch began sits through all of that one.
+// So under load two batches in a row, and the aggregation, must fit the
+// objective: one batch may take about (SLO - aggregation) / 2. Where requests
+// arrive in step with the batches (bursts from an idle device) the wait is less,
+// and a batch may take up to SLO - aggregation. State learns the part of a
+// running batch that the oldest request sits through, and both follow from it.
+//
+// When requests come faster than such batches can take them, some must be late.
+// Batches then grow further, as far as they fill with requests that still make
+// it (Pick sees to that): more are answered, each within the objective.
+//
+// A request that waited for more than the running batch was in a backlog. That
+// part of its wait is not counted, ever: smaller batches would lower the
+// throughput and lengthen the backlog that caused them.
+package slab
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// The names of the rules, as configurations and control.Attached spell them.
+const (
+	SLAB = "slab"
+	AIMD = "aimd"
+)
+
+// ErrUnknownRule is returned when New is given a name that is no rule's.
+var ErrUnknownRule = errors.New("unknown batching rule")
+
+// Config is what a rule holds on to. It does not change while a State lives.
+type Config struct {
+	// SLO is the latency objective, from a request's first piece to the end of
+	// its batch.
+	SLO time.Duration
+	// Ladder holds the batch sizes that are prepared, ascending, the first 1.
+	// Empty means every size from 1 to MaxBatch.
+	Ladder []int
+	// MaxBatch is the largest batch; with a Ladder it may be 0, and the ladder's
+	// last step holds.
+	MaxBatch int
+}
+
+// Fit is a rule's word on the device share (paper 3.3.1). It changes nothing by
+// itself: it makes the manager look.
+type Fit uint8
+
+// Under: FitAfter successive misses at limit 1. Over: FitAfter successive batches
+// within the objective.
+const (
+	FitUnknown Fit = iota
+	FitUnder
+	FitOver
+)
+
+// FitAfter is how many successive occurrences make a Fit ("5 successive",
+// paper 3.3.1).
+const FitAfter = 5
+
+// String is the fit as control.Fit spells it.
+func (f Fit) String() string {
+	switch f {
+	case FitUnder:
+		return "under-provisioned"
+	case FitOver:
+		return "perhaps-over-provisioned"
+	}
+	return ""
+}
+
+// Observation is what one dispatch showed.
+type Observation struct {
+	// Batch is the number of real requests that ran; Padded the size that ran.
+	// Both are 0 when every candidate was late and nothing ran.
+	Batch, Padded int
+	// Elapsed is gather + infer: batch start to batch end.
+	Elapsed time.Duration
+	// Aggregated is the time from first piece to whole of the batch's oldest
+	// request (the one that was whole first).
+	Aggregated time.Duration
+	// Waited is what WaitForRunning gave for all that was pending before Pick.
+	Waited time.Duration
+	// Late is how many this dispatch answered late, uninferred.
+	Late int
+}
+
+// WaitForRunning is how long the oldest pending request sat through the batch
+// before, which ran from began to ended (nanoseconds of one clock; both 0 before
+// the first): never more than that batch, however long the request was in a
+// backlog before it, and 0 where the device had been idle.
+//
+// Of all that is pending before a Pick, not of the batch that is picked: those
+// that waited too long are late and not in it, so that it would always look well.
+func WaitForRunning(pending []Request, began, ended int64) time.Duration {
+	var longest int64
+	for _, r := range pending {
+		longest = max(longest, ended-max(r.Whole, began))
+	}
+	return time.Duration(longest)
+}
+
+// State is all that a rule knows. It is a value: copy it, keep it, compare it.
+type State struct {
+	// Limit is the batch limit in requests. The batch that may run is Rule.Size,
+	// the largest prepared size within it.
+	Limit float64
+	// Fit is the standing word on the share.
+	Fit Fit
+	// Hits and Misses count the latest successive batches within and beyond the
+	// objective; at most one of them is not 0. Misses are those at limit 1.
+	Hits, Misses int
+
+	model model
+
+	// sat is the part of a running batch (0..1) that the oldest pending request
+	// sits through, leaning high; 1 until there is an observation.
+	sat float64
+	// aggregated is the aggregation time in seconds, leaning high.
+	aggregated float64
+	// previous is the time in seconds of the last batch, 0 before one.
+	previous float64
+	// overload is 1 when requests were answered late, and fades (0..1).
+	overload float64
+	// largest is the largest size that was ever timed: beyond lies unknown
+	// territory.
+	largest int
+	// content counts successive batches at the limit, all within the objective,
+	// that did not raise it; patience is how many make a probe worthwhile.
+	content, patience int
+	// probe is the size that the limit was raised to on trial and that has not
+	// run yet, 0 when there is none.
+	probe int
+}
+
+// Rule is one batching rule with its configuration. It is immutable: any number
+// of goroutines may use it.
+type Rule struct {
+	name string
+	cfg  Config
+	next func(*Rule, State, Observation, bool) State
+}
+
+// New returns the rule of that name, SLAB or AIMD. The configuration's ladder is
+// copied.
+func New(name string, c Config) (*Rule, error) {
+	r := &Rule{name: name, cfg: c}
+	switch name {
+	case SLAB:
+		r.next = nextSLAB
+	case AIMD:
+		r.next = nextAIMD
+	default:
+		return nil, fmt.Errorf("batching rule %q: %w (%s, %s)", name, ErrUnknownRule, SLAB, AIMD)
+	}
+	if c.SLO <= 0 {
+		return nil, fmt.Errorf("batching rule %s: objective %v is not positive", name, c.SLO)
+	}
+	r.cfg.Ladder = slices.Clone(c.Ladder)
+	for i, n := range c.Ladder {
+		if i == 0 && n != 1 {
+			return nil, fmt.Errorf("batching rule %s: ladder starts at %d, not at 1", name, n)
+		}
+		if i > 0 && n <= c.Ladder[i-1] {
+			return nil, fmt.Errorf("batching rule %s: ladder step %d does not ascend", name, n)
+		}
+	}
+	if len(c.Ladder) > 0 {
+		if last := c.Ladder[len(c.Ladder)-1]; c.MaxBatch == 0 || c.MaxBatch > last {
+			r.cfg.MaxBatch = last
+		}
+	}
+	if r.cfg.MaxBatch < 1 {
+		return nil, fmt.Errorf("batching rule %s: largest batch %d is below 1", name, c.MaxBatch)
+	}
+	return r, nil
+}
+
+// Name is the rule's name.
+func (r *Rule) Name() string { return r.name }
+
+// Start is the state before anything was observed: a limit of 1.
+func (r *Rule) Start() State {
+	return State{Limit: 1, sat: 1, patience: firstPatience, model: newModel()}
+}
+
+// Warm teaches the state the time of a batch of that size that carried no
+// requests (a warm-up). It leaves limit and fit alone, but what was timed is no
+// longer unknown territory, so that the limit may grow there at once.
+func (r *Rule) Warm(s State, padded int, elapsed time.Duration) State {
+	if padded < 1 || elapsed <= 0 {
+		return s
+	}
+	s.model = s.model.learn(float64(padded), elapsed.Seconds())
+	s.largest = max(s.largest, padded)
+	return s
+}
+
+// Size is how many requests may go in the next batch, at least 1: the largest
+// prepared size within the limit.
+func (r *Rule) Size(s State) int {
+	n := max(1, min(int(s.Limit), r.cfg.MaxBatch))
+	if len(r.cfg.Ladder) == 0 {
+		return n
+	}
+	i, found := slices.BinarySearch(r.cfg.Ladder, n)
+	if !found {
+		i--
+	}
+	return r.cfg.Ladder[i]
+}
+
+// Pad is the prepared size in which n requests run: the ladder's next step. More
+// than MaxBatch do not run at once; Pad then gives n back.
+func (r *Rule) Pad(n int) int {
+	if i, _ := slices.BinarySearch(r.cfg.Ladder, n); i < len(r.cfg.Ladder) {
+		return max(n, r.cfg.Ladder[i])
+	}
+	return n
+}
+
+// Expected is the tail estimate of gather + infer for a batch of n requests,
+// padding included; 0 as long as nothing was observed.
+func (r *Rule) Expected(s State, n int) time.Duration {
+	return seconds(s.model.at(float64(r.Pad(n))) * (1 + tailDeviations*s.model.deviation()))
+}
+
+// Next is the state after an observation. It allocates nothing.
+func (r *Rule) Next(s State, o Observation) State {
+	if o.Batch < 1 || o.Padded < o.Batch || o.Elapsed <= 0 {
+		return r.nextAllLate(s)
+	}
+	t := o.Elapsed.Seconds()
+	if s.previous > 0 {
+		s.sat = lean(s.sat, min(1, o.Waited.Seconds()/s.previous))
+	}
+	s.aggregated = lean(s.aggregated, o.Aggregated.Seconds())
+	s.previous = t
+	s.model = s.model.learn(float64(o.Padded), t)
+	s.largest = max(s.largest, o.Padded)
+
+	if o.Late > 0 {
+		s.overload = 1
+	} else {
+		s.overload -= s.overload / 64
+	}
+	miss := o.Aggregated+o.Waited+o.Elapsed > r.cfg.SLO
+	s = r.count(s, miss || o.Late > 0)
+	return r.next(r, s, o, miss)
+}
+
+// nextAllLate is the state after a dispatch in which every candidate was late. A
+// rule that believes the device to be slower than it is would never run a batch
+// again, and never learn better: so the belief fades a little each time, until a
+// batch is tried.
+func (r *Rule) nextAllLate(s State) State {
+	s.model = s.model.fade()
+	return r.count(s, true)
+}
+
+// count keeps the fit.
+func (r *Rule) count(s State, miss bool) State {
+	switch {
+	case !miss:
+		s.Misses = 0
+		s.Hits = min(s.Hits+1, FitAfter)
+	case r.Size(s) == 1:
+		s.Hits = 0
+		s.Misses = min(s.Misses+1, FitAfter)
+	default:
+		s.Hits, s.Misses = 0, 0
+	}
+	switch {
+	case s.Hits == FitAfter:
+		s.Fit = FitOver
+	case s.Misses == FitAfter:
+		s.Fit = FitUnder
+	default:
+		s.Fit = FitUnknown
+	}
+	return s
+}
+
+// atLimit reports whether a batch says something about the limit: at least three
+// quarters of it were used.
+func (r *Rule) atLimit(s State, o Observation) bool { return 4*o.Batch >= 3*r.Size(s) }
+
+const (
+	// firstPatience is how many contented batches make the first probe, patience
+	// doubles with each probe up to mostPatience: a probe that overshoots costs a
+	// batch, so at most 1 batch in 1,024 in the long run, a tenth of what a 99 %
+	// objective allows.
+	firstPatience  = 2
+	secondPatience = 128
+	mostPatience   = 1024
+	// mostOverload is the part of what the objective leaves that a batch may take
+	// in overload: what twice the bearable rate can fill. A batch of the time t
+	// takes the requests of the last (left - t) before it, so that they fill it
+	// when rate · (left - t) = size; and rate · left/2 = size is what is bearable.
+	mostOverload = 2.0 / 3
+	// mostGrowth is how much larger than any batch that was ever timed the next
+	// limit may be.
+	mostGrowth = 2
+)
+
+// nextSLAB moves the limit to the size whose mean time is the target, in
+// proportion to the headroom when that is above it, to the overflow when below.
+func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
+	if s.probe > 0 && !miss && o.Padded < s.probe {
+		return s // the trial is still to come
+	}
+	s.probe = 0
+	size := r.Size(s)
+	atLimit := r.atLimit(s, o)
+	fits := s.model.sizeFor(r.target(s))
+	if fits <= s.Limit {
+		s.Limit = max(1, fits)
+	} else if atLimit {
+		// Only a full batch shows that a larger limit would be used, and what
+		// batches near it cost.
+		reach := float64(max(mostGrowth*o.Batch, s.largest, r.step(size)))
+		s.Limit = max(s.Limit, min(fits, reach, float64(r.cfg.MaxBatch)))
+	}
+	if miss || r.Size(s) != size {
+		s.content = 0
+		return s
+	}
+	if !atLimit {
+		return s
+	}
+	// The model is a line through what was seen, and a device may be kinder than
+	// its line: one size seen gives no slope at all. So a limit that has fitted
+	// for long tries the next step, less and less often.
+	if s.content++; s.content >= s.patience && size < r.cfg.MaxBatch {
+		s.content = 0
+		s.patience = min(max(2*s.patience, secondPatience), mostPatience)
+		s.probe = r.step(size)
+		s.Limit = float64(s.probe)
+	}
+	return s
+}
+
+// target is how many seconds a batch may take on average. So that the tail of
+// wait and batch fits what the objective leaves after aggregation, it is
+//
+//	(SLO - aggregation) / (1 + sat + z·dev·sqrt(1 + sat²))
+//
+// The denominator is that tail in units of a batch's mean time: two batches whose
+// deviations are independent. Then nobody need be late. Where requests are late
+// all the same, they come faster than such batches take them, for a moment or for
+// long, and the target moves towards mostOverload.
+func (r *Rule) target(s State) float64 {
+	left := max(0, r.cfg.SLO.Seconds()-s.aggregated)
+	tail := tailDeviations * s.model.deviation()
+	all := left / (1 + s.sat + tail*math.Sqrt(1+s.sat*s.sat))
+	return all + s.overload*max(0, mostOverload*left-all)
+}
+
+// step is the next prepared size above n, at most MaxBatch.
+func (r *Rule) step(n int) int {
+	n++
+	if len(r.cfg.Ladder) > 0 {
+		n = r.Pad(n)
+	}
+	return min(n, r.cfg.MaxBatch)
+}
+
+const (
+	// aimdIncrease is what a full batch within the objective adds. GSLICE's
+	// published traces of Clipper with VGG-19 reach 18, 30 and 44 above the first
+	// batch in 2.5, 5.2 and 9.5 s of batches of 33, 42 and 52 ms on average: a
+	// quarter of a request a batch, each time.
+	aimdIncrease = 0.25
+	// aimdDecrease is what a miss leaves: "a small multiplicative backoff,
+	// reducing the batch size by 10 %" (Clipper, section 4.3.1).
+	aimdDecrease = 0.9
+)
+
+// nextAIMD is Clipper's rule on the same observations: additive increase while
+// the objective is met, multiplicative decrease when it is missed.
+func nextAIMD(r *Rule, s State, o Observation, miss bool) State {
+	switch {
+	case miss:
+		s.Limit = max(1, s.Limit*aimdDecrease)
+	case r.atLimit(s, o):
+		s.Limit = min(s.Limit+aimdIncrease, float64(r.cfg.MaxBatch))
+	}
+	return s
+}
+
+// lean follows x quickly upwards and slowly downwards: it settles high in the
+// distribution of x without being the slave of one extreme.
+func lean(v, x float64) float64 {
+	if x > v {
+		return v + (x-v)/4
+	}
+	return v + (x-v)/32
+}
+
+func seconds(s float64) time.Duration {
+	return time.Duration(min(s*float64(time.Second), math.MaxInt64/2))
+}

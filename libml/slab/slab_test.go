@@ -1,0 +1,501 @@
+package slab
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// device is the time of a batch of that padded size.
+type device func(padded int) time.Duration
+
+func linear(fixed, each time.Duration) device {
+	return func(n int) time.Duration { return fixed + time.Duration(n)*each }
+}
+
+func newRule(t rapid.TB, name string, c Config) *Rule {
+	t.Helper()
+	r, err := New(name, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// saturate runs full batches back to back and returns the last state and how many
+// of the second half's batches were beyond the objective for a request that came
+// just after the batch before began.
+func saturate(r *Rule, s State, d device, batches int) (State, int) {
+	beyond := 0
+	previous := time.Duration(0)
+	for i := range batches {
+		n := r.Size(s)
+		took := d(r.Pad(n))
+		if i >= batches/2 && n > 1 && previous+took > r.cfg.SLO {
+			beyond++
+		}
+		s = r.Next(s, Observation{Batch: n, Padded: r.Pad(n), Elapsed: took, Waited: previous})
+		previous = took
+	}
+	return s, beyond
+}
+
+// best is the largest prepared size of which two in a row fit the objective.
+func best(r *Rule, d device) int {
+	n := 1
+	for next := r.step(n); next > n && 2*d(next) <= r.cfg.SLO; next = r.step(n) {
+		n = next
+	}
+	return n
+}
+
+func TestNewNamesWhatIsWrong(t *testing.T) {
+	for _, c := range []struct {
+		rule string
+		cfg  Config
+		want string
+	}{
+		{"clipper", Config{SLO: time.Second, MaxBatch: 1}, `"clipper"`},
+		{SLAB, Config{MaxBatch: 8}, "objective"},
+		{SLAB, Config{SLO: time.Second}, "largest batch 0"},
+		{SLAB, Config{SLO: time.Second, Ladder: []int{2, 4}}, "starts at 2"},
+		{AIMD, Config{SLO: time.Second, Ladder: []int{1, 4, 4}}, "4 does not ascend"},
+	} {
+		_, err := New(c.rule, c.cfg)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("New(%s, %+v) = %v, want it to say %q", c.rule, c.cfg, err, c.want)
+		}
+	}
+	if _, err := New("", Config{SLO: 1, MaxBatch: 1}); !errors.Is(err, ErrUnknownRule) {
+		t.Errorf("New of no name = %v, want ErrUnknownRule", err)
+	}
+}
+
+func TestSizeIsTheStepWithinTheLimitAndPadTheStepAbove(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: time.Second, Ladder: []int{1, 2, 4, 8}})
+	for _, c := range []struct {
+		limit float64
+		size  int
+	}{{0, 1}, {1, 1}, {1.99, 1}, {2, 2}, {3.9, 2}, {7, 4}, {8, 8}, {100, 8}} {
+		if got := r.Size(State{Limit: c.limit}); got != c.size {
+			t.Errorf("Size at limit %v = %d, want %d", c.limit, got, c.size)
+		}
+	}
+	for n, want := range map[int]int{1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 9} {
+		if got := r.Pad(n); got != want {
+			t.Errorf("Pad(%d) = %d, want %d", n, got, want)
+		}
+	}
+	every := newRule(t, SLAB, Config{SLO: time.Second, MaxBatch: 5})
+	if got := every.Size(State{Limit: 9.5}); got != 5 {
+		t.Errorf("Size beyond MaxBatch = %d, want 5", got)
+	}
+	if got := every.Pad(3); got != 3 {
+		t.Errorf("Pad(3) without a ladder = %d, want 3", got)
+	}
+}
+
+func TestSLABFindsTheBestBatchWithinAFewBatches(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		slo         time.Duration
+		fixed, each time.Duration
+		ladder      []int
+	}{
+		{"VGG-19, 25 ms", 25 * time.Millisecond, 6600 * time.Microsecond, 1550 * time.Microsecond, nil},
+		{"VGG-19, 50 ms", 50 * time.Millisecond, 6600 * time.Microsecond, 1550 * time.Microsecond, nil},
+		{"VGG-19, 100 ms", 100 * time.Millisecond, 6600 * time.Microsecond, 1550 * time.Microsecond, nil},
+		{"ResNet-50, 25 ms", 25 * time.Millisecond, time.Millisecond, 500 * time.Microsecond, nil},
+		{"all in the start", 25 * time.Millisecond, 10 * time.Millisecond, 100 * time.Microsecond, nil},
+		{"on a ladder", 50 * time.Millisecond, 5 * time.Millisecond, time.Millisecond, []int{1, 2, 4, 8, 16, 32}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRule(t, SLAB, Config{SLO: c.slo, Ladder: c.ladder, MaxBatch: 32})
+			d := linear(c.fixed, c.each)
+			s, _ := saturate(r, r.Start(), d, 12)
+			// As far off as the tail of an unknown deviation.
+			if n := r.Size(s); 2*d(r.step(n)) < c.slo*85/100 || n > best(r, d) {
+				t.Errorf("size after 12 batches = %d, want near %d and not above", n, best(r, d))
+			}
+			s, _ = saturate(r, s, d, 100)
+			if n := r.Size(s); 2*d(r.step(n)) < c.slo*97/100 || n > best(r, d) {
+				t.Errorf("size after 112 batches = %d, want %d or just below", n, best(r, d))
+			}
+		})
+	}
+}
+
+// anyDevice draws a device, an objective that it can hold at batch 1, and a rule.
+func anyDevice(t *rapid.T, name string) (*Rule, time.Duration, time.Duration) {
+	slo := time.Duration(rapid.IntRange(5, 500).Draw(t, "slo_ms")) * time.Millisecond
+	one := time.Duration(rapid.Float64Range(0.01, 0.4).Draw(t, "batch of 1, part of slo") * float64(slo))
+	fixed := time.Duration(rapid.Float64Range(0, 0.99).Draw(t, "fixed part") * float64(one))
+	c := Config{SLO: slo, MaxBatch: 64}
+	if rapid.Bool().Draw(t, "ladder") {
+		c.Ladder = []int{1, 2, 4, 8, 16, 32, 64}
+	}
+	return newRule(t, name, c), fixed, one - fixed
+}
+
+func TestSLABNeverSettlesAboveTheObjective(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r, fixed, each := anyDevice(t, SLAB)
+		noise := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+		d := func(n int) time.Duration {
+			return time.Duration(float64(linear(fixed, each)(n)) * math.Exp(0.03*noise.NormFloat64()))
+		}
+		s, beyond := saturate(r, r.Start(), d, 1000)
+		// 1 % of 500; a probe now and then is no settling.
+		if beyond > 5+2 {
+			t.Fatalf("%d of 500 batches beyond the objective, limit %.2f", beyond, s.Limit)
+		}
+	})
+}
+
+// One batch of the tightest objective that a device can hold: the limit is 1 and
+// stays there, whatever is probed.
+func TestSLABStaysAtOneWhereTwoDoNotFit(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 32})
+	s, beyond := saturate(r, r.Start(), linear(0, 20*time.Millisecond), 2000)
+	if s.Limit >= 2 || beyond > 10 {
+		t.Errorf("limit %.2f with %d of 1000 batches beyond, want 1 and at most 10 probes", s.Limit, beyond)
+	}
+}
+
+func TestSLABFollowsTheDevice(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
+	whole, half := linear(4*time.Millisecond, time.Millisecond), linear(8*time.Millisecond, 2*time.Millisecond)
+	s, _ := saturate(r, r.Start(), whole, 200)
+	before := s.Limit
+	s, _ = saturate(r, s, half, 4)
+	if 2*half(r.Size(s)) > r.cfg.SLO {
+		t.Errorf("size %d four batches after the device slowed down: two take %v", r.Size(s), 2*half(r.Size(s)))
+	}
+	s, _ = saturate(r, s, whole, 8)
+	if s.Limit < 0.8*before {
+		t.Errorf("limit %.1f eight batches after the device recovered, was %.1f", s.Limit, before)
+	}
+}
+
+// A device may be kinder than the line through what was seen: TensorRT's VGG-19
+// on a V100 takes 13.7, 22.6, 25.2, 30.5, 41.0 ms at 1, 2, 4, 8, 16.
+func TestSLABGetsPastAStepOfTheDevice(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 80 * time.Millisecond, Ladder: []int{1, 2, 4, 8, 16}})
+	times := map[int]time.Duration{1: 13700, 2: 22600, 4: 25200, 8: 30500, 16: 41000}
+	s, _ := saturate(r, r.Start(), func(n int) time.Duration { return times[n] * time.Microsecond }, 1000)
+	if r.Size(s) != 8 {
+		t.Errorf("size %d, want 8: two of 8 take 61 ms of 80, two of 16 82", r.Size(s))
+	}
+}
+
+func TestSLABIsNotMovedByOneOutlier(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
+	d := linear(4*time.Millisecond, time.Millisecond)
+	s, _ := saturate(r, r.Start(), d, 200)
+	n := r.Size(s)
+	after := r.Next(s, Observation{Batch: n, Padded: n, Elapsed: 5 * d(n), Waited: d(n)})
+	if after.Limit < 0.9*s.Limit {
+		t.Errorf("one batch of five times its time took the limit from %.1f to %.1f", s.Limit, after.Limit)
+	}
+}
+
+func TestSLABGrowsOnlyFromBatchesNearTheLimit(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
+	s := r.Start()
+	s.Limit = 16
+	for range 1000 {
+		s = r.Next(s, Observation{Batch: 3, Padded: 3, Elapsed: 5 * time.Millisecond})
+	}
+	if s.Limit != 16 {
+		t.Errorf("limit %.2f after batches of 3 at limit 16, want 16", s.Limit)
+	}
+	if s = r.Next(s, Observation{Batch: 14, Padded: 14, Elapsed: 16 * time.Millisecond}); s.Limit <= 16 {
+		t.Errorf("limit %.2f after a batch of 14 with headroom, want more than 16", s.Limit)
+	}
+}
+
+// Where requests never wait for a running batch (bursts to an idle device), a
+// batch may take all that the objective leaves, not half.
+func TestSLABUsesWhatTheWaitLeaves(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 64})
+	d := linear(4*time.Millisecond, time.Millisecond)
+	s := r.Start()
+	for range 300 {
+		n := r.Size(s)
+		s = r.Next(s, Observation{Batch: n, Padded: n, Elapsed: d(n)})
+	}
+	if took := d(r.Size(s)); took < 40*time.Millisecond || took > 50*time.Millisecond {
+		t.Errorf("a batch of %d takes %v of 50ms without waiting, want 40 to 50", r.Size(s), took)
+	}
+	s, _ = saturate(r, s, d, 100)
+	if took := d(r.Size(s)); took > 25*time.Millisecond {
+		t.Errorf("a batch of %d takes %v behind another one, want half of 50ms at most", r.Size(s), took)
+	}
+}
+
+func TestSLABLeavesRoomForAggregation(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
+	d := linear(4*time.Millisecond, time.Millisecond)
+	s := r.Start()
+	for range 300 {
+		n := r.Size(s)
+		s = r.Next(s, Observation{Batch: n, Padded: n, Elapsed: d(n), Waited: d(n), Aggregated: 40 * time.Millisecond})
+	}
+	if took := d(r.Size(s)); took > 30*time.Millisecond || took < 25*time.Millisecond {
+		t.Errorf("a batch takes %v, want just under (100 - 40) / 2 ms", took)
+	}
+}
+
+// The longer a request was in the backlog, the longer it waited; the rule must
+// not see it.
+func TestBacklogNeverShrinksABatch(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r, fixed, each := anyDevice(t, SLAB)
+		s, _ := saturate(r, r.Start(), linear(fixed, each), rapid.IntRange(1, 50).Draw(t, "batches"))
+		began := int64(time.Hour)
+		ended := began + int64(linear(fixed, each)(r.Size(s)))
+		whole := began - rapid.Int64Range(0, int64(time.Minute)).Draw(t, "older than the running batch by")
+		fresh := []Request{{Whole: began}}
+		backlog := []Request{{Whole: began}, {Slot: 1, Whole: whole}, {Slot: 2, Whole: ended}}
+		o := Observation{Batch: r.Size(s), Padded: r.Pad(r.Size(s)), Elapsed: time.Duration(ended - began)}
+		o.Waited = WaitForRunning(fresh, began, ended)
+		alone := r.Next(s, o)
+		o.Waited = WaitForRunning(backlog, began, ended)
+		if queued := r.Next(s, o); queued != alone {
+			t.Fatalf("limit %v behind a backlog, %v without", queued.Limit, alone.Limit)
+		}
+		o.Late = rapid.IntRange(0, 1000).Draw(t, "late")
+		if dropping := r.Next(s, o); dropping.Limit < alone.Limit {
+			t.Fatalf("limit %v when backlog is answered late, %v without", dropping.Limit, alone.Limit)
+		}
+	})
+}
+
+func TestWaitForRunningIsOfTheRunningBatchOnly(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		wholes       []int64
+		began, ended int64
+		want         time.Duration
+	}{
+		{"nothing pending", nil, 10, 20, 0},
+		{"came in the middle", []int64{14}, 10, 20, 6},
+		{"came before it began", []int64{3}, 10, 20, 10},
+		{"came after it ended", []int64{25}, 10, 20, 0},
+		{"the oldest counts", []int64{19, 12, 25}, 10, 20, 8},
+		{"before the first batch", []int64{5}, 0, 0, 0},
+	} {
+		var pending []Request
+		for _, w := range c.wholes {
+			pending = append(pending, Request{Whole: w})
+		}
+		if got := WaitForRunning(pending, c.began, c.ended); got != c.want {
+			t.Errorf("%s: waited %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+func TestMoreHeadroomNeverMakesASmallerLimit(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r, fixed, each := anyDevice(t, SLAB)
+		more := r.cfg
+		more.SLO = time.Duration(float64(r.cfg.SLO) * rapid.Float64Range(1, 4).Draw(t, "objective times"))
+		wide := newRule(t, SLAB, more)
+		d := linear(fixed, each)
+		a, _ := saturate(r, r.Start(), d, 120)
+		b, _ := saturate(wide, wide.Start(), d, 120)
+		if wide.Size(b) < r.Size(a) {
+			t.Fatalf("size %d at %v, %d at %v", r.Size(a), r.cfg.SLO, wide.Size(b), more.SLO)
+		}
+	})
+}
+
+func TestOverloadRaisesTheLimitAndItsEndLowersIt(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, MaxBatch: 64})
+	d := linear(10*time.Millisecond, time.Millisecond)
+	calm, _ := saturate(r, r.Start(), d, 200)
+	s := calm
+	for range 20 {
+		n := r.Size(s)
+		s = r.Next(s, Observation{Batch: n, Padded: n, Elapsed: d(n), Waited: d(n), Late: n})
+	}
+	if took := d(r.Size(s)); took < 60*time.Millisecond || took > 67*time.Millisecond {
+		t.Errorf("a batch takes %v in overload, want just under two thirds of 100ms", took)
+	}
+	s, _ = saturate(r, s, d, 500)
+	if s.Limit > 1.05*calm.Limit {
+		t.Errorf("limit %.1f after the overload, %.1f before", s.Limit, calm.Limit)
+	}
+}
+
+func TestWarmedRuleGrowsAtOnce(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, Ladder: []int{1, 4, 16, 64}})
+	d := linear(4*time.Millisecond, time.Millisecond)
+	s := r.Start()
+	for _, n := range r.cfg.Ladder {
+		s = r.Warm(s, n, d(n))
+	}
+	if r.Size(s) != 1 || s.Fit != FitUnknown {
+		t.Fatalf("warming moved the limit to %v, fit %v", s.Limit, s.Fit)
+	}
+	if s = r.Next(s, Observation{Batch: 1, Padded: 1, Elapsed: d(1)}); r.Size(s) != 16 {
+		t.Errorf("size %d after the first request, want 16", r.Size(s))
+	}
+	if cold := r.Warm(r.Start(), 0, 0); cold != r.Start() {
+		t.Error("a warm-up of nothing changed the state")
+	}
+}
+
+func TestFitIsReportedAfterFiveInARow(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 8})
+	hit := Observation{Batch: 1, Padded: 1, Elapsed: 10 * time.Millisecond}
+	miss := Observation{Batch: 1, Padded: 1, Elapsed: 60 * time.Millisecond}
+	dropped := Observation{Late: 3}
+	times := func(o Observation, n int) []Observation {
+		var all []Observation
+		for range n {
+			all = append(all, o)
+		}
+		return all
+	}
+	for _, c := range []struct {
+		name string
+		seen []Observation
+		want Fit
+	}{
+		{"nothing", nil, FitUnknown},
+		{"four misses", times(miss, 4), FitUnknown},
+		{"five misses", times(miss, 5), FitUnder},
+		{"a hit between misses", append(append(times(miss, 4), hit), miss), FitUnknown},
+		{"a hit after five misses", append(times(miss, 5), hit), FitUnknown},
+		{"four hits", times(hit, 4), FitUnknown},
+		{"five hits", times(hit, 5), FitOver},
+		{"a miss after five hits", append(times(hit, 5), miss), FitUnknown},
+		{"five dispatches with all late", times(dropped, 5), FitUnder},
+	} {
+		s := r.Start()
+		for _, o := range c.seen {
+			s.Limit = 1
+			s = r.Next(s, o)
+		}
+		if s.Fit != c.want {
+			t.Errorf("%s: fit %q, want %q", c.name, s.Fit, c.want)
+		}
+	}
+	large := r.Start()
+	for range 10 {
+		large.Limit = 4
+		large = r.Next(large, Observation{Batch: 4, Padded: 4, Elapsed: 60 * time.Millisecond})
+	}
+	if large.Fit != FitUnknown {
+		t.Errorf("misses at limit 4 reported as %q: the limit has room to shrink", large.Fit)
+	}
+}
+
+// A rule that takes the device for slower than the objective runs nothing, and
+// must find out all the same when the device has recovered.
+func TestRuleTriesAgainWhenAllWereLate(t *testing.T) {
+	for _, name := range []string{SLAB, AIMD} {
+		r := newRule(t, name, Config{SLO: 50 * time.Millisecond, MaxBatch: 8})
+		s := r.Start()
+		for range 20 {
+			s = r.Next(s, Observation{Batch: 1, Padded: 1, Elapsed: 500 * time.Millisecond})
+		}
+		tries := 0
+		for ; r.Expected(s, 1) > r.cfg.SLO; tries++ {
+			if tries > 1000 {
+				t.Fatalf("%s: still expects %v after 1000 dispatches that ran nothing", name, r.Expected(s, 1))
+			}
+			s = r.Next(s, Observation{Late: 1})
+		}
+		if tries < 10 {
+			t.Errorf("%s: forgot a slow device after %d dispatches", name, tries)
+		}
+	}
+}
+
+func TestExpectedIsATailThatPaddingAddsTo(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 100 * time.Millisecond, Ladder: []int{1, 2, 4, 8, 16}})
+	noise := rand.New(rand.NewPCG(1, 1))
+	clean := linear(4*time.Millisecond, time.Millisecond)
+	d := func(n int) time.Duration {
+		return time.Duration(float64(clean(n)) * math.Exp(0.05*noise.NormFloat64()))
+	}
+	s, _ := saturate(r, r.Start(), d, 500)
+	if r.Expected(s, 9) != r.Expected(s, 16) {
+		t.Errorf("9 take %v and 16 %v, both run as 16", r.Expected(s, 9), r.Expected(s, 16))
+	}
+	over := 0
+	for range 10000 {
+		if d(16) > r.Expected(s, 16) {
+			over++
+		}
+	}
+	if over == 0 || over > 300 {
+		t.Errorf("%d of 10000 batches take longer than expected, want a tail of about 1 %%", over)
+	}
+	if got := r.Expected(r.Start(), 4); got != 0 {
+		t.Errorf("expected %v before anything was seen, want 0", got)
+	}
+}
+
+func TestAIMDAddsAQuarterAndTakesATenth(t *testing.T) {
+	r := newRule(t, AIMD, Config{SLO: 50 * time.Millisecond, MaxBatch: 12})
+	s := r.Start()
+	s.Limit = 10
+	up := r.Next(s, Observation{Batch: 10, Padded: 10, Elapsed: 20 * time.Millisecond})
+	if up.Limit != 10.25 {
+		t.Errorf("limit %v after a full batch in time, want 10.25", up.Limit)
+	}
+	if idle := r.Next(s, Observation{Batch: 2, Padded: 2, Elapsed: 20 * time.Millisecond}); idle.Limit != 10 {
+		t.Errorf("limit %v after a small batch, want 10", idle.Limit)
+	}
+	down := r.Next(s, Observation{Batch: 10, Padded: 10, Elapsed: 60 * time.Millisecond})
+	if down.Limit != 9 {
+		t.Errorf("limit %v after a miss, want 9", down.Limit)
+	}
+	s.Limit = 12
+	if top := r.Next(s, Observation{Batch: 12, Padded: 12, Elapsed: time.Millisecond}); top.Limit != 12 {
+		t.Errorf("limit %v beyond the largest batch", top.Limit)
+	}
+}
+
+// Whatever is observed, a state stays usable.
+func TestRulesSurviveAnyObservation(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r, _, _ := anyDevice(t, rapid.SampledFrom([]string{SLAB, AIMD}).Draw(t, "rule"))
+		s := r.Start()
+		for range rapid.IntRange(1, 60).Draw(t, "observations") {
+			n := rapid.IntRange(0, 64).Draw(t, "batch")
+			s = r.Next(s, Observation{
+				Batch: n, Padded: r.Pad(max(1, n)),
+				Elapsed:    time.Duration(rapid.Int64Range(-1, int64(time.Hour)).Draw(t, "elapsed")),
+				Aggregated: time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "aggregated")),
+				Waited:     time.Duration(rapid.Int64Range(0, int64(time.Hour)).Draw(t, "waited")),
+				Late:       rapid.IntRange(0, 3).Draw(t, "late"),
+			})
+			if math.IsNaN(s.Limit) || s.Limit < 1 || s.Limit > 64 {
+				t.Fatalf("limit %v", s.Limit)
+			}
+			if e := r.Expected(s, 8); e < 0 || e < r.Expected(s, 1) {
+				t.Fatalf("8 are expected to take %v, 1 %v", e, r.Expected(s, 1))
+			}
+		}
+	})
+}
+
+func TestNextAllocatesNothing(t *testing.T) {
+	for _, name := range []string{SLAB, AIMD} {
+		r := newRule(t, name, Config{SLO: 50 * time.Millisecond, Ladder: []int{1, 2, 4, 8}})
+		s := r.Start()
+		o := Observation{Batch: 1, Padded: 1, Elapsed: time.Millisecond, Late: 1}
+		if n := testing.AllocsPerRun(100, func() { s = r.Next(s, o); r.Expected(s, 3) }); n != 0 {
+			t.Errorf("%s: %v allocations a batch", name, n)
+		}
+	}
+}
