@@ -142,12 +142,13 @@ func createOn(name string, size, page, flags int, o Options) (r *Region, err err
 	if !o.Writable {
 		// A descriptor that was opened for reading cannot be mapped for writing
 		// even where the kernel does not know F_SEAL_FUTURE_WRITE.
-		readOnly, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(fd), os.O_RDONLY, 0)
+		readOnly, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return nil, fmt.Errorf("open read-only (is /proc mounted?): %w", err)
 		}
+		name := file.Name()
 		_ = file.Close()
-		file = readOnly
+		file = os.NewFile(uintptr(readOnly), name)
 	}
 	return &Region{mem: mem, size: size, file: file}, nil
 }

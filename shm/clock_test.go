@@ -1,0 +1,47 @@
+package shm
+
+import (
+	"strconv"
+	"testing"
+	"time"
+)
+
+func TestNowIsTheKernelsMonotonicClock(t *testing.T) {
+	for range 1000 {
+		before := monotonic()
+		now := Now()
+		after := monotonic()
+		// The clocks were joined with an error of less than the time that two
+		// system calls took, on a machine that is busy with other things.
+		const slack = int64(time.Millisecond)
+		if now < before-slack || now > after+slack {
+			t.Fatalf("Now %d lies outside of %d … %d", now, before, after)
+		}
+	}
+}
+
+func TestNowIsTheSameInAnotherProcess(t *testing.T) {
+	before := Now()
+	c := spawn(t, "clock", 0, nil)
+	there, err := strconv.ParseInt(c.says(t), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := Now()
+	if slack := int64(time.Millisecond); there < before-slack || there > after+slack {
+		t.Errorf("the other process read %d between %d and %d", there, before, after)
+	}
+}
+
+func TestNowNeverGoesBackAndDoesNotAllocate(t *testing.T) {
+	last := Now()
+	if n := testing.AllocsPerRun(1000, func() {
+		now := Now()
+		if now < last {
+			t.Fatalf("%d after %d", now, last)
+		}
+		last = now
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}

@@ -1,0 +1,124 @@
+package shm
+
+import (
+	"encoding/hex"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// dump is the lines of a mapping that are not all zero, by address.
+func dump(mem []byte) string {
+	var out strings.Builder
+	for at := 0; at < len(mem); at += 16 {
+		line := mem[at:min(at+16, len(mem))]
+		if strings.Trim(string(line), "\x00") != "" {
+			out.WriteString(hex.EncodeToString([]byte{byte(at >> 8), byte(at)}) + " " + hex.EncodeToString(line) + "\n")
+		}
+	}
+	return out.String()
+}
+
+// Little-endian machines only: Penstock's wire format is little-endian too.
+func TestFilesHaveTheirGoldenBytes(t *testing.T) {
+	g := Geometry{Slots: 2, MaxPieces: 2, ResultBytes: 5}
+	p := newPair(t, g)
+	p.table.SetRequest(1, Request{ID: 0x11223344, Pieces: 2, Bytes: 0x600, Priority: 9, FirstPiece: 1, Whole: 2, Deadline: 3})
+	copy(p.table.Pieces(1), []Piece{{Offset: 0x1000, Place: 0x20, Length: 0x400, Slab: 7}, {Offset: 0x2000, Place: 0x420, Length: 0x200}})
+	c := p.owner(t, 5)
+	p.channel.Publish(1)
+	p.channel.Publish(0)
+	wantSlots(t, "taken", take(c), 1, 0)
+	c.Start([]uint32{1})
+	copy(c.ResultBuffer(1), "hello")
+	c.Complete(1, Result{Status: 2, Kind: 3, Batch: 4, ModelVersion: 6, Length: 5, Dispatched: 7, Gathered: 8, Inferred: 9})
+	c.Flush()
+	c.BatchEnded(0xabcd)
+
+	for _, test := range []struct {
+		name string
+		mem  []byte
+		want string
+	}{
+		{"table", p.table.region.Bytes(), `
+0000 504e4b54010000000200000002000000
+0010 05000000000000000000000000000000
+0080 44332211020000000006000009000000
+0090 01000000000000000200000000000000
+00a0 03000000000000000000000000000000
+00e0 00100000000000002000000000040700
+00f0 00200000000000002004000000020000
+`},
+		{"ring", p.channel.ringMem.Bytes(), `
+0000 504e4b52010000000200000002000000
+0010 05000000000000000000000000000000
+0040 05000000000000000000000000000000
+0080 02000000000000000000000000000000
+00c0 01000000010000000000000000000000
+0100 01000000000000000000000000000000
+`},
+		{"replies", p.channel.replies.Bytes(), `
+0000 504e4b41010000000200000002000000
+0010 05000000000000000000000000000000
+0040 05000000000000000000000000000000
+0080 01000000000000000000000000000000
+00c0 02000000000000000000000000000000
+0100 01000000000000000000000000000000
+0180 01000000000000000000000000000000
+0240 cdab0000000000000000000000000000
+0280 15000000010000001700000001000000
+02c0 01000000010000000000000000000000
+0380 05000000060000000203040000000000
+0390 07000000000000000800000000000000
+03a0 09000000000000000000000000000000
+03c0 68656c6c6f0000000000000000000000
+`},
+	} {
+		if got := "\n" + dump(test.mem); got != test.want {
+			t.Errorf("%s is%swant%s", test.name, got, test.want)
+		}
+	}
+}
+
+func TestGeometryIsValidated(t *testing.T) {
+	for _, test := range []struct {
+		g    Geometry
+		good bool
+	}{
+		{Geometry{Slots: 1, MaxPieces: 1}, true},
+		{Geometry{Slots: 65536, MaxPieces: 65536, ResultBytes: 64 << 20}, true},
+		{Geometry{Slots: 0, MaxPieces: 1}, false},
+		{Geometry{Slots: 3, MaxPieces: 1}, false},
+		{Geometry{Slots: 131072, MaxPieces: 1}, false},
+		{Geometry{Slots: 4, MaxPieces: 0}, false},
+		{Geometry{Slots: 4, MaxPieces: 65537}, false},
+		{Geometry{Slots: 4, MaxPieces: 1, ResultBytes: 64<<20 + 1}, false},
+	} {
+		if err := test.g.Validate(); (err == nil) != test.good {
+			t.Errorf("%+v: %v", test.g, err)
+		}
+	}
+}
+
+func TestStageWordsAndReplyEntriesComeBackAsTheyWent(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ticket, slot := rapid.Uint32().Draw(t, "ticket"), rapid.Uint32().Draw(t, "slot")
+		generation := rapid.Uint32Range(0, maxGeneration).Draw(t, "generation")
+		stage := Stage(rapid.IntRange(0, 3).Draw(t, "stage"))
+		if a, b, c := unpackStage(packStage(ticket, generation, stage)); a != ticket || b != generation || c != stage {
+			t.Fatalf("stage: %d %d %v", a, b, c)
+		}
+		if a, b := unpackReply(packReply(ticket, slot)); a != ticket || b != slot {
+			t.Fatalf("reply: %d %d", a, b)
+		}
+	})
+}
+
+func TestStagesHaveNames(t *testing.T) {
+	for stage, want := range map[Stage]string{StageNone: "none", StagePending: "pending", StageStarted: "started", stageDone: "started", 9: "Stage(9)"} {
+		if stage.String() != want {
+			t.Errorf("%d is %q, want %q", uint8(stage), stage, want)
+		}
+	}
+}

@@ -1,0 +1,61 @@
+package shm
+
+import (
+	"testing"
+	"unsafe"
+)
+
+// The layout is shared with processes that were built elsewhere: a change here
+// is a change of Version.
+func TestLayoutIsPinned(t *testing.T) {
+	var (
+		piece   Piece
+		request Request
+		header  resultHeader
+	)
+	for name, test := range map[string]struct{ got, want uintptr }{
+		"size of Piece":        {unsafe.Sizeof(piece), 16},
+		"Piece.Offset":         {unsafe.Offsetof(piece.Offset), 0},
+		"Piece.Place":          {unsafe.Offsetof(piece.Place), 8},
+		"Piece.Length":         {unsafe.Offsetof(piece.Length), 12},
+		"Piece.Slab":           {unsafe.Offsetof(piece.Slab), 14},
+		"size of Request":      {unsafe.Sizeof(request), 64},
+		"Request.ID":           {unsafe.Offsetof(request.ID), 0},
+		"Request.Pieces":       {unsafe.Offsetof(request.Pieces), 4},
+		"Request.Bytes":        {unsafe.Offsetof(request.Bytes), 8},
+		"Request.Priority":     {unsafe.Offsetof(request.Priority), 12},
+		"Request.FirstPiece":   {unsafe.Offsetof(request.FirstPiece), 16},
+		"Request.Whole":        {unsafe.Offsetof(request.Whole), 24},
+		"Request.Deadline":     {unsafe.Offsetof(request.Deadline), 32},
+		"size of resultHeader": {unsafe.Sizeof(header), 64},
+		"result length":        {unsafe.Offsetof(header.length), 0},
+		"result modelVersion":  {unsafe.Offsetof(header.modelVersion), 4},
+		"result status":        {unsafe.Offsetof(header.status), 8},
+		"result kind":          {unsafe.Offsetof(header.kind), 9},
+		"result batch":         {unsafe.Offsetof(header.batch), 10},
+		"result dispatched":    {unsafe.Offsetof(header.dispatched), 16},
+		"result gathered":      {unsafe.Offsetof(header.gathered), 24},
+		"result inferred":      {unsafe.Offsetof(header.inferred), 32},
+	} {
+		if test.got != test.want {
+			t.Errorf("%s is %d, want %d", name, test.got, test.want)
+		}
+	}
+}
+
+func TestViewRefusesWhatLeavesTheMapping(t *testing.T) {
+	mem := make([]byte, 64)
+	for _, test := range []struct{ at, n int }{{-8, 1}, {64, 1}, {60, 1}, {0, 9}, {0, -1}, {1 << 62, 1}, {0, 1 << 62}, {3, 1}} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%d words at %d of 64 bytes given", test.n, test.at)
+				}
+			}()
+			view[uint64](mem, test.at, test.n)
+		}()
+	}
+	if got := view[uint64](mem, 64, 0); got != nil {
+		t.Errorf("no words are %v", got)
+	}
+}
