@@ -272,13 +272,18 @@ func (r *Rule) Next(s State, o Observation) State {
 }
 
 // nextAllLate is the state after a dispatch in which every candidate was late. A
-// rule that believes the device to be slower than it is would never run a batch
-// again, and never learn better: so the belief fades a little each time, until a
-// batch is tried.
+// rule that believes the device to be too slow even for a request that has not
+// waited would never run a batch again, and never learn better: so that belief
+// fades a little each time, until a batch is tried.
 func (r *Rule) nextAllLate(s State) State {
-	s.model = s.model.fade()
+	if r.Expected(s, 1).Seconds() > r.left(s) {
+		s.model = s.model.fade()
+	}
 	return r.count(s, true)
 }
+
+// left is what the objective leaves after aggregation, in seconds.
+func (r *Rule) left(s State) float64 { return max(0, r.cfg.SLO.Seconds()-s.aggregated) }
 
 // count keeps the fit.
 func (r *Rule) count(s State, miss bool) State {
@@ -372,7 +377,7 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 // all the same, they come faster than such batches take them, for a moment or for
 // long, and the target moves towards mostOverload.
 func (r *Rule) target(s State) float64 {
-	left := max(0, r.cfg.SLO.Seconds()-s.aggregated)
+	left := r.left(s)
 	tail := tailDeviations * s.model.deviation()
 	all := left / (1 + s.sat + tail*math.Sqrt(1+s.sat*s.sat))
 	return all + s.overload*max(0, mostOverload*left-all)

@@ -499,3 +499,17 @@ func TestNextAllocatesNothing(t *testing.T) {
 		}
 	}
 }
+
+// Requests that come too late by themselves (a client's own, tiny deadlines) say
+// nothing about the device.
+func TestLateRequestsDoNotUnteachTheDevice(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 8})
+	s, _ := saturate(r, r.Start(), linear(time.Millisecond, time.Millisecond), 50)
+	before := r.Expected(s, 8)
+	for range 1000 {
+		s = r.Next(s, Observation{Late: 1})
+	}
+	if got := r.Expected(s, 8); got != before {
+		t.Errorf("8 are expected to take %v after late requests, were %v", got, before)
+	}
+}
