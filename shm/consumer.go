@@ -293,11 +293,21 @@ func (c *Consumer) findAll() {
 	}
 }
 
-func (c *Consumer) takeFound(dst []uint32) int {
-	n := copy(dst, c.found)
-	if n > 0 {
-		c.found = c.found[:copy(c.found, c.found[n:])]
+// takeFound moves found slots to dst, but those that were withdrawn since.
+func (c *Consumer) takeFound(dst []uint32) (n int) {
+	looked := 0
+	for ; n < len(dst) && looked < len(c.found); looked++ {
+		slot := c.found[looked]
+		if c.ring.tickets[slot].Load() != c.tickets[slot] {
+			c.tickets[slot] = 0
+			if !c.claim(slot) {
+				continue
+			}
+		}
+		dst[n] = slot
+		n++
 	}
+	c.found = c.found[:copy(c.found, c.found[looked:])]
 	return n
 }
 
