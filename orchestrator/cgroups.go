@@ -243,11 +243,18 @@ func has(list, item string) bool {
 	return false
 }
 
+// mendV1 prepares a group where making one was not permitted. Version 1 lets its
+// owner make groups in it and move the own processes there.
 func mendV1(err error) string {
-	if errors.Is(err, fs.ErrPermission) {
-		return `sudo mkdir -p /sys/fs/cgroup/cpu/` + preparedName + ` && sudo chown -R "$(id -u)" /sys/fs/cgroup/cpu/` + preparedName
+	var denied *fs.PathError
+	if !errors.As(err, &denied) || !errors.Is(err, fs.ErrPermission) {
+		return ""
 	}
-	return ""
+	dir := filepath.Dir(denied.Path)
+	if filepath.Base(dir) != preparedName {
+		dir = filepath.Join(dir, preparedName)
+	}
+	return fmt.Sprintf(`sudo mkdir -p %s && sudo chown -R "$(id -u)" %s`, dir, dir)
 }
 
 func (t *treeV1) mechanism() string { return mechanismV1 }

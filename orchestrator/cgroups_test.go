@@ -181,6 +181,24 @@ func TestProbeFindsWhatRunTakes(t *testing.T) {
 	}
 }
 
+func TestMendPreparesTheGroupThatWasDenied(t *testing.T) {
+	denied := func(dir string) error {
+		return fmt.Errorf("make group: %w", &os.PathError{Op: "mkdir", Path: filepath.Join(dir, "penstock-7-1"), Err: os.ErrPermission})
+	}
+	const want = `sudo mkdir -p /sys/fs/cgroup/cpu/user/penstock && sudo chown -R "$(id -u)" /sys/fs/cgroup/cpu/user/penstock`
+	for _, dir := range []string{"/sys/fs/cgroup/cpu/user", "/sys/fs/cgroup/cpu/user/penstock"} {
+		if got := mendV1(denied(dir)); got != want {
+			t.Errorf("in %s: %s", dir, got)
+		}
+	}
+	if got := mendV1(errNoController); got != "" {
+		t.Errorf("without a controller: %s", got)
+	}
+	if got := mendV2(errNoController); got != "" {
+		t.Errorf("without a controller: %s", got)
+	}
+}
+
 func TestReadMounts(t *testing.T) {
 	const text = `31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
 32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:7 master:1 - cgroup cgroup rw,cpu,cpuacct
@@ -239,7 +257,7 @@ func TestParseCPUMax(t *testing.T) {
 func TestRealProcessIsHeldToItsShare(t *testing.T) {
 	needQuotas(t)
 	n := aNode(t).run(func(o *Options) { o.Mechanism = "" })
-	n.want(n.child(1, control.Serve))
+	n.want(n.child(1, control.Serve, "spin"))
 	p := n.untilState(1, control.Active)
 	if n.last.Mechanism == mechanismGovernor || p.SharePercent != 30 {
 		t.Errorf("observed %+v", n.last)
@@ -252,7 +270,21 @@ func TestRealProcessIsHeldToItsShare(t *testing.T) {
 	if err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(p.PID) {
 		t.Errorf("in its group is %q, %v; want %d", b, err, p.PID)
 	}
-	n.want(n.child(1, control.Kill))
+	// It computes on all CPUs, and the kernel stops it.
+	throttled := func() bool {
+		b, err := os.ReadFile(filepath.Join(groups[0], "face-0-1", "cpu.stat"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(b), "nr_throttled ")
+		return rest != "" && !strings.HasPrefix(rest, "0\n")
+	}
+	for deadline := time.Now().Add(patience); !throttled(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it was never stopped")
+		}
+	}
+	n.want(n.child(1, control.Kill, "spin"))
 	n.untilState(1, control.Stopped)
 	if _, err := os.Stat(filepath.Join(groups[0], "face-0-1")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("its group is left: %v", err)

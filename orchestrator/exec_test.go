@@ -257,22 +257,34 @@ func TestRealProcessThatDoesNotListen(t *testing.T) {
 	}
 }
 
-func TestRealProcessIsKilledWithItsFamily(t *testing.T) {
-	n := aNode(t).run()
-	file := filepath.Join(n.dir, "grandchild")
-	n.want(n.child(1, control.Serve, "family", file))
-	n.untilState(1, control.Active)
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+func TestNothingOfARealProcessOutlivesIt(t *testing.T) {
+	for name, end := range map[string]struct {
+		how   string
+		role  control.Role
+		state control.State
+	}{
+		"when it is killed":       {"", control.Kill, control.Stopped},
+		"when it ends as ordered": {"", control.Drain, control.Stopped},
+		"when it crashes":         {"crash", control.Serve, control.Failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := aNode(t).run()
+			file := filepath.Join(n.dir, "grandchild")
+			n.want(n.child(1, control.Shadow, end.how, "family", file))
+			n.untilState(1, control.Loaded)
+			b, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			grandchild, err := strconv.Atoi(string(b))
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.want(n.child(1, end.role, end.how, "family", file))
+			n.untilState(1, end.state)
+			n.untilGone(grandchild)
+		})
 	}
-	grandchild, err := strconv.Atoi(string(b))
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.want(n.child(1, control.Kill, "family", file))
-	n.untilState(1, control.Stopped)
-	n.untilGone(grandchild)
 }
 
 func TestRealProcessThatDiesAtOnceIsHeldBack(t *testing.T) {

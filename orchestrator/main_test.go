@@ -113,14 +113,14 @@ func childMain(how []string) int {
 		_ = none[len(how)]
 	case is("hang"):
 		signal.Ignore(syscall.SIGTERM)
-		select {}
+		forever()
 	case is("future"): // a program built from a later version
 		link := os.NewFile(control.ChildFD, "link")
 		fmt.Fprintf(link, `{"version":%d,"pid":%d,"state":"starting","mood":"good"}`+"\n", control.Version+1, os.Getpid())
-		select {}
+		forever()
 	case is("nonsense"):
 		fmt.Fprintln(os.NewFile(control.ChildFD, "link"), "hello")
-		select {}
+		forever()
 	}
 	child, err := control.OpenChild()
 	if err != nil {
@@ -168,9 +168,16 @@ func childMain(how []string) int {
 		}
 	}
 	if is("stay") { // though nobody is left: only the parent's death can end it
-		select {}
+		forever()
 	}
 	return 1
+}
+
+// forever hangs, in a way that the runtime does not take for a deadlock.
+func forever() {
+	for {
+		time.Sleep(time.Hour)
+	}
 }
 
 // allowed says on which CPUs this process may run.
