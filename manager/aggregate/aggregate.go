@@ -1,0 +1,681 @@
+// Package aggregate makes requests of pieces. Datagrams go in as they came,
+// where they lie in the slab; what comes out are slots whose request is whole,
+// what clients must be told, and the packet memory that nobody needs any more.
+//
+// The way of a datagram, in the order of this file:
+//
+//  1. Add reads its header and checks it (package wire).
+//  2. Its request is found: the one before it in the batch, as a rule; else by
+//     (source address, source port, request id) among the live slots and the
+//     requests that ended lately.
+//  3. A request that is new takes a free slot; or it is refused (its size is not
+//     the model's), or turned away (no room).
+//  4. The piece is checked against the request's others and marked in its bitmap,
+//     and descriptors of its payload are written straight into the request table.
+//  5. The last one missing makes the request whole: the caller publishes its slot.
+//
+// The life of a slot:
+//
+//	        first piece             last piece                End
+//	free ───────────────> gathering ──────────> whole ──────────────┐
+//	 ^                        │ Expire: incomplete                  │
+//	 │                        │ EvictOldest, no slot left: evicted  │
+//	 └────────────────────────┴─────────────────────────────────────┘
+//
+// Every request that begins becomes exactly one of whole, incomplete and evicted;
+// its client is told once, and its spans are in Events.Release once.
+//
+// # What has ended
+//
+// A request that held a slot and was answered (ok, late, incomplete, failed) is
+// remembered for AnsweredFor: its pieces are late and dropped, so it is never
+// run twice, and a client that asks (piece 0, retransmitted) gets the same answer
+// again, with the credit of the day, at most every AgainAfter. That holds for
+// incomplete as well: a client tries again under a new id. A request that was
+// turned away, evicted or refused is remembered for TurnedAwayFor, long enough
+// for the rest of its pieces to come and go; after that the same id begins anew.
+// Both memories are bounded and forget their oldest first.
+//
+// The package is pure: time is passed in (nanoseconds of shm.Now's clock), there
+// is no I/O, and nothing is allocated once buffers have grown to what a burst
+// takes. An Aggregator and all that it returns belong to whoever holds the
+// caller's lock; nothing here may be called by two goroutines at once.
+package aggregate
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// Table is where descriptors are written for inference functions to read:
+// *shm.Table. Pieces is called once for each slot, by New.
+type Table interface {
+	// Pieces is a slot's descriptors, Config.MaxPieces of them, written in place.
+	Pieces(slot uint32) []shm.Piece
+	// SetRequest writes what else is told of a slot's request, when it is whole.
+	SetRequest(slot uint32, r shm.Request)
+}
+
+// Aggregator is the requests of one inference function.
+type Aggregator struct {
+	config Config
+	memory []byte
+	table  Table
+	// now is the latest time that any caller has come with: the clocks of two
+	// threads that wait for one lock may cross.
+	now      int64
+	draining bool
+
+	slots []request
+	free  []uint32 // a stack: the slot used last is still in the cache
+	last  uint32   // the slot that the last piece went to
+	// requests finds live slots (0 … Slots-1) and remembered ends (from Slots on).
+	requests index
+	hash     hasher
+
+	// age holds the gathering slots, oldest first: the order of their deadlines.
+	age list
+	// quiet[k] holds those for which k wishes were sent, the one without a sign
+	// of life for longest first; within one list the wait is the same, so each is
+	// in the order of its timers.
+	quiet []list
+	// noneQuietBefore is a time before which no gathering request can be quiet
+	// enough to be evicted for a new one.
+	noneQuietBefore int64
+
+	ended   memory // answered
+	turned  memory // turned away, evicted, refused
+	answers arena  // the payloads of ended
+	clients clients
+
+	heldBytes uint64
+	stats     Stats
+}
+
+// request is what a slot holds. The last three keep their memory.
+type request struct {
+	from  netip.AddrPort
+	id    uint32
+	hash  uint32
+	state state
+
+	client   uint32 // index in clients
+	count    uint16 // pieces
+	size     uint32 // bytes of every piece but the last
+	got      uint32 // pieces here
+	used     uint32 // descriptors
+	priority uint8
+	extended bool // the extension has come
+	wishes   uint8
+
+	first    int64 // first piece
+	whole    int64
+	progress int64 // last new piece
+	mark     int64 // last new piece or wish
+	wished   int64 // last wish, or the beginning
+	wanted   int64 // for how long after first an answer is of use; 0: not said
+	sentAt   uint64
+
+	present []uint64 // bit i%64 of word i/64: piece i is here
+	pieces  []shm.Piece
+	spans   []source.Span // the datagrams, headers and all; adjacent ones merged
+}
+
+type state uint8
+
+const (
+	stateFree state = iota
+	stateGathering
+	stateWhole
+)
+
+// New makes an aggregator over a slab's memory. It panics when the configuration
+// is not valid (see Config.Validate), or the table does not fit it.
+func New(config Config, memory []byte, table Table) *Aggregator {
+	config = config.withDefaults()
+	if err := config.Validate(); err != nil {
+		panic(err)
+	}
+	a := &Aggregator{
+		config:  config,
+		memory:  memory,
+		table:   table,
+		slots:   make([]request, config.Slots),
+		free:    make([]uint32, config.Slots),
+		hash:    newHasher(),
+		quiet:   make([]list, config.MaxWishes+1),
+		answers: newArena(config.AnsweredBytes),
+		clients: newClients(max(minClients, 2*config.Slots)),
+	}
+	a.requests = newIndex(config.Slots + config.AnsweredRequests + config.TurnedAwayRequests)
+	a.ended = newMemory(config.AnsweredRequests, config.Slots)
+	a.turned = newMemory(config.TurnedAwayRequests, config.Slots+config.AnsweredRequests)
+	a.age = newList(config.Slots)
+	for i := range a.quiet {
+		a.quiet[i] = newList(config.Slots)
+	}
+	words := (config.maxCount() + 63) / 64
+	bitmaps := make([]uint64, config.Slots*words)
+	for i := range a.slots {
+		r := &a.slots[i]
+		r.present = bitmaps[i*words:][:words:words]
+		r.pieces = table.Pieces(uint32(i))
+		if len(r.pieces) < config.MaxPieces {
+			panic("aggregate: the table has fewer descriptors than Config.MaxPieces")
+		}
+		r.pieces = r.pieces[:config.MaxPieces]
+		a.free[i] = uint32(config.Slots - 1 - i)
+	}
+	return a
+}
+
+// Add takes a batch of datagrams, and their spans with it: each is given back
+// through some Events.Release, exactly once.
+func (a *Aggregator) Add(now int64, batch []source.Datagram, events *Events) {
+	a.tick(now)
+	for i := range batch {
+		a.add(&batch[i], events)
+	}
+}
+
+// tick moves the clock and forgets what is too old to be remembered.
+func (a *Aggregator) tick(now int64) {
+	a.now = max(a.now, now)
+	for a.ended.expired(a.now) {
+		a.requests.remove(a.ended.pop())
+	}
+	for a.turned.expired(a.now) {
+		a.requests.remove(a.turned.pop())
+	}
+}
+
+func (a *Aggregator) add(d *source.Datagram, events *Events) {
+	a.stats.Datagrams++
+	var scratch [wire.HeaderSize]byte
+	h, err := wire.CheckHeader(a.bytes(d, 0, scratch[:]), d.Length())
+	if err == nil && h.Type != wire.TypeData {
+		err = wire.ErrType
+	}
+	if err != nil {
+		a.stats.Malformed[wire.ReasonOf(err)]++
+		events.release(d)
+		return
+	}
+	if r := &a.slots[a.last]; r.id == h.RequestID && r.state != stateFree && r.from == d.From {
+		a.piece(a.last, d, &h, events)
+		return
+	}
+	hash := a.hash.request(d.From, h.RequestID)
+	ref, ok := a.find(hash, d.From, h.RequestID)
+	switch {
+	case !ok:
+		a.begin(hash, d, &h, events)
+	case int(ref) < len(a.slots):
+		a.last = ref
+		a.piece(ref, d, &h, events)
+	default:
+		a.late(ref, d, &h, events)
+	}
+}
+
+// bytes is len(scratch) bytes of a datagram, from an offset on, fewer where it
+// ends before: in the slab if they lie in one span, else copied to scratch.
+func (a *Aggregator) bytes(d *source.Datagram, from int, scratch []byte) []byte {
+	to, first := min(from+len(scratch), d.Length()), int(d.First.Length)
+	switch {
+	case from >= to:
+		return nil
+	case to <= first:
+		return a.memory[d.First.Offset+uint64(from) : d.First.Offset+uint64(to)]
+	case from >= first:
+		return a.memory[d.Rest.Offset+uint64(from-first) : d.Rest.Offset+uint64(to-first)]
+	}
+	n := copy(scratch, a.memory[d.First.Offset+uint64(from):d.First.Offset+uint64(first)])
+	n += copy(scratch[n:], a.memory[d.Rest.Offset:d.Rest.Offset+uint64(to-first)])
+	return scratch[:n]
+}
+
+// find looks a request up: a slot, or Slots and more for one that has ended.
+func (a *Aggregator) find(hash uint32, from netip.AddrPort, id uint32) (ref uint32, ok bool) {
+	for ref, at, ok := a.requests.find(hash, hash); ok; ref, at, ok = a.requests.find(hash, at+1) {
+		if int(ref) < len(a.slots) {
+			if r := &a.slots[ref]; r.id == id && r.from == from {
+				return ref, true
+			}
+		} else if r := a.remembered(ref); r.id == id && r.from == from {
+			return ref, true
+		}
+	}
+	return 0, false
+}
+
+// begin gives a new request a slot, or sends it away.
+func (a *Aggregator) begin(hash uint32, d *source.Datagram, h *wire.Header, events *Events) {
+	client := a.clients.touch(a.hash.client(d.From), d.From, a.now)
+	size := wire.PieceSize(h)
+	switch {
+	case int(h.Total) != a.config.RequestBytes, int(h.Count) > a.config.maxCount(),
+		h.Count > 1 && int(size) < a.config.MinPieceBytes:
+		a.stats.Refused++
+		a.drop(DropForeign, d, events)
+		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusRefused, Credit: a.credit(client)}, events)
+		return
+	case a.draining, len(a.free) == 0 && !a.evictQuiet(events):
+		a.stats.Busy++
+		a.drop(DropBusy, d, events)
+		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusBusy}, events)
+		return
+	}
+	slot := a.free[len(a.free)-1]
+	a.free = a.free[:len(a.free)-1]
+	r := &a.slots[slot]
+	r.from, r.id, r.hash, r.state = d.From, h.RequestID, hash, stateGathering
+	r.client, r.count, r.size = client, h.Count, size
+	r.got, r.used, r.priority, r.extended, r.wishes = 0, 0, 0, false, 0
+	r.first, r.progress, r.mark, r.wished = a.now, a.now, a.now, a.now
+	r.wanted, r.sentAt = 0, 0
+	clear(r.present[:(int(h.Count)+63)/64])
+	a.requests.insert(hash, slot)
+	a.age.push(slot)
+	a.quiet[0].push(slot)
+	a.clients.began(client)
+	a.stats.Begun++
+	a.last = slot
+	a.piece(slot, d, h, events)
+}
+
+// piece adds a piece to a live request.
+func (a *Aggregator) piece(slot uint32, d *source.Datagram, h *wire.Header, events *Events) {
+	r := &a.slots[slot]
+	switch {
+	case !a.agrees(r, h):
+		reason := DropContradictory
+		if a.overlaps(r, h) {
+			reason = DropOverlapping
+		}
+		a.drop(reason, d, events)
+		return
+	case r.state == stateWhole, r.present[h.Index/64]&(1<<(h.Index%64)) != 0:
+		a.drop(DropDuplicate, d, events)
+		a.asked(slot, h, events)
+		return
+	case !a.describe(r, d, h):
+		a.drop(DropFragmented, d, events)
+		a.evict(slot, events)
+		return
+	}
+	a.heldBytes += uint64(d.Length())
+	r.spans = hold(hold(r.spans, d.First), d.Rest)
+	r.present[h.Index/64] |= 1 << (h.Index % 64)
+	r.got++
+	a.stats.Pieces++
+	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 && !r.extended {
+		a.extend(r, d)
+	}
+	if r.got == uint32(r.count) {
+		a.complete(slot, events)
+		return
+	}
+	if r.progress != a.now {
+		r.progress, r.mark = a.now, a.now
+		quiet := &a.quiet[r.wishes]
+		quiet.remove(slot)
+		quiet.push(slot)
+	}
+	a.asked(slot, h, events)
+}
+
+// agrees reports whether a piece's total, count and piece size are its request's.
+// The header is sound in itself, so of the last piece only the offset tells the
+// size, of every other the length.
+func (a *Aggregator) agrees(r *request, h *wire.Header) bool {
+	if h.Count != r.count || int(h.Total) != a.config.RequestBytes {
+		return false
+	}
+	if h.Index == h.Count-1 {
+		return h.Offset == uint32(h.Index)*r.size
+	}
+	return uint32(h.Length) == r.size
+}
+
+// overlaps reports whether a piece that contradicts its request covers bytes
+// that are here.
+func (a *Aggregator) overlaps(r *request, h *wire.Header) bool {
+	if r.state == stateWhole {
+		return int(h.Offset) < a.config.RequestBytes
+	}
+	first := h.Offset / r.size
+	last := uint32((uint64(h.Offset) + uint64(h.Length) - 1) / uint64(r.size))
+	for i := first; i <= last && i < uint32(r.count); i++ {
+		if r.present[i/64]&(1<<(i%64)) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// describe writes the descriptors of a piece's payload: one, or two where it
+// lies in both of the datagram's spans. It reports false when there are none
+// left.
+func (a *Aggregator) describe(r *request, d *source.Datagram, h *wire.Header) bool {
+	from, length, first := uint32(wire.PayloadOffset(h)), uint32(h.Length), d.First.Length
+	to := r.pieces[r.used:]
+	switch {
+	case len(to) == 0:
+		return false
+	case from+length <= first:
+		to[0] = shm.Piece{Offset: d.First.Offset + uint64(from), Place: h.Offset, Length: h.Length}
+	case from >= first:
+		to[0] = shm.Piece{Offset: d.Rest.Offset + uint64(from-first), Place: h.Offset, Length: h.Length}
+	case len(to) == 1:
+		return false
+	default:
+		head := first - from
+		to[0] = shm.Piece{Offset: d.First.Offset + uint64(from), Place: h.Offset, Length: uint16(head)}
+		to[1] = shm.Piece{Offset: d.Rest.Offset, Place: h.Offset + head, Length: uint16(length - head)}
+		r.used++
+	}
+	r.used++
+	return true
+}
+
+// extend reads what the client says of its request.
+func (a *Aggregator) extend(r *request, d *source.Datagram) {
+	if e, ok := a.extension(d); ok {
+		r.extended, r.priority, r.sentAt, r.wanted = true, e.Priority, e.SentAt, int64(e.Deadline)
+	}
+}
+
+func (a *Aggregator) extension(d *source.Datagram) (wire.Extension, bool) {
+	var scratch [wire.BlockSize]byte
+	e, err := wire.DecodeExtension(a.bytes(d, wire.HeaderSize, scratch[:]))
+	return e, err == nil
+}
+
+// complete makes a request whole.
+func (a *Aggregator) complete(slot uint32, events *Events) {
+	r := &a.slots[slot]
+	a.age.remove(slot)
+	a.quiet[r.wishes].remove(slot)
+	r.state, r.whole = stateWhole, a.now
+	a.stats.Whole++
+	a.table.SetRequest(slot, shm.Request{
+		ID: r.id, Pieces: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.priority,
+		FirstPiece: r.first, Whole: r.whole, Deadline: a.deadline(r),
+	})
+	events.Whole = append(events.Whole, slot)
+}
+
+// deadline is when an answer to r is of no use any more.
+func (a *Aggregator) deadline(r *request) int64 {
+	useful := int64(a.config.SLO)
+	if r.wanted > 0 {
+		useful = min(useful, r.wanted)
+	}
+	return r.first + useful
+}
+
+// asked answers a client that asks after a request which lacks pieces.
+func (a *Aggregator) asked(slot uint32, h *wire.Header, events *Events) {
+	r := &a.slots[slot]
+	if asks(h) && r.state == stateGathering && a.now-r.wished >= max(int64(AgainAfter), int64(a.config.WishAfter)) {
+		a.wish(slot, events)
+	}
+}
+
+// asks reports whether a piece asks for an answer: piece 0, retransmitted.
+func asks(h *wire.Header) bool { return h.Index == 0 && h.Flags&wire.FlagRetransmitted != 0 }
+
+// late drops a piece of a request that has ended, and answers again if asked.
+func (a *Aggregator) late(ref uint32, d *source.Datagram, h *wire.Header, events *Events) {
+	r := a.remembered(ref)
+	switch r.result.Status {
+	case wire.StatusRefused:
+		a.drop(DropForeign, d, events)
+	case wire.StatusBusy:
+		a.drop(DropBusy, d, events)
+	default:
+		a.drop(DropLate, d, events)
+	}
+	if !asks(h) || a.now-r.answered < int64(AgainAfter) {
+		return
+	}
+	payload, ok := a.answers.get(r.payload)
+	if !ok {
+		a.stats.Forgotten++
+		return
+	}
+	r.answered = a.now
+	a.stats.Again++
+	answer := Answer{To: r.from, RequestID: r.id, Result: r.result, Payload: events.keep(payload)}
+	if answer.Status != wire.StatusBusy {
+		answer.Credit = a.Credit(r.from)
+	}
+	events.Again = append(events.Again, answer)
+}
+
+func (a *Aggregator) remembered(ref uint32) *record {
+	if at := int(ref) - len(a.slots); at < len(a.ended.records) {
+		return &a.ended.records[at]
+	}
+	return &a.turned.records[int(ref)-len(a.slots)-len(a.ended.records)]
+}
+
+// drop counts a datagram that is of no use and gives its memory back.
+func (a *Aggregator) drop(reason Drop, d *source.Datagram, events *Events) {
+	a.stats.Dropped[reason]++
+	events.release(d)
+}
+
+// turnAway tells a client that its request gets no slot, once, and remembers it.
+func (a *Aggregator) turnAway(hash uint32, d *source.Datagram, h *wire.Header, result wire.Result, events *Events) {
+	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 {
+		if e, ok := a.extension(d); ok {
+			result.SentAt = e.SentAt
+		}
+	}
+	a.tell(&a.turned, record{from: d.From, id: h.RequestID, hash: hash, result: result}, events)
+}
+
+// tell tells a client how its request ended, and remembers it.
+func (a *Aggregator) tell(m *memory, r record, events *Events) {
+	events.Told = append(events.Told, Answer{To: r.from, RequestID: r.id, Result: r.result})
+	a.remember(m, r)
+}
+
+// remember keeps a request that has ended, in place of the oldest when there is
+// no room.
+func (a *Aggregator) remember(m *memory, r record) {
+	life := a.config.AnsweredFor
+	if m == &a.turned {
+		life = a.config.TurnedAwayFor
+	}
+	r.answered, r.expires = a.now, a.now+int64(life)
+	if m.full() {
+		a.requests.remove(m.pop())
+	}
+	a.requests.insert(r.hash, m.push(r))
+}
+
+// wishFor is how long a request that had k wishes may be quiet before its next.
+func (a *Aggregator) wishFor(k int) int64 { return int64(a.config.WishAfter) << k }
+
+// NextDeadline is when Expire has something to do, 0 for never.
+func (a *Aggregator) NextDeadline() int64 {
+	next := int64(0)
+	if slot := a.age.head; slot != none {
+		next = a.slots[slot].first + int64(a.config.Deadline)
+	}
+	for k := range a.quiet[:len(a.quiet)-1] {
+		if slot := a.quiet[k].head; slot != none {
+			next = min(next, a.slots[slot].mark+a.wishFor(k))
+		}
+	}
+	return next
+}
+
+// Expire ends the requests whose deadline has passed without all their pieces,
+// and sends wishes for those that have been quiet.
+func (a *Aggregator) Expire(now int64, events *Events) {
+	a.tick(now)
+	for slot := a.age.head; slot != none && a.slots[slot].first+int64(a.config.Deadline) <= a.now; slot = a.age.head {
+		r := &a.slots[slot]
+		result := wire.Result{
+			Status: wire.StatusIncomplete, Missing: r.count - uint16(r.got), Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt,
+		}
+		a.stats.Incomplete++
+		a.vacate(slot, events)
+		result.Credit = a.credit(r.client)
+		a.tell(&a.ended, record{from: r.from, id: r.id, hash: r.hash, result: result}, events)
+	}
+	for k := len(a.quiet) - 2; k >= 0; k-- {
+		for slot := a.quiet[k].head; slot != none && a.slots[slot].mark+a.wishFor(k) <= a.now; slot = a.quiet[k].head {
+			a.wish(slot, events)
+		}
+	}
+}
+
+// wish asks a client for what is missing.
+func (a *Aggregator) wish(slot uint32, events *Events) {
+	r := &a.slots[slot]
+	a.quiet[r.wishes].remove(slot)
+	r.wishes = uint8(min(int(r.wishes)+1, len(a.quiet)-1))
+	r.mark, r.wished = a.now, a.now
+	a.quiet[r.wishes].push(slot)
+	a.stats.Wishes++
+	events.wish(r, uint32(a.config.RequestBytes))
+}
+
+// EvictOldest ends the request that has been gathering for longest, so that its
+// packet memory is free for others; its client is told busy. It reports false
+// when none is gathering.
+func (a *Aggregator) EvictOldest(now int64, events *Events) bool {
+	a.tick(now)
+	if a.age.head == none {
+		return false
+	}
+	a.evict(a.age.head, events)
+	return true
+}
+
+// evictQuiet makes room for a new request: the oldest that no piece has come for
+// in twice WishAfter has to go. It reports false when there is none.
+func (a *Aggregator) evictQuiet(events *Events) bool {
+	if a.now < a.noneQuietBefore {
+		return false
+	}
+	patience := 2 * int64(a.config.WishAfter)
+	earliest := a.now + patience
+	for slot := a.age.head; slot != none; slot = a.age.links[slot].next {
+		quietAt := a.slots[slot].progress + patience
+		if quietAt <= a.now {
+			a.evict(slot, events)
+			return true
+		}
+		earliest = min(earliest, quietAt)
+	}
+	a.noneQuietBefore = earliest
+	return false
+}
+
+func (a *Aggregator) evict(slot uint32, events *Events) {
+	r := &a.slots[slot]
+	a.stats.Evicted++
+	a.vacate(slot, events)
+	a.tell(&a.turned, record{from: r.from, id: r.id, hash: r.hash, result: wire.Result{
+		Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt,
+	}}, events)
+}
+
+// vacate frees a slot, of a live request, and its spans. What else the slot says
+// stays readable until it is used again.
+func (a *Aggregator) vacate(slot uint32, events *Events) {
+	r := &a.slots[slot]
+	if r.state == stateGathering {
+		a.age.remove(slot)
+		a.quiet[r.wishes].remove(slot)
+	}
+	a.requests.remove(r.hash, slot)
+	a.clients.ended(r.client, a.now)
+	for _, s := range r.spans {
+		a.heldBytes -= uint64(s.Length)
+		events.Release = hold(events.Release, s)
+	}
+	r.spans = r.spans[:0]
+	r.state = stateFree
+	a.free = append(a.free, slot)
+}
+
+// Origin is where a live request came from, and when.
+type Origin struct {
+	From      netip.AddrPort
+	RequestID uint32
+	// FirstPiece and Whole are in nanoseconds of shm.Now's clock.
+	FirstPiece, Whole int64
+	// SentAt is the client's own time, to be echoed.
+	SentAt uint64
+}
+
+// Origin tells of a whole request, from when its slot was in Events.Whole until
+// End; ok is false for any other slot.
+func (a *Aggregator) Origin(slot uint32) (o Origin, ok bool) {
+	if int(slot) >= len(a.slots) || a.slots[slot].state != stateWhole {
+		return Origin{}, false
+	}
+	r := &a.slots[slot]
+	return Origin{From: r.from, RequestID: r.id, FirstPiece: r.first, Whole: r.whole, SentAt: r.sentAt}, true
+}
+
+// End ends a whole request with its answer: its spans go to events.Release, its
+// slot is free, and the answer is kept (the payload is copied) to be given again.
+// It fills result.Credit and result.SentAt in; the caller then sends the answer.
+// It reports false, and does nothing, when the slot holds no whole request: then
+// it has ended already.
+func (a *Aggregator) End(now int64, slot uint32, result *wire.Result, payload []byte, events *Events) bool {
+	if int(slot) >= len(a.slots) || a.slots[slot].state != stateWhole {
+		return false
+	}
+	a.tick(now)
+	r := &a.slots[slot]
+	a.vacate(slot, events)
+	result.SentAt = r.sentAt
+	m := &a.ended
+	if result.Status == wire.StatusBusy {
+		m, result.Credit = &a.turned, 0
+	} else {
+		result.Credit = a.credit(r.client)
+	}
+	a.remember(m, record{from: r.from, id: r.id, hash: r.hash, result: *result, payload: a.answers.put(payload)})
+	return true
+}
+
+// Drain turns new requests away from now on; those that have begun go on.
+func (a *Aggregator) Drain() { a.draining = true }
+
+// Credit is how many more requests a client may have in flight now: its fair part
+// of the slots (one at least) less what it has, within what is free.
+func (a *Aggregator) Credit(client netip.AddrPort) uint16 {
+	a.clients.expire(a.now)
+	at, ok := a.clients.find(a.hash.client(client), client)
+	if !ok {
+		return a.share(a.clients.active()+1, 0)
+	}
+	return a.credit(at)
+}
+
+func (a *Aggregator) credit(client uint32) uint16 {
+	a.clients.expire(a.now)
+	return a.share(a.clients.active(), a.clients.inFlight(client))
+}
+
+func (a *Aggregator) share(active, inFlight int) uint16 {
+	if a.draining {
+		return 0
+	}
+	fair := max(len(a.slots)/max(active, 1), 1)
+	return uint16(min(max(fair-inFlight, 0), len(a.free), 1<<16-1))
+}

@@ -1,0 +1,613 @@
+package aggregate
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+var camera = address(1)
+
+func TestAggregatorMakesARequestWholeInAnyOrder(t *testing.T) {
+	backwards := all(7)
+	slices.Reverse(backwards)
+	mixed := all(7)
+	for i := range mixed {
+		mixed[i] = all(7)[i*7%testCount]
+	}
+	for name, pieces := range map[string][]piece{"in order": all(7), "backwards": backwards, "mixed": mixed} {
+		t.Run(name, func(t *testing.T) {
+			onBed(t, nil, func(b *bed) {
+				if e := b.send(camera, pieces[:testCount-1]...); len(e.Whole) > 0 {
+					t.Fatal("whole without its last piece")
+				}
+				first := b.now
+				b.now += 1e6
+				e := b.send(camera, pieces[testCount-1])
+				if len(e.Whole) != 1 || len(e.Told)+len(e.Again)+len(e.Wishes) > 0 {
+					t.Fatalf("events %+v", e)
+				}
+				slot := e.Whole[0]
+				if !bytes.Equal(b.assemble(slot), picture(7, testRequest)) {
+					t.Error("the descriptors do not make the picture")
+				}
+				want(b, "request", b.table.requests[slot], shm.Request{
+					ID: 7, Pieces: testCount, Bytes: testRequest, FirstPiece: first, Whole: b.now, Deadline: first + int64(b.config.SLO),
+				})
+				o, ok := b.a.Origin(slot)
+				want(b, "origin", o, Origin{From: camera, RequestID: 7, FirstPiece: first, Whole: b.now})
+				want(b, "origin is known", ok, true)
+			})
+		})
+	}
+}
+
+func TestAggregatorFollowsADatagramAcrossTwoSpans(t *testing.T) {
+	extension := &wire.Extension{Priority: 9, SentAt: 77, Deadline: 30 * time.Millisecond}
+	size := len(piece{extension: extension, padded: true}.datagram())
+	for at := 1; at < size; at++ {
+		onBed(t, nil, func(b *bed) {
+			var batch []source.Datagram
+			for i := range testCount {
+				p := piece{id: 3, index: i, padded: true}
+				if i == 0 {
+					p.extension = extension
+				}
+				batch = append(batch, b.land(camera, p.datagram(), at))
+			}
+			e := b.add(batch...)
+			if len(e.Whole) != 1 {
+				t.Fatalf("cut at %d: nothing is whole: %+v", at, b.a.Stats())
+			}
+			slot := e.Whole[0]
+			if !bytes.Equal(b.assemble(slot), picture(3, testRequest)) {
+				t.Errorf("cut at %d: the descriptors do not make the picture", at)
+			}
+			r := b.table.requests[slot]
+			if r.Priority != 9 || r.Deadline != r.FirstPiece+30e6 {
+				t.Errorf("cut at %d: priority %d, deadline after %d", at, r.Priority, r.Deadline-r.FirstPiece)
+			}
+			for _, p := range b.table.pieces[slot][:r.Pieces] {
+				if p.Length == 0 {
+					t.Errorf("cut at %d: a descriptor of no bytes", at)
+				}
+			}
+			if got := b.end(slot, wire.StatusOK, ""); got.SentAt != 77 {
+				t.Errorf("cut at %d: the client's time comes back as %d", at, got.SentAt)
+			}
+		})
+	}
+}
+
+func TestAggregatorCountsWhatItDropsByReason(t *testing.T) {
+	bare := func(b *bed) { b.send(camera, all(1, 4, 9)...) }
+	done := func(b *bed) { b.end(b.whole(camera, 1), wire.StatusOK, "") }
+	for _, c := range []struct {
+		name   string
+		before func(b *bed)
+		piece  piece
+		drop   Drop
+	}{
+		{"late", done, piece{id: 1, index: 4}, DropLate},
+		{"duplicate", bare, piece{id: 1, index: 3}, DropDuplicate},
+		{"duplicate of a whole one", func(b *bed) { b.whole(camera, 1) }, piece{id: 1, index: 3}, DropDuplicate},
+		{"another total", bare, piece{id: 1, index: 4, total: 999}, DropContradictory},
+		{"another total and foreign", bare, piece{id: 1, index: 9, total: 950}, DropContradictory},
+		{"another size over what is here", bare, piece{id: 1, index: 4, size: 110}, DropOverlapping},
+		{"another size, last", bare, piece{id: 1, index: 8, size: 111}, DropOverlapping},
+		{"another size, last, where nothing is", bare, piece{id: 1, index: 6, size: 160}, DropContradictory},
+		{"another size of a whole one", func(b *bed) { b.whole(camera, 1) }, piece{id: 1, index: 2, size: 110}, DropOverlapping},
+		{"foreign", nil, piece{id: 1, total: 1001}, DropForeign},
+		{"too small pieces", nil, piece{id: 1, size: 99}, DropForeign},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			onBed(t, nil, func(b *bed) {
+				if c.before != nil {
+					c.before(b)
+				}
+				before := b.a.Stats()
+				e := b.send(camera, c.piece)
+				if len(e.Whole)+len(e.Again)+len(e.Wishes) > 0 {
+					t.Errorf("events %+v", e)
+				}
+				var wanted [NumDrops]uint64
+				wanted[c.drop] = 1
+				got := b.a.Stats().Dropped
+				for i := range got {
+					got[i] -= before.Dropped[i]
+				}
+				want(b, "dropped", got, wanted)
+			})
+		})
+	}
+}
+
+func TestAggregatorCountsMalformedDatagrams(t *testing.T) {
+	sound := piece{id: 1, index: 2}.datagram()
+	for reason, spoil := range map[wire.Reason]func(d []byte) []byte{
+		wire.ReasonShort:   func(d []byte) []byte { return d[:21] },
+		wire.ReasonMagic:   func(d []byte) []byte { d[0]++; return d },
+		wire.ReasonVersion: func(d []byte) []byte { d[2] += 1 << 4; return d },
+		wire.ReasonType: func(d []byte) []byte {
+			d[2]++
+			h := wire.Header{Type: wire.TypeResult, Count: 1, Flags: 1}
+			d = make([]byte, 86)
+			h.Put(d)
+			return d
+		},
+		wire.ReasonFlags:    func(d []byte) []byte { d[3] |= 0x80; return d },
+		wire.ReasonCount:    func(d []byte) []byte { d[18], d[19] = 0, 0; return d },
+		wire.ReasonIndex:    func(d []byte) []byte { d[16] = 10; return d },
+		wire.ReasonLength:   func(d []byte) []byte { d[20]++; return d },
+		wire.ReasonTrailing: func(d []byte) []byte { return append(d, 0) },
+		wire.ReasonTotal:    func(d []byte) []byte { d[12], d[13] = 50, 0; return d },
+		wire.ReasonLast:     func(d []byte) []byte { d[3] |= 1; return d },
+		wire.ReasonOffset:   func(d []byte) []byte { d[8]++; return d },
+		wire.ReasonPieces:   func(d []byte) []byte { d[18]++; return d },
+	} {
+		t.Run(reason.String(), func(t *testing.T) {
+			onBed(t, nil, func(b *bed) {
+				b.send(camera, all(1, 2)...)
+				b.add(b.land(camera, spoil(slices.Clone(sound)), 0))
+				b.add(b.land(camera, spoil(slices.Clone(sound)), 9))
+				var wanted [wire.NumReasons]uint64
+				wanted[reason] = 2
+				want(b, "malformed", b.a.Stats().Malformed, wanted)
+				if e := b.add(b.land(camera, sound, 0)); len(e.Whole) != 1 {
+					t.Error("the sound piece does not fit any more")
+				}
+			})
+		})
+	}
+	onBed(t, nil, func(b *bed) {
+		b.add(source.Datagram{From: camera})
+		want(b, "an empty datagram", b.a.Stats().Malformed[wire.ReasonShort], 1)
+	})
+}
+
+func TestAggregatorKeepsClientsWithTheSameIDsApart(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		clients := []netip.AddrPort{
+			camera, netip.AddrPortFrom(camera.Addr(), camera.Port()+1), address(2),
+			netip.AddrPortFrom(netip.MustParseAddr("2001:db8::1%eth0"), 9), netip.AddrPortFrom(netip.MustParseAddr("2001:db8::1%eth1"), 9),
+			netip.AddrPortFrom(netip.AddrFrom16(camera.Addr().As16()), camera.Port()),
+		}
+		for _, c := range clients {
+			b.send(c, all(5, 0)...)
+		}
+		slots := map[uint32]bool{}
+		for _, c := range clients {
+			e := b.send(c, piece{id: 5})
+			if len(e.Whole) != 1 {
+				t.Fatalf("request of %v is not whole", c)
+			}
+			if o, _ := b.a.Origin(e.Whole[0]); o.From != c {
+				t.Errorf("request of %v is said to be of %v", c, o.From)
+			}
+			slots[e.Whole[0]] = true
+		}
+		want(b, "slots", len(slots), len(clients))
+	})
+}
+
+func TestAggregatorTellsIncompleteOnce(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		first := b.now
+		b.send(camera, append([]piece{{id: 1, extension: &wire.Extension{SentAt: 42}}}, all(1, 0, 3, 4)...)...)
+		b.pass(b.config.Deadline - 1)
+		want(b, "gathering", b.a.Stats().Gathering, 1)
+		e := b.pass(1)
+		want(b, "told", e.Told, []Answer{{To: camera, RequestID: 1, Result: wire.Result{
+			Status: wire.StatusIncomplete, Missing: 2, Credit: 64, Aggregate: time.Duration(b.now - first), SentAt: 42,
+		}}})
+		want(b, "held bytes", b.a.Stats().HeldBytes, 0)
+		// What comes after it is late, and runs nothing.
+		e = b.send(camera, all(1)...)
+		if len(e.Whole)+len(e.Told)+len(e.Again) > 0 {
+			t.Errorf("events %+v", e)
+		}
+		want(b, "late", b.a.Stats().Dropped[DropLate], testCount)
+		// Asked, it says the same again.
+		b.now += int64(AgainAfter)
+		e = b.send(camera, piece{id: 1, again: true})
+		if len(e.Again) != 1 || e.Again[0].Status != wire.StatusIncomplete || e.Again[0].Missing != 2 || e.Again[0].SentAt != 42 {
+			t.Errorf("again %+v", e.Again)
+		}
+	})
+}
+
+func TestAggregatorWishesForWhatIsMissing(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		start := b.now
+		b.send(camera, all(1, 2, 8)...)
+		want(b, "next deadline", b.a.NextDeadline()-start, int64(b.config.WishAfter))
+		var after []int64
+		var e Events
+		for b.a.Stats().Incomplete == 0 {
+			b.now = b.a.NextDeadline()
+			b.events.Reset()
+			b.a.Expire(b.now, &b.events)
+			b.settle()
+			for _, w := range b.events.Wishes {
+				after = append(after, (b.now-start)/int64(b.config.WishAfter))
+				e.Wishes = append(e.Wishes, w)
+				e.Wishes[len(e.Wishes)-1].Present = slices.Clone(w.Present)
+			}
+		}
+		want(b, "wishes, in units of WishAfter", after, []int64{1, 3, 7})
+		wish := Wish{To: camera, RequestID: 1, Total: testRequest, Count: testCount, Present: []uint64{1<<10 - 1 - 1<<2 - 1<<8}}
+		want(b, "wishes", e.Wishes, []Wish{wish, wish, wish})
+		datagram, next := wire.AppendWish(nil, wish.RequestID, wish.Total, wish.Count, wish.Present, 0)
+		w, err := wire.DecodeWish(datagram)
+		if err != nil || next != testCount {
+			t.Fatalf("wish as a datagram: %v, next %d", err, next)
+		}
+		want(b, "missing", slices.Collect(w.Missing), []int{2, 8})
+	})
+}
+
+func TestAggregatorWishesOnlyWhenQuiet(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		for i := range testCount {
+			if e := b.send(camera, piece{id: 1, index: i}); i == testCount-1 {
+				want(b, "whole", len(e.Whole), 1)
+			}
+			want(b, "wishes", len(b.pass(b.config.WishAfter-1).Wishes), 0)
+		}
+	})
+}
+
+func TestAggregatorSendsNoWishesWhereThereAreNone(t *testing.T) {
+	onBed(t, func(c *Config) { c.MaxWishes = -1 }, func(b *bed) {
+		b.send(camera, all(1, 2)...)
+		want(b, "next deadline", b.a.NextDeadline(), b.now+int64(b.config.Deadline))
+		want(b, "wishes", len(b.pass(time.Second).Wishes), 0)
+	})
+}
+
+// docs/wire.md, "Silence".
+func TestAggregatorAnswersAClientThatAsks(t *testing.T) {
+	ask := piece{id: 1, again: true}
+	onBed(t, nil, func(b *bed) {
+		// Unknown: it begins to be held. Lacking pieces: a wish, not too often.
+		want(b, "asked of an unknown request", len(b.send(camera, ask).Wishes), 0)
+		want(b, "gathering", b.a.Stats().Gathering, 1)
+		want(b, "asked too early", len(b.send(camera, ask).Wishes), 0)
+		b.now += int64(b.config.WishAfter)
+		want(b, "asked", len(b.send(camera, ask).Wishes), 1)
+		want(b, "asked at once again", len(b.send(camera, ask).Wishes), 0)
+		// Other retransmitted pieces ask nothing.
+		b.now += int64(b.config.WishAfter)
+		want(b, "piece 1, twice", len(b.send(camera, piece{id: 1, index: 1, again: true}, piece{id: 1, index: 1, again: true}).Wishes), 0)
+		// Whole and not done: nothing.
+		e := b.send(camera, all(1, 0, 1)...)
+		slot := e.Whole[0]
+		b.now += int64(b.config.WishAfter)
+		e = b.send(camera, ask)
+		want(b, "asked of a whole request", len(e.Wishes)+len(e.Again)+len(e.Told), 0)
+		// Ended: the same answer, with the credit of the day, not too often.
+		answer := b.end(slot, wire.StatusOK, "a cat")
+		want(b, "credit", answer.Credit, 64)
+		want(b, "asked too early after the answer", len(b.send(camera, ask).Again), 0)
+		b.whole(camera, 2)
+		b.now += int64(AgainAfter)
+		e = b.send(camera, ask, ask, piece{id: 1, index: 1, again: true}, piece{id: 1})
+		answer.Credit = 63
+		want(b, "again", e.Again, []Answer{{To: camera, RequestID: 1, Result: answer, Payload: []byte("a cat")}})
+		b.now += int64(AgainAfter)
+		want(b, "again", len(b.send(camera, ask).Again), 1)
+	})
+}
+
+func TestAggregatorRunsNothingTwice(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		for _, status := range []wire.Status{wire.StatusOK, wire.StatusLate, wire.StatusFailed} {
+			b.end(b.whole(camera, int(status)), status, "")
+		}
+		b.now += int64(b.config.AnsweredFor) - 1
+		for _, status := range []wire.Status{wire.StatusOK, wire.StatusLate, wire.StatusFailed} {
+			if e := b.send(camera, all(int(status))...); len(e.Whole) > 0 {
+				t.Errorf("%v: run again", status)
+			}
+		}
+		b.now++
+		b.whole(camera, int(wire.StatusOK))
+	})
+}
+
+func TestAggregatorForgetsTheOldestAnswerWhenThereIsNoRoom(t *testing.T) {
+	change := func(c *Config) { c.AnsweredRequests, c.AnsweredBytes = 3, 20 }
+	onBed(t, change, func(b *bed) {
+		for id := 1; id <= 3; id++ {
+			b.end(b.whole(camera, id), wire.StatusOK, "12345678")
+		}
+		b.now += int64(AgainAfter)
+		for id, kept := range []int{1: 0, 2: 1, 3: 1} {
+			if id > 0 {
+				want(b, "answers again", len(b.send(camera, piece{id: id, again: true}).Again), kept)
+			}
+		}
+		want(b, "forgotten", b.a.Stats().Forgotten, 1)
+		// A fourth pushes the first out altogether.
+		b.end(b.whole(camera, 4), wire.StatusOK, "an answer that is too long to be kept")
+		b.now += int64(AgainAfter)
+		want(b, "answer that is too long", len(b.send(camera, piece{id: 4, again: true}).Again), 0)
+		b.whole(camera, 1)
+	})
+}
+
+func TestAggregatorEndsASlotOnce(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		slot := b.whole(camera, 1)
+		b.end(slot, wire.StatusOK, "")
+		for _, s := range []uint32{slot, slot + 1, 64, none} {
+			if b.a.End(b.now, s, new(wire.Result), nil, &b.events) {
+				t.Errorf("slot %d ended, though it held nothing", s)
+			}
+			if _, ok := b.a.Origin(s); ok {
+				t.Errorf("slot %d has an origin, though it holds nothing", s)
+			}
+		}
+		b.send(camera, all(2, 0)...)
+		if b.a.End(b.now, b.a.last, new(wire.Result), nil, &b.events) {
+			t.Error("a slot that is gathering was ended")
+		}
+	})
+}
+
+// fill takes all slots with requests that lack piece 0.
+func (b *bed) fill() {
+	for id := range b.config.Slots {
+		b.send(address(10+id), all(id, 0)...)
+	}
+}
+
+func TestAggregatorTellsBusyOnceWhenAllSlotsAreTaken(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		b.fill()
+		e := b.send(camera, append([]piece{{id: 1, extension: &wire.Extension{SentAt: 5}}}, all(1, 0)...)...)
+		want(b, "told", e.Told, []Answer{{To: camera, RequestID: 1, Result: wire.Result{Status: wire.StatusBusy, SentAt: 5}}})
+		want(b, "dropped", b.a.Stats().Dropped[DropBusy], testCount)
+		want(b, "credit", b.a.Credit(camera), 0)
+		// One ends: the request that was turned away stays so for a while.
+		slot := b.send(address(10), piece{id: 0}).Whole[0]
+		b.end(slot, wire.StatusOK, "")
+		want(b, "told", len(b.send(camera, all(1)...).Told), 0)
+		b.now += int64(AgainAfter)
+		e = b.send(camera, piece{id: 1, again: true})
+		want(b, "again", e.Again, []Answer{{To: camera, RequestID: 1, Result: wire.Result{Status: wire.StatusBusy, SentAt: 5}}})
+		b.pass(b.config.TurnedAwayFor)
+		b.whole(camera, 1)
+	})
+}
+
+func TestAggregatorEvictsTheOldestQuietRequestForANewOne(t *testing.T) {
+	onBed(t, func(c *Config) { c.MaxWishes = -1 }, func(b *bed) {
+		b.fill()
+		patience := 2 * b.config.WishAfter
+		b.now += int64(patience) - 1
+		b.send(address(10), piece{id: 0, index: 3}) // a duplicate is no sign of life
+		want(b, "told", b.send(camera, piece{id: 1}).Told[0].Status, wire.StatusBusy)
+		b.now++
+		slot := b.send(address(11), piece{id: 1}).Whole // the second oldest is well
+		e := b.send(camera, all(2)...)
+		want(b, "told", e.Told, []Answer{{To: address(10), RequestID: 0, Result: wire.Result{Status: wire.StatusBusy, Aggregate: patience}}})
+		want(b, "whole", len(e.Whole), 1)
+		// The evicted one is not begun again by its stragglers.
+		e = b.send(address(10), all(0)...)
+		want(b, "events of an evicted request", len(e.Whole)+len(e.Told), 0)
+		want(b, "stats", [3]uint64{b.a.Stats().Evicted, b.a.Stats().Busy, uint64(len(slot))}, [3]uint64{1, 1, 1})
+	})
+}
+
+func TestAggregatorNeverEvictsWhatIsWhole(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		for id := range b.config.Slots {
+			b.whole(camera, id)
+		}
+		b.now += int64(time.Second)
+		want(b, "evicted", b.a.EvictOldest(b.now, &b.events), false)
+		want(b, "told", b.send(address(3), piece{id: 1}).Told[0].Status, wire.StatusBusy)
+	})
+}
+
+func TestEvictOldestGivesTheOldestsMemoryBack(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		b.send(camera, all(1, 0)...)
+		b.now++
+		b.send(camera, all(2, 0)...)
+		b.events.Reset()
+		held := b.a.Stats().HeldBytes
+		want(b, "evicted", b.a.EvictOldest(b.now, &b.events), true)
+		told := b.events.Told
+		b.settle()
+		want(b, "told", told, []Answer{{To: camera, RequestID: 1, Result: wire.Result{Status: wire.StatusBusy, Aggregate: 1}}})
+		want(b, "held bytes", b.a.Stats().HeldBytes, held/2)
+		b.send(camera, piece{id: 2})
+	})
+}
+
+func TestAggregatorTellsRefusedOnce(t *testing.T) {
+	for name, p := range map[string]piece{
+		"another size":     {id: 1, total: 999},
+		"too small pieces": {id: 1, size: 99},
+		"too many pieces":  {id: 1, size: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onBed(t, nil, func(b *bed) {
+				e := b.send(camera, p, p)
+				want(b, "told", e.Told, []Answer{{To: camera, RequestID: 1, Result: wire.Result{Status: wire.StatusRefused, Credit: 64}}})
+				want(b, "foreign", b.a.Stats().Dropped[DropForeign], 2)
+				want(b, "refused", b.a.Stats().Refused, 1)
+			})
+		})
+	}
+}
+
+func TestARequestInOnePieceMayBeSmall(t *testing.T) {
+	onBed(t, func(c *Config) { c.RequestBytes = 40 }, func(b *bed) {
+		want(b, "whole", len(b.send(camera, piece{id: 1, total: 40, size: 60000}).Whole), 1)
+	})
+}
+
+func TestAggregatorEvictsARequestThatHasNoDescriptorsLeft(t *testing.T) {
+	onBed(t, func(c *Config) { c.MaxPieces = testCount }, func(b *bed) {
+		for i := range testCount - 1 {
+			at := 0
+			if i == 4 {
+				at = 60
+			}
+			b.add(b.land(camera, piece{id: 1, index: i}.datagram(), at))
+		}
+		e := b.send(camera, piece{id: 1, index: testCount - 1})
+		want(b, "told", len(e.Told), 1)
+		want(b, "status", e.Told[0].Status, wire.StatusBusy)
+		want(b, "fragmented", b.a.Stats().Dropped[DropFragmented], 1)
+		want(b, "evicted", b.a.Stats().Evicted, 1)
+		want(b, "gathering", b.a.Stats().Gathering, 0)
+	})
+}
+
+func TestTheExtensionCountsOnPieceZeroOnly(t *testing.T) {
+	early, long := &wire.Extension{Deadline: time.Millisecond, Priority: 1, SentAt: 1}, &wire.Extension{Deadline: time.Hour, Priority: 2, SentAt: 2}
+	onBed(t, nil, func(b *bed) {
+		first := b.now
+		b.send(camera, all(1, 0, 5)...)
+		b.send(camera, piece{id: 1, index: 5, extension: early})
+		b.now += 1000
+		slot := b.send(camera, piece{id: 1, extension: long}).Whole[0]
+		r := b.table.requests[slot]
+		want(b, "priority", r.Priority, 2)
+		want(b, "deadline: the objective, for it is shorter", r.Deadline-first, int64(b.config.SLO))
+		b.send(camera, all(2, 0)...)
+		r = b.table.requests[b.send(camera, piece{id: 2, extension: early}).Whole[0]]
+		want(b, "deadline: the client's", r.Deadline-r.FirstPiece, int64(time.Millisecond))
+	})
+}
+
+func TestCreditIsAFairPartOfTheSlots(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		want(b, "of an unknown client", b.a.Credit(camera), 64)
+		b.whole(camera, 1)
+		want(b, "alone, one in flight", b.a.Credit(camera), 63)
+		want(b, "of another that is unknown", b.a.Credit(address(2)), 32)
+		for id := range 40 {
+			b.whole(address(2), id)
+		}
+		want(b, "of two, one in flight, bounded by what is free", b.a.Credit(camera), 23)
+		want(b, "of two, over its part", b.a.Credit(address(2)), 0)
+		b.now += int64(activeFor) + 1
+		want(b, "those in flight still count", b.a.Credit(camera), 23)
+		for slot := range uint32(b.config.Slots) {
+			if o, ok := b.a.Origin(slot); ok && o.From == address(2) {
+				b.end(slot, wire.StatusOK, "")
+			}
+		}
+		want(b, "of two, one in flight", b.a.Credit(camera), 31)
+		b.now += int64(activeFor) + 1
+		b.add()
+		want(b, "alone again", b.a.Credit(camera), 63)
+	})
+}
+
+func TestEveryClientHasACreditOfOneWhileSlotsAreFree(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		for n := range 5000 { // more than the clients that are kept
+			b.send(address(n), piece{id: n, total: 1})
+		}
+		want(b, "clients", b.a.Stats().Clients, minClients)
+		want(b, "credit", b.a.Credit(address(4999)), 1)
+	})
+}
+
+func TestDrainTurnsOnlyNewRequestsAway(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		b.send(camera, all(1, 0)...)
+		b.a.Drain()
+		want(b, "told", b.send(camera, piece{id: 2}).Told[0].Status, wire.StatusBusy)
+		want(b, "whole", len(b.send(camera, piece{id: 1}).Whole), 1)
+		want(b, "credit", b.a.Credit(camera), 0)
+	})
+}
+
+func TestBusyAnswersToWholeRequestsAreNotKept(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		result := b.end(b.whole(camera, 1), wire.StatusBusy, "")
+		want(b, "credit", result.Credit, 0)
+		b.pass(b.config.TurnedAwayFor)
+		b.whole(camera, 1)
+	})
+}
+
+func TestAClockThatGoesBackIsHeld(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		b.send(camera, all(1, 0)...)
+		b.now -= 1000
+		b.send(camera, all(2, 0)...)
+		r := b.table.requests[b.send(camera, piece{id: 2}).Whole[0]]
+		want(b, "first piece", r.FirstPiece, b.now+1000)
+		b.now += 1000
+	})
+}
+
+func TestSpansOfOneReadAreJoined(t *testing.T) {
+	b := newBed(t, nil)
+	slot := b.whole(camera, 1)
+	b.events.Reset()
+	b.a.End(b.now, slot, new(wire.Result), nil, &b.events)
+	if len(b.events.Release) != 1 {
+		t.Errorf("%d spans of datagrams that lie back to back", len(b.events.Release))
+	}
+}
+
+func TestValidateNamesWhatIsWrong(t *testing.T) {
+	sound := newBed(t, nil).config
+	if err := sound.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func(c *Config){
+		"few slots":       func(c *Config) { c.Slots = 32 },
+		"odd slots":       func(c *Config) { c.Slots = 65 },
+		"many slots":      func(c *Config) { c.Slots = 1 << 17 },
+		"no bytes":        func(c *Config) { c.RequestBytes = 0 },
+		"too many bytes":  func(c *Config) { c.RequestBytes = 1 << 32 },
+		"no piece size":   func(c *Config) { c.MinPieceBytes = 0 },
+		"no descriptors":  func(c *Config) { c.MaxPieces = 0 },
+		"no objective":    func(c *Config) { c.SLO, c.Deadline = 0, 0 },
+		"wishes":          func(c *Config) { c.MaxWishes = 9 },
+		"negative memory": func(c *Config) { c.AnsweredFor = -1 },
+		"no memory":       func(c *Config) { c.AnsweredBytes = -1 },
+	} {
+		c := sound
+		spoil(&c)
+		if err := c.Validate(); !errors.Is(err, ErrConfig) {
+			t.Errorf("%s: %v", name, err)
+		}
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: New does not panic", name)
+				}
+			}()
+			New(c, nil, newPaper(max(c.Slots, 0), max(c.MaxPieces, 0)))
+		}()
+	}
+}
+
+func TestDropsHaveWords(t *testing.T) {
+	seen := map[string]bool{}
+	for d := range NumDrops {
+		if w := d.String(); w == "" || w == "unknown" || seen[w] {
+			t.Errorf("drop %d is %q", d, w)
+		} else {
+			seen[w] = true
+		}
+	}
+}

@@ -1,0 +1,311 @@
+package aggregate
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+var _ Table = (*shm.Table)(nil)
+
+// failer is *testing.T, *rapid.T, *testing.F's.
+type failer interface {
+	Helper()
+	Fatalf(format string, args ...any)
+	Errorf(format string, args ...any)
+}
+
+// paper is a table that remembers what was written on it.
+type paper struct {
+	pieces   [][]shm.Piece
+	requests []shm.Request
+}
+
+func newPaper(slots, pieces int) *paper {
+	p := &paper{requests: make([]shm.Request, slots)}
+	for range slots {
+		p.pieces = append(p.pieces, make([]shm.Piece, pieces))
+	}
+	return p
+}
+
+func (p *paper) Pieces(slot uint32) []shm.Piece        { return p.pieces[slot] }
+func (p *paper) SetRequest(slot uint32, r shm.Request) { p.requests[slot] = r }
+
+// bed is an aggregator with a slab that knows who holds each byte of it.
+type bed struct {
+	t      failer
+	now    int64
+	memory []byte
+	held   []bool
+	next   int
+	table  *paper
+	config Config
+	a      *Aggregator
+	events Events
+}
+
+const (
+	testRequest = 1000
+	testPiece   = 100
+	testCount   = testRequest / testPiece
+)
+
+func newBed(t failer, change func(c *Config)) *bed {
+	t.Helper()
+	c := Config{
+		Slots: 64, RequestBytes: testRequest, MaxPieces: 2 * testCount, MinPieceBytes: testPiece,
+		SLO: 100 * time.Millisecond, WishAfter: 2 * time.Millisecond,
+	}
+	if change != nil {
+		change(&c)
+	}
+	b := &bed{t: t, now: 1_000_000_000, memory: make([]byte, 256<<10), table: newPaper(c.Slots, c.MaxPieces), config: c.withDefaults()}
+	b.held = make([]bool, len(b.memory))
+	b.a = New(c, b.memory, b.table)
+	return b
+}
+
+// land puts a datagram in the slab as a source does; at more than 0 it straddles
+// two runs, that many bytes in the first.
+func (b *bed) land(from netip.AddrPort, datagram []byte, at int) source.Datagram {
+	b.t.Helper()
+	put := func(data []byte) source.Span {
+		b.t.Helper()
+		for tries := 0; slices.Contains(b.held[min(b.next, len(b.held)):min(b.next+len(data), len(b.held))], true) || b.next+len(data) > len(b.memory); tries++ {
+			if b.next += 64; b.next+len(data) > len(b.memory) {
+				b.next = 0
+			}
+			if tries > len(b.memory) {
+				b.t.Fatalf("test slab is full")
+			}
+		}
+		s := source.Span{Offset: uint64(b.next), Length: uint32(len(data))}
+		copy(b.memory[b.next:], data)
+		for i := range data {
+			b.held[b.next+i] = true
+		}
+		b.next += len(data)
+		return s
+	}
+	d := source.Datagram{From: from}
+	if at <= 0 || at >= len(datagram) {
+		d.First = put(datagram)
+		return d
+	}
+	d.First = put(datagram[:at])
+	b.next += 64
+	d.Rest = put(datagram[at:])
+	return d
+}
+
+// add has a batch come in now.
+func (b *bed) add(batch ...source.Datagram) *Events {
+	b.t.Helper()
+	b.events.Reset()
+	b.a.Add(b.now, batch, &b.events)
+	b.settle()
+	return &b.events
+}
+
+// pass lets time pass, in the steps that NextDeadline asks for, and returns all
+// that came of it.
+func (b *bed) pass(d time.Duration) *Events {
+	b.t.Helper()
+	b.events.Reset()
+	end := b.now + int64(d)
+	for next := b.a.NextDeadline(); next != 0 && next <= end; next = b.a.NextDeadline() {
+		b.now = max(b.now, next)
+		b.a.Expire(b.now, &b.events)
+		if again := b.a.NextDeadline(); again != 0 && again <= b.now {
+			b.t.Fatalf("Expire(%d) leaves something to do at %d", b.now, again)
+		}
+	}
+	b.now = end
+	b.settle()
+	return &b.events
+}
+
+func (b *bed) end(slot uint32, status wire.Status, payload string) wire.Result {
+	b.t.Helper()
+	b.events.Reset()
+	result := wire.Result{Status: status}
+	if payload != "" {
+		result.Kind = wire.KindRaw
+	}
+	if !b.a.End(b.now, slot, &result, []byte(payload), &b.events) {
+		b.t.Fatalf("End(%d) = false", slot)
+	}
+	b.settle()
+	return result
+}
+
+// settle releases what the events say, and looks at the invariants.
+func (b *bed) settle() {
+	b.t.Helper()
+	for _, s := range b.events.Release {
+		for i := s.Offset; i < s.Offset+uint64(s.Length); i++ {
+			if !b.held[i] {
+				b.t.Fatalf("byte %d of the slab is released and not held", i)
+			}
+			b.held[i] = false
+			b.memory[i] = 0xdd // whoever reads it now reads rubbish
+		}
+	}
+	b.events.Release = b.events.Release[:0]
+	if err := b.a.Check(); err != nil {
+		b.t.Fatalf("%v", err)
+	}
+	n := uint64(0)
+	for _, held := range b.held {
+		if held {
+			n++
+		}
+	}
+	if got := b.a.Stats().HeldBytes; got != n {
+		b.t.Fatalf("aggregator holds %d bytes of the slab, %d are held", got, n)
+	}
+}
+
+// assemble copies a whole request out of the slab by its descriptors.
+func (b *bed) assemble(slot uint32) []byte {
+	b.t.Helper()
+	r := b.table.requests[slot]
+	out, covered := make([]byte, r.Bytes), 0
+	for _, p := range b.table.pieces[slot][:r.Pieces] {
+		if p.Slab != 0 {
+			b.t.Errorf("descriptor %+v is of slab %d", p, p.Slab)
+		}
+		covered += copy(out[p.Place:], b.memory[p.Offset:p.Offset+uint64(p.Length)])
+	}
+	if covered != len(out) {
+		b.t.Errorf("descriptors of slot %d cover %d bytes of %d", slot, covered, len(out))
+	}
+	return out
+}
+
+// want compares a part of the events.
+func want[T any](b *bed, what string, got, want T) {
+	b.t.Helper()
+	if g, w := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); g != w {
+		b.t.Errorf("%s:\n got %s\nwant %s", what, g, w)
+	}
+}
+
+func address(n int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}), uint16(5000+n/256)) // RFC 5737
+}
+
+// picture is some request's payload.
+func picture(id uint32, n int) []byte {
+	out := make([]byte, n)
+	for i := range out {
+		out[i] = byte(i*7 + i>>8 + int(id)*31)
+	}
+	return out
+}
+
+// piece is how the tests make datagrams: what a sound client would send, or not.
+type piece struct {
+	id, total, size, index int
+	again, padded          bool
+	extension              *wire.Extension
+	change                 func(h *wire.Header)
+}
+
+func (p piece) datagram() []byte {
+	if p.total == 0 {
+		p.total = testRequest
+	}
+	if p.size == 0 {
+		p.size = testPiece
+	}
+	h := wire.PieceHeader(wire.TypeData, uint32(p.id), p.total, p.size, p.index)
+	if p.again {
+		h.Flags |= wire.FlagRetransmitted
+	}
+	if p.padded {
+		h.Flags |= wire.FlagPadded
+	}
+	if p.extension != nil {
+		h.Flags |= wire.FlagExtension
+	}
+	payload := picture(uint32(p.id), p.total)[h.Offset:][:h.Length]
+	if p.change != nil {
+		p.change(&h)
+	}
+	out := make([]byte, max(wire.DatagramSize(&h), wire.PayloadOffset(&h)+len(payload)))
+	h.Put(out)
+	if p.extension != nil {
+		p.extension.Put(out[wire.HeaderSize:])
+	}
+	copy(out[wire.PayloadOffset(&h):], payload)
+	return out
+}
+
+// send has pieces of one client come in, in one batch.
+func (b *bed) send(from netip.AddrPort, pieces ...piece) *Events {
+	b.t.Helper()
+	var batch []source.Datagram
+	for _, p := range pieces {
+		batch = append(batch, b.land(from, p.datagram(), 0))
+	}
+	return b.add(batch...)
+}
+
+// all is every piece of a request, but some.
+func all(id int, but ...int) (pieces []piece) {
+	for i := range testCount {
+		if !slices.Contains(but, i) {
+			pieces = append(pieces, piece{id: id, index: i})
+		}
+	}
+	return pieces
+}
+
+// whole sends a request that becomes whole, and returns its slot.
+func (b *bed) whole(from netip.AddrPort, id int) uint32 {
+	b.t.Helper()
+	e := b.send(from, all(id)...)
+	if len(e.Whole) != 1 {
+		b.t.Fatalf("request %d: slots %v became whole; told %+v", id, e.Whole, e.Told)
+	}
+	return e.Whole[0]
+}
+
+// atEnd fails the test unless the aggregator, left alone, gives everything back.
+func (b *bed) atEnd() {
+	b.t.Helper()
+	for slot := range b.a.slots {
+		if b.a.slots[slot].state == stateWhole {
+			b.end(uint32(slot), wire.StatusOK, "")
+		}
+	}
+	b.pass(time.Hour)
+	b.add() // forgets
+	b.a.Credit(address(0))
+	s := b.a.Stats()
+	if s.Gathering != 0 || s.InFlight != 0 || s.HeldBytes != 0 || s.Remembered != 0 || s.Clients != 0 {
+		b.t.Errorf("left over: %+v", s)
+	}
+	if s.Begun != s.Whole+s.Incomplete+s.Evicted {
+		b.t.Errorf("%d requests began, %d whole, %d incomplete, %d evicted", s.Begun, s.Whole, s.Incomplete, s.Evicted)
+	}
+	if got := b.a.NextDeadline(); got != 0 {
+		b.t.Errorf("something is to be done at %d", got)
+	}
+}
+
+// onBed runs a test on a bed of its own, and sees that nothing is left over.
+func onBed(t *testing.T, change func(c *Config), test func(b *bed)) {
+	t.Helper()
+	b := newBed(t, change)
+	test(b)
+	b.atEnd()
+}

@@ -1,0 +1,230 @@
+package aggregate
+
+import (
+	"fmt"
+	"math/bits"
+)
+
+// Check looks for a broken invariant, in time proportional to all that is held.
+// Tests call it after every operation.
+func (a *Aggregator) Check() error {
+	checks := []func() error{a.checkSlots, a.checkLists, a.checkIndex, a.checkClients, a.checkSums}
+	for _, check := range checks {
+		if err := check(); err != nil {
+			return fmt.Errorf("check aggregator: %w", err)
+		}
+	}
+	return nil
+}
+
+func (a *Aggregator) checkSlots() error {
+	free := make(map[uint32]bool)
+	for _, slot := range a.free {
+		if free[slot] {
+			return fmt.Errorf("slot %d is free twice", slot)
+		}
+		free[slot] = true
+	}
+	for i := range a.slots {
+		r := &a.slots[i]
+		if free[uint32(i)] != (r.state == stateFree) {
+			return fmt.Errorf("slot %d: state %d, but free is %v", i, r.state, free[uint32(i)])
+		}
+		if r.state == stateFree {
+			if len(r.spans) > 0 {
+				return fmt.Errorf("free slot %d holds %d spans", i, len(r.spans))
+			}
+			continue
+		}
+		if err := a.checkRequest(r); err != nil {
+			return fmt.Errorf("slot %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (a *Aggregator) checkRequest(r *request) error {
+	got := 0
+	for _, word := range r.present[:(int(r.count)+63)/64] {
+		got += bits.OnesCount64(word)
+	}
+	if got != int(r.got) || got == 0 || got > int(r.count) {
+		return fmt.Errorf("%d pieces are marked, %d counted, of %d", got, r.got, r.count)
+	}
+	if (got == int(r.count)) != (r.state == stateWhole) {
+		return fmt.Errorf("%d of %d pieces in state %d", got, r.count, r.state)
+	}
+	// Each descriptor lies in a span that the slot holds, and covers bytes of a
+	// piece that is marked; their sum is what the marked pieces have.
+	described, want := uint64(0), uint64(0)
+	for _, p := range r.pieces[:r.used] {
+		held := false
+		for _, s := range r.spans {
+			held = held || p.Offset >= s.Offset && p.Offset+uint64(p.Length) <= s.Offset+uint64(s.Length)
+		}
+		if !held {
+			return fmt.Errorf("descriptor %+v lies in no span of the slot", p)
+		}
+		if i := p.Place / r.size; r.present[i/64]&(1<<(i%64)) == 0 {
+			return fmt.Errorf("descriptor %+v is of piece %d, which is not here", p, i)
+		}
+		described += uint64(p.Length)
+	}
+	for i := range uint64(r.count) {
+		if r.present[i/64]&(1<<(i%64)) != 0 {
+			want += min(uint64(r.size), uint64(a.config.RequestBytes)-i*uint64(r.size))
+		}
+	}
+	if described != want {
+		return fmt.Errorf("descriptors have %d bytes, pieces %d", described, want)
+	}
+	return nil
+}
+
+func (a *Aggregator) checkLists() error {
+	gathering := 0
+	for i := range a.slots {
+		if a.slots[i].state == stateGathering {
+			gathering++
+		}
+	}
+	walk := func(name string, l *list, key func(r *request) int64, belongs func(r *request) bool) (n int, err error) {
+		last, prev := int64(-1<<63), none
+		for slot := l.head; slot != none; slot = l.links[slot].next {
+			r := &a.slots[slot]
+			switch {
+			case l.links[slot].prev != prev:
+				return n, fmt.Errorf("%s: slot %d has a wrong link back", name, slot)
+			case r.state != stateGathering || !belongs(r):
+				return n, fmt.Errorf("%s: slot %d does not belong here", name, slot)
+			case key(r) < last:
+				return n, fmt.Errorf("%s: slot %d is out of order", name, slot)
+			}
+			if n++; n > len(a.slots) {
+				return n, fmt.Errorf("%s: goes round in circles", name)
+			}
+			last, prev = key(r), slot
+		}
+		if l.tail != prev {
+			return n, fmt.Errorf("%s: wrong tail", name)
+		}
+		return n, nil
+	}
+	n, err := walk("age", &a.age, func(r *request) int64 { return r.first }, func(*request) bool { return true })
+	if err == nil && n != gathering {
+		err = fmt.Errorf("age has %d slots, %d are gathering", n, gathering)
+	}
+	if err != nil {
+		return err
+	}
+	sum := 0
+	for k := range a.quiet {
+		n, err := walk(fmt.Sprintf("quiet[%d]", k), &a.quiet[k],
+			func(r *request) int64 { return r.mark }, func(r *request) bool { return int(r.wishes) == k })
+		if err != nil {
+			return err
+		}
+		sum += n
+	}
+	if sum != gathering {
+		return fmt.Errorf("quiet lists have %d slots, %d are gathering", sum, gathering)
+	}
+	return nil
+}
+
+func (a *Aggregator) checkIndex() error {
+	found := 0
+	look := func(what string, hash, want uint32, r *record) error {
+		found++
+		switch ref, ok := a.find(hash, r.from, r.id); {
+		case !ok:
+			return fmt.Errorf("%s: %v %d is not found", what, r.from, r.id)
+		case ref != want:
+			return fmt.Errorf("%s: %v %d is found at %d, is at %d", what, r.from, r.id, ref, want)
+		}
+		return nil
+	}
+	for i := range a.slots {
+		if r := &a.slots[i]; r.state != stateFree {
+			if err := look("slot", r.hash, uint32(i), &record{from: r.from, id: r.id}); err != nil {
+				return err
+			}
+		}
+	}
+	for _, m := range []*memory{&a.ended, &a.turned} {
+		last := int64(-1 << 63)
+		for i := range m.n {
+			at := (m.first + i) % len(m.records)
+			r := &m.records[at]
+			if err := look("record", r.hash, uint32(at)+m.base, r); err != nil {
+				return err
+			}
+			if r.expires < last {
+				return fmt.Errorf("record %d expires before the one before it", at)
+			}
+			last = r.expires
+		}
+	}
+	if found != a.requests.used {
+		return fmt.Errorf("index has %d entries, want %d", a.requests.used, found)
+	}
+	return nil
+}
+
+func (a *Aggregator) checkClients() error {
+	inFlight := make(map[uint32]int32)
+	for i := range a.slots {
+		if r := &a.slots[i]; r.state != stateFree {
+			if a.clients.all[r.client].from != r.from {
+				return fmt.Errorf("slot %d is of %v, its client is %v", i, r.from, a.clients.all[r.client].from)
+			}
+			inFlight[r.client]++
+		}
+	}
+	n := 0
+	for at := a.clients.recent.head; at != none; at = a.clients.recent.links[at].next {
+		c := &a.clients.all[at]
+		if c.inFlight != inFlight[at] {
+			return fmt.Errorf("client %v has %d requests in flight, counts %d", c.from, inFlight[at], c.inFlight)
+		}
+		if ref, ok := a.clients.find(c.hash, c.from); !ok || ref != at {
+			return fmt.Errorf("client %v is found at %d, is at %d", c.from, ref, at)
+		}
+		n++
+	}
+	if n != a.clients.active() || n != a.clients.byKey.used {
+		return fmt.Errorf("%d clients are listed, %d active, %d indexed", n, a.clients.active(), a.clients.byKey.used)
+	}
+	return nil
+}
+
+func (a *Aggregator) checkSums() error {
+	s := a.Stats()
+	datagrams := s.Pieces
+	for _, n := range s.Malformed {
+		datagrams += n
+	}
+	for _, n := range s.Dropped {
+		datagrams += n
+	}
+	if datagrams != s.Datagrams {
+		return fmt.Errorf("%d datagrams came, %d are accounted for", s.Datagrams, datagrams)
+	}
+	gathering, whole, held := 0, 0, uint64(0)
+	for i := range a.slots {
+		switch r := &a.slots[i]; r.state {
+		case stateGathering:
+			gathering++
+		case stateWhole:
+			whole++
+		}
+		for _, span := range a.slots[i].spans {
+			held += uint64(span.Length)
+		}
+	}
+	if gathering != s.Gathering || whole != s.InFlight || held != s.HeldBytes {
+		return fmt.Errorf("%d gathering, %d whole, %d bytes; counted %d, %d, %d",
+			gathering, whole, held, s.Gathering, s.InFlight, s.HeldBytes)
+	}
+	return nil
+}

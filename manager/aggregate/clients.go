@@ -1,0 +1,99 @@
+package aggregate
+
+import "net/netip"
+
+// clients is who has sent requests lately, and how many each has in flight.
+type clients struct {
+	all    []client
+	free   []uint32
+	byKey  index
+	recent list // the one not seen for longest first
+}
+
+type client struct {
+	from     netip.AddrPort
+	hash     uint32
+	inFlight int32
+	seen     int64
+}
+
+func newClients(most int) clients {
+	c := clients{all: make([]client, most), free: make([]uint32, most), byKey: newIndex(most), recent: newList(most)}
+	for i := range c.free {
+		c.free[i] = uint32(most - 1 - i)
+	}
+	return c
+}
+
+// active is how many there are.
+func (c *clients) active() int { return len(c.all) - len(c.free) }
+
+func (c *clients) inFlight(at uint32) int { return int(c.all[at].inFlight) }
+
+func (c *clients) find(hash uint32, from netip.AddrPort) (uint32, bool) {
+	for ref, at, ok := c.byKey.find(hash, hash); ok; ref, at, ok = c.byKey.find(hash, at+1) {
+		if c.all[ref].from == from {
+			return ref, true
+		}
+	}
+	return none, false
+}
+
+// touch is the client of that address, seen now. Where there is no room it
+// takes the place of the one not seen for longest that has nothing in flight:
+// there are more clients than slots, so there is one.
+func (c *clients) touch(hash uint32, from netip.AddrPort, now int64) uint32 {
+	c.expire(now)
+	at, ok := c.find(hash, from)
+	if ok {
+		c.again(at, now)
+		return at
+	}
+	for len(c.free) == 0 {
+		if oldest := c.recent.head; c.all[oldest].inFlight > 0 {
+			c.again(oldest, now)
+		} else {
+			c.forget(oldest)
+		}
+	}
+	at = c.free[len(c.free)-1]
+	c.free = c.free[:len(c.free)-1]
+	c.all[at] = client{from: from, hash: hash, seen: now}
+	c.byKey.insert(hash, at)
+	c.recent.push(at)
+	return at
+}
+
+func (c *clients) began(at uint32) { c.all[at].inFlight++ }
+
+func (c *clients) ended(at uint32, now int64) {
+	c.all[at].inFlight--
+	c.again(at, now)
+}
+
+// again makes a client the one seen last.
+func (c *clients) again(at uint32, now int64) {
+	c.all[at].seen = now
+	if c.recent.tail != at {
+		c.recent.remove(at)
+		c.recent.push(at)
+	}
+}
+
+// expire forgets clients that were not seen for activeFor and have nothing in
+// flight.
+func (c *clients) expire(now int64) {
+	for at := c.recent.head; at != none && now-c.all[at].seen > int64(activeFor); at = c.recent.head {
+		if c.all[at].inFlight > 0 {
+			c.again(at, now)
+		} else {
+			c.forget(at)
+		}
+	}
+}
+
+func (c *clients) forget(at uint32) {
+	c.recent.remove(at)
+	c.byKey.remove(c.all[at].hash, at)
+	c.free = append(c.free, at)
+}

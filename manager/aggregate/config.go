@@ -1,0 +1,137 @@
+package aggregate
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// Config is what an aggregator is made for. Fields that say so have a default,
+// which zero stands for.
+type Config struct {
+	// Slots is how many requests may be in flight: a power of two from MinSlots
+	// to MaxSlots.
+	Slots int
+	// RequestBytes is the exact size of a request.
+	RequestBytes int
+	// MaxPieces is how many descriptors a slot has in the table. A piece takes
+	// one, or two where it lies in two spans; 2 * RequestBytes / MinPieceBytes are
+	// always enough.
+	MaxPieces int
+	// MinPieceBytes is the least size of a piece, but the last; smaller ones are
+	// refused.
+	MinPieceBytes int
+
+	// SLO bounds the deadline of a request, from its first piece.
+	SLO time.Duration
+	// Deadline is when a request that is not whole is given up, from its first
+	// piece; a quarter of SLO by default.
+	Deadline time.Duration
+	// WishAfter is how long an incomplete request is without a new piece before
+	// the client is asked for what is missing; then twice as long each time, at
+	// most MaxWishes times. By default an eighth of Deadline, from 100 µs to 5 ms,
+	// so that the default of 3 wishes (after 1, 3 and 7 eighths) fit in it.
+	WishAfter time.Duration
+	// MaxWishes is 3 by default, at most 8; a negative one is none.
+	MaxWishes int
+
+	// AnsweredFor is how long an answered request is remembered; 2 s by default,
+	// as long as clients try (docs/wire.md). AnsweredRequests bounds how many are
+	// (16,384 by default), AnsweredBytes the payloads that are kept (4 MiB).
+	AnsweredFor      time.Duration
+	AnsweredRequests int
+	AnsweredBytes    int
+	// TurnedAwayFor is how long one that was turned away, evicted or refused is
+	// remembered; 100 ms by default. TurnedAwayRequests bounds how many are, 16
+	// for each slot by default.
+	TurnedAwayFor      time.Duration
+	TurnedAwayRequests int
+}
+
+// The bounds of Config.Slots: what the design promises, and what shm.Geometry
+// takes.
+const (
+	MinSlots = 64
+	MaxSlots = 1 << 16
+)
+
+// AgainAfter is how long after an answer the same request is answered again at
+// the earliest, however often a client asks.
+const AgainAfter = time.Millisecond
+
+const (
+	// maxWishes keeps WishAfter << MaxWishes far from the end of an int64.
+	maxWishes = 8
+	// minClients is how many clients are told apart at the least.
+	minClients = 1024
+	// activeFor is how long after its last request a client counts for the fair
+	// parts: a camera with one picture a second still has its place.
+	activeFor = 2 * time.Second
+)
+
+func (c Config) withDefaults() Config {
+	or := func(d *time.Duration, v time.Duration) {
+		if *d == 0 {
+			*d = v
+		}
+	}
+	or(&c.Deadline, c.SLO/4)
+	or(&c.WishAfter, min(max(c.Deadline/8, 100*time.Microsecond), 5*time.Millisecond))
+	or(&c.AnsweredFor, 2*time.Second)
+	or(&c.TurnedAwayFor, 100*time.Millisecond)
+	switch {
+	case c.MaxWishes == 0:
+		c.MaxWishes = 3
+	case c.MaxWishes < 0:
+		c.MaxWishes = 0
+	}
+	if c.AnsweredRequests == 0 {
+		c.AnsweredRequests = 16 << 10
+	}
+	if c.AnsweredBytes == 0 {
+		c.AnsweredBytes = 4 << 20
+	}
+	if c.TurnedAwayRequests == 0 {
+		c.TurnedAwayRequests = 16 * c.Slots
+	}
+	return c
+}
+
+// ErrConfig is wrapped by what Validate returns.
+var ErrConfig = errors.New("aggregation cannot be configured like this")
+
+// Validate says what New would panic with.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	wrong := func(format string, args ...any) error {
+		return fmt.Errorf("%w: "+format, append([]any{ErrConfig}, args...)...)
+	}
+	switch {
+	case c.Slots < MinSlots || c.Slots > MaxSlots || c.Slots&(c.Slots-1) != 0:
+		return wrong("%d slots: want a power of two from %d to %d", c.Slots, MinSlots, MaxSlots)
+	case c.RequestBytes < 1 || uint64(c.RequestBytes) > math.MaxUint32:
+		return wrong("requests of %d bytes: want 1 to 4 GiB", c.RequestBytes)
+	case c.MinPieceBytes < 1:
+		return wrong("pieces of %d bytes: want at least 1", c.MinPieceBytes)
+	case c.MaxPieces < 1:
+		return wrong("%d descriptors a request: want at least 1", c.MaxPieces)
+	case c.SLO <= 0 || c.Deadline <= 0 || c.WishAfter <= 0:
+		return wrong("SLO %v, deadline %v, wish after %v: want more than 0", c.SLO, c.Deadline, c.WishAfter)
+	case c.MaxWishes > maxWishes:
+		return wrong("%d wishes: want at most %d", c.MaxWishes, maxWishes)
+	case c.AnsweredFor < 0 || c.TurnedAwayFor < 0:
+		return wrong("ends remembered for %v and %v: want 0 or more", c.AnsweredFor, c.TurnedAwayFor)
+	case c.AnsweredRequests < 1 || c.TurnedAwayRequests < 1 || c.AnsweredBytes < 1:
+		return wrong("room for %d and %d ends and %d bytes: want at least 1", c.AnsweredRequests, c.TurnedAwayRequests, c.AnsweredBytes)
+	}
+	return nil
+}
+
+// maxCount is the largest piece count of a request: no piece is too small, and
+// each has a descriptor.
+func (c *Config) maxCount() int {
+	return min((c.RequestBytes-1)/c.MinPieceBytes+1, c.MaxPieces, wire.MaxPieces)
+}

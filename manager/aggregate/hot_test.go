@@ -1,0 +1,164 @@
+package aggregate
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/wire"
+)
+
+// stream is what one read after the other brings when clients send requests of
+// count pieces: datagrams that lie back to back in the slab. The request ids are
+// written in place, so that nothing is made while it is measured.
+type stream struct {
+	a      *Aggregator
+	memory []byte
+	table  *paper
+	batch  []source.Datagram
+	events Events
+	now    int64
+	id     uint32
+	count  int
+	// interleave is how many requests come mixed, a piece of each in turn.
+	interleave int
+}
+
+func newStream(count, interleave int) *stream {
+	const pieceBytes = 1024
+	s := &stream{count: count, interleave: interleave, now: 1}
+	total := count * pieceBytes
+	datagram := piece{total: total, size: pieceBytes}.datagram()
+	s.memory = make([]byte, interleave*count*len(datagram))
+	for i := range count {
+		for n := range interleave {
+			at := (i*interleave + n) * len(datagram)
+			p := piece{id: n, total: total, size: pieceBytes, index: i}
+			copy(s.memory[at:], p.datagram())
+			s.batch = append(s.batch, source.Datagram{
+				From: netip.AddrPortFrom(camera.Addr(), uint16(6000+n)), First: source.Span{Offset: uint64(at), Length: uint32(len(datagram))},
+			})
+		}
+	}
+	s.table = newPaper(64, 2*count)
+	s.a = New(Config{Slots: 64, RequestBytes: total, MaxPieces: 2 * count, MinPieceBytes: 512, SLO: 100 * time.Millisecond}, s.memory, s.table)
+	return s
+}
+
+// round sends and answers as many requests as are interleaved, and reports how
+// many became whole.
+func (s *stream) round() int {
+	s.id++
+	for i := range s.batch {
+		binary.LittleEndian.PutUint32(s.memory[s.batch[i].First.Offset+4:], s.id)
+	}
+	whole := 0
+	for rest := s.batch; len(rest) > 0; {
+		n := min(256, len(rest))
+		s.now += 20_000
+		s.events.Reset()
+		s.a.Add(s.now, rest[:n], &s.events)
+		s.a.NextDeadline()
+		for _, slot := range s.events.Whole {
+			result := wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK}
+			s.a.End(s.now, slot, &result, s.memory[:60], &s.events)
+			whole++
+		}
+		rest = rest[n:]
+	}
+	return whole
+}
+
+func TestAddAndEndAllocateNothing(t *testing.T) {
+	for _, interleave := range []int{1, 8} {
+		s := newStream(147, interleave)
+		lossy := s.batch[3]
+		for range 20 {
+			s.round()
+		}
+		if n := testing.AllocsPerRun(200, func() {
+			if got := s.round(); got != interleave {
+				t.Fatalf("%d requests became whole, want %d", got, interleave)
+			}
+		}); n != 0 {
+			t.Errorf("%d interleaved: %v allocations a round", interleave, n)
+		}
+		// Wishes, incomplete, late, asked again: in steady state none either.
+		mishap := func() {
+			s.id++
+			binary.LittleEndian.PutUint32(s.memory[lossy.First.Offset+4:], s.id)
+			s.events.Reset()
+			s.a.Add(s.now, []source.Datagram{lossy}, &s.events)
+			for s.a.NextDeadline() != 0 {
+				s.now = s.a.NextDeadline()
+				s.a.Expire(s.now, &s.events)
+			}
+			s.memory[lossy.First.Offset+3] |= byte(wire.FlagRetransmitted)
+			s.a.Add(s.now, []source.Datagram{lossy}, &s.events)
+			if len(s.events.Told) != 1 || len(s.events.Wishes) == 0 {
+				t.Fatalf("told %d, wishes %d", len(s.events.Told), len(s.events.Wishes))
+			}
+		}
+		mishap()
+		batch := [1]source.Datagram{lossy}
+		_ = batch
+		if n := testing.AllocsPerRun(100, mishap); n != 0 {
+			t.Errorf("%d interleaved: %v allocations a mishap", interleave, n)
+		}
+	}
+}
+
+// BenchmarkAdd is the cost of a datagram, its request's begin and end included,
+// with the memory in the cache. One request at a time is how GRO brings them;
+// interleaved is the worst case, each piece of another request than the one
+// before it.
+func BenchmarkAdd(b *testing.B) {
+	for _, count := range []int{147, 507} {
+		for _, interleave := range []int{1, 16} {
+			b.Run(fmt.Sprintf("%dx1KB/interleave=%d", count, interleave), func(b *testing.B) {
+				s := newStream(count, interleave)
+				s.round()
+				b.ReportAllocs()
+				for b.Loop() {
+					s.round()
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(s.batch)), "ns/datagram")
+			})
+		}
+	}
+}
+
+// FuzzAdd cuts bytes into datagrams of a few clients and lets them in: nothing
+// panics, the invariants hold, each span is held by a live slot or released
+// once, and in the end nothing is left.
+func FuzzAdd(f *testing.F) {
+	var sound []byte
+	for _, p := range append(all(1), piece{id: 1, again: true, extension: &wire.Extension{Priority: 1}}, piece{id: 2, padded: true}, piece{id: 2, total: 999}) {
+		d := p.datagram()
+		sound = append(sound, 0x20, byte(len(d)), byte(len(d)>>8))
+		sound = append(sound, d...)
+	}
+	f.Add(sound)
+	f.Add([]byte{0, 1, 0, 0, 255, 255})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		b := newBed(t, nil)
+		for len(data) >= 3 && len(b.events.payloads) < 1<<16 {
+			how, n := data[0], int(binary.LittleEndian.Uint16(data[1:]))
+			n = min(n, len(data)-3)
+			e := b.add(b.land(address(int(how&3)), data[3:3+n], int(how>>2)))
+			for _, slot := range e.Whole {
+				if how&4 != 0 {
+					b.end(slot, wire.Status(how>>4%wire.NumStatuses), "answer")
+				}
+			}
+			if how&8 != 0 {
+				b.pass(time.Duration(how) * time.Millisecond / 16)
+			}
+			data = data[3+n:]
+		}
+		b.atEnd()
+	})
+}

@@ -1,0 +1,94 @@
+package aggregate
+
+import (
+	"encoding/binary"
+	"hash/maphash"
+	"math/bits"
+	"net/netip"
+)
+
+// hasher hashes keys with a seed of its own, so that nobody can choose addresses
+// and ids that meet.
+type hasher struct{ seed maphash.Seed }
+
+func newHasher() hasher { return hasher{maphash.MakeSeed()} }
+
+// client hashes a client's address.
+func (h *hasher) client(from netip.AddrPort) uint32 {
+	var key [18]byte
+	address := from.Addr().As16()
+	copy(key[:], address[:])
+	binary.LittleEndian.PutUint16(key[16:], from.Port())
+	return uint32(maphash.Bytes(h.seed, key[:]))
+}
+
+// request hashes a request's key.
+func (h *hasher) request(from netip.AddrPort, id uint32) uint32 {
+	var key [22]byte
+	address := from.Addr().As16()
+	copy(key[:], address[:])
+	binary.LittleEndian.PutUint16(key[16:], from.Port())
+	binary.LittleEndian.PutUint32(key[18:], id)
+	return uint32(maphash.Bytes(h.seed, key[:]))
+}
+
+// index finds references by hash: open addressing, linear probing, at most half
+// full, and no tombstones (a removal moves back what was pushed on). Keys lie
+// with what is referred to, the caller compares them. A reference is in the index
+// at most once.
+type index struct {
+	cells []cell
+	mask  uint32
+	used  int
+}
+
+type cell struct {
+	hash uint32
+	ref  uint32 // plus one; 0: free
+}
+
+func newIndex(most int) index {
+	n := 1 << bits.Len(uint(2*most-1))
+	return index{cells: make([]cell, n), mask: uint32(n - 1)}
+}
+
+// find is the first reference of that hash at or after a cell, and the cell: hash
+// itself to begin with, at+1 to go on.
+func (x *index) find(hash, from uint32) (ref, at uint32, ok bool) {
+	for at = from & x.mask; x.cells[at].ref != 0; at = (at + 1) & x.mask {
+		if c := x.cells[at]; c.hash == hash {
+			return c.ref - 1, at, true
+		}
+	}
+	return 0, at, false
+}
+
+func (x *index) insert(hash, ref uint32) {
+	at := hash & x.mask
+	for x.cells[at].ref != 0 {
+		at = (at + 1) & x.mask
+	}
+	x.cells[at] = cell{hash, ref + 1}
+	x.used++
+}
+
+// remove takes a reference out. It must be in.
+func (x *index) remove(hash, ref uint32) {
+	at := hash & x.mask
+	for x.cells[at] != (cell{hash, ref + 1}) {
+		if x.cells[at].ref == 0 {
+			panic("aggregate: removed from the index what is not in it")
+		}
+		at = (at + 1) & x.mask
+	}
+	// Whoever was pushed past this cell moves back into it, and so on.
+	for next := (at + 1) & x.mask; x.cells[next].ref != 0; next = (next + 1) & x.mask {
+		home := x.cells[next].hash & x.mask
+		if (next-home)&x.mask >= (next-at)&x.mask {
+			x.cells[at] = x.cells[next]
+			at = next
+		}
+	}
+	x.cells[at] = cell{}
+	x.used--
+}

@@ -1,0 +1,100 @@
+package aggregate
+
+import (
+	"net/netip"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// record is a request that has ended, remembered.
+type record struct {
+	from     netip.AddrPort
+	id       uint32
+	hash     uint32
+	result   wire.Result
+	payload  stored
+	answered int64 // the last time
+	expires  int64
+}
+
+// memory remembers records, all for equally long: a ring, in the order in which
+// they expire.
+type memory struct {
+	records []record
+	first   int // the oldest
+	n       int
+	base    uint32 // a record's reference is its index in records, plus base
+}
+
+func newMemory(most, base int) memory {
+	return memory{records: make([]record, most), base: uint32(base)}
+}
+
+func (m *memory) full() bool { return m.n == len(m.records) }
+
+// expired reports whether the oldest has to go.
+func (m *memory) expired(now int64) bool { return m.n > 0 && m.records[m.first].expires <= now }
+
+// pop forgets the oldest.
+func (m *memory) pop() (hash, ref uint32) {
+	hash, ref = m.records[m.first].hash, uint32(m.first)+m.base
+	if m.first++; m.first == len(m.records) {
+		m.first = 0
+	}
+	m.n--
+	return hash, ref
+}
+
+// push remembers a record; there is room.
+func (m *memory) push(r record) (ref uint32) {
+	at := m.first + m.n
+	if at >= len(m.records) {
+		at -= len(m.records)
+	}
+	m.records[at] = r
+	m.n++
+	return uint32(at) + m.base
+}
+
+// arena keeps the latest payloads in a ring of bytes. Nothing is ever freed: a
+// payload is gone when newer ones have gone over it, and its handle tells.
+type arena struct {
+	bytes []byte
+	// next is where the next goes, counted from the beginning of time.
+	next uint64
+}
+
+// stored is a handle of a payload in an arena. The zero handle is the empty one.
+type stored struct {
+	start  uint64
+	length int
+}
+
+func newArena(size int) arena { return arena{bytes: make([]byte, size)} }
+
+// put copies a payload in, in one run.
+func (a *arena) put(payload []byte) stored {
+	size := uint64(len(a.bytes))
+	if uint64(len(payload)) > size {
+		return stored{length: -1}
+	}
+	if left := size - a.next%size; uint64(len(payload)) > left {
+		a.next += left
+	}
+	s := stored{a.next, len(payload)}
+	copy(a.bytes[s.start%size:], payload)
+	a.next += uint64(len(payload))
+	return s
+}
+
+// get is a payload, until the next put; ok is false when it is gone.
+func (a *arena) get(s stored) (payload []byte, ok bool) {
+	size := uint64(len(a.bytes))
+	switch {
+	case s.length == 0:
+		return nil, true
+	case s.length < 0, a.next-s.start > size:
+		return nil, false
+	}
+	return a.bytes[s.start%size:][:s.length], true
+}

@@ -1,0 +1,76 @@
+package aggregate
+
+import "github.com/penstock/penstock/wire"
+
+// Drop says in one word why a well-formed datagram was of no use.
+type Drop uint8
+
+// The reasons.
+const (
+	// DropLate pieces are of a request that was answered.
+	DropLate Drop = iota
+	// DropDuplicate pieces are here already.
+	DropDuplicate
+	// DropContradictory pieces have another total, count or piece size than the
+	// first of their request.
+	DropContradictory
+	// DropOverlapping pieces are contradictory, and cover bytes that are here.
+	DropOverlapping
+	// DropForeign pieces are of requests that are not the model's: of another
+	// size, or in pieces that are too many or too small.
+	DropForeign
+	// DropBusy pieces are of requests that got no slot, or lost it.
+	DropBusy
+	// DropFragmented pieces needed one descriptor more than there are; their
+	// request is evicted.
+	DropFragmented
+	// NumDrops is the size of an array indexed by Drop.
+	NumDrops
+)
+
+var dropWords = [NumDrops]string{"late", "duplicate", "contradictory", "overlapping", "foreign", "busy", "fragmented"}
+
+func (d Drop) String() string {
+	if d < NumDrops {
+		return dropWords[d]
+	}
+	return "unknown"
+}
+
+// Stats counts since New. Datagrams is the sum of Pieces, Malformed and Dropped;
+// Begun is the sum of Whole, Incomplete, Evicted and Gathering.
+type Stats struct {
+	Datagrams uint64
+	// Pieces were put where they belong.
+	Pieces uint64
+	// Malformed datagrams break a rule of package wire, by reason.
+	Malformed [wire.NumReasons]uint64
+	// Dropped datagrams are well-formed, by reason.
+	Dropped [NumDrops]uint64
+
+	// Begun requests got a slot, and became Whole, Incomplete or Evicted.
+	Begun, Whole, Incomplete, Evicted uint64
+	// Refused and Busy requests got none.
+	Refused, Busy uint64
+
+	// Wishes were sent, answers given Again; Forgotten answers could not be,
+	// because their payload was gone.
+	Wishes, Again, Forgotten uint64
+
+	// What is held now: requests that gather, requests that are whole and not
+	// ended, clients seen lately, requests that have ended and are remembered,
+	// slab bytes of the datagrams of live requests.
+	Gathering, InFlight, Clients, Remembered int
+	HeldBytes                                uint64
+}
+
+// Stats reads the counters.
+func (a *Aggregator) Stats() Stats {
+	s := a.stats
+	s.Gathering = int(s.Begun - s.Whole - s.Incomplete - s.Evicted)
+	s.InFlight = len(a.slots) - len(a.free) - s.Gathering
+	s.Clients = a.clients.active()
+	s.Remembered = a.ended.n + a.turned.n
+	s.HeldBytes = a.heldBytes
+	return s
+}
