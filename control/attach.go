@@ -171,7 +171,6 @@ func (a *AttachListener) shake(c *net.UnixConn) {
 		case a.arrived <- arrival{conn, attach}:
 			return
 		case <-a.stop:
-			err = net.ErrClosed
 		}
 	} else if !errors.Is(err, net.ErrClosed) {
 		a.log.Warn().Err(err).Msg("process did not attach")

@@ -153,7 +153,7 @@ func childMain(how []string) int {
 			if is("spin") {
 				for range 2 * runtime.NumCPU() {
 					go func() {
-						for {
+						for n := 0; ; n++ {
 						}
 					}()
 				}
