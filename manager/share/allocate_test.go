@@ -1,0 +1,141 @@
+package share
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func demandsOf(percents ...float64) []Demand {
+	var ds []Demand
+	for i, p := range percents {
+		ds = append(ds, Demand{ID: ID{IF: fmt.Sprintf("if%02d", i)}, Percent: p})
+	}
+	return ds
+}
+
+func percents(gs []Grant) []float64 {
+	var ps []float64
+	for _, g := range gs {
+		ps = append(ps, g.Percent)
+	}
+	return ps
+}
+
+func sum(ps []float64) float64 {
+	total := 0.0
+	for _, p := range ps {
+		total += p
+	}
+	return total
+}
+
+func TestAllocateIsMaxMinFair(t *testing.T) {
+	for _, c := range []struct {
+		demands, want []float64
+	}{
+		{nil, nil},
+		{[]float64{30, 40, 90}, []float64{30, 30, 40}},
+		{[]float64{90, 30, 40}, []float64{40, 30, 30}},
+		{[]float64{30, 100}, []float64{30, 70}},
+		{[]float64{8, 60}, []float64{8, 60}},
+		{[]float64{100}, []float64{100}},
+		{[]float64{100, 100}, []float64{50, 50}},
+		{[]float64{60, 90}, []float64{40, 60}},
+		{[]float64{50, 50}, []float64{50, 50}},
+		{[]float64{10, 20, 60, 80}, []float64{10, 20, 30, 40}},
+		{[]float64{250, -3}, []float64{95, 5}},
+	} {
+		if got := percents(Allocate(demandsOf(c.demands...), DefaultConfig())); !slices.Equal(got, c.want) {
+			t.Errorf("Allocate(%v) = %v, want %v", c.demands, got, c.want)
+		}
+	}
+}
+
+func TestAllocateSpreadsSlackOnlyWhenAskedTo(t *testing.T) {
+	c := DefaultConfig()
+	c.SpreadSlack = true
+	grants := Allocate(demandsOf(10, 30), c)
+	if got := percents(grants); !slices.Equal(got, []float64{25, 75}) {
+		t.Errorf("shares %v, want 25 and 75: slack of 60 as 1 to 3", got)
+	}
+	if grants[1].Slack != 45 {
+		t.Errorf("slack %v of the second, want 45", grants[1].Slack)
+	}
+	if got := percents(Allocate(demandsOf(30, 40, 90), c)); !slices.Equal(got, []float64{30, 30, 40}) {
+		t.Errorf("shares %v where there is no slack", got)
+	}
+}
+
+func TestMinimumThatDoesNotGoRoundIsSplitEvenly(t *testing.T) {
+	demands := make([]float64, 40) // 40 times 5 %
+	demands[7] = 90
+	for i, p := range percents(Allocate(demandsOf(demands...), DefaultConfig())) {
+		if p < 2.4 || p > 2.5 {
+			t.Errorf("IF %d gets %v, want 100/40 but for the grain", i, p)
+		}
+	}
+}
+
+func drawDemands(t *rapid.T) []Demand {
+	// IDs of one IF and of several, demands that tie and that are out of range.
+	n := rapid.IntRange(0, 60).Draw(t, "n")
+	var ds []Demand
+	for i := range n {
+		p := rapid.OneOf(
+			rapid.Float64Range(-10, 200),
+			rapid.SampledFrom([]float64{5, 30, 100, 100.0 / 3}),
+		).Draw(t, "percent")
+		ds = append(ds, Demand{ID: ID{IF: string(rune('a' + i%5)), Instance: i / 5}, Percent: p})
+	}
+	return ds
+}
+
+func TestAllocateKeepsItsPromises(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := DefaultConfig()
+		c.MinimumPercent = rapid.Float64Range(0.1, 20).Draw(t, "minimum")
+		c.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
+		ds := drawDemands(t)
+		grants := Allocate(ds, c)
+
+		if total := sum(percents(grants)); total > 100 {
+			t.Fatalf("%.20f %% in sum", total)
+		}
+		other := rapid.Permutation(ds).Draw(t, "order")
+		if again := Allocate(other, c); !slices.Equal(grants, again) {
+			t.Fatalf("%v, in another order %v", grants, again)
+		}
+		demand := map[ID]float64{}
+		short := false
+		for _, d := range ds {
+			demand[d.ID] = c.clamp(d.Percent)
+		}
+		for _, g := range grants {
+			if g.Percent-g.Slack > demand[g.ID] || g.Slack < 0 || !c.SpreadSlack && g.Slack != 0 {
+				t.Fatalf("%+v beyond its demand of %v", g, demand[g.ID])
+			}
+			if least := min(c.MinimumPercent, 100/float64(len(ds))); g.Percent < least-Quantum {
+				t.Fatalf("%+v below %v", g, least)
+			}
+			if g.Percent != floorTo(g.Percent) {
+				t.Fatalf("%+v is no multiple of the quantum", g)
+			}
+			short = short || g.Percent < demand[g.ID]-Quantum
+		}
+		// What is fair: a larger demand never gets less, nobody who is short has
+		// less than an equal part, and no one is short while anything is left.
+		for _, a := range grants {
+			for _, b := range grants {
+				if demand[a.ID] < demand[b.ID] && a.Percent > b.Percent+Quantum {
+					t.Fatalf("demand %v gets %v, demand %v gets %v", demand[a.ID], a.Percent, demand[b.ID], b.Percent)
+				}
+			}
+		}
+		if left := 100 - sum(percents(grants)); short && left > Quantum*float64(len(ds)) {
+			t.Fatalf("%v %% are left and somebody is short", left)
+		}
+	})
+}

@@ -1,0 +1,303 @@
+package share
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// Returned by Controller's methods.
+var (
+	// ErrKnown is returned when an IF is added that is there already.
+	ErrKnown = errors.New("is there already")
+	// ErrUnknown is returned when an IF is named that was never added, or removed.
+	ErrUnknown = errors.New("is not there")
+)
+
+// Controller decides when shares change. It is a state machine without a clock:
+// times are given to it, as durations since any fixed start. It is not safe for
+// concurrent use.
+//
+// At each Step, in this order:
+//
+//  1. The demand of every IF that is past its hold-down is tuned anew. The others
+//     keep theirs: what was observed so soon after a change is still of the share
+//     before.
+//  2. What is remembered bounds it: a raise goes to what lately was enough for the
+//     load, a cut half the way to what lately was too little. So where the device
+//     is not in proportion (a queue grows faster than the share shrinks), a share
+//     closes in on what is needed instead of swinging about it, and where there is
+//     not enough for all, demands do not follow the grants that follow them.
+//  3. What may not change is pinned: IFs in their hold-down, and changes within
+//     the threshold. The rest is allocated among the others.
+//
+// After an IF was added, replaced or removed, the next Step passes over hold-downs.
+type Controller struct {
+	cfg     Config
+	members map[ID]*member
+	forced  bool // an IF came, went or was replaced since the last Step
+}
+
+// member is one IF.
+type member struct {
+	id      ID
+	percent float64 // its share; 0 until it has one
+	// demand is what it wants, direction and why how that came about.
+	demand    float64
+	direction Direction
+	why       string
+	changed   time.Duration // when percent last changed
+	// The need lies between these two, as long as they last.
+	tooLittle, enough mark
+}
+
+// mark is a share that proved too little, or enough, for an objective at an
+// arrival rate.
+type mark struct {
+	percent, rate float64
+	slo, until    time.Duration
+}
+
+func (m mark) lasts(now, slo time.Duration) bool {
+	return m.percent > 0 && now < m.until && m.slo == slo
+}
+
+// Change is one IF's new share.
+type Change struct {
+	ID ID
+	// From is 0 for an IF that had no share.
+	From, To float64
+	Why      string
+}
+
+func (c Change) direction() Direction {
+	if c.To < c.From {
+		return Cut
+	}
+	return Raise
+}
+
+// Status is what an IF wants and has.
+type Status struct {
+	ID              ID
+	Percent, Demand float64
+	Why             string
+}
+
+// Plan is what a Step decided.
+type Plan struct {
+	// Changes are to be made in this order: cuts come first, so that at no time
+	// more than 100 % are out. They count as made; Failed tells otherwise.
+	Changes []Change
+	// Status has every IF, sorted by ID.
+	Status []Status
+}
+
+// NewController returns a controller of no IFs.
+func NewController(c Config) (*Controller, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	return &Controller{cfg: c, members: make(map[ID]*member)}, nil
+}
+
+// Add takes an IF in; it gets a share at the next Step, which reallocates at
+// once. kneePercent is its demand until there are observations, 0 where it is not
+// known.
+func (c *Controller) Add(id ID, kneePercent float64) error {
+	if _, ok := c.members[id]; ok {
+		return fmt.Errorf("add %v: %w", id, ErrKnown)
+	}
+	c.members[id] = &member{id: id, demand: c.elastic(kneePercent), why: whyUnobserved}
+	c.forced = true
+	return nil
+}
+
+// Replace says that an IF runs another model now: what was learned of the old one
+// is forgotten, its share stays until the next Step, which reallocates at once.
+func (c *Controller) Replace(id ID, kneePercent float64) error {
+	m, ok := c.members[id]
+	if !ok {
+		return fmt.Errorf("replace %v: %w", id, ErrUnknown)
+	}
+	*m = member{id: id, percent: m.percent, changed: m.changed, demand: c.elastic(kneePercent), why: whyUnobserved}
+	c.forced = true
+	return nil
+}
+
+// Remove lets an IF go. The next Step gives its share to those that want it.
+func (c *Controller) Remove(id ID) error {
+	if _, ok := c.members[id]; !ok {
+		return fmt.Errorf("remove %v: %w", id, ErrUnknown)
+	}
+	delete(c.members, id)
+	c.forced = true
+	return nil
+}
+
+// Failed says that a change could not be made and the IF still has that share.
+func (c *Controller) Failed(id ID, percent float64) error {
+	m, ok := c.members[id]
+	if !ok {
+		return fmt.Errorf("fail the change of %v: %w", id, ErrUnknown)
+	}
+	m.percent = floorTo(percent)
+	return nil
+}
+
+// elastic is the demand of an IF without observations: its knee (3.2.3).
+func (c *Controller) elastic(kneePercent float64) float64 {
+	if !(kneePercent > 0) {
+		kneePercent = c.cfg.UnknownPercent
+	}
+	return c.cfg.clamp(kneePercent)
+}
+
+// Step decides. observed has the IFs of which something was observed since their
+// share last changed; averages over a longer time would judge the new share by
+// the old one.
+func (c *Controller) Step(now time.Duration, observed map[ID]Observation) Plan {
+	members := make([]*member, 0, len(c.members))
+	for _, m := range c.members {
+		members = append(members, m)
+	}
+	slices.SortFunc(members, func(a, b *member) int { return a.id.Compare(b.id) })
+
+	var held, free []*member
+	for _, m := range members {
+		settled := m.percent > 0 && now-m.changed >= c.cfg.HoldDown
+		if o, ok := observed[m.id]; ok && settled {
+			c.tune(m, o, now)
+		}
+		if c.forced || settled || m.percent == 0 {
+			free = append(free, m)
+		} else {
+			held = append(held, m)
+		}
+	}
+	var p Plan
+	for _, g := range c.allocate(held, free) {
+		m := c.members[g.ID]
+		if g.Percent == m.percent {
+			continue
+		}
+		p.Changes = append(p.Changes, Change{ID: m.id, From: m.percent, To: g.Percent, Why: m.why})
+		m.percent, m.changed = g.Percent, now
+	}
+	slices.SortStableFunc(p.Changes, func(a, b Change) int { // sorted by ID already
+		return cmp.Compare(a.direction(), b.direction())
+	})
+	for _, m := range members {
+		p.Status = append(p.Status, Status{ID: m.id, Percent: m.percent, Demand: m.demand, Why: m.why})
+	}
+	c.forced = false
+	return p
+}
+
+// tune brings an IF's demand up to date, and what is known of its need.
+func (c *Controller) tune(m *member, o Observation, now time.Duration) {
+	d := Tune(m.percent, o, c.cfg)
+	tooLittle := m.tooLittle.lasts(now, o.SLO) && o.ArrivalRate >= m.tooLittle.rate*(1-c.cfg.ThresholdPercent/100)
+	enough := m.enough.lasts(now, o.SLO) && o.ArrivalRate <= m.enough.rate*(1+c.cfg.ThresholdPercent/100)
+	here := mark{percent: m.percent, rate: o.ArrivalRate, slo: o.SLO, until: now + c.cfg.Memory}
+	switch {
+	case d.Direction == Raise:
+		if enough && m.percent < m.enough.percent {
+			d.Percent = min(d.Percent, m.enough.percent)
+		} else {
+			m.enough = mark{}
+			if tooLittle && m.direction == Raise {
+				// It got less than it wanted and is short still: it wants no less.
+				d.Percent = max(d.Percent, m.demand)
+			}
+		}
+		if tooLittle {
+			here.percent = max(here.percent, m.tooLittle.percent)
+		}
+		m.tooLittle = here
+	case d.Direction == Cut || d.Why == whyEnough:
+		if tooLittle && m.percent > m.tooLittle.percent {
+			d.Percent = max(d.Percent, min(m.percent, ceilTo((m.tooLittle.percent+m.percent)/2)))
+		} else {
+			m.tooLittle = mark{}
+		}
+		if enough {
+			here.percent = min(here.percent, m.enough.percent)
+		}
+		m.enough = here
+	}
+	m.demand, m.why, m.direction = d.Percent, d.Why, d.Direction
+}
+
+// allocate gives the new shares of those free IFs whose share is worth changing.
+// held ones keep theirs.
+func (c *Controller) allocate(held, free []*member) []Grant {
+	total := 100.0
+	for _, m := range held {
+		total -= m.percent
+	}
+	total = max(0, total) // a change that failed may leave more than 100 out
+	if c.cfg.SpreadSlack && !c.wanting(total, free) {
+		return nil // what could change is slack alone
+	}
+	grants := c.worthwhile(total, free, true)
+	// Small cuts are not worth a swap, but for an IF that would go short by them
+	// and has no share to fall back on.
+	for _, ideal := range c.cfg.divide(total, demands(free)) {
+		for _, g := range grants {
+			if g.ID == ideal.ID && c.members[g.ID].percent == 0 && g.Percent < ideal.Percent && !c.small(ideal.Percent, g.Percent) {
+				return c.worthwhile(total, free, false)
+			}
+		}
+	}
+	return grants
+}
+
+// worthwhile divides total among those of free whose share changes by more than
+// the threshold; the others keep theirs, and what they keep is not divided. Small
+// cuts are kept from only if sparing.
+func (c *Controller) worthwhile(total float64, free []*member, sparing bool) []Grant {
+	rest := slices.Clone(free)
+	for {
+		kept := len(rest)
+		grants := c.cfg.divide(total, demands(rest))
+		for _, g := range grants {
+			m := c.members[g.ID]
+			if c.small(m.percent, g.Percent) && m.percent <= total && (sparing || g.Percent >= m.percent) {
+				total -= m.percent
+				rest = slices.DeleteFunc(rest, func(r *member) bool { return r == m })
+			}
+		}
+		if len(rest) == kept {
+			return grants
+		}
+	}
+}
+
+// wanting reports whether an IF is owed more than it has, slack left aside.
+func (c *Controller) wanting(total float64, free []*member) bool {
+	frugal := c.cfg
+	frugal.SpreadSlack = false
+	for _, g := range frugal.divide(total, demands(free)) {
+		if has := c.members[g.ID].percent; g.Percent > has && !c.small(has, g.Percent) {
+			return true
+		}
+	}
+	return false
+}
+
+// small reports whether a change of share is within the threshold.
+func (c *Controller) small(from, to float64) bool {
+	return from > 0 && math.Abs(to-from) <= from*c.cfg.ThresholdPercent/100
+}
+
+func demands(members []*member) []Demand {
+	var ds []Demand
+	for _, m := range members {
+		ds = append(ds, Demand{ID: m.id, Percent: m.demand})
+	}
+	return ds
+}

@@ -1,0 +1,404 @@
+package share
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var (
+	face   = ID{IF: "face"}
+	detect = ID{IF: "detect"}
+	third  = ID{IF: "third"}
+)
+
+const ms = time.Millisecond
+
+// Observations of an IF that is as it should be, short by half, and far over.
+var (
+	fine  = Observation{Latency: 49 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 98}
+	short = Observation{Latency: 75 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 98}
+	over  = Observation{Latency: 10 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 20}
+)
+
+func newController(t rapid.TB, c Config, ids ...ID) *Controller {
+	t.Helper()
+	k, err := NewController(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		if err := k.Add(id, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return k
+}
+
+func shareOf(p Plan, id ID) float64 {
+	for _, s := range p.Status {
+		if s.ID == id {
+			return s.Percent
+		}
+	}
+	return math.NaN()
+}
+
+func TestAddedIFStartsWithItsKneeOrThirtyPercent(t *testing.T) {
+	k := newController(t, DefaultConfig(), face)
+	if err := k.Add(detect, 45); err != nil {
+		t.Fatal(err)
+	}
+	p := k.Step(0, nil)
+	want := []Change{{ID: detect, To: 45, Why: whyUnobserved}, {ID: face, To: 30, Why: whyUnobserved}}
+	if !slices.Equal(p.Changes, want) {
+		t.Errorf("changes %+v, want %+v", p.Changes, want)
+	}
+}
+
+func TestControllerRefusesWhatIsNotThere(t *testing.T) {
+	k := newController(t, DefaultConfig(), face)
+	if err := k.Add(face, 0); !errors.Is(err, ErrKnown) {
+		t.Errorf("second Add = %v, want ErrKnown", err)
+	}
+	for name, err := range map[string]error{
+		"Remove": k.Remove(detect), "Replace": k.Replace(detect, 0), "Failed": k.Failed(detect, 1),
+		"another instance": k.Remove(ID{IF: "face", Instance: 1}),
+	} {
+		if !errors.Is(err, ErrUnknown) {
+			t.Errorf("%s = %v, want ErrUnknown", name, err)
+		}
+	}
+	if _, err := NewController(Config{}); err == nil {
+		t.Error("a controller of an empty configuration")
+	}
+}
+
+func TestShareStaysDuringItsHoldDown(t *testing.T) {
+	k := newController(t, DefaultConfig(), face)
+	k.Step(0, nil)
+	seen := map[ID]Observation{face: short}
+	if p := k.Step(10*time.Second-1, seen); len(p.Changes) != 0 {
+		t.Errorf("changed within the hold-down: %+v", p.Changes)
+	}
+	if p := k.Step(10*time.Second, seen); shareOf(p, face) != 45 {
+		t.Errorf("share %v after the hold-down, want 45", shareOf(p, face))
+	}
+	if p := k.Step(19*time.Second, seen); len(p.Changes) != 0 {
+		t.Errorf("the change did not start a hold-down of its own: %+v", p.Changes)
+	}
+}
+
+func TestHeldIFIsNotCutForAnother(t *testing.T) {
+	k := newController(t, DefaultConfig(), face, detect)
+	k.Step(0, nil)
+	p := k.Step(10*time.Second, map[ID]Observation{face: {Latency: 100 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 10}})
+	if shareOf(p, face) != 60 {
+		t.Fatalf("face has %v, want 60", shareOf(p, face))
+	}
+	// face is held at 60; detect wants 60 too and must do with the rest for now.
+	p = k.Step(12*time.Second, map[ID]Observation{detect: {Latency: 100 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 10}})
+	if shareOf(p, face) != 60 || shareOf(p, detect) != 40 {
+		t.Errorf("shares %v and %v, want 60 held and 40", shareOf(p, face), shareOf(p, detect))
+	}
+}
+
+func TestAddReplaceAndRemovePassOverTheHoldDown(t *testing.T) {
+	k := newController(t, DefaultConfig())
+	for _, a := range []struct {
+		id   ID
+		knee float64
+	}{{face, 50}, {detect, 80}} {
+		if err := k.Add(a.id, a.knee); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p := k.Step(0, nil); shareOf(p, detect) != 50 {
+		t.Fatalf("detect has %v, want what face left: 50", shareOf(p, detect))
+	}
+	if err := k.Add(third, 20); err != nil {
+		t.Fatal(err)
+	}
+	p := k.Step(time.Second, nil)
+	if got := []float64{shareOf(p, third), shareOf(p, face), shareOf(p, detect)}; got[0] != 20 || sum(got) > 100 || got[1] >= 50 {
+		t.Errorf("shares of third, face, detect %v one second after third came", got)
+	}
+	if c := p.Changes; len(c) != 2 || c[0].ID != face || c[0].direction() != Cut || c[1].ID != third {
+		t.Errorf("changes %+v, want face cut before third gets it, and detect left at less than 5 %% below", c)
+	}
+	if err := k.Remove(face); err != nil {
+		t.Fatal(err)
+	}
+	if p = k.Step(2*time.Second, nil); shareOf(p, detect) != 80 {
+		t.Errorf("detect has %v after face went, want the 80 it wants", shareOf(p, detect))
+	}
+	if err := k.Replace(detect, 40); err != nil {
+		t.Fatal(err)
+	}
+	if p = k.Step(3*time.Second, nil); shareOf(p, detect) != 40 {
+		t.Errorf("detect has %v with another model, want its knee of 40", shareOf(p, detect))
+	}
+}
+
+func TestInstancesOfOneIFAreTunedApart(t *testing.T) {
+	first, second := ID{"face", 0}, ID{"face", 1}
+	k := newController(t, DefaultConfig(), first, second)
+	k.Step(0, nil)
+	p := k.Step(10*time.Second, map[ID]Observation{first: short, second: fine})
+	if shareOf(p, first) != 45 || shareOf(p, second) != 30 {
+		t.Errorf("shares %v and %v, want 45 and 30", shareOf(p, first), shareOf(p, second))
+	}
+}
+
+func TestSmallChangesAreNotMade(t *testing.T) {
+	c := DefaultConfig()
+	c.HoldDown = 0
+	rapid.Check(t, func(t *rapid.T) {
+		ids := []ID{face, detect, third}
+		k := newController(t, c, ids...)
+		k.Step(0, nil)
+		for i := range 20 {
+			seen := map[ID]Observation{}
+			for _, id := range ids {
+				seen[id] = Observation{
+					SLO:         50 * ms,
+					Latency:     time.Duration(rapid.Int64Range(1e6, 2e8).Draw(t, "latency")),
+					Throughput:  rapid.Float64Range(1, 1000).Draw(t, "throughput"),
+					ArrivalRate: rapid.Float64Range(0, 1000).Draw(t, "rate"),
+				}
+			}
+			p := k.Step(time.Duration(i)*time.Second, seen)
+			for _, ch := range p.Changes {
+				if math.Abs(ch.To-ch.From) <= ch.From*0.05 {
+					t.Fatalf("changed %+v, less than 5 %%", ch)
+				}
+			}
+		}
+	})
+}
+
+// Whatever comes, goes, is observed or fails, no more than 100 % is ever out,
+// also while a plan's changes are being made one after the other.
+func TestNeverMoreThanAllIsOut(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := DefaultConfig()
+		c.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
+		c.HoldDown = time.Duration(rapid.IntRange(0, 5).Draw(t, "hold-down")) * time.Second
+		k := newController(t, c)
+		out := map[ID]float64{}
+		total := func() float64 {
+			s := 0.0
+			for _, p := range out {
+				s += p
+			}
+			return s
+		}
+		for i := range rapid.IntRange(1, 40).Draw(t, "steps") {
+			id := ID{IF: rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(t, "if"), Instance: rapid.IntRange(0, 3).Draw(t, "instance")}
+			switch rapid.IntRange(0, 4).Draw(t, "do") {
+			case 0, 1:
+				_ = k.Add(id, rapid.Float64Range(0, 120).Draw(t, "knee"))
+			case 2:
+				if k.Remove(id) == nil {
+					delete(out, id)
+				}
+			case 3:
+				_ = k.Replace(id, rapid.Float64Range(0, 120).Draw(t, "knee"))
+			}
+			seen := map[ID]Observation{}
+			for known := range out {
+				seen[known] = rapid.SampledFrom([]Observation{fine, short, over, {}}).Draw(t, "observation")
+			}
+			p := k.Step(time.Duration(i)*time.Second, seen)
+			for _, ch := range p.Changes {
+				if out[ch.ID] != ch.From {
+					t.Fatalf("%+v, but its share was %v", ch, out[ch.ID])
+				}
+				if out[ch.ID] = ch.To; total() > 100 {
+					t.Fatalf("%v %% out after %+v", total(), ch)
+				}
+			}
+			for _, s := range p.Status {
+				if s.Percent <= 0 {
+					t.Fatalf("%v has no share", s.ID)
+				}
+			}
+		}
+	})
+}
+
+func TestSlackStaysFreeAndAloneChangesNothing(t *testing.T) {
+	c := DefaultConfig()
+	k := newController(t, c, face, detect)
+	if p := k.Step(0, nil); shareOf(p, face)+shareOf(p, detect) != 60 {
+		t.Errorf("shares %+v, want 30 each and the rest free", p.Status)
+	}
+
+	c.SpreadSlack = true
+	k = newController(t, c, face, detect)
+	p := k.Step(0, nil)
+	if shareOf(p, face) != 50 || shareOf(p, detect) != 50 {
+		t.Errorf("shares %+v, want 50 each with slack", p.Status)
+	}
+	// face could do with less, which would be slack again.
+	if p = k.Step(20*time.Second, map[ID]Observation{face: over, detect: fine}); len(p.Changes) != 0 {
+		t.Errorf("changes %+v although nobody wants more", p.Changes)
+	}
+	// Now detect wants it.
+	if p = k.Step(40*time.Second, map[ID]Observation{face: over, detect: short}); shareOf(p, detect) < 74 || sum([]float64{shareOf(p, face), shareOf(p, detect)}) > 100 {
+		t.Errorf("shares %+v, want detect to have its 75", p.Status)
+	}
+	if err := k.Remove(detect); err != nil {
+		t.Fatal(err)
+	}
+	if p = k.Step(41*time.Second, nil); len(p.Changes) != 0 {
+		t.Errorf("changes %+v: what detect left is slack", p.Changes)
+	}
+}
+
+func TestFailedChangeIsTriedAgainFromTheShareThatIs(t *testing.T) {
+	k := newController(t, DefaultConfig(), face)
+	k.Step(0, nil)
+	k.Step(10*time.Second, map[ID]Observation{face: short})
+	if err := k.Failed(face, 30); err != nil {
+		t.Fatal(err)
+	}
+	p := k.Step(20*time.Second, map[ID]Observation{face: short})
+	if want := []Change{{ID: face, From: 30, To: 45, Why: whyLatency}}; !slices.Equal(p.Changes, want) {
+		t.Errorf("changes %+v, want %+v", p.Changes, want)
+	}
+}
+
+func TestAggregationBoundIFIsReportedAndHeld(t *testing.T) {
+	k := newController(t, DefaultConfig(), face)
+	k.Step(0, nil)
+	o := short
+	o.AggregationBound = true
+	p := k.Step(20*time.Second, map[ID]Observation{face: o})
+	if len(p.Changes) != 0 || p.Status[0].Why != whyAggregation {
+		t.Errorf("plan %+v, want it held as %q", p, whyAggregation)
+	}
+}
+
+// plant is a device on which one IF's batch of 1 takes work/share up to its knee,
+// behind a queue (M/D/1).
+type plant struct {
+	work, knee, rate float64 // seconds at 100 %, percent, requests/s
+	slo              time.Duration
+}
+
+func (p plant) observe(percent float64) Observation {
+	service := p.work * 100 / min(percent, p.knee)
+	busy := p.rate * service
+	wait := 100 * service // overloaded: as long as the queue is
+	if busy < 1 {
+		wait = min(wait, service*busy/(2*(1-busy)))
+	}
+	return Observation{
+		Latency:     time.Duration((wait + service) * float64(time.Second)),
+		Throughput:  1 / service,
+		ArrivalRate: p.rate,
+		SLO:         p.slo,
+	}
+}
+
+// Under constant load, within the time that what was too small is remembered, no
+// share swings: after some minutes it turns twice at most, where it may turn 30 times (past its knee an IF
+// may give back a little at a time for long).
+func TestConstantLoadDoesNotSwing(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := DefaultConfig()
+		c.HeadroomPercent = rapid.SampledFrom([]float64{0, 25}).Draw(t, "headroom")
+		n := rapid.IntRange(1, 5).Draw(t, "IFs")
+		noise := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+		plants := map[ID]plant{}
+		k := newController(t, c)
+		for i := range n {
+			id := ID{IF: fmt.Sprint("if", i)}
+			p := plant{
+				work: rapid.Float64Range(0.0002, 0.02).Draw(t, "work"),
+				knee: rapid.Float64Range(10, 100).Draw(t, "knee"),
+				slo:  time.Duration(rapid.IntRange(10, 400).Draw(t, "slo")) * ms,
+			}
+			p.rate = rapid.Float64Range(0.05, 1.2).Draw(t, "load") * 0.01 * p.knee / p.work / float64(n)
+			plants[id] = p
+			if err := k.Add(id, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		percent := map[ID]float64{}
+		last := map[ID]Direction{}
+		var late []string
+		const settled = 4 * time.Minute
+		for now := time.Duration(0); now < 9*time.Minute; now += time.Second {
+			seen := map[ID]Observation{}
+			for id, share := range percent {
+				o := plants[id].observe(share)
+				o.Latency = time.Duration(float64(o.Latency) * (1 + 0.005*noise.NormFloat64()))
+				seen[id] = o
+			}
+			p := k.Step(now, seen)
+			for _, ch := range p.Changes {
+				percent[ch.ID] = ch.To
+				turned := last[ch.ID] != 0 && last[ch.ID] != ch.direction()
+				last[ch.ID] = ch.direction()
+				if now > settled && turned {
+					late = append(late, fmt.Sprintf("%v: %+v of %+v", now, ch, p.Status))
+				}
+			}
+		}
+		if len(late) > 2*n {
+			t.Fatalf("%d turns after %v of constant load:\n%s", len(late), settled, strings.Join(late, "\n"))
+		}
+	})
+}
+
+// The queue of this one makes every cut that Algorithm 1 computes too deep: without
+// a memory it would swing for ever.
+func TestShareClosesInWhereTheQueueIsNotInProportion(t *testing.T) {
+	c := DefaultConfig()
+	device := plant{work: 0.01, knee: 100, rate: 50, slo: 40 * ms}
+	changes := func(memory time.Duration) int {
+		c.Memory = memory
+		k := newController(t, c, face)
+		percent := shareOf(k.Step(0, nil), face)
+		n := 0
+		for now := time.Duration(0); now < 9*time.Minute; now += time.Second {
+			p := k.Step(now, map[ID]Observation{face: device.observe(percent)})
+			percent = shareOf(p, face)
+			n += len(p.Changes)
+		}
+		return n
+	}
+	if n := changes(10 * time.Minute); n > 8 {
+		t.Errorf("%d changes under constant load, want it to close in", n)
+	}
+	if n := changes(0); n < 20 {
+		t.Errorf("%d changes without memory: this device tests nothing", n)
+	}
+}
+
+// What was too little for a load says nothing of a smaller one.
+func TestMemoryEndsWithTheLoad(t *testing.T) {
+	k := newController(t, DefaultConfig(), face)
+	k.Step(0, nil)
+	k.Step(10*time.Second, map[ID]Observation{face: short})
+	slow := over
+	slow.ArrivalRate = 98 // the load that 30 % were too little for
+	slow.Throughput = 1000
+	p := k.Step(20*time.Second, map[ID]Observation{face: slow})
+	if shareOf(p, face) != 37.5 {
+		t.Errorf("share %v, want half the way from 45 to the 30 that were too little", shareOf(p, face))
+	}
+	p = k.Step(30*time.Second, map[ID]Observation{face: over})
+	if shareOf(p, face) >= 30 {
+		t.Errorf("share %v at a fifth of the load, want less than 30", shareOf(p, face))
+	}
+}

@@ -1,0 +1,119 @@
+package share
+
+import (
+	"math"
+	"time"
+)
+
+// Observation is how an IF did with its present share. Latency and throughput are
+// averages (EWMA); Tune does not judge single requests.
+type Observation struct {
+	// Latency is from a whole request to the end of its batch.
+	Latency time.Duration
+	// Throughput is requests per busy second at the current batch size. Not per
+	// second: an IF that keeps up answers as many as arrive, whatever its share.
+	Throughput float64
+	// ArrivalRate is whole requests per second.
+	ArrivalRate float64
+	// SLO is the latency objective.
+	SLO time.Duration
+	// AggregationBound says that requests are late before they are whole: the
+	// CPU or the network is the bottleneck (3.2.1) and no share helps.
+	AggregationBound bool
+}
+
+// Direction is what Tune decided.
+type Direction int8
+
+// The directions.
+const (
+	Cut   Direction = -1
+	Hold  Direction = 0
+	Raise Direction = 1
+)
+
+// Decision is an IF's demand and why.
+type Decision struct {
+	// Percent is the demand, between the minimum and 100.
+	Percent   float64
+	Direction Direction
+	// Why is a line for the log and the dashboard; it names the residual that
+	// decided.
+	Why string
+}
+
+// The reasons.
+const (
+	whyUnobserved  = "no observation yet"
+	whyAggregation = "bound by aggregation"
+	whyEnough      = "within the threshold"
+	whyLatency     = "latency"
+	whyThroughput  = "throughput"
+)
+
+// mostRaise bounds a raise to twice the share. A throughput near zero asks for
+// any multiple; a step of two is the one of Fig. 16 (30 % to 60 %), and the next
+// follows after the hold-down if it was not enough.
+const mostRaise = 1.0
+
+// Tune is Algorithm 1: the demand of an IF whose share is currentPercent.
+//
+// It is raised by the larger relative shortage when latency or throughput is
+// short by more than the threshold, cut by the smaller relative surplus when both
+// are over by more than it, and else held. "Relative" is what makes the new share
+// fit where time is in inverse proportion to the share:
+//
+//	            latency                      throughput
+//	shortage    (latency - SLO) / SLO        (rate - throughput) / throughput
+//	surplus     (SLO - latency) / SLO        (throughput - rate) / throughput
+//
+// A shortage s needs the share · (1 + s), a surplus s leaves enough with the
+// share · (1 - s). A cut leaves HeadroomPercent on top of that.
+func Tune(currentPercent float64, o Observation, c Config) Decision {
+	d := Decision{Percent: c.clamp(currentPercent), Why: whyEnough}
+	if o.AggregationBound {
+		d.Why = whyAggregation
+		return d
+	}
+	if o.SLO <= 0 || o.Latency <= 0 || !(o.Throughput > 0) || !(o.ArrivalRate >= 0) || math.IsInf(o.Throughput+o.ArrivalRate, 0) {
+		d.Why = whyUnobserved
+		return d
+	}
+	threshold := c.ThresholdPercent / 100
+	// The residuals of the paper's print, diffL% and diffT%.
+	latency := 1 - o.Latency.Seconds()/o.SLO.Seconds()
+	throughput := math.Inf(1)
+	if o.ArrivalRate > 0 {
+		throughput = o.Throughput/o.ArrivalRate - 1
+	}
+	switch {
+	case latency < -threshold || throughput < -threshold:
+		shortage, why := -latency, whyLatency
+		if s := o.ArrivalRate/o.Throughput - 1; s > shortage {
+			shortage, why = s, whyThroughput
+		}
+		d.Direction, d.Why = Raise, why
+		d.Percent = c.clamp(ceilTo(currentPercent * (1 + min(shortage, mostRaise))))
+	case latency > threshold && throughput > threshold:
+		surplus, why := latency, whyLatency
+		if s := 1 - o.ArrivalRate/o.Throughput; s < surplus {
+			surplus, why = s, whyThroughput
+		}
+		left := (1 - surplus) * (1 + c.HeadroomPercent/100)
+		if left >= 1 {
+			return d
+		}
+		d.Direction, d.Why = Cut, why
+		d.Percent = c.clamp(ceilTo(currentPercent * left))
+	}
+	return d
+}
+
+// clamp brings a demand between the minimum and 100; what is no number is the
+// minimum.
+func (c Config) clamp(percent float64) float64 {
+	if !(percent > c.MinimumPercent) {
+		return c.MinimumPercent
+	}
+	return min(percent, 100)
+}
