@@ -52,11 +52,11 @@ const harvested = ^uint32(0)
 
 // NewChannel makes the two files of a channel. Name is seen in /proc/PID/maps.
 func NewChannel(name string, g Geometry) (*Channel, error) {
-	ringMem, err := newFile(name+"-ring", magicRing, g, g.ringBytes(), Options{})
+	ringMem, err := newFile(name+"-ring", magicRing, g, g.ringBytes())
 	if err != nil {
 		return nil, fmt.Errorf("make request ring: %w", err)
 	}
-	replies, err := newFile(name+"-replies", magicReplies, g, g.repliesBytes(), Options{Writable: true})
+	replies, err := Create(name+"-replies", g.repliesBytes(), Options{Writable: true})
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("make replies: %w", err), ringMem.Close())
 	}

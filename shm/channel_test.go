@@ -368,6 +368,7 @@ func TestNewConsumerRefusesOtherFiles(t *testing.T) {
 		"other results":       {1, wider, table, ring, replies, "geometry"},
 		"ring for table":      {1, g, ring, ring, replies, "magic"},
 		"replies for ring":    {1, g, table, replies, replies, "magic"},
+		"replies for table":   {1, g, replies, ring, replies, "magic"},
 		"ring for replies":    {1, g, table, ring, ring, ""}, // cannot be written
 		"table for replies":   {1, g, table, ring, table, ""},
 	} {
@@ -386,7 +387,7 @@ func TestNewConsumerRefusesOtherFiles(t *testing.T) {
 			}
 		})
 	}
-	word32(p.channel.replies.Bytes(), atVersion).Store(Version + 1)
+	word32(p.channel.ringMem.Bytes(), atVersion).Store(Version + 1)
 	if c, err := NewConsumer(1, g, dup(t, table()), dup(t, ring()), dup(t, replies())); !errors.Is(err, ErrMismatch) {
 		if err == nil {
 			c.Close()

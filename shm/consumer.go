@@ -83,17 +83,17 @@ func newConsumer(generation uint32, g Geometry, table, ring, replies *os.File) (
 	if err := g.Validate(); err != nil {
 		return nil, err
 	}
-	tableMem, err := openFile(table, magicTable, g, g.tableBytes(), false)
+	tableMem, err := openFile(table, magicTable, g, g.tableBytes())
 	if err != nil {
 		return nil, err
 	}
 	opened = append(opened, tableMem)
-	ringMem, err := openFile(ring, magicRing, g, g.ringBytes(), false)
+	ringMem, err := openFile(ring, magicRing, g, g.ringBytes())
 	if err != nil {
 		return nil, err
 	}
 	opened = append(opened, ringMem)
-	repliesMem, err := openFile(replies, magicReplies, g, g.repliesBytes(), true)
+	repliesMem, err := Map(replies, g.repliesBytes(), true)
 	if err != nil {
 		return nil, err
 	}

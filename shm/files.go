@@ -40,12 +40,12 @@ func checkHeader(mem []byte, magic uint32, g Geometry) error {
 	return nil
 }
 
-// newFile makes one of the three files and marks it.
-func newFile(name string, magic uint32, g Geometry, size int, o Options) (*Region, error) {
+// newFile makes a file that only the manager writes, and marks it.
+func newFile(name string, magic uint32, g Geometry, size int) (*Region, error) {
 	if err := g.Validate(); err != nil {
 		return nil, err
 	}
-	r, err := Create(name, size, o)
+	r, err := Create(name, size, Options{})
 	if err != nil {
 		return nil, err
 	}
@@ -53,9 +53,9 @@ func newFile(name string, magic uint32, g Geometry, size int, o Options) (*Regio
 	return r, nil
 }
 
-// openFile maps one of the three files and checks its mark.
-func openFile(f *os.File, magic uint32, g Geometry, size int, writable bool) (*Region, error) {
-	r, err := Map(f, size, writable)
+// openFile maps such a file for reading and checks its mark.
+func openFile(f *os.File, magic uint32, g Geometry, size int) (*Region, error) {
+	r, err := Map(f, size, false)
 	if err != nil {
 		return nil, err
 	}

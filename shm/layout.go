@@ -8,17 +8,19 @@ import (
 // Version is the layout's version; both sides refuse another one.
 const Version = 1
 
-// The first word of each file says which of the three it is.
+// The first word of the two files that only the manager writes says which of
+// them it is.
 const (
-	magicTable   = 0x54_4b_4e_50 // "PNKT" in memory
-	magicRing    = 0x52_4b_4e_50 // "PNKR"
-	magicReplies = 0x41_4b_4e_50 // "PNKA", answers
+	magicTable = 0x54_4b_4e_50 // "PNKT" in memory
+	magicRing  = 0x52_4b_4e_50 // "PNKR"
 )
 
 // lineBytes is a cache line: each word that two sides touch has one of its own.
 const lineBytes = 64
 
-// Every file begins with a header line of six 32-bit words.
+// These two begin with a header line of five 32-bit words. The replies have none:
+// a process that went mad would have written over it, and its successor must
+// attach all the same.
 const (
 	atMagic       = 0
 	atVersion     = 4
@@ -42,7 +44,7 @@ const (
 	atTickets = 3 * lineBytes // u32 a slot, odd while it is out
 )
 
-// The replies: the words that both sides write, then a stage a slot, then the
+// The replies: the words that both sides write (the first line is free), then a stage a slot, then the
 // entries, then a result a slot.
 const (
 	atOwner        = 1 * lineBytes // u32, the generation that consumes, 0 for none

@@ -72,7 +72,9 @@ func child(role string) error {
 	}
 	switch role {
 	case "serve": // until killed, giving the ring up and taking it again
-		echo(c)
+		echo(c, 0)
+	case "toil": // the same, with work to do
+		echo(c, 300*time.Microsecond)
 	case "take", "start": // and be killed
 		slots := c.Recover(nil)
 		batch := make([]uint32, testGeometry.Slots)
@@ -84,7 +86,7 @@ func child(role string) error {
 			c.Start(slots[:4])
 		}
 		fmt.Println("ready to die")
-		select {}
+		time.Sleep(time.Hour)
 	default:
 		return fmt.Errorf("unknown role %q", role)
 	}
@@ -92,18 +94,15 @@ func child(role string) error {
 }
 
 // echo serves for ever: the answer to a request is its id.
-func echo(c *Consumer) {
+func echo(c *Consumer, work time.Duration) {
 	batch := make([]uint32, 4)
 	serve := func(slots []uint32) {
 		c.Start(slots)
+		time.Sleep(work)
 		for _, slot := range slots {
-			id := c.Request(slot).ID
-			copy(c.ResultBuffer(slot), strconv.FormatUint(uint64(id), 10))
-			c.Complete(slot, Result{
-				Length:       uint32(len(strconv.FormatUint(uint64(id), 10))),
-				ModelVersion: c.Generation(),
-				Inferred:     Now(),
-			})
+			id := strconv.FormatUint(uint64(c.Request(slot).ID), 10)
+			copy(c.ResultBuffer(slot), id)
+			c.Complete(slot, Result{Length: uint32(len(id)), ModelVersion: c.Generation(), Inferred: Now()})
 		}
 		c.Flush()
 		c.BatchEnded(Now())

@@ -21,7 +21,7 @@ type Table struct {
 
 // NewTable makes a table. Name is seen in /proc/PID/maps.
 func NewTable(name string, g Geometry) (*Table, error) {
-	region, err := newFile(name+"-table", magicTable, g, g.tableBytes(), Options{})
+	region, err := newFile(name+"-table", magicTable, g, g.tableBytes())
 	if err != nil {
 		return nil, fmt.Errorf("make request table: %w", err)
 	}

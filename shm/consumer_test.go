@@ -1,0 +1,207 @@
+package shm
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+func TestAcquireWaitsForTheEpoch(t *testing.T) {
+	p := newPair(t, testGeometry)
+	c := p.consumer(t, 3)
+	if ok, err := c.Acquire(Now() + int64(time.Millisecond)); ok || err != nil {
+		t.Fatalf("acquired without the epoch: %v, %v", ok, err)
+	}
+	p.channel.SetEpoch(2)
+	if ok, _ := c.Acquire(Now()); ok {
+		t.Fatal("acquired with another one's epoch")
+	}
+	go func() {
+		time.Sleep(time.Millisecond)
+		p.channel.SetEpoch(3)
+	}()
+	acquire(t, c)
+	if p.channel.Owner() != 3 || !c.Entitled() {
+		t.Errorf("owner %d, entitled %v", p.channel.Owner(), c.Entitled())
+	}
+}
+
+func TestAcquireWaitsForTheOldOwner(t *testing.T) {
+	p := newPair(t, testGeometry)
+	old, next := p.owner(t, 1), p.consumer(t, 2)
+	p.publish(1, 2)
+	p.channel.SetEpoch(2)
+	if old.Entitled() {
+		t.Error("the old owner is still entitled")
+	}
+	if ok, _ := next.Acquire(Now() + int64(time.Millisecond)); ok {
+		t.Fatal("two own the ring")
+	}
+	wantSlots(t, "taken by the next", take(next))
+	wantSlots(t, "taken by the old one", take(old), 1, 2) // its last batch
+	complete(old, 1, 2)
+	go func() {
+		time.Sleep(time.Millisecond)
+		old.Release()
+	}()
+	acquire(t, next)
+	wantSlots(t, "recovered", next.Recover(nil))
+	wantSlots(t, "taken by the released one", take(old))
+	wantSlots(t, "received", p.received(t), 1, 2)
+}
+
+func TestTheNextOwnerRecoversWhatWasTakenAndNotStarted(t *testing.T) {
+	p := newPair(t, testGeometry)
+	old := p.owner(t, 1)
+	p.publish(1, 2, 3, 4, 5)
+	batch := make([]uint32, 4)
+	wantSlots(t, "taken", batch[:old.Take(batch)], 1, 2, 3, 4)
+	complete(old, 1)
+	old.Start([]uint32{2})
+	p.channel.SetEpoch(2)
+	old.Release() // though 2 is started: its answer is never to come
+
+	next := p.consumer(t, 2)
+	acquire(t, next)
+	wantSlots(t, "recovered", next.Recover(nil), 3, 4)
+	wantSlots(t, "taken", take(next), 5)
+	for slot, want := range map[uint32]Stage{1: StageStarted, 2: StageStarted, 3: StagePending, 5: StagePending, 6: StageNone} {
+		if stage, _ := p.channel.Stage(slot); stage != want {
+			t.Errorf("slot %d is %v, want %v", slot, stage, want)
+		}
+	}
+	complete(next, 3, 4, 5)
+	wantSlots(t, "received", p.received(t), 1, 3, 4, 5)
+	if stage, generation := p.channel.Stage(2); stage != StageStarted || generation != 1 {
+		t.Errorf("the lost one is %v of %d", stage, generation)
+	}
+	if err := p.channel.Withdraw(2); err != nil {
+		t.Error(err)
+	}
+	if p.channel.Rejected() != 0 {
+		t.Errorf("%d rejected", p.channel.Rejected())
+	}
+}
+
+func TestDisownFreesOnlyTheDeadOnesRing(t *testing.T) {
+	p := newPair(t, testGeometry)
+	old := p.owner(t, 1)
+	next := p.consumer(t, 2)
+	p.channel.SetEpoch(2)
+	if p.channel.Disown(2) || p.channel.Owner() != 1 {
+		t.Error("another one's death took the ring from its owner")
+	}
+	if !p.channel.Disown(1) {
+		t.Error("the dead owner keeps the ring")
+	}
+	if p.channel.Disown(1) {
+		t.Error("disowned twice")
+	}
+	acquire(t, next)
+	// The first was not dead after all: it sees that it owns nothing.
+	p.publish(1)
+	wantSlots(t, "taken by the disowned", take(old))
+	if p.channel.SetEpoch(1); old.Entitled() {
+		t.Error("entitled, but disowned")
+	}
+	old.Release()
+	if p.channel.Owner() != 2 {
+		t.Errorf("owner %d after the disowned one released, want 2", p.channel.Owner())
+	}
+}
+
+func TestDisownClearsNonsense(t *testing.T) {
+	p := newPair(t, testGeometry)
+	c := p.owner(t, 1)
+	p.channel.back.owner.Store(0xdeadbeef) // what it wrote before it died
+	if !p.channel.Disown(1) || p.channel.Owner() != 0 {
+		t.Errorf("owner %#x after Disown", p.channel.Owner())
+	}
+	p.channel.SetEpoch(2)
+	next := p.consumer(t, 2)
+	acquire(t, next)
+	if c.Entitled() {
+		t.Error("the dead one is entitled")
+	}
+}
+
+func TestInterruptEndsWaitAndAcquire(t *testing.T) {
+	p := newPair(t, testGeometry)
+	owner, shadow := p.owner(t, 1), p.consumer(t, 2)
+	soon(t, "Wait and Acquire", func() {
+		for i := range 50 {
+			pause := func() { time.Sleep(time.Duration(i%5) * 100 * time.Microsecond) }
+			go func() { pause(); owner.Interrupt() }()
+			owner.Wait(0)
+			go func() { pause(); shadow.Interrupt() }()
+			if ok, err := shadow.Acquire(0); ok || err != nil {
+				t.Errorf("acquire: %v, %v", ok, err)
+			}
+		}
+	})
+	// An interrupt that comes first is not lost.
+	owner.Interrupt()
+	soon(t, "Wait", func() { owner.Wait(0) })
+}
+
+func TestWaitReturnsForWork(t *testing.T) {
+	p := newPair(t, testGeometry)
+	c := p.owner(t, 1)
+	for name, cause := range map[string]func(){
+		"a request": func() { p.publish(1) },
+		"the epoch": func() { p.channel.SetEpoch(2) },
+		"no owner":  func() { p.channel.Disown(1); p.channel.SetEpoch(2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p.channel.SetEpoch(1)
+			acquire(t, c)
+			go func() { time.Sleep(time.Millisecond); cause() }()
+			soon(t, "Wait", func() { c.Wait(0) })
+			take(c)
+		})
+	}
+}
+
+func TestWaitEndsAtItsDeadlineAndNotBefore(t *testing.T) {
+	p := newPair(t, testGeometry)
+	c := p.owner(t, 1)
+	for _, wait := range []time.Duration{-time.Second, 0, 10 * time.Microsecond, 5 * time.Millisecond} {
+		deadline := Now() + int64(wait)
+		c.Wait(deadline)
+		if now := Now(); now < deadline {
+			t.Errorf("%v before the deadline", time.Duration(deadline-now))
+		}
+		if ok, err := p.consumer(t, 2).Acquire(deadline); ok || err != nil {
+			t.Errorf("acquire: %v, %v", ok, err)
+		}
+	}
+}
+
+func TestClosedConsumerCanBeInterrupted(t *testing.T) {
+	p := newPair(t, testGeometry)
+	c := p.consumer(t, 1)
+	for range 2 {
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.Interrupt()
+	if _, err := c.Acquire(0); !errors.Is(err, ErrClosed) {
+		t.Errorf("acquire: %v, want ErrClosed", err)
+	}
+}
+
+func TestTableLinesAreClampedToTheirRoom(t *testing.T) {
+	p := newPair(t, testGeometry)
+	c := p.owner(t, 1)
+	p.table.SetRequest(1, Request{Pieces: 1 << 31})
+	if n := len(c.Pieces(1)); n != int(testGeometry.MaxPieces) {
+		t.Errorf("%d pieces, there is room for %d", n, testGeometry.MaxPieces)
+	}
+	p.publish(1)
+	take(c)
+	c.Complete(1, Result{Length: 1 << 31})
+	if n := p.channel.Result(1).Length; n != testGeometry.ResultBytes {
+		t.Errorf("a result of %d bytes, there is room for %d", n, testGeometry.ResultBytes)
+	}
+}
