@@ -205,17 +205,17 @@ func (c *Controller) tune(m *member, o Observation, now time.Duration) {
 	here := mark{percent: m.percent, rate: o.ArrivalRate, slo: o.SLO, until: now + c.cfg.Memory}
 	switch {
 	case d.Direction == Raise:
-		if enough && m.percent < m.enough.percent {
-			d.Percent = min(d.Percent, m.enough.percent)
-		} else {
-			m.enough = mark{}
-			if tooLittle && m.direction == Raise {
+		if tooLittle {
+			here.percent = max(here.percent, m.tooLittle.percent)
+			if m.direction == Raise {
 				// It got less than it wanted and is short still: it wants no less.
 				d.Percent = max(d.Percent, m.demand)
 			}
 		}
-		if tooLittle {
-			here.percent = max(here.percent, m.tooLittle.percent)
+		if enough && m.percent < m.enough.percent {
+			d.Percent = min(d.Percent, m.enough.percent)
+		} else {
+			m.enough = mark{}
 		}
 		m.tooLittle = here
 	case d.Direction == Cut || d.Why == whyEnough:
