@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -433,23 +434,24 @@ func TestHotPathDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// A futex wait must work on the side that sleeps, whatever the mapping allows;
-// and it must end in time by itself.
 func TestSleepersOfBothSidesAreWokenWithoutSpinning(t *testing.T) {
 	old := Spin
 	Spin = 0
 	defer func() { Spin = old }()
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
+	const rounds = 500
 	soon(t, "the round trip", func() {
-		go func() {
-			for range 500 {
+		var consumer sync.WaitGroup
+		defer consumer.Wait()
+		consumer.Go(func() {
+			for range rounds {
 				c.Wait(0)
 				complete(c, take(c)...)
 			}
-		}()
+		})
 		dst := make([]uint32, 4)
-		for range 500 {
+		for range rounds {
 			p.publish(2)
 			if n, err := p.channel.Receive(dst, Now()+int64(patience)); n != 1 || err != nil {
 				t.Errorf("received %d, %v", n, err)

@@ -1,0 +1,83 @@
+package futex
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// shared maps one page twice: for writing, and for reading only.
+func shared(t *testing.T) (writable, readOnly *atomic.Uint32) {
+	t.Helper()
+	fd, err := unix.MemfdCreate("futex-test", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, 4096); err != nil {
+		t.Fatal(err)
+	}
+	mapped := func(prot int) *atomic.Uint32 {
+		mem, err := unix.Mmap(fd, 0, 4096, prot, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Munmap(mem) })
+		return (*atomic.Uint32)(unsafe.Pointer(&mem[0]))
+	}
+	return mapped(unix.PROT_READ | unix.PROT_WRITE), mapped(unix.PROT_READ)
+}
+
+func monotonic(t *testing.T) int64 {
+	t.Helper()
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		t.Fatal(err)
+	}
+	return ts.Nano()
+}
+
+func TestRingWakesASleeperOnAnotherReadOnlyMapping(t *testing.T) {
+	writable, readOnly := shared(t)
+	for i := range uint32(100) {
+		done := make(chan bool)
+		go func() {
+			timedOut := false
+			for readOnly.Load() == i && !timedOut {
+				timedOut = Wait(readOnly, i, monotonic(t)+int64(time.Minute))
+			}
+			done <- timedOut
+		}()
+		time.Sleep(time.Duration(i%4) * 100 * time.Microsecond)
+		Ring(writable)
+		if <-done {
+			t.Fatal("the sleeper was not woken")
+		}
+	}
+}
+
+func TestWaitReturnsAtOnceForAValueThatHasChanged(t *testing.T) {
+	writable, readOnly := shared(t)
+	writable.Store(5)
+	if Wait(readOnly, 4, 0) {
+		t.Error("timed out without a deadline")
+	}
+}
+
+func TestWaitEndsAtItsDeadlineAndNotBefore(t *testing.T) {
+	_, word := shared(t)
+	for _, wait := range []time.Duration{-time.Hour, 0, time.Millisecond} {
+		deadline := monotonic(t) + int64(wait)
+		for !Wait(word, 0, deadline) { // a signal may end it early
+		}
+		if now := monotonic(t); now < deadline {
+			t.Errorf("%v before the deadline", time.Duration(deadline-now))
+		}
+	}
+	if !Wait(word, 0, -1) {
+		t.Error("a deadline before the clock began has not passed")
+	}
+}
