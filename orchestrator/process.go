@@ -33,7 +33,9 @@ type spec struct {
 	key     key
 	command []string
 	dir     string // empty: the orchestrator's
-	start   control.Start
+	// environment is added to the orchestrator's own.
+	environment map[string]string
+	start       control.Start
 }
 
 // spawner makes processes. It is called from one goroutine.

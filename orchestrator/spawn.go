@@ -85,6 +85,12 @@ func (s *execSpawner) spawn(sp spec) (process, error) {
 	if err == nil {
 		c.cmd = exec.Command(sp.command[0], sp.command[1:]...)
 		c.cmd.Dir = sp.dir
+		if len(sp.environment) > 0 {
+			c.cmd.Env = os.Environ()
+			for name, value := range sp.environment {
+				c.cmd.Env = append(c.cmd.Env, name+"="+value)
+			}
+		}
 		c.cmd.Stdout, c.cmd.Stderr = pipes[0].w, pipes[1].w
 		c.cmd.ExtraFiles = []*os.File{end} // becomes control.ChildFD
 		c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}

@@ -314,7 +314,7 @@ func (s *supervisor) spawn(a action) {
 		command = []string{s.o.Self, "if"}
 	}
 	p, err := s.o.spawner.spawn(spec{
-		key: a.key, command: command, dir: a.wanted.Dir,
+		key: a.key, command: command, dir: a.wanted.Dir, environment: a.wanted.Environment,
 		start: control.Start{
 			IF: a.key.name, Instance: a.key.instance, Generation: a.key.generation,
 			AttachSocket: s.attachment, CPUs: len(s.o.CPUs),
@@ -433,6 +433,10 @@ func (s *supervisor) noteExit(k key, c *child, e exit) {
 	case c.asked != "" && ours:
 		state = control.Stopped
 		c.reason = c.asked + ", and was ended by " + e.signal.String()
+	case e.clean() && c.state == control.Draining:
+		// The epoch moved on: the manager's order is on its way.
+		state = control.Stopped
+		c.reason = "another took the ring"
 	case e.clean():
 		c.reason = because("it ended unasked", cmp.Or(c.lastWords, e.String()))
 	default:
