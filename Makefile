@@ -3,6 +3,7 @@
 #   make build   bin/penstock, and ONNX Runtime beside it in bin/lib
 #   make test    build, then every test
 #   make demo    three real models answer real pictures for DURATION (30s)
+#   make examples  bin/examples, the programs of examples/
 #   make check   gofmt, go vet, staticcheck
 #   make fuzz    each fuzz target for FUZZTIME (10s)
 #   make race    every test under the race detector
@@ -22,7 +23,7 @@ GOARCH  := $(shell $(GO) env GOARCH)
 
 export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 
-.PHONY: build test demo check fuzz race clean
+.PHONY: build examples test demo check fuzz race clean
 
 build: bin/lib/libonnxruntime.so
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
@@ -33,7 +34,10 @@ bin/lib/libonnxruntime.so: go.mod
 	mkdir -p bin/lib
 	install -m 0755 "$$($(GO) list -m -f '{{.Dir}}' $(CARRIER))/lib/$(ORT_$(GOARCH))/libonnxruntime.so" $@
 
-test: build
+examples:
+	$(GO) build -trimpath -o bin/examples/callbacks ./examples/callbacks
+
+test: build examples
 	$(GO) test ./...
 
 demo: build

@@ -23,3 +23,31 @@ func (c *Card) TensorBytes() int {
 	}
 	return total
 }
+
+// ResultBytes bounds the payload of one answer (docs/wire.md: 6 bytes a class, 22 a
+// box, 4 a raw number).
+func (c *Card) ResultBytes() int {
+	switch c.Decoder.Name {
+	case "topk":
+		return 6 * c.Decoder.count("k", c.Outputs[0].Elements())
+	case "boxes":
+		return 22 * c.Decoder.count("max_boxes", maxBoxes)
+	}
+	total := 0
+	for i := range c.Outputs {
+		total += c.Outputs[i].Bytes()
+	}
+	return total
+}
+
+// count is a whole number among the parameters, most where it is not given. A
+// card that went through JSON holds it as float64.
+func (d *Decoder) count(key string, most int) int {
+	switch v := d.Params[key].(type) {
+	case int64:
+		return int(v)
+	case float64:
+		return int(v)
+	}
+	return most
+}

@@ -174,6 +174,14 @@ func (p *Pair) Gone(generation uint32, reason string) {
 	}
 }
 
+// Kill ends a process that does not do its work; its death is then seen like any
+// other.
+func (p *Pair) Kill(generation uint32) {
+	if q := p.Process(generation); q != nil {
+		q.Role = control.Kill
+	}
+}
+
 // Step says what is to be done now; the slice is valid until the next call.
 // Processes reflects it at once.
 func (p *Pair) Step() []Command {
@@ -266,7 +274,7 @@ func (p *Pair) change() {
 // started when it is gone.
 func (p *Pair) restart() {
 	stale := p.active.Card != p.card
-	if p.active.Role == control.Drain || !stale && (p.InPlace || p.active.SharePercent == p.target) {
+	if p.active.Role != control.Serve || !stale && (p.InPlace || p.active.SharePercent == p.target) {
 		return
 	}
 	p.active.Role = control.Drain

@@ -310,8 +310,9 @@ func (p plant) observe(percent float64) Observation {
 }
 
 // Under constant load, within the time that what was too small is remembered, no
-// share swings: after some minutes it turns a few times at most, where a swinging one turns at each of 30 hold-downs (past its knee an IF
-// may give back a little at a time for long).
+// share swings: after some minutes it turns a few times at most, where a swinging
+// one turns at each of 30 hold-downs (past its knee an IF may give back a little
+// at a time for long).
 func TestConstantLoadDoesNotSwing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := DefaultConfig()

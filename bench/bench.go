@@ -1,0 +1,55 @@
+// Package bench measures Penstock against floors: each figure stands beside what
+// the bare mechanism does in the same run on the same machine, so that a noisy
+// machine moves both. `penstock bench` prints the reports; docs/benchmarks.md says
+// what each must be.
+package bench
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// Micros are percentiles in microseconds.
+type Micros struct {
+	P50 float64 `json:"p50"`
+	P99 float64 `json:"p99"`
+	Max float64 `json:"max"`
+}
+
+// micros sums samples up; it sorts them.
+func micros(samples []time.Duration) Micros {
+	if len(samples) == 0 {
+		return Micros{}
+	}
+	slices.Sort(samples)
+	at := func(q float64) float64 {
+		i := min(len(samples)-1, int(q*float64(len(samples))))
+		return float64(samples[i].Nanoseconds()) / 1000
+	}
+	return Micros{P50: at(0.50), P99: at(0.99), Max: at(1)}
+}
+
+// nullCard is a model that computes nothing, for requests of that many bytes.
+func nullCard(dir, name string, bytes int, batches string) (string, error) {
+	text := fmt.Sprintf(`name: %s
+version: 1
+framework: "null"
+input:
+  size: [1, %d, 1]
+  wire: {type: u8, layout: hwc}
+  tensor: {type: u8, layout: hwc}
+outputs:
+  - {name: sum, shape: [1]}
+batches: %s
+slo: 1s
+decoder: {name: raw}
+`, name, bytes, batches)
+	path := filepath.Join(dir, name+".yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return "", fmt.Errorf("write card: %w", err)
+	}
+	return path, nil
+}

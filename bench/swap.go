@@ -1,0 +1,193 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/shm/floor"
+	"github.com/penstock/penstock/wire"
+)
+
+// Swap is the report of `bench swap`: how long the stream stands still when an
+// active process hands its ring to its shadow under load.
+type Swap struct {
+	Swaps int `json:"swaps"`
+	// Idle: the old process's last batch ended -> the new one's first began, with
+	// work waiting.
+	Idle Micros `json:"idle_us"`
+	// Floor: a bare futex wake of one process by another, one way.
+	Floor    Micros `json:"floor_us"`
+	Requests uint64 `json:"requests"`
+	Answered uint64 `json:"answered"`
+	Lost     uint64 `json:"lost"`
+	// RestartIdleMillis is the median of the same change made by stopping the
+	// process and starting another, over Restarts of them.
+	RestartIdleMillis float64 `json:"restart_idle_ms"`
+	Restarts          int     `json:"restarts"`
+}
+
+// restarts is how many changes by stop and start are measured beside the swaps.
+const restarts = 10
+
+// RunSwap makes n swaps under load. progress, if not nil, hears of each.
+func RunSwap(ctx context.Context, binary string, n int, progress func(done int)) (Swap, error) {
+	r := Swap{Swaps: n, Restarts: restarts}
+	before, err := floor.MeasureWake(n / 2)
+	if err != nil {
+		return r, err
+	}
+	shadow, err := changes(ctx, binary, "shadow", n, progress)
+	if err != nil {
+		return r, err
+	}
+	r.Idle, r.Requests, r.Answered, r.Lost = micros(shadow.idle), shadow.sent, shadow.answered, shadow.lost
+	after, err := floor.MeasureWake(n - n/2)
+	if err != nil {
+		return r, err
+	}
+	r.Floor = micros(append(before, after...))
+	restart, err := changes(ctx, binary, "restart", restarts, nil)
+	if err != nil {
+		return r, err
+	}
+	r.RestartIdleMillis = micros(restart.idle).P50 / 1000
+	r.Lost += restart.lost
+	return r, nil
+}
+
+type changed struct {
+	idle                 []time.Duration
+	sent, answered, lost uint64
+}
+
+// changes changes an inference function's share n times under load, by that
+// mechanism, and collects how long the ring stood still each time.
+func changes(ctx context.Context, binary, mechanism string, n int, progress func(int)) (changed, error) {
+	var out changed
+	dir, err := os.MkdirTemp("", "penstock-bench-")
+	if err != nil {
+		return out, fmt.Errorf("make folder: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	const requestBytes = 1024
+	card, err := nullCard(dir, "null", requestBytes, "[1, 2, 4]")
+	if err != nil {
+		return out, err
+	}
+	nd, err := node.Start(ctx, node.Options{Binary: binary, Config: fmt.Sprintf(`
+log: {level: warn}
+shares: {tune: false, change: %s}
+functions:
+  - {name: busy, model: %s, port: 0, share_percent: 100, slo: 10s, environment: {PENSTOCK_NULL: "busy=200us"}}
+`, mechanism, card)})
+	if err != nil {
+		return out, err
+	}
+	defer nd.Kill()
+	f, err := nd.Function("busy")
+	if err != nil {
+		return out, err
+	}
+	stop, load, err := saturate(ctx, f.Port, requestBytes)
+	if err != nil {
+		return out, err
+	}
+	defer stop()
+
+	last := f.Swaps
+	for i := range n {
+		// Between 90 and 100 % the share changes, the device hardly does.
+		percent := 90 + float64(i%2)*5
+		if err := nd.Order(control.SharePath, control.ShareOrder{Name: "busy", SharePercent: percent}); err != nil {
+			return out, err
+		}
+		limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("swap %d did not happen within a minute", i+1))
+		err := nd.WaitFor(limit, "a swap", func() bool {
+			f, err = nd.Function("busy")
+			return err == nil && f.Swaps > last && f.SwapIdle.Count >= uint64(len(out.idle)+1)
+		})
+		cancel()
+		if err != nil {
+			return out, err
+		}
+		last = f.Swaps
+		out.idle = append(out.idle, time.Duration(f.SwapIdle.Last*1000))
+		if progress != nil {
+			progress(i + 1)
+		}
+	}
+	stop()
+	if f, err = nd.Function("busy"); err != nil {
+		return out, err
+	}
+	out.sent, out.answered, out.lost = load.sent.Load(), load.answered.Load(), f.Lost
+	if unanswered := load.unanswered.Load(); unanswered > 0 {
+		return out, fmt.Errorf("%d requests were not answered: %s", unanswered, strings.TrimSpace(nd.Log()))
+	}
+	return out, nd.Stop()
+}
+
+// closedLoop counts what a saturating load saw.
+type closedLoop struct{ sent, answered, unanswered atomic.Uint64 }
+
+// saturate keeps requests waiting at all times: as many in flight as there is
+// credit for, each answer followed by the next request. stop waits for the last
+// answers.
+func saturate(ctx context.Context, port, requestBytes int) (stop func(), _ *closedLoop, err error) {
+	load := &closedLoop{}
+	picture := make([]byte, requestBytes)
+	const inFlight = 8
+	var c *client.Client
+	var stopping atomic.Bool
+	idle := make(chan struct{}, inFlight)
+	send := func() {
+		if stopping.Load() {
+			idle <- struct{}{}
+			return
+		}
+		if _, err := c.Send(picture, client.RequestOptions{}); err != nil {
+			idle <- struct{}{}
+			return
+		}
+		load.sent.Add(1)
+	}
+	ready := make(chan struct{})
+	c, err = client.Dial(ctx, fmt.Sprintf("127.0.0.1:%d", port), client.Options{
+		InFlight: inFlight, Timeout: 30 * time.Second,
+		Deliver: func(r *client.Result) {
+			<-ready
+			switch {
+			case r.Err != nil:
+				load.unanswered.Add(1)
+			case r.Status == wire.StatusOK:
+				load.answered.Add(1)
+			}
+			send()
+		},
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	close(ready)
+	for range inFlight {
+		send()
+	}
+	var stopped atomic.Bool
+	return func() {
+		if stopped.Swap(true) {
+			return
+		}
+		stopping.Store(true)
+		for range inFlight {
+			<-idle
+		}
+		c.Close()
+	}, load, nil
+}

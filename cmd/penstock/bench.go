@@ -1,0 +1,165 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/bench"
+	"github.com/penstock/penstock/bench/slabsim"
+)
+
+func benchCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure the parts, each beside a floor of the same run",
+		Example: `  penstock bench ingest
+  penstock bench dispatch -o json
+  penstock bench slab --slo 50ms
+  penstock bench swap -n 1000`,
+		Args: cobra.NoArgs,
+	}
+	output := cmd.PersistentFlags().StringP("output", "o", "table", "table or json")
+	print := func(report any, rows []table.Row) error {
+		switch *output {
+		case "json":
+			encoder := json.NewEncoder(os.Stdout)
+			encoder.SetIndent("", "  ")
+			return encoder.Encode(report)
+		case "table":
+			t := table.NewWriter()
+			t.SetStyle(table.StyleLight)
+			t.SetOutputMirror(os.Stdout)
+			t.AppendRows(rows)
+			t.Render()
+			return nil
+		}
+		return fmt.Errorf("output %q: want table or json", *output)
+	}
+	micros := func(m bench.Micros) string {
+		return fmt.Sprintf("p50 %.1f  p99 %.1f  max %.1f µs", m.P50, m.P99, m.Max)
+	}
+
+	var ingestFor time.Duration
+	ingest := &cobra.Command{
+		Use: "ingest", Short: "Whole requests a second through source and aggregation, beside a bare receive loop",
+		Example: `  penstock bench ingest --duration 5s -o json`, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := bench.RunIngest(cmd.Context(), ingestFor)
+			if err != nil {
+				return err
+			}
+			var rows []table.Row
+			for _, c := range r.Cases {
+				rows = append(rows,
+					table.Row{fmt.Sprintf("%d × %d B: datagrams", c.Pieces, c.PieceBytes), fmt.Sprintf("%.2f M/s", c.DatagramsPerSecond/1e6)},
+					table.Row{"whole requests' bytes", fmt.Sprintf("%.2f GB/s", c.BytesPerSecond/1e9)},
+					table.Row{"bare GRO receive loop", fmt.Sprintf("%.2f GB/s", c.BareBytesPerSecond/1e9)},
+					table.Row{"ratio", fmt.Sprintf("%.2f", c.Ratio)},
+					table.Row{"allocations a datagram", c.AllocsPerDatagram},
+					table.Row{"lost", c.Lost})
+			}
+			return print(r, rows)
+		},
+	}
+	ingest.Flags().DurationVar(&ingestFor, "duration", 3*time.Second, "how long each measurement takes")
+
+	var dispatches int
+	dispatch := &cobra.Command{
+		Use: "dispatch", Short: "What the hand-overs between manager and an idle inference function cost",
+		Example: `  penstock bench dispatch -n 5000`, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find own binary: %w", err)
+			}
+			r, err := bench.RunDispatch(cmd.Context(), self, dispatches)
+			if err != nil {
+				return err
+			}
+			return print(r, []table.Row{
+				{"last piece received -> batch starts", micros(r.CompleteToBatch)},
+				{"batch ended -> reply sent", micros(r.BatchToReply)},
+				{"floor: bare futex wake", micros(r.Floor)},
+			})
+		},
+	}
+	dispatch.Flags().IntVarP(&dispatches, "number", "n", 4000, "how many requests")
+
+	var slo time.Duration
+	var seed uint64
+	slab := &cobra.Command{
+		Use: "slab", Short: "SLAB against Clipper's AIMD on a simulated device, in virtual time",
+		Example: `  penstock bench slab --slo 50ms -o json`, Args: cobra.NoArgs,
+		RunE: func(_ *cobra.Command, _ []string) error {
+			if slo <= 0 {
+				return fmt.Errorf("--slo %s: want a positive duration", slo)
+			}
+			c := slabsim.DefaultConfig(slo)
+			c.Seed = seed
+			r, err := slabsim.Run(c)
+			if err != nil {
+				return err
+			}
+			return print(r, slabRows(r))
+		},
+	}
+	slab.Flags().DurationVar(&slo, "slo", 50*time.Millisecond, "latency objective")
+	slab.Flags().Uint64Var(&seed, "seed", 1, "seed of arrivals and noise")
+
+	var swaps int
+	swap := &cobra.Command{
+		Use: "swap", Short: "How long the stream stands still when a shadow takes over under load",
+		Example: `  penstock bench swap -n 1000 -o json`, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if swaps < 1 {
+				return fmt.Errorf("-n %d: want at least 1", swaps)
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find own binary: %w", err)
+			}
+			progress := func(done int) {
+				if isTerminal(os.Stderr) {
+					fmt.Fprintf(os.Stderr, "\rswap %d of %d", done, swaps)
+					if done == swaps {
+						fmt.Fprintln(os.Stderr)
+					}
+				}
+			}
+			r, err := bench.RunSwap(cmd.Context(), self, swaps, progress)
+			if err != nil {
+				return err
+			}
+			return print(r, []table.Row{
+				{"swaps", r.Swaps},
+				{"idle", micros(r.Idle)},
+				{"floor: bare futex wake", micros(r.Floor)},
+				{"requests, answered, lost", fmt.Sprintf("%d, %d, %d", r.Requests, r.Answered, r.Lost)},
+				{"the same by stop and start", fmt.Sprintf("%.1f ms", r.RestartIdleMillis)},
+			})
+		},
+	}
+	swap.Flags().IntVarP(&swaps, "number", "n", 1000, "how many swaps")
+	cmd.AddCommand(ingest, dispatch, slab, swap)
+	return cmd
+}
+
+func slabRows(r slabsim.Report) []table.Row {
+	rows := []table.Row{{"rule", "load", "t90", "final batch", "p99", "goodput", "late"}}
+	for _, rule := range []struct {
+		name string
+		slabsim.Result
+	}{{"slab", r.Result}, {"aimd", r.AIMD}} {
+		for _, l := range rule.Loads {
+			rows = append(rows, table.Row{rule.name, fmt.Sprintf("%s, %.0f/s", l.Name, l.RateRPS), fmt.Sprintf("%.0f ms", l.T90Millis),
+				fmt.Sprintf("%.1f", l.FinalBatch), fmt.Sprintf("%.1f of %.0f ms", l.P99Millis, r.SLOMillis),
+				fmt.Sprintf("%.0f/s", l.GoodputRPS), fmt.Sprintf("%.1f %%", l.LatePercent)})
+		}
+	}
+	return rows
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/models"
+)
+
+// builtIn makes the framework that a card names.
+func builtIn(card *models.Card) (libml.Framework, error) {
+	switch card.Framework {
+	case "onnx":
+		return onnx.New(), nil
+	case "null":
+		return null.New(), nil
+	}
+	return nil, fmt.Errorf("framework %q is not built in; there are: %s", card.Framework, strings.Join(models.Frameworks, ", "))
+}
+
+func ifCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "if",
+		Short: "Be an inference function's process, or change the functions of a running node",
+		Long: `Without a verb this is the process of an inference function, which the orchestrator
+starts. The verbs change the functions of the node that runs with this runtime
+folder, while it runs.`,
+		Example: `  penstock if add face --port 5001
+  penstock if replace face ./face-v2/card.yaml
+  penstock if rollback face
+  penstock if share face 40
+  penstock if remove face`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log := zerolog.New(os.Stderr).With().Timestamp().Logger()
+			return libml.Run(cmd.Context(), log, builtIn)
+		},
+	}
+	dir := cmd.PersistentFlags().String("runtime-dir", "", "runtime folder of the node")
+	folder := func() string {
+		if *dir != "" {
+			return *dir
+		}
+		return defaultRuntimeDir()
+	}
+
+	function := configs.Function{Instances: 1}
+	add := &cobra.Command{
+		Use: "add NAME", Short: "Add a function to the running node",
+		Example: `  penstock if add face --port 5001 --slo 25ms
+  penstock if add mine --model ./mine/card.yaml --port 0`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			function.Name = args[0]
+			if !models.NamePattern.MatchString(function.Name) {
+				return fmt.Errorf("name %q: want lower case letters, digits, '-' and '_', at most 64", function.Name)
+			}
+			if function.Instances < 1 || function.Instances > configs.MaxInstances {
+				return fmt.Errorf("--instances %d: want 1 to %d", function.Instances, configs.MaxInstances)
+			}
+			if function.SLO < 0 {
+				return fmt.Errorf("--slo %s: want a positive duration", function.SLO)
+			}
+			if function.SharePercent < 0 || function.SharePercent > 100 {
+				return fmt.Errorf("--share %v: want more than 0, at most 100", function.SharePercent)
+			}
+			var err error
+			if function.Model, err = cardPath(function.Model); err != nil {
+				return err
+			}
+			return control.SendOrder(folder(), control.AddPath, function)
+		},
+	}
+	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
+	add.Flags().Uint16Var(&function.Port, "port", 0, "UDP port, 0 for any free one")
+	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
+	add.Flags().IntVar(&function.Instances, "instances", 1, "how many processes serve it at once")
+	add.Flags().Float64Var(&function.SharePercent, "share", 0, "first share of each instance, in percent")
+
+	name := func(use, short, path string) *cobra.Command {
+		return &cobra.Command{
+			Use: use + " NAME", Short: short, Example: "  penstock if " + use + " face", Args: cobra.ExactArgs(1),
+			RunE: func(_ *cobra.Command, args []string) error {
+				return control.SendOrder(folder(), path, control.NameOrder{Name: args[0]})
+			},
+		}
+	}
+	replace := &cobra.Command{
+		Use: "replace NAME CARD", Short: "Bring another model into a function; the old one serves until the new one can",
+		Example: `  penstock if replace face ./face-v2/card.yaml`, Args: cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			model, err := cardPath(args[1])
+			if err != nil {
+				return err
+			}
+			return control.SendOrder(folder(), control.ReplacePath, control.ReplaceOrder{Name: args[0], Model: model})
+		},
+	}
+	share := &cobra.Command{
+		Use: "share NAME PERCENT", Short: "Give each instance of a function a share by hand",
+		Example: `  penstock if share face 40`, Args: cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			var percent float64
+			if _, err := fmt.Sscanf(args[1], "%f", &percent); err != nil {
+				return fmt.Errorf("share %q is no number", args[1])
+			}
+			return control.SendOrder(folder(), control.SharePath, control.ShareOrder{Name: args[0], SharePercent: percent})
+		},
+	}
+	cmd.AddCommand(add, name("remove", "Take a function off the running node", control.RemovePath),
+		replace, name("rollback", "Bring back the model before the last replacement", control.RollbackPath), share)
+	return cmd
+}
+
+// cardPath makes a card's file absolute, since the manager works elsewhere; a
+// card's name stays as it is.
+func cardPath(model string) (string, error) {
+	if !strings.Contains(model, "/") && filepath.Ext(model) == "" {
+		return model, nil
+	}
+	path, err := filepath.Abs(model)
+	if err != nil {
+		return "", fmt.Errorf("find card: %w", err)
+	}
+	return path, nil
+}

@@ -1,0 +1,60 @@
+// Command penstock is the one binary: the IF Manager, the orchestrator, the
+// inference functions' processes, the load generator and the benchmarks are its
+// verbs. main wires the packages together and does nothing else.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/shm/floor"
+)
+
+// version is set by the Makefile.
+var version = "unknown"
+
+func main() {
+	floor.MaybeChild()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := root().ExecuteContext(ctx)
+	var status exitStatus
+	switch {
+	case err == nil:
+	case errors.As(err, &status):
+		os.Exit(int(status))
+	default:
+		fmt.Fprintln(os.Stderr, "penstock:", err)
+		os.Exit(1)
+	}
+}
+
+// exitStatus ends the program with a status whose reason was already printed.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+func root() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "penstock",
+		Short: "Pictures over UDP in, answers within their latency objective out",
+		Long: `Penstock receives pictures as UDP packets, gathers them without copying, and runs
+them on models that share one device: each within its own share and its own
+latency objective, in batches as large as the objective allows.`,
+		Example: `  penstock up                     # manager and orchestrator, with the built-in models
+  penstock load --rate face=30    # send pictures at it
+  penstock doctor                 # what this machine can and cannot do`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	cmd.CompletionOptions.HiddenDefaultCmd = true
+	cmd.AddCommand(upCommand(), managerCommand(), orchestratorCommand(), ifCommand(),
+		modelsCommand(), loadCommand(), demoCommand(), benchCommand(), doctorCommand(), versionCommand())
+	return cmd
+}

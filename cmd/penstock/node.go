@@ -1,0 +1,298 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/manager"
+	"github.com/penstock/penstock/orchestrator"
+)
+
+// nodeFlags are what up, manager and orchestrator have in common.
+type nodeFlags struct {
+	config  string
+	dir     string
+	verbose bool
+}
+
+func (n *nodeFlags) register(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&n.config, "config", "c", "", "configuration file (YAML); the built-in one if left out")
+	cmd.Flags().StringVar(&n.dir, "runtime-dir", "", "folder for the sockets between this node's processes")
+	cmd.Flags().BoolVarP(&n.verbose, "verbose", "v", false, "log every process's states")
+}
+
+// load reads the configuration, prepares the runtime folder, and makes the logger.
+func (n *nodeFlags) load(name string) (configs.Config, zerolog.Logger, error) {
+	c, err := configs.Read(n.config)
+	if err != nil {
+		return c, zerolog.Nop(), err
+	}
+	if n.dir != "" {
+		c.RuntimeDir = n.dir
+	}
+	if c.RuntimeDir == "" {
+		c.RuntimeDir = defaultRuntimeDir()
+	}
+	if c.RuntimeDir, err = filepath.Abs(c.RuntimeDir); err != nil {
+		return c, zerolog.Nop(), fmt.Errorf("find runtime folder: %w", err)
+	}
+	if err := os.MkdirAll(c.RuntimeDir, 0o700); err != nil {
+		return c, zerolog.Nop(), fmt.Errorf("make runtime folder: %w", err)
+	}
+	if n.verbose {
+		c.Log.Level = "debug"
+	}
+	return c, newLogger(c.Log, name), nil
+}
+
+func defaultRuntimeDir() string {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" {
+		return filepath.Join(dir, "penstock")
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("penstock-%d", os.Getuid()))
+}
+
+func newLogger(c configs.Log, name string) zerolog.Logger {
+	zerolog.TimeFieldFormat = zerolog.TimeFormatUnixMicro
+	zerolog.DurationFieldUnit = time.Millisecond
+	level, err := zerolog.ParseLevel(c.Level)
+	if err != nil {
+		level = zerolog.InfoLevel
+	}
+	var log zerolog.Logger
+	if c.Format == "console" || c.Format != "json" && isTerminal(os.Stderr) {
+		zerolog.TimeFieldFormat = time.RFC3339Nano
+		log = zerolog.New(zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !isTerminal(os.Stderr)})
+	} else {
+		log = zerolog.New(os.Stderr)
+	}
+	return log.Level(level).With().Timestamp().Str("process", name).Logger()
+}
+
+func managerCommand() *cobra.Command {
+	var flags nodeFlags
+	cmd := &cobra.Command{
+		Use:     "manager",
+		Short:   "Run the IF Manager: packets in, batches out, shares",
+		Example: `  penstock manager --config node.yaml    # and beside it: penstock orchestrator --config node.yaml`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, log, err := flags.load("manager")
+			if err != nil {
+				return err
+			}
+			return runManager(cmd.Context(), c, log)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+// spareProcs are for the control loop, HTTP and the garbage collector: the data
+// path's threads block in system calls, and must never wait for a place to run
+// when they come back.
+const spareProcs = 4
+
+func runManager(ctx context.Context, c configs.Config, log zerolog.Logger) error {
+	threads := spareProcs
+	for _, f := range c.Functions {
+		threads += 1 + f.Instances
+	}
+	runtime.GOMAXPROCS(max(threads, runtime.NumCPU()))
+	return manager.Run(ctx, manager.Options{Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log}, func(m *manager.Manager) {
+		if c.File != "" {
+			go followConfig(ctx, m, c.File, log)
+		}
+	})
+}
+
+// followConfig takes over the list of functions each time the file is written.
+func followConfig(ctx context.Context, m *manager.Manager, file string, log zerolog.Logger) {
+	watcher, err := fsnotify.NewWatcher()
+	if err == nil {
+		defer watcher.Close()
+		// The folder, not the file: editors replace files.
+		err = watcher.Add(filepath.Dir(file))
+	}
+	if err != nil {
+		log.Warn().Err(err).Msg("cannot watch the configuration; edits to it need a restart")
+		return
+	}
+	// Editors write in several steps; the last one counts.
+	const settle = 200 * time.Millisecond
+	var due <-chan time.Time
+	for {
+		select {
+		case event, ok := <-watcher.Events:
+			if !ok {
+				return
+			}
+			if filepath.Clean(event.Name) == file {
+				due = time.After(settle)
+			}
+		case <-due:
+			c, err := configs.Read(file)
+			if err == nil {
+				err = m.Reconfigure(c)
+			}
+			if err != nil {
+				log.Error().Err(err).Msg("configuration not followed")
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func orchestratorCommand() *cobra.Command {
+	var flags nodeFlags
+	cmd := &cobra.Command{
+		Use:     "orchestrator",
+		Short:   "Start, watch and stop the inference functions' processes",
+		Example: `  penstock orchestrator --config node.yaml`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, log, err := flags.load("orchestrator")
+			if err != nil {
+				return err
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find own binary: %w", err)
+			}
+			return orchestrator.Run(cmd.Context(), orchestrator.Options{
+				Dir: c.RuntimeDir, Log: log, Self: self, ReservedCPUs: c.ReservedCPUs,
+			})
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+func upCommand() *cobra.Command {
+	var flags nodeFlags
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Run manager and orchestrator together",
+		Long: `Runs the manager and the orchestrator as two processes and looks after both: one
+that dies is started again. SIGTERM or Ctrl-C drains: what was accepted is
+answered, then everything ends.`,
+		Example: `  penstock up
+  penstock up --config configs/demo.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, log, err := flags.load("up")
+			if err != nil {
+				return err
+			}
+			return up(cmd.Context(), flags, c, log)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+// up keeps a manager and an orchestrator running until ctx ends. The manager is
+// ended first: it needs the processes to answer what it has accepted.
+func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logger) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own binary: %w", err)
+	}
+	args := []string{"--runtime-dir", c.RuntimeDir}
+	if flags.config != "" {
+		args = append(args, "--config", flags.config)
+	}
+	if flags.verbose {
+		args = append(args, "--verbose")
+	}
+	managerCtx, stopManager := context.WithCancel(context.Background())
+	defer stopManager()
+	orchestratorCtx, stopOrchestrator := context.WithCancel(context.Background())
+	defer stopOrchestrator()
+	ended := make(chan error, 2)
+	start := func(ctx context.Context, verb string) {
+		err := keep(ctx, log, self, append([]string{verb}, args...), 4*c.DrainTimeout)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", verb, err)
+		}
+		ended <- err
+	}
+	go start(orchestratorCtx, "orchestrator")
+	go start(managerCtx, "manager")
+	select {
+	case err = <-ended:
+		stopManager()
+		stopOrchestrator()
+		return errors.Join(err, <-ended)
+	case <-ctx.Done():
+	}
+	stopManager()
+	err = <-ended
+	stopOrchestrator()
+	return errors.Join(err, <-ended)
+}
+
+// said is how a child ended: one that ended by itself has said why.
+func said(err error) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		return exitStatus(exit.ExitCode())
+	}
+	return err
+}
+
+// A child that lived shorter than this when it failed will fail again: its error
+// is up's.
+const shortLife = 2 * time.Second
+
+// keep runs a child and starts it again when it dies, until ctx ends; then it
+// terminates it and waits, at most for patience.
+func keep(ctx context.Context, log zerolog.Logger, self string, args []string, patience time.Duration) error {
+	// The children of this thread die with it (PDEATHSIG), so it stays.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for {
+		child := exec.Command(self, args...)
+		child.Stdout, child.Stderr = os.Stdout, os.Stderr
+		// A group of its own: Ctrl-C reaches up, which ends its children in order.
+		child.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+		started := time.Now()
+		if err := child.Start(); err != nil {
+			return fmt.Errorf("start: %w", err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- child.Wait() }()
+		select {
+		case err := <-ended:
+			if time.Since(started) < shortLife {
+				if err == nil {
+					return errors.New("ended at once")
+				}
+				return said(err)
+			}
+			log.Error().Err(err).Str("child", args[0]).Msg("child died; starting it again")
+		case <-ctx.Done():
+			child.Process.Signal(syscall.SIGTERM)
+			select {
+			case err := <-ended:
+				return said(err)
+			case <-time.After(patience):
+				child.Process.Kill()
+				return fmt.Errorf("did not end within %s of SIGTERM and was killed", patience)
+			}
+		}
+	}
+}

@@ -1,0 +1,21 @@
+package libml
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// scratch is private memory for tensors, outside the Go heap as frameworks are
+// promised, and page-aligned.
+type scratch []byte
+
+func newScratch(bytes int) (scratch, error) {
+	b, err := unix.Mmap(-1, 0, max(1, bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, fmt.Errorf("map %d bytes for tensors: %w", bytes, err)
+	}
+	return b, nil
+}
+
+func (s scratch) free() error { return unix.Munmap(s) }

@@ -1,0 +1,277 @@
+package manager
+
+import (
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/source/udp"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// function is one inference function: a model behind a UDP port. Its identity on
+// the wire is the port; a request's identity inside is its slot, the same index
+// in the aggregator, the request table and the rings.
+type function struct {
+	m           *Manager
+	name        string
+	log         zerolog.Logger
+	config      configs.Function
+	card        *models.Card // the one wanted; control loop
+	previous    *models.Card // the one before it, for a rollback; control loop
+	slo         time.Duration
+	change      configs.Change
+	batching    configs.Batching
+	environment map[string]string
+	hangTimeout time.Duration
+	geometry    shm.Geometry
+	tensorBytes int
+
+	source    source.Source
+	closeSlab func() error // when nobody uses the source's slab any more
+	table     *shm.Table
+	threads   sync.WaitGroup // receive and reply
+	closed    atomic.Bool    // the receive thread shall end
+
+	// mu guards the aggregator and the flights: the receive thread adds, reply
+	// threads end. It is held for a burst, never over a system call.
+	mu        sync.Mutex
+	aggregate *aggregate.Aggregator
+	flights   []flight // by slot
+	ended     uint64   // requests that were whole and have been answered
+
+	instances []*instance // fixed once the threads run
+
+	// Owned by the control loop.
+	removing  bool
+	removeBy  time.Time // when patience with what is unanswered ends
+	replacing bool
+
+	// Counters for status and metrics.
+	accepted, replied atomic.Uint64
+	results           [wire.NumStatuses]atomic.Uint64
+	swaps, hangs      atomic.Uint64
+	sendErrors        atomic.Uint64
+	persistentBytes   atomic.Int64
+	ephemeralBytes    atomic.Int64
+	idle              idleTimes
+}
+
+// flight is a whole request on its way through an instance.
+type flight struct {
+	instance  *instance // nil: the slot is not in flight
+	published int64     // shm.Now
+}
+
+// leastResultBytes leaves room for a replacement that says more than the model
+// that a function begins with.
+const leastResultBytes = 4096
+
+// newFunction opens the port and makes the memory; no thread runs yet.
+func newFunction(m *Manager, c configs.Function, card *models.Card, shares []float64) (_ *function, err error) {
+	f := &function{
+		m: m, name: c.Name, config: c, card: card,
+		log:         m.log.With().Str("if", c.Name).Logger(),
+		slo:         or(c.SLO, card.SLO),
+		change:      or(c.Change, m.cfg.Shares.Change),
+		batching:    or(c.Batching, m.cfg.Batching),
+		environment: c.Environment,
+		tensorBytes: card.TensorBytes(),
+	}
+	f.hangTimeout = or(m.cfg.HangTimeout, max(2*time.Second, 10*f.slo))
+	minimum := min(int(m.cfg.Aggregate.MinimumPiece), card.Input.WireBytes())
+	// A piece that straddled two runs of free slab needs two descriptors.
+	const descriptors = 2
+	pieces := (card.Input.WireBytes() + minimum - 1) / minimum
+	f.geometry = shm.Geometry{
+		Slots:       uint32(m.cfg.Aggregate.Slots),
+		MaxPieces:   uint32(descriptors * pieces),
+		ResultBytes: uint32(max(leastResultBytes, card.ResultBytes())),
+	}
+	f.flights = make([]flight, f.geometry.Slots)
+
+	defer func() {
+		if err != nil {
+			f.close()
+		}
+	}()
+	src, err := udp.Open(udp.Options{
+		Listen:     netip.AddrPortFrom(m.cfg.Listen, c.Port),
+		SlabBytes:  int(m.cfg.Slab.Size),
+		RecvBuffer: int(m.cfg.Slab.ReceiveBuffer),
+		HugePages:  m.cfg.Slab.HugePages,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
+	}
+	f.source, f.closeSlab = src, src.CloseSlab
+	if f.table, err = shm.NewTable("penstock-"+c.Name+"-requests", f.geometry); err != nil {
+		return nil, fmt.Errorf("make request table of %s: %w", c.Name, err)
+	}
+	f.aggregate = aggregate.New(aggregate.Config{
+		Slots:         m.cfg.Aggregate.Slots,
+		RequestBytes:  card.Input.WireBytes(),
+		MaxPieces:     int(f.geometry.MaxPieces),
+		MinPieceBytes: minimum,
+		SLO:           f.slo,
+		Deadline:      or(m.cfg.Aggregate.Deadline, f.slo/4),
+		AnsweredFor:   m.cfg.Aggregate.AnsweredFor,
+	}, f.source.Slab().Bytes(), f.table)
+	for i, percent := range shares {
+		in, err := newInstance(f, i, percent)
+		if err != nil {
+			return nil, err
+		}
+		f.instances = append(f.instances, in)
+	}
+	return f, nil
+}
+
+// run starts the data path's threads.
+func (f *function) run() {
+	f.threads.Go(f.receive)
+	for _, in := range f.instances {
+		f.threads.Go(in.reply)
+	}
+}
+
+// oldest is when the oldest unanswered request of an instance was handed to it;
+// 0 where it has none.
+func (f *function) oldest(in *instance) int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	oldest := int64(0)
+	for i := range f.flights {
+		if fl := &f.flights[i]; fl.instance == in && (oldest == 0 || fl.published < oldest) {
+			oldest = fl.published
+		}
+	}
+	return oldest
+}
+
+// inFlight is how many requests are whole and not answered.
+func (f *function) inFlight() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	n := 0
+	for _, in := range f.instances {
+		n += in.inFlight
+	}
+	return n
+}
+
+// refuse turns new requests away; those that have begun go on.
+func (f *function) refuse() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.aggregate.Drain()
+}
+
+// pending is how many requests have begun and not ended.
+func (f *function) pending() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.aggregate.Stats()
+	return s.Gathering + s.InFlight
+}
+
+// counts are the aggregator's counters.
+func (f *function) counts() aggregate.Stats {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.aggregate.Stats()
+}
+
+// serving reports whether every instance has a process that serves.
+func (f *function) serving() bool {
+	for _, in := range f.instances {
+		if q := in.pair.Active(); q == nil || q.State != control.Active {
+			return false
+		}
+	}
+	return true
+}
+
+// processes is how many processes there are, or should be.
+func (f *function) processes() int {
+	n := 0
+	for _, in := range f.instances {
+		n += len(in.pair.Processes())
+	}
+	return n
+}
+
+// watch looks for processes that hang.
+func (f *function) watch() {
+	now := shm.Now()
+	for _, in := range f.instances {
+		in.watch(now)
+	}
+}
+
+// sharePercent is the sum over the instances.
+func (f *function) sharePercent() float64 {
+	total := 0.0
+	for _, in := range f.instances {
+		total += in.sharePercent()
+	}
+	return total
+}
+
+// status is the function as a person or a load generator sees it.
+func (f *function) status() control.FunctionStatus {
+	src := f.source.Stats()
+	s := control.FunctionStatus{
+		Name: f.name, Address: f.m.cfg.Listen.String(), Port: int(f.source.LocalAddr().Port()),
+		SLOMillis:    float64(f.slo) / float64(time.Millisecond),
+		SharePercent: f.sharePercent(),
+		Swaps:        f.swaps.Load(), SwapIdle: f.idle.summary(),
+		Accepted: f.accepted.Load(), Replied: f.replied.Load(),
+		Lost:        f.lost(),
+		KernelDrops: src.KernelDrops, HeldBytes: src.HeldBytes, InFlight: f.inFlight(),
+		Input: control.InputStatus{
+			Height: f.card.Input.Height, Width: f.card.Input.Width, Channels: f.card.Input.Channels,
+			Bytes: f.card.Input.WireBytes(), WireType: string(f.card.Input.WireType), WireLayout: string(f.card.Input.WireLayout),
+		},
+		Model: f.card.Name, Version: f.card.Version,
+	}
+	for _, in := range f.instances {
+		s.Limit = max(s.Limit, in.limit)
+		s.Fit, s.Bound = in.fit, in.bound
+		s.Instances = append(s.Instances, in.status())
+	}
+	return s
+}
+
+// lost counts requests that were accepted, are nowhere any more, and were never
+// answered. The three numbers are written under mu, so it is exact at any time.
+func (f *function) lost() uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	flying := uint64(0)
+	for i := range f.flights {
+		if f.flights[i].instance != nil {
+			flying++
+		}
+	}
+	return f.accepted.Load() - f.ended - flying
+}
+
+// or is a, or b where a is zero.
+func or[T comparable](a, b T) T {
+	var zero T
+	if a != zero {
+		return a
+	}
+	return b
+}

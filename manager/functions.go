@@ -1,0 +1,297 @@
+package manager
+
+import (
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/manager/share"
+	"github.com/penstock/penstock/models"
+)
+
+// add opens a function's port and asks for its processes; it serves as soon as
+// one is ready. Adding reallocates the shares at once.
+func (m *Manager) add(c configs.Function) error {
+	if m.draining {
+		return ErrStopped
+	}
+	if m.function(c.Name) != nil {
+		return fmt.Errorf("add function: there is a function %q already", c.Name)
+	}
+	card, err := m.find(or(c.Model, c.Name))
+	if err != nil {
+		return fmt.Errorf("add function %s: %w", c.Name, err)
+	}
+	shares := m.shareIn(c, card)
+	f, err := newFunction(m, c, card, shares)
+	if err != nil {
+		m.shareOut(c.Name, c.Instances)
+		return err
+	}
+	m.functions = append(m.functions, f)
+	f.run()
+	f.log.Info().Stringer("port", f.source.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).
+		Int("request_bytes", card.Input.WireBytes()).Msg("function added")
+	return nil
+}
+
+// remove takes a function off: its port refuses, what it accepted is answered,
+// its processes end, and its memory is given back. Removing reallocates the
+// shares at once.
+func (m *Manager) remove(name string) error {
+	f := m.function(name)
+	if f == nil {
+		return m.unknown(name)
+	}
+	if f.removing {
+		return fmt.Errorf("remove function: %q is being removed already", name)
+	}
+	f.remove()
+	m.shareOut(name, len(f.instances))
+	f.log.Info().Msg("function is being removed")
+	return nil
+}
+
+// replace brings another model into a function. The result comes when every
+// instance runs it, or when one could not and all are back on the old one.
+func (m *Manager) replace(name, model string) (<-chan error, error) {
+	f := m.function(name)
+	if f == nil {
+		return nil, m.unknown(name)
+	}
+	card, err := m.find(model)
+	if err != nil {
+		return nil, fmt.Errorf("replace model of %s: %w", name, err)
+	}
+	return f.replace(card)
+}
+
+// rollback brings back the model that the last replacement took off.
+func (m *Manager) rollback(name string) (<-chan error, error) {
+	f := m.function(name)
+	if f == nil {
+		return nil, m.unknown(name)
+	}
+	if f.previous == nil {
+		return nil, fmt.Errorf("roll back %s: its model was never replaced", name)
+	}
+	return f.replace(f.previous)
+}
+
+func (m *Manager) unknown(name string) error {
+	var names []string
+	for _, f := range m.functions {
+		names = append(names, f.name)
+	}
+	return fmt.Errorf("there is no function %q; there are: %s", name, strings.Join(names, ", "))
+}
+
+// Reconfigure makes the functions those of c: new ones are added, missing ones
+// removed, changed models replaced. What else changed is said to need a restart.
+// Every error is returned; what could be done is done.
+func (m *Manager) Reconfigure(c configs.Config) error {
+	return m.do(func() error {
+		var errs []error
+		for _, f := range m.functions {
+			if !slices.ContainsFunc(c.Functions, func(w configs.Function) bool { return w.Name == f.name }) && !f.removing {
+				errs = append(errs, m.remove(f.name))
+			}
+		}
+		for _, want := range c.Functions {
+			f := m.function(want.Name)
+			if f == nil {
+				errs = append(errs, m.add(want))
+				continue
+			}
+			errs = append(errs, f.reconfigure(want))
+		}
+		rest := m.cfg
+		rest.Functions = c.Functions
+		if !sameNode(rest, c) {
+			m.log.Warn().Msg("only the list of functions is followed while running; the other changes wait for a restart")
+		}
+		return errors.Join(errs...)
+	})
+}
+
+// reconfigure follows a changed entry of the configuration.
+func (f *function) reconfigure(want configs.Function) error {
+	have := f.config
+	if have.Port != want.Port || have.SLO != want.SLO || have.Instances != want.Instances ||
+		have.Batching != want.Batching || have.Change != want.Change {
+		return fmt.Errorf("reconfigure function %s: port, slo, instances, batching and change are fixed while it runs; remove it, then add it", f.name)
+	}
+	model := or(want.Model, want.Name)
+	if model != or(have.Model, have.Name) {
+		card, err := f.m.find(model)
+		if err != nil {
+			return fmt.Errorf("replace model of %s: %w", f.name, err)
+		}
+		if _, err := f.replace(card); err != nil {
+			return err
+		}
+		f.config.Model = want.Model
+	}
+	return nil
+}
+
+// replace asks every instance for card.
+func (f *function) replace(card *models.Card) (<-chan error, error) {
+	if f.replacing {
+		return nil, fmt.Errorf("replace model of %s: a replacement is on its way already", f.name)
+	}
+	if have, want := f.card.Input.WireBytes(), card.Input.WireBytes(); have != want {
+		return nil, fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, the function's are %d; add it as a function of its own",
+			f.name, card.Name, want, have)
+	}
+	if bytes := card.ResultBytes(); bytes > int(f.geometry.ResultBytes) {
+		return nil, fmt.Errorf("replace model of %s: %s answers with up to %d bytes, the function has room for %d; add it as a function of its own",
+			f.name, card.Name, bytes, f.geometry.ResultBytes)
+	}
+	old := f.card
+	ends := make([]<-chan error, 0, len(f.instances))
+	for _, in := range f.instances {
+		end, err := in.replace(card)
+		if err != nil {
+			return nil, err
+		}
+		ends = append(ends, end)
+	}
+	f.card, f.replacing = card, true
+	f.log.Info().Str("model", card.Name).Uint32("version", card.Version).Msg("replacing model")
+	done := make(chan error, 1)
+	go func() {
+		var errs []error
+		for _, end := range ends {
+			errs = append(errs, <-end)
+		}
+		err := errors.Join(errs...)
+		f.m.post(func() {
+			f.replacing = false
+			if err == nil {
+				f.previous = old
+				return
+			}
+			f.card = old
+			for _, in := range f.instances {
+				in.pair.Replace(old)
+			}
+		})
+		done <- err
+	}()
+	return done, nil
+}
+
+// remove lets nothing new in; reap does the rest when it is time.
+func (f *function) remove() {
+	f.removing = true
+	f.removeBy = time.Now().Add(f.m.cfg.DrainTimeout)
+	f.refuse()
+}
+
+// reap moves a function that is being removed on; it reports whether it is gone.
+func (f *function) reap() bool {
+	if !f.removing {
+		return false
+	}
+	if f.pending() > 0 && time.Now().Before(f.removeBy) {
+		return false
+	}
+	gone := true
+	for _, in := range f.instances {
+		in.remove()
+		gone = gone && in.pair.Removed()
+	}
+	if !gone && time.Now().Before(f.removeBy.Add(f.m.cfg.DrainTimeout)) {
+		return false
+	}
+	f.close()
+	f.m.metrics.forget(f.name)
+	f.log.Info().Msg("function removed")
+	return true
+}
+
+// drain refuses what is new everywhere and removes every function.
+func (m *Manager) drain() {
+	m.draining = true
+	for _, f := range m.functions {
+		if !f.removing {
+			f.remove()
+		}
+	}
+}
+
+// drained reports whether every function is gone.
+func (m *Manager) drained() bool { return len(m.functions) == 0 }
+
+// undrained says what a drain still waits for.
+func (m *Manager) undrained() string {
+	var waits []string
+	for _, f := range m.functions {
+		waits = append(waits, fmt.Sprintf("%s has %d requests and %d processes", f.name, f.pending(), f.processes()))
+	}
+	return strings.Join(waits, "; ")
+}
+
+// closeFunctions gives back all memory and ports, whatever state they are in.
+func (m *Manager) closeFunctions() {
+	for _, f := range m.functions {
+		f.close()
+	}
+	m.functions = nil
+}
+
+// close ends the function's threads and gives back its memory and its port.
+func (f *function) close() {
+	f.closed.Store(true)
+	if f.source != nil {
+		f.source.Close()
+	}
+	for _, in := range f.instances {
+		in.closed.Store(true)
+		in.channel.Wake()
+	}
+	f.threads.Wait()
+	for _, in := range f.instances {
+		in.close()
+	}
+	if f.table != nil {
+		f.table.Close()
+	}
+	if f.closeSlab != nil {
+		if err := f.closeSlab(); err != nil {
+			f.log.Warn().Err(err).Msg("unmap slab")
+		}
+	}
+}
+
+// setShare gives each instance of a function a share by hand. Where shares tune
+// themselves it lasts until they are next looked at.
+func (m *Manager) setShare(name string, percent float64) error {
+	f := m.function(name)
+	if f == nil {
+		return m.unknown(name)
+	}
+	if !(percent > 0 && percent <= 100) {
+		return fmt.Errorf("share of %s is %v, want more than 0, at most 100", name, percent)
+	}
+	for _, in := range f.instances {
+		in.setShare(percent)
+		if err := m.shares.Failed(share.ID{IF: name, Instance: in.index}, percent); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sameNode reports whether two configurations differ in their functions at most.
+func sameNode(a, b configs.Config) bool {
+	a.Functions, b.Functions = nil, nil
+	a.RuntimeDir, b.RuntimeDir = "", "" // a flag may have set it
+	a.Log, b.Log = configs.Log{}, configs.Log{}
+	return reflect.DeepEqual(a, b)
+}

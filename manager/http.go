@@ -1,0 +1,181 @@
+package manager
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+)
+
+// Two HTTP servers: one on the configured address that only tells (metrics,
+// health, status), and one on a Unix socket in the runtime folder that takes
+// orders from `penstock if`, guarded by the folder's permissions.
+type servers struct {
+	list []*http.Server
+}
+
+func (m *Manager) serveHTTP() (*servers, error) {
+	tell := http.NewServeMux()
+	tell.Handle("GET /metrics", promhttp.HandlerFor(m.metrics.registry, promhttp.HandlerOpts{}))
+	tell.HandleFunc("GET /healthz", m.health)
+	tell.HandleFunc("GET /readyz", m.ready)
+	tell.HandleFunc("GET "+control.StatusPath, m.status)
+	listener, err := net.Listen("tcp", m.cfg.HTTP.String())
+	if err != nil {
+		return nil, fmt.Errorf("serve metrics: %w; is another Penstock running? `http:` in the configuration sets the address", err)
+	}
+	path := filepath.Join(m.dir, control.AdminSocket)
+	// The control link, which is opened before, makes sure that no other manager
+	// lives in this folder: what lies here is a dead one's.
+	os.Remove(path)
+	orders, err := net.Listen("unix", path)
+	if err != nil {
+		listener.Close()
+		return nil, fmt.Errorf("open admin socket: %w", err)
+	}
+	take := http.NewServeMux()
+	take.HandleFunc("POST "+control.AddPath, m.takeAdd)
+	take.HandleFunc("POST "+control.RemovePath, m.takeRemove)
+	take.HandleFunc("POST "+control.ReplacePath, m.takeReplace)
+	take.HandleFunc("POST "+control.RollbackPath, m.takeRollback)
+	take.HandleFunc("POST "+control.SharePath, m.takeShare)
+	s := &servers{}
+	s.serve(listener, tell)
+	s.serve(orders, take)
+	m.log.Info().Stringer("http", listener.Addr()).Msg("metrics, health and status")
+	return s, nil
+}
+
+func (s *servers) serve(l net.Listener, h http.Handler) {
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+	s.list = append(s.list, server)
+	go server.Serve(l)
+}
+
+func (s *servers) close() {
+	for _, server := range s.list {
+		server.Close()
+	}
+}
+
+// health answers while the control loop does.
+func (m *Manager) health(w http.ResponseWriter, _ *http.Request) {
+	if err := m.do(func() error { return nil }); err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ok")
+}
+
+// ready answers 200 when every function has a process that serves.
+func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
+	err := m.do(func() error {
+		if m.draining {
+			return errors.New("draining")
+		}
+		var waits []string
+		for _, f := range m.functions {
+			if !f.serving() {
+				waits = append(waits, f.name)
+			}
+		}
+		if len(waits) > 0 {
+			return fmt.Errorf("no process serves yet: %s", strings.Join(waits, ", "))
+		}
+		return nil
+	})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	fmt.Fprintln(w, "ready")
+}
+
+func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
+	status := control.Status{Functions: []control.FunctionStatus{}}
+	err := m.do(func() error {
+		for _, f := range m.functions {
+			status.Functions = append(status.Functions, f.status())
+		}
+		return nil
+	})
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	json.NewEncoder(w).Encode(status)
+}
+
+func (m *Manager) takeAdd(w http.ResponseWriter, r *http.Request) {
+	take(w, r, func(o configs.Function) error {
+		return m.do(func() error { return m.add(o) })
+	})
+}
+
+func (m *Manager) takeRemove(w http.ResponseWriter, r *http.Request) {
+	take(w, r, func(o control.NameOrder) error {
+		return m.do(func() error { return m.remove(o.Name) })
+	})
+}
+
+func (m *Manager) takeReplace(w http.ResponseWriter, r *http.Request) {
+	take(w, r, func(o control.ReplaceOrder) error {
+		return m.await(func() (<-chan error, error) { return m.replace(o.Name, o.Model) })
+	})
+}
+
+func (m *Manager) takeRollback(w http.ResponseWriter, r *http.Request) {
+	take(w, r, func(o control.NameOrder) error {
+		return m.await(func() (<-chan error, error) { return m.rollback(o.Name) })
+	})
+}
+
+func (m *Manager) takeShare(w http.ResponseWriter, r *http.Request) {
+	take(w, r, func(o control.ShareOrder) error {
+		return m.do(func() error { return m.setShare(o.Name, o.SharePercent) })
+	})
+}
+
+// await starts something on the control loop and waits for its end.
+func (m *Manager) await(start func() (<-chan error, error)) error {
+	var end <-chan error
+	err := m.do(func() (err error) {
+		end, err = start()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	select {
+	case err := <-end:
+		return err
+	case <-m.done:
+		return ErrStopped
+	}
+}
+
+// take reads an order, carries it out, and answers 204, or 400 with the one line
+// that says what was wrong.
+func take[O any](w http.ResponseWriter, r *http.Request, carryOut func(O) error) {
+	var order O
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&order); err != nil {
+		http.Error(w, fmt.Sprintf("read order: %v", err), http.StatusBadRequest)
+		return
+	}
+	if err := carryOut(order); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
+}

@@ -1,0 +1,276 @@
+// Package manager is the IF Manager: it receives datagrams, makes requests of
+// them, hands them to inference functions through shared memory, sends the
+// replies, and decides who gets how much of the device.
+//
+// Two kinds of code live here and never mix:
+//
+//   - The data path, one receive thread a function and one reply thread an
+//     instance (receive.go, reply.go): no allocation, no channel, one short lock.
+//   - The control loop (this file): one goroutine that owns every function's and
+//     instance's life. Everything that is not a packet is an event on it: states
+//     from the orchestrator, processes that attach or die, share decisions
+//     (tune.go), additions and removals (functions.go).
+//
+// Lock order: function.mu is the only lock of the data path and is taken last.
+package manager
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/share"
+	"github.com/penstock/penstock/models"
+)
+
+// Options is what a manager needs to run.
+type Options struct {
+	Config configs.Config
+	// Dir is the runtime folder, shared with the orchestrator.
+	Dir string
+	// FindModel finds a card by its name or file.
+	FindModel func(name string) (*models.Card, error)
+	Log       zerolog.Logger
+}
+
+// Manager is a running IF Manager.
+type Manager struct {
+	cfg  configs.Config
+	dir  string
+	find func(string) (*models.Card, error)
+	log  zerolog.Logger
+	id   string
+
+	link     *control.ManagerLink
+	attach   *control.AttachListener
+	calls    chan func()
+	done     chan struct{} // closed when the control loop has ended
+	threads  sync.WaitGroup
+	metrics  *metrics
+	shares   *share.Controller
+	started  time.Time
+	draining bool
+	tuned    time.Time // when shares were last looked at
+
+	// Owned by the control loop.
+	functions []*function
+	desired   control.Desired
+	observed  control.Observed
+	peerAlive bool
+}
+
+// Control loop periods. The tick bounds how late a hung process is noticed; the
+// share interval is configured.
+const tickEvery = 50 * time.Millisecond
+
+// ErrStopped is returned by calls on a manager that has ended.
+var ErrStopped = errors.New("manager has stopped")
+
+// Run runs a manager until ctx ends, then drains: nothing new is accepted, what
+// was accepted is answered, the processes end. ready, if not nil, is called once
+// every configured port is open.
+func Run(ctx context.Context, o Options, ready func(*Manager)) error {
+	id := make([]byte, 8)
+	rand.Read(id)
+	m := &Manager{
+		cfg: o.Config, dir: o.Dir, find: o.FindModel, log: o.Log,
+		id:      hex.EncodeToString(id),
+		calls:   make(chan func(), 64),
+		done:    make(chan struct{}),
+		started: time.Now(),
+	}
+	m.metrics = newMetrics(m)
+	defer close(m.done)
+
+	var err error
+	if m.shares, err = share.NewController(shareConfig(o.Config.Shares)); err != nil {
+		return fmt.Errorf("shares: %w", err)
+	}
+	if m.link, err = control.ListenManager(m.dir, m.log); err != nil {
+		return err
+	}
+	defer m.link.Close()
+	socket := control.AttachSocketPath(m.dir)
+	if m.attach, err = control.ListenAttach(socket, m.log); err != nil {
+		return err
+	}
+	defer m.attach.Close()
+	m.desired = control.Desired{Version: control.Version, ManagerID: m.id, AttachSocket: socket}
+
+	web, err := m.serveHTTP()
+	if err != nil {
+		return err
+	}
+	defer web.close()
+	defer m.closeFunctions()
+	for _, fn := range m.cfg.Functions {
+		if err := m.add(fn); err != nil {
+			return err
+		}
+	}
+	go m.acceptAttaches()
+	if ready != nil {
+		ready(m)
+	}
+	return m.loop(ctx)
+}
+
+// loop is the control loop.
+func (m *Manager) loop(ctx context.Context) error {
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	tune := time.NewTicker(m.cfg.Shares.Interval)
+	defer tune.Stop()
+	stop := ctx.Done()
+	var giveUp <-chan time.Time
+	for {
+		m.step()
+		if m.draining && m.drained() {
+			return nil
+		}
+		select {
+		case call := <-m.calls:
+			call()
+		case o := <-m.link.Observed():
+			m.observe(o)
+		case <-tick.C:
+			m.watch()
+		case <-tune.C:
+			m.tune(time.Now())
+		case <-stop:
+			stop = nil
+			m.log.Info().Msg("draining")
+			m.drain()
+			giveUp = time.After(3 * m.cfg.DrainTimeout)
+		case <-giveUp:
+			return fmt.Errorf("drain: not finished after %s: %s", 3*m.cfg.DrainTimeout, m.undrained())
+		}
+	}
+}
+
+// do runs f on the control loop and waits for it.
+func (m *Manager) do(f func() error) error {
+	result := make(chan error, 1)
+	select {
+	case m.calls <- func() { result <- f() }:
+	case <-m.done:
+		return ErrStopped
+	}
+	select {
+	case err := <-result:
+		return err
+	case <-m.done:
+		return ErrStopped
+	}
+}
+
+// post runs f on the control loop, sooner or later.
+func (m *Manager) post(f func()) {
+	select {
+	case m.calls <- f:
+	case <-m.done:
+	}
+}
+
+// step lets every instance's policy act on what is known, and publishes what is
+// desired when that changed.
+func (m *Manager) step() {
+	for _, f := range m.functions {
+		for _, in := range f.instances {
+			in.step()
+		}
+	}
+	m.functions = slices.DeleteFunc(m.functions, (*function).reap)
+	processes := []control.DesiredProcess{}
+	for _, f := range m.functions {
+		for _, in := range f.instances {
+			processes = in.desire(processes)
+		}
+	}
+	if m.desired.Seq == 0 || !reflect.DeepEqual(processes, m.desired.Processes) {
+		m.desired.Seq++
+		m.desired.Processes = processes
+		m.link.Publish(m.desired)
+	}
+}
+
+// observe takes in the orchestrator's view.
+func (m *Manager) observe(o control.Observed) {
+	if o.ManagerID != m.id {
+		return // it has not heard of this manager yet
+	}
+	if o.OrchestratorID != m.observed.OrchestratorID {
+		m.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator is up")
+	}
+	m.observed = o
+	for _, p := range o.Processes {
+		if in := m.instance(p.IF, p.Instance); in != nil {
+			in.observe(p)
+		}
+	}
+}
+
+// watch is the tick: hung processes, functions without any, a silent
+// orchestrator.
+func (m *Manager) watch() {
+	alive := m.link.PeerAlive()
+	if alive != m.peerAlive {
+		m.peerAlive = alive
+		if !alive {
+			m.log.Warn().Msg("orchestrator is silent; running processes go on, none can be started")
+		}
+	}
+	for _, f := range m.functions {
+		f.watch()
+	}
+}
+
+// acceptAttaches lets processes in until the listener closes.
+func (m *Manager) acceptAttaches() {
+	for {
+		conn, hello, err := m.attach.Accept()
+		if err != nil {
+			return // closed: the listener says by itself whom it turned away
+		}
+		m.post(func() { m.admit(conn, hello) })
+	}
+}
+
+// admit gives a process its memory, if it is one that is desired.
+func (m *Manager) admit(conn *control.AttachConn, hello control.Attach) {
+	in := m.instance(hello.IF, hello.Instance)
+	if in == nil {
+		conn.Refuse(fmt.Sprintf("there is no instance %d of %q here", hello.Instance, hello.IF))
+		return
+	}
+	if err := in.admit(conn, hello); err != nil {
+		m.log.Warn().Err(err).Str("if", hello.IF).Int("instance", hello.Instance).Uint32("generation", hello.Generation).Msg("attach refused")
+		conn.Refuse(err.Error())
+	}
+}
+
+func (m *Manager) instance(name string, index int) *instance {
+	if f := m.function(name); f != nil && index >= 0 && index < len(f.instances) {
+		return f.instances[index]
+	}
+	return nil
+}
+
+func (m *Manager) function(name string) *function {
+	for _, f := range m.functions {
+		if f.name == name {
+			return f
+		}
+	}
+	return nil
+}

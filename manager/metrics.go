@@ -1,0 +1,227 @@
+package manager
+
+import (
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/wire"
+)
+
+// metrics are the node's Prometheus metrics, in base units. Histograms are
+// observed by the reply threads without allocation; everything that is a counter
+// somewhere already is read when it is scraped.
+type metrics struct {
+	registry *prometheus.Registry
+	request  *prometheus.HistogramVec
+	stage    *prometheus.HistogramVec
+	batch    *prometheus.HistogramVec
+	swapIdle *prometheus.HistogramVec
+}
+
+// Stages of a request, in order (design.md, "the way of a request").
+const (
+	stageAggregate = iota // first piece -> whole
+	stageQueue            // whole -> dispatched
+	stageGather           // dispatched -> batch tensor ready
+	stageInfer            // gathered -> outputs ready
+	stageReply            // outputs ready -> reply handed to the socket
+	numStages
+)
+
+var stageNames = [numStages]string{"aggregate", "queue", "gather", "infer", "reply"}
+
+func newMetrics(m *Manager) *metrics {
+	// 50 µs to 13 s in steps of 1.5: an SLO of 10 ms is told from 7 and 15.
+	latency := prometheus.ExponentialBuckets(50e-6, 1.5, 32)
+	x := &metrics{
+		registry: prometheus.NewRegistry(),
+		request: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "penstock_request_seconds", Buckets: latency,
+			Help: "Time from a request's first piece to its reply.",
+		}, []string{"function"}),
+		stage: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "penstock_stage_seconds", Buckets: prometheus.ExponentialBuckets(5e-6, 2, 22),
+			Help: "Time a request spent in each stage of its way.",
+		}, []string{"function", "stage"}),
+		batch: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "penstock_batch_requests", Buckets: []float64{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256},
+			Help: "Size of the batch that each request rode in.",
+		}, []string{"function"}),
+		swapIdle: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "penstock_swap_idle_seconds", Buckets: prometheus.ExponentialBuckets(5e-6, 1.6, 24),
+			Help: "Time the ring stood still with work waiting in a hand-over.",
+		}, []string{"function"}),
+	}
+	x.registry.MustRegister(x.request, x.stage, x.batch, x.swapIdle, &snapshot{m: m},
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return x
+}
+
+// of are the histograms of one function, looked up once so that a reply costs no
+// lookup.
+func (x *metrics) of(name string) functionMetrics {
+	fm := functionMetrics{
+		request: x.request.WithLabelValues(name),
+		batch:   x.batch.WithLabelValues(name),
+	}
+	for i, stage := range stageNames {
+		fm.stages[i] = x.stage.WithLabelValues(name, stage)
+	}
+	return fm
+}
+
+// forget drops a removed function's series.
+func (x *metrics) forget(name string) {
+	label := prometheus.Labels{"function": name}
+	x.request.DeletePartialMatch(label)
+	x.stage.DeletePartialMatch(label)
+	x.batch.DeletePartialMatch(label)
+	x.swapIdle.DeletePartialMatch(label)
+}
+
+type functionMetrics struct {
+	request prometheus.Observer
+	batch   prometheus.Observer
+	stages  [numStages]prometheus.Observer
+}
+
+// snapshot collects the counters that live in the functions themselves.
+type snapshot struct{ m *Manager }
+
+var (
+	descShare = prometheus.NewDesc("penstock_share_ratio",
+		"Share of the device, 1 is all of it.", []string{"function", "instance"}, nil)
+	descSwaps = prometheus.NewDesc("penstock_swaps_total",
+		"Hand-overs from an active process to its shadow.", []string{"function"}, nil)
+	descHangs = prometheus.NewDesc("penstock_hangs_total",
+		"Processes killed because a batch did not end.", []string{"function"}, nil)
+	descResults = prometheus.NewDesc("penstock_results_total",
+		"Requests by how they ended.", []string{"function", "result"}, nil)
+	descDatagrams = prometheus.NewDesc("penstock_source_datagrams_total",
+		"Datagrams received.", []string{"function"}, nil)
+	descBytes = prometheus.NewDesc("penstock_source_bytes_total",
+		"Bytes of datagrams received.", []string{"function"}, nil)
+	descDrops = prometheus.NewDesc("penstock_source_drops_total",
+		"Datagrams dropped, by reason.", []string{"function", "reason"}, nil)
+	descHeld = prometheus.NewDesc("penstock_slab_held_bytes",
+		"Packet memory held by requests.", []string{"function"}, nil)
+	descSlab = prometheus.NewDesc("penstock_slab_bytes",
+		"Packet memory.", []string{"function"}, nil)
+	descInFlight = prometheus.NewDesc("penstock_requests_in_flight",
+		"Requests that are whole and not answered.", []string{"function"}, nil)
+	descAccepted = prometheus.NewDesc("penstock_requests_accepted_total",
+		"Requests that became whole.", []string{"function"}, nil)
+	descRejected = prometheus.NewDesc("penstock_replies_rejected_total",
+		"Replies of a process that made no sense and were dropped.", []string{"function"}, nil)
+	descWishes = prometheus.NewDesc("penstock_wishes_total",
+		"Clients asked to send pieces again.", []string{"function"}, nil)
+	descEvicted = prometheus.NewDesc("penstock_requests_evicted_total",
+		"Incomplete requests that lost their place or their memory to others.", []string{"function"}, nil)
+	descSendErrors = prometheus.NewDesc("penstock_send_errors_total",
+		"Turns in which the socket did not take all replies.", []string{"function"}, nil)
+	descPersistent = prometheus.NewDesc("penstock_model_persistent_bytes",
+		"Device memory of a linked model.", []string{"function"}, nil)
+	descEphemeral = prometheus.NewDesc("penstock_model_ephemeral_bytes",
+		"Device memory of the largest batch beyond that.", []string{"function"}, nil)
+)
+
+// Describe sends nothing: the collector is unchecked, since functions come and
+// go.
+func (*snapshot) Describe(chan<- *prometheus.Desc) {}
+
+// Collect reads every function's counters.
+func (s *snapshot) Collect(out chan<- prometheus.Metric) {
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	s.m.do(func() error {
+		for _, f := range s.m.functions {
+			rejected := uint64(0)
+			for i, in := range f.instances {
+				gauge(descShare, in.sharePercent()/100, f.name, strconv.Itoa(i))
+				rejected += in.channel.Rejected()
+			}
+			src := f.source.Stats()
+			counts := f.counts()
+			counter(descSwaps, f.swaps.Load(), f.name)
+			counter(descHangs, f.hangs.Load(), f.name)
+			counter(descAccepted, f.accepted.Load(), f.name)
+			counter(descRejected, rejected, f.name)
+			counter(descDatagrams, src.Datagrams, f.name)
+			counter(descBytes, src.Bytes, f.name)
+			counter(descDrops, src.KernelDrops, f.name, "kernel")
+			counter(descDrops, src.Truncated, f.name, "truncated")
+			for reason, n := range counts.Malformed {
+				if r := wire.Reason(reason); r != wire.ReasonNone {
+					counter(descDrops, n, f.name, r.String())
+				}
+			}
+			for reason, n := range counts.Dropped {
+				counter(descDrops, n, f.name, aggregate.Drop(reason).String())
+			}
+			for status := range f.results {
+				counter(descResults, f.results[status].Load(), f.name, wire.Status(status).String())
+			}
+			counter(descWishes, counts.Wishes, f.name)
+			counter(descEvicted, counts.Evicted, f.name)
+			counter(descSendErrors, f.sendErrors.Load(), f.name)
+			gauge(descHeld, float64(src.HeldBytes), f.name)
+			gauge(descSlab, float64(src.SlabBytes), f.name)
+			gauge(descInFlight, float64(f.inFlight()), f.name)
+			gauge(descPersistent, float64(f.persistentBytes.Load()), f.name)
+			gauge(descEphemeral, float64(f.ephemeralBytes.Load()), f.name)
+		}
+		return nil
+	})
+}
+
+// idleTimes keeps the idle times of the last swaps for the status page; the
+// histogram has them all.
+type idleTimes struct {
+	mu    sync.Mutex
+	kept  []time.Duration // newest last
+	max   time.Duration
+	count uint64
+}
+
+// keptIdleTimes bounds the percentiles of the status page.
+const keptIdleTimes = 1024
+
+func (t *idleTimes) add(d time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.kept) == keptIdleTimes {
+		t.kept = slices.Delete(t.kept, 0, 1)
+	}
+	t.kept = append(t.kept, d)
+	t.max = max(t.max, d)
+	t.count++
+}
+
+// summary is the newest, percentiles of those kept, and the largest ever.
+func (t *idleTimes) summary() control.IdleMicros {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.count == 0 {
+		return control.IdleMicros{}
+	}
+	sorted := slices.Sorted(slices.Values(t.kept))
+	micros := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
+	return control.IdleMicros{
+		Count: t.count,
+		Last:  micros(t.kept[len(t.kept)-1]),
+		P50:   micros(sorted[len(sorted)/2]),
+		P99:   micros(sorted[len(sorted)*99/100]),
+		Max:   micros(t.max),
+	}
+}

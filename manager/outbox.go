@@ -1,0 +1,62 @@
+package manager
+
+import (
+	"net/netip"
+
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/wire"
+)
+
+// replyPieceBytes is the largest piece of a result: with its header and block it
+// fits every common MTU.
+const replyPieceBytes = wire.DefaultPieceBytes
+
+// outbox collects datagrams to be sent together. One thread uses it; it allocates
+// nothing once it has grown to what a burst takes.
+type outbox struct {
+	bytes   []byte
+	ends    []int // of each datagram in bytes
+	to      []netip.AddrPort
+	packets []source.Packet
+}
+
+// result adds an answer, in as many datagrams as its payload takes. The payload is
+// copied. again marks one that was given before.
+func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []byte, again bool) {
+	for i := range wire.Pieces(len(payload), replyPieceBytes) {
+		o.bytes = wire.AppendResult(o.bytes, id, r, payload, replyPieceBytes, i, again)
+		o.done(to)
+	}
+}
+
+// wish adds the wishes for a request's missing pieces.
+func (o *outbox) wish(to netip.AddrPort, id, total uint32, count uint16, present []uint64) {
+	for from := 0; from < int(count); {
+		before := len(o.bytes)
+		o.bytes, from = wire.AppendWish(o.bytes, id, total, count, present, from)
+		if len(o.bytes) > before {
+			o.done(to)
+		}
+	}
+}
+
+func (o *outbox) done(to netip.AddrPort) {
+	o.ends, o.to = append(o.ends, len(o.bytes)), append(o.to, to)
+}
+
+// send hands all that was collected to the source. What a full socket does not
+// take is lost like any datagram: clients ask again.
+func (o *outbox) send(to source.Source) error {
+	if len(o.ends) == 0 {
+		return nil
+	}
+	from := 0
+	for i, end := range o.ends {
+		o.packets = append(o.packets, source.Packet{To: o.to[i], Data: o.bytes[from:end]})
+		from = end
+	}
+	_, err := to.Send(o.packets)
+	clear(o.packets)
+	o.bytes, o.ends, o.to, o.packets = o.bytes[:0], o.ends[:0], o.to[:0], o.packets[:0]
+	return err
+}

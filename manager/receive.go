@@ -1,0 +1,108 @@
+package manager
+
+import (
+	"errors"
+	"io"
+	"runtime"
+
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/shm"
+)
+
+// The receive thread of a function. Each turn:
+//
+//  1. receive a burst of datagrams, or wake at the next deadline
+//  2. under function.mu: make requests of them, end what has expired, publish
+//     what is whole to an instance's ring
+//  3. release packet memory that nobody needs
+//  4. send what clients are to be told: wishes, refusals, answers given before
+//
+// It allocates nothing once its buffers have grown to what a burst takes.
+
+// burst is how many datagrams a turn takes at most: four reads of 64 KiB of 1 KB
+// pieces, so that the lock is taken once for several reads' worth.
+const burst = 256
+
+func (f *function) receive() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var events aggregate.Events
+	var out outbox
+	batch := make([]source.Datagram, burst)
+	noRoom := uint64(0)
+	next := int64(0)
+	for !f.closed.Load() {
+		n, err := f.source.Receive(batch, next)
+		switch {
+		case errors.Is(err, source.ErrClosed), errors.Is(err, io.EOF):
+			return
+		case err != nil:
+			f.log.Error().Err(err).Msg("receive")
+			return
+		}
+		now := shm.Now()
+		events.Reset()
+		f.mu.Lock()
+		f.aggregate.Add(now, batch[:n], &events)
+		if next = f.aggregate.NextDeadline(); next != 0 && next <= now {
+			f.aggregate.Expire(now, &events)
+			next = f.aggregate.NextDeadline()
+		}
+		if n == 0 {
+			// The slab is full of requests that wait for pieces which have no room
+			// to land in: the oldest gives its own.
+			if had := f.source.Stats().NoRoom; had != noRoom {
+				noRoom = had
+				f.aggregate.EvictOldest(now, &events)
+			}
+		}
+		for _, slot := range events.Whole {
+			f.publish(slot, now)
+		}
+		f.mu.Unlock()
+		f.source.Release(events.Release)
+		f.tell(&events, &out)
+	}
+}
+
+// publish hands a whole request to the instance with the least to do for its
+// share. mu is held.
+func (f *function) publish(slot uint32, now int64) {
+	in := f.instances[0]
+	for _, other := range f.instances[1:] {
+		if float64(other.inFlight+1)*in.weight < float64(in.inFlight+1)*other.weight {
+			in = other
+		}
+	}
+	f.flights[slot] = flight{instance: in, published: now}
+	in.inFlight++
+	in.tally.arrive(f.table.Request(slot))
+	f.accepted.Add(1)
+	in.channel.Publish(slot)
+}
+
+// tell sends what the clients of a turn are to be told.
+func (f *function) tell(events *aggregate.Events, out *outbox) {
+	for i := range events.Told {
+		a := &events.Told[i]
+		f.results[a.Status].Add(1)
+		out.result(a.To, a.RequestID, &a.Result, nil, false)
+	}
+	for i := range events.Again {
+		a := &events.Again[i]
+		out.result(a.To, a.RequestID, &a.Result, a.Payload, true)
+	}
+	for i := range events.Wishes {
+		w := &events.Wishes[i]
+		out.wish(w.To, w.RequestID, w.Total, w.Count, w.Present)
+	}
+	f.send(out)
+}
+
+// send sends an outbox; what cannot be sent is counted.
+func (f *function) send(out *outbox) {
+	if err := out.send(f.source); err != nil && !errors.Is(err, source.ErrClosed) {
+		f.sendErrors.Add(1)
+	}
+}

@@ -1,0 +1,147 @@
+package manager
+
+import (
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/share"
+	"github.com/penstock/penstock/models"
+)
+
+// The manager's part in sharing: it measures, package share decides, and the
+// instances' pairs bring the decisions in.
+
+// shareConfig is a configuration as package share wants it.
+func shareConfig(c configs.Shares) share.Config {
+	s := share.DefaultConfig()
+	s.MinimumPercent = c.MinimumPercent
+	s.UnknownPercent = c.DefaultPercent
+	s.ThresholdPercent = c.ThresholdPercent
+	s.HoldDown = c.HoldDown
+	s.SpreadSlack = c.SpreadSlack
+	return s
+}
+
+// instanceLoad is how an instance has done since its share last changed.
+type instanceLoad struct {
+	percent float64 // the share that it speaks of
+	since   time.Time
+	latency, throughput, rate,
+	aggregation share.EWMA
+}
+
+// shareIn takes a new function's instances in and returns their shares; everybody
+// else's move at once.
+func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
+	for i := range c.Instances {
+		// The share that the configuration begins with stands for the knee.
+		if err := m.shares.Add(share.ID{IF: c.Name, Instance: i}, or(c.SharePercent, card.KneePercent)); err != nil {
+			m.log.Error().Err(err).Msg("share out")
+		}
+	}
+	plan := m.shares.Step(time.Since(m.started), nil)
+	m.apply(plan)
+	shares := make([]float64, c.Instances)
+	for _, s := range plan.Status {
+		if s.ID.IF == c.Name {
+			shares[s.ID.Instance] = s.Percent
+		}
+	}
+	return shares
+}
+
+// shareOut lets a function's instances go.
+func (m *Manager) shareOut(name string, instances int) {
+	for i := range instances {
+		if err := m.shares.Remove(share.ID{IF: name, Instance: i}); err != nil {
+			m.log.Error().Err(err).Msg("share out")
+		}
+	}
+	m.apply(m.shares.Step(time.Since(m.started), nil))
+}
+
+// tune measures every instance and lets package share decide.
+func (m *Manager) tune(now time.Time) {
+	m.tuned = now
+	observed := map[share.ID]share.Observation{}
+	for _, f := range m.functions {
+		for _, in := range f.instances {
+			if o, ok := in.measure(now); ok && m.cfg.Shares.Tune {
+				observed[share.ID{IF: f.name, Instance: in.index}] = o
+			}
+		}
+	}
+	m.apply(m.shares.Step(now.Sub(m.started), observed))
+}
+
+// look is tune out of turn: libml found a share too small, or perhaps too large.
+func (m *Manager) look(in *instance) {
+	const atMostEvery = 100 * time.Millisecond
+	if now := time.Now(); in.fit == control.FitUnder && now.Sub(m.tuned) >= atMostEvery {
+		m.tune(now)
+	}
+}
+
+func (m *Manager) apply(plan share.Plan) {
+	for _, c := range plan.Changes {
+		in := m.instance(c.ID.IF, c.ID.Instance)
+		if in == nil {
+			continue // it is being added, and begins with its share
+		}
+		in.log.Info().Float64("from_percent", c.From).Float64("to_percent", c.To).Str("why", c.Why).Msg("share changes")
+		in.setShare(c.To)
+	}
+}
+
+// measure empties the tally into the averages and says how the instance does with
+// its present share; ok is false while there is nothing to judge it by.
+func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
+	f := in.f
+	f.mu.Lock()
+	t := in.tally
+	in.tally = tally{}
+	f.mu.Unlock()
+
+	load := &in.load
+	elapsed := now.Sub(load.since)
+	if percent := in.sharePercent(); percent != load.percent || in.pair.Changing() || in.pair.Active() == nil {
+		// What was measured is of another share, or of two at once.
+		*load = instanceLoad{percent: percent, since: now}
+		in.bound = ""
+		return o, false
+	}
+	load.since = now
+	if elapsed <= 0 {
+		return o, false
+	}
+	load.rate.Add(float64(t.arrived) / elapsed.Seconds())
+	if t.ran > 0 && t.busy > 0 {
+		load.throughput.Add(float64(t.ran) / t.busy.Seconds())
+	}
+	if t.answered > 0 {
+		load.latency.Add(t.latency.Seconds() / float64(t.answered))
+	}
+	if t.arrived > 0 {
+		load.aggregation.Add(t.aggregation.Seconds() / float64(t.arrived))
+	}
+	latency, haveLatency := load.latency.Mean()
+	throughput, haveThroughput := load.throughput.Mean()
+	rate, _ := load.rate.Mean()
+	aggregation, _ := load.aggregation.Mean()
+	// The tail of a request's way is what a share can shorten; the gathering of
+	// its pieces has had its part of the objective by then.
+	left := f.slo - duration(aggregation)
+	o = share.Observation{
+		Latency: duration(latency), Throughput: throughput, ArrivalRate: rate, SLO: max(left, f.slo/10),
+		// Paper 3.2.1: whichever part takes longer is the bottleneck.
+		AggregationBound: aggregation > latency && aggregation+latency > f.slo.Seconds(),
+	}
+	in.bound = ""
+	if o.AggregationBound {
+		in.bound = "aggregation"
+	}
+	return o, haveLatency && haveThroughput
+}
+
+func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

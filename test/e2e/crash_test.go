@@ -1,0 +1,189 @@
+package e2e
+
+import (
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+const small = 2048 // bytes of a small picture: two pieces
+
+// serving finds the process that holds the ring, and its shadow once it stands by.
+func serving(t *testing.T, n *node.Node, function string) (active, shadow control.ProcessStatus) {
+	t.Helper()
+	waitFor(t, "an active process and a shadow", func() bool {
+		f, err := n.Function(function)
+		if err != nil || len(f.Instances) == 0 {
+			return false
+		}
+		active, shadow = control.ProcessStatus{}, control.ProcessStatus{}
+		for _, p := range f.Instances[0].Processes {
+			switch {
+			case p.Role == control.Serve && p.State == control.Active:
+				active = p
+			case p.Role == control.Shadow && p.State == control.Loaded:
+				shadow = p
+			}
+		}
+		return active.PID != 0 && shadow.PID != 0
+	})
+	return active, shadow
+}
+
+// stream sends n pictures at 500 a second and lets harm happen in the middle.
+func stream(t *testing.T, nd *node.Node, n int, harm func()) *answers {
+	t.Helper()
+	got := newAnswers()
+	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 20 * time.Second})
+	send(t, c, small, 0, n/2, 2*time.Millisecond)
+	harm()
+	send(t, c, small, n/2, n-n/2, 2*time.Millisecond)
+	got.wait(n)
+	return got
+}
+
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatalf("kill %d: %v", pid, err)
+	}
+}
+
+func TestShadowTakesOverWhenTheActiveProcessIsKilled(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=1ms")
+	active, shadow := serving(t, nd, "fn")
+	got := stream(t, nd, 1000, func() { kill(t, active.PID) })
+	if got.lost > 0 || got.wrong > 0 {
+		t.Errorf("%s; want every request answered, and right", got)
+	}
+	// Only what the dead process had started may have failed: one batch.
+	if failed := got.by[wire.StatusFailed]; failed > 8 {
+		t.Errorf("%s; want at most a batch failed", got)
+	}
+	settled(t, nd, "fn")
+	now, _ := serving(t, nd, "fn")
+	if now.Generation != shadow.Generation {
+		t.Errorf("generation %d serves, want the shadow's, %d", now.Generation, shadow.Generation)
+	}
+}
+
+func TestStreamDoesNotNoticeAKilledShadow(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	active, shadow := serving(t, nd, "fn")
+	got := stream(t, nd, 500, func() { kill(t, shadow.PID) })
+	if got.by[wire.StatusOK] != 500 || got.wrong > 0 {
+		t.Errorf("%s; want 500 right answers", got)
+	}
+	settled(t, nd, "fn")
+	now, other := serving(t, nd, "fn")
+	if now.PID != active.PID || other.PID == shadow.PID {
+		t.Errorf("active %+v, shadow %+v; want the same active process and another shadow", now, other)
+	}
+}
+
+func childOf(t *testing.T, nd *node.Node, verb string) int {
+	t.Helper()
+	for _, p := range processes(nd.Dir) {
+		if p.command == verb {
+			return p.pid
+		}
+	}
+	t.Fatalf("node has no %s; it has %v", verb, processes(nd.Dir))
+	return 0
+}
+
+func TestNodeComesBackWhenTheOrchestratorIsKilled(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	active, shadow := serving(t, nd, "fn")
+	// up gives up on a child that dies at once; this one has lived.
+	time.Sleep(2500 * time.Millisecond)
+	got := stream(t, nd, 1000, func() { kill(t, childOf(t, nd, "orchestrator")) })
+	if got.lost > 0 || got.wrong > 0 {
+		t.Errorf("%s; want every request answered, and right", got)
+	}
+	settled(t, nd, "fn")
+	now, other := serving(t, nd, "fn")
+	for _, old := range []int{active.PID, shadow.PID} {
+		if syscall.Kill(old, 0) == nil {
+			t.Errorf("process %d outlived its orchestrator", old)
+		}
+	}
+	if now.PID == active.PID || other.PID == shadow.PID {
+		t.Errorf("active %+v, shadow %+v; want new processes", now, other)
+	}
+}
+
+func TestNodeComesBackWhenTheManagerIsKilled(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	nd := start(t, fmt.Sprintf(`
+shares: {tune: false}
+functions:
+  - {name: fn, model: %s, port: 15901, share_percent: 50}
+`, card))
+	active, shadow := serving(t, nd, "fn")
+	time.Sleep(2500 * time.Millisecond)
+	kill(t, childOf(t, nd, "manager"))
+	waitFor(t, "the old processes to end", func() bool {
+		return syscall.Kill(active.PID, 0) != nil && syscall.Kill(shadow.PID, 0) != nil
+	})
+	if err := nd.WaitReady(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	got := stream(t, nd, 200, func() {})
+	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+		t.Errorf("%s; want 200 right answers from the new manager", got)
+	}
+}
+
+func TestHungProcessIsKilledAndItsBatchAnswered(t *testing.T) {
+	nd := start(t, "hang_timeout: 500ms\n"+oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=hang_after=20")
+	got := newAnswers()
+	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 30 * time.Second})
+	send(t, c, small, 0, 60, 5*time.Millisecond)
+	got.wait(60)
+	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] == 0 {
+		t.Errorf("%s; want every request answered, some of them failed", got)
+	}
+	if metric(t, nd, `penstock_hangs_total{function="fn"}`) == 0 {
+		t.Error("no hang was counted")
+	}
+	settled(t, nd, "fn")
+}
+
+func TestAnswersThatAreNoNumbersAreFailures(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=nan")
+	got := stream(t, nd, 50, func() {})
+	if got.by[wire.StatusFailed] != 50 {
+		t.Errorf("%s; want 50 failed", got)
+	}
+	settled(t, nd, "fn")
+}
+
+func TestSIGTERMUnderLoadAnswersAllThatWasAccepted(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=5ms")
+	got := newAnswers()
+	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 3 * time.Second, InFlight: 32})
+	send(t, c, small, 0, 300, time.Millisecond)
+	var before control.FunctionStatus
+	waitFor(t, "load", func() bool {
+		var err error
+		before, err = nd.Function("fn")
+		return err == nil && before.InFlight > 0
+	})
+	if err := nd.Stop(); err != nil {
+		t.Fatalf("want exit status 0: %v", err)
+	}
+	c.Close()
+	got.mu.Lock()
+	defer got.mu.Unlock()
+	answered := got.by[wire.StatusOK] + got.by[wire.StatusLate] + got.by[wire.StatusFailed]
+	if uint64(answered) < before.Accepted {
+		t.Errorf("%d were accepted before the end, %d answered", before.Accepted, answered)
+	}
+}

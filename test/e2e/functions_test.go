@@ -1,0 +1,242 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/wire"
+)
+
+// run runs a verb of penstock against a node.
+func run(t *testing.T, dir string, arguments ...string) (string, error) {
+	t.Helper()
+	c := exec.CommandContext(testContext(t), penstock, append(arguments, "--runtime-dir", dir)...)
+	out, err := c.CombinedOutput()
+	return string(out), err
+}
+
+func TestFunctionsAreAddedAndRemovedWhileOthersServe(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	got := stream(t, nd, 400, func() {
+		if out, err := run(t, nd.Dir, "if", "add", "second", "--model", nullCard(t, "other", small)); err != nil {
+			t.Fatalf("add: %v\n%s", err, out)
+		}
+	})
+	if got.by[wire.StatusOK] != 400 {
+		t.Errorf("%s; want 400 ok beside the addition", got)
+	}
+	if err := nd.WaitReady(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	c := dial(t, nd, "second", client.Options{})
+	if _, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{}); err != nil {
+		t.Fatalf("the added function: %v", err)
+	}
+	if out, err := run(t, nd.Dir, "if", "remove", "second"); err != nil {
+		t.Fatalf("remove: %v\n%s", err, out)
+	}
+	waitFor(t, "the function to be gone", func() bool {
+		_, err := nd.Function("second")
+		return err != nil
+	})
+	if out, err := run(t, nd.Dir, "if", "remove", "second"); err == nil || !strings.Contains(out, `no function "second"; there are: fn`) {
+		t.Errorf("removing it again: %v\n%s", err, out)
+	}
+	settled(t, nd, "fn")
+}
+
+func TestEditedConfigurationIsFollowed(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	nd := start(t, oneFunction(card))
+	text, err := os.ReadFile(nd.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edit := func(more string) {
+		t.Helper()
+		if err := os.WriteFile(nd.Config, append(text[:len(text):len(text)], more...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit(fmt.Sprintf("  - {name: second, model: %s, port: 0}\n", card))
+	waitFor(t, "the added function", func() bool {
+		_, err := nd.Function("second")
+		return err == nil
+	})
+	edit("  - {name: third, prot: 0}\n")
+	waitFor(t, "a complaint that names the key", func() bool { return strings.Contains(nd.Log(), "prot") })
+	if _, err := nd.Function("second"); err != nil {
+		t.Errorf("a wrong edit was followed: %v", err)
+	}
+	edit("")
+	waitFor(t, "the function to be gone", func() bool {
+		_, err := nd.Function("second")
+		return err != nil
+	})
+}
+
+func TestReplacementServesOrTheOldModelGoesOn(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	serving(t, nd, "fn")
+	version := func(v string) string {
+		path := nullCard(t, "digest", small)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = []byte(strings.Replace(string(text), "version: 1", "version: "+v, 1))
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	ask := func() uint32 {
+		t.Helper()
+		c := dial(t, nd, "fn", client.Options{})
+		r, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.ModelVersion
+	}
+	if out, err := run(t, nd.Dir, "if", "replace", "fn", version("2")); err != nil {
+		t.Fatalf("replace: %v\n%s", err, out)
+	}
+	waitFor(t, "version 2 to answer", func() bool { return ask() == 2 })
+
+	// A model file that is cut short: the card is right, loading it is not.
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "model.onnx"), []byte("\x08\x07cut short"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bad := filepath.Join(dir, "card.yaml")
+	text := `name: bad
+version: 3
+framework: onnx
+model: model.onnx
+input: {name: x, size: [2, 1024, 1], wire: {type: u8, layout: hwc}, tensor: {type: f32, layout: hwc}}
+outputs: [{name: sum, shape: [1]}]
+batches: [1]
+slo: 1s
+decoder: {name: raw}
+`
+	if err := os.WriteFile(bad, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out string
+	var err error
+	got := stream(t, nd, 400, func() { out, err = run(t, nd.Dir, "if", "replace", "fn", bad) })
+	if err == nil || !strings.Contains(out, "the old one goes on") || strings.Count(strings.TrimSpace(out), "\n") != 0 {
+		t.Errorf("replacing with a broken model: %v, said:\n%s\nwant one line that says that the old one goes on", err, out)
+	}
+	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
+		t.Errorf("%s; want 400 right answers while the new model failed", got)
+	}
+	if v := ask(); v != 2 {
+		t.Errorf("version %d answers, want 2", v)
+	}
+	if out, err := run(t, nd.Dir, "if", "rollback", "fn"); err != nil {
+		t.Fatalf("rollback: %v\n%s", err, out)
+	}
+	waitFor(t, "version 1 to answer", func() bool { return ask() == 1 })
+	settled(t, nd, "fn")
+}
+
+func TestReplacementOfAnotherSizeIsRefusedWithBoth(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	out, err := run(t, nd.Dir, "if", "replace", "fn", nullCard(t, "bigger", 2*small))
+	if err == nil || !strings.Contains(out, "4096") || !strings.Contains(out, "2048") {
+		t.Errorf("%v: %s; want a refusal that names both sizes", err, out)
+	}
+}
+
+// Nodes that cannot start say why in one line, and leave nothing behind.
+func TestWhatCannotStartSaysWhy(t *testing.T) {
+	taken, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	port := taken.LocalAddr().(*net.UDPAddr).Port
+	card := nullCard(t, "digest", small)
+	misspelt := nullCard(t, "misspelt", small, "kneee_percent: 30")
+	missing := nullCard(t, "missing", small, "model: nowhere.onnx")
+	cases := map[string]struct {
+		config string
+		want   []string
+	}{
+		"a port that is taken":   {fmt.Sprintf("functions: [{name: fn, model: %s, port: %d}]", card, port), []string{fmt.Sprint(port), "address already in use"}},
+		"a misspelt key":         {fmt.Sprintf("functions: [{name: fn, model: %s, prot: 1}]", card), []string{"config.yaml:2:", `"prot"`, `"port"`}},
+		"a card's misspelt key":  {fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}]", misspelt), []string{"misspelt.yaml:", `"kneee_percent"`, `"knee_percent"`}},
+		"a missing model":        {fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}]", missing), []string{"nowhere.onnx", "no such file"}},
+		"an unknown model":       {"functions: [{name: fcae, port: 0}]", []string{`"fcae"`, "face"}},
+		"shares out of range":    {"shares: {minimum_percent: 400}", []string{"config.yaml:2:", "minimum_percent"}},
+		"a slab of no size":      {"slab: {size: lots}", []string{"config.yaml:2:", "lots", "64MiB"}},
+		"slots no power of two":  {"aggregate: {slots: 100}", []string{"power of two"}},
+		"two functions one name": {fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}, {name: fn, model: %s, port: 0}]", card, card), []string{`"fn"`, "another function"}},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			file := filepath.Join(dir, "config.yaml")
+			if err := os.WriteFile(file, []byte("http: 127.0.0.1:0\n"+c.config+"\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			started := time.Now()
+			out, err := run(t, dir, "up", "--config", file)
+			if err == nil {
+				t.Fatalf("started, after %s:\n%s", time.Since(started), out)
+			}
+			for _, want := range c.want {
+				if !strings.Contains(out, want) {
+					t.Errorf("said:\n%s\nwant %q in it", out, want)
+				}
+			}
+			if len(processes(dir)) > 0 {
+				t.Errorf("left behind: %v", processes(dir))
+			}
+		})
+	}
+}
+
+// A model that never comes up leaves its function unready and the others alone.
+func TestModelThatDoesNotFitItsCardCostsItsOwnFunctionOnly(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "card.yaml")
+	zoo, err := filepath.Abs("../../models/zoo/fashion/model.onnx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf(`name: wrong
+version: 1
+framework: onnx
+model: %s
+input: {name: image, size: [28, 32, 1], wire: {type: u8, layout: hwc}, tensor: {type: f32, layout: chw}}
+outputs: [{name: prob, shape: [10]}]
+batches: [1]
+slo: 1s
+decoder: {name: topk, k: 5}
+`, zoo)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	if out, err := run(t, nd.Dir, "if", "add", "wrong", "--model", file); err != nil {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+	waitFor(t, "a line with both shapes", func() bool {
+		log := nd.Log()
+		return strings.Contains(log, "28") && strings.Contains(log, "32") && strings.Contains(log, "wrong")
+	})
+	got := stream(t, nd, 200, func() {})
+	if got.by[wire.StatusOK] != 200 {
+		t.Errorf("%s; want 200 ok beside the model that cannot start", got)
+	}
+}

@@ -1,0 +1,281 @@
+// Package e2e runs whole nodes, `penstock up` with all its processes, and treats
+// them badly.
+package e2e
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+// binary is the penstock that is tested, built once.
+var penstock string
+
+// patience bounds every wait: it is for hangs, not for slow machines.
+const patience = 60 * time.Second
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleVariable); role != "" {
+		os.Exit(play(role)) // this binary is the hostile process of a card
+	}
+	dir, err := os.MkdirTemp("", "penstock-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	penstock = filepath.Join(dir, "penstock")
+	build := exec.Command("go", "build", "-o", penstock, "../../cmd/penstock")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "build penstock: %v\n%s", err, out)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+func testContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("no patience left after %s", patience))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// start starts a node and makes sure that all its processes end with the test.
+func start(t *testing.T, config string, environment ...string) *node.Node {
+	t.Helper()
+	n, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: config, Environment: environment})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.Kill()
+		if t.Failed() {
+			t.Logf("node said:\n%s", n.Log())
+		}
+		waitFor(t, "the node's processes to end", func() bool { return len(processes(n.Dir)) == 0 })
+	})
+	return n
+}
+
+// waitFor polls until done.
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s for %s", patience, what)
+		}
+	}
+}
+
+// process is one of a node's processes, found by the runtime folder in its
+// environment or arguments.
+type process struct {
+	pid     int
+	command string // manager, orchestrator, if
+}
+
+// processes finds what runs for the node with that runtime folder.
+func processes(dir string) (found []process) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		var pid int
+		if _, err := fmt.Sscanf(e.Name(), "%d", &pid); err != nil {
+			continue
+		}
+		arguments, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err != nil || len(arguments) == 0 {
+			continue
+		}
+		words := strings.Split(strings.TrimRight(string(arguments), "\x00"), "\x00")
+		environment, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		if strings.Contains(string(arguments), dir) || strings.Contains(string(environment), dir) {
+			command := filepath.Base(words[0])
+			if len(words) > 1 {
+				command = words[1]
+			}
+			found = append(found, process{pid: pid, command: command})
+		}
+	}
+	return found
+}
+
+// nullCard writes a card for a model that computes nothing: it answers with a
+// digest of the picture.
+func nullCard(t *testing.T, name string, bytes int, lines ...string) string {
+	t.Helper()
+	text := fmt.Sprintf(`name: %s
+version: 1
+framework: "null"
+input:
+  size: [%d, 1024, 1]
+  wire: {type: u8, layout: hwc}
+  tensor: {type: u8, layout: hwc}
+outputs:
+  - {name: digest, shape: [1]}
+batches: [1, 2, 4, 8]
+slo: 1s
+decoder: {name: raw}
+%s
+`, name, bytes/1024, strings.Join(lines, "\n"))
+	path := filepath.Join(t.TempDir(), name+".yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// replaceLine replaces one line of a text.
+func replaceLine(text, old, with string) string { return strings.Replace(text, old, with, 1) }
+
+// oneFunction is a configuration with one function, fn, of that card.
+func oneFunction(card string, more ...string) string {
+	return fmt.Sprintf(`
+log: {level: debug}
+shares: {tune: false}
+functions:
+  - {name: fn, model: %s, port: 0, share_percent: 50%s}
+`, card, strings.Join(more, ""))
+}
+
+func address(t *testing.T, n *node.Node, function string) string {
+	t.Helper()
+	f, err := n.Function(function)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", f.Port)
+}
+
+func dial(t *testing.T, n *node.Node, function string, o client.Options) *client.Client {
+	t.Helper()
+	c, err := client.Dial(t.Context(), address(t, n, function), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// picture makes one whose bytes depend on i.
+func picture(bytes, i int) []byte {
+	p := make([]byte, bytes)
+	for j := range p {
+		p[j] = byte(j*7 + i*13)
+	}
+	return p
+}
+
+// digest is what the null model answers to a picture.
+func digest(p []byte) float32 { return null.Value(null.Digest(p), 0, 0) }
+
+// answers counts how requests ended, and whether each ok answer was right.
+type answers struct {
+	mu      sync.Mutex
+	ended   int
+	by      map[wire.Status]int
+	lost    int // ended without an answer
+	wrong   int
+	changed sync.Cond
+}
+
+func newAnswers() *answers {
+	a := &answers{by: map[wire.Status]int{}}
+	a.changed.L = &a.mu
+	return a
+}
+
+// deliver is a client.Options.Deliver; the tag is what picture was made from.
+func (a *answers) deliver(bytes int) func(*client.Result) {
+	return func(r *client.Result) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.ended++
+		switch {
+		case r.Err != nil:
+			a.lost++
+		default:
+			a.by[r.Status]++
+			if r.Status == wire.StatusOK {
+				want := digest(picture(bytes, int(r.Tag)))
+				if len(r.Payload) != 4 || math.Float32frombits(binary.LittleEndian.Uint32(r.Payload)) != want {
+					a.wrong++
+				}
+			}
+		}
+		a.changed.Broadcast()
+	}
+}
+
+func (a *answers) wait(n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for a.ended < n {
+		a.changed.Wait()
+	}
+}
+
+func (a *answers) String() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return fmt.Sprintf("%d ended, %v, %d without an answer, %d wrong", a.ended, a.by, a.lost, a.wrong)
+}
+
+// send sends n pictures, one every gap.
+func send(t *testing.T, c *client.Client, bytes, from, n int, gap time.Duration) {
+	t.Helper()
+	for i := from; i < from+n; i++ {
+		if _, err := c.Send(picture(bytes, i), client.RequestOptions{Tag: uint64(i)}); err != nil {
+			t.Fatalf("send request %d: %v", i, err)
+		}
+		time.Sleep(gap)
+	}
+}
+
+// settled waits until nothing is in flight and no packet memory is held, and
+// checks that nothing accepted was lost.
+func settled(t *testing.T, n *node.Node, function string) control.FunctionStatus {
+	t.Helper()
+	var f control.FunctionStatus
+	waitFor(t, "memory to come back", func() bool {
+		var err error
+		f, err = n.Function(function)
+		return err == nil && f.Accepted == f.Replied && f.HeldBytes == 0
+	})
+	if f.Lost != 0 {
+		t.Errorf("%d accepted requests were lost", f.Lost)
+	}
+	return f
+}
+
+// metric reads one value from /metrics; 0 where the series is not there.
+func metric(t *testing.T, n *node.Node, series string) float64 {
+	t.Helper()
+	text, err := n.Metrics()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, series+" "); ok {
+			var v float64
+			if _, err := fmt.Sscan(rest, &v); err != nil {
+				t.Fatalf("read %q: %v", line, err)
+			}
+			return v
+		}
+	}
+	return 0
+}

@@ -1,0 +1,111 @@
+package e2e
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/shm"
+)
+
+// This test binary is also a process that keeps the handshake and then writes
+// nonsense wherever the manager lets it.
+const (
+	roleVariable = "PENSTOCK_E2E_ROLE"
+	roleScribble = "scribble"
+)
+
+func play(role string) int {
+	if role != roleScribble {
+		return 2
+	}
+	child, err := control.OpenChild()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	s := child.Start()
+	attached, files, conn, err := control.DialAttach(s.AttachSocket, control.Attach{
+		Version: control.Version, IF: s.IF, Instance: s.Instance, Generation: s.Generation, PID: os.Getpid(),
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer conn.Close()
+	child.Notify(control.Notice{State: control.Loaded})
+	for order := range child.Orders() {
+		if order.Do == control.DoWake {
+			break
+		}
+	}
+	child.Notify(control.Notice{State: control.Linking})
+	child.Notify(control.Notice{State: control.Ready})
+	time.Sleep(100 * time.Millisecond) // the epoch comes; nobody checks who says active
+	child.Notify(control.Notice{State: control.Active})
+	info, err := files[2].Stat() // the replies
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	replies, err := shm.Map(files[2], int(info.Size()), true)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	// What is read-only must stay so.
+	if _, err := shm.Map(files[1], int(attached.SlabBytes[0]), true); err == nil {
+		fmt.Fprintln(os.Stderr, "the ring can be mapped writable")
+		return 1
+	}
+	random := rand.New(rand.NewPCG(uint64(os.Getpid()), 1))
+	memory := replies.Bytes()
+	for {
+		for range 4096 {
+			memory[random.IntN(len(memory))] = byte(random.Uint32())
+			// The words at the front steer; they get more than their part.
+			memory[random.IntN(min(len(memory), 1024))] = byte(random.Uint32())
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestProcessThatWritesNonsenseCostsItsOwnFunctionOnly(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	good := nullCard(t, "digest", small)
+	hostile := nullCard(t, "hostile", small)
+	text, err := os.ReadFile(hostile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = []byte(replaceLine(string(text), `framework: "null"`, fmt.Sprintf("command: [%s]", self)))
+	if err := os.WriteFile(hostile, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nd := start(t, "hang_timeout: 500ms\n"+oneFunction(good)+
+		fmt.Sprintf("  - {name: bad, model: %s, port: 0, share_percent: 20, environment: {%s: %s}}\n", hostile, roleVariable, roleScribble))
+	manager := childOf(t, nd, "manager")
+
+	ended := newAnswers()
+	c := dial(t, nd, "bad", client.Options{Deliver: ended.deliver(small), Timeout: 30 * time.Second})
+	send(t, c, small, 0, 100, 5*time.Millisecond)
+	got := stream(t, nd, 500, func() {})
+	if got.ended != 500 || got.lost > 0 || got.wrong > 0 {
+		t.Errorf("the neighbour: %s; want 500 right answers", got)
+	}
+	ended.wait(100)
+	if childOf(t, nd, "manager") != manager {
+		t.Error("the manager died of it")
+	}
+	if f, err := nd.Function("bad"); err != nil || f.Lost > 0 {
+		t.Errorf("status %+v, %v; want nothing lost", f, err)
+	}
+	settled(t, nd, "fn")
+}

@@ -1,0 +1,289 @@
+package e2e
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/wire"
+)
+
+const large = 100 << 10 // a hundred pieces
+
+// datagrams are all of a picture's.
+func datagrams(id uint32, p []byte) (out [][]byte) {
+	const piece = 1024
+	for i := range wire.Pieces(len(p), piece) {
+		h := wire.PieceHeader(wire.TypeData, id, len(p), piece, i)
+		b := make([]byte, wire.HeaderSize, wire.HeaderSize+piece)
+		h.Put(b)
+		out = append(out, append(b, p[h.Offset:][:h.Length]...))
+	}
+	return out
+}
+
+func socket(t *testing.T, address string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("udp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// answer reads one answer, nil when none comes.
+func answer(c net.Conn, patience time.Duration) (wire.Header, *wire.Result, []byte) {
+	b := make([]byte, 65536)
+	for {
+		c.SetReadDeadline(time.Now().Add(patience))
+		n, err := c.Read(b)
+		if err != nil {
+			return wire.Header{}, nil, nil
+		}
+		h, r, payload, err := wire.DecodeResult(b[:n])
+		if err == nil {
+			return h, &r, payload
+		}
+	}
+}
+
+func TestEveryWrongKindOfDatagramIsCountedAndNothingElseHappens(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	c := socket(t, address(t, nd, "fn"))
+	good := datagrams(7, picture(small, 0))[0]
+	with := func(change func(b []byte)) []byte {
+		b := append([]byte(nil), good...)
+		change(b)
+		return b
+	}
+	wrong := map[string][]byte{
+		"short":    good[:10],
+		"magic":    with(func(b []byte) { b[0] = 'X' }),
+		"version":  with(func(b []byte) { b[2] = 0xF0 | b[2]&0x0F }),
+		"type":     with(func(b []byte) { b[2] = b[2]&0xF0 | 0x0E }),
+		"flags":    with(func(b []byte) { b[3] |= 0x80 }),
+		"count":    with(func(b []byte) { binary.LittleEndian.PutUint16(b[18:], 0) }),
+		"index":    with(func(b []byte) { binary.LittleEndian.PutUint16(b[16:], 9) }),
+		"length":   good[:500],
+		"trailing": append(with(func([]byte) {}), 1, 2, 3),
+		"offset":   with(func(b []byte) { binary.LittleEndian.PutUint32(b[8:], 5) }),
+	}
+	for reason, b := range wrong {
+		for range 3 {
+			if _, err := c.Write(b); err != nil {
+				t.Fatal(err)
+			}
+		}
+		series := `penstock_source_drops_total{function="fn",reason="` + reason + `"}`
+		waitFor(t, reason+" to be counted", func() bool { return metric(t, nd, series) == 3 })
+	}
+	seed := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		b := make([]byte, seed.IntN(1500))
+		for i := range b {
+			b[i] = byte(seed.Uint32())
+		}
+		c.Write(b)
+	}
+	got := stream(t, nd, 100, func() {})
+	if got.by[wire.StatusOK] != 100 || got.wrong > 0 {
+		t.Errorf("%s; want 100 right answers beside the noise", got)
+	}
+	settled(t, nd, "fn")
+}
+
+func TestClientThatStopsHalfWayIsToldAndItsMemoryComesBack(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", large)))
+	c := socket(t, address(t, nd, "fn"))
+	all := datagrams(1, picture(large, 0))
+	for _, b := range all[:60] {
+		if _, err := c.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, r, _ := answer(c, patience)
+	if r == nil || r.Status != wire.StatusIncomplete || r.Missing != uint16(len(all)-60) {
+		t.Fatalf("answer %+v, want incomplete with %d missing", r, len(all)-60)
+	}
+	settled(t, nd, "fn")
+}
+
+func TestTwoClientsMayUseTheSameRequestIDs(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	var conns [2]net.Conn
+	for i := range conns {
+		conns[i] = socket(t, address(t, nd, "fn"))
+	}
+	for id := range uint32(50) {
+		for i, c := range conns {
+			for _, b := range datagrams(id, picture(small, i)) {
+				if _, err := c.Write(b); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for i, c := range conns {
+			h, r, payload := answer(c, patience)
+			if r == nil || r.Status != wire.StatusOK || h.RequestID != id {
+				t.Fatalf("client %d, request %d: answer %+v %+v", i, id, h, r)
+			}
+			if got := math.Float32frombits(binary.LittleEndian.Uint32(payload)); got != digest(picture(small, i)) {
+				t.Fatalf("client %d, request %d: got the other client's answer", i, id)
+			}
+		}
+	}
+	settled(t, nd, "fn")
+}
+
+func TestRequestAnsweredOnceIsAnsweredTheSameAgainAndNotRunTwice(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	c := socket(t, address(t, nd, "fn"))
+	all := datagrams(3, picture(small, 5))
+	for _, b := range all {
+		c.Write(b)
+	}
+	_, first, payload := answer(c, patience)
+	if first == nil || first.Status != wire.StatusOK {
+		t.Fatalf("answer %+v, want ok", first)
+	}
+	accepted := settled(t, nd, "fn").Accepted
+	time.Sleep(5 * time.Millisecond) // answers given again are rationed
+	all[0][3] |= byte(wire.FlagRetransmitted)
+	c.Write(all[0])
+	_, again, same := answer(c, patience)
+	if again == nil || again.Status != first.Status || string(same) != string(payload) {
+		t.Fatalf("answer %+v %x, want the first again: %x", again, same, payload)
+	}
+	if f := settled(t, nd, "fn"); f.Accepted != accepted {
+		t.Errorf("%d requests accepted, want %d: it was run twice", f.Accepted, accepted)
+	}
+}
+
+func TestMoreRequestsThanFitAreToldBusyWithCreditZero(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=20ms")
+	c := socket(t, address(t, nd, "fn"))
+	for id := range uint32(200) {
+		for _, b := range datagrams(id, picture(small, 0)) {
+			c.Write(b)
+		}
+	}
+	busy, ok := 0, 0
+	for busy+ok < 200 {
+		_, r, _ := answer(c, 5*time.Second)
+		if r == nil {
+			break
+		}
+		switch r.Status {
+		case wire.StatusBusy:
+			if busy++; r.Credit != 0 {
+				t.Fatalf("busy with credit %d", r.Credit)
+			}
+		case wire.StatusOK:
+			ok++
+		}
+	}
+	if busy == 0 || ok < 64 {
+		t.Errorf("%d ok, %d busy; want at least the 64 slots answered and some busy", ok, busy)
+	}
+	settled(t, nd, "fn")
+}
+
+// mangler stands between a client and a node, and loses, repeats and reorders
+// what passes in both directions.
+type mangler struct {
+	front  *net.UDPConn
+	mu     sync.Mutex
+	random *rand.Rand
+	held   []func()
+}
+
+func mangle(t *testing.T, to string, rate float64) string {
+	t.Helper()
+	front, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	front.SetReadBuffer(8 << 20)
+	back, err := net.Dial("udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { front.Close(); back.Close() })
+	m := &mangler{front: front, random: rand.New(rand.NewPCG(3, 4))}
+	var clientAddress *net.UDPAddr
+	go func() {
+		b := make([]byte, 65536)
+		for {
+			n, from, err := front.ReadFromUDP(b)
+			if err != nil {
+				return
+			}
+			m.mu.Lock()
+			clientAddress = from
+			m.mu.Unlock()
+			p := append([]byte(nil), b[:n]...)
+			m.pass(rate, func() { back.Write(p) })
+		}
+	}()
+	go func() {
+		b := make([]byte, 65536)
+		for {
+			n, err := back.Read(b)
+			if err != nil {
+				return
+			}
+			p := append([]byte(nil), b[:n]...)
+			m.pass(rate, func() {
+				front.WriteToUDP(p, clientAddress)
+			})
+		}
+	}()
+	return front.LocalAddr().String()
+}
+
+func (m *mangler) pass(rate float64, forward func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch x := m.random.Float64(); {
+	case x < rate: // lost
+	case x < 2*rate: // repeated
+		forward()
+		forward()
+	case x < 3*rate: // later than what follows
+		m.held = append(m.held, forward)
+	default:
+		forward()
+		for _, f := range m.held {
+			f()
+		}
+		m.held = m.held[:0]
+	}
+}
+
+func TestFivePercentLossRepetitionAndReorderingAtOnce(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", large), ", slo: 2s"))
+	got := newAnswers()
+	c, err := client.Dial(t.Context(), mangle(t, address(t, nd, "fn"), 0.05), client.Options{
+		Deliver: got.deliver(large), NoSegmentation: true, Timeout: 10 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	const n = 200
+	send(t, c, large, 0, n, 10*time.Millisecond)
+	got.wait(n)
+	if got.wrong > 0 || got.lost > 0 {
+		t.Errorf("%s; want every request answered, none wrong", got)
+	}
+	if got.by[wire.StatusOK] < n*9/10 {
+		t.Errorf("%s; retransmission should bring nearly all home", got)
+	}
+	settled(t, nd, "fn")
+}
