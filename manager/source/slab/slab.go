@@ -70,14 +70,17 @@ type Slab struct {
 	mem    []byte
 
 	mu sync.Mutex // guards the following
-	// taken has a bit for each granule in which bytes are held, used the number
-	// of them.
+	// taken has a bit for each granule in which bytes are held. Where it is set,
+	// used is how many, and 0 for all 64: so the granules inside of a datagram
+	// are taken and given back by their bits alone.
 	taken []uint64
 	used  []uint8
+	// granules is how many are taken.
+	granules int
 	// lowest is a word of taken below which nothing is free.
 	lowest int
 
-	held atomic.Uint64 // bytes of granules taken
+	held atomic.Uint64 // granules, in bytes, for who has no lock
 }
 
 var _ shm.Memory = (*Slab)(nil)
@@ -218,22 +221,41 @@ func (s *Slab) Hold(span source.Span) {
 	first, last, head, tail := ends(span)
 	s.addLocked(first, head)
 	if last > first {
-		for g := first + 1; g < last; g++ {
-			s.used[g] = GranuleBytes
-		}
-		s.markLocked(first+1, last, true)
-		s.held.Add(uint64(last-first-1) * GranuleBytes)
+		s.setLocked(first+1, last)
 		s.addLocked(last, tail)
 	}
+	s.held.Store(uint64(s.granules) * GranuleBytes)
+}
+
+// heldLocked is how many bytes of a granule are held.
+func (s *Slab) heldLocked(g int) int {
+	switch {
+	case s.taken[g/granulesPerWord]>>(g%granulesPerWord)&1 == 0:
+		return 0
+	case s.used[g] == 0:
+		return GranuleBytes
+	}
+	return int(s.used[g])
 }
 
 // addLocked takes some bytes of one granule.
 func (s *Slab) addLocked(g, n int) {
-	if s.used[g] == 0 {
+	held := s.heldLocked(g)
+	if held == 0 {
 		s.taken[g/granulesPerWord] |= 1 << (g % granulesPerWord)
-		s.held.Add(GranuleBytes)
+		s.granules++
 	}
-	s.used[g] += uint8(n)
+	s.used[g] = uint8((held + n) % GranuleBytes)
+}
+
+// setLocked takes whole free granules [at, end).
+func (s *Slab) setLocked(at, end int) {
+	s.granules += end - at
+	for at < end {
+		word, mask, n := maskOf(at, end)
+		s.taken[word] |= mask
+		at += n
+	}
 }
 
 // Release gives spans back; they may be cut or joined in any way, but each byte
@@ -243,38 +265,48 @@ func (s *Slab) Release(spans []source.Span) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, span := range spans {
-		if span.Length > 0 {
-			s.releaseLocked(span)
+		if span.Length == 0 {
+			continue
 		}
-	}
-}
-
-func (s *Slab) releaseLocked(span source.Span) {
-	first, last, head, tail := ends(span)
-	s.takeBackLocked(first, head)
-	if last > first {
-		for g := first + 1; g < last; g++ {
-			if s.used[g] != GranuleBytes {
-				panic(ErrReleasedTwice)
-			}
-			s.used[g] = 0
+		first, last, head, tail := ends(span)
+		s.takeBackLocked(first, head)
+		if last > first {
+			s.clearLocked(first+1, last)
+			s.takeBackLocked(last, tail)
 		}
-		s.markLocked(first+1, last, false)
-		s.held.Add(^uint64((last-first-1)*GranuleBytes) + 1)
-		s.takeBackLocked(last, tail)
+		s.lowest = min(s.lowest, first/granulesPerWord)
 	}
-	s.lowest = min(s.lowest, first/granulesPerWord)
+	s.held.Store(uint64(s.granules) * GranuleBytes)
 }
 
 // takeBackLocked releases some bytes of one granule.
 func (s *Slab) takeBackLocked(g, n int) {
-	if int(s.used[g]) < n {
+	held := s.heldLocked(g) - n
+	if held < 0 {
 		panic(ErrReleasedTwice)
 	}
-	s.used[g] -= uint8(n)
-	if s.used[g] == 0 {
+	s.used[g] = uint8(held)
+	if held == 0 {
 		s.taken[g/granulesPerWord] &^= 1 << (g % granulesPerWord)
-		s.held.Add(^uint64(GranuleBytes) + 1)
+		s.granules--
+	}
+}
+
+// clearLocked releases granules [at, end), which are held whole.
+func (s *Slab) clearLocked(at, end int) {
+	for _, part := range s.used[at:end] {
+		if part != 0 {
+			panic(ErrReleasedTwice)
+		}
+	}
+	s.granules -= end - at
+	for at < end {
+		word, mask, n := maskOf(at, end)
+		if s.taken[word]&mask != mask {
+			panic(ErrReleasedTwice)
+		}
+		s.taken[word] &^= mask
+		at += n
 	}
 }
 
@@ -289,19 +321,12 @@ func ends(span source.Span) (first, last, head, tail int) {
 	return first, last, (first+1)*GranuleBytes - begin, end - last*GranuleBytes
 }
 
-// markLocked sets or clears the bits of granules [at, end).
-func (s *Slab) markLocked(at, end int, taken bool) {
-	for at < end {
-		word, bit := at/granulesPerWord, at%granulesPerWord
-		n := min(end-at, granulesPerWord-bit)
-		mask := ^uint64(0) >> (granulesPerWord - n) << bit
-		if taken {
-			s.taken[word] |= mask
-		} else {
-			s.taken[word] &^= mask
-		}
-		at += n
-	}
+// maskOf is the word of taken that granule at lies in, and the bits there of the
+// n granules from it up to end.
+func maskOf(at, end int) (word int, mask uint64, n int) {
+	bit := at % granulesPerWord
+	n = min(end-at, granulesPerWord-bit)
+	return at / granulesPerWord, ^uint64(0) >> (granulesPerWord - n) << bit, n
 }
 
 // Put copies a payload in and holds it: for sources whose datagrams come from
