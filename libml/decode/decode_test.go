@@ -1,0 +1,543 @@
+package decode
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
+)
+
+var nan = float32(math.NaN())
+
+// tensor is values as an output holds them.
+func tensor(values ...float32) []byte {
+	var b []byte
+	for _, v := range values {
+		b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
+	}
+	return b
+}
+
+func set(output []byte, i int, v float32) {
+	binary.LittleEndian.PutUint32(output[4*i:], math.Float32bits(v))
+}
+
+func topKCard(classes int64, params map[string]any) *models.Card {
+	return &models.Card{
+		Name:    "fashion",
+		Outputs: []models.Output{{Name: "prob", Shape: []int64{classes}}},
+		Decoder: models.Decoder{Name: "topk", Params: params},
+	}
+}
+
+// faceCard is BlazeFace 128's, detectCard NanoDet 416's.
+func faceCard() *models.Card {
+	return &models.Card{
+		Name: "face",
+		Outputs: []models.Output{
+			{Name: "Identity:0", Shape: []int64{512, 1}},
+			{Name: "Identity_1:0", Shape: []int64{384, 1}},
+			{Name: "Identity_2:0", Shape: []int64{512, 16}},
+			{Name: "Identity_3:0", Shape: []int64{384, 16}},
+		},
+		Decoder: models.Decoder{Name: "boxes", Params: map[string]any{
+			"style": "ssd-anchors", "score_activation": "sigmoid", "scale": int64(128),
+			"score_threshold": 0.5, "iou_threshold": 0.3, "max_boxes": int64(16),
+			"grids": []any{
+				map[string]any{"size": int64(16), "anchors": int64(2), "scores": "Identity:0", "boxes": "Identity_2:0"},
+				map[string]any{"size": int64(8), "anchors": int64(6), "scores": "Identity_1:0", "boxes": "Identity_3:0"},
+			},
+		}},
+	}
+}
+
+func detectCard() *models.Card {
+	level := func(stride int64, classes, boxes string) any {
+		return map[string]any{"stride": stride, "classes": classes, "boxes": boxes}
+	}
+	return &models.Card{
+		Name: "detect",
+		Outputs: []models.Output{
+			{Name: "c8", Shape: []int64{2704, 80}}, {Name: "c16", Shape: []int64{676, 80}}, {Name: "c32", Shape: []int64{169, 80}},
+			{Name: "b8", Shape: []int64{2704, 44}}, {Name: "b16", Shape: []int64{676, 44}}, {Name: "b32", Shape: []int64{169, 44}},
+		},
+		Decoder: models.Decoder{Name: "boxes", Params: map[string]any{
+			"style": "dfl", "size": int64(416), "bins": int64(11),
+			"score_threshold": 0.45, "iou_threshold": 0.5, "max_boxes": int64(64),
+			"levels": []any{level(8, "c8", "b8"), level(16, "c16", "b16"), level(32, "c32", "b32")},
+		}},
+	}
+}
+
+func newDecoder(t rapid.TB, card *models.Card) Decoder {
+	t.Helper()
+	d, err := New(card)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// empty are outputs of zeros; for faceCard with scores that are no face.
+func empty(card *models.Card) [][]byte {
+	var outputs [][]byte
+	for i := range card.Outputs {
+		o := make([]byte, 4*card.Outputs[i].Elements())
+		if card.Name == "face" && i < 2 {
+			for j := range len(o) / 4 {
+				set(o, j, -20)
+			}
+		}
+		outputs = append(outputs, o)
+	}
+	return outputs
+}
+
+func boxesOf(t rapid.TB, d Decoder, outputs [][]byte) []wire.Box {
+	t.Helper()
+	payload, kind, err := d.Append(nil, outputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kind != uint8(wire.KindBoxes) || len(payload) > d.MaxBytes() {
+		t.Fatalf("kind %d with %d bytes of at most %d", kind, len(payload), d.MaxBytes())
+	}
+	found, err := wire.DecodeBoxes(nil, payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func near(a, b wire.Box) bool {
+	close := func(x, y float32) bool { return math.Abs(float64(x-y)) < 1e-5 }
+	return a.Class == b.Class && close(a.Score, b.Score) &&
+		close(a.X0, b.X0) && close(a.Y0, b.Y0) && close(a.X1, b.X1) && close(a.Y1, b.Y1)
+}
+
+func TestTopKGivesTheLargestFirst(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		k      int
+		values []float32
+		want   []wire.Class
+	}{
+		{"the best two", 2, []float32{0.1, 0.5, 0.2, 0.4}, []wire.Class{{Class: 1, P: 0.5}, {Class: 3, P: 0.4}}},
+		{"ties by class", 3, []float32{0.3, 0.3, 0.1, 0.3}, []wire.Class{{Class: 0, P: 0.3}, {Class: 1, P: 0.3}, {Class: 3, P: 0.3}}},
+		{"a tie at the end is cut by class", 1, []float32{0.2, 0.2}, []wire.Class{{Class: 0, P: 0.2}}},
+		{"all", 3, []float32{-1, -3, -2}, []wire.Class{{Class: 0, P: -1}, {Class: 2, P: -2}, {Class: 1, P: -3}}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDecoder(t, topKCard(int64(len(c.values)), map[string]any{"k": c.k}))
+			payload, kind, err := d.Append([]byte("before"), [][]byte{tensor(c.values...)})
+			if err != nil || kind != uint8(wire.KindTopK) {
+				t.Fatalf("kind %d, %v", kind, err)
+			}
+			if want := wire.AppendTopK([]byte("before"), c.want); !slices.Equal(payload, want) {
+				got, _ := wire.DecodeTopK(nil, payload[6:])
+				t.Errorf("classes %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestTopKIsTheHeadOfAStableSort(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		values := rapid.SliceOfN(rapid.SampledFrom([]float32{-1, 0, 0.25, 0.5, 1}), 1, 40).Draw(t, "values")
+		k := rapid.IntRange(1, len(values)).Draw(t, "k")
+		d := newDecoder(t, topKCard(int64(len(values)), map[string]any{"k": k}))
+		payload, _, err := d.Append(nil, [][]byte{tensor(values...)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []wire.Class
+		for i, v := range values {
+			all = append(all, wire.Class{Class: uint16(i), P: v})
+		}
+		slices.SortStableFunc(all, func(a, b wire.Class) int {
+			switch {
+			case a.P > b.P:
+				return -1
+			case a.P < b.P:
+				return 1
+			}
+			return 0
+		})
+		if want := wire.AppendTopK(nil, all[:k]); !slices.Equal(payload, want) {
+			t.Fatalf("%x, want %x", payload, want)
+		}
+	})
+}
+
+func TestRawGivesTheTensorsInTheCardsOrder(t *testing.T) {
+	card := &models.Card{
+		Name:    "own",
+		Outputs: []models.Output{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{1, 1}}},
+		Decoder: models.Decoder{Name: "raw"},
+	}
+	d := newDecoder(t, card)
+	payload, kind, err := d.Append(nil, [][]byte{tensor(1, 2), tensor(3)})
+	if err != nil || kind != uint8(wire.KindRaw) || d.MaxBytes() != 12 {
+		t.Fatalf("kind %d of at most %d bytes, %v", kind, d.MaxBytes(), err)
+	}
+	if !slices.Equal(payload, tensor(1, 2, 3)) {
+		t.Errorf("payload %x", payload)
+	}
+}
+
+func TestFaceIsWhereItsAnchorSaysAndItsTwinIsSuppressed(t *testing.T) {
+	card := faceCard()
+	d := newDecoder(t, card)
+	outputs := empty(card)
+	if got := boxesOf(t, d, outputs); len(got) != 0 {
+		t.Fatalf("found %v in nothing", got)
+	}
+	// Anchor 1 of the cell at x 5, y 3 of the 16 x 16 grid: 8 px right and 4 px up
+	// of the cell's centre, 32 x 40 px.
+	row := (3*16+5)*2 + 1
+	set(outputs[0], row, 2)
+	for i, v := range []float32{8, -4, 32, 40} {
+		set(outputs[2], row*16+i, v)
+	}
+	x, y := float32(5.5/16+8.0/128), float32(3.5/16-4.0/128)
+	want := wire.Box{Score: 0.880797, X0: x - 16.0/128, Y0: y - 20.0/128, X1: x + 16.0/128, Y1: y + 20.0/128}
+	if got := boxesOf(t, d, outputs); len(got) != 1 || !near(got[0], want) {
+		t.Fatalf("found %+v, want %+v", got, want)
+	}
+	// The same face once more, less sure, from the coarse grid: cell x 2, y 1,
+	// anchor 5.
+	twin := (1*8+2)*6 + 5
+	set(outputs[1], twin, 1)
+	for i, v := range []float32{(x - 2.5/8) * 128, (y - 1.5/8) * 128, 34, 40} {
+		set(outputs[3], twin*16+i, v)
+	}
+	if got := boxesOf(t, d, outputs); len(got) != 1 || !near(got[0], want) {
+		t.Errorf("found %+v, want the better of two that overlap", got)
+	}
+	// Another face, far off, more sure: it comes first.
+	set(outputs[1], 63*6, 3)
+	set(outputs[3], 63*6*16+2, 16)
+	set(outputs[3], 63*6*16+3, 16)
+	if got := boxesOf(t, d, outputs); len(got) != 2 || got[0].Score < got[1].Score {
+		t.Errorf("found %+v, want two, the surer first", got)
+	}
+}
+
+func TestObjectIsMeasuredByItsDistributions(t *testing.T) {
+	card := detectCard()
+	d := newDecoder(t, card)
+	outputs := empty(card)
+	// Class 15 in the cell at x 10, y 7 of stride 16: 3 strides to the left, 2.5 up
+	// (half between two bins), 4 right, and evenly spread below: 5.
+	row := 7*26 + 10
+	set(outputs[1], row*80+15, 0.75)
+	peaks := map[int][]int{0: {3}, 1: {2, 3}, 2: {4}}
+	for side, bins := range peaks {
+		for _, b := range bins {
+			set(outputs[4], row*44+side*11+b, 60)
+		}
+	}
+	x, y := float32(10.5*16), float32(7.5*16)
+	want := wire.Box{Class: 15, Score: 0.75, X0: (x - 48) / 416, Y0: (y - 40) / 416, X1: (x + 64) / 416, Y1: (y + 80) / 416}
+	if got := boxesOf(t, d, outputs); len(got) != 1 || !near(got[0], want) {
+		t.Fatalf("found %+v, want %+v", got, want)
+	}
+	// Another class in the same place is another thing; the same class is not.
+	set(outputs[1], row*80+16, 0.5)
+	set(outputs[1], (row+1)*80+15, 0.6)
+	copy(outputs[4][4*(row+1)*44:], outputs[4][4*row*44:4*(row+1)*44])
+	got := boxesOf(t, d, outputs)
+	if len(got) != 2 || got[0].Class != 15 || got[1].Class != 16 {
+		t.Errorf("found %+v, want class 15 once and class 16", got)
+	}
+	// What is below the threshold is nothing, what is at it counts.
+	set(outputs[1], row*80+16, 0.449)
+	set(outputs[0], 0, 0.45)
+	if got := boxesOf(t, d, outputs); len(got) != 2 || got[1].Class != 0 {
+		t.Errorf("found %+v, want class 15 and class 0", got)
+	}
+}
+
+func TestBoxesAreClippedAndThoseOutsideDropped(t *testing.T) {
+	card := faceCard()
+	d := newDecoder(t, card)
+	outputs := empty(card)
+	set(outputs[0], 0, 5) // the upper left anchor, as large as four pictures
+	set(outputs[2], 2, 512)
+	set(outputs[2], 3, 512)
+	set(outputs[0], 511, 5) // the lower right one, moved out of the picture
+	set(outputs[2], 511*16+0, 100)
+	set(outputs[2], 511*16+2, 20)
+	set(outputs[2], 511*16+3, 20)
+	got := boxesOf(t, d, outputs)
+	if len(got) != 1 || got[0].X0 != 0 || got[0].Y0 != 0 || got[0].X1 != 1 || got[0].Y1 != 1 {
+		t.Errorf("found %+v, want the whole picture once", got)
+	}
+}
+
+// Low thresholds and a hundred thousand candidates: the best are answered, as if
+// all had been sorted.
+func TestMostCandidatesAreBoundedByTheBest(t *testing.T) {
+	card := detectCard()
+	card.Decoder.Params["score_threshold"] = 0.0
+	card.Decoder.Params["iou_threshold"] = 1.0
+	d := newDecoder(t, card)
+	outputs := empty(card)
+	for _, o := range outputs[:3] {
+		for i := range len(o) / 4 {
+			set(o, i, float32(i%7919)/8000)
+		}
+	}
+	set(outputs[2], 169*80-1, 0.999) // the last of all
+	got := boxesOf(t, d, outputs)
+	if len(got) != 64 {
+		t.Fatalf("found %d, want max_boxes", len(got))
+	}
+	if got[0].Score != 0.999 || got[1].Score != float32(7918)/8000 {
+		t.Errorf("scores %v, %v first, want the best", got[0].Score, got[1].Score)
+	}
+	for i := range outputs[:3] {
+		for j := range len(outputs[i]) / 4 {
+			set(outputs[i], j, float32(math.Inf(1)))
+		}
+	}
+	if got := boxesOf(t, d, outputs); len(got) != 64 || got[0].Class != 0 {
+		t.Errorf("found %d of endless scores", len(got))
+	}
+}
+
+func TestNotANumberIsAnErrorNotAnAnswer(t *testing.T) {
+	face, detect := faceCard(), detectCard()
+	for _, c := range []struct {
+		name   string
+		card   *models.Card
+		output int
+		at     int
+		also   func(outputs [][]byte)
+	}{
+		{"topk", topKCard(10, nil), 0, 9, nil},
+		{"raw", &models.Card{Outputs: []models.Output{{Name: "o", Shape: []int64{3}}}, Decoder: models.Decoder{Name: "raw"}}, 0, 2, nil},
+		{"score of ssd-anchors", face, 1, 383, nil},
+		{"box of ssd-anchors", face, 2, 16*7 + 1, func(o [][]byte) { set(o[0], 7, 9) }},
+		{"score of dfl", detect, 2, 169*80 - 1, nil},
+		{"box of dfl", detect, 3, 44*100 + 43, func(o [][]byte) { set(o[0], 80*100, 0.9) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := newDecoder(t, c.card)
+			outputs := empty(c.card)
+			if c.also != nil {
+				c.also(outputs)
+			}
+			if _, _, err := d.Append(nil, outputs); err != nil {
+				t.Fatalf("numbers: %v", err)
+			}
+			set(outputs[c.output], c.at, nan)
+			dst := []byte("before")
+			if got, _, err := d.Append(dst, outputs); !errors.Is(err, ErrNotANumber) || string(got) != "before" {
+				t.Errorf("Append = %q, %v, want dst as it was and ErrNotANumber", got, err)
+			}
+			set(outputs[c.output], c.at, -nan)
+			if _, _, err := d.Append(nil, outputs); !errors.Is(err, ErrNotANumber) {
+				t.Errorf("negative: %v, want ErrNotANumber", err)
+			}
+		})
+	}
+}
+
+func TestOutputsOfAnotherSizeAreRefused(t *testing.T) {
+	for _, card := range []*models.Card{topKCard(10, nil), faceCard(), detectCard()} {
+		d := newDecoder(t, card)
+		outputs := empty(card)
+		last := len(outputs) - 1
+		short := slices.Clone(outputs)
+		short[last] = short[last][:len(short[last])-4]
+		for name, o := range map[string][][]byte{"none": nil, "one less": outputs[:last], "a shorter one": short} {
+			if _, _, err := d.Append(nil, o); !errors.Is(err, ErrOutputs) {
+				t.Errorf("%s, %s: %v, want ErrOutputs", card.Name, name, err)
+			}
+		}
+	}
+}
+
+func TestNewNamesTheParameterThatIsWrong(t *testing.T) {
+	change := func(card *models.Card, f func(params map[string]any)) *models.Card {
+		f(card.Decoder.Params)
+		return card
+	}
+	named := func(name string, card *models.Card) *models.Card {
+		card.Decoder.Name = name
+		return card
+	}
+	grid := func(p map[string]any, i int) map[string]any { return p["grids"].([]any)[i].(map[string]any) }
+	level := func(p map[string]any, i int) map[string]any { return p["levels"].([]any)[i].(map[string]any) }
+	for _, c := range []struct {
+		want string
+		card *models.Card
+	}{
+		{`decoder "yolo" of x: want topk, boxes or raw`, &models.Card{Name: "x", Decoder: models.Decoder{Name: "yolo"}}},
+		{"k: is 11, want a number from 1 to 10", topKCard(10, map[string]any{"k": 11})},
+		{"k: is 2.5, want a whole number", topKCard(10, map[string]any{"k": 2.5})},
+		{"k: is five", topKCard(10, map[string]any{"k": "five"})},
+		{"topk reads one output, the card has 4", named("topk", faceCard())},
+		{"style: is <nil>", change(faceCard(), func(p map[string]any) { delete(p, "style") })},
+		{"score_threshold: is 2", change(faceCard(), func(p map[string]any) { p["score_threshold"] = 2 })},
+		{"score_threshold: is NaN", change(faceCard(), func(p map[string]any) { p["score_threshold"] = math.NaN() })},
+		{"max_boxes: is 0", change(faceCard(), func(p map[string]any) { p["max_boxes"] = 0 })},
+		{"scale: is missing", change(faceCard(), func(p map[string]any) { delete(p, "scale") })},
+		{"score_activation: is softmax", change(faceCard(), func(p map[string]any) { p["score_activation"] = "softmax" })},
+		{"grids: want a list", change(faceCard(), func(p map[string]any) { p["grids"] = []any{} })},
+		{"grids: element 0 is 7", change(faceCard(), func(p map[string]any) { p["grids"] = []any{7} })},
+		{`grids[1].scores: is nothing, which is no output`, change(faceCard(), func(p map[string]any) { grid(p, 1)["scores"] = "nothing" })},
+		{`grids[0].scores: output "Identity:0" has shape [512 1], want [768, at least 1]`, change(faceCard(), func(p map[string]any) { grid(p, 0)["anchors"] = 3 })},
+		{"grids[0].size: is missing", change(faceCard(), func(p map[string]any) { delete(grid(p, 0), "size") })},
+		{"bins: is missing", change(detectCard(), func(p map[string]any) { delete(p, "bins") })},
+		{`levels[0].boxes: has 44 columns, want 4 distances of 10 bins`, change(detectCard(), func(p map[string]any) { p["bins"] = 10 })},
+		{`levels[2].classes: output "c32" has shape [169 80], want [676, at least 1]`, change(detectCard(), func(p map[string]any) { level(p, 2)["stride"] = 16 })},
+	} {
+		d, err := New(c.card)
+		if err == nil || !strings.Contains(err.Error(), c.want) || d != nil {
+			t.Errorf("New = %v, %v, want it to say %s", d, err, c.want)
+		}
+	}
+}
+
+// A card that went to another process as JSON makes the same decoder.
+func TestParametersSurviveJSON(t *testing.T) {
+	for _, card := range []*models.Card{faceCard(), detectCard(), topKCard(10, map[string]any{"k": int64(3)})} {
+		text, err := json.Marshal(card)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again models.Card
+		if err := json.Unmarshal(text, &again); err != nil {
+			t.Fatal(err)
+		}
+		if a, b := newDecoder(t, card).MaxBytes(), newDecoder(t, &again).MaxBytes(); a != b {
+			t.Errorf("%s: %d bytes at most, after JSON %d", card.Name, a, b)
+		}
+	}
+}
+
+func TestAppendAllocatesNothing(t *testing.T) {
+	for _, card := range []*models.Card{topKCard(10, nil), faceCard(), detectCard()} {
+		d := newDecoder(t, card)
+		outputs := empty(card)
+		for i := range len(outputs[0]) / 4 {
+			if i%9 == 0 {
+				set(outputs[0], i, 0.9)
+			}
+		}
+		dst := make([]byte, 0, d.MaxBytes())
+		if n := testing.AllocsPerRun(20, func() {
+			if _, _, err := d.Append(dst, outputs); err != nil {
+				t.Fatal(err)
+			}
+		}); n != 0 {
+			t.Errorf("%s: %v allocations an image", card.Decoder.Name, n)
+		}
+	}
+}
+
+// Two processes that decode the same outputs give the same bytes, also when one of
+// them decoded something else before.
+func TestDecoderKeepsNothingFromImageToImage(t *testing.T) {
+	for _, card := range []*models.Card{topKCard(100, nil), faceCard(), detectCard()} {
+		used := newDecoder(t, card)
+		busy, quiet := empty(card), empty(card)
+		for i := range 50 {
+			set(busy[0], i, 1)
+		}
+		if _, _, err := used.Append(nil, busy); err != nil {
+			t.Fatal(err)
+		}
+		got, _, _ := used.Append(nil, quiet)
+		want, _, _ := newDecoder(t, card).Append(nil, quiet)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: %x after another image, %x before any", card.Name, got, want)
+		}
+	}
+}
+
+// FuzzAppend feeds bytes of no sense as outputs: an error, or an answer within its
+// bounds.
+func FuzzAppend(f *testing.F) {
+	f.Add([]byte{0})
+	f.Add(tensor(nan, 1, float32(math.Inf(1)), float32(math.Inf(-1)), 0.5, math.MaxFloat32, -math.MaxFloat32))
+	f.Add(tensor(0.9, 0.1, 0.7))
+	small := detectCard()
+	small.Outputs = []models.Output{{Name: "c", Shape: []int64{16, 3}}, {Name: "b", Shape: []int64{16, 8}}}
+	small.Decoder.Params["levels"] = []any{map[string]any{"stride": 104, "classes": "c", "boxes": "b"}}
+	small.Decoder.Params["bins"] = 2
+	small.Decoder.Params["score_threshold"] = 0.0
+	face := faceCard()
+	face.Decoder.Params["score_threshold"] = 0.01
+	cards := []*models.Card{topKCard(20, nil), face, small}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if len(data) == 0 {
+			return
+		}
+		for _, card := range cards {
+			d := newDecoder(t, card)
+			outputs := empty(card)
+			next := 0
+			for _, o := range outputs {
+				for i := range o {
+					o[i] = data[next%len(data)]
+					next++
+				}
+			}
+			payload, kind, err := d.Append(nil, outputs)
+			if err != nil {
+				if !errors.Is(err, ErrNotANumber) {
+					t.Fatal(err)
+				}
+				continue
+			}
+			if len(payload) > d.MaxBytes() {
+				t.Fatalf("%s: %d bytes, at most %d", card.Decoder.Name, len(payload), d.MaxBytes())
+			}
+			if kind != uint8(wire.KindBoxes) {
+				continue
+			}
+			boxes, err := wire.DecodeBoxes(nil, payload)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, b := range boxes {
+				if !(b.X0 >= 0 && b.X0 < b.X1 && b.X1 <= 1 && b.Y0 >= 0 && b.Y0 < b.Y1 && b.Y1 <= 1) || isNaN(b.Score) {
+					t.Fatalf("box %+v", b)
+				}
+				if i > 0 && b.Score > boxes[i-1].Score {
+					t.Fatalf("score %v after %v", b.Score, boxes[i-1].Score)
+				}
+			}
+		}
+	})
+}
+
+func BenchmarkDetect(b *testing.B) {
+	card := detectCard()
+	d, err := New(card)
+	if err != nil {
+		b.Fatal(err)
+	}
+	outputs := empty(card)
+	for i := range 20 {
+		set(outputs[0], i*9173, 0.9)
+	}
+	dst := make([]byte, 0, d.MaxBytes())
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, err := d.Append(dst, outputs); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package decode
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/penstock/penstock/models"
+)
+
+// params reads a decoder's parameters, plain data from YAML or JSON, where whole
+// numbers are int, int64 or float64. It keeps the first error, so that a decoder is
+// read straight through and asks once.
+type params struct {
+	card   *models.Card
+	path   string // of values within the decoder: "grids[1]."
+	values map[string]any
+	err    error
+}
+
+func (p *params) fail(key, format string, args ...any) {
+	if p.err == nil {
+		p.err = fmt.Errorf("%s%s: %s", p.path, key, fmt.Sprintf(format, args...))
+	}
+}
+
+// number is a number from least to most; what is absent is fallback, or an error
+// where that is NaN.
+func (p *params) number(key string, least, most, fallback float64) float64 {
+	var n float64
+	switch v := p.values[key].(type) {
+	case nil:
+		if math.IsNaN(fallback) {
+			p.fail(key, "is missing, want a number from %g to %g", least, most)
+		}
+		return fallback
+	case int:
+		n = float64(v)
+	case int64:
+		n = float64(v)
+	case uint64:
+		n = float64(v)
+	case float64:
+		n = v
+	default:
+		p.fail(key, "is %v, want a number from %g to %g", v, least, most)
+		return fallback
+	}
+	if !(n >= least && n <= most) {
+		p.fail(key, "is %g, want a number from %g to %g", n, least, most)
+		return fallback
+	}
+	return n
+}
+
+// missing is the fallback of a parameter that must be there.
+var missing = math.NaN()
+
+// whole is number for a whole one.
+func (p *params) whole(key string, least, most int, fallback float64) int {
+	n := p.number(key, float64(least), float64(most), fallback)
+	if math.IsNaN(n) {
+		return least // p.err says why
+	}
+	if n != math.Trunc(n) {
+		p.fail(key, "is %g, want a whole number", n)
+	}
+	return int(n)
+}
+
+// choice is one of the words; the first is what an absent one means, unless it is
+// needed.
+func (p *params) choice(key string, needed bool, words ...string) string {
+	v, ok := p.values[key]
+	if !ok && !needed {
+		return words[0]
+	}
+	for _, w := range words {
+		if v == w {
+			return w
+		}
+	}
+	p.fail(key, "is %v, want one of %v", v, words)
+	return words[0]
+}
+
+// list is a list of maps, at least one.
+func (p *params) list(key, of string) []params {
+	items, _ := p.values[key].([]any)
+	if len(items) == 0 {
+		p.fail(key, "want a list of %s", of)
+	}
+	var list []params
+	for i, item := range items {
+		values, ok := item.(map[string]any)
+		path := fmt.Sprintf("%s%s[%d]", p.path, key, i)
+		if !ok {
+			p.fail(key, "element %d is %v, want %s", i, item, of)
+		}
+		list = append(list, params{card: p.card, path: path + ".", values: values})
+	}
+	return list
+}
+
+// output is the index of the output that a parameter names. Its shape must be
+// [rows, columns] with so many rows (0: any) and at least so many columns.
+func (p *params) output(key string, rows, leastColumns int) (index, hasRows, hasColumns int) {
+	name, _ := p.values[key].(string)
+	for i := range p.card.Outputs {
+		o := &p.card.Outputs[i]
+		if o.Name != name {
+			continue
+		}
+		if len(o.Shape) != 2 || o.Shape[0] < 1 || rows != 0 && o.Shape[0] != int64(rows) || o.Shape[1] < int64(leastColumns) {
+			want := fmt.Sprintf("[%d, at least %d]", rows, leastColumns)
+			if rows == 0 {
+				want = fmt.Sprintf("[cells, at least %d]", leastColumns)
+			}
+			p.fail(key, "output %q has shape %v, want %s", name, o.Shape, want)
+			return 0, 0, 0
+		}
+		return i, int(o.Shape[0]), int(o.Shape[1])
+	}
+	p.fail(key, "is %v, which is no output of the card", p.values[key])
+	return 0, 0, 0
+}
