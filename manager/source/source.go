@@ -42,7 +42,9 @@ type Packet struct {
 // Receive is called by one goroutine (locked to its thread). Send and Release
 // may be called by any goroutine, at the same time as Receive.
 type Source interface {
-	// Slab is the memory that spans point into; it lives until Close.
+	// Slab is the memory that spans point into. It outlives Close, because spans
+	// may still be in use then: whoever opened the source closes it (CloseSlab of
+	// each kind) when its last user is gone.
 	Slab() shm.Memory
 	// Receive fills batch and says how many datagrams it holds. It returns 0 and
 	// no error at the deadline (shm.Now's clock, in nanoseconds; 0 for none), or
@@ -55,7 +57,8 @@ type Source interface {
 	// by the caller.
 	Release(spans []Span)
 	// Send sends packets, as many as the socket takes without blocking for long;
-	// it returns how many were sent and the error that stopped it.
+	// it returns how many were sent and the error that stopped it: then packets[n]
+	// is the one that failed, and those after it were not tried.
 	Send(packets []Packet) (n int, err error)
 	// Wake makes a blocked Receive return early.
 	Wake()
@@ -63,8 +66,8 @@ type Source interface {
 	LocalAddr() netip.AddrPort
 	// Stats reads counters; any goroutine may.
 	Stats() Stats
-	// Close stops reception; a blocked Receive returns ErrClosed. The slab is
-	// unmapped by the slab's owner, after the last user is gone.
+	// Close stops reception; a blocked Receive returns ErrClosed. The slab stays,
+	// and spans can still be released.
 	Close() error
 }
 
