@@ -299,7 +299,7 @@ func (a *Aggregator) piece(slot uint32, d *source.Datagram, h *wire.Header, even
 		}
 		a.drop(reason, d, events)
 		return
-	case r.state == stateWhole, r.present[h.Index/64]&(1<<(h.Index%64)) != 0:
+	case r.present[h.Index/64]&(1<<(h.Index%64)) != 0:
 		a.drop(DropDuplicate, d, events)
 		a.asked(slot, h, events)
 		return

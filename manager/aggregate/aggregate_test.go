@@ -103,6 +103,7 @@ func TestAggregatorCountsWhatItDropsByReason(t *testing.T) {
 		{"another size over what is here", bare, piece{id: 1, index: 4, size: 110}, DropOverlapping},
 		{"another size, last", bare, piece{id: 1, index: 8, size: 111}, DropOverlapping},
 		{"another size, last, where nothing is", bare, piece{id: 1, index: 6, size: 160}, DropContradictory},
+		{"another size, last, shorter", bare, piece{id: 1, index: 9, size: 110}, DropContradictory},
 		{"another size of a whole one", func(b *bed) { b.whole(camera, 1) }, piece{id: 1, index: 2, size: 110}, DropOverlapping},
 		{"foreign", nil, piece{id: 1, total: 1001}, DropForeign},
 		{"too small pieces", nil, piece{id: 1, size: 99}, DropForeign},
@@ -362,7 +363,7 @@ func TestAggregatorEndsASlotOnce(t *testing.T) {
 	})
 }
 
-// fill takes all slots with requests that lack piece 0.
+// fill takes all slots, at once, with requests that lack piece 0.
 func (b *bed) fill() {
 	for id := range b.config.Slots {
 		b.send(address(10+id), all(id, 0)...)
@@ -390,13 +391,17 @@ func TestAggregatorTellsBusyOnceWhenAllSlotsAreTaken(t *testing.T) {
 
 func TestAggregatorEvictsTheOldestQuietRequestForANewOne(t *testing.T) {
 	onBed(t, func(c *Config) { c.MaxWishes = -1 }, func(b *bed) {
-		b.fill()
 		patience := 2 * b.config.WishAfter
-		b.now += int64(patience) - 1
+		oldest := b.now
+		for id := range b.config.Slots {
+			b.send(address(10+id), all(id, 0)...)
+			b.now++
+		}
+		b.now = oldest + int64(patience) - 1
 		b.send(address(10), piece{id: 0, index: 3}) // a duplicate is no sign of life
 		want(b, "told", b.send(camera, piece{id: 1}).Told[0].Status, wire.StatusBusy)
-		b.now++
 		slot := b.send(address(11), piece{id: 1}).Whole // the second oldest is well
+		b.now++
 		e := b.send(camera, all(2)...)
 		want(b, "told", e.Told, []Answer{{To: address(10), RequestID: 0, Result: wire.Result{Status: wire.StatusBusy, Aggregate: patience}}})
 		want(b, "whole", len(e.Whole), 1)
@@ -486,9 +491,16 @@ func TestTheExtensionCountsOnPieceZeroOnly(t *testing.T) {
 		r := b.table.requests[slot]
 		want(b, "priority", r.Priority, 2)
 		want(b, "deadline: the objective, for it is shorter", r.Deadline-first, int64(b.config.SLO))
+		b.end(slot, wire.StatusOK, "")
 		b.send(camera, all(2, 0)...)
-		r = b.table.requests[b.send(camera, piece{id: 2, extension: early}).Whole[0]]
+		slot = b.send(camera, piece{id: 2, extension: early}).Whole[0]
+		r = b.table.requests[slot]
 		want(b, "deadline: the client's", r.Deadline-r.FirstPiece, int64(time.Millisecond))
+		b.end(slot, wire.StatusOK, "")
+		// The next one in the slot has none of it.
+		r = b.table.requests[b.whole(camera, 3)]
+		want(b, "priority", r.Priority, 0)
+		want(b, "deadline", r.Deadline-r.FirstPiece, int64(b.config.SLO))
 	})
 }
 
@@ -519,10 +531,12 @@ func TestCreditIsAFairPartOfTheSlots(t *testing.T) {
 
 func TestEveryClientHasACreditOfOneWhileSlotsAreFree(t *testing.T) {
 	onBed(t, nil, func(b *bed) {
+		b.whole(address(5000), 1)
 		for n := range 5000 { // more than the clients that are kept
 			b.send(address(n), piece{id: n, total: 1})
 		}
 		want(b, "clients", b.a.Stats().Clients, minClients)
+		want(b, "credit of one that has a request in flight, and is not forgotten", b.a.Credit(address(5000)), 0)
 		want(b, "credit", b.a.Credit(address(4999)), 1)
 	})
 }
