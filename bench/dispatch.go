@@ -36,7 +36,7 @@ func RunDispatch(ctx context.Context, binary string, n int) (Dispatch, error) {
 	}
 	defer os.RemoveAll(dir)
 	const requestBytes = 1024
-	card, err := nullCard(dir, "null", requestBytes, "[1]")
+	card, err := nullCard(dir, "nothing", requestBytes, "[1]")
 	if err != nil {
 		return r, err
 	}

@@ -77,7 +77,7 @@ func changes(ctx context.Context, binary, mechanism string, n int, progress func
 	}
 	defer os.RemoveAll(dir)
 	const requestBytes = 1024
-	card, err := nullCard(dir, "null", requestBytes, "[1, 2, 4]")
+	card, err := nullCard(dir, "nothing", requestBytes, "[1, 2, 4]")
 	if err != nil {
 		return out, err
 	}

@@ -213,6 +213,10 @@ type Report struct {
 	Limit     float64 `json:"limit"`
 	TailNanos int64   `json:"tail_ns"`
 	Fit       Fit     `json:"fit"`
+	// CPUNanos is the CPU time that the process has used, all its threads, from
+	// when it began to serve; Ran how many requests it has run in that time.
+	CPUNanos int64 `json:"cpu_ns"`
+	Ran      int64 `json:"ran"`
 	// IdleNanos is, in the first report after a hand-over, how long the ring
 	// stood still with work waiting: last batch of the old process ended ->
 	// first batch of the new one began; negative when no work waited.

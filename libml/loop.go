@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/slab"
@@ -47,10 +49,14 @@ type loop struct {
 	began, ended int64
 	pause        time.Duration
 
+	announced bool
+	acquired  int64 // when the ring became ours
+
 	report atomic.Pointer[control.Report]
 	limit  atomic.Uint64 // math.Float64bits
 	fit    atomic.Uint32
 	tail   atomic.Int64
+	ran    atomic.Int64
 }
 
 // waitAtMost bounds how long an idle loop sleeps before it looks round.
@@ -88,17 +94,15 @@ func (l *loop) run() error {
 			return fmt.Errorf("wait for the ring: %w", err)
 		}
 		if owned {
+			l.acquired = shm.Now()
 			break
 		}
 		if l.p.finished() {
 			return nil
 		}
 	}
-	reports := make(chan struct{})
-	defer close(reports)
-	go l.reportWhile(reports)
-	go l.p.child.Notify(control.Notice{State: control.Active})
-
+	done := make(chan struct{})
+	defer close(done)
 	for _, slot := range l.c.Recover(nil) {
 		l.pend(slot)
 	}
@@ -108,6 +112,7 @@ func (l *loop) run() error {
 			l.pend(slot)
 		}
 		if len(l.pending) == 0 {
+			l.announce(done)
 			l.c.Wait(shm.Now() + int64(waitAtMost))
 			continue
 		}
@@ -121,13 +126,32 @@ func (l *loop) run() error {
 		if err := l.runBatch(); err != nil {
 			l.p.log.Error().Err(err).Int("batch", len(l.batch)).Msg("batch failed")
 		}
+		l.announce(done)
 		if l.pause > 0 {
 			time.Sleep(l.pause)
 		}
 	}
 	l.c.Release()
+	// The next owner has been woken, perhaps on this CPU. It has work to do; what
+	// is left here can wait.
+	time.Sleep(afterYou)
 	l.p.child.Notify(control.Notice{State: control.Draining})
 	return nil
+}
+
+// afterYou is a few batches' time.
+const afterYou = 5 * time.Millisecond
+
+// announce tells the orchestrator, and starts to tell the manager, that this
+// process serves. It waits for the first batch to be over: the ring has stood
+// still for long enough.
+func (l *loop) announce(done <-chan struct{}) {
+	if l.announced {
+		return
+	}
+	l.announced = true
+	l.p.child.Notify(control.Notice{State: control.Active})
+	go l.reportWhile(done)
 }
 
 // pend adds a taken request to those that wait for a batch.
@@ -213,6 +237,7 @@ func (l *loop) runBatch() error {
 		Waited:     l.waited,
 		Late:       l.late,
 	})
+	l.ran.Add(int64(n))
 	l.began, l.ended = dispatched, ended+int64(l.pause)
 	l.publish()
 	return firstErr
@@ -270,14 +295,13 @@ func (l *loop) decode(i int, slot uint32, result *shm.Result) error {
 }
 
 // handedOver notes how long the ring stood still in the hand-over that made it
-// ours: from the old owner's last batch, or from when the first work came if
-// that was later, to now.
+// ours: from the old owner's last batch, or from when the first work came if that
+// was later, to now. Where no work came before the ring was ours, nothing stood
+// still.
 func (l *loop) handedOver() {
 	idle := int64(-1)
-	if last := l.c.LastBatchEnd(); last != 0 {
-		if l.oldest().Whole <= last { // work was waiting when the old owner's batch ended
-			idle = shm.Now() - last
-		}
+	if last, oldest := l.c.LastBatchEnd(), l.oldest().Whole; last != 0 && oldest <= l.acquired {
+		idle = shm.Now() - max(last, oldest)
 	}
 	l.report.Store(&control.Report{Handovers: 1, IdleNanos: idle})
 }
@@ -289,11 +313,21 @@ func (l *loop) publish() {
 	l.tail.Store(int64(l.rule.Expected(l.state, l.rule.Size(l.state))))
 }
 
+// cpuTime is what this process has used, in nanoseconds (getrusage(2)).
+func cpuTime() int64 {
+	var r unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
+		return 0
+	}
+	return r.Utime.Nano() + r.Stime.Nano()
+}
+
 // reportWhile tells the manager how batching goes, until done is closed.
 func (l *loop) reportWhile(done <-chan struct{}) {
 	tick := time.NewTicker(control.ReportEvery)
 	defer tick.Stop()
 	var last control.Report
+	began := cpuTime()
 	for {
 		select {
 		case <-done:
@@ -305,6 +339,8 @@ func (l *loop) reportWhile(done <-chan struct{}) {
 			Limit:      math.Float64frombits(l.limit.Load()),
 			TailNanos:  l.tail.Load(),
 			Fit:        control.Fit(slab.Fit(l.fit.Load()).String()),
+			CPUNanos:   cpuTime() - began,
+			Ran:        l.ran.Load(),
 		}
 		if over := l.report.Load(); over != nil {
 			r.Handovers, r.IdleNanos = over.Handovers, over.IdleNanos
@@ -313,7 +349,10 @@ func (l *loop) reportWhile(done <-chan struct{}) {
 			continue
 		}
 		last = r
-		if err := l.p.conn.Report(r); err != nil {
+		switch err := l.p.conn.Report(r); {
+		case errors.Is(err, control.ErrBehind):
+			last = control.Report{} // said again at the next tick
+		case err != nil:
 			return // the manager is gone; the watch goroutine has seen it too
 		}
 	}

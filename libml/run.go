@@ -43,6 +43,10 @@ type Build func(card *models.Card) (Framework, error)
 // fails, and when the orchestrator or the manager is gone: an inference function
 // without them has nobody to work for.
 func Run(ctx context.Context, log zerolog.Logger, build Build) error {
+	// The loop's thread is in C or in the kernel most of the time; when it comes
+	// back it must not wait for a place to run, however few CPUs there are.
+	const procs = 4
+	runtime.GOMAXPROCS(max(procs, runtime.NumCPU()))
 	child, err := control.OpenChild()
 	if err != nil {
 		return err

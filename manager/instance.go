@@ -36,9 +36,12 @@ type instance struct {
 	fit      control.Fit
 	bound    string
 	limit    float64
-	handed   uint32     // the generation whose hand-over was noted last
-	replaced chan error // waits for the end of a replacement; nil otherwise
+	cpu      control.Report // the last report, for its CPU time
+	handed   uint32         // the generation whose hand-over was noted last
+	replaced chan error     // waits for the end of a replacement; nil otherwise
 	load     instanceLoad
+	// cpuPerRequest is a smoothed mean, 0 where it is not known.
+	cpuPerRequest time.Duration
 
 	// Written under function.mu.
 	inFlight int     // requests that this instance has
@@ -296,6 +299,14 @@ func (in *instance) report(generation uint32, r control.Report) {
 		return
 	}
 	in.limit = r.Limit
+	if r.Generation == in.cpu.Generation && r.Ran > in.cpu.Ran {
+		each := time.Duration((r.CPUNanos - in.cpu.CPUNanos) / (r.Ran - in.cpu.Ran))
+		if in.cpuPerRequest == 0 {
+			in.cpuPerRequest = each
+		}
+		in.cpuPerRequest += (each - in.cpuPerRequest) / 8
+	}
+	in.cpu = r
 	if r.Fit != in.fit {
 		in.fit = r.Fit
 		in.log.Debug().Str("fit", string(r.Fit)).Float64("limit", r.Limit).Msg("batching")

@@ -20,14 +20,20 @@ func shareConfig(c configs.Shares) share.Config {
 	s.ThresholdPercent = c.ThresholdPercent
 	s.HoldDown = c.HoldDown
 	s.SpreadSlack = c.SpreadSlack
+	s.HeadroomPercent = headroomPercent
 	return s
 }
+
+// headroomPercent is left on top of what a cut is computed to need. Requests come
+// at random: at twice the mean need the wait for others is half a batch, and the
+// tail within three.
+const headroomPercent = 100
 
 // instanceLoad is how an instance has done since its share last changed.
 type instanceLoad struct {
 	percent float64 // the share that it speaks of
 	since   time.Time
-	latency, throughput, rate,
+	tail, throughput, rate,
 	aggregation share.EWMA
 }
 
@@ -116,32 +122,55 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 		return o, false
 	}
 	load.rate.Add(float64(t.arrived) / elapsed.Seconds())
-	if t.ran > 0 && t.busy > 0 {
-		load.throughput.Add(float64(t.ran) / t.busy.Seconds())
-	}
-	if t.answered > 0 {
-		load.latency.Add(t.latency.Seconds() / float64(t.answered))
+	switch {
+	case t.ran > 0 && t.busy > 0:
+		tail, throughput := in.atShare(&t, load.percent)
+		load.tail.Add(tail.Seconds())
+		load.throughput.Add(throughput)
+	case t.answered > 0: // all late
+		load.tail.Add(t.tail().Seconds())
 	}
 	if t.arrived > 0 {
 		load.aggregation.Add(t.aggregation.Seconds() / float64(t.arrived))
 	}
-	latency, haveLatency := load.latency.Mean()
+	tail, haveLatency := load.tail.Mean()
 	throughput, haveThroughput := load.throughput.Mean()
 	rate, _ := load.rate.Mean()
 	aggregation, _ := load.aggregation.Mean()
-	// The tail of a request's way is what a share can shorten; the gathering of
-	// its pieces has had its part of the objective by then.
-	left := f.slo - duration(aggregation)
+	// What a share can shorten comes after the pieces: they have had their part
+	// of the objective by then.
+	left := max(f.slo-duration(aggregation), f.slo/10)
 	o = share.Observation{
-		Latency: duration(latency), Throughput: throughput, ArrivalRate: rate, SLO: max(left, f.slo/10),
+		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate, SLO: left,
 		// Paper 3.2.1: whichever part takes longer is the bottleneck.
-		AggregationBound: aggregation > latency && aggregation+latency > f.slo.Seconds(),
+		AggregationBound: aggregation > tail && aggregation+tail > f.slo.Seconds(),
 	}
 	in.bound = ""
 	if o.AggregationBound {
 		in.bound = "aggregation"
 	}
 	return o, haveLatency && haveThroughput
+}
+
+// atShare turns what was measured on a CPU into what the share stands for. A quota
+// lets a process run at full speed until it is used up, so a batch within it says
+// nothing of the share: its time is stretched to what its CPU time takes at the
+// share, and so is the throughput of a busy second. Where the quota did bind, the
+// measured numbers are the longer ones and stay.
+func (in *instance) atShare(t *tally, percent float64) (tail time.Duration, throughput float64) {
+	tail = t.tail()
+	throughput = float64(t.ran) / t.busy.Seconds()
+	cpus := max(1, in.m.observed.CPUs)
+	if in.cpuPerRequest <= 0 || percent <= 0 {
+		return tail, throughput
+	}
+	each := in.cpuPerRequest.Seconds() / (percent / 100 * float64(cpus)) // at the share
+	measured := t.busy.Seconds() / float64(t.ran)
+	if each > measured {
+		tail += duration(each - measured)
+		throughput = 1 / each
+	}
+	return tail, throughput
 }
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

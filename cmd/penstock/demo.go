@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/orchestrator"
 )
 
 func demoCommand() *cobra.Command {
@@ -70,6 +71,12 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 		return err
 	}
 	defer nd.Kill()
+	// The load shares the manager's CPUs: those of the inference functions are what
+	// is shown.
+	own, _ := orchestrator.IFCPUs(0)
+	if err := pin(own); err != nil {
+		return err
+	}
 
 	rates := map[string]string{}
 	command, schedule := "penstock load", "time,function,rate\n"

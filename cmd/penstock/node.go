@@ -111,6 +111,10 @@ func runManager(ctx context.Context, c configs.Config, log zerolog.Logger) error
 		threads += 1 + f.Instances
 	}
 	runtime.GOMAXPROCS(max(threads, runtime.NumCPU()))
+	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)
+	if err := pin(own); err != nil {
+		log.Warn().Err(err).Msg("the manager is not kept off the CPUs of the inference functions")
+	}
 	return manager.Run(ctx, manager.Options{Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log}, func(m *manager.Manager) {
 		if c.File != "" {
 			go followConfig(ctx, m, c.File, log)
