@@ -304,6 +304,11 @@ func TestMostCandidatesAreBoundedByTheBest(t *testing.T) {
 	if got[0].Score != 0.999 || got[1].Score != float32(7918)/8000 {
 		t.Errorf("scores %v, %v first, want the best", got[0].Score, got[1].Score)
 	}
+	for k := range 20 { // equal ones as they stand in the outputs
+		if class := uint16((7918 + 7919*k) % 80); got[1+k].Class != class {
+			t.Errorf("box %d of equal scores is of class %d, want %d", k, got[1+k].Class, class)
+		}
+	}
 	for i := range outputs[:3] {
 		for j := range len(outputs[i]) / 4 {
 			set(outputs[i], j, float32(math.Inf(1)))

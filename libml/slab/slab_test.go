@@ -513,3 +513,21 @@ func TestLateRequestsDoNotUnteachTheDevice(t *testing.T) {
 		t.Errorf("8 are expected to take %v after late requests, were %v", got, before)
 	}
 }
+
+// A drift that is too slow to be noticed from batch to batch is followed all the
+// same.
+func TestSLABFollowsADrift(t *testing.T) {
+	r := newRule(t, SLAB, Config{SLO: 200 * time.Millisecond, MaxBatch: 64})
+	speed := 1.0
+	d := func(n int) time.Duration {
+		return time.Duration(float64(linear(4*time.Millisecond, time.Millisecond)(n)) * speed)
+	}
+	s, _ := saturate(r, r.Start(), d, 100)
+	for range 300 {
+		speed *= 1.004 // 3.3 times as slow in the end
+		s, _ = saturate(r, s, d, 1)
+	}
+	if off := float64(r.Expected(s, r.Size(s))) / float64(d(r.Size(s))); off < 0.95 || off > 1.2 {
+		t.Errorf("expects %.2f of what a batch takes after the device slowed down", off)
+	}
+}

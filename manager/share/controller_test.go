@@ -403,3 +403,49 @@ func TestMemoryEndsWithTheLoad(t *testing.T) {
 		t.Errorf("share %v at a fifth of the load, want less than 30", shareOf(p, face))
 	}
 }
+
+func TestMemoryEndsWithTheObjective(t *testing.T) {
+	k := newController(t, DefaultConfig(), face)
+	k.Step(0, nil)
+	k.Step(10*time.Second, map[ID]Observation{face: short})
+	relaxed := Observation{Latency: 10 * ms, SLO: 200 * ms, Throughput: 1000, ArrivalRate: 98}
+	if p := k.Step(20*time.Second, map[ID]Observation{face: relaxed}); shareOf(p, face) >= 30 {
+		t.Errorf("share %v for four times the objective, want less than the 30 of before", shareOf(p, face))
+	}
+}
+
+func TestNeedIsBracketedByTheLargestTooLittleAndTheLeastEnough(t *testing.T) {
+	k := newController(t, DefaultConfig())
+	plenty := Observation{Latency: 10 * ms, SLO: 50 * ms, Throughput: 1000, ArrivalRate: 98}
+	m := &member{id: face}
+	demand := func(percent float64, o Observation) float64 {
+		m.percent = percent
+		k.tune(m, o, 0)
+		return m.demand
+	}
+	demand(40, short)
+	demand(20, short) // it got less, and that was too little as well
+	if got := demand(60, plenty); got != 50 {
+		t.Errorf("cut from 60 to %v, want half the way to 40", got)
+	}
+	demand(50, fine)
+	demand(70, fine)
+	if got := demand(45, short); got != 50 {
+		t.Errorf("raised from 45 to %v, want the 50 that were enough", got)
+	}
+	if got := demand(50, short); got != 75 {
+		t.Errorf("raised from 50 to %v now that 50 are not enough, want 75", got)
+	}
+}
+
+func TestObservationsOfTheShareBeforeAreNotJudged(t *testing.T) {
+	k := newController(t, DefaultConfig(), face)
+	k.Step(0, nil)
+	if err := k.Add(third, 0); err != nil {
+		t.Fatal(err)
+	}
+	p := k.Step(time.Second, map[ID]Observation{face: short})
+	if shareOf(p, face) != 30 || shareOf(p, third) != 30 {
+		t.Errorf("shares %+v, want 30 each: face is within its hold-down", p.Status)
+	}
+}
