@@ -87,9 +87,9 @@ type Aggregator struct {
 	// enough to be evicted for a new one.
 	noneQuietBefore int64
 
-	ended   memory // answered
-	turned  memory // turned away, evicted, refused
-	answers arena  // the payloads of ended
+	ended   history // answered
+	turned  history // turned away, evicted, refused
+	answers arena   // the payloads of ended
 	clients clients
 
 	heldBytes uint64
@@ -152,8 +152,8 @@ func New(config Config, memory []byte, table Table) *Aggregator {
 		clients: newClients(max(minClients, 2*config.Slots)),
 	}
 	a.requests = newIndex(config.Slots + config.AnsweredRequests + config.TurnedAwayRequests)
-	a.ended = newMemory(config.AnsweredRequests, config.Slots)
-	a.turned = newMemory(config.TurnedAwayRequests, config.Slots+config.AnsweredRequests)
+	a.ended = newHistory(config.AnsweredRequests, config.Slots)
+	a.turned = newHistory(config.TurnedAwayRequests, config.Slots+config.AnsweredRequests)
 	a.age = newList(config.Slots)
 	for i := range a.quiet {
 		a.quiet[i] = newList(config.Slots)
@@ -482,14 +482,14 @@ func (a *Aggregator) turnAway(hash uint32, d *source.Datagram, h *wire.Header, r
 }
 
 // tell tells a client how its request ended, and remembers it.
-func (a *Aggregator) tell(m *memory, r record, events *Events) {
+func (a *Aggregator) tell(m *history, r record, events *Events) {
 	events.Told = append(events.Told, Answer{To: r.from, RequestID: r.id, Result: r.result})
 	a.remember(m, r)
 }
 
 // remember keeps a request that has ended, in place of the oldest when there is
 // no room.
-func (a *Aggregator) remember(m *memory, r record) {
+func (a *Aggregator) remember(m *history, r record) {
 	life := a.config.AnsweredFor
 	if m == &a.turned {
 		life = a.config.TurnedAwayFor

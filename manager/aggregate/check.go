@@ -151,7 +151,7 @@ func (a *Aggregator) checkIndex() error {
 			}
 		}
 	}
-	for _, m := range []*memory{&a.ended, &a.turned} {
+	for _, m := range []*history{&a.ended, &a.turned} {
 		last := int64(-1 << 63)
 		for i := range m.n {
 			at := (m.first + i) % len(m.records)

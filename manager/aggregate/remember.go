@@ -17,26 +17,26 @@ type record struct {
 	expires  int64
 }
 
-// memory remembers records, all for equally long: a ring, in the order in which
+// history remembers records, all for equally long: a ring, in the order in which
 // they expire.
-type memory struct {
+type history struct {
 	records []record
 	first   int // the oldest
 	n       int
 	base    uint32 // a record's reference is its index in records, plus base
 }
 
-func newMemory(most, base int) memory {
-	return memory{records: make([]record, most), base: uint32(base)}
+func newHistory(most, base int) history {
+	return history{records: make([]record, most), base: uint32(base)}
 }
 
-func (m *memory) full() bool { return m.n == len(m.records) }
+func (m *history) full() bool { return m.n == len(m.records) }
 
 // expired reports whether the oldest has to go.
-func (m *memory) expired(now int64) bool { return m.n > 0 && m.records[m.first].expires <= now }
+func (m *history) expired(now int64) bool { return m.n > 0 && m.records[m.first].expires <= now }
 
 // pop forgets the oldest.
-func (m *memory) pop() (hash, ref uint32) {
+func (m *history) pop() (hash, ref uint32) {
 	hash, ref = m.records[m.first].hash, uint32(m.first)+m.base
 	if m.first++; m.first == len(m.records) {
 		m.first = 0
@@ -46,7 +46,7 @@ func (m *memory) pop() (hash, ref uint32) {
 }
 
 // push remembers a record; there is room.
-func (m *memory) push(r record) (ref uint32) {
+func (m *history) push(r record) (ref uint32) {
 	at := m.first + m.n
 	if at >= len(m.records) {
 		at -= len(m.records)
