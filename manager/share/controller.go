@@ -54,16 +54,14 @@ type member struct {
 	tooLittle, enough mark
 }
 
-// mark is a share that proved too little, or enough, for an objective at an
-// arrival rate.
+// mark is a share that proved too little, or enough, for an objective (in seconds)
+// at an arrival rate.
 type mark struct {
-	percent, rate float64
-	slo, until    time.Duration
+	percent, rate, slo float64
+	until              time.Duration
 }
 
-func (m mark) lasts(now, slo time.Duration) bool {
-	return m.percent > 0 && now < m.until && m.slo == slo
-}
+func (m mark) lasts(now time.Duration) bool { return m.percent > 0 && now < m.until }
 
 // Change is one IF's new share.
 type Change struct {
@@ -200,9 +198,12 @@ func (c *Controller) Step(now time.Duration, observed map[ID]Observation) Plan {
 // tune brings an IF's demand up to date, and what is known of its need.
 func (c *Controller) tune(m *member, o Observation, now time.Duration) {
 	d := Tune(m.percent, o, c.cfg)
-	tooLittle := m.tooLittle.lasts(now, o.SLO) && o.ArrivalRate >= m.tooLittle.rate*(1-c.cfg.ThresholdPercent/100)
-	enough := m.enough.lasts(now, o.SLO) && o.ArrivalRate <= m.enough.rate*(1+c.cfg.ThresholdPercent/100)
-	here := mark{percent: m.percent, rate: o.ArrivalRate, slo: o.SLO, until: now + c.cfg.Memory}
+	// What was too little for a load is so for a heavier one and a tighter
+	// objective; what was enough, for a lighter one and a looser objective.
+	below, above := 1-c.cfg.ThresholdPercent/100, 1+c.cfg.ThresholdPercent/100
+	tooLittle := m.tooLittle.lasts(now) && o.ArrivalRate >= m.tooLittle.rate*below && o.SLO.Seconds() <= m.tooLittle.slo*above
+	enough := m.enough.lasts(now) && o.ArrivalRate <= m.enough.rate*above && o.SLO.Seconds() >= m.enough.slo*below
+	here := mark{percent: m.percent, rate: o.ArrivalRate, slo: o.SLO.Seconds(), until: now + c.cfg.Memory}
 	switch {
 	case d.Direction == Raise:
 		if tooLittle {

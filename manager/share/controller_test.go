@@ -414,6 +414,18 @@ func TestMemoryEndsWithTheObjective(t *testing.T) {
 	}
 }
 
+// The manager gives what aggregation leaves of the objective, which is never twice
+// the same.
+func TestMemoryOutlastsAnObjectiveThatTrembles(t *testing.T) {
+	k := newController(t, DefaultConfig(), face)
+	k.Step(0, nil)
+	k.Step(10*time.Second, map[ID]Observation{face: short})
+	almost := Observation{Latency: 10 * ms, SLO: 51 * ms, Throughput: 1000, ArrivalRate: 98}
+	if p := k.Step(20*time.Second, map[ID]Observation{face: almost}); shareOf(p, face) != 37.5 {
+		t.Errorf("share %v, want half the way from 45 to the 30 that were too little", shareOf(p, face))
+	}
+}
+
 func TestNeedIsBracketedByTheLargestTooLittleAndTheLeastEnough(t *testing.T) {
 	k := newController(t, DefaultConfig())
 	plenty := Observation{Latency: 10 * ms, SLO: 50 * ms, Throughput: 1000, ArrivalRate: 98}
