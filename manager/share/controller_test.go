@@ -445,6 +445,13 @@ func TestNeedIsBracketedByTheLargestTooLittleAndTheLeastEnough(t *testing.T) {
 	if got := demand(45, short); got != 50 {
 		t.Errorf("raised from 45 to %v, want the 50 that were enough", got)
 	}
+	tighter := short
+	tighter.SLO = 40 * ms
+	kept := *m
+	if got := demand(45, tighter); got <= 50 {
+		t.Errorf("raised from 45 to %v for a tighter objective, want more than was enough for the looser", got)
+	}
+	*m = kept
 	if got := demand(50, short); got != 75 {
 		t.Errorf("raised from 50 to %v now that 50 are not enough, want 75", got)
 	}
