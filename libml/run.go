@@ -153,6 +153,7 @@ func (p *process) run(ctx context.Context, build Build) error {
 		return err
 	}
 	p.nudge.Store(p.memory.consumer)
+	time.Sleep(rest)
 	notice.State = control.Ready
 	notice.WarmupMillis = float64(time.Since(woken).Microseconds()) / 1000
 	p.child.Notify(notice)
@@ -161,6 +162,10 @@ func (p *process) run(ctx context.Context, build Build) error {
 	}
 	return p.end()
 }
+
+// rest is between the warm-up and ready: the warm-up may have used up the quota of
+// several periods, and whoever takes a ring while it is throttled lets it stand.
+const rest = 50 * time.Millisecond
 
 // end is how a process that has nothing left to do ends: nil when it was told
 // to, else why nobody is left.

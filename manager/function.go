@@ -42,6 +42,7 @@ type function struct {
 	table     *shm.Table
 	threads   sync.WaitGroup // receive and reply
 	closed    atomic.Bool    // the receive thread shall end
+	version   atomic.Uint32  // of the model that serves, for requests that are not run
 
 	// mu guards the aggregator and the flights: the receive thread adds, reply
 	// threads end. It is held for a burst, never over a system call.
@@ -99,6 +100,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card, shares []flo
 		ResultBytes: uint32(max(leastResultBytes, card.ResultBytes())),
 	}
 	f.flights = make([]flight, f.geometry.Slots)
+	f.version.Store(card.Version)
 
 	defer func() {
 		if err != nil {

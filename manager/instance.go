@@ -115,6 +115,7 @@ func (in *instance) step() {
 			in.f.swaps.Add(1)
 			in.log.Info().Uint32("generation", c.Generation).Float64("share_percent", in.pair.Share()).Msg("shadow takes over")
 		case pair.Replaced:
+			in.f.version.Store(in.pair.Card().Version)
 			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("model replaced")
 			in.settle(nil)
 		case pair.Rejected:
@@ -299,14 +300,17 @@ func (in *instance) report(generation uint32, r control.Report) {
 		return
 	}
 	in.limit = r.Limit
-	if r.Generation == in.cpu.Generation && r.Ran > in.cpu.Ran {
+	switch {
+	case r.Generation != in.cpu.Generation:
+		in.cpu = r
+	case r.Ran > in.cpu.Ran: // batches in between would lend their CPU time to others
 		each := time.Duration((r.CPUNanos - in.cpu.CPUNanos) / (r.Ran - in.cpu.Ran))
 		if in.cpuPerRequest == 0 {
 			in.cpuPerRequest = each
 		}
 		in.cpuPerRequest += (each - in.cpuPerRequest) / 8
+		in.cpu = r
 	}
-	in.cpu = r
 	if r.Fit != in.fit {
 		in.fit = r.Fit
 		in.log.Debug().Str("fit", string(r.Fit)).Float64("limit", r.Limit).Msg("batching")

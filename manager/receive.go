@@ -87,10 +87,14 @@ func (f *function) tell(events *aggregate.Events, out *outbox) {
 	for i := range events.Told {
 		a := &events.Told[i]
 		f.results[a.Status].Add(1)
+		a.ModelVersion = f.version.Load()
 		out.result(a.To, a.RequestID, &a.Result, nil, false)
 	}
 	for i := range events.Again {
 		a := &events.Again[i]
+		if a.ModelVersion == 0 { // it was not run
+			a.ModelVersion = f.version.Load()
+		}
 		out.result(a.To, a.RequestID, &a.Result, a.Payload, true)
 	}
 	for i := range events.Wishes {

@@ -87,7 +87,7 @@ func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 		Aggregate: time.Duration(origin.Whole - origin.FirstPiece),
 	}
 	if !sane(&result, &said, len(payload), origin.Whole, now) {
-		result = wire.Result{Status: wire.StatusFailed, Aggregate: result.Aggregate}
+		result = wire.Result{Status: wire.StatusFailed, ModelVersion: f.version.Load(), Aggregate: result.Aggregate}
 		said = shm.Result{Status: uint8(wire.StatusFailed)}
 	}
 	if result.Status == wire.StatusOK || said.Inferred != 0 {
@@ -97,6 +97,9 @@ func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 		result.Reply = time.Duration(now - said.Inferred)
 	} else {
 		result.Queue = time.Duration(now - origin.Whole)
+	}
+	if result.ModelVersion == 0 { // a process died with it
+		result.ModelVersion = f.version.Load()
 	}
 	if result.Status != wire.StatusOK {
 		payload, result.Kind = nil, wire.KindNone

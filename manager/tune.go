@@ -20,14 +20,21 @@ func shareConfig(c configs.Shares) share.Config {
 	s.ThresholdPercent = c.ThresholdPercent
 	s.HoldDown = c.HoldDown
 	s.SpreadSlack = c.SpreadSlack
-	s.HeadroomPercent = headroomPercent
 	return s
 }
 
-// headroomPercent is left on top of what a cut is computed to need. Requests come
-// at random: at twice the mean need the wait for others is half a batch, and the
-// tail within three.
-const headroomPercent = 100
+// burstMargin is how many times its mean a random stream's rate is to be taken
+// for. A device that is busy two thirds of the time makes a request wait for one
+// other in the mean (M/D/1), and for a few at the tail.
+const burstMargin = 1.5
+
+// An observation takes so many answers, or so much time and a few: with fewer,
+// chance speaks.
+const (
+	enoughAnswers = 16
+	enoughTime    = 5 * time.Second
+	leastAnswers  = 4
+)
 
 // instanceLoad is how an instance has done since its share last changed.
 type instanceLoad struct {
@@ -35,6 +42,9 @@ type instanceLoad struct {
 	since   time.Time
 	tail, throughput, rate,
 	aggregation share.EWMA
+	// observed is what the averages last said, once they were known.
+	observed share.Observation
+	known    bool
 }
 
 // shareIn takes a new function's instances in and returns their shares; everybody
@@ -95,7 +105,10 @@ func (m *Manager) apply(plan share.Plan) {
 		if in == nil {
 			continue // it is being added, and begins with its share
 		}
-		in.log.Info().Float64("from_percent", c.From).Float64("to_percent", c.To).Str("why", c.Why).Msg("share changes")
+		o := in.load.observed
+		in.log.Info().Float64("from_percent", c.From).Float64("to_percent", c.To).Str("why", c.Why).
+			Dur("tail_ms", o.Latency).Dur("left_ms", o.SLO).Float64("can_rps", o.Throughput).Float64("must_rps", o.ArrivalRate).
+			Dur("cpu_ms", in.cpuPerRequest).Msg("share changes")
 		in.setShare(c.To)
 	}
 }
@@ -104,23 +117,27 @@ func (m *Manager) apply(plan share.Plan) {
 // its present share; ok is false while there is nothing to judge it by.
 func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	f := in.f
-	f.mu.Lock()
-	t := in.tally
-	in.tally = tally{}
-	f.mu.Unlock()
-
 	load := &in.load
 	elapsed := now.Sub(load.since)
-	if percent := in.sharePercent(); percent != load.percent || in.pair.Changing() || in.pair.Active() == nil {
+	percent := in.sharePercent()
+	changed := percent != load.percent || in.pair.Changing() || in.pair.Active() == nil
+	f.mu.Lock()
+	t := in.tally
+	enough := t.answered >= enoughAnswers || elapsed >= enoughTime && (t.answered >= leastAnswers || t.arrived == 0)
+	if changed || enough {
+		in.tally = tally{}
+	}
+	f.mu.Unlock()
+	switch {
+	case changed:
 		// What was measured is of another share, or of two at once.
 		*load = instanceLoad{percent: percent, since: now}
 		in.bound = ""
 		return o, false
+	case !enough:
+		return load.observed, load.known
 	}
 	load.since = now
-	if elapsed <= 0 {
-		return o, false
-	}
 	load.rate.Add(float64(t.arrived) / elapsed.Seconds())
 	switch {
 	case t.ran > 0 && t.busy > 0:
@@ -141,7 +158,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	// of the objective by then.
 	left := max(f.slo-duration(aggregation), f.slo/10)
 	o = share.Observation{
-		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate, SLO: left,
+		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate * burstMargin, SLO: left,
 		// Paper 3.2.1: whichever part takes longer is the bottleneck.
 		AggregationBound: aggregation > tail && aggregation+tail > f.slo.Seconds(),
 	}
@@ -149,7 +166,8 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	if o.AggregationBound {
 		in.bound = "aggregation"
 	}
-	return o, haveLatency && haveThroughput
+	load.observed, load.known = o, haveLatency && haveThroughput
+	return load.observed, load.known
 }
 
 // atShare turns what was measured on a CPU into what the share stands for. A quota

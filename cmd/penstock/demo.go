@@ -45,7 +45,7 @@ var demoRates = []struct {
 }{
 	{"face", 40, 120},
 	{"fashion", 400, 150},
-	{"detect", 5, 3},
+	{"detect", 3, 2},
 }
 
 func demo(ctx context.Context, duration time.Duration, out, format string) error {
