@@ -322,17 +322,26 @@ func cpuTime() int64 {
 	return r.Utime.Nano() + r.Stime.Nano()
 }
 
-// reportWhile tells the manager how batching goes, until done is closed.
+// wait waits for a tick, or done.
+func wait(done <-chan struct{}, tick <-chan time.Time) {
+	select {
+	case <-done:
+	case <-tick:
+	}
+}
+
+// reportWhile tells the manager how batching goes, at once and then every
+// ReportEvery, until done is closed.
 func (l *loop) reportWhile(done <-chan struct{}) {
 	tick := time.NewTicker(control.ReportEvery)
 	defer tick.Stop()
 	var last control.Report
 	began := cpuTime()
-	for {
+	for ; ; wait(done, tick.C) {
 		select {
 		case <-done:
 			return
-		case <-tick.C:
+		default:
 		}
 		r := control.Report{
 			Generation: l.p.start.Generation,

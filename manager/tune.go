@@ -83,12 +83,14 @@ func (m *Manager) tune(now time.Time) {
 	observed := map[share.ID]share.Observation{}
 	for _, f := range m.functions {
 		for _, in := range f.instances {
-			if o, ok := in.measure(now); ok && m.cfg.Shares.Tune {
+			if o, ok := in.measure(now); ok {
 				observed[share.ID{IF: f.name, Instance: in.index}] = o
 			}
 		}
 	}
-	m.apply(m.shares.Step(now.Sub(m.started), observed))
+	if m.cfg.Shares.Tune {
+		m.apply(m.shares.Step(now.Sub(m.started), observed))
+	}
 }
 
 // look is tune out of turn: libml found a share too small, or perhaps too large.
