@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -64,6 +65,7 @@ func RunSwap(ctx context.Context, binary string, n int, progress func(done int))
 
 type changed struct {
 	idle                 []time.Duration
+	unloaded             int // changes that found no work waiting
 	sent, answered, lost uint64
 }
 
@@ -102,7 +104,10 @@ functions:
 	defer stop()
 
 	last := f.Swaps
-	for i := range n {
+	for i := 0; len(out.idle) < n; i++ {
+		if i > 2*n {
+			return out, fmt.Errorf("only %d of %d swaps found work waiting", len(out.idle), i)
+		}
 		// Between 90 and 100 % the share changes, the device hardly does.
 		percent := 90 + float64(i%2)*5
 		if err := nd.Order(control.SharePath, control.ShareOrder{Name: "busy", SharePercent: percent}); err != nil {
@@ -111,16 +116,32 @@ functions:
 		limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("swap %d did not happen within a minute", i+1))
 		err := nd.WaitFor(limit, "a swap", func() bool {
 			f, err = nd.Function("busy")
-			return err == nil && f.Swaps > last && f.SwapIdle.Count >= uint64(len(out.idle)+1)
+			return err == nil && f.Swaps > last
 		})
 		cancel()
 		if err != nil {
 			return out, err
 		}
 		last = f.Swaps
+		// The new process tells of it in its first report, after its first batch;
+		// where no work was waiting it has nothing to tell.
+		idleCount := uint64(len(out.idle) + 1)
+		limit, cancel = context.WithTimeout(ctx, 2*control.ReportEvery)
+		err = nd.WaitFor(limit, "its idle time", func() bool {
+			f, err = nd.Function("busy")
+			return err == nil && f.SwapIdle.Count >= idleCount
+		})
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			out.unloaded++
+			continue
+		}
+		if err != nil {
+			return out, err
+		}
 		out.idle = append(out.idle, time.Duration(f.SwapIdle.Last*1000))
 		if progress != nil {
-			progress(i + 1)
+			progress(len(out.idle))
 		}
 	}
 	stop()
@@ -143,7 +164,7 @@ type closedLoop struct{ sent, answered, unanswered atomic.Uint64 }
 func saturate(ctx context.Context, port, requestBytes int) (stop func(), _ *closedLoop, err error) {
 	load := &closedLoop{}
 	picture := make([]byte, requestBytes)
-	const inFlight = 8
+	const inFlight = 32 // eight batches
 	var c *client.Client
 	var stopping atomic.Bool
 	idle := make(chan struct{}, inFlight)

@@ -133,8 +133,10 @@ func (l *loop) run() error {
 	}
 	l.c.Release()
 	// The next owner has been woken, perhaps on this CPU. It has work to do; what
-	// is left here can wait.
-	time.Sleep(afterYou)
+	// is left here can wait: in the kernel, as Go's own sleep would first look for
+	// other goroutines to run.
+	nap := unix.NsecToTimespec(int64(afterYou))
+	unix.Nanosleep(&nap, nil)
 	l.p.child.Notify(control.Notice{State: control.Draining})
 	return nil
 }
