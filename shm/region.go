@@ -216,7 +216,9 @@ func mapFile(f *os.File, size int, writable bool) (*Region, error) {
 	if writable {
 		prot |= unix.PROT_WRITE
 	}
-	mem, err := unix.Mmap(int(f.Fd()), 0, mapped, prot, unix.MAP_SHARED)
+	// Populated: the pages are there already, and a process that takes a ring over
+	// must not stop at a fault a page.
+	mem, err := unix.Mmap(int(f.Fd()), 0, mapped, prot, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return nil, err
 	}
