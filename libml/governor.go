@@ -30,9 +30,10 @@ func (g *governor) spend(share *shareOrder, began, ended int64) time.Duration {
 		return 0
 	}
 	rate := share.percent / 100
-	g.tokens = min(g.tokens+float64(ended-g.filled)*rate, float64(governorBurst)*rate)
+	// What is saved up between batches is bounded; what comes in during one is not.
+	g.tokens = min(g.tokens+float64(began-g.filled)*rate, float64(governorBurst)*rate)
+	g.tokens += float64(ended-began) * (rate - g.width)
 	g.filled = ended
-	g.tokens -= float64(ended-began) * g.width
 	if g.tokens >= 0 {
 		return 0
 	}
