@@ -14,15 +14,19 @@ type tally struct {
 	arrived  int
 	answered int
 	ran      int // of them, those that were in a batch
-	// Sums: whole -> batch end (or -> answered late), first piece -> whole, and
-	// batch time, each counted once over the requests that rode in it.
-	latency, aggregation, busy time.Duration
-	// latencies are the last ones, for the tail; answered counts them.
+	// Sums: first piece -> whole, and batch time, each batch's counted once over
+	// the requests that rode in it.
+	aggregation, busy time.Duration
+	// latencies are the last ones, whole -> batch end; answered counts them.
 	latencies [keptLatencies]time.Duration
 }
 
 // keptLatencies bound what the tail is taken of.
 const keptLatencies = 512
+
+// lateFactor times the objective is what a late request counts as: enough for a
+// raise by as much as one raise may be.
+const lateFactor = 2
 
 // tailQuantile is the latency that Algorithm 1 looks at (docs/adr/0003).
 const tailQuantile = 0.95
@@ -43,15 +47,20 @@ func (t *tally) arrive(r shm.Request) {
 	t.aggregation += time.Duration(r.Whole - r.FirstPiece)
 }
 
-// answer notes a request's end.
-func (t *tally) answer(r shm.Request, result shm.Result, now int64) {
+// answer notes a request's end. One that was answered late, uninferred, would have
+// ended beyond its objective, nobody knows how far: it counts as late, which is
+// more than the objective, so that a function which turns requests away does not
+// look as if it just made it.
+func (t *tally) answer(r shm.Request, result shm.Result, now int64, late time.Duration) {
 	latency := time.Duration(now - r.Whole)
-	if wire.Status(result.Status) == wire.StatusOK {
+	switch wire.Status(result.Status) {
+	case wire.StatusOK:
 		latency = time.Duration(result.Inferred - r.Whole)
 		t.ran++
 		t.busy += time.Duration(result.Inferred-result.Dispatched) / time.Duration(max(1, result.Batch))
+	case wire.StatusLate:
+		latency = max(latency, late)
 	}
 	t.latencies[t.answered%keptLatencies] = latency
-	t.latency += latency
 	t.answered++
 }

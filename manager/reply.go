@@ -104,7 +104,7 @@ func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 	if result.Status != wire.StatusOK {
 		payload, result.Kind = nil, wire.KindNone
 	}
-	t.in.tally.answer(f.table.Request(slot), said, now)
+	t.in.tally.answer(f.table.Request(slot), said, now, lateFactor*f.slo)
 	f.aggregate.End(now, slot, &result, payload, &t.events)
 	f.flights[slot] = flight{}
 	t.in.inFlight--
