@@ -110,6 +110,7 @@ functions:
 		}
 		// Between 90 and 100 % the share changes, the device hardly does.
 		percent := 90 + float64(i%2)*5
+		noted := f.SwapIdle.Count
 		if err := nd.Order(control.SharePath, control.ShareOrder{Name: "busy", SharePercent: percent}); err != nil {
 			return out, err
 		}
@@ -125,11 +126,10 @@ functions:
 		last = f.Swaps
 		// The new process tells of it in its first report, after its first batch;
 		// where no work was waiting it has nothing to tell.
-		idleCount := uint64(len(out.idle) + 1)
 		limit, cancel = context.WithTimeout(ctx, 2*control.ReportEvery)
 		err = nd.WaitFor(limit, "its idle time", func() bool {
 			f, err = nd.Function("busy")
-			return err == nil && f.SwapIdle.Count >= idleCount
+			return err == nil && f.SwapIdle.Count > noted
 		})
 		cancel()
 		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {

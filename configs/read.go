@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -222,6 +223,26 @@ func (f *Function) decode(v document.Value, names map[string]bool, ports map[uin
 			f.Environment[key] = text
 		}
 	}
+}
+
+// Check reports the first value of a function that makes no sense, for one that
+// did not come out of a file.
+func (f *Function) Check() error {
+	switch {
+	case !models.NamePattern.MatchString(f.Name):
+		return fmt.Errorf("name is %q, want lower case letters, digits, '-' and '_', at most 64", f.Name)
+	case f.Instances < 1 || f.Instances > MaxInstances:
+		return fmt.Errorf("instances of %s are %d, want 1 to %d", f.Name, f.Instances, MaxInstances)
+	case f.SLO < 0 || f.SLO > maxTimeout:
+		return fmt.Errorf("slo of %s is %s, want more than 0, at most %s", f.Name, f.SLO, maxTimeout)
+	case !(f.SharePercent >= 0 && f.SharePercent <= 100):
+		return fmt.Errorf("share of %s is %v %%, want more than 0, at most 100", f.Name, f.SharePercent)
+	case !slices.Contains([]Change{"", ChangeShadow, ChangeInPlace, ChangeRestart}, f.Change):
+		return fmt.Errorf("change of %s is %q, want %s, %s or %s", f.Name, f.Change, ChangeShadow, ChangeInPlace, ChangeRestart)
+	case !slices.Contains([]Batching{"", SLAB, AIMD}, f.Batching):
+		return fmt.Errorf("batching of %s is %q, want %s or %s", f.Name, f.Batching, SLAB, AIMD)
+	}
+	return nil
 }
 
 // The readers below leave *to as it is where nothing stands.

@@ -127,9 +127,7 @@ func (l *loop) run() error {
 			l.p.log.Error().Err(err).Int("batch", len(l.batch)).Msg("batch failed")
 		}
 		l.announce(done)
-		if l.pause > 0 {
-			time.Sleep(l.pause)
-		}
+		l.rest(shm.Now() + int64(l.pause))
 	}
 	l.c.Release()
 	// The next owner has been woken, perhaps on this CPU. It has work to do; what
@@ -140,6 +138,21 @@ func (l *loop) run() error {
 	l.p.child.Notify(control.Notice{State: control.Draining})
 	return nil
 }
+
+// rest lets the share's pause pass; it ends early when the ring is to be given up.
+func (l *loop) rest(until int64) {
+	for l.pause > 0 && l.c.Entitled() && !l.p.finished() {
+		now := shm.Now()
+		if now >= until {
+			return
+		}
+		nap := unix.NsecToTimespec(min(until-now, int64(restStep)))
+		unix.Nanosleep(&nap, nil)
+	}
+}
+
+// restStep bounds how late a resting loop sees that its ring is wanted.
+const restStep = 200 * time.Microsecond
 
 // afterYou is a few batches' time.
 const afterYou = 5 * time.Millisecond

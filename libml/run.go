@@ -67,6 +67,7 @@ type process struct {
 	framework Framework
 	slo       time.Duration
 	memory    *memory
+	private   scratch // for the warm-up; nil but for that
 	warm      []warmUp
 
 	// orders as they stand, written by the order goroutine.
@@ -116,9 +117,16 @@ func (p *process) run(ctx context.Context, build Build) error {
 	if p.framework, err = build(p.card); err != nil {
 		return err
 	}
+	// The framework holds on to buffers until it is gone.
 	defer func() {
 		if err := p.framework.Deinit(); err != nil {
 			p.log.Warn().Err(err).Msg("deinit")
+		}
+		if p.memory != nil {
+			p.memory.close()
+		}
+		if p.private != nil {
+			p.private.free()
 		}
 	}()
 	if err := p.load(); err != nil {
@@ -144,7 +152,6 @@ func (p *process) run(ctx context.Context, build Build) error {
 	if err != nil {
 		return err
 	}
-	defer p.memory.close()
 	if p.finished() {
 		return p.end()
 	}
@@ -262,12 +269,10 @@ func (p *process) link(attached control.Attached, files []*os.File) (control.Not
 	}
 	// The warm-up runs over private scratch: the shared buffers belong to
 	// whoever holds the ring, and that is another process now.
-	private, err := newScratch(p.card.TensorBytes())
-	if err != nil {
+	if p.private, err = newScratch(p.card.TensorBytes()); err != nil {
 		return notice, err
 	}
-	defer private.free() // after ConfigureBatch has let go of it
-	scratch := newTensors(p.card, private)
+	scratch := newTensors(p.card, p.private)
 	for i := len(p.card.Batches) - 1; i >= 0; i-- {
 		n := p.card.Batches[i]
 		var elapsed time.Duration
@@ -295,7 +300,9 @@ func (p *process) link(attached control.Attached, files []*os.File) (control.Not
 		}
 		notice.EphemeralBytes = max(notice.EphemeralBytes, bytes)
 	}
-	return notice, nil
+	// Every batch size is bound to the shared buffers now.
+	err, p.private = p.private.free(), nil
+	return notice, err
 }
 
 func (p *process) configure(n int, t *tensors) error {

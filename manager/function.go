@@ -1,7 +1,9 @@
 package manager
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -45,7 +47,8 @@ type function struct {
 	version   atomic.Uint32  // of the model that serves, for requests that are not run
 
 	// mu guards the aggregator and the flights: the receive thread adds, reply
-	// threads end. It is held for a burst, never over a system call.
+	// threads end. It is held for a burst, and waits for nothing: the one system
+	// call under it wakes a sleeping process.
 	mu        sync.Mutex
 	aggregate *aggregate.Aggregator
 	flights   []flight // by slot
@@ -62,7 +65,7 @@ type function struct {
 	accepted, replied atomic.Uint64
 	results           [wire.NumStatuses]atomic.Uint64
 	swaps, hangs      atomic.Uint64
-	sendErrors        atomic.Uint64
+	unsent            atomic.Uint64 // datagrams
 	persistentBytes   atomic.Int64
 	ephemeralBytes    atomic.Int64
 	idle              idleTimes
@@ -79,7 +82,7 @@ type flight struct {
 const leastResultBytes = 4096
 
 // newFunction opens the port and makes the memory; no thread runs yet.
-func newFunction(m *Manager, c configs.Function, card *models.Card, shares []float64) (_ *function, err error) {
+func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function, err error) {
 	f := &function{
 		m: m, name: c.Name, config: c, card: card,
 		log:         m.log.With().Str("if", c.Name).Logger(),
@@ -129,8 +132,8 @@ func newFunction(m *Manager, c configs.Function, card *models.Card, shares []flo
 		Deadline:      or(m.cfg.Aggregate.Deadline, f.slo/4),
 		AnsweredFor:   m.cfg.Aggregate.AnsweredFor,
 	}, f.source.Slab().Bytes(), f.table)
-	for i, percent := range shares {
-		in, err := newInstance(f, i, percent)
+	for i := range c.Instances {
+		in, err := newInstance(f, i)
 		if err != nil {
 			return nil, err
 		}
@@ -185,6 +188,27 @@ func (f *function) pending() int {
 	defer f.mu.Unlock()
 	s := f.aggregate.Stats()
 	return s.Gathering + s.InFlight
+}
+
+// giveUp has everything that is whole answered `failed`: no process will.
+func (f *function) giveUp() {
+	f.mu.Lock()
+	for _, in := range f.instances {
+		in.expireBefore = math.MaxInt64
+	}
+	f.mu.Unlock()
+	for _, in := range f.instances {
+		in.channel.Wake()
+	}
+}
+
+// wantedPercent is the sum of the shares that the instances shall have.
+func (f *function) wantedPercent() float64 {
+	total := 0.0
+	for _, in := range f.instances {
+		total += in.pair.Share()
+	}
+	return total
 }
 
 // counts are the aggregator's counters.
@@ -247,9 +271,15 @@ func (f *function) status() control.FunctionStatus {
 		},
 		Model: f.card.Name, Version: f.card.Version,
 	}
+	if q := f.instances[0].pair.Active(); q != nil {
+		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves
+	}
 	for _, in := range f.instances {
 		s.Limit = max(s.Limit, in.limit)
-		s.Fit, s.Bound = in.fit, in.bound
+		s.Bound = cmp.Or(s.Bound, in.bound)
+		if in.fit == control.FitUnder || s.Fit == control.FitUnknown {
+			s.Fit = in.fit
+		}
 		s.Instances = append(s.Instances, in.status())
 	}
 	return s

@@ -19,6 +19,9 @@ func (m *Manager) add(c configs.Function) error {
 	if m.draining {
 		return ErrStopped
 	}
+	if err := c.Check(); err != nil {
+		return fmt.Errorf("add function: %w", err)
+	}
 	if m.function(c.Name) != nil {
 		return fmt.Errorf("add function: there is a function %q already", c.Name)
 	}
@@ -26,11 +29,12 @@ func (m *Manager) add(c configs.Function) error {
 	if err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
-	shares := m.shareIn(c, card)
-	f, err := newFunction(m, c, card, shares)
+	f, err := newFunction(m, c, card)
 	if err != nil {
-		m.shareOut(c.Name, c.Instances)
 		return err
+	}
+	for i, percent := range m.shareIn(c, card) {
+		f.instances[i].setShare(percent)
 	}
 	m.functions = append(m.functions, f)
 	f.run()
@@ -67,7 +71,7 @@ func (m *Manager) replace(name, model string) (<-chan error, error) {
 	if err != nil {
 		return nil, fmt.Errorf("replace model of %s: %w", name, err)
 	}
-	return f.replace(card)
+	return f.replace(card, model)
 }
 
 // rollback brings back the model that the last replacement took off.
@@ -79,7 +83,7 @@ func (m *Manager) rollback(name string) (<-chan error, error) {
 	if f.previous == nil {
 		return nil, fmt.Errorf("roll back %s: its model was never replaced", name)
 	}
-	return f.replace(f.previous)
+	return f.replace(f.previous, f.previous.Name)
 }
 
 func (m *Manager) unknown(name string) error {
@@ -101,13 +105,17 @@ func (m *Manager) Reconfigure(c configs.Config) error {
 				errs = append(errs, m.remove(f.name))
 			}
 		}
+		m.waiting = m.waiting[:0]
 		for _, want := range c.Functions {
-			f := m.function(want.Name)
-			if f == nil {
+			switch f := m.function(want.Name); {
+			case f == nil && !m.portLeaves(want.Port):
 				errs = append(errs, m.add(want))
-				continue
+			case f == nil, f.removing:
+				// Its name or its port is being given up: it comes when they are.
+				m.waiting = append(m.waiting, want)
+			default:
+				errs = append(errs, f.reconfigure(want))
 			}
-			errs = append(errs, f.reconfigure(want))
 		}
 		rest := m.cfg
 		rest.Functions = c.Functions
@@ -118,12 +126,35 @@ func (m *Manager) Reconfigure(c configs.Config) error {
 	})
 }
 
+// portLeaves reports whether a function that is being removed has that port.
+func (m *Manager) portLeaves(port uint16) bool {
+	return port != 0 && slices.ContainsFunc(m.functions, func(f *function) bool {
+		return f.removing && f.source.LocalAddr().Port() == port
+	})
+}
+
+// addWaiting adds the functions whose names and ports have become free.
+func (m *Manager) addWaiting() {
+	m.waiting = slices.DeleteFunc(m.waiting, func(want configs.Function) bool {
+		if m.draining {
+			return true
+		}
+		if m.function(want.Name) != nil || m.portLeaves(want.Port) {
+			return false
+		}
+		if err := m.add(want); err != nil {
+			m.log.Error().Err(err).Msg("configuration not followed")
+		}
+		return true
+	})
+}
+
 // reconfigure follows a changed entry of the configuration.
 func (f *function) reconfigure(want configs.Function) error {
-	have := f.config
-	if have.Port != want.Port || have.SLO != want.SLO || have.Instances != want.Instances ||
-		have.Batching != want.Batching || have.Change != want.Change {
-		return fmt.Errorf("reconfigure function %s: port, slo, instances, batching and change are fixed while it runs; remove it, then add it", f.name)
+	have, rest := f.config, want
+	rest.Model = have.Model
+	if !reflect.DeepEqual(have, rest) {
+		return fmt.Errorf("reconfigure function %s: only its model can change while it runs; take it out of the file, save, put it back", f.name)
 	}
 	model := or(want.Model, want.Name)
 	if model != or(have.Model, have.Name) {
@@ -131,16 +162,21 @@ func (f *function) reconfigure(want configs.Function) error {
 		if err != nil {
 			return fmt.Errorf("replace model of %s: %w", f.name, err)
 		}
-		if _, err := f.replace(card); err != nil {
+		end, err := f.replace(card, want.Model)
+		if err != nil {
 			return err
 		}
-		f.config.Model = want.Model
+		go func() {
+			if err := <-end; err != nil {
+				f.log.Error().Err(err).Msg("configuration not followed")
+			}
+		}()
 	}
 	return nil
 }
 
 // replace asks every instance for card.
-func (f *function) replace(card *models.Card) (<-chan error, error) {
+func (f *function) replace(card *models.Card, model string) (<-chan error, error) {
 	if f.replacing {
 		return nil, fmt.Errorf("replace model of %s: a replacement is on its way already", f.name)
 	}
@@ -152,14 +188,15 @@ func (f *function) replace(card *models.Card) (<-chan error, error) {
 		return nil, fmt.Errorf("replace model of %s: %s answers with up to %d bytes, the function has room for %d; add it as a function of its own",
 			f.name, card.Name, bytes, f.geometry.ResultBytes)
 	}
+	for _, in := range f.instances {
+		if err := in.makeTensors(card); err != nil {
+			return nil, err
+		}
+	}
 	old := f.card
 	ends := make([]<-chan error, 0, len(f.instances))
 	for _, in := range f.instances {
-		end, err := in.replace(card)
-		if err != nil {
-			return nil, err
-		}
-		ends = append(ends, end)
+		ends = append(ends, in.replace(card))
 	}
 	f.card, f.replacing = card, true
 	f.log.Info().Str("model", card.Name).Uint32("version", card.Version).Msg("replacing model")
@@ -173,7 +210,7 @@ func (f *function) replace(card *models.Card) (<-chan error, error) {
 		f.m.post(func() {
 			f.replacing = false
 			if err == nil {
-				f.previous = old
+				f.previous, f.config.Model = old, model
 				return
 			}
 			f.card = old
@@ -198,7 +235,8 @@ func (f *function) reap() bool {
 	if !f.removing {
 		return false
 	}
-	if f.pending() > 0 && time.Now().Before(f.removeBy) {
+	now := time.Now()
+	if f.pending() > 0 && now.Before(f.removeBy) {
 		return false
 	}
 	gone := true
@@ -206,7 +244,13 @@ func (f *function) reap() bool {
 		in.remove()
 		gone = gone && in.pair.Removed()
 	}
-	if !gone && time.Now().Before(f.removeBy.Add(f.m.cfg.DrainTimeout)) {
+	if !gone && now.Before(f.removeBy.Add(f.m.cfg.DrainTimeout)) {
+		return false
+	}
+	// Nobody is left to answer what is still here; nothing accepted goes
+	// unanswered.
+	if f.pending() > 0 && now.Before(f.removeBy.Add(2*f.m.cfg.DrainTimeout)) {
+		f.giveUp()
 		return false
 	}
 	f.close()
@@ -278,6 +322,15 @@ func (m *Manager) setShare(name string, percent float64) error {
 	}
 	if !(percent > 0 && percent <= 100) {
 		return fmt.Errorf("share of %s is %v, want more than 0, at most 100", name, percent)
+	}
+	others := 0.0
+	for _, other := range m.functions {
+		if other != f {
+			others += other.wantedPercent()
+		}
+	}
+	if sum := others + percent*float64(len(f.instances)); sum > 100 {
+		return fmt.Errorf("share of %s is %v for each of %d instances: with the others that is %.1f %%, want at most 100", name, percent, len(f.instances), sum)
 	}
 	for _, in := range f.instances {
 		in.setShare(percent)

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -33,10 +34,12 @@ type instance struct {
 	tensors  map[*models.Card]*shm.Region // by the card whose tensors they are
 	conns    map[uint32]*control.AttachConn
 	pids     map[uint32]int
+	dying    map[uint32]time.Time // ended, and nobody has said why yet: until when to wait
 	fit      control.Fit
 	bound    string
 	limit    float64
 	cpu      control.Report // the last report, for its CPU time
+	promoted int64          // when the ring was given to somebody last
 	handed   uint32         // the generation whose hand-over was noted last
 	replaced chan error     // waits for the end of a replacement; nil otherwise
 	load     instanceLoad
@@ -45,6 +48,7 @@ type instance struct {
 
 	// Written under function.mu.
 	inFlight int     // requests that this instance has
+	serving  bool    // a process has been given the ring
 	weight   float64 // its share, for choosing among instances
 	tally    tally
 	// What the reply thread must answer for processes that cannot: what these
@@ -53,7 +57,7 @@ type instance struct {
 	expireBefore int64
 }
 
-func newInstance(f *function, index int, sharePercent float64) (*instance, error) {
+func newInstance(f *function, index int) (*instance, error) {
 	channel, err := shm.NewChannel(fmt.Sprintf("penstock-%s-%d", f.name, index), f.geometry)
 	if err != nil {
 		return nil, fmt.Errorf("make rings of %s: %w", f.name, err)
@@ -61,13 +65,14 @@ func newInstance(f *function, index int, sharePercent float64) (*instance, error
 	in := &instance{
 		m: f.m, f: f, index: index,
 		log:     f.log.With().Int("instance", index).Logger(),
-		pair:    pair.New(f.card, sharePercent),
+		pair:    pair.New(f.card, 0), // its share comes before its first process
 		channel: channel,
 		tensors: map[*models.Card]*shm.Region{},
 		conns:   map[uint32]*control.AttachConn{},
 		pids:    map[uint32]int{},
-		weight:  sharePercent,
+		dying:   map[uint32]time.Time{},
 	}
+	in.pair.StartAfter(f.m.generations[place{f.name, index}])
 	in.pair.InPlace = f.change == configs.ChangeInPlace
 	in.pair.Restart = f.change == configs.ChangeRestart
 	if err := in.makeTensors(f.card); err != nil {
@@ -108,6 +113,8 @@ func (in *instance) step() {
 		switch c.Kind {
 		case pair.SetEpoch:
 			in.channel.SetEpoch(c.Generation)
+			in.promoted = shm.Now()
+			in.setServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
 		case pair.Reclaim:
 			in.reclaim(c.Generation)
@@ -117,6 +124,8 @@ func (in *instance) step() {
 		case pair.Replaced:
 			in.f.version.Store(in.pair.Card().Version)
 			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("model replaced")
+			in.forget()
+			in.m.shareReplaced(in)
 			in.settle(nil)
 		case pair.Rejected:
 			in.log.Error().Str("reason", c.Reason).Msg("new model refused; the old one goes on")
@@ -130,6 +139,8 @@ func (in *instance) step() {
 func (in *instance) reclaim(generation uint32) {
 	in.hangUp(generation)
 	delete(in.pids, generation)
+	delete(in.dying, generation)
+	in.setServing(in.pair.Active() != nil)
 	in.f.mu.Lock()
 	in.abandoned = append(in.abandoned, generation)
 	in.f.mu.Unlock()
@@ -138,20 +149,23 @@ func (in *instance) reclaim(generation uint32) {
 	in.dropTensors()
 }
 
-// replace asks for another model; the end of it comes through the channel.
-func (in *instance) replace(card *models.Card) (<-chan error, error) {
-	if err := in.makeTensors(card); err != nil {
-		return nil, err
-	}
+func (in *instance) setServing(serving bool) {
+	in.f.mu.Lock()
+	in.serving = serving
+	in.f.mu.Unlock()
+}
+
+// replace asks for another model, whose tensors are there; the end of it comes
+// through the channel.
+func (in *instance) replace(card *models.Card) <-chan error {
 	in.settle(fmt.Errorf("another replacement of %s was asked for", in.f.name))
 	in.replaced = make(chan error, 1)
+	end := in.replaced
 	in.pair.Replace(card)
 	if q := in.pair.Active(); q != nil && q.Card == card {
-		end := in.replaced
-		in.settle(nil)
-		return end, nil
+		in.settle(nil) // it serves already
 	}
-	return in.replaced, nil
+	return end
 }
 
 // setShare asks for another share.
@@ -179,6 +193,14 @@ func (in *instance) status() control.InstanceStatus {
 		})
 	}
 	return s
+}
+
+// forget drops what was learnt of a model that serves no more.
+func (in *instance) forget() {
+	in.load, in.cpuPerRequest, in.cpu = instanceLoad{}, 0, control.Report{}
+	in.f.mu.Lock()
+	in.tally = tally{}
+	in.f.mu.Unlock()
 }
 
 // settle ends a replacement, if one is waited for.
@@ -243,6 +265,10 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err != nil {
 		return fmt.Errorf("encode geometry: %w", err)
 	}
+	// The card may be one from before, whose buffers were given back.
+	if err := in.makeTensors(q.Card); err != nil {
+		return err
+	}
 	slab, tensors := in.f.source.Slab(), in.tensors[q.Card]
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, SLONanos: int64(in.f.slo), Batching: string(in.f.batching),
@@ -258,6 +284,12 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 		defer conn.Close()
 		for {
 			r, err := conn.ReadReport()
+			if errors.Is(err, control.ErrBadMessage) || errors.Is(err, control.ErrTooLong) {
+				// It lives, and writes nonsense: its memory is believed free when it
+				// is dead.
+				in.m.post(func() { in.kill(generation, err) })
+				continue
+			}
 			if err != nil {
 				// The kernel closes a dead process's sockets at once, so this is
 				// the first word of its death.
@@ -282,7 +314,33 @@ func (in *instance) lost(generation uint32) {
 		return
 	}
 	in.log.Warn().Uint32("generation", generation).Msg("process is gone")
-	in.pair.Gone(generation, "process ended")
+	if q.State == control.Active {
+		in.pair.Gone(generation, "process ended")
+		return
+	}
+	// Nobody waits for it, so there is time to hear from the orchestrator why.
+	in.dying[generation] = time.Now().Add(hearWhy)
+}
+
+// hearWhy is how long the orchestrator has to say why a process ended.
+const hearWhy = time.Second
+
+// bury gives up on the reasons of processes that ended.
+func (in *instance) bury(now time.Time) {
+	for generation, by := range in.dying {
+		if now.After(by) {
+			in.pair.Gone(generation, "process ended")
+			delete(in.dying, generation)
+		}
+	}
+}
+
+// kill ends a process that does harm.
+func (in *instance) kill(generation uint32, why error) {
+	if q := in.pair.Process(generation); q != nil && q.Role != control.Kill {
+		in.log.Error().Err(why).Uint32("generation", generation).Msg("process talks nonsense; killed")
+		in.pair.Kill(generation)
+	}
 }
 
 // hangUp closes the connection of a process that is done with.
@@ -330,22 +388,36 @@ func (in *instance) report(generation uint32, r control.Report) {
 // there after as long again, because there is no process or one that makes no
 // sense, is answered for it.
 func (in *instance) watch(now int64) {
+	in.bury(time.Now())
 	oldest := in.f.oldest(in)
-	if oldest == 0 || now-oldest < int64(in.f.hangTimeout) {
+	if oldest == 0 {
 		return
 	}
-	if q := in.pair.Process(in.channel.Owner()); q != nil && q.Role != control.Kill && now-oldest < 2*int64(in.f.hangTimeout) {
-		in.log.Error().Uint32("generation", q.Generation).Dur("after", time.Duration(now-oldest)).Msg("process hangs; killed")
-		in.pair.Kill(q.Generation)
-		in.f.hangs.Add(1)
-		return
+	patience := int64(in.f.hangTimeout)
+	// A process answers for the time since it was given the ring: what waited
+	// before was another's.
+	if now-max(oldest, in.promoted) >= patience {
+		if q := in.holder(); q != nil && q.Role != control.Kill {
+			in.log.Error().Uint32("generation", q.Generation).Dur("after", time.Duration(now-oldest)).Msg("process hangs; killed")
+			in.pair.Kill(q.Generation)
+			in.f.hangs.Add(1)
+		}
 	}
-	if now-oldest >= 2*int64(in.f.hangTimeout) {
+	if now-oldest >= 2*patience {
 		in.f.mu.Lock()
 		in.expireBefore = now - int64(in.f.hangTimeout)
 		in.f.mu.Unlock()
 		in.channel.Wake()
 	}
+}
+
+// holder is the process that has the ring, or should have. The owner word is a
+// peer's: it is believed where it names a process that may own the ring.
+func (in *instance) holder() *pair.Process {
+	if q := in.pair.Process(in.channel.Owner()); q != nil && q.Role == control.Drain {
+		return q // it has not let go yet
+	}
+	return in.pair.Active()
 }
 
 // remove ends the instance's processes.
@@ -356,6 +428,7 @@ func (in *instance) remove() {
 
 // close gives the memory back; the reply thread has ended.
 func (in *instance) close() {
+	in.m.generations[place{in.f.name, in.index}] = in.pair.Last()
 	for generation := range in.conns {
 		in.hangUp(generation)
 	}

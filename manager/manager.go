@@ -63,15 +63,28 @@ type Manager struct {
 	tuned    time.Time // when shares were last looked at
 
 	// Owned by the control loop.
-	functions []*function
-	desired   control.Desired
-	observed  control.Observed
-	peerAlive bool
+	functions   []*function
+	generations map[place]uint32   // the last of instances that were removed
+	waiting     []configs.Function // to be added when names and ports are free
+	desired     control.Desired
+	observed    control.Observed
+	peerAlive   bool
+}
+
+// place is where one process follows another. Generations go on counting when a
+// function is removed and comes again: the orchestrator remembers old ones.
+type place struct {
+	name     string
+	instance int
 }
 
 // Control loop periods. The tick bounds how late a hung process is noticed; the
 // share interval is configured.
 const tickEvery = 50 * time.Millisecond
+
+// drainPatience times the drain timeout is when a drain is given up: one is for
+// requests, one for processes, one for what neither has ended.
+const drainPatience = 4
 
 // ErrStopped is returned by calls on a manager that has ended.
 var ErrStopped = errors.New("manager has stopped")
@@ -84,12 +97,14 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	rand.Read(id)
 	m := &Manager{
 		cfg: o.Config, dir: o.Dir, find: o.FindModel, log: o.Log,
-		id:      hex.EncodeToString(id),
-		calls:   make(chan func(), 64),
-		done:    make(chan struct{}),
-		started: time.Now(),
+		id:          hex.EncodeToString(id),
+		calls:       make(chan func(), 64),
+		done:        make(chan struct{}),
+		generations: map[place]uint32{},
+		started:     time.Now(),
 	}
 	m.metrics = newMetrics(m)
+	defer m.threads.Wait()
 	defer close(m.done)
 
 	var err error
@@ -118,7 +133,8 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 			return err
 		}
 	}
-	go m.acceptAttaches()
+	m.threads.Go(m.acceptAttaches)
+	defer m.attach.Close() // before its thread and its connections are waited for
 	if ready != nil {
 		ready(m)
 	}
@@ -151,9 +167,9 @@ func (m *Manager) loop(ctx context.Context) error {
 			stop = nil
 			m.log.Info().Msg("draining")
 			m.drain()
-			giveUp = time.After(3 * m.cfg.DrainTimeout)
+			giveUp = time.After(drainPatience * m.cfg.DrainTimeout)
 		case <-giveUp:
-			return fmt.Errorf("drain: not finished after %s: %s", 3*m.cfg.DrainTimeout, m.undrained())
+			return fmt.Errorf("drain: not finished after %s: %s", drainPatience*m.cfg.DrainTimeout, m.undrained())
 		}
 	}
 }
@@ -174,11 +190,13 @@ func (m *Manager) do(f func() error) error {
 	}
 }
 
-// post runs f on the control loop, sooner or later.
-func (m *Manager) post(f func()) {
+// post runs f on the control loop, sooner or later; false when that has ended.
+func (m *Manager) post(f func()) bool {
 	select {
 	case m.calls <- f:
+		return true
 	case <-m.done:
+		return false
 	}
 }
 
@@ -190,7 +208,10 @@ func (m *Manager) step() {
 			in.step()
 		}
 	}
-	m.functions = slices.DeleteFunc(m.functions, (*function).reap)
+	if had := len(m.functions); had > 0 {
+		m.functions = slices.DeleteFunc(m.functions, (*function).reap)
+	}
+	m.addWaiting()
 	processes := []control.DesiredProcess{}
 	for _, f := range m.functions {
 		for _, in := range f.instances {
@@ -198,9 +219,14 @@ func (m *Manager) step() {
 		}
 	}
 	if m.desired.Seq == 0 || !reflect.DeepEqual(processes, m.desired.Processes) {
-		m.desired.Seq++
-		m.desired.Processes = processes
-		m.link.Publish(m.desired)
+		desired := m.desired
+		desired.Seq++
+		desired.Processes = processes
+		if err := m.link.Publish(desired); err != nil {
+			m.log.Error().Err(err).Msg("tell the orchestrator what is desired")
+			return // tried again at the next step
+		}
+		m.desired = desired
 	}
 }
 
@@ -242,7 +268,9 @@ func (m *Manager) acceptAttaches() {
 		if err != nil {
 			return // closed: the listener says by itself whom it turned away
 		}
-		m.post(func() { m.admit(conn, hello) })
+		if !m.post(func() { m.admit(conn, hello) }) {
+			conn.Close()
+		}
 	}
 }
 

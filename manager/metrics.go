@@ -124,8 +124,8 @@ var (
 		"Clients asked to send pieces again.", []string{"function"}, nil)
 	descEvicted = prometheus.NewDesc("penstock_requests_evicted_total",
 		"Incomplete requests that lost their place or their memory to others.", []string{"function"}, nil)
-	descSendErrors = prometheus.NewDesc("penstock_send_errors_total",
-		"Turns in which the socket did not take all replies.", []string{"function"}, nil)
+	descUnsent = prometheus.NewDesc("penstock_replies_unsent_total",
+		"Datagrams of replies that the socket did not take.", []string{"function"}, nil)
 	descPersistent = prometheus.NewDesc("penstock_model_persistent_bytes",
 		"Device memory of a linked model.", []string{"function"}, nil)
 	descEphemeral = prometheus.NewDesc("penstock_model_ephemeral_bytes",
@@ -174,7 +174,7 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 			}
 			counter(descWishes, counts.Wishes, f.name)
 			counter(descEvicted, counts.Evicted, f.name)
-			counter(descSendErrors, f.sendErrors.Load(), f.name)
+			counter(descUnsent, f.unsent.Load(), f.name)
 			gauge(descHeld, float64(src.HeldBytes), f.name)
 			gauge(descSlab, float64(src.SlabBytes), f.name)
 			gauge(descInFlight, float64(f.inFlight()), f.name)

@@ -1,7 +1,10 @@
 package manager
 
 import (
+	"errors"
 	"net/netip"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/manager/source"
 	"github.com/penstock/penstock/wire"
@@ -44,19 +47,31 @@ func (o *outbox) done(to netip.AddrPort) {
 	o.ends, o.to = append(o.ends, len(o.bytes)), append(o.to, to)
 }
 
-// send hands all that was collected to the source. What a full socket does not
-// take is lost like any datagram: clients ask again.
-func (o *outbox) send(to source.Source) error {
+// send hands all that was collected to the source and says how many datagrams it
+// did not take: an address that nothing can be sent to costs its own reply, a full
+// socket the rest. They are lost like any datagram: clients ask again.
+func (o *outbox) send(to source.Source) (lost int) {
 	if len(o.ends) == 0 {
-		return nil
+		return 0
 	}
 	from := 0
 	for i, end := range o.ends {
 		o.packets = append(o.packets, source.Packet{To: o.to[i], Data: o.bytes[from:end]})
 		from = end
 	}
-	_, err := to.Send(o.packets)
+	for left := o.packets; len(left) > 0; {
+		n, err := to.Send(left)
+		left = left[min(n, len(left)):]
+		switch {
+		case err == nil && n == 0, errors.Is(err, unix.EAGAIN), errors.Is(err, source.ErrClosed):
+			lost += len(left)
+			left = nil
+		case err != nil && len(left) > 0:
+			lost++
+			left = left[1:]
+		}
+	}
 	clear(o.packets)
 	o.bytes, o.ends, o.to, o.packets = o.bytes[:0], o.ends[:0], o.to[:0], o.packets[:0]
-	return err
+	return lost
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"runtime"
+	"time"
 
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/source"
@@ -24,6 +25,9 @@ import (
 // pieces, so that the lock is taken once for several reads' worth.
 const burst = 256
 
+// afterReceiveError is between two tries of a socket that returns errors.
+const afterReceiveError = 10 * time.Millisecond
+
 func (f *function) receive() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -38,8 +42,15 @@ func (f *function) receive() {
 		case errors.Is(err, source.ErrClosed), errors.Is(err, io.EOF):
 			return
 		case err != nil:
+			// The kernel may be short of memory for a while; the port stays open.
 			f.log.Error().Err(err).Msg("receive")
-			return
+			time.Sleep(afterReceiveError)
+			n = 0
+		}
+		starved := false
+		if n == 0 {
+			had := f.source.Stats().NoRoom
+			starved, noRoom = had != noRoom, had
 		}
 		now := shm.Now()
 		events.Reset()
@@ -49,13 +60,10 @@ func (f *function) receive() {
 			f.aggregate.Expire(now, &events)
 			next = f.aggregate.NextDeadline()
 		}
-		if n == 0 {
+		if starved {
 			// The slab is full of requests that wait for pieces which have no room
 			// to land in: the oldest gives its own.
-			if had := f.source.Stats().NoRoom; had != noRoom {
-				noRoom = had
-				f.aggregate.EvictOldest(now, &events)
-			}
+			f.aggregate.EvictOldest(now, &events)
 		}
 		for _, slot := range events.Whole {
 			f.publish(slot, now)
@@ -66,12 +74,13 @@ func (f *function) receive() {
 	}
 }
 
-// publish hands a whole request to the instance with the least to do for its
-// share. mu is held.
+// publish hands a whole request to the instance, of those that have a process,
+// with the least to do for its share. mu is held.
 func (f *function) publish(slot uint32, now int64) {
 	in := f.instances[0]
 	for _, other := range f.instances[1:] {
-		if float64(other.inFlight+1)*in.weight < float64(in.inFlight+1)*other.weight {
+		if other.serving && !in.serving ||
+			other.serving == in.serving && float64(other.inFlight+1)*in.weight < float64(in.inFlight+1)*other.weight {
 			in = other
 		}
 	}
@@ -106,7 +115,7 @@ func (f *function) tell(events *aggregate.Events, out *outbox) {
 
 // send sends an outbox; what cannot be sent is counted.
 func (f *function) send(out *outbox) {
-	if err := out.send(f.source); err != nil && !errors.Is(err, source.ErrClosed) {
-		f.sendErrors.Add(1)
+	if lost := out.send(f.source); lost > 0 {
+		f.unsent.Add(uint64(lost))
 	}
 }

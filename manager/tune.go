@@ -72,6 +72,19 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	return shares
 }
 
+// shareReplaced forgets what was learnt of an instance's old model; shares move at
+// once.
+func (m *Manager) shareReplaced(in *instance) {
+	id := share.ID{IF: in.f.name, Instance: in.index}
+	if err := m.shares.Replace(id, or(in.f.config.SharePercent, in.pair.Card().KneePercent)); err != nil {
+		m.log.Error().Err(err).Msg("share out")
+		return
+	}
+	if m.cfg.Shares.Tune {
+		m.apply(m.shares.Step(time.Since(m.started), nil))
+	}
+}
+
 // shareOut lets a function's instances go.
 func (m *Manager) shareOut(name string, instances int) {
 	for i := range instances {

@@ -86,6 +86,8 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		n.command.Stderr = io.MultiWriter(n.tail, o.Log)
 	}
 	n.command.Stdout = n.command.Stderr
+	// The log's pipe is held by grandchildren that drain; nobody waits for them.
+	n.command.WaitDelay = time.Second
 	n.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := n.command.Start(); err != nil {
 		return nil, fmt.Errorf("start node: %w", err)
@@ -100,13 +102,16 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	return n, nil
 }
 
+// browser gives up on a node that does not answer.
+var browser = &http.Client{Timeout: 5 * time.Second}
+
 // pollEvery is how often a node is asked whether it is there yet.
 const pollEvery = 20 * time.Millisecond
 
 // WaitReady waits until /readyz says so.
 func (n *Node) WaitReady(ctx context.Context) error {
 	return n.WaitFor(ctx, "readiness", func() bool {
-		response, err := http.Get(n.url("/readyz"))
+		response, err := browser.Get(n.url("/readyz"))
 		if err != nil {
 			return false
 		}
@@ -134,7 +139,7 @@ func (n *Node) WaitFor(ctx context.Context, what string, done func() bool) error
 // Status asks the node for its status.
 func (n *Node) Status() (control.Status, error) {
 	var status control.Status
-	response, err := http.Get(n.url(control.StatusPath))
+	response, err := browser.Get(n.url(control.StatusPath))
 	if err != nil {
 		return status, fmt.Errorf("get status: %w", err)
 	}
@@ -163,7 +168,7 @@ func (n *Node) Order(path string, order any) error { return control.SendOrder(n.
 
 // Metrics is the node's /metrics page.
 func (n *Node) Metrics() (string, error) {
-	response, err := http.Get(n.url("/metrics"))
+	response, err := browser.Get(n.url("/metrics"))
 	if err != nil {
 		return "", fmt.Errorf("get metrics: %w", err)
 	}

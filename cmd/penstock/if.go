@@ -62,17 +62,8 @@ folder, while it runs.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			function.Name = args[0]
-			if !models.NamePattern.MatchString(function.Name) {
-				return fmt.Errorf("name %q: want lower case letters, digits, '-' and '_', at most 64", function.Name)
-			}
-			if function.Instances < 1 || function.Instances > configs.MaxInstances {
-				return fmt.Errorf("--instances %d: want 1 to %d", function.Instances, configs.MaxInstances)
-			}
-			if function.SLO < 0 {
-				return fmt.Errorf("--slo %s: want a positive duration", function.SLO)
-			}
-			if function.SharePercent < 0 || function.SharePercent > 100 {
-				return fmt.Errorf("--share %v: want more than 0, at most 100", function.SharePercent)
+			if err := function.Check(); err != nil {
+				return err
 			}
 			var err error
 			if function.Model, err = cardPath(function.Model); err != nil {

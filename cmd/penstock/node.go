@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -146,6 +147,11 @@ func followConfig(ctx context.Context, m *manager.Manager, file string, log zero
 			if filepath.Clean(event.Name) == file {
 				due = time.After(settle)
 			}
+		case err, ok := <-watcher.Errors:
+			if !ok {
+				return
+			}
+			log.Warn().Err(err).Msg("watch configuration")
 		case <-due:
 			c, err := configs.Read(file)
 			if err == nil {
@@ -226,27 +232,31 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	defer stopManager()
 	orchestratorCtx, stopOrchestrator := context.WithCancel(context.Background())
 	defer stopOrchestrator()
-	ended := make(chan error, 2)
-	start := func(ctx context.Context, verb string) {
-		err := keep(ctx, log, self, append([]string{verb}, args...), 4*c.DrainTimeout)
-		if err != nil {
+	manager, orchestrator := make(chan error, 1), make(chan error, 1)
+	start := func(ctx context.Context, verb string, ended chan<- error) {
+		err := keep(ctx, log, self, append([]string{verb}, args...), 5*c.DrainTimeout)
+		var status exitStatus
+		if err != nil && !errors.As(err, &status) {
 			err = fmt.Errorf("%s: %w", verb, err)
 		}
 		ended <- err
 	}
-	go start(orchestratorCtx, "orchestrator")
-	go start(managerCtx, "manager")
+	go start(orchestratorCtx, "orchestrator", orchestrator)
+	go start(managerCtx, "manager", manager)
 	select {
-	case err = <-ended:
-		stopManager()
+	case err := <-manager:
 		stopOrchestrator()
-		return errors.Join(err, <-ended)
+		return cmp.Or(err, <-orchestrator)
+	case err := <-orchestrator:
+		// The manager answers what it can without processes.
+		stopManager()
+		return cmp.Or(err, <-manager)
 	case <-ctx.Done():
 	}
 	stopManager()
-	err = <-ended
+	err = <-manager
 	stopOrchestrator()
-	return errors.Join(err, <-ended)
+	return cmp.Or(err, <-orchestrator)
 }
 
 // said is how a child ended: one that ended by itself has said why.
@@ -281,11 +291,12 @@ func keep(ctx context.Context, log zerolog.Logger, self string, args []string, p
 		go func() { ended <- child.Wait() }()
 		select {
 		case err := <-ended:
-			if time.Since(started) < shortLife {
-				if err == nil {
-					return errors.New("ended at once")
-				}
-				return said(err)
+			short := time.Since(started) < shortLife
+			if status := said(err); short && status != err {
+				return status // it said why, and would again
+			}
+			if short {
+				time.Sleep(shortLife) // killed, and perhaps again
 			}
 			log.Error().Err(err).Str("child", args[0]).Msg("child died; starting it again")
 		case <-ctx.Done():

@@ -75,7 +75,10 @@ type Pair struct {
 	proven   *models.Card // the last one that served
 	target   float64
 	removing bool
-	stopped  bool // the active process was stopped for a change (Restart)
+	// replacing is set from Replace until a process with the card wanted is
+	// promoted, or is given up.
+	replacing bool
+	stopped   bool // the active process was stopped for a change (Restart)
 
 	processes            []*Process // by generation
 	active, next, shadow *Process
@@ -87,6 +90,12 @@ type Pair struct {
 func New(card *models.Card, sharePercent float64) *Pair {
 	return &Pair{card: card, target: sharePercent}
 }
+
+// StartAfter sets the last generation that is taken.
+func (p *Pair) StartAfter(generation uint32) { p.last = generation }
+
+// Last is the last generation that was given to a process.
+func (p *Pair) Last() uint32 { return p.last }
 
 // Card is the model wanted; Share the share wanted.
 func (p *Pair) Card() *models.Card { return p.card }
@@ -121,7 +130,7 @@ func (p *Pair) SetShare(percent float64) { p.target = percent }
 
 // Replace wants another model; the one before goes on until the new one is
 // ready, and for good if it never is.
-func (p *Pair) Replace(card *models.Card) { p.card = card }
+func (p *Pair) Replace(card *models.Card) { p.card, p.replacing = card, true }
 
 // Remove wants no process any more; Removed reports when there is none.
 func (p *Pair) Remove() { p.removing = true }
@@ -161,7 +170,7 @@ func (p *Pair) Gone(generation uint32, reason string) {
 	// where there is one that has.
 	onTheWay := q == p.next || q == p.shadow
 	if onTheWay && q.Card == p.card && p.proven != nil && q.Card != p.proven {
-		p.card = p.proven
+		p.card, p.replacing = p.proven, false
 		p.emit(Rejected, q, reason)
 	}
 	switch q {
@@ -222,7 +231,8 @@ func (p *Pair) promote() {
 		p.emit(Promoted, p.active, "")
 	}
 	p.stopped = false
-	if p.proven != nil && p.proven != p.active.Card {
+	if p.replacing && p.active.Card == p.card {
+		p.replacing = false
 		p.emit(Replaced, p.active, "")
 	}
 	p.proven = p.active.Card
