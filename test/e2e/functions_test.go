@@ -111,25 +111,7 @@ func TestReplacementServesOrTheOldModelGoesOn(t *testing.T) {
 	}
 	waitFor(t, "version 2 to answer", func() bool { return ask() == 2 })
 
-	// A model file that is cut short: the card is right, loading it is not.
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "model.onnx"), []byte("\x08\x07cut short"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	bad := filepath.Join(dir, "card.yaml")
-	text := `name: bad
-version: 3
-framework: onnx
-model: model.onnx
-input: {name: x, size: [2, 1024, 1], wire: {type: u8, layout: hwc}, tensor: {type: f32, layout: hwc}}
-outputs: [{name: sum, shape: [1]}]
-batches: [1]
-slo: 1s
-decoder: {name: raw}
-`
-	if err := os.WriteFile(bad, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	bad := brokenCard(t)
 	var out string
 	var err error
 	got := stream(t, nd, 400, func() { out, err = run(t, nd.Dir, "if", "replace", "fn", bad) })
@@ -239,4 +221,75 @@ decoder: {name: topk, k: 5}
 	if got.by[wire.StatusOK] != 200 {
 		t.Errorf("%s; want 200 ok beside the model that cannot start", got)
 	}
+}
+
+// brokenCard is right, and its model file is cut short: loading it fails.
+func brokenCard(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "model.onnx"), []byte("\x08\x07cut short"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	card := filepath.Join(dir, "card.yaml")
+	text := `name: bad
+version: 3
+framework: onnx
+model: model.onnx
+input: {name: x, size: [2, 1024, 1], wire: {type: u8, layout: hwc}, tensor: {type: f32, layout: hwc}}
+outputs: [{name: sum, shape: [1]}]
+batches: [1]
+slo: 1s
+decoder: {name: raw}
+`
+	if err := os.WriteFile(card, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return card
+}
+
+// Where a change restarts the process, the old model is gone when the new one
+// fails, and comes back.
+func TestOldModelComesBackWhereAChangeRestarts(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small), ", change: restart"))
+	if out, err := run(t, nd.Dir, "if", "replace", "fn", brokenCard(t)); err == nil || !strings.Contains(out, "model.onnx") {
+		t.Errorf("replacing with a broken model: %v, said:\n%s\nwant why it failed", err, out)
+	}
+	if err := nd.WaitReady(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	got := stream(t, nd, 100, func() {})
+	if got.by[wire.StatusOK] != 100 || got.wrong > 0 {
+		t.Errorf("%s; want 100 right answers of the old model", got)
+	}
+	settled(t, nd, "fn")
+}
+
+func TestGoodModelReplacesOneThatNeverServed(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	if out, err := run(t, nd.Dir, "if", "add", "second", "--model", brokenCard(t)); err != nil {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+	if out, err := run(t, nd.Dir, "if", "replace", "second", nullCard(t, "digest", small)); err != nil {
+		t.Fatalf("replace: %v\n%s", err, out)
+	}
+	c := dial(t, nd, "second", client.Options{})
+	if r, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{}); err != nil || r.ModelVersion != 1 {
+		t.Errorf("answer %+v, %v; want the good model's", r, err)
+	}
+}
+
+func TestFunctionThatIsRenamedKeepsItsPort(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	nd := start(t, fmt.Sprintf("functions:\n  - {name: before, model: %s, port: 15902}\n", card))
+	text, err := os.ReadFile(nd.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(nd.Config, []byte(strings.Replace(string(text), "before", "after", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the function under its new name", func() bool {
+		f, err := nd.Function("after")
+		return err == nil && f.Port == 15902
+	})
 }
