@@ -28,7 +28,7 @@ const keptLatencies = 512
 // raise by as much as one raise may be.
 const lateFactor = 2
 
-// tailQuantile is the latency that Algorithm 1 looks at (docs/adr/0003).
+// tailQuantile is the latency that Algorithm 1 looks at (docs/adr/0003-measuring-shares-on-a-cpu.md).
 const tailQuantile = 0.95
 
 // tail is the tail of the latencies, 0 where there are none. It sorts them.

@@ -20,7 +20,7 @@ import (
 //
 // The styles differ in how a head's boxes are decoded.
 type boxes struct {
-	sizes     sizes
+	declared  []declared
 	heads     []head
 	threshold float32 // of the score as the model gives it
 	sigmoid   bool    // the model gives logits
@@ -36,8 +36,8 @@ type boxes struct {
 // row for each box.
 type head struct {
 	scores, boxes int // indexes of outputs
-	rows, classes int
-	columns       int // of a row of boxes
+	classes       int // columns of scores
+	columns       int // of boxes
 	side          int // cells along a side
 	anchored      anchored
 	distributed   distributed
@@ -93,7 +93,7 @@ const (
 )
 
 func newBoxes(p *params) *boxes {
-	d := &boxes{sizes: sizesOf(p.card)}
+	d := &boxes{declared: declaredBy(p.card)}
 	threshold := p.number("score_threshold", 0, 1, 0.5)
 	d.overlap = float32(p.number("iou_threshold", 0, 1, 0.5))
 	d.max = p.whole("max_boxes", 1, mostBoxes, 100)
@@ -119,9 +119,9 @@ func (d *boxes) readGrids(p *params) {
 		h := head{side: g.whole("size", 1, mostSide, missing)}
 		h.anchored = anchored{anchors: g.whole("anchors", 1, mostAnchors, missing), scale: scale}
 		rows := h.side * h.side * h.anchored.anchors
-		h.scores, h.rows, h.classes = g.output("scores", rows, 1)
-		h.boxes, _, h.columns = g.output("boxes", rows, 4)
-		d.addHead(p, &g, h)
+		h.scores, h.classes = g.output("scores", rows, 1)
+		h.boxes, h.columns = g.output("boxes", rows, 4)
+		d.addHead(p, &g, "scores", h)
 	}
 }
 
@@ -133,22 +133,23 @@ func (d *boxes) readLevels(p *params) {
 		h := head{side: (size + stride - 1) / stride}
 		h.distributed = distributed{bins: bins, stride: float32(stride), size: float32(size)}
 		rows := h.side * h.side
-		h.scores, h.rows, h.classes = l.output("classes", rows, 1)
-		h.boxes, _, h.columns = l.output("boxes", rows, 4*bins)
+		h.scores, h.classes = l.output("classes", rows, 1)
+		h.boxes, h.columns = l.output("boxes", rows, 4*bins)
 		if l.err == nil && h.columns != 4*bins {
 			l.fail("boxes", "has %d columns, want 4 distances of %d bins", h.columns, bins)
 		}
-		d.addHead(p, &l, h)
+		d.addHead(p, &l, "classes", h)
 	}
 }
 
-// addHead takes in a head that was read from an element of p's lists.
-func (d *boxes) addHead(p, element *params, h head) {
+// addHead takes in a head that was read from an element of p's lists, its scores
+// from the element's key.
+func (d *boxes) addHead(p, element *params, key string, h head) {
+	if h.classes > mostClasses {
+		element.fail(key, "has %d classes, want at most %d", h.classes, mostClasses)
+	}
 	if p.err == nil {
 		p.err = element.err
-	}
-	if h.classes > mostClasses {
-		p.fail("name", "%d classes are more than %d", h.classes, mostClasses)
 	}
 	d.heads = append(d.heads, h)
 }
@@ -156,7 +157,7 @@ func (d *boxes) addHead(p, element *params, h head) {
 func (d *boxes) MaxBytes() int { return d.max * wire.BoxSize }
 
 func (d *boxes) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := d.sizes.check(outputs); err != nil {
+	if err := check(d.declared, outputs); err != nil {
 		return dst, 0, err
 	}
 	d.found, d.kept = d.found[:0], d.kept[:0]
@@ -173,9 +174,8 @@ func (d *boxes) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 		}
 		h := &d.heads[c.head]
 		b := wire.Box{Class: c.class, Score: d.score(c.score)}
-		h.decode(&b, outputs[h.boxes], int(c.row))
-		if isNaN(b.X0 + b.Y0 + b.X1 + b.Y1) {
-			return dst, 0, ErrNotANumber
+		if !h.decode(&b, outputs[h.boxes], int(c.row)) {
+			return dst, 0, d.declared[h.boxes].notFinite
 		}
 		if b.X0 < b.X1 && b.Y0 < b.Y1 && !d.suppressed(&b) {
 			d.kept = append(d.kept, b)
@@ -188,25 +188,25 @@ func (d *boxes) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
 // were found than are kept, above the least of those.
 //
 // It compares bits: those of a float that is at least a positive one are at least
-// its bits, and so are those of NaN and of what is negative, which are sorted out
-// after. A head of 2,704 cells and 80 classes has 216,320 scores, of which a
+// its bits, and so are those of what is not finite or negative, which is sorted
+// out after. A head of 2,704 cells and 80 classes has 216,320 scores, of which a
 // handful get past that.
 func (d *boxes) scan(i int, scores []byte) error {
-	classes := d.heads[i].classes
+	h := &d.heads[i]
 	bits := positiveBits(max(d.threshold, d.floor))
 	for n := 0; len(scores) >= 4; n, scores = n+1, scores[4:] {
 		b := binary.LittleEndian.Uint32(scores)
 		if b < bits {
 			continue
 		}
-		v := math.Float32frombits(b)
-		if isNaN(v) {
-			return ErrNotANumber
+		if b&exponent == exponent {
+			return d.declared[h.scores].notFinite
 		}
+		v := math.Float32frombits(b)
 		if v < d.threshold || v <= d.floor {
 			continue
 		}
-		d.found = append(d.found, candidate{score: v, head: uint32(i), row: uint32(n / classes), class: uint16(n % classes)})
+		d.found = append(d.found, candidate{score: v, head: uint32(i), row: uint32(n / h.classes), class: uint16(n % h.classes)})
 		if len(d.found) == 2*mostCandidates {
 			d.best()
 			d.floor = d.found[len(d.found)-1].score
@@ -260,16 +260,22 @@ func overlap(a, b *wire.Box) float32 {
 	return shared / ((a.X1-a.X0)*(a.Y1-a.Y0) + (b.X1-b.X0)*(b.Y1-b.Y0) - shared)
 }
 
-// decode sets b's corners, in parts of the picture and clipped to it, NaN where the
-// output is.
-func (h *head) decode(b *wire.Box, output []byte, row int) {
+// decode sets b's corners, in parts of the picture and clipped to it. It is false
+// where the output has what is not finite, or so large that no corner comes of it.
+func (h *head) decode(b *wire.Box, output []byte, row int) bool {
 	output = output[4*row*h.columns:]
-	if h.distributed.bins > 0 {
+	bins := h.distributed.bins
+	if !finite(output[:4*4*max(bins, 1)]) {
+		return false
+	}
+	if bins > 0 {
 		h.distributed.decode(b, output, row%h.side, row/h.side)
 	} else {
 		h.anchored.decode(b, output, row, h.side)
 	}
 	b.X0, b.Y0, b.X1, b.Y1 = clip(b.X0), clip(b.Y0), clip(b.X1), clip(b.Y1)
+	sum := b.X0 + b.Y0 + b.X1 + b.Y1
+	return sum == sum // not NaN
 }
 
 // decode of a raw box: centre and size in pixels, the centre relative to that of
@@ -298,7 +304,7 @@ func (g *distributed) distance(output []byte, side int) float32 {
 	output = output[4*side*g.bins:]
 	top := float32(math.Inf(-1))
 	for i := range g.bins {
-		top = max(top, at(output, i)) // NaN stays
+		top = max(top, at(output, i))
 	}
 	var sum, mean float64
 	for i := range g.bins {

@@ -25,7 +25,7 @@
 //	       y, x
 //
 // Outputs are untrusted: whatever an IF's framework wrote there, Append returns a
-// payload of at most MaxBytes, or an error.
+// payload of at most MaxBytes that has no NaN and no infinity in it, or an error.
 package decode
 
 import (
@@ -38,11 +38,12 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Returned by Append. They are as they are built, without context: one costs a
-// request, thousands a second may.
+// Returned by Append. They are made beforehand: one costs a request, thousands a
+// second may.
 var (
-	// ErrNotANumber is returned when an output that the result depends on is NaN.
-	ErrNotANumber = errors.New("output is not a number")
+	// ErrNotANumber is returned, with the output's name, when an output that the
+	// result depends on is NaN or infinite.
+	ErrNotANumber = errors.New("not a finite number")
 	// ErrOutputs is returned when the outputs are not those of the card: one
 	// slice an output, 4 bytes an element.
 	ErrOutputs = errors.New("outputs do not have the card's sizes")
@@ -82,24 +83,31 @@ func New(card *models.Card) (Decoder, error) {
 	return d, nil
 }
 
-// sizes are the lengths in bytes of one image's outputs.
-type sizes []int
-
-func sizesOf(card *models.Card) sizes {
-	s := make(sizes, len(card.Outputs))
-	for i := range card.Outputs {
-		s[i] = 4 * card.Outputs[i].Elements()
-	}
-	return s
+// declared is what the card says of one output.
+type declared struct {
+	bytes     int   // of one image
+	notFinite error // ErrNotANumber with the output's name
 }
 
-// check returns ErrOutputs unless the outputs have these sizes.
-func (s sizes) check(outputs [][]byte) error {
-	if len(outputs) != len(s) {
+func declaredBy(card *models.Card) []declared {
+	list := make([]declared, len(card.Outputs))
+	for i := range card.Outputs {
+		o := &card.Outputs[i]
+		list[i] = declared{
+			bytes:     4 * o.Elements(),
+			notFinite: fmt.Errorf("output %q: %w", o.Name, ErrNotANumber),
+		}
+	}
+	return list
+}
+
+// check returns ErrOutputs unless the outputs have the sizes that were declared.
+func check(declared []declared, outputs [][]byte) error {
+	if len(outputs) != len(declared) {
 		return ErrOutputs
 	}
 	for i, o := range outputs {
-		if len(o) != s[i] {
+		if len(o) != declared[i].bytes {
 			return ErrOutputs
 		}
 	}
@@ -111,19 +119,30 @@ func at(output []byte, i int) float32 {
 	return math.Float32frombits(binary.LittleEndian.Uint32(output[4*i:]))
 }
 
-// isNaN spares the way over float64.
-func isNaN(v float32) bool { return v != v }
+// exponent are the bits that are all set in infinities and NaN, and in no other
+// float32 (IEEE 754).
+const exponent = 0xff << 23
+
+// finite reports whether none of the elements is NaN or infinite.
+func finite(elements []byte) bool {
+	for ; len(elements) >= 4; elements = elements[4:] {
+		if binary.LittleEndian.Uint32(elements)&exponent == exponent {
+			return false
+		}
+	}
+	return true
+}
 
 // raw passes the tensors on as they are.
 type raw struct {
-	sizes sizes
-	bytes int
+	declared []declared
+	bytes    int
 }
 
 func newRaw(p *params) *raw {
-	d := &raw{sizes: sizesOf(p.card)}
-	for _, n := range d.sizes {
-		d.bytes += n
+	d := &raw{declared: declaredBy(p.card)}
+	for i := range d.declared {
+		d.bytes += d.declared[i].bytes
 	}
 	return d
 }
@@ -131,15 +150,13 @@ func newRaw(p *params) *raw {
 func (d *raw) MaxBytes() int { return d.bytes }
 
 func (d *raw) Append(dst []byte, outputs [][]byte) ([]byte, uint8, error) {
-	if err := d.sizes.check(outputs); err != nil {
+	if err := check(d.declared, outputs); err != nil {
 		return dst, 0, err
 	}
 	payload := dst
-	for _, o := range outputs {
-		for i := 0; i < len(o); i += 4 {
-			if isNaN(at(o[i:], 0)) {
-				return dst, 0, ErrNotANumber
-			}
+	for i, o := range outputs {
+		if !finite(o) {
+			return dst, 0, d.declared[i].notFinite
 		}
 		payload = append(payload, o...)
 	}

@@ -71,7 +71,10 @@ func (p *params) whole(key string, least, most int, fallback float64) int {
 // needed.
 func (p *params) choice(key string, needed bool, words ...string) string {
 	v, ok := p.values[key]
-	if !ok && !needed {
+	if !ok {
+		if needed {
+			p.fail(key, "is missing, want one of %v", words)
+		}
 		return words[0]
 	}
 	for _, w := range words {
@@ -85,41 +88,46 @@ func (p *params) choice(key string, needed bool, words ...string) string {
 
 // list is a list of maps, at least one.
 func (p *params) list(key, of string) []params {
-	items, _ := p.values[key].([]any)
-	if len(items) == 0 {
-		p.fail(key, "want a list of %s", of)
+	items, ok := p.values[key].([]any)
+	switch {
+	case p.values[key] == nil:
+		p.fail(key, "is missing, want a list of %s", of)
+	case !ok:
+		p.fail(key, "is %v, want a list of %s", p.values[key], of)
+	case len(items) == 0:
+		p.fail(key, "is empty, want a list of %s", of)
 	}
 	var list []params
 	for i, item := range items {
 		values, ok := item.(map[string]any)
 		path := fmt.Sprintf("%s%s[%d]", p.path, key, i)
 		if !ok {
-			p.fail(key, "element %d is %v, want %s", i, item, of)
+			p.fail(fmt.Sprintf("%s[%d]", key, i), "is %v, want %s", item, of)
 		}
 		list = append(list, params{card: p.card, path: path + ".", values: values})
 	}
 	return list
 }
 
-// output is the index of the output that a parameter names. Its shape must be
-// [rows, columns] with so many rows (0: any) and at least so many columns.
-func (p *params) output(key string, rows, leastColumns int) (index, hasRows, hasColumns int) {
-	name, _ := p.values[key].(string)
+// output is the index and the columns of the output that a parameter names. Its
+// shape must be [rows, columns] with so many rows and at least so many columns.
+func (p *params) output(key string, rows, leastColumns int) (index, columns int) {
+	value, ok := p.values[key]
+	if !ok {
+		p.fail(key, "is missing, want the name of an output")
+		return 0, 0
+	}
 	for i := range p.card.Outputs {
 		o := &p.card.Outputs[i]
-		if o.Name != name {
+		if value != o.Name {
 			continue
 		}
-		if len(o.Shape) != 2 || o.Shape[0] < 1 || rows != 0 && o.Shape[0] != int64(rows) || o.Shape[1] < int64(leastColumns) {
-			want := fmt.Sprintf("[%d, at least %d]", rows, leastColumns)
-			if rows == 0 {
-				want = fmt.Sprintf("[cells, at least %d]", leastColumns)
-			}
-			p.fail(key, "output %q has shape %v, want %s", name, o.Shape, want)
-			return 0, 0, 0
+		if len(o.Shape) != 2 || o.Shape[0] != int64(rows) || o.Shape[1] < int64(leastColumns) {
+			p.fail(key, "output %q has shape %v, want [%d, at least %d]", o.Name, o.Shape, rows, leastColumns)
+			return 0, 0
 		}
-		return i, int(o.Shape[0]), int(o.Shape[1])
+		return i, int(o.Shape[1])
 	}
-	p.fail(key, "is %v, which is no output of the card", p.values[key])
-	return 0, 0, 0
+	p.fail(key, "is %v, which is no output of the card", value)
+	return 0, 0
 }
