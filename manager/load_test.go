@@ -1,0 +1,191 @@
+package manager
+
+import (
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+const ms = int64(time.Millisecond)
+
+func TestTheTailIsTheNearestRankOfWhatWasKept(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		from, to int // latencies in milliseconds, each once, the largest first
+		want     time.Duration
+	}{
+		{"nothing", 1, 0, 0},
+		{"one", 7, 7, 7 * time.Millisecond},
+		{"two", 1, 2, 2 * time.Millisecond},
+		{"a hundred", 1, 100, 95 * time.Millisecond},
+		// 512 ... 1 ms are the latest: rank 0.95 x 511 from below.
+		{"more than are kept", 1, 1000, 486 * time.Millisecond},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var all tally
+			for i := c.to; i >= c.from; i-- {
+				all.answer(shm.Request{Whole: 0}, shm.Result{Status: uint8(wire.StatusOK), Batch: 1, Inferred: int64(i) * ms}, 0, 0)
+			}
+			if got := all.tail(); got != c.want {
+				t.Errorf("tail %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestATallyCountsABatchOnceOverItsRequests(t *testing.T) {
+	var all tally
+	for range 4 {
+		r := shm.Request{FirstPiece: 1 * ms, Whole: 3 * ms}
+		all.arrive(r)
+		all.answer(r, shm.Result{Status: uint8(wire.StatusOK), Batch: 4, Dispatched: 5 * ms, Inferred: 13 * ms}, 20*ms, time.Hour)
+	}
+	if all.arrived != 4 || all.answered != 4 || all.ran != 4 {
+		t.Errorf("arrived %d, answered %d, ran %d; want 4 of each", all.arrived, all.answered, all.ran)
+	}
+	if want := 8 * time.Millisecond; all.busy != want {
+		t.Errorf("busy %v, want %v: one batch", all.busy, want)
+	}
+	if want := 8 * time.Millisecond; all.aggregation != want {
+		t.Errorf("aggregation %v, want %v", all.aggregation, want)
+	}
+	if want := 10 * time.Millisecond; all.tail() != want {
+		t.Errorf("tail %v, want %v: whole to the end of the batch", all.tail(), want)
+	}
+}
+
+// A function that turns requests away does not look as if it just made it.
+func TestALateRequestCountsAsMoreThanItsObjective(t *testing.T) {
+	const late = 50 * time.Millisecond
+	for _, c := range []struct {
+		name string
+		now  int64
+		want time.Duration
+	}{
+		{"turned away early", 10 * ms, late},
+		{"turned away after longer than that", 80 * ms, 80 * time.Millisecond},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var all tally
+			all.answer(shm.Request{}, shm.Result{Status: uint8(wire.StatusLate)}, c.now, late)
+			if all.answered != 1 || all.ran != 0 || all.tail() != c.want {
+				t.Errorf("answered %d, ran %d, tail %v; want 1, 0, %v", all.answered, all.ran, all.tail(), c.want)
+			}
+		})
+	}
+}
+
+// A quota that does not bind says nothing of the share: times are stretched to it.
+func TestMeasurementsAreTakenToTheShare(t *testing.T) {
+	const tail = 30 * time.Millisecond
+	const us = time.Microsecond
+	for _, c := range []struct {
+		name       string
+		cpu        time.Duration // of a request
+		cpus       int
+		percent    float64
+		busy       time.Duration // of a request, measured
+		tail       time.Duration
+		throughput float64
+	}{
+		{"the quota binds", 800 * us, 4, 25, 2000 * us, tail, 500},
+		{"the quota binds just so", 800 * us, 4, 25, 800 * us, tail, 1250},
+		{"the quota does not bind", 800 * us, 4, 25, 300 * us, tail + 500*us, 1250},
+		{"half of one CPU", 800 * us, 1, 50, 800 * us, tail + 800*us, 625},
+		{"CPUs are not known: one", 800 * us, 0, 50, 800 * us, tail + 800*us, 625},
+		{"CPU time is not known", 0, 4, 25, 400 * us, tail, 2500},
+		{"the share is not known", 800 * us, 4, 0, 400 * us, tail, 2500},
+		// 10 ms and a tick of 4 at a tenth: more than what was measured and stretched.
+		{"the tick overruns the quota", 10_000 * us, 1, 10, 10_000 * us, 140_000 * us, 10},
+		{"the measured tail is beyond that", 10_000 * us, 1, 90, 12_000 * us, tail, 1e6 / 12_000.},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			in := &instance{m: &Manager{observed: control.Observed{CPUs: c.cpus}}, cpuPerRequest: c.cpu}
+			measured := tally{answered: 1, ran: 8, busy: 8 * c.busy}
+			measured.latencies[0] = tail
+			gotTail, gotThroughput := in.atShare(&measured, c.percent)
+			if d := gotTail - c.tail; d.Abs() > time.Microsecond {
+				t.Errorf("tail %v, want %v", gotTail, c.tail)
+			}
+			if d := gotThroughput/c.throughput - 1; d > 1e-6 || d < -1e-6 {
+				t.Errorf("throughput %v a second, want %v", gotThroughput, c.throughput)
+			}
+		})
+	}
+}
+
+func TestIdleTimesAreSummedUp(t *testing.T) {
+	var none idleTimes
+	if got := none.summary(); got != (control.IdleMicros{}) {
+		t.Errorf("summary of nothing is %+v", got)
+	}
+	var few idleTimes
+	for i := 100; i >= 1; i-- {
+		few.add(time.Duration(i) * time.Microsecond)
+	}
+	if got, want := few.summary(), (control.IdleMicros{Count: 100, Last: 1, P50: 51, P99: 100, Max: 100}); got != want {
+		t.Errorf("summary is %+v, want %+v", got, want)
+	}
+	// The largest ever stays; percentiles are of the latest.
+	var many idleTimes
+	many.add(time.Second)
+	for range keptIdleTimes {
+		many.add(500 * time.Nanosecond)
+	}
+	if got, want := many.summary(), (control.IdleMicros{Count: keptIdleTimes + 1, Last: 0.5, P50: 0.5, P99: 0.5, Max: 1e6}); got != want {
+		t.Errorf("summary is %+v, want %+v", got, want)
+	}
+}
+
+func TestWhatAProcessSaysMustBeSane(t *testing.T) {
+	const whole, now = 100, 200
+	in := func(dispatched, gathered, inferred int64) shm.Result {
+		return shm.Result{Dispatched: dispatched, Gathered: gathered, Inferred: inferred}
+	}
+	for _, c := range []struct {
+		name    string
+		status  wire.Status
+		kind    wire.Kind
+		batch   uint16
+		payload int
+		said    shm.Result
+		want    bool
+	}{
+		{"ok", wire.StatusOK, wire.KindTopK, 1, 5 * wire.ClassSize, in(110, 120, 130), true},
+		{"ok, all at once", wire.StatusOK, wire.KindRaw, 1, 4, in(whole, whole, whole), true},
+		{"ok, this very moment", wire.StatusOK, wire.KindRaw, 1, 4, in(now, now, now), true},
+		{"no box in the picture", wire.StatusOK, wire.KindBoxes, 1, 0, in(110, 120, 130), true},
+		{"two boxes", wire.StatusOK, wire.KindBoxes, 9, 2 * wire.BoxSize, in(110, 120, 130), true},
+		{"a box and a byte", wire.StatusOK, wire.KindBoxes, 1, wire.BoxSize + 1, in(110, 120, 130), false},
+		{"half a class", wire.StatusOK, wire.KindTopK, 1, wire.ClassSize / 2, in(110, 120, 130), false},
+		{"half a number", wire.StatusOK, wire.KindRaw, 1, 6, in(110, 120, 130), false},
+		{"ok of no kind", wire.StatusOK, wire.KindNone, 1, 0, in(110, 120, 130), false},
+		{"ok of a kind that is none", wire.StatusOK, wire.NumKinds, 1, 0, in(110, 120, 130), false},
+		{"ok in no batch", wire.StatusOK, wire.KindRaw, 0, 4, in(110, 120, 130), false},
+		{"ok, never run", wire.StatusOK, wire.KindRaw, 1, 4, in(0, 0, 0), false},
+		{"dispatched before it was whole", wire.StatusOK, wire.KindRaw, 1, 4, in(99, 120, 130), false},
+		{"gathered before dispatched", wire.StatusOK, wire.KindRaw, 1, 4, in(120, 119, 130), false},
+		{"inferred before gathered", wire.StatusOK, wire.KindRaw, 1, 4, in(110, 130, 129), false},
+		{"inferred tomorrow", wire.StatusOK, wire.KindRaw, 1, 4, in(110, 120, now+1), false},
+		{"before the machine was on", wire.StatusOK, wire.KindRaw, 1, 4, in(-1<<63, -1<<63, -1<<63), false},
+		{"late", wire.StatusLate, wire.KindNone, 0, 0, in(0, 0, 0), true},
+		{"late, but run", wire.StatusLate, wire.KindNone, 1, 0, in(110, 120, 130), false},
+		{"failed before it ran", wire.StatusFailed, wire.KindNone, 0, 0, in(0, 0, 0), true},
+		{"failed in its batch", wire.StatusFailed, wire.KindNone, 4, 0, in(110, 120, 130), true},
+		{"failed half way", wire.StatusFailed, wire.KindNone, 4, 0, in(110, 0, 0), false},
+		{"incomplete is the manager's word", wire.StatusIncomplete, wire.KindNone, 0, 0, in(0, 0, 0), false},
+		{"busy is the manager's word", wire.StatusBusy, wire.KindNone, 0, 0, in(0, 0, 0), false},
+		{"refused is the manager's word", wire.StatusRefused, wire.KindNone, 0, 0, in(0, 0, 0), false},
+		{"a status that is none", wire.NumStatuses, wire.KindNone, 0, 0, in(0, 0, 0), false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := wire.Result{Status: c.status, Kind: c.kind, Batch: c.batch}
+			if got := sane(&r, &c.said, c.payload, whole, now); got != c.want {
+				t.Errorf("sane = %v, want %v", got, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,169 @@
+package manager
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/source/memory"
+	"github.com/penstock/penstock/wire"
+)
+
+// sink takes all that is sent and keeps nothing.
+type sink struct{ source.Source }
+
+func (sink) Send(packets []source.Packet) (int, error) { return len(packets), nil }
+
+// script takes as many packets as it is told to, call by call.
+type script struct {
+	source.Source
+	takes []int
+	errs  []error
+	sent  []uint32 // request ids
+}
+
+func (s *script) Send(packets []source.Packet) (int, error) {
+	n, err := s.takes[0], s.errs[0]
+	s.takes, s.errs = s.takes[1:], s.errs[1:]
+	for _, p := range packets[:n] {
+		h, err := wire.DecodeHeader(p.Data)
+		if err != nil {
+			return 0, err
+		}
+		s.sent = append(s.sent, h.RequestID)
+	}
+	return n, err
+}
+
+func memorySource(t *testing.T) *memory.Source {
+	t.Helper()
+	s, err := memory.New(memory.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.Close()
+		s.CloseSlab()
+	})
+	return s
+}
+
+func TestAnOutboxSendsEachDatagramToWhomItIsFor(t *testing.T) {
+	s := memorySource(t)
+	first, second := netip.MustParseAddrPort("192.0.2.7:1000"), netip.MustParseAddrPort("192.0.2.8:2000")
+	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1}
+	payload := make([]byte, 2*replyPieceBytes+4)
+	for i := range payload {
+		payload[i] = byte(i * 3)
+	}
+	var out outbox
+	// The second turn uses what the first has grown; the later ones grow it.
+	for turn := range 4 {
+		payload := payload
+		for range turn {
+			payload = append(payload, payload...)
+		}
+		pieces := wire.Pieces(len(payload), replyPieceBytes)
+		out.result(first, 1, &wire.Result{Status: wire.StatusLate}, nil, false)
+		out.result(second, 2, &ok, payload, true)
+		out.wish(first, 3, 10*1024, 10, []uint64{0b1111111011})
+		out.result(first, 4, &ok, []byte{1, 2, 3, 4}, false)
+		if lost := out.send(s); lost != 0 {
+			t.Fatalf("lost %d datagrams", lost)
+		}
+		sent := s.Sent()
+		if want := 1 + pieces + 1 + 1; len(sent) != want {
+			t.Fatalf("sent %d datagrams, want %d", len(sent), want)
+		}
+		expect := func(i int, to netip.AddrPort, id uint32, flags wire.Flags) []byte {
+			t.Helper()
+			h, _, piece, err := wire.DecodeResult(sent[i].Data)
+			if err != nil {
+				t.Fatalf("datagram %d: %v", i, err)
+			}
+			if sent[i].To != to || h.RequestID != id || h.Flags&wire.FlagRetransmitted != flags {
+				t.Errorf("datagram %d to %v is %+v, want request %d to %v", i, sent[i].To, h, id, to)
+			}
+			return piece
+		}
+		expect(0, first, 1, 0)
+		var whole []byte
+		for i := range pieces {
+			whole = append(whole, expect(1+i, second, 2, wire.FlagRetransmitted)...)
+		}
+		if !bytes.Equal(whole, payload) {
+			t.Error("the pieces of a large answer do not make it up")
+		}
+		wish, err := wire.DecodeWish(sent[1+pieces].Data)
+		if err != nil || wish.RequestID != 3 || !slices.Equal(slices.Collect(wish.Missing), []int{2}) {
+			t.Errorf("wish is %+v, %v; want piece 2 of request 3", wish, err)
+		}
+		if got := expect(2+pieces, first, 4, 0); !bytes.Equal(got, []byte{1, 2, 3, 4}) {
+			t.Errorf("the last answer carries %v", got)
+		}
+	}
+}
+
+func TestAnOutboxCountsWhatCouldNotBeSent(t *testing.T) {
+	to := netip.MustParseAddrPort("192.0.2.7:1000")
+	unreachable := errors.New("no way there")
+	for _, c := range []struct {
+		name string
+		// What each call of Send takes and returns.
+		takes []int
+		errs  []error
+		lost  int
+		sent  []uint32
+	}{
+		{"all goes", []int{4}, []error{nil}, 0, []uint32{0, 1, 2, 3}},
+		{"in two goes", []int{3, 1}, []error{nil, nil}, 0, []uint32{0, 1, 2, 3}},
+		{"an address is bad", []int{1, 2}, []error{unreachable, nil}, 1, []uint32{0, 2, 3}},
+		{"every address is bad", []int{0, 0, 0, 0}, []error{unreachable, unreachable, unreachable, unreachable}, 4, nil},
+		{"the socket is full", []int{1}, []error{unix.EAGAIN}, 3, []uint32{0}},
+		{"the source is closed", []int{0}, []error{source.ErrClosed}, 4, nil},
+		{"the source takes nothing and says nothing", []int{0}, []error{nil}, 4, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := &script{takes: c.takes, errs: c.errs}
+			var out outbox
+			for id := range uint32(4) {
+				out.result(to, id, &wire.Result{Status: wire.StatusLate}, nil, false)
+			}
+			if lost := out.send(s); lost != c.lost {
+				t.Errorf("lost %d datagrams, want %d", lost, c.lost)
+			}
+			if !slices.Equal(s.sent, c.sent) || len(s.takes) != 0 {
+				t.Errorf("sent %v, want %v; %d sends were not asked for", s.sent, c.sent, len(s.takes))
+			}
+			// They are lost: the next turn begins anew.
+			last := &script{}
+			if lost := out.send(last); lost != 0 || last.sent != nil {
+				t.Errorf("the next turn lost %d and sent %v", lost, last.sent)
+			}
+		})
+	}
+}
+
+func TestAnOutboxThatHasGrownAllocatesNothing(t *testing.T) {
+	var out outbox
+	to := netip.MustParseAddrPort("192.0.2.7:1000")
+	ok, payload := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1}, make([]byte, 3000)
+	present := []uint64{1, 2, 3}
+	var s source.Source = sink{}
+	if n := testing.AllocsPerRun(100, func() {
+		for id := range uint32(20) {
+			out.result(to, id, &ok, payload, false)
+			out.wish(to, id, 180*1024, 180, present)
+		}
+		if lost := out.send(s); lost != 0 {
+			t.Fatalf("lost %d datagrams", lost)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+}

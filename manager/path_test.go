@@ -1,0 +1,395 @@
+package manager
+
+import (
+	"bytes"
+	"maps"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
+	b := newBed(t, testCard(), 100)
+	c, s := b.owner(0, 1), b.dial()
+	s.send(1)
+	slot := b.take(c, 1)[0]
+
+	// The process finds the picture where its descriptors say.
+	got := make([]byte, pictureBytes)
+	for _, p := range c.Pieces(slot) {
+		copy(got[p.Place:], b.source.Slab().Bytes()[p.Offset:][:p.Length])
+	}
+	if !bytes.Equal(got, picture(1)) {
+		t.Error("the descriptors do not lead to the picture that was sent")
+	}
+
+	request := c.Request(slot)
+	payload := bytes.Repeat([]byte{1, 2, 3, 4}, 700) // three datagrams
+	said := shm.Result{
+		Status: uint8(wire.StatusOK), Kind: uint8(wire.KindRaw), Batch: 3, ModelVersion: 9,
+		Length:     uint32(copy(c.ResultBuffer(slot), payload)),
+		Dispatched: request.Whole + 10_000, Gathered: request.Whole + 30_000, Inferred: request.Whole + 70_000,
+	}
+	for shm.Now() < said.Inferred {
+	}
+	c.Start([]uint32{slot})
+	c.Complete(slot, said)
+	c.Flush()
+
+	e := s.next()
+	if e.Status != wire.StatusOK || e.Kind != wire.KindRaw || e.Batch != 3 || e.ModelVersion != 9 {
+		t.Errorf("answer is %+v", e.Result.Result)
+	}
+	if !bytes.Equal(e.payload, payload) {
+		t.Errorf("payload of %d bytes is not the %d bytes that the process wrote", len(e.payload), len(payload))
+	}
+	if e.Queue != 10*time.Microsecond || e.Gather != 20*time.Microsecond || e.Infer != 40*time.Microsecond {
+		t.Errorf("queue %v, gather %v, infer %v; want 10, 20 and 40 µs", e.Queue, e.Gather, e.Infer)
+	}
+	if aggregated := time.Duration(request.Whole - request.FirstPiece).Truncate(time.Microsecond); e.Aggregate < aggregated || e.Aggregate > aggregated+time.Microsecond {
+		t.Errorf("aggregate %v, want %v", e.Aggregate, aggregated)
+	}
+	if e.Credit == 0 {
+		t.Error("the answer gives no credit, and all slots are free")
+	}
+}
+
+// What a process says is not believed when it cannot be.
+func TestAnAnswerThatMakesNoSenseIsAnsweredFailed(t *testing.T) {
+	b := newBed(t, testCard(), 100)
+	c, s := b.owner(0, 1), b.dial()
+	for _, spoil := range []struct {
+		name string
+		do   func(r *shm.Result)
+	}{
+		{"unknown status", func(r *shm.Result) { r.Status = 200 }},
+		{"busy, which is the manager's to say", func(r *shm.Result) { r.Status = uint8(wire.StatusBusy) }},
+		{"unknown kind", func(r *shm.Result) { r.Kind = 77 }},
+		{"no kind", func(r *shm.Result) { r.Kind = uint8(wire.KindNone) }},
+		{"half an entry", func(r *shm.Result) { r.Length = 10 }},
+		{"no batch", func(r *shm.Result) { r.Batch = 0 }},
+		{"dispatched before it was whole", func(r *shm.Result) { r.Dispatched -= 1_001 }},
+		{"gathered before it was dispatched", func(r *shm.Result) { r.Gathered = r.Dispatched - 1 }},
+		{"inferred before it was gathered", func(r *shm.Result) { r.Inferred = r.Gathered - 1 }},
+		{"inferred in the future", func(r *shm.Result) { r.Inferred += int64(time.Hour) }},
+		{"late, and inferred all the same", func(r *shm.Result) { r.Status = uint8(wire.StatusLate) }},
+		{"failed, with half its times", func(r *shm.Result) { r.Status, r.Inferred = uint8(wire.StatusFailed), 0 }},
+	} {
+		t.Run(spoil.name, func(t *testing.T) {
+			s.send(1)
+			slot := b.take(c, 1)[0]
+			said := honest(c.Request(slot).Whole, 8)
+			for shm.Now() < said.Inferred {
+			}
+			spoil.do(&said)
+			c.Start([]uint32{slot})
+			c.Complete(slot, said)
+			c.Flush()
+			e := s.next()
+			if e.Status != wire.StatusFailed || e.Kind != wire.KindNone || len(e.payload) != 0 || e.ModelVersion != 7 {
+				t.Errorf("answer is %+v with %d bytes, want failed with none and the function's version", e.Result.Result, len(e.payload))
+			}
+		})
+	}
+}
+
+// late and failed are an honest process's words too.
+func TestLateAndFailedReachTheClient(t *testing.T) {
+	b := newBed(t, testCard(), 100)
+	c, s := b.owner(0, 1), b.dial()
+	s.send(1)
+	slot := b.take(c, 1)[0]
+	c.Complete(slot, shm.Result{Status: uint8(wire.StatusLate), ModelVersion: 8})
+	c.Flush()
+	if e := s.next(); e.Status != wire.StatusLate || e.ModelVersion != 8 || e.Infer != 0 {
+		t.Errorf("answer is %+v, want late, version 8, never inferred", e.Result.Result)
+	}
+	s.send(2)
+	slot = b.take(c, 1)[0]
+	said := honest(c.Request(slot).Whole, 0)
+	said.Status = uint8(wire.StatusFailed)
+	for shm.Now() < said.Inferred {
+	}
+	c.Start([]uint32{slot})
+	c.Complete(slot, said)
+	c.Flush()
+	if e := s.next(); e.Status != wire.StatusFailed || e.Infer != time.Microsecond {
+		t.Errorf("answer is %+v, want failed after 1 µs of inference", e.Result.Result)
+	}
+}
+
+func TestWhatADeadProcessHadStartedFailsAndTheRestGoesToTheNext(t *testing.T) {
+	b := newBed(t, testCard(), 100)
+	first, s := b.owner(0, 1), b.dial()
+	for tag := range uint64(6) {
+		s.send(tag)
+	}
+	slots := b.take(first, 6)
+	tagOf := map[uint32]uint64{}
+	for _, slot := range slots {
+		p := first.Pieces(slot)[0]
+		tagOf[slot] = uint64(b.source.Slab().Bytes()[p.Offset] - byte(p.Place*7) - byte(p.Place>>8))
+	}
+	// It finishes one, starts two, has three in hand, and dies.
+	b.answer(first, slots[:1], []byte{1, 2, 3, 4})
+	first.Start(slots[1:3])
+	b.instances[0].reclaim(1)
+
+	want := map[uint64]wire.Status{
+		tagOf[slots[0]]: wire.StatusOK, tagOf[slots[1]]: wire.StatusFailed, tagOf[slots[2]]: wire.StatusFailed,
+	}
+	if got := s.statuses(3); !maps.Equal(got, want) {
+		t.Fatalf("after the death: %v, want %v", got, want)
+	}
+	second := b.owner(0, 2)
+	recovered := second.Recover(nil)
+	if len(recovered) != 3 {
+		t.Fatalf("the next process finds %d requests, want 3", len(recovered))
+	}
+	b.answer(second, recovered, []byte{5, 6, 7, 8})
+	for tag, status := range s.statuses(3) {
+		if status != wire.StatusOK {
+			t.Errorf("request %d is %v, want ok", tag, status)
+		}
+	}
+}
+
+func TestARequestThatNoProcessAnswersFailsWhenPatienceEnds(t *testing.T) {
+	b := newBed(t, testCard(), 100)
+	in, s := b.instances[0], b.dial()
+	s.send(1)
+	b.eventually("the request is published", func() bool { return b.oldest(in) != 0 })
+	old := b.oldest(in)
+	b.eventually("time moves on", func() bool { return shm.Now() > old })
+	s.send(2)
+	b.eventually("both are published", func() bool { return b.inFlight() == 2 })
+
+	in.watch(old + 2*int64(b.hangTimeout) - 1)
+	if n := b.inFlight(); n != 2 {
+		t.Fatalf("%d requests in flight before patience ends, want 2", n)
+	}
+	b.mu.Lock()
+	in.expireBefore = old + 1
+	b.mu.Unlock()
+	in.channel.Wake()
+	if e := s.next(); e.Tag != 1 || e.Status != wire.StatusFailed {
+		t.Fatalf("request %d is %v, want 1 failed", e.Tag, e.Status)
+	}
+	// The younger one waits on for a process, which does not see the older.
+	c := b.owner(0, 1)
+	b.answer(c, append(c.Recover(nil), b.take(c, 1)...), nil)
+	if e := s.next(); e.Tag != 2 || e.Status != wire.StatusOK {
+		t.Fatalf("request %d is %v, want 2 ok", e.Tag, e.Status)
+	}
+
+	s.send(3)
+	b.eventually("the third is published", func() bool { return b.oldest(in) > old })
+	in.watch(b.oldest(in) + 2*int64(b.hangTimeout) + 1)
+	if e := s.next(); e.Tag != 3 || e.Status != wire.StatusFailed {
+		t.Fatalf("request %d is %v, want 3 failed", e.Tag, e.Status)
+	}
+}
+
+// A reply that was on its way when the manager gave up on its request is dropped.
+func TestAReplyAfterTheEndIsRejected(t *testing.T) {
+	b := newBed(t, testCard(), 100)
+	in, c, s := b.instances[0], b.owner(0, 1), b.dial()
+	s.send(1)
+	slots := b.take(c, 1)
+	c.Start(slots)
+	b.mu.Lock()
+	in.expireBefore = shm.Now() + int64(time.Hour)
+	b.mu.Unlock()
+	in.channel.Wake()
+	if e := s.next(); e.Status != wire.StatusFailed {
+		t.Fatalf("status %v, want failed", e.Status)
+	}
+	b.answer(c, slots, nil)
+	s.send(2)
+	b.answer(c, b.take(c, 1), nil)
+	if e := s.next(); e.Tag != 2 || e.Status != wire.StatusOK {
+		t.Fatalf("request %d is %v, want 2 ok", e.Tag, e.Status)
+	}
+}
+
+func TestADrainingFunctionIsBusyAndFinishesWhatHasBegun(t *testing.T) {
+	b := newBed(t, testCard(), 100)
+	c, s := b.owner(0, 1), b.dial()
+	s.send(1)
+	slots := b.take(c, 1)
+	b.refuse()
+	s.send(2)
+	if e := s.next(); e.Tag != 2 || e.Status != wire.StatusBusy || e.ModelVersion != 7 {
+		t.Fatalf("request %d is %+v, want 2 busy", e.Tag, e.Result.Result)
+	}
+	b.answer(c, slots, nil)
+	if e := s.next(); e.Tag != 1 || e.Status != wire.StatusOK {
+		t.Fatalf("request %d is %v, want 1 ok", e.Tag, e.Status)
+	}
+	if n := b.results[wire.StatusBusy].Load(); n != 1 {
+		t.Errorf("%d counted busy, want 1", n)
+	}
+}
+
+func TestRequestsGoToTheInstanceWithTheLeastToDoForItsShare(t *testing.T) {
+	b := newBed(t, testCard(), 60, 20)
+	s := b.dial()
+	const n = 16
+	for tag := range uint64(n) {
+		s.send(tag)
+	}
+	b.eventually("all are published", func() bool { return b.inFlight() == n })
+	b.mu.Lock()
+	big, small := b.instances[0].inFlight, b.instances[1].inFlight
+	b.mu.Unlock()
+	if big != 12 || small != 4 {
+		t.Errorf("shares of 60 and 20 %% got %d and %d requests, want 12 and 4", big, small)
+	}
+	for i, in := range b.instances {
+		c := b.owner(i, 1)
+		b.answer(c, b.take(c, in.channel.Queued()), nil)
+	}
+	for tag, status := range s.statuses(n) {
+		if status != wire.StatusOK {
+			t.Errorf("request %d is %v, want ok", tag, status)
+		}
+	}
+}
+
+// An instance whose process died and has no next one yet gets nothing that
+// another can do.
+func TestRequestsGoToAnInstanceThatHasAProcess(t *testing.T) {
+	b := newBed(t, testCard(), 90, 10)
+	c, s := b.owner(1, 1), b.dial()
+	b.instances[1].setServing(true)
+	const n = 8
+	for tag := range uint64(n) {
+		s.send(tag)
+	}
+	b.answer(c, b.take(c, n), nil)
+	for tag, status := range s.statuses(n) {
+		if status != wire.StatusOK {
+			t.Errorf("request %d is %v, want ok", tag, status)
+		}
+	}
+}
+
+func TestWhatIsWholeIsAnsweredFailedWhenTheFunctionGivesUp(t *testing.T) {
+	b := newBed(t, testCard(), 50, 50)
+	s := b.dial()
+	const n = 6
+	for tag := range uint64(n) {
+		s.send(tag)
+	}
+	b.eventually("all are published", func() bool { return b.inFlight() == n })
+	b.giveUp()
+	for tag, status := range s.statuses(n) {
+		if status != wire.StatusFailed {
+			t.Errorf("request %d is %v, want failed", tag, status)
+		}
+	}
+}
+
+func TestAnAnswerIsGivenAgainToWhoAsksAgain(t *testing.T) {
+	b := newBed(t, testCard(), 100)
+	c, r := b.owner(0, 1), b.rawDial()
+	r.piece(5, picture(1), pictureBytes, 0, 0)
+	b.answer(c, b.take(c, 1), []byte{1, 2, 3, 4})
+	h, first, payload := r.result()
+	if h.RequestID != 5 || h.Flags&wire.FlagRetransmitted != 0 || !bytes.Equal(payload, []byte{1, 2, 3, 4}) {
+		t.Fatalf("answer is %+v with %v", h, payload)
+	}
+	b.settled()
+	// It is given again at most every millisecond: ask until it is.
+	for deadline := time.Now().Add(patience); b.counts().Again == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		r.piece(5, picture(1), pictureBytes, 0, wire.FlagRetransmitted)
+	}
+	h, again, payload := r.result()
+	if h.RequestID != 5 || h.Flags&wire.FlagRetransmitted == 0 || !bytes.Equal(payload, []byte{1, 2, 3, 4}) ||
+		again.Status != first.Status || again.Infer != first.Infer || again.ModelVersion != first.ModelVersion {
+		t.Errorf("answer given again is %+v, %+v with %v; the first was %+v", h, again, payload, first)
+	}
+	if n := b.accepted.Load(); n != 1 {
+		t.Errorf("accepted %d requests, want 1", n)
+	}
+}
+
+func TestAMissingPieceIsWishedForAndItsRequestEndsIncomplete(t *testing.T) {
+	card := testCard()
+	card.SLO = 400 * time.Millisecond // a quarter of it for the pieces
+	b := newBed(t, card, 100)
+	r := b.rawDial()
+	r.piece(5, picture(1), 1024, 0, 0)
+	r.piece(5, picture(1), 1024, 2, 0)
+	wishes := 0
+	for {
+		d := r.receive()
+		if wish, err := wire.DecodeWish(d); err == nil {
+			missing := slices.Collect(wish.Missing)
+			if wishes++; wish.RequestID != 5 || !slices.Equal(missing, []int{1}) {
+				t.Fatalf("wish for pieces %v of request %d, want 1 of 5", missing, wish.RequestID)
+			}
+			continue
+		}
+		h, result, _, err := wire.DecodeResult(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.RequestID != 5 || result.Status != wire.StatusIncomplete || result.Missing != 1 || result.ModelVersion != 7 {
+			t.Fatalf("answer is %+v, want incomplete, 1 missing", result)
+		}
+		if wishes == 0 {
+			t.Error("the piece was never wished for")
+		}
+		break
+	}
+	if n := b.results[wire.StatusIncomplete].Load(); n != 1 {
+		t.Errorf("%d counted incomplete, want 1", n)
+	}
+}
+
+// With both threads running, from publish to reply: nothing on the Go heap.
+func TestTheDataPathAllocatesNothing(t *testing.T) {
+	b := newBed(t, testCard(), 100)
+	c, r := b.owner(0, 1), b.rawDial()
+	h := wire.PieceHeader(wire.TypeData, 0, pictureBytes, pictureBytes, 0)
+	datagram := make([]byte, wire.DatagramSize(&h))
+	answer, slots, payload := make([]byte, 2048), make([]uint32, 1), make([]byte, 64)
+	id, answered := uint32(0), 0
+	request := func() {
+		id++
+		h.RequestID = id
+		h.Put(datagram)
+		if _, err := unix.Write(r.fd, datagram); err != nil {
+			t.Fatal(err)
+		}
+		for c.Take(slots) == 0 {
+			c.Wait(shm.Now() + int64(patience))
+		}
+		b.answer(c, slots, payload)
+		answered = r.receiveTo(answer)
+	}
+	const n = 1000
+	for range n {
+		request()
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range n {
+		request()
+	}
+	runtime.ReadMemStats(&after)
+	// The runtime itself may make an object or two meanwhile.
+	if mallocs := after.Mallocs - before.Mallocs; mallocs > n/20 {
+		t.Errorf("%d allocations in %d requests", mallocs, n)
+	}
+	if _, result, _, err := wire.DecodeResult(answer[:answered]); err != nil || result.Status != wire.StatusOK {
+		t.Fatalf("the last answer is %v, %v; want ok", result.Status, err)
+	}
+}
