@@ -1,9 +1,11 @@
 package decode
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -15,7 +17,10 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-var nan = float32(math.NaN())
+var (
+	nan      = float32(math.NaN())
+	infinity = float32(math.Inf(1))
+)
 
 // tensor is values as an output holds them.
 func tensor(values ...float32) []byte {
@@ -152,6 +157,9 @@ func TestTopKGivesTheLargestFirst(t *testing.T) {
 func TestTopKIsTheHeadOfAStableSort(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		values := rapid.SliceOfN(rapid.SampledFrom([]float32{-1, 0, 0.25, 0.5, 1}), 1, 40).Draw(t, "values")
+		if rapid.Bool().Draw(t, "ascending") {
+			slices.Sort(values)
+		}
 		k := rapid.IntRange(1, len(values)).Draw(t, "k")
 		d := newDecoder(t, topKCard(int64(len(values)), map[string]any{"k": k}))
 		payload, _, err := d.Append(nil, [][]byte{tensor(values...)})
@@ -266,6 +274,122 @@ func TestObjectIsMeasuredByItsDistributions(t *testing.T) {
 	}
 }
 
+// smallCard is NanoDet with 16 cells and two classes, of a picture of 64 x 64.
+func smallCard(overlap float64, most int) *models.Card {
+	return &models.Card{
+		Name:    "small",
+		Outputs: []models.Output{{Name: "c", Shape: []int64{16, 2}}, {Name: "b", Shape: []int64{16, 8}}},
+		Decoder: models.Decoder{Name: "boxes", Params: map[string]any{
+			"style": "dfl", "size": 64, "bins": 2,
+			"score_threshold": 0.5, "iou_threshold": overlap, "max_boxes": most,
+			"levels": []any{map[string]any{"stride": 16, "classes": "c", "boxes": "b"}},
+		}},
+	}
+}
+
+// Of all boxes, in the order of their scores, those are answered that no answered
+// one of their class overlaps by more than the threshold.
+func TestSuppressionIsThatOfItsDefinition(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		threshold := rapid.SampledFrom([]float64{0, 0.2, 0.5, 1}).Draw(t, "threshold")
+		most := rapid.IntRange(1, 32).Draw(t, "max_boxes")
+		card := smallCard(threshold, most)
+		outputs := empty(card)
+		for i := range 32 {
+			set(outputs[0], i, rapid.SampledFrom([]float32{0, 0.49, 0.5, 0.6, 0.7, 0.8}).Draw(t, "score"))
+		}
+		for i := range 128 {
+			set(outputs[1], i, rapid.SampledFrom([]float32{-4, 0, 1, 9}).Draw(t, "bin"))
+		}
+		var want []wire.Box
+		for _, b := range allBoxes(outputs) {
+			free := true
+			for _, k := range want {
+				free = free && !(k.Class == b.Class && sharedPart(k, b) > threshold)
+			}
+			if free && len(want) < most {
+				want = append(want, b)
+			}
+		}
+		got := boxesOf(t, newDecoder(t, card), outputs)
+		if !slices.EqualFunc(got, want, near) {
+			t.Fatalf("found %+v,\nwant %+v", got, want)
+		}
+	})
+}
+
+// allBoxes are smallCard's boxes of at least its threshold, decoded the long way,
+// the best first.
+func allBoxes(outputs [][]byte) []wire.Box {
+	var all []wire.Box
+	for i := range 32 {
+		score, cell := at(outputs[0], i), i/2
+		if score < 0.5 {
+			continue
+		}
+		var reach [4]float64 // in parts of the picture
+		for side := range reach {
+			a, b := at(outputs[1], cell*8+side*2), at(outputs[1], cell*8+side*2+1)
+			reach[side] = 16.0 / 64 / (1 + math.Exp(float64(a-b)))
+		}
+		x, y := (float64(cell%4)+0.5)/4, (float64(cell/4)+0.5)/4
+		all = append(all, wire.Box{
+			Class: uint16(i % 2), Score: score,
+			X0: float32(max(0, x-reach[0])), Y0: float32(max(0, y-reach[1])),
+			X1: float32(min(1, x+reach[2])), Y1: float32(min(1, y+reach[3])),
+		})
+	}
+	slices.SortStableFunc(all, func(a, b wire.Box) int { return cmp.Compare(b.Score, a.Score) })
+	return all
+}
+
+// sharedPart is the intersection over the union.
+func sharedPart(a, b wire.Box) float64 {
+	area := func(b wire.Box) float64 { return float64(b.X1-b.X0) * float64(b.Y1-b.Y0) }
+	shared := area(wire.Box{
+		X0: max(a.X0, b.X0), Y0: max(a.Y0, b.Y0),
+		X1: max(a.X0, b.X0, min(a.X1, b.X1)), Y1: max(a.Y0, b.Y0, min(a.Y1, b.Y1)),
+	})
+	return shared / (area(a) + area(b) - shared)
+}
+
+// Whatever the numbers, the payload keeps to MaxBytes; the outputs are such that
+// every class and every cell would do.
+func TestPayloadIsAtMostMaxBytes(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		card := rapid.Custom(func(t *rapid.T) *models.Card {
+			switch rapid.IntRange(0, 3).Draw(t, "decoder") {
+			case 0:
+				classes := rapid.IntRange(1, 50).Draw(t, "classes")
+				return topKCard(int64(classes), map[string]any{"k": rapid.IntRange(1, classes).Draw(t, "k")})
+			case 1:
+				card := faceCard()
+				card.Decoder.Params["max_boxes"] = rapid.IntRange(1, 40).Draw(t, "max_boxes")
+				return card
+			case 2:
+				return smallCard(rapid.Float64Range(0, 1).Draw(t, "overlap"), rapid.IntRange(1, 40).Draw(t, "max_boxes"))
+			}
+			return rawCard()
+		}).Draw(t, "card")
+		d := newDecoder(t, card)
+		outputs := empty(card)
+		number := rapid.Float32Range(0.4, 40)
+		for _, o := range outputs {
+			pattern := rapid.SliceOfN(number, 1, 17).Draw(t, "pattern")
+			for i := range len(o) / 4 {
+				set(o, i, pattern[i%len(pattern)])
+			}
+		}
+		payload, _, err := d.Append(nil, outputs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(payload) > d.MaxBytes() {
+			t.Fatalf("%d bytes, at most %d", len(payload), d.MaxBytes())
+		}
+	})
+}
+
 func TestBoxesAreClippedAndThoseOutsideDropped(t *testing.T) {
 	card := faceCard()
 	d := newDecoder(t, card)
@@ -309,17 +433,17 @@ func TestMostCandidatesAreBoundedByTheBest(t *testing.T) {
 			t.Errorf("box %d of equal scores is of class %d, want %d", k, got[1+k].Class, class)
 		}
 	}
-	for i := range outputs[:3] {
-		for j := range len(outputs[i]) / 4 {
-			set(outputs[i], j, float32(math.Inf(1)))
-		}
-	}
-	if got := boxesOf(t, d, outputs); len(got) != 64 || got[0].Class != 0 {
-		t.Errorf("found %d of endless scores", len(got))
+}
+
+func rawCard() *models.Card {
+	return &models.Card{
+		Name:    "own",
+		Outputs: []models.Output{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{3}}},
+		Decoder: models.Decoder{Name: "raw"},
 	}
 }
 
-func TestNotANumberIsAnErrorNotAnAnswer(t *testing.T) {
+func TestWhatIsNotFiniteIsAnErrorThatNamesTheOutput(t *testing.T) {
 	face, detect := faceCard(), detectCard()
 	for _, c := range []struct {
 		name   string
@@ -329,7 +453,7 @@ func TestNotANumberIsAnErrorNotAnAnswer(t *testing.T) {
 		also   func(outputs [][]byte)
 	}{
 		{"topk", topKCard(10, nil), 0, 9, nil},
-		{"raw", &models.Card{Outputs: []models.Output{{Name: "o", Shape: []int64{3}}}, Decoder: models.Decoder{Name: "raw"}}, 0, 2, nil},
+		{"raw", rawCard(), 1, 2, nil},
 		{"score of ssd-anchors", face, 1, 383, nil},
 		{"box of ssd-anchors", face, 2, 16*7 + 1, func(o [][]byte) { set(o[0], 7, 9) }},
 		{"score of dfl", detect, 2, 169*80 - 1, nil},
@@ -344,16 +468,39 @@ func TestNotANumberIsAnErrorNotAnAnswer(t *testing.T) {
 			if _, _, err := d.Append(nil, outputs); err != nil {
 				t.Fatalf("numbers: %v", err)
 			}
-			set(outputs[c.output], c.at, nan)
-			dst := []byte("before")
-			if got, _, err := d.Append(dst, outputs); !errors.Is(err, ErrNotANumber) || string(got) != "before" {
-				t.Errorf("Append = %q, %v, want dst as it was and ErrNotANumber", got, err)
-			}
-			set(outputs[c.output], c.at, -nan)
-			if _, _, err := d.Append(nil, outputs); !errors.Is(err, ErrNotANumber) {
-				t.Errorf("negative: %v, want ErrNotANumber", err)
+			want := fmt.Sprintf("output %q: not a finite number", c.card.Outputs[c.output].Name)
+			for _, v := range []float32{nan, -nan, infinity, -infinity} {
+				set(outputs[c.output], c.at, v)
+				got, _, err := d.Append([]byte("before"), outputs)
+				if !errors.Is(err, ErrNotANumber) || err.Error() != want || string(got) != "before" {
+					t.Errorf("%v: Append = %q, %v, want dst as it was and %s", v, got, err, want)
+				}
 			}
 		})
+	}
+}
+
+// A box that is not used may hold anything: frameworks leave there what they like.
+func TestABoxWithoutAScoreIsNotLookedAt(t *testing.T) {
+	card := faceCard()
+	outputs := empty(card)
+	set(outputs[2], 16*7, nan)
+	if got := boxesOf(t, newDecoder(t, card), outputs); len(got) != 0 {
+		t.Errorf("found %+v", got)
+	}
+}
+
+// Finite numbers whose corners are not.
+func TestABoxTooLargeForAFloatIsAnError(t *testing.T) {
+	card := faceCard()
+	card.Decoder.Params["scale"] = 1e-3
+	outputs := empty(card)
+	set(outputs[0], 7, 9)
+	set(outputs[2], 16*7, math.MaxFloat32)
+	set(outputs[2], 16*7+2, math.MaxFloat32)
+	d := newDecoder(t, card)
+	if got, _, err := d.Append(nil, outputs); !errors.Is(err, ErrNotANumber) || got != nil {
+		t.Errorf("Append = %x, %v, want ErrNotANumber", got, err)
 	}
 }
 
@@ -381,6 +528,8 @@ func TestNewNamesTheParameterThatIsWrong(t *testing.T) {
 		card.Decoder.Name = name
 		return card
 	}
+	manyClasses := detectCard()
+	manyClasses.Outputs[0].Shape = []int64{2704, 70000}
 	grid := func(p map[string]any, i int) map[string]any { return p["grids"].([]any)[i].(map[string]any) }
 	level := func(p map[string]any, i int) map[string]any { return p["levels"].([]any)[i].(map[string]any) }
 	for _, c := range []struct {
@@ -391,15 +540,21 @@ func TestNewNamesTheParameterThatIsWrong(t *testing.T) {
 		{"k: is 11, want a number from 1 to 10", topKCard(10, map[string]any{"k": 11})},
 		{"k: is 2.5, want a whole number", topKCard(10, map[string]any{"k": 2.5})},
 		{"k: is five", topKCard(10, map[string]any{"k": "five"})},
-		{"topk reads one output, the card has 4", named("topk", faceCard())},
-		{"style: is <nil>", change(faceCard(), func(p map[string]any) { delete(p, "style") })},
+		{"outputs: topk reads one, the card has 4", named("topk", faceCard())},
+		{`outputs: "prob" has 65537 classes, want 1 to 65536`, topKCard(65537, nil)},
+		{"style: is missing, want one of [ssd-anchors dfl]", change(faceCard(), func(p map[string]any) { delete(p, "style") })},
+		{"style: is yolo, want one of [ssd-anchors dfl]", change(faceCard(), func(p map[string]any) { p["style"] = "yolo" })},
 		{"score_threshold: is 2", change(faceCard(), func(p map[string]any) { p["score_threshold"] = 2 })},
 		{"score_threshold: is NaN", change(faceCard(), func(p map[string]any) { p["score_threshold"] = math.NaN() })},
 		{"max_boxes: is 0", change(faceCard(), func(p map[string]any) { p["max_boxes"] = 0 })},
 		{"scale: is missing", change(faceCard(), func(p map[string]any) { delete(p, "scale") })},
 		{"score_activation: is softmax", change(faceCard(), func(p map[string]any) { p["score_activation"] = "softmax" })},
-		{"grids: want a list", change(faceCard(), func(p map[string]any) { p["grids"] = []any{} })},
-		{"grids: element 0 is 7", change(faceCard(), func(p map[string]any) { p["grids"] = []any{7} })},
+		{"grids: is missing, want a list of {size, anchors, scores, boxes}", change(faceCard(), func(p map[string]any) { delete(p, "grids") })},
+		{"grids: is empty, want a list", change(faceCard(), func(p map[string]any) { p["grids"] = []any{} })},
+		{"grids: is 7, want a list", change(faceCard(), func(p map[string]any) { p["grids"] = 7 })},
+		{"grids[0]: is 7, want {size, anchors, scores, boxes}", change(faceCard(), func(p map[string]any) { p["grids"] = []any{7} })},
+		{"grids[1].boxes: is missing, want the name of an output", change(faceCard(), func(p map[string]any) { delete(grid(p, 1), "boxes") })},
+		{"levels[0].classes: has 70000 classes, want at most 65536", manyClasses},
 		{`grids[1].scores: is nothing, which is no output`, change(faceCard(), func(p map[string]any) { grid(p, 1)["scores"] = "nothing" })},
 		{`grids[0].scores: output "Identity:0" has shape [512 1], want [768, at least 1]`, change(faceCard(), func(p map[string]any) { grid(p, 0)["anchors"] = 3 })},
 		{"grids[0].size: is missing", change(faceCard(), func(p map[string]any) { delete(grid(p, 0), "size") })},
@@ -432,7 +587,7 @@ func TestParametersSurviveJSON(t *testing.T) {
 }
 
 func TestAppendAllocatesNothing(t *testing.T) {
-	for _, card := range []*models.Card{topKCard(10, nil), faceCard(), detectCard()} {
+	for _, card := range []*models.Card{topKCard(10, nil), faceCard(), detectCard(), rawCard()} {
 		d := newDecoder(t, card)
 		outputs := empty(card)
 		for i := range len(outputs[0]) / 4 {
@@ -447,6 +602,14 @@ func TestAppendAllocatesNothing(t *testing.T) {
 			}
 		}); n != 0 {
 			t.Errorf("%s: %v allocations an image", card.Decoder.Name, n)
+		}
+		set(outputs[0], 0, nan)
+		if n := testing.AllocsPerRun(20, func() {
+			if _, _, err := d.Append(dst, outputs); !errors.Is(err, ErrNotANumber) {
+				t.Fatal(err)
+			}
+		}); n != 0 {
+			t.Errorf("%s: %v allocations an error", card.Decoder.Name, n)
 		}
 	}
 }
@@ -484,7 +647,7 @@ func FuzzAppend(f *testing.F) {
 	small.Decoder.Params["score_threshold"] = 0.0
 	face := faceCard()
 	face.Decoder.Params["score_threshold"] = 0.01
-	cards := []*models.Card{topKCard(20, nil), face, small}
+	cards := []*models.Card{topKCard(20, nil), face, small, rawCard()}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) == 0 {
 			return
@@ -517,7 +680,7 @@ func FuzzAppend(f *testing.F) {
 				t.Fatal(err)
 			}
 			for i, b := range boxes {
-				if !(b.X0 >= 0 && b.X0 < b.X1 && b.X1 <= 1 && b.Y0 >= 0 && b.Y0 < b.Y1 && b.Y1 <= 1) || isNaN(b.Score) {
+				if !(b.X0 >= 0 && b.X0 < b.X1 && b.X1 <= 1 && b.Y0 >= 0 && b.Y0 < b.Y1 && b.Y1 <= 1) || !finite(tensor(b.Score)) {
 					t.Fatalf("box %+v", b)
 				}
 				if i > 0 && b.Score > boxes[i-1].Score {
