@@ -289,7 +289,8 @@ func (a *anchored) decode(b *wire.Box, output []byte, row, side int) {
 }
 
 // decode of a raw box: the distributions over bins of the distances, in strides,
-// from the centre of the cell to the left, top, right and bottom.
+// from the middle of the cell to the left, top, right and bottom. Other models count
+// from the cell's corner; that NanoDet's do not is tested on pictures.
 func (g *distributed) decode(b *wire.Box, output []byte, column, line int) {
 	x, y := (float32(column)+0.5)*g.stride, (float32(line)+0.5)*g.stride
 	b.X0 = (x - g.distance(output, 0)) / g.size

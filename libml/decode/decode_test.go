@@ -291,7 +291,8 @@ func smallCard(overlap float64, most int) *models.Card {
 // one of their class overlaps by more than the threshold.
 func TestSuppressionIsThatOfItsDefinition(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		threshold := rapid.SampledFrom([]float64{0, 0.2, 0.5, 1}).Draw(t, "threshold")
+		// No fractions that boxes of whole cells come to: there the last bit decides.
+		threshold := rapid.SampledFrom([]float64{0.0123, 0.237, 0.519, 1}).Draw(t, "threshold")
 		most := rapid.IntRange(1, 32).Draw(t, "max_boxes")
 		card := smallCard(threshold, most)
 		outputs := empty(card)
@@ -700,6 +701,26 @@ func BenchmarkDetect(b *testing.B) {
 	outputs := empty(card)
 	for i := range 20 {
 		set(outputs[0], i*9173, 0.9)
+	}
+	dst := make([]byte, 0, d.MaxBytes())
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, err := d.Append(dst, outputs); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// Classes in ascending order are the worst: each is among the best so far.
+func BenchmarkTopKOfAscendingClasses(b *testing.B) {
+	card := topKCard(mostClasses, map[string]any{"k": 1000})
+	d, err := New(card)
+	if err != nil {
+		b.Fatal(err)
+	}
+	outputs := empty(card)
+	for i := range mostClasses {
+		set(outputs[0], i, float32(i))
 	}
 	dst := make([]byte, 0, d.MaxBytes())
 	b.ReportAllocs()

@@ -1,0 +1,238 @@
+//go:build cgo
+
+package decode_test
+
+import (
+	"bytes"
+	"fmt"
+	"image"
+	"image/jpeg"
+	"math"
+	"slices"
+	"testing"
+
+	"golang.org/x/image/draw"
+
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/wire"
+)
+
+// A decoder's own tests take its author's word for how a model means its outputs.
+// These ask the shipped models about pictures whose contents anyone can see.
+
+func shipped(t *testing.T, name string) *models.Card {
+	t.Helper()
+	card, err := zoo.Registry{Cache: t.TempDir()}.Find(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return card
+}
+
+func reference(t *testing.T, card *models.Card) *libml.Reference {
+	t.Helper()
+	r, err := libml.NewReference(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// frame is a letterboxed picture: RGB as it goes over the wire, and where in it
+// the picture lies.
+type frame struct {
+	rgb   []byte
+	side  int
+	inner image.Rectangle
+}
+
+func letterbox(t *testing.T, name string, side int) frame {
+	t.Helper()
+	pictures := zoo.Pictures()
+	i := slices.IndexFunc(pictures, func(p zoo.Picture) bool { return p.Name == name })
+	if i < 0 {
+		t.Fatalf("no picture %s", name)
+	}
+	photo, err := jpeg.Decode(bytes.NewReader(pictures[i].JPEG))
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, longer := photo.Bounds().Size(), max(photo.Bounds().Dx(), photo.Bounds().Dy())
+	width, height := size.X*side/longer, size.Y*side/longer
+	corner := image.Pt((side-width)/2, (side-height)/2)
+	f := frame{side: side, inner: image.Rectangle{Min: corner, Max: corner.Add(image.Pt(width, height))}}
+	canvas := image.NewRGBA(image.Rect(0, 0, side, side))
+	draw.BiLinear.Scale(canvas, f.inner, photo, photo.Bounds(), draw.Src, nil)
+	for pixel := range slices.Chunk(canvas.Pix, 4) {
+		f.rgb = append(f.rgb, pixel[:3]...)
+	}
+	return f
+}
+
+// mirrored is the picture with left and right exchanged.
+func (f frame) mirrored() frame {
+	var rgb []byte
+	for row := range slices.Chunk(f.rgb, 3*f.side) {
+		for x := f.side - 1; x >= 0; x-- {
+			rgb = append(rgb, row[3*x:3*x+3]...)
+		}
+	}
+	return frame{rgb: rgb, side: f.side, inner: f.inner}
+}
+
+// found is a box in pixels of the frame.
+type found struct {
+	label          string
+	score          float32
+	x0, y0, x1, y1 float32
+}
+
+func (f found) String() string {
+	return fmt.Sprintf("%s %.2f (%.0f,%.0f)-(%.0f,%.0f)", f.label, f.score, f.x0, f.y0, f.x1, f.y1)
+}
+
+func find(t *testing.T, r *libml.Reference, card *models.Card, f frame) []found {
+	t.Helper()
+	payload, kind, err := r.Answer(f.rgb)
+	if err != nil || kind != uint8(wire.KindBoxes) {
+		t.Fatalf("kind %d, %v", kind, err)
+	}
+	boxes, err := wire.DecodeBoxes(nil, payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []found
+	for _, b := range boxes {
+		if int(b.Class) >= len(card.Labels) {
+			t.Fatalf("class %d, the card has %d labels", b.Class, len(card.Labels))
+		}
+		side := float32(f.side)
+		list = append(list, found{card.Labels[b.Class], b.Score, b.X0 * side, b.Y0 * side, b.X1 * side, b.Y1 * side})
+	}
+	return list
+}
+
+func TestTheAstronautHasOneFaceAndTheRocketNone(t *testing.T) {
+	card := shipped(t, "face")
+	r := reference(t, card)
+	faces := find(t, r, card, letterbox(t, "astronaut", card.Input.Width))
+	if len(faces) != 1 || faces[0].label != "face" || faces[0].score < 0.85 {
+		t.Fatalf("found %v, want one face of at least 0.85", faces)
+	}
+	// From the chin to the brow and from ear to ear, as measured in the photo of
+	// 512 x 512: 180..270 across, 80..178 down; a quarter of that here.
+	face := faces[0]
+	for _, edge := range []struct {
+		name      string
+		got, want float32
+	}{{"left", face.x0, 45}, {"upper", face.y0, 20}, {"right", face.x1, 67.5}, {"lower", face.y1, 44.5}} {
+		if math.Abs(float64(edge.got-edge.want)) > 4 {
+			t.Errorf("%s edge at %.1f, want about %.1f", edge.name, edge.got, edge.want)
+		}
+	}
+	if faces := find(t, r, card, letterbox(t, "rocket", card.Input.Width)); len(faces) != 0 {
+		t.Errorf("found %v in a rocket", faces)
+	}
+}
+
+func TestThePicturesShowWhatTheyShow(t *testing.T) {
+	card := shipped(t, "detect")
+	r := reference(t, card)
+	for picture, labels := range map[string][]string{
+		"astronaut":    {"person"},
+		"chelsea":      {"cat"},
+		"coffee":       {"dining table", "cup"},
+		"grace_hopper": {"person"},
+	} {
+		list := find(t, r, card, letterbox(t, picture, card.Input.Width))
+		if len(list) == 0 || !slices.Contains(labels, list[0].label) {
+			t.Errorf("%s: found %v, want one of %v first", picture, list, labels)
+		}
+	}
+}
+
+// A distance is counted from the middle of a cell, (i+0.5)*stride, or from its
+// corner, i*stride; models of this family do one or the other. The two differ by
+// half a stride, 16 pixels where the cells are largest, and two facts that hold for
+// any picture tell them apart:
+//
+//   - The box of a thing in the mirror is the mirror of its box. Counted from the
+//     wrong point both are off to the same side of the frame, and so, held against
+//     each other, by a whole stride.
+//   - A table that fills the picture ends where the picture does and the black of
+//     the letterbox begins.
+func TestDistancesAreCountedFromTheMiddleOfTheCell(t *testing.T) {
+	const stride, tolerance = 32, 8
+	card := shipped(t, "detect")
+	levels := card.Decoder.Params["levels"].([]any)
+	coarsest := levels[len(levels)-1].(map[string]any)
+	if coarsest["stride"] != int64(stride) {
+		t.Fatalf("the coarsest level is %v, want stride %d", coarsest, stride)
+	}
+	card.Decoder.Params["levels"] = []any{coarsest}
+	r := reference(t, card)
+	best := func(f frame) found {
+		list := find(t, r, card, f)
+		if len(list) == 0 {
+			t.Fatal("found nothing")
+		}
+		return list[0]
+	}
+	for _, picture := range []string{"astronaut", "chelsea", "coffee", "grace_hopper"} {
+		f := letterbox(t, picture, card.Input.Width)
+		seen, mirror := best(f), best(f.mirrored())
+		middle := (seen.x0 + seen.x1) / 2
+		drift := middle - (float32(f.side) - (mirror.x0+mirror.x1)/2)
+		t.Logf("%s: %v drifts by %.1f pixels, from the corner by %.1f", picture, seen, drift, drift-stride)
+		if seen.label != mirror.label || math.Abs(float64(drift)) > tolerance {
+			t.Errorf("%s: %v, in the mirror %v: the middle drifts by %.1f pixels", picture, seen, mirror, drift)
+		}
+	}
+	f := letterbox(t, "coffee", card.Input.Width)
+	table := best(f)
+	if math.Abs(float64(table.y0)-float64(f.inner.Min.Y)) > tolerance || math.Abs(float64(table.y1)-float64(f.inner.Max.Y)) > tolerance {
+		t.Errorf("%v, want it from %d to %d down", table, f.inner.Min.Y, f.inner.Max.Y)
+	}
+}
+
+func TestClothesAreToldApart(t *testing.T) {
+	card := shipped(t, "fashion")
+	r := reference(t, card)
+	images, labels, err := zoo.FashionTest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const tried = 200
+	right := 0
+	for i, image := range images[:tried] {
+		payload, kind, err := r.Answer(image)
+		if err != nil || kind != uint8(wire.KindTopK) {
+			t.Fatalf("kind %d, %v", kind, err)
+		}
+		classes, err := wire.DecodeTopK(nil, payload)
+		if err != nil || len(classes) != 5 {
+			t.Fatalf("classes %v, %v, want five", classes, err)
+		}
+		sum := float32(0)
+		for _, c := range classes {
+			sum += c.P
+		}
+		if sum > 1.001 || classes[0].P < 1./float32(len(card.Labels)) {
+			t.Errorf("image %d: %v are no probabilities of the likeliest", i, classes)
+		}
+		if int(classes[0].Class) == int(labels[i]) {
+			right++
+		}
+	}
+	if right < tried*85/100 {
+		t.Errorf("%d of %d are right", right, tried)
+	}
+}
