@@ -32,10 +32,11 @@ const (
 	stageGather           // dispatched -> batch tensor ready
 	stageInfer            // gathered -> outputs ready
 	stageReply            // outputs ready -> reply handed to the socket
+	stageRelease          // reply handed over -> packets released
 	numStages
 )
 
-var stageNames = [numStages]string{"aggregate", "queue", "gather", "infer", "reply"}
+var stageNames = [numStages]string{"aggregate", "queue", "gather", "infer", "reply", "release"}
 
 func newMetrics(m *Manager) *metrics {
 	// 50 µs to 13 s in steps of 1.5: an SLO of 10 ms is told from 7 and 15.

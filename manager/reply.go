@@ -119,8 +119,9 @@ func (t *replyTurn) finish() {
 	f := t.in.f
 	f.mu.Unlock()
 	f.send(&t.out)
-	f.source.Release(t.events.Release)
 	sent := shm.Now()
+	f.source.Release(t.events.Release)
+	released := shm.Now()
 	for i := range t.stages {
 		s := &t.stages[i]
 		t.observe.request.Observe(seconds(sent - s.FirstPiece))
@@ -132,6 +133,7 @@ func (t *replyTurn) finish() {
 		t.observe.stages[stageGather].Observe(seconds(s.result.Gathered - s.result.Dispatched))
 		t.observe.stages[stageInfer].Observe(seconds(s.result.Inferred - s.result.Gathered))
 		t.observe.stages[stageReply].Observe(seconds(sent - s.result.Inferred))
+		t.observe.stages[stageRelease].Observe(seconds(released - sent))
 		t.observe.batch.Observe(float64(s.result.Batch))
 	}
 	f.replied.Add(uint64(len(t.stages)))

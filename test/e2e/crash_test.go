@@ -75,6 +75,24 @@ func TestShadowTakesOverWhenTheActiveProcessIsKilled(t *testing.T) {
 	}
 }
 
+func TestInstancesShareTheStreamAndStandInForEachOther(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small), ", instances: 2"), "PENSTOCK_NULL=busy=1ms")
+	active, _ := serving(t, nd, "fn")
+	got := stream(t, nd, 600, func() { kill(t, active.PID) })
+	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 8 {
+		t.Errorf("%s; want every request answered right, a batch failed at most", got)
+	}
+	f := settled(t, nd, "fn")
+	if len(f.Instances) != 2 {
+		t.Fatalf("%d instances, want 2", len(f.Instances))
+	}
+	for i, in := range f.Instances {
+		if in.SharePercent != 50 {
+			t.Errorf("instance %d has %v %%, want 50", i, in.SharePercent)
+		}
+	}
+}
+
 func TestStreamDoesNotNoticeAKilledShadow(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	active, shadow := serving(t, nd, "fn")

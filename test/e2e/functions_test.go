@@ -161,6 +161,8 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 		"an unknown model":       {"functions: [{name: fcae, port: 0}]", []string{`"fcae"`, "face"}},
 		"shares out of range":    {"shares: {minimum_percent: 400}", []string{"config.yaml:2:", "minimum_percent"}},
 		"a slab of no size":      {"slab: {size: lots}", []string{"config.yaml:2:", "lots", "64MiB"}},
+		"more than the memory":   {fmt.Sprintf("slab: {size: 4096GiB}\nfunctions: [{name: fn, model: %s, port: 0}]", card), []string{"config.yaml:2:", "4096GiB"}},
+		"a slab over all memory": {fmt.Sprintf("slab: {size: 60GiB}\nfunctions: [{name: fn, model: %s, port: 0}]", card), []string{"make slab", "64424509440 bytes"}},
 		"slots no power of two":  {"aggregate: {slots: 100}", []string{"power of two"}},
 		"two functions one name": {fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}, {name: fn, model: %s, port: 0}]", card, card), []string{`"fn"`, "another function"}},
 	}
