@@ -39,6 +39,7 @@ var pure = map[string][]string{
 	"manager/share": {"os", "net", "syscall", "io"},
 	"manager/pair":  {"os", "net", "syscall", "io"},
 	"libml/slab":    {"os", "net", "syscall", "io"},
+	"libml/decode":  {"os", "net", "syscall", "io"},
 }
 
 // forbiddenCalls are what a pure package must not call: the clock.
