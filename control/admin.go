@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"strings"
 )
@@ -60,7 +62,11 @@ func SendOrder(dir, path string, order any) error {
 	}
 	response, err := client.Post("http://manager"+path, "application/json", bytes.NewReader(body))
 	if err != nil {
-		return fmt.Errorf("reach manager at %s: %w; is it running with this runtime folder?", socket, err)
+		var noise *url.Error // "Post http://manager/add" is no place that a person knows
+		if errors.As(err, &noise) {
+			err = noise.Err
+		}
+		return fmt.Errorf("reach manager: %w; is a node running with this runtime folder? --runtime-dir says which", err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode == http.StatusNoContent {

@@ -146,12 +146,13 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 }
 
 // accuracy counts each labelled picture once, whatever the number of its
-// answers: they are the same, or counted as wrong.
+// answers: they are the same, or counted as wrong. Answers that name no classes
+// have no accuracy.
 func (r *FunctionReport) accuracy(l *ledger) {
 	right, referenceRight := uint64(0), uint64(0)
 	for i, got := range l.tally.first {
 		_, label := l.pictures.Picture(i)
-		if label < 0 || got.Payload == nil {
+		if label < 0 || got.Payload == nil || got.Kind != wire.KindTopK {
 			continue
 		}
 		r.Labelled++

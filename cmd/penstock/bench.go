@@ -22,8 +22,15 @@ func benchCommand() *cobra.Command {
   penstock bench slab --slo 50ms
   penstock bench swap -n 1000`,
 		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	output := cmd.PersistentFlags().StringP("output", "o", "table", "table or json")
+	cmd.PersistentPreRunE = func(*cobra.Command, []string) error {
+		if *output != "json" && *output != "table" {
+			return fmt.Errorf("output %q: want table or json", *output)
+		}
+		return nil
+	}
 	print := func(report any, rows []table.Row) error {
 		switch *output {
 		case "json":
@@ -49,6 +56,9 @@ func benchCommand() *cobra.Command {
 		Use: "ingest", Short: "Whole requests a second through source and aggregation, beside a bare receive loop",
 		Example: `  penstock bench ingest --duration 5s -o json`, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if ingestFor <= 0 {
+				return fmt.Errorf("--duration %s: want a positive duration", ingestFor)
+			}
 			r, err := bench.RunIngest(cmd.Context(), ingestFor)
 			if err != nil {
 				return err
@@ -73,6 +83,9 @@ func benchCommand() *cobra.Command {
 		Use: "dispatch", Short: "What the hand-overs between manager and an idle inference function cost",
 		Example: `  penstock bench dispatch -n 5000`, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if dispatches < 1 {
+				return fmt.Errorf("-n %d: want at least 1", dispatches)
+			}
 			self, err := os.Executable()
 			if err != nil {
 				return fmt.Errorf("find own binary: %w", err)

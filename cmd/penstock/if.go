@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/rs/zerolog"
@@ -59,7 +60,7 @@ folder, while it runs.`,
 		Use: "add NAME", Short: "Add a function to the running node",
 		Example: `  penstock if add face --port 5001 --slo 25ms
   penstock if add mine --model ./mine/card.yaml --port 0`,
-		Args: cobra.ExactArgs(1),
+		Args: arguments(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			function.Name = args[0]
 			if err := function.Check(); err != nil {
@@ -80,7 +81,7 @@ folder, while it runs.`,
 
 	name := func(use, short, path string) *cobra.Command {
 		return &cobra.Command{
-			Use: use + " NAME", Short: short, Example: "  penstock if " + use + " face", Args: cobra.ExactArgs(1),
+			Use: use + " NAME", Short: short, Example: "  penstock if " + use + " face", Args: arguments(1),
 			RunE: func(_ *cobra.Command, args []string) error {
 				return control.SendOrder(folder(), path, control.NameOrder{Name: args[0]})
 			},
@@ -88,7 +89,7 @@ folder, while it runs.`,
 	}
 	replace := &cobra.Command{
 		Use: "replace NAME CARD", Short: "Bring another model into a function; the old one serves until the new one can",
-		Example: `  penstock if replace face ./face-v2/card.yaml`, Args: cobra.ExactArgs(2),
+		Example: `  penstock if replace face ./face-v2/card.yaml`, Args: arguments(2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			model, err := cardPath(args[1])
 			if err != nil {
@@ -99,11 +100,11 @@ folder, while it runs.`,
 	}
 	share := &cobra.Command{
 		Use: "share NAME PERCENT", Short: "Give each instance of a function a share by hand",
-		Example: `  penstock if share face 40`, Args: cobra.ExactArgs(2),
+		Example: `  penstock if share face 40`, Args: arguments(2),
 		RunE: func(_ *cobra.Command, args []string) error {
-			var percent float64
-			if _, err := fmt.Sscanf(args[1], "%f", &percent); err != nil {
-				return fmt.Errorf("share %q is no number", args[1])
+			percent, err := strconv.ParseFloat(strings.TrimSuffix(args[1], "%"), 64)
+			if err != nil {
+				return fmt.Errorf("share %q is no number: want percent, like 40", args[1])
 			}
 			return control.SendOrder(folder(), control.SharePath, control.ShareOrder{Name: args[0], SharePercent: percent})
 		},

@@ -80,7 +80,7 @@ The exit status is 1 when an accepted request was lost or an answer was wrong.`,
 	f.StringSliceVar(&o.models, "models", nil, "folders of the cards that answers are checked by, beside the built-in ones")
 	f.StringVar(&o.draw, "draw", "", "folder to write the pictures into, with what was found drawn on them")
 	f.BoolVar(&o.check, "check", true, "compare answers with the same model run in this process")
-	f.StringVar(&o.findMaxRate, "find-max-rate", "", "search for the highest rate of this function with p99 within its objective and goodput of 99 %")
+	f.StringVar(&o.findMaxRate, "find-max-rate", "", "search for the highest rate of this function with p99 within its objective and goodput of 99 %; the others get only what --rate says")
 	f.Float64Var(&o.precision, "precision", 0.05, "how close --find-max-rate comes, as a part of the rate")
 	f.DurationVar(&o.deadline, "deadline", 0, "deadline told to the manager with each request")
 	f.Uint8Var(&o.priority, "priority", 0, "priority told to the manager with each request")
@@ -92,6 +92,9 @@ The exit status is 1 when an accepted request was lost or an answer was wrong.`,
 func load(ctx context.Context, o loadOptions) error {
 	if !slices.Contains([]string{"table", "json", "csv"}, o.output) {
 		return fmt.Errorf("output %q: want table, json or csv", o.output)
+	}
+	if err := o.checkFlags(); err != nil {
+		return err
 	}
 	manager := status.New(o.http)
 	defer manager.Close()
@@ -133,6 +136,25 @@ func load(ctx context.Context, o loadOptions) error {
 			fmt.Fprintln(os.Stderr, "penstock load:", fault)
 		}
 		return exitStatus(1)
+	}
+	return nil
+}
+
+// checkFlags says which flag is wrong, before anything is asked of the node.
+func (o loadOptions) checkFlags() error {
+	switch {
+	case o.duration <= 0:
+		return fmt.Errorf("--duration %v: want more than 0, like 30s", o.duration)
+	case o.warmup < 0:
+		return fmt.Errorf("--warmup %v: want 0 or more", o.warmup)
+	case o.deadline < 0:
+		return fmt.Errorf("--deadline %v: want 0 or more; 0 tells the manager none", o.deadline)
+	case o.streams < 1:
+		return fmt.Errorf("--streams %d: want at least 1", o.streams)
+	case !(o.precision > 0 && o.precision <= 1):
+		return fmt.Errorf("--precision %v: want more than 0, at most 1", o.precision)
+	case o.findMaxRate != "" && o.schedule != "":
+		return errors.New("--find-max-rate and --schedule: want one of them; a search sets its rate itself")
 	}
 	return nil
 }
@@ -218,6 +240,17 @@ func prepare(now control.Status, o loadOptions) (_ *prepared, err error) {
 	rates, err := parseRates(o.rates, names)
 	if err != nil {
 		return nil, err
+	}
+	if o.findMaxRate != "" {
+		if !slices.Contains(names, o.findMaxRate) {
+			return nil, fmt.Errorf("--find-max-rate %s: the node has no function %q; it has: %s", o.findMaxRate, o.findMaxRate, strings.Join(names, ", "))
+		}
+		if len(o.rates) == 0 {
+			rates = map[string]float64{}
+		}
+		if rates[o.findMaxRate] == 0 {
+			rates[o.findMaxRate] = defaultRate
+		}
 	}
 	if err := p.readSchedule(o, names); err != nil {
 		return nil, err
@@ -375,6 +408,9 @@ func readPhotos(dir string) ([]picture.Photo, error) {
 	}
 	photos, err := picture.Read(fsys, "*.png", "*.jpg", "*.jpeg", "*.PNG", "*.JPG", "*.JPEG")
 	if err != nil {
+		if errors.Is(err, picture.ErrNone) {
+			return nil, fmt.Errorf("--pictures %s: there is no PNG or JPEG file in that folder", dir)
+		}
 		return nil, fmt.Errorf("read pictures: %w", err)
 	}
 	return photos, nil

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -53,8 +54,21 @@ latency objective, in batches as large as the objective allows.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return fmt.Errorf("%w; `%s --help` shows what it takes", err, c.CommandPath())
+	})
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	cmd.AddCommand(upCommand(), managerCommand(), orchestratorCommand(), ifCommand(),
 		modelsCommand(), loadCommand(), demoCommand(), benchCommand(), doctorCommand(), versionCommand())
 	return cmd
+}
+
+// arguments wants n arguments, which the command's use names.
+func arguments(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != n {
+			return fmt.Errorf("%s has %d arguments; want `%s`", cmd.CommandPath(), len(args), strings.TrimSuffix(cmd.UseLine(), " [flags]"))
+		}
+		return nil
+	}
 }

@@ -101,17 +101,25 @@ func (r Registry) Find(ref string) (*models.Card, error) {
 // Names are the shipped models.
 func Names() []string { return []string{"detect", "face", "fashion"} }
 
+// userCache is the user's cache folder, or one of the temporary folder where there
+// is none: no HOME, or one that is not there, as a service's user often has.
+func userCache() string {
+	if user, err := os.UserCacheDir(); err == nil {
+		cache := filepath.Join(user, "penstock")
+		if os.MkdirAll(cache, 0o755) == nil {
+			return cache
+		}
+	}
+	return filepath.Join(os.TempDir(), fmt.Sprintf("penstock-%d", os.Getuid()))
+}
+
 // unpack puts a shipped model's files into a folder of the cache that is named
 // for their contents, so that two versions of Penstock do not disturb each other,
 // and returns it. Several processes may do so at once.
 func (r Registry) unpack(name string) (string, error) {
 	cache := r.Cache
 	if cache == "" {
-		if user, err := os.UserCacheDir(); err == nil {
-			cache = filepath.Join(user, "penstock")
-		} else {
-			cache = filepath.Join(os.TempDir(), fmt.Sprintf("penstock-%d", os.Getuid()))
-		}
+		cache = userCache()
 	}
 	entries, err := shipped.ReadDir(name)
 	if err != nil {
