@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/shm/floor"
 )
 
@@ -58,6 +59,11 @@ functions:
 	if err != nil {
 		return r, err
 	}
+	// The client stays off the CPUs of what is measured.
+	own, ifs := orchestrator.IFCPUs(0)
+	if err := orchestrator.Pin(own); err != nil {
+		return r, err
+	}
 	c, err := client.Dial(ctx, fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{})
 	if err != nil {
 		return r, err
@@ -76,6 +82,9 @@ functions:
 		time.Sleep(idleGap)
 	}
 	if err := nd.Stop(); err != nil {
+		return r, err
+	}
+	if err := orchestrator.Pin(append(own, ifs...)); err != nil {
 		return r, err
 	}
 	after, err := floor.MeasureWake(n - n/2)

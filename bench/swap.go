@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/shm/floor"
 	"github.com/penstock/penstock/wire"
 )
@@ -97,6 +98,12 @@ functions:
 	if err != nil {
 		return out, err
 	}
+	// The load stays off the CPUs of what is measured.
+	own, ifs := orchestrator.IFCPUs(0)
+	if err := orchestrator.Pin(own); err != nil {
+		return out, err
+	}
+	defer orchestrator.Pin(append(own, ifs...))
 	stop, load, err := saturate(ctx, f.Port, requestBytes)
 	if err != nil {
 		return out, err

@@ -3,7 +3,6 @@ package manager
 import (
 	"errors"
 	"io"
-	"runtime"
 	"time"
 
 	"github.com/penstock/penstock/manager/aggregate"
@@ -29,8 +28,7 @@ const burst = 256
 const afterReceiveError = 10 * time.Millisecond
 
 func (f *function) receive() {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	lockDataPath() // never unlocked: the thread ends with the goroutine
 	var events aggregate.Events
 	var out outbox
 	batch := make([]source.Datagram, burst)

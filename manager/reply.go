@@ -2,7 +2,6 @@ package manager
 
 import (
 	"errors"
-	"runtime"
 	"slices"
 	"time"
 
@@ -25,8 +24,7 @@ import (
 const replyPatience = int64(time.Second)
 
 func (in *instance) reply() {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	lockDataPath() // never unlocked: the thread ends with the goroutine
 	f := in.f
 	t := &replyTurn{in: in, observe: f.m.metrics.of(f.name)}
 	slots := make([]uint32, f.geometry.Slots)

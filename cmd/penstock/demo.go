@@ -74,7 +74,7 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 	// The load shares the manager's CPUs: those of the inference functions are what
 	// is shown.
 	own, _ := orchestrator.IFCPUs(0)
-	if err := pin(own); err != nil {
+	if err := orchestrator.Pin(own); err != nil {
 		return err
 	}
 

@@ -113,7 +113,7 @@ func runManager(ctx context.Context, c configs.Config, log zerolog.Logger) error
 	}
 	runtime.GOMAXPROCS(max(threads, runtime.NumCPU()))
 	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)
-	if err := pin(own); err != nil {
+	if err := orchestrator.Pin(own); err != nil {
 		log.Warn().Err(err).Msg("the manager is not kept off the CPUs of the inference functions")
 	}
 	return manager.Run(ctx, manager.Options{Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log}, func(m *manager.Manager) {
@@ -182,8 +182,12 @@ func orchestratorCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("find own binary: %w", err)
 			}
+			own, ifs := orchestrator.IFCPUs(c.ReservedCPUs)
+			if err := orchestrator.Pin(own); err != nil {
+				log.Warn().Err(err).Msg("the orchestrator is not kept off the CPUs of the inference functions")
+			}
 			return orchestrator.Run(cmd.Context(), orchestrator.Options{
-				Dir: c.RuntimeDir, Log: log, Self: self, ReservedCPUs: c.ReservedCPUs,
+				Dir: c.RuntimeDir, Log: log, Self: self, CPUs: ifs,
 			})
 		},
 	}
