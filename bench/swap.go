@@ -70,6 +70,10 @@ type changed struct {
 	sent, answered, lost uint64
 }
 
+// The device is one that computes elsewhere, as a GPU does: a batch sleeps. One that
+// used the CPU would be stopped by its own quota now and then, which is no part of
+// a hand-over.
+//
 // changes changes an inference function's share n times under load, by that
 // mechanism, and collects how long the ring stood still each time.
 func changes(ctx context.Context, binary, mechanism string, n int, progress func(int)) (changed, error) {
@@ -88,7 +92,7 @@ func changes(ctx context.Context, binary, mechanism string, n int, progress func
 log: {level: warn}
 shares: {tune: false, change: %s}
 functions:
-  - {name: busy, model: %s, port: 0, share_percent: 100, slo: 10s, environment: {PENSTOCK_NULL: "busy=200us"}}
+  - {name: busy, model: %s, port: 0, share_percent: 100, slo: 10s, environment: {PENSTOCK_NULL: "sleep=200us"}}
 `, mechanism, card)})
 	if err != nil {
 		return out, err

@@ -160,7 +160,7 @@ func (p *process) run(ctx context.Context, build Build) error {
 		return err
 	}
 	p.nudge.Store(p.memory.consumer)
-	time.Sleep(rest)
+	time.Sleep(p.rest())
 	notice.State = control.Ready
 	notice.WarmupMillis = float64(time.Since(woken).Microseconds()) / 1000
 	p.child.Notify(notice)
@@ -170,9 +170,17 @@ func (p *process) run(ctx context.Context, build Build) error {
 	return p.end()
 }
 
-// rest is between the warm-up and ready: the warm-up may have used up the quota of
-// several periods, and whoever takes a ring while it is throttled lets it stand.
-const rest = 50 * time.Millisecond
+// rest is between the warm-up and ready: the warm-up may have used up its quota, and
+// whoever takes a ring while it is throttled lets it stand. It is two periods of
+// a quota of 1 ms (orchestrator/quota.go).
+func (p *process) rest() time.Duration {
+	share := p.share.Load()
+	if share == nil || share.governor || share.percent <= 0 || share.percent >= 100 {
+		return 0
+	}
+	const twoQuotas, most = 2 * time.Millisecond, 50 * time.Millisecond
+	return min(most, time.Duration(float64(twoQuotas)*100/share.percent))
+}
 
 // end is how a process that has nothing left to do ends: nil when it was told
 // to, else why nobody is left.

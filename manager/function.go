@@ -228,6 +228,17 @@ func (f *function) serving() bool {
 	return true
 }
 
+// failure is why the last process of an instance that has none serving failed,
+// empty where none did.
+func (f *function) failure() string {
+	for _, in := range f.instances {
+		if in.failure != "" {
+			return in.failure
+		}
+	}
+	return ""
+}
+
 // processes is how many processes there are, or should be.
 func (f *function) processes() int {
 	n := 0

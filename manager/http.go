@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -86,7 +87,7 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 		var waits []string
 		for _, f := range m.functions {
 			if !f.serving() {
-				waits = append(waits, f.name)
+				waits = append(waits, strings.TrimSuffix(f.name+" ("+f.failure()+")", " ()"))
 			}
 		}
 		if len(waits) > 0 {
@@ -119,7 +120,10 @@ func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
 
 func (m *Manager) takeAdd(w http.ResponseWriter, r *http.Request) {
 	take(w, r, func(o configs.Function) error {
-		return m.do(func() error { return m.add(o) })
+		if err := m.do(func() error { return m.add(o) }); err != nil {
+			return err
+		}
+		return m.awaitServing(r.Context(), o.Name)
 	})
 }
 
@@ -145,6 +149,40 @@ func (m *Manager) takeShare(w http.ResponseWriter, r *http.Request) {
 	take(w, r, func(o control.ShareOrder) error {
 		return m.do(func() error { return m.setShare(o.Name, o.SharePercent) })
 	})
+}
+
+// addPatience is how long an addition waits for its first process.
+const addPatience = 30 * time.Second
+
+// awaitServing waits until a function that was added serves. It returns why not when
+// its first process fails; it is tried again all the same.
+func (m *Manager) awaitServing(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, addPatience)
+	defer cancel()
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	for {
+		serves, failure := false, ""
+		err := m.do(func() error {
+			f := m.function(name)
+			if f == nil {
+				return fmt.Errorf("%s was removed again", name)
+			}
+			serves, failure = f.serving(), f.failure()
+			return nil
+		})
+		switch {
+		case err != nil || serves:
+			return err
+		case failure != "":
+			return fmt.Errorf("%s was added, and its process cannot start: %s; it is tried again, `penstock if replace` or `if remove` ends that", name, failure)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("%s was added, and no process of it serves after %s", name, addPatience)
+		}
+	}
 }
 
 // await starts something on the control loop and waits for its end.

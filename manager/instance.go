@@ -39,6 +39,7 @@ type instance struct {
 	bound    string
 	limit    float64
 	cpu      control.Report // the last report, for its CPU time
+	failure  string         // why the last process failed; empty once one serves
 	promoted int64          // when the ring was given to somebody last
 	handed   uint32         // the generation whose hand-over was noted last
 	replaced chan error     // waits for the end of a replacement; nil otherwise
@@ -241,6 +242,12 @@ func (in *instance) observe(o control.ObservedProcess) {
 		event = in.log.Warn()
 	}
 	event.Uint32("generation", o.Generation).Str("state", string(o.State)).Str("reason", o.Reason).Msg("process")
+	switch o.State {
+	case control.Failed:
+		in.failure = o.Reason
+	case control.Active:
+		in.failure = ""
+	}
 	if o.State == control.Ready {
 		in.f.persistentBytes.Store(o.PersistentBytes)
 		in.f.ephemeralBytes.Store(o.EphemeralBytes)

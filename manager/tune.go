@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"math"
 	"time"
 
 	"github.com/penstock/penstock/configs"
@@ -62,7 +63,7 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 		}
 	}
 	plan := m.shares.Step(time.Since(m.started), nil)
-	m.apply(plan)
+	m.apply(plan, c.Name+" was added")
 	shares := make([]float64, c.Instances)
 	for _, s := range plan.Status {
 		if s.ID.IF == c.Name {
@@ -81,7 +82,7 @@ func (m *Manager) shareReplaced(in *instance) {
 		return
 	}
 	if m.cfg.Shares.Tune {
-		m.apply(m.shares.Step(time.Since(m.started), nil))
+		m.apply(m.shares.Step(time.Since(m.started), nil), "the model of "+in.f.name+" was replaced")
 	}
 }
 
@@ -92,7 +93,7 @@ func (m *Manager) shareOut(name string, instances int) {
 			m.log.Error().Err(err).Msg("share out")
 		}
 	}
-	m.apply(m.shares.Step(time.Since(m.started), nil))
+	m.apply(m.shares.Step(time.Since(m.started), nil), name+" was removed")
 }
 
 // tune measures every instance and lets package share decide.
@@ -107,7 +108,7 @@ func (m *Manager) tune(now time.Time) {
 		}
 	}
 	if m.cfg.Shares.Tune {
-		m.apply(m.shares.Step(now.Sub(m.started), observed))
+		m.apply(m.shares.Step(now.Sub(m.started), observed), "")
 	}
 }
 
@@ -119,16 +120,20 @@ func (m *Manager) look(in *instance) {
 	}
 }
 
-func (m *Manager) apply(plan share.Plan) {
+// apply brings a plan in. Where functions came or went, cause says so: then that is
+// why, and not what was observed.
+func (m *Manager) apply(plan share.Plan, cause string) {
 	for _, c := range plan.Changes {
 		in := m.instance(c.ID.IF, c.ID.Instance)
 		if in == nil {
 			continue // it is being added, and begins with its share
 		}
-		o := in.load.observed
-		in.log.Info().Float64("from_percent", c.From).Float64("to_percent", c.To).Str("why", c.Why).
-			Dur("tail_ms", o.Latency).Dur("left_ms", o.SLO).Float64("can_rps", o.Throughput).Float64("must_rps", o.ArrivalRate).
-			Dur("cpu_ms", in.cpuPerRequest).Msg("share changes")
+		event := in.log.Info().Float64("from_percent", round(c.From)).Float64("to_percent", round(c.To)).Str("why", or(cause, c.Why))
+		if o := in.load.observed; cause == "" {
+			event = event.Dur("tail_ms", o.Latency).Dur("left_ms", o.SLO).
+				Float64("can_rps", round(o.Throughput)).Float64("must_rps", round(o.ArrivalRate)).Dur("cpu_ms", in.cpuPerRequest)
+		}
+		event.Msg("share changes")
 		in.setShare(c.To)
 	}
 }
@@ -224,5 +229,8 @@ const (
 	quotaSlice  = time.Millisecond
 	tickOverrun = 4 * time.Millisecond
 )
+
+// round is for people: hundredths.
+func round(v float64) float64 { return math.Round(100*v) / 100 }
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

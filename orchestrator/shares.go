@@ -85,7 +85,7 @@ func openShares(name string, cpus int, log zerolog.Logger) (shares, error) {
 		if name != "" {
 			return nil, fmt.Errorf("%s: %w", m.name, err)
 		}
-		log.Info().Err(err).Str("mechanism", m.name).Msg("no CPU quotas this way")
+		log.Debug().Err(err).Str("mechanism", m.name).Msg("no CPU quotas this way")
 	}
 	return nil, fmt.Errorf("%w %q: want %s, %s or %s", errUnknownMechanism, name, mechanismV2, mechanismV1, mechanismGovernor)
 }

@@ -58,6 +58,9 @@ folder, while it runs.`,
 	function := configs.Function{Instances: 1}
 	add := &cobra.Command{
 		Use: "add NAME", Short: "Add a function to the running node",
+		Long: `Adds a function to the running node and waits until it serves, or says why it cannot.
+It is not written into the node's configuration file: the next edit of that file makes
+the functions those of the file again.`,
 		Example: `  penstock if add face --port 5001 --slo 25ms
   penstock if add mine --model ./mine/card.yaml --port 0`,
 		Args: arguments(1),
