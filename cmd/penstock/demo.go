@@ -93,6 +93,7 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 	loadErr := load(ctx, loadOptions{
 		http: nd.HTTP.String(), rates: rates, duration: duration, warmup: time.Second,
 		arrivals: "poisson", streams: 1, scheduleText: schedule, seed: 1, draw: out, check: true, output: format,
+		precision: defaultPrecision,
 	})
 	if err := nd.Stop(); err != nil && loadErr == nil {
 		return err

@@ -81,7 +81,7 @@ The exit status is 1 when an accepted request was lost or an answer was wrong.`,
 	f.StringVar(&o.draw, "draw", "", "folder to write the pictures into, with what was found drawn on them")
 	f.BoolVar(&o.check, "check", true, "compare answers with the same model run in this process")
 	f.StringVar(&o.findMaxRate, "find-max-rate", "", "search for the highest rate of this function with p99 within its objective and goodput of 99 %; the others get only what --rate says")
-	f.Float64Var(&o.precision, "precision", 0.05, "how close --find-max-rate comes, as a part of the rate")
+	f.Float64Var(&o.precision, "precision", defaultPrecision, "how close --find-max-rate comes, as a part of the rate")
 	f.DurationVar(&o.deadline, "deadline", 0, "deadline told to the manager with each request")
 	f.Uint8Var(&o.priority, "priority", 0, "priority told to the manager with each request")
 	f.StringVarP(&o.output, "output", "o", "table", "table, json or csv")
@@ -217,6 +217,9 @@ type preparedFunction struct {
 }
 
 const defaultRate = 10
+
+// defaultPrecision is how close --find-max-rate comes.
+const defaultPrecision = 0.05
 
 // prepare makes traffic for the functions that the node has.
 func prepare(now control.Status, o loadOptions) (_ *prepared, err error) {

@@ -66,7 +66,7 @@ func defaultRuntimeDir() string {
 }
 
 func newLogger(c configs.Log, name string) zerolog.Logger {
-	zerolog.TimeFieldFormat = zerolog.TimeFormatUnixMicro
+	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000000Z07:00" // RFC 3339
 	zerolog.DurationFieldUnit = time.Millisecond
 	level, err := zerolog.ParseLevel(c.Level)
 	if err != nil {
@@ -74,7 +74,6 @@ func newLogger(c configs.Log, name string) zerolog.Logger {
 	}
 	var log zerolog.Logger
 	if c.Format == "console" || c.Format != "json" && isTerminal(os.Stderr) {
-		zerolog.TimeFieldFormat = time.RFC3339Nano
 		log = zerolog.New(zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !isTerminal(os.Stderr)})
 	} else {
 		log = zerolog.New(os.Stderr)
