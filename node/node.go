@@ -236,7 +236,8 @@ func (t *tail) Write(p []byte) (int, error) {
 	defer t.mu.Unlock()
 	t.kept = append(t.kept, p...)
 	if over := len(t.kept) - keptBytes; over > 0 {
-		if i := bytes.IndexByte(t.kept[over:], '\n'); i >= 0 {
+		// From the beginning of a line, unless that is the last byte there is.
+		if i := bytes.IndexByte(t.kept[over:], '\n'); i >= 0 && over+i+1 < len(t.kept) {
 			over += i + 1
 		}
 		t.kept = append(t.kept[:0], t.kept[over:]...)
