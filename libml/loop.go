@@ -181,19 +181,22 @@ func (l *loop) pend(slot uint32) {
 // pending until runBatch has answered it.
 func (l *loop) pick() {
 	l.waited = slab.WaitForRunning(l.pending, l.began, l.ended)
-	batch, late := slab.Pick(l.pending, shm.Now(), l.rule.Size(l.state), l.expected)
+	now := shm.Now()
+	batch, late := slab.Pick(l.pending, now, l.rule.Size(l.state), l.expected)
 	l.batch, l.late = l.pending[:batch], late
 	if late == 0 {
 		return
 	}
 	on := len(l.pending) - late
+	left := int64(math.MinInt64)
 	for _, r := range l.pending[on:] {
+		left = max(left, r.Deadline-now)
 		l.c.Complete(r.Slot, shm.Result{Status: uint8(wire.StatusLate), ModelVersion: l.p.card.Version})
 	}
 	l.pending = l.pending[:on]
 	l.c.Flush()
 	if batch == 0 {
-		l.state = l.rule.Next(l.state, slab.Observation{Late: late})
+		l.state = l.rule.Next(l.state, slab.Observation{Late: late, Left: time.Duration(left)})
 		l.publish()
 	}
 }
@@ -278,8 +281,11 @@ func (l *loop) unpend(n int) {
 // unusable reports whether an error of Gather spoilt the whole batch, not just
 // single requests.
 func unusable(err error) bool {
+	if err == nil {
+		return false
+	}
 	var request *device.RequestError
-	return err != nil && !errors.As(err, &request)
+	return !errors.As(err, &request)
 }
 
 // gather fills the batch tensor and blanks its padding.

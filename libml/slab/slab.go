@@ -105,6 +105,9 @@ type Observation struct {
 	Waited time.Duration
 	// Late is how many this dispatch answered late, uninferred.
 	Late int
+	// Left, where nothing ran, is the most time that one of them had to its
+	// deadline; 0 or less where there was none.
+	Left time.Duration
 }
 
 // WaitForRunning is how long the oldest pending request sat through the batch
@@ -250,7 +253,7 @@ func (r *Rule) Expected(s State, n int) time.Duration {
 // Next is the state after an observation. It allocates nothing.
 func (r *Rule) Next(s State, o Observation) State {
 	if o.Batch < 1 || o.Padded < o.Batch || o.Elapsed <= 0 {
-		return r.nextAllLate(s)
+		return r.nextAllLate(s, o)
 	}
 	t := o.Elapsed.Seconds()
 	if s.previous > 0 {
@@ -275,8 +278,11 @@ func (r *Rule) Next(s State, o Observation) State {
 // rule that believes the device to be too slow even for a request that has not
 // waited would never run a batch again, and never learn better: so that belief
 // fades a little each time, until a batch is tried.
-func (r *Rule) nextAllLate(s State) State {
-	if r.Expected(s, 1).Seconds() > r.left(s) {
+func (r *Rule) nextAllLate(s State, o Observation) State {
+	// One that had most of the objective left was turned away by that belief alone:
+	// a backlog uses time up.
+	turnedAway := o.Left > r.cfg.SLO/2
+	if turnedAway || r.Expected(s, 1).Seconds() > r.left(s) {
 		s.model = s.model.fade()
 	}
 	return r.count(s, true)

@@ -531,3 +531,25 @@ func TestSLABFollowsADrift(t *testing.T) {
 		t.Errorf("expects %.2f of what a batch takes after the device slowed down", off)
 	}
 }
+
+// A belief that is just short of the objective turns every request away, for each
+// has lost a little on its way; it must fade all the same.
+func TestRuleThatTurnsFreshRequestsAwayTriesOneAtLast(t *testing.T) {
+	const slo = 25 * time.Millisecond
+	r, err := New(SLAB, Config{SLO: slo, Ladder: []int{1, 2, 4, 8}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := r.Warm(r.Start(), 1, 23*time.Millisecond)
+	left := slo - 300*time.Microsecond // after aggregation
+	if r.Expected(s, 1) <= left {
+		t.Fatalf("expected time %v fits %v: the test proves nothing", r.Expected(s, 1), left)
+	}
+	for range 100 {
+		if r.Expected(s, 1) <= left {
+			return
+		}
+		s = r.Next(s, Observation{Late: 1, Left: left})
+	}
+	t.Errorf("after 100 requests turned away a batch of 1 is still expected to take %v", r.Expected(s, 1))
+}
