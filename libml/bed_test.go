@@ -1,0 +1,487 @@
+package libml
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// patience bounds what should happen at once, so that a hang is a failure.
+const patience = 30 * time.Second
+
+// bed is the manager's side of an inference function, played by the test:
+// request table, rings, tensors, and a slab with a place for each slot's picture.
+type bed struct {
+	t        testing.TB
+	card     *models.Card
+	slo      time.Duration
+	geometry shm.Geometry
+	table    *shm.Table
+	channel  *shm.Channel
+	tensors  *shm.Region
+	slab     *shm.Region
+	request  shm.Request // the last one published
+}
+
+func testCard() *models.Card {
+	return &models.Card{
+		Name: "test", Version: 7, Framework: "fake",
+		Input: models.Input{
+			Height: 4, Width: 5, Channels: 3,
+			WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
+		},
+		Outputs: []models.Output{{Name: "a", Shape: []int64{3}}, {Name: "b", Shape: []int64{2, 2}}},
+		Batches: []int{1, 2, 4, 8},
+		SLO:     time.Hour,
+		Decoder: models.Decoder{Name: "raw"},
+	}
+}
+
+func newBed(t testing.TB, card *models.Card) *bed {
+	t.Helper()
+	b := &bed{t: t, card: card, slo: card.SLO, geometry: shm.Geometry{Slots: 64, MaxPieces: 2, ResultBytes: 256}}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	b.table, err = shm.NewTable("test", b.geometry)
+	must(err)
+	t.Cleanup(func() { b.table.Close() })
+	b.channel, err = shm.NewChannel("test", b.geometry)
+	must(err)
+	t.Cleanup(func() { b.channel.Close() })
+	b.tensors, err = shm.Create("test-tensors", card.TensorBytes(), shm.Options{Writable: true})
+	must(err)
+	t.Cleanup(func() { b.tensors.Close() })
+	b.slab, err = shm.Create("test-slab", int(b.geometry.Slots)*card.Input.WireBytes(), shm.Options{})
+	must(err)
+	t.Cleanup(func() { b.slab.Close() })
+	return b
+}
+
+// attached is what the manager grants, and files what comes with it.
+func (b *bed) attached() (control.Attached, []*os.File) {
+	b.t.Helper()
+	card, err := json.Marshal(b.card)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	geometry, err := json.Marshal(b.geometry)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return control.Attached{
+			Version: control.Version, Card: card, Geometry: geometry, Batching: slab.SLAB, SLONanos: int64(b.slo),
+			TensorBytes: int64(b.tensors.Size()), SlabBytes: []int64{int64(b.slab.Size())},
+		}, []*os.File{
+			b.table.File(), b.channel.RingFile(), b.channel.RepliesFile(), b.tensors.File(), b.slab.File(),
+		}
+}
+
+// publish makes a request of a picture, in two pieces, and hands it over. edit,
+// if not nil, spoils it before.
+func (b *bed) publish(slot uint32, picture []byte, edit func(*shm.Request, []shm.Piece)) {
+	b.t.Helper()
+	size := b.card.Input.WireBytes()
+	at := uint64(slot) * uint64(size)
+	copy(b.slab.Bytes()[at:][:size], picture)
+	cut := size / 3
+	pieces := b.table.Pieces(slot)
+	pieces[0] = shm.Piece{Offset: at, Length: uint16(cut)}
+	pieces[1] = shm.Piece{Offset: at + uint64(cut), Place: uint32(cut), Length: uint16(size - cut)}
+	now := shm.Now()
+	b.request = shm.Request{
+		ID: slot, Pieces: 2, Bytes: uint32(size),
+		FirstPiece: now, Whole: now, Deadline: now + int64(time.Hour),
+	}
+	if edit != nil {
+		edit(&b.request, pieces)
+	}
+	b.table.SetRequest(slot, b.request)
+	b.channel.Publish(slot)
+}
+
+// replies waits for n replies, in the order in which they come.
+func (b *bed) replies(n int) []uint32 {
+	b.t.Helper()
+	slots, got := make([]uint32, n), 0
+	for deadline := shm.Now() + int64(patience); got < n; {
+		if shm.Now() > deadline {
+			b.t.Fatalf("%d replies, want %d", got, n)
+		}
+		m, err := b.channel.Receive(slots[got:], deadline)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		got += m
+	}
+	return slots
+}
+
+// silent checks that no reply waits.
+func (b *bed) silent() {
+	b.t.Helper()
+	slots := make([]uint32, 1)
+	if n, err := b.channel.Receive(slots, shm.Now()); n != 0 || err != nil {
+		b.t.Fatalf("a reply for slot %d, %v; want none", slots[0], err)
+	}
+}
+
+// status is how a slot that was received ended.
+func (b *bed) status(slot uint32) wire.Status { return wire.Status(b.channel.Result(slot).Status) }
+
+// picture is one that tells its seed.
+func (b *bed) picture(seed byte) []byte {
+	p := make([]byte, b.card.Input.WireBytes())
+	for i := range p {
+		p[i] = seed + byte(i*5)
+	}
+	return p
+}
+
+// fake is a framework that adds each image up. An image whose first byte is
+// poison makes outputs that are no numbers.
+type fake struct {
+	card    *models.Card
+	inputs  map[int][]byte
+	outputs map[int][][]byte
+
+	mu      sync.Mutex
+	batches []int // sizes that ran since serve
+	serving bool  // after the warm-up
+	calls   []string
+	failing func(step string) error
+	// In a batch, where they are not nil: entered says so, then gate is waited for.
+	entered, gate chan struct{}
+}
+
+const poison = 255
+
+var errFake = errors.New("the fake fails")
+
+func newFake() *fake {
+	return &fake{inputs: map[int][]byte{}, outputs: map[int][][]byte{}}
+}
+
+func (f *fake) build(card *models.Card) (Framework, error) {
+	f.card = card
+	return f, f.step("build")
+}
+
+func (f *fake) step(name string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if n := len(f.calls); !f.serving && (n == 0 || f.calls[n-1] != name) {
+		f.calls = append(f.calls, name)
+	}
+	if f.failing != nil {
+		return f.failing(name)
+	}
+	return nil
+}
+
+// serve says that the warm-up is over: batches count from now on.
+func (f *fake) serve() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.serving, f.batches = true, make([]int, 0, 1<<16)
+}
+
+func (f *fake) Init(Environment) error    { return f.step("init") }
+func (f *fake) LoadModel() error          { return f.step("load") }
+func (f *fake) LinkModel() (int64, error) { return 100, f.step("link") }
+func (f *fake) Deinit() error             { return f.step("deinit") }
+
+func (f *fake) ConfigureBatch(_, n int, input []byte, outputs [][]byte) (int64, error) {
+	f.inputs[n], f.outputs[n] = input, outputs
+	return int64(10 * n), f.step("configure")
+}
+
+func (f *fake) InferBatch(_, n int) error {
+	err := f.step("infer")
+	f.mu.Lock()
+	serving := f.serving
+	if serving {
+		f.batches = append(f.batches, n)
+	}
+	f.mu.Unlock()
+	if serving && f.gate != nil {
+		f.entered <- struct{}{}
+		<-f.gate
+	}
+	if err != nil {
+		return err
+	}
+	size := f.card.Input.TensorBytes()
+	for i := range n {
+		image := f.inputs[n][i*size : (i+1)*size]
+		sum := sumOf(image)
+		for o, out := range f.outputs[n] {
+			bytes := f.card.Outputs[o].Bytes()
+			for e := range bytes / 4 {
+				binary.LittleEndian.PutUint32(out[i*bytes+4*e:], math.Float32bits(sum+float32(o*100+e)))
+			}
+		}
+	}
+	return nil
+}
+
+func sumOf(image []byte) float32 {
+	if image[0] == poison {
+		return float32(math.NaN())
+	}
+	sum := 0
+	for i, v := range image {
+		sum += int(v) * (1 + i%7)
+	}
+	return float32(sum)
+}
+
+// answered checks that a slot's answer is the one to its picture.
+func (b *bed) answered(slot uint32, picture []byte) {
+	b.t.Helper()
+	if got := b.status(slot); got != wire.StatusOK {
+		b.t.Errorf("slot %d is %v, want ok", slot, got)
+		return
+	}
+	var want []float32
+	for o := range b.card.Outputs {
+		for e := range b.card.Outputs[o].Elements() {
+			want = append(want, sumOf(picture)+float32(o*100+e))
+		}
+	}
+	if got := b.channel.ResultBytes(slot); !slices.Equal(got, wire.AppendRaw(nil, want)) {
+		b.t.Errorf("slot %d is answered % x, want %v", slot, got, want)
+	}
+}
+
+// loop is a batch loop that has been warmed up, with the ring in its hands; the
+// test is its thread and turns it.
+func (b *bed) loop(f *fake) *loop {
+	b.t.Helper()
+	runtime.LockOSThread()
+	b.t.Cleanup(runtime.UnlockOSThread)
+	attached, files := b.attached()
+	for i := range files {
+		files[i] = b.dup(files[i])
+	}
+	framework, err := f.build(b.card)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	p := &process{
+		log: zerolog.Nop(), start: control.Start{IF: "test", Generation: 1, CPUs: 1},
+		card: b.card, framework: framework, slo: b.slo,
+	}
+	if err := p.load(); err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := p.link(attached, files); err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(p.memory.close)
+	l, err := newLoop(p, attached)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.channel.SetEpoch(1)
+	if owned, err := l.c.Acquire(shm.Now() + int64(patience)); !owned || err != nil {
+		b.t.Fatalf("acquire: %v, %v", owned, err)
+	}
+	f.serve()
+	return l
+}
+
+func (b *bed) dup(f *os.File) *os.File {
+	b.t.Helper()
+	raw, err := f.SyscallConn()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	copied := -1
+	if err := raw.Control(func(fd uintptr) { copied, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+		b.t.Fatal(err)
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return os.NewFile(uintptr(copied), f.Name())
+}
+
+// turn is one turn of loop.run: what is there is taken, one batch runs.
+func (l *loop) turn() error {
+	for _, slot := range l.taken[:l.c.Take(l.taken)] {
+		l.pend(slot)
+	}
+	if l.pick(); len(l.batch) == 0 {
+		return nil
+	}
+	return l.runBatch()
+}
+
+// child is a process of the bed's function, run in this one, from the handshake
+// to its end.
+type child struct {
+	t       testing.TB
+	parent  *control.Parent
+	manager *control.AttachConn
+	notices chan control.Notice // closed at the end of the link
+	ended   chan error
+}
+
+// start starts a process and hands it its memory, by the links that a real one
+// has. tamper, if not nil, changes what is granted.
+func (b *bed) start(generation uint32, build Build, tamper func(*control.Attached)) *child {
+	b.t.Helper()
+	dir, err := os.MkdirTemp("", "ps") // a socket's path is short
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "attach")
+	listener, err := control.ListenAttach(socket, zerolog.Nop())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(func() { listener.Close() })
+	parent, end, err := control.SocketPair()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	c := &child{t: b.t, parent: parent, notices: make(chan control.Notice, 64), ended: make(chan error, 1)}
+	if err := parent.Order(control.Order{Do: control.DoStart, Start: &control.Start{
+		IF: "test", Generation: generation, AttachSocket: socket, CPUs: 1,
+	}}); err != nil {
+		b.t.Fatal(err)
+	}
+	go func() {
+		defer close(c.notices)
+		for {
+			n, err := parent.ReadNotice()
+			if err != nil {
+				return
+			}
+			c.notices <- n
+		}
+	}()
+	go func() {
+		link, err := control.NewChild(end)
+		if err != nil {
+			c.ended <- err
+			return
+		}
+		defer link.Close()
+		c.ended <- (&process{child: link, log: zerolog.Nop()}).run(context.Background(), build)
+	}()
+	conn, hello, err := listener.Accept()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	if hello.IF != "test" || hello.Generation != generation {
+		b.t.Errorf("a process says that it is %+v", hello)
+	}
+	attached, files := b.attached()
+	if tamper != nil {
+		tamper(&attached)
+	}
+	if err := conn.Grant(attached, files); err != nil {
+		b.t.Fatal(err)
+	}
+	c.manager = conn
+	b.t.Cleanup(func() {
+		parent.Close()
+		if err := conn.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			b.t.Error(err)
+		}
+	})
+	return c
+}
+
+func (c *child) order(o control.Order) {
+	c.t.Helper()
+	if err := c.parent.Order(o); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// await waits for a state.
+func (c *child) await(state control.State) control.Notice {
+	c.t.Helper()
+	limit := time.After(patience)
+	for {
+		select {
+		case n, ok := <-c.notices:
+			if !ok {
+				c.t.Fatalf("the process ended before it was %v: %v", state, c.end())
+			}
+			if n.State == state {
+				return n
+			}
+		case <-limit:
+			c.t.Fatalf("the process is not %v", state)
+		}
+	}
+}
+
+// end waits for the process's end.
+func (c *child) end() error {
+	c.t.Helper()
+	select {
+	case err := <-c.ended:
+		return err
+	case <-time.After(patience):
+		c.t.Fatal("the process does not end")
+		return nil
+	}
+}
+
+// handover waits for the report that tells of a hand-over.
+func (c *child) handover() control.Report {
+	c.t.Helper()
+	told := make(chan control.Report, 1)
+	go func() {
+		defer close(told)
+		for {
+			r, err := c.manager.ReadReport()
+			if err != nil {
+				return
+			}
+			if r.Handovers > 0 {
+				told <- r
+				return
+			}
+		}
+	}()
+	select {
+	case r, ok := <-told:
+		if !ok {
+			c.t.Fatal("no report of a hand-over")
+		}
+		return r
+	case <-time.After(patience):
+		c.t.Fatal("no report of a hand-over")
+		return control.Report{}
+	}
+}

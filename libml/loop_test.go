@@ -1,0 +1,300 @@
+package libml
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+func TestABatchIsAsLargeAsTheRuleAllows(t *testing.T) {
+	b, f := newBed(t, testCard()), newFake()
+	l := b.loop(f)
+	l.expected = func(int) time.Duration { return time.Microsecond } // as long, whatever its size
+	for _, c := range []struct {
+		name   string
+		limit  float64
+		wait   uint32
+		batch  int
+		padded int
+	}{
+		{"one", 1, 5, 1, 1},
+		{"the largest size within the limit", 3.9, 5, 2, 2},
+		{"all that wait", 8, 5, 5, 8},
+		{"at most the ladder's last", 64, 20, 8, 8},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l.state = l.rule.Start()
+			l.state.Limit = c.limit
+			f.serve()
+			for slot := range c.wait {
+				b.publish(slot, b.picture(byte(slot)), nil)
+			}
+			if err := l.turn(); err != nil {
+				t.Fatal(err)
+			}
+			if want := []int{c.padded}; !slices.Equal(f.batches, want) {
+				t.Errorf("ran batches of %v, want %v", f.batches, want)
+			}
+			for _, slot := range b.replies(c.batch) {
+				r := b.channel.Result(slot)
+				b.answered(slot, b.picture(byte(slot)))
+				if int(r.Batch) != c.batch || r.ModelVersion != 7 {
+					t.Errorf("slot %d says batch %d of version %d, want %d of 7", slot, r.Batch, r.ModelVersion, c.batch)
+				}
+				whole := b.table.Request(slot).Whole
+				if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered <= r.Inferred && r.Inferred <= b.channel.LastBatchEnd()) {
+					t.Errorf("whole %d, %+v, batch end %d are not in order", whole, r, b.channel.LastBatchEnd())
+				}
+			}
+			b.silent()
+			// The rest follows, each request once.
+			for len(l.pending) > 0 {
+				if err := l.turn(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, slot := range b.replies(int(c.wait) - c.batch) {
+				b.answered(slot, b.picture(byte(slot)))
+			}
+			b.silent()
+		})
+	}
+}
+
+// What was in the tensor before is no image of this batch.
+func TestTheRestOfABatchIsBlank(t *testing.T) {
+	b, f := newBed(t, testCard()), newFake()
+	l := b.loop(f)
+	l.expected = func(int) time.Duration { return time.Microsecond }
+	l.state.Limit = 4
+	for i := range b.tensors.Bytes() {
+		b.tensors.Bytes()[i] = 0xee
+	}
+	for slot := range uint32(3) {
+		b.publish(slot, b.picture(byte(slot)), nil)
+	}
+	if err := l.turn(); err != nil {
+		t.Fatal(err)
+	}
+	b.replies(3)
+	size := b.card.Input.TensorBytes()
+	if image := f.inputs[4][3*size:]; slices.Max(image) != 0 {
+		t.Error("the image that pads the batch is not blank")
+	}
+	if beyond := b.tensors.Bytes()[4*size : 8*size]; slices.Min(beyond) != 0xee {
+		t.Error("images beyond the padded batch were written")
+	}
+}
+
+func TestWhatCannotMakeItIsAnsweredLateAndNotRun(t *testing.T) {
+	b, f := newBed(t, testCard()), newFake()
+	l := b.loop(f)
+	l.state.Limit = 8
+	past := func(r *shm.Request, _ []shm.Piece) { r.Deadline = r.Whole - 1 }
+	b.publish(1, b.picture(1), past)
+	b.publish(2, b.picture(2), nil)
+	b.publish(3, b.picture(3), past)
+	if err := l.turn(); err != nil {
+		t.Fatal(err)
+	}
+	for _, slot := range b.replies(3) {
+		if slot == 2 {
+			b.answered(slot, b.picture(2))
+			continue
+		}
+		r := b.channel.Result(slot)
+		if want := (shm.Result{Status: uint8(wire.StatusLate), ModelVersion: 7}); r != want {
+			t.Errorf("slot %d is %+v, want %+v", slot, r, want)
+		}
+	}
+	if want := []int{1}; !slices.Equal(f.batches, want) {
+		t.Errorf("ran batches of %v, want %v", f.batches, want)
+	}
+
+	// All of them late: nothing runs, and the rule hears of it.
+	before := l.state
+	b.publish(4, b.picture(4), past)
+	if err := l.turn(); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.status(b.replies(1)[0]); got != wire.StatusLate {
+		t.Errorf("status %v, want late", got)
+	}
+	if len(f.batches) != 1 {
+		t.Errorf("ran batches of %v, want no more", f.batches)
+	}
+	if want := l.rule.Next(before, slab.Observation{Late: 1}); l.state != want {
+		t.Errorf("state is %+v, want %+v", l.state, want)
+	}
+}
+
+func TestAHigherPriorityGoesFirst(t *testing.T) {
+	b, f := newBed(t, testCard()), newFake()
+	l := b.loop(f)
+	priorities := map[uint32]uint8{1: 0, 2: 9, 3: 0, 4: 3}
+	for slot := uint32(1); slot <= 4; slot++ {
+		b.publish(slot, b.picture(byte(slot)), func(r *shm.Request, _ []shm.Piece) {
+			r.Priority = priorities[slot]
+			r.Deadline -= int64(slot) * int64(time.Minute) // among equals, the more urgent one
+		})
+	}
+	for range 4 {
+		l.state = l.rule.Start() // one at a time
+		if err := l.turn(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, want := b.replies(4), []uint32{2, 4, 3, 1}; !slices.Equal(got, want) {
+		t.Errorf("answered %v, want %v", got, want)
+	}
+}
+
+func TestABatchThatFailsCostsItsOwnRequestsOnly(t *testing.T) {
+	b, f := newBed(t, testCard()), newFake()
+	l := b.loop(f)
+	l.expected = func(int) time.Duration { return time.Microsecond }
+	f.failing = func(string) error { return errFake }
+	l.state.Limit = 2
+	for slot := range uint32(4) {
+		b.publish(slot, b.picture(byte(slot)), nil)
+	}
+	if err := l.turn(); !errors.Is(err, errFake) {
+		t.Fatalf("the turn gives %v, want %v", err, errFake)
+	}
+	for _, slot := range b.replies(2) {
+		r := b.channel.Result(slot)
+		if wire.Status(r.Status) != wire.StatusFailed || r.Batch != 2 || r.Inferred == 0 || r.Length != 0 {
+			t.Errorf("slot %d is %+v, want failed in a batch of 2", slot, r)
+		}
+	}
+	b.silent()
+	f.failing = nil
+	for len(l.pending) > 0 {
+		if err := l.turn(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, slot := range b.replies(2) {
+		b.answered(slot, b.picture(byte(slot)))
+	}
+}
+
+// The manager is not trusted either, and a model may go astray on one picture.
+func TestABadRequestCostsItselfOnly(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		picture byte
+		spoil   func(*shm.Request, []shm.Piece)
+	}{
+		{"a piece outside the slab", 2, func(_ *shm.Request, p []shm.Piece) { p[0].Offset = 1 << 40 }},
+		{"a slab that is not there", 2, func(_ *shm.Request, p []shm.Piece) { p[1].Slab = 3 }},
+		{"a gap", 2, func(_ *shm.Request, p []shm.Piece) { p[0].Length-- }},
+		{"no pieces", 2, func(r *shm.Request, _ []shm.Piece) { r.Pieces = 0 }},
+		{"more pieces than there can be", 2, func(r *shm.Request, p []shm.Piece) { r.Pieces, p[1].Length = 1<<32-1, 0 }},
+		{"another size", 2, func(r *shm.Request, _ []shm.Piece) { r.Bytes = 1 << 30 }},
+		{"outputs that are no numbers", poison, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b, f := newBed(t, testCard()), newFake()
+			l := b.loop(f)
+			l.expected = func(int) time.Duration { return time.Microsecond }
+			l.state.Limit = 4
+			b.publish(1, b.picture(1), nil)
+			b.publish(2, b.picture(c.picture), c.spoil)
+			b.publish(3, b.picture(3), nil)
+			if err := l.turn(); err == nil {
+				t.Error("the turn does not say what was wrong")
+			}
+			for _, slot := range b.replies(3) {
+				if slot != 2 {
+					b.answered(slot, b.picture(byte(slot)))
+					continue
+				}
+				if r := b.channel.Result(slot); wire.Status(r.Status) != wire.StatusFailed || r.Length != 0 {
+					t.Errorf("slot 2 is %+v, want failed", r)
+				}
+			}
+		})
+	}
+}
+
+// The ring stood still only if work was there for a process that could not yet
+// take it.
+func TestAHandOverIsIdleWhereWorkWaited(t *testing.T) {
+	second := int64(time.Second)
+	for _, c := range []struct {
+		name string
+		// Before now: the end of the old process's last batch (0: there was none),
+		// when the request was whole, and when the ring was acquired.
+		last, whole, acquired int64
+		least                 int64 // -1: nothing stood still
+	}{
+		{"work waited through it", 5 * second, 9 * second, 2 * second, 5 * second},
+		{"work came into it", 9 * second, 5 * second, 2 * second, 5 * second},
+		{"work came after it", 9 * second, 2 * second, 5 * second, -1},
+		{"nobody served before", 0, 9 * second, 5 * second, -1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b, f := newBed(t, testCard()), newFake()
+			l := b.loop(f)
+			now := shm.Now()
+			if c.last != 0 {
+				l.c.BatchEnded(now - c.last)
+			}
+			l.acquired = now - c.acquired
+			b.publish(1, b.picture(1), func(r *shm.Request, _ []shm.Piece) { r.Whole = now - c.whole })
+			for _, slot := range l.taken[:l.c.Take(l.taken)] {
+				l.pend(slot)
+			}
+			l.pick()
+			l.handedOver()
+			r := l.report.Load()
+			if r == nil || r.Handovers != 1 {
+				t.Fatalf("report is %+v, want one hand-over", r)
+			}
+			most := c.least
+			if most >= 0 {
+				most += shm.Now() - now
+			}
+			if r.IdleNanos < c.least || r.IdleNanos > most {
+				t.Errorf("idle %d ns, want %d to %d", r.IdleNanos, c.least, most)
+			}
+		})
+	}
+}
+
+func TestABatchAllocatesNothing(t *testing.T) {
+	b, f := newBed(t, testCard()), newFake()
+	l := b.loop(f)
+	picture := b.picture(1)
+	late := func(r *shm.Request, _ []shm.Piece) { r.Deadline = 1 }
+	slots := make([]uint32, b.geometry.Slots)
+	turn := func() {
+		for slot := range uint32(5) {
+			b.publish(slot, picture, nil)
+		}
+		b.publish(5, picture, late)
+		for got := 0; got < 6; {
+			if err := l.turn(); err != nil {
+				t.Fatal(err)
+			}
+			n, err := b.channel.Receive(slots, shm.Now()+int64(patience))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got += n
+		}
+	}
+	if n := testing.AllocsPerRun(100, turn); n != 0 {
+		t.Errorf("%v allocations in five requests and a late one, want none", n)
+	}
+	if len(f.batches) < 100 {
+		t.Fatalf("only %d batches ran", len(f.batches))
+	}
+	b.answered(0, picture)
+}

@@ -1,0 +1,185 @@
+package libml
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/wire"
+)
+
+func TestAProcessGoesFromLoadedToStopped(t *testing.T) {
+	b, f := newBed(t, testCard()), newFake()
+	c := b.start(1, f.build, nil)
+	c.await(control.Starting)
+	c.await(control.Loaded)
+	if want := []string{"build", "init", "load"}; !slices.Equal(f.calls, want) {
+		t.Errorf("a shadow that sleeps has called %v, want %v", f.calls, want)
+	}
+	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
+	c.await(control.Linking)
+	ready := c.await(control.Ready)
+	if ready.PersistentBytes != 100 || ready.EphemeralBytes != 80 {
+		t.Errorf("ready with %d and %d bytes, want 100 and the largest batch's 80", ready.PersistentBytes, ready.EphemeralBytes)
+	}
+	f.serve()
+	b.channel.SetEpoch(1)
+	c.await(control.Active)
+	b.publish(3, b.picture(3), nil)
+	b.answered(b.replies(1)[0], b.picture(3))
+	c.order(control.Order{Do: control.DoDrain})
+	c.await(control.Draining)
+	c.await(control.Stopped)
+	if err := c.end(); err != nil {
+		t.Errorf("a drained process ends with %v", err)
+	}
+	if owner := b.channel.Owner(); owner != 0 {
+		t.Errorf("generation %d still owns the ring", owner)
+	}
+}
+
+// The old process stops at a batch boundary; what it had taken and not started
+// goes to the new one.
+func TestAHandOverLosesNothing(t *testing.T) {
+	b := newBed(t, testCard())
+	old := newFake()
+	old.entered, old.gate = make(chan struct{}), make(chan struct{})
+	first := b.start(1, old.build, nil)
+	first.order(control.Order{Do: control.DoWake, SharePercent: 50})
+	first.await(control.Ready)
+	old.serve()
+	b.channel.SetEpoch(1)
+	first.await(control.Active)
+	b.publish(0, b.picture(0), nil)
+	<-old.entered // the batch of slot 0 runs
+
+	shadow := newFake()
+	second := b.start(2, shadow.build, nil)
+	second.order(control.Order{Do: control.DoWake, SharePercent: 50})
+	second.await(control.Ready)
+	shadow.serve()
+	for slot := uint32(1); slot < 6; slot++ {
+		b.publish(slot, b.picture(byte(slot)), nil)
+	}
+	b.channel.SetEpoch(2)
+	b.silent()
+	close(old.gate)
+	first.await(control.Draining)
+	first.await(control.Stopped)
+	if err := first.end(); err != nil {
+		t.Errorf("the old process ends with %v", err)
+	}
+	if want := []int{1}; !slices.Equal(old.batches, want) {
+		t.Errorf("the old process ran batches of %v, want %v", old.batches, want)
+	}
+	for _, slot := range b.replies(6) {
+		b.answered(slot, b.picture(byte(slot)))
+	}
+	b.silent()
+	if r := second.handover(); r.Generation != 2 || r.Handovers != 1 || r.IdleNanos < 0 {
+		t.Errorf("report is %+v, want generation 2 with one hand-over and work that waited", r)
+	}
+}
+
+// A failed batch is one batch's matter; the process goes on.
+func TestAProcessSurvivesABatchThatFails(t *testing.T) {
+	b, f := newBed(t, testCard()), newFake()
+	c := b.start(1, f.build, nil)
+	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
+	c.await(control.Ready)
+	f.serve()
+	f.mu.Lock()
+	f.failing = func(string) error { return errFake }
+	f.mu.Unlock()
+	b.channel.SetEpoch(1)
+	b.publish(1, b.picture(1), nil)
+	if got := b.status(b.replies(1)[0]); got != wire.StatusFailed {
+		t.Errorf("status %v, want failed", got)
+	}
+	f.mu.Lock()
+	f.failing = nil
+	f.mu.Unlock()
+	b.publish(2, b.picture(2), nil)
+	b.answered(b.replies(1)[0], b.picture(2))
+}
+
+func TestAProcessWithNobodyToWorkForEnds(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		leave func(*child)
+		want  error
+	}{
+		{"orchestrator", func(c *child) { c.parent.Close() }, errOrchestratorGone},
+		{"manager", func(c *child) { c.manager.Close() }, errManagerGone},
+	} {
+		for _, state := range []control.State{control.Loaded, control.Ready, control.Active} {
+			t.Run(c.name+" gone while "+string(state), func(t *testing.T) {
+				b, f := newBed(t, testCard()), newFake()
+				p := b.start(1, f.build, nil)
+				if state != control.Loaded {
+					p.order(control.Order{Do: control.DoWake, SharePercent: 50})
+				}
+				if state == control.Active {
+					b.channel.SetEpoch(1)
+				}
+				p.await(state)
+				c.leave(p)
+				if err := p.end(); !errors.Is(err, c.want) {
+					t.Errorf("the process ends with %v, want %v", err, c.want)
+				}
+				if last := f.calls[len(f.calls)-1]; last != "deinit" {
+					t.Errorf("its last call was %s, want deinit", last)
+				}
+			})
+		}
+	}
+}
+
+func TestAProcessThatCannotStartSaysWhy(t *testing.T) {
+	for _, step := range []string{"build", "init", "load", "link", "configure", "infer"} {
+		t.Run(step, func(t *testing.T) {
+			b, f := newBed(t, testCard()), newFake()
+			f.failing = func(s string) error {
+				if s == step {
+					return errFake
+				}
+				return nil
+			}
+			c := b.start(1, f.build, nil)
+			// It may be gone before the order comes.
+			_ = c.parent.Order(control.Order{Do: control.DoWake, SharePercent: 50})
+			if err := c.end(); !errors.Is(err, errFake) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("the process ends with %q, want one line about %v", err, errFake)
+			}
+			if last := f.calls[len(f.calls)-1]; step != "build" && last != "deinit" {
+				t.Errorf("its last call was %s, want deinit", last)
+			}
+		})
+	}
+}
+
+func TestAProcessRefusesMemoryThatDoesNotFit(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		tamper func(*control.Attached)
+		want   string
+	}{
+		{"tensors too small", func(a *control.Attached) { a.TensorBytes-- }, "map tensors"},
+		{"a slab too few", func(a *control.Attached) { a.SlabBytes = nil }, "file descriptors"},
+		{"a slab that is smaller than said", func(a *control.Attached) { a.SlabBytes[0] += 1 << 20 }, "map slab"},
+		{"another geometry", func(a *control.Attached) { a.Geometry = []byte(`{"slots":128,"max_pieces":2,"result_bytes":256}`) }, "attach to channel"},
+		{"no card", func(a *control.Attached) { a.Card = []byte(`"none"`) }, "read card"},
+		{"an unknown rule", func(a *control.Attached) { a.Batching = "guess" }, "guess"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b, f := newBed(t, testCard()), newFake()
+			p := b.start(1, f.build, c.tamper)
+			_ = p.parent.Order(control.Order{Do: control.DoWake, SharePercent: 50})
+			if err := p.end(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the process ends with %v, want something of %q", err, c.want)
+			}
+		})
+	}
+}
