@@ -15,8 +15,8 @@ import (
 )
 
 // AdminSocket is the name of the manager's Unix socket, in the runtime folder,
-// that takes a person's orders: HTTP, POST, one JSON object, answered 204, or 400
-// with the one line that says what was wrong.
+// that takes a person's orders: HTTP, POST, one JSON object, answered 200 with the
+// one line that says what was done, or 400 with the one that says what was wrong.
 const AdminSocket = "admin.sock"
 
 // The paths of the admin socket.
@@ -46,8 +46,9 @@ type ShareOrder struct {
 	SharePercent float64 `json:"share_percent"`
 }
 
-// SendOrder sends an order to the manager whose runtime folder is dir.
-func SendOrder(dir, path string, order any) error {
+// SendOrder sends an order to the manager whose runtime folder is dir, and returns
+// the line that says what was done.
+func SendOrder(dir, path string, order any) (done string, err error) {
 	socket := filepath.Join(dir, AdminSocket)
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -58,7 +59,7 @@ func SendOrder(dir, path string, order any) error {
 	}}
 	body, err := json.Marshal(order)
 	if err != nil {
-		return fmt.Errorf("encode order: %w", err)
+		return "", fmt.Errorf("encode order: %w", err)
 	}
 	response, err := client.Post("http://manager"+path, "application/json", bytes.NewReader(body))
 	if err != nil {
@@ -66,15 +67,16 @@ func SendOrder(dir, path string, order any) error {
 		if errors.As(err, &noise) {
 			err = noise.Err
 		}
-		return fmt.Errorf("reach manager: %w; is a node running with this runtime folder? --runtime-dir says which", err)
+		return "", fmt.Errorf("reach manager: %w; is a node running with this runtime folder? --runtime-dir says which", err)
 	}
 	defer response.Body.Close()
-	if response.StatusCode == http.StatusNoContent {
-		return nil
-	}
 	text, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
 	if err != nil {
-		return fmt.Errorf("read manager's answer: %w", err)
+		return "", fmt.Errorf("read manager's answer: %w", err)
 	}
-	return fmt.Errorf("manager: %s", strings.TrimSpace(string(text)))
+	done = strings.TrimSpace(string(text))
+	if response.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("manager: %s", done)
+	}
+	return done, nil
 }

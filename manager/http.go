@@ -119,35 +119,39 @@ func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (m *Manager) takeAdd(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o configs.Function) error {
+	take(w, r, func(o configs.Function) (string, error) {
 		if err := m.do(func() error { return m.add(o) }); err != nil {
-			return err
+			return "", err
 		}
 		return m.awaitServing(r.Context(), o.Name)
 	})
 }
 
 func (m *Manager) takeRemove(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o control.NameOrder) error {
-		return m.do(func() error { return m.remove(o.Name) })
+	take(w, r, func(o control.NameOrder) (string, error) {
+		return o.Name + " takes nothing new; it is gone when what it has is answered",
+			m.do(func() error { return m.remove(o.Name) })
 	})
 }
 
 func (m *Manager) takeReplace(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o control.ReplaceOrder) error {
-		return m.await(func() (<-chan error, error) { return m.replace(o.Name, o.Model) })
+	take(w, r, func(o control.ReplaceOrder) (string, error) {
+		return o.Name + " runs " + o.Model,
+			m.await(func() (<-chan error, error) { return m.replace(o.Name, o.Model) })
 	})
 }
 
 func (m *Manager) takeRollback(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o control.NameOrder) error {
-		return m.await(func() (<-chan error, error) { return m.rollback(o.Name) })
+	take(w, r, func(o control.NameOrder) (string, error) {
+		return o.Name + " runs the model before",
+			m.await(func() (<-chan error, error) { return m.rollback(o.Name) })
 	})
 }
 
 func (m *Manager) takeShare(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o control.ShareOrder) error {
-		return m.do(func() error { return m.setShare(o.Name, o.SharePercent) })
+	take(w, r, func(o control.ShareOrder) (string, error) {
+		return fmt.Sprintf("%s shall have %v %%", o.Name, o.SharePercent),
+			m.do(func() error { return m.setShare(o.Name, o.SharePercent) })
 	})
 }
 
@@ -156,31 +160,32 @@ const addPatience = 30 * time.Second
 
 // awaitServing waits until a function that was added serves. It returns why not when
 // its first process fails; it is tried again all the same.
-func (m *Manager) awaitServing(ctx context.Context, name string) error {
+func (m *Manager) awaitServing(ctx context.Context, name string) (done string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, addPatience)
 	defer cancel()
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	for {
 		serves, failure := false, ""
-		err := m.do(func() error {
+		err = m.do(func() error {
 			f := m.function(name)
 			if f == nil {
 				return fmt.Errorf("%s was removed again", name)
 			}
 			serves, failure = f.serving(), f.failure()
+			done = fmt.Sprintf("%s serves at %s", name, f.source.LocalAddr())
 			return nil
 		})
 		switch {
 		case err != nil || serves:
-			return err
+			return done, err
 		case failure != "":
-			return fmt.Errorf("%s was added, and its process cannot start: %s; it is tried again, `penstock if replace` or `if remove` ends that", name, failure)
+			return "", fmt.Errorf("%s was added, and its process cannot start: %s; it is tried again, `penstock if replace` or `if remove` ends that", name, failure)
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("%s was added, and no process of it serves after %s", name, addPatience)
+			return "", fmt.Errorf("%s was added, and no process of it serves after %s", name, addPatience)
 		}
 	}
 }
@@ -203,17 +208,18 @@ func (m *Manager) await(start func() (<-chan error, error)) error {
 	}
 }
 
-// take reads an order, carries it out, and answers 204, or 400 with the one line
-// that says what was wrong.
-func take[O any](w http.ResponseWriter, r *http.Request, carryOut func(O) error) {
+// take reads an order, carries it out, and answers 200 with the line that says what
+// was done, or 400 with the one that says what was wrong.
+func take[O any](w http.ResponseWriter, r *http.Request, carryOut func(O) (string, error)) {
 	var order O
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&order); err != nil {
 		http.Error(w, fmt.Sprintf("read order: %v", err), http.StatusBadRequest)
 		return
 	}
-	if err := carryOut(order); err != nil {
+	done, err := carryOut(order)
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	w.WriteHeader(http.StatusNoContent)
+	fmt.Fprintln(w, done)
 }

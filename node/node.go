@@ -164,7 +164,10 @@ func (n *Node) Function(name string) (control.FunctionStatus, error) {
 }
 
 // Order sends an order to the manager, as `penstock if` does.
-func (n *Node) Order(path string, order any) error { return control.SendOrder(n.Dir, path, order) }
+func (n *Node) Order(path string, order any) error {
+	_, err := control.SendOrder(n.Dir, path, order)
+	return err
+}
 
 // Metrics is the node's /metrics page.
 func (n *Node) Metrics() (string, error) {

@@ -73,7 +73,7 @@ the functions those of the file again.`,
 			if function.Model, err = cardPath(function.Model); err != nil {
 				return err
 			}
-			return control.SendOrder(folder(), control.AddPath, function)
+			return send(folder(), control.AddPath, function)
 		},
 	}
 	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
@@ -86,7 +86,7 @@ the functions those of the file again.`,
 		return &cobra.Command{
 			Use: use + " NAME", Short: short, Example: "  penstock if " + use + " face", Args: arguments(1),
 			RunE: func(_ *cobra.Command, args []string) error {
-				return control.SendOrder(folder(), path, control.NameOrder{Name: args[0]})
+				return send(folder(), path, control.NameOrder{Name: args[0]})
 			},
 		}
 	}
@@ -98,7 +98,7 @@ the functions those of the file again.`,
 			if err != nil {
 				return err
 			}
-			return control.SendOrder(folder(), control.ReplacePath, control.ReplaceOrder{Name: args[0], Model: model})
+			return send(folder(), control.ReplacePath, control.ReplaceOrder{Name: args[0], Model: model})
 		},
 	}
 	share := &cobra.Command{
@@ -109,12 +109,21 @@ the functions those of the file again.`,
 			if err != nil {
 				return fmt.Errorf("share %q is no number: want percent, like 40", args[1])
 			}
-			return control.SendOrder(folder(), control.SharePath, control.ShareOrder{Name: args[0], SharePercent: percent})
+			return send(folder(), control.SharePath, control.ShareOrder{Name: args[0], SharePercent: percent})
 		},
 	}
 	cmd.AddCommand(add, name("remove", "Take a function off the running node", control.RemovePath),
 		replace, name("rollback", "Bring back the model before the last replacement", control.RollbackPath), share)
 	return cmd
+}
+
+// send sends an order and prints what was done.
+func send(dir, path string, order any) error {
+	done, err := control.SendOrder(dir, path, order)
+	if err == nil {
+		fmt.Println(done)
+	}
+	return err
 }
 
 // cardPath makes a card's file absolute, since the manager works elsewhere; a
