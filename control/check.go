@@ -61,6 +61,20 @@ func (i identity) check() error {
 	return nil
 }
 
+// listed are the processes of a state; each is in it once.
+type listed map[identity]bool
+
+func (l listed) add(id identity) error {
+	if err := id.check(); err != nil {
+		return err
+	}
+	if l[id] {
+		return fmt.Errorf("%w: %s/%d generation %d is listed twice", ErrBadMessage, id.name, id.instance, id.generation)
+	}
+	l[id] = true
+	return nil
+}
+
 func checkShare(name string, percent float64) error {
 	if !(percent >= 0 && percent <= 100) { // also refuses NaN
 		return fmt.Errorf("%w: share of %s is %v %%, want 0 to 100", ErrBadMessage, name, percent)
@@ -77,16 +91,11 @@ func (d *Desired) Check() error {
 	if d.ManagerID == "" {
 		return fmt.Errorf("%w: no manager id", ErrBadMessage)
 	}
-	seen := make(map[identity]bool, len(d.Processes))
+	seen := make(listed, len(d.Processes))
 	for _, p := range d.Processes {
-		id := identity{p.IF, p.Instance, p.Generation}
-		if err := id.check(); err != nil {
+		if err := seen.add(identity{p.IF, p.Instance, p.Generation}); err != nil {
 			return err
 		}
-		if seen[id] {
-			return fmt.Errorf("%w: %s/%d generation %d is listed twice", ErrBadMessage, p.IF, p.Instance, p.Generation)
-		}
-		seen[id] = true
 		switch p.Role {
 		case Shadow, Serve, Drain, Kill:
 		default:
@@ -110,16 +119,11 @@ func (o *Observed) Check() error {
 	if o.OrchestratorID == "" {
 		return fmt.Errorf("%w: no orchestrator id", ErrBadMessage)
 	}
-	seen := make(map[identity]bool, len(o.Processes))
+	seen := make(listed, len(o.Processes))
 	for _, p := range o.Processes {
-		id := identity{p.IF, p.Instance, p.Generation}
-		if err := id.check(); err != nil {
+		if err := seen.add(identity{p.IF, p.Instance, p.Generation}); err != nil {
 			return err
 		}
-		if seen[id] {
-			return fmt.Errorf("%w: %s/%d generation %d is listed twice", ErrBadMessage, p.IF, p.Instance, p.Generation)
-		}
-		seen[id] = true
 		if !p.State.Known() {
 			return fmt.Errorf("%w: state of %s is %q", ErrBadMessage, p.IF, p.State)
 		}

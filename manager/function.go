@@ -37,7 +37,6 @@ type function struct {
 	environment map[string]string
 	hangTimeout time.Duration
 	geometry    shm.Geometry
-	tensorBytes int
 
 	source    source.Source
 	closeSlab func() error // when nobody uses the source's slab any more
@@ -86,13 +85,12 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 	f := &function{
 		m: m, name: c.Name, config: c, card: card,
 		log:         m.log.With().Str("if", c.Name).Logger(),
-		slo:         or(c.SLO, card.SLO),
-		change:      or(c.Change, m.cfg.Shares.Change),
-		batching:    or(c.Batching, m.cfg.Batching),
+		slo:         cmp.Or(c.SLO, card.SLO),
+		change:      cmp.Or(c.Change, m.cfg.Shares.Change),
+		batching:    cmp.Or(c.Batching, m.cfg.Batching),
 		environment: c.Environment,
-		tensorBytes: card.TensorBytes(),
 	}
-	f.hangTimeout = or(m.cfg.HangTimeout, max(2*time.Second, 10*f.slo))
+	f.hangTimeout = cmp.Or(m.cfg.HangTimeout, max(2*time.Second, 10*f.slo))
 	minimum := min(int(m.cfg.Aggregate.MinimumPiece), card.Input.WireBytes())
 	// A piece that straddled two runs of free slab needs two descriptors.
 	const descriptors = 2
@@ -129,7 +127,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		MaxPieces:     int(f.geometry.MaxPieces),
 		MinPieceBytes: minimum,
 		SLO:           f.slo,
-		Deadline:      or(m.cfg.Aggregate.Deadline, f.slo/4),
+		Deadline:      cmp.Or(m.cfg.Aggregate.Deadline, f.slo/4),
 		AnsweredFor:   m.cfg.Aggregate.AnsweredFor,
 	}, f.source.Slab().Bytes(), f.table)
 	for i := range c.Instances {
@@ -308,13 +306,4 @@ func (f *function) lost() uint64 {
 		}
 	}
 	return f.accepted.Load() - f.ended - flying
-}
-
-// or is a, or b where a is zero.
-func or[T comparable](a, b T) T {
-	var zero T
-	if a != zero {
-		return a
-	}
-	return b
 }

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -25,7 +26,7 @@ func (m *Manager) add(c configs.Function) error {
 	if m.function(c.Name) != nil {
 		return fmt.Errorf("add function: there is a function %q already", c.Name)
 	}
-	card, err := m.find(or(c.Model, c.Name))
+	card, err := m.find(cmp.Or(c.Model, c.Name))
 	if err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
@@ -156,8 +157,8 @@ func (f *function) reconfigure(want configs.Function) error {
 	if !reflect.DeepEqual(have, rest) {
 		return fmt.Errorf("reconfigure function %s: only its model can change while it runs; take it out of the file, save, put it back", f.name)
 	}
-	model := or(want.Model, want.Name)
-	if model != or(have.Model, have.Name) {
+	model := cmp.Or(want.Model, want.Name)
+	if model != cmp.Or(have.Model, have.Name) {
 		card, err := f.m.find(model)
 		if err != nil {
 			return fmt.Errorf("replace model of %s: %w", f.name, err)

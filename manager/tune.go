@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"math"
 	"time"
 
@@ -58,7 +59,7 @@ type instanceLoad struct {
 func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	for i := range c.Instances {
 		// The share that the configuration begins with stands for the knee.
-		if err := m.shares.Add(share.ID{IF: c.Name, Instance: i}, or(c.SharePercent, card.KneePercent)); err != nil {
+		if err := m.shares.Add(share.ID{IF: c.Name, Instance: i}, cmp.Or(c.SharePercent, card.KneePercent)); err != nil {
 			m.log.Error().Err(err).Msg("share out")
 		}
 	}
@@ -77,7 +78,7 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 // once.
 func (m *Manager) shareReplaced(in *instance) {
 	id := share.ID{IF: in.f.name, Instance: in.index}
-	if err := m.shares.Replace(id, or(in.f.config.SharePercent, in.pair.Card().KneePercent)); err != nil {
+	if err := m.shares.Replace(id, cmp.Or(in.f.config.SharePercent, in.pair.Card().KneePercent)); err != nil {
 		m.log.Error().Err(err).Msg("share out")
 		return
 	}
@@ -128,7 +129,7 @@ func (m *Manager) apply(plan share.Plan, cause string) {
 		if in == nil {
 			continue // it is being added, and begins with its share
 		}
-		event := in.log.Info().Float64("from_percent", round(c.From)).Float64("to_percent", round(c.To)).Str("why", or(cause, c.Why))
+		event := in.log.Info().Float64("from_percent", round(c.From)).Float64("to_percent", round(c.To)).Str("why", cmp.Or(cause, c.Why))
 		if o := in.load.observed; cause == "" {
 			event = event.Dur("tail_ms", o.Latency).Dur("left_ms", o.SLO).
 				Float64("can_rps", round(o.Throughput)).Float64("must_rps", round(o.ArrivalRate)).Dur("cpu_ms", in.cpuPerRequest)

@@ -1,5 +1,7 @@
 package models
 
+import "github.com/penstock/penstock/wire"
+
 // TensorAlignment is where each tensor of a batch buffer starts: a cache line,
 // and what SIMD kernels like best.
 const TensorAlignment = 64
@@ -24,14 +26,13 @@ func (c *Card) TensorBytes() int {
 	return total
 }
 
-// ResultBytes bounds the payload of one answer (docs/wire.md: 6 bytes a class, 22 a
-// box, 4 a raw number).
+// ResultBytes bounds the payload of one answer.
 func (c *Card) ResultBytes() int {
 	switch c.Decoder.Name {
 	case "topk":
-		return 6 * c.Decoder.count("k", c.Outputs[0].Elements())
+		return wire.ClassSize * c.Decoder.count("k", c.Outputs[0].Elements())
 	case "boxes":
-		return 22 * c.Decoder.count("max_boxes", maxBoxes)
+		return wire.BoxSize * c.Decoder.count("max_boxes", maxBoxes)
 	}
 	total := 0
 	for i := range c.Outputs {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -17,13 +18,6 @@ import (
 // models that come with Penstock.
 func registry(c configs.Config) zoo.Registry {
 	return zoo.Registry{Dirs: c.Models, Cache: c.RuntimeDir}
-}
-
-func or(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
 }
 
 func modelsCommand() *cobra.Command {
@@ -61,7 +55,7 @@ func modelsCommand() *cobra.Command {
 				if card.KneePercent > 0 {
 					knee = fmt.Sprintf("%.0f %%", card.KneePercent)
 				}
-				t.AppendRow(table.Row{card.Name, card.Version, or(card.Framework, strings.Join(card.Command, " ")),
+				t.AppendRow(table.Row{card.Name, card.Version, cmp.Or(card.Framework, strings.Join(card.Command, " ")),
 					fmt.Sprintf("%d B", card.Input.WireBytes()), fmt.Sprint(card.Batches), card.SLO, knee, card.Decoder.Name, card.Dir})
 			}
 			t.Render()

@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -30,7 +31,7 @@ const Slots = 4
 
 // TensorAlign is the alignment of a batch tensor, in bytes: a cache line, and
 // what every framework's fastest kernels ask for.
-const TensorAlign = 64
+const TensorAlign = models.TensorAlignment
 
 // Request is one request as the gather sees it. The pieces may lie in shared
 // memory that somebody else can write to: a device reads them once, into memory
