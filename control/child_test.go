@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -48,22 +49,25 @@ func TestChildLinkCarriesOrdersAndNotices(t *testing.T) {
 	if s := c.Start(); s.IF != "face" || s.Instance != 1 || s.Generation != 3 || s.CPUs != 2 {
 		t.Errorf("started as %+v", s)
 	}
-	orders := []Order{{Do: DoWake, SharePercent: 30, Governor: true}, {Do: DoShare, SharePercent: 40}, {Do: DoDrain}}
+	orders := []Order{
+		{Do: DoWake, SharePercent: 30, Governor: true, Environment: map[string]string{"A": "b"}},
+		{Do: DoShare, SharePercent: 40, SMGroups: []int{0, 3}}, {Do: DoDrain},
+	}
 	for _, o := range orders {
 		if err := p.Order(o); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, want := range orders {
-		if got := <-c.Orders(); got != want {
+		if got := <-c.Orders(); !reflect.DeepEqual(got, want) {
 			t.Errorf("order came as %+v, want %+v", got, want)
 		}
 	}
-	want := Notice{State: Ready, PersistentBytes: 5, EphemeralBytes: 7, WarmupMillis: 1.5}
+	want := Notice{State: Ready, PersistentBytes: 5, EphemeralBytes: 7, WarmupMillis: 1.5, SMs: 24, SMGroups: []int{0, 3}}
 	if err := c.Notify(want); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := p.ReadNotice(); err != nil || got != want {
+	if got, err := p.ReadNotice(); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("notice came as %+v, %v", got, err)
 	}
 }
@@ -132,10 +136,10 @@ func TestParentRefusesNonsense(t *testing.T) {
 		want error
 	}{
 		"no JSON":          {"boo\n", ErrBadMessage},
-		"unknown field":    {`{"version":1,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
-		"unknown state":    {`{"version":1,"state":"tired"}` + "\n", ErrBadMessage},
+		"unknown field":    {`{"version":2,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
+		"unknown state":    {`{"version":2,"state":"tired"}` + "\n", ErrBadMessage},
 		"line without end": {strings.Repeat("x", MaxLineBytes+1), ErrTooLong},
-		"half a line":      {`{"version":1`, io.EOF},
+		"half a line":      {`{"version":2`, io.EOF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			invariants(t)
@@ -163,7 +167,7 @@ func TestChildEndsOnNonsense(t *testing.T) {
 }
 
 func TestChildRefusesAStartThatIsNone(t *testing.T) {
-	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":1}}`} {
+	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":2}}`} {
 		t.Run(line, func(t *testing.T) {
 			invariants(t)
 			p, f := pair(t)
@@ -217,7 +221,7 @@ func TestOpenChildSaysThatNobodyStartedIt(t *testing.T) {
 }
 
 func FuzzReadNotice(f *testing.F) {
-	f.Add([]byte(`{"version":1,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
+	f.Add([]byte(`{"version":2,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
 	f.Add([]byte("\n\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, c := net.Pipe()

@@ -316,19 +316,19 @@ func TestPeerOfAnotherVersionIsRefusedWithBothVersions(t *testing.T) {
 	var log logged
 	m := listen(t, dir, log.logger())
 	z, c := stranger(t, dir)
-	if err := z.SendMsg(zmq4.NewMsgString(`{"version":2,"a_field_of_the_future":[]}`)); err != nil {
+	if err := z.SendMsg(zmq4.NewMsgString(`{"version":9,"a_field_of_the_future":[]}`)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, syscall.ECONNRESET) {
 		t.Fatal(err)
 	}
-	want := fmt.Sprintf("orchestrator speaks control version 2, this program speaks %d", Version)
+	want := fmt.Sprintf("orchestrator speaks control version 9, this program speaks %d", Version)
 	eventually(t, "the log names both versions", func() bool { return log.count(want) == 1 })
 
 	// It comes back again and again; the line does not.
 	for range 3 {
 		z, c := stranger(t, dir)
-		if err := z.SendMsg(zmq4.NewMsgString(`{"version":2}`)); err != nil {
+		if err := z.SendMsg(zmq4.NewMsgString(`{"version":9}`)); err != nil {
 			t.Fatal(err)
 		}
 		io.Copy(io.Discard, c)
@@ -351,11 +351,11 @@ func TestLinkRefusesNonsense(t *testing.T) {
 	}{
 		"not JSON":               {frame("hello"), "bad message"},
 		"no version":             {frame("{}"), "version 0"},
-		"an unknown field":       {frame(`{"version":1,"orchestrator_id":"o","bogus":1}`), "bogus"},
-		"a wrong type":           {frame(`{"version":1,"processes":7}`), "bad message"},
-		"a second value":         {frame(`{"version":1}{}`), "bad message"},
-		"an unknown state":       {frame(`{"version":1,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`), "happy"},
-		"a name with a slash":    {frame(`{"version":1,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`), "letters, digits"},
+		"an unknown field":       {frame(`{"version":2,"orchestrator_id":"o","bogus":1}`), "bogus"},
+		"a wrong type":           {frame(`{"version":2,"processes":7}`), "bad message"},
+		"a second value":         {frame(`{"version":2}{}`), "bad message"},
+		"an unknown state":       {frame(`{"version":2,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`), "happy"},
+		"a name with a slash":    {frame(`{"version":2,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`), "letters, digits"},
 		"a long message":         {long, "message too long"},
 		"a length that overruns": {huge, "message too long"},
 		"a message in parts":     {[]byte{flagMore, 1, 'x'}, "in parts"},
@@ -450,7 +450,7 @@ func FuzzDecodeStates(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	f.Add([]byte(`{"version":1}`))
+	f.Add([]byte(`{"version":2}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if d, err := decodeDesired(b); err == nil {
 			if err := d.Check(); err != nil {

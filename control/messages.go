@@ -15,7 +15,7 @@ import (
 
 // Version is spoken in every handshake; peers that differ refuse each other
 // with a line that names both.
-const Version = 1
+const Version = 2
 
 // State is where an inference function's process is in its life.
 //
@@ -64,8 +64,12 @@ type Desired struct {
 	Seq uint64 `json:"seq"`
 	// AttachSocket is the path of the Unix socket where processes get their
 	// shared memory.
-	AttachSocket string           `json:"attach_socket"`
-	Processes    []DesiredProcess `json:"processes"`
+	AttachSocket string `json:"attach_socket"`
+	// Device is where models run: "cpu", "cuda" (the first GPU), "cuda:N", or a
+	// GPU's UUID or a beginning of it, as nvidia-smi -L prints it. It is fixed for
+	// a manager's life; empty is "cpu".
+	Device    string           `json:"device,omitempty"`
+	Processes []DesiredProcess `json:"processes"`
 }
 
 // DesiredProcess is one process that should exist. (IF, Instance, Generation)
@@ -77,6 +81,10 @@ type DesiredProcess struct {
 	Role       Role   `json:"role"`
 	// SharePercent of the CPUs reserved for inference functions (or of the GPU).
 	SharePercent float64 `json:"share_percent"`
+	// SMGroups are the groups of multiprocessors that the process shall run on,
+	// ascending indices into ObservedDevice.GroupSMs; empty where the share is a
+	// percentage. No two processes that serve are ever given the same.
+	SMGroups []int `json:"sm_groups,omitempty"`
 	// Command is the program and its arguments; empty means this binary's `if`.
 	Command []string `json:"command,omitempty"`
 	// Dir is the working folder, absolute.
@@ -93,11 +101,34 @@ type Observed struct {
 	// ManagerID and AckSeq name the Desired that this state answers.
 	ManagerID string `json:"manager_id"`
 	AckSeq    uint64 `json:"ack_seq"`
-	// Mechanism is how shares are enforced: "cgroup-v2", "cgroup-v1", "governor".
+	// Mechanism is how shares are enforced: "cgroup-v2", "cgroup-v1", "governor";
+	// on a GPU "mps", or "time-slicing" where MPS cannot run and shares are wishes.
 	Mechanism string `json:"mechanism"`
 	// CPUs is how many CPUs make 100 %.
-	CPUs      int               `json:"cpus"`
+	CPUs int `json:"cpus"`
+	// Device is the GPU that 100 % are of, nil on a CPU.
+	Device    *ObservedDevice   `json:"device,omitempty"`
 	Processes []ObservedProcess `json:"processes"`
+}
+
+// ObservedDevice is a GPU as the orchestrator found it.
+type ObservedDevice struct {
+	UUID string `json:"uuid"`
+	Name string `json:"name"`
+	// SMs is how many multiprocessors it has.
+	SMs int `json:"sms"`
+	// GroupSMs are the sizes of the groups that its multiprocessors can be handed
+	// out in, by index; an index names the same physical ones in every process.
+	// It is empty where the driver, or the want of MPS, allows no partitions; Why
+	// then says so.
+	GroupSMs []int `json:"group_sms,omitempty"`
+	// MemoryBytes and UsedBytes are the device's memory, all of it and in use by
+	// anybody.
+	MemoryBytes int64 `json:"memory_bytes"`
+	UsedBytes   int64 `json:"used_bytes"`
+	// Why says what is missing for MPS or partitions, in one line; empty where
+	// nothing is.
+	Why string `json:"why,omitempty"`
 }
 
 // ObservedProcess is one process as it is. Ended ones stay listed until the
@@ -117,6 +148,15 @@ type ObservedProcess struct {
 	EphemeralBytes  int64 `json:"ephemeral_bytes,omitempty"`
 	// WarmupMillis is the time from being woken to ready.
 	WarmupMillis float64 `json:"warmup_ms,omitempty"`
+	// SMs is how many multiprocessors the process can use, as it counted them
+	// itself; 0 while it has not touched a GPU.
+	SMs int `json:"sms,omitempty"`
+	// SMGroups are the groups that the process may still be running on: those that
+	// it was ordered to move to and those that it has not said it left.
+	SMGroups []int `json:"sm_groups,omitempty"`
+	// DeviceLost: the process ended because its device failed under it. Under MPS
+	// every other client of the server is lost then, too.
+	DeviceLost bool `json:"device_lost,omitempty"`
 }
 
 // RepeatEvery is how often both sides repeat their state; a peer silent for
@@ -135,6 +175,10 @@ type Order struct {
 	SharePercent float64   `json:"share_percent,omitempty"`
 	// Governor tells libml to hold the share itself, where no cgroup can.
 	Governor bool `json:"governor,omitempty"`
+	// SMGroups are the groups of multiprocessors to run on; empty: all of them.
+	SMGroups []int `json:"sm_groups,omitempty"`
+	// Environment is set in the process before it touches its device (DoWake).
+	Environment map[string]string `json:"environment,omitempty"`
 }
 
 // OrderKind names an order.
@@ -158,6 +202,10 @@ type Start struct {
 	AttachSocket string `json:"attach_socket"`
 	// CPUs is how many CPUs make 100 %.
 	CPUs int `json:"cpus"`
+	// Device is "cpu", or the UUID of the GPU to run on.
+	Device string `json:"device"`
+	// GroupSMs are ObservedDevice.GroupSMs: the split that SMGroups speak of.
+	GroupSMs []int `json:"group_sms,omitempty"`
 }
 
 // ChildFD is the child's end of the socket pair.
@@ -173,6 +221,14 @@ type Notice struct {
 	PersistentBytes int64   `json:"persistent_bytes,omitempty"`
 	EphemeralBytes  int64   `json:"ephemeral_bytes,omitempty"`
 	WarmupMillis    float64 `json:"warmup_ms,omitempty"`
+	// SMs is how many multiprocessors the process counts, from linking on, and
+	// after each move to other groups.
+	SMs int `json:"sms,omitempty"`
+	// SMGroups are the groups that the process runs on, said when it is ready and
+	// after each move: the others are free then.
+	SMGroups []int `json:"sm_groups,omitempty"`
+	// DeviceLost says, with Failed, that the device failed under the process.
+	DeviceLost bool `json:"device_lost,omitempty"`
 }
 
 // Attach is a process's first message on the manager's Unix socket.
@@ -197,6 +253,9 @@ type Attached struct {
 	SLONanos int64 `json:"slo_ns,omitempty"`
 	// Batching is the batching rule's name: "slab" or "aimd".
 	Batching string `json:"batching,omitempty"`
+	// Streams is how many batches may be in flight on a GPU, 1 or 2; 0 leaves it
+	// to libml.
+	Streams int `json:"streams,omitempty"`
 	// Geometry is shm.Geometry, as JSON.
 	Geometry json.RawMessage `json:"geometry,omitempty"`
 	// TensorBytes is the size of the input and output buffers that active and
@@ -217,9 +276,10 @@ type Report struct {
 	// when it began to serve; Ran how many requests it has run in that time.
 	CPUNanos int64 `json:"cpu_ns"`
 	Ran      int64 `json:"ran"`
-	// IdleNanos is, in the first report after a hand-over, how long the ring
-	// stood still with work waiting: last batch of the old process ended ->
-	// first batch of the new one began; negative when no work waited.
+	// Handovers counts the hand-overs of the ring to this process and, on a GPU,
+	// its moves to other multiprocessors. IdleNanos is, of the last of them, how
+	// long the ring stood still with work waiting: last batch before it ended ->
+	// first batch after it began; negative when no work waited.
 	IdleNanos int64  `json:"idle_ns,omitempty"`
 	Handovers uint64 `json:"handovers"`
 }

@@ -7,7 +7,18 @@ const StatusPath = "/status.json"
 // inference functions as they are now. Counters count since the manager
 // started; one that falls tells of another manager.
 type Status struct {
+	// Mechanism is Observed.Mechanism, Device the GPU, nil on a CPU.
+	Mechanism string           `json:"mechanism"`
+	Device    *ObservedDevice  `json:"device,omitempty"`
+	Faults    FaultStatus      `json:"faults"`
 	Functions []FunctionStatus `json:"functions"`
+}
+
+// FaultStatus is how often the GPU failed under all inference functions at once,
+// and how long the node was without answers the last time.
+type FaultStatus struct {
+	Count      uint64  `json:"count"`
+	LastMillis float64 `json:"last_ms"`
 }
 
 // Function returns the status of a function by its name.
@@ -64,8 +75,11 @@ type FunctionStatus struct {
 
 // InstanceStatus is one instance of a function.
 type InstanceStatus struct {
-	SharePercent float64         `json:"share_percent"`
-	Processes    []ProcessStatus `json:"processes"`
+	SharePercent float64 `json:"share_percent"`
+	// SMGroups are the groups of multiprocessors ordered for it, empty where its
+	// share is a percentage.
+	SMGroups  []int           `json:"sm_groups,omitempty"`
+	Processes []ProcessStatus `json:"processes"`
 }
 
 // ProcessStatus is one of an instance's processes.
@@ -75,6 +89,9 @@ type ProcessStatus struct {
 	Role       Role   `json:"role"`
 	State      State  `json:"state"`
 	Reason     string `json:"reason,omitempty"`
+	// SMs and SMGroups are what the process runs on, on a GPU.
+	SMs      int   `json:"sms,omitempty"`
+	SMGroups []int `json:"sm_groups,omitempty"`
 }
 
 // IdleMicros sums up swap idle times, in microseconds; all 0 when no swap found

@@ -18,10 +18,15 @@ func (o *Output) Bytes() int { return 4 * o.Elements() }
 // TensorBytes is the size of the buffer that holds the input tensor and all
 // output tensors of the largest batch, each aligned.
 func (c *Card) TensorBytes() int {
-	n := c.MaxBatch()
-	total := Aligned(n * c.Input.TensorBytes())
+	return Aligned(c.MaxBatch()*c.Input.TensorBytes()) + c.OutputBytes()
+}
+
+// OutputBytes is the size of the buffer that holds all output tensors of the
+// largest batch, each aligned.
+func (c *Card) OutputBytes() int {
+	total := 0
 	for i := range c.Outputs {
-		total += Aligned(n * c.Outputs[i].Bytes())
+		total += Aligned(c.MaxBatch() * c.Outputs[i].Bytes())
 	}
 	return total
 }

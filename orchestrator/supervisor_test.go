@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -277,7 +278,7 @@ func TestHowALifeEnds(t *testing.T) {
 				}
 				// It stays listed, and is not started again, while it is desired.
 				time.Sleep(time.Minute)
-				if q := n.link.observed().Processes; len(q) != 1 || q[0] != p || len(n.spawner.started) != 1 {
+				if q := n.link.observed().Processes; len(q) != 1 || !reflect.DeepEqual(q[0], p) || len(n.spawner.started) != 1 {
 					t.Errorf("a minute later %+v, and %d were started", q, len(n.spawner.started))
 				}
 			})
