@@ -3,14 +3,14 @@
 // found wherever it is moved to. NOTICE says where each came from.
 //
 // It is a package of its own because it weighs 9 MB: a program that only links
-// libml does not carry it. Pages of it that nobody reads are never loaded.
+// libml does not carry it. Pages of it that nobody reads are never loaded. Built
+// with the tag slim it carries nothing and reads the same files from a folder.
 package zoo
 
 import (
 	"bytes"
 	"compress/gzip"
 	"crypto/sha256"
-	"embed"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -26,18 +26,6 @@ import (
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/document"
 )
-
-//go:embed face/* fashion/* detect/*
-var shipped embed.FS
-
-//go:embed pictures/*.jpg
-var pictures embed.FS
-
-//go:embed fashion-mnist/images.idx3.gz
-var fashionImages []byte
-
-//go:embed fashion-mnist/labels.idx1.gz
-var fashionLabels []byte
 
 // ErrUnknownModel is returned by Registry.Find for a name that no card has.
 var ErrUnknownModel = errors.New("unknown model")
@@ -121,14 +109,15 @@ func (r Registry) unpack(name string) (string, error) {
 	if cache == "" {
 		cache = userCache()
 	}
-	entries, err := shipped.ReadDir(name)
+	shipped := files()
+	entries, err := fs.ReadDir(shipped, name)
 	if err != nil {
 		return "", err
 	}
 	files := make(map[string][]byte, len(entries))
 	sum := sha256.New()
 	for _, e := range entries { // ReadDir sorts
-		data, err := shipped.ReadFile(path.Join(name, e.Name()))
+		data, err := fs.ReadFile(shipped, path.Join(name, e.Name()))
 		if err != nil {
 			return "", err
 		}
@@ -174,30 +163,40 @@ type Picture struct {
 
 // Pictures returns the shipped pictures, sorted by name.
 func Pictures() []Picture {
-	files, err := fs.Glob(pictures, "pictures/*.jpg")
+	shipped := files()
+	names, err := fs.Glob(shipped, "pictures/*.jpg")
 	if err != nil {
 		panic(err) // the pattern is a constant
 	}
-	out := make([]Picture, len(files))
-	for i, f := range files {
-		data, err := pictures.ReadFile(f)
+	out := make([]Picture, len(names))
+	for i, f := range names {
+		data, err := fs.ReadFile(shipped, f)
 		if err != nil {
-			panic(err) // the file was just listed, and is in memory
+			panic(err) // the file was just listed
 		}
 		out[i] = Picture{Name: strings.TrimSuffix(path.Base(f), ".jpg"), JPEG: data}
 	}
 	return out
 }
 
+// PictureFS holds the pictures' files, NAME.jpg.
+func PictureFS() fs.FS {
+	sub, err := fs.Sub(files(), "pictures")
+	if err != nil {
+		panic(err) // the name is a constant
+	}
+	return sub
+}
+
 // FashionTest returns the first 1,000 images of Fashion-MNIST's test set, 28 x 28
 // grey bytes each, row by row: what the model fashion takes over the wire. Label
 // i is the class of image i, from 0 to 9, in the order of the card's labels.
 func FashionTest() (images [][]byte, labels []byte, err error) {
-	pixels, dims, err := readIDX(fashionImages, 3)
+	pixels, dims, err := readIDX("fashion-mnist/images.idx3.gz", 3)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read images: %w", err)
 	}
-	labels, counts, err := readIDX(fashionLabels, 1)
+	labels, counts, err := readIDX("fashion-mnist/labels.idx1.gz", 1)
 	if err != nil {
 		return nil, nil, fmt.Errorf("read labels: %w", err)
 	}
@@ -210,7 +209,11 @@ func FashionTest() (images [][]byte, labels []byte, err error) {
 // readIDX reads a compressed file of bytes in the IDX format of the MNIST sets:
 // two zero bytes, the element type (8 is u8), the number of dimensions, each
 // dimension as a big-endian u32, then the elements.
-func readIDX(compressed []byte, rank int) (data []byte, dims []int, err error) {
+func readIDX(name string, rank int) (data []byte, dims []int, err error) {
+	compressed, err := fs.ReadFile(files(), name)
+	if err != nil {
+		return nil, nil, err
+	}
 	z, err := gzip.NewReader(bytes.NewReader(compressed))
 	if err != nil {
 		return nil, nil, err

@@ -1,0 +1,77 @@
+//go:build slim
+
+package zoo
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+)
+
+// FolderVariable names the environment variable that says where the files of the
+// shipped models are, in a build with the tag slim.
+const FolderVariable = "PENSTOCK_ZOO"
+
+// ErrNoFolder is what every file of the zoo fails with where they are nowhere to be
+// found.
+var ErrNoFolder = errors.New("the shipped models are not in this binary (built with the tag slim), and their folder was not found")
+
+// files are all that ships, by path below this folder. They are looked for
+//
+//  1. where PENSTOCK_ZOO says; when that is set, nowhere else
+//  2. in zoo beside the executable
+//  3. in models/zoo of a folder above the executable or the working folder: a
+//     source tree
+var files = sync.OnceValue(func() fs.FS {
+	if dir := os.Getenv(FolderVariable); dir != "" {
+		if !holdsZoo(dir) {
+			return missing{fmt.Errorf("%w: %s says %s, which has no face/card.yaml", ErrNoFolder, FolderVariable, dir)}
+		}
+		return os.DirFS(dir)
+	}
+	var places []string
+	if exe, err := os.Executable(); err == nil {
+		if real, err := filepath.EvalSymlinks(exe); err == nil {
+			exe = real
+		}
+		places = append(append(places, filepath.Join(filepath.Dir(exe), "zoo")), above(filepath.Dir(exe))...)
+	}
+	if dir, err := os.Getwd(); err == nil {
+		places = append(places, above(dir)...)
+	}
+	for _, dir := range places {
+		if holdsZoo(dir) {
+			return os.DirFS(dir)
+		}
+	}
+	return missing{fmt.Errorf("%w: not at %s; %s says where", ErrNoFolder, strings.Join(places, ", "), FolderVariable)}
+})
+
+// above are models/zoo in dir and in each folder over it.
+func above(dir string) (places []string) {
+	for {
+		places = append(places, filepath.Join(dir, "models", "zoo"))
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return places
+		}
+		dir = parent
+	}
+}
+
+func holdsZoo(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "face", "card.yaml"))
+	return err == nil
+}
+
+// missing is a file system of which every file fails with the reason why there is
+// none.
+type missing struct{ why error }
+
+func (m missing) Open(name string) (fs.File, error) {
+	return nil, &fs.PathError{Op: "open", Path: name, Err: m.why}
+}

@@ -1,0 +1,30 @@
+//go:build slim
+
+package zoo
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// The folder is looked for once a process, so a process of its own looks where it
+// is told.
+func TestASlimBinarySaysWhereItLookedForTheZoo(t *testing.T) {
+	if os.Getenv(FolderVariable) != "" {
+		_, err := (Registry{Cache: t.TempDir()}).Find("face")
+		if !errors.Is(err, ErrNoFolder) {
+			t.Fatalf("got %v, want ErrNoFolder", err)
+		}
+		t.Log(err)
+		return
+	}
+	empty := t.TempDir()
+	c := exec.Command(os.Args[0], "-test.run", t.Name()+"$", "-test.v")
+	c.Env = append(os.Environ(), FolderVariable+"="+empty)
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), empty) {
+		t.Errorf("%v: %s; want a line that names %s", err, out, empty)
+	}
+}
