@@ -22,30 +22,44 @@ import (
 // process up so: it configures over scratch, runs each size once, and configures
 // again over the buffers that active and shadow share.
 //
-// Goroutines: no two callbacks run at once, but for InferBatch: batches in
-// different slots may be in flight together, each from a goroutine of its own.
-// A device with streams maps a slot to a stream; a framework that cannot overlap
-// batches takes a lock. libml calls from goroutines that it has locked to their
-// threads, so a framework may keep thread state (a CUDA context).
+// Goroutines: no two callbacks run at once, with these exceptions. InferBatch of
+// different slots may run at once, each from a goroutine of its own. And while the
+// multiprocessors of a GPU change hands, ConfigureBatch of slots that are not in
+// use runs beside InferBatch of others, from another goroutine. A framework that
+// cannot do either takes a lock. libml calls from goroutines that it has locked to
+// their threads and, on a GPU, bound to the device's (primary) context.
+//
+// Streams: on a GPU, Environment.Stream names the stream of each slot. InferBatch
+// queues its work there, behind the gather that writes the input, and returns
+// without waiting; the next batch's work and the way of the outputs back to the
+// host are queued behind it. A framework that works elsewhere waits for the stream
+// before it reads the input, and has written the outputs when it returns. A slot's
+// stream changes only between batches, and ConfigureBatch is called then for every
+// size, so a framework asks for the stream in ConfigureBatch.
 //
 // Buffers: the input and output buffers are libml's, 64-byte aligned
 // (models.TensorAlignment) where they are shared memory, and 8-byte aligned at
-// least. They keep address and length until ConfigureBatch has replaced them or
-// Deinit has returned. A framework may hand their addresses to C until then (and
-// pins them, as they may be Go memory). Another process may own their contents:
-// only InferBatch reads the input and writes the outputs.
+// least. On a GPU they are device addresses that Go must not read. They keep
+// address and length until ConfigureBatch has replaced them or Deinit has returned.
+// A framework may hand their addresses to C until then (and pins them, as they may
+// be Go memory). Another process, or another slot that is in use, may own their
+// contents: only InferBatch reads the input and writes the outputs.
 //
 // Errors: a failed callback before InferBatch ends the process, its text is the
 // one line that the operator sees. A failed InferBatch costs its own batch; its
-// outputs are not read.
+// outputs are not read. Where the error is that a GPU failed for good, it wraps
+// device.ErrLost: the batch is answered as failed and the process ends at once,
+// without Deinit.
 type Framework interface {
 	// Init brings the framework itself up: libraries, threads, environment. It
 	// is told all it will ever be told about its surroundings.
 	Init(env Environment) error
 
 	// LoadModel brings the model to host memory and checks it against the card:
-	// all that a shadow does before it is woken. It touches no device and, once
-	// returned, uses no CPU. It returns ErrNoHostStage where the framework
+	// all that a shadow does before it is woken. Neither it nor Init touches a
+	// device (they may load a GPU's libraries, but make no context: a share of a
+	// GPU is fixed by the first touch, and a shadow survives a fault of the GPU
+	// only untouched) and, once returned, uses no CPU. It returns ErrNoHostStage where the framework
 	// cannot load without linking; LinkModel then does both.
 	LoadModel() error
 
@@ -65,10 +79,11 @@ type Framework interface {
 	// before a batch of that size has run.
 	ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error)
 
-	// InferBatch runs a batch of a configured size in slot. The input buffer is
-	// whole when it is called and is not written until it returns; when it returns
-	// nil all output buffers are written and readable by the CPU. But for the first
-	// batch of a size it allocates nothing on the Go heap.
+	// InferBatch runs a batch of a configured size in slot. On a CPU the input
+	// buffer is whole when it is called and is not written until it returns; when it
+	// returns nil all output buffers are written. On a GPU both hold for when the
+	// slot's stream gets there. But for the first batch of a size it allocates
+	// nothing on the Go heap.
 	InferBatch(slot, n int) error
 
 	// Deinit gives everything back. It is called once, with no InferBatch in
@@ -89,8 +104,12 @@ type Environment struct {
 	Threads int
 	// Log is the process's logger, with the inference function's name on it.
 	Log zerolog.Logger
-	// Device is where the model runs: DeviceCPU, or a GPU's UUID.
+	// Device is where the model runs: DeviceCPU, or a GPU's UUID. On a GPU the
+	// process sees that one and no other: it is CUDA's device 0.
 	Device string
+	// Stream is the GPU's stream (CUstream, in the primary context) of a slot; nil
+	// on a CPU. It may be called from LinkModel on; see Framework on streams.
+	Stream func(slot int) uintptr
 }
 
 // DeviceCPU is the Environment.Device of the embedded default.

@@ -221,7 +221,7 @@ func (l *loop) runBatch() error {
 	if unusable(gatherErr) {
 		inferErr = gatherErr
 	} else {
-		inferErr = l.p.framework.InferBatch(0, padded)
+		inferErr = l.infer(n, padded)
 	}
 	inferred := shm.Now()
 
@@ -290,7 +290,7 @@ func unusable(err error) bool {
 
 // gather fills the batch tensor and blanks its padding.
 func (l *loop) gather(n, padded int) error {
-	input := l.m.tensors.input(padded)
+	input := l.m.tensors[0].input(padded)
 	err := l.m.device.Gather(0, input, l.requests, l.refused[:n])
 	if unusable(err) {
 		return err
@@ -298,15 +298,24 @@ func (l *loop) gather(n, padded int) error {
 	if padErr := l.m.device.Pad(0, input, n, padded); padErr != nil {
 		return padErr
 	}
-	if waitErr := l.m.device.Wait(0); waitErr != nil {
-		return waitErr
+	return err
+}
+
+// infer runs the framework and brings back what it made of the first n images.
+func (l *loop) infer(n, padded int) error {
+	if err := l.p.framework.InferBatch(0, padded); err != nil {
+		return err
 	}
+	if err := l.m.device.Fetch(0, n); err != nil {
+		return err
+	}
+	_, err := l.m.device.Wait(0)
 	return err
 }
 
 // decode turns image i's outputs into its result.
 func (l *loop) decode(i int, slot uint32, result *shm.Result) error {
-	l.m.tensors.image(l.image, i)
+	l.m.tensors[0].image(l.image, i)
 	payload, kind, err := l.m.decoder.Append(l.c.ResultBuffer(slot)[:0], l.image)
 	if err != nil {
 		return fmt.Errorf("decode outputs of %s: %w", l.p.card.Name, err)

@@ -39,14 +39,16 @@ func NewReference(card *models.Card, build Build) (_ *Reference, err error) {
 	}
 	r := &Reference{
 		card: card, framework: framework, decoder: decoder, memory: memory,
-		tensors: newTensors(card, memory),
-		image:   make([][]byte, len(card.Outputs)),
+		image: make([][]byte, len(card.Outputs)),
 	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, r.Close())
 		}
 	}()
+	if r.tensors, err = newTensors(card, memory); err != nil {
+		return nil, err
+	}
 	if err := framework.Init(Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: DeviceCPU}); err != nil {
 		return nil, fmt.Errorf("init %s: %w", card.Framework, err)
 	}

@@ -280,7 +280,10 @@ func (p *process) link(attached control.Attached, files []*os.File) (control.Not
 	if p.private, err = newScratch(p.card.TensorBytes()); err != nil {
 		return notice, err
 	}
-	scratch := newTensors(p.card, p.private)
+	scratch, err := newTensors(p.card, p.private)
+	if err != nil {
+		return notice, err
+	}
 	for i := len(p.card.Batches) - 1; i >= 0; i-- {
 		n := p.card.Batches[i]
 		var elapsed time.Duration
@@ -302,7 +305,7 @@ func (p *process) link(attached control.Attached, files []*os.File) (control.Not
 		}
 	}
 	for _, n := range p.card.Batches {
-		bytes, err := p.framework.ConfigureBatch(0, n, p.memory.tensors.input(n), p.memory.tensors.outputs(n))
+		bytes, err := p.framework.ConfigureBatch(0, n, p.memory.tensors[0].input(n), p.memory.tensors[0].outputs(n))
 		if err != nil {
 			return notice, fmt.Errorf("configure batch %d of %s: %w", n, p.card.Name, err)
 		}
@@ -325,7 +328,7 @@ type memory struct {
 	consumer *shm.Consumer
 	slots    uint32 // requests in flight, at most
 	regions  []*shm.Region
-	tensors  *tensors
+	tensors  []*tensors // by the device's slot
 	device   device.Device
 	decoder  decode.Decoder
 }
@@ -348,9 +351,6 @@ func mapMemory(generation uint32, card *models.Card, attached control.Attached, 
 	if m.consumer, err = shm.NewConsumer(generation, g, files[0], files[1], files[2]); err != nil {
 		return nil, err
 	}
-	if attached.TensorBytes < int64(card.TensorBytes()) {
-		return nil, fmt.Errorf("map tensors: manager gave %d bytes, model %s needs %d", attached.TensorBytes, card.Name, card.TensorBytes())
-	}
 	buffers, err := shm.Map(files[3], int(attached.TensorBytes), true)
 	if err != nil {
 		return nil, fmt.Errorf("map tensors: %w", err)
@@ -368,11 +368,13 @@ func mapMemory(generation uint32, card *models.Card, attached control.Attached, 
 	if m.device, err = cpu.New(card.Input, slabs); err != nil {
 		return nil, err
 	}
-	shared, err := m.device.Tensors(buffers.Bytes())
+	slots, err := m.device.Tensors(buffers.Bytes(), sizesOf(card))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("map tensors of model %s: manager gave %d bytes: %w", card.Name, attached.TensorBytes, err)
 	}
-	m.tensors = newTensors(card, shared)
+	for _, t := range slots {
+		m.tensors = append(m.tensors, &tensors{card, t})
+	}
 	if m.decoder, err = decode.New(card); err != nil {
 		return nil, err
 	}

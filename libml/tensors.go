@@ -1,47 +1,54 @@
 package libml
 
-import "github.com/penstock/penstock/models"
+import (
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
+)
 
-// tensors lays the batch tensor and the output tensors of the largest batch out
-// in one buffer. Smaller batches are prefixes of each. The buffer is made once
-// by the manager and shared by active and shadow (paper 3.4); whoever holds the
-// ring writes it.
+// tensors is one slot's memory for the largest batch of a card. Smaller batches
+// are prefixes of each tensor.
 type tensors struct {
 	card *models.Card
-	in   []byte
-	outs [][]byte
+	device.Tensors
 }
 
-func newTensors(card *models.Card, buffer []byte) *tensors {
+// sizesOf is what the largest batch of a card takes.
+func sizesOf(card *models.Card) device.Sizes {
 	n := card.MaxBatch()
-	take := func(size int) []byte {
-		b := buffer[:size:size]
-		buffer = buffer[models.Aligned(size):]
-		return b
-	}
-	t := &tensors{card: card, in: take(n * card.Input.TensorBytes())}
+	s := device.Sizes{Input: n * card.Input.TensorBytes()}
 	for i := range card.Outputs {
-		t.outs = append(t.outs, take(n*card.Outputs[i].Bytes()))
+		s.Outputs = append(s.Outputs, n*card.Outputs[i].Bytes())
 	}
-	return t
+	return s
+}
+
+// newTensors lays tensors out in one buffer of Card.TensorBytes, as the CPU's
+// device does.
+func newTensors(card *models.Card, buffer []byte) (*tensors, error) {
+	sizes := sizesOf(card)
+	laid, err := device.Lay(buffer, append([]int{sizes.Input}, sizes.Outputs...)...)
+	if err != nil {
+		return nil, err
+	}
+	return &tensors{card, device.Tensors{Input: laid[0], Outputs: laid[1:], Results: laid[1:]}}, nil
 }
 
 // input is the batch tensor of n images.
-func (t *tensors) input(n int) []byte { return t.in[:n*t.card.Input.TensorBytes()] }
+func (t *tensors) input(n int) []byte { return t.Input[:n*t.card.Input.TensorBytes()] }
 
 // outputs are the output tensors of n images; it allocates.
 func (t *tensors) outputs(n int) [][]byte {
-	out := make([][]byte, len(t.outs))
+	out := make([][]byte, len(t.Outputs))
 	for i := range out {
-		out[i] = t.outs[i][:n*t.card.Outputs[i].Bytes()]
+		out[i] = t.Outputs[i][:n*t.card.Outputs[i].Bytes()]
 	}
 	return out
 }
 
-// image writes image i's outputs to dst, which has one element an output.
+// image writes image i's results to dst, which has one element an output.
 func (t *tensors) image(dst [][]byte, i int) {
 	for o := range dst {
 		size := t.card.Outputs[o].Bytes()
-		dst[o] = t.outs[o][i*size : (i+1)*size]
+		dst[o] = t.Results[o][i*size : (i+1)*size]
 	}
 }

@@ -30,7 +30,11 @@ func TestTensorsLieAlignedAndApart(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer memory.free()
-		tensors, most := newTensors(card, memory), card.MaxBatch()
+		tensors, err := newTensors(card, memory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		most := card.MaxBatch()
 
 		whole := append([][]byte{tensors.input(most)}, tensors.outputs(most)...)
 		sizes := []int{most * card.Input.TensorBytes()}

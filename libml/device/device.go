@@ -1,18 +1,21 @@
 // Package device is what libml knows of the thing that models run on: something
 // that turns the pieces of requests, where they lie in the slabs, into one
-// contiguous batch tensor. device/cpu is the embedded default; a GPU stands
-// behind the same interface.
+// contiguous batch tensor, and brings a framework's outputs back. device/cpu is
+// the embedded default; device/gpu stands behind the same interface.
 //
 // The way of a batch, for one slot:
 //
 //	Gather(slot, dst, requests)   1. Order copies and checks every descriptor
 //	                              2. the pieces are read, converted, written to dst
 //	Pad(slot, dst, from, to)      3. the images up to the ladder's step are blanked
-//	Wait(slot)                    4. dst is whole; the slabs are not read any more
+//	(the framework's InferBatch)  4. dst is read, the slot's Outputs are written
+//	Fetch(slot, images)           5. the outputs are brought to the slot's Results
+//	Wait(slot)                    6. all of it is done; the slabs are not read any more
 //
-// Gather and Pad may return before they are done (a GPU queues them on the
-// slot's stream), Wait returns when they are. Only then may a framework on
-// another stream run on dst, and only then may the packets be released.
+// On the CPU each step is done when its call returns. A GPU queues them on the
+// slot's stream, where they are done in this order, and the calls return before;
+// Done looks, without a system call, whether the stream has got there, and Wait
+// waits for it. Only then may results be read and packets be released.
 package device
 
 import (
@@ -20,13 +23,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
 
-// Slots is how many batches may be in flight on a device: one being gathered
-// while another is inferred, and as much again for a device with more streams.
+// Slots is how many places for batches a device has. Slots 0 and 1 may be in
+// flight together; 2 and 3 stand by for 0 and 1 while the multiprocessors that
+// these run on change, and the other way round.
 const Slots = 4
 
 // TensorAlign is the alignment of a batch tensor, in bytes: a cache line, and
@@ -42,26 +47,58 @@ type Request struct {
 	Bytes uint32
 }
 
+// Sizes are those of the largest batch's tensors, in bytes. Input is a whole
+// number of images (models.Input.TensorBytes), and each of Outputs, in the card's
+// order, of as many parts.
+type Sizes struct {
+	Input   int
+	Outputs []int
+}
+
+// Tensors is one slot's memory for the largest batch. Smaller batches are prefixes
+// of each tensor. All are aligned to TensorAlign and live until Close.
+type Tensors struct {
+	// Input is where Gather writes and the framework reads, Outputs where the
+	// framework writes. On a GPU both are device addresses, not to be read by Go.
+	Input   []byte
+	Outputs [][]byte
+	// Results is where the CPU reads the outputs once Wait has returned. On the
+	// CPU they are Outputs.
+	Results [][]byte
+}
+
 // Device gathers. What it is built for (models.Input: types, layouts,
 // normalisation) is fixed when it is made.
 //
-// Goroutines: AddSlab, Tensors and Close are called with nothing in flight.
-// Gather, Pad and Wait of one slot are called by one goroutine at a time;
-// different slots may be used at once.
+// Goroutines: every goroutine that calls the device, or a framework on it, is
+// locked to its thread and calls Bind first. AddSlab, Tensors and Close are called
+// with nothing in flight. Gather, Pad, Fetch, Done and Wait of one slot are called
+// by one goroutine at a time; different slots may be used at once.
+//
+// Errors: any method of a device that failed for good wraps ErrLost.
 type Device interface {
 	// Name is "cpu", or a GPU's UUID.
 	Name() string
+
+	// Bind makes the calling thread, which is locked, one that may call the device
+	// (it makes a GPU's context current). It may be called again.
+	Bind() error
 
 	// AddSlab registers a slab, mapped read-only; its index in descriptors is the
 	// number of slabs added before. The mapping stays until Close has returned.
 	AddSlab(mem []byte) error
 
-	// Tensors returns the memory that batch tensors are cut from, as long as
-	// shared, which active and shadow processes both map. On the CPU it is shared
-	// itself. Where a device computes on memory of its own it is that memory's
-	// address (not to be read by Go), and shared is where the process that made it
-	// leaves its handle for the others. It lives until Close.
-	Tensors(shared []byte) ([]byte, error)
+	// Tensors makes the tensors of the slots, len Slots, by slot; it is called once.
+	// shared is memory that active and shadow processes both map and that whoever
+	// holds the ring writes; it stays mapped until Close has returned. How much of
+	// it a device needs is said by its package; ErrShared is returned where it is
+	// less. Slots s and s+2 may have the same memory, slots 0 and 1 only where
+	// InFlight is 1.
+	Tensors(shared []byte, sizes Sizes) ([]Tensors, error)
+
+	// InFlight is how many batches may be in flight together: 1 on a CPU, 2 on a
+	// GPU.
+	InFlight() int
 
 	// Gather fills image i of dst, at i*Input.TensorBytes(), from reqs[i]. dst is
 	// cut from Tensors and aligned to TensorAlign. The requests, their pieces and
@@ -77,11 +114,67 @@ type Device interface {
 	// Pad blanks (all bytes zero) images from up to, not including, to.
 	Pad(slot int, dst []byte, from, to int) error
 
-	// Wait returns when all that was asked of the slot is done.
-	Wait(slot int) error
+	// Fetch brings the first images' part of the slot's Outputs to its Results.
+	Fetch(slot int, images int) error
+
+	// Done reports whether all that was asked of the slot is done; true with an
+	// error where it failed, true where nothing was asked. It does not block and
+	// costs no system call, so that a loop may look often.
+	Done(slot int) (bool, error)
+
+	// Wait returns when all that was asked of the slot is done. inferred is how
+	// long the part after gather and padding took (the framework's batch, the
+	// outputs on their way back), as the device measured it; 0 where the host's
+	// clock serves.
+	Wait(slot int) (inferred time.Duration, err error)
 
 	// Close gives back what New, AddSlab and Tensors took.
 	Close() error
+}
+
+// Partitioned is a device whose multiprocessors can be handed out in groups. A
+// group's index names the same multiprocessors in every process on the device.
+type Partitioned interface {
+	Device
+
+	// SMs is how many multiprocessors the process can use where nothing is handed
+	// out: the device's, or the part that MPS allows.
+	SMs() (int, error)
+
+	// Stream is the stream (CUstream) on which the slot's batches are queued, by
+	// the device and by the framework. It changes with Repartition. Any goroutine
+	// may ask, but not during a Repartition of that slot.
+	Stream(slot int) uintptr
+
+	// Repartition has these slots, with nothing in flight, run on the
+	// multiprocessors of these groups, ascending, from now on; no groups: on all
+	// that there are. Other slots may be in use meanwhile. What the slots ran on
+	// before lives until their next Repartition or Close, as a framework may hold
+	// graphs made there. On an error the slots run where they ran.
+	Repartition(slots []int, groups []int) error
+}
+
+var (
+	// ErrLost is wrapped by what any method returns once the device has failed for
+	// good: nothing on it will work again in this process, which has to end.
+	ErrLost = errors.New("device is lost")
+	// ErrShared is returned when shared memory is too small for a device's tensors.
+	ErrShared = errors.New("shared memory is too small for the tensors")
+)
+
+// Lay cuts tensors of these sizes off mem, one after the other, each aligned to
+// TensorAlign where mem is, and without room to grow. The last need not be filled
+// up to the alignment. ErrShared is returned when mem is too small.
+func Lay(mem []byte, sizes ...int) ([][]byte, error) {
+	tensors, at := make([][]byte, len(sizes)), 0
+	for i, size := range sizes {
+		if size < 0 || at > len(mem) || size > len(mem)-at {
+			return nil, fmt.Errorf("%w: %d bytes for tensors of %v", ErrShared, len(mem), sizes)
+		}
+		tensors[i] = mem[at : at+size : at+size]
+		at += models.Aligned(size)
+	}
+	return tensors, nil
 }
 
 // RequestError is returned by Gather when a request's descriptors are not sound.

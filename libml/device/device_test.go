@@ -2,6 +2,7 @@ package device
 
 import (
 	"errors"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -74,5 +75,26 @@ func TestOrderSortsACopyAndAllocatesNothing(t *testing.T) {
 		scratch, _, _ = Order(scratch, Request{Pieces: pieces, Bytes: n * length}, slabs)
 	}); got != 0 {
 		t.Errorf("%v allocations", got)
+	}
+}
+
+func TestLayCutsAlignedTensorsThatDoNotGrow(t *testing.T) {
+	mem := make([]byte, 3*TensorAlign+5)
+	got, err := Lay(mem, 1, TensorAlign+1, 0, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct{ at, size int }{{0, 1}, {TensorAlign, TensorAlign + 1}, {3 * TensorAlign, 0}, {3 * TensorAlign, 5}} {
+		if len(got[i]) != want.size || cap(got[i]) != want.size {
+			t.Errorf("tensor %d has %d bytes and room for %d, want %d", i, len(got[i]), cap(got[i]), want.size)
+		}
+		if want.size > 0 && &got[i][0] != &mem[want.at] {
+			t.Errorf("tensor %d is not at %d", i, want.at)
+		}
+	}
+	for _, sizes := range [][]int{{3*TensorAlign + 6}, {1, TensorAlign + 1, 6}, {4 * TensorAlign, 0}, {-1}, {math.MaxInt, 1}} {
+		if got, err := Lay(mem, sizes...); !errors.Is(err, ErrShared) || got != nil {
+			t.Errorf("Lay(%d bytes, %v) = %d tensors, %v; want %v", len(mem), sizes, len(got), err, ErrShared)
+		}
 	}
 }

@@ -4,7 +4,7 @@
 // An image is written once and its slab bytes are read once: pieces are put in
 // order, then converted as one stream (types, layouts, channel order and
 // normalisation fused). Gather is done when it returns; Wait has nothing to wait
-// for.
+// for, and the outputs are in shared memory, where the CPU reads them.
 //
 // Elements wider than a byte are little-endian in pictures and in the machine's
 // order in tensors.
@@ -13,6 +13,8 @@ package cpu
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
@@ -24,6 +26,7 @@ type Device struct {
 	convert               kernel
 	wireBytes, imageBytes int
 	elementBytes          int
+	images                int // of the largest batch, from Tensors
 	slabs                 [][]byte
 	slabBytes             []uint64
 	slots                 [device.Slots]workspace
@@ -70,8 +73,22 @@ func (d *Device) AddSlab(mem []byte) error {
 	return nil
 }
 
-// Tensors returns shared: the CPU computes where the manager made the memory.
-func (d *Device) Tensors(shared []byte) ([]byte, error) { return shared, nil }
+// Bind has nothing to bind: any thread may call.
+func (d *Device) Bind() error { return nil }
+
+// InFlight is 1: a batch keeps the CPUs busy that the function has.
+func (d *Device) InFlight() int { return 1 }
+
+// Tensors lays input and outputs out in shared, in that order and each aligned to
+// device.TensorAlign: all slots have the same. It needs models.Card.TensorBytes.
+func (d *Device) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, error) {
+	laid, err := device.Lay(shared, append([]int{sizes.Input}, sizes.Outputs...)...)
+	if err != nil {
+		return nil, err
+	}
+	d.images = sizes.Input / d.imageBytes
+	return slices.Repeat([]device.Tensors{{Input: laid[0], Outputs: laid[1:], Results: laid[1:]}}, device.Slots), nil
+}
 
 // ErrTensor is returned when a batch does not fit the tensor it should go to, or
 // the tensor is not aligned for its elements.
@@ -143,12 +160,31 @@ func (d *Device) check(slot int, dst []byte, images int) error {
 	return nil
 }
 
-// Wait returns at once: Gather and Pad are done when they return.
-func (d *Device) Wait(slot int) error {
-	if slot < 0 || slot >= len(d.slots) {
-		return fmt.Errorf("wait for slot %d: %w", slot, ErrSlot)
+// Fetch has nothing to do: the framework's outputs are the results.
+func (d *Device) Fetch(slot int, images int) error {
+	switch {
+	case slot < 0 || slot >= len(d.slots):
+		return fmt.Errorf("fetch outputs of slot %d: %w", slot, ErrSlot)
+	case images < 0 || images > d.images:
+		return fmt.Errorf("fetch outputs of %d images: %w: it has %d", images, ErrTensor, d.images)
 	}
 	return nil
+}
+
+// Done is always true: what was asked was done when the call returned.
+func (d *Device) Done(slot int) (bool, error) {
+	if slot < 0 || slot >= len(d.slots) {
+		return true, fmt.Errorf("look at slot %d: %w", slot, ErrSlot)
+	}
+	return true, nil
+}
+
+// Wait returns at once; the host's clock has measured all there is.
+func (d *Device) Wait(slot int) (inferred time.Duration, err error) {
+	if slot < 0 || slot >= len(d.slots) {
+		return 0, fmt.Errorf("wait for slot %d: %w", slot, ErrSlot)
+	}
+	return 0, nil
 }
 
 // Close forgets the slabs, so that a late Gather is refused, not a fault.

@@ -18,14 +18,14 @@ import (
 func TestCPUIsADevice(t *testing.T) {
 	devicetest.Run(t, func(in models.Input) (devicetest.Target, error) {
 		d, err := New(in, nil)
-		return devicetest.Target{Device: d, Read: bytes.Clone}, err
+		return devicetest.Host(d), err
 	})
 }
 
 func TestAFaultyDeviceIsStillADevice(t *testing.T) {
 	devicetest.Run(t, func(in models.Input) (devicetest.Target, error) {
 		d, err := New(in, nil)
-		return devicetest.Target{Device: &devicetest.Faulty{Device: d}, Read: bytes.Clone}, err
+		return devicetest.Host(&devicetest.Faulty{Device: d}), err
 	})
 }
 

@@ -38,10 +38,10 @@ func (f *Faulty) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 }
 
 // Wait delays, and fails when it is its turn.
-func (f *Faulty) Wait(slot int) error {
+func (f *Faulty) Wait(slot int) (time.Duration, error) {
 	time.Sleep(time.Duration(f.WaitFor.Load()))
 	if take(&f.FailWait) {
-		return ErrFaulty
+		return 0, ErrFaulty
 	}
 	return f.Device.Wait(slot)
 }

@@ -5,9 +5,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"runtime"
 	"slices"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/libml/device"
@@ -15,22 +17,46 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// Target is a device under test, and how to read what it wrote.
+// Target is a device under test, and how to get at its memory.
 type Target struct {
 	device.Device
-	// Read copies an image or more out of memory that the device's Tensors gave.
-	Read func(tensor []byte) []byte
+	// Read copies a tensor, or a part of one, out of memory that the device's
+	// Tensors gave, and Write copies data into one. Both are called on a thread that
+	// the device was bound to, with nothing in flight in the tensor's slot.
+	Read  func(tensor []byte) []byte
+	Write func(tensor, data []byte)
 }
 
-// Open makes a device for an input; the slabs are added by the suite.
+// Host is a target whose tensors are host memory.
+func Host(d device.Device) Target {
+	return Target{Device: d, Read: bytes.Clone, Write: func(tensor, data []byte) { copy(tensor, data) }}
+}
+
+// Open makes a device for an input; the suite binds it, adds the slabs and makes
+// the tensors.
 type Open func(in models.Input) (Target, error)
 
 // Run puts a device through what every device must do.
 func Run(t *testing.T, open Open) {
-	t.Run("GathersWhatTheReferenceDoes", func(t *testing.T) { rapid.Check(t, func(t *rapid.T) { agrees(t, open) }) })
-	t.Run("RefusesOneRequestAndGathersTheOthers", func(t *testing.T) { refuses(t, open) })
-	t.Run("RefusesATensorThatIsTooSmall", func(t *testing.T) { tooSmall(t, open) })
-	t.Run("PadsWithZeros", func(t *testing.T) { pads(t, open) })
+	for _, c := range []struct {
+		name string
+		run  func(t *testing.T, open Open)
+	}{
+		{"GathersWhatTheReferenceDoes", func(t *testing.T, open Open) { rapid.Check(t, func(t *rapid.T) { agrees(t, open) }) }},
+		{"RefusesOneRequestAndGathersTheOthers", refuses},
+		{"RefusesATensorThatIsTooSmall", tooSmall},
+		{"RefusesASlotThatThereIsNot", noSlot},
+		{"RefusesSharedMemoryThatIsTooSmall", tooLittleShared},
+		{"PadsWithZeros", pads},
+		{"FetchesTheOutputsOfTheFirstImages", fetches},
+		{"HasBatchesInFlightTogether", together},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			runtime.LockOSThread() // devices are bound to threads
+			defer runtime.UnlockOSThread()
+			c.run(t, open)
+		})
+	}
 }
 
 // Inputs generates the inputs that cards may have, small ones.
@@ -112,30 +138,124 @@ func scatter(t *rapid.T, slabs [][]byte, free []uint64, payload []byte) []shm.Pi
 	return pieces
 }
 
-func agrees(t *rapid.T, open Open) {
-	in := Inputs().Draw(t, "input")
+// pages makes n zero bytes, whole pages of their own, as slabs and the memory that
+// processes share are: a GPU registers pages.
+func pages(t fataler, n int) []byte {
+	b, err := unix.Mmap(-1, 0, max(1, n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+	if err != nil {
+		t.Fatalf("map %d bytes: %v", n, err)
+	}
+	return b[:n]
+}
+
+// fataler is a *testing.T or a *rapid.T.
+type fataler interface {
+	Helper()
+	Fatalf(format string, args ...any)
+	Errorf(format string, args ...any)
+}
+
+// bench is a device with slabs and tensors, and what it takes to let it go.
+type bench struct {
+	Target
+	slabs   [][]byte
+	tensors []device.Tensors
+	shared  []byte
+}
+
+// newBench opens a device, bound, with slabs of these sizes, whose largest batch is of
+// images, with two outputs: of 4 and of 12 bytes an image.
+func newBench(t fataler, open Open, in models.Input, images int, slabBytes ...int) *bench {
+	t.Helper()
 	target, err := open(in)
 	if err != nil {
 		t.Fatalf("open device for %+v: %v", in, err)
 	}
-	defer func() {
-		if err := target.Close(); err != nil {
-			t.Errorf("close device: %v", err)
-		}
-	}()
-	const images = 2
-	slabs := make([][]byte, rapid.IntRange(1, 3).Draw(t, "slabs"))
-	for i := range slabs {
-		// Room for a piece of one byte and the widest distance each time.
-		slabs[i] = make([]byte, images*in.WireBytes()*31)
-		if err := target.AddSlab(slabs[i]); err != nil {
+	b := &bench{Target: target}
+	if err := b.Bind(); err != nil {
+		t.Fatalf("bind: %v", err)
+	}
+	for _, n := range slabBytes {
+		s := pages(t, n)
+		b.slabs = append(b.slabs, s)
+		if err := b.AddSlab(s); err != nil {
 			t.Fatalf("add slab: %v", err)
 		}
 	}
-	tensors, err := target.Tensors(Aligned((images + 1) * in.TensorBytes()))
-	if err != nil {
+	sizes := sizesOf(in, images)
+	// As much as any device could want.
+	b.shared = pages(t, device.Slots*sharedBytes(sizes))
+	if b.tensors, err = b.Tensors(b.shared, sizes); err != nil {
 		t.Fatalf("tensors: %v", err)
 	}
+	if len(b.tensors) != device.Slots {
+		t.Fatalf("tensors for %d slots, want %d", len(b.tensors), device.Slots)
+	}
+	for slot, have := range b.tensors {
+		if len(have.Input) != sizes.Input || !slices.Equal(lengths(have.Outputs), sizes.Outputs) || !slices.Equal(lengths(have.Results), sizes.Outputs) {
+			t.Fatalf("slot %d has tensors of %d, %v and %v bytes, want %+v",
+				slot, len(have.Input), lengths(have.Outputs), lengths(have.Results), sizes)
+		}
+	}
+	return b
+}
+
+func (b *bench) close(t fataler) {
+	t.Helper()
+	if err := b.Close(); err != nil {
+		t.Errorf("close device: %v", err)
+	}
+	for _, s := range append(b.slabs, b.shared) {
+		if err := unix.Munmap(s[:cap(s)]); err != nil {
+			t.Errorf("unmap: %v", err)
+		}
+	}
+}
+
+func (b *bench) wait(t fataler, slot int) {
+	t.Helper()
+	inferred, err := b.Wait(slot)
+	if err != nil {
+		t.Fatalf("wait: %v", err)
+	}
+	if inferred < 0 {
+		t.Errorf("what follows the gather took %v", inferred)
+	}
+	if done, err := b.Done(slot); !done || err != nil {
+		t.Errorf("after Wait, Done = %v, %v", done, err)
+	}
+}
+
+func sizesOf(in models.Input, images int) device.Sizes {
+	return device.Sizes{Input: images * in.TensorBytes(), Outputs: []int{4 * images, 12 * images}}
+}
+
+func sharedBytes(sizes device.Sizes) int {
+	n := models.Aligned(sizes.Input)
+	for _, o := range sizes.Outputs {
+		n += models.Aligned(o)
+	}
+	return n
+}
+
+func lengths(tensors [][]byte) (n []int) {
+	for _, t := range tensors {
+		n = append(n, len(t))
+	}
+	return n
+}
+
+func agrees(t *rapid.T, open Open) {
+	in := Inputs().Draw(t, "input")
+	const images = 2
+	slabBytes := make([]int, rapid.IntRange(1, 3).Draw(t, "slabs"))
+	for i := range slabBytes {
+		// Room for a piece of one byte and the widest distance each time.
+		slabBytes[i] = images * in.WireBytes() * 31
+	}
+	target := newBench(t, open, in, images+1, slabBytes...)
+	defer target.close(t)
+	slabs := target.slabs
 	free := make([]uint64, len(slabs))
 	var want []byte
 	var reqs []device.Request
@@ -145,17 +265,19 @@ func agrees(t *rapid.T, open Open) {
 		reqs = append(reqs, device.Request{Pieces: scatter(t, slabs, free, p), Bytes: uint32(len(p))})
 	}
 	slot := rapid.IntRange(0, device.Slots-1).Draw(t, "slot")
+	input := target.tensors[slot].Input
+	if err := target.Pad(slot, input, 0, images+1); err != nil {
+		t.Fatalf("pad: %v", err)
+	}
 	refused := []bool{true, true}
-	if err := target.Gather(slot, tensors, reqs, refused); err != nil {
+	if err := target.Gather(slot, input, reqs, refused); err != nil {
 		t.Fatalf("gather: %v", err)
 	}
-	if err := target.Wait(slot); err != nil {
-		t.Fatalf("wait: %v", err)
-	}
+	target.wait(t, slot)
 	if refused[0] || refused[1] {
 		t.Fatalf("sound requests are refused: %v", refused)
 	}
-	got := target.Read(tensors)
+	got := target.Read(input)
 	if !bytes.Equal(got[:len(want)], want) {
 		at := 0
 		for got[at] == want[at] {
@@ -169,36 +291,23 @@ func agrees(t *rapid.T, open Open) {
 }
 
 // three is a device for 2 x 2 pictures of one byte a pixel, with a slab of 12
-// bytes and three requests that are sound.
-func three(t *testing.T, open Open) (Target, []byte, []device.Request) {
+// bytes, room for four images and three requests that are sound.
+func three(t *testing.T, open Open) (*bench, []device.Request) {
 	t.Helper()
-	target, err := open(models.Input{
-		Height: 2, Width: 2, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.HWC,
-	})
-	if err != nil {
-		t.Fatalf("open device: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := target.Close(); err != nil {
-			t.Errorf("close device: %v", err)
-		}
-	})
-	if err := target.AddSlab([]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}); err != nil {
-		t.Fatalf("add slab: %v", err)
-	}
-	shared := Aligned(4 * 16)
-	for i := range shared {
-		shared[i] = 0xff
-	}
-	tensors, err := target.Tensors(shared)
-	if err != nil {
-		t.Fatalf("tensors: %v", err)
+	b := newBench(t, open, small, 4, 12)
+	t.Cleanup(func() { b.close(t) })
+	for i := range b.slabs[0] {
+		b.slabs[0][i] = byte(i + 1)
 	}
 	reqs := make([]device.Request, 3)
 	for i := range reqs {
 		reqs[i] = device.Request{Bytes: 4, Pieces: []shm.Piece{{Offset: uint64(4*i + 3), Place: 3, Length: 1}, {Offset: uint64(4 * i), Length: 3}}}
 	}
-	return target, tensors, reqs
+	return b, reqs
+}
+
+var small = models.Input{
+	Height: 2, Width: 2, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.HWC,
 }
 
 func floats(values ...float32) []byte {
@@ -223,21 +332,21 @@ func refuses(t *testing.T, open Open) {
 		{"with an overlap", func(r *device.Request) { r.Pieces[0].Place = 2 }, -1, device.ErrOverlap},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			target, tensors, reqs := three(t, open)
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			target, reqs := three(t, open)
 			c.spoil(&reqs[1])
 			refused := make([]bool, 3)
-			err := target.Gather(0, tensors, reqs, refused)
+			err := target.Gather(0, target.tensors[0].Input, reqs, refused)
 			var re *device.RequestError
 			if !errors.As(err, &re) || re.Request != 1 || re.Piece != c.piece || !errors.Is(err, c.want) {
 				t.Errorf("gather = %v, want request 1, piece %d, %v", err, c.piece, c.want)
 			}
-			if err := target.Wait(0); err != nil {
-				t.Errorf("wait: %v", err)
-			}
+			target.wait(t, 0)
 			if !slices.Equal(refused, []bool{false, true, false}) {
 				t.Errorf("refused = %v", refused)
 			}
-			if got, want := target.Read(tensors)[:48], floats(1, 2, 3, 4, 0, 0, 0, 0, 9, 10, 11, 12); !bytes.Equal(got, want) {
+			if got, want := target.Read(target.tensors[0].Input)[:48], floats(1, 2, 3, 4, 0, 0, 0, 0, 9, 10, 11, 12); !bytes.Equal(got, want) {
 				t.Errorf("tensor is\n%x, want\n%x", got, want)
 			}
 		})
@@ -245,31 +354,142 @@ func refuses(t *testing.T, open Open) {
 }
 
 func tooSmall(t *testing.T, open Open) {
-	target, tensors, reqs := three(t, open)
-	if err := target.Gather(0, tensors[:47], reqs, make([]bool, 3)); err == nil {
+	target, reqs := three(t, open)
+	input := target.tensors[0].Input
+	if err := target.Gather(0, input[:47], reqs, make([]bool, 3)); err == nil {
 		t.Error("three images went into 47 bytes")
 	}
-	if err := target.Pad(0, tensors, 0, 5); err == nil {
+	if err := target.Pad(0, input, 0, 5); err == nil {
 		t.Error("five images were padded in a tensor of four")
 	}
-	if err := target.Gather(device.Slots, tensors, reqs, make([]bool, 3)); err == nil {
-		t.Errorf("there is a slot %d", device.Slots)
+	if err := target.Pad(0, input, 2, 1); err == nil {
+		t.Error("images were padded from 2 up to 1")
+	}
+	if err := target.Fetch(0, 5); err == nil {
+		t.Error("the outputs of five images were fetched from tensors of four")
+	}
+	target.wait(t, 0) // nothing of it is left undone
+}
+
+func noSlot(t *testing.T, open Open) {
+	target, reqs := three(t, open)
+	for _, slot := range []int{-1, device.Slots} {
+		input := target.tensors[0].Input
+		if err := target.Gather(slot, input, reqs, make([]bool, 3)); err == nil {
+			t.Errorf("gathers in slot %d", slot)
+		}
+		if err := target.Pad(slot, input, 0, 1); err == nil {
+			t.Errorf("pads in slot %d", slot)
+		}
+		if err := target.Fetch(slot, 1); err == nil {
+			t.Errorf("fetches from slot %d", slot)
+		}
+		if _, err := target.Done(slot); err == nil {
+			t.Errorf("knows whether slot %d is done", slot)
+		}
+		if _, err := target.Wait(slot); err == nil {
+			t.Errorf("waits for slot %d", slot)
+		}
+	}
+}
+
+func tooLittleShared(t *testing.T, open Open) {
+	target, err := open(small)
+	if err != nil {
+		t.Fatalf("open device: %v", err)
+	}
+	if err := target.Bind(); err != nil {
+		t.Fatalf("bind: %v", err)
+	}
+	shared := pages(t, 15)
+	if _, err := target.Tensors(shared, sizesOf(small, 4)); !errors.Is(err, device.ErrShared) {
+		t.Errorf("tensors in 15 bytes: %v, want %v", err, device.ErrShared)
+	}
+	if err := target.Close(); err != nil {
+		t.Errorf("close device: %v", err)
+	}
+	if err := unix.Munmap(shared[:cap(shared)]); err != nil {
+		t.Errorf("unmap: %v", err)
 	}
 }
 
 func pads(t *testing.T, open Open) {
-	target, tensors, reqs := three(t, open)
-	if err := target.Gather(1, tensors, reqs[:1], make([]bool, 1)); err != nil {
+	target, reqs := three(t, open)
+	input := target.tensors[1].Input
+	target.Write(input, bytes.Repeat([]byte{0xff}, len(input)))
+	if err := target.Gather(1, input, reqs[:1], make([]bool, 1)); err != nil {
 		t.Fatalf("gather: %v", err)
 	}
-	if err := target.Pad(1, tensors, 1, 3); err != nil {
+	if err := target.Pad(1, input, 1, 3); err != nil {
 		t.Fatalf("pad: %v", err)
 	}
-	if err := target.Wait(1); err != nil {
-		t.Fatalf("wait: %v", err)
-	}
+	target.wait(t, 1)
 	want := append(floats(1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0), bytes.Repeat([]byte{0xff}, 16)...)
-	if got := target.Read(tensors); !bytes.Equal(got, want) {
+	if got := target.Read(input); !bytes.Equal(got, want) {
 		t.Errorf("tensor is\n%x, want\n%x", got, want)
+	}
+}
+
+func fetches(t *testing.T, open Open) {
+	target, reqs := three(t, open)
+	for slot := range device.Slots {
+		have := target.tensors[slot]
+		var want [][]byte
+		for o, output := range have.Outputs {
+			data := make([]byte, len(output))
+			for i := range data {
+				data[i] = byte(100*slot + 50*o + i + 1)
+			}
+			target.Write(output, data)
+			want = append(want, data)
+		}
+		if err := target.Gather(slot, have.Input, reqs, make([]bool, 3)); err != nil {
+			t.Fatalf("gather: %v", err)
+		}
+		if err := target.Fetch(slot, 3); err != nil {
+			t.Fatalf("fetch: %v", err)
+		}
+		target.wait(t, slot)
+		for o := range want {
+			if first := len(want[o]) / 4 * 3; !bytes.Equal(have.Results[o][:first], want[o][:first]) {
+				t.Errorf("slot %d, output %d: %x, want %x", slot, o, have.Results[o][:first], want[o][:first])
+			}
+		}
+	}
+}
+
+// Slots 0 and 1 have what the device is told in one and the other, whatever comes in
+// between.
+func together(t *testing.T, open Open) {
+	target, reqs := three(t, open)
+	n := target.InFlight()
+	if n != 1 && n != 2 {
+		t.Fatalf("%d batches in flight, want 1 or 2", n)
+	}
+	for round := range 50 {
+		for slot := range n {
+			have := target.tensors[slot]
+			target.Write(have.Outputs[0], []byte{byte(round), byte(slot), 1, 2})
+			if err := target.Gather(slot, have.Input, reqs[slot:slot+1], make([]bool, 1)); err != nil {
+				t.Fatalf("gather: %v", err)
+			}
+			if err := target.Pad(slot, have.Input, 1, 1+slot); err != nil {
+				t.Fatalf("pad: %v", err)
+			}
+			if err := target.Fetch(slot, 1); err != nil {
+				t.Fatalf("fetch: %v", err)
+			}
+		}
+		for slot := range n {
+			target.wait(t, slot)
+			have := target.tensors[slot]
+			first := float32(4*slot + 1)
+			if got, want := target.Read(have.Input)[:16], floats(first, first+1, first+2, first+3); !bytes.Equal(got, want) {
+				t.Fatalf("round %d: input of slot %d is %x, want %x", round, slot, got, want)
+			}
+			if got, want := have.Results[0][:4], []byte{byte(round), byte(slot), 1, 2}; !bytes.Equal(got, want) {
+				t.Fatalf("round %d: results of slot %d are %x, want %x", round, slot, got, want)
+			}
+		}
 	}
 }

@@ -1,0 +1,468 @@
+// The gather: pieces of pictures, where they lie in pinned host memory, become
+// the images of a batch tensor in device memory, in one launch. gather.ptx is
+// made from this file by `make ptx`; the Go side is plan.go.
+//
+// The way of a piece, by one warp:
+//
+//   fetch     1. a warp takes a run of descriptors: one read of host memory
+//   check     2. each is held against slabs, request and tensor; what is bad is
+//                reported in *fault and left out
+//   load      3. the piece's bytes, from the 16-byte line of its first to that of
+//                its last, are all asked for at once, 16 bytes a thread; the next
+//                piece's are asked for before this one is converted
+//   tile      4. they go to the warp's tile in shared memory, where any alignment
+//                is cheap
+//   put       5. they are converted and written, neighbours by neighbours
+//
+// No line crosses a page, so that the bytes beside a piece that load reads are
+// mapped where the piece is. Nothing is read twice, for somebody else can write
+// to the slabs.
+//
+// Every result is bit for bit device/cpu's: one subtraction and one division in
+// f32, rounded to nearest even, never fused; NaNs keep what an x86 or Arm
+// processor keeps of them.
+//
+// No header is needed, so that clang compiles this file where there is no CUDA.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifdef __clang__
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define __shared__ __attribute__((shared))
+#define __launch_bounds__(n) __attribute__((launch_bounds(n)))
+#define __forceinline__ inline __attribute__((always_inline))
+#define LANE (__nvvm_read_ptx_sreg_tid_x() & 31)
+#define WARP (__nvvm_read_ptx_sreg_tid_x() >> 5)
+#define BLOCK __nvvm_read_ptx_sreg_ctaid_x()
+#define BLOCKS __nvvm_read_ptx_sreg_nctaid_x()
+#else
+#define LANE (threadIdx.x & 31)
+#define WARP (threadIdx.x >> 5)
+#define BLOCK blockIdx.x
+#define BLOCKS gridDim.x
+#endif
+
+enum {
+  WARPS = 8,                         // of a block
+  LINE = 16,                         // bytes of a load
+  LOADS = 4,                         // of a thread, in flight together
+  TILE = 32 * LOADS * LINE,          // bytes
+  PIECE = TILE - LINE + 1 - 1,       // at most, so that any alignment fits a tile
+};
+
+// Descriptor is one piece. The host has put a request's pieces in order of place.
+struct Descriptor {
+  u64 source;  // slab << 48 | offset in the slab
+  u32 place;   // in the request, in bytes
+  u16 length;  // 1..PIECE
+  u16 image;
+};
+
+struct Slab {
+  u64 base, bytes;
+};
+
+// Channel is indexed by the wire's channel.
+struct Channel {
+  u32 base;  // of its first element in an image of the tensor, in elements
+  float mean, std;
+  u32 unused;
+};
+
+enum { SLABS = 32 };
+
+struct Plan {
+  u32 wireBytes;  // of a picture
+  u32 elements;   // of an image
+  u32 channels, pixels;
+  u32 stride;     // from a channel's element to its next, in elements
+  u32 planar;     // the wire is CHW
+  u32 normalise;  // by mean and std
+  u32 magic, shift;  // e / (planar ? pixels : channels) = e * magic >> shift, for e < 2^31
+  u32 slabs;
+  Slab slab[SLABS];
+  Channel channel[1];  // as many as channels
+};
+
+// Why a descriptor is not sound, as plan.go has it.
+enum { BAD_SLAB = 1, BAD_LENGTH, BAD_OFFSET, BAD_PLACE, BAD_IMAGE, BAD_ORDER };
+
+struct Line {
+  u32 x, y, z, w;
+};
+
+// ---- what PTX has and C++ does not
+
+static __device__ __forceinline__ Line readLine(u64 at) {
+  Line l;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(l.x), "=r"(l.y), "=r"(l.z), "=r"(l.w) : "l"(at));
+  return l;
+}
+
+static __device__ __forceinline__ u32 readByte(u64 at) {
+  u32 b;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(b) : "l"(at));
+  return b;
+}
+
+static __device__ __forceinline__ void report(u64 *fault, u32 why, u32 index) {
+  u64 v = (u64)why << 32 | index;
+  asm volatile("st.volatile.global.u64 [%0], %1;" ::"l"(fault), "l"(v) : "memory");
+}
+
+static __device__ __forceinline__ u32 from(u32 lane, u32 v) {
+  u32 r;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(r) : "r"(v), "r"(lane));
+  return r;
+}
+
+static __device__ __forceinline__ void together() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+// join is bytes s..s+3 of the eight bytes low, high; s counts in bits.
+static __device__ __forceinline__ u32 join(u32 low, u32 high, u32 s) {
+  u32 r;
+  asm("shf.r.wrap.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(low), "r"(high), "r"(s));
+  return r;
+}
+
+static __device__ __forceinline__ float less(float a, float b) {
+  float r;
+  asm("sub.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+
+static __device__ __forceinline__ float over(float a, float b) {
+  float r;
+  asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+
+static __device__ __forceinline__ u32 bits(float f) {
+  u32 r;
+  asm("mov.b32 %0, %1;" : "=r"(r) : "f"(f));
+  return r;
+}
+
+static __device__ __forceinline__ float number(u32 b) {
+  float r;
+  asm("mov.b32 %0, %1;" : "=f"(r) : "r"(b));
+  return r;
+}
+
+static __device__ __forceinline__ u32 half(float f) {
+  u16 h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+
+static __device__ __forceinline__ float single(u32 h) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((u16)h));
+  return f;
+}
+
+static __device__ __forceinline__ u32 byte(float f) {  // ties to even, saturates, NaN is 0
+  u32 r;
+  asm("cvt.rni.sat.u8.f32 %0, %1;" : "=r"(r) : "f"(f));
+  return r;
+}
+
+// ---- elements, as bits
+
+enum { U8, F16, F32 };
+
+template <int T> struct Element;
+template <> struct Element<U8> { typedef u8 type; };
+template <> struct Element<F16> { typedef u16 type; };
+template <> struct Element<F32> { typedef u32 type; };
+
+// widen is exact, NaNs' payloads too.
+template <int W> static __device__ __forceinline__ float widen(u32 raw) {
+  if (W == U8) return (float)raw;
+  if (W == F32) return number(raw);
+  if ((raw & 0x7fff) > 0x7c00) return number((raw & 0x8000) << 16 | 0x7f800000 | (raw & 0x3ff) << 13);
+  return single(raw);
+}
+
+template <int T> static __device__ __forceinline__ u32 narrow(float f) {
+  if (T == U8) return byte(f);
+  u32 b = bits(f);
+  if (T == F32) return b;
+  if ((b & 0x7fffffff) > 0x7f800000) {
+    u32 payload = b >> 13 & 0x3ff;
+    return b >> 16 & 0x8000 | 0x7c00 | (payload ? payload : 0x200);
+  }
+  return half(f);
+}
+
+template <int W> static __device__ __forceinline__ float normal(float f, float mean, float std) {
+  if (W != U8 && f != f) return number(bits(f) | 0x400000);
+  return over(less(f, mean), std);
+}
+
+template <int W, int T> static __device__ __forceinline__ u32 convert(u32 raw, bool normalise, float mean, float std) {
+  if (!normalise && W == T) return raw;
+  float f = widen<W>(raw);
+  if (normalise) f = normal<W>(f, mean, std);
+  return narrow<T>(f);
+}
+
+// ---- pieces
+
+struct Batch {
+  const Descriptor *descriptors;
+  u32 count;
+  const Plan *plan;
+  u8 *tensor;
+  u32 images;
+  u64 *fault;
+};
+
+// Piece is one that was checked.
+struct Piece {
+  u64 at;  // address of its first byte
+  u32 place, length, image;
+};
+
+static __device__ __forceinline__ u32 check(const Batch &b, u64 source, u32 place, u32 length, u32 image, u64 *at) {
+  const Plan *p = b.plan;
+  u32 slab = source >> 48;
+  if (slab >= p->slabs) return BAD_SLAB;
+  if (length == 0 || length > PIECE) return BAD_LENGTH;
+  u64 offset = source << 16 >> 16, bytes = p->slab[slab].bytes;
+  if (length > bytes || offset > bytes - length) return BAD_OFFSET;
+  if (length > p->wireBytes || place > p->wireBytes - length) return BAD_PLACE;
+  if (image >= b.images) return BAD_IMAGE;
+  *at = p->slab[slab].base + offset;
+  return 0;
+}
+
+// each has a warp go through its pieces: put(piece, tile, skew, index) finds the
+// piece's bytes from tile + skew on.
+template <class Put> static __device__ __forceinline__ void each(const Batch &b, Put put) {
+  __shared__ Line tiles[WARPS][TILE / LINE + 1];  // and what join reads past the last word
+  Line *tile = tiles[WARP];
+  u32 lane = LANE, warps = BLOCKS * WARPS, warp = BLOCK * WARPS + WARP;
+  // Shares differ by one at most: with few pieces more than one warp to an SM waits.
+  u32 share = b.count / warps, rest = b.count % warps;
+  u32 next = warp * share + (warp < rest ? warp : rest);
+  u32 end = next + share + (warp < rest);
+  for (; next < end; next += 32) {
+    u32 n = end - next < 32 ? end - next : 32;
+    u64 at = 0;
+    u32 place = 0, length = 0, image = 0;
+    if (lane < n) {
+      Line d = readLine((u64)(b.descriptors + next + lane));
+      place = d.z, length = d.w & 0xffff, image = d.w >> 16;
+      u32 why = check(b, (u64)d.y << 32 | d.x, place, length, image, &at);
+      if (why) report(b.fault, why, next + lane), length = 0;
+    }
+    Line line[LOADS];
+    Piece ahead;
+    auto load = [&](u32 i) {
+      ahead.at = (u64)from(i, at >> 32) << 32 | from(i, at);
+      ahead.place = from(i, place), ahead.length = from(i, length), ahead.image = from(i, image);
+      u32 lines = ahead.length ? ((ahead.at & (LINE - 1)) + ahead.length + LINE - 1) / LINE : 0;
+      u64 first = ahead.at & ~(u64)(LINE - 1);
+#pragma unroll
+      for (u32 k = 0; k < LOADS; k++)
+        if (lane + 32 * k < lines) line[k] = readLine(first + LINE * (lane + 32 * k));
+    };
+    load(0);
+    for (u32 i = 0; i < n; i++) {
+      Piece p = ahead;
+      u32 skew = p.at & (LINE - 1), lines = (skew + p.length + LINE - 1) / LINE;
+      together();  // the tile is read no more
+#pragma unroll
+      for (u32 k = 0; k < LOADS; k++)
+        if (lane + 32 * k < lines) tile[lane + 32 * k] = line[k];
+      together();
+      if (i + 1 < n) load(i + 1);
+      if (p.length) put(p, (const u8 *)tile, skew, next + i);
+    }
+  }
+}
+
+// word is the four bytes from offset o on, of any alignment.
+static __device__ __forceinline__ u32 word(const u8 *tile, u32 o) {
+  const u32 *w = (const u32 *)tile + (o >> 2);
+  return join(w[0], w[1], o << 3 & 31);
+}
+
+// gather_copy: the tensor's bits are the wire's.
+static __device__ __forceinline__ void putCopy(const Batch &b, const Piece &p, const u8 *tile, u32 skew) {
+  u8 *to = b.tensor + (u64)p.image * b.plan->wireBytes + p.place;
+  u32 lane = LANE;
+  u32 head = (u32)(0 - (u64)to) & (LINE - 1);
+  if (head > p.length) head = p.length;
+  u32 lines = (p.length - head) / LINE, tail = head + lines * LINE;
+  Line *out = (Line *)(to + head);
+  for (u32 i = lane; i < lines; i += 32) {
+    u32 o = skew + head + i * LINE, s = o << 3 & 31;
+    const u32 *w = (const u32 *)tile + (o >> 2);
+    Line l;
+    l.x = join(w[0], w[1], s), l.y = join(w[1], w[2], s), l.z = join(w[2], w[3], s), l.w = join(w[3], w[4], s);
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(out + i), "r"(l.x), "r"(l.y), "r"(l.z), "r"(l.w) : "memory");
+  }
+  u32 i = lane < head ? lane : tail + lane - head;
+  if (i < p.length) to[i] = tile[skew + i];
+}
+
+template <int T> static __device__ __forceinline__ void store4(typename Element<T>::type *to, u32 a, u32 b, u32 c, u32 d) {
+  if (T == U8) {
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(a | b << 8 | c << 16 | d << 24) : "memory");
+  } else if (T == F16) {
+    asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(to), "r"(a | b << 16), "r"(c | d << 16) : "memory");
+  } else {
+    asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+  }
+}
+
+// Pictures of three u8 channels, HWC, go four pixels, 12 bytes, a thread: so
+// four elements of a plane are one store. The number of pixels is a multiple of
+// four.
+template <int T, bool NORMALISE, bool PLANES>
+static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, const u8 *tile, u32 skew, const Channel *channel) {
+  typedef typename Element<T>::type E;
+  E *image = (E *)b.tensor + (u64)p.image * b.plan->elements;
+  u32 lane = LANE, end = p.place + p.length;
+  u32 first = (p.place + 11) / 12, last = end / 12;
+  for (u32 g = first + lane; g < last; g += 32) {
+    u32 o = skew + g * 12 - p.place, s = o << 3 & 31;
+    const u32 *w = (const u32 *)tile + (o >> 2);
+    u32 w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];
+    u32 x[3] = {join(w0, w1, s), join(w1, w2, s), join(w2, w3, s)};
+    u32 e[12];
+#pragma unroll
+    for (u32 i = 0; i < 12; i++) {
+      const Channel &c = channel[i % 3];
+      e[i] = convert<U8, T>(x[i / 4] >> i % 4 * 8 & 0xff, NORMALISE, c.mean, c.std);
+    }
+    if (PLANES) {
+#pragma unroll
+      for (u32 c = 0; c < 3; c++) store4<T>(image + channel[c].base + g * 4, e[c], e[c + 3], e[c + 6], e[c + 9]);
+    } else {
+      E *to = image + g * 12;
+      bool turned = channel[0].base;
+#pragma unroll
+      for (u32 i = 0; i < 12; i += 3) {
+        u32 a = e[i], c = e[i + 2];
+        e[i] = turned ? c : a, e[i + 2] = turned ? a : c;
+      }
+#pragma unroll
+      for (u32 i = 0; i < 12; i += 4) store4<T>(to + i, e[i], e[i + 1], e[i + 2], e[i + 3]);
+    }
+  }
+  // What is left of the fours that the piece's ends cut: 22 bytes at most.
+  u32 head = first * 12 < end ? first * 12 - p.place : p.length;
+  u32 tail = last < first ? p.length : last * 12 - p.place;
+  u32 i = lane < head ? lane : tail + lane - head;
+  if (i < p.length) {
+    u32 at = p.place + i, pixel = at / 3, c = at - pixel * 3;
+    Channel ch = c == 0 ? channel[0] : c == 1 ? channel[1] : channel[2];
+    image[ch.base + pixel * (PLANES ? 1 : 3)] = (E)convert<U8, T>(tile[skew + i], NORMALISE, ch.mean, ch.std);
+  }
+}
+
+// assemble is the element that the piece's last bytes begin and the pieces
+// after it end; *why says why not.
+static __device__ __forceinline__ u32 assemble(const Batch &b, const Piece &p, const u8 *tile, u32 skew, u32 index, u32 have, u32 size, u32 *why) {
+  u32 raw = 0;
+  for (u32 i = 0; i < have; i++) raw |= (u32)tile[skew + p.length - have + i] << 8 * i;
+  u32 place = p.place + p.length;
+  while (have < size) {
+    u64 at;
+    if (++index >= b.count) {
+      *why = BAD_ORDER;
+      return 0;
+    }
+    Line d = readLine((u64)(b.descriptors + index));
+    if ((*why = check(b, (u64)d.y << 32 | d.x, d.z, d.w & 0xffff, d.w >> 16, &at))) return 0;
+    if (d.z != place || d.w >> 16 != p.image) {
+      *why = BAD_ORDER;
+      return 0;
+    }
+    for (u32 i = 0; i < (d.w & 0xffff) && have < size; i++, have++, place++) raw |= readByte(at + i) << 8 * have;
+  }
+  return raw;
+}
+
+// Any input, an element a thread.
+template <int W, int T>
+static __device__ __forceinline__ void putAny(const Batch &b, const Piece &p, const u8 *tile, u32 skew, u32 index, const Plan &plan) {
+  typedef typename Element<T>::type E;
+  const u32 size = W == U8 ? 1 : W == F16 ? 2 : 4;
+  E *image = (E *)b.tensor + (u64)p.image * plan.elements;
+  auto put = [&](u32 e, u32 raw) {
+    u32 q = (u64)e * plan.magic >> plan.shift, r = e - q * (plan.planar ? plan.pixels : plan.channels);
+    u32 c = plan.planar ? q : r, pixel = plan.planar ? r : q;
+    const Channel ch = b.plan->channel[c];
+    image[ch.base + pixel * plan.stride] = (E)convert<W, T>(raw, plan.normalise, ch.mean, ch.std);
+  };
+  // The first element that begins here, and the first that does not end here.
+  u32 end = p.place + p.length, first = (p.place + size - 1) / size, last = end / size;
+  for (u32 e = first + LANE; e < last; e += 32) {
+    u32 o = skew + e * size - p.place;
+    put(e, W == U8 ? tile[o] : W == F16 ? word(tile, o) & 0xffff : word(tile, o));
+  }
+  if (W == U8 || LANE != 0) return;
+  if (first * size != p.place) {  // the piece before has written it, or reported this one
+    Line d = {0, 0, 0, 0};
+    if (index > 0) d = readLine((u64)(b.descriptors + index - 1));
+    if (d.w >> 16 != p.image || d.z + (d.w & 0xffff) != p.place) report(b.fault, BAD_ORDER, index);
+  }
+  if (last >= first && last * size != end) {
+    u32 why = 0, raw = assemble(b, p, tile, skew, index, end - last * size, size, &why);
+    if (why) report(b.fault, why, index);
+    else put(last, raw);
+  }
+}
+
+// ---- kernels
+
+#define GATHER(name) \
+  extern "C" __global__ void __launch_bounds__(WARPS * 32) \
+  name(const Descriptor *descriptors, u32 count, const Plan *plan, u8 *tensor, u32 images, u64 *fault)
+#define BATCH {descriptors, count, plan, tensor, images, fault}
+
+GATHER(gather_copy) {
+  Batch b = BATCH;
+  each(b, [&](const Piece &p, const u8 *tile, u32 skew, u32) { putCopy(b, p, tile, skew); });
+}
+
+template <int T, bool NORMALISE, bool PLANES> static __device__ __forceinline__ void three(const Batch &b) {
+  Channel channel[3] = {b.plan->channel[0], b.plan->channel[1], b.plan->channel[2]};
+  each(b, [&](const Piece &p, const u8 *tile, u32 skew, u32) { putThree<T, NORMALISE, PLANES>(b, p, tile, skew, channel); });
+}
+
+#define THREE(type, T) \
+  GATHER(gather_three_##type##_planes) { three<T, false, true>(BATCH); } \
+  GATHER(gather_three_##type##_planes_normal) { three<T, true, true>(BATCH); } \
+  GATHER(gather_three_##type##_pixels) { three<T, false, false>(BATCH); } \
+  GATHER(gather_three_##type##_pixels_normal) { three<T, true, false>(BATCH); }
+
+THREE(u8, U8)
+THREE(f16, F16)
+THREE(f32, F32)
+
+template <int W, int T> static __device__ __forceinline__ void any(const Batch &b) {
+  const Plan plan = *b.plan;
+  each(b, [&](const Piece &p, const u8 *tile, u32 skew, u32 index) { putAny<W, T>(b, p, tile, skew, index, plan); });
+}
+
+#define ANY(wire, W, tensor_, T) \
+  GATHER(gather_any_##wire##_##tensor_) { any<W, T>(BATCH); }
+
+ANY(u8, U8, u8, U8)
+ANY(u8, U8, f16, F16)
+ANY(u8, U8, f32, F32)
+ANY(f16, F16, u8, U8)
+ANY(f16, F16, f16, F16)
+ANY(f16, F16, f32, F32)
+ANY(f32, F32, u8, U8)
+ANY(f32, F32, f16, F16)
+ANY(f32, F32, f32, F32)
