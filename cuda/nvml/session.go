@@ -1,0 +1,217 @@
+//go:build cgo
+
+package nvml
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	lib "github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Open starts the session of this process, once: later calls return the same
+// session, or the same error. It is held for good, since starting one costs tens of
+// milliseconds. Any goroutine may call.
+func Open() (Session, error) { return once() }
+
+var once = sync.OnceValues(func() (Session, error) { return open(os.Getenv("PENSTOCK_LIBNVML")) })
+
+// defaultLibrary is the driver's name for it.
+const defaultLibrary = "libnvidia-ml.so.1"
+
+func open(path string) (Session, error) {
+	path = cmp.Or(path, defaultLibrary)
+	l := lib.New(lib.WithLibraryPath(path))
+	switch ret := l.Init(); ret {
+	case lib.SUCCESS:
+	case lib.ERROR_LIBRARY_NOT_FOUND:
+		return nil, fmt.Errorf("%w: %s cannot be loaded; it comes with NVIDIA's driver", ErrUnavailable, path)
+	default:
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, &Error{Op: "nvmlInit", Err: ret})
+	}
+	s := &session{l: l}
+	// The functions of go-nvml are bound when they are first called, and a process
+	// that calls one that its driver lacks ends. So each that is younger than the
+	// oldest driver with MPS as it is now (Volta, 2017) is looked up.
+	has := func(symbol string) bool { return l.Extensions().LookupSymbol(symbol) == nil }
+	s.memory2 = has("nvmlDeviceGetMemoryInfo_v2")
+	s.mps = has("nvmlDeviceGetMPSComputeRunningProcesses")
+	s.mig = has("nvmlDeviceGetMigMode")
+	s.cuda2 = has("nvmlSystemGetCudaDriverVersion_v2")
+	for _, symbol := range []string{"nvmlDeviceGetCount_v2", "nvmlDeviceGetComputeRunningProcesses"} {
+		if !has(symbol) {
+			return nil, fmt.Errorf("%w: %s has no %s", ErrUnavailable, path, symbol)
+		}
+	}
+	return s, nil
+}
+
+type session struct {
+	l                        lib.Interface
+	memory2, mps, mig, cuda2 bool // which of the younger functions there are
+}
+
+// refused wraps what the library returned.
+func refused(op, uuid string, ret lib.Return) error {
+	switch ret {
+	case lib.SUCCESS:
+		return nil
+	case lib.ERROR_NOT_SUPPORTED, lib.ERROR_FUNCTION_NOT_FOUND:
+		return &Error{op, uuid, fmt.Errorf("%w (%w)", ErrNotSupported, ret)}
+	case lib.ERROR_NOT_FOUND:
+		return &Error{op, uuid, fmt.Errorf("%w (%w)", ErrNoDevice, ret)}
+	}
+	return &Error{op, uuid, ret}
+}
+
+func (s *session) Driver() (string, int, error) {
+	version, ret := s.l.SystemGetDriverVersion()
+	if err := refused("nvmlSystemGetDriverVersion", "", ret); err != nil {
+		return "", 0, err
+	}
+	if !s.cuda2 {
+		return version, 0, nil
+	}
+	cuda, ret := s.l.SystemGetCudaDriverVersion_v2()
+	return version, cuda, refused("nvmlSystemGetCudaDriverVersion", "", ret)
+}
+
+func (s *session) Devices() ([]Device, error) {
+	n, ret := s.l.DeviceGetCount()
+	if err := refused("nvmlDeviceGetCount", "", ret); err != nil {
+		return nil, err
+	}
+	var devices []Device
+	for i := range n {
+		h, ret := s.l.DeviceGetHandleByIndex(i)
+		if ret == lib.ERROR_NO_PERMISSION {
+			continue // another's, in a container that shows all
+		}
+		if err := refused("nvmlDeviceGetHandleByIndex", "", ret); err != nil {
+			return nil, err
+		}
+		d, err := s.device(h)
+		if err != nil {
+			return nil, err
+		}
+		devices = append(devices, d)
+	}
+	return devices, nil
+}
+
+func (s *session) device(h lib.Device) (Device, error) {
+	var d Device
+	var ret lib.Return
+	if d.UUID, ret = h.GetUUID(); ret != lib.SUCCESS {
+		return d, refused("nvmlDeviceGetUUID", "", ret)
+	}
+	if d.Name, ret = h.GetName(); ret != lib.SUCCESS {
+		return d, refused("nvmlDeviceGetName", d.UUID, ret)
+	}
+	mode, ret := h.GetComputeMode()
+	if ret != lib.SUCCESS && ret != lib.ERROR_NOT_SUPPORTED {
+		return d, refused("nvmlDeviceGetComputeMode", d.UUID, ret)
+	}
+	d.ComputeMode = ComputeMode(mode)
+	if s.mig {
+		on, _, ret := h.GetMigMode()
+		if ret != lib.SUCCESS && ret != lib.ERROR_NOT_SUPPORTED {
+			return d, refused("nvmlDeviceGetMigMode", d.UUID, ret)
+		}
+		d.MIG = ret == lib.SUCCESS && on == lib.DEVICE_MIG_ENABLE
+	}
+	u, err := s.memory(h, d.UUID)
+	d.MemoryBytes = u.TotalBytes
+	return d, err
+}
+
+func (s *session) find(uuid string) (lib.Device, error) {
+	h, ret := s.l.DeviceGetHandleByUUID(uuid)
+	if ret == lib.ERROR_INVALID_ARGUMENT { // what it says of a UUID that is none
+		ret = lib.ERROR_NOT_FOUND
+	}
+	return h, refused("nvmlDeviceGetHandleByUUID", uuid, ret)
+}
+
+func (s *session) memory(h lib.Device, uuid string) (Usage, error) {
+	if s.memory2 {
+		// The newer one counts what the driver keeps for itself apart from what is
+		// used, as nvidia-smi does.
+		m, ret := h.GetMemoryInfo_v2()
+		if ret == lib.SUCCESS {
+			return Usage{UsedBytes: int64(m.Used), FreeBytes: int64(m.Free), TotalBytes: int64(m.Total)}, nil
+		}
+		if ret != lib.ERROR_ARGUMENT_VERSION_MISMATCH && ret != lib.ERROR_NOT_SUPPORTED {
+			return Usage{}, refused("nvmlDeviceGetMemoryInfo_v2", uuid, ret)
+		}
+	}
+	m, ret := h.GetMemoryInfo()
+	return Usage{UsedBytes: int64(m.Used), FreeBytes: int64(m.Free), TotalBytes: int64(m.Total)},
+		refused("nvmlDeviceGetMemoryInfo", uuid, ret)
+}
+
+func (s *session) Usage(uuid string) (Usage, error) {
+	h, err := s.find(uuid)
+	if err != nil {
+		return Usage{}, err
+	}
+	u, err := s.memory(h, uuid)
+	if err != nil {
+		return Usage{}, err
+	}
+	load, ret := h.GetUtilizationRates()
+	if ret != lib.ERROR_NOT_SUPPORTED { // as under MIG
+		if err := refused("nvmlDeviceGetUtilizationRates", uuid, ret); err != nil {
+			return u, err
+		}
+		u.BusyPercent, u.MemoryPercent = int(load.Gpu), int(load.Memory)
+	}
+	if clock, ret := h.GetClockInfo(lib.CLOCK_SM); ret == lib.SUCCESS {
+		u.SMClockMHz = int(clock)
+	}
+	return u, nil
+}
+
+// untold is how the library says that it does not tell a process's memory
+// (NVML_VALUE_NOT_AVAILABLE of nvml.h).
+const untold = ^uint64(0)
+
+func (s *session) Processes(uuid string) ([]Process, error) {
+	h, err := s.find(uuid)
+	if err != nil {
+		return nil, err
+	}
+	found := map[int]Process{}
+	add := func(list []lib.ProcessInfo, mps bool) {
+		for _, p := range list {
+			q := Process{PID: int(p.Pid), UsedBytes: -1, MPS: mps}
+			if p.UsedGpuMemory != untold {
+				q.UsedBytes = int64(p.UsedGpuMemory)
+			}
+			found[q.PID] = q // of one in both lists the second word counts: it is a client
+		}
+	}
+	list, ret := h.GetComputeRunningProcesses()
+	if err := refused("nvmlDeviceGetComputeRunningProcesses", uuid, ret); err != nil {
+		return nil, err
+	}
+	add(list, false)
+	if s.mps {
+		list, ret := h.GetMPSComputeRunningProcesses()
+		err := refused("nvmlDeviceGetMPSComputeRunningProcesses", uuid, ret)
+		if err != nil && !errors.Is(err, ErrNotSupported) {
+			return nil, err
+		}
+		add(list, true)
+	}
+	processes := make([]Process, 0, len(found))
+	for _, p := range found {
+		processes = append(processes, p)
+	}
+	slices.SortFunc(processes, func(a, b Process) int { return cmp.Compare(a.PID, b.PID) })
+	return processes, nil
+}
