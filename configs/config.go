@@ -12,6 +12,9 @@ import (
 
 // Config is a node's whole configuration. Read fills what the file leaves out.
 type Config struct {
+	// Device is where models run: "cpu", "cuda" (the first GPU), "cuda:N", a GPU's
+	// UUID or a beginning of it, or DeviceAuto.
+	Device string
 	// Listen is the address that model ports are opened on; loopback unless told
 	// otherwise.
 	Listen netip.Addr
@@ -71,7 +74,10 @@ type Aggregate struct {
 
 // Shares is how the node's CPUs (or GPU) are shared out (paper 3.2).
 type Shares struct {
-	Change           Change
+	Change Change
+	// SMGrain is how many multiprocessors of a GPU go into one group, where shares
+	// change by partition; 0 leaves it to the driver (8 on Hopper).
+	SMGrain          int
 	Interval         time.Duration // how often Algorithm 1 runs
 	HoldDown         time.Duration
 	ThresholdPercent float64
@@ -86,13 +92,25 @@ type Shares struct {
 // Change is how a new share comes in.
 type Change string
 
-// ChangeShadow is the paper's swap to a hot-standby process; ChangeInPlace
-// writes the share of the running one; ChangeRestart stops the process and starts
+// ChangeShadow is the paper's swap to a hot-standby process. ChangePartition moves
+// the running process to other multiprocessors of a GPU; ChangeInPlace writes the
+// CPU quota of the running one. ChangeRestart stops the process and starts
 // another, what there was before shadows, kept to compare with (Fig. 16).
+// ChangeAuto is partition on a GPU whose multiprocessors can be handed out, else
+// shadow.
 const (
-	ChangeShadow  Change = "shadow"
-	ChangeInPlace Change = "in-place"
-	ChangeRestart Change = "restart"
+	ChangeAuto      Change = "auto"
+	ChangeShadow    Change = "shadow"
+	ChangePartition Change = "partition"
+	ChangeInPlace   Change = "in-place"
+	ChangeRestart   Change = "restart"
+)
+
+// The devices that have a name of their own. DeviceAuto is the first GPU where
+// there is one, else the CPU.
+const (
+	DeviceCPU  = "cpu"
+	DeviceAuto = "auto"
 )
 
 // Batching names the batching rule.
@@ -118,6 +136,9 @@ type Function struct {
 	SharePercent float64
 	Change       Change   // as shares.change where left out
 	Batching     Batching // as the node's where left out
+	// Streams is how many batches of it may be in flight on a GPU, 1 or 2; 0 leaves
+	// it to libml.
+	Streams int
 	// Environment is added to the processes' own.
 	Environment map[string]string
 }
@@ -128,6 +149,7 @@ type Size int64
 // Default is the configuration of a file that says nothing.
 func Default() Config {
 	return Config{
+		Device: DeviceCPU,
 		Listen: netip.AddrFrom4([4]byte{127, 0, 0, 1}),
 		HTTP:   netip.MustParseAddrPort("127.0.0.1:9650"),
 		Log:    Log{Level: "info", Format: "auto"},
@@ -138,7 +160,7 @@ func Default() Config {
 			MinimumPiece: 512,
 		},
 		Shares: Shares{
-			Change:           ChangeShadow,
+			Change:           ChangeAuto,
 			Interval:         time.Second,
 			HoldDown:         10 * time.Second, // paper 3.2.1
 			ThresholdPercent: 5,                // paper 3.2.2

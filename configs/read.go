@@ -3,11 +3,13 @@ package configs
 import (
 	"bytes"
 	_ "embed"
+	"errors"
 	"fmt"
 	"math/bits"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -37,7 +39,15 @@ const (
 	minSlab      = 1 << 20
 	maxSlab      = 64 << 30
 	maxTimeout   = time.Hour
+	maxGrain     = 1024
+	maxStreams   = 2 // what libml's loop keeps in flight at most
 )
+
+const deviceRule = "cpu, auto, cuda, cuda:N, or a GPU's UUID (nvidia-smi -L)"
+
+var devicePattern = regexp.MustCompile(`^(cpu|auto|cuda(:[0-9]{1,3})?|GPU-[0-9a-fA-F-]{1,36})$`)
+
+var changes = []Change{ChangeAuto, ChangeShadow, ChangePartition, ChangeInPlace, ChangeRestart}
 
 // Read reads the configuration in file, the built-in one where file is empty.
 // The error names all that is wrong, a line each: file, line, column, field, and
@@ -96,8 +106,15 @@ func Decode(file string, data []byte) (Config, error) {
 }
 
 func (c *Config) decode(root document.Value) {
-	m := root.Map("listen", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
+	m := root.Map("device", "listen", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
 		"aggregate", "shares", "batching", "functions", "hang_timeout", "drain_timeout")
+	if v := m.May("device"); !v.Absent() {
+		c.Device = v.Text(deviceRule)
+		if !devicePattern.MatchString(c.Device) {
+			v.Reject("is %q, want %s", c.Device, deviceRule)
+			c.Device = DeviceAuto // what is wrong is said once
+		}
+	}
 	if v := m.May("listen"); !v.Absent() {
 		var err error
 		if c.Listen, err = netip.ParseAddr(v.Text("an IP address")); err != nil {
@@ -122,7 +139,7 @@ func (c *Config) decode(root document.Value) {
 	}
 	c.Slab.decode(m.May("slab"))
 	c.Aggregate.decode(m.May("aggregate"))
-	c.Shares.decode(m.May("shares"))
+	c.Shares.decode(m.May("shares"), c.Device)
 	choose(m.May("batching"), &c.Batching, SLAB, AIMD)
 	duration(m.May("hang_timeout"), &c.HangTimeout, time.Millisecond)
 	duration(m.May("drain_timeout"), &c.DrainTimeout, time.Millisecond)
@@ -136,7 +153,7 @@ func (c *Config) decode(root document.Value) {
 	names, ports := map[string]bool{}, map[uint16]string{}
 	for _, v := range entries {
 		var f Function
-		f.decode(v, names, ports)
+		f.decode(v, c.Device, names, ports)
 		c.Functions = append(c.Functions, f)
 	}
 }
@@ -163,10 +180,13 @@ func (a *Aggregate) decode(v document.Value) {
 	size(m.May("minimum_piece"), &a.MinimumPiece, 64, 64<<10)
 }
 
-func (s *Shares) decode(v document.Value) {
-	m := v.Map("change", "interval", "hold_down", "threshold_percent", "minimum_percent",
+func (s *Shares) decode(v document.Value, device string) {
+	m := v.Map("change", "sm_grain", "interval", "hold_down", "threshold_percent", "minimum_percent",
 		"default_percent", "spread_slack", "tune")
-	choose(m.May("change"), &s.Change, ChangeShadow, ChangeInPlace, ChangeRestart)
+	change(m.May("change"), &s.Change, device)
+	if g := m.May("sm_grain"); !g.Absent() {
+		s.SMGrain = int(g.Int(0, maxGrain))
+	}
 	duration(m.May("interval"), &s.Interval, 10*time.Millisecond)
 	duration(m.May("hold_down"), &s.HoldDown, 0)
 	percent(m.May("threshold_percent"), &s.ThresholdPercent, 0)
@@ -180,8 +200,8 @@ func (s *Shares) decode(v document.Value) {
 	}
 }
 
-func (f *Function) decode(v document.Value, names map[string]bool, ports map[uint16]string) {
-	m := v.Map("name", "model", "port", "slo", "instances", "share_percent", "change", "batching", "environment")
+func (f *Function) decode(v document.Value, device string, names map[string]bool, ports map[uint16]string) {
+	m := v.Map("name", "model", "port", "slo", "instances", "share_percent", "change", "batching", "streams", "environment")
 	const nameRule = "lower case letters, digits, '-' and '_', at most 64"
 	name := m.Need("name", nameRule)
 	f.Name = name.Text(nameRule)
@@ -207,8 +227,9 @@ func (f *Function) decode(v document.Value, names map[string]bool, ports map[uin
 		f.Instances = int(w.Int(1, MaxInstances))
 	}
 	percent(m.May("share_percent"), &f.SharePercent, 0.1)
-	choose(m.May("change"), &f.Change, ChangeShadow, ChangeInPlace, ChangeRestart)
+	change(m.May("change"), &f.Change, device)
 	choose(m.May("batching"), &f.Batching, SLAB, AIMD)
+	f.Streams = streams(m.May("streams"))
 	if env := m.May("environment"); !env.Absent() {
 		plain, ok := env.Plain().(map[string]any)
 		if !ok {
@@ -237,10 +258,38 @@ func (f *Function) Check() error {
 		return fmt.Errorf("slo of %s is %s, want more than 0, at most %s", f.Name, f.SLO, maxTimeout)
 	case !(f.SharePercent >= 0 && f.SharePercent <= 100):
 		return fmt.Errorf("share of %s is %v %%, want more than 0, at most 100", f.Name, f.SharePercent)
-	case !slices.Contains([]Change{"", ChangeShadow, ChangeInPlace, ChangeRestart}, f.Change):
-		return fmt.Errorf("change of %s is %q, want %s, %s or %s", f.Name, f.Change, ChangeShadow, ChangeInPlace, ChangeRestart)
+	case f.Change != "" && !slices.Contains(changes, f.Change):
+		return fmt.Errorf("change of %s is %q, want %s, %s, %s, %s or %s", f.Name, f.Change, ChangeAuto, ChangeShadow, ChangePartition, ChangeInPlace, ChangeRestart)
 	case !slices.Contains([]Batching{"", SLAB, AIMD}, f.Batching):
 		return fmt.Errorf("batching of %s is %q, want %s or %s", f.Name, f.Batching, SLAB, AIMD)
+	case f.Streams < 0 || f.Streams > maxStreams:
+		return fmt.Errorf("streams of %s are %d, want 1 or %d, or 0 for auto", f.Name, f.Streams, maxStreams)
+	}
+	return nil
+}
+
+// On reports what of a configuration does not go with device, which DeviceAuto has
+// come to.
+func (c *Config) On(device string) error {
+	if err := c.Shares.Change.On(device); err != nil {
+		return fmt.Errorf("shares.change %w", err)
+	}
+	for _, f := range c.Functions {
+		if err := f.Change.On(device); err != nil {
+			return fmt.Errorf("change of function %s %w", f.Name, err)
+		}
+	}
+	return nil
+}
+
+// On reports whether shares can change so on device; DeviceAuto allows all.
+func (c Change) On(device string) error {
+	switch {
+	case device == DeviceAuto:
+	case c == ChangePartition && device == DeviceCPU:
+		return errors.New("is partition, which hands out a GPU's multiprocessors, and the device is cpu; want shadow or in-place, or `device: cuda`")
+	case c == ChangeInPlace && device != DeviceCPU:
+		return fmt.Errorf("is in-place, which writes a CPU quota, and the device is %s; want partition, which also leaves the process running, or shadow", device)
 	}
 	return nil
 }
@@ -256,6 +305,31 @@ func choose[T ~string](v document.Value, to *T, words ...T) {
 		list[i] = string(w)
 	}
 	*to = T(v.Choice(list...))
+}
+
+func change(v document.Value, to *Change, device string) {
+	choose(v, to, changes...)
+	if err := to.On(device); err != nil && !v.Absent() {
+		v.Reject("%v", err)
+	}
+}
+
+// streams is 0 for auto, and where nothing stands.
+func streams(v document.Value) int {
+	switch n := v.Plain().(type) {
+	case nil:
+		return 0
+	case string:
+		if n == "auto" {
+			return 0
+		}
+	case int64:
+		if n >= 1 && n <= maxStreams {
+			return int(n)
+		}
+	}
+	v.Reject("is %v, want auto, 1 or %d", v.Plain(), maxStreams)
+	return 0
 }
 
 func duration(v document.Value, to *time.Duration, least time.Duration) {
