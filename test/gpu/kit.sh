@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Packs all there is to run on a GPU server without Go into .kit/gpu, for
+# `make gpu-kit ORT_CUDA=DIR`. run.sh unpacks it there.
+#
+#   lib*.so.xz      ONNX Runtime with its CUDA provider, from ORT_CUDA
+#   programs.tar.xz penstock (without the zoo, which the source tree has) and the
+#                   GPU tests, one archive: they share half their code
+#   kit.txt         what was packed, from which commit
+#
+# The source tree and the kit must be at most MOST bytes together, which is what a
+# lent server takes.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+go=${GO:-go} version=${VERSION:-unknown} kit=.kit/gpu
+readonly MOST=$((64 << 20))
+
+: "${ORT_CUDA:?say where ONNX Runtime with CUDA is: make gpu-kit ORT_CUDA=DIR, a folder with libonnxruntime.so.1, libonnxruntime_providers_cuda.so and libonnxruntime_providers_shared.so, each as it is or as .xz}"
+libraries=(libonnxruntime.so.1 libonnxruntime_providers_cuda.so libonnxruntime_providers_shared.so)
+missing=()
+for lib in "${libraries[@]}"; do
+	[ -f "$ORT_CUDA/$lib" ] || [ -f "$ORT_CUDA/$lib.xz" ] || missing+=("$lib[.xz]")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+	echo "gpu-kit: $ORT_CUDA has no ${missing[*]}" >&2
+	exit 1
+fi
+for tool in xz tar; do
+	command -v $tool >/dev/null || { echo "gpu-kit: $tool is not installed" >&2; exit 1; }
+done
+
+mkdir -p $kit
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# The x86 filter makes calls comparable, which saves a tenth of a library. It takes
+# minutes: done again only when the library changed.
+for lib in "${libraries[@]}"; do
+	from=$ORT_CUDA/$lib
+	[ -f "$from" ] || from=$from.xz
+	if [ "$kit/$lib.xz" -nt "$from" ]; then
+		continue
+	fi
+	echo "pack $lib"
+	case $from in
+	*.xz) xz -dc "$from" ;;
+	*) cat "$from" ;;
+	esac | xz --x86 --lzma2=preset=9e,dict=64MiB -c >"$work/lib.xz"
+	mv "$work/lib.xz" "$kit/$lib.xz"
+done
+
+echo "build penstock, gpu.test"
+export CGO_ENABLED=1
+flags=(-trimpath -ldflags "-s -w -X main.version=$version")
+"$go" build "${flags[@]}" -tags slim -o "$work/penstock" ./cmd/penstock
+"$go" test -c "${flags[@]}" -tags slim,gpu -o "$work/gpu.test" ./test/gpu
+cp test/gpu/run.sh "$work/"
+tar -C "$work" --owner=0 --group=0 -c penstock gpu.test run.sh | xz --x86 --lzma2=preset=9e,dict=64MiB -c >$kit/programs.tar.xz
+{
+	echo "version $version"
+	echo "commit $(git rev-parse HEAD 2>/dev/null || echo unknown)"
+	echo "go $("$go" env GOVERSION)"
+	(cd $kit && sha256sum -- *.xz)
+} >$kit/kit.txt
+
+kitbytes=$(cat $kit/* | wc -c)
+treebytes=$(git ls-files -z -co --exclude-standard | xargs -0 cat 2>/dev/null | wc -c)
+total=$((kitbytes + treebytes))
+mib() { awk -v b="$1" 'BEGIN { printf "%.2f MiB", b / 1048576 }'; }
+(cd $kit && for f in *; do printf '  %-42s %s\n' "$kit/$f" "$(mib "$(wc -c <"$f")")"; done)
+printf '  %-42s %s\n' "source tree" "$(mib "$treebytes")"
+printf '  %-42s %s of %s\n' "together" "$(mib $total)" "$(mib $MOST)"
+if [ $total -gt $MOST ]; then
+	echo "gpu-kit: $((total - MOST)) bytes too many" >&2
+	exit 1
+fi

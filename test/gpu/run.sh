@@ -1,0 +1,140 @@
+#!/usr/bin/env bash
+# Runs the kit on a GPU server, from the root of the source tree, where there is no
+# Go: `make test-gpu` and `make bench-gpu WHAT=...` call it there.
+#
+#   run.sh unpack        unpacks the kit and prints the environment to use it with
+#   run.sh export        makes the torchvision models (random weights) in MODELS
+#   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
+#   run.sh bench WHAT    gather, overhead, swap, limit, fault or all: JSON into OUT
+#   run.sh exec CMD...   runs CMD with the kit's environment
+#
+#   KIT     the kit, .kit/gpu
+#   WORK    where it is unpacked, penstock-gpu in the temporary folder
+#   MODELS  the exported models, WORK/models
+#   OUT     results, out
+set -euo pipefail
+KIT=${KIT:-.kit/gpu} WORK=${WORK:-${TMPDIR:-/tmp}/penstock-gpu} OUT=${OUT:-out}
+MODELS=${MODELS:-$WORK/models}
+here=$PWD
+
+die() {
+	echo "gpu: $*" >&2
+	exit 1
+}
+
+# unpack does so once for a kit.
+unpack() {
+	[ -f "$KIT/kit.txt" ] || die "no kit in $KIT: \`make gpu-kit ORT_CUDA=DIR\` makes it where Go is; bring it along"
+	mkdir -p "$WORK/lib"
+	if ! cmp -s "$KIT/kit.txt" "$WORK/kit.txt"; then
+		(cd "$KIT" && sed -n 's/^\([0-9a-f]\{64\}  \)/\1/p' kit.txt | sha256sum --quiet -c -) || die "the kit in $KIT is damaged"
+		xz -dc "$KIT/programs.tar.xz" | tar -C "$WORK" -x
+		for f in "$KIT"/lib*.xz; do
+			name=$(basename "$f" .xz)
+			xz -dc "$f" >"$WORK/lib/$name"
+		done
+		ln -sf libonnxruntime.so.1 "$WORK/lib/libonnxruntime.so"
+		cp "$KIT/kit.txt" "$WORK/kit.txt"
+	fi
+}
+
+# libraries prints the folders that hold CUDA's libraries, a colon between.
+libraries() {
+	local found=() lib dir place
+	for lib in libcudart.so.13 libcublas.so.13 libcublasLt.so.13 libcurand.so.10 libcudnn.so.9; do
+		place=
+		for dir in $(echo "${LD_LIBRARY_PATH:-}" | tr ':' ' ') /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib \
+			/usr/lib/x86_64-linux-gnu $(wheels); do
+			if [ -e "$dir/$lib" ]; then
+				place=$dir
+				break
+			fi
+		done
+		[ -n "$place" ] || die "$lib is nowhere: not in LD_LIBRARY_PATH, /usr/local/cuda or python3's nvidia packages"
+		case ":${found[*]-}:" in *"$place"*) ;; *) found+=("$place") ;; esac
+	done
+	(IFS=: && echo "${found[*]}")
+}
+
+# wheels prints the library folders of PyTorch's CUDA packages.
+wheels() {
+	python3 - 2>/dev/null <<'PY' || true
+import glob, site, sysconfig
+roots = {sysconfig.get_paths()["purelib"], *site.getsitepackages()}
+print(*sorted(d for root in roots for d in glob.glob(root + "/nvidia/*/lib")))
+PY
+}
+
+prepare() {
+	unpack
+	local cuda
+	cuda=$(libraries)
+	export LD_LIBRARY_PATH="$WORK/lib:$cuda${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+	export PENSTOCK_ONNXRUNTIME="$WORK/lib/libonnxruntime.so.1"
+	export PENSTOCK_BINARY="$WORK/penstock" PENSTOCK_MODELS="$MODELS"
+	export PENSTOCK_ZOO=${PENSTOCK_ZOO:-$here/models/zoo}
+	export PATH="$WORK:$PATH"
+}
+
+export_models() {
+	# The last file that the export writes says that it is whole.
+	if [ ! -f "$MODELS/exported.json" ]; then
+		python3 models/convert/export_torchvision.py "$MODELS"
+	fi
+}
+
+# bench NAME ARGS... writes what penstock bench says of NAME into OUT/FILE.json.
+bench() {
+	local file=$1
+	shift
+	mkdir -p "$OUT"
+	echo "penstock bench $*" >&2
+	if ! "$WORK/penstock" bench "$@" -o json >"$OUT/$file.json.new"; then
+		rm -f "$OUT/$file.json.new"
+		echo "gpu: penstock bench $* failed" >&2
+		failed=1
+		return
+	fi
+	mv "$OUT/$file.json.new" "$OUT/$file.json"
+}
+
+failed=0
+command=${1:-}
+[ $# -gt 0 ] && shift
+case $command in
+unpack)
+	prepare
+	printf 'export LD_LIBRARY_PATH=%q PENSTOCK_ONNXRUNTIME=%q PENSTOCK_ZOO=%q PATH=%q\n' "$LD_LIBRARY_PATH" "$PENSTOCK_ONNXRUNTIME" "$PENSTOCK_ZOO" "$PATH"
+	;;
+export)
+	export_models
+	;;
+test)
+	prepare
+	mkdir -p "$OUT"
+	"$WORK/gpu.test" -test.v -test.timeout 30m "$@" 2>&1 | tee "$OUT/test-gpu.log"
+	;;
+bench)
+	what=${1:-all}
+	case $what in gather | overhead | swap | limit | fault | all) ;; *) die "WHAT=$what: want gather, overhead, swap, limit, fault or all" ;; esac
+	prepare
+	wants() { [ "$what" = all ] || [ "$what" = "$1" ]; }
+	wants gather && bench gather gather
+	if wants overhead || wants swap || wants limit || wants fault; then
+		export_models
+	fi
+	wants overhead && bench overhead overhead --models "$MODELS"
+	wants swap && bench swap-shadow swap --device cuda --change shadow -n "${SHADOW_SWAPS:-300}" --models "$MODELS"
+	wants swap && bench swap-partition swap --device cuda --change partition -n "${PARTITION_SWAPS:-1000}" --models "$MODELS"
+	wants limit && bench limit limit --models "$MODELS"
+	wants fault && bench fault fault --models "$MODELS"
+	exit $failed
+	;;
+exec)
+	prepare
+	exec "$@"
+	;;
+*)
+	die "want unpack, export, test, bench WHAT or exec CMD, got '$command'"
+	;;
+esac
