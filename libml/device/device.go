@@ -114,7 +114,9 @@ type Device interface {
 	// Pad blanks (all bytes zero) images from up to, not including, to.
 	Pad(slot int, dst []byte, from, to int) error
 
-	// Fetch brings the first images' part of the slot's Outputs to its Results.
+	// Fetch brings the first images' part of the slot's Outputs to its Results. All
+	// that is on the slot's stream when it is called, the framework's work too, is
+	// then what Done and Wait speak of; Fetch of 0 images does just that.
 	Fetch(slot int, images int) error
 
 	// Done reports whether all that was asked of the slot is done; true with an
@@ -137,9 +139,10 @@ type Device interface {
 type Partitioned interface {
 	Device
 
-	// SMs is how many multiprocessors the process can use where nothing is handed
-	// out: the device's, or the part that MPS allows.
-	SMs() (int, error)
+	// SMs is how many multiprocessors the slot's batches can use: those of its
+	// groups, or all that there are for the process, which MPS may make fewer than
+	// the device's.
+	SMs(slot int) (int, error)
 
 	// Stream is the stream (CUstream) on which the slot's batches are queued, by
 	// the device and by the framework. It changes with Repartition. Any goroutine
