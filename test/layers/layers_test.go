@@ -22,7 +22,7 @@ var layers = [][]string{
 	{"bench"},
 	{"manager", "orchestrator", "libml", "loadgen", "node"},
 	{"configs"},
-	{"client", "control", "shm", "models"},
+	{"client", "control", "shm", "models", "cuda"},
 	{"wire"},
 }
 

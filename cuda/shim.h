@@ -1,0 +1,147 @@
+// What Go calls: one C function a driver call, over a table of function pointers
+// that pcu_load fills from libcuda.so.1. Handles and addresses are 64-bit words.
+// Results come back by value, so that a call costs Go no allocation. Prototypes,
+// struct layouts and constants are those of CUDA 13.0's cuda.h.
+
+#ifndef PENSTOCK_CUDA_SHIM_H
+#define PENSTOCK_CUDA_SHIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// PCU_MISSING is a code of this shim and not of the driver: the library has no
+// such symbol.
+enum { PCU_MISSING = -1 };
+
+typedef struct { int32_t code; uint64_t value; } pcu_word;
+typedef struct { int32_t code; uint64_t first, second; } pcu_pair;
+
+// What pcu_load found.
+enum { PCU_LOADED, PCU_NO_LIBRARY, PCU_NO_SYMBOL };
+
+// pcu_load opens the library and fills the table, once a process. text becomes
+// the library's path when it was loaded, the loader's message when it was not,
+// and the first missing symbol when one that everything needs is missing.
+int pcu_load(const char *path, char *text, size_t text_bytes);
+
+int32_t pcu_init(void);
+pcu_word pcu_driver_version(void);
+
+// Devices.
+pcu_word pcu_device_count(void);
+pcu_word pcu_device(int ordinal);
+int32_t pcu_device_name(int device, char *name, int name_bytes);
+int32_t pcu_device_uuid(int device, unsigned char *uuid /* 16 bytes */);
+pcu_word pcu_device_memory(int device);
+pcu_word pcu_device_attribute(int device, int attribute);
+
+// The primary context.
+int32_t pcu_primary_flags(int device, unsigned flags);
+pcu_word pcu_primary_retain(int device);
+int32_t pcu_primary_release(int device);
+int32_t pcu_context_bind(uint64_t context);
+pcu_word pcu_context_bound(void);
+pcu_word pcu_context_affinity(void);
+pcu_pair pcu_memory_info(void);
+
+// Memory.
+pcu_word pcu_allocate(uint64_t bytes);
+int32_t pcu_free(uint64_t address);
+pcu_word pcu_allocate_host(uint64_t bytes, unsigned flags);
+int32_t pcu_free_host(uint64_t address);
+int32_t pcu_register(uint64_t address, uint64_t bytes, unsigned flags);
+pcu_word pcu_host_pointer(uint64_t address);
+int32_t pcu_unregister(uint64_t address);
+int32_t pcu_ipc_export(uint64_t address, unsigned char *handle /* 64 bytes */);
+pcu_word pcu_ipc_import(const unsigned char *handle /* 64 bytes */);
+int32_t pcu_ipc_close(uint64_t address);
+
+// Addresses and memory apart. Memory is of one device, and can leave as a file
+// descriptor.
+pcu_word pcu_granularity(int device);
+pcu_word pcu_reserve(uint64_t bytes);
+int32_t pcu_unreserve(uint64_t address, uint64_t bytes);
+pcu_word pcu_create(int device, uint64_t bytes);
+int32_t pcu_release(uint64_t memory);
+int32_t pcu_map(uint64_t address, uint64_t bytes, uint64_t memory);
+int32_t pcu_unmap(uint64_t address, uint64_t bytes);
+int32_t pcu_set_access(uint64_t address, uint64_t bytes, int device, int write);
+pcu_word pcu_export_fd(uint64_t memory);
+pcu_word pcu_import_fd(int fd);
+
+// Streams and events.
+pcu_word pcu_stream_create(void);
+int32_t pcu_stream_destroy(uint64_t stream);
+int32_t pcu_stream_synchronize(uint64_t stream);
+int32_t pcu_stream_query(uint64_t stream);
+int32_t pcu_stream_wait(uint64_t stream, uint64_t event);
+int32_t pcu_stream_copy(uint64_t stream, uint64_t dst, uint64_t src, uint64_t bytes);
+int32_t pcu_stream_set(uint64_t stream, uint64_t dst, unsigned char value, uint64_t bytes);
+int32_t pcu_stream_write(uint64_t stream, uint64_t dst, uint32_t value);
+pcu_word pcu_stream_context(uint64_t stream);
+pcu_word pcu_stream_green(uint64_t stream);
+pcu_word pcu_event_create(unsigned flags);
+int32_t pcu_event_destroy(uint64_t event);
+int32_t pcu_event_record(uint64_t event, uint64_t stream);
+int32_t pcu_event_query(uint64_t event);
+int32_t pcu_event_synchronize(uint64_t event);
+typedef struct { int32_t code; float milliseconds; } pcu_time;
+pcu_time pcu_event_elapsed(uint64_t from, uint64_t to);
+
+// Modules and kernels. image ends with a zero byte; log takes the compiler's
+// words, ended by a zero byte.
+pcu_word pcu_module_load(const char *image, char *log, size_t log_bytes);
+int32_t pcu_module_unload(uint64_t module);
+pcu_word pcu_module_function(uint64_t module, const char *name);
+pcu_pair pcu_function_parameter(uint64_t function, size_t index);  // offset, bytes
+pcu_word pcu_function_name(uint64_t function);    // a C string of the driver's
+pcu_word pcu_function_module(uint64_t function);
+pcu_word pcu_kernel_function(uint64_t kernel);
+
+// pcu_launch reads parameter i at values + offsets[i]; count <= PCU_MAX_PARAMETERS.
+enum { PCU_MAX_PARAMETERS = 64 };
+int32_t pcu_launch(uint64_t function,
+	uint32_t grid_x, uint32_t grid_y, uint32_t grid_z,
+	uint32_t block_x, uint32_t block_y, uint32_t block_z,
+	uint32_t shared_bytes, uint64_t stream,
+	void *values, const uint32_t *offsets, uint32_t count);
+
+// Graphs.
+int32_t pcu_capture_begin(uint64_t stream);
+pcu_word pcu_capture_end(uint64_t stream);
+pcu_word pcu_graph_instantiate(uint64_t graph);
+int32_t pcu_graph_destroy(uint64_t graph);
+int32_t pcu_graph_launch(uint64_t executable, uint64_t stream);
+int32_t pcu_graph_upload(uint64_t executable, uint64_t stream);
+int32_t pcu_graph_exec_destroy(uint64_t executable);
+pcu_word pcu_graph_clone(uint64_t graph);
+pcu_word pcu_graph_nodes(uint64_t graph, uint64_t *nodes, uint64_t room);  // how many there are
+pcu_word pcu_graph_node_type(uint64_t node);
+
+// pcu_kernel_node is CUDA_KERNEL_NODE_PARAMS_v2; parameters and extra belong to
+// the node that they were read from.
+typedef struct {
+	uint64_t function;
+	uint32_t grid[3], block[3], shared_bytes;
+	uint64_t parameters, extra, kernel, context;
+} pcu_kernel_node;
+int32_t pcu_kernel_node_get(uint64_t node, pcu_kernel_node *out);
+int32_t pcu_kernel_node_set(uint64_t node, const pcu_kernel_node *in);
+int32_t pcu_exec_kernel_node_set(uint64_t executable, uint64_t node, const pcu_kernel_node *in);
+
+// Multiprocessors. A pcu_resource is a CUdevResource: opaque, copied as it is.
+typedef struct { uint64_t words[18]; } pcu_resource;
+typedef struct { int32_t code; uint32_t sms, smallest, alignment; } pcu_sms;
+pcu_sms pcu_resource_sms(const pcu_resource *resource);
+int32_t pcu_device_resource(int device, pcu_resource *out);
+int32_t pcu_context_resource(uint64_t context, pcu_resource *out);
+int32_t pcu_green_resource(uint64_t green, pcu_resource *out);
+// groups may be null: then the answer is how many there would be.
+pcu_word pcu_resource_split(const pcu_resource *whole, unsigned flags, unsigned smallest,
+	pcu_resource *groups, uint32_t room, pcu_resource *rest);
+pcu_word pcu_green_create(int device, const pcu_resource *groups, uint32_t count, int32_t *step);
+int32_t pcu_green_destroy(uint64_t green);
+pcu_word pcu_green_context(uint64_t green);
+pcu_word pcu_green_stream(uint64_t green);
+
+#endif

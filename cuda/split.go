@@ -1,0 +1,160 @@
+package cuda
+
+import (
+	"fmt"
+	"slices"
+)
+
+// resource is a CUdevResource: the driver's own, copied as it is.
+type resource [18]uint64
+
+// Split is how a device's multiprocessors can be handed out: disjoint groups. It
+// is plain data and holds nothing. A group's index names the same physical
+// multiprocessors in every process that splits the same device by the same grain
+// (measured on an H200 under MPS), so that processes which were given disjoint
+// indices share no multiprocessor.
+type Split struct {
+	device Device
+	grain  int
+	groups []resource
+	sms    []int
+}
+
+// ignoreCoscheduling is CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING: finer
+// groups, whose kernels cannot use large thread-block clusters.
+const ignoreCoscheduling = 0x1
+
+// Split splits the device's multiprocessors into as many groups of grain as it
+// has; those left over are one more group, the last. Grain 0 is the driver's own
+// (8 on Hopper), which keeps thread-block clusters whole; another grain is used
+// as far as the driver allows, 2 being the finest. It needs no context. Any
+// goroutine. Where there are no green contexts, which came with CUDA 12.4, the
+// error is ErrNotSupported.
+func (d Device) Split(grain int) (*Split, error) {
+	if err := Open(); err != nil {
+		return nil, err
+	}
+	if grain < 0 {
+		return nil, fmt.Errorf("split %v by %d: %w", d, grain, &Error{Op: "cuDevSmResourceSplitByCount", Code: InvalidValue})
+	}
+	whole, code := deviceResource(d.handle)
+	if err := check("cuDeviceGetDevResource", code); err != nil {
+		return nil, fmt.Errorf("split %v: %w", d, err)
+	}
+	all, smallest := resourceSMs(whole)
+	flags := uint32(0)
+	switch {
+	case grain == 0:
+		grain = smallest
+	case grain < smallest || grain%smallest != 0:
+		flags = ignoreCoscheduling
+	}
+	count, _, code := resourceSplit(whole, flags, grain, nil)
+	if err := check("cuDevSmResourceSplitByCount", code); err != nil {
+		return nil, fmt.Errorf("split %v by %d: %w", d, grain, err)
+	}
+	s := &Split{device: d, grain: grain, groups: make([]resource, count)}
+	made, rest, code := resourceSplit(whole, flags, grain, s.groups)
+	if err := check("cuDevSmResourceSplitByCount", code); err != nil {
+		return nil, fmt.Errorf("split %v by %d: %w", d, grain, err)
+	}
+	s.groups = s.groups[:min(made, len(s.groups))]
+	for _, g := range s.groups {
+		sms, _ := resourceSMs(g)
+		s.sms = append(s.sms, sms)
+		all -= sms
+	}
+	if sms, _ := resourceSMs(rest); sms > 0 && all > 0 {
+		s.groups, s.sms = append(s.groups, rest), append(s.sms, sms)
+	}
+	return s, nil
+}
+
+// GroupSMs returns how many multiprocessors each group has, by its index; the
+// caller's. What is left over by the grain is the last group.
+func (s *Split) GroupSMs() []int { return slices.Clone(s.sms) }
+
+// Grain is the grain that the device was split by: the driver's own where 0 was
+// asked for.
+func (s *Split) Grain() int { return s.grain }
+
+// Device is the device that was split.
+func (s *Split) Device() Device { return s.device }
+
+// Green is a green context: a part of the device's multiprocessors. What is
+// queued on its streams runs on those and on no others.
+type Green struct {
+	handle  uint64
+	context uint64
+	groups  []int
+	sms     int
+}
+
+// Green makes a green context of some groups of a split, at least one, each once,
+// in any order. It takes one to two milliseconds and is the caller's until
+// Destroy. Module, memory and events of c serve in it. The error where groups are
+// wrong is an *Error of CUDA_ERROR_INVALID_VALUE, made here.
+func (c *Context) Green(s *Split, groups []int) (*Green, error) {
+	wrong := func(what string) (*Green, error) {
+		return nil, fmt.Errorf("green context of groups %v: %s: %w", groups, what, &Error{Op: "cuDevResourceGenerateDesc", Code: InvalidValue})
+	}
+	if s.device != c.device {
+		return wrong("the split is of " + s.device.String())
+	}
+	if len(groups) == 0 {
+		return wrong("no group")
+	}
+	sorted := slices.Sorted(slices.Values(groups))
+	parts := make([]resource, len(groups))
+	for i, g := range sorted {
+		if g < 0 || g >= len(s.groups) {
+			return wrong(fmt.Sprintf("there are %d groups", len(s.groups)))
+		}
+		if i > 0 && g == sorted[i-1] {
+			return wrong(fmt.Sprintf("group %d stands twice", g))
+		}
+		parts[i] = s.groups[g]
+	}
+	handle, symbol, code := greenCreate(c.device.handle, parts)
+	if err := check(symbol, code); err != nil {
+		return nil, fmt.Errorf("green context of groups %v: %w", groups, err)
+	}
+	green := &Green{handle: handle, groups: sorted}
+	context, code := greenContext(handle)
+	if err := check("cuCtxFromGreenCtx", code); err != nil {
+		greenDestroy(handle)
+		return nil, fmt.Errorf("green context of groups %v: %w", groups, err)
+	}
+	green.context = context
+	whole, code := greenResource(handle)
+	if err := check("cuGreenCtxGetDevResource", code); err != nil {
+		greenDestroy(handle)
+		return nil, fmt.Errorf("green context of groups %v: %w", groups, err)
+	}
+	green.sms, _ = resourceSMs(whole)
+	return green, nil
+}
+
+// NewStream makes a stream on the green context's multiprocessors. It is destroyed
+// before the green context is.
+func (g *Green) NewStream() (Stream, error) {
+	handle, code := greenStream(g.handle)
+	return Stream{handle}, check("cuGreenCtxStreamCreate", code)
+}
+
+// Bind makes the green context the calling thread's in place of the device's own:
+// streams that are made on the thread from here on, whoever makes them, are on
+// its multiprocessors. One thread at a time may be bound to it.
+func (g *Green) Bind() error { return check("cuCtxSetCurrent", contextBind(g.context)) }
+
+// SMs is how many multiprocessors it has.
+func (g *Green) SMs() int { return g.sms }
+
+// Groups are the indices of its groups in the split, ascending; not to be
+// written to.
+func (g *Green) Groups() []int { return g.groups }
+
+// Destroy gives the multiprocessors back. Its streams are destroyed before (the
+// driver leaks those that are not), no thread is bound to it, and nothing of it
+// is in flight.
+func (g *Green) Destroy() error { return check("cuGreenCtxDestroy", greenDestroy(g.handle)) }
