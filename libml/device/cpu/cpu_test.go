@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -27,6 +28,21 @@ func TestAFaultyDeviceIsStillADevice(t *testing.T) {
 		d, err := New(in, nil)
 		return devicetest.Host(&devicetest.Faulty{Device: d}), err
 	})
+}
+
+func TestAQueuedDeviceIsStillADevice(t *testing.T) {
+	groups := []int{8, 8, 12}
+	open := func(in models.Input) (devicetest.Target, error) {
+		d, err := New(in, nil)
+		if err != nil {
+			return devicetest.Target{}, err
+		}
+		q := devicetest.Queue(d, in, groups...)
+		q.Late.Store(int64(10 * time.Microsecond))
+		return q.Target(), nil
+	}
+	devicetest.Run(t, open)
+	devicetest.RunPartitioned(t, open, groups)
 }
 
 // The suite cuts small pictures into crumbs; here they are large enough for the
