@@ -29,11 +29,12 @@ var layers = [][]string{
 // pure packages have no clock, no I/O and no memory of their own: they are
 // tested as functions and run in simulation.
 var pure = map[string][]string{
-	"wire":          {"os", "net", "syscall", "io"},
-	"manager/share": {"os", "net", "syscall", "io"},
-	"manager/pair":  {"os", "net", "syscall", "io"},
-	"libml/slab":    {"os", "net", "syscall", "io"},
-	"libml/decode":  {"os", "net", "syscall", "io"},
+	"wire":              {"os", "net", "syscall", "io"},
+	"manager/share":     {"os", "net", "syscall", "io"},
+	"manager/pair":      {"os", "net", "syscall", "io"},
+	"manager/partition": {"os", "net", "syscall", "io"},
+	"libml/slab":        {"os", "net", "syscall", "io"},
+	"libml/decode":      {"os", "net", "syscall", "io"},
 }
 
 // forbiddenCalls are what a pure package must not call: the clock.

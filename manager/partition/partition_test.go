@@ -1,0 +1,337 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/manager/share"
+)
+
+// h200 is how an H200 splits by eights: 15 groups and a remainder of 12.
+var h200 = func() []int {
+	return append(slices.Repeat([]int{8}, 15), 12)
+}()
+
+func id(name string) share.ID { return share.ID{IF: name} }
+
+// begin divides among newcomers.
+func begin(t *testing.T, groupSMs []int, percents ...float64) []Order {
+	t.Helper()
+	var claims []Claim
+	for i, p := range percents {
+		claims = append(claims, Claim{ID: id(fmt.Sprintf("f%02d", i)), Percent: p})
+	}
+	orders, err := Divide(groupSMs, claims, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return orders
+}
+
+// settled are the claims of instances whose processes did as they were ordered.
+func settled(orders []Order, percents ...float64) []Claim {
+	var claims []Claim
+	for i, o := range orders {
+		claims = append(claims, Claim{ID: o.ID, Percent: percents[i], Ordered: o.Now, Busy: o.Now})
+	}
+	return claims
+}
+
+func sms(groupSMs, groups []int) (n int) {
+	for _, g := range groups {
+		n += groupSMs[g]
+	}
+	return n
+}
+
+func TestSharesBecomeGroups(t *testing.T) {
+	even := slices.Repeat([]int{2}, 66)
+	for _, c := range []struct {
+		name     string
+		groupSMs []int
+		percents []float64
+		want     []int // multiprocessors
+	}{
+		{"all of it", h200, []float64{100}, []int{132}},
+		{"halves: the odd group goes to the first", h200, []float64{50, 50}, []int{68, 64}},
+		{"as measured: 42 % each leaves some free", h200, []float64{42, 42}, []int{60, 56}},
+		{"a little is a group", h200, []float64{1}, []int{8}},
+		{"a group is 6.06 %", h200, []float64{6.0625}, []int{8}},
+		{"and a little more is two, where they are free", h200, []float64{8, 8}, []int{12, 16}},
+		{"thirds", h200, []float64{33.328125, 33.328125, 33.328125}, []int{44, 48, 40}},
+		{"by twos there is no odd group", even, []float64{50, 30, 20}, []int{66, 40, 26}},
+		{"by twos a percentage is met", even, []float64{10, 5}, []int{14, 8}},
+		{"the smallest cost the largest", h200, []float64{90, 2, 2, 2, 2, 2}, []int{92, 8, 8, 8, 8, 8}},
+		{"more wanted than there is", h200, []float64{100, 100}, []int{68, 64}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var got []int
+			for _, o := range begin(t, c.groupSMs, c.percents...) {
+				got = append(got, sms(c.groupSMs, o.Target))
+				if o.Waits() {
+					t.Errorf("%v waits for %v, and everything is free", o.Now, o.Target)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("multiprocessors %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+func TestThereIsAGroupForEveryone(t *testing.T) {
+	percents := slices.Repeat([]float64{0.5}, len(h200)-1)
+	orders := begin(t, h200, append(percents, 90)...)
+	for _, o := range orders {
+		if len(o.Now) != 1 {
+			t.Errorf("%v has groups %v, want one", o.ID, o.Now)
+		}
+	}
+	claims := make([]Claim, len(h200)+1)
+	if _, err := Divide(h200, claims, nil); !errors.Is(err, ErrTooMany) {
+		t.Errorf("17 instances and 16 groups: error %v, want ErrTooMany", err)
+	}
+}
+
+func TestOnlyTheLastGroupMayBeOdd(t *testing.T) {
+	for _, bad := range [][]int{{8, 12, 8}, {8, 0}, {-1}} {
+		if _, err := Divide(bad, []Claim{{Percent: 5}}, nil); err == nil {
+			t.Errorf("groups of %v were accepted", bad)
+		}
+	}
+	if orders, err := Divide(nil, nil, nil); err != nil || len(orders) != 0 {
+		t.Errorf("nobody and nothing: %v, %v", orders, err)
+	}
+}
+
+func TestGrowthWaitsForANeighboursLeaving(t *testing.T) {
+	before := begin(t, h200, 50, 50)
+	claims := settled(before, 75, 25)
+	orders, err := Divide(h200, claims, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	grows, shrinks := orders[0], orders[1]
+	if !slices.Equal(grows.Now, before[0].Now) || !grows.Waits() {
+		t.Errorf("the one that grows is ordered %v, want it to stay on %v and wait", grows.Now, before[0].Now)
+	}
+	if shrinks.Waits() || len(shrinks.Now) >= len(before[1].Now) {
+		t.Errorf("the one that shrinks is ordered %v of %v, want its cut at once", shrinks.Now, before[1].Now)
+	}
+	// It has been ordered, and has not moved yet.
+	claims[1].Ordered = shrinks.Now
+	if orders, _ = Divide(h200, claims, nil); !slices.Equal(orders[0].Now, before[0].Now) {
+		t.Errorf("ordered %v while the neighbour is still on its groups", orders[0].Now)
+	}
+	claims[1].Busy = shrinks.Now
+	if orders, _ = Divide(h200, claims, nil); orders[0].Waits() || sms(h200, orders[0].Now) < 96 {
+		t.Errorf("ordered %v when the neighbour has left, want 75 %%", orders[0].Now)
+	}
+}
+
+func TestANewcomerStartsOnWhatIsFree(t *testing.T) {
+	old := begin(t, h200, 90)
+	claims := append(settled(old, 50), Claim{ID: id("new"), Percent: 50})
+	orders, err := Divide(h200, claims, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now := orders[1].Now; len(now) == 0 || !orders[1].Waits() {
+		t.Errorf("the newcomer is ordered %v of %v, want the free ones at once", now, orders[1].Target)
+	}
+	for _, g := range orders[1].Now {
+		if slices.Contains(old[0].Now, g) {
+			t.Errorf("group %d is the old one's", g)
+		}
+	}
+	// Where nothing is free it has to wait.
+	old = begin(t, h200, 100)
+	orders, err = Divide(h200, append(settled(old, 50), Claim{ID: id("new"), Percent: 50}), nil)
+	if err != nil || len(orders[1].Now) != 0 {
+		t.Errorf("ordered %v (%v), want nothing yet", orders[1].Now, err)
+	}
+}
+
+func TestGroupsOfTheDeadComeBackWhenTheyAreBuried(t *testing.T) {
+	all := []int{0, 1, 2, 3}
+	four := []int{8, 8, 8, 8}
+	claims := []Claim{{ID: id("a"), Percent: 100, Ordered: []int{0}, Busy: []int{0}}}
+	orders, err := Divide(four, claims, []int{2, 3})
+	if err != nil || !slices.Equal(orders[0].Now, []int{0}) || !slices.Equal(orders[0].Target, all) {
+		t.Errorf("%+v (%v), want it to wait for the dead one's groups", orders, err)
+	}
+	orders, err = Divide(four, claims, nil)
+	if err != nil || !slices.Equal(orders[0].Now, all) {
+		t.Errorf("%+v (%v), want all groups", orders, err)
+	}
+}
+
+func TestNobodyMovesForAnothersSake(t *testing.T) {
+	before := begin(t, h200, 20, 20, 20, 20)
+	orders, err := Divide(h200, settled(before, 20, 30, 20, 20), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, o := range orders {
+		for _, g := range before[i].Now {
+			if !slices.Contains(o.Target, g) {
+				t.Errorf("%v lost group %d", o.ID, g)
+			}
+		}
+		if i != 1 && len(o.Target) != len(before[i].Now) {
+			t.Errorf("%v has %v, had %v", o.ID, o.Target, before[i].Now)
+		}
+	}
+}
+
+// What was taken from a process that has not left it yet is the first to be given
+// back to it.
+func TestAChangeOfMindCostsNoMove(t *testing.T) {
+	claims := []Claim{
+		{ID: id("a"), Percent: 50, Ordered: []int{4}, Busy: []int{4, 5}},
+		{ID: id("b"), Percent: 50, Ordered: []int{0, 1}, Busy: []int{0, 1}},
+	}
+	orders, err := Divide(slices.Repeat([]int{8}, 6), claims, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := orders[0].Now; !slices.Contains(got, 4) || !slices.Contains(got, 5) {
+		t.Errorf("ordered %v, want 4 and 5 among them", got)
+	}
+}
+
+// drawGroups draws a device: groups of one size, perhaps with an odd last one.
+func drawGroups(t *rapid.T, least int) []int {
+	unit := rapid.SampledFrom([]int{2, 8}).Draw(t, "unit")
+	groups := slices.Repeat([]int{unit}, rapid.IntRange(least, 24).Draw(t, "groups"))
+	if rapid.Bool().Draw(t, "odd") {
+		groups = append(groups, rapid.IntRange(1, 2*unit-1).Draw(t, "remainder"))
+	}
+	return groups
+}
+
+func drawPercents(t *rapid.T, n int) []float64 {
+	out, left := make([]float64, n), 100.0
+	for i := range out {
+		out[i] = math.Floor(64*rapid.Float64Range(0, left).Draw(t, "percent")) / 64
+		left -= out[i]
+	}
+	return out
+}
+
+// check checks what must hold of every division.
+func check(t *rapid.T, groupSMs []int, claims []Claim, taken []int, orders []Order) {
+	total, largest := 0, 0
+	for _, n := range groupSMs {
+		total += n
+		largest = max(largest, n)
+	}
+	ideals := Ideals(float64(total), float64(groupSMs[0]), claims)
+	targetOf, nowOf := map[int]share.ID{}, map[int]share.ID{}
+	for _, g := range taken {
+		nowOf[g] = id("somebody")
+	}
+	for _, c := range claims {
+		for _, g := range c.Busy {
+			nowOf[g] = c.ID
+		}
+		for _, g := range c.Ordered {
+			nowOf[g] = c.ID
+		}
+	}
+	if len(orders) != len(claims) {
+		t.Fatalf("%d orders for %d claims", len(orders), len(claims))
+	}
+	for i, o := range orders {
+		if o.ID != claims[i].ID {
+			t.Fatalf("order %d is %v's, the claim %v's", i, o.ID, claims[i].ID)
+		}
+		if len(o.Target) == 0 {
+			t.Fatalf("%v gets nothing", o.ID)
+		}
+		if off := float64(sms(groupSMs, o.Target)) - ideals[i]; math.Abs(off) > float64(largest) {
+			t.Fatalf("%v gets %d multiprocessors, want %v within a group of at most %d", o.ID, sms(groupSMs, o.Target), ideals[i], largest)
+		}
+		if !slices.IsSorted(o.Target) || !slices.IsSorted(o.Now) {
+			t.Fatalf("%+v is not ascending", o)
+		}
+		for _, g := range o.Target {
+			if other, taken := targetOf[g]; taken {
+				t.Fatalf("%v and %v shall both have group %d", other, o.ID, g)
+			}
+			targetOf[g] = o.ID
+		}
+		for _, g := range o.Now {
+			if other, busy := nowOf[g]; busy && other != o.ID {
+				t.Fatalf("%v is ordered group %d, which %v may be on", o.ID, g, other)
+			}
+			nowOf[g] = o.ID
+		}
+		if len(claims[i].Ordered) > 0 && len(o.Now) == 0 {
+			t.Fatalf("%v had %v and is ordered nothing", o.ID, claims[i].Ordered)
+		}
+	}
+}
+
+func TestDivisionsAreFairAndDisjoint(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		groupSMs := drawGroups(t, 1)
+		n := rapid.IntRange(1, len(groupSMs)).Draw(t, "instances")
+		var claims []Claim
+		for i, p := range drawPercents(t, n) {
+			claims = append(claims, Claim{ID: id(fmt.Sprint(i)), Percent: p})
+		}
+		// Any disjoint past.
+		var taken []int
+		for g := range groupSMs {
+			switch of := rapid.IntRange(-2, n-1).Draw(t, "of"); of {
+			case -2:
+			case -1:
+				taken = append(taken, g)
+			default:
+				c := &claims[of]
+				c.Busy = append(c.Busy, g)
+				if rapid.Bool().Draw(t, "ordered") {
+					c.Ordered = append(c.Ordered, g)
+				}
+			}
+		}
+		orders, err := Divide(groupSMs, claims, taken)
+		if err != nil {
+			t.Fatal(err)
+		}
+		check(t, groupSMs, claims, taken, orders)
+
+		// Everybody obeys at once, and the dead are buried: it comes to rest.
+		rounds := 0
+		for ; slices.ContainsFunc(orders, func(o Order) bool { return o.Waits() }) || rounds == 0; rounds++ {
+			if rounds > len(claims)+2 {
+				t.Fatalf("no rest after %d rounds: %+v", rounds, orders)
+			}
+			for i := range claims {
+				claims[i].Ordered, claims[i].Busy = orders[i].Now, orders[i].Now
+			}
+			if orders, err = Divide(groupSMs, claims, nil); err != nil {
+				t.Fatal(err)
+			}
+			check(t, groupSMs, claims, nil, orders)
+		}
+		for i := range claims {
+			claims[i].Ordered, claims[i].Busy = orders[i].Now, orders[i].Now
+		}
+		again, err := Divide(groupSMs, claims, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range again {
+			if !slices.Equal(again[i].Now, claims[i].Ordered) {
+				t.Fatalf("%v is moved from %v to %v, and nothing changed", again[i].ID, claims[i].Ordered, again[i].Now)
+			}
+		}
+	})
+}
