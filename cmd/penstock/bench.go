@@ -20,7 +20,8 @@ func benchCommand() *cobra.Command {
 		Example: `  penstock bench ingest
   penstock bench dispatch -o json
   penstock bench slab --slo 50ms
-  penstock bench swap -n 1000`,
+  penstock bench swap -n 1000
+  penstock bench overhead --device cuda --models models`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
@@ -31,7 +32,7 @@ func benchCommand() *cobra.Command {
 		}
 		return nil
 	}
-	print := func(report any, rows []table.Row) error {
+	print := printer(func(report any, rows []table.Row) error {
 		switch *output {
 		case "json":
 			encoder := json.NewEncoder(os.Stdout)
@@ -46,10 +47,7 @@ func benchCommand() *cobra.Command {
 			return nil
 		}
 		return fmt.Errorf("output %q: want table or json", *output)
-	}
-	micros := func(m bench.Micros) string {
-		return fmt.Sprintf("p50 %.1f  p99 %.1f  max %.1f µs", m.P50, m.P99, m.Max)
-	}
+	})
 
 	var ingestFor time.Duration
 	ingest := &cobra.Command{
@@ -124,42 +122,16 @@ func benchCommand() *cobra.Command {
 	slab.Flags().DurationVar(&slo, "slo", 50*time.Millisecond, "latency objective")
 	slab.Flags().Uint64Var(&seed, "seed", 1, "seed of arrivals and noise")
 
-	var swaps int
-	swap := &cobra.Command{
-		Use: "swap", Short: "How long the stream stands still when a shadow takes over under load",
-		Example: `  penstock bench swap -n 1000 -o json`, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if swaps < 1 {
-				return fmt.Errorf("-n %d: want at least 1", swaps)
-			}
-			self, err := os.Executable()
-			if err != nil {
-				return fmt.Errorf("find own binary: %w", err)
-			}
-			progress := func(done int) {
-				if isTerminal(os.Stderr) {
-					fmt.Fprintf(os.Stderr, "\rswap %d of %d", done, swaps)
-					if done == swaps {
-						fmt.Fprintln(os.Stderr)
-					}
-				}
-			}
-			r, err := bench.RunSwap(cmd.Context(), self, swaps, progress)
-			if err != nil {
-				return err
-			}
-			return print(r, []table.Row{
-				{"swaps", r.Swaps},
-				{"idle", micros(r.Idle)},
-				{"floor: bare futex wake", micros(r.Floor)},
-				{"requests, answered, lost", fmt.Sprintf("%d, %d, %d", r.Requests, r.Answered, r.Lost)},
-				{"the same by stop and start", fmt.Sprintf("%.1f ms", r.RestartIdleMillis)},
-			})
-		},
-	}
-	swap.Flags().IntVarP(&swaps, "number", "n", 1000, "how many swaps")
-	cmd.AddCommand(ingest, dispatch, slab, swap)
+	cmd.AddCommand(ingest, dispatch, slab, swapCommand(print), bareCommand(print), overheadCommand(print),
+		limitCommand(print), faultCommand(print))
 	return cmd
+}
+
+// printer prints a report as JSON, or its rows as a table.
+type printer func(report any, rows []table.Row) error
+
+func micros(m bench.Micros) string {
+	return fmt.Sprintf("p50 %.1f  p99 %.1f  max %.1f µs", m.P50, m.P99, m.Max)
 }
 
 func slabRows(r slabsim.Report) []table.Row {

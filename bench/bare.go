@@ -1,0 +1,176 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
+)
+
+// Bare is the report of `bench bare`: a framework in a closed loop on a device, with
+// nothing of Penstock around it but the six callbacks. It is the floor of `bench
+// overhead`.
+type Bare struct {
+	Machine Machine `json:"machine"`
+	Model   string  `json:"model"`
+	Device  string  `json:"device"`
+	Batch   int     `json:"batch"`
+	// Streams is how many batches are in flight together, each on its own stream.
+	Streams int `json:"streams"`
+	// ImagesPerSecond is what all streams do together; Time of one batch, from its
+	// call until the host knows that it is done.
+	ImagesPerSecond float64 `json:"images_per_s"`
+	Time            Micros  `json:"batch_us"`
+	PersistentBytes int64   `json:"persistent_bytes"`
+}
+
+// bareWarmup is how many batches of a slot are not counted.
+const bareWarmup = 20
+
+// RunBare measures one model at one batch size for that long. The input stays as it
+// is: nothing is copied to the device or back.
+func RunBare(ctx context.Context, o Options, build libml.Build, model string, batch, streams int, duration time.Duration) (_ Bare, err error) {
+	r := Bare{Machine: o.Machine, Model: model, Batch: batch, Streams: streams}
+	card, err := o.card(model)
+	if err != nil {
+		return r, err
+	}
+	runtime.LockOSThread() // devices are bound to threads
+	defer runtime.UnlockOSThread()
+	sizes := device.Sizes{Input: batch * card.Input.TensorBytes()}
+	// More than any device wants: input and outputs for each slot, aligned.
+	room := device.Slots * (sizes.Input + 2*device.TensorAlign)
+	for i := range card.Outputs {
+		n := batch * card.Outputs[i].Bytes()
+		sizes.Outputs = append(sizes.Outputs, n)
+		room += device.Slots * (n + device.TensorAlign)
+	}
+	memory, err := unix.Mmap(-1, 0, room, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+	if err != nil {
+		return r, fmt.Errorf("map memory: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.Munmap(memory)) }()
+	d, err := openDevice(o.Device, card.Input)
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	r.Device = d.Name()
+	if streams > d.InFlight() {
+		return r, fmt.Errorf("%d batches in flight on %s: it takes %d", streams, d.Name(), d.InFlight())
+	}
+	if err := d.Bind(); err != nil {
+		return r, err
+	}
+	tensors, err := d.Tensors(memory, sizes)
+	if err != nil {
+		return r, err
+	}
+	framework, err := build(card)
+	if err != nil {
+		return r, err
+	}
+	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: zerolog.Nop(), Device: d.Name()}
+	if p, ok := d.(device.Partitioned); ok {
+		environment.Stream = p.Stream
+	}
+	if err := framework.Init(environment); err != nil {
+		return r, fmt.Errorf("init %s: %w", card.Framework, err)
+	}
+	defer func() { err = errors.Join(err, framework.Deinit()) }()
+	if err := framework.LoadModel(); err != nil && !errors.Is(err, libml.ErrNoHostStage) {
+		return r, fmt.Errorf("load model %s: %w", card.Name, err)
+	}
+	if r.PersistentBytes, err = framework.LinkModel(); err != nil {
+		return r, fmt.Errorf("link model %s: %w", card.Name, err)
+	}
+	for slot := range streams {
+		var outputs [][]byte
+		for i, out := range tensors[slot].Outputs {
+			outputs = append(outputs, out[:batch*card.Outputs[i].Bytes()])
+		}
+		if _, err := framework.ConfigureBatch(slot, batch, tensors[slot].Input[:sizes.Input], outputs); err != nil {
+			return r, fmt.Errorf("configure batch of %d: %w", batch, err)
+		}
+	}
+	times, took, err := closedBare(ctx, d, framework, batch, streams, duration)
+	if err != nil {
+		return r, err
+	}
+	r.ImagesPerSecond = float64(len(times)*batch) / took.Seconds()
+	r.Time = micros(times)
+	return r, nil
+}
+
+// closedBare begins a batch in each slot in turn, having waited for the one that
+// was there.
+func closedBare(ctx context.Context, d device.Device, framework libml.Framework, batch, streams int, duration time.Duration) (times []time.Duration, took time.Duration, err error) {
+	var began [device.Slots]time.Time
+	var start time.Time
+	for i := 0; ; i++ {
+		slot := i % streams
+		if i >= streams {
+			if _, err := d.Wait(slot); err != nil {
+				return nil, 0, fmt.Errorf("wait for batch: %w", err)
+			}
+			if now := time.Now(); i >= streams*(bareWarmup+1) {
+				times = append(times, now.Sub(began[slot]))
+				if took = now.Sub(start); took >= duration {
+					break
+				}
+			} else if i == streams*(bareWarmup+1)-1 {
+				start = now
+			}
+		}
+		if i%64 == 0 && ctx.Err() != nil {
+			return nil, 0, context.Cause(ctx)
+		}
+		began[slot] = time.Now()
+		if err := framework.InferBatch(slot, batch); err != nil {
+			return nil, 0, fmt.Errorf("infer batch: %w", err)
+		}
+		if err := d.Fetch(slot, 0); err != nil {
+			return nil, 0, fmt.Errorf("queue batch: %w", err)
+		}
+	}
+	// What is still in flight ends before its memory goes.
+	for slot := range streams {
+		if _, err := d.Wait(slot); err != nil {
+			return nil, 0, fmt.Errorf("wait for batch: %w", err)
+		}
+	}
+	return times, took, nil
+}
+
+// bareApart is RunBare in a process of its own, so that nothing of it is left on the
+// device when Penstock is measured there.
+func bareApart(ctx context.Context, o Options, model string, batch, streams int, duration time.Duration) (Bare, error) {
+	var r Bare
+	args := []string{"bench", "bare", "-o", "json", "--device", o.Device, "--model", model, "--batch", strconv.Itoa(batch),
+		"--streams", strconv.Itoa(streams), "--duration", duration.String()}
+	if o.Models != "" {
+		args = append(args, "--models", o.Models)
+	}
+	command := exec.CommandContext(ctx, o.Binary, args...)
+	var said strings.Builder
+	command.Stderr = &said
+	out, err := command.Output()
+	if err != nil {
+		return r, fmt.Errorf("measure the bare framework: %w: %s", err, strings.TrimSpace(said.String()))
+	}
+	if err := json.Unmarshal(out, &r); err != nil {
+		return r, fmt.Errorf("read what the bare framework did: %w", err)
+	}
+	return r, nil
+}

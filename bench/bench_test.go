@@ -1,0 +1,117 @@
+package bench
+
+import (
+	"os"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/wire"
+)
+
+func ok(at, latency time.Duration, batch uint16) answered {
+	return answered{at: int64(at), latency: int64(latency), batch: batch}
+}
+
+func TestSilenceIsBetweenOkAnswers(t *testing.T) {
+	const ms = time.Millisecond
+	silence, from, to := longestSilence([]answered{
+		ok(10*ms, ms, 1), ok(12*ms, ms, 1),
+		{at: int64(15 * ms), status: wire.StatusFailed},
+		{at: int64(40 * ms), lost: true},
+		ok(50*ms, ms, 1), ok(60*ms, ms, 1),
+	})
+	if silence != 38*ms || from != int64(12*ms) || to != int64(50*ms) {
+		t.Errorf("silent for %s from %d to %d, want 38 ms from 12 to 50", silence, from, to)
+	}
+	if silence, _, _ := longestSilence(nil); silence != 0 {
+		t.Errorf("nobody was silent for %s", silence)
+	}
+}
+
+func TestMeanBatchIsOfBatches(t *testing.T) {
+	// Four batches: one of 8 and one of 4, of which all came, and two of 1.
+	all := slices.Concat(slices.Repeat([]answered{ok(0, 0, 8)}, 8), slices.Repeat([]answered{ok(0, 0, 4)}, 4), slices.Repeat([]answered{ok(0, 0, 1)}, 2))
+	if got := meanBatch(all); got != 14.0/4 {
+		t.Errorf("mean batch %v, want 3.5", got)
+	}
+}
+
+func TestSecondsAroundLookHalfASecondEitherWay(t *testing.T) {
+	var all []answered
+	for at := range 4000 { // an answer a millisecond, slow ones from 1.8 to 2.2 s
+		latency := time.Millisecond
+		if at >= 1800 && at < 2200 {
+			latency = 50 * time.Millisecond
+		}
+		all = append(all, ok(time.Duration(at)*time.Millisecond, latency, 1))
+	}
+	if p := secondsAround(all, []int64{int64(time.Second)}); p.Max != 1 {
+		t.Errorf("the second around 1 s has a p99 of %v ms, want 1", p.Max)
+	}
+	if p := secondsAround(all, []int64{int64(time.Second), int64(2 * time.Second)}); p.Max != 50 || p.P50 != 50 {
+		t.Errorf("the seconds around 1 and 2 s: %+v, want 50 ms at most", p)
+	}
+}
+
+func TestGroupPercentsAreOfTheMultiprocessors(t *testing.T) {
+	got := groupPercents([]int{8, 8, 16})
+	if want := []float64{25, 50, 100}; !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// A variant is the same card but for its ladder and objective.
+func TestVariantsOfTheShippedCards(t *testing.T) {
+	for _, name := range zoo.Names() {
+		card, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file, err := variant(t.TempDir(), card, []int{1, 8})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := models.ReadCard(file)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if !slices.Equal(got.Batches, []int{1, 8}) || got.SLO != 10*time.Second {
+			t.Errorf("%s: batches %v, slo %s", name, got.Batches, got.SLO)
+		}
+		if !reflect.DeepEqual(got.Input, card.Input) || !reflect.DeepEqual(got.Outputs, card.Outputs) || got.Model != card.Model || got.Decoder.Name != card.Decoder.Name {
+			t.Errorf("%s became %+v", name, got)
+		}
+	}
+}
+
+func TestThreadsOfThisProcessAreTheLoads(t *testing.T) {
+	before := readThreads("/no/such/node")
+	if len(before) == 0 {
+		t.Fatal("this process has no threads")
+	}
+	start := time.Now()
+	for time.Since(start) < 200*time.Millisecond {
+	}
+	busy := busiest(before, readThreads("/no/such/node"), time.Since(start))
+	if busy.Load < 10 || busy.Manager != 0 || busy.IF != 0 {
+		t.Errorf("%+v after spinning in pid %d", busy, os.Getpid())
+	}
+}
+
+func TestTheLoadHasItsOwnCPUsWhereThereAreMany(t *testing.T) {
+	p := planCPUs()
+	if len(p.all) >= leastCPUs {
+		for _, cpu := range p.load {
+			if slices.Contains(p.node, cpu) {
+				t.Errorf("CPU %d is the node's and the load's", cpu)
+			}
+		}
+	}
+	if len(p.node) == 0 || len(p.load) == 0 || p.reserved >= len(p.node) {
+		t.Errorf("%+v", p)
+	}
+}

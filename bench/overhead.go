@@ -1,0 +1,329 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/wire"
+)
+
+// Overhead is the report of `bench overhead`: Penstock from UDP in to reply out,
+// through a whole node, beside the bare framework at the same batch in the same run.
+type Overhead struct {
+	Machine Machine        `json:"machine"`
+	Device  string         `json:"device"`
+	Cases   []OverheadCase `json:"cases"`
+}
+
+// OverheadCase is one model at one batch size.
+type OverheadCase struct {
+	Model string `json:"model"`
+	Batch int    `json:"batch"`
+	// Bare is the framework alone, one batch in flight, the median of the runs before
+	// and after Penstock's; BareOverlapped with two. BareBatch is one batch's time.
+	BareImagesPerSecond           float64 `json:"bare_images_per_s"`
+	BareOverlappedImagesPerSecond float64 `json:"bare_overlapped_images_per_s,omitempty"`
+	BareBatch                     Micros  `json:"bare_batch_us"`
+	// Throughput is Penstock's under a closed loop, a row for each number of ports
+	// that was tried; Best is the one of the highest ratio.
+	Throughput []ThroughputCase `json:"throughput"`
+	Best       ThroughputCase   `json:"best"`
+	Latency    LatencyCase      `json:"latency"`
+}
+
+// ThroughputCase is what a node does under a closed loop.
+type ThroughputCase struct {
+	// Ports is how many functions, each with a port, a receive thread and a process
+	// of its own, serve the model; Flows how many sockets send to each.
+	Ports int `json:"ports"`
+	Flows int `json:"flows"`
+	// InFlight is how many requests each flow keeps in flight.
+	InFlight        int     `json:"in_flight"`
+	Seconds         float64 `json:"seconds"`
+	ImagesPerSecond float64 `json:"images_per_s"`
+	BytesPerSecond  float64 `json:"bytes_per_s"`
+	MeanBatch       float64 `json:"mean_batch"`
+	Answers         Answers `json:"answers"`
+	KernelDrops     uint64  `json:"kernel_drops"`
+	// Ratio is to the bare framework with one batch in flight, RatioOverlapped to it
+	// with two; the better of the bare ones counts for the target where there is more
+	// than one.
+	Ratio           float64 `json:"ratio"`
+	RatioOverlapped float64 `json:"ratio_overlapped,omitempty"`
+	// Busy is how much of the time the busiest thread of each kind ran, in percent of
+	// one CPU; Limit names what was full.
+	Busy  Busy   `json:"busiest_thread_percent"`
+	Limit string `json:"limit"`
+}
+
+// LatencyCase is what Penstock adds, on a device with nothing else to do, to a batch
+// whose last packets all arrive at once.
+type LatencyCase struct {
+	// Volleys of Batch requests were sent, Whole of them rode in one batch of that
+	// size; only these are measured.
+	Volleys int `json:"volleys"`
+	Whole   int `json:"whole"`
+	// Added: last packet received -> reply sent, less the gather and less the bare
+	// framework's median batch. AddedWithGather is the same with the gather in it.
+	Added           Micros `json:"added_us"`
+	AddedWithGather Micros `json:"added_with_gather_us"`
+	// Queue, Gather, Infer and Reply are its stages.
+	Queue  Micros `json:"queue_us"`
+	Gather Micros `json:"gather_us"`
+	Infer  Micros `json:"infer_us"`
+	Reply  Micros `json:"reply_us"`
+}
+
+// OverheadOptions say what is measured.
+type OverheadOptions struct {
+	Options
+	ModelNames []string
+	Batches    []int
+	// Duration is of each measurement of throughput; Volleys how many are sent.
+	Duration time.Duration
+	Volleys  int
+	// Ports are the numbers of ports to try, in order, until one reaches Enough.
+	Ports []int
+	Flows int
+}
+
+// Enough is the ratio that Penstock must reach (design: 95 % of the throughput).
+const Enough = 0.95
+
+// RunOverhead measures every model at every batch size.
+func RunOverhead(ctx context.Context, o OverheadOptions) (Overhead, error) {
+	r := Overhead{Machine: o.Machine}
+	for _, name := range o.ModelNames {
+		card, err := o.card(name)
+		if err != nil {
+			return r, err
+		}
+		for _, batch := range o.Batches {
+			c, device, err := o.overheadCase(ctx, card, name, batch)
+			if err != nil {
+				return r, fmt.Errorf("%s at batch %d: %w", name, batch, err)
+			}
+			r.Device = device
+			r.Cases = append(r.Cases, c)
+		}
+	}
+	return r, nil
+}
+
+func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, name string, batch int) (c OverheadCase, device string, err error) {
+	c = OverheadCase{Model: card.Name, Batch: batch}
+	dir, err := newBedDir()
+	if err != nil {
+		return c, "", err
+	}
+	defer os.RemoveAll(dir)
+	file, err := variant(dir, card, ladder(batch))
+	if err != nil {
+		return c, "", err
+	}
+	o.say("%s, batch %d: the bare framework", name, batch)
+	before, err := bareApart(ctx, o.Options, name, batch, 1, o.Duration)
+	if err != nil {
+		return c, "", err
+	}
+	c.BareBatch = before.Time
+	if before.Device != configs.DeviceCPU {
+		overlapped, err := bareApart(ctx, o.Options, name, batch, 2, o.Duration)
+		if err != nil {
+			return c, "", err
+		}
+		c.BareOverlappedImagesPerSecond = overlapped.ImagesPerSecond
+	}
+	picture := noisePicture(card)
+	for i, ports := range o.Ports {
+		o.say("%s, batch %d: Penstock, %d port(s)", name, batch, ports)
+		t, err := o.throughput(ctx, &c, file, picture, ports, i == 0)
+		if err != nil {
+			return c, "", err
+		}
+		c.Throughput = append(c.Throughput, t)
+		if t.ImagesPerSecond >= Enough*max(before.ImagesPerSecond, c.BareOverlappedImagesPerSecond) {
+			break
+		}
+	}
+	o.say("%s, batch %d: the bare framework again", name, batch)
+	after, err := bareApart(ctx, o.Options, name, batch, 1, o.Duration)
+	if err != nil {
+		return c, "", err
+	}
+	c.BareImagesPerSecond = (before.ImagesPerSecond + after.ImagesPerSecond) / 2
+	for i := range c.Throughput {
+		t := &c.Throughput[i]
+		t.Ratio = t.ImagesPerSecond / c.BareImagesPerSecond
+		if c.BareOverlappedImagesPerSecond > 0 {
+			t.RatioOverlapped = t.ImagesPerSecond / c.BareOverlappedImagesPerSecond
+		}
+		t.Limit = t.limit()
+	}
+	c.Best = slices.MaxFunc(c.Throughput, func(a, b ThroughputCase) int { return int(1e6 * (a.Ratio - b.Ratio)) })
+	return c, before.Device, nil
+}
+
+// limit names what was full: a thread above nine tenths of its CPU, else the device
+// where the bare framework does no more, else the hand-overs between them.
+func (t *ThroughputCase) limit() string {
+	const full = 90
+	better := t.Ratio
+	if t.RatioOverlapped > 0 {
+		better = min(better, t.RatioOverlapped)
+	}
+	switch {
+	case better >= Enough:
+		return "the device"
+	case t.Answers.OK > 0 && t.KernelDrops > t.Answers.OK/100:
+		return "the receive buffer: the kernel dropped datagrams"
+	case t.Busy.Manager >= full:
+		return "a thread of the manager"
+	case t.Busy.Load >= full:
+		return "a thread of the load"
+	case t.Busy.IF >= full:
+		return "the batch loop's thread"
+	case t.MeanBatch > 0 && better < Enough:
+		return "the gaps between batches"
+	}
+	return ""
+}
+
+// throughput runs a node with so many functions of the card under a closed loop;
+// with latency, it is asked for the latency of volleys first.
+func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, file string, picture []byte, ports int, latency bool) (_ ThroughputCase, err error) {
+	t := ThroughputCase{Ports: ports, Flows: o.Flows, Seconds: o.Duration.Seconds()}
+	// Four batches: two in flight, one whole, one on its way; at least 8.
+	t.InFlight = max(8, (4*c.Batch+o.Flows-1)/o.Flows)
+	var functions []served
+	for i := range ports {
+		functions = append(functions, served{name: "fn" + strconv.Itoa(i), card: file, percent: float64(100 / ports)})
+	}
+	slots := 64
+	for slots < 2*t.InFlight*o.Flows {
+		slots *= 2
+	}
+	b, err := startBed(ctx, o.Binary, bedOptions{device: o.Device, change: configs.ChangeAuto, functions: functions, slots: slots})
+	if err != nil {
+		return t, err
+	}
+	defer b.kill()
+	if latency {
+		if err := o.volleys(ctx, b, c, picture); err != nil {
+			return t, err
+		}
+	}
+	var loads []*traffic
+	defer func() {
+		for _, l := range loads {
+			l.stop()
+		}
+	}()
+	for i := range ports {
+		f, err := b.Function("fn" + strconv.Itoa(i))
+		if err != nil {
+			return t, err
+		}
+		l, err := newTraffic(ctx, trafficOptions{port: f.Port, flows: o.Flows, inFlight: t.InFlight, picture: picture, expect: 1 << 18})
+		if err != nil {
+			return t, err
+		}
+		loads = append(loads, l)
+		if err := l.keep(t.InFlight); err != nil {
+			return t, err
+		}
+	}
+	// SLAB finds its batch, and the clients their credit.
+	if err := pause(ctx, time.Second+o.Duration/4); err != nil {
+		return t, err
+	}
+	threads := readThreads(b.Dir)
+	from := client.Now()
+	if err := pause(ctx, o.Duration); err != nil {
+		return t, err
+	}
+	to := client.Now()
+	t.Busy = busiest(threads, readThreads(b.Dir), time.Duration(to-from))
+	var all []answered
+	for i, l := range loads {
+		all = append(all, l.between(from, to)...)
+		f, err := b.Function("fn" + strconv.Itoa(i))
+		if err != nil {
+			return t, err
+		}
+		t.KernelDrops += f.KernelDrops
+	}
+	for _, l := range loads {
+		l.stop()
+	}
+	t.Answers, t.MeanBatch = count(all), meanBatch(all)
+	t.Seconds = time.Duration(to - from).Seconds()
+	t.ImagesPerSecond = float64(t.Answers.OK) / t.Seconds
+	t.BytesPerSecond = t.ImagesPerSecond * float64(len(picture))
+	if t.Answers.Unanswered > 0 {
+		return t, fmt.Errorf("%d requests were not answered: %s", t.Answers.Unanswered, strings.TrimSpace(b.Log()))
+	}
+	if t.Answers.OK == 0 {
+		return t, fmt.Errorf("no request was answered ok: %+v; the node said: %s", t.Answers, strings.TrimSpace(b.Log()))
+	}
+	return t, b.end()
+}
+
+// volleys measures what is added to batches whose last packets arrive at once.
+func (o *OverheadOptions) volleys(ctx context.Context, b *bed, c *OverheadCase, picture []byte) error {
+	f, err := b.Function("fn0")
+	if err != nil {
+		return err
+	}
+	v, err := newVolley(f.Port, c.Batch, picture)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	l := &c.Latency
+	var added, with, queue, gather, infer, reply []time.Duration
+	bare := time.Duration(c.BareBatch.P50 * float64(time.Microsecond))
+	for i := range o.Volleys + o.Volleys/10 {
+		results, err := v.fire(ctx, 5*time.Second)
+		if err != nil {
+			return err
+		}
+		if i < o.Volleys/10 {
+			continue // they warm up, and SLAB finds its batch
+		}
+		l.Volleys++
+		if slices.ContainsFunc(results, func(r wire.Result) bool { return r.Status != wire.StatusOK || int(r.Batch) != c.Batch }) {
+			continue
+		}
+		l.Whole++
+		for _, r := range results {
+			total := r.Queue + r.Gather + r.Infer + r.Reply
+			added = append(added, total-r.Gather-bare)
+			with = append(with, total-bare)
+			queue, gather = append(queue, r.Queue), append(gather, r.Gather)
+			infer, reply = append(infer, r.Infer), append(reply, r.Reply)
+		}
+		time.Sleep(idleGap)
+	}
+	l.Added, l.AddedWithGather = micros(added), micros(with)
+	l.Queue, l.Gather, l.Infer, l.Reply = micros(queue), micros(gather), micros(infer), micros(reply)
+	return nil
+}
+
+// pause waits, unless ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

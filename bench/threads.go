@@ -1,0 +1,109 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Busy is the busiest thread of each process, in percent of one CPU.
+type Busy struct {
+	Manager float64 `json:"manager"`
+	IF      float64 `json:"if"`
+	Load    float64 `json:"load"`
+}
+
+// thread is one of a node's, or of this process, and the CPU time that it has used.
+type thread struct {
+	of   string // manager, if, load
+	used time.Duration
+}
+
+// readThreads finds the threads of the node with that runtime folder, and of this
+// process, by their place in /proc. Threads that end meanwhile are left out.
+func readThreads(dir string) map[string]thread {
+	threads := map[string]thread{}
+	tasks, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*")
+	if err != nil {
+		panic(err) // the pattern is a constant
+	}
+	processes := map[string]string{}
+	for _, task := range tasks {
+		process := filepath.Dir(filepath.Dir(task))
+		of, known := processes[process]
+		if !known {
+			of = processOf(process, dir)
+			processes[process] = of
+		}
+		if of == "" {
+			continue
+		}
+		if used, err := threadTime(task); err == nil {
+			threads[task] = thread{of, used}
+		}
+	}
+	return threads
+}
+
+// processOf tells whose a process is, "" for a stranger's.
+func processOf(process, dir string) string {
+	if filepath.Base(process) == strconv.Itoa(os.Getpid()) {
+		return "load"
+	}
+	arguments, _ := os.ReadFile(filepath.Join(process, "cmdline"))
+	environment, _ := os.ReadFile(filepath.Join(process, "environ"))
+	words := strings.Split(string(arguments), "\x00")
+	if len(words) > 1 && (strings.Contains(string(arguments), dir) || strings.Contains(string(environment), dir)) {
+		switch words[1] {
+		case "manager", "if":
+			return words[1]
+		}
+	}
+	return ""
+}
+
+// busiest compares two readings that are took apart.
+func busiest(before, after map[string]thread, took time.Duration) (b Busy) {
+	for task, t := range after {
+		percent := 100 * float64(t.used-before[task].used) / float64(took)
+		switch t.of {
+		case "manager":
+			b.Manager = max(b.Manager, percent)
+		case "if":
+			b.IF = max(b.IF, percent)
+		case "load":
+			b.Load = max(b.Load, percent)
+		}
+	}
+	return b
+}
+
+// tick is the unit of times in /proc/PID/stat: USER_HZ is 100 on every Linux.
+const tick = 10 * time.Millisecond
+
+// threadTime reads the 14th and 15th field, utime and stime, of
+// /proc/PID/task/TID/stat (proc(5)).
+func threadTime(task string) (time.Duration, error) {
+	text, err := os.ReadFile(filepath.Join(task, "stat"))
+	if err != nil {
+		return 0, err
+	}
+	// The second field is a name in parentheses, which may hold blanks.
+	_, rest, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), " ")
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("read %s: %q", task, text)
+	}
+	ticks := int64(0)
+	for _, f := range fields[11:13] {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read %s: %w", task, err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * tick, nil
+}
