@@ -67,8 +67,12 @@ type Desired struct {
 	AttachSocket string `json:"attach_socket"`
 	// Device is where models run: "cpu", "cuda" (the first GPU), "cuda:N", or a
 	// GPU's UUID or a beginning of it, as nvidia-smi -L prints it. It is fixed for
-	// a manager's life; empty is "cpu".
-	Device    string           `json:"device,omitempty"`
+	// a manager's life; empty is "cpu". "auto" is the first GPU where there is one,
+	// else the CPU.
+	Device string `json:"device,omitempty"`
+	// SMGrain is how many multiprocessors go into one group, like Device for life;
+	// 0 leaves it to the driver.
+	SMGrain   int              `json:"sm_grain,omitempty"`
 	Processes []DesiredProcess `json:"processes"`
 }
 
