@@ -656,6 +656,9 @@ func (a *Aggregator) End(now int64, slot uint32, result *wire.Result, payload []
 // Drain turns new requests away from now on; those that have begun go on.
 func (a *Aggregator) Drain() { a.draining = true }
 
+// Resume ends a Drain.
+func (a *Aggregator) Resume() { a.draining = false }
+
 // Credit is how many more requests a client may have in flight now: its fair part
 // of the slots (one at least) less what it has, within what is free.
 func (a *Aggregator) Credit(client netip.AddrPort) uint16 {

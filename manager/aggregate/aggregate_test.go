@@ -548,6 +548,8 @@ func TestDrainTurnsOnlyNewRequestsAway(t *testing.T) {
 		want(b, "told", b.send(camera, piece{id: 2}).Told[0].Status, wire.StatusBusy)
 		want(b, "whole", len(b.send(camera, piece{id: 1}).Whole), 1)
 		want(b, "credit", b.a.Credit(camera), 0)
+		b.a.Resume()
+		want(b, "whole", len(b.send(camera, all(3, 0)...).Whole)+len(b.send(camera, piece{id: 3}).Whole), 1)
 	})
 }
 

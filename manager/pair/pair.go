@@ -17,8 +17,13 @@
 //	                              a new shadow is started
 //
 // The active process serves until the epoch moves, so a change costs the stream
-// one hand-over of the ring and nothing else. With in-place changes the share of
-// the active process is written and nobody swaps, except for a new model.
+// one hand-over of the ring and nothing else. With in-place changes (a quota that is
+// written, other multiprocessors that the process moves to) the share of the active
+// process is written and nobody swaps, except for a new model.
+//
+// A device that fails takes all with it who had touched it; the shadow had not:
+//
+//	Lost: active, ready ──role kill──> gone     shadow ──role serve──> next
 package pair
 
 import (
@@ -65,7 +70,8 @@ type Command struct {
 
 // Pair is one instance's processes. It is not safe for concurrent use.
 type Pair struct {
-	// InPlace writes new shares to the active process instead of swapping.
+	// InPlace writes new shares to the active process instead of swapping. It and
+	// Restart may change at any time.
 	InPlace bool
 	// Restart keeps no shadow: a change stops the process and starts another,
 	// which is what a swap is compared with.
@@ -79,6 +85,7 @@ type Pair struct {
 	// promoted, or is given up.
 	replacing bool
 	stopped   bool // the active process was stopped for a change (Restart)
+	held      bool // nobody shall serve
 
 	processes            []*Process // by generation
 	active, next, shadow *Process
@@ -169,9 +176,8 @@ func (p *Pair) Gone(generation uint32, reason string) {
 	// A model that has not served yet and dies on the way there is given up
 	// where there is one that has.
 	onTheWay := q == p.next || q == p.shadow
-	if onTheWay && q.Card == p.card && p.proven != nil && q.Card != p.proven {
-		p.card, p.replacing = p.proven, false
-		p.emit(Rejected, q, reason)
+	if onTheWay && q.Card == p.card {
+		p.giveUp(q, reason)
 	}
 	switch q {
 	case p.active:
@@ -180,6 +186,61 @@ func (p *Pair) Gone(generation uint32, reason string) {
 		p.next = nil
 	case p.shadow:
 		p.shadow = nil
+	}
+}
+
+// Lost notes that the device failed under every process that had touched it. Those
+// that would find it out only when they next use it are killed, and their rings
+// reclaimed when they are gone; the shadow is woken at once. One that is linking is
+// let be: it finds out by itself, or was woken after the fault. culprit is the
+// generation that is to blame, 0 where none here is: its model is given up if it has
+// not served yet and there is one that has.
+func (p *Pair) Lost(culprit uint32, reason string) {
+	if q := p.Process(culprit); q != nil && q == p.next && q.Card == p.card {
+		p.giveUp(q, reason)
+	}
+	for _, q := range p.processes {
+		switch q.State {
+		case control.Ready, control.Active, control.Draining:
+			p.end(q)
+		}
+	}
+}
+
+// Hold keeps everybody from serving, or lets them serve again. Who does is killed.
+func (p *Pair) Hold(held bool) {
+	p.held = held
+	if !held {
+		return
+	}
+	for _, q := range []*Process{p.active, p.next} {
+		if q != nil {
+			p.end(q)
+		}
+	}
+}
+
+// Held reports whether Hold keeps everybody from serving.
+func (p *Pair) Held() bool { return p.held }
+
+// end kills a process and takes it off its place.
+func (p *Pair) end(q *Process) {
+	q.Role = control.Kill
+	switch q {
+	case p.active:
+		p.active = nil
+	case p.next:
+		p.next = nil
+	case p.shadow:
+		p.shadow = nil
+	}
+}
+
+// giveUp goes back to the model that has served, where q's has not.
+func (p *Pair) giveUp(q *Process, reason string) {
+	if p.proven != nil && q.Card != p.proven {
+		p.card, p.replacing = p.proven, false
+		p.emit(Rejected, q, reason)
 	}
 }
 
@@ -201,6 +262,9 @@ func (p *Pair) Step() []Command {
 			}
 		}
 		p.active, p.next, p.shadow = nil, nil, nil
+		return p.flush()
+	}
+	if p.held {
 		return p.flush()
 	}
 	if p.next != nil && p.next.Attached && p.next.State == control.Ready {

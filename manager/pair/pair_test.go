@@ -190,6 +190,77 @@ func TestRestartStopsTheProcessBeforeAnotherIsStarted(t *testing.T) {
 	}
 }
 
+func TestALostDeviceKillsWhoTouchedItAndWakesTheShadow(t *testing.T) {
+	p := serving(t, &models.Card{Name: "a"})
+	p.Lost(1, "device is lost")
+	if got := p.Step(); len(got) != 0 {
+		t.Fatalf("commands %v, want none: the ring is the lost one's until it is gone", got)
+	}
+	if q := p.Process(1); q == nil || q.Role != control.Kill {
+		t.Fatalf("lost process %+v, want it killed", q)
+	}
+	if q := p.Process(2); q.Role != control.Serve || !p.Changing() {
+		t.Fatalf("shadow %+v, want it woken", q)
+	}
+	p.Gone(1, "signal: killed")
+	if got := p.Step(); len(got) != 1 || got[0].Kind != Reclaim || got[0].Generation != 1 {
+		t.Fatalf("commands %v, want generation 1 reclaimed", got)
+	}
+	// The same fault, said by another: who is linking was woken after it.
+	p.Observe(2, control.Linking, "")
+	p.Lost(0, "device is lost")
+	p.Step()
+	if q := p.Process(2); q == nil || q.Role != control.Serve {
+		t.Fatalf("woken process %+v, want it let be", q)
+	}
+	up(p, 2)
+	if got := kinds(p.Step()); len(got) != 1 || got[0] != SetEpoch {
+		t.Fatalf("commands %v, want the epoch set", got)
+	}
+}
+
+func TestAReplacementThatFaultsTheDeviceIsGivenUp(t *testing.T) {
+	old, bad := &models.Card{Name: "a", Version: 1}, &models.Card{Name: "a", Version: 2}
+	for _, culprit := range []bool{true, false} {
+		p := serving(t, old)
+		p.Replace(bad)
+		p.Step()
+		g := p.Shadow().Generation
+		p.Attach(g)
+		p.Observe(g, control.Loaded, "")
+		p.Step()
+		p.Observe(g, control.Linking, "")
+		to := uint32(0)
+		if culprit {
+			to = g
+		}
+		p.Lost(to, "device is lost")
+		rejected := kinds(p.Step())
+		if culprit != (p.Card() == old) || culprit != (len(rejected) == 1 && rejected[0] == Rejected) {
+			t.Errorf("culprit %v: commands %v, card version %d", culprit, rejected, p.Card().Version)
+		}
+	}
+}
+
+func TestAHeldPairServesNobodyUntilItIsLetGo(t *testing.T) {
+	p := serving(t, &models.Card{Name: "a"})
+	p.Hold(true)
+	p.Step()
+	if p.Active() != nil || p.Process(1).Role != control.Kill {
+		t.Fatalf("active %+v, process %+v; want it killed", p.Active(), p.Process(1))
+	}
+	p.Gone(1, "killed")
+	p.Step()
+	if q := p.Process(2); q == nil || q.Role != control.Shadow {
+		t.Fatalf("shadow %+v, want it to stand by", q)
+	}
+	p.Hold(false)
+	p.Step()
+	if q := p.Process(2); q.Role != control.Serve {
+		t.Fatalf("shadow %+v, want it woken", q)
+	}
+}
+
 // Whatever happens in whatever order, the invariants hold, and once the world
 // behaves again somebody serves what is wanted.
 func TestPairAlwaysComesBackToServing(t *testing.T) {
@@ -208,7 +279,7 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 		check()
 		for range rapid.IntRange(0, 60).Draw(t, "events") {
 			generation := rapid.Uint32Range(0, p.last+1).Draw(t, "generation")
-			switch rapid.IntRange(0, 4).Draw(t, "event") {
+			switch rapid.IntRange(0, 6).Draw(t, "event") {
 			case 0:
 				p.Attach(generation)
 			case 1:
@@ -219,9 +290,17 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 				p.SetShare(float64(rapid.IntRange(5, 100).Draw(t, "share")))
 			case 4:
 				p.Replace(rapid.SampledFrom(cards).Draw(t, "card"))
+			case 5:
+				p.Lost(generation, "device is lost")
+			case 6:
+				p.Hold(rapid.Bool().Draw(t, "held"))
 			}
 			check()
+			if p.Held() && (p.Active() != nil || p.Changing()) {
+				t.Fatalf("held, and %+v serves", p.Active())
+			}
 		}
+		p.Hold(false)
 		// The world behaves: every process does what its role says.
 		for range 20 {
 			for _, q := range append([]*Process(nil), p.Processes()...) {

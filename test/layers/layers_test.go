@@ -31,6 +31,7 @@ var layers = [][]string{
 var pure = map[string][]string{
 	"wire":              {"os", "net", "syscall", "io"},
 	"manager/share":     {"os", "net", "syscall", "io"},
+	"manager/fault":     {"os", "net", "syscall", "io"},
 	"manager/pair":      {"os", "net", "syscall", "io"},
 	"manager/partition": {"os", "net", "syscall", "io"},
 	"libml/slab":        {"os", "net", "syscall", "io"},
