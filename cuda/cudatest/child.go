@@ -1,0 +1,200 @@
+package cudatest
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/cuda"
+)
+
+// childEnv tells a child process what to play: a name and its arguments.
+const childEnv = "PENSTOCK_CUDATEST"
+
+// Child plays the other process of a test, and exits, where this process is one:
+// some things happen only between two. Every TestMain whose package calls Run
+// calls Child first.
+func Child() {
+	words := strings.Fields(os.Getenv(childEnv))
+	if len(words) == 0 {
+		return
+	}
+	play := map[string]func([]string) error{
+		"import": importMemory,
+		"arena":  importArena,
+		"fault":  fault,
+	}[words[0]]
+	if play == nil {
+		fmt.Printf("no child plays %q\n", words[0])
+		os.Exit(2)
+	}
+	if err := play(words[1:]); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// inChild runs this test's program again as a child; files are its descriptors 3
+// and on.
+func inChild(t *testing.T, files []*os.File, words ...string) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+strings.Join(words, " "))
+	cmd.ExtraFiles = files
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("the other process (%s): %v\n%s", words[0], err, out)
+	}
+}
+
+// child is a bound context in a child process.
+func child() (*cuda.Context, error) {
+	runtime.LockOSThread()
+	device, err := cuda.Find("cuda")
+	if err != nil {
+		return nil, err
+	}
+	c, err := device.OpenContext(cuda.ScheduleAuto)
+	if err != nil {
+		return nil, err
+	}
+	return c, c.Bind()
+}
+
+// What the two processes write.
+const (
+	parentByte = 0x31
+	childByte  = 0x77
+)
+
+// expect says whether device memory holds one byte all over.
+func expect(c *cuda.Context, p cuda.Pointer, n int, want byte) error {
+	got, err := read(c, p, n)
+	if err != nil {
+		return err
+	}
+	for i, b := range got {
+		if b != want {
+			return fmt.Errorf("byte %d of %d is %#x, not %#x", i, n, b, want)
+		}
+	}
+	return nil
+}
+
+// read copies device memory out.
+func read(c *cuda.Context, p cuda.Pointer, n int) ([]byte, error) {
+	host, err := c.AllocateHost(n)
+	if err != nil {
+		return nil, err
+	}
+	defer c.FreeHost(host)
+	s, err := c.NewStream()
+	if err != nil {
+		return nil, err
+	}
+	defer s.Destroy()
+	if err := s.Copy(cuda.At(host), p, n); err != nil {
+		return nil, err
+	}
+	if err := s.Synchronize(); err != nil {
+		return nil, err
+	}
+	return append([]byte(nil), host...), nil
+}
+
+// set fills device memory and waits.
+func set(c *cuda.Context, p cuda.Pointer, n int, value byte) error {
+	s, err := c.NewStream()
+	if err != nil {
+		return err
+	}
+	defer s.Destroy()
+	if err := s.Set(p, value, n); err != nil {
+		return err
+	}
+	return s.Synchronize()
+}
+
+// importMemory opens the parent's allocation, reads it and writes it.
+func importMemory(words []string) error {
+	bytes, err := hex.DecodeString(words[0])
+	if err != nil {
+		return err
+	}
+	n, err := strconv.Atoi(words[1])
+	if err != nil {
+		return err
+	}
+	c, err := child()
+	if err != nil {
+		return err
+	}
+	p, err := c.Import(cuda.Handle(bytes))
+	if err != nil {
+		return err
+	}
+	return errors.Join(expect(c, p, n, parentByte), set(c, p, n, childByte), c.CloseImport(p), c.Close())
+}
+
+// importArena maps the parent's arena, which is descriptor 3.
+func importArena(words []string) error {
+	n, err := strconv.Atoi(words[0])
+	if err != nil {
+		return err
+	}
+	c, err := child()
+	if err != nil {
+		return err
+	}
+	a, err := c.ImportArena(3, n, false)
+	if err != nil {
+		return err
+	}
+	return errors.Join(expect(c, a.Pointer(), n, parentByte), set(c, a.Pointer(), n, childByte), a.Close(), c.Close())
+}
+
+// fault has a kernel write where nothing is, and looks at what the process is told
+// from then on.
+func fault([]string) error {
+	c, err := child()
+	if err != nil {
+		return err
+	}
+	m, err := c.Load(PTX)
+	if err != nil {
+		return err
+	}
+	f, err := m.Function("penstock_fault")
+	if err != nil {
+		return err
+	}
+	s, err := c.NewStream()
+	if err != nil {
+		return err
+	}
+	args := cuda.NewArgs(8)
+	args.SetPointer(0, 0x10)
+	one := [3]uint32{1, 1, 1}
+	if err := f.Launch(one, one, 0, s, args); err != nil {
+		return fmt.Errorf("the launch itself: %w", err)
+	}
+	if err := s.Synchronize(); !errors.Is(err, cuda.ErrLost) {
+		return fmt.Errorf("after the fault Synchronize says %v", err)
+	}
+	if _, err := s.Query(); !errors.Is(err, cuda.ErrLost) {
+		return fmt.Errorf("after the fault Query says %v", err)
+	}
+	if _, err := c.Allocate(1 << 20); !errors.Is(err, cuda.ErrLost) {
+		return fmt.Errorf("after the fault Allocate says %v", err)
+	}
+	if err := f.Launch(one, one, 0, s, args); !errors.Is(err, cuda.ErrLost) {
+		return fmt.Errorf("after the fault Launch says %v", err)
+	}
+	return nil
+}
