@@ -7,6 +7,13 @@
 #   make check   gofmt, go vet, staticcheck
 #   make fuzz    each fuzz target for FUZZTIME (10s)
 #   make race    every test under the race detector
+#
+# For a GPU server, which needs no Go (docs/benchmarks/h200.md):
+#
+#   make gpu-kit ORT_CUDA=DIR   .kit/gpu: all there is to run there, with the ONNX Runtime of DIR
+#   make test-gpu               there: every test that needs a GPU; fails where one is skipped
+#   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault; JSON into OUT (out)
+#   make plots                  docs/benchmarks/h200/*.svg from the JSON beside them
 
 GO       ?= go
 DURATION ?= 30s
@@ -19,11 +26,11 @@ ARCH     := $(shell uname -m)
 CARRIER := github.com/k2-fsa/sherpa-onnx-go-linux
 ORT_amd64 := x86_64-unknown-linux-gnu
 ORT_arm64 := aarch64-unknown-linux-gnu
-GOARCH  := $(shell $(GO) env GOARCH)
+GOARCH  := $(shell $(GO) env GOARCH 2>/dev/null)
 
 export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 
-.PHONY: build examples test demo check fuzz race clean
+.PHONY: build examples test demo check fuzz race clean gpu-kit test-gpu bench-gpu plots
 
 build: bin/lib/libonnxruntime.so
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
@@ -58,6 +65,18 @@ fuzz: build
 	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
 	  done; \
 	done
+
+gpu-kit:
+	GO="$(GO)" VERSION="$(VERSION)" ORT_CUDA="$(ORT_CUDA)" test/gpu/kit.sh
+
+test-gpu:
+	test/gpu/run.sh test $(TESTFLAGS)
+
+bench-gpu:
+	test/gpu/run.sh bench $(or $(WHAT),all)
+
+plots:
+	$(GO) run ./bench/plot docs/benchmarks/h200
 
 clean:
 	rm -rf bin out
