@@ -29,11 +29,17 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+#define ALIGNED __attribute__((aligned(16)))
 #ifdef __clang__
 #define __global__ __attribute__((global))
 #define __device__ __attribute__((device))
 #define __shared__ __attribute__((shared))
 #define __launch_bounds__(n) __attribute__((launch_bounds(n)))
+#if __has_attribute(grid_constant)
+#define __grid_constant__ __attribute__((grid_constant))
+#else
+#define __grid_constant__
+#endif
 #define __forceinline__ inline __attribute__((always_inline))
 #define LANE (__nvvm_read_ptx_sreg_tid_x() & 31)
 #define WARP (__nvvm_read_ptx_sreg_tid_x() >> 5)
@@ -47,11 +53,12 @@ typedef unsigned long long u64;
 #endif
 
 enum {
-  WARPS = 8,                         // of a block
-  LINE = 16,                         // bytes of a load
-  LOADS = 4,                         // of a thread, in flight together
-  TILE = 32 * LOADS * LINE,          // bytes
-  PIECE = TILE - LINE + 1 - 1,       // at most, so that any alignment fits a tile
+  WARPS = 8,                 // of a block
+  LINE = 16,                 // bytes of a load
+  LOADS = 4,                 // of a thread, in flight together
+  WINDOW = 128,              // where a warp's loads begin: no request for less is as cheap
+  TILE = 32 * LOADS * LINE,  // bytes
+  PIECE = TILE - WINDOW,     // bytes of a piece at most, so that any alignment fits a tile
 };
 
 // Descriptor is one piece. The host has put a request's pieces in order of place.
@@ -67,7 +74,7 @@ struct Slab {
 };
 
 // Channel is indexed by the wire's channel.
-struct Channel {
+struct ALIGNED Channel {
   u32 base;  // of its first element in an image of the tensor, in elements
   float mean, std;
   u32 unused;
@@ -75,23 +82,29 @@ struct Channel {
 
 enum { SLABS = 32 };
 
-struct Plan {
-  u32 wireBytes;  // of a picture
-  u32 elements;   // of an image
+// Batch is what a launch is told.
+struct Batch {
+  const Descriptor *descriptors;
+  u8 *tensor;
+  u64 *fault;              // why << 32 | index of a descriptor that was left out
+  const Channel *channel;  // all of them
+  u32 count, images;       // descriptors; images that fit the tensor
+  u32 wireBytes;           // of a picture
+  u32 elements;            // of an image
   u32 channels, pixels;
-  u32 stride;     // from a channel's element to its next, in elements
-  u32 planar;     // the wire is CHW
-  u32 normalise;  // by mean and std
-  u32 magic, shift;  // e / (planar ? pixels : channels) = e * magic >> shift, for e < 2^31
+  u32 stride;              // from a channel's element to its next, in elements
+  u32 planar;              // the wire is CHW
+  u32 normalise;           // by mean and std
+  u32 magic, shift;        // e / (planar ? pixels : channels) = e * magic >> shift, for e < 2^31
   u32 slabs;
   Slab slab[SLABS];
-  Channel channel[1];  // as many as channels
+  Channel three[3];        // the first
 };
 
 // Why a descriptor is not sound, as plan.go has it.
 enum { BAD_SLAB = 1, BAD_LENGTH, BAD_OFFSET, BAD_PLACE, BAD_IMAGE, BAD_ORDER };
 
-struct Line {
+struct ALIGNED Line {
   u32 x, y, z, w;
 };
 
@@ -99,13 +112,13 @@ struct Line {
 
 static __device__ __forceinline__ Line readLine(u64 at) {
   Line l;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(l.x), "=r"(l.y), "=r"(l.z), "=r"(l.w) : "l"(at));
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(l.x), "=r"(l.y), "=r"(l.z), "=r"(l.w) : "l"(at));
   return l;
 }
 
 static __device__ __forceinline__ u32 readByte(u64 at) {
   u32 b;
-  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(b) : "l"(at));
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(b) : "l"(at));
   return b;
 }
 
@@ -188,11 +201,12 @@ template <int W> static __device__ __forceinline__ float widen(u32 raw) {
   return single(raw);
 }
 
-template <int T> static __device__ __forceinline__ u32 narrow(float f) {
+// narrow rounds; NANS says whether f may be a NaN.
+template <int T, bool NANS> static __device__ __forceinline__ u32 narrow(float f) {
   if (T == U8) return byte(f);
   u32 b = bits(f);
   if (T == F32) return b;
-  if ((b & 0x7fffffff) > 0x7f800000) {
+  if (NANS && (b & 0x7fffffff) > 0x7f800000) {
     u32 payload = b >> 13 & 0x3ff;
     return b >> 16 & 0x8000 | 0x7c00 | (payload ? payload : 0x200);
   }
@@ -208,19 +222,10 @@ template <int W, int T> static __device__ __forceinline__ u32 convert(u32 raw, b
   if (!normalise && W == T) return raw;
   float f = widen<W>(raw);
   if (normalise) f = normal<W>(f, mean, std);
-  return narrow<T>(f);
+  return narrow<T, W != U8>(f);
 }
 
 // ---- pieces
-
-struct Batch {
-  const Descriptor *descriptors;
-  u32 count;
-  const Plan *plan;
-  u8 *tensor;
-  u32 images;
-  u64 *fault;
-};
 
 // Piece is one that was checked.
 struct Piece {
@@ -229,15 +234,14 @@ struct Piece {
 };
 
 static __device__ __forceinline__ u32 check(const Batch &b, u64 source, u32 place, u32 length, u32 image, u64 *at) {
-  const Plan *p = b.plan;
   u32 slab = source >> 48;
-  if (slab >= p->slabs) return BAD_SLAB;
+  if (slab >= b.slabs) return BAD_SLAB;
   if (length == 0 || length > PIECE) return BAD_LENGTH;
-  u64 offset = source << 16 >> 16, bytes = p->slab[slab].bytes;
+  u64 offset = source << 16 >> 16, bytes = b.slab[slab].bytes;
   if (length > bytes || offset > bytes - length) return BAD_OFFSET;
-  if (length > p->wireBytes || place > p->wireBytes - length) return BAD_PLACE;
+  if (length > b.wireBytes || place > b.wireBytes - length) return BAD_PLACE;
   if (image >= b.images) return BAD_IMAGE;
-  *at = p->slab[slab].base + offset;
+  *at = b.slab[slab].base + offset;
   return 0;
 }
 
@@ -266,16 +270,17 @@ template <class Put> static __device__ __forceinline__ void each(const Batch &b,
     auto load = [&](u32 i) {
       ahead.at = (u64)from(i, at >> 32) << 32 | from(i, at);
       ahead.place = from(i, place), ahead.length = from(i, length), ahead.image = from(i, image);
-      u32 lines = ahead.length ? ((ahead.at & (LINE - 1)) + ahead.length + LINE - 1) / LINE : 0;
-      u64 first = ahead.at & ~(u64)(LINE - 1);
+      u64 first = ahead.at & ~(u64)(WINDOW - 1);
+      u32 before = (ahead.at - first) / LINE, lines = ahead.length ? (ahead.at - first + ahead.length + LINE - 1) / LINE : 0;
 #pragma unroll
       for (u32 k = 0; k < LOADS; k++)
-        if (lane + 32 * k < lines) line[k] = readLine(first + LINE * (lane + 32 * k));
+        if (lane + 32 * k < lines && (k || lane >= before)) line[k] = readLine(first + LINE * (lane + 32 * k));
     };
     load(0);
+#pragma unroll 1
     for (u32 i = 0; i < n; i++) {
       Piece p = ahead;
-      u32 skew = p.at & (LINE - 1), lines = (skew + p.length + LINE - 1) / LINE;
+      u32 skew = p.at & (WINDOW - 1), lines = (skew + p.length + LINE - 1) / LINE;
       together();  // the tile is read no more
 #pragma unroll
       for (u32 k = 0; k < LOADS; k++)
@@ -295,12 +300,13 @@ static __device__ __forceinline__ u32 word(const u8 *tile, u32 o) {
 
 // gather_copy: the tensor's bits are the wire's.
 static __device__ __forceinline__ void putCopy(const Batch &b, const Piece &p, const u8 *tile, u32 skew) {
-  u8 *to = b.tensor + (u64)p.image * b.plan->wireBytes + p.place;
+  u8 *to = b.tensor + (u64)p.image * b.wireBytes + p.place;
   u32 lane = LANE;
   u32 head = (u32)(0 - (u64)to) & (LINE - 1);
   if (head > p.length) head = p.length;
   u32 lines = (p.length - head) / LINE, tail = head + lines * LINE;
   Line *out = (Line *)(to + head);
+#pragma unroll 1
   for (u32 i = lane; i < lines; i += 32) {
     u32 o = skew + head + i * LINE, s = o << 3 & 31;
     const u32 *w = (const u32 *)tile + (o >> 2);
@@ -325,12 +331,13 @@ template <int T> static __device__ __forceinline__ void store4(typename Element<
 // Pictures of three u8 channels, HWC, go four pixels, 12 bytes, a thread: so
 // four elements of a plane are one store. The number of pixels is a multiple of
 // four.
-template <int T, bool NORMALISE, bool PLANES>
-static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, const u8 *tile, u32 skew, const Channel *channel) {
+template <int T, bool PLANES>
+static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, const u8 *tile, u32 skew) {
   typedef typename Element<T>::type E;
-  E *image = (E *)b.tensor + (u64)p.image * b.plan->elements;
+  E *image = (E *)b.tensor + (u64)p.image * b.elements;
   u32 lane = LANE, end = p.place + p.length;
   u32 first = (p.place + 11) / 12, last = end / 12;
+#pragma unroll 1
   for (u32 g = first + lane; g < last; g += 32) {
     u32 o = skew + g * 12 - p.place, s = o << 3 & 31;
     const u32 *w = (const u32 *)tile + (o >> 2);
@@ -339,15 +346,15 @@ static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, 
     u32 e[12];
 #pragma unroll
     for (u32 i = 0; i < 12; i++) {
-      const Channel &c = channel[i % 3];
-      e[i] = convert<U8, T>(x[i / 4] >> i % 4 * 8 & 0xff, NORMALISE, c.mean, c.std);
+      const Channel &c = b.three[i % 3];
+      e[i] = convert<U8, T>(x[i / 4] >> i % 4 * 8 & 0xff, b.normalise, c.mean, c.std);
     }
     if (PLANES) {
 #pragma unroll
-      for (u32 c = 0; c < 3; c++) store4<T>(image + channel[c].base + g * 4, e[c], e[c + 3], e[c + 6], e[c + 9]);
+      for (u32 c = 0; c < 3; c++) store4<T>(image + b.three[c].base + g * 4, e[c], e[c + 3], e[c + 6], e[c + 9]);
     } else {
       E *to = image + g * 12;
-      bool turned = channel[0].base;
+      bool turned = b.three[0].base;
 #pragma unroll
       for (u32 i = 0; i < 12; i += 3) {
         u32 a = e[i], c = e[i + 2];
@@ -363,8 +370,8 @@ static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, 
   u32 i = lane < head ? lane : tail + lane - head;
   if (i < p.length) {
     u32 at = p.place + i, pixel = at / 3, c = at - pixel * 3;
-    Channel ch = c == 0 ? channel[0] : c == 1 ? channel[1] : channel[2];
-    image[ch.base + pixel * (PLANES ? 1 : 3)] = (E)convert<U8, T>(tile[skew + i], NORMALISE, ch.mean, ch.std);
+    const Channel &ch = b.three[c];
+    image[ch.base + pixel * (PLANES ? 1 : 3)] = (E)convert<U8, T>(tile[skew + i], b.normalise, ch.mean, ch.std);
   }
 }
 
@@ -372,8 +379,10 @@ static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, 
 // after it end; *why says why not.
 static __device__ __forceinline__ u32 assemble(const Batch &b, const Piece &p, const u8 *tile, u32 skew, u32 index, u32 have, u32 size, u32 *why) {
   u32 raw = 0;
+#pragma unroll 1
   for (u32 i = 0; i < have; i++) raw |= (u32)tile[skew + p.length - have + i] << 8 * i;
   u32 place = p.place + p.length;
+#pragma unroll 1
   while (have < size) {
     u64 at;
     if (++index >= b.count) {
@@ -386,6 +395,7 @@ static __device__ __forceinline__ u32 assemble(const Batch &b, const Piece &p, c
       *why = BAD_ORDER;
       return 0;
     }
+#pragma unroll 1
     for (u32 i = 0; i < (d.w & 0xffff) && have < size; i++, have++, place++) raw |= readByte(at + i) << 8 * have;
   }
   return raw;
@@ -393,18 +403,19 @@ static __device__ __forceinline__ u32 assemble(const Batch &b, const Piece &p, c
 
 // Any input, an element a thread.
 template <int W, int T>
-static __device__ __forceinline__ void putAny(const Batch &b, const Piece &p, const u8 *tile, u32 skew, u32 index, const Plan &plan) {
+static __device__ __forceinline__ void putAny(const Batch &b, const Piece &p, const u8 *tile, u32 skew, u32 index) {
   typedef typename Element<T>::type E;
   const u32 size = W == U8 ? 1 : W == F16 ? 2 : 4;
-  E *image = (E *)b.tensor + (u64)p.image * plan.elements;
+  E *image = (E *)b.tensor + (u64)p.image * b.elements;
   auto put = [&](u32 e, u32 raw) {
-    u32 q = (u64)e * plan.magic >> plan.shift, r = e - q * (plan.planar ? plan.pixels : plan.channels);
-    u32 c = plan.planar ? q : r, pixel = plan.planar ? r : q;
-    const Channel ch = b.plan->channel[c];
-    image[ch.base + pixel * plan.stride] = (E)convert<W, T>(raw, plan.normalise, ch.mean, ch.std);
+    u32 q = (u64)e * b.magic >> b.shift, r = e - q * (b.planar ? b.pixels : b.channels);
+    u32 c = b.planar ? q : r, pixel = b.planar ? r : q;
+    const Channel ch = b.channel[c];
+    image[ch.base + pixel * b.stride] = (E)convert<W, T>(raw, b.normalise, ch.mean, ch.std);
   };
   // The first element that begins here, and the first that does not end here.
   u32 end = p.place + p.length, first = (p.place + size - 1) / size, last = end / size;
+#pragma unroll 1
   for (u32 e = first + LANE; e < last; e += 32) {
     u32 o = skew + e * size - p.place;
     put(e, W == U8 ? tile[o] : W == F16 ? word(tile, o) & 0xffff : word(tile, o));
@@ -424,45 +435,56 @@ static __device__ __forceinline__ void putAny(const Batch &b, const Piece &p, co
 
 // ---- kernels
 
-#define GATHER(name) \
-  extern "C" __global__ void __launch_bounds__(WARPS * 32) \
-  name(const Descriptor *descriptors, u32 count, const Plan *plan, u8 *tensor, u32 images, u64 *fault)
-#define BATCH {descriptors, count, plan, tensor, images, fault}
+#define GATHER(name) extern "C" __global__ void __launch_bounds__(WARPS * 32) name(const __grid_constant__ Batch b)
 
 GATHER(gather_copy) {
-  Batch b = BATCH;
   each(b, [&](const Piece &p, const u8 *tile, u32 skew, u32) { putCopy(b, p, tile, skew); });
 }
 
-template <int T, bool NORMALISE, bool PLANES> static __device__ __forceinline__ void three(const Batch &b) {
-  Channel channel[3] = {b.plan->channel[0], b.plan->channel[1], b.plan->channel[2]};
-  each(b, [&](const Piece &p, const u8 *tile, u32 skew, u32) { putThree<T, NORMALISE, PLANES>(b, p, tile, skew, channel); });
+#define THREE(name, T, PLANES)                                                                                    \
+  GATHER(name) {                                                                                                  \
+    each(b, [&](const Piece &p, const u8 *tile, u32 skew, u32) { putThree<T, PLANES>(b, p, tile, skew); });       \
+  }
+
+THREE(gather_three_u8_planes, U8, true)
+THREE(gather_three_u8_pixels, U8, false)
+THREE(gather_three_f16_planes, F16, true)
+THREE(gather_three_f16_pixels, F16, false)
+THREE(gather_three_f32_planes, F32, true)
+THREE(gather_three_f32_pixels, F32, false)
+
+#define ANY(name, W, T)                                                                                              \
+  GATHER(name) {                                                                                                     \
+    each(b, [&](const Piece &p, const u8 *tile, u32 skew, u32 index) { putAny<W, T>(b, p, tile, skew, index); });    \
+  }
+
+ANY(gather_any_u8_u8, U8, U8)
+ANY(gather_any_u8_f16, U8, F16)
+ANY(gather_any_u8_f32, U8, F32)
+ANY(gather_any_f16_u8, F16, U8)
+ANY(gather_any_f16_f16, F16, F16)
+ANY(gather_any_f16_f32, F16, F32)
+ANY(gather_any_f32_u8, F32, U8)
+ANY(gather_any_f32_f16, F32, F16)
+ANY(gather_any_f32_f32, F32, F32)
+
+// ---- the way back
+
+// Fetch is what a batch's outputs need: parts of device memory that go to pinned
+// host memory, each side aligned to a line.
+enum { PARTS = 32 };
+
+struct Fetch {
+  u64 from[PARTS], to[PARTS], bytes[PARTS];
+  u32 parts;
+};
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) fetch(const __grid_constant__ Fetch f) {
+  u32 thread = (BLOCK * WARPS + WARP) * 32 + LANE, threads = BLOCKS * WARPS * 32;
+  for (u32 p = 0; p < f.parts; p++) {
+    u64 lines = f.bytes[p] / LINE, rest = f.bytes[p] % LINE;
+#pragma unroll 1
+    for (u64 i = thread; i < lines; i += threads) ((Line *)f.to[p])[i] = ((const Line *)f.from[p])[i];
+    if (thread < rest) ((u8 *)f.to[p])[lines * LINE + thread] = ((const u8 *)f.from[p])[lines * LINE + thread];
+  }
 }
-
-#define THREE(type, T) \
-  GATHER(gather_three_##type##_planes) { three<T, false, true>(BATCH); } \
-  GATHER(gather_three_##type##_planes_normal) { three<T, true, true>(BATCH); } \
-  GATHER(gather_three_##type##_pixels) { three<T, false, false>(BATCH); } \
-  GATHER(gather_three_##type##_pixels_normal) { three<T, true, false>(BATCH); }
-
-THREE(u8, U8)
-THREE(f16, F16)
-THREE(f32, F32)
-
-template <int W, int T> static __device__ __forceinline__ void any(const Batch &b) {
-  const Plan plan = *b.plan;
-  each(b, [&](const Piece &p, const u8 *tile, u32 skew, u32 index) { putAny<W, T>(b, p, tile, skew, index, plan); });
-}
-
-#define ANY(wire, W, tensor_, T) \
-  GATHER(gather_any_##wire##_##tensor_) { any<W, T>(BATCH); }
-
-ANY(u8, U8, u8, U8)
-ANY(u8, U8, f16, F16)
-ANY(u8, U8, f32, F32)
-ANY(f16, F16, u8, U8)
-ANY(f16, F16, f16, F16)
-ANY(f16, F16, f32, F32)
-ANY(f32, F32, u8, U8)
-ANY(f32, F32, f16, F16)
-ANY(f32, F32, f32, F32)

@@ -1,0 +1,392 @@
+// Package gpu is a CUDA device behind libml's interface: a kernel reads the pieces
+// of requests over PCIe from slabs in pinned host memory and writes the batch
+// tensor to device memory, converted, in one launch.
+//
+// The way of a batch, all on its slot's stream:
+//
+//	Gather   1. device.Order checks a private copy of each request's pieces
+//	         2. they become descriptors in the slot's pinned memory
+//	         3. one launch of the gather kernel (gather.cu); an event after it
+//	Pad      4. the images up to the ladder's step are set to zero
+//	         5. (the framework's work)
+//	Fetch    6. outputs are copied to the results, in shared memory, registered;
+//	            an event; then the stream writes the batch's number to a word
+//	Done     7. the word is looked at: a read of memory, no call into CUDA
+//	Wait     8. asleep for most of the time that batches of this size took lately,
+//	            then looking at the word
+//
+// Slots 0 and 2 have the same tensors, and so have 1 and 3.
+//
+// It builds where there is no CUDA and no cgo; then New says what is missing.
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+)
+
+// inFlight is how many batches may be in flight together: while one runs, the next
+// one's packets cross PCIe.
+const inFlight = 2
+
+// What a Device refuses.
+var (
+	// ErrSlot is returned for a slot that is not 0 to device.Slots-1.
+	ErrSlot = errors.New("no such slot")
+	// ErrTensor is returned when a batch does not lie in its slot's input tensor,
+	// does not fit it, or is not aligned.
+	ErrTensor = errors.New("batch does not fit its tensor")
+	// ErrBusy is returned when a slot is to be moved that has work in flight.
+	ErrBusy = errors.New("slot is in flight")
+)
+
+// Options say which device, and how it is handed out.
+type Options struct {
+	// Device is what cuda.Find takes: "cuda", "cuda:1", a UUID or its beginning.
+	Device string
+	// Grain is what cuda.Device.Split takes: multiprocessors to a group, 0 for the
+	// driver's own.
+	Grain int
+}
+
+// Device is a GPU. It implements device.Partitioned.
+type Device struct {
+	device  cuda.Device
+	grain   int
+	context *cuda.Context
+	kernel  *Kernel
+	control []byte // pinned; a line of each slot, see slot.go
+	slots   [device.Slots]slot
+
+	slabs     [][]byte // registered
+	slabBytes []uint64
+	shared    []byte       // registered
+	memory    cuda.Pointer // of all tensors
+	images    int          // of the largest batch
+
+	lost atomic.Bool
+
+	mu    sync.Mutex // guards what follows, and lanes of slots while they are moved
+	split *cuda.Split
+}
+
+var _ device.Partitioned = (*Device)(nil)
+
+// SharedBytes is how much shared memory Tensors needs: the outputs of the batches
+// that may be in flight together.
+func SharedBytes(sizes device.Sizes) int {
+	n := 0
+	for _, o := range sizes.Outputs {
+		n += models.Aligned(o)
+	}
+	return inFlight * n
+}
+
+// New makes a device that gathers for an input: its context, in 0.1 s, streams and
+// the kernel, compiled by the driver in 0.05 s. The calling thread is locked, and
+// bound to the context from here on. An input that makes no sense is cpu.ErrInput;
+// where there is no driver or no such device the errors are package cuda's.
+func New(in models.Input, o Options) (_ *Device, err error) {
+	found, err := cuda.Find(o.Device)
+	if err != nil {
+		return nil, fmt.Errorf("open GPU: %w", err)
+	}
+	d := &Device{device: found, grain: o.Grain}
+	defer func() {
+		if err != nil {
+			err = d.fail("open GPU", err)
+			d.Close()
+		}
+	}()
+	if d.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
+		return nil, err
+	}
+	if err := d.Bind(); err != nil {
+		return nil, err
+	}
+	if d.kernel, err = NewKernel(d.context, in); err != nil {
+		return nil, err
+	}
+	if d.control, err = d.context.AllocateHost(device.Slots * controlBytes); err != nil {
+		return nil, err
+	}
+	clear(d.control)
+	whole := &place{}
+	for i := range d.slots {
+		if err := d.slots[i].open(d, i, whole); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// Name is the GPU's UUID.
+func (d *Device) Name() string { return d.device.UUID() }
+
+// InFlight is 2.
+func (d *Device) InFlight() int { return inFlight }
+
+// Bind makes the context the calling thread's, and has the kernel wake the thread
+// from its naps on time (its timer slack is 50 µs otherwise).
+func (d *Device) Bind() error {
+	if err := d.context.Bind(); err != nil {
+		return d.fail("bind", err)
+	}
+	const slack = time.Microsecond
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(slack), 0, 0, 0); err != nil {
+		return fmt.Errorf("bind: set the thread's timer slack: %w", err)
+	}
+	return nil
+}
+
+// fail names what failed, and makes it device.ErrLost where CUDA says that nothing
+// will work again. A driver that has lost a device says so at whatever is called
+// next.
+func (d *Device) fail(doing string, err error) error {
+	if errors.Is(err, cuda.ErrLost) {
+		d.lost.Store(true)
+		return fmt.Errorf("%s: %w: %w", doing, device.ErrLost, err)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// AddSlab pins a slab, for reading only: 1 GiB takes about 20 ms on huge pages and
+// ten times as long on small ones. There may be Slabs.
+func (d *Device) AddSlab(mem []byte) error {
+	at, err := d.context.Register(mem, true)
+	if err != nil {
+		return d.fail("add slab", err)
+	}
+	if err := d.kernel.AddSlab(at, len(mem)); err != nil {
+		return errors.Join(err, d.context.Unregister(mem))
+	}
+	d.slabs, d.slabBytes = append(d.slabs, mem), append(d.slabBytes, uint64(len(mem)))
+	return nil
+}
+
+// Tensors allocates input and outputs of two batches in device memory and lays
+// their results out in shared, which it pins; it needs SharedBytes of it, and its
+// pages are whole or the caller's. device.ErrShared and, wrapped, cuda.ErrOutOfMemory
+// are what to expect.
+func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors, err error) {
+	need := SharedBytes(sizes)
+	if len(shared) < need {
+		return nil, fmt.Errorf("%w: %d bytes, the outputs of %d batches take %d", device.ErrShared, len(shared), inFlight, need)
+	}
+	if d.memory != 0 {
+		return nil, errors.New("tensors are made once")
+	}
+	defer func() {
+		if err != nil {
+			err = d.fail("make tensors", err)
+		}
+	}()
+	batch := append([]int{sizes.Input}, sizes.Outputs...)
+	bytes := 0
+	for _, n := range batch {
+		bytes += models.Aligned(n)
+	}
+	if d.memory, err = d.context.Allocate(max(1, inFlight*bytes)); err != nil {
+		return nil, err
+	}
+	if need > 0 {
+		if _, err := d.context.Register(shared[:need], false); err != nil {
+			return nil, err
+		}
+		d.shared = shared[:need]
+	}
+	d.images = sizes.Input / d.kernel.plan.imageBytes
+	tensors := make([]device.Tensors, device.Slots)
+	for i := range tensors {
+		n := i % inFlight
+		laid, err := device.Lay(cuda.Bytes(d.memory+cuda.Pointer(n*bytes), bytes), batch...)
+		if err != nil {
+			return nil, err
+		}
+		results, err := device.Lay(shared[n*need/inFlight:(n+1)*need/inFlight], sizes.Outputs...)
+		if err != nil {
+			return nil, err
+		}
+		tensors[i] = device.Tensors{Input: laid[0], Outputs: laid[1:], Results: results}
+		if err := d.slots[i].prepare(d, tensors[i]); err != nil {
+			return nil, err
+		}
+	}
+	return tensors, nil
+}
+
+// Gather checks the requests and queues one launch for all of them. It allocates
+// only where the requests are in more pieces than any before.
+func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []bool) error {
+	s, err := d.slot(slot)
+	if err == nil {
+		err = s.holds(d, dst, len(reqs))
+	}
+	if err != nil {
+		return fmt.Errorf("gather %d requests: %w", len(reqs), err)
+	}
+	if err := s.settled(); err != nil {
+		return d.fail("gather", err)
+	}
+	count, first := 0, (*device.RequestError)(nil)
+	for i, req := range reqs {
+		next, bad, err := s.describe(d, count, req, i)
+		if errors.Is(err, errMemory) {
+			return d.fail("gather", err)
+		}
+		refused[i] = err != nil
+		if err == nil {
+			count = next
+			continue
+		}
+		if err := s.blank(d, dst, i, i+1); err != nil {
+			return d.fail("gather", err)
+		}
+		if first == nil {
+			first = &device.RequestError{Request: i, Piece: bad, Err: err}
+		}
+	}
+	if err := s.gather(d, dst, count, len(reqs)); err != nil {
+		return d.fail("gather", err)
+	}
+	if first != nil {
+		return first
+	}
+	return nil
+}
+
+// Pad queues the blanking of images from up to, not including, to.
+func (d *Device) Pad(slot int, dst []byte, from, to int) error {
+	s, err := d.slot(slot)
+	if err == nil && (from < 0 || to < from) {
+		err = ErrTensor
+	}
+	if err == nil {
+		err = s.holds(d, dst, to)
+	}
+	if err != nil {
+		return fmt.Errorf("pad images %d to %d: %w", from, to, err)
+	}
+	if from == to {
+		return nil
+	}
+	if err := s.blank(d, dst, from, to); err != nil {
+		return d.fail("pad", err)
+	}
+	if err := s.gathered.Record(s.lane.stream); err != nil {
+		return d.fail("pad", err)
+	}
+	return nil
+}
+
+// Fetch queues the copy of the first images' outputs, and the word that Done and
+// Wait look for.
+func (d *Device) Fetch(slot int, images int) error {
+	s, err := d.slot(slot)
+	if err == nil && (images < 0 || images > d.images) {
+		err = fmt.Errorf("%w: it has %d", ErrTensor, d.images)
+	}
+	if err != nil {
+		return fmt.Errorf("fetch outputs of %d images: %w", images, err)
+	}
+	if err := s.fetch(d, images); err != nil {
+		return d.fail("fetch", err)
+	}
+	return nil
+}
+
+// Done reads a word that the stream writes. About every millisecond it asks the
+// driver whether the stream has failed, which then would never write it.
+func (d *Device) Done(slot int) (bool, error) {
+	s, err := d.slot(slot)
+	if err != nil {
+		return true, fmt.Errorf("look at slot %d: %w", slot, err)
+	}
+	done, err := s.look(shm.Now())
+	if err != nil {
+		return true, d.fail("look at batch", err)
+	}
+	return done, nil
+}
+
+// Wait sleeps and spins until the stream has written the slot's word. inferred is
+// the time between the events after the gather and after the outputs' copy; 0 where
+// there was no gather or no Fetch. A descriptor that the kernel did not take is
+// ErrDescriptor.
+func (d *Device) Wait(slot int) (inferred time.Duration, err error) {
+	s, err := d.slot(slot)
+	if err != nil {
+		return 0, fmt.Errorf("wait for slot %d: %w", slot, err)
+	}
+	if inferred, err = s.wait(d); err != nil {
+		return 0, d.fail("wait for batch", err)
+	}
+	return inferred, nil
+}
+
+func (d *Device) slot(i int) (*slot, error) {
+	if i < 0 || i >= len(d.slots) {
+		return nil, ErrSlot
+	}
+	if d.lost.Load() {
+		return nil, device.ErrLost
+	}
+	return &d.slots[i], nil
+}
+
+// Close gives back what New, AddSlab, Tensors and Repartition took, on a bound
+// thread. It goes on where something cannot be given back, as nothing can once the
+// device is lost, and returns the first error.
+func (d *Device) Close() error {
+	var errs closing
+	for i := range d.slots {
+		d.slots[i].close(d, &errs)
+	}
+	if d.kernel != nil {
+		errs.add(d.kernel.Close())
+		d.kernel = nil
+	}
+	if d.memory != 0 {
+		errs.add(d.context.Free(d.memory))
+		d.memory = 0
+	}
+	if d.control != nil {
+		errs.add(d.context.FreeHost(d.control))
+		d.control = nil
+	}
+	for _, s := range d.slabs {
+		errs.add(d.context.Unregister(s))
+	}
+	d.slabs, d.slabBytes = nil, nil
+	if d.shared != nil {
+		errs.add(d.context.Unregister(d.shared))
+		d.shared = nil
+	}
+	if d.context != nil {
+		errs.add(d.context.Close())
+		d.context = nil
+	}
+	if errs.first != nil {
+		return d.fail("close GPU", errs.first)
+	}
+	return nil
+}
+
+// closing keeps the first error of many.
+type closing struct{ first error }
+
+func (c *closing) add(err error) {
+	if c.first == nil {
+		c.first = err
+	}
+}

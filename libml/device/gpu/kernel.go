@@ -1,0 +1,167 @@
+package gpu
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/models"
+)
+
+func floatBits(f float32) uint32 { return math.Float32bits(f) }
+
+// blocks is how many blocks a launch has at most. Sixteen read host memory as fast
+// as PCIe carries it where the conversion is cheap, thirty-two in any case
+// (docs/benchmarks/h200.md); more would only take multiprocessors from inference.
+const blocks = 32
+
+// Kernel is the gather, compiled in a context for one input. It knows nothing of
+// slots or requests: what it is launched with is the caller's to keep.
+type Kernel struct {
+	context  *cuda.Context
+	plan     plan
+	module   *cuda.Module
+	gather   cuda.Function
+	fetch    cuda.Function
+	channels cuda.Pointer
+	slabs    []slab
+}
+
+type slab struct {
+	at    cuda.Pointer
+	bytes int
+}
+
+// NewKernel compiles the kernel for an input. The calling thread is bound to the
+// context. An input that device/cpu does not take is refused with its error,
+// cpu.ErrInput.
+func NewKernel(context *cuda.Context, in models.Input) (*Kernel, error) {
+	return newKernel(context, in, kernelOf(&in))
+}
+
+// NewGeneralKernel is NewKernel without the kernels that are made for some inputs,
+// for tests.
+func NewGeneralKernel(context *cuda.Context, in models.Input) (*Kernel, error) {
+	return newKernel(context, in, anyKernel(&in))
+}
+
+func newKernel(context *cuda.Context, in models.Input, name string) (_ *Kernel, err error) {
+	// What the CPU does not gather no device does, for the same reasons.
+	if _, err := cpu.New(in, nil); err != nil {
+		return nil, err
+	}
+	k := &Kernel{context: context, plan: newPlan(&in)}
+	k.plan.kernel = name
+	text, err := kernels(name, "fetch")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			k.Close()
+		}
+	}()
+	if k.module, err = context.Load(text); err != nil {
+		return nil, err
+	}
+	if k.gather, err = k.module.Function(name); err != nil {
+		return nil, err
+	}
+	if k.fetch, err = k.module.Function("fetch"); err != nil {
+		return nil, err
+	}
+	if k.channels, err = context.Allocate(len(k.plan.channels)); err != nil {
+		return nil, err
+	}
+	return k, k.upload()
+}
+
+// upload brings the channels to the device.
+func (k *Kernel) upload() error {
+	stage, err := k.context.AllocateHost(len(k.plan.channels))
+	if err != nil {
+		return err
+	}
+	copy(stage, k.plan.channels)
+	stream, err := k.context.NewStream()
+	if err == nil {
+		if err = stream.Copy(k.channels, cuda.At(stage), len(stage)); err == nil {
+			err = stream.Synchronize()
+		}
+		if e := stream.Destroy(); err == nil {
+			err = e
+		}
+	}
+	if e := k.context.FreeHost(stage); err == nil {
+		err = e
+	}
+	return err
+}
+
+// Name is that of the kernel in gather.cu.
+func (k *Kernel) Name() string { return k.plan.kernel }
+
+// AddSlab lets descriptors name a slab, by the number of slabs added before: bytes
+// of memory that the device reads at an address. Launches made before do not know
+// of it.
+func (k *Kernel) AddSlab(at cuda.Pointer, bytes int) error {
+	if len(k.slabs) == Slabs {
+		return fmt.Errorf("add slab: there are %d already, which is all that the kernel takes", Slabs)
+	}
+	k.slabs = append(k.slabs, slab{at, bytes})
+	return nil
+}
+
+// Launch is a launch's arguments, made once and used one at a time.
+type Launch struct {
+	kernel *Kernel
+	args   *cuda.Args
+	batch  []byte
+	slabs  int
+}
+
+// NewLaunch makes arguments whose faults go to fault: eight bytes that the device
+// can write to (FaultError says what they mean), which are 0 before a launch.
+func (k *Kernel) NewLaunch(fault cuda.Pointer) *Launch {
+	l := &Launch{kernel: k, args: cuda.NewArgs(batchBytes)}
+	l.batch = l.args.Bytes(0)
+	copy(l.batch, k.plan.batch[:])
+	binary.LittleEndian.PutUint64(l.batch[atChannels:], uint64(k.channels))
+	binary.LittleEndian.PutUint64(l.batch[atFault:], uint64(fault))
+	return l
+}
+
+// Gather queues the gather of count descriptors, of memory that the device reads,
+// to a tensor with room for images, aligned to 16 bytes. Descriptors and tensor
+// are in use until it is done. It allocates nothing.
+func (l *Launch) Gather(s cuda.Stream, descriptors cuda.Pointer, count int, tensor cuda.Pointer, images int) error {
+	for ; l.slabs < len(l.kernel.slabs); l.slabs++ {
+		slab := l.kernel.slabs[l.slabs]
+		setSlab(l.batch, l.slabs, slab.at, slab.bytes)
+	}
+	binary.LittleEndian.PutUint64(l.batch[atDescriptors:], uint64(descriptors))
+	binary.LittleEndian.PutUint64(l.batch[atTensor:], uint64(tensor))
+	binary.LittleEndian.PutUint32(l.batch[atCount:], uint32(count))
+	binary.LittleEndian.PutUint32(l.batch[atImages:], uint32(images))
+	grid := uint32(min(blocks, (count+warps-1)/warps))
+	return l.kernel.gather.Launch([3]uint32{grid, 1, 1}, [3]uint32{warps * 32, 1, 1}, 0, s, l.args)
+}
+
+// Close gives back what NewKernel took; nothing is in flight.
+func (k *Kernel) Close() error {
+	var errs []error
+	if k.channels != 0 {
+		errs = append(errs, k.context.Free(k.channels))
+	}
+	if k.module != nil {
+		errs = append(errs, k.module.Unload())
+	}
+	k.channels, k.module = 0, nil
+	if i := slices.IndexFunc(errs, func(err error) bool { return err != nil }); i >= 0 {
+		return errs[i]
+	}
+	return nil
+}

@@ -1,0 +1,209 @@
+package gpu
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/bits"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+)
+
+// What gather.cu has as well.
+const (
+	// Slabs is how many slabs a device can have.
+	Slabs = 32
+	// PieceBytes is how long a descriptor's piece can be: a warp's tile, less what
+	// an address that is not aligned takes. Longer ones are cut.
+	PieceBytes = 2048 - 128
+	// DescriptorBytes is the size of a descriptor in memory.
+	DescriptorBytes = 16
+	warps           = 8 // of a block
+
+	// Batch, which is the kernel's one parameter.
+	atDescriptors = 0
+	atTensor      = 8
+	atFault       = 16
+	atChannels    = 24
+	atCount       = 32
+	atImages      = 36
+	atWireBytes   = 40
+	atElements    = 44
+	atChannelsN   = 48
+	atPixels      = 52
+	atStride      = 56
+	atPlanar      = 60
+	atNormalise   = 64
+	atMagic       = 68
+	atShift       = 72
+	atSlabsN      = 76
+	atSlabs       = 80
+	slabBytes     = 16
+	atThree       = atSlabs + Slabs*slabBytes
+	channelBytes  = 16
+	batchBytes    = atThree + 3*channelBytes
+)
+
+// Descriptor is one piece as the kernel takes it. The pieces of an image stand
+// together, in order of place.
+type Descriptor struct {
+	Slab   uint16
+	Offset uint64 // in the slab; 48 bits
+	Place  uint32 // in the request
+	Length uint16 // 1 to PieceBytes
+	Image  uint16
+}
+
+// Put writes the descriptor to its DescriptorBytes.
+func (d Descriptor) Put(to []byte) {
+	to = to[:DescriptorBytes]
+	binary.LittleEndian.PutUint64(to, uint64(d.Slab)<<48|d.Offset)
+	binary.LittleEndian.PutUint64(to[8:], uint64(d.Image)<<48|uint64(d.Length)<<32|uint64(d.Place))
+}
+
+// cut writes descriptors for pieces in order, from index n of memory on, and
+// returns the index past the last; ok is false where memory is too small. Where a
+// long piece is cut no element is: elements of a picture are 1, 2 or 4 bytes and
+// its pixels of three channels 3, 6 or 12.
+func cut(memory []byte, n int, pieces []shm.Piece, image int) (next int, ok bool) {
+	const whole = 12
+	for i := range pieces {
+		p := &pieces[i]
+		offset, place, left := p.Offset, p.Place, int(p.Length)
+		for left > 0 {
+			length := left
+			if left > PieceBytes {
+				length = PieceBytes - int(place%whole)
+			}
+			if len(memory) < (n+1)*DescriptorBytes {
+				return n, false
+			}
+			Descriptor{Slab: p.Slab, Offset: offset, Place: place, Length: uint16(length), Image: uint16(image)}.Put(memory[n*DescriptorBytes:])
+			n++
+			offset, place, left = offset+uint64(length), place+uint32(length), left-length
+		}
+	}
+	return n, true
+}
+
+// Why the kernel left a descriptor out; they are gather.cu's BAD_... by index.
+var whys = []error{
+	errors.New("for no reason that is known"),
+	errors.New("its slab is unknown"),
+	fmt.Errorf("it is not 1 to %d bytes long", PieceBytes),
+	errors.New("it reaches outside its slab"),
+	errors.New("it reaches outside its request"),
+	errors.New("its image is not in the tensor"),
+	errors.New("an element is cut, and its other part is not in the piece beside it"),
+}
+
+// ErrDescriptor is returned when the kernel was given a descriptor that is not
+// sound. The host checks them before, so that this is a fault of the host's.
+var ErrDescriptor = errors.New("the gather kernel left out a descriptor")
+
+// FaultError says what a fault word of the kernel's means; it is nil of 0.
+func FaultError(word uint64) error {
+	if word == 0 {
+		return nil
+	}
+	why, index := word>>32, uint32(word)
+	if why >= uint64(len(whys)) {
+		why = 0
+	}
+	return fmt.Errorf("%w: the one of index %d: %w", ErrDescriptor, index, whys[why])
+}
+
+// plan is what becomes of a picture, worked out once.
+type plan struct {
+	kernel     string
+	imageBytes int
+	wireBytes  int
+	batch      [batchBytes]byte // all but what a launch sets
+	channels   []byte           // every channel's, as the kernel has it
+}
+
+// newPlan plans for an input that device/cpu takes.
+func newPlan(in *models.Input) plan {
+	pixels := in.Height * in.Width
+	p := plan{kernel: kernelOf(in), imageBytes: in.TensorBytes(), wireBytes: in.WireBytes(), channels: make([]byte, in.Channels*channelBytes)}
+	put := binary.LittleEndian.PutUint32
+	flag := func(at int, set bool) {
+		if set {
+			put(p.batch[at:], 1)
+		}
+	}
+	stride, divisor := 1, in.Channels
+	if in.TensorLayout == models.HWC {
+		stride = in.Channels
+	}
+	if in.WireLayout == models.CHW {
+		divisor = pixels
+	}
+	magic, shift := division(uint32(divisor))
+	put(p.batch[atWireBytes:], uint32(p.wireBytes))
+	put(p.batch[atElements:], uint32(pixels*in.Channels))
+	put(p.batch[atChannelsN:], uint32(in.Channels))
+	put(p.batch[atPixels:], uint32(pixels))
+	put(p.batch[atStride:], uint32(stride))
+	flag(atPlanar, in.WireLayout == models.CHW)
+	flag(atNormalise, len(in.Mean) > 0)
+	put(p.batch[atMagic:], magic)
+	put(p.batch[atShift:], shift)
+	for c := range in.Channels {
+		to := c
+		if in.ReverseChannels {
+			to = in.Channels - 1 - c
+		}
+		base := to
+		if in.TensorLayout == models.CHW {
+			base = to * pixels
+		}
+		channel := p.channels[c*channelBytes:]
+		put(channel, uint32(base))
+		if len(in.Mean) > 0 {
+			put(channel[4:], floatBits(in.Mean[to]))
+			put(channel[8:], floatBits(in.Std[to]))
+		}
+	}
+	copy(p.batch[atThree:], p.channels)
+	return p
+}
+
+// kernelOf names the fastest kernel for an input.
+func kernelOf(in *models.Input) string {
+	switch {
+	case in.WireType == in.TensorType && len(in.Mean) == 0 &&
+		(in.Channels == 1 || in.WireLayout == in.TensorLayout && !in.ReverseChannels):
+		return "gather_copy"
+	case in.WireType == models.U8 && in.WireLayout == models.HWC && in.Channels == 3 && in.Height*in.Width%4 == 0:
+		if in.TensorLayout == models.CHW {
+			return "gather_three_" + string(in.TensorType) + "_planes"
+		}
+		return "gather_three_" + string(in.TensorType) + "_pixels"
+	}
+	return anyKernel(in)
+}
+
+// anyKernel names the kernel that takes every input of these types.
+func anyKernel(in *models.Input) string {
+	return "gather_any_" + string(in.WireType) + "_" + string(in.TensorType)
+}
+
+// division is how e / d is done for e below 2^31 and d from 1 to 2^31: e * magic >>
+// shift, in 64 bits. With l = ceil(log2 d), magic is 2^(31+l) / d rounded up, so
+// magic * d is too large by less than d, which is 2^l at most; times e that is less
+// than 2^(31+l), too little to reach the next quotient. magic is below 2^32.
+func division(d uint32) (magic, shift uint32) {
+	l := uint32(bits.Len32(d - 1))
+	return uint32((uint64(1)<<(31+l) + uint64(d) - 1) / uint64(d)), 31 + l
+}
+
+// setSlab tells a batch of a slab.
+func setSlab(batch []byte, i int, at cuda.Pointer, bytes int) {
+	slab := batch[atSlabs+i*slabBytes:]
+	binary.LittleEndian.PutUint64(slab, uint64(at))
+	binary.LittleEndian.PutUint64(slab[8:], uint64(bytes))
+	binary.LittleEndian.PutUint32(batch[atSlabsN:], uint32(i+1))
+}

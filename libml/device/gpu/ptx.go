@@ -1,0 +1,35 @@
+package gpu
+
+import (
+	_ "embed"
+	"fmt"
+	"strings"
+)
+
+// ptx is what ptx.sh made of gather.cu: a header, then kernels that each stand
+// alone.
+//
+//go:embed gather.ptx
+var ptx string
+
+// entry begins a kernel, entryEnd ends it.
+const (
+	entry    = ".visible .entry "
+	entryEnd = "\n}\n"
+)
+
+// kernels is the part of the PTX with these kernels and no others, since a driver
+// takes forty milliseconds to compile each.
+func kernels(names ...string) ([]byte, error) {
+	header, _, _ := strings.Cut(ptx, entry)
+	part := []byte(header)
+	for _, name := range names {
+		_, after, found := strings.Cut(ptx, entry+name+"(")
+		body, _, ends := strings.Cut(after, entryEnd)
+		if !found || !ends {
+			return nil, fmt.Errorf("find kernel %q in gather.ptx: there is none", name)
+		}
+		part = append(part, entry+name+"("+body+entryEnd...)
+	}
+	return part, nil
+}

@@ -1,0 +1,295 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/shm"
+)
+
+// A slot's line of the pinned control memory.
+const (
+	controlBytes = 64 // a cache line: nobody else's word is in it
+	atWord       = 0  // u32: the number of the last batch that is done
+	atFaultWord  = 8  // u64: what the gather kernel left out
+)
+
+// slot is where one batch is in flight.
+type slot struct {
+	lane   lane // what it runs on
+	before lane // what it ran on before, which a framework may still hold
+
+	tensors     device.Tensors
+	control     []byte
+	launch      *Launch
+	descriptors []byte // pinned
+	ordered     []shm.Piece
+	gathered    cuda.Event // after gather and padding
+	ended       cuda.Event // after the outputs' copy
+
+	// What is in flight.
+	asked    bool   // something is on the stream
+	fenced   bool   // and the stream will write number when it is done
+	measured int    // 2: both events are recorded
+	number   uint32 // of the last batch
+	images   int    // that are fetched
+	begun    int64  // when it was fenced, shm.Now
+	checked  int64  // when the driver was last asked, shm.Now
+	failed   error
+
+	took []estimate // by images: from fenced to done
+	_    [64]byte   // slots are used from different threads
+}
+
+func (s *slot) open(d *Device, i int, whole *place) (err error) {
+	s.control = d.control[i*controlBytes:][:controlBytes:controlBytes]
+	s.launch = d.kernel.NewLaunch(cuda.At(s.control) + atFaultWord)
+	if s.gathered, err = d.context.NewEvent(true); err != nil {
+		return err
+	}
+	if s.ended, err = d.context.NewEvent(true); err != nil {
+		return err
+	}
+	stream, err := d.context.NewStream()
+	if err != nil {
+		return err
+	}
+	s.lane = lane{stream, whole}
+	whole.lanes++
+	return nil
+}
+
+// prepare makes room for the largest batch in packets of half a kilobyte.
+func (s *slot) prepare(d *Device, tensors device.Tensors) error {
+	const usual = 512
+	s.tensors = tensors
+	s.took = make([]estimate, d.images+1)
+	return s.grow(d, max(1, d.images)*(d.kernel.plan.wireBytes/usual+4))
+}
+
+// grow makes room for so many descriptors, keeping those that there are.
+func (s *slot) grow(d *Device, descriptors int) error {
+	memory, err := d.context.AllocateHost(descriptors * DescriptorBytes)
+	if err != nil {
+		return err
+	}
+	copy(memory, s.descriptors)
+	old := s.descriptors
+	s.descriptors = memory
+	if old == nil {
+		return nil
+	}
+	return d.context.FreeHost(old)
+}
+
+// holds says whether dst, with room for images, lies in the slot's input.
+func (s *slot) holds(d *Device, dst []byte, images int) error {
+	at, input := cuda.At(dst), cuda.At(s.tensors.Input)
+	size := d.kernel.plan.imageBytes
+	switch {
+	case images > len(dst)/size:
+		return fmt.Errorf("%w: %d images of %d bytes, %d bytes", ErrTensor, images, size, len(dst))
+	case at < input || at+cuda.Pointer(len(dst)) > input+cuda.Pointer(len(s.tensors.Input)):
+		return fmt.Errorf("%w: not in the slot's input", ErrTensor)
+	case at%device.TensorAlign != 0:
+		return fmt.Errorf("%w: not aligned to %d bytes", ErrTensor, device.TensorAlign)
+	}
+	return nil
+}
+
+// settled lets a batch that nobody waited for end: its descriptors are written
+// over next.
+func (s *slot) settled() error {
+	if !s.asked {
+		return nil
+	}
+	s.reset()
+	return s.lane.stream.Synchronize()
+}
+
+func (s *slot) reset() { s.asked, s.fenced, s.measured, s.images = false, false, 0, 0 }
+
+// errMemory is wrapped when descriptors have no room.
+var errMemory = errors.New("no memory for descriptors")
+
+// describe writes the descriptors of one request, from index n on.
+func (s *slot) describe(d *Device, n int, req device.Request, image int) (next, bad int, err error) {
+	if uint64(req.Bytes) != uint64(d.kernel.plan.wireBytes) {
+		return n, -1, device.ErrSize
+	}
+	if s.ordered, bad, err = device.Order(s.ordered, req, d.slabBytes); err != nil {
+		return n, bad, err
+	}
+	for {
+		next, ok := cut(s.descriptors, n, s.ordered, image)
+		if ok {
+			return next, -1, nil
+		}
+		if err := s.grow(d, 2*len(s.descriptors)/DescriptorBytes); err != nil {
+			return n, -1, fmt.Errorf("%w: %w", errMemory, err)
+		}
+	}
+}
+
+// gather queues the kernel.
+func (s *slot) gather(d *Device, dst []byte, count, images int) error {
+	s.asked, s.fenced = true, false
+	if count > 0 {
+		if err := s.launch.Gather(s.lane.stream, cuda.At(s.descriptors), count, cuda.At(dst), images); err != nil {
+			return err
+		}
+	}
+	s.measured = 1
+	return s.gathered.Record(s.lane.stream)
+}
+
+// blank queues zeros for images from up to to.
+func (s *slot) blank(d *Device, dst []byte, from, to int) error {
+	s.asked, s.fenced = true, false
+	size := d.kernel.plan.imageBytes
+	return s.lane.stream.Set(cuda.At(dst)+cuda.Pointer(from*size), 0, (to-from)*size)
+}
+
+// fetch queues the outputs' copy and the fence.
+func (s *slot) fetch(d *Device, images int) error {
+	s.asked, s.images = true, images
+	if images > 0 {
+		for o, from := range s.tensors.Outputs {
+			n := len(from) / d.images * images
+			if err := s.lane.stream.Copy(cuda.At(s.tensors.Results[o]), cuda.At(from), n); err != nil {
+				return err
+			}
+		}
+	}
+	if err := s.ended.Record(s.lane.stream); err != nil {
+		return err
+	}
+	if s.measured == 1 {
+		s.measured = 2
+	}
+	return s.fence()
+}
+
+// fence queues the batch's number for the word.
+func (s *slot) fence() error {
+	s.number++
+	if err := s.lane.stream.WriteValue(cuda.At(s.control)+atWord, s.number); err != nil {
+		return err
+	}
+	s.fenced = true
+	s.begun = shm.Now()
+	s.checked = s.begun
+	return nil
+}
+
+// askEvery is how often the driver is asked for errors while a batch is awaited: a
+// stream that failed never writes its word.
+const askEvery = int64(time.Millisecond)
+
+// look says whether what was asked is done.
+func (s *slot) look(now int64) (bool, error) {
+	if s.failed != nil {
+		return true, s.failed
+	}
+	if !s.asked {
+		return true, nil
+	}
+	if !s.fenced {
+		if err := s.fence(); err != nil {
+			s.failed = err
+			return true, err
+		}
+	}
+	if word(s.control, atWord) == s.number {
+		return true, nil
+	}
+	if now-s.checked < askEvery {
+		return false, nil
+	}
+	s.checked = now
+	if _, err := s.lane.stream.Query(); err != nil {
+		s.failed = err
+		return true, err
+	}
+	return false, nil
+}
+
+// wait returns when what was asked is done.
+func (s *slot) wait(d *Device) (inferred time.Duration, err error) {
+	now := shm.Now()
+	done, err := s.look(now)
+	if done && (err != nil || !s.asked) {
+		s.failed = nil
+		s.reset()
+		return 0, err
+	}
+	var expect *estimate
+	if s.images > 0 {
+		expect = &s.took[s.images]
+	} else {
+		expect = new(estimate)
+	}
+	for !done {
+		if n := expect.nap(now - s.begun); n > 0 {
+			doze(n)
+		} else {
+			spin(s.control, s.number)
+		}
+		now = shm.Now()
+		if done, err = s.look(now); err != nil {
+			s.failed = nil
+			s.reset()
+			return 0, err
+		}
+	}
+	expect.add(now - s.begun)
+	both := s.measured == 2
+	s.reset()
+	if fault := word64(s.control, atFaultWord); fault != 0 {
+		clear(s.control[atFaultWord : atFaultWord+8])
+		return 0, FaultError(fault)
+	}
+	if both {
+		if inferred, err = cuda.Elapsed(s.gathered, s.ended); err != nil {
+			return 0, err
+		}
+	}
+	return inferred, nil
+}
+
+// spin looks at the word for about a microsecond, or until it is n.
+func spin(control []byte, n uint32) {
+	for range 256 {
+		if word(control, atWord) == n {
+			return
+		}
+	}
+}
+
+// doze lets n nanoseconds pass in the kernel: Go's own sleep would look for other
+// goroutines first, and rounds to milliseconds when there are none.
+func doze(n int64) {
+	t := unix.NsecToTimespec(n)
+	unix.Nanosleep(&t, nil)
+}
+
+// close gives back what open and prepare took, and lanes.
+func (s *slot) close(d *Device, errs *closing) {
+	s.before.close(errs)
+	s.lane.close(errs)
+	for _, e := range []*cuda.Event{&s.gathered, &s.ended} {
+		if *e != (cuda.Event{}) {
+			errs.add(e.Destroy())
+			*e = cuda.Event{}
+		}
+	}
+	if s.descriptors != nil {
+		errs.add(d.context.FreeHost(s.descriptors))
+		s.descriptors = nil
+	}
+}

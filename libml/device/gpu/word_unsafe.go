@@ -1,0 +1,19 @@
+package gpu
+
+import (
+	"sync/atomic"
+	"unsafe"
+)
+
+// word reads four bytes that the device writes; at is a multiple of four, and
+// control is pinned memory, which is aligned.
+func word(control []byte, at int) uint32 {
+	_ = control[at+3]
+	return atomic.LoadUint32((*uint32)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(control)), at)))
+}
+
+// word64 reads eight; at is a multiple of eight.
+func word64(control []byte, at int) uint64 {
+	_ = control[at+7]
+	return atomic.LoadUint64((*uint64)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(control)), at)))
+}
