@@ -1,0 +1,142 @@
+//go:build cgo
+
+package cuda_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/fake"
+)
+
+func init() {
+	children["open"] = func() error {
+		err := cuda.Open()
+		os.Unsetenv("PENSTOCK_LIBCUDA")
+		if again := cuda.Open(); again != err {
+			return fmt.Errorf("Open says %v, then %v", err, again)
+		}
+		for _, is := range []error{cuda.ErrNoDriver, cuda.ErrNoSymbol, cuda.ErrNoDevice, cuda.ErrLost} {
+			if errors.Is(err, is) {
+				fmt.Printf("[%v] ", is)
+			}
+		}
+		if _, found := cuda.Find("cuda"); err != nil && found != err {
+			return fmt.Errorf("Open says %v, Find %v", err, found)
+		}
+		return err
+	}
+	children["unopened"] = func() error { return cuda.StreamOf(1).Synchronize() }
+	children["context"] = func() error {
+		runtime.LockOSThread()
+		d, err := cuda.Find("cuda")
+		if err != nil {
+			return err
+		}
+		c, err := d.OpenContext(cuda.ScheduleAuto)
+		if err != nil {
+			return err
+		}
+		return errors.Join(c.Bind(), c.Close())
+	}
+	children["SMs"] = func() error {
+		runtime.LockOSThread()
+		d, err := cuda.Find("cuda")
+		if err != nil {
+			return err
+		}
+		c, err := d.OpenContext(cuda.ScheduleAuto)
+		if err != nil {
+			return err
+		}
+		p, err := d.Properties()
+		sms, asked := c.SMs()
+		if err := errors.Join(c.Bind(), err); err != nil {
+			return err
+		}
+		sms, asked = c.SMs()
+		return errors.Join(asked, fmt.Errorf("%d of %d, MPS %v", sms, p.SMs, p.MPS))
+	}
+}
+
+func TestOpenSaysWhatIsMissing(t *testing.T) {
+	dir := t.TempDir()
+	text := filepath.Join(dir, "text.so")
+	if err := os.WriteFile(text, []byte("no library"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	old, err := fake.Build(dir, fake.Without("cuMemcpyAsync"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := fake.Library(os.Getenv("PENSTOCK_LIBCUDA"))
+	for _, c := range []struct {
+		name string
+		env  []string
+		says []string
+	}{
+		{"a file that is not there", []string{fake.Library("/nowhere/libcuda.so.1")}, []string{"[cuda: no driver library]", "/nowhere/libcuda.so.1"}},
+		{"a file that is no library", []string{fake.Library(text)}, []string{"[cuda: no driver library]", "text.so"}},
+		{"a library without a function", []string{fake.Library(old)}, []string{"[cuda: the driver library lacks a function]", old, "cuMemcpyAsync"}},
+		{"a machine without a GPU", []string{here, fake.Env(fake.Devices(0))}, []string{"[cuda: no such device]", "cuInit: CUDA_ERROR_NO_DEVICE (100)"}},
+		{"a driver that does not start", []string{here, fake.Env(fake.Refuse("cuInit", 0, 803))}, []string{"cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"}},
+		{"an MPS daemon that is not there", []string{here, fake.Env(fake.Refuse("cuInit", 0, 805))}, []string{"[cuda: the device is lost to this process]", "MPS_CONNECTION_FAILED (805)"}},
+		{"a driver that serves", []string{here}, []string{"<nil>"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			said := inChild(t, "open", c.env...)
+			for _, want := range c.says {
+				if !strings.Contains(said, want) {
+					t.Errorf("Open says %q, without %q", said, want)
+				}
+			}
+		})
+	}
+}
+
+func TestNothingIsCalledBeforeOpen(t *testing.T) {
+	if said := inChild(t, "unopened"); !strings.Contains(said, "cuStreamSynchronize: CUDA_ERROR_NOT_INITIALIZED (3)") {
+		t.Errorf("an unopened library says %q", said)
+	}
+}
+
+func TestOpenWaitsForAnMPSServerThatRecovers(t *testing.T) {
+	var settings []fake.Setting
+	for nth := 1; nth <= 5; nth++ {
+		settings = append(settings, fake.Refuse("cuInit", nth, cuda.MPSServerNotReady),
+			fake.Refuse("cuDevicePrimaryCtxRetain", nth, cuda.MPSServerNotReady))
+	}
+	if said := inChild(t, "context", fake.Env(settings...)); said != "<nil>" {
+		t.Errorf("the sixth time the server was ready, and the error is %q", said)
+	}
+	start := time.Now()
+	said := inChild(t, "open", fake.Env(fake.Refuse("cuInit", 0, cuda.MPSServerNotReady)))
+	if took := time.Since(start); took < cuda.ReadyTimeout || !strings.Contains(said, "(807)") || !strings.Contains(said, "lost") {
+		t.Errorf("after %v the error is %q", took, said)
+	}
+}
+
+func TestMPSPercentagesAreSeen(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "control"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for percent, want := range map[string]string{
+		"10": "12 of 12, MPS true", "30": "38 of 38, MPS true", "60": "78 of 78, MPS true", "100": "132 of 132, MPS true",
+	} {
+		said := inChild(t, "SMs", "CUDA_MPS_PIPE_DIRECTORY="+dir, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="+percent)
+		if said != want {
+			t.Errorf("at %s %% there are %s", percent, said)
+		}
+	}
+	if said := inChild(t, "SMs", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10"); said != "132 of 132, MPS false" {
+		t.Errorf("without MPS there are %s", said)
+	}
+}
