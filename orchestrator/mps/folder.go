@@ -1,0 +1,153 @@
+package mps
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// folder is where a daemon lives.
+type folder struct {
+	pipe string   // its sockets, its pid file; nothing but its own is there
+	log  string   // control.log, server.log
+	lock *os.File // held by the owner, gone with it
+}
+
+// longestPipe is the longest path of a pipe folder. A Unix socket's path has at
+// most 107 bytes (unix(7)), and the longest name of the daemon's is
+// control_privileged; 85 bytes were seen to work, 88 not (driver 580).
+const longestPipe = 85
+
+// pipeFolder is the pipe folder of a runtime folder: in it, or, where the path
+// would be too long, a folder in /tmp that is named after it, so that another
+// process finds it again.
+func pipeFolder(dir string) string {
+	pipe := filepath.Join(dir, "mps")
+	if len(pipe) <= longestPipe {
+		return pipe
+	}
+	sum := sha256.Sum256([]byte(dir))
+	name := fmt.Sprintf("penstock-mps-%d-%s", os.Getuid(), hex.EncodeToString(sum[:6]))
+	if pipe = filepath.Join(os.TempDir(), name); len(pipe) <= longestPipe {
+		return pipe
+	}
+	return filepath.Join("/tmp", name)
+}
+
+// openFolder makes the folders of a runtime folder and locks them. A *Problem is
+// returned where another process holds the lock, or a folder cannot be trusted.
+func openFolder(dir string) (folder, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return folder{}, &Problem{Why: fmt.Sprintf("find runtime folder: %v", err)}
+	}
+	f := folder{pipe: pipeFolder(dir), log: filepath.Join(dir, "mps-log")}
+	if f.lock, err = lock(dir); err != nil {
+		return f, err
+	}
+	for _, d := range []string{f.pipe, f.log} {
+		if err := ownFolder(d); err != nil {
+			f.lock.Close()
+			return f, err
+		}
+	}
+	return f, nil
+}
+
+// lock takes the runtime folder's lock. It ends with the process, however it ends.
+func lock(dir string) (*os.File, error) {
+	path := filepath.Join(dir, "mps.lock")
+	l, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Mend: "give the node a runtime folder that it can write: --runtime-dir"}
+	}
+	if err := unix.Flock(int(l.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		l.Close()
+		return nil, &Problem{
+			Why:  fmt.Sprintf("another orchestrator owns the MPS daemon of %s", dir),
+			Mend: "stop it, or give this one a folder of its own: --runtime-dir",
+		}
+	}
+	return l, nil
+}
+
+// ownFolder makes a folder, and refuses one that somebody else could have put
+// there.
+func ownFolder(path string) error {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return &Problem{Why: fmt.Sprintf("make MPS folder: %v", err), Mend: "give the node a runtime folder that it can write: --runtime-dir"}
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return &Problem{Why: fmt.Sprintf("make MPS folder: %v", err)}
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !info.IsDir() || !ok || int(owner.Uid) != os.Getuid() || info.Mode().Perm()&0o022 != 0 {
+		return &Problem{
+			Why:  fmt.Sprintf("%s is not a folder that only this user can write", path),
+			Mend: "rm -r " + path,
+		}
+	}
+	return nil
+}
+
+// release gives the folders back; the pipe folder goes, the logs stay.
+func (f folder) release() error {
+	err := os.Remove(f.pipe)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, f.lock.Close())
+}
+
+// said is what the daemon or its server last complained of, for the end of a
+// message.
+func (f folder) said() string {
+	for _, name := range []string{"server.log", "control.log"} {
+		b, err := os.ReadFile(f.logFile(name))
+		if err != nil {
+			continue
+		}
+		lines := strings.Split(string(bytes.TrimSpace(b)), "\n")
+		for i := len(lines) - 1; i >= 0 && i >= len(lines)-50; i-- {
+			l := strings.ToLower(lines[i])
+			if strings.Contains(l, "assuming client") {
+				continue // what it says of each client's end
+			}
+			if strings.Contains(l, "fail") || strings.Contains(l, "error") || strings.Contains(l, "denied") {
+				_, text, ok := strings.Cut(lines[i], "] ") // after time and process
+				if !ok {
+					text = lines[i]
+				}
+				return "; its log says: " + strings.TrimSpace(text)
+			}
+		}
+	}
+	return ""
+}
+
+// sweep kills what runs in the folder and has no owner, and empties it. The caller
+// holds the lock.
+func sweep(f folder) error {
+	if err := killAll(f); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(f.pipe)
+	if err != nil {
+		return fmt.Errorf("empty MPS folder: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		errs = append(errs, os.RemoveAll(filepath.Join(f.pipe, e.Name())))
+	}
+	return errors.Join(errs...)
+}

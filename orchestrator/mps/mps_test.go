@@ -1,0 +1,473 @@
+package mps
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/cuda/nvml"
+	fakenvml "github.com/penstock/penstock/cuda/nvml/fake"
+	"github.com/penstock/penstock/orchestrator/mps/mpsfake"
+)
+
+// TestMain runs this binary as an owner that is to crash, where the tests start it
+// as one, and checks that nothing is left.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 2 && os.Args[1] == "own" {
+		os.Exit(own(os.Args[2]))
+	}
+	remove, err := mpsfake.Build()
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	goroutines := runtime.NumGoroutine()
+	code := m.Run()
+	remove()
+	for deadline := time.Now().Add(5 * time.Second); code == 0 && runtime.NumGoroutine() > goroutines; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			fmt.Printf("%d goroutines are left\n", runtime.NumGoroutine()-goroutines)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// own starts a daemon, says its state, and waits to be killed.
+func own(options string) int {
+	var o Options
+	if err := json.Unmarshal([]byte(options), &o); err != nil {
+		return 2
+	}
+	d, err := Start(context.Background(), o)
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	json.NewEncoder(os.Stdout).Encode(d.State())
+	select {}
+}
+
+const gpu = "GPU-11111111-0000-0000-0000-000000000000"
+
+// bed is a runtime folder with fake programs.
+type bed struct {
+	t        *testing.T
+	programs *mpsfake.Programs
+	o        Options
+}
+
+func newBed(t *testing.T, b mpsfake.Behaviour) *bed {
+	t.Helper()
+	programs, err := mpsfake.Install(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "mps") // short: a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &bed{t: t, programs: programs, o: Options{
+		Dir: dir, UUID: gpu, Program: programs.Control(),
+		// What hangs is given up soon; what works is quick.
+		StartTimeout: 5 * time.Second, AnswerTimeout: 5 * time.Second, QuitTimeout: 5 * time.Second,
+	}}
+	x.o.Log = zerolog.Nop()
+	x.behave(b)
+	t.Cleanup(func() {
+		pipe := pipeFolder(dir)
+		if left := belonging(folder{pipe: pipe}); len(left) > 0 {
+			t.Errorf("processes %v are left", left)
+			killAll(folder{pipe: pipe})
+		}
+		if _, err := os.Stat(pipe); err == nil {
+			t.Errorf("%s is left", pipe)
+		}
+		os.RemoveAll(dir)
+	})
+	return x
+}
+
+func (x *bed) behave(b mpsfake.Behaviour) {
+	x.t.Helper()
+	if err := x.programs.Behave(b); err != nil {
+		x.t.Fatal(err)
+	}
+}
+
+func (x *bed) start() *Daemon {
+	x.t.Helper()
+	d, err := Start(context.Background(), x.o)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	return d
+}
+
+func (x *bed) close(d *Daemon) {
+	x.t.Helper()
+	if err := d.Close(); err != nil {
+		x.t.Error(err)
+	}
+}
+
+// until waits for a state.
+func (x *bed) until(d *Daemon, what string, is func(State) bool) State {
+	x.t.Helper()
+	for deadline := time.After(20 * time.Second); ; {
+		if s := d.State(); is(s) {
+			return s
+		}
+		select {
+		case <-d.Changes():
+		case <-deadline:
+			x.t.Fatalf("never: %s; it is %+v", what, d.State())
+		}
+	}
+}
+
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestADaemonStartsServesAndQuits(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{ServerAfter: 50 * time.Millisecond, Clients: []int{4, 5}})
+	d := x.start()
+	s := d.State()
+	if !s.Serving || s.Why != "" || !alive(s.Daemon) || !alive(s.Server) || s.Losses != 0 {
+		t.Errorf("started as %+v", s)
+	}
+	want := map[string]string{"CUDA_MPS_PIPE_DIRECTORY": x.o.Dir + "/mps", "CUDA_MPS_LOG_DIRECTORY": x.o.Dir + "/mps-log", "CUDA_VISIBLE_DEVICES": gpu}
+	for name, value := range want {
+		if got := d.Environment()[name]; got != value || environOf(s.Daemon)[name] != value || environOf(s.Server)[name] != value {
+			t.Errorf("%s is %q, of the daemon %q, of the server %q", name, got, environOf(s.Daemon)[name], environOf(s.Server)[name])
+		}
+	}
+	clients, err := d.Clients(context.Background())
+	if err != nil || !slices.Equal(clients, []Client{{4, s.Server}, {5, s.Server}}) {
+		t.Errorf("clients %v, %v", clients, err)
+	}
+	if h, err := d.Health(context.Background()); h != Well || err != nil {
+		t.Errorf("health %v, %v", h, err)
+	}
+	x.close(d)
+	if alive(s.Daemon) || alive(s.Server) {
+		t.Error("it lives on")
+	}
+}
+
+func TestNothingOfTheEnvironmentIsAPercentageForAll(t *testing.T) {
+	t.Setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
+	t.Setenv("CUDA_VISIBLE_DEVICES", "3")
+	x := newBed(t, mpsfake.Behaviour{})
+	d := x.start()
+	defer x.close(d)
+	env := environOf(d.State().Daemon)
+	if p, ok := env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]; ok || env["CUDA_VISIBLE_DEVICES"] != gpu {
+		t.Errorf("percentage %q, devices %q", p, env["CUDA_VISIBLE_DEVICES"])
+	}
+}
+
+func TestWhatCannotRunSaysWhyAndHowToMendIt(t *testing.T) {
+	const short = 300 * time.Millisecond
+	device := func(m nvml.ComputeMode) nvml.Session {
+		return fakenvml.New(nvml.Device{UUID: gpu, Name: "Fake One", ComputeMode: m})
+	}
+	for name, c := range map[string]struct {
+		behaviour mpsfake.Behaviour
+		edit      func(*Options)
+		why, mend string
+	}{
+		"no program": {edit: func(o *Options) { o.Program = "/nowhere/mps" }, why: "/nowhere/mps is no program", mend: "apt-get install nvidia-compute-utils-"},
+		"no program, but a driver": {edit: func(o *Options) { o.Program, o.Session = "/nowhere/mps", device(nvml.Default) },
+			why: "is no program", mend: "apt-get install nvidia-compute-utils-999"},
+		"prohibited": {edit: func(o *Options) { o.Session = device(nvml.Prohibited) },
+			why: "Fake One is in compute mode prohibited", mend: "nvidia-smi -i " + gpu + " -c DEFAULT"},
+		"no folder":      {edit: func(o *Options) { o.Dir = "/proc/1" }, why: "lock MPS folder", mend: "--runtime-dir"},
+		"refuses":        {behaviour: mpsfake.Behaviour{RefuseStart: "no /dev/nvidiactl:\n permission denied"}, why: "does not start: no /dev/nvidiactl: permission denied"},
+		"hangs":          {behaviour: mpsfake.Behaviour{HangStart: true}, edit: func(o *Options) { o.StartTimeout = short }, why: "does not start: it hangs for 300ms"},
+		"dies at once":   {behaviour: mpsfake.Behaviour{DieAtStart: true}, edit: func(o *Options) { o.StartTimeout = 2 * short }, why: "does not answer within 600ms: get_server_list: Cannot find MPS control daemon process"},
+		"never answers":  {behaviour: mpsfake.Behaviour{Mute: true}, edit: func(o *Options) { o.StartTimeout, o.AnswerTimeout = 2*short, short/2 }, why: "does not answer within 600ms: "},
+		"has no server":  {behaviour: mpsfake.Behaviour{NoServer: true}, edit: func(o *Options) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within 600ms", mend: "nvidia-smi"},
+		"has a slow one": {behaviour: mpsfake.Behaviour{ServerAfter: time.Minute}, edit: func(o *Options) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within 600ms", mend: "nvidia-smi"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newBed(t, c.behaviour)
+			if c.edit != nil {
+				c.edit(&x.o)
+			}
+			_, err := Start(context.Background(), x.o)
+			var p *Problem
+			if !errors.As(err, &p) || !strings.Contains(p.Why, c.why) || strings.Contains(p.Why, "\n") || !strings.Contains(p.Mend, c.mend) {
+				t.Errorf("%v; %+v", err, p)
+			}
+		})
+	}
+}
+
+func TestALateAnswerIsWaitedFor(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{AnswerAfter: 200 * time.Millisecond})
+	x.close(x.start())
+}
+
+func TestACancelledStartLeavesNothing(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{ServerAfter: time.Minute})
+	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+	defer cancel()
+	if _, err := Start(ctx, x.o); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
+func TestTwoOwnersOfAFolderAreOneTooMany(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{})
+	d := x.start()
+	_, err := Start(context.Background(), x.o)
+	var p *Problem
+	if !errors.As(err, &p) || !strings.Contains(p.Why, "another orchestrator owns the MPS daemon of "+x.o.Dir) {
+		t.Error(err)
+	}
+	if s := d.State(); !s.Serving || !alive(s.Daemon) {
+		t.Error("the first one's daemon is hurt")
+	}
+	x.close(d)
+	x.close(x.start())
+}
+
+// crash has another process own the daemon and die.
+func (x *bed) crash() State {
+	x.t.Helper()
+	o := x.o
+	o.Session = nil
+	text, err := json.Marshal(o)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0], "own", string(text))
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	var s State
+	if err := json.NewDecoder(out).Decode(&s); err != nil {
+		x.t.Fatal(err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	return s
+}
+
+func TestADaemonIsFoundAgainAfterACrash(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{})
+	left := x.crash()
+	if !alive(left.Daemon) || !alive(left.Server) {
+		t.Fatal("it died with its owner")
+	}
+	d := x.start()
+	if s := d.State(); s.Daemon != left.Daemon || s.Server != left.Server {
+		t.Errorf("found %+v, was %+v", s, left)
+	}
+	x.close(d)
+}
+
+func TestOneThatIsNotAsItShouldBeIsReplaced(t *testing.T) {
+	for name, c := range map[string]struct {
+		before func(*bed, State)
+	}{
+		"it died":         {func(x *bed, s State) { kill(t, s.Daemon) }},
+		"its server died": {func(x *bed, s State) { kill(t, s.Server) }},
+		"it is mute": {func(x *bed, s State) {
+			x.o.AnswerTimeout = 300 * time.Millisecond
+			syscall.Kill(s.Daemon, syscall.SIGSTOP)
+		}},
+		"it has another GPU": {func(x *bed, s State) { x.o.UUID = "GPU-2" }},
+		"its files are gone": {func(x *bed, s State) { os.Remove(filepath.Join(x.o.Dir, "mps", Program+".pid")) }},
+		"its files lie": {func(x *bed, s State) {
+			os.WriteFile(filepath.Join(x.o.Dir, "mps", Program+".pid"), []byte("1\n"), 0o600)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newBed(t, mpsfake.Behaviour{})
+			left := x.crash()
+			c.before(x, left)
+			d := x.start()
+			s := d.State()
+			if !s.Serving || s.Server == left.Server {
+				// Only where the server alone died may the daemon stay.
+				t.Errorf("serves as %+v, was %+v", s, left)
+			}
+			if s.Daemon != left.Daemon && alive(left.Daemon) {
+				t.Error("the old one lives on")
+			}
+			x.close(d)
+		})
+	}
+}
+
+func TestADaemonThatDiesIsStartedAgain(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{})
+	d := x.start()
+	defer x.close(d)
+	first := d.State()
+	// While it refuses to start again nobody may touch CUDA.
+	x.behave(mpsfake.Behaviour{RefuseStart: "not now"})
+	kill(t, first.Daemon)
+	x.until(d, "it says why it does not serve", func(s State) bool { return !s.Serving && strings.Contains(s.Why, "not now") })
+	x.behave(mpsfake.Behaviour{})
+	s := x.until(d, "it serves again", func(s State) bool { return s.Serving })
+	if s.Daemon == first.Daemon || s.Server == first.Server || s.Losses != 1 || s.Why != "" {
+		t.Errorf("it is %+v, was %+v", s, first)
+	}
+}
+
+func TestAServerThatDiesIsStartedAgain(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{})
+	d := x.start()
+	defer x.close(d)
+	first := d.State()
+	kill(t, first.Server)
+	s := x.until(d, "there is another server", func(s State) bool { return s.Server != 0 && s.Server != first.Server })
+	if s.Daemon != first.Daemon || s.Losses != 1 || !s.Serving {
+		t.Errorf("it is %+v, was %+v", s, first)
+	}
+	kill(t, s.Server)
+	x.until(d, "and another", func(t State) bool { return t.Losses == 2 && t.Server != 0 && t.Server != s.Server })
+}
+
+func TestHealthTellsAFault(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{})
+	d := x.start()
+	defer x.close(d)
+	x.behave(mpsfake.Behaviour{Fault: true})
+	if h, err := d.Health(context.Background()); h != Fault || err != nil {
+		t.Errorf("health %v, %v", h, err)
+	}
+	x.behave(mpsfake.Behaviour{Mute: true})
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	if h, err := d.Health(ctx); err == nil {
+		t.Errorf("health of a mute daemon: %v", h)
+	}
+	x.behave(mpsfake.Behaviour{})
+}
+
+func TestOneThatDoesNotQuitIsKilled(t *testing.T) {
+	for name, b := range map[string]mpsfake.Behaviour{"quit hangs": {HangQuit: true}, "mute": {Mute: true}} {
+		t.Run(name, func(t *testing.T) {
+			x := newBed(t, mpsfake.Behaviour{})
+			x.o.AnswerTimeout = 300 * time.Millisecond
+			d := x.start()
+			x.behave(b)
+			s := d.State()
+			x.close(d)
+			if alive(s.Daemon) || alive(s.Server) {
+				t.Error("it lives on")
+			}
+		})
+	}
+}
+
+func TestALongRuntimeFolderHasAShortPipe(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{})
+	short := x.o.Dir
+	x.o.Dir = filepath.Join(short, strings.Repeat("d", 120))
+	if err := os.Mkdir(x.o.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	left := x.crash()
+	d := x.start() // finds it, though the name is made up
+	pipe := d.Environment()["CUDA_MPS_PIPE_DIRECTORY"]
+	if len(pipe) > longestPipe || d.State().Daemon != left.Daemon {
+		t.Errorf("pipe %s, daemon %d, was %d", pipe, d.State().Daemon, left.Daemon)
+	}
+	x.close(d)
+	if _, err := os.Stat(pipe); err == nil {
+		t.Errorf("%s is left", pipe)
+	}
+}
+
+func TestAFolderOfSomebodyElsesIsRefused(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{})
+	pipe := filepath.Join(x.o.Dir, "mps")
+	other := t.TempDir()
+	if err := os.Symlink(other, pipe); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Start(context.Background(), x.o)
+	var p *Problem
+	if !errors.As(err, &p) || !strings.Contains(p.Why, pipe+" is not a folder that only this user can write") || p.Mend != "rm -r "+pipe {
+		t.Errorf("%v", err)
+	}
+	os.Remove(pipe)
+}
+
+func TestTryRunsItAndLeavesNothing(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{})
+	dir := t.TempDir()
+	t.Setenv("TMPDIR", dir)
+	if err := Try(context.Background(), Options{UUID: gpu, Program: x.programs.Control()}); err != nil {
+		t.Error(err)
+	}
+	x.behave(mpsfake.Behaviour{RefuseStart: "no"})
+	var p *Problem
+	if err := Try(context.Background(), Options{UUID: gpu, Program: x.programs.Control()}); !errors.As(err, &p) {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+func TestARunningDaemonIsSeenByOthers(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{Clients: []int{7}})
+	t.Setenv("PATH", filepath.Dir(x.programs.Control())+":"+os.Getenv("PATH"))
+	ctx := context.Background()
+	if pid, _, ok := Running(ctx, x.o.Dir, gpu); ok {
+		t.Errorf("daemon %d runs", pid)
+	}
+	d := x.start()
+	pid, clients, ok := Running(ctx, x.o.Dir, gpu)
+	if want := []Client{{7, d.State().Server}}; !ok || pid != d.State().Daemon || !slices.Equal(clients, want) {
+		t.Errorf("daemon %d, clients %v, %v", pid, clients, ok)
+	}
+	x.close(d)
+}
+
+func TestStrangersAreSeen(t *testing.T) {
+	x, y := newBed(t, mpsfake.Behaviour{}), newBed(t, mpsfake.Behaviour{})
+	d := x.start()
+	if s := Strangers(x.o.Dir); slices.ContainsFunc(s, func(s Stranger) bool { return s.PID == d.State().Daemon }) {
+		t.Errorf("its own is one: %v", s)
+	}
+	want := Stranger{d.State().Daemon, x.o.Dir + "/mps"}
+	if s := Strangers(y.o.Dir); !slices.Contains(s, want) {
+		t.Errorf("strangers %v, want %v among them", s, want)
+	}
+	// A GPU that lets one process in has one daemon.
+	y.o.Session = fakenvml.New(nvml.Device{UUID: gpu, Name: "Fake One", ComputeMode: nvml.ExclusiveProcess})
+	_, err := Start(context.Background(), y.o)
+	var p *Problem
+	if !errors.As(err, &p) || !strings.Contains(p.Why, "another MPS daemon") || !strings.Contains(p.Mend, "echo quit | CUDA_MPS_PIPE_DIRECTORY=") {
+		t.Errorf("%v", err)
+	}
+	x.close(d)
+	y.close(y.start())
+}

@@ -1,0 +1,217 @@
+package mps
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// isMPS reports whether a process is a control daemon or a server, by its name
+// (proc_pid_comm(5), which keeps 15 bytes).
+func isMPS(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+	return err == nil && strings.TrimSpace(string(b)) == "nvidia-cuda-mps"
+}
+
+// environOf is the environment that a process was started with; nil where it may
+// not be read.
+func environOf(pid int) map[string]string {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return nil
+	}
+	env := map[string]string{}
+	for _, e := range strings.Split(string(b), "\x00") {
+		name, value, _ := strings.Cut(e, "=")
+		env[name] = value
+	}
+	return env
+}
+
+// stateOf is the state letter of proc_pid_stat(5), 0 where there is no process.
+func stateOf(pid int) byte {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	_, after, ok := strings.Cut(string(b[strings.LastIndexByte(string(b), ')')+1:]), " ")
+	if !ok || after == "" {
+		return 0
+	}
+	return after[0]
+}
+
+// processes lists the MPS daemons and servers that live.
+func processes() []int {
+	names, _ := filepath.Glob("/proc/[0-9]*")
+	var list []int
+	for _, name := range names {
+		pid, err := strconv.Atoi(filepath.Base(name))
+		if err == nil && isMPS(pid) && alive(pid) {
+			list = append(list, pid)
+		}
+	}
+	return list
+}
+
+// belonging lists the MPS processes of one folder: daemon and servers.
+func belonging(f folder) []int {
+	var list []int
+	for _, pid := range processes() {
+		if environOf(pid)["CUDA_MPS_PIPE_DIRECTORY"] == f.pipe {
+			list = append(list, pid)
+		}
+	}
+	return list
+}
+
+// killAll kills the MPS processes of a folder and waits until they are gone.
+func killAll(f folder) error {
+	const most = 2 * time.Second
+	for deadline := time.Now().Add(most); ; time.Sleep(2 * time.Millisecond) {
+		left := belonging(f)
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("MPS processes %v do not end within %v of a kill", left, most)
+		}
+		for _, pid := range left {
+			unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+}
+
+// Stranger is an MPS daemon of somebody else's.
+type Stranger struct {
+	PID int
+	// Folder is its pipe folder; "?" where that may not be read.
+	Folder string
+}
+
+// Quit is the command that ends it.
+func (s Stranger) Quit() string {
+	return fmt.Sprintf("echo quit | CUDA_MPS_PIPE_DIRECTORY=%s %s", s.Folder, Program)
+}
+
+// Strangers lists the MPS control daemons of this machine that are not of the
+// runtime folder dir. Their clients and those of dir's daemon share a GPU by time.
+func Strangers(dir string) []Stranger {
+	own := ""
+	if dir, err := filepath.Abs(dir); err == nil {
+		own = pipeFolder(dir)
+	}
+	var list []Stranger
+	for _, pid := range processes() {
+		cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil || !strings.HasPrefix(filepath.Base(strings.Split(string(cmdline), "\x00")[0]), Program) {
+			continue // a server
+		}
+		s := Stranger{PID: pid, Folder: "?"}
+		if env := environOf(pid); env != nil {
+			if s.Folder = env["CUDA_MPS_PIPE_DIRECTORY"]; s.Folder == "" {
+				s.Folder = "/tmp/nvidia-mps" // the program's default
+			}
+		}
+		if s.Folder != own {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
+// watched is a process, somebody else's child, whose end is seen at once.
+type watched struct {
+	pid  int
+	gone chan struct{} // closed when it has ended
+
+	file *os.File
+	stop chan struct{}
+	once sync.Once
+	done sync.WaitGroup
+}
+
+// watch begins to watch a process that lives.
+func watch(pid int) (*watched, error) {
+	w := &watched{pid: pid, gone: make(chan struct{}), stop: make(chan struct{})}
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) || err == nil && !alive(pid) {
+		if err == nil {
+			unix.Close(fd)
+		}
+		return nil, fmt.Errorf("process %d has ended", pid)
+	}
+	w.done.Add(1)
+	if err != nil {
+		// A kernel without pid descriptors (before 5.10).
+		go w.poll()
+		return w, nil
+	}
+	w.file = os.NewFile(uintptr(fd), "pidfd")
+	go w.wait()
+	return w, nil
+}
+
+// wait waits until the descriptor can be read, which is the process's end
+// (pidfd_open(2)), or is closed.
+func (w *watched) wait() {
+	defer w.done.Done()
+	raw, err := w.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	ended := false
+	raw.Read(func(fd uintptr) bool {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		n, err := unix.Poll(p, 0)
+		ended = err == nil && n == 1
+		return ended
+	})
+	if ended {
+		close(w.gone)
+	}
+}
+
+func (w *watched) poll() {
+	defer w.done.Done()
+	for alive(w.pid) {
+		select {
+		case <-w.stop:
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	close(w.gone)
+}
+
+// over reports whether the process has ended, or will be seen to in a moment: a
+// daemon takes its server along.
+func (w *watched) over() bool {
+	select {
+	case <-w.gone:
+		return true
+	case <-time.After(5 * time.Millisecond):
+		return false
+	}
+}
+
+// close ends the watching; also of a nil, and twice.
+func (w *watched) close() {
+	if w == nil {
+		return
+	}
+	w.once.Do(func() {
+		close(w.stop)
+		if w.file != nil {
+			w.file.Close()
+		}
+		w.done.Wait()
+	})
+}
