@@ -8,6 +8,7 @@ import (
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/libml/device/gpu"
 	"github.com/penstock/penstock/models"
 )
 
@@ -40,5 +41,5 @@ func openDevice(name string, in models.Input) (device.Device, error) {
 	if name == configs.DeviceCPU {
 		return cpu.New(in, nil)
 	}
-	return nil, fmt.Errorf("device %s: there is no driver for it", name)
+	return gpu.New(in, gpu.Options{Device: name})
 }

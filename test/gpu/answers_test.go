@@ -1,0 +1,126 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/loadgen/answer"
+	"github.com/penstock/penstock/loadgen/picture"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/wire"
+)
+
+// tolerance is how far an answer of the GPU may lie from the CPU's. The shipped
+// models are f32; on Hopper a convolution multiplies in TF32, with 11 bits of
+// mantissa, and adds in f32: a relative error of 2^-11 a product, 5e-4. Ten times
+// that for a probability, whose exponent multiplies what the layers added up; a
+// hundredth of the picture for a corner.
+var tolerance = answer.Tolerance{Probability: 5e-3, Score: 0.02, Coordinate: 0.01, Raw: 5e-3}
+
+// The demo's three models, with the same answers as on the CPU.
+func TestZooModelsAnswerAsOnTheCPU(t *testing.T) {
+	n := start(t, `
+functions:
+  - {name: face, port: 0, slo: 2s}
+  - {name: fashion, port: 0, slo: 2s}
+  - {name: detect, port: 0, slo: 2s}
+`)
+	for _, name := range zoo.Names() {
+		t.Run(name, func(t *testing.T) {
+			card, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			reference, err := libml.NewReference(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer reference.Close()
+			comparer := answer.Comparer{Tolerance: tolerance}
+			if threshold, ok := card.Decoder.Params["score_threshold"].(float64); ok {
+				comparer.Tolerance.Threshold = threshold
+			}
+			f, err := n.Function(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			pictures := picturesOf(t, card)
+			type got struct {
+				i int
+				a answer.Answer
+				r client.Result
+			}
+			answers := make(chan got, len(pictures))
+			c, err := client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{
+				Timeout: 30 * time.Second, InFlight: 32, QueueLimit: len(pictures),
+				Deliver: func(r *client.Result) {
+					answers <- got{int(r.Tag), answer.Answer{Kind: r.Kind, Payload: append([]byte(nil), r.Payload...)}, *r}
+				},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			// All at once, so that they ride in batches of every size.
+			for i, p := range pictures {
+				if _, err := c.Send(p, client.RequestOptions{Tag: uint64(i)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wrong, batches := 0, map[uint16]int{}
+			for range pictures {
+				g := <-answers
+				if g.r.Err != nil || g.r.Status != wire.StatusOK {
+					t.Fatalf("picture %d: %s, %v", g.i, g.r.Status, g.r.Err)
+				}
+				batches[g.r.Batch]++
+				payload, kind, err := reference.Answer(pictures[g.i])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := comparer.Compare(g.a, answer.Answer{Kind: wire.Kind(kind), Payload: payload}); err != nil {
+					if wrong++; wrong <= 5 {
+						t.Errorf("picture %d, in a batch of %d: %v", g.i, g.r.Batch, err)
+					}
+				}
+			}
+			if wrong > 0 {
+				t.Errorf("%d of %d answers differ from the CPU's", wrong, len(pictures))
+			}
+			t.Logf("%d answers within %+v, by batch size %v", len(pictures), comparer.Tolerance, batches)
+		})
+	}
+}
+
+// picturesOf are the shipped pictures as a model takes them: photos several times,
+// so that there are batches, or the 1,000 labelled images.
+func picturesOf(t *testing.T, card *models.Card) (list [][]byte) {
+	t.Helper()
+	if card.Name == "fashion" {
+		images, _, err := zoo.FashionTest()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return images
+	}
+	photos, err := picture.Read(zoo.PictureFS(), "*.jpg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := picture.Size{Height: card.Input.Height, Width: card.Input.Width, Channels: card.Input.Channels}
+	const rounds = 20
+	for range rounds {
+		for _, photo := range photos {
+			bytes, _ := picture.Resize(photo.Image, size, picture.Letterbox)
+			list = append(list, bytes)
+		}
+	}
+	return list
+}

@@ -1,0 +1,87 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/wire"
+)
+
+func TestAKilledFunctionCostsItsOwnBatchOnly(t *testing.T) {
+	n := start(t, twoFunctions("auto"))
+	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
+	fashion.flows(t)
+	face.flows(t)
+	for range 3 {
+		active, _ := serving(t, n, "fashion")
+		kill(t, active.PID)
+		fashion.flows(t)
+	}
+	serving(t, n, "fashion")
+	// Each kill cost at most the two batches in flight.
+	fashion.stop().answeredAll(t, 3*2*8)
+	face.stop().answeredAll(t, 0)
+	settled(t, n, "fashion")
+	settled(t, n, "face")
+	t.Logf("silent for at most %s: fashion %s", fashion.silence(), fashion)
+}
+
+// faulty is a node with a neighbour whose kernel faults in the 31st batch of each of
+// its processes.
+func faulty(t *testing.T) string {
+	return fmt.Sprintf(`
+shares: {tune: false}
+functions:
+  - {name: fashion, port: 0, slo: 10s, share_percent: 40}
+  - {name: face, port: 0, slo: 10s, share_percent: 40}
+  - {name: neighbour, model: %s, port: 0, share_percent: 20, environment: {PENSTOCK_NULL: fault_after=30}}
+`, nullCard(t, "neighbour"))
+}
+
+// An illegal access kills every client of the MPS server: the shadows, which have not
+// touched CUDA, are woken at once.
+func TestANeighboursIllegalAccessCostsNobodyAnAnswer(t *testing.T) {
+	n := start(t, faulty(t))
+	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
+	fashion.flows(t)
+	face.flows(t)
+	for _, name := range []string{"fashion", "face", "neighbour"} {
+		serving(t, n, name)
+	}
+	f, err := n.Function("neighbour")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{Timeout: 20 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	picture := make([]byte, f.Input.Bytes)
+	fault := error(nil)
+	for i := 0; i < 100 && fault == nil; i++ {
+		_, fault = c.Do(t.Context(), picture, client.RequestOptions{})
+	}
+	if want := client.StatusError(wire.StatusFailed); fault != want {
+		t.Fatalf("the faulting batch ended with %v, want %v", fault, want)
+	}
+	fashion.flows(t)
+	face.flows(t)
+	waitFor(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })
+	faults := status(t, n).Faults
+	fashion.stop().answeredAll(t, 2*8)
+	face.stop().answeredAll(t, 2*8)
+	t.Logf("silent for %s and %s; the node says %.0f ms in %d fault(s)", fashion.silence(), face.silence(), faults.LastMillis, faults.Count)
+	if !strings.Contains(n.Log(), "without answers") {
+		t.Errorf("the log does not say how long the node was without answers")
+	}
+	for _, name := range []string{"fashion", "face", "neighbour"} {
+		serving(t, n, name)
+		settled(t, n, name)
+	}
+}

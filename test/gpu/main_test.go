@@ -1,0 +1,101 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"bufio"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/cuda/cudatest"
+	"github.com/penstock/penstock/cuda/nvml"
+)
+
+var (
+	// penstock is the binary under test: PENSTOCK_BINARY, or the one beside this.
+	penstock string
+	// session tells what the GPU holds; device is its UUID.
+	session nvml.Session
+	device  string
+)
+
+func TestMain(m *testing.M) {
+	cudatest.Child()
+	if err := find(); err != nil {
+		fmt.Fprintln(os.Stderr, "test/gpu:", err)
+		os.Exit(1)
+	}
+	flag.Parse()
+	code, skipped := watched(m)
+	if len(skipped) > 0 && code == 0 {
+		fmt.Fprintf(os.Stderr, "test/gpu: skipped, which a GPU server must not: %s\n", strings.Join(skipped, ", "))
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// find looks for what every test needs.
+func find() error {
+	penstock = os.Getenv("PENSTOCK_BINARY")
+	if penstock == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		penstock = filepath.Join(filepath.Dir(self), "penstock")
+	}
+	if _, err := os.Stat(penstock); err != nil {
+		return fmt.Errorf("find penstock: %w; PENSTOCK_BINARY says where it is", err)
+	}
+	var err error
+	if session, err = nvml.Open(); err != nil {
+		return fmt.Errorf("find a GPU: %w", err)
+	}
+	devices, err := session.Devices()
+	if err != nil || len(devices) == 0 {
+		return fmt.Errorf("find a GPU: there are %d (%v)", len(devices), err)
+	}
+	device = devices[0].UUID
+	return nil
+}
+
+// watched runs the tests and returns the names of those that were skipped. Package
+// testing tells of them on standard output, and only when it is verbose.
+func watched(m *testing.M) (code int, skipped []string) {
+	if err := flag.Set("test.v", "true"); err != nil {
+		fmt.Fprintln(os.Stderr, "test/gpu:", err)
+		return 1, nil
+	}
+	out := os.Stdout
+	r, w, err := os.Pipe()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "test/gpu:", err)
+		return 1, nil
+	}
+	os.Stdout = w
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		lines := bufio.NewReader(r)
+		for {
+			line, err := lines.ReadString('\n')
+			io.WriteString(out, line)
+			if name, found := strings.CutPrefix(strings.TrimSpace(line), "--- SKIP: "); found {
+				skipped = append(skipped, name)
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	code = m.Run()
+	w.Close()
+	<-done
+	os.Stdout = out
+	return code, skipped
+}

@@ -1,0 +1,159 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node"
+)
+
+// twoFunctions are fashion and face, with a share of 40 % each.
+func twoFunctions(change string) string {
+	return `
+shares: {tune: false, change: ` + change + `}
+functions:
+  - {name: fashion, port: 0, slo: 5s, share_percent: 40}
+  - {name: face, port: 0, slo: 5s, share_percent: 40}
+`
+}
+
+func TestShadowSwapsUnderLoadLoseNothing(t *testing.T) {
+	n := start(t, twoFunctions("shadow"))
+	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
+	fashion.flows(t)
+	before, _ := serving(t, n, "fashion")
+	if before.SMs == 0 || len(before.SMGroups) > 0 {
+		t.Errorf("%+v; want multiprocessors counted and no groups", before)
+	}
+	for _, percent := range []float64{20, 40, 20, 40, 20} {
+		old, shadow := serving(t, n, "fashion")
+		share(t, n, "fashion", percent)
+		waitFor(t, "the shadow to take over", func() bool {
+			f, err := n.Function("fashion")
+			return err == nil && slices.ContainsFunc(f.Instances[0].Processes, func(p control.ProcessStatus) bool {
+				return p.State == control.Active && p.Generation == shadow.Generation
+			})
+		})
+		now, _ := serving(t, n, "fashion")
+		if now.PID == old.PID {
+			t.Errorf("process %d serves as before", now.PID)
+		}
+		t.Logf("%v %%: %d multiprocessors", percent, now.SMs)
+		if total := status(t, n).Device.SMs; percentOf(now.SMs, total) < percent-3 || percentOf(now.SMs, total) > percent+3 {
+			t.Errorf("%v %% made %d of %d multiprocessors", percent, now.SMs, total)
+		}
+	}
+	fashion.stop().answeredAll(t, 0)
+	face.stop().answeredAll(t, 0)
+	settled(t, n, "fashion")
+	settled(t, n, "face")
+}
+
+func percentOf(part, whole int) float64 { return 100 * float64(part) / float64(whole) }
+
+func TestPartitionMovesLoseNothingAndNeverOverlap(t *testing.T) {
+	n := start(t, twoFunctions("partition"))
+	d := status(t, n).Device
+	if d == nil || len(d.GroupSMs) == 0 {
+		t.Fatalf("the device is %+v; want groups of multiprocessors", d)
+	}
+	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
+	fashion.flows(t)
+	face.flows(t)
+	first, _ := serving(t, n, "fashion")
+	// What one gives up the other gets, back and forth.
+	for i := range 20 {
+		small, large := "fashion", "face"
+		if i%2 == 1 {
+			small, large = large, small
+		}
+		share(t, n, small, 20)
+		share(t, n, large, 70)
+		waitFor(t, "both to be where they shall be", func() bool {
+			apart(t, n)
+			return inPlace(t, n, "fashion") && inPlace(t, n, "face")
+		})
+	}
+	now, _ := serving(t, n, "fashion")
+	if now.PID != first.PID {
+		t.Errorf("process %d serves, was %d; want the same, moved in place", now.PID, first.PID)
+	}
+	fashion.stop().answeredAll(t, 0)
+	face.stop().answeredAll(t, 0)
+	f := settled(t, n, "fashion")
+	if f.Swaps < 20 {
+		t.Errorf("%d moves were counted, want at least 20", f.Swaps)
+	}
+	t.Logf("idle for a move: %+v µs", f.SwapIdle)
+	settled(t, n, "face")
+}
+
+// inPlace reports whether the process that serves is on the groups ordered for it.
+func inPlace(t *testing.T, n *node.Node, function string) bool {
+	t.Helper()
+	f, err := n.Function(function)
+	if err != nil || len(f.Instances) == 0 {
+		return false
+	}
+	in := f.Instances[0]
+	for _, p := range in.Processes {
+		if p.State == control.Active {
+			return len(in.SMGroups) > 0 && slices.Equal(p.SMGroups, in.SMGroups)
+		}
+	}
+	return false
+}
+
+// apart checks that no two processes are on the same group.
+func apart(t *testing.T, n *node.Node) {
+	t.Helper()
+	owner := map[int]string{}
+	for _, f := range status(t, n).Functions {
+		for _, in := range f.Instances {
+			for _, p := range in.Processes {
+				if p.State.Ended() {
+					continue
+				}
+				for _, g := range p.SMGroups {
+					if other, taken := owner[g]; taken && other != f.Name {
+						t.Errorf("group %d has %s and %s", g, other, f.Name)
+					}
+					owner[g] = f.Name
+				}
+			}
+		}
+	}
+}
+
+func TestHundredSwapsLeakNoMemory(t *testing.T) {
+	n := start(t, twoFunctions("shadow"))
+	fashion := send(t, n, "fashion", 200)
+	fashion.flows(t)
+	serving(t, n, "fashion")
+	serving(t, n, "face")
+	var after10 int64
+	for i := range 100 {
+		_, shadow := serving(t, n, "fashion")
+		share(t, n, "fashion", []float64{30, 40}[i%2])
+		waitFor(t, "the shadow to take over", func() bool {
+			f, err := n.Function("fashion")
+			return err == nil && slices.ContainsFunc(f.Instances[0].Processes, func(p control.ProcessStatus) bool {
+				return p.State == control.Active && p.Generation == shadow.Generation
+			})
+		})
+		if i == 9 { // the driver and MPS have taken what they keep
+			serving(t, n, "fashion")
+			time.Sleep(time.Second)
+			after10 = usedBytes(t)
+		}
+	}
+	serving(t, n, "fashion")
+	waitFor(t, "the last swap's memory to come back", func() bool { return usedBytes(t) <= after10+slackBytes })
+	t.Logf("%d MiB in use after 10 swaps, %d after 100", after10>>20, usedBytes(t)>>20)
+	fashion.stop().answeredAll(t, 0)
+	settled(t, n, "fashion")
+}

@@ -1,0 +1,96 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/node"
+)
+
+// mpsProcess finds the node's control daemon or server, by the name that it runs
+// under; 0 where there is none.
+func mpsProcess(n *node.Node, name string) int {
+	for _, p := range processes(n.Dir) {
+		target, err := os.Readlink(filepath.Join("/proc", strconv.Itoa(p.pid), "exe"))
+		if strings.Contains(p.command, name) || err == nil && strings.Contains(filepath.Base(target), name) {
+			return p.pid
+		}
+	}
+	return 0
+}
+
+const (
+	mpsServer = "nvidia-cuda-mps-server"
+	mpsDaemon = "nvidia-cuda-mps-control"
+)
+
+// comesBack kills one of MPS's processes under load and waits until both functions
+// answer again, every request with an honest answer.
+func comesBack(t *testing.T, name string) {
+	n := start(t, twoFunctions("auto"))
+	if s := status(t, n); s.Mechanism != "mps" {
+		t.Fatalf("shares are held by %s, want mps: %+v", s.Mechanism, s.Device)
+	}
+	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
+	fashion.flows(t)
+	face.flows(t)
+	serving(t, n, "fashion")
+	serving(t, n, "face")
+	pid := mpsProcess(n, name)
+	if pid == 0 {
+		t.Fatalf("the node has no %s: %v", name, processes(n.Dir))
+	}
+	kill(t, pid)
+	waitFor(t, "another "+name, func() bool {
+		now := mpsProcess(n, name)
+		return now != 0 && now != pid
+	})
+	fashion.flows(t)
+	face.flows(t)
+	serving(t, n, "fashion")
+	serving(t, n, "face")
+	fashion.stop().answeredAll(t, 2*8)
+	face.stop().answeredAll(t, 2*8)
+	t.Logf("silent for %s and %s", fashion.silence(), face.silence())
+	settled(t, n, "fashion")
+	settled(t, n, "face")
+	// Shares are still what was ordered.
+	active, _ := serving(t, n, "fashion")
+	if total := status(t, n).Device.SMs; active.SMs == 0 || active.SMs == total {
+		t.Errorf("fashion counts %d of %d multiprocessors with a share of 40 %%", active.SMs, total)
+	}
+}
+
+func TestNodeOutlivesTheMPSServer(t *testing.T) { comesBack(t, mpsServer) }
+
+func TestNodeOutlivesTheMPSDaemon(t *testing.T) { comesBack(t, mpsDaemon) }
+
+// Where MPS cannot run, functions share by time, and the node says so.
+func TestFunctionsShareByTimeWithoutMPS(t *testing.T) {
+	// A folder of the daemon's that belongs to somebody else cannot be used.
+	n := start(t, twoFunctions("auto"), "PENSTOCK_MPS=off")
+	s := status(t, n)
+	if s.Mechanism != "time-slicing" || s.Device == nil || s.Device.Why == "" || len(s.Device.GroupSMs) > 0 {
+		t.Errorf("mechanism %s, device %+v; want time-slicing, a reason and no groups", s.Mechanism, s.Device)
+	}
+	if !strings.Contains(n.Log(), "time-slicing") {
+		t.Errorf("the log does not say that functions share by time")
+	}
+	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
+	fashion.flows(t)
+	face.flows(t)
+	_, shadow := serving(t, n, "fashion")
+	share(t, n, "fashion", 20)
+	waitFor(t, "the shadow to take over", func() bool {
+		active, _ := serving(t, n, "fashion")
+		return active.Generation == shadow.Generation
+	})
+	fashion.stop().answeredAll(t, 0)
+	face.stop().answeredAll(t, 0)
+	settled(t, n, "fashion")
+}

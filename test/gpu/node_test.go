@@ -1,0 +1,319 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+// patience bounds every wait: it is for hangs, not for slow machines.
+const patience = 90 * time.Second
+
+func testContext(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 5*patience, fmt.Errorf("no patience left after %s", 5*patience))
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// usedBytes is what the GPU's memory holds, of anybody.
+func usedBytes(t *testing.T) int64 {
+	t.Helper()
+	u, err := session.Usage(device)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u.UsedBytes
+}
+
+// slackBytes is what the driver keeps or gives back in its own time.
+const slackBytes = 64 << 20
+
+// start starts a node on the GPU. When the test ends all its processes are gone, the
+// MPS daemon's too, and the GPU holds what it held before.
+func start(t *testing.T, config string, environment ...string) *node.Node {
+	t.Helper()
+	before := usedBytes(t)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("not ready within %s", patience))
+	defer cancel()
+	n, err := node.Start(ctx, node.Options{Binary: penstock, Config: "device: cuda\n" + config, Environment: environment})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := n.Stop(); err != nil {
+			t.Errorf("the node did not drain: %v", err)
+		}
+		n.Kill()
+		if t.Failed() {
+			t.Logf("node said:\n%s", n.Log())
+		}
+		waitFor(t, "the node's processes to end", func() bool { return len(processes(n.Dir)) == 0 })
+		waitFor(t, "the GPU's memory to come back", func() bool { return usedBytes(t) <= before+slackBytes })
+	})
+	return n
+}
+
+// waitFor polls until done.
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s for %s", patience, what)
+		}
+	}
+}
+
+// process is one of a node's, found by the runtime folder in its arguments or its
+// environment.
+type process struct {
+	pid     int
+	command string // up, manager, orchestrator, if, or the program's name
+}
+
+func processes(dir string) (found []process) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		arguments, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err != nil || len(arguments) == 0 {
+			continue
+		}
+		environment, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
+		if !strings.Contains(string(arguments), dir) && !strings.Contains(string(environment), dir) {
+			continue
+		}
+		words := strings.Split(strings.TrimRight(string(arguments), "\x00"), "\x00")
+		command := filepath.Base(words[0])
+		if command == filepath.Base(penstock) && len(words) > 1 {
+			command = words[1]
+		}
+		found = append(found, process{pid, command})
+	}
+	return found
+}
+
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatalf("kill %d: %v", pid, err)
+	}
+}
+
+// serving waits for the process that holds the ring and a shadow that stands by.
+func serving(t *testing.T, n *node.Node, function string) (active, shadow control.ProcessStatus) {
+	t.Helper()
+	waitFor(t, function+" to have an active process and a shadow", func() bool {
+		f, err := n.Function(function)
+		if err != nil || len(f.Instances) == 0 {
+			return false
+		}
+		active, shadow = control.ProcessStatus{}, control.ProcessStatus{}
+		for _, p := range f.Instances[0].Processes {
+			switch {
+			case p.Role == control.Serve && p.State == control.Active:
+				active = p
+			case p.Role == control.Shadow && p.State == control.Loaded:
+				shadow = p
+			}
+		}
+		return active.PID != 0 && shadow.PID != 0
+	})
+	return active, shadow
+}
+
+// nullCard writes a card for a model that computes nothing: it answers with a digest
+// of the picture.
+func nullCard(t *testing.T, name string) string {
+	t.Helper()
+	text := fmt.Sprintf(`name: %s
+version: 1
+framework: "null"
+input:
+  size: [2, 1024, 1]
+  wire: {type: u8, layout: hwc}
+  tensor: {type: u8, layout: hwc}
+outputs: [{name: digest, shape: [1]}]
+batches: [1, 2, 4, 8]
+slo: 5s
+decoder: {name: raw}
+`, name)
+	path := filepath.Join(t.TempDir(), name+".yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// stream sends pictures to a function at a steady rate until stop, and notes every
+// answer.
+type stream struct {
+	client *client.Client
+	stop   func() *stream // waits for the last answers
+	mu     sync.Mutex
+	sent   int
+	by     map[wire.Status]int
+	lost   []error
+	okAt   []int64 // client.Now, of each ok answer
+}
+
+// send starts a stream of n bytes of picture at so many a second.
+func send(t *testing.T, n *node.Node, function string, perSecond float64) *stream {
+	t.Helper()
+	f, err := n.Function(function)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stream{by: map[wire.Status]int{}}
+	var ended sync.WaitGroup
+	s.client, err = client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{
+		InFlight: 48, Timeout: 30 * time.Second,
+		Deliver: func(r *client.Result) {
+			s.mu.Lock()
+			switch {
+			case r.Err != nil:
+				s.lost = append(s.lost, r.Err)
+			default:
+				s.by[r.Status]++
+				if r.Status == wire.StatusOK {
+					s.okAt = append(s.okAt, r.Received)
+				}
+			}
+			s.mu.Unlock()
+			ended.Done()
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopping, stopped := make(chan struct{}), make(chan struct{})
+	picture := make([]byte, f.Input.Bytes)
+	for i := range picture {
+		picture[i] = byte(i * 7)
+	}
+	go func() {
+		defer close(stopped)
+		ticker := time.NewTicker(time.Duration(float64(time.Second) / perSecond))
+		defer ticker.Stop()
+		for {
+			select {
+			case <-stopping:
+				return
+			case <-ticker.C:
+			}
+			ended.Add(1)
+			if _, err := s.client.Send(picture, client.RequestOptions{}); err != nil {
+				ended.Done()
+				continue // the queue is full: not sent, so not lost
+			}
+			s.mu.Lock()
+			s.sent++
+			s.mu.Unlock()
+		}
+	}()
+	var once sync.Once
+	s.stop = func() *stream {
+		once.Do(func() {
+			close(stopping)
+			<-stopped
+			ended.Wait()
+			s.client.Close()
+		})
+		return s
+	}
+	t.Cleanup(func() { s.stop() })
+	return s
+}
+
+// flows waits until the stream gets ok answers again, or for the first time.
+func (s *stream) flows(t *testing.T) {
+	t.Helper()
+	now := client.Now()
+	waitFor(t, "ok answers", func() bool {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.okAt) > 0 && s.okAt[len(s.okAt)-1] > now
+	})
+}
+
+// silence is the longest time between two ok answers.
+func (s *stream) silence() (longest time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := slices.Sorted(slices.Values(s.okAt))
+	for i := 1; i < len(at); i++ {
+		longest = max(longest, time.Duration(at[i]-at[i-1]))
+	}
+	return longest
+}
+
+func (s *stream) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := error(nil)
+	if len(s.lost) > 0 {
+		first = s.lost[0]
+	}
+	return fmt.Sprintf("%d sent, %v, %d without an answer (%v)", s.sent, s.by, len(s.lost), first)
+}
+
+// answeredAll checks that every request of a stopped stream was answered, and all but
+// failed of them ok.
+func (s *stream) answeredAll(t *testing.T, failed int) {
+	t.Helper()
+	s.mu.Lock()
+	ok, bad, lost, sent := s.by[wire.StatusOK], s.by[wire.StatusFailed], len(s.lost), s.sent
+	s.mu.Unlock()
+	if lost > 0 || ok+bad != sent || bad > failed {
+		t.Errorf("%s; want every request answered, at most %d failed", s, failed)
+	}
+}
+
+// settled waits until nothing is in flight and checks that nothing accepted was lost.
+func settled(t *testing.T, n *node.Node, function string) control.FunctionStatus {
+	t.Helper()
+	var f control.FunctionStatus
+	waitFor(t, "memory of "+function+" to come back", func() bool {
+		var err error
+		f, err = n.Function(function)
+		return err == nil && f.Accepted == f.Replied && f.HeldBytes == 0
+	})
+	if f.Lost != 0 {
+		t.Errorf("%s: %d accepted requests were lost", function, f.Lost)
+	}
+	return f
+}
+
+func status(t *testing.T, n *node.Node) control.Status {
+	t.Helper()
+	s, err := n.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// share orders a share.
+func share(t *testing.T, n *node.Node, function string, percent float64) {
+	t.Helper()
+	if err := n.Order(control.SharePath, control.ShareOrder{Name: function, SharePercent: percent}); err != nil {
+		t.Fatal(err)
+	}
+}
