@@ -1,0 +1,139 @@
+//go:build cgo
+
+package fake_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/fake"
+)
+
+// childEnv has TestChild leave memory on the fake GPU, and die or end.
+const childEnv = "PENSTOCK_FAKE_CHILD"
+
+func TestMain(m *testing.M) { fake.Main(m) }
+
+func open(t *testing.T) *cuda.Context {
+	t.Helper()
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	d, err := cuda.Find("cuda")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := d.OpenContext(cuda.ScheduleAuto)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Bind(); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func TestChild(t *testing.T) {
+	how := os.Getenv(childEnv)
+	if how == "" {
+		return // it is only for the tests below
+	}
+	if _, err := open(t).Allocate(12345); err != nil {
+		t.Fatal(err)
+	}
+	if how == "die" {
+		fmt.Println("allocated")
+		time.Sleep(time.Minute)
+	}
+}
+
+func child(how string, env ...string) *exec.Cmd {
+	cmd := exec.Command(os.Args[0], "-test.run=^TestChild$")
+	cmd.Env = append(append(os.Environ(), childEnv+"="+how), env...)
+	return cmd
+}
+
+func TestWhatAPackageLeavesFailsIt(t *testing.T) {
+	out, err := child("end").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "Allocations:1 Bytes:12345") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestTheReportOutlivesTheProcess(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "report")
+	cmd := child("die", fake.Env(fake.Report(path), fake.SMs(64)))
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 100)); err != nil {
+		t.Error(err)
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	a, err := fake.ReadReport(path)
+	if want := (fake.Accounts{Contexts: 1, Allocations: 1, Bytes: 12345}); err != nil || a != want {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if _, err := fake.ReadReport(path + "x"); err == nil {
+		t.Error("a report was read that is not there")
+	}
+	os.WriteFile(path, []byte("short"), 0o600)
+	if _, err := fake.ReadReport(path); err == nil || !strings.Contains(err.Error(), "5 bytes") {
+		t.Errorf("a short report: %v", err)
+	}
+}
+
+func TestSettingsAreForOneTestOrOneProcess(t *testing.T) {
+	c := open(t)
+	defer c.Close()
+	t.Run("inside", func(t *testing.T) {
+		fake.Apply(t, fake.SMs(64), fake.Devices(2), fake.Memory(1<<20))
+		devices, err := cuda.Devices()
+		if err != nil || len(devices) != 2 {
+			t.Errorf("%v, %v", devices, err)
+		}
+	})
+	devices, err := cuda.Devices()
+	if err != nil || len(devices) != 1 {
+		t.Errorf("after the test: %v, %v", devices, err)
+	}
+	if p, err := devices[0].Properties(); err != nil || p.SMs != 132 || p.MemoryBytes != 1<<30 {
+		t.Errorf("after the test: %+v, %v", p, err)
+	}
+	if got, want := fake.Env(fake.Refuse("cuX", 2, 3), fake.Fault("k", 0, cuda.IllegalAddress), fake.Late(time.Millisecond)),
+		"PENSTOCK_FAKE=cuX#2=3 kernel:k#1=700 late=1000us"; got != want {
+		t.Errorf("%q, not %q", got, want)
+	}
+}
+
+func TestTheNthCallIsRefused(t *testing.T) {
+	c := open(t)
+	defer c.Close()
+	fake.Apply(t, fake.Refuse("cuMemGetInfo_v2", 2, cuda.OutOfMemory))
+	for turn := 1; turn <= 3; turn++ {
+		if _, _, err := c.Memory(); (err != nil) != (turn == 2) {
+			t.Errorf("call %d: %v", turn, err)
+		}
+	}
+}
+
+func TestASourceThatDoesNotCompileIsTold(t *testing.T) {
+	_, err := fake.Build(t.TempDir(), fake.Kernels("this is no C"))
+	if err == nil || !strings.Contains(err.Error(), "kernels0.c") {
+		t.Errorf("the error is %v", err)
+	}
+	if _, err := fake.Build("/nowhere"); err == nil {
+		t.Error("built where nothing is")
+	}
+}

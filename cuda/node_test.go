@@ -1,0 +1,166 @@
+//go:build cgo
+
+package cuda
+
+import (
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+
+	"github.com/penstock/penstock/cuda/fake"
+)
+
+// captured is a graph of a set and a kernel, captured on a stream.
+func captured(t *testing.T, s Stream, f Function, out Pointer) *Graph {
+	t.Helper()
+	args := NewArgs(8, 4, 4)
+	args.SetPointer(0, out)
+	args.SetUint32(1, 7)
+	args.SetUint32(2, 4)
+	must(t, s.Capture())
+	must(t, s.Set(out, 0, 64))
+	must(t, f.Launch([3]uint32{1, 1, 1}, [3]uint32{4, 1, 1}, 0, s, args))
+	g, err := s.EndCapture()
+	must(t, err)
+	return g
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
+	fake.Check(t)
+	fake.Reset()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	d, err := Find("cuda")
+	must(t, err)
+	c, err := d.OpenContext(ScheduleAuto)
+	must(t, err)
+	must(t, c.Bind())
+	ptx, err := os.ReadFile("cudatest/kernels.ptx")
+	must(t, err)
+	m, err := c.Load(ptx)
+	must(t, err)
+	f, err := m.Function("penstock_fill")
+	must(t, err)
+	out, err := c.Allocate(64)
+	must(t, err)
+	split, err := d.Split(0)
+	must(t, err)
+	green, err := c.Green(split, []int{0, 1})
+	must(t, err)
+	whole, err := c.NewStream()
+	must(t, err)
+	part, err := green.NewStream()
+	must(t, err)
+
+	for s, of := range map[Stream]uint64{whole: 0, part: green.handle} {
+		if g, err := s.green(); err != nil || g != of {
+			t.Errorf("the stream's green context is %#x, %v", g, err)
+		}
+	}
+	ofGreen, err := part.context()
+	if err != nil || ofGreen != green.context {
+		t.Errorf("the context of a green stream is %#x, %v", ofGreen, err)
+	}
+
+	g := captured(t, whole, f, out)
+	nodes, err := g.nodes()
+	must(t, err)
+	var types []nodeType
+	var kernel uint64
+	for _, n := range nodes {
+		kind, err := typeOfNode(n)
+		must(t, err)
+		types = append(types, kind)
+		if kind == nodeKernel {
+			kernel = n
+		}
+	}
+	if slices.Sort(types); !slices.Equal(types, []nodeType{nodeKernel, nodeSet}) {
+		t.Fatalf("the nodes are %v", types)
+	}
+	k, err := kernelOfNode(kernel)
+	must(t, err)
+	if k.function != f.handle || k.grid != [3]uint32{1, 1, 1} || k.block != [3]uint32{4, 1, 1} || k.parameters == 0 || k.context != c.handle {
+		t.Errorf("%+v", k)
+	}
+	if name, err := (Function{k.function}).name(); err != nil || name != "penstock_fill" {
+		t.Errorf("the kernel is %q, %v", name, err)
+	}
+	if module, err := (Function{k.function}).module(); err != nil || module != m.handle {
+		t.Errorf("the kernel's module is %#x, %v", module, err)
+	}
+	if function, err := functionOfKernel(k.function); err != nil || function != f.handle {
+		t.Errorf("the kernel's function is %#x, %v", function, err)
+	}
+
+	// A clone's node moves to another context; the graph it came from stays.
+	clone, err := g.clone()
+	must(t, err)
+	copies, err := clone.nodes()
+	must(t, err)
+	for _, n := range copies {
+		if slices.Contains(nodes, n) {
+			t.Error("a clone shares a node")
+		}
+		if kind, err := typeOfNode(n); err != nil || kind != nodeKernel {
+			continue
+		}
+		moved, err := kernelOfNode(n)
+		must(t, err)
+		moved.function, moved.kernel, moved.context = 0, k.function, green.context
+		moved.block = [3]uint32{2, 1, 1}
+		must(t, setKernelOfNode(n, moved))
+	}
+	x, err := g.Instantiate()
+	must(t, err)
+	y, err := clone.Instantiate()
+	must(t, err)
+	must(t, x.Launch(whole))
+	must(t, y.Launch(whole))
+	k.block = [3]uint32{3, 1, 1}
+	must(t, x.setKernel(kernel, k))
+	must(t, x.Launch(whole))
+	must(t, whole.Synchronize())
+	var ran [][2]uint32
+	for _, l := range fake.Launches() {
+		ran = append(ran, [2]uint32{l.Block[0], l.SMs})
+	}
+	if !slices.Equal(ran, [][2]uint32{{4, 132}, {2, 16}, {3, 132}}) {
+		t.Errorf("threads and multiprocessors of the launches: %v", ran)
+	}
+
+	for _, err := range []error{x.Destroy(), y.Destroy(), g.Destroy(), clone.Destroy(), part.Destroy(), whole.Destroy(),
+		green.Destroy(), c.Free(out), m.Unload(), c.Close()} {
+		must(t, err)
+	}
+}
+
+func TestAGraphWithoutNodesHasNone(t *testing.T) {
+	fake.Check(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	d, err := Find("cuda")
+	must(t, err)
+	c, err := d.OpenContext(ScheduleAuto)
+	must(t, err)
+	must(t, c.Bind())
+	s, err := c.NewStream()
+	must(t, err)
+	must(t, s.Capture())
+	g, err := s.EndCapture()
+	must(t, err)
+	if nodes, err := g.nodes(); err != nil || len(nodes) != 0 {
+		t.Errorf("%v, %v", nodes, err)
+	}
+	for _, err := range []error{g.Destroy(), s.Destroy(), c.Close()} {
+		must(t, err)
+	}
+}

@@ -1,0 +1,486 @@
+//go:build cgo
+
+package cuda_test
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/cudatest"
+	"github.com/penstock/penstock/cuda/fake"
+)
+
+// bench is everything that a call may need, on the fake GPU.
+type bench struct {
+	context    *cuda.Context
+	stream     cuda.Stream
+	event      cuda.Event
+	timed      cuda.Event
+	memory     cuda.Pointer
+	pinned     []byte
+	mapped     []byte
+	module     *cuda.Module
+	fill       cuda.Function
+	args       *cuda.Args
+	split      *cuda.Split
+	green      *cuda.Green
+	arena      *cuda.Arena
+	graph      *cuda.Graph
+	executable *cuda.Executable
+}
+
+var one = [3]uint32{1, 1, 1}
+
+// newBench makes it, until the test's end, after which nothing is left.
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	fake.Check(t)
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	device := must(cuda.Find("cuda"))(t)
+	b := &bench{context: must(device.OpenContext(cuda.ScheduleSpin))(t)}
+	c := b.context
+	undo := func(f func() error) { t.Cleanup(func() { ok(t, f()) }) }
+	undo(c.Close)
+	ok(t, c.Bind())
+	b.stream = must(c.NewStream())(t)
+	undo(b.stream.Destroy)
+	b.event = must(c.NewEvent(false))(t)
+	undo(b.event.Destroy)
+	b.timed = must(c.NewEvent(true))(t)
+	undo(b.timed.Destroy)
+	b.memory = must(c.Allocate(4096))(t)
+	undo(func() error { return c.Free(b.memory) })
+	b.pinned = must(c.AllocateHost(4096))(t)
+	undo(func() error { return c.FreeHost(b.pinned) })
+	b.mapped = must(unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON))(t)
+	undo(func() error { return unix.Munmap(b.mapped) })
+	b.module = must(c.Load(cudatest.PTX))(t)
+	undo(b.module.Unload)
+	b.fill = must(b.module.Function("penstock_fill"))(t)
+	b.args = cuda.NewArgs(8, 4, 4)
+	b.args.SetPointer(0, b.memory)
+	b.split = must(device.Split(0))(t)
+	b.green = must(c.Green(b.split, []int{0}))(t)
+	undo(b.green.Destroy)
+	b.arena = must(c.NewArena(1))(t)
+	undo(b.arena.Close)
+	ok(t, b.stream.Capture())
+	ok(t, b.fill.Launch(one, one, 0, b.stream, b.args))
+	b.graph = must(b.stream.EndCapture())(t)
+	undo(b.graph.Destroy)
+	b.executable = must(b.graph.Instantiate())(t)
+	undo(b.executable.Destroy)
+	return b
+}
+
+func must[T any](v T, err error) func(*testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		ok(t, err)
+		return v
+	}
+}
+
+func ok(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// calls are the driver's functions, each with a use of this package that calls it
+// and gives back what it takes.
+func (b *bench) calls() map[string]func() error {
+	c := b.context
+	return map[string]func() error{
+		"cuDriverGetVersion":            func() error { return second(cuda.DriverVersion()) },
+		"cuDeviceGetCount":              func() error { return second(cuda.Devices()) },
+		"cuDeviceGet":                   func() error { return second(cuda.Find("cuda")) },
+		"cuDeviceGetUuid_v2":            func() error { return second(cuda.Devices()) },
+		"cuDeviceGetName":               func() error { return second(cuda.Devices()) },
+		"cuDeviceTotalMem_v2":           func() error { return second(c.Device().Properties()) },
+		"cuDeviceGetAttribute":          func() error { return second(c.Device().Properties()) },
+		"cuDevicePrimaryCtxSetFlags_v2": func() error { return reopen(c) },
+		"cuDevicePrimaryCtxRetain":      func() error { return reopen(c) },
+		"cuCtxSetCurrent":               c.Bind,
+		"cuMemGetInfo_v2":               func() error { _, _, err := c.Memory(); return err },
+		"cuMemAlloc_v2":                 func() error { return second(c.Allocate(64)) },
+		"cuMemHostAlloc":                func() error { return second(c.AllocateHost(64)) },
+		"cuMemHostRegister_v2":          func() error { return second(c.Register(b.mapped, false)) },
+		"cuMemHostGetDevicePointer_v2":  func() error { return second(c.Register(b.mapped, false)) },
+		"cuIpcGetMemHandle":             func() error { return second(c.Export(b.memory)) },
+		"cuIpcOpenMemHandle_v2":         func() error { return second(c.Import(cuda.Handle{})) },
+		"cuMemGetAllocationGranularity": func() error { return second(c.NewArena(1)) },
+		"cuMemCreate":                   func() error { return second(c.NewArena(1)) },
+		"cuMemAddressReserve":           func() error { return second(c.NewArena(1)) },
+		"cuMemMap":                      func() error { return second(c.NewArena(1)) },
+		"cuMemSetAccess":                func() error { return second(c.NewArena(1)) },
+		"cuMemExportToShareableHandle":  func() error { return second(b.arena.ExportFD()) },
+		"cuMemImportFromShareableHandle": func() error {
+			return second(c.ImportArena(0, 2<<20, false))
+		},
+		"cuStreamCreate":          func() error { return second(c.NewStream()) },
+		"cuStreamSynchronize":     b.stream.Synchronize,
+		"cuStreamQuery":           func() error { return second(b.stream.Query()) },
+		"cuStreamWaitEvent":       func() error { return b.stream.Wait(b.event) },
+		"cuMemcpyAsync":           func() error { return b.stream.Copy(b.memory, b.memory+64, 64) },
+		"cuMemsetD8Async":         func() error { return b.stream.Set(b.memory, 1, 64) },
+		"cuStreamWriteValue32_v2": func() error { return b.stream.WriteValue(b.memory, 1) },
+		"cuEventCreate":           func() error { return second(c.NewEvent(false)) },
+		"cuEventRecord":           func() error { return b.event.Record(b.stream) },
+		"cuEventQuery":            func() error { return second(b.event.Query()) },
+		"cuEventSynchronize":      b.event.Synchronize,
+		"cuEventElapsedTime":      func() error { return second(cuda.Elapsed(b.timed, b.timed)) },
+		"cuModuleLoadDataEx":      func() error { return second(c.Load(cudatest.PTX)) },
+		"cuModuleGetFunction":     func() error { return second(b.module.Function("penstock_fill")) },
+		"cuFuncGetParamInfo":      func() error { return second(b.fill.Parameters()) },
+		"cuLaunchKernel":          func() error { return b.fill.Launch(one, one, 0, b.stream, b.args) },
+		"cuStreamBeginCapture_v2": b.stream.Capture,
+		"cuStreamEndCapture":      func() error { return second(b.stream.EndCapture()) },
+		"cuGraphInstantiateWithFlags": func() error {
+			return second(b.graph.Instantiate())
+		},
+		"cuGraphLaunch":               func() error { return b.executable.Launch(b.stream) },
+		"cuGraphUpload":               func() error { return b.executable.Upload(b.stream) },
+		"cuDeviceGetDevResource":      func() error { return second(c.Device().Split(0)) },
+		"cuDevSmResourceSplitByCount": func() error { return second(c.Device().Split(0)) },
+		"cuDevResourceGenerateDesc":   func() error { return second(c.Green(b.split, []int{1})) },
+		"cuGreenCtxCreate":            func() error { return second(c.Green(b.split, []int{1})) },
+		"cuCtxFromGreenCtx":           func() error { return second(c.Green(b.split, []int{1})) },
+		"cuGreenCtxGetDevResource":    func() error { return second(c.Green(b.split, []int{1})) },
+		"cuGreenCtxStreamCreate":      func() error { return second(b.green.NewStream()) },
+	}
+}
+
+func reopen(c *cuda.Context) error {
+	again, err := c.Device().OpenContext(cuda.ScheduleAuto)
+	if err != nil {
+		return err
+	}
+	return again.Close()
+}
+
+func TestARefusedCallIsAnErrorAndLeavesNothing(t *testing.T) {
+	b := newBench(t)
+	for symbol, call := range b.calls() {
+		before := fake.Now()
+		fake.Set(t, fake.Refuse(symbol, 0, 46))
+		err := call()
+		var refused *cuda.Error
+		if !errors.As(err, &refused) || refused.Code != 46 || refused.Op+"_v2" != symbol && refused.Op != symbol {
+			t.Errorf("%s: the error is %v", symbol, err)
+		}
+		fake.Reset()
+		if after := fake.Now(); after != before {
+			t.Errorf("%s left\nbefore %+v\nafter  %+v", symbol, before, after)
+		}
+	}
+}
+
+// The giving back of a thing, too, is told when it is refused.
+func TestARefusedEndIsAnError(t *testing.T) {
+	b := newBench(t)
+	c := b.context
+	for symbol, call := range map[string]func() error{
+		"cuDevicePrimaryCtxRelease_v2": c.Close,
+		"cuMemFree_v2":                 func() error { return c.Free(b.memory) },
+		"cuMemFreeHost":                func() error { return c.FreeHost(b.pinned) },
+		"cuMemHostUnregister":          func() error { return c.Unregister(b.mapped) },
+		"cuIpcCloseMemHandle":          func() error { return c.CloseImport(b.memory) },
+		"cuStreamDestroy_v2":           b.stream.Destroy,
+		"cuEventDestroy_v2":            b.event.Destroy,
+		"cuModuleUnload":               b.module.Unload,
+		"cuGraphDestroy":               b.graph.Destroy,
+		"cuGraphExecDestroy":           b.executable.Destroy,
+		"cuGreenCtxDestroy":            b.green.Destroy,
+	} {
+		fake.Set(t, fake.Refuse(symbol, 0, 46))
+		var refused *cuda.Error
+		if err := call(); !errors.As(err, &refused) || refused.Code != 46 {
+			t.Errorf("%s: the error is %v", symbol, err)
+		}
+		fake.Reset()
+	}
+	ok(t, c.Bind()) // Close has unbound this thread
+}
+
+func TestAnArenaThatIsHalfMadeIsGivenBack(t *testing.T) {
+	b := newBench(t)
+	fd := must(b.arena.ExportFD())(t)
+	file := os.NewFile(uintptr(fd), "arena")
+	defer file.Close()
+	for _, symbol := range []string{"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"} {
+		before := fake.Now()
+		fake.Set(t, fake.Refuse(symbol, 0, cuda.OutOfMemory))
+		if a, err := b.context.ImportArena(fd, b.arena.Bytes(), true); !errors.Is(err, cuda.ErrOutOfMemory) || a != nil {
+			t.Errorf("%s: %v, %v", symbol, a, err)
+		}
+		fake.Reset()
+		if after := fake.Now(); after != before {
+			t.Errorf("%s left %+v", symbol, after)
+		}
+	}
+}
+
+func TestMemoryRunsOutAndComesBack(t *testing.T) {
+	b := newBench(t)
+	c := b.context
+	fake.Apply(t, fake.Memory(fake.Now().Bytes+10<<20))
+	free, total, err := c.Memory()
+	if err != nil || free != 10<<20 || total <= free {
+		t.Errorf("%d of %d are free, %v", free, total, err)
+	}
+	p := must(c.Allocate(8 << 20))(t)
+	if _, err := c.Allocate(8 << 20); !errors.Is(err, cuda.ErrOutOfMemory) || !strings.Contains(err.Error(), "8388608 bytes") {
+		t.Errorf("with 2 MiB left 8 MiB are %v", err)
+	}
+	if _, err := c.NewArena(8 << 20); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("with 2 MiB left an arena of 8 MiB is %v", err)
+	}
+	ok(t, c.Free(p))
+	a := must(c.NewArena(8 << 20))(t)
+	if _, err := c.Allocate(8 << 20); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("beside an arena of 8 MiB, 8 MiB are %v", err)
+	}
+	ok(t, a.Close())
+	ok(t, c.Free(must(c.Allocate(8<<20))(t)))
+}
+
+func TestWorkThatIsLateIsNotDone(t *testing.T) {
+	b := newBench(t)
+	fake.Apply(t, fake.Hold)
+	clear(b.pinned)
+	ok(t, b.stream.Set(cuda.At(b.pinned), 7, 64))
+	ok(t, b.event.Record(b.stream))
+	if done, err := b.stream.Query(); done || err != nil {
+		t.Errorf("held, the stream is done: %v, %v", done, err)
+	}
+	if done, err := b.event.Query(); done || err != nil {
+		t.Errorf("held, the event is done: %v, %v", done, err)
+	}
+	if b.pinned[0] != 0 {
+		t.Error("held, the work was done")
+	}
+	time.AfterFunc(20*time.Millisecond, func() { fake.Set(t, fake.Release) })
+	start := time.Now()
+	ok(t, b.event.Synchronize())
+	if took := time.Since(start); took < 10*time.Millisecond || b.pinned[0] != 7 {
+		t.Errorf("after %v the work is done: %d", took, b.pinned[0])
+	}
+	fake.Set(t, fake.Late(5*time.Millisecond))
+	start = time.Now()
+	ok(t, b.stream.Set(b.memory, 1, 64))
+	ok(t, b.stream.Set(b.memory, 2, 64))
+	queued := time.Since(start)
+	ok(t, b.stream.Synchronize())
+	if took := time.Since(start); took < 10*time.Millisecond || queued > took/2 {
+		t.Errorf("two pieces of 5 ms were queued in %v and took %v", queued, took)
+	}
+	fake.Set(t, fake.Delay("cuCtxSetCurrent", 10*time.Millisecond))
+	start = time.Now()
+	ok(t, b.context.Bind())
+	if took := time.Since(start); took < 10*time.Millisecond {
+		t.Errorf("a call of 10 ms took %v", took)
+	}
+}
+
+func TestAFaultIsToldByEveryCallThatFollows(t *testing.T) {
+	b := newBench(t)
+	fake.Apply(t, fake.Fault("penstock_fill", 2, cuda.IllegalAddress))
+	clear(b.pinned)
+	ok(t, b.fill.Launch(one, one, 0, b.stream, b.args))
+	ok(t, b.stream.WriteValue(cuda.At(b.pinned), 1))
+	ok(t, b.stream.Synchronize())
+	ok(t, b.fill.Launch(one, one, 0, b.stream, b.args))
+	if err := b.stream.WriteValue(cuda.At(b.pinned), 2); err != nil && !errors.Is(err, cuda.ErrLost) {
+		t.Error(err)
+	}
+	if err := b.stream.Synchronize(); !errors.Is(err, cuda.ErrLost) || !strings.Contains(err.Error(), "CUDA_ERROR_ILLEGAL_ADDRESS (700)") {
+		t.Errorf("after the fault: %v", err)
+	}
+	if b.pinned[0] != 1 {
+		t.Error("what was queued after the fault was done")
+	}
+	// What the driver answers without the device goes on.
+	without := []string{"cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid_v2", "cuDeviceGetName",
+		"cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuDeviceGetDevResource", "cuDevSmResourceSplitByCount",
+		"cuMemGetAllocationGranularity", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"}
+	for symbol, call := range b.calls() {
+		if err := call(); !errors.Is(err, cuda.ErrLost) && !slices.Contains(without, symbol) {
+			t.Errorf("%s: after the fault the error is %v", symbol, err)
+		}
+	}
+	if fake.Now().Lost != 700 {
+		t.Errorf("the device was lost with %d", fake.Now().Lost)
+	}
+}
+
+func TestADeviceIsLostWhileAThreadWaits(t *testing.T) {
+	b := newBench(t)
+	fake.Apply(t, fake.Hold)
+	ok(t, b.stream.Set(b.memory, 1, 64))
+	time.AfterFunc(10*time.Millisecond, func() { fake.Set(t, fake.Lose[cuda.Code](719)) })
+	if err := b.stream.Synchronize(); !errors.Is(err, cuda.ErrLost) {
+		t.Errorf("the thread that waited was told %v", err)
+	}
+}
+
+func TestAThreadThatIsNotBoundIsRefused(t *testing.T) {
+	b := newBench(t)
+	refused := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and not unlocked: the thread ends with the goroutine
+		refused <- second(b.context.Allocate(64))
+		refused <- b.context.Bind()
+		p, err := b.context.Allocate(64)
+		refused <- errors.Join(err, b.context.Free(p))
+		refused <- b.green.Bind()
+		s, err := b.context.NewStream()
+		refused <- err
+		err = b.fill.Launch(one, one, 0, s, b.args)
+		refused <- errors.Join(err, s.Synchronize(), s.Destroy())
+	}()
+	var e *cuda.Error
+	if err := <-refused; !errors.As(err, &e) || e.Code != cuda.InvalidContext {
+		t.Errorf("an unbound thread allocates: %v", err)
+	}
+	for range 5 {
+		ok(t, <-refused)
+	}
+	ran := fake.Launches()
+	if n := len(ran); n == 0 || ran[n-1].SMs != uint32(b.green.SMs()) {
+		t.Errorf("a stream made where a green context is bound is not on it: %+v", ran)
+	}
+}
+
+func TestCloseUnbindsTheThread(t *testing.T) {
+	b := newBench(t)
+	again := must(b.context.Device().OpenContext(cuda.ScheduleAuto))(t)
+	ok(t, again.Close())
+	if err := second(b.context.Allocate(64)); err == nil {
+		t.Error("after Close the thread is still bound")
+	}
+	ok(t, b.context.Bind()) // the first one lives on
+	ok(t, b.context.Free(must(b.context.Allocate(64))(t)))
+}
+
+func TestALaunchIsWhatWasAskedFor(t *testing.T) {
+	b := newBench(t)
+	fake.Reset()
+	s := must(b.green.NewStream())(t)
+	defer func() { ok(t, s.Destroy()) }()
+	b.args.SetUint32(1, 17)
+	b.args.SetInt32(2, -1)
+	ok(t, b.fill.Launch([3]uint32{2, 3, 4}, [3]uint32{5, 6, 7}, 1024, s, b.args))
+	b.args.SetFloat32(1, 1.5)
+	b.args.SetUint32(2, 0)
+	ok(t, b.fill.Launch(one, one, 0, b.stream, b.args))
+	ok(t, s.Synchronize())
+	ok(t, b.stream.Synchronize())
+	ran := fake.Launches()
+	if len(ran) != 2 {
+		t.Fatalf("%d launches ran", len(ran))
+	}
+	if ran[0].Stream != s.Handle() {
+		ran[0], ran[1] = ran[1], ran[0]
+	}
+	first, second := ran[0], ran[1]
+	if first.Name != "penstock_fill" || first.Grid != [3]uint32{2, 3, 4} || first.Block != [3]uint32{5, 6, 7} ||
+		first.SharedBytes != 1024 || first.SMs != 8 || second.SMs != 132 || second.Stream != b.stream.Handle() {
+		t.Errorf("%+v", ran)
+	}
+	if len(first.Arguments) != 3 || first.Arguments[1][0] != 17 || !slices.Equal(first.Arguments[2], []byte{255, 255, 255, 255}) ||
+		!slices.Equal(second.Arguments[1], []byte{0, 0, 0xc0, 0x3f}) {
+		t.Errorf("%+v", ran)
+	}
+	if b.args.Len() != 3 {
+		t.Errorf("%d arguments", b.args.Len())
+	}
+}
+
+func TestArgumentsThatCannotBePanic(t *testing.T) {
+	args := cuda.NewArgs(8, 4)
+	for name, f := range map[string]func(){
+		"a word of 8 bytes in 4": func() { args.SetPointer(1, 1) },
+		"a word of 4 bytes in 8": func() { args.SetFloat32(0, 1) },
+		"an argument too many":   func() { args.SetUint32(2, 1) },
+		"no size":                func() { cuda.NewArgs(0) },
+		"too large":              func() { cuda.NewArgs(5000) },
+		"too many":               func() { cuda.NewArgs(make([]int, 65)...) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			f()
+		}()
+	}
+	many := cuda.NewArgs(slices.Repeat([]int{1}, 64)...)
+	for i := range 64 {
+		if len(many.Bytes(i)) != 1 || cap(many.Bytes(i)) != 1 || uint64(cuda.At(many.Bytes(i)))%16 != 0 {
+			t.Errorf("argument %d is %d bytes of %d at %#x", i, len(many.Bytes(i)), cap(many.Bytes(i)), cuda.At(many.Bytes(i)))
+		}
+	}
+}
+
+func init() {
+	// Uses of what an old driver lacks, by the function that is lacking.
+	children["old"] = func() error {
+		runtime.LockOSThread()
+		d, err := cuda.Find("cuda")
+		if err != nil {
+			return err
+		}
+		c, err := d.OpenContext(cuda.ScheduleAuto)
+		if err != nil {
+			return err
+		}
+		if err := c.Bind(); err != nil {
+			return err
+		}
+		s, err := c.NewStream()
+		if err != nil {
+			return err
+		}
+		if sms, err := c.SMs(); err != nil || sms == 0 {
+			return errors.Join(errors.New("SMs are counted without cuCtxGetExecAffinity"), err)
+		}
+		for symbol, use := range map[string]func() error{
+			"cuDeviceGetDevResource":        func() error { return second(d.Split(0)) },
+			"cuMemGetAllocationGranularity": func() error { return second(c.NewArena(1)) },
+			"cuIpcGetMemHandle":             func() error { return second(c.Export(1)) },
+			"cuStreamBeginCapture_v2":       s.Capture,
+			"cuStreamWriteValue32_v2":       func() error { return s.WriteValue(0, 1) },
+			"cuFuncGetParamInfo":            func() error { return second(cuda.Function{}.Parameters()) },
+		} {
+			err := use()
+			var e *cuda.SymbolError
+			if !errors.As(err, &e) || e.Symbol != symbol || e.Library != cuda.Library() || !errors.Is(err, cuda.ErrNotSupported) {
+				return errors.Join(errors.New(symbol+" is missing, and the error is another"), err)
+			}
+		}
+		return errors.Join(s.Destroy(), c.Close())
+	}
+}
+
+func TestAnOldDriverLacksWhatItLacksAndServesOtherwise(t *testing.T) {
+	old, err := fake.Build(t.TempDir(), fake.Without("cuDeviceGetDevResource", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle",
+		"cuStreamBeginCapture_v2", "cuStreamWriteValue32_v2", "cuFuncGetParamInfo", "cuCtxGetExecAffinity"))
+	ok(t, err)
+	if said := inChild(t, "old", fake.Library(old)); said != "<nil>" {
+		t.Error(said)
+	}
+}
