@@ -7,6 +7,7 @@
 #   make check   gofmt, go vet, staticcheck
 #   make fuzz    each fuzz target for FUZZTIME (10s)
 #   make race    every test under the race detector
+#   make ptx     libml/device/gpu/gather.ptx from gather.cu, with nvcc or clang (PTXCC=...)
 #
 # For a GPU server, which needs no Go (docs/benchmarks/h200.md):
 #
@@ -30,7 +31,10 @@ GOARCH  := $(shell $(GO) env GOARCH 2>/dev/null)
 
 export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 
-.PHONY: build examples test demo check fuzz race clean gpu-kit test-gpu bench-gpu plots
+# What `make ptx` compiles with: nvcc or clang, whichever is found first.
+PTXCC    ?=
+
+.PHONY: build examples test demo check fuzz race ptx clean gpu-kit test-gpu bench-gpu plots
 
 build: bin/lib/libonnxruntime.so
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
@@ -65,6 +69,9 @@ fuzz: build
 	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
 	  done; \
 	done
+
+ptx:
+	libml/device/gpu/ptx.sh $(PTXCC)
 
 gpu-kit:
 	GO="$(GO)" VERSION="$(VERSION)" ORT_CUDA="$(ORT_CUDA)" test/gpu/kit.sh

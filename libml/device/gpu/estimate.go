@@ -43,7 +43,7 @@ func (e *estimate) add(ns int64) {
 // is known, is looked at after naps of a sixteenth of the time that it has taken.
 func (e *estimate) nap(waited int64) int64 {
 	now := float64(waited)
-	early, late := e.mean-2*e.deviation-wakeEarly, e.mean+4*e.deviation+patience
+	early, late := e.mean-3*e.deviation-wakeEarly, e.mean+4*e.deviation+patience
 	switch n := early - now; {
 	case n >= shortest:
 		return int64(n)

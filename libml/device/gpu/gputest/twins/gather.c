@@ -1,0 +1,183 @@
+// gather.cu on the fake driver, as the definition has it: a request's bytes are put
+// together, then converted one element after the other. It shares no code with the
+// kernel, whose parameter it describes again.
+
+#include "fake.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PIECE = 1920, U8 = 1, F16 = 2, F32 = 4 };
+enum { BAD_SLAB = 1, BAD_LENGTH, BAD_OFFSET, BAD_PLACE, BAD_IMAGE, BAD_ORDER };
+
+struct channel { uint32_t base; float mean, std; uint32_t unused; };
+
+struct batch {
+	uint64_t descriptors, tensor, fault, channels;
+	uint32_t count, images, wire_bytes, elements, channel_count, pixels, stride, planar, normalise, magic, shift, slabs;
+	struct { uint64_t at, bytes; } slab[32];
+	struct channel three[3];
+};
+
+struct descriptor { uint64_t source; uint32_t place; uint16_t length, image; };
+
+static float number(uint32_t bits) {
+	float f;
+	memcpy(&f, &bits, 4);
+	return f;
+}
+
+static uint32_t bits_of(float f) {
+	uint32_t b;
+	memcpy(&b, &f, 4);
+	return b;
+}
+
+static float widen(uint32_t raw, int wire) {
+	if (wire == U8)
+		return (float)raw;
+	if (wire == F32)
+		return number(raw);
+	uint32_t sign = (raw & 0x8000) << 16, exponent = raw >> 10 & 31, fraction = raw & 0x3ff;
+	if (exponent == 31)
+		return number(sign | 0x7f800000 | fraction << 13);
+	float f = exponent == 0 ? ldexpf((float)fraction, -24) : ldexpf((float)(fraction | 0x400), (int)exponent - 25);
+	return sign ? -f : f;
+}
+
+static uint32_t narrow(float f, int tensor) {
+	uint32_t b = bits_of(f);
+	if (tensor == F32)
+		return b;
+	if (tensor == U8) {
+		double r = nearbyint((double)f);
+		return r > 0 ? r > 255 ? 255 : (uint32_t)r : 0;
+	}
+	uint32_t sign = b >> 16 & 0x8000;
+	if (f != f) {
+		uint32_t payload = b >> 13 & 0x3ff;
+		return sign | 0x7c00 | (payload ? payload : 0x200);
+	}
+	double a = fabs((double)f);
+	if (a == 0)
+		return sign;
+	if (a >= 65520)
+		return sign | 0x7c00;
+	int exponent;
+	frexp(a, &exponent);
+	int step = exponent - 11 > -24 ? exponent - 11 : -24; // of the last bit
+	double n = nearbyint(ldexp(a, -step));
+	// n steps, where 2048 of them carry into the exponent by themselves.
+	return sign | (step == -24 ? (uint32_t)n : ((uint32_t)(step + 24) << 10) + (uint32_t)n);
+}
+
+static void element(const struct batch *b, uint8_t *image, uint32_t e, uint32_t raw, int wire, int tensor) {
+	uint32_t of = b->planar ? b->pixels : b->channel_count;
+	uint32_t quotient = (uint32_t)((uint64_t)e * b->magic >> b->shift);
+	if (quotient != e / of)
+		abort(); // the multiplication is not the division that it stands for
+	uint32_t c = b->planar ? e / of : e % of, pixel = b->planar ? e % of : e / of;
+	const struct channel *ch = (const struct channel *)(uintptr_t)b->channels + c;
+	if (b->normalise || wire != tensor) {
+		volatile float f = widen(raw, wire);
+		if (b->normalise) {
+			if (f != f) {
+				f = number(bits_of(f) | 0x400000);
+			} else {
+				volatile float less = f - ch->mean;
+				f = less / ch->std;
+			}
+		}
+		raw = narrow(f, tensor);
+	}
+	memcpy(image + (uint64_t)(ch->base + pixel * b->stride) * tensor, &raw, tensor);
+}
+
+static int type_of(const char *name) { return strstr(name, "u8") == name ? U8 : strstr(name, "f16") == name ? F16 : F32; }
+
+static void gather(const struct fake_launch *launch) {
+	const struct batch *b = launch->parameters[0];
+	if (launch->sizes[0] != sizeof *b || sizeof *b != 640)
+		abort();
+	int copy = !strcmp(launch->name, "gather_copy"), wire = 1, tensor = 1;
+	if (!strncmp(launch->name, "gather_three_", 13)) {
+		tensor = type_of(launch->name + 13);
+	} else if (!copy) {
+		wire = type_of(launch->name + 11);
+		tensor = type_of(strchr(launch->name + 11, '_') + 1);
+	}
+	const struct descriptor *d = (const struct descriptor *)(uintptr_t)b->descriptors;
+	if (!fake_reach(d, b->count * sizeof *d, 0))
+		return;
+	uint64_t image_bytes = copy ? b->wire_bytes : (uint64_t)b->elements * tensor;
+	uint8_t *bytes = malloc(b->wire_bytes), *there = calloc(1, b->wire_bytes);
+	uint64_t *fault = (uint64_t *)(uintptr_t)b->fault;
+	for (uint32_t i = 0; i < b->count;) {
+		uint32_t first = i, image = d[i].image;
+		memset(there, 0, b->wire_bytes);
+		for (; i < b->count && d[i].image == image; i++) {
+			uint32_t slab = (uint32_t)(d[i].source >> 48), length = d[i].length, why = 0;
+			uint64_t offset = d[i].source << 16 >> 16;
+			if (slab >= b->slabs) why = BAD_SLAB;
+			else if (length == 0 || length > PIECE) why = BAD_LENGTH;
+			else if (length > b->slab[slab].bytes || offset > b->slab[slab].bytes - length) why = BAD_OFFSET;
+			else if (length > b->wire_bytes || d[i].place > b->wire_bytes - length) why = BAD_PLACE;
+			else if (image >= b->images) why = BAD_IMAGE;
+			if (why) {
+				*fault = (uint64_t)why << 32 | i;
+				continue;
+			}
+			const uint8_t *from = (const uint8_t *)(uintptr_t)(b->slab[slab].at + offset);
+			if (!fake_reach(from, length, 0))
+				goto out;
+			memcpy(bytes + d[i].place, from, length);
+			memset(there + d[i].place, 1, length);
+		}
+		uint8_t *to = (uint8_t *)(uintptr_t)b->tensor + image * image_bytes;
+		if (image >= b->images)
+			continue;
+		if (!fake_reach(to, image_bytes, 1))
+			goto out;
+		for (uint32_t at = 0; at < b->wire_bytes; at += wire) {
+			int have = 0;
+			uint32_t raw = 0;
+			for (int k = 0; k < wire; k++) {
+				have += there[at + k];
+				raw |= (uint32_t)bytes[at + k] << 8 * k;
+			}
+			if (have == wire && copy)
+				to[at] = bytes[at];
+			else if (have == wire)
+				element(b, to, at / wire, raw, wire, tensor);
+			else if (have > 0 && *fault == 0)
+				*fault = (uint64_t)BAD_ORDER << 32 | first;
+		}
+	}
+out:
+	free(bytes);
+	free(there);
+}
+
+#define GATHER(name) void fake_kernel_gather_##name(const struct fake_launch *launch) { gather(launch); }
+
+GATHER(copy)
+GATHER(three_u8_planes) GATHER(three_u8_pixels)
+GATHER(three_f16_planes) GATHER(three_f16_pixels)
+GATHER(three_f32_planes) GATHER(three_f32_pixels)
+GATHER(any_u8_u8) GATHER(any_u8_f16) GATHER(any_u8_f32)
+GATHER(any_f16_u8) GATHER(any_f16_f16) GATHER(any_f16_f32)
+GATHER(any_f32_u8) GATHER(any_f32_f16) GATHER(any_f32_f32)
+
+struct fetch { uint64_t from[32], to[32], bytes[32]; uint32_t parts; };
+
+void fake_kernel_fetch(const struct fake_launch *launch) {
+	const struct fetch *f = launch->parameters[0];
+	for (uint32_t p = 0; p < f->parts; p++) {
+		void *to = (void *)(uintptr_t)f->to[p];
+		const void *from = (const void *)(uintptr_t)f->from[p];
+		if (!fake_reach(from, f->bytes[p], 0) || !fake_reach(to, f->bytes[p], 1))
+			return;
+		memcpy(to, from, f->bytes[p]);
+	}
+}

@@ -1,0 +1,129 @@
+package gpu
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+)
+
+func TestDivisionByMultiplicationIsDivision(t *testing.T) {
+	check := func(e, d uint32) bool {
+		magic, shift := division(d)
+		return uint32(uint64(e)*uint64(magic)>>shift) == e/d
+	}
+	const most = 1<<31 - 1
+	rapid.Check(t, func(t *rapid.T) {
+		d := rapid.Uint32Range(1, most).Draw(t, "divisor")
+		quotient := rapid.Uint32Range(0, most/d).Draw(t, "quotient")
+		// Where errors show: at multiples, and just below.
+		for _, e := range []uint32{quotient * d, quotient*d - 1, most, rapid.Uint32Range(0, most).Draw(t, "dividend")} {
+			if e <= most && !check(e, d) {
+				t.Fatalf("%d / %d is not %d", e, d, e/d)
+			}
+		}
+	})
+	for d := uint32(1); d < 5000; d++ {
+		for _, e := range []uint32{0, d - 1, d, most/d*d - 1, most / d * d, most} {
+			if !check(e, d) {
+				t.Fatalf("%d / %d is not %d", e, d, e/d)
+			}
+		}
+	}
+}
+
+func TestTheFastestKernelIsChosen(t *testing.T) {
+	sized := func(h, w, c int, wire models.DType, from models.Layout, tensor models.DType, to models.Layout) models.Input {
+		return models.Input{Height: h, Width: w, Channels: c, WireType: wire, WireLayout: from, TensorType: tensor, TensorLayout: to}
+	}
+	turned := sized(4, 4, 3, models.U8, models.HWC, models.U8, models.HWC)
+	turned.ReverseChannels = true
+	normal := sized(4, 4, 1, models.F32, models.HWC, models.F32, models.HWC)
+	normal.Mean, normal.Std = []float32{1}, []float32{2}
+	for _, c := range []struct {
+		in   models.Input
+		want string
+	}{
+		{sized(224, 224, 3, models.U8, models.HWC, models.F16, models.CHW), "gather_three_f16_planes"},
+		{sized(224, 224, 3, models.U8, models.HWC, models.F32, models.HWC), "gather_three_f32_pixels"},
+		{sized(224, 224, 3, models.U8, models.HWC, models.U8, models.HWC), "gather_copy"},
+		{sized(224, 224, 1, models.F32, models.HWC, models.F32, models.CHW), "gather_copy"},
+		{turned, "gather_three_u8_pixels"},
+		{normal, "gather_any_f32_f32"},
+		{sized(7, 7, 3, models.U8, models.HWC, models.F16, models.CHW), "gather_any_u8_f16"},
+		{sized(8, 8, 4, models.U8, models.HWC, models.F32, models.CHW), "gather_any_u8_f32"},
+		{sized(8, 8, 3, models.U8, models.CHW, models.F32, models.CHW), "gather_any_u8_f32"},
+		{sized(8, 8, 3, models.F16, models.HWC, models.U8, models.CHW), "gather_any_f16_u8"},
+	} {
+		if got := kernelOf(&c.in); got != c.want {
+			t.Errorf("%+v: %s, want %s", c.in, got, c.want)
+		}
+	}
+}
+
+// Long pieces become several, at places that no element or pixel of three channels
+// lies across.
+func TestPiecesAreCutBetweenPixels(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		piece := shm.Piece{
+			Offset: rapid.Uint64Range(0, 1<<40).Draw(t, "offset"), Place: rapid.Uint32Range(0, 1<<30).Draw(t, "place"),
+			Length: rapid.Uint16Min(1).Draw(t, "length"), Slab: rapid.Uint16().Draw(t, "slab"),
+		}
+		memory := make([]byte, 64*DescriptorBytes)
+		n, ok := cut(memory, 3, []shm.Piece{piece}, 5)
+		if !ok {
+			t.Fatalf("no room for %d bytes in 61 descriptors", piece.Length)
+		}
+		offset, place := piece.Offset, piece.Place
+		for i := 3; i < n; i++ {
+			d := get(memory[i*DescriptorBytes:])
+			if d.Slab != piece.Slab || d.Image != 5 || d.Offset != offset || d.Place != place || d.Length == 0 || d.Length > PieceBytes {
+				t.Fatalf("descriptor %d is %+v, want offset %d, place %d", i, d, offset, place)
+			}
+			if i > 3 && d.Place%12 != 0 {
+				t.Fatalf("cut at place %d", d.Place)
+			}
+			offset, place = offset+uint64(d.Length), place+uint32(d.Length)
+		}
+		if place != piece.Place+uint32(piece.Length) {
+			t.Fatalf("%d bytes of %d", place-piece.Place, piece.Length)
+		}
+	})
+}
+
+func get(b []byte) Descriptor {
+	word := func(i int) (v uint64) {
+		for k := range 8 {
+			v |= uint64(b[i+k]) << (8 * k)
+		}
+		return v
+	}
+	source, rest := word(0), word(8)
+	return Descriptor{Slab: uint16(source >> 48), Offset: source << 16 >> 16, Place: uint32(rest), Length: uint16(rest >> 32), Image: uint16(rest >> 48)}
+}
+
+func TestDescriptorsEndWhereTheirMemoryDoes(t *testing.T) {
+	pieces := slices.Repeat([]shm.Piece{{Length: 100}}, 10)
+	if n, ok := cut(make([]byte, 10*DescriptorBytes), 0, pieces, 0); n != 10 || !ok {
+		t.Errorf("room for ten: %d, %v", n, ok)
+	}
+	if n, ok := cut(make([]byte, 10*DescriptorBytes-1), 0, pieces, 0); n != 9 || ok {
+		t.Errorf("room for nine: %d, %v", n, ok)
+	}
+}
+
+func TestFaultsSayWhat(t *testing.T) {
+	if err := FaultError(0); err != nil {
+		t.Error(err)
+	}
+	for why, text := range map[uint64]string{1: "its slab is unknown", 6: "an element is cut, and its other part is not in the piece beside it", 99: "for no reason that is known"} {
+		err := FaultError(why<<32 | 7)
+		if want := "the gather kernel left out a descriptor: the one of index 7: " + text; !errors.Is(err, ErrDescriptor) || err.Error() != want {
+			t.Errorf("fault %d is %v, want %s", why, err, want)
+		}
+	}
+}
