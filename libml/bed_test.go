@@ -19,6 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/libml/device/devicetest"
 	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -39,7 +42,30 @@ type bed struct {
 	channel  *shm.Channel
 	tensors  *shm.Region
 	slab     *shm.Region
-	request  shm.Request // the last one published
+	request  shm.Request         // the last one published
+	gpu      *devicetest.Queued  // what the processes run on; nil: the CPU
+	streams  int                 // Attached.Streams
+	opened   func(control.Start) // when a process opens its device; may be nil
+}
+
+// identity is who a process is told that it is.
+func (b *bed) identity(generation uint32) control.Start {
+	start := control.Start{IF: "test", Generation: generation, CPUs: 1, Device: DeviceCPU}
+	if b.gpu != nil {
+		start.Device, start.GroupSMs = b.gpu.Name(), testGroups
+	}
+	return start
+}
+
+// open is a process's opener.
+func (b *bed) open(start control.Start, in models.Input) (device.Device, error) {
+	if b.opened != nil {
+		b.opened(start)
+	}
+	if b.gpu != nil && start.Device == b.gpu.Name() {
+		return b.gpu, nil
+	}
+	return openDevice(start, in)
 }
 
 func testCard() *models.Card {
@@ -58,6 +84,11 @@ func testCard() *models.Card {
 
 func newBed(t testing.TB, card *models.Card) *bed {
 	t.Helper()
+	return newBedWith(t, card, card.TensorBytes())
+}
+
+func newBedWith(t testing.TB, card *models.Card, tensorBytes int) *bed {
+	t.Helper()
 	b := &bed{t: t, card: card, slo: card.SLO, geometry: shm.Geometry{Slots: 64, MaxPieces: 2, ResultBytes: 256}}
 	must := func(err error) {
 		t.Helper()
@@ -72,13 +103,35 @@ func newBed(t testing.TB, card *models.Card) *bed {
 	b.channel, err = shm.NewChannel("test", b.geometry)
 	must(err)
 	t.Cleanup(func() { b.channel.Close() })
-	b.tensors, err = shm.Create("test-tensors", card.TensorBytes(), shm.Options{Writable: true})
+	b.tensors, err = shm.Create("test-tensors", tensorBytes, shm.Options{Writable: true})
 	must(err)
 	t.Cleanup(func() { b.tensors.Close() })
 	b.slab, err = shm.Create("test-slab", int(b.geometry.Slots)*card.Input.WireBytes(), shm.Options{})
 	must(err)
 	t.Cleanup(func() { b.slab.Close() })
 	return b
+}
+
+// testGroups are the sizes of the GPU's groups of multiprocessors.
+var testGroups = []int{8, 8, 8, 12}
+
+// newGPUBed is a bed whose processes run on a GPU, which serves one process.
+func newGPUBed(t testing.TB, card *models.Card) *bed {
+	t.Helper()
+	b := newBedWith(t, card, 2*card.OutputBytes())
+	d, err := cpu.New(card.Input, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.gpu = devicetest.Queue(d, card.Input, testGroups...)
+	return b
+}
+
+// fake is a framework for the bed's device.
+func (b *bed) fake() *fake {
+	f := newFake()
+	f.gpu = b.gpu
+	return f
 }
 
 // attached is what the manager grants, and files what comes with it.
@@ -94,7 +147,7 @@ func (b *bed) attached() (control.Attached, []*os.File) {
 	}
 	return control.Attached{
 			Version: control.Version, Card: card, Geometry: geometry, Batching: slab.SLAB, SLONanos: int64(b.slo),
-			TensorBytes: int64(b.tensors.Size()), SlabBytes: []int64{int64(b.slab.Size())},
+			Streams: b.streams, TensorBytes: int64(b.tensors.Size()), SlabBytes: []int64{int64(b.slab.Size())},
 		}, []*os.File{
 			b.table.File(), b.channel.RingFile(), b.channel.RepliesFile(), b.tensors.File(), b.slab.File(),
 		}
@@ -161,15 +214,17 @@ func (b *bed) picture(seed byte) []byte {
 	return p
 }
 
-// fake is a framework that adds each image up. An image whose first byte is
-// poison makes outputs that are no numbers.
+// fake is a framework that adds each image up, on a GPU as work on the slot's
+// stream. An image whose first byte is poison makes outputs that are no numbers.
 type fake struct {
 	card    *models.Card
-	inputs  map[int][]byte
-	outputs map[int][][]byte
+	gpu     *devicetest.Queued // nil on a CPU
+	stream  func(slot int) uintptr
+	batches map[fakeKey]*fakeBatch
 
 	mu      sync.Mutex
-	batches []int // sizes that ran since serve
+	ran     []int // sizes that ran since serve
+	slots   []int // and where
 	serving bool  // after the warm-up
 	calls   []string
 	failing func(step string) error
@@ -177,13 +232,21 @@ type fake struct {
 	entered, gate chan struct{}
 }
 
+type fakeKey struct{ slot, n int }
+
+// fakeBatch is what ConfigureBatch was told.
+type fakeBatch struct {
+	input   []byte
+	outputs [][]byte
+	stream  uintptr
+	compute func()
+}
+
 const poison = 255
 
 var errFake = errors.New("the fake fails")
 
-func newFake() *fake {
-	return &fake{inputs: map[int][]byte{}, outputs: map[int][][]byte{}}
-}
+func newFake() *fake { return &fake{batches: map[fakeKey]*fakeBatch{}} }
 
 func (f *fake) build(card *models.Card) (Framework, error) {
 	f.card = card
@@ -192,39 +255,71 @@ func (f *fake) build(card *models.Card) (Framework, error) {
 
 func (f *fake) step(name string) error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	if n := len(f.calls); !f.serving && (n == 0 || f.calls[n-1] != name) {
 		f.calls = append(f.calls, name)
 	}
-	if f.failing != nil {
-		return f.failing(name)
+	failing := f.failing
+	f.mu.Unlock()
+	if failing != nil {
+		return failing(name)
 	}
 	return nil
+}
+
+// fail makes the steps fail from now on as failing says; nil: none.
+func (f *fake) fail(failing func(step string) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failing = failing
 }
 
 // serve says that the warm-up is over: batches count from now on.
 func (f *fake) serve() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.serving, f.batches = true, make([]int, 0, 1<<16)
+	f.serving, f.ran, f.slots = true, make([]int, 0, 1<<16), make([]int, 0, 1<<16)
 }
 
-func (f *fake) Init(Environment) error    { return f.step("init") }
+// history is the sizes that ran since serve, and the slots.
+func (f *fake) history() (sizes, slots []int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.ran), slices.Clone(f.slots)
+}
+
+func (f *fake) Init(env Environment) error {
+	f.stream = env.Stream
+	return f.step("init")
+}
+
 func (f *fake) LoadModel() error          { return f.step("load") }
 func (f *fake) LinkModel() (int64, error) { return 100, f.step("link") }
 func (f *fake) Deinit() error             { return f.step("deinit") }
 
-func (f *fake) ConfigureBatch(_, n int, input []byte, outputs [][]byte) (int64, error) {
-	f.inputs[n], f.outputs[n] = input, outputs
+func (f *fake) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int64, error) {
+	b := &fakeBatch{input: input, outputs: outputs}
+	if f.gpu != nil {
+		b.stream, b.input, b.outputs = f.stream(slot), f.gpu.View(input), nil
+		for _, out := range outputs {
+			b.outputs = append(b.outputs, f.gpu.View(out))
+		}
+	}
+	b.compute = func() { f.compute(b, n) }
+	f.mu.Lock()
+	f.batches[fakeKey{slot, n}] = b
+	f.mu.Unlock()
 	return int64(10 * n), f.step("configure")
 }
 
-func (f *fake) InferBatch(_, n int) error {
+// input is where a batch in slot 0 finds its images.
+func (f *fake) input(n int) []byte { return f.batches[fakeKey{0, n}].input }
+
+func (f *fake) InferBatch(slot, n int) error {
 	err := f.step("infer")
 	f.mu.Lock()
-	serving := f.serving
+	serving, b := f.serving, f.batches[fakeKey{slot, n}]
 	if serving {
-		f.batches = append(f.batches, n)
+		f.ran, f.slots = append(f.ran, n), append(f.slots, slot)
 	}
 	f.mu.Unlock()
 	if serving && f.gate != nil {
@@ -234,18 +329,25 @@ func (f *fake) InferBatch(_, n int) error {
 	if err != nil {
 		return err
 	}
+	if f.gpu != nil {
+		return f.gpu.Queue(b.stream, b.compute)
+	}
+	b.compute()
+	return nil
+}
+
+func (f *fake) compute(b *fakeBatch, n int) {
 	size := f.card.Input.TensorBytes()
 	for i := range n {
-		image := f.inputs[n][i*size : (i+1)*size]
+		image := b.input[i*size : (i+1)*size]
 		sum := sumOf(image)
-		for o, out := range f.outputs[n] {
+		for o, out := range b.outputs {
 			bytes := f.card.Outputs[o].Bytes()
 			for e := range bytes / 4 {
 				binary.LittleEndian.PutUint32(out[i*bytes+4*e:], math.Float32bits(sum+float32(o*100+e)))
 			}
 		}
 	}
-	return nil
 }
 
 func sumOf(image []byte) float32 {
@@ -292,13 +394,13 @@ func (b *bed) loop(f *fake) *loop {
 		b.t.Fatal(err)
 	}
 	p := &process{
-		log: zerolog.Nop(), start: control.Start{IF: "test", Generation: 1, CPUs: 1},
+		log: zerolog.Nop(), start: b.identity(1), open: b.open,
 		card: b.card, framework: framework, slo: b.slo,
 	}
 	if err := p.load(); err != nil {
 		b.t.Fatal(err)
 	}
-	if _, err := p.link(attached, files); err != nil {
+	if _, err := p.link(control.Order{}, attached, files); err != nil {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(p.memory.close)
@@ -332,13 +434,12 @@ func (b *bed) dup(f *os.File) *os.File {
 
 // turn is one turn of loop.run: what is there is taken, one batch runs.
 func (l *loop) turn() error {
-	for _, slot := range l.taken[:l.c.Take(l.taken)] {
-		l.pend(slot)
-	}
+	l.take()
 	if l.pick(); len(l.batch) == 0 {
 		return nil
 	}
-	return l.runBatch()
+	l.begin()
+	return l.finish()
 }
 
 // child is a process of the bed's function, run in this one, from the handshake
@@ -371,9 +472,9 @@ func (b *bed) start(generation uint32, build Build, tamper func(*control.Attache
 		b.t.Fatal(err)
 	}
 	c := &child{t: b.t, parent: parent, notices: make(chan control.Notice, 64), ended: make(chan error, 1)}
-	if err := parent.Order(control.Order{Do: control.DoStart, Start: &control.Start{
-		IF: "test", Generation: generation, AttachSocket: socket, CPUs: 1,
-	}}); err != nil {
+	identity := b.identity(generation)
+	identity.AttachSocket = socket
+	if err := parent.Order(control.Order{Do: control.DoStart, Start: &identity}); err != nil {
 		b.t.Fatal(err)
 	}
 	go func() {
@@ -393,7 +494,7 @@ func (b *bed) start(generation uint32, build Build, tamper func(*control.Attache
 			return
 		}
 		defer link.Close()
-		c.ended <- (&process{child: link, log: zerolog.Nop()}).run(context.Background(), build)
+		c.ended <- (&process{child: link, log: zerolog.Nop(), open: b.open}).run(context.Background(), build)
 	}()
 	conn, hello, err := listener.Accept()
 	if err != nil {

@@ -10,21 +10,24 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
 
 // loop is the batch loop: it owns the ring from Acquire to Release and belongs
-// to one thread. The way of a batch, each step stamped:
+// to one thread. The way of a batch:
 //
 //  1. Take what is whole; pick the next batch by priority and deadline, as many
 //     as the batching rule allows; answer `late` what can no longer make it
-//  2. gather the pieces into the batch tensor                      (dispatched -> gathered)
-//  3. pad to the ladder's step, infer                              (gathered -> inferred)
-//  4. decode each image's outputs into its result, flush
+//  2. begin it: gather the pieces, infer, fetch the outputs (flight.go)
+//  3. look for new work while it runs, where the device lets a second one run beside
+//     it; begin that, too, when enough waits (slab.Overlap)
+//  4. finish it: decode each image's outputs into its result, flush
 //  5. tell the rule; if the ring is still ours: 1
+//
+// A batch on a CPU is done when it has begun, so there 3 is nothing. Between two
+// batches, with none in flight, the loop moves to other multiprocessors (move.go).
 //
 // It allocates nothing once it runs.
 type loop struct {
@@ -36,27 +39,37 @@ type loop struct {
 	governor governor
 
 	pending  []slab.Request // taken, and not in a batch yet
-	batch    []slab.Request // a part of pending
+	batch    []slab.Request // a part of pending: the next one
 	late     int            // answered late in the dispatch of this batch
 	waited   time.Duration  // as slab.WaitForRunning says, before it
 	expected func(n int) time.Duration
+	overlap  func(waiting, size int) bool // whether to begin a batch beside another
 	taken    []uint32
-	slots    []uint32
-	requests []device.Request
-	refused  []bool
 	image    [][]byte
+
+	// flights has a place for each batch that may be in flight; flying of them are,
+	// from first on, in the order in which they began. Flight i runs in the device's
+	// slot base + i.
+	flights             []flight
+	first, flying, base int
+
 	// The last batch, and the pause that the share asks for after it.
 	began, ended int64
 	pause        time.Duration
 
 	announced bool
-	acquired  int64 // when the ring became ours
+	served    bool                 // a batch has begun
+	acquired  int64                // when the ring became ours
+	next      atomic.Pointer[move] // to be made when nothing is in flight
+	moved     *move                // made, and no batch has begun since
+	movedAt   int64
 
-	report atomic.Pointer[control.Report]
-	limit  atomic.Uint64 // math.Float64bits
-	fit    atomic.Uint32
-	tail   atomic.Int64
-	ran    atomic.Int64
+	standstill control.Report // hand-overs and moves, and how long the last one took
+	report     atomic.Pointer[control.Report]
+	limit      atomic.Uint64 // math.Float64bits
+	fit        atomic.Uint32
+	tail       atomic.Int64
+	ran        atomic.Int64
 }
 
 // waitAtMost bounds how long an idle loop sleeps before it looks round.
@@ -71,12 +84,17 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	l := &loop{
 		p: p, m: p.memory, c: p.memory.consumer, rule: rule, state: rule.Start(),
 		governor: newGovernor(p.start.CPUs, p.threads()),
+		overlap:  slab.Overlap,
 		pending:  make([]slab.Request, 0, n),
 		taken:    make([]uint32, n),
-		slots:    make([]uint32, 0, n),
-		requests: make([]device.Request, 0, p.card.MaxBatch()),
-		refused:  make([]bool, p.card.MaxBatch()),
 		image:    make([][]byte, len(p.card.Outputs)),
+		flights:  make([]flight, p.inFlight),
+	}
+	for i := range l.flights {
+		l.flights[i] = newFlight(p.card.MaxBatch())
+	}
+	if attached.Streams > 1 {
+		l.overlap = func(int, int) bool { return true } // whenever something waits
 	}
 	l.expected = func(n int) time.Duration { return l.rule.Expected(l.state, n) }
 	for _, w := range p.warm {
@@ -86,7 +104,8 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 }
 
 // run waits for the ring, serves it until the epoch moves on or a drain is
-// ordered, and gives it up.
+// ordered, and gives it up. An error that wraps device.ErrLost says that the device
+// failed: what was in flight is answered, what was not is left to the next owner.
 func (l *loop) run() error {
 	for {
 		owned, err := l.c.Acquire(shm.Now() + int64(waitAtMost))
@@ -98,45 +117,134 @@ func (l *loop) run() error {
 			break
 		}
 		if l.p.finished() {
-			return nil
+			return l.p.deviceLost()
 		}
+		l.moveOver()
+		l.settled(-1)
 	}
 	done := make(chan struct{})
 	defer close(done)
 	for _, slot := range l.c.Recover(nil) {
 		l.pend(slot)
 	}
-	first := true
 	for l.c.Entitled() && !l.p.finished() {
-		for _, slot := range l.taken[:l.c.Take(l.taken)] {
-			l.pend(slot)
+		l.take()
+		if l.flying == 0 {
+			l.moveOver()
 		}
-		if len(l.pending) == 0 {
+		switch {
+		case l.mayBegin():
+			if l.pick(); len(l.batch) == 0 {
+				continue
+			}
+			if err := l.begin(); lost(err) {
+				return l.abandon(err)
+			}
+			if l.flying < len(l.flights) {
+				continue
+			}
+		case l.flying == 0:
 			l.announce(done)
+			l.settled(-1)
 			l.c.Wait(shm.Now() + int64(waitAtMost))
 			continue
 		}
-		if l.pick(); len(l.batch) == 0 {
+		if !l.await() {
 			continue
 		}
-		if first {
-			first = false
-			l.handedOver()
-		}
-		if err := l.runBatch(); err != nil {
-			l.p.log.Error().Err(err).Int("batch", len(l.batch)).Msg("batch failed")
+		if err := l.finish(); lost(err) {
+			return l.abandon(err)
 		}
 		l.announce(done)
 		l.rest(shm.Now() + int64(l.pause))
+	}
+	if err := l.p.deviceLost(); err != nil {
+		return l.abandon(err)
+	}
+	for l.flying > 0 {
+		if err := l.finish(); lost(err) {
+			return l.abandon(err)
+		}
 	}
 	l.c.Release()
 	// The next owner has been woken, perhaps on this CPU. It has work to do; what
 	// is left here can wait: in the kernel, as Go's own sleep would first look for
 	// other goroutines to run.
-	nap := unix.NsecToTimespec(int64(afterYou))
-	unix.Nanosleep(&nap, nil)
-	l.p.child.Notify(control.Notice{State: control.Draining})
+	nap(afterYou)
+	l.p.say(control.Notice{State: control.Draining})
 	return nil
+}
+
+// take moves what is whole from the ring to pending.
+func (l *loop) take() {
+	for _, slot := range l.taken[:l.c.Take(l.taken)] {
+		l.pend(slot)
+	}
+}
+
+// mayBegin reports whether a batch may begin now. Beside another one it may not
+// while a move waits for that to end.
+func (l *loop) mayBegin() bool {
+	switch {
+	case len(l.pending) == 0 || l.flying == len(l.flights):
+		return false
+	case l.flying == 0:
+		return true
+	}
+	return l.next.Load() == nil && l.overlap(len(l.pending), l.rule.Size(l.state))
+}
+
+// await returns true when the oldest batch in flight is done, or false before, when
+// another may begin beside it. It looks without pause: a device's batch takes
+// about as long as a sleeping thread takes to wake. Only through the first half of a
+// batch that takes several times that it sleeps, in small steps.
+func (l *loop) await() bool {
+	f := l.oldestFlight()
+	if done, _ := l.m.device.Done(f.slot); done {
+		return true
+	}
+	half := f.dispatched + int64(l.rule.Expected(l.state, f.padded))/2
+	for {
+		for range looks {
+			if done, _ := l.m.device.Done(f.slot); done {
+				return true
+			}
+		}
+		if l.flying < len(l.flights) {
+			if l.take(); l.mayBegin() && l.c.Entitled() && !l.p.finished() {
+				return false
+			}
+		}
+		if half-shm.Now() > int64(worthANap) {
+			nap(worthANap / 4)
+		}
+	}
+}
+
+const (
+	// looks is how often await looks at the device between two looks at the ring.
+	looks = 64
+	// worthANap is several times what the kernel may be late in waking a thread
+	// (50 µs by default: timer slack, prctl(2)).
+	worthANap = 400 * time.Microsecond
+)
+
+func nap(d time.Duration) {
+	t := unix.NsecToTimespec(int64(d))
+	unix.Nanosleep(&t, nil)
+}
+
+// abandon is the end on a device that is lost: what is in flight is answered as
+// failed, and the ring is free for the next owner, who finds what is pending. It
+// returns why.
+func (l *loop) abandon(why error) error {
+	for l.flying > 0 {
+		f := l.oldestFlight()
+		f.err = why
+		l.complete(f, shm.Now())
+	}
+	l.c.Release()
+	return why
 }
 
 // rest lets the share's pause pass; it ends early when the ring is to be given up.
@@ -146,8 +254,7 @@ func (l *loop) rest(until int64) {
 		if now >= until {
 			return
 		}
-		nap := unix.NsecToTimespec(min(until-now, int64(restStep)))
-		unix.Nanosleep(&nap, nil)
+		nap(min(time.Duration(until-now), restStep))
 	}
 }
 
@@ -165,7 +272,7 @@ func (l *loop) announce(done <-chan struct{}) {
 		return
 	}
 	l.announced = true
-	l.p.child.Notify(control.Notice{State: control.Active})
+	l.p.say(control.Notice{State: control.Active})
 	go l.reportWhile(done)
 }
 
@@ -178,10 +285,15 @@ func (l *loop) pend(slot uint32) {
 }
 
 // pick chooses the next batch and answers what is late. The batch stays in
-// pending until runBatch has answered it.
+// pending until it begins.
 func (l *loop) pick() {
-	l.waited = slab.WaitForRunning(l.pending, l.began, l.ended)
 	now := shm.Now()
+	began, ended := l.began, l.ended
+	if l.flying > 0 {
+		// The batch that the newest in flight is to this one: it runs until now.
+		began, ended = l.flights[(l.first+l.flying-1)%len(l.flights)].dispatched, now
+	}
+	l.waited = slab.WaitForRunning(l.pending, began, ended)
 	batch, late := slab.Pick(l.pending, now, l.rule.Size(l.state), l.expected)
 	l.batch, l.late = l.pending[:batch], late
 	if late == 0 {
@@ -201,139 +313,27 @@ func (l *loop) pick() {
 	}
 }
 
-// runBatch runs l.batch and answers each of its requests. The error, if any, has
-// cost them an honest answer and nothing else.
-func (l *loop) runBatch() error {
-	n := len(l.batch)
-	padded := l.rule.Pad(n)
-	defer l.unpend(n)
-	l.slots, l.requests = l.slots[:0], l.requests[:0]
-	for _, r := range l.batch {
-		l.slots = append(l.slots, r.Slot)
-		l.requests = append(l.requests, device.Request{Pieces: l.c.Pieces(r.Slot), Bytes: l.c.Request(r.Slot).Bytes})
-	}
-	l.c.Start(l.slots)
-	oldest := l.c.Request(l.oldest().Slot)
-	dispatched := shm.Now()
-	gatherErr := l.gather(n, padded)
-	gathered := shm.Now()
-	inferErr := error(nil)
-	if unusable(gatherErr) {
-		inferErr = gatherErr
-	} else {
-		inferErr = l.infer(n, padded)
-	}
-	inferred := shm.Now()
-
-	var firstErr error
-	for i, r := range l.batch {
-		result := shm.Result{
-			Status: uint8(wire.StatusFailed), Batch: uint16(n), ModelVersion: l.p.card.Version,
-			Dispatched: dispatched, Gathered: gathered, Inferred: inferred,
-		}
-		err := inferErr
-		if err == nil && l.refused[i] {
-			err = gatherErr
-		}
-		if err == nil {
-			err = l.decode(i, r.Slot, &result)
-		}
-		if err != nil && firstErr == nil {
-			firstErr = err
-		}
-		l.c.Complete(r.Slot, result)
-	}
-	ended := shm.Now()
-	l.c.BatchEnded(ended)
-	l.c.Flush()
-
-	l.pause = l.governor.spend(l.p.share.Load(), dispatched, ended)
-	l.state = l.rule.Next(l.state, slab.Observation{
-		Batch: n, Padded: padded,
-		Elapsed:    time.Duration(ended-dispatched) + l.pause,
-		Aggregated: time.Duration(oldest.Whole - oldest.FirstPiece),
-		Waited:     l.waited,
-		Late:       l.late,
-	})
-	l.ran.Add(int64(n))
-	l.began, l.ended = dispatched, ended+int64(l.pause)
-	l.publish()
-	return firstErr
-}
-
-// oldest is the request of the batch that was whole first.
-func (l *loop) oldest() *slab.Request {
-	oldest := &l.batch[0]
-	for i := range l.batch {
-		if l.batch[i].Whole < oldest.Whole {
-			oldest = &l.batch[i]
-		}
-	}
-	return oldest
-}
-
-// unpend takes the first n, which were answered, off pending.
-func (l *loop) unpend(n int) {
-	l.batch = nil
-	l.pending = l.pending[:copy(l.pending, l.pending[n:])]
-}
-
-// unusable reports whether an error of Gather spoilt the whole batch, not just
-// single requests.
-func unusable(err error) bool {
-	if err == nil {
-		return false
-	}
-	var request *device.RequestError
-	return !errors.As(err, &request)
-}
-
-// gather fills the batch tensor and blanks its padding.
-func (l *loop) gather(n, padded int) error {
-	input := l.m.tensors[0].input(padded)
-	err := l.m.device.Gather(0, input, l.requests, l.refused[:n])
-	if unusable(err) {
-		return err
-	}
-	if padErr := l.m.device.Pad(0, input, n, padded); padErr != nil {
-		return padErr
-	}
-	return err
-}
-
-// infer runs the framework and brings back what it made of the first n images.
-func (l *loop) infer(n, padded int) error {
-	if err := l.p.framework.InferBatch(0, padded); err != nil {
-		return err
-	}
-	if err := l.m.device.Fetch(0, n); err != nil {
-		return err
-	}
-	_, err := l.m.device.Wait(0)
-	return err
-}
-
-// decode turns image i's outputs into its result.
-func (l *loop) decode(i int, slot uint32, result *shm.Result) error {
-	l.m.tensors[0].image(l.image, i)
-	payload, kind, err := l.m.decoder.Append(l.c.ResultBuffer(slot)[:0], l.image)
-	if err != nil {
-		return fmt.Errorf("decode outputs of %s: %w", l.p.card.Name, err)
-	}
-	result.Status, result.Kind, result.Length = uint8(wire.StatusOK), uint8(kind), uint32(len(payload))
-	return nil
-}
-
 // handedOver notes how long the ring stood still in the hand-over that made it
-// ours: from the old owner's last batch, or from when the first work came if that
-// was later, to now. Where no work came before the ring was ours, nothing stood
-// still.
-func (l *loop) handedOver() {
-	idle := int64(-1)
-	if last, oldest := l.c.LastBatchEnd(), l.oldest().Whole; last != 0 && oldest <= l.acquired {
-		idle = shm.Now() - max(last, oldest)
+// ours.
+func (l *loop) handedOver() { l.stoodStill(l.idle(l.acquired)) }
+
+// idle is how long the ring stood still until now: from the last batch's end, or
+// from when the first work of the next one came if that was later. It is -1, nothing
+// stood still, where no work had come by the time at which it could be taken.
+func (l *loop) idle(ready int64) int64 {
+	last, oldest := l.c.LastBatchEnd(), oldestOf(l.batch).Whole
+	if last == 0 || oldest > ready {
+		return -1
 	}
-	l.report.Store(&control.Report{Handovers: 1, IdleNanos: idle})
+	return shm.Now() - max(last, oldest)
+}
+
+// stoodStill counts a hand-over or a move for the report.
+func (l *loop) stoodStill(nanos int64) {
+	l.standstill.Handovers++
+	l.standstill.IdleNanos = nanos
+	over := l.standstill
+	l.report.Store(&over)
 }
 
 // publish leaves the rule's state for the reporting goroutine.

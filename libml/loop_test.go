@@ -37,8 +37,8 @@ func TestABatchIsAsLargeAsTheRuleAllows(t *testing.T) {
 			if err := l.turn(); err != nil {
 				t.Fatal(err)
 			}
-			if want := []int{c.padded}; !slices.Equal(f.batches, want) {
-				t.Errorf("ran batches of %v, want %v", f.batches, want)
+			if want := []int{c.padded}; !slices.Equal(f.ran, want) {
+				t.Errorf("ran batches of %v, want %v", f.ran, want)
 			}
 			for _, slot := range b.replies(c.batch) {
 				r := b.channel.Result(slot)
@@ -83,7 +83,7 @@ func TestTheRestOfABatchIsBlank(t *testing.T) {
 	}
 	b.replies(3)
 	size := b.card.Input.TensorBytes()
-	if image := f.inputs[4][3*size:]; slices.Max(image) != 0 {
+	if image := f.input(4)[3*size:]; slices.Max(image) != 0 {
 		t.Error("the image that pads the batch is not blank")
 	}
 	if beyond := b.tensors.Bytes()[4*size : 8*size]; slices.Min(beyond) != 0xee {
@@ -112,8 +112,8 @@ func TestWhatCannotMakeItIsAnsweredLateAndNotRun(t *testing.T) {
 			t.Errorf("slot %d is %+v, want %+v", slot, r, want)
 		}
 	}
-	if want := []int{1}; !slices.Equal(f.batches, want) {
-		t.Errorf("ran batches of %v, want %v", f.batches, want)
+	if want := []int{1}; !slices.Equal(f.ran, want) {
+		t.Errorf("ran batches of %v, want %v", f.ran, want)
 	}
 
 	// All of them late: nothing runs, and the rule hears of it.
@@ -125,8 +125,8 @@ func TestWhatCannotMakeItIsAnsweredLateAndNotRun(t *testing.T) {
 	if got := b.status(b.replies(1)[0]); got != wire.StatusLate {
 		t.Errorf("status %v, want late", got)
 	}
-	if len(f.batches) != 1 {
-		t.Errorf("ran batches of %v, want no more", f.batches)
+	if len(f.ran) != 1 {
+		t.Errorf("ran batches of %v, want no more", f.ran)
 	}
 	if want := l.rule.Next(before, slab.Observation{Late: 1}); l.state != want {
 		t.Errorf("state is %+v, want %+v", l.state, want)
@@ -293,8 +293,8 @@ func TestABatchAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(100, turn); n != 0 {
 		t.Errorf("%v allocations in five requests and a late one, want none", n)
 	}
-	if len(f.batches) < 100 {
-		t.Fatalf("only %d batches ran", len(f.batches))
+	if len(f.ran) < 100 {
+		t.Fatalf("only %d batches ran", len(f.ran))
 	}
 	b.answered(0, picture)
 }

@@ -71,8 +71,8 @@ func TestAHandOverLosesNothing(t *testing.T) {
 	if err := first.end(); err != nil {
 		t.Errorf("the old process ends with %v", err)
 	}
-	if want := []int{1}; !slices.Equal(old.batches, want) {
-		t.Errorf("the old process ran batches of %v, want %v", old.batches, want)
+	if want := []int{1}; !slices.Equal(old.ran, want) {
+		t.Errorf("the old process ran batches of %v, want %v", old.ran, want)
 	}
 	for _, slot := range b.replies(6) {
 		b.answered(slot, b.picture(byte(slot)))

@@ -14,9 +14,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/libml/decode"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/cpu"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -33,15 +31,20 @@ type Build func(card *models.Card) (Framework, error)
 //
 //  1. handshake with the orchestrator and the manager
 //  2. Init, LoadModel                                     -> loaded (a shadow sleeps here)
-//  3. woken: map memory, LinkModel, ConfigureBatch and
-//     one warm-up run of every batch size of the ladder   -> ready
+//  3. woken: open the device, map memory, LinkModel, ConfigureBatch
+//     and warm-up runs of every batch size of the ladder  -> ready
 //  4. the epoch names this generation, the ring is free   -> active
 //  5. batches, until the epoch moves on or drain          -> draining
 //  6. Deinit, and the process ends                        -> stopped
 //
+// Nothing touches a GPU before 3, nor before the environment that came with the wake
+// is set: its share of the GPU is in there.
+//
 // Run returns nil after a drain. It returns an error, one line, when a step
 // fails, and when the orchestrator or the manager is gone: an inference function
-// without them has nobody to work for.
+// without them has nobody to work for. An error that wraps device.ErrLost says that
+// the GPU failed: the program must end at once, as nothing that touches it may ever
+// return.
 func Run(ctx context.Context, log zerolog.Logger, build Build) error {
 	// The loop's thread is in C or in the kernel most of the time; when it comes
 	// back it must not wait for a place to run, however few CPUs there are.
@@ -52,7 +55,7 @@ func Run(ctx context.Context, log zerolog.Logger, build Build) error {
 		return err
 	}
 	defer child.Close()
-	p := &process{child: child, log: log}
+	p := &process{child: child, log: log, open: openDevice}
 	return p.run(ctx, build)
 }
 
@@ -62,21 +65,28 @@ type process struct {
 	child *control.Child
 	start control.Start
 	conn  *control.Attachment
+	open  opener
 
 	card      *models.Card
 	framework Framework
 	slo       time.Duration
 	memory    *memory
+	inFlight  int     // how many batches may be in flight
 	private   scratch // for the warm-up; nil but for that
 	warm      []warmUp
 
 	// orders as they stand, written by the order goroutine.
 	share    atomic.Pointer[shareOrder]
 	draining atomic.Bool
-	woken    chan struct{}
-	wakeOnce sync.Once
+	awake    bool
+	woken    chan control.Order // the wake, once
+	groups   chan []int         // where to move, the last order
+	failed   atomic.Pointer[error]
 	lost     atomic.Pointer[error] // why nobody is left to work for
 	nudge    atomic.Pointer[shm.Consumer]
+
+	sayMu sync.Mutex
+	state control.State // as last said; guarded by sayMu
 }
 
 // warmUp is what a batch size took in its warm-up run.
@@ -93,7 +103,10 @@ type shareOrder struct {
 var errManagerGone = errors.New("manager is gone")
 var errOrchestratorGone = errors.New("orchestrator is gone")
 
-func (p *process) run(ctx context.Context, build Build) error {
+func (p *process) run(ctx context.Context, build Build) (err error) {
+	// One thread calls the framework and the device, holds the ring, and cleans up.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	p.start = p.child.Start()
 	p.log = p.log.With().Str("if", p.start.IF).Int("instance", p.start.Instance).Uint32("generation", p.start.Generation).Logger()
 	attached, files, conn, err := control.DialAttach(p.start.AttachSocket, control.Attach{
@@ -117,38 +130,32 @@ func (p *process) run(ctx context.Context, build Build) error {
 	if p.framework, err = build(p.card); err != nil {
 		return err
 	}
-	// The framework holds on to buffers until it is gone.
 	defer func() {
-		if err := p.framework.Deinit(); err != nil {
-			p.log.Warn().Err(err).Msg("deinit")
+		if lost(err) {
+			// What touches the device now may never return.
+			p.say(control.Notice{State: control.Failed, Reason: err.Error(), DeviceLost: true})
+			return
 		}
-		if p.memory != nil {
-			p.memory.close()
-		}
-		if p.private != nil {
-			p.private.free()
-		}
+		p.clean()
 	}()
 	if err := p.load(); err != nil {
 		return err
 	}
 
-	p.woken = make(chan struct{})
+	p.woken, p.groups = make(chan control.Order, 1), make(chan []int, 1)
 	gone := make(chan struct{})
 	go p.watch(ctx, gone)
-	p.child.Notify(control.Notice{State: control.Loaded})
+	p.say(control.Notice{State: control.Loaded})
+	var wake control.Order
 	select {
-	case <-p.woken:
+	case wake = <-p.woken:
 	case <-gone:
 		return p.end()
 	}
 
-	// From here on one thread calls the framework and holds the ring.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	woken := time.Now()
-	p.child.Notify(control.Notice{State: control.Linking})
-	notice, err := p.link(attached, files)
+	p.say(control.Notice{State: control.Linking})
+	notice, err := p.link(wake, attached, files)
 	if err != nil {
 		return err
 	}
@@ -163,11 +170,63 @@ func (p *process) run(ctx context.Context, build Build) error {
 	time.Sleep(p.rest())
 	notice.State = control.Ready
 	notice.WarmupMillis = float64(time.Since(woken).Microseconds()) / 1000
-	p.child.Notify(notice)
-	if err := l.run(); err != nil {
+	p.say(notice)
+	if d, ok := p.memory.device.(device.Partitioned); ok {
+		m := p.startMover(l, d, wake.SMGroups)
+		err = l.run()
+		close(m.stop)
+		if !lost(err) {
+			<-m.ended // after the move that it prepares
+		}
+	} else {
+		err = l.run()
+	}
+	if err != nil {
 		return err
 	}
 	return p.end()
+}
+
+// clean gives back what the process took. The framework holds on to buffers until it
+// is gone.
+func (p *process) clean() {
+	if err := p.framework.Deinit(); err != nil {
+		p.log.Warn().Err(err).Msg("deinit")
+	}
+	if p.memory != nil {
+		p.memory.close()
+	}
+	if p.private != nil {
+		p.private.free()
+	}
+}
+
+// say tells the orchestrator, any goroutine's news after the other's. A notice
+// without a state is of the last one said.
+func (p *process) say(n control.Notice) {
+	p.sayMu.Lock()
+	defer p.sayMu.Unlock()
+	if n.State == "" {
+		n.State = p.state
+	}
+	p.state = n.State
+	p.child.Notify(n)
+}
+
+// loseDevice ends the process from another goroutine than the loop's, because the
+// device failed.
+func (p *process) loseDevice(why error) {
+	p.failed.CompareAndSwap(nil, &why)
+	p.draining.Store(true)
+	p.memory.consumer.Interrupt()
+}
+
+// deviceLost is why loseDevice was called, or nil.
+func (p *process) deviceLost() error {
+	if why := p.failed.Load(); why != nil {
+		return *why
+	}
+	return nil
 }
 
 // rest is between the warm-up and ready: the warm-up may have used up its quota, and
@@ -175,7 +234,7 @@ func (p *process) run(ctx context.Context, build Build) error {
 // a quota of 1 ms (orchestrator/quota.go).
 func (p *process) rest() time.Duration {
 	share := p.share.Load()
-	if share == nil || share.governor || share.percent <= 0 || share.percent >= 100 {
+	if p.onGPU() || share == nil || share.governor || share.percent <= 0 || share.percent >= 100 {
 		return 0
 	}
 	const twoQuotas, most = 2 * time.Millisecond, 50 * time.Millisecond
@@ -188,7 +247,7 @@ func (p *process) end() error {
 	if lost := p.lost.Load(); lost != nil {
 		return *lost
 	}
-	p.child.Notify(control.Notice{State: control.Stopped})
+	p.say(control.Notice{State: control.Stopped})
 	return nil
 }
 
@@ -218,9 +277,7 @@ func (p *process) watch(ctx context.Context, gone chan<- struct{}) {
 			switch order.Do {
 			case control.DoWake, control.DoShare:
 				p.share.Store(&shareOrder{percent: order.SharePercent, governor: order.Governor})
-				if order.Do == control.DoWake {
-					p.wakeOnce.Do(func() { close(p.woken) })
-				}
+				p.moveTo(order)
 			case control.DoDrain:
 				finish(nil)
 				return
@@ -233,6 +290,24 @@ func (p *process) watch(ctx context.Context, gone chan<- struct{}) {
 			return
 		}
 	}
+}
+
+// moveTo passes on where to run: to whoever waits to be woken, at first, and to the
+// mover. Only the last order counts.
+func (p *process) moveTo(order control.Order) {
+	if order.Do == control.DoWake && !p.awake {
+		p.awake = true
+		p.woken <- order
+		return
+	}
+	if !p.awake || !p.onGPU() {
+		return
+	}
+	select {
+	case <-p.groups:
+	default:
+	}
+	p.groups <- order.SMGroups
 }
 
 func cardOf(attached control.Attached) (*models.Card, error) {
@@ -253,9 +328,16 @@ func (p *process) threads() int {
 	return cpus
 }
 
+// onGPU reports whether the process runs on a GPU.
+func (p *process) onGPU() bool { return p.start.Device != "" && p.start.Device != DeviceCPU }
+
 // load is all that a shadow does before it is woken.
 func (p *process) load() error {
-	if err := p.framework.Init(Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: DeviceCPU}); err != nil {
+	env := Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: DeviceCPU}
+	if p.onGPU() {
+		env.Device, env.Stream = p.start.Device, p.stream
+	}
+	if err := p.framework.Init(env); err != nil {
 		return fmt.Errorf("init %s: %w", p.card.Framework, err)
 	}
 	if err := p.framework.LoadModel(); err != nil && !errors.Is(err, ErrNoHostStage) {
@@ -264,131 +346,170 @@ func (p *process) load() error {
 	return nil
 }
 
+// stream is Environment.Stream.
+func (p *process) stream(slot int) uintptr {
+	if d, ok := p.memory.device.(device.Partitioned); ok {
+		return d.Stream(slot)
+	}
+	return 0
+}
+
 // link puts the model on the device, prepares every batch size and runs each, so
 // that the first real batch is as fast as the thousandth.
-func (p *process) link(attached control.Attached, files []*os.File) (control.Notice, error) {
+func (p *process) link(wake control.Order, attached control.Attached, files []*os.File) (control.Notice, error) {
 	var notice control.Notice
+	for name, value := range wake.Environment {
+		if err := os.Setenv(name, value); err != nil {
+			return notice, fmt.Errorf("set %s before the device is opened: %w", name, err)
+		}
+	}
 	var err error
-	if p.memory, err = mapMemory(p.start.Generation, p.card, attached, files); err != nil {
+	if p.memory, err = p.mapMemory(attached, files); err != nil {
+		return notice, err
+	}
+	p.inFlight = p.memory.device.InFlight()
+	if attached.Streams > 0 {
+		p.inFlight = min(p.inFlight, attached.Streams)
+	}
+	if err := p.place(&notice, wake.SMGroups); err != nil {
 		return notice, err
 	}
 	if notice.PersistentBytes, err = p.framework.LinkModel(); err != nil {
 		return notice, fmt.Errorf("link model %s: %w", p.card.Name, err)
 	}
-	// The warm-up runs over private scratch: the shared buffers belong to
-	// whoever holds the ring, and that is another process now.
+	if p.onGPU() {
+		err = p.warmUp(&notice)
+	} else {
+		err = p.warmUpPrivately(&notice)
+	}
+	return notice, err
+}
+
+// place has the device run where it was ordered to, before anything is made there.
+func (p *process) place(notice *control.Notice, groups []int) error {
+	d, ok := p.memory.device.(device.Partitioned)
+	if !ok {
+		if len(groups) > 0 {
+			return fmt.Errorf("run on groups %v of multiprocessors: device %s has none", groups, p.memory.device.Name())
+		}
+		return nil
+	}
+	if len(groups) > 0 {
+		slots := []int{0, 1}[:p.inFlight]
+		if err := d.Repartition(slots, groups); err != nil {
+			return fmt.Errorf("run on groups %v of multiprocessors: %w", groups, err)
+		}
+	}
+	var err error
+	notice.SMGroups = groups
+	if notice.SMs, err = d.SMs(0); err != nil {
+		return fmt.Errorf("count multiprocessors: %w", err)
+	}
+	return nil
+}
+
+// warmUp configures and warms up every slot that may be in flight, on a device whose
+// tensors are the process's own.
+func (p *process) warmUp(notice *control.Notice) error {
+	for slot := range p.inFlight {
+		bytes, err := p.configureSlot(slot)
+		if err != nil {
+			return err
+		}
+		notice.EphemeralBytes += bytes
+		for i := len(p.card.Batches) - 1; i >= 0; i-- {
+			n := p.card.Batches[i]
+			elapsed, err := p.warmUpBatch(slot, n)
+			if err != nil {
+				return fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
+			}
+			if slot == 0 {
+				p.warm = append(p.warm, warmUp{n, elapsed})
+			}
+			if p.finished() {
+				return nil
+			}
+		}
+	}
+	return nil
+}
+
+// configureSlot prepares every batch size in a slot and returns the bytes that the
+// largest takes.
+func (p *process) configureSlot(slot int) (ephemeralBytes int64, err error) {
+	for _, n := range p.card.Batches {
+		bytes, err := p.configure(slot, n, p.memory.tensors[slot])
+		if err != nil {
+			return 0, err
+		}
+		ephemeralBytes = max(ephemeralBytes, bytes)
+	}
+	return ephemeralBytes, nil
+}
+
+func (p *process) configure(slot, n int, t *tensors) (ephemeralBytes int64, err error) {
+	if ephemeralBytes, err = p.framework.ConfigureBatch(slot, n, t.input(n), t.outputs(n)); err != nil {
+		return 0, fmt.Errorf("configure batch %d of %s: %w", n, p.card.Name, err)
+	}
+	return ephemeralBytes, nil
+}
+
+// warmUpBatch runs a batch of blank images twice and returns what the second took:
+// the first pays for what is made on demand. The results, which are shared, are left
+// alone.
+func (p *process) warmUpBatch(slot, n int) (elapsed time.Duration, err error) {
+	d := p.memory.device
+	if err := d.Pad(slot, p.memory.tensors[slot].input(n), 0, n); err != nil {
+		return 0, err
+	}
+	for range 2 {
+		began := time.Now()
+		err := p.framework.InferBatch(slot, n)
+		err = worse(err, d.Fetch(slot, 0))
+		_, waitErr := d.Wait(slot)
+		if err = worse(err, waitErr); err != nil {
+			return 0, err
+		}
+		elapsed = time.Since(began)
+	}
+	return elapsed, nil
+}
+
+// warmUpPrivately warms up over private scratch, as the shared buffers belong to
+// whoever holds the ring, and that is another process now; at last it configures
+// over the shared ones.
+func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 	if p.private, err = newScratch(p.card.TensorBytes()); err != nil {
-		return notice, err
+		return err
 	}
 	scratch, err := newTensors(p.card, p.private)
 	if err != nil {
-		return notice, err
+		return err
 	}
 	for i := len(p.card.Batches) - 1; i >= 0; i-- {
 		n := p.card.Batches[i]
-		var elapsed time.Duration
-		if err := p.configure(n, scratch); err != nil {
-			return notice, err
+		if _, err := p.configure(0, n, scratch); err != nil {
+			return err
 		}
+		var elapsed time.Duration
 		// Twice: the first run pays for what is made on demand, the second is
 		// what the batching rule may expect.
 		for range 2 {
 			began := time.Now()
 			if err := p.framework.InferBatch(0, n); err != nil {
-				return notice, fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
+				return fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
 			}
 			elapsed = time.Since(began)
 		}
 		p.warm = append(p.warm, warmUp{n, elapsed})
 		if p.finished() {
-			return notice, nil
+			return nil
 		}
 	}
-	for _, n := range p.card.Batches {
-		bytes, err := p.framework.ConfigureBatch(0, n, p.memory.tensors[0].input(n), p.memory.tensors[0].outputs(n))
-		if err != nil {
-			return notice, fmt.Errorf("configure batch %d of %s: %w", n, p.card.Name, err)
-		}
-		notice.EphemeralBytes = max(notice.EphemeralBytes, bytes)
+	if notice.EphemeralBytes, err = p.configureSlot(0); err != nil {
+		return err
 	}
 	// Every batch size is bound to the shared buffers now.
 	err, p.private = p.private.free(), nil
-	return notice, err
-}
-
-func (p *process) configure(n int, t *tensors) error {
-	if _, err := p.framework.ConfigureBatch(0, n, t.input(n), t.outputs(n)); err != nil {
-		return fmt.Errorf("configure batch %d of %s: %w", n, p.card.Name, err)
-	}
-	return nil
-}
-
-// memory is what a process maps: packets, requests, rings and tensors.
-type memory struct {
-	consumer *shm.Consumer
-	slots    uint32 // requests in flight, at most
-	regions  []*shm.Region
-	tensors  []*tensors // by the device's slot
-	device   device.Device
-	decoder  decode.Decoder
-}
-
-func mapMemory(generation uint32, card *models.Card, attached control.Attached, files []*os.File) (_ *memory, err error) {
-	const fixed = 4 // request table, ring, replies, tensors
-	if want := fixed + len(attached.SlabBytes); len(files) != want {
-		return nil, fmt.Errorf("attach to manager: got %d file descriptors, want %d", len(files), want)
-	}
-	var g shm.Geometry
-	if err := json.Unmarshal(attached.Geometry, &g); err != nil {
-		return nil, fmt.Errorf("read geometry from manager: %w", err)
-	}
-	m := &memory{slots: g.Slots}
-	defer func() {
-		if err != nil {
-			m.close()
-		}
-	}()
-	if m.consumer, err = shm.NewConsumer(generation, g, files[0], files[1], files[2]); err != nil {
-		return nil, err
-	}
-	buffers, err := shm.Map(files[3], int(attached.TensorBytes), true)
-	if err != nil {
-		return nil, fmt.Errorf("map tensors: %w", err)
-	}
-	m.regions = append(m.regions, buffers)
-	var slabs [][]byte
-	for i, size := range attached.SlabBytes {
-		slab, err := shm.Map(files[fixed+i], int(size), false)
-		if err != nil {
-			return nil, fmt.Errorf("map slab %d: %w", i, err)
-		}
-		m.regions = append(m.regions, slab)
-		slabs = append(slabs, slab.Bytes())
-	}
-	if m.device, err = cpu.New(card.Input, slabs); err != nil {
-		return nil, err
-	}
-	slots, err := m.device.Tensors(buffers.Bytes(), sizesOf(card))
-	if err != nil {
-		return nil, fmt.Errorf("map tensors of model %s: manager gave %d bytes: %w", card.Name, attached.TensorBytes, err)
-	}
-	for _, t := range slots {
-		m.tensors = append(m.tensors, &tensors{card, t})
-	}
-	if m.decoder, err = decode.New(card); err != nil {
-		return nil, err
-	}
-	return m, nil
-}
-
-func (m *memory) close() {
-	if m.consumer != nil {
-		m.consumer.Close()
-	}
-	if m.device != nil {
-		m.device.Close()
-	}
-	for _, r := range m.regions {
-		r.Close()
-	}
+	return err
 }

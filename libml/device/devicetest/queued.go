@@ -162,9 +162,7 @@ func (q *Queued) perform(at int, w step) {
 	switch w.kind {
 	case gatherStep:
 		// Sound requests, or refused and blanked: the caller has been told.
-		err = q.gather.Gather(at, q.View(w.dst), w.reqs, slot.refused[:len(w.reqs)])
-		var refused *device.RequestError
-		if errors.As(err, &refused) {
+		if err = q.gather.Gather(at, q.View(w.dst), w.reqs, slot.refused[:len(w.reqs)]); isRefusal(err) {
 			err = nil
 		}
 		slot.gathered.Store(shm.Now())
@@ -182,8 +180,17 @@ func (q *Queued) perform(at int, w step) {
 		slot.inferred.Store(shm.Now() - slot.gathered.Load())
 	}
 	if err != nil {
-		slot.failed.Store(&err)
+		failed := err
+		slot.failed.Store(&failed)
 	}
+}
+
+func isRefusal(err error) bool {
+	if err == nil {
+		return false
+	}
+	var refused *device.RequestError
+	return errors.As(err, &refused)
 }
 
 func (q *Queued) images() int { return q.sizes.Input / q.in.TensorBytes() }

@@ -1,0 +1,212 @@
+package libml
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// flight is a batch from its dispatch to its answers, each step stamped:
+//
+//	begin    1. the slots are marked started; from here on they are answered here    dispatched
+//	         2. Gather, Pad: the batch tensor                                        gathered
+//	         3. InferBatch, Fetch: the results
+//	finish   4. Wait: all of it is done                                              inferred
+//	         5. decode, complete, flush
+//
+// On a CPU each step is done when its call returns. On a GPU 1 to 3 are queued, and
+// gathered is reckoned back from inferred by what the device measured.
+type flight struct {
+	slot   int // the device's
+	batch  []slab.Request
+	padded int
+	// What Start and Gather are given; room for the largest batch.
+	slots    []uint32
+	requests []device.Request
+	refused  []bool
+
+	aggregated time.Duration // of the batch's oldest request
+	waited     time.Duration // as slab.WaitForRunning said
+	late       int
+
+	dispatched, gathered int64
+	bad                  error // why single requests were refused
+	err                  error // why the whole batch failed
+}
+
+func newFlight(most int) flight {
+	return flight{
+		batch:    make([]slab.Request, 0, most),
+		slots:    make([]uint32, 0, most),
+		requests: make([]device.Request, 0, most),
+		refused:  make([]bool, most),
+	}
+}
+
+// lost reports whether an error says that the device failed for good.
+func lost(err error) bool { return errors.Is(err, device.ErrLost) }
+
+// worse is the error that counts of two, either of which may be nil: the first, but
+// for a device that is lost.
+func worse(first, second error) error {
+	if first == nil || lost(second) {
+		return second
+	}
+	return first
+}
+
+// begin dispatches l.batch. What goes wrong is answered by finish; the error is what
+// costs the whole batch.
+func (l *loop) begin() error {
+	at := (l.first + l.flying) % len(l.flights)
+	f := &l.flights[at]
+	l.flying++
+	n := len(l.batch)
+	f.slot = l.base + at
+	f.batch = append(f.batch[:0], l.batch...)
+	f.padded = l.rule.Pad(n)
+	f.waited, f.late = l.waited, l.late
+	f.slots, f.requests = f.slots[:0], f.requests[:0]
+	for _, r := range f.batch {
+		f.slots = append(f.slots, r.Slot)
+		f.requests = append(f.requests, device.Request{Pieces: l.c.Pieces(r.Slot), Bytes: l.c.Request(r.Slot).Bytes})
+	}
+	idle := int64(-1)
+	switch {
+	case !l.served:
+		l.served = true
+		l.handedOver()
+	case l.moved != nil:
+		idle = l.idle(l.movedAt)
+	}
+	l.batch = nil
+	l.pending = l.pending[:copy(l.pending, l.pending[n:])]
+
+	l.c.Start(f.slots)
+	oldest := l.c.Request(oldestOf(f.batch).Slot)
+	f.aggregated = time.Duration(oldest.Whole - oldest.FirstPiece)
+	f.dispatched = shm.Now()
+	f.bad, f.err = l.gather(f)
+	f.gathered = shm.Now()
+	if f.err == nil {
+		f.err = l.p.framework.InferBatch(f.slot, f.padded)
+	}
+	images := n
+	if f.err != nil {
+		images = 0 // but what is queued is waited for, and a lost device shows
+	}
+	f.err = worse(f.err, l.m.device.Fetch(f.slot, images))
+	l.settled(idle)
+	return f.err
+}
+
+// gather fills the batch tensor and blanks its padding. bad is about single requests,
+// err about the batch.
+func (l *loop) gather(f *flight) (bad, err error) {
+	n := len(f.batch)
+	input := l.m.tensors[f.slot].input(f.padded)
+	err = l.m.device.Gather(f.slot, input, f.requests, f.refused[:n])
+	if err != nil && !unusable(err) {
+		bad, err = err, nil
+	}
+	if err == nil {
+		err = l.m.device.Pad(f.slot, input, n, f.padded)
+	}
+	return bad, err
+}
+
+// unusable reports whether an error of Gather spoilt the whole batch, not just
+// single requests.
+func unusable(err error) bool {
+	var request *device.RequestError
+	return !errors.As(err, &request)
+}
+
+// decode turns image i's outputs into its result.
+func (l *loop) decode(f *flight, i int, result *shm.Result) error {
+	l.m.tensors[f.slot].image(l.image, i)
+	payload, kind, err := l.m.decoder.Append(l.c.ResultBuffer(f.batch[i].Slot)[:0], l.image)
+	if err != nil {
+		return fmt.Errorf("decode outputs of %s: %w", l.p.card.Name, err)
+	}
+	result.Status, result.Kind, result.Length = uint8(wire.StatusOK), uint8(kind), uint32(len(payload))
+	return nil
+}
+
+// oldestOf is the request of a batch that was whole first.
+func oldestOf(batch []slab.Request) *slab.Request {
+	oldest := &batch[0]
+	for i := range batch {
+		if batch[i].Whole < oldest.Whole {
+			oldest = &batch[i]
+		}
+	}
+	return oldest
+}
+
+// oldestFlight is the one that began first of those in flight.
+func (l *loop) oldestFlight() *flight { return &l.flights[l.first] }
+
+// finish waits for the oldest batch in flight and answers each of its requests. The
+// error, which it has logged if there is one, has cost them an honest answer and, but
+// for a lost device, nothing else.
+func (l *loop) finish() error {
+	f := l.oldestFlight()
+	took, err := l.m.device.Wait(f.slot)
+	inferred := shm.Now()
+	if took > 0 {
+		f.gathered = max(f.dispatched, inferred-int64(took))
+	}
+	f.err = worse(f.err, err)
+	err = l.complete(f, inferred)
+	if err != nil {
+		l.p.log.Error().Err(err).Int("batch", len(f.batch)).Msg("batch failed")
+	}
+	return err
+}
+
+// complete answers the batch and takes it out of flight; it is the oldest.
+func (l *loop) complete(f *flight, inferred int64) error {
+	n := len(f.batch)
+	var firstErr error
+	for i, r := range f.batch {
+		result := shm.Result{
+			Status: uint8(wire.StatusFailed), Batch: uint16(n), ModelVersion: l.p.card.Version,
+			Dispatched: f.dispatched, Gathered: f.gathered, Inferred: inferred,
+		}
+		err := f.err
+		if err == nil && f.refused[i] {
+			err = f.bad
+		}
+		if err == nil {
+			err = l.decode(f, i, &result)
+		}
+		if err != nil && firstErr == nil {
+			firstErr = err
+		}
+		l.c.Complete(r.Slot, result)
+	}
+	ended := shm.Now()
+	l.c.BatchEnded(ended)
+	l.c.Flush()
+	l.first = (l.first + 1) % len(l.flights)
+	l.flying--
+
+	l.pause = l.governor.spend(l.p.share.Load(), f.dispatched, ended)
+	l.state = l.rule.Next(l.state, slab.Observation{
+		Batch: n, Padded: f.padded,
+		Elapsed:    time.Duration(ended-f.dispatched) + l.pause,
+		Aggregated: f.aggregated,
+		Waited:     f.waited,
+		Late:       f.late,
+	})
+	l.ran.Add(int64(n))
+	l.began, l.ended = f.dispatched, ended+int64(l.pause)
+	l.publish()
+	return firstErr
+}

@@ -1,0 +1,457 @@
+package libml
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/device/devicetest"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// serving is a process on the bed's device that holds the ring.
+func (b *bed) serving(f *fake, generation uint32) *child {
+	b.t.Helper()
+	c := b.start(generation, f.build, nil)
+	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
+	c.await(control.Ready)
+	f.serve()
+	b.channel.SetEpoch(generation)
+	c.await(control.Active)
+	return c
+}
+
+// drained ends a process that is to end well.
+func (c *child) drained() {
+	c.t.Helper()
+	c.order(control.Order{Do: control.DoDrain})
+	if err := c.end(); err != nil {
+		c.t.Errorf("a drained process ends with %v", err)
+	}
+}
+
+// eventually waits for what happens on another goroutine.
+func eventually(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(patience); !is(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			t.Fatalf("not in %v: %s", patience, what)
+		}
+	}
+}
+
+func TestAGPUAnswersAsACPU(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	l := b.loop(f)
+	l.state.Limit = 4
+	l.expected = func(int) time.Duration { return time.Microsecond }
+	for round := range 3 {
+		for slot := range uint32(3) {
+			b.publish(slot, b.picture(byte(round*10)+byte(slot)), nil)
+		}
+		if err := l.turn(); err != nil {
+			t.Fatal(err)
+		}
+		for _, slot := range b.replies(3) {
+			b.answered(slot, b.picture(byte(round*10)+byte(slot)))
+		}
+	}
+	if !slices.Equal(f.ran, []int{4, 4, 4}) {
+		t.Errorf("ran batches of %v, want three of 4", f.ran)
+	}
+}
+
+// On a GPU the host sees a batch's begin and its end; what lies between them is
+// reckoned back from what the device measured.
+func TestTheStagesOfAGPUsBatchAreInOrder(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	l := b.loop(b.fake())
+	const late = 20 * time.Millisecond
+	b.gpu.Late.Store(int64(late))
+	b.publish(1, b.picture(1), nil)
+	if err := l.turn(); err != nil {
+		t.Fatal(err)
+	}
+	r := b.channel.Result(b.replies(1)[0])
+	whole := b.table.Request(1).Whole
+	if !(whole <= r.Dispatched && r.Dispatched <= r.Gathered && r.Gathered+int64(late) <= r.Inferred && r.Inferred <= b.channel.LastBatchEnd()) {
+		t.Errorf("whole %d, %+v, batch end %d: not in order, or inference took no %v", whole, r, b.channel.LastBatchEnd(), late)
+	}
+}
+
+func TestTwoBatchesInFlightAllocateNothing(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	l := b.loop(b.fake())
+	l.state.Limit = 4
+	picture := b.picture(1)
+	slots := make([]uint32, b.geometry.Slots)
+	turn := func() {
+		l.state.Limit = 4
+		for slot := range uint32(8) {
+			b.publish(slot, picture, nil)
+		}
+		for got := 0; got < 8; {
+			for l.take(); l.mayBegin(); {
+				l.pick()
+				l.begin()
+			}
+			if !l.await() {
+				t.Fatal("another batch may begin beside two")
+			}
+			if err := l.finish(); err != nil {
+				t.Fatal(err)
+			}
+			n, err := b.channel.Receive(slots, shm.Now()+int64(patience))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got += n
+		}
+	}
+	if n := testing.AllocsPerRun(10, turn); n != 0 {
+		t.Errorf("%v allocations in eight requests, want none", n)
+	}
+	b.answered(0, picture)
+}
+
+// The second batch is begun in the middle of the first, where enough waits for it,
+// and the third not before one of them has ended.
+func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		streams int // as granted
+		slots   []int
+	}{
+		{"where libml decides", 0, []int{0, 1}},
+		{"where it may", 2, []int{0, 1}},
+		{"not where it may not", 1, []int{0}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newGPUBed(t, testCard())
+			b.streams = c.streams
+			f := b.fake()
+			p := b.serving(f, 1)
+			release := b.gpu.Hold()
+			for slot := range uint32(4) {
+				b.publish(slot, b.picture(byte(slot)), nil)
+				eventually(t, "batches in flight", func() bool {
+					_, slots := f.history()
+					return slices.Equal(slots, c.slots[:min(int(slot)+1, len(c.slots))])
+				})
+			}
+			time.Sleep(10 * time.Millisecond)
+			if _, slots := f.history(); !slices.Equal(slots, c.slots) {
+				t.Errorf("batches in slots %v at once, want %v", slots, c.slots)
+			}
+			b.silent()
+			release()
+			for _, slot := range b.replies(4) {
+				b.answered(slot, b.picture(byte(slot)))
+			}
+			p.drained()
+		})
+	}
+}
+
+func TestASecondBatchWaitsUntilItIsHalfAWholeOne(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	l := b.loop(f)
+	l.state.Limit = 8
+	release := b.gpu.Hold()
+	b.publish(0, b.picture(0), nil)
+	l.take()
+	l.pick()
+	l.begin()
+	for slot := uint32(1); slot < 4; slot++ {
+		b.publish(slot, b.picture(byte(slot)), nil)
+	}
+	if l.take(); l.mayBegin() {
+		t.Error("a batch of 3 where 8 may be begins beside another")
+	}
+	b.publish(4, b.picture(4), nil)
+	if l.await() {
+		t.Error("a batch is done that was held")
+	}
+	if !l.mayBegin() {
+		t.Error("a batch of 4 where 8 may be does not begin beside another")
+	}
+	// It has sat through the first since it came, not since the one before that ended.
+	l.pick()
+	if oldest := b.table.Request(1).Whole; l.waited < time.Duration(shm.Now()-oldest)-time.Second || l.waited <= 0 {
+		t.Errorf("waited %v for the running batch", l.waited)
+	}
+	l.begin()
+	release()
+	for range 2 {
+		if !l.await() {
+			t.Error("a batch is not done that was released")
+		}
+		if err := l.finish(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, slot := range b.replies(5) {
+		b.answered(slot, b.picture(byte(slot)))
+	}
+}
+
+// The ring moves on with batches in flight: they are the old process's, what waited
+// is the new one's.
+func TestBatchesInFlightAreFinishedBeforeTheRingMovesOn(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	b.streams = 2
+	old := b.fake()
+	first := b.serving(old, 1)
+	held := b.gpu
+	release := held.Hold()
+	for slot := range uint32(6) {
+		b.publish(slot, b.picture(byte(slot)), nil)
+		eventually(t, "two batches in flight", func() bool {
+			sizes, _ := old.history()
+			return len(sizes) == min(int(slot)+1, 2)
+		})
+	}
+	again := newGPUBed(t, testCard()) // another device, the same GPU to the processes
+	again.channel.Close()
+	b.gpu = again.gpu
+	shadow := b.fake()
+	second := b.start(2, shadow.build, nil)
+	second.order(control.Order{Do: control.DoWake, SharePercent: 50})
+	second.await(control.Ready)
+	shadow.serve()
+	b.channel.SetEpoch(2)
+	time.Sleep(5 * time.Millisecond)
+	b.silent()
+	release()
+	for _, slot := range b.replies(6) {
+		b.answered(slot, b.picture(byte(slot)))
+	}
+	if sizes, _ := old.history(); len(sizes) != 2 {
+		t.Errorf("the old process ran batches of %v, want the two in flight", sizes)
+	}
+	if err := first.end(); err != nil {
+		t.Errorf("the old process ends with %v", err)
+	}
+	if r := second.handover(); r.Handovers != 1 || r.IdleNanos < 0 {
+		t.Errorf("report is %+v, want a hand-over with work that waited", r)
+	}
+	second.drained()
+}
+
+// A GPU that fails costs what is in flight, at once and honestly; what waits is the
+// next process's. Nothing that touches the GPU is called any more.
+func TestALostDeviceEndsTheProcessAtOnce(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		inFlight int
+	}{{"with one batch in flight", 1}, {"with two", 2}} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newGPUBed(t, testCard())
+			b.streams = c.inFlight
+			f := b.fake()
+			p := b.serving(f, 1)
+			release := b.gpu.Hold() // for good, as far as the process knows
+			defer release()
+			const requests = 5
+			for slot := range uint32(requests) {
+				b.publish(slot, b.picture(byte(slot)), nil)
+				eventually(t, "the batches are in flight", func() bool {
+					sizes, _ := f.history()
+					return len(sizes) == min(int(slot)+1, c.inFlight)
+				})
+			}
+			b.gpu.Lose()
+			failed := p.await(control.Failed)
+			if !failed.DeviceLost || !strings.Contains(failed.Reason, device.ErrLost.Error()) {
+				t.Errorf("the process says %+v, want that its device is lost", failed)
+			}
+			if err := p.end(); !errors.Is(err, device.ErrLost) {
+				t.Errorf("the process ends with %v", err)
+			}
+			if last := f.calls[len(f.calls)-1]; last == "deinit" {
+				t.Error("the framework was called on a lost device")
+			}
+			for _, slot := range b.replies(c.inFlight) {
+				if got := b.status(slot); got != wire.StatusFailed {
+					t.Errorf("slot %d, in flight when the device was lost, is %v", slot, got)
+				}
+			}
+			b.silent()
+
+			b.gpu = newGPUBed(t, testCard()).gpu
+			next := b.fake()
+			second := b.serving(next, 2)
+			for _, slot := range b.replies(requests - c.inFlight) {
+				b.answered(slot, b.picture(byte(slot)))
+			}
+			second.drained()
+		})
+	}
+}
+
+// The batch that finds the device lost is the last one: what waits behind it is not
+// thrown after it.
+func TestADeviceLostBetweenBatchesCostsOneBatch(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	p := b.serving(f, 1)
+	b.gpu.Lose()
+	b.publish(1, b.picture(1), nil)
+	if got := b.status(b.replies(1)[0]); got != wire.StatusFailed {
+		t.Errorf("status %v, want failed", got)
+	}
+	if failed := p.await(control.Failed); !failed.DeviceLost {
+		t.Errorf("the process says %+v, want that its device is lost", failed)
+	}
+	if err := p.end(); !errors.Is(err, device.ErrLost) {
+		t.Errorf("the process ends with %v", err)
+	}
+}
+
+// A framework's own error on a GPU costs its batch, as on a CPU.
+func TestABatchThatFailsOnAGPUCostsItsOwnRequestsOnly(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	l := b.loop(f)
+	f.fail(func(string) error { return errFake })
+	b.publish(1, b.picture(1), nil)
+	if err := l.turn(); !errors.Is(err, errFake) || lost(err) {
+		t.Errorf("the turn gives %v, want %v", err, errFake)
+	}
+	if got := b.status(b.replies(1)[0]); got != wire.StatusFailed {
+		t.Errorf("status %v, want failed", got)
+	}
+	f.fail(nil)
+	b.publish(2, b.picture(2), func(_ *shm.Request, p []shm.Piece) { p[0].Offset = 1 << 40 })
+	b.publish(3, b.picture(3), nil)
+	l.state.Limit = 2
+	l.expected = func(int) time.Duration { return time.Microsecond }
+	if err := l.turn(); !errors.Is(err, device.ErrOutsideSlab) {
+		t.Errorf("the turn gives %v, want %v", err, device.ErrOutsideSlab)
+	}
+	for _, slot := range b.replies(2) {
+		if slot == 3 {
+			b.answered(slot, b.picture(3))
+		} else if got := b.status(slot); got != wire.StatusFailed {
+			t.Errorf("slot %d is %v, want failed", slot, got)
+		}
+	}
+}
+
+// A share of the GPU is fixed by the first touch, and a shadow survives a fault only
+// untouched.
+func TestAShadowTouchesNoGPUBeforeItIsWokenAndToldItsShare(t *testing.T) {
+	const name = "PENSTOCK_TEST_PERCENTAGE"
+	t.Setenv(name, "")
+	os.Unsetenv(name)
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	var opened atomic.Pointer[string]
+	b.opened = func(start control.Start) {
+		seen := os.Getenv(name)
+		opened.Store(&seen)
+		if start.Device != b.gpu.Name() || !slices.Equal(start.GroupSMs, testGroups) {
+			t.Errorf("opened %s with groups %v", start.Device, start.GroupSMs)
+		}
+	}
+	c := b.start(1, f.build, nil)
+	c.await(control.Loaded)
+	time.Sleep(10 * time.Millisecond)
+	if opened.Load() != nil {
+		t.Error("a shadow that sleeps has opened its GPU")
+	}
+	c.order(control.Order{Do: control.DoWake, SharePercent: 30, Environment: map[string]string{name: "30"}})
+	ready := c.await(control.Ready)
+	if seen := opened.Load(); seen == nil || *seen != "30" {
+		t.Errorf("the GPU was opened with %s = %v, want 30", name, seen)
+	}
+	if want := 8 + 8 + 8 + 12; ready.SMs != want || ready.SMGroups != nil {
+		t.Errorf("ready on %d multiprocessors, groups %v; want all %d", ready.SMs, ready.SMGroups, want)
+	}
+	// Both slots may be in flight: the largest batch's memory twice.
+	if ready.PersistentBytes != 100 || ready.EphemeralBytes != 160 {
+		t.Errorf("ready with %d and %d bytes, want 100 and 160", ready.PersistentBytes, ready.EphemeralBytes)
+	}
+	c.drained()
+	if last := f.calls[len(f.calls)-1]; last != "deinit" {
+		t.Errorf("its last call was %s, want deinit", last)
+	}
+}
+
+// Results belong to whoever holds the ring; a warm-up must not write them.
+func TestAGPUsWarmUpLeavesTheSharedResultsAlone(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	shared := b.tensors.Bytes()
+	for i := range shared {
+		shared[i] = 0xee
+	}
+	b.loop(b.fake())
+	if slices.Min(shared) != 0xee || slices.Max(shared) != 0xee {
+		t.Error("the warm-up wrote results")
+	}
+}
+
+func TestAProcessThatCannotStartOnAGPUSaysWhy(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		spoil  func(b *bed, f *fake)
+		tamper func(*control.Attached)
+		groups []int
+		want   error
+	}{
+		{"no memory for tensors", func(b *bed, _ *fake) { b.gpu.NoMemory.Store(true) }, nil, nil, devicetest.ErrMemory},
+		{"no memory for the model", func(_ *bed, f *fake) { f.failing = only("link", devicetest.ErrMemory) }, nil, nil, devicetest.ErrMemory},
+		{"no memory for a batch", func(_ *bed, f *fake) { f.failing = only("configure", devicetest.ErrMemory) }, nil, nil, devicetest.ErrMemory},
+		{"a batch that fails", func(_ *bed, f *fake) { f.failing = only("infer", errFake) }, nil, nil, errFake},
+		{"a device that is lost", func(b *bed, _ *fake) { b.gpu.Lose() }, nil, nil, device.ErrLost},
+		{"too little shared memory", nil, func(a *control.Attached) { a.TensorBytes -= models.TensorAlignment }, nil, device.ErrShared},
+		{"groups that there are not", nil, nil, []int{9}, devicetest.ErrGroups},
+		{"no memory for a partition", func(b *bed, _ *fake) { b.gpu.FailRepartition.Store(1) }, nil, []int{1}, devicetest.ErrMemory},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newGPUBed(t, testCard())
+			f := b.fake()
+			if c.spoil != nil {
+				c.spoil(b, f)
+			}
+			p := b.start(1, f.build, c.tamper)
+			p.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: c.groups})
+			err := p.end()
+			if !errors.Is(err, c.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("the process ends with %q, want one line about %v", err, c.want)
+			}
+			if last := f.calls[len(f.calls)-1]; (last == "deinit") == (c.want == device.ErrLost) {
+				t.Errorf("its last call was %s", last)
+			}
+		})
+	}
+}
+
+// only makes one step fail.
+func only(step string, err error) func(string) error {
+	return func(s string) error {
+		if s == step {
+			return err
+		}
+		return nil
+	}
+}
+
+func TestAProcessForTheCPURefusesGroups(t *testing.T) {
+	b := newBed(t, testCard())
+	p := b.start(1, newFake().build, nil)
+	p.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{1}})
+	if err := p.end(); err == nil || !strings.Contains(err.Error(), "device cpu has none") {
+		t.Errorf("the process ends with %v", err)
+	}
+}

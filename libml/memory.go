@@ -1,0 +1,101 @@
+package libml
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/decode"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+)
+
+// memory is what a process maps: packets, requests, rings and tensors.
+type memory struct {
+	consumer *shm.Consumer
+	slots    uint32 // requests in flight, at most
+	regions  []*shm.Region
+	tensors  []*tensors // by the device's slot
+	device   device.Device
+	decoder  decode.Decoder
+}
+
+// opener makes the device that a process runs on, for its card's input: the first
+// that touches a GPU.
+type opener func(start control.Start, in models.Input) (device.Device, error)
+
+// openDevice opens the CPU, or the GPU that the process was started on.
+func openDevice(start control.Start, in models.Input) (device.Device, error) {
+	if start.Device == "" || start.Device == DeviceCPU {
+		return cpu.New(in, nil)
+	}
+	return nil, fmt.Errorf("device %s: there is no driver for it", start.Device)
+}
+
+// mapMemory opens the device, for the calling thread, and maps what it works on.
+func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *memory, err error) {
+	const fixed = 4 // request table, ring, replies, tensors
+	if want := fixed + len(attached.SlabBytes); len(files) != want {
+		return nil, fmt.Errorf("attach to manager: got %d file descriptors, want %d", len(files), want)
+	}
+	var g shm.Geometry
+	if err := json.Unmarshal(attached.Geometry, &g); err != nil {
+		return nil, fmt.Errorf("read geometry from manager: %w", err)
+	}
+	m := &memory{slots: g.Slots}
+	defer func() {
+		if err != nil && !lost(err) {
+			m.close()
+		}
+	}()
+	if m.consumer, err = shm.NewConsumer(p.start.Generation, g, files[0], files[1], files[2]); err != nil {
+		return nil, err
+	}
+	buffers, err := shm.Map(files[3], int(attached.TensorBytes), true)
+	if err != nil {
+		return nil, fmt.Errorf("map tensors: %w", err)
+	}
+	m.regions = append(m.regions, buffers)
+	if m.device, err = p.open(p.start, p.card.Input); err != nil {
+		return nil, err
+	}
+	if err := m.device.Bind(); err != nil {
+		return nil, err
+	}
+	for i, size := range attached.SlabBytes {
+		slab, err := shm.Map(files[fixed+i], int(size), false)
+		if err != nil {
+			return nil, fmt.Errorf("map slab %d: %w", i, err)
+		}
+		m.regions = append(m.regions, slab)
+		if err := m.device.AddSlab(slab.Bytes()); err != nil {
+			return nil, err
+		}
+	}
+	slots, err := m.device.Tensors(buffers.Bytes(), sizesOf(p.card))
+	if err != nil {
+		return nil, fmt.Errorf("map tensors of model %s: manager gave %d bytes: %w", p.card.Name, attached.TensorBytes, err)
+	}
+	for _, t := range slots {
+		m.tensors = append(m.tensors, &tensors{p.card, t})
+	}
+	if m.decoder, err = decode.New(p.card); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *memory) close() {
+	if m.consumer != nil {
+		m.consumer.Close()
+	}
+	if m.device != nil {
+		m.device.Close()
+	}
+	for _, r := range m.regions {
+		r.Close()
+	}
+}

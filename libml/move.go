@@ -1,0 +1,136 @@
+package libml
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/shm"
+)
+
+// move takes the loop to another set of slots, which are ready on other groups of
+// multiprocessors:
+//
+//	mover, on a goroutine of its own          loop
+//	1 is ordered to groups; the last counts   batches, in the slots in use
+//	2 Repartition of the slots standing by    "
+//	3 ConfigureBatch there, every size        "
+//	4 move ────────────────────────────────>  5 begins nothing beside what is in flight
+//	                                          6 nothing in flight: moveOver
+//	8 <─────────────────────────── settled ─  7 begins the next batch, where one waits
+//	9 says which groups it holds now; the others are free
+type move struct {
+	base    int           // the first slot of the set
+	settled chan struct{} // closed at 8
+}
+
+// standby is the first slot of the set that is not base's: slots 0 and 1, or 2 and 3.
+func standby(base int) int { return device.Slots/2 - base }
+
+// moveOver makes the move that is ordered, if one is; nothing is in flight.
+func (l *loop) moveOver() {
+	if m := l.next.Swap(nil); m != nil {
+		l.base, l.moved, l.movedAt = m.base, m, shm.Now()
+	}
+}
+
+// settled ends a move, if one was made: the ring stood still for idle nanoseconds
+// until the first batch after it began, or for none (-1) where no work waited.
+func (l *loop) settled(idle int64) {
+	if l.moved == nil {
+		return
+	}
+	l.stoodStill(idle)
+	close(l.moved.settled)
+	l.moved = nil
+}
+
+// mover moves the process to other multiprocessors while it serves. Its goroutine is
+// the only one but the loop's that calls the device and the framework.
+type mover struct {
+	p      *process
+	l      *loop
+	device device.Partitioned
+	held   []int // groups that the loop's slots run on
+	base   int   // the loop's
+	stop   chan struct{} // closed when the loop has ended
+	ended  chan struct{}
+}
+
+// startMover starts the goroutine; the process is ready and holds these groups.
+func (p *process) startMover(l *loop, d device.Partitioned, held []int) *mover {
+	m := &mover{p: p, l: l, device: d, held: held, base: l.base, stop: make(chan struct{}), ended: make(chan struct{})}
+	go m.run()
+	return m
+}
+
+func (m *mover) run() {
+	defer close(m.ended)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	for {
+		select {
+		case <-m.stop:
+			return
+		case groups := <-m.p.groups:
+			err := m.move(groups)
+			if errors.Is(err, errStopped) {
+				return
+			}
+			if lost(err) {
+				m.p.loseDevice(err)
+				return
+			}
+			m.report(err)
+		}
+	}
+}
+
+// errStopped is returned by move when the process ends before it was made.
+var errStopped = errors.New("process ends")
+
+// move brings the process to these groups. On an error it stays where it is.
+func (m *mover) move(groups []int) error {
+	to, slots := standby(m.base), []int(nil)
+	for i := range m.l.flights {
+		slots = append(slots, to+i)
+	}
+	if err := m.device.Bind(); err != nil {
+		return fmt.Errorf("move to groups %v: %w", groups, err)
+	}
+	if err := m.device.Repartition(slots, groups); err != nil {
+		return fmt.Errorf("move to groups %v: %w", groups, err)
+	}
+	for _, slot := range slots {
+		if _, err := m.p.configureSlot(slot); err != nil {
+			return fmt.Errorf("move to groups %v: %w", groups, err)
+		}
+	}
+	order := &move{base: to, settled: make(chan struct{})}
+	m.l.next.Store(order)
+	m.l.c.Interrupt()
+	select {
+	case <-order.settled:
+		m.base, m.held = to, groups
+		return nil
+	case <-m.stop:
+		return errStopped
+	}
+}
+
+// report says where the process is after an order, and why it is not where it was
+// ordered to, if it is not.
+func (m *mover) report(err error) {
+	n := control.Notice{SMGroups: m.held}
+	if err != nil {
+		m.p.log.Error().Err(err).Ints("groups", m.held).Msg("stays on its multiprocessors")
+		n.Reason = err.Error()
+	}
+	var countErr error
+	if n.SMs, countErr = m.device.SMs(m.base); countErr != nil {
+		m.p.log.Warn().Err(countErr).Msg("count multiprocessors")
+	}
+	m.p.say(n)
+}

@@ -1,0 +1,367 @@
+package libml
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/device/devicetest"
+)
+
+func (c *child) moveTo(groups ...int) {
+	c.t.Helper()
+	c.order(control.Order{Do: control.DoShare, SharePercent: 50, SMGroups: groups})
+}
+
+// holds waits for the process to say that it holds these groups, and returns what it
+// said.
+func (c *child) holds(groups ...int) control.Notice {
+	c.t.Helper()
+	limit := time.After(patience)
+	for {
+		select {
+		case n, ok := <-c.notices:
+			if !ok {
+				c.t.Fatalf("the process ended: %v", c.end())
+			}
+			if slices.Equal(n.SMGroups, groups) {
+				return n
+			}
+		case <-limit:
+			c.t.Fatalf("the process does not hold groups %v", groups)
+		}
+	}
+}
+
+// reports waits for the report of so many hand-overs and moves.
+func (c *child) reports(handovers uint64) control.Report {
+	c.t.Helper()
+	told := make(chan control.Report, 1)
+	go func() {
+		defer close(told)
+		for {
+			r, err := c.manager.ReadReport()
+			if err != nil {
+				return
+			}
+			if r.Handovers >= handovers {
+				told <- r
+				return
+			}
+		}
+	}()
+	select {
+	case r, ok := <-told:
+		if !ok {
+			c.t.Fatalf("no report of %d hand-overs", handovers)
+		}
+		return r
+	case <-time.After(patience):
+		c.t.Fatalf("no report of %d hand-overs", handovers)
+		return control.Report{}
+	}
+}
+
+func TestAProcessIsBornOnItsGroups(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c := b.start(1, f.build, nil)
+	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{1, 3}})
+	ready := c.await(control.Ready)
+	if ready.SMs != 8+12 || !slices.Equal(ready.SMGroups, []int{1, 3}) {
+		t.Errorf("ready on %d multiprocessors, groups %v; want 20, groups 1 and 3", ready.SMs, ready.SMGroups)
+	}
+	for slot := range 2 {
+		if got := b.gpu.Groups(slot); !slices.Equal(got, []int{1, 3}) {
+			t.Errorf("slot %d runs on groups %v", slot, got)
+		}
+		if got, want := f.batches[fakeKey{slot, 8}].stream, b.gpu.Stream(slot); got != want {
+			t.Errorf("batches of slot %d are configured for stream %#x, want %#x", slot, got, want)
+		}
+	}
+	c.drained()
+}
+
+// Requests come all the time, and every one is answered right, while the process
+// moves to and fro.
+func TestAProcessMovesUnderLoadAndLosesNothing(t *testing.T) {
+	const moves = 40
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c := b.serving(f, 1)
+	b.gpu.Late.Store(int64(100 * time.Microsecond))
+	stop, ended := make(chan struct{}), make(chan int)
+	go func() {
+		answered := 0
+		defer func() { ended <- answered }()
+		for round := 0; ; round++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			for slot := range uint32(6) {
+				b.publish(slot, b.picture(byte(round)+byte(slot)), nil)
+			}
+			for _, slot := range b.replies(6) {
+				b.answered(slot, b.picture(byte(round)+byte(slot)))
+				answered++
+			}
+		}
+	}()
+	for i := range moves {
+		to := []int{i % 4}
+		c.moveTo(to...)
+		n := c.holds(to...)
+		if want := testGroups[to[0]]; n.SMs != want || n.State != control.Active || n.Reason != "" {
+			t.Errorf("after the move the process says %+v, want %d multiprocessors", n, want)
+		}
+	}
+	r := c.reports(1 + moves)
+	if r.Handovers != 1+moves {
+		t.Errorf("%d hand-overs and moves, want %d", r.Handovers, 1+moves)
+	}
+	close(stop)
+	if n := <-ended; n == 0 {
+		t.Error("nothing was answered meanwhile")
+	}
+	_, slots := f.history()
+	for slot := range device.Slots / 2 {
+		if !slices.Contains(slots, 2*slot) {
+			t.Errorf("no batch ran in slot %d", 2*slot)
+		}
+	}
+	c.drained()
+}
+
+// The loop moves between two batches, and how long the ring stood still for it is
+// counted from the last to the first where work waited.
+func TestAMoveIsIdleWhereWorkWaited(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	l := b.loop(f)
+	l.served = true
+	b.publish(1, b.picture(1), nil)
+	if err := l.turn(); err != nil {
+		t.Fatal(err)
+	}
+	b.replies(1)
+	for _, c := range []struct {
+		name   string
+		before bool // work waits before the move
+	}{{"work waited", true}, {"no work waited", false}} {
+		t.Run(c.name, func(t *testing.T) {
+			order := &move{base: standby(l.base), settled: make(chan struct{})}
+			for i := range l.flights {
+				if _, err := l.p.configureSlot(order.base + i); err != nil {
+					t.Fatal(err)
+				}
+			}
+			l.next.Store(order)
+			handovers := l.standstill.Handovers
+			if c.before {
+				b.publish(2, b.picture(2), nil)
+			}
+			l.take()
+			l.moveOver()
+			if l.base != order.base {
+				t.Fatal("the loop did not move")
+			}
+			if !c.before {
+				b.publish(2, b.picture(2), nil)
+			}
+			if err := l.turn(); err != nil {
+				t.Fatal(err)
+			}
+			b.answered(b.replies(1)[0], b.picture(2))
+			r := l.report.Load()
+			if r == nil || r.Handovers != handovers+1 || (r.IdleNanos >= 0) != c.before {
+				t.Errorf("report is %+v, want one move more", r)
+			}
+			select {
+			case <-order.settled:
+			default:
+				t.Error("the mover was not told")
+			}
+			if _, slots := f.history(); slots[len(slots)-1]/2 != order.base/2 {
+				t.Errorf("the batch ran in slot %d, want %d or the next", slots[len(slots)-1], order.base)
+			}
+		})
+	}
+}
+
+func TestBatchesInFlightAreFinishedBeforeAMove(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	b.streams = 2
+	f := b.fake()
+	c := b.serving(f, 1)
+	release := b.gpu.Hold()
+	for slot := range uint32(2) {
+		b.publish(slot, b.picture(byte(slot)), nil)
+		eventually(t, "batches in flight", func() bool { sizes, _ := f.history(); return len(sizes) == int(slot)+1 })
+	}
+	c.moveTo(2)
+	eventually(t, "the slots that stand by have moved", func() bool { return slices.Equal(b.gpu.Groups(3), []int{2}) })
+	for slot := uint32(2); slot < 6; slot++ {
+		b.publish(slot, b.picture(byte(slot)), nil)
+	}
+	time.Sleep(5 * time.Millisecond)
+	b.silent()
+	release()
+	c.holds(2)
+	for _, slot := range b.replies(6) {
+		b.answered(slot, b.picture(byte(slot)))
+	}
+	if _, slots := f.history(); !slices.Equal(slots[:2], []int{0, 1}) || slices.Min(slots[2:]) < 2 {
+		t.Errorf("batches ran in slots %v, want two in the old set and the others in the new one", slots)
+	}
+	if r := c.reports(2); r.IdleNanos < 0 {
+		t.Errorf("report is %+v, want work that waited", r)
+	}
+	c.drained()
+}
+
+// While one move is being made, only the last order counts.
+func TestOrdersToMoveAreCoalesced(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c := b.serving(f, 1)
+	b.publish(1, b.picture(1), nil)
+	b.answered(b.replies(1)[0], b.picture(1))
+	entered, gate := make(chan struct{}, 1), make(chan struct{})
+	f.fail(func(step string) error {
+		if step == "configure" {
+			select {
+			case entered <- struct{}{}:
+			default:
+			}
+			<-gate
+		}
+		return nil
+	})
+	c.moveTo(0)
+	<-entered
+	for _, g := range []int{1, 2, 3} {
+		c.moveTo(g)
+	}
+	// The orders are read one after the other: the last is there when this one's
+	// effect is seen.
+	c.order(control.Order{Do: control.DoShare, SharePercent: 77, SMGroups: []int{1, 3}})
+	time.Sleep(20 * time.Millisecond)
+	f.fail(nil)
+	close(gate)
+	c.holds(0)
+	n := c.holds(1, 3)
+	if n.SMs != 20 {
+		t.Errorf("the process counts %d multiprocessors, want 20", n.SMs)
+	}
+	if r := c.reports(3); r.Handovers != 3 {
+		t.Errorf("%d hand-overs, want one and two moves", r.Handovers)
+	}
+	c.drained()
+}
+
+// A process that cannot move says so, says where it is, and serves on there; the next
+// order finds it willing.
+func TestAProcessThatCannotMoveStaysAndSaysSo(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		spoil func(b *bed, f *fake)
+		to    int
+		want  error
+	}{
+		{"no memory for a partition", func(b *bed, _ *fake) { b.gpu.FailRepartition.Store(1) }, 2, devicetest.ErrMemory},
+		{"no memory for a batch", func(_ *bed, f *fake) { f.fail(only("configure", devicetest.ErrMemory)) }, 2, devicetest.ErrMemory},
+		{"groups that there are not", func(*bed, *fake) {}, 4, devicetest.ErrGroups},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newGPUBed(t, testCard())
+			f := b.fake()
+			p := b.serving(f, 1)
+			p.moveTo(0, 1)
+			p.holds(0, 1)
+			c.spoil(b, f)
+			p.moveTo(c.to)
+			n := p.holds(0, 1)
+			if !strings.Contains(n.Reason, c.want.Error()) || n.State != control.Active || n.SMs != 16 {
+				t.Errorf("the process says %+v, want that it holds 16 multiprocessors and why", n)
+			}
+			f.fail(nil)
+			b.publish(1, b.picture(1), nil)
+			b.answered(b.replies(1)[0], b.picture(1))
+			p.moveTo(3)
+			if n := p.holds(3); n.Reason != "" || n.SMs != 12 {
+				t.Errorf("the process says %+v, want 12 multiprocessors and no reason", n)
+			}
+			b.publish(2, b.picture(2), nil)
+			b.answered(b.replies(1)[0], b.picture(2))
+			p.drained()
+		})
+	}
+}
+
+func TestAProcessThatIsReadyMovesBeforeItServes(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c := b.start(1, f.build, nil)
+	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{0}})
+	c.await(control.Ready)
+	c.moveTo(1, 2)
+	if n := c.holds(1, 2); n.State != control.Ready || n.SMs != 16 {
+		t.Errorf("the process says %+v, want ready on 16 multiprocessors", n)
+	}
+	f.serve()
+	b.channel.SetEpoch(1)
+	b.publish(1, b.picture(1), nil)
+	b.answered(b.replies(1)[0], b.picture(1))
+	if _, slots := f.history(); !slices.Equal(slots, []int{2}) {
+		t.Errorf("batches ran in slots %v, want 2", slots)
+	}
+	c.moveTo() // to all of them
+	eventually(t, "the process is on the whole device", func() bool { n := <-c.notices; return n.SMs == 36 && n.SMGroups == nil })
+	c.drained()
+}
+
+func TestADeviceLostInAMoveEndsTheProcess(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c := b.serving(f, 1)
+	b.gpu.Lose()
+	c.moveTo(1)
+	if failed := c.await(control.Failed); !failed.DeviceLost {
+		t.Errorf("the process says %+v, want that its device is lost", failed)
+	}
+	if err := c.end(); !errors.Is(err, device.ErrLost) {
+		t.Errorf("the process ends with %v", err)
+	}
+	if last := f.calls[len(f.calls)-1]; last == "deinit" {
+		t.Error("the framework was called on a lost device")
+	}
+}
+
+// A process that is told to end while it prepares a move ends.
+func TestADrainDoesNotWaitForAMoveToBeMade(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c := b.serving(f, 1)
+	entered, gate := make(chan struct{}, 64), make(chan struct{})
+	f.fail(func(step string) error {
+		if step == "configure" {
+			entered <- struct{}{}
+			<-gate
+		}
+		return nil
+	})
+	c.moveTo(1)
+	<-entered
+	c.order(control.Order{Do: control.DoDrain})
+	c.await(control.Draining)
+	close(gate)
+	if err := c.end(); err != nil {
+		t.Errorf("a drained process ends with %v", err)
+	}
+}
