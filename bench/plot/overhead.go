@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"math"
+
+	"gonum.org/v1/plot/plotter"
+
+	"github.com/penstock/penstock/bench"
+)
+
+// The targets of design.md's table that the figures show.
+const (
+	leastRatioPercent = 95
+	mostAddedMicros   = 100
+	mostShadowMicros  = 100
+	mostPartition     = 10 // µs
+	mostSilenceMillis = 1500
+)
+
+func drawOverhead(dir string) error {
+	r, err := read[bench.Overhead](dir, "overhead")
+	if err != nil {
+		return err
+	}
+	if err := drawThroughput(dir, r); err != nil {
+		return err
+	}
+	return drawAdded(dir, r)
+}
+
+func caseNames(r bench.Overhead) (names []string) {
+	for _, c := range r.Cases {
+		names = append(names, fmt.Sprintf("%s\nbatch %d", c.Model, c.Batch))
+	}
+	return names
+}
+
+// drawThroughput shows Penstock's throughput in percent of the bare framework's.
+func drawThroughput(dir string, r bench.Overhead) error {
+	p := newPlot("Throughput, UDP in to reply out, beside the bare framework in a closed loop ("+r.Device+")", "", "% of the bare framework")
+	var bare, overlapped, ours bars
+	bare = bars{name: "bare framework", color: light}
+	overlapped = bars{name: "bare, two batches in flight", color: grey}
+	ours = bars{name: "Penstock, end to end", color: blue}
+	most := 100.0
+	for _, c := range r.Cases {
+		percent := func(v float64) float64 { return 100 * v / c.BareImagesPerSecond }
+		label := func(v float64) string { return number(v) + "/s" }
+		bare.values, bare.labels = append(bare.values, 100), append(bare.labels, label(c.BareImagesPerSecond))
+		o := math.NaN()
+		if c.BareOverlappedImagesPerSecond > 0 {
+			o = percent(c.BareOverlappedImagesPerSecond)
+			most = max(most, o)
+		}
+		overlapped.values, overlapped.labels = append(overlapped.values, o), append(overlapped.labels, label(c.BareOverlappedImagesPerSecond))
+		v := percent(c.Best.ImagesPerSecond)
+		most = max(most, v)
+		text := label(c.Best.ImagesPerSecond)
+		if c.Best.Ports > 1 {
+			text += fmt.Sprintf("\n(%d ports)", c.Best.Ports)
+		}
+		ours.values, ours.labels = append(ours.values, v), append(ours.labels, text)
+	}
+	if err := grouped(p, 0, caseNames(r), bare, overlapped, ours); err != nil {
+		return err
+	}
+	last := float64(len(r.Cases)) - 0.5
+	if err := target(p, "target: 95 %", plotter.XY{X: -0.5, Y: leastRatioPercent}, plotter.XY{X: last, Y: leastRatioPercent}); err != nil {
+		return err
+	}
+	p.Y.Min, p.Y.Max = 0, most*1.45
+	return save(dir, "overhead-throughput", p)
+}
+
+// drawAdded shows what lies between the last packet and the reply, the framework's
+// own time taken off, as stages on one another.
+func drawAdded(dir string, r bench.Overhead) error {
+	p := newPlot("Time from the last packet to the reply, less the bare framework's (median; "+r.Device+")", "", "µs")
+	stages := []struct {
+		bars
+		of func(c bench.OverheadCase) float64
+	}{
+		{bars{name: "queue: whole → batch begins", color: blue}, func(c bench.OverheadCase) float64 { return c.Latency.Queue.P50 }},
+		{bars{name: "infer, beyond the bare framework", color: orange}, func(c bench.OverheadCase) float64 { return max(0, c.Latency.Infer.P50-c.BareBatch.P50) }},
+		{bars{name: "reply: inferred → sent", color: green}, func(c bench.OverheadCase) float64 { return c.Latency.Reply.P50 }},
+		{bars{name: "gather (counted apart)", color: light}, func(c bench.OverheadCase) float64 { return c.Latency.Gather.P50 }},
+	}
+	most := float64(mostAddedMicros)
+	var tails plotter.XYs
+	for i, c := range r.Cases {
+		at := 0.0
+		for _, s := range stages {
+			to := at + s.of(c)
+			if err := box(p, float64(i), 0.5, at, to, s.color); err != nil {
+				return err
+			}
+			at = to
+		}
+		tails = append(tails, plotter.XY{X: float64(i) + 0.33, Y: c.Latency.Added.P99})
+		most = max(most, at, c.Latency.Added.P99)
+	}
+	for _, s := range stages {
+		p.Legend.Add(s.name, swatch{s.color})
+	}
+	marks, err := plotter.NewScatter(tails)
+	if err != nil {
+		return err
+	}
+	marks.Color = black
+	p.Add(marks)
+	p.Legend.Add("p99 of all but the gather", marks)
+	p.NominalX(caseNames(r)...)
+	last := float64(len(r.Cases)) - 0.5
+	if err := target(p, "target without the gather: 100 µs", plotter.XY{X: -0.5, Y: mostAddedMicros}, plotter.XY{X: last, Y: mostAddedMicros}); err != nil {
+		return err
+	}
+	p.X.Min, p.X.Max = -0.5, last
+	p.Y.Min, p.Y.Max = 0, most*1.6
+	return save(dir, "overhead-latency", p)
+}

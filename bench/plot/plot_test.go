@@ -1,0 +1,116 @@
+package main
+
+import (
+	"encoding/json"
+	"image/png"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/penstock/penstock/bench"
+)
+
+// put writes a report whose numbers are made up.
+func put(t *testing.T, dir, name string, report any) {
+	t.Helper()
+	text, err := json.Marshal(report)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, name+".json"), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func madeUp(t *testing.T, dir string) {
+	var overhead bench.Overhead
+	overhead.Device = "made-up GPU"
+	for i, batch := range []int{1, 8, 32, 1, 8, 32} {
+		bare := float64(2000 * (i%3 + 1))
+		c := bench.OverheadCase{Model: []string{"resnet50", "mobilenetv2"}[i/3], Batch: batch, BareImagesPerSecond: bare, BareOverlappedImagesPerSecond: bare * 1.1}
+		c.Best = bench.ThroughputCase{Ports: 1 + i/5, ImagesPerSecond: bare * 0.97}
+		c.BareBatch.P50 = 500
+		c.Latency.Queue.P50, c.Latency.Gather.P50, c.Latency.Infer.P50, c.Latency.Reply.P50 = 20, float64(10*batch), 510, 15
+		c.Latency.Added.P99 = 90
+		overhead.Cases = append(overhead.Cases, c)
+	}
+	put(t, dir, "overhead", overhead)
+
+	moves := func(how string, base float64) bench.MovesCase {
+		m := bench.MovesCase{How: how, Moves: 100}
+		for i := range 100 {
+			m.Every = append(m.Every, base*(1+float64(i*i)/2000))
+		}
+		m.SteadyP99.P50, m.AroundP99.P50, m.AroundP99.Max = 3, base/10, base/5
+		return m
+	}
+	restart := moves("restart", 900e3)
+	restart.AroundP99.P50, restart.AroundP99.Max = 900, 950
+	put(t, dir, "swap-shadow", bench.Moves{Device: "made-up GPU", Change: moves("shadow", 40), Restart: &restart})
+	put(t, dir, "swap-partition", bench.Moves{Device: "made-up GPU", Change: moves("partition", 4), Restart: &restart})
+
+	limit := bench.Limit{Model: "vgg19", Batch: 8, Aggressor: "spin"}
+	for _, change := range []string{"shadow", "partition"} {
+		s := bench.LimitSeries{Change: change}
+		for sms := 12; sms <= 132; sms += 12 {
+			p := bench.LimitPoint{SMs: sms, Alone: bench.LimitLoad{ImagesPerSecond: float64(22 * sms)}}
+			p.Alone.Latency.P99 = 400e3 / float64(sms)
+			if sms < 132 {
+				p.Beside = &bench.LimitLoad{ImagesPerSecond: float64(20 * sms)}
+				p.Beside.Latency.P99 = 500e3 / float64(sms)
+			}
+			s.Points = append(s.Points, p)
+		}
+		limit.Series = append(limit.Series, s)
+	}
+	put(t, dir, "limit", limit)
+
+	fault := bench.Fault{Device: "made-up GPU", Requests: 12345}
+	for i := range 10 {
+		fault.Faults = append(fault.Faults, bench.FaultResult{Longest: float64(900 + 20*i), NodeMillis: float64(880 + 20*i)})
+	}
+	put(t, dir, "fault", fault)
+}
+
+func TestEveryReportBecomesFigures(t *testing.T) {
+	dir := t.TempDir()
+	madeUp(t, dir)
+	if err := drawAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"overhead-throughput", "overhead-latency", "swap-idle", "swap-latency", "limit", "fault"} {
+		file, err := os.Open(filepath.Join(dir, name+".png"))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		img, err := png.DecodeConfig(file)
+		file.Close()
+		if err != nil || img.Width < 600 {
+			t.Errorf("%s: %d pixels wide, %v", name, img.Width, err)
+		}
+	}
+	if keep := os.Getenv("PENSTOCK_KEEP_FIGURES"); keep != "" {
+		if err := os.CopyFS(keep, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestWhatWasNotMeasuredIsLeftOut(t *testing.T) {
+	dir := t.TempDir()
+	if err := drawAll(dir); err != nil {
+		t.Errorf("an empty folder: %v", err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("drew %v from nothing", left)
+	}
+}
+
+func TestNumbersHaveThousands(t *testing.T) {
+	for v, want := range map[float64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -12345: "-12,345"} {
+		if got := number(v); got != want {
+			t.Errorf("%v is written %s, want %s", v, got, want)
+		}
+	}
+}
