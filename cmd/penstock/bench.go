@@ -20,6 +20,7 @@ func benchCommand() *cobra.Command {
 		Example: `  penstock bench ingest
   penstock bench dispatch -o json
   penstock bench slab --slo 50ms
+  penstock bench gather
   penstock bench swap -n 1000
   penstock bench overhead --device cuda --models models`,
 		Args: cobra.NoArgs,
@@ -122,7 +123,7 @@ func benchCommand() *cobra.Command {
 	slab.Flags().DurationVar(&slo, "slo", 50*time.Millisecond, "latency objective")
 	slab.Flags().Uint64Var(&seed, "seed", 1, "seed of arrivals and noise")
 
-	cmd.AddCommand(ingest, dispatch, slab, swapCommand(print), bareCommand(print), overheadCommand(print),
+	cmd.AddCommand(ingest, dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print),
 		limitCommand(print), faultCommand(print))
 	return cmd
 }

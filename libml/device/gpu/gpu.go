@@ -133,6 +133,9 @@ func New(in models.Input, o Options) (_ *Device, err error) {
 // Name is the GPU's UUID.
 func (d *Device) Name() string { return d.device.UUID() }
 
+// Kernel names the gather kernel that was chosen for the input.
+func (d *Device) Kernel() string { return d.kernel.Name() }
+
 // InFlight is 2.
 func (d *Device) InFlight() int { return inFlight }
 
@@ -344,11 +347,15 @@ func (d *Device) slot(i int) (*slot, error) {
 	return &d.slots[i], nil
 }
 
-// Close gives back what New, AddSlab, Tensors and Repartition took, on a bound
-// thread. It goes on where something cannot be given back, as nothing can once the
-// device is lost, and returns the first error.
+// Close gives back what New, AddSlab, Tensors and Repartition took; the calling
+// thread is locked, and not bound to the context afterwards. It goes on where
+// something cannot be given back, as nothing can once the device is lost, and
+// returns the first error.
 func (d *Device) Close() error {
 	var errs closing
+	if d.context != nil {
+		errs.add(d.context.Bind())
+	}
 	for i := range d.slots {
 		d.slots[i].close(d, &errs)
 	}
