@@ -32,6 +32,7 @@ type function struct {
 	card        *models.Card // the one wanted; control loop
 	previous    *models.Card // the one before it, for a rollback; control loop
 	slo         time.Duration
+	configured  configs.Change // how a share shall change, and how it does here
 	change      configs.Change
 	batching    configs.Batching
 	environment map[string]string
@@ -59,6 +60,7 @@ type function struct {
 	removing  bool
 	removeBy  time.Time // when patience with what is unanswered ends
 	replacing bool
+	held      string // why the function is held back; empty where it is not
 
 	// Counters for status and metrics.
 	accepted, replied atomic.Uint64
@@ -86,10 +88,11 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		m: m, name: c.Name, config: c, card: card,
 		log:         m.log.With().Str("if", c.Name).Logger(),
 		slo:         cmp.Or(c.SLO, card.SLO),
-		change:      cmp.Or(c.Change, m.cfg.Shares.Change),
+		configured:  m.changeOf(c),
 		batching:    cmp.Or(c.Batching, m.cfg.Batching),
 		environment: c.Environment,
 	}
+	f.change = m.device.changeOn(f.configured)
 	f.hangTimeout = cmp.Or(m.cfg.HangTimeout, max(2*time.Second, 10*f.slo))
 	minimum := min(int(m.cfg.Aggregate.MinimumPiece), card.Input.WireBytes())
 	// A piece that straddled two runs of free slab needs two descriptors.
@@ -229,6 +232,9 @@ func (f *function) serving() bool {
 // failure is why the last process of an instance that has none serving failed,
 // empty where none did.
 func (f *function) failure() string {
+	if f.held != "" {
+		return f.held
+	}
 	for _, in := range f.instances {
 		if in.failure != "" {
 			return in.failure
@@ -249,6 +255,9 @@ func (f *function) processes() int {
 // watch looks for processes that hang.
 func (f *function) watch() {
 	now := shm.Now()
+	if f.held != "" && f.pending() > 0 {
+		f.giveUp()
+	}
 	for _, in := range f.instances {
 		in.watch(now)
 	}

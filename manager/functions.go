@@ -23,8 +23,14 @@ func (m *Manager) add(c configs.Function) error {
 	if err := c.Check(); err != nil {
 		return fmt.Errorf("add function: %w", err)
 	}
+	if err := c.Change.On(m.cfg.Device); err != nil {
+		return fmt.Errorf("add function: change of %s %w", c.Name, err)
+	}
 	if m.function(c.Name) != nil {
 		return fmt.Errorf("add function: there is a function %q already", c.Name)
+	}
+	if err := m.roomFor(c); err != nil {
+		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
 	card, err := m.find(cmp.Or(c.Model, c.Name))
 	if err != nil {
@@ -194,6 +200,7 @@ func (f *function) replace(card *models.Card, model string) (<-chan error, error
 			return nil, err
 		}
 	}
+	f.forgive()
 	old := f.card
 	ends := make([]<-chan error, 0, len(f.instances))
 	for _, in := range f.instances {
@@ -256,6 +263,8 @@ func (f *function) reap() bool {
 	}
 	f.close()
 	f.m.metrics.forget(f.name)
+	f.m.faults.guard.Forget(f.name)
+	f.m.device.redivide = true
 	f.log.Info().Msg("function removed")
 	return true
 }

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -38,12 +39,20 @@ type instance struct {
 	fit      control.Fit
 	bound    string
 	limit    float64
-	cpu      control.Report // the last report, for its CPU time
-	failure  string         // why the last process failed; empty once one serves
-	promoted int64          // when the ring was given to somebody last
-	handed   uint32         // the generation whose hand-over was noted last
-	replaced chan error     // waits for the end of a replacement; nil otherwise
-	load     instanceLoad
+	cpu      control.Report   // the last report, for its CPU time
+	failure  string           // why the last process failed; empty once one serves
+	promoted int64            // when the ring was given to somebody last
+	handed   handovers        // those that were noted
+	seen     map[uint32]sight // what processes say they run on, by generation
+	// On a GPU whose multiprocessors are handed out: the groups ordered, since when,
+	// whether more are to come when others have left, and what each generation was
+	// desired on last.
+	groups    []int
+	orderedAt time.Time
+	waits     bool
+	last      map[uint32][]int
+	replaced  chan error // waits for the end of a replacement; nil otherwise
+	load      instanceLoad
 	// cpuPerRequest is a smoothed mean, 0 where it is not known.
 	cpuPerRequest time.Duration
 
@@ -56,6 +65,22 @@ type instance struct {
 	// generations had started, and what was published before that time.
 	abandoned    []uint32
 	expireBefore int64
+
+	// When requests were answered well: the last time, and the first since a process
+	// was given the ring, 0 for not yet. shm.Now, written by the reply thread.
+	lastGood, firstGood atomic.Int64
+}
+
+// sight is what a process uses of a GPU, as it says.
+type sight struct {
+	sms    int
+	groups []int
+}
+
+// handovers are those that a generation has reported.
+type handovers struct {
+	generation uint32
+	count      uint64
 }
 
 func newInstance(f *function, index int) (*instance, error) {
@@ -72,24 +97,33 @@ func newInstance(f *function, index int) (*instance, error) {
 		conns:   map[uint32]*control.AttachConn{},
 		pids:    map[uint32]int{},
 		dying:   map[uint32]time.Time{},
+		seen:    map[uint32]sight{},
+		last:    map[uint32][]int{},
 	}
 	in.pair.StartAfter(f.m.generations[place{f.name, index}])
-	in.pair.InPlace = f.change == configs.ChangeInPlace
-	in.pair.Restart = f.change == configs.ChangeRestart
-	if err := in.makeTensors(f.card); err != nil {
-		channel.Close()
-		return nil, err
+	in.setChange()
+	if f.m.device.known {
+		if err := in.makeTensors(f.card); err != nil {
+			channel.Close()
+			return nil, err
+		}
 	}
 	return in, nil
 }
 
+// setChange brings a share in as the function says.
+func (in *instance) setChange() {
+	in.pair.InPlace = in.f.change == configs.ChangeInPlace || in.f.change == configs.ChangePartition
+	in.pair.Restart = in.f.change == configs.ChangeRestart
+}
+
 // makeTensors makes the input and output buffers of a card's largest batch, which
-// all processes that run the card share (paper 3.4).
+// all processes that run the card share (paper 3.4). The device must be known.
 func (in *instance) makeTensors(card *models.Card) error {
 	if in.tensors[card] != nil {
 		return nil
 	}
-	t, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", in.f.name, in.index), card.TensorBytes(), shm.Options{Writable: true})
+	t, err := shm.Create(fmt.Sprintf("penstock-%s-%d-tensors", in.f.name, in.index), in.tensorBytes(card.TensorBytes(), card.OutputBytes()), shm.Options{Writable: true})
 	if err != nil {
 		return fmt.Errorf("make tensors of %s: %w", in.f.name, err)
 	}
@@ -115,6 +149,7 @@ func (in *instance) step() {
 		case pair.SetEpoch:
 			in.channel.SetEpoch(c.Generation)
 			in.promoted = shm.Now()
+			in.firstGood.Store(0)
 			in.setServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
 		case pair.Reclaim:
@@ -141,6 +176,8 @@ func (in *instance) reclaim(generation uint32) {
 	in.hangUp(generation)
 	delete(in.pids, generation)
 	delete(in.dying, generation)
+	delete(in.seen, generation)
+	delete(in.last, generation)
 	in.setServing(in.pair.Active() != nil)
 	in.f.mu.Lock()
 	in.abandoned = append(in.abandoned, generation)
@@ -172,6 +209,7 @@ func (in *instance) replace(card *models.Card) <-chan error {
 // setShare asks for another share.
 func (in *instance) setShare(percent float64) {
 	in.pair.SetShare(percent)
+	in.m.device.redivide = true
 	in.f.mu.Lock()
 	in.weight = percent
 	in.f.mu.Unlock()
@@ -187,10 +225,12 @@ func (in *instance) sharePercent() float64 {
 
 // status is the instance as a person sees it.
 func (in *instance) status() control.InstanceStatus {
-	s := control.InstanceStatus{SharePercent: in.sharePercent()}
+	s := control.InstanceStatus{SharePercent: in.sharePercent(), SMGroups: in.groups}
 	for _, q := range in.pair.Processes() {
+		on := in.seen[q.Generation]
 		s.Processes = append(s.Processes, control.ProcessStatus{
-			Generation: q.Generation, PID: in.pids[q.Generation], Role: q.Role, State: q.State, Reason: q.Reason,
+			Generation: q.Generation, PID: in.pids[q.Generation], Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.f.held),
+			SMs: on.sms, SMGroups: on.groups,
 		})
 	}
 	return s
@@ -215,9 +255,14 @@ func (in *instance) settle(err error) {
 // desire appends the processes that should exist.
 func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess {
 	for _, q := range in.pair.Processes() {
+		role := q.Role
+		groups, wait := in.groupsOf(q.Generation, role)
+		if wait {
+			role = control.Shadow
+		}
 		to = append(to, control.DesiredProcess{
 			IF: in.f.name, Instance: in.index, Generation: q.Generation,
-			Role: q.Role, SharePercent: q.SharePercent,
+			Role: role, SharePercent: q.SharePercent, SMGroups: groups,
 			Command: q.Card.Command, Dir: q.Card.Dir, Environment: in.f.environment,
 		})
 	}
@@ -231,6 +276,9 @@ func (in *instance) observe(o control.ObservedProcess) {
 		return
 	}
 	in.pids[o.Generation] = o.PID
+	if o.SMs != 0 || len(o.SMGroups) > 0 {
+		in.seen[o.Generation] = sight{o.SMs, o.SMGroups}
+	}
 	if q.State == o.State && q.Reason == o.Reason {
 		return
 	}
@@ -279,7 +327,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	slab, tensors := in.f.source.Slab(), in.tensors[q.Card]
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, SLONanos: int64(in.f.slo), Batching: string(in.f.batching),
-		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())},
+		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Streams: in.f.config.Streams,
 	}, []*os.File{in.f.table.File(), in.channel.RingFile(), in.channel.RepliesFile(), tensors.File(), slab.File()})
 	if err != nil {
 		return err
@@ -321,6 +369,10 @@ func (in *instance) lost(generation uint32) {
 		return
 	}
 	in.log.Warn().Uint32("generation", generation).Msg("process is gone")
+	if q.State == control.Active && in.m.onGPU() {
+		in.pair.Died(generation, "process ended") // of its device, perhaps, and with it everybody's
+		return
+	}
 	if q.State == control.Active {
 		in.pair.Gone(generation, "process ended")
 		return
@@ -381,13 +433,34 @@ func (in *instance) report(generation uint32, r control.Report) {
 		in.log.Debug().Str("fit", string(r.Fit)).Float64("limit", r.Limit).Msg("batching")
 		in.m.look(in)
 	}
-	if r.Handovers > 0 && generation != in.handed {
-		in.handed = generation
-		if r.IdleNanos >= 0 {
-			in.f.idle.add(time.Duration(r.IdleNanos))
-			in.m.metrics.swapIdle.WithLabelValues(in.f.name).Observe(seconds(r.IdleNanos))
-		}
+	in.noteHandovers(generation, r)
+}
+
+// noteHandovers counts what a process's report has that the one before had not: the
+// first hand-over of a process gave it the ring, the others moved it.
+func (in *instance) noteHandovers(generation uint32, r control.Report) {
+	if generation != in.handed.generation {
+		in.handed = handovers{generation: generation}
 	}
+	if r.Handovers <= in.handed.count {
+		return
+	}
+	moves := r.Handovers - max(1, in.handed.count)
+	in.f.swaps.Add(moves)
+	in.handed.count = r.Handovers
+	if r.IdleNanos < 0 {
+		return
+	}
+	// It is the last one's.
+	mechanism := configs.ChangeShadow
+	switch {
+	case moves > 0:
+		mechanism = configs.ChangePartition
+	case in.pair.Restart:
+		mechanism = configs.ChangeRestart
+	}
+	in.f.idle.add(time.Duration(r.IdleNanos))
+	in.m.metrics.swapIdle.WithLabelValues(in.f.name, string(mechanism)).Observe(seconds(r.IdleNanos))
 }
 
 // watch looks for requests that are overdue. The process that should have
@@ -396,6 +469,7 @@ func (in *instance) report(generation uint32, r control.Report) {
 // sense, is answered for it.
 func (in *instance) watch(now int64) {
 	in.bury(time.Now())
+	in.hurry(time.Now())
 	oldest := in.f.oldest(in)
 	if oldest == 0 {
 		return

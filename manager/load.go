@@ -15,11 +15,33 @@ type tally struct {
 	answered int
 	ran      int // of them, those that were in a batch
 	// Sums: first piece -> whole, and batch time, each batch's counted once over
-	// the requests that rode in it.
+	// the requests that rode in it, and the time of two batches in flight counted
+	// once over both.
 	aggregation, busy time.Duration
+	running           span
 	// latencies are the last ones, whole -> batch end; answered counts them.
 	latencies [keptLatencies]time.Duration
 }
+
+// span is when the last batch ran, and when the ones before it had ended; all in
+// nanoseconds of shm.Now.
+type span struct {
+	dispatched, inferred, before int64
+}
+
+// alone is the part of a batch's time in which none before it still ran. Batches
+// come in the order of their ends, each as often as it has requests. On a CPU none
+// begins before the last one has ended.
+func (s *span) alone(dispatched, inferred int64) time.Duration {
+	if dispatched != s.dispatched || inferred != s.inferred {
+		s.before = max(s.before, s.inferred)
+		s.dispatched, s.inferred = dispatched, inferred
+	}
+	return time.Duration(max(0, inferred-max(dispatched, s.before)))
+}
+
+// next is an empty tally for what comes after t.
+func (t *tally) next() tally { return tally{running: t.running} }
 
 // keptLatencies bound what the tail is taken of.
 const keptLatencies = 512
@@ -57,7 +79,7 @@ func (t *tally) answer(r shm.Request, result shm.Result, now int64, late time.Du
 	case wire.StatusOK:
 		latency = time.Duration(result.Inferred - r.Whole)
 		t.ran++
-		t.busy += time.Duration(result.Inferred-result.Dispatched) / time.Duration(max(1, result.Batch))
+		t.busy += t.running.alone(result.Dispatched, result.Inferred) / time.Duration(max(1, result.Batch))
 	case wire.StatusLate:
 		latency = max(latency, late)
 	}

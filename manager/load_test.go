@@ -57,6 +57,30 @@ func TestATallyCountsABatchOnceOverItsRequests(t *testing.T) {
 	}
 }
 
+// Two batches in flight on a GPU are busy once, for as long as either runs.
+func TestATallyCountsTheTimeOfTwoBatchesInFlightOnce(t *testing.T) {
+	var all tally
+	batch := func(requests int, dispatched, inferred int64) {
+		for range requests {
+			all.answer(shm.Request{}, shm.Result{
+				Status: uint8(wire.StatusOK), Batch: uint16(requests), Dispatched: dispatched * ms, Inferred: inferred * ms,
+			}, inferred*ms, time.Hour)
+		}
+	}
+	batch(4, 0, 10)
+	batch(2, 5, 18)
+	all = all.next() // what is counted is taken; the third began before that
+	batch(8, 12, 24)
+	if want := 6 * time.Millisecond; all.busy != want {
+		t.Errorf("busy %v, want %v: what nobody else ran in", all.busy, want)
+	}
+	batch(1, 13, 20) // ended before, and came late: all of it was counted
+	batch(1, 30, 31)
+	if want := 7 * time.Millisecond; all.busy != want {
+		t.Errorf("busy %v, want %v", all.busy, want)
+	}
+}
+
 // A function that turns requests away does not look as if it just made it.
 func TestALateRequestCountsAsMoreThanItsObjective(t *testing.T) {
 	const late = 50 * time.Millisecond
@@ -114,6 +138,18 @@ func TestMeasurementsAreTakenToTheShare(t *testing.T) {
 				t.Errorf("throughput %v a second, want %v", gotThroughput, c.throughput)
 			}
 		})
+	}
+}
+
+// A smaller share of a GPU makes every batch slower: what is measured is the share's.
+func TestMeasurementsOnAGPUAreTakenAsTheyAre(t *testing.T) {
+	m := &Manager{observed: control.Observed{CPUs: 1}}
+	m.device.gpu = &control.ObservedDevice{}
+	in := &instance{m: m, cpuPerRequest: 10 * time.Millisecond}
+	measured := tally{answered: 1, ran: 8, busy: 8 * time.Millisecond}
+	measured.latencies[0] = 3 * time.Millisecond
+	if tail, throughput := in.atShare(&measured, 10); tail != 3*time.Millisecond || throughput != 1000 {
+		t.Errorf("tail %v, throughput %v a second; want 3ms and 1000", tail, throughput)
 	}
 }
 

@@ -51,13 +51,15 @@ type Manager struct {
 	log  zerolog.Logger
 	id   string
 
-	link     *control.ManagerLink
+	link     link
 	attach   *control.AttachListener
 	calls    chan func()
 	done     chan struct{} // closed when the control loop has ended
 	threads  sync.WaitGroup
 	metrics  *metrics
 	shares   *share.Controller
+	device   device
+	faults   faults
 	started  time.Time
 	draining bool
 	tuned    time.Time // when shares were last looked at
@@ -69,6 +71,14 @@ type Manager struct {
 	desired     control.Desired
 	observed    control.Observed
 	peerAlive   bool
+}
+
+// link is a control.ManagerLink, or a test's.
+type link interface {
+	Publish(control.Desired) error
+	Observed() <-chan control.Observed
+	PeerAlive() bool
+	Close() error
 }
 
 // place is where one process follows another. Generations go on counting when a
@@ -103,10 +113,16 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		generations: map[place]uint32{},
 		started:     time.Now(),
 	}
+	m.device.known = m.cfg.Device == configs.DeviceCPU
 	m.metrics = newMetrics(m)
 	defer m.threads.Wait()
 	defer close(m.done)
 
+	if m.cfg.Device != configs.DeviceAuto { // read.go has said so of a file, better
+		if err := m.cfg.On(m.cfg.Device); err != nil {
+			return fmt.Errorf("configuration: %w", err)
+		}
+	}
 	var err error
 	if m.shares, err = share.NewController(shareConfig(o.Config.Shares)); err != nil {
 		return fmt.Errorf("shares: %w", err)
@@ -120,7 +136,10 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		return err
 	}
 	defer m.attach.Close()
-	m.desired = control.Desired{Version: control.Version, ManagerID: m.id, AttachSocket: socket}
+	m.desired = control.Desired{
+		Version: control.Version, ManagerID: m.id, AttachSocket: socket,
+		Device: m.cfg.Device, SMGrain: m.cfg.Shares.SMGrain,
+	}
 
 	web, err := m.serveHTTP()
 	if err != nil {
@@ -212,10 +231,14 @@ func (m *Manager) step() {
 		m.functions = slices.DeleteFunc(m.functions, (*function).reap)
 	}
 	m.addWaiting()
+	m.heal()
+	m.handOut()
 	processes := []control.DesiredProcess{}
-	for _, f := range m.functions {
-		for _, in := range f.instances {
-			processes = in.desire(processes)
+	if m.device.known { // what a process gets depends on it
+		for _, f := range m.functions {
+			for _, in := range f.instances {
+				processes = in.desire(processes)
+			}
 		}
 	}
 	if m.desired.Seq == 0 || !reflect.DeepEqual(processes, m.desired.Processes) {
@@ -227,6 +250,7 @@ func (m *Manager) step() {
 			return // tried again at the next step
 		}
 		m.desired = desired
+		m.publishGroups()
 	}
 }
 
@@ -239,6 +263,11 @@ func (m *Manager) observe(o control.Observed) {
 		m.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator is up")
 	}
 	m.observed = o
+	m.learnDevice(&o)
+	m.observeGroups(&o)
+	if lost := m.lostDevices(&o); len(lost) > 0 {
+		m.deviceFailed(&o, lost)
+	}
 	for _, p := range o.Processes {
 		if in := m.instance(p.IF, p.Instance); in != nil {
 			in.observe(p)

@@ -57,8 +57,8 @@ func newMetrics(m *Manager) *metrics {
 		}, []string{"function"}),
 		swapIdle: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "penstock_swap_idle_seconds", Buckets: prometheus.ExponentialBuckets(5e-6, 1.6, 24),
-			Help: "Time the ring stood still with work waiting in a hand-over.",
-		}, []string{"function"}),
+			Help: "Time the ring stood still with work waiting in a hand-over, by how the share changed.",
+		}, []string{"function", "mechanism"}),
 	}
 	x.registry.MustRegister(x.request, x.stage, x.batch, x.swapIdle, &snapshot{m: m},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -100,7 +100,17 @@ var (
 	descShare = prometheus.NewDesc("penstock_share_ratio",
 		"Share of the device, 1 is all of it.", []string{"function", "instance"}, nil)
 	descSwaps = prometheus.NewDesc("penstock_swaps_total",
-		"Hand-overs from an active process to its shadow.", []string{"function"}, nil)
+		"Hand-overs from an active process to its shadow, and moves of one to other multiprocessors.", []string{"function"}, nil)
+	descSMs = prometheus.NewDesc("penstock_share_multiprocessors",
+		"Multiprocessors of a GPU that the serving process counts.", []string{"function", "instance"}, nil)
+	descFaults = prometheus.NewDesc("penstock_device_faults_total",
+		"How often the GPU failed under all functions at once.", nil, nil)
+	descOutage = prometheus.NewDesc("penstock_device_fault_seconds",
+		"Time without answers after the last of these faults.", nil, nil)
+	descMemory = prometheus.NewDesc("penstock_device_memory_bytes",
+		"Memory of the GPU.", nil, nil)
+	descUsed = prometheus.NewDesc("penstock_device_memory_used_bytes",
+		"Memory of the GPU in use by anybody.", nil, nil)
 	descHangs = prometheus.NewDesc("penstock_hangs_total",
 		"Processes killed because a batch did not end.", []string{"function"}, nil)
 	descResults = prometheus.NewDesc("penstock_results_total",
@@ -146,10 +156,19 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	s.m.do(func() error {
+		if gpu := s.m.device.gpu; gpu != nil {
+			counter(descFaults, s.m.faults.count)
+			gauge(descOutage, s.m.faults.last.Seconds())
+			gauge(descMemory, float64(gpu.MemoryBytes))
+			gauge(descUsed, float64(gpu.UsedBytes))
+		}
 		for _, f := range s.m.functions {
 			rejected := uint64(0)
 			for i, in := range f.instances {
 				gauge(descShare, in.sharePercent()/100, f.name, strconv.Itoa(i))
+				if q := in.pair.Active(); q != nil && s.m.onGPU() {
+					gauge(descSMs, float64(in.seen[q.Generation].sms), f.name, strconv.Itoa(i))
+				}
 				rejected += in.channel.Rejected()
 			}
 			src := f.source.Stats()

@@ -57,6 +57,7 @@ type replyTurn struct {
 	events  aggregate.Events
 	out     outbox
 	stages  []stageTimes
+	good    bool // one was answered well
 }
 
 // stageTimes are one answered request's, for the histograms.
@@ -68,6 +69,7 @@ type stageTimes struct {
 func (t *replyTurn) begin() {
 	t.events.Reset()
 	t.stages = t.stages[:0]
+	t.good = false
 	t.in.f.mu.Lock()
 }
 
@@ -106,6 +108,7 @@ func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 	f.aggregate.End(now, slot, &result, payload, &t.events)
 	f.flights[slot] = flight{}
 	t.in.inFlight--
+	t.good = t.good || result.Status == wire.StatusOK
 	f.ended++
 	f.results[result.Status].Add(1)
 	t.out.result(origin.From, origin.RequestID, &result, payload, false)
@@ -118,6 +121,10 @@ func (t *replyTurn) finish() {
 	f.mu.Unlock()
 	f.send(&t.out)
 	sent := shm.Now()
+	if t.good {
+		t.in.lastGood.Store(sent)
+		t.in.firstGood.CompareAndSwap(0, sent)
+	}
 	f.source.Release(t.events.Release)
 	released := shm.Now()
 	for i := range t.stages {

@@ -132,7 +132,10 @@ func (m *Manager) apply(plan share.Plan, cause string) {
 		event := in.log.Info().Float64("from_percent", round(c.From)).Float64("to_percent", round(c.To)).Str("why", cmp.Or(cause, c.Why))
 		if o := in.load.observed; cause == "" {
 			event = event.Dur("tail_ms", o.Latency).Dur("left_ms", o.SLO).
-				Float64("can_rps", round(o.Throughput)).Float64("must_rps", round(o.ArrivalRate)).Dur("cpu_ms", in.cpuPerRequest)
+				Float64("can_rps", round(o.Throughput)).Float64("must_rps", round(o.ArrivalRate))
+			if !m.onGPU() {
+				event = event.Dur("cpu_ms", in.cpuPerRequest)
+			}
 		}
 		event.Msg("share changes")
 		in.setShare(c.To)
@@ -146,12 +149,12 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	load := &in.load
 	elapsed := now.Sub(load.since)
 	percent := in.sharePercent()
-	changed := percent != load.percent || in.pair.Changing() || in.pair.Active() == nil
+	changed := percent != load.percent || in.pair.Changing() || in.moving() || in.pair.Active() == nil
 	f.mu.Lock()
 	t := in.tally
 	full := t.answered >= enoughAnswers || elapsed >= enoughTime && (t.answered >= leastAnswers || t.arrived == 0)
 	if changed || full {
-		in.tally = tally{}
+		in.tally = t.next()
 	}
 	f.mu.Unlock()
 	switch {
@@ -199,7 +202,8 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	return load.observed, load.known
 }
 
-// atShare turns what was measured on a CPU into what the share stands for. A quota
+// atShare turns what was measured into what the share stands for. On a GPU it is
+// that: a smaller share makes every batch slower. On a CPU it is not: a quota
 // lets a process run at full speed until it is used up, so a batch within it says
 // nothing of the share: its time is stretched to what its CPU time takes at the
 // share, and so is the throughput of a busy second. Where the quota did bind, the
@@ -207,7 +211,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 func (in *instance) atShare(t *tally, percent float64) (tail time.Duration, throughput float64) {
 	tail = t.tail()
 	throughput = float64(t.ran) / t.busy.Seconds()
-	if in.cpuPerRequest <= 0 || percent <= 0 {
+	if in.m.onGPU() || in.cpuPerRequest <= 0 || percent <= 0 {
 		return tail, throughput
 	}
 	part := percent / 100 * float64(max(1, in.m.observed.CPUs))

@@ -43,6 +43,8 @@ type Process struct {
 	State    control.State
 	Attached bool // it has its shared memory
 	Reason   string
+
+	reclaimed bool
 }
 
 // Kind names a command.
@@ -172,20 +174,31 @@ func (p *Pair) Gone(generation uint32, reason string) {
 		return
 	}
 	p.drop(q)
-	p.emit(Reclaim, q, reason)
+	p.reclaim(q, reason)
 	// A model that has not served yet and dies on the way there is given up
 	// where there is one that has.
 	onTheWay := q == p.next || q == p.shadow
 	if onTheWay && q.Card == p.card {
 		p.giveUp(q, reason)
 	}
-	switch q {
-	case p.active:
-		p.active = nil
-	case p.next:
-		p.next = nil
-	case p.shadow:
-		p.shadow = nil
+	p.unseat(q)
+}
+
+// Died is Gone for the active process, which stays desired, draining, until its end
+// is observed: how it ended is still to be heard.
+func (p *Pair) Died(generation uint32, reason string) {
+	if q := p.Process(generation); q != nil && q == p.active {
+		q.Role = control.Drain
+		p.unseat(q)
+		p.reclaim(q, reason)
+	}
+}
+
+// reclaim says once that what a process held is free.
+func (p *Pair) reclaim(q *Process, reason string) {
+	if !q.reclaimed {
+		q.reclaimed = true
+		p.emit(Reclaim, q, reason)
 	}
 }
 
@@ -207,7 +220,8 @@ func (p *Pair) Lost(culprit uint32, reason string) {
 	}
 }
 
-// Hold keeps everybody from serving, or lets them serve again. Who does is killed.
+// Hold keeps everybody from serving, or lets them serve again. Who does is killed; a
+// shadow stands by.
 func (p *Pair) Hold(held bool) {
 	p.held = held
 	if !held {
@@ -226,6 +240,10 @@ func (p *Pair) Held() bool { return p.held }
 // end kills a process and takes it off its place.
 func (p *Pair) end(q *Process) {
 	q.Role = control.Kill
+	p.unseat(q)
+}
+
+func (p *Pair) unseat(q *Process) {
 	switch q {
 	case p.active:
 		p.active = nil
@@ -265,6 +283,9 @@ func (p *Pair) Step() []Command {
 		return p.flush()
 	}
 	if p.held {
+		if p.shadow == nil && !p.Restart {
+			p.shadow = p.spawn()
+		}
 		return p.flush()
 	}
 	if p.next != nil && p.next.Attached && p.next.State == control.Ready {

@@ -102,6 +102,21 @@ func TestShadowTakesOverWhenTheActiveDies(t *testing.T) {
 	}
 }
 
+func TestADeadProcessIsHeardOfUntilItsEndIsObserved(t *testing.T) {
+	p := serving(t, &models.Card{Name: "a"})
+	p.Died(1, "process ended")
+	if got := p.Step(); len(got) != 1 || got[0].Kind != Reclaim || got[0].Generation != 1 {
+		t.Fatalf("commands %v, want generation 1 reclaimed", got)
+	}
+	if q := p.Process(1); q == nil || q.Role != control.Drain || p.Process(2).Role != control.Serve {
+		t.Fatalf("dead process %+v, want it listed, and its shadow woken", q)
+	}
+	p.Observe(1, control.Failed, "signal: killed")
+	if got := p.Step(); len(got) != 0 || p.Process(1) != nil {
+		t.Fatalf("commands %v, process %+v; want nothing more of it", got, p.Process(1))
+	}
+}
+
 func TestReplacementThatDiesLeavesTheOldModelServing(t *testing.T) {
 	old, bad := &models.Card{Name: "a", Version: 1}, &models.Card{Name: "a", Version: 2}
 	for _, at := range []control.State{control.Starting, control.Loaded, control.Linking} {
@@ -279,7 +294,7 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 		check()
 		for range rapid.IntRange(0, 60).Draw(t, "events") {
 			generation := rapid.Uint32Range(0, p.last+1).Draw(t, "generation")
-			switch rapid.IntRange(0, 6).Draw(t, "event") {
+			switch rapid.IntRange(0, 7).Draw(t, "event") {
 			case 0:
 				p.Attach(generation)
 			case 1:
@@ -293,6 +308,8 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 			case 5:
 				p.Lost(generation, "device is lost")
 			case 6:
+				p.Died(generation, "died")
+			case 7:
 				p.Hold(rapid.Bool().Draw(t, "held"))
 			}
 			check()

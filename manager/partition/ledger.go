@@ -104,6 +104,15 @@ func (l *Ledger) Settled(p Process, groups []int) bool {
 	return e != nil && slices.Equal(e.seen, groups) && len(e.orders) == 1 && slices.Equal(e.orders[0].groups, groups)
 }
 
+// On is where a process was last said to run, or to be on its way; it is the
+// ledger's.
+func (l *Ledger) On(p Process) []int {
+	if e := l.entries[p]; e != nil {
+		return e.seen
+	}
+	return nil
+}
+
 func (l *Ledger) groups(of func(share.ID) bool) []int {
 	var out []int
 	for p, e := range l.entries {

@@ -1,0 +1,250 @@
+package manager
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/fault"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// fault lets the process that serves a function fault the device: it says so and
+// ends; under MPS the others are ended by the driver when they next use it.
+func (b *nodeBed) fault(name string) {
+	b.t.Helper()
+	generation, p := b.serves(name)
+	p.lost = true
+	p.die(control.Failed, "cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
+	// Its connection is the first to break.
+	b.instance(name, 0).lost(generation)
+}
+
+// serve is the consumer of the process that serves a function; the test is its thread.
+func (b *nodeBed) consumer(name string) (*bed, *shm.Consumer) {
+	b.t.Helper()
+	generation, _ := b.serves(name)
+	f := &bed{b.function(name), b.t}
+	c := f.consumer(0, generation)
+	if owned, err := c.Acquire(shm.Now() + int64(patience)); !owned || err != nil {
+		b.t.Fatalf("acquire: %v, %v", owned, err)
+	}
+	return f, c
+}
+
+func TestAFaultKillsWhoTouchedTheDeviceAndWakesEveryShadow(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30), named("c", 30))
+	b.turns()
+	was, next := map[string]uint32{}, map[string]uint32{}
+	for _, name := range []string{"a", "b", "c"} {
+		was[name], _ = b.serves(name)
+		next[name], _ = b.shadow(name)
+	}
+	f, first := b.consumer("b")
+	s := f.dial()
+	s.send(1)
+	f.answer(first, f.take(first, 1), nil)
+	s.next()
+	for tag := range uint64(4) {
+		s.send(10 + tag)
+	}
+	slots := f.take(first, 4)
+	first.Start(slots[:2])
+
+	b.fault("a")
+	b.report()
+	b.step()
+	b.follow()
+	for _, name := range []string{"a", "b", "c"} {
+		if p := b.fakes[victim{place{name, 0}, was[name]}]; p != nil && !p.state.Ended() {
+			t.Errorf("%s generation %d lives on in a lost device", name, was[name])
+		}
+		if p := b.fakes[victim{place{name, 0}, next[name]}]; p == nil || p.role != control.Serve {
+			t.Errorf("shadow of %s is %+v, want it woken", name, p)
+		}
+	}
+	b.turn()
+	b.turn()
+	for tag, status := range s.statuses(2) {
+		if status != wire.StatusFailed {
+			t.Errorf("request %d, which was started, is %v; want failed", tag, status)
+		}
+	}
+	b.turns()
+	for name, want := range next {
+		if got, p := b.serves(name); got != want || len(p.on) == 0 {
+			t.Errorf("%s: generation %d serves on %v, want its shadow, %d", name, got, p.on, want)
+		}
+	}
+	if got := b.faults.status(); got.Count != 1 || b.faults.outage == nil {
+		t.Fatalf("faults %+v, outage %v; want one, and b is waited for", got, b.faults.outage)
+	}
+	_, second := b.consumer("b")
+	rest := second.Recover(nil)
+	if len(rest) != 2 {
+		t.Fatalf("the next process finds %d requests, want the 2 that were not started", len(rest))
+	}
+	f.answer(second, rest, nil)
+	for tag, status := range s.statuses(2) {
+		if status != wire.StatusOK {
+			t.Errorf("request %d is %v, want ok", tag, status)
+		}
+	}
+	f.eventually("the first good answer is noted", func() bool { return b.instance("b", 0).firstGood.Load() != 0 })
+	b.turns()
+	if got := b.faults.status(); got.Count != 1 || got.LastMillis <= 0 || b.faults.outage != nil {
+		t.Errorf("faults %+v, want one, with the time without answers", got)
+	}
+	f.settled()
+}
+
+// The stopwatch runs from the last good answer, or from the first request that
+// waited after it, to the first of those who answer last.
+func TestTheTimeWithoutAnswersIsFromTheLastGoodOneToTheFirst(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30))
+	b.turns()
+	now := shm.Now()
+	in := func(name string) *instance { return b.instance(name, 0) }
+	in("a").lastGood.Store(now - 5*ms)
+	in("b").lastGood.Store(now - 20*ms)
+	b.fault("a")
+	b.report()
+	if got := b.faults.outage.from; got != now {
+		// Nobody waits for anything: what is not asked for is not missed.
+		if got < now {
+			t.Errorf("it began %v before the fault, and nobody waits", time.Duration(now-got))
+		}
+	}
+	b.faults.outage.from = now - 5*ms
+	b.turns()
+	if b.faults.outage != nil {
+		t.Fatal("nobody asks, everybody could answer, and it is not over")
+	}
+	if got := b.faults.last; got < 5*time.Millisecond || got > time.Minute {
+		t.Errorf("without answers for %v", got)
+	}
+}
+
+func TestAllThatOneFaultKilledSayIsOneFault(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30), named("c", 30))
+	b.turns()
+	generation, p := b.serves("b")
+	b.fault("a")
+	b.report()
+	// b's own word comes before it is killed.
+	p.lost = true
+	p.die(control.Failed, "cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
+	b.instance("b", 0).lost(generation)
+	b.report()
+	b.turns()
+	if got := b.faults.count; got != 1 {
+		t.Errorf("%d faults, want one", got)
+	}
+	b.fault("c")
+	b.turns()
+	if got := b.faults.count; got != 2 {
+		t.Errorf("%d faults, want another", got)
+	}
+}
+
+func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
+	b.turns()
+	b.fault("bad")
+	b.turns()
+	b.serves("bad")
+	f := &bed{b.function("bad"), t}
+	s := f.dial()
+	s.send(1)
+	f.eventually("it is published", func() bool { return f.inFlight() == 1 })
+	b.fault("bad")
+	b.turns()
+
+	if got := b.instance("bad", 0).pair.Active(); got != nil {
+		t.Errorf("%+v serves, want the function held back", got)
+	}
+	if _, shadow := b.shadow("bad"); shadow.state != control.Loaded || shadow.role != control.Shadow {
+		t.Errorf("shadow %+v, want it standing by", shadow)
+	}
+	b.watch()
+	if e := s.next(); e.Status != wire.StatusFailed {
+		t.Errorf("what was whole is %v, want failed", e.Status)
+	}
+	s.send(2)
+	if e := s.next(); e.Status != wire.StatusBusy {
+		t.Errorf("what is new is %v, want busy", e.Status)
+	}
+	if got := b.function("bad").failure(); !strings.Contains(got, "held back") {
+		t.Errorf("the reason is %q", got)
+	}
+	if got := b.status("bad").Instances[0].Processes[0].Reason; !strings.Contains(got, "held back") {
+		t.Errorf("the status says %q", got)
+	}
+	b.serves("good")
+	if b.faults.outage != nil {
+		t.Error("the node is not without answers: who is held back is not waited for")
+	}
+
+	// Its time is up.
+	b.started = b.started.Add(-fault.Hold)
+	b.turns()
+	b.serves("bad")
+	_, c := b.consumer("bad")
+	for answered := false; !answered; {
+		s.send(3)
+		f.eventually("it is answered or published", func() bool { return len(s.ends) > 0 || f.inFlight() > 0 })
+		if f.inFlight() > 0 {
+			f.answer(c, append(c.Recover(nil), f.take(c, 1)...), nil)
+		}
+		answered = s.next().Status == wire.StatusOK
+	}
+	f.settled()
+}
+
+func TestANewModelEndsAHold(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30))
+	b.turns()
+	b.fault("bad")
+	b.turns()
+	b.fault("bad")
+	b.turns()
+	if b.function("bad").held == "" {
+		t.Fatal("it is not held back")
+	}
+	if _, err := b.replace("bad", "better"); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	b.serves("bad")
+	if q := b.instance("bad", 0).pair.Active(); q.Card.Name != "better" {
+		t.Errorf("%s serves, want the new model", q.Card.Name)
+	}
+}
+
+// Each process has the GPU for itself in turn, and its fault too.
+func TestWithoutMPSAFaultIsOneProcesssDeath(t *testing.T) {
+	alone := h200()
+	alone.GroupSMs = nil
+	b := newNode(t, "cuda", alone, mechanismTimeSlicing, named("a", 30), named("b", 30))
+	b.turns()
+	other, _ := b.serves("b")
+	next, _ := b.shadow("a")
+	b.fault("a")
+	b.turns()
+	if got, _ := b.serves("b"); got != other {
+		t.Error("b was swapped for a's fault")
+	}
+	if got, _ := b.serves("a"); got != next {
+		t.Errorf("generation %d serves a, want its shadow, %d", got, next)
+	}
+	if b.faults.count != 0 {
+		t.Errorf("%d faults of the device, want none", b.faults.count)
+	}
+}

@@ -1,0 +1,312 @@
+package manager
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/partition"
+	"github.com/penstock/penstock/manager/share"
+)
+
+// The manager's part in sharing a GPU. It never touches one: the orchestrator says
+// what there is, package partition hands out its multiprocessors, and the groups
+// ride in the desired processes. docs/adr/0004-partitions.md says why.
+
+// Observed.Mechanism on a GPU.
+const (
+	mechanismMPS         = "mps"
+	mechanismTimeSlicing = "time-slicing"
+)
+
+// device is what models run on, as far as the manager has heard.
+type device struct {
+	known bool
+	gpu   *control.ObservedDevice // nil on a CPU
+	mps   bool
+	// whole: there are not groups enough for the instances that the configuration
+	// begins with, so that nobody gets any.
+	whole bool
+
+	ledger   partition.Ledger
+	redivide bool // a share, or who may be where, has changed
+}
+
+// onGPU reports whether models run on a GPU; false while that is not known.
+func (m *Manager) onGPU() bool { return m.device.gpu != nil }
+
+// learnDevice takes in what the orchestrator says of the device.
+func (m *Manager) learnDevice(o *control.Observed) {
+	d := &m.device
+	mps := o.Mechanism == mechanismMPS
+	switch {
+	case m.cfg.Device == configs.DeviceCPU:
+		return
+	case o.Device == nil && (m.cfg.Device != configs.DeviceAuto || o.Mechanism == "" || mps || o.Mechanism == mechanismTimeSlicing):
+		return // it is still looking
+	}
+	before := d.gpu
+	d.gpu = o.Device
+	if d.known && mps == d.mps && sameDevice(before, o.Device) {
+		return
+	}
+	if (before == nil) != (o.Device == nil) && d.known {
+		m.log.Warn().Msg("the device has changed")
+		m.eachInstance((*instance).forgetTensors)
+	}
+	d.known, d.mps = true, mps
+	if o.Device == nil {
+		m.log.Info().Msg("no GPU here: models run on the CPU")
+	} else {
+		m.log.Info().Str("device", o.Device.Name).Str("uuid", o.Device.UUID).Int("multiprocessors", o.Device.SMs).
+			Ints("group_sms", o.Device.GroupSMs).Str("mechanism", o.Mechanism).Msg("models run on a GPU")
+		if o.Device.Why != "" {
+			m.log.Warn().Str("why", o.Device.Why).Msg(map[bool]string{
+				true:  "shares change by shadows: the multiprocessors cannot be handed out",
+				false: "inference functions take turns on the GPU, and their shares are wishes: MPS does not run",
+			}[mps])
+		}
+	}
+	d.whole = false
+	if n := m.partitioned(); n > len(d.groups()) && len(d.groups()) > 0 {
+		d.whole = true
+		m.log.Error().Int("instances", n).Int("groups", len(d.groups())).
+			Msg("more instances than groups of multiprocessors: shares change by shadows; a smaller `shares.sm_grain` makes more groups")
+	}
+	for _, f := range m.functions {
+		f.setChange()
+	}
+	d.redivide = true
+}
+
+// sameDevice reports whether two are shared out alike.
+func sameDevice(a, b *control.ObservedDevice) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.UUID == b.UUID && slices.Equal(a.GroupSMs, b.GroupSMs)
+}
+
+// groups are the sizes of the groups that can be handed out; none where that is not
+// so.
+func (d *device) groups() []int {
+	if d.gpu == nil || d.whole {
+		return nil
+	}
+	return d.gpu.GroupSMs
+}
+
+// changeOn is how a share changes on the device that there is, for one configured.
+// A way that the device does not have was refused with the configuration, or comes
+// of DeviceAuto.
+func (d *device) changeOn(c configs.Change) configs.Change {
+	switch {
+	case d.gpu == nil && (c == configs.ChangeAuto || c == configs.ChangePartition):
+		return configs.ChangeShadow
+	case d.gpu == nil:
+		return c
+	case c == configs.ChangeShadow, c == configs.ChangeRestart:
+		return c
+	case len(d.groups()) > 0:
+		return configs.ChangePartition
+	case d.mps:
+		return configs.ChangeShadow
+	}
+	// Shares are wishes: nobody is swapped for one.
+	return configs.ChangeInPlace
+}
+
+// setChange follows the device.
+func (f *function) setChange() {
+	was := f.change
+	f.change = f.m.device.changeOn(f.configured)
+	if f.configured == configs.ChangePartition && f.change != configs.ChangePartition && f.m.device.known {
+		f.log.Error().Str("change", string(f.change)).Msg("multiprocessors cannot be handed out here; shares change another way")
+	}
+	for _, in := range f.instances {
+		in.setChange()
+		if f.change != configs.ChangePartition && was == configs.ChangePartition {
+			in.order(nil)
+		}
+	}
+}
+
+// changeOf is how a function's share shall change.
+func (m *Manager) changeOf(c configs.Function) configs.Change {
+	return cmp.Or(c.Change, m.cfg.Shares.Change)
+}
+
+// partitioned is how many instances want groups.
+func (m *Manager) partitioned() (n int) {
+	for _, f := range m.functions {
+		if c := f.configured; c == configs.ChangeAuto || c == configs.ChangePartition || c == configs.ChangeInPlace {
+			n += len(f.instances)
+		}
+	}
+	return n
+}
+
+// roomFor refuses a function for whose instances there are no groups.
+func (m *Manager) roomFor(c configs.Function) error {
+	have, more := len(m.device.groups()), c.Instances
+	if have == 0 || m.device.changeOn(m.changeOf(c)) != configs.ChangePartition {
+		return nil
+	}
+	if n := m.partitioned() + more; n > have {
+		return fmt.Errorf("%w: %d instances would run, the GPU's multiprocessors come in %d groups; a smaller `shares.sm_grain` makes more (it needs a restart), `change: shadow` needs none",
+			partition.ErrTooMany, n, have)
+	}
+	return nil
+}
+
+// handOut orders each instance the groups that it can have now.
+func (m *Manager) handOut() {
+	d := &m.device
+	if !d.redivide || !d.known {
+		return
+	}
+	d.redivide = false
+	groups := d.groups()
+	if len(groups) == 0 {
+		return
+	}
+	var claims []partition.Claim
+	var instances []*instance
+	mine := map[share.ID]bool{}
+	m.eachInstance(func(in *instance) {
+		if in.f.change == configs.ChangePartition {
+			claims = append(claims, partition.Claim{ID: in.id(), Percent: in.pair.Share(), Ordered: in.groups, Busy: d.ledger.Busy(in.id())})
+			instances = append(instances, in)
+			mine[in.id()] = true
+		}
+	})
+	orders, err := partition.Divide(groups, claims, d.ledger.Others(mine))
+	if err != nil {
+		m.log.Error().Err(err).Msg("hand out multiprocessors")
+		return
+	}
+	for i, o := range orders {
+		instances[i].waits = o.Waits()
+		instances[i].order(o.Now)
+	}
+}
+
+// order orders an instance other groups.
+func (in *instance) order(groups []int) {
+	if slices.Equal(groups, in.groups) {
+		return
+	}
+	in.log.Info().Ints("from", in.groups).Ints("to", groups).Float64("share_percent", round(in.pair.Share())).Msg("multiprocessor groups")
+	in.groups, in.orderedAt = groups, time.Now()
+	in.m.device.redivide = true
+}
+
+// publishGroups notes in the ledger what was published.
+func (m *Manager) publishGroups() {
+	if !m.onGPU() {
+		return
+	}
+	wanted := map[partition.Process][]int{}
+	for _, p := range m.desired.Processes {
+		if len(p.SMGroups) > 0 {
+			wanted[partition.Process{ID: share.ID{IF: p.IF, Instance: p.Instance}, Generation: p.Generation}] = p.SMGroups
+		}
+	}
+	m.device.ledger.Publish(m.desired.Seq, wanted)
+	m.device.redivide = true
+}
+
+// observeGroups notes in the ledger what is seen.
+func (m *Manager) observeGroups(o *control.Observed) {
+	if !m.onGPU() {
+		return
+	}
+	seen := map[partition.Process]partition.Seen{}
+	for _, p := range o.Processes {
+		seen[partition.Process{ID: share.ID{IF: p.IF, Instance: p.Instance}, Generation: p.Generation}] =
+			partition.Seen{Groups: p.SMGroups, Ended: p.State.Ended()}
+	}
+	m.device.ledger.Observe(o.AckSeq, seen)
+	m.device.redivide = true
+}
+
+// moving reports whether an instance does not run on what its share says yet.
+func (in *instance) moving() bool {
+	q := in.pair.Active()
+	return in.f.change == configs.ChangePartition && q != nil &&
+		(in.waits || !in.m.device.ledger.Settled(in.process(q.Generation), in.groups))
+}
+
+// moveTimeout is how long a process may take to move: it captures its graphs anew,
+// a second or two. Neighbours wait for it meanwhile.
+const moveTimeout = 30 * time.Second
+
+// hurry kills a process that does not move; its shadow starts on the right groups.
+func (in *instance) hurry(now time.Time) {
+	q := in.pair.Active()
+	if q == nil || in.f.change != configs.ChangePartition || q.State != control.Active || q.Role == control.Kill || now.Sub(in.orderedAt) < moveTimeout {
+		return
+	}
+	if on := in.m.device.ledger.On(in.process(q.Generation)); len(on) > 0 && !slices.Equal(on, in.groups) {
+		in.log.Error().Uint32("generation", q.Generation).Ints("on", on).Ints("ordered", in.groups).
+			Dur("after", now.Sub(in.orderedAt)).Msg("process does not move to its groups; killed")
+		in.pair.Kill(q.Generation)
+	}
+}
+
+// id and process are an instance and its generations as packages share and
+// partition name them.
+func (in *instance) id() share.ID { return share.ID{IF: in.f.name, Instance: in.index} }
+
+func (in *instance) process(generation uint32) partition.Process {
+	return partition.Process{ID: in.id(), Generation: generation}
+}
+
+// groupsOf are the groups that a process is desired on: all processes of an
+// instance on the same, so that no other instance ever is. One that drains stays
+// where it is. wait is true for one that shall serve and has nothing to run on yet.
+func (in *instance) groupsOf(generation uint32, role control.Role) (groups []int, wait bool) {
+	switch {
+	case in.f.change != configs.ChangePartition || role == control.Shadow:
+		return nil, false
+	case role != control.Serve:
+		return in.last[generation], false
+	case len(in.groups) == 0:
+		return nil, true
+	}
+	in.last[generation] = in.groups
+	return in.groups, false
+}
+
+// forgetTensors drops buffers that were made for another device.
+func (in *instance) forgetTensors() {
+	for card, t := range in.tensors {
+		t.Close()
+		delete(in.tensors, card)
+	}
+}
+
+// outputSlots is how many batches' outputs a GPU writes at once: two may be in
+// flight (libml/device.Slots).
+const outputSlots = 2
+
+// tensorBytes is the memory that the processes of a card share: on a CPU the batch
+// tensor and its outputs, on a GPU, whose batch tensor is its own, the outputs that
+// it copies back.
+func (in *instance) tensorBytes(tensors, outputs int) int {
+	if in.m.onGPU() {
+		return outputSlots * outputs
+	}
+	return tensors
+}
+
+func (m *Manager) eachInstance(do func(*instance)) {
+	for _, f := range m.functions {
+		for _, in := range f.instances {
+			do(in)
+		}
+	}
+}

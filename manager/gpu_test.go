@@ -1,0 +1,383 @@
+package manager
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/partition"
+)
+
+func TestNothingIsDesiredBeforeTheDeviceIsKnown(t *testing.T) {
+	b := newNode(t, "cuda", nil, "", named("a", 50))
+	b.turn()
+	b.turn()
+	if len(b.told.Processes) != 0 || b.told.Device != "cuda" || b.told.Seq == 0 {
+		t.Fatalf("desired %+v, want the device asked for and no process", b.told)
+	}
+	b.gpu, b.mechanism = h200(), mechanismMPS
+	b.turns()
+	_, p := b.serves("a")
+	if b.sms(p.on) < 66 || b.sms(p.on) > 76 {
+		t.Errorf("it runs on %d multiprocessors, want half", b.sms(p.on))
+	}
+	_, shadow := b.shadow("a")
+	if shadow.state != control.Loaded || len(shadow.groups()) != 0 {
+		t.Errorf("shadow %+v, want it loaded and on no group", shadow)
+	}
+}
+
+func TestAutoIsTheCPUWhereThereIsNoGPU(t *testing.T) {
+	b := newNode(t, "auto", nil, "", named("a", 50))
+	b.turn()
+	if len(b.told.Processes) != 0 {
+		t.Fatalf("desired %+v before anything is known", b.told.Processes)
+	}
+	b.mechanism = "cgroup-v2"
+	b.turns()
+	b.serves("a")
+	if f := b.function("a"); b.onGPU() || f.change != configs.ChangeShadow {
+		t.Errorf("on a GPU: %v, change %s; want the CPU and shadows", b.onGPU(), f.change)
+	}
+	for _, p := range b.told.Processes {
+		if p.SMGroups != nil {
+			t.Errorf("%+v has groups on a CPU", p)
+		}
+	}
+	in := b.instance("a", 0)
+	if err := in.makeTensors(in.f.card); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := in.tensors[in.f.card].Size(), in.f.card.TensorBytes(); got < want {
+		t.Errorf("tensors of %d bytes, want %d", got, want)
+	}
+}
+
+func TestOnACPUNothingIsNew(t *testing.T) {
+	b := newNode(t, "cpu", nil, "governor", named("a", 50))
+	b.turns()
+	first, _ := b.serves("a")
+	b.instance("a", 0).setShare(20)
+	b.turns()
+	if next, _ := b.serves("a"); next == first {
+		t.Error("a new share did not come by a shadow")
+	}
+}
+
+func TestAShareChangesByAMoveAndNobodySwaps(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
+	b.turns()
+	a, before := b.serves("a")
+	other, _ := b.serves("b")
+	was := slices.Clone(before.on)
+	b.instance("a", 0).setShare(25)
+	b.instance("b", 0).setShare(75)
+	b.stuck = true
+	b.turns()
+	if got := b.instance("b", 0); !got.moving() || !slices.Equal(b.fakes[victim{place{"b", 0}, other}].on, got.groups) {
+		t.Errorf("b is ordered %v while a has not left; moving %v", got.groups, got.moving())
+	}
+	b.stuck = false
+	b.turns()
+	nowA, pa := b.serves("a")
+	nowB, pb := b.serves("b")
+	if nowA != a || nowB != other {
+		t.Errorf("generations %d and %d serve, want %d and %d still", nowA, nowB, a, other)
+	}
+	if got := b.sms(pa.on); math.Abs(float64(got)-33) > 12 {
+		t.Errorf("a runs on %d multiprocessors, want a quarter", got)
+	}
+	if got := b.sms(pb.on); math.Abs(float64(got)-99) > 12 {
+		t.Errorf("b runs on %d multiprocessors, want three quarters", got)
+	}
+	for _, g := range pa.on {
+		if !slices.Contains(was, g) {
+			t.Errorf("a shrank from %v to %v: it should give up, not move", was, pa.on)
+		}
+	}
+	s := b.status("a")
+	if !slices.Equal(s.Instances[0].SMGroups, pa.on) || !slices.Equal(s.Instances[0].Processes[0].SMGroups, pa.on) ||
+		s.Instances[0].Processes[0].SMs != b.sms(pa.on) {
+		t.Errorf("status %+v, want groups %v", s.Instances[0], pa.on)
+	}
+}
+
+func TestAShadowTakesOverOnTheGroupsOfTheDead(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 40), named("b", 60))
+	b.turns()
+	dead, p := b.serves("a")
+	groups := slices.Clone(p.on)
+	next, _ := b.shadow("a")
+	// Its connection breaks first; the orchestrator has not seen its end, and its
+	// groups are not anybody else's until then.
+	b.instance("a", 0).lost(dead)
+	b.turns()
+	serves, p := b.serves("a")
+	if serves != next || !slices.Equal(p.on, groups) {
+		t.Errorf("generation %d serves on %v, want %d on %v", serves, p.on, next, groups)
+	}
+	if s, shadow := b.shadow("a"); s == next || shadow.state != control.Loaded {
+		t.Errorf("shadow %d %+v, want another", s, shadow)
+	}
+}
+
+func TestGroupsOfARemovedFunctionAreGivenOutWhenItsProcessesAreGone(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
+	b.turns()
+	if err := b.remove("a"); err != nil {
+		t.Fatal(err)
+	}
+	b.instance("b", 0).setShare(100)
+	b.turns() // turn checks that nobody is on another's groups
+	if b.function("a") != nil {
+		t.Fatal("a is still there")
+	}
+	if _, p := b.serves("b"); b.sms(p.on) != 132 {
+		t.Errorf("b runs on %d multiprocessors, want all", b.sms(p.on))
+	}
+}
+
+func TestANewcomerWaitsUntilSomebodyHasLeft(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 100))
+	b.turns()
+	b.stuck = true
+	if err := b.add(named("new", 50)); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	in := b.instance("new", 0)
+	if in.pair.Active() != nil || len(in.groups) != 0 {
+		t.Fatalf("it is ordered %v, and a has not left anything", in.groups)
+	}
+	for _, d := range b.told.Processes {
+		if d.IF == "new" && (d.Role != control.Shadow || d.SMGroups != nil) {
+			t.Errorf("desired %+v, want it loaded and not woken", d)
+		}
+	}
+	b.stuck = false
+	b.turns()
+	if _, p := b.serves("new"); len(p.on) == 0 {
+		t.Error("it serves on nothing")
+	}
+}
+
+func TestMoreInstancesThanGroupsShareByPercentages(t *testing.T) {
+	two := h200()
+	two.GroupSMs, two.SMs = []int{8, 8}, 16
+	b := newNode(t, "cuda", two, mechanismMPS, named("a", 30), named("b", 30), named("c", 30))
+	b.turns()
+	for _, d := range b.told.Processes {
+		if d.SMGroups != nil {
+			t.Errorf("desired %+v, want no groups", d)
+		}
+	}
+	first, _ := b.serves("a")
+	b.instance("a", 0).setShare(20)
+	b.turns()
+	if next, _ := b.serves("a"); next == first {
+		t.Error("the new percentage did not come by a shadow")
+	}
+}
+
+func TestAFunctionForWhichThereIsNoGroupIsRefused(t *testing.T) {
+	two := h200()
+	two.GroupSMs, two.SMs = []int{8, 8}, 16
+	b := newNode(t, "cuda", two, mechanismMPS, named("a", 30), named("b", 30))
+	b.turns()
+	err := b.add(named("c", 30))
+	if !errors.Is(err, partition.ErrTooMany) || !strings.Contains(err.Error(), "sm_grain") {
+		t.Errorf("error %v, want ErrTooMany that names sm_grain", err)
+	}
+	b.turns()
+	b.serves("a")
+	shadows := named("c", 30)
+	shadows.Change = configs.ChangeShadow
+	if err := b.add(shadows); err != nil {
+		t.Errorf("one on percentages needs no group: %v", err)
+	}
+	b.turns()
+	b.serves("c")
+	if err := b.add(configs.Function{Name: "d", Instances: 1, Change: configs.ChangeInPlace}); err == nil || !strings.Contains(err.Error(), "partition") {
+		t.Errorf("in place on a GPU: error %v, want one that says what would be right", err)
+	}
+}
+
+func TestWithoutMPSSharesAreWishesAndNobodySwaps(t *testing.T) {
+	alone := h200()
+	alone.GroupSMs, alone.Why = nil, "nvidia-cuda-mps-control is not installed"
+	b := newNode(t, "cuda", alone, mechanismTimeSlicing, named("a", 30))
+	b.turns()
+	first, _ := b.serves("a")
+	b.instance("a", 0).setShare(60)
+	b.turns()
+	if next, _ := b.serves("a"); next != first {
+		t.Error("a process was swapped for a share that nobody holds")
+	}
+	if got := b.status("a").SharePercent; got != 60 {
+		t.Errorf("share %v, want 60", got)
+	}
+}
+
+func TestUnderMPSWithoutGroupsSharesArePercentages(t *testing.T) {
+	old := h200()
+	old.GroupSMs, old.Why = nil, "the driver has no green contexts"
+	f := named("b", 30)
+	f.Change = configs.ChangePartition
+	b := newNode(t, "cuda", old, mechanismMPS, named("a", 30), f)
+	b.turns()
+	for _, name := range []string{"a", "b"} {
+		if got := b.function(name).change; got != configs.ChangeShadow {
+			t.Errorf("%s changes by %s, want shadow", name, got)
+		}
+	}
+}
+
+func TestAProcessThatDoesNotMoveIsKilled(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b.turns()
+	first, _ := b.serves("a")
+	b.stuck = true
+	in := b.instance("a", 0)
+	in.setShare(25)
+	b.turns()
+	in.hurry(time.Now().Add(moveTimeout / 2))
+	if in.pair.Process(first).Role != control.Serve {
+		t.Error("it is killed before its time")
+	}
+	in.hurry(time.Now().Add(moveTimeout))
+	b.turns()
+	if next, p := b.serves("a"); next == first || !slices.Equal(p.on, in.groups) {
+		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.groups)
+	}
+}
+
+// A process reports its hand-overs: the first gave it the ring, the others moved it.
+func TestMovesAreCountedAsSwapsWithTheirIdleTimes(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b.turns()
+	generation, _ := b.serves("a")
+	in := b.instance("a", 0)
+	report := func(handovers uint64, idle int64) {
+		in.report(generation, control.Report{Generation: generation, Handovers: handovers, IdleNanos: idle})
+	}
+	report(1, 40_000)
+	report(1, 40_000)
+	report(2, 5_000)
+	report(2, 5_000)
+	report(4, 7_000) // two at once: the last one's time is known
+	report(5, -1)    // no work waited
+	if got := in.f.swaps.Load(); got != 4 {
+		t.Errorf("%d swaps, want 4 moves", got)
+	}
+	if got := in.f.idle.summary(); got.Count != 3 || got.Last != 7 || got.Max != 40 {
+		t.Errorf("idle times %+v, want 40, 5 and 7 µs", got)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(b.metrics.swapIdle)
+	page := httptest.NewRecorder()
+	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
+	for _, want := range []string{
+		`penstock_swap_idle_seconds_count{function="a",mechanism="shadow"} 1`,
+		`penstock_swap_idle_seconds_count{function="a",mechanism="partition"} 2`,
+	} {
+		if !strings.Contains(page.Body.String(), want+"\n") {
+			t.Errorf("metrics have no %s:\n%s", want, page.Body)
+		}
+	}
+}
+
+func TestTensorsOfAGPUAreTheOutputsOfTwoBatches(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b.turns()
+	in := b.instance("a", 0)
+	if err := in.makeTensors(in.f.card); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := in.tensors[in.f.card].Size(), 2*in.f.card.OutputBytes(); got < want || got >= want+in.f.card.OutputBytes() {
+		t.Errorf("tensors of %d bytes, want %d", got, want)
+	}
+}
+
+// Whatever comes and goes, however late: no two instances on one group, and in the
+// end everybody serves on what it was ordered.
+func TestANodeOnAGPUComesToRest(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		b := newNode(t, "cuda", h200(), mechanismMPS)
+		b.log = b.log.Level(5)
+		names := []string{"a", "b", "c"}
+		for range rapid.IntRange(5, 30).Draw(r, "events") {
+			name := rapid.SampledFrom(names).Draw(r, "function")
+			f := b.function(name)
+			switch rapid.SampledFrom([]string{"add", "share", "remove", "break", "kill", "stuck", "free", "replace", "lose"}).Draw(r, "event") {
+			case "add":
+				if f == nil {
+					if err := b.add(named(name, 30)); err != nil {
+						t.Fatal(err)
+					}
+				}
+			case "share":
+				if f != nil {
+					f.instances[0].setShare(float64(rapid.IntRange(5, 33).Draw(r, "percent")))
+				}
+			case "remove":
+				if f != nil && !f.removing {
+					if err := b.remove(name); err != nil {
+						t.Fatal(err)
+					}
+				}
+			case "break":
+				if f != nil {
+					if q := f.instances[0].pair.Active(); q != nil {
+						f.instances[0].lost(q.Generation)
+					}
+				}
+			case "kill", "lose":
+				if vs := b.sorted(); len(vs) > 0 {
+					v := rapid.SampledFrom(vs).Draw(r, "victim")
+					if p := b.fakes[v]; !p.state.Ended() {
+						p.lost = len(p.groups()) > 0 && rapid.Bool().Draw(r, "lost")
+						p.die(control.Failed, "killed")
+					}
+				}
+			case "stuck":
+				b.stuck = true
+			case "free":
+				b.stuck = false
+			case "replace":
+				if f != nil && !f.removing {
+					f.replace(testCard(), "other")
+				}
+			}
+			for range rapid.IntRange(0, 3).Draw(r, "turns") {
+				b.turn()
+			}
+		}
+		b.stuck = false
+		for _, f := range b.functions {
+			f.forgive()
+		}
+		b.turns()
+		b.turns()
+		for _, f := range b.functions {
+			_, p := b.serves(f.name)
+			if want := f.instances[0].groups; len(want) == 0 || !slices.Equal(p.groups(), want) || f.instances[0].moving() {
+				t.Fatalf("%s runs on %v, want %v", f.name, p.groups(), want)
+			}
+		}
+		b.closeFunctions()
+		if t.Failed() {
+			r.Fatal(fmt.Sprint("see above"))
+		}
+	})
+}

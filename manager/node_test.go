@@ -1,0 +1,281 @@
+package manager
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/share"
+	"github.com/penstock/penstock/models"
+)
+
+// nodeBed is a manager whose control loop the test turns by hand, over a fake
+// orchestrator with fake processes. These start, load, link and serve as they are
+// desired to; they move to other groups when the test lets them, die when it
+// says so, and lose their device.
+type nodeBed struct {
+	*Manager
+	t     *testing.T
+	fakes map[victim]*fakeProcess
+	told  control.Desired // the last that the orchestrator has heard
+	device,
+	mechanism string
+	gpu   *control.ObservedDevice
+	stuck bool // nobody moves to other groups
+}
+
+// fakeProcess is one generation.
+type fakeProcess struct {
+	state  control.State
+	role   control.Role
+	on, to []int // the groups that it runs on, and those that it is ordered to
+	lost   bool
+	reason string
+}
+
+func (p *fakeProcess) groups() []int {
+	all := slices.Concat(p.on, p.to)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// The fake orchestrator's link.
+func (b *nodeBed) Publish(d control.Desired) error {
+	if err := d.Check(); err != nil {
+		b.t.Errorf("the manager publishes a state that no orchestrator would follow: %v", err)
+	}
+	b.told = d
+	return nil
+}
+func (b *nodeBed) Observed() <-chan control.Observed { return nil }
+func (b *nodeBed) PeerAlive() bool                   { return true }
+func (b *nodeBed) Close() error                      { return nil }
+
+// h200 is a GPU as the orchestrator finds it.
+func h200() *control.ObservedDevice {
+	return &control.ObservedDevice{
+		UUID: "GPU-1", Name: "NVIDIA H200", SMs: 132, GroupSMs: append(slices.Repeat([]int{8}, 15), 12),
+		MemoryBytes: 141 << 30,
+	}
+}
+
+// newNode runs the functions named, each with testCard, on a device.
+func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
+	t.Helper()
+	cfg := configs.Default()
+	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
+	cfg.Device = device
+	shares, err := share.NewController(shareConfig(cfg.Shares))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &nodeBed{t: t, fakes: map[victim]*fakeProcess{}, device: device, gpu: gpu, mechanism: mechanism}
+	b.Manager = &Manager{
+		cfg: cfg, log: zerolog.New(zerolog.NewTestWriter(t)), id: "m", started: time.Now(),
+		done: make(chan struct{}), calls: make(chan func(), 64), generations: map[place]uint32{},
+		find: func(name string) (*models.Card, error) {
+			c := testCard()
+			c.Name = name
+			return c, nil
+		},
+		link: b, shares: shares,
+		desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/attach", Device: device},
+	}
+	b.Manager.device.known = device == configs.DeviceCPU
+	b.metrics = newMetrics(b.Manager)
+	t.Cleanup(b.closeFunctions)
+	for _, f := range functions {
+		if f.Instances == 0 {
+			f.Instances = 1
+		}
+		if err := b.add(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return b
+}
+
+func named(name string, percent float64) configs.Function {
+	return configs.Function{Name: name, Instances: 1, SharePercent: percent}
+}
+
+// turn lets everybody do the next thing: the manager, the orchestrator, every
+// process; and checks that no group has two users.
+func (b *nodeBed) turn() {
+	b.t.Helper()
+	b.step()
+	b.follow()
+	for v, p := range b.fakes {
+		b.live(v, p)
+	}
+	b.disjoint()
+	b.report()
+}
+
+// turns lets the node come to rest.
+func (b *nodeBed) turns() {
+	b.t.Helper()
+	for range 12 {
+		b.turn()
+	}
+}
+
+// follow does what is desired, as the orchestrator would.
+func (b *nodeBed) follow() {
+	wanted := map[victim]bool{}
+	for _, d := range b.told.Processes {
+		v := victim{place{d.IF, d.Instance}, d.Generation}
+		wanted[v] = true
+		p := b.fakes[v]
+		if p == nil {
+			p = &fakeProcess{state: control.Starting}
+			b.fakes[v] = p
+		}
+		if p.state.Ended() {
+			continue
+		}
+		p.role = d.Role
+		switch {
+		case d.Role == control.Kill:
+			p.die(control.Stopped, "the manager ordered it")
+		case d.Role == control.Serve && !slices.Equal(p.to, d.SMGroups):
+			p.on, p.to = p.groups(), d.SMGroups
+		}
+	}
+	for v, p := range b.fakes {
+		if !wanted[v] {
+			if p.state.Ended() {
+				delete(b.fakes, v)
+			} else {
+				p.role = control.Drain
+			}
+		}
+	}
+}
+
+// live is a process's next step in life.
+func (b *nodeBed) live(v victim, p *fakeProcess) {
+	in := b.instance(v.name, v.instance)
+	switch {
+	case p.state.Ended():
+	case p.role == control.Drain:
+		p.die(control.Stopped, "drained")
+	case p.state == control.Starting:
+		p.state = control.Loaded
+		if in != nil {
+			in.pair.Attach(v.generation)
+		}
+	case p.role != control.Serve:
+	case p.state == control.Loaded:
+		p.state, p.on = control.Linking, p.to
+	case p.state == control.Linking:
+		p.state, p.on = control.Ready, p.to
+	case p.state == control.Ready && in != nil && in.channel.Epoch() == v.generation:
+		p.state = control.Active
+	case p.state == control.Active && in != nil && in.channel.Epoch() != v.generation:
+		p.state = control.Draining
+	case !b.stuck:
+		p.on = p.to
+	}
+}
+
+func (p *fakeProcess) die(state control.State, reason string) {
+	p.state, p.reason, p.on, p.to = state, reason, nil, nil
+}
+
+// report tells the manager what is.
+func (b *nodeBed) report() {
+	o := control.Observed{
+		Version: control.Version, OrchestratorID: "o", ManagerID: b.told.ManagerID, AckSeq: b.told.Seq,
+		Mechanism: b.mechanism, CPUs: 2, Device: b.gpu,
+	}
+	for _, v := range b.sorted() {
+		p := b.fakes[v]
+		seen := control.ObservedProcess{
+			IF: v.name, Instance: v.instance, Generation: v.generation, State: p.state,
+			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost,
+		}
+		for _, g := range p.on {
+			seen.SMs += b.gpu.GroupSMs[g]
+		}
+		o.Processes = append(o.Processes, seen)
+	}
+	if err := o.Check(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.observe(o)
+}
+
+func (b *nodeBed) sorted() []victim {
+	return slices.SortedFunc(maps.Keys(b.fakes), func(x, y victim) int {
+		return cmp.Or(cmp.Compare(x.name, y.name), cmp.Compare(x.instance, y.instance), cmp.Compare(x.generation, y.generation))
+	})
+}
+
+// disjoint checks that no two instances may be on one group.
+func (b *nodeBed) disjoint() {
+	b.t.Helper()
+	on := map[int]place{}
+	for _, v := range b.sorted() {
+		for _, g := range b.fakes[v].groups() {
+			if other, taken := on[g]; taken && other != v.place {
+				b.t.Fatalf("%v and %v may both be on group %d", other, v.place, g)
+			}
+			on[g] = v.place
+		}
+	}
+}
+
+// serves is the process that serves instance 0 of a function.
+func (b *nodeBed) serves(name string) (uint32, *fakeProcess) {
+	b.t.Helper()
+	q := b.instance(name, 0).pair.Active()
+	if q == nil {
+		b.t.Fatalf("nobody serves %s", name)
+	}
+	p := b.fakes[victim{place{name, 0}, q.Generation}]
+	if p == nil || p.state != control.Active {
+		b.t.Fatalf("%s generation %d is %+v, want it active", name, q.Generation, p)
+	}
+	return q.Generation, p
+}
+
+// shadow is the process that stands by.
+func (b *nodeBed) shadow(name string) (uint32, *fakeProcess) {
+	b.t.Helper()
+	q := b.instance(name, 0).pair.Shadow()
+	if q == nil {
+		b.t.Fatalf("%s has no shadow", name)
+	}
+	return q.Generation, b.fakes[victim{place{name, 0}, q.Generation}]
+}
+
+func (b *nodeBed) sms(groups []int) (n int) {
+	for _, g := range groups {
+		n += b.gpu.GroupSMs[g]
+	}
+	return n
+}
+
+// status is a function's.
+func (b *nodeBed) status(name string) control.FunctionStatus {
+	b.t.Helper()
+	f := b.function(name)
+	if f == nil {
+		b.t.Fatalf("there is no function %s", name)
+	}
+	return f.status()
+}
+
+func (v victim) String() string {
+	return fmt.Sprintf("%s/%d generation %d", v.name, v.instance, v.generation)
+}
