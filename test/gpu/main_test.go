@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/cuda/cudatest"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/libml/device/gpu/gputest"
 )
 
 var (
@@ -26,6 +27,7 @@ var (
 
 func TestMain(m *testing.M) {
 	cudatest.Child()
+	gputest.Child()
 	if err := find(); err != nil {
 		fmt.Fprintln(os.Stderr, "test/gpu:", err)
 		os.Exit(1)

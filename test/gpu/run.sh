@@ -111,6 +111,7 @@ export)
 	;;
 test)
 	prepare
+	export_models
 	mkdir -p "$OUT"
 	"$WORK/gpu.test" -test.v -test.timeout 30m "$@" 2>&1 | tee "$OUT/test-gpu.log"
 	;;

@@ -1,0 +1,161 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda"
+)
+
+// exported is the card of one of the torchvision models that run.sh exports.
+func exported(t *testing.T, name string) string {
+	t.Helper()
+	card := filepath.Join(os.Getenv("PENSTOCK_MODELS"), name, "card.yaml")
+	if _, err := os.Stat(card); err != nil {
+		t.Fatalf("find %s: %v; `test/gpu/run.sh export` makes it, PENSTOCK_MODELS says where", name, err)
+	}
+	return card
+}
+
+// hog takes the GPU's memory, by plain allocations, but for so many bytes, until
+// release.
+func hog(t *testing.T, leave int64) (release func()) {
+	t.Helper()
+	took, let, ended := make(chan error), make(chan struct{}), make(chan error)
+	go func() {
+		runtime.LockOSThread() // to which the context is bound; it ends with the goroutine
+		ended <- hold(leave, took, let)
+	}()
+	if err := <-took; err != nil {
+		t.Fatalf("take the GPU's memory: %v", err)
+	}
+	return func() {
+		close(let)
+		if err := <-ended; err != nil {
+			t.Errorf("give the GPU's memory back: %v", err)
+		}
+	}
+}
+
+func hold(leave int64, took chan<- error, let <-chan struct{}) error {
+	found, err := cuda.Find("cuda")
+	if err != nil {
+		took <- err
+		return nil
+	}
+	context, err := found.OpenContext(cuda.ScheduleAuto)
+	if err == nil {
+		err = context.Bind()
+	}
+	var held []cuda.Pointer
+	for chunk := int64(1 << 30); err == nil && chunk >= 2<<20; {
+		free, _, memoryErr := context.Memory()
+		if err = memoryErr; err != nil {
+			break
+		}
+		if free-chunk < leave {
+			chunk /= 2
+			continue
+		}
+		var p cuda.Pointer
+		if p, err = context.Allocate(int(chunk)); err == nil {
+			held = append(held, p)
+		}
+	}
+	took <- err
+	<-let
+	for _, p := range held {
+		if freeErr := context.Free(p); err == nil {
+			err = freeErr
+		}
+	}
+	if closeErr := context.Close(); err == nil {
+		err = closeErr
+	}
+	return err
+}
+
+var (
+	outOfMemory = regexp.MustCompile(`(?i)out.of.memory|memory allocation|allocate`)
+	atLink      = regexp.MustCompile(`link model`)
+	atConfigure = regexp.MustCompile(`configure batch|warm up`)
+)
+
+// A model is added to a GPU with less and less free memory: with nothing to link it
+// into, then with too little for its largest batch. Each failure says so in one line,
+// costs the neighbour nothing, and heals when there is memory again.
+func TestOutOfMemoryCostsItsOwnFunctionOnly(t *testing.T) {
+	card := exported(t, "vgg19")
+	n := start(t, `
+shares: {tune: false, change: shadow}
+functions:
+  - {name: fashion, port: 0, slo: 5s, share_percent: 30}
+`)
+	fashion := send(t, n, "fashion", 200)
+	fashion.flows(t)
+	serving(t, n, "fashion")
+	add := func() error {
+		return n.Order(control.AddPath, configs.Function{Name: "big", Model: card, Instances: 1, SharePercent: 50})
+	}
+	remove := func() {
+		if err := n.Order(control.RemovePath, control.NameOrder{Name: "big"}); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, "big to be gone", func() bool {
+			_, err := n.Function("big")
+			return err != nil
+		})
+	}
+	link, configure := false, false
+	const step, most = 160 << 20, 8 << 30
+	for leave := int64(step); ; leave += step {
+		if leave > most {
+			t.Fatalf("big does not start with %d bytes free", leave)
+		}
+		release := hog(t, leave)
+		err := add()
+		if err == nil {
+			t.Logf("big starts with %d MiB free", leave>>20)
+			release()
+			remove()
+			break
+		}
+		said := err.Error()
+		t.Logf("with %d MiB free: %s", leave>>20, said)
+		if !outOfMemory.MatchString(said) || strings.Contains(said, "\n") {
+			t.Errorf("with %d MiB free it said %q; want one line about memory", leave>>20, said)
+		}
+		first := !link && atLink.MatchString(said) || !configure && atConfigure.MatchString(said)
+		link, configure = link || atLink.MatchString(said), configure || atConfigure.MatchString(said)
+		release()
+		if first { // it comes back by itself
+			waitFor(t, "big to serve, now that there is memory", func() bool {
+				f, err := n.Function("big")
+				return err == nil && len(f.Instances) > 0 && active(f)
+			})
+		}
+		remove()
+	}
+	if !link || !configure {
+		t.Errorf("out of memory at link: %v, at configure: %v; want both", link, configure)
+	}
+	fashion.stop().answeredAll(t, 0)
+	settled(t, n, "fashion")
+}
+
+func active(f control.FunctionStatus) bool {
+	for _, p := range f.Instances[0].Processes {
+		if p.State == control.Active {
+			return true
+		}
+	}
+	return false
+}
