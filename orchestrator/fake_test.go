@@ -30,6 +30,13 @@ type life struct {
 	deaf        bool // its orders are not taken
 
 	lingers time.Duration // how long even SIGKILL takes
+
+	// On a GPU.
+	sms        func(control.Order) int // how many it counts where it was ordered to; nil: as many as it should
+	moves      time.Duration           // how long a move takes
+	stuck      bool                    // a move never ends
+	staysPut   string                  // it does not move, and says why
+	losesFirst bool                    // it loses the device before it has it, as it links
 }
 
 // fakeSpawner makes processes that live as they are told. It runs in a synctest
@@ -50,6 +57,7 @@ func (s *fakeSpawner) spawn(sp spec) (process, error) {
 		spec: sp, id: 100 + len(s.started), born: time.Now(), living: true,
 		out: make(chan event), woken: make(chan struct{}), asked: make(chan struct{}),
 		told: make(chan struct{}), killed: make(chan struct{}),
+		moved: make(chan control.Order, 100), faulted: make(chan string, 1),
 	}
 	if s.lives != nil {
 		p.life = s.lives(sp)
@@ -100,6 +108,8 @@ type fakeProcess struct {
 	out  chan event
 
 	woken, asked, told, killed chan struct{}
+	moved                      chan control.Order
+	faulted                    chan string
 
 	mu      sync.Mutex
 	living  bool
@@ -120,10 +130,36 @@ func (p *fakeProcess) order(o control.Order) error {
 	switch o.Do {
 	case control.DoWake:
 		close(p.woken) // twice would panic: it is to be woken once
+	case control.DoShare:
+		p.moved <- o
 	case control.DoDrain:
 		close(p.asked)
 	}
 	return nil
+}
+
+// fault makes the process say that it lost its device, and end, if it serves.
+func (p *fakeProcess) fault(why string) { p.faulted <- why }
+
+// counts is how many multiprocessors the process finds where it was ordered to.
+func (p *fakeProcess) counts(o control.Order) int {
+	if p.life.sms != nil {
+		return p.life.sms(o)
+	}
+	least, _ := promisedSMs(fakeGPU, o.SMGroups, o.SharePercent)
+	return least
+}
+
+// wake is the order that woke it.
+func (p *fakeProcess) wake() control.Order {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, o := range p.orders {
+		if o.Do == control.DoWake {
+			return o
+		}
+	}
+	return control.Order{}
 }
 
 func (p *fakeProcess) signal(sig syscall.Signal) {
@@ -270,12 +306,47 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 	if !wait(p.life.link, nil) {
 		return
 	}
-	say(control.Notice{State: control.Ready, PersistentBytes: 1000, EphemeralBytes: 200, WarmupMillis: 7})
+	gpu := p.spec.start.Device != cpuDevice
+	ready := control.Notice{State: control.Ready, PersistentBytes: 1000, EphemeralBytes: 200, WarmupMillis: 7}
+	at := p.wake()
+	lose := func(why string) {
+		say(control.Notice{State: control.Failed, Reason: why, DeviceLost: true})
+		end <- exit{code: 1}
+	}
+	if gpu {
+		if p.life.losesFirst {
+			lose("no context")
+			return
+		}
+		ready.SMs, ready.SMGroups = p.counts(at), at.SMGroups
+	}
+	say(ready)
 	say(control.Notice{State: control.Active})
-	select {
-	case <-asked:
-		drain()
-	case <-ended:
+	moved := p.moved
+	if !gpu || p.life.stuck {
+		moved = nil
+	}
+	for {
+		select {
+		case <-asked:
+			drain()
+			return
+		case why := <-p.faulted:
+			lose(why)
+			return
+		case o := <-moved:
+			if !wait(p.life.moves, nil) {
+				return
+			}
+			n := control.Notice{State: control.Active, Reason: p.life.staysPut}
+			if p.life.staysPut == "" {
+				at = o
+			}
+			n.SMs, n.SMGroups = p.counts(at), at.SMGroups
+			say(n)
+		case <-ended:
+			return
+		}
 	}
 }
 

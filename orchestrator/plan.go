@@ -26,6 +26,13 @@ type fact struct {
 
 	// When it was asked, told and made to end; zero: not yet.
 	drained, termed, killed time.Time
+
+	// On a GPU: the groups that it was last ordered to, whether and since when it
+	// has to say that it is there, and when its device failed.
+	groups  []int
+	moving  bool
+	ordered time.Time
+	failed  time.Time
 }
 
 // facts is all that is.
@@ -37,14 +44,19 @@ type facts struct {
 	past func(key) bool
 	// held says until when nothing is started in a place.
 	held func(place) time.Time
+	// unready: nothing can be started yet, nowhere.
+	unready bool
+	// asleep: nobody can be woken now.
+	asleep bool
 }
 
 // limits are the deadlines, all positive.
 type limits struct {
 	handshake time.Duration // spawn -> first notice
-	load      time.Duration // spawn -> loaded, and linking -> ready
+	load      time.Duration // spawn -> loaded, linking -> ready, and ordered to move -> there
 	drain     time.Duration // asked -> told
 	term      time.Duration // told -> made
+	lost      time.Duration // its device failed -> made
 }
 
 // actionKind is one thing to do to one process.
@@ -117,7 +129,7 @@ func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Ti
 				todo = append(todo, action{kind: kill, key: k, why: "another manager has started"})
 			}
 		default:
-			if a, ok := step(p, d, desired, w, l, due); ok {
+			if a, ok := step(p, d, desired, w, f.asleep, l, due); ok {
 				a.key = k
 				todo = append(todo, a)
 			}
@@ -142,7 +154,7 @@ func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Ti
 			todo = append(todo, action{kind: bury, key: k, wanted: d, why: "it was not started"})
 		case w.ending:
 			todo = append(todo, action{kind: bury, key: k, wanted: d, why: "the orchestrator ends"})
-		case due(f.held(k.place())):
+		case !f.unready && due(f.held(k.place())):
 			todo = append(todo, action{kind: spawn, key: k, wanted: d})
 		}
 	}
@@ -150,12 +162,15 @@ func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Ti
 }
 
 // step is the next action for a process that lives, if one is due.
-func step(p fact, d control.DesiredProcess, desired bool, w wish, l limits, due func(time.Time) bool) (action, bool) {
+func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l limits, due func(time.Time) bool) (action, bool) {
 	if !p.killed.IsZero() {
 		return action{}, false // nothing comes after
 	}
 	if desired && d.Role == control.Kill {
 		return action{kind: kill, why: "the manager ordered it"}, true
+	}
+	if !p.failed.IsZero() && due(p.failed.Add(l.lost)) {
+		return action{kind: kill, fault: deviceFailed}, true
 	}
 	if !p.termed.IsZero() {
 		if due(p.termed.Add(l.term)) {
@@ -187,11 +202,13 @@ func step(p fact, d control.DesiredProcess, desired bool, w wish, l limits, due 
 		return action{kind: kill, fault: "not loaded within " + l.load.String()}, true
 	case p.state == control.Linking && due(p.since.Add(l.load)):
 		return action{kind: kill, fault: "not ready within " + l.load.String()}, true
+	case p.moving && due(p.ordered.Add(l.load)):
+		return action{kind: kill, fault: "not on its multiprocessors within " + l.load.String()}, true
 	}
 	switch {
-	case d.Role == control.Serve && !p.woken && p.state == control.Loaded:
+	case d.Role == control.Serve && !p.woken && p.state == control.Loaded && !asleep:
 		return action{kind: wake, wanted: d}, true
-	case p.sharePercent != d.SharePercent:
+	case p.sharePercent != d.SharePercent, p.woken && !p.moving && !slices.Equal(p.groups, d.SMGroups):
 		return action{kind: reshare, wanted: d}, true
 	}
 	return action{}, false

@@ -86,7 +86,7 @@ func (s *execSpawner) spawn(sp spec) (process, error) {
 		c.cmd = exec.Command(sp.command[0], sp.command[1:]...)
 		c.cmd.Dir = sp.dir
 		if len(sp.environment) > 0 {
-			c.cmd.Env = os.Environ()
+			c.cmd.Env = inherited(sp.start.Device)
 			for name, value := range sp.environment {
 				c.cmd.Env = append(c.cmd.Env, name+"="+value)
 			}

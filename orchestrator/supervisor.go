@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -39,6 +40,7 @@ type Options struct {
 	// For the tests of this package.
 	spawner spawner
 	shares  shares
+	machine machine
 }
 
 // Defaults. A program needs no time for its handshake, but a busy machine may
@@ -78,6 +80,9 @@ func Run(ctx context.Context, o Options) error {
 		o.spawner = s
 	}
 	defer o.spawner.close()
+	if o.machine == nil {
+		o.machine = realMachine{o.Dir}
+	}
 	link, err := control.DialOrchestrator(o.Dir, o.Log)
 	if err != nil {
 		return err
@@ -113,19 +118,34 @@ type supervisor struct {
 	past      map[key]bool
 	backoffs  map[place]*backoff
 	reports   chan report
+
+	// On a GPU; see gpu.go.
+	device    *device // nil: the CPU
+	gpu       gpuState
+	releasing map[int]release // dead processes whose memory may not be free yet, by id
+	verdicts  chan verdict
+	over      chan struct{} // closed when run has ended
+	closing   sync.WaitGroup
 }
 
 // child is a process with all that is known of it.
 type child struct {
 	fact
-	desired   control.DesiredProcess
-	process   process // nil where it was never started
-	governor  bool    // its share is libml's to hold
-	notice    control.Notice
-	lastWords string // why it says that it ends
-	asked     string // why it was made to end, if it was
-	fault     string // what it did wrong, if it did
-	reason    string // once it has ended
+	desired  control.DesiredProcess
+	process  process // nil where it was never started
+	governor bool    // its share is libml's to hold
+	notice   control.Notice
+
+	// On a GPU.
+	at           []int   // the groups that it said last that it runs on
+	lost         bool    // its device failed under it
+	wokenPercent float64 // its share when it was woken, which MPS keeps
+	mismatch     string  // what is not as it was promised
+	complained   string  // what of that was logged
+	lastWords    string  // why it says that it ends
+	asked        string  // why it was made to end, if it was
+	fault        string  // what it did wrong, if it did
+	reason       string  // once it has ended
 }
 
 // report is an event of one process.
@@ -150,11 +170,15 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 			load:      or(o.LoadTimeout, defaultLoadTimeout),
 			drain:     or(o.DrainTimeout, defaultDrainTimeout),
 			term:      or(o.TermTimeout, defaultTermTimeout),
+			lost:      lostTimeout,
 		},
 		processes: map[key]*child{},
 		past:      map[key]bool{},
 		backoffs:  map[place]*backoff{},
 		reports:   make(chan report),
+		releasing: map[int]release{},
+		verdicts:  make(chan verdict),
+		over:      make(chan struct{}),
 	}
 }
 
@@ -162,6 +186,8 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 func (s *supervisor) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	defer s.closeDevice()
+	defer close(s.over)
 	stop := ctx.Done()
 	for {
 		next := s.act()
@@ -185,6 +211,10 @@ func (s *supervisor) run(ctx context.Context) {
 			}
 		case r := <-s.reports:
 			s.note(r)
+		case g := <-s.deviceStates():
+			s.noteGPU(g)
+		case v := <-s.verdicts:
+			s.noteVerdict(v)
 		case <-timer.C:
 		}
 	}
@@ -217,6 +247,9 @@ func (s *supervisor) act() (next time.Time) {
 			s.do(a)
 		}
 	}
+	if again := s.wakesHeldUntil(); !again.IsZero() && (next.IsZero() || again.Before(next)) {
+		next = again
+	}
 	if d := s.wish.desired; d != nil {
 		if d.ManagerID == s.managerID {
 			s.ackSeq = d.Seq
@@ -239,6 +272,8 @@ func (s *supervisor) facts() facts {
 			}
 			return time.Time{}
 		},
+		unready: s.device != nil && !s.gpu.opened,
+		asleep:  s.wakesHeld() != "",
 	}
 	for k, c := range s.processes {
 		f.processes[k] = c.fact
@@ -262,6 +297,7 @@ func (s *supervisor) do(a action) {
 		s.ackSeq = 0
 		clear(s.past)
 		clear(s.backoffs)
+		s.openDevice(s.wish.desired.Device, s.wish.desired.SMGrain)
 		s.log.Info().Str("manager_id", s.managerID).Msg("manager has started")
 	case spawn:
 		s.spawn(a)
@@ -272,6 +308,10 @@ func (s *supervisor) do(a action) {
 		s.share(a.key, c, control.DoWake)
 	case reshare:
 		c.desired = a.wanted
+		if s.onGPU() {
+			s.regroup(a.key, c)
+			return
+		}
 		s.share(a.key, c, control.DoShare)
 	case drain:
 		c.drained, c.asked = s.now(), a.why
@@ -313,13 +353,18 @@ func (s *supervisor) spawn(a action) {
 	if len(command) == 0 {
 		command = []string{s.o.Self, "if"}
 	}
-	p, err := s.o.spawner.spawn(spec{
+	sp := spec{
 		key: a.key, command: command, dir: a.wanted.Dir, environment: a.wanted.Environment,
 		start: control.Start{
 			IF: a.key.name, Instance: a.key.instance, Generation: a.key.generation,
-			AttachSocket: s.attachment, CPUs: len(s.o.CPUs),
+			AttachSocket: s.attachment, CPUs: len(s.o.CPUs), Device: cpuDevice,
 		},
-	})
+	}
+	var p process
+	err := s.onDevice(&sp)
+	if err == nil {
+		p, err = s.o.spawner.spawn(sp)
+	}
 	if err != nil {
 		c.reason = line(err.Error())
 		s.ended(a.key, c, control.Failed)
@@ -340,12 +385,21 @@ func (s *supervisor) share(k key, c *child, do control.OrderKind) {
 	c.sharePercent = c.desired.SharePercent
 	s.limit(k, c)
 	if c.woken {
-		s.order(k, c, control.Order{Do: do, SharePercent: c.sharePercent, Governor: c.governor})
+		o := control.Order{Do: do, SharePercent: c.sharePercent, Governor: c.governor}
+		if s.onGPU() {
+			s.place(c, &o)
+			c.wokenPercent = c.sharePercent
+		}
+		s.order(k, c, o)
 	}
 }
 
-// limit writes c's share. Where no quota can be written libml holds it.
+// limit writes c's share. Where no quota can be written libml holds it. A GPU's
+// share is not one of the CPUs.
 func (s *supervisor) limit(k key, c *child) {
+	if s.onGPU() {
+		return
+	}
 	enforced, err := s.o.shares.apply(k, c.process.pid(), c.sharePercent)
 	if err != nil && !c.governor {
 		// The process may just have ended; then its end tells more.
@@ -387,6 +441,9 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 		if n.State == control.Failed && c.fault == "" {
 			c.fault = cmp.Or(c.lastWords, "it says that it failed")
 		}
+		if n.DeviceLost && s.onGPU() {
+			s.lose(k, c)
+		}
 		if c.drained.IsZero() {
 			c.drained = s.now()
 		}
@@ -413,14 +470,19 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 		c.notice.WarmupMillis = n.WarmupMillis
 	}
 	c.notice.Reason = line(n.Reason)
+	if s.onGPU() {
+		s.notePlace(k, c, n)
+	}
 }
 
 // noteExit judges how a process ended: as it was told to, or failed. A crash on
 // the way out is a failure, though it was asked to end: the manager asks as soon
 // as it sees the crash, which may be before this does.
 func (s *supervisor) noteExit(k key, c *child, e exit) {
-	if err := s.o.shares.remove(k); err != nil {
-		s.about(s.log.Warn(), k).Err(err).Msg("remove share")
+	if !s.onGPU() {
+		if err := s.o.shares.remove(k); err != nil {
+			s.about(s.log.Warn(), k).Err(err).Msg("remove share")
+		}
 	}
 	ours := e.signal == syscall.SIGKILL && !c.killed.IsZero() || e.signal == syscall.SIGTERM && !c.termed.IsZero()
 	state := control.Failed
@@ -454,7 +516,13 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 		b = &backoff{}
 		s.backoffs[k.place()] = b
 	}
-	b.ended(now, lived, state == control.Failed, c.reason)
+	if s.onGPU() {
+		s.release(c)
+	}
+	// What all lose together is nobody's early failure.
+	if c.failed.IsZero() {
+		b.ended(now, lived, state == control.Failed, c.reason)
+	}
 	e := s.log.Info()
 	if state == control.Failed {
 		e = s.log.Error()
@@ -493,6 +561,9 @@ func (s *supervisor) publish() {
 		Mechanism: s.o.shares.mechanism(), CPUs: len(s.o.CPUs),
 		Processes: make([]control.ObservedProcess, 0, len(s.processes)),
 	}
+	if s.device != nil {
+		s.observeGPU(&o)
+	}
 	observe := func(k key) *control.ObservedProcess {
 		o.Processes = append(o.Processes, control.ObservedProcess{IF: k.name, Instance: k.instance, Generation: k.generation})
 		return &o.Processes[len(o.Processes)-1]
@@ -505,6 +576,9 @@ func (s *supervisor) publish() {
 			}
 			q := observe(k)
 			q.State = control.Starting
+			if s.device != nil && !s.gpu.opened {
+				q.Reason = "waits until the GPU is found"
+			}
 			if b := s.backoffs[k.place()]; b != nil && b.failures > 0 {
 				q.Reason = fmt.Sprintf("backoff: waits %v after %d early failures, the last: %s", b.delay(), b.failures, b.last)
 			}
@@ -519,6 +593,9 @@ func (s *supervisor) publish() {
 		}
 		if c.state.Ended() {
 			q.Reason = c.reason
+		}
+		if s.onGPU() {
+			s.observeChild(k, c, q)
 		}
 		q.PersistentBytes, q.EphemeralBytes, q.WarmupMillis = c.notice.PersistentBytes, c.notice.EphemeralBytes, c.notice.WarmupMillis
 	}

@@ -24,6 +24,7 @@ type node struct {
 	link    *fakeLink
 	spawner *fakeSpawner
 	shares  *fakeShares
+	machine *fakeMachine
 	log     journal
 
 	stop    context.CancelFunc // as SIGTERM does
@@ -39,12 +40,13 @@ func among(t *testing.T, lives func(spec) life, f func(*node)) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		n := &node{
-			t: t, link: newFakeLink(), spawner: &fakeSpawner{lives: lives}, shares: newFakeShares(),
+			t: t, link: newFakeLink(), spawner: &fakeSpawner{lives: lives}, shares: newFakeShares(), machine: newFakeMachine(),
 			stop: cancel, stopped: make(chan struct{}), silence: make(chan struct{}), words: make(chan control.Desired),
 			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/a"},
 		}
 		s := newSupervisor(Options{
 			Self: "/bin/penstock", CPUs: []int{1, 2}, Log: zerolog.New(&n.log), spawner: n.spawner, shares: n.shares,
+			machine: n.machine,
 		}, n.link)
 		go func() {
 			defer close(n.stopped)
@@ -60,6 +62,7 @@ func among(t *testing.T, lives func(spec) life, f func(*node)) {
 				t.Error(err)
 			}
 			n.shares.close()
+			n.machine.check(t)
 			for _, w := range n.shares.wrong {
 				t.Error("shares:", w)
 			}

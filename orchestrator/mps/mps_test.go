@@ -201,7 +201,7 @@ func TestWhatCannotRunSaysWhyAndHowToMendIt(t *testing.T) {
 		"no folder":      {edit: func(o *Options) { o.Dir = "/proc/1" }, why: "lock MPS folder", mend: "--runtime-dir"},
 		"refuses":        {behaviour: mpsfake.Behaviour{RefuseStart: "no /dev/nvidiactl:\n permission denied"}, why: "does not start: no /dev/nvidiactl: permission denied"},
 		"hangs":          {behaviour: mpsfake.Behaviour{HangStart: true}, edit: func(o *Options) { o.StartTimeout = short }, why: "does not start: it hangs for 300ms"},
-		"dies at once":   {behaviour: mpsfake.Behaviour{DieAtStart: true}, edit: func(o *Options) { o.StartTimeout = 2 * short }, why: "does not answer within 600ms: get_server_list: Cannot find MPS control daemon process"},
+		"dies at once":   {behaviour: mpsfake.Behaviour{DieAtStart: true}, edit: func(o *Options) { o.StartTimeout = 2 * short }, why: "the MPS daemon "},
 		"never answers":  {behaviour: mpsfake.Behaviour{Mute: true}, edit: func(o *Options) { o.StartTimeout, o.AnswerTimeout = 2*short, short/2 }, why: "does not answer within 600ms: "},
 		"has no server":  {behaviour: mpsfake.Behaviour{NoServer: true}, edit: func(o *Options) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within 600ms", mend: "nvidia-smi"},
 		"has a slow one": {behaviour: mpsfake.Behaviour{ServerAfter: time.Minute}, edit: func(o *Options) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within 600ms", mend: "nvidia-smi"},

@@ -1,0 +1,438 @@
+package orchestrator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/orchestrator/mps"
+)
+
+// The names of Desired.Device that are not a GPU's.
+const (
+	cpuDevice  = "cpu"
+	autoDevice = "auto"
+)
+
+// How a GPU's shares are held, in control.Observed.
+const (
+	mechanismMPS         = "mps"
+	mechanismTimeSlicing = "time-slicing"
+)
+
+// machine finds GPUs. Its methods may take seconds, and are called from any goroutine.
+type machine interface {
+	// find makes no context on the device.
+	find(name string, grain int) (foundGPU, error)
+	session() (nvml.Session, error)
+	startMPS(context.Context, mps.Options) (mpsDaemon, error)
+}
+
+// mpsDaemon is what is needed of an mps.Daemon.
+type mpsDaemon interface {
+	Environment() map[string]string
+	State() mps.State
+	Changes() <-chan struct{}
+	Health(context.Context) (mps.Health, error)
+	Close() error
+}
+
+// foundGPU is a GPU as CUDA tells of it.
+type foundGPU struct {
+	uuid, name  string
+	sms         int
+	memoryBytes int64
+	groupSMs    []int
+	// noGroups says why there are none.
+	noGroups string
+}
+
+// realMachine is this one.
+type realMachine struct {
+	dir string // the runtime folder
+}
+
+func (m realMachine) find(name string, grain int) (foundGPU, error) {
+	if err := StayOut(m.dir); err != nil {
+		return foundGPU{}, err
+	}
+	d, err := cuda.Find(name)
+	if err != nil {
+		return foundGPU{}, err
+	}
+	p, err := d.Properties()
+	if err != nil {
+		return foundGPU{}, fmt.Errorf("ask for properties of %v: %w", d, err)
+	}
+	f := foundGPU{uuid: d.UUID(), name: d.Name(), sms: p.SMs, memoryBytes: p.MemoryBytes}
+	split, err := d.Split(grain)
+	if err != nil {
+		f.noGroups = line(err.Error())
+	} else {
+		f.groupSMs = split.GroupSMs()
+	}
+	return f, nil
+}
+
+func (realMachine) session() (nvml.Session, error) { return nvml.Open() }
+
+func (realMachine) startMPS(ctx context.Context, o mps.Options) (mpsDaemon, error) {
+	d, err := mps.Start(ctx, o)
+	if err != nil {
+		return nil, err // not a nil *Daemon in an interface
+	}
+	return d, nil
+}
+
+// StayOut keeps this process from becoming a client of an MPS server, which it
+// would when CUDA is initialised: a server that recovers from a fault waits until
+// its last client has ended. It sets the variable for the whole process, before
+// CUDA is first asked anything; dir is the runtime folder.
+func StayOut(dir string) error {
+	return os.Setenv("CUDA_MPS_PIPE_DIRECTORY", filepath.Join(dir, "no-mps"))
+}
+
+// gpuState is a device as it is. The supervisor keeps the last.
+type gpuState struct {
+	// opened: what there is to find has been found.
+	opened bool
+	// cpu: there is no GPU, and none was asked for by name.
+	cpu bool
+	err error // why there is no device
+
+	foundGPU
+	why       string // what is missing for MPS or groups
+	mechanism string
+	// environment is what a process needs to reach the device, and this one only.
+	environment map[string]string
+	// serving: a process may be woken; idle says why not.
+	serving bool
+	idle    string
+	// losses counts the MPS servers that died.
+	losses uint64
+	// usedBytes and freeBytes are the device's memory a second ago at most; -1
+	// where nobody tells.
+	usedBytes, freeBytes int64
+}
+
+// device opens a GPU and looks after it, on a goroutine of its own:
+//
+//	1 find it; the driver initialises
+//	2 open NVML, start MPS
+//	3 each second its memory; at once what MPS says;
+//	  after a process's end every 10 ms, until it is not listed any more
+//
+// What it finds comes over states.
+type device struct {
+	name    string
+	grain   int
+	machine machine
+	dir     string
+	log     zerolog.Logger
+
+	states chan gpuState // holds the latest
+	kick   chan struct{}
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu     sync.Mutex
+	daemon mpsDaemon         // nil without MPS
+	ends   map[int]time.Time // processes that ended, and until when they are followed
+}
+
+// How often the device is asked: in peace, and after a process's end. An answer
+// takes 5 µs, the list of processes 30 (H200, driver 580).
+const (
+	deviceEvery = time.Second
+	followEvery = 10 * time.Millisecond
+)
+
+// releaseTimeout is how long the memory of a dead process is waited for. The driver
+// frees it before the process can be waited for (measured, 2 GiB, killed); this is
+// for a driver that is busy with a fault.
+const releaseTimeout = 2 * time.Second
+
+// openDevice opens a device once before has closed, if that is not nil.
+func openDevice(before *device, name string, grain int, m machine, dir string, log zerolog.Logger) *device {
+	ctx, cancel := context.WithCancel(context.Background())
+	d := &device{
+		name: name, grain: grain, machine: m, dir: dir, log: log,
+		states: make(chan gpuState, 1), kick: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
+		ends: map[int]time.Time{},
+	}
+	go func() {
+		defer close(d.done)
+		if before != nil {
+			before.close()
+		}
+		d.run(ctx)
+	}()
+	return d
+}
+
+// close ends MPS and the goroutine. The processes have ended.
+func (d *device) close() {
+	d.cancel()
+	<-d.done
+}
+
+func (d *device) run(ctx context.Context) {
+	s, session := d.open(ctx)
+	defer func() {
+		if d.daemon == nil {
+			return
+		}
+		if err := d.daemon.Close(); err != nil {
+			d.log.Warn().Err(err).Msg("end MPS")
+		}
+	}()
+	if ctx.Err() != nil {
+		return
+	}
+	d.tell(s)
+	if s.cpu || s.err != nil {
+		return
+	}
+	var changes <-chan struct{}
+	if d.daemon != nil {
+		changes = d.daemon.Changes()
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	complained := false
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changes:
+		case <-d.kick:
+		case <-timer.C:
+		}
+		if session != nil {
+			err := d.look(session, &s)
+			if err != nil && !complained {
+				d.log.Warn().Err(err).Msg("the GPU's memory is not known")
+			}
+			complained = err != nil
+		}
+		if d.daemon != nil {
+			m := d.daemon.State()
+			s.serving, s.losses, s.idle = m.Serving, m.Losses, "waits for MPS: "+m.Why
+		}
+		d.tell(s)
+		if d.following() {
+			timer.Reset(followEvery)
+		} else {
+			timer.Reset(deviceEvery)
+		}
+	}
+}
+
+// open finds all that there is to find.
+func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
+	s := gpuState{opened: true, usedBytes: -1, freeBytes: -1}
+	name := d.name
+	if name == autoDevice {
+		name = "cuda"
+	}
+	began := time.Now()
+	if s.foundGPU, s.err = d.machine.find(name, d.grain); s.err != nil {
+		if d.name == autoDevice && missing(s.err) {
+			s.cpu, s.err = true, nil
+			d.log.Info().Msg("there is no GPU; models run on the CPU")
+			return s, nil
+		}
+		s.err = fmt.Errorf("open device %s: %w", d.name, s.err)
+		d.log.Error().Err(s.err).Msg("no GPU")
+		return s, nil
+	}
+	session, err := d.machine.session()
+	if err != nil {
+		d.log.Warn().Err(err).Msg("no NVML; the GPU's memory is not known")
+		session = nil
+	}
+	daemon, err := d.machine.startMPS(ctx, mps.Options{Dir: d.dir, UUID: s.uuid, Session: session, Log: d.log})
+	s.serving, s.mechanism = true, mechanismMPS
+	if err != nil {
+		if ctx.Err() != nil {
+			return s, nil
+		}
+		s.withoutMPS(err, d.dir)
+		d.log.Warn().Str("why", s.why).Msg("no MPS: the inference functions share the GPU by time, and their shares are wishes")
+	} else {
+		d.mu.Lock()
+		d.daemon = daemon
+		d.mu.Unlock()
+		s.environment = daemon.Environment()
+		if s.noGroups != "" {
+			s.why = "no partitions: " + s.noGroups
+		}
+	}
+	d.log.Info().Str("gpu", s.name).Str("uuid", s.uuid).Int("sms", s.sms).Ints("groups", s.groupSMs).
+		Str("mechanism", s.mechanism).Dur("after_ms", time.Since(began)).Msg("GPU is open")
+	return s, session
+}
+
+// withoutMPS is the device shared by time: groups of multiprocessors that processes
+// use in turns would separate nothing.
+func (s *gpuState) withoutMPS(err error, dir string) {
+	s.mechanism, s.groupSMs = mechanismTimeSlicing, nil
+	s.why = line("no MPS: " + err.Error())
+	var p *mps.Problem
+	if errors.As(err, &p) && p.Mend != "" {
+		s.why = line(s.why + "; mend it: " + p.Mend)
+	}
+	// Nor are they to become clients of somebody else's daemon.
+	s.environment = map[string]string{
+		"CUDA_VISIBLE_DEVICES":    s.uuid,
+		"CUDA_MPS_PIPE_DIRECTORY": filepath.Join(dir, "no-mps"),
+	}
+}
+
+// missing reports whether there is no GPU, or no driver for one.
+func missing(err error) bool {
+	return errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, cuda.ErrNoDevice) || errors.Is(err, cuda.ErrNoCgo)
+}
+
+// look asks for the memory, and strikes off the ended processes that are not
+// listed any more.
+func (d *device) look(session nvml.Session, s *gpuState) error {
+	s.usedBytes, s.freeBytes = -1, -1
+	if d.following() {
+		list, err := session.Processes(s.uuid)
+		d.mu.Lock()
+		for pid, until := range d.ends {
+			listed := slices.ContainsFunc(list, func(p nvml.Process) bool { return p.PID == pid })
+			if err != nil || !listed || !time.Now().Before(until) {
+				delete(d.ends, pid)
+			}
+		}
+		d.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	// After the list: what is not in it is not in use either.
+	u, err := session.Usage(s.uuid)
+	if err == nil {
+		s.usedBytes, s.freeBytes = u.UsedBytes, u.FreeBytes
+	}
+	return err
+}
+
+func (d *device) tell(s gpuState) {
+	for {
+		select {
+		case d.states <- s:
+			return
+		default:
+		}
+		select {
+		case <-d.states:
+		default:
+		}
+	}
+}
+
+// follow looks for the memory of a process that has ended, from now on.
+func (d *device) follow(pid int) {
+	d.mu.Lock()
+	d.ends[pid] = time.Now().Add(releaseTimeout)
+	d.mu.Unlock()
+	select {
+	case d.kick <- struct{}{}:
+	default:
+	}
+}
+
+// follows reports whether a process that has ended may still hold memory.
+func (d *device) follows(pid int) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.ends[pid]
+	return ok
+}
+
+func (d *device) following() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.ends) > 0
+}
+
+// health asks the MPS server; mps.Well where there is none.
+func (d *device) health(ctx context.Context) mps.Health {
+	d.mu.Lock()
+	daemon := d.daemon
+	d.mu.Unlock()
+	if daemon == nil {
+		return mps.Well
+	}
+	h, err := daemon.Health(ctx)
+	if err != nil {
+		d.log.Warn().Err(err).Msg("MPS does not tell how it is")
+	}
+	return h
+}
+
+// inherited is the environment that a process for a device begins with: on a GPU,
+// what the orchestrator's own says of MPS is not for it.
+func inherited(device string) []string {
+	env := os.Environ()
+	if device == cpuDevice {
+		return env
+	}
+	return slices.DeleteFunc(env, func(e string) bool {
+		return strings.HasPrefix(e, "CUDA_MPS_") || strings.HasPrefix(e, "CUDA_VISIBLE_DEVICES=")
+	})
+}
+
+// promisedSMs is how many multiprocessors a process may count that was given
+// groups, or percent of them by MPS. MPS takes whole pairs, most often rounding
+// down, and gives no less than one group of 8 on a Hopper (measured there, of 132:
+// 1 % -> 8, 10 -> 12, 12.5 -> 16, 30 -> 38, 33.4 -> 44, 60 -> 78).
+func promisedSMs(g foundGPU, groups []int, percent float64) (least, most int) {
+	if len(groups) > 0 {
+		for _, i := range groups {
+			if i >= 0 && i < len(g.groupSMs) {
+				least += g.groupSMs[i]
+			}
+		}
+		return least, least
+	}
+	const pair, smallest = 2, 8
+	exact := percent / 100 * float64(g.sms)
+	return max(1, int(exact)-pair), min(g.sms, max(smallest, int(exact)+pair))
+}
+
+// percentage is CUDA_MPS_ACTIVE_THREAD_PERCENTAGE for a share: above 0, which MPS
+// would take for no limit at all.
+func percentage(sharePercent float64) string {
+	return fmt.Sprintf("%g", min(100, max(1, sharePercent)))
+}
+
+// union is what a process may be running on, ascending: where it said it was, and
+// where it was ordered to.
+func union(a, b []int) []int {
+	u := slices.Concat(a, b)
+	slices.Sort(u)
+	return slices.Compact(u)
+}
+
+// observed is the device for the manager.
+func (s *gpuState) observed() *control.ObservedDevice {
+	return &control.ObservedDevice{
+		UUID: s.uuid, Name: s.name, SMs: s.sms, GroupSMs: s.groupSMs,
+		MemoryBytes: s.memoryBytes, UsedBytes: max(0, s.usedBytes), Why: s.why,
+	}
+}

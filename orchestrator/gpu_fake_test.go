@@ -1,0 +1,150 @@
+package orchestrator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/nvml"
+	fakenvml "github.com/penstock/penstock/cuda/nvml/fake"
+	"github.com/penstock/penstock/orchestrator/mps"
+)
+
+// fakeGPU is the H200's multiprocessors with less memory.
+var fakeGPU = foundGPU{
+	uuid: "GPU-1", name: "Fake", sms: 132, memoryBytes: 100 << 30,
+	groupSMs: []int{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 12},
+}
+
+// fakeMachine has one GPU, or none, and MPS, or none. It runs on a bubble's time.
+type fakeMachine struct {
+	gpus   *fakenvml.Session
+	noNVML error
+	noGPU  error
+	noMPS  error
+	takes  time.Duration // to find the GPU, and again to start MPS
+
+	mu      sync.Mutex
+	grain   int
+	daemons []*fakeMPS
+}
+
+func newFakeMachine() *fakeMachine {
+	return &fakeMachine{gpus: fakenvml.New(nvml.Device{UUID: fakeGPU.uuid, Name: fakeGPU.name, MemoryBytes: fakeGPU.memoryBytes})}
+}
+
+func (m *fakeMachine) find(name string, grain int) (foundGPU, error) {
+	time.Sleep(m.takes)
+	if m.noGPU != nil {
+		return foundGPU{}, m.noGPU
+	}
+	if name != "cuda" {
+		return foundGPU{}, fmt.Errorf("%w %q", cuda.ErrNoDevice, name)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.grain = grain
+	return fakeGPU, nil
+}
+
+func (m *fakeMachine) session() (nvml.Session, error) { return m.gpus, m.noNVML }
+
+func (m *fakeMachine) startMPS(ctx context.Context, o mps.Options) (mpsDaemon, error) {
+	select {
+	case <-time.After(m.takes):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if m.noMPS != nil {
+		return nil, m.noMPS
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.daemons {
+		if !d.closed {
+			return nil, errors.New("another daemon runs")
+		}
+	}
+	d := &fakeMPS{uuid: o.UUID, changes: make(chan struct{}, 1), state: mps.State{Serving: true, Daemon: 1, Server: 2}}
+	m.daemons = append(m.daemons, d)
+	return d, nil
+}
+
+// daemon is the last that was started; nil before.
+func (m *fakeMachine) daemon() *fakeMPS {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.daemons) == 0 {
+		return nil
+	}
+	return m.daemons[len(m.daemons)-1]
+}
+
+// check complains of a daemon that is left.
+func (m *fakeMachine) check(t *testing.T) {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, d := range m.daemons {
+		if !d.closed {
+			t.Error("an MPS daemon is left")
+		}
+	}
+}
+
+// fakeMPS is a daemon that is as a test says.
+type fakeMPS struct {
+	uuid    string
+	changes chan struct{}
+
+	mu     sync.Mutex
+	state  mps.State
+	health mps.Health
+	mute   bool
+	closed bool
+}
+
+func (d *fakeMPS) Environment() map[string]string {
+	return map[string]string{"CUDA_VISIBLE_DEVICES": d.uuid, "CUDA_MPS_PIPE_DIRECTORY": "/run/mps", "CUDA_MPS_LOG_DIRECTORY": "/run/mps-log"}
+}
+
+func (d *fakeMPS) State() mps.State {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.state
+}
+
+func (d *fakeMPS) Changes() <-chan struct{} { return d.changes }
+
+func (d *fakeMPS) Health(ctx context.Context) (mps.Health, error) {
+	d.mu.Lock()
+	h, mute := d.health, d.mute
+	d.mu.Unlock()
+	if mute {
+		<-ctx.Done()
+		return mps.Well, ctx.Err()
+	}
+	time.Sleep(2 * time.Millisecond)
+	return h, nil
+}
+
+func (d *fakeMPS) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	return nil
+}
+
+func (d *fakeMPS) set(change func(*fakeMPS)) {
+	d.mu.Lock()
+	change(d)
+	d.mu.Unlock()
+	select {
+	case d.changes <- struct{}{}:
+	default:
+	}
+}

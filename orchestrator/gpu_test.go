@@ -1,0 +1,666 @@
+package orchestrator
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/orchestrator/mps"
+)
+
+// amongGPU is among, for a manager that wants a GPU.
+func amongGPU(t *testing.T, lives func(spec) life, f func(*node)) {
+	t.Helper()
+	among(t, lives, func(n *node) {
+		n.desired.Device = "cuda"
+		f(n)
+	})
+}
+
+// grouped is a process of its own instance that runs on groups.
+func grouped(generation uint32, role control.Role, groups ...int) control.DesiredProcess {
+	p := one(generation, role, 30)
+	p.Instance, p.SMGroups = int(generation), groups
+	return p
+}
+
+// apart is one in a place of its own.
+func apart(generation uint32, role control.Role, share float64) control.DesiredProcess {
+	p := one(generation, role, share)
+	p.Instance = int(generation)
+	return p
+}
+
+func (n *node) untilProcess(generation uint32, what string, is func(control.ObservedProcess) bool) control.ObservedProcess {
+	n.t.Helper()
+	var found control.ObservedProcess
+	n.until(what, func(o control.Observed) bool {
+		for _, p := range o.Processes {
+			if p.Generation == generation && is(p) {
+				found = p
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+func TestNothingStartsBeforeTheGPUIsOpen(t *testing.T) {
+	amongGPU(t, nil, func(n *node) {
+		n.machine.takes = 3 * time.Second
+		n.want(one(1, control.Serve, 30))
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		o := n.link.observed()
+		if len(n.spawner.started) != 0 || o.Device != nil || o.Mechanism != "" || o.Processes[0].Reason != "waits until the GPU is found" {
+			t.Errorf("after five seconds of six: %+v, %d started", o, len(n.spawner.started))
+		}
+		n.untilState(1, control.Active)
+	})
+}
+
+func TestAProcessIsToldItsGPUAndItsPercentage(t *testing.T) {
+	amongGPU(t, nil, func(n *node) {
+		n.desired.SMGrain = 2
+		p := one(1, control.Serve, 30)
+		p.Environment = map[string]string{"MODEL": "x", "CUDA_VISIBLE_DEVICES": "7"}
+		n.want(p)
+		q := n.untilState(1, control.Active)
+		if q.SMs != 37 || len(q.SMGroups) != 0 || q.Reason != "" {
+			t.Errorf("active as %+v", q)
+		}
+		f := n.spawner.generation(1)
+		if f.spec.start.Device != fakeGPU.uuid || !slices.Equal(f.spec.start.GroupSMs, fakeGPU.groupSMs) || n.machine.grain != 2 {
+			t.Errorf("started as %+v, grain %d", f.spec.start, n.machine.grain)
+		}
+		want := map[string]string{"MODEL": "x", "CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps", "CUDA_MPS_LOG_DIRECTORY": "/run/mps-log"}
+		if !reflect.DeepEqual(f.spec.environment, want) {
+			t.Errorf("environment %v", f.spec.environment)
+		}
+		if w := f.wake(); !reflect.DeepEqual(w.Environment, map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}) || w.Governor || w.SharePercent != 30 {
+			t.Errorf("woken by %+v", w)
+		}
+		o := n.link.observed()
+		if o.Mechanism != "mps" || o.Device == nil || o.Device.UUID != "GPU-1" || o.Device.Name != "Fake" || o.Device.SMs != 132 ||
+			!slices.Equal(o.Device.GroupSMs, fakeGPU.groupSMs) || o.Device.MemoryBytes != 100<<30 || o.Device.Why != "" {
+			t.Errorf("observed %+v, %+v", o, o.Device)
+		}
+		// A GPU's share is nobody's CPU quota, and a percentage is for life.
+		n.want(one(1, control.Serve, 60))
+		n.untilProcess(1, "the share is noted", func(p control.ObservedProcess) bool { return p.SharePercent == 60 })
+		if got := n.shares.of(key{"face", 0, 1}); got != 0 {
+			t.Errorf("it has a CPU quota of %v %%", got)
+		}
+		if orders, _ := f.got(); !slices.Equal(orders, []control.OrderKind{control.DoWake}) {
+			t.Errorf("ordered %v", orders)
+		}
+	})
+}
+
+func TestPercentagesAreNeverNone(t *testing.T) {
+	for share, want := range map[float64]string{0: "1", 0.2: "1", 12.5: "12.5", 30: "30", 100: "100"} {
+		if got := percentage(share); got != want {
+			t.Errorf("of %v: %q, want %q", share, got, want)
+		}
+	}
+}
+
+func TestPromisedMultiprocessors(t *testing.T) {
+	// What MPS gave on an H200, and what it did not.
+	for percent, got := range map[float64]int{0.5: 8, 1: 8, 10: 12, 12.5: 16, 30: 38, 33.4: 44, 60: 78, 100: 132} {
+		least, most := promisedSMs(fakeGPU, nil, percent)
+		if got < least || got > most {
+			t.Errorf("%v %%: %d is not within %d to %d", percent, got, least, most)
+		}
+		if percent < 90 && most >= 132 {
+			t.Errorf("%v %%: all would do", percent)
+		}
+	}
+	if least, most := promisedSMs(fakeGPU, []int{0, 15}, 30); least != 20 || most != 20 {
+		t.Errorf("groups 0 and 15 promise %d to %d", least, most)
+	}
+}
+
+func TestTheDevicesMemoryIsLookedAtOnceASecond(t *testing.T) {
+	amongGPU(t, nil, func(n *node) {
+		n.want(one(1, control.Serve, 30))
+		n.untilState(1, control.Active)
+		n.machine.gpus.Hold("GPU-1", 5<<30)
+		n.until("the memory is seen", func(o control.Observed) bool { return o.Device.UsedBytes == 5<<30 })
+		asked := n.machine.gpus.Asked()
+		time.Sleep(10 * time.Second)
+		if d := n.machine.gpus.Asked() - asked; d < 9 || d > 11 {
+			t.Errorf("asked %d times in ten seconds", d)
+		}
+		// One that does not answer is no trouble, and is complained of once.
+		n.machine.gpus.Refuse(errors.New("busy"))
+		time.Sleep(5 * time.Second)
+		if got := strings.Count(n.log.String(), "the GPU's memory is not known"); got != 1 {
+			t.Errorf("complained %d times", got)
+		}
+	})
+}
+
+func TestGroupsMoveOneOrderAtATime(t *testing.T) {
+	lives := func(spec) life { return life{moves: 300 * time.Millisecond} }
+	amongGPU(t, lives, func(n *node) {
+		n.want(grouped(1, control.Serve, 0, 1))
+		p := n.untilState(1, control.Active)
+		if p.SMs != 16 || !slices.Equal(p.SMGroups, []int{0, 1}) {
+			t.Errorf("active as %+v", p)
+		}
+		f := n.spawner.generation(1)
+		if w := f.wake(); w.Environment != nil || !slices.Equal(w.SMGroups, []int{0, 1}) {
+			t.Errorf("woken by %+v", w)
+		}
+		n.want(grouped(1, control.Serve, 1, 2))
+		n.untilProcess(1, "both are held", func(p control.ObservedProcess) bool { return slices.Equal(p.SMGroups, []int{0, 1, 2}) })
+		n.want(grouped(1, control.Serve, 0, 1)) // and back, before it is there
+		n.want(grouped(1, control.Serve, 3))
+		if p := n.link.observed().Processes[0]; !slices.Equal(p.SMGroups, []int{0, 1, 2}) {
+			t.Errorf("as it moves: %v", p.SMGroups)
+		}
+		n.untilProcess(1, "it moves on", func(p control.ObservedProcess) bool { return slices.Equal(p.SMGroups, []int{1, 2, 3}) })
+		p = n.untilProcess(1, "it is there", func(p control.ObservedProcess) bool { return slices.Equal(p.SMGroups, []int{3}) })
+		if p.SMs != 8 || p.Reason != "" {
+			t.Errorf("there as %+v", p)
+		}
+		if orders, _ := f.got(); len(orders) != 3 { // wake, {1,2}, {3}
+			t.Errorf("ordered %v", orders)
+		}
+	})
+}
+
+func TestAShadowIsToldItsGroupsWhenItIsWoken(t *testing.T) {
+	lives := func(spec) life { return life{link: time.Second} }
+	amongGPU(t, lives, func(n *node) {
+		n.want(grouped(1, control.Shadow, 0, 1))
+		n.untilState(1, control.Loaded)
+		n.want(grouped(1, control.Shadow, 2))
+		time.Sleep(time.Second)
+		f := n.spawner.generation(1)
+		if orders, _ := f.got(); len(orders) != 0 {
+			t.Errorf("a sleeper was ordered %v", orders)
+		}
+		if p := n.link.observed().Processes[0]; len(p.SMGroups) != 0 {
+			t.Errorf("a sleeper holds %v", p.SMGroups)
+		}
+		n.want(grouped(1, control.Serve, 2, 3))
+		p := n.untilState(1, control.Linking)
+		if !slices.Equal(p.SMGroups, []int{2, 3}) {
+			t.Errorf("as it links it holds %v", p.SMGroups)
+		}
+		// What changes meanwhile waits.
+		n.want(grouped(1, control.Serve, 4))
+		if p := n.link.observed().Processes[0]; !slices.Equal(p.SMGroups, []int{2, 3}) {
+			t.Errorf("as it links it holds %v", p.SMGroups)
+		}
+		n.untilProcess(1, "it is there", func(p control.ObservedProcess) bool { return slices.Equal(p.SMGroups, []int{4}) })
+	})
+}
+
+func TestOneThatCannotMoveStaysAndSaysWhy(t *testing.T) {
+	lives := func(spec) life { return life{staysPut: "out of memory"} }
+	amongGPU(t, lives, func(n *node) {
+		n.want(grouped(1, control.Serve, 0))
+		n.untilState(1, control.Active)
+		n.want(grouped(1, control.Serve, 1))
+		n.untilProcess(1, "it stays", func(p control.ObservedProcess) bool {
+			return slices.Equal(p.SMGroups, []int{0}) && p.Reason == "out of memory"
+		})
+		time.Sleep(10 * time.Minute)
+		if orders, signals := n.spawner.generation(1).got(); len(orders) != 2 || len(signals) != 0 {
+			t.Errorf("ordered %v, signalled %v", orders, signals)
+		}
+	})
+}
+
+func TestOneThatNeverArrivesIsKilled(t *testing.T) {
+	lives := func(spec) life { return life{stuck: true} }
+	amongGPU(t, lives, func(n *node) {
+		n.want(grouped(1, control.Serve, 0))
+		n.untilState(1, control.Active)
+		n.want(grouped(1, control.Serve, 1))
+		time.Sleep(time.Minute)
+		n.until("it moves still", func(o control.Observed) bool { return slices.Equal(o.Processes[0].SMGroups, []int{0, 1}) })
+		time.Sleep(time.Minute)
+		p := n.untilState(1, control.Failed)
+		if !strings.Contains(p.Reason, "not on its multiprocessors within 2m0s") || len(p.SMGroups) != 0 {
+			t.Errorf("ended as %+v", p)
+		}
+	})
+}
+
+func TestOtherMultiprocessorsThanPromisedAreSaidOnce(t *testing.T) {
+	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
+	amongGPU(t, all, func(n *node) {
+		n.want(apart(1, control.Serve, 30), grouped(2, control.Serve, 3, 15), apart(3, control.Serve, 100))
+		for g, reason := range map[uint32]string{
+			1: "it counts 132 multiprocessors where 30 % of 132 are 37 to 41",
+			2: "it counts 132 multiprocessors where groups [3 15] are 20",
+			3: "",
+		} {
+			if p := n.untilState(g, control.Active); p.Reason != reason {
+				t.Errorf("%d: %q", g, p.Reason)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		if got := strings.Count(n.log.String(), "other multiprocessors than promised"); got != 2 {
+			t.Errorf("complained %d times", got)
+		}
+	})
+}
+
+func TestWithoutMPSTheGPUIsSharedByTime(t *testing.T) {
+	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
+	amongGPU(t, all, func(n *node) {
+		n.machine.noMPS = &mps.Problem{Why: "nvidia-cuda-mps-control is not installed", Mend: "apt-get install it"}
+		n.want(apart(1, control.Serve, 30), apart(2, control.Serve, 30), apart(3, control.Shadow, 30))
+		p := n.untilState(1, control.Active)
+		n.untilState(2, control.Active)
+		if p.Reason != "" || p.SMs != 132 {
+			t.Errorf("active as %+v", p)
+		}
+		o := n.link.observed()
+		if o.Mechanism != "time-slicing" || len(o.Device.GroupSMs) != 0 || o.Device.Why != "no MPS: nvidia-cuda-mps-control is not installed; mend it: apt-get install it" {
+			t.Errorf("observed %+v, %+v", o, o.Device)
+		}
+		f := n.spawner.generation(1)
+		if len(f.wake().Environment) != 0 || len(f.spec.start.GroupSMs) != 0 || f.spec.environment["CUDA_VISIBLE_DEVICES"] != "GPU-1" ||
+			!strings.HasSuffix(f.spec.environment["CUDA_MPS_PIPE_DIRECTORY"], "no-mps") {
+			t.Errorf("woken by %+v, started as %+v", f.wake(), f.spec)
+		}
+		if !strings.Contains(n.log.String(), "share the GPU by time") {
+			t.Error("the log does not say so")
+		}
+		// Each has a context of its own, and loses its own.
+		f.fault("illegal address")
+		if p := n.untilState(1, control.Failed); !p.DeviceLost {
+			t.Errorf("ended as %+v", p)
+		}
+		time.Sleep(time.Minute)
+		n.untilState(2, control.Active)
+	})
+}
+
+func TestWithoutGroupsSharesArePercentages(t *testing.T) {
+	noGroups := fakeGPU
+	noGroups.groupSMs, noGroups.noGroups = nil, "cuGreenCtxCreate is missing"
+	defer func(g foundGPU) { fakeGPU = g }(fakeGPU)
+	fakeGPU = noGroups
+	amongGPU(t, nil, func(n *node) {
+		n.want(one(1, control.Serve, 30))
+		n.untilState(1, control.Active)
+		o := n.link.observed()
+		if o.Mechanism != "mps" || len(o.Device.GroupSMs) != 0 || o.Device.Why != "no partitions: cuGreenCtxCreate is missing" {
+			t.Errorf("observed %+v, %+v", o, o.Device)
+		}
+	})
+}
+
+func TestAGPUThatIsNotThere(t *testing.T) {
+	for name, c := range map[string]struct {
+		device string
+		err    error
+		cpu    bool
+	}{
+		"one by name, and no driver":        {"cuda", cuda.ErrNoDriver, false},
+		"one by name that another has":      {"cuda:7", nil, false},
+		"any, and no driver":                {"auto", cuda.ErrNoDriver, true},
+		"any, and none":                     {"auto", cuda.ErrNoDevice, true},
+		"any, and a driver that is at odds": {"auto", &cuda.Error{Op: "cuInit", Code: 803}, false},
+		"any, and there is one":             {"auto", nil, false},
+		"none wanted":                       {"cpu", cuda.ErrNoDriver, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			among(t, nil, func(n *node) {
+				n.machine.noGPU = c.err
+				n.desired.Device = c.device
+				n.want(one(1, control.Serve, 30))
+				if c.err == nil && c.device == "auto" {
+					n.untilState(1, control.Active)
+					if o := n.link.observed(); o.Mechanism != "mps" || o.Device == nil {
+						t.Errorf("observed %+v", o)
+					}
+					return
+				}
+				if c.cpu {
+					n.untilState(1, control.Active)
+					f := n.spawner.generation(1)
+					if o := n.link.observed(); o.Mechanism != mechanismV1 || o.Device != nil || f.spec.start.Device != "cpu" || len(f.spec.environment) != 0 {
+						t.Errorf("observed %+v, started as %+v", o, f.spec)
+					}
+					if got := n.shares.of(key{"face", 0, 1}); got != 30 {
+						t.Errorf("it has a quota of %v %%", got)
+					}
+					return
+				}
+				p := n.untilState(1, control.Failed)
+				if o := n.link.observed(); o.Mechanism != "" || o.Device != nil || !strings.Contains(p.Reason, "open device "+c.device) || len(n.spawner.started) != 0 {
+					t.Errorf("observed %+v, %s", o, p.Reason)
+				}
+				// The next ones wait longer and longer.
+				n.want(one(2, control.Serve, 30))
+				n.untilState(2, control.Failed)
+				n.want(one(3, control.Serve, 30))
+				if p := n.link.observed().Processes[0]; !strings.Contains(p.Reason, "backoff") {
+					t.Errorf("the next: %+v", p)
+				}
+			})
+		})
+	}
+}
+
+func TestAnotherManagersDeviceIsOpenedAnew(t *testing.T) {
+	amongGPU(t, nil, func(n *node) {
+		n.want(one(1, control.Serve, 30))
+		n.untilState(1, control.Active)
+		first := n.machine.daemon()
+		// The same device: MPS stays.
+		n.replaceManager("n")
+		n.want(one(2, control.Serve, 30))
+		n.untilState(2, control.Active)
+		if n.machine.daemon() != first || first.closed {
+			t.Error("MPS was started again for the same device")
+		}
+		// Another grain, another device: MPS is ended, and started after that.
+		n.replaceManager("o")
+		n.desired.SMGrain = 4
+		n.want(one(3, control.Serve, 30))
+		n.untilState(3, control.Active)
+		if n.machine.daemon() == first || !first.closed {
+			t.Error("MPS was not started again")
+		}
+		n.replaceManager("p")
+		n.desired.Device = ""
+		n.want(one(4, control.Serve, 30))
+		n.untilState(4, control.Active)
+		if o := n.link.observed(); o.Device != nil || o.Mechanism != mechanismV1 || !n.machine.daemon().closed {
+			t.Errorf("observed %+v", o)
+		}
+	})
+}
+
+func TestTheOrchestratorsEndEndsMPS(t *testing.T) {
+	amongGPU(t, nil, func(n *node) {
+		n.want(one(1, control.Serve, 30))
+		n.untilState(1, control.Active)
+		d := n.machine.daemon()
+		n.stop()
+		<-n.stopped
+		if !d.closed {
+			t.Error("it runs on")
+		}
+	})
+}
+
+func TestAStopWhileTheGPUOpensIsNotHeldUp(t *testing.T) {
+	amongGPU(t, nil, func(n *node) {
+		n.machine.takes = time.Second
+		n.want(one(1, control.Serve, 30))
+		time.Sleep(1500 * time.Millisecond) // MPS is starting
+		began := time.Now()
+		n.stop()
+		<-n.stopped
+		if d := time.Since(began); d > 100*time.Millisecond {
+			t.Errorf("it took %v", d)
+		}
+	})
+}
+
+// four starts three processes that serve and one that sleeps.
+func (n *node) four() {
+	n.t.Helper()
+	n.want(apart(1, control.Serve, 30), apart(2, control.Serve, 30), apart(3, control.Serve, 30), apart(4, control.Shadow, 30))
+	for g := uint32(1); g <= 3; g++ {
+		n.untilState(g, control.Active)
+	}
+	n.untilState(4, control.Loaded)
+}
+
+func TestAFaultTakesAllDownButTheSleepers(t *testing.T) {
+	amongGPU(t, nil, func(n *node) {
+		n.four()
+		began := time.Now()
+		n.spawner.generation(1).fault("illegal address")
+		synctest.Wait()
+		// At once, and only of the one that said so.
+		o := n.link.observed()
+		if time.Since(began) != 0 || !o.Processes[0].DeviceLost || o.Processes[1].DeviceLost || o.Processes[3].DeviceLost {
+			t.Errorf("at once: %+v", o.Processes)
+		}
+		for g := uint32(1); g <= 3; g++ {
+			p := n.untilState(g, control.Failed)
+			if !p.DeviceLost {
+				t.Errorf("%d ended as %+v", g, p)
+			}
+		}
+		if d := time.Since(began); d > 100*time.Millisecond {
+			t.Errorf("the idle ones lived for %v", d)
+		}
+		_, signals := n.spawner.generation(2).got()
+		if !slices.Equal(signals, []syscall.Signal{syscall.SIGKILL}) {
+			t.Errorf("an idle one was signalled %v", signals)
+		}
+		if p := n.link.observed().Processes[1]; !strings.Contains(p.Reason, deviceFailed) {
+			t.Errorf("an idle one: %s", p.Reason)
+		}
+		n.untilState(4, control.Loaded)
+		if got := strings.Count(n.log.String(), "the GPU failed under all its processes"); got != 1 {
+			t.Errorf("said %d times", got)
+		}
+		// Nobody's early failure: the next are started and woken at once.
+		began = time.Now()
+		n.want(apart(4, control.Serve, 30), func() control.DesiredProcess { p := apart(5, control.Serve, 30); p.Instance = 1; return p }())
+		n.untilState(4, control.Active)
+		n.untilState(5, control.Active)
+		if d := time.Since(began); d > 100*time.Millisecond {
+			t.Errorf("the next took %v", d)
+		}
+	})
+}
+
+func TestASleeperIsWokenWhileTheLostOnesStillEnd(t *testing.T) {
+	lives := func(sp spec) life { return life{lingers: 10 * time.Second} }
+	amongGPU(t, lives, func(n *node) {
+		n.four()
+		n.spawner.generation(1).fault("illegal address")
+		synctest.Wait()
+		began := time.Now()
+		n.want(apart(1, control.Serve, 30), apart(2, control.Serve, 30), apart(3, control.Serve, 30), apart(4, control.Serve, 30))
+		n.untilState(4, control.Active)
+		if d := time.Since(began); d > 100*time.Millisecond {
+			t.Errorf("it took %v", d)
+		}
+		// What dies late tells nothing of the new.
+		n.untilState(2, control.Failed)
+		n.untilState(3, control.Failed)
+		n.untilState(4, control.Active)
+	})
+}
+
+func TestOneThatNeverHadTheDeviceLosesItAlone(t *testing.T) {
+	for name, c := range map[string]struct {
+		health mps.Health
+		mute   bool
+		all    bool
+	}{
+		"the server is well": {health: mps.Well},
+		"it has failed":      {health: mps.Fault, all: true},
+		"it is gone":         {health: mps.Gone, all: true},
+		"it says nothing":    {mute: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lives := func(sp spec) life { return life{losesFirst: sp.key.generation == 4} }
+			amongGPU(t, lives, func(n *node) {
+				n.four()
+				n.machine.daemon().set(func(d *fakeMPS) { d.health, d.mute = c.health, c.mute })
+				n.want(apart(1, control.Serve, 30), apart(2, control.Serve, 30), apart(3, control.Serve, 30), apart(4, control.Serve, 30))
+				n.untilState(4, control.Failed)
+				time.Sleep(time.Second)
+				synctest.Wait()
+				for _, p := range n.link.observed().Processes {
+					if p.DeviceLost != c.all || p.State.Ended() != (c.all || p.Generation == 4) {
+						t.Errorf("%+v", p)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestAServerThatDiesTakesAllDown(t *testing.T) {
+	amongGPU(t, nil, func(n *node) {
+		n.four()
+		n.machine.daemon().set(func(d *fakeMPS) { d.state.Losses++ })
+		for g := uint32(1); g <= 3; g++ {
+			if p := n.untilState(g, control.Failed); !p.DeviceLost {
+				t.Errorf("%d ended as %+v", g, p)
+			}
+		}
+		n.untilState(4, control.Loaded)
+		// One loss, one time.
+		n.want(apart(4, control.Serve, 30))
+		n.untilState(4, control.Active)
+		time.Sleep(time.Minute)
+		n.untilState(4, control.Active)
+	})
+}
+
+func TestNobodyIsWokenWithoutMPS(t *testing.T) {
+	amongGPU(t, nil, func(n *node) {
+		n.want(one(1, control.Shadow, 30))
+		n.untilState(1, control.Loaded)
+		n.machine.daemon().set(func(d *fakeMPS) { d.state.Serving, d.state.Why = false, "the MPS daemon died" })
+		synctest.Wait()
+		n.want(one(1, control.Serve, 30))
+		n.untilProcess(1, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waits for MPS: the MPS daemon died" })
+		time.Sleep(time.Minute)
+		n.untilState(1, control.Loaded)
+		n.machine.daemon().set(func(d *fakeMPS) { d.state.Serving = true })
+		began := time.Now()
+		n.untilState(1, control.Active)
+		if d := time.Since(began); d > 100*time.Millisecond {
+			t.Errorf("it took %v", d)
+		}
+	})
+}
+
+func TestAWakeWaitsForMemoryOnlyWhereItIsShort(t *testing.T) {
+	for name, c := range map[string]struct {
+		held        int64 // of the GPU, by others
+		listed      time.Duration
+		least, most time.Duration // until it is awake
+	}{
+		"there is enough":          {held: 0, listed: time.Hour, most: 50 * time.Millisecond},
+		"it is short":              {held: 100<<30 - 256<<20, listed: 500 * time.Millisecond, least: 500 * time.Millisecond, most: 600 * time.Millisecond},
+		"it is short for too long": {held: 100<<30 - 256<<20, listed: time.Hour, least: 2 * time.Second, most: 2200 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			lives := func(sp spec) life {
+				return life{dies: time.Duration(2-sp.key.generation) * 10 * time.Second, how: exit{code: 1}}
+			}
+			amongGPU(t, lives, func(n *node) {
+				n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
+				n.untilState(1, control.Active)
+				n.untilState(2, control.Loaded)
+				first := n.spawner.generation(1)
+				n.machine.gpus.Hold("GPU-1", c.held)
+				n.machine.gpus.Put("GPU-1", nvml.Process{PID: first.id, UsedBytes: 1 << 20, MPS: true})
+				n.untilState(1, control.Failed)
+				time.AfterFunc(c.listed, func() { n.machine.gpus.Remove(first.id) })
+				died := time.Now()
+				n.want(one(2, control.Serve, 30))
+				n.untilState(2, control.Active)
+				if d := time.Since(died); d < c.least-50*time.Millisecond || d > c.most+50*time.Millisecond {
+					t.Errorf("it was awake after %v", d)
+				}
+			})
+		})
+	}
+}
+
+// TestNothingIsLeftOnAGPUWhateverHappens throws random wishes at random lives on a
+// GPU that faults; among checks that no process and no daemon is left.
+func TestNothingIsLeftOnAGPUWhateverHappens(t *testing.T) {
+	for range 30 {
+		seed := rand.Uint64()
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 0))
+			lives := func(sp spec) life {
+				r := rand.New(rand.NewPCG(seed, uint64(sp.key.generation)))
+				ms := func(n int) time.Duration { return time.Duration(r.IntN(n)) * time.Millisecond }
+				maybe := func() bool { return r.IntN(6) == 0 }
+				l := life{
+					handshake: ms(300), load: ms(1000), link: ms(1000), drains: ms(6000), lingers: ms(500), moves: ms(2000),
+					ignoreDrain: maybe(), ignoreTerm: maybe(), deaf: maybe(), stuck: maybe(), losesFirst: maybe(),
+				}
+				if maybe() {
+					l.staysPut = "no"
+				}
+				if maybe() {
+					l.dies, l.how = ms(20000)+1, exit{code: r.IntN(2)}
+				}
+				return l
+			}
+			amongGPU(t, lives, func(n *node) {
+				generation := uint32(0)
+				var processes []control.DesiredProcess
+				for i := range 40 {
+					switch r.IntN(8) {
+					case 0, 1:
+						generation++
+						p := grouped(generation, []control.Role{control.Shadow, control.Serve}[r.IntN(2)])
+						p.Instance = r.IntN(3)
+						processes = append(slices.Clone(processes), p)
+					case 2:
+						if len(processes) > 0 {
+							processes = slices.Delete(slices.Clone(processes), 0, 1)
+						}
+					case 3, 4:
+						if len(processes) > 0 {
+							processes = slices.Clone(processes)
+							p := &processes[r.IntN(len(processes))]
+							p.Role, p.SMGroups = control.Serve, []int{r.IntN(8), 8 + r.IntN(8)}
+						}
+					case 5:
+						if living := n.spawner.living(); len(living) > 0 {
+							select {
+							case living[r.IntN(len(living))].faulted <- "fault":
+							default:
+							}
+						}
+					case 6:
+						d := n.machine.daemon()
+						if d == nil {
+							continue
+						}
+						d.set(func(d *fakeMPS) {
+							d.state.Serving, d.health = r.IntN(2) == 0, mps.Health(r.IntN(3))
+							d.state.Losses += uint64(r.IntN(2))
+						})
+					case 7:
+						if r.IntN(4) == 0 {
+							n.replaceManager(fmt.Sprint("m", i))
+							n.desired.SMGrain = r.IntN(2) * 2
+							processes = nil
+						}
+					}
+					n.want(processes...)
+					time.Sleep(time.Duration(r.IntN(3000)) * time.Millisecond)
+				}
+			})
+		})
+	}
+}
