@@ -44,6 +44,7 @@ type bed struct {
 	slab     *shm.Region
 	request  shm.Request         // the last one published
 	gpu      *devicetest.Queued  // what the processes run on; nil: the CPU
+	split    []int               // groups that the orchestrator believes in, if others
 	streams  int                 // Attached.Streams
 	opened   func(control.Start) // when a process opens its device; may be nil
 }
@@ -53,6 +54,9 @@ func (b *bed) identity(generation uint32) control.Start {
 	start := control.Start{IF: "test", Generation: generation, CPUs: 1, Device: DeviceCPU}
 	if b.gpu != nil {
 		start.Device, start.GroupSMs = b.gpu.Name(), testGroups
+		if b.split != nil {
+			start.GroupSMs = b.split
+		}
 	}
 	return start
 }

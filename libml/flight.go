@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/shm"
@@ -48,8 +49,9 @@ func newFlight(most int) flight {
 	}
 }
 
-// lost reports whether an error says that the device failed for good.
-func lost(err error) bool { return errors.Is(err, device.ErrLost) }
+// lost reports whether an error says that the device failed for good. A framework
+// may say it in CUDA's words.
+func lost(err error) bool { return errors.Is(err, device.ErrLost) || errors.Is(err, cuda.ErrLost) }
 
 // worse is the error that counts of two, either of which may be nil: the first, but
 // for a device that is lost.

@@ -194,15 +194,16 @@ func (l *loop) mayBegin() bool {
 	return l.next.Load() == nil && l.overlap(len(l.pending), l.rule.Size(l.state))
 }
 
-// await returns true when the oldest batch in flight is done, or false before, when
-// another may begin beside it. It looks without pause: a device's batch takes
-// about as long as a sleeping thread takes to wake. Only through the first half of a
-// batch that takes several times that it sleeps, in small steps.
+// await returns true when it is time to finish the oldest batch in flight, or false
+// when another may begin beside it. Where none may, finish waits. Else it looks at the
+// device and at the ring without pause, for a batch takes about as long as a sleeping
+// thread takes to wake; only through the first half of a batch that takes several
+// times that it sleeps, in small steps.
 func (l *loop) await() bool {
-	f := l.oldestFlight()
-	if done, _ := l.m.device.Done(f.slot); done {
+	if l.flying == len(l.flights) {
 		return true
 	}
+	f := l.oldestFlight()
 	half := f.dispatched + int64(l.rule.Expected(l.state, f.padded))/2
 	for {
 		for range looks {
@@ -210,10 +211,11 @@ func (l *loop) await() bool {
 				return true
 			}
 		}
-		if l.flying < len(l.flights) {
-			if l.take(); l.mayBegin() && l.c.Entitled() && !l.p.finished() {
-				return false
-			}
+		if !l.c.Entitled() || l.p.finished() || l.next.Load() != nil {
+			return true // none may begin any more
+		}
+		if l.take(); l.mayBegin() {
+			return false
 		}
 		if half-shm.Now() > int64(worthANap) {
 			nap(worthANap / 4)

@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/libml/decode"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/libml/device/gpu"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -32,7 +33,12 @@ func openDevice(start control.Start, in models.Input) (device.Device, error) {
 	if start.Device == "" || start.Device == DeviceCPU {
 		return cpu.New(in, nil)
 	}
-	return nil, fmt.Errorf("device %s: there is no driver for it", start.Device)
+	options := gpu.Options{Device: start.Device}
+	if len(start.GroupSMs) > 0 {
+		// Only the last group, what is left over, is of another size.
+		options.Grain = start.GroupSMs[0]
+	}
+	return gpu.New(in, options)
 }
 
 // mapMemory opens the device, for the calling thread, and maps what it works on.

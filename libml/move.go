@@ -53,15 +53,16 @@ type mover struct {
 	p      *process
 	l      *loop
 	device device.Partitioned
-	held   []int // groups that the loop's slots run on
-	base   int   // the loop's
+	held   []int         // groups that the loop's slots run on
+	sms    int           // and how many multiprocessors these have
+	base   int           // the loop's
 	stop   chan struct{} // closed when the loop has ended
 	ended  chan struct{}
 }
 
-// startMover starts the goroutine; the process is ready and holds these groups.
-func (p *process) startMover(l *loop, d device.Partitioned, held []int) *mover {
-	m := &mover{p: p, l: l, device: d, held: held, base: l.base, stop: make(chan struct{}), ended: make(chan struct{})}
+// startMover starts the goroutine; the process is ready and runs where it said.
+func (p *process) startMover(l *loop, d device.Partitioned, ready control.Notice) *mover {
+	m := &mover{p: p, l: l, device: d, held: ready.SMGroups, sms: ready.SMs, base: l.base, stop: make(chan struct{}), ended: make(chan struct{})}
 	go m.run()
 	return m
 }
@@ -103,6 +104,10 @@ func (m *mover) move(groups []int) error {
 	if err := m.device.Repartition(slots, groups); err != nil {
 		return fmt.Errorf("move to groups %v: %w", groups, err)
 	}
+	sms, err := m.p.countSMs(m.device, to, groups)
+	if err != nil {
+		return fmt.Errorf("move to groups %v: %w", groups, err)
+	}
 	for _, slot := range slots {
 		if _, err := m.p.configureSlot(slot); err != nil {
 			return fmt.Errorf("move to groups %v: %w", groups, err)
@@ -113,7 +118,7 @@ func (m *mover) move(groups []int) error {
 	m.l.c.Interrupt()
 	select {
 	case <-order.settled:
-		m.base, m.held = to, groups
+		m.base, m.held, m.sms = to, groups, sms
 		return nil
 	case <-m.stop:
 		return errStopped
@@ -123,14 +128,10 @@ func (m *mover) move(groups []int) error {
 // report says where the process is after an order, and why it is not where it was
 // ordered to, if it is not.
 func (m *mover) report(err error) {
-	n := control.Notice{SMGroups: m.held}
+	n := control.Notice{SMGroups: m.held, SMs: m.sms}
 	if err != nil {
 		m.p.log.Error().Err(err).Ints("groups", m.held).Msg("stays on its multiprocessors")
 		n.Reason = err.Error()
-	}
-	var countErr error
-	if n.SMs, countErr = m.device.SMs(m.base); countErr != nil {
-		m.p.log.Warn().Err(countErr).Msg("count multiprocessors")
 	}
 	m.p.say(n)
 }

@@ -365,3 +365,27 @@ func TestADrainDoesNotWaitForAMoveToBeMade(t *testing.T) {
 		t.Errorf("a drained process ends with %v", err)
 	}
 }
+
+// A group's index is only good where all count the same groups: else two processes
+// would share multiprocessors unawares.
+func TestGroupsOfOtherSizesThanSaidAreRefused(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	b.split = []int{8, 16, 12}
+	f := b.fake()
+	c := b.serving(f, 1)
+	c.moveTo(0)
+	c.holds(0)
+	c.moveTo(1)
+	if n := c.holds(0); n.SMs != 8 || !strings.Contains(n.Reason, "split it differently") {
+		t.Errorf("the process says %+v, want that it stays and why", n)
+	}
+	c.drained()
+
+	again := newGPUBed(t, testCard())
+	again.split = b.split
+	born := again.start(1, again.fake().build, nil)
+	born.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: []int{1}})
+	if err := born.end(); err == nil || !strings.Contains(err.Error(), "split it differently") {
+		t.Errorf("the process ends with %v", err)
+	}
+}

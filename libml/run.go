@@ -172,7 +172,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	notice.WarmupMillis = float64(time.Since(woken).Microseconds()) / 1000
 	p.say(notice)
 	if d, ok := p.memory.device.(device.Partitioned); ok {
-		m := p.startMover(l, d, wake.SMGroups)
+		m := p.startMover(l, d, notice)
 		err = l.run()
 		close(m.stop)
 		if !lost(err) {
@@ -402,10 +402,29 @@ func (p *process) place(notice *control.Notice, groups []int) error {
 	}
 	var err error
 	notice.SMGroups = groups
-	if notice.SMs, err = d.SMs(0); err != nil {
-		return fmt.Errorf("count multiprocessors: %w", err)
+	notice.SMs, err = p.countSMs(d, 0, groups)
+	return err
+}
+
+// countSMs counts the multiprocessors of a slot, which was moved to these groups. The
+// groups are the orchestrator's: where they are not of the sizes that it said, the two
+// do not speak of the same multiprocessors.
+func (p *process) countSMs(d device.Partitioned, slot int, groups []int) (int, error) {
+	n, err := d.SMs(slot)
+	if err != nil {
+		return 0, fmt.Errorf("count multiprocessors: %w", err)
 	}
-	return nil
+	want := 0
+	for _, g := range groups {
+		if g < len(p.start.GroupSMs) {
+			want += p.start.GroupSMs[g]
+		}
+	}
+	if len(groups) > 0 && n != want {
+		return n, fmt.Errorf("groups %v have %d multiprocessors on %s, and the orchestrator counts %d: they split it differently",
+			groups, n, d.Name(), want)
+	}
+	return n, nil
 }
 
 // warmUp configures and warms up every slot that may be in flight, on a device whose
