@@ -3,7 +3,8 @@
 //	go run ./bench/plot docs/benchmarks/h200
 //
 // For each NAME.json that `penstock bench` wrote and it knows, it writes NAME.png, or
-// two. A report that is not there is left out and said so.
+// two, and the tables of the page DIR.md. A report that is not there is left out and
+// said so.
 package main
 
 import (
@@ -32,6 +33,7 @@ func drawAll(dir string) error {
 		name string
 		draw func(dir string) error
 	}{
+		{"gather", drawGather},
 		{"overhead", drawOverhead},
 		{"swap", drawMoves},
 		{"limit", drawLimit},
@@ -44,7 +46,7 @@ func drawAll(dir string) error {
 			return fmt.Errorf("draw %s: %w", figure.name, err)
 		}
 	}
-	return nil
+	return fill(dir)
 }
 
 // read reads the report NAME.json.

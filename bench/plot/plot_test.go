@@ -5,6 +5,7 @@ import (
 	"image/png"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/bench"
@@ -23,12 +24,24 @@ func put(t *testing.T, dir, name string, report any) {
 }
 
 func madeUp(t *testing.T, dir string) {
+	gather := bench.Gather{Device: "made-up GPU", PieceBytes: 1024}
+	for _, kind := range []string{"u8 hwc", "f32 hwc"} {
+		for _, pictures := range []int{1, 8, 32} {
+			for _, alignment := range []string{"aligned", "odd"} {
+				gather.Cases = append(gather.Cases, bench.GatherCase{Wire: kind, Tensor: "f16 chw", Normalised: true, Pictures: pictures, PictureBytes: 150528, Alignment: alignment,
+					GigabytesPerSecond: float64(30 + pictures/2), CopyGBPerSecond: 54, Ratio: float64(30+pictures/2) / 54, PieceCopyGBPerSecond: 0.3, CPUCopyGBPerSecond: 5})
+			}
+		}
+	}
+	put(t, dir, "gather", gather)
+
 	var overhead bench.Overhead
 	overhead.Device = "made-up GPU"
 	for i, batch := range []int{1, 8, 32, 1, 8, 32} {
 		bare := float64(2000 * (i%3 + 1))
 		c := bench.OverheadCase{Model: []string{"resnet50", "mobilenetv2"}[i/3], Batch: batch, BareImagesPerSecond: bare, BareOverlappedImagesPerSecond: bare * 1.1}
 		c.Best = bench.ThroughputCase{Ports: 1 + i/5, ImagesPerSecond: bare * 0.97}
+		c.Throughput = []bench.ThroughputCase{c.Best}
 		c.BareBatch.P50 = 500
 		c.Latency.Queue.P50, c.Latency.Gather.P50, c.Latency.Infer.P50, c.Latency.Reply.P50 = 20, float64(10*batch), 510, 15
 		c.Latency.Added.P99 = 90
@@ -78,7 +91,7 @@ func TestEveryReportBecomesFigures(t *testing.T) {
 	if err := drawAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"overhead-throughput", "overhead-latency", "swap-idle", "swap-latency", "limit", "fault"} {
+	for _, name := range []string{"gather", "gather-types", "overhead-throughput", "overhead-latency", "swap-idle", "swap-latency", "limit", "fault"} {
 		file, err := os.Open(filepath.Join(dir, name+".png"))
 		if err != nil {
 			t.Error(err)
@@ -92,6 +105,46 @@ func TestEveryReportBecomesFigures(t *testing.T) {
 	}
 	if keep := os.Getenv("PENSTOCK_KEEP_FIGURES"); keep != "" {
 		if err := os.CopyFS(keep, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The page of docs/benchmarks has all the marks, and what stands between them is
+// what the reports say.
+func TestThePageIsFilledFromTheReports(t *testing.T) {
+	page, err := os.ReadFile("../../docs/benchmarks/h200.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := t.TempDir()
+	dir := filepath.Join(root, "h200")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir+".md", page, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	madeUp(t, dir)
+	for range 2 { // filled again it is the same
+		if err := fill(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	filled, err := os.ReadFile(dir + ".md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"5,820/s", "12,345", "46.0 GB/s"} {
+		if !strings.Contains(string(filled), want) {
+			t.Errorf("the page does not say %s", want)
+		}
+	}
+	if n := strings.Count(string(filled), "Not measured yet."); n > 0 {
+		t.Errorf("%d sections were not filled", n)
+	}
+	if keep := os.Getenv("PENSTOCK_KEEP_FIGURES"); keep != "" {
+		if err := os.WriteFile(filepath.Join(keep, "page.md"), filled, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
