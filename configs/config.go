@@ -37,6 +37,9 @@ type Config struct {
 	// HangTimeout is how long a batch may run before its process is taken for
 	// hung and killed; 0 means ten times the objective, at least 2 s.
 	HangTimeout time.Duration
+	// FaultHold is how long a function is held back the first time that it takes the
+	// GPU down again within a minute; 0: never.
+	FaultHold time.Duration
 	// DrainTimeout bounds the drain at SIGTERM.
 	DrainTimeout time.Duration
 
@@ -169,6 +172,7 @@ func Default() Config {
 			Tune:             true,
 		},
 		Batching:     SLAB,
+		FaultHold:    time.Minute,
 		DrainTimeout: 10 * time.Second,
 	}
 }

@@ -107,7 +107,7 @@ func Decode(file string, data []byte) (Config, error) {
 
 func (c *Config) decode(root document.Value) {
 	m := root.Map("device", "listen", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
-		"aggregate", "shares", "batching", "functions", "hang_timeout", "drain_timeout")
+		"aggregate", "shares", "batching", "functions", "hang_timeout", "fault_hold", "drain_timeout")
 	if v := m.May("device"); !v.Absent() {
 		c.Device = v.Text(deviceRule)
 		if !devicePattern.MatchString(c.Device) {
@@ -142,6 +142,7 @@ func (c *Config) decode(root document.Value) {
 	c.Shares.decode(m.May("shares"), c.Device)
 	choose(m.May("batching"), &c.Batching, SLAB, AIMD)
 	duration(m.May("hang_timeout"), &c.HangTimeout, time.Millisecond)
+	duration(m.May("fault_hold"), &c.FaultHold, 0)
 	duration(m.May("drain_timeout"), &c.DrainTimeout, time.Millisecond)
 
 	list := m.May("functions")

@@ -110,6 +110,7 @@ var wrong = map[string][]string{
 	"aggregate: {slots: 32}":                                                {"slots", "32"},
 	"aggregate: {deadline: soon}":                                           {"deadline", "soon"},
 	"slab: {size: lots}":                                                    {"size", "lots"},
+	"fault_hold: long":                                                      {"fault_hold", "long"},
 	"batching: clipper":                                                     {"clipper", "slab", "aimd"},
 	"log: {level: loud}":                                                    {"loud", "debug"},
 	"lsiten: 127.0.0.1":                                                     {`"lsiten"`, `"listen"`},

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/fault"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -193,7 +192,7 @@ func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
 	}
 
 	// Its time is up.
-	b.started = b.started.Add(-fault.Hold)
+	b.started = b.started.Add(-b.cfg.FaultHold)
 	b.turns()
 	b.serves("bad")
 	_, c := b.consumer("bad")

@@ -84,6 +84,9 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 		if m.draining {
 			return errors.New("draining")
 		}
+		if !m.device.known && len(m.functions) > 0 {
+			return fmt.Errorf("the orchestrator has not found device %s yet; its log says why", m.cfg.Device)
+		}
 		var waits []string
 		for _, f := range m.functions {
 			if !f.serving() {

@@ -113,6 +113,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		generations: map[place]uint32{},
 		started:     time.Now(),
 	}
+	m.faults.guard.Hold = m.cfg.FaultHold
 	m.device.known = m.cfg.Device == configs.DeviceCPU
 	m.metrics = newMetrics(m)
 	defer m.threads.Wait()

@@ -90,6 +90,7 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 		link: b, shares: shares,
 		desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/attach", Device: device},
 	}
+	b.faults.guard.Hold = cfg.FaultHold
 	b.Manager.device.known = device == configs.DeviceCPU
 	b.metrics = newMetrics(b.Manager)
 	t.Cleanup(b.closeFunctions)

@@ -6,13 +6,13 @@
 //
 // The function whose process says first that the device is lost is blamed: its own
 // kernel is what it was waiting for. That is a guess, so one fault is forgiven. A
-// second within Window holds the function back for Hold: its requests are refused,
-// the others go on. When it comes back, one more fault within Window is enough, and
-// each further time is twice as long, up to Longest; that is forgotten when it did
-// well for as long as Longest. Where the device fails while a function is held back,
-// that one did not do it: it still sits out its time (two functions may fault, and
-// taking turns they would keep the node down), but when it comes back one fault is
-// forgiven again.
+// second within Window holds the function back for as long as is configured: its
+// requests are refused, the others go on. When it comes back, one more fault within
+// Window is enough, and each further time is twice as long, up to longest times the
+// first; that is forgotten when it did well for as long as the longest. Where the
+// device fails while a function is held back, that one did not do it: it still sits
+// out its time (two functions may fault, and taking turns they would keep the node
+// down), but when it comes back one fault is forgiven again.
 package fault
 
 import (
@@ -21,17 +21,17 @@ import (
 	"time"
 )
 
-// Window is how long a fault is remembered, Hold the first time that a function is
-// held back, Longest the longest.
-const (
-	Window  = time.Minute
-	Hold    = time.Minute
-	Longest = 16 * time.Minute
-)
+// Window is how long a fault is remembered.
+const Window = time.Minute
 
-// Guard remembers who was blamed. The zero Guard has blamed nobody. Times are
-// durations since any fixed start. It is not safe for concurrent use.
+// longest is how many times the first time the longest hold lasts.
+const longest = 16
+
+// Guard remembers who was blamed. Times are durations since any fixed start. It is
+// not safe for concurrent use.
 type Guard struct {
+	// Hold is for how long a function is held back the first time; 0: nobody ever is.
+	Hold    time.Duration
 	records map[string]*record
 }
 
@@ -72,16 +72,17 @@ func (g *Guard) Fault(now time.Duration, reporters []string) Verdict {
 		if g.records == nil {
 			g.records = map[string]*record{}
 		}
-		r = &record{next: Hold}
+		r = &record{next: g.Hold}
 		g.records[v.Blamed] = r
 	}
 	switch {
+	case g.Hold == 0:
 	case r.held != 0: // the last word of a process that is not gone yet
 	case r.suspect:
 		v.Held, r.held, r.cleared = r.next, now+r.next, false
-		r.next = min(2*r.next, Longest)
-	case now-r.released > Longest:
-		r.next = Hold
+		r.next = min(2*r.next, longest*g.Hold)
+	case now-r.released > longest*g.Hold:
+		r.next = g.Hold
 	}
 	r.suspect, r.blamed = true, now
 	return v
