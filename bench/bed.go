@@ -146,8 +146,8 @@ func newBedDir() (string, error) {
 	return dir, nil
 }
 
-// startBed starts a node whose shares only move when they are told to, and keeps
-// this process, which makes the load, off its CPUs.
+// startBed starts a node whose shares only move when they are told to and that holds
+// nobody back for a fault, and keeps this process, which makes the load, off its CPUs.
 func startBed(ctx context.Context, binary string, o bedOptions) (*bed, error) {
 	b := &bed{cpus: planCPUs()}
 	slots := o.slots
@@ -159,6 +159,7 @@ func startBed(ctx context.Context, binary string, o bedOptions) (*bed, error) {
 log: {level: info}
 device: %s
 reserved_cpus: %d
+fault_hold: 0s
 slab: {size: 512MiB, receive_buffer: 64MiB}
 aggregate: {slots: %d}
 shares: {tune: false, change: %s, sm_grain: %d, minimum_percent: 1}

@@ -33,7 +33,7 @@ func drawGather(dir string) error {
 		if !sameKind(c, first) {
 			continue
 		}
-		groups = append(groups, fmt.Sprintf("%d × %d KB\n%s", c.Pictures, (c.PictureBytes+500)/1000, c.Alignment))
+		groups = append(groups, fmt.Sprintf("%d × %d KB\n%s", c.Pictures, c.PictureBytes/1000, c.Alignment))
 		for i, v := range []float64{c.CopyGBPerSecond, c.GigabytesPerSecond, c.CPUCopyGBPerSecond, c.PieceCopyGBPerSecond} {
 			series[i].values, series[i].labels = append(series[i].values, v), append(series[i].labels, short(v))
 			most = max(most, v)

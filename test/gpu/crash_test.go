@@ -77,8 +77,8 @@ func TestANeighboursIllegalAccessCostsNobodyAnAnswer(t *testing.T) {
 	fashion.stop().answeredAll(t, 2*8)
 	face.stop().answeredAll(t, 2*8)
 	t.Logf("silent for %s and %s; the node says %.0f ms in %d fault(s)", fashion.silence(), face.silence(), faults.LastMillis, faults.Count)
-	if !strings.Contains(n.Log(), "without answers") {
-		t.Errorf("the log does not say how long the node was without answers")
+	if !strings.Contains(n.Log(), "waking every shadow") || !strings.Contains(n.Log(), "answers again") {
+		t.Errorf("the log does not tell of the fault and of its end")
 	}
 	for _, name := range []string{"fashion", "face", "neighbour"} {
 		serving(t, n, name)

@@ -45,16 +45,31 @@ const slackBytes = 64 << 20
 
 // start starts a node on the GPU. When the test ends all its processes are gone, the
 // MPS daemon's too, and the GPU holds what it held before.
-func start(t *testing.T, config string, environment ...string) *node.Node {
+func start(t *testing.T, config string) *node.Node {
+	t.Helper()
+	return startIn(t, "", config)
+}
+
+// startIn is start with a runtime folder that there is; "" makes one.
+func startIn(t *testing.T, dir, config string) *node.Node {
 	t.Helper()
 	before := usedBytes(t)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("not ready within %s", patience))
 	defer cancel()
-	n, err := node.Start(ctx, node.Options{Binary: penstock, Config: "device: cuda\n" + config, Environment: environment})
+	o := node.Options{Binary: penstock, Config: "device: cuda\n" + config}
+	if dir != "" {
+		o.Args = []string{"--runtime-dir", dir}
+	}
+	n, err := node.Start(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}
+	made := n.Dir
+	if dir != "" {
+		n.Dir = dir // the last --runtime-dir counts
+	}
 	t.Cleanup(func() {
+		defer os.RemoveAll(made)
 		if err := n.Stop(); err != nil {
 			t.Errorf("the node did not drain: %v", err)
 		}
