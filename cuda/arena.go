@@ -7,7 +7,8 @@ import (
 
 // Arena is device memory with addresses of its own (cuMemAddressReserve,
 // cuMemCreate, cuMemMap) that other processes can map through a file descriptor.
-// 1 GiB is there in 0.3 ms.
+// It is there, and gone, within a millisecond, and waits for no work on the device,
+// as Free does.
 type Arena struct {
 	address Pointer
 	bytes   int

@@ -1,5 +1,10 @@
 package cuda
 
+import (
+	"errors"
+	"sync"
+)
+
 // ContextFlags says how a thread waits for the device in Synchronize.
 type ContextFlags uint32
 
@@ -17,6 +22,9 @@ const (
 type Context struct {
 	device Device
 	handle uint64
+
+	mu     sync.Mutex
+	greens map[string]*keptGreen // by grain and groups
 }
 
 // OpenContext makes the device's primary context, or joins it where there is one
@@ -59,10 +67,11 @@ func (c *Context) Bind() error { return check("cuCtxSetCurrent", contextBind(c.h
 // threads that were bound to it must not call CUDA any more. All that was made
 // in it has been destroyed before, or is gone with the last who retains it.
 func (c *Context) Close() error {
+	err := c.closeGreens()
 	if bound, code := contextBound(); code == 0 && bound == c.handle {
 		contextBind(0)
 	}
-	return check("cuDevicePrimaryCtxRelease_v2", primaryRelease(c.device.handle))
+	return errors.Join(err, check("cuDevicePrimaryCtxRelease_v2", primaryRelease(c.device.handle)))
 }
 
 // SMs is how many multiprocessors kernels of this process can use: all of the

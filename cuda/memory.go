@@ -19,7 +19,8 @@ func (c *Context) Allocate(bytes int) (Pointer, error) {
 	return Pointer(p), nil
 }
 
-// Free gives back what Allocate returned. It waits for all work of the device.
+// Free gives back what Allocate returned. It waits until all that this process has
+// on the device is done; Arena.Close does not.
 func (c *Context) Free(p Pointer) error { return check("cuMemFree_v2", memoryFree(uint64(p))) }
 
 // Flags of cuMemHostAlloc and cuMemHostRegister, which are the same.
@@ -43,8 +44,8 @@ func (c *Context) AllocateHost(bytes int) ([]byte, error) {
 	return Bytes(Pointer(p), bytes), nil
 }
 
-// FreeHost gives back what AllocateHost returned, the whole slice. It waits for
-// all work of the device.
+// FreeHost gives back what AllocateHost returned, the whole slice. It waits until
+// all that this process has on the device is done.
 func (c *Context) FreeHost(mem []byte) error {
 	return check("cuMemFreeHost", memoryFreeHost(uint64(At(mem))))
 }
@@ -54,8 +55,7 @@ func (c *Context) FreeHost(mem []byte) error {
 // At(mem) where Properties.HostPointer says so. readOnly is for what is mapped
 // read-only in this process, which the driver refuses without it; the device can
 // only read it then. Whole pages are pinned. It stays registered until
-// Unregister, and mapped at least as long. 1 GiB takes about 20 ms on huge pages
-// and ten times as long on small ones.
+// Unregister, and mapped at least as long. 1 GiB takes some 20 to 40 ms.
 func (c *Context) Register(mem []byte, readOnly bool) (Pointer, error) {
 	if len(mem) == 0 {
 		return 0, fmt.Errorf("register no memory: %w", &Error{Op: "cuMemHostRegister", Code: InvalidValue})

@@ -28,7 +28,8 @@ func (e *LoadError) Error() string {
 func (e *LoadError) Unwrap() error { return e.Err }
 
 // Load compiles PTX, or loads a cubin or fatbin, into the context; image is the
-// caller's again when it returns. A *LoadError carries what the compiler said.
+// caller's again when it returns. It waits until the kernels that this process has
+// on the device are done. A *LoadError carries what the compiler said.
 func (c *Context) Load(image []byte) (*Module, error) {
 	if len(image) == 0 {
 		return nil, &LoadError{Err: &Error{Op: "cuModuleLoadDataEx", Code: 200}}

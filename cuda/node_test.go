@@ -60,13 +60,13 @@ func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
 	part, err := green.NewStream()
 	must(t, err)
 
-	for s, of := range map[Stream]uint64{whole: 0, part: green.handle} {
+	for s, of := range map[Stream]uint64{whole: 0, part: green.kept.handle} {
 		if g, err := s.green(); err != nil || g != of {
 			t.Errorf("the stream's green context is %#x, %v", g, err)
 		}
 	}
 	ofGreen, err := part.context()
-	if err != nil || ofGreen != green.context {
+	if err != nil || ofGreen != green.kept.context {
 		t.Errorf("the context of a green stream is %#x, %v", ofGreen, err)
 	}
 
@@ -115,7 +115,7 @@ func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
 		}
 		moved, err := kernelOfNode(n)
 		must(t, err)
-		moved.function, moved.kernel, moved.context = 0, k.function, green.context
+		moved.function, moved.kernel, moved.context = 0, k.function, green.kept.context
 		moved.block = [3]uint32{2, 1, 1}
 		must(t, setKernelOfNode(n, moved))
 	}

@@ -16,8 +16,8 @@ const defaultLibrary = "libcuda.so.1"
 const libraryEnv = "PENSTOCK_LIBCUDA"
 
 // readyTimeout is how long Open and OpenContext wait for an MPS server that
-// takes no clients yet: after a fault it ends all that it has first, which is
-// done within tens of milliseconds.
+// takes no clients yet: after a fault it waits until all the clients that it had
+// have ended (measured: as long as one of them lingers).
 const readyTimeout = 2 * time.Second
 
 var (

@@ -57,12 +57,11 @@ func init() {
 			return err
 		}
 		p, err := d.Properties()
-		sms, asked := c.SMs()
 		if err := errors.Join(c.Bind(), err); err != nil {
 			return err
 		}
-		sms, asked = c.SMs()
-		return errors.Join(asked, fmt.Errorf("%d of %d, MPS %v", sms, p.SMs, p.MPS))
+		sms, err := c.SMs()
+		return errors.Join(err, fmt.Errorf("%d of %d, MPS %v", sms, p.SMs, p.MPS))
 	}
 }
 

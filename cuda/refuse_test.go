@@ -174,7 +174,7 @@ func reopen(c *cuda.Context) error {
 func TestARefusedCallIsAnErrorAndLeavesNothing(t *testing.T) {
 	b := newBench(t)
 	for symbol, call := range b.calls() {
-		before := fake.Now()
+		before := fake.Now().Out()
 		fake.Set(t, fake.Refuse(symbol, 0, 46))
 		err := call()
 		var refused *cuda.Error
@@ -182,7 +182,7 @@ func TestARefusedCallIsAnErrorAndLeavesNothing(t *testing.T) {
 			t.Errorf("%s: the error is %v", symbol, err)
 		}
 		fake.Reset()
-		if after := fake.Now(); after != before {
+		if after := fake.Now().Out(); after != before {
 			t.Errorf("%s left\nbefore %+v\nafter  %+v", symbol, before, after)
 		}
 	}
@@ -203,7 +203,6 @@ func TestARefusedEndIsAnError(t *testing.T) {
 		"cuModuleUnload":               b.module.Unload,
 		"cuGraphDestroy":               b.graph.Destroy,
 		"cuGraphExecDestroy":           b.executable.Destroy,
-		"cuGreenCtxDestroy":            b.green.Destroy,
 	} {
 		fake.Set(t, fake.Refuse(symbol, 0, 46))
 		var refused *cuda.Error
@@ -236,7 +235,7 @@ func TestAnArenaThatIsHalfMadeIsGivenBack(t *testing.T) {
 func TestMemoryRunsOutAndComesBack(t *testing.T) {
 	b := newBench(t)
 	c := b.context
-	fake.Apply(t, fake.Memory(fake.Now().Bytes+10<<20))
+	fake.Apply(t, fake.Memory(fake.Now().Bytes+fake.Now().GreenBytes+10<<20))
 	free, total, err := c.Memory()
 	if err != nil || free != 10<<20 || total <= free {
 		t.Errorf("%d of %d are free, %v", free, total, err)
@@ -473,6 +472,55 @@ func init() {
 			}
 		}
 		return errors.Join(s.Destroy(), c.Close())
+	}
+}
+
+func init() {
+	// A context that is closed with a green context that it cannot destroy, and one
+	// that somebody uses.
+	children["greens"] = func() error {
+		runtime.LockOSThread()
+		d, err := cuda.Find("cuda")
+		if err != nil {
+			return err
+		}
+		c, err := d.OpenContext(cuda.ScheduleAuto)
+		if err != nil {
+			return err
+		}
+		s, err := d.Split(0)
+		if err := errors.Join(err, c.Bind()); err != nil {
+			return err
+		}
+		g, err := c.Green(s, []int{3})
+		if err != nil {
+			return err
+		}
+		if _, err := c.Green(s, []int{0, 1}); err != nil {
+			return err
+		}
+		return errors.Join(g.Destroy(), c.Close())
+	}
+}
+
+func TestACloseThatLeavesGreenContextsSaysSo(t *testing.T) {
+	said := inChild(t, "greens", fake.Env(fake.Refuse("cuGreenCtxDestroy", 0, 46)))
+	for _, want := range []string{"cuGreenCtxDestroy: CUDA_ERROR_DEVICE_UNAVAILABLE", "8 [0 1] is in use"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("Close says %q, without %q", said, want)
+		}
+	}
+}
+
+func TestAGreenContextWaitsForWhatRuns(t *testing.T) {
+	b := newBench(t)
+	fake.Apply(t, fake.Hold)
+	ok(t, b.stream.Set(b.memory, 1, 64))
+	time.AfterFunc(10*time.Millisecond, func() { fake.Set(t, fake.Release) })
+	start := time.Now()
+	ok(t, must(b.context.Green(b.split, []int{5}))(t).Destroy())
+	if took := time.Since(start); took < 10*time.Millisecond {
+		t.Errorf("it was made in %v", took)
 	}
 }
 

@@ -57,6 +57,7 @@ func Run(t *testing.T) {
 		{"GreenContextsShareNoMultiprocessor", disjoint},
 		{"GreenContextsRefuseWrongGroups", refusesGroups},
 		{"GreenContextsLeaveNothing", leavesNothing},
+		{"AGreenContextThatThereWasIsMadeAtOnce", keeps},
 		{"AnArenaIsMappedTwice", arenas},
 		{"AnArenaIsSharedWithAnotherProcess", sharesArena},
 		{"MemoryIsSharedWithAnotherProcess", sharesMemory},
@@ -510,17 +511,22 @@ func knowsParameters(t *testing.T, b bed) {
 }
 
 func refusesPTX(t *testing.T, b bed) {
-	_, err := b.Load([]byte("this is no PTX"))
-	var e *cuda.LoadError
-	if !errors.As(err, &e) || errors.Is(err, cuda.ErrLost) {
-		t.Fatalf("the error is %v", err)
+	for text, want := range map[string]cuda.Code{
+		"this is no PTX": 200, // the driver takes it for a binary that it does not know
+		".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry broken(.param .u64": 218,
+	} {
+		_, err := b.Load([]byte(text))
+		var e *cuda.LoadError
+		if !errors.As(err, &e) || errors.Is(err, cuda.ErrLost) {
+			t.Fatalf("the error is %v", err)
+		}
+		t.Log(err)
+		code(t, err, want)
+		if e.Log == "" || want == 218 && !strings.Contains(e.Log, "ptxas") {
+			t.Errorf("the compiler said %q", e.Log)
+		}
 	}
-	t.Log(err)
-	code(t, err, 218)
-	if !strings.Contains(e.Log, "ptxas") {
-		t.Errorf("the compiler said %q", e.Log)
-	}
-	_, err = b.Load(nil)
+	_, err := b.Load(nil)
 	code(t, err, 200)
 	b.kernel(t, "penstock_fill") // the context serves on
 }
@@ -788,32 +794,55 @@ func refusesGroups(t *testing.T, b bed) {
 	}
 }
 
+// turn makes a green context and gives it back, with some work in between.
+func (b bed) turn(t *testing.T, s *cuda.Split, f cuda.Function, out cuda.Pointer, groups ...int) {
+	t.Helper()
+	g, err := b.Green(s, groups)
+	check(t, err)
+	stream, err := g.NewStream()
+	check(t, err)
+	b.spin(t, f, stream, out, 1, time.Microsecond)
+	check(t, stream.Synchronize())
+	check(t, stream.Destroy())
+	check(t, g.Destroy())
+	check(t, g.Destroy()) // nothing is left to destroy
+}
+
 func leavesNothing(t *testing.T, b bed) {
 	s, f := b.split(t, 0), b.kernel(t, "penstock_where")
 	out := b.memory(t, 4096)
-	turn := func() {
-		g, err := b.Green(s, []int{0, 1})
-		check(t, err)
-		stream, err := g.NewStream()
-		check(t, err)
-		b.spin(t, f, stream, out, 1, time.Microsecond)
-		check(t, stream.Synchronize())
-		check(t, stream.Destroy())
-		check(t, g.Destroy())
-	}
-	for range 20 {
-		turn()
+	sets := [][]int{{0, 1}, {2}, {1, 2, 3}}
+	for _, groups := range sets {
+		b.turn(t, s, f, out, groups...)
 	}
 	before, _, err := b.Memory()
 	check(t, err)
-	for range 100 {
-		turn()
+	for i := range 150 {
+		b.turn(t, s, f, out, sets[i%len(sets)]...)
 	}
 	after, _, err := b.Memory()
 	check(t, err)
 	if lost := before - after; lost > 4<<20 {
-		t.Errorf("100 green contexts took %d bytes for good", lost)
+		t.Errorf("150 green contexts took %d bytes for good", lost)
 	}
+}
+
+func keeps(t *testing.T, b bed) {
+	s, f := b.split(t, 0), b.kernel(t, "penstock_where")
+	out, stream := b.memory(t, 4096), b.stream(t)
+	b.turn(t, s, f, out, 1, 0)
+	b.spin(t, f, stream, out, 1, 50*time.Millisecond)
+	start := time.Now()
+	g, other := b.green(t, s, 0, 1), b.green(t, s, 0, 1)
+	b.turn(t, s, f, out+64, 0, 1)
+	took := time.Since(start)
+	if done, err := stream.Query(); err != nil || done {
+		t.Errorf("beside a kernel that runs, a green context took %v: %v", took, err)
+	}
+	if g.SMs() != other.SMs() || g.SMs() != sum(s.GroupSMs()[:2]) {
+		t.Errorf("the same groups have %d and %d multiprocessors", g.SMs(), other.SMs())
+	}
+	check(t, stream.Synchronize())
 }
 
 func (b bed) arena(t *testing.T, n int) *cuda.Arena {

@@ -184,13 +184,14 @@ type Accounts struct {
 	Greens          int64
 	Launches        int64 // that ran, since the process began
 	Lost            int64 // the code that the device was lost with
+	GreenBytes      int64 // what green contexts took, which the driver never gives back
 }
 
-const accountsBytes = 17 * 8
+const accountsBytes = 18 * 8
 
 // Out is a without what is not out but was done.
 func (a Accounts) Out() Accounts {
-	a.Launches, a.Lost = 0, 0
+	a.Launches, a.Lost, a.GreenBytes = 0, 0, 0
 	return a
 }
 
