@@ -133,7 +133,9 @@ func kernelFunction(uint64) (uint64, int32) { return 0, noCgo }
 
 func launch(uint64, [3]uint32, [3]uint32, uint32, uint64, *Args) int32 { return noCgo }
 
-func captureBegin(uint64) int32 { return noCgo }
+const captureThreadLocal, captureRelaxed = 1, 2
+
+func captureBegin(uint64, int) int32 { return noCgo }
 
 func captureEnd(uint64) (uint64, int32) { return 0, noCgo }
 
@@ -158,6 +160,14 @@ func kernelNodeGet(uint64) (kernelNode, int32) { return kernelNode{}, noCgo }
 func kernelNodeSet(uint64, kernelNode) int32 { return noCgo }
 
 func execKernelNodeSet(uint64, uint64, kernelNode) int32 { return noCgo }
+
+func copyNodeGet(uint64) (copyNode, int32) { return copyNode{}, noCgo }
+
+func copyNodeSource(uint64, uint64) int32 { return noCgo }
+
+func setNodeGet(uint64) (uint64, uint64, int32) { return 0, 0, noCgo }
+
+func symbol(string) uint64 { return 0 }
 
 func resourceSMs(resource) (int, int) { return 0, 0 }
 

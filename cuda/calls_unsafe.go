@@ -267,7 +267,15 @@ func launch(function uint64, grid, block [3]uint32, sharedBytes uint32, stream u
 		C.uint32_t(sharedBytes), C.uint64_t(stream), values, offsets, count))
 }
 
-func captureBegin(stream uint64) int32 { return int32(C.pcu_capture_begin(C.uint64_t(stream))) }
+// Modes of a capture.
+const (
+	captureThreadLocal = C.PCU_CAPTURE_THREAD_LOCAL
+	captureRelaxed     = C.PCU_CAPTURE_RELAXED
+)
+
+func captureBegin(stream uint64, mode int) int32 {
+	return int32(C.pcu_capture_begin(C.uint64_t(stream), C.int(mode)))
+}
 
 func captureEnd(stream uint64) (uint64, int32) { return first(C.pcu_capture_end(C.uint64_t(stream))) }
 
@@ -315,6 +323,33 @@ func kernelNodeSet(node uint64, k kernelNode) int32 {
 
 func execKernelNodeSet(executable, node uint64, k kernelNode) int32 {
 	return int32(C.pcu_exec_kernel_node_set(C.uint64_t(executable), C.uint64_t(node), cNode(&k)))
+}
+
+func copyNodeGet(node uint64) (k copyNode, code int32) {
+	var c C.pcu_copy_node
+	code = int32(C.pcu_copy_node_get(C.uint64_t(node), &c))
+	return copyNode{
+		source: uint64(c.source), destination: uint64(c.destination), bytes: uint64(c.bytes),
+		fromHost: c.source_kind == C.PCU_HOST, toHost: c.destination_kind == C.PCU_HOST,
+		plain: c.whole != 0 && (c.source_kind == C.PCU_HOST || c.source_kind == C.PCU_DEVICE) &&
+			(c.destination_kind == C.PCU_HOST || c.destination_kind == C.PCU_DEVICE),
+	}, code
+}
+
+func copyNodeSource(node, source uint64) int32 {
+	return int32(C.pcu_copy_node_source(C.uint64_t(node), C.uint64_t(source)))
+}
+
+func setNodeGet(node uint64) (address, bytes uint64, code int32) {
+	s := C.pcu_set_node_get(C.uint64_t(node))
+	return uint64(s.address), uint64(s.bytes), int32(s.code)
+}
+
+// symbol is the address of the driver's function, 0 where there is none.
+func symbol(name string) uint64 {
+	text := C.CString(name)
+	defer C.free(unsafe.Pointer(text))
+	return uint64(C.pcu_symbol(text))
 }
 
 // cResource is a resource, whose layout is the C struct's.

@@ -9,7 +9,9 @@ type Graph struct{ handle uint64 }
 // the same thread calls, this thread must not call what CUDA calls unsafe
 // (Allocate, Free, Synchronize of s and the like; the driver refuses and the
 // capture is broken), while other threads may.
-func (s Stream) Capture() error { return check("cuStreamBeginCapture_v2", captureBegin(s.handle)) }
+func (s Stream) Capture() error {
+	return check("cuStreamBeginCapture_v2", captureBegin(s.handle, captureThreadLocal))
+}
 
 // EndCapture ends the capture and returns what it made, the caller's until
 // Destroy. Where the capture was broken it returns an error; the stream serves

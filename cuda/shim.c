@@ -63,6 +63,29 @@ typedef struct {
 } CUDA_KERNEL_NODE_PARAMS;
 
 typedef struct {
+	size_t srcXInBytes, srcY, srcZ, srcLOD;
+	int srcMemoryType;
+	const void *srcHost;
+	CUdeviceptr srcDevice;
+	void *srcArray, *reserved0;
+	size_t srcPitch, srcHeight;
+	size_t dstXInBytes, dstY, dstZ, dstLOD;
+	int dstMemoryType;
+	void *dstHost;
+	CUdeviceptr dstDevice;
+	void *dstArray, *reserved1;
+	size_t dstPitch, dstHeight;
+	size_t WidthInBytes, Height, Depth;
+} CUDA_MEMCPY3D;
+
+typedef struct {
+	CUdeviceptr dst;
+	size_t pitch;
+	unsigned int value, elementSize;
+	size_t width, height;
+} CUDA_MEMSET_NODE_PARAMS;
+
+typedef struct {
 	int type;
 	unsigned char padding[92];
 	union {
@@ -93,6 +116,16 @@ PIN(CUDA_KERNEL_NODE_PARAMS, kernelParams, 40);
 PIN(CUDA_KERNEL_NODE_PARAMS, extra, 48);
 PIN(CUDA_KERNEL_NODE_PARAMS, kern, 56);
 PIN(CUDA_KERNEL_NODE_PARAMS, ctx, 64);
+_Static_assert(sizeof(CUDA_MEMCPY3D) == 200, "CUDA_MEMCPY3D");
+PIN(CUDA_MEMCPY3D, srcMemoryType, 32);
+PIN(CUDA_MEMCPY3D, srcHost, 40);
+PIN(CUDA_MEMCPY3D, dstXInBytes, 88);
+PIN(CUDA_MEMCPY3D, dstMemoryType, 120);
+PIN(CUDA_MEMCPY3D, dstDevice, 136);
+PIN(CUDA_MEMCPY3D, WidthInBytes, 176);
+_Static_assert(sizeof(CUDA_MEMSET_NODE_PARAMS) == 40, "CUDA_MEMSET_NODE_PARAMS");
+PIN(CUDA_MEMSET_NODE_PARAMS, value, 16);
+PIN(CUDA_MEMSET_NODE_PARAMS, width, 24);
 _Static_assert(sizeof(CUdevResource) == 144, "CUdevResource");
 PIN(CUdevResource, sm, 96);
 _Static_assert(sizeof(pcu_resource) == sizeof(CUdevResource), "pcu_resource is a CUdevResource");
@@ -110,6 +143,9 @@ enum {
 	CUDA_ERROR_NOT_INITIALIZED = 3,
 	CU_STREAM_NON_BLOCKING = 1,
 	CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+	CU_STREAM_CAPTURE_MODE_RELAXED = 2,
+	CU_MEMORYTYPE_HOST = 1,
+	CU_MEMORYTYPE_DEVICE = 2,
 	CU_EXEC_AFFINITY_TYPE_SM_COUNT = 0,
 	CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS = 1,
 	CU_JIT_ERROR_LOG_BUFFER = 5,
@@ -199,6 +235,9 @@ enum {
 	MAY(cuGraphNodeGetType, (CUgraphNode, int *)) \
 	MAY(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)) \
 	MAY(cuGraphKernelNodeSetParams_v2, (CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *)) \
+	MAY(cuGraphMemcpyNodeGetParams, (CUgraphNode, CUDA_MEMCPY3D *)) \
+	MAY(cuGraphMemcpyNodeSetParams, (CUgraphNode, const CUDA_MEMCPY3D *)) \
+	MAY(cuGraphMemsetNodeGetParams, (CUgraphNode, CUDA_MEMSET_NODE_PARAMS *)) \
 	MAY(cuGraphExecKernelNodeSetParams_v2, (CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *)) \
 	MAY(cuDeviceGetDevResource, (CUdevice, CUdevResource *, int)) \
 	MAY(cuCtxGetDevResource, (CUcontext, CUdevResource *, int)) \
@@ -217,9 +256,10 @@ static struct {
 } api;
 
 static int loaded;
+static void *library;
 
 int pcu_load(const char *path, char *text, size_t text_bytes) {
-	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (library == NULL) {
 		snprintf(text, text_bytes, "%s", dlerror());
 		return PCU_NO_LIBRARY;
@@ -262,6 +302,8 @@ int pcu_load(const char *path, char *text, size_t text_bytes) {
 #define MODULE(word) ((CUmodule)(uintptr_t)(word))
 #define HOST(word) ((void *)(uintptr_t)(word))
 #define POINTER uintptr_t
+
+uint64_t pcu_symbol(const char *name) { return loaded ? (POINTER)dlsym(library, name) : 0; }
 
 int32_t pcu_init(void) { return CALL(cuInit, 0); }
 pcu_word pcu_driver_version(void) { WORD(int, cuDriverGetVersion, &out); }
@@ -462,8 +504,10 @@ int32_t pcu_launch(uint64_t function,
 		shared_bytes, STREAM(stream), parameters, NULL);
 }
 
-int32_t pcu_capture_begin(uint64_t stream) {
-	return CALL(cuStreamBeginCapture_v2, STREAM(stream), CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+_Static_assert(PCU_CAPTURE_THREAD_LOCAL == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL &&
+	PCU_CAPTURE_RELAXED == CU_STREAM_CAPTURE_MODE_RELAXED, "capture modes");
+int32_t pcu_capture_begin(uint64_t stream, int mode) {
+	return CALL(cuStreamBeginCapture_v2, STREAM(stream), mode);
 }
 pcu_word pcu_capture_end(uint64_t stream) {
 	CUgraph graph = NULL;
@@ -503,6 +547,37 @@ int32_t pcu_kernel_node_set(uint64_t node, const pcu_kernel_node *in) {
 int32_t pcu_exec_kernel_node_set(uint64_t executable, uint64_t node, const pcu_kernel_node *in) {
 	return CALL(cuGraphExecKernelNodeSetParams_v2, EXEC(executable), NODE(node),
 		(const CUDA_KERNEL_NODE_PARAMS *)in);
+}
+
+_Static_assert(PCU_HOST == CU_MEMORYTYPE_HOST && PCU_DEVICE == CU_MEMORYTYPE_DEVICE, "kinds of memory");
+int32_t pcu_copy_node_get(uint64_t node, pcu_copy_node *out) {
+	CUDA_MEMCPY3D c = {0};
+	int32_t code = CALL(cuGraphMemcpyNodeGetParams, NODE(node), &c);
+	if (code != 0)
+		return code;
+	int from_host = c.srcMemoryType == CU_MEMORYTYPE_HOST, to_host = c.dstMemoryType == CU_MEMORYTYPE_HOST;
+	out->source = (from_host ? (POINTER)c.srcHost : c.srcDevice) + c.srcXInBytes;
+	out->destination = (to_host ? (POINTER)c.dstHost : c.dstDevice) + c.dstXInBytes;
+	out->bytes = c.WidthInBytes;
+	out->source_kind = c.srcMemoryType;
+	out->destination_kind = c.dstMemoryType;
+	out->whole = c.Height <= 1 && c.Depth <= 1 && c.srcY == 0 && c.srcZ == 0 && c.dstY == 0 && c.dstZ == 0;
+	return 0;
+}
+int32_t pcu_copy_node_source(uint64_t node, uint64_t source) {
+	CUDA_MEMCPY3D c = {0};
+	int32_t code = CALL(cuGraphMemcpyNodeGetParams, NODE(node), &c);
+	if (code != 0)
+		return code;
+	c.srcHost = HOST(source);
+	c.srcXInBytes = 0;
+	return CALL(cuGraphMemcpyNodeSetParams, NODE(node), &c);
+}
+pcu_set_node pcu_set_node_get(uint64_t node) {
+	CUDA_MEMSET_NODE_PARAMS m = {0};
+	int32_t code = CALL(cuGraphMemsetNodeGetParams, NODE(node), &m);
+	uint64_t row = m.width * m.elementSize;
+	return (pcu_set_node){code, m.dst, m.height > 1 ? (m.height - 1) * m.pitch + row : row};
 }
 
 pcu_sms pcu_resource_sms(const pcu_resource *resource) {

@@ -24,6 +24,10 @@ enum { PCU_LOADED, PCU_NO_LIBRARY, PCU_NO_SYMBOL };
 // and the first missing symbol when one that everything needs is missing.
 int pcu_load(const char *path, char *text, size_t text_bytes);
 
+// pcu_symbol is the address of a function of the loaded library, 0 where it has
+// none of that name.
+uint64_t pcu_symbol(const char *name);
+
 int32_t pcu_init(void);
 pcu_word pcu_driver_version(void);
 
@@ -106,8 +110,9 @@ int32_t pcu_launch(uint64_t function,
 	uint32_t shared_bytes, uint64_t stream,
 	void *values, const uint32_t *offsets, uint32_t count);
 
-// Graphs.
-int32_t pcu_capture_begin(uint64_t stream);
+// Graphs. mode is a CUstreamCaptureMode.
+enum { PCU_CAPTURE_THREAD_LOCAL = 1, PCU_CAPTURE_RELAXED = 2 };
+int32_t pcu_capture_begin(uint64_t stream, int mode);
 pcu_word pcu_capture_end(uint64_t stream);
 pcu_word pcu_graph_instantiate(uint64_t graph);
 int32_t pcu_graph_destroy(uint64_t graph);
@@ -128,6 +133,20 @@ typedef struct {
 int32_t pcu_kernel_node_get(uint64_t node, pcu_kernel_node *out);
 int32_t pcu_kernel_node_set(uint64_t node, const pcu_kernel_node *in);
 int32_t pcu_exec_kernel_node_set(uint64_t executable, uint64_t node, const pcu_kernel_node *in);
+
+// pcu_copy_node is what matters of a CUDA_MEMCPY3D whose two sides are addresses:
+// kinds are PCU_HOST and PCU_DEVICE, or others that are not for us; whole says that
+// it is one run of bytes.
+enum { PCU_HOST = 1, PCU_DEVICE = 2 };
+typedef struct {
+	uint64_t source, destination, bytes;
+	int32_t source_kind, destination_kind, whole;
+} pcu_copy_node;
+int32_t pcu_copy_node_get(uint64_t node, pcu_copy_node *out);
+// pcu_copy_node_source changes where a node's copy of host memory reads.
+int32_t pcu_copy_node_source(uint64_t node, uint64_t source);
+typedef struct { int32_t code; uint64_t address, bytes; } pcu_set_node;
+pcu_set_node pcu_set_node_get(uint64_t node);
 
 // Multiprocessors. A pcu_resource is a CUdevResource: opaque, copied as it is.
 typedef struct { uint64_t words[18]; } pcu_resource;
