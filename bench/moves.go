@@ -7,7 +7,9 @@ import (
 	"os"
 	"slices"
 	"sort"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/penstock/penstock/client"
@@ -30,15 +32,17 @@ type Moves struct {
 
 // MovesCase is one way to change a share.
 type MovesCase struct {
-	// How is the configuration's word: shadow, partition, restart.
-	How   string     `json:"how"`
-	From  float64    `json:"from_percent"`
-	To    float64    `json:"to_percent"`
-	Moves int        `json:"moves"`
-	SMs   []int      `json:"sms"` // that the process counted, at either share
-	Idle  Micros     `json:"idle_us"`
-	Every []float64  `json:"every_idle_us"` // each move's, in order
-	Takes PartMillis `json:"order_to_served_ms"`
+	// How is the configuration's word: shadow, partition, restart. Functions is how
+	// many functions of the same model moved, each by itself.
+	How       string     `json:"how"`
+	Functions int        `json:"functions"`
+	From      float64    `json:"from_percent"`
+	To        float64    `json:"to_percent"`
+	Moves     int        `json:"moves"`
+	SMs       []int      `json:"sms"` // that the processes counted, at either share
+	Idle      Micros     `json:"idle_us"`
+	Every     []float64  `json:"every_idle_us"` // each move's, in order
+	Takes     PartMillis `json:"order_to_served_ms"`
 	// Unloaded moves found no work waiting and are not in Idle.
 	Unloaded int     `json:"unloaded"`
 	Requests uint64  `json:"requests"`
@@ -73,13 +77,16 @@ type MovesOptions struct {
 	Number int
 	// Restarts is how many changes by stop and start are measured beside.
 	Restarts int
-	// From and To are the shares that take turns, in percent.
-	From, To float64
+	// Functions is how many of the model there are, each with a process, a port and a
+	// load of its own; they move at the same time. From and To are the shares that
+	// take turns, in percent, of each.
+	Functions int
+	From, To  float64
 	// Streams is as configs.Function.Streams.
 	Streams int
 }
 
-// RunMoves changes the share of a function n times under load.
+// RunMoves changes the shares of functions n times together under load.
 func RunMoves(ctx context.Context, o MovesOptions) (Moves, error) {
 	r := Moves{Machine: o.Machine, Model: o.Model, Batch: o.Batch}
 	var err error
@@ -99,8 +106,22 @@ func RunMoves(ctx context.Context, o MovesOptions) (Moves, error) {
 // steadyFor is how long the load is watched before the first move.
 const steadyFor = 5 * time.Second
 
+// mover changes the share of one function again and again.
+type mover struct {
+	o      *MovesOptions
+	b      *bed
+	name   string
+	change configs.Change
+	load   *traffic
+
+	idle, takes []time.Duration
+	when        []int64
+	sms         []int
+	unloaded    int
+}
+
 func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Change, n int) (m MovesCase, err error) {
-	m = MovesCase{How: string(change), From: o.From, To: o.To}
+	m = MovesCase{How: string(change), Functions: o.Functions, From: o.From, To: o.To}
 	card, err := o.card(o.Model)
 	if err != nil {
 		return m, err
@@ -114,8 +135,11 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	if err != nil {
 		return m, err
 	}
-	b, err := startBed(ctx, o.Binary, bedOptions{device: o.Device, change: change,
-		functions: []served{{name: "busy", card: file, percent: o.From, streams: o.Streams}}})
+	var functions []served
+	for i := range o.Functions {
+		functions = append(functions, served{name: "busy" + strconv.Itoa(i), card: file, percent: o.From, streams: o.Streams})
+	}
+	b, err := startBed(ctx, o.Binary, bedOptions{device: o.Device, change: change, functions: functions})
 	if err != nil {
 		return m, err
 	}
@@ -124,22 +148,30 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	if err != nil {
 		return m, err
 	}
-	r.Mechanism = status.Mechanism
-	r.Device = deviceName(&status)
-	process, _, f, err := b.serving("busy")
-	if err != nil {
-		return m, err
-	}
-	m.SMs = append(m.SMs, process.SMs)
-
-	load, err := newTraffic(ctx, trafficOptions{port: f.Port, flows: 2, inFlight: max(8, 2*o.Batch), picture: noisePicture(card), expect: 1 << 20})
-	if err != nil {
-		return m, err
-	}
-	defer load.stop()
+	r.Mechanism, r.Device = status.Mechanism, deviceName(&status)
+	var movers []*mover
+	defer func() {
+		for _, v := range movers {
+			v.load.stop()
+		}
+	}()
 	began := client.Now()
-	if err := load.keep(max(8, 2*o.Batch)); err != nil {
-		return m, err
+	for _, f := range functions {
+		v := &mover{o: o, b: b, name: f.name, change: change}
+		process, _, status, err := b.serving(f.name)
+		if err != nil {
+			return m, err
+		}
+		v.sms = append(v.sms, process.SMs)
+		inFlight := max(8, 2*o.Batch)
+		v.load, err = newTraffic(ctx, trafficOptions{port: status.Port, flows: 2, inFlight: inFlight, picture: noisePicture(card), expect: 1 << 20})
+		if err != nil {
+			return m, err
+		}
+		movers = append(movers, v)
+		if err := v.load.keep(inFlight); err != nil {
+			return m, err
+		}
 	}
 	if err := pause(ctx, time.Second); err != nil {
 		return m, err
@@ -149,105 +181,151 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 		return m, err
 	}
 	first := client.Now()
-
-	var idle, takes []time.Duration
-	var when []int64
-	for i := 0; len(idle) < n; i++ {
-		if i > 2*n+10 {
-			return m, fmt.Errorf("only %d of %d moves found work waiting", len(idle), i)
-		}
-		percent := o.To
-		if i%2 == 1 {
-			percent = o.From
-		}
-		moved, took, at, err := o.move(ctx, b, percent, change)
-		if err != nil {
-			return m, fmt.Errorf("move %d: %w", i+1, err)
-		}
-		when, takes = append(when, at), append(takes, took)
-		if moved < 0 {
-			m.Unloaded++
-			continue
-		}
-		idle = append(idle, moved)
-		m.Every = append(m.Every, float64(moved.Nanoseconds())/1000)
-		if i == 0 {
-			if process, _, _, err := b.serving("busy"); err == nil {
-				m.SMs = append(m.SMs, process.SMs)
-			}
-		}
-		o.say("%s: move %d of %d", change, len(idle), n)
+	if err := moveAll(ctx, movers, n, func(done int) { o.say("%s: move %d of %d", change, done, n) }); err != nil {
+		return m, err
 	}
 	if err := pause(ctx, time.Second); err != nil { // the second around the last one
 		return m, err
 	}
-	load.stop()
-	ended := client.Now()
-	if f, err = b.Function("busy"); err != nil {
-		return m, err
-	}
-	all := load.between(0, 0)
-	m.Moves, m.Idle, m.Takes, m.Lost = len(idle), micros(idle), partMillis(takes), f.Lost
-	m.Requests, m.Answers = load.sent(), count(all)
-	m.ImagesPerSecond = float64(m.Answers.OK) / time.Duration(ended-began).Seconds()
 	var quiet []int64
 	for at := steady + int64(time.Second/2); at < first-int64(time.Second/2); at += int64(time.Second) {
 		quiet = append(quiet, at)
 	}
-	m.SteadyP99, m.AroundP99 = secondsAround(all, quiet), secondsAround(all, when)
+	var idle, takes, steadyP99, aroundP99 []time.Duration
+	for _, v := range movers {
+		v.load.stop()
+		f, err := b.Function(v.name)
+		if err != nil {
+			return m, err
+		}
+		all := v.load.between(0, 0)
+		idle, takes = append(idle, v.idle...), append(takes, v.takes...)
+		steadyP99, aroundP99 = append(steadyP99, secondsAround(all, quiet)...), append(aroundP99, secondsAround(all, v.when)...)
+		m.Unloaded += v.unloaded
+		m.Lost += f.Lost
+		m.Requests += v.load.sent()
+		m.Answers.add(count(all))
+		m.SMs = append(m.SMs, v.sms...)
+	}
+	for _, d := range idle {
+		m.Every = append(m.Every, float64(d.Nanoseconds())/1000)
+	}
+	m.Moves, m.Idle, m.Takes = len(idle), micros(idle), partMillis(takes)
+	m.SteadyP99, m.AroundP99 = partMillis(steadyP99), partMillis(aroundP99)
+	m.ImagesPerSecond = float64(m.Answers.OK) / time.Duration(client.Now()-began).Seconds()
 	if m.Answers.Unanswered > 0 {
 		return m, fmt.Errorf("%d requests were not answered: %s", m.Answers.Unanswered, strings.TrimSpace(b.Log()))
 	}
 	return m, b.end()
 }
 
-// move orders a share and waits until it is in force. idle is how long the ring
-// stood still for it, negative where no work was waiting; at is when it was noticed.
-func (o *MovesOptions) move(ctx context.Context, b *bed, percent float64, change configs.Change) (idle, took time.Duration, at int64, err error) {
-	f, err := b.Function("busy")
-	if err != nil {
-		return 0, 0, 0, err
-	}
-	if change == configs.ChangeShadow {
-		if err := b.shadowReady(ctx, "busy"); err != nil {
-			return 0, 0, 0, err
+// moveAll has the functions move at the same time, each by itself, n times together.
+// progress hears of each move from one goroutine at a time.
+func moveAll(ctx context.Context, movers []*mover, n int, progress func(done int)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var mu sync.Mutex // guards done
+	done := 0
+	var running sync.WaitGroup
+	errs := make([]error, len(movers))
+	for i, v := range movers {
+		each := n / len(movers)
+		if i < n%len(movers) {
+			each++
 		}
+		running.Go(func() {
+			errs[i] = v.moves(ctx, each, func() {
+				mu.Lock()
+				defer mu.Unlock()
+				done++
+				progress(done)
+			})
+			if errs[i] != nil {
+				cancel(errs[i])
+			}
+		})
+	}
+	running.Wait()
+	return errors.Join(errs...)
+}
+
+func (v *mover) moves(ctx context.Context, n int, done func()) error {
+	for i := 0; len(v.idle) < n; i++ {
+		if i > 2*n+10 {
+			return fmt.Errorf("only %d of %d moves of %s found work waiting", len(v.idle), i, v.name)
+		}
+		percent := v.o.To
+		if i%2 == 1 {
+			percent = v.o.From
+		}
+		idle, err := v.move(ctx, percent)
+		if err != nil {
+			return fmt.Errorf("move %d of %s: %w", i+1, v.name, err)
+		}
+		if idle < 0 {
+			v.unloaded++
+			continue
+		}
+		v.idle = append(v.idle, idle)
+		if i == 0 {
+			process, _, _, err := v.b.serving(v.name)
+			if err != nil {
+				return err
+			}
+			v.sms = append(v.sms, process.SMs)
+		}
+		done()
+	}
+	return nil
+}
+
+// move orders a share and waits until it is in force. idle is how long the ring
+// stood still for it, negative where no work was waiting.
+func (v *mover) move(ctx context.Context, percent float64) (idle time.Duration, err error) {
+	if v.change == configs.ChangeShadow {
+		if err := v.b.shadowReady(ctx, v.name); err != nil {
+			return 0, err
+		}
+	}
+	f, err := v.b.Function(v.name)
+	if err != nil {
+		return 0, err
 	}
 	last, noted := f.Swaps, f.SwapIdle.Count
 	ordered := client.Now()
-	if err := b.Order(control.SharePath, control.ShareOrder{Name: "busy", SharePercent: percent}); err != nil {
-		return 0, 0, 0, err
+	if err := v.b.Order(control.SharePath, control.ShareOrder{Name: v.name, SharePercent: percent}); err != nil {
+		return 0, err
 	}
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the share did not change within a minute"))
 	defer cancel()
-	err = b.WaitFor(limit, "a move", func() bool {
-		f, err = b.Function("busy")
+	err = v.b.WaitFor(limit, "a move", func() bool {
+		f, err = v.b.Function(v.name)
 		return err == nil && f.Swaps > last
 	})
 	if err != nil {
-		return 0, 0, 0, err
+		return 0, err
 	}
-	at = client.Now()
+	at := client.Now()
+	v.when, v.takes = append(v.when, at), append(v.takes, time.Duration(at-ordered))
 	// The process tells of it in its next report; where no work was waiting it has
 	// nothing to tell.
 	limit, cancel = context.WithTimeout(ctx, 3*control.ReportEvery)
 	defer cancel()
-	err = b.WaitFor(limit, "its idle time", func() bool {
-		f, err = b.Function("busy")
+	err = v.b.WaitFor(limit, "its idle time", func() bool {
+		f, err = v.b.Function(v.name)
 		return err == nil && f.SwapIdle.Count > noted
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return -1, time.Duration(at - ordered), at, nil
+		return -1, nil
 	}
-	return time.Duration(f.SwapIdle.Last * 1000), time.Duration(at - ordered), at, err
+	return time.Duration(f.SwapIdle.Last * 1000), err
 }
 
 // secondsAround is the p99 latency of the ok answers in the second around each
-// moment, summed up over the moments. all ascends in time.
-func secondsAround(all []answered, moments []int64) PartMillis {
+// moment. all ascends in time.
+func secondsAround(all []answered, moments []int64) (p99 []time.Duration) {
 	const half = int64(time.Second / 2)
 	at := func(moment int64) int { return sort.Search(len(all), func(i int) bool { return all[i].at >= moment }) }
-	var p99 []time.Duration
 	for _, m := range moments {
 		window := latencies(all[at(m-half):at(m+half)])
 		if len(window) == 0 {
@@ -256,7 +334,7 @@ func secondsAround(all []answered, moments []int64) PartMillis {
 		slices.Sort(window)
 		p99 = append(p99, window[min(len(window)-1, len(window)*99/100)])
 	}
-	return partMillis(p99)
+	return p99
 }
 
 // deviceName is the GPU's as a node's status has it, or cpu.

@@ -204,6 +204,16 @@ type Answers struct {
 	Unanswered uint64 `json:"unanswered"`
 }
 
+func (n *Answers) add(m Answers) {
+	n.OK += m.OK
+	n.Late += m.Late
+	n.Incomplete += m.Incomplete
+	n.Busy += m.Busy
+	n.Refused += m.Refused
+	n.Failed += m.Failed
+	n.Unanswered += m.Unanswered
+}
+
 func count(all []answered) (n Answers) {
 	for _, a := range all {
 		switch {

@@ -54,7 +54,7 @@ func positive(flag string, n int) error {
 
 func swapCommand(print printer) *cobra.Command {
 	var flags deviceFlags
-	var swaps, batch, restarts, streams int
+	var swaps, batch, restarts, streams, functions int
 	var change, model string
 	var from, to float64
 	cmd := &cobra.Command{
@@ -75,8 +75,13 @@ start, and the second around each change is compared with one without.`,
 				}
 				return swapOnCPU(cmd, print, swaps)
 			}
-			if err := positive("--batch", batch); err != nil {
-				return err
+			for flag, n := range map[string]int{"--batch": batch, "--functions": functions} {
+				if err := positive(flag, n); err != nil {
+					return err
+				}
+			}
+			if most := max(from, to) * float64(functions); most > 100 {
+				return fmt.Errorf("--functions %d at %v %% each are %v %%: want at most 100", functions, max(from, to), most)
 			}
 			o, err := flags.options()
 			if err != nil {
@@ -86,7 +91,7 @@ start, and the second around each change is compared with one without.`,
 				model = "resnet50"
 			}
 			r, err := bench.RunMoves(cmd.Context(), bench.MovesOptions{Options: o, Change: configs.Change(change), Model: model, Batch: batch,
-				Number: swaps, Restarts: restarts, From: from, To: to, Streams: streams})
+				Number: swaps, Restarts: restarts, Functions: functions, From: from, To: to, Streams: streams})
 			if err != nil {
 				return err
 			}
@@ -113,6 +118,7 @@ start, and the second around each change is compared with one without.`,
 	cmd.Flags().StringVar(&model, "model", "", "the model on a GPU; resnet50 if left out")
 	cmd.Flags().IntVar(&batch, "batch", 8, "its largest batch")
 	cmd.Flags().IntVar(&streams, "streams", 0, "batches in flight, 1 or 2; 0 leaves it to libml")
+	cmd.Flags().IntVar(&functions, "functions", 1, "how many functions of the model move, each by itself, at the same time")
 	cmd.Flags().IntVar(&restarts, "restarts", 10, "how many changes by stop and start to compare with")
 	cmd.Flags().Float64Var(&from, "from", 60, "one share, in percent")
 	cmd.Flags().Float64Var(&to, "to", 40, "the other share, in percent")

@@ -125,8 +125,9 @@ bench)
 		export_models
 	fi
 	wants overhead && bench overhead overhead --models "$MODELS"
-	wants swap && bench swap-shadow swap --device cuda --change shadow -n "${SHADOW_SWAPS:-300}" --models "$MODELS"
-	wants swap && bench swap-partition swap --device cuda --change partition -n "${PARTITION_SWAPS:-1000}" --models "$MODELS"
+	# Three functions at once: a shadow takes a second or two to load and to warm up.
+	wants swap && bench swap-partition swap --device cuda --change partition -n "${PARTITION_SWAPS:-1000}" --functions 3 --from 32 --to 20 --restarts 0 --models "$MODELS"
+	wants swap && bench swap-shadow swap --device cuda --change shadow -n "${SHADOW_SWAPS:-300}" --functions 3 --from 32 --to 20 --restarts 9 --models "$MODELS"
 	wants limit && bench limit limit --models "$MODELS"
 	wants fault && bench fault fault --models "$MODELS"
 	exit $failed
