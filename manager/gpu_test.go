@@ -38,6 +38,18 @@ func TestNothingIsDesiredBeforeTheDeviceIsKnown(t *testing.T) {
 	}
 }
 
+func TestAFunctionIsRemovedThoughNoDeviceWasFound(t *testing.T) {
+	b := newNode(t, "cuda", nil, "", named("a", 50))
+	b.turn()
+	if err := b.remove("a"); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	if b.function("a") != nil {
+		t.Error("it waits for the end of a process that never began")
+	}
+}
+
 func TestAutoIsTheCPUWhereThereIsNoGPU(t *testing.T) {
 	b := newNode(t, "auto", nil, "", named("a", 50))
 	b.turn()

@@ -504,6 +504,11 @@ func (in *instance) holder() *pair.Process {
 // remove ends the instance's processes.
 func (in *instance) remove() {
 	in.pair.Remove()
+	if !in.m.device.known { // nobody was told of them
+		for _, q := range slices.Clone(in.pair.Processes()) {
+			in.pair.Gone(q.Generation, "it was not started")
+		}
+	}
 	in.settle(fmt.Errorf("%s was removed", in.f.name))
 }
 

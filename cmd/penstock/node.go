@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/manager"
 	"github.com/penstock/penstock/orchestrator"
 )
@@ -177,6 +178,9 @@ func orchestratorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := haveDevice(c); err != nil {
+				return err
+			}
 			self, err := os.Executable()
 			if err != nil {
 				return fmt.Errorf("find own binary: %w", err)
@@ -192,6 +196,21 @@ func orchestratorCommand() *cobra.Command {
 	}
 	flags.register(cmd)
 	return cmd
+}
+
+// haveDevice says, before anything is started, why there is no GPU of the name that
+// the configuration wants.
+func haveDevice(c configs.Config) error {
+	if c.Device == configs.DeviceCPU || c.Device == configs.DeviceAuto {
+		return nil
+	}
+	if err := orchestrator.StayOut(c.RuntimeDir); err != nil {
+		return err
+	}
+	if _, err := cuda.Find(c.Device); err != nil {
+		return fmt.Errorf("device %s: %w; `penstock doctor` says what is there, `device: auto` falls back to the CPU", c.Device, err)
+	}
+	return nil
 }
 
 func upCommand() *cobra.Command {
