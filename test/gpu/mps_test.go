@@ -82,7 +82,7 @@ func TestFunctionsShareByTimeWithoutMPS(t *testing.T) {
 	if s.Mechanism != "time-slicing" || s.Device == nil || !strings.Contains(s.Device.Why, "mps") || len(s.Device.GroupSMs) > 0 {
 		t.Errorf("mechanism %s, device %+v; want time-slicing, a reason and no groups", s.Mechanism, s.Device)
 	}
-	if !strings.Contains(n.Log(), "time-slicing") {
+	if !strings.Contains(n.Log(), "take turns on the GPU") {
 		t.Errorf("the log does not say that functions share by time")
 	}
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
