@@ -117,7 +117,7 @@ func newDivision(groupSMs []int, claims []Claim, taken []int) *division {
 	for _, n := range groupSMs {
 		total += n
 	}
-	d.ideals = Ideals(float64(total), d.unit, claims)
+	d.ideals = idealsOf(float64(total), d.unit, claims)
 	d.owner = slices.Repeat([]int{nobody}, len(groupSMs))
 	own := func(i int, groups []int) {
 		for _, g := range groups {
@@ -136,10 +136,10 @@ func newDivision(groupSMs []int, claims []Claim, taken []int) *division {
 	return d
 }
 
-// Ideals are how many multiprocessors each claim would get if they could be cut
+// idealsOf says how many multiprocessors each claim would get if they could be cut
 // anywhere: its part of total, but at least one group. What that takes from the
 // others, and what they want beyond total, is shared by them in proportion.
-func Ideals(total, unit float64, claims []Claim) []float64 {
+func idealsOf(total, unit float64, claims []Claim) []float64 {
 	out := make([]float64, len(claims))
 	small := make([]bool, len(claims))
 	for {

@@ -231,7 +231,7 @@ func check(t *rapid.T, groupSMs []int, claims []Claim, taken []int, orders []Ord
 		total += n
 		largest = max(largest, n)
 	}
-	ideals := Ideals(float64(total), float64(groupSMs[0]), claims)
+	ideals := idealsOf(float64(total), float64(groupSMs[0]), claims)
 	targetOf, nowOf := map[int]share.ID{}, map[int]share.ID{}
 	for _, g := range taken {
 		nowOf[g] = id("somebody")
