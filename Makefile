@@ -7,7 +7,7 @@
 #   make check   gofmt, go vet, staticcheck
 #   make fuzz    each fuzz target for FUZZTIME (10s)
 #   make race    every test under the race detector
-#   make ptx     libml/device/gpu/gather.ptx from gather.cu, with nvcc or clang (PTXCC=...)
+#   make ptx     the kernels' PTX from the .cu beside it, with nvcc or clang (PTXCC=...)
 #
 # For a GPU server, which needs no Go (docs/benchmarks/h200.md):
 #
@@ -71,7 +71,8 @@ fuzz: build
 	done
 
 ptx:
-	libml/device/gpu/ptx.sh $(PTXCC)
+	libml/device/gpu/ptx.sh "$(PTXCC)"
+	libml/device/gpu/ptx.sh "$(PTXCC)" libml/null/null.cu
 
 gpu-kit:
 	GO="$(GO)" VERSION="$(VERSION)" ORT_CUDA="$(ORT_CUDA)" test/gpu/kit.sh

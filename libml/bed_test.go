@@ -43,7 +43,8 @@ type bed struct {
 	tensors  *shm.Region
 	slab     *shm.Region
 	request  shm.Request         // the last one published
-	gpu      *devicetest.Queued  // what the processes run on; nil: the CPU
+	gpu      *devicetest.Queued  // what the processes run on; nil: what device says
+	device   string              // as Start.Device
 	split    []int               // groups that the orchestrator believes in, if others
 	streams  int                 // Attached.Streams
 	opened   func(control.Start) // when a process opens its device; may be nil
@@ -51,7 +52,7 @@ type bed struct {
 
 // identity is who a process is told that it is.
 func (b *bed) identity(generation uint32) control.Start {
-	start := control.Start{IF: "test", Generation: generation, CPUs: 1, Device: DeviceCPU}
+	start := control.Start{IF: "test", Generation: generation, CPUs: 1, Device: b.device, GroupSMs: b.split}
 	if b.gpu != nil {
 		start.Device, start.GroupSMs = b.gpu.Name(), testGroups
 		if b.split != nil {
@@ -93,7 +94,7 @@ func newBed(t testing.TB, card *models.Card) *bed {
 
 func newBedWith(t testing.TB, card *models.Card, tensorBytes int) *bed {
 	t.Helper()
-	b := &bed{t: t, card: card, slo: card.SLO, geometry: shm.Geometry{Slots: 64, MaxPieces: 2, ResultBytes: 256}}
+	b := &bed{t: t, card: card, device: DeviceCPU, slo: card.SLO, geometry: shm.Geometry{Slots: 64, MaxPieces: 2, ResultBytes: 256}}
 	must := func(err error) {
 		t.Helper()
 		if err != nil {

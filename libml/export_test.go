@@ -1,6 +1,7 @@
 package libml
 
 import (
+	"bytes"
 	"testing"
 
 	"github.com/penstock/penstock/control"
@@ -8,11 +9,25 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Answers are what a process says to pictures that come at once, for tests of
-// frameworks, which this package's own cannot import.
+// Answers are what a process on the CPU says to pictures that come at once, for tests
+// of frameworks, which this package's own cannot import.
 func Answers(t *testing.T, card *models.Card, build Build, pictures [][]byte) [][]byte {
 	t.Helper()
-	b := newBed(t, card)
+	return newBed(t, card).answers(build, pictures, nil)
+}
+
+// GPUAnswers are those of a process on a GPU, which moves to groups 0 and 1 of its
+// multiprocessors meanwhile.
+func GPUAnswers(t *testing.T, device string, groupSMs []int, card *models.Card, build Build, pictures [][]byte) [][]byte {
+	t.Helper()
+	b := newBedWith(t, card, 2*card.OutputBytes())
+	b.device, b.split = device, groupSMs
+	return b.answers(build, pictures, []int{0, 1})
+}
+
+func (b *bed) answers(build Build, pictures [][]byte, moveTo []int) [][]byte {
+	b.t.Helper()
+	t := b.t
 	c := b.start(1, build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50})
 	c.await(control.Ready)
@@ -26,6 +41,15 @@ func Answers(t *testing.T, card *models.Card, build Build, pictures [][]byte) []
 			t.Errorf("picture %d is %v, want ok", slot, got)
 		}
 		answers[slot] = append([]byte(nil), b.channel.ResultBytes(slot)...)
+	}
+	if moveTo != nil {
+		c.moveTo(moveTo...)
+		c.holds(moveTo...)
+		b.publish(0, pictures[0], nil)
+		again := b.replies(1)[0]
+		if !bytes.Equal(b.channel.ResultBytes(again), answers[0]) {
+			t.Error("after the move the first picture is answered otherwise")
+		}
 	}
 	c.order(control.Order{Do: control.DoDrain})
 	if err := c.end(); err != nil {

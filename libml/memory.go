@@ -99,6 +99,7 @@ func (m *memory) close() {
 		m.consumer.Close()
 	}
 	if m.device != nil {
+		m.device.Bind() // the framework may have left another context current
 		m.device.Close()
 	}
 	for _, r := range m.regions {

@@ -33,6 +33,13 @@ func build(b null.Behaviour) libml.Build {
 
 // A batch changes when an answer comes, never what it is.
 func TestAProcessAnswersAsTheReferenceDoes(t *testing.T) {
+	answersAsTheReference(t, func(pictures [][]byte) [][]byte {
+		return libml.Answers(t, card(), build(null.Behaviour{}), pictures)
+	})
+}
+
+func answersAsTheReference(t *testing.T, answers func(pictures [][]byte) [][]byte) {
+	t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
 	pictures := make([][]byte, 40)
 	for i := range pictures {
@@ -50,7 +57,7 @@ func TestAProcessAnswersAsTheReferenceDoes(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	for i, got := range libml.Answers(t, card(), build(null.Behaviour{}), pictures) {
+	for i, got := range answers(pictures) {
 		want, kind, err := reference.Answer(pictures[i])
 		if err != nil || wire.Kind(kind) != wire.KindRaw || len(want) != card().ResultBytes() {
 			t.Fatalf("the reference answers %d bytes of kind %d, %v", len(want), kind, err)

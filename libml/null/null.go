@@ -1,7 +1,7 @@
-// Package null is the framework "null": no model, no device. A batch takes as
-// long as it is told to, answers can be computed from the pictures, and it
-// misbehaves on demand. Benchmarks measure Penstock around it; tests see how
-// Penstock stands a bad inference function.
+// Package null is the framework "null": no model. A batch takes as long as it is
+// told to, answers can be computed from the pictures, and it misbehaves on demand.
+// Benchmarks measure Penstock around it; tests see how Penstock stands a bad
+// inference function.
 //
 // PENSTOCK_NULL says what it does, as a list of words with commas between; empty
 // means batches that take no time.
@@ -16,7 +16,17 @@
 //	crash_after=N      the batch after the first N kills the process (SIGKILL)
 //	host_stage=no      LoadModel returns libml.ErrNoHostStage
 //
-// The warm-up batches count.
+// On a GPU the answers are computed there, by kernels on the slot's stream, and there
+// is more to order:
+//
+//	spin=2ms           a batch has as much work as keeps all multiprocessors of an
+//	                   H200 busy for so long; on half of them it takes twice as long
+//	spin_per_image=1ms and so much more for each image of it
+//	fault_after=N      the batch after the first N writes where it must not, which
+//	                   loses the device
+//	allocate=BYTES     so much of its memory is taken by link, if there is as much
+//
+// The warm-up batches count, and on a GPU both slots are warmed up.
 package null
 
 import (
@@ -34,6 +44,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/document"
 )
@@ -51,14 +62,36 @@ type Behaviour struct {
 	Sleep              time.Duration
 	NaN                bool
 	Fail               string // a step: init, load, link, configure, infer
-	// The batch, counted from 1, that is the first to fail, to hang, or to kill the
-	// process; 0 for none.
-	FailAt, HangAt, CrashAt int64
-	NoHostStage             bool
+	// The batch, counted from 1, that is the first to fail, to hang, to kill the
+	// process, or to lose the GPU; 0 for none.
+	FailAt, HangAt, CrashAt, FaultAt int64
+	NoHostStage                      bool
+	// On a GPU only.
+	Spin, SpinPerImage time.Duration // work, in time of all multiprocessors of an H200
+	Allocate           int64         // bytes
+}
+
+// needsGPU is a word of those that were said which means something on a GPU only, or
+// "".
+func (b *Behaviour) needsGPU() string {
+	switch {
+	case b.Spin > 0:
+		return "spin"
+	case b.SpinPerImage > 0:
+		return "spin_per_image"
+	case b.FaultAt > 0:
+		return "fault_after"
+	case b.Allocate > 0:
+		return "allocate"
+	}
+	return ""
 }
 
 var (
-	words = []string{"busy", "busy_per_image", "sleep", "nan", "fail", "fail_after", "hang_after", "crash_after", "host_stage"}
+	words = []string{
+		"busy", "busy_per_image", "sleep", "nan", "fail", "fail_after", "hang_after", "crash_after", "host_stage",
+		"spin", "spin_per_image", "fault_after", "allocate",
+	}
 	steps = []string{"init", "load", "link", "configure", "infer"}
 )
 
@@ -96,6 +129,16 @@ func ParseBehaviour(s string) (Behaviour, error) {
 			if b.NoHostStage = value == "no"; !b.NoHostStage {
 				err = errors.New("want no")
 			}
+		case "spin":
+			b.Spin, err = duration(value)
+		case "spin_per_image":
+			b.SpinPerImage, err = duration(value)
+		case "fault_after":
+			b.FaultAt, err = after(value)
+		case "allocate":
+			if b.Allocate, err = strconv.ParseInt(value, 10, 63); err != nil || b.Allocate < 0 {
+				err = errors.New("want a number of bytes")
+			}
 		default:
 			err = fmt.Errorf("unknown word%s", document.Meant(key, words))
 		}
@@ -127,15 +170,17 @@ func after(s string) (int64, error) {
 type Framework struct {
 	behaviour *Behaviour // nil: as the environment says, read by Init
 	card      *models.Card
-	batches   map[key]batch
+	batches   [device.Slots]map[int]batch // of a slot, by size
 	ran       atomic.Int64
+	name      string // of the GPU; "": on the CPU
+	stream    func(slot int) uintptr
+	gpu       *gpu // from LinkModel on
 }
-
-type key struct{ slot, n int }
 
 type batch struct {
 	input   []byte
 	outputs [][]byte
+	kernels *launches // on a GPU
 }
 
 var _ libml.Framework = (*Framework)(nil)
@@ -162,7 +207,15 @@ func (f *Framework) Init(env libml.Environment) error {
 		}
 		f.behaviour = &b
 	}
-	f.card, f.batches = env.Card, make(map[key]batch)
+	f.card = env.Card
+	for slot := range f.batches {
+		f.batches[slot] = make(map[int]batch)
+	}
+	if env.Stream != nil {
+		f.name, f.stream = env.Device, env.Stream
+	} else if word := f.behaviour.needsGPU(); word != "" {
+		return fmt.Errorf("read %s: %q is for a GPU, and the function runs on the CPU", Variable, word)
+	}
 	return f.step("init")
 }
 
@@ -174,21 +227,33 @@ func (f *Framework) LoadModel() error {
 	return f.step("load")
 }
 
-// LinkModel has nothing to link.
-func (f *Framework) LinkModel() (persistentBytes int64, err error) { return 0, f.step("link") }
+// LinkModel has nothing to link but, on a GPU, kernels.
+func (f *Framework) LinkModel() (persistentBytes int64, err error) {
+	if err := f.step("link"); err != nil || f.name == "" {
+		return 0, err
+	}
+	if f.gpu, err = openGPU(f.name, f.card.MaxBatch(), f.behaviour.Allocate); err != nil {
+		return 0, err
+	}
+	return int64(f.gpu.scratchBytes()) + f.behaviour.Allocate, nil
+}
 
-// ConfigureBatch remembers the buffers.
+// ConfigureBatch remembers the buffers, and the stream.
 func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error) {
 	if len(input) != n*f.card.Input.TensorBytes() || len(outputs) != len(f.card.Outputs) {
 		return 0, fmt.Errorf("batch of %d: input has %d bytes and there are %d outputs", n, len(input), len(outputs))
 	}
-	f.batches[key{slot, n}] = batch{input, slices.Clone(outputs)}
+	b := batch{input: input, outputs: slices.Clone(outputs)}
+	if f.gpu != nil {
+		b.kernels = f.gpu.prepare(f.card, slot, n, b, f.stream(slot), f.behaviour)
+	}
+	f.batches[slot][n] = b
 	return 0, f.step("configure")
 }
 
 // InferBatch takes its time, then answers each image as Digest and Value say.
 func (f *Framework) InferBatch(slot, n int) error {
-	b, ok := f.batches[key{slot, n}]
+	b, ok := f.batches[slot][n]
 	if !ok {
 		return fmt.Errorf("batch of %d in slot %d is not configured", n, slot)
 	}
@@ -207,6 +272,9 @@ func (f *Framework) InferBatch(slot, n int) error {
 	spin(do.Busy + time.Duration(n)*do.BusyPerImage)
 	if do.Sleep > 0 {
 		time.Sleep(do.Sleep)
+	}
+	if b.kernels != nil {
+		return b.kernels.queue(do.FaultAt > 0 && batch >= do.FaultAt)
 	}
 
 	size := f.card.Input.TensorBytes()
@@ -227,10 +295,15 @@ func (f *Framework) InferBatch(slot, n int) error {
 	return nil
 }
 
-// Deinit forgets the buffers.
+// Deinit forgets the buffers and gives back what is on a GPU.
 func (f *Framework) Deinit() error {
-	f.batches = nil
-	return nil
+	f.batches = [device.Slots]map[int]batch{}
+	if f.gpu == nil {
+		return nil
+	}
+	err := f.gpu.close()
+	f.gpu = nil
+	return err
 }
 
 // Digest sums up one image of the batch tensor: every byte and its place counts.

@@ -238,6 +238,10 @@ func TestParseBehaviourSaysWhatIsWrong(t *testing.T) {
 		"fail=loading":   "init, load, link",
 		"nan=1":          "no value",
 		"host_stage=yes": "want no",
+		"spin=2":         "like 1ms",
+		"fault_after=-1": "a number of batches",
+		"allocate=1GB":   "a number of bytes",
+		"allocate=-1":    "a number of bytes",
 		"zzz":            "known are busy",
 	} {
 		if _, err := ParseBehaviour(words); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), Variable) {

@@ -1,0 +1,180 @@
+package null
+
+import (
+	_ "embed"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
+)
+
+// ptx is what `make ptx` made of null.cu.
+//
+//go:embed null.ptx
+var ptx []byte
+
+// gpu is the part of the framework that computes on a GPU: a batch's answers are
+// written by kernels on its slot's stream.
+type gpu struct {
+	context                     *cuda.Context
+	module                      *cuda.Module
+	digest, values, work, fault cuda.Function
+	scratch                     cuda.Pointer // the slots' digests
+	ballast                     cuda.Pointer // that was ordered; 0: none
+	most                        int          // images of the largest batch
+	faulty                      *cuda.Args
+}
+
+// openGPU brings what it takes to the device, and the ballast: bytes more.
+func openGPU(name string, most int, ballast int64) (_ *gpu, err error) {
+	d, err := cuda.Find(name)
+	if err != nil {
+		return nil, err
+	}
+	g := &gpu{most: most, faulty: cuda.NewArgs(8)}
+	if g.context, err = d.OpenContext(cuda.ScheduleAuto); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			g.close()
+		}
+	}()
+	if err := g.context.Bind(); err != nil {
+		return nil, err
+	}
+	if g.module, err = g.context.Load(ptx); err != nil {
+		return nil, err
+	}
+	for name, f := range map[string]*cuda.Function{
+		"null_digest": &g.digest, "null_values": &g.values, "null_spin": &g.work, "null_fault": &g.fault,
+	} {
+		if *f, err = g.module.Function(name); err != nil {
+			return nil, err
+		}
+	}
+	if g.scratch, err = g.context.Allocate(g.scratchBytes()); err != nil {
+		return nil, err
+	}
+	if ballast > 0 {
+		if g.ballast, err = g.context.Allocate(int(ballast)); err != nil {
+			return nil, fmt.Errorf("allocate %d bytes: %w", ballast, err)
+		}
+	}
+	const nowhere = 8 // no address of the device
+	g.faulty.SetPointer(0, nowhere)
+	return g, nil
+}
+
+const digestBytes = 4
+
+func (g *gpu) scratchBytes() int { return device.Slots * g.most * digestBytes }
+
+// close gives it all back; the thread is bound to the context no more. It returns the
+// first error.
+func (g *gpu) close() (err error) {
+	keep := func(e error) {
+		if err == nil {
+			err = e
+		}
+	}
+	for _, p := range []cuda.Pointer{g.ballast, g.scratch} {
+		if p != 0 {
+			keep(g.context.Free(p))
+		}
+	}
+	if g.module != nil {
+		keep(g.module.Unload())
+	}
+	keep(g.context.Close())
+	return err
+}
+
+// launches are a batch's kernels with their arguments.
+type launches struct {
+	gpu    *gpu
+	stream cuda.Stream
+	images uint32
+	digest *cuda.Args
+	values []*cuda.Args // by output
+	work   *cuda.Args   // nil: none
+	blocks uint32       // of work
+}
+
+// The work of a batch is reckoned in what an H200 does: all its multiprocessors, at
+// their highest clock, each four warps' instructions a cycle. It is cut into blocks,
+// which the device hands to whatever multiprocessors the stream may use: on half of
+// them it takes twice as long.
+const (
+	workSMs      = 132
+	workKHz      = 1_980_000
+	lanes        = 128 // of a multiprocessor, an operation each a cycle
+	workThreads  = 1024
+	operations   = 64 // of a thread in a round of null_spin
+	blocksPerSM  = 8
+	workBlocks   = workSMs * blocksPerSM
+	roundCycles  = workThreads * operations / lanes // of a block that has a multiprocessor to itself
+	answerBlock  = 256                              // threads, as null.cu says
+	mostOfRounds = 1 << 31
+)
+
+// rounds is how many rounds each block of work makes, so that all of it takes d.
+func rounds(d time.Duration) uint32 {
+	cycles := d.Seconds() * workKHz * 1000 / blocksPerSM
+	return uint32(min(max(1, cycles/roundCycles), mostOfRounds))
+}
+
+// prepare makes the kernels of a batch of n in a slot.
+func (g *gpu) prepare(card *models.Card, slot, n int, b batch, stream uintptr, do *Behaviour) *launches {
+	digests := g.scratch + cuda.Pointer(slot*g.most*digestBytes)
+	l := &launches{gpu: g, stream: cuda.StreamOf(stream), images: uint32(n), digest: cuda.NewArgs(8, 4, 8)}
+	l.digest.SetPointer(0, cuda.At(b.input))
+	l.digest.SetUint32(1, uint32(card.Input.TensorBytes()))
+	l.digest.SetPointer(2, digests)
+	for o, out := range b.outputs {
+		a := cuda.NewArgs(8, 8, 4, 4, 4)
+		a.SetPointer(0, digests)
+		a.SetPointer(1, cuda.At(out))
+		a.SetUint32(2, uint32(card.Outputs[o].Elements()))
+		a.SetUint32(3, uint32(o))
+		if do.NaN {
+			a.SetUint32(4, 1)
+		}
+		l.values = append(l.values, a)
+	}
+	if d := do.Spin + time.Duration(n)*do.SpinPerImage; d > 0 {
+		const seed = 0.5
+		l.work = cuda.NewArgs(4, 4, 8)
+		l.work.SetUint32(0, rounds(d))
+		l.work.SetFloat32(1, seed)
+		l.work.SetPointer(2, digests)
+	}
+	return l
+}
+
+// queue queues the batch, with a fault at its head if that was ordered. It allocates
+// nothing.
+func (l *launches) queue(fault bool) error {
+	if fault {
+		if err := l.gpu.fault.Launch([3]uint32{1, 1, 1}, [3]uint32{1, 1, 1}, 0, l.stream, l.gpu.faulty); err != nil {
+			return err
+		}
+	}
+	if l.work != nil {
+		if err := l.gpu.work.Launch([3]uint32{workBlocks, 1, 1}, [3]uint32{workThreads, 1, 1}, 0, l.stream, l.work); err != nil {
+			return err
+		}
+	}
+	grid, block := [3]uint32{l.images, 1, 1}, [3]uint32{answerBlock, 1, 1}
+	if err := l.gpu.digest.Launch(grid, block, 0, l.stream, l.digest); err != nil {
+		return err
+	}
+	for _, a := range l.values {
+		if err := l.gpu.values.Launch(grid, block, 0, l.stream, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}

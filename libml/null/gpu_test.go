@@ -1,0 +1,56 @@
+//go:build cgo
+
+package null_test
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device/gpu/gputest"
+	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/libml/null/nulltest"
+	"github.com/penstock/penstock/models"
+)
+
+func TestMain(m *testing.M) {
+	nulltest.Child()
+	fake.Main(m, fake.Kernels(nulltest.Twins), fake.Kernels(gputest.Twins))
+}
+
+func TestTheSuiteOnTheFake(t *testing.T) {
+	fake.Check(t)
+	nulltest.Run(t)
+}
+
+func TestThePTXIsOfThisSource(t *testing.T) {
+	source, err := os.ReadFile("null.cu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ptx, err := os.ReadFile("null.ptx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _, _ := strings.Cut(string(ptx), "\n")
+	if hash := fmt.Sprintf("%x", sha256.Sum256(source)); !strings.HasSuffix(first, "sha256 "+hash) {
+		t.Errorf("null.ptx begins with %q; null.cu has %s: run `make ptx`", first, hash)
+	}
+}
+
+func TestWhatIsForAGPUIsRefusedOnTheCPU(t *testing.T) {
+	for _, words := range []string{"spin=1ms", "spin_per_image=1ms", "fault_after=3", "allocate=100"} {
+		t.Setenv(null.Variable, words)
+		err := null.New().Init(libml.Environment{Card: &models.Card{}, Threads: 1, Log: zerolog.Nop(), Device: libml.DeviceCPU})
+		word, _, _ := strings.Cut(words, "=")
+		if err == nil || !strings.Contains(err.Error(), `"`+word+`" is for a GPU`) {
+			t.Errorf("%s: Init says %v", words, err)
+		}
+	}
+}
