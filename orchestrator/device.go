@@ -254,7 +254,6 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 			return s, nil
 		}
 		s.err = fmt.Errorf("open device %s: %w", d.name, s.err)
-		d.log.Error().Err(s.err).Msg("no GPU")
 		return s, nil
 	}
 	session, err := d.machine.session()

@@ -1,6 +1,6 @@
 // Package orchestrator starts, watches and stops the processes of inference
 // functions, active and shadow (paper 3.1, 3.2.4), and holds each to its share of
-// the CPUs.
+// the CPUs, or of a GPU.
 //
 // One goroutine owns all state and runs this circle:
 //
@@ -27,6 +27,12 @@
 // the circle over one channel. A process that is to end is asked (drain), then
 // told (TERM), then killed, each after a deadline, unless it is to be killed at
 // once.
+//
+// A GPU is opened when a manager wants one, by a goroutine of its own (device.go),
+// which owns the MPS daemon (package mps) and asks NVML; the circle hears of it over
+// one more channel. Nothing is started before the GPU is open, nobody is woken while
+// MPS is down (gpu.go). The orchestrator never makes a context, and is no client of
+// MPS.
 //
 // No process outlives the orchestrator: they carry a parent-death signal, and
 // their end of the control link closes. None outlives the manager: they lose the

@@ -77,7 +77,9 @@ func (s *supervisor) closeDevice() {
 }
 
 // onGPU reports whether processes run on a GPU.
-func (s *supervisor) onGPU() bool { return s.device != nil && s.gpu.opened && !s.gpu.cpu }
+func (s *supervisor) onGPU() bool {
+	return s.device != nil && s.gpu.opened && !s.gpu.cpu && s.gpu.err == nil
+}
 
 // together reports whether the processes share a fate: they are clients of one MPS
 // server.
@@ -95,8 +97,16 @@ func (s *supervisor) deviceStates() <-chan gpuState {
 func (s *supervisor) noteGPU(g gpuState) {
 	died := s.gpu.opened && g.losses > s.gpu.losses
 	s.gpu = g
+	if g.err != nil {
+		s.wish.ending = true // no process was started
+		return
+	}
 	if died {
 		s.loseAll(key{}, "the MPS server died")
+		for _, c := range s.processes {
+			// None of them has done it, and none need say so first.
+			c.lost = c.lost || !c.failed.IsZero()
+		}
 	}
 	for pid := range s.releasing {
 		if !s.device.follows(pid) {
@@ -106,12 +116,9 @@ func (s *supervisor) noteGPU(g gpuState) {
 }
 
 // onDevice tells a process that is to be started of the GPU.
-func (s *supervisor) onDevice(sp *spec) error {
+func (s *supervisor) onDevice(sp *spec) {
 	if !s.onGPU() {
-		return nil
-	}
-	if s.gpu.err != nil {
-		return s.gpu.err
+		return
 	}
 	sp.start.Device, sp.start.GroupSMs = s.gpu.uuid, s.gpu.groupSMs
 	environment := maps.Clone(sp.environment)
@@ -120,7 +127,6 @@ func (s *supervisor) onDevice(sp *spec) error {
 	}
 	maps.Copy(environment, s.gpu.environment)
 	sp.environment = environment
-	return nil
 }
 
 // wakesHeld says why nobody may be woken now; empty where nothing speaks against it.
@@ -129,7 +135,7 @@ func (s *supervisor) onDevice(sp *spec) error {
 // is needed: while as much as all of them held is free anyway, a recovery does not
 // wait for them.
 func (s *supervisor) wakesHeld() string {
-	if !s.onGPU() || s.gpu.err != nil {
+	if !s.onGPU() {
 		return ""
 	}
 	if !s.gpu.serving {

@@ -327,6 +327,15 @@ func TestAGPUThatIsNotThere(t *testing.T) {
 			among(t, nil, func(n *node) {
 				n.machine.noGPU = c.err
 				n.desired.Device = c.device
+				if !c.cpu && (c.err != nil || c.device != "auto") {
+					n.desired.Seq++
+					n.words <- n.desired
+					<-n.stopped
+					if n.err == nil || !strings.Contains(n.err.Error(), "open device "+c.device+": ") {
+						t.Errorf("ended: %v", n.err)
+					}
+					return
+				}
 				n.want(one(1, control.Serve, 30))
 				if c.err == nil && c.device == "auto" {
 					n.untilState(1, control.Active)
@@ -335,27 +344,13 @@ func TestAGPUThatIsNotThere(t *testing.T) {
 					}
 					return
 				}
-				if c.cpu {
-					n.untilState(1, control.Active)
-					f := n.spawner.generation(1)
-					if o := n.link.observed(); o.Mechanism != mechanismV1 || o.Device != nil || f.spec.start.Device != "cpu" || len(f.spec.environment) != 0 {
-						t.Errorf("observed %+v, started as %+v", o, f.spec)
-					}
-					if got := n.shares.of(key{"face", 0, 1}); got != 30 {
-						t.Errorf("it has a quota of %v %%", got)
-					}
-					return
+				n.untilState(1, control.Active)
+				f := n.spawner.generation(1)
+				if o := n.link.observed(); o.Mechanism != mechanismV1 || o.Device != nil || f.spec.start.Device != "cpu" || len(f.spec.environment) != 0 {
+					t.Errorf("observed %+v, started as %+v", o, f.spec)
 				}
-				p := n.untilState(1, control.Failed)
-				if o := n.link.observed(); o.Mechanism != "" || o.Device != nil || !strings.Contains(p.Reason, "open device "+c.device) || len(n.spawner.started) != 0 {
-					t.Errorf("observed %+v, %s", o, p.Reason)
-				}
-				// The next ones wait longer and longer.
-				n.want(one(2, control.Serve, 30))
-				n.untilState(2, control.Failed)
-				n.want(one(3, control.Serve, 30))
-				if p := n.link.observed().Processes[0]; !strings.Contains(p.Reason, "backoff") {
-					t.Errorf("the next: %+v", p)
+				if got := n.shares.of(key{"face", 0, 1}); got != 30 {
+					t.Errorf("it has a quota of %v %%", got)
 				}
 			})
 		})
@@ -523,7 +518,12 @@ func TestOneThatNeverHadTheDeviceLosesItAlone(t *testing.T) {
 func TestAServerThatDiesTakesAllDown(t *testing.T) {
 	amongGPU(t, nil, func(n *node) {
 		n.four()
+		began := time.Now()
 		n.machine.daemon().set(func(d *fakeMPS) { d.state.Losses++ })
+		synctest.Wait()
+		if p := n.link.observed().Processes; time.Since(began) != 0 || !p[0].DeviceLost || !p[1].DeviceLost || !p[2].DeviceLost || p[3].DeviceLost {
+			t.Errorf("at once: %+v", p)
+		}
 		for g := uint32(1); g <= 3; g++ {
 			if p := n.untilState(g, control.Failed); !p.DeviceLost {
 				t.Errorf("%d ended as %+v", g, p)

@@ -21,6 +21,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda"
 )
 
 // patience bounds every wait on a real process: only a hang takes that long.
@@ -144,6 +145,16 @@ func childMain(how []string) int {
 	for o := range child.Orders() {
 		switch o.Do {
 		case control.DoWake:
+			if is("gpu") {
+				n, err := onGPU(child.Start(), o)
+				if err != nil {
+					child.Notify(control.Notice{State: control.Failed, Reason: err.Error()})
+					return 1
+				}
+				child.Notify(n)
+				child.Notify(control.Notice{State: control.Active})
+				continue
+			}
 			for _, s := range []control.State{control.Linking, control.Ready, control.Active} {
 				child.Notify(control.Notice{State: s, Reason: allowed()})
 			}
@@ -171,6 +182,29 @@ func childMain(how []string) int {
 		forever()
 	}
 	return 1
+}
+
+// onGPU touches the device as libml does, and says what it found there.
+func onGPU(start control.Start, wake control.Order) (control.Notice, error) {
+	for name, value := range wake.Environment {
+		os.Setenv(name, value)
+	}
+	d, err := cuda.Find("cuda")
+	if err != nil {
+		return control.Notice{}, err
+	}
+	p, err := d.Properties()
+	if err != nil {
+		return control.Notice{}, err
+	}
+	n := control.Notice{State: control.Ready, SMs: p.SMs, SMGroups: wake.SMGroups, Reason: fmt.Sprintf("MPS %v", p.MPS)}
+	if len(wake.SMGroups) > 0 {
+		n.SMs = 0
+	}
+	for _, g := range wake.SMGroups {
+		n.SMs += start.GroupSMs[g]
+	}
+	return n, nil
 }
 
 // forever hangs, in a way that the runtime does not take for a deadlock.

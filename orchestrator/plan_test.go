@@ -12,8 +12,9 @@ import (
 )
 
 var (
-	t0     = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	some   = limits{handshake: time.Second, load: 10 * time.Second, drain: 5 * time.Second, term: 2 * time.Second}
+	t0   = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	some = limits{handshake: time.Second, load: 10 * time.Second, drain: 5 * time.Second, term: 2 * time.Second,
+		lost: 100 * time.Millisecond}
 	face1  = key{"face", 0, 1}
 	never  = func(key) bool { return false }
 	atOnce = func(place) time.Time { return time.Time{} }
@@ -44,12 +45,16 @@ func TestPlan(t *testing.T) {
 	drained := func(f *fact) { at(&f.drained, 0) }
 	termed := func(f *fact) { at(&f.termed, 0) }
 	killed := func(f *fact) { at(&f.killed, 0) }
+	grouped := func(w wish) wish { w.desired.Processes[0].SMGroups = []int{1, 2}; return w }
+	moving := func(f *fact) { f.moving = true; at(&f.ordered, 0) }
+	lost := func(f *fact) { at(&f.failed, 0) }
 	stranger := wish{desired: &control.Desired{ManagerID: "other"}}
 	for name, c := range map[string]struct {
 		wish wish
 		is   *fact
 		past bool
 		held time.Duration
+		gpu  string // "unready", "asleep"
 		now  time.Duration
 		do   string        // the action, and a part of why
 		next time.Duration // -1: never
@@ -95,6 +100,15 @@ func TestPlan(t *testing.T) {
 		"and forgotten":                            {wish: stranger, is: alive(control.Stopped), do: "forget", next: -1},
 		"before that manager is the one":           {wish: stranger, do: "adopt", next: -1},
 		"but not at the end":                       {wish: wish{stranger.desired, true}, next: -1},
+		"nothing is started without a device":      {wish: want(control.Serve, 30), gpu: "unready", next: -1},
+		"nobody is woken when nobody may be":       {wish: want(control.Serve, 30), is: alive(control.Loaded), gpu: "asleep", next: -1},
+		"other groups are ordered":                 {wish: grouped(want(control.Serve, 30)), is: alive(control.Active, woken), do: "reshare", next: -1},
+		"not of a sleeper":                         {wish: grouped(want(control.Shadow, 30)), is: alive(control.Loaded), next: -1},
+		"nor of one that moves":                    {wish: grouped(want(control.Serve, 30)), is: alive(control.Active, woken, moving), next: 10 * time.Second},
+		"which hangs after ten seconds":            {wish: grouped(want(control.Serve, 30)), is: alive(control.Active, woken, moving), now: 10 * time.Second, do: "kill not on its multiprocessors", next: -1},
+		"a lost device is left at once":            {wish: want(control.Serve, 30), is: alive(control.Active, woken, lost), next: 100 * time.Millisecond},
+		"or made to be":                            {wish: want(control.Serve, 30), is: alive(control.Active, woken, lost), now: 100 * time.Millisecond, do: "kill the GPU failed", next: -1},
+		"in a drain, too, whoever wishes it":       {wish: nothing, is: alive(control.Draining, drained, lost), now: 100 * time.Millisecond, do: "kill the GPU failed", next: -1},
 		"without a manager there is nothing to do": {wish: wish{}, next: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -102,6 +116,7 @@ func TestPlan(t *testing.T) {
 			if c.is != nil {
 				f.processes[face1] = *c.is
 			}
+			f.unready, f.asleep = c.gpu == "unready", c.gpu == "asleep"
 			if c.past {
 				f.past = func(k key) bool { return k == face1 }
 			}
@@ -189,6 +204,7 @@ func (w *world) do(a action) {
 		refuse(w.wish.ending, "comes at the end")
 		refuse(w.wish.desired.ManagerID != w.facts.managerID, "belongs to another manager")
 		refuse(w.now.Before(w.held[a.key.place()]), "has to wait")
+		refuse(w.facts.unready, "has no device")
 		w.started[a.key] = true
 		w.facts.processes[a.key] = fact{state: control.Starting, sharePercent: a.wanted.SharePercent, spawned: w.now, since: w.now}
 		return
@@ -209,10 +225,17 @@ func (w *world) do(a action) {
 	case wake:
 		refuse(f.woken || f.state != control.Loaded, "does not sleep")
 		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end")
+		refuse(w.facts.asleep, "may not be woken")
 		f.woken, f.sharePercent = true, a.wanted.SharePercent
+		f.groups, f.ordered, f.moving = a.wanted.SMGroups, w.now, len(a.wanted.SMGroups) > 0
 	case reshare:
 		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end")
+		same := f.sharePercent == a.wanted.SharePercent
+		refuse(same && (f.moving || !f.woken), "may not move")
 		f.sharePercent = a.wanted.SharePercent
+		if f.woken && !f.moving && !slices.Equal(f.groups, a.wanted.SMGroups) {
+			f.groups, f.ordered, f.moving = a.wanted.SMGroups, w.now, true
+		}
 	case drain:
 		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end already")
 		f.drained = w.now
@@ -242,7 +265,8 @@ func drawDesired(t *rapid.T) *control.Desired {
 			role := rapid.SampledFrom([]control.Role{"", control.Shadow, control.Serve, control.Drain, control.Kill}).Draw(t, "role")
 			if role != "" {
 				d.Processes = append(d.Processes, control.DesiredProcess{IF: name, Generation: g, Role: role,
-					SharePercent: float64(rapid.IntRange(0, 3).Draw(t, "share"))})
+					SharePercent: float64(rapid.IntRange(0, 3).Draw(t, "share")),
+					SMGroups:     rapid.SampledFrom([][]int{nil, {0}, {1, 2}}).Draw(t, "groups")})
 			}
 		}
 	}
@@ -253,7 +277,7 @@ func TestPlanKeepsItsRulesWhateverHappens(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(t)
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
-			switch rapid.SampledFrom([]string{"desired", "silence", "time", "progress", "progress", "end", "ending"}).Draw(t, "event") {
+			switch rapid.SampledFrom([]string{"desired", "silence", "time", "progress", "progress", "end", "ending", "device", "arrival", "loss"}).Draw(t, "event") {
 			case "desired":
 				w.wish.desired = drawDesired(t)
 			case "silence":
@@ -270,6 +294,18 @@ func TestPlanKeepsItsRulesWhateverHappens(t *testing.T) {
 					if next.Follows(f.state) {
 						f.state, f.since = next, w.now
 					}
+					w.facts.processes[k] = f
+				}
+			case "device":
+				w.facts.unready, w.facts.asleep = rapid.Bool().Draw(t, "unready"), rapid.Bool().Draw(t, "asleep")
+			case "arrival":
+				if k, f, ok := w.draw(); ok {
+					f.moving = false
+					w.facts.processes[k] = f
+				}
+			case "loss":
+				if k, f, ok := w.draw(); ok && f.woken && f.failed.IsZero() {
+					f.failed = w.now
 					w.facts.processes[k] = f
 				}
 			case "end":

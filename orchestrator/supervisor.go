@@ -55,7 +55,8 @@ const (
 )
 
 // Run runs an orchestrator until ctx ends, then drains and ends all processes and
-// returns nil. An error is returned when it cannot begin.
+// returns nil. An error is returned when it cannot begin, or the GPU that the manager
+// names is not there.
 func Run(ctx context.Context, o Options) error {
 	if len(o.CPUs) == 0 {
 		_, o.CPUs = IFCPUs(o.ReservedCPUs)
@@ -89,8 +90,7 @@ func Run(ctx context.Context, o Options) error {
 	}
 	defer link.Close()
 	o.Log.Info().Str("mechanism", o.shares.mechanism()).Ints("cpus", o.CPUs).Msg("orchestrator started")
-	newSupervisor(o, link).run(ctx)
-	return nil
+	return newSupervisor(o, link).run(ctx)
 }
 
 // managerLink is what the supervisor needs of control.OrchestratorLink.
@@ -182,8 +182,9 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 	}
 }
 
-// run goes round until ctx has ended and no process is left.
-func (s *supervisor) run(ctx context.Context) {
+// run goes round until ctx has ended, or the device turns out not to be there, and no
+// process is left.
+func (s *supervisor) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	defer s.closeDevice()
@@ -193,7 +194,7 @@ func (s *supervisor) run(ctx context.Context) {
 		next := s.act()
 		s.publish()
 		if s.wish.ending && s.living() == 0 {
-			return
+			return s.gpu.err
 		}
 		wait := time.Hour
 		if !next.IsZero() {
@@ -360,11 +361,8 @@ func (s *supervisor) spawn(a action) {
 			AttachSocket: s.attachment, CPUs: len(s.o.CPUs), Device: cpuDevice,
 		},
 	}
-	var p process
-	err := s.onDevice(&sp)
-	if err == nil {
-		p, err = s.o.spawner.spawn(sp)
-	}
+	s.onDevice(&sp)
+	p, err := s.o.spawner.spawn(sp)
 	if err != nil {
 		c.reason = line(err.Error())
 		s.ended(a.key, c, control.Failed)

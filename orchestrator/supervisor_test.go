@@ -29,6 +29,7 @@ type node struct {
 
 	stop    context.CancelFunc // as SIGTERM does
 	stopped chan struct{}
+	err     error // how it ended; valid once stopped is closed
 	desired control.Desired
 	silence chan struct{} // closed: the manager says nothing more
 	words   chan control.Desired
@@ -50,7 +51,7 @@ func among(t *testing.T, lives func(spec) life, f func(*node)) {
 		}, n.link)
 		go func() {
 			defer close(n.stopped)
-			s.run(ctx)
+			n.err = s.run(ctx)
 		}()
 		go n.repeat()
 		defer func() { // after a Fatal, too

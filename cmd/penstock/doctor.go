@@ -12,8 +12,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/mps"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -23,6 +25,8 @@ type finding struct {
 	ok   bool
 	say  string // what was found
 	mend string // the command or the setting that mends it; empty where nothing need be
+	// fatal: no node runs with this configuration unless it is mended.
+	fatal bool
 }
 
 func doctorCommand() *cobra.Command {
@@ -40,7 +44,10 @@ and which command mends it. The exit status is 1 when a node could not run here.
 				return err
 			}
 			healthy := true
-			for _, f := range examine(int64(c.Slab.ReceiveBuffer), c.ReservedCPUs) {
+			list := examine(int64(c.Slab.ReceiveBuffer), c.ReservedCPUs)
+			list = append(list, examineGPU(cmd.Context(), c, gpuQuestions{nvml.Open, mps.Try, onnx.Library})...)
+			list = append(list, finding{what: "dpdk", say: "this build has no DPDK source; packets come from kernel sockets"})
+			for _, f := range list {
 				mark := "ok  "
 				if !f.ok {
 					mark = "no  "
@@ -49,7 +56,7 @@ and which command mends it. The exit status is 1 when a node could not run here.
 				if f.mend != "" {
 					fmt.Fprintf(cmd.OutOrStdout(), "     %-18s -> %s\n", "", f.mend)
 				}
-				healthy = healthy && (f.ok || !vital[f.what])
+				healthy = healthy && (f.ok || !f.fatal && !vital[f.what])
 			}
 			if !healthy {
 				return exitStatus(1)
@@ -85,9 +92,7 @@ func examine(receiveBuffer int64, reserved int) []finding {
 		}
 		list = append(list, line)
 	}
-	return append(list, runtimeLibrary(), sharedMemory(), hugePages(), socketBuffer(receiveBuffer), segmentation(),
-		finding{what: "cuda", say: "this build has no CUDA device; models run on the CPU"},
-		finding{what: "dpdk", say: "this build has no DPDK source; packets come from kernel sockets"})
+	return append(list, runtimeLibrary(), sharedMemory(), hugePages(), socketBuffer(receiveBuffer), segmentation())
 }
 
 func runtimeLibrary() finding {

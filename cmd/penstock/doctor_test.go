@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/cuda/nvml"
+	fakenvml "github.com/penstock/penstock/cuda/nvml/fake"
+	"github.com/penstock/penstock/orchestrator/mps"
+)
+
+// The tests run on a fake driver, whose one GPU is this.
+const fakeUUID = "GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f"
+
+func TestMain(m *testing.M) { fake.Main(m) }
+
+// questions are a machine where all is well but ONNX Runtime, which has no CUDA.
+func questions(edit func(*nvml.Device)) gpuQuestions {
+	d := nvml.Device{UUID: fakeUUID, Name: "Fake", MemoryBytes: 1 << 30}
+	if edit != nil {
+		edit(&d)
+	}
+	s := fakenvml.New(d)
+	s.Hold(fakeUUID, 100<<20)
+	return gpuQuestions{
+		session: func() (nvml.Session, error) { return s, nil },
+		tryMPS:  func(context.Context, mps.Options) error { return nil },
+		library: func() (string, error) { return "/nowhere/libonnxruntime.so", nil },
+	}
+}
+
+func ask(t *testing.T, device string, q gpuQuestions) map[string]finding {
+	t.Helper()
+	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "") // what examineGPU sets is undone
+	found := map[string]finding{}
+	c := configs.Config{RuntimeDir: t.TempDir(), Device: device}
+	for _, f := range examineGPU(context.Background(), c, q) {
+		found[f.what] = f
+		if !f.ok && f.say == "" {
+			t.Errorf("%s fails and says nothing", f.what)
+		}
+	}
+	return found
+}
+
+func expect(t *testing.T, found map[string]finding, what string, ok bool, say, mend string) {
+	t.Helper()
+	f, there := found[what]
+	if !there || f.ok != ok || !strings.Contains(f.say, say) || mend == "" != (f.mend == "") || !strings.Contains(f.mend, mend) {
+		t.Errorf("%s: %+v, want %v, %q, %q", what, f, ok, say, mend)
+	}
+}
+
+func TestDoctorSaysWhatTheGPUCan(t *testing.T) {
+	found := ask(t, configs.DeviceCPU, questions(nil))
+	expect(t, found, "gpu", true, "driver for CUDA 1", "")
+	expect(t, found, "nvml", true, "driver 999.99", "")
+	expect(t, found, "cuda:0", true, fakeUUID, "")
+	expect(t, found, "cuda:0", true, "132 multiprocessors, 100 of 1024 MiB used, compute mode default, MIG off", "")
+	expect(t, found, "green contexts", true, "cuda:0 in 15 groups of 8 and 1 of 12; the finest, by shares.sm_grain: 66 groups of 2", "")
+	expect(t, found, "mps", true, "can run here (tried)", "")
+	expect(t, found, "onnx on cuda", false, "no libonnxruntime_providers_shared.so beside", "PENSTOCK_ONNXRUNTIME=")
+}
+
+func TestDoctorSaysWhatTheGPUCannotAndHowToMendIt(t *testing.T) {
+	prohibited := ask(t, configs.DeviceAuto, questions(func(d *nvml.Device) { d.ComputeMode = nvml.Prohibited }))
+	expect(t, prohibited, "cuda:0", false, "compute mode prohibited: nobody may use it", "nvidia-smi -i "+fakeUUID+" -c DEFAULT")
+	mig := ask(t, configs.DeviceAuto, questions(func(d *nvml.Device) { d.MIG = true }))
+	expect(t, mig, "cuda:0", false, "MIG divides it", "nvidia-smi -i "+fakeUUID+" -mig 0")
+
+	q := questions(nil)
+	q.session = func() (nvml.Session, error) { return nil, nvml.ErrUnavailable }
+	q.tryMPS = func(context.Context, mps.Options) error {
+		return &mps.Problem{Why: "nvidia-cuda-mps-control is not installed", Mend: "apt-get install it"}
+	}
+	q.library = func() (string, error) { return "", errors.New("none") }
+	found := ask(t, configs.DeviceAuto, q)
+	expect(t, found, "nvml", false, "no NVML", "ldconfig -p")
+	expect(t, found, "cuda:0", true, "132 multiprocessors, 1024 MiB", "")
+	expect(t, found, "mps", false, "nvidia-cuda-mps-control is not installed; inference functions take turns on the GPU, and their shares are wishes", "apt-get install it")
+	expect(t, found, "onnx on cuda", false, "no ONNX Runtime at all", "make build")
+
+	fake.Apply(t, fake.Refuse("cuDeviceGetDevResource", 0, 801))
+	found = ask(t, configs.DeviceAuto, questions(nil))
+	expect(t, found, "green contexts", false, "shares change by shadows only", "CUDA 12.4")
+}
+
+func TestDoctorOfAMachineWithoutTheGPU(t *testing.T) {
+	found := ask(t, "cuda:3", questions(nil))
+	expect(t, found, "gpu", false, `the configuration wants cuda:3: cuda: no such device "cuda:3": there is cuda:0`, "nvidia-smi -L")
+	if len(found) != 1 || !found["gpu"].fatal {
+		t.Errorf("found %+v", found)
+	}
+	fake.Apply(t, fake.Devices(0))
+	for _, device := range []string{configs.DeviceCPU, configs.DeviceAuto} {
+		found = ask(t, device, questions(nil))
+		expect(t, found, "gpu", true, "none here; models run on the CPU", "")
+		if len(found) != 1 {
+			t.Errorf("found %+v", found)
+		}
+	}
+}
+
+// TestDoctorLooksWhereTheLoaderDoes builds a provider that is linked with two
+// libraries, of which its run path has one.
+func TestDoctorLooksWhereTheLoaderDoes(t *testing.T) {
+	dir := t.TempDir()
+	cc := func(args ...string) {
+		t.Helper()
+		cmd := exec.Command("cc", args...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Skipf("no C compiler: %v %s", err, out)
+		}
+	}
+	os.WriteFile(filepath.Join(dir, "empty.c"), []byte("int unused;\n"), 0o600)
+	os.Mkdir(filepath.Join(dir, "elsewhere"), 0o700)
+	cc("-shared", "-o", "libcudnn.so.9", "-Wl,-soname,libcudnn.so.9", "empty.c")
+	cc("-shared", "-o", "elsewhere/libcublas.so.12", "-Wl,-soname,libcublas.so.12", "empty.c")
+	cc("-shared", "-o", sharedProvider, "empty.c")
+	cc("-shared", "-o", cudaProvider, "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", "empty.c", "libcudnn.so.9", "elsewhere/libcublas.so.12")
+	look := func() map[string]finding {
+		found := map[string]finding{}
+		for _, f := range providerFindings(func() (string, error) { return filepath.Join(dir, "libonnxruntime.so"), nil }) {
+			found[f.what] = f
+		}
+		return found
+	}
+	t.Setenv("LD_LIBRARY_PATH", "")
+	found := look()
+	expect(t, found, "onnx on cuda", true, cudaProvider, "")
+	expect(t, found, "cudnn", true, filepath.Join(dir, "libcudnn.so.9"), "")
+	expect(t, found, "cublas", false, "libcublas.so.12 not found, which "+cudaProvider+" is linked with", "apt-get install cuda-libraries-12-0")
+	t.Setenv("LD_LIBRARY_PATH", "/nowhere:"+filepath.Join(dir, "elsewhere"))
+	expect(t, look(), "cublas", true, filepath.Join(dir, "elsewhere", "libcublas.so.12"), "")
+}

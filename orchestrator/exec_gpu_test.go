@@ -1,0 +1,124 @@
+package orchestrator
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/orchestrator/mps/mpsfake"
+)
+
+// fakeGPUs puts a driver and MPS that need no GPU where the processes that the test
+// starts find them.
+func fakeGPUs(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	library, err := fake.Build(dir)
+	if err != nil {
+		t.Skipf("no fake driver: %v", err)
+	}
+	remove, err := mpsfake.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	programs, err := mpsfake.Install(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", filepath.Dir(programs.Control())+":"+os.Getenv("PATH"))
+	t.Setenv("PENSTOCK_LIBCUDA", library)
+	t.Setenv("PENSTOCK_LIBNVML", "/nowhere/libnvidia-ml.so.1")
+	// What an operator may have set is not the processes'.
+	t.Setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1")
+}
+
+// onFakeGPU is a process that looks at its device when it is woken.
+func (n *realNode) onFakeGPU(generation uint32, share float64, groups ...int) control.DesiredProcess {
+	p := n.child(generation, control.Serve, "gpu")
+	p.Instance, p.SharePercent, p.SMGroups = int(generation), share, groups
+	return p
+}
+
+// daemonOf is the MPS daemon in the node's folder, 0 if there is none.
+func (n *realNode) daemonOf() int {
+	b, err := os.ReadFile(filepath.Join(n.dir, "mps", "nvidia-cuda-mps-control.pid"))
+	if err != nil {
+		return 0
+	}
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(b)))
+	return pid
+}
+
+func TestRealProcessesAreClientsOfTheOrchestratorsMPS(t *testing.T) {
+	fakeGPUs(t)
+	n := aNode(t)
+	n.desired.Device = "GPU-fa"
+	cmd := n.orchestrate(mechanismGovernor)
+	want := func() (p, q control.ObservedProcess) {
+		n.want(n.onFakeGPU(1, 30), n.onFakeGPU(2, 100, 0, 15))
+		return n.untilState(1, control.Active), n.untilState(2, control.Active)
+	}
+	p, q := want()
+	if p.SMs < 37 || p.SMs > 41 || len(p.SMGroups) != 0 || p.Reason != "" {
+		t.Errorf("30 %% are %+v", p)
+	}
+	if q.SMs != 20 || !slices.Equal(q.SMGroups, []int{0, 15}) || q.Reason != "" {
+		t.Errorf("two groups are %+v", q)
+	}
+	o := n.last
+	if o.Mechanism != mechanismMPS || o.Device == nil || o.Device.SMs != 132 || len(o.Device.GroupSMs) != 16 || !strings.HasPrefix(o.Device.UUID, "GPU-fa") {
+		t.Errorf("observed %+v, %+v", o, o.Device)
+	}
+	daemon := n.daemonOf()
+	if processState(daemon) == "" {
+		t.Fatalf("no daemon %d", daemon)
+	}
+
+	// An orchestrator that is killed leaves the daemon, and the next one finds it.
+	cmd.Process.Kill()
+	cmd.Wait()
+	n.untilGone(p.PID)
+	n.untilGone(q.PID)
+	if s := processState(daemon); s == "" || s == "Z" {
+		t.Error("the daemon died, too")
+	}
+	cmd = n.orchestrate(mechanismGovernor)
+	n.startManager("second")
+	n.desired.Device = "GPU-fa"
+	p, _ = want()
+	if n.daemonOf() != daemon {
+		t.Errorf("daemon %d in place of %d", n.daemonOf(), daemon)
+	}
+
+	// One that ends takes it along.
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	n.untilGone(p.PID)
+	n.untilGone(daemon)
+	if _, err := os.Stat(filepath.Join(n.dir, "mps")); err == nil {
+		t.Error("its folder is left")
+	}
+}
+
+func TestAnOrchestratorWithoutTheGPUEndsAndSaysWhatThereIs(t *testing.T) {
+	fakeGPUs(t)
+	n := aNode(t)
+	n.desired.Device = "cuda:7"
+	cmd := n.orchestrate(mechanismGovernor)
+	n.want()
+	if err := cmd.Wait(); err == nil {
+		t.Error("it ended well")
+	}
+	if !n.log.has(`open device cuda:7: cuda: no such device "cuda:7": there is cuda:0 = GPU-fa`) {
+		t.Error("it does not say so")
+	}
+}
