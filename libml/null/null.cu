@@ -1,66 +1,85 @@
 // What the framework "null" runs on a GPU. `make ptx` makes null.ptx of it.
+// No header is needed, so that clang compiles this file where there is no CUDA.
 
-#include <stdint.h>
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifdef __clang__
+#define __global__ __attribute__((global))
+#define __shared__ __attribute__((shared))
+#define __launch_bounds__(n) __attribute__((launch_bounds(n)))
+#define THREAD __nvvm_read_ptx_sreg_tid_x()
+#define BLOCK __nvvm_read_ptx_sreg_ctaid_x()
+#else
+#define THREAD threadIdx.x
+#define BLOCK blockIdx.x
+#endif
+
+enum { THREADS = 256, WORKERS = 1024 }; // of a block
 
 // null_digest sums up each image of a batch as Digest does: a block an image.
-extern "C" __global__ void __launch_bounds__(256) null_digest(const uint8_t *input, uint32_t bytes, uint32_t *digests)
+extern "C" __global__ void __launch_bounds__(THREADS) null_digest(const u8 *input, u32 bytes, u32 *digests)
 {
-	__shared__ unsigned long long total;
-	const uint8_t *image = input + (uint64_t)blockIdx.x * bytes;
-	if (threadIdx.x == 0)
-		total = 0;
-	__syncthreads();
-	uint32_t words = bytes / 8;
-	unsigned long long sum = 0;
-	bool aligned = (uintptr_t)image % 8 == 0;
-	for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) {
-		uint64_t word = 0;
+	__shared__ u64 sums[THREADS];
+	const u8 *image = input + (u64)BLOCK * bytes;
+	u32 words = bytes / 8, tail = bytes % 8;
+	bool aligned = (u64)image % 8 == 0;
+	u64 sum = 0;
+	for (u32 i = THREAD; i < words; i += THREADS) {
+		u64 word = 0;
 		if (aligned) {
-			word = ((const uint64_t *)image)[i];
+			word = ((const u64 *)image)[i];
 		} else {
 			for (int b = 7; b >= 0; b--)
-				word = word << 8 | image[8 * (uint64_t)i + b];
+				word = word << 8 | image[8 * (u64)i + b];
 		}
-		sum += word * (2 * (uint64_t)i + 1);
+		sum += word * (2 * (u64)i + 1);
 	}
 	// The bytes after the last whole word go on where the words' weights end.
-	uint32_t tail = bytes % 8;
-	if (threadIdx.x < tail)
-		sum += image[8 * (uint64_t)words + threadIdx.x] * (2 * (uint64_t)(words + threadIdx.x) + 1);
-	atomicAdd(&total, sum);
-	__syncthreads();
-	if (threadIdx.x == 0)
-		digests[blockIdx.x] = (uint32_t)(total * 0x9e3779b97f4a7c15ull >> 40);
+	if (THREAD < tail)
+		sum += image[8 * (u64)words + THREAD] * (2 * (u64)(words + THREAD) + 1);
+	sums[THREAD] = sum;
+	for (u32 half = THREADS / 2; half > 0; half /= 2) {
+		__syncthreads();
+		if (THREAD < half)
+			sums[THREAD] += sums[THREAD + half];
+	}
+	if (THREAD == 0)
+		digests[BLOCK] = (u32)(sums[0] * 0x9e3779b97f4a7c15ull >> 40);
 }
 
 // null_values writes one output of a batch as Value does, or no numbers: a block an
 // image.
-extern "C" __global__ void __launch_bounds__(256)
-null_values(const uint32_t *digests, float *output, uint32_t elements, uint32_t o, uint32_t nan)
+extern "C" __global__ void __launch_bounds__(THREADS)
+null_values(const u32 *digests, float *output, u32 elements, u32 o, u32 nan)
 {
-	uint32_t digest = digests[blockIdx.x];
-	float *out = output + (uint64_t)blockIdx.x * elements;
-	for (uint32_t e = threadIdx.x; e < elements; e += blockDim.x)
-		out[e] = nan ? __int_as_float(0x7fc00000) : (float)((digest + (o << 16) + e) & 0xffffff);
+	u32 digest = digests[BLOCK];
+	float *out = output + (u64)BLOCK * elements;
+	for (u32 e = THREAD; e < elements; e += THREADS) {
+		if (nan)
+			((u32 *)out)[e] = 0x7fc00000;
+		else
+			out[e] = (float)((digest + (o << 16) + e) & 0xffffff);
+	}
 }
 
 // null_spin keeps a multiprocessor busy: so many multiplications and additions a
-// thread, in a chain. A full block has as many threads in flight as hide one
-// another's latency.
-extern "C" __global__ void __launch_bounds__(1024) null_spin(uint32_t rounds, float seed, float *nowhere)
+// thread, in a chain. A block has as many threads as hide one another's latency.
+extern "C" __global__ void __launch_bounds__(WORKERS) null_spin(u32 rounds, float seed, float *nowhere)
 {
-	float v = seed + (float)threadIdx.x;
-	for (uint32_t i = 0; i < rounds; i++) {
+	float v = seed + (float)THREAD;
+	for (u32 i = 0; i < rounds; i++) {
 #pragma unroll
 		for (int k = 0; k < 64; k++)
-			v = fmaf(v, 0.99999f, seed);
+			v = v * 0.99999f + seed; // one instruction: compilers contract it
 	}
 	if (v == 12345678.0f) // never: so that the work is not left out
 		*nowhere = v;
 }
 
 // null_fault writes where nothing is.
-extern "C" __global__ void null_fault(uint32_t *nowhere)
+extern "C" __global__ void null_fault(u32 *nowhere)
 {
-	*(volatile uint32_t *)nowhere = threadIdx.x;
+	*(volatile u32 *)nowhere = 1;
 }
