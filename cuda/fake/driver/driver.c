@@ -114,6 +114,8 @@ static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
 static int initialised, devices = 1, sms = 132, version = 13000, holding, lost;
+static int working;      // pieces of work that are being done
+static uint64_t losses;  // how often the device was lost; what was queued before is never done
 static int64_t memory_bytes = 1 << 30, late_ns;
 static uint32_t splits;
 
@@ -203,6 +205,7 @@ enum work { COPY, SET, WRITE, RECORD, WAIT, KERNEL };
 struct op {
 	enum work work;
 	struct op *next;
+	uint64_t losses; // of the device when it was queued
 	uint64_t dst, src, bytes, value;
 	struct event *event;
 	uint64_t turn; // of the event
@@ -312,10 +315,20 @@ static int64_t duration(const char *text) {
 }
 
 static void lose(int code) {
-	if (lost == 0)
+	if (lost == 0) {
 		lost = code;
+		losses++;
+	}
 	accounts->lost = lost;
 	pthread_cond_broadcast(&changed);
+}
+
+// loss is the code that the device was lost with, or 0. A caller that is told of a
+// loss finds nothing at work: it may unmap what the work was on.
+static int loss(void) {
+	while (lost != 0 && working > 0)
+		pthread_cond_wait(&changed, &mu);
+	return lost;
 }
 
 static void report_to(const char *path) {
@@ -446,6 +459,7 @@ void fake_reset(void) {
 		rules = r->next;
 		free(r);
 	}
+	loss();
 	devices = first_devices, sms = first_sms, version = first_version;
 	memory_bytes = first_memory_bytes, late_ns = first_late_ns;
 	holding = lost = 0;
@@ -474,7 +488,7 @@ static int door(const char *name, enum need need) {
 		code = NOT_INITIALIZED;
 	if (code == 0 && need == BOUND) {
 		if (lost != 0)
-			code = lost;
+			code = loss();
 		else if (current == NULL || current->closed)
 			code = INVALID_CONTEXT;
 	}
@@ -607,7 +621,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *out, CUdevice device) {
 	ENTER(INITIALISED);
 	DEVICE_OR_LEAVE(device);
 	if (lost != 0)
-		LEAVE(lost);
+		LEAVE(loss());
 	struct context *c = &primary[device];
 	if (c->object.kind != CONTEXT)
 		enter_object(c, CONTEXT);
@@ -636,7 +650,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 	if (context != NULL && !known(context, CONTEXT))
 		LEAVE(INVALID_CONTEXT);
 	if (context != NULL && lost != 0)
-		LEAVE(lost);
+		LEAVE(loss());
 	current = context;
 	LEAVE(SUCCESS);
 }
@@ -999,7 +1013,7 @@ CUresult cuMemCreate(CUmemory *out, size_t bytes, const CUmemAllocationProp *p, 
 	ENTER(INITIALISED);
 	UNSAFE();
 	if (lost != 0)
-		LEAVE(lost);
+		LEAVE(loss());
 	if (bytes == 0 || bytes % PAGE != 0 || !sound(p) || flags != 0)
 		LEAVE(INVALID_VALUE);
 	if (taken() + (int64_t)bytes > memory_bytes)
@@ -1225,11 +1239,13 @@ static void *work(void *p) {
 			pthread_cond_wait(&changed, &mu);
 			continue;
 		}
-		if (lost == 0 && (holding || (op->work == WAIT && op->event->done < op->turn))) {
+		int doomed = lost != 0 || op->losses != losses;
+		if (!doomed && (holding || (op->work == WAIT && op->event->done < op->turn))) {
 			pthread_cond_wait(&changed, &mu);
 			continue;
 		}
-		if (lost == 0) {
+		if (!doomed) {
+			working++;
 			if (late_ns > 0) {
 				int64_t ns = late_ns;
 				pthread_mutex_unlock(&mu);
@@ -1237,6 +1253,7 @@ static void *work(void *p) {
 				pthread_mutex_lock(&mu);
 			}
 			work_locked(s, op);
+			working--;
 		}
 		s->head = op->next;
 		if (s->head == NULL)
@@ -1297,6 +1314,7 @@ static void submit(struct stream *s, struct op *op) {
 		free(op);
 		return;
 	}
+	op->losses = losses;
 	*s->tail = op;
 	s->tail = &op->next;
 	s->submitted++;
@@ -1308,7 +1326,7 @@ static void submit(struct stream *s, struct op *op) {
 static int settle(struct stream *s) {
 	while (known(s, STREAM) && s->pending > 0 && lost == 0)
 		pthread_cond_wait(&changed, &mu);
-	return lost;
+	return loss();
 }
 
 // settle_all waits until all that is queued by now is done, or the device is lost.
@@ -1322,7 +1340,7 @@ static void settle_all(void) {
 			struct stream *s = (struct stream *)o;
 			busy |= o->kind == STREAM && s->submitted - s->pending < s->mark;
 		}
-		if (!busy || lost != 0)
+		if (!busy || loss() != 0)
 			return;
 		pthread_cond_wait(&changed, &mu);
 	}
@@ -1357,7 +1375,7 @@ CUresult cuStreamDestroy_v2(CUstream s) {
 	s->destroyed = 1;
 	accounts->streams--;
 	pthread_cond_broadcast(&changed);
-	LEAVE(lost);
+	LEAVE(loss());
 }
 
 CUresult cuStreamSynchronize(CUstream s) {
@@ -1466,7 +1484,7 @@ CUresult cuEventDestroy_v2(CUevent e) {
 	accounts->events--;
 	if (e->references == 0)
 		free(e);
-	LEAVE(lost);
+	LEAVE(loss());
 }
 
 CUresult cuEventRecord(CUevent e, CUstream s) {
@@ -1528,7 +1546,7 @@ CUresult cuEventSynchronize(CUevent e) {
 	uint64_t turn = e->recorded;
 	while (known(e, EVENT) && e->done < turn && lost == 0)
 		pthread_cond_wait(&changed, &mu);
-	LEAVE(lost);
+	LEAVE(loss());
 }
 
 CUresult cuEventElapsedTime(float *out, CUevent from, CUevent to) {
@@ -2164,7 +2182,7 @@ CUresult cuGreenCtxCreate(CUgreenCtx *out, CUdevResourceDesc d, CUdevice device,
 	ENTER(INITIALISED);
 	DEVICE_OR_LEAVE(device);
 	if (lost != 0)
-		LEAVE(lost);
+		LEAVE(loss());
 	struct description *found = descriptions;
 	while (found != NULL && found != d)
 		found = found->next;
@@ -2194,7 +2212,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx g) {
 	leave_object(g);
 	g->context.closed = 1; // kept: graphs and threads may name it still
 	accounts->greens--;
-	LEAVE(lost);
+	LEAVE(loss());
 }
 
 CUresult cuCtxFromGreenCtx(CUcontext *out, CUgreenCtx g) {
