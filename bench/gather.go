@@ -186,7 +186,9 @@ type gatherBench struct {
 	context  *cuda.Context
 	tensors  []device.Tensors
 	stream   cuda.Stream
+	other    cuda.Stream // for the copy that what is measured waits for
 	from, to cuda.Event
+	gate     cuda.Event // after it
 	pinned   []byte       // for what the CPU puts together
 	memory   cuda.Pointer // as large as the pictures
 	delay    cuda.Pointer // where what is copied first goes
@@ -270,7 +272,11 @@ func (b *gatherBench) open(name string) (closeAll func() error, err error) {
 	if err := b.context.Bind(); err != nil {
 		return closeAll, err
 	}
-	for _, e := range []*cuda.Event{&b.from, &b.to} {
+	if b.other, err = b.context.NewStream(); err != nil {
+		return closeAll, err
+	}
+	undo = append(undo, func() error { return b.other.Destroy() })
+	for _, e := range []*cuda.Event{&b.from, &b.to, &b.gate} {
 		if *e, err = b.context.NewEvent(true); err != nil {
 			return closeAll, err
 		}
@@ -350,11 +356,13 @@ func (b *gatherBench) copyPieces() error {
 }
 
 // median is how long the device takes for some work, in microseconds. The work is
-// queued behind a long copy, so that the device never waits for the CPU.
+// queued behind a long copy on another stream, so that the device never waits for
+// the CPU.
 func (b *gatherBench) median(n int, work func() error) (micros float64, err error) {
 	var took []time.Duration
 	for i := range n + n/4 + 1 {
-		err := errors.Join(b.stream.Copy(b.delay, cuda.At(b.slab.read), gatherDelayBytes), b.from.Record(b.stream), work(), b.to.Record(b.stream))
+		err := errors.Join(b.other.Copy(b.delay, cuda.At(b.slab.read), gatherDelayBytes), b.gate.Record(b.other), b.stream.Wait(b.gate),
+			b.from.Record(b.stream), work(), b.to.Record(b.stream))
 		if err == nil {
 			// The device's own wait, so that it can take the next batch.
 			if err = b.device.Fetch(0, 0); err == nil {

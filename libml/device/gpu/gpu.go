@@ -9,8 +9,9 @@
 //	         3. one launch of the gather kernel (gather.cu); an event after it
 //	Pad      4. the images up to the ladder's step are set to zero
 //	         5. (the framework's work)
-//	Fetch    6. outputs are copied to the results, in shared memory, registered;
-//	            an event; then the stream writes the batch's number to a word
+//	Fetch    6. outputs are copied to the results, in shared memory, registered, by
+//	            a kernel or, if they are large, by the copy engine; an event; then
+//	            the stream writes the batch's number to a word
 //	Done     7. the word is looked at: a read of memory, no call into CUDA
 //	Wait     8. asleep for most of the time that batches of this size took lately,
 //	            then looking at the word
@@ -74,7 +75,7 @@ type Device struct {
 	memory    cuda.Pointer // of all tensors
 	images    int          // of the largest batch
 
-	lost atomic.Bool
+	lost atomic.Pointer[error] // what the device was lost with
 
 	mu    sync.Mutex // guards what follows, and lanes of slots while they are moved
 	split *cuda.Split
@@ -156,9 +157,9 @@ func (d *Device) Bind() error {
 // will work again. A driver that has lost a device says so at whatever is called
 // next.
 func (d *Device) fail(doing string, err error) error {
-	if errors.Is(err, cuda.ErrLost) {
-		d.lost.Store(true)
-		return fmt.Errorf("%s: %w: %w", doing, device.ErrLost, err)
+	if errors.Is(err, cuda.ErrLost) && !errors.Is(err, device.ErrLost) {
+		err = fmt.Errorf("%w: %w", device.ErrLost, err)
+		d.lost.CompareAndSwap(nil, &err)
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }
@@ -186,8 +187,11 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 	if len(shared) < need {
 		return nil, fmt.Errorf("%w: %d bytes, the outputs of %d batches take %d", device.ErrShared, len(shared), inFlight, need)
 	}
-	if d.memory != 0 {
+	switch {
+	case d.memory != 0:
 		return nil, errors.New("tensors are made once")
+	case need > 0 && cuda.At(shared)%device.TensorAlign != 0:
+		return nil, fmt.Errorf("%w: shared memory is not aligned to %d bytes", ErrTensor, device.TensorAlign)
 	}
 	defer func() {
 		if err != nil {
@@ -341,8 +345,8 @@ func (d *Device) slot(i int) (*slot, error) {
 	if i < 0 || i >= len(d.slots) {
 		return nil, ErrSlot
 	}
-	if d.lost.Load() {
-		return nil, device.ErrLost
+	if lost := d.lost.Load(); lost != nil {
+		return nil, *lost
 	}
 	return &d.slots[i], nil
 }

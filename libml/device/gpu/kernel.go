@@ -121,12 +121,13 @@ type Launch struct {
 	args   *cuda.Args
 	batch  []byte
 	slabs  int
+	fetch  *cuda.Args
 }
 
 // NewLaunch makes arguments whose faults go to fault: eight bytes that the device
 // can write to (FaultError says what they mean), which are 0 before a launch.
 func (k *Kernel) NewLaunch(fault cuda.Pointer) *Launch {
-	l := &Launch{kernel: k, args: cuda.NewArgs(batchBytes)}
+	l := &Launch{kernel: k, args: cuda.NewArgs(batchBytes), fetch: cuda.NewArgs(fetchBytes)}
 	l.batch = l.args.Bytes(0)
 	copy(l.batch, k.plan.batch[:])
 	binary.LittleEndian.PutUint64(l.batch[atChannels:], uint64(k.channels))
@@ -148,6 +149,24 @@ func (l *Launch) Gather(s cuda.Stream, descriptors cuda.Pointer, count int, tens
 	binary.LittleEndian.PutUint32(l.batch[atImages:], uint32(images))
 	grid := uint32(min(blocks, (count+warps-1)/warps))
 	return l.kernel.gather.Launch([3]uint32{grid, 1, 1}, [3]uint32{warps * 32, 1, 1}, 0, s, l.args)
+}
+
+// FetchPart sets part i of what Fetch copies: to pinned host memory, from device
+// memory, each aligned to 16 bytes. There may be FetchParts.
+func (l *Launch) FetchPart(i int, to, from cuda.Pointer, bytes int) {
+	parts := l.fetch.Bytes(0)
+	binary.LittleEndian.PutUint64(parts[atFrom+8*i:], uint64(from))
+	binary.LittleEndian.PutUint64(parts[atTo+8*i:], uint64(to))
+	binary.LittleEndian.PutUint64(parts[atBytes+8*i:], uint64(bytes))
+}
+
+// Fetch queues the copy of the first parts, of so many bytes together. It allocates
+// nothing.
+func (l *Launch) Fetch(s cuda.Stream, parts, bytes int) error {
+	binary.LittleEndian.PutUint32(l.fetch.Bytes(0)[atParts:], uint32(parts))
+	const block = warps * 32
+	grid := uint32(min(blocks, max(1, bytes/(16*block))))
+	return l.kernel.fetch.Launch([3]uint32{grid, 1, 1}, [3]uint32{block, 1, 1}, 0, s, l.fetch)
 }
 
 // Close gives back what NewKernel took; nothing is in flight.

@@ -21,12 +21,16 @@ type lane struct {
 	place  *place
 }
 
-// close destroys the stream, and the place with its last.
+// close destroys the stream, and the place with its last. A stream that cannot be
+// destroyed stays, for Close to try again.
 func (l *lane) close(errs *closing) {
 	if l.place == nil {
 		return
 	}
-	errs.add(l.stream.Destroy())
+	if err := l.stream.Destroy(); err != nil {
+		errs.add(err)
+		return
+	}
 	l.place.leave(errs)
 	*l = lane{}
 }

@@ -7,6 +7,7 @@ import (
 	"math/bits"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -44,6 +45,15 @@ const (
 	atThree       = atSlabs + Slabs*slabBytes
 	channelBytes  = 16
 	batchBytes    = atThree + 3*channelBytes
+
+	// FetchParts is how many parts Launch.Fetch copies at most.
+	FetchParts = 32
+	// Fetch, the parameter of the kernel of that name.
+	atFrom     = 0
+	atTo       = atFrom + 8*FetchParts
+	atBytes    = atTo + 8*FetchParts
+	atParts    = atBytes + 8*FetchParts
+	fetchBytes = atParts + 8
 )
 
 // Descriptor is one piece as the kernel takes it. The pieces of an image stand
@@ -58,34 +68,71 @@ type Descriptor struct {
 
 // Put writes the descriptor to its DescriptorBytes.
 func (d Descriptor) Put(to []byte) {
+	put(to, uint64(d.Slab), d.Offset, uint64(d.Place), uint64(d.Length), uint64(d.Image))
+}
+
+// put is Put of numbers that are in registers: a Descriptor would go through memory,
+// in halves, for which a processor waits five times as long as for the rest.
+func put(to []byte, slab, offset, place, length, image uint64) {
 	to = to[:DescriptorBytes]
-	binary.LittleEndian.PutUint64(to, uint64(d.Slab)<<48|d.Offset)
-	binary.LittleEndian.PutUint64(to[8:], uint64(d.Image)<<48|uint64(d.Length)<<32|uint64(d.Place))
+	binary.LittleEndian.PutUint64(to, slab<<48|offset)
+	binary.LittleEndian.PutUint64(to[8:], image<<48|length<<32|place)
 }
 
 // cut writes descriptors for pieces in order, from index n of memory on, and
-// returns the index past the last; ok is false where memory is too small. Where a
-// long piece is cut no element is: elements of a picture are 1, 2 or 4 bytes and
-// its pixels of three channels 3, 6 or 12.
+// returns the index past the last; ok is false where memory is too small.
 func cut(memory []byte, n int, pieces []shm.Piece, image int) (next int, ok bool) {
-	const whole = 12
 	for i := range pieces {
-		p := &pieces[i]
-		offset, place, left := p.Offset, p.Place, int(p.Length)
-		for left > 0 {
-			length := left
-			if left > PieceBytes {
-				length = PieceBytes - int(place%whole)
-			}
-			if len(memory) < (n+1)*DescriptorBytes {
-				return n, false
-			}
-			Descriptor{Slab: p.Slab, Offset: offset, Place: place, Length: uint16(length), Image: uint16(image)}.Put(memory[n*DescriptorBytes:])
-			n++
-			offset, place, left = offset+uint64(length), place+uint32(length), left-length
+		if n, ok = cutOne(memory, n, pieces[i], image); !ok {
+			return n, false
 		}
 	}
 	return n, true
+}
+
+// cutOne writes one piece's descriptors. Where a long piece is cut no element is:
+// elements of a picture are 1, 2 or 4 bytes and its pixels of three channels 3, 6 or
+// 12.
+func cutOne(memory []byte, n int, p shm.Piece, image int) (next int, ok bool) {
+	const whole = 12
+	offset, place, left := p.Offset, p.Place, int(p.Length)
+	for left > 0 {
+		length := left
+		if left > PieceBytes {
+			length = PieceBytes - int(place%whole)
+		}
+		if len(memory) < (n+1)*DescriptorBytes {
+			return n, false
+		}
+		put(memory[n*DescriptorBytes:], uint64(p.Slab), offset, uint64(place), uint64(length), uint64(image))
+		n++
+		offset, place, left = offset+uint64(length), place+uint32(length), left-length
+	}
+	return n, true
+}
+
+// straight is device.Order and cut in one pass, for requests whose pieces stand in
+// order, are sound and need not be cut, as nearly all do; ok is false for others, of
+// which some descriptors may have been written, and where memory is too small. Each
+// piece is read once.
+func straight(memory []byte, n int, req device.Request, image int, slabBytes []uint64) (next int, ok bool) {
+	place, whole := uint64(0), uint64(req.Bytes)
+	room := memory[min(len(memory), n*DescriptorBytes):]
+	for i := range req.Pieces {
+		p := &req.Pieces[i]
+		slab, offset, length := uint64(p.Slab), p.Offset, uint64(p.Length)
+		if uint64(p.Place) != place || length-1 >= PieceBytes || place+length > whole || slab >= uint64(len(slabBytes)) || len(room) < DescriptorBytes {
+			return n, false
+		}
+		if size := slabBytes[slab]; length > size || offset > size-length {
+			return n, false
+		}
+		put(room, slab, offset, place, length, uint64(image))
+		room = room[DescriptorBytes:]
+		n++
+		place += length
+	}
+	return n, place == whole
 }
 
 // Why the kernel left a descriptor out; they are gather.cu's BAD_... by index.

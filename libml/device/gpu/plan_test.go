@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -91,6 +92,79 @@ func TestPiecesAreCutBetweenPixels(t *testing.T) {
 		}
 		if place != piece.Place+uint32(piece.Length) {
 			t.Fatalf("%d bytes of %d", place-piece.Place, piece.Length)
+		}
+	})
+}
+
+// The short way takes what the long way takes, if it is in order, and nothing else.
+func TestTheShortWayIsTheLongWay(t *testing.T) {
+	slabs := []uint64{5000, 100}
+	rapid.Check(t, func(t *rapid.T) {
+		var req device.Request
+		for range rapid.IntRange(0, 6).Draw(t, "pieces") {
+			p := shm.Piece{Offset: rapid.Uint64Range(0, 120).Draw(t, "offset"), Place: req.Bytes, Length: rapid.Uint16Range(1, 2500).Draw(t, "length")}
+			if rapid.IntRange(0, 3).Draw(t, "short") > 0 {
+				p.Length = p.Length%40 + 1
+				p.Slab = rapid.Uint16Range(0, 1).Draw(t, "slab")
+			}
+			req.Bytes += uint32(p.Length)
+			req.Pieces = append(req.Pieces, p)
+		}
+		ordered := true
+		if n := len(req.Pieces); n > 0 {
+			spoiled := &req.Pieces[rapid.IntRange(0, n-1).Draw(t, "spoiled")]
+			switch rapid.IntRange(0, 9).Draw(t, "how") {
+			case 0:
+				spoiled.Length = 0
+			case 1:
+				spoiled.Offset = ^uint64(0) - rapid.Uint64Range(0, 30).Draw(t, "wraps")
+			case 2:
+				spoiled.Slab = 2
+			case 3:
+				spoiled.Place += rapid.SampledFrom([]uint32{1, ^uint32(0)}).Draw(t, "moved")
+			case 4:
+				req.Bytes += rapid.SampledFrom([]uint32{1, ^uint32(0)}).Draw(t, "bytes")
+			case 5:
+				req.Pieces, ordered = append(req.Pieces[1:], req.Pieces[0]), n == 1
+			}
+		}
+		tooLong := slices.ContainsFunc(req.Pieces, func(p shm.Piece) bool { return p.Length > PieceBytes })
+		short, long := make([]byte, 40*DescriptorBytes), make([]byte, 40*DescriptorBytes)
+		pieces, _, err := device.Order(nil, req, slabs)
+		n, ok := straight(short, 2, req, 3, slabs)
+		if ok != (err == nil && ordered && !tooLong) {
+			t.Fatalf("the long way says %v of %+v, the short way %v", err, req, ok)
+		}
+		if !ok {
+			return
+		}
+		if m, _ := cut(long, 2, pieces, 3); m != n || !slices.Equal(short, long) {
+			t.Fatalf("%d descriptors are not the %d of the long way", n-2, m-2)
+		}
+	})
+}
+
+// BenchmarkDescribe is what a batch of 32 pictures in 4704 pieces takes.
+func BenchmarkDescribe(b *testing.B) {
+	req := device.Request{Bytes: 150528}
+	for place := 0; place < 150528; place += 1024 {
+		req.Pieces = append(req.Pieces, shm.Piece{Offset: uint64(2 * place), Place: uint32(place), Length: 1024})
+	}
+	memory, slabs := make([]byte, 5000*DescriptorBytes), []uint64{1 << 20}
+	b.Run("short", func(b *testing.B) {
+		for b.Loop() {
+			for i, n := 0, 0; i < 32; i++ {
+				n, _ = straight(memory, n, req, i, slabs)
+			}
+		}
+	})
+	b.Run("long", func(b *testing.B) {
+		var ordered []shm.Piece
+		for b.Loop() {
+			for i, n := 0, 0; i < 32; i++ {
+				ordered, _, _ = device.Order(ordered, req, slabs)
+				n, _ = cut(memory, n, ordered, i)
+			}
 		}
 	})
 }

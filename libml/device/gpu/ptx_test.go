@@ -43,8 +43,12 @@ func TestEachKernelStandsAlone(t *testing.T) {
 		if strings.Contains(part, "call") || strings.Contains(part, ".extern") || strings.Contains(part, ".global .") {
 			t.Errorf("%s needs something outside", name)
 		}
-		if name != "fetch" && !strings.Contains(part, fmt.Sprintf("%s_param_0[%d]", name, batchBytes)) {
-			t.Errorf("%s does not take %d bytes", name, batchBytes)
+		bytes := batchBytes
+		if name == "fetch" {
+			bytes = fetchBytes
+		}
+		if !strings.Contains(part, fmt.Sprintf("%s_param_0[%d]", name, bytes)) {
+			t.Errorf("%s does not take %d bytes", name, bytes)
 		}
 	}
 	if got, want := strings.Count(ptx, entry), len(allKernels()); got != want {

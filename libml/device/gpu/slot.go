@@ -122,6 +122,9 @@ func (s *slot) describe(d *Device, n int, req device.Request, image int) (next, 
 	if uint64(req.Bytes) != uint64(d.kernel.plan.wireBytes) {
 		return n, -1, device.ErrSize
 	}
+	if next, ok := straight(s.descriptors, n, req, image, d.slabBytes); ok {
+		return next, -1, nil
+	}
 	if s.ordered, bad, err = device.Order(s.ordered, req, d.slabBytes); err != nil {
 		return n, bad, err
 	}
@@ -144,8 +147,11 @@ func (s *slot) gather(d *Device, dst []byte, count, images int) error {
 			return err
 		}
 	}
+	if err := s.gathered.Record(s.lane.stream); err != nil {
+		return err
+	}
 	s.measured = 1
-	return s.gathered.Record(s.lane.stream)
+	return nil
 }
 
 // blank queues zeros for images from up to to.
@@ -158,13 +164,8 @@ func (s *slot) blank(d *Device, dst []byte, from, to int) error {
 // fetch queues the outputs' copy and the fence.
 func (s *slot) fetch(d *Device, images int) error {
 	s.asked, s.images = true, images
-	if images > 0 {
-		for o, from := range s.tensors.Outputs {
-			n := len(from) / d.images * images
-			if err := s.lane.stream.Copy(cuda.At(s.tensors.Results[o]), cuda.At(from), n); err != nil {
-				return err
-			}
-		}
+	if err := s.bring(d, images); err != nil {
+		return err
 	}
 	if err := s.ended.Record(s.lane.stream); err != nil {
 		return err
@@ -173,6 +174,35 @@ func (s *slot) fetch(d *Device, images int) error {
 		s.measured = 2
 	}
 	return s.fence()
+}
+
+// byKernel is how many bytes a kernel copies to the results: it is there 7 µs before
+// a copy is, and all outputs take one. More is left to the copy engine, which keeps
+// no multiprocessor busy.
+const byKernel = 1 << 20
+
+// bring queues the outputs' copy.
+func (s *slot) bring(d *Device, images int) error {
+	if images == 0 || len(s.tensors.Outputs) == 0 {
+		return nil
+	}
+	bytes := 0
+	for o, from := range s.tensors.Outputs {
+		n := len(from) / d.images * images
+		bytes += n
+		if o < FetchParts {
+			s.launch.FetchPart(o, cuda.At(s.tensors.Results[o]), cuda.At(from), n)
+		}
+	}
+	if len(s.tensors.Outputs) <= FetchParts && bytes <= byKernel {
+		return s.launch.Fetch(s.lane.stream, len(s.tensors.Outputs), bytes)
+	}
+	for o, from := range s.tensors.Outputs {
+		if err := s.lane.stream.Copy(cuda.At(s.tensors.Results[o]), cuda.At(from), len(from)/d.images*images); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // fence queues the batch's number for the word.
