@@ -28,9 +28,9 @@ var tolerance = answer.Tolerance{Probability: 5e-3, Score: 0.02, Coordinate: 0.0
 func TestZooModelsAnswerAsOnTheCPU(t *testing.T) {
 	n := start(t, `
 functions:
-  - {name: face, port: 0, slo: 2s}
-  - {name: fashion, port: 0, slo: 2s}
-  - {name: detect, port: 0, slo: 2s}
+  - {name: face, port: 0, slo: 20s}
+  - {name: fashion, port: 0, slo: 20s}
+  - {name: detect, port: 0, slo: 20s}
 `)
 	for _, name := range zoo.Names() {
 		t.Run(name, func(t *testing.T) {
@@ -58,15 +58,24 @@ functions:
 				r client.Result
 			}
 			answers := make(chan got, len(pictures))
-			c, err := client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{
-				Timeout: 30 * time.Second, InFlight: 32, QueueLimit: len(pictures),
+			var c *client.Client
+			dialled := make(chan struct{})
+			c, err = client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{
+				Timeout: 30 * time.Second, InFlight: 16, QueueLimit: 2 * len(pictures),
 				Deliver: func(r *client.Result) {
+					<-dialled
+					if r.Err == nil && r.Status == wire.StatusBusy { // once more
+						if _, err := c.Send(pictures[r.Tag], client.RequestOptions{Tag: r.Tag}); err == nil {
+							return
+						}
+					}
 					answers <- got{int(r.Tag), answer.Answer{Kind: r.Kind, Payload: append([]byte(nil), r.Payload...)}, *r}
 				},
 			})
 			if err != nil {
 				t.Fatal(err)
 			}
+			close(dialled)
 			defer c.Close()
 			// All at once, so that they ride in batches of every size.
 			for i, p := range pictures {

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/cuda/cudatest"
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/libml/device/gpu/gputest"
+	"github.com/penstock/penstock/libml/null/nulltest"
 )
 
 var (
@@ -28,6 +29,7 @@ var (
 func TestMain(m *testing.M) {
 	cudatest.Child()
 	gputest.Child()
+	nulltest.Child()
 	if err := find(); err != nil {
 		fmt.Fprintln(os.Stderr, "test/gpu:", err)
 		os.Exit(1)

@@ -43,7 +43,7 @@ func TestShadowSwapsUnderLoadLoseNothing(t *testing.T) {
 			t.Errorf("process %d serves as before", now.PID)
 		}
 		t.Logf("%v %%: %d multiprocessors", percent, now.SMs)
-		if total := status(t, n).Device.SMs; percentOf(now.SMs, total) < percent-3 || percentOf(now.SMs, total) > percent+3 {
+		if total := multiprocessors(t, n); percentOf(now.SMs, total) < percent-3 || percentOf(now.SMs, total) > percent+3 {
 			t.Errorf("%v %% made %d of %d multiprocessors", percent, now.SMs, total)
 		}
 	}
@@ -51,6 +51,16 @@ func TestShadowSwapsUnderLoadLoseNothing(t *testing.T) {
 	face.stop().answeredAll(t, 0)
 	settled(t, n, "fashion")
 	settled(t, n, "face")
+}
+
+// multiprocessors is how many the device has.
+func multiprocessors(t *testing.T, n *node.Node) int {
+	t.Helper()
+	d := status(t, n).Device
+	if d == nil {
+		t.Fatal("the node runs on no GPU")
+	}
+	return d.SMs
 }
 
 func percentOf(part, whole int) float64 { return 100 * float64(part) / float64(whole) }

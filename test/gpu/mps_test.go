@@ -61,7 +61,7 @@ func comesBack(t *testing.T, name string) {
 	settled(t, n, "face")
 	// Shares are still what was ordered.
 	active, _ := serving(t, n, "fashion")
-	if total := status(t, n).Device.SMs; active.SMs == 0 || active.SMs == total {
+	if total := multiprocessors(t, n); active.SMs == 0 || active.SMs == total {
 		t.Errorf("fashion counts %d of %d multiprocessors with a share of 40 %%", active.SMs, total)
 	}
 }

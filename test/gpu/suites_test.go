@@ -7,8 +7,11 @@ import (
 
 	"github.com/penstock/penstock/cuda/cudatest"
 	"github.com/penstock/penstock/libml/device/gpu/gputest"
+	"github.com/penstock/penstock/libml/null/nulltest"
 )
 
 func TestCUDA(t *testing.T) { cudatest.Run(t) }
 
 func TestGather(t *testing.T) { gputest.Run(t) }
+
+func TestNull(t *testing.T) { nulltest.Run(t) }
