@@ -48,8 +48,13 @@ type batch struct {
 
 const channels = 3
 
-// Init checks the card: what the model can do is known here and nowhere else.
+// Init checks the card and the device: what the model can do is known here and nowhere
+// else. This one computes in Go, which does not reach a GPU's memory; one for a GPU asks
+// env.Stream in ConfigureBatch and queues its kernels there in InferBatch.
 func (m *meanColour) Init(env libml.Environment) error {
+	if env.Device != libml.DeviceCPU {
+		return fmt.Errorf("this model runs on the CPU, and the node on %s", env.Device)
+	}
 	in := &env.Card.Input
 	if in.Channels != channels || in.TensorType != models.U8 || in.TensorLayout != models.HWC {
 		return fmt.Errorf("card asks for %d channels of %s in %s; this model takes %d of u8 in hwc",
