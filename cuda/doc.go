@@ -8,7 +8,7 @@
 //	Open                        1. the library, once a process
 //	Find -> Device              2. by "cuda", "cuda:1" or UUID; no context yet
 //	Device.Split                   how its multiprocessors can be handed out
-//	Device.OpenContext          3. the primary context: 0.1 s, some 500 MB
+//	Device.OpenContext          3. the primary context: 0.1 s, some 550 MB
 //	Context.Bind                4. on every thread that calls what follows
 //	Context.Load -> Function    5. PTX, compiled by the driver
 //	Function.Launch             6. queued on a Stream
