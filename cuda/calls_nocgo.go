@@ -173,8 +173,6 @@ func resourceSMs(resource) (int, int) { return 0, 0 }
 
 func deviceResource(int32) (resource, int32) { return resource{}, noCgo }
 
-func contextResource(uint64) (resource, int32) { return resource{}, noCgo }
-
 func greenResource(uint64) (resource, int32) { return resource{}, noCgo }
 
 func resourceSplit(resource, uint32, int, []resource) (int, resource, int32) {

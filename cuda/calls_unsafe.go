@@ -365,11 +365,6 @@ func deviceResource(device int32) (r resource, code int32) {
 	return r, code
 }
 
-func contextResource(context uint64) (r resource, code int32) {
-	code = int32(C.pcu_context_resource(C.uint64_t(context), cResource(&r)))
-	return r, code
-}
-
 func greenResource(green uint64) (r resource, code int32) {
 	code = int32(C.pcu_green_resource(C.uint64_t(green), cResource(&r)))
 	return r, code

@@ -240,7 +240,6 @@ enum {
 	MAY(cuGraphMemsetNodeGetParams, (CUgraphNode, CUDA_MEMSET_NODE_PARAMS *)) \
 	MAY(cuGraphExecKernelNodeSetParams_v2, (CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS *)) \
 	MAY(cuDeviceGetDevResource, (CUdevice, CUdevResource *, int)) \
-	MAY(cuCtxGetDevResource, (CUcontext, CUdevResource *, int)) \
 	MAY(cuGreenCtxGetDevResource, (CUgreenCtx, CUdevResource *, int)) \
 	MAY(cuDevSmResourceSplitByCount, (CUdevResource *, unsigned int *, const CUdevResource *, \
 		CUdevResource *, unsigned int, unsigned int)) \
@@ -586,9 +585,6 @@ pcu_sms pcu_resource_sms(const pcu_resource *resource) {
 }
 int32_t pcu_device_resource(int device, pcu_resource *out) {
 	return CALL(cuDeviceGetDevResource, device, (CUdevResource *)out, CU_DEV_RESOURCE_TYPE_SM);
-}
-int32_t pcu_context_resource(uint64_t context, pcu_resource *out) {
-	return CALL(cuCtxGetDevResource, CONTEXT(context), (CUdevResource *)out, CU_DEV_RESOURCE_TYPE_SM);
 }
 int32_t pcu_green_resource(uint64_t green, pcu_resource *out) {
 	return CALL(cuGreenCtxGetDevResource, GREEN(green), (CUdevResource *)out, CU_DEV_RESOURCE_TYPE_SM);

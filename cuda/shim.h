@@ -153,7 +153,6 @@ typedef struct { uint64_t words[18]; } pcu_resource;
 typedef struct { int32_t code; uint32_t sms, smallest, alignment; } pcu_sms;
 pcu_sms pcu_resource_sms(const pcu_resource *resource);
 int32_t pcu_device_resource(int device, pcu_resource *out);
-int32_t pcu_context_resource(uint64_t context, pcu_resource *out);
 int32_t pcu_green_resource(uint64_t green, pcu_resource *out);
 // groups may be null: then the answer is how many there would be.
 pcu_word pcu_resource_split(const pcu_resource *whole, unsigned flags, unsigned smallest,
