@@ -278,7 +278,28 @@ func (in *instance) groupsOf(generation uint32, role control.Role) (groups []int
 		return nil, true
 	}
 	in.last[generation] = in.groups
+	in.visit(generation)
 	return in.groups, false
+}
+
+// mostVisited bounds the device memory that a process has lost to sets of groups
+// that it was once on: some 5 MiB each, which the driver gives back when it ends
+// (cuda.Context.Green).
+const mostVisited = 128
+
+// visit notes where the active process is desired, and has its shadow take over
+// where that were too many places.
+func (in *instance) visit(generation uint32) {
+	q := in.pair.Active()
+	if q == nil || q.Generation != generation || slices.Equal(in.last[generation], in.noted) && len(in.visited) > 0 {
+		return
+	}
+	in.noted = in.last[generation]
+	in.visited[fmt.Sprint(in.noted)] = true
+	if len(in.visited) > mostVisited {
+		in.log.Info().Uint32("generation", generation).Int("sets", len(in.visited)).Msg("process has run on many sets of groups; its shadow takes over to free their memory")
+		in.pair.Renew()
+	}
 }
 
 // forgetTensors drops buffers that were made for another device.

@@ -274,6 +274,27 @@ func TestAProcessThatDoesNotMoveIsKilled(t *testing.T) {
 	}
 }
 
+// A set of groups that a process was ever on costs memory until it ends.
+func TestAProcessThatWasOnManySetsOfGroupsGivesWayToItsShadow(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b.turns()
+	first, _ := b.serves("a")
+	in := b.instance("a", 0)
+	for i := range mostVisited {
+		in.visited[fmt.Sprint("set ", i)] = true
+	}
+	in.setShare(25)
+	b.turns()
+	next, p := b.serves("a")
+	if next == first || !slices.Equal(p.on, in.groups) {
+		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.groups)
+	}
+	b.turns()
+	if again, _ := b.serves("a"); again != next {
+		t.Errorf("generation %d gave way to %d for nothing", next, again)
+	}
+}
+
 // A process reports its hand-overs: the first gave it the ring, the others moved it.
 func TestMovesAreCountedAsSwapsWithTheirIdleTimes(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))

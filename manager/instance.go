@@ -51,7 +51,9 @@ type instance struct {
 	orderedAt time.Time
 	waits     bool
 	last      map[uint32][]int
-	replaced  chan error // waits for the end of a replacement; nil otherwise
+	visited   map[string]bool // the sets of groups that the active process was desired on
+	noted     []int           // the last of them
+	replaced  chan error      // waits for the end of a replacement; nil otherwise
 	load      instanceLoad
 	// cpuPerRequest is a smoothed mean, 0 where it is not known.
 	cpuPerRequest time.Duration
@@ -99,6 +101,7 @@ func newInstance(f *function, index int) (*instance, error) {
 		dying:   map[uint32]time.Time{},
 		seen:    map[uint32]sight{},
 		last:    map[uint32][]int{},
+		visited: map[string]bool{},
 	}
 	in.pair.StartAfter(f.m.generations[place{f.name, index}])
 	in.setChange()
@@ -150,6 +153,7 @@ func (in *instance) step() {
 			in.channel.SetEpoch(c.Generation)
 			in.promoted = shm.Now()
 			in.firstGood.Store(0)
+			clear(in.visited)
 			in.setServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
 		case pair.Reclaim:

@@ -88,6 +88,7 @@ type Pair struct {
 	replacing bool
 	stopped   bool // the active process was stopped for a change (Restart)
 	held      bool // nobody shall serve
+	renewing  bool // the active process shall give way to its shadow
 
 	processes            []*Process // by generation
 	active, next, shadow *Process
@@ -140,6 +141,10 @@ func (p *Pair) SetShare(percent float64) { p.target = percent }
 // Replace wants another model; the one before goes on until the new one is
 // ready, and for good if it never is.
 func (p *Pair) Replace(card *models.Card) { p.card, p.replacing = card, true }
+
+// Renew wants the active process to give way to its shadow, though nothing else
+// changes.
+func (p *Pair) Renew() { p.renewing = p.active != nil }
 
 // Remove wants no process any more; Removed reports when there is none.
 func (p *Pair) Remove() { p.removing = true }
@@ -307,7 +312,7 @@ func (p *Pair) Step() []Command {
 // promote moves the epoch to next.
 func (p *Pair) promote() {
 	old := p.active
-	p.active, p.next = p.next, nil
+	p.active, p.next, p.renewing = p.next, nil, false
 	p.emit(SetEpoch, p.active, "")
 	if old != nil {
 		old.Role = control.Drain
@@ -355,9 +360,8 @@ func (p *Pair) change() {
 	stale := p.active.Card != p.card
 	if p.InPlace && !stale {
 		p.active.SharePercent = p.target
-		return
 	}
-	if !stale && p.active.SharePercent == p.target {
+	if !stale && !p.renewing && p.active.SharePercent == p.target {
 		return
 	}
 	if p.shadow != nil && p.shadow.State == control.Loaded && p.shadow.Attached {

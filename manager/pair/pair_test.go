@@ -86,6 +86,26 @@ func TestShareChangeInPlaceSwapsNobody(t *testing.T) {
 	}
 }
 
+func TestARenewedProcessGivesWayToItsShadowOnce(t *testing.T) {
+	p := serving(t, &models.Card{Name: "a"})
+	p.InPlace = true
+	p.Renew()
+	p.Step()
+	if q := p.Process(2); q.Role != control.Serve {
+		t.Fatalf("shadow %+v, want it woken", q)
+	}
+	up(p, 2)
+	p.Step()
+	p.Observe(1, control.Stopped, "")
+	p.Observe(2, control.Active, "")
+	p.Step()
+	p.Attach(3)
+	p.Observe(3, control.Loaded, "")
+	if p.Step(); p.Changing() || p.Active().Generation != 2 {
+		t.Fatalf("active %+v, changing %v; want generation 2 to stay", p.Active(), p.Changing())
+	}
+}
+
 func TestShadowTakesOverWhenTheActiveDies(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.Gone(1, "signal: killed")
@@ -294,7 +314,7 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 		check()
 		for range rapid.IntRange(0, 60).Draw(t, "events") {
 			generation := rapid.Uint32Range(0, p.last+1).Draw(t, "generation")
-			switch rapid.IntRange(0, 7).Draw(t, "event") {
+			switch rapid.IntRange(0, 8).Draw(t, "event") {
 			case 0:
 				p.Attach(generation)
 			case 1:
@@ -310,6 +330,8 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 			case 6:
 				p.Died(generation, "died")
 			case 7:
+				p.Renew()
+			case 8:
 				p.Hold(rapid.Bool().Draw(t, "held"))
 			}
 			check()

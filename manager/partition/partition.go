@@ -14,7 +14,8 @@
 //	 1. How many: everyone at least one group; the rest by share, whole groups, the
 //	    largest remainders rounded up while there are groups.
 //	 2. Which: those that it has; then free ones; then those that others are about
-//	    to leave.
+//	    to leave; of each the nearest to where it lives among the groups, so that one
+//	    that grows and shrinks comes back to the same.
 //	 3. Now: all of them when nobody else may still run on any; until then what it
 //	    has of them. So cuts go first, and growth waits for a neighbour's leaving.
 package partition
@@ -281,7 +282,7 @@ func (d *division) choose() {
 		return n < d.units[i]
 	}
 	take := func(i int, from []int) {
-		for _, g := range from {
+		for _, g := range d.nearest(i, from) {
 			if lacks(i) && !given[g] && g != d.odd {
 				give(i, g)
 			}
@@ -324,6 +325,20 @@ func (d *division) choose() {
 	for i := range d.targets {
 		slices.Sort(d.targets[i])
 	}
+}
+
+// nearest sorts groups by how near they are to a claim's home: the claims live in
+// their order along the groups, the first at one end, the last at the other. A set
+// of groups costs a process memory once (cuda.Context.Green): the fewer, the better.
+func (d *division) nearest(i int, groups []int) []int {
+	last := max(1, len(d.claims)-1)
+	far := func(g int) int { // in parts of a group, last of them
+		off := g*last - i*(len(d.sms)-1)
+		return max(off, -off)
+	}
+	out := slices.Clone(groups)
+	slices.SortStableFunc(out, func(a, b int) int { return cmp.Compare(far(a), far(b)) })
+	return out
 }
 
 // orders say what of the targets can be ordered now.

@@ -189,6 +189,31 @@ func TestNobodyMovesForAnothersSake(t *testing.T) {
 	}
 }
 
+// Each set of groups that a process was ever on costs it device memory.
+func TestTwoThatTakeTurnsComeBackToTheSameGroups(t *testing.T) {
+	claims := []Claim{{ID: id("a"), Percent: 50}, {ID: id("b"), Percent: 50}}
+	sets := []map[string]bool{{}, {}}
+	for i := range 1000 {
+		claims[0].Percent = 10 + float64(i*37%81)
+		claims[1].Percent = 100 - claims[0].Percent
+		for range 3 {
+			orders, err := Divide(h200, claims, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, o := range orders {
+				claims[i].Ordered, claims[i].Busy = o.Now, o.Now
+				sets[i][fmt.Sprint(o.Now)] = true
+			}
+		}
+	}
+	for i, s := range sets {
+		if len(s) > 2*len(h200) {
+			t.Errorf("%v was on %d sets of groups, want at most %d", claims[i].ID, len(s), 2*len(h200))
+		}
+	}
+}
+
 // What was taken from a process that has not left it yet is the first to be given
 // back to it.
 func TestAChangeOfMindCostsNoMove(t *testing.T) {
