@@ -30,6 +30,15 @@ type Gather struct {
 	SlabBytes  int          `json:"slab_bytes"`
 	HugePages  bool         `json:"huge_pages"`
 	Cases      []GatherCase `json:"cases"`
+	// Partitions are the first case's pictures, 32 of them, aligned, gathered by few
+	// multiprocessors; empty where the device has no partitions.
+	Partitions []GatherPartition `json:"partitions,omitempty"`
+}
+
+// GatherPartition is how fast some of the device's multiprocessors gather.
+type GatherPartition struct {
+	SMs                int     `json:"sms"`
+	GigabytesPerSecond float64 `json:"gb_per_s"`
 }
 
 // GatherCase is one kind of picture, number of pictures and alignment. All rates are
@@ -112,6 +121,9 @@ func RunGather(ctx context.Context, penstock, deviceName string, n int) (Gather,
 				}
 				r.Device = name
 				r.Cases = append(r.Cases, c)
+				if r.Partitions == nil {
+					r.Partitions = b.partitions
+				}
 			}
 		}
 	}
@@ -188,13 +200,15 @@ type gatherBench struct {
 	stream   cuda.Stream
 	other    cuda.Stream // for the copy that what is measured waits for
 	from, to cuda.Event
-	gate     cuda.Event // after it
+	gate     cuda.Event   // after it
 	pinned   []byte       // for what the CPU puts together
 	memory   cuda.Pointer // as large as the pictures
 	delay    cuda.Pointer // where what is copied first goes
 	sets     [gatherSets][]device.Request
 	refused  []bool
 	next     int // set
+
+	partitions []GatherPartition // where pictures is gatherMost
 }
 
 // gatherDelayBytes take longer to copy than the CPU takes to queue what is measured
@@ -244,6 +258,11 @@ func (b *gatherBench) run(name string, odd bool) (c GatherCase, uuid string, err
 	}
 	if c.Call, c.Seen, err = b.latency(4 * b.n); err != nil {
 		return c, "", err
+	}
+	if b.pictures == gatherMost && !odd {
+		if err := b.partition(rate); err != nil {
+			return c, "", err
+		}
 	}
 	c.GigabytesPerSecond, c.CopyGBPerSecond = rate(c.KernelMicros), rate(c.CopyMicros)
 	c.Ratio = c.CopyMicros / c.KernelMicros
@@ -382,6 +401,29 @@ func (b *gatherBench) median(n int, work func() error) (micros float64, err erro
 	}
 	slices.Sort(took)
 	return float64(took[len(took)/2].Nanoseconds()) / 1e3, nil
+}
+
+// partition gathers with one group of multiprocessors, two, and four.
+func (b *gatherBench) partition(rate func(micros float64) float64) error {
+	for n := 1; n <= 4; n *= 2 {
+		groups := []int{0, 1, 2, 3}[:n]
+		if err := b.device.Repartition([]int{0}, groups); errors.Is(err, cuda.ErrNotSupported) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		sms, err := b.device.SMs(0)
+		if err != nil {
+			return err
+		}
+		b.stream = cuda.StreamOf(b.device.Stream(0))
+		micros, err := b.median(b.n, b.gather)
+		if err != nil {
+			return err
+		}
+		b.partitions = append(b.partitions, GatherPartition{sms, rate(micros)})
+	}
+	return nil
 }
 
 // cpuCopy is how long it takes, by the host's clock, when a CPU puts the pieces

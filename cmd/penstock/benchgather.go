@@ -37,6 +37,9 @@ func gatherCommand(print printer) *cobra.Command {
 					fmt.Sprintf("%.1f GB/s", c.CopyGBPerSecond), fmt.Sprintf("%.2f", c.Ratio), fmt.Sprintf("%.2f GB/s", c.PieceCopyGBPerSecond),
 					fmt.Sprintf("%.1f GB/s", c.CPUCopyGBPerSecond), fmt.Sprintf("%.0f µs", c.Seen.P50)})
 			}
+			for _, p := range r.Partitions {
+				rows = append(rows, table.Row{r.Cases[0].Wire, r.Cases[0].Tensor, 32, fmt.Sprintf("%d multiprocessors", p.SMs), fmt.Sprintf("%.1f GB/s", p.GigabytesPerSecond)})
+			}
 			return print(r, rows)
 		},
 	}
