@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/libml/device/gpu/gputest"
 	"github.com/penstock/penstock/libml/null/nulltest"
+	"github.com/penstock/penstock/orchestrator/mps/mpstest"
 )
 
 var (
@@ -30,6 +31,7 @@ func TestMain(m *testing.M) {
 	cudatest.Child()
 	gputest.Child()
 	nulltest.Child()
+	mpstest.Child()
 	if err := find(); err != nil {
 		fmt.Fprintln(os.Stderr, "test/gpu:", err)
 		os.Exit(1)
