@@ -77,10 +77,14 @@ struct Slab {
 struct ALIGNED Channel {
   u32 base;  // of its first element in an image of the tensor, in elements
   float mean, std;
-  u32 unused;
+  float inverse;  // of std, where normalise is MULTIPLY
 };
 
 enum { SLABS = 32 };
+
+// How elements are normalised. MULTIPLY is for u8 alone: for each of the 256 values
+// the host has seen that it gives what DIVIDE gives, bit for bit.
+enum { AS_IT_IS, DIVIDE, MULTIPLY };
 
 // Batch is what a launch is told.
 struct Batch {
@@ -94,7 +98,7 @@ struct Batch {
   u32 channels, pixels;
   u32 stride;              // from a channel's element to its next, in elements
   u32 planar;              // the wire is CHW
-  u32 normalise;           // by mean and std
+  u32 normalise;           // by mean and std: AS_IT_IS, DIVIDE or MULTIPLY
   u32 magic, shift;        // e / (planar ? pixels : channels) = e * magic >> shift, for e < 2^31
   u32 slabs;
   Slab slab[SLABS];
@@ -151,6 +155,19 @@ static __device__ __forceinline__ float less(float a, float b) {
 static __device__ __forceinline__ float over(float a, float b) {
   float r;
   asm("div.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
+
+// exactly is a * b + c, rounded once.
+static __device__ __forceinline__ float exactly(float a, float b, float c) {
+  float r;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
+  return r;
+}
+
+static __device__ __forceinline__ float times(float a, float b) {
+  float r;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
   return r;
 }
 
@@ -213,15 +230,18 @@ template <int T, bool NANS> static __device__ __forceinline__ u32 narrow(float f
   return half(f);
 }
 
-template <int W> static __device__ __forceinline__ float normal(float f, float mean, float std) {
+template <int W> static __device__ __forceinline__ float normal(float f, u32 how, const Channel &c) {
   if (W != U8 && f != f) return number(bits(f) | 0x400000);
-  return over(less(f, mean), std);
+  f = less(f, c.mean);
+  if (W != U8 || how == DIVIDE) return over(f, c.std);
+  float q = times(f, c.inverse);
+  return exactly(exactly(-q, c.std, f), c.inverse, q);  // what is left over, shared out
 }
 
-template <int W, int T> static __device__ __forceinline__ u32 convert(u32 raw, bool normalise, float mean, float std) {
-  if (!normalise && W == T) return raw;
+template <int W, int T> static __device__ __forceinline__ u32 convert(u32 raw, u32 how, const Channel &c) {
+  if (how == AS_IT_IS && W == T) return raw;
   float f = widen<W>(raw);
-  if (normalise) f = normal<W>(f, mean, std);
+  if (how != AS_IT_IS) f = normal<W>(f, how, c);
   return narrow<T, W != U8>(f);
 }
 
@@ -331,29 +351,20 @@ template <int T> static __device__ __forceinline__ void store4(typename Element<
 // Pictures of three u8 channels, HWC, go four pixels, 12 bytes, a thread: so
 // four elements of a plane are one store. The number of pixels is a multiple of
 // four.
-template <int T, bool PLANES>
-static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, const u8 *tile, u32 skew) {
-  typedef typename Element<T>::type E;
-  E *image = (E *)b.tensor + (u64)p.image * b.elements;
-  u32 lane = LANE, end = p.place + p.length;
-  u32 first = (p.place + 11) / 12, last = end / 12;
+template <int T, bool PLANES, u32 HOW>
+static __device__ __forceinline__ void putFours(const Batch &b, typename Element<T>::type *image, const u8 *tile, u32 o, u32 g, u32 last) {
 #pragma unroll 1
-  for (u32 g = first + lane; g < last; g += 32) {
-    u32 o = skew + g * 12 - p.place, s = o << 3 & 31;
+  for (; g < last; g += 32, o += 32 * 12) {
     const u32 *w = (const u32 *)tile + (o >> 2);
-    u32 w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];
+    u32 s = o << 3 & 31, w0 = w[0], w1 = w[1], w2 = w[2], w3 = w[3];
     u32 x[3] = {join(w0, w1, s), join(w1, w2, s), join(w2, w3, s)};
     u32 e[12];
 #pragma unroll
-    for (u32 i = 0; i < 12; i++) {
-      const Channel &c = b.three[i % 3];
-      e[i] = convert<U8, T>(x[i / 4] >> i % 4 * 8 & 0xff, b.normalise, c.mean, c.std);
-    }
+    for (u32 i = 0; i < 12; i++) e[i] = convert<U8, T>(x[i / 4] >> i % 4 * 8 & 0xff, HOW, b.three[i % 3]);
     if (PLANES) {
 #pragma unroll
       for (u32 c = 0; c < 3; c++) store4<T>(image + b.three[c].base + g * 4, e[c], e[c + 3], e[c + 6], e[c + 9]);
     } else {
-      E *to = image + g * 12;
       bool turned = b.three[0].base;
 #pragma unroll
       for (u32 i = 0; i < 12; i += 3) {
@@ -361,9 +372,20 @@ static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, 
         e[i] = turned ? c : a, e[i + 2] = turned ? a : c;
       }
 #pragma unroll
-      for (u32 i = 0; i < 12; i += 4) store4<T>(to + i, e[i], e[i + 1], e[i + 2], e[i + 3]);
+      for (u32 i = 0; i < 12; i += 4) store4<T>(image + g * 12 + i, e[i], e[i + 1], e[i + 2], e[i + 3]);
     }
   }
+}
+
+template <int T, bool PLANES>
+static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, const u8 *tile, u32 skew) {
+  typedef typename Element<T>::type E;
+  E *image = (E *)b.tensor + (u64)p.image * b.elements;
+  u32 lane = LANE, end = p.place + p.length, how = b.normalise;
+  u32 first = (p.place + 11) / 12, last = end / 12, o = skew + (first + lane) * 12 - p.place;
+  if (how == MULTIPLY) putFours<T, PLANES, MULTIPLY>(b, image, tile, o, first + lane, last);
+  else if (how == DIVIDE) putFours<T, PLANES, DIVIDE>(b, image, tile, o, first + lane, last);
+  else putFours<T, PLANES, AS_IT_IS>(b, image, tile, o, first + lane, last);
   // What is left of the fours that the piece's ends cut: 22 bytes at most.
   u32 head = first * 12 < end ? first * 12 - p.place : p.length;
   u32 tail = last < first ? p.length : last * 12 - p.place;
@@ -371,7 +393,7 @@ static __device__ __forceinline__ void putThree(const Batch &b, const Piece &p, 
   if (i < p.length) {
     u32 at = p.place + i, pixel = at / 3, c = at - pixel * 3;
     const Channel &ch = b.three[c];
-    image[ch.base + pixel * (PLANES ? 1 : 3)] = (E)convert<U8, T>(tile[skew + i], b.normalise, ch.mean, ch.std);
+    image[ch.base + pixel * (PLANES ? 1 : 3)] = (E)convert<U8, T>(tile[skew + i], how, ch);
   }
 }
 
@@ -411,7 +433,7 @@ static __device__ __forceinline__ void putAny(const Batch &b, const Piece &p, co
     u32 q = (u64)e * b.magic >> b.shift, r = e - q * (b.planar ? b.pixels : b.channels);
     u32 c = b.planar ? q : r, pixel = b.planar ? r : q;
     const Channel ch = b.channel[c];
-    image[ch.base + pixel * b.stride] = (E)convert<W, T>(raw, b.normalise, ch.mean, ch.std);
+    image[ch.base + pixel * b.stride] = (E)convert<W, T>(raw, b.normalise, ch);
   };
   // The first element that begins here, and the first that does not end here.
   u32 end = p.place + p.length, first = (p.place + size - 1) / size, last = end / size;

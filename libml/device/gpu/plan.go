@@ -195,9 +195,15 @@ func newPlan(in *models.Input) plan {
 	put(p.batch[atPixels:], uint32(pixels))
 	put(p.batch[atStride:], uint32(stride))
 	flag(atPlanar, in.WireLayout == models.CHW)
-	flag(atNormalise, len(in.Mean) > 0)
 	put(p.batch[atMagic:], magic)
 	put(p.batch[atShift:], shift)
+	how := uint32(asItIs)
+	if len(in.Mean) > 0 {
+		how = divide
+		if in.WireType == models.U8 {
+			how = multiply
+		}
+	}
 	for c := range in.Channels {
 		to := c
 		if in.ReverseChannels {
@@ -212,8 +218,14 @@ func newPlan(in *models.Input) plan {
 		if len(in.Mean) > 0 {
 			put(channel[4:], floatBits(in.Mean[to]))
 			put(channel[8:], floatBits(in.Std[to]))
+			inverse, ok := byMultiplying(in.Mean[to], in.Std[to])
+			put(channel[12:], floatBits(inverse))
+			if !ok {
+				how = divide
+			}
 		}
 	}
+	put(p.batch[atNormalise:], how)
 	copy(p.batch[atThree:], p.channels)
 	return p
 }

@@ -138,6 +138,9 @@ func randomInput(random *rand.Rand) models.Input {
 			in.Mean = append(in.Mean, float32(random.Float64()*210-10))
 			in.Std = append(in.Std, float32(random.Float64()*300+0.01))
 		}
+		if random.IntN(4) == 0 {
+			in.Std[0] = 1e-38 // too small to multiply with its inverse
+		}
 	}
 	return in
 }

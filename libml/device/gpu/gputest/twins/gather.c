@@ -11,7 +11,7 @@
 enum { PIECE = 1920, U8 = 1, F16 = 2, F32 = 4 };
 enum { BAD_SLAB = 1, BAD_LENGTH, BAD_OFFSET, BAD_PLACE, BAD_IMAGE, BAD_ORDER };
 
-struct channel { uint32_t base; float mean, std; uint32_t unused; };
+struct channel { uint32_t base; float mean, std, inverse; };
 
 struct batch {
 	uint64_t descriptors, tensor, fault, channels;
