@@ -324,7 +324,8 @@ func (d *Daemon) watchServer(pid int, began time.Time) error {
 	return nil
 }
 
-// A daemon or server that dies again and again is started with growing pauses.
+// A daemon or server that dies again and again is started with growing pauses; one
+// that did well for pauseMost, at once.
 const (
 	pauseFirst = 100 * time.Millisecond
 	pauseMost  = 5 * time.Second
@@ -334,7 +335,7 @@ const (
 func (d *Daemon) keep() {
 	defer close(d.kept)
 	defer d.unwatch()
-	pause := pauseFirst
+	pause := time.Duration(0)
 	for {
 		began := time.Now()
 		var again func(context.Context) error
@@ -344,21 +345,25 @@ func (d *Daemon) keep() {
 		case <-d.daemon.gone:
 			d.unwatch() // the server goes with it
 			d.set(func(s *State) {
+				if s.Server != 0 {
+					s.Losses++
+				}
 				s.Serving, s.Why = false, "the MPS daemon died"
 				s.Daemon, s.Server = 0, 0
-				s.Losses++
 			})
 			d.o.Log.Error().Msg("MPS daemon died; all contexts are lost; starting it again")
 			again = d.bring
 		case <-d.server.gone:
+			if d.State().Server != 0 {
+				d.set(func(s *State) {
+					s.Server = 0
+					s.Losses++
+				})
+			}
 			if d.daemon.over() {
 				continue
 			}
 			d.server.close()
-			d.set(func(s *State) {
-				s.Server = 0
-				s.Losses++
-			})
 			d.o.Log.Error().Msg("MPS server died; all contexts are lost; starting it again")
 			again = d.serve
 		}
@@ -367,13 +372,14 @@ func (d *Daemon) keep() {
 			case <-d.ctx.Done():
 				return false
 			case <-time.After(pause):
-				pause = min(2*pause, pauseMost)
+				pause = min(max(pauseFirst, 2*pause), pauseMost)
 				return true
 			}
 		}
 		if time.Since(began) > pauseMost {
-			pause = pauseFirst
-		} else if !wait() {
+			pause = 0
+		}
+		if !wait() {
 			return
 		}
 		for {

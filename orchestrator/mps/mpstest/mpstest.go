@@ -83,9 +83,10 @@ type bed struct {
 // node is a runtime folder with a daemon.
 type node struct {
 	*mps.Daemon
-	t   *testing.T
-	b   *bed
-	dir string
+	t      *testing.T
+	b      *bed
+	dir    string
+	closed bool
 }
 
 func (b *bed) options(dir string) mps.Options {
@@ -108,8 +109,11 @@ func (b *bed) start(t *testing.T, dir string) *node {
 		t.Fatal(err)
 	}
 	t.Logf("started in %v: %+v", time.Since(began).Round(time.Millisecond), d.State())
-	n := &node{d, t, b, dir}
+	n := &node{Daemon: d, t: t, b: b, dir: dir}
 	t.Cleanup(func() {
+		if !n.closed {
+			d.Close()
+		}
 		if t.Failed() {
 			for _, name := range []string{"control.log", "server.log"} {
 				text, _ := os.ReadFile(filepath.Join(dir, "mps-log", name))
@@ -123,6 +127,7 @@ func (b *bed) start(t *testing.T, dir string) *node {
 func (n *node) close() {
 	n.t.Helper()
 	s := n.State()
+	n.closed = true
 	began := time.Now()
 	if err := n.Close(); err != nil {
 		n.t.Error(err)
