@@ -252,12 +252,14 @@ struct exec {
 };
 
 // Ranges of addresses.
-enum place { DEVICE = 1, HOST, REGISTERED, IMPORTED, RESERVED };
+// A MAPPED range lies in a RESERVED one, and comes before it in the list.
+enum place { DEVICE = 1, HOST, REGISTERED, IMPORTED, RESERVED, MAPPED };
 
 struct range {
 	enum place place;
 	uint64_t at, bytes;
-	int fd, read_only, mapped;
+	int fd, read_only;
+	unsigned long long memory; // that is mapped
 	struct range *next;
 };
 
@@ -707,7 +709,7 @@ static void drop_range(struct range *gone) {
 			*at = gone->next;
 			break;
 		}
-	if (gone->place != REGISTERED)
+	if (gone->place != REGISTERED && gone->place != MAPPED)
 		munmap((void *)(uintptr_t)gone->at, gone->bytes);
 	if (gone->fd >= 0)
 		close(gone->fd);
@@ -720,9 +722,15 @@ static int reach_locked(uint64_t at, uint64_t bytes, int write, int kernel) {
 	struct range *r = range_at(at, bytes);
 	if (r == NULL)
 		return kernel || at < 4096 ? ILLEGAL_ADDRESS : SUCCESS;
-	if (at < r->at || at + bytes > r->at + r->bytes)
-		return kernel ? ILLEGAL_ADDRESS : INVALID_VALUE;
-	if (r->place == RESERVED && !r->mapped)
+	// What is mapped side by side is one.
+	while (r != NULL && r->place == MAPPED && at >= r->at && at + bytes > r->at + r->bytes) {
+		if (write && r->read_only)
+			return ILLEGAL_ADDRESS;
+		bytes -= r->at + r->bytes - at;
+		at = r->at + r->bytes;
+		r = range_at(at, 1);
+	}
+	if (r == NULL || at < r->at || at + bytes > r->at + r->bytes || r->place == RESERVED)
 		return kernel ? ILLEGAL_ADDRESS : INVALID_VALUE;
 	return write && r->read_only ? ILLEGAL_ADDRESS : SUCCESS;
 }
@@ -967,10 +975,24 @@ CUresult cuMemAddressReserve(CUdeviceptr *out, size_t bytes, size_t alignment, C
 	LEAVE(SUCCESS);
 }
 
+// reserved is the range of addresses that these lie in.
+static struct range *reserved(uint64_t at, uint64_t bytes) {
+	for (struct range *r = ranges; r != NULL; r = r->next)
+		if (r->place == RESERVED && at >= r->at && at + bytes <= r->at + r->bytes)
+			return r;
+	return NULL;
+}
+
+// next_mapped is a mapping among these addresses, or NULL.
+static struct range *next_mapped(uint64_t at, uint64_t bytes) {
+	struct range *r = range_at(at, bytes);
+	return r != NULL && r->place == MAPPED ? r : NULL;
+}
+
 CUresult cuMemAddressFree(CUdeviceptr at, size_t bytes) {
 	ENTER(INITIALISED);
 	struct range *r = range_of(at, RESERVED);
-	if (r == NULL || r->bytes != bytes || r->mapped)
+	if (r == NULL || r->bytes != bytes || next_mapped(at, bytes) != NULL)
 		LEAVE(INVALID_VALUE);
 	accounts->reservations--;
 	drop_range(r);
@@ -1037,13 +1059,13 @@ CUresult cuMemRelease(CUmemory handle) {
 
 CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemory handle, unsigned long long flags) {
 	ENTER(INITIALISED);
-	struct range *r = range_of(at, RESERVED);
 	struct memory *m = memory_of(handle);
-	if (r == NULL || m == NULL || r->mapped || bytes != r->bytes || offset != 0 || bytes > m->bytes || flags != 0)
+	if (reserved(at, bytes) == NULL || m == NULL || at % PAGE != 0 || bytes == 0 || bytes % PAGE != 0 ||
+		next_mapped(at, bytes) != NULL || offset != 0 || bytes > m->bytes || flags != 0)
 		LEAVE(INVALID_VALUE);
 	if (mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, m->fd, 0) == MAP_FAILED)
 		LEAVE(205);
-	r->mapped = handle;
+	add_range(MAPPED, at, bytes, -1)->memory = handle;
 	m->references++;
 	accounts->mappings++;
 	LEAVE(SUCCESS);
@@ -1051,25 +1073,44 @@ CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemory handle, 
 
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
 	ENTER(INITIALISED);
-	struct range *r = range_of(at, RESERVED);
-	if (r == NULL || !r->mapped || bytes != r->bytes)
+	struct range *r = next_mapped(at, bytes);
+	if (r == NULL || r->at != at || r->bytes != bytes)
 		LEAVE(INVALID_VALUE);
 	settle_all();
 	mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-	drop_memory(r->mapped);
-	r->mapped = 0;
+	drop_memory(r->memory);
+	drop_range(r);
 	accounts->mappings--;
 	LEAVE(SUCCESS);
 }
 
 CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count) {
 	ENTER(INITIALISED);
-	struct range *r = range_of(at, RESERVED);
-	if (r == NULL || !r->mapped || bytes != r->bytes || count != 1 || access->location.type != 1 ||
-		(access->flags != 1 && access->flags != 3))
+	if (count != 1 || access->location.type != 1 || (access->flags != 1 && access->flags != 3))
 		LEAVE(INVALID_VALUE);
-	r->read_only = access->flags == 1;
-	mprotect((void *)(uintptr_t)at, bytes, r->read_only ? PROT_READ : PROT_READ | PROT_WRITE);
+	uint64_t end = at + bytes;
+	for (uint64_t next = at; next < end;) {
+		struct range *r = next_mapped(next, 1);
+		if (r == NULL || r->at < at || r->at + r->bytes > end)
+			LEAVE(INVALID_VALUE);
+		next = r->at + r->bytes;
+	}
+	for (uint64_t next = at; next < end;) {
+		struct range *r = next_mapped(next, 1);
+		r->read_only = access->flags == 1;
+		next = r->at + r->bytes;
+	}
+	mprotect((void *)(uintptr_t)at, bytes, access->flags == 1 ? PROT_READ : PROT_READ | PROT_WRITE);
+	LEAVE(SUCCESS);
+}
+
+// cuPointerGetAttribute knows of what kind memory is, of memory that it was told of.
+CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr at) {
+	ENTER(BOUND);
+	struct range *r = range_at(at, 1);
+	if (attribute != 2 || r == NULL || r->place == RESERVED)
+		LEAVE(INVALID_VALUE);
+	*(unsigned *)out = r->place == HOST || r->place == REGISTERED ? 1 : 2;
 	LEAVE(SUCCESS);
 }
 
