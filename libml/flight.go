@@ -34,6 +34,7 @@ type flight struct {
 	aggregated time.Duration // of the batch's oldest request
 	waited     time.Duration // as slab.WaitForRunning said
 	late       int
+	alone      bool // it began beside no other
 
 	dispatched, gathered int64
 	bad                  error // why single requests were refused
@@ -67,6 +68,7 @@ func worse(first, second error) error {
 func (l *loop) begin() error {
 	at := (l.first + l.flying) % len(l.flights)
 	f := &l.flights[at]
+	f.alone = l.flying == 0
 	l.flying++
 	n := len(l.batch)
 	f.slot = l.base + at
@@ -163,6 +165,9 @@ func (l *loop) finish() error {
 	inferred := shm.Now()
 	if took > 0 {
 		f.gathered = max(f.dispatched, inferred-int64(took))
+		if f.alone {
+			l.lead += (time.Duration(f.gathered-f.dispatched) - l.lead) / 8
+		}
 	}
 	f.err = worse(f.err, err)
 	err = l.complete(f, inferred)

@@ -90,6 +90,7 @@ func TestTheStagesOfAGPUsBatchAreInOrder(t *testing.T) {
 
 func TestTwoBatchesInFlightAllocateNothing(t *testing.T) {
 	b := newGPUBed(t, testCard())
+	b.streams = 2
 	l := b.loop(b.fake())
 	l.state.Limit = 4
 	picture := b.picture(1)
@@ -131,8 +132,8 @@ func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
 		streams int // as granted
 		slots   []int
 	}{
-		{"where libml decides", 0, []int{0, 1}},
-		{"where it may", 2, []int{0, 1}},
+		{"near the first one's end", 0, []int{0, 1}},
+		{"where half of a batch waits", 2, []int{0, 1}},
 		{"not where it may not", 1, []int{0}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -164,6 +165,7 @@ func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
 
 func TestASecondBatchWaitsUntilItIsHalfAWholeOne(t *testing.T) {
 	b := newGPUBed(t, testCard())
+	b.streams = 2
 	f := b.fake()
 	l := b.loop(f)
 	l.state.Limit = 8
@@ -203,6 +205,54 @@ func TestASecondBatchWaitsUntilItIsHalfAWholeOne(t *testing.T) {
 	for _, slot := range b.replies(5) {
 		b.answered(slot, b.picture(byte(slot)))
 	}
+}
+
+// Where libml decides, a second batch begins when the first is about to end: by what is
+// known of batches of its size, and of how long it takes to gather one.
+func TestASecondBatchBeginsNearTheFirstOnesEnd(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	l := b.loop(b.fake())
+	const takes = 20 * time.Millisecond
+	b.gpu.Late.Store(int64(takes))
+	for range 12 { // it learns what a batch takes
+		b.publish(0, b.picture(0), nil)
+		if err := l.turn(); err != nil {
+			t.Fatal(err)
+		}
+		b.replies(1)
+	}
+	l.lead = 2 * time.Millisecond
+	b.publish(0, b.picture(0), nil)
+	l.take()
+	l.pick()
+	l.begin()
+	b.publish(1, b.picture(1), nil)
+	if l.take(); l.mayBegin() {
+		t.Error("a batch begins beside one that has just begun")
+	}
+	if l.await() {
+		t.Fatal("no batch may begin beside another that is about to end")
+	}
+	if gone := time.Duration(shm.Now() - l.oldestFlight().dispatched); gone < takes/2 {
+		t.Errorf("a batch may begin beside another after %v of about %v", gone, takes)
+	}
+	l.pick()
+	l.begin()
+	lead := l.lead
+	if err := l.finish(); err != nil {
+		t.Fatal(err)
+	}
+	if l.lead >= lead {
+		t.Errorf("the lead is %v after a batch that was gathered at once, was %v", l.lead, lead)
+	}
+	lead = l.lead
+	if err := l.finish(); err != nil {
+		t.Fatal(err)
+	}
+	if l.lead != lead {
+		t.Error("a batch that waited for another tells something of the lead")
+	}
+	b.replies(2)
 }
 
 // The ring moves on with batches in flight: they are the old process's, what waited

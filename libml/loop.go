@@ -22,7 +22,7 @@ import (
 //     as the batching rule allows; answer `late` what can no longer make it
 //  2. begin it: gather the pieces, infer, fetch the outputs (flight.go)
 //  3. look for new work while it runs, where the device lets a second one run beside
-//     it; begin that, too, when enough waits (slab.Overlap)
+//     it; begin that, too, when it is time (slab.NearEnd, slab.HalfFull)
 //  4. finish it: decode each image's outputs into its result, flush
 //  5. tell the rule; if the ring is still ours: 1
 //
@@ -43,7 +43,8 @@ type loop struct {
 	late     int            // answered late in the dispatch of this batch
 	waited   time.Duration  // as slab.WaitForRunning says, before it
 	expected func(n int) time.Duration
-	overlap  func(waiting, size int) bool // whether to begin a batch beside another
+	halfFull bool          // when to begin a batch beside another: slab.HalfFull, or NearEnd
+	lead     time.Duration // from dispatch to gathered, of batches that had the device to themselves
 	taken    []uint32
 	image    [][]byte
 
@@ -84,7 +85,8 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	l := &loop{
 		p: p, m: p.memory, c: p.memory.consumer, rule: rule, state: rule.Start(),
 		governor: newGovernor(p.start.CPUs, p.threads()),
-		overlap:  slab.Overlap,
+		halfFull: attached.Streams > 1,
+		lead:     firstLead,
 		pending:  make([]slab.Request, 0, n),
 		taken:    make([]uint32, n),
 		image:    make([][]byte, len(p.card.Outputs)),
@@ -92,9 +94,6 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	}
 	for i := range l.flights {
 		l.flights[i] = newFlight(p.card.MaxBatch())
-	}
-	if attached.Streams > 1 {
-		l.overlap = func(int, int) bool { return true } // whenever something waits
 	}
 	l.expected = func(n int) time.Duration { return l.rule.Expected(l.state, n) }
 	for _, w := range p.warm {
@@ -191,20 +190,33 @@ func (l *loop) mayBegin() bool {
 	case l.flying == 0:
 		return true
 	}
-	return l.next.Load() == nil && l.overlap(len(l.pending), l.rule.Size(l.state))
+	switch {
+	case l.next.Load() != nil:
+		return false
+	case l.halfFull:
+		return slab.HalfFull(len(l.pending), l.rule.Size(l.state))
+	}
+	return slab.NearEnd(len(l.pending), l.left(shm.Now()), l.lead)
 }
+
+// left is how long the batch that is alone in flight is expected to take from now.
+func (l *loop) left(now int64) time.Duration {
+	f := l.oldestFlight()
+	return l.rule.Typical(l.state, f.padded) - time.Duration(now-f.dispatched)
+}
+
+// firstLead is believed until a lead was measured.
+const firstLead = 100 * time.Microsecond
 
 // await returns true when it is time to finish the oldest batch in flight, or false
 // when another may begin beside it. Where none may, finish waits. Else it looks at the
-// device and at the ring without pause, for a batch takes about as long as a sleeping
-// thread takes to wake; only through the first half of a batch that takes several
-// times that it sleeps, in small steps.
+// device and at the ring, and naps between two looks, the shorter the nearer the end is
+// expected; at last it looks without pause.
 func (l *loop) await() bool {
 	if l.flying == len(l.flights) {
 		return true
 	}
 	f := l.oldestFlight()
-	half := f.dispatched + int64(l.rule.Expected(l.state, f.padded))/2
 	for {
 		for range looks {
 			if done, _ := l.m.device.Done(f.slot); done {
@@ -217,8 +229,8 @@ func (l *loop) await() bool {
 		if l.take(); l.mayBegin() {
 			return false
 		}
-		if half-shm.Now() > int64(worthANap) {
-			nap(worthANap / 4)
+		if d := min(l.left(shm.Now())/8, longestNap); d >= shortestNap {
+			nap(d)
 		}
 	}
 }
@@ -226,9 +238,10 @@ func (l *loop) await() bool {
 const (
 	// looks is how often await looks at the device between two looks at the ring.
 	looks = 64
-	// worthANap is several times what the kernel may be late in waking a thread
-	// (50 µs by default: timer slack, prctl(2)).
-	worthANap = 400 * time.Microsecond
+	// longestNap bounds how late await sees that work has come, shortestNap is one that
+	// is worth the system call.
+	longestNap  = 100 * time.Microsecond
+	shortestNap = 10 * time.Microsecond
 )
 
 func nap(d time.Duration) {

@@ -143,18 +143,3 @@ func TestPickAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations a dispatch", n)
 	}
 }
-
-func TestASecondBatchIsAtLeastHalfOfAWholeOne(t *testing.T) {
-	for _, c := range []struct {
-		waiting, size int
-		want          bool
-	}{
-		{0, 0, false}, {0, 1, false}, {0, 8, false},
-		{1, 0, true}, {1, 1, true}, {1, 2, true}, {1, 3, false},
-		{3, 8, false}, {4, 8, true}, {100, 8, true}, {15, 32, false}, {16, 32, true},
-	} {
-		if got := Overlap(c.waiting, c.size); got != c.want {
-			t.Errorf("Overlap(%d waiting, %d at most) = %v", c.waiting, c.size, got)
-		}
-	}
-}

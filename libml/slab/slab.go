@@ -250,6 +250,12 @@ func (r *Rule) Expected(s State, n int) time.Duration {
 	return seconds(s.model.at(float64(r.Pad(n))) * (1 + tailDeviations*s.model.deviation()))
 }
 
+// Typical is the mean time of gather + infer for a batch of n requests, where Expected
+// is the tail.
+func (r *Rule) Typical(s State, n int) time.Duration {
+	return seconds(s.model.at(float64(r.Pad(n))))
+}
+
 // Next is the state after an observation. It allocates nothing.
 func (r *Rule) Next(s State, o Observation) State {
 	if o.Batch < 1 || o.Padded < o.Batch || o.Elapsed <= 0 {

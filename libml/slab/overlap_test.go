@@ -1,0 +1,246 @@
+package slab
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestHalfFullIsHalfOfAWholeBatch(t *testing.T) {
+	for _, c := range []struct {
+		waiting, size int
+		want          bool
+	}{
+		{0, 0, false}, {0, 1, false}, {0, 8, false},
+		{1, 0, true}, {1, 1, true}, {1, 2, true}, {1, 3, false},
+		{3, 8, false}, {4, 8, true}, {100, 8, true}, {15, 32, false}, {16, 32, true},
+	} {
+		if got := HalfFull(c.waiting, c.size); got != c.want {
+			t.Errorf("HalfFull(%d waiting, %d at most) = %v", c.waiting, c.size, got)
+		}
+	}
+}
+
+func TestNearEndIsOneLeadBeforeIt(t *testing.T) {
+	for _, c := range []struct {
+		waiting    int
+		left, lead time.Duration
+		want       bool
+	}{
+		{0, 0, time.Millisecond, false},
+		{1, time.Millisecond + 1, time.Millisecond, false},
+		{1, time.Millisecond, time.Millisecond, true},
+		{9, -time.Millisecond, time.Millisecond, true}, // later than expected
+		{9, 1, 0, false},
+	} {
+		if got := NearEnd(c.waiting, c.left, c.lead); got != c.want {
+			t.Errorf("NearEnd(%d waiting, %v left, lead %v) = %v", c.waiting, c.left, c.lead, got)
+		}
+	}
+}
+
+// pipeline is a device with up to two batches in flight, driven as libml's loop does.
+// A batch is gathered for lead, and then inferred. Two that are inferred together get on
+// faster than one after the other by the gain: each at half its speed and that much more.
+type pipeline struct {
+	rule    *Rule
+	alone   device
+	lead    time.Duration
+	gain    float64
+	overlap func(p *pipeline) bool
+	noise   *rand.Rand
+
+	now          time.Duration
+	pending      []Request
+	flights      []flight
+	began, ended int64
+
+	state   State
+	latency []time.Duration
+	late    int
+	seconds int // batches that began beside another
+}
+
+type flight struct {
+	batch []Request
+	lead  time.Duration // that is left of the gather
+	left  time.Duration // of inference, if it is alone
+	began time.Duration
+	o     Observation
+}
+
+// run takes Poisson arrivals at a rate for so long.
+func (p *pipeline) run(rate float64, d time.Duration, slo time.Duration) {
+	next, slot := time.Duration(0), uint32(0)
+	arrivals := rand.New(rand.NewPCG(3, 4)) // the same whatever the device does
+	for p.now < d {
+		p.begin()
+		p.advance(min(next, p.now+p.undisturbed()) - p.now)
+		if p.now == next {
+			slot++
+			p.pending = append(p.pending, Request{Slot: slot, Whole: int64(p.now), Deadline: int64(p.now + slo)})
+			next += time.Duration(arrivals.ExpFloat64()/rate*1e9) + 1
+		}
+		for len(p.flights) > 0 && p.flights[0].lead+p.flights[0].left <= 0 {
+			p.finish()
+		}
+	}
+}
+
+// speed is how fast each batch that is inferred gets on.
+func (p *pipeline) speed() float64 {
+	inferred := 0
+	for _, f := range p.flights {
+		if f.lead <= 0 && f.left > 0 {
+			inferred++
+		}
+	}
+	if inferred < 2 {
+		return 1
+	}
+	return (1 + p.gain) / 2
+}
+
+// undisturbed is how long nothing ends and no rule need be asked.
+func (p *pipeline) undisturbed() time.Duration {
+	const look = 20 * time.Microsecond
+	d := time.Hour
+	for _, f := range p.flights {
+		d = min(d, look)
+		if f.lead > 0 {
+			d = min(d, f.lead)
+		} else if f.left > 0 {
+			d = min(d, time.Duration(float64(f.left)/p.speed())+1)
+		}
+	}
+	return d
+}
+
+func (p *pipeline) advance(d time.Duration) {
+	done := time.Duration(float64(d) * p.speed())
+	for i := range p.flights {
+		if f := &p.flights[i]; f.lead > 0 {
+			f.lead -= d
+		} else {
+			f.left -= min(done, f.left)
+		}
+	}
+	p.now += d
+}
+
+func (p *pipeline) begin() {
+	for len(p.pending) > 0 && len(p.flights) < 2 {
+		if len(p.flights) == 1 && !p.overlap(p) {
+			return
+		}
+		began, ended := p.began, p.ended
+		if n := len(p.flights); n > 0 {
+			began, ended = int64(p.flights[n-1].began), int64(p.now)
+		}
+		waited := WaitForRunning(p.pending, began, ended)
+		n, late := Pick(p.pending, int64(p.now), p.rule.Size(p.state), func(n int) time.Duration { return p.rule.Expected(p.state, n) })
+		left := time.Duration(0)
+		for _, r := range p.pending[len(p.pending)-late:] {
+			left = max(left, time.Duration(r.Deadline)-p.now)
+		}
+		p.late += late
+		p.pending = p.pending[:len(p.pending)-late]
+		if n == 0 {
+			p.state = p.rule.Next(p.state, Observation{Late: late, Left: left})
+			continue
+		}
+		p.seconds += len(p.flights)
+		took := time.Duration(float64(p.alone(p.rule.Pad(n))) * (1 + 0.02*p.noise.NormFloat64()))
+		p.flights = append(p.flights, flight{
+			batch: slices.Clone(p.pending[:n]), lead: p.lead, left: took - p.lead, began: p.now,
+			o: Observation{Batch: n, Padded: p.rule.Pad(n), Waited: waited, Late: late},
+		})
+		p.pending = slices.Delete(p.pending, 0, n)
+	}
+}
+
+func (p *pipeline) finish() {
+	f := p.flights[0]
+	p.flights = slices.Delete(p.flights, 0, 1)
+	f.o.Elapsed = p.now - f.began
+	p.state = p.rule.Next(p.state, f.o)
+	p.began, p.ended = int64(f.began), int64(p.now)
+	for _, r := range f.batch {
+		p.latency = append(p.latency, p.now-time.Duration(r.Whole))
+	}
+}
+
+// expectedLeft is what the loop expects to be left of the batch that runs.
+func (p *pipeline) expectedLeft() time.Duration {
+	f := &p.flights[0]
+	return p.rule.Typical(p.state, f.o.Padded) - (p.now - f.began)
+}
+
+// The objective holds whatever is in flight. Where two batches get on faster together,
+// HalfFull answers more in time under overload; NearEnd answers no fewer than one batch
+// at a time, anywhere, and sooner.
+func TestTwoBatchesInFlightKeepTheObjective(t *testing.T) {
+	const seconds = 5
+	const lead = 150 * time.Microsecond
+	alone := linear(500*time.Microsecond, 80*time.Microsecond) // ResNet-50 on an H200
+	ladder := []int{1, 2, 4, 8, 16, 32, 64}
+	hows := []struct {
+		name    string
+		overlap func(p *pipeline) bool
+	}{
+		{"one at a time", func(*pipeline) bool { return false }},
+		{"near the end", func(p *pipeline) bool { return NearEnd(len(p.pending), p.expectedLeft(), p.lead) }},
+		{"half full", func(p *pipeline) bool { return HalfFull(len(p.pending), p.rule.Size(p.state)) }},
+	}
+	const one, near, half = 0, 1, 2
+	for _, c := range []struct {
+		slo  time.Duration
+		gain float64
+		size int // the batch that the objective allows
+	}{
+		{25 * time.Millisecond, 0.2, 64},
+		{8 * time.Millisecond, 0.5, 32},
+		{8 * time.Millisecond, 0, 32},
+		{8 * time.Millisecond, -0.05, 32},
+		{2500 * time.Microsecond, 0.5, 8},
+		{2500 * time.Microsecond, 0, 8},
+	} {
+		capacity := float64(c.size) / alone(c.size).Seconds()
+		for _, load := range []float64{0.1, 0.5, 0.8, 0.95, 1.3} {
+			var good [3]float64
+			var p50 [3]time.Duration
+			at := fmt.Sprintf("%v, gain %.2f, load %.2f", c.slo, c.gain, load)
+			for i, how := range hows {
+				p := &pipeline{
+					rule: newRule(t, SLAB, Config{SLO: c.slo, Ladder: ladder}), alone: alone, lead: lead, gain: c.gain,
+					overlap: how.overlap, noise: rand.New(rand.NewPCG(1, 2)),
+				}
+				p.state = p.rule.Start()
+				for _, n := range ladder {
+					p.state = p.rule.Warm(p.state, n, alone(n))
+				}
+				p.run(load*capacity, seconds*time.Second, c.slo)
+				slices.Sort(p.latency)
+				n := len(p.latency)
+				in, _ := slices.BinarySearch(p.latency, c.slo+1)
+				good[i], p50[i] = float64(in), p.latency[n/2]
+				t.Logf("%s, %s: %d answered, %d late, p50 %v, p99 %v, limit %.1f, %d beside another",
+					at, how.name, n, p.late, p50[i], p.latency[n*99/100], p.state.Limit, p.seconds)
+				if p99 := p.latency[n*99/100]; p99 > c.slo {
+					t.Errorf("%s, %s: p99 %v is beyond the objective", at, how.name, p99)
+				}
+			}
+			if good[near] < 0.995*good[one] {
+				t.Errorf("%s: near the end %.0f are answered in time, one at a time %.0f", at, good[near], good[one])
+			}
+			if p50[near] > p50[one]*101/100 {
+				t.Errorf("%s: near the end half are answered in %v, one at a time in %v", at, p50[near], p50[one])
+			}
+			if c.gain == 0.5 && load > 1 && good[half] < 1.1*good[one] {
+				t.Errorf("%s: half full %.0f are answered in time, one at a time %.0f", at, good[half], good[one])
+			}
+		}
+	}
+}
