@@ -66,7 +66,7 @@ func faultFor(device string) string {
 
 // RunFault has the neighbour fault so many times under load.
 func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
-	r = Fault{Machine: o.Machine, RatePerSecond: o.RatePerSecond, Functions: o.ModelNames}
+	r = Fault{Machine: o.Machine, RatePerSecond: o.RatePerSecond}
 	dir, err := newBedDir()
 	if err != nil {
 		return r, err
@@ -88,8 +88,9 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 		if err != nil {
 			return r, err
 		}
-		pictures[name] = noisePicture(card)
-		functions = append(functions, served{name: name, card: file, percent: float64(90 / len(o.ModelNames))})
+		r.Functions = append(r.Functions, card.Name)
+		pictures[card.Name] = noisePicture(card)
+		functions = append(functions, served{name: card.Name, card: file, percent: float64(90 / len(o.ModelNames))})
 	}
 	b, err := startBed(ctx, o.Binary, bedOptions{device: o.Device, change: configs.ChangeAuto, functions: functions})
 	if err != nil {

@@ -85,7 +85,7 @@ func TestPartitionMovesLoseNothingAndNeverOverlap(t *testing.T) {
 		share(t, n, large, 70)
 		waitFor(t, "both to be where they shall be", func() bool {
 			apart(t, n)
-			return inPlace(t, n, "fashion") && inPlace(t, n, "face")
+			return inPlace(t, n, small, 20) && inPlace(t, n, large, 70)
 		})
 	}
 	now, _ := serving(t, n, "fashion")
@@ -102,8 +102,9 @@ func TestPartitionMovesLoseNothingAndNeverOverlap(t *testing.T) {
 	settled(t, n, "face")
 }
 
-// inPlace reports whether the process that serves is on the groups ordered for it.
-func inPlace(t *testing.T, n *node.Node, function string) bool {
+// inPlace reports whether the process that serves is on the groups ordered for it,
+// and they are about such a part of the device: a group is 6 to 9 % of an H200.
+func inPlace(t *testing.T, n *node.Node, function string, percent float64) bool {
 	t.Helper()
 	f, err := n.Function(function)
 	if err != nil || len(f.Instances) == 0 {
@@ -112,7 +113,8 @@ func inPlace(t *testing.T, n *node.Node, function string) bool {
 	in := f.Instances[0]
 	for _, p := range in.Processes {
 		if p.State == control.Active {
-			return len(in.SMGroups) > 0 && slices.Equal(p.SMGroups, in.SMGroups)
+			part := percentOf(p.SMs, multiprocessors(t, n))
+			return len(in.SMGroups) > 0 && slices.Equal(p.SMGroups, in.SMGroups) && part > percent-10 && part < percent+10
 		}
 	}
 	return false

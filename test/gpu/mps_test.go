@@ -88,12 +88,16 @@ func TestFunctionsShareByTimeWithoutMPS(t *testing.T) {
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 	fashion.flows(t)
 	face.flows(t)
-	_, shadow := serving(t, n, "fashion")
+	// A share is a wish, and nothing moves for it.
+	before, _ := serving(t, n, "fashion")
 	share(t, n, "fashion", 20)
-	waitFor(t, "the shadow to take over", func() bool {
-		active, _ := serving(t, n, "fashion")
-		return active.Generation == shadow.Generation
+	waitFor(t, "the wish to be noted", func() bool {
+		f, err := n.Function("fashion")
+		return err == nil && f.SharePercent == 20
 	})
+	if now, _ := serving(t, n, "fashion"); now.PID != before.PID {
+		t.Errorf("process %d serves, was %d", now.PID, before.PID)
+	}
 	fashion.stop().answeredAll(t, 0)
 	face.stop().answeredAll(t, 0)
 	settled(t, n, "fashion")
