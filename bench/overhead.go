@@ -245,13 +245,13 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, file 
 	if err := pause(ctx, time.Second+o.Duration/4); err != nil {
 		return t, err
 	}
-	threads := readThreads(b.Dir)
+	threads := readThreads(b.PID())
 	from := client.Now()
 	if err := pause(ctx, o.Duration); err != nil {
 		return t, err
 	}
 	to := client.Now()
-	t.Busy = busiest(threads, readThreads(b.Dir), time.Duration(to-from))
+	t.Busy = busiest(threads, readThreads(b.PID()), time.Duration(to-from))
 	var all []answered
 	for i, l := range loads {
 		all = append(all, l.between(from, to)...)

@@ -22,9 +22,10 @@ type thread struct {
 	used time.Duration
 }
 
-// readThreads finds the threads of the node with that runtime folder, and of this
-// process, by their place in /proc. Threads that end meanwhile are left out.
-func readThreads(dir string) map[string]thread {
+// readThreads finds the threads of the node whose first process (`penstock up`) that
+// is, and of this process, by their place in /proc. Those that end meanwhile are left
+// out.
+func readThreads(node int) map[string]thread {
 	threads := map[string]thread{}
 	tasks, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*")
 	if err != nil {
@@ -35,7 +36,7 @@ func readThreads(dir string) map[string]thread {
 		process := filepath.Dir(filepath.Dir(task))
 		of, known := processes[process]
 		if !known {
-			of = processOf(process, dir)
+			of = processOf(process, node)
 			processes[process] = of
 		}
 		if of == "" {
@@ -48,21 +49,31 @@ func readThreads(dir string) map[string]thread {
 	return threads
 }
 
-// processOf tells whose a process is, "" for a stranger's.
-func processOf(process, dir string) string {
+// processOf tells whose a process is, "" for a stranger's: the manager is a child of
+// the node's first process, inference functions are children's children.
+func processOf(process string, node int) string {
 	if filepath.Base(process) == strconv.Itoa(os.Getpid()) {
 		return "load"
 	}
+	parent := parentOf(process)
+	if parent != node && parentOf(fmt.Sprintf("/proc/%d", parent)) != node {
+		return ""
+	}
 	arguments, _ := os.ReadFile(filepath.Join(process, "cmdline"))
-	environment, _ := os.ReadFile(filepath.Join(process, "environ"))
-	words := strings.Split(string(arguments), "\x00")
-	if len(words) > 1 && (strings.Contains(string(arguments), dir) || strings.Contains(string(environment), dir)) {
-		switch words[1] {
-		case "manager", "if":
-			return words[1]
-		}
+	if words := strings.Split(string(arguments), "\x00"); len(words) > 1 && (words[1] == "manager" || words[1] == "if") {
+		return words[1]
 	}
 	return ""
+}
+
+// parentOf is a process's parent, 0 where it is gone.
+func parentOf(process string) int {
+	fields, err := stat(process)
+	if err != nil {
+		return 0
+	}
+	parent, _ := strconv.Atoi(fields[1])
+	return parent
 }
 
 // busiest compares two readings that are took apart.
@@ -84,18 +95,11 @@ func busiest(before, after map[string]thread, took time.Duration) (b Busy) {
 // tick is the unit of times in /proc/PID/stat: USER_HZ is 100 on every Linux.
 const tick = 10 * time.Millisecond
 
-// threadTime reads the 14th and 15th field, utime and stime, of
-// /proc/PID/task/TID/stat (proc(5)).
+// threadTime is the time that /proc/PID/task/TID has used: utime and stime.
 func threadTime(task string) (time.Duration, error) {
-	text, err := os.ReadFile(filepath.Join(task, "stat"))
+	fields, err := stat(task)
 	if err != nil {
 		return 0, err
-	}
-	// The second field is a name in parentheses, which may hold blanks.
-	_, rest, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), " ")
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("read %s: %q", task, text)
 	}
 	ticks := int64(0)
 	for _, f := range fields[11:13] {
@@ -106,4 +110,20 @@ func threadTime(task string) (time.Duration, error) {
 		ticks += n
 	}
 	return time.Duration(ticks) * tick, nil
+}
+
+// stat reads the fields of a process's or a thread's stat file (proc(5)), from the
+// third one, the state, on.
+func stat(dir string) ([]string, error) {
+	text, err := os.ReadFile(filepath.Join(dir, "stat"))
+	if err != nil {
+		return nil, err
+	}
+	// The second field is a name in parentheses, which may hold blanks.
+	_, rest, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), " ")
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return nil, fmt.Errorf("read %s: %q", dir, text)
+	}
+	return fields, nil
 }
