@@ -100,7 +100,6 @@ type launches struct {
 	digest *cuda.Args
 	values []*cuda.Args // by output
 	work   *cuda.Args   // nil: none
-	blocks uint32       // of work
 }
 
 // The work of a batch is reckoned in what an H200 does: all its multiprocessors, at
