@@ -1,7 +1,7 @@
 //go:build cgo
 
 // Package onnx is the framework "onnx": ONNX Runtime behind libml's six
-// callbacks, on the CPU.
+// callbacks, on a CPU or a GPU. On a CPU:
 //
 //	Init            finds and opens libonnxruntime.so, once a process
 //	LoadModel       reads the file, has ONNX Runtime parse it, holds it against the card
@@ -9,6 +9,8 @@
 //	ConfigureBatch  binds libml's buffers as the session's input and outputs
 //	InferBatch      one call into C: no copy, no allocation
 //	Deinit          gives bindings and session back
+//
+// On a GPU gpu.go has the flow.
 //
 // Without cgo the package builds and Init says what is missing.
 package onnx
@@ -29,6 +31,8 @@ import (
 
 // Framework runs one model. The zero value is ready for Init.
 type Framework struct {
+	gpu *gpu // set by Init for a GPU; then nothing else is
+
 	card    *models.Card
 	threads int
 	options *ort.SessionOptions
@@ -86,11 +90,12 @@ func open() error {
 
 // Init opens ONNX Runtime and sets the session's options.
 func (f *Framework) Init(env libml.Environment) error {
-	if env.Device != libml.DeviceCPU {
-		return fmt.Errorf("device %q: framework onnx runs on %q", env.Device, libml.DeviceCPU)
-	}
 	if err := open(); err != nil {
 		return err
+	}
+	if env.Device != libml.DeviceCPU {
+		f.gpu = newGPU(env)
+		return f.gpu.init()
 	}
 	f.card, f.threads, f.batches = env.Card, max(1, env.Threads), make(map[key]*batch)
 	options, err := newOptions(f.threads)
@@ -126,25 +131,33 @@ func newOptions(threads int) (*ort.SessionOptions, error) {
 
 // LoadModel reads the model's file and holds its inputs and outputs against the
 // card.
-func (f *Framework) LoadModel() error {
-	data, err := os.ReadFile(f.card.Model)
+func (f *Framework) LoadModel() (err error) {
+	if f.gpu != nil {
+		return f.gpu.loadModel()
+	}
+	f.model, err = readModel(f.card)
+	return err
+}
+
+// readModel reads a card's model and checks that it fits the card.
+func readModel(card *models.Card) ([]byte, error) {
+	data, err := os.ReadFile(card.Model)
 	if err != nil {
-		return fmt.Errorf("read model: %w", err)
+		return nil, fmt.Errorf("read model: %w", err)
 	}
-	inputs, outputs, err := f.declared()
+	inputs, outputs, err := declared(card)
 	if err != nil {
-		return fmt.Errorf("read model %s (%d bytes): %w", f.card.Model, len(data), f.brief(err))
+		return nil, fmt.Errorf("read model %s (%d bytes): %w", card.Model, len(data), brief(card, err))
 	}
-	if err := fits(f.card, inputs, outputs); err != nil {
-		return fmt.Errorf("model %s does not fit its card: %w", f.card.Model, err)
+	if err := fits(card, inputs, outputs); err != nil {
+		return nil, fmt.Errorf("model %s does not fit its card: %w", card.Model, err)
 	}
-	f.model = data
-	return nil
+	return data, nil
 }
 
 // declared parses the model, nothing of it optimised, and returns what it takes
 // and gives.
-func (f *Framework) declared() (inputs, outputs []tensor, err error) {
+func declared(card *models.Card) (inputs, outputs []tensor, err error) {
 	options, err := newOptions(1)
 	if err != nil {
 		return nil, nil, err
@@ -153,7 +166,7 @@ func (f *Framework) declared() (inputs, outputs []tensor, err error) {
 	if err := options.SetGraphOptimizationLevel(ort.GraphOptimizationLevelDisableAll); err != nil {
 		return nil, nil, err
 	}
-	in, out, err := ort.GetInputOutputInfoWithOptions(f.card.Model, options)
+	in, out, err := ort.GetInputOutputInfoWithOptions(card.Model, options)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -188,10 +201,13 @@ func elementType(t models.DType) ort.TensorElementDataType {
 // LinkModel makes the session. The bytes are what the process grew by, at least
 // the model's own: ONNX Runtime does not say what it holds.
 func (f *Framework) LinkModel() (persistentBytes int64, err error) {
+	if f.gpu != nil {
+		return f.gpu.linkModel()
+	}
 	before := residentBytes()
 	f.session, err = ort.NewDynamicAdvancedSessionWithONNXData(f.model, nil, nil, f.options)
 	if err != nil {
-		return 0, fmt.Errorf("make session of %s: %w", f.card.Model, f.brief(err))
+		return 0, fmt.Errorf("make session of %s: %w", f.card.Model, brief(f.card, err))
 	}
 	size := int64(len(f.model))
 	f.model = nil // the session has its own copy
@@ -200,6 +216,9 @@ func (f *Framework) LinkModel() (persistentBytes int64, err error) {
 
 // ConfigureBatch binds the buffers. It neither reads nor writes them.
 func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error) {
+	if f.gpu != nil {
+		return f.gpu.configureBatch(slot, n, input, outputs)
+	}
 	in := &f.card.Input
 	if len(input) != n*in.TensorBytes() || len(outputs) != len(f.card.Outputs) {
 		return 0, fmt.Errorf("batch of %d: input has %d bytes and there are %d outputs, want %d and %d",
@@ -273,6 +292,9 @@ func (b *batch) destroy() error {
 // InferBatch runs a batch. Batches in two slots may run at once: a session may be
 // run from several threads, each with a binding of its own.
 func (f *Framework) InferBatch(slot, n int) error {
+	if f.gpu != nil {
+		return f.gpu.inferBatch(slot, n)
+	}
 	f.mu.RLock()
 	b := f.batches[key{slot, n}]
 	f.mu.RUnlock()
@@ -285,7 +307,7 @@ func (f *Framework) InferBatch(slot, n int) error {
 	// The first run of a size makes the arena grow to what the size needs.
 	before := residentBytes()
 	if err := f.session.RunWithBinding(b.binding); err != nil {
-		return f.brief(err)
+		return brief(f.card, err)
 	}
 	b.ephemeral, b.ran = max(0, residentBytes()-before), true
 	return nil
@@ -293,6 +315,9 @@ func (f *Framework) InferBatch(slot, n int) error {
 
 // Deinit gives bindings and session back; the library stays open.
 func (f *Framework) Deinit() error {
+	if f.gpu != nil {
+		return f.gpu.deinit()
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var errs []error
@@ -314,13 +339,13 @@ func (f *Framework) Deinit() error {
 
 // brief puts an error of ONNX Runtime on one line and drops what its reader is
 // told anyway: the wrapper's words and the file.
-func (f *Framework) brief(err error) error {
+func brief(card *models.Card, err error) error {
 	s := strings.Join(strings.Fields(err.Error()), " ")
 	for _, words := range []string{
 		"Error loading temporary session: ",
 		"Error creating C session: ",
 		"Error creating session: ",
-		"Load model from " + f.card.Model + " failed:",
+		"Load model from " + card.Model + " failed:",
 	} {
 		s = strings.TrimPrefix(s, words)
 	}

@@ -719,7 +719,9 @@ static void drop_range(struct range *gone) {
 // reach_locked says with which code work on these addresses ends. Memory that
 // nobody told the driver of is the host's, and only a stream may use it.
 static int reach_locked(uint64_t at, uint64_t bytes, int write, int kernel) {
-	struct range *r = range_at(at, bytes);
+	struct range *r = range_at(at, 1);
+	if (r == NULL)
+		r = range_at(at, bytes);
 	if (r == NULL)
 		return kernel || at < 4096 ? ILLEGAL_ADDRESS : SUCCESS;
 	// What is mapped side by side is one.

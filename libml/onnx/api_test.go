@@ -1,0 +1,69 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// held compares what shim.h says of ONNX Runtime's C API with its header: index and
+// prototype of every function that is used, constants, and the struct that it calls
+// our allocator through.
+const held = `
+#include "onnxruntime_c_api.h"
+#include "shim.h"
+
+#define HOLD(name, index, result, parameters) \
+	_Static_assert(offsetof(OrtApi, name) == (index) * sizeof(void *), #name " has another index"); \
+	typedef result (*call_##name) parameters; \
+	_Static_assert(__builtin_types_compatible_p(call_##name, __typeof__(((OrtApi *)0)->name)), \
+		#name " has another prototype");
+PON_CALLS(HOLD)
+
+#define SAME(ours, theirs) _Static_assert((int)ours == (int)theirs, #theirs)
+SAME(PON_ORT_VERSION, ORT_API_VERSION);
+SAME(PON_LOGGING_FATAL, ORT_LOGGING_LEVEL_FATAL);
+SAME(PON_SEQUENTIAL, ORT_SEQUENTIAL);
+SAME(PON_DEVICE_ALLOCATOR, OrtDeviceAllocator);
+SAME(PON_MEMORY_DEFAULT, OrtMemTypeDefault);
+SAME(PON_FLOAT, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT);
+SAME(PON_UINT8, ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8);
+SAME(PON_FLOAT16, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16);
+SAME(sizeof(struct pon_allocator), sizeof(OrtAllocator));
+
+#define FIELD(ours, theirs) \
+	_Static_assert(offsetof(struct pon_allocator, ours) == offsetof(OrtAllocator, theirs) && \
+		__builtin_types_compatible_p(__typeof__(((struct pon_allocator *)0)->ours), \
+			__typeof__(((OrtAllocator *)0)->theirs)), "OrtAllocator." #theirs)
+FIELD(version, version);
+FIELD(allocate, Alloc);
+FIELD(release, Free);
+FIELD(information, Info);
+FIELD(reserve, Reserve);
+FIELD(statistics, GetStats);
+FIELD(allocate_on_stream, AllocOnStream);
+`
+
+func TestTheShimSaysWhatONNXRuntimesHeaderSays(t *testing.T) {
+	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/yalue/onnxruntime_go").Output()
+	if err != nil {
+		t.Skipf("the go command, which knows where the header is, does not run: %v", err)
+	}
+	dir := t.TempDir()
+	source := filepath.Join(dir, "held.c")
+	if err := os.WriteFile(source, []byte(held), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	compiler := "cc"
+	if cc := os.Getenv("CC"); cc != "" {
+		compiler = cc
+	}
+	cmd := exec.Command(compiler, "-std=c11", "-fsyntax-only", "-I", strings.TrimSpace(string(out)), "-I", ".", source)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}

@@ -1,0 +1,504 @@
+//go:build cgo
+
+package onnx
+
+// The framework on a GPU.
+//
+//	Init            loads ONNX Runtime, its CUDA provider, cuBLAS, cuDNN: no context, nothing of CUDA is called
+//	LoadModel       reads the file, has it parsed on the CPU, holds it against the card
+//	LinkModel       a session a batch size, all at once; each runs once, into a graph that is thrown away
+//	ConfigureBatch  captures that size over libml's buffers, moves the graph to the slot's stream, uploads it
+//	InferBatch      one cuGraphLaunch
+//	Deinit          gives graphs, sessions, memory and context back
+//
+// A session a batch size, because a session keeps no more than one cuDNN plan for a
+// convolution: at another batch size it makes another and drops the first, and with
+// it the kernels that were compiled at run time, which a captured graph still
+// launches. (Measured: MobileNetV2's depthwise convolutions then reach illegal
+// addresses, and another model's answers are wrong without a word.) It costs a copy
+// of the weights a size, and gains that all sizes are linked at once: six of
+// ResNet-50 in 0.5 s, in place of 1.1 s one after the other.
+//
+// A graph is captured without being run (nothing of a capture runs), so configuring
+// a slot disturbs no batch in flight, neither its memory nor its timing.
+//
+// Memory is our own (shim.c): weights of each size in one pool; what a batch needs in
+// between in the pool of its lane. Slots 0 and 2 are one lane and 1 and 3 the other,
+// as slots of a lane are never in flight together. So two batches in flight share
+// weights and nothing else, and a second lane costs what a batch needs in between,
+// not another session.
+//
+// A slot whose stream belongs to a green context gets the graph with its kernels in
+// that context (cuda.Graph.Retarget): a partition changes with neither a session nor
+// a warm-up. cuDNN chose its kernels for the whole device, so the answers are the
+// same, bit for bit, on any number of multiprocessors.
+//
+// What cannot be captured (a node that runs on the CPU, a copy that waits) runs node
+// by node, on sessions of each slot's own; the log says so once.
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
+)
+
+// lanes is how many batches can be in flight together.
+const lanes = 2
+
+// sessionOptions and providerOptions are ONNX Runtime's, by name.
+var sessionOptions = [][2]string{
+	{"session.use_env_allocators", "1"},                    // ours
+	{"session.use_device_allocator_for_initializers", "1"}, // for the weights too
+	{"session.intra_op.allow_spinning", "0"},
+	{"session.inter_op.allow_spinning", "0"},
+}
+
+func providerOptions(s settings) [][2]string {
+	return [][2]string{
+		{"device_id", "0"}, // the only one that the process sees
+		// cuDNN's heuristics, mode A. EXHAUSTIVE is mode B: the same kernels for
+		// ResNet-50 and MobileNetV2, in the same time. DEFAULT's are ten times slower.
+		{"cudnn_conv_algo_search", "HEURISTIC"},
+		{"prefer_nhwc", flag(s.nhwc)},
+		{"use_tf32", flag(s.tf32)},
+		{"enable_cuda_graph", "0"}, // the graphs are ours
+	}
+}
+
+func flag(on bool) string {
+	if on {
+		return "1"
+	}
+	return "0"
+}
+
+// gpu is the framework on a GPU.
+type gpu struct {
+	env     libml.Environment
+	backend backend
+	preload func() error // loads the libraries
+
+	model   []byte // the file, from LoadModel on
+	context *cuda.Context
+	scratch [lanes]*pool
+	nhwc    bool
+	sizes   []*size // by batch size, ascending; none where nothing can be captured
+	plain   map[key]*size
+	stream  cuda.Stream // asked whether the device still answers
+
+	mu      sync.RWMutex // guards what follows
+	batches map[key]*launch
+	// apart is set where a graph writes to memory that others of the model write to
+	// as well: then a batch waits for the one before it, on the device.
+	apart bool
+	last  cuda.Event // where apart: the end of the last batch, of lastOn
+	after cuda.Stream
+}
+
+// launch is a configured batch.
+type launch struct {
+	stream     cuda.Stream
+	executable *cuda.Executable // nil where the model runs node by node
+	binding    binding          // then this is run
+	scratch    *pool
+	ephemeral  int64
+}
+
+func newGPU(env libml.Environment) *gpu {
+	return &gpu{
+		env: env, backend: onnxRuntime{}, preload: loadProvider,
+		batches: make(map[key]*launch), plain: make(map[key]*size),
+	}
+}
+
+// loadProvider loads the CUDA provider of the ONNX Runtime that is open, and all
+// that it needs.
+func loadProvider() error {
+	if err := preloadAll(environment.path, preload); err != nil {
+		return err
+	}
+	if err := openProvider(environment.path); err != nil {
+		return fmt.Errorf("%w: load the CUDA provider of %s: %w", ErrNoProvider, environment.path, err)
+	}
+	return nil
+}
+
+// init loads what can be loaded without a device.
+func (g *gpu) init() error {
+	if g.env.Stream == nil {
+		return fmt.Errorf("device %q: no streams to run on", g.env.Device)
+	}
+	return g.preload()
+}
+
+// loadModel reads and checks the model.
+func (g *gpu) loadModel() (err error) {
+	g.model, err = readModel(g.env.Card)
+	return err
+}
+
+// linkModel opens the context and makes the sessions. The bytes are what the device
+// has less of, between the weights' own and those with what the libraries keep for
+// each session: other processes' comings and goings are in the difference.
+func (g *gpu) linkModel() (persistentBytes int64, err error) {
+	if err := g.open(); err != nil {
+		return 0, g.fail("open GPU", err)
+	}
+	began := time.Now()
+	before, _, err := g.context.Memory()
+	if err != nil {
+		return 0, g.fail("link "+g.env.Card.Model, err)
+	}
+	how := "one graph a batch size"
+	for _, g.nhwc = range []bool{true, false} {
+		if err = g.link(); err == nil || !errors.Is(err, errNoGraph) {
+			break
+		}
+		g.env.Log.Debug().Bool("nhwc", g.nhwc).Err(err).Msg("model cannot be captured so")
+	}
+	if errors.Is(err, errNoGraph) {
+		how = "node by node"
+		g.nhwc = true
+		g.env.Log.Warn().Err(err).Msg("model cannot be captured as a graph: it runs node by node, and slower")
+		err = g.linkPlain()
+	}
+	if err != nil {
+		return 0, g.fail("link "+g.env.Card.Model, err)
+	}
+	var weights int64
+	sessions := append([]*size(nil), g.sizes...)
+	for _, s := range g.plain {
+		sessions = append(sessions, s)
+	}
+	for _, s := range sessions {
+		weights += s.weights.look().mapped
+	}
+	after, _, err := g.context.Memory()
+	if err != nil {
+		return 0, g.fail("link "+g.env.Card.Model, err)
+	}
+	g.env.Log.Debug().Str("runs", how).Bool("nhwc", g.nhwc).Int("sessions", len(sessions)).Int64("weight_bytes", weights).
+		Dur("took", time.Since(began)).Msg("model is linked")
+	// Handles of cuBLAS and cuDNN and code take 80 MB for a first session, 60 for
+	// another (measured).
+	const most = 128 << 20
+	return min(max(before-after, weights), weights+int64(len(sessions))*most), nil
+}
+
+// open makes or joins the device's primary context, which libml's device has, and
+// the pools.
+func (g *gpu) open() error {
+	devices, err := cuda.Devices()
+	if err != nil {
+		return err
+	}
+	if len(devices) == 0 {
+		return cuda.ErrNoDevice
+	}
+	if g.context, err = devices[0].OpenContext(cuda.ScheduleAuto); err != nil {
+		return err
+	}
+	if err := g.context.Bind(); err != nil {
+		return err
+	}
+	if err := startPools(); err != nil {
+		return err
+	}
+	if g.stream, err = g.context.NewStream(); err != nil {
+		return err
+	}
+	if g.last, err = g.context.NewEvent(false); err != nil {
+		return err
+	}
+	for i := range g.scratch {
+		if g.scratch[i], err = newPool(devices[0]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// link makes a session of every batch size, as many at once as the framework may
+// keep threads busy. All are there when it returns nil; else none.
+func (g *gpu) link() error {
+	card := g.env.Card
+	g.sizes = make([]*size, len(card.Batches))
+	errs := make([]error, len(card.Batches))
+	free := make(chan struct{}, max(1, g.env.Threads))
+	var wg sync.WaitGroup
+	for i, n := range card.Batches {
+		wg.Go(func() {
+			free <- struct{}{}
+			defer func() { <-free }()
+			g.sizes[i], errs[i] = g.newSize(n, cuda.Stream{}, g.nhwc)
+			if errs[i] == nil {
+				errs[i] = g.sizes[i].try()
+			}
+		})
+	}
+	wg.Wait()
+	var err error
+	for _, e := range errs {
+		// Any other error says more than that something cannot be captured.
+		if e != nil && (err == nil || errors.Is(err, errNoGraph)) {
+			err = e
+		}
+	}
+	if err != nil {
+		for _, s := range g.sizes {
+			if s != nil {
+				err = errors.Join(err, s.close())
+			}
+		}
+		g.sizes = nil
+	}
+	return err
+}
+
+// linkPlain makes the sessions of slot 0. The others' are made when they are
+// configured.
+func (g *gpu) linkPlain() error {
+	for _, n := range g.env.Card.Batches {
+		if _, err := g.plainSize(0, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// plainSize is the session that runs batches of n node by node on the slot's stream,
+// made anew where the stream has changed.
+func (g *gpu) plainSize(slot, n int) (*size, error) {
+	k, stream := key{slot, n}, cuda.StreamOf(g.env.Stream(slot))
+	if s := g.plain[k]; s != nil {
+		if s.stream == stream {
+			return s, nil
+		}
+		delete(g.plain, k)
+		if err := errors.Join(g.drop(k), s.close()); err != nil {
+			return nil, err
+		}
+	}
+	s, err := g.newSize(n, stream, g.nhwc)
+	if err != nil {
+		return nil, err
+	}
+	g.plain[k] = s
+	return s, nil
+}
+
+// configureBatch prepares a batch.
+func (g *gpu) configureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error) {
+	in, outs, err := g.places(n, input, outputs)
+	if err != nil {
+		return 0, err
+	}
+	if err := g.context.Bind(); err != nil {
+		return 0, g.fail(fmt.Sprintf("prepare batch of %d", n), err)
+	}
+	var l *launch
+	if len(g.sizes) == 0 {
+		l, err = g.configurePlain(slot, n, in, outs)
+	} else {
+		l, err = g.configureGraph(slot, n, in, outs)
+	}
+	if err != nil {
+		return 0, g.fail(fmt.Sprintf("prepare batch of %d in slot %d", n, slot), err)
+	}
+	err = g.drop(key{slot, n})
+	g.mu.Lock()
+	g.batches[key{slot, n}] = l
+	g.mu.Unlock()
+	if err != nil {
+		return 0, g.fail(fmt.Sprintf("replace batch of %d in slot %d", n, slot), err)
+	}
+	return l.ephemeral, nil
+}
+
+func (g *gpu) configureGraph(slot, n int, in place, outs []place) (*launch, error) {
+	var s *size
+	for _, other := range g.sizes {
+		if other.n == n {
+			s = other
+		}
+	}
+	if s == nil {
+		return nil, fmt.Errorf("the card has batches %v", g.env.Card.Batches)
+	}
+	stream := cuda.StreamOf(g.env.Stream(slot))
+	executable, c, err := s.prepare(slot%lanes, stream, in, outs)
+	if err != nil {
+		return nil, err
+	}
+	if err := executable.Upload(stream); err != nil {
+		return nil, errors.Join(err, executable.Destroy())
+	}
+	if c.apart {
+		g.mu.Lock()
+		g.apart = true
+		g.mu.Unlock()
+	}
+	return &launch{stream: stream, executable: executable, ephemeral: c.ephemeral}, nil
+}
+
+func (g *gpu) configurePlain(slot, n int, in place, outs []place) (*launch, error) {
+	s, err := g.plainSize(slot, n)
+	if err != nil {
+		return nil, err
+	}
+	scratch := g.scratch[slot%lanes]
+	var b binding
+	if err := s.thread.do(func() (err error) {
+		b, err = s.session.bind(in, outs)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	return &launch{stream: s.stream, binding: b, scratch: scratch}, nil
+}
+
+// places are libml's buffers as tensors.
+func (g *gpu) places(n int, input []byte, outputs [][]byte) (in place, outs []place, err error) {
+	card := g.env.Card
+	if len(input) != n*card.Input.TensorBytes() || len(outputs) != len(card.Outputs) {
+		return in, nil, fmt.Errorf("batch of %d: input has %d bytes and there are %d outputs, want %d and %d",
+			n, len(input), len(outputs), n*card.Input.TensorBytes(), len(card.Outputs))
+	}
+	in = place{card.Input.Name, cuda.At(input), len(input), card.Input.Shape(n), card.Input.TensorType}
+	for i := range card.Outputs {
+		o := &card.Outputs[i]
+		if len(outputs[i]) != n*o.Bytes() {
+			return in, nil, fmt.Errorf("batch of %d: output %s has %d bytes, want %d", n, o.Name, len(outputs[i]), n*o.Bytes())
+		}
+		outs = append(outs, place{o.Name, cuda.At(outputs[i]), len(outputs[i]), append([]int64{int64(n)}, o.Shape...), models.F32})
+	}
+	return in, outs, nil
+}
+
+// inferBatch queues the batch on its slot's stream.
+func (g *gpu) inferBatch(slot, n int) error {
+	g.mu.RLock()
+	l, apart := g.batches[key{slot, n}], g.apart
+	g.mu.RUnlock()
+	if l == nil {
+		return fmt.Errorf("batch of %d in slot %d is not configured", n, slot)
+	}
+	var err error
+	switch {
+	case l.executable == nil:
+		err = l.binding.run(l.scratch)
+	case apart:
+		err = g.launchApart(l)
+	default:
+		err = l.executable.Launch(l.stream)
+	}
+	if err != nil {
+		return g.fail(fmt.Sprintf("run batch of %d in slot %d", n, slot), err)
+	}
+	return nil
+}
+
+// launchApart queues the batch behind the one before, of whatever slot.
+func (g *gpu) launchApart(l *launch) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.after != l.stream {
+		if err := l.stream.Wait(g.last); err != nil {
+			return err
+		}
+	}
+	if err := l.executable.Launch(l.stream); err != nil {
+		return err
+	}
+	g.after = l.stream
+	return g.last.Record(l.stream)
+}
+
+// drop gives a configured batch back; it is not in flight.
+func (g *gpu) drop(k key) error {
+	g.mu.Lock()
+	l := g.batches[k]
+	delete(g.batches, k)
+	g.mu.Unlock()
+	switch {
+	case l == nil:
+	case l.executable != nil:
+		return l.executable.Destroy()
+	default:
+		l.binding.close()
+	}
+	return nil
+}
+
+// deinit gives everything back.
+func (g *gpu) deinit() error {
+	g.model = nil
+	if g.context == nil {
+		return nil
+	}
+	errs := []error{g.context.Bind()}
+	for k := range g.batches {
+		errs = append(errs, g.drop(k))
+	}
+	for _, s := range g.sizes {
+		errs = append(errs, s.close())
+	}
+	for _, s := range g.plain {
+		errs = append(errs, s.close())
+	}
+	g.sizes, g.plain = nil, nil
+	for i := range g.scratch {
+		errs = append(errs, g.scratch[i].close())
+		g.scratch[i] = nil
+	}
+	if g.last != (cuda.Event{}) {
+		errs = append(errs, g.last.Destroy())
+	}
+	if g.stream != (cuda.Stream{}) {
+		errs = append(errs, g.stream.Destroy())
+	}
+	errs = append(errs, closeElsewhere(g.context))
+	g.context = nil
+	if err := errors.Join(errs...); err != nil {
+		return g.fail("give GPU back", err)
+	}
+	return nil
+}
+
+// closeElsewhere closes a context on another thread: Close unbinds the thread that
+// calls it, and the caller's stays libml's device's.
+func closeElsewhere(c *cuda.Context) error {
+	t, err := newThread(c)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	return t.do(c.Close)
+}
+
+// fail names what failed, makes it device.ErrLost where nothing will work again and
+// cuda.ErrOutOfMemory where memory was missing. Of what ONNX Runtime says, only CUDA
+// itself knows the first.
+func (g *gpu) fail(doing string, err error) error {
+	var said *ortError
+	if errors.As(err, &said) {
+		if said.outOfMemory() && !errors.Is(err, cuda.ErrOutOfMemory) {
+			err = fmt.Errorf("%w: %w", cuda.ErrOutOfMemory, err)
+		}
+		if g.stream != (cuda.Stream{}) {
+			if _, asked := g.stream.Query(); errors.Is(asked, cuda.ErrLost) {
+				err = fmt.Errorf("%w (%w)", err, asked)
+			}
+		}
+	}
+	if errors.Is(err, cuda.ErrLost) && !errors.Is(err, device.ErrLost) {
+		err = fmt.Errorf("%w: %w", device.ErrLost, err)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}

@@ -1,0 +1,795 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/cudatest"
+	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
+)
+
+// played is a backend that plays a model on the fake driver: a batch goes from the
+// input through scratch memory to the outputs, and a kernel runs in between.
+type played struct {
+	fill     cuda.Function
+	weights  int    // bytes
+	scratch  int    // bytes an image
+	fromHost []byte // pinned; copied into each output's first bytes where there is any
+	// outside has each batch write into the weights' pool as well.
+	outside bool
+	// broken says why a session with these settings cannot be captured, or made.
+	unmade   func(settings) error
+	unqueued func(settings) error
+	toHost   []byte // pinned; a batch copies into it
+
+	mu       sync.Mutex
+	sessions int // that are there
+	made     []settings
+	ran      int
+}
+
+func (b *played) session(model []byte, s settings, weights *pool) (session, error) {
+	if b.unmade != nil {
+		if err := b.unmade(s); err != nil {
+			return nil, err
+		}
+	}
+	at := weights.allocate(b.weights)
+	if at == 0 {
+		return nil, &ortError{code: 6, text: "no addresses"}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sessions++
+	b.made = append(b.made, s)
+	return &playedSession{b: b, s: s, weights: at}, nil
+}
+
+type playedSession struct {
+	b       *played
+	s       settings
+	weights cuda.Pointer
+}
+
+func (s *playedSession) close() {
+	release(s.weights)
+	s.b.mu.Lock()
+	s.b.sessions--
+	s.b.mu.Unlock()
+}
+
+func (s *playedSession) bind(input place, outputs []place) (binding, error) {
+	args := cuda.NewArgs(8, 4, 4)
+	args.SetUint32(2, 4)
+	return &playedBinding{s, input, outputs, args}, nil
+}
+
+type playedBinding struct {
+	*playedSession
+	input   place
+	outputs []place
+	args    *cuda.Args
+}
+
+func (b *playedBinding) close() {}
+
+func (b *playedBinding) run(scratch *pool) error {
+	b.b.mu.Lock()
+	b.b.ran++
+	b.b.mu.Unlock()
+	if b.b.unqueued != nil {
+		if err := b.b.unqueued(b.s); err != nil {
+			return err
+		}
+	}
+	n := int(b.input.shape[0])
+	at := scratch.allocate(max(n*b.b.scratch, b.input.bytes) + 64)
+	if at == 0 {
+		return &ortError{code: 6, text: "no addresses"}
+	}
+	defer release(at)
+	stream := b.s.stream
+	b.args.SetPointer(0, at+cuda.Pointer(b.input.bytes))
+	one := [3]uint32{1, 1, 1}
+	errs := []error{
+		stream.Copy(at, b.input.at, b.input.bytes),
+		b.b.fill.Launch(one, [3]uint32{4, 1, 1}, 0, stream, b.args),
+	}
+	for _, o := range b.outputs {
+		// Each image's output is the beginning of its input.
+		each := b.input.bytes / n
+		for i := range n {
+			errs = append(errs, stream.Copy(o.at+cuda.Pointer(i*o.bytes/n), at+cuda.Pointer(i*each), o.bytes/n))
+		}
+		if b.b.fromHost != nil {
+			errs = append(errs, stream.Copy(o.at, cuda.At(b.b.fromHost), len(b.b.fromHost)))
+		}
+	}
+	if b.b.outside {
+		errs = append(errs, stream.Set(b.weights, 1, 16))
+	}
+	if b.b.toHost != nil {
+		errs = append(errs, stream.Copy(cuda.At(b.b.toHost), at, len(b.b.toHost)))
+	}
+	return errors.Join(errs...)
+}
+
+// rig is a framework on the fake GPU, with streams of all slots and memory.
+type rig struct {
+	t       *testing.T
+	context *cuda.Context
+	card    *models.Card
+	played  *played
+	f       *Framework
+	streams [device.Slots]cuda.Stream
+	log     bytes.Buffer
+	ended   bool
+}
+
+func newRig(t *testing.T, b *played) *rig {
+	t.Helper()
+	c := bound(t)
+	r := &rig{t: t, context: c, card: shipped(t, "fashion"), played: b}
+	r.card.Batches = []int{1, 2, 4}
+	if err := open(); err != nil {
+		t.Fatal(err)
+	}
+	module, err := c.Load(cudatest.PTX)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.fill, err = module.Function("penstock_fill"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range r.streams {
+		r.streams[i] = r.newStream()
+	}
+	b.weights, b.scratch = max(b.weights, 1), max(b.scratch, 1)
+	r.f = New()
+	r.f.gpu = newGPU(libml.Environment{
+		Card: r.card, Threads: 2, Log: zerolog.New(&r.log), Device: "GPU-fake",
+		Stream: func(slot int) uintptr { return r.streams[slot].Handle() },
+	})
+	r.f.gpu.backend, r.f.gpu.preload = b, func() error { return nil }
+	t.Cleanup(func() {
+		fake.Reset()
+		r.end()
+		if b.sessions != 0 {
+			t.Errorf("%d sessions are left", b.sessions)
+		}
+		if err := module.Unload(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *rig) newStream() cuda.Stream {
+	r.t.Helper()
+	s, err := r.context.NewStream()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { s.Destroy() })
+	return s
+}
+
+func (r *rig) end() {
+	if r.ended {
+		return
+	}
+	r.ended = true
+	if err := r.f.Deinit(); err != nil {
+		r.t.Errorf("deinit: %v", err)
+	}
+}
+
+func (r *rig) linked() *rig {
+	r.t.Helper()
+	if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := r.f.LinkModel(); err != nil {
+		r.t.Fatal(err)
+	}
+	return r
+}
+
+// tensors are device memory of a batch, until the test's end.
+type tensors4 struct {
+	input   []byte
+	outputs [][]byte
+}
+
+func (r *rig) tensors(n int) tensors4 {
+	r.t.Helper()
+	at := func(size int) []byte {
+		p, err := r.context.Allocate(size)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.t.Cleanup(func() { r.context.Free(p) })
+		return cuda.Bytes(p, size)
+	}
+	b := tensors4{input: at(n * r.card.Input.TensorBytes())}
+	for i := range r.card.Outputs {
+		b.outputs = append(b.outputs, at(n*r.card.Outputs[i].Bytes()))
+	}
+	return b
+}
+
+func (r *rig) fillWith(b tensors4, value byte) {
+	r.t.Helper()
+	s := cuda.Stream{}
+	if err := errors.Join(s.Set(cuda.At(b.input), value, len(b.input)), s.Synchronize()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) output(b tensors4) []byte {
+	r.t.Helper()
+	host, err := r.context.AllocateHost(len(b.outputs[0]))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer r.context.FreeHost(host)
+	s := cuda.Stream{}
+	if err := errors.Join(s.Copy(cuda.At(host), cuda.At(b.outputs[0]), len(host)), s.Synchronize()); err != nil {
+		r.t.Fatal(err)
+	}
+	return bytes.Clone(host)
+}
+
+func (r *rig) configure(slot, n int, b tensors4) int64 {
+	r.t.Helper()
+	ephemeral, err := r.f.ConfigureBatch(slot, n, b.input, b.outputs)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return ephemeral
+}
+
+func (r *rig) infer(slot, n int) {
+	r.t.Helper()
+	if err := errors.Join(r.f.InferBatch(slot, n), r.streams[slot].Synchronize()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func all(b []byte, value byte) bool {
+	return len(b) > 0 && !slices.ContainsFunc(b, func(c byte) bool { return c != value })
+}
+
+func TestABatchRunsAsAGraphOnItsSlotsStream(t *testing.T) {
+	r := newRig(t, &played{}).linked()
+	b := r.tensors(4)
+	r.fillWith(b, 7)
+	fake.Reset()
+	r.configure(0, 4, b)
+	if len(fake.Launches()) != 0 {
+		t.Error("something ran when the batch was configured")
+	}
+	r.infer(0, 4)
+	if got := r.output(b); !all(got, 7) {
+		t.Errorf("answered %v", got)
+	}
+	launches := fake.Launches()
+	if len(launches) != 1 || launches[0].Stream != r.streams[0].Handle() {
+		t.Errorf("launches: %v", launches)
+	}
+	ran := r.played.ran
+	r.fillWith(b, 9)
+	r.infer(0, 4)
+	if got := r.output(b); !all(got, 9) || r.played.ran != ran {
+		t.Errorf("the second time it answered %v, and ONNX Runtime ran %d times", got, r.played.ran-ran)
+	}
+}
+
+func TestABatchSizeHasItsSession(t *testing.T) {
+	r := newRig(t, &played{weights: 3 * mebi}).linked()
+	if r.played.sessions != 3 {
+		t.Errorf("%d sessions for %v", r.played.sessions, r.card.Batches)
+	}
+	streams := map[cuda.Stream]bool{}
+	for _, s := range r.played.made {
+		streams[s.stream] = true
+		if !s.nhwc || s.tf32 {
+			t.Errorf("f32 with %+v", s)
+		}
+	}
+	if len(streams) != 3 {
+		t.Errorf("%d streams", len(streams))
+	}
+}
+
+func TestLinkModelCountsWhatIsKept(t *testing.T) {
+	r := newRig(t, &played{weights: 3 * mebi})
+	if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
+		t.Fatal(err)
+	}
+	persistent, err := r.f.LinkModel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 4 MiB for 3, in each of three sessions, and the sink.
+	if persistent < 12*mebi || persistent > 16*mebi {
+		t.Errorf("%d bytes", persistent)
+	}
+}
+
+func TestConfigureBatchTellsWhatTheBatchNeedsBesides(t *testing.T) {
+	r := newRig(t, &played{scratch: mebi}).linked()
+	b := r.tensors(4)
+	if got := r.configure(0, 4, b); got < 4*mebi || got > 4*mebi+1024 {
+		t.Errorf("%d bytes", got)
+	}
+	if again := r.configure(0, 4, b); again < 4*mebi {
+		t.Errorf("%d bytes the second time", again)
+	}
+}
+
+// A partition is a green context's stream: the same graph runs there.
+func TestASlotInAPartitionRunsOnItsMultiprocessors(t *testing.T) {
+	r := newRig(t, &played{}).linked()
+	b := r.tensors(2)
+	r.fillWith(b, 3)
+	r.configure(0, 2, b)
+	split, err := r.context.Device().Split(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	green, err := r.context.Green(split, []int{2, 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	part, err := green.NewStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := r.played.ran
+	r.streams[2] = part
+	r.configure(2, 2, b)
+	if r.played.ran != ran {
+		t.Error("ONNX Runtime ran the model to move it")
+	}
+	fake.Reset()
+	r.infer(0, 2)
+	r.infer(2, 2)
+	var sms []uint32
+	for _, l := range fake.Launches() {
+		sms = append(sms, l.SMs)
+	}
+	if !slices.Equal(sms, []uint32{132, 16}) {
+		t.Errorf("multiprocessors: %v", sms)
+	}
+	if got := r.output(b); !all(got, 3) {
+		t.Errorf("answered %v", got)
+	}
+	r.end()
+	if err := errors.Join(part.Destroy(), green.Destroy()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBatchesInFlightShareNoScratch(t *testing.T) {
+	r := newRig(t, &played{scratch: mebi}).linked()
+	var scratch [device.Slots]cuda.Pointer
+	for slot := range scratch {
+		fake.Reset()
+		r.configure(slot, 4, r.tensors(4))
+		r.infer(slot, 4)
+		l := fake.Launches()
+		if len(l) != 1 {
+			t.Fatalf("launches: %v", l)
+		}
+		for i := range 8 {
+			scratch[slot] |= cuda.Pointer(l[0].Arguments[0][i]) << (8 * i)
+		}
+	}
+	if scratch[0] != scratch[2] || scratch[1] != scratch[3] || scratch[0] == scratch[1] {
+		t.Errorf("scratch of the slots: %#x", scratch)
+	}
+}
+
+func TestConfiguringAgainReplacesAndFrees(t *testing.T) {
+	r := newRig(t, &played{}).linked()
+	b, other := r.tensors(2), r.tensors(2)
+	r.configure(0, 2, b)
+	before := fake.Now()
+	for range 10 {
+		r.configure(0, 2, other)
+		r.configure(0, 2, b)
+	}
+	if after := fake.Now(); after.Executables != before.Executables || after.Graphs != before.Graphs || after.Bytes != before.Bytes {
+		t.Errorf("before %+v\nafter  %+v", before, after)
+	}
+	r.fillWith(other, 5)
+	r.configure(0, 2, other)
+	r.infer(0, 2)
+	if got := r.output(other); !all(got, 5) {
+		t.Errorf("answered %v", got)
+	}
+}
+
+func TestAConfiguredBatchAllocatesNothingToRun(t *testing.T) {
+	r := newRig(t, &played{}).linked()
+	r.configure(0, 1, r.tensors(1))
+	if n := testing.AllocsPerRun(100, func() {
+		if err := r.f.InferBatch(0, 1); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%g allocations", n)
+	}
+	r.streams[0].Synchronize()
+}
+
+// What a model reads of the host's memory as it is captured, a graph would read again
+// when it is launched, when the memory is somebody else's.
+func TestAGraphKeepsWhatItReadsOfTheHost(t *testing.T) {
+	b := &played{}
+	r := newRig(t, b)
+	host, err := r.context.AllocateHost(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(host, "constant")
+	b.fromHost = host
+	r.linked()
+	tensors := r.tensors(1)
+	r.configure(0, 1, tensors)
+	clear(host)
+	r.infer(0, 1)
+	if got := r.output(tensors); !strings.HasPrefix(string(got), "constant") {
+		t.Errorf("answered %q", got)
+	}
+	r.end()
+	r.context.FreeHost(host)
+}
+
+// A graph that writes where the others do waits for the one before, on the device.
+func TestAGraphThatWritesElsewhereRunsAlone(t *testing.T) {
+	r := newRig(t, &played{outside: true}).linked()
+	for slot := range 2 {
+		r.configure(slot, 1, r.tensors(1))
+	}
+	if !r.f.gpu.apart {
+		t.Fatal("it may run beside another")
+	}
+	waits := func() bool { return fake.Now().Events > 0 }
+	if !waits() {
+		t.Fatal("no event to wait for")
+	}
+	for range 3 {
+		r.infer(0, 1)
+		r.infer(1, 1)
+	}
+	if n := testing.AllocsPerRun(20, func() { r.f.InferBatch(0, 1) }); n != 0 {
+		t.Errorf("%g allocations", n)
+	}
+	r.streams[0].Synchronize()
+}
+
+func TestAModelThatIsCapturedOnlyInNCHWIsLinkedSo(t *testing.T) {
+	r := newRig(t, &played{unqueued: func(s settings) error {
+		if s.nhwc {
+			return &ortError{code: 11, text: "CUDA error cudaErrorStreamCaptureUnsupported:operation not permitted when stream is capturing"}
+		}
+		return nil
+	}}).linked()
+	if r.f.gpu.nhwc || len(r.f.gpu.sizes) != 3 || r.played.sessions != 3 {
+		t.Errorf("NHWC %v, %d sessions", r.f.gpu.nhwc, r.played.sessions)
+	}
+	b := r.tensors(1)
+	r.fillWith(b, 4)
+	r.configure(0, 1, b)
+	r.infer(0, 1)
+	if got := r.output(b); !all(got, 4) {
+		t.Errorf("answered %v", got)
+	}
+}
+
+func TestAModelThatCannotBeCapturedRunsNodeByNode(t *testing.T) {
+	p := &played{}
+	r := newRig(t, p)
+	host, err := r.context.AllocateHost(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.toHost = host
+	r.linked()
+	if !strings.Contains(r.log.String(), "node by node") || strings.Count(r.log.String(), "warn") != 1 {
+		t.Errorf("the log: %s", r.log.String())
+	}
+	b := r.tensors(2)
+	r.fillWith(b, 6)
+	for _, slot := range []int{0, 1} {
+		r.configure(slot, 2, b)
+		ran := p.ran
+		r.infer(slot, 2)
+		if got := r.output(b); !all(got, 6) || p.ran != ran+1 {
+			t.Errorf("slot %d answered %v after %d runs", slot, got, p.ran-ran)
+		}
+	}
+	if n := testing.AllocsPerRun(20, func() { r.f.InferBatch(0, 2) }); n > 2 { // the played model's own
+		t.Errorf("%g allocations", n)
+	}
+	r.streams[0].Synchronize()
+
+	// On another stream it needs another session, and gives the old one back.
+	sessions := p.sessions
+	r.streams[0] = r.newStream()
+	r.configure(0, 2, b)
+	if p.sessions != sessions || p.made[len(p.made)-1].stream != r.streams[0] {
+		t.Errorf("%d sessions and then %d", sessions, p.sessions)
+	}
+	r.infer(0, 2)
+	r.end()
+	r.context.FreeHost(host)
+}
+
+func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
+	t.Run("when it is linked", func(t *testing.T) {
+		r := newRig(t, &played{weights: 64 * mebi})
+		if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
+			t.Fatal(err)
+		}
+		before := fake.Now()
+		fake.Set(t, fake.Memory(before.Bytes+100*mebi))
+		_, err := r.f.LinkModel()
+		if !errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, device.ErrLost) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("got %v", err)
+		}
+		if r.played.sessions != 0 {
+			t.Errorf("%d sessions are left", r.played.sessions)
+		}
+	})
+	t.Run("when it is tried", func(t *testing.T) {
+		r := newRig(t, &played{scratch: 64 * mebi})
+		if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
+			t.Fatal(err)
+		}
+		fake.Set(t, fake.Memory(fake.Now().Bytes+100*mebi))
+		if _, err := r.f.LinkModel(); !errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("when a batch is configured", func(t *testing.T) {
+		r := newRig(t, &played{scratch: 32 * mebi}).linked()
+		small, big := r.tensors(1), r.tensors(4)
+		r.configure(0, 1, small)
+		fake.Set(t, fake.Memory(fake.Now().Bytes+16*mebi))
+		if _, err := r.f.ConfigureBatch(0, 4, big.input, big.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Errorf("got %v", err)
+		}
+		// What was there before still runs, and with memory the rest does.
+		r.infer(0, 1)
+		fake.Reset()
+		r.configure(0, 4, big)
+		r.infer(0, 4)
+	})
+	t.Run("as ONNX Runtime says it", func(t *testing.T) {
+		r := newRig(t, &played{unmade: func(settings) error {
+			return &ortError{code: 11, text: "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=h ; file=x"}
+		}})
+		if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
+			t.Fatal(err)
+		}
+		_, err := r.f.LinkModel()
+		if !errors.Is(err, cuda.ErrOutOfMemory) || strings.Contains(err.Error(), "hostname") || !strings.Contains(err.Error(), "ALLOC_FAILED") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestALostDeviceIsToldByWhateverIsCalled(t *testing.T) {
+	t.Run("InferBatch", func(t *testing.T) {
+		r := newRig(t, &played{}).linked()
+		b := r.tensors(1)
+		r.configure(0, 1, b)
+		fake.Set(t, fake.Lose(cuda.IllegalAddress))
+		for what, err := range map[string]error{
+			"run":       r.f.InferBatch(0, 1),
+			"configure": func() error { _, err := r.f.ConfigureBatch(0, 2, b.input, b.outputs); return err }(),
+		} {
+			if what == "run" && (!errors.Is(err, device.ErrLost) || !errors.Is(err, cuda.ErrLost)) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		fake.Reset()
+	})
+	t.Run("what ONNX Runtime was refused", func(t *testing.T) {
+		p := &played{}
+		r := newRig(t, p)
+		r.card.Batches = []int{1}
+		p.unmade = func(settings) error {
+			fake.Set(t, fake.Lose(cuda.IllegalAddress))
+			return &ortError{code: 11, text: "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=x"}
+		}
+		if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.f.LinkModel(); !errors.Is(err, device.ErrLost) || !strings.Contains(err.Error(), "CUDA failure 700") {
+			t.Errorf("got %v", err)
+		}
+		fake.Reset()
+	})
+}
+
+func TestASlotIsConfiguredWhileAnotherRuns(t *testing.T) {
+	r := newRig(t, &played{}).linked()
+	b := r.tensors(4)
+	for _, n := range r.card.Batches {
+		r.configure(0, n, tensors4{b.input[:n*r.card.Input.TensorBytes()], [][]byte{b.outputs[0][:n*r.card.Outputs[0].Bytes()]}})
+	}
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		other, err := newThread(r.context)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer other.end()
+		other.do(func() error {
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return nil
+				default:
+				}
+				if err := errors.Join(r.f.InferBatch(0, r.card.Batches[i%3]), r.streams[0].Synchronize()); err != nil {
+					t.Error(err)
+					return nil
+				}
+			}
+		})
+	})
+	for range 20 {
+		for _, n := range r.card.Batches {
+			r.configure(2, n, tensors4{b.input[:n*r.card.Input.TensorBytes()], [][]byte{b.outputs[0][:n*r.card.Outputs[0].Bytes()]}})
+		}
+		time.Sleep(time.Millisecond)
+	}
+	close(stop)
+	wg.Wait()
+}
+
+func TestOnAGPUConfigureBatchRefusesWhatIsNotOfItsSize(t *testing.T) {
+	r := newRig(t, &played{}).linked()
+	b := r.tensors(2)
+	for what, err := range map[string]error{
+		"an input cut short":   second(r.f.ConfigureBatch(0, 2, b.input[4:], b.outputs)),
+		"an output cut short":  second(r.f.ConfigureBatch(0, 2, b.input, [][]byte{b.outputs[0][4:]})),
+		"no outputs":           second(r.f.ConfigureBatch(0, 2, b.input, nil)),
+		"a size of no session": second(r.f.ConfigureBatch(0, 3, r.tensors(3).input, r.tensors(3).outputs)),
+		"a batch that is not":  r.f.InferBatch(0, 2),
+	} {
+		if err == nil || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func second(_ int64, err error) error { return err }
+
+func TestOnAGPUDeinitCopesWithWhateverWasReached(t *testing.T) {
+	r := newRig(t, &played{})
+	if err := r.f.Deinit(); err != nil {
+		t.Errorf("before LoadModel: %v", err)
+	}
+	if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.f.Deinit(); err != nil {
+		t.Errorf("after LoadModel: %v", err)
+	}
+	if _, err := r.f.LinkModel(); err == nil {
+		if err := r.f.Deinit(); err != nil {
+			t.Errorf("after LinkModel: %v", err)
+		}
+	}
+	for _, call := range []string{"cuStreamCreate", "cuEventCreate", "cuMemAddressReserve", "cuMemGetInfo_v2"} {
+		t.Run(call, func(t *testing.T) {
+			r := newRig(t, &played{})
+			if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
+				t.Fatal(err)
+			}
+			fake.Set(t, fake.Refuse(call, 0, cuda.Code(999)))
+			if _, err := r.f.LinkModel(); err == nil || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%s refused: %v", call, err)
+			}
+			fake.Reset()
+		})
+	}
+}
+
+// On this machine ONNX Runtime is the one for CPUs.
+func TestInitOnAGPUNamesTheProviderThatIsMissing(t *testing.T) {
+	f := New()
+	err := f.Init(libml.Environment{
+		Card: shipped(t, "fashion"), Threads: 1, Device: "GPU-1", Stream: func(int) uintptr { return 0 },
+	})
+	if !errors.Is(err, ErrNoProvider) {
+		t.Fatalf("got %v", err)
+	}
+	for _, part := range []string{bridgeFile, LibraryVariable, "CUDA 13"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q does not say %q", err, part)
+		}
+	}
+	if err := f.Deinit(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestALibraryThatTheProviderNeedsIsNamedWithWhatBringsIt(t *testing.T) {
+	dir := t.TempDir()
+	library, err := Library()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A provider that was linked with what it is here: any shared library will do.
+	for _, name := range []string{bridgeFile, providerFile} {
+		if err := os.Symlink(library, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mine := filepath.Join(dir, libraryFile)
+	var asked []string
+	if err := preloadAll(mine, func(name string) error {
+		asked = append(asked, name)
+		if strings.Contains(name, "ops") {
+			return errors.New("cannot open shared object file")
+		}
+		return nil
+	}); err != nil {
+		t.Errorf("a part that may be missing: %v", err)
+	}
+	if !slices.Contains(asked, "libcudnn.so.9") {
+		t.Errorf("asked for %v", asked)
+	}
+	err = preloadAll(mine, func(name string) error {
+		if name == "libcudnn.so.9" {
+			return errors.New("cannot open shared object file")
+		}
+		return nil
+	})
+	if !errors.Is(err, ErrNoProvider) || !strings.Contains(err.Error(), "libcudnn.so.9") || !strings.Contains(err.Error(), "cuDNN 9 brings it") {
+		t.Errorf("got %v", err)
+	}
+	if err := missing("libcuda.so.1", "p", errors.New("x")); !strings.Contains(err.Error(), "NVIDIA driver") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestWhatONNXRuntimeSaysBecomesALine(t *testing.T) {
+	for said, want := range map[string]string{
+		"Non-zero status code returned while running Conv node. Name:'/conv1/Conv' Status Message: /onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:129 std::conditional_t<THRW, void> onnxruntime::CudaCall(ERRTYPE) [with ERRTYPE = cudaError] CUDA failure 2: out of memory ; GPU=0 ; hostname=box ; file=/x/y.cc ; line=80 ; expr=cudaMalloc((void**)&p, size);": "Conv node. Name:'/conv1/Conv': CUDA failure 2: out of memory",
+		"CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=box":                                                                   "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED",
+		"Non-zero status code returned while running Transpose node. Name:'t' Status Message: CUDA error cudaErrorStreamCaptureUnsupported: no": "Transpose node. Name:'t': CUDA error cudaErrorStreamCaptureUnsupported: no",
+		"two\n  lines": "two lines",
+	} {
+		if got := (&ortError{text: said}).Error(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+	if got := (&ortError{text: strings.Repeat("é ", 1000)}).Error(); len(got) > 310 {
+		t.Errorf("%d bytes", len(got))
+	}
+}

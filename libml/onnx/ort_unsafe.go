@@ -1,0 +1,241 @@
+//go:build cgo
+
+package onnx
+
+// Every crossing into shim.c is here.
+
+/*
+#cgo LDFLAGS: -ldl -lpthread
+#cgo noescape pon_run
+#include <stdlib.h>
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/models"
+)
+
+// value is what a call returned, or its error.
+func value(r C.pon_result) (uint64, error) {
+	if r.error == nil {
+		return uint64(r.value), nil
+	}
+	err := &ortError{code: int32(r.code), text: C.GoString(r.error)}
+	C.free(unsafe.Pointer(r.error))
+	return 0, err
+}
+
+func preload(library string) error {
+	name := C.CString(library)
+	defer C.free(unsafe.Pointer(name))
+	_, err := value(C.pon_preload(name))
+	return err
+}
+
+// shared guards what is made once a process.
+var shared struct {
+	mu      sync.Mutex
+	started bool
+}
+
+// openProvider opens ONNX Runtime's C API and loads its CUDA provider. It calls
+// nothing of CUDA.
+func openProvider(library string) error {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	name := C.CString(library)
+	defer C.free(unsafe.Pointer(name))
+	if _, err := value(C.pon_open(name)); err != nil {
+		return fmt.Errorf("open its API, version %d: %w", C.PON_ORT_VERSION, err)
+	}
+	_, err := value(C.pon_provider())
+	return err
+}
+
+// startPools tells the shim where the driver is. From here on sessions on a GPU take
+// their memory from pools.
+func startPools() error {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if shared.started {
+		return nil
+	}
+	var d C.pon_driver
+	for _, f := range []struct {
+		name string
+		at   *C.uint64_t
+	}{
+		{"cuMemAddressReserve", &d.reserve}, {"cuMemAddressFree", &d.unreserve}, {"cuMemCreate", &d.create},
+		{"cuMemRelease", &d.release}, {"cuMemMap", &d._map}, {"cuMemUnmap", &d.unmap}, {"cuMemSetAccess", &d.access},
+		{"cuPointerGetAttribute", &d.attribute},
+	} {
+		at, err := cuda.Symbol(f.name)
+		if err != nil {
+			return err
+		}
+		*f.at = C.uint64_t(at)
+	}
+	if _, err := value(C.pon_start(&d)); err != nil {
+		return err
+	}
+	shared.started = true
+	return nil
+}
+
+// pool is device memory of which parts are handed out: shim.h says how. It may be
+// used by several threads, each bound to the context.
+type pool struct{ handle C.uint64_t }
+
+// poolState is what a pool has.
+type poolState struct {
+	all          cuda.Range // its addresses
+	mapped, used int64      // bytes that have memory, and that are handed out
+	peak         int64      // bytes up to the highest address in use since mark
+	refused      error      // why there was no more memory since mark
+}
+
+func newPool(d cuda.Device) (*pool, error) {
+	handle := C.pon_pool_new(C.int(d.Ordinal()))
+	if handle == 0 {
+		return nil, &cuda.Error{Op: "cuMemAddressReserve", Code: cuda.OutOfMemory}
+	}
+	return &pool{handle}, nil
+}
+
+// close gives all of it back. Nothing that uses it is in flight.
+func (p *pool) close() error {
+	if p == nil || p.handle == 0 {
+		return nil
+	}
+	code := C.pon_pool_free(p.handle)
+	p.handle = 0
+	if code != 0 {
+		return &cuda.Error{Op: "cuMemAddressFree", Code: cuda.Code(code)}
+	}
+	return nil
+}
+
+// trim gives back memory that nothing lies in.
+func (p *pool) trim() { C.pon_pool_trim(p.handle) }
+
+// mark has peak and refused begin anew.
+func (p *pool) mark() { C.pon_pool_mark(p.handle) }
+
+// allocate returns memory, 512-byte aligned; 0 where there are no addresses for it.
+// Where there is no memory the addresses are good for nothing, and refused says so.
+func (p *pool) allocate(bytes int) cuda.Pointer {
+	return cuda.Pointer(C.pon_pool_allocate(p.handle, C.uint64_t(bytes)))
+}
+
+// release gives back what allocate of any pool returned.
+func release(at cuda.Pointer) { C.pon_pool_release(C.uint64_t(at)) }
+
+func (p *pool) look() poolState {
+	s := C.pon_pool_look(p.handle)
+	state := poolState{
+		all:    cuda.Range{At: cuda.Pointer(s.base), Bytes: int(s.reserved)},
+		mapped: int64(s.mapped), used: int64(s.used), peak: int64(s.peak),
+	}
+	if s.refused != 0 {
+		state.refused = &cuda.Error{Op: "cuMemCreate", Code: cuda.Code(s.refused)}
+	}
+	return state
+}
+
+// pinned says whether an address is one of pinned host memory.
+func pinned(at cuda.Pointer) bool { return C.pon_pinned(C.uint64_t(at)) != 0 }
+
+// copyHost copies host memory.
+func copyHost(to, from cuda.Pointer, bytes int) {
+	C.pon_copy(C.uint64_t(to), C.uint64_t(from), C.uint64_t(bytes))
+}
+
+// onnxRuntime is the backend that runs models.
+type onnxRuntime struct{}
+
+func (onnxRuntime) session(model []byte, s settings, weights *pool) (session, error) {
+	options, err := value(C.pon_settings())
+	if err != nil {
+		return nil, err
+	}
+	defer C.pon_settings_free(C.uint64_t(options))
+	for _, o := range sessionOptions {
+		if err := set(o, func(key, text *C.char) C.pon_result { return C.pon_set(C.uint64_t(options), key, text) }); err != nil {
+			return nil, err
+		}
+	}
+	for _, o := range providerOptions(s) {
+		if err := set(o, func(key, text *C.char) C.pon_result {
+			return C.pon_set_provider(C.uint64_t(options), key, text)
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := value(C.pon_set_stream(C.uint64_t(options), C.uint64_t(s.stream.Handle()))); err != nil {
+		return nil, err
+	}
+	handle, err := value(C.pon_session(C.uint64_t(options), unsafe.Pointer(unsafe.SliceData(model)), C.size_t(len(model)), weights.handle))
+	if err != nil {
+		return nil, err
+	}
+	return &ortSession{C.uint64_t(handle)}, nil
+}
+
+func set(o [2]string, call func(key, text *C.char) C.pon_result) error {
+	key, text := C.CString(o[0]), C.CString(o[1])
+	defer C.free(unsafe.Pointer(key))
+	defer C.free(unsafe.Pointer(text))
+	_, err := value(call(key, text))
+	return err
+}
+
+type ortSession struct{ handle C.uint64_t }
+
+func (s *ortSession) close() { C.pon_session_free(s.handle) }
+
+func (s *ortSession) bind(input place, outputs []place) (binding, error) {
+	handle, err := value(C.pon_binding(s.handle))
+	if err != nil {
+		return nil, err
+	}
+	b := &ortBinding{session: s.handle, handle: C.uint64_t(handle)}
+	if err := b.add(0, input); err != nil {
+		b.close()
+		return nil, fmt.Errorf("bind input %s: %w", input.name, err)
+	}
+	for _, o := range outputs {
+		if err := b.add(1, o); err != nil {
+			b.close()
+			return nil, fmt.Errorf("bind output %s: %w", o.name, err)
+		}
+	}
+	return b, nil
+}
+
+type ortBinding struct{ session, handle C.uint64_t }
+
+func (b *ortBinding) add(output C.int, p place) error {
+	name := C.CString(p.name)
+	defer C.free(unsafe.Pointer(name))
+	element := map[models.DType]C.uint{models.U8: C.PON_UINT8, models.F16: C.PON_FLOAT16, models.F32: C.PON_FLOAT}[p.dtype]
+	_, err := value(C.pon_bind(b.handle, output, name, C.uint64_t(p.at), C.uint64_t(p.bytes),
+		(*C.int64_t)(unsafe.Pointer(unsafe.SliceData(p.shape))), C.size_t(len(p.shape)), element))
+	return err
+}
+
+func (b *ortBinding) run(scratch *pool) error {
+	r := C.pon_run(b.session, b.handle, scratch.handle)
+	if r.error == nil {
+		return nil
+	}
+	_, err := value(r)
+	return err
+}
+
+func (b *ortBinding) close() { C.pon_binding_free(b.handle) }

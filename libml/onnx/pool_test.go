@@ -1,0 +1,176 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"errors"
+	"runtime"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/fake"
+)
+
+// bound locks the test to its thread and binds it to the fake's context, until the
+// test's end.
+func bound(t *testing.T) *cuda.Context {
+	t.Helper()
+	fake.Check(t)
+	fake.Reset()
+	runtime.LockOSThread()
+	devices, err := cuda.Devices()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := devices[0].OpenContext(cuda.ScheduleAuto)
+	if err == nil {
+		err = c.Bind()
+	}
+	if err == nil {
+		err = startPools()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		fake.Reset()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+		runtime.UnlockOSThread()
+	})
+	return c
+}
+
+func pools(t *testing.T, c *cuda.Context) *pool {
+	t.Helper()
+	p, err := newPool(c.Device())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+const mebi = 1 << 20
+
+func TestWhatAPoolHandsOutNeverOverlapsAndIsTakenFromBelow(t *testing.T) {
+	c := bound(t)
+	rapid.Check(t, func(t *rapid.T) {
+		p, err := newPool(c.Device())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.close()
+		live := map[cuda.Pointer]int{}
+		var used int64
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			if len(live) > 0 && rapid.Bool().Draw(t, "give back") {
+				for at, bytes := range live {
+					release(at)
+					used -= int64((bytes + 511) &^ 511)
+					delete(live, at)
+					break
+				}
+				continue
+			}
+			bytes := rapid.IntRange(1, 5*mebi).Draw(t, "bytes")
+			lowest := cuda.Pointer(0)
+			at := p.allocate(bytes)
+			for other, n := range live {
+				if at < other+cuda.Pointer(n) && other < at+cuda.Pointer(bytes) {
+					t.Fatalf("%d bytes at %#x lie in %d at %#x", bytes, at, n, other)
+				}
+				lowest = max(lowest, other+cuda.Pointer(n))
+			}
+			if at == 0 || at%512 != 0 {
+				t.Fatalf("%d bytes at %#x", bytes, at)
+			}
+			if lowest > 0 && at > lowest+511 {
+				t.Fatalf("%#x, though all above %#x is free", at, lowest)
+			}
+			live[at] = bytes
+			used += int64((bytes + 511) &^ 511)
+			// It is memory, all of it.
+			s := cuda.Stream{}
+			if err := errors.Join(s.Set(at, 1, bytes), s.Synchronize()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s := p.look(); s.used != used || s.mapped < used || s.peak < used || s.refused != nil {
+			t.Fatalf("%+v, used %d", s, used)
+		}
+		p.trim()
+		for at, bytes := range live {
+			s := cuda.Stream{}
+			if err := errors.Join(s.Set(at, 2, bytes), s.Synchronize()); err != nil {
+				t.Fatalf("after trim: %v", err)
+			}
+		}
+		if s := p.look(); s.mapped < used {
+			t.Fatalf("trim left %d bytes for %d", s.mapped, used)
+		}
+	})
+}
+
+func TestAPoolGivesBackWhatNothingLiesIn(t *testing.T) {
+	p := pools(t, bound(t))
+	first, second := p.allocate(4*mebi), p.allocate(3*mebi)
+	if s := p.look(); s.mapped != 8*mebi || s.peak != 7*mebi {
+		t.Errorf("%+v", s)
+	}
+	release(first)
+	p.trim()
+	if s := p.look(); s.mapped != 4*mebi || s.used != 3*mebi || s.peak != 7*mebi {
+		t.Errorf("after trim: %+v", s)
+	}
+	release(second)
+	p.mark()
+	if s := p.look(); s.used != 0 || s.peak != 0 {
+		t.Errorf("when all is given back: %+v", s)
+	}
+	if again := p.allocate(mebi); again != first {
+		t.Errorf("%#x and not %#x", again, first)
+	}
+}
+
+// Where there is no memory a pool hands out addresses that can be written to all the
+// same, and says that it did.
+func TestAPoolWithoutMemoryRefusesAndHarmsNobody(t *testing.T) {
+	p := pools(t, bound(t))
+	kept := p.allocate(2 * mebi)
+	fake.Set(t, fake.Memory(8*mebi))
+	at := p.allocate(64 * mebi)
+	s := p.look()
+	if !errors.Is(s.refused, cuda.ErrOutOfMemory) || at == 0 || s.mapped != 2*mebi {
+		t.Errorf("%#x, %+v", at, s)
+	}
+	null := cuda.Stream{}
+	if err := errors.Join(null.Set(at, 1, 64*mebi), null.Set(kept, 2, 2*mebi), null.Synchronize()); err != nil {
+		t.Error(err)
+	}
+	release(at)
+	p.trim()
+	p.mark()
+	fake.Reset()
+	if at := p.allocate(64 * mebi); at == 0 || p.look().refused != nil || p.look().mapped != 66*mebi {
+		t.Errorf("with memory again: %#x, %+v", at, p.look())
+	}
+}
+
+func TestAPoolThatCannotBeMadeSaysSo(t *testing.T) {
+	c := bound(t)
+	for _, call := range []string{"cuMemAddressReserve", "cuMemCreate"} {
+		fake.Set(t, fake.Refuse(call, 0, cuda.OutOfMemory))
+		if _, err := newPool(c.Device()); !errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Errorf("%s refused: %v", call, err)
+		}
+		fake.Reset()
+	}
+}

@@ -1,0 +1,510 @@
+//go:build cgo
+
+#define _GNU_SOURCE
+#include "shim.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct OrtCUDAProviderOptionsV2;
+struct OrtEnv;
+struct OrtIoBinding;
+struct OrtRunOptions;
+struct OrtSession;
+struct OrtSessionOptions;
+struct OrtValue;
+
+// --- the driver, for pools ---------------------------------------------------
+
+typedef unsigned long long address;
+typedef struct { int type; int id; } location;
+typedef struct {
+	int type, handle_types;
+	location where;
+	void *windows;
+	unsigned char flags[8];
+} properties;
+typedef struct { location where; int flags; } access_to;
+_Static_assert(sizeof(properties) == 32 && sizeof(access_to) == 12, "CUmemAllocationProp and CUmemAccessDesc");
+
+enum {
+	OUT_OF_MEMORY = 2,     // CUDA_ERROR_OUT_OF_MEMORY
+	PINNED = 1,            // CU_MEM_ALLOCATION_TYPE_PINNED
+	ON_DEVICE = 1,         // CU_MEM_LOCATION_TYPE_DEVICE
+	READ_WRITE = 3,        // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+	MEMORY_TYPE = 2,       // CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+	HOST_MEMORY = 1,       // CU_MEMORYTYPE_HOST
+};
+
+static struct {
+	int (*reserve)(address *, size_t, size_t, address, unsigned long long);
+	int (*unreserve)(address, size_t);
+	int (*create)(unsigned long long *, size_t, const properties *, unsigned long long);
+	int (*release)(unsigned long long);
+	int (*map)(address, size_t, size_t, unsigned long long, unsigned long long);
+	int (*unmap)(address, size_t);
+	int (*access)(address, size_t, const access_to *, size_t);
+	int (*attribute)(void *, int, address);
+} driver;
+
+// --- pools -------------------------------------------------------------------
+
+// GRAIN is what the driver hands memory out in, ALIGNMENT what a pool does, and SPAN
+// how many addresses a pool has: more than a GPU has memory.
+#define GRAIN ((uint64_t)2 << 20)
+#define ALIGNMENT ((uint64_t)512)
+#define SPAN ((uint64_t)256 << 30)
+
+// A block is handed out; a chunk has memory, or stands on the sink where memory is
+// 0. Both are offsets from the pool's base, in ascending order.
+struct block { uint64_t at, bytes; };
+struct chunk { uint64_t at, bytes; unsigned long long memory; };
+
+struct pool {
+	struct pool *next;
+	int device;
+	address base;
+	struct block *blocks;
+	struct chunk *chunks;
+	size_t block_count, block_room, chunk_count, chunk_room;
+	uint64_t used, peak;
+	int32_t refused;
+};
+
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // guards pools and sink
+static struct pool *pools;
+
+// The sink is memory behind addresses for which there was none. Nothing of it is
+// ever used: who sees that a pool refused throws the work away. But ONNX Runtime
+// goes on for a while with what it got, and a kernel that writes to no memory costs
+// every process on the GPU its context.
+static unsigned long long sink;
+static int sink_users;
+
+static __thread struct pool *current; // that this thread's ONNX Runtime takes from
+
+static int32_t give_memory(int device, address at, uint64_t bytes, unsigned long long *memory) {
+	properties of = {.type = PINNED, .where = {ON_DEVICE, device}};
+	int32_t code = driver.create(memory, bytes, &of, 0);
+	if (code != 0)
+		return code;
+	access_to all = {{ON_DEVICE, device}, READ_WRITE};
+	code = driver.map(at, bytes, 0, *memory, 0);
+	if (code == 0 && (code = driver.access(at, bytes, &all, 1)) != 0)
+		driver.unmap(at, bytes);
+	if (code != 0)
+		driver.release(*memory);
+	return code;
+}
+
+static int32_t give_sink(int device, address at, uint64_t bytes) {
+	access_to all = {{ON_DEVICE, device}, READ_WRITE};
+	int32_t code = 0;
+	uint64_t done = 0;
+	for (; done < bytes && code == 0; done += code == 0 ? GRAIN : 0)
+		code = driver.map(at + done, GRAIN, 0, sink, 0);
+	if (code == 0)
+		code = driver.access(at, bytes, &all, 1);
+	if (code != 0)
+		for (uint64_t back = 0; back < done; back += GRAIN)
+			driver.unmap(at + back, GRAIN);
+	return code;
+}
+
+static void take_memory(struct pool *p, const struct chunk *c) {
+	uint64_t step = c->memory != 0 ? c->bytes : GRAIN;
+	for (uint64_t done = 0; done < c->bytes; done += step)
+		driver.unmap(p->base + c->at + done, step);
+	if (c->memory != 0)
+		driver.release(c->memory);
+}
+
+static int room(void **list, size_t *have, size_t need, size_t each) {
+	if (need <= *have)
+		return 1;
+	size_t more = need * 2 + 16;
+	void *grown = realloc(*list, more * each);
+	if (grown == NULL)
+		return 0;
+	*list = grown;
+	*have = more;
+	return 1;
+}
+
+// fill gives memory to what has none in [at, at+bytes).
+static int32_t fill(struct pool *p, uint64_t at, uint64_t bytes) {
+	uint64_t end = (at + bytes + GRAIN - 1) / GRAIN * GRAIN;
+	at = at / GRAIN * GRAIN;
+	for (size_t i = 0; at < end;) {
+		while (i < p->chunk_count && p->chunks[i].at + p->chunks[i].bytes <= at)
+			i++;
+		uint64_t next = i < p->chunk_count ? p->chunks[i].at : end;
+		if (next <= at) {
+			at = p->chunks[i].at + p->chunks[i].bytes;
+			continue;
+		}
+		struct chunk c = {at, (next < end ? next : end) - at, 0};
+		if (!room((void **)&p->chunks, &p->chunk_room, p->chunk_count + 1, sizeof c))
+			return OUT_OF_MEMORY;
+		int32_t code = p->refused != 0 ? p->refused : give_memory(p->device, p->base + at, c.bytes, &c.memory);
+		if (code != 0) {
+			p->refused = code;
+			c.memory = 0;
+			if ((code = give_sink(p->device, p->base + at, c.bytes)) != 0)
+				return code;
+		}
+		memmove(&p->chunks[i + 1], &p->chunks[i], (p->chunk_count - i) * sizeof c);
+		p->chunks[i] = c;
+		p->chunk_count++;
+		at += c.bytes;
+	}
+	return 0;
+}
+
+static uint64_t allocate_locked(struct pool *p, uint64_t bytes) {
+	if (bytes == 0 || bytes > SPAN)
+		return 0;
+	bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+	uint64_t at = 0;
+	size_t i = 0;
+	for (; i < p->block_count && p->blocks[i].at - at < bytes; i++)
+		at = p->blocks[i].at + p->blocks[i].bytes;
+	if (at + bytes > SPAN || !room((void **)&p->blocks, &p->block_room, p->block_count + 1, sizeof *p->blocks)) {
+		p->refused = OUT_OF_MEMORY;
+		return 0;
+	}
+	int32_t code = fill(p, at, bytes);
+	if (code != 0) {
+		p->refused = code;
+		return 0;
+	}
+	memmove(&p->blocks[i + 1], &p->blocks[i], (p->block_count - i) * sizeof *p->blocks);
+	p->blocks[i] = (struct block){at, bytes};
+	p->block_count++;
+	p->used += bytes;
+	if (at + bytes > p->peak)
+		p->peak = at + bytes;
+	return p->base + at;
+}
+
+static struct pool *pool_of(uint64_t word) { return (struct pool *)(uintptr_t)word; }
+
+uint64_t pon_pool_new(int device) {
+	struct pool *p = calloc(1, sizeof *p);
+	if (p == NULL)
+		return 0;
+	p->device = device;
+	pthread_mutex_lock(&mu);
+	int32_t code = driver.reserve(&p->base, SPAN, 0, 0, 0);
+	if (code == 0 && sink_users == 0) {
+		properties of = {.type = PINNED, .where = {ON_DEVICE, device}};
+		if ((code = driver.create(&sink, GRAIN, &of, 0)) != 0)
+			driver.unreserve(p->base, SPAN);
+	}
+	if (code != 0) {
+		free(p);
+		p = NULL;
+	} else {
+		sink_users++;
+		p->next = pools;
+		pools = p;
+	}
+	pthread_mutex_unlock(&mu);
+	return (uintptr_t)p;
+}
+
+int32_t pon_pool_free(uint64_t word) {
+	struct pool *p = pool_of(word);
+	pthread_mutex_lock(&mu);
+	for (struct pool **at = &pools; *at != NULL; at = &(*at)->next)
+		if (*at == p) {
+			*at = p->next;
+			break;
+		}
+	for (size_t i = 0; i < p->chunk_count; i++)
+		take_memory(p, &p->chunks[i]);
+	int32_t code = driver.unreserve(p->base, SPAN);
+	if (--sink_users == 0)
+		driver.release(sink);
+	pthread_mutex_unlock(&mu);
+	free(p->blocks);
+	free(p->chunks);
+	free(p);
+	return code;
+}
+
+int32_t pon_pool_trim(uint64_t word) {
+	struct pool *p = pool_of(word);
+	pthread_mutex_lock(&mu);
+	size_t kept = 0;
+	for (size_t i = 0, b = 0; i < p->chunk_count; i++) {
+		struct chunk c = p->chunks[i];
+		while (b < p->block_count && p->blocks[b].at + p->blocks[b].bytes <= c.at)
+			b++;
+		if (b < p->block_count && p->blocks[b].at < c.at + c.bytes)
+			p->chunks[kept++] = c;
+		else
+			take_memory(p, &c);
+	}
+	p->chunk_count = kept;
+	pthread_mutex_unlock(&mu);
+	return 0;
+}
+
+void pon_pool_mark(uint64_t word) {
+	struct pool *p = pool_of(word);
+	pthread_mutex_lock(&mu);
+	p->refused = 0;
+	p->peak = p->block_count == 0 ? 0 : p->blocks[p->block_count - 1].at + p->blocks[p->block_count - 1].bytes;
+	pthread_mutex_unlock(&mu);
+}
+
+uint64_t pon_pool_allocate(uint64_t word, uint64_t bytes) {
+	pthread_mutex_lock(&mu);
+	uint64_t at = allocate_locked(pool_of(word), bytes);
+	pthread_mutex_unlock(&mu);
+	return at;
+}
+
+void pon_pool_release(uint64_t at) {
+	pthread_mutex_lock(&mu);
+	for (struct pool *p = pools; p != NULL; p = p->next) {
+		if (at < p->base || at >= p->base + SPAN)
+			continue;
+		for (size_t i = 0; i < p->block_count; i++)
+			if (p->base + p->blocks[i].at == at) {
+				p->used -= p->blocks[i].bytes;
+				p->block_count--;
+				memmove(&p->blocks[i], &p->blocks[i + 1], (p->block_count - i) * sizeof *p->blocks);
+				break;
+			}
+	}
+	pthread_mutex_unlock(&mu);
+}
+
+pon_pool_state pon_pool_look(uint64_t word) {
+	struct pool *p = pool_of(word);
+	pthread_mutex_lock(&mu);
+	pon_pool_state s = {.base = p->base, .reserved = SPAN, .used = p->used, .peak = p->peak, .refused = p->refused};
+	for (size_t i = 0; i < p->chunk_count; i++)
+		if (p->chunks[i].memory != 0)
+			s.mapped += p->chunks[i].bytes;
+	pthread_mutex_unlock(&mu);
+	return s;
+}
+
+int pon_pinned(uint64_t at) {
+	unsigned type = 0;
+	return driver.attribute(&type, MEMORY_TYPE, at) == 0 && type == HOST_MEMORY;
+}
+
+void pon_copy(uint64_t to, uint64_t from, uint64_t bytes) {
+	memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+}
+
+// --- ONNX Runtime ------------------------------------------------------------
+
+// ort is struct OrtApi: functions by index.
+static void *const *ort;
+#define FIND(name, index, result, parameters) \
+	typedef result (*name##_call) parameters; \
+	static name##_call name(void) { return (name##_call)(uintptr_t)ort[index]; }
+PON_CALLS(FIND)
+#define ORT(name) name()
+
+static struct OrtEnv *environment;
+static struct OrtMemoryInfo *on_gpu;
+static struct OrtRunOptions *queued;
+
+static pon_result done(const void *value) { return (pon_result){.value = (uintptr_t)value}; }
+
+static pon_result wrong(int32_t code, const char *message) {
+	char *text = strdup(message != NULL ? message : "no message");
+	return (pon_result){.error = text, .code = code};
+}
+
+// failed takes a status over.
+static pon_result failed(struct OrtStatus *status) {
+	pon_result r = wrong((int32_t)ORT(GetErrorCode)(status), ORT(GetErrorMessage)(status));
+	ORT(ReleaseStatus)(status);
+	return r;
+}
+
+// TRY leaves the function with what went wrong, after undoing.
+#define TRY(call, undo) do { \
+		struct OrtStatus *refused = call; \
+		if (refused != NULL) { \
+			pon_result r = failed(refused); \
+			undo; \
+			return r; \
+		} \
+	} while (0)
+
+pon_result pon_preload(const char *library) {
+	if (dlopen(library, RTLD_NOW | RTLD_GLOBAL) == NULL)
+		return wrong(-1, dlerror());
+	return done(NULL);
+}
+
+typedef struct {
+	const void *(*api)(uint32_t);
+	const char *(*version)(void);
+} ort_base;
+
+pon_result pon_open(const char *library) {
+	if (ort != NULL)
+		return done(ort);
+	void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+	if (handle == NULL)
+		return wrong(-1, dlerror());
+	const ort_base *(*base)(void) = (const ort_base *(*)(void))dlsym(handle, "OrtGetApiBase");
+	if (base == NULL)
+		return wrong(-1, dlerror());
+	void *const *api = base()->api(PON_ORT_VERSION);
+	if (api == NULL) {
+		const char *version = base()->version();
+		return wrong(-1, version);
+	}
+	ort = api;
+	TRY(ORT(CreateEnv)(PON_LOGGING_FATAL, "penstock", &environment), ort = NULL);
+	return done(ort);
+}
+
+pon_result pon_provider(void) {
+	struct OrtCUDAProviderOptionsV2 *options = NULL;
+	TRY(ORT(CreateCUDAProviderOptions)(&options), );
+	ORT(ReleaseCUDAProviderOptions)(options);
+	return done(NULL);
+}
+
+static void *take(struct OrtAllocator *self, size_t bytes) {
+	(void)self;
+	pthread_mutex_lock(&mu);
+	struct pool *p = current != NULL ? current : pools;
+	uint64_t at = p != NULL ? allocate_locked(p, bytes) : 0;
+	pthread_mutex_unlock(&mu);
+	return (void *)(uintptr_t)at;
+}
+
+static void give(struct OrtAllocator *self, void *memory) {
+	(void)self;
+	pon_pool_release((uintptr_t)memory);
+}
+
+static const struct OrtMemoryInfo *about(const struct OrtAllocator *self) {
+	(void)self;
+	return on_gpu;
+}
+
+pon_result pon_start(const pon_driver *d) {
+	static struct pon_allocator ours = {PON_ORT_VERSION, take, give, about, take, NULL, NULL};
+#define PLACE(name) *(uint64_t *)&driver.name = d->name
+	PLACE(reserve);
+	PLACE(unreserve);
+	PLACE(create);
+	PLACE(release);
+	PLACE(map);
+	PLACE(unmap);
+	PLACE(access);
+	PLACE(attribute);
+	if (ort == NULL || queued != NULL)
+		return done(NULL);
+	if (on_gpu == NULL)
+		TRY(ORT(CreateMemoryInfo)("Cuda", PON_DEVICE_ALLOCATOR, 0, PON_MEMORY_DEFAULT, &on_gpu), on_gpu = NULL);
+	TRY(ORT(RegisterAllocator)(environment, (struct OrtAllocator *)&ours), );
+	struct OrtRunOptions *options = NULL;
+	TRY(ORT(CreateRunOptions)(&options), );
+	TRY(ORT(AddRunConfigEntry)(options, "disable_synchronize_execution_providers", "1"), );
+	queued = options;
+	return done(NULL);
+}
+
+struct settings {
+	struct OrtSessionOptions *session;
+	struct OrtCUDAProviderOptionsV2 *provider;
+};
+
+static struct settings *settings_of(uint64_t word) { return (struct settings *)(uintptr_t)word; }
+
+void pon_settings_free(uint64_t word) {
+	struct settings *s = settings_of(word);
+	if (s->session != NULL)
+		ORT(ReleaseSessionOptions)(s->session);
+	if (s->provider != NULL)
+		ORT(ReleaseCUDAProviderOptions)(s->provider);
+	free(s);
+}
+
+pon_result pon_settings(void) {
+	struct settings *s = calloc(1, sizeof *s);
+	if (s == NULL)
+		return wrong(-1, "out of memory");
+#define UNDO pon_settings_free((uintptr_t)s)
+	TRY(ORT(CreateSessionOptions)(&s->session), UNDO);
+	TRY(ORT(CreateCUDAProviderOptions)(&s->provider), UNDO);
+	TRY(ORT(SetSessionExecutionMode)(s->session, PON_SEQUENTIAL), UNDO);
+	TRY(ORT(SetIntraOpNumThreads)(s->session, 1), UNDO);
+	TRY(ORT(SetInterOpNumThreads)(s->session, 1), UNDO);
+	TRY(ORT(DisableMemPattern)(s->session), UNDO);
+#undef UNDO
+	return done(s);
+}
+
+pon_result pon_set(uint64_t settings, const char *key, const char *value) {
+	TRY(ORT(AddSessionConfigEntry)(settings_of(settings)->session, key, value), );
+	return done(NULL);
+}
+
+pon_result pon_set_provider(uint64_t settings, const char *key, const char *value) {
+	TRY(ORT(UpdateCUDAProviderOptions)(settings_of(settings)->provider, &key, &value, 1), );
+	return done(NULL);
+}
+
+pon_result pon_set_stream(uint64_t settings, uint64_t stream) {
+	TRY(ORT(UpdateCUDAProviderOptionsWithValue)(settings_of(settings)->provider, "user_compute_stream",
+		(void *)(uintptr_t)stream), );
+	return done(NULL);
+}
+
+pon_result pon_session(uint64_t settings, const void *model, size_t bytes, uint64_t weights) {
+	struct settings *s = settings_of(settings);
+	struct OrtSession *session = NULL;
+	TRY(ORT(SessionOptionsAppendExecutionProvider_CUDA_V2)(s->session, s->provider), );
+	current = pool_of(weights);
+	struct OrtStatus *status = ORT(CreateSessionFromArray)(environment, model, bytes, s->session, &session);
+	current = NULL;
+	TRY(status, );
+	return done(session);
+}
+
+void pon_session_free(uint64_t session) { ORT(ReleaseSession)((struct OrtSession *)(uintptr_t)session); }
+
+pon_result pon_binding(uint64_t session) {
+	struct OrtIoBinding *binding = NULL;
+	TRY(ORT(CreateIoBinding)((struct OrtSession *)(uintptr_t)session, &binding), );
+	return done(binding);
+}
+
+void pon_binding_free(uint64_t binding) { ORT(ReleaseIoBinding)((struct OrtIoBinding *)(uintptr_t)binding); }
+
+pon_result pon_bind(uint64_t binding, int output, const char *name, uint64_t at, uint64_t bytes,
+	const int64_t *shape, size_t rank, unsigned element) {
+	struct OrtIoBinding *b = (struct OrtIoBinding *)(uintptr_t)binding;
+	struct OrtValue *value = NULL;
+	TRY(ORT(CreateTensorWithDataAsOrtValue)(on_gpu, (void *)(uintptr_t)at, bytes, shape, rank, element, &value), );
+	struct OrtStatus *status = output ? ORT(BindOutput)(b, name, value) : ORT(BindInput)(b, name, value);
+	ORT(ReleaseValue)(value); // the binding keeps its own
+	TRY(status, );
+	return done(NULL);
+}
+
+pon_result pon_run(uint64_t session, uint64_t binding, uint64_t scratch) {
+	current = pool_of(scratch);
+	struct OrtStatus *status = ORT(RunWithBinding)((struct OrtSession *)(uintptr_t)session, queued,
+		(const struct OrtIoBinding *)(uintptr_t)binding);
+	current = NULL;
+	TRY(status, );
+	return done(NULL);
+}

@@ -1,0 +1,277 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/models"
+)
+
+// errNoGraph is what capture returns where the model does something that a graph
+// cannot do, or not twice.
+var errNoGraph = errors.New("model cannot be captured as a graph")
+
+// size is a session that runs batches of one size, on a thread and with a stream and
+// weights of its own.
+type size struct {
+	g       *gpu
+	n       int
+	thread  *thread
+	stream  cuda.Stream
+	ours    bool // the stream is
+	weights *pool
+	session session
+	// captured by lane; hosts is pinned memory that graphs copy from.
+	captured [lanes]*captured
+	hosts    [][]byte
+}
+
+// captured is a batch over certain buffers as a graph.
+type captured struct {
+	input   place
+	outputs []place
+	graph   *cuda.Graph // nil where it cannot be copied
+	// ephemeral is how many bytes of the lane's pool it uses.
+	ephemeral int64
+	// apart: it writes to memory that is neither its lane's nor its outputs.
+	apart bool
+}
+
+func (c *captured) over(in place, outs []place) bool {
+	return c.input.span() == in.span() && slices.EqualFunc(c.outputs, outs, func(a, b place) bool { return a.span() == b.span() })
+}
+
+// newSize makes a session on a stream, or with none on a new one.
+func (g *gpu) newSize(n int, stream cuda.Stream, nhwc bool) (_ *size, err error) {
+	s := &size{g: g, n: n, stream: stream}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close())
+		}
+	}()
+	if s.thread, err = newThread(g.context); err != nil {
+		return nil, err
+	}
+	return s, s.thread.do(func() (err error) {
+		if s.weights, err = newPool(g.context.Device()); err != nil {
+			return err
+		}
+		if stream == (cuda.Stream{}) {
+			if s.stream, err = g.context.NewStream(); err != nil {
+				return err
+			}
+			s.ours = true
+		}
+		s.session, err = g.backend.session(g.model, settings{
+			stream: s.stream, nhwc: nhwc,
+			// The provider's use_tf32=0 keeps convolutions from tensor cores, those of f16
+			// as well. A model whose input is f32 has 24 bits of mantissa to lose.
+			tf32: g.env.Card.Input.TensorType == models.F16,
+		}, s.weights)
+		if err = short(s.weights, err); err != nil {
+			return fmt.Errorf("make session for batches of %d: %w", n, err)
+		}
+		s.weights.trim()
+		return nil
+	})
+}
+
+// short is err, or that the pool had no memory: what ONNX Runtime says then, if
+// anything, is of what came of it.
+func short(p *pool, err error) error {
+	if refused := p.look().refused; refused != nil {
+		return refused
+	}
+	return err
+}
+
+// try captures the batch over memory that is given back at once: it has cuDNN make its
+// plans and load or compile its kernels, and tells whether the model can be captured.
+func (s *size) try() error {
+	return s.thread.do(func() (err error) {
+		memory, err := newPool(s.g.context.Device())
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, memory.close()) }()
+		card := s.g.env.Card
+		at := func(bytes int) []byte { return cuda.Bytes(memory.allocate(bytes), bytes) }
+		input := at(s.n * card.Input.TensorBytes())
+		var outputs [][]byte
+		for i := range card.Outputs {
+			outputs = append(outputs, at(s.n*card.Outputs[i].Bytes()))
+		}
+		if err := short(memory, nil); err != nil {
+			return err
+		}
+		in, outs, err := s.g.places(s.n, input, outputs)
+		if err != nil {
+			return err
+		}
+		c, err := s.capture(memory, in, outs)
+		if err != nil {
+			return fmt.Errorf("batch of %d: %w", s.n, err)
+		}
+		return c.graph.Destroy()
+	})
+}
+
+// prepare makes an executable of a batch over these buffers that runs where stream
+// does.
+func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (x *cuda.Executable, c *captured, err error) {
+	err = s.thread.do(func() error {
+		c = s.captured[lane]
+		if c != nil && c.graph != nil && c.over(in, outs) {
+			x, err = c.graph.Retarget(stream)
+			return err
+		}
+		if err := s.forget(lane); err != nil {
+			return err
+		}
+		if c, err = s.capture(s.g.scratch[lane], in, outs); err != nil {
+			return err
+		}
+		s.captured[lane] = c
+		x, err = c.graph.Retarget(stream)
+		if !errors.Is(err, cuda.ErrNotSupported) {
+			return err
+		}
+		// It cannot be copied: what was captured becomes the executable.
+		graph := c.graph
+		c.graph = nil
+		if err := graph.Move(stream); err != nil {
+			return errors.Join(err, graph.Destroy())
+		}
+		x, err = graph.Instantiate()
+		return errors.Join(err, graph.Destroy())
+	})
+	return x, c, err
+}
+
+// forget gives back what was captured for a lane.
+func (s *size) forget(lane int) error {
+	c := s.captured[lane]
+	s.captured[lane] = nil
+	if c == nil || c.graph == nil {
+		return nil
+	}
+	return c.graph.Destroy()
+}
+
+// capture has ONNX Runtime queue the batch into a graph: nothing of it runs.
+func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err error) {
+	b, err := s.session.bind(in, outs)
+	if err != nil {
+		return nil, err
+	}
+	defer b.close()
+	scratch.mark()
+	if err := s.stream.CaptureRelaxed(); err != nil {
+		return nil, err
+	}
+	ran := b.run(scratch)
+	graph, ended := s.stream.EndCapture()
+	state := scratch.look()
+	defer func() {
+		if err != nil && graph != nil {
+			err = errors.Join(err, graph.Destroy())
+		}
+	}()
+	if err := short(scratch, errors.Join(ran, ended)); err != nil {
+		var said *ortError
+		if errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrLost) || errors.As(err, &said) && said.outOfMemory() {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%w: %w", errNoGraph, firstOf(ran, ended))
+	}
+	c := &captured{input: in, outputs: outs, graph: graph, ephemeral: state.peak}
+	return c, s.examine(c, state.all)
+}
+
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// examine looks for what would make the graph do something else the second time, or
+// beside another.
+func (s *size) examine(c *captured, scratch cuda.Range) error {
+	holds, err := c.graph.Contents()
+	if err != nil {
+		return err
+	}
+	if holds.Others > 0 {
+		return fmt.Errorf("%w: %d of its steps call the host, or are none that can be repeated", errNoGraph, holds.Others)
+	}
+	writes := holds.Sets
+	for _, copied := range holds.Copies {
+		if copied.ToHost {
+			return fmt.Errorf("%w: it copies %d bytes to the host on its way", errNoGraph, copied.To.Bytes)
+		}
+		writes = append(writes, copied.To)
+		if !copied.FromHost {
+			continue
+		}
+		// The host's side is ONNX Runtime's, and holds now what it will have to hold at
+		// each launch.
+		if !pinned(copied.From.At) {
+			return fmt.Errorf("%w: it copies %d bytes from memory of the host that is not pinned", errNoGraph, copied.From.Bytes)
+		}
+		host, err := s.g.context.AllocateHost(copied.From.Bytes)
+		if err != nil {
+			return err
+		}
+		s.hosts = append(s.hosts, host)
+		copyHost(cuda.At(host), copied.From.At, len(host))
+		if err := c.graph.ReadFrom(copied, cuda.At(host)); err != nil {
+			return err
+		}
+	}
+	own := []cuda.Range{scratch, c.input.span()}
+	for _, o := range c.outputs {
+		own = append(own, o.span())
+	}
+	c.apart = slices.ContainsFunc(writes, func(w cuda.Range) bool {
+		return !slices.ContainsFunc(own, func(r cuda.Range) bool { return r.Holds(w) })
+	})
+	return nil
+}
+
+// close gives session, weights, stream and thread back, and what was captured; what
+// was instantiated of it is not in flight.
+func (s *size) close() error {
+	if s.thread == nil {
+		return nil
+	}
+	err := s.thread.do(func() error {
+		var errs []error
+		for lane := range s.captured {
+			errs = append(errs, s.forget(lane))
+		}
+		if s.session != nil {
+			s.session.close()
+			s.session = nil
+		}
+		for _, host := range s.hosts {
+			errs = append(errs, s.g.context.FreeHost(host))
+		}
+		s.hosts = nil
+		errs = append(errs, s.weights.close())
+		if s.ours {
+			errs = append(errs, s.stream.Destroy())
+			s.ours = false
+		}
+		return errors.Join(errs...)
+	})
+	s.thread.end()
+	s.thread = nil
+	return err
+}
