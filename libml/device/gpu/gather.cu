@@ -15,12 +15,12 @@
 //   put       5. they are converted and written, neighbours by neighbours
 //
 // No line crosses a page, so that the bytes beside a piece that load reads are
-// mapped where the piece is. Nothing is read twice, for somebody else can write
-// to the slabs.
+// mapped where the piece is. Somebody else can write to the slabs: what is read
+// decides on elements of the piece's own request and on nothing else.
 //
 // Every result is bit for bit device/cpu's: one subtraction and one division in
-// f32, rounded to nearest even, never fused; NaNs keep what an x86 or Arm
-// processor keeps of them.
+// f32, each rounded to nearest even, or for bytes what the host has seen to give
+// the same; NaNs keep what an x86 or Arm processor keeps of them.
 //
 // No header is needed, so that clang compiles this file where there is no CUDA.
 
