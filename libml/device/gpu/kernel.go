@@ -13,9 +13,9 @@ import (
 
 func floatBits(f float32) uint32 { return math.Float32bits(f) }
 
-// blocks is how many blocks a launch has at most. Sixteen read host memory as fast
-// as PCIe carries it where the conversion is cheap, thirty-two in any case
-// (docs/benchmarks/h200.md); more would only take multiprocessors from inference.
+// blocks is how many blocks a launch has at most. Sixteen read host memory as fast as
+// PCIe carries it where the conversion is cheap, thirty-two in any case, on as few as
+// eight multiprocessors (docs/adr/0006-gather.md).
 const blocks = 32
 
 // Kernel is the gather, compiled in a context for one input. It knows nothing of
