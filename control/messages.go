@@ -106,7 +106,8 @@ type Observed struct {
 	ManagerID string `json:"manager_id"`
 	AckSeq    uint64 `json:"ack_seq"`
 	// Mechanism is how shares are enforced: "cgroup-v2", "cgroup-v1", "governor";
-	// on a GPU "mps", or "time-slicing" where MPS cannot run and shares are wishes.
+	// on a GPU "mps", or "time-slicing" where MPS cannot run and shares are wishes;
+	// empty while the GPU that is wanted is being opened.
 	Mechanism string `json:"mechanism"`
 	// CPUs is how many CPUs make 100 %.
 	CPUs int `json:"cpus"`

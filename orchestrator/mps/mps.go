@@ -35,6 +35,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -416,7 +417,7 @@ func (d *Daemon) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), d.o.QuitTimeout)
 	defer cancel()
 	_, err := d.control.ask(ctx, "quit")
-	for err == nil && len(belonging(d.folder)) > 0 && ctx.Err() == nil {
+	for err == nil && len(living(slices.Clone(running))) > 0 && ctx.Err() == nil {
 		time.Sleep(5 * time.Millisecond)
 	}
 	if left := belonging(d.folder); len(left) > 0 {

@@ -3,8 +3,10 @@ package mps
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -72,21 +74,29 @@ func belonging(f folder) []int {
 	return list
 }
 
-// killAll kills the MPS processes of a folder and waits until they are gone.
+// killAll kills the MPS processes of a folder and waits until they are gone. One that
+// is ending has no environment any more, so they are waited for by their ids.
 func killAll(f folder) error {
 	const most = 2 * time.Second
+	killed := map[int]bool{}
 	for deadline := time.Now().Add(most); ; time.Sleep(2 * time.Millisecond) {
-		left := belonging(f)
+		for _, pid := range belonging(f) {
+			unix.Kill(pid, unix.SIGKILL)
+			killed[pid] = true
+		}
+		left := living(slices.Collect(maps.Keys(killed)))
 		if len(left) == 0 {
 			return nil
 		}
 		if time.Now().After(deadline) {
 			return fmt.Errorf("MPS processes %v do not end within %v of a kill", left, most)
 		}
-		for _, pid := range left {
-			unix.Kill(pid, unix.SIGKILL)
-		}
 	}
+}
+
+// living are those that have not ended.
+func living(pids []int) []int {
+	return slices.DeleteFunc(pids, func(pid int) bool { return !alive(pid) })
 }
 
 // Stranger is an MPS daemon of somebody else's.
