@@ -26,9 +26,10 @@ import (
 // gpuQuestions are what the doctor asks a machine of its GPUs, so that a test can
 // answer.
 type gpuQuestions struct {
-	session func() (nvml.Session, error)
-	tryMPS  func(context.Context, mps.Options) error
-	library func() (string, error) // ONNX Runtime
+	session   func() (nvml.Session, error)
+	tryMPS    func(context.Context, mps.Options) error
+	strangers func(dir string) []mps.Stranger
+	library   func() (string, error) // ONNX Runtime
 }
 
 // examineGPU says what GPUs there are and what of them can be used. Where there is
@@ -71,7 +72,7 @@ func examineGPU(ctx context.Context, c configs.Config, ask gpuQuestions) []findi
 	if wanted {
 		chosen, _ = cuda.Find(c.Device) // it was found above
 	}
-	list = append(list, mpsFinding(ctx, c, chosen, session, ask.tryMPS))
+	list = append(list, mpsFinding(ctx, c, chosen, session, ask))
 	return append(list, providerFindings(ask.library)...)
 }
 
@@ -178,13 +179,13 @@ func groups(s *cuda.Split) string {
 }
 
 // mpsFinding tells of the daemon that a node runs here, or tries one.
-func mpsFinding(ctx context.Context, c configs.Config, d cuda.Device, session nvml.Session, try func(context.Context, mps.Options) error) finding {
+func mpsFinding(ctx context.Context, c configs.Config, d cuda.Device, session nvml.Session, ask gpuQuestions) finding {
 	f := finding{what: "mps", ok: true}
 	if pid, clients, ok := mps.Running(ctx, c.RuntimeDir, d.UUID()); ok {
 		f.say = fmt.Sprintf("a node runs here: daemon %d, clients %d", pid, len(clients))
 		return f
 	}
-	if err := try(ctx, mps.Options{UUID: d.UUID(), Session: session, Log: zerolog.Nop()}); err != nil {
+	if err := ask.tryMPS(ctx, mps.Options{UUID: d.UUID(), Session: session, Log: zerolog.Nop()}); err != nil {
 		f.ok = false
 		f.say = fmt.Sprintf("%v; inference functions take turns on the GPU, and their shares are wishes", err)
 		var p *mps.Problem
@@ -194,7 +195,7 @@ func mpsFinding(ctx context.Context, c configs.Config, d cuda.Device, session nv
 		return f
 	}
 	f.say = "can run here (tried)"
-	if s := mps.Strangers(c.RuntimeDir); len(s) > 0 {
+	if s := ask.strangers(c.RuntimeDir); len(s) > 0 {
 		f.say += fmt.Sprintf("; daemon %d in %s is another's, whose clients take turns with a node's", s[0].PID, s[0].Folder)
 		f.mend = s[0].Quit()
 	}

@@ -30,9 +30,10 @@ func questions(edit func(*nvml.Device)) gpuQuestions {
 	s := fakenvml.New(d)
 	s.Hold(fakeUUID, 100<<20)
 	return gpuQuestions{
-		session: func() (nvml.Session, error) { return s, nil },
-		tryMPS:  func(context.Context, mps.Options) error { return nil },
-		library: func() (string, error) { return "/nowhere/libonnxruntime.so", nil },
+		session:   func() (nvml.Session, error) { return s, nil },
+		tryMPS:    func(context.Context, mps.Options) error { return nil },
+		strangers: func(string) []mps.Stranger { return nil },
+		library:   func() (string, error) { return "/nowhere/libonnxruntime.so", nil },
 	}
 }
 
@@ -86,6 +87,11 @@ func TestDoctorSaysWhatTheGPUCannotAndHowToMendIt(t *testing.T) {
 	expect(t, found, "cuda:0", true, "132 multiprocessors, 1024 MiB", "")
 	expect(t, found, "mps", false, "nvidia-cuda-mps-control is not installed; inference functions take turns on the GPU, and their shares are wishes", "apt-get install it")
 	expect(t, found, "onnx on cuda", false, "no ONNX Runtime at all", "make build")
+
+	q = questions(nil)
+	q.strangers = func(string) []mps.Stranger { return []mps.Stranger{{PID: 7, Folder: "/tmp/nvidia-mps"}} }
+	found = ask(t, configs.DeviceAuto, q)
+	expect(t, found, "mps", true, "daemon 7 in /tmp/nvidia-mps is another's", "echo quit | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps nvidia-cuda-mps-control")
 
 	fake.Apply(t, fake.Refuse("cuDeviceGetDevResource", 0, 801))
 	found = ask(t, configs.DeviceAuto, questions(nil))

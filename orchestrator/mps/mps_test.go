@@ -469,5 +469,4 @@ func TestStrangersAreSeen(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	x.close(d)
-	y.close(y.start())
 }
