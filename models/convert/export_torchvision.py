@@ -7,7 +7,8 @@ They are for measuring what the architectures cost, never for answers: the weigh
 are drawn from a seed, and the card says so. Inside they are fp16, as they would be
 served: input "picture" f16 [n, 3, 224, 224], output "prob" f32 [n, 1000], n dynamic.
 Batch normalisation takes its statistics from pictures of noise, so that activations
-stay in fp16's range as a trained model's do.
+stay in fp16's range as a trained model's do, and is folded into the convolutions before
+they are rounded to fp16.
 
 DIR/NAME/model.onnx and DIR/NAME/card.yaml are written, and DIR/exported.json last:
 versions, parameters, and what the exported file answered beside PyTorch.
@@ -79,6 +80,17 @@ def noise(count, generator):
     return (pixels - mean) / std
 
 
+def fold(module):
+    """Folds each batch normalisation into the convolution before it, in f32."""
+    children = list(module.named_children())
+    for (first, conv), (second, norm) in zip(children, children[1:]):
+        if isinstance(conv, torch.nn.Conv2d) and isinstance(norm, torch.nn.BatchNorm2d):
+            setattr(module, first, torch.nn.utils.fuse_conv_bn_eval(conv, norm))
+            setattr(module, second, torch.nn.Identity())
+    for _, child in children:
+        fold(child)
+
+
 def make(name, device):
     """The architecture with weights from the seed, ready to be exported."""
     torch.manual_seed(SEED)
@@ -91,7 +103,11 @@ def make(name, device):
     with torch.no_grad():
         for _ in range(4):
             net(noise(16, generator).to(device))
-    return Served(net.eval().half())
+    net.eval()
+    fold(net)
+    if any(isinstance(module, torch.nn.BatchNorm2d) for module in net.modules()):
+        sys.exit(f"{name}: a batch normalisation has no convolution before it")
+    return Served(net.half())
 
 
 def export(name, folder, device):

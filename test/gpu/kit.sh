@@ -24,7 +24,7 @@ if [ ${#missing[@]} -gt 0 ]; then
 	echo "gpu-kit: $ORT_CUDA has no ${missing[*]}" >&2
 	exit 1
 fi
-for tool in xz tar; do
+for tool in xz tar python3; do
 	command -v $tool >/dev/null || { echo "gpu-kit: $tool is not installed" >&2; exit 1; }
 done
 
@@ -44,7 +44,9 @@ for lib in "${libraries[@]}"; do
 	case $from in
 	*.xz) xz -dc "$from" ;;
 	*) cat "$from" ;;
-	esac | xz --x86 --lzma2=preset=9e,dict=64MiB -c >"$work/lib.xz"
+	esac >"$work/whole.so"
+	python3 test/gpu/slim.py "$work/whole.so" "$work/lib.so" "${SM:-90}"
+	xz --x86 --lzma2=preset=9e,dict=64MiB -c "$work/lib.so" >"$work/lib.xz"
 	mv "$work/lib.xz" "$kit/$lib.xz"
 done
 

@@ -22,9 +22,9 @@ import (
 var (
 	// penstock is the binary under test: PENSTOCK_BINARY, or the one beside this.
 	penstock string
-	// session tells what the GPU holds; device is its UUID.
+	// session tells what the GPU, of that UUID, holds.
 	session nvml.Session
-	device  string
+	uuid    string
 )
 
 func TestMain(m *testing.M) {
@@ -66,7 +66,7 @@ func find() error {
 	if err != nil || len(devices) == 0 {
 		return fmt.Errorf("find a GPU: there are %d (%v)", len(devices), err)
 	}
-	device = devices[0].UUID
+	uuid = devices[0].UUID
 	return nil
 }
 

@@ -24,16 +24,10 @@ import (
 // patience bounds every wait: it is for hangs, not for slow machines.
 const patience = 90 * time.Second
 
-func testContext(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 5*patience, fmt.Errorf("no patience left after %s", 5*patience))
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // usedBytes is what the GPU's memory holds, of anybody.
 func usedBytes(t *testing.T) int64 {
 	t.Helper()
-	u, err := session.Usage(device)
+	u, err := session.Usage(uuid)
 	if err != nil {
 		t.Fatal(err)
 	}
