@@ -208,8 +208,12 @@ const (
 	sharedProvider = "libonnxruntime_providers_shared.so"
 )
 
+// cudnn is what the provider needs and is not linked with: it opens it when it is
+// first used.
+const cudnn = "libcudnn.so.9"
+
 // providerFindings looks for ONNX Runtime's CUDA provider beside its library, and for
-// what the provider is linked with where the loader will.
+// what the provider needs where the loader will.
 func providerFindings(library func() (string, error)) []finding {
 	f := finding{what: "onnx on cuda"}
 	path, err := library()
@@ -226,7 +230,7 @@ func providerFindings(library func() (string, error)) []finding {
 		}
 	}
 	provider := filepath.Join(dir, cudaProvider)
-	found, missing, err := linked(provider)
+	found, missing, err := needs(provider, cudnn)
 	if err != nil {
 		f.say = fmt.Sprintf("%s: %v", provider, err)
 		return []finding{f}
@@ -254,7 +258,7 @@ func providerFindings(library func() (string, error)) []finding {
 		switch {
 		case len(lack) > 0:
 			g.ok = false
-			g.say = fmt.Sprintf("%s not found, which %s is linked with", strings.Join(lack, ", "), cudaProvider)
+			g.say = fmt.Sprintf("%s not found, which %s needs", strings.Join(lack, ", "), cudaProvider)
 			g.mend = "apt-get install " + fmt.Sprintf(part.packages, major(found, missing)) + "   # NVIDIA's repository; or name its folder in LD_LIBRARY_PATH"
 		case len(have) == 0:
 			continue
@@ -289,9 +293,9 @@ func major(found map[string]string, missing []string) string {
 	return "13"
 }
 
-// linked finds what a shared library is linked with, as the loader does (ld.so(8)):
-// its own run path, LD_LIBRARY_PATH, the loader's cache.
-func linked(path string) (found map[string]string, missing []string, err error) {
+// needs finds what a shared library is linked with, and more that it opens, as the
+// loader does (ld.so(8)): its own run path, LD_LIBRARY_PATH, the loader's cache.
+func needs(path string, more ...string) (found map[string]string, missing []string, err error) {
 	f, err := elf.Open(path)
 	if err != nil {
 		return nil, nil, err
@@ -312,7 +316,7 @@ func linked(path string) (found map[string]string, missing []string, err error) 
 	places = append(places, filepath.SplitList(os.Getenv("LD_LIBRARY_PATH"))...)
 	cache := loaderCache()
 	found = map[string]string{}
-	for _, name := range needed {
+	for _, name := range append(needed, more...) {
 		at := cache[name]
 		for _, dir := range places {
 			if _, err := os.Stat(filepath.Join(dir, name)); err == nil {

@@ -114,8 +114,8 @@ func TestDoctorOfAMachineWithoutTheGPU(t *testing.T) {
 	}
 }
 
-// TestDoctorLooksWhereTheLoaderDoes builds a provider that is linked with two
-// libraries, of which its run path has one.
+// TestDoctorLooksWhereTheLoaderDoes builds a provider that is linked with one library
+// and opens another, which its run path has.
 func TestDoctorLooksWhereTheLoaderDoes(t *testing.T) {
 	dir := t.TempDir()
 	cc := func(args ...string) {
@@ -131,7 +131,7 @@ func TestDoctorLooksWhereTheLoaderDoes(t *testing.T) {
 	cc("-shared", "-o", "libcudnn.so.9", "-Wl,-soname,libcudnn.so.9", "empty.c")
 	cc("-shared", "-o", "elsewhere/libcublas.so.12", "-Wl,-soname,libcublas.so.12", "empty.c")
 	cc("-shared", "-o", sharedProvider, "empty.c")
-	cc("-shared", "-o", cudaProvider, "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", "empty.c", "libcudnn.so.9", "elsewhere/libcublas.so.12")
+	cc("-shared", "-o", cudaProvider, "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", "empty.c", "elsewhere/libcublas.so.12")
 	look := func() map[string]finding {
 		found := map[string]finding{}
 		for _, f := range providerFindings(func() (string, error) { return filepath.Join(dir, "libonnxruntime.so"), nil }) {
@@ -143,7 +143,7 @@ func TestDoctorLooksWhereTheLoaderDoes(t *testing.T) {
 	found := look()
 	expect(t, found, "onnx on cuda", true, cudaProvider, "")
 	expect(t, found, "cudnn", true, filepath.Join(dir, "libcudnn.so.9"), "")
-	expect(t, found, "cublas", false, "libcublas.so.12 not found, which "+cudaProvider+" is linked with", "apt-get install cuda-libraries-12-0")
+	expect(t, found, "cublas", false, "libcublas.so.12 not found, which "+cudaProvider+" needs", "apt-get install cuda-libraries-12-0")
 	t.Setenv("LD_LIBRARY_PATH", "/nowhere:"+filepath.Join(dir, "elsewhere"))
 	expect(t, look(), "cublas", true, filepath.Join(dir, "elsewhere", "libcublas.so.12"), "")
 }
