@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/libml/onnx"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/wire"
@@ -111,5 +112,15 @@ func TestTheLoadHasItsOwnCPUsWhereThereAreMany(t *testing.T) {
 	}
 	if len(p.node) == 0 || len(p.load) == 0 || p.reserved >= len(p.node) {
 		t.Errorf("%+v", p)
+	}
+}
+
+func TestAReportSaysWhereItWasMeasured(t *testing.T) {
+	m := ThisMachine("v0")
+	if m.Date == "" || m.Penstock != "v0" || m.CPUs < 1 || m.Kernel == "" || m.Go == "" {
+		t.Errorf("%+v", m)
+	}
+	if _, err := onnx.Library(); err == nil && m.ONNXRuntime == "" {
+		t.Errorf("there is an ONNX Runtime, and its version is not told: %+v", m)
 	}
 }

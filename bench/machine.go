@@ -3,6 +3,7 @@ package bench
 import (
 	"bufio"
 	"bytes"
+	"debug/elf"
 	"fmt"
 	"os"
 	"runtime"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/libml/onnx"
 )
 
 // Machine is where a report was measured, when and with what. It stands in every
@@ -49,6 +51,7 @@ func ThisMachine(penstock string) Machine {
 	if unix.Uname(&name) == nil {
 		m.Kernel = unix.ByteSliceToString(name.Sysname[:]) + " " + unix.ByteSliceToString(name.Release[:])
 	}
+	m.ONNXRuntime = runtimeVersion()
 	session, err := nvml.Open()
 	if err != nil {
 		return m
@@ -65,6 +68,29 @@ func ThisMachine(penstock string) Machine {
 		m.GPUs = append(m.GPUs, GPU{Name: d.Name, UUID: d.UUID, MemoryBytes: d.MemoryBytes})
 	}
 	return m
+}
+
+// runtimeVersion is ONNX Runtime's, without loading it: its symbols carry it.
+func runtimeVersion() string {
+	path, err := onnx.Library()
+	if err != nil {
+		return ""
+	}
+	library, err := elf.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer library.Close()
+	symbols, err := library.DynamicSymbols()
+	if err != nil {
+		return ""
+	}
+	for _, s := range symbols {
+		if s.Name == "OrtGetApiBase" {
+			return strings.TrimPrefix(s.Version, "VERS_")
+		}
+	}
+	return ""
 }
 
 // processorName is the first processor's, as the kernel tells it.

@@ -87,7 +87,7 @@ func machineTable(dir string) (string, error) {
 	type report struct {
 		Machine bench.Machine `json:"machine"`
 	}
-	list := [][]string{{"report", "date", "GPU", "driver, CUDA", "CPU", "kernel", "Penstock, Go"}}
+	list := [][]string{{"report", "date", "GPU", "driver, CUDA, ONNX Runtime", "CPU", "kernel", "Penstock, Go"}}
 	for _, name := range []string{"gather", "overhead", "swap-shadow", "swap-partition", "limit", "fault"} {
 		r, err := read[report](dir, name)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -101,7 +101,7 @@ func machineTable(dir string) (string, error) {
 		if len(m.GPUs) > 0 {
 			gpu = fmt.Sprintf("%s, %d GB", m.GPUs[0].Name, m.GPUs[0].MemoryBytes/1e9)
 		}
-		list = append(list, []string{"[" + name + "](h200/" + name + ".json)", m.Date, gpu, m.Driver + ", " + m.CUDA, fmt.Sprintf("%s, %d cores", m.CPU, m.CPUs), m.Kernel, m.Penstock + ", " + m.Go})
+		list = append(list, []string{"[" + name + "](h200/" + name + ".json)", m.Date, gpu, m.Driver + ", " + m.CUDA + ", " + m.ONNXRuntime, fmt.Sprintf("%s, %d cores", m.CPU, m.CPUs), m.Kernel, m.Penstock + ", " + m.Go})
 	}
 	if len(list) == 1 {
 		return "", fs.ErrNotExist
