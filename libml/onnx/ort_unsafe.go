@@ -166,16 +166,21 @@ func (onnxRuntime) session(model []byte, s settings, weights *pool) (session, er
 	}
 	defer C.pon_settings_free(C.uint64_t(options))
 	for _, o := range sessionOptions {
-		if err := set(o, func(key, text *C.char) C.pon_result { return C.pon_set(C.uint64_t(options), key, text) }); err != nil {
+		if err := withStrings(o[:], func(s []*C.char) C.pon_result { return C.pon_set(C.uint64_t(options), s[0], s[1]) }); err != nil {
 			return nil, err
 		}
 	}
-	for _, o := range providerOptions(s) {
-		if err := set(o, func(key, text *C.char) C.pon_result {
-			return C.pon_set_provider(C.uint64_t(options), key, text)
-		}); err != nil {
-			return nil, err
+	var words []string // keys, then values
+	provider := providerOptions(s)
+	for i := range 2 {
+		for _, o := range provider {
+			words = append(words, o[i])
 		}
+	}
+	if err := withStrings(words, func(s []*C.char) C.pon_result {
+		return C.pon_set_provider(C.uint64_t(options), &s[0], &s[len(provider)], C.size_t(len(provider)))
+	}); err != nil {
+		return nil, err
 	}
 	if _, err := value(C.pon_set_stream(C.uint64_t(options), C.uint64_t(s.stream.Handle()))); err != nil {
 		return nil, err
@@ -184,20 +189,33 @@ func (onnxRuntime) session(model []byte, s settings, weights *pool) (session, er
 	if err != nil {
 		return nil, err
 	}
-	return &ortSession{C.uint64_t(handle)}, nil
+	return &ortSession{C.uint64_t(handle), s.stream}, nil
 }
 
-func set(o [2]string, call func(key, text *C.char) C.pon_result) error {
-	key, text := C.CString(o[0]), C.CString(o[1])
-	defer C.free(unsafe.Pointer(key))
-	defer C.free(unsafe.Pointer(text))
-	_, err := value(call(key, text))
+// withStrings calls C with strings that live as long as the call.
+func withStrings(words []string, call func([]*C.char) C.pon_result) error {
+	texts := make([]*C.char, len(words))
+	for i, w := range words {
+		texts[i] = C.CString(w)
+		defer C.free(unsafe.Pointer(texts[i]))
+	}
+	_, err := value(call(texts))
 	return err
 }
 
-type ortSession struct{ handle C.uint64_t }
+type ortSession struct {
+	handle C.uint64_t
+	stream cuda.Stream
+}
 
-func (s *ortSession) close() { C.pon_session_free(s.handle) }
+func (s *ortSession) close() {
+	rest := C.pon_session_free(s.handle)
+	// A stream that fails has nothing queued any more.
+	_ = s.stream.Synchronize()
+	if rest != 0 {
+		C.pon_rest_free(rest)
+	}
+}
 
 func (s *ortSession) bind(input place, outputs []place) (binding, error) {
 	handle, err := value(C.pon_binding(s.handle))

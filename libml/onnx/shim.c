@@ -315,7 +315,7 @@ PON_CALLS(FIND)
 #define ORT(name) name()
 
 static struct OrtEnv *environment;
-static struct OrtMemoryInfo *on_gpu;
+static struct OrtMemoryInfo *on_gpu, *pinned_by_gpu;
 static struct OrtRunOptions *queued;
 
 static pon_result done(const void *value) { return (pon_result){.value = (uintptr_t)value}; }
@@ -375,6 +375,9 @@ pon_result pon_open(const char *library) {
 pon_result pon_provider(void) {
 	struct OrtCUDAProviderOptionsV2 *options = NULL;
 	TRY(ORT(CreateCUDAProviderOptions)(&options), );
+	// It is who reads an option that needs the library.
+	const char *key = "prefer_nhwc", *value = "1";
+	TRY(ORT(UpdateCUDAProviderOptions)(options, &key, &value, 1), ORT(ReleaseCUDAProviderOptions)(options));
 	ORT(ReleaseCUDAProviderOptions)(options);
 	return done(NULL);
 }
@@ -413,6 +416,9 @@ pon_result pon_start(const pon_driver *d) {
 		return done(NULL);
 	if (on_gpu == NULL)
 		TRY(ORT(CreateMemoryInfo)("Cuda", PON_DEVICE_ALLOCATOR, 0, PON_MEMORY_DEFAULT, &on_gpu), on_gpu = NULL);
+	if (pinned_by_gpu == NULL)
+		TRY(ORT(CreateMemoryInfo)("CudaPinned", PON_DEVICE_ALLOCATOR, 0, PON_MEMORY_HOST, &pinned_by_gpu),
+			pinned_by_gpu = NULL);
 	TRY(ORT(RegisterAllocator)(environment, (struct OrtAllocator *)&ours), );
 	struct OrtRunOptions *options = NULL;
 	TRY(ORT(CreateRunOptions)(&options), );
@@ -457,8 +463,8 @@ pon_result pon_set(uint64_t settings, const char *key, const char *value) {
 	return done(NULL);
 }
 
-pon_result pon_set_provider(uint64_t settings, const char *key, const char *value) {
-	TRY(ORT(UpdateCUDAProviderOptions)(settings_of(settings)->provider, &key, &value, 1), );
+pon_result pon_set_provider(uint64_t settings, const char *const *keys, const char *const *values, size_t count) {
+	TRY(ORT(UpdateCUDAProviderOptions)(settings_of(settings)->provider, keys, values, count), );
 	return done(NULL);
 }
 
@@ -479,7 +485,19 @@ pon_result pon_session(uint64_t settings, const void *model, size_t bytes, uint6
 	return done(session);
 }
 
-void pon_session_free(uint64_t session) { ORT(ReleaseSession)((struct OrtSession *)(uintptr_t)session); }
+uint64_t pon_session_free(uint64_t session) {
+	struct OrtSession *s = (struct OrtSession *)(uintptr_t)session;
+	struct OrtAllocator *rest = NULL;
+	struct OrtStatus *status = ORT(CreateAllocator)(s, pinned_by_gpu, &rest);
+	if (status != NULL) {
+		ORT(ReleaseStatus)(status);
+		rest = NULL;
+	}
+	ORT(ReleaseSession)(s);
+	return (uintptr_t)rest;
+}
+
+void pon_rest_free(uint64_t rest) { ORT(ReleaseAllocator)((struct OrtAllocator *)(uintptr_t)rest); }
 
 pon_result pon_binding(uint64_t session) {
 	struct OrtIoBinding *binding = NULL;

@@ -57,13 +57,21 @@ pon_pool_state pon_pool_look(uint64_t pool);
 pon_result pon_settings(void);
 void pon_settings_free(uint64_t settings);
 pon_result pon_set(uint64_t settings, const char *key, const char *value);
-pon_result pon_set_provider(uint64_t settings, const char *key, const char *value);
+// pon_set_provider sets all of the provider's options: those that are not named get
+// their defaults, whatever was set before.
+pon_result pon_set_provider(uint64_t settings, const char *const *keys, const char *const *values, size_t count);
 pon_result pon_set_stream(uint64_t settings, uint64_t stream);
 
 // pon_session makes a session, whose weights lie in the pool. It uses settings up:
 // they can only be freed after it.
 pon_result pon_session(uint64_t settings, const void *model, size_t bytes, uint64_t weights);
-void pon_session_free(uint64_t session);
+// pon_session_free gives a session back. What it returns, if not 0, is to be given to
+// pon_rest_free once the session's stream has done all that was queued: ONNX Runtime
+// queues a call there that gives pinned memory back, and where that call turns out to
+// be the last to hold its allocator, it calls CUDA, which is not allowed there and
+// ends the process.
+uint64_t pon_session_free(uint64_t session);
+void pon_rest_free(uint64_t rest);
 
 // A binding is what a session reads and writes. Tensors are addresses of the GPU;
 // element is an ONNXTensorElementDataType.
@@ -103,6 +111,7 @@ enum {
 	PON_SEQUENTIAL = 0,         // ORT_SEQUENTIAL
 	PON_DEVICE_ALLOCATOR = 0,   // OrtDeviceAllocator
 	PON_MEMORY_DEFAULT = 0,     // OrtMemTypeDefault
+	PON_MEMORY_HOST = -1,       // OrtMemTypeCPUOutput
 	PON_FLOAT = 1,              // ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT
 	PON_UINT8 = 2,              // ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8
 	PON_FLOAT16 = 10,           // ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
@@ -131,6 +140,9 @@ enum {
 	CALL(AddSessionConfigEntry, 130, struct OrtStatus *, (struct OrtSessionOptions *, const char *, const char *)) \
 	CALL(RunWithBinding, 133, struct OrtStatus *, (struct OrtSession *, const struct OrtRunOptions *, \
 		const struct OrtIoBinding *)) \
+	CALL(CreateAllocator, 131, struct OrtStatus *, (const struct OrtSession *, const struct OrtMemoryInfo *, \
+		struct OrtAllocator **)) \
+	CALL(ReleaseAllocator, 132, void, (struct OrtAllocator *)) \
 	CALL(CreateIoBinding, 134, struct OrtStatus *, (struct OrtSession *, struct OrtIoBinding **)) \
 	CALL(ReleaseIoBinding, 135, void, (struct OrtIoBinding *)) \
 	CALL(BindInput, 136, struct OrtStatus *, (struct OrtIoBinding *, const char *, const struct OrtValue *)) \
