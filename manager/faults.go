@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/fault"
+	"github.com/penstock/penstock/manager/pair"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -113,11 +114,63 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 		if in.f.name == verdict.Blamed {
 			culprit = culprits[place{in.f.name, in.index}]
 		}
-		in.pair.Lost(culprit, "the device failed under it: "+lost[0].Reason)
+		reason := "the device failed under it: " + lost[0].Reason
+		in.pair.Lost(culprit, reason)
+		for generation := range in.unheard {
+			in.pair.Gone(generation, reason)
+		}
+		clear(in.unheard)
 	})
 	if f := m.function(verdict.Blamed); f != nil && verdict.Held > 0 {
 		f.hold(verdict.Held)
 	}
+	// Whoever is killed for it may be said to have lost the device by it.
+	m.eachInstance(func(in *instance) {
+		for _, q := range in.pair.Processes() {
+			if q.Role == control.Kill {
+				x.struck[victim{place{in.f.name, in.index}, q.Generation}] = time.Time{}
+			}
+		}
+	})
+}
+
+// hearFault is how long the orchestrator has to say that a process which is gone had
+// lost its device. The process said so before it ended, so its word is on the way;
+// a shadow that was woken before that word is taken for one of the lost.
+const hearFault = 20 * time.Millisecond
+
+// listen waits for the orchestrator's word on a process that served and is gone.
+func (in *instance) listen(generation uint32) {
+	in.unheard[generation] = true
+	time.AfterFunc(hearFault, func() {
+		in.m.post(func() { in.heard(generation) })
+	})
+}
+
+// heard ends listen: the process died by itself, as far as anybody says. It stays
+// desired until its end is observed.
+func (in *instance) heard(generation uint32) {
+	if in.unheard[generation] {
+		delete(in.unheard, generation)
+		in.pair.Died(generation, "process ended")
+	}
+}
+
+// A process that ends while it links may have lost the device, or never had it: the
+// orchestrator asks MPS, which takes it verdictPatience at most. Until then the
+// process stays desired, so that it is heard of.
+const verdictPatience = 300 * time.Millisecond
+
+// doubtful reports whether it is too early to believe how a process ended.
+func (in *instance) doubtful(q *pair.Process, o *control.ObservedProcess, now time.Time) bool {
+	if !in.m.device.mps || q.State != control.Linking || o.State != control.Failed || o.DeviceLost {
+		return false
+	}
+	until, known := in.doubts[q.Generation]
+	if !known {
+		in.doubts[q.Generation] = now.Add(verdictPatience)
+	}
+	return !known || now.Before(until)
 }
 
 // lastGood is when the node last answered well, as far as that says since when it

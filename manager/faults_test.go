@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/pair"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -205,6 +206,61 @@ func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
 		answered = s.next().Status == wire.StatusOK
 	}
 	f.settled()
+}
+
+// Whether one that ends while it links had lost the device, MPS says a little later.
+func TestAFaultInTheWarmUpIsBlamedOnWhoWarmedUp(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
+	b.turns()
+	if _, err := b.replace("bad", "worse"); err != nil {
+		t.Fatal(err)
+	}
+	in := b.instance("bad", 0)
+	var v victim
+	for range 20 {
+		b.turn()
+		for w, p := range b.fakes {
+			if q := in.pair.Process(w.generation); w.name == "bad" && q != nil && q.Card.Name == "worse" && q.State == control.Linking && p.state == control.Linking {
+				v = w
+			}
+		}
+		if v.generation != 0 {
+			break
+		}
+	}
+	p := b.fakes[v]
+	if p == nil {
+		t.Fatal("the new model never links")
+	}
+	p.die(control.Failed, "warm up: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
+	b.turn()
+	b.turn()
+	if in.pair.Process(v.generation) == nil || b.faults.count != 0 {
+		t.Fatal("its end was believed before MPS was heard")
+	}
+	p.lost = true
+	b.turn()
+	if b.faults.count != 1 || b.faults.outage == nil || b.faults.outage.blamed != "bad" {
+		t.Errorf("%d faults, outage %+v; want one, blamed on bad", b.faults.count, b.faults.outage)
+	}
+	b.turns()
+	if q := in.pair.Active(); q == nil || q.Card.Name != "bad" {
+		t.Errorf("%+v serves, want the old model: the new one faults", q)
+	}
+}
+
+func TestAnEndWhileLinkingIsBelievedWhenNobodySaysOtherwise(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS)
+	in := &instance{m: b.Manager, doubts: map[uint32]time.Time{}}
+	b.Manager.device.mps = true
+	q, o, now := &pair.Process{Generation: 1, State: control.Linking}, &control.ObservedProcess{State: control.Failed}, time.Now()
+	if !in.doubtful(q, o, now) || !in.doubtful(q, o, now.Add(verdictPatience/2)) || in.doubtful(q, o, now.Add(verdictPatience)) {
+		t.Error("want its end believed after the time that MPS has, not before")
+	}
+	b.Manager.device.mps = false
+	if in.doubtful(&pair.Process{Generation: 2, State: control.Linking}, o, now) {
+		t.Error("without MPS its end is its own")
+	}
 }
 
 func TestANewModelEndsAHold(t *testing.T) {

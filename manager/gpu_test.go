@@ -134,6 +134,11 @@ func TestAShadowTakesOverOnTheGroupsOfTheDead(t *testing.T) {
 	// Its connection breaks first; the orchestrator has not seen its end, and its
 	// groups are not anybody else's until then.
 	b.instance("a", 0).lost(dead)
+	b.turn()
+	if s, _ := b.shadow("a"); s != next {
+		t.Errorf("shadow %d, want %d to wait for the orchestrator's word", s, next)
+	}
+	b.instance("a", 0).heard(dead)
 	b.turns()
 	serves, p := b.serves("a")
 	if serves != next || !slices.Equal(p.on, groups) {
@@ -401,7 +406,12 @@ func TestANodeOnAGPUComesToRest(t *testing.T) {
 			f.forgive()
 		}
 		b.turns()
-		b.turns()
+		rest := func() bool {
+			return !slices.ContainsFunc(b.functions, func(f *function) bool { return !f.serving() || f.removing || f.instances[0].moving() })
+		}
+		for deadline := time.Now().Add(patience); !rest() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+			b.turn() // some ends are believed only after a while
+		}
 		for _, f := range b.functions {
 			_, p := b.serves(f.name)
 			if want := f.instances[0].groups; len(want) == 0 || !slices.Equal(p.groups(), want) || f.instances[0].moving() {

@@ -39,11 +39,13 @@ type instance struct {
 	fit      control.Fit
 	bound    string
 	limit    float64
-	cpu      control.Report   // the last report, for its CPU time
-	failure  string           // why the last process failed; empty once one serves
-	promoted int64            // when the ring was given to somebody last
-	handed   handovers        // those that were noted
-	seen     map[uint32]sight // what processes say they run on, by generation
+	cpu      control.Report       // the last report, for its CPU time
+	failure  string               // why the last process failed; empty once one serves
+	promoted int64                // when the ring was given to somebody last
+	handed   handovers            // those that were noted
+	unheard  map[uint32]bool      // gone, and the orchestrator has not said whether with the GPU
+	doubts   map[uint32]time.Time // failed while linking, and until when that may prove to be a fault of the GPU
+	seen     map[uint32]sight     // what processes say they run on, by generation
 	// On a GPU whose multiprocessors are handed out: the groups ordered, since when,
 	// whether more are to come when others have left, and what each generation was
 	// desired on last.
@@ -100,6 +102,8 @@ func newInstance(f *function, index int) (*instance, error) {
 		pids:    map[uint32]int{},
 		dying:   map[uint32]time.Time{},
 		seen:    map[uint32]sight{},
+		unheard: map[uint32]bool{},
+		doubts:  map[uint32]time.Time{},
 		last:    map[uint32][]int{},
 		visited: map[string]bool{},
 	}
@@ -181,6 +185,8 @@ func (in *instance) reclaim(generation uint32) {
 	delete(in.pids, generation)
 	delete(in.dying, generation)
 	delete(in.seen, generation)
+	delete(in.doubts, generation)
+	delete(in.unheard, generation)
 	delete(in.last, generation)
 	in.setServing(in.pair.Active() != nil)
 	in.f.mu.Lock()
@@ -280,10 +286,16 @@ func (in *instance) observe(o control.ObservedProcess) {
 		return
 	}
 	in.pids[o.Generation] = o.PID
+	if o.State == control.Draining || o.State.Ended() {
+		in.heard(o.Generation)
+	}
 	if o.SMs != 0 || len(o.SMGroups) > 0 {
 		in.seen[o.Generation] = sight{o.SMs, o.SMGroups}
 	}
 	if q.State == o.State && q.Reason == o.Reason {
+		return
+	}
+	if in.doubtful(q, &o, time.Now()) {
 		return
 	}
 	event := in.log.Debug()
@@ -373,8 +385,8 @@ func (in *instance) lost(generation uint32) {
 		return
 	}
 	in.log.Warn().Uint32("generation", generation).Msg("process is gone")
-	if q.State == control.Active && in.m.onGPU() {
-		in.pair.Died(generation, "process ended") // of its device, perhaps, and with it everybody's
+	if q.State == control.Active && in.m.device.mps {
+		in.listen(generation)
 		return
 	}
 	if q.State == control.Active {

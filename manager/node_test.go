@@ -113,6 +113,9 @@ func named(name string, percent float64) configs.Function {
 // process; and checks that no group has two users.
 func (b *nodeBed) turn() {
 	b.t.Helper()
+	for len(b.calls) > 0 {
+		(<-b.calls)()
+	}
 	b.step()
 	b.follow()
 	for v, p := range b.fakes {

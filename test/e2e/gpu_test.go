@@ -1,0 +1,253 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/libml/device/gpu/gputest"
+	"github.com/penstock/penstock/libml/null/nulltest"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/orchestrator/mps/mpsfake"
+	"github.com/penstock/penstock/wire"
+)
+
+// A whole node on a GPU that is not there: a fake driver library in every process,
+// and fake MPS programs. What only a GPU can show is in test/gpu.
+
+// fakeGPU builds both once, in the folder of the binaries that are tested.
+var fakeGPU = sync.OnceValues(func() (driver string, err error) {
+	dir, err := os.MkdirTemp(filepath.Dir(penstock), "gpu-")
+	if err != nil {
+		return "", err
+	}
+	if driver, err = fake.Build(dir, fake.Kernels(gputest.Twins), fake.Kernels(nulltest.Twins)); err != nil {
+		return "", err
+	}
+	if removeMPS, err = mpsfake.Build(); err != nil {
+		return "", err
+	}
+	_, err = mpsfake.Install(dir)
+	return driver, err
+})
+
+var removeMPS = func() {}
+
+// withGPU is the environment of a node with a GPU, and MPS if so.
+func withGPU(t *testing.T, mps bool) []string {
+	t.Helper()
+	driver, err := fakeGPU()
+	if err != nil {
+		t.Skipf("no fake driver: %v", err)
+	}
+	// Half a gigabyte is what a process takes on an H200 before it does anything.
+	environment := []string{fake.Library(driver), fake.Env(fake.Memory(16 << 30))}
+	if mps {
+		environment = append(environment, "PATH="+filepath.Dir(driver)+":"+os.Getenv("PATH"))
+	}
+	return environment
+}
+
+// onGPU is a configuration of functions that the null model serves.
+func onGPU(card string, functions ...string) string {
+	text := "device: cuda\nlog: {level: debug}\nshares: {tune: false}\nfunctions:\n"
+	for _, f := range functions {
+		text += fmt.Sprintf("  - {model: %s, port: 0, %s}\n", card, f)
+	}
+	return text
+}
+
+// onGroups waits until every function serves on the groups that it was ordered,
+// and returns them; nobody has another's.
+func onGroups(t *testing.T, n *node.Node, functions ...string) map[string]control.InstanceStatus {
+	t.Helper()
+	at := map[string]control.InstanceStatus{}
+	waitFor(t, "everybody to serve on its groups", func() bool {
+		status, err := n.Status()
+		if err != nil {
+			return false
+		}
+		taken := map[int]string{}
+		for _, name := range functions {
+			f, ok := status.Function(name)
+			if !ok {
+				return false
+			}
+			in := f.Instances[0]
+			for _, p := range in.Processes {
+				for _, g := range p.SMGroups {
+					if other := taken[g]; other != "" && other != name {
+						t.Fatalf("%s and %s are both on group %d", other, name, g)
+					}
+					taken[g] = name
+				}
+			}
+			serves := slices.IndexFunc(in.Processes, func(p control.ProcessStatus) bool { return p.State == control.Active })
+			if serves < 0 || len(in.SMGroups) == 0 || !slices.Equal(in.Processes[serves].SMGroups, in.SMGroups) {
+				return false
+			}
+			at[name] = in
+		}
+		return true
+	})
+	return at
+}
+
+// active is the process that serves an instance.
+func active(in control.InstanceStatus) control.ProcessStatus {
+	return in.Processes[slices.IndexFunc(in.Processes, func(p control.ProcessStatus) bool { return p.State == control.Active })]
+}
+
+func share(t *testing.T, n *node.Node, function string, percent float64) {
+	t.Helper()
+	if err := n.Order(control.SharePath, control.ShareOrder{Name: function, SharePercent: percent}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSharesOfAGPUMoveInPlaceUnderLoad(t *testing.T) {
+	nd := start(t, onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50", "name: other, share_percent: 50"), withGPU(t, true)...)
+	before := onGroups(t, nd, "fn", "other")
+	status, err := nd.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status.Mechanism != "mps" || status.Device == nil || status.Device.SMs != 132 {
+		t.Fatalf("shares are held by %q on %+v, want mps on 132 multiprocessors", status.Mechanism, status.Device)
+	}
+	if n := active(before["fn"]).SMs; n < 56 || n > 76 {
+		t.Errorf("half of the GPU is %d multiprocessors", n)
+	}
+	const changes = 6
+	step := 0
+	got := newAnswers()
+	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 20 * time.Second})
+	for i := range changes {
+		send(t, c, small, step, 100, 2*time.Millisecond)
+		step += 100
+		// The one that shrinks first, or the sum is above 100.
+		small, large := "fn", "other"
+		if i%2 == 1 {
+			small, large = large, small
+		}
+		share(t, nd, small, 20)
+		share(t, nd, large, 80)
+	}
+	got.wait(step)
+	if got.by[wire.StatusOK] != step || got.wrong > 0 {
+		t.Errorf("%s; want %d right answers", got, step)
+	}
+	var after map[string]control.InstanceStatus
+	waitFor(t, "fn to have four fifths of the GPU", func() bool {
+		after = onGroups(t, nd, "fn", "other")
+		return active(after["fn"]).SMs >= 98
+	})
+	for name := range after {
+		if was, is := active(before[name]), active(after[name]); was.PID != is.PID {
+			t.Errorf("%s: process %d serves, want %d still", name, is.PID, was.PID)
+		}
+	}
+	var f control.FunctionStatus
+	waitFor(t, "the moves to be counted", func() bool {
+		f = settled(t, nd, "fn")
+		return f.Swaps >= 2
+	})
+	if f.Swaps > changes {
+		t.Errorf("%d moves were counted in %d changes", f.Swaps, changes)
+	}
+	if n := metric(t, nd, `penstock_swap_idle_seconds_count{function="fn",mechanism="partition"}`); n != float64(f.SwapIdle.Count) {
+		t.Errorf("%v idle times of moves, the status has %d", n, f.SwapIdle.Count)
+	}
+}
+
+func TestAFaultOfTheGPUWakesEveryShadowAndEveryRequestIsAnswered(t *testing.T) {
+	nd := start(t, onGPU(nullCard(t, "digest", small),
+		"name: fn, share_percent: 50", `name: bad, share_percent: 30, environment: {PENSTOCK_NULL: "fault_after=30"}`),
+		withGPU(t, true)...)
+	faults := func() control.FaultStatus {
+		status, err := nd.Status()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return status.Faults
+	}
+	got := newAnswers()
+	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 20 * time.Second})
+	bad := newAnswers()
+	b := dial(t, nd, "bad", client.Options{Deliver: bad.deliver(small), Timeout: 20 * time.Second})
+	step, sent := 0, 0
+	for fault := 1; fault <= 2; fault++ {
+		active, _ := serving(t, nd, "fn")
+		serving(t, nd, "bad")
+		send(t, c, small, step, 100, 2*time.Millisecond)
+		for i := 0; int(faults().Count) < fault; i++ {
+			if i > 100 {
+				t.Fatal("nothing faults")
+			}
+			send(t, b, small, sent, 1, 20*time.Millisecond)
+			sent++
+		}
+		send(t, c, small, step+100, 100, 2*time.Millisecond)
+		step += 200
+		got.wait(step)
+		now, _ := serving(t, nd, "fn")
+		if now.PID == active.PID {
+			t.Errorf("process %d outlived the GPU's fault", now.PID)
+		}
+	}
+	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusOK] < step-2*16 {
+		t.Errorf("%s; want every request answered right, but for what was on the GPU", got)
+	}
+	bad.wait(sent)
+	if bad.lost > 0 || bad.by[wire.StatusFailed] == 0 {
+		t.Errorf("the one that faults: %s; want every request answered", bad)
+	}
+	waitFor(t, "the time without answers", func() bool { return faults().LastMillis > 0 })
+	if n := metric(t, nd, "penstock_device_faults_total"); n != 2 {
+		t.Errorf("%v faults, want 2", n)
+	}
+	// Twice within a minute: it is held back.
+	waitFor(t, "it to be refused", func() bool {
+		send(t, b, small, sent, 1, 0)
+		sent++
+		bad.wait(sent)
+		return bad.by[wire.StatusBusy] > 0
+	})
+	if err := nd.WaitFor(testContext(t), "the node to say why", func() bool {
+		return strings.Contains(nd.Log(), "held back")
+	}); err != nil {
+		t.Error(err)
+	}
+	settled(t, nd, "fn")
+	settled(t, nd, "bad")
+}
+
+func TestWithoutMPSAGPUIsSharedByTimeAndTheOutputSaysSo(t *testing.T) {
+	nd := start(t, onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, false)...)
+	status, err := nd.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status.Mechanism != "time-slicing" || status.Device == nil || !strings.Contains(status.Device.Why, "MPS") || len(status.Device.GroupSMs) > 0 {
+		t.Errorf("mechanism %q, device %+v; want it to say that MPS is missing", status.Mechanism, status.Device)
+	}
+	first, shadow := serving(t, nd, "fn")
+	got := stream(t, nd, 200, func() { share(t, nd, "fn", 30) })
+	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+		t.Errorf("%s; want 200 right answers", got)
+	}
+	kill(t, first.PID)
+	waitFor(t, "the shadow to serve", func() bool {
+		now, _ := serving(t, nd, "fn")
+		return now.Generation == shadow.Generation
+	})
+	settled(t, nd, "fn")
+}
