@@ -43,12 +43,11 @@ type victim struct {
 // outage is a time without answers: it ends when every instance that had served
 // answers again, or could.
 type outage struct {
-	from    int64 // the last good answer before, shm.Now
-	struck  int64 // when the fault was heard of
-	until   int64 // the latest first good answer
-	waits   map[*instance]bool
-	blamed  string
-	healing time.Duration // how long blamed is held back
+	from   int64 // the last good answer before, shm.Now
+	struck int64 // when the fault was heard of
+	until  int64 // the latest first good answer
+	waits  map[*instance]bool
+	blamed string
 }
 
 // A process that was linking when the device failed may say so for this long after

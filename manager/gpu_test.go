@@ -420,7 +420,7 @@ func TestANodeOnAGPUComesToRest(t *testing.T) {
 		}
 		b.closeFunctions()
 		if t.Failed() {
-			r.Fatal(fmt.Sprint("see above"))
+			r.Fatal("see above")
 		}
 	})
 }
