@@ -8,10 +8,11 @@
 #   kit.txt         what was packed, from which commit
 #
 # The source tree and the kit must be at most MOST bytes together, which is what a
-# lent server takes.
+# lent server takes. SM is the GPU's architecture, 90 (Hopper) if left out: attention
+# kernels for others are left out.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-go=${GO:-go} version=${VERSION:-unknown} kit=.kit/gpu
+go=${GO:-go} version=${VERSION:-unknown} sm=${SM:-90} kit=.kit/gpu
 readonly MOST=$((64 << 20))
 
 : "${ORT_CUDA:?say where ONNX Runtime with CUDA is: make gpu-kit ORT_CUDA=DIR, a folder with libonnxruntime.so.1, libonnxruntime_providers_cuda.so and libonnxruntime_providers_shared.so, each as it is or as .xz}"
