@@ -31,14 +31,22 @@ type opener func(start control.Start, in models.Input) (device.Device, error)
 // openDevice opens the CPU, or the GPU that the process was started on.
 func openDevice(start control.Start, in models.Input) (device.Device, error) {
 	if start.Device == "" || start.Device == DeviceCPU {
-		return cpu.New(in, nil)
+		d, err := cpu.New(in, nil)
+		if err != nil {
+			return nil, err // and not a Device that holds no pointer
+		}
+		return d, nil
 	}
 	options := gpu.Options{Device: start.Device}
 	if len(start.GroupSMs) > 0 {
 		// Only the last group, what is left over, is of another size.
 		options.Grain = start.GroupSMs[0]
 	}
-	return gpu.New(in, options)
+	d, err := gpu.New(in, options)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
 }
 
 // mapMemory opens the device, for the calling thread, and maps what it works on.

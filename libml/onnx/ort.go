@@ -63,7 +63,7 @@ func (e *ortError) Error() string { return plain(e.text) }
 // outOfMemory says whether the message is of memory that there is none of: the
 // codes of CUDA, cuBLAS and cuDNN as ONNX Runtime prints them.
 func (e *ortError) outOfMemory() bool {
-	for _, sign := range []string{"CUDA failure 2:", "out of memory", "ALLOC_FAILED", "cudaErrorMemoryAllocation"} {
+	for _, sign := range []string{"CUDA failure 2:", "out of memory", "ALLOC_FAILED", "cudaErrorMemoryAllocation", "resource allocation failed"} {
 		if strings.Contains(e.text, sign) {
 			return true
 		}

@@ -72,7 +72,7 @@ func (g *gpu) newSize(n int, stream cuda.Stream, nhwc bool) (_ *size, err error)
 			// as well. A model whose input is f32 has 24 bits of mantissa to lose.
 			tf32: g.env.Card.Input.TensorType == models.F16,
 		}, s.weights)
-		if err = short(s.weights, err); err != nil {
+		if err = g.scarce(short(s.weights, err)); err != nil {
 			return fmt.Errorf("make session for batches of %d: %w", n, err)
 		}
 		s.weights.trim()
@@ -85,6 +85,22 @@ func (g *gpu) newSize(n int, stream cuda.Stream, nhwc bool) (_ *size, err error)
 func short(p *pool, err error) error {
 	if refused := p.look().refused; refused != nil {
 		return refused
+	}
+	return err
+}
+
+// scarce is err, and that there is next to no memory, where that is so: cuDNN calls
+// its own want of memory an internal error.
+func (g *gpu) scarce(err error) error {
+	var said *ortError
+	if !errors.As(err, &said) || errors.Is(err, cuda.ErrOutOfMemory) {
+		return err
+	}
+	// Handles of cuBLAS and cuDNN, their workspaces and code: what a session asks of
+	// the driver beside our pools.
+	const little = 256 << 20
+	if free, _, asked := g.context.Memory(); asked == nil && free < little {
+		return fmt.Errorf("%w, %d MiB are free: %w", cuda.ErrOutOfMemory, free>>20, err)
 	}
 	return err
 }
