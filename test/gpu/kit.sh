@@ -46,7 +46,7 @@ for lib in "${libraries[@]}"; do
 	*.xz) xz -dc "$from" ;;
 	*) cat "$from" ;;
 	esac >"$work/whole.so"
-	python3 test/gpu/slim.py "$work/whole.so" "$work/lib.so" "${SM:-90}"
+	python3 test/gpu/slim.py "$work/whole.so" "$work/lib.so" "$sm"
 	xz --x86 --lzma2=preset=9e,dict=64MiB -c "$work/lib.so" >"$work/lib.xz"
 	mv "$work/lib.xz" "$kit/$lib.xz"
 done
