@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/libml/device/gpu/gputest"
 	"github.com/penstock/penstock/libml/null/nulltest"
+	"github.com/penstock/penstock/libml/onnx/onnxtest"
 	"github.com/penstock/penstock/orchestrator/mps/mpstest"
 )
 
@@ -32,6 +33,7 @@ func TestMain(m *testing.M) {
 	gputest.Child()
 	nulltest.Child()
 	mpstest.Child()
+	onnxtest.Child()
 	if err := find(); err != nil {
 		fmt.Fprintln(os.Stderr, "test/gpu:", err)
 		os.Exit(1)
