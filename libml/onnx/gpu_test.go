@@ -5,6 +5,7 @@ package onnx
 import (
 	"bytes"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -166,6 +167,7 @@ func newRig(t *testing.T, b *played) *rig {
 		Stream: func(slot int) uintptr { return r.streams[slot].Handle() },
 	})
 	r.f.gpu.backend, r.f.gpu.preload = b, func() error { return nil }
+	r.f.gpu.ask = func(libml.Environment, []byte) (*reference, error) { return nil, nil }
 	t.Cleanup(func() {
 		fake.Reset()
 		r.end()
@@ -199,11 +201,17 @@ func (r *rig) end() {
 	}
 }
 
-func (r *rig) linked() *rig {
+func (r *rig) loaded() *rig {
 	r.t.Helper()
 	if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
 		r.t.Fatal(err)
 	}
+	return r
+}
+
+func (r *rig) linked() *rig {
+	r.t.Helper()
+	r.loaded()
 	if _, err := r.f.LinkModel(); err != nil {
 		r.t.Fatal(err)
 	}
@@ -308,7 +316,7 @@ func TestABatchSizeHasItsSession(t *testing.T) {
 	streams := map[cuda.Stream]bool{}
 	for _, s := range r.played.made {
 		streams[s.stream] = true
-		if !s.nhwc || s.tf32 {
+		if s.nhwc || s.tf32 {
 			t.Errorf("f32 with %+v", s)
 		}
 	}
@@ -319,9 +327,7 @@ func TestABatchSizeHasItsSession(t *testing.T) {
 
 func TestLinkModelCountsWhatIsKept(t *testing.T) {
 	r := newRig(t, &played{weights: 3 * mebi})
-	if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
-		t.Fatal(err)
-	}
+	r.loaded()
 	persistent, err := r.f.LinkModel()
 	if err != nil {
 		t.Fatal(err)
@@ -491,7 +497,15 @@ func TestAModelThatIsCapturedOnlyInNCHWIsLinkedSo(t *testing.T) {
 			return &ortError{code: 11, text: "CUDA error cudaErrorStreamCaptureUnsupported:operation not permitted when stream is capturing"}
 		}
 		return nil
-	}}).linked()
+	}})
+	r.loaded()
+	r.card.Input.TensorType = models.F16
+	if _, err := r.f.LinkModel(); err != nil {
+		t.Fatal(err)
+	}
+	if first := r.played.made; len(first) != 6 || !first[0].nhwc || !first[0].tf32 || first[5].nhwc {
+		t.Errorf("sessions were made with %+v", first)
+	}
 	if r.f.gpu.nhwc || len(r.f.gpu.sizes) != 3 || r.played.sessions != 3 {
 		t.Errorf("NHWC %v, %d sessions", r.f.gpu.nhwc, r.played.sessions)
 	}
@@ -543,12 +557,88 @@ func TestAModelThatCannotBeCapturedRunsNodeByNode(t *testing.T) {
 	r.context.FreeHost(host)
 }
 
+// What the played model answers is the beginning of its input.
+func TestAModelThatAnswersAsOnTheCPUIsLinked(t *testing.T) {
+	r := newRig(t, &played{})
+	r.f.gpu.ask = func(env libml.Environment, _ []byte) (*reference, error) {
+		picture := sample(&env.Card.Input)
+		return &reference{input: picture, outputs: [][]float32{floats(picture[:40])}}, nil
+	}
+	r.linked()
+	if got := len(r.f.gpu.reference.input); got != r.card.Input.TensorBytes() {
+		t.Errorf("a sample of %d bytes", got)
+	}
+}
+
+func TestAModelThatAnswersOtherwiseIsNotLinked(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		spoil  func(*testing.T, *rig)
+		want   string
+		absent string
+	}{
+		{"as a graph", func(*testing.T, *rig) {}, "output prob", "MPS"},
+		{"node by node", func(t *testing.T, r *rig) {
+			host, err := r.context.AllocateHost(8)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { r.context.FreeHost(host) })
+			r.played.toHost = host
+		}, "output prob", "MPS"},
+		{"where MPS limits it", func(t *testing.T, r *rig) {
+			t.Setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "30")
+		}, "multiprocessors (30 %)", "\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t, &played{})
+			r.f.gpu.ask = newReference // the real model's, on the CPU
+			c.spoil(t, r)
+			r.loaded()
+			if r.f.gpu.reference == nil || len(r.f.gpu.reference.outputs[0]) != 10 {
+				t.Fatalf("the CPU answered %+v", r.f.gpu.reference)
+			}
+			_, err := r.f.LinkModel()
+			if !errors.Is(err, ErrWrongAnswers) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), c.absent) {
+				t.Errorf("got %v", err)
+			}
+			r.end()
+			if r.played.sessions != 0 {
+				t.Errorf("%d sessions are left", r.played.sessions)
+			}
+		})
+	}
+}
+
+func TestTheDistanceOfAnswers(t *testing.T) {
+	nan := float32(math.NaN())
+	for _, c := range []struct {
+		want, got []float32
+		near      bool
+	}{
+		{[]float32{0.5, 0.25}, []float32{0.5, 0.25}, true},
+		{[]float32{0.5, 0.25}, []float32{0.4, 0.3}, true},
+		{[]float32{0.5, 0.25}, []float32{0.25, 0.5}, false},
+		{[]float32{100, 1}, []float32{101, 20}, true},
+		{[]float32{0.5, 0.25}, []float32{0.5, nan}, false},
+		{[]float32{0, 0}, []float32{0, 0}, true},
+		{[]float32{0, 0}, []float32{0, 1}, false},
+	} {
+		if d := distance(c.want, c.got); (d <= farthest) != c.near {
+			t.Errorf("%v from %v: %g", c.got, c.want, d)
+		}
+	}
+	for v, want := range map[float32]uint16{0: 0, 1: 0x3c00, -2: 0xc000, 0.5: 0x3800, 65504: 0x7bff, 1e6: 0x7c00, 1e-9: 0} {
+		if got := half(v); got != want {
+			t.Errorf("%g is %#x in f16, not %#x", v, got, want)
+		}
+	}
+}
+
 func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 	t.Run("when it is linked", func(t *testing.T) {
 		r := newRig(t, &played{weights: 64 * mebi})
-		if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
-			t.Fatal(err)
-		}
+		r.loaded()
 		before := fake.Now()
 		fake.Set(t, fake.Memory(before.Bytes+100*mebi))
 		_, err := r.f.LinkModel()
@@ -561,9 +651,7 @@ func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 	})
 	t.Run("when it is tried", func(t *testing.T) {
 		r := newRig(t, &played{scratch: 64 * mebi})
-		if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
-			t.Fatal(err)
-		}
+		r.loaded()
 		fake.Set(t, fake.Memory(fake.Now().Bytes+100*mebi))
 		if _, err := r.f.LinkModel(); !errors.Is(err, cuda.ErrOutOfMemory) {
 			t.Errorf("got %v", err)
@@ -587,9 +675,7 @@ func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 		r := newRig(t, &played{unmade: func(settings) error {
 			return &ortError{code: 11, text: "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=h ; file=x"}
 		}})
-		if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
-			t.Fatal(err)
-		}
+		r.loaded()
 		_, err := r.f.LinkModel()
 		if !errors.Is(err, cuda.ErrOutOfMemory) || strings.Contains(err.Error(), "hostname") || !strings.Contains(err.Error(), "ALLOC_FAILED") {
 			t.Errorf("got %v", err)
@@ -621,9 +707,7 @@ func TestALostDeviceIsToldByWhateverIsCalled(t *testing.T) {
 			fake.Set(t, fake.Lose(cuda.IllegalAddress))
 			return &ortError{code: 11, text: "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=x"}
 		}
-		if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
-			t.Fatal(err)
-		}
+		r.loaded()
 		if _, err := r.f.LinkModel(); !errors.Is(err, device.ErrLost) || !strings.Contains(err.Error(), "CUDA failure 700") {
 			t.Errorf("got %v", err)
 		}
@@ -693,9 +777,7 @@ func TestOnAGPUDeinitCopesWithWhateverWasReached(t *testing.T) {
 	if err := r.f.Deinit(); err != nil {
 		t.Errorf("before LoadModel: %v", err)
 	}
-	if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
-		t.Fatal(err)
-	}
+	r.loaded()
 	if err := r.f.Deinit(); err != nil {
 		t.Errorf("after LoadModel: %v", err)
 	}

@@ -105,9 +105,46 @@ func (g *gpu) scarce(err error) error {
 	return err
 }
 
-// try captures the batch over memory that is given back at once: it has cuDNN make its
-// plans and load or compile its kernels, and tells whether the model can be captured.
+// try captures the batch over memory that is given back at once, which has cuDNN make
+// its plans and load or compile its kernels, and checks what it answers. errNoGraph
+// where it cannot be captured.
 func (s *size) try() error {
+	return s.overMemory(func(memory *pool, in place, outs []place) error {
+		c, err := s.capture(memory, in, outs)
+		if err != nil {
+			return err
+		}
+		defer c.graph.Destroy()
+		if s.g.reference == nil {
+			return nil
+		}
+		x, err := c.graph.Instantiate()
+		if err != nil {
+			return err
+		}
+		defer x.Destroy()
+		return s.g.reference.check(s.g.context, s.stream, in, outs, func() error { return x.Launch(s.stream) })
+	})
+}
+
+// tryPlain checks what the batch answers when it runs node by node.
+func (s *size) tryPlain() error {
+	return s.overMemory(func(memory *pool, in place, outs []place) error {
+		if s.g.reference == nil {
+			return nil
+		}
+		b, err := s.session.bind(in, outs)
+		if err != nil {
+			return err
+		}
+		defer b.close()
+		return s.g.reference.check(s.g.context, s.stream, in, outs, func() error { return short(memory, b.run(memory)) })
+	})
+}
+
+// overMemory does f on the session's thread over tensors in a pool that is closed
+// after it.
+func (s *size) overMemory(f func(memory *pool, in place, outs []place) error) error {
 	return s.thread.do(func() (err error) {
 		memory, err := newPool(s.g.context.Device())
 		if err != nil {
@@ -128,11 +165,10 @@ func (s *size) try() error {
 		if err != nil {
 			return err
 		}
-		c, err := s.capture(memory, in, outs)
-		if err != nil {
+		if err := f(memory, in, outs); err != nil {
 			return fmt.Errorf("batch of %d: %w", s.n, err)
 		}
-		return c.graph.Destroy()
+		return nil
 	})
 }
 

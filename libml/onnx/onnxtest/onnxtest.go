@@ -660,6 +660,10 @@ func leavesNothing(t *testing.T, card *models.Card) {
 			b.infer(t, slot, 1)
 		}
 		b.close()
+		// Which has unbound the thread.
+		if err := context.Bind(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	cycle()
 	free := func() int64 {
