@@ -264,24 +264,32 @@ func (g *gpu) open() error {
 }
 
 // link makes a session of every batch size, as many at once as the framework may
-// keep threads busy. All are there when it returns nil; else none.
+// keep threads busy, and then has each captured. Not one while others are still made:
+// making a session waits for the whole device, which CUDA refuses while anything is
+// being captured (error 900). All are there when it returns nil; else none.
 func (g *gpu) link() error {
 	card := g.env.Card
 	g.sizes = make([]*size, len(card.Batches))
 	errs := make([]error, len(card.Batches))
 	free := make(chan struct{}, max(1, g.env.Threads))
-	var wg sync.WaitGroup
-	for i, n := range card.Batches {
-		wg.Go(func() {
-			free <- struct{}{}
-			defer func() { <-free }()
-			g.sizes[i], errs[i] = g.newSize(n, cuda.Stream{}, g.nhwc)
-			if errs[i] == nil {
-				errs[i] = g.sizes[i].try()
-			}
-		})
+	each := func(do func(i, n int) error) {
+		var wg sync.WaitGroup
+		for i, n := range card.Batches {
+			wg.Go(func() {
+				free <- struct{}{}
+				defer func() { <-free }()
+				if errs[i] == nil {
+					errs[i] = do(i, n)
+				}
+			})
+		}
+		wg.Wait()
 	}
-	wg.Wait()
+	each(func(i, n int) (err error) {
+		g.sizes[i], err = g.newSize(n, cuda.Stream{}, g.nhwc)
+		return err
+	})
+	each(func(i, n int) error { return g.sizes[i].try() })
 	var err error
 	for _, e := range errs {
 		// Any other error says more than that something cannot be captured.
