@@ -11,15 +11,16 @@ type Code int32
 
 // The codes that this package gives a meaning to (cuda.h, CUresult).
 const (
-	InvalidValue      Code = 1
-	OutOfMemory       Code = 2
-	NotInitialized    Code = 3
-	NoDevice          Code = 100
-	InvalidContext    Code = 201
-	IllegalAddress    Code = 700
-	NotReady          Code = 600
-	NotSupported      Code = 801
-	MPSServerNotReady Code = 807
+	InvalidValue        Code = 1
+	OutOfMemory         Code = 2
+	NotInitialized      Code = 3
+	NoDevice            Code = 100
+	InvalidContext      Code = 201
+	IllegalAddress      Code = 700
+	NotReady            Code = 600
+	NotSupported        Code = 801
+	MPSConnectionFailed Code = 805
+	MPSServerNotReady   Code = 807
 )
 
 // codes are CUresult's names without CUDA_ERROR_, and what they mean.

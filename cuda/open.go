@@ -56,12 +56,14 @@ func open() error {
 	return check("cuInit", whenReady(initialise))
 }
 
-// whenReady calls the driver again while it says that the MPS server is not
-// ready, up to readyTimeout.
+// whenReady calls the driver again, up to readyTimeout, while it says that the MPS
+// server is not ready: it recovers from a fault, or was killed and another comes up
+// (which is 805, as long as the daemon has none to send a client to).
 func whenReady(call func() int32) int32 {
 	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(2 * time.Millisecond) {
 		code := call()
-		if code != int32(MPSServerNotReady) || time.Now().After(deadline) {
+		coming := code == int32(MPSServerNotReady) || code == int32(MPSConnectionFailed)
+		if !coming || time.Now().After(deadline) {
 			return code
 		}
 	}

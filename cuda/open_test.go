@@ -106,11 +106,10 @@ func TestNothingIsCalledBeforeOpen(t *testing.T) {
 	}
 }
 
-func TestOpenWaitsForAnMPSServerThatRecovers(t *testing.T) {
+func TestOpenWaitsForAnMPSServerThatComesUpAgain(t *testing.T) {
 	var settings []fake.Setting
-	for nth := 1; nth <= 5; nth++ {
-		settings = append(settings, fake.Refuse("cuInit", nth, cuda.MPSServerNotReady),
-			fake.Refuse("cuDevicePrimaryCtxRetain", nth, cuda.MPSServerNotReady))
+	for nth, code := range []cuda.Code{cuda.MPSServerNotReady, cuda.MPSConnectionFailed, cuda.MPSServerNotReady, cuda.MPSConnectionFailed, cuda.MPSServerNotReady} {
+		settings = append(settings, fake.Refuse("cuInit", nth+1, code), fake.Refuse("cuDevicePrimaryCtxRetain", nth+1, code))
 	}
 	if said := inChild(t, "context", fake.Env(settings...)); said != "<nil>" {
 		t.Errorf("the sixth time the server was ready, and the error is %q", said)
