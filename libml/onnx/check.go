@@ -27,14 +27,14 @@ import (
 var ErrWrongAnswers = errors.New("model answers wrongly on this GPU")
 
 // farthest is how far a value may be from the CPU's, for the largest of its output.
-// Of models that are right the farthest were at 0.06 (f16) and 0.02 (f32, where cuDNN
-// has nothing but TF32); of those that are wrong, at 0.4 to infinity.
+// Of models that are right the farthest were at 0.06 (f16) and 3e-5 (f32); of those
+// that are wrong, most at 0.4 to infinity.
 const farthest = 0.25
 
-// reference is what the CPU answers to the sample.
+// reference is the sample and what the CPU answers to it.
 type reference struct {
-	input   []byte // one image
-	outputs [][]float32
+	input   []byte      // one image
+	outputs [][]float32 // none where the CPU cannot say
 }
 
 // newReference runs a model on the CPU, once.
@@ -138,7 +138,7 @@ func (r *reference) check(c *cuda.Context, stream cuda.Stream, in place, outs []
 	if err := errors.Join(launch(), stream.Synchronize()); err != nil {
 		return err
 	}
-	for k, o := range outs {
+	for k, o := range outs[:min(len(outs), len(r.outputs))] {
 		if err := errors.Join(stream.Copy(cuda.At(host), o.at, o.bytes), stream.Synchronize()); err != nil {
 			return err
 		}

@@ -20,7 +20,8 @@ package onnx
 // ResNet-50 in 0.5 s, in place of 1.1 s one after the other.
 //
 // A graph is captured without being run (nothing of a capture runs), so configuring
-// a slot disturbs no batch in flight, neither its memory nor its timing.
+// a slot disturbs no batch in flight, neither its memory nor its timing. All that is
+// done once, LinkModel has done.
 //
 // Memory is our own (shim.c): weights of each size in one pool; what a batch needs in
 // between in the pool of its lane. Slots 0 and 2 are one lane and 1 and 3 the other,
@@ -87,7 +88,7 @@ type gpu struct {
 	ask     func(libml.Environment, []byte) (*reference, error)
 
 	model     []byte     // the file, from LoadModel on
-	reference *reference // what it should answer; nil where the CPU cannot say
+	reference *reference // what it should answer
 	context   *cuda.Context
 	scratch   [lanes]*pool
 	nhwc      bool
@@ -159,6 +160,7 @@ func (g *gpu) loadModel() (err error) {
 	}
 	if g.reference, err = g.ask(g.env, g.model); err != nil {
 		g.env.Log.Info().Err(brief(g.env.Card, err)).Msg("model does not run on the CPU: its answers on the GPU are not checked")
+		g.reference = &reference{input: sample(&g.env.Card.Input)}
 	}
 	return nil
 }
@@ -167,6 +169,9 @@ func (g *gpu) loadModel() (err error) {
 // has less of, between the weights' own and those with what the libraries keep for
 // each session: other processes' comings and goings are in the difference.
 func (g *gpu) linkModel() (persistentBytes int64, err error) {
+	if g.model == nil {
+		return 0, errors.New("link model: none is loaded")
+	}
 	if err := g.open(); err != nil {
 		return 0, g.fail("open GPU", err)
 	}
@@ -176,9 +181,10 @@ func (g *gpu) linkModel() (persistentBytes int64, err error) {
 		return 0, g.fail("link "+g.env.Card.Model, err)
 	}
 	how := "one graph a batch size"
-	// NHWC is what tensor cores want: a ResNet-50 in f16 is a quarter faster in it. In
-	// f32 there are few kernels for it that keep 24 bits of mantissa, and cuDNN takes
-	// TF32 in silence where there is none (measured: another 1e-2 in a probability).
+	// NHWC is what tensor cores want: a ResNet-50 in f16 is a quarter faster in it. In f32
+	// without TF32 it is slower for one of the shipped models (0.09 for 0.07 ms), cannot
+	// be captured for another, and for the third faster (0.37 for 0.62 ms at 8), at 7 s
+	// to compile its kernels for 1.9.
 	half := g.env.Card.Input.TensorType == models.F16
 	g.nhwc = half
 	err = g.link()
@@ -263,33 +269,32 @@ func (g *gpu) open() error {
 	return nil
 }
 
-// link makes a session of every batch size, as many at once as the framework may
-// keep threads busy, and then has each captured. Not one while others are still made:
-// making a session waits for the whole device, which CUDA refuses while anything is
-// being captured (error 900). All are there when it returns nil; else none.
+// link makes a session of every batch size and has each run, as many at once as the
+// framework may keep threads busy; then has each captured, one after the other: what
+// the others do when they are made or first run waits for the whole device, which
+// CUDA refuses while anything is being captured (error 900). All are there when it
+// returns nil; else none.
 func (g *gpu) link() error {
 	card := g.env.Card
 	g.sizes = make([]*size, len(card.Batches))
 	errs := make([]error, len(card.Batches))
 	free := make(chan struct{}, max(1, g.env.Threads))
-	each := func(do func(i, n int) error) {
-		var wg sync.WaitGroup
-		for i, n := range card.Batches {
-			wg.Go(func() {
-				free <- struct{}{}
-				defer func() { <-free }()
-				if errs[i] == nil {
-					errs[i] = do(i, n)
-				}
-			})
-		}
-		wg.Wait()
+	var wg sync.WaitGroup
+	for i, n := range card.Batches {
+		wg.Go(func() {
+			free <- struct{}{}
+			defer func() { <-free }()
+			if g.sizes[i], errs[i] = g.newSize(n, cuda.Stream{}, g.nhwc); errs[i] == nil {
+				errs[i] = g.sizes[i].try()
+			}
+		})
 	}
-	each(func(i, n int) (err error) {
-		g.sizes[i], err = g.newSize(n, cuda.Stream{}, g.nhwc)
-		return err
-	})
-	each(func(i, n int) error { return g.sizes[i].try() })
+	wg.Wait()
+	if errors.Join(errs...) == nil {
+		for i := range g.sizes {
+			errs[i] = g.sizes[i].tryGraph()
+		}
+	}
 	var err error
 	for _, e := range errs {
 		// Any other error says more than that something cannot be captured.
@@ -334,7 +339,7 @@ func (g *gpu) plainSize(slot, n int) (*size, error) {
 	}
 	s, err := g.newSize(n, stream, g.nhwc)
 	if err == nil {
-		err = s.tryPlain()
+		err = s.try()
 	}
 	if err != nil {
 		if s != nil {

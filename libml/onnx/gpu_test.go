@@ -31,6 +31,9 @@ type played struct {
 	weights  int    // bytes
 	scratch  int    // bytes an image
 	fromHost []byte // pinned; copied into each output's first bytes where there is any
+	// once has a session fill its weights with 5 at its first run, and each batch
+	// answer with that.
+	once bool
 	// outside has each batch write into the weights' pool as well.
 	outside bool
 	// broken says why a session with these settings cannot be captured, or made.
@@ -65,6 +68,7 @@ type playedSession struct {
 	b       *played
 	s       settings
 	weights cuda.Pointer
+	did     bool // what is done once
 }
 
 func (s *playedSession) close() {
@@ -121,6 +125,15 @@ func (b *playedBinding) run(scratch *pool) error {
 			errs = append(errs, stream.Copy(o.at, cuda.At(b.b.fromHost), len(b.b.fromHost)))
 		}
 	}
+	if b.b.once {
+		if !b.did {
+			errs = append(errs, stream.Set(b.weights, 5, b.b.weights))
+		}
+		b.did = true
+		for _, o := range b.outputs {
+			errs = append(errs, stream.Copy(o.at, b.weights, o.bytes))
+		}
+	}
 	if b.b.outside {
 		errs = append(errs, stream.Set(b.weights, 1, 16))
 	}
@@ -167,7 +180,7 @@ func newRig(t *testing.T, b *played) *rig {
 		Stream: func(slot int) uintptr { return r.streams[slot].Handle() },
 	})
 	r.f.gpu.backend, r.f.gpu.preload = b, func() error { return nil }
-	r.f.gpu.ask = func(libml.Environment, []byte) (*reference, error) { return nil, nil }
+	r.f.gpu.ask = func(libml.Environment, []byte) (*reference, error) { return nil, errors.New("is not asked") }
 	t.Cleanup(func() {
 		fake.Reset()
 		r.end()
@@ -468,6 +481,18 @@ func TestAGraphKeepsWhatItReadsOfTheHost(t *testing.T) {
 	r.context.FreeHost(host)
 }
 
+// ONNX Runtime makes some things when a session first runs: they must not be made in a
+// capture only.
+func TestWhatIsDoneOnceIsDone(t *testing.T) {
+	r := newRig(t, &played{once: true, weights: 4096}).linked()
+	b := r.tensors(2)
+	r.configure(0, 2, b)
+	r.infer(0, 2)
+	if got := r.output(b); !all(got, 5) {
+		t.Errorf("answered %v", got)
+	}
+}
+
 // A graph that writes where the others do waits for the one before, on the device.
 func TestAGraphThatWritesElsewhereRunsAlone(t *testing.T) {
 	r := newRig(t, &played{outside: true}).linked()
@@ -494,7 +519,7 @@ func TestAGraphThatWritesElsewhereRunsAlone(t *testing.T) {
 func TestAModelThatIsCapturedOnlyInNCHWIsLinkedSo(t *testing.T) {
 	r := newRig(t, &played{unqueued: func(s settings) error {
 		if s.nhwc {
-			return &ortError{code: 11, text: "CUDA error cudaErrorStreamCaptureUnsupported:operation not permitted when stream is capturing"}
+			return s.stream.Synchronize() // which is refused in a capture
 		}
 		return nil
 	}})
@@ -660,16 +685,16 @@ func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 	t.Run("when a batch is configured", func(t *testing.T) {
 		r := newRig(t, &played{scratch: 32 * mebi}).linked()
 		small, big := r.tensors(1), r.tensors(4)
-		r.configure(0, 1, small)
+		r.configure(1, 1, small) // of the lane that LinkModel has not used
 		fake.Set(t, fake.Memory(fake.Now().Bytes+16*mebi))
-		if _, err := r.f.ConfigureBatch(0, 4, big.input, big.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
+		if _, err := r.f.ConfigureBatch(1, 4, big.input, big.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
 			t.Errorf("got %v", err)
 		}
 		// What was there before still runs, and with memory the rest does.
-		r.infer(0, 1)
+		r.infer(1, 1)
 		fake.Reset()
-		r.configure(0, 4, big)
-		r.infer(0, 4)
+		r.configure(1, 4, big)
+		r.infer(1, 4)
 	})
 	t.Run("as ONNX Runtime says it", func(t *testing.T) {
 		r := newRig(t, &played{unmade: func(settings) error {
@@ -781,10 +806,8 @@ func TestOnAGPUDeinitCopesWithWhateverWasReached(t *testing.T) {
 	if err := r.f.Deinit(); err != nil {
 		t.Errorf("after LoadModel: %v", err)
 	}
-	if _, err := r.f.LinkModel(); err == nil {
-		if err := r.f.Deinit(); err != nil {
-			t.Errorf("after LinkModel: %v", err)
-		}
+	if _, err := r.f.LinkModel(); err == nil || !strings.Contains(err.Error(), "none is loaded") {
+		t.Errorf("linked after Deinit: %v", err)
 	}
 	for _, call := range []string{"cuStreamCreate", "cuEventCreate", "cuMemAddressReserve", "cuMemGetInfo_v2"} {
 		t.Run(call, func(t *testing.T) {

@@ -28,6 +28,7 @@ type size struct {
 	// captured by lane; hosts is pinned memory that graphs copy from.
 	captured [lanes]*captured
 	hosts    [][]byte
+	kept     []*pool // that the session keeps something in
 }
 
 // captured is a batch over certain buffers as a graph.
@@ -105,71 +106,83 @@ func (g *gpu) scarce(err error) error {
 	return err
 }
 
-// try captures the batch over memory that is given back at once, which has cuDNN make
-// its plans and load or compile its kernels, and checks what it answers. errNoGraph
-// where it cannot be captured.
+// try runs the batch node by node over memory that is given back, and checks what it
+// answers. It has cuDNN make its plans and load or compile its kernels, and ONNX
+// Runtime do what it does once (a vector of ones that a bias is added with): queued
+// into a capture that nobody launches, that would never be done.
 func (s *size) try() error {
-	return s.overMemory(func(memory *pool, in place, outs []place) error {
-		c, err := s.capture(memory, in, outs)
-		if err != nil {
-			return err
-		}
-		defer c.graph.Destroy()
-		if s.g.reference == nil {
-			return nil
-		}
-		x, err := c.graph.Instantiate()
-		if err != nil {
-			return err
-		}
-		defer x.Destroy()
-		return s.g.reference.check(s.g.context, s.stream, in, outs, func() error { return x.Launch(s.stream) })
-	})
-}
-
-// tryPlain checks what the batch answers when it runs node by node.
-func (s *size) tryPlain() error {
-	return s.overMemory(func(memory *pool, in place, outs []place) error {
-		if s.g.reference == nil {
-			return nil
-		}
-		b, err := s.session.bind(in, outs)
-		if err != nil {
-			return err
-		}
-		defer b.close()
-		return s.g.reference.check(s.g.context, s.stream, in, outs, func() error { return short(memory, b.run(memory)) })
-	})
-}
-
-// overMemory does f on the session's thread over tensors in a pool that is closed
-// after it.
-func (s *size) overMemory(f func(memory *pool, in place, outs []place) error) error {
 	return s.thread.do(func() (err error) {
 		memory, err := newPool(s.g.context.Device())
 		if err != nil {
 			return err
 		}
-		defer func() { err = errors.Join(err, memory.close()) }()
-		card := s.g.env.Card
-		at := func(bytes int) []byte { return cuda.Bytes(memory.allocate(bytes), bytes) }
-		input := at(s.n * card.Input.TensorBytes())
-		var outputs [][]byte
-		for i := range card.Outputs {
-			outputs = append(outputs, at(s.n*card.Outputs[i].Bytes()))
+		err = s.over(memory, func(in place, outs []place) error {
+			b, err := s.session.bind(in, outs)
+			if err != nil {
+				return err
+			}
+			defer b.close()
+			return s.g.reference.check(s.g.context, s.stream, in, outs, func() error { return s.g.scarce(short(memory, b.run(memory))) })
+		})
+		if memory.look().used == 0 {
+			return errors.Join(err, memory.close())
 		}
-		if err := short(memory, nil); err != nil {
-			return err
-		}
-		in, outs, err := s.g.places(s.n, input, outputs)
-		if err != nil {
-			return err
-		}
-		if err := f(memory, in, outs); err != nil {
-			return fmt.Errorf("batch of %d: %w", s.n, err)
-		}
-		return nil
+		memory.trim()
+		s.kept = append(s.kept, memory) // ONNX Runtime keeps something there
+		return err
 	})
+}
+
+// tryGraph captures the batch and checks what the graph answers. errNoGraph where it
+// cannot be captured. Nothing of the process may wait for the whole device meanwhile.
+func (s *size) tryGraph() error {
+	return s.thread.do(func() error {
+		return s.over(s.g.scratch[0], func(in place, outs []place) error {
+			c, err := s.capture(s.g.scratch[0], in, outs)
+			if err != nil {
+				return err
+			}
+			defer c.graph.Destroy()
+			x, err := c.graph.Instantiate()
+			if err != nil {
+				return err
+			}
+			defer x.Destroy()
+			return s.g.reference.check(s.g.context, s.stream, in, outs, func() error { return x.Launch(s.stream) })
+		})
+	})
+}
+
+// over does f over tensors that are taken from memory, and given back.
+func (s *size) over(memory *pool, f func(in place, outs []place) error) error {
+	memory.mark()
+	in, outs, err := s.tensors(memory)
+	if err == nil {
+		err = f(in, outs)
+	}
+	release(in.at)
+	for _, o := range outs {
+		release(o.at)
+	}
+	if err != nil {
+		return fmt.Errorf("batch of %d: %w", s.n, err)
+	}
+	return nil
+}
+
+// tensors allocates the batch's.
+func (s *size) tensors(memory *pool) (in place, outs []place, err error) {
+	card := s.g.env.Card
+	at := func(bytes int) []byte { return cuda.Bytes(memory.allocate(bytes), bytes) }
+	input := at(s.n * card.Input.TensorBytes())
+	var outputs [][]byte
+	for i := range card.Outputs {
+		outputs = append(outputs, at(s.n*card.Outputs[i].Bytes()))
+	}
+	if in, outs, err = s.g.places(s.n, input, outputs); err != nil {
+		return in, outs, err
+	}
+	return in, outs, short(memory, nil)
 }
 
 // prepare makes an executable of a batch over these buffers that runs where stream
@@ -316,7 +329,10 @@ func (s *size) close() error {
 			errs = append(errs, s.g.context.FreeHost(host))
 		}
 		s.hosts = nil
-		errs = append(errs, s.weights.close())
+		for _, p := range append(s.kept, s.weights) {
+			errs = append(errs, p.close())
+		}
+		s.kept = nil
 		if s.ours {
 			errs = append(errs, s.stream.Destroy())
 			s.ours = false

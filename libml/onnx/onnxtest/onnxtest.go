@@ -516,14 +516,15 @@ func partitions(t *testing.T, b *bed) {
 		b.infer(t, 0, n)
 		want[n] = b.read(t, y)
 		whole[n] = b.pace(t, 0, n)
+		t.Logf("the whole device: batch of %d in %v", n, whole[n])
 	}
 	before := b.streams[2]
 	defer func() { b.streams[2] = before }()
 	groups := len(split.GroupSMs())
 	for _, part := range [][2]int{{0, 2}, {2, 6}, {groups - 8, groups}} {
 		var list []int
-		for g := part[0]; g < part[1] && g < groups; g++ {
-			list = append(list, max(0, g))
+		for g := max(0, part[0]); g < min(part[1], groups); g++ {
+			list = append(list, g)
 		}
 		green, err := b.context.Green(split, list)
 		if err != nil {
