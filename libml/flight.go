@@ -86,7 +86,9 @@ func (l *loop) begin() error {
 		l.served = true
 		l.handedOver()
 	case l.moved != nil:
-		idle = l.idle(l.movedAt)
+		if idle = l.idle(l.movedAt); !f.alone {
+			idle = min(idle, 0) // the device was at work
+		}
 	}
 	l.batch = nil
 	l.pending = l.pending[:copy(l.pending, l.pending[n:])]
@@ -105,7 +107,7 @@ func (l *loop) begin() error {
 		images = 0 // but what is queued is waited for, and a lost device shows
 	}
 	f.err = worse(f.err, l.m.device.Fetch(f.slot, images))
-	l.settled(idle)
+	l.moveSeen(idle)
 	return f.err
 }
 
@@ -203,6 +205,7 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	l.c.Flush()
 	l.first = (l.first + 1) % len(l.flights)
 	l.flying--
+	l.settle()
 
 	l.pause = l.governor.spend(l.p.share.Load(), f.dispatched, ended)
 	l.state = l.rule.Next(l.state, slab.Observation{

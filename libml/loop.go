@@ -27,7 +27,7 @@ import (
 //  5. tell the rule; if the ring is still ours: 1
 //
 // A batch on a CPU is done when it has begun, so there 3 is nothing. Between two
-// batches, with none in flight, the loop moves to other multiprocessors (move.go).
+// batches, or beside one, the loop moves to other multiprocessors (move.go).
 //
 // It allocates nothing once it runs.
 type loop struct {
@@ -61,9 +61,10 @@ type loop struct {
 	announced bool
 	served    bool                 // a batch has begun
 	acquired  int64                // when the ring became ours
-	next      atomic.Pointer[move] // to be made when nothing is in flight
-	moved     *move                // made, and no batch has begun since
+	next      atomic.Pointer[move] // to be made
+	moved     *move                // made, and not settled
 	movedAt   int64
+	movedIdle int64 // how long the ring stood still for it, or unknown
 
 	standstill control.Report // hand-overs and moves, and how long the last one took
 	report     atomic.Pointer[control.Report]
@@ -119,7 +120,7 @@ func (l *loop) run() error {
 			return l.p.deviceLost()
 		}
 		l.moveOver()
-		l.settled(-1)
+		l.moveSeen(-1)
 	}
 	done := make(chan struct{})
 	defer close(done)
@@ -128,9 +129,7 @@ func (l *loop) run() error {
 	}
 	for l.c.Entitled() && !l.p.finished() {
 		l.take()
-		if l.flying == 0 {
-			l.moveOver()
-		}
+		l.moveOver()
 		switch {
 		case l.mayBegin():
 			if l.pick(); len(l.batch) == 0 {
@@ -144,7 +143,7 @@ func (l *loop) run() error {
 			}
 		case l.flying == 0:
 			l.announce(done)
-			l.settled(-1)
+			l.moveSeen(-1)
 			l.c.Wait(shm.Now() + int64(waitAtMost))
 			continue
 		}
@@ -181,18 +180,13 @@ func (l *loop) take() {
 	}
 }
 
-// mayBegin reports whether a batch may begin now. Beside another one it may not
-// while a move waits for that to end.
+// mayBegin reports whether a batch may begin now.
 func (l *loop) mayBegin() bool {
 	switch {
 	case len(l.pending) == 0 || l.flying == len(l.flights):
 		return false
 	case l.flying == 0:
 		return true
-	}
-	switch {
-	case l.next.Load() != nil:
-		return false
 	case l.halfFull:
 		return slab.HalfFull(len(l.pending), l.rule.Size(l.state))
 	}
@@ -209,7 +203,7 @@ func (l *loop) left(now int64) time.Duration {
 const firstLead = 100 * time.Microsecond
 
 // await returns true when it is time to finish the oldest batch in flight, or false
-// when another may begin beside it. Where none may, finish waits. Else it looks at the
+// when another may begin beside it or a move is to be made. Where none may, finish waits. Else it looks at the
 // device and at the ring, and naps between two looks, the shorter the nearer the end is
 // expected; at last it looks without pause.
 func (l *loop) await() bool {
@@ -223,10 +217,10 @@ func (l *loop) await() bool {
 				return true
 			}
 		}
-		if !l.c.Entitled() || l.p.finished() || l.next.Load() != nil {
+		if !l.c.Entitled() || l.p.finished() {
 			return true // none may begin any more
 		}
-		if l.take(); l.mayBegin() {
+		if l.take(); l.next.Load() != nil || l.mayBegin() {
 			return false
 		}
 		if d := min(l.left(shm.Now())/8, longestNap); d >= shortestNap {

@@ -3,6 +3,7 @@ package libml
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 
 	"github.com/penstock/penstock/control"
@@ -17,10 +18,13 @@ import (
 //	1 is ordered to groups; the last counts   batches, in the slots in use
 //	2 Repartition of the slots standing by    "
 //	3 ConfigureBatch there, every size        "
-//	4 move ────────────────────────────────>  5 begins nothing beside what is in flight
-//	                                          6 nothing in flight: moveOver
-//	8 <─────────────────────────── settled ─  7 begins the next batch, where one waits
+//	4 move ────────────────────────────────>  5 at most one in flight: moveOver
+//	                                          6 begins the next batch there, beside the last one here
+//	8 <───────────────────────────── settle ─ 7 nothing in flight here any more
 //	9 says which groups it holds now; the others are free
+//
+// So the device has work of this process all the time, and the process holds both
+// sets of groups for as long as it uses them.
 type move struct {
 	base    int           // the first slot of the set
 	settled chan struct{} // closed at 8
@@ -29,20 +33,41 @@ type move struct {
 // standby is the first slot of the set that is not base's: slots 0 and 1, or 2 and 3.
 func standby(base int) int { return device.Slots/2 - base }
 
-// moveOver makes the move that is ordered, if one is; nothing is in flight.
+// moveOver makes the move that is ordered, if one is and there is a place for a
+// batch beside what is in flight: slots of different lanes have nothing in common.
 func (l *loop) moveOver() {
+	if l.flying == len(l.flights) {
+		return
+	}
 	if m := l.next.Swap(nil); m != nil {
-		l.base, l.moved, l.movedAt = m.base, m, shm.Now()
+		l.base, l.moved, l.movedAt, l.movedIdle = m.base, m, shm.Now(), unknown
 	}
 }
 
-// settled ends a move, if one was made: the ring stood still for idle nanoseconds
-// until the first batch after it began, or for none (-1) where no work waited.
-func (l *loop) settled(idle int64) {
-	if l.moved == nil {
+// unknown is movedIdle until a batch has begun, or none waits.
+const unknown = math.MinInt64
+
+// moveSeen notes how long the ring stood still for a move: until the first batch after
+// it began, or -1 where no work waited.
+func (l *loop) moveSeen(idle int64) {
+	if l.moved != nil && l.movedIdle == unknown {
+		l.movedIdle = idle
+		l.settle()
+	}
+}
+
+// settle ends a move when the first batch after it has begun and none is in flight
+// any more where the loop was before.
+func (l *loop) settle() {
+	if l.moved == nil || l.movedIdle == unknown {
 		return
 	}
-	l.stoodStill(idle)
+	for i := range l.flying {
+		if slot := l.flights[(l.first+i)%len(l.flights)].slot; slot < l.base || slot >= l.base+len(l.flights) {
+			return
+		}
+	}
+	l.stoodStill(l.movedIdle)
 	close(l.moved.settled)
 	l.moved = nil
 }

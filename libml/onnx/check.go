@@ -42,6 +42,7 @@ func newReference(env libml.Environment, model []byte) (_ *reference, err error)
 	card := env.Card
 	f := New()
 	env.Device, env.Stream = libml.DeviceCPU, nil
+	env.Threads = 1 // a shadow loads while others serve
 	if err := f.Init(env); err != nil {
 		return nil, err
 	}
