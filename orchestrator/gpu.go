@@ -46,7 +46,8 @@ type release struct {
 	until time.Time // it is believed free then, whatever the driver says
 }
 
-// verdict is what the MPS server said after a process lost its device.
+// verdict is what the MPS server said after a process lost its device; with the zero
+// key it is for all.
 type verdict struct {
 	key    key
 	health mps.Health
@@ -138,7 +139,10 @@ func (s *supervisor) wakesHeld() string {
 	if !s.onGPU() {
 		return ""
 	}
-	if !s.gpu.serving {
+	switch {
+	case s.asking:
+		return "asks the MPS server how it is"
+	case !s.gpu.serving:
 		return s.gpu.idle
 	}
 	var bytes int64
@@ -239,20 +243,34 @@ func (s *supervisor) lose(k key, c *child) {
 	default:
 		// It may never have had the device: then that is its own failure, and the
 		// others are well. The server knows.
-		go func(d *device) {
-			ctx, cancel := context.WithTimeout(context.Background(), verdictTimeout)
-			defer cancel()
-			v := verdict{k, d.health(ctx)}
-			select {
-			case s.verdicts <- v:
-			case <-s.over:
-			}
-		}(s.device)
+		s.ask(k)
 	}
 }
 
+// ask asks the MPS server how it is, on behalf of a process or, with the zero key, of
+// those that are to be woken.
+func (s *supervisor) ask(k key) {
+	go func(d *device) {
+		ctx, cancel := context.WithTimeout(context.Background(), verdictTimeout)
+		defer cancel()
+		v := verdict{k, d.health(ctx)}
+		select {
+		case s.verdicts <- v:
+		case <-s.over:
+		}
+	}(s.device)
+}
+
 func (s *supervisor) noteVerdict(v verdict) {
-	if v.health != mps.Well && s.onGPU() {
+	switch {
+	case v.key == (key{}):
+		s.asking = false
+		if v.health == mps.Gone {
+			// Until the device's state, which sees the server's end a little later, tells
+			// of another: a process that is woken before that would be refused.
+			s.gpu.serving, s.gpu.idle = false, "waits for MPS: the server died"
+		}
+	case v.health != mps.Well && s.onGPU():
 		s.loseAll(v.key, "the MPS server has failed")
 	}
 }
@@ -269,6 +287,10 @@ func (s *supervisor) loseAll(first key, why string) {
 	}
 	if c := s.processes[first]; c != nil {
 		c.lost = true
+	}
+	if s.together() && !s.asking {
+		s.asking = true
+		s.ask(key{})
 	}
 	e := s.log.Error().Int("processes", n).Str("why", why)
 	if first != (key{}) {

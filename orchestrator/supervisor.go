@@ -124,8 +124,10 @@ type supervisor struct {
 	gpu       gpuState
 	releasing map[int]release // dead processes whose memory may not be free yet, by id
 	verdicts  chan verdict
-	over      chan struct{} // closed when run has ended
-	closing   sync.WaitGroup
+	// asking: a device failed, and its MPS server has not answered yet how it is.
+	asking  bool
+	over    chan struct{} // closed when run has ended
+	closing sync.WaitGroup
 }
 
 // child is a process with all that is known of it.

@@ -87,7 +87,7 @@ func (p *Problem) Error() string { return p.Why }
 // State is how the daemon is.
 type State struct {
 	// Serving: a process that touches CUDA now becomes a client. While it is false
-	// one would run without MPS.
+	// one would run without MPS, or be refused.
 	Serving bool
 	// Why says why not, in one line.
 	Why string
@@ -356,7 +356,9 @@ func (d *Daemon) keep() {
 			again = d.bring
 		case <-d.server.gone:
 			if d.State().Server != 0 {
+				// A client that comes now would find a daemon without a server.
 				d.set(func(s *State) {
+					s.Serving, s.Why = false, "the MPS server died"
 					s.Server = 0
 					s.Losses++
 				})
