@@ -538,6 +538,30 @@ func TestAServerThatDiesTakesAllDown(t *testing.T) {
 	})
 }
 
+// Its clients feel a server's death before the orchestrator sees it.
+func TestNobodyIsWokenBeforeThereIsAServerAgain(t *testing.T) {
+	amongGPU(t, nil, func(n *node) {
+		n.four()
+		n.machine.daemon().set(func(d *fakeMPS) { d.health = mps.Gone })
+		n.spawner.generation(1).fault("no server")
+		n.want(apart(4, control.Serve, 30))
+		n.untilProcess(4, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waits for MPS: the server died" })
+		n.machine.daemon().set(func(d *fakeMPS) {
+			d.state.Serving, d.state.Why = false, "the MPS server died"
+			d.state.Losses++
+		})
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+		n.untilState(4, control.Loaded)
+		n.machine.daemon().set(func(d *fakeMPS) { d.state.Serving, d.health = true, mps.Well })
+		began := time.Now()
+		n.untilState(4, control.Active)
+		if d := time.Since(began); d > 100*time.Millisecond {
+			t.Errorf("it took %v", d)
+		}
+	})
+}
+
 func TestNobodyIsWokenWithoutMPS(t *testing.T) {
 	amongGPU(t, nil, func(n *node) {
 		n.want(one(1, control.Shadow, 30))
