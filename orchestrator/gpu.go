@@ -102,6 +102,11 @@ func (s *supervisor) noteGPU(g gpuState) {
 		s.wish.ending = true // no process was started
 		return
 	}
+	if s.serverless {
+		if s.serverless = !died; s.serverless && !s.asking {
+			s.ask(key{})
+		}
+	}
 	if died {
 		s.loseAll(key{}, "the MPS server died")
 		for _, c := range s.processes {
@@ -142,6 +147,8 @@ func (s *supervisor) wakesHeld() string {
 	switch {
 	case s.asking:
 		return "asks the MPS server how it is"
+	case s.serverless:
+		return "waits for MPS: the server died"
 	case !s.gpu.serving:
 		return s.gpu.idle
 	}
@@ -250,7 +257,8 @@ func (s *supervisor) lose(k key, c *child) {
 // ask asks the MPS server how it is, on behalf of a process or, with the zero key, of
 // those that are to be woken.
 func (s *supervisor) ask(k key) {
-	go func(d *device) {
+	d := s.device
+	s.closing.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), verdictTimeout)
 		defer cancel()
 		v := verdict{k, d.health(ctx)}
@@ -258,18 +266,15 @@ func (s *supervisor) ask(k key) {
 		case s.verdicts <- v:
 		case <-s.over:
 		}
-	}(s.device)
+	})
 }
 
 func (s *supervisor) noteVerdict(v verdict) {
 	switch {
 	case v.key == (key{}):
-		s.asking = false
-		if v.health == mps.Gone {
-			// Until the device's state, which sees the server's end a little later, tells
-			// of another: a process that is woken before that would be refused.
-			s.gpu.serving, s.gpu.idle = false, "waits for MPS: the server died"
-		}
+		// Gone: the device's state sees the server's end a little later, and then tells
+		// of another. A process that is woken before that would be refused.
+		s.asking, s.serverless = false, v.health == mps.Gone
 	case v.health != mps.Well && s.onGPU():
 		s.loseAll(v.key, "the MPS server has failed")
 	}
@@ -288,7 +293,7 @@ func (s *supervisor) loseAll(first key, why string) {
 	if c := s.processes[first]; c != nil {
 		c.lost = true
 	}
-	if s.together() && !s.asking {
+	if first != (key{}) && s.together() && !s.asking {
 		s.asking = true
 		s.ask(key{})
 	}

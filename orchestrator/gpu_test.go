@@ -544,6 +544,7 @@ func TestNobodyIsWokenBeforeThereIsAServerAgain(t *testing.T) {
 		n.four()
 		n.machine.daemon().set(func(d *fakeMPS) { d.health = mps.Gone })
 		n.spawner.generation(1).fault("no server")
+		synctest.Wait()
 		n.want(apart(4, control.Serve, 30))
 		n.untilProcess(4, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waits for MPS: the server died" })
 		n.machine.daemon().set(func(d *fakeMPS) {

@@ -125,9 +125,10 @@ type supervisor struct {
 	releasing map[int]release // dead processes whose memory may not be free yet, by id
 	verdicts  chan verdict
 	// asking: a device failed, and its MPS server has not answered yet how it is.
-	asking  bool
-	over    chan struct{} // closed when run has ended
-	closing sync.WaitGroup
+	// serverless: there is none.
+	asking, serverless bool
+	over               chan struct{} // closed when run has ended
+	closing            sync.WaitGroup
 }
 
 // child is a process with all that is known of it.
