@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -27,15 +28,28 @@ func fill(dir string) error {
 	}
 	filled := string(text)
 	for _, section := range []struct {
-		name  string
-		table func(dir string) (string, error)
+		name    string
+		table   func(dir string) (string, error)
+		figures []string // in the folder, without .png; they are shown above the table
 	}{
-		{"machine", machineTable}, {"gather", gatherTable}, {"overhead", overheadTable}, {"latency", latencyTable},
-		{"swap", movesTable}, {"limit", limitTable}, {"fault", faultTable},
+		{"machine", machineTable, nil},
+		{"gather", gatherTable, []string{"gather", "gather-types"}},
+		{"overhead", overheadTable, []string{"overhead-throughput"}},
+		{"latency", latencyTable, []string{"overhead-latency"}},
+		{"swap", movesTable, []string{"swap-idle", "swap-latency"}},
+		{"limit", limitTable, []string{"limit"}},
+		{"fault", faultTable, []string{"fault"}},
 	} {
 		table, err := section.table(dir)
-		if errors.Is(err, fs.ErrNotExist) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			table, err = "Not measured yet.\n", nil
+		case err == nil && len(section.figures) > 0:
+			var links strings.Builder
+			for _, f := range section.figures {
+				fmt.Fprintf(&links, "![%s](%s/%s.png)\n", f, filepath.Base(dir), f)
+			}
+			table = links.String() + "\n" + table
 		}
 		if err != nil {
 			return fmt.Errorf("table %s: %w", section.name, err)
