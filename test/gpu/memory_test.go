@@ -115,7 +115,7 @@ functions:
 		})
 	}
 	link, configure := false, false
-	const step, most = 160 << 20, 8 << 30
+	const step, most = 400 << 20, 8 << 30
 	for leave := int64(step); ; leave += step {
 		if leave > most {
 			t.Fatalf("big does not start with %d bytes free", leave)
