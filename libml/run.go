@@ -1,6 +1,7 @@
 package libml
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -178,7 +179,13 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 		err = l.run()
 		close(m.stop)
 		if !lost(err) {
-			<-m.ended // after the move that it prepares
+			// After the move that it prepares, in which the device may be lost.
+			select {
+			case <-m.ended:
+				err = cmp.Or(err, p.deviceLost())
+			case <-time.After(moverPatience):
+				err = cmp.Or(err, fmt.Errorf("%w: a move did not end within %v of the drain", device.ErrLost, moverPatience))
+			}
 		}
 	} else {
 		err = l.run()
@@ -188,6 +195,10 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	}
 	return p.end()
 }
+
+// moverPatience is how long a drain waits for a move that is being prepared: tens of
+// milliseconds, where the device answers.
+const moverPatience = 3 * time.Second
 
 // loopNice is the priority of the batch loop's thread on a GPU.
 const loopNice = -15

@@ -142,6 +142,9 @@ static int32_t fill(struct pool *p, uint64_t at, uint64_t bytes) {
 			i++;
 		uint64_t next = i < p->chunk_count ? p->chunks[i].at : end;
 		if (next <= at) {
+			// What lies on the sink has no memory, however long ago it was refused.
+			if (p->chunks[i].memory == 0 && p->refused == 0)
+				p->refused = OUT_OF_MEMORY;
 			at = p->chunks[i].at + p->chunks[i].bytes;
 			continue;
 		}
@@ -235,20 +238,26 @@ int32_t pon_pool_free(uint64_t word) {
 	return code;
 }
 
-int32_t pon_pool_trim(uint64_t word) {
-	struct pool *p = pool_of(word);
-	pthread_mutex_lock(&mu);
+// drop takes chunks back in which no block lies: all, or those on the sink.
+static void drop(struct pool *p, int sunk) {
 	size_t kept = 0;
 	for (size_t i = 0, b = 0; i < p->chunk_count; i++) {
 		struct chunk c = p->chunks[i];
 		while (b < p->block_count && p->blocks[b].at + p->blocks[b].bytes <= c.at)
 			b++;
-		if (b < p->block_count && p->blocks[b].at < c.at + c.bytes)
+		int used = b < p->block_count && p->blocks[b].at < c.at + c.bytes;
+		if (used || (sunk && c.memory != 0))
 			p->chunks[kept++] = c;
 		else
 			take_memory(p, &c);
 	}
 	p->chunk_count = kept;
+}
+
+int32_t pon_pool_trim(uint64_t word) {
+	struct pool *p = pool_of(word);
+	pthread_mutex_lock(&mu);
+	drop(p, 0);
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
@@ -256,6 +265,8 @@ int32_t pon_pool_trim(uint64_t word) {
 void pon_pool_mark(uint64_t word) {
 	struct pool *p = pool_of(word);
 	pthread_mutex_lock(&mu);
+	// What was refused is asked for again: there may be memory now.
+	drop(p, 1);
 	p->refused = 0;
 	p->peak = p->block_count == 0 ? 0 : p->blocks[p->block_count - 1].at + p->blocks[p->block_count - 1].bytes;
 	pthread_mutex_unlock(&mu);

@@ -50,7 +50,8 @@ func (c *captured) over(in place, outs []place) bool {
 func (g *gpu) newSize(n int, stream cuda.Stream, nhwc bool) (_ *size, err error) {
 	s := &size{g: g, n: n, stream: stream}
 	defer func() {
-		if err != nil {
+		// On a device that is lost nothing is given back: that may wait for ever.
+		if err != nil && !errors.Is(err, cuda.ErrLost) {
 			err = errors.Join(err, s.close())
 		}
 	}()
@@ -179,10 +180,11 @@ func (s *size) tensors(memory *pool) (in place, outs []place, err error) {
 	for i := range card.Outputs {
 		outputs = append(outputs, at(s.n*card.Outputs[i].Bytes()))
 	}
-	if in, outs, err = s.g.places(s.n, input, outputs); err != nil {
+	// First why there is none: what is wrong with the tensors comes of it.
+	if err := short(memory, nil); err != nil {
 		return in, outs, err
 	}
-	return in, outs, short(memory, nil)
+	return s.g.places(s.n, input, outputs)
 }
 
 // prepare makes an executable of a batch over these buffers that runs where stream
