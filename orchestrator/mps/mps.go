@@ -336,9 +336,8 @@ const (
 func (d *Daemon) keep() {
 	defer close(d.kept)
 	defer d.unwatch()
-	pause := time.Duration(0)
+	pause, began := time.Duration(0), time.Now()
 	for {
-		began := time.Now()
 		var again func(context.Context) error
 		select {
 		case <-d.ctx.Done():
@@ -402,6 +401,7 @@ func (d *Daemon) keep() {
 			}
 		}
 		d.set(func(s *State) { s.Serving, s.Why = true, "" })
+		began = time.Now()
 	}
 }
 
