@@ -302,7 +302,7 @@ func (g *gpu) link() error {
 			err = e
 		}
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, cuda.ErrLost) {
 		for _, s := range g.sizes {
 			if s != nil {
 				err = errors.Join(err, s.close())

@@ -106,7 +106,9 @@ func New(in models.Input, o Options) (_ *Device, err error) {
 	defer func() {
 		if err != nil {
 			err = d.fail("open GPU", err)
-			d.Close()
+			if !errors.Is(err, device.ErrLost) { // then to give back may wait for ever
+				d.Close()
+			}
 		}
 	}()
 	if d.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
