@@ -249,6 +249,41 @@ func TestAFaultInTheWarmUpIsBlamedOnWhoWarmedUp(t *testing.T) {
 	}
 }
 
+func TestAReplacementThatLinksInAnothersFaultIsNotGivenUp(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
+	b.turns()
+	if _, err := b.replace("good", "better"); err != nil {
+		t.Fatal(err)
+	}
+	in := b.instance("good", 0)
+	linking := func() *fakeProcess {
+		for v, p := range b.fakes {
+			if q := in.pair.Process(v.generation); v.name == "good" && q != nil && q.Card.Name == "better" && q.State == control.Linking {
+				return p
+			}
+		}
+		return nil
+	}
+	for range 20 {
+		if b.turn(); linking() != nil {
+			break
+		}
+	}
+	p := linking()
+	if p == nil {
+		t.Fatal("the new model never links")
+	}
+	b.fault("bad")
+	b.report()
+	p.lost = true
+	p.die(control.Failed, "the device failed under all")
+	b.turns()
+	b.turns()
+	if q := in.pair.Active(); q == nil || q.Card.Name != "better" || b.faults.count != 1 {
+		t.Errorf("%+v serves after %d faults, want the new model after one", q, b.faults.count)
+	}
+}
+
 func TestAnEndWhileLinkingIsBelievedWhenNobodySaysOtherwise(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS)
 	in := &instance{m: b.Manager, doubts: map[uint32]time.Time{}}

@@ -316,6 +316,9 @@ func (in *instance) observe(o control.ObservedProcess) {
 		in.f.persistentBytes.Store(o.PersistentBytes)
 		in.f.ephemeralBytes.Store(o.EphemeralBytes)
 	}
+	if o.DeviceLost && in.m.device.mps {
+		in.pair.Excuse(o.Generation) // deviceFailed has blamed who is to blame
+	}
 	in.pair.Observe(o.Generation, o.State, o.Reason)
 }
 

@@ -45,6 +45,7 @@ type Process struct {
 	Reason   string
 
 	reclaimed bool
+	excused   bool // its end does not speak against its model
 }
 
 // Kind names a command.
@@ -181,9 +182,9 @@ func (p *Pair) Gone(generation uint32, reason string) {
 	p.drop(q)
 	p.reclaim(q, reason)
 	// A model that has not served yet and dies on the way there is given up
-	// where there is one that has.
+	// where there is one that has, unless the fault was another's.
 	onTheWay := q == p.next || q == p.shadow
-	if onTheWay && q.Card == p.card {
+	if onTheWay && q.Card == p.card && !q.excused {
 		p.giveUp(q, reason)
 	}
 	p.unseat(q)
@@ -196,6 +197,14 @@ func (p *Pair) Died(generation uint32, reason string) {
 		q.Role = control.Drain
 		p.unseat(q)
 		p.reclaim(q, reason)
+	}
+}
+
+// Excuse notes that a generation ends for what is not its own fault: its model is
+// tried again with the next process. Whose fault it was, Lost has been told.
+func (p *Pair) Excuse(generation uint32) {
+	if q := p.Process(generation); q != nil {
+		q.excused = true
 	}
 }
 

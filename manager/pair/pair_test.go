@@ -277,6 +277,30 @@ func TestAReplacementThatFaultsTheDeviceIsGivenUp(t *testing.T) {
 	}
 }
 
+func TestAReplacementThatEndsForAnothersFaultIsTriedAgain(t *testing.T) {
+	old, better := &models.Card{Name: "a", Version: 1}, &models.Card{Name: "a", Version: 2}
+	p := serving(t, old)
+	p.Replace(better)
+	p.Step()
+	g := p.Shadow().Generation
+	p.Attach(g)
+	p.Observe(g, control.Loaded, "")
+	p.Step()
+	p.Observe(g, control.Linking, "")
+	p.Lost(0, "device is lost")
+	p.Excuse(g)
+	p.Observe(g, control.Failed, "device is lost")
+	if got := kinds(p.Step()); len(got) != 1 || got[0] != Reclaim || p.Card() != better {
+		t.Fatalf("commands %v, card version %d; want it reclaimed and the new model kept", got, p.Card().Version)
+	}
+	p.Gone(1, "killed")
+	p.Step()
+	up(p, g+1)
+	if got := kinds(p.Step()); len(got) == 0 || got[len(got)-1] != Replaced {
+		t.Fatalf("commands %v, want the next process to bring the new model", got)
+	}
+}
+
 func TestAHeldPairServesNobodyUntilItIsLetGo(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.Hold(true)
@@ -314,7 +338,7 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 		check()
 		for range rapid.IntRange(0, 60).Draw(t, "events") {
 			generation := rapid.Uint32Range(0, p.last+1).Draw(t, "generation")
-			switch rapid.IntRange(0, 8).Draw(t, "event") {
+			switch rapid.IntRange(0, 9).Draw(t, "event") {
 			case 0:
 				p.Attach(generation)
 			case 1:
@@ -333,6 +357,8 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 				p.Renew()
 			case 8:
 				p.Hold(rapid.Bool().Draw(t, "held"))
+			case 9:
+				p.Excuse(generation)
 			}
 			check()
 			if p.Held() && (p.Active() != nil || p.Changing()) {
