@@ -247,12 +247,14 @@ const moveTimeout = 30 * time.Second
 // hurry kills a process that does not move; its shadow starts on the right groups.
 func (in *instance) hurry(now time.Time) {
 	q := in.pair.Active()
-	if q == nil || in.f.change != configs.ChangePartition || q.State != control.Active || q.Role == control.Kill || now.Sub(in.orderedAt) < moveTimeout {
+	// Before it was given the ring it was linking, and could not move.
+	after := min(now.Sub(in.orderedAt), now.Sub(in.since))
+	if q == nil || in.f.change != configs.ChangePartition || q.State != control.Active || q.Role == control.Kill || after < moveTimeout {
 		return
 	}
 	if on := in.m.device.ledger.On(in.process(q.Generation)); len(on) > 0 && !slices.Equal(on, in.groups) {
 		in.log.Error().Uint32("generation", q.Generation).Ints("on", on).Ints("ordered", in.groups).
-			Dur("after", now.Sub(in.orderedAt)).Msg("process does not move to its groups; killed")
+			Dur("after", after).Msg("process does not move to its groups; killed")
 		in.pair.Kill(q.Generation)
 	}
 }

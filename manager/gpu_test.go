@@ -279,6 +279,25 @@ func TestAProcessThatDoesNotMoveIsKilled(t *testing.T) {
 	}
 }
 
+func TestAProcessHasTimeToMoveFromWhenItIsGivenTheRing(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b.turns()
+	first, _ := b.serves("a")
+	b.stuck = true
+	in := b.instance("a", 0)
+	in.setShare(25)
+	b.turns()
+	in.orderedAt = time.Now().Add(-2 * moveTimeout) // while it was linking
+	in.hurry(time.Now())
+	if in.pair.Process(first).Role != control.Serve {
+		t.Error("it is killed though it serves only now")
+	}
+	in.hurry(time.Now().Add(moveTimeout))
+	if in.pair.Process(first).Role != control.Kill {
+		t.Error("it does not move, and lives")
+	}
+}
+
 // A set of groups that a process was ever on costs memory until it ends.
 func TestAProcessThatWasOnManySetsOfGroupsGivesWayToItsShadow(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))

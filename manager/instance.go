@@ -41,7 +41,8 @@ type instance struct {
 	limit    float64
 	cpu      control.Report       // the last report, for its CPU time
 	failure  string               // why the last process failed; empty once one serves
-	promoted int64                // when the ring was given to somebody last
+	promoted int64                // when the ring was given to somebody last, shm.Now
+	since    time.Time            // the same moment
 	handed   handovers            // those that were noted
 	unheard  map[uint32]bool      // gone, and the orchestrator has not said whether with the GPU
 	doubts   map[uint32]time.Time // failed while linking, and until when that may prove to be a fault of the GPU
@@ -155,7 +156,7 @@ func (in *instance) step() {
 		switch c.Kind {
 		case pair.SetEpoch:
 			in.channel.SetEpoch(c.Generation)
-			in.promoted = shm.Now()
+			in.promoted, in.since = shm.Now(), time.Now()
 			in.firstGood.Store(0)
 			clear(in.visited)
 			in.setServing(true)
