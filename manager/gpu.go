@@ -53,6 +53,11 @@ func (m *Manager) learnDevice(o *control.Observed) {
 	if d.known && mps == d.mps && sameDevice(before, o.Device) {
 		return
 	}
+	if d.known && !sameDevice(before, o.Device) {
+		// Who ran on the old one ended with its orchestrator.
+		d.ledger = partition.Ledger{}
+		m.eachInstance((*instance).forgetGroups)
+	}
 	if (before == nil) != (o.Device == nil) && d.known {
 		m.log.Warn().Msg("the device has changed")
 		m.eachInstance((*instance).forgetTensors)
@@ -302,6 +307,15 @@ func (in *instance) visit(generation uint32) {
 		in.log.Info().Uint32("generation", generation).Int("sets", len(in.visited)).Msg("process has run on many sets of groups; its shadow takes over to free their memory")
 		in.pair.Renew()
 	}
+}
+
+// forgetGroups drops what speaks of another device's groups.
+func (in *instance) forgetGroups() {
+	in.order(nil)
+	in.waits, in.noted = false, nil
+	clear(in.last)
+	clear(in.visited)
+	clear(in.seen)
 }
 
 // forgetTensors drops buffers that were made for another device.

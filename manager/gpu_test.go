@@ -189,6 +189,34 @@ func TestANewcomerWaitsUntilSomebodyHasLeft(t *testing.T) {
 	}
 }
 
+func TestGroupsOfAnotherDeviceAreForgotten(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
+	b.turns()
+	// Another orchestrator finds a smaller device; its predecessor's processes are
+	// gone.
+	b.gpu = &control.ObservedDevice{UUID: "GPU-2", Name: "small", SMs: 32, GroupSMs: []int{8, 8, 8, 8}, MemoryBytes: 1 << 30}
+	clear(b.fakes)
+	b.report()
+	for _, name := range []string{"a", "b"} {
+		in := b.instance(name, 0)
+		dead := in.pair.Active().Generation
+		in.lost(dead)
+		in.heard(dead)
+	}
+	b.step()
+	for _, d := range b.told.Processes {
+		if slices.ContainsFunc(d.SMGroups, func(g int) bool { return g >= len(b.gpu.GroupSMs) }) {
+			t.Errorf("%s generation %d is desired on %v, of the old device", d.IF, d.Generation, d.SMGroups)
+		}
+	}
+	b.turns()
+	for _, name := range []string{"a", "b"} {
+		if _, p := b.serves(name); len(p.on) != 2 {
+			t.Errorf("%s runs on %v, want half of four groups", name, p.on)
+		}
+	}
+}
+
 func TestMoreInstancesThanGroupsShareByPercentages(t *testing.T) {
 	two := h200()
 	two.GroupSMs, two.SMs = []int{8, 8}, 16
