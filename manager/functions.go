@@ -195,9 +195,11 @@ func (f *function) replace(card *models.Card, model string) (<-chan error, error
 		return nil, fmt.Errorf("replace model of %s: %s answers with up to %d bytes, the function has room for %d; add it as a function of its own",
 			f.name, card.Name, bytes, f.geometry.ResultBytes)
 	}
-	for _, in := range f.instances {
-		if err := in.makeTensors(card); err != nil {
-			return nil, err
+	if f.m.device.known { // their size depends on it; admit makes them otherwise
+		for _, in := range f.instances {
+			if err := in.makeTensors(card); err != nil {
+				return nil, err
+			}
 		}
 	}
 	f.forgive()

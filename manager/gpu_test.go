@@ -394,6 +394,24 @@ func TestTensorsOfAGPUAreTheOutputsOfTwoBatches(t *testing.T) {
 	}
 }
 
+func TestTensorsAreNotMadeBeforeTheDeviceIsKnown(t *testing.T) {
+	b := newNode(t, "cuda", nil, "", named("a", 50))
+	b.turn()
+	if _, err := b.replace("a", "other"); err != nil {
+		t.Fatal(err)
+	}
+	in := b.instance("a", 0)
+	if len(in.tensors) != 0 {
+		t.Errorf("%d tensors are made for a device that nobody knows", len(in.tensors))
+	}
+	b.gpu, b.mechanism = h200(), mechanismMPS
+	b.turns()
+	b.serves("a")
+	if got := in.pair.Active().Card.Name; got != "other" {
+		t.Errorf("%s serves, want the new model", got)
+	}
+}
+
 // Whatever comes and goes, however late: no two instances on one group, and in the
 // end everybody serves on what it was ordered.
 func TestANodeOnAGPUComesToRest(t *testing.T) {

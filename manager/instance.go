@@ -204,8 +204,7 @@ func (in *instance) setServing(serving bool) {
 	in.f.mu.Unlock()
 }
 
-// replace asks for another model, whose tensors are there; the end of it comes
-// through the channel.
+// replace asks for another model; the end of it comes through the channel.
 func (in *instance) replace(card *models.Card) <-chan error {
 	in.settle(fmt.Errorf("another replacement of %s was asked for", in.f.name))
 	in.replaced = make(chan error, 1)
