@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/manager/partition"
 	"github.com/penstock/penstock/manager/share"
 	"github.com/penstock/penstock/models"
 )
@@ -115,10 +116,10 @@ func (m *Manager) Reconfigure(c configs.Config) error {
 		m.waiting = m.waiting[:0]
 		for _, want := range c.Functions {
 			switch f := m.function(want.Name); {
-			case f == nil && !m.portLeaves(want.Port):
+			case f == nil && !m.placeLeaves(want):
 				errs = append(errs, m.add(want))
 			case f == nil, f.removing:
-				// Its name or its port is being given up: it comes when they are.
+				// Its name, its port or its groups are being given up: it comes when they are.
 				m.waiting = append(m.waiting, want)
 			default:
 				errs = append(errs, f.reconfigure(want))
@@ -133,6 +134,16 @@ func (m *Manager) Reconfigure(c configs.Config) error {
 	})
 }
 
+// placeLeaves reports whether a function that is being removed has what this one needs:
+// its port, or groups of multiprocessors where none are left.
+func (m *Manager) placeLeaves(want configs.Function) bool {
+	if m.portLeaves(want.Port) {
+		return true
+	}
+	leaves := slices.ContainsFunc(m.functions, func(f *function) bool { return f.removing })
+	return leaves && errors.Is(m.roomFor(want), partition.ErrTooMany)
+}
+
 // portLeaves reports whether a function that is being removed has that port.
 func (m *Manager) portLeaves(port uint16) bool {
 	return port != 0 && slices.ContainsFunc(m.functions, func(f *function) bool {
@@ -140,13 +151,13 @@ func (m *Manager) portLeaves(port uint16) bool {
 	})
 }
 
-// addWaiting adds the functions whose names and ports have become free.
+// addWaiting adds the functions whose names, ports and groups have become free.
 func (m *Manager) addWaiting() {
 	m.waiting = slices.DeleteFunc(m.waiting, func(want configs.Function) bool {
 		if m.draining {
 			return true
 		}
-		if m.function(want.Name) != nil || m.portLeaves(want.Port) {
+		if m.function(want.Name) != nil || m.placeLeaves(want) {
 			return false
 		}
 		if err := m.add(want); err != nil {

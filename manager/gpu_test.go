@@ -258,6 +258,28 @@ func TestAFunctionForWhichThereIsNoGroupIsRefused(t *testing.T) {
 	}
 }
 
+// One edit of the configuration may take one function away and bring another.
+func TestAFunctionWaitsForTheGroupsOfOneThatIsRemoved(t *testing.T) {
+	two := h200()
+	two.GroupSMs, two.SMs = []int{8, 8}, 16
+	b := newNode(t, "cuda", two, mechanismMPS, named("a", 30), named("b", 30))
+	b.turns()
+	c := named("c", 30)
+	if b.placeLeaves(c) {
+		t.Error("it waits for groups that nobody gives up")
+	}
+	if err := b.remove("a"); err != nil {
+		t.Fatal(err)
+	}
+	if !b.placeLeaves(c) {
+		t.Fatal("it does not wait, and would be refused")
+	}
+	b.waiting = append(b.waiting, c)
+	b.turns()
+	b.serves("b")
+	b.serves("c")
+}
+
 func TestWithoutMPSSharesAreWishesAndNobodySwaps(t *testing.T) {
 	alone := h200()
 	alone.GroupSMs, alone.Why = nil, "nvidia-cuda-mps-control is not installed"
