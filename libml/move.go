@@ -36,7 +36,8 @@ func standby(base int) int { return device.Slots/2 - base }
 // moveOver makes the move that is ordered, if one is and there is a place for a
 // batch beside what is in flight: slots of different lanes have nothing in common.
 func (l *loop) moveOver() {
-	if l.flying == len(l.flights) {
+	// Looked at before it is taken: this is asked before every batch.
+	if l.flying == len(l.flights) || l.next.Load() == nil {
 		return
 	}
 	if m := l.next.Swap(nil); m != nil {

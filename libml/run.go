@@ -461,9 +461,9 @@ func (p *process) warmUp(notice *control.Notice) error {
 		notice.EphemeralBytes += bytes
 		for i := len(p.card.Batches) - 1; i >= 0; i-- {
 			n := p.card.Batches[i]
-			elapsed, err := p.warmUpBatch(slot, n)
+			elapsed, err := p.warmUpBatch(slot, n, p.memory.tensors[slot])
 			if err != nil {
-				return fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
+				return err
 			}
 			if slot == 0 {
 				p.warm = append(p.warm, warmUp{n, elapsed})
@@ -496,23 +496,22 @@ func (p *process) configure(slot, n int, t *tensors) (ephemeralBytes int64, err 
 	return ephemeralBytes, nil
 }
 
-// warmUpBatch runs a batch of blank images twice and returns what the second took:
-// the first pays for what is made on demand. The results, which are shared, are left
-// alone.
-func (p *process) warmUpBatch(slot, n int) (elapsed time.Duration, err error) {
+// warmUpBatch runs a batch of blank images over these tensors twice and returns what
+// the second took: the first pays for what is made on demand, the second is what the
+// batching rule may expect. The results, which are shared, are left alone.
+func (p *process) warmUpBatch(slot, n int, t *tensors) (elapsed time.Duration, err error) {
 	d := p.memory.device
-	if err := d.Pad(slot, p.memory.tensors[slot].input(n), 0, n); err != nil {
-		return 0, err
-	}
-	for range 2 {
+	err = d.Pad(slot, t.input(n), 0, n)
+	for i := 0; i < 2 && err == nil; i++ {
 		began := time.Now()
-		err := p.framework.InferBatch(slot, n)
+		err = p.framework.InferBatch(slot, n)
 		err = worse(err, d.Fetch(slot, 0))
 		_, waitErr := d.Wait(slot)
-		if err = worse(err, waitErr); err != nil {
-			return 0, err
-		}
+		err = worse(err, waitErr)
 		elapsed = time.Since(began)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
 	}
 	return elapsed, nil
 }
@@ -533,15 +532,9 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 		if _, err := p.configure(0, n, scratch); err != nil {
 			return err
 		}
-		var elapsed time.Duration
-		// Twice: the first run pays for what is made on demand, the second is
-		// what the batching rule may expect.
-		for range 2 {
-			began := time.Now()
-			if err := p.framework.InferBatch(0, n); err != nil {
-				return fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
-			}
-			elapsed = time.Since(began)
+		elapsed, err := p.warmUpBatch(0, n, scratch)
+		if err != nil {
+			return err
 		}
 		p.warm = append(p.warm, warmUp{n, elapsed})
 		if p.finished() {
