@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device/cpu"
 	"github.com/penstock/penstock/models"
 )
 
@@ -51,7 +52,10 @@ func newReference(env libml.Environment, model []byte) (_ *reference, err error)
 	if _, err := f.LinkModel(); err != nil {
 		return nil, err
 	}
-	r := &reference{input: sample(&card.Input)}
+	r := new(reference)
+	if r.input, err = sample(card.Input); err != nil {
+		return nil, err
+	}
 	var outputs [][]byte
 	for i := range card.Outputs {
 		outputs = append(outputs, make([]byte, card.Outputs[i].Bytes()))
@@ -76,45 +80,20 @@ func floats(data []byte) []float32 {
 	return values
 }
 
-// sample is a picture of noise as the gather would write it.
-func sample(in *models.Input) []byte {
+// sample is a picture of noise as the gather would write it, of bytes whatever comes
+// over the wire: noise in floats has infinities in it.
+func sample(in models.Input) ([]byte, error) {
+	in.WireType = models.U8
 	rng := rand.New(rand.NewPCG(1, 2))
-	area := in.Height * in.Width
-	out := make([]byte, 0, in.TensorBytes())
-	for i := range area * in.Channels {
-		v := float32(rng.IntN(256))
-		if in.Mean != nil {
-			c := i % in.Channels
-			if in.TensorLayout == models.CHW {
-				c = i / area
-			}
-			v = (v - in.Mean[c]) / in.Std[c]
-		}
-		switch in.TensorType {
-		case models.U8:
-			out = append(out, byte(v))
-		case models.F16:
-			out = binary.LittleEndian.AppendUint16(out, half(v))
-		default:
-			out = binary.LittleEndian.AppendUint32(out, math.Float32bits(v))
-		}
+	picture := make([]byte, in.WireBytes())
+	for i := range picture {
+		picture[i] = byte(rng.IntN(256))
 	}
-	return out
-}
-
-// half is v in f16, rounded towards zero, where that is a normal number; else 0 or
-// infinity.
-func half(v float32) uint16 {
-	bits := math.Float32bits(v)
-	sign := uint16(bits >> 16 & 0x8000)
-	switch exponent := int(bits>>23&0xff) - 127 + 15; {
-	case exponent <= 0:
-		return sign
-	case exponent >= 31:
-		return sign | 0x7c00
-	default:
-		return sign | uint16(exponent)<<10 | uint16(bits>>13&0x3ff)
+	tensor := make([]byte, in.TensorBytes())
+	if err := cpu.Direct(in, picture, tensor); err != nil {
+		return nil, fmt.Errorf("make a sample: %w", err)
 	}
+	return tensor, nil
 }
 
 // check has a batch of the sample run, by launch, over these tensors on the stream,

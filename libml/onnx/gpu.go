@@ -160,7 +160,10 @@ func (g *gpu) loadModel() (err error) {
 	}
 	if g.reference, err = g.ask(g.env, g.model); err != nil {
 		g.env.Log.Info().Err(brief(g.env.Card, err)).Msg("model does not run on the CPU: its answers on the GPU are not checked")
-		g.reference = &reference{input: sample(&g.env.Card.Input)}
+		g.reference = new(reference)
+		if g.reference.input, err = sample(g.env.Card.Input); err != nil {
+			return err
+		}
 	}
 	return nil
 }

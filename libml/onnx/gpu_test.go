@@ -4,6 +4,7 @@ package onnx
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"math"
 	"os"
@@ -21,6 +22,7 @@ import (
 	"github.com/penstock/penstock/cuda/fake"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/device/cpu"
 	"github.com/penstock/penstock/models"
 )
 
@@ -586,8 +588,8 @@ func TestAModelThatCannotBeCapturedRunsNodeByNode(t *testing.T) {
 func TestAModelThatAnswersAsOnTheCPUIsLinked(t *testing.T) {
 	r := newRig(t, &played{})
 	r.f.gpu.ask = func(env libml.Environment, _ []byte) (*reference, error) {
-		picture := sample(&env.Card.Input)
-		return &reference{input: picture, outputs: [][]float32{floats(picture[:40])}}, nil
+		picture, err := sample(env.Card.Input)
+		return &reference{input: picture, outputs: [][]float32{floats(picture[:40])}}, err
 	}
 	r.linked()
 	if got := len(r.f.gpu.reference.input); got != r.card.Input.TensorBytes() {
@@ -653,10 +655,37 @@ func TestTheDistanceOfAnswers(t *testing.T) {
 			t.Errorf("%v from %v: %g", c.got, c.want, d)
 		}
 	}
+}
+
+func TestTheSampleIsInTheTensorsTerms(t *testing.T) {
+	half := models.Input{Height: 1, Width: 1, Channels: 1, WireType: models.F32, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.HWC}
 	for v, want := range map[float32]uint16{0: 0, 1: 0x3c00, -2: 0xc000, 0.5: 0x3800, 65504: 0x7bff, 1e6: 0x7c00, 1e-9: 0} {
-		if got := half(v); got != want {
+		got := make([]byte, 2)
+		if err := cpu.Direct(half, binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)), got); err != nil {
+			t.Fatal(err)
+		}
+		if binary.LittleEndian.Uint16(got) != want {
 			t.Errorf("%g is %#x in f16, not %#x", v, got, want)
 		}
+	}
+	in := models.Input{
+		Height: 8, Width: 8, Channels: 3, WireType: models.F32, WireLayout: models.CHW, TensorType: models.F32, TensorLayout: models.HWC,
+		Mean: []float32{10, 20, 30}, Std: []float32{2, 3, 4},
+	}
+	tensor, err := sample(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	different := map[float32]bool{}
+	for i, v := range floats(tensor) {
+		c := i % 3
+		if pixel := v*in.Std[c] + in.Mean[c]; pixel < -0.01 || pixel > 255.01 || math.Abs(float64(pixel)-math.Round(float64(pixel))) > 0.01 {
+			t.Errorf("value %d is %g, of a pixel of %g", i, v, pixel)
+		}
+		different[v] = true
+	}
+	if len(different) < 50 {
+		t.Errorf("%d different values, want noise", len(different))
 	}
 }
 
