@@ -243,11 +243,7 @@ func (b *bed) serving(name string) (p control.ProcessStatus, in control.Instance
 		return p, in, f, fmt.Errorf("function %s has no instance", name)
 	}
 	in = f.Instances[0]
-	for _, p := range in.Processes {
-		if p.State == control.Active {
-			return p, in, f, nil
-		}
-	}
+	p, _ = in.Serving()
 	return p, in, f, nil
 }
 

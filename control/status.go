@@ -82,6 +82,22 @@ type InstanceStatus struct {
 	Processes []ProcessStatus `json:"processes"`
 }
 
+// Serving is the process that holds the ring; ok is false where none does.
+func (in *InstanceStatus) Serving() (p ProcessStatus, ok bool) { return in.find(Serve, Active) }
+
+// Standby is the shadow once it sleeps loaded; ok is false before.
+func (in *InstanceStatus) Standby() (p ProcessStatus, ok bool) { return in.find(Shadow, Loaded) }
+
+// find is the last process in a role and a state.
+func (in *InstanceStatus) find(role Role, state State) (found ProcessStatus, ok bool) {
+	for _, p := range in.Processes {
+		if p.Role == role && p.State == state {
+			found, ok = p, true
+		}
+	}
+	return found, ok
+}
+
 // ProcessStatus is one of an instance's processes.
 type ProcessStatus struct {
 	Generation uint32 `json:"generation"`

@@ -90,8 +90,7 @@ func onGroups(t *testing.T, n *node.Node, functions ...string) map[string]contro
 					taken[g] = name
 				}
 			}
-			serves := slices.IndexFunc(in.Processes, func(p control.ProcessStatus) bool { return p.State == control.Active })
-			if serves < 0 || len(in.SMGroups) == 0 || !slices.Equal(in.Processes[serves].SMGroups, in.SMGroups) {
+			if p, serves := in.Serving(); !serves || len(in.SMGroups) == 0 || !slices.Equal(p.SMGroups, in.SMGroups) {
 				return false
 			}
 			at[name] = in
@@ -103,7 +102,8 @@ func onGroups(t *testing.T, n *node.Node, functions ...string) map[string]contro
 
 // active is the process that serves an instance.
 func active(in control.InstanceStatus) control.ProcessStatus {
-	return in.Processes[slices.IndexFunc(in.Processes, func(p control.ProcessStatus) bool { return p.State == control.Active })]
+	p, _ := in.Serving()
+	return p
 }
 
 func share(t *testing.T, n *node.Node, function string, percent float64) {

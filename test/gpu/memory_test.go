@@ -152,10 +152,6 @@ functions:
 }
 
 func active(f control.FunctionStatus) bool {
-	for _, p := range f.Instances[0].Processes {
-		if p.State == control.Active {
-			return true
-		}
-	}
-	return false
+	_, serves := f.Instances[0].Serving()
+	return serves
 }

@@ -114,13 +114,9 @@ func inPlace(t *testing.T, n *node.Node, function string, percent float64) bool 
 		return false
 	}
 	in := f.Instances[0]
-	for _, p := range in.Processes {
-		if p.State == control.Active {
-			part := percentOf(p.SMs, multiprocessors(t, n))
-			return len(in.SMGroups) > 0 && slices.Equal(p.SMGroups, in.SMGroups) && part > percent-10 && part < percent+10
-		}
-	}
-	return false
+	p, serves := in.Serving()
+	part := percentOf(p.SMs, multiprocessors(t, n))
+	return serves && len(in.SMGroups) > 0 && slices.Equal(p.SMGroups, in.SMGroups) && part > percent-10 && part < percent+10
 }
 
 // apart checks that no two processes are on the same group.

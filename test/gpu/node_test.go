@@ -134,15 +134,8 @@ func serving(t *testing.T, n *node.Node, function string) (active, shadow contro
 		if err != nil || len(f.Instances) == 0 {
 			return false
 		}
-		active, shadow = control.ProcessStatus{}, control.ProcessStatus{}
-		for _, p := range f.Instances[0].Processes {
-			switch {
-			case p.Role == control.Serve && p.State == control.Active:
-				active = p
-			case p.Role == control.Shadow && p.State == control.Loaded:
-				shadow = p
-			}
-		}
+		active, _ = f.Instances[0].Serving()
+		shadow, _ = f.Instances[0].Standby()
 		return active.PID != 0 && shadow.PID != 0
 	})
 	return active, shadow
