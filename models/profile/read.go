@@ -1,0 +1,313 @@
+package profile
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The limits of a file: far above any sweep of use, and low enough that a wrong
+// file is refused before it fills the memory.
+const (
+	MaxBytes     = 8 << 20
+	MaxShare     = 100
+	MaxBatch     = 1 << 16
+	MaxProcesses = 1 << 10
+	maxRate      = 1e12
+	maxLatency   = time.Hour
+	maxMemoryMiB = 1 << 30
+)
+
+// columns are the header of ParvaGPU's files; memoryColumn is ours.
+var columns = []string{"Mig instance", "Batch size", "Workload Number", "Throughput", "Latency"}
+
+const memoryColumn = "Memory"
+
+// SyntaxError is something wrong in a profile file.
+type SyntaxError struct {
+	File string
+	// Line and Column count from 1, Column in bytes; 0 where it is about the whole.
+	Line, Column int
+	Text         string // what is wrong and what would be right
+}
+
+// Error is the problem on one line.
+func (e *SyntaxError) Error() string {
+	if e.Line == 0 {
+		return fmt.Sprintf("%s: %s", e.File, e.Text)
+	}
+	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Text)
+}
+
+// Read reads a profile; file is the name that errors give. The error is a
+// *SyntaxError, but for one of r.
+//
+// A file without a JSON header is ParvaGPU's: its shares are GPCs.
+func Read(r io.Reader, file string) (Profile, error) {
+	data, err := io.ReadAll(io.LimitReader(r, MaxBytes+1))
+	if err != nil {
+		return Profile{}, fmt.Errorf("read %s: %w", file, err)
+	}
+	d := decoder{file: file}
+	if len(data) > MaxBytes {
+		return Profile{}, d.errorf(0, 0, "has more than %d bytes, want a profile", MaxBytes)
+	}
+	return d.decode(data)
+}
+
+// ReadDir reads the profiles of a folder: its *.csv, keyed by the file's base name
+// without .csv. The first file that is wrong ends it.
+func ReadDir(dir fs.FS) (map[string]Profile, error) {
+	entries, err := fs.ReadDir(dir, ".")
+	if err != nil {
+		return nil, fmt.Errorf("read profiles: %w", err)
+	}
+	profiles := make(map[string]Profile)
+	for _, e := range entries {
+		name, isCSV := strings.CutSuffix(e.Name(), ".csv")
+		if !isCSV || e.IsDir() {
+			continue
+		}
+		if profiles[name], err = readFile(dir, e.Name()); err != nil {
+			return nil, err
+		}
+	}
+	return profiles, nil
+}
+
+func readFile(dir fs.FS, name string) (Profile, error) {
+	f, err := dir.Open(name)
+	if err != nil {
+		return Profile{}, fmt.Errorf("read profile: %w", err)
+	}
+	defer f.Close()
+	return Read(f, filepath.Join(rootOf(dir), name))
+}
+
+// rootOf is the folder of an os.DirFS, which prints as its path, so that an error
+// can be found; empty for any other.
+func rootOf(dir fs.FS) string {
+	if s, ok := any(dir).(interface{ String() string }); ok {
+		return s.String()
+	}
+	return ""
+}
+
+type decoder struct {
+	file string
+}
+
+func (d *decoder) errorf(line, column int, format string, args ...any) error {
+	return &SyntaxError{File: d.file, Line: line, Column: column, Text: fmt.Sprintf(format, args...)}
+}
+
+func (d *decoder) decode(data []byte) (Profile, error) {
+	var p Profile
+	if bytes.IndexByte(data, 0) >= 0 {
+		return p, d.errorf(0, 0, "has a zero byte: not a text file")
+	}
+	data = bytes.TrimPrefix(data, []byte("\ufeff"))
+	comment, rows, lines := splitComment(data)
+	if err := d.header(comment, &p.Header); err != nil {
+		return p, err
+	}
+	points, err := d.points(rows, lines, p.Header.Unit)
+	p.Points = points
+	return p, err
+}
+
+// splitComment cuts the comment lines off the top and takes their marks off, a byte
+// for a byte but for the newlines, so that a place in it is the place in the file.
+func splitComment(data []byte) (comment, rest []byte, lines int) {
+	rest = data
+	for len(rest) > 0 && rest[0] == '#' {
+		line, after, _ := bytes.Cut(rest, []byte("\n"))
+		comment = append(append(append(comment, ' '), line[1:]...), '\n')
+		rest, lines = after, lines+1
+	}
+	return comment, rest, lines
+}
+
+// header reads the JSON of the comment lines. Comments without any are none.
+func (d *decoder) header(comment []byte, h *Header) error {
+	*h = Header{Unit: GPCs}
+	if !bytes.ContainsRune(comment, '{') {
+		return nil
+	}
+	*h = Header{}
+	decoder := json.NewDecoder(bytes.NewReader(comment))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(h)
+	at := decoder.InputOffset()
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		at = syntax.Offset
+	case errors.As(err, &kind):
+		at = kind.Offset
+	}
+	line, column := place(comment, at)
+	if err != nil {
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return d.errorf(line, column, "header: the JSON does not end")
+		}
+		return d.errorf(line, column, "header: %s", strings.TrimPrefix(err.Error(), "json: "))
+	}
+	if rest := bytes.TrimSpace(comment[at:]); len(rest) > 0 {
+		return d.errorf(line, column, "header: %q after the JSON, want the columns", first(rest))
+	}
+	switch {
+	case h.Version < 1 || h.Version > Version:
+		return d.errorf(1, 1, "header: version is %d, want %d", h.Version, Version)
+	case h.Unit != GPCs && h.Unit != Percent:
+		return d.errorf(1, 1, "header: share is %q, want %q or %q", h.Unit, GPCs, Percent)
+	case h.Total < 0 || h.Total > MaxShare:
+		return d.errorf(1, 1, "header: total is %d, want at most %d", h.Total, MaxShare)
+	}
+	return nil
+}
+
+// first is the beginning of some text, short enough for an error.
+func first(text []byte) string {
+	line, _, _ := bytes.Cut(text, []byte("\n"))
+	return string(line[:min(len(line), 32)])
+}
+
+// place is the line and column of an offset.
+func place(text []byte, offset int64) (line, column int) {
+	before := text[:min(int64(len(text)), max(0, offset))]
+	line = 1 + bytes.Count(before, []byte("\n"))
+	return line, len(before) - bytes.LastIndexByte(before, '\n')
+}
+
+// points reads the rows; lines is how many stand above them.
+func (d *decoder) points(rows []byte, lines int, unit Unit) ([]Point, error) {
+	reader := csv.NewReader(bufio.NewReader(bytes.NewReader(rows)))
+	reader.FieldsPerRecord = -1 // counted here, to say what is missing
+	reader.TrimLeadingSpace = true
+	reader.ReuseRecord = true
+	read := func() ([]string, error) {
+		record, err := reader.Read()
+		var syntax *csv.ParseError
+		if errors.As(err, &syntax) {
+			return nil, d.errorf(lines+syntax.Line, syntax.Column, "%v", syntax.Err)
+		}
+		return record, err
+	}
+	names, err := read()
+	if errors.Is(err, io.EOF) {
+		return nil, d.errorf(lines+1, 1, "has no columns, want %s", strings.Join(columns, ","))
+	}
+	if err != nil {
+		return nil, err
+	}
+	fields := slices.Concat(columns, []string{memoryColumn})
+	for i, name := range names {
+		line, column := reader.FieldPos(i)
+		if i >= len(fields) {
+			return nil, d.errorf(lines+line, column, "column %q, want no more after %q", name, memoryColumn)
+		}
+		if !strings.EqualFold(strings.TrimSpace(name), fields[i]) {
+			return nil, d.errorf(lines+line, column, "column %d is %q, want %q", i+1, name, fields[i])
+		}
+	}
+	if len(names) < len(columns) {
+		line, _ := reader.FieldPos(0)
+		return nil, d.errorf(lines+line, 1, "has %d columns, want %s", len(names), strings.Join(columns, ","))
+	}
+	fields = fields[:len(names)]
+
+	var points []Point
+	from := make(map[Point]int)
+	for {
+		record, err := read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		line, _ := reader.FieldPos(0)
+		line += lines
+		if len(record) != len(fields) {
+			return nil, d.errorf(line, 1, "has %d fields, want %d: %s", len(record), len(fields), strings.Join(fields, ","))
+		}
+		v := row{decoder: d, reader: reader, record: record, lines: lines}
+		p := v.point(unit)
+		if v.err != nil {
+			return nil, v.err
+		}
+		key := Point{Share: p.Share, Batch: p.Batch, Processes: p.Processes}
+		if other, twice := from[key]; twice {
+			return nil, d.errorf(line, 1, "share %d, batch %d, %d processes stands in line %d already", p.Share, p.Batch, p.Processes, other)
+		}
+		from[key] = line
+		points = append(points, p)
+	}
+	slices.SortFunc(points, Point.Compare)
+	return points, nil
+}
+
+// row reads the fields of one record and keeps the first error.
+type row struct {
+	*decoder
+	reader *csv.Reader
+	record []string
+	lines  int
+	err    error
+}
+
+func (r *row) point(unit Unit) Point {
+	p := Point{
+		Share:      r.integer(0, MaxShare, "the share in "+string(unit)),
+		Batch:      r.integer(1, MaxBatch, "images a batch"),
+		Processes:  r.integer(2, MaxProcesses, "processes"),
+		Throughput: r.number(3, maxRate, "images a second"),
+	}
+	seconds := r.number(4, maxLatency.Seconds(), "seconds a batch")
+	p.Latency = time.Duration(math.Round(seconds * 1e9))
+	if len(r.record) > len(columns) {
+		p.MemoryMiB = r.number(5, maxMemoryMiB, "MiB")
+	}
+	p.OOM = p.Throughput == 0 && seconds == 0
+	if r.err == nil && (p.Throughput == 0) != (p.Latency == 0) {
+		r.reject(3, "throughput %s with latency %s; want both above 0, or both 0 for out of memory", r.record[3], r.record[4])
+	}
+	return p
+}
+
+func (r *row) reject(i int, format string, args ...any) {
+	if r.err == nil {
+		line, column := r.reader.FieldPos(i)
+		r.err = r.errorf(r.lines+line, column, format, args...)
+	}
+}
+
+func (r *row) integer(i, most int, what string) int {
+	n, err := strconv.Atoi(strings.TrimSpace(r.record[i]))
+	if err != nil || n < 1 || n > most {
+		r.reject(i, "%q is no %s, want an integer from 1 to %d", r.record[i], what, most)
+	}
+	return n
+}
+
+// number reads a finite number from 0 to most.
+func (r *row) number(i int, most float64, what string) float64 {
+	x, err := strconv.ParseFloat(strings.TrimSpace(r.record[i]), 64)
+	if err != nil || !(x >= 0 && x <= most) { // false for NaN
+		r.reject(i, "%q is no %s, want a number from 0 to %g", r.record[i], what, most)
+	}
+	return x
+}
