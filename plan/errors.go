@@ -1,0 +1,109 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+)
+
+// NoProfile is returned when a service's model was never measured on the GPU.
+type NoProfile struct {
+	Service Service
+	GPU     string
+	// Have are the models that were, sorted.
+	Have []string
+}
+
+func (e *NoProfile) Error() string {
+	if len(e.Have) == 0 {
+		return fmt.Sprintf("service %q: no profile of model %q on %s; there are no profiles for %s at all",
+			e.Service.Name, e.Service.Model, e.GPU, e.GPU)
+	}
+	return fmt.Sprintf("service %q: no profile of model %q on %s; there are: %s",
+		e.Service.Name, e.Service.Model, e.GPU, strings.Join(e.Have, ", "))
+}
+
+// Infeasible is returned when no segment can meet a service's objective, or,
+// by policies that do not divide a service, its rate.
+type Infeasible struct {
+	Service Service
+	GPU     string
+	// BoundMS is the latency that a batch had to stay under.
+	BoundMS float64
+	// Best is the point that comes nearest: the fastest batch where the objective
+	// is not met, the largest throughput where the rate is not; the zero Point
+	// where the profile has none that serves.
+	Best Point
+	// RateMissed says that the latency could be met and the rate could not.
+	RateMissed bool
+	// Reason, where not empty, says which rule of the policy keeps a service from
+	// being divided.
+	Reason string
+}
+
+func (e *Infeasible) Error() string {
+	s, b := e.Service, e.Best
+	head := fmt.Sprintf("service %q (model %s on %s)", s.Name, s.Model, e.GPU)
+	switch {
+	case b.ThroughputRPS <= 0:
+		return fmt.Sprintf("%s: no point of the profile fits into a segment's memory and serves", head)
+	case e.RateMissed:
+		text := fmt.Sprintf("%s: rate %.6g requests/s: the best segment within %.4g ms a batch (%s) serves %.6g, %.6g short",
+			head, s.RateRPS, e.BoundMS, b, b.ThroughputRPS, s.RateRPS-b.ThroughputRPS)
+		if e.Reason != "" {
+			text += "; " + e.Reason
+		}
+		return text
+	}
+	text := fmt.Sprintf("%s: SLO %.6g ms leaves a batch less than %.4g ms; the fastest point (%s) takes %.4g ms, %.4g ms too long",
+		head, s.SLOMS, e.BoundMS, b, b.LatencyMS, b.LatencyMS-e.BoundMS)
+	if e.BoundMS > 0 {
+		text += fmt.Sprintf("; an SLO above %.4g ms can be met", s.SLOMS*b.LatencyMS/e.BoundMS)
+	}
+	return text
+}
+
+// String names a point as messages do.
+func (pt Point) String() string {
+	return fmt.Sprintf("size %d, batch %d, %d processes", pt.GPCs, pt.Batch, pt.Processes)
+}
+
+// Served is how much of a service a fleet can carry.
+type Served struct {
+	Service string
+	// RateRPS is what is wanted, PlacedRPS what fits of it.
+	RateRPS, PlacedRPS float64
+}
+
+// TooSmall is returned when a fleet cannot carry all services. It says what
+// fits.
+type TooSmall struct {
+	Fleet []Stock
+	// Services are all services in the problem's order, with what fits of each.
+	Services []Served
+}
+
+func (e *TooSmall) Error() string {
+	var fleet, part, none []string
+	for _, s := range e.Fleet {
+		fleet = append(fleet, fmt.Sprintf("%d × %s", s.Count, s.GPU.Name))
+	}
+	whole := 0
+	for _, s := range e.Services {
+		switch {
+		case s.PlacedRPS >= s.RateRPS:
+			whole++
+		case s.PlacedRPS > 0:
+			part = append(part, fmt.Sprintf("%s (%.6g of %.6g requests/s)", s.Service, s.PlacedRPS, s.RateRPS))
+		default:
+			none = append(none, s.Service)
+		}
+	}
+	text := fmt.Sprintf("the fleet (%s) is too small: %d of %d services fit", strings.Join(fleet, ", "), whole, len(e.Services))
+	if len(part) > 0 {
+		text += "; in part: " + strings.Join(part, ", ")
+	}
+	if len(none) > 0 {
+		text += "; not at all: " + strings.Join(none, ", ")
+	}
+	return text
+}

@@ -1,0 +1,182 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Version is the version of the plan's JSON form.
+const Version = 1
+
+// Mixed is the gpu_model of a plan on several models of GPU; its segments name
+// theirs.
+const Mixed = "mixed"
+
+// A Plan says which GPUs, cut into which segments, serve which services. It is
+// pure data, and its JSON form is what `penstock plan -o json` writes and
+// `--from` reads.
+type Plan struct {
+	Version int    `json:"version"`
+	Policy  string `json:"policy"`
+	// GPUModel is the GPU's name, or Mixed.
+	GPUModel string `json:"gpu_model"`
+	// GPUs is the number of GPUs in use; segments number them 0 to GPUs-1.
+	GPUs int `json:"gpus"`
+	// GPCs is the sum of the segments' sizes.
+	GPCs int `json:"gpcs"`
+	// InternalSlack is 1 − Σ SMs × load / throughput over Σ SMs: the share of the
+	// segments' multiprocessors that the rates leave idle (the paper measures it
+	// as SM activity, Eq. 3).
+	InternalSlack float64 `json:"internal_slack"`
+	// ExternalFragmentation is the paper's Eq. 4: 1 − Σ SMs of segments over Σ SMs
+	// of the GPUs in use, of SMsPerGPU each.
+	ExternalFragmentation float64 `json:"external_fragmentation"`
+	// Optimal says that the policy has proved that no legal plan within the same
+	// latency bounds uses fewer GPUs.
+	Optimal bool `json:"optimal"`
+	// DelayMS is how long the policy took, measured by its caller.
+	DelayMS  float64    `json:"delay_ms"`
+	Services []Assigned `json:"services"`
+	Segments []Segment  `json:"segments"`
+
+	// SMsPerGPU is, for each model of GPU in use, the SM count that Eq. 4 is
+	// taken with: the multiprocessors that segments can use (GPU.UsableSMs).
+	SMsPerGPU map[string]int `json:"sms_per_gpu"`
+	// LowerBound is a proved lower bound of the number of GPUs; 0 where the policy
+	// proves none.
+	LowerBound int `json:"lower_bound,omitempty"`
+	// Notes are sentences about the plan for who reads it.
+	Notes []string `json:"notes,omitempty"`
+}
+
+// Assigned is a service as planned.
+type Assigned struct {
+	Service        string  `json:"service"`
+	Model          string  `json:"model"`
+	RateRPS        float64 `json:"rate_rps"`
+	SLOMS          float64 `json:"slo_ms"`
+	LatencyBoundMS float64 `json:"latency_bound_ms"`
+	// AssignedRPS is the throughput of the service's segments together.
+	AssignedRPS float64 `json:"assigned_rps"`
+}
+
+// A Segment is one part of a GPU that serves one service: an MPS-enabled MIG
+// instance in the paper's words, or an MPS share where GPU.Percent.
+type Segment struct {
+	// GPU is the number of the GPU within the plan, from 0.
+	GPU int `json:"gpu"`
+	// GPUModel is the GPU's name; segments on the same GPU have the same.
+	GPUModel string `json:"gpu_model"`
+	// Slot is the first slot that it covers.
+	Slot int `json:"slot"`
+	// GPCs is its size: compute slices, or steps of multiprocessors where
+	// GPU.Percent.
+	GPCs      int    `json:"size_gpcs"`
+	Service   string `json:"service"`
+	Model     string `json:"model"`
+	Batch     int    `json:"batch"`
+	Processes int    `json:"processes"`
+	// ThroughputRPS is what all its processes reach together.
+	ThroughputRPS float64 `json:"throughput_rps"`
+	LatencyMS     float64 `json:"latency_ms"`
+	// LoadRPS is the part of the service's rate that it carries. A service's
+	// loads are in proportion to the throughputs and add up to the rate.
+	LoadRPS float64 `json:"load_rps"`
+}
+
+// Point is the operating point that the segment runs at; its memory is not in
+// the plan and is 0.
+func (s Segment) Point() Point {
+	return Point{GPCs: s.GPCs, Batch: s.Batch, Processes: s.Processes, ThroughputRPS: s.ThroughputRPS, LatencyMS: s.LatencyMS}
+}
+
+// SegmentOf is the segment of a service at a point in a slot of a GPU. Its load
+// is 0 until New shares out the rates.
+func SegmentOf(gpu int, g GPU, slot int, s Service, pt Point) Segment {
+	return Segment{GPU: gpu, GPUModel: g.Name, Slot: slot, GPCs: pt.GPCs, Service: s.Name, Model: s.Model,
+		Batch: pt.Batch, Processes: pt.Processes, ThroughputRPS: pt.ThroughputRPS, LatencyMS: pt.LatencyMS}
+}
+
+// New makes the plan that has the given segments: it numbers the GPUs from 0
+// without gaps (in the order of their old numbers), sorts segments by GPU and
+// slot and services as the problem has them, shares out each service's rate in
+// proportion to throughput, and computes the counts and metrics. It takes over
+// segments. It does not check the plan: plan/verify does.
+func New(p *Problem, policy string, segments []Segment) *Plan {
+	slices.SortStableFunc(segments, func(a, b Segment) int { return cmp.Or(a.GPU-b.GPU, a.Slot-b.Slot) })
+	last, next := 0, -1
+	for i := range segments {
+		if i == 0 || segments[i].GPU != last {
+			last = segments[i].GPU
+			next++
+		}
+		segments[i].GPU = next
+	}
+	pl := &Plan{Version: Version, Policy: policy, GPUs: next + 1, Segments: segments, SMsPerGPU: map[string]int{}}
+	throughput := make(map[string]float64, len(p.Services))
+	for _, s := range segments {
+		throughput[s.Service] += s.ThroughputRPS
+		pl.GPCs += s.GPCs
+	}
+	rate := make(map[string]float64, len(p.Services))
+	for _, s := range p.Services {
+		rate[s.Name] = s.RateRPS
+		pl.Services = append(pl.Services, Assigned{Service: s.Name, Model: s.Model, RateRPS: s.RateRPS, SLOMS: s.SLOMS,
+			LatencyBoundMS: p.BoundMS(s), AssignedRPS: throughput[s.Name]})
+	}
+	for i := range segments {
+		s := &segments[i]
+		s.LoadRPS = rate[s.Service] * s.ThroughputRPS / throughput[s.Service]
+	}
+	gpus := map[string]GPU{}
+	for _, stock := range p.Stocks() {
+		gpus[stock.GPU.Name] = stock.GPU
+	}
+	for _, s := range segments {
+		pl.SMsPerGPU[s.GPUModel] = gpus[s.GPUModel].UsableSMs()
+		switch pl.GPUModel {
+		case "", s.GPUModel:
+			pl.GPUModel = s.GPUModel
+		default:
+			pl.GPUModel = Mixed
+		}
+	}
+	pl.InternalSlack = InternalSlack(segments, gpus)
+	pl.ExternalFragmentation = ExternalFragmentation(segments, gpus)
+	return pl
+}
+
+// InternalSlack is 1 − Σ SMs × load / throughput over Σ SMs of the segments,
+// gpus being the tables by name; 0 where there are no segments.
+func InternalSlack(segments []Segment, gpus map[string]GPU) float64 {
+	var all, busy float64
+	for _, s := range segments {
+		size, _ := gpus[s.GPUModel].Size(s.GPCs)
+		all += float64(size.SMs)
+		busy += float64(size.SMs) * s.LoadRPS / s.ThroughputRPS
+	}
+	if all == 0 {
+		return 0
+	}
+	return 1 - busy/all
+}
+
+// ExternalFragmentation is the paper's Eq. 4: 1 − Σ SMs of the segments over
+// Σ usable SMs of the GPUs that they lie on; 0 where there are no segments.
+func ExternalFragmentation(segments []Segment, gpus map[string]GPU) float64 {
+	var used, there float64
+	seen := map[int]bool{}
+	for _, s := range segments {
+		g := gpus[s.GPUModel]
+		size, _ := g.Size(s.GPCs)
+		used += float64(size.SMs)
+		if !seen[s.GPU] {
+			seen[s.GPU] = true
+			there += float64(g.UsableSMs())
+		}
+	}
+	if there == 0 {
+		return 0
+	}
+	return 1 - used/there
+}

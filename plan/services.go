@@ -1,0 +1,217 @@
+package plan
+
+import (
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A FileError says where in a file something is wrong, what, and what would be
+// right.
+type FileError struct {
+	// File is the file's name as the caller gave it.
+	File string
+	// Line and Column count from 1, columns in bytes; 0 where the file as a whole
+	// is meant.
+	Line, Column int
+	Err          error
+}
+
+func (e *FileError) Error() string {
+	if e.Line == 0 {
+		return fmt.Sprintf("%s: %v", e.File, e.Err)
+	}
+	return fmt.Sprintf("%s:%d:%d: %v", e.File, e.Line, e.Column, e.Err)
+}
+
+func (e *FileError) Unwrap() error { return e.Err }
+
+// The columns of a services file. The first three must be there.
+var serviceColumns = []string{"model", "rate_rps", "slo_ms", "service", "scenario"}
+
+const requiredColumns = 3
+
+// ReadServices reads services from CSV: a header with the columns model,
+// rate_rps and slo_ms, and optionally service (a name; the model's if the
+// column is missing or the field is empty) and scenario, in any order. Where
+// the file has more than one scenario, scenario picks one; "" is allowed where
+// it has one or none. File is the file's name for errors, which are all
+// *FileError.
+//
+// It refuses an unknown, missing or doubled column, a row of another length, a
+// rate or SLO that is no number above 0, an empty model, the same service
+// twice in a scenario, a scenario that is not there, and a file without
+// services. Rows of other scenarios are checked too.
+func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
+	t, err := readTable(r, file, serviceColumns, requiredColumns)
+	if err != nil {
+		return nil, err
+	}
+	type row struct {
+		scenario string
+		service  Service
+	}
+	type place struct{ scenario, service string }
+	var rows []row
+	var scenarios []string
+	seen := map[place]int{}
+	for t.next() {
+		s := Service{Name: t.text("service"), Model: t.text("model")}
+		in := t.text("scenario")
+		if s.Model == "" {
+			return nil, t.fail("model", "no model: want the name of a profile")
+		}
+		if s.RateRPS, err = t.positive("rate_rps", "requests a second"); err != nil {
+			return nil, err
+		}
+		if s.SLOMS, err = t.positive("slo_ms", "milliseconds"); err != nil {
+			return nil, err
+		}
+		if t.has("scenario") && in == "" {
+			return nil, t.fail("scenario", "no scenario: want a name, as other rows have")
+		}
+		named := "service"
+		if s.Name == "" {
+			s.Name, named = s.Model, "model"
+		}
+		if line := seen[place{in, s.Name}]; line > 0 {
+			return nil, t.fail(named, "service %q is already on line %d: want one row a service, told apart by the column service", s.Name, line)
+		}
+		seen[place{in, s.Name}] = t.line
+		if !slices.Contains(scenarios, in) {
+			scenarios = append(scenarios, in)
+		}
+		rows = append(rows, row{in, s})
+	}
+	if t.err != nil {
+		return nil, t.err
+	}
+	whole := func(format string, args ...any) error {
+		return &FileError{File: file, Err: fmt.Errorf(format, args...)}
+	}
+	switch {
+	case len(rows) == 0:
+		return nil, whole("no services: want a row for each under the header")
+	case scenario != "" && !t.has("scenario"):
+		return nil, whole("no column scenario: want one, to pick %q from", scenario)
+	case scenario != "" && !slices.Contains(scenarios, scenario):
+		return nil, whole("no scenario %q: want one of %s", scenario, strings.Join(scenarios, ", "))
+	case scenario == "" && len(scenarios) > 1:
+		return nil, whole("several scenarios: want one of %s to be picked", strings.Join(scenarios, ", "))
+	}
+	var services []Service
+	for _, r := range rows {
+		if scenario == "" || r.scenario == scenario {
+			services = append(services, r.service)
+		}
+	}
+	return services, nil
+}
+
+// csvTable reads a CSV file with a header row by row, and knows where it is.
+type csvTable struct {
+	file   string
+	reader *csv.Reader
+	column map[string]int
+	fields []string
+	line   int
+	err    error
+}
+
+// readTable reads the header. Columns are those there may be, of which the
+// first required must be there.
+func readTable(r io.Reader, file string, columns []string, required int) (*csvTable, error) {
+	t := &csvTable{file: file, reader: csv.NewReader(r), column: map[string]int{}}
+	t.reader.FieldsPerRecord = -1
+	t.reader.TrimLeadingSpace = true
+	header, err := t.reader.Read()
+	if errors.Is(err, io.EOF) {
+		return nil, &FileError{File: file, Err: fmt.Errorf("empty: want a header with %s", strings.Join(columns[:required], ","))}
+	}
+	if err != nil {
+		return nil, t.wrap(err)
+	}
+	header = slices.Clone(header)
+	// Spreadsheets put a byte order mark in front.
+	header[0] = strings.TrimPrefix(header[0], "\ufeff")
+	for i, name := range header {
+		name = strings.TrimSpace(name)
+		line, col := t.reader.FieldPos(i)
+		if !slices.Contains(columns, name) {
+			return nil, &FileError{file, line, col, fmt.Errorf("unknown column %q: want of %s", name, strings.Join(columns, ","))}
+		}
+		if _, twice := t.column[name]; twice {
+			return nil, &FileError{file, line, col, fmt.Errorf("column %q is there twice", name)}
+		}
+		t.column[name] = i
+	}
+	for _, name := range columns[:required] {
+		if !t.has(name) {
+			last := len(header) - 1
+			line, col := t.reader.FieldPos(last)
+			return nil, &FileError{file, line, col + len(header[last]),
+				fmt.Errorf("no column %q: want a header with %s", name, strings.Join(columns[:required], ","))}
+		}
+	}
+	return t, nil
+}
+
+// next reads a row; false at the end or on an error, which is in err.
+func (t *csvTable) next() bool {
+	fields, err := t.reader.Read()
+	if errors.Is(err, io.EOF) {
+		return false
+	}
+	if err != nil {
+		t.err = t.wrap(err)
+		return false
+	}
+	t.fields = fields
+	t.line, _ = t.reader.FieldPos(0)
+	if want := len(t.column); len(fields) != want {
+		line, col := t.reader.FieldPos(min(len(fields)-1, want))
+		t.err = &FileError{t.file, line, col, fmt.Errorf("%d fields: want %d, as the header has", len(fields), want)}
+		return false
+	}
+	return true
+}
+
+func (t *csvTable) has(name string) bool { _, ok := t.column[name]; return ok }
+
+// text is a field of the row, "" where there is no such column.
+func (t *csvTable) text(name string) string {
+	i, ok := t.column[name]
+	if !ok {
+		return ""
+	}
+	return strings.TrimSpace(t.fields[i])
+}
+
+// fail is an error at a field of the row.
+func (t *csvTable) fail(name, format string, args ...any) error {
+	line, col := t.reader.FieldPos(t.column[name])
+	return &FileError{t.file, line, col, fmt.Errorf(format, args...)}
+}
+
+// positive is a field that is a number above 0, in a unit.
+func (t *csvTable) positive(name, unit string) (float64, error) {
+	text := t.text(name)
+	x, err := strconv.ParseFloat(text, 64)
+	if err != nil || !positive(x) {
+		return 0, t.fail(name, "%s %q: want a number of %s above 0", name, text, unit)
+	}
+	return x, nil
+}
+
+// wrap gives the place that encoding/csv found an error at.
+func (t *csvTable) wrap(err error) error {
+	var at *csv.ParseError
+	if errors.As(err, &at) {
+		return &FileError{t.file, at.Line, at.Column, at.Err}
+	}
+	return &FileError{File: t.file, Err: err}
+}
