@@ -1,0 +1,89 @@
+package render
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/plan"
+)
+
+// line is a name and what is so called.
+type line struct{ Name, Value string }
+
+// summary is what the plan comes to, without its notes.
+func summary(p *plan.Plan, list []board) []line {
+	count := map[string]int{}
+	var used, there [2]int // under MIG, under MPS
+	for _, b := range list {
+		n, kind := b.last-b.first+1, 0
+		if b.gpu.Percent {
+			kind = 1
+		}
+		count[b.gpu.Name] += n
+		used[kind] += n * b.gpcs
+		there[kind] += n * b.gpu.GPCs
+	}
+	var gpus, sms, sizes []string
+	for _, name := range slices.Sorted(maps.Keys(count)) {
+		gpus = append(gpus, fmt.Sprintf("%d × %s", count[name], name))
+		sms = append(sms, fmt.Sprintf("%s %d", name, p.SMsPerGPU[name]))
+	}
+	for kind, unit := range []string{"GPCs", "steps of SMs"} {
+		if there[kind] > 0 {
+			sizes = append(sizes, fmt.Sprintf("%d of %d %s", used[kind], there[kind], unit))
+		}
+	}
+	optimal := "not proved"
+	switch {
+	case p.Optimal:
+		optimal = "proved: no plan within these latency bounds has fewer GPUs"
+	case p.LowerBound > 0:
+		optimal = fmt.Sprintf("not proved; no plan has fewer than %d GPUs", p.LowerBound)
+	}
+	return []line{
+		{"policy", p.Policy},
+		{"GPUs", strings.Join(gpus, ", ")},
+		{"used", strings.Join(sizes, ", ")},
+		{"internal slack", percent(p.InternalSlack)},
+		{"external fragmentation", percent(p.ExternalFragmentation) + " (SMs a GPU: " + strings.Join(sms, ", ") + ")"},
+		{"optimal", optimal},
+		{"planned in", decimal(p.DelayMS) + " ms"},
+	}
+}
+
+// parts is what a service's segments are: "2 × 3g, 1 × 1g".
+func parts(list []board) map[string]string {
+	type part struct {
+		name  string
+		gpcs  int
+		count int
+	}
+	of := map[string][]part{}
+	for _, b := range list {
+		for _, c := range b.cells {
+			if c.segment == nil {
+				continue
+			}
+			name := sizeName(b.gpu, c.size)
+			have := of[c.segment.Service]
+			i := slices.IndexFunc(have, func(p part) bool { return p.name == name })
+			if i < 0 {
+				i, have = len(have), append(have, part{name: name, gpcs: c.size.SMs})
+			}
+			have[i].count += b.last - b.first + 1
+			of[c.segment.Service] = have
+		}
+	}
+	said := map[string]string{}
+	for service, have := range of {
+		slices.SortStableFunc(have, func(a, b part) int { return b.gpcs - a.gpcs })
+		var words []string
+		for _, p := range have {
+			words = append(words, fmt.Sprintf("%d × %s", p.count, p.name))
+		}
+		said[service] = strings.Join(words, ", ")
+	}
+	return said
+}

@@ -1,0 +1,190 @@
+package render
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/penstock/penstock/plan"
+)
+
+const (
+	// slotWidth is that of one slot with its left edge, where there are few; a name
+	// of twelve letters fits.
+	slotWidth = 13
+	// drawingWidth is that of all slots where there are many, as under MPS.
+	drawingWidth = 104
+	// thinWidth is that of a slot that no segment begins at: an A100's last.
+	thinWidth = 3
+	// labelLines are what a cell holds: name, point, load.
+	labelLines = 3
+)
+
+// Table writes a plan for a terminal: what it comes to, each GPU as its slots, and
+// a table of the services. GPUs in a row that look the same are drawn once.
+func Table(w io.Writer, p *plan.Plan) error {
+	list, err := boards(p)
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriter(w)
+	for _, l := range summary(p, list) {
+		fmt.Fprintf(out, "%-22s  %s\n", l.Name, l.Value)
+	}
+	for _, n := range p.Notes {
+		fmt.Fprintf(out, "%-22s  %s\n", "note", n)
+	}
+	fmt.Fprintln(out)
+	for len(list) > 0 {
+		n := 1
+		for n < len(list) && list[n].gpu.Name == list[0].gpu.Name {
+			n++
+		}
+		drawing{edges: edges(list[0].gpu), margin: margin(list[:n])}.draw(out, list[:n])
+		list = list[n:]
+	}
+	fmt.Fprint(out, "size, batch × processes; load of throughput, requests/s\n\n")
+	services(out, p)
+	if err := out.Flush(); err != nil {
+		return fmt.Errorf("write table: %w", err)
+	}
+	return nil
+}
+
+func services(w io.Writer, p *plan.Plan) {
+	list, _ := boards(p) // they were drawn
+	said := parts(list)
+	t := table.NewWriter()
+	t.SetStyle(table.StyleLight)
+	t.Style().Format.Header = text.FormatDefault
+	t.SetOutputMirror(w)
+	t.AppendHeader(table.Row{"service", "model", "rate/s", "SLO ms", "bound ms", "segments", "assigned/s", "load"})
+	right := []table.ColumnConfig{}
+	for _, name := range []string{"rate/s", "SLO ms", "bound ms", "assigned/s", "load"} {
+		right = append(right, table.ColumnConfig{Name: name, Align: text.AlignRight})
+	}
+	t.SetColumnConfigs(right)
+	for _, s := range p.Services {
+		t.AppendRow(table.Row{s.Service, s.Model, decimal(s.RateRPS), decimal(s.SLOMS), decimal(s.LatencyBoundMS),
+			said[s.Service], decimal(s.AssignedRPS), percent(s.RateRPS / s.AssignedRPS)})
+	}
+	t.Render()
+}
+
+// drawing is where things stand in a picture of text.
+type drawing struct {
+	edges  []int // where each slot begins, and where the last one ends
+	margin int   // of the GPUs' names, left of it
+}
+
+// edges are as far apart as labels need, or as there is room.
+func edges(g plan.GPU) []int {
+	at := make([]int, g.Slots+1)
+	for slot := range g.Slots {
+		width := slotWidth
+		switch {
+		case g.Slots*slotWidth > drawingWidth:
+			width = (slot+1)*drawingWidth/g.Slots - slot*drawingWidth/g.Slots
+		case !g.Sizes[0].MayStart(slot):
+			width = thinWidth
+		}
+		at[slot+1] = at[slot] + width
+	}
+	return at
+}
+
+func margin(list []board) int {
+	most := 0
+	for _, b := range list {
+		for _, l := range labels(b) {
+			most = max(most, len([]rune(l))+1)
+		}
+	}
+	return most
+}
+
+// labels name a GPU, left of it.
+func labels(b board) [labelLines]string {
+	return [labelLines]string{"GPU " + b.number(), b.gpu.Name, b.used()}
+}
+
+// draw draws GPUs of one model below each other, with the edges of both in the
+// line between two.
+func (d drawing) draw(w io.Writer, list []board) {
+	if g := list[0].gpu; !g.Percent {
+		head := []rune(strings.Repeat(" ", d.margin+d.edges[g.Slots]+1))
+		for slot := range g.Slots {
+			copy(head[d.margin+d.edges[slot]+1:], []rune(fmt.Sprint(slot)))
+		}
+		fmt.Fprintln(w, strings.TrimRight(string(head), " "))
+	}
+	above := map[int]bool{}
+	for _, b := range list {
+		below := d.boundaries(b)
+		d.rule(w, above, below)
+		said := labels(b)
+		for i := range labelLines {
+			row := []rune(strings.Repeat(" ", d.edges[len(d.edges)-1]+1))
+			for _, c := range b.cells {
+				from, to := d.edges[c.slot], d.edges[c.slot+c.slots]
+				row[from], row[to] = '│', '│'
+				copy(row[from+1:to], []rune(d.label(b, c, i, to-from-1)))
+			}
+			fmt.Fprintf(w, "%-*s%s\n", d.margin, said[i], string(row))
+		}
+		above = below
+	}
+	d.rule(w, above, nil)
+}
+
+// label is one of a cell's lines, at most room letters.
+func (d drawing) label(b board, c cell, i, room int) string {
+	said := ""
+	switch {
+	case c.lost:
+		return strings.Repeat("░", room)
+	case c.segment == nil:
+		said = [labelLines]string{"", "free", ""}[i]
+	default:
+		said = [labelLines]string{c.segment.Service, b.point(c), decimal(c.segment.LoadRPS) + " of " + decimal(c.segment.ThroughputRPS)}[i]
+	}
+	letters := []rune(said)
+	if len(letters) > room {
+		letters = append(letters[:max(room-1, 0)], '…')[:room]
+	}
+	return string(letters)
+}
+
+func (d drawing) boundaries(b board) map[int]bool {
+	at := map[int]bool{}
+	for _, c := range b.cells {
+		at[d.edges[c.slot]], at[d.edges[c.slot+c.slots]] = true, true
+	}
+	return at
+}
+
+// rule draws the line between what stands above and what stands below it.
+func (d drawing) rule(w io.Writer, above, below map[int]bool) {
+	end := d.edges[len(d.edges)-1]
+	row := []rune(strings.Repeat("─", end+1))
+	for x := range row {
+		// The character that joins the four directions in which a line goes on.
+		key := [4]bool{above[x], below[x], x > 0, x < end}
+		if above[x] || below[x] {
+			row[x] = joints[key]
+		}
+	}
+	fmt.Fprintf(w, "%*s%s\n", d.margin, "", string(row))
+}
+
+// joints are the box drawing characters by the lines that leave them: up, down,
+// left, right.
+var joints = map[[4]bool]rune{
+	{false, true, false, true}: '┌', {false, true, true, false}: '┐', {false, true, true, true}: '┬',
+	{true, false, false, true}: '└', {true, false, true, false}: '┘', {true, false, true, true}: '┴',
+	{true, true, false, true}: '├', {true, true, true, false}: '┤', {true, true, true, true}: '┼',
+}
