@@ -9,17 +9,20 @@ import (
 type NoProfile struct {
 	Service Service
 	GPU     string
-	// Have are the models that were, sorted.
-	Have []string
+	// Have are the models that were, On the GPUs that this one was measured on;
+	// sorted.
+	Have, On []string
 }
 
 func (e *NoProfile) Error() string {
-	if len(e.Have) == 0 {
-		return fmt.Sprintf("service %q: no profile of model %q on %s; there are no profiles for %s at all",
-			e.Service.Name, e.Service.Model, e.GPU, e.GPU)
+	text := fmt.Sprintf("service %q: no profile of model %q on %s", e.Service.Name, e.Service.Model, e.GPU)
+	switch {
+	case len(e.On) > 0:
+		return text + "; it was measured on " + strings.Join(e.On, ", ")
+	case len(e.Have) > 0:
+		return text + "; there are: " + strings.Join(e.Have, ", ")
 	}
-	return fmt.Sprintf("service %q: no profile of model %q on %s; there are: %s",
-		e.Service.Name, e.Service.Model, e.GPU, strings.Join(e.Have, ", "))
+	return text + "; there are no profiles for " + e.GPU + " at all"
 }
 
 // Infeasible is returned when no segment can meet a service's objective, or,
@@ -85,7 +88,7 @@ type TooSmall struct {
 func (e *TooSmall) Error() string {
 	var fleet, part, none []string
 	for _, s := range e.Fleet {
-		fleet = append(fleet, fmt.Sprintf("%d × %s", s.Count, s.GPU.Name))
+		fleet = append(fleet, s.String())
 	}
 	whole := 0
 	for _, s := range e.Services {

@@ -31,7 +31,7 @@ type GPU struct {
 	// SMs is the number of multiprocessors of the whole GPU, some of which may
 	// lie in no MIG instance (A100: 108, of which 98 serve under MIG).
 	SMs int
-	// MemoryMiB is the memory of the whole GPU.
+	// MemoryMiB is the memory of the whole GPU; 0 where it is not limited.
 	MemoryMiB int
 	// Slots is the number of positions of the placement table.
 	Slots int
@@ -58,7 +58,7 @@ type Size struct {
 	// SMs is how many multiprocessors it has.
 	SMs int
 	// MemoryMiB is its own memory under MIG; all of the GPU's, shared with the
-	// other segments, where GPU.Percent.
+	// other segments, where GPU.Percent; 0 where it is not limited.
 	MemoryMiB int
 	// Starts are the slots that it may begin at, ascending. Which of them to
 	// prefer is a policy's affair.
@@ -107,23 +107,33 @@ var tables = sync.OnceValue(func() []GPU {
 	}
 	gpus := make([]GPU, 0, len(entries))
 	for _, e := range entries {
-		gpus = append(gpus, e.gpu())
+		gpus = append(gpus, e.gpus()...)
 	}
 	return gpus
 })
 
-func (e table) gpu() GPU {
-	if e.PercentStepSMs > 0 {
-		g := PercentGPU(e.Name, e.SMs, e.MemoryMiB, e.PercentStepSMs)
-		g.Source, g.Devices = e.Source, e.Devices
-		return g
+// mpsSuffix follows the name of a GPU with MIG in the name of the same GPU with
+// MIG off, cut by MPS percentages.
+const mpsSuffix = "-mps"
+
+// gpus are the tables of an entry: one for a GPU without MIG; for a GPU with it
+// one more, of the same GPU with MIG off.
+func (e table) gpus() []GPU {
+	percent := PercentGPU(e.Name, e.SMs, e.MemoryMiB, e.PercentStepSMs)
+	percent.Source, percent.Devices = e.Source, e.Devices
+	if len(e.Sizes) == 0 {
+		return []GPU{percent}
 	}
+	percent.Name += mpsSuffix
+	percent.Devices = nil
+	percent.Source = fmt.Sprintf("MIG off: %d SMs, which MPS hands out in whole TPCs of %d (measured on an H200: 10, 30 and 60 %% give 12, 38 and 78 of 132)",
+		e.SMs, e.PercentStepSMs)
 	g := GPU{Name: e.Name, SMs: e.SMs, MemoryMiB: e.MemoryMiB, Slots: e.Slots, GPCs: e.GPCs,
 		Source: e.Source, Devices: e.Devices}
 	for _, s := range e.Sizes {
 		g.Sizes = append(g.Sizes, s.size())
 	}
-	return g
+	return []GPU{g, percent}
 }
 
 func (s tableSize) size() Size {

@@ -91,7 +91,8 @@ func (p *Problem) Stocks() []Stock {
 // takes less than the bound (section III-D1: "lower than"), it serves at all,
 // and its memory, where known, is there.
 func (pt Point) Within(boundMS float64, s Size) bool {
-	return pt.ThroughputRPS > 0 && pt.LatencyMS < boundMS && pt.MemoryMiB <= float64(s.MemoryMiB)
+	fits := s.MemoryMiB == 0 || pt.MemoryMiB <= float64(s.MemoryMiB)
+	return pt.ThroughputRPS > 0 && pt.LatencyMS < boundMS && fits
 }
 
 // Feasible returns the profile's points that the service may run at on the
@@ -101,7 +102,7 @@ func (pt Point) Within(boundMS float64, s Size) bool {
 func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
 	profile, ok := p.Profiles[gpu.Name][s.Model]
 	if !ok {
-		return nil, &NoProfile{Service: s, GPU: gpu.Name, Have: sortedKeys(p.Profiles[gpu.Name])}
+		return nil, p.noProfile(gpu, s)
 	}
 	bound := p.BoundMS(s)
 	var points []Point
@@ -114,6 +115,17 @@ func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
 		return nil, infeasible(p, gpu, s, profile)
 	}
 	return points, nil
+}
+
+// noProfile says what was measured on the GPU, and where else the model was.
+func (p *Problem) noProfile(gpu GPU, s Service) error {
+	e := &NoProfile{Service: s, GPU: gpu.Name, Have: sortedKeys(p.Profiles[gpu.Name])}
+	for _, name := range sortedKeys(p.Profiles) {
+		if _, ok := p.Profiles[name][s.Model]; ok {
+			e.On = append(e.On, name)
+		}
+	}
+	return e
 }
 
 // infeasible finds the point that comes nearest to the bound.

@@ -1,0 +1,153 @@
+package plan
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Write writes the plan's JSON form, indented, with a newline at the end.
+func (pl *Plan) Write(w io.Writer) error {
+	whole := *pl
+	if whole.Services == nil {
+		whole.Services = []Assigned{}
+	}
+	if whole.Segments == nil {
+		whole.Segments = []Segment{}
+	}
+	text, err := json.MarshalIndent(whole, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write plan: %w", err)
+	}
+	_, err = w.Write(append(text, '\n'))
+	return err
+}
+
+// Read reads a plan's JSON form, strictly: no field that a plan has not, nothing
+// after it, the version of this program, and parts that agree with each other:
+// known GPUs, sizes that they can be cut into, each segment's service in the
+// list, counts that are the segments'. Whether the plan serves its services is
+// plan/verify's to say. File is the file's name for errors, which are all
+// *FileError.
+func Read(r io.Reader, file string) (*Plan, error) {
+	text, err := io.ReadAll(r)
+	if err != nil {
+		return nil, &FileError{File: file, Err: err}
+	}
+	pl := new(Plan)
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(pl); err != nil {
+		return nil, jsonError(text, file, decoder.InputOffset(), err)
+	}
+	end := decoder.InputOffset()
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return nil, jsonError(text, file, end, errors.New("more after the plan: want one plan and nothing else"))
+	}
+	if err := pl.check(); err != nil {
+		return nil, &FileError{File: file, Err: err}
+	}
+	return pl, nil
+}
+
+// jsonError gives an error of encoding/json its place, offset where it does not
+// know better.
+func jsonError(text []byte, file string, offset int64, err error) error {
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		offset = syntax.Offset
+	case errors.As(err, &kind):
+		offset = kind.Offset
+		err = fmt.Errorf("%s: want %s, not %s", kind.Field, kindName(kind), kind.Value)
+	case errors.Is(err, io.EOF):
+		err = errors.New("empty: want a plan")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		offset = int64(len(text))
+		err = errors.New("ends in the middle of a plan")
+	default:
+		err = errors.New(strings.TrimPrefix(err.Error(), "json: "))
+	}
+	before := text[:min(max(offset, 0), int64(len(text)))]
+	line := 1 + bytes.Count(before, []byte{'\n'})
+	column := max(1, len(before)-(bytes.LastIndexByte(before, '\n')+1))
+	return &FileError{File: file, Line: line, Column: column, Err: err}
+}
+
+// kindName says in JSON's words what a field wants.
+func kindName(e *json.UnmarshalTypeError) string {
+	switch e.Type.Kind().String() {
+	case "int":
+		return "a whole number"
+	case "float64":
+		return "a number"
+	case "slice":
+		return "a list"
+	case "struct", "map":
+		return "an object"
+	case "bool":
+		return "true or false"
+	}
+	return "a text"
+}
+
+// check says where the parts of a plan disagree.
+func (pl *Plan) check() error {
+	if pl.Version != Version {
+		return fmt.Errorf("version %d: want %d", pl.Version, Version)
+	}
+	services := map[string]Assigned{}
+	for i, s := range pl.Services {
+		_, twice := services[s.Service]
+		switch {
+		case s.Service == "":
+			return fmt.Errorf("services[%d]: no name", i)
+		case twice:
+			return fmt.Errorf("services[%d]: service %q is there twice", i, s.Service)
+		case !positive(s.RateRPS), !positive(s.SLOMS):
+			return fmt.Errorf("services[%d]: rate_rps %v, slo_ms %v: want numbers above 0", i, s.RateRPS, s.SLOMS)
+		}
+		services[s.Service] = s
+	}
+	models := map[int]string{}
+	gpcs := 0
+	for i, s := range pl.Segments {
+		g, err := Lookup(s.GPUModel)
+		if err != nil {
+			return fmt.Errorf("segments[%d]: gpu_model %w", i, err)
+		}
+		size, ok := g.Size(s.GPCs)
+		service, known := services[s.Service]
+		switch {
+		case !ok:
+			return fmt.Errorf("segments[%d]: size_gpcs %d: %s can be cut into %s", i, s.GPCs, g.Name, sizeList(g))
+		case !size.MayStart(s.Slot):
+			return fmt.Errorf("segments[%d]: slot %d: size %d on %s starts at one of %v", i, s.Slot, s.GPCs, g.Name, size.Starts)
+		case s.GPU < 0 || s.GPU >= pl.GPUs:
+			return fmt.Errorf("segments[%d]: gpu %d: want 0 to %d, as gpus is %d", i, s.GPU, pl.GPUs-1, pl.GPUs)
+		case models[s.GPU] != "" && models[s.GPU] != s.GPUModel:
+			return fmt.Errorf("segments[%d]: gpu %d is a %s here and a %s above", i, s.GPU, s.GPUModel, models[s.GPU])
+		case !known:
+			return fmt.Errorf("segments[%d]: service %q is not in services", i, s.Service)
+		case s.Model != service.Model:
+			return fmt.Errorf("segments[%d]: model %q: service %q has %q", i, s.Model, s.Service, service.Model)
+		case s.Batch < 1 || s.Processes < 1:
+			return fmt.Errorf("segments[%d]: batch %d, processes %d: want at least 1", i, s.Batch, s.Processes)
+		case !positive(s.ThroughputRPS), !positive(s.LatencyMS):
+			return fmt.Errorf("segments[%d]: throughput_rps %v, latency_ms %v: want numbers above 0", i, s.ThroughputRPS, s.LatencyMS)
+		}
+		models[s.GPU] = s.GPUModel
+		gpcs += s.GPCs
+	}
+	if len(models) != pl.GPUs {
+		return fmt.Errorf("gpus %d: segments lie on %d", pl.GPUs, len(models))
+	}
+	if gpcs != pl.GPCs {
+		return fmt.Errorf("gpcs %d: segments have %d", pl.GPCs, gpcs)
+	}
+	return nil
+}
