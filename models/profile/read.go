@@ -10,7 +10,9 @@ import (
 	"io"
 	"io/fs"
 	"math"
+	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -66,20 +68,34 @@ func Read(r io.Reader, file string) (Profile, error) {
 	return d.decode(data)
 }
 
-// ReadDir reads the profiles of a folder: its *.csv, keyed by the file's base name
-// without .csv. The first file that is wrong ends it.
+// ReadDir reads the profiles of a folder, keyed by the file's base name without .csv:
+// its *.csv, and those beside the cards of a folder of models, NAME/NAME.csv. The first
+// file that is wrong ends it.
 func ReadDir(dir fs.FS) (map[string]Profile, error) {
 	entries, err := fs.ReadDir(dir, ".")
 	if err != nil {
 		return nil, fmt.Errorf("read profiles: %w", err)
 	}
 	profiles := make(map[string]Profile)
+	from := make(map[string]string)
 	for _, e := range entries {
-		name, isCSV := strings.CutSuffix(e.Name(), ".csv")
-		if !isCSV || e.IsDir() {
+		file := e.Name()
+		// A link is what it leads to.
+		if info, err := fs.Stat(dir, file); err == nil && info.IsDir() {
+			file = path.Join(file, file+".csv")
+			if _, err := fs.Stat(dir, file); errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+		}
+		name, isCSV := strings.CutSuffix(path.Base(file), ".csv")
+		if !isCSV {
 			continue
 		}
-		if profiles[name], err = readFile(dir, e.Name()); err != nil {
+		if other, twice := from[name]; twice {
+			return nil, fmt.Errorf("read profiles: %s is there twice: %s and %s", name, filepath.Join(rootOf(dir), other), filepath.Join(rootOf(dir), file))
+		}
+		from[name] = file
+		if profiles[name], err = readFile(dir, file); err != nil {
 			return nil, err
 		}
 	}
@@ -95,11 +111,11 @@ func readFile(dir fs.FS, name string) (Profile, error) {
 	return Read(f, filepath.Join(rootOf(dir), name))
 }
 
-// rootOf is the folder of an os.DirFS, which prints as its path, so that an error
-// can be found; empty for any other.
+// rootOf is the folder that an os.DirFS stands for, so that an error can be found;
+// empty for any other.
 func rootOf(dir fs.FS) string {
-	if s, ok := any(dir).(interface{ String() string }); ok {
-		return s.String()
+	if v := reflect.ValueOf(dir); v.Kind() == reflect.String {
+		return v.String()
 	}
 	return ""
 }
@@ -271,15 +287,15 @@ type row struct {
 
 func (r *row) point(unit Unit) Point {
 	p := Point{
-		Share:      r.integer(0, MaxShare, "the share in "+string(unit)),
-		Batch:      r.integer(1, MaxBatch, "images a batch"),
-		Processes:  r.integer(2, MaxProcesses, "processes"),
-		Throughput: r.number(3, maxRate, "images a second"),
+		Share:      r.integer(0, MaxShare, "share in "+string(unit)),
+		Batch:      r.integer(1, MaxBatch, "number of images"),
+		Processes:  r.integer(2, MaxProcesses, "number of processes"),
+		Throughput: r.number(3, maxRate, "throughput"),
 	}
-	seconds := r.number(4, maxLatency.Seconds(), "seconds a batch")
+	seconds := r.number(4, maxLatency.Seconds(), "latency in seconds")
 	p.Latency = time.Duration(math.Round(seconds * 1e9))
 	if len(r.record) > len(columns) {
-		p.MemoryMiB = r.number(5, maxMemoryMiB, "MiB")
+		p.MemoryMiB = r.number(5, maxMemoryMiB, "memory in MiB")
 	}
 	p.OOM = p.Throughput == 0 && seconds == 0
 	if r.err == nil && (p.Throughput == 0) != (p.Latency == 0) {
