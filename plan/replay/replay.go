@@ -1,0 +1,305 @@
+package replay
+
+import (
+	"fmt"
+	"hash/fnv"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/penstock/penstock/plan"
+)
+
+// A Rule says what a process that is free starts. It always starts at once: no
+// batch waits to be filled while a process is idle, as under load they fill by
+// themselves, and without load waiting only costs time.
+type Rule string
+
+const (
+	// Deadline is Penstock's rule (libml/slab.Pick): requests that would miss their
+	// objective in the batch that goes now are answered late without being run.
+	Deadline Rule = "deadline"
+	// Greedy runs everything, first come first served: what a server does that
+	// knows no objectives.
+	Greedy Rule = "greedy"
+)
+
+// Rules are all there are.
+func Rules() []Rule { return []Rule{Deadline, Greedy} }
+
+// Config is how to replay. The zero value is a good one.
+type Config struct {
+	// Seed makes another run of chance.
+	Seed uint64
+	// Routing is ByLoad where empty, Rule Deadline.
+	Routing Routing
+	Rule    Rule
+	// Requests is how many requests of each service are counted in one run, after
+	// a tenth as many that warm it up and are not; 20,000 where 0.
+	Requests int
+	// Each service is replayed LeastRuns times (5 where 0), from independent
+	// chance, and on until its violations are known to Precision (a share; 0.001
+	// where 0) or to a tenth of themselves at 95 % confidence, but at most MostRuns
+	// times (40 where 0).
+	LeastRuns, MostRuns int
+	Precision           float64
+}
+
+// withDefaults fills in what is 0, and refuses what makes no sense.
+func (c Config) withDefaults() (Config, error) {
+	if c.Routing == "" {
+		c.Routing = ByLoad
+	}
+	if c.Rule == "" {
+		c.Rule = Deadline
+	}
+	if c.Requests == 0 {
+		c.Requests = 20000
+	}
+	if c.LeastRuns == 0 {
+		c.LeastRuns = 5
+	}
+	if c.MostRuns == 0 {
+		c.MostRuns = max(40, c.LeastRuns)
+	}
+	if c.Precision == 0 {
+		c.Precision = 0.001
+	}
+	switch {
+	case !slices.Contains(Routings(), c.Routing):
+		return c, fmt.Errorf("routing %q: want one of %v", c.Routing, Routings())
+	case !slices.Contains(Rules(), c.Rule):
+		return c, fmt.Errorf("rule %q: want one of %v", c.Rule, Rules())
+	case c.Requests < 1:
+		return c, fmt.Errorf("%d requests: want at least 1", c.Requests)
+	case c.LeastRuns < 2:
+		return c, fmt.Errorf("%d runs: want at least 2, to tell how far they differ", c.LeastRuns)
+	case c.MostRuns < c.LeastRuns:
+		return c, fmt.Errorf("at most %d runs and at least %d: want no fewer at most", c.MostRuns, c.LeastRuns)
+	case !(c.Precision > 0):
+		return c, fmt.Errorf("precision %v: want a share above 0", c.Precision)
+	}
+	return c, nil
+}
+
+// Confidence is that of all intervals in a Report.
+const Confidence = 0.95
+
+// A Report says what the requests of all services met with.
+type Report struct {
+	Seed       uint64  `json:"seed"`
+	Routing    Routing `json:"routing"`
+	Rule       Rule    `json:"rule"`
+	Confidence float64 `json:"confidence"`
+	// Violations is the share of all requests, in proportion to the services'
+	// rates, that are not answered within their objective.
+	Violations float64 `json:"violations"`
+	// Worst is the service with the most.
+	Worst string `json:"worst"`
+	// Utilisation is the share of its time that the average process is busy,
+	// segments weighted by their multiprocessors.
+	Utilisation float64   `json:"utilisation"`
+	Services    []Service `json:"services"`
+	Segments    []Segment `json:"segments"`
+}
+
+// Service is what a service's requests met with. Services are in the plan's
+// order.
+type Service struct {
+	Service        string  `json:"service"`
+	Model          string  `json:"model"`
+	RateRPS        float64 `json:"rate_rps"`
+	SLOMS          float64 `json:"slo_ms"`
+	LatencyBoundMS float64 `json:"latency_bound_ms"`
+	// Runs and Requests are how much was counted.
+	Runs     int `json:"runs"`
+	Requests int `json:"requests"`
+	// Late ended after the objective; Unserved were given up and never ran.
+	Late     int `json:"late"`
+	Unserved int `json:"unserved"`
+	// Violations is the share of requests that were either, with the interval in
+	// which it truly lies at Report.Confidence: Student's from the runs, or, where
+	// no request of any run was a violation, up to 3 / Requests.
+	Violations float64 `json:"violations"`
+	Low        float64 `json:"violations_low"`
+	High       float64 `json:"violations_high"`
+	// P50MS and P99MS are of the requests that ran; 0 where none did. Under
+	// Deadline none of those is late.
+	P50MS float64 `json:"p50_ms"`
+	P99MS float64 `json:"p99_ms"`
+	// Load is the rate over the throughput of the service's segments.
+	Load float64 `json:"load"`
+}
+
+// Segment is how busy a segment was. Segments are in the plan's order.
+type Segment struct {
+	GPU     int    `json:"gpu"`
+	Slot    int    `json:"slot"`
+	GPCs    int    `json:"size_gpcs"`
+	Service string `json:"service"`
+	// Utilisation is the share of its time that a process is busy on average.
+	// Half-empty batches keep it busy too: it is above load / throughput.
+	Utilisation float64 `json:"utilisation"`
+	// MeanBatch is how many requests a batch had, of at most Batch.
+	MeanBatch float64 `json:"mean_batch"`
+	Batch     int     `json:"batch"`
+	// ReceivedRPS is the rate that was routed to it.
+	ReceivedRPS float64 `json:"received_rps"`
+}
+
+// Run replays a plan made for the problem, whose profiles and GPU tables it
+// takes; rates and objectives are the plan's. The plan is assumed to be legal
+// (plan/verify). It returns an error where the Config makes no sense, and where
+// a service has no segment.
+func Run(p *plan.Problem, pl *plan.Plan, c Config) (*Report, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("replay: %w", err)
+	}
+	segments := make(map[string][]int, len(pl.Services))
+	for i, s := range pl.Segments {
+		segments[s.Service] = append(segments[s.Service], i)
+	}
+	for _, s := range pl.Services {
+		if len(segments[s.Service]) == 0 {
+			return nil, fmt.Errorf("replay: service %q has no segment", s.Service)
+		}
+	}
+	report := &Report{Seed: c.Seed, Routing: c.Routing, Rule: c.Rule, Confidence: Confidence,
+		Services: make([]Service, len(pl.Services)), Segments: make([]Segment, len(pl.Segments))}
+	work := make(chan int)
+	var done sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(pl.Services)) {
+		done.Go(func() {
+			for i := range work {
+				at := segments[pl.Services[i].Service]
+				part := make([]plan.Segment, len(at))
+				for j, k := range at {
+					part[j] = pl.Segments[k]
+				}
+				service, busy := replayService(p, pl.Services[i], part, c)
+				report.Services[i] = service
+				for j, k := range at {
+					report.Segments[k] = busy[j]
+				}
+			}
+		})
+	}
+	for i := range pl.Services {
+		work <- i
+	}
+	close(work)
+	done.Wait()
+	report.sum(p, pl)
+	return report, nil
+}
+
+// sum fills in what concerns all services together.
+func (r *Report) sum(p *plan.Problem, pl *plan.Plan) {
+	var rates float64
+	worst := -1.0
+	for _, s := range r.Services {
+		rates += s.RateRPS
+		r.Violations += s.RateRPS * s.Violations
+		if s.Violations > worst {
+			worst, r.Worst = s.Violations, s.Service
+		}
+	}
+	r.Violations /= max(rates, math.SmallestNonzeroFloat64)
+	tables := map[string]plan.GPU{}
+	for _, stock := range p.Stocks() {
+		tables[stock.GPU.Name] = stock.GPU
+	}
+	var sms, busy float64
+	for i, s := range pl.Segments {
+		size, _ := tables[s.GPUModel].Size(s.GPCs)
+		sms += float64(size.SMs)
+		busy += float64(size.SMs) * r.Segments[i].Utilisation
+	}
+	r.Utilisation = busy / max(sms, 1)
+}
+
+// One replays a single service alone on the given segments, which are all its
+// own: what a policy asks that learns.
+func One(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c Config) (Service, error) {
+	c, err := c.withDefaults()
+	if err != nil {
+		return Service{}, fmt.Errorf("replay: %w", err)
+	}
+	if len(segments) == 0 {
+		return Service{}, fmt.Errorf("replay: service %q has no segment", s.Service)
+	}
+	service, _ := replayService(p, s, segments, c)
+	return service, nil
+}
+
+// replayService replays a service until its violations are known.
+func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c Config) (Service, []Segment) {
+	result := Service{Service: s.Service, Model: s.Model, RateRPS: s.RateRPS, SLOMS: s.SLOMS, LatencyBoundMS: s.LatencyBoundMS}
+	busy := make([]Segment, len(segments))
+	ladders := make([]ladder, len(segments))
+	var throughput float64
+	for i, g := range segments {
+		busy[i] = Segment{GPU: g.GPU, Slot: g.Slot, GPCs: g.GPCs, Service: g.Service, Batch: g.Batch}
+		ladders[i] = steps(g, p.Profiles[g.GPUModel][g.Model])
+		throughput += g.ThroughputRPS
+	}
+	result.Load = s.RateRPS / throughput
+
+	name := fnv.New64a()
+	name.Write([]byte(s.Service))
+	stream := name.Sum64()
+
+	var shares []float64 // of violations, a run
+	var latencies []float64
+	var seconds float64
+	began, filled := make([]int, len(segments)), make([]int, len(segments))
+	for n := range c.MostRuns {
+		seed := c.Seed + uint64(n)*0x9e3779b97f4a7c15 // far from any neighbour's
+		r := run{rate: s.RateRPS, slo: s.SLOMS / 1000, rule: c.Rule, warm: c.Requests / 10, measured: c.Requests,
+			arrivals: rand.New(rand.NewPCG(seed, stream)), chance: rand.New(rand.NewPCG(^seed, stream))}
+		for i, g := range segments {
+			r.servers = append(r.servers, server{ladder: ladders[i], idle: g.Processes, share: g.ThroughputRPS / throughput})
+		}
+		r.route = newRouter(c.Routing, r.servers, r.chance)
+		o := r.simulate()
+
+		result.Runs++
+		result.Requests += c.Requests
+		result.Late += o.late
+		result.Unserved += o.givenUp
+		shares = append(shares, float64(o.violations())/float64(c.Requests))
+		latencies = append(latencies, o.latencies...)
+		seconds += r.to - r.from
+		for i, v := range r.servers {
+			busy[i].Utilisation += v.busy / float64(segments[i].Processes)
+			busy[i].ReceivedRPS += float64(v.received)
+			began[i] += v.began
+			filled[i] += v.filled
+		}
+		var half float64
+		result.Violations, half = meanAndHalf(shares)
+		if result.Runs >= c.LeastRuns && half <= max(c.Precision, result.Violations/10) {
+			break
+		}
+	}
+	_, half := meanAndHalf(shares)
+	result.Low, result.High = max(0, result.Violations-half), min(1, result.Violations+half)
+	if result.Late+result.Unserved == 0 {
+		result.High = min(1, 3/float64(result.Requests))
+	}
+	slices.Sort(latencies)
+	result.P50MS, result.P99MS = percentileMS(latencies, 50), percentileMS(latencies, 99)
+	for i := range busy {
+		if seconds > 0 {
+			busy[i].Utilisation /= seconds
+			busy[i].ReceivedRPS /= seconds
+		}
+		if began[i] > 0 {
+			busy[i].MeanBatch = float64(filled[i]) / float64(began[i])
+		}
+	}
+	return result, busy
+}

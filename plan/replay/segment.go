@@ -1,0 +1,151 @@
+package replay
+
+import (
+	"math"
+	"slices"
+
+	"github.com/penstock/penstock/plan"
+)
+
+// roundingMS is what a latency written in whole milliseconds may be off.
+const roundingMS = 0.5 + 1e-6
+
+// A ladder says how long a batch takes: sizes[i] requests, or any number of them
+// above sizes[i-1], take seconds[i]. Sizes ascend; the last is the segment's batch.
+type ladder struct {
+	sizes   []int
+	seconds []float64
+}
+
+// steps is the ladder of a segment whose model has a profile. A latency of the
+// segment that is not the profile's (a policy that foresees interference writes
+// its own) stretches all steps alike. Where the profile has nothing at the
+// segment's size and processes, every batch takes the segment's latency.
+func steps(s plan.Segment, profile plan.Profile) ladder {
+	var l ladder
+	stretch := 1.0
+	for _, pt := range profile.Points {
+		if pt.GPCs != s.GPCs || pt.Processes != s.Processes || pt.Batch > s.Batch || pt.ThroughputRPS <= 0 {
+			continue
+		}
+		l.sizes = append(l.sizes, pt.Batch)
+		l.seconds = append(l.seconds, seconds(pt))
+		if pt.Batch == s.Batch && pt.LatencyMS > 0 {
+			stretch = s.LatencyMS / pt.LatencyMS
+		}
+	}
+	if len(l.sizes) == 0 || l.sizes[len(l.sizes)-1] != s.Batch {
+		return ladder{[]int{s.Batch}, []float64{seconds(s.Point())}}
+	}
+	for i := range l.seconds {
+		l.seconds[i] *= stretch
+	}
+	return l
+}
+
+// seconds is the time of a batch at a point, see the package doc.
+func seconds(pt plan.Point) float64 {
+	loopMS := 1000 * float64(pt.Batch*pt.Processes) / pt.ThroughputRPS
+	if math.Abs(loopMS-pt.LatencyMS) <= roundingMS {
+		return loopMS / 1000
+	}
+	return pt.LatencyMS / 1000
+}
+
+// takes is the time of a batch of n, 1 ≤ n ≤ the last size.
+func (l ladder) takes(n int) float64 {
+	i, _ := slices.BinarySearch(l.sizes, n)
+	return l.seconds[i]
+}
+
+// A server is a segment while it is replayed. Its queue holds the arrival times
+// of the requests that wait, which ascend.
+type server struct {
+	ladder
+	share float64 // of the service's load
+	idle  int     // processes
+
+	queue queue
+	ends  []float64 // of the batches that run, for estimates of delay
+
+	began    int     // batches, within the measured time
+	filled   int     // requests in them
+	busy     float64 // process-seconds within the measured time
+	received int     // requests measured
+}
+
+func (v *server) limit() int { return v.sizes[len(v.sizes)-1] }
+
+// pick chooses the batch that starts now: late requests at the head of the
+// queue are to be given up, the n after them run.
+//
+// Under Greedy nobody is given up and the batch is all that waits, up to the
+// limit. Under Deadline it is the choice of libml/slab.Pick, restated for
+// requests of one objective, where the order of arrival is the order of
+// deadlines: late are those that would miss their objective in the batch that
+// goes now, and of the sizes that as many can still make it is the one that
+// answers the most a second, the largest among equals.
+func (v *server) pick(now, slo float64, rule Rule) (n, late int) {
+	waiting := v.queue.len()
+	if rule == Greedy {
+		return min(waiting, v.limit()), 0
+	}
+	late = waiting
+	var cost float64
+	for i, size := range v.sizes {
+		tooLate := v.queue.before(now + v.seconds[i] - slo)
+		// The most that this step can hold and that still make it.
+		most := min(size, waiting-tooLate)
+		if i > 0 && most <= v.sizes[i-1] || most == 0 {
+			break
+		}
+		if n == 0 || 1000*float64(most)*cost >= 999*float64(n)*v.seconds[i] {
+			n, late, cost = most, tooLate, v.seconds[i]
+		}
+		if most < size {
+			break
+		}
+	}
+	return n, late
+}
+
+// delay estimates how long a request that came now would take here: until a
+// process is free, the batches before its own, its own.
+func (v *server) delay(now float64) float64 {
+	if v.idle > 0 {
+		return v.takes(1)
+	}
+	first := v.ends[0]
+	for _, end := range v.ends[1:] {
+		first = min(first, end)
+	}
+	waiting, limit := v.queue.len(), v.limit()
+	processes := float64(len(v.ends))
+	whole := float64(waiting/limit) * v.takes(limit) / processes
+	return first - now + whole + v.takes(waiting%limit+1)
+}
+
+// A queue is a FIFO of ascending times in a slice that is moved down when half
+// of it is spent.
+type queue struct {
+	times []float64
+	head  int
+}
+
+func (q *queue) len() int         { return len(q.times) - q.head }
+func (q *queue) push(at float64)  { q.times = append(q.times, at) }
+func (q *queue) front() []float64 { return q.times[q.head:] }
+
+// before is how many of the waiting came before a time.
+func (q *queue) before(at float64) int {
+	i, _ := slices.BinarySearch(q.front(), at)
+	return i
+}
+
+func (q *queue) drop(n int) {
+	q.head += n
+	if q.head > 64 && 2*q.head > len(q.times) {
+		q.times = q.times[:copy(q.times, q.front())]
+		q.head = 0
+	}
+}

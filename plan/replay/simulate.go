@@ -1,0 +1,160 @@
+package replay
+
+import (
+	"math/rand/v2"
+	"slices"
+)
+
+// A run is one service, replayed once.
+type run struct {
+	rate, slo float64 // requests a second, seconds
+	rule      Rule
+	servers   []server
+	route     router
+	arrivals  *rand.Rand
+	chance    *rand.Rand // of routing: a draw there changes no arrival
+
+	warm, measured int // requests to send before counting, and to count
+	from, to       float64
+
+	ending heap
+	result outcome
+}
+
+// outcome is what one run counted, of the measured requests alone.
+type outcome struct {
+	latencies []float64 // seconds, of those that ran, as they ended
+	late      int       // ran, and ended too late
+	givenUp   int       // did not run
+}
+
+func (o outcome) violations() int { return o.late + o.givenUp }
+
+// tolerance keeps a sum of floating-point times from being called late.
+const tolerance = 1e-9
+
+// simulate plays the events in order: the next arrival, or the next batch that
+// ends. Where both fall on the same time the end goes first.
+func (r *run) simulate() outcome {
+	arrivals := make([]float64, r.warm+r.measured)
+	at := 0.0
+	for i := range arrivals {
+		at += r.arrivals.ExpFloat64() / r.rate
+		arrivals[i] = at
+	}
+	r.from, r.to = arrivals[r.warm], arrivals[len(arrivals)-1]
+	r.result.latencies = make([]float64, 0, r.measured)
+	for _, now := range arrivals {
+		r.finish(now)
+		i := r.route.to(now, r)
+		v := &r.servers[i]
+		if now >= r.from {
+			v.received++
+		}
+		v.queue.push(now)
+		r.begin(i, now)
+	}
+	// Nobody comes any more; who is there is served.
+	for len(r.ending) > 0 {
+		r.finish(r.ending[0].at)
+	}
+	return r.result
+}
+
+// finish ends the batches that end until now, and begins those that follow.
+func (r *run) finish(now float64) {
+	for len(r.ending) > 0 && r.ending[0].at <= now {
+		e := r.ending.pop()
+		v := &r.servers[e.server]
+		v.idle++
+		i := slices.Index(v.ends, e.at)
+		v.ends = slices.Delete(v.ends, i, i+1)
+		r.begin(e.server, e.at)
+	}
+}
+
+// begin starts batches on a segment's idle processes.
+func (r *run) begin(server int, now float64) {
+	v := &r.servers[server]
+	for v.idle > 0 && v.queue.len() > 0 {
+		n, late := v.pick(now, r.slo, r.rule)
+		for _, came := range v.queue.front()[:late] {
+			if came >= r.from {
+				r.result.givenUp++
+			}
+		}
+		v.queue.drop(late)
+		if n == 0 {
+			continue
+		}
+		end := now + v.takes(n)
+		for _, came := range v.queue.front()[:n] {
+			if came < r.from {
+				continue
+			}
+			took := end - came
+			r.result.latencies = append(r.result.latencies, took)
+			if took > r.slo+tolerance {
+				r.result.late++
+			}
+		}
+		v.queue.drop(n)
+		v.idle--
+		v.ends = append(v.ends, end)
+		r.ending.push(ending{end, server})
+		v.busy += max(0, min(end, r.to)-max(now, r.from))
+		if now >= r.from && now <= r.to {
+			v.began++
+			v.filled += n
+		}
+	}
+}
+
+// ending is when a process of a server ends its batch.
+type ending struct {
+	at     float64
+	server int
+}
+
+func (e ending) less(o ending) bool {
+	return e.at < o.at || e.at == o.at && e.server < o.server
+}
+
+// A heap has the earliest ending first.
+type heap []ending
+
+func (h *heap) push(e ending) {
+	*h = append(*h, e)
+	s := *h
+	for i := len(s) - 1; i > 0; {
+		parent := (i - 1) / 2
+		if !s[i].less(s[parent]) {
+			break
+		}
+		s[i], s[parent] = s[parent], s[i]
+		i = parent
+	}
+}
+
+func (h *heap) pop() ending {
+	s := *h
+	first := s[0]
+	last := len(s) - 1
+	s[0] = s[last]
+	s = s[:last]
+	for i := 0; ; {
+		least := i
+		for _, child := range [2]int{2*i + 1, 2*i + 2} {
+			if child < len(s) && s[child].less(s[least]) {
+				least = child
+			}
+		}
+		if least == i {
+			break
+		}
+		s[i], s[least] = s[least], s[i]
+		i = least
+	}
+	*h = s
+	return first
+}
