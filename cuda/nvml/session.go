@@ -18,13 +18,36 @@ import (
 // milliseconds. Any goroutine may call.
 func Open() (Session, error) { return once() }
 
-var once = sync.OnceValues(func() (Session, error) { return open(os.Getenv("PENSTOCK_LIBNVML")) })
+var once = sync.OnceValues(func() (Session, error) {
+	l, err := Library()
+	if err != nil {
+		return nil, err
+	}
+	return over(l, libraryPath())
+})
+
+// Library is the library that Open asks, loaded and initialised once, for those
+// who ask it for more than a Session tells (cuda/mig). What it returns calls the
+// C library as it is: a function that the driver lacks ends the process, so look
+// it up first (Extensions).
+func Library() (lib.Interface, error) { return loaded() }
+
+var loaded = sync.OnceValues(func() (lib.Interface, error) { return load(libraryPath()) })
 
 // defaultLibrary is the driver's name for it.
 const defaultLibrary = "libnvidia-ml.so.1"
 
+func libraryPath() string { return cmp.Or(os.Getenv("PENSTOCK_LIBNVML"), defaultLibrary) }
+
 func open(path string) (Session, error) {
-	path = cmp.Or(path, defaultLibrary)
+	l, err := load(path)
+	if err != nil {
+		return nil, err
+	}
+	return over(l, path)
+}
+
+func load(path string) (lib.Interface, error) {
 	l := lib.New(lib.WithLibraryPath(path))
 	switch ret := l.Init(); ret {
 	case lib.SUCCESS:
@@ -33,6 +56,11 @@ func open(path string) (Session, error) {
 	default:
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, &Error{Op: "nvmlInit", Err: ret})
 	}
+	return l, nil
+}
+
+// over is the session of a library that was loaded from path.
+func over(l lib.Interface, path string) (Session, error) {
 	s := &session{l: l}
 	// The functions of go-nvml are bound when they are first called, and a process
 	// that calls one that its driver lacks ends. So each that is younger than the

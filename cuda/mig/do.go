@@ -1,0 +1,141 @@
+package mig
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Do takes the steps in order, and calls told, unless it is nil, after each.
+//
+// It refuses before the first change where MIG mode is off (ErrMode). When a step
+// fails, the steps before it are undone in reverse, so that all GPUs are cut as
+// before; the error is then a *Failure. What is created again has another id, and
+// its MIG device another UUID, than what was destroyed.
+func Do(s Session, steps []Step, told func(Step)) error {
+	for _, step := range steps {
+		if step.Op == EnableMode {
+			return fmt.Errorf("%s: %w: %v, then apply again", named(step.Index, step.GPU), ErrMode, step)
+		}
+	}
+	for i, step := range steps {
+		if err := s.Take(step); err != nil {
+			return undo(s, steps, i, err)
+		}
+		if told != nil {
+			told(step)
+		}
+	}
+	return nil
+}
+
+// undo takes back the first n steps, the last first.
+func undo(s Session, steps []Step, n int, cause error) *Failure {
+	f := &Failure{Step: steps[n], Err: cause, Done: steps[:n], Left: steps[:n]}
+	for i := n - 1; i >= 0; i-- {
+		back := inverse(steps[i])
+		if back.Op == DestroyCompute {
+			id, err := computeID(s, back)
+			if err != nil {
+				f.UndoStep, f.UndoErr = back, err
+				return f
+			}
+			back.Compute.ID = id
+		}
+		if err := s.Take(back); err != nil {
+			f.UndoStep, f.UndoErr = back, err
+			return f
+		}
+		f.Left = steps[:i]
+	}
+	return f
+}
+
+// inverse is the step that takes a step back.
+func inverse(s Step) Step {
+	switch s.Op {
+	case DestroyCompute:
+		s.Op = CreateCompute
+	case CreateCompute:
+		s.Op = DestroyCompute
+	case DestroyInstance:
+		s.Op = CreateInstance
+	case CreateInstance:
+		s.Op = DestroyInstance
+	}
+	return s
+}
+
+// computeID finds the id that the driver gave to the compute instance that a step
+// made: the youngest of that size in its GPU instance.
+func computeID(s Session, step Step) (int, error) {
+	gpus, err := s.GPUs()
+	if err != nil {
+		return 0, err
+	}
+	for _, g := range gpus {
+		for _, i := range g.Instances {
+			if g.UUID != step.GPU || i.Start != step.Start {
+				continue
+			}
+			for at := len(i.Compute) - 1; at >= 0; at-- {
+				if i.Compute[at].Slices == step.Compute.Slices {
+					return i.Compute[at].ID, nil
+				}
+			}
+		}
+	}
+	return 0, fmt.Errorf("%v: it is no longer there", step)
+}
+
+// Failure is a change that was stopped.
+type Failure struct {
+	// Step is the one that failed, Err why.
+	Step Step
+	Err  error
+	// Done are the steps before it. Left are those of them that stand: none, if all
+	// were undone.
+	Done, Left []Step
+	// UndoStep is the one at which undoing failed, UndoErr why; nil if all were
+	// undone.
+	UndoStep Step
+	UndoErr  error
+}
+
+func (f *Failure) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v", f.Err)
+	switch {
+	case len(f.Done) == 0:
+		b.WriteString("; nothing was changed")
+	case f.UndoErr == nil:
+		fmt.Fprintf(&b, "; the %s before it %s undone, and the GPUs are cut as before", count(len(f.Done)), was(len(f.Done)))
+	default:
+		fmt.Fprintf(&b, "; %d of the %s before it %s undone, then %v; these stand:", len(f.Done)-len(f.Left), count(len(f.Done)), was(len(f.Done)-len(f.Left)), f.UndoErr)
+		for _, s := range f.Left {
+			fmt.Fprintf(&b, "\n  %v", s)
+		}
+	}
+	return b.String()
+}
+
+// Unwrap gives both causes.
+func (f *Failure) Unwrap() []error {
+	if f.UndoErr == nil {
+		return []error{f.Err}
+	}
+	return []error{f.Err, f.UndoErr}
+}
+
+func count(n int) string {
+	if n == 1 {
+		return "1 step"
+	}
+	return fmt.Sprintf("%d steps", n)
+}
+
+func was(n int) string {
+	if n == 1 {
+		return "was"
+	}
+	return "were"
+}

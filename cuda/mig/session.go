@@ -1,0 +1,365 @@
+//go:build cgo
+
+package mig
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+
+	lib "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+	"github.com/penstock/penstock/cuda/nvml"
+)
+
+// Open is the session of this machine's driver. The error wraps
+// nvml.ErrUnavailable where there is none, or none that knows MIG.
+func Open() (Session, error) {
+	l, err := nvml.Library()
+	if err != nil {
+		return nil, err
+	}
+	return Over(l)
+}
+
+// functions are those of NVML that a session calls. The youngest came with driver
+// 470 (R470's nvml.h has it, R460's has not).
+var functions = []string{
+	"nvmlDeviceGetCount_v2",
+	"nvmlDeviceGetMigMode",
+	"nvmlDeviceGetGpuInstanceProfileInfo",
+	"nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+	"nvmlDeviceGetGpuInstances",
+	"nvmlDeviceCreateGpuInstanceWithPlacement",
+	"nvmlGpuInstanceGetInfo",
+	"nvmlGpuInstanceDestroy",
+	"nvmlGpuInstanceGetComputeInstanceProfileInfo",
+	"nvmlGpuInstanceGetComputeInstances",
+	"nvmlGpuInstanceCreateComputeInstance",
+	"nvmlComputeInstanceGetInfo_v2",
+	"nvmlComputeInstanceDestroy",
+}
+
+// Over is a session over a library that is initialised, or one of go-nvml's mock
+// servers. The library stays the caller's.
+func Over(l lib.Interface) (Session, error) {
+	for _, f := range functions {
+		if err := l.Extensions().LookupSymbol(f); err != nil {
+			return nil, fmt.Errorf("%w with MIG: the driver's library has no %s; driver 470 or younger has", nvml.ErrUnavailable, f)
+		}
+	}
+	return &session{l: l}, nil
+}
+
+type session struct{ l lib.Interface }
+
+// refused is the error for what the library returned, nil for success.
+func refused(op, uuid string, ret lib.Return) error {
+	switch ret {
+	case lib.SUCCESS:
+		return nil
+	case lib.ERROR_NO_PERMISSION:
+		return &nvml.Error{Op: op, UUID: uuid, Err: fmt.Errorf("%w: MIG instances are root's to change (or give the process CAP_SYS_ADMIN)", ret)}
+	case lib.ERROR_NOT_SUPPORTED, lib.ERROR_FUNCTION_NOT_FOUND:
+		return &nvml.Error{Op: op, UUID: uuid, Err: fmt.Errorf("%w (%w)", nvml.ErrNotSupported, ret)}
+	}
+	return &nvml.Error{Op: op, UUID: uuid, Err: ret}
+}
+
+func (s *session) GPUs() ([]GPU, error) {
+	n, ret := s.l.DeviceGetCount()
+	if err := refused("nvmlDeviceGetCount", "", ret); err != nil {
+		return nil, err
+	}
+	var gpus []GPU
+	for i := range n {
+		d, ret := s.l.DeviceGetHandleByIndex(i)
+		if ret == lib.ERROR_NO_PERMISSION {
+			continue // another's, in a container that shows all
+		}
+		if err := refused("nvmlDeviceGetHandleByIndex", "", ret); err != nil {
+			return nil, err
+		}
+		g, err := look(d, i)
+		if errors.Is(err, nvml.ErrNotSupported) {
+			continue // it cannot be cut
+		}
+		if err != nil {
+			return nil, err
+		}
+		gpus = append(gpus, g)
+	}
+	return gpus, nil
+}
+
+// look reads a GPU's table and what it is cut into.
+func look(d lib.Device, index int) (GPU, error) {
+	g := GPU{Index: index}
+	var ret lib.Return
+	if g.UUID, ret = d.GetUUID(); ret != lib.SUCCESS {
+		return g, refused("nvmlDeviceGetUUID", "", ret)
+	}
+	if g.Name, ret = d.GetName(); ret != lib.SUCCESS {
+		return g, refused("nvmlDeviceGetName", g.UUID, ret)
+	}
+	mode, _, ret := d.GetMigMode()
+	if err := refused("nvmlDeviceGetMigMode", g.UUID, ret); err != nil {
+		return g, err
+	}
+	g.MIG = mode == lib.DEVICE_MIG_ENABLE
+	memory, ret := d.GetMemoryInfo()
+	if err := refused("nvmlDeviceGetMemoryInfo", g.UUID, ret); err != nil {
+		return g, err
+	}
+	for number := range lib.GPU_INSTANCE_PROFILE_COUNT {
+		info, ret := d.GetGpuInstanceProfileInfo(number)
+		if ret == lib.ERROR_NOT_SUPPORTED || ret == lib.ERROR_INVALID_ARGUMENT {
+			continue // not on this GPU, or younger than the driver
+		}
+		if err := refused("nvmlDeviceGetGpuInstanceProfileInfo", g.UUID, ret); err != nil {
+			return g, err
+		}
+		p, err := profile(d, g.UUID, number, info, memory.Total)
+		if err != nil {
+			return g, err
+		}
+		g.Profiles = append(g.Profiles, p)
+		if !g.MIG {
+			continue
+		}
+		found, err := instances(d, g.UUID, p, info)
+		if err != nil {
+			return g, err
+		}
+		for _, i := range found {
+			// Two numbers may stand for one profile; each instance counts once.
+			if !slices.ContainsFunc(g.Instances, func(j Instance) bool { return j.ID == i.ID }) {
+				g.Instances = append(g.Instances, i)
+			}
+		}
+	}
+	slices.SortFunc(g.Instances, func(a, b Instance) int { return a.Start - b.Start })
+	return g, nil
+}
+
+func profile(d lib.Device, uuid string, number int, info lib.GpuInstanceProfileInfo, memory uint64) (Profile, error) {
+	p := Profile{Name: profileName(number, info, memory), Number: number, Slices: int(info.SliceCount)}
+	places, ret := d.GetGpuInstancePossiblePlacements(&info)
+	if err := refused("nvmlDeviceGetGpuInstancePossiblePlacements", uuid, ret); err != nil {
+		return p, err
+	}
+	for _, at := range places {
+		p.Size = int(at.Size) // one size a profile
+		p.Starts = append(p.Starts, int(at.Start))
+	}
+	slices.Sort(p.Starts)
+	return p, nil
+}
+
+// suffixes are those of the profiles that have a plain twin of as many slices:
+// with media engines, for graphics, without and with all media engines (NVIDIA MIG
+// User Guide, profile names; the numbers are nvml.h's). REV2 has more memory
+// instead, which its name shows.
+var suffixes = map[int]string{
+	lib.GPU_INSTANCE_PROFILE_1_SLICE_REV1:   "+me",
+	lib.GPU_INSTANCE_PROFILE_2_SLICE_REV1:   "+me",
+	lib.GPU_INSTANCE_PROFILE_1_SLICE_GFX:    "+gfx",
+	lib.GPU_INSTANCE_PROFILE_2_SLICE_GFX:    "+gfx",
+	lib.GPU_INSTANCE_PROFILE_4_SLICE_GFX:    "+gfx",
+	lib.GPU_INSTANCE_PROFILE_1_SLICE_NO_ME:  "-me",
+	lib.GPU_INSTANCE_PROFILE_2_SLICE_NO_ME:  "-me",
+	lib.GPU_INSTANCE_PROFILE_1_SLICE_ALL_ME: "+me.all",
+	lib.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: "+me.all",
+}
+
+// profileName is what nvidia-smi calls a profile. The gigabytes in it are not what
+// the instance has (1g.18gb of an H200 has 16 GiB) but as many eighths of the
+// GPU's as cover it, rounded: 18 of 141.
+func profileName(number int, info lib.GpuInstanceProfileInfo, memory uint64) string {
+	const eighths, mib, gib = 8, 1 << 20, 1 << 30
+	share := math.Ceil(float64(info.MemorySizeMB)*mib/float64(memory)*eighths) / eighths
+	whole := math.Ceil(float64(memory) / gib)
+	return fmt.Sprintf("%dg.%.0fgb%s", info.SliceCount, math.Floor(share*whole+0.5), suffixes[number])
+}
+
+// instances lists the GPU instances of one profile, ascending by id.
+func instances(d lib.Device, uuid string, p Profile, info lib.GpuInstanceProfileInfo) ([]Instance, error) {
+	handles, ret := d.GetGpuInstances(&info)
+	if err := refused("nvmlDeviceGetGpuInstances", uuid, ret); err != nil {
+		return nil, err
+	}
+	var list []Instance
+	for _, h := range handles {
+		it, ret := h.GetInfo()
+		if err := refused("nvmlGpuInstanceGetInfo", uuid, ret); err != nil {
+			return nil, err
+		}
+		i := Instance{ID: int(it.Id), Profile: p.Name, Slices: p.Slices, Start: int(it.Placement.Start), Size: int(it.Placement.Size)}
+		computes, err := computes(h, uuid)
+		if err != nil {
+			return nil, err
+		}
+		for _, c := range computes {
+			i.Compute = append(i.Compute, c.Compute)
+		}
+		list = append(list, i)
+	}
+	slices.SortFunc(list, func(a, b Instance) int { return a.ID - b.ID })
+	return list, nil
+}
+
+// compute is a compute instance and the library's handle of it.
+type compute struct {
+	Compute
+	handle lib.ComputeInstance
+}
+
+// computes lists the compute instances of a GPU instance, ascending by id.
+func computes(h lib.GpuInstance, uuid string) ([]compute, error) {
+	var list []compute
+	for number := range lib.COMPUTE_INSTANCE_PROFILE_COUNT {
+		info, ret := h.GetComputeInstanceProfileInfo(number, lib.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		if ret == lib.ERROR_NOT_SUPPORTED || ret == lib.ERROR_INVALID_ARGUMENT {
+			continue
+		}
+		if err := refused("nvmlGpuInstanceGetComputeInstanceProfileInfo", uuid, ret); err != nil {
+			return nil, err
+		}
+		handles, ret := h.GetComputeInstances(&info)
+		if err := refused("nvmlGpuInstanceGetComputeInstances", uuid, ret); err != nil {
+			return nil, err
+		}
+		for _, c := range handles {
+			it, ret := c.GetInfo()
+			if err := refused("nvmlComputeInstanceGetInfo", uuid, ret); err != nil {
+				return nil, err
+			}
+			id := int(it.Id)
+			if !slices.ContainsFunc(list, func(other compute) bool { return other.ID == id }) {
+				list = append(list, compute{Compute{ID: id, Slices: int(info.SliceCount)}, c})
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b compute) int { return cmp.Compare(a.ID, b.ID) })
+	return list, nil
+}
+
+func (s *session) Take(step Step) error {
+	if err := s.take(step); err != nil {
+		return fmt.Errorf("%v: %w", step, err)
+	}
+	return nil
+}
+
+func (s *session) take(step Step) error {
+	if step.Op == EnableMode {
+		return ErrMode
+	}
+	d, ret := s.l.DeviceGetHandleByUUID(step.GPU)
+	if err := refused("nvmlDeviceGetHandleByUUID", step.GPU, ret); err != nil {
+		return err
+	}
+	info, ret := d.GetGpuInstanceProfileInfo(step.Number)
+	if err := refused("nvmlDeviceGetGpuInstanceProfileInfo", step.GPU, ret); err != nil {
+		return err
+	}
+	if step.Op == CreateInstance {
+		return create(d, step, info)
+	}
+	h, err := find(d, step, info)
+	if err != nil {
+		return err
+	}
+	switch step.Op {
+	case DestroyInstance:
+		return inUse(refused("nvmlGpuInstanceDestroy", step.GPU, h.Destroy()))
+	case CreateCompute:
+		return createCompute(h, step)
+	case DestroyCompute:
+		return destroyCompute(h, step)
+	}
+	return fmt.Errorf("no such step")
+}
+
+// create makes a GPU instance. NVML says only that resources are missing, whatever
+// stands in the way, so what stands there is looked up.
+func create(d lib.Device, step Step, info lib.GpuInstanceProfileInfo) error {
+	at := lib.GpuInstancePlacement{Start: uint32(step.Start), Size: uint32(step.Size)}
+	_, ret := d.CreateGpuInstanceWithPlacement(&info, &at)
+	err := refused("nvmlDeviceCreateGpuInstanceWithPlacement", step.GPU, ret)
+	switch ret {
+	case lib.SUCCESS:
+		return nil
+	case lib.ERROR_INVALID_ARGUMENT, lib.ERROR_INSUFFICIENT_RESOURCES:
+	default:
+		return err
+	}
+	g, lookErr := look(d, step.Index)
+	if lookErr != nil {
+		return err
+	}
+	for _, p := range g.Profiles {
+		if p.Number == step.Number && !slices.Contains(p.Starts, step.Start) {
+			return fmt.Errorf("%w; %w: it can start at %s", err, ErrPlacement, list(p.Starts))
+		}
+	}
+	for _, i := range g.Instances {
+		if i.Start < step.Start+step.Size && step.Start < i.Start+i.Size {
+			return fmt.Errorf("%w; %s lies in %s: somebody else has cut this GPU meanwhile, so list it again", err, i.Profile, slots(i.Start, i.Size))
+		}
+	}
+	return err
+}
+
+// find is the GPU instance of a step: the one of its profile that starts there.
+func find(d lib.Device, step Step, info lib.GpuInstanceProfileInfo) (lib.GpuInstance, error) {
+	handles, ret := d.GetGpuInstances(&info)
+	if err := refused("nvmlDeviceGetGpuInstances", step.GPU, ret); err != nil {
+		return nil, err
+	}
+	for _, h := range handles {
+		it, ret := h.GetInfo()
+		if err := refused("nvmlGpuInstanceGetInfo", step.GPU, ret); err != nil {
+			return nil, err
+		}
+		if int(it.Placement.Start) == step.Start {
+			return h, nil
+		}
+	}
+	return nil, fmt.Errorf("there is none: somebody else has changed this GPU meanwhile, so list it again")
+}
+
+func createCompute(h lib.GpuInstance, step Step) error {
+	for number := range lib.COMPUTE_INSTANCE_PROFILE_COUNT {
+		info, ret := h.GetComputeInstanceProfileInfo(number, lib.COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+		if ret != lib.SUCCESS || int(info.SliceCount) != step.Compute.Slices {
+			continue
+		}
+		_, ret = h.CreateComputeInstance(&info)
+		return refused("nvmlGpuInstanceCreateComputeInstance", step.GPU, ret)
+	}
+	return fmt.Errorf("no compute profile of %s in it", computeSlices(step.Compute.Slices))
+}
+
+func destroyCompute(h lib.GpuInstance, step Step) error {
+	list, err := computes(h, step.GPU)
+	if err != nil {
+		return err
+	}
+	for _, c := range list {
+		if c.ID == step.Compute.ID {
+			return inUse(refused("nvmlComputeInstanceDestroy", step.GPU, c.handle.Destroy()))
+		}
+	}
+	return fmt.Errorf("there is none: somebody else has changed this GPU meanwhile, so list it again")
+}
+
+// inUse says what would help against a process in the way.
+func inUse(err error) error {
+	if errors.Is(err, lib.ERROR_IN_USE) {
+		return fmt.Errorf("%w: a process runs in it, or a compute instance is left; end the process (nvidia-smi lists it) and apply again", err)
+	}
+	return err
+}
