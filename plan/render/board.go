@@ -148,8 +148,8 @@ func (b board) point(c cell) string {
 	return fmt.Sprintf("%s %d × %d", sizeName(b.gpu, c.size), c.segment.Batch, c.segment.Processes)
 }
 
-// decimal writes a number with as many digits as are worth reading.
-func decimal(v float64) string {
+// Decimal writes a number with as many digits as are worth reading.
+func Decimal(v float64) string {
 	switch {
 	case math.Abs(v) >= 100:
 		return strconv.FormatFloat(v, 'f', 0, 64)
@@ -161,7 +161,8 @@ func decimal(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-func percent(part float64) string {
+// Percent writes a part of one in percent.
+func Percent(part float64) string {
 	v := math.Round(part*1000) / 10
 	return strconv.FormatFloat(v+0, 'f', 1, 64) + " %" // +0: no minus before a nought
 }

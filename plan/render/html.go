@@ -23,7 +23,7 @@ type page struct {
 	Summary  []line
 	Notes    []string
 	Boards   []pageBoard
-	Services []pageService
+	Sections []pageSection
 }
 
 type pageBoard struct {
@@ -42,27 +42,32 @@ type pageCell struct {
 	LoadPercent          int
 }
 
-type pageService struct {
-	Service, Model, Rate, SLO, Bound, Segments, Assigned, Load string
-	Hue                                                        int
+type pageSection struct {
+	Section
+	Numeric []bool
+	Hues    []int // of the services, where they are what the rows are; else none
 }
 
 // HTML writes a plan as one page that loads nothing: what it comes to, each GPU as
-// its slots, and the services. A service has one colour everywhere. GPUs in a row
-// that look the same are drawn once.
-func HTML(w io.Writer, p *plan.Plan) error {
+// its slots, the services, and what more there is to say. A service has one colour
+// everywhere. GPUs in a row that look the same are drawn once.
+func HTML(w io.Writer, p *plan.Plan, more ...Section) error {
 	list, err := boards(p)
 	if err != nil {
 		return err
 	}
 	pg := page{Title: fmt.Sprintf("Plan: %d services on %d GPUs", len(p.Services), p.GPUs), Summary: summary(p, list), Notes: p.Notes}
 	hue := map[string]int{}
-	said := parts(list)
+	var hues []int
 	for i, s := range p.Services {
 		// Steps of the golden angle keep any number of neighbours apart.
-		hue[s.Service] = i * 137 % 360
-		pg.Services = append(pg.Services, pageService{Service: s.Service, Model: s.Model, Rate: decimal(s.RateRPS), SLO: decimal(s.SLOMS),
-			Bound: decimal(s.LatencyBoundMS), Segments: said[s.Service], Assigned: decimal(s.AssignedRPS), Load: percent(s.RateRPS / s.AssignedRPS), Hue: hue[s.Service]})
+		hues = append(hues, i*137%360)
+		hue[s.Service] = hues[i]
+	}
+	of := services(p, list)
+	pg.Sections = []pageSection{{Section: of, Numeric: of.numeric(), Hues: hues}}
+	for _, s := range more {
+		pg.Sections = append(pg.Sections, pageSection{Section: s, Numeric: s.numeric()})
 	}
 	for i, b := range list {
 		shown := pageBoard{Number: b.number(), Model: b.gpu.Name, Used: b.used(), Columns: columns(b.gpu)}
@@ -91,9 +96,9 @@ func pageCellOf(b board, c cell, hue map[string]int) pageCell {
 	shown := pageCell{Column: c.slot + 1, Slots: c.slots, Lost: c.lost}
 	if s := c.segment; s != nil {
 		shown.Service, shown.Point = s.Service, b.point(c)
-		shown.Load = decimal(s.LoadRPS) + " of " + decimal(s.ThroughputRPS) + "/s"
+		shown.Load = Decimal(s.LoadRPS) + " of " + Decimal(s.ThroughputRPS) + "/s"
 		shown.Title = fmt.Sprintf("%s (%s): %s in slot %d, %d SMs; batch %d, processes %d; %s ms a batch; load %s", s.Service, s.Model,
-			sizeName(b.gpu, c.size), c.slot, c.size.SMs, s.Batch, s.Processes, decimal(s.LatencyMS), shown.Load)
+			sizeName(b.gpu, c.size), c.slot, c.size.SMs, s.Batch, s.Processes, Decimal(s.LatencyMS), shown.Load)
 		shown.Hue = hue[s.Service]
 		shown.LoadPercent = int(100*s.LoadRPS/s.ThroughputRPS + 0.5)
 	}

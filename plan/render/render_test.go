@@ -89,6 +89,33 @@ func TestTableSaysWhatIsProved(t *testing.T) {
 	}
 }
 
+func TestMoreIsSaidBelowAPlan(t *testing.T) {
+	more := Section{Title: "Replay", Text: []string{"seed 1"}, Head: []string{"service", "late"}, Rows: [][]string{{"cameras", "0.1 %"}, {"bert", "12.0 %"}}}
+	var b strings.Builder
+	if err := Table(&b, mixed(t), more, Section{Title: "Change", Text: []string{"nothing"}}); err != nil {
+		t.Fatal(err)
+	}
+	want := "\nReplay\nseed 1\n" +
+		"┌─────────┬────────┐\n│ service │ late   │\n├─────────┼────────┤\n│ cameras │  0.1 % │\n│ bert    │ 12.0 % │\n└─────────┴────────┘\n" +
+		"\nChange\nnothing\n"
+	if !strings.HasSuffix(b.String(), want) {
+		t.Errorf("want at the end\n%s\nof\n%s", want, b.String())
+	}
+	b.Reset()
+	if err := HTML(&b, mixed(t), more); err != nil {
+		t.Fatal(err)
+	}
+	elements(t, b.String())
+	if want := `<h2>Replay</h2>
+<p>seed 1</p>
+<div class="wide"><table>
+<thead><tr><th>service</th><th class="n">late</th></tr></thead>
+<tbody>
+<tr><td>cameras</td><td class="n">0.1 %</td></tr>`; !strings.Contains(b.String(), want) {
+		t.Errorf("want\n%s\nof\n%s", want, b.String())
+	}
+}
+
 func TestYAMLIsTheJSON(t *testing.T) {
 	p := mixed(t)
 	p.Services[0].Service = "on: [#" // YAML would take these for its own
@@ -214,7 +241,7 @@ func TestAPlanThatFitsNoGPUIsNotDrawn(t *testing.T) {
 		"in slot -1":                            func(s *plan.Segment) { s.Slot = -1 },
 		"size 3 of bert does not fit in slot 4": func(s *plan.Segment) { s.Slot = 2 },
 	} {
-		for form, write := range map[string]func(io.Writer, *plan.Plan) error{"table": Table, "html": HTML} {
+		for form, write := range map[string]func(io.Writer, *plan.Plan, ...Section) error{"table": Table, "html": HTML} {
 			p := mixed(t)
 			edit(&p.Segments[0])
 			if err := write(io.Discard, p); err == nil || !strings.Contains(err.Error(), want) {
@@ -225,7 +252,7 @@ func TestAPlanThatFitsNoGPUIsNotDrawn(t *testing.T) {
 }
 
 func TestAPlanWithoutSegmentsIsDrawnToo(t *testing.T) {
-	for form, write := range map[string]func(io.Writer, *plan.Plan) error{"table": Table, "html": HTML, "yaml": YAML} {
+	for form, write := range map[string]func(io.Writer, *plan.Plan, ...Section) error{"table": Table, "html": HTML} {
 		if err := write(io.Discard, &plan.Plan{}); err != nil {
 			t.Errorf("%s: %v", form, err)
 		}

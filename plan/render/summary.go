@@ -46,10 +46,10 @@ func summary(p *plan.Plan, list []board) []line {
 		{"policy", p.Policy},
 		{"GPUs", strings.Join(gpus, ", ")},
 		{"used", strings.Join(sizes, ", ")},
-		{"internal slack", percent(p.InternalSlack)},
-		{"external fragmentation", percent(p.ExternalFragmentation) + " (SMs a GPU: " + strings.Join(sms, ", ") + ")"},
+		{"internal slack", Percent(p.InternalSlack)},
+		{"external fragmentation", Percent(p.ExternalFragmentation) + " (SMs a GPU: " + strings.Join(sms, ", ") + ")"},
 		{"optimal", optimal},
-		{"planned in", decimal(p.DelayMS) + " ms"},
+		{"planned in", Decimal(p.DelayMS) + " ms"},
 	}
 }
 

@@ -6,9 +6,6 @@ import (
 	"io"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
-
 	"github.com/penstock/penstock/plan"
 )
 
@@ -24,9 +21,10 @@ const (
 	labelLines = 3
 )
 
-// Table writes a plan for a terminal: what it comes to, each GPU as its slots, and
-// a table of the services. GPUs in a row that look the same are drawn once.
-func Table(w io.Writer, p *plan.Plan) error {
+// Table writes a plan for a terminal: what it comes to, each GPU as its slots, a
+// table of the services, and what more there is to say. GPUs in a row that look the
+// same are drawn once.
+func Table(w io.Writer, p *plan.Plan, more ...Section) error {
 	list, err := boards(p)
 	if err != nil {
 		return err
@@ -48,31 +46,19 @@ func Table(w io.Writer, p *plan.Plan) error {
 		list = list[n:]
 	}
 	fmt.Fprint(out, "size, batch × processes; load of throughput, requests/s\n\n")
-	services(out, p)
+	for i, section := range append([]Section{services(p, list)}, more...) {
+		if i > 0 {
+			fmt.Fprintf(out, "\n%s\n", section.Title)
+		}
+		for _, t := range section.Text {
+			fmt.Fprintln(out, t)
+		}
+		section.write(out)
+	}
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write table: %w", err)
 	}
 	return nil
-}
-
-func services(w io.Writer, p *plan.Plan) {
-	list, _ := boards(p) // they were drawn
-	said := parts(list)
-	t := table.NewWriter()
-	t.SetStyle(table.StyleLight)
-	t.Style().Format.Header = text.FormatDefault
-	t.SetOutputMirror(w)
-	t.AppendHeader(table.Row{"service", "model", "rate/s", "SLO ms", "bound ms", "segments", "assigned/s", "load"})
-	right := []table.ColumnConfig{}
-	for _, name := range []string{"rate/s", "SLO ms", "bound ms", "assigned/s", "load"} {
-		right = append(right, table.ColumnConfig{Name: name, Align: text.AlignRight})
-	}
-	t.SetColumnConfigs(right)
-	for _, s := range p.Services {
-		t.AppendRow(table.Row{s.Service, s.Model, decimal(s.RateRPS), decimal(s.SLOMS), decimal(s.LatencyBoundMS),
-			said[s.Service], decimal(s.AssignedRPS), percent(s.RateRPS / s.AssignedRPS)})
-	}
-	t.Render()
 }
 
 // drawing is where things stand in a picture of text.
@@ -150,7 +136,7 @@ func (d drawing) label(b board, c cell, i, room int) string {
 	case c.segment == nil:
 		said = [labelLines]string{"", "free", ""}[i]
 	default:
-		said = [labelLines]string{c.segment.Service, b.point(c), decimal(c.segment.LoadRPS) + " of " + decimal(c.segment.ThroughputRPS)}[i]
+		said = [labelLines]string{c.segment.Service, b.point(c), Decimal(c.segment.LoadRPS) + " of " + Decimal(c.segment.ThroughputRPS)}[i]
 	}
 	letters := []rune(said)
 	if len(letters) > room {

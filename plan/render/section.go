@@ -1,0 +1,72 @@
+package render
+
+import (
+	"io"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/penstock/penstock/plan"
+)
+
+// Section is something to say about a plan: sentences, and a table below them, of
+// which either may be missing.
+type Section struct {
+	Title string
+	Text  []string
+	Head  []string
+	Rows  [][]string
+}
+
+// services is the table of a plan's services.
+func services(p *plan.Plan, list []board) Section {
+	s := Section{Title: "Services", Head: []string{"service", "model", "rate/s", "SLO ms", "bound ms", "segments", "assigned/s", "load"}}
+	said := parts(list)
+	for _, a := range p.Services {
+		s.Rows = append(s.Rows, []string{a.Service, a.Model, Decimal(a.RateRPS), Decimal(a.SLOMS), Decimal(a.LatencyBoundMS),
+			said[a.Service], Decimal(a.AssignedRPS), Percent(a.RateRPS / a.AssignedRPS)})
+	}
+	return s
+}
+
+// numeric says of each column whether all that stands in it begins with a digit:
+// it is then aligned at the right.
+func (s Section) numeric() []bool {
+	all := make([]bool, len(s.Head))
+	for i := range s.Head {
+		all[i] = len(s.Rows) > 0
+		for _, r := range s.Rows {
+			// "1 × 3g" is a list of segments, not a number.
+			all[i] = all[i] && r[i] != "" && (r[i][0] >= '0' && r[i][0] <= '9' || r[i][0] == '-') && s.Head[i] != "segments"
+		}
+	}
+	return all
+}
+
+func (s Section) write(w io.Writer) {
+	if len(s.Head) == 0 {
+		return
+	}
+	t := table.NewWriter()
+	t.SetStyle(table.StyleLight)
+	t.Style().Format.Header = text.FormatDefault
+	t.SetOutputMirror(w)
+	row := func(cells []string) (r table.Row) {
+		for _, c := range cells {
+			r = append(r, c)
+		}
+		return r
+	}
+	t.AppendHeader(row(s.Head))
+	var columns []table.ColumnConfig
+	for i, numeric := range s.numeric() {
+		if numeric {
+			columns = append(columns, table.ColumnConfig{Number: i + 1, Align: text.AlignRight, AlignHeader: text.AlignLeft})
+		}
+	}
+	t.SetColumnConfigs(columns)
+	for _, r := range s.Rows {
+		t.AppendRow(row(r))
+	}
+	t.Render()
+}
