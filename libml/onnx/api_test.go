@@ -3,6 +3,7 @@
 package onnx
 
 import (
+	"cmp"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,12 +60,60 @@ func TestTheShimSaysWhatONNXRuntimesHeaderSays(t *testing.T) {
 	if err := os.WriteFile(source, []byte(held), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	compiler := "cc"
-	if cc := os.Getenv("CC"); cc != "" {
-		compiler = cc
-	}
+	compiler := cmp.Or(os.Getenv("CC"), "cc")
 	cmd := exec.Command(compiler, "-std=c11", "-fsyntax-only", "-I", strings.TrimSpace(string(out)), "-I", ".", source)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// As ONNX Runtime does: C++ code that calls the allocator and catches what it throws.
+const catches = `
+#include <cstddef>
+#include <new>
+extern "C" void *pon_take(struct OrtAllocator *, std::size_t);
+extern "C" void find_no_memory();
+int main() {
+	find_no_memory();
+	try {
+		pon_take(nullptr, 1);
+	} catch (const std::bad_alloc &) {
+		try {
+			return pon_take(nullptr, 0) == nullptr ? 0 : 3;
+		} catch (...) {
+			return 2;
+		}
+	}
+	return 1;
+}
+`
+
+// finds is what pon_open does with ONNX Runtime's library.
+const finds = `
+#include "shim.c"
+void find_no_memory(void) { no_memory = (void (*)(void))dlsym(RTLD_DEFAULT, NO_MEMORY); }
+`
+
+// Nothing less than an exception keeps ONNX Runtime from using what it was not given.
+func TestTheAllocatorThrowsWhereThereIsNoMemory(t *testing.T) {
+	compiler := cmp.Or(os.Getenv("CXX"), "c++")
+	if _, err := exec.LookPath(compiler); err != nil {
+		t.Skipf("no C++ compiler: %v", err)
+	}
+	dir := t.TempDir()
+	for name, text := range map[string]string{"catches.cc": catches, "finds.c": finds} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	program := filepath.Join(dir, "catches")
+	for _, args := range [][]string{
+		{cmp.Or(os.Getenv("CC"), "cc"), "-fexceptions", "-I", ".", "-c", filepath.Join(dir, "finds.c"), "-o", program + ".o"},
+		{compiler, "-o", program, filepath.Join(dir, "catches.cc"), program + ".o", "-ldl", "-lpthread"},
+		{program},
+	} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", args, err, out)
+		}
 	}
 }

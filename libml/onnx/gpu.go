@@ -453,7 +453,6 @@ func (g *gpu) inferBatch(slot, n int) error {
 	var err error
 	switch {
 	case l.executable == nil:
-		// A pool that had no memory has given addresses that alias: the answers are none.
 		err = short(l.scratch, l.binding.run(l.scratch))
 	case apart:
 		err = g.launchApart(l)

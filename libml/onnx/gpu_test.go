@@ -347,7 +347,7 @@ func TestLinkModelCountsWhatIsKept(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 4 MiB for 3, in each of three sessions, and the sink.
+	// 4 MiB for 3, in each of three sessions.
 	if persistent < 12*mebi || persistent > 16*mebi {
 		t.Errorf("%d bytes", persistent)
 	}

@@ -5,6 +5,8 @@ package onnx
 // Every crossing into shim.c is here.
 
 /*
+// An exception passes pon_take on its way from the C++ library to ONNX Runtime.
+#cgo CFLAGS: -fexceptions
 #cgo LDFLAGS: -ldl -lpthread
 #cgo noescape pon_run
 #include <stdlib.h>

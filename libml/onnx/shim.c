@@ -57,8 +57,8 @@ static struct {
 #define ALIGNMENT ((uint64_t)512)
 #define SPAN ((uint64_t)256 << 30)
 
-// A block is handed out; a chunk has memory, or stands on the sink where memory is
-// 0. Both are offsets from the pool's base, in ascending order.
+// A block is handed out; a chunk has memory. Both are offsets from the pool's base, in
+// ascending order.
 struct block { uint64_t at, bytes; };
 struct chunk { uint64_t at, bytes; unsigned long long memory; };
 
@@ -73,15 +73,8 @@ struct pool {
 	int32_t refused;
 };
 
-static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // guards pools and sink
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // guards pools
 static struct pool *pools;
-
-// The sink is memory behind addresses for which there was none. Nothing of it is
-// ever used: who sees that a pool refused throws the work away. But ONNX Runtime
-// goes on for a while with what it got, and a kernel that writes to no memory costs
-// every process on the GPU its context.
-static unsigned long long sink;
-static int sink_users;
 
 static __thread struct pool *current; // that this thread's ONNX Runtime takes from
 
@@ -99,26 +92,9 @@ static int32_t give_memory(int device, address at, uint64_t bytes, unsigned long
 	return code;
 }
 
-static int32_t give_sink(int device, address at, uint64_t bytes) {
-	access_to all = {{ON_DEVICE, device}, READ_WRITE};
-	int32_t code = 0;
-	uint64_t done = 0;
-	for (; done < bytes && code == 0; done += code == 0 ? GRAIN : 0)
-		code = driver.map(at + done, GRAIN, 0, sink, 0);
-	if (code == 0)
-		code = driver.access(at, bytes, &all, 1);
-	if (code != 0)
-		for (uint64_t back = 0; back < done; back += GRAIN)
-			driver.unmap(at + back, GRAIN);
-	return code;
-}
-
 static void take_memory(struct pool *p, const struct chunk *c) {
-	uint64_t step = c->memory != 0 ? c->bytes : GRAIN;
-	for (uint64_t done = 0; done < c->bytes; done += step)
-		driver.unmap(p->base + c->at + done, step);
-	if (c->memory != 0)
-		driver.release(c->memory);
+	driver.unmap(p->base + c->at, c->bytes);
+	driver.release(c->memory);
 }
 
 static int room(void **list, size_t *have, size_t need, size_t each) {
@@ -142,22 +118,15 @@ static int32_t fill(struct pool *p, uint64_t at, uint64_t bytes) {
 			i++;
 		uint64_t next = i < p->chunk_count ? p->chunks[i].at : end;
 		if (next <= at) {
-			// What lies on the sink has no memory, however long ago it was refused.
-			if (p->chunks[i].memory == 0 && p->refused == 0)
-				p->refused = OUT_OF_MEMORY;
 			at = p->chunks[i].at + p->chunks[i].bytes;
 			continue;
 		}
 		struct chunk c = {at, (next < end ? next : end) - at, 0};
 		if (!room((void **)&p->chunks, &p->chunk_room, p->chunk_count + 1, sizeof c))
 			return OUT_OF_MEMORY;
-		int32_t code = p->refused != 0 ? p->refused : give_memory(p->device, p->base + at, c.bytes, &c.memory);
-		if (code != 0) {
-			p->refused = code;
-			c.memory = 0;
-			if ((code = give_sink(p->device, p->base + at, c.bytes)) != 0)
-				return code;
-		}
+		int32_t code = give_memory(p->device, p->base + at, c.bytes, &c.memory);
+		if (code != 0)
+			return code;
 		memmove(&p->chunks[i + 1], &p->chunks[i], (p->chunk_count - i) * sizeof c);
 		p->chunks[i] = c;
 		p->chunk_count++;
@@ -178,7 +147,8 @@ static uint64_t allocate_locked(struct pool *p, uint64_t bytes) {
 		p->refused = OUT_OF_MEMORY;
 		return 0;
 	}
-	int32_t code = fill(p, at, bytes);
+	// One refusal, and the work is thrown away: nothing more is taken for it.
+	int32_t code = p->refused != 0 ? p->refused : fill(p, at, bytes);
 	if (code != 0) {
 		p->refused = code;
 		return 0;
@@ -200,17 +170,10 @@ uint64_t pon_pool_new(int device) {
 		return 0;
 	p->device = device;
 	pthread_mutex_lock(&mu);
-	int32_t code = driver.reserve(&p->base, SPAN, 0, 0, 0);
-	if (code == 0 && sink_users == 0) {
-		properties of = {.type = PINNED, .where = {ON_DEVICE, device}};
-		if ((code = driver.create(&sink, GRAIN, &of, 0)) != 0)
-			driver.unreserve(p->base, SPAN);
-	}
-	if (code != 0) {
+	if (driver.reserve(&p->base, SPAN, 0, 0, 0) != 0) {
 		free(p);
 		p = NULL;
 	} else {
-		sink_users++;
 		p->next = pools;
 		pools = p;
 	}
@@ -229,8 +192,6 @@ int32_t pon_pool_free(uint64_t word) {
 	for (size_t i = 0; i < p->chunk_count; i++)
 		take_memory(p, &p->chunks[i]);
 	int32_t code = driver.unreserve(p->base, SPAN);
-	if (--sink_users == 0)
-		driver.release(sink);
 	pthread_mutex_unlock(&mu);
 	free(p->blocks);
 	free(p->chunks);
@@ -238,26 +199,20 @@ int32_t pon_pool_free(uint64_t word) {
 	return code;
 }
 
-// drop takes chunks back in which no block lies: all, or those on the sink.
-static void drop(struct pool *p, int sunk) {
+int32_t pon_pool_trim(uint64_t word) {
+	struct pool *p = pool_of(word);
+	pthread_mutex_lock(&mu);
 	size_t kept = 0;
 	for (size_t i = 0, b = 0; i < p->chunk_count; i++) {
 		struct chunk c = p->chunks[i];
 		while (b < p->block_count && p->blocks[b].at + p->blocks[b].bytes <= c.at)
 			b++;
-		int used = b < p->block_count && p->blocks[b].at < c.at + c.bytes;
-		if (used || (sunk && c.memory != 0))
+		if (b < p->block_count && p->blocks[b].at < c.at + c.bytes)
 			p->chunks[kept++] = c;
 		else
 			take_memory(p, &c);
 	}
 	p->chunk_count = kept;
-}
-
-int32_t pon_pool_trim(uint64_t word) {
-	struct pool *p = pool_of(word);
-	pthread_mutex_lock(&mu);
-	drop(p, 0);
 	pthread_mutex_unlock(&mu);
 	return 0;
 }
@@ -265,9 +220,7 @@ int32_t pon_pool_trim(uint64_t word) {
 void pon_pool_mark(uint64_t word) {
 	struct pool *p = pool_of(word);
 	pthread_mutex_lock(&mu);
-	// What was refused is asked for again: there may be memory now.
-	drop(p, 1);
-	p->refused = 0;
+	p->refused = 0; // it is asked for again: there may be memory now
 	p->peak = p->block_count == 0 ? 0 : p->blocks[p->block_count - 1].at + p->blocks[p->block_count - 1].bytes;
 	pthread_mutex_unlock(&mu);
 }
@@ -300,8 +253,7 @@ pon_pool_state pon_pool_look(uint64_t word) {
 	pthread_mutex_lock(&mu);
 	pon_pool_state s = {.base = p->base, .reserved = SPAN, .used = p->used, .peak = p->peak, .refused = p->refused};
 	for (size_t i = 0; i < p->chunk_count; i++)
-		if (p->chunks[i].memory != 0)
-			s.mapped += p->chunks[i].bytes;
+		s.mapped += p->chunks[i].bytes;
 	pthread_mutex_unlock(&mu);
 	return s;
 }
@@ -364,6 +316,15 @@ typedef struct {
 	const char *(*version)(void);
 } ort_base;
 
+// no_memory throws std::bad_alloc. It is how ONNX Runtime's own allocators say that
+// they have none, and the only way that it understands: it does not look at what it is
+// given, and its next kernel writes to address 0, which costs every process on the GPU
+// its context. (Memory that many addresses share in place of what there is not is no
+// way out: kernels that wait for one another there wait for ever, and others compute
+// addresses from what they read.) ONNX Runtime catches it and returns a status.
+static void (*no_memory)(void);
+#define NO_MEMORY "_ZSt17__throw_bad_allocv" // std::__throw_bad_alloc of the C++ library that it is linked with
+
 pon_result pon_open(const char *library) {
 	if (ort != NULL)
 		return done(ort);
@@ -372,6 +333,9 @@ pon_result pon_open(const char *library) {
 		return wrong(-1, dlerror());
 	const ort_base *(*base)(void) = (const ort_base *(*)(void))dlsym(handle, "OrtGetApiBase");
 	if (base == NULL)
+		return wrong(-1, dlerror());
+	no_memory = (void (*)(void))dlsym(handle, NO_MEMORY);
+	if (no_memory == NULL)
 		return wrong(-1, dlerror());
 	void *const *api = base()->api(PON_ORT_VERSION);
 	if (api == NULL) {
@@ -393,12 +357,14 @@ pon_result pon_provider(void) {
 	return done(NULL);
 }
 
-static void *take(struct OrtAllocator *self, size_t bytes) {
+void *pon_take(struct OrtAllocator *self, size_t bytes) {
 	(void)self;
 	pthread_mutex_lock(&mu);
 	struct pool *p = current != NULL ? current : pools;
 	uint64_t at = p != NULL ? allocate_locked(p, bytes) : 0;
 	pthread_mutex_unlock(&mu);
+	if (at == 0 && bytes != 0)
+		no_memory();
 	return (void *)(uintptr_t)at;
 }
 
@@ -413,7 +379,7 @@ static const struct OrtMemoryInfo *about(const struct OrtAllocator *self) {
 }
 
 pon_result pon_start(const pon_driver *d) {
-	static struct pon_allocator ours = {PON_ORT_VERSION, take, give, about, take, NULL, NULL};
+	static struct pon_allocator ours = {PON_ORT_VERSION, pon_take, give, about, pon_take, NULL, NULL};
 #define PLACE(name) *(uint64_t *)&driver.name = d->name
 	PLACE(reserve);
 	PLACE(unreserve);

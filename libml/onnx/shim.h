@@ -43,6 +43,8 @@ int32_t pon_pool_free(uint64_t pool);
 int32_t pon_pool_trim(uint64_t pool);
 // pon_pool_mark has peak begin anew, and forgets refusals.
 void pon_pool_mark(uint64_t pool);
+// pon_pool_allocate returns 0 where there is no memory, and until the next mark from
+// then on.
 uint64_t pon_pool_allocate(uint64_t pool, uint64_t bytes);
 void pon_pool_release(uint64_t address);
 typedef struct {
@@ -52,6 +54,10 @@ typedef struct {
 	int32_t refused;         // what the driver said when it had no more memory, or 0
 } pon_pool_state;
 pon_pool_state pon_pool_look(uint64_t pool);
+
+// pon_take is what ONNX Runtime takes memory with, from the pool that the calling thread
+// runs a session with. Where there is none it throws std::bad_alloc.
+void *pon_take(struct OrtAllocator *self, size_t bytes);
 
 // Settings of a session, of ONNX Runtime's own and of its CUDA provider.
 pon_result pon_settings(void);
