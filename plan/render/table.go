@@ -37,13 +37,13 @@ func Table(w io.Writer, p *plan.Plan, more ...Section) error {
 		fmt.Fprintf(out, "%-22s  %s\n", "note", n)
 	}
 	fmt.Fprintln(out)
-	for len(list) > 0 {
+	for rest := list; len(rest) > 0; {
 		n := 1
-		for n < len(list) && list[n].gpu.Name == list[0].gpu.Name {
+		for n < len(rest) && rest[n].gpu.Name == rest[0].gpu.Name {
 			n++
 		}
-		drawing{edges: edges(list[0].gpu), margin: margin(list[:n])}.draw(out, list[:n])
-		list = list[n:]
+		drawing{edges: edges(rest[0].gpu), margin: margin(rest[:n])}.draw(out, rest[:n])
+		rest = rest[n:]
 	}
 	fmt.Fprint(out, "size, batch × processes; load of throughput, requests/s\n\n")
 	for i, section := range append([]Section{services(p, list)}, more...) {
