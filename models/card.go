@@ -55,8 +55,9 @@ type Card struct {
 	// Model is the model's file, absolute after ReadCard; empty where the
 	// framework needs none.
 	Model string
-	// Dir is the folder that the card was read from, absolute.
-	Dir string
+	// File is the card's own, Dir the folder that it was read from, both absolute.
+	File string
+	Dir  string
 
 	Input   Input
 	Outputs []Output
@@ -70,6 +71,9 @@ type Card struct {
 	// KneePercent is the share past which more buys little (paper 2.1.3), the
 	// elastic demand before there are observations; 0 where it is not known.
 	KneePercent float64
+	// Knees are the knee of each batch size that was profiled, ascending by batch;
+	// `penstock profile` writes them, and KneePercent is one of them then.
+	Knees []Knee
 	// Threads is how many CPU threads the framework may use; 0 means as many as
 	// there are CPUs for inference functions.
 	Threads int
@@ -77,6 +81,12 @@ type Card struct {
 	Decoder Decoder
 	// Labels name the classes, in order; may be empty.
 	Labels []string
+}
+
+// Knee is the share past which more buys little for batches of one size.
+type Knee struct {
+	Batch   int
+	Percent float64
 }
 
 // Input says what arrives on the wire and what tensor the model wants of it.

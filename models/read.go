@@ -124,7 +124,7 @@ func decodeCard(path string, data []byte) (*Card, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Card{Dir: filepath.Dir(path)}
+	c := &Card{File: path, Dir: filepath.Dir(path)}
 	c.decode(doc.Root())
 	if err := doc.Err(); err != nil {
 		return nil, err
@@ -134,7 +134,7 @@ func decodeCard(path string, data []byte) (*Card, error) {
 
 func (c *Card) decode(root document.Value) {
 	m := root.Map("name", "version", "framework", "command", "model", "input", "outputs",
-		"batches", "slo", "knee_percent", "threads", "decoder", "labels")
+		"batches", "slo", "knee_percent", "knees", "threads", "decoder", "labels")
 
 	const nameRule = "lower case letters, digits, '-' and '_', at most 64"
 	name := m.Need("name", nameRule)
@@ -148,6 +148,7 @@ func (c *Card) decode(root document.Value) {
 	c.decodeBatches(m.May("batches"))
 	c.SLO = m.Need("slo", "a duration with its unit, like 25ms").Duration(time.Microsecond, MaxSLO)
 	c.KneePercent = m.May("knee_percent").Float(0, 100)
+	c.decodeKnees(m.May("knees"))
 	c.Threads = int(m.May("threads").Int(0, MaxThreads))
 	c.decodeLabels(m.May("labels"))
 	c.decodeDecoder(m.May("decoder"))
@@ -357,6 +358,19 @@ func (c *Card) decodeBatches(v document.Value) {
 		}
 		last = n
 		c.Batches = append(c.Batches, n)
+	}
+}
+
+func (c *Card) decodeKnees(v document.Value) {
+	const rule = "a list of {batch, percent}, ascending by batch"
+	for _, e := range v.List(rule) {
+		m := e.Map("batch", "percent")
+		batch := m.Need("batch", "a batch size")
+		k := Knee{Batch: int(batch.Int(1, MaxBatchSize)), Percent: m.Need("percent", "the knee in percent").Float(0, 100)}
+		if n := len(c.Knees); k.Batch > 0 && n > 0 && k.Batch <= c.Knees[n-1].Batch {
+			batch.Reject("is %d after %d, want %s", k.Batch, c.Knees[n-1].Batch, rule)
+		}
+		c.Knees = append(c.Knees, k)
 	}
 }
 

@@ -36,6 +36,7 @@ outputs:
 batches: [1, 2, 4]
 slo: 25ms
 knee_percent: 30
+knees: [{batch: 1, percent: 20}, {batch: 4, percent: 30}]
 threads: 2
 decoder: {name: topk, k: 2}
 labels: [circle, square, "3"]
@@ -121,14 +122,15 @@ func TestReadCardUnderstandsEveryKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &Card{
-		Name: "shapes", Version: 3, Framework: "onnx", Model: filepath.Join(dir, "model.onnx"), Dir: dir,
+		Name: "shapes", Version: 3, Framework: "onnx", Model: filepath.Join(dir, "model.onnx"),
+		File: filepath.Join(dir, "card.yaml"), Dir: dir,
 		Input: Input{
 			Name: "image", Height: 4, Width: 6, Channels: 3,
 			WireType: U8, WireLayout: HWC, TensorType: F32, TensorLayout: CHW,
 			ReverseChannels: true, Mean: []float32{1, 2.5, 3}, Std: []float32{1, 2, 4},
 		},
 		Outputs: []Output{{Name: "prob", Shape: []int64{3}}},
-		Batches: []int{1, 2, 4}, SLO: 25 * time.Millisecond, KneePercent: 30, Threads: 2,
+		Batches: []int{1, 2, 4}, SLO: 25 * time.Millisecond, KneePercent: 30, Knees: []Knee{{1, 20}, {4, 30}}, Threads: 2,
 		Decoder: Decoder{Name: "topk", Params: map[string]any{"k": int64(2)}},
 		Labels:  []string{"circle", "square", "3"},
 	}
@@ -144,7 +146,8 @@ func TestReadCardFillsWhatIsLeftOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &Card{
-		Name: "own", Version: 1, Command: []string{filepath.Join(dir, "program"), "--fast"}, Dir: dir,
+		Name: "own", Version: 1, Command: []string{filepath.Join(dir, "program"), "--fast"},
+		File: filepath.Join(dir, "card.yaml"), Dir: dir,
 		Input:   Input{Height: 2, Width: 2, Channels: 1, WireType: F32, WireLayout: CHW, TensorType: F16, TensorLayout: CHW},
 		Outputs: []Output{{Name: "y", Shape: []int64{2, 2, 2}}},
 		Batches: []int{1}, SLO: time.Minute, Decoder: Decoder{Name: "raw", Params: map[string]any{}},
@@ -198,7 +201,7 @@ var spoiledCards = []spoiled{
 	{"a key of another style", boxCard, "scale: 32", "scale: 32\n  bins: 11", `decoder: unknown key "bins"`, false},
 	{"a key from nowhere", card, "threads: 2", "colour: red", `unknown key "colour"; known are name, version`, false},
 	{"a key twice", card, "version: 3", "version: 3\nversion: 4", `card.yaml:3:1: mapping key "version" already defined`, true},
-	{"a key that is no word", card, "threads: 2", "2: 2", `card.yaml:18:1: key 2 is no plain word`, true},
+	{"a key that is no word", card, "threads: 2", "2: 2", `card.yaml:19:1: key 2 is no plain word`, true},
 	{"no name", card, "name: shapes\n", "", `name: is missing, want lower case`, false},
 	{"an empty name", card, "name: shapes", `name: ""`, `name: is "", want lower case`, false},
 	{"a name in capitals", card, "name: shapes", "name: Shapes", `card.yaml:1:7: name: is "Shapes", want lower case`, false},
@@ -256,6 +259,9 @@ var spoiledCards = []spoiled{
 	{"a negative objective", card, "slo: 25ms", "slo: -25ms", `slo: is "-25ms"`, false},
 	{"no objective", card, "slo: 25ms\n", "", `slo: is missing`, false},
 	{"a knee past the end", card, "knee_percent: 30", "knee_percent: 130", `knee_percent: is 130, want a number from 0 to 100`, false},
+	{"a knee without a batch", card, "{batch: 1, percent: 20}", "{percent: 20}", `knees[0].batch: is missing, want a batch size`, false},
+	{"knees that fall", card, "{batch: 4, percent: 30}", "{batch: 1, percent: 30}", `knees[1].batch: is 1 after 1, want a list of {batch, percent}, ascending by batch`, true},
+	{"knees that are no list", card, "knees: [{batch: 1, percent: 20}, {batch: 4, percent: 30}]", "knees: 20", `knees: is 20, want a list of {batch, percent}`, false},
 	{"negative threads", card, "threads: 2", "threads: -1", `threads: is -1`, false},
 	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want topk, boxes or raw, did you mean "topk"?`, false},
 	{"a decoder without a name", card, "{name: topk, k: 2}", "{k: 2}", `decoder.name: is missing`, false},

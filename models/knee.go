@@ -1,0 +1,161 @@
+package models
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// ErrCannotEdit is returned by WriteKnees for a card in which it finds no place for
+// the knees, or whose file changed under it.
+var ErrCannotEdit = errors.New("card cannot be edited")
+
+// KneeLines are the two lines of a card that hold its knees.
+func KneeLines(percent float64, knees []Knee) string {
+	return fmt.Sprintf("knee_percent: %s\nknees: %s\n", decimal(percent), kneeList(knees))
+}
+
+func decimal(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }
+
+func kneeList(knees []Knee) string {
+	var entries []string
+	for _, k := range knees {
+		entries = append(entries, fmt.Sprintf("{batch: %d, percent: %s}", k.Batch, decimal(k.Percent)))
+	}
+	return "[" + strings.Join(entries, ", ") + "]"
+}
+
+// WriteKnees writes knee_percent and knees into a card's file and leaves every other
+// byte as it is. The new card is read before it takes the old one's place at once: it
+// must be the old one but for these two. The error wraps ErrCannotEdit where that
+// fails, and the file is as it was.
+func WriteKnees(file string, percent float64, knees []Knee) error {
+	file, err := filepath.EvalSymlinks(file)
+	if err != nil {
+		return fmt.Errorf("write knees: %w", err)
+	}
+	was, err := ReadCard(file)
+	if err != nil {
+		return fmt.Errorf("write knees: %w", err)
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("write knees: %w", err)
+	}
+	text, err := withKnees(string(data), percent, knees)
+	if err != nil {
+		return fmt.Errorf("write knees into %s: %w", file, err)
+	}
+	is, err := decodeCard(was.File, []byte(text))
+	if err != nil {
+		return fmt.Errorf("write knees into %s: %w: %w", file, ErrCannotEdit, err)
+	}
+	was.KneePercent, was.Knees = percent, knees
+	if !reflect.DeepEqual(is, was) {
+		return fmt.Errorf("write knees into %s: %w: another key would change", file, ErrCannotEdit)
+	}
+	if err := replaceFile(file, []byte(text)); err != nil {
+		return fmt.Errorf("write knees: %w", err)
+	}
+	return nil
+}
+
+// replaceFile puts data in the place of a file that is there, with its mode: a reader
+// sees the one or the other.
+func replaceFile(file string, data []byte) (err error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(file), ".card-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) // gone already where all went well
+	_, err = tmp.Write(data)
+	if err = errors.Join(err, tmp.Chmod(info.Mode().Perm()), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), file)
+}
+
+// withKnees is a card's text with other knees. Keys are found by their lines; the
+// caller sees by what it reads whether they were what they looked like.
+func withKnees(text string, percent float64, knees []Knee) (string, error) {
+	keys := []struct{ name, value, flow string }{
+		{"knee_percent", decimal(percent), `[-+0-9.eE]+`},
+		{"knees", kneeList(knees), `\[[^\]]*\]`},
+	}
+	lines := strings.SplitAfter(text, "\n")
+	at := lineOf(lines, "slo") // every card has it
+	if at < 0 && !strings.Contains(text, "{") {
+		return "", fmt.Errorf("%w: no line begins with slo", ErrCannotEdit)
+	}
+	if at < 0 { // one map in braces, as in JSON
+		for _, k := range slices.Backward(keys) {
+			there := regexp.MustCompile(`(["']?\b` + k.name + `\b["']?\s*:\s*)` + k.flow)
+			if there.MatchString(text) {
+				text = there.ReplaceAllString(text, "${1}"+quoted(k.value))
+				continue
+			}
+			text = strings.Replace(text, "{", fmt.Sprintf("{%q: %s, ", k.name, quoted(k.value)), 1)
+		}
+		return text, nil
+	}
+	for _, k := range keys {
+		if have := lineOf(lines, k.name); have >= 0 {
+			lines, at = setValue(lines, have, k.name, k.value), have
+			continue
+		}
+		// Behind the key before.
+		if !strings.HasSuffix(lines[at], "\n") {
+			lines[at] += "\n"
+		}
+		lines = slices.Insert(lines, at+1, k.name+": "+k.value+lineEnd(lines[at]))
+		at++
+	}
+	return strings.Join(lines, ""), nil
+}
+
+// quoted puts the keys of a flow value into quotes, so that JSON stays JSON.
+func quoted(value string) string {
+	return strings.NewReplacer("batch:", `"batch":`, "percent:", `"percent":`).Replace(value)
+}
+
+// lineOf is the index of the line that begins with a key, -1 where there is none.
+func lineOf(lines []string, name string) int {
+	key := regexp.MustCompile(`^["']?` + name + `["']?\s*:`)
+	return slices.IndexFunc(lines, key.MatchString)
+}
+
+func lineEnd(line string) string {
+	if strings.HasSuffix(line, "\r\n") {
+		return "\r\n"
+	}
+	return "\n"
+}
+
+// withComment is a key's line: what stands before its value, and the comment behind.
+var withComment = regexp.MustCompile(`^([^:]*:\s*)[^#]*?(\s+#.*)?$`)
+
+// setValue gives the key on lines[i] another value. A value of several lines gives
+// way; comments between its lines, but not the one behind the key, go with it.
+func setValue(lines []string, i int, name, value string) []string {
+	end := lineEnd(lines[i])
+	parts := withComment.FindStringSubmatch(strings.TrimRight(lines[i], "\r\n"))
+	line := name + ": " + value
+	if parts != nil {
+		line = strings.TrimRight(parts[1], " \t") + " " + value + parts[2]
+	}
+	next := i + 1
+	for next < len(lines) && lines[next] != "" && strings.ContainsRune(" \t-]", rune(lines[next][0])) {
+		next++
+	}
+	return slices.Replace(lines, i, next, line+end)
+}
