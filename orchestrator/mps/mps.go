@@ -8,7 +8,7 @@
 //	       4 nvidia-cuda-mps-control -d, until it answers
 //	       5 start_server, until it is active
 //	keep:  6 the daemon died: sweep, 4, 5, again and again
-//	       7 the server died: 5
+//	       7 the server died: 5; a daemon that brings none at once is killed: 6
 //	Close: 8 quit, deadline, kill, sweep
 //
 // What the processes do (measured on an H200, driver 580): the daemon answers 10
@@ -65,6 +65,7 @@ type Options struct {
 	StartTimeout  time.Duration // to the daemon's answer, and again to an active server; default 5 s
 	AnswerTimeout time.Duration // of one command; default 2 s
 	QuitTimeout   time.Duration // of quit, before a kill; default 3 s
+	RenewTimeout  time.Duration // to another server when one died, before the daemon is replaced; default 500 ms
 }
 
 // Defaults. A daemon starts in 40 ms and a server in 260; a machine whose driver is
@@ -73,6 +74,7 @@ const (
 	defaultStartTimeout  = 5 * time.Second
 	defaultAnswerTimeout = 2 * time.Second
 	defaultQuitTimeout   = 3 * time.Second
+	defaultRenewTimeout  = 500 * time.Millisecond
 )
 
 // Problem is why MPS cannot run: one line, and a command that mends it where one is
@@ -143,6 +145,7 @@ func Start(ctx context.Context, o Options) (*Daemon, error) {
 		otherwise time.Duration
 	}{
 		{&o.StartTimeout, defaultStartTimeout}, {&o.AnswerTimeout, defaultAnswerTimeout}, {&o.QuitTimeout, defaultQuitTimeout},
+		{&o.RenewTimeout, defaultRenewTimeout},
 	} {
 		if *d.at <= 0 {
 			*d.at = d.otherwise
@@ -250,16 +253,36 @@ func (d *Daemon) set(change func(*State)) {
 func (d *Daemon) bring(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*d.o.StartTimeout)
 	defer cancel()
-	pid, adopted := d.control.adoptable(ctx)
-	if !adopted {
-		if err := sweep(d.folder); err != nil {
-			return &Problem{Why: err.Error()}
-		}
-		var err error
-		if pid, err = d.control.launch(ctx, d.o.StartTimeout); err != nil {
-			return err
-		}
+	if pid, ok := d.control.adoptable(ctx); ok {
+		return d.run(ctx, pid, true)
 	}
+	return d.replace(ctx)
+}
+
+// replace starts a daemon in place of whatever there was before, and its server.
+func (d *Daemon) replace(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*d.o.StartTimeout)
+	defer cancel()
+	if err := sweep(d.folder); err != nil {
+		return &Problem{Why: err.Error()}
+	}
+	pid, err := d.control.launch(ctx, d.o.StartTimeout)
+	if err != nil {
+		return err
+	}
+	return d.run(ctx, pid, false)
+}
+
+// renew has the daemon start another server. One whose server was killed under load
+// may answer nobody for seconds (measured: 4 s): it gets RenewTimeout.
+func (d *Daemon) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, d.o.RenewTimeout)
+	defer cancel()
+	return d.serve(ctx)
+}
+
+// run watches a daemon that answers and makes its server run.
+func (d *Daemon) run(ctx context.Context, pid int, adopted bool) error {
 	w, err := watch(pid)
 	if err != nil {
 		return &Problem{Why: fmt.Sprintf("the MPS daemon ended at once: %v%s", err, d.folder.said())}
@@ -296,7 +319,7 @@ func (d *Daemon) serve(ctx context.Context) error {
 		}
 		if ctx.Err() != nil {
 			return &Problem{
-				Why:  fmt.Sprintf("the MPS server is not active within %v%s", d.o.StartTimeout, d.folder.said()),
+				Why:  fmt.Sprintf("the MPS server is not active within %v%s", time.Since(began).Round(100*time.Millisecond), d.folder.said()),
 				Mend: "nvidia-smi   # is another process holding the GPU? its compute mode may let in only one",
 			}
 		}
@@ -352,7 +375,7 @@ func (d *Daemon) keep() {
 				s.Daemon, s.Server = 0, 0
 			})
 			d.o.Log.Error().Msg("MPS daemon died; all contexts are lost; starting it again")
-			again = d.bring
+			again = d.replace
 		case <-d.server.gone:
 			if d.State().Server != 0 {
 				// A client that comes now would find a daemon without a server.
@@ -367,7 +390,7 @@ func (d *Daemon) keep() {
 			}
 			d.server.close()
 			d.o.Log.Error().Msg("MPS server died; all contexts are lost; starting it again")
-			again = d.serve
+			again = d.renew
 		}
 		wait := func() bool {
 			select {
@@ -395,7 +418,7 @@ func (d *Daemon) keep() {
 			d.o.Log.Error().Err(err).Dur("pause_ms", pause).Msg("MPS does not start again")
 			d.unwatch()
 			d.set(func(s *State) { s.Serving, s.Why = false, err.Error() })
-			again = d.bring
+			again = d.replace
 			if !wait() {
 				return
 			}

@@ -352,6 +352,23 @@ func TestAServerThatDiesIsStartedAgain(t *testing.T) {
 	x.until(d, "and another", func(t State) bool { return t.Losses == 2 && t.Server != 0 && t.Server != s.Server })
 }
 
+func TestADaemonThatBringsNoOtherServerIsReplaced(t *testing.T) {
+	x := newBed(t, mpsfake.Behaviour{})
+	d := x.start()
+	defer x.close(d)
+	first := d.State()
+	x.behave(mpsfake.Behaviour{MuteDaemon: first.Daemon})
+	began := time.Now()
+	kill(t, first.Server)
+	s := x.until(d, "there is another server", func(s State) bool { return s.Serving && s.Server != 0 && s.Server != first.Server })
+	if s.Daemon == first.Daemon || alive(first.Daemon) || s.Losses != 1 {
+		t.Errorf("it is %+v, was %+v", s, first)
+	}
+	if took := time.Since(began); took < defaultRenewTimeout {
+		t.Errorf("the daemon was replaced after %v, before it had its time", took)
+	}
+}
+
 func TestHealthTellsAFault(t *testing.T) {
 	x := newBed(t, mpsfake.Behaviour{})
 	d := x.start()

@@ -44,9 +44,10 @@ type Behaviour struct {
 	RefuseStart string `json:",omitempty"`
 	HangStart   bool   `json:",omitempty"`
 	DieAtStart  bool   `json:",omitempty"`
-	// AnswerAfter delays every answer; Mute gives none.
+	// AnswerAfter delays every answer; Mute gives none, nor does the daemon MuteDaemon.
 	AnswerAfter time.Duration `json:",omitempty"`
 	Mute        bool          `json:",omitempty"`
+	MuteDaemon  int           `json:",omitempty"`
 	// NoServer makes start_server start none; ServerAfter is how long one
 	// initializes.
 	NoServer    bool          `json:",omitempty"`
@@ -260,7 +261,7 @@ var errNotFound = errors.New("not found")
 
 func (s *servers) answer(w io.Writer, command string) {
 	b := behaviour()
-	if b.Mute {
+	if b.Mute || b.MuteDaemon == os.Getpid() {
 		select {}
 	}
 	time.Sleep(b.AnswerAfter)
