@@ -50,7 +50,7 @@ func TestChildLinkCarriesOrdersAndNotices(t *testing.T) {
 		t.Errorf("started as %+v", s)
 	}
 	orders := []Order{
-		{Do: DoWake, SharePercent: 30, Governor: true, Environment: map[string]string{"A": "b"}},
+		{Do: DoWake, SharePercent: 30, Governor: true, Early: true, Environment: map[string]string{"A": "b"}},
 		{Do: DoShare, SharePercent: 40, SMGroups: []int{0, 3}}, {Do: DoDrain},
 	}
 	for _, o := range orders {
@@ -63,7 +63,7 @@ func TestChildLinkCarriesOrdersAndNotices(t *testing.T) {
 			t.Errorf("order came as %+v, want %+v", got, want)
 		}
 	}
-	want := Notice{State: Ready, PersistentBytes: 5, EphemeralBytes: 7, WarmupMillis: 1.5, SMs: 24, SMGroups: []int{0, 3}}
+	want := Notice{State: Ready, PersistentBytes: 5, EphemeralBytes: 7, WarmupMillis: 1.5, Batches: []int{1, 2}, Growing: true, SMs: 24, SMGroups: []int{0, 3}}
 	if err := c.Notify(want); err != nil {
 		t.Fatal(err)
 	}
@@ -136,10 +136,10 @@ func TestParentRefusesNonsense(t *testing.T) {
 		want error
 	}{
 		"no JSON":          {"boo\n", ErrBadMessage},
-		"unknown field":    {`{"version":2,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
-		"unknown state":    {`{"version":2,"state":"tired"}` + "\n", ErrBadMessage},
+		"unknown field":    {`{"version":3,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
+		"unknown state":    {`{"version":3,"state":"tired"}` + "\n", ErrBadMessage},
 		"line without end": {strings.Repeat("x", MaxLineBytes+1), ErrTooLong},
-		"half a line":      {`{"version":2`, io.EOF},
+		"half a line":      {`{"version":3`, io.EOF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			invariants(t)
@@ -167,7 +167,7 @@ func TestChildEndsOnNonsense(t *testing.T) {
 }
 
 func TestChildRefusesAStartThatIsNone(t *testing.T) {
-	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":2}}`} {
+	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":3}}`} {
 		t.Run(line, func(t *testing.T) {
 			invariants(t)
 			p, f := pair(t)
@@ -221,7 +221,7 @@ func TestOpenChildSaysThatNobodyStartedIt(t *testing.T) {
 }
 
 func FuzzReadNotice(f *testing.F) {
-	f.Add([]byte(`{"version":2,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
+	f.Add([]byte(`{"version":3,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
 	f.Add([]byte("\n\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, c := net.Pipe()

@@ -15,7 +15,7 @@ import (
 
 // Version is spoken in every handshake; peers that differ refuse each other
 // with a line that names both.
-const Version = 2
+const Version = 3
 
 // State is where an inference function's process is in its life.
 //
@@ -30,7 +30,7 @@ type State string
 const (
 	Starting State = "starting" // spawned, handshake not done
 	Loaded   State = "loaded"   // framework and model in host memory; uses no CPU
-	Linking  State = "linking"  // woken: linking and warming up every batch size
+	Linking  State = "linking"  // woken: linking and warming up, every batch size or, Early, the smallest
 	Ready    State = "ready"    // warmed up, waits for its epoch
 	Active   State = "active"   // holds the ring
 	Draining State = "draining" // gave the ring up, ends
@@ -89,6 +89,10 @@ type DesiredProcess struct {
 	// ascending indices into ObservedDevice.GroupSMs; empty where the share is a
 	// percentage. No two processes that serve are ever given the same.
 	SMGroups []int `json:"sm_groups,omitempty"`
+	// Early: nobody serves in its place, so on a GPU it is ready with its smallest
+	// batch size and gets the others while it serves. It counts with Serve, and is what
+	// it is when the process is woken.
+	Early bool `json:"early,omitempty"`
 	// Command is the program and its arguments; empty means this binary's `if`.
 	Command []string `json:"command,omitempty"`
 	// Dir is the working folder, absolute.
@@ -153,6 +157,10 @@ type ObservedProcess struct {
 	EphemeralBytes  int64 `json:"ephemeral_bytes,omitempty"`
 	// WarmupMillis is the time from being woken to ready.
 	WarmupMillis float64 `json:"warmup_ms,omitempty"`
+	// Batches are the sizes that the process runs, ascending; empty before it is
+	// ready. While Growing it is getting more.
+	Batches []int `json:"batches,omitempty"`
+	Growing bool  `json:"growing,omitempty"`
 	// SMs is how many multiprocessors the process can use, as it counted them
 	// itself; 0 while it has not touched a GPU.
 	SMs int `json:"sms,omitempty"`
@@ -160,8 +168,10 @@ type ObservedProcess struct {
 	// it was ordered to move to and those that it has not said it left.
 	SMGroups []int `json:"sm_groups,omitempty"`
 	// DeviceLost: the process ended because its device failed under it. Under MPS
-	// every other client of the server is lost then, too.
+	// every other client of the server is lost then, too. Blameless: it was not a
+	// process that did it, but the MPS server's end.
 	DeviceLost bool `json:"device_lost,omitempty"`
+	Blameless  bool `json:"blameless,omitempty"`
 }
 
 // RepeatEvery is how often both sides repeat their state; a peer silent for
@@ -182,6 +192,8 @@ type Order struct {
 	Governor bool `json:"governor,omitempty"`
 	// SMGroups are the groups of multiprocessors to run on; empty: all of them.
 	SMGroups []int `json:"sm_groups,omitempty"`
+	// Early is DesiredProcess.Early (DoWake).
+	Early bool `json:"early,omitempty"`
 	// Environment is set in the process before it touches its device (DoWake).
 	Environment map[string]string `json:"environment,omitempty"`
 }
@@ -217,7 +229,8 @@ type Start struct {
 const ChildFD = 3
 
 // Notice is what a child tells the orchestrator, one JSON object a line. The
-// first carries Version and PID and is the handshake.
+// first carries Version and PID and is the handshake. What a later one leaves out
+// stands as it was said before, Growing with Batches.
 type Notice struct {
 	Version         int     `json:"version,omitempty"`
 	PID             int     `json:"pid,omitempty"`
@@ -226,14 +239,21 @@ type Notice struct {
 	PersistentBytes int64   `json:"persistent_bytes,omitempty"`
 	EphemeralBytes  int64   `json:"ephemeral_bytes,omitempty"`
 	WarmupMillis    float64 `json:"warmup_ms,omitempty"`
+	// Batches are the sizes that the process runs, said when it is ready and, with
+	// EphemeralBytes, whenever it has more. While Growing it is getting the card's
+	// others.
+	Batches []int `json:"batches,omitempty"`
+	Growing bool  `json:"growing,omitempty"`
 	// SMs is how many multiprocessors the process counts, from linking on, and
 	// after each move to other groups.
 	SMs int `json:"sms,omitempty"`
 	// SMGroups are the groups that the process runs on, said when it is ready and
 	// after each move: the others are free then.
 	SMGroups []int `json:"sm_groups,omitempty"`
-	// DeviceLost says, with Failed, that the device failed under the process.
+	// DeviceLost says, with Failed, that the device failed under the process; Blameless,
+	// that it was the MPS server that failed.
 	DeviceLost bool `json:"device_lost,omitempty"`
+	Blameless  bool `json:"blameless,omitempty"`
 }
 
 // Attach is a process's first message on the manager's Unix socket.

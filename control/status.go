@@ -105,6 +105,9 @@ type ProcessStatus struct {
 	Role       Role   `json:"role"`
 	State      State  `json:"state"`
 	Reason     string `json:"reason,omitempty"`
+	// Batches are the sizes that it runs; while Growing it is getting more.
+	Batches []int `json:"batches,omitempty"`
+	Growing bool  `json:"growing,omitempty"`
 	// SMs and SMGroups are what the process runs on, on a GPU.
 	SMs      int   `json:"sms,omitempty"`
 	SMGroups []int `json:"sm_groups,omitempty"`

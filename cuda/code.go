@@ -151,6 +151,9 @@ var (
 	// ErrLost is returned when the device or the MPS server failed this process
 	// for good; see Code.Lost. The process must end.
 	ErrLost = errors.New("cuda: the device is lost to this process")
+	// ErrServer is the part of ErrLost that is the MPS server's doing: it failed, or was
+	// killed. No kernel of anybody's is to blame.
+	ErrServer = errors.New("cuda: the MPS server failed")
 	// ErrNotReady is returned when what was asked for is not done yet.
 	ErrNotReady = errors.New("cuda: not ready")
 	// ErrNotSupported is returned when the device, the driver or the way in which
@@ -192,6 +195,8 @@ func (e *Error) Is(target error) bool {
 		return e.Code == OutOfMemory
 	case ErrLost:
 		return e.Code.Lost()
+	case ErrServer:
+		return e.Code == 805 || e.Code == 806
 	case ErrNotReady:
 		return e.Code == NotReady
 	case ErrNotSupported:

@@ -24,7 +24,7 @@ func TestAnErrorNamesCallCodeAndMeaning(t *testing.T) {
 }
 
 func TestErrorsAreComparedByCode(t *testing.T) {
-	sentinels := []error{cuda.ErrOutOfMemory, cuda.ErrLost, cuda.ErrNotReady, cuda.ErrNotSupported, cuda.ErrNoDevice}
+	sentinels := []error{cuda.ErrOutOfMemory, cuda.ErrLost, cuda.ErrServer, cuda.ErrNotReady, cuda.ErrNotSupported, cuda.ErrNoDevice}
 	lost := []cuda.Code{214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 805, 806, 807, 810}
 	for code := cuda.Code(1); code < 1000; code++ {
 		var want []error
@@ -40,6 +40,9 @@ func TestErrorsAreComparedByCode(t *testing.T) {
 		}
 		if slices.Contains(lost, code) {
 			want = []error{cuda.ErrLost}
+		}
+		if code == 805 || code == 806 {
+			want = append(want, cuda.ErrServer)
 		}
 		err := fmt.Errorf("run a batch: %w", &cuda.Error{Op: "cuX", Code: code})
 		for _, s := range sentinels {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -135,7 +136,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	defer func() {
 		if lost(err) {
 			// What touches the device now may never return.
-			p.say(control.Notice{State: control.Failed, Reason: err.Error(), DeviceLost: true})
+			p.say(control.Notice{State: control.Failed, Reason: err.Error(), DeviceLost: true, Blameless: errors.Is(err, cuda.ErrServer)})
 			return
 		}
 		p.clean()

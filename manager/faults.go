@@ -90,14 +90,20 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 			x.struck[v] = time.Time{}
 		}
 	}
-	var names []string
+	var names, suspects []string
 	culprits := map[place]uint32{}
 	for _, p := range lost {
 		names = append(names, p.IF)
-		culprits[place{p.IF, p.Instance}] = p.Generation
 		x.struck[victim{place{p.IF, p.Instance}, p.Generation}] = time.Time{}
+		if !p.Blameless {
+			suspects = append(suspects, p.IF)
+			culprits[place{p.IF, p.Instance}] = p.Generation
+		}
 	}
-	verdict := x.guard.Fault(now.Sub(m.started), names)
+	var verdict fault.Verdict
+	if len(suspects) > 0 {
+		verdict = x.guard.Fault(now.Sub(m.started), suspects)
+	}
 	m.log.Error().Strs("said_by", names).Str("blamed", verdict.Blamed).Str("reason", lost[0].Reason).
 		Msg("the device failed under all inference functions; waking every shadow")
 

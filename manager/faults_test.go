@@ -209,6 +209,27 @@ func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
 }
 
 // Whether one that ends while it links had lost the device, MPS says a little later.
+// However often: nobody's kernel has done it.
+func TestTheEndOfTheMPSServerIsNobodysFault(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30))
+	b.turns()
+	for n := range uint64(4) {
+		_, p := b.serves("a")
+		p.server = true
+		b.fault("a")
+		b.turns()
+		if got := b.faults.count; got != n+1 {
+			t.Fatalf("%d faults after %d", got, n+1)
+		}
+		for _, name := range []string{"a", "b"} {
+			if b.function(name).held != "" {
+				t.Fatalf("%s is held back for the MPS server's end", name)
+			}
+			b.serves(name)
+		}
+	}
+}
+
 func TestAFaultInTheWarmUpIsBlamedOnWhoWarmedUp(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
 	b.turns()

@@ -38,6 +38,7 @@ type fakeProcess struct {
 	role   control.Role
 	on, to []int // the groups that it runs on, and those that it is ordered to
 	lost   bool
+	server bool // which is the MPS server's doing
 	reason string
 }
 
@@ -206,7 +207,7 @@ func (b *nodeBed) report() {
 		p := b.fakes[v]
 		seen := control.ObservedProcess{
 			IF: v.name, Instance: v.instance, Generation: v.generation, State: p.state,
-			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost,
+			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server,
 		}
 		for _, g := range p.on {
 			seen.SMs += b.gpu.GroupSMs[g]

@@ -36,6 +36,7 @@ type life struct {
 	moves      time.Duration           // how long a move takes
 	stuck      bool                    // a move never ends
 	staysPut   string                  // it does not move, and says why
+	blameless  bool                    // it loses the device by the MPS server's doing
 	losesFirst bool                    // it loses the device before it has it, as it links
 }
 
@@ -310,7 +311,7 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 	ready := control.Notice{State: control.Ready, PersistentBytes: 1000, EphemeralBytes: 200, WarmupMillis: 7}
 	at := p.wake()
 	lose := func(why string) {
-		say(control.Notice{State: control.Failed, Reason: why, DeviceLost: true})
+		say(control.Notice{State: control.Failed, Reason: why, DeviceLost: true, Blameless: p.life.blameless})
 		end <- exit{code: 1}
 	}
 	if gpu {

@@ -32,6 +32,9 @@ const deviceFailed = "the GPU failed under it, as under all"
 // keeps the MPS server from recovering.
 const lostTimeout = 50 * time.Millisecond
 
+// dyingAtMost bounds how long the end of a server that has failed is waited for.
+const dyingAtMost = time.Second
+
 // verdictTimeout is how long the MPS server is asked whether it has failed: 2 ms,
 // if it answers at all.
 const verdictTimeout = 200 * time.Millisecond
@@ -108,10 +111,13 @@ func (s *supervisor) noteGPU(g gpuState) {
 		}
 	}
 	if died {
+		s.dying = time.Time{}
 		s.loseAll(key{}, "the MPS server died")
 		for _, c := range s.processes {
 			// None of them has done it, and none need say so first.
-			c.lost = c.lost || !c.failed.IsZero()
+			if !c.lost && !c.failed.IsZero() {
+				c.lost, c.blameless = true, true
+			}
 		}
 	}
 	for pid := range s.releasing {
@@ -147,7 +153,7 @@ func (s *supervisor) wakesHeld() string {
 	switch {
 	case s.asking:
 		return "asks the MPS server how it is"
-	case s.serverless:
+	case s.serverless, s.now().Before(s.dying):
 		return "waits for MPS: the server died"
 	case !s.gpu.serving:
 		return s.gpu.idle
@@ -171,6 +177,9 @@ func (s *supervisor) wakesHeldUntil() time.Time {
 	var first time.Time
 	if s.wakesHeld() == "" {
 		return first
+	}
+	if s.now().Before(s.dying) {
+		first = s.dying
 	}
 	for _, r := range s.releasing {
 		if first.IsZero() || r.until.Before(first) {
@@ -245,6 +254,10 @@ func (s *supervisor) lose(k key, c *child) {
 	case !c.failed.IsZero(), !s.together():
 		// One of all that were lost; or, by time, a context of its own.
 		c.lost = true
+	case c.blameless:
+		// Until the server's end is seen, some 50 ms later, the daemon believes it well.
+		s.dying = s.now().Add(dyingAtMost)
+		s.loseAll(k, c.lastWords)
 	case c.notice.SMs > 0:
 		s.loseAll(k, c.lastWords)
 	default:
@@ -293,7 +306,7 @@ func (s *supervisor) loseAll(first key, why string) {
 	if c := s.processes[first]; c != nil {
 		c.lost = true
 	}
-	if first != (key{}) && s.together() && !s.asking {
+	if first != (key{}) && s.together() && !s.asking && !s.now().Before(s.dying) {
 		s.asking = true
 		s.ask(key{})
 	}
@@ -333,7 +346,7 @@ func (s *supervisor) observeGPU(o *control.Observed) {
 
 // observeChild tells the manager where a process is.
 func (s *supervisor) observeChild(k key, c *child, q *control.ObservedProcess) {
-	q.SMs, q.DeviceLost = c.notice.SMs, c.lost
+	q.SMs, q.DeviceLost, q.Blameless = c.notice.SMs, c.lost, c.lost && c.blameless
 	switch {
 	case c.state.Ended(): // on nothing any more
 		return

@@ -563,6 +563,48 @@ func TestNobodyIsWokenBeforeThereIsAServerAgain(t *testing.T) {
 	})
 }
 
+// A process knows of the server's end before the daemon does.
+func TestTheServersEndIsWaitedForWhenAProcessHasSeenIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		dies bool
+		most time.Duration
+	}{
+		"it ends":                 {dies: true, most: 200 * time.Millisecond},
+		"it was something else's": {dies: false, most: dyingAtMost + 100*time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			amongGPU(t, func(sp spec) life { return life{blameless: true} }, func(n *node) {
+				n.four()
+				n.spawner.generation(1).fault("the MPS server failed while it was asked")
+				synctest.Wait()
+				n.want(apart(4, control.Serve, 30))
+				began := time.Now()
+				n.untilProcess(4, "it says what it waits for", func(p control.ObservedProcess) bool { return p.Reason == "waits for MPS: the server died" })
+				if c.dies {
+					time.Sleep(50 * time.Millisecond)
+					n.machine.daemon().set(func(d *fakeMPS) {
+						d.state.Serving, d.state.Why = false, "the MPS server died"
+						d.state.Losses++
+					})
+					time.Sleep(50 * time.Millisecond)
+					synctest.Wait()
+					n.untilState(4, control.Loaded)
+					n.machine.daemon().set(func(d *fakeMPS) { d.state.Serving = true })
+				}
+				n.untilState(4, control.Active)
+				if d := time.Since(began); d > c.most {
+					t.Errorf("it took %v", d)
+				}
+				for _, p := range n.link.observed().Processes {
+					if p.DeviceLost && !p.Blameless {
+						t.Errorf("%d is to blame: %+v", p.Generation, p)
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestNobodyIsWokenWithoutMPS(t *testing.T) {
 	amongGPU(t, nil, func(n *node) {
 		n.want(one(1, control.Shadow, 30))

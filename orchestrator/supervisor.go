@@ -125,8 +125,9 @@ type supervisor struct {
 	releasing map[int]release // dead processes whose memory may not be free yet, by id
 	verdicts  chan verdict
 	// asking: a device failed, and its MPS server has not answered yet how it is.
-	// serverless: there is none.
+	// serverless: there is none. Until dying its end is waited for.
 	asking, serverless bool
+	dying              time.Time
 	over               chan struct{} // closed when run has ended
 	closing            sync.WaitGroup
 }
@@ -142,6 +143,7 @@ type child struct {
 	// On a GPU.
 	at           []int   // the groups that it said last that it runs on
 	lost         bool    // its device failed under it
+	blameless    bool    // which is the MPS server's doing
 	wokenPercent float64 // its share when it was woken, which MPS keeps
 	mismatch     string  // what is not as it was promised
 	complained   string  // what of that was logged
@@ -443,6 +445,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 			c.fault = cmp.Or(c.lastWords, "it says that it failed")
 		}
 		if n.DeviceLost && s.onGPU() {
+			c.blameless = n.Blameless
 			s.lose(k, c)
 		}
 		if c.drained.IsZero() {
