@@ -1,9 +1,10 @@
 // Command plot draws the figures of docs/benchmarks from the reports beside them:
 //
 //	go run ./bench/plot docs/benchmarks/h200
+//	go run ./bench/plot docs/benchmarks/planner
 //
 // For each NAME.json that `penstock bench` wrote and it knows, it writes NAME.png, or
-// two, and the tables of the page DIR.md. A report that is not there is left out and
+// several, and the tables of the page DIR.md. A report that is not there is left out and
 // said so.
 package main
 
@@ -12,8 +13,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 )
 
 func main() {
@@ -29,16 +33,11 @@ func main() {
 
 // drawAll draws every figure whose reports are in dir.
 func drawAll(dir string) error {
-	for _, figure := range []struct {
-		name string
-		draw func(dir string) error
-	}{
-		{"gather", drawGather},
-		{"overhead", drawOverhead},
-		{"swap", drawMoves},
-		{"limit", drawLimit},
-		{"fault", drawFault},
-	} {
+	page, ok := pages[filepath.Base(dir)]
+	if !ok {
+		return fmt.Errorf("%s: want a folder %s", dir, strings.Join(slices.Sorted(maps.Keys(pages)), " or "))
+	}
+	for _, figure := range page.figures {
 		switch err := figure.draw(dir); {
 		case errors.Is(err, fs.ErrNotExist):
 			fmt.Printf("no figure %s: %v\n", figure.name, err)
@@ -46,7 +45,7 @@ func drawAll(dir string) error {
 			return fmt.Errorf("draw %s: %w", figure.name, err)
 		}
 	}
-	return fill(dir)
+	return fill(dir, page.sections)
 }
 
 // read reads the report NAME.json.

@@ -10,14 +10,60 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/bench"
+	"github.com/penstock/penstock/bench/planner"
 )
 
+// page is what becomes of the reports in a folder.
+type page struct {
+	figures  []figure
+	sections []section
+}
+
+// figure draws one report.
+type figure struct {
+	name string
+	draw func(dir string) error
+}
+
+// section is a part of a page that a report fills.
+type section struct {
+	name    string
+	table   func(dir string) (string, error)
+	figures []string // in the folder, without .png; they are shown above the table
+}
+
+// pages are those there are, by the folder's name.
+var pages = map[string]page{
+	"h200": {
+		[]figure{{"gather", drawGather}, {"overhead", drawOverhead}, {"swap", drawMoves}, {"limit", drawLimit}, {"fault", drawFault}},
+		[]section{
+			{"machine", machineTable, nil},
+			{"gather", gatherTable, []string{"gather", "gather-types"}},
+			{"overhead", overheadTable, []string{"overhead-throughput"}},
+			{"latency", latencyTable, []string{"overhead-latency"}},
+			{"swap", movesTable, []string{"swap-idle", "swap-latency"}},
+			{"limit", limitTable, []string{"limit"}},
+			{"fault", faultTable, []string{"fault"}},
+		},
+	},
+	"planner": {
+		[]figure{{"planner", drawPlanner}},
+		[]section{
+			{"machine", plannerMachineTable, nil},
+			{"compared", comparedTable, nil},
+			{"delay", delayTable, []string{"delay"}},
+			{"services", grownTable(planner.GrowServices), []string{"services-gpus", "services-delay"}},
+			{"rates", grownTable(planner.GrowRates), []string{"rates-saved", "rates-gpus"}},
+		},
+	},
+}
+
 // fill writes the tables of the reports in dir into the page dir.md, each between its
-// two marks, so that no number on the page was copied by a hand:
+// two marks, which the page has, so that no number on it was copied by a hand:
 //
 //	<!-- begin overhead -->
 //	<!-- end overhead -->
-func fill(dir string) error {
+func fill(dir string, sections []section) error {
 	page := strings.TrimRight(dir, "/") + ".md"
 	text, err := os.ReadFile(page)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -27,19 +73,7 @@ func fill(dir string) error {
 		return err
 	}
 	filled := string(text)
-	for _, section := range []struct {
-		name    string
-		table   func(dir string) (string, error)
-		figures []string // in the folder, without .png; they are shown above the table
-	}{
-		{"machine", machineTable, nil},
-		{"gather", gatherTable, []string{"gather", "gather-types"}},
-		{"overhead", overheadTable, []string{"overhead-throughput"}},
-		{"latency", latencyTable, []string{"overhead-latency"}},
-		{"swap", movesTable, []string{"swap-idle", "swap-latency"}},
-		{"limit", limitTable, []string{"limit"}},
-		{"fault", faultTable, []string{"fault"}},
-	} {
+	for _, section := range sections {
 		table, err := section.table(dir)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):

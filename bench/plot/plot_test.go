@@ -11,6 +11,16 @@ import (
 	"github.com/penstock/penstock/bench"
 )
 
+// folder is an empty one of that name.
+func folder(t *testing.T, name string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // put writes a report whose numbers are made up.
 func put(t *testing.T, dir, name string, report any) {
 	t.Helper()
@@ -86,7 +96,7 @@ func madeUp(t *testing.T, dir string) {
 }
 
 func TestEveryReportBecomesFigures(t *testing.T) {
-	dir := t.TempDir()
+	dir := folder(t, "h200")
 	madeUp(t, dir)
 	if err := drawAll(dir); err != nil {
 		t.Fatal(err)
@@ -117,17 +127,13 @@ func TestThePageIsFilledFromTheReports(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := t.TempDir()
-	dir := filepath.Join(root, "h200")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	dir := folder(t, "h200")
 	if err := os.WriteFile(dir+".md", page, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	madeUp(t, dir)
 	for range 2 { // filled again it is the same
-		if err := fill(dir); err != nil {
+		if err := fill(dir, pages["h200"].sections); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -151,12 +157,17 @@ func TestThePageIsFilledFromTheReports(t *testing.T) {
 }
 
 func TestWhatWasNotMeasuredIsLeftOut(t *testing.T) {
-	dir := t.TempDir()
-	if err := drawAll(dir); err != nil {
-		t.Errorf("an empty folder: %v", err)
+	for name := range pages {
+		dir := folder(t, name)
+		if err := drawAll(dir); err != nil {
+			t.Errorf("an empty folder: %v", err)
+		}
+		if left, _ := os.ReadDir(dir); len(left) > 0 {
+			t.Errorf("drew %v from nothing", left)
+		}
 	}
-	if left, _ := os.ReadDir(dir); len(left) > 0 {
-		t.Errorf("drew %v from nothing", left)
+	if err := drawAll(folder(t, "h201")); err == nil || !strings.Contains(err.Error(), "h200 or planner") {
+		t.Errorf("a folder that has no page: %v", err)
 	}
 }
 

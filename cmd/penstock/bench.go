@@ -22,6 +22,7 @@ func benchCommand() *cobra.Command {
   penstock bench slab --slo 50ms
   penstock bench gather
   penstock bench swap -n 1000
+  penstock bench plan
   penstock bench overhead --device cuda --models models`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -124,7 +125,7 @@ func benchCommand() *cobra.Command {
 	slab.Flags().Uint64Var(&seed, "seed", 1, "seed of arrivals and noise")
 
 	cmd.AddCommand(ingest, dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print),
-		limitCommand(print), faultCommand(print))
+		limitCommand(print), faultCommand(print), benchPlanCommand(print))
 	return cmd
 }
 
