@@ -67,6 +67,9 @@ func (e *Infeasible) Error() string {
 
 // String names a point as messages do.
 func (pt Point) String() string {
+	if pt.Processes == 1 {
+		return fmt.Sprintf("size %d, batch %d, 1 process", pt.GPCs, pt.Batch)
+	}
 	return fmt.Sprintf("size %d, batch %d, %d processes", pt.GPCs, pt.Batch, pt.Processes)
 }
 

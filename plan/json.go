@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -114,7 +115,7 @@ func (pl *Plan) check() error {
 		services[s.Service] = s
 	}
 	models := map[int]string{}
-	gpcs := 0
+	gpcs, gpus := 0, pl.GPUs+len(pl.IdleGPUs)
 	for i, s := range pl.Segments {
 		g, err := Lookup(s.GPUModel)
 		if err != nil {
@@ -127,8 +128,10 @@ func (pl *Plan) check() error {
 			return fmt.Errorf("segments[%d]: size_gpcs %d: %s can be cut into %s", i, s.GPCs, g.Name, sizeList(g))
 		case !size.MayStart(s.Slot):
 			return fmt.Errorf("segments[%d]: slot %d: size %d on %s starts at one of %v", i, s.Slot, s.GPCs, g.Name, size.Starts)
-		case s.GPU < 0 || s.GPU >= pl.GPUs:
-			return fmt.Errorf("segments[%d]: gpu %d: want 0 to %d, as gpus is %d", i, s.GPU, pl.GPUs-1, pl.GPUs)
+		case s.GPU < 0 || s.GPU >= gpus:
+			return fmt.Errorf("segments[%d]: gpu %d: want 0 to %d, as gpus is %d", i, s.GPU, gpus-1, pl.GPUs)
+		case slices.Contains(pl.IdleGPUs, s.GPU):
+			return fmt.Errorf("segments[%d]: gpu %d is in idle_gpus", i, s.GPU)
 		case models[s.GPU] != "" && models[s.GPU] != s.GPUModel:
 			return fmt.Errorf("segments[%d]: gpu %d is a %s here and a %s above", i, s.GPU, s.GPUModel, models[s.GPU])
 		case !known:

@@ -20,7 +20,8 @@ type Plan struct {
 	Policy  string `json:"policy"`
 	// GPUModel is the GPU's name, or Mixed.
 	GPUModel string `json:"gpu_model"`
-	// GPUs is the number of GPUs in use; segments number them 0 to GPUs-1.
+	// GPUs is the number of GPUs in use. Segments number them from 0, without
+	// gaps but for IdleGPUs.
 	GPUs int `json:"gpus"`
 	// GPCs is the sum of the segments' sizes.
 	GPCs int `json:"gpcs"`
@@ -45,6 +46,9 @@ type Plan struct {
 	// LowerBound is a proved lower bound of the number of GPUs; 0 where the policy
 	// proves none.
 	LowerBound int `json:"lower_bound,omitempty"`
+	// IdleGPUs are the numbers that no segment has, ascending: a plan that was
+	// changed leaves them where it emptied a GPU, so that the others keep theirs.
+	IdleGPUs []int `json:"idle_gpus,omitempty"`
 	// Notes are sentences about the plan for who reads it.
 	Notes []string `json:"notes,omitempty"`
 }

@@ -112,7 +112,7 @@ func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
 		}
 	}
 	if len(points) == 0 {
-		return nil, infeasible(p, gpu, s, profile)
+		return nil, p.Unmet(gpu, s, func(Point) bool { return true })
 	}
 	return points, nil
 }
@@ -128,13 +128,14 @@ func (p *Problem) noProfile(gpu GPU, s Service) error {
 	return e
 }
 
-// infeasible finds the point that comes nearest to the bound.
-func infeasible(p *Problem, gpu GPU, s Service, profile Profile) error {
+// Unmet is the error for a service whose objective no point meets, of those that
+// a policy may take: it has the one that comes nearest.
+func (p *Problem) Unmet(gpu GPU, s Service, may func(Point) bool) *Infeasible {
 	e := &Infeasible{Service: s, GPU: gpu.Name, BoundMS: p.BoundMS(s)}
 	best := math.Inf(1)
-	for _, pt := range profile.Points {
+	for _, pt := range p.Profiles[gpu.Name][s.Model].Points {
 		size, ok := gpu.Size(pt.GPCs)
-		if ok && pt.Within(math.Inf(1), size) && pt.LatencyMS < best {
+		if ok && may(pt) && pt.Within(best, size) {
 			best, e.Best = pt.LatencyMS, pt
 		}
 	}

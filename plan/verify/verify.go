@@ -155,12 +155,15 @@ func (c *checker) layout() {
 		gpcs    int
 	}
 	gpus := map[int]*gpu{}
-	gpcs := 0
+	gpcs, numbers := 0, c.pl.GPUs+len(c.pl.IdleGPUs)
 	for i, s := range c.pl.Segments {
 		at := fmt.Sprintf("segments[%d]", i)
 		gpcs += s.GPCs
-		if s.GPU < 0 || s.GPU >= c.pl.GPUs {
-			c.wrong(at, "gpu %d: want 0 to %d", s.GPU, c.pl.GPUs-1)
+		if s.GPU < 0 || s.GPU >= numbers {
+			c.wrong(at, "gpu %d: want 0 to %d", s.GPU, numbers-1)
+		}
+		if slices.Contains(c.pl.IdleGPUs, s.GPU) {
+			c.wrong(at, "gpu %d: idle_gpus has it", s.GPU)
 		}
 		on := gpus[s.GPU]
 		if on == nil {
