@@ -1,0 +1,117 @@
+package gpulet_test
+
+import (
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/gpulet"
+	"github.com/penstock/penstock/plan/plantest"
+	"github.com/penstock/penstock/plan/verify"
+)
+
+// asPlanned is the problem that gpulet makes of a problem, and its plan.
+func asPlanned(t interface {
+	Helper()
+	Fatal(...any)
+}, p *plan.Problem) (*plan.Problem, *plan.Plan) {
+	t.Helper()
+	policy := gpulet.New()
+	p, err := policy.(interface {
+		Problem(*plan.Problem) (*plan.Problem, error)
+	}).Problem(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pl, err := policy.Plan(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := verify.Plan(p, pl); err != nil {
+		t.Fatal(err)
+	}
+	return p, pl
+}
+
+func TestThePublishedScenarios(t *testing.T) {
+	for i, want := range []int{3, 6, 7, 10, 17, 22} {
+		name := plantest.Scenarios[i]
+		p, pl := asPlanned(t, plantest.Scenario(t, name))
+		if pl.GPUs != want || pl.GPUModel != "a100-80-mps" || pl.Policy != "gpulet" {
+			t.Errorf("%s on %d GPUs %s, want %d", name, pl.GPUs, pl.GPUModel, want)
+		}
+		asked, err := gpulet.New().Plan(plantest.Scenario(t, name))
+		if err != nil || !reflect.DeepEqual(asked, pl) {
+			t.Errorf("%s is planned otherwise when it is asked on MIG: %v", name, err)
+		}
+		// Two partitions a GPU at most, and together all of it or only the first.
+		sizes := map[int][]int{}
+		for _, s := range pl.Segments {
+			sizes[s.GPU] = append(sizes[s.GPU], s.GPCs)
+		}
+		for gpu, list := range sizes {
+			if len(list) > 2 || len(list) == 2 && list[0]+list[1] != p.GPU.GPCs {
+				t.Errorf("%s: GPU %d has partitions of %v steps", name, gpu, list)
+			}
+		}
+	}
+}
+
+func TestTheSecondPartitionIsAllThatIsLeft(t *testing.T) {
+	p := *plantest.Scenario(t, "S1")
+	p.Services = []plan.Service{{Name: "a", Model: "resnet50", RateRPS: 10, SLOMS: 200}, {Name: "b", Model: "resnet50", RateRPS: 11, SLOMS: 200}}
+	_, pl := asPlanned(t, &p)
+	if len(pl.Segments) != 2 || pl.Segments[0].GPCs != 11 || pl.Segments[1].GPCs != 43 || pl.GPUs != 1 {
+		t.Errorf("%+v", pl.Segments)
+	}
+}
+
+func TestOnV100sWithMeasuredPercentages(t *testing.T) {
+	asPlanned(t, plantest.Percent(t))
+}
+
+func TestAnObjectiveThatNothingMeetsIsRefused(t *testing.T) {
+	p := *plantest.Scenario(t, "S1")
+	p.Services = []plan.Service{{Name: "fast", Model: "bert", RateRPS: 1, SLOMS: 2}}
+	_, err := gpulet.New().Plan(&p)
+	var infeasible *plan.Infeasible
+	if !errors.As(err, &infeasible) || !strings.Contains(err.Error(), `service "fast"`) || !strings.Contains(err.Error(), "ms too long") {
+		t.Errorf("%v", err)
+	}
+	p.Services[0].Model = "gpt"
+	var missing *plan.NoProfile
+	if _, err = gpulet.New().Plan(&p); !errors.As(err, &missing) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestWhateverIsDrawnIsPlannedLegallyOrRefused(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := plantest.Draw(t)
+		policy := gpulet.New()
+		q, err := policy.(interface {
+			Problem(*plan.Problem) (*plan.Problem, error)
+		}).Problem(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pl, err := policy.Plan(q)
+		var infeasible *plan.Infeasible
+		if errors.As(err, &infeasible) {
+			return // more than one process, or no room for a neighbour
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := verify.Plan(q, pl); err != nil {
+			t.Fatal(err)
+		}
+		if again, _ := policy.Plan(q); !reflect.DeepEqual(pl, again) {
+			t.Fatal("another plan the second time")
+		}
+	})
+}
