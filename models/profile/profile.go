@@ -51,6 +51,8 @@ type Header struct {
 	// Model is the model's name, ModelVersion its card's version.
 	Model        string `json:"model"`
 	ModelVersion uint32 `json:"model_version,omitempty"`
+	// ModelDigest is the SHA-256 of the model's file, hex, its first half.
+	ModelDigest string `json:"model_digest,omitempty"`
 	// Device is "cpu" or "cuda".
 	Device string `json:"device,omitempty"`
 	// GPU is the model of the GPU as a plan names it ("a100-80") where it has such
@@ -60,6 +62,8 @@ type Header struct {
 	Unit Unit `json:"share"`
 	// Total is the share that is the whole device: 100 percent, 7 GPCs.
 	Total int `json:"total,omitempty"`
+	// HeldBy is what holds a process to its share: "cgroup-v2", "mps", ...
+	HeldBy string `json:"held_by,omitempty"`
 	// Versions are those of whatever the figures depend on: "penstock",
 	// "framework", "driver", ...
 	Versions map[string]string `json:"versions,omitempty"`
@@ -73,6 +77,8 @@ type Header struct {
 	// largest batch takes beside; 0 where it is not known.
 	PersistentMiB float64 `json:"persistent_mib,omitempty"`
 	EphemeralMiB  float64 `json:"ephemeral_mib,omitempty"`
+	// Unsteady are the points that were taken although they were not stable.
+	Unsteady []Unsteady `json:"unsteady,omitempty"`
 	// Knees are the knees of each batch, ascending by batch; filled in when the
 	// profile is complete.
 	Knees []Knee `json:"knees,omitempty"`
@@ -83,11 +89,23 @@ type Sweep struct {
 	Shares    []int `json:"shares"`
 	Batches   []int `json:"batches"`
 	Processes []int `json:"processes"`
-	// Window is how long one window of a point is, in seconds; Precision the largest
-	// half width of the mean's 95 % confidence interval, in percent of the mean.
+	// A point is watched over windows of so many seconds, or longer ones where its
+	// batches are long, at least LeastWindows, until the 95 % confidence interval of
+	// its mean throughput is no wider than PrecisionPercent of it to either side, at
+	// most MostWindows.
 	WindowSeconds    float64 `json:"window_s"`
 	PrecisionPercent float64 `json:"precision_percent"`
+	LeastWindows     int     `json:"least_windows"`
 	MostWindows      int     `json:"most_windows"`
+}
+
+// Unsteady is a point whose throughput varied too much to the last.
+type Unsteady struct {
+	Share     int `json:"share"`
+	Batch     int `json:"batch"`
+	Processes int `json:"processes"`
+	// PrecisionPercent is how wide its confidence interval was at the end.
+	PrecisionPercent float64 `json:"precision_percent"`
 }
 
 // Point is what was measured at one share, batch and number of processes.

@@ -1,0 +1,192 @@
+package sweep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+)
+
+// ErrOutOfMemory is returned by Runner.Start where the processes do not fit into the
+// memory that there is: the point is recorded as such.
+var ErrOutOfMemory = errors.New("out of memory")
+
+// ErrNotFilled is returned where the load does not fill the batches: the model is
+// faster than pictures can be sent to it, and what would be measured is the sending.
+var ErrNotFilled = errors.New("the load does not fill the batches")
+
+// Runner runs a model on a device. It is used by one goroutine.
+type Runner interface {
+	// Start brings a cell's processes up within its share, each kept busy by a closed
+	// loop that always has a whole batch waiting. The cell before has been stopped. It
+	// returns an error that wraps ErrOutOfMemory where they do not fit.
+	Start(ctx context.Context, c Cell) (Running, error)
+}
+
+// Running is a cell at work.
+type Running interface {
+	// Window watches it for that long and returns what all processes did together.
+	Window(ctx context.Context, d time.Duration) (Window, error)
+	// Memory is what one process holds, 0 where it is not known.
+	Memory() (Memory, error)
+	// Stop ends the load; nothing is in flight then. The processes may stay, for the
+	// next cell.
+	Stop() error
+}
+
+// Window is what all processes of a cell did in a span of time.
+type Window struct {
+	Elapsed time.Duration
+	Images  int
+	// Batches is how many batches these images rode in, in parts: an image of a batch
+	// of 8 brings an eighth.
+	Batches float64
+	// BatchTime is the sum of the times of these batches, in parts likewise.
+	BatchTime time.Duration
+}
+
+// rate is images a second.
+func (w Window) rate() float64 { return float64(w.Images) / w.Elapsed.Seconds() }
+
+// latency is the mean time of a batch.
+func (w Window) latency() time.Duration {
+	if w.Batches == 0 {
+		return 0
+	}
+	return time.Duration(float64(w.BatchTime) / w.Batches)
+}
+
+func (w Window) and(v Window) Window {
+	return Window{w.Elapsed + v.Elapsed, w.Images + v.Images, w.Batches + v.Batches, w.BatchTime + v.BatchTime}
+}
+
+// Memory is what a process holds.
+type Memory struct {
+	// PersistentMiB is held between batches, EphemeralMiB beside that in the largest.
+	PersistentMiB, EphemeralMiB float64
+}
+
+// Rule says when a point is stable. Its windows follow one another; each is Window
+// long, or batchesAWindow of the point's batches where that is longer, at most
+// longestWindow. The first windows warm up: they are not counted until the batches
+// are full, and one more is left out. The point is stable when, over at least
+// LeastWindows, the 95 % confidence interval of the mean throughput (Student's t over
+// the windows) is no wider than Precision of the mean to either side, and is taken as
+// it is after MostWindows.
+type Rule struct {
+	Window                    time.Duration
+	Precision                 float64 // 0.05 is 5 %
+	LeastWindows, MostWindows int
+}
+
+const (
+	batchesAWindow = 10
+	longestWindow  = 10 * time.Second
+	// full is the part of a cell's batch size that its mean batch must have.
+	full = 0.95
+	// patience is how many windows may pass until the batches are full.
+	patience = 40
+)
+
+// Measured is a cell after its windows.
+type Measured struct {
+	// Rate is images a second of all processes, Latency the mean time of a batch.
+	Rate    float64
+	Latency time.Duration
+	// Precision is how wide the rate's confidence interval is to either side, as a
+	// part of it; Stable whether that is narrow enough.
+	Precision float64
+	Stable    bool
+	Windows   int
+	Memory    Memory
+}
+
+// measure starts a cell and watches it until it is stable.
+func measure(ctx context.Context, r Runner, rule Rule, c Cell) (m Measured, err error) {
+	running, err := r.Start(ctx, c)
+	if err != nil {
+		return m, err
+	}
+	defer func() { err = errors.Join(err, running.Stop()) }()
+	length, err := warmUp(ctx, running, rule, c)
+	if err != nil {
+		return m, err
+	}
+	var sum Window
+	var rates []float64
+	for !m.Stable && m.Windows < rule.MostWindows {
+		w, err := running.Window(ctx, length)
+		if err != nil {
+			return m, err
+		}
+		sum, rates = sum.and(w), append(rates, w.rate())
+		m.Windows++
+		m.Precision = precision(rates)
+		m.Stable = m.Windows >= rule.LeastWindows && m.Precision <= rule.Precision
+	}
+	m.Rate, m.Latency = sum.rate(), sum.latency()
+	if sum.Images == 0 {
+		return m, fmt.Errorf("no image was answered within %s", sum.Elapsed)
+	}
+	m.Memory, err = running.Memory()
+	return m, err
+}
+
+// warmUp watches until the batches are full, and one window more. It returns how long
+// windows must be.
+func warmUp(ctx context.Context, running Running, rule Rule, c Cell) (length time.Duration, err error) {
+	length = rule.Window
+	filled := false
+	for range patience {
+		w, err := running.Window(ctx, length)
+		if err != nil {
+			return 0, err
+		}
+		if filled {
+			return max(length, min(longestWindow, batchesAWindow*w.latency())), nil
+		}
+		if w.Images == 0 { // not one batch: it takes longer than the window
+			length = min(2*length, longestWindow)
+			continue
+		}
+		filled = float64(w.Images) >= full*float64(c.Batch)*w.Batches
+	}
+	return 0, fmt.Errorf("batches of %d: %w after %d windows of %s", c.Batch, ErrNotFilled, patience, length)
+}
+
+// precision is half the width of the mean's 95 % confidence interval, as a part of the
+// mean; infinite where it is not known.
+func precision(samples []float64) float64 {
+	n := float64(len(samples))
+	if n < 2 {
+		return math.Inf(1)
+	}
+	mean, square := 0.0, 0.0
+	for _, s := range samples {
+		mean += s / n
+	}
+	for _, s := range samples {
+		square += (s - mean) * (s - mean)
+	}
+	if mean == 0 {
+		return math.Inf(1)
+	}
+	return studentT(len(samples)-1) * math.Sqrt(square/(n-1)/n) / mean
+}
+
+// studentT is the 0.975 quantile of Student's t distribution: the tabulated values,
+// and from 30 degrees of freedom on the first terms of its expansion about the normal
+// distribution's (Abramowitz and Stegun 26.7.5), which is right to three digits there.
+func studentT(degrees int) float64 {
+	table := [...]float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+		2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+		2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045}
+	if degrees <= len(table) {
+		return table[degrees-1]
+	}
+	const z = 1.959964
+	const z3, z5 = z * z * z, z * z * z * z * z
+	n := float64(degrees)
+	return z + (z3+z)/(4*n) + (5*z5+16*z3+3*z)/(96*n*n)
+}
