@@ -80,10 +80,10 @@ func (l *loop) begin() error {
 		f.slots = append(f.slots, r.Slot)
 		f.requests = append(f.requests, device.Request{Pieces: l.c.Pieces(r.Slot), Bytes: l.c.Request(r.Slot).Bytes})
 	}
-	idle := int64(-1)
+	idle, first := int64(-1), false
 	switch {
 	case !l.served:
-		l.served = true
+		l.served, first = true, true
 		l.handedOver()
 	case l.moved != nil:
 		if idle = l.idle(l.movedAt); !f.alone {
@@ -107,6 +107,9 @@ func (l *loop) begin() error {
 		images = 0 // but what is queued is waited for, and a lost device shows
 	}
 	f.err = worse(f.err, l.m.device.Fetch(f.slot, images))
+	if first && l.p.onGPU() {
+		goFirst()
+	}
 	l.moveSeen(idle)
 	return f.err
 }

@@ -159,6 +159,10 @@ func (l *loop) run() error {
 	if err := l.p.deviceLost(); err != nil {
 		return l.abandon(err)
 	}
+	if l.p.onGPU() {
+		goAtOnce() // the ring stands still when the last batch in flight is over
+		defer goFirst()
+	}
 	for l.flying > 0 {
 		if err := l.finish(); lost(err) {
 			return l.abandon(err)
@@ -187,6 +191,8 @@ func (l *loop) mayBegin() bool {
 		return false
 	case l.flying == 0:
 		return true
+	case l.moved != nil && l.movedIdle == unknown:
+		return true // its first batch there, beside the last one here
 	case l.halfFull:
 		return slab.HalfFull(len(l.pending), l.rule.Size(l.state))
 	}

@@ -35,9 +35,14 @@ func standby(base int) int { return device.Slots/2 - base }
 
 // moveOver makes the move that is ordered, if one is and there is a place for a
 // batch beside what is in flight: slots of different lanes have nothing in common.
+// Where work waits and nothing is in flight, one more batch begins here first: beside
+// that, the move leaves no gap.
 func (l *loop) moveOver() {
 	// Looked at before it is taken: this is asked before every batch.
 	if l.flying == len(l.flights) || l.next.Load() == nil {
+		return
+	}
+	if l.flying == 0 && len(l.pending) > 0 && len(l.flights) > 1 {
 		return
 	}
 	if m := l.next.Swap(nil); m != nil {

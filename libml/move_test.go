@@ -154,10 +154,11 @@ func TestAProcessMovesUnderLoadAndLosesNothing(t *testing.T) {
 	c.drained()
 }
 
-// The loop moves between two batches, and how long the ring stood still for it is
+// With one batch in flight at most the loop moves between two batches, and how long the ring stood still for it is
 // counted from the last to the first where work waited.
 func TestAMoveIsIdleWhereWorkWaited(t *testing.T) {
 	b := newGPUBed(t, testCard())
+	b.streams = 1
 	f := b.fake()
 	l := b.loop(f)
 	l.served = true
@@ -207,6 +208,62 @@ func TestAMoveIsIdleWhereWorkWaited(t *testing.T) {
 				t.Errorf("the batch ran in slot %d, want %d or the next", slots[len(slots)-1], order.base)
 			}
 		})
+	}
+}
+
+// Where work waits and nothing is in flight, a batch more begins where the loop is, and
+// the move is made beside it.
+func TestAMoveIsMadeBesideABatchWhereWorkWaits(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	l := b.loop(f)
+	l.served = true
+	order := &move{base: standby(l.base), settled: make(chan struct{})}
+	for i := range l.flights {
+		if _, err := l.p.configureSlot(order.base + i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	begin := func() {
+		t.Helper()
+		if l.take(); !l.mayBegin() {
+			t.Fatal("no batch may begin")
+		}
+		l.pick()
+		if err := l.begin(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	release := b.gpu.Hold()
+	l.next.Store(order)
+	b.publish(1, b.picture(1), nil)
+	l.take()
+	if l.moveOver(); l.base == order.base {
+		t.Fatal("the loop moved, and left the device without work")
+	}
+	begin()
+	l.moveOver()
+	b.publish(2, b.picture(2), nil)
+	begin()
+	release()
+	for l.flying > 0 {
+		if err := l.finish(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, slot := range b.replies(2) {
+		b.answered(slot, b.picture(byte(slot)))
+	}
+	if _, slots := f.history(); !slices.Equal(slots, []int{0, 3}) {
+		t.Errorf("batches ran in slots %v, want one here and one in the other lane there", slots)
+	}
+	if r := l.report.Load(); r == nil || r.IdleNanos > 0 {
+		t.Errorf("report is %+v, want no pause", r)
+	}
+	select {
+	case <-order.settled:
+	default:
+		t.Error("the mover was not told")
 	}
 }
 

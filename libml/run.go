@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
@@ -175,7 +174,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	notice.WarmupMillis = float64(time.Since(woken).Microseconds()) / 1000
 	p.say(notice)
 	if d, ok := p.memory.device.(device.Partitioned); ok {
-		goFirst()
+		goAtOnce()
 		m := p.startMover(l, d, notice)
 		err = l.run()
 		close(m.stop)
@@ -200,16 +199,6 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 // moverPatience is how long a drain waits for a move that is being prepared: tens of
 // milliseconds, where the device answers.
 const moverPatience = 3 * time.Second
-
-// loopNice is the priority of the batch loop's thread on a GPU.
-const loopNice = -15
-
-// goFirst gives the calling thread, which is locked, a higher priority where the
-// process may ask for one (root, or CAP_SYS_NICE); it runs without it as well. On a
-// GPU the loop's thread runs for microseconds at a time and is waited for, by clients
-// and in a hand-over, while shadows that load keep whole CPUs busy. On a CPU it is
-// what computes: there the share decides.
-func goFirst() { _ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), loopNice) }
 
 // clean gives back what the process took. The framework holds on to buffers until it
 // is gone.
