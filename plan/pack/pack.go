@@ -1,0 +1,313 @@
+package pack
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/parvagpu"
+)
+
+// New is the policy "penstock".
+func New() plan.Policy { return policy{} }
+
+type policy struct{}
+
+func (policy) Name() string { return "penstock" }
+
+// Plan plans. Errors are those of plan.Policy. In the plan, Optimal says that GPUs is LowerBound, which the package
+// doc proves; a note says what is known of the GPCs.
+func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	in, err := build(p, false)
+	if err != nil {
+		return nil, err
+	}
+	best, ok := in.solve()
+	// Where segments share memory and it, not the steps, decides, points that take no more of the one than of the
+	// other pack as if there were no memory.
+	if in.sharesMemory() && (!ok || best.gpus > best.leastGPUs) {
+		lean, err := build(p, true)
+		if err != nil {
+			return nil, err
+		}
+		if a, fits := lean.solve(); fits && (!ok || a.gpus < best.gpus) {
+			a.leastGPUs, a.leastGPCs = best.leastGPUs, 0
+			best, ok, in = a, true, lean
+		}
+	}
+	lower := best.leastGPUs
+	var segments []plan.Segment
+	if ok {
+		segments = in.segments(best)
+	}
+	rival := false
+	if !ok || best.gpus > lower {
+		if other, err := parvagpu.New().Plan(p); err == nil && (!ok || other.GPUs < best.gpus) {
+			segments, ok, rival = other.Segments, true, true
+		}
+	}
+	if !ok {
+		return nil, in.tooSmall()
+	}
+	out := plan.New(p, pl.Name(), segments)
+	out.LowerBound = lower
+	out.Optimal = out.GPUs == lower
+	switch {
+	case out.Optimal && len(in.kinds) == 1 && !rival && best.leastGPCs > 0 && float64(out.GPCs) <= best.leastGPCs+0.5:
+		out.Notes = append(out.Notes, fmt.Sprintf("%d GPUs are the fewest there can be, and %d %s the fewest on them: both proved", out.GPUs, out.GPCs, in.word()))
+	case out.Optimal && len(in.kinds) == 1 && best.leastGPCs > 0:
+		out.Notes = append(out.Notes, fmt.Sprintf("%d GPUs are the fewest there can be: proved; of %s at least %.0f are needed on them, and the plan has %d",
+			out.GPUs, in.word(), best.leastGPCs, out.GPCs))
+	case out.Optimal:
+		out.Notes = append(out.Notes, fmt.Sprintf("%d GPUs are the fewest there can be: proved", out.GPUs))
+	default:
+		out.Notes = append(out.Notes, fmt.Sprintf("at least %d GPUs are needed: proved; that %d are the fewest is not", lower, out.GPUs))
+	}
+	return out, nil
+}
+
+// instance is a problem as a task: services are demands in the same order, items are the sizes of each kind.
+type instance struct {
+	task
+	problem *plan.Problem
+	stocks  []plan.Stock   // of the kinds
+	sizes   []plan.Size    // of the items
+	points  [][]plan.Point // by demand and item: the point that a segment runs at
+}
+
+// build makes the task of a problem. A segment of a size runs at the point of the highest throughput within its
+// service's bound. lean says: on GPUs whose segments share memory, the highest of those points that take no more of
+// the memory than of the steps, where there is one.
+func build(p *plan.Problem, lean bool) (*instance, error) {
+	in := &instance{problem: p}
+	usable := make([]bool, len(p.Services))
+	errs := make([]error, len(p.Services))
+	var best [][]map[int]plan.Point // by kind, service and size
+	for _, stock := range merged(p.Stocks()) {
+		points := make([]map[int]plan.Point, len(p.Services))
+		used := map[int]bool{}
+		k := kind{first: in.items, limit: stock.Count}
+		for s, service := range p.Services {
+			feasible, err := p.Feasible(stock.GPU, service)
+			if err != nil {
+				errs[s] = cmp.Or(errs[s], err)
+				continue
+			}
+			usable[s] = true
+			points[s] = fastest(stock.GPU, feasible, lean)
+			for size, pt := range points[s] {
+				used[size] = true
+				if stock.GPU.Percent && pt.MemoryMiB > 0 {
+					k.memory = float64(stock.GPU.MemoryMiB)
+				}
+			}
+		}
+		if len(used) == 0 {
+			continue // no service can use it
+		}
+		var sizes []plan.Size
+		var widths []int
+		for _, size := range stock.GPU.Sizes {
+			if used[size.GPCs] {
+				sizes = append(sizes, size)
+				widths = append(widths, size.Slots)
+				k.gpcs = append(k.gpcs, float64(size.GPCs))
+			}
+		}
+		if stock.GPU.Percent {
+			k.cut = newStepped(stock.GPU.Slots, widths)
+		} else {
+			k.cut = newPartitioned(stock.GPU, sizes)
+		}
+		in.items += len(sizes)
+		in.sizes = append(in.sizes, sizes...)
+		in.kinds = append(in.kinds, k)
+		in.stocks = append(in.stocks, stock)
+		best = append(best, points)
+	}
+	if s := slices.Index(usable, false); s >= 0 {
+		return nil, errs[s]
+	}
+	for m, k := range in.kinds {
+		for i := range k.gpcs {
+			in.gpcs = append(in.gpcs, in.cost(m, in.sizes[k.first+i]))
+		}
+	}
+	in.points = make([][]plan.Point, len(p.Services))
+	for s, service := range p.Services {
+		in.points[s] = make([]plan.Point, in.items)
+		d := demand{rate: service.RateRPS, gives: make([]float64, in.items), memory: make([]float64, in.items)}
+		for m, k := range in.kinds {
+			for i := range k.gpcs {
+				item := k.first + i
+				pt := best[m][s][in.sizes[item].GPCs]
+				in.points[s][item] = pt
+				d.gives[item] = pt.ThroughputRPS
+				d.memory[item] = pt.MemoryMiB
+			}
+		}
+		in.demands = append(in.demands, d)
+	}
+	return in, nil
+}
+
+// merged has one stock for each model, in the order of their first.
+func merged(stocks []plan.Stock) []plan.Stock {
+	var all []plan.Stock
+	for _, stock := range stocks {
+		at := slices.IndexFunc(all, func(s plan.Stock) bool { return s.GPU.Name == stock.GPU.Name })
+		switch {
+		case at < 0:
+			all = append(all, stock)
+		case stock.Count < 0 || all[at].Count < 0:
+			all[at].Count = -1
+		default:
+			all[at].Count += stock.Count
+		}
+	}
+	return all
+}
+
+// cost is what a size counts for in the second criterion: its GPCs. In a mixed fleet GPCs differ from model to
+// model, so it is the share of its GPU; and since a fleet is listed in order of preference, a share of the next
+// model counts twice as much.
+func (in *instance) cost(m int, size plan.Size) float64 {
+	if len(in.stocks) == 1 {
+		return float64(size.GPCs)
+	}
+	return math.Ldexp(float64(size.GPCs)/float64(in.stocks[m].GPU.GPCs), min(m, 16))
+}
+
+// fastest picks the point of each size.
+func fastest(g plan.GPU, points []plan.Point, lean bool) map[int]plan.Point {
+	bySize := map[int]plan.Point{}
+	isLean := func(pt plan.Point) bool {
+		return !lean || !g.Percent || pt.MemoryMiB*float64(g.GPCs) <= float64(g.MemoryMiB)*float64(pt.GPCs)
+	}
+	for _, pt := range points {
+		old, ok := bySize[pt.GPCs]
+		if !ok || isLean(pt) && !isLean(old) || isLean(pt) == isLean(old) && better(pt, old) {
+			bySize[pt.GPCs] = pt
+		}
+	}
+	return bySize
+}
+
+// better prefers the higher throughput, then the lower latency, then less memory and fewer processes.
+func better(a, b plan.Point) bool {
+	switch {
+	case a.ThroughputRPS != b.ThroughputRPS:
+		return a.ThroughputRPS > b.ThroughputRPS
+	case a.LatencyMS != b.LatencyMS:
+		return a.LatencyMS < b.LatencyMS
+	case a.MemoryMiB != b.MemoryMiB:
+		return a.MemoryMiB < b.MemoryMiB
+	}
+	return a.Processes < b.Processes
+}
+
+func (in *instance) sharesMemory() bool {
+	return slices.ContainsFunc(in.kinds, func(k kind) bool { return k.memory > 0 })
+}
+
+// word is what a size of the only kind is counted in.
+func (in *instance) word() string {
+	if in.stocks[0].GPU.Percent {
+		return "steps"
+	}
+	return "GPCs"
+}
+
+// segments writes an answer down as a plan's.
+func (in *instance) segments(a answer) []plan.Segment {
+	var segments []plan.Segment
+	gpu := 0
+	for m, boards := range a.boards {
+		for _, board := range boards {
+			for _, s := range board {
+				segments = append(segments, plan.SegmentOf(gpu, in.stocks[m].GPU, s.slot, in.problem.Services[s.demand], in.points[s.demand][s.item]))
+			}
+			gpu++
+		}
+	}
+	return segments
+}
+
+// The most that is tried to say what fits into a fleet that is too small.
+const (
+	fitTries   = 48
+	fitHalving = 8
+)
+
+// tooSmall says what fits: as many services as can be had from the front of the list, then each further one that
+// still fits, and at last as much as can be had of a few that do not.
+func (in *instance) tooSmall() error {
+	rates := make([]float64, len(in.demands))
+	fits := func() bool {
+		part := in.task
+		part.demands = nil
+		for s, d := range in.demands {
+			if rates[s] > 0 {
+				d.rate = rates[s]
+				part.demands = append(part.demands, d)
+			}
+		}
+		_, ok := part.solve()
+		return ok || len(part.demands) == 0
+	}
+	low, high := 0, len(in.demands)
+	for low < high {
+		middle := (low + high + 1) / 2
+		for s, d := range in.demands {
+			rates[s] = 0
+			if s < middle {
+				rates[s] = d.rate
+			}
+		}
+		if fits() {
+			low = middle
+		} else {
+			high = middle - 1
+		}
+	}
+	for s, d := range in.demands {
+		rates[s] = 0
+		if s < low {
+			rates[s] = d.rate
+		}
+	}
+	for s := low + 1; s < len(in.demands) && s < low+fitTries; s++ {
+		rates[s] = in.demands[s].rate
+		if !fits() {
+			rates[s] = 0
+		}
+	}
+	tries := fitTries
+	for s := low; s < len(in.demands) && tries > 0; s++ {
+		if rates[s] > 0 {
+			continue
+		}
+		least, most := 0.0, 1.0
+		for range fitHalving {
+			tries--
+			middle := (least + most) / 2
+			rates[s] = in.demands[s].rate * middle
+			if fits() {
+				least = middle
+			} else {
+				most = middle
+			}
+		}
+		rates[s] = in.demands[s].rate * least
+	}
+	e := &plan.TooSmall{Fleet: in.problem.Stocks()}
+	for s, service := range in.problem.Services {
+		e.Services = append(e.Services, plan.Served{Service: service.Name, RateRPS: service.RateRPS, PlacedRPS: rates[s]})
+	}
+	return e
+}

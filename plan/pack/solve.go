@@ -1,0 +1,370 @@
+package pack
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// answer is a solved task.
+type answer struct {
+	// boards are the GPUs of each kind, each with its segments by slot.
+	boards [][][]segment
+	gpus   int
+	// gpcs is the second criterion's sum.
+	gpcs float64
+	// leastGPUs and leastGPCs are proved: no answer has fewer GPUs; none with as many GPUs has fewer GPCs (0 where
+	// nothing is proved).
+	leastGPUs int
+	leastGPCs float64
+}
+
+// segment is an item of a demand in a slot.
+type segment struct{ demand, item, slot int }
+
+// effort is how much of something a task of n demands is worth: all divided among them, so that the whole stays
+// near linear, but between least and most.
+func effort(n, least, most, all int) int { return max(least, min(most, all/max(1, n))) }
+
+const (
+	// rounds of cutting planes; they converge in ten to forty.
+	rounds = 80
+	// slack is how much dearer than its cheapest a mix may be to be looked at, in GPCs of a GPU of seven.
+	slack = 2.0 / 7
+)
+
+// solve finds the fewest GPUs, and with them the fewest GPCs. It tries the lower bound first and then more, until
+// an answer has no more GPUs than were tried. ok is false where it finds none within the kinds' limits; leastGPUs
+// is proved all the same.
+func (t *task) solve() (best answer, ok bool) {
+	first := t.relax(goal{gpu: 1, item: make([]float64, t.items), gpus: -1}, rounds)
+	lower := ceilGPUs(first.value)
+	most := 0
+	for _, k := range t.kinds {
+		if k.limit < 0 {
+			most = t.needs()
+			break
+		}
+		most += k.limit
+	}
+	for gpus, step := lower, 1; gpus <= most; {
+		found := false
+		for _, split := range t.splits(gpus) {
+			a, fits := t.choose(gpus, split)
+			if fits && (!ok || a.gpus < best.gpus || a.gpus == best.gpus && a.gpcs < best.gpcs) {
+				best, ok = a, true
+			}
+			if found = ok && best.gpus <= gpus; found {
+				break
+			}
+		}
+		if found {
+			break
+		}
+		if gpus == lower && t.hopeless(first, gpus) {
+			lower++
+		}
+		if gpus == most {
+			break
+		}
+		gpus = min(gpus+step, most)
+		if gpus > lower+3 {
+			step *= 2
+		}
+	}
+	best.leastGPUs = lower
+	return best, ok
+}
+
+// splits proposes how many GPUs of each kind to use where there are gpus in all: ways to round what the relaxation
+// uses, the nearest first.
+func (t *task) splits(gpus int) [][]int {
+	if len(t.kinds) == 1 {
+		return [][]int{{gpus}}
+	}
+	use := t.usage(t.relax(goal{gpu: 0, item: t.gpcs, gpus: gpus}, rounds))
+	var found [][]int
+	split := make([]int, len(t.kinds))
+	var round func(m, left int)
+	round = func(m, left int) {
+		k := t.kinds[m]
+		if left < 0 || len(found) >= 256 {
+			return
+		}
+		if m == len(t.kinds)-1 {
+			if k.limit < 0 || left <= k.limit {
+				split[m] = left
+				found = append(found, slices.Clone(split))
+			}
+			return
+		}
+		low := int(math.Floor(use[m] + 1e-6))
+		for _, n := range []int{low, low + 1, low - 1, low + 2} {
+			if n >= 0 && (k.limit < 0 || n <= k.limit) {
+				split[m] = n
+				round(m+1, left-n)
+			}
+		}
+	}
+	round(0, gpus)
+	distance := func(split []int) (sum float64) {
+		for m, n := range split {
+			sum += math.Abs(float64(n) - use[m])
+		}
+		return sum
+	}
+	slices.SortStableFunc(found, func(a, b []int) int { return cmp.Compare(distance(a), distance(b)) })
+	return found[:min(len(found), 8)]
+}
+
+// usage is how many GPUs of each kind a relaxation's mixes need, by the rules.
+func (t *task) usage(r relaxation) []float64 {
+	items := make([]float64, t.items)
+	for _, columns := range r.columns {
+		for _, c := range columns {
+			for k, n := range c.mix {
+				items[k] += c.weight * float64(n)
+			}
+		}
+	}
+	use := make([]float64, len(t.kinds))
+	for m := range t.kinds {
+		k := &t.kinds[m]
+		rules, _ := k.cut.rules()
+		for _, rule := range rules {
+			sum := 0.0
+			for i, n := range k.of(items) {
+				sum += rule[i] * n
+			}
+			use[m] = math.Max(use[m], sum)
+		}
+	}
+	return use
+}
+
+// within is the task with other limits.
+func (t *task) within(split []int) *task {
+	limited := *t
+	limited.kinds = slices.Clone(t.kinds)
+	for m := range limited.kinds {
+		limited.kinds[m].limit = split[m]
+	}
+	return &limited
+}
+
+// choose looks for an answer with split GPUs of each kind, gpus in all, and of few GPCs. Where the rules are not
+// all that matters it may return one with more GPUs, within the task's own limits.
+func (t *task) choose(gpus int, split []int) (best answer, ok bool) {
+	n := len(t.demands)
+	limited := t.within(split)
+	relaxed := limited.relax(goal{gpu: 0, item: t.gpcs, gpus: -1}, rounds)
+	exact := t.whole()
+	search := limited.search(relaxed, split, relaxed.value)
+	search.enlarge(slack*search.unit(), effort(n, 12, 200, 20000), exact)
+	for _, width := range []int{effort(n, 6, 100, 40000), effort(n, 24, 2000, 200000)} {
+		choices, _ := search.beam(width, false)
+		for _, c := range choices[:min(len(choices), 8)] {
+			a, fits := t.pack(search.lists, c)
+			if fits && (!ok || a.gpus < best.gpus || a.gpus == best.gpus && a.gpcs < best.gpcs) {
+				best, ok = a, true
+			}
+			if ok && best.gpus <= gpus && exact {
+				break
+			}
+		}
+		if ok && best.gpus <= gpus {
+			break
+		}
+	}
+	if !ok || best.gpus != gpus || len(t.kinds) > 1 {
+		return best, ok
+	}
+	best.leastGPCs = math.Ceil(relaxed.value - 1e-6)
+	if exact {
+		best = t.fewer(best, limited, relaxed)
+	}
+	return best, ok
+}
+
+// fewer looks for an answer with as many GPUs and fewer GPCs, until there is none or it would take too long.
+func (t *task) fewer(best answer, limited *task, relaxed relaxation) answer {
+	n := len(t.demands)
+	for best.gpcs > best.leastGPCs+1e-6 {
+		target := best.gpcs - 1
+		search := limited.search(relaxed, []int{best.gpus}, target)
+		search.relaxed.columns = make([][]column, n)
+		all := search.enlarge(target-relaxed.value+1e-6, effort(n, 12, 400, 20000), true)
+		search.bound(target)
+		choices, whole := search.beam(effort(n, 0, 20000, 400000), true)
+		found := false
+		for _, c := range choices[:min(len(choices), 8)] {
+			if a, fits := t.pack(search.lists, c); fits && a.gpus == best.gpus && a.gpcs < best.gpcs {
+				a.leastGPCs = best.leastGPCs
+				best, found = a, true
+				break
+			}
+		}
+		if found {
+			continue
+		}
+		if all && whole && len(choices) == 0 {
+			best.leastGPCs = best.gpcs
+		}
+		break
+	}
+	return best
+}
+
+// hopeless proves, where little effort is enough, that no answer has only so many GPUs: it goes through all mixes
+// that are not too dear at the prices of the lower bound.
+func (t *task) hopeless(first relaxation, gpus int) bool {
+	n := len(t.demands)
+	if len(t.kinds) != 1 || !t.whole() {
+		return false
+	}
+	search := t.search(first, []int{gpus}, math.Inf(1))
+	search.relaxed.columns = make([][]column, n)
+	if !search.enlarge(float64(gpus)-first.value+1e-6, effort(n, 12, 400, 20000), true) {
+		return false
+	}
+	search.bound(float64(gpus))
+	choices, whole := search.beam(effort(n, 0, 20000, 400000), false)
+	return whole && len(choices) == 0
+}
+
+// whole says that the rules of all kinds are all that matter for packing.
+func (t *task) whole() bool {
+	for _, k := range t.kinds {
+		if _, whole := k.cut.rules(); !whole || k.memory > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// unit is the second criterion's sum of the largest GPU.
+func (s *search) unit() float64 {
+	most := 0.0
+	for _, k := range s.kinds {
+		value, _ := k.cut.dearest(k.of(s.gpcs))
+		most = math.Max(most, value)
+	}
+	return most
+}
+
+// pack turns a choice into an answer, where the task has the GPUs for it.
+func (t *task) pack(lists [][]option, c choice) (answer, bool) {
+	a := answer{}
+	owners := make([][]int, t.items) // demands that have a segment of the item, one entry a segment
+	for s, o := range c.options {
+		for k, n := range lists[s][o].mix {
+			a.gpcs += t.gpcs[k] * float64(n)
+			for range n {
+				owners[k] = append(owners[k], s)
+			}
+		}
+	}
+	for m := range t.kinds {
+		boards := t.board(&t.kinds[m], owners)
+		if limit := t.kinds[m].limit; limit >= 0 && len(boards) > limit {
+			return answer{}, false
+		}
+		a.boards = append(a.boards, boards)
+		a.gpus += len(boards)
+	}
+	return a, true
+}
+
+// board packs a kind's segments into GPUs.
+func (t *task) board(k *kind, owners [][]int) [][]segment {
+	counts := make([]int, len(k.gpcs))
+	for i := range counts {
+		counts[i] = len(owners[k.first+i])
+	}
+	bins, _ := k.cut.pack(counts)
+	taken := make([]int, len(counts))
+	var boards [][]segment
+	fits := true
+	for _, b := range bins {
+		places := k.cut.slots(b.counts)
+		for range b.times {
+			board := make([]segment, 0, len(places))
+			memory := 0.0
+			for _, at := range places {
+				item := k.first + at.size
+				s := owners[item][taken[at.size]]
+				taken[at.size]++
+				board = append(board, segment{s, item, at.slot})
+				memory += t.demands[s].memory[item]
+			}
+			fits = fits && (k.memory == 0 || memory <= k.memory)
+			boards = append(boards, board)
+		}
+	}
+	if fits {
+		return boards
+	}
+	return t.boardByMemory(k, owners)
+}
+
+// boardByMemory packs segments that share their GPU's memory: the largest first, in steps or in memory, each into
+// the GPU that it leaves least of.
+func (t *task) boardByMemory(k *kind, owners [][]int) [][]segment {
+	full, _ := k.cut.dearest(k.gpcs)
+	type load struct {
+		steps, memory float64 // of 1
+		segments      []segment
+	}
+	var list []segment
+	for i := range k.gpcs {
+		for _, s := range owners[k.first+i] {
+			list = append(list, segment{s, k.first + i, 0})
+		}
+	}
+	size := func(g segment) (steps, memory float64) {
+		return k.gpcs[g.item-k.first] / full, t.demands[g.demand].memory[g.item] / k.memory
+	}
+	slices.SortStableFunc(list, func(a, b segment) int {
+		as, am := size(a)
+		bs, bm := size(b)
+		return cmp.Or(cmp.Compare(max(bs, bm), max(as, am)), cmp.Compare(bs+bm, as+am))
+	})
+	var loads []load
+	open := 0 // loads before it have no step left
+	for _, g := range list {
+		steps, memory := size(g)
+		best, left := -1, math.Inf(1)
+		for i := open; i < len(loads); i++ {
+			s, m := loads[i].steps+steps, loads[i].memory+memory
+			if s <= 1+1e-9 && m <= 1 && 2-s-m < left {
+				best, left = i, 2-s-m
+			}
+		}
+		if best < 0 {
+			loads = append(loads, load{})
+			best = len(loads) - 1
+		}
+		l := &loads[best]
+		l.steps, l.memory = l.steps+steps, l.memory+memory
+		l.segments = append(l.segments, g)
+		for open < len(loads) && loads[open].steps >= 1-1e-9 {
+			open++
+		}
+	}
+	boards := make([][]segment, len(loads))
+	for i, l := range loads {
+		counts := make(pattern, len(k.gpcs))
+		bySize := make([][]segment, len(k.gpcs))
+		for _, g := range l.segments {
+			counts[g.item-k.first]++
+			bySize[g.item-k.first] = append(bySize[g.item-k.first], g)
+		}
+		for _, at := range k.cut.slots(counts) {
+			g := bySize[at.size][0]
+			bySize[at.size] = bySize[at.size][1:]
+			g.slot = at.slot
+			boards[i] = append(boards[i], g)
+		}
+	}
+	return boards
+}
