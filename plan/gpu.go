@@ -52,20 +52,20 @@ type GPU struct {
 // A Size is one way to cut a segment out of a GPU.
 type Size struct {
 	// GPCs is the size's name: compute slices, or steps where GPU.Percent.
-	GPCs int
+	GPCs int `json:"gpcs"`
 	// Slots is how many positions of the placement table it covers.
-	Slots int
+	Slots int `json:"slots"`
 	// SMs is how many multiprocessors it has.
-	SMs int
+	SMs int `json:"sms"`
 	// MemoryMiB is its own memory under MIG; all of the GPU's, shared with the
 	// other segments, where GPU.Percent; 0 where it is not limited.
-	MemoryMiB int
+	MemoryMiB int `json:"memory_mib"`
 	// Starts are the slots that it may begin at, ascending. Which of them to
 	// prefer is a policy's affair.
-	Starts []int
+	Starts []int `json:"starts"`
 	// Profile is the name of the MIG profile ("3g.40gb"), empty where
 	// GPU.Percent.
-	Profile string
+	Profile string `json:"profile"`
 }
 
 // ErrUnknownGPU is returned by Lookup when no table has the name.
@@ -76,24 +76,15 @@ var tableFile []byte
 
 // table is one entry of gpus.json.
 type table struct {
-	Name           string      `json:"name"`
-	Devices        []string    `json:"devices"`
-	SMs            int         `json:"sms"`
-	MemoryMiB      int         `json:"memory_mib"`
-	Slots          int         `json:"slots"`
-	GPCs           int         `json:"gpcs"`
-	Sizes          []tableSize `json:"sizes"`
-	PercentStepSMs int         `json:"percent_step_sms"`
-	Source         string      `json:"source"`
-}
-
-type tableSize struct {
-	Profile   string `json:"profile"`
-	GPCs      int    `json:"gpcs"`
-	Slots     int    `json:"slots"`
-	SMs       int    `json:"sms"`
-	MemoryMiB int    `json:"memory_mib"`
-	Starts    []int  `json:"starts"`
+	Name           string   `json:"name"`
+	Devices        []string `json:"devices"`
+	SMs            int      `json:"sms"`
+	MemoryMiB      int      `json:"memory_mib"`
+	Slots          int      `json:"slots"`
+	GPCs           int      `json:"gpcs"`
+	Sizes          []Size   `json:"sizes"`
+	PercentStepSMs int      `json:"percent_step_sms"`
+	Source         string   `json:"source"`
 }
 
 // tables are the GPUs of gpus.json, in its order. The file is part of the
@@ -129,15 +120,8 @@ func (e table) gpus() []GPU {
 	percent.Source = fmt.Sprintf("MIG off: %d SMs, which MPS hands out in whole TPCs of %d (measured on an H200: 10, 30 and 60 %% give 12, 38 and 78 of 132)",
 		e.SMs, e.PercentStepSMs)
 	g := GPU{Name: e.Name, SMs: e.SMs, MemoryMiB: e.MemoryMiB, Slots: e.Slots, GPCs: e.GPCs,
-		Source: e.Source, Devices: e.Devices}
-	for _, s := range e.Sizes {
-		g.Sizes = append(g.Sizes, s.size())
-	}
+		Sizes: e.Sizes, Source: e.Source, Devices: e.Devices}
 	return []GPU{g, percent}
-}
-
-func (s tableSize) size() Size {
-	return Size{GPCs: s.GPCs, Slots: s.Slots, SMs: s.SMs, MemoryMiB: s.MemoryMiB, Starts: s.Starts, Profile: s.Profile}
 }
 
 // PercentGPU makes the table of a GPU without MIG that has sms multiprocessors,

@@ -93,30 +93,11 @@ func (pl planner) Plan(p *plan.Problem) (*plan.Plan, error) {
 			best = optimised
 		}
 	}
-	segments := best.segments()
-	if count := stocks[0].Count; count >= 0 && best.inUse() > count {
-		return nil, tooSmall(p, segments, count)
+	deployed := plan.New(p, pl.name, best.segments())
+	if err := p.Fit(deployed); err != nil {
+		return nil, err
 	}
-	return plan.New(p, pl.name, segments), nil
-}
-
-// tooSmall says what fits on the first count GPUs of a plan that needs more.
-func tooSmall(p *plan.Problem, segments []plan.Segment, count int) error {
-	number := map[int]int{}
-	placed := map[string]float64{}
-	for _, s := range segments {
-		if _, ok := number[s.GPU]; !ok {
-			number[s.GPU] = len(number)
-		}
-		if number[s.GPU] < count {
-			placed[s.Service] += s.ThroughputRPS
-		}
-	}
-	e := &plan.TooSmall{Fleet: p.Stocks()}
-	for _, s := range p.Services {
-		e.Services = append(e.Services, plan.Served{Service: s.Name, RateRPS: s.RateRPS, PlacedRPS: min(placed[s.Name], s.RateRPS)})
-	}
-	return e
+	return deployed, nil
 }
 
 // byName orders services by name, as the published profiles' order does; the

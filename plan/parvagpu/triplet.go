@@ -83,13 +83,17 @@ func (s *service) match() {
 	}
 }
 
+// rounding is the part of a rate that sums of throughputs may miss or exceed it
+// by: no segment is spent on it.
+const rounding = 1e-10
+
 // small are the segments of sizes 1 and 2 that together reach a throughput
 // (SmallSegments, line 22): of size 2 as many as it fills and of size 1 for the
 // rest where size 2 serves more a GPC, else of size 1 alone; of the one size
 // where the other does not serve. Sizes 1 and 2 of a GPU without MIG are the two
 // smallest that the service was measured at. ok is false where neither serves.
 func (s *service) small(g plan.GPU, throughput float64) (segments []plan.Point, ok bool) {
-	if throughput <= 0 {
+	if throughput <= rounding*s.RateRPS {
 		return nil, true
 	}
 	fill := func(pt plan.Point, n int) {
@@ -110,7 +114,9 @@ func (s *service) small(g plan.GPU, throughput float64) (segments []plan.Point, 
 		if two.ThroughputRPS*float64(one.GPCs) > one.ThroughputRPS*float64(two.GPCs) {
 			fill(*two, int(throughput/two.ThroughputRPS))
 		}
-		fill(*one, int(math.Ceil(throughput/one.ThroughputRPS)))
+		if throughput > rounding*s.RateRPS {
+			fill(*one, int(math.Ceil(throughput/one.ThroughputRPS)))
+		}
 	}
 	return segments, true
 }
