@@ -101,9 +101,6 @@ func Largest(points []plan.Point) plan.Point {
 	return best
 }
 
-// percentStepSMs is what MPS hands out at least: a TPC.
-const percentStepSMs = 2
-
 // Percent is the problem on the same GPUs with MIG off: "a100-80" becomes
 // "a100-80-mps". A problem that is on percent GPUs already is returned as it is,
 // and profiles that were measured there are taken as they are.
@@ -132,8 +129,7 @@ func Percent(p *plan.Problem, policy string) (*plan.Problem, error) {
 	}
 	to, err := plan.Lookup(from.Name + "-mps")
 	if err != nil {
-		to = plan.PercentGPU(from.Name+"-mps", from.SMs, from.MemoryMiB, percentStepSMs)
-		to.Source = "that of " + from.Name + ", MIG off; MPS limits whole TPCs of 2"
+		return nil, fmt.Errorf("policy %s plans %s with MIG off: %w", policy, from.Name, err)
 	}
 	of := *p
 	of.GPU = to
