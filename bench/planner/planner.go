@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/bench"
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/policies"
 	"github.com/penstock/penstock/plan/verify"
 )
 
@@ -194,7 +195,11 @@ func (o Options) measure(ctx context.Context, policy plan.Policy, services []pla
 			break
 		}
 	}
-	if err := verify.Plan(problem, made); err != nil {
+	solved, err := policies.Solved(policy.Name(), problem)
+	if err != nil {
+		return result, "", err
+	}
+	if err := verify.Plan(solved, made); err != nil {
 		return result, "", fmt.Errorf("the plan is wrong: %w", err)
 	}
 	slices.Sort(took)

@@ -273,9 +273,15 @@ func faultTable(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return rows(
-		[]string{"faults", "longest silence p50 / max", "≤ 1.5 s", "as the node says p50 / max", "requests", "ok", "failed", "late or busy", "without an answer", "lost"},
-		[]string{fmt.Sprint(len(r.Faults)), fmt.Sprintf("%.0f / %.0f ms", r.Silence.P50, r.Silence.Max), met(r.Silence.Max <= mostSilenceMillis), fmt.Sprintf("%.0f / %.0f ms", r.Node.P50, r.Node.Max),
-			number(float64(r.Requests)), number(float64(r.Answers.OK)), number(float64(r.Answers.Failed)), number(float64(r.Answers.Late + r.Answers.Busy)), fmt.Sprint(r.Answers.Unanswered), fmt.Sprint(r.Lost)},
+	list := [][]string{{"silent", "p50 / max of " + fmt.Sprint(len(r.Faults)) + " faults", "≤ 1.5 s"}}
+	for _, name := range r.Functions {
+		s := silenceOf(&r, name)
+		list = append(list, []string{name, fmt.Sprintf("%.0f / %.0f ms", median(s), slices.Max(s)), met(slices.Max(s) <= mostSilenceMillis)})
+	}
+	list = append(list, []string{"as the node says, until everybody answers", fmt.Sprintf("%.0f / %.0f ms", r.Node.P50, r.Node.Max), ""})
+	return rows(list...) + "\n" + rows(
+		[]string{"requests", "ok", "failed", "late or busy", "without an answer", "never sent, for want of credit", "lost"},
+		[]string{number(float64(r.Requests)), number(float64(r.Answers.OK)), number(float64(r.Answers.Failed)), number(float64(r.Answers.Late + r.Answers.Busy)),
+			fmt.Sprint(r.Answers.Unanswered), number(float64(r.Answers.Unsent)), fmt.Sprint(r.Lost)},
 	), nil
 }

@@ -202,11 +202,7 @@ func delayTable(dir string) (string, error) {
 		took[d.Policy][d.Services] = d
 	}
 	slices.Sort(sizes)
-	head := []string{"services"}
-	for _, policy := range r.Policies {
-		head = append(head, policy)
-	}
-	list := [][]string{head}
+	list := [][]string{append([]string{"services"}, r.Policies...)}
 	for _, n := range sizes {
 		row := []string{number(float64(n))}
 		for _, policy := range r.Policies {

@@ -157,6 +157,9 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	if printed.Plan, err = timed(ctx, policy, problem); err != nil {
 		return err
 	}
+	if problem, err = policies.Solved(o.policy, problem); err != nil {
+		return err
+	}
 	if err := verify.Plan(problem, printed.Plan); err != nil {
 		return fmt.Errorf("policy %s made a plan that does not hold, which is a mistake in Penstock; it is not printed: %w", o.policy, err)
 	}
@@ -165,7 +168,19 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 			return err
 		}
 	}
-	return printed.print(out, o.output)
+	if o.apply {
+		if printed.cutting, err = cut(printed.Plan, openMIG, o.dryRun); err != nil {
+			return err
+		}
+		printed.Steps = printed.cutting.strings()
+	}
+	if err := printed.print(out, o.output); err != nil {
+		return err
+	}
+	if o.apply && !o.dryRun {
+		return printed.cutting.do(progress)
+	}
+	return nil
 }
 
 // timed lets the policy plan, and says how long it took. A policy cannot be
@@ -264,7 +279,8 @@ type printedPlan struct {
 	*plan.Plan
 	Replay *replay.Report `json:"replay,omitempty"`
 	Steps  []string       `json:"steps,omitempty"`
-	about  string         // the steps
+	// cutting has the steps; nil where they were not asked for.
+	cutting *cutting
 }
 
 func (p printedPlan) print(w io.Writer, output string) error {
@@ -294,16 +310,23 @@ func (p printedPlan) sections() (list []render.Section) {
 	if p.Replay != nil {
 		list = append(list, replaySection(p.Replay))
 	}
+	if p.cutting != nil {
+		list = append(list, p.cutting.section())
+	}
 	return list
 }
 
 func replaySection(r *replay.Report) render.Section {
+	missed := "No request misses its objective"
+	if r.Violations > 0 {
+		missed = fmt.Sprintf("%s of all requests miss their objective, most of %s", fine(r.Violations), r.Worst)
+	}
 	s := render.Section{Title: "Replay", Text: []string{
-		fmt.Sprintf("Poisson arrivals, seed %d, routing %s, rule %s.", r.Seed, r.Routing, r.Rule),
-		fmt.Sprintf("%s of all requests miss their objective, most of %s; processes are busy %s of the time.", render.Percent(r.Violations), r.Worst, render.Percent(r.Utilisation)),
+		fmt.Sprintf("Poisson arrivals, seed %d; routing %s, rule %s. %s; processes are busy %s of the time.",
+			r.Seed, r.Routing, r.Rule, missed, render.Percent(r.Utilisation)),
 	}, Head: []string{"service", "SLO ms", "p50 ms", "p99 ms", "miss", "between", "late", "not run", "of requests", "load"}}
 	for _, v := range r.Services {
-		s.Rows = append(s.Rows, []string{v.Service, render.Decimal(v.SLOMS), render.Decimal(v.P50MS), render.Decimal(v.P99MS),
+		s.Rows = append(s.Rows, []string{v.Service, render.Exact(v.SLOMS), render.Decimal(v.P50MS), render.Decimal(v.P99MS),
 			fine(v.Violations), fine(v.Low) + " – " + fine(v.High), fmt.Sprint(v.Late), fmt.Sprint(v.Unserved), fmt.Sprint(v.Requests), render.Percent(v.Load)})
 	}
 	return s

@@ -11,6 +11,9 @@ import (
 	"github.com/penstock/penstock/plan/render"
 )
 
+// openMIG opens this machine's driver; tests have others.
+var openMIG = mig.Open
+
 // cutting is what has to be done so that GPUs are cut as a plan has it.
 type cutting struct {
 	session mig.Session // nil where the steps are for GPUs that are not there

@@ -161,6 +161,9 @@ func Decimal(v float64) string {
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
+// Exact writes a number that somebody gave as it was given.
+func Exact(v float64) string { return strconv.FormatFloat(v, 'g', 8, 64) }
+
 // Percent writes a part of one in percent.
 func Percent(part float64) string {
 	v := math.Round(part*1000) / 10

@@ -23,7 +23,7 @@ func services(p *plan.Plan, list []board) Section {
 	s := Section{Title: "Services", Head: []string{"service", "model", "rate/s", "SLO ms", "bound ms", "segments", "assigned/s", "load"}}
 	said := parts(list)
 	for _, a := range p.Services {
-		s.Rows = append(s.Rows, []string{a.Service, a.Model, Decimal(a.RateRPS), Decimal(a.SLOMS), Decimal(a.LatencyBoundMS),
+		s.Rows = append(s.Rows, []string{a.Service, a.Model, Exact(a.RateRPS), Exact(a.SLOMS), Decimal(a.LatencyBoundMS),
 			said[a.Service], Decimal(a.AssignedRPS), Percent(a.RateRPS / a.AssignedRPS)})
 	}
 	return s

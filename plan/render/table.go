@@ -139,6 +139,9 @@ func (d drawing) label(b board, c cell, i, room int) string {
 		said = [labelLines]string{c.segment.Service, b.point(c), Decimal(c.segment.LoadRPS) + " of " + Decimal(c.segment.ThroughputRPS)}[i]
 	}
 	letters := []rune(said)
+	if len(letters) > room && c.segment == nil {
+		return ""
+	}
 	if len(letters) > room {
 		letters = append(letters[:max(room-1, 0)], '…')[:room]
 	}
