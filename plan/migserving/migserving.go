@@ -128,7 +128,7 @@ func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 		workloads = slices.DeleteFunc(workloads, func(w *workload) bool { return w.served >= w.RateRPS })
 	}
 	return baseline.Finish(p, Name, stock, segments,
-		"MIG-serving's fast algorithm, its score from the paper and the rest filled in: any number of services a GPU, no utility beyond the rate")
+		"MIG-serving's fast algorithm by its published score, which counts what is beyond a rate, too; one process an instance")
 }
 
 // mostInstances is the largest number of instances that a GPU is cut into, and so of
