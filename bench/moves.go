@@ -213,8 +213,8 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	m.Moves, m.Idle, m.Takes = len(idle), micros(idle), partMillis(takes)
 	m.SteadyP99, m.AroundP99 = partMillis(steadyP99), partMillis(aroundP99)
 	m.ImagesPerSecond = float64(m.Answers.OK) / time.Duration(client.Now()-began).Seconds()
-	if m.Answers.Unanswered > 0 {
-		return m, fmt.Errorf("%d requests were not answered: %s", m.Answers.Unanswered, strings.TrimSpace(b.Log()))
+	if n := m.Answers.Unanswered + m.Answers.Unsent; n > 0 {
+		return m, fmt.Errorf("%d requests were not answered, or not sent: %s", n, strings.TrimSpace(b.Log()))
 	}
 	return m, b.end()
 }

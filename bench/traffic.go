@@ -46,7 +46,9 @@ type answered struct {
 	latency int64 // nanoseconds, from when it was handed over to be sent
 	status  wire.Status
 	lost    bool // ended without an answer
+	unsent  bool // was never sent: too many were waiting for credit
 	batch   uint16
+	service time.Duration // of its batch: gather and infer
 }
 
 // trafficOptions say what a traffic is like.
@@ -110,9 +112,8 @@ func (t *traffic) pace(perSecond float64) {
 				if wait := due - client.Now(); wait > 0 {
 					time.Sleep(time.Duration(wait))
 				}
-				// A full queue is the same as an answer that never came.
 				if err := f.send(due); err != nil {
-					f.note(answered{at: client.Now(), lost: true})
+					f.note(answered{at: client.Now(), lost: true, unsent: true})
 				}
 				due += int64(gap)
 			}
@@ -133,10 +134,11 @@ func (f *flow) send(due int64) error {
 }
 
 func (f *flow) ended(r *client.Result) {
-	f.note(answered{at: r.Received, latency: r.Received - r.Intended, status: r.Status, lost: r.Err != nil, batch: r.Batch})
+	f.note(answered{at: r.Received, latency: r.Received - r.Intended, status: r.Status, lost: r.Err != nil,
+		batch: r.Batch, service: r.Gather + r.Infer})
 	if f.again && !f.traffic.stopping.Load() {
 		if err := f.send(client.Now()); err != nil {
-			f.note(answered{at: client.Now(), lost: true})
+			f.note(answered{at: client.Now(), lost: true, unsent: true})
 		}
 	}
 	f.outstanding.Done()
@@ -184,6 +186,18 @@ func (t *traffic) between(from, to int64) []answered {
 	return all
 }
 
+// take returns the answers that came since it was last called, in no order, in memory
+// that is the caller's.
+func (t *traffic) take() (all []answered) {
+	for _, f := range t.flows {
+		f.mu.Lock()
+		all = append(all, f.answers...)
+		f.answers = f.answers[:0]
+		f.mu.Unlock()
+	}
+	return all
+}
+
 // sent is how many requests were handed over.
 func (t *traffic) sent() (n uint64) {
 	for _, f := range t.flows {
@@ -200,8 +214,10 @@ type Answers struct {
 	Busy       uint64 `json:"busy"`
 	Refused    uint64 `json:"refused"`
 	Failed     uint64 `json:"failed"`
-	// Unanswered ended without any answer.
+	// Unanswered ended without any answer; Unsent were never sent, as too many waited
+	// for credit.
 	Unanswered uint64 `json:"unanswered"`
+	Unsent     uint64 `json:"unsent"`
 }
 
 func (n *Answers) add(m Answers) {
@@ -212,11 +228,14 @@ func (n *Answers) add(m Answers) {
 	n.Refused += m.Refused
 	n.Failed += m.Failed
 	n.Unanswered += m.Unanswered
+	n.Unsent += m.Unsent
 }
 
 func count(all []answered) (n Answers) {
 	for _, a := range all {
 		switch {
+		case a.unsent:
+			n.Unsent++
 		case a.lost:
 			n.Unanswered++
 		case a.status == wire.StatusOK:

@@ -88,9 +88,11 @@ func madeUp(t *testing.T, dir string) {
 	}
 	put(t, dir, "limit", limit)
 
-	fault := bench.Fault{Device: "made-up GPU", Requests: 12345}
+	fault := bench.Fault{Device: "made-up GPU", Functions: []string{"face", "resnet50"}, Requests: 12345}
 	for i := range 10 {
-		fault.Faults = append(fault.Faults, bench.FaultResult{Longest: float64(900 + 20*i), NodeMillis: float64(880 + 20*i)})
+		fault.Faults = append(fault.Faults, bench.FaultResult{
+			SilenceMillis: map[string]float64{"face": float64(900 + 20*i), "resnet50": float64(700 + 10*i)}, NodeMillis: float64(880 + 20*i),
+		})
 	}
 	put(t, dir, "fault", fault)
 }

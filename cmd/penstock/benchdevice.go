@@ -307,7 +307,7 @@ func faultCommand(print printer) *cobra.Command {
 				{"longest silence of a function", fmt.Sprintf("p50 %.0f  max %.0f ms", r.Silence.P50, r.Silence.Max)},
 				{"as the node says", fmt.Sprintf("p50 %.0f  max %.0f ms", r.Node.P50, r.Node.Max)},
 				{"requests, ok, failed", fmt.Sprintf("%d, %d, %d", r.Requests, r.Answers.OK, r.Answers.Failed)},
-				{"without an answer", r.Answers.Unanswered},
+				{"without an answer, never sent", fmt.Sprintf("%d, %d", r.Answers.Unanswered, r.Answers.Unsent)},
 			})
 		},
 	}
