@@ -19,7 +19,8 @@
 //   - It is the fast algorithm, the one that ParvaGPU compares with (section IV-A).
 //     The slow ones, a genetic algorithm and a tree search that start from its
 //     result, take hours, and are not here.
-//   - There is no published code. The score is the formula, and it counts all of a
+//   - There is no published code, and the paper's print was not at hand: the score
+//     is the one that it is known for, not checked against it. It counts all of a
 //     utility, also what is beyond a service's rate: that is the overallocation at
 //     low rates that ParvaGPU's paper reports (section IV-B). What is left open is
 //     filled in for MIG-serving, not against it: within a configuration an instance
@@ -128,7 +129,7 @@ func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 		workloads = slices.DeleteFunc(workloads, func(w *workload) bool { return w.served >= w.RateRPS })
 	}
 	return baseline.Finish(p, Name, stock, segments,
-		"MIG-serving's fast algorithm by its published score, which counts what is beyond a rate, too; one process an instance")
+		"MIG-serving's fast algorithm by its heuristic score, which counts what is beyond a rate, too; one process an instance")
 }
 
 // mostInstances is the largest number of instances that a GPU is cut into, and so of
