@@ -54,6 +54,7 @@ var pages = map[string]page{
 			{"delay", delayTable, []string{"delay"}},
 			{"services", grownTable(planner.GrowServices), []string{"services-gpus", "services-delay"}},
 			{"rates", grownTable(planner.GrowRates), []string{"rates-saved", "rates-gpus"}},
+			{"missing", missingTable, nil},
 		},
 	},
 }

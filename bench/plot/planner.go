@@ -47,7 +47,7 @@ func drawPlanner(dir string) error {
 		return err
 	}
 	delay := newPlot("Delay of a plan on "+r.GPU+", by number of services", "services (logarithmic)", "delay (logarithmic)")
-	for _, policy := range r.Policies {
+	for _, policy := range drawn(r.Policies) {
 		var points plotter.XYs
 		for _, d := range r.Delays {
 			if d.Policy == policy {
@@ -61,6 +61,7 @@ func drawPlanner(dir string) error {
 	delay.X.Scale, delay.Y.Scale = plot.LogScale{}, plot.LogScale{}
 	delay.X.Tick.Marker, delay.Y.Tick.Marker = plot.LogTicks{Prec: -1}, timeTicks(1e6)
 	delay.Legend.Left = true
+	delay.Y.Max *= 4 // room for the legend
 	if err := save(dir, "delay", delay); err != nil {
 		return err
 	}
@@ -78,7 +79,7 @@ func drawPlanner(dir string) error {
 		var panels []*plot.Plot
 		for i, s := range scenarios {
 			p := newPlot(s, f.x, f.y)
-			for _, policy := range r.Policies {
+			for _, policy := range drawn(r.Policies) {
 				if err := policyLine(p, policy, grown(r, s, f.grow, policy, f.of)); err != nil {
 					return err
 				}
@@ -88,6 +89,7 @@ func drawPlanner(dir string) error {
 				p.Y.Min = 0
 			} else {
 				p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, timeTicks(1e6)
+				p.Y.Max *= 8 // room for the legend
 			}
 			if i > 0 { // the first one's is for all
 				p.Legend = plot.NewLegend()
@@ -118,20 +120,20 @@ func drawSaved(dir string, r planner.Report, scenarios []string) error {
 			}
 			return points
 		}
-		for _, policy := range []string{"parvagpu", "penstock", "penstock-sim"} {
-			if err := policyLine(p, policy, part(policy, gpusOf)); err != nil {
-				return err
-			}
-		}
 		bound := part("penstock", func(c planner.Count) float64 { return float64(c.LowerBound) })
 		if len(bound) > 0 {
 			l, err := plotter.NewLine(bound)
 			if err != nil {
 				return err
 			}
-			l.Color, l.Dashes = grey, []vg.Length{vg.Points(1), vg.Points(2)}
+			l.Color, l.Width = light, vg.Points(6)
 			p.Add(l)
 			p.Legend.Add("proved lower bound", l)
+		}
+		for _, policy := range []string{"parvagpu", "penstock-sim", "penstock"} {
+			if err := policyLine(p, policy, part(policy, gpusOf)); err != nil {
+				return err
+			}
 		}
 		p.Legend.Left, p.Legend.Top = true, false
 		p.Y.Min, p.Y.Max = 50, max(p.Y.Max, 105)
@@ -141,6 +143,14 @@ func drawSaved(dir string, r planner.Report, scenarios []string) error {
 		panels = append(panels, p)
 	}
 	return save(dir, "rates-saved", panels...)
+}
+
+// drawn is the order in which lines are drawn: where several are the same, the
+// policy that comes first is on top.
+func drawn(policies []string) []string {
+	order := slices.Clone(policies)
+	slices.Reverse(order)
+	return order
 }
 
 func gpusOf(c planner.Count) float64  { return float64(c.GPUs) }
@@ -211,7 +221,7 @@ func delayTable(dir string) (string, error) {
 				row = append(row, "–")
 				continue
 			}
-			row = append(row, fmt.Sprintf("%s, %s GPUs", span(d.DelayMS*1e6), number(float64(d.GPUs))))
+			row = append(row, fmt.Sprintf("%s / %s", span(d.DelayMS*1e6), number(float64(d.GPUs))))
 		}
 		list = append(list, row)
 	}
@@ -322,6 +332,35 @@ func comparedTable(dir string) (string, error) {
 		}
 		list = append(list, []string{policy, mean(planner.GrowServices), mean(planner.GrowRates), fmt.Sprint(plans), fmt.Sprint(fewer), fmt.Sprint(more), fmt.Sprint(optimal),
 			fmt.Sprintf("%.1f %%", 100*slack/float64(plans)), fmt.Sprintf("%.1f %%", math.Abs(100*fragmentation/float64(plans)))})
+	}
+	return rows(list...), nil
+}
+
+// missingTable says which plans there are not, and why.
+func missingTable(dir string) (string, error) {
+	r, err := read[planner.Report](dir, "planner")
+	if err != nil {
+		return "", err
+	}
+	if len(r.Missing) == 0 {
+		return "None.\n", nil
+	}
+	list := [][]string{{"policy", "plans that there are not", "the first of them, and why"}}
+	for _, policy := range r.Policies {
+		var of []planner.Missing
+		for _, m := range r.Missing {
+			if m.Policy == policy {
+				of = append(of, m)
+			}
+		}
+		if len(of) == 0 {
+			continue
+		}
+		what := number(float64(of[0].Services)) + " services"
+		if of[0].Scenario != "" {
+			what = fmt.Sprintf("%s, %s × %d", of[0].Scenario, of[0].Grow, of[0].Times)
+		}
+		list = append(list, []string{policy, fmt.Sprint(len(of)), what + ": " + of[0].Why})
 	}
 	return rows(list...), nil
 }

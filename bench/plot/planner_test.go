@@ -68,9 +68,10 @@ func TestThePlannersReportBecomesFiguresAndTables(t *testing.T) {
 	}
 	for _, want := range []string{
 		"| services | penstock | parvagpu | igniter |\n",
-		"| 1,000 | 143 ms, 500 GPUs | 286 ms, 500 GPUs | – |\n",
+		"| 1,000 | 143 ms / 500 | 286 ms / 500 | – |\n",
 		"| S3 | 1 | **9** | 10 | 11 | 8 |\n",
 		"| S3 | 10 | 90 | 100 | 110 | 89 |\n",
+		"| igniter | 1 | 1,000 services: made up |\n",
 		"| penstock | 90.0 % | 90.0 % | 60 | 60 | 0 | 6 | 0.0 % | 0.0 % |\n",
 	} {
 		if !strings.Contains(string(filled), want) {
