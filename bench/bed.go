@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -82,8 +83,13 @@ func variant(dir string, card *models.Card, batches []int) (file string, err err
 		outputs = append(outputs, object{"name": o.Name, "shape": o.Shape})
 	}
 	whole := object{
-		"name": card.Name, "version": card.Version, "framework": card.Framework, "input": input, "outputs": outputs,
+		"name": card.Name, "version": card.Version, "input": input, "outputs": outputs,
 		"batches": batches, "slo": "10s", "threads": card.Threads, "decoder": decoder,
+	}
+	if card.Framework != "" {
+		whole["framework"] = card.Framework
+	} else {
+		whole["command"] = card.Command
 	}
 	if card.Model != "" {
 		whole["model"] = card.Model
@@ -134,7 +140,9 @@ type bedOptions struct {
 	functions []served
 	// slots is as aggregate.slots; 0 is 256.
 	slots int
-	env   []string
+	// slabMiB is as slab.size; 0 is 512 MiB.
+	slabMiB int
+	env     []string
 }
 
 // newBedDir makes the folder of a bed to come.
@@ -160,11 +168,15 @@ log: {level: info}
 device: %s
 reserved_cpus: %d
 fault_hold: 0s
-slab: {size: 512MiB, receive_buffer: 64MiB}
+slab: {size: %dMiB, receive_buffer: 64MiB}
 aggregate: {slots: %d}
 shares: {tune: false, change: %s, sm_grain: %d, minimum_percent: 1}
-functions:
-`, o.device, b.cpus.reserved, slots, o.change, o.grain)
+`, o.device, b.cpus.reserved, cmp.Or(o.slabMiB, 512), slots, o.change, o.grain)
+	if len(o.functions) == 0 {
+		config.WriteString("functions: []\n")
+	} else {
+		config.WriteString("functions:\n")
+	}
 	for _, f := range o.functions {
 		entry := map[string]any{"name": f.name, "model": f.card, "port": 0, "share_percent": f.percent, "slo": "10s"}
 		if f.streams > 0 {

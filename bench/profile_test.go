@@ -1,0 +1,55 @@
+package bench
+
+import (
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/bench/sweep"
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/models/profile"
+	"github.com/penstock/penstock/models/zoo"
+)
+
+// A real model on the CPU, in processes under their real quota: seconds, so only what
+// cannot be otherwise is asked of the figures.
+func TestFashionProfiledOnTheCPU(t *testing.T) {
+	binary := filepath.Join(t.TempDir(), "penstock")
+	if out, err := exec.Command("go", "build", "-o", binary, "../cmd/penstock").CombinedOutput(); err != nil {
+		t.Fatalf("build penstock: %v\n%s", err, out)
+	}
+	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := NewProfiler(t.Context(), ProfileOptions{
+		Options: Options{Binary: binary, Device: configs.DeviceCPU}, Card: card, MostBatch: 8, MostProcesses: 2,
+		Percent: func(share int) float64 { return float64(share) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	began := time.Now()
+	r, err := sweep.Run(t.Context(), p, sweep.Options{File: filepath.Join(t.TempDir(), "fashion.csv"), Header: profile.Header{
+		Version: profile.Version, Model: "fashion", Device: "cpu", Unit: profile.Percent, Total: 100,
+		Sweep: &profile.Sweep{Shares: []int{20, 100}, Batches: []int{8}, Processes: []int{1, 2},
+			WindowSeconds: 0.1, PrecisionPercent: 20, LeastWindows: 3, MostWindows: 6},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, q := range r.Profile.Points {
+		t.Logf("%+v", q)
+		if q.OOM || q.Latency <= 0 || q.MemoryMiB <= 0 {
+			t.Errorf("%+v", q)
+		}
+	}
+	t.Logf("%d points in %s, shares held by %s", r.New, time.Since(began), p.HeldBy())
+	// What the figures are depends on who else is on the machine; that they are there
+	// does not.
+	if len(r.Profile.Points) != 4 || len(r.Profile.Header.Knees) != 1 || p.HeldBy() == "" {
+		t.Errorf("%d points, knees %v, shares held by %q", len(r.Profile.Points), r.Profile.Header.Knees, p.HeldBy())
+	}
+}
