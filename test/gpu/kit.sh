@@ -67,12 +67,11 @@ tar -C "$work" --owner=0 --group=0 -c penstock gpu.test run.sh | xz --x86 --lzma
 
 kitbytes=$(cat $kit/* | wc -c)
 treebytes=$(git ls-files -z -co --exclude-standard | xargs -0 cat 2>/dev/null | wc -c)
-total=$((kitbytes + treebytes))
 mib() { awk -v b="$1" 'BEGIN { printf "%.2f MiB", b / 1048576 }'; }
 (cd $kit && for f in *; do printf '  %-42s %s\n' "$kit/$f" "$(mib "$(wc -c <"$f")")"; done)
-printf '  %-42s %s\n' "source tree" "$(mib "$treebytes")"
-printf '  %-42s %s of %s\n' "together" "$(mib $total)" "$(mib $MOST)"
-if [ $total -gt $MOST ]; then
-	echo "gpu-kit: $((total - MOST)) bytes too many" >&2
+printf '  %-42s %s of %s\n' "the kit" "$(mib $kitbytes)" "$(mib $MOST)"
+printf '  %-42s %s\n' "the source tree, which it is used from" "$(mib "$treebytes")"
+if [ $kitbytes -gt $MOST ]; then
+	echo "gpu-kit: $((kitbytes - MOST)) bytes too many" >&2
 	exit 1
 fi
