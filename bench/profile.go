@@ -96,11 +96,28 @@ func NewProfiler(ctx context.Context, o ProfileOptions) (_ *Profiler, err error)
 	}
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the device was not there within a minute"))
 	defer cancel()
-	return p, p.bed.WaitFor(limit, "the device", func() bool {
+	err = p.bed.WaitFor(limit, "the device", func() bool {
 		p.status, err = p.bed.Status()
 		return err == nil && p.status.Mechanism != ""
 	})
+	if err != nil {
+		return nil, err
+	}
+	if p.HeldBy() == timeSlicing {
+		return nil, fmt.Errorf("%w on %s: %s", ErrSharesNotHeld, p.Device().Name, p.Device().Why)
+	}
+	return p, nil
 }
+
+// ErrSharesNotHeld is returned by NewProfiler for a GPU on which every process gets
+// what it can: a share would say nothing there.
+var ErrSharesNotHeld = errors.New("nothing holds a process to its share")
+
+// The mechanisms of control.Observed that a Profiler treats apart.
+const (
+	timeSlicing = "time-slicing"
+	governed    = "governor"
+)
 
 // HeldBy is what holds processes to their shares: control.Observed.Mechanism.
 func (p *Profiler) HeldBy() string { return p.status.Mechanism }
@@ -323,9 +340,6 @@ func (r *profiling) Window(ctx context.Context, d time.Duration) (w sweep.Window
 	}
 	return w, nil
 }
-
-// governed is the mechanism that holds a share by pauses (orchestrator/shares.go).
-const governed = "governor"
 
 // gauges are the two lines of /metrics that tell what one process holds.
 var gauges = regexp.MustCompile(`(?m)^penstock_model_(persistent|ephemeral)_bytes\{[^}]*function="` + profiled + `"[^}]*\} (\S+)$`)

@@ -59,7 +59,7 @@ latency objective, in batches as large as the objective allows.`,
 	})
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	cmd.AddCommand(upCommand(), managerCommand(), orchestratorCommand(), ifCommand(),
-		modelsCommand(), planCommand(), loadCommand(), demoCommand(), benchCommand(), doctorCommand(), versionCommand())
+		modelsCommand(), profileCommand(), planCommand(), loadCommand(), demoCommand(), benchCommand(), doctorCommand(), versionCommand())
 	return cmd
 }
 

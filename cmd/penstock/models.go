@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/models/zoo"
 )
 
@@ -22,11 +26,16 @@ func registry(c configs.Config) zoo.Registry {
 
 func modelsCommand() *cobra.Command {
 	var flags nodeFlags
+	var profiles string
 	cmd := &cobra.Command{
-		Use:     "models",
-		Short:   "List the models that a function may run",
-		Example: `  penstock models --config node.yaml`,
-		Args:    cobra.NoArgs,
+		Use:   "models",
+		Short: "List the models that a function may run",
+		Long: `Lists the cards of the configuration's folders and the built-in ones. The memory is
+that of the profile beside the card, or in the folder of --profiles: what a process
+holds and what its largest batch takes beside.`,
+		Example: `  penstock models --config node.yaml
+  penstock models --profiles profiles`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, _, err := flags.load("models")
 			if err != nil {
@@ -49,19 +58,63 @@ func modelsCommand() *cobra.Command {
 			t := table.NewWriter()
 			t.SetStyle(table.StyleLight)
 			t.SetOutputMirror(cmd.OutOrStdout())
-			t.AppendHeader(table.Row{"model", "version", "framework", "request", "batches", "slo", "knee", "decoder", "card"})
+			t.AppendHeader(table.Row{"model", "version", "framework", "request", "batches", "slo", "knee", "memory", "decoder", "card"})
+			elsewhere, err := profilesIn(profiles)
+			problems = append(problems, err)
 			for _, card := range cards {
-				knee := "-"
-				if card.KneePercent > 0 {
-					knee = fmt.Sprintf("%.0f %%", card.KneePercent)
-				}
+				measured, err := profileOf(card, elsewhere)
+				problems = append(problems, err)
 				t.AppendRow(table.Row{card.Name, card.Version, cmp.Or(card.Framework, strings.Join(card.Command, " ")),
-					fmt.Sprintf("%d B", card.Input.WireBytes()), fmt.Sprint(card.Batches), card.SLO, knee, card.Decoder.Name, card.Dir})
+					fmt.Sprintf("%d B", card.Input.WireBytes()), fmt.Sprint(card.Batches), card.SLO, kneeText(card, measured),
+					memoryText(measured), card.Decoder.Name, card.Dir})
 			}
 			t.Render()
 			return errors.Join(problems...)
 		},
 	}
 	flags.register(cmd)
+	cmd.Flags().StringVar(&profiles, "profiles", "", "folder of profiles, for models that have none beside their card")
 	return cmd
+}
+
+// profilesIn reads a folder of profiles; none where no folder is named.
+func profilesIn(dir string) (map[string]profile.Profile, error) {
+	if dir == "" {
+		return nil, nil
+	}
+	return profile.ReadDir(os.DirFS(dir))
+}
+
+// profileOf is the profile beside a card, else the one elsewhere, else none.
+func profileOf(card *models.Card, elsewhere map[string]profile.Profile) (profile.Profile, error) {
+	file, err := os.Open(filepath.Join(card.Dir, card.Name+".csv"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return elsewhere[card.Name], nil
+	}
+	if err != nil {
+		return profile.Profile{}, fmt.Errorf("read profile: %w", err)
+	}
+	defer file.Close()
+	return profile.Read(file, file.Name())
+}
+
+// kneeText is the card's knee, else that of its profile for its objective.
+func kneeText(card *models.Card, measured profile.Profile) string {
+	percent := card.KneePercent
+	if percent == 0 {
+		knee, ok := measured.KneeFor(card.SLO)
+		if !ok {
+			return "-"
+		}
+		percent = measured.Header.Percent(knee.Share)
+	}
+	return fmt.Sprintf("%.0f %%", percent)
+}
+
+// memoryText is what a process holds with its largest batch.
+func memoryText(measured profile.Profile) string {
+	if h := measured.Header; h.PersistentMiB > 0 {
+		return fmt.Sprintf("%.1f + %.1f MiB", h.PersistentMiB, h.EphemeralMiB)
+	}
+	return "-"
 }

@@ -86,6 +86,26 @@ func (r Registry) Find(ref string) (*models.Card, error) {
 	return models.ReadCard(filepath.Join(dir, "card.yaml"))
 }
 
+// Shipped reports whether a card is a shipped one in the cache, where it would be
+// replaced if it were changed.
+func (r Registry) Shipped(card *models.Card) bool {
+	cache, err := filepath.Abs(r.unpacked())
+	if err != nil {
+		return false
+	}
+	within, err := filepath.Rel(cache, card.Dir)
+	return err == nil && within != ".." && !strings.HasPrefix(within, "../")
+}
+
+// unpacked is where the folders of shipped models are.
+func (r Registry) unpacked() string {
+	cache := r.Cache
+	if cache == "" {
+		cache = userCache()
+	}
+	return filepath.Join(cache, "zoo")
+}
+
 // Names are the shipped models.
 func Names() []string { return []string{"detect", "face", "fashion"} }
 
@@ -105,10 +125,6 @@ func userCache() string {
 // for their contents, so that two versions of Penstock do not disturb each other,
 // and returns it. Several processes may do so at once.
 func (r Registry) unpack(name string) (string, error) {
-	cache := r.Cache
-	if cache == "" {
-		cache = userCache()
-	}
 	shipped := files()
 	entries, err := fs.ReadDir(shipped, name)
 	if err != nil {
@@ -125,7 +141,7 @@ func (r Registry) unpack(name string) (string, error) {
 		sum.Write(data)
 		files[e.Name()] = data
 	}
-	dir := filepath.Join(cache, "zoo", name+"-"+hex.EncodeToString(sum.Sum(nil))[:12])
+	dir := filepath.Join(r.unpacked(), name+"-"+hex.EncodeToString(sum.Sum(nil))[:12])
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}

@@ -35,6 +35,9 @@ func TestEveryShippedModelIsFoundAndReadable(t *testing.T) {
 			t.Error(err)
 			continue
 		}
+		if !r.Shipped(card) {
+			t.Errorf("%s is not taken for a shipped one", card.File)
+		}
 		if card.Name != name || !strings.HasPrefix(card.Model, r.Cache) {
 			t.Errorf("%s: card %s, model %s", name, card.Name, card.Model)
 		}
