@@ -2,6 +2,7 @@ package plan
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,8 +32,8 @@ func (pl *Plan) Write(w io.Writer) error {
 // after it, the version of this program, and parts that agree with each other:
 // known GPUs, sizes that they can be cut into, each segment's service in the
 // list, counts that are the segments'. Whether the plan serves its services is
-// plan/verify's to say. File is the file's name for errors, which are all
-// *FileError.
+// plan/verify's to say. What `penstock plan` says of a plan beside it (Beside) is
+// left alone. File is the file's name for errors, which are all *FileError.
 func Read(r io.Reader, file string) (*Plan, error) {
 	text, err := io.ReadAll(r)
 	if err != nil {
@@ -41,7 +42,11 @@ func Read(r io.Reader, file string) (*Plan, error) {
 	pl := new(Plan)
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(pl); err != nil {
+	whole := struct {
+		*Plan
+		Beside
+	}{Plan: pl}
+	if err := decoder.Decode(&whole); err != nil {
 		return nil, jsonError(text, file, decoder.InputOffset(), err)
 	}
 	end := decoder.InputOffset()
@@ -54,6 +59,14 @@ func Read(r io.Reader, file string) (*Plan, error) {
 	return pl, nil
 }
 
+// Beside is what may stand in one object with a plan: what `penstock plan` was asked
+// about it. It is no part of the plan, and Read skips it.
+type Beside struct {
+	Change   json.RawMessage `json:"change,omitempty"`
+	Replay   json.RawMessage `json:"replay,omitempty"`
+	MIGSteps json.RawMessage `json:"mig_steps,omitempty"`
+}
+
 // jsonError gives an error of encoding/json its place, offset where it does not
 // know better.
 func jsonError(text []byte, file string, offset int64, err error) error {
@@ -64,7 +77,8 @@ func jsonError(text []byte, file string, offset int64, err error) error {
 		offset = syntax.Offset
 	case errors.As(err, &kind):
 		offset = kind.Offset
-		err = fmt.Errorf("%s: want %s, not %s", kind.Field, kindName(kind), kind.Value)
+		// The path begins with the struct that is embedded.
+		err = fmt.Errorf("%s: want %s, not %s", cmp.Or(strings.TrimPrefix(kind.Field, "Plan."), "the whole"), kindName(kind), kind.Value)
 	case errors.Is(err, io.EOF):
 		err = errors.New("empty: want a plan")
 	case errors.Is(err, io.ErrUnexpectedEOF):
