@@ -74,7 +74,11 @@ func Read(r io.Reader, file string) (Profile, error) {
 func ReadDir(dir fs.FS) (map[string]Profile, error) {
 	entries, err := fs.ReadDir(dir, ".")
 	if err != nil {
-		return nil, fmt.Errorf("read profiles: %w", err)
+		var in *fs.PathError
+		if errors.As(err, &in) {
+			err = in.Err // its path is "."
+		}
+		return nil, fmt.Errorf("read profiles of folder %s: %w", rootOf(dir), err)
 	}
 	profiles := make(map[string]Profile)
 	from := make(map[string]string)

@@ -2,6 +2,7 @@ package profile
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,12 +14,15 @@ import (
 // Write writes a profile as Read reads it: the same profile, the same bytes. Points
 // are written in ascending order, whatever order they are in.
 func Write(w io.Writer, p Profile) error {
-	header, err := json.MarshalIndent(p.Header, "# ", "  ")
+	header, err := json.Marshal(p.Header)
 	if err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
 	b := bufio.NewWriter(w)
-	fmt.Fprintf(b, "# %s\n%s,%s\n", header, strings.Join(columns, ","), memoryColumn)
+	if err := writeComment(b, header); err != nil {
+		return fmt.Errorf("write profile: %w", err)
+	}
+	fmt.Fprintf(b, "%s,%s\n", strings.Join(columns, ","), memoryColumn)
 	points := slices.SortedFunc(slices.Values(p.Points), Point.Compare)
 	for _, q := range points {
 		fmt.Fprintf(b, "%d,%d,%d,%s,%s,%s\n", q.Share, q.Batch, q.Processes,
@@ -28,6 +32,28 @@ func Write(w io.Writer, p Profile) error {
 		return fmt.Errorf("write profile: %w", err)
 	}
 	return nil
+}
+
+// writeComment writes a JSON object in comment lines, one of its fields a line.
+func writeComment(w io.Writer, object []byte) error {
+	d := json.NewDecoder(bytes.NewReader(object))
+	if _, err := d.Token(); err != nil { // {
+		return err
+	}
+	fmt.Fprint(w, "# {")
+	for end := "\n"; d.More(); end = ",\n" {
+		key, err := d.Token()
+		if err != nil {
+			return err
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return err
+		}
+		fmt.Fprintf(w, "%s#   %q: %s", end, key, value)
+	}
+	_, err := fmt.Fprint(w, "\n# }\n")
+	return err
 }
 
 func decimal(x float64) string { return strconv.FormatFloat(x, 'f', -1, 64) }
