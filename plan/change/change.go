@@ -1,0 +1,250 @@
+package change
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+
+	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/verify"
+)
+
+// A Fate says what becomes of a service.
+type Fate string
+
+const (
+	// Stays: model, rate and objective are the old ones, nothing moves.
+	Stays Fate = "stays"
+	// Changes: the model, the rate or the objective is another.
+	Changes Fate = "changes"
+	// New: it was not in the old plan.
+	New Fate = "new"
+	// Removed: it is not wanted any more.
+	Removed Fate = "removed"
+)
+
+// A Service says what becomes of a service and of its segments.
+type Service struct {
+	Service string `json:"service"`
+	Fate    Fate   `json:"fate"`
+	// OldRateRPS and OldSLOMS are 0 where it is New, RateRPS and SLOMS where it is
+	// Removed.
+	OldRateRPS float64 `json:"old_rate_rps"`
+	RateRPS    float64 `json:"rate_rps"`
+	OldSLOMS   float64 `json:"old_slo_ms"`
+	SLOMS      float64 `json:"slo_ms"`
+	// Kept segments stay as they are, but for their load; Retuned ones stay where
+	// they are and run another batch, number of processes or model.
+	Kept      int `json:"kept"`
+	Retuned   int `json:"retuned"`
+	Created   int `json:"created"`
+	Destroyed int `json:"destroyed"`
+}
+
+// An Op is what a Step does.
+type Op string
+
+const (
+	// Create makes an instance and starts its processes.
+	Create Op = "create"
+	// Retune starts other processes in an instance that stays, beside the old ones
+	// (shadows under MPS), and ends the old ones when the new ones serve.
+	Retune Op = "retune"
+	// Destroy drains a segment and removes its instance.
+	Destroy Op = "destroy"
+)
+
+// A Step is one thing to do, done before the next begins.
+type Step struct {
+	Op Op `json:"op"`
+	// Segment is what is created, what is destroyed, or what a retuned one becomes.
+	// Loads are those of the plan that it is in; a shadow's is 0.
+	Segment plan.Segment `json:"segment"`
+	// Was is what a retuned segment was.
+	Was *plan.Segment `json:"was,omitempty"`
+	// Shadow says that the segment serves only while the change is under way. It is
+	// a copy of one that must be destroyed before its successor has room.
+	Shadow bool `json:"shadow,omitempty"`
+	// ShortRPS is what the service then lacks of the rate that it should have,
+	// since the fleet has no spare for a shadow; 0 everywhere else.
+	ShortRPS float64 `json:"short_rps,omitempty"`
+	// Why is a sentence for who reads it.
+	Why string `json:"why"`
+}
+
+// A Spare is a place that a shadow uses for a while.
+type Spare struct {
+	GPU      int    `json:"gpu"`
+	GPUModel string `json:"gpu_model"`
+	Slot     int    `json:"slot"`
+	GPCs     int    `json:"size_gpcs"`
+	Service  string `json:"service"`
+	// ExtraGPU says that neither plan uses the GPU: one more is needed meanwhile.
+	ExtraGPU bool `json:"extra_gpu"`
+}
+
+// A Change is a new plan and the way to it.
+type Change struct {
+	Plan     *plan.Plan `json:"plan"`
+	Services []Service  `json:"services"`
+	Steps    []Step     `json:"steps"`
+	Spares   []Spare    `json:"spares"`
+	// GPUs in use before, after, and at most on the way.
+	GPUsBefore int `json:"gpus_before"`
+	GPUsAfter  int `json:"gpus_after"`
+	GPUsDuring int `json:"gpus_during"`
+}
+
+// ErrOldPlan is returned, wrapped, when the old plan cannot be started from: it
+// is not legal, does not serve its own services, or is on GPUs that the problem
+// has not.
+var ErrOldPlan = errors.New("the old plan cannot be changed")
+
+// From changes an old plan, which it only reads, into one for the problem.
+//
+// The old plan is checked against the problem's GPUs and profiles, for its own
+// rates, objectives and latency bounds. A service that changes keeps its bound
+// if only the rate is another; else, and for new services, the bound is
+// Problem.Bound's, or without one the same part of the objective as before
+// (plan.HalfSLO for new ones).
+//
+// Errors: ErrOldPlan; *plan.NoProfile, *plan.Infeasible; *plan.TooSmall when the
+// fleet cannot hold the change while the services that stay do not move (a new
+// plan might).
+func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	if err := check(old, p); err != nil {
+		return nil, err
+	}
+	bounded := *p
+	bounded.Bound = bounds(old, p)
+
+	w := world{problem: &bounded, tables: tables(p)}
+	before := map[string]plan.Assigned{}
+	for _, s := range old.Services {
+		before[s.Service] = s
+	}
+	change := &Change{GPUsBefore: old.GPUs}
+	wanted := map[string]plan.Service{}
+	var anew []job
+	for _, s := range p.Services {
+		wanted[s.Name] = s
+		was, there := before[s.Name]
+		fate := Stays
+		switch {
+		case !there:
+			fate = New
+		case was.Model != s.Model || was.RateRPS != s.RateRPS || was.SLOMS != s.SLOMS:
+			fate = Changes
+		}
+		change.Services = append(change.Services, Service{Service: s.Name, Fate: fate,
+			OldRateRPS: was.RateRPS, RateRPS: s.RateRPS, OldSLOMS: was.SLOMS, SLOMS: s.SLOMS})
+		if fate != Stays {
+			anew = append(anew, job{service: s, less: there && was.Model == s.Model && s.RateRPS <= was.RateRPS && s.SLOMS >= was.SLOMS})
+		}
+	}
+	for _, s := range old.Services {
+		if _, there := wanted[s.Service]; !there {
+			change.Services = append(change.Services, Service{Service: s.Service, Fate: Removed, OldRateRPS: s.RateRPS, OldSLOMS: s.SLOMS})
+		}
+	}
+	w.begin(old, wanted)
+	if err := w.placeAll(anew); err != nil {
+		return nil, err
+	}
+	change.Plan = assemble(&bounded, old, w.all())
+	change.GPUsAfter = change.Plan.GPUs
+	change.steps(&w, old, before, wanted)
+	return change, nil
+}
+
+// check says whether the old plan can be started from.
+func check(old *plan.Plan, p *plan.Problem) error {
+	there := tables(p)
+	for i, g := range old.Segments {
+		if _, ok := there[g.GPUModel]; !ok {
+			var names []string
+			for _, stock := range p.Stocks() {
+				names = append(names, stock.GPU.Name)
+			}
+			return fmt.Errorf("%w: segments[%d] is on a %s: want GPUs of %v, or a plan made without it", ErrOldPlan, i, g.GPUModel, names)
+		}
+	}
+	as := *p
+	as.Services = nil
+	bound := map[string]float64{}
+	for _, s := range old.Services {
+		as.Services = append(as.Services, plan.Service{Name: s.Service, Model: s.Model, RateRPS: s.RateRPS, SLOMS: s.SLOMS})
+		bound[s.Service] = s.LatencyBoundMS
+	}
+	as.Bound = func(s plan.Service) float64 { return bound[s.Name] }
+	if err := verify.Plan(&as, old); err != nil {
+		return fmt.Errorf("%w: %w", ErrOldPlan, err)
+	}
+	return nil
+}
+
+// bounds are the latency bounds of the changed plan, see From.
+func bounds(old *plan.Plan, p *plan.Problem) func(plan.Service) float64 {
+	before := make(map[string]plan.Assigned, len(old.Services))
+	for _, s := range old.Services {
+		before[s.Service] = s
+	}
+	return func(s plan.Service) float64 {
+		was, there := before[s.Name]
+		switch {
+		case there && was.SLOMS == s.SLOMS && was.Model == s.Model:
+			return was.LatencyBoundMS
+		case there && p.Bound == nil:
+			return was.LatencyBoundMS / was.SLOMS * s.SLOMS
+		}
+		return p.BoundMS(s)
+	}
+}
+
+func tables(p *plan.Problem) map[string]plan.GPU {
+	t := map[string]plan.GPU{}
+	for _, stock := range p.Stocks() {
+		t[stock.GPU.Name] = stock.GPU
+	}
+	return t
+}
+
+// assemble makes the plan of the segments, which keep their GPUs' numbers.
+func assemble(p *plan.Problem, old *plan.Plan, segments []plan.Segment) *plan.Plan {
+	used := map[int]bool{}
+	last := -1
+	for _, g := range segments {
+		used[g.GPU] = true
+		last = max(last, g.GPU)
+	}
+	var numbers, idle []int
+	for n := range last + 1 {
+		if used[n] {
+			numbers = append(numbers, n)
+		} else {
+			idle = append(idle, n)
+		}
+	}
+	pl := plan.New(p, old.Policy, segments)
+	for i := range pl.Segments {
+		pl.Segments[i].GPU = numbers[pl.Segments[i].GPU]
+	}
+	pl.IdleGPUs = idle
+	return pl
+}
+
+// compareSegments orders segments by place.
+func compareSegments(a, b plan.Segment) int { return cmp.Or(a.GPU-b.GPU, a.Slot-b.Slot) }
+
+// samePlace says whether two segments are the same instance.
+func samePlace(a, b plan.Segment) bool {
+	return a.GPU == b.GPU && a.Slot == b.Slot && a.GPCs == b.GPCs
+}
+
+// sameWork says whether two segments of the same place run the same.
+func sameWork(a, b plan.Segment) bool {
+	return a.Model == b.Model && a.Batch == b.Batch && a.Processes == b.Processes
+}

@@ -1,0 +1,541 @@
+package change
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/penstock/penstock/plan"
+)
+
+// A world is what lies where while services are placed.
+type world struct {
+	problem *plan.Problem
+	tables  map[string]plan.GPU
+	// was has, by GPU, the old plan's segments of services that are still wanted.
+	was map[int][]plan.Segment
+	// lies has, by GPU, the segments that the services have: the old ones until a
+	// service is placed, then its new ones.
+	lies map[int][]plan.Segment
+	// models has the model of every GPU that has a number, in use or not.
+	models map[int]string
+}
+
+// begin takes over the old plan, without the services that are not wanted.
+func (w *world) begin(old *plan.Plan, wanted map[string]plan.Service) {
+	w.was, w.lies, w.models = map[int][]plan.Segment{}, map[int][]plan.Segment{}, map[int]string{}
+	for _, g := range old.Segments {
+		w.models[g.GPU] = g.GPUModel
+		if _, there := wanted[g.Service]; there {
+			w.was[g.GPU] = append(w.was[g.GPU], g)
+			w.lies[g.GPU] = append(w.lies[g.GPU], g)
+		}
+	}
+	for _, n := range old.IdleGPUs {
+		w.models[n] = "" // unknown, and left alone, where there are several
+		if len(w.tables) == 1 {
+			w.models[n] = w.problem.Stocks()[0].GPU.Name
+		}
+	}
+}
+
+// memory is what a segment takes by its profile, 0 where unknown.
+func (w *world) memory(g plan.Segment) float64 {
+	for _, pt := range w.problem.Profiles[g.GPUModel][g.Model].Points {
+		if pt.GPCs == g.GPCs && pt.Batch == g.Batch && pt.Processes == g.Processes {
+			return pt.MemoryMiB
+		}
+	}
+	return 0
+}
+
+// slots is how many a segment covers.
+func (w *world) slots(g plan.Segment) int {
+	size, _ := w.tables[g.GPUModel].Size(g.GPCs)
+	return size.Slots
+}
+
+// A job is a service to place. Less says that it needs no more than before.
+type job struct {
+	service plan.Service
+	less    bool
+}
+
+// placeAll places services: first those that leave room, then by need.
+func (w *world) placeAll(jobs []job) error {
+	need := make(map[string]float64, len(jobs))
+	for _, j := range jobs {
+		n, err := w.need(j.service)
+		if err != nil {
+			return err
+		}
+		need[j.service.Name] = n
+	}
+	slices.SortStableFunc(jobs, func(a, b job) int {
+		if a.less != b.less {
+			if a.less {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(cmp.Compare(need[b.service.Name], need[a.service.Name]), cmp.Compare(a.service.Name, b.service.Name))
+	})
+	for i, j := range jobs {
+		if best := w.place(j.service); best < j.service.RateRPS*(1-tolerance) {
+			return w.tooSmall(jobs[i:], best)
+		}
+	}
+	return nil
+}
+
+// need is about how many GPCs a service needs. It fails where no model of GPU
+// can serve it.
+func (w *world) need(s plan.Service) (float64, error) {
+	var first error
+	least := 0.0
+	for _, stock := range w.problem.Stocks() {
+		points, err := w.problem.Feasible(stock.GPU, s)
+		if err != nil {
+			first = cmp.Or(first, err)
+			continue
+		}
+		for _, pt := range points {
+			if gpcs := s.RateRPS / pt.ThroughputRPS * float64(pt.GPCs); least == 0 || gpcs < least {
+				least = gpcs
+			}
+		}
+	}
+	if least == 0 {
+		return 0, first
+	}
+	return least, nil
+}
+
+// tooSmall says what fits: jobs[0] in part, the others not.
+func (w *world) tooSmall(jobs []job, best float64) error {
+	e := &plan.TooSmall{Fleet: w.problem.Stocks()}
+	for _, s := range w.problem.Services {
+		served := plan.Served{Service: s.Name, RateRPS: s.RateRPS, PlacedRPS: s.RateRPS}
+		switch i := slices.IndexFunc(jobs, func(j job) bool { return j.service.Name == s.Name }); {
+		case i == 0:
+			served.PlacedRPS = best
+		case i > 0:
+			served.PlacedRPS = 0
+		}
+		e.Services = append(e.Services, served)
+	}
+	return e
+}
+
+// tolerance is the relative error that a sum of throughputs may have.
+const tolerance = 1e-12
+
+// cost is what a way to place a service costs; the first part that differs
+// decides. Parts add up over segments and GPUs, so that a way with a dearer part
+// never becomes the cheaper whole.
+type cost [7]int
+
+// The parts of a cost. Where a service needs more than its own segments give,
+// moves are the own segments that could stay and do not, and sizes come before
+// retunes. Where they suffice, moves are the segments to create, and retunes come
+// before sizes: a service whose objective becomes easier is left alone.
+type parts struct{ gpus, moves, blocked, retuned, gpcs, created, waste int }
+
+func (p parts) cost(suffices bool) cost {
+	if suffices {
+		return cost{p.gpus, p.created, p.blocked, p.retuned, p.gpcs, p.created, p.waste}
+	}
+	return cost{p.gpus, p.moves, p.blocked, p.gpcs, p.retuned, p.created, p.waste}
+}
+
+func (c cost) plus(o cost) cost {
+	for i := range c {
+		c[i] += o[i]
+	}
+	return c
+}
+
+func (c cost) compare(o cost) int { return slices.Compare(c[:], o[:]) }
+
+// A label is a way to place part of a service: what it costs, what it gives,
+// and how it came about.
+type label struct {
+	cost       cost
+	throughput float64
+	memory     float64 // on this GPU, where GPU.Percent
+	// Either a segment after another label of the same GPU, or two labels of
+	// different GPUs.
+	segment  *plan.Segment
+	from, on *label
+}
+
+// segments collects what a label stands for.
+func (l *label) segments(into []plan.Segment) []plan.Segment {
+	if l == nil {
+		return into
+	}
+	into = l.on.segments(l.from.segments(into))
+	if l.segment != nil {
+		into = append(into, *l.segment)
+	}
+	return into
+}
+
+// labelLimit bounds the labels that are kept in one stage.
+const labelLimit = 4096
+
+// searched is how many new GPUs are filled by search; where a service needs many
+// more, the others all get what gives the most.
+const searched = 16
+
+// front sorts labels by cost and keeps those that give more than all cheaper
+// ones (or, where memory is shared, take less of it), up to the first that gives
+// enough.
+func front(labels []*label, enough float64, shared bool) []*label {
+	slices.SortStableFunc(labels, func(a, b *label) int {
+		return cmp.Or(a.cost.compare(b.cost), cmp.Compare(b.throughput, a.throughput))
+	})
+	var kept []*label
+	for _, l := range labels {
+		dominated := slices.ContainsFunc(kept, func(k *label) bool { return k.throughput >= l.throughput && k.memory <= l.memory })
+		if !shared {
+			dominated = len(kept) > 0 && kept[len(kept)-1].throughput >= l.throughput
+		}
+		if dominated || len(kept) >= labelLimit && l.throughput < enough {
+			continue
+		}
+		kept = append(kept, l)
+		if !shared && l.throughput >= enough {
+			break
+		}
+	}
+	return kept
+}
+
+// placement is the search for one service.
+type placement struct {
+	*world
+	service plan.Service
+	// rate with its tolerance, which labels must reach.
+	enough   float64
+	suffices bool
+	// best are the points to create segments with, by model of GPU, ascending by
+	// size; feasible are all points within the bound.
+	best, feasible map[string][]plan.Point
+}
+
+// place gives a service its segments, and returns their throughput; nothing
+// changes where that is less than its rate.
+func (w *world) place(s plan.Service) float64 {
+	p := &placement{world: w, service: s, enough: s.RateRPS * (1 - tolerance),
+		best: map[string][]plan.Point{}, feasible: map[string][]plan.Point{}}
+	stocks := w.problem.Stocks()
+	for _, stock := range stocks {
+		p.feasible[stock.GPU.Name], _ = w.problem.Feasible(stock.GPU, s)
+		p.best[stock.GPU.Name] = largest(p.feasible[stock.GPU.Name])
+	}
+	numbers := slices.Sorted(maps.Keys(w.models))
+	var own float64
+	for _, n := range numbers {
+		for _, g := range w.lies[n] {
+			if g.Service == s.Name {
+				kept, retuned := p.stay(g)
+				own += max(throughput(kept), throughput(retuned))
+			}
+		}
+	}
+	p.suffices = own >= p.enough
+
+	labels := []*label{{}}
+	for _, n := range numbers {
+		if w.isOpen(n, s) {
+			labels = p.join(labels, p.options(n, w.tables[w.models[n]], w.lies[n], w.was[n]))
+		}
+	}
+	there := map[string]int{}
+	for _, model := range w.models {
+		there[model]++
+	}
+	next := 0
+	if len(numbers) > 0 {
+		next = numbers[len(numbers)-1] + 1
+	}
+	// New GPUs are numbered when they are known to be used.
+	for _, stock := range stocks {
+		empty := p.options(0, stock.GPU, nil, nil)
+		free := stock.Count - there[stock.GPU.Name]
+		if stock.Count < 0 {
+			free = math.MaxInt
+		}
+		first := 1
+		if most := empty[len(empty)-1]; most.throughput > 0 {
+			// All but a few of very many are alike.
+			bulk := min(free, int((p.enough-labels[len(labels)-1].throughput)/most.throughput)-searched)
+			for ; first <= bulk; first++ {
+				o := renumbered([]*label{most}, next)[0]
+				next++
+				for i, l := range labels {
+					labels[i] = &label{cost: l.cost.plus(o.cost), throughput: l.throughput + o.throughput, from: l, on: o}
+				}
+			}
+		}
+		for i := first; len(empty) > 1 && i <= free; i++ {
+			if last := labels[len(labels)-1]; last.throughput >= p.enough && last.cost[0] < i {
+				break // each further GPU costs more than this
+			}
+			labels = p.join(labels, renumbered(empty, next))
+			next++
+		}
+	}
+	last := labels[len(labels)-1]
+	if last.throughput < p.enough {
+		return last.throughput
+	}
+	// The cheapest that suffices is the last of a front.
+	for _, n := range numbers {
+		w.lies[n] = slices.DeleteFunc(w.lies[n], func(g plan.Segment) bool { return g.Service == s.Name })
+	}
+	placed := last.segments(nil)
+	w.number(placed, numbers)
+	for _, g := range placed {
+		w.lies[g.GPU] = append(w.lies[g.GPU], g)
+	}
+	return last.throughput
+}
+
+// isOpen says whether a GPU has a slot that no other service has.
+func (w *world) isOpen(n int, s plan.Service) bool {
+	free := w.tables[w.models[n]].Slots
+	for _, g := range w.lies[n] {
+		if g.Service != s.Name {
+			free -= w.slots(g)
+		}
+	}
+	return free > 0
+}
+
+// all are the segments of all services, in order of place.
+func (w *world) all() []plan.Segment {
+	var all []plan.Segment
+	for _, n := range slices.Sorted(maps.Keys(w.lies)) {
+		all = append(all, w.lies[n]...)
+	}
+	return all
+}
+
+// number gives new GPUs the numbers that follow the known ones without gaps.
+func (w *world) number(placed []plan.Segment, known []int) {
+	next := 0
+	if len(known) > 0 {
+		next = known[len(known)-1] + 1
+	}
+	given := map[int]int{}
+	slices.SortFunc(placed, compareSegments)
+	for i := range placed {
+		g := &placed[i]
+		if _, ok := w.models[g.GPU]; ok && g.GPU < next {
+			continue
+		}
+		n, ok := given[g.GPU]
+		if !ok {
+			n = next + len(given)
+			given[g.GPU] = n
+			w.models[n] = g.GPUModel
+		}
+		g.GPU = n
+	}
+}
+
+// renumbered are an empty GPU's options for a GPU of another number.
+func renumbered(options []*label, n int) []*label {
+	again := make([]*label, len(options))
+	for i, o := range options {
+		whole := *o
+		segments := o.segments(nil)
+		whole.segment, whole.from, whole.on = nil, nil, nil
+		head := &whole
+		for j := range segments {
+			segments[j].GPU = n
+			head.from = &label{segment: &segments[j], from: head.from}
+		}
+		again[i] = head
+	}
+	return again
+}
+
+// join combines what one more GPU can do with all before.
+func (p *placement) join(labels, options []*label) []*label {
+	if len(options) == 1 && options[0].from == nil && options[0].segment == nil && options[0].cost == (cost{}) {
+		return labels // nothing can lie there
+	}
+	joined := make([]*label, 0, len(labels)*len(options))
+	for _, o := range options {
+		for _, l := range labels {
+			joined = append(joined, &label{cost: l.cost.plus(o.cost), throughput: l.throughput + o.throughput, from: l, on: o})
+		}
+	}
+	return front(joined, p.enough, false)
+}
+
+// stay is what an own segment may be in its place: as it is, and at the best
+// point of its size; nil where it may not.
+func (p *placement) stay(g plan.Segment) (kept, retuned *plan.Segment) {
+	for _, pt := range p.feasible[g.GPUModel] {
+		if g.Model == p.service.Model && pt.GPCs == g.GPCs && pt.Batch == g.Batch && pt.Processes == g.Processes {
+			k := g
+			kept = &k
+		}
+	}
+	for _, pt := range p.best[g.GPUModel] {
+		if pt.GPCs == g.GPCs {
+			r := plan.SegmentOf(g.GPU, p.tables[g.GPUModel], g.Slot, p.service, pt)
+			if !sameWork(r, g) {
+				retuned = &r
+			}
+		}
+	}
+	return kept, retuned
+}
+
+func throughput(g *plan.Segment) float64 {
+	if g == nil {
+		return 0
+	}
+	return g.ThroughputRPS
+}
+
+// options are the ways to use one GPU: the slots from left to right, each free,
+// the first of an own segment that stays, or the first of a new one. The first
+// option is to have nothing there.
+func (p *placement) options(n int, table plan.GPU, lie, was []plan.Segment) []*label {
+	taken := make([]bool, table.Slots)   // by others
+	blocked := make([]bool, table.Slots) // until something is destroyed
+	own := map[int]plan.Segment{}
+	others := false
+	memory := float64(table.MemoryMiB)
+	for _, g := range lie {
+		if g.Service == p.service.Name {
+			own[g.Slot] = g
+			continue
+		}
+		others = true
+		memory -= p.memory(g)
+		cover(taken, g.Slot, p.slots(g))
+	}
+	for _, g := range was {
+		cover(blocked, g.Slot, p.slots(g))
+	}
+	ones, haveOnes := table.Size(1)
+
+	add := func(l *label, g plan.Segment, pt parts) *label {
+		size, _ := table.Size(g.GPCs)
+		pt.gpcs = g.GPCs
+		if haveOnes {
+			// Places for a single GPC that it covers beyond its own number.
+			for slot := g.Slot; slot < g.Slot+size.Slots; slot++ {
+				if ones.MayStart(slot) {
+					pt.waste++
+				}
+			}
+			pt.waste -= g.GPCs
+		}
+		next := &label{cost: l.cost.plus(pt.cost(p.suffices)), throughput: l.throughput + g.ThroughputRPS, segment: &g, from: l}
+		if table.Percent {
+			next.memory = l.memory + p.memory(g)
+			if table.MemoryMiB > 0 && next.memory > memory {
+				return nil
+			}
+		}
+		return next
+	}
+
+	start := &label{}
+	leave := cost{} // of an own segment that could stay
+	at := make([][]*label, table.Slots+1)
+	at[0] = []*label{start}
+	for slot := range table.Slots {
+		labels := front(at[slot], p.enough, table.Percent)
+		g, mine := own[slot]
+		leave = cost{}
+		var kept, retuned *plan.Segment
+		if mine {
+			if kept, retuned = p.stay(g); kept != nil || retuned != nil {
+				leave = parts{moves: 1}.cost(p.suffices)
+			}
+		}
+		for _, l := range labels {
+			skip := l
+			if leave != (cost{}) {
+				skip = &label{cost: l.cost.plus(leave), throughput: l.throughput, memory: l.memory, from: l}
+			}
+			at[slot+1] = append(at[slot+1], skip)
+			put := func(to *label, slots int) {
+				if to != nil {
+					at[slot+slots] = append(at[slot+slots], to)
+				}
+			}
+			if kept != nil {
+				put(add(l, *kept, parts{}), p.slots(*kept))
+			}
+			if retuned != nil {
+				put(add(l, *retuned, parts{retuned: 1}), p.slots(*retuned))
+			}
+			for _, pt := range p.best[table.Name] {
+				size, _ := table.Size(pt.GPCs)
+				if !size.MayStart(slot) || slices.Contains(taken[slot:slot+size.Slots], true) || mine && g.GPCs == pt.GPCs {
+					continue
+				}
+				c := parts{created: 1}
+				if slices.Contains(blocked[slot:slot+size.Slots], true) {
+					c.blocked = 1
+				}
+				for s := slot; s < slot+size.Slots; s++ {
+					if o, ok := own[s]; ok {
+						if k, r := p.stay(o); k != nil || r != nil {
+							c.moves++
+						}
+					}
+				}
+				put(add(l, plan.SegmentOf(n, table, slot, p.service, pt), c), size.Slots)
+			}
+		}
+	}
+	options := at[table.Slots]
+	if !others {
+		for i, l := range options {
+			if l.throughput > 0 {
+				used := *l
+				used.cost = used.cost.plus(parts{gpus: 1}.cost(p.suffices))
+				options[i] = &used
+			}
+		}
+	}
+	for _, l := range options {
+		l.memory = 0
+	}
+	return front(options, p.enough, false)
+}
+
+// largest are the points of the highest throughput of each size (of the lower
+// latency, the less memory, the fewer processes among equals), ascending by size.
+func largest(points []plan.Point) []plan.Point {
+	var best []plan.Point
+	for _, pt := range points {
+		last := len(best) - 1
+		switch {
+		case last < 0 || best[last].GPCs != pt.GPCs:
+			best = append(best, pt)
+		case cmp.Or(cmp.Compare(pt.ThroughputRPS, best[last].ThroughputRPS), cmp.Compare(best[last].LatencyMS, pt.LatencyMS),
+			cmp.Compare(best[last].MemoryMiB, pt.MemoryMiB), best[last].Processes-pt.Processes) > 0:
+			best[last] = pt
+		}
+	}
+	return best
+}
+
+func cover(slots []bool, from, n int) {
+	for i := from; i < from+n; i++ {
+		slots[i] = true
+	}
+}

@@ -1,0 +1,350 @@
+package change
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/penstock/penstock/plan"
+)
+
+// A transition is the way from the old segments to the new ones.
+type transition struct {
+	*world
+	change *Change
+	// There are these segments now, shadows among them.
+	onGPU     map[int][]plan.Segment
+	ofService map[string][]plan.Segment
+	shadows   []plan.Segment
+	shadowed  map[plan.Segment]bool // have a shadow, or had one
+	// What is still to do, in order of place.
+	create, destroy []plan.Segment
+	retune          [][2]plan.Segment // was, becomes
+	// should is the throughput that a service must not fall below on the way.
+	should map[string]float64
+	// removed are the services that are not wanted any more.
+	removed map[string]bool
+	// counts are how many GPUs of a model there are, -1 without end.
+	counts map[string]int
+	known  int // GPUs of either plan have numbers below
+}
+
+// steps puts the change in order, and counts what becomes of each service. What
+// can be done is done in this order, again and again:
+//
+//  1. Destroy what belongs to removed services: nobody is to be served by it.
+//  2. Create whatever has room.
+//  3. Retune, if the service has enough after it.
+//  4. Destroy, if the service has enough without it.
+//  5. If nothing of that can be done, a segment is in the way of a new one and
+//     cannot be spared: it gets a shadow on spare slots, and then it can.
+//
+// Shadows go when their service is done.
+func (c *Change) steps(w *world, old *plan.Plan, before map[string]plan.Assigned, wanted map[string]plan.Service) {
+	t := &transition{world: w, change: c, shadowed: map[plan.Segment]bool{}, should: map[string]float64{}, removed: map[string]bool{}, counts: map[string]int{}}
+	for name, s := range before {
+		if now, there := wanted[name]; there {
+			t.should[name] = min(s.RateRPS, now.RateRPS)
+		} else {
+			t.removed[name] = true
+		}
+	}
+	for _, stock := range w.problem.Stocks() {
+		t.counts[stock.GPU.Name] = stock.Count
+	}
+	for n := range w.models {
+		t.known = max(t.known, n+1)
+	}
+	t.onGPU, t.ofService = map[int][]plan.Segment{}, map[string][]plan.Segment{}
+	for _, g := range old.Segments {
+		t.add(g)
+	}
+	t.sort(old)
+	c.GPUsDuring = max(c.GPUsBefore, c.GPUsAfter)
+	for t.next() {
+		c.GPUsDuring = max(c.GPUsDuring, len(t.onGPU))
+	}
+}
+
+// sort tells what stays from what is retuned, created and destroyed.
+func (t *transition) sort(old *plan.Plan) {
+	count := make(map[string]*Service, len(t.change.Services))
+	for i := range t.change.Services {
+		count[t.change.Services[i].Service] = &t.change.Services[i]
+	}
+	type place struct{ gpu, slot int }
+	after := make(map[place]plan.Segment, len(t.change.Plan.Segments))
+	for _, g := range t.change.Plan.Segments {
+		after[place{g.GPU, g.Slot}] = g
+	}
+	stays := map[place]bool{}
+	for _, g := range old.Segments {
+		n, there := after[place{g.GPU, g.Slot}]
+		switch {
+		case !there || n.Service != g.Service || !samePlace(n, g):
+			t.destroy = append(t.destroy, g)
+			count[g.Service].Destroyed++
+			continue
+		case sameWork(n, g):
+			count[g.Service].Kept++
+		case t.memory(g)+t.memory(n) > t.space(g):
+			// The instance has no memory for both beside each other (see next for GPUs
+			// without MIG).
+			t.destroy, t.create = append(t.destroy, g), append(t.create, n)
+			count[g.Service].Retuned++
+		default:
+			t.retune = append(t.retune, [2]plan.Segment{g, n})
+			count[g.Service].Retuned++
+		}
+		stays[place{g.GPU, g.Slot}] = true
+	}
+	for _, g := range t.change.Plan.Segments {
+		if !stays[place{g.GPU, g.Slot}] {
+			t.create = append(t.create, g)
+			count[g.Service].Created++
+		}
+	}
+	slices.SortStableFunc(t.create, compareSegments)
+	slices.SortStableFunc(t.destroy, compareSegments)
+}
+
+// space is the memory that a segment's instance has.
+func (t *transition) space(g plan.Segment) float64 {
+	size, _ := t.tables[g.GPUModel].Size(g.GPCs)
+	return float64(size.MemoryMiB)
+}
+
+// next does at most one step; false when all is done.
+func (t *transition) next() bool {
+	for i, g := range t.destroy {
+		if t.removed[g.Service] {
+			t.destroy = slices.Delete(t.destroy, i, i+1)
+			t.end(Step{Op: Destroy, Segment: g, Why: fmt.Sprintf("%s is not wanted any more", g.Service)})
+			return true
+		}
+	}
+	for i, g := range t.create {
+		if t.hasRoom(g) {
+			t.create = slices.Delete(t.create, i, i+1)
+			t.begin(Step{Op: Create, Segment: g, Why: fmt.Sprintf("%s needs it; the slots are free", g.Service)})
+			return true
+		}
+	}
+	for i, r := range t.retune {
+		was, becomes := r[0], r[1]
+		if t.isFull(becomes) {
+			// The GPU has no memory for both beside each other.
+			t.retune = slices.Delete(t.retune, i, i+1)
+			t.destroy, t.create = append(t.destroy, was), append(t.create, becomes)
+			return true
+		}
+		if t.has(was.Service)-was.ThroughputRPS+becomes.ThroughputRPS >= t.should[was.Service]*(1-tolerance) {
+			t.retune = slices.Delete(t.retune, i, i+1)
+			t.remove(was)
+			t.add(becomes)
+			t.say(Step{Op: Retune, Segment: becomes, Was: &was,
+				Why: fmt.Sprintf("%s stays in the same instance; new processes start beside the old ones", was.Service)})
+			return true
+		}
+	}
+	for i, g := range t.destroy {
+		if t.has(g.Service)-g.ThroughputRPS >= t.should[g.Service]*(1-tolerance) {
+			t.destroy = slices.Delete(t.destroy, i, i+1)
+			t.end(Step{Op: Destroy, Segment: g, Why: fmt.Sprintf("%s has enough without it", g.Service)})
+			return true
+		}
+	}
+	for i, g := range t.shadows {
+		mine := func(s plan.Segment) bool { return s.Service == g.Service }
+		if !slices.ContainsFunc(t.create, mine) && !slices.ContainsFunc(t.destroy, mine) {
+			t.shadows = slices.Delete(t.shadows, i, i+1)
+			t.end(Step{Op: Destroy, Segment: g, Shadow: true, Why: fmt.Sprintf("%s is where it should be", g.Service)})
+			return true
+		}
+	}
+	if len(t.create) == 0 {
+		return false
+	}
+	t.makeWay()
+	return true
+}
+
+// makeWay lets the first segment go that is in the way of a new one: after a
+// shadow has taken its place, or, where there is no spare, at once.
+func (t *transition) makeWay() {
+	g, ok := t.first(t.destroy)
+	if !ok {
+		t.makeMemory()
+		return
+	}
+	if !t.shadowed[g] {
+		if shadow, ok := t.spare(g); ok {
+			t.shadowed[g] = true
+			t.shadows = append(t.shadows, shadow)
+			t.change.Spares = append(t.change.Spares, Spare{GPU: shadow.GPU, GPUModel: shadow.GPUModel, Slot: shadow.Slot,
+				GPCs: shadow.GPCs, Service: shadow.Service, ExtraGPU: shadow.GPU >= t.known})
+			t.begin(Step{Op: Create, Segment: shadow, Shadow: true,
+				Why: fmt.Sprintf("a shadow of %s's segment in gpu %d, slot %d, which is in the way", g.Service, g.GPU, g.Slot)})
+			return
+		}
+	}
+	t.destroy = slices.DeleteFunc(t.destroy, func(d plan.Segment) bool { return d == g })
+	t.end(Step{Op: Destroy, Segment: g, ShortRPS: t.short(g),
+		Why: fmt.Sprintf("it is in the way, and there is no spare for a shadow: %s is short until its new segments serve", g.Service)})
+}
+
+// makeMemory makes way where only memory is short, which is shared without MIG:
+// by what would be retuned when there is more of it, and else by a shadow.
+func (t *transition) makeMemory() {
+	if len(t.retune) > 0 {
+		was, becomes := t.retune[0][0], t.retune[0][1]
+		t.retune = t.retune[1:]
+		t.destroy, t.create = append(t.destroy, was), append(t.create, becomes)
+		return
+	}
+	if g, ok := t.first(t.shadows); ok {
+		t.shadows = slices.DeleteFunc(t.shadows, func(d plan.Segment) bool { return d == g })
+		t.end(Step{Op: Destroy, Segment: g, Shadow: true, ShortRPS: t.short(g),
+			Why: fmt.Sprintf("it has memory that %s's new segments need", g.Service)})
+		return
+	}
+	// The new plan is legal and all else is gone.
+	panic(fmt.Sprintf("change: no way to %v", t.create))
+}
+
+// first is the first of some segments that is in the way of a new one.
+func (t *transition) first(of []plan.Segment) (plan.Segment, bool) {
+	for _, n := range t.create {
+		if at := slices.IndexFunc(of, func(g plan.Segment) bool { return t.overlap(g, n) }); at >= 0 {
+			return of[at], true
+		}
+	}
+	return plan.Segment{}, false
+}
+
+// short is what a service lacks when it has lost a segment.
+func (t *transition) short(g plan.Segment) float64 {
+	return max(0, t.should[g.Service]-(t.has(g.Service)-g.ThroughputRPS))
+}
+
+// begin creates a segment, end destroys one.
+func (t *transition) begin(s Step) {
+	t.add(s.Segment)
+	t.say(s)
+}
+
+func (t *transition) end(s Step) {
+	t.remove(s.Segment)
+	t.say(s)
+}
+
+func (t *transition) say(s Step) { t.change.Steps = append(t.change.Steps, s) }
+
+func (t *transition) add(g plan.Segment) {
+	t.onGPU[g.GPU] = append(t.onGPU[g.GPU], g)
+	t.ofService[g.Service] = append(t.ofService[g.Service], g)
+}
+
+func (t *transition) remove(g plan.Segment) {
+	same := func(o plan.Segment) bool { return samePlace(o, g) }
+	t.ofService[g.Service] = slices.DeleteFunc(t.ofService[g.Service], same)
+	if left := slices.DeleteFunc(t.onGPU[g.GPU], same); len(left) > 0 {
+		t.onGPU[g.GPU] = left
+	} else {
+		delete(t.onGPU, g.GPU)
+	}
+}
+
+// has is the throughput that a service has now.
+func (t *transition) has(service string) (rps float64) {
+	for _, g := range t.ofService[service] {
+		rps += g.ThroughputRPS
+	}
+	return rps
+}
+
+// overlap says whether two segments cannot be there at once; where memory is
+// shared, all of a GPU's segments are in each other's way when it is short.
+func (t *transition) overlap(a, b plan.Segment) bool {
+	if a.GPU != b.GPU {
+		return false
+	}
+	if a.Slot < b.Slot+t.slots(b) && b.Slot < a.Slot+t.slots(a) {
+		return true
+	}
+	return t.isFull(b)
+}
+
+// isFull says whether a GPU whose memory is shared has too little for one more.
+func (t *transition) isFull(g plan.Segment) bool {
+	table := t.tables[g.GPUModel]
+	if !table.Percent || table.MemoryMiB == 0 {
+		return false
+	}
+	sum := t.memory(g)
+	for _, o := range t.onGPU[g.GPU] {
+		sum += t.memory(o)
+	}
+	return sum > float64(table.MemoryMiB)
+}
+
+// hasRoom says whether a segment could be created now.
+func (t *transition) hasRoom(g plan.Segment) bool {
+	return !slices.ContainsFunc(t.onGPU[g.GPU], func(o plan.Segment) bool { return t.overlap(o, g) })
+}
+
+// spare finds a place for a copy of a segment, on the same model of GPU: on one
+// that either plan uses, where nothing is nor will be, or on a further one.
+func (t *transition) spare(g plan.Segment) (plan.Segment, bool) {
+	table := t.tables[g.GPUModel]
+	size, _ := table.Size(g.GPCs)
+	shadow := g
+	shadow.LoadRPS = 0
+	last := t.known
+	for _, s := range t.shadows {
+		last = max(last, s.GPU+1)
+	}
+	there := 0
+	for n := range last + 1 {
+		model, ok := t.models[n]
+		if !ok {
+			// The further ones hold shadows, or nothing yet.
+			for _, s := range t.shadows {
+				if s.GPU == n {
+					model, ok = s.GPUModel, true
+				}
+			}
+		}
+		if n == last {
+			model = g.GPUModel
+			if count := t.counts[model]; count >= 0 && there >= count {
+				return shadow, false
+			}
+		}
+		if model != g.GPUModel {
+			continue
+		}
+		there++
+		for _, slot := range size.Starts {
+			shadow.GPU, shadow.Slot = n, slot
+			if t.hasRoom(shadow) && !slices.ContainsFunc(t.create, func(c plan.Segment) bool { return t.overlap(c, shadow) }) {
+				return shadow, true
+			}
+		}
+	}
+	return shadow, false
+}
+
+// String is the step as a line of text.
+func (s Step) String() string {
+	g := s.Segment
+	where := fmt.Sprintf("gpu %d, slot %d, size %d", g.GPU, g.Slot, g.GPCs)
+	what := fmt.Sprintf("%s, batch %d, %d processes", g.Service, g.Batch, g.Processes)
+	op := string(s.Op)
+	if s.Shadow {
+		op += " shadow"
+	}
+	if s.Was != nil {
+		what += fmt.Sprintf(" (was batch %d, %d processes)", s.Was.Batch, s.Was.Processes)
+	}
+	return op + " " + where + ": " + what + ": " + s.Why
+}
