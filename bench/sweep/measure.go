@@ -12,9 +12,10 @@ import (
 // memory that there is: the point is recorded as such.
 var ErrOutOfMemory = errors.New("out of memory")
 
-// ErrNotFilled is returned where the load does not fill the batches: the model is
-// faster than pictures can be sent to it, and what would be measured is the sending.
-var ErrNotFilled = errors.New("the load does not fill the batches")
+// ErrNotFilled is returned where the load does not keep the processes at work with
+// full batches: the model is faster than pictures can be sent to it, and what would be
+// measured is the sending.
+var ErrNotFilled = errors.New("the load does not keep the model busy")
 
 // Runner runs a model on a device. It is used by one goroutine.
 type Runner interface {
@@ -70,7 +71,7 @@ type Memory struct {
 // Rule says when a point is stable. Its windows follow one another; each is Window
 // long, or batchesAWindow of the point's batches where that is longer, at most
 // longestWindow. The first windows warm up: they are not counted until the batches
-// are full, and one more is left out. The point is stable when, over at least
+// are full and follow one another, and one more is left out. The point is stable when, over at least
 // LeastWindows, the 95 % confidence interval of the mean throughput (Student's t over
 // the windows) is no wider than Precision of the mean to either side, and is taken as
 // it is after MostWindows.
@@ -83,10 +84,11 @@ type Rule struct {
 const (
 	batchesAWindow = 10
 	longestWindow  = 10 * time.Second
-	// full is the part of a cell's batch size that its mean batch must have.
-	full = 0.95
-	// patience is how many windows may pass until the batches are full.
-	patience = 40
+	// full is the part of a cell's batch size that its mean batch must have, busy the
+	// part of the time that a process must be in a batch.
+	full, busy = 0.95, 0.80
+	// patience is how many windows may pass until both hold.
+	patience = 16
 )
 
 // Measured is a cell after its windows.
@@ -137,7 +139,7 @@ func measure(ctx context.Context, r Runner, rule Rule, c Cell) (m Measured, err 
 // windows must be.
 func warmUp(ctx context.Context, running Running, rule Rule, c Cell) (length time.Duration, err error) {
 	length = rule.Window
-	filled := false
+	filled, batch, inBatch := false, 0.0, 0.0
 	for range patience {
 		w, err := running.Window(ctx, length)
 		if err != nil {
@@ -150,9 +152,12 @@ func warmUp(ctx context.Context, running Running, rule Rule, c Cell) (length tim
 			length = min(2*length, longestWindow)
 			continue
 		}
-		filled = float64(w.Images) >= full*float64(c.Batch)*w.Batches
+		batch = float64(w.Images) / w.Batches
+		inBatch = float64(w.BatchTime) / float64(w.Elapsed) / float64(c.Processes)
+		filled = batch >= full*float64(c.Batch) && inBatch >= busy
 	}
-	return 0, fmt.Errorf("batches of %d: %w after %d windows of %s", c.Batch, ErrNotFilled, patience, length)
+	return 0, fmt.Errorf("%w: after %d windows its mean batch is %.1f of %d, and a process is in a batch %.0f %% of the time",
+		ErrNotFilled, patience, batch, c.Batch, 100*inBatch)
 }
 
 // precision is half the width of the mean's 95 % confidence interval, as a part of the

@@ -27,7 +27,8 @@ type fake struct {
 	noise   float64        // standard deviation of a window's rate, a part of it
 	cold    int            // windows until the batches are full
 	memory  float64        // MiB that there are; 0 is enough
-	starved map[Cell]bool  // the load does not fill these
+	starved map[Cell]bool  // the load does not fill the batches of these
+	waiting map[Cell]bool  // these wait for the load between two batches
 	broken  map[Cell]error // starting these fails
 	// interrupt is called when at windows have begun.
 	interrupt func()
@@ -86,6 +87,9 @@ func (r *fakeRunning) Window(ctx context.Context, d time.Duration) (Window, erro
 	w := Window{Elapsed: d, Images: int(math.Round(images))}
 	w.Batches = float64(w.Images) / batch
 	w.BatchTime = time.Duration(w.Batches * batch * float64(r.c.Processes) / rate * 1e9)
+	if r.f.waiting[r.c] {
+		w.BatchTime /= 2
+	}
 	return w, nil
 }
 
@@ -336,11 +340,25 @@ func TestAChangedHeaderIsRefused(t *testing.T) {
 
 func TestCellsThatTheLoadDoesNotFillAreLeftOut(t *testing.T) {
 	f, o := newFake(), options(t)
-	starved := Cell{50, 4, 1}
-	f.starved = map[Cell]bool{starved: true}
+	waiting, starved := Cell{50, 1, 1}, Cell{50, 4, 1}
+	f.waiting, f.starved = map[Cell]bool{waiting: true}, map[Cell]bool{starved: true}
+	var told []string
+	o.Progress = func(p Progress) {
+		if p.Ended != nil && p.Ended.Left != nil {
+			told = append(told, p.Ended.Left.Error())
+		}
+	}
 	r := run(t, f, o)
-	if _, there := r.Profile.Find(50, 4, 1); there || !slices.Equal(r.Left, []Cell{starved}) {
-		t.Errorf("left out %v, and it is there: %t", r.Left, there)
+	if !slices.Equal(r.Left, []Cell{waiting, starved}) {
+		t.Errorf("left out %v", r.Left)
+	}
+	for _, c := range r.Left {
+		if _, there := r.Profile.Find(c.Share, c.Batch, c.Processes); there {
+			t.Errorf("%v is in the profile", c)
+		}
+	}
+	if len(told) != 2 || !strings.Contains(told[0], "in a batch 50 % of the time") || !strings.Contains(told[1], "its mean batch is 2.0 of 4") {
+		t.Errorf("told %q", told)
 	}
 }
 
