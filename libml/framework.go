@@ -17,16 +17,20 @@ import (
 //	Init ─> LoadModel ──(a shadow sleeps here)──> LinkModel ─> ConfigureBatch … ─> InferBatch … ─> Deinit
 //
 // Deinit may follow any of them, also one that failed, and is the last.
-// ConfigureBatch is called for each (slot, batch size) of the card's ladder; a
-// second call for the same pair replaces the buffers of the first. libml warms a
-// process up so: it configures over scratch, runs each size once, and configures
-// again over the buffers that active and shadow share.
+// ConfigureBatch is called for each (slot, batch size) of the card's ladder, the
+// smallest first; a second call for the same pair replaces the buffers of the first. On
+// a CPU libml warms a process up so: it configures over scratch, runs each size once,
+// and configures again over the buffers that active and shadow share. On a GPU it
+// configures and runs each size; or, where nobody serves, the smallest alone, and
+// configures the others when the process serves with that one: then the first run of a
+// size is a batch of requests.
 //
 // Goroutines: no two callbacks run at once, with these exceptions. InferBatch of
-// different slots may run at once, each from a goroutine of its own. And while the
-// multiprocessors of a GPU change hands, ConfigureBatch of slots that are not in
-// use runs beside InferBatch of others, from another goroutine. A framework that
-// cannot do either takes a lock. libml calls from goroutines that it has locked to
+// different slots may run at once, each from a goroutine of its own. And on a GPU
+// ConfigureBatch runs beside InferBatch, from another goroutine: of slots that are not
+// in use while the multiprocessors change hands, and of larger sizes in slots that are
+// while these run smaller ones. It leaves alone what a batch in flight uses. A framework
+// that cannot do either takes a lock. libml calls from goroutines that it has locked to
 // their threads and, on a GPU, bound to the device's (primary) context.
 //
 // Streams: on a GPU, Environment.Stream names the stream of each slot. InferBatch
@@ -46,7 +50,9 @@ import (
 // contents: only InferBatch reads the input and writes the outputs.
 //
 // Errors: a failed callback before InferBatch ends the process, its text is the
-// one line that the operator sees. A failed InferBatch costs its own batch; its
+// one line that the operator sees. But where ConfigureBatch of a larger size finds no
+// memory, and the error wraps cuda.ErrOutOfMemory, a process that serves goes on with
+// the sizes that it has. A failed InferBatch costs its own batch; its
 // outputs are not read. Where the error is that a GPU failed for good, it wraps
 // device.ErrLost: the batch is answered as failed and the process ends at once,
 // without Deinit.
@@ -65,11 +71,14 @@ type Framework interface {
 
 	// LinkModel puts or attaches the model on the device and returns the device
 	// bytes that it holds there until Deinit (on the CPU, host bytes): weights
-	// and what is kept beside them, no batch's activations.
+	// and what is kept beside them, no batch's activations. It does what the smallest
+	// batch needs, since on a GPU clients may wait for it; what only larger ones need
+	// can wait for their ConfigureBatch, and its bytes are counted here as far as can
+	// be told.
 	LinkModel() (persistentBytes int64, err error)
 
 	// ConfigureBatch prepares a batch of n images in slot: graphs, bindings, warm
-	// caches. input holds n images, Card.Input.TensorBytes() each, of shape
+	// caches, and of the model what this size needs and LinkModel has not done. input holds n images, Card.Input.TensorBytes() each, of shape
 	// Card.Input.Shape(n). outputs holds one buffer for each of Card.Outputs, in
 	// the card's order: n images, Output.Bytes() each, f32, of shape [n, Shape...]. Batch sizes of one slot share memory: input and outputs of a
 	// smaller n are prefixes of those of a larger.

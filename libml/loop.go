@@ -35,6 +35,7 @@ type loop struct {
 	m        *memory
 	c        *shm.Consumer
 	rule     *slab.Rule
+	ruleOf   func(ladder []int) (*slab.Rule, error) // any goroutine's
 	state    slab.State
 	governor governor
 
@@ -59,10 +60,11 @@ type loop struct {
 	pause        time.Duration
 
 	announced bool
-	served    bool                 // a batch has begun
-	acquired  int64                // when the ring became ours
-	next      atomic.Pointer[move] // to be made
-	moved     *move                // made, and not settled
+	served    bool                      // a batch has begun
+	acquired  int64                     // when the ring became ours
+	larger    atomic.Pointer[slab.Rule] // with more batch sizes, to be taken over
+	next      atomic.Pointer[move]      // to be made
+	moved     *move                     // made, and not settled
 	movedAt   int64
 	movedIdle int64 // how long the ring stood still for it, or unknown
 
@@ -78,13 +80,16 @@ type loop struct {
 const waitAtMost = 100 * time.Millisecond
 
 func newLoop(p *process, attached control.Attached) (*loop, error) {
-	rule, err := slab.New(attached.Batching, slab.Config{SLO: p.slo, Ladder: p.card.Batches})
+	ruleOf := func(ladder []int) (*slab.Rule, error) {
+		return slab.New(attached.Batching, slab.Config{SLO: p.slo, Ladder: ladder})
+	}
+	rule, err := ruleOf(p.ladder)
 	if err != nil {
 		return nil, err
 	}
 	n := p.memory.slots
 	l := &loop{
-		p: p, m: p.memory, c: p.memory.consumer, rule: rule, state: rule.Start(),
+		p: p, m: p.memory, c: p.memory.consumer, rule: rule, ruleOf: ruleOf, state: rule.Start(),
 		governor: newGovernor(p.start.CPUs, p.threads()),
 		halfFull: attached.Streams > 1,
 		lead:     firstLead,
@@ -119,6 +124,7 @@ func (l *loop) run() error {
 		if l.p.finished() {
 			return l.p.deviceLost()
 		}
+		l.grow()
 		l.moveOver()
 		l.moveSeen(-1)
 	}
@@ -129,6 +135,7 @@ func (l *loop) run() error {
 	}
 	for l.c.Entitled() && !l.p.finished() {
 		l.take()
+		l.grow()
 		l.moveOver()
 		switch {
 		case l.mayBegin():

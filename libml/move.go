@@ -1,10 +1,13 @@
 package libml
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"runtime"
+	"sync/atomic"
+	"time"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/device"
@@ -17,7 +20,7 @@ import (
 //	mover, on a goroutine of its own          loop
 //	1 is ordered to groups; the last counts   batches, in the slots in use
 //	2 Repartition of the slots standing by    "
-//	3 ConfigureBatch there, every size        "
+//	3 ConfigureBatch there, its sizes         "
 //	4 move ────────────────────────────────>  5 at most one in flight: moveOver
 //	                                          6 begins the next batch there, beside the last one here
 //	8 <───────────────────────────── settle ─ 7 nothing in flight here any more
@@ -78,8 +81,9 @@ func (l *loop) settle() {
 	l.moved = nil
 }
 
-// mover moves the process to other multiprocessors while it serves. Its goroutine is
-// the only one but the loop's that calls the device and the framework.
+// mover gets the process the batch sizes that it began without (grow.go), and moves it to
+// other multiprocessors, while it serves. Its goroutine is the only one but the loop's
+// that calls the device and the framework.
 type mover struct {
 	p      *process
 	l      *loop
@@ -87,6 +91,7 @@ type mover struct {
 	held   []int         // groups that the loop's slots run on
 	sms    int           // and how many multiprocessors these have
 	base   int           // the loop's
+	grows  atomic.Bool   // it is in grow
 	stop   chan struct{} // closed when the loop has ended
 	ended  chan struct{}
 }
@@ -102,6 +107,9 @@ func (m *mover) run() {
 	defer close(m.ended)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	if !m.grow() {
+		return
+	}
 	for {
 		select {
 		case <-m.stop:
@@ -165,4 +173,35 @@ func (m *mover) report(err error) {
 		n.Reason = err.Error()
 	}
 	m.p.say(n)
+}
+
+// moverPatience is how long a drain waits for what the mover is at: a move is tens of
+// milliseconds, where the device answers.
+const moverPatience = 3 * time.Second
+
+// end waits for the goroutine after the loop has ended with err, and returns why the
+// process ends.
+func (m *mover) end(err error) error {
+	p := m.p
+	close(m.stop)
+	if lost(err) {
+		return err
+	}
+	select {
+	case <-m.ended:
+		// In its last work the device may have been lost.
+		err = cmp.Or(err, p.deviceLost())
+	case <-time.After(moverPatience):
+		if !m.grows.Load() {
+			return cmp.Or(err, fmt.Errorf("%w: a move did not end within %v of the drain", device.ErrLost, moverPatience))
+		}
+		// A framework that links may take seconds more, which nobody waits for: what it
+		// holds is freed with the process.
+		p.abandoned = true
+		p.log.Warn().Msg("ends while it gets its batch sizes: nothing is given back")
+	}
+	if why := p.unfit.Load(); why != nil {
+		err = cmp.Or(err, *why)
+	}
+	return err
 }

@@ -1,13 +1,13 @@
 package libml
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +34,8 @@ type Build func(card *models.Card) (Framework, error)
 //  1. handshake with the orchestrator and the manager
 //  2. Init, LoadModel                                     -> loaded (a shadow sleeps here)
 //  3. woken: open the device, map memory, LinkModel, ConfigureBatch
-//     and warm-up runs of every batch size of the ladder  -> ready
+//     and warm-up runs of every batch size of the ladder;
+//     early on a GPU, of the smallest (grow.go)           -> ready
 //  4. the epoch names this generation, the ring is free   -> active
 //  5. batches, until the epoch moves on or drain          -> draining
 //  6. Deinit, and the process ends                        -> stopped
@@ -76,6 +77,11 @@ type process struct {
 	inFlight  int     // how many batches may be in flight
 	private   scratch // for the warm-up; nil but for that
 	warm      []warmUp
+	// ladder are the card's batch sizes that are configured; ephemeral is what the largest
+	// takes in each slot that may be in flight. Once there is a mover they are its own.
+	ladder    []int
+	ephemeral []int64
+	abandoned bool // it ends while the framework is at work
 
 	// orders as they stand, written by the order goroutine.
 	share    atomic.Pointer[shareOrder]
@@ -84,11 +90,13 @@ type process struct {
 	woken    chan control.Order // the wake, once
 	groups   chan []int         // where to move, the last order
 	failed   atomic.Pointer[error]
+	unfit    atomic.Pointer[error] // why it must not serve any more
 	lost     atomic.Pointer[error] // why nobody is left to work for
 	nudge    atomic.Pointer[shm.Consumer]
 
-	sayMu sync.Mutex
-	state control.State // as last said; guarded by sayMu
+	sayMu    sync.Mutex    // guards what follows
+	state    control.State // as last said
+	standing string        // the reason that is said where there is no other
 }
 
 // warmUp is what a batch size took in its warm-up run.
@@ -133,6 +141,9 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 		return err
 	}
 	defer func() {
+		if p.abandoned {
+			return // the framework is at work still
+		}
 		if lost(err) {
 			// What touches the device now may never return.
 			p.say(control.Notice{State: control.Failed, Reason: err.Error(), DeviceLost: true, Blameless: errors.Is(err, cuda.ErrServer)})
@@ -170,23 +181,13 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	}
 	p.nudge.Store(p.memory.consumer)
 	time.Sleep(p.rest())
-	notice.State = control.Ready
+	notice.State, notice.Batches, notice.Growing = control.Ready, p.ladder, p.growing()
 	notice.WarmupMillis = float64(time.Since(woken).Microseconds()) / 1000
 	p.say(notice)
 	if d, ok := p.memory.device.(device.Partitioned); ok {
 		goAtOnce()
 		m := p.startMover(l, d, notice)
-		err = l.run()
-		close(m.stop)
-		if !lost(err) {
-			// After the move that it prepares, in which the device may be lost.
-			select {
-			case <-m.ended:
-				err = cmp.Or(err, p.deviceLost())
-			case <-time.After(moverPatience):
-				err = cmp.Or(err, fmt.Errorf("%w: a move did not end within %v of the drain", device.ErrLost, moverPatience))
-			}
-		}
+		err = m.end(l.run())
 	} else {
 		err = l.run()
 	}
@@ -195,10 +196,6 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	}
 	return p.end()
 }
-
-// moverPatience is how long a drain waits for a move that is being prepared: tens of
-// milliseconds, where the device answers.
-const moverPatience = 3 * time.Second
 
 // clean gives back what the process took. The framework holds on to buffers until it
 // is gone.
@@ -221,6 +218,9 @@ func (p *process) say(n control.Notice) {
 	defer p.sayMu.Unlock()
 	if n.State == "" {
 		n.State = p.state
+	}
+	if n.Reason == "" && !n.State.Ended() {
+		n.Reason = p.standing
 	}
 	p.state = n.State
 	p.child.Notify(n)
@@ -367,8 +367,9 @@ func (p *process) stream(slot int) uintptr {
 	return 0
 }
 
-// link puts the model on the device, prepares every batch size and runs each, so
-// that the first real batch is as fast as the thousandth.
+// link puts the model on the device, prepares every batch size, or the smallest where
+// that is enough to begin with, and runs each, so that the first real batch is as fast
+// as the thousandth.
 func (p *process) link(wake control.Order, attached control.Attached, files []*os.File) (control.Notice, error) {
 	var notice control.Notice
 	for name, value := range wake.Environment {
@@ -386,6 +387,10 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	}
 	if err := p.place(&notice, wake.SMGroups); err != nil {
 		return notice, err
+	}
+	p.ladder = p.card.Batches
+	if _, ok := p.memory.device.(device.Partitioned); ok && wake.Early {
+		p.ladder = p.card.Batches[:1]
 	}
 	if notice.PersistentBytes, err = p.framework.LinkModel(); err != nil {
 		return notice, fmt.Errorf("link model %s: %w", p.card.Name, err)
@@ -448,9 +453,8 @@ func (p *process) warmUp(notice *control.Notice) error {
 		if err != nil {
 			return err
 		}
-		notice.EphemeralBytes += bytes
-		for i := len(p.card.Batches) - 1; i >= 0; i-- {
-			n := p.card.Batches[i]
+		p.ephemeral = append(p.ephemeral, bytes)
+		for _, n := range slices.Backward(p.ladder) {
 			elapsed, err := p.warmUpBatch(slot, n, p.memory.tensors[slot])
 			if err != nil {
 				return err
@@ -463,13 +467,14 @@ func (p *process) warmUp(notice *control.Notice) error {
 			}
 		}
 	}
+	notice.EphemeralBytes = p.ephemeralBytes()
 	return nil
 }
 
-// configureSlot prepares every batch size in a slot and returns the bytes that the
+// configureSlot prepares the batch sizes in a slot and returns the bytes that the
 // largest takes.
 func (p *process) configureSlot(slot int) (ephemeralBytes int64, err error) {
-	for _, n := range p.card.Batches {
+	for _, n := range p.ladder {
 		bytes, err := p.configure(slot, n, p.memory.tensors[slot])
 		if err != nil {
 			return 0, err

@@ -38,6 +38,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -170,6 +171,7 @@ func after(s string) (int64, error) {
 type Framework struct {
 	behaviour *Behaviour // nil: as the environment says, read by Init
 	card      *models.Card
+	mu        sync.RWMutex                // guards batches
 	batches   [device.Slots]map[int]batch // of a slot, by size
 	ran       atomic.Int64
 	name      string // of the GPU; "": on the CPU
@@ -247,13 +249,17 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	if f.gpu != nil {
 		b.kernels = f.gpu.prepare(f.card, slot, n, b, f.stream(slot), f.behaviour)
 	}
+	f.mu.Lock()
 	f.batches[slot][n] = b
+	f.mu.Unlock()
 	return 0, f.step("configure")
 }
 
 // InferBatch takes its time, then answers each image as Digest and Value say.
 func (f *Framework) InferBatch(slot, n int) error {
+	f.mu.RLock()
 	b, ok := f.batches[slot][n]
+	f.mu.RUnlock()
 	if !ok {
 		return fmt.Errorf("batch of %d in slot %d is not configured", n, slot)
 	}

@@ -221,6 +221,20 @@ func (r *Rule) Warm(s State, padded int, elapsed time.Duration) State {
 	return s
 }
 
+// Grown is the state with which the rule goes on after before, which had fewer sizes.
+// Nobody has timed the new ones, and the line through those that were says little of
+// them: one size shows no slope. So where SLAB's limit was all that there was, the next
+// full batch tries the step above it.
+func (r *Rule) Grown(s State, before *Rule) State {
+	if r.name != SLAB || s.probe > 0 || r.Size(s) < before.cfg.MaxBatch {
+		return s
+	}
+	if next := r.step(r.Size(s)); next > r.Size(s) {
+		s.content, s.probe, s.Limit = 0, next, float64(next)
+	}
+	return s
+}
+
 // Size is how many requests may go in the next batch, at least 1: the largest
 // prepared size within the limit.
 func (r *Rule) Size(s State) int {

@@ -351,6 +351,56 @@ func TestWarmedRuleGrowsAtOnce(t *testing.T) {
 	}
 }
 
+// A rule that gets more sizes finds its way to where one that was warmed up is, in a few
+// batches; also in overload, with an objective in which two batches of 1 hardly fit.
+func TestALargerLadderIsUsedInAFewBatches(t *testing.T) {
+	ladder := []int{1, 2, 4, 8, 16, 32}
+	for name, c := range map[string]struct {
+		slo  time.Duration
+		late int
+	}{"with room": {50 * time.Millisecond, 0}, "in overload": {50 * time.Millisecond, 4}, "tight, in overload": {5 * time.Millisecond, 4}} {
+		t.Run(name, func(t *testing.T) {
+			small := newRule(t, SLAB, Config{SLO: c.slo, Ladder: ladder[:1]})
+			large := newRule(t, SLAB, Config{SLO: c.slo, Ladder: ladder})
+			d := linear(2*time.Millisecond, 50*time.Microsecond)
+			run := func(r *Rule, s State, batches int) State {
+				for range batches {
+					n := r.Size(s)
+					s = r.Next(s, Observation{Batch: n, Padded: n, Elapsed: d(n), Waited: d(n), Late: c.late})
+				}
+				return s
+			}
+			warmed := large.Start()
+			for _, n := range ladder {
+				warmed = large.Warm(warmed, n, d(n))
+			}
+			warmed = run(large, warmed, 200)
+			s := run(small, small.Start(), 500)
+			if small.Size(s) != 1 {
+				t.Fatalf("size %d of %v", small.Size(s), ladder[:1])
+			}
+			s = run(large, large.Grown(s, small), 12)
+			if got, want := large.Size(s), large.Size(warmed); got != want {
+				t.Errorf("size %d after 12 batches, want %d", got, want)
+			}
+		})
+	}
+}
+
+func TestALimitThatWasBelowTheLadderStaysWhereItIs(t *testing.T) {
+	small := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, Ladder: []int{1, 2, 4}})
+	large := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, Ladder: []int{1, 2, 4, 8}})
+	s := small.Start()
+	s.Limit = 2.5
+	if got := large.Grown(s, small); got != s {
+		t.Errorf("limit %g, was %g", got.Limit, s.Limit)
+	}
+	aimd := newRule(t, AIMD, Config{SLO: 50 * time.Millisecond, Ladder: []int{1, 2}})
+	if s := aimd.Start(); aimd.Grown(s, newRule(t, AIMD, Config{SLO: time.Second, Ladder: []int{1}})) != s {
+		t.Error("AIMD knows no trials")
+	}
+}
+
 func TestFitIsReportedAfterFiveInARow(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 8})
 	hit := Observation{Batch: 1, Padded: 1, Elapsed: 10 * time.Millisecond}

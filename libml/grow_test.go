@@ -1,0 +1,295 @@
+package libml
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/shm"
+)
+
+// early is a process that holds the ring with its smallest batch size and is kept from
+// configuring another until let is called, with what that then fails with.
+func (b *bed) early(f *fake, groups ...int) (c *child, let func(failing func(step string) error)) {
+	b.t.Helper()
+	gate := make(chan func(string) error)
+	b.holdGrowth(f, gate)
+	c = b.start(1, f.build, nil)
+	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: groups, Early: true})
+	ready := c.await(control.Ready)
+	if !slices.Equal(ready.Batches, []int{1}) || !ready.Growing || ready.EphemeralBytes != 20 {
+		b.t.Errorf("the process says %+v, want it ready with batches of 1 in two slots", ready)
+	}
+	f.serve()
+	b.channel.SetEpoch(1)
+	c.await(control.Active)
+	return c, func(failing func(string) error) { gate <- failing }
+}
+
+// holdGrowth has the third ConfigureBatch wait: the first two are of the smallest size,
+// in both slots.
+func (b *bed) holdGrowth(f *fake, gate chan func(string) error) {
+	calls := 0
+	f.failing = func(step string) error {
+		if step != "configure" {
+			return nil
+		}
+		if calls++; calls == 3 {
+			failing := <-gate
+			f.fail(failing)
+			if failing != nil {
+				return failing(step)
+			}
+		}
+		return nil
+	}
+}
+
+// runs waits for the process to say that it runs these sizes, and returns what it said.
+func (c *child) runs(batches ...int) control.Notice {
+	c.t.Helper()
+	limit := time.After(patience)
+	for {
+		select {
+		case n, ok := <-c.notices:
+			if !ok {
+				c.t.Fatalf("the process ended: %v", c.end())
+			}
+			if slices.Equal(n.Batches, batches) {
+				return n
+			}
+		case <-limit:
+			c.t.Fatalf("the process does not say that it runs batches of %v", batches)
+		}
+	}
+}
+
+// Requests come all the time, and every one is answered right, while the process gets
+// its batch sizes; then it uses them.
+func TestAProcessGrowsWhileItServesAndLosesNothing(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c, let := b.early(f)
+	answers := func(round int) {
+		for slot := range uint32(16) {
+			b.publish(slot, b.picture(byte(round)+byte(slot)), nil)
+		}
+		for _, slot := range b.replies(16) {
+			b.answered(slot, b.picture(byte(round)+byte(slot)))
+		}
+	}
+	for round := range 10 {
+		answers(round)
+	}
+	if sizes, _ := f.history(); slices.Max(sizes) != 1 {
+		t.Errorf("ran batches of %v before there are larger ones", slices.Compact(sizes))
+	}
+	go let(nil)
+	for round := range 10 {
+		answers(round)
+	}
+	n := c.runs(1, 2, 4, 8)
+	if n.Growing || n.Reason != "" || n.EphemeralBytes != 160 {
+		t.Errorf("the process says %+v, want that it is whole, with 160 bytes of batches", n)
+	}
+	for end := time.Now().Add(patience); ; {
+		answers(0)
+		if sizes, _ := f.history(); slices.Contains(sizes, 8) {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatal("the largest batch is never used")
+		}
+	}
+	c.drained()
+}
+
+// A process that nobody ordered to be early is whole before it is ready, and on a CPU
+// nobody is early.
+func TestAShadowIsReadyWithEveryBatchSize(t *testing.T) {
+	for name, c := range map[string]struct {
+		b     *bed
+		early bool
+	}{"on a GPU": {newGPUBed(t, testCard()), false}, "on a CPU": {newBed(t, testCard()), true}} {
+		t.Run(name, func(t *testing.T) {
+			p := c.b.start(1, c.b.fake().build, nil)
+			p.order(control.Order{Do: control.DoWake, SharePercent: 50, Early: c.early})
+			if n := p.await(control.Ready); n.Growing || !slices.Equal(n.Batches, testCard().Batches) {
+				t.Errorf("the process says %+v, want every batch size", n)
+			}
+			p.drained()
+		})
+	}
+}
+
+func TestAMoveWaitsUntilTheProcessHasGrown(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c, let := b.early(f, 0)
+	c.moveTo(2)
+	c.staysFor(20*time.Millisecond, 2)
+	let(nil)
+	n := c.runs(1, 2, 4, 8)
+	if n.SMs != 0 || n.SMGroups != nil {
+		t.Errorf("the process says %+v as it grows, want nothing of where it is", n)
+	}
+	c.holds(2)
+	for slot := range uint32(8) {
+		b.publish(slot, b.picture(byte(slot)), nil)
+	}
+	for _, slot := range b.replies(8) {
+		b.answered(slot, b.picture(byte(slot)))
+	}
+	f.mu.Lock()
+	if f.batches[fakeKey{2, 8}] == nil {
+		t.Error("the largest batch was not brought along")
+	}
+	f.mu.Unlock()
+	c.drained()
+}
+
+// What is wrong with a size ends the process in order: what is in flight is answered, and
+// what waits is the next one's.
+func TestAProcessThatCannotGrowEnds(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c, let := b.early(f)
+	b.publish(1, b.picture(1), nil)
+	b.answered(b.replies(1)[0], b.picture(1))
+	release := b.gpu.Hold()
+	b.publish(2, b.picture(2), nil)
+	eventually(t, "a batch in flight", func() bool { sizes, _ := f.history(); return len(sizes) == 2 })
+	let(only("configure", errFake))
+	time.Sleep(5 * time.Millisecond)
+	release()
+	b.answered(b.replies(1)[0], b.picture(2))
+	if err := c.end(); !errors.Is(err, errFake) || lost(err) || !strings.HasPrefix(err.Error(), "configure batch 2 of test") {
+		t.Errorf("the process ends with %v", err)
+	}
+	b.publish(3, b.picture(3), nil)
+	b.gpu = newGPUBed(t, testCard()).gpu
+	next := b.serving(b.fake(), 2)
+	b.answered(b.replies(1)[0], b.picture(3))
+	next.drained()
+}
+
+// Small batches are better than none: they are served where there is no memory for
+// larger ones, and moves go with them.
+func TestAProcessWithoutMemoryToGrowServesAsItIs(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c, let := b.early(f)
+	calls := 0
+	let(func(step string) error {
+		// Two of batch 2, then one of batch 4.
+		if step == "configure" {
+			if calls++; calls == 4 {
+				return fmt.Errorf("four: %w", cuda.ErrOutOfMemory)
+			}
+		}
+		return nil
+	})
+	c.runs(1, 2)
+	n := c.runs(1, 2)
+	if n.Growing || !strings.Contains(n.Reason, "batches of 2 at most") || !strings.Contains(n.Reason, "four") {
+		t.Errorf("the process says %+v, want that it stays as it is and why", n)
+	}
+	for range 20 {
+		for slot := range uint32(8) {
+			b.publish(slot, b.picture(byte(slot)), nil)
+		}
+		for _, slot := range b.replies(8) {
+			b.answered(slot, b.picture(byte(slot)))
+		}
+	}
+	if sizes, _ := f.history(); slices.Max(sizes) != 2 {
+		t.Errorf("ran batches of %v, want 2 at most", slices.Compact(sizes))
+	}
+	c.moveTo(1)
+	if n := c.holds(1); !strings.Contains(n.Reason, "batches of 2 at most") {
+		t.Errorf("after the move the process says %+v, want still why it is small", n)
+	}
+	c.drained()
+}
+
+func TestADeviceLostWhileAProcessGrowsEndsIt(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c, let := b.early(f)
+	let(only("configure", fmt.Errorf("two: %w", device.ErrLost)))
+	if failed := c.await(control.Failed); !failed.DeviceLost {
+		t.Errorf("the process says %+v, want that its device is lost", failed)
+	}
+	if err := c.end(); !errors.Is(err, device.ErrLost) {
+		t.Errorf("the process ends with %v", err)
+	}
+}
+
+// A process that is told to end does not wait for a framework that links for long, nor
+// does it say that the device is lost.
+func TestADrainDoesNotWaitForAProcessToGrow(t *testing.T) {
+	for name, late := range map[string]bool{"which it stops": false, "which takes too long": true} {
+		t.Run(name, func(t *testing.T) {
+			b := newGPUBed(t, testCard())
+			f := b.fake()
+			c, let := b.early(f)
+			b.publish(1, b.picture(1), nil)
+			b.answered(b.replies(1)[0], b.picture(1))
+			c.order(control.Order{Do: control.DoDrain})
+			c.await(control.Draining)
+			if !late {
+				let(nil)
+			}
+			c.await(control.Stopped)
+			if err := c.end(); err != nil {
+				t.Errorf("a drained process ends with %v", err)
+			}
+			if late {
+				let(nil)
+			}
+		})
+	}
+}
+
+// The rule has the new sizes from the next batch on, and nothing is allocated for it in
+// the loop.
+func TestALargerLadderIsTakenOverBetweenBatches(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	l := b.loop(b.fake())
+	small, err := l.ruleOf([]int{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	large, err := l.ruleOf([]int{1, 2, 4, 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	picture := b.picture(1)
+	slots := make([]uint32, 8)
+	turn := func() {
+		l.rule, l.state = small, small.Start()
+		l.larger.Store(large)
+		b.publish(1, picture, nil)
+		l.take()
+		l.grow()
+		if l.pick(); len(l.batch) == 1 {
+			l.begin()
+			l.finish()
+		}
+		if _, err := b.channel.Receive(slots, shm.Now()+int64(patience)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := testing.AllocsPerRun(10, turn); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+	if l.rule != large || l.larger.Load() != nil || l.rule.Size(l.state) != 2 {
+		t.Errorf("size %d after it, want 2 on trial", l.rule.Size(l.state))
+	}
+}
