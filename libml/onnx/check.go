@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Before a model serves on a GPU, each batch size answers one picture of noise, and the
+// Before it serves on a GPU, each batch size answers one picture of noise, and the
 // answers are held against the CPU's, which LoadModel has made. It is there because
 // a GPU's libraries can be wrong in silence: cuBLAS 13.0 chooses its f16 kernels by
 // the number of multiprocessors that it sees, and where MPS shows it fewer than the
@@ -23,7 +23,7 @@ import (
 // at 20, 30, 40, 60, 70 and 80 %, right at 10, 50 and above 90; PyTorch's matrix
 // product likewise). A green context shows it the whole device, and is right.
 
-// ErrWrongAnswers is returned by LinkModel on a GPU where the model's answers are not
+// ErrWrongAnswers is returned by LinkModel and ConfigureBatch on a GPU where the model's answers are not
 // the CPU's.
 var ErrWrongAnswers = errors.New("model answers wrongly on this GPU")
 

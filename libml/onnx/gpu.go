@@ -6,8 +6,9 @@ package onnx
 //
 //	Init            loads ONNX Runtime, its CUDA provider, cuBLAS, cuDNN: no context, nothing of CUDA is called
 //	LoadModel       reads the file, holds it against the card, has the CPU answer a picture of noise
-//	LinkModel       a session a batch size, all at once; each answers the picture as well (check.go)
-//	ConfigureBatch  captures that size over libml's buffers, moves the graph to the slot's stream, uploads it
+//	LinkModel       a session for the smallest batch; it answers the picture as well (check.go)
+//	ConfigureBatch  the first of another size: sessions for all the others, at once, each checked
+//	                captures that size over libml's buffers, moves the graph to the slot's stream, uploads it
 //	InferBatch      one cuGraphLaunch
 //	Deinit          gives graphs, sessions, memory and context back
 //
@@ -16,12 +17,14 @@ package onnx
 // it the kernels that were compiled at run time, which a captured graph still
 // launches. (Measured: MobileNetV2's depthwise convolutions then reach illegal
 // addresses, and another model's answers are wrong without a word.) It costs a copy
-// of the weights a size, and gains that all sizes are linked at once: six of
-// ResNet-50 in 0.5 s, in place of 1.1 s one after the other.
+// of the weights a size, and gains that sizes are linked at once: six of ResNet-50 in
+// 0.5 s, in place of 1.1 s one after the other. And that the smallest can be linked
+// alone, and serve while the others are: a session is tried and checked in memory of
+// its own, which no batch in flight uses.
 //
 // A graph is captured without being run (nothing of a capture runs), so configuring
-// a slot disturbs no batch in flight, neither its memory nor its timing. All that is
-// done once, LinkModel has done.
+// a slot disturbs no batch in flight, neither its memory nor its timing. All that a
+// size does once is done when it is linked.
 //
 // Memory is our own (shim.c): weights of each size in one pool; what a batch needs in
 // between in the pool of its lane. Slots 0 and 2 are one lane and 1 and 3 the other,
@@ -35,12 +38,16 @@ package onnx
 // same, bit for bit, on any number of multiprocessors.
 //
 // What cannot be captured (a node that runs on the CPU, a copy that waits) runs node
-// by node, on sessions of each slot's own; the log says so once.
+// by node, on sessions of each slot's own; the log says so. The smallest size tells for
+// all whether NHWC can be captured and whether anything can; where a larger one turns out
+// otherwise, it alone goes the next way down.
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -92,9 +99,10 @@ type gpu struct {
 	context   *cuda.Context
 	scratch   [lanes]*pool
 	nhwc      bool
-	sizes     []*size // by batch size, ascending; none where nothing can be captured
-	plain     map[key]*size
-	stream    cuda.Stream // asked whether the device still answers
+	sizes     map[int]*size // that run as graphs, by batch size
+	byNode    map[int]bool  // batch sizes that run node by node
+	plain     map[key]*size // their sessions
+	stream    cuda.Stream   // asked whether the device still answers
 
 	mu      sync.RWMutex // guards what follows
 	batches map[key]*launch
@@ -117,7 +125,7 @@ type launch struct {
 func newGPU(env libml.Environment) *gpu {
 	return &gpu{
 		env: env, backend: onnxRuntime{}, preload: loadProvider, ask: newReference,
-		batches: make(map[key]*launch), plain: make(map[key]*size),
+		batches: make(map[key]*launch), sizes: make(map[int]*size), byNode: make(map[int]bool), plain: make(map[key]*size),
 	}
 }
 
@@ -168,9 +176,10 @@ func (g *gpu) loadModel() (err error) {
 	return nil
 }
 
-// linkModel opens the context and makes the sessions. The bytes are what the device
-// has less of, between the weights' own and those with what the libraries keep for
-// each session: other processes' comings and goings are in the difference.
+// linkModel opens the context and makes the smallest size's session. The bytes are what
+// the device has less of, between the weights' own and those with what the libraries
+// keep for a session (other processes' comings and goings are in the difference), and
+// weights for each size that is linked later: sessions of all sizes have as many.
 func (g *gpu) linkModel() (persistentBytes int64, err error) {
 	if g.model == nil {
 		return 0, errors.New("link model: none is loaded")
@@ -178,54 +187,35 @@ func (g *gpu) linkModel() (persistentBytes int64, err error) {
 	if err := g.open(); err != nil {
 		return 0, g.fail("open GPU", err)
 	}
-	began := time.Now()
 	before, _, err := g.context.Memory()
 	if err != nil {
 		return 0, g.fail("link "+g.env.Card.Model, err)
 	}
-	how := "one graph a batch size"
 	// NHWC is what tensor cores want: a ResNet-50 in f16 is a quarter faster in it. In f32
 	// without TF32 it is slower for one of the shipped models (0.09 for 0.07 ms), cannot
 	// be captured for another, and for the third faster (0.37 for 0.62 ms at 8), at 7 s
 	// to compile its kernels for 1.9.
-	half := g.env.Card.Input.TensorType == models.F16
-	g.nhwc = half
-	err = g.link()
-	if errors.Is(err, errNoGraph) && half {
-		g.env.Log.Debug().Err(err).Msg("model cannot be captured in NHWC")
-		g.nhwc = false
-		err = g.link()
-	}
-	if errors.Is(err, errNoGraph) {
-		how = "node by node"
-		g.nhwc = half
-		g.env.Log.Warn().Err(err).Msg("model cannot be captured as a graph: it runs node by node, and slower")
-		err = g.linkPlain()
-	}
-	if errors.Is(err, ErrWrongAnswers) {
-		err = g.explain(err)
-	}
-	if err != nil {
+	g.nhwc = g.env.Card.Input.TensorType == models.F16
+	smallest := g.env.Card.Batches[0]
+	if err := g.link([]int{smallest}); err != nil {
 		return 0, g.fail("link "+g.env.Card.Model, err)
 	}
-	var weights int64
-	sessions := append([]*size(nil), g.sizes...)
-	for _, s := range g.plain {
-		sessions = append(sessions, s)
+	if g.sizes[smallest] != nil {
+		g.nhwc = g.sizes[smallest].nhwc
 	}
-	for _, s := range sessions {
-		weights += s.weights.look().mapped
+	var weights int64
+	if s := cmp.Or(g.sizes[smallest], g.plain[key{0, smallest}]); s != nil {
+		weights = s.weights.look().mapped
 	}
 	after, _, err := g.context.Memory()
 	if err != nil {
 		return 0, g.fail("link "+g.env.Card.Model, err)
 	}
-	g.env.Log.Debug().Str("runs", how).Bool("nhwc", g.nhwc).Int("sessions", len(sessions)).Int64("weight_bytes", weights).
-		Dur("took", time.Since(began)).Msg("model is linked")
 	// Handles of cuBLAS and cuDNN, and code (measured: 80 MB for a first session, some
 	// 10 for another).
 	const most = 100 << 20
-	return min(max(before-after, weights), weights+int64(len(sessions))*most), nil
+	held := min(max(before-after, weights), weights+most)
+	return held + int64(len(g.env.Card.Batches)-1)*weights, nil
 }
 
 // explain says what is known to make answers wrong, where that is so here.
@@ -272,59 +262,128 @@ func (g *gpu) open() error {
 	return nil
 }
 
-// link makes a session of every batch size and has each run, as many at once as the
-// framework may keep threads busy; then has each captured, one after the other: what
-// the others do when they are made or first run waits for the whole device, which
-// CUDA refuses while anything is being captured (error 900). All are there when it
-// returns nil; else none.
-func (g *gpu) link() error {
-	card := g.env.Card
-	g.sizes = make([]*size, len(card.Batches))
-	errs := make([]error, len(card.Batches))
+// link makes a session of each of these sizes, ascending, and has each run, as many at
+// once as the framework may keep threads busy; then has each captured, one after the
+// other: what the others do when they are made or first run waits for the whole device,
+// which CUDA refuses while anything is being captured (error 900). What cannot be
+// captured is linked the next way down. The error is the first size's that has one;
+// those below it are linked, those above are given back.
+func (g *gpu) link(batches []int) error {
+	made := make([]*size, len(batches))
+	errs := make([]error, len(batches))
+	took := make([]time.Duration, len(batches))
 	free := make(chan struct{}, max(1, g.env.Threads))
 	var wg sync.WaitGroup
-	for i, n := range card.Batches {
+	for i, n := range batches {
 		wg.Go(func() {
 			free <- struct{}{}
 			defer func() { <-free }()
-			if g.sizes[i], errs[i] = g.newSize(n, cuda.Stream{}, g.nhwc); errs[i] == nil {
-				errs[i] = g.sizes[i].try()
-			}
+			began := time.Now()
+			made[i], errs[i] = g.tried(n, g.nhwc)
+			took[i] = time.Since(began)
 		})
 	}
 	wg.Wait()
-	if errors.Join(errs...) == nil {
-		for i := range g.sizes {
-			errs[i] = g.sizes[i].tryGraph()
+	if i := slices.IndexFunc(errs, func(err error) bool { return errors.Is(err, cuda.ErrLost) }); i >= 0 {
+		return errs[i] // then nothing is given back: that may wait for ever
+	}
+	for i, s := range made {
+		if errs[i] == nil {
+			began := time.Now()
+			errs[i] = s.tryGraph()
+			took[i] += time.Since(began)
 		}
 	}
-	var err error
-	for _, e := range errs {
-		// Any other error says more than that something cannot be captured.
-		if e != nil && (err == nil || errors.Is(err, errNoGraph)) {
-			err = e
+	var failed error
+	for i, n := range batches {
+		began := time.Now()
+		if failed == nil && errors.Is(errs[i], errNoGraph) {
+			made[i], errs[i] = g.linkOtherwise(made[i], n, errs[i])
 		}
-	}
-	if err != nil && !errors.Is(err, cuda.ErrLost) {
-		for _, s := range g.sizes {
-			if s != nil {
-				err = errors.Join(err, s.close())
+		switch {
+		case errors.Is(errs[i], cuda.ErrLost):
+			return errs[i]
+		case failed == nil && errs[i] == nil:
+			if made[i] != nil {
+				g.sizes[n] = made[i]
+			}
+			g.env.Log.Debug().Int("batch", n).Bool("graph", made[i] != nil).Bool("nhwc", made[i] != nil && made[i].nhwc).
+				Dur("took", took[i]+time.Since(began)).Msg("batch size is linked")
+			continue
+		case failed == nil:
+			failed = errs[i]
+			if errors.Is(failed, ErrWrongAnswers) {
+				failed = g.explain(failed)
 			}
 		}
-		g.sizes = nil
-	}
-	return err
-}
-
-// linkPlain makes the sessions of slot 0. The others' are made when they are
-// configured.
-func (g *gpu) linkPlain() error {
-	for _, n := range g.env.Card.Batches {
-		if _, err := g.plainSize(0, n); err != nil {
-			return err
+		if made[i] != nil {
+			failed = errors.Join(failed, made[i].close())
 		}
 	}
-	return nil
+	return failed
+}
+
+// tried is a session of a size that has run once, and been right.
+func (g *gpu) tried(n int, nhwc bool) (*size, error) {
+	s, err := g.newSize(n, cuda.Stream{}, nhwc)
+	if err == nil {
+		err = s.try()
+	}
+	return s, err
+}
+
+// linkOtherwise links a size that cannot be captured as s was made, which it closes:
+// in NCHW where that was NHWC, else node by node, and then there is no size. Nothing
+// else is being captured, nor is anything linked beside it.
+func (g *gpu) linkOtherwise(s *size, n int, why error) (*size, error) {
+	nhwc := s.nhwc
+	if err := s.close(); err != nil {
+		return nil, err
+	}
+	if nhwc {
+		g.env.Log.Debug().Err(why).Int("batch", n).Msg("batch size cannot be captured in NHWC")
+		s, why = g.tried(n, false)
+		if why == nil {
+			why = s.tryGraph()
+		}
+		if !errors.Is(why, errNoGraph) {
+			return s, why
+		}
+		if err := s.close(); err != nil {
+			return nil, err
+		}
+	}
+	g.env.Log.Warn().Err(why).Int("batch", n).Msg("model cannot be captured as a graph: it runs node by node, and slower")
+	g.byNode[n] = true
+	// The other slots' are made when they are configured.
+	_, err := g.plainSize(0, n)
+	return nil, err
+}
+
+// linkRest links the sizes that are not yet, n one of them.
+func (g *gpu) linkRest(n int) error {
+	card := g.env.Card
+	if !slices.Contains(card.Batches, n) {
+		return fmt.Errorf("the card has batches %v", card.Batches)
+	}
+	var rest []int
+	for _, other := range card.Batches {
+		if g.sizes[other] == nil && !g.byNode[other] {
+			rest = append(rest, other)
+		}
+	}
+	smallest := card.Batches[0]
+	if g.byNode[smallest] {
+		for _, other := range rest {
+			g.byNode[other] = true // each session is made when it is configured
+		}
+		return nil
+	}
+	err := g.link(rest)
+	if g.sizes[n] != nil || g.byNode[n] {
+		return nil // what is wrong with another is told when that is configured
+	}
+	return err
 }
 
 // plainSize is the session that runs batches of n node by node on the slot's stream,
@@ -340,7 +399,7 @@ func (g *gpu) plainSize(slot, n int) (*size, error) {
 			return nil, err
 		}
 	}
-	s, err := g.newSize(n, stream, g.nhwc)
+	s, err := g.newSize(n, stream, g.env.Card.Input.TensorType == models.F16)
 	if err == nil {
 		err = s.try()
 	}
@@ -364,10 +423,15 @@ func (g *gpu) configureBatch(slot, n int, input []byte, outputs [][]byte) (ephem
 		return 0, g.fail(fmt.Sprintf("prepare batch of %d", n), err)
 	}
 	var l *launch
-	if len(g.sizes) == 0 {
+	if g.sizes[n] == nil && !g.byNode[n] {
+		err = g.linkRest(n)
+	}
+	switch {
+	case err != nil:
+	case g.byNode[n]:
 		l, err = g.configurePlain(slot, n, in, outs)
-	} else {
-		l, err = g.configureGraph(slot, n, in, outs)
+	default:
+		l, err = g.configureGraph(slot, g.sizes[n], in, outs)
 	}
 	if err != nil {
 		return 0, g.fail(fmt.Sprintf("prepare batch of %d in slot %d", n, slot), err)
@@ -382,16 +446,7 @@ func (g *gpu) configureBatch(slot, n int, input []byte, outputs [][]byte) (ephem
 	return l.ephemeral, nil
 }
 
-func (g *gpu) configureGraph(slot, n int, in place, outs []place) (*launch, error) {
-	var s *size
-	for _, other := range g.sizes {
-		if other.n == n {
-			s = other
-		}
-	}
-	if s == nil {
-		return nil, fmt.Errorf("the card has batches %v", g.env.Card.Batches)
-	}
+func (g *gpu) configureGraph(slot int, s *size, in place, outs []place) (*launch, error) {
 	stream := cuda.StreamOf(g.env.Stream(slot))
 	executable, c, err := s.prepare(slot%lanes, stream, in, outs)
 	if err != nil {
@@ -513,7 +568,9 @@ func (g *gpu) deinit() error {
 	for _, s := range g.plain {
 		errs = append(errs, s.close())
 	}
-	g.sizes, g.plain = nil, nil
+	clear(g.sizes)
+	clear(g.byNode)
+	clear(g.plain)
 	for i := range g.scratch {
 		errs = append(errs, g.scratch[i].close())
 		g.scratch[i] = nil

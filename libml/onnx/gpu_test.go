@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -224,10 +225,19 @@ func (r *rig) loaded() *rig {
 	return r
 }
 
+// linked has every batch size linked, as it is once one beside the smallest was
+// configured.
 func (r *rig) linked() *rig {
 	r.t.Helper()
-	r.loaded()
+	return r.loaded().whole()
+}
+
+func (r *rig) whole() *rig {
+	r.t.Helper()
 	if _, err := r.f.LinkModel(); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.f.gpu.linkRest(r.card.MaxBatch()); err != nil {
 		r.t.Fatal(err)
 	}
 	return r
@@ -337,6 +347,142 @@ func TestABatchSizeHasItsSession(t *testing.T) {
 	}
 	if len(streams) != 3 {
 		t.Errorf("%d streams", len(streams))
+	}
+}
+
+// The smallest size serves before the others are there; linking these uses no memory of
+// its lane, and comes to the first that is wrong.
+func TestTheSmallestBatchRunsWhileTheOthersAreLinked(t *testing.T) {
+	const small, rest = 1, 2
+	entered, gate := make(chan struct{}), make(chan struct{})
+	p := &played{}
+	made := 0
+	p.unmade = func(settings) error {
+		p.mu.Lock()
+		made++
+		n := made
+		p.mu.Unlock()
+		if n == small+rest {
+			close(entered)
+			<-gate
+		}
+		return nil
+	}
+	r := newRig(t, p)
+	r.loaded()
+	if _, err := r.f.LinkModel(); err != nil {
+		t.Fatal(err)
+	}
+	if p.sessions != small {
+		t.Fatalf("%d sessions when the model is linked, want one", p.sessions)
+	}
+	one, four := r.tensors(1), r.tensors(4)
+	r.configure(0, 1, one)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		_, err := r.f.ConfigureBatch(0, 4, four.input, four.outputs)
+		done <- err
+	}()
+	<-entered
+	for i := range byte(20) {
+		r.fillWith(one, i)
+		r.infer(0, 1)
+		if got := r.output(one); !all(got, i) {
+			t.Errorf("answered %v while others are linked, want %d", got, i)
+		}
+	}
+	before := r.f.gpu.scratch[0].look().mapped
+	close(gate)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if p.sessions != small+rest {
+		t.Errorf("%d sessions for %v", p.sessions, r.card.Batches)
+	}
+	if after := r.f.gpu.scratch[0].look(); after.used != 0 || before == 0 {
+		t.Errorf("lane %+v, %d bytes before", after, before)
+	}
+	r.fillWith(four, 8)
+	r.infer(0, 4)
+	if got := r.output(four); !all(got, 8) {
+		t.Errorf("answered %v", got)
+	}
+	if n := strings.Count(r.log.String(), "batch size is linked"); n != small+rest {
+		t.Errorf("%d sizes in the log: %s", n, r.log.String())
+	}
+}
+
+// What is wrong with a size costs those above it, and they are given back.
+func TestASizeThatCannotBeLinkedLeavesTheSmallerOnes(t *testing.T) {
+	p := &played{weights: 8 * mebi, scratch: 24 * mebi}
+	r := newRig(t, p)
+	r.card.Batches = []int{1, 2, 4, 8}
+	r.f.gpu.env.Threads = 1
+	r.loaded()
+	if _, err := r.f.LinkModel(); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{1, 2} {
+		r.tensors(n)
+	}
+	two, four := r.tensors(2), r.tensors(4)
+	fake.Set(t, fake.Memory(fake.Now().Bytes+80*mebi)) // a session of 2 and its try, not of 4
+	r.configure(0, 2, two)
+	if len(r.f.gpu.sizes) != 2 || p.sessions != 2 {
+		t.Errorf("%d sizes and %d sessions, want 1 and 2", len(r.f.gpu.sizes), p.sessions)
+	}
+	if _, err := r.f.ConfigureBatch(0, 4, four.input, four.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("got %v", err)
+	}
+	r.fillWith(two, 2)
+	r.infer(0, 2)
+	if got := r.output(two); !all(got, 2) {
+		t.Errorf("answered %v", got)
+	}
+	fake.Reset() // there is memory again
+	r.configure(0, 4, four)
+	if len(r.f.gpu.sizes) != 4 {
+		t.Errorf("%d sizes, want all", len(r.f.gpu.sizes))
+	}
+}
+
+// The smallest size can be captured, a larger one cannot.
+func TestALargerSizeThatCannotBeCapturedRunsNodeByNode(t *testing.T) {
+	p := &played{}
+	smallest := cuda.Stream{}
+	p.unqueued = func(s settings) error {
+		if smallest == (cuda.Stream{}) {
+			smallest = s.stream
+		}
+		if s.stream != smallest {
+			return s.stream.Synchronize() // which is refused in a capture
+		}
+		return nil
+	}
+	r := newRig(t, p)
+	r.f.gpu.env.Threads = 1
+	r.loaded()
+	if _, err := r.f.LinkModel(); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range r.card.Batches {
+		b := r.tensors(n)
+		r.fillWith(b, byte(n))
+		for slot := range 2 {
+			r.configure(slot, n, b)
+			r.infer(slot, n)
+		}
+		if got := r.output(b); !all(got, byte(n)) {
+			t.Errorf("batch of %d answered %v", n, got)
+		}
+	}
+	if g := r.f.gpu; len(g.sizes) != 1 || len(g.plain) != 4 {
+		t.Errorf("%d sizes as graphs and %d sessions node by node, want 1 and 4", len(g.sizes), len(g.plain))
+	}
+	if n := strings.Count(r.log.String(), "node by node"); n != 2 {
+		t.Errorf("%d lines of it: %s", n, r.log.String())
 	}
 }
 
@@ -527,11 +673,10 @@ func TestAModelThatIsCapturedOnlyInNCHWIsLinkedSo(t *testing.T) {
 	}})
 	r.loaded()
 	r.card.Input.TensorType = models.F16
-	if _, err := r.f.LinkModel(); err != nil {
-		t.Fatal(err)
-	}
-	if first := r.played.made; len(first) != 6 || !first[0].nhwc || !first[0].tf32 || first[5].nhwc {
-		t.Errorf("sessions were made with %+v", first)
+	r.whole()
+	// The smallest size found it out for all.
+	if made := r.played.made; len(made) != 4 || !made[0].nhwc || !made[0].tf32 || made[1].nhwc || made[3].nhwc {
+		t.Errorf("sessions were made with %+v", made)
 	}
 	if r.f.gpu.nhwc || len(r.f.gpu.sizes) != 3 || r.played.sessions != 3 {
 		t.Errorf("NHWC %v, %d sessions", r.f.gpu.nhwc, r.played.sessions)
@@ -694,7 +839,7 @@ func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 		r := newRig(t, &played{weights: 64 * mebi})
 		r.loaded()
 		before := fake.Now()
-		fake.Set(t, fake.Memory(before.Bytes+100*mebi))
+		fake.Set(t, fake.Memory(before.Bytes+50*mebi))
 		_, err := r.f.LinkModel()
 		if !errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, device.ErrLost) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("got %v", err)
@@ -706,7 +851,7 @@ func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 	t.Run("when it is tried", func(t *testing.T) {
 		r := newRig(t, &played{scratch: 64 * mebi})
 		r.loaded()
-		fake.Set(t, fake.Memory(fake.Now().Bytes+100*mebi))
+		fake.Set(t, fake.Memory(fake.Now().Bytes+50*mebi))
 		if _, err := r.f.LinkModel(); !errors.Is(err, cuda.ErrOutOfMemory) {
 			t.Errorf("got %v", err)
 		}

@@ -20,6 +20,7 @@ var errNoGraph = errors.New("model cannot be captured as a graph")
 type size struct {
 	g       *gpu
 	n       int
+	nhwc    bool
 	thread  *thread
 	stream  cuda.Stream
 	ours    bool // the stream is
@@ -48,7 +49,7 @@ func (c *captured) over(in place, outs []place) bool {
 
 // newSize makes a session on a stream, or with none on a new one.
 func (g *gpu) newSize(n int, stream cuda.Stream, nhwc bool) (_ *size, err error) {
-	s := &size{g: g, n: n, stream: stream}
+	s := &size{g: g, n: n, nhwc: nhwc, stream: stream}
 	defer func() {
 		// On a device that is lost nothing is given back: that may wait for ever.
 		if err != nil && !errors.Is(err, cuda.ErrLost) {
@@ -112,45 +113,49 @@ func (g *gpu) scarce(err error) error {
 // Runtime do what it does once (a vector of ones that a bias is added with): queued
 // into a capture that nobody launches, that would never be done.
 func (s *size) try() error {
-	return s.thread.do(func() (err error) {
-		memory, err := newPool(s.g.context.Device())
+	return s.privately(func(memory *pool, in place, outs []place) error {
+		b, err := s.session.bind(in, outs)
 		if err != nil {
 			return err
 		}
-		err = s.over(memory, func(in place, outs []place) error {
-			b, err := s.session.bind(in, outs)
-			if err != nil {
-				return err
-			}
-			defer b.close()
-			return s.g.reference.check(s.g.context, s.stream, in, outs, func() error { return s.g.scarce(short(memory, b.run(memory))) })
-		})
-		if memory.look().used == 0 {
-			return errors.Join(err, memory.close())
-		}
-		memory.trim()
-		s.kept = append(s.kept, memory) // ONNX Runtime keeps something there
-		return err
+		defer b.close()
+		return s.g.reference.check(s.g.context, s.stream, in, outs, func() error { return s.g.scarce(short(memory, b.run(memory))) })
 	})
 }
 
 // tryGraph captures the batch and checks what the graph answers. errNoGraph where it
 // cannot be captured. Nothing of the process may wait for the whole device meanwhile.
 func (s *size) tryGraph() error {
-	return s.thread.do(func() error {
-		return s.over(s.g.scratch[0], func(in place, outs []place) error {
-			c, err := s.capture(s.g.scratch[0], in, outs)
-			if err != nil {
-				return err
-			}
-			defer c.graph.Destroy()
-			x, err := c.graph.Instantiate()
-			if err != nil {
-				return err
-			}
-			defer x.Destroy()
-			return s.g.reference.check(s.g.context, s.stream, in, outs, func() error { return x.Launch(s.stream) })
-		})
+	return s.privately(func(memory *pool, in place, outs []place) error {
+		c, err := s.capture(memory, in, outs)
+		if err != nil {
+			return err
+		}
+		defer c.graph.Destroy()
+		x, err := c.graph.Instantiate()
+		if err != nil {
+			return err
+		}
+		defer x.Destroy()
+		return s.g.reference.check(s.g.context, s.stream, in, outs, func() error { return x.Launch(s.stream) })
+	})
+}
+
+// privately does f, on the session's thread, over tensors and with memory of its own:
+// the lanes' may be in use by batches in flight. The memory is given back.
+func (s *size) privately(f func(memory *pool, in place, outs []place) error) error {
+	return s.thread.do(func() (err error) {
+		memory, err := newPool(s.g.context.Device())
+		if err != nil {
+			return err
+		}
+		err = s.over(memory, func(in place, outs []place) error { return f(memory, in, outs) })
+		if memory.look().used == 0 {
+			return errors.Join(err, memory.close())
+		}
+		memory.trim()
+		s.kept = append(s.kept, memory) // ONNX Runtime keeps something there
+		return err
 	})
 }
 
