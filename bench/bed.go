@@ -202,10 +202,28 @@ shares: {tune: false, change: %s, sm_grain: %d, minimum_percent: 1}
 		b.Node.Kill()
 		err = pinErr
 	}
+	if err == nil {
+		if err = b.whole(limit); err != nil {
+			b.Kill()
+		}
+	}
 	if err != nil {
 		return nil, errors.Join(err, orchestrator.Pin(b.cpus.all))
 	}
 	return b, nil
+}
+
+// whole waits until every process that serves has all its batch sizes.
+func (b *bed) whole(ctx context.Context) error {
+	return b.WaitFor(ctx, "every batch size", func() bool {
+		status, err := b.Status()
+		return err == nil && !slices.ContainsFunc(status.Functions, func(f control.FunctionStatus) bool {
+			return slices.ContainsFunc(f.Instances, func(in control.InstanceStatus) bool {
+				p, _ := in.Serving()
+				return p.Growing
+			})
+		})
+	})
 }
 
 // end drains the node, and lets this process run anywhere again.
@@ -275,7 +293,7 @@ func (b *bed) setShare(ctx context.Context, name string, percent float64, change
 	defer cancel()
 	return b.WaitFor(limit, "a share", func() bool {
 		p, in, f, err := b.serving(name)
-		if err != nil || p.PID == 0 || !same(f.SharePercent, percent) {
+		if err != nil || p.PID == 0 || p.Growing || !same(f.SharePercent, percent) {
 			return false
 		}
 		switch change {
@@ -307,14 +325,14 @@ func (b *bed) remove(ctx context.Context, name string) error {
 
 func same(a, b float64) bool { return a-b < 0.01 && b-a < 0.01 }
 
-// shadowReady waits until a function has a shadow asleep, so that the next change
-// finds it.
+// shadowReady waits until a function has all its batch sizes and a shadow asleep, so that
+// the next change finds it.
 func (b *bed) shadowReady(ctx context.Context, name string) error {
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s had no shadow within a minute", name))
 	defer cancel()
 	return b.WaitFor(limit, "a shadow", func() bool {
-		_, in, _, err := b.serving(name)
-		return err == nil && slices.ContainsFunc(in.Processes, func(p control.ProcessStatus) bool {
+		p, in, _, err := b.serving(name)
+		return err == nil && !p.Growing && slices.ContainsFunc(in.Processes, func(p control.ProcessStatus) bool {
 			return p.Role == control.Shadow && p.State == control.Loaded
 		})
 	})

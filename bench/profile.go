@@ -263,10 +263,11 @@ func (p *Profiler) share(ctx context.Context, c sweep.Cell, percent float64) err
 	return pause(ctx, 2*control.RepeatEvery)
 }
 
-// serves reports whether each instance has a process that serves.
+// serves reports whether each instance has a process that serves, with all its batch
+// sizes.
 func serves(f control.FunctionStatus) bool {
 	for i := range f.Instances {
-		if _, ok := f.Instances[i].Serving(); !ok {
+		if p, ok := f.Instances[i].Serving(); !ok || p.Growing {
 			return false
 		}
 	}

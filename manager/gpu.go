@@ -252,9 +252,10 @@ const moveTimeout = 30 * time.Second
 // hurry kills a process that does not move; its shadow starts on the right groups.
 func (in *instance) hurry(now time.Time) {
 	q := in.pair.Active()
-	// Before it was given the ring it was linking, and could not move.
-	after := min(now.Sub(in.orderedAt), now.Sub(in.since))
-	if q == nil || in.f.change != configs.ChangePartition || q.State != control.Active || q.Role == control.Kill || after < moveTimeout {
+	// Before it was given the ring it was linking, and could not move; nor until it has
+	// all its batch sizes, which the orchestrator gives it its time for.
+	after := min(now.Sub(in.orderedAt), now.Sub(in.since), now.Sub(in.wholeAt))
+	if q == nil || in.growing() || in.f.change != configs.ChangePartition || q.State != control.Active || q.Role == control.Kill || after < moveTimeout {
 		return
 	}
 	if on := in.m.device.ledger.On(in.process(q.Generation)); len(on) > 0 && !slices.Equal(on, in.groups) {

@@ -348,6 +348,75 @@ func TestAProcessHasTimeToMoveFromWhenItIsGivenTheRing(t *testing.T) {
 	}
 }
 
+// Where nobody serves, a process serves with its smallest batch size and gets the others
+// then; a shadow that takes over from one that serves has all of them first.
+func TestAProcessGrowsWhereNobodyServes(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, configs.Function{Name: "a", SharePercent: 50, Change: configs.ChangeShadow})
+	b.small = true
+	b.turns()
+	first, p := b.serves("a")
+	in := b.instance("a", 0)
+	s := b.status("a").Instances[0].Processes[0]
+	if !p.early || !in.growing() || !slices.Equal(s.Batches, []int{1}) || !s.Growing {
+		t.Errorf("%+v, status %+v, want it to serve with batches of 1", p, s)
+	}
+	if got := in.f.ephemeralBytes.Load(); got != 1 {
+		t.Errorf("%d bytes of a batch, want the smallest one's", got)
+	}
+	// What it can do now is no reason to change its share.
+	in.report(first, control.Report{Generation: first, Limit: 1, Fit: control.FitUnder})
+	if in.fit != control.FitUnknown {
+		t.Errorf("fit %q while it grows", in.fit)
+	}
+	b.small = false
+	b.turns()
+	if s := b.status("a").Instances[0].Processes[0]; in.growing() || !slices.Equal(s.Batches, testCard().Batches) || s.Growing {
+		t.Errorf("status %+v, want all batch sizes", s)
+	}
+	if got := in.f.ephemeralBytes.Load(); got != 3 {
+		t.Errorf("%d bytes of a batch, want the largest one's", got)
+	}
+	b.small = true
+	in.setShare(20)
+	b.turns()
+	next, p := b.serves("a")
+	if next == first || p.early || in.growing() {
+		t.Errorf("generation %d %+v, want another, whole from the beginning", next, p)
+	}
+	b.fakes[victim{place{"a", 0}, next}].die(control.Failed, "killed")
+	b.instance("a", 0).lost(next)
+	b.instance("a", 0).heard(next)
+	b.turns()
+	if _, p := b.serves("a"); !p.early || !in.growing() {
+		t.Errorf("%+v, want it early after a death", p)
+	}
+}
+
+func TestAProcessHasTimeToMoveFromWhenItIsWhole(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
+	b.small, b.stuck = true, true
+	b.turns()
+	first, _ := b.serves("a")
+	in := b.instance("a", 0)
+	in.setShare(25)
+	b.turns()
+	in.hurry(time.Now().Add(2 * moveTimeout))
+	if in.pair.Process(first).Role != control.Serve {
+		t.Error("it is killed while it grows")
+	}
+	b.small = false
+	b.turns()
+	in.orderedAt, in.since = time.Now().Add(-2*moveTimeout), time.Now().Add(-2*moveTimeout)
+	in.hurry(time.Now())
+	if in.pair.Process(first).Role != control.Serve {
+		t.Error("it is killed though it is whole only now")
+	}
+	in.hurry(time.Now().Add(moveTimeout))
+	if in.pair.Process(first).Role != control.Kill {
+		t.Error("it does not move, and lives")
+	}
+}
+
 // A set of groups that a process was ever on costs memory until it ends.
 func TestAProcessThatWasOnManySetsOfGroupsGivesWayToItsShadow(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))

@@ -43,6 +43,7 @@ type instance struct {
 	failure  string               // why the last process failed; empty once one serves
 	promoted int64                // when the ring was given to somebody last, shm.Now
 	since    time.Time            // the same moment
+	wholeAt  time.Time            // when a process got the last of its batch sizes, the last time
 	handed   handovers            // those that were noted
 	unheard  map[uint32]bool      // gone, and the orchestrator has not said whether with the GPU
 	doubts   map[uint32]time.Time // failed while linking, and until when that may prove to be a fault of the GPU
@@ -76,10 +77,12 @@ type instance struct {
 	lastGood, firstGood atomic.Int64
 }
 
-// sight is what a process uses of a GPU, as it says.
+// sight is what a process uses of a GPU, and which batch sizes it runs, as it says.
 type sight struct {
-	sms    int
-	groups []int
+	sms     int
+	groups  []int
+	batches []int
+	growing bool // it is getting more
 }
 
 // handovers are those that a generation has reported.
@@ -240,7 +243,7 @@ func (in *instance) status() control.InstanceStatus {
 		on := in.seen[q.Generation]
 		s.Processes = append(s.Processes, control.ProcessStatus{
 			Generation: q.Generation, PID: in.pids[q.Generation], Role: q.Role, State: q.State, Reason: cmp.Or(q.Reason, in.f.held),
-			SMs: on.sms, SMGroups: on.groups,
+			Batches: on.batches, Growing: on.growing, SMs: on.sms, SMGroups: on.groups,
 		})
 	}
 	return s
@@ -272,7 +275,7 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 		}
 		to = append(to, control.DesiredProcess{
 			IF: in.f.name, Instance: in.index, Generation: q.Generation,
-			Role: role, SharePercent: q.SharePercent, SMGroups: groups,
+			Role: role, SharePercent: q.SharePercent, SMGroups: groups, Early: q.Early && in.m.onGPU(),
 			Command: q.Card.Command, Dir: q.Card.Dir, Environment: in.f.environment,
 		})
 	}
@@ -289,9 +292,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if o.State == control.Draining || o.State.Ended() {
 		in.heard(o.Generation)
 	}
-	if o.SMs != 0 || len(o.SMGroups) > 0 {
-		in.seen[o.Generation] = sight{o.SMs, o.SMGroups}
-	}
+	in.see(&o)
 	if q.State == o.State && q.Reason == o.Reason {
 		return
 	}
@@ -313,13 +314,44 @@ func (in *instance) observe(o control.ObservedProcess) {
 		in.failure = ""
 	}
 	if o.State == control.Ready {
-		in.f.persistentBytes.Store(o.PersistentBytes)
-		in.f.ephemeralBytes.Store(o.EphemeralBytes)
+		in.noteBytes(&o)
 	}
 	if o.DeviceLost && in.m.device.mps {
 		in.pair.Excuse(o.Generation) // deviceFailed has blamed who is to blame
 	}
 	in.pair.Observe(o.Generation, o.State, o.Reason)
+}
+
+// see notes what a process says of itself beside its state.
+func (in *instance) see(o *control.ObservedProcess) {
+	if o.State.Ended() || o.SMs == 0 && len(o.SMGroups) == 0 && len(o.Batches) == 0 {
+		return
+	}
+	before := in.seen[o.Generation]
+	now := sight{o.SMs, o.SMGroups, o.Batches, o.Growing}
+	in.seen[o.Generation] = now
+	if len(now.batches) > 0 && !now.growing {
+		in.pair.Whole(o.Generation)
+	}
+	if len(before.batches) > 0 && len(now.batches) > len(before.batches) {
+		in.noteBytes(o)
+	}
+	if before.growing && !now.growing {
+		in.wholeAt = time.Now()
+		in.log.Info().Uint32("generation", o.Generation).Ints("batches", now.batches).Msg("process has its batch sizes")
+	}
+}
+
+func (in *instance) noteBytes(o *control.ObservedProcess) {
+	in.f.persistentBytes.Store(o.PersistentBytes)
+	in.f.ephemeralBytes.Store(o.EphemeralBytes)
+}
+
+// growing reports whether the active process is still getting batch sizes: what it can
+// do then says nothing of its share.
+func (in *instance) growing() bool {
+	q := in.pair.Active()
+	return q != nil && in.seen[q.Generation].growing
 }
 
 // admit hands a process its memory.
@@ -446,6 +478,9 @@ func (in *instance) report(generation uint32, r control.Report) {
 		}
 		in.cpuPerRequest += (each - in.cpuPerRequest) / 8
 		in.cpu = r
+	}
+	if in.growing() {
+		r.Fit = control.FitUnknown
 	}
 	if r.Fit != in.fit {
 		in.fit = r.Fit

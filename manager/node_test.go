@@ -30,6 +30,7 @@ type nodeBed struct {
 	mechanism string
 	gpu   *control.ObservedDevice
 	stuck bool // nobody moves to other groups
+	small bool // nobody who grows gets more batch sizes
 }
 
 // fakeProcess is one generation.
@@ -37,6 +38,8 @@ type fakeProcess struct {
 	state  control.State
 	role   control.Role
 	on, to []int // the groups that it runs on, and those that it is ordered to
+	early  bool
+	sizes  int // of the card's batch sizes, how many it runs
 	lost   bool
 	server bool // which is the MPS server's doing
 	reason string
@@ -148,7 +151,7 @@ func (b *nodeBed) follow() {
 		if p.state.Ended() {
 			continue
 		}
-		p.role = d.Role
+		p.role, p.early = d.Role, d.Early
 		switch {
 		case d.Role == control.Kill:
 			p.die(control.Stopped, "the manager ordered it")
@@ -184,10 +187,17 @@ func (b *nodeBed) live(v victim, p *fakeProcess) {
 		p.state, p.on = control.Linking, p.to
 	case p.state == control.Linking:
 		p.state, p.on = control.Ready, p.to
+		if p.sizes = len(testCard().Batches); p.early {
+			p.sizes = 1
+		}
 	case p.state == control.Ready && in != nil && in.channel.Epoch() == v.generation:
 		p.state = control.Active
 	case p.state == control.Active && in != nil && in.channel.Epoch() != v.generation:
 		p.state = control.Draining
+	case p.sizes < len(testCard().Batches):
+		if !b.small {
+			p.sizes++
+		}
 	case !b.stuck:
 		p.on = p.to
 	}
@@ -208,6 +218,8 @@ func (b *nodeBed) report() {
 		seen := control.ObservedProcess{
 			IF: v.name, Instance: v.instance, Generation: v.generation, State: p.state,
 			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server,
+			Batches: testCard().Batches[:p.sizes], Growing: p.sizes > 0 && p.sizes < len(testCard().Batches),
+			EphemeralBytes: int64(p.sizes),
 		}
 		for _, g := range p.on {
 			seen.SMs += b.gpu.GroupSMs[g]

@@ -149,7 +149,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	load := &in.load
 	elapsed := now.Sub(load.since)
 	percent := in.sharePercent()
-	changed := percent != load.percent || in.pair.Changing() || in.moving() || in.pair.Active() == nil
+	changed := percent != load.percent || in.pair.Changing() || in.moving() || in.growing() || in.pair.Active() == nil
 	f.mu.Lock()
 	t := in.tally
 	full := t.answered >= enoughAnswers || elapsed >= enoughTime && (t.answered >= leastAnswers || t.arrived == 0)
@@ -159,7 +159,8 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	f.mu.Unlock()
 	switch {
 	case changed:
-		// What was measured is of another share, or of two at once.
+		// What was measured is of another share, of two at once, or of a part of the batch
+		// sizes.
 		*load = instanceLoad{percent: percent, since: now}
 		in.bound = ""
 		return o, false

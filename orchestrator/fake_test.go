@@ -34,6 +34,7 @@ type life struct {
 	// On a GPU.
 	sms        func(control.Order) int // how many it counts where it was ordered to; nil: as many as it should
 	moves      time.Duration           // how long a move takes
+	grows      time.Duration           // how long one that is early takes to get its batch sizes
 	stuck      bool                    // a move never ends
 	staysPut   string                  // it does not move, and says why
 	blameless  bool                    // it loses the device by the MPS server's doing
@@ -320,9 +321,16 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 			return
 		}
 		ready.SMs, ready.SMGroups = p.counts(at), at.SMGroups
+		ready.Batches, ready.Growing = []int{1}, at.Early
 	}
 	say(ready)
 	say(control.Notice{State: control.Active})
+	if gpu && at.Early {
+		if !wait(p.life.grows, nil) {
+			return
+		}
+		say(control.Notice{State: control.Active, Batches: []int{1, 2}, EphemeralBytes: 400})
+	}
 	moved := p.moved
 	if !gpu || p.life.stuck {
 		moved = nil

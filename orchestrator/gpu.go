@@ -191,7 +191,7 @@ func (s *supervisor) wakesHeldUntil() time.Time {
 
 // place completes an order with where to run.
 func (s *supervisor) place(c *child, o *control.Order) {
-	o.SMGroups = c.desired.SMGroups
+	o.SMGroups, o.Early = c.desired.SMGroups, c.desired.Early && o.Do == control.DoWake
 	c.groups, c.ordered = o.SMGroups, s.now()
 	c.moving = o.Do == control.DoShare || len(o.SMGroups) > 0
 	if o.Do == control.DoWake && len(o.SMGroups) == 0 && s.together() {
@@ -209,6 +209,21 @@ func (s *supervisor) regroup(k key, c *child) {
 	o := control.Order{Do: control.DoShare, SharePercent: c.sharePercent}
 	s.place(c, &o)
 	s.order(k, c, o)
+}
+
+// noteBatches takes which batch sizes a process says that it runs. Its time to move
+// begins when it has all of them.
+func (s *supervisor) noteBatches(c *child, n control.Notice) {
+	if len(n.Batches) == 0 {
+		return
+	}
+	c.notice.Batches = n.Batches
+	switch {
+	case n.Growing && c.growing.IsZero():
+		c.growing = s.now()
+	case !n.Growing && !c.growing.IsZero():
+		c.growing, c.ordered = time.Time{}, s.now()
+	}
 }
 
 // notePlace takes where a process says that it is.

@@ -182,6 +182,48 @@ func TestGroupsMoveOneOrderAtATime(t *testing.T) {
 	})
 }
 
+// A process that serves early moves when it has all its batch sizes, and its time to do so
+// begins then.
+func TestAProcessThatGrowsHasItsTimeToMoveAfterwards(t *testing.T) {
+	early := func(groups ...int) control.DesiredProcess {
+		p := grouped(1, control.Serve, groups...)
+		p.Early = true
+		return p
+	}
+	lives := func(spec) life { return life{grows: 9 * time.Second, moves: 9 * time.Second} }
+	amongGPU(t, lives, func(n *node) {
+		n.want(early(0))
+		p := n.untilState(1, control.Active)
+		if !n.spawner.generation(1).wake().Early || !p.Growing || !slices.Equal(p.Batches, []int{1}) || p.EphemeralBytes != 200 {
+			t.Errorf("early as %+v", p)
+		}
+		n.want(early(1))
+		time.Sleep(5 * time.Second)
+		p = n.untilProcess(1, "it is whole", func(p control.ObservedProcess) bool { return !p.Growing })
+		if !slices.Equal(p.Batches, []int{1, 2}) || p.EphemeralBytes != 400 || !slices.Equal(p.SMGroups, []int{0, 1}) {
+			t.Errorf("whole as %+v", p)
+		}
+		n.untilProcess(1, "it is there", func(p control.ObservedProcess) bool { return slices.Equal(p.SMGroups, []int{1}) })
+		if orders, _ := n.spawner.generation(1).got(); len(orders) != 2 {
+			t.Errorf("ordered %+v", orders)
+		}
+	})
+}
+
+func TestAProcessThatGrowsForEverIsEnded(t *testing.T) {
+	lives := func(spec) life { return life{grows: time.Hour} }
+	amongGPU(t, lives, func(n *node) {
+		p := one(1, control.Serve, 30)
+		p.Early = true
+		n.want(p)
+		n.untilState(1, control.Active)
+		time.Sleep(defaultLoadTimeout)
+		if seen := n.untilState(1, control.Failed); !strings.Contains(seen.Reason, "not all batch sizes within") {
+			t.Errorf("ended as %+v", seen)
+		}
+	})
+}
+
 func TestAShadowIsToldItsGroupsWhenItIsWoken(t *testing.T) {
 	lives := func(spec) life { return life{link: time.Second} }
 	amongGPU(t, lives, func(n *node) {

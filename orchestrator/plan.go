@@ -33,6 +33,9 @@ type fact struct {
 	moving  bool
 	ordered time.Time
 	failed  time.Time
+	// growing is since when it serves with a part of its batch sizes, zero where it has
+	// all: it does not move before.
+	growing time.Time
 }
 
 // facts is all that is.
@@ -53,7 +56,7 @@ type facts struct {
 // limits are the deadlines, all positive.
 type limits struct {
 	handshake time.Duration // spawn -> first notice
-	load      time.Duration // spawn -> loaded, linking -> ready, and ordered to move -> there
+	load      time.Duration // spawn -> loaded, linking -> ready, ready -> with all batch sizes, and ordered to move -> there
 	drain     time.Duration // asked -> told
 	term      time.Duration // told -> made
 	lost      time.Duration // its device failed -> made
@@ -202,7 +205,9 @@ func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l
 		return action{kind: kill, fault: "not loaded within " + l.load.String()}, true
 	case p.state == control.Linking && due(p.since.Add(l.load)):
 		return action{kind: kill, fault: "not ready within " + l.load.String()}, true
-	case p.moving && due(p.ordered.Add(l.load)):
+	case !p.growing.IsZero() && due(p.growing.Add(l.load)):
+		return action{kind: kill, fault: "not all batch sizes within " + l.load.String()}, true
+	case p.moving && p.growing.IsZero() && due(p.ordered.Add(l.load)):
 		return action{kind: kill, fault: "not on its multiprocessors within " + l.load.String()}, true
 	}
 	switch {

@@ -47,6 +47,7 @@ func TestPlan(t *testing.T) {
 	killed := func(f *fact) { at(&f.killed, 0) }
 	grouped := func(w wish) wish { w.desired.Processes[0].SMGroups = []int{1, 2}; return w }
 	moving := func(f *fact) { f.moving = true; at(&f.ordered, 0) }
+	growing := func(f *fact) { at(&f.growing, 5*time.Second) }
 	lost := func(f *fact) { at(&f.failed, 0) }
 	stranger := wish{desired: &control.Desired{ManagerID: "other"}}
 	for name, c := range map[string]struct {
@@ -106,6 +107,8 @@ func TestPlan(t *testing.T) {
 		"not of a sleeper":                         {wish: grouped(want(control.Shadow, 30)), is: alive(control.Loaded), next: -1},
 		"nor of one that moves":                    {wish: grouped(want(control.Serve, 30)), is: alive(control.Active, woken, moving), next: 10 * time.Second},
 		"which hangs after ten seconds":            {wish: grouped(want(control.Serve, 30)), is: alive(control.Active, woken, moving), now: 10 * time.Second, do: "kill not on its multiprocessors", next: -1},
+		"not while it gets its batch sizes":        {wish: grouped(want(control.Serve, 30)), is: alive(control.Active, woken, moving, growing), now: 10 * time.Second, next: 15 * time.Second},
+		"for which it has ten seconds, too":        {wish: want(control.Serve, 30), is: alive(control.Active, woken, growing), now: 15 * time.Second, do: "kill not all batch sizes", next: -1},
 		"a lost device is left at once":            {wish: want(control.Serve, 30), is: alive(control.Active, woken, lost), next: 100 * time.Millisecond},
 		"or made to be":                            {wish: want(control.Serve, 30), is: alive(control.Active, woken, lost), now: 100 * time.Millisecond, do: "kill the GPU failed", next: -1},
 		"in a drain, too, whoever wishes it":       {wish: nothing, is: alive(control.Draining, drained, lost), now: 100 * time.Millisecond, do: "kill the GPU failed", next: -1},

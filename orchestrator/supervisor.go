@@ -33,7 +33,7 @@ type Options struct {
 	Mechanism string
 
 	HandshakeTimeout time.Duration // spawn to handshake; default 10 s
-	LoadTimeout      time.Duration // spawn to loaded, and waking to ready; default 2 min
+	LoadTimeout      time.Duration // spawn to loaded, and waking to ready, and that to whole; default 2 min
 	DrainTimeout     time.Duration // drain to SIGTERM; default 5 s
 	TermTimeout      time.Duration // SIGTERM to SIGKILL; default 2 s
 
@@ -473,6 +473,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	if n.WarmupMillis != 0 {
 		c.notice.WarmupMillis = n.WarmupMillis
 	}
+	s.noteBatches(c, n)
 	c.notice.Reason = line(n.Reason)
 	if s.onGPU() {
 		s.notePlace(k, c, n)
@@ -602,6 +603,7 @@ func (s *supervisor) publish() {
 			s.observeChild(k, c, q)
 		}
 		q.PersistentBytes, q.EphemeralBytes, q.WarmupMillis = c.notice.PersistentBytes, c.notice.EphemeralBytes, c.notice.WarmupMillis
+		q.Batches, q.Growing = c.notice.Batches, !c.growing.IsZero()
 	}
 	if err := s.link.Publish(o); err != nil {
 		s.log.Error().Err(err).Msg("publish observed state")

@@ -24,6 +24,11 @@
 // A device that fails takes all with it who had touched it; the shadow had not:
 //
 //	Lost: active, ready ──role kill──> gone     shadow ──role serve──> next
+//
+// Where nobody serves, the next process is Early, as far as processes can be: ready with
+// a part of its batch sizes, whole only later. One that dies before it is whole is
+// followed by one that is not Early, so that a model that is never whole does not serve
+// by halves for ever.
 package pair
 
 import (
@@ -43,7 +48,10 @@ type Process struct {
 	State    control.State
 	Attached bool // it has its shared memory
 	Reason   string
+	// Early: it is to be ready as soon as it can serve at all. It is set with Serve.
+	Early bool
 
+	whole     bool // it has all that it will have
 	reclaimed bool
 	excused   bool // its end does not speak against its model
 }
@@ -82,6 +90,7 @@ type Pair struct {
 
 	card     *models.Card
 	proven   *models.Card // the last one that served
+	doubted  *models.Card // one of it died early, before it was whole
 	target   float64
 	removing bool
 	// replacing is set from Replace until a process with the card wanted is
@@ -172,6 +181,18 @@ func (p *Pair) Observe(generation uint32, state control.State, reason string) {
 	}
 }
 
+// Whole notes that a process has all that it will have.
+func (p *Pair) Whole(generation uint32) {
+	q := p.Process(generation)
+	if q == nil || q.whole {
+		return
+	}
+	q.whole = true
+	if q.Card == p.doubted {
+		p.doubted = nil
+	}
+}
+
 // Gone notes that a process ended, or can no longer be trusted: what it held is
 // reclaimed and another takes over.
 func (p *Pair) Gone(generation uint32, reason string) {
@@ -187,7 +208,16 @@ func (p *Pair) Gone(generation uint32, reason string) {
 	if onTheWay && q.Card == p.card && !q.excused {
 		p.giveUp(q, reason)
 	}
+	p.doubt(q)
 	p.unseat(q)
+}
+
+// doubt notes a process that served and dies before it is whole, but for what is not
+// its own fault.
+func (p *Pair) doubt(q *Process) {
+	if q == p.active && q.Early && !q.whole && !q.excused {
+		p.doubted = q.Card
+	}
 }
 
 // Died is Gone for the active process, which stays desired, draining, until its end
@@ -195,6 +225,7 @@ func (p *Pair) Gone(generation uint32, reason string) {
 func (p *Pair) Died(generation uint32, reason string) {
 	if q := p.Process(generation); q != nil && q == p.active {
 		q.Role = control.Drain
+		p.doubt(q)
 		p.unseat(q)
 		p.reclaim(q, reason)
 	}
@@ -348,6 +379,8 @@ func (p *Pair) wake() {
 	if q == nil {
 		q = p.spawn()
 	}
+	// A model that another could be gone back to shows all of itself first.
+	q.Early = p.active == nil && q.Card != p.doubted && (p.proven == nil || q.Card == p.proven)
 	q.Role, q.SharePercent = control.Serve, p.target
 	p.shadow, p.next = nil, q
 }

@@ -122,6 +122,79 @@ func TestShadowTakesOverWhenTheActiveDies(t *testing.T) {
 	}
 }
 
+func TestWhereNobodyServesAProcessIsEarly(t *testing.T) {
+	card := &models.Card{Name: "a"}
+	p := New(card, 30)
+	p.Step()
+	if !p.Process(1).Early {
+		t.Error("the first process is not early")
+	}
+	up(p, 1)
+	p.Step()
+	p.Observe(1, control.Active, "")
+	p.Step()
+	p.Whole(1)
+	up(p, 2)
+	p.Observe(2, control.Loaded, "")
+	p.SetShare(50)
+	p.Step()
+	if q := p.Process(2); q.Role != control.Serve || q.Early {
+		t.Errorf("shadow %+v, want it woken to be whole while another serves", q)
+	}
+	up(p, 2)
+	p.Step()
+	p.Gone(2, "killed")
+	p.Step()
+	if q := p.Process(3); q.Role != control.Serve || !q.Early {
+		t.Errorf("process %+v, want one that is early after a death", q)
+	}
+	// A replacement can be gone back from: it shows all of itself first.
+	up(p, 3)
+	p.Step()
+	p.Replace(&models.Card{Name: "b"})
+	p.Gone(3, "killed")
+	p.Step()
+	if q := p.Process(4); q.Role != control.Serve || q.Early {
+		t.Errorf("replacement %+v, want it whole before it serves", q)
+	}
+}
+
+// A model that is never whole serves by halves once.
+func TestAModelThatDiesBeforeItIsWholeIsWholeBeforeItServesAgain(t *testing.T) {
+	for name, c := range map[string]struct {
+		ends  func(*Pair)
+		early bool
+	}{
+		"by itself":           {func(p *Pair) { p.Gone(1, "it cannot grow") }, false},
+		"and is still heard":  {func(p *Pair) { p.Died(1, "it cannot grow") }, false},
+		"for another's fault": {func(p *Pair) { p.Excuse(1); p.Gone(1, "lost") }, true},
+		"with the device":     {func(p *Pair) { p.Lost(0, "lost") }, true},
+		"once it was whole":   {func(p *Pair) { p.Whole(1); p.Gone(1, "killed") }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := New(&models.Card{Name: "a"}, 30)
+			p.Step()
+			up(p, 1)
+			p.Step()
+			p.Observe(1, control.Active, "")
+			p.Step()
+			c.ends(p)
+			p.Step()
+			if q := p.Process(2); q.Role != control.Serve || q.Early != c.early {
+				t.Fatalf("next %+v, want early %v", q, c.early)
+			}
+			up(p, 2)
+			p.Step()
+			p.Whole(2)
+			p.Gone(2, "killed")
+			p.Step()
+			if q := p.Process(3); q == nil || !q.Early {
+				t.Errorf("next %+v, want it early after one that was whole", q)
+			}
+		})
+	}
+}
+
 func TestADeadProcessIsHeardOfUntilItsEndIsObserved(t *testing.T) {
 	p := serving(t, &models.Card{Name: "a"})
 	p.Died(1, "process ended")

@@ -202,6 +202,10 @@ func TestAFaultOfTheGPUWakesEveryShadowAndEveryRequestIsAnswered(t *testing.T) {
 		if now.PID == active.PID {
 			t.Errorf("process %d outlived the GPU's fault", now.PID)
 		}
+		waitFor(t, "the next one to get the rest of its batch sizes", func() bool {
+			p, _ := serving(t, nd, "fn")
+			return len(p.Batches) > 1 && !p.Growing
+		})
 	}
 	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusOK] < step-2*16 {
 		t.Errorf("%s; want every request answered right, but for what was on the GPU", got)

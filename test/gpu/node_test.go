@@ -126,7 +126,8 @@ func kill(t *testing.T, pid int) {
 	}
 }
 
-// serving waits for the process that holds the ring and a shadow that stands by.
+// serving waits for the process that holds the ring, with all its batch sizes, and a shadow
+// that stands by.
 func serving(t *testing.T, n *node.Node, function string) (active, shadow control.ProcessStatus) {
 	t.Helper()
 	waitFor(t, function+" to have an active process and a shadow", func() bool {
@@ -136,7 +137,7 @@ func serving(t *testing.T, n *node.Node, function string) (active, shadow contro
 		}
 		active, _ = f.Instances[0].Serving()
 		shadow, _ = f.Instances[0].Standby()
-		return active.PID != 0 && shadow.PID != 0
+		return active.PID != 0 && !active.Growing && shadow.PID != 0
 	})
 	return active, shadow
 }
