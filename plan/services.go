@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
 // A FileError says where in a file something is wrong, what, and what would be
@@ -35,6 +36,10 @@ var serviceColumns = []string{"model", "rate_rps", "slo_ms", "service", "scenari
 
 const requiredColumns = 3
 
+// mostRPS is a rate for some hundred thousand GPUs: what is above it is a slip, and
+// would be planned until the memory is full.
+const mostRPS = 1e9
+
 // ReadServices reads services from CSV: a header with the columns model,
 // rate_rps and slo_ms, and optionally service (a name; the model's if the
 // column is missing or the field is empty) and scenario, in any order. Where
@@ -43,8 +48,8 @@ const requiredColumns = 3
 // *FileError.
 //
 // It refuses an unknown, missing or doubled column, a row of another length, a
-// rate or SLO that is no number above 0, an empty model, the same service
-// twice in a scenario, a scenario that is not there, and a file without
+// rate or SLO that is no number above 0, a rate beyond all GPUs, an empty model,
+// control characters in a name, the same service twice in a scenario, a scenario that is not there, and a file without
 // services. Rows of other scenarios are checked too.
 func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 	t, err := readTable(r, file, serviceColumns, requiredColumns)
@@ -68,11 +73,19 @@ func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 		if s.RateRPS, err = t.positive("rate_rps", "requests a second"); err != nil {
 			return nil, err
 		}
+		if s.RateRPS > mostRPS {
+			return nil, t.fail("rate_rps", "rate_rps %q: want at most %.0f requests a second", t.text("rate_rps"), mostRPS)
+		}
 		if s.SLOMS, err = t.positive("slo_ms", "milliseconds"); err != nil {
 			return nil, err
 		}
 		if t.has("scenario") && in == "" {
 			return nil, t.fail("scenario", "no scenario: want a name, as other rows have")
+		}
+		for _, column := range []string{"model", "service", "scenario"} {
+			if text := t.text(column); strings.ContainsFunc(text, unicode.IsControl) {
+				return nil, t.fail(column, "%s %q: want no control characters in a name", column, text)
+			}
 		}
 		named := "service"
 		if s.Name == "" {
@@ -142,7 +155,7 @@ func readTable(r io.Reader, file string, columns []string, required int) (*csvTa
 		name = strings.TrimSpace(name)
 		line, col := t.reader.FieldPos(i)
 		if !slices.Contains(columns, name) {
-			return nil, &FileError{file, line, col, fmt.Errorf("unknown column %q: want of %s", name, strings.Join(columns, ","))}
+			return nil, &FileError{file, line, col, fmt.Errorf("unknown column %q: want one of %s", name, strings.Join(columns, ","))}
 		}
 		if _, twice := t.column[name]; twice {
 			return nil, &FileError{file, line, col, fmt.Errorf("column %q is there twice", name)}
