@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"os/exec"
 	"path/filepath"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/bench/sweep"
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/models/zoo"
 )
@@ -51,5 +53,52 @@ func TestFashionProfiledOnTheCPU(t *testing.T) {
 	// does not.
 	if len(r.Profile.Points) != 4 || len(r.Profile.Header.Knees) != 1 || p.HeldBy() == "" {
 		t.Errorf("%d points, knees %v, shares held by %q", len(r.Profile.Points), r.Profile.Header.Knees, p.HeldBy())
+	}
+}
+
+func TestWhatFrameworksSayWithoutMemoryIsOutOfMemory(t *testing.T) {
+	for text, want := range map[string]bool{
+		"CUDA_ERROR_OUT_OF_MEMORY: out of memory":                         true,
+		"CUDA failure 2: out of memory ; GPU=0":                           true,
+		"onnxruntime: Failed to allocate memory for requested buffer":     true,
+		"mmap: cannot allocate memory":                                    true,
+		"terminate called after throwing an instance of 'std::bad_alloc'": true,
+		"ended by signal: killed":                                         true,
+		"model takes 3 channels, the card has 4":                          false,
+		"no room in the house":                                            false,
+	} {
+		if got := errors.Is(outOfMemory(errors.New(text)), sweep.ErrOutOfMemory); got != want {
+			t.Errorf("%s: out of memory is %t", text, got)
+		}
+	}
+	if outOfMemory(nil) != nil {
+		t.Error("nothing is out of memory")
+	}
+}
+
+func TestOnlyWhatAFigureDependsOnIsInTheDigest(t *testing.T) {
+	find := zoo.Registry{Cache: t.TempDir()}
+	card, err := find.Find("fashion")
+	if err != nil {
+		t.Fatal(err)
+	}
+	digest := func(change func(*models.Card)) string {
+		c := *card
+		change(&c)
+		d, err := digestOf(&c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	same := digest(func(*models.Card) {})
+	if other := digest(func(c *models.Card) { c.KneePercent, c.SLO, c.File, c.Batches = 30, time.Hour, "elsewhere", []int{1} }); other != same {
+		t.Error("knee, objective, ladder or place change the digest")
+	}
+	if other := digest(func(c *models.Card) { c.Threads++ }); other == same {
+		t.Error("the number of threads does not change the digest")
+	}
+	if other := digest(func(c *models.Card) { c.Model = c.File }); other == same {
+		t.Error("another model file does not change the digest")
 	}
 }

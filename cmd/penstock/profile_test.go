@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/bench/sweep"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/profile"
+	"github.com/penstock/penstock/models/zoo"
+)
+
+func TestProfileRefusesWhatItCannotMeasure(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	t.Chdir(t.TempDir())
+	for args, want := range map[string]string{
+		"":                         "penstock profile has 0 arguments; want `penstock profile MODEL`",
+		"nothere":                  `unknown model "nothere"; known are detect, face, fashion; --models names a folder of cards`,
+		"./none.yaml":              "none.yaml: no such file",
+		"fashion --models nowhere": "open nowhere: no such file",
+		"fashion --shares 0":       "--shares 0: want at least 1",
+		"fashion --shares 101":     "--shares 101: want 1 to 100 percent",
+		"fashion --shares 10,10":   "--shares 10: is there twice",
+		"fashion --shares ten":     "`penstock profile --help` shows what it takes",
+		"fashion --shares 4":       "--shares 4: is less than 1 percent for each of 5 processes",
+		"fashion --batches 1025":   "--batches 1025: want at most 1024",
+		"fashion --batches 1000 --processes 30 --shares 100": "want at most 16384; take smaller batches or fewer processes",
+		"fashion --processes 0":                              "--processes 0: want at least 1",
+		"fashion --processes 65":                             "want numbers from 1 to 64",
+		"fashion --window 1ms":                               "--window 1ms: want 10ms to 1m",
+		"fashion --precision NaN":                            "--precision NaN: want 0.1 to 100",
+		"fashion --windows 3":                                "--windows 3: want at least 4",
+		"fashion --sizes":                                    "--sizes: a CPU is not cut into MIG instances",
+		"fashion --out /proc/nothing":                        "make folder for the profile: mkdir /proc/nothing",
+	} {
+		cmd := root()
+		cmd.SetArgs(append([]string{"profile", "--device", "cpu"}, strings.Fields(args)...))
+		cmd.SetOut(new(bytes.Buffer))
+		cmd.SetErr(new(bytes.Buffer))
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v\nwant %s", args, err, want)
+		}
+	}
+}
+
+// measured is a profile with knees at 60 and 70 %.
+func measured() profile.Profile {
+	p := profile.Profile{Header: profile.Header{Version: profile.Version, Model: "fashion", GPU: "a formula", Unit: profile.Percent, Total: 100, PersistentMiB: 1.5, EphemeralMiB: 0.5}}
+	for share := 10; share <= 100; share += 10 {
+		p.Points = append(p.Points,
+			profile.Point{Share: share, Batch: 1, Processes: 1, Throughput: float64(min(share, 70)), Latency: time.Millisecond},
+			profile.Point{Share: share, Batch: 8, Processes: 1, Throughput: 2 * float64(min(share, 80)), Latency: 4 * time.Millisecond})
+	}
+	p.Header.Knees = profile.Knees(p.Points)
+	return p
+}
+
+func TestAShippedModelsKneesGoIntoACopyOfItsCard(t *testing.T) {
+	find := zoo.Registry{Cache: t.TempDir()}
+	card, err := find.Find("fashion")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(card.File)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := profileFlags{out: filepath.Join(t.TempDir(), "profiles")}
+	place, err := f.place(card, find.Shipped(card))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	if err := place.writeKnees(&said, card, measured()); err != nil {
+		t.Fatal(err)
+	}
+	copied, err := (zoo.Registry{Dirs: []string{f.out}, Cache: find.Cache}).Find("fashion")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The objective is 10 ms: batches of 8 fit into half of it.
+	if copied.KneePercent != 70 || len(copied.Knees) != 2 || copied.Knees[0] != (models.Knee{Batch: 1, Percent: 60}) {
+		t.Errorf("the copy's knees are %v and %v", copied.KneePercent, copied.Knees)
+	}
+	if after, err := os.ReadFile(card.File); err != nil || !bytes.Equal(before, after) {
+		t.Errorf("the shipped card changed, %v", err)
+	}
+	if want := "built in and cannot be changed; `models: [" + f.out + "]`"; !strings.Contains(said.String(), want) {
+		t.Errorf("said\n%s\nwant %s", &said, want)
+	}
+}
+
+func TestACardThatIsToBeKeptIsKept(t *testing.T) {
+	f := profileFlags{out: t.TempDir(), keepCard: true}
+	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
+	if err != nil {
+		t.Fatal(err)
+	}
+	place, err := f.place(card, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said bytes.Buffer
+	if err := place.writeKnees(&said, card, measured()); err != nil || !strings.Contains(said.String(), "knee_percent: 70\nknees: [{batch: 1, percent: 60}, {batch: 8, percent: 70}]\n") {
+		t.Errorf("said\n%s\n%v", &said, err)
+	}
+	if _, err := os.Stat(filepath.Join(f.out, "fashion")); !os.IsNotExist(err) {
+		t.Errorf("a copy was made: %v", err)
+	}
+}
+
+func TestModelsShowKneeAndMemoryOfAProfile(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	dir := t.TempDir()
+	var text bytes.Buffer
+	if err := profile.Write(&text, measured()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "fashion.csv"), text.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	list := func(args ...string) (string, error) {
+		var out bytes.Buffer
+		cmd := root()
+		cmd.SetArgs(append([]string{"models", "--runtime-dir", t.TempDir()}, args...))
+		cmd.SetOut(&out)
+		err := cmd.ExecuteContext(t.Context())
+		return out.String(), err
+	}
+	if out, err := list("--profiles", dir); err != nil || !strings.Contains(out, "70 %") || !strings.Contains(out, "1.5 + 0.5 MiB") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if out, err := list(); err != nil || strings.Contains(out, "70 %") {
+		t.Errorf("without profiles: %v\n%s", err, out)
+	}
+	if _, err := list("--profiles", filepath.Join(dir, "nowhere")); err == nil || !strings.Contains(err.Error(), "nowhere: no such file") {
+		t.Errorf("a folder that is not there: %v", err)
+	}
+}
+
+func TestProgressIsALineAPointWhereThereIsNoTerminal(t *testing.T) {
+	var b bytes.Buffer
+	s := newSweepProgress(&b, false, profile.Percent)
+	cell := sweep.Cell{Share: 30, Batch: 8, Processes: 2}
+	s.hear(sweep.Progress{Cell: cell, Done: 3, Cells: 10})
+	s.hear(sweep.Progress{Cell: cell, Done: 4, Cells: 10, Ended: &sweep.Ended{Point: profile.Point{OOM: true}}})
+	s.end()
+	if got := b.String(); !strings.HasPrefix(got, "4 of 10, ") || !strings.HasSuffix(got, " left: 30 %, batch 8, 2 processes: out of memory\n") {
+		t.Errorf("%q", got)
+	}
+}
+
+func TestProgressIsABarOnATerminal(t *testing.T) {
+	var b bytes.Buffer
+	s := newSweepProgress(&b, true, profile.GPCs)
+	s.hear(sweep.Progress{Cell: sweep.Cell{Share: 3, Batch: 8, Processes: 2}, Done: 5, Cells: 10})
+	s.end()
+	if got, want := b.String(), "\r[###############...............] 5 of 10: 3 GPCs, batch 8, 2 processes\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
