@@ -195,7 +195,7 @@ func (o Options) measure(ctx context.Context, policy plan.Policy, services []pla
 			break
 		}
 	}
-	solved, err := policies.Solved(policy.Name(), problem)
+	solved, err := policies.Solved(problem, made)
 	if err != nil {
 		return result, "", err
 	}

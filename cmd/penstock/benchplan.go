@@ -94,14 +94,13 @@ scenarios that are taken where none are named lie in Penstock's source tree.`,
 
 func readScenarios(path string, names []string) (list []planner.Scenario, err error) {
 	for _, name := range names {
-		err := readFile("--services", path, func(r io.Reader) error {
-			services, err := plan.ReadServices(r, path, name)
-			list = append(list, planner.Scenario{Name: name, Services: services})
-			return err
+		services, err := readFile("--services", path, func(r io.Reader, file string) ([]plan.Service, error) {
+			return plan.ReadServices(r, file, name)
 		})
 		if err != nil {
 			return nil, err
 		}
+		list = append(list, planner.Scenario{Name: name, Services: services})
 	}
 	return list, nil
 }

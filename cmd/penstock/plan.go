@@ -2,23 +2,18 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"maps"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/goccy/go-yaml"
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/change"
 	"github.com/penstock/penstock/plan/policies"
-	"github.com/penstock/penstock/plan/render"
 	"github.com/penstock/penstock/plan/replay"
 	"github.com/penstock/penstock/plan/verify"
 )
@@ -29,6 +24,7 @@ type planOptions struct {
 	gpu, fleet                   string
 	policy                       string
 	from                         string
+	gpuGiven                     bool
 	replay                       bool
 	replayConfig                 replay.Config
 	apply, dryRun                bool
@@ -108,6 +104,7 @@ func list[T ~string](names []T) string {
 // check says which flag is wrong, before a file is read.
 func (o *planOptions) check(cmd *cobra.Command) error {
 	given := func(name string) bool { return cmd.Flags().Changed(name) }
+	o.gpuGiven = given("gpu")
 	switch {
 	case !slices.Contains([]string{"table", "json", "yaml", "html"}, o.output):
 		return fmt.Errorf("output %q: want table, json, yaml or html", o.output)
@@ -117,6 +114,8 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 		return errors.New("--services is missing: want a CSV file with the columns model, rate_rps, slo_ms")
 	case given("gpu") && given("fleet"):
 		return errors.New("--gpu and --fleet: want one of them; a fleet names its GPUs")
+	case given("policy") && given("from"):
+		return errors.New("--policy and --from: want one of them; what is changed stays of its policy")
 	case o.dryRun && !o.apply:
 		return errors.New("--dry-run without --apply: want both, to see the steps, or neither")
 	case o.replayConfig.Requests < 1:
@@ -138,33 +137,38 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 
 // run plans, checks, and prints:
 //
-//  1. the problem is read: profiles, services, GPUs;
-//  2. the policy makes a plan of it, or changes the one in force;
-//  3. the verifier checks the plan;
+//  1. the files are read (planread.go);
+//  2. the policy makes a plan, or the plan that is in force is changed;
+//  3. the verifier checks it;
 //  4. the replay feeds it, and the steps to it are looked up, where asked for;
-//  5. it is printed;
-//  6. the steps are taken, where asked for.
+//  5. it is printed (planprint.go);
+//  6. the steps are taken, where asked for (planapply.go).
 func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
-	policy, err := policies.Find(o.policy)
-	if err != nil {
-		return fmt.Errorf("--policy: %w", err)
-	}
-	problem, err := o.problem()
+	problem, old, err := o.read()
 	if err != nil {
 		return err
 	}
-	printed := printedPlan{}
-	if printed.Plan, err = timed(ctx, policy, problem); err != nil {
+	var printed printedPlan
+	if old != nil {
+		printed.Plan, printed.Change, err = changed(ctx, old, problem)
+	} else {
+		printed.Plan, err = made(ctx, o.policy, problem)
+	}
+	if err != nil {
 		return err
 	}
-	if problem, err = policies.Solved(o.policy, problem); err != nil {
+	if problem, err = policies.Solved(problem, printed.Plan); err != nil {
 		return err
+	}
+	if old != nil { // its bounds go on
+		problem = policies.Bounded(problem, printed.Plan)
 	}
 	if err := verify.Plan(problem, printed.Plan); err != nil {
-		return fmt.Errorf("policy %s made a plan that does not hold, which is a mistake in Penstock; it is not printed: %w", o.policy, err)
+		return fmt.Errorf("the plan does not hold, which is a mistake in Penstock; it is not printed: %w", err)
 	}
 	if o.replay {
-		if printed.Replay, err = replay.Run(problem, printed.Plan, o.replayConfig); err != nil {
+		printed.Replay, _, err = timed(ctx, func() (*replay.Report, error) { return replay.Run(problem, printed.Plan, o.replayConfig) })
+		if err != nil {
 			return err
 		}
 	}
@@ -172,7 +176,7 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 		if printed.cutting, err = cut(printed.Plan, openMIG, o.dryRun); err != nil {
 			return err
 		}
-		printed.Steps = printed.cutting.strings()
+		printed.MIGSteps = printed.cutting.strings()
 	}
 	if err := printed.print(out, o.output); err != nil {
 		return err
@@ -183,154 +187,54 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	return nil
 }
 
-// timed lets the policy plan, and says how long it took. A policy cannot be
-// stopped, so that an interrupt leaves it behind.
-func timed(ctx context.Context, policy plan.Policy, problem *plan.Problem) (*plan.Plan, error) {
+// made lets a policy plan.
+func made(ctx context.Context, policy string, problem *plan.Problem) (*plan.Plan, error) {
+	p, err := policies.Find(policy)
+	if err != nil {
+		return nil, fmt.Errorf("--policy: %w", err)
+	}
+	made, took, err := timed(ctx, func() (*plan.Plan, error) { return p.Plan(problem) })
+	if err != nil {
+		return nil, err
+	}
+	made.DelayMS = inMilliseconds(took)
+	return made, nil
+}
+
+// changed moves as little of an old plan as possible.
+func changed(ctx context.Context, old *plan.Plan, problem *plan.Problem) (*plan.Plan, *change.Change, error) {
+	problem, err := policies.Shared(old.Policy, problem)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, took, err := timed(ctx, func() (*change.Change, error) { return change.From(old, problem) })
+	if err != nil {
+		return nil, nil, fmt.Errorf("--from: %w", err)
+	}
+	c.Plan.DelayMS = inMilliseconds(took)
+	return c.Plan, c, nil
+}
+
+func inMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// timed says how long work took. Nothing here can be stopped, so that an interrupt
+// leaves it behind.
+func timed[T any](ctx context.Context, work func() (T, error)) (result T, took time.Duration, err error) {
 	type outcome struct {
-		plan *plan.Plan
-		err  error
+		result T
+		took   time.Duration
+		err    error
 	}
 	done := make(chan outcome, 1)
 	go func() {
 		start := time.Now()
-		p, err := policy.Plan(problem)
-		if err == nil {
-			p.DelayMS = float64(time.Since(start).Microseconds()) / 1000
-		}
-		done <- outcome{p, err}
+		r, err := work()
+		done <- outcome{r, time.Since(start), err}
 	}()
 	select {
 	case o := <-done:
-		return o.plan, o.err
+		return o.result, o.took, o.err
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return result, 0, context.Cause(ctx)
 	}
 }
-
-// problem reads the files.
-func (o *planOptions) problem() (*plan.Problem, error) {
-	p := &plan.Problem{}
-	var err error
-	if p.GPU, err = plan.Lookup(o.gpu); err != nil {
-		return nil, fmt.Errorf("--gpu %w", err)
-	}
-	if o.fleet != "" {
-		err := readFile("--fleet", o.fleet, func(r io.Reader) error {
-			p.Fleet, err = plan.ReadFleet(r, o.fleet)
-			return err
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	if p.Profiles, err = readProfiles(o.profiles); err != nil {
-		return nil, err
-	}
-	err = readFile("--services", o.services, func(r io.Reader) error {
-		p.Services, err = plan.ReadServices(r, o.services, o.scenario)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, s := range p.Stocks() {
-		if len(p.Profiles[s.GPU.Name]) > 0 {
-			return p, nil
-		}
-		names = append(names, s.GPU.Name)
-	}
-	return nil, fmt.Errorf("--profiles %s: none is of %s; there are profiles of %s", o.profiles, strings.Join(names, " or "),
-		strings.Join(slices.Sorted(maps.Keys(p.Profiles)), ", "))
-}
-
-// readProfiles reads a folder of profiles.
-func readProfiles(dir string) (map[string]map[string]plan.Profile, error) {
-	profiles, err := plan.ReadProfiles(os.DirFS(dir))
-	var path *fs.PathError
-	switch {
-	case errors.As(err, &path):
-		return nil, fmt.Errorf("--profiles %s: %w: want a folder of profiles, MODEL.csv each", dir, path.Err)
-	case err != nil:
-		return nil, err
-	case len(profiles) == 0:
-		return nil, fmt.Errorf("--profiles %s: no profile in it: want MODEL.csv for each model", dir)
-	}
-	return profiles, nil
-}
-
-// readFile lets read have a file that a flag names.
-func readFile(flag, path string, read func(io.Reader) error) error {
-	f, err := os.Open(path)
-	var why *fs.PathError
-	if errors.As(err, &why) {
-		return fmt.Errorf("%s %s: %w", flag, path, why.Err)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", flag, err)
-	}
-	defer f.Close()
-	return read(f)
-}
-
-// printedPlan is a plan and what more was asked about it. Its JSON is a plan's with
-// more at the end, which plan.Read leaves alone.
-type printedPlan struct {
-	*plan.Plan
-	Replay *replay.Report `json:"replay,omitempty"`
-	Steps  []string       `json:"steps,omitempty"`
-	// cutting has the steps; nil where they were not asked for.
-	cutting *cutting
-}
-
-func (p printedPlan) print(w io.Writer, output string) error {
-	switch output {
-	case "html":
-		return render.HTML(w, p.Plan, p.sections()...)
-	case "table":
-		return render.Table(w, p.Plan, p.sections()...)
-	}
-	text, err := json.MarshalIndent(p, "", "  ")
-	if err == nil && output == "yaml" {
-		text, err = yaml.JSONToYAML(text)
-	} else if err == nil {
-		text = append(text, '\n')
-	}
-	if err == nil {
-		_, err = w.Write(text)
-	}
-	if err != nil {
-		return fmt.Errorf("write plan: %w", err)
-	}
-	return nil
-}
-
-// sections are what more was asked, for who reads it.
-func (p printedPlan) sections() (list []render.Section) {
-	if p.Replay != nil {
-		list = append(list, replaySection(p.Replay))
-	}
-	if p.cutting != nil {
-		list = append(list, p.cutting.section())
-	}
-	return list
-}
-
-func replaySection(r *replay.Report) render.Section {
-	missed := "No request misses its objective"
-	if r.Violations > 0 {
-		missed = fmt.Sprintf("%s of all requests miss their objective, most of %s", fine(r.Violations), r.Worst)
-	}
-	s := render.Section{Title: "Replay", Text: []string{
-		fmt.Sprintf("Poisson arrivals, seed %d; routing %s, rule %s. %s; processes are busy %s of the time.",
-			r.Seed, r.Routing, r.Rule, missed, render.Percent(r.Utilisation)),
-	}, Head: []string{"service", "SLO ms", "p50 ms", "p99 ms", "miss", "between", "late", "not run", "of requests", "load"}}
-	for _, v := range r.Services {
-		s.Rows = append(s.Rows, []string{v.Service, render.Exact(v.SLOMS), render.Decimal(v.P50MS), render.Decimal(v.P99MS),
-			fine(v.Violations), fine(v.Low) + " – " + fine(v.High), fmt.Sprint(v.Late), fmt.Sprint(v.Unserved), fmt.Sprint(v.Requests), render.Percent(v.Load)})
-	}
-	return s
-}
-
-// fine is a small part of one in percent.
-func fine(part float64) string { return fmt.Sprintf("%.3g %%", 100*part) }

@@ -4,7 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"maps"
+	"slices"
 
 	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/plan"
@@ -46,7 +47,7 @@ func cut(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*cutting,
 		return nil, fmt.Errorf("--apply: %w; --dry-run shows the steps all the same", err)
 	}
 	c.about = append(c.about, fmt.Sprintf("The steps are for GPUs that are uncut, since the plan's are not here: %v.", err))
-	there = blank(p, wanted)
+	there = blank(p)
 	c.steps, err = mig.Steps(there, wanted)
 	return c, err
 }
@@ -83,46 +84,65 @@ func wishes(p *plan.Plan) (wanted []mig.Placement, percent []int) {
 // planned names a GPU of the plan.
 func planned(gpu int) string { return fmt.Sprintf("plan-%d", gpu) }
 
-// match gives each GPU of the plan the first GPU of this machine that is of its
-// model and not taken.
+// match gives each GPU of the plan one of this machine's that is of its model. A
+// GPU's number is for good, though those before it may have fallen empty
+// (plan.Plan.IdleGPUs): it goes by its number, not counting those of other models,
+// and where there are not so many, by what is left.
 func (c *cutting) match(p *plan.Plan, there []mig.GPU, wanted []mig.Placement) ([]mig.Placement, error) {
-	models := map[string]string{} // by planned
-	need, have := map[string]int{}, map[string]int{}
+	have := map[string][]mig.GPU{}
+	for _, g := range there {
+		if table, err := plan.ForDevice(g.Name); err == nil {
+			have[table.Name] = append(have[table.Name], g)
+		}
+	}
+	models := map[int]string{}
+	need := map[string]int{}
 	for _, s := range p.Segments {
-		if _, seen := models[planned(s.GPU)]; !seen {
-			models[planned(s.GPU)] = s.GPUModel
+		if g, err := plan.Lookup(s.GPUModel); err != nil || g.Percent {
+			continue
+		}
+		if _, seen := models[s.GPU]; !seen {
+			models[s.GPU] = s.GPUModel
 			need[s.GPUModel]++
 		}
 	}
-	of := make([]string, len(there))
-	for i, g := range there {
-		if table, err := plan.ForDevice(g.Name); err == nil {
-			of[i] = table.Name
-			have[table.Name]++
+	numbers := slices.Sorted(maps.Keys(models))
+	is := map[string]mig.GPU{} // by planned
+	taken := map[string]bool{} // by UUID
+	take := func(number int, g mig.GPU) {
+		if _, done := is[planned(number)]; !done && !taken[g.UUID] {
+			is[planned(number)], taken[g.UUID] = g, true
 		}
 	}
-	taken := make([]bool, len(there))
-	uuid := map[string]string{}
-	var matched []mig.Placement
-	for _, w := range wanted {
-		for i := 0; i < len(there) && uuid[w.GPU] == ""; i++ {
-			if !taken[i] && of[i] == models[w.GPU] {
-				taken[i], uuid[w.GPU] = true, there[i].UUID
-				c.about = append(c.about, fmt.Sprintf("GPU %s of the plan is %v.", strings.TrimPrefix(w.GPU, "plan-"), there[i]))
+	for i, number := range numbers {
+		model, others := models[number], 0
+		if len(have[model]) < need[model] {
+			return nil, fmt.Errorf("the plan needs %d × %s with MIG, this machine has %d", need[model], model, len(have[model]))
+		}
+		for _, before := range numbers[:i] {
+			if models[before] != model {
+				others++
 			}
 		}
-		if uuid[w.GPU] == "" {
-			model := models[w.GPU]
-			return nil, fmt.Errorf("the plan needs %d × %s with MIG, this machine has %d", need[model], model, have[model])
+		if at := number - others; at < len(have[model]) {
+			take(number, have[model][at])
 		}
-		w.GPU = uuid[w.GPU]
-		matched = append(matched, w)
+	}
+	for _, number := range numbers {
+		for _, g := range have[models[number]] {
+			take(number, g)
+		}
+		c.about = append(c.about, fmt.Sprintf("GPU %d of the plan is %v.", number, is[planned(number)]))
+	}
+	matched := slices.Clone(wanted)
+	for i := range matched {
+		matched[i].GPU = is[matched[i].GPU].UUID
 	}
 	return matched, nil
 }
 
 // blank are the plan's GPUs as they would be with nothing cut out of them.
-func blank(p *plan.Plan, wanted []mig.Placement) (gpus []mig.GPU) {
+func blank(p *plan.Plan) (gpus []mig.GPU) {
 	seen := map[int]bool{}
 	for _, s := range p.Segments {
 		g, err := plan.Lookup(s.GPUModel)
@@ -130,15 +150,19 @@ func blank(p *plan.Plan, wanted []mig.Placement) (gpus []mig.GPU) {
 			continue
 		}
 		seen[s.GPU] = true
-		var profiles []mig.Profile
-		for _, size := range g.Sizes {
-			profiles = append(profiles, mig.Profile{Name: size.Profile, Slices: size.GPCs, Size: size.Slots, Starts: size.Starts})
-		}
-		gpu := mig.Blank(1, g.Name, profiles)[0]
+		gpu := mig.Blank(1, g.Name, profilesOf(g))[0]
 		gpu.Index, gpu.UUID = s.GPU, planned(s.GPU)
 		gpus = append(gpus, gpu)
 	}
 	return gpus
+}
+
+// profilesOf is a placement table in mig's words, without NVML's numbers.
+func profilesOf(g plan.GPU) (list []mig.Profile) {
+	for _, size := range g.Sizes {
+		list = append(list, mig.Profile{Name: size.Profile, Slices: size.GPCs, Size: size.Slots, Starts: size.Starts})
+	}
+	return list
 }
 
 // strings are the steps as they are printed.

@@ -18,6 +18,9 @@ import (
 // Default is the policy that is taken where none is named.
 const Default = "penstock"
 
+// simulated is the policy that learns its latency bounds.
+const simulated = "penstock-sim"
+
 // All are the policies, our own first, then the paper's and its variants, then the
 // baselines that the paper compares with.
 func All() []plan.Policy {
@@ -46,13 +49,35 @@ func Find(name string) (plan.Policy, error) {
 	return nil, fmt.Errorf("no policy %q; there are: %s", name, strings.Join(Names(), ", "))
 }
 
-// Solved is the problem that a plan of the policy is for, which is what the plan is
-// to be checked and replayed with: for gpulet and iGniter, which share GPUs by MPS
-// percentages, the same with MIG off, for the others p itself.
-func Solved(policy string, p *plan.Problem) (*plan.Problem, error) {
+// Shared is the problem as a policy shares its GPUs: with MIG off for gpulet and
+// iGniter, which know MPS percentages alone, p itself for the others.
+func Shared(policy string, p *plan.Problem) (*plan.Problem, error) {
 	switch policy {
 	case gpulet.Name, igniter.Name:
 		return baseline.Percent(p, policy)
 	}
 	return p, nil
+}
+
+// Solved is the problem that a policy's plan solves, which is what the plan is to be
+// checked and replayed with: p as the policy shares the GPUs, and, where the policy
+// has latency bounds of its own, with these.
+func Solved(p *plan.Problem, made *plan.Plan) (*plan.Problem, error) {
+	p, err := Shared(made.Policy, p)
+	if err == nil && made.Policy == simulated {
+		p = Bounded(p, made)
+	}
+	return p, err
+}
+
+// Bounded is a problem with the latency bounds that a plan says it was made with, as
+// far as they are within the objectives.
+func Bounded(p *plan.Problem, made *plan.Plan) *plan.Problem {
+	own := make(map[string]float64, len(made.Services))
+	for _, s := range made.Services {
+		own[s.Service] = s.LatencyBoundMS
+	}
+	bounded := *p
+	bounded.Bound = func(s plan.Service) float64 { return min(own[s.Name], s.SLOMS) }
+	return &bounded
 }

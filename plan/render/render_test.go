@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
+	"github.com/jedib0t/go-pretty/v6/text"
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/plan"
@@ -85,6 +86,40 @@ func TestTableSaysWhatIsProved(t *testing.T) {
 		var b strings.Builder
 		if err := Table(&b, p); err != nil || !strings.Contains(b.String(), want) {
 			t.Errorf("want %q of\n%s%v", want, b.String(), err)
+		}
+	}
+}
+
+func TestNamesNeitherMoveTheCursorNorTheEdges(t *testing.T) {
+	p := mixed(t)
+	rename := func(from, to string) {
+		for i := range p.Services {
+			if p.Services[i].Service == from {
+				p.Services[i].Service = to
+			}
+		}
+		for i := range p.Segments {
+			if p.Segments[i].Service == from {
+				p.Segments[i].Service = to
+			}
+		}
+	}
+	rename("cameras", "\x1b[2Jdark\n\ttab")
+	rename("number-plates-of-lorries", "車のナンバープレート")
+	var b strings.Builder
+	if err := Table(&b, p); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(b.String(), "\x1b\t") {
+		t.Errorf("a name's controls are printed: %q", b.String())
+	}
+	width := 0
+	for l := range strings.Lines(b.String()) {
+		switch {
+		case strings.HasPrefix(strings.TrimSpace(l), "┌"):
+			width = text.StringWidth(strings.TrimRight(l, "\n"))
+		case strings.ContainsAny(l, "│├└") && text.StringWidth(strings.TrimRight(l, "\n")) != width:
+			t.Errorf("a line is %d wide, those above it %d:\n%s", text.StringWidth(l), width, b.String())
 		}
 	}
 }
@@ -171,8 +206,8 @@ func elements(t testing.TB, text string) (classes map[string]int) {
 }
 
 func TestPageDrawsEachGPUAsItsSlots(t *testing.T) {
-	text := html(t, mixed(t))
-	seen := elements(t, text)
+	said := html(t, mixed(t))
+	seen := elements(t, said)
 	// GPUs 0 and 1 look the same. GPU 2 has five free slots and a lost one, the A30
 	// three free, the V100 two stretches.
 	want := map[string]int{"name": 4, "cell": 2 + 2 + 1 + 1, "free": 5 + 3 + 2, "lost": 1, "swatch": 3}
@@ -182,27 +217,27 @@ func TestPageDrawsEachGPUAsItsSlots(t *testing.T) {
 		}
 	}
 	for _, say := range []string{"GPU 0–1", "grid-column: 5 / span 4", "1fr 1fr 1fr 1fr 1fr 1fr 1fr .2fr", "number-plates-of-lorries", "made by hand", "24 SMs 8 × 1"} {
-		if !strings.Contains(text, say) {
+		if !strings.Contains(said, say) {
 			t.Errorf("the page does not say %q", say)
 		}
 	}
 }
 
 func TestPageLoadsNothing(t *testing.T) {
-	text := html(t, mixed(t))
-	if found := regexp.MustCompile(`(?i)https?:|//[a-z]|src=|href=|@import|url\(|<script`).FindString(text); found != "" {
+	said := html(t, mixed(t))
+	if found := regexp.MustCompile(`(?i)https?:|//[a-z]|src=|href=|@import|url\(|<script`).FindString(said); found != "" {
 		t.Errorf("the page has %q: want nothing from elsewhere", found)
 	}
 }
 
 func TestPageIsReadableInLightAndDark(t *testing.T) {
-	text := html(t, mixed(t))
+	said := html(t, mixed(t))
 	for _, say := range []string{"color-scheme: light dark", "prefers-color-scheme: dark"} {
-		if !strings.Contains(text, say) {
+		if !strings.Contains(said, say) {
 			t.Errorf("the page does not say %q", say)
 		}
 	}
-	if strings.Contains(text, "ZgotmplZ") {
+	if strings.Contains(said, "ZgotmplZ") {
 		t.Error("html/template refused a value")
 	}
 }

@@ -2,6 +2,8 @@ package render
 
 import (
 	"io"
+	"strings"
+	"unicode"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -43,6 +45,16 @@ func (s Section) numeric() []bool {
 	return all
 }
 
+// printable is a text without what would move a terminal's cursor or more.
+func printable(said string) string {
+	return strings.Map(func(c rune) rune {
+		if unicode.IsPrint(c) {
+			return c
+		}
+		return '�'
+	}, said)
+}
+
 func (s Section) write(w io.Writer) {
 	if len(s.Head) == 0 {
 		return
@@ -53,7 +65,7 @@ func (s Section) write(w io.Writer) {
 	t.SetOutputMirror(w)
 	row := func(cells []string) (r table.Row) {
 		for _, c := range cells {
-			r = append(r, c)
+			r = append(r, printable(c))
 		}
 		return r
 	}

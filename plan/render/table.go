@@ -6,6 +6,8 @@ import (
 	"io"
 	"strings"
 
+	"github.com/jedib0t/go-pretty/v6/text"
+
 	"github.com/penstock/penstock/plan"
 )
 
@@ -31,10 +33,10 @@ func Table(w io.Writer, p *plan.Plan, more ...Section) error {
 	}
 	out := bufio.NewWriter(w)
 	for _, l := range summary(p, list) {
-		fmt.Fprintf(out, "%-22s  %s\n", l.Name, l.Value)
+		fmt.Fprintf(out, "%-22s  %s\n", l.Name, printable(l.Value))
 	}
 	for _, n := range p.Notes {
-		fmt.Fprintf(out, "%-22s  %s\n", "note", n)
+		fmt.Fprintf(out, "%-22s  %s\n", "note", printable(n))
 	}
 	fmt.Fprintln(out)
 	for rest := list; len(rest) > 0; {
@@ -51,7 +53,7 @@ func Table(w io.Writer, p *plan.Plan, more ...Section) error {
 			fmt.Fprintf(out, "\n%s\n", section.Title)
 		}
 		for _, t := range section.Text {
-			fmt.Fprintln(out, t)
+			fmt.Fprintln(out, printable(t))
 		}
 		section.write(out)
 	}
@@ -114,38 +116,29 @@ func (d drawing) draw(w io.Writer, list []board) {
 		d.rule(w, above, below)
 		said := labels(b)
 		for i := range labelLines {
-			row := []rune(strings.Repeat(" ", d.edges[len(d.edges)-1]+1))
+			fmt.Fprintf(w, "%-*s", d.margin, said[i])
 			for _, c := range b.cells {
-				from, to := d.edges[c.slot], d.edges[c.slot+c.slots]
-				row[from], row[to] = '│', '│'
-				copy(row[from+1:to], []rune(d.label(b, c, i, to-from-1)))
+				fmt.Fprint(w, "│", d.label(b, c, i, d.edges[c.slot+c.slots]-d.edges[c.slot]-1))
 			}
-			fmt.Fprintf(w, "%-*s%s\n", d.margin, said[i], string(row))
+			fmt.Fprintln(w, "│")
 		}
 		above = below
 	}
 	d.rule(w, above, nil)
 }
 
-// label is one of a cell's lines, at most room letters.
+// label is one of a cell's lines, as wide as the room.
 func (d drawing) label(b board, c cell, i, room int) string {
 	said := ""
 	switch {
 	case c.lost:
 		return strings.Repeat("░", room)
-	case c.segment == nil:
-		said = [labelLines]string{"", "free", ""}[i]
-	default:
-		said = [labelLines]string{c.segment.Service, b.point(c), Decimal(c.segment.LoadRPS) + " of " + Decimal(c.segment.ThroughputRPS)}[i]
+	case c.segment != nil:
+		said = [labelLines]string{printable(c.segment.Service), b.point(c), Decimal(c.segment.LoadRPS) + " of " + Decimal(c.segment.ThroughputRPS)}[i]
+	case i == 1 && room >= len("free"):
+		said = "free"
 	}
-	letters := []rune(said)
-	if len(letters) > room && c.segment == nil {
-		return ""
-	}
-	if len(letters) > room {
-		letters = append(letters[:max(room-1, 0)], '…')[:room]
-	}
-	return string(letters)
+	return text.Pad(text.Snip(said, room, "…"), room, ' ')
 }
 
 func (d drawing) boundaries(b board) map[int]bool {

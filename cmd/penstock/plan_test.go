@@ -1,0 +1,402 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/penstock/penstock/cuda/mig"
+	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/policies"
+)
+
+const (
+	published = "../../plan/testdata/parvagpu/prof_data"
+	scenarios = "../../plan/testdata/parvagpu/scenarios_s1_s3.csv"
+)
+
+// penstock runs the program with these arguments.
+func penstock(t testing.TB, args ...string) (out string, err error) {
+	t.Helper()
+	var stdout bytes.Buffer
+	cmd := root()
+	cmd.SetArgs(args)
+	cmd.SetOut(&stdout)
+	cmd.SetErr(io.Discard)
+	err = cmd.ExecuteContext(context.Background())
+	return stdout.String(), err
+}
+
+// file writes a file of this test's.
+func file(t testing.TB, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func services(t testing.TB, rows string) string {
+	return file(t, "services.csv", "model,rate_rps,slo_ms\n"+rows)
+}
+
+// planned runs `penstock plan` on the published profiles, and it works.
+func plannedWith(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := penstock(t, append([]string{"plan", "--profiles", published}, args...)...)
+	if err != nil {
+		t.Fatalf("%v: %v", args, err)
+	}
+	return out
+}
+
+// read reads a plan as --from does.
+func read(t testing.TB, text string) *plan.Plan {
+	t.Helper()
+	p, err := plan.Read(strings.NewReader(text), "plan.json")
+	if err != nil {
+		t.Fatalf("%v:\n%s", err, text)
+	}
+	return p
+}
+
+func TestPlanTakesThePublishedNumberOfGPUs(t *testing.T) {
+	for scenario, want := range map[string]struct{ gpus, gpcs int }{"S1": {2, 10}, "S2": {3, 20}, "S3": {5, 33}} {
+		for _, policy := range []string{"parvagpu", "penstock"} {
+			p := read(t, plannedWith(t, "--services", scenarios, "--scenario", scenario, "--policy", policy, "-o", "json"))
+			if p.GPUs != want.gpus || policy == "parvagpu" && p.GPCs != want.gpcs || p.GPCs > want.gpcs || p.Policy != policy || p.GPUModel != "a100-80" {
+				t.Errorf("%s, %s: %d GPUs, %d GPCs, want %+v", scenario, policy, p.GPUs, p.GPCs, want)
+			}
+			if p.DelayMS <= 0 {
+				t.Errorf("%s, %s: planned in no time", scenario, policy)
+			}
+		}
+	}
+}
+
+func TestEveryPolicyPlansEveryScenario(t *testing.T) {
+	for _, policy := range policies.Names() {
+		for _, scenario := range []string{"S1", "S2", "S3"} {
+			if p := read(t, plannedWith(t, "--services", scenarios, "--scenario", scenario, "--policy", policy, "-o", "json")); p.Policy != policy || p.GPUs < 2 {
+				t.Errorf("%s, %s: %s on %d GPUs", policy, scenario, p.Policy, p.GPUs)
+			}
+		}
+	}
+}
+
+func TestThePlansJSONIsWhatTheFormatSays(t *testing.T) {
+	out := plannedWith(t, "--services", scenarios, "--scenario", "S1", "-o", "json")
+	var p map[string]any
+	if err := json.Unmarshal([]byte(out), &p); err != nil {
+		t.Fatal(err)
+	}
+	has := func(where string, object any, names ...string) {
+		for _, name := range names {
+			if _, ok := object.(map[string]any)[name]; !ok {
+				t.Errorf("%s has no %s", where, name)
+			}
+		}
+	}
+	has("the plan", p, "version", "policy", "gpu_model", "gpus", "gpcs", "internal_slack", "external_fragmentation", "optimal", "delay_ms", "services", "segments")
+	has("a service", p["services"].([]any)[0], "service", "model", "rate_rps", "slo_ms", "latency_bound_ms", "assigned_rps")
+	has("a segment", p["segments"].([]any)[0], "gpu", "gpu_model", "slot", "size_gpcs", "service", "model", "batch", "processes", "throughput_rps", "latency_ms", "load_rps")
+	if p["version"] != 1.0 {
+		t.Errorf("version %v, want 1", p["version"])
+	}
+	for _, more := range []string{"change", "replay", "mig_steps"} {
+		if _, ok := p[more]; ok {
+			t.Errorf("has %s, which nobody asked for", more)
+		}
+	}
+}
+
+func TestEachFormSaysTheSamePlan(t *testing.T) {
+	args := []string{"--services", scenarios, "--scenario", "S2", "--policy", "parvagpu", "-o"}
+	asked := func(form string) string { return plannedWith(t, append(args, form)...) }
+	from := asked("json")
+	text, err := yaml.YAMLToJSON([]byte(asked("yaml")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := read(t, from), read(t, string(text))
+	a.DelayMS, b.DelayMS = 0, 0
+	var ja, jb bytes.Buffer
+	a.Write(&ja)
+	b.Write(&jb)
+	if ja.String() != jb.String() {
+		t.Errorf("YAML says\n%s\nJSON\n%s", jb.String(), ja.String())
+	}
+	for form, say := range map[string][]string{
+		"table": {"3 × a100-80", "20 of 21 GPCs", "GPU 2", "│resnet50", "829 of 1423"},
+		"html":  {"<!doctype html>", "3 × a100-80", "<b>GPU 2</b>", "<b>resnet50</b>", "829 of 1423/s", "</html>"},
+	} {
+		got := asked(form)
+		for _, want := range say {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s does not say %q:\n%s", form, want, got)
+			}
+		}
+	}
+}
+
+func TestTheSamePlanTwiceIsTheSame(t *testing.T) {
+	delay := regexp.MustCompile(`"delay_ms": [0-9.e-]+`)
+	for _, policy := range policies.Names() {
+		var first string
+		for range 2 {
+			out := delay.ReplaceAllString(plannedWith(t, "--services", scenarios, "--scenario", "S3", "--policy", policy, "-o", "json"), "")
+			if first != "" && out != first {
+				t.Errorf("%s plans\n%s\nthen\n%s", policy, first, out)
+			}
+			first = out
+		}
+	}
+}
+
+func TestAFleetIsPlannedOn(t *testing.T) {
+	fleet := file(t, "fleet.csv", "gpu,count\na100-80,3\nh100-80,unlimited\n")
+	p := read(t, plannedWith(t, "--services", scenarios, "--scenario", "S2", "--fleet", fleet, "-o", "json"))
+	if p.GPUs != 3 || p.GPUModel != "a100-80" {
+		t.Errorf("%d × %s, want 3 × a100-80", p.GPUs, p.GPUModel)
+	}
+}
+
+func TestPercentGPUsArePlannedOn(t *testing.T) {
+	out, err := penstock(t, "plan", "--profiles", "../../plan/testdata/gslice_v100", "--gpu", "v100",
+		"--services", "../../plan/testdata/gslice_v100_services.csv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"× v100", "steps of SMs", "SMs ", "GPU 0"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("does not say %q:\n%s", want, out)
+		}
+	}
+}
+
+func TestAChangedPlanMovesNobodyWhoStays(t *testing.T) {
+	old := plannedWith(t, "--services", scenarios, "--scenario", "S3", "-o", "json")
+	from := file(t, "old.json", old)
+	text, err := os.ReadFile(scenarios)
+	if err != nil {
+		t.Fatal(err)
+	}
+	more := strings.Replace(string(text), "S3,resnet50,1463,138", "S3,resnet50,2100,138", 1)
+	args := []string{"--services", file(t, "more.csv", more), "--scenario", "S3", "--from", from}
+	out := plannedWith(t, append(args, "-o", "json")...)
+	before, after := read(t, old), read(t, out)
+	of := func(p *plan.Plan) (list []plan.Segment) {
+		for _, s := range p.Segments {
+			if s.Service != "resnet50" {
+				list = append(list, s)
+			}
+		}
+		return list
+	}
+	if !slices.Equal(of(before), of(after)) {
+		t.Errorf("others moved: %+v\nbefore %+v", of(after), of(before))
+	}
+	var said struct {
+		Change struct {
+			Services []struct{ Service, Fate string }
+			Steps    []struct{ Op string }
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &said); err != nil {
+		t.Fatal(err)
+	}
+	if len(said.Change.Services) != 11 || len(said.Change.Steps) == 0 {
+		t.Errorf("says of the change %+v", said.Change)
+	}
+	for form, want := range map[string]string{
+		"table": "resnet50 changes, from 1463 to 2100 requests/s.",
+		"html":  "<h2>Change</h2>",
+		"yaml":  "fate: changes",
+	} {
+		if out := plannedWith(t, append(args, "-o", form)...); !strings.Contains(out, want) {
+			t.Errorf("%s does not say %q:\n%s", form, want, out)
+		}
+	}
+	// What was printed can be changed again, with all that stands beside it.
+	again := plannedWith(t, "--services", args[1], "--scenario", "S3", "--from", file(t, "new.json", out))
+	if !strings.Contains(again, "11 of 11 services stay as they are") {
+		t.Errorf("the same once more is\n%s", again)
+	}
+}
+
+func TestAPlanByPercentagesIsChangedToo(t *testing.T) {
+	from := file(t, "old.json", plannedWith(t, "--services", scenarios, "--scenario", "S1", "--policy", "gpulet", "-o", "json"))
+	out := plannedWith(t, "--services", scenarios, "--scenario", "S1", "--from", from)
+	if !strings.Contains(out, "6 of 6 services stay as they are") || !strings.Contains(out, "a100-80-mps") {
+		t.Errorf("the same once more is\n%s", out)
+	}
+}
+
+func TestTheReplayIsOfItsSeed(t *testing.T) {
+	args := []string{"--services", scenarios, "--scenario", "S1", "--replay", "--requests", "2000"}
+	out := plannedWith(t, args...)
+	for _, want := range []string{"\nReplay\n", "seed 1;", "p99 ms"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("does not say %q:\n%s", want, out)
+		}
+	}
+	replayed := func(seed string) string {
+		var p struct{ Replay json.RawMessage }
+		if err := json.Unmarshal([]byte(plannedWith(t, append(args, "-o", "json", "--seed", seed)...)), &p); err != nil {
+			t.Fatal(err)
+		}
+		return string(p.Replay)
+	}
+	if one := replayed("1"); one != replayed("1") || one == replayed("2") || !strings.Contains(one, "violations") {
+		t.Error("want the same of the same seed, and another of another")
+	}
+}
+
+func TestADryRunSaysTheSteps(t *testing.T) {
+	opened := openMIG
+	t.Cleanup(func() { openMIG = opened })
+	args := []string{"--services", scenarios, "--scenario", "S1", "--policy", "parvagpu", "--apply", "--dry-run"}
+
+	openMIG = func() (mig.Session, error) { return nil, errors.New("nothing to be had") }
+	out := plannedWith(t, args...)
+	for _, want := range []string{"for GPUs that are uncut, since the plan's are not here: nothing to be had", "create 3g.40gb in slots 4–7 of GPU 0", "│   12 │"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("does not say %q:\n%s", want, out)
+		}
+	}
+	var p struct {
+		Steps []string `json:"mig_steps"`
+	}
+	if err := json.Unmarshal([]byte(plannedWith(t, append(args, "-o", "json")...)), &p); err != nil || len(p.Steps) != 12 {
+		t.Errorf("%d steps, %v: want 12", len(p.Steps), err)
+	}
+
+	m := a100s(t, 2)
+	openMIG = m.open
+	if out = plannedWith(t, args...); !strings.Contains(out, "GPU 1 of the plan is GPU 2 (GPU-a100-80-2).") || len(m.taken) > 0 {
+		t.Errorf("took %v, said\n%s", m.taken, out)
+	}
+	if plannedWith(t, args[:len(args)-1]...); len(m.taken) != 12 {
+		t.Errorf("without --dry-run it took %d steps, want 12", len(m.taken))
+	}
+}
+
+func TestPlanHelpNamesEveryPolicyAndFlag(t *testing.T) {
+	out, err := penstock(t, "plan", "--help")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range append(policies.Names(), "--profiles", "--services", "--scenario", "--gpu", "--fleet", "--policy", "--from", "--replay", "--seed", "--apply", "--dry-run", "--output") {
+		if !strings.Contains(out, want) {
+			t.Errorf("the help does not say %s", want)
+		}
+	}
+	long, _, _ := strings.Cut(out, "Usage:")
+	for _, name := range policies.Names() {
+		if !strings.Contains(long, "  "+name) && !strings.Contains(long, ", "+name) {
+			t.Errorf("the help does not say what %s is", name)
+		}
+	}
+}
+
+// Each bad input is answered with one line that says what is wrong, where, and what
+// would be right, and nothing is printed.
+func TestEachBadInputHasOneClearError(t *testing.T) {
+	good := services(t, "vgg19,500,200\nresnet50,3000,100\n")
+	old := file(t, "old.json", plannedWith(t, "--services", good, "-o", "json"))
+	fleet := func(rows string) string { return file(t, "fleet.csv", "gpu,count\n"+rows) }
+	badProfiles := filepath.Dir(file(t, "m.csv", "Mig instance,Batch size,Workload Number,Throughput,Latency\n1,1,x,3,4\n"))
+	on := func(services string, more ...string) []string {
+		return append([]string{"--profiles", published, "--services", services}, more...)
+	}
+	illegal := file(t, "illegal.json", strings.Replace(mustRead(t, old), `"slot": 0`, `"slot": 3`, 1))
+	for _, c := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"no flag", nil, "--profiles is missing: want the folder"},
+		{"no services", []string{"--profiles", published}, "--services is missing: want a CSV file with the columns model, rate_rps, slo_ms"},
+		{"no such folder", []string{"--profiles", "nowhere", "--services", good}, "--profiles nowhere: no such file or directory: want a folder"},
+		{"a file for a folder", []string{"--profiles", good, "--services", good}, "is a file: want a folder"},
+		{"no profiles", []string{"--profiles", t.TempDir(), "--services", good}, "no profile in it: want MODEL.csv"},
+		{"a malformed profile", []string{"--profiles", badProfiles, "--services", good}, "m.csv:2:5: "},
+
+		{"no such file", on("nofile.csv"), "--services nofile.csv: no such file or directory"},
+		{"a folder for a file", on(published), "is a folder: want a file"},
+		{"an empty file", on(file(t, "s.csv", "")), "s.csv: empty: want a header with model,rate_rps,slo_ms"},
+		{"no rows", on(services(t, "")), "services.csv: no services: want a row"},
+		{"a quote that does not end", on(services(t, "bert,\"1,2\n")), "services.csv:2:11: "},
+		{"a wrong column", on(file(t, "s.csv", "model,rate,slo_ms\nbert,1,2\n")), `s.csv:1:7: unknown column "rate": want`},
+		{"a missing column", on(file(t, "s.csv", "model,rate_rps\nbert,1\n")), `s.csv:1:15: no column "slo_ms": want`},
+		{"a short row", on(services(t, "bert,3\n")), "services.csv:2:6: 2 fields: want 3"},
+		{"a rate that is none", on(services(t, "bert,fast,6434\n")), `services.csv:2:6: rate_rps "fast": want a number`},
+		{"a rate below 0", on(services(t, "bert,-3,6434\n")), `services.csv:2:6: rate_rps "-3": want a number of requests a second above 0`},
+		{"an objective of 0", on(services(t, "bert,3,0\n")), `services.csv:2:8: slo_ms "0": want a number of milliseconds above 0`},
+		{"a rate beyond all GPUs", on(services(t, "bert,1e12,6434\n")), `services.csv:2:6: rate_rps "1e12": want at most`},
+		{"the same model twice", on(services(t, "bert,3,6434\nbert,4,6434\n")), `services.csv:3:1: service "bert" is already on line 2`},
+		{"the same service twice", on(file(t, "s.csv", "service,model,rate_rps,slo_ms\na,bert,3,6434\na,vgg16,4,400\n")), `s.csv:3:1: service "a" is already on line 2`},
+		{"several scenarios", on(scenarios), "several scenarios: want one of S1, S2, S3"},
+		{"no such scenario", on(scenarios, "--scenario", "S9"), `no scenario "S9": want one of S1, S2, S3`},
+		{"no scenarios", on(good, "--scenario", "S1"), `no column scenario: want one, to pick "S1" from`},
+
+		{"no profile of a model", on(services(t, "alexnet,3,100\n")), `service "alexnet": no profile of model "alexnet" on a100-80; there are: bert, densenet121`},
+		{"an objective that nothing meets", on(services(t, "vgg19,100,3\n")), `SLO 3 ms leaves a batch less than 1.35 ms; the fastest point (size 7, batch 1, 1 process) takes 2 ms, 0.65 ms too long`},
+		{"a rate that a policy does not divide", on(services(t, "vgg19,100000,200\n"), "--policy", "igniter"), "rate 100000 requests/s: the best segment within 90 ms a batch"},
+		{"no such policy", on(good, "--policy", "best"), `no policy "best"; there are: penstock, parvagpu`},
+
+		{"no table", on(good, "--gpu", "a100"), `--gpu "a100": no placement table for this GPU; there are: a30`},
+		{"no profiles of that GPU", on(good, "--gpu", "h100-80"), "none is of h100-80; there are profiles of a100-80"},
+		{"GPU and fleet", on(good, "--gpu", "a30", "--fleet", fleet("a30,1\n")), "--gpu and --fleet: want one of them"},
+		{"no such fleet", on(good, "--fleet", "nofile.csv"), "--fleet nofile.csv: no such file or directory"},
+		{"a malformed fleet", on(good, "--fleet", file(t, "f.csv", "gpu;count\n")), `f.csv:1:1: unknown column "gpu;count"`},
+		{"a fleet of none", on(good, "--fleet", fleet("a100-80,0\n")), `fleet.csv:2:9: count "0": want a whole number above 0`},
+		{"a fleet without a table", on(good, "--fleet", fleet("a100-81,1\n")), `fleet.csv:2:1: "a100-81": no placement table`},
+		{"a fleet that is too small", on(good, "--fleet", fleet("a100-80,1\n")), "the fleet (1 × a100-80) is too small: 1 of 2 services fit; in part: resnet50 ("},
+
+		{"no such old plan", on(good, "--from", "nofile.json"), "--from nofile.json: no such file or directory"},
+		{"an old plan that is none", on(good, "--from", good), "services.csv:1:1: invalid character"},
+		{"an old plan that is illegal", on(good, "--from", illegal), "--from: the old plan cannot be changed: segments["},
+		{"an old plan on other GPUs", on(good, "--from", old, "--fleet", fleet("a100-40,9\na30,unlimited\n")), "there are profiles of a100-80"},
+		{"policy and old plan", on(good, "--from", old, "--policy", "parvagpu"), "--policy and --from: want one of them"},
+
+		{"no such form", on(good, "-o", "xml"), `output "xml": want table, json, yaml or html`},
+		{"an argument", on(good, "extra"), `"extra"`},
+		{"no such flag", on(good, "--nope"), "unknown flag: --nope; `penstock plan --help` shows"},
+		{"dry run of nothing", on(good, "--dry-run"), "--dry-run without --apply: want both"},
+		{"seed of nothing", on(good, "--seed", "3"), "--seed without --replay: want both"},
+		{"no requests", on(good, "--replay", "--requests", "0"), "--requests 0: want at least 1"},
+		{"no such routing", on(good, "--replay", "--routing", "x"), `--routing "x": want one of load, `},
+		{"no such rule", on(good, "--replay", "--rule", "x"), `--rule "x": want one of deadline, greedy`},
+	} {
+		out, err := penstock(t, append([]string{"plan"}, c.args...)...)
+		switch {
+		case err == nil || !strings.Contains(err.Error(), c.want):
+			t.Errorf("%s: %v\nwant %s", c.name, err, c.want)
+		case strings.Contains(err.Error(), "\n"):
+			t.Errorf("%s: several lines: %v", c.name, err)
+		case out != "":
+			t.Errorf("%s: printed %s", c.name, out)
+		}
+	}
+}
+
+func mustRead(t testing.TB, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
