@@ -40,6 +40,9 @@ type Config struct {
 	// FaultHold is how long a function is held back the first time that it takes the
 	// GPU down again within a minute; 0: never.
 	FaultHold time.Duration
+	// BusyPoll is how long a thread on the way of a request looks for work before it
+	// sleeps; 0 is a few microseconds.
+	BusyPoll time.Duration
 	// DrainTimeout bounds the drain at SIGTERM.
 	DrainTimeout time.Duration
 

@@ -41,6 +41,7 @@ const (
 	maxTimeout   = time.Hour
 	maxGrain     = 1024
 	maxStreams   = 2 // what libml's loop keeps in flight at most
+	maxBusyPoll  = time.Second
 )
 
 const deviceRule = "cpu, auto, cuda, cuda:N, or a GPU's UUID (nvidia-smi -L)"
@@ -107,7 +108,7 @@ func Decode(file string, data []byte) (Config, error) {
 
 func (c *Config) decode(root document.Value) {
 	m := root.Map("device", "listen", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
-		"aggregate", "shares", "batching", "functions", "hang_timeout", "fault_hold", "drain_timeout")
+		"aggregate", "shares", "batching", "functions", "hang_timeout", "fault_hold", "busy_poll", "drain_timeout")
 	if v := m.May("device"); !v.Absent() {
 		c.Device = v.Text(deviceRule)
 		if !devicePattern.MatchString(c.Device) {
@@ -143,6 +144,9 @@ func (c *Config) decode(root document.Value) {
 	choose(m.May("batching"), &c.Batching, SLAB, AIMD)
 	duration(m.May("hang_timeout"), &c.HangTimeout, time.Millisecond)
 	duration(m.May("fault_hold"), &c.FaultHold, 0)
+	if v := m.May("busy_poll"); !v.Absent() {
+		c.BusyPoll = v.Duration(0, maxBusyPoll)
+	}
 	duration(m.May("drain_timeout"), &c.DrainTimeout, time.Millisecond)
 
 	list := m.May("functions")

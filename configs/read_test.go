@@ -111,6 +111,7 @@ var wrong = map[string][]string{
 	"aggregate: {deadline: soon}":                                           {"deadline", "soon"},
 	"slab: {size: lots}":                                                    {"size", "lots"},
 	"fault_hold: long":                                                      {"fault_hold", "long"},
+	"busy_poll: 2s":                                                         {"busy_poll", "1s"},
 	"batching: clipper":                                                     {"clipper", "slab", "aimd"},
 	"log: {level: loud}":                                                    {"loud", "debug"},
 	"lsiten: 127.0.0.1":                                                     {`"lsiten"`, `"listen"`},

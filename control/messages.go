@@ -281,6 +281,9 @@ type Attached struct {
 	// Streams is how many batches may be in flight on a GPU, 1 or 2; 0 leaves it
 	// to libml.
 	Streams int `json:"streams,omitempty"`
+	// BusyPollNanos is how long the process looks for work before it sleeps; 0 leaves it
+	// to shm.
+	BusyPollNanos int64 `json:"busy_poll_ns,omitempty"`
 	// Geometry is shm.Geometry, as JSON.
 	Geometry json.RawMessage `json:"geometry,omitempty"`
 	// TensorBytes is the size of the input and output buffers that active and

@@ -44,6 +44,7 @@ type loop struct {
 	late     int            // answered late in the dispatch of this batch
 	waited   time.Duration  // as slab.WaitForRunning says, before it
 	expected func(n int) time.Duration
+	busyPoll bool          // look, and never nap, while a batch is in flight
 	halfFull bool          // when to begin a batch beside another: slab.HalfFull, or NearEnd
 	lead     time.Duration // from dispatch to gathered, of batches that had the device to themselves
 	taken    []uint32
@@ -91,6 +92,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	l := &loop{
 		p: p, m: p.memory, c: p.memory.consumer, rule: rule, ruleOf: ruleOf, state: rule.Start(),
 		governor: newGovernor(p.start.CPUs, p.threads()),
+		busyPoll: attached.BusyPollNanos > 0,
 		halfFull: attached.Streams > 1,
 		lead:     firstLead,
 		pending:  make([]slab.Request, 0, n),
@@ -236,7 +238,7 @@ func (l *loop) await() bool {
 		if l.take(); l.next.Load() != nil || l.mayBegin() {
 			return false
 		}
-		if d := min(l.left(shm.Now())/8, longestNap); d >= shortestNap {
+		if d := min(l.left(shm.Now())/8, longestNap); d >= shortestNap && !l.busyPoll {
 			nap(d)
 		}
 	}

@@ -132,6 +132,9 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 			f.Close()
 		}
 	}()
+	if attached.BusyPollNanos > 0 {
+		shm.Spin = max(shm.Spin, time.Duration(attached.BusyPollNanos))
+	}
 	if p.card, err = cardOf(attached); err != nil {
 		return err
 	}
@@ -186,6 +189,9 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	p.say(notice)
 	if d, ok := p.memory.device.(device.Partitioned); ok {
 		goAtOnce()
+		if runtime.NumCPU() >= cpusToBeEager {
+			p.memory.consumer.Eager(eagerFor)
+		}
 		m := p.startMover(l, d, notice)
 		err = m.end(l.run())
 	} else {

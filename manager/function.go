@@ -112,6 +112,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		}
 	}()
 	src, err := udp.Open(udp.Options{
+		BusyPoll:   m.cfg.BusyPoll,
 		Listen:     netip.AddrPortFrom(m.cfg.Listen, c.Port),
 		SlabBytes:  int(m.cfg.Slab.Size),
 		RecvBuffer: int(m.cfg.Slab.ReceiveBuffer),

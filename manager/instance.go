@@ -379,6 +379,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, SLONanos: int64(in.f.slo), Batching: string(in.f.batching),
 		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Streams: in.f.config.Streams,
+		BusyPollNanos: int64(in.m.cfg.BusyPoll),
 	}, []*os.File{in.f.table.File(), in.channel.RingFile(), in.channel.RepliesFile(), tensors.File(), slab.File()})
 	if err != nil {
 		return err

@@ -50,6 +50,31 @@ func TestAcquireWaitsForTheOldOwner(t *testing.T) {
 	wantSlots(t, "received", p.received(t), 1, 2)
 }
 
+// One that looks sees that the ring is free without being woken; one whose time to
+// look is over sleeps, and is.
+func TestAnEagerOneNeedNotBeWoken(t *testing.T) {
+	for name, c := range map[string]struct {
+		looks time.Duration
+		woken bool
+	}{"it looks": {patience, false}, "it has looked": {time.Millisecond, true}} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t, testGeometry)
+			old, next := p.owner(t, 1), p.consumer(t, 2)
+			next.Eager(c.looks)
+			p.channel.SetEpoch(2)
+			go func() {
+				time.Sleep(5 * time.Millisecond)
+				if c.woken {
+					old.Release()
+				} else {
+					old.back.owner.Store(0)
+				}
+			}()
+			acquire(t, next)
+		})
+	}
+}
+
 func TestTheNextOwnerRecoversWhatWasTakenAndNotStarted(t *testing.T) {
 	p := newPair(t, testGeometry)
 	old := p.owner(t, 1)

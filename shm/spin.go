@@ -11,7 +11,8 @@ import (
 // a busy stream; with fewer, the other side needs this very CPU to make
 // progress, and 1 µs only catches what is being written right now.
 //
-// It is a variable for benchmarks; set it before any channel is used.
+// It is a variable for the configuration's busy_poll and for benchmarks; a process sets
+// it before it uses any channel.
 var Spin = defaultSpin(runtime.NumCPU())
 
 func defaultSpin(cpus int) time.Duration {

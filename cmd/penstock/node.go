@@ -20,6 +20,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/manager"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/shm"
 )
 
 // nodeFlags are what up, manager and orchestrator have in common.
@@ -112,6 +113,7 @@ func runManager(ctx context.Context, c configs.Config, log zerolog.Logger) error
 		threads += 1 + f.Instances
 	}
 	runtime.GOMAXPROCS(max(threads, runtime.NumCPU()))
+	shm.Spin = max(shm.Spin, c.BusyPoll)
 	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)
 	if err := orchestrator.Pin(own); err != nil {
 		log.Warn().Err(err).Msg("the manager is not kept off the CPUs of the inference functions")

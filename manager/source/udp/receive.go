@@ -282,8 +282,8 @@ func parseControl(b []byte) (segment int, drops uint32, counted bool) {
 	return segment, drops, counted
 }
 
-// wait sleeps until the socket (if asked for) is readable, Wake, Close, or the
-// deadline. It reports whether Receive should go on.
+// wait looks for a while as configured, then sleeps, until the socket (if asked for)
+// is readable, Wake, Close, or the deadline. It reports whether Receive should go on.
 func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
 	r := &s.reader
 	r.polls[0] = unix.PollFd{Fd: int32(s.event), Events: unix.POLLIN}
@@ -292,12 +292,24 @@ func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
 	if !forSocket {
 		polls = polls[:1]
 	}
+	var looksUntil int64
+	if s.busyPoll > 0 {
+		looksUntil = shm.Now() + s.busyPoll
+	}
 	for {
 		var timeout *unix.Timespec
 		var ts unix.Timespec
-		if deadline != 0 {
-			ts = unix.NsecToTimespec(max(deadline-shm.Now(), 0))
-			timeout = &ts
+		looks := false
+		if deadline != 0 || looksUntil != 0 {
+			now := shm.Now()
+			looks = now < looksUntil && (deadline == 0 || now < deadline)
+			switch {
+			case looks:
+				timeout = &ts
+			case deadline != 0:
+				ts = unix.NsecToTimespec(max(deadline-now, 0))
+				timeout = &ts
+			}
 		}
 		n, err := ppoll(polls, timeout)
 		switch {
@@ -307,6 +319,8 @@ func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
 			return false, fmt.Errorf("poll %v: %w", s.local, err)
 		case s.closed.Load():
 			return false, source.ErrClosed
+		case n == 0 && looks:
+			continue
 		case n == 0:
 			return false, nil
 		case polls[0].Revents != 0:

@@ -48,6 +48,8 @@ type Options struct {
 	// BatchMessages is how many messages, chains of datagrams each, one read may
 	// bring.
 	BatchMessages int
+	// BusyPoll is how long Receive looks at the socket before it sleeps.
+	BusyPoll time.Duration
 	// NoGRO leaves the datagrams unchained even where the kernel could.
 	NoGRO bool
 }
@@ -67,6 +69,8 @@ type Source struct {
 	closed atomic.Bool
 	socket int
 	event  int
+
+	busyPoll int64 // nanoseconds
 
 	reader reader
 
@@ -106,7 +110,7 @@ func Open(o Options) (*Source, error) {
 }
 
 func open(o Options) (_ *Source, err error) {
-	s := &Source{socket: -1, event: -1, inet6: !o.Listen.Addr().Unmap().Is4()}
+	s := &Source{socket: -1, event: -1, busyPoll: int64(o.BusyPoll), inet6: !o.Listen.Addr().Unmap().Is4()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.closeDescriptors())
