@@ -77,209 +77,225 @@ type column struct {
 // prices, the knapsacks answer with each demand's cheapest mix, whose total is one more cut. It stops when program
 // and answer meet, or after rounds of them; the best answer is the bound either way.
 func (t *task) relax(g goal, rounds int) relaxation {
-	var limited []int
-	for m, k := range t.kinds {
-		if k.limit >= 0 {
-			limited = append(limited, m)
-		}
-	}
-	// Variables: a price for each item, an extra for each limited kind, one for the limit in all, the value.
-	total := t.items + len(limited)
-	value := total + 1
-	width := value + 1
-	objective := make([]float64, width)
-	objective[value] = 1
-	for i, m := range limited {
-		objective[t.items+i] = -float64(t.kinds[m].limit)
-	}
-	if g.gpus >= 0 {
-		objective[total] = -float64(g.gpus)
-	}
-	var rows [][]float64
-	var right []float64
-	add := func(row []float64, r float64) { rows, right = append(rows, row), append(right, r) }
-	extra := make([]int, len(t.kinds)) // variable of the kind's limit, -1 none
-	for m := range t.kinds {
-		extra[m] = -1
-		if i := slices.Index(limited, m); i >= 0 {
-			extra[m] = t.items + i
-		}
-	}
-	addPattern := func(m int, p pattern) {
-		row := make([]float64, width)
-		for k, n := range p {
-			row[t.kinds[m].first+k] = float64(n)
-		}
-		if extra[m] >= 0 {
-			row[extra[m]] = -1
-		}
-		if g.gpus >= 0 {
-			row[total] = -1
-		}
-		add(row, g.gpu)
-	}
-	for m := range t.kinds {
-		k := &t.kinds[m]
-		if c, ok := k.cut.(*partitioned); ok {
-			for _, p := range c.patterns {
-				addPattern(m, p)
-			}
-			continue
-		}
-		for i := range k.gpcs {
-			single := make([]float64, len(k.gpcs))
-			single[i] = 1
-			_, p := k.cut.dearest(single)
-			addPattern(m, p)
-		}
-	}
-	for _, v := range append(slices.Clone(limited), -1) {
-		row := make([]float64, width)
-		if v >= 0 {
-			row[extra[v]] = 1
-		} else if g.gpus >= 0 {
-			row[total] = 1
-		} else {
-			continue
-		}
-		add(row, t.penalty())
-	}
-
+	p := t.program(g)
 	best := relaxation{value: math.Inf(-1), columns: make([][]column, len(t.demands))}
-	coverer := &coverer{}
-	mix := make([]int, t.items)
-	var cuts []int // rows that are cuts, in the order of which
-	var which [][]int32
-	ask := func(solution []float64) float64 {
-		price := t.valid(g, solution, extra, total)
-		answer := -0.0
-		for i, m := range limited {
-			answer -= solution[t.items+i] * float64(t.kinds[m].limit)
-		}
-		if g.gpus >= 0 {
-			answer -= solution[total] * float64(g.gpus)
-		}
-		offset := -answer
-		least := make([]float64, len(t.demands))
-		sum := make([]float64, t.items)
-		chosen := make([]int32, len(t.demands))
-		for s, d := range t.demands {
-			least[s] = coverer.cheapest(d, price, mix)
-			answer += least[s]
-			chosen[s] = best.remember(s, mix)
-			for k, n := range mix {
-				sum[k] += float64(n)
-			}
-		}
-		row := make([]float64, width)
-		row[value] = 1
-		fixed := 0.0
-		for k, n := range sum {
-			row[k] = -n
-			fixed += g.item[k] * n
-		}
-		// Divided by its largest number, so that a thousand services and one look alike to the program.
-		scale := 1.0
-		for _, n := range sum {
-			scale = math.Max(scale, n)
-		}
-		for k := range row {
-			row[k] /= scale
-		}
-		cuts = append(cuts, len(rows))
-		which = append(which, chosen)
-		add(row, fixed/scale)
-		if answer > best.value {
-			best.value, best.price, best.offset, best.least = answer, price, offset, least
-		}
-		return answer
-	}
-	start := make([]float64, width)
-	for m := range t.kinds {
-		k := &t.kinds[m]
-		for i, n := range k.gpcs {
-			start[k.first+i] = n
-		}
-		if top, _ := k.cut.dearest(k.of(start)); top > 0 {
-			for i := range k.gpcs {
-				start[k.first+i] *= g.gpu / top
-			}
-		}
-	}
-	ask(start)
-	var weights []float64
+	p.ask(p.proportional(), &best)
+	var duals []float64
 	for range rounds {
-		solution, dual, ok := maximize(objective, rows, right)
+		solution, dual, ok := maximize(p.objective, p.rows, p.right)
 		if !ok {
 			break
 		}
-		weights = dual
+		duals = dual
 		proposed := 0.0
-		for j, c := range objective {
+		for j, c := range p.objective {
 			proposed += c * solution[j]
 		}
 		if proposed-best.value <= 1e-7*math.Max(1, math.Abs(proposed)) {
 			break
 		}
-		for m := range t.kinds {
-			k := &t.kinds[m]
-			if _, ok := k.cut.(*partitioned); ok {
-				continue
-			}
-			budget := g.gpu + solution[total]
-			if extra[m] >= 0 {
-				budget += solution[extra[m]]
-			}
-			if top, p := k.cut.dearest(k.of(solution)); top > budget+1e-9 {
-				addPattern(m, p)
-			}
-		}
-		ask(solution)
+		p.forbid(solution)
+		p.ask(solution, &best)
 	}
-	if weights != nil {
-		for i, row := range cuts {
-			if row >= len(weights) || weights[row] <= 0 {
-				continue
-			}
-			// The row was scaled, so its dual is too.
-			w := weights[row] * rows[row][value]
-			for s, c := range which[i] {
-				best.columns[s][c].weight += w
-			}
-		}
-	} else if len(which) > 0 {
-		for s, c := range which[0] {
-			best.columns[s][c].weight = 1
-		}
-	}
+	p.weigh(duals, &best)
 	return best
+}
+
+// program is the linear program of a relaxation. Its variables are a price for each item (what it costs beyond the
+// goal's), one for each kind that is limited and one for the limit in all (what a GPU may be worth beyond the
+// goal's, because there are no more), and the value. Its rows say that no pattern is worth more than its GPU, and,
+// the cuts, that the value is at most what the mixes of an answer cost.
+type program struct {
+	*task
+	goal
+	objective []float64
+	rows      [][]float64
+	right     []float64
+	extra     []int // by kind: the variable of its limit, −1 without
+	total     int   // the variable of the limit in all
+	value     int
+	cuts      []cutting
+	coverer   coverer
+}
+
+// cutting is a cut: its row, and which column of each demand it is made of.
+type cutting struct {
+	row    int
+	chosen []int32
+}
+
+func (t *task) program(g goal) *program {
+	p := &program{task: t, goal: g, total: t.items}
+	for _, k := range t.kinds {
+		p.extra = append(p.extra, -1)
+		if k.limit >= 0 {
+			p.extra[len(p.extra)-1] = p.total
+			p.total++
+		}
+	}
+	p.value = p.total + 1
+	p.objective = make([]float64, p.value+1)
+	p.objective[p.value] = 1
+	limit := func(variable, gpus int) {
+		p.objective[variable] = -float64(gpus)
+		row := p.row()
+		row[variable] = 1
+		p.add(row, t.penalty())
+	}
+	for m, k := range t.kinds {
+		if k.limit >= 0 {
+			limit(p.extra[m], k.limit)
+		}
+	}
+	if g.gpus >= 0 {
+		limit(p.total, g.gpus)
+	}
+	for m := range t.kinds {
+		for _, pattern := range t.kinds[m].cut.common() {
+			p.addPattern(m, pattern)
+		}
+	}
+	return p
+}
+
+func (p *program) row() []float64 { return make([]float64, p.value+1) }
+
+func (p *program) add(row []float64, right float64) {
+	p.rows, p.right = append(p.rows, row), append(p.right, right)
+}
+
+func (p *program) addPattern(m int, counts pattern) {
+	row := p.row()
+	for k, n := range counts {
+		row[p.kinds[m].first+k] = float64(n)
+	}
+	if p.extra[m] >= 0 {
+		row[p.extra[m]] = -1
+	}
+	if p.gpus >= 0 {
+		row[p.total] = -1
+	}
+	p.add(row, p.gpu)
+}
+
+// budget is what a pattern of a kind may be worth.
+func (p *program) budget(m int, solution []float64) float64 {
+	budget := p.gpu
+	if p.extra[m] >= 0 {
+		budget += solution[p.extra[m]]
+	}
+	if p.gpus >= 0 {
+		budget += solution[p.total]
+	}
+	return budget
+}
+
+// proportional are the first prices: each item by its GPCs.
+func (p *program) proportional() []float64 {
+	start := p.row()
+	for m := range p.kinds {
+		k := &p.kinds[m]
+		if top, _ := k.cut.dearest(k.gpcs); top > 0 {
+			for i, n := range k.gpcs {
+				start[k.first+i] = n * p.gpu / top
+			}
+		}
+	}
+	return start
+}
+
+// forbid adds, for each kind, the pattern that a solution makes worth too much.
+func (p *program) forbid(solution []float64) {
+	for m := range p.kinds {
+		k := &p.kinds[m]
+		if top, counts := k.cut.dearest(k.of(solution)); top > p.budget(m, solution)+1e-9 {
+			p.addPattern(m, counts)
+		}
+	}
+}
+
+// ask takes the demands' cheapest mixes at a solution's prices: a bound, and a cut.
+func (p *program) ask(solution []float64, best *relaxation) {
+	price := p.valid(solution)
+	offset := 0.0
+	for m, k := range p.kinds {
+		if k.limit >= 0 {
+			offset += solution[p.extra[m]] * float64(k.limit)
+		}
+	}
+	if p.gpus >= 0 {
+		offset += solution[p.total] * float64(p.gpus)
+	}
+	answer := -offset
+	least := make([]float64, len(p.demands))
+	chosen := make([]int32, len(p.demands))
+	mix := make([]int, p.items)
+	sum := make([]float64, p.items)
+	for s, d := range p.demands {
+		least[s] = p.coverer.cheapest(d, price, mix)
+		answer += least[s]
+		chosen[s] = best.remember(s, mix)
+		for k, n := range mix {
+			sum[k] += float64(n)
+		}
+	}
+	// The cut: value ≤ Σ (goal's cost + price) × items. Divided by its largest number, so that a thousand services
+	// and one look alike to the program.
+	scale := 1.0
+	for _, n := range sum {
+		scale = math.Max(scale, n)
+	}
+	row := p.row()
+	row[p.value] = 1 / scale
+	right := 0.0
+	for k, n := range sum {
+		row[k] = -n / scale
+		right += p.item[k] * n / scale
+	}
+	p.cuts = append(p.cuts, cutting{len(p.rows), chosen})
+	p.add(row, right)
+	if answer > best.value {
+		best.value, best.price, best.offset, best.least = answer, price, offset, least
+	}
+}
+
+// weigh gives the columns their weights: a cut's dual is how much of its mixes is in the solution.
+func (p *program) weigh(duals []float64, best *relaxation) {
+	for _, cut := range p.cuts {
+		weight := 0.0
+		switch {
+		case duals == nil && cut.row == p.cuts[0].row:
+			weight = 1
+		case cut.row < len(duals):
+			weight = duals[cut.row] * p.rows[cut.row][p.value]
+		}
+		for s, c := range cut.chosen {
+			best.columns[s][c].weight += weight
+		}
+	}
 }
 
 // valid turns a program's solution into prices that hold: lifted as far as they go, and scaled down where rounding,
 // or a pattern that the program has not met, made one too dear.
-func (t *task) valid(g goal, solution []float64, extra []int, total int) []float64 {
-	price := slices.Clone(solution[:t.items])
-	for m := range t.kinds {
-		k := &t.kinds[m]
-		budget := g.gpu + solution[total]
-		if extra[m] >= 0 {
-			budget += solution[extra[m]]
-		}
+func (p *program) valid(solution []float64) []float64 {
+	price := slices.Clone(solution[:p.items])
+	for m := range p.kinds {
+		k := &p.kinds[m]
+		budget := p.budget(m, solution)
 		part := k.of(price)
-		if top, _ := k.cut.dearest(part); top > budget {
-			for i := range part {
-				part[i] *= budget / top
+		scale := func() {
+			if top, _ := k.cut.dearest(part); top > budget {
+				for i := range part {
+					part[i] *= budget / top
+				}
 			}
 		}
+		scale()
 		k.cut.lift(part, budget)
-		if top, _ := k.cut.dearest(part); top > budget {
-			for i := range part {
-				part[i] *= budget / top
-			}
-		}
+		scale()
 	}
 	for i := range price {
-		price[i] += g.item[i]
+		price[i] += p.item[i]
 	}
 	return price
 }

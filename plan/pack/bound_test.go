@@ -7,7 +7,7 @@ import (
 
 // The bound that the package doc works out by hand.
 func TestTheWorkedBound(t *testing.T) {
-	in, err := build(published(t, "S3", 10), false)
+	in, err := build(published(t, "S3", 10), highest)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ type option struct {
 	mix    []int32
 	loads  []float64 // by row
 	weight float64   // in the relaxation's solution
+	excess float64   // what it costs at the relaxation's prices above the demand's least, in GPUs
 }
 
 // row is one linear rule that a choice of mixes must keep: Σ price × items ≤ target.
@@ -67,19 +68,67 @@ func (t *task) search(relaxed relaxation, split []int, gpcs float64) *search {
 }
 
 // enlarge adds to the relaxation's mixes those that cost at most slack more than a demand's least, at its prices,
-// and makes options of them all. It returns whether no such mix is missing: there may be most for a demand.
+// and makes options of them all. It returns whether no such mix is missing: there may be most for a demand. A
+// demand of many segments has more, and then those near the relaxation's solution are what a search needs.
 func (s *search) enlarge(slack float64, most int, drop bool) (all bool) {
 	coverer := &coverer{}
 	all = true
 	s.lists = make([][]option, len(s.demands))
+	unit := s.unit()
 	for i, d := range s.demands {
-		if !coverer.every(d, s.relaxed.price, s.relaxed.least[i]+slack, most, func(mix []int) { s.relaxed.remember(i, mix) }) {
+		limit := s.relaxed.least[i] + slack
+		if !coverer.every(d, s.relaxed.price, limit, most, func(mix []int) { s.relaxed.remember(i, mix) }) {
 			all = false
+			s.enlargeNear(coverer, i, limit, most)
 		}
 		s.lists[i] = options(s.rows, s.relaxed.columns[i], drop)
+		for j := range s.lists[i] {
+			o := &s.lists[i][j]
+			o.excess = (s.costs(o.mix) - s.relaxed.least[i]) / unit
+		}
 	}
 	return all
 }
+
+// costs is what a mix costs at the relaxation's prices.
+func (s *search) costs(mix []int32) (sum float64) {
+	for k, n := range mix {
+		sum += s.relaxed.price[k] * float64(n)
+	}
+	return sum
+}
+
+// enlargeNear adds mixes of a demand that differ from the relaxation's solution by few segments: all but the last
+// nearSegments of each item stay, and what they leave of the rate is covered in every way within the limit.
+func (s *search) enlargeNear(coverer *coverer, demand int, limit float64, most int) {
+	solution := make([]float64, s.items)
+	for _, c := range s.relaxed.columns[demand] {
+		for k, n := range c.mix {
+			solution[k] += c.weight * float64(n)
+		}
+	}
+	d := s.demands[demand]
+	rest := d
+	kept := make([]int, s.items)
+	for k, x := range solution {
+		kept[k] = max(0, int(x)-nearSegments)
+		rest.rate -= float64(kept[k]) * d.gives[k]
+		limit -= float64(kept[k]) * s.relaxed.price[k]
+	}
+	if rest.rate <= 0 || rest.rate == d.rate {
+		return
+	}
+	whole := make([]int, s.items)
+	coverer.every(rest, s.relaxed.price, limit, most, func(mix []int) {
+		for k, n := range mix {
+			whole[k] = kept[k] + n
+		}
+		s.relaxed.remember(demand, whole)
+	})
+}
+
+// nearSegments is how many segments of each item enlargeNear lets go of.
+const nearSegments = 3
 
 // bound adds the relaxation's bound as a row: an answer of the given cost may not exceed it.
 func (s *search) bound(cost float64) {
@@ -87,11 +136,7 @@ func (s *search) bound(cost float64) {
 	for i := range s.lists {
 		for j := range s.lists[i] {
 			o := &s.lists[i][j]
-			load := 0.0
-			for k, n := range o.mix {
-				load += s.relaxed.price[k] * float64(n)
-			}
-			o.loads = append(slices.Clip(o.loads), load)
+			o.loads = append(slices.Clip(o.loads), s.costs(o.mix))
 		}
 	}
 }
@@ -155,50 +200,36 @@ type choice struct {
 // state is a choice for the demands so far.
 type state struct {
 	loads  []float64
+	excess float64
 	score  float64
-	parent int32
+	parent int32 // its place in the layer before
 	option int32
 }
 
-// beam chooses an option for every demand, one demand after another in the given order, keeping at most width
-// states. A state is as good as where it would end if all demands that are left took their relaxed, fractional
-// mixes: what that overshoots the rows' targets by, squared, and then its GPCs; so each choice makes up for what
-// rounding the last ones did. A state whose loads exceed a target even if all demands that are left take the least
-// of every row is dropped; hard says that this goes for GPCs too.
+// even is what a load may exceed a target by, for rounding's sake.
+const even = 1e-6
+
+// beam chooses an option for every demand, one demand after another in the search's order, keeping at most width
+// states. A state is scored by where it would end if all demands that are left took their relaxed, fractional
+// mixes: what that overshoots the rows' targets by, squared; what its options cost beyond the least, which no later
+// choice can win back; and, lightly, its GPCs. So each choice makes up for what rounding the last ones did. A state
+// whose loads exceed a target even if all demands that are left take the least of every row is dropped; hard says
+// that this goes for GPCs too.
 //
 // It returns the final states that keep all targets, fewest GPCs first. whole says that no state was dropped for
 // want of room: if there are then no choices, these options have none.
 func (s *search) beam(width int, hard bool) (choices []choice, whole bool) {
-	const even = 1e-6
-	rows, lists, order := s.rows, s.lists, s.order
-	if slices.ContainsFunc(lists, func(list []option) bool { return len(list) == 0 }) {
+	if slices.ContainsFunc(s.lists, func(list []option) bool { return len(list) == 0 }) {
 		return nil, true
 	}
-	R := len(rows)
-	distinct := R
-	for distinct > 0 && rows[distinct-1].of == cutRow {
-		distinct--
-	}
-	future, floor := make([]float64, R), make([]float64, R)
-	floors := make([][]float64, len(lists))
-	for s, list := range lists {
-		floors[s] = make([]float64, R)
-		for r := range floors[s] {
-			floors[s][r] = math.Inf(1)
-			for _, o := range list {
-				future[r] += o.weight * o.loads[r]
-				floors[s][r] = min(floors[s][r], o.loads[r])
-			}
-			floor[r] += floors[s][r]
-		}
-	}
-	layers := make([][]state, 0, len(order)+1)
-	layers = append(layers, []state{{loads: make([]float64, R), parent: -1, option: -1}})
+	R := len(s.rows)
+	floors, floor, future := s.outlook()
+	layers := [][]state{{{loads: make([]float64, R), parent: -1, option: -1}}}
 	whole = true
 	var next []state
-	var flat []float64
-	for _, demand := range order {
-		list := lists[demand]
+	var flat []float64 // the loads of next
+	for _, demand := range s.order {
+		list := s.lists[demand]
 		for r := range future {
 			floor[r] -= floors[demand][r]
 			for _, o := range list {
@@ -211,63 +242,119 @@ func (s *search) beam(width int, hard bool) (choices []choice, whole bool) {
 			flat = make([]float64, need)
 		}
 		used := 0
-		for i := range last {
-		options:
-			for j := range list {
+		for i, st := range last {
+			for j, o := range list {
 				loads := flat[used : used+R : used+R]
-				score := 0.0
 				for r := range loads {
-					loads[r] = last[i].loads[r] + list[j].loads[r]
-					if loads[r]+floor[r] > rows[r].target+even && (rows[r].of != gpcRow || hard) {
-						continue options
-					}
-					over := loads[r] + future[r] - rows[r].target
-					switch {
-					case rows[r].of == gpcRow:
-						score += 1e-4 * over
-						if over > 0 {
-							score += 1e-2 * over
-						}
-					case rows[r].of == gpuRow && over > 1e-9:
-						score += over*over + 1e-3*over
-					}
+					loads[r] = st.loads[r] + o.loads[r]
+				}
+				if !s.possible(loads, floor, hard) {
+					continue
 				}
 				used += R
-				next = append(next, state{loads: loads, score: score, parent: int32(i), option: int32(j)})
+				excess := st.excess + o.excess
+				next = append(next, state{loads: loads, excess: excess, score: excess + s.overshoot(loads, future),
+					parent: int32(i), option: int32(j)})
 			}
 		}
-		slices.SortStableFunc(next, func(a, b state) int { return cmp.Compare(a.score, b.score) })
-		kept := make([]state, 0, min(width, len(next)))
-		seen := make(map[uint64]int, min(width, len(next)))
-		for _, candidate := range next {
-			key := fingerprint(candidate.loads[:distinct])
-			if at, ok := seen[key]; ok && near(kept[at].loads[:distinct], candidate.loads[:distinct]) {
-				continue
-			}
-			if len(kept) == width {
-				whole = false
-				break
-			}
-			seen[key] = len(kept)
-			candidate.loads = slices.Clone(candidate.loads)
-			kept = append(kept, candidate)
-		}
+		kept, all := s.best(next, width)
+		whole = whole && all
 		layers = append(layers, kept)
 	}
+	return s.choices(layers), whole
+}
+
+// outlook is what is still to come before the first choice: of each demand the least of every row, the sum of these,
+// and the sum of the relaxed mixes.
+func (s *search) outlook() (floors [][]float64, floor, future []float64) {
+	R := len(s.rows)
+	floors, floor, future = make([][]float64, len(s.lists)), make([]float64, R), make([]float64, R)
+	for d, list := range s.lists {
+		floors[d] = slices.Clone(list[0].loads)
+		for _, o := range list {
+			for r, load := range o.loads {
+				future[r] += o.weight * load
+				floors[d][r] = min(floors[d][r], load)
+			}
+		}
+		for r := range floor {
+			floor[r] += floors[d][r]
+		}
+	}
+	return floors, floor, future
+}
+
+// possible says whether loads can still keep the targets.
+func (s *search) possible(loads, floor []float64, hard bool) bool {
+	for r := range loads {
+		if loads[r]+floor[r] > s.rows[r].target+even && (s.rows[r].of != gpcRow || hard) {
+			return false
+		}
+	}
+	return true
+}
+
+// overshoot scores where loads lead. GPUs come first; GPCs only choose between states that are alike in GPUs, and
+// weigh a little more above their target, the least there can be.
+func (s *search) overshoot(loads, future []float64) (score float64) {
+	for r := range loads {
+		over := loads[r] + future[r] - s.rows[r].target
+		switch {
+		case s.rows[r].of == gpcRow:
+			score += 1e-4*over + 1e-2*max(0, over)
+		case s.rows[r].of == gpuRow && over > 1e-9:
+			score += over*over + 1e-3*over
+		}
+	}
+	return score
+}
+
+// best keeps the width best states, of those with the same loads the best one. all says that none was left out but
+// such. It copies the loads of what it keeps.
+func (s *search) best(next []state, width int) (kept []state, all bool) {
+	distinct := len(s.rows) // cut rows say nothing new of a state
+	for s.rows[distinct-1].of == cutRow {
+		distinct--
+	}
+	ranks := make([]int32, len(next))
+	for i := range ranks {
+		ranks[i] = int32(i)
+	}
+	slices.SortFunc(ranks, func(a, b int32) int { return cmp.Or(cmp.Compare(next[a].score, next[b].score), cmp.Compare(a, b)) })
+	kept = make([]state, 0, min(width, len(next)))
+	seen := make(map[uint64]int, min(width, len(next)))
+	for _, at := range ranks {
+		st := next[at]
+		key := fingerprint(st.loads[:distinct])
+		if twin, ok := seen[key]; ok && near(kept[twin].loads[:distinct], st.loads[:distinct]) {
+			continue
+		}
+		if len(kept) == width {
+			return kept, false
+		}
+		seen[key] = len(kept)
+		st.loads = slices.Clone(st.loads)
+		kept = append(kept, st)
+	}
+	return kept, true
+}
+
+// choices follows each final state back through the layers.
+func (s *search) choices(layers [][]state) []choice {
 	last := layers[len(layers)-1]
+	choices := make([]choice, len(last))
 	for i := range last {
-		c := choice{options: make([]int32, len(order)), loads: last[i].loads}
+		choices[i] = choice{options: make([]int32, len(s.order)), loads: last[i].loads}
 		at := int32(i)
-		for l := len(order); l > 0; l-- {
+		for l := len(s.order); l > 0; l-- {
 			st := layers[l][at]
-			c.options[order[l-1]] = st.option
+			choices[i].options[s.order[l-1]] = st.option
 			at = st.parent
 		}
-		choices = append(choices, c)
 	}
-	gpc := slices.IndexFunc(rows, func(r row) bool { return r.of == gpcRow })
+	gpc := slices.IndexFunc(s.rows, func(r row) bool { return r.of == gpcRow })
 	slices.SortStableFunc(choices, func(a, b choice) int { return cmp.Compare(a.loads[gpc], b.loads[gpc]) })
-	return choices, whole
+	return choices
 }
 
 // fingerprint is equal for loads that are equal up to rounding (but where they straddle a step; then a state is

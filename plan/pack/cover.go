@@ -125,9 +125,12 @@ func (c *coverer) every(d demand, price []float64, limit float64, most int, foun
 	return c.steps <= coverSteps && c.seen < most
 }
 
+// countless is more segments than any mix that is taken has; an item that would need more is only ever too dear.
+const countless = 1e9
+
 // segments is how many segments of the item at place i bring left requests a second.
 func (c *coverer) segments(i int, left float64) int {
-	n := int(math.Ceil(left / c.gives[i]))
+	n := int(math.Min(math.Ceil(left/c.gives[i]), countless))
 	if n > 0 && float64(n-1)*c.gives[i] >= left {
 		n--
 	}

@@ -21,6 +21,8 @@ type bin struct {
 type cut interface {
 	// dearest returns the pattern of the highest value at the given prices, and its value.
 	dearest(price []float64) (float64, pattern)
+	// common are patterns that a program of prices begins with; where there are few, all.
+	common() []pattern
 	// lift raises prices as far as no pattern becomes worth more than budget; prices under which none does are
 	// left valid and never fall.
 	lift(price []float64, budget float64)
@@ -146,6 +148,8 @@ func (c *partitioned) dearest(price []float64) (float64, pattern) {
 	}
 	return best, c.patterns[at]
 }
+
+func (c *partitioned) common() []pattern { return c.patterns }
 
 func (c *partitioned) lift(price []float64, budget float64) {
 	for k := range price {

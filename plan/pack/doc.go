@@ -41,15 +41,17 @@
 // services cost 1043 parts: 1043/29 = 35.97, so 36 GPUs at least. The plan has 36; ParvaGPU's has 38. (GPCs alone
 // say 246/7 = 35.1, a plan without placement that cannot be laid out.)
 //
-// Where the sum does not decide, hopeless goes through all mixes that are not too dear at those prices, and raises
-// the bound by one if no choice of them keeps the rules.
+// Where the sum does not decide, exhaust goes through all mixes that are not too dear at those prices (and, in a
+// fleet, through all ways to share the GPUs out between the models), and raises the bound by one if no choice of
+// them keeps the rules.
 //
 // Fleets: each model of GPU has its own sizes and patterns, a segment of the one is not a segment of the other, and
 // a limit on a model is one more price, which its GPUs earn and which is taken off again times the limit. GPUs
 // without MIG: patterns are the sets of sizes whose steps add up to at most all, too many to list; prices that a
 // pattern breaks are found by a knapsack, and the rules are the dual feasible functions of bin packing (Martello and
 // Toth's L2, Fekete and Schepers' u), which need not be all that matter. The memory that segments of such a GPU
-// share is kept, but is no part of the bound.
+// share is kept: where it decides, other points than those of the highest throughput are tried as well, and the
+// bound is taken with a part of each segment's share counted by memory (memory.go).
 //
 // # The way of a plan
 //
@@ -60,7 +62,7 @@
 //  4. beam (choose.go): one mix for each service, so that the four rules are kept and the GPCs are few. Only mixes
 //     that no other is below in every rule are looked at.
 //  5. pack (cut.go, steps.go): the counts into GPUs, exactly; slots: each GPU's segments into places.
-//  6. fewer and hopeless: exhaustive, where steps 2 to 4 leave a gap and the problem is small.
+//  6. fewer and exhaust: exhaustive, where steps 2 to 4 leave a gap and the problem is small.
 //  7. Where the fewest GPUs are not proved, ParvaGPU's plan is made as well, and taken if it has fewer.
 //
 // So a plan has never more GPUs than ParvaGPU's. Step 4 keeps a fixed number of states, and everything else is a

@@ -23,21 +23,14 @@ func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	in, err := build(p, false)
+	in, err := build(p, highest)
 	if err != nil {
 		return nil, err
 	}
 	best, ok := in.solve()
-	// Where segments share memory and it, not the steps, decides, points that take no more of the one than of the
-	// other pack as if there were no memory.
 	if in.sharesMemory() && (!ok || best.gpus > best.leastGPUs) {
-		lean, err := build(p, true)
-		if err != nil {
+		if in, best, ok, err = in.mindMemory(best, ok); err != nil {
 			return nil, err
-		}
-		if a, fits := lean.solve(); fits && (!ok || a.gpus < best.gpus) {
-			a.leastGPUs, a.leastGPCs = best.leastGPUs, 0
-			best, ok, in = a, true, lean
 		}
 	}
 	lower := best.leastGPUs
@@ -71,6 +64,9 @@ func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	return out, nil
 }
 
+// mostSegments is more than any service has; a rate that needs more is taken for a slip.
+const mostSegments = 1_000_000
+
 // instance is a problem as a task: services are demands in the same order, items are the sizes of each kind.
 type instance struct {
 	task
@@ -81,15 +77,14 @@ type instance struct {
 }
 
 // build makes the task of a problem. A segment of a size runs at the point of the highest throughput within its
-// service's bound. lean says: on GPUs whose segments share memory, the highest of those points that take no more of
-// the memory than of the steps, where there is one.
-func build(p *plan.Problem, lean bool) (*instance, error) {
+// service's bound, or of the highest value where segments share memory.
+func build(p *plan.Problem, v value) (*instance, error) {
 	in := &instance{problem: p}
 	usable := make([]bool, len(p.Services))
 	errs := make([]error, len(p.Services))
-	var best [][]map[int]plan.Point // by kind, service and size
+	var points [][]map[int]plan.Point // by kind, service and size
 	for _, stock := range merged(p.Stocks()) {
-		points := make([]map[int]plan.Point, len(p.Services))
+		its := make([]map[int]plan.Point, len(p.Services))
 		used := map[int]bool{}
 		k := kind{first: in.items, limit: stock.Count}
 		for s, service := range p.Services {
@@ -99,8 +94,8 @@ func build(p *plan.Problem, lean bool) (*instance, error) {
 				continue
 			}
 			usable[s] = true
-			points[s] = fastest(stock.GPU, feasible, lean)
-			for size, pt := range points[s] {
+			its[s] = best(stock.GPU, feasible, v)
+			for size, pt := range its[s] {
 				used[size] = true
 				if stock.GPU.Percent && pt.MemoryMiB > 0 {
 					k.memory = float64(stock.GPU.MemoryMiB)
@@ -128,7 +123,7 @@ func build(p *plan.Problem, lean bool) (*instance, error) {
 		in.sizes = append(in.sizes, sizes...)
 		in.kinds = append(in.kinds, k)
 		in.stocks = append(in.stocks, stock)
-		best = append(best, points)
+		points = append(points, its)
 	}
 	if s := slices.Index(usable, false); s >= 0 {
 		return nil, errs[s]
@@ -145,11 +140,15 @@ func build(p *plan.Problem, lean bool) (*instance, error) {
 		for m, k := range in.kinds {
 			for i := range k.gpcs {
 				item := k.first + i
-				pt := best[m][s][in.sizes[item].GPCs]
+				pt := points[m][s][in.sizes[item].GPCs]
 				in.points[s][item] = pt
 				d.gives[item] = pt.ThroughputRPS
 				d.memory[item] = pt.MemoryMiB
 			}
+		}
+		if top := slices.Max(d.gives); service.RateRPS > mostSegments*top {
+			return nil, fmt.Errorf("service %q: rate %.6g requests/s: the best segment within %.4g ms a batch serves %.6g, and a plan of more than %d segments for a service is not made",
+				service.Name, service.RateRPS, p.BoundMS(service), top, mostSegments)
 		}
 		in.demands = append(in.demands, d)
 	}
@@ -183,15 +182,15 @@ func (in *instance) cost(m int, size plan.Size) float64 {
 	return math.Ldexp(float64(size.GPCs)/float64(in.stocks[m].GPU.GPCs), min(m, 16))
 }
 
-// fastest picks the point of each size.
-func fastest(g plan.GPU, points []plan.Point, lean bool) map[int]plan.Point {
-	bySize := map[int]plan.Point{}
-	isLean := func(pt plan.Point) bool {
-		return !lean || !g.Percent || pt.MemoryMiB*float64(g.GPCs) <= float64(g.MemoryMiB)*float64(pt.GPCs)
+// best picks the point of each size.
+func best(g plan.GPU, points []plan.Point, v value) map[int]plan.Point {
+	if !g.Percent {
+		v = highest
 	}
+	bySize := map[int]plan.Point{}
 	for _, pt := range points {
 		old, ok := bySize[pt.GPCs]
-		if !ok || isLean(pt) && !isLean(old) || isLean(pt) == isLean(old) && better(pt, old) {
+		if !ok || v(g, pt) > v(g, old) || v(g, pt) == v(g, old) && better(pt, old) {
 			bySize[pt.GPCs] = pt
 		}
 	}
@@ -238,7 +237,8 @@ func (in *instance) segments(a answer) []plan.Segment {
 	return segments
 }
 
-// The most that is tried to say what fits into a fleet that is too small.
+// The most that is tried to say what fits into a fleet that is too small, for up to a hundred services; for more it
+// is less.
 const (
 	fitTries   = 48
 	fitHalving = 8
@@ -281,13 +281,13 @@ func (in *instance) tooSmall() error {
 			rates[s] = d.rate
 		}
 	}
-	for s := low + 1; s < len(in.demands) && s < low+fitTries; s++ {
+	tries := effort(len(in.demands), 0, fitTries, fitTries*100)
+	for s := low + 1; s < len(in.demands) && s < low+tries; s++ {
 		rates[s] = in.demands[s].rate
 		if !fits() {
 			rates[s] = 0
 		}
 	}
-	tries := fitTries
 	for s := low; s < len(in.demands) && tries > 0; s++ {
 		if rates[s] > 0 {
 			continue

@@ -90,7 +90,7 @@ func TestPlansAreTheSameByteForByte(t *testing.T) {
 }
 
 func TestThousandsOfServicesAreProvedOptimal(t *testing.T) {
-	for _, n := range []int{1, 10, 100, 1000, 3000} {
+	for _, n := range []int{1, 10, 100, 1000, 10000} {
 		if pl := planned(t, many(t, n, 7)); !pl.Optimal {
 			t.Errorf("%d services: %d GPUs, and only %d proved", n, pl.GPUs, pl.LowerBound)
 		}
@@ -139,18 +139,24 @@ func TestMixedFleets(t *testing.T) {
 	t.Logf("%d of %d proved optimal", optimal, all)
 }
 
-func TestAFleetThatSufficesIsUsed(t *testing.T) {
-	p := published(t, "S3", 1)
-	p.Profiles["h100-80"] = map[string]plan.Profile{}
+// withH100 gives a problem profiles of a GPU twice as fast.
+func withH100(t testing.TB, p *plan.Problem) {
+	g := gpu(t, "h100-80")
+	p.Profiles[g.Name] = map[string]plan.Profile{}
 	for model, profile := range p.Profiles["a100-80"] {
-		faster := plan.Profile{Model: model, GPU: "h100-80"}
+		faster := plan.Profile{Model: model, GPU: g.Name}
 		for _, pt := range profile.Points {
 			pt.ThroughputRPS *= 2
 			pt.LatencyMS /= 2
 			faster.Points = append(faster.Points, pt)
 		}
-		p.Profiles["h100-80"][model] = faster
+		p.Profiles[g.Name][model] = faster
 	}
+}
+
+func TestAFleetThatSufficesIsUsed(t *testing.T) {
+	p := published(t, "S3", 1)
+	withH100(t, p)
 	for _, c := range []struct{ a100, h100, want int }{{5, 0, 5}, {5, 1, 4}, {3, 1, 4}, {1, 2, 3}, {0, 3, 3}, {-1, 9, 3}} {
 		p.Fleet = nil
 		if c.a100 != 0 {
@@ -251,6 +257,11 @@ func TestErrors(t *testing.T) {
 	if _, err := New().Plan(p); !errors.As(err, &missing) {
 		t.Errorf("%v: want *plan.NoProfile", err)
 	}
+	p = published(t, "S3", 1)
+	p.Services[0].RateRPS = 1e300
+	if _, err := New().Plan(p); err == nil || !strings.Contains(err.Error(), "not made") {
+		t.Errorf("%v: want a refusal of so many segments", err)
+	}
 	if _, err := New().Plan(&plan.Problem{GPU: p.GPU}); err == nil || !strings.Contains(err.Error(), "no services") {
 		t.Errorf("%v: want what Check says", err)
 	}
@@ -258,14 +269,23 @@ func TestErrors(t *testing.T) {
 
 func BenchmarkPlan(b *testing.B) {
 	for _, n := range []int{1, 10, 100, 1000, 10000} {
-		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			p := many(b, n, 1)
-			b.ResetTimer()
-			for b.Loop() {
-				if _, err := New().Plan(p); err != nil {
-					b.Fatal(err)
+		p := many(b, n, 1)
+		bench := func(name string) {
+			b.Run(fmt.Sprintf("%s/services=%d", name, n), func(b *testing.B) {
+				var pl *plan.Plan
+				for b.Loop() {
+					var err error
+					if pl, err = New().Plan(p); err != nil {
+						b.Fatal(err)
+					}
 				}
-			}
-		})
+				b.ReportMetric(float64(pl.GPUs), "GPUs")
+				b.ReportMetric(float64(pl.GPUs-pl.LowerBound), "GPUs-unproved")
+			})
+		}
+		bench("a100")
+		withH100(b, p)
+		p.Fleet = []plan.Stock{{GPU: gpu(b, "h100-80"), Count: n/10 + 1}, {GPU: gpu(b, "a100-80"), Count: -1}}
+		bench("fleet")
 	}
 }

@@ -61,8 +61,15 @@ func (t *task) solve() (best answer, ok bool) {
 		if found {
 			break
 		}
-		if gpus == lower && t.hopeless(first, gpus) {
-			lower++
+		if gpus <= lower+1 {
+			a, fits, none := t.exhaust(gpus)
+			if fits {
+				best, ok = a, true
+				break
+			}
+			if none && gpus == lower {
+				lower++
+			}
 		}
 		if gpus == most {
 			break
@@ -160,9 +167,12 @@ func (t *task) choose(gpus int, split []int) (best answer, ok bool) {
 	relaxed := limited.relax(goal{gpu: 0, item: t.gpcs, gpus: -1}, rounds)
 	exact := t.whole()
 	search := limited.search(relaxed, split, relaxed.value)
-	search.enlarge(slack*search.unit(), effort(n, 12, 200, 20000), exact)
-	for _, width := range []int{effort(n, 6, 100, 40000), effort(n, 24, 2000, 200000)} {
-		choices, _ := search.beam(width, false)
+	for _, try := range []struct{ width, options int }{
+		{effort(n, 6, 100, 40000), effort(n, 12, 200, 20000)},
+		{effort(n, 24, 2000, 200000), effort(n, 24, 1000, 50000)},
+	} {
+		search.enlarge(slack*search.unit(), try.options, exact)
+		choices, _ := search.beam(try.width, false)
 		for _, c := range choices[:min(len(choices), 8)] {
 			a, fits := t.pack(search.lists, c)
 			if fits && (!ok || a.gpus < best.gpus || a.gpus == best.gpus && a.gpcs < best.gpcs) {
@@ -215,21 +225,64 @@ func (t *task) fewer(best answer, limited *task, relaxed relaxation) answer {
 	return best
 }
 
-// hopeless proves, where little effort is enough, that no answer has only so many GPUs: it goes through all mixes
-// that are not too dear at the prices of the lower bound.
-func (t *task) hopeless(first relaxation, gpus int) bool {
+// exhaust goes, where little effort is enough, through all that may have gpus GPUs: every split of them between the
+// kinds and all mixes that are not too dear at the split's prices. It returns an answer if it meets one; none says
+// that there is none, which is then proved.
+func (t *task) exhaust(gpus int) (best answer, ok, none bool) {
 	n := len(t.demands)
-	if len(t.kinds) != 1 || !t.whole() {
-		return false
+	if !t.whole() {
+		return best, false, false
 	}
-	search := t.search(first, []int{gpus}, math.Inf(1))
-	search.relaxed.columns = make([][]column, n)
-	if !search.enlarge(float64(gpus)-first.value+1e-6, effort(n, 12, 400, 20000), true) {
-		return false
+	splits := t.everySplit(gpus, effort(n, 1, 300, 3000))
+	none = splits != nil
+	for _, split := range splits {
+		limited := t.within(split)
+		relaxed := limited.relax(goal{gpu: 1, item: make([]float64, t.items), gpus: -1}, rounds)
+		room := float64(gpus) - relaxed.value + 1e-6
+		if room < 0 {
+			continue
+		}
+		search := limited.search(relaxed, split, 0)
+		search.relaxed.columns = make([][]column, n)
+		all := search.enlarge(room, effort(n, 12, 400, 20000), true)
+		search.bound(float64(gpus))
+		choices, whole := search.beam(effort(n, 0, 20000, 400000)/len(splits)+1, false)
+		for _, c := range choices[:min(len(choices), 8)] {
+			if a, fits := t.pack(search.lists, c); fits && a.gpus <= gpus {
+				return a, true, false
+			}
+		}
+		none = none && all && whole && len(choices) == 0
 	}
-	search.bound(float64(gpus))
-	choices, whole := search.beam(effort(n, 0, 20000, 400000), false)
-	return whole && len(choices) == 0
+	return best, false, none
+}
+
+// everySplit lists all ways to share gpus out between the kinds; nil if there are more than most.
+func (t *task) everySplit(gpus, most int) [][]int {
+	var all [][]int
+	split := make([]int, len(t.kinds))
+	var share func(m, left int) bool
+	share = func(m, left int) bool {
+		k := t.kinds[m]
+		if m == len(t.kinds)-1 {
+			if k.limit < 0 || left <= k.limit {
+				split[m] = left
+				all = append(all, slices.Clone(split))
+			}
+			return len(all) <= most
+		}
+		for used := left; used >= 0; used-- {
+			split[m] = used
+			if (k.limit < 0 || used <= k.limit) && !share(m+1, left-used) {
+				return false
+			}
+		}
+		return true
+	}
+	if !share(0, gpus) {
+		return nil
+	}
+	return all
 }
 
 // whole says that the rules of all kinds are all that matter for packing.

@@ -87,6 +87,16 @@ func (c *stepped) dearest(price []float64) (float64, pattern) {
 	return best[c.steps], p
 }
 
+// common are as many of each size as fit.
+func (c *stepped) common() []pattern {
+	patterns := make([]pattern, len(c.widths))
+	for k, w := range c.widths {
+		patterns[k] = make(pattern, len(c.widths))
+		patterns[k][k] = c.steps / w
+	}
+	return patterns
+}
+
 // lift gives each size the value of the best that fits in its place: a pattern that holds the size could hold that
 // instead, so none gets dearer. What is left below budget goes to all alike.
 func (c *stepped) lift(price []float64, budget float64) {
