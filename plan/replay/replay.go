@@ -1,12 +1,14 @@
 package replay
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/penstock/penstock/plan"
@@ -238,6 +240,7 @@ func One(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c Config) (S
 // replayService replays a service until its violations are known.
 func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c Config) (Service, []Segment) {
 	result := Service{Service: s.Service, Model: s.Model, RateRPS: s.RateRPS, SLOMS: s.SLOMS, LatencyBoundMS: s.LatencyBoundMS}
+	segments, order := canonical(segments)
 	busy := make([]Segment, len(segments))
 	ladders := make([]ladder, len(segments))
 	var throughput float64
@@ -301,5 +304,26 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 			busy[i].MeanBatch = float64(filled[i]) / float64(began[i])
 		}
 	}
-	return result, busy
+	asGiven := make([]Segment, len(busy))
+	for i, at := range order {
+		asGiven[at] = busy[i]
+	}
+	return result, asGiven
+}
+
+// canonical sorts segments by what they run, so that a service fares the same
+// wherever its segments lie; order[i] is where segment i was.
+func canonical(segments []plan.Segment) (sorted []plan.Segment, order []int) {
+	order = make([]int, len(segments))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(i, j int) int {
+		a, b := segments[i], segments[j]
+		return cmp.Or(strings.Compare(a.GPUModel, b.GPUModel), a.GPCs-b.GPCs, a.Batch-b.Batch, a.Processes-b.Processes)
+	})
+	for _, at := range order {
+		sorted = append(sorted, segments[at])
+	}
+	return sorted, order
 }

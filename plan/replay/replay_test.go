@@ -174,6 +174,20 @@ func TestReportDoesNotDependOnTheNumberOfCPUsNorOnOtherServices(t *testing.T) {
 	}
 }
 
+func TestAServiceFaresTheSameWhereverItsSegmentsLie(t *testing.T) {
+	small, large := point(1, 8, 1, 40), point(3, 8, 1, 10)
+	points := []plan.Point{small, large}
+	p, pl := shop(t, 950, 60, points, segment(0, 0, small), segment(0, 4, large))
+	_, other := shop(t, 950, 60, points, segment(0, 4, large), segment(1, 0, small))
+	a, b := replayed(t, p, pl, Config{}), replayed(t, p, other, Config{})
+	if !reflect.DeepEqual(a.Services, b.Services) || a.Services[0].Violations == 0 {
+		t.Errorf("%+v\n%+v", a.Services, b.Services)
+	}
+	if a.Segments[0].Utilisation != b.Segments[1].Utilisation || a.Segments[0].GPCs != 1 || b.Segments[1].GPCs != 1 {
+		t.Errorf("%+v\n%+v", a.Segments, b.Segments)
+	}
+}
+
 // The interval holds the truth about as often as it says: here of M/D/1 with a
 // known share of late requests, in independent reports.
 func TestIntervalsHoldWhatTheySay(t *testing.T) {
