@@ -141,8 +141,9 @@ type bedOptions struct {
 	// slots is as aggregate.slots; 0 is 256.
 	slots int
 	// slabMiB is as slab.size; 0 is 512 MiB.
-	slabMiB int
-	env     []string
+	slabMiB  int
+	busyPoll time.Duration
+	env      []string
 }
 
 // newBedDir makes the folder of a bed to come.
@@ -168,10 +169,11 @@ log: {level: info}
 device: %s
 reserved_cpus: %d
 fault_hold: 0s
+busy_poll: %v
 slab: {size: %dMiB, receive_buffer: 64MiB}
 aggregate: {slots: %d}
 shares: {tune: false, change: %s, sm_grain: %d, minimum_percent: 1}
-`, o.device, b.cpus.reserved, cmp.Or(o.slabMiB, 512), slots, o.change, o.grain)
+`, o.device, b.cpus.reserved, o.busyPoll, cmp.Or(o.slabMiB, 512), slots, o.change, o.grain)
 	if len(o.functions) == 0 {
 		config.WriteString("functions: []\n")
 	} else {

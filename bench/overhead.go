@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -12,15 +13,19 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm/floor"
 	"github.com/penstock/penstock/wire"
 )
 
 // Overhead is the report of `bench overhead`: Penstock from UDP in to reply out,
 // through a whole node, beside the bare framework at the same batch in the same run.
 type Overhead struct {
-	Machine Machine        `json:"machine"`
-	Device  string         `json:"device"`
-	Cases   []OverheadCase `json:"cases"`
+	Machine Machine `json:"machine"`
+	Device  string  `json:"device"`
+	// Floor: a bare futex wake of one process by another, one way. A way that sleeps
+	// has two of them in what is added.
+	Floor Micros         `json:"floor_us"`
+	Cases []OverheadCase `json:"cases"`
 }
 
 // OverheadCase is one model at one batch size.
@@ -32,8 +37,15 @@ type OverheadCase struct {
 	BareImagesPerSecond           float64 `json:"bare_images_per_s"`
 	BareOverlappedImagesPerSecond float64 `json:"bare_overlapped_images_per_s,omitempty"`
 	BareBatch                     Micros  `json:"bare_batch_us"`
-	// Throughput is Penstock's under a closed loop, a row for each number of ports
-	// that was tried; Best is the one of the highest ratio.
+	// Ways are Penstock's: as it comes, and with busy_poll.
+	Ways []OverheadWay `json:"ways"`
+}
+
+// OverheadWay is Penstock with one setting of busy_poll.
+type OverheadWay struct {
+	BusyPollMillis float64 `json:"busy_poll_ms"`
+	// Throughput is under a closed loop, a row for each number of ports that was tried;
+	// Best is the one of the highest ratio.
 	Throughput []ThroughputCase `json:"throughput"`
 	Best       ThroughputCase   `json:"best"`
 	Latency    LatencyCase      `json:"latency"`
@@ -93,14 +105,24 @@ type OverheadOptions struct {
 	// Ports are the numbers of ports to try, in order, until one reaches Enough.
 	Ports []int
 	Flows int
+	// BusyPoll are the settings of busy_poll.
+	BusyPoll []time.Duration
 }
 
 // Enough is the ratio that Penstock must reach (design: 95 % of the throughput).
 const Enough = 0.95
 
+// floorSamples take half a second.
+const floorSamples = 2000
+
 // RunOverhead measures every model at every batch size.
 func RunOverhead(ctx context.Context, o OverheadOptions) (Overhead, error) {
 	r := Overhead{Machine: o.Machine}
+	samples, err := floor.MeasureWake(floorSamples)
+	if err != nil {
+		return r, err
+	}
+	r.Floor = micros(samples)
 	for _, name := range o.ModelNames {
 		card, err := o.card(name)
 		if err != nil {
@@ -143,16 +165,20 @@ func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, n
 		c.BareOverlappedImagesPerSecond = overlapped.ImagesPerSecond
 	}
 	picture := noisePicture(card)
-	for i, ports := range o.Ports {
-		o.say("%s, batch %d: Penstock, %d port(s)", name, batch, ports)
-		t, err := o.throughput(ctx, &c, file, picture, ports, i == 0)
-		if err != nil {
-			return c, "", err
+	for _, busy := range o.BusyPoll {
+		w := OverheadWay{BusyPollMillis: busy.Seconds() * 1000}
+		for i, ports := range o.Ports {
+			o.say("%s, batch %d: Penstock, busy_poll %v, %d port(s)", name, batch, busy, ports)
+			t, err := o.throughput(ctx, &c, &w, busy, file, picture, ports, i == 0)
+			if err != nil {
+				return c, "", err
+			}
+			w.Throughput = append(w.Throughput, t)
+			if t.ImagesPerSecond >= Enough*max(before.ImagesPerSecond, c.BareOverlappedImagesPerSecond) {
+				break
+			}
 		}
-		c.Throughput = append(c.Throughput, t)
-		if t.ImagesPerSecond >= Enough*max(before.ImagesPerSecond, c.BareOverlappedImagesPerSecond) {
-			break
-		}
+		c.Ways = append(c.Ways, w)
 	}
 	o.say("%s, batch %d: the bare framework again", name, batch)
 	after, err := bareApart(ctx, o.Options, name, batch, 1, o.Duration)
@@ -160,15 +186,18 @@ func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, n
 		return c, "", err
 	}
 	c.BareImagesPerSecond = (before.ImagesPerSecond + after.ImagesPerSecond) / 2
-	for i := range c.Throughput {
-		t := &c.Throughput[i]
-		t.Ratio = t.ImagesPerSecond / c.BareImagesPerSecond
-		if c.BareOverlappedImagesPerSecond > 0 {
-			t.RatioOverlapped = t.ImagesPerSecond / c.BareOverlappedImagesPerSecond
+	for i := range c.Ways {
+		w := &c.Ways[i]
+		for j := range w.Throughput {
+			t := &w.Throughput[j]
+			t.Ratio = t.ImagesPerSecond / c.BareImagesPerSecond
+			if c.BareOverlappedImagesPerSecond > 0 {
+				t.RatioOverlapped = t.ImagesPerSecond / c.BareOverlappedImagesPerSecond
+			}
+			t.Limit = t.limit()
 		}
-		t.Limit = t.limit()
+		w.Best = slices.MaxFunc(w.Throughput, func(a, b ThroughputCase) int { return cmp.Compare(a.Ratio, b.Ratio) })
 	}
-	c.Best = slices.MaxFunc(c.Throughput, func(a, b ThroughputCase) int { return int(1e6 * (a.Ratio - b.Ratio)) })
 	return c, before.Device, nil
 }
 
@@ -199,7 +228,7 @@ func (t *ThroughputCase) limit() string {
 
 // throughput runs a node with so many functions of the card under a closed loop;
 // with latency, it is asked for the latency of volleys first.
-func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, file string, picture []byte, ports int, latency bool) (_ ThroughputCase, err error) {
+func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *OverheadWay, busy time.Duration, file string, picture []byte, ports int, latency bool) (_ ThroughputCase, err error) {
 	t := ThroughputCase{Ports: ports, Flows: o.Flows, Seconds: o.Duration.Seconds()}
 	// Four batches: two in flight, one whole, one on its way; at least 8.
 	t.InFlight = max(8, (4*c.Batch+o.Flows-1)/o.Flows)
@@ -211,13 +240,13 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, file 
 	for slots < 2*t.InFlight*o.Flows {
 		slots *= 2
 	}
-	b, err := startBed(ctx, o.Binary, bedOptions{device: o.Device, change: configs.ChangeAuto, functions: functions, slots: slots})
+	b, err := startBed(ctx, o.Binary, bedOptions{device: o.Device, change: configs.ChangeAuto, functions: functions, slots: slots, busyPoll: busy})
 	if err != nil {
 		return t, err
 	}
 	defer b.kill()
 	if latency {
-		if err := o.volleys(ctx, b, c, picture); err != nil {
+		if err := o.volleys(ctx, b, c, &w.Latency, picture); err != nil {
 			return t, err
 		}
 	}
@@ -278,7 +307,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, file 
 }
 
 // volleys measures what is added to batches whose last packets arrive at once.
-func (o *OverheadOptions) volleys(ctx context.Context, b *bed, c *OverheadCase, picture []byte) error {
+func (o *OverheadOptions) volleys(ctx context.Context, b *bed, c *OverheadCase, l *LatencyCase, picture []byte) error {
 	f, err := b.Function("fn0")
 	if err != nil {
 		return err
@@ -288,7 +317,6 @@ func (o *OverheadOptions) volleys(ctx context.Context, b *bed, c *OverheadCase, 
 		return err
 	}
 	defer v.close()
-	l := &c.Latency
 	var added, with, queue, gather, infer, reply []time.Duration
 	bare := time.Duration(c.BareBatch.P50 * float64(time.Microsecond))
 	for i := range o.Volleys + o.Volleys/10 {

@@ -36,13 +36,18 @@ func caseNames(r bench.Overhead) (names []string) {
 	return names
 }
 
+// wayOf is the case's way without busy_poll (0) or with the longest (1).
+func wayOf(c *bench.OverheadCase, i int) *bench.OverheadWay {
+	return &c.Ways[i*(len(c.Ways)-1)]
+}
+
 // drawThroughput shows Penstock's throughput in percent of the bare framework's.
 func drawThroughput(dir string, r bench.Overhead) error {
 	p := newPlot("Throughput, UDP in to reply out, beside the bare framework in a closed loop ("+r.Device+")", "", "% of the bare framework")
-	var bare, overlapped, ours bars
+	var bare, overlapped bars
 	bare = bars{name: "bare framework", color: light}
 	overlapped = bars{name: "bare, two batches in flight", color: grey}
-	ours = bars{name: "Penstock, end to end", color: blue}
+	ours := []bars{{name: "Penstock, end to end", color: blue}, {name: "Penstock, busy_poll", color: green}}
 	most := 100.0
 	for _, c := range r.Cases {
 		percent := func(v float64) float64 { return 100 * v / c.BareImagesPerSecond }
@@ -54,15 +59,18 @@ func drawThroughput(dir string, r bench.Overhead) error {
 			most = max(most, o)
 		}
 		overlapped.values, overlapped.labels = append(overlapped.values, o), append(overlapped.labels, label(c.BareOverlappedImagesPerSecond))
-		v := percent(c.Best.ImagesPerSecond)
-		most = max(most, v)
-		text := label(c.Best.ImagesPerSecond)
-		if c.Best.Ports > 1 {
-			text += fmt.Sprintf("\n(%d ports)", c.Best.Ports)
+		for i := range ours {
+			w := wayOf(&c, i)
+			v := percent(w.Best.ImagesPerSecond)
+			most = max(most, v)
+			text := label(w.Best.ImagesPerSecond)
+			if w.Best.Ports > 1 {
+				text += fmt.Sprintf("\n(%d ports)", w.Best.Ports)
+			}
+			ours[i].values, ours[i].labels = append(ours[i].values, v), append(ours[i].labels, text)
 		}
-		ours.values, ours.labels = append(ours.values, v), append(ours.labels, text)
 	}
-	if err := grouped(p, 0, caseNames(r), bare, overlapped, ours); err != nil {
+	if err := grouped(p, 0, caseNames(r), bare, overlapped, ours[0], ours[1]); err != nil {
 		return err
 	}
 	last := float64(len(r.Cases)) - 0.5
@@ -76,29 +84,32 @@ func drawThroughput(dir string, r bench.Overhead) error {
 // drawAdded shows what lies between the last packet and the reply, the framework's
 // own time taken off, as stages on one another.
 func drawAdded(dir string, r bench.Overhead) error {
-	p := newPlot("Time from the last packet to the reply, less the bare framework's (median; "+r.Device+")", "", "µs")
+	p := newPlot("Time from the last packet to the reply, less the bare framework's (median; left: as it comes, right: busy_poll; "+r.Device+")", "", "µs")
 	stages := []struct {
 		bars
-		of func(c bench.OverheadCase) float64
+		of func(c *bench.OverheadCase, l *bench.LatencyCase) float64
 	}{
-		{bars{name: "queue: whole → batch begins", color: blue}, func(c bench.OverheadCase) float64 { return c.Latency.Queue.P50 }},
-		{bars{name: "infer, beyond the bare framework", color: orange}, func(c bench.OverheadCase) float64 { return max(0, c.Latency.Infer.P50-c.BareBatch.P50) }},
-		{bars{name: "reply: inferred → sent", color: green}, func(c bench.OverheadCase) float64 { return c.Latency.Reply.P50 }},
-		{bars{name: "gather (counted apart)", color: light}, func(c bench.OverheadCase) float64 { return c.Latency.Gather.P50 }},
+		{bars{name: "queue: whole → batch begins", color: blue}, func(_ *bench.OverheadCase, l *bench.LatencyCase) float64 { return l.Queue.P50 }},
+		{bars{name: "infer, beyond the bare framework", color: orange}, func(c *bench.OverheadCase, l *bench.LatencyCase) float64 { return max(0, l.Infer.P50-c.BareBatch.P50) }},
+		{bars{name: "reply: inferred → sent", color: green}, func(_ *bench.OverheadCase, l *bench.LatencyCase) float64 { return l.Reply.P50 }},
+		{bars{name: "gather (counted apart)", color: light}, func(_ *bench.OverheadCase, l *bench.LatencyCase) float64 { return l.Gather.P50 }},
 	}
 	most := float64(mostAddedMicros)
 	var tails plotter.XYs
-	for i, c := range r.Cases {
-		at := 0.0
-		for _, s := range stages {
-			to := at + s.of(c)
-			if err := box(p, float64(i), 0.5, at, to, s.color); err != nil {
-				return err
+	for i := range r.Cases {
+		c := &r.Cases[i]
+		for way := range 2 {
+			l, x, at := &wayOf(c, way).Latency, float64(i)+0.4*float64(way)-0.2, 0.0
+			for _, s := range stages {
+				to := at + s.of(c, l)
+				if err := box(p, x, 0.28, at, to, s.color); err != nil {
+					return err
+				}
+				at = to
 			}
-			at = to
+			tails = append(tails, plotter.XY{X: x, Y: l.Added.P99})
+			most = max(most, at, l.Added.P99)
 		}
-		tails = append(tails, plotter.XY{X: float64(i) + 0.33, Y: c.Latency.Added.P99})
-		most = max(most, at, c.Latency.Added.P99)
 	}
 	for _, s := range stages {
 		p.Legend.Add(s.name, swatch{s.color})

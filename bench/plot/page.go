@@ -184,11 +184,13 @@ func overheadTable(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	list := [][]string{{"model", "batch", "bare", "bare, two in flight", "ports", "Penstock", "ratio", "ratio, two in flight", "≥ 0.95", "mean batch", "limited by"}}
+	list := [][]string{{"model", "batch", "bare", "bare, two in flight", "busy_poll", "ports", "Penstock", "ratio", "ratio, two in flight", "≥ 0.95", "mean batch", "limited by"}}
 	for _, c := range r.Cases {
-		for _, t := range c.Throughput {
-			list = append(list, []string{c.Model, fmt.Sprint(c.Batch), number(c.BareImagesPerSecond) + "/s", number(c.BareOverlappedImagesPerSecond) + "/s", fmt.Sprint(t.Ports),
-				number(t.ImagesPerSecond) + "/s", fmt.Sprintf("%.3f", t.Ratio), fmt.Sprintf("%.3f", t.RatioOverlapped), met(t.Ratio >= bench.Enough), fmt.Sprintf("%.1f", t.MeanBatch), t.Limit})
+		for _, w := range c.Ways {
+			for _, t := range w.Throughput {
+				list = append(list, []string{c.Model, fmt.Sprint(c.Batch), number(c.BareImagesPerSecond) + "/s", number(c.BareOverlappedImagesPerSecond) + "/s", fmt.Sprintf("%g ms", w.BusyPollMillis), fmt.Sprint(t.Ports),
+					number(t.ImagesPerSecond) + "/s", fmt.Sprintf("%.3f", t.Ratio), fmt.Sprintf("%.3f", t.RatioOverlapped), met(t.Ratio >= bench.Enough), fmt.Sprintf("%.1f", t.MeanBatch), t.Limit})
+			}
 		}
 	}
 	return rows(list...), nil
@@ -200,12 +202,14 @@ func latencyTable(dir string) (string, error) {
 		return "", err
 	}
 	both := func(m bench.Micros) string { return fmt.Sprintf("%.0f / %.0f", m.P50, m.P99) }
-	list := [][]string{{"model", "batch", "bare batch", "added", "p50 ≤ 100", "added, with the gather", "queue", "gather", "infer", "reply", "batches"}}
+	list := [][]string{{"model", "batch", "bare batch", "busy_poll", "added", "p50 ≤ 100", "added, with the gather", "queue", "gather", "infer", "reply", "batches"}}
 	for _, c := range r.Cases {
-		l := c.Latency
-		list = append(list, []string{c.Model, fmt.Sprint(c.Batch), both(c.BareBatch), both(l.Added), met(l.Added.P50 <= mostAddedMicros), both(l.AddedWithGather), both(l.Queue), both(l.Gather), both(l.Infer), both(l.Reply), fmt.Sprintf("%d of %d", l.Whole, l.Volleys)})
+		for _, w := range c.Ways {
+			l := w.Latency
+			list = append(list, []string{c.Model, fmt.Sprint(c.Batch), both(c.BareBatch), fmt.Sprintf("%g ms", w.BusyPollMillis), both(l.Added), met(l.Added.P50 <= mostAddedMicros), both(l.AddedWithGather), both(l.Queue), both(l.Gather), both(l.Infer), both(l.Reply), fmt.Sprintf("%d of %d", l.Whole, l.Volleys)})
+		}
 	}
-	return rows(list...), nil
+	return fmt.Sprintf("A bare futex wake of one process by another took %s in the same run.\n\n", both(r.Floor)) + rows(list...), nil
 }
 
 func movesTable(dir string) (string, error) {

@@ -193,7 +193,7 @@ func overheadCommand(print printer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "overhead", Short: "UDP in to reply out through a whole node, beside the bare framework at the same batch",
 		Example: `  penstock bench overhead --models models
-  penstock bench overhead --device cpu --model fashion --batch 1 --batch 8`, Args: cobra.NoArgs,
+  penstock bench overhead --device cpu --model face --batch 1 --batch 8`, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			for flag, n := range map[string]int{"--batch": slices.Min(o.Batches), "--ports": slices.Min(o.Ports), "--flows": o.Flows, "--volleys": o.Volleys} {
 				if err := positive(flag, n); err != nil {
@@ -208,12 +208,14 @@ func overheadCommand(print printer) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			rows := []table.Row{{"model", "batch", "bare", "overlapped", "penstock", "ports", "ratio", "mean batch", "limit", "added", "with gather"}}
+			rows := []table.Row{{"model", "batch", "bare", "overlapped", "busy_poll", "penstock", "ports", "ratio", "mean batch", "limit", "added", "with gather"}}
 			for _, c := range r.Cases {
-				for _, t := range c.Throughput {
-					rows = append(rows, table.Row{c.Model, c.Batch, fmt.Sprintf("%.0f/s", c.BareImagesPerSecond), fmt.Sprintf("%.0f/s", c.BareOverlappedImagesPerSecond),
-						fmt.Sprintf("%.0f/s", t.ImagesPerSecond), t.Ports, fmt.Sprintf("%.3f", t.Ratio), fmt.Sprintf("%.1f", t.MeanBatch), t.Limit,
-						fmt.Sprintf("%.0f/%.0f µs", c.Latency.Added.P50, c.Latency.Added.P99), fmt.Sprintf("%.0f/%.0f µs", c.Latency.AddedWithGather.P50, c.Latency.AddedWithGather.P99)})
+				for _, w := range c.Ways {
+					for _, t := range w.Throughput {
+						rows = append(rows, table.Row{c.Model, c.Batch, fmt.Sprintf("%.0f/s", c.BareImagesPerSecond), fmt.Sprintf("%.0f/s", c.BareOverlappedImagesPerSecond),
+							fmt.Sprintf("%g ms", w.BusyPollMillis), fmt.Sprintf("%.0f/s", t.ImagesPerSecond), t.Ports, fmt.Sprintf("%.3f", t.Ratio), fmt.Sprintf("%.1f", t.MeanBatch), t.Limit,
+							fmt.Sprintf("%.0f/%.0f µs", w.Latency.Added.P50, w.Latency.Added.P99), fmt.Sprintf("%.0f/%.0f µs", w.Latency.AddedWithGather.P50, w.Latency.AddedWithGather.P99)})
+					}
 				}
 			}
 			return print(r, rows)
@@ -226,6 +228,7 @@ func overheadCommand(print printer) *cobra.Command {
 	cmd.Flags().IntVar(&o.Volleys, "volleys", 300, "how many batches the latency is measured with")
 	cmd.Flags().IntSliceVar(&o.Ports, "ports", []int{1, 2, 4}, "numbers of ports to try until one is enough")
 	cmd.Flags().IntVar(&o.Flows, "flows", 2, "sockets that send to each port")
+	cmd.Flags().DurationSliceVar(&o.BusyPoll, "busy-poll", []time.Duration{0, 10 * time.Millisecond}, "settings of busy_poll, each measured")
 	return cmd
 }
 
