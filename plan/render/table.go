@@ -19,6 +19,8 @@ const (
 	drawingWidth = 104
 	// thinWidth is that of a slot that no segment begins at: an A100's last.
 	thinWidth = 3
+	// narrow is a cell that has room for the beginning of a name and no more.
+	narrow = 5
 	// labelLines are what a cell holds: name, point, load.
 	labelLines = 3
 )
@@ -137,6 +139,9 @@ func (d drawing) label(b board, c cell, i, room int) string {
 		said = [labelLines]string{printable(c.segment.Service), b.point(c), Decimal(c.segment.LoadRPS) + " of " + Decimal(c.segment.ThroughputRPS)}[i]
 	case i == 1 && room >= len("free"):
 		said = "free"
+	}
+	if room < narrow && i > 0 {
+		said = ""
 	}
 	return text.Pad(text.Snip(said, room, "…"), room, ' ')
 }
