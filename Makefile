@@ -14,7 +14,8 @@
 #   make gpu-kit ORT_CUDA=DIR   .kit/gpu: all there is to run there, with the ONNX Runtime of DIR
 #   make test-gpu               there: every test that needs a GPU; fails where one is skipped
 #   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault; JSON into OUT (out)
-#   make plots                  docs/benchmarks/h200/*.svg from the JSON beside them
+#   make plots                  docs/benchmarks/*/*.png and the pages' tables, from the JSON beside them
+#   make bench-plan             the planner's policies beside each other; JSON for make plots
 
 GO       ?= go
 DURATION ?= 30s
@@ -34,7 +35,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # What `make ptx` compiles with: nvcc or clang, whichever is found first.
 PTXCC    ?=
 
-.PHONY: build examples test demo check fuzz race ptx clean gpu-kit test-gpu bench-gpu plots
+.PHONY: build examples test demo check fuzz race ptx clean gpu-kit test-gpu bench-gpu bench-plan plots
 
 build: bin/lib/libonnxruntime.so
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
@@ -83,8 +84,13 @@ test-gpu:
 bench-gpu:
 	test/gpu/run.sh bench $(or $(WHAT),all)
 
+bench-plan: build
+	mkdir -p docs/benchmarks/planner
+	bin/penstock bench plan -o json > docs/benchmarks/planner/planner.json
+
 plots:
 	$(GO) run ./bench/plot docs/benchmarks/h200
+	$(GO) run ./bench/plot docs/benchmarks/planner
 
 clean:
 	rm -rf bin out

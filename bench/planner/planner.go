@@ -15,6 +15,7 @@ import (
 	"github.com/penstock/penstock/bench"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/plan/policies"
+	"github.com/penstock/penstock/plan/simulated"
 	"github.com/penstock/penstock/plan/verify"
 )
 
@@ -212,7 +213,8 @@ func (o Options) measure(ctx context.Context, policy plan.Policy, services []pla
 // high rate is beyond it.
 func cannot(err error) bool {
 	var infeasible *plan.Infeasible
-	return errors.As(err, &infeasible)
+	var unmet *simulated.Unmet
+	return errors.As(err, &infeasible) || errors.As(err, &unmet)
 }
 
 // by multiplies the services, or the rates.

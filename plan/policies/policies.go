@@ -13,19 +13,17 @@ import (
 	"github.com/penstock/penstock/plan/migserving"
 	"github.com/penstock/penstock/plan/pack"
 	"github.com/penstock/penstock/plan/parvagpu"
+	"github.com/penstock/penstock/plan/simulated"
 )
 
 // Default is the policy that is taken where none is named.
 const Default = "penstock"
 
-// simulated is the policy that learns its latency bounds.
-const simulated = "penstock-sim"
-
 // All are the policies, our own first, then the paper's and its variants, then the
 // baselines that the paper compares with.
 func All() []plan.Policy {
 	return []plan.Policy{
-		pack.New(),
+		pack.New(), simulated.New(),
 		parvagpu.New(), parvagpu.Single(), parvagpu.Unoptimized(),
 		gpulet.New(), igniter.New(), migserving.New(),
 	}
@@ -64,7 +62,7 @@ func Shared(policy string, p *plan.Problem) (*plan.Problem, error) {
 // has latency bounds of its own, with these.
 func Solved(p *plan.Problem, made *plan.Plan) (*plan.Problem, error) {
 	p, err := Shared(made.Policy, p)
-	if err == nil && made.Policy == simulated {
+	if err == nil && made.Policy == simulated.Name {
 		p = Bounded(p, made)
 	}
 	return p, err
