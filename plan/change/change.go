@@ -194,13 +194,14 @@ func bounds(old *plan.Plan, p *plan.Problem) func(plan.Service) float64 {
 	}
 	return func(s plan.Service) float64 {
 		was, there := before[s.Name]
+		bound := p.BoundMS(s)
 		switch {
 		case there && was.SLOMS == s.SLOMS && was.Model == s.Model:
-			return was.LatencyBoundMS
+			bound = was.LatencyBoundMS
 		case there && p.Bound == nil:
-			return was.LatencyBoundMS / was.SLOMS * s.SLOMS
+			bound = was.LatencyBoundMS / was.SLOMS * s.SLOMS
 		}
-		return p.BoundMS(s)
+		return min(bound, s.SLOMS)
 	}
 }
 

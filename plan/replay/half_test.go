@@ -1,0 +1,84 @@
+package replay_test
+
+import (
+	"os"
+	"testing"
+
+	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/pack"
+	"github.com/penstock/penstock/plan/parvagpu"
+	"github.com/penstock/penstock/plan/replay"
+)
+
+// published are ParvaGPU's profiles and a scenario of its Table IV, with all
+// rates scaled.
+func published(t testing.TB, scenario string, rates float64) *plan.Problem {
+	t.Helper()
+	profiles, err := plan.ReadProfiles(os.DirFS("../testdata/parvagpu/prof_data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open("../testdata/parvagpu/scenarios_s1_s3.csv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	services, err := plan.ReadServices(file, file.Name(), scenario)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range services {
+		services[i].RateRPS *= rates
+	}
+	gpu, err := plan.Lookup("a100-80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &plan.Problem{GPU: gpu, Services: services, Profiles: profiles}
+}
+
+// worst plans, replays, and returns the service with the most violations.
+func worst(t testing.TB, policy plan.Policy, p *plan.Problem, c replay.Config) replay.Service {
+	t.Helper()
+	pl, err := policy.Plan(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := replay.Run(p, pl, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range r.Services {
+		if s.Service == r.Worst {
+			return s
+		}
+	}
+	t.Fatalf("no service %q", r.Worst)
+	return replay.Service{}
+}
+
+// Half of the objective is enough for queueing in the paper's scenarios: its
+// plans leave every service some throughput to spare.
+func TestHalfIsEnoughInThePapersScenariosAndBelow(t *testing.T) {
+	for _, scenario := range []string{"S1", "S2", "S3"} {
+		for _, rates := range []float64{0.01, 0.1, 1} {
+			p := published(t, scenario, rates)
+			for _, rule := range replay.Rules() {
+				if w := worst(t, parvagpu.New(), p, replay.Config{Rule: rule}); w.Violations > 0.0001 {
+					t.Errorf("%s × %v, %s: %.3f %% of %s's requests are missed at load %.3f", scenario, rates, rule, 100*w.Violations, w.Service, w.Load)
+				}
+			}
+		}
+	}
+}
+
+// It is not where the throughput is used up to the last percent, and then it
+// matters far more whether requests that cannot make it are run all the same.
+func TestHalfIsNotEnoughAtFullLoad(t *testing.T) {
+	p := published(t, "S3", 1)
+	deadline := worst(t, pack.New(), p, replay.Config{})
+	greedy := worst(t, pack.New(), p, replay.Config{Rule: replay.Greedy})
+	if deadline.Load < 0.98 || deadline.Low < 0.005 || greedy.Low < 0.2 {
+		t.Errorf("deadline %+v\ngreedy %+v", deadline, greedy)
+	}
+}
