@@ -106,7 +106,7 @@ var ErrOldPlan = errors.New("the old plan cannot be changed")
 // rates, objectives and latency bounds. A service that changes keeps its bound
 // if only the rate is another; else, and for new services, the bound is
 // Problem.Bound's, or without one the same part of the objective as before
-// (plan.HalfSLO for new ones).
+// (plan.HalfSLO for new ones). It is never more than the objective.
 //
 // Errors: ErrOldPlan; *plan.NoProfile, *plan.Infeasible; *plan.TooSmall when the
 // fleet cannot hold the change while the services that stay do not move (a new
@@ -126,7 +126,7 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	for _, s := range old.Services {
 		before[s.Service] = s
 	}
-	change := &Change{GPUsBefore: old.GPUs}
+	change := &Change{GPUsBefore: old.GPUs, Steps: []Step{}, Spares: []Spare{}}
 	wanted := map[string]plan.Service{}
 	var anew []job
 	for _, s := range p.Services {

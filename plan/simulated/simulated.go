@@ -24,8 +24,13 @@ type Policy struct {
 	Replay replay.Config
 }
 
+// learning is the seed that services learn with; their plan is replayed with the
+// next. A small one would be what somebody replays the plan with, who wants to
+// see it met by chance that it does not know.
+const learning = 1000
+
 // New is the policy with a threshold of 1 %, on the replay's defaults.
-func New() plan.Policy { return Policy{Threshold: 0.01} }
+func New() plan.Policy { return Policy{Threshold: 0.01, Replay: replay.Config{Seed: learning}} }
 
 // Name is the name that --policy takes.
 func (Policy) Name() string { return Name }
@@ -170,9 +175,13 @@ func (pl Policy) better(p *plan.Problem, learnt *plan.Plan, report *replay.Repor
 			room++
 		}
 	}
+	bounds := fmt.Sprintf("%.0f to %.0f %%", 100*least, 100*most)
+	if least == most {
+		bounds = fmt.Sprintf("%.0f %%", 100*most)
+	}
 	learnt.Notes = []string{
-		fmt.Sprintf("latency bounds of %.0f to %.0f %% of the objectives, and headroom for %d of %d services, learnt from the replay in %d rounds (seed %d): %s",
-			100*least, 100*most, room, len(students), rounds, report.Seed, said(highest(report))),
+		fmt.Sprintf("latency bounds of %s of the objectives, and headroom for %d of %d services, learnt from the replay; plans replayed: %d (seed %d): %s",
+			bounds, room, len(students), rounds, report.Seed, said(highest(report))),
 		compared,
 	}
 	return learnt, nil
