@@ -300,7 +300,7 @@ func renewed(before, after control.FunctionStatus) bool {
 
 // What frameworks, drivers and kernels say when there is no memory left; a process
 // that the kernel killed for its memory was "killed".
-var noMemory = regexp.MustCompile(`(?i)out of memory|cannot allocate|failed to allocate|bad_alloc|\bOOM\b|signal: killed`)
+var noMemory = regexp.MustCompile(`(?i)out of memory|cannot allocate|failed to allocate|bad_alloc|\bOOM\b|signal 9 \(killed\)`)
 
 func outOfMemory(err error) error {
 	if err != nil && noMemory.MatchString(err.Error()) {

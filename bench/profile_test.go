@@ -63,7 +63,7 @@ func TestWhatFrameworksSayWithoutMemoryIsOutOfMemory(t *testing.T) {
 		"onnxruntime: Failed to allocate memory for requested buffer":     true,
 		"mmap: cannot allocate memory":                                    true,
 		"terminate called after throwing an instance of 'std::bad_alloc'": true,
-		"ended by signal: killed":                                         true,
+		"ended by signal 9 (killed)":                                      true,
 		"model takes 3 channels, the card has 4":                          false,
 		"no room in the house":                                            false,
 	} {
