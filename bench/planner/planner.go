@@ -106,12 +106,13 @@ type Missing struct {
 	Why      string `json:"why"`
 }
 
-// Repeats of a short plan: at least leastRuns or until enough is spent, whichever
-// comes last, at most mostRuns.
+// Repeats of a plan: at least leastRuns or until enough is spent, whichever comes
+// last, at most mostRuns, and none when more than tooMuch is spent.
 const (
 	leastRuns = 3
 	mostRuns  = 25
 	enough    = 300 * time.Millisecond
+	tooMuch   = 3 * time.Second
 )
 
 // Run measures everything. It ends early, with ctx's error, when ctx ends; a plan
@@ -192,7 +193,7 @@ func (o Options) measure(ctx context.Context, policy plan.Policy, services []pla
 		if d > o.Limit {
 			*late = true
 		}
-		if spent > o.Limit {
+		if spent > min(o.Limit, tooMuch) {
 			break
 		}
 	}
