@@ -2,8 +2,10 @@ package bench
 
 import (
 	"errors"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,13 +16,45 @@ import (
 	"github.com/penstock/penstock/models/zoo"
 )
 
-// A real model on the CPU, in processes under their real quota: seconds, so only what
-// cannot be otherwise is asked of the figures.
-func TestFashionProfiledOnTheCPU(t *testing.T) {
+// builtPenstock is the binary that nodes are made of.
+func builtPenstock(t *testing.T) string {
+	t.Helper()
 	binary := filepath.Join(t.TempDir(), "penstock")
 	if out, err := exec.Command("go", "build", "-o", binary, "../cmd/penstock").CombinedOutput(); err != nil {
 		t.Fatalf("build penstock: %v\n%s", err, out)
 	}
+	return binary
+}
+
+func TestAModelThatCannotStartIsToldAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	card, err := (zoo.Registry{Cache: dir}).Find("fashion")
+	if err != nil {
+		t.Fatal(err)
+	}
+	card.Model = filepath.Join(dir, "junk.onnx")
+	if err := os.WriteFile(card.Model, []byte("junk"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := NewProfiler(t.Context(), ProfileOptions{
+		Options: Options{Binary: builtPenstock(t), Device: configs.DeviceCPU}, Card: card, MostBatch: 1, MostProcesses: 1,
+		Percent: func(share int) float64 { return float64(share) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	began := time.Now()
+	_, err = p.Start(t.Context(), sweep.Cell{Share: 100, Batch: 1, Processes: 1})
+	if err == nil || !strings.Contains(err.Error(), "a process cannot start: ") || !strings.Contains(err.Error(), "junk.onnx") || time.Since(began) > managersPatience {
+		t.Errorf("after %s: %v", time.Since(began), err)
+	}
+}
+
+// A real model on the CPU, in processes under their real quota: seconds, so only what
+// cannot be otherwise is asked of the figures.
+func TestFashionProfiledOnTheCPU(t *testing.T) {
+	binary := builtPenstock(t)
 	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
 	if err != nil {
 		t.Fatal(err)

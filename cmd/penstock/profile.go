@@ -498,17 +498,23 @@ func (s *sweepProgress) hear(p sweep.Progress) {
 		rest := time.Since(s.began) * time.Duration(p.Cells-p.Done) / time.Duration(done)
 		left = fmt.Sprintf(", %s left", rest.Round(time.Second))
 	}
-	switch {
-	case s.terminal && p.Ended == nil:
-		const width = 30
-		filled := width * p.Done / p.Cells
-		s.over(fmt.Sprintf("[%s%s] %d of %d%s: %s", strings.Repeat("#", filled), strings.Repeat(".", width-filled), p.Done, p.Cells, left, cell))
-	case !s.terminal && p.Ended != nil:
-		fmt.Fprintf(s.w, "%d of %d%s: %s: %s\n", p.Done, p.Cells, left, cell, endedText(p.Ended))
-	case p.Ended != nil && (p.Ended.Left != nil || p.Ended.Point.OOM):
+	if !s.terminal {
+		if p.Ended != nil {
+			fmt.Fprintf(s.w, "%d of %d%s: %s: %s\n", p.Done, p.Cells, left, cell, endedText(p.Ended))
+		}
+		return
+	}
+	if p.Ended != nil && (p.Ended.Left != nil || p.Ended.Point.OOM) {
 		s.over("")
 		fmt.Fprintf(s.w, "\r%s: %s\n", cell, endedText(p.Ended))
 	}
+	const width = 30
+	filled := width * p.Done / p.Cells
+	line := fmt.Sprintf("[%s%s] %d of %d%s", strings.Repeat("#", filled), strings.Repeat(".", width-filled), p.Done, p.Cells, left)
+	if p.Ended == nil {
+		line += ": " + cell
+	}
+	s.over(line)
 }
 
 // over writes over the line that stands.

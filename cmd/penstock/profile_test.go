@@ -158,8 +158,10 @@ func TestProgressIsABarOnATerminal(t *testing.T) {
 	var b bytes.Buffer
 	s := newSweepProgress(&b, true, profile.GPCs)
 	s.hear(sweep.Progress{Cell: sweep.Cell{Share: 3, Batch: 8, Processes: 2}, Done: 5, Cells: 10})
+	s.hear(sweep.Progress{Cell: sweep.Cell{Share: 3, Batch: 8, Processes: 2}, Done: 10, Cells: 10, Ended: &sweep.Ended{}})
 	s.end()
-	if got, want := b.String(), "\r[###############...............] 5 of 10: 3 GPCs, batch 8, 2 processes\n"; got != want {
+	const began, ended = "\r[###############...............] 5 of 10: 3 GPCs, batch 8, 2 processes", "\r[##############################] 10 of 10, 0s left"
+	if got, want := b.String(), began+ended+strings.Repeat(" ", len(began)-len(ended))+"\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
