@@ -72,10 +72,20 @@ func newPlot(title, x, y string) *plot.Plot {
 
 // save writes plots side by side as NAME.png.
 func save(dir, name string, plots ...*plot.Plot) error {
-	canvas := vgimg.NewWith(vgimg.UseWH(width, height), vgimg.UseDPI(dpi), vgimg.UseBackgroundColor(color.White))
-	tiles := draw.Tiles{Rows: 1, Cols: len(plots), PadX: vg.Points(16), PadTop: vg.Points(6), PadBottom: vg.Points(6), PadLeft: vg.Points(6), PadRight: vg.Points(10)}
-	for i, c := range plot.Align([][]*plot.Plot{plots}, tiles, draw.New(canvas))[0] {
-		plots[i].Draw(c)
+	return saveRows(dir, name, [][]*plot.Plot{plots})
+}
+
+// saveRows writes rows of plots, of as many each, as NAME.png.
+func saveRows(dir, name string, plots [][]*plot.Plot) error {
+	canvas := vgimg.NewWith(vgimg.UseWH(width, height*vg.Length(len(plots))), vgimg.UseDPI(dpi), vgimg.UseBackgroundColor(color.White))
+	tiles := draw.Tiles{Rows: len(plots), Cols: len(plots[0]), PadX: vg.Points(16), PadY: vg.Points(12),
+		PadTop: vg.Points(6), PadBottom: vg.Points(6), PadLeft: vg.Points(6), PadRight: vg.Points(10)}
+	for i, row := range plot.Align(plots, tiles, draw.New(canvas)) {
+		for j, c := range row {
+			if plots[i][j] != nil {
+				plots[i][j].Draw(c)
+			}
+		}
 	}
 	path := filepath.Join(dir, name+".png")
 	file, err := os.Create(path)

@@ -50,6 +50,7 @@ var pages = map[string]page{
 		[]figure{{"planner", drawPlanner}},
 		[]section{
 			{"machine", plannerMachineTable, nil},
+			{"paper", paperTable, nil},
 			{"compared", comparedTable, nil},
 			{"delay", delayTable, []string{"delay"}},
 			{"services", grownTable(planner.GrowServices), []string{"services-gpus", "services-delay"}},

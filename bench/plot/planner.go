@@ -96,7 +96,7 @@ func drawPlanner(dir string) error {
 			}
 			panels = append(panels, p)
 		}
-		if err := save(dir, f.name, panels...); err != nil {
+		if err := saveRows(dir, f.name, inRows(panels)); err != nil {
 			return err
 		}
 	}
@@ -142,7 +142,18 @@ func drawSaved(dir string, r planner.Report, scenarios []string) error {
 		}
 		panels = append(panels, p)
 	}
-	return save(dir, "rates-saved", panels...)
+	return saveRows(dir, "rates-saved", inRows(panels))
+}
+
+// inRows puts three plots into a row, or fewer where there are fewer.
+func inRows(plots []*plot.Plot) [][]*plot.Plot {
+	const most = 3
+	rows := slices.Collect(slices.Chunk(plots, min(most, len(plots))))
+	last := len(rows) - 1
+	for len(rows[last]) < len(rows[0]) {
+		rows[last] = append(rows[last], nil)
+	}
+	return rows
 }
 
 // drawn is the order in which lines are drawn: where several are the same, the
@@ -361,6 +372,72 @@ func missingTable(dir string) (string, error) {
 			what = fmt.Sprintf("%s, %s × %d", of[0].Scenario, of[0].Grow, of[0].Times)
 		}
 		list = append(list, []string{policy, fmt.Sprint(len(of)), what + ": " + of[0].Why})
+	}
+	return rows(list...), nil
+}
+
+// published is what ParvaGPU's paper says that ParvaGPU saves of a policy's GPUs, in
+// percent: on its six scenarios (IV-B1; iGniter's four), and on S5 with one to ten
+// times the services (IV-D1).
+var published = map[string]struct{ scenarios, grown float64 }{
+	"gpulet":          {46.5, 45.2},
+	"igniter":         {34.6, 0},
+	"mig-serving":     {41.0, 30},
+	"parvagpu-single": {0, 7.4},
+}
+
+// paperTable has the GPUs of each policy for the paper's scenarios as they are, and
+// what parvagpu saves beside what the paper says that it does.
+func paperTable(dir string) (string, error) {
+	r, err := read[planner.Report](dir, "planner")
+	if err != nil {
+		return "", err
+	}
+	gpus := func(policy, scenario string, times int) (int, bool) {
+		for _, c := range r.Counts {
+			if c.Policy == policy && c.Scenario == scenario && c.Grow == planner.GrowServices && c.Times == times {
+				return c.GPUs, true
+			}
+		}
+		return 0, false
+	}
+	// saves is the mean of 1 − parvagpu's GPUs / the policy's, where both have plans.
+	saves := func(policy string, scenarios []string, most int) string {
+		sum, n := 0.0, 0
+		for _, s := range scenarios {
+			for times := 1; times <= most; times++ {
+				ours, have := gpus("parvagpu", s, times)
+				theirs, had := gpus(policy, s, times)
+				if have && had {
+					sum, n = sum+1-float64(ours)/float64(theirs), n+1
+				}
+			}
+		}
+		if n == 0 {
+			return "–"
+		}
+		return fmt.Sprintf("%.1f %%", 100*sum/float64(n))
+	}
+	paper := func(percent float64) string {
+		if percent == 0 {
+			return ""
+		}
+		return fmt.Sprintf("%.1f %%", percent)
+	}
+	scenarios := scenariosOf(r)
+	list := [][]string{slices.Concat([]string{"policy"}, scenarios, []string{"ParvaGPU saves, mean", "paper", "on S5 × 1 to 10", "paper"})}
+	for _, policy := range r.Policies {
+		row := []string{policy}
+		for _, s := range scenarios {
+			n, ok := gpus(policy, s, 1)
+			if !ok {
+				row = append(row, "–")
+				continue
+			}
+			row = append(row, fmt.Sprint(n))
+		}
+		p := published[policy]
+		list = append(list, append(row, saves(policy, scenarios, 1), paper(p.scenarios), saves(policy, []string{"S5"}, 10), paper(p.grown)))
 	}
 	return rows(list...), nil
 }

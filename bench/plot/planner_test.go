@@ -21,7 +21,7 @@ func planned(t *testing.T, dir string) {
 			}
 			r.Delays = append(r.Delays, planner.Delay{Result: planner.Result{Policy: policy, Services: n, GPUs: n / 2, DelayMS: float64(n*(i+1)) / 7}})
 		}
-		for _, scenario := range []string{"S1", "S2", "S3"} {
+		for _, scenario := range []string{"S1", "S2", "S3", "S4"} {
 			for _, grow := range []planner.Grow{planner.GrowServices, planner.GrowRates} {
 				for times := 1; times <= 10; times++ {
 					c := planner.Count{Scenario: scenario, Grow: grow, Times: times, Result: planner.Result{Policy: policy, GPUs: times * (9 + i), DelayMS: float64(times)}}
@@ -71,8 +71,9 @@ func TestThePlannersReportBecomesFiguresAndTables(t *testing.T) {
 		"| 1,000 | 143 ms / 500 | 286 ms / 500 | – |\n",
 		"| S3 | 1 | **9** | 10 | 11 | 8 |\n",
 		"| S3 | 10 | 90 | 100 | 110 | 89 |\n",
+		"| igniter | 11 | 11 | 11 | 11 | 9.1 % | 34.6 % | – |  |\n",
 		"| igniter | 1 | 1,000 services: made up |\n",
-		"| penstock | 90.0 % | 90.0 % | 60 | 60 | 0 | 6 | 0.0 % | 0.0 % |\n",
+		"| penstock | 90.0 % | 90.0 % | 80 | 80 | 0 | 8 | 0.0 % | 0.0 % |\n",
 	} {
 		if !strings.Contains(string(filled), want) {
 			t.Errorf("the page does not have the row %q", want)

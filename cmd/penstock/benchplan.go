@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -20,8 +21,8 @@ import (
 )
 
 func benchPlanCommand(print printer) *cobra.Command {
-	var profiles, services, gpu string
-	var scenarios, names []string
+	var profiles, gpu string
+	var services, scenarios, names []string
 	o := planner.Options{}
 	cmd := &cobra.Command{
 		Use: "plan", Short: "Delay of each of the planner's policies, and how many GPUs it takes as services and rates grow",
@@ -81,8 +82,8 @@ scenarios that are taken where none are named lie in Penstock's source tree.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&profiles, "profiles", "plan/testdata/parvagpu/prof_data", "folder of the models' profiles")
-	f.StringVar(&services, "services", "plan/testdata/parvagpu/scenarios_s1_s3.csv", "CSV file of the scenarios")
-	f.StringSliceVar(&scenarios, "scenario", []string{"S1", "S2", "S3"}, "which of them; again for more")
+	f.StringSliceVar(&services, "services", []string{"plan/testdata/parvagpu/scenarios_s1_s3.csv", "plan/testdata/parvagpu/scenarios_s4_s6.csv"}, "CSV files of the scenarios; again for more")
+	f.StringSliceVar(&scenarios, "scenario", []string{"S1", "S2", "S3", "S4", "S5", "S6"}, "which of them; again for more")
 	f.StringVar(&gpu, "gpu", plan.PublishedGPU, "model of GPU to plan on")
 	f.StringSliceVar(&names, "policy", policies.Names(), "which policies; again for more")
 	f.IntSliceVar(&o.Services, "count", []int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000}, "numbers of services to measure the delay at")
@@ -92,15 +93,27 @@ scenarios that are taken where none are named lie in Penstock's source tree.`,
 	return cmd
 }
 
-func readScenarios(path string, names []string) (list []planner.Scenario, err error) {
+// readScenarios reads each scenario from the first file that has it.
+func readScenarios(paths []string, names []string) (list []planner.Scenario, err error) {
 	for _, name := range names {
-		services, err := readFile("--services", path, func(r io.Reader, file string) ([]plan.Service, error) {
-			return plan.ReadServices(r, file, name)
-		})
-		if err != nil {
-			return nil, err
+		var found []plan.Service
+		var first error
+		for _, path := range paths {
+			services, err := readFile("--services", path, func(r io.Reader, file string) ([]plan.Service, error) {
+				return plan.ReadServices(r, file, name)
+			})
+			if err == nil {
+				found = services
+				break
+			}
+			if first == nil {
+				first = err
+			}
 		}
-		list = append(list, planner.Scenario{Name: name, Services: services})
+		if found == nil {
+			return nil, cmp.Or(first, errors.New("--services: want a file of scenarios"))
+		}
+		list = append(list, planner.Scenario{Name: name, Services: found})
 	}
 	return list, nil
 }
