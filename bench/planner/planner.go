@@ -179,9 +179,7 @@ func (o Options) measure(ctx context.Context, policy plan.Policy, services []pla
 		if err := ctx.Err(); err != nil {
 			return result, "", err
 		}
-		start := time.Now()
-		p, err := policy.Plan(problem)
-		d := time.Since(start)
+		p, d, err := plannedIn(ctx, policy, problem)
 		took, spent = append(took, d), spent+d
 		if cannot(err) {
 			return result, err.Error(), nil
@@ -208,6 +206,28 @@ func (o Options) measure(ctx context.Context, policy plan.Policy, services []pla
 	return Result{Policy: policy.Name(), Services: len(services), GPUs: made.GPUs, GPCs: made.GPCs, LowerBound: made.LowerBound, Optimal: made.Optimal,
 		InternalSlack: made.InternalSlack, ExternalFragmentation: made.ExternalFragmentation,
 		DelayMS: float64(took[len(took)/2]) / float64(time.Millisecond), Runs: len(took)}, "", nil
+}
+
+// plannedIn lets a policy plan. No policy can be stopped, so that the end of ctx
+// leaves it behind.
+func plannedIn(ctx context.Context, policy plan.Policy, problem *plan.Problem) (*plan.Plan, time.Duration, error) {
+	type outcome struct {
+		plan *plan.Plan
+		took time.Duration
+		err  error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		start := time.Now()
+		p, err := policy.Plan(problem)
+		done <- outcome{p, time.Since(start), err}
+	}()
+	select {
+	case o := <-done:
+		return o.plan, o.took, o.err
+	case <-ctx.Done():
+		return nil, 0, context.Cause(ctx)
+	}
 }
 
 // cannot says whether a policy has refused: iGniter divides no service, so that a

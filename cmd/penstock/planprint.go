@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/goccy/go-yaml"
-
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/plan/change"
 	"github.com/penstock/penstock/plan/render"
@@ -30,25 +28,30 @@ func (p printedPlan) print(w io.Writer, output string) error {
 	case "table":
 		return render.Table(w, p.Plan, p.sections()...)
 	}
-	text, err := p.json()
-	if err == nil && output == "yaml" {
-		text, err = yaml.JSONToYAML(text)
-	}
-	if err == nil {
-		_, err = w.Write(text)
-	}
+	whole, err := p.whole()
 	if err != nil {
+		return fmt.Errorf("write plan: %w", err)
+	}
+	if output == "yaml" {
+		return render.YAML(w, whole)
+	}
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(whole); err != nil {
 		return fmt.Errorf("write plan: %w", err)
 	}
 	return nil
 }
 
-// json is a plan's JSON with what more was asked at the end, which plan.Read skips.
-func (p printedPlan) json() ([]byte, error) {
-	whole := struct {
-		*plan.Plan
-		plan.Beside
-	}{Plan: p.Plan}
+// besides is a plan and what was asked about it, in one object, which plan.Read
+// reads.
+type besides struct {
+	*plan.Plan
+	plan.Beside
+}
+
+func (p printedPlan) whole() (*besides, error) {
+	whole := &besides{Plan: p.Plan}
 	for _, more := range []struct {
 		asked bool
 		what  any
@@ -67,8 +70,7 @@ func (p printedPlan) json() ([]byte, error) {
 		}
 		*more.in = text
 	}
-	text, err := json.MarshalIndent(whole, "", "  ")
-	return append(text, '\n'), err
+	return whole, nil
 }
 
 // way is a change without the plan that it leads to, which stands around it.

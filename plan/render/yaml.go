@@ -6,13 +6,12 @@ import (
 	"io"
 
 	"github.com/goccy/go-yaml"
-
-	"github.com/penstock/penstock/plan"
 )
 
-// YAML writes the JSON form of a plan, its names in the same order, as YAML.
-func YAML(w io.Writer, p *plan.Plan) error {
-	text, err := json.Marshal(p)
+// YAML writes the JSON form of a plan, or of one with more beside it (plan.Beside),
+// as YAML, its names in the same order.
+func YAML(w io.Writer, whole any) error {
+	text, err := json.Marshal(whole)
 	if err == nil {
 		text, err = yaml.JSONToYAML(text)
 	}
