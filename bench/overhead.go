@@ -112,13 +112,13 @@ type OverheadOptions struct {
 // Enough is the ratio that Penstock must reach (design: 95 % of the throughput).
 const Enough = 0.95
 
-// floorSamples take half a second.
-const floorSamples = 2000
+// floorSamples take half a second; the sleeper sleeps about as long as between volleys.
+const floorSamples = 500
 
 // RunOverhead measures every model at every batch size.
 func RunOverhead(ctx context.Context, o OverheadOptions) (Overhead, error) {
 	r := Overhead{Machine: o.Machine}
-	samples, err := floor.MeasureWake(floorSamples)
+	samples, err := floor.MeasureWakeAfter(floorSamples, 2*idleGap)
 	if err != nil {
 		return r, err
 	}

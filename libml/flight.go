@@ -85,6 +85,7 @@ func (l *loop) begin() error {
 	case !l.served:
 		l.served, first = true, true
 		l.handedOver()
+		l.c.Settle()
 	case l.moved != nil:
 		if idle = l.idle(l.movedAt); !f.alone {
 			idle = min(idle, 0) // the device was at work
@@ -170,9 +171,7 @@ func (l *loop) finish() error {
 	inferred := shm.Now()
 	if took > 0 {
 		f.gathered = max(f.dispatched, inferred-int64(took))
-		if f.alone {
-			l.lead += (time.Duration(f.gathered-f.dispatched) - l.lead) / 8
-		}
+		l.lead += (time.Duration(f.gathered-f.dispatched) - l.lead) / 8
 	}
 	f.err = worse(f.err, err)
 	err = l.complete(f, inferred)

@@ -46,7 +46,7 @@ type loop struct {
 	expected func(n int) time.Duration
 	busyPoll bool          // look, and never nap, while a batch is in flight
 	halfFull bool          // when to begin a batch beside another: slab.HalfFull, or NearEnd
-	lead     time.Duration // from dispatch to gathered, of batches that had the device to themselves
+	lead     time.Duration // from dispatch to gathered, beside others too
 	taken    []uint32
 	image    [][]byte
 
@@ -132,7 +132,7 @@ func (l *loop) run() error {
 	}
 	done := make(chan struct{})
 	defer close(done)
-	for _, slot := range l.c.Recover(nil) {
+	for _, slot := range l.c.Recover(l.taken[:0]) {
 		l.pend(slot)
 	}
 	for l.c.Entitled() && !l.p.finished() {
@@ -151,6 +151,7 @@ func (l *loop) run() error {
 				continue
 			}
 		case l.flying == 0:
+			l.c.Settle()
 			l.announce(done)
 			l.moveSeen(-1)
 			l.c.Wait(shm.Now() + int64(waitAtMost))
@@ -165,6 +166,7 @@ func (l *loop) run() error {
 		l.announce(done)
 		l.rest(shm.Now() + int64(l.pause))
 	}
+	l.c.Settle()
 	if err := l.p.deviceLost(); err != nil {
 		return l.abandon(err)
 	}
@@ -205,7 +207,8 @@ func (l *loop) mayBegin() bool {
 	case l.halfFull:
 		return slab.HalfFull(len(l.pending), l.rule.Size(l.state))
 	}
-	return slab.NearEnd(len(l.pending), l.left(shm.Now()), l.lead)
+	f := l.oldestFlight()
+	return slab.NearEnd(len(l.pending), l.left(shm.Now()), min(l.lead, l.rule.Typical(l.state, f.padded)/2))
 }
 
 // left is how long the batch that is alone in flight is expected to take from now.

@@ -55,6 +55,7 @@ type Consumer struct {
 
 	eager   time.Duration // as Eager was told
 	namedAt int64         // since when the epoch has named this generation, or 0
+	pinned  bool
 }
 
 // NewConsumer maps a channel in an IF process. It takes the three files: they
@@ -122,7 +123,20 @@ func (c *Consumer) Generation() uint32 { return c.generation }
 // generation, for so long, before it sleeps: the owner is ending its last batch, and
 // being woken costs more than looking does. For a process that has a CPU to itself. It
 // is set before the first Acquire.
+//
+// While it looks, and from an Acquire that found the ring so until Settle, the goroutine
+// is not preempted: between the two it may use this Consumer and memory, and nothing
+// that blocks.
 func (c *Consumer) Eager(d time.Duration) { c.eager = d }
+
+// Settle ends what Eager promises; the goroutine may be preempted again. It may be
+// called at any time. Methods that make system calls do so themselves.
+func (c *Consumer) Settle() {
+	if c.pinned {
+		c.pinned = false
+		unpin()
+	}
+}
 
 // Acquire waits until the epoch names this generation and no other one owns the
 // ring, and then owns it: true. It returns false at the deadline (nanoseconds of
@@ -141,17 +155,20 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 				c.begin()
 				return true, nil
 			}
+			c.Settle()
 			c.free()
 			continue
 		}
-		if c.interrupted.Load() && c.interrupted.Swap(false) {
-			return false, nil
-		}
 		now := Now()
-		if deadline != 0 && now >= deadline {
+		if c.interrupted.Load() && c.interrupted.Swap(false) || deadline != 0 && now >= deadline {
+			c.Settle()
 			return false, nil
 		}
 		if c.isNext(now) {
+			if !c.pinned {
+				c.pinned = true
+				pin()
+			}
 			for range spinLooks {
 				if c.back.owner.Load() == 0 || !c.named() {
 					break
@@ -159,6 +176,7 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 			}
 			continue
 		}
+		c.Settle()
 		end := nextSleepEnd(now, deadline)
 		switch {
 		case fruitless >= maxFruitless:
@@ -345,6 +363,7 @@ func (c *Consumer) takeFound(dst []uint32) (n int) {
 // longer entitled or has been disowned, when Interrupt was called, or at the
 // deadline (nanoseconds of Now; 0 for none). It spins for Spin, then sleeps.
 func (c *Consumer) Wait(deadline int64) {
+	c.Settle()
 	spinUntil := Now() + int64(Spin)
 	fruitless := 0
 	for {
@@ -463,6 +482,7 @@ func (c *Consumer) Complete(slot uint32, r Result) {
 // Flush publishes the replies completed since the last one, with one wake if the
 // manager sleeps.
 func (c *Consumer) Flush() {
+	c.Settle()
 	if c.completed == 0 {
 		return
 	}
@@ -484,6 +504,7 @@ func (c *Consumer) LastBatchEnd() int64 { return int64(c.back.lastBatchEnd.Load(
 // recovers what is pending in this consumer's hands; none of it may be completed
 // here any more.
 func (c *Consumer) Release() {
+	c.Settle()
 	c.Flush()
 	c.forget()
 	c.free()
@@ -492,6 +513,7 @@ func (c *Consumer) Release() {
 // Close unmaps the channel and closes its files. An owner releases first. No
 // other method but Interrupt may be called afterwards.
 func (c *Consumer) Close() error {
+	c.Settle()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {

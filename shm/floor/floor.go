@@ -104,7 +104,11 @@ func answer(n int) error {
 // each took: from before the wake call to the woken process's first instruction.
 // Both are Go programs with locked threads. The calling program must call
 // MaybeChild first thing in main.
-func MeasureWake(n int) (samples []time.Duration, err error) {
+func MeasureWake(n int) (samples []time.Duration, err error) { return MeasureWakeAfter(n, Gap) }
+
+// MeasureWakeAfter is MeasureWake with another gap: the longer a CPU has slept, the
+// longer it may take to come.
+func MeasureWakeAfter(n int, gap time.Duration) (samples []time.Duration, err error) {
 	if n < 0 || n > maxSamples {
 		return nil, fmt.Errorf("measure wake: %d samples: want at most %d", n, maxSamples)
 	}
@@ -125,7 +129,7 @@ func MeasureWake(n int) (samples []time.Duration, err error) {
 	if err := child.Start(); err != nil {
 		return nil, fmt.Errorf("measure wake: start child: %w", err)
 	}
-	samples, err = wakes(wordsIn(region.Bytes()), n)
+	samples, err = wakes(wordsIn(region.Bytes()), n, gap)
 	if err != nil {
 		_ = child.Process.Kill()
 	}
@@ -139,10 +143,10 @@ func MeasureWake(n int) (samples []time.Duration, err error) {
 }
 
 // wakes is the parent.
-func wakes(w words, n int) ([]time.Duration, error) {
+func wakes(w words, n int, gap time.Duration) ([]time.Duration, error) {
 	samples := make([]time.Duration, 0, n)
 	for i := range uint32(n + 1) {
-		time.Sleep(Gap)
+		time.Sleep(gap)
 		before := shm.Now()
 		futex.Ring(w.bell)
 		for w.answer.Load() == i {

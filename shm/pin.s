@@ -1,0 +1,1 @@
+// This file lets pin_unsafe.go declare functions without a body.
