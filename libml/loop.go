@@ -47,8 +47,10 @@ type loop struct {
 	busyPoll bool          // look, and never nap, while a batch is in flight
 	halfFull bool          // when to begin a batch beside another: slab.HalfFull, or NearEnd
 	lead     time.Duration // from dispatch to gathered, beside others too
-	taken    []uint32
-	image    [][]byte
+	// overslept is how much longer than asked for a nap takes.
+	overslept time.Duration
+	taken     []uint32
+	image     [][]byte
 
 	// flights has a place for each batch that may be in flight; flying of them are,
 	// from first on, in the order in which they began. Flight i runs in the device's
@@ -221,9 +223,9 @@ func (l *loop) left(now int64) time.Duration {
 const firstLead = 100 * time.Microsecond
 
 // await returns true when it is time to finish the oldest batch in flight, or false
-// when another may begin beside it or a move is to be made. Where none may, finish waits. Else it looks at the
-// device and at the ring, and naps between two looks, the shorter the nearer the end is
-// expected; at last it looks without pause.
+// when another may begin beside it or a move is to be made. Where none may, finish
+// waits. Else it looks at the device and at the ring, and naps between two looks, the
+// shorter the nearer the end is expected; at last it looks without pause.
 func (l *loop) await() bool {
 	if l.flying == len(l.flights) {
 		return true
@@ -241,10 +243,25 @@ func (l *loop) await() bool {
 		if l.take(); l.next.Load() != nil || l.mayBegin() {
 			return false
 		}
-		if d := min(l.left(shm.Now())/8, longestNap); d >= shortestNap && !l.busyPoll {
-			nap(d)
-		}
+		l.napABit()
 	}
+}
+
+// napABit naps for a part of the time until the batch in flight ends or, where work
+// waits, until another may begin beside it: so long that it is awake again then, as far
+// as naps have been known to end when they should.
+func (l *loop) napABit() {
+	now := shm.Now()
+	left := l.left(now)
+	if len(l.pending) > 0 {
+		left -= l.lead
+	}
+	d := min(left/2-l.overslept, longestNap)
+	if l.busyPoll || d < shortestNap {
+		return
+	}
+	nap(d)
+	l.overslept += (time.Duration(shm.Now()-now) - d - l.overslept) / 8
 }
 
 const (

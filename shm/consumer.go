@@ -53,9 +53,10 @@ type Consumer struct {
 	// owning is set from Acquire to Release.
 	owning atomic.Bool
 
-	eager   time.Duration // as Eager was told
-	namedAt int64         // since when the epoch has named this generation, or 0
-	pinned  bool
+	eager    time.Duration // as Eager was told
+	soon     int64         // until when it looks; 0 before the first Acquire
+	wasNamed bool          // by the epoch, when soon was set
+	pinned   bool
 }
 
 // NewConsumer maps a channel in an IF process. It takes the three files: they
@@ -119,10 +120,11 @@ func newConsumer(generation uint32, g Geometry, table, ring, replies *os.File) (
 // Generation is who this consumer is.
 func (c *Consumer) Generation() uint32 { return c.generation }
 
-// Eager has Acquire look for the ring without a pause once the epoch names this
-// generation, for so long, before it sleeps: the owner is ending its last batch, and
-// being woken costs more than looking does. For a process that has a CPU to itself. It
-// is set before the first Acquire.
+// Eager has Acquire look without a pause before it sleeps: for the epoch, for so long
+// from the first Acquire on, as it is about to name this generation; and then for the
+// ring, for so long again, as the owner is ending its last batch. Being woken takes
+// longer than the owner may need. For a process that has a CPU to itself. It is set
+// before the first Acquire.
 //
 // While it looks, and from an Acquire that found the ring so until Settle, the goroutine
 // is not preempted: between the two it may use this Consumer and memory, and nothing
@@ -164,13 +166,13 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 			c.Settle()
 			return false, nil
 		}
-		if c.isNext(now) {
+		if c.isSoon(now) {
 			if !c.pinned {
 				c.pinned = true
 				pin()
 			}
 			for range spinLooks {
-				if c.back.owner.Load() == 0 || !c.named() {
+				if c.named() && c.back.owner.Load() == 0 {
 					break
 				}
 			}
@@ -189,16 +191,12 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 	}
 }
 
-// isNext reports whether the epoch names this generation, and has done so for less time
-// than Eager gave.
-func (c *Consumer) isNext(now int64) bool {
-	switch {
-	case !c.named():
-		c.namedAt = 0
-	case c.namedAt == 0:
-		c.namedAt = now
+// isSoon reports whether Eager's time is not over yet.
+func (c *Consumer) isSoon(now int64) bool {
+	if named := c.named(); c.soon == 0 || named && !c.wasNamed {
+		c.wasNamed, c.soon = named, now+int64(c.eager)
 	}
-	return c.namedAt != 0 && now-c.namedAt < int64(c.eager)
+	return now < c.soon
 }
 
 // own takes the owner word if it is free, or this generation's already.

@@ -21,6 +21,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/internal/futex"
 )
@@ -28,6 +30,9 @@ import (
 // childVariable tells the re-executed program that it is the child, and how many
 // samples there will be.
 const childVariable = "PENSTOCK_FLOOR_CHILD"
+
+// cpuVariable tells the child which CPU to keep to, if that is not -1.
+const cpuVariable = "PENSTOCK_FLOOR_CPU"
 
 // Gap is how long the sleeper is left alone before each wake, so that it and its
 // CPU really sleep.
@@ -87,6 +92,13 @@ func answer(n int) error {
 	}
 	w := wordsIn(region.Bytes())
 	runtime.LockOSThread()
+	if cpu, err := strconv.Atoi(os.Getenv(cpuVariable)); err == nil && cpu >= 0 {
+		var one unix.CPUSet
+		one.Set(cpu)
+		if err := unix.SchedSetaffinity(0, &one); err != nil {
+			return fmt.Errorf("keep to CPU %d: %w", cpu, err)
+		}
+	}
 	// The first answer only says that this side is there.
 	for i := range uint32(n + 1) {
 		for w.bell.Load() == i {
@@ -104,11 +116,37 @@ func answer(n int) error {
 // each took: from before the wake call to the woken process's first instruction.
 // Both are Go programs with locked threads. The calling program must call
 // MaybeChild first thing in main.
-func MeasureWake(n int) (samples []time.Duration, err error) { return MeasureWakeAfter(n, Gap) }
+func MeasureWake(n int) (samples []time.Duration, err error) { return measure(n, Gap, -1) }
 
-// MeasureWakeAfter is MeasureWake with another gap: the longer a CPU has slept, the
-// longer it may take to come.
-func MeasureWakeAfter(n int, gap time.Duration) (samples []time.Duration, err error) {
+// MeasureWakeAcross is MeasureWake with another gap, and each side kept to a CPU of its
+// own where there are two: the longer a CPU has slept, the longer it may take to come,
+// while two that share one never find it asleep.
+func MeasureWakeAcross(n int, gap time.Duration) (samples []time.Duration, err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return nil, fmt.Errorf("measure wake: which CPUs may be used: %w", err)
+	}
+	cpus := make([]int, 0, 2)
+	for cpu := 0; cpu < len(all)*64 && len(cpus) < 2; cpu++ {
+		if all.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	if len(cpus) < 2 {
+		return measure(n, gap, -1)
+	}
+	one.Set(cpus[0])
+	if err := unix.SchedSetaffinity(0, &one); err != nil {
+		return nil, fmt.Errorf("measure wake: keep to CPU %d: %w", cpus[0], err)
+	}
+	defer func() { err = errors.Join(err, unix.SchedSetaffinity(0, &all)) }()
+	return measure(n, gap, cpus[1])
+}
+
+// measure has the child keep to a CPU, unless that is -1.
+func measure(n int, gap time.Duration, cpu int) (samples []time.Duration, err error) {
 	if n < 0 || n > maxSamples {
 		return nil, fmt.Errorf("measure wake: %d samples: want at most %d", n, maxSamples)
 	}
@@ -122,7 +160,7 @@ func MeasureWakeAfter(n int, gap time.Duration) (samples []time.Duration, err er
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	child := exec.Command("/proc/self/exe")
-	child.Env = append(os.Environ(), childVariable+"="+strconv.Itoa(n))
+	child.Env = append(os.Environ(), childVariable+"="+strconv.Itoa(n), cpuVariable+"="+strconv.Itoa(cpu))
 	child.ExtraFiles = []*os.File{region.File()}
 	child.Stderr = os.Stderr
 	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 )
 
 func TestMain(m *testing.M) {
@@ -12,17 +13,24 @@ func TestMain(m *testing.M) {
 }
 
 func TestMeasureWakeGivesASampleAWake(t *testing.T) {
-	samples, err := MeasureWake(50)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(samples) != 50 {
-		t.Fatalf("%d samples, want 50", len(samples))
-	}
-	for i, s := range samples {
-		if s <= 0 {
-			t.Errorf("sample %d is %v: the clocks of the two processes differ", i, s)
-		}
+	for name, measure := range map[string]func(n int) ([]time.Duration, error){
+		"anywhere": MeasureWake,
+		"across":   func(n int) ([]time.Duration, error) { return MeasureWakeAcross(n, time.Millisecond) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			samples, err := measure(50)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(samples) != 50 {
+				t.Fatalf("%d samples, want 50", len(samples))
+			}
+			for i, s := range samples {
+				if s <= 0 {
+					t.Errorf("sample %d is %v: the clocks of the two processes differ", i, s)
+				}
+			}
+		})
 	}
 }
 
