@@ -118,7 +118,7 @@ const floorSamples = 500
 // RunOverhead measures every model at every batch size.
 func RunOverhead(ctx context.Context, o OverheadOptions) (Overhead, error) {
 	r := Overhead{Machine: o.Machine}
-	samples, err := floor.MeasureWakeAfter(floorSamples, 2*idleGap)
+	samples, err := floor.MeasureWakeAcross(floorSamples, 2*idleGap)
 	if err != nil {
 		return r, err
 	}
