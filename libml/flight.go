@@ -80,10 +80,10 @@ func (l *loop) begin() error {
 		f.slots = append(f.slots, r.Slot)
 		f.requests = append(f.requests, device.Request{Pieces: l.c.Pieces(r.Slot), Bytes: l.c.Request(r.Slot).Bytes})
 	}
-	idle, first := int64(-1), false
+	idle := int64(-1)
 	switch {
 	case !l.served:
-		l.served, first = true, true
+		l.served = true
 		l.handedOver()
 		l.c.Settle()
 	case l.moved != nil:
@@ -108,9 +108,6 @@ func (l *loop) begin() error {
 		images = 0 // but what is queued is waited for, and a lost device shows
 	}
 	f.err = worse(f.err, l.m.device.Fetch(f.slot, images))
-	if first && l.p.onGPU() {
-		goFirst()
-	}
 	l.moveSeen(idle)
 	return f.err
 }

@@ -172,10 +172,6 @@ func (l *loop) run() error {
 	if err := l.p.deviceLost(); err != nil {
 		return l.abandon(err)
 	}
-	if l.p.onGPU() {
-		goAtOnce() // the ring stands still when the last batch in flight is over
-		defer goFirst()
-	}
 	for l.flying > 0 {
 		if err := l.finish(); lost(err) {
 			return l.abandon(err)

@@ -188,7 +188,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	notice.WarmupMillis = float64(time.Since(woken).Microseconds()) / 1000
 	p.say(notice)
 	if d, ok := p.memory.device.(device.Partitioned); ok {
-		goAtOnce()
+		goFirst()
 		if runtime.NumCPU() >= cpusToBeEager {
 			p.memory.consumer.Eager(eagerFor)
 		}
