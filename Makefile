@@ -15,7 +15,7 @@
 #   make test-gpu               there: every test that needs a GPU; fails where one is skipped
 #   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault; JSON into OUT (out)
 #   make plots                  docs/benchmarks/*/*.png and the pages' tables, from the JSON beside them
-#   make bench-plan             the planner's policies beside each other, a quarter of an hour; JSON for make plots
+#   make bench-plan             the planner's policies beside each other, half an hour; JSON for make plots
 
 GO       ?= go
 DURATION ?= 30s
@@ -86,7 +86,8 @@ bench-gpu:
 
 bench-plan: build
 	mkdir -p docs/benchmarks/planner
-	bin/penstock bench plan --limit 10m -o json > docs/benchmarks/planner/planner.json
+	bin/penstock bench plan --only delays --limit 10m -o json > docs/benchmarks/planner/delays.json
+	bin/penstock bench plan --only counts -o json > docs/benchmarks/planner/counts.json
 
 plots:
 	$(GO) run ./bench/plot docs/benchmarks/h200

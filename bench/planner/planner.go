@@ -25,9 +25,9 @@ type Options struct {
 	// GPU is what is planned on, as many as needed.
 	GPU      plan.GPU
 	Profiles map[string]map[string]plan.Profile
-	// Scenarios are what grows, and what the many services are drawn from.
-	Scenarios []Scenario
-	Policies  []plan.Policy
+	// Scenarios are what grows, Drawn those that the many services are drawn from.
+	Scenarios, Drawn []Scenario
+	Policies         []plan.Policy
 	// Services are the numbers of services that delays are measured at, Times the
 	// factors that scenarios grow by; both ascend.
 	Services, Times []int
@@ -134,7 +134,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		late := false
 		for _, n := range o.Services {
 			say("%s, %d services", policy.Name(), n)
-			result, why, err := o.measure(ctx, policy, Many(o.Scenarios, n, o.Seed), &late)
+			result, why, err := o.measure(ctx, policy, Many(o.Drawn, n, o.Seed), &late)
 			if err != nil {
 				return nil, fmt.Errorf("%s, %d services: %w", policy.Name(), n, err)
 			}
@@ -258,8 +258,8 @@ func (g Grow) by(services []plan.Service, times int) []plan.Service {
 }
 
 // Many are n services drawn from the scenarios by a seed: each is one of theirs,
-// with 0.1 to 2 times its rate and 1 to 1.5 times its objective, so that hardly two
-// are alike.
+// with 0.1 to 1 times its rate and 1 to 1.5 times its objective, so that hardly two
+// are alike, and none is more than a policy can do that does what it is drawn from.
 func Many(scenarios []Scenario, n int, seed uint64) []plan.Service {
 	var of []plan.Service
 	for _, s := range scenarios {
@@ -270,7 +270,7 @@ func Many(scenarios []Scenario, n int, seed uint64) []plan.Service {
 	for i := range services {
 		s := of[random.IntN(len(of))]
 		s.Name = fmt.Sprintf("%s-%d", s.Model, i)
-		s.RateRPS *= 0.1 + 1.9*random.Float64()
+		s.RateRPS *= 0.1 + 0.9*random.Float64()
 		s.SLOMS *= 1 + 0.5*random.Float64()
 		services[i] = s
 	}

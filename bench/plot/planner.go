@@ -39,10 +39,22 @@ func lookOf(policy string) look {
 	return look{black, false}
 }
 
+// plannerReport is the two reports in one: the delays of delays.json, the counts of
+// counts.json.
+func plannerReport(dir string) (planner.Report, error) {
+	r, err := read[planner.Report](dir, "delays")
+	if err != nil {
+		return r, err
+	}
+	counts, err := read[planner.Report](dir, "counts")
+	r.Counts, r.Missing = counts.Counts, append(r.Missing, counts.Missing...)
+	return r, err
+}
+
 // drawPlanner shows what `penstock bench plan` measured: delays against the number
 // of services, and counts and delays as the paper's scenarios grow.
 func drawPlanner(dir string) error {
-	r, err := read[planner.Report](dir, "planner")
+	r, err := plannerReport(dir)
 	if err != nil {
 		return err
 	}
@@ -197,17 +209,21 @@ func policyLine(p *plot.Plot, policy string, points plotter.XYs) error {
 }
 
 func plannerMachineTable(dir string) (string, error) {
-	r, err := read[planner.Report](dir, "planner")
-	if err != nil {
-		return "", err
+	list := [][]string{{"report", "date", "CPU", "kernel", "Penstock, Go", "limit a plan"}}
+	for _, name := range []string{"delays", "counts"} {
+		r, err := read[planner.Report](dir, name)
+		if err != nil {
+			return "", err
+		}
+		m := r.Machine
+		list = append(list, []string{fmt.Sprintf("[%s](planner/%s.json)", name, name), m.Date, fmt.Sprintf("%s, %d cores", m.CPU, m.CPUs),
+			m.Kernel, m.Penstock + ", " + m.Go, fmt.Sprintf("%.0f s", r.LimitSeconds)})
 	}
-	m := r.Machine
-	return rows([]string{"report", "date", "CPU", "kernel", "Penstock, Go", "limit a plan"},
-		[]string{"[planner](planner/planner.json)", m.Date, fmt.Sprintf("%s, %d cores", m.CPU, m.CPUs), m.Kernel, m.Penstock + ", " + m.Go, fmt.Sprintf("%.0f s", r.LimitSeconds)}), nil
+	return rows(list...), nil
 }
 
 func delayTable(dir string) (string, error) {
-	r, err := read[planner.Report](dir, "planner")
+	r, err := plannerReport(dir)
 	if err != nil {
 		return "", err
 	}
@@ -241,7 +257,7 @@ func delayTable(dir string) (string, error) {
 
 func grownTable(grow planner.Grow) func(dir string) (string, error) {
 	return func(dir string) (string, error) {
-		r, err := read[planner.Report](dir, "planner")
+		r, err := plannerReport(dir)
 		if err != nil {
 			return "", err
 		}
@@ -293,7 +309,7 @@ func grownTable(grow planner.Grow) func(dir string) (string, error) {
 
 // comparedTable says how many GPUs each policy takes on average, of parvagpu's.
 func comparedTable(dir string) (string, error) {
-	r, err := read[planner.Report](dir, "planner")
+	r, err := plannerReport(dir)
 	if err != nil {
 		return "", err
 	}
@@ -349,7 +365,7 @@ func comparedTable(dir string) (string, error) {
 
 // missingTable says which plans there are not, and why.
 func missingTable(dir string) (string, error) {
-	r, err := read[planner.Report](dir, "planner")
+	r, err := plannerReport(dir)
 	if err != nil {
 		return "", err
 	}
@@ -389,7 +405,7 @@ var published = map[string]struct{ scenarios, grown float64 }{
 // paperTable has the GPUs of each policy for the paper's scenarios as they are, and
 // what parvagpu saves beside what the paper says that it does.
 func paperTable(dir string) (string, error) {
-	r, err := read[planner.Report](dir, "planner")
+	r, err := plannerReport(dir)
 	if err != nil {
 		return "", err
 	}

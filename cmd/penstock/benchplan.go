@@ -22,15 +22,16 @@ import (
 
 func benchPlanCommand(print printer) *cobra.Command {
 	var profiles, gpu string
-	var services, scenarios, names []string
+	var only string
+	var services, scenarios, drawn, names []string
 	o := planner.Options{}
 	cmd := &cobra.Command{
 		Use: "plan", Short: "Delay of each of the planner's policies, and how many GPUs it takes as services and rates grow",
-		Long: `Plans with each policy for 1 to 10,000 services, and for each scenario with one to ten
-times its services and one to ten times its rates. Every plan is checked. The profiles and
+		Long: `Plans with each policy for 1 to 10,000 services (delays), and for each scenario with one to
+ten times its services and one to ten times its rates (counts). Every plan is checked. The profiles and
 scenarios that are taken where none are named lie in Penstock's source tree.`,
 		Example: `  penstock bench plan --policy penstock --policy parvagpu
-  penstock bench plan -o json > docs/benchmarks/planner/planner.json`,
+  penstock bench plan --only counts -o json > docs/benchmarks/planner/counts.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Limit <= 0 {
@@ -55,11 +56,23 @@ scenarios that are taken where none are named lie in Penstock's source tree.`,
 			if o.Profiles, err = readProfiles(profiles); err == nil {
 				o.Scenarios, err = readScenarios(services, scenarios)
 			}
+			if err == nil {
+				o.Drawn, err = readScenarios(services, drawn)
+			}
 			if errors.Is(err, fs.ErrNotExist) {
 				err = fmt.Errorf("%w; run it in Penstock's source tree, or name others", err)
 			}
 			if err != nil {
 				return err
+			}
+			switch only {
+			case "":
+			case "delays":
+				o.Times = nil
+			case "counts":
+				o.Services = nil
+			default:
+				return fmt.Errorf("--only %q: want delays or counts", only)
 			}
 			o.Machine = bench.ThisMachine(version)
 			last := ""
@@ -84,6 +97,8 @@ scenarios that are taken where none are named lie in Penstock's source tree.`,
 	f.StringVar(&profiles, "profiles", "plan/testdata/parvagpu/prof_data", "folder of the models' profiles")
 	f.StringSliceVar(&services, "services", []string{"plan/testdata/parvagpu/scenarios_s1_s3.csv", "plan/testdata/parvagpu/scenarios_s4_s6.csv"}, "CSV files of the scenarios; again for more")
 	f.StringSliceVar(&scenarios, "scenario", []string{"S1", "S2", "S3", "S4", "S5", "S6"}, "which of them; again for more")
+	f.StringSliceVar(&drawn, "drawn", []string{"S1", "S2", "S3"}, "those that the many services are drawn from")
+	f.StringVar(&only, "only", "", "delays or counts; both if left out")
 	f.StringVar(&gpu, "gpu", plan.PublishedGPU, "model of GPU to plan on")
 	f.StringSliceVar(&names, "policy", policies.Names(), "which policies; again for more")
 	f.IntSliceVar(&o.Services, "count", []int{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000}, "numbers of services to measure the delay at")
