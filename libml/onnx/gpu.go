@@ -117,6 +117,7 @@ type gpu struct {
 type launch struct {
 	stream     cuda.Stream
 	executable *cuda.Executable // nil where the model runs node by node
+	hosts      [][]byte         // pinned memory that only this executable copies from
 	binding    binding          // then this is run
 	scratch    *pool
 	ephemeral  int64
@@ -389,15 +390,21 @@ func (g *gpu) linkRest(n int) error {
 // plainSize is the session that runs batches of n node by node on the slot's stream,
 // made anew where the stream has changed.
 func (g *gpu) plainSize(slot, n int) (*size, error) {
-	k, stream := key{slot, n}, cuda.StreamOf(g.env.Stream(slot))
-	if s := g.plain[k]; s != nil {
-		if s.stream == stream {
-			return s, nil
+	stream := cuda.StreamOf(g.env.Stream(slot))
+	// The slot has moved: all that it had where it was goes at once, while that stream
+	// is still there. Another move may follow before the other sizes are configured.
+	for k, s := range g.plain {
+		if k.slot != slot || s.stream == stream {
+			continue
 		}
 		delete(g.plain, k)
 		if err := errors.Join(g.drop(k), s.close()); err != nil {
 			return nil, err
 		}
+	}
+	k := key{slot, n}
+	if s := g.plain[k]; s != nil {
+		return s, nil
 	}
 	s, err := g.newSize(n, stream, g.env.Card.Input.TensorType == models.F16)
 	if err == nil {
@@ -460,7 +467,11 @@ func (g *gpu) configureGraph(slot int, s *size, in place, outs []place) (*launch
 		g.apart = true
 		g.mu.Unlock()
 	}
-	return &launch{stream: stream, executable: executable, ephemeral: c.ephemeral}, nil
+	l := &launch{stream: stream, executable: executable, ephemeral: c.ephemeral}
+	if c.graph == nil { // it is this one's alone
+		l.hosts, c.hosts = c.hosts, nil
+	}
+	return l, nil
 }
 
 func (g *gpu) configurePlain(slot, n int, in place, outs []place) (*launch, error) {
@@ -545,7 +556,7 @@ func (g *gpu) drop(k key) error {
 	switch {
 	case l == nil:
 	case l.executable != nil:
-		return l.executable.Destroy()
+		return errors.Join(l.executable.Destroy(), free(g.context, l.hosts))
 	default:
 		l.binding.close()
 	}

@@ -629,6 +629,37 @@ func TestAGraphKeepsWhatItReadsOfTheHost(t *testing.T) {
 	r.context.FreeHost(host)
 }
 
+// One that cannot be copied is captured again for each move, with what it reads of the
+// host: what the one before it read is given back.
+func TestGraphsThatCannotBeCopiedDoNotPileUp(t *testing.T) {
+	b := &played{}
+	r := newRig(t, b)
+	host, err := r.context.AllocateHost(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(host, "constant")
+	b.fromHost = host
+	r.linked()
+	fake.Set(t, fake.Refuse("cuGraphClone", 0, cuda.NotSupported))
+	tensors := r.tensors(1)
+	r.configure(0, 1, tensors)
+	before := fake.Now().HostAllocations
+	for range 5 {
+		r.streams[0] = r.newStream()
+		r.configure(0, 1, tensors)
+		r.infer(0, 1)
+		if got := r.output(tensors); !strings.HasPrefix(string(got), "constant") {
+			t.Errorf("answered %q", got)
+		}
+	}
+	if got := fake.Now().HostAllocations; got != before {
+		t.Errorf("%d pieces of pinned memory, were %d", got, before)
+	}
+	r.end()
+	r.context.FreeHost(host)
+}
+
 // ONNX Runtime makes some things when a session first runs: they must not be made in a
 // capture only.
 func TestWhatIsDoneOnceIsDone(t *testing.T) {
@@ -717,12 +748,13 @@ func TestAModelThatCannotBeCapturedRunsNodeByNode(t *testing.T) {
 	}
 	r.streams[0].Synchronize()
 
-	// On another stream it needs another session, and gives the old one back.
+	// On another stream it needs another session, and gives those back that it had on
+	// the one before, of every size: that stream goes with the next move.
 	sessions := p.sessions
 	r.streams[0] = r.newStream()
 	r.configure(0, 2, b)
-	if p.sessions != sessions || p.made[len(p.made)-1].stream != r.streams[0] {
-		t.Errorf("%d sessions and then %d", sessions, p.sessions)
+	if p.sessions != sessions-1 || p.made[len(p.made)-1].stream != r.streams[0] {
+		t.Errorf("%d sessions and then %d, want the sizes 1 and 2 gone and 2 made", sessions, p.sessions)
 	}
 	r.infer(0, 2)
 	r.end()

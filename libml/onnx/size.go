@@ -26,9 +26,8 @@ type size struct {
 	ours    bool // the stream is
 	weights *pool
 	session session
-	// captured by lane; hosts is pinned memory that graphs copy from.
+	// captured by lane.
 	captured [lanes]*captured
-	hosts    [][]byte
 	kept     []*pool // that the session keeps something in
 }
 
@@ -41,6 +40,28 @@ type captured struct {
 	ephemeral int64
 	// apart: it writes to memory that is neither its lane's nor its outputs.
 	apart bool
+	// hosts is pinned memory that the graph copies from, and every executable of it.
+	hosts [][]byte
+}
+
+// close gives graph and pinned memory back; nothing of it is in flight.
+func (c *captured) close(in *cuda.Context) error {
+	var errs []error
+	if c.graph != nil {
+		errs = append(errs, c.graph.Destroy())
+		c.graph = nil
+	}
+	errs = append(errs, free(in, c.hosts))
+	c.hosts = nil
+	return errors.Join(errs...)
+}
+
+func free(in *cuda.Context, hosts [][]byte) error {
+	var errs []error
+	for _, host := range hosts {
+		errs = append(errs, in.FreeHost(host))
+	}
+	return errors.Join(errs...)
 }
 
 func (c *captured) over(in place, outs []place) bool {
@@ -126,12 +147,12 @@ func (s *size) try() error {
 // tryGraph captures the batch and checks what the graph answers. errNoGraph where it
 // cannot be captured. Nothing of the process may wait for the whole device meanwhile.
 func (s *size) tryGraph() error {
-	return s.privately(func(memory *pool, in place, outs []place) error {
+	return s.privately(func(memory *pool, in place, outs []place) (err error) {
 		c, err := s.capture(memory, in, outs)
 		if err != nil {
 			return err
 		}
-		defer c.graph.Destroy()
+		defer func() { err = errors.Join(err, c.close(s.g.context)) }()
 		x, err := c.graph.Instantiate()
 		if err != nil {
 			return err
@@ -228,10 +249,10 @@ func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (x 
 func (s *size) forget(lane int) error {
 	c := s.captured[lane]
 	s.captured[lane] = nil
-	if c == nil || c.graph == nil {
+	if c == nil {
 		return nil
 	}
-	return c.graph.Destroy()
+	return c.close(s.g.context)
 }
 
 // capture has ONNX Runtime queue the batch into a graph: nothing of it runs.
@@ -261,7 +282,10 @@ func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err 
 		return nil, fmt.Errorf("%w: %w", errNoGraph, firstOf(ran, ended))
 	}
 	c := &captured{input: in, outputs: outs, graph: graph, ephemeral: state.peak}
-	return c, s.examine(c, state.all)
+	if err := s.examine(c, state.all); err != nil {
+		return nil, errors.Join(err, free(s.g.context, c.hosts)) // the graph goes above
+	}
+	return c, nil
 }
 
 func firstOf(errs ...error) error {
@@ -301,7 +325,7 @@ func (s *size) examine(c *captured, scratch cuda.Range) error {
 		if err != nil {
 			return err
 		}
-		s.hosts = append(s.hosts, host)
+		c.hosts = append(c.hosts, host)
 		copyHost(cuda.At(host), copied.From.At, len(host))
 		if err := c.graph.ReadFrom(copied, cuda.At(host)); err != nil {
 			return err
@@ -332,10 +356,6 @@ func (s *size) close() error {
 			s.session.close()
 			s.session = nil
 		}
-		for _, host := range s.hosts {
-			errs = append(errs, s.g.context.FreeHost(host))
-		}
-		s.hosts = nil
 		for _, p := range append(s.kept, s.weights) {
 			errs = append(errs, p.close())
 		}
