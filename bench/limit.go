@@ -225,11 +225,10 @@ func (o *LimitOptions) point(ctx context.Context, b *bed, change configs.Change,
 			return p, err
 		}
 	}
-	process, in, f, err := b.serving(limited)
+	_, _, f, err := b.serving(limited)
 	if err != nil {
 		return p, err
 	}
-	p.SMs, p.Groups = process.SMs, len(in.SMGroups)
 	own, err := newTraffic(ctx, trafficOptions{port: f.Port, flows: 2, inFlight: 2 * o.Batch, picture: pictures[0]})
 	if err != nil {
 		return p, err
@@ -238,8 +237,16 @@ func (o *LimitOptions) point(ctx context.Context, b *bed, change configs.Change,
 	if err := own.keep(2 * o.Batch); err != nil {
 		return p, err
 	}
-	if p.Alone, err = o.measure(ctx, own, nil); err != nil || rest < 0.1 {
+	if p.Alone, err = o.measure(ctx, own, nil); err != nil {
 		return p, err
+	}
+	// Counted when it has run there, and not in the middle of its move.
+	process, in, _, err := b.serving(limited)
+	if err != nil {
+		return p, err
+	}
+	if p.SMs, p.Groups = process.SMs, len(in.SMGroups); rest < 0.1 {
+		return p, nil
 	}
 	process, _, f, err = b.serving(aggressor)
 	if err != nil {

@@ -194,7 +194,7 @@ func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, n
 			if c.BareOverlappedImagesPerSecond > 0 {
 				t.RatioOverlapped = t.ImagesPerSecond / c.BareOverlappedImagesPerSecond
 			}
-			t.Limit = t.limit()
+			t.Limit = t.limit(w.BusyPollMillis > 0)
 		}
 		w.Best = slices.MaxFunc(w.Throughput, func(a, b ThroughputCase) int { return cmp.Compare(a.Ratio, b.Ratio) })
 	}
@@ -202,8 +202,9 @@ func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, n
 }
 
 // limit names what was full: a thread above nine tenths of its CPU, else the device
-// where the bare framework does no more, else the hand-overs between them.
-func (t *ThroughputCase) limit() string {
+// where the bare framework does no more, else the hand-overs between them. With
+// busy_poll all threads are always full, and that of the load alone says something.
+func (t *ThroughputCase) limit(busyPoll bool) string {
 	const full = 90
 	better := t.Ratio
 	if t.RatioOverlapped > 0 {
@@ -214,11 +215,11 @@ func (t *ThroughputCase) limit() string {
 		return "the device"
 	case t.Answers.OK > 0 && t.KernelDrops > t.Answers.OK/100:
 		return "the receive buffer: the kernel dropped datagrams"
-	case t.Busy.Manager >= full:
+	case t.Busy.Manager >= full && !busyPoll:
 		return "a thread of the manager"
 	case t.Busy.Load >= full:
 		return "a thread of the load"
-	case t.Busy.IF >= full:
+	case t.Busy.IF >= full && !busyPoll:
 		return "the batch loop's thread"
 	case t.MeanBatch > 0 && better < Enough:
 		return "the gaps between batches"

@@ -100,6 +100,9 @@ func drawAdded(dir string, r bench.Overhead) error {
 		c := &r.Cases[i]
 		for way := range 2 {
 			l, x, at := &wayOf(c, way).Latency, float64(i)+0.4*float64(way)-0.2, 0.0
+			if !measured(*l) {
+				continue
+			}
 			for _, s := range stages {
 				to := at + s.of(c, l)
 				if err := box(p, x, 0.28, at, to, s.color); err != nil {

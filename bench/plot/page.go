@@ -197,6 +197,10 @@ func overheadTable(dir string) (string, error) {
 	return rows(list...), nil
 }
 
+// measured reports whether enough volleys rode in one batch for their percentiles to be
+// anything.
+func measured(l bench.LatencyCase) bool { return l.Whole > 0 && l.Whole >= l.Volleys/2 }
+
 func latencyTable(dir string) (string, error) {
 	r, err := read[bench.Overhead](dir, "overhead")
 	if err != nil {
@@ -207,7 +211,11 @@ func latencyTable(dir string) (string, error) {
 	for _, c := range r.Cases {
 		for _, w := range c.Ways {
 			l := w.Latency
-			list = append(list, []string{c.Model, fmt.Sprint(c.Batch), both(c.BareBatch), fmt.Sprintf("%g ms", w.BusyPollMillis), both(l.Added), met(l.Added.P50 <= mostAddedMicros), both(l.AddedWithGather), both(l.Queue), both(l.Gather), both(l.Infer), both(l.Reply), fmt.Sprintf("%d of %d", l.Whole, l.Volleys)})
+			row := []string{c.Model, fmt.Sprint(c.Batch), both(c.BareBatch), fmt.Sprintf("%g ms", w.BusyPollMillis), "", "", "", "", "", "", "", fmt.Sprintf("%d of %d", l.Whole, l.Volleys)}
+			if measured(l) {
+				copy(row[4:], []string{both(l.Added), met(l.Added.P50 <= mostAddedMicros), both(l.AddedWithGather), both(l.Queue), both(l.Gather), both(l.Infer), both(l.Reply)})
+			}
+			list = append(list, row)
 		}
 	}
 	return fmt.Sprintf("A bare futex wake of one process by another took %s in the same run.\n\n", both(r.Floor)) + rows(list...), nil

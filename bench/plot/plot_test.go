@@ -55,7 +55,7 @@ func madeUp(t *testing.T, dir string) {
 			w := bench.OverheadWay{BusyPollMillis: float64(5 * way), Best: bench.ThroughputCase{Ports: 1 + i/5, ImagesPerSecond: bare * 0.97}}
 			w.Throughput = []bench.ThroughputCase{w.Best}
 			w.Latency.Queue.P50, w.Latency.Gather.P50, w.Latency.Infer.P50, w.Latency.Reply.P50 = 20, float64(10*batch), 510, 15
-			w.Latency.Added.P99 = 90
+			w.Latency.Added.P99, w.Latency.Volleys, w.Latency.Whole = 90, 100, 100
 			c.Ways = append(c.Ways, w)
 		}
 		overhead.Cases = append(overhead.Cases, c)
