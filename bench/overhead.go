@@ -198,7 +198,17 @@ func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, n
 		}
 		w.Best = slices.MaxFunc(w.Throughput, func(a, b ThroughputCase) int { return cmp.Compare(a.Ratio, b.Ratio) })
 	}
-	return c, before.Device, nil
+	return c, o.deviceName(before.Device), nil
+}
+
+// deviceName is the name of the GPU with that UUID, or what it was given.
+func (o *OverheadOptions) deviceName(uuid string) string {
+	for _, g := range o.Machine.GPUs {
+		if g.UUID == uuid {
+			return g.Name
+		}
+	}
+	return uuid
 }
 
 // limit names what was full: a thread above nine tenths of its CPU, else the device

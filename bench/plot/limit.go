@@ -9,6 +9,15 @@ import (
 	"github.com/penstock/penstock/bench"
 )
 
+// multiprocessors are how many a point's limit left. Groups are handed out whole, so
+// they are all that the neighbour has not: a count in the middle of a move says less.
+func multiprocessors(r *bench.Limit, s *bench.LimitSeries, p *bench.LimitPoint) int {
+	if s.Change == "partition" && p.AggressorSMs > 0 {
+		return r.SMs - p.AggressorSMs
+	}
+	return p.SMs
+}
+
 // drawLimit shows throughput and tail latency against the multiprocessors that a
 // limit leaves, alone and beside an aggressor.
 func drawLimit(dir string) error {
@@ -27,7 +36,7 @@ func drawLimit(dir string) error {
 		}
 		var alone, beside, aloneTail, besideTail plotter.XYs
 		for _, p := range s.Points {
-			x := float64(p.SMs)
+			x := float64(multiprocessors(&r, &s, &p))
 			if p.SMs == 0 { // a CPU's quota
 				x = p.Percent
 			}

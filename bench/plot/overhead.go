@@ -29,6 +29,16 @@ func drawOverhead(dir string) error {
 	return drawAdded(dir, r)
 }
 
+// device is its name: some reports have its UUID.
+func device(r bench.Overhead) string {
+	for _, g := range r.Machine.GPUs {
+		if g.UUID == r.Device {
+			return g.Name
+		}
+	}
+	return r.Device
+}
+
 func caseNames(r bench.Overhead) (names []string) {
 	for _, c := range r.Cases {
 		names = append(names, fmt.Sprintf("%s\nbatch %d", c.Model, c.Batch))
@@ -43,15 +53,15 @@ func wayOf(c *bench.OverheadCase, i int) *bench.OverheadWay {
 
 // drawThroughput shows Penstock's throughput in percent of the bare framework's.
 func drawThroughput(dir string, r bench.Overhead) error {
-	p := newPlot("Throughput, UDP in to reply out, beside the bare framework in a closed loop ("+r.Device+")", "", "% of the bare framework")
+	p := newPlot("Throughput, UDP in to reply out, beside the bare framework in a closed loop ("+device(r)+")", "", "% of the bare framework")
 	var bare, overlapped bars
 	bare = bars{name: "bare framework", color: light}
 	overlapped = bars{name: "bare, two batches in flight", color: grey}
-	ours := []bars{{name: "Penstock, end to end", color: blue}, {name: "Penstock, busy_poll", color: green}}
+	ours := []bars{{name: "Penstock, end to end, best number of ports", color: blue}, {name: "Penstock, busy_poll", color: green}}
 	most := 100.0
 	for _, c := range r.Cases {
 		percent := func(v float64) float64 { return 100 * v / c.BareImagesPerSecond }
-		label := func(v float64) string { return number(v) + "/s" }
+		label := func(v float64) string { return fmt.Sprintf("%.1fk", v/1000) }
 		bare.values, bare.labels = append(bare.values, 100), append(bare.labels, label(c.BareImagesPerSecond))
 		o := math.NaN()
 		if c.BareOverlappedImagesPerSecond > 0 {
@@ -63,11 +73,7 @@ func drawThroughput(dir string, r bench.Overhead) error {
 			w := wayOf(&c, i)
 			v := percent(w.Best.ImagesPerSecond)
 			most = max(most, v)
-			text := label(w.Best.ImagesPerSecond)
-			if w.Best.Ports > 1 {
-				text += fmt.Sprintf("\n(%d ports)", w.Best.Ports)
-			}
-			ours[i].values, ours[i].labels = append(ours[i].values, v), append(ours[i].labels, text)
+			ours[i].values, ours[i].labels = append(ours[i].values, v), append(ours[i].labels, label(w.Best.ImagesPerSecond))
 		}
 	}
 	if err := grouped(p, 0, caseNames(r), bare, overlapped, ours[0], ours[1]); err != nil {
@@ -84,7 +90,7 @@ func drawThroughput(dir string, r bench.Overhead) error {
 // drawAdded shows what lies between the last packet and the reply, the framework's
 // own time taken off, as stages on one another.
 func drawAdded(dir string, r bench.Overhead) error {
-	p := newPlot("Time from the last packet to the reply, less the bare framework's (median; left: as it comes, right: busy_poll; "+r.Device+")", "", "µs")
+	p := newPlot("Last packet to reply, less a bare batch (median; right: busy_poll; "+device(r)+")", "", "µs")
 	stages := []struct {
 		bars
 		of func(c *bench.OverheadCase, l *bench.LatencyCase) float64

@@ -270,7 +270,7 @@ func limitTable(dir string) (string, error) {
 			whole = max(whole, p.Alone.ImagesPerSecond)
 		}
 		for _, p := range s.Points {
-			row := []string{name, fmt.Sprintf("%.0f %%", p.Percent), fmt.Sprint(p.SMs), number(p.Alone.ImagesPerSecond) + "/s", fmt.Sprintf("%.0f %%", 100*p.Alone.ImagesPerSecond/whole), "", "", span(p.Alone.Latency.P99 * 1e3), ""}
+			row := []string{name, fmt.Sprintf("%.0f %%", p.Percent), fmt.Sprint(multiprocessors(&r, &s, &p)), number(p.Alone.ImagesPerSecond) + "/s", fmt.Sprintf("%.0f %%", 100*p.Alone.ImagesPerSecond/whole), "", "", span(p.Alone.Latency.P99 * 1e3), ""}
 			if p.Beside != nil {
 				row[5] = number(p.Beside.ImagesPerSecond) + "/s"
 				row[6] = fmt.Sprintf("%.0f %%", 100*p.Beside.ImagesPerSecond/p.Alone.ImagesPerSecond)
