@@ -46,7 +46,7 @@ and which command mends it. The exit status is 1 when a node could not run here.
 			healthy := true
 			list := examine(int64(c.Slab.ReceiveBuffer), c.ReservedCPUs)
 			list = append(list, examineGPU(cmd.Context(), c, gpuQuestions{nvml.Open, mps.Try, mps.Strangers, onnx.Library})...)
-			list = append(list, finding{what: "dpdk", say: "this build has no DPDK source; packets come from kernel sockets"})
+			list = append(list, examineDPDK(dpdkMachine{root: "/", version: dpdkVersion()}, dpdkWishOf(c))...)
 			for _, f := range list {
 				mark := "ok  "
 				if !f.ok {
