@@ -1,0 +1,57 @@
+package frame
+
+import (
+	"encoding/binary"
+	"math/bits"
+)
+
+// Sums are kept in the order of little-endian words, whatever the machine: the
+// ones' complement sum of swapped bytes is the swapped sum (RFC 1071, 2.B), so one
+// swap at the end does, and the loop loads eight bytes at a time.
+
+// sum adds b to a ones' complement sum, with a zero byte after an odd end.
+func sum(b []byte, s uint64) uint64 {
+	var carry uint64
+	for len(b) >= 32 {
+		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(b), 0)
+		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(b[8:]), carry)
+		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(b[16:]), carry)
+		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(b[24:]), carry)
+		s += carry // cannot overflow: a sum that carried is below 1<<64 - 1
+		b = b[32:]
+	}
+	for len(b) >= 8 {
+		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(b), 0)
+		s += carry
+		b = b[8:]
+	}
+	var last [8]byte
+	if len(b) > 0 {
+		copy(last[:], b)
+		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(last[:]), 0)
+		s += carry
+	}
+	return s
+}
+
+// sum16 adds a number that stands on the wire in the network's order.
+func sum16(v uint16, s uint64) uint64 {
+	s, carry := bits.Add64(s, uint64(bits.ReverseBytes16(v)), 0)
+	return s + carry
+}
+
+// fold makes 16 bits of a sum, as they stand on the wire.
+func fold(s uint64) uint16 {
+	s = s>>32 + s&0xffffffff
+	s = s>>32 + s&0xffffffff
+	s = s>>16 + s&0xffff
+	s = s>>16 + s&0xffff
+	return bits.ReverseBytes16(uint16(s))
+}
+
+// pseudo is the sum of the pseudo header of a UDP or ICMPv6 message of l4Bytes
+// bytes; addresses are source and destination as they stand in the IP header
+// (RFC 768; RFC 8200 8.1).
+func pseudo(addresses []byte, protocol uint8, l4Bytes int) uint64 {
+	return sum16(uint16(l4Bytes), sum16(uint16(protocol), sum(addresses, 0)))
+}

@@ -1,0 +1,27 @@
+package frame
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Host is who a port is on its network: its Ethernet address and its IP addresses,
+// few.
+type Host struct {
+	MAC       MAC
+	Addresses []netip.Addr
+}
+
+// Accept reports whether a datagram is for the host (OK), for another machine
+// (ForeignAddress), or says that it comes from the host itself (BadSource).
+func (h *Host) Accept(d *Datagram) Reason {
+	switch {
+	case d.Link.Own != h.MAC, !h.has(d.To.Addr()):
+		return ForeignAddress
+	case h.has(d.From.Addr()):
+		return BadSource
+	}
+	return OK
+}
+
+func (h *Host) has(addr netip.Addr) bool { return slices.Contains(h.Addresses, addr) }
