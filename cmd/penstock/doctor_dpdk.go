@@ -403,7 +403,7 @@ func (m dpdkMachine) cores(w dpdkWish) finding {
 			return f
 		}
 		f.say = "none: a polling core is shared with whatever else runs, and loses packets meanwhile"
-		if len(online) > 2 {
+		if len(online) > 1 {
 			last := online[len(online)-1]
 			f.mend = isolate([]int{last})
 		}
