@@ -1,0 +1,207 @@
+package dpdk
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The addresses of the laboratory. Hosts that only the raw sender plays have others
+// (sender_test.go), so that this kernel does not answer for them.
+const (
+	camera4, node4       = "10.77.0.1", "10.77.0.2"
+	camera6, node6       = "fd00:77::1", "fd00:77::2"
+	cameraMgmt, nodeMgmt = "10.79.0.1", "10.79.0.2"
+)
+
+// laboratory is two networks and the cables between.
+type laboratory struct {
+	node *place
+}
+
+// place is a network namespace, held by a thread that lives in it.
+type place struct {
+	jobs chan func()
+	path string // of the namespace, for ip link set ... netns
+}
+
+// newLaboratory makes it, or skips the test where this is no run of make test-dpdk.
+func newLaboratory(t *testing.T) *laboratory {
+	t.Helper()
+	if penstock == "" {
+		t.Skip(why)
+	}
+	l := &laboratory{node: newPlace(t)}
+	must(t, run("ip", "link", "add", "mgmt0", "type", "veth", "peer", "name", "mgmt1", "netns", l.node.path))
+	must(t, run("ip", "link", "add", "cam0", "type", "veth", "peer", "name", "node0", "netns", l.node.path))
+	t.Cleanup(func() {
+		run("ip", "link", "del", "mgmt0")
+		run("ip", "link", "del", "cam0") // a test may have done so
+	})
+	l.node.must(t, "ip", "addr", "add", nodeMgmt+"/24", "dev", "mgmt1")
+	l.node.must(t, "ip", "link", "set", "mgmt1", "up")
+	l.node.must(t, "ip", "link", "set", "lo", "up")
+	l.node.must(t, "ip", "link", "set", "node0", "up")
+	must(t, run("ip", "addr", "add", cameraMgmt+"/24", "dev", "mgmt0"))
+	must(t, run("ip", "link", "set", "mgmt0", "up"))
+	must(t, run("ip", "addr", "add", camera4+"/24", "dev", "cam0"))
+	must(t, run("ip", "addr", "add", camera6+"/64", "dev", "cam0", "nodad"))
+	must(t, run("ip", "link", "set", "cam0", "up"))
+	l.checksums(t, true)
+	// Trains that the kernel cuts only at a card (UDP_SEGMENT) would cross a veth
+	// uncut, as frames of 64 KiB.
+	must(t, run("ethtool", "-K", "cam0", "tx-udp-segmentation", "off", "gso", "off", "tso", "off"))
+	waitFor(t, "the cable between camera and node", func() bool {
+		state, _ := os.ReadFile("/sys/class/net/cam0/operstate")
+		return strings.TrimSpace(string(state)) == "up"
+	})
+	return l
+}
+
+// checksums says whether the camera's kernel fills them in; a card would.
+func (l *laboratory) checksums(t *testing.T, filled bool) {
+	t.Helper()
+	state := "on"
+	if filled {
+		state = "off"
+	}
+	must(t, run("ethtool", "-K", "cam0", "tx", state))
+}
+
+// bridge connects the cable's end at the node with another of the node's interfaces.
+func (l *laboratory) bridge(t *testing.T, iface string) {
+	t.Helper()
+	l.node.must(t, "ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
+	l.node.must(t, "ip", "link", "set", "node0", "master", "br0")
+	l.node.must(t, "ip", "link", "set", iface, "master", "br0")
+	l.node.must(t, "ip", "link", "set", iface, "txqueuelen", "10000", "up")
+	l.node.must(t, "ip", "link", "set", "br0", "up")
+}
+
+// newPlace makes a network namespace whose kernel says nothing of its own accord.
+func newPlace(t *testing.T) *place {
+	t.Helper()
+	p := &place{jobs: make(chan func())}
+	made := make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread, and with it the namespace, ends with the goroutine.
+		runtime.LockOSThread()
+		made <- func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
+				return fmt.Errorf("make a network namespace: %w", err)
+			}
+			if err := showNetwork(); err != nil {
+				return err
+			}
+			p.path = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+			// No neighbour discovery of the kernel's on what DPDK owns.
+			for _, which := range []string{"all", "default"} {
+				if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", []byte("1"), 0); err != nil {
+					return fmt.Errorf("switch IPv6 off: %w", err)
+				}
+			}
+			return nil
+		}()
+		for job := range p.jobs {
+			job()
+		}
+	}()
+	must(t, <-made)
+	t.Cleanup(func() { close(p.jobs) })
+	return p
+}
+
+// do runs job in the place's network; processes that it starts are in it, too.
+func (p *place) do(job func()) {
+	done := make(chan struct{})
+	p.jobs <- func() {
+		defer close(done)
+		job()
+	}
+	<-done
+}
+
+func (p *place) run(name string, args ...string) (err error) {
+	p.do(func() { err = run(name, args...) })
+	return err
+}
+
+func (p *place) must(t *testing.T, name string, args ...string) {
+	t.Helper()
+	must(t, p.run(name, args...))
+}
+
+// mac is an interface's address.
+func (p *place) mac(t *testing.T, iface string) net.HardwareAddr {
+	t.Helper()
+	var text []byte
+	var err error
+	p.do(func() { text, err = os.ReadFile("/sys/class/net/" + iface + "/address") })
+	must(t, err)
+	mac, err := net.ParseMAC(strings.TrimSpace(string(text)))
+	must(t, err)
+	return mac
+}
+
+// kernelHas tries a tc discipline on an interface of this process's network, and
+// says what the kernel answered.
+func kernelHas(discipline ...string) error {
+	if err := run("ip", "link", "add", "try0", "type", "veth", "peer", "name", "try1"); err != nil {
+		return err
+	}
+	defer run("ip", "link", "del", "try0")
+	return run("tc", append([]string{"qdisc", "add", "dev", "try0", "root"}, discipline...)...)
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// patience bounds every wait: it is for hangs, not for slow machines.
+const patience = 60 * time.Second
+
+func waitFor(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited %s for %s", patience, what)
+		}
+	}
+}
+
+func TestTheLaboratoryIsOfItsOwn(t *testing.T) {
+	l := newLaboratory(t)
+	if err := run("ping", "-c1", "-W1", node4); err == nil {
+		t.Error("somebody answers for the node's address, and no node runs")
+	}
+	l.node.must(t, "ip", "link", "show", "node0")
+	if err := run("ip", "link", "show", "node0"); err == nil {
+		t.Error("the node's interface is in the camera's network")
+	}
+	if out, _ := exec.Command("ip", "-o", "link").Output(); strings.Contains(string(out), "eth0") {
+		t.Errorf("the machine's own interfaces are here:\n%s", out)
+	}
+	var names []string
+	l.node.do(func() {
+		entries, _ := os.ReadDir("/sys/class/net")
+		for _, e := range entries {
+			names = append(names, e.Name())
+		}
+	})
+	if got := strings.Join(names, " "); got != "lo mgmt1 node0" {
+		t.Errorf("the node sees %q in /sys/class/net, want lo mgmt1 node0", got)
+	}
+	if err := kernelHas("netem", "loss", "1%"); err != nil {
+		t.Logf("no netem here, the test's own sender loses and reorders instead: %v", err)
+	}
+}
