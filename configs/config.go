@@ -18,6 +18,8 @@ type Config struct {
 	// Listen is the address that model ports are opened on; loopback unless told
 	// otherwise.
 	Listen netip.Addr
+	// Source is where datagrams come from.
+	Source Source
 	// HTTP is where metrics, health and status are served.
 	HTTP netip.AddrPort
 	// RuntimeDir holds the sockets between the processes of this node; empty means

@@ -107,7 +107,7 @@ func Decode(file string, data []byte) (Config, error) {
 }
 
 func (c *Config) decode(root document.Value) {
-	m := root.Map("device", "listen", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
+	m := root.Map("device", "listen", "source", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
 		"aggregate", "shares", "batching", "functions", "hang_timeout", "fault_hold", "busy_poll", "drain_timeout")
 	if v := m.May("device"); !v.Absent() {
 		c.Device = v.Text(deviceRule)
@@ -122,6 +122,7 @@ func (c *Config) decode(root document.Value) {
 			v.Reject("is no IP address; 127.0.0.1 is this machine only, 0.0.0.0 every interface")
 		}
 	}
+	c.Source.decode(m)
 	if v := m.May("http"); !v.Absent() {
 		var err error
 		if c.HTTP, err = netip.ParseAddrPort(v.Text("ADDRESS:PORT")); err != nil {

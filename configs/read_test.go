@@ -3,6 +3,7 @@ package configs
 import (
 	"bytes"
 	"encoding/json"
+	"net/netip"
 	"os"
 	"reflect"
 	"strings"
@@ -98,23 +99,57 @@ var wrong = map[string][]string{
 	"shares: {change: partition}":                        {"change", "cpu", "shadow", "device: cuda"},
 	"{device: cuda, shares: {change: in-place}}":         {"change", "cuda", "partition"},
 	"functions: [{name: a, port: 1, change: partition}]": {"change", "cpu", "shadow"},
-	"{device: GPU-1a2b, functions: [{name: a, port: 1, change: in-place}]}": {"change", "GPU-1a2b", "partition"},
-	"functions: [{name: a, port: 1, streams: 3}]":                           {"streams", "3", "auto"},
-	"functions: [{name: a, port: 1, streams: many}]":                        {"streams", "many", "auto"},
-	"shares: {sm_grain: -8}":                                                {"sm_grain", "-8"},
-	"functions: {name: a}":                                                  {"functions"},
-	"shares: {minimum_percent: 101}":                                        {"minimum_percent", "101"},
-	"shares: {tune: maybe}":                                                 {"tune", "maybe"},
-	"shares: {hold_down: -1s}":                                              {"hold_down"},
-	"aggregate: {slots: 65}":                                                {"slots", "65"},
-	"aggregate: {slots: 32}":                                                {"slots", "32"},
-	"aggregate: {deadline: soon}":                                           {"deadline", "soon"},
-	"slab: {size: lots}":                                                    {"size", "lots"},
-	"fault_hold: long":                                                      {"fault_hold", "long"},
-	"busy_poll: 2s":                                                         {"busy_poll", "1s"},
-	"batching: clipper":                                                     {"clipper", "slab", "aimd"},
-	"log: {level: loud}":                                                    {"loud", "debug"},
-	"lsiten: 127.0.0.1":                                                     {`"lsiten"`, `"listen"`},
+	"{device: GPU-1a2b, functions: [{name: a, port: 1, change: in-place}]}":               {"change", "GPU-1a2b", "partition"},
+	"functions: [{name: a, port: 1, streams: 3}]":                                         {"streams", "3", "auto"},
+	"functions: [{name: a, port: 1, streams: many}]":                                      {"streams", "many", "auto"},
+	"shares: {sm_grain: -8}":                                                              {"sm_grain", "-8"},
+	"functions: {name: a}":                                                                {"functions"},
+	"shares: {minimum_percent: 101}":                                                      {"minimum_percent", "101"},
+	"shares: {tune: maybe}":                                                               {"tune", "maybe"},
+	"shares: {hold_down: -1s}":                                                            {"hold_down"},
+	"aggregate: {slots: 65}":                                                              {"slots", "65"},
+	"aggregate: {slots: 32}":                                                              {"slots", "32"},
+	"aggregate: {deadline: soon}":                                                         {"deadline", "soon"},
+	"slab: {size: lots}":                                                                  {"size", "lots"},
+	"fault_hold: long":                                                                    {"fault_hold", "long"},
+	"busy_poll: 2s":                                                                       {"busy_poll", "1s"},
+	"batching: clipper":                                                                   {"clipper", "slab", "aimd"},
+	"log: {level: loud}":                                                                  {"loud", "debug"},
+	"source: kernel":                                                                      {"f.yaml:1:", "source", `"kernel"`, "udp", "dpdk"},
+	"source: dpdk":                                                                        {"source", "port", "addresses"},
+	"source: [udp]":                                                                       {"source", "udp"},
+	"source: {}":                                                                          {"source.dpdk", "missing", "port"},
+	"source: {dkdp: {port: net_ring0, addresses: [10.0.0.2]}}":                            {`"dkdp"`, `"dpdk"`},
+	"source: {dpdk: {port: net_ring0}}":                                                   {"source.dpdk.addresses", "missing", "10.0.0.2"},
+	"source: {dpdk: {addresses: [10.0.0.2]}}":                                             {"source.dpdk.port", "missing", "0000:3b:00.0"},
+	"source: {dpdk: {port: '3b:00.0', addresses: [10.0.0.2]}}":                            {"port", "0000:3b:00.0"},
+	"source: {dpdk: {port: eth0, addresses: [10.0.0.2]}}":                                 {`"eth0"`, "0000:3b:00.0", "iface=veth1"},
+	"source: {dpdk: {port: net_af_packet0, addresses: [10.0.0.2]}}":                       {"interface", "net_af_packet0,iface="},
+	"source: {dpdk: {port: 'net_af_xdp0,iface=', addresses: [10.0.0.2]}}":                 {"interface", "net_af_xdp0,iface="},
+	"source: {dpdk: {port: 'net_tap,iface=d0', addresses: [10.0.0.2]}}":                   {"number", "net_tap0,iface=d0"},
+	"source: {dpdk: {port: net_afpacket0, addresses: [10.0.0.2]}}":                        {"net_afpacket", "net_af_packet"},
+	"source: {dpdk: {port: 'net_ring0 ', addresses: [10.0.0.2]}}":                         {"net_ring0 ", "PCI"},
+	"source: {dpdk: {port: net_ring0, addresses: []}}":                                    {"addresses", "1 to 16"},
+	"source: {dpdk: {port: net_ring0, addresses: 10.0.0.2}}":                              {"addresses", "list"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2/24]}}":                         {"addresses[0]", "10.0.0.2/24", "alone"},
+	"source: {dpdk: {port: net_ring0, addresses: ['fe80::1%eth0']}}":                      {"addresses[0]", "zone"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2, 10.0.0.2]}}":                  {"addresses[1]", "twice"},
+	"source: {dpdk: {port: net_ring0, addresses: [here]}}":                                {"addresses[0]", "here"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], queues: 0}}":                 {"queues", "0", "64"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], queues: many}}":              {"queues", "many"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], lcores: [1, 1]}}":            {"lcores[1]", "1", "another"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], lcores: [-1]}}":              {"lcores[0]", "-1"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], mtu: 100}}":                  {"mtu", "100", "1280"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], memory: lots}}":              {"memory", "lots"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], mbufs: 1}}":                  {"mbufs", "4096"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], huge_pages: some}}":          {"huge_pages", "some"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], checksums: never}}":          {"never", "auto", "ignore"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: --log-level=8}}":        {"eal", "list"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['--vdev=net_null0']}}": {"eal[0]", "--vdev", "source.dpdk.port"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['-l1,2']}}":            {"eal[0]", "-l1,2", "lcores"},
+	"{listen: 10.0.0.2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":        {"listen", "source.dpdk.addresses"},
+	"{slab: {size: 64MiB}, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":     {"slab", "source.dpdk.memory"},
+	"lsiten: 127.0.0.1":                                                                   {`"lsiten"`, `"listen"`},
 }
 
 func TestWrongConfigurationsAreNamedByReaderAndSchema(t *testing.T) {
@@ -142,8 +177,12 @@ func TestWrongConfigurationsAreNamedByReaderAndSchema(t *testing.T) {
 // What no schema can say.
 func TestReaderFindsWhatSchemasCannot(t *testing.T) {
 	for text, words := range map[string][]string{
-		"listen: nowhere":    {"listen", "127.0.0.1"},
-		"http: nowhere:1":    {"http", "127.0.0.1:9650"},
+		"listen: nowhere": {"listen", "127.0.0.1"},
+		"http: nowhere:1": {"http", "127.0.0.1:9650"},
+		"source: {dpdk: {port: net_ring0, addresses: [127.0.0.1]}}":                           {"127.0.0.1", "another machine"},
+		"source: {dpdk: {port: net_ring0, addresses: ['::ffff:10.0.0.2']}}":                   {"10.0.0.2"},
+		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], memory: 1MiB}}":              {"memory", "1MiB", "64MiB"},
+		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], queues: 3, lcores: [1, 2]}}": {"lcores", "2 CPUs for 3 queues"},
 		"slab: {size: 1KiB}": {"size", "1KiB", "MiB"},
 		"functions: [{name: a, port: 1}, {name: a, port: 2}]": {`"a"`, "another function"},
 		"functions: [{name: a, port: 1}, {name: b, port: 1}]": {"port", `"a"`},
@@ -158,6 +197,88 @@ func TestReaderFindsWhatSchemasCannot(t *testing.T) {
 				t.Errorf("%q: error %q does not name %q", text, err, word)
 			}
 		}
+	}
+}
+
+func TestPortsThatDPDKHas(t *testing.T) {
+	s := schema(t)
+	for _, port := range []string{
+		`"0000:3b:00.0"`, "0000:3b:00.0", "0000:03:00.1", `"0000:3b:00.0,representor=0"`,
+		"'net_af_packet0,iface=veth1'", "'net_af_packet0,qpairs=2,iface=veth1,framecnt=8192'", "net_tap0", "'net_tap1,iface=dtap0'",
+		"'net_af_xdp0,iface=veth1,force_copy=1'", "'net_pcap0,rx_pcap=a.pcap'", "'net_pcap0,iface=veth1'",
+		"'net_memif0,role=server,socket=/run/x.sock'", "net_ring0", "'net_null0,size=1088'",
+	} {
+		text := "source: {dpdk: {port: " + port + ", addresses: [10.0.0.2, 'fd00::2']}}"
+		c, err := Decode("f.yaml", []byte(text))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if want := strings.Trim(port, `"'`); c.Source.DPDK.Port != want {
+			t.Errorf("%s: port is %q, want %q", text, c.Source.DPDK.Port, want)
+		}
+		if err := valid(t, s, text); err != nil {
+			t.Errorf("%q: schema: %v", text, err)
+		}
+	}
+}
+
+func TestADPDKPortIsReadWhole(t *testing.T) {
+	c, err := Decode("f.yaml", []byte(`
+source:
+  dpdk:
+    port: "0000:3b:00.0"
+    addresses: [10.0.0.2, fd00::2]
+    lcores: [2, 3]
+    mtu: 9000
+    memory: 2GiB
+    huge_pages: false
+    mbufs: 65536
+    checksums: verify
+    eal: ["--log-level=8"]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := DPDK{
+		Port: "0000:3b:00.0", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")},
+		Queues: 2, LCores: []int{2, 3}, MTU: 9000, Memory: 2 << 30, Mbufs: 65536,
+		Checksums: ChecksumsVerify, EAL: []string{"--log-level=8"},
+	}
+	if !reflect.DeepEqual(*c.Source.DPDK, want) {
+		t.Errorf("it reads\n%+v, want\n%+v", *c.Source.DPDK, want)
+	}
+	c, err = Decode("f.yaml", []byte("source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	least := DefaultDPDK()
+	least.Port, least.Addresses = "net_ring0", want.Addresses[:1]
+	if !reflect.DeepEqual(*c.Source.DPDK, least) {
+		t.Errorf("it reads\n%+v, want the defaults\n%+v", *c.Source.DPDK, least)
+	}
+}
+
+// The block in the reference that is not in force says what is.
+func TestReferenceStatesTheDefaultsOfADPDKPort(t *testing.T) {
+	text, err := os.ReadFile("reference.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), "\n# source:\n")
+	block, _, _ := strings.Cut(rest, "\nhttp:")
+	block = "source:\n" + strings.ReplaceAll("\n"+block, "\n# ", "\n")
+	c, err := Decode("f.yaml", []byte(block))
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, block)
+	}
+	if err := valid(t, schema(t), block); err != nil {
+		t.Errorf("schema: %v", err)
+	}
+	want := DefaultDPDK()
+	want.Port, want.Addresses = c.Source.DPDK.Port, c.Source.DPDK.Addresses
+	if !reflect.DeepEqual(*c.Source.DPDK, want) {
+		t.Errorf("reference.yaml says\n%+v, the defaults are\n%+v", *c.Source.DPDK, want)
 	}
 }
 

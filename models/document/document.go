@@ -346,6 +346,12 @@ func (v Value) IsList() bool {
 	return ok
 }
 
+// IsMap reports whether a map stands here.
+func (v Value) IsMap() bool {
+	_, ok := v.node.(ast.MapNode)
+	return ok
+}
+
 // Text reads a string that is not empty. A number or a word like true must be
 // quoted to be one.
 func (v Value) Text(what string) string {
