@@ -29,10 +29,11 @@ type dpdkWish struct {
 	lcores     []int
 	huge       bool
 	memoryMiB  int
+	mtu        int
 }
 
 // pciAddress is a PCI device's as DPDK and sysfs write it.
-var pciAddress = regexp.MustCompile(`^[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$`)
+var pciAddress = regexp.MustCompile(`^[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$`)
 
 // physical reports whether the port wished for is a PCI device.
 func (w dpdkWish) physical() bool {
@@ -302,13 +303,11 @@ func (m dpdkMachine) virtual(w dpdkWish) finding {
 		if state == "down" {
 			f.ok, f.mend = false, "ip link set "+iface+" up"
 		}
-		// An af_packet frame of 2 KiB less the kernel's header, an af_xdp one less
-		// its headroom (docs/dpdk.md).
-		const most = 1996
-		if mtu, err := m.number("/sys/class/net/" + iface + "/mtu"); err == nil && mtu > most && !strings.Contains(arguments, "framesz=") {
+		most := cmp.Or(w.mtu, 1500)
+		if mtu, err := m.number("/sys/class/net/" + iface + "/mtu"); err == nil && mtu > most {
 			f.ok = false
-			f.say += fmt.Sprintf(", MTU %d: frames beyond %d bytes would be cut off", mtu, most)
-			f.mend = fmt.Sprintf("ip link set %s mtu 1500", iface)
+			f.say += fmt.Sprintf(", MTU %d: packets beyond %d bytes do not fit the port's buffers", mtu, most)
+			f.mend = fmt.Sprintf("source.dpdk.mtu: %d, or ip link set %s mtu %d", mtu, iface, most)
 		}
 	}
 	return f
@@ -547,7 +546,13 @@ func (m dpdkMachine) mounted(kind string) string {
 }
 
 // dpdkWishOf is what a configuration wants of DPDK.
-func dpdkWishOf(configs.Config) dpdkWish { return dpdkWish{} }
+func dpdkWishOf(c configs.Config) dpdkWish {
+	d := c.Source.DPDK
+	if d == nil {
+		return dpdkWish{}
+	}
+	return dpdkWish{configured: true, port: d.Port, lcores: d.LCores, huge: d.HugePages, memoryMiB: int(d.Memory >> 20), mtu: d.MTU}
+}
 
 // dpdkVersion is that of the DPDK in this build, empty where there is none.
 func dpdkVersion() string { return "" }

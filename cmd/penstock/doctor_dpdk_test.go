@@ -165,7 +165,7 @@ func TestDoctorSaysWhatKeepsDPDKFromAServerAndTheCommandThatMendsIt(t *testing.T
 		{"an interface that is down", []string{"/sys/class/net/veth1/operstate", "down"}, dpdkWish{configured: true, port: "net_af_xdp0,iface=veth1"},
 			"port net_af_xdp0", "on veth1, down", "ip link set veth1 up", false},
 		{"jumbo frames", []string{"/sys/class/net/veth1/mtu", "9000"}, dpdkWish{configured: true, port: "net_af_packet0,iface=veth1"},
-			"port net_af_packet0", "MTU 9000: frames beyond 1996 bytes would be cut off", "ip link set veth1 mtu 1500", false},
+			"port net_af_packet0", "MTU 9000: packets beyond 1500 bytes do not fit", "source.dpdk.mtu: 9000, or ip link set veth1 mtu 1500", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			found := examined(t, with(dpdkServer(), c.change...), c.wish)
