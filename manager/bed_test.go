@@ -54,6 +54,7 @@ func newBed(t *testing.T, card *models.Card, shares ...float64) *bed {
 	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
 	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), done: make(chan struct{}), generations: map[place]uint32{}}
 	m.metrics = newMetrics(m)
+	m.ports = kernelPorts{&m.cfg}
 	f, err := newFunction(m, configs.Function{Name: "test", Instances: len(shares)}, card)
 	if err != nil {
 		t.Fatal(err)

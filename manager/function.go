@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/source"
-	"github.com/penstock/penstock/manager/source/udp"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -111,17 +109,9 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 			f.close()
 		}
 	}()
-	src, err := udp.Open(udp.Options{
-		BusyPoll:   m.cfg.BusyPoll,
-		Listen:     netip.AddrPortFrom(m.cfg.Listen, c.Port),
-		SlabBytes:  int(m.cfg.Slab.Size),
-		RecvBuffer: int(m.cfg.Slab.ReceiveBuffer),
-		HugePages:  m.cfg.Slab.HugePages,
-	})
-	if err != nil {
+	if f.source, f.closeSlab, err = m.ports.open(c.Port); err != nil {
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
 	}
-	f.source, f.closeSlab = src, src.CloseSlab
 	if f.table, err = shm.NewTable("penstock-"+c.Name+"-requests", f.geometry); err != nil {
 		return nil, fmt.Errorf("make request table of %s: %w", c.Name, err)
 	}
@@ -277,7 +267,7 @@ func (f *function) sharePercent() float64 {
 func (f *function) status() control.FunctionStatus {
 	src := f.source.Stats()
 	s := control.FunctionStatus{
-		Name: f.name, Address: f.m.cfg.Listen.String(), Port: int(f.source.LocalAddr().Port()),
+		Name: f.name, Address: f.m.ports.address().String(), Port: int(f.source.LocalAddr().Port()),
 		SLOMillis:    float64(f.slo) / float64(time.Millisecond),
 		SharePercent: f.sharePercent(),
 		Swaps:        f.swaps.Load(), SwapIdle: f.idle.summary(),

@@ -312,6 +312,13 @@ func (m *Manager) closeFunctions() {
 	m.functions = nil
 }
 
+// closePorts gives up what the ports of functions had in common.
+func (m *Manager) closePorts() {
+	if err := m.ports.close(); err != nil {
+		m.log.Warn().Err(err).Msg("close network port")
+	}
+}
+
 // close ends the function's threads and gives back its memory and its port.
 func (f *function) close() {
 	f.closed.Store(true)

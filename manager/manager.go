@@ -51,6 +51,7 @@ type Manager struct {
 	log  zerolog.Logger
 	id   string
 
+	ports    ports
 	link     link
 	attach   *control.AttachListener
 	calls    chan func()
@@ -147,6 +148,10 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		return err
 	}
 	defer web.close()
+	if m.ports, err = m.newPorts(); err != nil {
+		return err
+	}
+	defer m.closePorts()
 	defer m.closeFunctions()
 	for _, fn := range m.cfg.Functions {
 		if err := m.add(fn); err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/source/dpdk/frame"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -119,6 +120,16 @@ var (
 		"Datagrams received.", []string{"function"}, nil)
 	descBytes = prometheus.NewDesc("penstock_source_bytes_total",
 		"Bytes of datagrams received.", []string{"function"}, nil)
+	descFrames = prometheus.NewDesc("penstock_port_frames_total",
+		"Frames that a port of DPDK received, by what was made of them.", []string{"reason"}, nil)
+	descAnswered = prometheus.NewDesc("penstock_port_answered_total",
+		"Questions about the port's own addresses that were answered.", []string{"protocol"}, nil)
+	descConflicts = prometheus.NewDesc("penstock_port_address_conflicts_total",
+		"Frames of another machine that says it has one of the port's addresses.", nil, nil)
+	descLost = prometheus.NewDesc("penstock_port_lost_total",
+		"Frames that a port of DPDK lost, by where.", []string{"where"}, nil)
+	descMbufs = prometheus.NewDesc("penstock_port_mbufs",
+		"Packet buffers of DPDK, by whether they are in use.", []string{"state"}, nil)
 	descDrops = prometheus.NewDesc("penstock_source_drops_total",
 		"Datagrams dropped, by reason.", []string{"function", "reason"}, nil)
 	descHeld = prometheus.NewDesc("penstock_slab_held_bytes",
@@ -161,6 +172,21 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 			gauge(descOutage, s.m.faults.last.Seconds())
 			gauge(descMemory, float64(gpu.MemoryBytes))
 			gauge(descUsed, float64(gpu.UsedBytes))
+		}
+		if p := s.m.ports.frames(); p != nil {
+			for reason, n := range p.Frames {
+				counter(descFrames, n, frame.Reason(reason).String())
+			}
+			counter(descAnswered, p.Answered.ARP, "arp")
+			counter(descAnswered, p.Answered.Neighbour, "neighbour")
+			counter(descAnswered, p.Answered.Echo, "echo")
+			counter(descConflicts, p.Answered.Conflicts)
+			counter(descLost, p.Missed, "missed")
+			counter(descLost, p.NoMbuf, "no_mbuf")
+			counter(descLost, p.Unsent, "unsent")
+			counter(descLost, p.NoNeighbour, "no_neighbour")
+			gauge(descMbufs, float64(p.MbufsHeld), "held")
+			gauge(descMbufs, float64(p.Mbufs-p.MbufsHeld), "free")
 		}
 		for _, f := range s.m.functions {
 			rejected := uint64(0)

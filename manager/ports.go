@@ -1,0 +1,91 @@
+package manager
+
+import (
+	"net/netip"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/source/dpdk"
+	"github.com/penstock/penstock/manager/source/udp"
+)
+
+// ports opens the UDP ports of functions. Which kind of source a node has is known
+// here and nowhere above.
+type ports interface {
+	// open opens a port, 0 for any free one; closeSlab gives the source's memory back
+	// when the source is closed and nobody uses its slab any more.
+	open(port uint16) (src source.Source, closeSlab func() error, err error)
+	// address is where clients send to.
+	address() netip.Addr
+	// frames are the counters of a network interface that the ports share, nil where
+	// the kernel has them.
+	frames() *dpdk.GroupStats
+	// close gives up what the ports have in common, when all are closed.
+	close() error
+}
+
+// newPorts makes ready for opening ports, as the configuration says. What a port
+// needs that this machine does not have is an error that says so.
+func (m *Manager) newPorts() (ports, error) {
+	d := m.cfg.Source.DPDK
+	if d == nil {
+		return kernelPorts{&m.cfg}, nil
+	}
+	group, err := dpdk.Open(dpdk.Options{
+		Port: d.Port, Addresses: d.Addresses,
+		Queues: d.Queues, LCores: d.LCores, MTU: d.MTU,
+		Memory: int(d.Memory), HugePages: d.HugePages, Mbufs: d.Mbufs,
+		Checksums: dpdk.Checksums(d.Checksums),
+		EAL:       d.EAL,
+		BusyPoll:  m.cfg.BusyPoll,
+		Log:       m.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return dpdkPorts{group, d.Addresses[0]}, nil
+}
+
+// kernelPorts are UDP sockets, each with its slab.
+type kernelPorts struct{ cfg *configs.Config }
+
+func (p kernelPorts) open(port uint16) (source.Source, func() error, error) {
+	src, err := udp.Open(udp.Options{
+		BusyPoll:   p.cfg.BusyPoll,
+		Listen:     netip.AddrPortFrom(p.cfg.Listen, port),
+		SlabBytes:  int(p.cfg.Slab.Size),
+		RecvBuffer: int(p.cfg.Slab.ReceiveBuffer),
+		HugePages:  p.cfg.Slab.HugePages,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return src, src.CloseSlab, nil
+}
+
+func (p kernelPorts) address() netip.Addr    { return p.cfg.Listen }
+func (kernelPorts) frames() *dpdk.GroupStats { return nil }
+func (kernelPorts) close() error             { return nil }
+
+// dpdkPorts are UDP ports of one Ethernet port that DPDK polls, on one slab.
+type dpdkPorts struct {
+	group *dpdk.Group
+	addr  netip.Addr
+}
+
+func (p dpdkPorts) open(port uint16) (source.Source, func() error, error) {
+	src, err := p.group.Listen(port)
+	if err != nil {
+		return nil, nil, err
+	}
+	return src, src.CloseSlab, nil
+}
+
+func (p dpdkPorts) address() netip.Addr { return p.addr }
+
+func (p dpdkPorts) frames() *dpdk.GroupStats {
+	s := p.group.Stats()
+	return &s
+}
+
+func (p dpdkPorts) close() error { return p.group.Close() }
