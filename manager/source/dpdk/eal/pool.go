@@ -1,0 +1,203 @@
+//go:build dpdk
+
+package eal
+
+// #include "shim.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sort"
+	"unsafe"
+
+	"github.com/yerden/go-dpdk/mempool"
+	"golang.org/x/sys/unix"
+)
+
+// Burst is how many mbufs one call allocates or sends at most.
+const Burst = C.PST_BURST
+
+// HeadroomBytes precede a frame in its mbuf (RTE_PKTMBUF_HEADROOM of Debian's build).
+const HeadroomBytes = 128
+
+// cacheMbufs is what an lcore keeps for itself, at most RTE_MEMPOOL_CACHE_MAX_SIZE.
+const cacheMbufs = 256
+
+// Pool is packet memory: mbufs of one size, in one file. Its methods may be called
+// from any goroutine.
+type Pool struct {
+	pool   *mempool.Mempool
+	memory Memory
+	room   int
+	mbufs  int
+	runs   []run
+}
+
+// run is a row of mbufs at one distance from each other.
+type run struct {
+	first, stride uint64
+	mbuf          int // number of the first
+	n             int
+}
+
+// Memory is the mapping that a pool lies in: DPDK's own, from its first byte up to
+// the pool's end, so that a span's offset is one in the file. It implements
+// shm.Memory. Other pools may lie in it too.
+type Memory struct {
+	bytes []byte
+	file  *os.File
+	page  int
+}
+
+// Bytes is DPDK's mapping of it, good until the process ends.
+func (m *Memory) Bytes() []byte { return m.bytes }
+
+// File is a descriptor that can be mapped for reading only.
+func (m *Memory) File() *os.File { return m.file }
+
+// Size is in bytes, whole pages.
+func (m *Memory) Size() int { return len(m.bytes) }
+
+// PageBytes is the size of its pages.
+func (m *Memory) PageBytes() int { return m.page }
+
+// NewPool makes a pool of mbufs whose frames have room for roomBytes, the headroom
+// included, at most 65535. Socket is a NUMA node, or -1 for any.
+func NewPool(name string, mbufs, roomBytes, socket int) (*Pool, error) {
+	cache := min(cacheMbufs, mbufs/8)
+	pool, err := mempool.CreateMbufPool(name, uint32(mbufs), uint16(roomBytes),
+		mempool.OptCacheSize(uint32(cache)), mempool.OptSocket(socket))
+	if err != nil {
+		return nil, fmt.Errorf("make a pool of %d mbufs of %d bytes: %w", mbufs, roomBytes, explainPool(err, mbufs, roomBytes))
+	}
+	p := &Pool{pool: pool, room: roomBytes, mbufs: mbufs}
+	if err := p.map_(); err != nil {
+		pool.Free()
+		return nil, fmt.Errorf("find the memory of a pool of %d mbufs: %w", mbufs, err)
+	}
+	return p, nil
+}
+
+// mbufBytes is what stands around the room: the pool's header and struct rte_mbuf,
+// and the padding that sets neighbours apart.
+const mbufBytes = 64 + 128 + 64
+
+func explainPool(err error, mbufs, room int) error {
+	if errors.Is(err, unix.ENOMEM) {
+		return fmt.Errorf("%w: they take %d MiB in one piece; give DPDK more memory, or configure fewer mbufs", err, (mbufs*(room+mbufBytes)+1<<20-1)>>20)
+	}
+	return err
+}
+
+func (p *Pool) handle() unsafe.Pointer { return unsafe.Pointer(p.pool) }
+
+func (p *Pool) map_() error {
+	var base *C.uint8_t
+	var size, page C.uint64_t
+	var fd C.int
+	if err := code(C.pst_memory(p.handle(), &base, &size, &fd, &page)); err != nil {
+		if errors.Is(err, unix.EXDEV) || errors.Is(err, unix.ENXIO) {
+			return fmt.Errorf("it does not lie in one file from its beginning (--single-file-segments, memory taken at the start): %w", err)
+		}
+		return err
+	}
+	// Opened anew, the file can only be read; DPDK's own descriptor could write.
+	file, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", int(fd)), os.O_RDONLY, 0)
+	if err != nil {
+		return fmt.Errorf("open it for reading: %w", err)
+	}
+	p.memory = Memory{bytes: unsafe.Slice((*byte)(base), int(size)), file: file, page: int(page)}
+	offsets := make([]uint64, p.mbufs)
+	n := int(C.pst_objects(p.handle(), base, (*C.uint64_t)(&offsets[0]), C.uint32_t(len(offsets))))
+	if n != p.mbufs {
+		file.Close()
+		return fmt.Errorf("it has %d mbufs", n)
+	}
+	slices.Sort(offsets)
+	p.runs = runsOf(offsets)
+	return nil
+}
+
+// runsOf finds the rows in sorted offsets: one as a rule; one a page where no mbuf
+// may cross a page's end.
+func runsOf(offsets []uint64) (runs []run) {
+	for i := 0; i < len(offsets); {
+		r := run{first: offsets[i], mbuf: i, n: 1, stride: 1 << 62}
+		if i+1 < len(offsets) {
+			r.stride = offsets[i+1] - offsets[i]
+		}
+		for i += 1; i < len(offsets) && offsets[i]-offsets[i-1] == r.stride; i++ {
+			r.n++
+		}
+		runs = append(runs, r)
+	}
+	return runs
+}
+
+// Memory is where the mbufs lie. It stays the pool's.
+func (p *Pool) Memory() *Memory { return &p.memory }
+
+// Mbufs is how many there are.
+func (p *Pool) Mbufs() int { return p.mbufs }
+
+// FrameBytes is the longest frame that one mbuf holds.
+func (p *Pool) FrameBytes() int { return p.room - HeadroomBytes }
+
+// StrideBytes is what one mbuf takes of the memory.
+func (p *Pool) StrideBytes() int { return int(min(p.runs[0].stride, uint64(p.room+mbufBytes))) }
+
+// Available is how many mbufs nobody has, caches of lcores included. It looks at every
+// lcore's: for statistics, not for each frame.
+func (p *Pool) Available() int { return int(C.pst_available(p.handle())) }
+
+// Mbuf is the number and the offset of the mbuf that a byte of its room lies in; ok is
+// false where there is none.
+func (p *Pool) Mbuf(at uint64) (number int, offset uint64, ok bool) {
+	r := &p.runs[0]
+	if len(p.runs) > 1 {
+		i := sort.Search(len(p.runs), func(i int) bool { return p.runs[i].first > at })
+		if i == 0 {
+			return 0, 0, false
+		}
+		r = &p.runs[i-1]
+	}
+	if at < r.first {
+		return 0, 0, false
+	}
+	i := (at - r.first) / r.stride
+	if i >= uint64(r.n) {
+		return 0, 0, false
+	}
+	return r.mbuf + int(i), r.first + i*r.stride, true
+}
+
+// Alloc takes len(mbufs) mbufs, Burst at most, all or none: where each is, and where
+// its frame may begin, both from the memory's first byte.
+func (p *Pool) Alloc(mbufs, data []uint64) error {
+	if len(mbufs) == 0 {
+		return nil
+	}
+	_ = data[len(mbufs)-1]
+	return code(C.pst_alloc(p.handle(), p.base(), (*C.uint64_t)(&mbufs[0]), (*C.uint64_t)(&data[0]), C.uint32_t(len(mbufs))))
+}
+
+// Free gives mbufs back, by their offsets.
+func (p *Pool) Free(mbufs []uint64) {
+	if len(mbufs) > 0 {
+		C.pst_free(p.base(), (*C.uint64_t)(&mbufs[0]), C.uint32_t(len(mbufs)))
+	}
+}
+
+func (p *Pool) base() *C.uint8_t { return (*C.uint8_t)(&p.memory.bytes[0]) }
+
+// Close frees the pool: every mbuf must be back, or nobody may touch one any more.
+func (p *Pool) Close() error {
+	p.pool.Free()
+	if err := p.memory.file.Close(); err != nil {
+		return fmt.Errorf("close packet memory: %w", err)
+	}
+	return nil
+}

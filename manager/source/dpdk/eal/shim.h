@@ -1,0 +1,132 @@
+// The part of DPDK that go-dpdk does not reach: Ethernet ports, and the loop that
+// polls them. Go includes this file for the structures; DPDK's own headers stay in
+// shim.c.
+#ifndef PENSTOCK_SHIM_H
+#define PENSTOCK_SHIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PST_LINE 64
+#define PST_BURST 64      // mbufs a poll takes from a queue
+#define PST_QUEUES 64     // queues of one poller
+#define PST_PRODUCERS 65  // pollers of one port, and Go's own
+#define PST_SINKS 256     // sink 0 takes what has no other
+
+// What a NIC or the kernel says of a frame.
+#define PST_IP_GOOD 1
+#define PST_UDP_GOOD 2
+#define PST_IP_BAD 4
+#define PST_UDP_BAD 8
+#define PST_TAGGED 16     // tag was taken off the frame
+
+// A frame in packet memory: at is its first byte, counted from the memory's.
+struct pst_entry {
+	uint64_t at;
+	uint32_t length;
+	uint16_t flags;
+	uint16_t tag;
+};
+
+// A ring of one producer and one consumer, in the order of Lamport: the producer
+// writes an entry, then tail; the consumer reads it, then writes head. Both count
+// for ever and wrap.
+struct pst_ring {
+	uint32_t head __attribute__((aligned(PST_LINE))); // the consumer's
+	uint32_t tail __attribute__((aligned(PST_LINE))); // the producer's, as all of this line
+	uint32_t next, seen, dirty;
+	uint32_t mask __attribute__((aligned(PST_LINE)));
+	struct pst_entry entries[] __attribute__((aligned(PST_LINE)));
+};
+
+// Who takes frames: one ring a producer, one bell for all.
+struct pst_sink {
+	uint32_t sleeping; // the consumer is asleep, or about to be, and wants event written
+	int32_t event;     // an eventfd
+	struct pst_ring *rings[PST_PRODUCERS];
+};
+
+// Packet memory, and whose frames are whose.
+struct pst_port {
+	uint8_t *base;
+	uint64_t bytes;
+	void *pool; // struct rte_mempool
+	uint16_t id;
+	uint32_t removed; // the device said that it is gone
+	struct pst_sink *sinks[PST_SINKS];
+	uint8_t table[65536]; // UDP destination port, as a number -> index of a sink
+};
+
+// One lcore's work. Counters are written by that lcore alone.
+struct pst_poller {
+	struct pst_port *port;
+	uint32_t producer, queues;
+	uint16_t queue[PST_QUEUES];
+	uint64_t nap_ns; // sleep that long after a while with nothing; 0: never
+	uint32_t stop;
+	uint64_t epoch __attribute__((aligned(PST_LINE))); // turns, for who waits until one is over
+	uint64_t polls, empty, frames, full, scattered, copied, nocopy;
+};
+
+struct pst_info {
+	char name[64], driver[64], device[64];
+	uint8_t mac[6];
+	uint16_t max_rxq, max_txq, min_mtu, max_mtu, max_rxd, min_rxd, max_txd, reta;
+	uint32_t max_frame;
+	int32_t socket;
+	uint64_t rx_capa, tx_capa, rss_hf;
+	int32_t pci; // a device on a bus, not one made of software
+};
+
+struct pst_config {
+	uint16_t rxq, txq, rxd, txd, mtu;
+	int32_t checksum_rx, checksum_tx, rss;
+};
+
+struct pst_stats {
+	uint64_t ipackets, opackets, ibytes, obytes, imissed, ierrors, oerrors, nombuf;
+};
+
+// Functions return 0, or a negative errno.
+
+int pst_probe(const char *spec, const char *name, uint16_t *id);
+int pst_find(const char *name, uint16_t *id);
+int pst_remove(uint16_t id);
+int pst_info(uint16_t id, struct pst_info *out);
+int pst_configure(uint16_t id, struct pst_config *c, void *pool); // c->rxd, c->txd, mtu: what was taken
+int pst_start(uint16_t id, struct pst_port *port);
+int pst_stop(uint16_t id, struct pst_port *port);
+int pst_reta(uint16_t id, uint16_t reta, uint16_t queues);
+int pst_stats(uint16_t id, struct pst_stats *out);
+int pst_link(uint16_t id, uint32_t *mbps); // 1 up, 0 down
+void *pst_flow(uint16_t id, int v6, uint16_t udp_port, uint16_t queue, char *why, size_t whylen);
+int pst_flow_destroy(uint16_t id, void *flow);
+
+// Packet memory: the mapping that a pool lies in, its file and its size so far.
+int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd, uint64_t *page);
+uint32_t pst_objects(void *pool, uint8_t *base, uint64_t *offsets, uint32_t n);
+uint32_t pst_available(void *pool);
+
+struct pst_port *pst_port_new(void);
+struct pst_poller *pst_poller_new(void);
+struct pst_ring *pst_ring_new(uint32_t entries);
+struct pst_sink *pst_sink_new(int event);
+void pst_release(void *memory); // of the four above
+
+void pst_poll(struct pst_poller *p);
+
+// Frames outward: mbufs and where their data begin, both counted from base.
+int pst_alloc(void *pool, const uint8_t *base, uint64_t *mbufs, uint64_t *data, uint32_t n);
+void pst_free(uint8_t *base, const uint64_t *mbufs, uint32_t n);
+// Each offload is l2 bytes | l3 bytes << 8 | 1 << 24 for IPv6, 0 for none.
+uint32_t pst_send(uint16_t id, uint16_t queue, uint8_t *base, const uint64_t *mbufs,
+		  const uint32_t *lengths, const uint32_t *offloads, uint32_t n);
+// The bare way of frames, without a port above it: one burst in, all freed.
+uint64_t pst_drain(uint16_t id, uint16_t queue, uint64_t polls);
+
+// A port of two rings, for tests and benchmarks.
+int pst_ring_port(const char *name, void **rx, void **tx, uint32_t queues, uint16_t *id);
+uint32_t pst_ring_push(void *ring, uint8_t *base, const uint64_t *mbufs, const uint32_t *lengths, uint32_t n);
+uint32_t pst_ring_pop(void *ring, uint8_t *into, uint32_t room, uint32_t *length);
+
+#endif
