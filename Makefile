@@ -9,6 +9,9 @@
 #   make race    every test under the race detector
 #   make ptx     the kernels' PTX from the .cu beside it, with nvcc or clang (PTXCC=...)
 #
+#   make build-dpdk  bin/penstock with packets from DPDK (apt-get install libdpdk-dev pkg-config)
+#   make test-dpdk   build-dpdk, then every test of it, as root: namespaces, veth, real traffic
+#
 # For a GPU server, which needs no Go (docs/benchmarks/h200.md):
 #
 #   make gpu-kit ORT_CUDA=DIR   .kit/gpu: all there is to run there, with the ONNX Runtime of DIR
@@ -35,7 +38,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # What `make ptx` compiles with: nvcc or clang, whichever is found first.
 PTXCC    ?=
 
-.PHONY: build examples test demo check fuzz race ptx clean gpu-kit test-gpu bench-gpu bench-plan plots
+.PHONY: build examples test demo check fuzz race ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu bench-plan plots
 
 build: bin/lib/libonnxruntime.so
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
@@ -45,6 +48,18 @@ bin/lib/libonnxruntime.so: go.mod
 	$(GO) mod download $(CARRIER)
 	mkdir -p bin/lib
 	install -m 0755 "$$($(GO) list -m -f '{{.Dir}}' $(CARRIER))/lib/$(ORT_$(GOARCH))/libonnxruntime.so" $@
+
+# DPDK is found by pkg-config; cgo is told here what to say when it is not there.
+build-dpdk: bin/lib/libonnxruntime.so
+	@pkg-config --exists libdpdk || { echo "no DPDK to build with: apt-get install libdpdk-dev pkg-config" >&2; exit 1; }
+	$(GO) build -tags dpdk -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
+
+# The packages that change with the tag, then whole nodes on real traffic.
+test-dpdk: build-dpdk
+	@test "$$(id -u)" = 0 || { echo "make test-dpdk makes network namespaces and opens raw sockets: run it as root" >&2; exit 1; }
+	$(GO) vet -tags dpdk ./...
+	$(GO) test -tags dpdk -count=1 ./manager/... ./cmd/... ./bench/...
+	PENSTOCK_DPDK_BINARY=$(CURDIR)/bin/penstock $(GO) test -tags dpdk -count=1 -timeout 20m $(TESTFLAGS) ./test/dpdk
 
 examples:
 	$(GO) build -trimpath -o bin/examples/callbacks ./examples/callbacks

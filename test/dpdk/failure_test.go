@@ -1,0 +1,193 @@
+package dpdk
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestALinkMayGoDownAndComeUp takes the cable's end at the camera down for a while.
+func TestALinkMayGoDownAndComeUp(t *testing.T) {
+	for _, d := range devices {
+		t.Run(d.name, func(t *testing.T) {
+			l := newLaboratory(t)
+			r := d.start(t, l, setup{})
+			r.load(t, "20", time.Second).right(t)
+			for range 2 {
+				must(t, run("ip", "link", "set", "cam0", "down"))
+				time.Sleep(500 * time.Millisecond)
+				must(t, run("ip", "link", "set", "cam0", "up"))
+				// The kernel forgets IPv6 addresses with the link; IPv4's stay.
+				waitFor(t, "the node to answer again", func() bool { return ping(node4, 56, 200*time.Millisecond) == nil })
+				r.load(t, "20", time.Second).right(t)
+			}
+			r.settled(t)
+		})
+	}
+}
+
+// TestANodeWhosePortDisappearsStaysAndDrains deletes the interface under the node.
+func TestANodeWhosePortDisappearsStaysAndDrains(t *testing.T) {
+	for _, d := range devices {
+		t.Run(d.name, func(t *testing.T) {
+			l := newLaboratory(t)
+			r := d.start(t, l, setup{bytes: large})
+			h := newHost(t, address4)
+			h.resolve()
+			h.ask(1, picture(large, 1))
+			h.send(h.picture(2, picture(large, 2))[:50]...) // begun, and never finished
+			if d.name == "tap" {
+				l.node.must(t, "ip", "link", "del", "dtap0")
+			} else {
+				l.node.must(t, "ip", "link", "del", "node0")
+			}
+			time.Sleep(time.Second)
+			select {
+			case <-r.Ended():
+				t.Fatalf("the node ended:\n%s", r.Log())
+			default:
+			}
+			r.settled(t)
+			if _, err := r.Status(); err != nil {
+				t.Errorf("the node says nothing any more: %v", err)
+			}
+			if err := r.Stop(); err != nil {
+				t.Errorf("the node does not drain: %v", err)
+			}
+		})
+	}
+}
+
+// TestAKilledManagerLeavesNothingAndStartsAgain kills it in the middle of traffic, on
+// ordinary pages and on huge ones.
+func TestAKilledManagerLeavesNothingAndStartsAgain(t *testing.T) {
+	for _, d := range devices {
+		t.Run(d.name, func(t *testing.T) {
+			l := newLaboratory(t)
+			r := d.start(t, l, setup{})
+			r.load(t, "20", time.Second).right(t)
+			h := newHost(t, address4)
+			h.resolve()
+			h.send(h.picture(9, picture(small, 9))[:1]...)
+			must(t, syscall.Kill(r.child(t, "manager"), syscall.SIGKILL))
+			r.Kill()
+			if d.name == "tap" {
+				waitFor(t, "the tap to go with its owner", func() bool { return l.node.run("ip", "link", "show", "dtap0") != nil })
+				l.node.must(t, "ip", "link", "del", "br0")
+			}
+			again := d.start(t, l, setup{})
+			again.load(t, "20", time.Second).right(t)
+			again.settled(t)
+		})
+	}
+}
+
+// TestANodeOnHugePagesLeavesNoFiles runs a node on huge pages, kills it, and starts it
+// again: the pages and their files are free.
+func TestANodeOnHugePagesLeavesNoFiles(t *testing.T) {
+	l := newLaboratory(t)
+	const wanted = 160 // pages of 2 MiB: a node's 256 MiB, and DPDK's own
+	dir := hugePages(t, wanted)
+	for i := range 3 {
+		r := l.start(t, setup{device: devices[0].port, more: []string{"memory: 256MiB"}})
+		r.load(t, "20", time.Second).right(t)
+		if free := freePages(t); free > wanted-64 {
+			t.Errorf("%d of %d huge pages are free while the node runs", free, wanted)
+		}
+		if i == 2 {
+			must(t, r.Stop())
+		} else {
+			must(t, syscall.Kill(r.child(t, "manager"), syscall.SIGKILL))
+			r.Kill()
+		}
+		waitFor(t, "the processes to end", func() bool { return len(processes(r.Dir)) == 0 })
+		waitFor(t, "the huge pages to be free again", func() bool { return freePages(t) >= wanted })
+		entries, err := os.ReadDir(dir)
+		must(t, err)
+		if len(entries) > 0 {
+			t.Errorf("files are left in %s: %v", dir, entries)
+		}
+	}
+}
+
+const nrHugePages = "/proc/sys/vm/nr_hugepages"
+
+// hugePages reserves as many, for this test, and mounts them where EAL looks.
+func hugePages(t *testing.T, wanted int) (dir string) {
+	t.Helper()
+	had, err := os.ReadFile(nrHugePages)
+	if err != nil {
+		t.Skipf("not on this machine: this kernel has no huge pages: %v", err)
+	}
+	must(t, os.WriteFile(nrHugePages, []byte(fmt.Sprint(wanted)), 0))
+	t.Cleanup(func() { os.WriteFile(nrHugePages, had, 0) })
+	if free := freePages(t); free < wanted {
+		t.Skipf("not on this machine: it has memory for %d huge pages, want %d", free, wanted)
+	}
+	// Only this test's processes see the mount.
+	dir = filepath.Join(t.TempDir(), "huge")
+	must(t, os.Mkdir(dir, 0o700))
+	must(t, unix.Mount("nodev", dir, "hugetlbfs", 0, "pagesize=2M"))
+	t.Cleanup(func() { unix.Unmount(dir, 0) })
+	return dir
+}
+
+func freePages(t *testing.T) (n int) {
+	t.Helper()
+	text, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+	must(t, err)
+	fmt.Sscan(string(text), &n)
+	return n
+}
+
+// TestAPortThatCannotBeHadIsOneClearError starts nodes that cannot run.
+func TestAPortThatCannotBeHadIsOneClearError(t *testing.T) {
+	for name, c := range map[string]struct {
+		setup setup
+		want  string
+	}{
+		"no such interface": {setup{device: "net_af_packet0,iface=nothere", more: []string{ordinaryPages}}, "nothere"},
+		"no such card":      {setup{device: "0000:99:00.0", more: []string{ordinaryPages}}, "penstock doctor"},
+		"no huge pages":     {setup{device: devices[0].port, more: []string{"memory: 64GiB"}}, "huge pages"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLaboratory(t)
+			_, err := l.try(t, c.setup)
+			if err == nil {
+				t.Fatal("the node came up")
+			}
+			if !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the node said nothing of %q:\n%v", c.want, err)
+			}
+			if strings.Contains(err.Error(), "panic") || strings.Contains(err.Error(), "goroutine ") {
+				t.Errorf("the node panicked:\n%v", err)
+			}
+		})
+	}
+}
+
+// TestAPenstockWithoutDPDKSaysHowToGetIt builds one, and gives it a configuration
+// that wants DPDK.
+func TestAPenstockWithoutDPDKSaysHowToGetIt(t *testing.T) {
+	l := newLaboratory(t)
+	plain := filepath.Join(t.TempDir(), "penstock")
+	must(t, run("go", "build", "-o", plain, "../../cmd/penstock"))
+	text, _ := setup{device: devices[0].port, more: []string{ordinaryPages}}.config(t)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	must(t, os.WriteFile(file, []byte(text), 0o600))
+	for _, args := range [][]string{{"up", "--config", file, "--runtime-dir", t.TempDir()}, {"doctor", "--config", file}} {
+		var out []byte
+		var err error
+		l.node.do(func() { out, err = exec.Command(plain, args...).CombinedOutput() })
+		if err == nil || !strings.Contains(string(out), "make build-dpdk") || !strings.Contains(string(out), "apt-get install libdpdk-dev") {
+			t.Errorf("penstock %s: %v\n%s", args[0], err, out)
+		}
+	}
+}
