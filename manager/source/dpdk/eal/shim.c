@@ -488,6 +488,16 @@ void pst_poll(struct pst_poller *p)
 	}
 }
 
+void pst_turns(struct pst_poller *p, uint32_t n)
+{
+	while (n-- > 0) {
+		for (uint32_t q = 0; q < p->queues; q++)
+			poll_queue(p, p->queue[q]);
+		p->polls++;
+		store_release(&p->epoch, p->epoch + 1);
+	}
+}
+
 uint64_t pst_drain(uint16_t id, uint16_t queue, uint64_t polls)
 {
 	struct rte_mbuf *burst[PST_BURST];

@@ -114,6 +114,7 @@ struct pst_sink *pst_sink_new(int event);
 void pst_release(void *memory); // of the four above
 
 void pst_poll(struct pst_poller *p);
+void pst_turns(struct pst_poller *p, uint32_t n); // n turns of it, on the caller's thread
 
 // Frames outward: mbufs and where their data begin, both counted from base.
 int pst_alloc(void *pool, const uint8_t *base, uint64_t *mbufs, uint64_t *data, uint32_t n);
