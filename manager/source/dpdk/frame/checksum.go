@@ -11,22 +11,32 @@ import (
 
 // sum adds b to a ones' complement sum, with a zero byte after an odd end.
 func sum(b []byte, s uint64) uint64 {
-	var carry uint64
-	for len(b) >= 32 {
-		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(b), 0)
-		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(b[8:]), carry)
-		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(b[16:]), carry)
-		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(b[24:]), carry)
-		s += carry // cannot overflow: a sum that carried is below 1<<64 - 1
-		b = b[32:]
+	// Two sums, each a chain of additions with carry that the CPU runs beside the
+	// other.
+	var t, carry uint64
+	for len(b) >= 64 {
+		var c uint64
+		s, c = bits.Add64(s, binary.LittleEndian.Uint64(b), 0)
+		s, c = bits.Add64(s, binary.LittleEndian.Uint64(b[8:]), c)
+		s, c = bits.Add64(s, binary.LittleEndian.Uint64(b[16:]), c)
+		s, c = bits.Add64(s, binary.LittleEndian.Uint64(b[24:]), c)
+		s += c // cannot overflow: a sum that carried is below 1<<64 - 1
+		t, c = bits.Add64(t, binary.LittleEndian.Uint64(b[32:]), 0)
+		t, c = bits.Add64(t, binary.LittleEndian.Uint64(b[40:]), c)
+		t, c = bits.Add64(t, binary.LittleEndian.Uint64(b[48:]), c)
+		t, c = bits.Add64(t, binary.LittleEndian.Uint64(b[56:]), c)
+		t += c
+		b = b[64:]
 	}
+	s, carry = bits.Add64(s, t, 0)
+	s += carry
 	for len(b) >= 8 {
 		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(b), 0)
 		s += carry
 		b = b[8:]
 	}
-	var last [8]byte
 	if len(b) > 0 {
+		var last [8]byte
 		copy(last[:], b)
 		s, carry = bits.Add64(s, binary.LittleEndian.Uint64(last[:]), 0)
 		s += carry

@@ -1,0 +1,103 @@
+package frame
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+)
+
+func seed(f *testing.F) {
+	for _, frame := range []string{
+		linuxUDP4, linuxUDP6, linuxUnfilled4, linuxUnfilled6, linuxOptions4, linuxNoCheck4, linuxOptions6, linuxFragment4, linuxFragment6,
+		linuxARP, linuxNS, linuxDAD, linuxMLD, linuxEcho4, linuxEcho6,
+		tagged(linuxUDP4, "81000007"), tagged(linuxNS, "88a8000981000007"), tagged(linuxARP, "8100e000"),
+	} {
+		f.Add(unhex(f, frame), uint8(7), uint16(0))
+	}
+}
+
+// FuzzParse: whatever comes, a datagram lies in its frame, an answer can go back,
+// and what was checked with checksums is found again in the answer's frame.
+func FuzzParse(f *testing.F) {
+	seed(f)
+	f.Fuzz(func(t *testing.T, b []byte, check uint8, _ uint16) {
+		had := bytes.Clone(b)
+		var d Datagram
+		reason := Parse(b, Checks(check), &d)
+		if !bytes.Equal(b, had) {
+			t.Fatal("the frame was written to")
+		}
+		if reason != OK {
+			if reason >= Reasons {
+				t.Fatalf("reason %d", reason)
+			}
+			return
+		}
+		from, to := d.From.Addr(), d.To.Addr()
+		if uint64(d.Payload.Offset)+uint64(d.Payload.Length) > uint64(len(b)) || d.Payload.Offset < etherBytes+ip4Bytes+udpBytes {
+			t.Fatalf("payload %v in %d bytes", d.Payload, len(b))
+		}
+		if d.From.Port() == 0 || from.Is4() != to.Is4() || from.Is4In6() || from.IsMulticast() || from.IsUnspecified() || from.IsLoopback() {
+			t.Fatalf("no answer can go from %v to %v", d.To, d.From)
+		}
+		payload := b[d.Payload.Offset:][:d.Payload.Length]
+		out := make([]byte, MaxHeaderBytes+len(payload)+leastFrame)
+		n := PutUDP(out, &d.Link, d.To, d.From, payload, FillAll)
+		if d.To.Port() == 0 || !answerable(to) {
+			return // an answer could not come from there
+		}
+		var back Datagram
+		if reason := Parse(out[:n], CheckIP|CheckUDP, &back); reason != OK && !d.Link.Own.group() {
+			t.Fatalf("the answer is %v", reason)
+		} else if reason == OK && (back.From != d.To || back.To != d.From || back.Link.Tags != d.Link.Tags) {
+			t.Fatalf("%+v is answered %+v", d, back)
+		}
+	})
+}
+
+func answerable(a netip.Addr) bool {
+	if a.Is4() {
+		b := a.As4()
+		return answerable4(b[:])
+	}
+	b := a.As16()
+	return answerable6(b[:])
+}
+
+// FuzzAnswer: an answer is a good frame from us, goes to one machine (or to all
+// nodes, where RFC 4862 wants it), is hardly larger than the question, and is not
+// answered itself.
+func FuzzAnswer(f *testing.F) {
+	seed(f)
+	f.Fuzz(func(t *testing.T, b []byte, _ uint8, stripped uint16) {
+		r, table := newResponder()
+		out := make([]byte, 2048)
+		had := bytes.Clone(b)
+		n := r.Answer(1, b, stripped, out)
+		if !bytes.Equal(b, had) {
+			t.Fatal("the frame was written to")
+		}
+		for _, addr := range []netip.Addr{own4, own6, netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
+			if _, ok := table.Find(addr); ok {
+				t.Fatalf("%v is a neighbour", addr)
+			}
+		}
+		if n == 0 {
+			return
+		}
+		answer := out[:n]
+		var l Link
+		var p packet
+		reason := p.parse(answer, CheckIP, &l)
+		if reason != ARP && reason != OK || l.Peer != ownMAC || l.Own.group() && l.Own != allNodesMAC {
+			t.Fatalf("%x is answered %x: %v", b, answer, reason)
+		}
+		if n > max(leastFrame, len(b)+linkOption+maxTags*tagBytes) {
+			t.Fatalf("%d bytes are answered with %d", len(b), n)
+		}
+		other := NewResponder(Host{MAC: clientMAC, Addresses: []netip.Addr{client4, client6}}, NewNeighbours(8))
+		if m := other.Answer(2, answer, 0, make([]byte, 2048)); m != 0 {
+			t.Fatalf("%x is answered %x, and that is answered", b, answer)
+		}
+	})
+}
