@@ -64,4 +64,6 @@ type GroupStats struct {
 	Unsent, NoNeighbour uint64
 	// MbufsHeld are not in the pool now, of Mbufs in all.
 	MbufsHeld, Mbufs uint64
+	// LinkUp is whether the port can receive: its link is up, and it has not gone.
+	LinkUp bool
 }

@@ -1,3 +1,5 @@
+//go:build !dpdk || !cgo
+
 package dpdk
 
 import "github.com/penstock/penstock/manager/source"

@@ -2,6 +2,8 @@
 
 package eal
 
+// #cgo noescape pst_send
+// #cgo nocallback pst_send
 // #include <stdlib.h>
 // #include "shim.h"
 import "C"

@@ -37,6 +37,8 @@ type Options struct {
 	// MemoryMiB is all of DPDK's memory. It is taken at the start, so that want of it is
 	// an error there.
 	MemoryMiB int
+	// Socket is the NUMA node of the memory: where the NIC is. Negative: any.
+	Socket int
 	// NoHuge takes ordinary pages: for tests, and ports that the kernel feeds.
 	NoHuge bool
 	// Allow are the PCI addresses of NICs that DPDK may touch; no other is.
@@ -46,8 +48,8 @@ type Options struct {
 }
 
 // Args are EAL's arguments. Nothing is left on a file system, so that a kill leaves
-// nothing either: memory is an unnamed file (--in-memory), one for all pages of a
-// kind (--single-file-segments), addresses are virtual, and far from CUDA's.
+// nothing either: memory is an unnamed file (--in-memory; --no-huge does that itself),
+// one for all pages of a kind (--single-file-segments). Addresses lie far from CUDA's.
 func (o Options) Args() []string {
 	main := strconv.Itoa(o.Main)
 	lcores := main
@@ -59,13 +61,16 @@ func (o Options) Args() []string {
 	}
 	args := []string{
 		"penstock", "--lcores", lcores, "--main-lcore", main,
-		"--in-memory", "--no-telemetry", "--base-virtaddr", "0x200000000000",
+		"--no-telemetry", "--base-virtaddr", "0x200000000000",
 		"--log-level", "lib.*:warning", "--log-level", "*:warning",
 	}
-	if o.NoHuge {
-		args = append(args, "--no-huge", "-m", strconv.Itoa(o.MemoryMiB))
-	} else {
-		args = append(args, "--single-file-segments", "-m", strconv.Itoa(o.MemoryMiB))
+	switch {
+	case o.NoHuge:
+		args = append(args, "--no-huge", "--no-shconf", "-m", strconv.Itoa(o.MemoryMiB))
+	case o.Socket > 0:
+		args = append(args, "--in-memory", "--single-file-segments", "--socket-mem", strings.Repeat("0,", o.Socket)+strconv.Itoa(o.MemoryMiB))
+	default:
+		args = append(args, "--in-memory", "--single-file-segments", "-m", strconv.Itoa(o.MemoryMiB))
 	}
 	if len(o.Allow) == 0 {
 		args = append(args, "--no-pci", "--iova-mode", "va")

@@ -20,6 +20,7 @@ type Poller struct {
 	p     *C.struct_pst_poller
 	lcore uint
 	done  chan error
+	runs  bool
 }
 
 // Polled is what a poller counts.
@@ -57,14 +58,19 @@ const MaxPollers = C.PST_PRODUCERS - 1
 
 // Start begins to poll. The control sink is there by then.
 func (p *Poller) Start() {
+	p.runs = true
 	rte.ExecOnLcoreAsync(p.lcore, p.done, func(*rte.LcoreCtx) { C.pst_poll(p.p) })
 }
+
+// Started reports whether it was started, and not stopped.
+func (p *Poller) Started() bool { return p.runs }
 
 // Lcore is which.
 func (p *Poller) Lcore() int { return int(p.lcore) }
 
 // Stop ends a poller that was started; it takes no frame afterwards.
 func (p *Poller) Stop() error {
+	p.runs = false
 	storeWord(&p.p.stop, 1)
 	err := <-p.done
 	if err != nil {
@@ -170,6 +176,14 @@ func (s *Sink) Detach(udpPort uint16) {
 func (s *Sink) Waiting() (n int) {
 	for i := range s.queues {
 		n += s.queues[i].waiting()
+	}
+	return n
+}
+
+// Full is how many frames found no room in the rings, and were dropped.
+func (s *Sink) Full() (n uint64) {
+	for _, ring := range s.rings {
+		n += loadLong(&ring.full)
 	}
 	return n
 }

@@ -2,6 +2,10 @@
 
 package eal
 
+// #cgo noescape pst_alloc
+// #cgo nocallback pst_alloc
+// #cgo noescape pst_free
+// #cgo nocallback pst_free
 // #include "shim.h"
 import "C"
 
@@ -80,6 +84,13 @@ func NewPool(name string, mbufs, roomBytes, socket int) (*Pool, error) {
 	}
 	return p, nil
 }
+
+// StrideBytes is what an mbuf with room for a frame of frameBytes takes of the memory,
+// its bookkeeping included: at most.
+func StrideBytes(frameBytes int) int { return HeadroomBytes + frameBytes + mbufBytes + ringBytes }
+
+// ringBytes is an mbuf's places in the pool's ring, which has a power of two of them.
+const ringBytes = 2 * 8
 
 // mbufBytes is what stands around the room: the pool's header and struct rte_mbuf,
 // and the padding that sets neighbours apart.

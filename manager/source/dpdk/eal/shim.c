@@ -435,6 +435,7 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 			ring->seen = load_acquire(&ring->head);
 			if (ring->next - ring->seen > ring->mask) {
 				p->full++;
+				ring->full++;
 				unwanted[none++] = m;
 				continue;
 			}

@@ -35,6 +35,7 @@ struct pst_ring {
 	uint32_t head __attribute__((aligned(PST_LINE))); // the consumer's
 	uint32_t tail __attribute__((aligned(PST_LINE))); // the producer's, as all of this line
 	uint32_t next, seen, dirty;
+	uint64_t full; // frames that found no room
 	uint32_t mask __attribute__((aligned(PST_LINE)));
 	struct pst_entry entries[] __attribute__((aligned(PST_LINE)));
 };

@@ -11,21 +11,20 @@ import (
 	rte "github.com/yerden/go-dpdk/eal"
 )
 
-// Turns polls each of the poller's queues n times, on the caller's thread, in one call
-// into C. It is for a poller that was not started: a benchmark that does all on one
-// core.
-func (p *Poller) Turns(n int) { C.pst_turns(p.p, C.uint32_t(n)) }
-
-// OnLcore runs f on a free lcore and waits until it returns. Mbufs that it takes and
-// frees go through that lcore's own store.
-func OnLcore(f func()) error {
-	lcore, err := takeLcore()
-	if err != nil {
+// Do stops a poller that was started, runs f on its lcore, and starts it again. f gets
+// a function that polls each of the poller's queues n times in one call into C: a
+// benchmark does all of a datagram's way on one core with it.
+func (p *Poller) Do(f func(turns func(n int))) error {
+	if err := p.Stop(); err != nil {
 		return err
 	}
-	defer giveLcore(lcore)
-	if err := rte.ExecOnLcore(lcore, func(*rte.LcoreCtx) { f() }); err != nil {
-		return fmt.Errorf("run on lcore %d: %w", lcore, err)
+	storeWord(&p.p.stop, 0)
+	defer p.Start()
+	err := rte.ExecOnLcore(p.lcore, func(*rte.LcoreCtx) {
+		f(func(n int) { C.pst_turns(p.p, C.uint32_t(n)) })
+	})
+	if err != nil {
+		return fmt.Errorf("run on lcore %d: %w", p.lcore, err)
 	}
 	return nil
 }

@@ -1,0 +1,365 @@
+//go:build dpdk && cgo
+
+package dpdk
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/source/dpdk/eal"
+	"github.com/penstock/penstock/manager/source/dpdk/frame"
+	"github.com/penstock/penstock/manager/source/slab"
+	"github.com/penstock/penstock/shm"
+)
+
+// takeAtOnce is how many entries Receive looks at in one go.
+const takeAtOnce = 256
+
+// noRoomPause is how long Receive lets others release when mbufs are few.
+const noRoomPause = 200 * time.Microsecond
+
+// Source is a function's UDP port on a Group. It implements source.Source.
+type Source struct {
+	group    *Group
+	sink     *eal.Sink
+	number   uint32
+	local    netip.AddrPort
+	queue    int // that it sends by
+	rules    eal.Rules
+	steering string
+
+	// mu is held for reading by whoever uses the sink, and for writing by Close.
+	mu       sync.RWMutex
+	closed   atomic.Bool
+	woken    atomic.Bool
+	asked    atomic.Bool // to let requests go
+	learner  frame.Learner
+	own      owns
+	entries  []eal.Entry
+	unwanted []uint64
+	timeout  unix.Timespec
+
+	held    atomic.Int64 // mbufs
+	waiting atomic.Int32 // frames in the rings, when Receive last looked
+
+	datagrams, bytes, noRoom, full atomic.Uint64
+}
+
+var _ source.Source = (*Source)(nil)
+
+// Listen opens a function's UDP port, 0 for any free one.
+func (g *Group) Listen(port uint16) (*Source, error) {
+	s, err := g.listen(port)
+	if err != nil {
+		return nil, fmt.Errorf("open UDP port %d of DPDK port %s: %w", port, g.options.Port, err)
+	}
+	return s, nil
+}
+
+func (g *Group) listen(port uint16) (*Source, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closed {
+		return nil, source.ErrClosed
+	}
+	if port == 0 {
+		for port = firstFree; g.byPort[port] != nil; port++ {
+			if port == 1<<16-1 {
+				return nil, errors.New("no port is free")
+			}
+		}
+	}
+	if g.byPort[port] != nil {
+		return nil, errors.New("another function has it: configure another one")
+	}
+	number := slices.Index(g.numbers[:], false)
+	if number < 0 {
+		return nil, fmt.Errorf("there are %d functions, as many as a port has room for", eal.MaxSinks-1)
+	}
+	sink, err := g.device.NewSink(number, len(g.pollers), g.ringEntries())
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{
+		group: g, sink: sink, number: uint32(number),
+		local:    netip.AddrPortFrom(g.address(), port),
+		queue:    number % len(g.senders),
+		learner:  frame.Learner{Table: g.table},
+		entries:  make([]eal.Entry, takeAtOnce),
+		unwanted: make([]uint64, 0, takeAtOnce),
+	}
+	s.own.init(g.host.Addresses)
+	g.numbers[number] = true
+	g.byPort[port] = s
+	g.publish()
+	sink.Attach(port)
+	g.steerLocked(s)
+	return s, nil
+}
+
+// publish renews the list that readers without the lock see. mu is held.
+func (g *Group) publish() {
+	var list []*Source
+	for _, s := range g.byPort {
+		list = append(list, s)
+	}
+	g.sources.Store(&list)
+}
+
+// steerLocked gives a source a queue of its own where the NIC can. The first queue takes
+// what has no rule.
+func (g *Group) steerLocked(s *Source) {
+	switch {
+	case len(g.queues) == 1:
+		s.steering = "one queue"
+		return
+	case g.taken.RSS:
+		s.steering = "flows spread over the queues by hash (RSS)"
+	default:
+		s.steering = "by whatever queue the device chooses"
+	}
+	queue := slices.Index(g.queues[1:], false) + 1
+	if queue == 0 {
+		return // more functions than queues: the rest share them
+	}
+	rules, err := g.device.Steer(s.local.Port(), queue)
+	if err != nil {
+		g.options.Log.Info().Err(err).Str("instead", s.steering).Msg("the NIC does not steer")
+		return
+	}
+	g.queues[queue] = true
+	s.rules, s.queue = rules, queue
+	s.steering = fmt.Sprintf("queue %d by rule (rte_flow)", queue)
+}
+
+// Slab is DPDK's packet memory, the same for all of a group's sources. It stays
+// mapped after Close, until CloseSlab of each.
+func (s *Source) Slab() shm.Memory { return s.group.pool.Memory() }
+
+// CloseSlab gives up the memory, after Close, when nobody uses its bytes or calls
+// Release any more: what is still held goes back to the pool.
+func (s *Source) CloseSlab() error {
+	if s.held.Load() == 0 {
+		return nil
+	}
+	// The owner is gone without releasing: its requests were given up.
+	return fmt.Errorf("close slab of UDP port %d: %d mbufs were not released", s.local.Port(), s.held.Load())
+}
+
+// LocalAddr is the first of the port's addresses, with the UDP port.
+func (s *Source) LocalAddr() netip.AddrPort { return s.local }
+
+// Receive hands out what has come; see source.Source.
+func (s *Source) Receive(batch []source.Datagram, deadline int64) (int, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	spinUntil := int64(0)
+	for {
+		switch {
+		case s.closed.Load():
+			return 0, source.ErrClosed
+		case s.starved():
+			return 0, nil
+		}
+		if n, any := s.take(batch); n > 0 {
+			return n, nil
+		} else if any {
+			continue // none was for us, and more may lie behind them
+		}
+		if s.woken.Swap(false) {
+			return 0, nil
+		}
+		now := shm.Now()
+		if deadline != 0 && now >= deadline {
+			return 0, nil
+		}
+		if spinUntil == 0 {
+			spinUntil = now + int64(s.group.options.BusyPoll)
+		}
+		if now < spinUntil {
+			continue
+		}
+		if err := s.sleep(deadline - now); err != nil {
+			return 0, err
+		}
+	}
+}
+
+// ask has the owner let requests go, wherever its Receive is. It does not wait for one
+// that is closing.
+func (s *Source) ask() {
+	if !s.mu.TryRLock() {
+		return
+	}
+	defer s.mu.RUnlock()
+	if !s.closed.Load() && s.asked.CompareAndSwap(false, true) {
+		s.sink.Wake()
+	}
+}
+
+// sleep waits for frames, for at most so many nanoseconds where that is positive.
+func (s *Source) sleep(forNanos int64) error {
+	var timeout *unix.Timespec
+	if forNanos > 0 {
+		s.timeout = unix.NsecToTimespec(forNanos)
+		timeout = &s.timeout
+	}
+	return s.sink.Sleep(timeout)
+}
+
+// starved reports whether the caller shall let requests go before it gets more.
+func (s *Source) starved() bool {
+	s.waiting.Store(int32(s.sink.Waiting()))
+	if !s.asked.Swap(false) && !s.group.low(s) || s.held.Load() == 0 {
+		return false
+	}
+	s.noRoom.Add(1)
+	s.timeout = unix.NsecToTimespec(int64(noRoomPause))
+	_ = s.sink.Pause(&s.timeout) // a pause that fails is a short one
+	return true
+}
+
+// take parses frames into batch. any is whether there were some.
+func (s *Source) take(batch []source.Datagram) (n int, any bool) {
+	g := s.group
+	taken := s.sink.Take(s.entries[:min(len(batch), len(s.entries))])
+	if taken == 0 {
+		return 0, false
+	}
+	now := shm.Now()
+	s.unwanted = s.unwanted[:0]
+	var d frame.Datagram
+	total, held := uint64(0), 0
+	for _, e := range s.entries[:taken] {
+		number, mbuf, ok := g.pool.Mbuf(e.At)
+		if !ok {
+			continue // no frame of the pool's: a poller copies those
+		}
+		if reason := g.parse(e, &d); reason != frame.OK {
+			g.reasons[reason].Add(1)
+			s.unwanted = append(s.unwanted, mbuf)
+			continue
+		}
+		if d.To.Port() != s.local.Port() {
+			g.reasons[frame.ForeignPort].Add(1)
+			s.unwanted = append(s.unwanted, mbuf)
+			continue
+		}
+		s.learner.Learn(&d, now)
+		s.own.learn(d.From.Addr(), d.To.Addr())
+		batch[n] = source.Datagram{From: d.From}
+		if d.Payload.Length == 0 {
+			s.unwanted = append(s.unwanted, mbuf) // nobody releases a span of nothing
+		} else {
+			batch[n].First = source.Span{Offset: e.At + uint64(d.Payload.Offset), Length: d.Payload.Length}
+			g.owners[number].Store(s.number)
+			held++
+		}
+		total += uint64(d.Payload.Length)
+		n++
+	}
+	g.reasons[frame.OK].Add(uint64(n))
+	s.held.Add(int64(held))
+	g.held.Add(int64(held))
+	s.datagrams.Add(uint64(n))
+	s.bytes.Add(total)
+	g.pool.Free(s.unwanted)
+	return n, true
+}
+
+// Release gives spans back; see source.Source. Releasing what is not held panics.
+func (s *Source) Release(spans []source.Span) {
+	g := s.group
+	var mbufs [eal.Burst]uint64
+	n := 0
+	for _, span := range spans {
+		if span.Length == 0 {
+			continue
+		}
+		number, mbuf, ok := g.pool.Mbuf(span.Offset)
+		if !ok || g.owners[number].Swap(0) != s.number {
+			panic(slab.ErrReleasedTwice)
+		}
+		mbufs[n] = mbuf
+		if n++; n == len(mbufs) {
+			s.free(mbufs[:n])
+			n = 0
+		}
+	}
+	s.free(mbufs[:n])
+}
+
+func (s *Source) free(mbufs []uint64) {
+	s.group.pool.Free(mbufs)
+	s.held.Add(-int64(len(mbufs)))
+	s.group.held.Add(-int64(len(mbufs)))
+}
+
+// Wake makes a blocked Receive, or the next one with nothing to receive, return. Any
+// goroutine may call it, also after Close.
+func (s *Source) Wake() {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if !s.closed.Load() {
+		s.woken.Store(true)
+		s.sink.Wake()
+	}
+}
+
+// Stats reads the counters. KernelDrops are frames that came faster than Receive took
+// them; HeldBytes are those of whole mbufs, SlabBytes those of all that sources share.
+func (s *Source) Stats() source.Stats {
+	s.mu.RLock()
+	if !s.closed.Load() {
+		s.full.Store(s.sink.Full())
+	}
+	s.mu.RUnlock()
+	stride := uint64(s.group.pool.StrideBytes())
+	return source.Stats{
+		Datagrams: s.datagrams.Load(), Bytes: s.bytes.Load(),
+		KernelDrops: s.full.Load(), NoRoom: s.noRoom.Load(),
+		HeldBytes: uint64(s.held.Load()) * stride, SlabBytes: uint64(s.group.pool.Mbufs()) * stride,
+	}
+}
+
+// Close ends a blocked Receive, and frees what was not received yet. Spans can still be
+// released. Closing twice is harmless.
+func (s *Source) Close() error {
+	if s.closed.Swap(true) {
+		return nil
+	}
+	g := s.group
+	s.sink.Wake()
+	g.mu.Lock()
+	delete(g.byPort, s.local.Port())
+	g.publish()
+	s.sink.Detach(s.local.Port())
+	err := g.device.Unsteer(s.rules)
+	if s.rules != nil {
+		g.queues[s.queue] = false
+	}
+	for _, p := range g.pollers {
+		p.Turn()
+	}
+	g.mu.Unlock()
+	s.mu.Lock()
+	s.full.Store(s.sink.Full())
+	g.drain(s.sink)
+	err = errors.Join(err, s.sink.Close())
+	s.mu.Unlock()
+	g.mu.Lock()
+	g.numbers[s.number] = false
+	g.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("close UDP port %d of DPDK port %s: %w", s.local.Port(), g.options.Port, err)
+	}
+	return nil
+}

@@ -1,0 +1,101 @@
+//go:build dpdk && cgo
+
+package dpdk
+
+import (
+	"bytes"
+	"net/netip"
+	"testing"
+
+	"github.com/penstock/penstock/manager/source/dpdk/frame"
+	"github.com/penstock/penstock/manager/source/sourcetest"
+)
+
+// The smallest of it all: a frame becomes a datagram in the slab, and Release gives its
+// mbuf back.
+func TestFrameBecomesADatagramInTheSlab(t *testing.T) {
+	b := newBed(t, Options{})
+	s := b.listen(9000)
+	b.send(s, client4, []byte("a picture"))
+	d := sourcetest.Receive(t, s, 1, 8)[0]
+	if got := sourcetest.Payload(s, d); string(got) != "a picture" || d.From != client4 {
+		t.Errorf("received %q from %v", got, d.From)
+	}
+	if held := b.held.Load(); held != 1 {
+		t.Errorf("%d mbufs are held, want 1", held)
+	}
+	release(s, d)
+	if held := b.held.Load(); held != 0 {
+		t.Errorf("%d mbufs are held after the release", held)
+	}
+}
+
+func TestSourcePassesTheSuite(t *testing.T) {
+	for name, from := range map[string]netip.AddrPort{"IPv4": client4, "IPv6": client6} {
+		t.Run(name, func(t *testing.T) {
+			open := func(t *testing.T, slabBytes int) (*bed, *Source, sourcetest.Twin) {
+				b := newBed(t, Options{MTU: jumbo, Mbufs: slabBytes / strideOfJumbo})
+				s, err := b.Listen(9000)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return b, s, sourcetest.CloseAtEnd(t, b.twin(s, from))
+			}
+			sourcetest.Run(t, sourcetest.Kind{
+				BufferBytes: strideOfJumbo,
+				Open: func(t *testing.T, slabBytes int, payloads [][]byte) sourcetest.Twin {
+					b, s, twin := open(t, slabBytes)
+					b.injectors.Go(func() { b.send(s, from, payloads...) })
+					return twin
+				},
+				OpenQuiet: func(t *testing.T) sourcetest.Twin {
+					b, s, twin := open(t, 1<<20)
+					b.send(s, from, []byte("so that the way to it is known"))
+					release(s, sourcetest.Receive(t, s, 1, 1)...)
+					return twin
+				},
+			})
+		})
+	}
+}
+
+// strideOfJumbo is what an mbuf takes that has room for a jumbo: the frame and headroom,
+// struct rte_mbuf and the pool's header; and 64 bytes where that makes the number of
+// cache lines odd, so that all memory channels are used.
+const strideOfJumbo = 64 + 128 + 128 + 10<<10 + 64
+
+func TestPayloadIsAligned(t *testing.T) {
+	b := newBed(t, Options{})
+	s := b.listen(9000)
+	const headerBytes = 22
+	b.send(s, client4, make([]byte, headerBytes+1024))
+	d := sourcetest.Receive(t, s, 1, 1)[0]
+	if at := d.First.Offset + headerBytes; at%64 != 0 {
+		t.Errorf("the picture's bytes begin at %d", at)
+	}
+	release(s, d)
+}
+
+func TestAnotherProcessMapsTheSlabForReadingOnly(t *testing.T) {
+	b := newBed(t, Options{})
+	s := b.listen(9000)
+	b.send(s, client4, []byte("seen by descriptor"))
+	d := sourcetest.Receive(t, s, 1, 1)[0]
+	got := make([]byte, d.First.Length)
+	if _, err := s.Slab().File().ReadAt(got, int64(d.First.Offset)); err != nil || string(got) != "seen by descriptor" {
+		t.Errorf("the file holds %q there, %v", got, err)
+	}
+	if n, err := s.Slab().File().WriteAt([]byte("x"), int64(d.First.Offset)); err == nil {
+		t.Errorf("%d bytes were written through the descriptor", n)
+	}
+	release(s, d)
+}
+
+func TestARPIsAnswered(t *testing.T) {
+	b := newBed(t, Options{})
+	reply := b.arp()
+	if !bytes.Equal(reply[:6], clientMAC[:]) || !bytes.Equal(reply[28:32], own4.AsSlice()) {
+		t.Errorf("answer %x", reply)
+	}
+	b.wantReason(frame.ARP, 1)
+}
