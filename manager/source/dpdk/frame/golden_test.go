@@ -132,6 +132,9 @@ func TestVLANsAreToldWhoeverStripsThem(t *testing.T) {
 	if both.Link.VLAN() != 7 || both.Link.Tags[0].VLAN() != 9 {
 		t.Errorf("VLAN 7 in 9 is %v", both.Link)
 	}
+	if both.Link.Stripped(11) {
+		t.Error("a third tag is taken")
+	}
 	untagged := Datagram{}
 	untagged.Link.Stripped(0)
 	if untagged.Link.VLAN() != 0 || untagged.Link != (Link{}) {

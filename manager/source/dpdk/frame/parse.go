@@ -89,11 +89,18 @@ type Link struct {
 }
 
 // Stripped adds the 802.1Q tag that a NIC or the kernel took off the frame and told
-// beside it; control is its 16 bits, 0 for none. It stood outermost.
-func (l *Link) Stripped(control uint16) {
-	if t := makeTag(typeVLAN, control); t != 0 {
-		l.Tags[1], l.Tags[0] = l.Tags[0], t
+// beside it; control is its 16 bits, 0 for none. It stood outermost. It is false
+// where that makes one tag too many.
+func (l *Link) Stripped(control uint16) bool {
+	t := makeTag(typeVLAN, control)
+	if t == 0 {
+		return true
 	}
+	if l.Tags[maxTags-1] != 0 {
+		return false
+	}
+	l.Tags[1], l.Tags[0] = l.Tags[0], t
+	return true
 }
 
 // VLAN is the number of the innermost VLAN, 0 where there is none.

@@ -42,14 +42,15 @@ func (r *Responder) Answer(now int64, b []byte, stripped uint16, out []byte) int
 	switch p.parse(b, CheckIP, &l) {
 	case ARP:
 		_, at := parseEther(b, &l)
-		l.Stripped(stripped)
+		if !l.Stripped(stripped) {
+			return 0
+		}
 		return r.answerARP(now, b[at:], &l, out)
 	case OK:
 	default:
 		return 0
 	}
-	l.Stripped(stripped)
-	if l.Peer.group() {
+	if l.Peer.group() || !l.Stripped(stripped) {
 		return 0
 	}
 	ip, message := b[p.ip:], b[p.start:p.end]
