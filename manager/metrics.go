@@ -128,6 +128,8 @@ var (
 		"Frames of another machine that says it has one of the port's addresses.", nil, nil)
 	descLost = prometheus.NewDesc("penstock_port_lost_total",
 		"Frames that a port of DPDK lost, by where.", []string{"where"}, nil)
+	descLink = prometheus.NewDesc("penstock_port_link_up",
+		"1 while the port of DPDK has a link, else 0.", nil, nil)
 	descMbufs = prometheus.NewDesc("penstock_port_mbufs",
 		"Packet buffers of DPDK, by whether they are in use.", []string{"state"}, nil)
 	descDrops = prometheus.NewDesc("penstock_source_drops_total",
@@ -185,6 +187,11 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 			counter(descLost, p.NoMbuf, "no_mbuf")
 			counter(descLost, p.Unsent, "unsent")
 			counter(descLost, p.NoNeighbour, "no_neighbour")
+			up := 0.0
+			if p.LinkUp {
+				up = 1
+			}
+			gauge(descLink, up)
 			gauge(descMbufs, float64(p.MbufsHeld), "held")
 			gauge(descMbufs, float64(p.Mbufs-p.MbufsHeld), "free")
 		}

@@ -29,14 +29,15 @@ var layers = [][]string{
 // pure packages have no clock, no I/O and no memory of their own: they are
 // tested as functions and run in simulation.
 var pure = map[string][]string{
-	"wire":              {"os", "net", "syscall", "io"},
-	"manager/share":     {"os", "net", "syscall", "io"},
-	"manager/fault":     {"os", "net", "syscall", "io"},
-	"manager/pair":      {"os", "net", "syscall", "io"},
-	"manager/partition": {"os", "net", "syscall", "io"},
-	"libml/slab":        {"os", "net", "syscall", "io"},
-	"libml/decode":      {"os", "net", "syscall", "io"},
-	"plan":              {"os", "net", "syscall", "math/rand"},
+	"wire":                      {"os", "net", "syscall", "io"},
+	"manager/share":             {"os", "net", "syscall", "io"},
+	"manager/fault":             {"os", "net", "syscall", "io"},
+	"manager/pair":              {"os", "net", "syscall", "io"},
+	"manager/partition":         {"os", "net", "syscall", "io"},
+	"manager/source/dpdk/frame": {"os", "net", "syscall", "io"},
+	"libml/slab":                {"os", "net", "syscall", "io"},
+	"libml/decode":              {"os", "net", "syscall", "io"},
+	"plan":                      {"os", "net", "syscall", "math/rand"},
 }
 
 // pureFolders are those whose every package is as pure as they are, but for
