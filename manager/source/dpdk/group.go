@@ -162,7 +162,7 @@ func (g *Group) measure(info eal.Info) error {
 	if least := int64(g.options.Queues * eal.Burst); own > 0 && g.capacity < least {
 		return fmt.Errorf("%d mbufs: the NIC's %d queues take %d themselves; configure more memory, or mbufs: %d or more", g.pool.Mbufs(), g.options.Queues, own, int64(own)+least)
 	}
-	g.lowWater = max(g.capacity/16, min(eal.Burst, g.capacity/4), 1)
+	g.lowWater = max(g.capacity/16, min(eal.Burst, g.capacity/8), 1)
 	g.owners = make([]atomic.Uint32, g.pool.Mbufs())
 	return nil
 }
@@ -180,6 +180,7 @@ func (g *Group) start(info eal.Info) (err error) {
 	if g.control, err = g.device.NewSink(eal.Control, pollers, g.ringEntries()); err != nil {
 		return err
 	}
+	g.device.SetBacklog(g.pool.Mbufs())
 	g.control.Attach(0)
 	for i := range pollers {
 		var queues []int
@@ -203,11 +204,8 @@ func (g *Group) start(info eal.Info) (err error) {
 	return nil
 }
 
-// ringEntries is the room of a ring: half of the mbufs, so that a source which lags
-// cannot take them all.
-func (g *Group) ringEntries() int {
-	return max(eal.Burst, powerOfTwo(g.pool.Mbufs()+1)/2)
-}
+// ringEntries is the room of a ring: every mbuf fits.
+func (g *Group) ringEntries() int { return powerOfTwo(g.pool.Mbufs()) }
 
 var pools atomic.Uint32
 
@@ -425,7 +423,9 @@ func (g *Group) low(s *Source) bool {
 	sources := *g.sources.Load()
 	free := g.capacity - g.held.Load()
 	for _, other := range sources {
-		free -= int64(other.waiting.Load())
+		if other != s { // its own have landed already, and may complete requests
+			free -= int64(other.waiting.Load())
+		}
 	}
 	if free >= g.lowWater {
 		if g.lowSince.Load() != 0 {

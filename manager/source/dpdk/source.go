@@ -105,8 +105,14 @@ func (g *Group) listen(port uint16) (*Source, error) {
 	return s, nil
 }
 
-// publish renews the list that readers without the lock see. mu is held.
+// publish renews the list that readers without the lock see, and with more than one
+// source keeps one that lags from taking every mbuf. mu is held.
 func (g *Group) publish() {
+	backlog := g.pool.Mbufs()
+	if len(g.byPort) > 1 {
+		backlog /= 2
+	}
+	g.device.SetBacklog(max(backlog, 1))
 	var list []*Source
 	for _, s := range g.byPort {
 		list = append(list, s)

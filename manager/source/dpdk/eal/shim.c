@@ -399,6 +399,7 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 	uint32_t n = rte_eth_rx_burst(port->id, queue, burst, PST_BURST);
 	if (n == 0)
 		return 0;
+	uint32_t backlog = __atomic_load_n(&port->backlog, __ATOMIC_RELAXED);
 	for (uint32_t i = 0; i < n; i++)
 		rte_prefetch0(rte_pktmbuf_mtod(burst[i], void *));
 	for (uint32_t i = 0; i < n; i++) {
@@ -431,9 +432,9 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 		if (unlikely(sink == NULL))
 			sink = port->sinks[0]; // its owner is leaving
 		struct pst_ring *ring = sink->rings[p->producer];
-		if (unlikely(ring->next - ring->seen > ring->mask)) {
+		if (unlikely(ring->next - ring->seen >= backlog)) {
 			ring->seen = load_acquire(&ring->head);
-			if (ring->next - ring->seen > ring->mask) {
+			if (ring->next - ring->seen >= backlog) {
 				p->full++;
 				ring->full++;
 				unwanted[none++] = m;

@@ -54,6 +54,7 @@ struct pst_port {
 	void *pool; // struct rte_mempool
 	uint16_t id;
 	uint32_t removed; // the device said that it is gone
+	uint32_t backlog; // frames that may wait in one ring, at most what it has room for
 	struct pst_sink *sinks[PST_SINKS];
 	uint8_t table[65536]; // UDP destination port, as a number -> index of a sink
 };
