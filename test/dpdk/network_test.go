@@ -81,6 +81,9 @@ func (l *laboratory) bridge(t *testing.T, iface string) {
 	t.Helper()
 	l.node.must(t, "ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0")
 	l.node.must(t, "ip", "link", "set", "node0", "master", "br0")
+	// A tap of DPDK's has the port's own address at the kernel's end, too; a bridge
+	// would keep what is for that address to itself.
+	l.node.must(t, "ip", "link", "set", iface, "address", "02:00:00:00:ff:01")
 	l.node.must(t, "ip", "link", "set", iface, "master", "br0")
 	l.node.must(t, "ip", "link", "set", iface, "txqueuelen", "10000", "up")
 	l.node.must(t, "ip", "link", "set", "br0", "up")

@@ -70,7 +70,7 @@ source:
 }
 
 // ordinaryPages are the packet memory that every machine has.
-const ordinaryPages = "huge_pages: false"
+const ordinaryPages = "huge_pages: false\n    memory: 256MiB\n    mbufs: 16384"
 
 // nullCard writes a card for a model that computes nothing: it answers with a digest
 // of the picture.
@@ -129,10 +129,11 @@ func (l *laboratory) try(t *testing.T, s setup) (*running, error) {
 		return nil, err
 	}
 	t.Cleanup(func() {
-		n.Kill()
 		if t.Failed() {
-			t.Logf("the node said:\n%s", n.Log())
+			text, _ := n.Metrics() // where it still runs
+			t.Logf("the node said:\n%s\nand counted:\n%s", n.Log(), portMetrics(text))
 		}
+		n.Kill()
 		waitFor(t, "the node's processes to end", func() bool { return len(processes(n.Dir)) == 0 })
 	})
 	return &running{Node: n, lab: l, setup: s, models: models}, nil

@@ -1,4 +1,4 @@
-//go:build dpdk
+//go:build dpdk && cgo
 
 package eal
 

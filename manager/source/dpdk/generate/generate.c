@@ -1,0 +1,60 @@
+//go:build dpdk && cgo
+
+#include "generate.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <rte_byteorder.h>
+#include <rte_ethdev.h>
+#include <rte_mbuf.h>
+
+// Where the fields lie that count up: Penstock's header begins at 42 (docs/wire.md).
+#define AT_FLAGS 45
+#define AT_REQUEST 46
+#define AT_OFFSET 50
+#define AT_INDEX 58
+#define FLAG_LAST 1
+
+static uint16_t fill(uint16_t port, uint16_t queue, struct rte_mbuf *m[], uint16_t n, uint16_t max, void *user)
+{
+	struct gen_stream *s = user;
+	(void)port, (void)queue, (void)max;
+	uint16_t kept = n;
+	if (s->made + n > s->limit) {
+		kept = s->limit - s->made;
+		rte_pktmbuf_free_bulk(m + kept, n - kept);
+	}
+	for (uint16_t i = 0; i < kept; i++) {
+		uint8_t *b = rte_pktmbuf_mtod(m[i], uint8_t *);
+		uint32_t offset = s->piece * s->piece_bytes;
+		uint16_t index = s->piece;
+		uint32_t request = s->request;
+		memcpy(b, s->headers, GEN_HEADERS);
+		memcpy(b + AT_REQUEST, &request, sizeof request);
+		memcpy(b + AT_OFFSET, &offset, sizeof offset);
+		memcpy(b + AT_INDEX, &index, sizeof index);
+		if (++s->piece == s->pieces) {
+			b[AT_FLAGS] |= FLAG_LAST;
+			s->piece = 0;
+			s->request++;
+		}
+	}
+	s->made += kept;
+	return kept;
+}
+
+const void *gen_attach(uint16_t port, uint16_t queue, struct gen_stream *s)
+{
+	return rte_eth_add_first_rx_callback(port, queue, fill, s);
+}
+
+int gen_detach(uint16_t port, uint16_t queue, const void *callback)
+{
+	return rte_eth_remove_rx_callback(port, queue, callback);
+}
+
+int gen_port(const char *name, uint16_t *port) { return rte_eth_dev_get_port_by_name(name, port); }
+
+struct gen_stream *gen_new(void) { return calloc(1, sizeof(struct gen_stream)); }
+void gen_release(struct gen_stream *s) { free(s); }

@@ -1,0 +1,139 @@
+//go:build dpdk && cgo
+
+package generate
+
+// #cgo pkg-config: libdpdk
+// #include <stdlib.h>
+// #include "generate.h"
+import "C"
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// Traffic is what a Generator makes.
+type Traffic struct {
+	// From is the client, To a function's address: IPv4 both, so that the headers
+	// take 64 bytes.
+	From, To netip.AddrPort
+	// Pieces of PieceBytes make a request, every one of them full.
+	Pieces, PieceBytes int
+}
+
+// headerBytes precede the payload of every frame: Ethernet 14, IPv4 20, UDP 8,
+// Penstock 22.
+const headerBytes = C.GEN_HEADERS
+
+// FrameBytes is how long each frame is.
+func (t Traffic) FrameBytes() int { return headerBytes + t.PieceBytes }
+
+// Device is the port of DPDK's that makes such frames of nothing; whole has it write
+// the payload of each, too, which a NIC does by itself.
+func (t Traffic) Device(whole bool) string {
+	copied := 0
+	if whole {
+		copied = 1
+	}
+	return fmt.Sprintf("net_null0,size=%d,copy=%d", t.FrameBytes(), copied)
+}
+
+// Generator is traffic on one queue of a port.
+type Generator struct {
+	port, queue C.uint16_t
+	stream      *C.struct_gen_stream
+	callback    unsafe.Pointer
+}
+
+// Forever is a limit that is not reached.
+const Forever = ^uint64(0)
+
+// Attach makes what a queue of the port receives requests; none until Allow. Nobody
+// polls the queue meanwhile.
+func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
+	name, _, _ := strings.Cut(device, ",")
+	g := &Generator{queue: C.uint16_t(queue), stream: C.gen_new()}
+	if g.stream == nil {
+		return nil, unix.ENOMEM
+	}
+	defer func() {
+		if err != nil {
+			C.gen_release(g.stream)
+			err = fmt.Errorf("make traffic on %s: %w", name, err)
+		}
+	}()
+	if !t.From.Addr().Is4() || !t.To.Addr().Is4() || t.Pieces < 1 || t.PieceBytes < 1 {
+		return nil, fmt.Errorf("%+v: want IPv4 addresses, pieces and bytes", t)
+	}
+	cname := C.CString(name)
+	defer C.free(unsafe.Pointer(cname))
+	if code := C.gen_port(cname, &g.port); code != 0 {
+		return nil, unix.Errno(-code)
+	}
+	for i, b := range t.headers() {
+		g.stream.headers[i] = C.uint8_t(b)
+	}
+	g.stream.pieces, g.stream.piece_bytes = C.uint32_t(t.Pieces), C.uint32_t(t.PieceBytes)
+	if g.callback = C.gen_attach(g.port, g.queue, g.stream); g.callback == nil {
+		return nil, unix.EINVAL
+	}
+	return g, nil
+}
+
+// headers are those of a request's first piece.
+func (t Traffic) headers() []byte {
+	b := make([]byte, headerBytes)
+	const ethernet, ip, udp = 14, 20, 8
+	copy(b, []byte{2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0})
+	h := b[ethernet:]
+	h[0] = 0x45
+	binary.BigEndian.PutUint16(h[2:], uint16(t.FrameBytes()-ethernet))
+	h[8], h[9] = 64, unix.IPPROTO_UDP
+	src, dst := t.From.Addr().As4(), t.To.Addr().As4()
+	copy(h[12:], src[:])
+	copy(h[16:], dst[:])
+	binary.BigEndian.PutUint16(h[10:], headerChecksum(h[:ip]))
+	binary.BigEndian.PutUint16(h[ip:], t.From.Port())
+	binary.BigEndian.PutUint16(h[ip+2:], t.To.Port())
+	binary.BigEndian.PutUint16(h[ip+4:], uint16(t.FrameBytes()-ethernet-ip))
+	// No UDP checksum: 0 is "none" over IPv4 (RFC 768), and a NIC verifies it elsewhere.
+	piece := wire.PieceHeader(wire.TypeData, 0, t.Pieces*t.PieceBytes, t.PieceBytes, 0)
+	piece.Flags = 0
+	piece.Put(h[ip+udp:])
+	return b
+}
+
+// headerChecksum is IPv4's, of a header whose own is zero (RFC 1071).
+func headerChecksum(h []byte) uint16 {
+	sum := uint32(0)
+	for i := 0; i < len(h); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(h[i:]))
+	}
+	sum = sum>>16 + sum&0xffff
+	return ^uint16(sum>>16 + sum)
+}
+
+// Allow lets frames be made until there have been that many in all.
+func (g *Generator) Allow(limit uint64) {
+	atomic.StoreUint64((*uint64)(&g.stream.limit), limit)
+}
+
+// Made is how many frames there have been. It is exact when nobody polls.
+func (g *Generator) Made() uint64 { return atomic.LoadUint64((*uint64)(&g.stream.made)) }
+
+// Close ends the traffic. Nobody polls the queue any more.
+func (g *Generator) Close() error {
+	defer C.gen_release(g.stream)
+	if code := C.gen_detach(g.port, g.queue, g.callback); code != 0 {
+		return fmt.Errorf("end traffic: %w", unix.Errno(-code))
+	}
+	return nil
+}
