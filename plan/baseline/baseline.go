@@ -16,6 +16,7 @@ package baseline
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/penstock/penstock/plan"
@@ -36,6 +37,15 @@ func Stock(p *plan.Problem, policy string) (plan.Stock, error) {
 		return stocks[0], nil
 	}
 	return plan.Stock{}, fmt.Errorf("policy %s plans on one model of GPU: want a fleet of one, or the policy penstock", policy)
+}
+
+// Memory is what the partitions of a GPU share under MPS, in MiB: infinite where the
+// GPU's table does not limit it.
+func Memory(g plan.GPU) float64 {
+	if g.MemoryMiB == 0 {
+		return math.Inf(1)
+	}
+	return float64(g.MemoryMiB)
 }
 
 // Finish makes the plan of these segments, or *plan.TooSmall where the stock has

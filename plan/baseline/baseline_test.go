@@ -160,3 +160,29 @@ func TestAFleetThatIsTooSmallIsToldWhatFits(t *testing.T) {
 		}
 	}
 }
+
+// On a CPU memory is not limited, and models that were measured there have some.
+func TestMemoryThatIsNotLimitedLimitsNothing(t *testing.T) {
+	cpu, err := plan.Lookup("cpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	model := plan.Profile{Model: "face", GPU: cpu.Name}
+	for tenth := 1; tenth <= 10; tenth++ {
+		model.Points = append(model.Points, plan.Point{GPCs: cpu.Steps(float64(10 * tenth)), Batch: 1, Processes: 1,
+			ThroughputRPS: 10 * float64(tenth), LatencyMS: 100 / float64(tenth), MemoryMiB: 500})
+	}
+	p := &plan.Problem{GPU: cpu, Profiles: map[string]map[string]plan.Profile{cpu.Name: {"face": model}}}
+	for _, name := range []string{"a", "b", "c", "d", "e", "f"} {
+		p.Services = append(p.Services, plan.Service{Name: name, Model: "face", RateRPS: 8, SLOMS: 1000})
+	}
+	for policy, want := range map[plan.Policy]int{gpulet.New(): 3, igniter.New(): 1} {
+		pl, err := policy.Plan(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pl.GPUs != want {
+			t.Errorf("%s: six services on %d machines, want %d", policy.Name(), pl.GPUs, want)
+		}
+	}
+}

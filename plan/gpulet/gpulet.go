@@ -110,7 +110,7 @@ func (pol policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 			} else {
 				gpus++
 				if part < g.GPCs {
-					left := float64(g.MemoryMiB) - t.points[part].MemoryMiB
+					left := baseline.Memory(g) - t.points[part].MemoryMiB
 					rests[g.GPCs-part] = append(rests[g.GPCs-part], rest{gpu, part, left})
 				}
 			}

@@ -123,7 +123,7 @@ func (pol policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 		var grown []share
 		for i := range gpus {
 			shares, steps, ok := gpus[i].with(w, units, g.GPCs)
-			ok = ok && memory(shares) <= float64(g.MemoryMiB)
+			ok = ok && memory(shares) <= baseline.Memory(g)
 			if ok && (best < 0 || steps-gpus[i].steps < least) {
 				best, least, grown = i, steps-gpus[i].steps, shares
 			}
