@@ -30,7 +30,8 @@ var (
 //     load, a cut half the way to what lately was too little. So where the device
 //     is not in proportion (a queue grows faster than the share shrinks), a share
 //     closes in on what is needed instead of swinging about it, and where there is
-//     not enough for all, demands do not follow the grants that follow them.
+//     not enough for all, demands do not follow the grants that follow them: one
+//     that is not granted in full stands until the objective is met.
 //  3. What may not change is pinned: IFs in their hold-down, and changes within
 //     the threshold. The rest is allocated among the others.
 //
@@ -205,6 +206,12 @@ func (c *Controller) tune(m *member, o Observation, now time.Duration) {
 	enough := m.enough.lasts(now) && o.ArrivalRate <= m.enough.rate*above && o.SLO.Seconds() >= m.enough.slo*below
 	here := mark{percent: m.percent, rate: o.ArrivalRate, slo: o.SLO.Seconds(), until: now + c.cfg.Memory}
 	switch {
+	case d.Why == whyEnough && tooLittle && m.direction == Raise && m.percent < m.demand && !o.met():
+		// It got less than it wanted, and the objective is missed by less than it
+		// takes to want more. Were that enough, the next tremble of the latency
+		// would be too little again, and a demand that falls to the grant and rises
+		// from it moves the shares of all.
+		return
 	case d.Direction == Raise:
 		if tooLittle {
 			here.percent = max(here.percent, m.tooLittle.percent)

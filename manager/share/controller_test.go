@@ -3,6 +3,7 @@ package share
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -213,7 +214,7 @@ func TestNeverMoreThanAllIsOut(t *testing.T) {
 				_ = k.Replace(id, rapid.Float64Range(0, 120).Draw(t, "knee"))
 			}
 			seen := map[ID]Observation{}
-			for known := range out {
+			for _, known := range slices.SortedFunc(maps.Keys(out), ID.Compare) { // each draws its own
 				seen[known] = rapid.SampledFrom([]Observation{fine, short, over, {}}).Draw(t, "observation")
 			}
 			p := k.Step(time.Duration(i)*time.Second, seen)
@@ -309,56 +310,222 @@ func (p plant) observe(percent float64) Observation {
 	}
 }
 
+// steady is a run of several plants under constant load: 9 minutes, less than what
+// was too little is remembered, of which the first 4 are for closing in.
+type steady struct {
+	// turns are the shares that changed the other way than last time.
+	turns []string
+	// moves is how often a demand moved by more than the threshold, back how often
+	// by more than a tenth and the other way than last time.
+	moves, back int
+}
+
+const settled = 4 * time.Minute
+
+// observeSteadily runs plants, whose latencies tremble by 0.5 %. The same seed gives
+// the same run: plants take their noise in order.
+func observeSteadily(t rapid.TB, c Config, plants []plant, seed uint64) steady {
+	t.Helper()
+	noise := rand.New(rand.NewPCG(seed, 1))
+	var ids []ID
+	for i := range plants {
+		ids = append(ids, ID{IF: fmt.Sprint("if", i)})
+	}
+	k := newController(t, c, ids...)
+	var (
+		r       steady
+		percent = map[ID]float64{}
+		last    = map[ID]Direction{}
+		moves   = map[ID]*zigzag{}
+		backs   = map[ID]*zigzag{}
+	)
+	for _, id := range ids {
+		moves[id] = &zigzag{by: 1 + c.ThresholdPercent/100}
+		backs[id] = &zigzag{by: 1.1}
+	}
+	for now := time.Duration(0); now < 9*time.Minute; now += time.Second {
+		seen := map[ID]Observation{}
+		for i, id := range ids {
+			if percent[id] == 0 {
+				continue
+			}
+			o := plants[i].observe(percent[id])
+			o.Latency = time.Duration(float64(o.Latency) * (1 + 0.005*noise.NormFloat64()))
+			seen[id] = o
+		}
+		p := k.Step(now, seen)
+		for _, ch := range p.Changes {
+			percent[ch.ID] = ch.To
+			turned := last[ch.ID] != 0 && last[ch.ID] != ch.direction()
+			last[ch.ID] = ch.direction()
+			if now > settled && turned {
+				r.turns = append(r.turns, fmt.Sprintf("%v: %+v of %+v", now, ch, p.Status))
+			}
+		}
+		for _, s := range p.Status {
+			moved, _ := moves[s.ID].follow(s.Demand)
+			_, turned := backs[s.ID].follow(s.Demand)
+			if now > settled && moved {
+				r.moves++
+			}
+			if now > settled && turned {
+				r.back++
+			}
+		}
+	}
+	return r
+}
+
+// zigzag follows a number and says when it moved by more than a factor.
+type zigzag struct {
+	by, at float64
+	last   Direction
+}
+
+func (z *zigzag) follow(to float64) (moved, turned bool) {
+	d := Hold
+	switch {
+	case z.at == 0:
+		z.at = to
+	case to > z.at*z.by:
+		d = Raise
+	case to < z.at/z.by:
+		d = Cut
+	case z.last == Raise:
+		z.at = max(z.at, to)
+	case z.last == Cut:
+		z.at = min(z.at, to)
+	}
+	if d == Hold {
+		return false, false
+	}
+	turned = z.last != Hold && z.last != d
+	z.at, z.last = to, d
+	return true, turned
+}
+
+func drawConfigAndSeed(t *rapid.T) (Config, int, uint64) {
+	c := DefaultConfig()
+	c.HeadroomPercent = rapid.SampledFrom([]float64{0, 25}).Draw(t, "headroom")
+	return c, rapid.IntRange(1, 5).Draw(t, "IFs"), rapid.Uint64().Draw(t, "seed")
+}
+
 // Under constant load, within the time that what was too small is remembered, no
 // share swings: after some minutes it turns a few times at most, where a swinging
 // one turns at each of 30 hold-downs (past its knee an IF may give back a little
 // at a time for long).
 func TestConstantLoadDoesNotSwing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := DefaultConfig()
-		c.HeadroomPercent = rapid.SampledFrom([]float64{0, 25}).Draw(t, "headroom")
-		n := rapid.IntRange(1, 5).Draw(t, "IFs")
-		noise := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
-		plants := map[ID]plant{}
-		k := newController(t, c)
-		for i := range n {
-			id := ID{IF: fmt.Sprint("if", i)}
+		c, n, seed := drawConfigAndSeed(t)
+		var plants []plant
+		for range n {
 			p := plant{
 				work: rapid.Float64Range(0.0002, 0.02).Draw(t, "work"),
 				knee: rapid.Float64Range(10, 100).Draw(t, "knee"),
 				slo:  time.Duration(rapid.IntRange(10, 400).Draw(t, "slo")) * ms,
 			}
 			p.rate = rapid.Float64Range(0.05, 1.2).Draw(t, "load") * 0.01 * p.knee / p.work / float64(n)
-			plants[id] = p
-			if err := k.Add(id, 0); err != nil {
-				t.Fatal(err)
-			}
+			plants = append(plants, p)
 		}
-		percent := map[ID]float64{}
-		last := map[ID]Direction{}
-		var late []string
-		const settled = 4 * time.Minute
-		for now := time.Duration(0); now < 9*time.Minute; now += time.Second {
-			seen := map[ID]Observation{}
-			for id, share := range percent {
-				o := plants[id].observe(share)
-				o.Latency = time.Duration(float64(o.Latency) * (1 + 0.005*noise.NormFloat64()))
-				seen[id] = o
-			}
-			p := k.Step(now, seen)
-			for _, ch := range p.Changes {
-				percent[ch.ID] = ch.To
-				turned := last[ch.ID] != 0 && last[ch.ID] != ch.direction()
-				last[ch.ID] = ch.direction()
-				if now > settled && turned {
-					late = append(late, fmt.Sprintf("%v: %+v of %+v", now, ch, p.Status))
-				}
-			}
-		}
-		if len(late) > 4*n {
-			t.Fatalf("%d turns after %v of constant load:\n%s", len(late), settled, strings.Join(late, "\n"))
+		if r := observeSteadily(t, c, plants, seed); len(r.turns) > 4*n {
+			t.Fatalf("%d turns after %v of constant load:\n%s", len(r.turns), settled, strings.Join(r.turns, "\n"))
 		}
 	})
+}
+
+// The hardest there is: objectives at which an IF is just held or just not, at its
+// knee (where no share helps), while others want more than there is. Here demands
+// must not swing. Shares cannot be held to a few turns: an IF past its knee that
+// trembles about the threshold raises, or cuts, its demand by 5 % now and then, some
+// 61 times from 5 % to 100 % and mostly the same way, and where such a demand
+// passes the equal part, MAX-MIN jumps (docs/adr/0001-shares.md). So what remains is
+// bounded by how often demands move.
+func TestDemandsDoNotSwingAtTheKneeInOverload(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c, n, seed := drawConfigAndSeed(t)
+		var plants []plant
+		for range n {
+			p := plant{
+				work: rapid.Float64Range(0.0002, 0.02).Draw(t, "work"),
+				knee: rapid.Float64Range(10, 100).Draw(t, "knee"),
+			}
+			p.rate = rapid.Float64Range(0.05, 1.2).Draw(t, "load") * 0.01 * p.knee / p.work / float64(n)
+			fits := p.knee
+			if rapid.Bool().Draw(t, "below the knee") {
+				fits = rapid.Float64Range(5, 70).Draw(t, "fits at")
+			}
+			missed := rapid.SampledFrom([]float64{1, 0.94, 0.95, 0.953, 0.96, 1.05}).Draw(t, "objective by latency")
+			p.slo = min(time.Second, time.Duration(float64(p.observe(fits).Latency)*missed))
+			plants = append(plants, p)
+		}
+		r := observeSteadily(t, c, plants, seed)
+		if r.back > n+1 {
+			t.Errorf("demands turned %d times by more than a tenth after %v of constant load", r.back, settled)
+		}
+		if len(r.turns) > 2*n*(1+r.moves) {
+			t.Errorf("%d turns for %d moves of demands after %v of constant load", len(r.turns), r.moves, settled)
+		}
+		if t.Failed() {
+			t.Log(strings.Join(r.turns, "\n"))
+		}
+	})
+}
+
+// What each of these wants at its objective is more than there is, and one is past
+// its knee and misses its objective by the threshold: whether it is short changes
+// from second to second, and its demand must not follow.
+func TestTremblingAboutTheThresholdMovesNoShares(t *testing.T) {
+	plants := []plant{
+		{work: 0.00954, knee: 50.59, slo: 21 * ms},
+		{work: 0.00747, knee: 70.35, slo: 41 * ms},
+		{work: 0.01844, knee: 10, slo: 178 * ms},
+		{work: 0.000313, knee: 39.24, slo: 36 * ms},
+		{work: 0.000221, knee: 11.79, slo: 14 * ms},
+	}
+	for i, load := range []float64{0.8387, 1.2, 0.1238, 1.148, 1.117} {
+		plants[i].rate = load * 0.01 * plants[i].knee / plants[i].work / float64(len(plants))
+	}
+	for seed := range uint64(50) {
+		if r := observeSteadily(t, DefaultConfig(), plants, seed); len(r.turns) > 5 || r.back > 0 {
+			t.Errorf("seed %d: demands turned %d times, shares:\n%s", seed, r.back, strings.Join(r.turns, "\n"))
+		}
+	}
+}
+
+func TestUnmetDemandStandsUntilTheObjectiveIsMet(t *testing.T) {
+	missed := Observation{Latency: 51 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 98}
+	drowning := Observation{Latency: 49 * ms, SLO: 50 * ms, Throughput: 95, ArrivalRate: 98}
+	slower, looser := missed, missed
+	slower.Throughput, slower.ArrivalRate = 80, 80
+	looser.Latency, looser.SLO = 61*ms, 60*ms
+	for name, c := range map[string]struct {
+		percent float64
+		o       Observation
+		want    float64
+	}{
+		"latency missed by less than the threshold":    {40, missed, 60},
+		"throughput missed by less than the threshold": {40, drowning, 60},
+		"met":                {40, fine, 40},
+		"granted":            {60, missed, 60},
+		"more than wanted":   {70, missed, 70},
+		"at a smaller load":  {40, slower, 40},
+		"a looser objective": {40, looser, 40},
+		"short":              {41, short, 61.5},
+	} {
+		k := newController(t, DefaultConfig())
+		m := &member{id: face, percent: 40}
+		k.tune(m, short, 0) // wants 60
+		m.percent = c.percent
+		if k.tune(m, c.o, time.Minute); m.demand != c.want {
+			t.Errorf("%s: demand %v at %v %%, want %v", name, m.demand, c.percent, c.want)
+		}
+	}
+	k := newController(t, DefaultConfig())
+	m := &member{id: face, percent: 40}
+	k.tune(m, short, 0)
+	if k.tune(m, missed, DefaultConfig().Memory); m.demand != 40 {
+		t.Errorf("demand %v after the memory ended, want 40", m.demand)
+	}
 }
 
 // The queue of this one makes every cut that Algorithm 1 computes too deep: without

@@ -22,6 +22,12 @@ type Observation struct {
 	AggregationBound bool
 }
 
+// met reports whether neither residual is negative: Tune holds an IF that misses
+// its objective by less than the threshold, too.
+func (o Observation) met() bool {
+	return o.Latency <= o.SLO && o.Throughput >= o.ArrivalRate
+}
+
 // Direction is what Tune decided.
 type Direction int8
 
