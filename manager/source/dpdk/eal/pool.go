@@ -85,9 +85,31 @@ func NewPool(name string, mbufs, roomBytes, socket int) (*Pool, error) {
 	return p, nil
 }
 
-// StrideBytes is what an mbuf with room for a frame of frameBytes takes of the memory,
-// its bookkeeping included: at most.
-func StrideBytes(frameBytes int) int { return HeadroomBytes + frameBytes + mbufBytes + ringBytes }
+// StrideBytes is what an mbuf with room for a frame of frameBytes takes of the memory
+// that was started, its bookkeeping included: at most.
+func StrideBytes(frameBytes int) int {
+	return strideIn(smallestPage(), HeadroomBytes+frameBytes+mbufBytes) + ringBytes
+}
+
+// strideIn is what one of equal things takes where none may lie across the end of a
+// page, as a NIC wants it of mbufs: of ordinary pages, one of 2 KB takes one whole.
+func strideIn(page, size int) int {
+	if each := page / size; each > 0 {
+		return page / each
+	}
+	return (size + page - 1) / page * page
+}
+
+// smallestPage is the size of the pages that the environment took, or of smaller ones.
+func smallestPage() int {
+	e := &environment
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if slices.Contains(e.args, "--no-huge") {
+		return os.Getpagesize()
+	}
+	return 2 << 20
+}
 
 // ringBytes is an mbuf's places in the pool's ring, which has a power of two of them.
 const ringBytes = 2 * 8
@@ -96,11 +118,9 @@ const ringBytes = 2 * 8
 // and the padding that sets neighbours apart.
 const mbufBytes = 64 + 128 + 64
 
+// explainPool says what is needed: DPDK's own errno is of whatever it tried last.
 func explainPool(err error, mbufs, room int) error {
-	if errors.Is(err, unix.ENOMEM) {
-		return fmt.Errorf("%w: they take %d MiB in one piece; give DPDK more memory, or configure fewer mbufs", err, (mbufs*(room+mbufBytes)+1<<20-1)>>20)
-	}
-	return err
+	return fmt.Errorf("%w: they take %d MiB; give DPDK more memory, or configure fewer mbufs", err, (mbufs*(room+mbufBytes+ringBytes)+1<<20-1)>>20)
 }
 
 func (p *Pool) handle() unsafe.Pointer { return unsafe.Pointer(p.pool) }
