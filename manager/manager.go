@@ -129,6 +129,11 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	if m.shares, err = share.NewController(shareConfig(o.Config.Shares)); err != nil {
 		return fmt.Errorf("shares: %w", err)
 	}
+	// Before anybody may talk to this process: DPDK takes seconds to take its memory.
+	if m.ports, err = m.newPorts(); err != nil {
+		return err
+	}
+	defer m.closePorts()
 	if m.link, err = control.ListenManager(m.dir, m.log); err != nil {
 		return err
 	}
@@ -148,10 +153,6 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		return err
 	}
 	defer web.close()
-	if m.ports, err = m.newPorts(); err != nil {
-		return err
-	}
-	defer m.closePorts()
 	defer m.closeFunctions()
 	for _, fn := range m.cfg.Functions {
 		if err := m.add(fn); err != nil {
