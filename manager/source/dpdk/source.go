@@ -224,7 +224,9 @@ func (s *Source) sleep(forNanos int64) error {
 // starved reports whether the caller shall let requests go before it gets more.
 func (s *Source) starved() bool {
 	s.waiting.Store(int32(s.sink.Waiting()))
-	if !s.asked.Swap(false) && !s.group.low(s) || s.held.Load() == 0 {
+	asked := s.asked.Swap(false)
+	// Who asked may have got mbufs since.
+	if low := s.group.low(s); !low && !(asked && s.group.lowSince.Load() != 0) || s.held.Load() == 0 {
 		return false
 	}
 	s.noRoom.Add(1)

@@ -86,7 +86,7 @@ func OpenDevice(spec string) (*Device, error) {
 	defer C.free(unsafe.Pointer(cspec))
 	if C.pst_find(cname, &d.id) != 0 {
 		if err := code(C.pst_probe(cspec, cname, &d.id)); err != nil {
-			return nil, fmt.Errorf("open DPDK port %s: %w", spec, explainProbe(name, err))
+			return nil, fmt.Errorf("attach %s: %w", spec, explainProbe(name, err))
 		}
 		d.probe = true
 	}
@@ -96,15 +96,20 @@ func OpenDevice(spec string) (*Device, error) {
 	return d, nil
 }
 
+// errProbe is what DPDK says with -1, whatever it was.
+var errProbe = errors.New("DPDK could not attach it")
+
 func explainProbe(name string, err error) error {
-	if !strings.HasPrefix(name, "net_") {
-		return fmt.Errorf("%w: no such NIC, or its driver is the kernel's: penstock doctor says which, and the command that binds it to vfio-pci", err)
+	if errors.Is(err, unix.EPERM) { // -1
+		err = errProbe
 	}
 	switch {
-	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
-		return fmt.Errorf("%w: it needs CAP_NET_ADMIN and CAP_NET_RAW: run as root", err)
+	case !strings.HasPrefix(name, "net_"):
+		return fmt.Errorf("%w: there is no such NIC, or its driver is the kernel's; penstock doctor says which, and the command that binds it to vfio-pci", err)
+	case unix.Geteuid() != 0:
+		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN and CAP_NET_RAW (DPDK has written to stderr what it misses)", err)
 	}
-	return fmt.Errorf("%w: DPDK has no such driver, or refused an argument or interface (it has written which to stderr)", err)
+	return fmt.Errorf("%w: it has no such driver, or refused an argument or an interface (it has written which to stderr)", err)
 }
 
 func (d *Device) readInfo() error {

@@ -2,6 +2,10 @@
 
 package eal
 
+// #cgo noescape pst_ring_push
+// #cgo nocallback pst_ring_push
+// #cgo noescape pst_ring_pop
+// #cgo nocallback pst_ring_pop
 // #include <stdlib.h>
 // #include "shim.h"
 import "C"
