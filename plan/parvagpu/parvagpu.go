@@ -12,7 +12,7 @@
 //  3. Segment relocation (allocate.go): segments by size, largest first, each
 //     into the first GPU that has room where the size is preferred.
 //  4. Allocation optimisation (allocate.go): from the last GPU on, what lies on
-//     GPUs of at most four GPCs is split into small segments, which fill the
+//     GPUs of less than four GPCs is split into small segments, which fill the
 //     gaps of the GPUs in front.
 //
 // Where the paper leaves room, its published results and code decide, and what

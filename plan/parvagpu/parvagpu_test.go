@@ -64,15 +64,38 @@ func TestParvaGPUWithoutMPSNeedsMoreGPUs(t *testing.T) {
 	}
 }
 
+// S1 and S2 fit into the GPUs that relocation needs.
 func TestOptimisationSavesGPUs(t *testing.T) {
-	for _, name := range plantest.Scenarios {
-		p := plantest.Scenario(t, name)
+	for _, c := range []struct {
+		scenario          string
+		optimised, before int
+	}{
+		{"S1", 2, 2}, {"S2", 3, 3}, {"S3", 5, 8}, {"S4", 7, 11}, {"S5", 13, 20}, {"S6", 16, 26},
+	} {
+		name, p := c.scenario, plantest.Scenario(t, c.scenario)
 		with, without := planned(t, parvagpu.New(), p), planned(t, parvagpu.Unoptimized(), p)
-		if with.GPUs > without.GPUs {
-			t.Errorf("%s: %d GPUs optimised, %d not", name, with.GPUs, without.GPUs)
+		if with.GPUs != c.optimised || without.GPUs != c.before {
+			t.Errorf("%s: %d GPUs optimised, %d not; want %d, %d", name, with.GPUs, without.GPUs, c.optimised, c.before)
 		}
 		if with.ExternalFragmentation > without.ExternalFragmentation {
 			t.Errorf("%s: fragmentation %.3f optimised, %.3f not", name, with.ExternalFragmentation, without.ExternalFragmentation)
+		}
+	}
+}
+
+// Section III-E2: what is split is a GPU whose GPCs fall below four.
+func TestAGPUOfFourGPCsIsNotSplit(t *testing.T) {
+	for size, segments := range map[int]int{3: 3, 4: 1} { // 2 + 2 + 1 GPCs, or the one as it is
+		p := *plantest.Scenario(t, "S1")
+		points := []plan.Point{
+			{GPCs: 1, Batch: 1, Processes: 1, ThroughputRPS: 10, LatencyMS: 1},
+			{GPCs: 2, Batch: 1, Processes: 1, ThroughputRPS: 21, LatencyMS: 1},
+			{GPCs: size, Batch: 1, Processes: 1, ThroughputRPS: 50, LatencyMS: 1},
+		}
+		p.Profiles = map[string]map[string]plan.Profile{p.GPU.Name: {"m": {Model: "m", GPU: p.GPU.Name, Points: points}}}
+		p.Services = []plan.Service{{Name: "s", Model: "m", RateRPS: 50, SLOMS: 100}}
+		if pl := planned(t, parvagpu.New(), &p); len(pl.Segments) != segments || pl.GPUs != 1 {
+			t.Errorf("a GPU of one segment of size %d becomes %d segments, want %d", size, len(pl.Segments), segments)
 		}
 	}
 }
