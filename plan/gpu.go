@@ -43,6 +43,9 @@ type GPU struct {
 	Sizes []Size
 	// Percent says that there is no MIG: shares are MPS percentages.
 	Percent bool
+	// Clients is how many processes MPS lets onto the GPU at once where Percent;
+	// 0 where that is not limited. Under MIG each instance has an MPS of its own.
+	Clients int
 	// Source says where the table is from.
 	Source string
 	// Devices are the ends of NVML's product names that this table is for.
@@ -84,6 +87,7 @@ type table struct {
 	GPCs           int      `json:"gpcs"`
 	Sizes          []Size   `json:"sizes"`
 	PercentStepSMs int      `json:"percent_step_sms"`
+	MPSClients     int      `json:"mps_clients"`
 	Source         string   `json:"source"`
 }
 
@@ -111,14 +115,14 @@ const mpsSuffix = "-mps"
 // one more, of the same GPU with MIG off.
 func (e table) gpus() []GPU {
 	percent := PercentGPU(e.Name, e.SMs, e.MemoryMiB, e.PercentStepSMs)
-	percent.Source, percent.Devices = e.Source, e.Devices
+	percent.Source, percent.Devices, percent.Clients = e.Source, e.Devices, e.MPSClients
 	if len(e.Sizes) == 0 {
 		return []GPU{percent}
 	}
 	percent.Name += mpsSuffix
 	percent.Devices = nil
-	percent.Source = fmt.Sprintf("MIG off: %d SMs, which MPS hands out in whole TPCs of %d (measured on an H200: 10, 30 and 60 %% give 12, 38 and 78 of 132)",
-		e.SMs, e.PercentStepSMs)
+	percent.Source = fmt.Sprintf("MIG off: %d SMs, which MPS hands out in whole TPCs of %d (measured on an H200: 10, 30 and 60 %% give 12, 38 and 78 of 132); its %d clients: NVIDIA Multi-Process Service guide, Client-Server Connection Limits",
+		e.SMs, e.PercentStepSMs, e.MPSClients)
 	g := GPU{Name: e.Name, SMs: e.SMs, MemoryMiB: e.MemoryMiB, Slots: e.Slots, GPCs: e.GPCs,
 		Sizes: e.Sizes, Source: e.Source, Devices: e.Devices}
 	return []GPU{g, percent}
@@ -126,7 +130,7 @@ func (e table) gpus() []GPU {
 
 // PercentGPU makes the table of a GPU without MIG that has sms multiprocessors,
 // handed out in steps of stepSMs: a size for each number of steps. What is left
-// of sms after the last whole step is in no size.
+// of sms after the last whole step is in no size. Its clients are not limited.
 func PercentGPU(name string, sms, memoryMiB, stepSMs int) GPU {
 	steps := sms / stepSMs
 	g := GPU{Name: name, SMs: sms, MemoryMiB: memoryMiB, Slots: steps, GPCs: steps, Percent: true}

@@ -6,7 +6,8 @@
 //
 //  1. The head: version, policy, GPU model, counts.
 //  2. Each segment: a GPU of the problem, a size and slot of its placement table,
-//     no slot covered twice, memory that suffices where it is shared.
+//     no slot covered twice; where a GPU is shared without MIG, memory that
+//     suffices and no more processes than MPS takes.
 //  3. Each segment's operating point: it is in the profile of that model on that
 //     GPU, with the throughput and latency that stand there, and within the
 //     service's latency bound.
@@ -151,8 +152,8 @@ func (c *checker) layout() {
 	type gpu struct {
 		model string
 		// covered has the segment that covers a slot.
-		covered map[int]int
-		gpcs    int
+		covered         map[int]int
+		gpcs, processes int
 	}
 	gpus := map[int]*gpu{}
 	gpcs, numbers := 0, c.pl.GPUs+len(c.pl.IdleGPUs)
@@ -199,6 +200,9 @@ func (c *checker) layout() {
 				break
 			}
 			on.covered[slot] = i
+		}
+		if on.processes += s.Processes; table.Percent && table.Clients > 0 && on.processes > table.Clients {
+			c.wrong(at, "gpu %d has %d processes with it: MPS takes %d on %s", s.GPU, on.processes, table.Clients, table.Name)
 		}
 		if on.gpcs += s.GPCs; on.gpcs > table.GPCs {
 			c.wrong(at, "gpu %d has %d GPCs with it: %s has %d", s.GPU, on.gpcs, table.Name, table.GPCs)
@@ -269,7 +273,7 @@ func (c *checker) points() {
 		size, _ := sizeOf(table, s.GPCs)
 		if table.Percent {
 			memory[s.GPU] += point.MemoryMiB
-			if table.MemoryMiB > 0 && memory[s.GPU] > float64(table.MemoryMiB) {
+			if table.MemoryMiB > 0 && memory[s.GPU] > float64(table.MemoryMiB)*(1+tolerance) {
 				c.wrong(at, "gpu %d holds %v MiB with it: %s has %d", s.GPU, memory[s.GPU], table.Name, table.MemoryMiB)
 			}
 		} else if point.MemoryMiB > float64(size.MemoryMiB) {

@@ -280,3 +280,25 @@ func TestSharedMemoryIsAddedUp(t *testing.T) {
 		t.Errorf("ParvaGPU puts them on %d GPUs, want 2", pl.GPUs)
 	}
 }
+
+// MPS takes 48 clients a GPU; a 49th process fails to open it.
+func TestProcessesBeyondMPSsLimitAreRefused(t *testing.T) {
+	g, err := plan.Lookup("v100")
+	if err != nil || g.Clients != 48 {
+		t.Fatalf("v100 takes %d clients, %v: want 48", g.Clients, err)
+	}
+	point := plan.Point{GPCs: 4, Batch: 1, Processes: 7, ThroughputRPS: 100, LatencyMS: 1}
+	p := &plan.Problem{GPU: g, Profiles: map[string]map[string]plan.Profile{"v100": {"m": {Model: "m", GPU: "v100", Points: []plan.Point{point}}}},
+		Services: []plan.Service{{Name: "a", Model: "m", RateRPS: 100, SLOMS: 10}}}
+	for n := 1; n <= 8; n++ {
+		var segments []plan.Segment
+		for i := range n {
+			segments = append(segments, plan.SegmentOf(0, g, 4*i, p.Services[0], point))
+		}
+		err := verify.Plan(p, plan.New(p, "test", segments))
+		want := fmt.Sprintf("segments[%d]: gpu 0 has %d processes with it: MPS takes 48 on v100", n-1, 7*n)
+		if 7*n <= 48 && err != nil || 7*n > 48 && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%d × 7 processes: %v", n, err)
+		}
+	}
+}
