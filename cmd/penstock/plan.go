@@ -173,7 +173,12 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 		}
 	}
 	if o.apply {
-		if printed.cutting, err = cut(printed.Plan, openMIG, o.dryRun); err != nil {
+		if old != nil {
+			printed.cutting, err = follow(old, printed.Change, openMIG, o.dryRun)
+		} else {
+			printed.cutting, err = cut(printed.Plan, openMIG, o.dryRun)
+		}
+		if err != nil {
 			return err
 		}
 		printed.MIGSteps = printed.cutting.strings()

@@ -21,25 +21,24 @@ type cutting struct {
 	steps   []mig.Step
 	// about says which GPUs the plan's are, and what is not done here.
 	about []string
+	// of has the number of the change's step, from 1, that each step is a part of;
+	// nil where the steps follow no change.
+	of []int
 }
 
 // cut looks for the plan's GPUs in this machine and says what would change on them.
 // A dry run makes do with GPUs that are not there, all uncut.
 func cut(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*cutting, error) {
-	c := &cutting{}
-	wanted, percent := wishes(p)
-	if len(wanted) == 0 {
-		return nil, errors.New("--apply: the plan cuts no GPU: without MIG a share is an MPS percentage, which a process is started with")
-	}
-	for _, gpu := range percent {
-		c.about = append(c.about, fmt.Sprintf("GPU %d of the plan is not cut: its shares are MPS percentages, which a process is started with.", gpu))
+	wanted, c, err := begin(p.Segments)
+	if err != nil {
+		return nil, err
 	}
 	session, there, err := machineGPUs(open)
 	if err == nil {
-		var matched []mig.Placement
-		if matched, err = c.match(p, there, wanted); err == nil {
+		var is map[int]mig.GPU
+		if is, err = c.match(p.Segments, there); err == nil {
 			c.session = session
-			c.steps, err = mig.Steps(there, matched)
+			c.steps, err = mig.Steps(there, placed(wanted, is))
 			return c, err
 		}
 	}
@@ -47,9 +46,23 @@ func cut(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*cutting,
 		return nil, fmt.Errorf("--apply: %w; --dry-run shows the steps all the same", err)
 	}
 	c.about = append(c.about, fmt.Sprintf("The steps are for GPUs that are uncut, since the plan's are not here: %v.", err))
-	there = blank(p)
-	c.steps, err = mig.Steps(there, wanted)
+	there = blank(p.Segments)
+	c.steps, err = mig.Steps(there, placed(wanted, nil))
 	return c, err
+}
+
+// begin says what is wished for, and begins to say what is done about it. It fails
+// where no segment is on a GPU with MIG.
+func begin(segments []plan.Segment) (wanted []wish, c *cutting, err error) {
+	wanted, percent := wishes(segments)
+	if len(wanted) == 0 {
+		return nil, nil, errors.New("--apply: the plan cuts no GPU: without MIG a share is an MPS percentage, which a process is started with")
+	}
+	c = &cutting{}
+	for _, gpu := range percent {
+		c.about = append(c.about, fmt.Sprintf("GPU %d of the plan is not cut: its shares are MPS percentages, which a process is started with.", gpu))
+	}
+	return wanted, c, nil
 }
 
 func machineGPUs(open func() (mig.Session, error)) (mig.Session, []mig.GPU, error) {
@@ -61,34 +74,60 @@ func machineGPUs(open func() (mig.Session, error)) (mig.Session, []mig.GPU, erro
 	return session, gpus, err
 }
 
-// wishes are the plan's segments as instances; their GPUs are named by planned.
-// percent are the GPUs that are not cut.
-func wishes(p *plan.Plan) (wanted []mig.Placement, percent []int) {
-	for _, s := range p.Segments {
-		g, err := plan.Lookup(s.GPUModel)
-		if err != nil {
-			continue // the verifier has seen the plan
+// wish is a segment as an instance; GPU is the plan's number of its GPU.
+type wish struct {
+	gpu   int
+	place mig.Placement
+}
+
+// wishes are segments as instances, without their GPUs' UUIDs. percent are the GPUs
+// that are not cut, ascending.
+func wishes(segments []plan.Segment) (wanted []wish, percent []int) {
+	for _, s := range segments {
+		w, ok := wishOf(s)
+		switch {
+		case ok:
+			wanted = append(wanted, w)
+		case !slices.Contains(percent, s.GPU):
+			percent = append(percent, s.GPU)
 		}
-		if g.Percent {
-			if n := len(percent); n == 0 || percent[n-1] != s.GPU {
-				percent = append(percent, s.GPU)
-			}
-			continue
-		}
-		size, _ := g.Size(s.GPCs)
-		wanted = append(wanted, mig.Placement{GPU: planned(s.GPU), Profile: size.Profile, Start: s.Slot})
 	}
+	slices.Sort(percent)
 	return wanted, percent
+}
+
+// wishOf is a segment as an instance; false where its GPU is not cut.
+func wishOf(s plan.Segment) (w wish, ok bool) {
+	g, err := plan.Lookup(s.GPUModel)
+	if err != nil || g.Percent { // the verifier has seen the plan
+		return wish{}, false
+	}
+	size, _ := g.Size(s.GPCs)
+	return wish{gpu: s.GPU, place: mig.Placement{Profile: size.Profile, Start: s.Slot}}, true
+}
+
+// placed are wishes on the GPUs that the plan's are; those that are not there are
+// named by planned.
+func placed(wanted []wish, is map[int]mig.GPU) []mig.Placement {
+	list := make([]mig.Placement, len(wanted))
+	for i, w := range wanted {
+		list[i] = w.place
+		list[i].GPU = planned(w.gpu)
+		if g, ok := is[w.gpu]; ok {
+			list[i].GPU = g.UUID
+		}
+	}
+	return list
 }
 
 // planned names a GPU of the plan.
 func planned(gpu int) string { return fmt.Sprintf("plan-%d", gpu) }
 
-// match gives each GPU of the plan one of this machine's that is of its model. A
+// match gives each GPU that segments lie on one of this machine's that is of its model. A
 // GPU's number is for good, though those before it may have fallen empty
 // (plan.Plan.IdleGPUs): it goes by its number, not counting those of other models,
 // and where there are not so many, by what is left.
-func (c *cutting) match(p *plan.Plan, there []mig.GPU, wanted []mig.Placement) ([]mig.Placement, error) {
+func (c *cutting) match(segments []plan.Segment, there []mig.GPU) (map[int]mig.GPU, error) {
 	have := map[string][]mig.GPU{}
 	for _, g := range there {
 		if table, err := plan.ForDevice(g.Name); err == nil {
@@ -97,8 +136,8 @@ func (c *cutting) match(p *plan.Plan, there []mig.GPU, wanted []mig.Placement) (
 	}
 	models := map[int]string{}
 	need := map[string]int{}
-	for _, s := range p.Segments {
-		if g, err := plan.Lookup(s.GPUModel); err != nil || g.Percent {
+	for _, s := range segments {
+		if _, cut := wishOf(s); !cut {
 			continue
 		}
 		if _, seen := models[s.GPU]; !seen {
@@ -107,11 +146,11 @@ func (c *cutting) match(p *plan.Plan, there []mig.GPU, wanted []mig.Placement) (
 		}
 	}
 	numbers := slices.Sorted(maps.Keys(models))
-	is := map[string]mig.GPU{} // by planned
+	is := map[int]mig.GPU{}
 	taken := map[string]bool{} // by UUID
 	take := func(number int, g mig.GPU) {
-		if _, done := is[planned(number)]; !done && !taken[g.UUID] {
-			is[planned(number)], taken[g.UUID] = g, true
+		if _, done := is[number]; !done && !taken[g.UUID] {
+			is[number], taken[g.UUID] = g, true
 		}
 	}
 	for i, number := range numbers {
@@ -132,19 +171,16 @@ func (c *cutting) match(p *plan.Plan, there []mig.GPU, wanted []mig.Placement) (
 		for _, g := range have[models[number]] {
 			take(number, g)
 		}
-		c.about = append(c.about, fmt.Sprintf("GPU %d of the plan is %v.", number, is[planned(number)]))
+		c.about = append(c.about, fmt.Sprintf("GPU %d of the plan is %v.", number, is[number]))
 	}
-	matched := slices.Clone(wanted)
-	for i := range matched {
-		matched[i].GPU = is[matched[i].GPU].UUID
-	}
-	return matched, nil
+	return is, nil
 }
 
-// blank are the plan's GPUs as they would be with nothing cut out of them.
-func blank(p *plan.Plan) (gpus []mig.GPU) {
+// blank are the GPUs that segments lie on as they would be with nothing cut out of
+// them.
+func blank(segments []plan.Segment) (gpus []mig.GPU) {
 	seen := map[int]bool{}
-	for _, s := range p.Segments {
+	for _, s := range segments {
 		g, err := plan.Lookup(s.GPUModel)
 		if err != nil || g.Percent || seen[s.GPU] {
 			continue
@@ -178,6 +214,13 @@ func (c *cutting) section() render.Section {
 	s := render.Section{Title: "Steps", Text: c.about}
 	if len(c.steps) == 0 {
 		s.Text = append(s.Text, "Nothing is to be done: the GPUs are cut like this.")
+		return s
+	}
+	if c.of != nil {
+		s.Head = []string{"step", "of the change's", "what"}
+		for i, step := range c.strings() {
+			s.Rows = append(s.Rows, []string{fmt.Sprint(i + 1), fmt.Sprint(c.of[i]), step})
+		}
 		return s
 	}
 	s.Head = []string{"step", "what"}

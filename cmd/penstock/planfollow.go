@@ -1,0 +1,191 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/cuda/mig"
+	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/change"
+)
+
+// follow looks for the GPUs of a change in this machine and says what is done there
+// for each of its steps, in the change's order: so that what it creates before it
+// destroys is created before. The GPUs must be cut as the old plan has it. Those that
+// are cut as the new one already need nothing, and those that are not cut at all are
+// cut as the new one has it, at once. A dry run makes do with GPUs that are not there,
+// or are cut otherwise: it shows the steps for such as the old plan has.
+func follow(old *plan.Plan, c *change.Change, open func() (mig.Session, error), dryRun bool) (*cutting, error) {
+	all := slices.Concat(old.Segments, c.Plan.Segments)
+	for _, s := range c.Steps {
+		all = append(all, s.Segment) // shadows, too
+	}
+	_, cut, err := begin(all)
+	if err != nil {
+		return nil, err
+	}
+	before, _ := wishes(old.Segments)
+	after, _ := wishes(c.Plan.Segments)
+	about := len(cut.about)
+	session, there, err := machineGPUs(open)
+	if err == nil {
+		var is map[int]mig.GPU
+		if is, err = cut.match(all, there); err != nil && c.GPUsDuring > c.GPUsBefore {
+			err = fmt.Errorf("%w; --fleet with the GPUs that there are makes do with them", err)
+		}
+		if err == nil {
+			if err = cutAs(is, before); err == nil {
+				cut.session = byPlace{session}
+				return cut, cut.take(c.Steps, is)
+			}
+			if cutAs(is, after) == nil {
+				cut.session = session
+				return cut, nil
+			}
+			if cutAs(is, nil) == nil {
+				cut.session = session
+				cut.about = append(cut.about, "None of these GPUs is cut yet: they are cut as the new plan has it, without the change's steps.")
+				cut.steps, err = mig.Steps(there, placed(after, is))
+				return cut, err
+			}
+		}
+	}
+	if !dryRun {
+		return nil, fmt.Errorf("--apply: %w; --dry-run shows the steps all the same", err)
+	}
+	cut.about = append(cut.about[:about], fmt.Sprintf("The steps are for GPUs that are cut as the plan of --from has it, since there are none here: %v.", err))
+	return cut, cut.take(c.Steps, imagined(all, before))
+}
+
+// cutAs says whether GPUs are cut as is wished for, and into nothing else.
+func cutAs(is map[int]mig.GPU, wanted []wish) error {
+	for _, number := range slices.Sorted(maps.Keys(is)) {
+		g := is[number]
+		var have, want []string
+		for _, i := range g.Instances {
+			what := fmt.Sprintf("%s at slot %d", i.Profile, i.Start)
+			if len(i.Compute) != 1 || i.Compute[0].Slices != i.Slices {
+				what += fmt.Sprintf(" with %d compute instances", len(i.Compute))
+			}
+			have = append(have, what)
+		}
+		for _, w := range wanted {
+			if w.gpu == number {
+				want = append(want, fmt.Sprintf("%s at slot %d", w.place.Profile, w.place.Start))
+			}
+		}
+		slices.Sort(have)
+		slices.Sort(want)
+		if !slices.Equal(have, want) {
+			return fmt.Errorf("GPU %d of the plan, %v, is cut into %s, and the plan of --from has %s: want the GPUs as that plan has them, as the new one has them, or all uncut",
+				number, g, nothingOr(have), nothingOr(want))
+		}
+	}
+	return nil
+}
+
+func nothingOr(list []string) string {
+	if len(list) == 0 {
+		return "nothing"
+	}
+	return strings.Join(list, ", ")
+}
+
+// imagined are the GPUs that segments lie on, cut as is wished for.
+func imagined(segments []plan.Segment, wanted []wish) map[int]mig.GPU {
+	is := map[int]mig.GPU{}
+	for _, g := range blank(segments) {
+		for _, w := range wanted {
+			if at := slices.IndexFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == w.place.Profile }); w.gpu == g.Index && at >= 0 {
+				p := g.Profiles[at]
+				g.Instances = append(g.Instances, mig.Instance{Profile: p.Name, Slices: p.Slices, Start: w.place.Start, Size: p.Size,
+					Compute: []mig.Compute{{Slices: p.Slices}}})
+			}
+		}
+		is[g.Index] = g
+	}
+	return is
+}
+
+// take turns a change's steps into those on the GPUs that the plan's are. A segment
+// that is retuned stays in its instance. What a GPU would refuse on the way is an
+// error of package mig.
+func (c *cutting) take(steps []change.Step, is map[int]mig.GPU) error {
+	now := map[int][]mig.Placement{}
+	for _, number := range slices.Sorted(maps.Keys(is)) {
+		g := is[number]
+		for _, i := range g.Instances {
+			now[number] = append(now[number], mig.Placement{GPU: g.UUID, Profile: i.Profile, Start: i.Start})
+		}
+	}
+	c.of = []int{}
+	say := func(of int, list ...mig.Step) {
+		for _, s := range list {
+			c.steps, c.of = append(c.steps, s), append(c.of, of)
+		}
+	}
+	asked := map[int]bool{} // to turn on MIG mode
+	for i, s := range steps {
+		w, ok := wishOf(s.Segment)
+		if !ok || s.Op == change.Retune {
+			continue
+		}
+		g := is[w.gpu]
+		place := placed([]wish{w}, is)[0]
+		at := slices.IndexFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == place.Profile })
+		if s.Op == change.Create {
+			if !g.MIG && !asked[w.gpu] {
+				asked[w.gpu] = true
+				say(i+1, mig.Step{Op: mig.EnableMode, GPU: g.UUID, Index: g.Index})
+			}
+			now[w.gpu] = append(now[w.gpu], place)
+			g.Instances = nil
+			if _, err := mig.Steps([]mig.GPU{g}, now[w.gpu]); err != nil {
+				return fmt.Errorf("step %d of the change: %w", i+1, err)
+			}
+		} else {
+			now[w.gpu] = slices.DeleteFunc(now[w.gpu], func(p mig.Placement) bool { return p == place })
+		}
+		if at < 0 {
+			return fmt.Errorf("step %d of the change: %s on %v: %w", i+1, place.Profile, g, mig.ErrNoProfile)
+		}
+		p := g.Profiles[at]
+		outer := mig.Step{GPU: g.UUID, Index: g.Index, Profile: p.Name, Number: p.Number, Start: place.Start, Size: p.Size}
+		inner := outer
+		inner.Compute = mig.Compute{Slices: p.Slices}
+		if s.Op == change.Create {
+			outer.Op, inner.Op = mig.CreateInstance, mig.CreateCompute
+			say(i+1, outer, inner)
+		} else {
+			outer.Op, inner.Op = mig.DestroyInstance, mig.DestroyCompute
+			say(i+1, inner, outer)
+		}
+	}
+	return nil
+}
+
+// byPlace is a session in which the compute instance that is to be destroyed is the
+// one at that place: the driver numbers them when they are made, which those of a
+// shadow are only on the way.
+type byPlace struct{ mig.Session }
+
+func (b byPlace) Take(s mig.Step) error {
+	if s.Op != mig.DestroyCompute {
+		return b.Session.Take(s)
+	}
+	gpus, err := b.GPUs()
+	if err != nil {
+		return fmt.Errorf("%v: %w", s, err)
+	}
+	for _, g := range gpus {
+		for _, i := range g.Instances {
+			if g.UUID == s.GPU && i.Start == s.Start && i.Profile == s.Profile && len(i.Compute) == 1 {
+				s.Compute.ID = i.Compute[0].ID
+				return b.Session.Take(s)
+			}
+		}
+	}
+	return fmt.Errorf("%v: it is not there", s)
+}
