@@ -101,7 +101,7 @@ bench-gpu:
 
 bench-plan: build
 	mkdir -p docs/benchmarks/planner
-	bin/penstock bench plan --only delays --limit 10m -o json > docs/benchmarks/planner/delays.json
+	bin/penstock bench plan --only delays --limit 60s -o json > docs/benchmarks/planner/delays.json
 	bin/penstock bench plan --only counts -o json > docs/benchmarks/planner/counts.json
 
 plots:
