@@ -20,44 +20,41 @@ const PublishedGPU = "a100-80"
 // of PublishedGPU if it has no header. A folder in it that has the name of a
 // placement table holds profiles of that GPU, so that a model can be there for
 // several; a header that says otherwise is an error. Other folders are left
-// alone. Errors name the file.
+// alone. What is wrong in a file is a *profile.SyntaxError with its place.
 func ReadProfiles(dir fs.FS) (map[string]map[string]Profile, error) {
 	all := map[string]map[string]Profile{}
-	add := func(from fs.FS, folder, gpu string) error {
-		files, err := profile.ReadDir(from)
+	add := func(folder, gpu string) error {
+		files, err := profile.ReadFolder(dir, folder)
 		if err != nil {
 			return err
 		}
 		for _, model := range sortedKeys(files) {
-			p, err := FromProfile(model, files[model], gpu)
+			file := files[model]
+			p, err := fromFile(model, &file, gpu)
 			if err != nil {
-				return fmt.Errorf("profile %s%s.csv: %w", folder, model, err)
+				return err
 			}
-			if folder != "" && p.GPU != gpu {
-				return fmt.Errorf("profile %s%s.csv: measured on %s, by its header: want it in a folder of that name", folder, model, p.GPU)
+			if folder != "." && p.GPU != gpu {
+				return file.HeaderError("gpu", "measured on %s: want it in a folder of that name", p.GPU)
 			}
 			if all[p.GPU] == nil {
 				all[p.GPU] = map[string]Profile{}
 			}
 			if _, twice := all[p.GPU][model]; twice {
-				return fmt.Errorf("profile %s%s.csv: there is one for %s in the folder above already", folder, model, p.GPU)
+				return file.HeaderError("gpu", "there is a profile of %s for %s in the folder above already: want one", model, p.GPU)
 			}
 			all[p.GPU][model] = p
 		}
 		return nil
 	}
-	if err := add(dir, "", PublishedGPU); err != nil {
+	if err := add(".", PublishedGPU); err != nil {
 		return nil, err
 	}
 	for _, g := range tables() {
 		if info, err := fs.Stat(dir, g.Name); err != nil || !info.IsDir() {
 			continue
 		}
-		sub, err := fs.Sub(dir, g.Name)
-		if err != nil {
-			return nil, err
-		}
-		if err := add(sub, g.Name+"/", g.Name); err != nil {
+		if err := add(g.Name, g.Name); err != nil {
 			return nil, err
 		}
 	}
@@ -75,8 +72,13 @@ func ReadProfiles(dir fs.FS) (map[string]map[string]Profile, error) {
 // GPU cannot be cut into are an error. A GPU without a table keeps its name and
 // its shares as they are: nothing can be planned on it.
 func FromProfile(model string, from profile.Profile, gpu string) (Profile, error) {
+	return fromFile(model, &profile.File{Profile: from}, gpu)
+}
+
+// fromFile is FromProfile with the file's places in errors.
+func fromFile(model string, from *profile.File, gpu string) (Profile, error) {
 	if from.Header.Model != "" && from.Header.Model != model {
-		return Profile{}, fmt.Errorf("the header names model %q: want the file's name, %q", from.Header.Model, model)
+		return Profile{}, from.HeaderError("model", "the header names model %q: want the file's name, %q", from.Header.Model, model)
 	}
 	g, known := tableOf(from.Header, gpu)
 	to := Profile{Model: model, GPU: g.Name}
@@ -89,11 +91,11 @@ func FromProfile(model string, from profile.Profile, gpu string) (Profile, error
 		case !known:
 		case from.Header.Unit == profile.Percent:
 			if size = g.Steps(float64(pt.Share)); size == 0 {
-				return Profile{}, fmt.Errorf("share %d %%: want 1 to 100", pt.Share)
+				return Profile{}, from.PointError(pt, "share %d %%: want 1 to 100", pt.Share)
 			}
 		default:
 			if _, ok := g.Size(size); !ok {
-				return Profile{}, fmt.Errorf("%d GPCs: %s can be cut into %s", size, g.Name, sizeList(g))
+				return Profile{}, from.PointError(pt, "%d GPCs: %s can be cut into %s", size, g.Name, sizeList(g))
 			}
 		}
 		point := Point{GPCs: size, Batch: pt.Batch, Processes: pt.Processes,

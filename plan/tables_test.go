@@ -3,6 +3,8 @@ package plan_test
 import (
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -147,6 +149,33 @@ func TestAProfileThatDoesNotFitItsGPUIsRefused(t *testing.T) {
 	_, err = plan.FromProfile("m", from, "a100-80")
 	if want := `the header names model "other": want the file's name, "m"`; err == nil || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
+	}
+}
+
+func TestWhatIsWrongInAProfileFileIsSaidWithItsPlace(t *testing.T) {
+	const columns = "Mig instance,Batch size,Workload Number,Throughput,Latency\n"
+	header := func(fields string) string {
+		return "# {\n#   \"version\": 1, \"share\": \"gpcs\",\n#   " + fields + "\n# }\n"
+	}
+	for _, c := range []struct{ file, text, want string }{
+		{"m.csv", columns + "9,1,1,100,0.01\n", ":2:1: 9 GPCs: a100-80 can be cut into 1, 2, 3, 4 or 7 GPCs"},
+		{"m.csv", columns + "7,1,1,100,0.01\n1,1,1,10,0.1\n5,2,1,100,0.01\n", ":4:1: 5 GPCs: "},
+		{"m.csv", header(`"model": "n"`) + columns + "1,1,1,100,0.01\n", `:3:5: the header names model "n": want the file's name, "m"`},
+		{"a30/m.csv", columns + "7,1,1,100,0.01\n", ":2:1: 7 GPCs: a30 can be cut into 1, 2 or 4 GPCs"},
+		{"a30/m.csv", header(`"gpu": "h100-80"`) + columns + "1,1,1,100,0.01\n", ":3:5: measured on h100-80: want it in a folder of that name"},
+		{"a30/m.csv", columns + "one,1,1,100,0.01\n", `:2:1: "one" is no share in gpcs`},
+	} {
+		dir := t.TempDir()
+		file := filepath.Join(dir, c.file)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(c.text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := plan.ReadProfiles(os.DirFS(dir)); err == nil || !strings.HasPrefix(err.Error(), file+c.want) {
+			t.Errorf("%v\nwant %s%s", err, file, c.want)
+		}
 	}
 }
 

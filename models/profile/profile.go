@@ -126,6 +126,9 @@ type Point struct {
 	OOM bool
 }
 
+// key is the point without what was measured there.
+func (p Point) key() Point { return Point{Share: p.Share, Batch: p.Batch, Processes: p.Processes} }
+
 // Total is the throughput of all processes together, images a second.
 func (p Point) Total() float64 { return p.Throughput * float64(p.Processes) }
 

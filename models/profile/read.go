@@ -46,6 +46,9 @@ type SyntaxError struct {
 
 // Error is the problem on one line.
 func (e *SyntaxError) Error() string {
+	if e.File == "" {
+		return e.Text
+	}
 	if e.Line == 0 {
 		return fmt.Sprintf("%s: %s", e.File, e.Text)
 	}
@@ -57,36 +60,54 @@ func (e *SyntaxError) Error() string {
 //
 // A file without a JSON header is ParvaGPU's: its shares are GPCs.
 func Read(r io.Reader, file string) (Profile, error) {
+	f, err := read(r, file)
+	return f.Profile, err
+}
+
+func read(r io.Reader, file string) (File, error) {
 	data, err := io.ReadAll(io.LimitReader(r, MaxBytes+1))
 	if err != nil {
-		return Profile{}, fmt.Errorf("read %s: %w", file, err)
+		return File{}, fmt.Errorf("read %s: %w", file, err)
 	}
 	d := decoder{file: file}
 	if len(data) > MaxBytes {
-		return Profile{}, d.errorf(0, 0, "has more than %d bytes, want a profile", MaxBytes)
+		return File{}, d.errorf(0, 0, "has more than %d bytes, want a profile", MaxBytes)
 	}
 	return d.decode(data)
 }
 
-// ReadDir reads the profiles of a folder, keyed by the file's base name without .csv:
-// its *.csv, and those beside the cards of a folder of models, NAME/NAME.csv. The first
-// file that is wrong ends it.
+// ReadDir is ReadFolder of all of dir, without the places.
 func ReadDir(dir fs.FS) (map[string]Profile, error) {
-	entries, err := fs.ReadDir(dir, ".")
+	files, err := ReadFolder(dir, ".")
+	if err != nil {
+		return nil, err
+	}
+	profiles := make(map[string]Profile, len(files))
+	for name, f := range files {
+		profiles[name] = f.Profile
+	}
+	return profiles, nil
+}
+
+// ReadFolder reads the profiles of a folder in dir, keyed by the file's base name
+// without .csv: its *.csv, and those beside the cards of a folder of models,
+// NAME/NAME.csv. The first file that is wrong ends it.
+func ReadFolder(dir fs.FS, folder string) (map[string]File, error) {
+	entries, err := fs.ReadDir(dir, folder)
 	if err != nil {
 		var in *fs.PathError
 		if errors.As(err, &in) {
 			err = in.Err // its path is "."
 		}
-		return nil, fmt.Errorf("read profiles of folder %s: %w", rootOf(dir), err)
+		return nil, fmt.Errorf("read profiles of folder %s: %w", filepath.Join(rootOf(dir), folder), err)
 	}
-	profiles := make(map[string]Profile)
+	files := make(map[string]File)
 	from := make(map[string]string)
 	for _, e := range entries {
-		file := e.Name()
+		file := path.Join(folder, e.Name())
 		// A link is what it leads to.
 		if info, err := fs.Stat(dir, file); err == nil && info.IsDir() {
-			file = path.Join(file, file+".csv")
+			file = path.Join(file, e.Name()+".csv")
 			if _, err := fs.Stat(dir, file); errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
@@ -99,20 +120,20 @@ func ReadDir(dir fs.FS) (map[string]Profile, error) {
 			return nil, fmt.Errorf("read profiles: %s is there twice: %s and %s", name, filepath.Join(rootOf(dir), other), filepath.Join(rootOf(dir), file))
 		}
 		from[name] = file
-		if profiles[name], err = readFile(dir, file); err != nil {
+		if files[name], err = readFile(dir, file); err != nil {
 			return nil, err
 		}
 	}
-	return profiles, nil
+	return files, nil
 }
 
-func readFile(dir fs.FS, name string) (Profile, error) {
+func readFile(dir fs.FS, name string) (File, error) {
 	f, err := dir.Open(name)
 	if err != nil {
-		return Profile{}, fmt.Errorf("read profile: %w", err)
+		return File{}, fmt.Errorf("read profile: %w", err)
 	}
 	defer f.Close()
-	return Read(f, filepath.Join(rootOf(dir), name))
+	return read(f, filepath.Join(rootOf(dir), name))
 }
 
 // rootOf is the folder that an os.DirFS stands for, so that an error can be found;
@@ -132,19 +153,20 @@ func (d *decoder) errorf(line, column int, format string, args ...any) error {
 	return &SyntaxError{File: d.file, Line: line, Column: column, Text: fmt.Sprintf(format, args...)}
 }
 
-func (d *decoder) decode(data []byte) (Profile, error) {
-	var p Profile
+func (d *decoder) decode(data []byte) (File, error) {
+	f := File{Name: d.file}
 	if bytes.IndexByte(data, 0) >= 0 {
-		return p, d.errorf(0, 0, "has a zero byte: not a text file")
+		return f, d.errorf(0, 0, "has a zero byte: not a text file")
 	}
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	comment, rows, lines := splitComment(data)
-	if err := d.header(comment, &p.Header); err != nil {
-		return p, err
+	f.comment = comment
+	if err := d.header(comment, &f.Header); err != nil {
+		return f, err
 	}
-	points, err := d.points(rows, lines, p.Header.Unit)
-	p.Points = points
-	return p, err
+	points, from, err := d.points(rows, lines, f.Header.Unit)
+	f.Points, f.lines = points, from
+	return f, err
 }
 
 // splitComment cuts the comment lines off the top and takes their marks off, a byte
@@ -212,13 +234,14 @@ func place(text []byte, offset int64) (line, column int) {
 	return line, len(before) - bytes.LastIndexByte(before, '\n')
 }
 
-// points reads the rows; lines is how many stand above them.
-func (d *decoder) points(rows []byte, lines int, unit Unit) ([]Point, error) {
+// points reads the rows; lines is how many stand above them. from has each point's
+// line, by its key.
+func (d *decoder) points(rows []byte, lines int, unit Unit) (points []Point, from map[Point]int, err error) {
 	reader := csv.NewReader(bufio.NewReader(bytes.NewReader(rows)))
 	reader.FieldsPerRecord = -1 // counted here, to say what is missing
 	reader.TrimLeadingSpace = true
 	reader.ReuseRecord = true
-	read := func() ([]string, error) {
+	next := func() ([]string, error) {
 		record, err := reader.Read()
 		var syntax *csv.ParseError
 		if errors.As(err, &syntax) {
@@ -226,58 +249,56 @@ func (d *decoder) points(rows []byte, lines int, unit Unit) ([]Point, error) {
 		}
 		return record, err
 	}
-	names, err := read()
+	names, err := next()
 	if errors.Is(err, io.EOF) {
-		return nil, d.errorf(lines+1, 1, "has no columns, want %s", strings.Join(columns, ","))
+		return nil, nil, d.errorf(lines+1, 1, "has no columns, want %s", strings.Join(columns, ","))
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	fields := slices.Concat(columns, []string{memoryColumn})
 	for i, name := range names {
 		line, column := reader.FieldPos(i)
 		if i >= len(fields) {
-			return nil, d.errorf(lines+line, column, "column %q, want no more after %q", name, memoryColumn)
+			return nil, nil, d.errorf(lines+line, column, "column %q, want no more after %q", name, memoryColumn)
 		}
 		if !strings.EqualFold(strings.TrimSpace(name), fields[i]) {
-			return nil, d.errorf(lines+line, column, "column %d is %q, want %q", i+1, name, fields[i])
+			return nil, nil, d.errorf(lines+line, column, "column %d is %q, want %q", i+1, name, fields[i])
 		}
 	}
 	if len(names) < len(columns) {
 		line, _ := reader.FieldPos(0)
-		return nil, d.errorf(lines+line, 1, "has %d columns, want %s", len(names), strings.Join(columns, ","))
+		return nil, nil, d.errorf(lines+line, 1, "has %d columns, want %s", len(names), strings.Join(columns, ","))
 	}
 	fields = fields[:len(names)]
 
-	var points []Point
-	from := make(map[Point]int)
+	from = make(map[Point]int)
 	for {
-		record, err := read()
+		record, err := next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		line, _ := reader.FieldPos(0)
 		line += lines
 		if len(record) != len(fields) {
-			return nil, d.errorf(line, 1, "has %d fields, want %d: %s", len(record), len(fields), strings.Join(fields, ","))
+			return nil, nil, d.errorf(line, 1, "has %d fields, want %d: %s", len(record), len(fields), strings.Join(fields, ","))
 		}
 		v := row{decoder: d, reader: reader, record: record, lines: lines}
 		p := v.point(unit)
 		if v.err != nil {
-			return nil, v.err
+			return nil, nil, v.err
 		}
-		key := Point{Share: p.Share, Batch: p.Batch, Processes: p.Processes}
-		if other, twice := from[key]; twice {
-			return nil, d.errorf(line, 1, "share %d, batch %d, %d processes stands in line %d already", p.Share, p.Batch, p.Processes, other)
+		if other, twice := from[p.key()]; twice {
+			return nil, nil, d.errorf(line, 1, "share %d, batch %d, %d processes stands in line %d already", p.Share, p.Batch, p.Processes, other)
 		}
-		from[key] = line
+		from[p.key()] = line
 		points = append(points, p)
 	}
 	slices.SortFunc(points, Point.Compare)
-	return points, nil
+	return points, from, nil
 }
 
 // row reads the fields of one record and keeps the first error.
