@@ -74,7 +74,7 @@ func crowded(t *testing.T) (old *plan.Plan, c *change.Change) {
 	for slot := range 4 {
 		segments = append(segments, plan.SegmentOf(0, gpu, slot, p.Services[0], slow))
 	}
-	old = plan.New(p, "by hand", segments)
+	old = plan.New(p, "penstock", segments)
 	now := *p
 	now.Services = slices.Clone(p.Services)
 	now.Services[0].SLOMS = 50

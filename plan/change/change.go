@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/pack"
+	"github.com/penstock/penstock/plan/parvagpu"
 	"github.com/penstock/penstock/plan/verify"
 )
 
@@ -96,8 +99,8 @@ type Change struct {
 }
 
 // ErrOldPlan is returned, wrapped, when the old plan cannot be started from: it
-// is not legal, does not serve its own services, or is on GPUs that the problem
-// has not.
+// is of a policy whose rules a change does not keep, not legal, does not serve its
+// own services, or is on GPUs that the problem has not.
 var ErrOldPlan = errors.New("the old plan cannot be changed")
 
 // From changes an old plan, which it only reads, into one for the problem.
@@ -113,6 +116,9 @@ var ErrOldPlan = errors.New("the old plan cannot be changed")
 // plan might).
 func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	if _, err := policy(old); err != nil {
 		return nil, err
 	}
 	if err := check(old, p); err != nil {
@@ -158,6 +164,25 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	change.GPUsAfter = change.Plan.GPUs
 	change.steps(&w, old, before, wanted)
 	return change, nil
+}
+
+// keeps are the policies whose rules a changed plan keeps, so that it may go by
+// their names: any mix of measured points within the bound, anywhere on a GPU. The
+// others have rules of their own (one process a segment, partitions of a GPU,
+// bounds that were learnt for a rate), which From does not know.
+var keeps = []plan.Policy{pack.New(), parvagpu.New(), parvagpu.Unoptimized()}
+
+// policy is the old plan's, of those that a change keeps to.
+func policy(old *plan.Plan) (plan.Policy, error) {
+	var names []string
+	for _, p := range keeps {
+		if p.Name() == old.Policy {
+			return p, nil
+		}
+		names = append(names, p.Name())
+	}
+	return nil, fmt.Errorf("%w: it is of policy %q, whose rules a change would break: want a plan anew, with --policy and without --from, or an old plan of %s",
+		ErrOldPlan, old.Policy, strings.Join(names, ", "))
 }
 
 // check says whether the old plan can be started from.

@@ -284,7 +284,7 @@ func TestAServiceThatGoesLeavesItsGPUsNumberAndTheNextTakesIt(t *testing.T) {
 	}
 	two := *p
 	two.Services = []plan.Service{bert, other}
-	old := plan.New(&two, "by hand", []plan.Segment{
+	old := plan.New(&two, "penstock", []plan.Segment{
 		plan.SegmentOf(0, gpu, 0, bert, last(points, bert.RateRPS)),
 		plan.SegmentOf(1, gpu, 0, other, last(quick, other.RateRPS)),
 	})
@@ -319,7 +319,7 @@ func crowded(t testing.TB) (old *plan.Plan, p *plan.Problem) {
 		segments = append(segments, plan.SegmentOf(0, gpu, slot, p.Services[0], slow))
 	}
 	segments = append(segments, plan.SegmentOf(0, gpu, 4, p.Services[1], other))
-	return plan.New(p, "by hand", segments), with(p, "a", func(s *plan.Service) { s.SLOMS = 50 })
+	return plan.New(p, "penstock", segments), with(p, "a", func(s *plan.Service) { s.SLOMS = 50 })
 }
 
 func TestWhoIsInTheWayGetsAShadowFirst(t *testing.T) {
@@ -392,6 +392,8 @@ func TestOldPlansThatCannotBeChangedAreRefused(t *testing.T) {
 				pl.Segments[i].GPUModel = "h100-80"
 			}
 		}), "is on a h100-80: want GPUs of [a100-80]"},
+		"one process a segment":   {spoil(func(pl *plan.Plan) { pl.Policy = "parvagpu-single" }), `it is of policy "parvagpu-single", whose rules`},
+		"bounds that were learnt": {spoil(func(pl *plan.Plan) { pl.Policy = "penstock-sim" }), "want a plan anew, with --policy and without --from"},
 		"overlap": {spoil(func(pl *plan.Plan) {
 			pl.Segments[1].GPU, pl.Segments[1].Slot = pl.Segments[0].GPU, pl.Segments[0].Slot
 		}), "covers slot"},
@@ -503,7 +505,7 @@ func TestChangesHoldWithoutMIG(t *testing.T) {
 			p.Services = append(p.Services, draw(name))
 		}
 		// A change of nothing makes the first plan.
-		first, err := From(&plan.Plan{Version: plan.Version, Policy: "none", GPUModel: gpu.Name}, p)
+		first, err := From(&plan.Plan{Version: plan.Version, Policy: "penstock", GPUModel: gpu.Name}, p)
 		if err != nil {
 			t.Fatal(err)
 		}
