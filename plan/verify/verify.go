@@ -11,9 +11,11 @@
 //  3. Each segment's operating point: it is in the profile of that model on that
 //     GPU, with the throughput and latency that stand there, and within the
 //     service's latency bound.
-//  4. Each service: planned once, as the problem has it, its rate met, its loads
-//     adding up to the rate and none above a throughput.
-//  5. The figures: GPCs, slack, fragmentation, bounds.
+//  4. Each service: wanted once and planned once, as the problem has it, its rate
+//     met, its loads adding up to the rate, in proportion to the throughputs and
+//     none above one.
+//  5. The figures: GPCs, slack, fragmentation, the lower bound, and that optimal
+//     is what has as many GPUs as its bound.
 //  6. The fleet: no more GPUs of a model than there are.
 package verify
 
@@ -134,6 +136,9 @@ func (c *checker) head() {
 		if c.p.Bound != nil {
 			bound = c.p.Bound(s)
 		}
+		if _, twice := c.services[s.Name]; twice {
+			c.wrong(fmt.Sprintf("service %q", s.Name), "the problem has it twice: want each once")
+		}
 		c.services[s.Name] = &service{Service: s, bound: bound}
 	}
 }
@@ -207,6 +212,17 @@ func (c *checker) layout() {
 		if on.gpcs += s.GPCs; on.gpcs > table.GPCs {
 			c.wrong(at, "gpu %d has %d GPCs with it: %s has %d", s.GPU, on.gpcs, table.Name, table.GPCs)
 		}
+	}
+	last := -1
+	for n := range gpus {
+		last = max(last, n)
+	}
+	ok := len(c.pl.IdleGPUs)+len(gpus) == last+1
+	for i, n := range c.pl.IdleGPUs {
+		ok = ok && n >= 0 && n < last && gpus[n] == nil && (i == 0 || c.pl.IdleGPUs[i-1] < n)
+	}
+	if !ok {
+		c.wrong("idle_gpus", "%v: want the numbers below %d that no segment has, all of them, ascending", c.pl.IdleGPUs, max(last, 0))
 	}
 	if len(gpus) != c.pl.GPUs {
 		c.wrong("gpus", "%d: segments lie on %d", c.pl.GPUs, len(gpus))
@@ -305,6 +321,13 @@ func (c *checker) served() {
 			c.wrong(at, "assigned_rps %v: its segments reach %v", a.AssignedRPS, s.throughput)
 		}
 	}
+	for i, g := range c.pl.Segments {
+		if s, ok := c.services[g.Service]; ok && s.throughput > 0 {
+			if want := s.RateRPS * g.ThroughputRPS / s.throughput; !near(g.LoadRPS, want) {
+				c.wrong(fmt.Sprintf("segments[%d]", i), "load_rps %v: want %v, in proportion to its throughput", g.LoadRPS, want)
+			}
+		}
+	}
 	for _, want := range c.p.Services {
 		s := c.services[want.Name]
 		at := fmt.Sprintf("service %q", want.Name)
@@ -346,11 +369,11 @@ func (c *checker) figures() {
 	if !nearRatio(c.pl.ExternalFragmentation, fragmentation) {
 		c.wrong("external_fragmentation", "%v: the segments' is %v", c.pl.ExternalFragmentation, fragmentation)
 	}
-	if c.pl.LowerBound > c.pl.GPUs {
-		c.wrong("lower_bound", "%d: the plan has %d GPUs", c.pl.LowerBound, c.pl.GPUs)
+	if c.pl.LowerBound < 0 || c.pl.LowerBound > c.pl.GPUs {
+		c.wrong("lower_bound", "%d: the plan has %d GPUs: want one from 1 to that, or 0 for none", c.pl.LowerBound, c.pl.GPUs)
 	}
-	if c.pl.Optimal && c.pl.LowerBound > 0 && c.pl.LowerBound != c.pl.GPUs {
-		c.wrong("optimal", "true: the lower bound is %d, and the plan has %d GPUs", c.pl.LowerBound, c.pl.GPUs)
+	if proved := c.pl.LowerBound > 0 && c.pl.LowerBound == c.pl.GPUs; c.pl.Optimal != proved {
+		c.wrong("optimal", "%v: the lower bound is %d, and the plan has %d GPUs: want %v", c.pl.Optimal, c.pl.LowerBound, c.pl.GPUs, proved)
 	}
 	if !(c.pl.DelayMS >= 0) || math.IsInf(c.pl.DelayMS, 0) {
 		c.wrong("delay_ms", "%v: want a number from 0", c.pl.DelayMS)

@@ -136,6 +136,56 @@ var mutations = []struct {
 		pl.Optimal, pl.LowerBound = true, pl.GPUs-1
 		return pl.GPUs > 1
 	}, "optimal: true"},
+	{"optimal without a bound", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool {
+		pl.Optimal, pl.LowerBound = true, 0
+		return true
+	}, "optimal: true"},
+	{"optimal with a bound below nothing", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool {
+		pl.Optimal, pl.LowerBound = true, -5
+		return true
+	}, "lower_bound: -5"},
+	{"a bound below nothing", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool { pl.LowerBound = -1; return true }, "lower_bound: -1"},
+	{"not optimal at its bound", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool {
+		pl.Optimal, pl.LowerBound = false, pl.GPUs
+		return true
+	}, "optimal: false"},
+	{"idle GPUs that there are not", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool {
+		pl.IdleGPUs = []int{77, -3}
+		return true
+	}, "idle_gpus: [77 -3]"},
+	{"an idle GPU for another", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool {
+		for i := range pl.Segments {
+			pl.Segments[i].GPU++
+		}
+		pl.IdleGPUs = []int{99}
+		return true
+	}, "idle_gpus: [99]"},
+	{"an idle GPU after the last", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool {
+		pl.IdleGPUs = []int{pl.GPUs}
+		return true
+	}, "idle_gpus: ["},
+	{"an idle GPU twice", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool {
+		for i := range pl.Segments {
+			pl.Segments[i].GPU += 2
+		}
+		pl.IdleGPUs = []int{0, 0}
+		return true
+	}, "idle_gpus: [0 0]"},
+	{"loads that are not in proportion", func(_ *plan.Problem, pl *plan.Plan, s *plan.Segment) bool {
+		for i := range pl.Segments {
+			if o := &pl.Segments[i]; o.Service == s.Service && o != s {
+				much := min(s.LoadRPS, o.ThroughputRPS-o.LoadRPS) / 2
+				s.LoadRPS -= much
+				o.LoadRPS += much
+				return much > 0.001*s.LoadRPS
+			}
+		}
+		return false
+	}, "in proportion to its throughput"},
+	{"a problem with a service twice", func(p *plan.Problem, _ *plan.Plan, _ *plan.Segment) bool {
+		p.Services = append(p.Services, p.Services[0])
+		return true
+	}, "the problem has it twice"},
 	{"a negative delay", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool { pl.DelayMS = -1; return true }, "delay_ms"},
 	{"an objective that is stricter now", func(p *plan.Problem, pl *plan.Plan, s *plan.Segment) bool {
 		for i := range p.Services {
@@ -180,6 +230,21 @@ func TestEachSpoiledPlanIsRefused(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A change leaves gaps where it empties GPUs, and these are legal.
+func TestIdleGPUsThatAreTheGapsHold(t *testing.T) {
+	p := plantest.Scenario(t, "S3")
+	pl := copied(legal(t, p))
+	for i := range pl.Segments {
+		pl.Segments[i].GPU = 2*pl.Segments[i].GPU + 1
+	}
+	for n := range pl.GPUs {
+		pl.IdleGPUs = append(pl.IdleGPUs, 2*n)
+	}
+	if err := verify.Plan(p, pl); err != nil {
+		t.Error(err)
 	}
 }
 
