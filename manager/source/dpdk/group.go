@@ -327,14 +327,7 @@ func (g *Group) parse(e eal.Entry, d *frame.Datagram) frame.Reason {
 			checks &^= frame.CheckUDP
 		}
 	}
-	reason := frame.Parse(g.frame(e), checks, d)
-	if reason == frame.OK {
-		if e.Flags&eal.Tagged != 0 {
-			d.Link.Stripped(e.Tag)
-		}
-		reason = g.host.Accept(d)
-	}
-	return reason
+	return g.host.Parse(g.frame(e), e.Tag, checks, d)
 }
 
 // handle answers and counts a frame of the control sink's. It is true where a source

@@ -242,6 +242,33 @@ func TestAHostTakesWhatIsForIt(t *testing.T) {
 	}
 }
 
+// Whose a frame is comes before whether it is whole, and after whether it is any.
+func TestAHostParsesWhatIsForIt(t *testing.T) {
+	host := Host{MAC: ownMAC, Addresses: []netip.Addr{own4}}
+	other := Host{MAC: ownMAC, Addresses: []netip.Addr{client4}}
+	for name, c := range map[string]struct {
+		host     *Host
+		frame    string
+		stripped uint16
+		want     Reason
+	}{
+		"good":                           {&host, linuxUDP4, 0, OK},
+		"damaged":                        {&host, linuxUnfilled4, 0, BadChecksum},
+		"somebody else's, damaged":       {&other, linuxUnfilled4, 0, ForeignAddress},
+		"IPv6, where there is only IPv4": {&host, linuxUDP6, 0, ForeignAddress},
+		"ARP":                            {&other, linuxARP, 0, ARP},
+		"a stripped tag":                 {&host, linuxUDP4, 7, OK},
+		"a third tag":                    {&host, tagged(linuxUDP4, "88a8000981000007"), 7, NotIP},
+	} {
+		var d Datagram
+		if got := c.host.Parse(unhex(t, c.frame), c.stripped, CheckIP|CheckUDP, &d); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		} else if got == OK && d.Link.VLAN() != c.stripped {
+			t.Errorf("%s: VLAN %d, want %d", name, d.Link.VLAN(), c.stripped)
+		}
+	}
+}
+
 func TestReasonsHaveNames(t *testing.T) {
 	seen := map[string]bool{}
 	for r := range Reasons {

@@ -96,10 +96,7 @@ func (x *traffic) round(tb testing.TB) int {
 		x.now += 20_000
 		for ; i < len(x.frames) && len(x.batch) < cap(x.batch); i++ {
 			var d frame.Datagram
-			if reason := frame.Parse(x.frames[i], x.check, &d); reason != frame.OK {
-				tb.Fatalf("frame %d is %v", i, reason)
-			}
-			if reason := x.host.Accept(&d); reason != frame.OK {
+			if reason := x.host.Parse(x.frames[i], 0, x.check, &d); reason != frame.OK {
 				tb.Fatalf("frame %d is %v", i, reason)
 			}
 			x.learner.Learn(&d, x.now)

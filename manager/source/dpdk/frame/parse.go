@@ -137,6 +137,31 @@ type Datagram struct {
 // holds where the reason is not OK means nothing. It keeps nothing of b.
 func Parse(b []byte, check Checks, d *Datagram) Reason {
 	var p packet
+	if reason := p.datagram(b, check, d); reason != OK {
+		return reason
+	}
+	return p.verify(b, check)
+}
+
+// Parse is the same for a host's port: what is for others is told before its
+// checksum is looked at. stripped is the 802.1Q tag's 16 bits where the NIC took one
+// off the frame, else 0.
+func (h *Host) Parse(b []byte, stripped uint16, check Checks, d *Datagram) Reason {
+	var p packet
+	if reason := p.datagram(b, check, d); reason != OK {
+		return reason
+	}
+	if stripped != 0 && !d.Link.Stripped(stripped) {
+		return NotIP // as where all three stand in the frame
+	}
+	if reason := h.Accept(d); reason != OK {
+		return reason
+	}
+	return p.verify(b, check)
+}
+
+// datagram finds the UDP datagram in a frame; its checksum is not looked at.
+func (p *packet) datagram(b []byte, check Checks, d *Datagram) Reason {
 	if reason := p.parse(b, check, &d.Link); reason != OK {
 		return reason
 	}
@@ -151,52 +176,59 @@ func Parse(b []byte, check Checks, d *Datagram) Reason {
 		return BadHeader
 	}
 	fromPort, toPort := binary.BigEndian.Uint16(u), binary.BigEndian.Uint16(u[2:])
-	length, sent := int(binary.BigEndian.Uint16(u[4:])), binary.BigEndian.Uint16(u[6:])
+	length := int(binary.BigEndian.Uint16(u[4:]))
 	if length < udpBytes || length > len(u) {
 		return BadHeader
 	}
+	p.end = p.start + length
 	if d.Link.Peer.group() || fromPort == 0 {
 		return BadSource
 	}
 	ip := b[p.ip:]
-	var addresses []byte
 	if p.v6 {
 		if !answerable6(ip[8:24]) {
 			return BadSource
 		}
-		addresses = ip[8:40]
 		d.From = netip.AddrPortFrom(netip.AddrFrom16([16]byte(ip[8:24])), fromPort)
 		d.To = netip.AddrPortFrom(netip.AddrFrom16([16]byte(ip[24:40])), toPort)
 	} else {
 		if !answerable4(ip[12:16]) {
 			return BadSource
 		}
-		addresses = ip[12:20]
 		d.From = netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[12:16])), fromPort)
 		d.To = netip.AddrPortFrom(netip.AddrFrom4([4]byte(ip[16:20])), toPort)
-	}
-	if check&CheckUDP != 0 && !goodUDP(u[:length], sent, addresses, p.v6, check) {
-		return BadChecksum
 	}
 	d.Payload = Span{Offset: uint32(p.start + udpBytes), Length: uint32(length - udpBytes)}
 	return OK
 }
 
-// goodUDP reports whether a datagram's checksum is right. IPv4 need not have one;
-// IPv6 must (RFC 8200 8.1).
-func goodUDP(u []byte, sent uint16, addresses []byte, v6 bool, check Checks) bool {
+// verify looks at the checksum of the datagram that was found. IPv4 need not have
+// one; IPv6 must (RFC 8200 8.1).
+func (p *packet) verify(b []byte, check Checks) Reason {
+	if check&CheckUDP == 0 {
+		return OK
+	}
+	u := b[p.start:p.end]
+	sent := binary.BigEndian.Uint16(u[6:])
 	if sent == 0 {
-		return !v6
+		if p.v6 {
+			return BadChecksum
+		}
+		return OK
+	}
+	addresses := b[p.ip+12 : p.ip+20]
+	if p.v6 {
+		addresses = b[p.ip+8 : p.ip+40]
 	}
 	s := pseudo(addresses, protoUDP, len(u))
-	if check&AllowUnfilled != 0 && sent == fold(s) {
-		return true
+	if check&AllowUnfilled != 0 && sent == fold(s) || fold(sum(u, s)) == 0xffff {
+		return OK
 	}
-	return fold(sum(u, s)) == 0xffff
+	return BadChecksum
 }
 
 // packet is an IP packet in a frame: where its header begins, what it carries, and
-// where that lies, from start up to end.
+// where that lies, from start up to end; of a datagram, up to its own end.
 type packet struct {
 	ip, start, end int
 	protocol       uint8
