@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/penstock/penstock/plan/change"
 	"github.com/penstock/penstock/plan/policies"
 	"github.com/penstock/penstock/plan/replay"
+	"github.com/penstock/penstock/plan/simulated"
 	"github.com/penstock/penstock/plan/verify"
 )
 
@@ -160,9 +162,6 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	if problem, err = policies.Solved(problem, printed.Plan); err != nil {
 		return err
 	}
-	if old != nil { // its bounds go on
-		problem = policies.Bounded(problem, printed.Plan)
-	}
 	if err := verify.Plan(problem, printed.Plan); err != nil {
 		return fmt.Errorf("the plan does not hold, which is a mistake in Penstock; it is not printed: %w", err)
 	}
@@ -212,12 +211,34 @@ func changed(ctx context.Context, old *plan.Plan, problem *plan.Problem) (*plan.
 	if err != nil {
 		return nil, nil, err
 	}
+	if old.Policy != simulated.Name { // which has learnt its own
+		if err := ofHalf(old); err != nil {
+			return nil, nil, fmt.Errorf("--from: %w: %w", change.ErrOldPlan, err)
+		}
+		half := *problem
+		half.Bound = plan.HalfSLO
+		problem = &half
+	}
 	c, took, err := timed(ctx, func() (*change.Change, error) { return change.From(old, problem) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("--from: %w", err)
 	}
 	c.Plan.DelayMS = inMilliseconds(took)
 	return c.Plan, c, nil
+}
+
+// ofHalf says whether a plan's latency bounds are those of all policies that learn
+// none. A file that says otherwise was changed by hand, and what it calls served is
+// not.
+func ofHalf(p *plan.Plan) error {
+	for i, s := range p.Services {
+		want := plan.HalfSLO(plan.Service{SLOMS: s.SLOMS})
+		if !(math.Abs(s.LatencyBoundMS-want) <= 1e-9*want) {
+			return fmt.Errorf("services[%d]: %s has latency_bound_ms %v: policy %s plans with half of slo_ms × 0.9, which is %v",
+				i, s.Service, s.LatencyBoundMS, p.Policy, want)
+		}
+	}
+	return nil
 }
 
 func inMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
