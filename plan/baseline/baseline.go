@@ -48,25 +48,15 @@ func Memory(g plan.GPU) float64 {
 	return float64(g.MemoryMiB)
 }
 
-// Finish makes the plan of these segments, or *plan.TooSmall where the stock has
-// fewer GPUs.
-func Finish(p *plan.Problem, policy string, stock plan.Stock, segments []plan.Segment, notes ...string) (*plan.Plan, error) {
+// Finish makes the plan of these segments, or *plan.TooSmall where the problem's stock
+// has fewer GPUs.
+func Finish(p *plan.Problem, policy string, segments []plan.Segment, notes ...string) (*plan.Plan, error) {
 	pl := plan.New(p, policy, segments)
-	pl.Notes = notes
-	if stock.Count < 0 || pl.GPUs <= stock.Count {
-		return pl, nil
+	if err := p.Fit(pl); err != nil {
+		return nil, err
 	}
-	placed := map[string]float64{}
-	for _, s := range pl.Segments {
-		if s.GPU < stock.Count {
-			placed[s.Service] += s.ThroughputRPS
-		}
-	}
-	e := &plan.TooSmall{Fleet: p.Stocks()}
-	for _, s := range p.Services {
-		e.Services = append(e.Services, plan.Served{Service: s.Name, RateRPS: s.RateRPS, PlacedRPS: min(placed[s.Name], s.RateRPS)})
-	}
-	return nil, e
+	pl.Notes = append(pl.Notes, notes...)
+	return pl, nil
 }
 
 // Points are a service's points of one process within the bound, by size. The
@@ -78,26 +68,18 @@ func Points(p *plan.Problem, g plan.GPU, s plan.Service) (map[int][]plan.Point, 
 	}
 	bySize := map[int][]plan.Point{}
 	for _, pt := range points {
-		if pt.Processes == 1 {
+		if single(pt) {
 			bySize[pt.GPCs] = append(bySize[pt.GPCs], pt)
 		}
 	}
 	if len(bySize) == 0 {
-		return nil, &plan.Infeasible{Service: s, GPU: g.Name, BoundMS: p.BoundMS(s), Best: fastest(p.Profiles[g.Name][s.Model])}
+		return nil, p.Unmet(g, s, single)
 	}
 	return bySize, nil
 }
 
-// fastest is the point of one process with the shortest batch.
-func fastest(profile plan.Profile) plan.Point {
-	var best plan.Point
-	for _, pt := range profile.Points {
-		if pt.Processes == 1 && pt.ThroughputRPS > 0 && (best.Batch == 0 || pt.LatencyMS < best.LatencyMS) {
-			best = pt
-		}
-	}
-	return best
-}
+// single says whether a point is of one process.
+func single(pt plan.Point) bool { return pt.Processes == 1 }
 
 // Largest is the point of the largest throughput; the zero Point where there is
 // none. Of two the faster one, of two of those the smaller batch.

@@ -186,3 +186,20 @@ func TestMemoryThatIsNotLimitedLimitsNothing(t *testing.T) {
 		}
 	}
 }
+
+// The fastest batch of one process is in a size that it does not fit into, or that
+// the GPU cannot be cut into: neither is the nearest there is.
+func TestTheNearestPointIsOneThatFits(t *testing.T) {
+	p := *plantest.Scenario(t, "S1")
+	point := func(gpcs, processes int, ms, mib float64) plan.Point {
+		return plan.Point{GPCs: gpcs, Batch: 1, Processes: processes, ThroughputRPS: 100, LatencyMS: ms, MemoryMiB: mib}
+	}
+	p.Profiles = map[string]map[string]plan.Profile{p.GPU.Name: {"m": {Model: "m", GPU: p.GPU.Name,
+		Points: []plan.Point{point(1, 1, 6, 50_000), point(2, 1, 9, 100), point(2, 2, 3, 100), point(5, 1, 7, 100)}}}}
+	p.Services = []plan.Service{{Name: "s", Model: "m", RateRPS: 1, SLOMS: 10}}
+	_, err := migserving.New().Plan(&p)
+	var infeasible *plan.Infeasible
+	if !errors.As(err, &infeasible) || infeasible.Best.LatencyMS != 9 {
+		t.Errorf("%v", err)
+	}
+}

@@ -118,7 +118,7 @@ func (pol policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 			left -= t.served(size)
 		}
 	}
-	return baseline.Finish(p, Name, stock, segments,
+	return baseline.Finish(p, Name, segments,
 		"gpulet without temporal sharing; MPS percentages where not measured are read from MIG sizes; partitions that share a GPU are planned to be slower than the profile, which the figures here do not show")
 }
 

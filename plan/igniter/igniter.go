@@ -142,7 +142,7 @@ func (pol policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 			slot += units[s.units]
 		}
 	}
-	return baseline.Finish(p, Name, stock, segments,
+	return baseline.Finish(p, Name, segments,
 		"MPS percentages where not measured are read from MIG sizes; services that share a GPU are planned to be slower than the profile, which the figures here do not show")
 }
 

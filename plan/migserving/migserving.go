@@ -128,7 +128,7 @@ func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 		}
 		workloads = slices.DeleteFunc(workloads, func(w *workload) bool { return w.served >= w.RateRPS })
 	}
-	return baseline.Finish(p, Name, stock, segments,
+	return baseline.Finish(p, Name, segments,
 		"MIG-serving's fast algorithm by its heuristic score, which counts what is beyond a rate, too; one process an instance")
 }
 
