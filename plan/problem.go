@@ -95,10 +95,17 @@ func (pt Point) Within(boundMS float64, s Size) bool {
 	return pt.ThroughputRPS > 0 && pt.LatencyMS < boundMS && fits
 }
 
+// The limits of ParvaGPU's published results. No policy takes a point of a profile
+// beyond them, so that all choose from the same.
+const (
+	MostProcesses = 5
+	MostBatch     = 256
+)
+
 // Feasible returns the profile's points that the service may run at on the
-// given GPU, ascending by GPCs, batch, processes. It returns *NoProfile where
-// the model was never measured on that GPU, and *Infeasible where no point is
-// within the bound.
+// given GPU, ascending by GPCs, batch, processes: those of up to MostProcesses
+// and MostBatch that are Within the bound. It returns *NoProfile where the model
+// was never measured on that GPU, and *Infeasible where there are none.
 func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
 	profile, ok := p.Profiles[gpu.Name][s.Model]
 	if !ok {
@@ -107,7 +114,7 @@ func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
 	bound := p.BoundMS(s)
 	var points []Point
 	for _, pt := range profile.Points {
-		if size, ok := gpu.Size(pt.GPCs); ok && pt.Within(bound, size) {
+		if size, ok := gpu.Size(pt.GPCs); ok && pt.limited() && pt.Within(bound, size) {
 			points = append(points, pt)
 		}
 	}
@@ -116,6 +123,9 @@ func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
 	}
 	return points, nil
 }
+
+// limited says whether a point is within the limits of all policies.
+func (pt Point) limited() bool { return pt.Processes <= MostProcesses && pt.Batch <= MostBatch }
 
 // noProfile says what was measured on the GPU, and where else the model was.
 func (p *Problem) noProfile(gpu GPU, s Service) error {
@@ -135,7 +145,7 @@ func (p *Problem) Unmet(gpu GPU, s Service, may func(Point) bool) *Infeasible {
 	best := math.Inf(1)
 	for _, pt := range p.Profiles[gpu.Name][s.Model].Points {
 		size, ok := gpu.Size(pt.GPCs)
-		if ok && may(pt) && pt.Within(best, size) {
+		if ok && pt.limited() && may(pt) && pt.Within(best, size) {
 			best, e.Best = pt.LatencyMS, pt
 		}
 	}

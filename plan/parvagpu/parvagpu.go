@@ -29,12 +29,6 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// The limits of the published results: points beyond them are not looked at.
-const (
-	mostProcesses = 5
-	mostBatch     = 256
-)
-
 // ErrMixedFleet is returned for a fleet of several models of GPU: the paper's
 // algorithms know one.
 var ErrMixedFleet = errors.New("ParvaGPU's algorithms plan on one model of GPU: want a fleet of one, or the policy penstock")
@@ -48,7 +42,7 @@ type planner struct {
 
 // New is ParvaGPU: the policy "parvagpu".
 func New() plan.Policy {
-	return planner{name: "parvagpu", processes: mostProcesses, optimise: true}
+	return planner{name: "parvagpu", processes: plan.MostProcesses, optimise: true}
 }
 
 // Single is ParvaGPU without MPS: one process a segment ("parvagpu-single").
@@ -59,7 +53,7 @@ func Single() plan.Policy {
 // Unoptimized is ParvaGPU without its last stage, allocation optimisation
 // ("parvagpu-unoptimized").
 func Unoptimized() plan.Policy {
-	return planner{name: "parvagpu-unoptimized", processes: mostProcesses}
+	return planner{name: "parvagpu-unoptimized", processes: plan.MostProcesses}
 }
 
 // Name is the policy's name.

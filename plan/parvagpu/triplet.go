@@ -56,9 +56,7 @@ func (pl planner) triplets(points []plan.Point) []plan.Point {
 }
 
 // may says whether the policy looks at a point at all.
-func (pl planner) may(pt plan.Point) bool {
-	return pt.Processes <= pl.processes && pt.Batch <= mostBatch
-}
+func (pl planner) may(pt plan.Point) bool { return pt.Processes <= pl.processes }
 
 // match is demand matching: filled segments of the triplet with the most
 // throughput a GPC (of equal ones the smallest), and the smallest size that
