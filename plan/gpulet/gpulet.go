@@ -61,14 +61,11 @@ const gain = 1.05
 
 type policy struct{}
 
-// New is gpulet's planner. It plans on MPS percentages: a problem on a GPU with MIG
-// is planned, and must be verified, as its Problem.
+// New is gpulet's planner. It plans on MPS percentages: a problem on a GPU with MIG is
+// planned, and must be verified, as baseline.Percent has it.
 func New() plan.Policy { return policy{} }
 
 func (policy) Name() string { return Name }
-
-// Problem is what a problem is planned as: the same on GPUs with MIG off.
-func (policy) Problem(p *plan.Problem) (*plan.Problem, error) { return baseline.Percent(p, Name) }
 
 // rest is what the first partition of a GPU left: steps from one on, and memory.
 type rest struct {
@@ -76,11 +73,11 @@ type rest struct {
 	memoryMiB float64
 }
 
-func (pol policy) Plan(p *plan.Problem) (*plan.Plan, error) {
+func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	p, err := pol.Problem(p)
+	p, err := baseline.Percent(p, Name)
 	if err != nil {
 		return nil, err
 	}

@@ -55,14 +55,11 @@ const disturbance = baseline.Pair / 0.42
 
 type policy struct{}
 
-// New is iGniter's planner. It plans on MPS percentages: a problem on a GPU with
-// MIG is planned, and must be verified, as its Problem.
+// New is iGniter's planner. It plans on MPS percentages: a problem on a GPU with MIG is
+// planned, and must be verified, as baseline.Percent has it.
 func New() plan.Policy { return policy{} }
 
 func (policy) Name() string { return Name }
-
-// Problem is what a problem is planned as: the same on GPUs with MIG off.
-func (policy) Problem(p *plan.Problem) (*plan.Problem, error) { return baseline.Percent(p, Name) }
 
 // workload is a service with its batch and the points of that batch.
 type workload struct {
@@ -94,11 +91,11 @@ func memory(shares []share) float64 {
 	return sum
 }
 
-func (pol policy) Plan(p *plan.Problem) (*plan.Plan, error) {
+func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	p, err := pol.Problem(p)
+	p, err := baseline.Percent(p, Name)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/baseline"
 	"github.com/penstock/penstock/plan/igniter"
 	"github.com/penstock/penstock/plan/plantest"
 	"github.com/penstock/penstock/plan/verify"
@@ -21,9 +22,7 @@ func asPlanned(t interface {
 }, p *plan.Problem) (*plan.Problem, *plan.Plan) {
 	t.Helper()
 	policy := igniter.New()
-	p, err := policy.(interface {
-		Problem(*plan.Problem) (*plan.Problem, error)
-	}).Problem(p)
+	p, err := baseline.Percent(p, igniter.Name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,9 +102,7 @@ func TestWhateverIsDrawnIsPlannedLegallyOrRefused(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := plantest.Draw(t)
 		policy := igniter.New()
-		q, err := policy.(interface {
-			Problem(*plan.Problem) (*plan.Problem, error)
-		}).Problem(p)
+		q, err := baseline.Percent(p, igniter.Name)
 		if err != nil {
 			t.Fatal(err)
 		}
