@@ -51,33 +51,6 @@ func benchCommand() *cobra.Command {
 		return fmt.Errorf("output %q: want table or json", *output)
 	})
 
-	var ingestFor time.Duration
-	ingest := &cobra.Command{
-		Use: "ingest", Short: "Whole requests a second through source and aggregation, beside a bare receive loop",
-		Example: `  penstock bench ingest --duration 5s -o json`, Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if ingestFor <= 0 {
-				return fmt.Errorf("--duration %s: want a positive duration", ingestFor)
-			}
-			r, err := bench.RunIngest(cmd.Context(), ingestFor)
-			if err != nil {
-				return err
-			}
-			var rows []table.Row
-			for _, c := range r.Cases {
-				rows = append(rows,
-					table.Row{fmt.Sprintf("%d × %d B: datagrams", c.Pieces, c.PieceBytes), fmt.Sprintf("%.2f M/s", c.DatagramsPerSecond/1e6)},
-					table.Row{"whole requests' bytes", fmt.Sprintf("%.2f GB/s", c.BytesPerSecond/1e9)},
-					table.Row{"bare GRO receive loop", fmt.Sprintf("%.2f GB/s", c.BareBytesPerSecond/1e9)},
-					table.Row{"ratio", fmt.Sprintf("%.2f", c.Ratio)},
-					table.Row{"allocations a datagram", c.AllocsPerDatagram},
-					table.Row{"lost", c.Lost})
-			}
-			return print(r, rows)
-		},
-	}
-	ingest.Flags().DurationVar(&ingestFor, "duration", 3*time.Second, "how long each measurement takes")
-
 	var dispatches int
 	dispatch := &cobra.Command{
 		Use: "dispatch", Short: "What the hand-overs between manager and an idle inference function cost",
@@ -124,7 +97,7 @@ func benchCommand() *cobra.Command {
 	slab.Flags().DurationVar(&slo, "slo", 50*time.Millisecond, "latency objective")
 	slab.Flags().Uint64Var(&seed, "seed", 1, "seed of arrivals and noise")
 
-	cmd.AddCommand(ingest, dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print),
+	cmd.AddCommand(ingestCommand(print), dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print),
 		limitCommand(print), faultCommand(print), benchPlanCommand(print))
 	return cmd
 }

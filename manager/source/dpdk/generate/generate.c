@@ -20,11 +20,11 @@ static uint16_t fill(uint16_t port, uint16_t queue, struct rte_mbuf *m[], uint16
 {
 	struct gen_stream *s = user;
 	(void)port, (void)queue, (void)max;
-	uint16_t kept = n;
-	if (s->made + n > s->limit) {
-		kept = s->limit - s->made;
+	uint64_t limit = __atomic_load_n(&s->limit, __ATOMIC_RELAXED);
+	uint64_t allowed = limit > s->made ? limit - s->made : 0; // it may have been lowered
+	uint16_t kept = RTE_MIN(n, allowed);
+	if (kept < n)
 		rte_pktmbuf_free_bulk(m + kept, n - kept);
-	}
 	for (uint16_t i = 0; i < kept; i++) {
 		uint8_t *b = rte_pktmbuf_mtod(m[i], uint8_t *);
 		uint32_t offset = s->piece * s->piece_bytes;
@@ -46,6 +46,10 @@ static uint16_t fill(uint16_t port, uint16_t queue, struct rte_mbuf *m[], uint16
 
 const void *gen_attach(uint16_t port, uint16_t queue, struct gen_stream *s)
 {
+	struct rte_ether_addr mac;
+	if (rte_eth_macaddr_get(port, &mac) != 0)
+		return NULL;
+	memcpy(s->headers, mac.addr_bytes, sizeof mac.addr_bytes); // the destination
 	return rte_eth_add_first_rx_callback(port, queue, fill, s);
 }
 

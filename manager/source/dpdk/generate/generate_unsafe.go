@@ -92,7 +92,7 @@ func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 func (t Traffic) headers() []byte {
 	b := make([]byte, headerBytes)
 	const ethernet, ip, udp = 14, 20, 8
-	copy(b, []byte{2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0})
+	copy(b[6:], []byte{2, 0, 0, 0, 0, 1, 8, 0}) // the port's own address stands before
 	h := b[ethernet:]
 	h[0] = 0x45
 	binary.BigEndian.PutUint16(h[2:], uint16(t.FrameBytes()-ethernet))

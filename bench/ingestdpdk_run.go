@@ -1,0 +1,325 @@
+//go:build dpdk && cgo
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/source/dpdk"
+	"github.com/penstock/penstock/manager/source/dpdk/generate"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// benchMemory is the packet memory of every port measured: DPDK starts once a
+// process, with one size.
+const benchMemory = 256 << 20
+
+// The function's address, the client's, and its UDP port.
+var (
+	dpdkTo   = netip.MustParseAddrPort("10.77.0.2:9000")
+	dpdkFrom = netip.MustParseAddrPort("10.77.0.1:5000")
+)
+
+// RunIngestDPDK measures what one core makes of a port of memory, then, as asked, the
+// ports of this machine, and runs the soak.
+func RunIngestDPDK(ctx context.Context, o DPDKOptions) (IngestDPDK, error) {
+	r := IngestDPDK{Machine: o.Machine, Memory: "ordinary pages"}
+	if hugeEnough() {
+		r.Memory = "huge pages"
+	}
+	for _, pieces := range []int{147, 507} {
+		for _, whole := range []bool{false, true} {
+			o.say(fmt.Sprintf("one core, %d pieces", pieces))
+			c, err := oneCore(ctx, generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: pieces, PieceBytes: 1024}, whole, o.Each)
+			if err != nil {
+				return r, err
+			}
+			r.OneCore = append(r.OneCore, c)
+		}
+	}
+	if o.Soak > 0 {
+		s, err := soak(ctx, o)
+		if err != nil {
+			return r, err
+		}
+		r.Soak = &s
+	}
+	return r, nil
+}
+
+// hugeEnough reports whether the machine has free huge pages for benchMemory and
+// DPDK's own.
+func hugeEnough() bool {
+	text, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+	if err != nil {
+		return false
+	}
+	free, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	return err == nil && free<<21 >= benchMemory+64<<20
+}
+
+// openPort opens a port with one function's source.
+func openPort(device string) (g *dpdk.Group, s *dpdk.Source, err error) {
+	g, err = dpdk.Open(dpdk.Options{
+		Port: device, Addresses: []netip.Addr{dpdkTo.Addr()}, Queues: 1, MTU: 1500,
+		Memory: benchMemory, HugePages: hugeEnough(), Mbufs: benchMbufs, Checksums: dpdk.Auto, Log: zerolog.Nop(),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if s, err = g.Listen(dpdkTo.Port()); err != nil {
+		return nil, nil, errors.Join(err, g.Close())
+	}
+	return g, s, nil
+}
+
+// benchMbufs hold 64 requests of 507 pieces.
+const benchMbufs = 40000
+
+// ingestEnd is an aggregator whose requests are answered as soon as they are whole.
+type ingestEnd struct {
+	table     *shm.Table
+	aggregate *aggregate.Aggregator
+	events    aggregate.Events
+	answer    wire.Result
+	batch     []source.Datagram
+	src       source.Source
+}
+
+func newIngestEnd(src source.Source, pieces, pieceBytes int, slo, deadline time.Duration) (*ingestEnd, error) {
+	g := shm.Geometry{Slots: 64, MaxPieces: uint32(2 * pieces), ResultBytes: 64}
+	table, err := shm.NewTable("penstock-bench", g)
+	if err != nil {
+		return nil, err
+	}
+	return &ingestEnd{
+		table: table, src: src, batch: make([]source.Datagram, 256), answer: wire.Result{Kind: wire.KindRaw},
+		aggregate: aggregate.New(aggregate.Config{
+			Slots: int(g.Slots), RequestBytes: pieces * pieceBytes, MaxPieces: int(g.MaxPieces), MinPieceBytes: pieceBytes,
+			SLO: slo, Deadline: deadline,
+		}, src.Slab().Bytes(), table),
+	}, nil
+}
+
+// turn receives until the deadline at the latest, and answers what is whole.
+func (e *ingestEnd) turn(deadline int64) (int, error) {
+	n, err := e.src.Receive(e.batch, deadline)
+	if err != nil {
+		return 0, fmt.Errorf("receive: %w", err)
+	}
+	now := shm.Now()
+	e.events.Reset()
+	e.aggregate.Add(now, e.batch[:n], &e.events)
+	for _, slot := range e.events.Whole {
+		e.aggregate.End(now, slot, &e.answer, nil, &e.events)
+	}
+	e.src.Release(e.events.Release)
+	return n, nil
+}
+
+// burstsATurn is how many bursts are polled before what came is handed on: a batch of
+// the receive thread's.
+const burstsATurn = 4
+
+// passed is a deadline that has passed.
+const passed = 1
+
+func oneCore(ctx context.Context, t generate.Traffic, whole bool, each time.Duration) (c OneCore, err error) {
+	c = OneCore{Pieces: t.Pieces, PieceBytes: t.PieceBytes, Frames: "headers"}
+	if whole {
+		c.Frames = "whole"
+	}
+	device := t.Device(whole)
+	group, src, err := openPort(device)
+	if err != nil {
+		return c, err
+	}
+	defer func() {
+		err = errors.Join(err, src.Close(), src.CloseSlab(), group.Close())
+	}()
+	end, err := newIngestEnd(src, t.Pieces, t.PieceBytes, 10*time.Second, 0)
+	if err != nil {
+		return c, err
+	}
+	defer end.table.Close()
+	var failed error
+	err = group.Inline(func(poll func(int), drain func(int) uint64) {
+		g, err := generate.Attach(device, 0, t)
+		if err != nil {
+			failed = err
+			return
+		}
+		failed = errors.Join(c.measure(ctx, g, end, poll, drain, each), g.Close())
+	})
+	return c, errors.Join(err, failed)
+}
+
+// measure takes turns between ours and the bare loop, on the thread that calls it.
+func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *ingestEnd, poll func(int), drain func(int) uint64, each time.Duration) error {
+	var failed error
+	ours := func() {
+		poll(burstsATurn)
+		if _, err := end.turn(passed); err != nil {
+			failed = err
+		}
+	}
+	bare := func() { drain(burstsATurn) }
+	// during has one of them work for that long, and then to the end of the request
+	// that is on its way, so that the other begins with a new one.
+	during := func(step func(), length time.Duration) (perSecond float64, frames uint64) {
+		g.Allow(generate.Forever)
+		made, begin := g.Made(), time.Now()
+		for until := shm.Now() + int64(length); shm.Now() < until && failed == nil; {
+			step()
+		}
+		took := time.Since(begin)
+		frames = g.Made() - made
+		last := (g.Made()/uint64(c.Pieces) + 1) * uint64(c.Pieces)
+		g.Allow(last)
+		for g.Made() < last && failed == nil {
+			step()
+		}
+		step()
+		return float64(frames) / took.Seconds(), g.Made() - made
+	}
+	slice := each / (2 * ingestRounds)
+	during(ours, slice/2)
+	during(bare, slice/2)
+	var rates, floors, ratios []float64
+	var datagrams, mallocs uint64
+	wholeBefore := end.aggregate.Stats().Whole
+	var before, after runtime.MemStats
+	for range ingestRounds {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		floor, _ := during(bare, slice)
+		runtime.ReadMemStats(&before)
+		rate, frames := during(ours, slice)
+		runtime.ReadMemStats(&after)
+		mallocs += after.Mallocs - before.Mallocs
+		datagrams += frames
+		rates, floors, ratios = append(rates, rate), append(floors, floor), append(ratios, rate/floor)
+	}
+	c.DatagramsPerSecond, c.BareDatagramsPerSecond, c.Ratio = median(rates), median(floors), median(ratios)
+	c.AllocsPerDatagram = float64(mallocs) / float64(datagrams)
+	c.Requests = end.aggregate.Stats().Whole - wholeBefore
+	c.Lost = datagrams/uint64(c.Pieces) - c.Requests
+	return failed
+}
+
+// soak runs the port as a node does, an lcore that polls and a thread that receives,
+// for o.Soak. Requests are held for some turns after they are whole; every so often the
+// receiver rests, so that frames are missed and requests stay incomplete.
+func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
+	o.say("soak for " + o.Soak.String())
+	t := generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: 147, PieceBytes: 1024}
+	device := t.Device(false)
+	group, src, err := openPort(device)
+	if err != nil {
+		return s, err
+	}
+	defer func() {
+		err = errors.Join(err, src.Close(), src.CloseSlab(), group.Close())
+	}()
+	end, err := newIngestEnd(src, t.Pieces, t.PieceBytes, time.Second, 100*time.Millisecond)
+	if err != nil {
+		return s, err
+	}
+	defer end.table.Close()
+	g, err := generate.Attach(device, 0, t)
+	if err != nil {
+		return s, err
+	}
+	defer func() { // while nobody polls
+		failed := group.Inline(func(func(int), func(int) uint64) { err = errors.Join(err, g.Close()) })
+		err = errors.Join(err, failed)
+	}()
+	g.Allow(generate.Forever)
+	begin := time.Now()
+	if err := end.soak(ctx, begin.Add(o.Soak), g); err != nil {
+		return s, err
+	}
+	s.Seconds = time.Since(begin).Seconds()
+	a, stats := end.aggregate.Stats(), group.Stats()
+	s.Datagrams, s.Requests, s.Missed = a.Datagrams, a.Whole, stats.Missed
+	s.Incomplete = a.Evicted + a.Incomplete
+	s.Mbufs, s.MbufsAbsent = stats.Mbufs, stats.MbufsHeld
+	return s, nil
+}
+
+// Of the soak: how long a whole request is held, how often the receiver rests, and how
+// long then.
+const (
+	heldFor   = time.Millisecond
+	restEvery = time.Second
+	restFor   = 20 * time.Millisecond
+)
+
+// soak receives until then, and then until everything has come back.
+func (e *ingestEnd) soak(ctx context.Context, until time.Time, g *generate.Generator) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	type whole struct {
+		slot  uint32
+		since int64
+	}
+	var held []whole
+	noRoom, quiet := uint64(0), 0
+	rest := shm.Now() + int64(restEvery)
+	for quiet < 10 {
+		now := shm.Now()
+		stopping := time.Now().After(until) || ctx.Err() != nil
+		if stopping {
+			g.Allow(0)
+		} else if now > rest {
+			time.Sleep(restFor)
+			rest = now + int64(restEvery)
+		}
+		n, err := e.src.Receive(e.batch, now+int64(10*time.Millisecond))
+		if err != nil {
+			return fmt.Errorf("receive: %w", err)
+		}
+		starved := false
+		if n == 0 {
+			had := e.src.Stats().NoRoom
+			starved, noRoom = had != noRoom, had
+		}
+		now = shm.Now()
+		e.events.Reset()
+		e.aggregate.Add(now, e.batch[:n], &e.events)
+		if next := e.aggregate.NextDeadline(); next != 0 && next <= now {
+			e.aggregate.Expire(now, &e.events)
+		}
+		if starved {
+			e.aggregate.EvictOldest(now, &e.events)
+		}
+		for _, slot := range e.events.Whole {
+			held = append(held, whole{slot, now})
+		}
+		for len(held) > 0 && (stopping || now-held[0].since > int64(heldFor)) {
+			e.aggregate.End(now, held[0].slot, &e.answer, nil, &e.events)
+			held = held[1:]
+		}
+		if stopping && n == 0 {
+			quiet++
+			for e.aggregate.EvictOldest(now, &e.events) {
+			}
+		}
+		e.src.Release(e.events.Release)
+	}
+	return context.Cause(ctx)
+}

@@ -1,0 +1,32 @@
+//go:build dpdk && cgo
+
+package bench
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// The figures are for quiet machines; here it is that nothing is lost, allocated or
+// kept.
+func TestIngestOfDPDKLosesAllocatesAndKeepsNothing(t *testing.T) {
+	r, err := RunIngestDPDK(context.Background(), DPDKOptions{Each: 500 * time.Millisecond, Soak: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range r.OneCore {
+		t.Logf("%d pieces, %s written: %.2f M/s, bare %.2f M/s, ratio %.2f", c.Pieces, c.Frames, c.DatagramsPerSecond/1e6, c.BareDatagramsPerSecond/1e6, c.Ratio)
+		if c.Requests == 0 || c.Lost > 0 {
+			t.Errorf("%d pieces, %s written: %d requests, %d lost", c.Pieces, c.Frames, c.Requests, c.Lost)
+		}
+		// The runtime's own goroutines allocate now and then.
+		if c.AllocsPerDatagram > 0.001 {
+			t.Errorf("%d pieces, %s written: %v allocations a datagram", c.Pieces, c.Frames, c.AllocsPerDatagram)
+		}
+	}
+	s := r.Soak
+	if s.Requests == 0 || s.MbufsAbsent > 0 {
+		t.Errorf("soak: %+v; want requests, and every mbuf back", *s)
+	}
+}
