@@ -146,7 +146,7 @@ func changeSection(c *change.Change) render.Section {
 
 // fateOf says what becomes of a service that does not stay as it is.
 func fateOf(v change.Service) string {
-	said := fmt.Sprintf("%s %s", v.Service, map[change.Fate]string{change.Changes: "changes", change.New: "is new", change.Removed: "is removed"}[v.Fate])
+	said := fmt.Sprintf("%s %s", v.Service, map[change.Fate]string{change.Changes: "changes", change.New: "is new", change.Moves: "makes room", change.Removed: "is removed"}[v.Fate])
 	switch {
 	case v.Fate == change.New:
 		said += fmt.Sprintf(": %s requests/s within %s ms", render.Exact(v.RateRPS), render.Exact(v.SLOMS))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/plan"
@@ -20,6 +21,9 @@ const (
 	Stays Fate = "stays"
 	// Changes: the model, the rate or the objective is another.
 	Changes Fate = "changes"
+	// Moves: model, rate and objective are the old ones, but in a fleet that is
+	// too small otherwise it makes room for others.
+	Moves Fate = "moves"
 	// New: it was not in the old plan.
 	New Fate = "new"
 	// Removed: it is not wanted any more.
@@ -111,14 +115,22 @@ var ErrOldPlan = errors.New("the old plan cannot be changed")
 // Problem.Bound's, or without one the same part of the objective as before
 // (plan.HalfSLO for new ones). It is never more than the objective.
 //
+// In a fleet that cannot hold the change while the services that stay do not
+// move, as few of them as are found to be needed Move: one after the other, those
+// of the least GPCs first, and at last all that a plan made anew moves.
+//
+// The new plan is Optimal where its GPUs are the lower bound that the old plan's
+// policy proves for the changed problem; a note says when a plan that the policy
+// makes anew has fewer.
+//
 // Errors: ErrOldPlan; *plan.NoProfile, *plan.Infeasible; *plan.TooSmall when the
-// fleet cannot hold the change while the services that stay do not move (a new
-// plan might).
+// fleet cannot hold the change.
 func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	if _, err := policy(old); err != nil {
+	its, err := policy(old)
+	if err != nil {
 		return nil, err
 	}
 	if err := check(old, p); err != nil {
@@ -135,6 +147,7 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	change := &Change{GPUsBefore: old.GPUs, Steps: []Step{}, Spares: []Spare{}}
 	wanted := map[string]plan.Service{}
 	var anew []job
+	var stay []plan.Service
 	for _, s := range p.Services {
 		wanted[s.Name] = s
 		was, there := before[s.Name]
@@ -147,7 +160,9 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 		}
 		change.Services = append(change.Services, Service{Service: s.Name, Fate: fate,
 			OldRateRPS: was.RateRPS, RateRPS: s.RateRPS, OldSLOMS: was.SLOMS, SLOMS: s.SLOMS})
-		if fate != Stays {
+		if fate == Stays {
+			stay = append(stay, s)
+		} else {
 			anew = append(anew, job{service: s, less: there && was.Model == s.Model && s.RateRPS <= was.RateRPS && s.SLOMS >= was.SLOMS})
 		}
 	}
@@ -156,11 +171,14 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 			change.Services = append(change.Services, Service{Service: s.Service, Fate: Removed, OldRateRPS: s.RateRPS, OldSLOMS: s.SLOMS})
 		}
 	}
-	w.begin(old, wanted)
-	if err := w.placeAll(anew); err != nil {
+	if err := w.placeAround(old, wanted, anew, stay); err != nil {
 		return nil, err
 	}
 	change.Plan = assemble(&bounded, old, w.all())
+	if fresh, err := its.Plan(&bounded); err == nil {
+		compare(change.Plan, fresh)
+	}
+	change.markMoved(old)
 	change.GPUsAfter = change.Plan.GPUs
 	change.steps(&w, old, before, wanted)
 	return change, nil
@@ -228,6 +246,47 @@ func bounds(old *plan.Plan, p *plan.Problem) func(plan.Service) float64 {
 		}
 		return min(bound, s.SLOMS)
 	}
+}
+
+// compare tells a changed plan what is known from the one that its policy makes
+// anew of the same problem: the lower bound, and whether that one has fewer GPUs.
+func compare(pl, fresh *plan.Plan) {
+	pl.LowerBound = fresh.LowerBound
+	pl.Optimal = fresh.LowerBound > 0 && pl.GPUs == fresh.LowerBound
+	switch {
+	case pl.GPUs == fresh.GPUs && pl.GPCs == fresh.GPCs:
+		pl.Notes = fresh.Notes
+	case pl.Optimal:
+		pl.Notes = []string{fmt.Sprintf("%d GPUs are the fewest there can be: proved", pl.GPUs)}
+	case pl.GPUs > fresh.GPUs:
+		pl.Notes = []string{fmt.Sprintf("a plan made anew has %d GPUs, not %d; it moves services that stay here", fresh.GPUs, pl.GPUs)}
+	case fresh.LowerBound > 0:
+		pl.Notes = []string{fmt.Sprintf("at least %d GPUs are needed: proved; that %d are the fewest is not", fresh.LowerBound, pl.GPUs)}
+	}
+}
+
+// markMoved finds the services that had to make room.
+func (c *Change) markMoved(old *plan.Plan) {
+	before, after := byService(old), byService(c.Plan)
+	for i := range c.Services {
+		s := &c.Services[i]
+		same := func(a, b plan.Segment) bool { return samePlace(a, b) && sameWork(a, b) }
+		if s.Fate == Stays && !slices.EqualFunc(before[s.Service], after[s.Service], same) {
+			s.Fate = Moves
+		}
+	}
+}
+
+// byService has a plan's segments of each service, in order of place.
+func byService(pl *plan.Plan) map[string][]plan.Segment {
+	of := make(map[string][]plan.Segment, len(pl.Services))
+	for _, g := range pl.Segments {
+		of[g.Service] = append(of[g.Service], g)
+	}
+	for _, list := range of {
+		slices.SortFunc(list, compareSegments)
+	}
+	return of
 }
 
 func tables(p *plan.Problem) map[string]plan.GPU {

@@ -2,6 +2,7 @@ package change
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"reflect"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/pack"
 	"github.com/penstock/penstock/plan/parvagpu"
 	"github.com/penstock/penstock/plan/verify"
 )
@@ -113,7 +115,10 @@ func hold(t fataler, old *plan.Plan, p *plan.Problem, c *Change) {
 				t.Fatalf("%s stays, and moves from %+v to %+v", s.Service, was, is)
 			}
 			should[s.Service] = s.RateRPS
-		case Changes:
+		case Changes, Moves:
+			if s.Fate == Moves && len(p.Fleet) == 0 {
+				t.Fatalf("%s moves, though there are GPUs without end", s.Service)
+			}
 			should[s.Service] = min(s.RateRPS, s.OldRateRPS)
 		case Removed:
 			gone[s.Service] = true
@@ -297,6 +302,69 @@ func TestAServiceThatGoesLeavesItsGPUsNumberAndTheNextTakesIt(t *testing.T) {
 	c = changed(t, c.Plan, &again)
 	if c.Plan.GPUs < 2 || len(c.Plan.IdleGPUs) > 0 {
 		t.Errorf("%d GPUs, %v idle", c.Plan.GPUs, c.Plan.IdleGPUs)
+	}
+}
+
+// What is proved of a plan that stays as it is stays proved.
+func TestAChangeOfNothingKeepsTheProof(t *testing.T) {
+	for _, scenario := range []string{"S1", "S2", "S3"} {
+		p := published(t, scenario)
+		old, err := pack.New().Plan(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c := changed(t, old, p); !reflect.DeepEqual(c.Plan, old) || !old.Optimal {
+			t.Errorf("%s: the plan is\n%+v\nafter a change of nothing, was\n%+v", scenario, c.Plan, old)
+		}
+		// Most services go: those that stay do not move closer.
+		few := *p
+		few.Services = []plan.Service{p.Services[0], p.Services[len(p.Services)-1]}
+		c := changed(t, old, &few)
+		if c.Plan.LowerBound != 1 || c.Plan.Optimal != (c.Plan.GPUs == 1) {
+			t.Errorf("%s: %d GPUs, at least %d, optimal %v", scenario, c.Plan.GPUs, c.Plan.LowerBound, c.Plan.Optimal)
+		}
+		if c.Plan.GPUs > 1 && !slices.Contains(c.Plan.Notes, fmt.Sprintf("a plan made anew has 1 GPUs, not %d; it moves services that stay here", c.Plan.GPUs)) {
+			t.Errorf("%s: %q", scenario, c.Plan.Notes)
+		}
+	}
+}
+
+// A plan made anew fits into these fleets, and one beside what stays does not.
+func TestInAFullFleetThoseWhoStayMakeRoom(t *testing.T) {
+	type s = plan.Service
+	full := func(name, model string, rate, slo float64) s {
+		return s{Name: name, Model: model, RateRPS: rate, SLOMS: slo}
+	}
+	for _, c := range []struct {
+		services []s
+		which    string
+		rate     float64
+		gpus     int
+	}{
+		{[]s{full("s0", "vgg19", 813.9, 250), full("s1", "vgg19", 190.3, 400), full("s2", "densenet201", 472, 800), full("s3", "resnet152", 525.2, 800),
+			full("s4", "densenet169", 697.7, 250), full("s5", "resnet152", 512.4, 400), full("s6", "resnet152", 614.8, 250), full("s7", "resnet50", 213, 250)}, "s5", 768.6, 3},
+		{[]s{full("s0", "resnet101", 628.8, 250), full("s1", "bert", 682.3, 400), full("s2", "densenet201", 475.2, 400), full("s3", "densenet121", 169.6, 400),
+			full("s4", "bert", 91.7, 250), full("s5", "densenet201", 529.6, 250)}, "s0", 817.4, 2},
+		{[]s{full("s0", "resnet101", 287.1, 250), full("s1", "densenet169", 184.8, 250), full("s2", "densenet121", 160.2, 250), full("s3", "resnet152", 878.7, 400),
+			full("s4", "vgg19", 391.5, 800), full("s5", "resnet101", 241.5, 400), full("s6", "resnet101", 356.9, 400)}, "s6", 535.3, 2},
+	} {
+		p := published(t, "S1")
+		p.Services = c.services
+		old, err := pack.New().Plan(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Fleet = []plan.Stock{{GPU: p.GPU, Count: c.gpus}}
+		change := changed(t, old, with(p, c.which, func(s *plan.Service) { s.RateRPS = c.rate }))
+		moved := 0
+		for _, s := range change.Services {
+			if s.Fate == Moves {
+				moved++
+			}
+		}
+		if moved == 0 || moved >= len(c.services) {
+			t.Errorf("%d of %d move: %v", moved, len(c.services), change.Steps)
+		}
 	}
 }
 

@@ -14,6 +14,8 @@
 //     its segments as it can and takes the fewest GPCs besides; one that its own
 //     segments suffice for creates as few as it can and drops what is too much. So
 //     nothing moves to save GPCs, unless that saves a GPU (cost has the order).
+//     In a fleet that is too small for that, services that would stay make room
+//     (placeAround).
 //  3. The way there is put into steps (steps): create before destroy wherever
 //     there is room, and a shadow on spare slots where there is not. After every
 //     step each service that was there and stays there has at least the throughput

@@ -2,11 +2,13 @@ package change
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"math"
 	"slices"
 
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/pack"
 )
 
 // A world is what lies where while services are placed.
@@ -18,17 +20,30 @@ type world struct {
 	// lies has, by GPU, the segments that the services have: the old ones until a
 	// service is placed, then its new ones.
 	lies map[int][]plan.Segment
+	// freed has the old segments of services that make room, until they are placed.
+	freed map[string][]plan.Segment
 	// models has the model of every GPU that has a number, in use or not.
 	models map[int]string
 }
 
-// begin takes over the old plan, without the services that are not wanted.
-func (w *world) begin(old *plan.Plan, wanted map[string]plan.Service) {
+// begin takes over the old plan, without the services that are not wanted. The
+// segments of the jobs that make room lie nowhere until these are placed.
+func (w *world) begin(old *plan.Plan, wanted map[string]plan.Service, jobs []job) {
 	w.was, w.lies, w.models = map[int][]plan.Segment{}, map[int][]plan.Segment{}, map[int]string{}
+	w.freed = map[string][]plan.Segment{}
+	for _, j := range jobs {
+		if j.makesRoom {
+			w.freed[j.service.Name] = []plan.Segment{}
+		}
+	}
 	for _, g := range old.Segments {
 		w.models[g.GPU] = g.GPUModel
 		if _, there := wanted[g.Service]; there {
 			w.was[g.GPU] = append(w.was[g.GPU], g)
+			if list, makesRoom := w.freed[g.Service]; makesRoom {
+				w.freed[g.Service] = append(list, g)
+				continue
+			}
 			w.lies[g.GPU] = append(w.lies[g.GPU], g)
 		}
 	}
@@ -56,13 +71,137 @@ func (w *world) slots(g plan.Segment) int {
 	return size.Slots
 }
 
-// A job is a service to place. Less says that it needs no more than before.
+// A job is a service to place. Less says that it needs no more than before,
+// makesRoom that it would stay, were there room for the others.
 type job struct {
-	service plan.Service
-	less    bool
+	service         plan.Service
+	less, makesRoom bool
 }
 
-// placeAll places services: first those that leave room, then by need.
+// placeAround places jobs beside the services that stay. Where the fleet has no
+// room for that, these are placed anew too, after the others and as few of them as
+// are needed, those of the least GPCs first; each goes back to where it was as far
+// as it can. Placing one after the other may not fit however many move: then the
+// plan is one made anew.
+func (w *world) placeAround(old *plan.Plan, wanted map[string]plan.Service, jobs []job, stay []plan.Service) error {
+	w.begin(old, wanted, jobs)
+	first := w.placeAll(jobs)
+	var small *plan.TooSmall
+	if !errors.As(first, &small) {
+		return first
+	}
+	fresh, err := pack.New().Plan(w.problem)
+	if err != nil {
+		return first // hopeless
+	}
+	gpcs := map[string]int{}
+	for _, g := range old.Segments {
+		gpcs[g.Service] += g.GPCs
+	}
+	slices.SortStableFunc(stay, func(a, b plan.Service) int {
+		return cmp.Or(gpcs[a.Name]-gpcs[b.Name], cmp.Compare(a.Name, b.Name))
+	})
+	for n := 0; n < len(stay); {
+		// One at a time; of very many, some more.
+		for range min(1+n/freedAtOnce, len(stay)-n) {
+			jobs = append(jobs, job{service: stay[n], makesRoom: true})
+			n++
+		}
+		w.begin(old, wanted, jobs)
+		if err := w.placeAll(jobs); !errors.As(err, &small) {
+			return err
+		}
+	}
+	w.begin(old, wanted, nil)
+	w.adopt(fresh)
+	return nil
+}
+
+// adopt takes over a plan made anew. Each of its GPUs becomes the one of those
+// there are that has the most of its segments already, or else any.
+func (w *world) adopt(fresh *plan.Plan) {
+	type key struct {
+		model, service string
+		slot, gpcs     int
+	}
+	keyOf := func(g plan.Segment) key { return key{g.GPUModel, g.Service, g.Slot, g.GPCs} }
+	has := map[key][]int{} // GPUs with such a segment
+	for _, n := range slices.Sorted(maps.Keys(w.was)) {
+		for _, g := range w.was[n] {
+			has[keyOf(g)] = append(has[keyOf(g)], n)
+		}
+	}
+	type pair struct{ fresh, number int }
+	same := map[pair]int{}
+	models := map[int]string{}
+	for _, g := range fresh.Segments {
+		models[g.GPU] = g.GPUModel
+		for _, n := range has[keyOf(g)] {
+			same[pair{g.GPU, n}]++
+		}
+	}
+	pairs := slices.SortedFunc(maps.Keys(same), func(a, b pair) int {
+		return cmp.Or(same[b]-same[a], a.fresh-b.fresh, a.number-b.number)
+	})
+	number, taken := map[int]int{}, map[int]bool{}
+	give := func(gpu, n int) { number[gpu], taken[n] = n, true }
+	for _, p := range pairs {
+		if _, given := number[p.fresh]; !given && !taken[p.number] {
+			give(p.fresh, p.number)
+		}
+	}
+	for _, gpu := range slices.Sorted(maps.Keys(models)) {
+		if _, given := number[gpu]; given {
+			continue
+		}
+		known := slices.Sorted(maps.Keys(w.models))
+		at := slices.IndexFunc(known, func(n int) bool { return w.models[n] == models[gpu] && !taken[n] })
+		n := 0
+		switch {
+		case at >= 0:
+			n = known[at]
+		case len(known) > 0:
+			n = known[len(known)-1] + 1
+		}
+		w.models[n] = models[gpu]
+		give(gpu, n)
+	}
+	w.lies = map[int][]plan.Segment{}
+	for _, g := range fresh.Segments {
+		g.GPU = number[g.GPU]
+		w.lies[g.GPU] = append(w.lies[g.GPU], g)
+	}
+}
+
+// freedAtOnce is how many services make room before they do so several at a time.
+const freedAtOnce = 16
+
+// restore lets a service that made room have back what nobody has taken.
+func (w *world) restore(service string) {
+	for _, g := range w.freed[service] {
+		taken := make([]bool, w.tables[g.GPUModel].Slots)
+		for _, o := range w.lies[g.GPU] {
+			cover(taken, o.Slot, w.slots(o))
+		}
+		if !slices.Contains(taken[g.Slot:g.Slot+w.slots(g)], true) && w.holds(g) {
+			w.lies[g.GPU] = append(w.lies[g.GPU], g)
+		}
+	}
+	delete(w.freed, service)
+}
+
+// holds says whether a GPU whose memory is shared has enough for one more.
+func (w *world) holds(g plan.Segment) bool {
+	table := w.tables[g.GPUModel]
+	memory := w.memory(g)
+	for _, o := range w.lies[g.GPU] {
+		memory += w.memory(o)
+	}
+	return !table.Percent || table.MemoryMiB == 0 || memory <= float64(table.MemoryMiB)
+}
+
+// placeAll places services: first those that leave room, then by need, and at last
+// those that make room.
 func (w *world) placeAll(jobs []job) error {
 	need := make(map[string]float64, len(jobs))
 	for _, j := range jobs {
@@ -73,6 +212,12 @@ func (w *world) placeAll(jobs []job) error {
 		need[j.service.Name] = n
 	}
 	slices.SortStableFunc(jobs, func(a, b job) int {
+		if a.makesRoom != b.makesRoom {
+			if b.makesRoom {
+				return -1
+			}
+			return 1
+		}
 		if a.less != b.less {
 			if a.less {
 				return -1
@@ -82,6 +227,7 @@ func (w *world) placeAll(jobs []job) error {
 		return cmp.Or(cmp.Compare(need[b.service.Name], need[a.service.Name]), cmp.Compare(a.service.Name, b.service.Name))
 	})
 	for i, j := range jobs {
+		w.restore(j.service.Name)
 		if best := w.place(j.service); best < j.service.RateRPS*(1-tolerance) {
 			return w.tooSmall(jobs[i:], best)
 		}
