@@ -1,8 +1,11 @@
 package dpdk
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"math/bits"
+	"net"
+	"net/netip"
 	"strings"
 )
 
@@ -33,8 +36,9 @@ const (
 	packetRingBytes = 32 << 20
 )
 
-// describe fills in what a port's arguments leave out.
-func describe(port string, mtu, queues int) device {
+// describe fills in what a port's arguments leave out; own is the first of its
+// addresses.
+func describe(port string, own netip.Addr, mtu, queues int) device {
 	name, given, _ := strings.Cut(port, ",")
 	d := device{spec: port, frameBytes: roundUp(mtu+headerBytes, roomBytes)}
 	if !strings.HasPrefix(name, "net_") {
@@ -49,9 +53,9 @@ func describe(port string, mtu, queues int) device {
 		}
 		return false
 	}
-	add := func(key string, value int) {
+	add := func(key string, value any) {
 		if !has(key) {
-			d.spec += fmt.Sprintf(",%s=%d", key, value)
+			d.spec += fmt.Sprintf(",%s=%v", key, value)
 		}
 	}
 	switch strings.TrimRight(name, "0123456789") {
@@ -73,6 +77,8 @@ func describe(port string, mtu, queues int) device {
 		if queues > 1 {
 			add("queue_count", queues)
 		}
+	case "net_tap":
+		add("mac", stableMAC(own))
 	case "net_memif":
 		add("rsize", 11) // 2048 slots, the logarithm
 		if mtu+headerBytes > 2048 {
@@ -80,6 +86,14 @@ func describe(port string, mtu, queues int) device {
 		}
 	}
 	return d
+}
+
+// stableMAC is an Ethernet address for whoever has own, the same each time: DPDK's own
+// choice is another one at each start, and senders go on sending to the last. It is a
+// locally administered one (IEEE 802 8.4).
+func stableMAC(own netip.Addr) net.HardwareAddr {
+	sum := sha256.Sum256(own.AsSlice())
+	return net.HardwareAddr{sum[0]&^3 | 2, sum[1], sum[2], sum[3], sum[4], sum[5]}
 }
 
 // argument reads a number of a device's arguments, 0 where it is none.

@@ -97,7 +97,7 @@ func open(o Options) (_ *Group, err error) {
 	if o.Queues == 0 {
 		o.Queues = max(1, len(o.LCores))
 	}
-	of := describe(o.Port, o.MTU, o.Queues)
+	of := describe(o.Port, o.Addresses[0], o.MTU, o.Queues)
 	if err := startEnvironment(o, of); err != nil {
 		return nil, err
 	}
@@ -278,6 +278,7 @@ func (g *Group) serve() {
 	mbufs := make([]uint64, 0, eal.Burst)
 	timeout := unix.NsecToTimespec(int64(watchEvery))
 	next := int64(0)
+	var say announcer
 	for !g.closing.Load() {
 		n := g.control.Take(entries)
 		mbufs = mbufs[:0]
@@ -290,6 +291,11 @@ func (g *Group) serve() {
 		g.pool.Free(mbufs)
 		if now >= next {
 			g.watch()
+			if g.linkUp.Load() {
+				say.tell(now, g.announce)
+			} else {
+				say = announcer{}
+			}
 			next = now + int64(watchEvery)
 		}
 		if n == 0 {
@@ -389,8 +395,7 @@ func (g *Group) room(data uint64) []byte {
 	return g.pool.Memory().Bytes()[data : data+uint64(g.pool.FrameBytes()) : data+uint64(g.pool.FrameBytes())]
 }
 
-// watch looks whether the link is still there, and tells the network where the
-// addresses are when it has come.
+// watch looks whether the link is still there.
 func (g *Group) watch() {
 	up, mbps := g.device.Link()
 	gone := g.device.Removed() || !g.device.InterfaceThere()
@@ -405,9 +410,37 @@ func (g *Group) watch() {
 		g.options.Log.Warn().Str("port", g.options.Port).Msg("link of the DPDK port is down")
 	default:
 		g.options.Log.Info().Str("port", g.options.Port).Int("mbps", mbps).Msg("link of the DPDK port is up")
-		for i := range g.host.Addresses {
-			g.sendFrame(func(out []byte) int { return g.responder.Announce(i, out) })
-		}
+	}
+}
+
+// announcer says when to tell a network where the port's addresses are, after its link
+// has come: several times, each twice as late as the one before, since the first ones
+// are lost where a switch takes its time (RFC 5227 2.3 and RFC 4861 7.2.6 have two and
+// three). Its zero value begins anew.
+type announcer struct {
+	next, wait int64
+	told       int
+}
+
+const (
+	announcements = 5
+	announceAfter = time.Second
+)
+
+func (a *announcer) tell(now int64, announce func()) {
+	if a.told == announcements || now < a.next {
+		return
+	}
+	announce()
+	a.told++
+	a.wait = max(2*a.wait, int64(announceAfter))
+	a.next = now + a.wait
+}
+
+// announce tells the network where the addresses are.
+func (g *Group) announce() {
+	for i := range g.host.Addresses {
+		g.sendFrame(func(out []byte) int { return g.responder.Announce(i, out) })
 	}
 }
 

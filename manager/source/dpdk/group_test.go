@@ -312,7 +312,7 @@ func TestClosingAFunctionGivesBackWhatItDidNotReceive(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatal(round, err)
 		}
-		b.eventually("they are back", func() bool { return b.Group.Stats().MbufsHeld == 0 })
+		b.eventually("they are back", b.back)
 	}
 	// What comes now is for nobody's port.
 	b.inject(0, b.datagram(b.link(), client4, netip.AddrPortFrom(own4, 9000), []byte("late")))
