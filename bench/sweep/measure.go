@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/penstock/penstock/plan/confidence"
 )
 
 // ErrOutOfMemory is returned by Runner.Start where the processes do not fit into the
@@ -163,35 +165,9 @@ func warmUp(ctx context.Context, running Running, rule Rule, c Cell) (length tim
 // precision is half the width of the mean's 95 % confidence interval, as a part of the
 // mean; infinite where it is not known.
 func precision(samples []float64) float64 {
-	n := float64(len(samples))
-	if n < 2 {
-		return math.Inf(1)
-	}
-	mean, square := 0.0, 0.0
-	for _, s := range samples {
-		mean += s / n
-	}
-	for _, s := range samples {
-		square += (s - mean) * (s - mean)
-	}
+	mean, half := confidence.Mean(samples)
 	if mean == 0 {
 		return math.Inf(1)
 	}
-	return studentT(len(samples)-1) * math.Sqrt(square/(n-1)/n) / mean
-}
-
-// studentT is the 0.975 quantile of Student's t distribution: the tabulated values,
-// and from 30 degrees of freedom on the first terms of its expansion about the normal
-// distribution's (Abramowitz and Stegun 26.7.5), which is right to three digits there.
-func studentT(degrees int) float64 {
-	table := [...]float64{12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-		2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-		2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045}
-	if degrees <= len(table) {
-		return table[degrees-1]
-	}
-	const z = 1.959964
-	const z3, z5 = z * z * z, z * z * z * z * z
-	n := float64(degrees)
-	return z + (z3+z)/(4*n) + (5*z5+16*z3+3*z)/(96*n*n)
+	return half / mean
 }

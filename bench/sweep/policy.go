@@ -68,8 +68,7 @@ func next(grid profile.Sweep, unit profile.Unit, points []profile.Point, skip ma
 }
 
 // Cells are all of a grid's, in the order that they are measured in: a batch size with
-// so many processes is loaded once and then given one share after the other. Shares
-// that leave a process less than 1 % of the device are left out.
+// so many processes is loaded once and then given one share after the other.
 func Cells(grid profile.Sweep) (cells []Cell) {
 	for _, batch := range grid.Batches {
 		for _, processes := range grid.Processes {

@@ -12,6 +12,7 @@ import (
 	"sync"
 
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/confidence"
 )
 
 // A Rule says what a process that is free starts. It always starts at once: no
@@ -283,12 +284,13 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 			filled[i] += v.filled
 		}
 		var half float64
-		result.Violations, half = meanAndHalf(shares)
+		// Requests of one run are not independent (who waits makes others wait), runs are.
+		result.Violations, half = confidence.Mean(shares)
 		if result.Runs >= c.LeastRuns && half <= max(c.Precision, result.Violations/10) {
 			break
 		}
 	}
-	_, half := meanAndHalf(shares)
+	_, half := confidence.Mean(shares)
 	result.Low, result.High = max(0, result.Violations-half), min(1, result.Violations+half)
 	if result.Late+result.Unserved == 0 {
 		result.High = min(1, 3/float64(result.Requests))
