@@ -39,6 +39,7 @@ func Read(r io.Reader, file string) (*Plan, error) {
 	if err != nil {
 		return nil, &FileError{File: file, Err: err}
 	}
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // as CSV files may have one
 	pl := new(Plan)
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

@@ -57,6 +57,7 @@ func TestServicesErrorsSayFileLineAndColumn(t *testing.T) {
 		{"without end", "model,rate_rps,slo_ms\na,Inf,2\n", "", `s.csv:2:3: rate_rps "Inf": want a number of requests a second above 0`},
 		{"a slip", "model,rate_rps,slo_ms\na,2e9,2\n", "", `s.csv:2:3: rate_rps "2e9": want at most 1000000000 requests a second`},
 		{"control character", "model,rate_rps,slo_ms,service\na,1,2,\x1b[2J\n", "", `s.csv:2:7: service "\x1b[2J": want no control characters in a name`},
+		{"not UTF-8", "model,rate_rps,slo_ms,service\na,1,2,caf\xe9\n", "", `s.csv:2:7: service "caf\xe9": want a name in UTF-8`},
 		{"no model", "model,rate_rps,slo_ms\n,1,2\n", "", `s.csv:2:1: no model: want the name of a profile`},
 		{"bare quote", "model,rate_rps,slo_ms\na\"b,1,2\n", "", `s.csv:2:2: bare " in non-quoted-field`},
 		{"quote that does not end", "model,rate_rps,slo_ms\n\"ab,1,2\n", "", `s.csv:2:9: extraneous or missing " in quoted-field`},
@@ -128,7 +129,7 @@ func TestPlanIsReadAsItWasWritten(t *testing.T) {
 	if err := pl.Write(&first); err != nil {
 		t.Fatal(err)
 	}
-	again, err := plan.Read(bytes.NewReader(first.Bytes()), "old.json")
+	again, err := plan.Read(strings.NewReader("\ufeff"+first.String()), "old.json") // some editors put the mark in front
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // A FileError says where in a file something is wrong, what, and what would be
@@ -49,8 +50,8 @@ const mostRPS = 1e9
 //
 // It refuses an unknown, missing or doubled column, a row of another length, a
 // rate or SLO that is no number above 0, a rate beyond all GPUs, an empty model,
-// control characters in a name, the same service twice in a scenario, a scenario that is not there, and a file without
-// services. Rows of other scenarios are checked too.
+// control characters in a name or one that is not UTF-8, the same service twice in
+// a scenario, a scenario that is not there, and a file without services. Rows of other scenarios are checked too.
 func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 	t, err := readTable(r, file, serviceColumns, requiredColumns)
 	if err != nil {
@@ -83,8 +84,11 @@ func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 			return nil, t.fail("scenario", "no scenario: want a name, as other rows have")
 		}
 		for _, column := range []string{"model", "service", "scenario"} {
-			if text := t.text(column); strings.ContainsFunc(text, unicode.IsControl) {
+			switch text := t.text(column); {
+			case strings.ContainsFunc(text, unicode.IsControl):
 				return nil, t.fail(column, "%s %q: want no control characters in a name", column, text)
+			case !utf8.ValidString(text): // JSON would have another one
+				return nil, t.fail(column, "%s %q: want a name in UTF-8", column, text)
 			}
 		}
 		named := "service"
