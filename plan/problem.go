@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/penstock/penstock/models/profile"
 )
 
 // A Point is one measured operating point of a model: a segment of GPCs (steps
@@ -67,9 +69,9 @@ type Policy interface {
 	Plan(*Problem) (*Plan, error)
 }
 
-// HalfSLO is the latency bound of the paper: half of the objective is left for
-// queueing (section IV-A), and of the other half the published code takes 90 %.
-func HalfSLO(s Service) float64 { return s.SLOMS / 2 * 0.9 }
+// HalfSLO is the latency bound of the paper, in milliseconds
+// (profile.LatencyBound).
+func HalfSLO(s Service) float64 { return profile.LatencyBound(s.SLOMS) }
 
 // BoundMS is the latency that a batch of the service must stay under.
 func (p *Problem) BoundMS(s Service) float64 {
@@ -107,13 +109,13 @@ const (
 // and MostBatch that are Within the bound. It returns *NoProfile where the model
 // was never measured on that GPU, and *Infeasible where there are none.
 func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
-	profile, ok := p.Profiles[gpu.Name][s.Model]
+	measured, ok := p.Profiles[gpu.Name][s.Model]
 	if !ok {
 		return nil, p.noProfile(gpu, s)
 	}
 	bound := p.BoundMS(s)
 	var points []Point
-	for _, pt := range profile.Points {
+	for _, pt := range measured.Points {
 		if size, ok := gpu.Size(pt.GPCs); ok && pt.limited() && pt.Within(bound, size) {
 			points = append(points, pt)
 		}

@@ -67,14 +67,19 @@ func kneeOf(curve []Point) int {
 	return curve[i].Share
 }
 
+// LatencyBound is what a batch must take less than where its requests have an
+// objective, in milliseconds or any other unit: half of the objective is left for
+// waiting (ParvaGPU IV-A), and of the other half the paper's published code takes
+// 90 %. It is what plans are made with, too.
+func LatencyBound(objective float64) float64 { return objective / 2 * 0.9 }
+
 // KneeFor picks the knee that a function starts with: that of the largest batch whose
-// time at its knee is at most half the objective, as the other half is for waiting
-// (ParvaGPU III-D); of the smallest batch where none is. ok is false where there are
-// no knees.
+// time at its knee is below the objective's LatencyBound; of the smallest batch where
+// none is. ok is false where there are no knees.
 func (p *Profile) KneeFor(objective time.Duration) (knee Knee, ok bool) {
 	knees := Knees(p.Points)
 	for i, k := range knees {
-		if i == 0 || p.timeAt(k) <= objective/2 {
+		if i == 0 || float64(p.timeAt(k)) < LatencyBound(float64(objective)) {
 			knee = k
 		}
 	}

@@ -185,8 +185,9 @@ func TestTheKneeForAnObjectiveIsOfTheLargestBatchThatFits(t *testing.T) {
 		{Share: 30, Batch: 1, Processes: 1, Throughput: 100, Latency: 10 * ms},
 		{Share: 30, Batch: 4, Processes: 1, Throughput: 200, Latency: 20 * ms},
 	}}
+	// A batch of 4 takes 20 ms: less than 90 % of half of 45 ms, not of 44.
 	for objective, want := range map[time.Duration]Knee{
-		40 * ms: {4, 30}, 30 * ms: {1, 10}, ms: {1, 10},
+		45 * ms: {4, 30}, 44 * ms: {1, 10}, 30 * ms: {1, 10}, ms: {1, 10},
 	} {
 		if got, ok := p.KneeFor(objective); !ok || got != want {
 			t.Errorf("within %s: %v (%t), want %v", objective, got, ok, want)
