@@ -2,6 +2,7 @@ package change
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/penstock/penstock/plan"
@@ -15,7 +16,6 @@ type transition struct {
 	onGPU     map[int][]plan.Segment
 	ofService map[string][]plan.Segment
 	shadows   []plan.Segment
-	shadowed  map[plan.Segment]bool // have a shadow, or had one
 	// What is still to do, in order of place.
 	create, destroy []plan.Segment
 	retune          [][2]plan.Segment // was, becomes
@@ -26,6 +26,8 @@ type transition struct {
 	// counts are how many GPUs of a model there are, -1 without end.
 	counts map[string]int
 	known  int // GPUs of either plan have numbers below
+	// after is the memory that a GPU's segments take in the new plan.
+	after map[int]float64
 }
 
 // steps puts the change in order, and counts what becomes of each service. What
@@ -36,11 +38,11 @@ type transition struct {
 //  3. Retune, if the service has enough after it.
 //  4. Destroy, if the service has enough without it.
 //  5. If nothing of that can be done, a segment is in the way of a new one and
-//     cannot be spared: it gets a shadow on spare slots, and then it can.
+//     cannot be spared: it gets a shadow on spare slots, and goes.
 //
 // Shadows go when their service is done.
 func (c *Change) steps(w *world, old *plan.Plan, before map[string]plan.Assigned, wanted map[string]plan.Service) {
-	t := &transition{world: w, change: c, shadowed: map[plan.Segment]bool{}, should: map[string]float64{}, removed: map[string]bool{}, counts: map[string]int{}}
+	t := &transition{world: w, change: c, should: map[string]float64{}, removed: map[string]bool{}, counts: map[string]int{}}
 	for name, s := range before {
 		if now, there := wanted[name]; there {
 			t.should[name] = min(s.RateRPS, now.RateRPS)
@@ -54,14 +56,17 @@ func (c *Change) steps(w *world, old *plan.Plan, before map[string]plan.Assigned
 	for n := range w.models {
 		t.known = max(t.known, n+1)
 	}
+	t.after = map[int]float64{}
+	for _, g := range c.Plan.Segments {
+		t.after[g.GPU] += t.memory(g)
+	}
+	c.GPUsDuring = max(c.GPUsBefore, c.GPUsAfter)
 	t.onGPU, t.ofService = map[int][]plan.Segment{}, map[string][]plan.Segment{}
 	for _, g := range old.Segments {
 		t.add(g)
 	}
 	t.sort(old)
-	c.GPUsDuring = max(c.GPUsBefore, c.GPUsAfter)
 	for t.next() {
-		c.GPUsDuring = max(c.GPUsDuring, len(t.onGPU))
 	}
 }
 
@@ -107,9 +112,13 @@ func (t *transition) sort(old *plan.Plan) {
 	slices.SortStableFunc(t.destroy, compareSegments)
 }
 
-// space is the memory that a segment's instance has.
+// space is the memory that a segment's instance has, without end where it is not
+// limited.
 func (t *transition) space(g plan.Segment) float64 {
 	size, _ := t.tables[g.GPUModel].Size(g.GPCs)
+	if size.MemoryMiB == 0 {
+		return math.Inf(1)
+	}
 	return float64(size.MemoryMiB)
 }
 
@@ -176,18 +185,21 @@ func (t *transition) makeWay() {
 		t.makeMemory()
 		return
 	}
-	if !t.shadowed[g] {
-		if shadow, ok := t.spare(g); ok {
-			t.shadowed[g] = true
-			t.shadows = append(t.shadows, shadow)
-			t.change.Spares = append(t.change.Spares, Spare{GPU: shadow.GPU, GPUModel: shadow.GPUModel, Slot: shadow.Slot,
-				GPCs: shadow.GPCs, Service: shadow.Service, ExtraGPU: shadow.GPU >= t.known})
-			t.begin(Step{Op: Create, Segment: shadow, Shadow: true,
-				Why: fmt.Sprintf("a shadow of %s's segment in gpu %d, slot %d, which is in the way", g.Service, g.GPU, g.Slot)})
-			return
-		}
-	}
 	t.destroy = slices.DeleteFunc(t.destroy, func(d plan.Segment) bool { return d == g })
+	shadow, ok := t.spare(g, true)
+	if !ok {
+		shadow, ok = t.spare(g, false)
+	}
+	if ok {
+		t.shadows = append(t.shadows, shadow)
+		t.change.Spares = append(t.change.Spares, Spare{GPU: shadow.GPU, GPUModel: shadow.GPUModel, Slot: shadow.Slot,
+			GPCs: shadow.GPCs, Service: shadow.Service, ExtraGPU: shadow.GPU >= t.known})
+		t.begin(Step{Op: Create, Segment: shadow, Shadow: true,
+			Why: fmt.Sprintf("a shadow of %s's segment in gpu %d, slot %d, which is in the way", g.Service, g.GPU, g.Slot)})
+		// It goes at once: what else is to be destroyed must not live on the shadow.
+		t.end(Step{Op: Destroy, Segment: g, ShortRPS: t.short(g), Why: fmt.Sprintf("%s has enough without it", g.Service)})
+		return
+	}
 	t.end(Step{Op: Destroy, Segment: g, ShortRPS: t.short(g),
 		Why: fmt.Sprintf("it is in the way, and there is no spare for a shadow: %s is short until its new segments serve", g.Service)})
 }
@@ -223,7 +235,11 @@ func (t *transition) first(of []plan.Segment) (plan.Segment, bool) {
 
 // short is what a service lacks when it has lost a segment.
 func (t *transition) short(g plan.Segment) float64 {
-	return max(0, t.should[g.Service]-(t.has(g.Service)-g.ThroughputRPS))
+	short := t.should[g.Service] - (t.has(g.Service) - g.ThroughputRPS)
+	if short <= t.should[g.Service]*tolerance {
+		return 0
+	}
+	return short
 }
 
 // begin creates a segment, end destroys one.
@@ -242,6 +258,7 @@ func (t *transition) say(s Step) { t.change.Steps = append(t.change.Steps, s) }
 func (t *transition) add(g plan.Segment) {
 	t.onGPU[g.GPU] = append(t.onGPU[g.GPU], g)
 	t.ofService[g.Service] = append(t.ofService[g.Service], g)
+	t.change.GPUsDuring = max(t.change.GPUsDuring, len(t.onGPU))
 }
 
 func (t *transition) remove(g plan.Segment) {
@@ -293,8 +310,10 @@ func (t *transition) hasRoom(g plan.Segment) bool {
 }
 
 // spare finds a place for a copy of a segment, on the same model of GPU: on one
-// that either plan uses, where nothing is nor will be, or on a further one.
-func (t *transition) spare(g plan.Segment) (plan.Segment, bool) {
+// that either plan uses, where nothing is nor will be, or on a further one. Lasting
+// says that there must be memory for it beside all of the new plan, too: without, it
+// may have to go before its service is where it should be (makeMemory).
+func (t *transition) spare(g plan.Segment, lasting bool) (plan.Segment, bool) {
 	table := t.tables[g.GPUModel]
 	size, _ := table.Size(g.GPCs)
 	shadow := g
@@ -324,6 +343,9 @@ func (t *transition) spare(g plan.Segment) (plan.Segment, bool) {
 			continue
 		}
 		there++
+		if lasting && !t.lasts(g, n) {
+			continue
+		}
 		for _, slot := range size.Starts {
 			shadow.GPU, shadow.Slot = n, slot
 			if t.hasRoom(shadow) && !slices.ContainsFunc(t.create, func(c plan.Segment) bool { return t.overlap(c, shadow) }) {
@@ -332,6 +354,22 @@ func (t *transition) spare(g plan.Segment) (plan.Segment, bool) {
 		}
 	}
 	return shadow, false
+}
+
+// lasts says whether a GPU has memory for a shadow beside all that the new plan has
+// there, and beside the shadows that are there.
+func (t *transition) lasts(shadow plan.Segment, gpu int) bool {
+	table := t.tables[shadow.GPUModel]
+	if !table.Percent || table.MemoryMiB == 0 {
+		return true
+	}
+	sum := t.after[gpu] + t.memory(shadow)
+	for _, s := range t.shadows {
+		if s.GPU == gpu {
+			sum += t.memory(s)
+		}
+	}
+	return sum <= float64(table.MemoryMiB)
 }
 
 // String is the step as a line of text.
