@@ -552,6 +552,22 @@ func TestChangesHold(t *testing.T) {
 	})
 }
 
+// MPS takes 48 processes on a V100: a change opens a second one for more.
+func TestAChangeKeepsToTheClientsOfMPS(t *testing.T) {
+	gpu, err := plan.Lookup("v100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	point := plan.Point{GPCs: 4, Batch: 1, Processes: 5, ThroughputRPS: 100, LatencyMS: 1}
+	p := &plan.Problem{GPU: gpu, Services: []plan.Service{{Name: "a", Model: "m", RateRPS: 100, SLOMS: 10}},
+		Profiles: map[string]map[string]plan.Profile{gpu.Name: {"m": {Model: "m", GPU: gpu.Name, Points: []plan.Point{point}}}}}
+	old := plan.New(p, "penstock", []plan.Segment{plan.SegmentOf(0, gpu, 0, p.Services[0], point)})
+	c := changed(t, old, with(p, "a", func(s *plan.Service) { s.RateRPS = 1000 }))
+	if c.Plan.GPUs != 2 {
+		t.Errorf("10 × 5 processes on %d GPUs", c.Plan.GPUs)
+	}
+}
+
 // On GPUs without MIG memory is shared: nothing is created, nor a shadow started,
 // that a GPU has no memory for.
 func TestChangesHoldWithoutMIG(t *testing.T) {

@@ -190,14 +190,16 @@ func (w *world) restore(service string) {
 	delete(w.freed, service)
 }
 
-// holds says whether a GPU whose memory is shared has enough for one more.
+// holds says whether a GPU whose memory and MPS are shared has enough for one more.
 func (w *world) holds(g plan.Segment) bool {
 	table := w.tables[g.GPUModel]
-	memory := w.memory(g)
+	memory, processes := w.memory(g), g.Processes
 	for _, o := range w.lies[g.GPU] {
 		memory += w.memory(o)
+		processes += o.Processes
 	}
-	return !table.Percent || table.MemoryMiB == 0 || memory <= float64(table.MemoryMiB)
+	return !table.Percent ||
+		(table.MemoryMiB == 0 || memory <= float64(table.MemoryMiB)) && (table.Clients == 0 || processes <= table.Clients)
 }
 
 // placeAll places services: first those that leave room, then by need, and at last
@@ -309,7 +311,8 @@ func (c cost) compare(o cost) int { return slices.Compare(c[:], o[:]) }
 type label struct {
 	cost       cost
 	throughput float64
-	memory     float64 // on this GPU, where GPU.Percent
+	memory     float64 // on this GPU, where GPU.Percent; so are processes
+	processes  int
 	// Either a segment after another label of the same GPU, or two labels of
 	// different GPUs.
 	segment  *plan.Segment
@@ -336,7 +339,7 @@ const labelLimit = 4096
 const searched = 16
 
 // front sorts labels by cost and keeps those that give more than all cheaper
-// ones (or, where memory is shared, take less of it), up to the first that gives
+// ones (or, where memory and MPS are shared, take less of them), up to the first that gives
 // enough.
 func front(labels []*label, enough float64, shared bool) []*label {
 	slices.SortStableFunc(labels, func(a, b *label) int {
@@ -344,7 +347,9 @@ func front(labels []*label, enough float64, shared bool) []*label {
 	})
 	var kept []*label
 	for _, l := range labels {
-		dominated := slices.ContainsFunc(kept, func(k *label) bool { return k.throughput >= l.throughput && k.memory <= l.memory })
+		dominated := slices.ContainsFunc(kept, func(k *label) bool {
+			return k.throughput >= l.throughput && k.memory <= l.memory && k.processes <= l.processes
+		})
 		if !shared {
 			dominated = len(kept) > 0 && kept[len(kept)-1].throughput >= l.throughput
 		}
@@ -559,7 +564,7 @@ func (p *placement) options(n int, table plan.GPU, lie, was []plan.Segment) []*l
 	blocked := make([]bool, table.Slots) // until something is destroyed
 	own := map[int]plan.Segment{}
 	others := false
-	memory := float64(table.MemoryMiB)
+	memory, clients := float64(table.MemoryMiB), table.Clients
 	for _, g := range lie {
 		if g.Service == p.service.Name {
 			own[g.Slot] = g
@@ -567,6 +572,7 @@ func (p *placement) options(n int, table plan.GPU, lie, was []plan.Segment) []*l
 		}
 		others = true
 		memory -= p.memory(g)
+		clients -= g.Processes
 		cover(taken, g.Slot, p.slots(g))
 	}
 	for _, g := range was {
@@ -588,8 +594,8 @@ func (p *placement) options(n int, table plan.GPU, lie, was []plan.Segment) []*l
 		}
 		next := &label{cost: l.cost.plus(pt.cost(p.suffices)), throughput: l.throughput + g.ThroughputRPS, segment: &g, from: l}
 		if table.Percent {
-			next.memory = l.memory + p.memory(g)
-			if table.MemoryMiB > 0 && next.memory > memory {
+			next.memory, next.processes = l.memory+p.memory(g), l.processes+g.Processes
+			if table.MemoryMiB > 0 && next.memory > memory || table.Clients > 0 && next.processes > clients {
 				return nil
 			}
 		}
@@ -613,7 +619,7 @@ func (p *placement) options(n int, table plan.GPU, lie, was []plan.Segment) []*l
 		for _, l := range labels {
 			skip := l
 			if leave != (cost{}) {
-				skip = &label{cost: l.cost.plus(leave), throughput: l.throughput, memory: l.memory, from: l}
+				skip = &label{cost: l.cost.plus(leave), throughput: l.throughput, memory: l.memory, processes: l.processes, from: l}
 			}
 			at[slot+1] = append(at[slot+1], skip)
 			put := func(to *label, slots int) {
@@ -658,7 +664,7 @@ func (p *placement) options(n int, table plan.GPU, lie, was []plan.Segment) []*l
 		}
 	}
 	for _, l := range options {
-		l.memory = 0
+		l.memory, l.processes = 0, 0
 	}
 	return front(options, p.enough, false)
 }
