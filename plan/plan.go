@@ -2,7 +2,9 @@ package plan
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 )
 
 // Version is the version of the plan's JSON form.
@@ -104,8 +106,8 @@ func SegmentOf(gpu int, g GPU, slot int, s Service, pt Point) Segment {
 // New makes the plan that has the given segments: it numbers the GPUs from 0
 // without gaps (in the order of their old numbers), sorts segments by GPU and
 // slot and services as the problem has them, shares out each service's rate in
-// proportion to throughput, and computes the counts and metrics. It takes over
-// segments. It does not check the plan: plan/verify does.
+// proportion to throughput, computes the counts and metrics, and notes what is an
+// estimate. It takes over segments. It does not check the plan: plan/verify does.
 func New(p *Problem, policy string, segments []Segment) *Plan {
 	slices.SortStableFunc(segments, func(a, b Segment) int { return cmp.Or(a.GPU-b.GPU, a.Slot-b.Slot) })
 	last, next := 0, -1
@@ -145,9 +147,31 @@ func New(p *Problem, policy string, segments []Segment) *Plan {
 			pl.GPUModel = Mixed
 		}
 	}
+	pl.Notes = p.Estimates(segments)
 	pl.InternalSlack = InternalSlack(segments, gpus)
 	pl.ExternalFragmentation = ExternalFragmentation(segments, gpus)
 	return pl
+}
+
+// Estimates are notes, one for each model of GPU, on which of a plan's segments run
+// by profiles that are estimates of MIG instances (Profile.HeldBy).
+func (p *Problem) Estimates(segments []Segment) (notes []string) {
+	models := map[string]map[string]bool{} // by what was measured
+	for _, s := range segments {
+		by := p.Profiles[s.GPUModel][s.Model].HeldBy
+		if by == "" {
+			continue
+		}
+		what := fmt.Sprintf("on %s the sizes of MIG were measured under %s, which cuts neither memory bandwidth nor cache", s.GPUModel, by)
+		if models[what] == nil {
+			models[what] = map[string]bool{}
+		}
+		models[what][s.Model] = true
+	}
+	for _, what := range sortedKeys(models) {
+		notes = append(notes, fmt.Sprintf("%s: what is planned for %s is an estimate from above", what, strings.Join(sortedKeys(models[what]), ", ")))
+	}
+	return notes
 }
 
 // InternalSlack is 1 − Σ SMs × load / throughput over Σ SMs of the segments,
