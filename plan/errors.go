@@ -86,6 +86,9 @@ type TooSmall struct {
 	Fleet []Stock
 	// Services are all services in the problem's order, with what fits of each.
 	Services []Served
+	// Unproved says that no plan was found and that there may be one: what is told
+	// to fit does, but the fleet need not be too small.
+	Unproved bool
 }
 
 // Fit returns *TooSmall where a plan on one model of GPU has more GPUs than the
@@ -124,7 +127,11 @@ func (e *TooSmall) Error() string {
 			none = append(none, s.Service)
 		}
 	}
-	text := fmt.Sprintf("the fleet (%s) is too small: %d of %d services fit", strings.Join(fleet, ", "), whole, len(e.Services))
+	verdict := "is too small"
+	if e.Unproved {
+		verdict = "may be too small: no plan was found on it, and that there is none is not proved"
+	}
+	text := fmt.Sprintf("the fleet (%s) %s: %d of %d services fit", strings.Join(fleet, ", "), verdict, whole, len(e.Services))
 	if len(part) > 0 {
 		text += "; in part: " + strings.Join(part, ", ")
 	}

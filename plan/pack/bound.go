@@ -12,6 +12,8 @@ type kind struct {
 	gpcs   []float64
 	limit  int     // how many there are; <0: no end
 	memory float64 // MiB that the segments of one GPU share; 0 where each has its own
+	// clients is how many processes the segments of one GPU may have together; 0 where that is not limited.
+	clients int
 }
 
 func (k *kind) of(items []float64) []float64 { return items[k.first : k.first+len(k.gpcs)] }

@@ -8,9 +8,10 @@ import (
 // demand is what one service asks for, seen from the segments: a segment of item k brings gives[k] requests a
 // second (0: no point of that size is within the service's latency bound), and together they must bring rate.
 type demand struct {
-	rate   float64
-	gives  []float64
-	memory []float64 // MiB of a segment, by item; 0 unknown
+	rate    float64
+	gives   []float64
+	memory  []float64 // MiB of a segment, by item; 0 unknown
+	clients []int     // processes of a segment, by item
 }
 
 // closeEnough is the part of a rate that rounding may hide (throughputs are measured to six digits at best).

@@ -1,7 +1,7 @@
 package pack
 
 import (
-	"math"
+	"slices"
 
 	"github.com/penstock/penstock/plan"
 )
@@ -23,69 +23,210 @@ func lean(g plan.GPU, pt plan.Point) float64 {
 	return pt.ThroughputRPS
 }
 
-// weighed is the throughput for the share of a GPU that a point takes, where a part of it is counted by memory and
-// the rest by steps. No GPU holds segments whose shares add up to more than 1, however they are weighed.
-func weighed(part float64) value {
-	return func(g plan.GPU, pt plan.Point) float64 { return pt.ThroughputRPS / share(part, g, pt) }
+// outcome is what is known of a problem: a plan's segments, if any was found, and what is proved.
+type outcome struct {
+	// answer is the beam's, whose leastGPCs may be known; 0 where the segments are not its.
+	answer
+	segments []plan.Segment
+	gpus     int
+	least    int  // no plan has fewer GPUs
+	none     bool // there is no plan on what there is
 }
 
-func share(part float64, g plan.GPU, pt plan.Point) float64 {
-	return part*pt.MemoryMiB/float64(g.MemoryMiB) + (1-part)*float64(pt.GPCs)/float64(g.GPCs)
+func (o *outcome) ok() bool { return o.segments != nil }
+
+// take makes segments the outcome's if they are on fewer GPUs.
+func (o *outcome) take(a answer, segments []plan.Segment, gpus int) {
+	if !o.ok() || gpus < o.gpus {
+		o.answer, o.segments, o.gpus = a, segments, gpus
+	}
 }
 
-// weights are the parts that are tried. They end before 1, where segments without steps would be free.
-var weights = []float64{0.2, 0.4, 0.6, 0.8, 0.95}
-
-// leastByMemory is the lower bound that memory adds: for the weight that says most, the sum over the services of
-// their cheapest mix of any points, each at its share of a GPU. It is for problems of one model of GPU.
-func (in *instance) leastByMemory() int {
-	g := in.stocks[0].GPU
-	coverer := &coverer{}
-	most := 0.0
-	for _, part := range weights {
-		sum := 0.0
-		for _, service := range in.problem.Services {
-			points, err := in.problem.Feasible(g, service)
-			if err != nil {
-				continue // build has found points for every service
-			}
-			d := demand{rate: service.RateRPS}
-			var price []float64
-			for _, pt := range points {
-				d.gives = append(d.gives, pt.ThroughputRPS)
-				price = append(price, share(part, g, pt))
-			}
-			sum += coverer.cheapest(d, price, make([]int, len(price)))
+// stock is how many GPUs there are in all; −1 without end.
+func (t *task) stock() int {
+	sum := 0
+	for _, k := range t.kinds {
+		if k.limit < 0 {
+			return -1
 		}
-		most = math.Max(most, sum)
+		sum += k.limit
 	}
-	return ceilGPUs(most)
+	return sum
 }
 
-// mindMemory tries other points where memory decides, and takes the best answer.
-func (in *instance) mindMemory(best answer, ok bool) (*instance, answer, bool, error) {
-	least := best.leastGPUs
-	if len(in.kinds) == 1 {
-		least = max(least, in.leastByMemory())
+// plainly is how many services may share memory and still be planned by the beam, which packs by steps first.
+// In a fleet the beam runs for every way to share GPUs out between the models.
+const (
+	plainly      = 150
+	plainlyMixed = 12
+)
+
+// shared says whether segments share memory, or clients, on some kind of GPU.
+func (in *instance) shared() (memory, clients bool) {
+	return slices.ContainsFunc(in.kinds, func(k kind) bool { return k.memory > 0 }),
+		slices.ContainsFunc(in.kinds, func(k kind) bool { return k.clients > 0 })
+}
+
+// settle looks for a plan on the fewest GPUs, and proves what it can. Where memory is shared that is the best
+// of the greedy plans, and the beam only where it is cheap enough and they leave a gap to the bound. What is left open is searched where the problem is small.
+func (in *instance) settle(steps int) outcome {
+	first := in.relax(goal{gpu: 1, item: make([]float64, in.items), gpus: -1}, rounds)
+	got := outcome{least: ceilGPUs(first.value)}
+	memory, clients := in.shared()
+	sh := in.share(first)
+	stock := in.stock()
+	if memory || clients {
+		in.settleShared(sh, &got, memory)
+	} else if a, ok := in.solve(); ok {
+		got.take(a, in.segments(a), a.gpus)
+		got.least = a.leastGPUs
+	} else {
+		got.least = a.leastGPUs
 	}
-	winner := in
-	values := []value{lean}
-	for _, part := range weights {
-		values = append(values, weighed(part))
+	if !got.ok() && stock < 0 {
+		in.divide(&got, steps)
 	}
-	for _, v := range values {
-		if ok && best.gpus == least {
+	if !got.ok() && stock >= 0 && got.least <= stock {
+		segments, none := sh.search(stock, steps)
+		if none {
+			got.least = stock + 1
+		} else if segments != nil {
+			got.take(answer{}, segments, gpusOf(segments))
+		}
+	}
+	for got.ok() && got.gpus > got.least {
+		segments, none := sh.search(got.least, steps)
+		if segments != nil {
+			got.take(answer{}, segments, gpusOf(segments))
+		}
+		if !none {
 			break
+		}
+		got.least++
+	}
+	got.none = got.none || stock >= 0 && got.least > stock
+	return got
+}
+
+func gpusOf(segments []plan.Segment) int {
+	gpus := 0
+	for _, s := range segments {
+		gpus = max(gpus, s.GPU+1)
+	}
+	return gpus
+}
+
+// settleShared is settle's search where memory or clients are shared.
+func (in *instance) settleShared(sh *shares, got *outcome, memory bool) {
+	n, stock := len(in.demands), in.stock()
+	enough := func() bool { return got.ok() && got.gpus <= got.least || stock >= 0 && got.least > stock }
+	beam := func(v value) {
+		most := stock
+		if got.ok() {
+			most = got.gpus - 1
 		}
 		other, err := build(in.problem, v)
 		if err != nil {
-			return nil, best, false, err
+			return // in was built from the same points
 		}
-		if a, fits := other.solve(); fits && (!ok || a.gpus < best.gpus) {
-			a.leastGPCs = 0
-			winner, best, ok = other, a, true
+		first := other.relax(goal{gpu: 1, item: make([]float64, other.items), gpus: -1}, rounds)
+		from := max(ceilGPUs(first.value), got.least)
+		if a, ok := other.solveFrom(from, most, memory); ok {
+			a.leastGPUs = 0
+			if memory {
+				a.leastGPCs = 0
+			}
+			got.take(a, other.segments(a), a.gpus)
 		}
 	}
-	best.leastGPUs = least
-	return winner, best, ok, nil
+	if !memory {
+		if a, ok := in.solve(); ok {
+			got.take(a, in.segments(a), a.gpus)
+		}
+		if enough() {
+			return
+		}
+	}
+	boards, gpus, least := sh.greedy()
+	got.least = max(got.least, least)
+	if boards != nil {
+		var segments []plan.Segment
+		at := 0
+		for m := range boards {
+			segments = append(segments, in.segmentsOf(m, at, boards[m])...)
+			at += len(boards[m])
+		}
+		got.take(answer{}, segments, gpus)
+	}
+	if !memory {
+		return
+	}
+	few := plainly
+	if len(in.kinds) > 1 {
+		few = plainlyMixed
+	}
+	for _, v := range []value{highest, lean} {
+		if enough() || n > few {
+			break
+		}
+		beam(v)
+	}
+}
+
+// divide plans, where some kinds of GPU have no end, only what runs on none of them on those that have: the rest has
+// GPUs in any case. So the fleet is too small exactly where that part of it is.
+func (in *instance) divide(got *outcome, steps int) {
+	bound, free := *in.problem, *in.problem
+	bound.Services, free.Services, bound.Fleet, free.Fleet = nil, nil, nil, nil
+	for _, stock := range in.stocks {
+		if stock.Count < 0 {
+			free.Fleet = append(free.Fleet, stock)
+		} else {
+			bound.Fleet = append(bound.Fleet, stock)
+		}
+	}
+	for s, service := range in.problem.Services {
+		anywhere := false
+		for _, k := range in.kinds {
+			anywhere = anywhere || k.limit < 0 && slices.ContainsFunc(k.of(in.demands[s].gives), func(gives float64) bool { return gives > 0 })
+		}
+		if anywhere {
+			free.Services = append(free.Services, service)
+		} else {
+			bound.Services = append(bound.Services, service)
+		}
+	}
+	var segments []plan.Segment
+	gpus := 0
+	for _, part := range []*plan.Problem{&bound, &free} {
+		if len(part.Services) == 0 {
+			continue
+		}
+		its, err := build(part, highest)
+		if err != nil {
+			return // each service has a point on what is left to it
+		}
+		one := its.settle(steps)
+		if !one.ok() {
+			got.none = one.none
+			return
+		}
+		for _, s := range one.segments {
+			s.GPU += gpus
+			segments = append(segments, s)
+		}
+		gpus += one.gpus
+	}
+	got.take(answer{}, segments, gpus)
+}
+
+// found says whether there is a plan, without looking for the best.
+func (in *instance) found() bool {
+	memory, clients := in.shared()
+	if !memory && !clients {
+		_, ok := in.solve()
+		return ok
+	}
+	got := in.settle(exactSteps / 50)
+	return got.ok()
 }

@@ -27,26 +27,18 @@ func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	best, ok := in.solve()
-	if in.sharesMemory() && (!ok || best.gpus > best.leastGPUs) {
-		if in, best, ok, err = in.mindMemory(best, ok); err != nil {
-			return nil, err
-		}
-	}
-	lower := best.leastGPUs
-	var segments []plan.Segment
-	if ok {
-		segments = in.segments(best)
-	}
+	got := in.settle(exactSteps)
 	rival := false
-	if !ok || best.gpus > lower {
-		if other, err := parvagpu.New().Plan(p); err == nil && (!ok || other.GPUs < best.gpus) {
-			segments, ok, rival = other.Segments, true, true
+	if !got.ok() || got.gpus > got.least {
+		other, err := parvagpu.New().Plan(p)
+		if err == nil && (!got.ok() || other.GPUs < got.gpus) && in.admits(other.Segments) {
+			got.segments, got.gpus, rival = other.Segments, other.GPUs, true
 		}
 	}
-	if !ok {
-		return nil, in.tooSmall()
+	if !got.ok() {
+		return nil, in.tooSmall(!got.none)
 	}
+	segments, lower, best := got.segments, got.least, got.answer
 	out := plan.New(p, pl.Name(), segments)
 	out.LowerBound = lower
 	out.Optimal = out.GPUs == lower
@@ -88,16 +80,19 @@ func build(p *plan.Problem, v value) (*instance, error) {
 		used := map[int]bool{}
 		k := kind{first: in.items, limit: stock.Count}
 		for s, service := range p.Services {
-			feasible, err := p.Feasible(stock.GPU, service)
+			points, err := feasible(p, stock.GPU, service)
 			if err != nil {
 				errs[s] = cmp.Or(errs[s], err)
 				continue
 			}
 			usable[s] = true
-			its[s] = best(stock.GPU, feasible, v)
-			for size, pt := range its[s] {
+			its[s] = best(stock.GPU, points, v)
+			for size := range its[s] {
 				used[size] = true
-				if stock.GPU.Percent && pt.MemoryMiB > 0 {
+			}
+			if stock.GPU.Percent {
+				k.clients = stock.GPU.Clients
+				if slices.ContainsFunc(points, func(pt plan.Point) bool { return pt.MemoryMiB > 0 }) {
 					k.memory = float64(stock.GPU.MemoryMiB)
 				}
 			}
@@ -136,7 +131,7 @@ func build(p *plan.Problem, v value) (*instance, error) {
 	in.points = make([][]plan.Point, len(p.Services))
 	for s, service := range p.Services {
 		in.points[s] = make([]plan.Point, in.items)
-		d := demand{rate: service.RateRPS, gives: make([]float64, in.items), memory: make([]float64, in.items)}
+		d := demand{rate: service.RateRPS, gives: make([]float64, in.items), memory: make([]float64, in.items), clients: make([]int, in.items)}
 		for m, k := range in.kinds {
 			for i := range k.gpcs {
 				item := k.first + i
@@ -144,6 +139,7 @@ func build(p *plan.Problem, v value) (*instance, error) {
 				in.points[s][item] = pt
 				d.gives[item] = pt.ThroughputRPS
 				d.memory[item] = pt.MemoryMiB
+				d.clients[item] = pt.Processes
 			}
 		}
 		if top := slices.Max(d.gives); service.RateRPS > mostSegments*top {
@@ -210,8 +206,17 @@ func better(a, b plan.Point) bool {
 	return a.Processes < b.Processes
 }
 
-func (in *instance) sharesMemory() bool {
-	return slices.ContainsFunc(in.kinds, func(k kind) bool { return k.memory > 0 })
+// admits says whether no GPU has more processes than MPS takes, of segments that another policy made.
+func (in *instance) admits(segments []plan.Segment) bool {
+	processes := map[int]int{}
+	for _, s := range segments {
+		processes[s.GPU] += s.Processes
+		g := in.stocks[slices.IndexFunc(in.stocks, func(stock plan.Stock) bool { return stock.GPU.Name == s.GPUModel })].GPU
+		if g.Percent && g.Clients > 0 && processes[s.GPU] > g.Clients {
+			return false
+		}
+	}
+	return true
 }
 
 // word is what a size of the only kind is counted in.
@@ -245,20 +250,24 @@ const (
 )
 
 // tooSmall says what fits: as many services as can be had from the front of the list, then each further one that
-// still fits, and at last as much as can be had of a few that do not.
-func (in *instance) tooSmall() error {
+// still fits, and at last as much as can be had of a few that do not. unproved says that no plan was found and that
+// there may be one.
+func (in *instance) tooSmall(unproved bool) error {
 	rates := make([]float64, len(in.demands))
 	fits := func() bool {
-		part := in.task
-		part.demands = nil
-		for s, d := range in.demands {
+		part := *in.problem
+		part.Services = nil
+		for s, service := range in.problem.Services {
 			if rates[s] > 0 {
-				d.rate = rates[s]
-				part.demands = append(part.demands, d)
+				service.RateRPS = rates[s]
+				part.Services = append(part.Services, service)
 			}
 		}
-		_, ok := part.solve()
-		return ok || len(part.demands) == 0
+		if len(part.Services) == 0 {
+			return true
+		}
+		its, err := build(&part, highest)
+		return err == nil && its.found()
 	}
 	low, high := 0, len(in.demands)
 	for low < high {
@@ -305,7 +314,7 @@ func (in *instance) tooSmall() error {
 		}
 		rates[s] = in.demands[s].rate * least
 	}
-	e := &plan.TooSmall{Fleet: in.problem.Stocks()}
+	e := &plan.TooSmall{Fleet: in.problem.Stocks(), Unproved: unproved}
 	for s, service := range in.problem.Services {
 		e.Services = append(e.Services, plan.Served{Service: service.Name, RateRPS: service.RateRPS, PlacedRPS: rates[s]})
 	}

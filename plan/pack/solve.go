@@ -38,19 +38,20 @@ const (
 // is proved all the same.
 func (t *task) solve() (best answer, ok bool) {
 	first := t.relax(goal{gpu: 1, item: make([]float64, t.items), gpus: -1}, rounds)
-	lower := ceilGPUs(first.value)
-	most := 0
-	for _, k := range t.kinds {
-		if k.limit < 0 {
-			most = t.needs()
-			break
-		}
-		most += k.limit
+	return t.solveFrom(ceilGPUs(first.value), t.stock(), false)
+}
+
+// solveFrom is solve from a proved bound on, up to most GPUs (<0: as many as it takes). quick says that what packs
+// by other rules than the beam's decides, so that it is not worth much: it tries one width of beam and goes up in
+// doubling steps.
+func (t *task) solveFrom(lower, most int, quick bool) (best answer, ok bool) {
+	if most < 0 {
+		most = t.needs()
 	}
 	for gpus, step := lower, 1; gpus <= most; {
 		found := false
 		for _, split := range t.splits(gpus) {
-			a, fits := t.choose(gpus, split)
+			a, fits := t.choose(gpus, split, quick)
 			if fits && (!ok || a.gpus < best.gpus || a.gpus == best.gpus && a.gpcs < best.gpcs) {
 				best, ok = a, true
 			}
@@ -75,7 +76,7 @@ func (t *task) solve() (best answer, ok bool) {
 			break
 		}
 		gpus = min(gpus+step, most)
-		if gpus > lower+3 {
+		if quick || gpus > lower+3 {
 			step *= 2
 		}
 	}
@@ -161,7 +162,7 @@ func (t *task) within(split []int) *task {
 
 // choose looks for an answer with split GPUs of each kind, gpus in all, and of few GPCs. Where the rules are not
 // all that matters it may return one with more GPUs, within the task's own limits.
-func (t *task) choose(gpus int, split []int) (best answer, ok bool) {
+func (t *task) choose(gpus int, split []int, quick bool) (best answer, ok bool) {
 	n := len(t.demands)
 	limited := t.within(split)
 	relaxed := limited.relax(goal{gpu: 0, item: t.gpcs, gpus: -1}, rounds)
@@ -182,7 +183,7 @@ func (t *task) choose(gpus int, split []int) (best answer, ok bool) {
 				break
 			}
 		}
-		if ok && best.gpus <= gpus {
+		if quick || ok && best.gpus <= gpus {
 			break
 		}
 	}
@@ -342,75 +343,47 @@ func (t *task) board(k *kind, owners [][]int) [][]segment {
 		places := k.cut.slots(b.counts)
 		for range b.times {
 			board := make([]segment, 0, len(places))
-			memory := 0.0
+			memory, clients := 0.0, 0
 			for _, at := range places {
 				item := k.first + at.size
 				s := owners[item][taken[at.size]]
 				taken[at.size]++
 				board = append(board, segment{s, item, at.slot})
 				memory += t.demands[s].memory[item]
+				clients += t.demands[s].clients[item]
 			}
-			fits = fits && (k.memory == 0 || memory <= k.memory)
+			fits = fits && (k.memory == 0 || memory <= k.memory) && (k.clients == 0 || clients <= k.clients)
 			boards = append(boards, board)
 		}
 	}
 	if fits {
 		return boards
 	}
-	return t.boardByMemory(k, owners)
+	return t.boardShared(k, owners)
 }
 
-// boardByMemory packs segments that share their GPU's memory: the largest first, in steps or in memory, each into
-// the GPU that it leaves least of.
-func (t *task) boardByMemory(k *kind, owners [][]int) [][]segment {
+// boardShared packs segments that share their GPU's memory and clients (stow).
+func (t *task) boardShared(k *kind, owners [][]int) [][]segment {
 	full, _ := k.cut.dearest(k.gpcs)
-	type load struct {
-		steps, memory float64 // of 1
-		segments      []segment
-	}
-	var list []segment
-	for i := range k.gpcs {
+	var list []parcel
+	for i, steps := range k.gpcs {
 		for _, s := range owners[k.first+i] {
-			list = append(list, segment{s, k.first + i, 0})
-		}
-	}
-	size := func(g segment) (steps, memory float64) {
-		return k.gpcs[g.item-k.first] / full, t.demands[g.demand].memory[g.item] / k.memory
-	}
-	slices.SortStableFunc(list, func(a, b segment) int {
-		as, am := size(a)
-		bs, bm := size(b)
-		return cmp.Or(cmp.Compare(max(bs, bm), max(as, am)), cmp.Compare(bs+bm, as+am))
-	})
-	var loads []load
-	open := 0 // loads before it have no step left
-	for _, g := range list {
-		steps, memory := size(g)
-		best, left := -1, math.Inf(1)
-		for i := open; i < len(loads); i++ {
-			s, m := loads[i].steps+steps, loads[i].memory+memory
-			if s <= 1+1e-9 && m <= 1 && 2-s-m < left {
-				best, left = i, 2-s-m
+			p := parcel{stowed: stowed{service: s, item: i}, width: int(steps)}
+			if k.memory > 0 {
+				p.memory = t.demands[s].memory[k.first+i] / k.memory
 			}
-		}
-		if best < 0 {
-			loads = append(loads, load{})
-			best = len(loads) - 1
-		}
-		l := &loads[best]
-		l.steps, l.memory = l.steps+steps, l.memory+memory
-		l.segments = append(l.segments, g)
-		for open < len(loads) && loads[open].steps >= 1-1e-9 {
-			open++
+			p.clients = t.demands[s].clients[k.first+i]
+			list = append(list, p)
 		}
 	}
+	loads := stow(list, int(full+0.5), k.clients)
 	boards := make([][]segment, len(loads))
-	for i, l := range loads {
+	for i, load := range loads {
 		counts := make(pattern, len(k.gpcs))
 		bySize := make([][]segment, len(k.gpcs))
-		for _, g := range l.segments {
-			counts[g.item-k.first]++
-			bySize[g.item-k.first] = append(bySize[g.item-k.first], g)
+		for _, p := range load {
+			counts[p.item]++
+			bySize[p.item] = append(bySize[p.item], segment{p.service, k.first + p.item, 0})
 		}
 		for _, at := range k.cut.slots(counts) {
 			g := bySize[at.size][0]
