@@ -292,7 +292,7 @@ func (c *checker) points() {
 			if table.MemoryMiB > 0 && memory[s.GPU] > float64(table.MemoryMiB)*(1+tolerance) {
 				c.wrong(at, "gpu %d holds %v MiB with it: %s has %d", s.GPU, memory[s.GPU], table.Name, table.MemoryMiB)
 			}
-		} else if point.MemoryMiB > float64(size.MemoryMiB) {
+		} else if size.MemoryMiB > 0 && point.MemoryMiB > float64(size.MemoryMiB) {
 			c.wrong(at, "takes %v MiB: size %d on %s has %d", point.MemoryMiB, s.GPCs, table.Name, size.MemoryMiB)
 		}
 	}

@@ -367,3 +367,14 @@ func TestProcessesBeyondMPSsLimitAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// A size of 0 MiB is one whose memory is not limited.
+func TestSizesWithoutALimitOfMemoryHoldWhatTheyRun(t *testing.T) {
+	g := plan.GPU{Name: "tiny", SMs: 10, Slots: 1, GPCs: 1, Sizes: []plan.Size{{GPCs: 1, Slots: 1, SMs: 10, Starts: []int{0}}}}
+	point := plan.Point{GPCs: 1, Batch: 1, Processes: 1, ThroughputRPS: 100, LatencyMS: 1, MemoryMiB: 600}
+	p := &plan.Problem{GPU: g, Profiles: map[string]map[string]plan.Profile{"tiny": {"m": {Model: "m", GPU: "tiny", Points: []plan.Point{point}}}},
+		Services: []plan.Service{{Name: "a", Model: "m", RateRPS: 50, SLOMS: 10}}}
+	if err := verify.Plan(p, plan.New(p, "test", []plan.Segment{plan.SegmentOf(0, g, 0, p.Services[0], point)})); err != nil {
+		t.Error(err)
+	}
+}
