@@ -27,7 +27,10 @@ type Point struct {
 // processes.
 type Profile struct {
 	Model, GPU string
-	Points     []Point
+	// HeldBy is what held the processes to sizes of GPCs that were no MIG instances
+	// ("mps"): the profile is an estimate of these, from above. Else it is empty.
+	HeldBy string
+	Points []Point
 }
 
 // A Service is what is wanted: a model at a rate under a latency objective.

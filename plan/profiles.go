@@ -82,6 +82,9 @@ func fromFile(model string, from *profile.File, gpu string) (Profile, error) {
 	}
 	g, known := tableOf(from.Header, gpu)
 	to := Profile{Model: model, GPU: g.Name}
+	if from.Header.Unit == profile.GPCs {
+		to.HeldBy = from.Header.HeldBy
+	}
 	for _, pt := range from.Points {
 		if pt.OOM || pt.Throughput <= 0 || pt.Latency <= 0 {
 			continue

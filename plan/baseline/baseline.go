@@ -162,7 +162,7 @@ func interpolate(profile plan.Profile, from, to plan.GPU) plan.Profile {
 		batches = append(batches, batch)
 	}
 	slices.Sort(batches)
-	out := plan.Profile{Model: profile.Model, GPU: to.Name}
+	out := plan.Profile{Model: profile.Model, GPU: to.Name, HeldBy: profile.HeldBy}
 	for _, size := range to.Sizes {
 		for _, batch := range batches {
 			points := byBatch[batch]

@@ -164,7 +164,7 @@ func (pl Policy) better(p *plan.Problem, learnt *plan.Plan, report *replay.Repor
 			plain.GPUs, plain.GPCs, said(worst))
 		if worst.High <= pl.Threshold && (plain.GPUs < learnt.GPUs || plain.GPUs == learnt.GPUs && plain.GPCs <= learnt.GPCs) {
 			plain.Policy = Name
-			plain.Notes = []string{fmt.Sprintf("half of each objective is enough for queueing, and nothing else takes fewer GPUs or GPCs: %s in the replay (seed %d)", said(worst), report.Seed)}
+			plain.Notes = append(p.Estimates(plain.Segments), fmt.Sprintf("half of each objective is enough for queueing, and nothing else takes fewer GPUs or GPCs: %s in the replay (seed %d)", said(worst), report.Seed))
 			return plain, nil
 		}
 	}
@@ -179,11 +179,10 @@ func (pl Policy) better(p *plan.Problem, learnt *plan.Plan, report *replay.Repor
 	if least == most {
 		bounds = fmt.Sprintf("%.0f %%", 100*most)
 	}
-	learnt.Notes = []string{
+	learnt.Notes = append(p.Estimates(learnt.Segments),
 		fmt.Sprintf("latency bounds of %s of the objectives, and headroom for %d of %d services, learnt from the replay; plans replayed: %d (seed %d): %s",
 			bounds, room, len(students), rounds, report.Seed, said(highest(report))),
-		compared,
-	}
+		compared)
 	return learnt, nil
 }
 
