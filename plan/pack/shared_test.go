@@ -72,11 +72,12 @@ func TestAFleetThatSufficesIsNotToldToBeTooSmall(t *testing.T) {
 	point := func(steps int, throughput, memory float64) plan.Point {
 		return plan.Point{GPCs: steps, Batch: 1, Processes: 1, ThroughputRPS: throughput, LatencyMS: 1, MemoryMiB: memory}
 	}
+	at := func(pt plan.Point, batch int) plan.Point { pt.Batch = batch; return pt }
 	profile := func(points ...plan.Point) plan.Profile { return plan.Profile{GPU: g.Name, Points: points} }
 	p := &plan.Problem{Fleet: []plan.Stock{{GPU: g, Count: 1}},
 		Profiles: map[string]map[string]plan.Profile{g.Name: {
-			"m0": profile(point(4, 24, 60), point(4, 30, 80)),
-			"m1": profile(point(4, 40, 40), point(4, 20, 10)),
+			"m0": profile(point(4, 24, 60), at(point(4, 30, 80), 2)),
+			"m1": profile(point(4, 40, 40), at(point(4, 20, 10), 2)),
 		}},
 		Services: []plan.Service{{Name: "m0", Model: "m0", RateRPS: 18, SLOMS: 10}, {Name: "m1", Model: "m1", RateRPS: 31, SLOMS: 10}}}
 	if pl := planned(t, p); pl.GPUs != 1 {
