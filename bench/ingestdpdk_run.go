@@ -43,7 +43,7 @@ func RunIngestDPDK(ctx context.Context, o DPDKOptions) (IngestDPDK, error) {
 	for _, pieces := range []int{147, 507} {
 		for _, whole := range []bool{false, true} {
 			o.say(fmt.Sprintf("one core, %d pieces", pieces))
-			c, err := oneCore(ctx, generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: pieces, PieceBytes: 1024}, whole, o.Each)
+			c, err := oneCore(ctx, generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: pieces, PieceBytes: 1024, Whole: whole}, o.Each)
 			if err != nil {
 				return r, err
 			}
@@ -137,12 +137,12 @@ const burstsATurn = 4
 // passed is a deadline that has passed.
 const passed = 1
 
-func oneCore(ctx context.Context, t generate.Traffic, whole bool, each time.Duration) (c OneCore, err error) {
+func oneCore(ctx context.Context, t generate.Traffic, each time.Duration) (c OneCore, err error) {
 	c = OneCore{Pieces: t.Pieces, PieceBytes: t.PieceBytes, Frames: "headers"}
-	if whole {
+	if t.Whole {
 		c.Frames = "whole"
 	}
-	device := t.Device(whole)
+	device := t.Device()
 	group, src, err := openPort(device)
 	if err != nil {
 		return c, err
@@ -227,7 +227,7 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
 	o.say("soak for " + o.Soak.String())
 	t := generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: 147, PieceBytes: 1024}
-	device := t.Device(false)
+	device := t.Device()
 	group, src, err := openPort(device)
 	if err != nil {
 		return s, err
@@ -244,21 +244,17 @@ func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
 	if err != nil {
 		return s, err
 	}
-	defer func() { // while nobody polls
-		failed := group.Inline(func(func(int), func(int) uint64) { err = errors.Join(err, g.Close()) })
-		err = errors.Join(err, failed)
-	}()
 	g.Allow(generate.Forever)
 	begin := time.Now()
-	if err := end.soak(ctx, begin.Add(o.Soak), g); err != nil {
-		return s, err
-	}
+	err = end.soak(ctx, begin.Add(o.Soak), g)
 	s.Seconds = time.Since(begin).Seconds()
+	// While nobody polls:
+	failed := group.Inline(func(func(int), func(int) uint64) { err = errors.Join(err, g.Close()) })
 	a, stats := end.aggregate.Stats(), group.Stats()
 	s.Datagrams, s.Requests, s.Missed = a.Datagrams, a.Whole, stats.Missed
 	s.Incomplete = a.Evicted + a.Incomplete
 	s.Mbufs, s.MbufsAbsent = stats.Mbufs, stats.MbufsHeld
-	return s, nil
+	return s, errors.Join(err, failed)
 }
 
 // Of the soak: how long a whole request is held, how often the receiver rests, and how

@@ -553,6 +553,3 @@ func dpdkWishOf(c configs.Config) dpdkWish {
 	}
 	return dpdkWish{configured: true, port: d.Port, lcores: d.LCores, huge: d.HugePages, memoryMiB: int(d.Memory >> 20), mtu: d.MTU}
 }
-
-// dpdkVersion is that of the DPDK in this build, empty where there is none.
-func dpdkVersion() string { return "" }

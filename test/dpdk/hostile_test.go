@@ -2,6 +2,7 @@ package dpdk
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -45,9 +46,8 @@ func TestEveryFrameThatIsNoneOfOursIsCountedByReason(t *testing.T) {
 		binary.BigEndian.PutUint16(head[10:], ^uint16(sum))
 	}
 	wrong := map[string][][]byte{
-		"not_ip":   {h.frame(h.via, 0x88b5, gopacket.Payload(make([]byte, 100)))},
-		"not_udp":  {with(good, func(b []byte) { b[ethernet+9] = 6; checksum(b) }), with(good6, func(b []byte) { b[ethernet+6] = 6 })},
-		"fragment": {with(good, func(b []byte) { b[ethernet+6] = 0x20; checksum(b) }), with(good, func(b []byte) { b[ethernet+7] = 9; checksum(b) })},
+		"not_ip":  {h.frame(h.via, 0x88b5, gopacket.Payload(make([]byte, 100)))},
+		"not_udp": {with(good, func(b []byte) { b[ethernet+9] = 6; checksum(b) }), with(good6, func(b []byte) { b[ethernet+6] = 6 })},
 		"truncated": {
 			good[:ethernet+ip4+4], good[:len(good)-50], good6[:ethernet+20], good6[:len(good6)-1],
 		},
@@ -99,6 +99,50 @@ func TestEveryFrameThatIsNoneOfOursIsCountedByReason(t *testing.T) {
 		h.ask(100+id, picture(small, int(id)))
 	}
 	r.settled(t)
+}
+
+// TestFragmentsAreCounted sends pieces of IP packets. An af_packet port's kernel puts
+// those together itself, and keeps them until the rest comes.
+func TestFragmentsAreCounted(t *testing.T) {
+	for _, d := range devices[1:] {
+		t.Run(d.name, func(t *testing.T) {
+			l := newLaboratory(t)
+			r := d.start(t, l, setup{})
+			for _, to := range []netip.AddrPort{address4, address6} {
+				h := newHost(t, to)
+				h.resolve()
+				before := r.dropped(t, "fragment")
+				frames := h.fragments(h.picture(1, picture(small, 1))[0])
+				h.send(frames...)
+				waitFor(t, "fragments to be counted", func() bool { return r.dropped(t, "fragment") >= before+float64(len(frames)) })
+				h.ask(2, picture(small, 2))
+			}
+			r.settled(t)
+		})
+	}
+}
+
+// fragments cuts a frame's IP packet in two (RFC 791 3.2, RFC 8200 4.5).
+func (h *host) fragments(frame []byte) [][]byte {
+	h.t.Helper()
+	const ethernet, ip4, ip6, cut = 14, 20, 40, 512
+	if h.to.Addr().Is4() {
+		payload := frame[ethernet+ip4:]
+		part := func(flags layers.IPv4Flag, offset uint16, b []byte) []byte {
+			kind, _, ip := h.ip(layers.IPProtocolUDP)
+			head := ip.(*layers.IPv4)
+			head.Id, head.Flags, head.FragOffset = 77, flags, offset
+			return h.frame(h.via, kind, head, gopacket.Payload(b))
+		}
+		return [][]byte{part(layers.IPv4MoreFragments, 0, payload[:cut]), part(0, cut/8, payload[cut:])}
+	}
+	payload := frame[ethernet+ip6:]
+	part := func(offset uint16, b []byte) []byte {
+		kind, _, ip := h.ip(layers.IPProtocolIPv6Fragment)
+		extension := []byte{byte(layers.IPProtocolUDP), 0, byte(offset >> 8), byte(offset), 0, 0, 0, 77}
+		return h.frame(h.via, kind, ip, gopacket.Payload(append(extension, b...)))
+	}
+	return [][]byte{part(1, payload[:cut]), part(cut, payload[cut:])} // offset in eights, shifted by three; 1: more follow
 }
 
 // to9999 is a datagram for a port that no function has.

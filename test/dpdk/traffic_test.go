@@ -57,7 +57,7 @@ func (d device) start(t *testing.T, l *laboratory, s setup) *running {
 		}
 	}
 	s.device = d.port
-	s.more = append(s.more, ordinaryPages)
+	s.more = append(s.more, ordinaryPages, "memory: 256MiB") // less than the default: it starts sooner
 	r := l.start(t, s)
 	if d.connect != nil {
 		d.connect(t, l)
@@ -87,6 +87,14 @@ func TestPicturesOfOrdinarySendersAreAnsweredRight(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestTheDefaultsWillDo gives no more than must be given, on ordinary pages.
+func TestTheDefaultsWillDo(t *testing.T) {
+	l := newLaboratory(t)
+	r := l.start(t, setup{device: devices[0].port, bytes: large, more: []string{ordinaryPages}})
+	r.load(t, "20", time.Second).right(t)
+	r.settled(t)
 }
 
 // TestThePortAnswersLikeAHost pings it, and looks into the kernel's neighbour table.

@@ -25,8 +25,18 @@ static uint16_t fill(uint16_t port, uint16_t queue, struct rte_mbuf *m[], uint16
 	uint16_t kept = RTE_MIN(n, allowed);
 	if (kept < n)
 		rte_pktmbuf_free_bulk(m + kept, n - kept);
+	uint16_t out = 0;
 	for (uint16_t i = 0; i < kept; i++) {
-		uint8_t *b = rte_pktmbuf_mtod(m[i], uint8_t *);
+		struct rte_mbuf *posted = s->posted[s->next];
+		s->posted[s->next] = m[i];
+		if (++s->next == s->descriptors)
+			s->next = 0;
+		if (s->waiting < s->descriptors) { // the ring is being filled
+			s->waiting++;
+			continue;
+		}
+		m[out++] = posted;
+		uint8_t *b = rte_pktmbuf_mtod(posted, uint8_t *);
 		uint32_t offset = s->piece * s->piece_bytes;
 		uint16_t index = s->piece;
 		uint32_t request = s->request;
@@ -34,14 +44,16 @@ static uint16_t fill(uint16_t port, uint16_t queue, struct rte_mbuf *m[], uint16
 		memcpy(b + AT_REQUEST, &request, sizeof request);
 		memcpy(b + AT_OFFSET, &offset, sizeof offset);
 		memcpy(b + AT_INDEX, &index, sizeof index);
+		if (s->whole)
+			memcpy(b + GEN_HEADERS, s->payload, s->piece_bytes);
 		if (++s->piece == s->pieces) {
 			b[AT_FLAGS] |= FLAG_LAST;
 			s->piece = 0;
 			s->request++;
 		}
 	}
-	s->made += kept;
-	return kept;
+	s->made += out;
+	return out;
 }
 
 const void *gen_attach(uint16_t port, uint16_t queue, struct gen_stream *s)
@@ -60,5 +72,24 @@ int gen_detach(uint16_t port, uint16_t queue, const void *callback)
 
 int gen_port(const char *name, uint16_t *port) { return rte_eth_dev_get_port_by_name(name, port); }
 
-struct gen_stream *gen_new(void) { return calloc(1, sizeof(struct gen_stream)); }
-void gen_release(struct gen_stream *s) { free(s); }
+struct gen_stream *gen_new(uint32_t descriptors)
+{
+	struct gen_stream *s = calloc(1, sizeof *s);
+	if (s == NULL)
+		return NULL;
+	s->descriptors = descriptors;
+	s->posted = calloc(descriptors, sizeof s->posted[0]);
+	if (s->posted == NULL) {
+		free(s);
+		return NULL;
+	}
+	return s;
+}
+
+void gen_release(struct gen_stream *s)
+{
+	for (uint32_t i = 0; i < s->descriptors; i++)
+		rte_pktmbuf_free(s->posted[i]);
+	free(s->posted);
+	free(s);
+}

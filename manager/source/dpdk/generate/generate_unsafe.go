@@ -27,7 +27,14 @@ type Traffic struct {
 	From, To netip.AddrPort
 	// Pieces of PieceBytes make a request, every one of them full.
 	Pieces, PieceBytes int
+	// Whole has the port write the payload of each frame, too, which a NIC does by
+	// itself.
+	Whole bool
 }
+
+// descriptors is how many buffers wait to be written, as on a NIC's ring: each is
+// cold when its turn comes.
+const descriptors = 1024
 
 // headerBytes precede the payload of every frame: Ethernet 14, IPv4 20, UDP 8,
 // Penstock 22.
@@ -36,15 +43,8 @@ const headerBytes = C.GEN_HEADERS
 // FrameBytes is how long each frame is.
 func (t Traffic) FrameBytes() int { return headerBytes + t.PieceBytes }
 
-// Device is the port of DPDK's that makes such frames of nothing; whole has it write
-// the payload of each, too, which a NIC does by itself.
-func (t Traffic) Device(whole bool) string {
-	copied := 0
-	if whole {
-		copied = 1
-	}
-	return fmt.Sprintf("net_null0,size=%d,copy=%d", t.FrameBytes(), copied)
-}
+// Device is the port of DPDK's that gives buffers for such frames, and nothing in them.
+func (t Traffic) Device() string { return fmt.Sprintf("net_null0,size=%d,copy=0", t.FrameBytes()) }
 
 // Generator is traffic on one queue of a port.
 type Generator struct {
@@ -60,7 +60,7 @@ const Forever = ^uint64(0)
 // polls the queue meanwhile.
 func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 	name, _, _ := strings.Cut(device, ",")
-	g := &Generator{queue: C.uint16_t(queue), stream: C.gen_new()}
+	g := &Generator{queue: C.uint16_t(queue), stream: C.gen_new(descriptors)}
 	if g.stream == nil {
 		return nil, unix.ENOMEM
 	}
@@ -70,8 +70,8 @@ func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 			err = fmt.Errorf("make traffic on %s: %w", name, err)
 		}
 	}()
-	if !t.From.Addr().Is4() || !t.To.Addr().Is4() || t.Pieces < 1 || t.PieceBytes < 1 {
-		return nil, fmt.Errorf("%+v: want IPv4 addresses, pieces and bytes", t)
+	if !t.From.Addr().Is4() || !t.To.Addr().Is4() || t.Pieces < 1 || t.PieceBytes < 1 || t.PieceBytes > C.GEN_PAYLOAD {
+		return nil, fmt.Errorf("%+v: want IPv4 addresses, pieces, and 1 to %d bytes of each", t, C.GEN_PAYLOAD)
 	}
 	cname := C.CString(name)
 	defer C.free(unsafe.Pointer(cname))
@@ -80,6 +80,9 @@ func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 	}
 	for i, b := range t.headers() {
 		g.stream.headers[i] = C.uint8_t(b)
+	}
+	if t.Whole {
+		g.stream.whole = 1
 	}
 	g.stream.pieces, g.stream.piece_bytes = C.uint32_t(t.Pieces), C.uint32_t(t.PieceBytes)
 	if g.callback = C.gen_attach(g.port, g.queue, g.stream); g.callback == nil {
