@@ -117,7 +117,7 @@ func open(o Options) (_ *Group, err error) {
 	if mbufs == 0 {
 		mbufs = int(float64(o.Memory-environmentBytes) * memoryShare / float64(eal.StrideBytes(of.frameBytes)))
 	}
-	if g.pool, err = eal.NewPool(poolName(), mbufs, of.frameBytes+eal.HeadroomBytes, info.Socket); err != nil {
+	if g.pool, err = eal.NewPool(poolName(), mbufs, of.frameBytes+eal.HeadroomBytes, info.Socket, info.PCI); err != nil {
 		return nil, err
 	}
 	if g.taken, err = g.device.Configure(eal.Config{

@@ -91,6 +91,31 @@ func TestAnotherProcessMapsTheSlabForReadingOnly(t *testing.T) {
 	release(s, d)
 }
 
+// net_af_xdp counts on it: it tells the kernel of as much memory as closely lying mbufs
+// would take, and what lands behind that is dropped.
+func TestMbufsLieCloselyOnSmallPages(t *testing.T) {
+	b := newBed(t, Options{Mbufs: 3000})
+	const stride = 64 + 128 + 128 + 2<<10
+	if got := b.pool.StrideBytes(); got != stride {
+		t.Errorf("an mbuf takes %d bytes, want %d", got, stride)
+	}
+	first, last := -1, -1
+	for at := range uint64(b.pool.Memory().Size()) / 64 {
+		if n, _, ok := b.pool.Mbuf(at * 64); ok {
+			if first < 0 {
+				first = int(at * 64)
+			}
+			last = int(at * 64)
+			if n != (last-first)/stride {
+				t.Fatalf("byte %d is mbuf %d's", last, n)
+			}
+		}
+	}
+	if last+64-first != 3000*stride {
+		t.Errorf("3000 mbufs take %d bytes", last+64-first)
+	}
+}
+
 func TestARPIsAnswered(t *testing.T) {
 	b := newBed(t, Options{})
 	reply := b.arp()

@@ -70,10 +70,24 @@ func (m *Memory) PageBytes() int { return m.page }
 
 // NewPool makes a pool of mbufs whose frames have room for roomBytes, the headroom
 // included, at most 65535. Socket is a NUMA node, or -1 for any.
-func NewPool(name string, mbufs, roomBytes, socket int) (*Pool, error) {
-	cache := min(cacheMbufs, mbufs/8)
-	pool, err := mempool.CreateMbufPool(name, uint32(mbufs), uint16(roomBytes),
-		mempool.OptCacheSize(uint32(cache)), mempool.OptSocket(socket))
+//
+// Without a device that reads and writes it by DMA, mbufs lie closely, whatever the pages;
+// with one, none crosses a page's end. Of small pages a third would be lost by that, and
+// net_af_xdp takes mbufs to lie closely: it would drop what lands in the last third.
+func NewPool(name string, mbufs, roomBytes, socket int, dma bool) (*Pool, error) {
+	options := []mempool.Option{
+		mempool.OptCacheSize(uint32(min(cacheMbufs, mbufs/8))), mempool.OptSocket(socket),
+		mempool.OptPrivateDataSize(C.sizeof_struct_pst_private),
+	}
+	if !dma {
+		options = append(options, mempool.OptFlag(C.PST_NO_DMA))
+	}
+	pool, err := mempool.CreateEmpty(name, uint32(mbufs), uint32(mbufHeaderBytes+roomBytes), options...)
+	if err == nil {
+		if err = code(C.pst_fill_pool(unsafe.Pointer(pool), C.uint16_t(roomBytes))); err != nil {
+			pool.Free()
+		}
+	}
 	if err != nil {
 		return nil, fmt.Errorf("make a pool of %d mbufs of %d bytes: %w", mbufs, roomBytes, explainPool(err, mbufs, roomBytes))
 	}
@@ -116,7 +130,10 @@ const ringBytes = 2 * 8
 
 // mbufBytes is what stands around the room: the pool's header and struct rte_mbuf,
 // and the padding that sets neighbours apart.
-const mbufBytes = 64 + 128 + 64
+const mbufBytes = 64 + mbufHeaderBytes + 64
+
+// mbufHeaderBytes is struct rte_mbuf.
+const mbufHeaderBytes = 128
 
 // explainPool says what is needed: DPDK's own errno is of whatever it tried last.
 func explainPool(err error, mbufs, room int) error {
@@ -178,7 +195,12 @@ func (p *Pool) Mbufs() int { return p.mbufs }
 func (p *Pool) FrameBytes() int { return p.room - HeadroomBytes }
 
 // StrideBytes is what one mbuf takes of the memory.
-func (p *Pool) StrideBytes() int { return int(min(p.runs[0].stride, uint64(p.room+mbufBytes))) }
+func (p *Pool) StrideBytes() int {
+	if p.runs[0].n == 1 {
+		return p.room + mbufBytes
+	}
+	return int(p.runs[0].stride)
+}
 
 // Available is how many mbufs nobody has, caches of lcores included. It looks at every
 // lcore's: for statistics, not for each frame.

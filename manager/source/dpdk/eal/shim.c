@@ -19,6 +19,7 @@
 #include <rte_ip.h>
 #include <rte_malloc.h>
 #include <rte_mbuf.h>
+#include <rte_mbuf_pool_ops.h>
 #include <rte_mempool.h>
 #include <rte_ring.h>
 #include <rte_udp.h>
@@ -26,6 +27,10 @@
 _Static_assert(sizeof(struct pst_entry) == 16, "Go reads entries");
 _Static_assert(offsetof(struct pst_ring, tail) == PST_LINE, "Go reads tail");
 _Static_assert(offsetof(struct pst_ring, entries) == 3 * PST_LINE, "Go reads entries");
+
+_Static_assert(sizeof(struct pst_private) == sizeof(struct rte_pktmbuf_pool_private), "Go makes room for it");
+_Static_assert(PST_NO_DMA == RTE_MEMPOOL_F_NO_IOVA_CONTIG, "Go sets it");
+_Static_assert(sizeof(struct rte_mbuf) == 128 && RTE_PKTMBUF_HEADROOM == 128, "Go counts them");
 
 #define load_acquire(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
 #define store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
@@ -228,6 +233,20 @@ int pst_flow_destroy(uint16_t id, void *flow)
 }
 
 // Memory.
+
+int pst_fill_pool(void *pool, uint16_t room)
+{
+	struct rte_mempool *mp = pool;
+	struct rte_pktmbuf_pool_private private = {.mbuf_data_room_size = room};
+	int err = rte_mempool_set_ops_byname(mp, rte_mbuf_best_mempool_ops(), NULL);
+	if (err != 0)
+		return err;
+	rte_pktmbuf_pool_init(mp, &private);
+	if ((err = rte_mempool_populate_default(mp)) < 0)
+		return err;
+	rte_mempool_obj_iter(mp, rte_pktmbuf_init, NULL);
+	return 0;
+}
 
 struct objects {
 	uint8_t *base;

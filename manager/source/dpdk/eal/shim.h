@@ -20,6 +20,13 @@
 #define PST_UDP_BAD 8
 #define PST_TAGGED 16     // tag was taken off the frame
 
+// struct rte_pktmbuf_pool_private and RTE_MEMPOOL_F_NO_IOVA_CONTIG, which shim.c compares.
+struct pst_private {
+	uint16_t room, priv;
+	uint32_t flags;
+};
+#define PST_NO_DMA 0x20
+
 // A frame in packet memory: at is its first byte, counted from the memory's.
 struct pst_entry {
 	uint64_t at;
@@ -103,6 +110,9 @@ int pst_stats(uint16_t id, struct pst_stats *out);
 int pst_link(uint16_t id, uint32_t *mbps); // 1 up, 0 down
 void *pst_flow(uint16_t id, int v6, uint16_t udp_port, uint16_t queue, char *why, size_t whylen);
 int pst_flow_destroy(uint16_t id, void *flow);
+
+// Makes mbufs of an empty pool.
+int pst_fill_pool(void *pool, uint16_t room);
 
 // Packet memory: the mapping that a pool lies in, its file and its size so far.
 int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd, uint64_t *page);
