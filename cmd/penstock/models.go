@@ -33,7 +33,7 @@ func modelsCommand() *cobra.Command {
 		Long: `Lists the cards of the configuration's folders and the built-in ones. The memory is
 that of the profile beside the card, or in the folder of --profiles: what a process
 holds and what its largest batch takes beside.`,
-		Example: `  penstock models --config node.yaml
+		Example: `  penstock models
   penstock models --profiles profiles`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -56,9 +56,9 @@ that ran out of it.
 The profile, MODEL.csv, and a plot, MODEL.svg, go beside the card, and the knees into
 it. While points are missing the file is MODEL.csv.partial: stopped with Ctrl-C, the
 same command goes on from there.`,
-		Example: `  penstock profile models/resnet50/card.yaml
+		Example: `  penstock profile fashion
   penstock profile fashion --device cpu --shares 20,40,60,80,100 --batches 1,8 --processes 1,2 --out profiles
-  penstock profile resnet50 --models models --device cuda --sizes   # MIG's sizes, by MPS percentages`,
+  penstock profile fashion --device cuda --sizes   # MIG's sizes, by MPS percentages`,
 		Args: arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
 	}
