@@ -50,8 +50,10 @@
 // without MIG: patterns are the sets of sizes whose steps add up to at most all, too many to list; prices that a
 // pattern breaks are found by a knapsack, and the rules are the dual feasible functions of bin packing (Martello and
 // Toth's L2, Fekete and Schepers' u), which need not be all that matter. The memory that segments of such a GPU
-// share is kept: where it decides, other points than those of the highest throughput are tried as well, and the
-// bound is taken with a part of each segment's share counted by memory (memory.go).
+// share, and the clients that MPS takes, are kept: all points count then, each service takes its cheapest mix with a
+// part of each segment's share counted by memory or clients, which proves a bound, and best fit decreasing packs them
+// (shared.go). Small problems that are still open are searched whole (exact.go): that finds the fewest GPUs or proves
+// that a fleet is too small. A fleet on which nothing was found, and no more is known, is said to be just that.
 //
 // # The way of a plan
 //

@@ -118,12 +118,33 @@ func TestNeverMoreGPUsThanParvaGPU(t *testing.T) {
 }
 
 func TestMixedFleets(t *testing.T) {
-	optimal, all := 0, 0
+	optimal, all, refused := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawn(t, []string{"a100-80", "a30", "v100"}, 8, true)
 		pl, err := New().Plan(p)
 		if small := (*plan.TooSmall)(nil); errors.As(err, &small) {
-			return // only where a service runs on nothing but what is limited
+			refused++
+			if small.Unproved {
+				t.Fatalf("%v: so few services can be searched", err)
+			}
+			// The a100s have no end: only what runs on none of them can be too much.
+			alone := *p
+			alone.Services, alone.Fleet = nil, p.Fleet[1:]
+			for i, served := range small.Services {
+				if served.PlacedRPS > served.RateRPS {
+					t.Fatalf("%+v: more fits than is wanted", served)
+				}
+				if _, err := p.Feasible(p.Fleet[0].GPU, p.Services[i]); err != nil {
+					alone.Services = append(alone.Services, p.Services[i])
+				}
+			}
+			if len(alone.Services) == 0 {
+				t.Fatalf("%v: all services run on GPUs that have no end", err)
+			}
+			if pl, err := parvagpu.New().Plan(&alone); err == nil {
+				t.Fatalf("refused, and parvagpu has %d GPUs for what the others do not serve", pl.GPUs)
+			}
+			return
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -131,12 +152,18 @@ func TestMixedFleets(t *testing.T) {
 		if err := verify.Plan(p, pl); err != nil {
 			t.Fatal(err)
 		}
+		if pl.LowerBound < 1 || pl.LowerBound > pl.GPUs || pl.Optimal != (pl.LowerBound == pl.GPUs) {
+			t.Fatalf("%d GPUs, at least %d, optimal %v", pl.GPUs, pl.LowerBound, pl.Optimal)
+		}
 		all++
 		if pl.Optimal {
 			optimal++
 		}
 	})
-	t.Logf("%d of %d proved optimal", optimal, all)
+	t.Logf("%d of %d proved optimal, %d refused", optimal, all, refused)
+	if optimal*10 < all*7 {
+		t.Errorf("%d of %d proved optimal: want seven tenths", optimal, all)
+	}
 }
 
 // withH100 gives a problem profiles of a GPU twice as fast.

@@ -119,6 +119,9 @@ func TestSmallProblemsAgainstBruteForce(t *testing.T) {
 				}
 			})
 			t.Logf("%d of %d proved", proved, all)
+			if proved < all {
+				t.Errorf("%d of %d proved: want all", proved, all)
+			}
 		})
 	}
 }
