@@ -157,11 +157,12 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 		printed.Plan, err = made(ctx, o.policy, problem)
 	}
 	if err != nil {
-		return err
+		return explained(err, problem)
 	}
 	if problem, err = policies.Solved(problem, printed.Plan); err != nil {
 		return err
 	}
+	printed.Notes = append(printed.Notes, unused(problem)...)
 	if err := verify.Plan(problem, printed.Plan); err != nil {
 		return fmt.Errorf("the plan does not hold, which is a mistake in Penstock; it is not printed: %w", err)
 	}

@@ -259,6 +259,34 @@ func TestOnlyPlansWhoseRulesAreKeptAreChanged(t *testing.T) {
 	}
 }
 
+func TestAllServicesThatCannotBeServedAreNamed(t *testing.T) {
+	services := file(t, "bad.csv", "model,rate_rps,slo_ms\nresnet50,10,100\ngpt,1,9\nvgg16,10,1\nllama,1,9\n")
+	for _, policy := range []string{"penstock", "parvagpu"} {
+		_, err := penstock(t, "plan", "--profiles", published, "--services", services, "--policy", policy)
+		if err == nil {
+			t.Fatalf("%s: planned", policy)
+		}
+		lines := strings.Split(err.Error(), "\n")
+		slices.Sort(lines)
+		want := []string{`service "gpt": no profile`, `service "llama": no profile`, `service "vgg16" (model vgg16 on a100-80): SLO 1 ms`}
+		if !slices.EqualFunc(lines, want, strings.HasPrefix) {
+			t.Errorf("%s: %v", policy, err)
+		}
+	}
+}
+
+func TestGPUsOfAFleetWithoutProfilesAreNamed(t *testing.T) {
+	const want = "no profiles of h100-80, so those 8 are not used"
+	args := []string{"--services", scenarios, "--scenario", "S3"}
+	_, err := penstock(t, append([]string{"plan", "--profiles", published, "--fleet", file(t, "f.csv", "gpu,count\nh100-80,8\na100-80,2\n")}, args...)...)
+	if err == nil || !strings.HasSuffix(err.Error(), "; "+want) {
+		t.Error(err)
+	}
+	if out := plannedWith(t, append(args, "--fleet", file(t, "g.csv", "gpu,count\nh100-80,8\na100-80,9\n"))...); !strings.Contains(out, want) {
+		t.Errorf("does not say %q:\n%s", want, out)
+	}
+}
+
 func TestTheReplayIsOfItsSeed(t *testing.T) {
 	args := []string{"--services", scenarios, "--scenario", "S1", "--replay", "--requests", "2000"}
 	out := plannedWith(t, args...)
