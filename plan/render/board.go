@@ -127,17 +127,28 @@ func (b board) number() string {
 	return fmt.Sprintf("%d–%d", b.first, b.last)
 }
 
-// used is how much of the GPU has segments: "6 of 7 GPCs", "62 of 80 SMs".
+// cpu is the table whose steps are hundredths of a machine's CPU time.
+const cpu = "cpu"
+
+// used is how much of the GPU has segments: "6 of 7 GPCs", "62 of 80 SMs", "40 of
+// 100 % of the CPU".
 func (b board) used() string {
-	if b.gpu.Percent {
+	switch {
+	case b.gpu.Name == cpu:
+		return fmt.Sprintf("%d of 100 %% of the CPU", b.gpcs)
+	case b.gpu.Percent:
 		return fmt.Sprintf("%d of %d SMs", b.gpcs*b.gpu.Sizes[0].SMs, b.gpu.UsableSMs())
 	}
 	return fmt.Sprintf("%d of %d GPCs", b.gpcs, b.gpu.GPCs)
 }
 
-// sizeName is a segment's size: "3g" under MIG, "24 SMs" where there is none.
+// sizeName is a segment's size: "3g" under MIG, "24 SMs" where there is none, "24 %"
+// of a CPU.
 func sizeName(g plan.GPU, s plan.Size) string {
-	if g.Percent {
+	switch {
+	case g.Name == cpu:
+		return fmt.Sprintf("%d %%", s.GPCs)
+	case g.Percent:
 		return fmt.Sprintf("%d SMs", s.SMs)
 	}
 	return fmt.Sprintf("%dg", s.GPCs)

@@ -75,6 +75,27 @@ func TestTableDrawsEachGPUAsItsSlots(t *testing.T) {
 	}
 }
 
+// A machine without a GPU has no multiprocessors.
+func TestAPlanOnACPUIsInPercent(t *testing.T) {
+	machine := gpu(t, "cpu")
+	service := plan.Service{Name: "s", Model: "m", RateRPS: 10, SLOMS: 100}
+	p := &plan.Problem{GPU: machine, Services: []plan.Service{service}}
+	point := plan.Point{GPCs: 40, Batch: 1, Processes: 1, ThroughputRPS: 20, LatencyMS: 10}
+	drawn := plan.New(p, "penstock", []plan.Segment{plan.SegmentOf(0, machine, 0, service, point)})
+	var table strings.Builder
+	if err := Table(&table, drawn); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"40 of 100 % of the CPU", "40 % 1 × 1", "1 × 40 %"} {
+		if !strings.Contains(table.String(), want) {
+			t.Errorf("does not say %q:\n%s", want, table.String())
+		}
+	}
+	if page := html(t, drawn); !strings.Contains(page, "40 % of the CPU; batch 1") || strings.Contains(page+table.String(), "SMs") {
+		t.Errorf("speaks of SMs:\n%s\n%s", page, table.String())
+	}
+}
+
 func TestTableSaysWhatIsProved(t *testing.T) {
 	for want, edit := range map[string]func(*plan.Plan){
 		"proved: no plan within": func(p *plan.Plan) { p.Optimal = true },

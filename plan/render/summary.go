@@ -15,10 +15,13 @@ type line struct{ Name, Value string }
 // summary is what the plan comes to, without its notes.
 func summary(p *plan.Plan, list []board) []line {
 	count := map[string]int{}
-	var used, there [2]int // under MIG, under MPS
+	var used, there [3]int // under MIG, under MPS, of a CPU
 	for _, b := range list {
 		n, kind := b.last-b.first+1, 0
-		if b.gpu.Percent {
+		switch {
+		case b.gpu.Name == cpu:
+			kind = 2
+		case b.gpu.Percent:
 			kind = 1
 		}
 		count[b.gpu.Name] += n
@@ -28,12 +31,18 @@ func summary(p *plan.Plan, list []board) []line {
 	var gpus, sms, sizes []string
 	for _, name := range slices.Sorted(maps.Keys(count)) {
 		gpus = append(gpus, fmt.Sprintf("%d × %s", count[name], name))
-		sms = append(sms, fmt.Sprintf("%s %d", name, p.SMsPerGPU[name]))
+		if name != cpu {
+			sms = append(sms, fmt.Sprintf("%s %d", name, p.SMsPerGPU[name]))
+		}
 	}
-	for kind, unit := range []string{"GPCs", "steps of SMs"} {
+	for kind, unit := range []string{"GPCs", "steps of SMs", "% of the CPU"} {
 		if there[kind] > 0 {
 			sizes = append(sizes, fmt.Sprintf("%d of %d %s", used[kind], there[kind], unit))
 		}
+	}
+	fragmentation := Percent(p.ExternalFragmentation)
+	if len(sms) > 0 {
+		fragmentation += " (SMs a GPU: " + strings.Join(sms, ", ") + ")"
 	}
 	optimal := "not proved"
 	switch {
@@ -47,7 +56,7 @@ func summary(p *plan.Plan, list []board) []line {
 		{"GPUs", strings.Join(gpus, ", ")},
 		{"used", strings.Join(sizes, ", ")},
 		{"internal slack", Percent(p.InternalSlack)},
-		{"external fragmentation", Percent(p.ExternalFragmentation) + " (SMs a GPU: " + strings.Join(sms, ", ") + ")"},
+		{"external fragmentation", fragmentation},
 		{"optimal", optimal},
 		{"planned in", Decimal(p.DelayMS) + " ms"},
 	}
