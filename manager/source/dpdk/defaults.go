@@ -80,6 +80,7 @@ func describe(port string, own netip.Addr, mtu, queues int) device {
 	case "net_tap":
 		add("mac", stableMAC(own))
 	case "net_memif":
+		add("mac", stableMAC(own))
 		add("rsize", 11) // 2048 slots, the logarithm
 		if mtu+headerBytes > 2048 {
 			add("bsize", powerOfTwo(mtu+headerBytes))

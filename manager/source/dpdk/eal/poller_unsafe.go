@@ -53,13 +53,23 @@ func (d *Device) NewPoller(number int, queues []int, nap time.Duration) (*Poller
 	return p, nil
 }
 
+// napperNice is the priority of pollers that nap: that of the manager's receive threads.
+const napperNice = -15
+
 // MaxPollers of a port.
 const MaxPollers = C.PST_PRODUCERS - 1
 
 // Start begins to poll. The control sink is there by then.
 func (p *Poller) Start() {
 	p.runs = true
-	rte.ExecOnLcoreAsync(p.lcore, p.done, func(*rte.LcoreCtx) { C.pst_poll(p.p) })
+	rte.ExecOnLcoreAsync(p.lcore, p.done, func(*rte.LcoreCtx) {
+		if p.p.nap_ns != 0 {
+			// It shares its CPU, and is waited for, as the manager's data path; without the
+			// right to it polls all the same.
+			_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), napperNice)
+		}
+		C.pst_poll(p.p)
+	})
 }
 
 // Started reports whether it was started, and not stopped.
