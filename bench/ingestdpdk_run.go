@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -48,6 +49,12 @@ func RunIngestDPDK(ctx context.Context, o DPDKOptions) (IngestDPDK, error) {
 				return r, err
 			}
 			r.OneCore = append(r.OneCore, c)
+		}
+	}
+	if o.Ports {
+		var err error
+		if r.Ports, err = measurePorts(ctx, o); err != nil {
+			return r, err
 		}
 	}
 	if o.Soak > 0 {
@@ -97,6 +104,9 @@ type ingestEnd struct {
 	answer    wire.Result
 	batch     []source.Datagram
 	src       source.Source
+	noRoom    uint64
+	hold      time.Duration // from whole to answered, in receive
+	held      []heldSlot
 }
 
 func newIngestEnd(src source.Source, pieces, pieceBytes int, slo, deadline time.Duration) (*ingestEnd, error) {
@@ -128,6 +138,63 @@ func (e *ingestEnd) turn(deadline int64) (int, error) {
 	}
 	e.src.Release(e.events.Release)
 	return n, nil
+}
+
+// receive is a turn of a node's receive thread: it waits that long at most, ends what
+// has expired, and evicts where memory is short.
+func (e *ingestEnd) receive(wait time.Duration) (int, error) {
+	n, err := e.src.Receive(e.batch, shm.Now()+int64(wait))
+	if err != nil {
+		return 0, fmt.Errorf("receive: %w", err)
+	}
+	starved := false
+	if n == 0 {
+		had := e.src.Stats().NoRoom
+		starved, e.noRoom = had != e.noRoom, had
+	}
+	now := shm.Now()
+	e.events.Reset()
+	e.aggregate.Add(now, e.batch[:n], &e.events)
+	if next := e.aggregate.NextDeadline(); next != 0 && next <= now {
+		e.aggregate.Expire(now, &e.events)
+	}
+	if starved {
+		e.aggregate.EvictOldest(now, &e.events)
+	}
+	for _, slot := range e.events.Whole {
+		e.held = append(e.held, heldSlot{slot, now})
+	}
+	for len(e.held) > 0 && now-e.held[0].since >= int64(e.hold) {
+		e.aggregate.End(now, e.held[0].slot, &e.answer, nil, &e.events)
+		e.held = slices.Delete(e.held, 0, 1)
+	}
+	e.src.Release(e.events.Release)
+	return n, nil
+}
+
+// empty receives until nothing has come for a while, and gives everything back.
+func (e *ingestEnd) empty() error {
+	e.hold = 0
+	for quiet := 0; quiet < 10; quiet++ {
+		n, err := e.receive(10 * time.Millisecond)
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			quiet = 0
+		}
+		e.events.Reset()
+		for e.aggregate.EvictOldest(shm.Now(), &e.events) {
+		}
+		e.src.Release(e.events.Release)
+	}
+	return nil
+}
+
+// heldSlot is a request that was whole at that time.
+type heldSlot struct {
+	slot  uint32
+	since int64
 }
 
 // burstsATurn is how many bursts are polled before what came is handed on: a batch of
@@ -269,53 +336,17 @@ const (
 func (e *ingestEnd) soak(ctx context.Context, until time.Time, g *generate.Generator) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	type whole struct {
-		slot  uint32
-		since int64
-	}
-	var held []whole
-	noRoom, quiet := uint64(0), 0
-	rest := shm.Now() + int64(restEvery)
-	for quiet < 10 {
-		now := shm.Now()
-		stopping := time.Now().After(until) || ctx.Err() != nil
-		if stopping {
-			g.Allow(0)
-		} else if now > rest {
+	e.hold = heldFor
+	rest := time.Now().Add(restEvery)
+	for now := time.Now(); now.Before(until) && ctx.Err() == nil; now = time.Now() {
+		if now.After(rest) {
 			time.Sleep(restFor)
-			rest = now + int64(restEvery)
+			rest = now.Add(restEvery)
 		}
-		n, err := e.src.Receive(e.batch, now+int64(10*time.Millisecond))
-		if err != nil {
-			return fmt.Errorf("receive: %w", err)
+		if _, err := e.receive(10 * time.Millisecond); err != nil {
+			return err
 		}
-		starved := false
-		if n == 0 {
-			had := e.src.Stats().NoRoom
-			starved, noRoom = had != noRoom, had
-		}
-		now = shm.Now()
-		e.events.Reset()
-		e.aggregate.Add(now, e.batch[:n], &e.events)
-		if next := e.aggregate.NextDeadline(); next != 0 && next <= now {
-			e.aggregate.Expire(now, &e.events)
-		}
-		if starved {
-			e.aggregate.EvictOldest(now, &e.events)
-		}
-		for _, slot := range e.events.Whole {
-			held = append(held, whole{slot, now})
-		}
-		for len(held) > 0 && (stopping || now-held[0].since > int64(heldFor)) {
-			e.aggregate.End(now, held[0].slot, &e.answer, nil, &e.events)
-			held = held[1:]
-		}
-		if stopping && n == 0 {
-			quiet++
-			for e.aggregate.EvictOldest(now, &e.events) {
-			}
-		}
-		e.src.Release(e.events.Release)
 	}
-	return context.Cause(ctx)
+	g.Allow(0)
+	return errors.Join(e.empty(), context.Cause(ctx))
 }

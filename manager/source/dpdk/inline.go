@@ -16,3 +16,6 @@ func (g *Group) Inline(f func(poll func(turns int), drain func(turns int) uint64
 		f(turns, func(turns int) uint64 { return g.device.Drain(0, turns) })
 	})
 }
+
+// MAC is the port's Ethernet address.
+func (g *Group) MAC() [6]byte { return g.host.MAC }

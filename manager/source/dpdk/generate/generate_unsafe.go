@@ -78,7 +78,7 @@ func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 	if code := C.gen_port(cname, &g.port); code != 0 {
 		return nil, unix.Errno(-code)
 	}
-	for i, b := range t.headers() {
+	for i, b := range t.Headers([6]byte{}) { // the callback knows the port's own address
 		g.stream.headers[i] = C.uint8_t(b)
 	}
 	if t.Whole {
@@ -91,11 +91,12 @@ func Attach(device string, queue int, t Traffic) (_ *Generator, err error) {
 	return g, nil
 }
 
-// headers are those of a request's first piece.
-func (t Traffic) headers() []byte {
+// Headers are those of a request's first piece, for a port of that Ethernet address.
+func (t Traffic) Headers(to [6]byte) []byte {
 	b := make([]byte, headerBytes)
 	const ethernet, ip, udp = 14, 20, 8
-	copy(b[6:], []byte{2, 0, 0, 0, 0, 1, 8, 0}) // the port's own address stands before
+	copy(b, to[:])
+	copy(b[6:], []byte{2, 0, 0, 0, 0, 1, 8, 0})
 	h := b[ethernet:]
 	h[0] = 0x45
 	binary.BigEndian.PutUint16(h[2:], uint16(t.FrameBytes()-ethernet))
@@ -139,4 +140,10 @@ func (g *Generator) Close() error {
 		return fmt.Errorf("end traffic: %w", unix.Errno(-code))
 	}
 	return nil
+}
+
+// Piece makes a frame that begins with Headers that piece of that request.
+func Piece(frame []byte, request uint32, index, pieces, pieceBytes int) {
+	h := wire.PieceHeader(wire.TypeData, request, pieces*pieceBytes, pieceBytes, index)
+	h.Put(frame[headerBytes-wire.HeaderSize:])
 }
