@@ -112,7 +112,7 @@ func (k portKind) open(node *network) (source.Source, func() error, error) {
 		}
 		return s, func() error { return errors.Join(s.Close(), s.CloseSlab()) }, nil
 	}
-	group, s, err := openPort(k.device)
+	group, s, err := openPort(k.device, manyMbufs)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -239,7 +239,7 @@ func measureMemif(each time.Duration) (p PortIngest, err error) {
 	}
 	defer os.RemoveAll(dir)
 	where := ",id=0,rsize=11,socket-abstract=no,socket=" + filepath.Join(dir, "s")
-	group, src, err := openPort("net_memif0,role=server" + where)
+	group, src, err := openPort("net_memif0,role=server"+where, manyMbufs)
 	if err != nil {
 		return p, err
 	}
