@@ -257,11 +257,11 @@ func compare(pl, fresh *plan.Plan) {
 	case pl.GPUs == fresh.GPUs && pl.GPCs == fresh.GPCs:
 		pl.Notes = fresh.Notes
 	case pl.Optimal:
-		pl.Notes = []string{fmt.Sprintf("%d GPUs are the fewest there can be: proved", pl.GPUs)}
+		pl.Notes = []string{fmt.Sprintf("no plan has fewer GPUs than %d: proved", pl.GPUs)}
 	case pl.GPUs > fresh.GPUs:
 		pl.Notes = []string{fmt.Sprintf("a plan made anew has %d GPUs, not %d; it moves services that stay here", fresh.GPUs, pl.GPUs)}
 	case fresh.LowerBound > 0:
-		pl.Notes = []string{fmt.Sprintf("at least %d GPUs are needed: proved; that %d are the fewest is not", fresh.LowerBound, pl.GPUs)}
+		pl.Notes = []string{fmt.Sprintf("no plan has fewer GPUs than %d: proved; that none has fewer than %d is not", fresh.LowerBound, pl.GPUs)}
 	}
 }
 

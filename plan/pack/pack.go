@@ -44,14 +44,14 @@ func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	out.Optimal = out.GPUs == lower
 	switch {
 	case out.Optimal && len(in.kinds) == 1 && !rival && best.leastGPCs > 0 && float64(out.GPCs) <= best.leastGPCs+0.5:
-		out.Notes = append(out.Notes, fmt.Sprintf("%d GPUs are the fewest there can be, and %d %s the fewest on them: both proved", out.GPUs, out.GPCs, in.word()))
+		out.Notes = append(out.Notes, fmt.Sprintf("no plan has fewer GPUs than %d, nor on so many fewer %s than %d: both proved", out.GPUs, in.word(), out.GPCs))
 	case out.Optimal && len(in.kinds) == 1 && best.leastGPCs > 0:
-		out.Notes = append(out.Notes, fmt.Sprintf("%d GPUs are the fewest there can be: proved; of %s at least %.0f are needed on them, and the plan has %d",
+		out.Notes = append(out.Notes, fmt.Sprintf("no plan has fewer GPUs than %d: proved; of %s at least %.0f are needed on so many, and the plan has %d",
 			out.GPUs, in.word(), best.leastGPCs, out.GPCs))
 	case out.Optimal:
-		out.Notes = append(out.Notes, fmt.Sprintf("%d GPUs are the fewest there can be: proved", out.GPUs))
+		out.Notes = append(out.Notes, fmt.Sprintf("no plan has fewer GPUs than %d: proved", out.GPUs))
 	default:
-		out.Notes = append(out.Notes, fmt.Sprintf("at least %d GPUs are needed: proved; that %d are the fewest is not", lower, out.GPUs))
+		out.Notes = append(out.Notes, fmt.Sprintf("no plan has fewer GPUs than %d: proved; that none has fewer than %d is not", lower, out.GPUs))
 	}
 	return out, nil
 }
