@@ -319,6 +319,28 @@ func TestClosingAFunctionGivesBackWhatItDidNotReceive(t *testing.T) {
 	b.wantReason(frame.ForeignPort, 1)
 }
 
+func TestAFunctionThatGoesGivesBackWhatItHeld(t *testing.T) {
+	b := newBed(t, Options{})
+	stays := b.listen(9001)
+	for range 300 { // more often than there are numbers
+		s, err := b.Listen(9000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.send(s, client4, sourcetest.Payloads(3, 100)...)
+		b.send(stays, client4, []byte("kept"))
+		sourcetest.Receive(t, s, 3, 8)
+		kept := sourcetest.Receive(t, stays, 1, 1)
+		if err := errors.Join(s.Close(), s.CloseSlab(), s.CloseSlab()); err != nil {
+			t.Fatal(err)
+		}
+		if held := b.held.Load(); held != 1 {
+			t.Fatalf("%d mbufs are held, want the other function's one", held)
+		}
+		release(stays, kept...)
+	}
+}
+
 func TestPortsAreOpenedAndClosedUnderTraffic(t *testing.T) {
 	b := newBed(t, Options{Queues: 2})
 	b.injectors.Go(func() {

@@ -41,6 +41,7 @@ type Source struct {
 	closed   atomic.Bool
 	woken    atomic.Bool
 	asked    atomic.Bool // to let requests go
+	gone     atomic.Bool // CloseSlab was called, and the number is another's
 	learner  frame.Learner
 	own      owns
 	entries  []eal.Entry
@@ -151,13 +152,27 @@ func (g *Group) steerLocked(s *Source) {
 func (s *Source) Slab() shm.Memory { return s.group.pool.Memory() }
 
 // CloseSlab gives up the memory, after Close, when nobody uses its bytes or calls
-// Release any more: what is still held goes back to the pool.
+// Release any more: what was not released (requests that were given up) goes back to the
+// pool. Closing twice is harmless.
 func (s *Source) CloseSlab() error {
-	if s.held.Load() == 0 {
+	g := s.group
+	if s.gone.Swap(true) {
 		return nil
 	}
-	// The owner is gone without releasing: its requests were given up.
-	return fmt.Errorf("close slab of UDP port %d: %d mbufs were not released", s.local.Port(), s.held.Load())
+	var mbuf [1]uint64
+	for number := range g.owners {
+		if s.held.Load() == 0 {
+			break
+		}
+		if g.owners[number].CompareAndSwap(s.number, 0) {
+			mbuf[0] = g.pool.Offset(number)
+			s.free(mbuf[:])
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.numbers[s.number] = false
+	return nil
 }
 
 // LocalAddr is the first of the port's addresses, with the UDP port.
@@ -363,9 +378,6 @@ func (s *Source) Close() error {
 	g.drain(s.sink)
 	err = errors.Join(err, s.sink.Close())
 	s.mu.Unlock()
-	g.mu.Lock()
-	g.numbers[s.number] = false
-	g.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("close UDP port %d of DPDK port %s: %w", s.local.Port(), g.options.Port, err)
 	}

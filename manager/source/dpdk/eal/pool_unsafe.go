@@ -227,6 +227,12 @@ func (p *Pool) Mbuf(at uint64) (number int, offset uint64, ok bool) {
 	return r.mbuf + int(i), r.first + i*r.stride, true
 }
 
+// Offset is where an mbuf is, by its number.
+func (p *Pool) Offset(number int) uint64 {
+	i := sort.Search(len(p.runs), func(i int) bool { return p.runs[i].mbuf > number }) - 1
+	return p.runs[i].first + uint64(number-p.runs[i].mbuf)*p.runs[i].stride
+}
+
 // Alloc takes len(mbufs) mbufs, Burst at most, all or none: where each is, and where
 // its frame may begin, both from the memory's first byte.
 func (p *Pool) Alloc(mbufs, data []uint64) error {

@@ -28,6 +28,9 @@ func TestMbufsAreFoundByTheBytesInThem(t *testing.T) {
 			if n, mbuf, ok := p.Mbuf(in); !ok || n != i || mbuf != o {
 				t.Fatalf("byte %d is in mbuf %d at %d (%v), want %d at %d; rows %v", in, n, mbuf, ok, i, o, p.runs)
 			}
+			if got := p.Offset(i); got != o {
+				t.Fatalf("mbuf %d is at %d, want %d; rows %v", i, got, o, p.runs)
+			}
 		}
 		if _, _, ok := p.Mbuf(offsets[0] - 1); ok {
 			t.Fatal("a byte before the first mbuf is in one")
