@@ -106,6 +106,7 @@ bench-plan: build
 
 plots:
 	$(GO) run ./bench/plot docs/benchmarks/h200
+	$(GO) run ./bench/plot docs/benchmarks/ingest
 	$(GO) run ./bench/plot docs/benchmarks/planner
 
 clean:

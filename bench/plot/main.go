@@ -1,6 +1,7 @@
 // Command plot draws the figures of docs/benchmarks from the reports beside them:
 //
 //	go run ./bench/plot docs/benchmarks/h200
+//	go run ./bench/plot docs/benchmarks/ingest
 //	go run ./bench/plot docs/benchmarks/planner
 //
 // For each NAME.json that `penstock bench` wrote and it knows, it writes NAME.png, or

@@ -46,6 +46,15 @@ var pages = map[string]page{
 			{"fault", faultTable, []string{"fault"}},
 		},
 	},
+	"ingest": {
+		[]figure{{"ingest", drawIngest}},
+		[]section{
+			{"machine", ingestMachineTable, nil},
+			{"one-core", oneCoreTable, []string{"one-core"}},
+			{"ports", portsTable, []string{"ports"}},
+			{"soak", soakTable, nil},
+		},
+	},
 	"planner": {
 		[]figure{{"planner", drawPlanner}},
 		[]section{
