@@ -171,7 +171,7 @@ func TestWhatWasNotMeasuredIsLeftOut(t *testing.T) {
 			t.Errorf("drew %v from nothing", left)
 		}
 	}
-	if err := drawAll(folder(t, "h201")); err == nil || !strings.Contains(err.Error(), "h200 or planner") {
+	if err := drawAll(folder(t, "h201")); err == nil || !strings.Contains(err.Error(), "h200 or ingest or planner") {
 		t.Errorf("a folder that has no page: %v", err)
 	}
 }
