@@ -73,9 +73,3 @@ type DPDKOptions struct {
 	Machine  Machine
 	Progress func(what string)
 }
-
-func (o *DPDKOptions) say(what string) {
-	if o.Progress != nil {
-		o.Progress(what)
-	}
-}

@@ -365,3 +365,9 @@ func (e *ingestEnd) soak(ctx context.Context, until time.Time, g *generate.Gener
 	g.Allow(0)
 	return errors.Join(e.empty(), context.Cause(ctx))
 }
+
+func (o *DPDKOptions) say(what string) {
+	if o.Progress != nil {
+		o.Progress(what)
+	}
+}

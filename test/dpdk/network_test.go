@@ -2,7 +2,6 @@ package dpdk
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -140,18 +139,6 @@ func (p *place) run(name string, args ...string) (err error) {
 func (p *place) must(t *testing.T, name string, args ...string) {
 	t.Helper()
 	must(t, p.run(name, args...))
-}
-
-// mac is an interface's address.
-func (p *place) mac(t *testing.T, iface string) net.HardwareAddr {
-	t.Helper()
-	var text []byte
-	var err error
-	p.do(func() { text, err = os.ReadFile("/sys/class/net/" + iface + "/address") })
-	must(t, err)
-	mac, err := net.ParseMAC(strings.TrimSpace(string(text)))
-	must(t, err)
-	return mac
 }
 
 // kernelHas tries a tc discipline on an interface of this process's network, and

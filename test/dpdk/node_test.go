@@ -86,7 +86,7 @@ input:
 outputs:
   - {name: digest, shape: [1]}
 batches: [1, 2, 4, 8]
-slo: 1s
+slo: 10s
 decoder: {name: raw}
 `, bytes/1024)
 	path := filepath.Join(t.TempDir(), "digest.yaml")
