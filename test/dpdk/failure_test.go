@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -94,12 +95,12 @@ func TestAKilledManagerLeavesNothingAndStartsAgain(t *testing.T) {
 func TestANodeOnHugePagesLeavesNoFiles(t *testing.T) {
 	l := newLaboratory(t)
 	const wanted = 160 // pages of 2 MiB: a node's 256 MiB, and DPDK's own
-	dir := hugePages(t, wanted)
+	dir, before := hugePages(t, wanted)
 	for i := range 3 {
 		r := l.start(t, setup{device: devices[0].port, more: []string{"memory: 256MiB"}})
 		r.load(t, "20", time.Second).right(t)
-		if free := freePages(t); free > wanted-64 {
-			t.Errorf("%d of %d huge pages are free while the node runs", free, wanted)
+		if free := freePages(t); free > before-64 {
+			t.Errorf("%d of %d huge pages are free while the node runs", free, before)
 		}
 		if i == 2 {
 			must(t, r.Stop())
@@ -108,7 +109,7 @@ func TestANodeOnHugePagesLeavesNoFiles(t *testing.T) {
 			r.Kill()
 		}
 		waitFor(t, "the processes to end", func() bool { return len(processes(r.Dir)) == 0 })
-		waitFor(t, "the huge pages to be free again", func() bool { return freePages(t) >= wanted })
+		waitFor(t, "the huge pages to be free again", func() bool { return freePages(t) >= before })
 		entries, err := os.ReadDir(dir)
 		must(t, err)
 		if len(entries) > 0 {
@@ -119,16 +120,19 @@ func TestANodeOnHugePagesLeavesNoFiles(t *testing.T) {
 
 const nrHugePages = "/proc/sys/vm/nr_hugepages"
 
-// hugePages reserves as many, for this test, and mounts them where EAL looks.
-func hugePages(t *testing.T, wanted int) (dir string) {
+// hugePages reserves so many more, for this test, and mounts them where EAL looks. It
+// says how many are free then.
+func hugePages(t *testing.T, wanted int) (dir string, free int) {
 	t.Helper()
 	had, err := os.ReadFile(nrHugePages)
 	if err != nil {
 		t.Skipf("not on this machine: this kernel has no huge pages: %v", err)
 	}
-	must(t, os.WriteFile(nrHugePages, []byte(fmt.Sprint(wanted)), 0))
+	n, err := strconv.Atoi(strings.TrimSpace(string(had)))
+	must(t, err)
+	must(t, os.WriteFile(nrHugePages, []byte(strconv.Itoa(n+wanted)), 0))
 	t.Cleanup(func() { os.WriteFile(nrHugePages, had, 0) })
-	if free := freePages(t); free < wanted {
+	if free = freePages(t); free < wanted {
 		t.Skipf("not on this machine: it has memory for %d huge pages, want %d", free, wanted)
 	}
 	// Only this test's processes see the mount.
@@ -136,7 +140,7 @@ func hugePages(t *testing.T, wanted int) (dir string) {
 	must(t, os.Mkdir(dir, 0o700))
 	must(t, unix.Mount("nodev", dir, "hugetlbfs", 0, "pagesize=2M"))
 	t.Cleanup(func() { unix.Unmount(dir, 0) })
-	return dir
+	return dir, free
 }
 
 func freePages(t *testing.T) (n int) {
