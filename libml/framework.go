@@ -119,7 +119,24 @@ type Environment struct {
 	// Stream is the GPU's stream (CUstream, in the primary context) of a slot; nil
 	// on a CPU. It may be called from LinkModel on; see Framework on streams.
 	Stream func(slot int) uintptr
+	// Weights gives a file's bytes in the GPU's memory, which all processes share that
+	// ask for the same file: read-only, from LinkModel on, until Deinit has returned. A
+	// file that is asked for again is the same memory. It is nil on a CPU, and where
+	// weights are private. The error is ErrNoWeights where nobody holds them for any
+	// reason (the reason is in it): then the framework loads its own, and says so in a line.
+	Weights func(file string) (Weights, error)
 }
+
+// Weights is a file in a GPU's memory, from its first byte on. Kernels can read it; one
+// that writes there faults.
+type Weights struct {
+	Address uintptr // on the device, 2 MiB aligned
+	Bytes   int     // the file's
+}
+
+// ErrNoWeights is returned by Environment.Weights where no shared weights are to be
+// had: no holder, no memory for them, a file that cannot be read.
+var ErrNoWeights = errors.New("no shared weights")
 
 // DeviceCPU is the Environment.Device of the embedded default.
 const DeviceCPU = "cpu"
