@@ -1,6 +1,6 @@
 # Penstock. `make demo` and `make test` are all that most people need.
 #
-#   make build   bin/penstock, and ONNX Runtime beside it in bin/lib
+#   make build   bin/penstock, and beside it in bin/lib ONNX Runtime and libpenstock.so
 #   make test    build, then every test
 #   make demo    three real models answer real pictures for DURATION (30s)
 #   make examples  bin/examples, the programs of examples/
@@ -38,10 +38,16 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # What `make ptx` compiles with: nvcc or clang, whichever is found first.
 PTXCC    ?=
 
-.PHONY: build examples test demo check fuzz race ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu bench-plan plots
+.PHONY: build library examples test demo check fuzz race ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu bench-plan plots
 
-build: bin/lib/libonnxruntime.so
+build: bin/lib/libonnxruntime.so library
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
+
+# libml for programs in C and Python. It shows what libml/capi/penstock.h declares.
+CAPI_LDFLAGS := -s -w -extldflags '-Wl,-soname,libpenstock.so -Wl,--version-script=$(CURDIR)/libml/capi/penstock.map'
+
+library:
+	$(GO) build -buildmode=c-shared -trimpath -ldflags "$(CAPI_LDFLAGS)" -o bin/lib/libpenstock.so ./libml/capi/libpenstock
 
 bin/lib/libonnxruntime.so: go.mod
 	$(if $(ORT_$(GOARCH)),,$(error no ONNX Runtime for $(GOARCH): the carrier has amd64 and arm64))

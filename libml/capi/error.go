@@ -1,0 +1,98 @@
+package capi
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
+)
+
+// Code is what calls and callbacks return: enum penstock_code of penstock.h.
+type Code int32
+
+// The codes of penstock.h.
+const (
+	OK          Code = 0
+	Failed      Code = 1
+	NoHostStage Code = 2
+	OutOfMemory Code = 3
+	DeviceLost  Code = 4
+	NotShared   Code = 5
+)
+
+// Error is a callback that failed. It wraps cuda.ErrOutOfMemory, device.ErrLost or
+// libml.ErrNoHostStage where the callback returned the code of it.
+type Error struct {
+	// Callback is the field of the table, "infer_batch".
+	Callback string
+	// Code is what it returned.
+	Code Code
+	// Reason is the line that it left with penstock_error; may be empty.
+	Reason string
+}
+
+func (e *Error) Error() string {
+	reason := e.Reason
+	if reason == "" {
+		reason = "it left no reason (penstock_error)"
+	}
+	switch e.Code {
+	case Failed:
+	case OutOfMemory, DeviceLost:
+		return fmt.Sprintf("%s: %v: %s", e.Callback, e.Unwrap(), reason)
+	case NoHostStage:
+		return e.Callback + ": returned PENSTOCK_NO_HOST_STAGE, which only load_model may"
+	default:
+		return fmt.Sprintf("%s: returned %d, want PENSTOCK_OK (0), PENSTOCK_FAILED (1), PENSTOCK_OUT_OF_MEMORY (3) or PENSTOCK_DEVICE_LOST (4): %s",
+			e.Callback, e.Code, reason)
+	}
+	return e.Callback + ": " + reason
+}
+
+// Unwrap is what libml knows the error by, or nil.
+func (e *Error) Unwrap() error {
+	switch e.Code {
+	case OutOfMemory:
+		return cuda.ErrOutOfMemory
+	case DeviceLost:
+		return device.ErrLost
+	}
+	return nil
+}
+
+// codeOf is what penstock_run returns for an error.
+func codeOf(err error) Code {
+	switch {
+	case err == nil:
+		return OK
+	case errors.Is(err, device.ErrLost), errors.Is(err, cuda.ErrLost):
+		return DeviceLost
+	}
+	return Failed
+}
+
+// callback turns what a callback returned into what libml takes it for.
+func callback(name string, code Code, reason string) error {
+	if code == OK {
+		return nil
+	}
+	if code == NoHostStage && name == "load_model" {
+		return libml.ErrNoHostStage
+	}
+	return &Error{Callback: name, Code: code, Reason: line(reason)}
+}
+
+// line makes one line of a text that C wrote.
+func line(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(text, "?"))
+	return strings.TrimSpace(text)
+}

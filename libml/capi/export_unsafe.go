@@ -1,0 +1,122 @@
+//go:build cgo
+
+package capi
+
+// What shim.c calls, for the program. No panic leaves this file.
+
+/*
+#include <stdint.h>
+#include <stdlib.h>
+*/
+import "C"
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
+)
+
+const slots = device.Slots
+
+var (
+	started atomic.Bool
+	running atomic.Pointer[Framework]
+	logger  = zerolog.New(os.Stderr).With().Timestamp().Logger()
+)
+
+// guard turns a panic into a code and a text.
+func guard(call string, code *C.int, why **C.char) {
+	if v := recover(); v != nil {
+		*code, *why = C.int(Failed), C.CString(line(fmt.Sprintf("%s: panic: %v: this is an error of libpenstock", call, v)))
+	}
+}
+
+// pcapiRun is penstock_run; why is C's memory, the caller's, or nil.
+//
+//export pcapiRun
+func pcapiRun(table, self unsafe.Pointer, why **C.char) (code C.int) {
+	defer guard("penstock_run", &code, why)
+	err := run(table, self)
+	if err != nil {
+		*why = C.CString(line(err.Error()))
+	}
+	return C.int(codeOf(err))
+}
+
+var errRanBefore = errors.New("penstock_run: called twice; a process runs one model, once")
+
+func run(table, self unsafe.Pointer) error {
+	f, err := New(table, self)
+	if err != nil {
+		return err
+	}
+	if !started.CompareAndSwap(false, true) {
+		f.Close()
+		return errRanBefore
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	running.Store(f)
+	// The framework is not closed: where the process ends early, a callback is at work.
+	return libml.Run(ctx, logger, func(*models.Card) (libml.Framework, error) { return f, nil })
+}
+
+// pcapiLog is penstock_log.
+//
+//export pcapiLog
+func pcapiLog(level C.int32_t, text *C.char) {
+	var code C.int
+	var why *C.char
+	defer func() { C.free(unsafe.Pointer(why)) }()
+	defer guard("penstock_log", &code, &why)
+	log := logger
+	if f := running.Load(); f != nil {
+		if env := f.env.Load(); env != nil {
+			log = env.Log
+		}
+	}
+	levels := []zerolog.Level{zerolog.DebugLevel, zerolog.InfoLevel, zerolog.WarnLevel, zerolog.ErrorLevel}
+	log.WithLevel(levels[min(max(0, int(level)), len(levels)-1)]).Msg(line(C.GoString(text)))
+}
+
+// pcapiStream is penstock_stream.
+//
+//export pcapiStream
+func pcapiStream(slot C.int32_t) (stream C.uint64_t) {
+	defer func() {
+		if recover() != nil {
+			stream = 0
+		}
+	}()
+	if f := running.Load(); f != nil {
+		stream = C.uint64_t(f.stream(int(slot)))
+	}
+	return stream
+}
+
+// pcapiWeights is penstock_weights; places says that there is somewhere to put the two
+// results.
+//
+//export pcapiWeights
+func pcapiWeights(file *C.char, places C.int, address, bytes *C.uint64_t, why **C.char) (code C.int) {
+	defer guard("penstock_weights", &code, why)
+	fail := func(code Code, text string) C.int {
+		*why = C.CString(line("penstock_weights: " + text))
+		return C.int(code)
+	}
+	if file == nil || places == 0 {
+		return fail(Failed, "an argument is NULL; want a file's path and places for its address and length")
+	}
+	return fail(NotShared, "the node shares no weights; load your own")
+}

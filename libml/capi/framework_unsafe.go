@@ -1,0 +1,248 @@
+//go:build cgo
+
+package capi
+
+/*
+#include <stdlib.h>
+#include <string.h>
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/models"
+)
+
+// ErrTable is wrapped by what New returns for a table that is not sound.
+var ErrTable = errors.New("table of callbacks is not sound")
+
+// Framework is a libml.Framework that calls a table of C callbacks. Goroutines are
+// those of libml.Framework.
+type Framework struct {
+	handle *C.pcapi_handle // C's memory, as all that it points to
+	memory []unsafe.Pointer
+	env    atomic.Pointer[libml.Environment] // from Init on
+	linked atomic.Bool                       // streams may be asked for
+
+	mu   sync.Mutex // guards pins: slots are configured beside each other
+	pins map[batch]*runtime.Pinner
+}
+
+// batch is what is configured.
+type batch struct{ slot, n int }
+
+var _ libml.Framework = (*Framework)(nil)
+
+// New makes a framework of a penstock_framework and what it calls self. The table is
+// copied. The error wraps ErrTable.
+func New(table, self unsafe.Pointer) (*Framework, error) {
+	t := (*C.penstock_framework)(table)
+	const abi, size = C.PENSTOCK_ABI, C.sizeof_penstock_framework
+	switch {
+	case t == nil:
+		return nil, fmt.Errorf("penstock_run: %w: it is NULL", ErrTable)
+	case uintptr(table)%unsafe.Alignof(*t) != 0:
+		return nil, fmt.Errorf("penstock_run: %w: its address %p is not aligned to %d bytes", ErrTable, table, unsafe.Alignof(*t))
+	case t.size < 8:
+		return nil, fmt.Errorf("penstock_run: %w: size is %d, want sizeof(penstock_framework), %d (PENSTOCK_FRAMEWORK sets it)", ErrTable, t.size, size)
+	case t.abi != abi:
+		return nil, fmt.Errorf("penstock_run: %w: abi is %d, want %d: the program was built with the penstock.h of another libpenstock.so", ErrTable, t.abi, abi)
+	case t.size != size:
+		return nil, fmt.Errorf("penstock_run: %w: size is %d, want sizeof(penstock_framework), %d", ErrTable, t.size, size)
+	}
+	for _, c := range []struct {
+		name    string
+		missing bool
+	}{
+		{"init", t.init == nil}, {"load_model", t.load_model == nil}, {"link_model", t.link_model == nil},
+		{"configure_batch", t.configure_batch == nil}, {"infer_batch", t.infer_batch == nil}, {"deinit", t.deinit == nil},
+	} {
+		if c.missing {
+			return nil, fmt.Errorf("penstock_run: %w: %s is NULL; all six callbacks are called", ErrTable, c.name)
+		}
+	}
+	f := &Framework{pins: map[batch]*runtime.Pinner{}}
+	f.handle = (*C.pcapi_handle)(f.allocate(C.sizeof_pcapi_handle))
+	f.handle.table, f.handle.self = *t, self
+	return f, nil
+}
+
+// Close gives back what the callbacks were told; none of them is called any more.
+func (f *Framework) Close() {
+	f.unpin()
+	for _, p := range f.memory {
+		C.free(p)
+	}
+	f.memory, f.handle = nil, nil
+}
+
+// allocate is zeroed memory of C's until Close.
+func (f *Framework) allocate(bytes int) unsafe.Pointer {
+	p := C.calloc(1, C.size_t(max(1, bytes)))
+	f.memory = append(f.memory, p)
+	return p
+}
+
+// text is a string of C's until Close.
+func (f *Framework) text(s string) *C.char {
+	p := C.CString(s)
+	f.memory = append(f.memory, unsafe.Pointer(p))
+	return p
+}
+
+// failed is callback with what the callback left on this thread.
+func failed(name string, code C.int) error {
+	return callback(name, Code(code), C.GoString(C.pcapi_reason()))
+}
+
+// Init is libml.Framework's.
+func (f *Framework) Init(env libml.Environment) error {
+	if err := f.describe(&env); err != nil {
+		return err
+	}
+	f.env.Store(&env)
+	if code := C.pcapi_init(f.handle); code != 0 {
+		return failed("init", code)
+	}
+	return nil
+}
+
+// describe fills in penstock_environment.
+func (f *Framework) describe(env *libml.Environment) error {
+	e, card := &f.handle.environment, env.Card
+	text, err := CardJSON(card)
+	if err != nil {
+		return err
+	}
+	e.size, e.abi = C.sizeof_penstock_environment, C.PENSTOCK_ABI
+	e.name, e.version, e.card = f.text(card.Name), C.uint32_t(card.Version), f.text(string(text))
+	e.threads, e.device = C.int32_t(env.Threads), f.text(env.Device)
+	if card.Model != "" {
+		e.model = f.text(card.Model)
+	}
+	in := (*C.penstock_tensor)(f.allocate(C.sizeof_penstock_tensor))
+	*in = f.tensor(card.Input.Name, card.Input.TensorType, card.Input.Shape(1)[1:], card.Input.TensorBytes())
+	in.layout = map[models.Layout]C.uint32_t{models.HWC: C.PENSTOCK_HWC, models.CHW: C.PENSTOCK_CHW}[card.Input.TensorLayout]
+	e.input = in
+	outs := (*C.penstock_tensor)(f.allocate(len(card.Outputs) * C.sizeof_penstock_tensor))
+	for i, list := 0, unsafe.Slice(outs, len(card.Outputs)); i < len(list); i++ {
+		o := &card.Outputs[i]
+		list[i] = f.tensor(o.Name, models.F32, o.Shape, o.Bytes())
+	}
+	e.outputs, e.output_count = outs, C.uint32_t(len(card.Outputs))
+	batches := (*C.int32_t)(f.allocate(len(card.Batches) * C.sizeof_int32_t))
+	for i, n := range card.Batches {
+		unsafe.Slice(batches, len(card.Batches))[i] = C.int32_t(n)
+	}
+	e.batches, e.batch_count = batches, C.uint32_t(len(card.Batches))
+	return nil
+}
+
+func (f *Framework) tensor(name string, t models.DType, shape []int64, bytes int) C.penstock_tensor {
+	dims := (*C.int64_t)(f.allocate(len(shape) * C.sizeof_int64_t))
+	for i, d := range shape {
+		unsafe.Slice(dims, len(shape))[i] = C.int64_t(d)
+	}
+	return C.penstock_tensor{
+		name: f.text(name), shape: dims, rank: C.uint32_t(len(shape)), bytes: C.uint64_t(bytes),
+		_type: map[models.DType]C.uint32_t{models.U8: C.PENSTOCK_U8, models.F16: C.PENSTOCK_F16, models.F32: C.PENSTOCK_F32}[t],
+	}
+}
+
+// LoadModel is libml.Framework's.
+func (f *Framework) LoadModel() error {
+	if code := C.pcapi_load(f.handle); code != 0 {
+		return failed("load_model", code)
+	}
+	return nil
+}
+
+// LinkModel is libml.Framework's.
+func (f *Framework) LinkModel() (int64, error) {
+	f.linked.Store(true)
+	var bytes C.int64_t
+	if code := C.pcapi_link(f.handle, &bytes); code != 0 {
+		return 0, failed("link_model", code)
+	}
+	if bytes < 0 {
+		return 0, fmt.Errorf("link_model: persistent_bytes is %d, want 0 or more", bytes)
+	}
+	return int64(bytes), nil
+}
+
+// ConfigureBatch is libml.Framework's. The buffers are pinned until they are replaced.
+func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int64, error) {
+	pins := new(runtime.Pinner)
+	pin := func(mem []byte) C.uint64_t {
+		p := unsafe.SliceData(mem)
+		if p != nil {
+			pins.Pin(p) // does nothing where the memory is not of Go's heap
+		}
+		return C.uint64_t(uintptr(unsafe.Pointer(p)))
+	}
+	at := make([]C.uint64_t, max(1, len(outputs)))
+	for i, out := range outputs {
+		at[i] = pin(out)
+	}
+	var bytes C.int64_t
+	code := C.pcapi_configure(f.handle, C.int32_t(slot), C.int32_t(n), pin(input), &at[0], &bytes)
+	if code != 0 {
+		pins.Unpin() // those of the call before, if any, stay
+		return 0, failed("configure_batch", code)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if old := f.pins[batch{slot, n}]; old != nil {
+		old.Unpin()
+	}
+	f.pins[batch{slot, n}] = pins
+	if bytes < 0 {
+		return 0, fmt.Errorf("configure_batch: ephemeral_bytes is %d, want 0 or more", bytes)
+	}
+	return int64(bytes), nil
+}
+
+// InferBatch is libml.Framework's: one call of C, which allocates nothing.
+func (f *Framework) InferBatch(slot, n int) error {
+	if code := C.pcapi_infer(f.handle, C.int32_t(slot), C.int32_t(n)); code != 0 {
+		return failed("infer_batch", code)
+	}
+	return nil
+}
+
+// Deinit is libml.Framework's. What the callbacks were told stays until Close.
+func (f *Framework) Deinit() error {
+	f.linked.Store(false)
+	code := C.pcapi_deinit(f.handle)
+	f.unpin()
+	if code != 0 {
+		return failed("deinit", code)
+	}
+	return nil
+}
+
+func (f *Framework) unpin() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range f.pins {
+		p.Unpin()
+	}
+	clear(f.pins)
+}
+
+// stream is penstock_stream.
+func (f *Framework) stream(slot int) uintptr {
+	env := f.env.Load()
+	if env == nil || env.Stream == nil || !f.linked.Load() || slot < 0 || slot >= slots {
+		return 0
+	}
+	return env.Stream(slot)
+}

@@ -1,0 +1,131 @@
+#include "shim.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "_cgo_export.h"
+
+// The layout that programs were built with stays.
+#define AT(type, field, offset) _Static_assert(offsetof(type, field) == (offset), #type "." #field)
+AT(penstock_tensor, name, 0);
+AT(penstock_tensor, shape, 8);
+AT(penstock_tensor, bytes, 16);
+AT(penstock_tensor, rank, 24);
+AT(penstock_tensor, type, 28);
+AT(penstock_tensor, layout, 32);
+_Static_assert(sizeof(penstock_tensor) == 40, "penstock_tensor");
+AT(penstock_environment, size, 0);
+AT(penstock_environment, abi, 4);
+AT(penstock_environment, name, 8);
+AT(penstock_environment, version, 16);
+AT(penstock_environment, threads, 20);
+AT(penstock_environment, model, 24);
+AT(penstock_environment, card, 32);
+AT(penstock_environment, device, 40);
+AT(penstock_environment, input, 48);
+AT(penstock_environment, outputs, 56);
+AT(penstock_environment, output_count, 64);
+AT(penstock_environment, batch_count, 68);
+AT(penstock_environment, batches, 72);
+AT(penstock_framework, size, 0);
+AT(penstock_framework, abi, 4);
+AT(penstock_framework, init, 8);
+AT(penstock_framework, load_model, 16);
+AT(penstock_framework, link_model, 24);
+AT(penstock_framework, configure_batch, 32);
+AT(penstock_framework, infer_batch, 40);
+AT(penstock_framework, deinit, 48);
+_Static_assert(sizeof(penstock_framework) == 56, "penstock_framework");
+
+// A text of this thread; the longest that penstock.h promises, and its end.
+typedef struct text {
+	char at[4000 + 1];
+} text;
+
+static _Thread_local text reason, last;
+
+static void set(text *t, const char *from) {
+	size_t n = from == NULL ? 0 : strnlen(from, sizeof t->at - 1);
+	memcpy(t->at, from == NULL ? "" : from, n);
+	t->at[n] = 0;
+}
+
+uint32_t penstock_abi(void) { return PENSTOCK_ABI; }
+
+void penstock_error(const char *from) { set(&reason, from); }
+
+int penstock_fail(const char *format, ...) {
+	va_list arguments;
+	va_start(arguments, format);
+	vsnprintf(reason.at, sizeof reason.at, format, arguments);
+	va_end(arguments);
+	return PENSTOCK_FAILED;
+}
+
+const char *pcapi_reason(void) { return reason.at; }
+
+const char *penstock_last_error(void) { return last.at; }
+
+// done keeps why a call failed, for penstock_last_error. The text is the caller's of
+// C's memory, NULL where it succeeded; it is freed.
+static int done(int code, char *why) {
+	set(&last, why);
+	free(why);
+	return code;
+}
+
+int penstock_run(const penstock_framework *framework, void *self) {
+	char *why = NULL;
+	return done(pcapiRun((void *)framework, self, &why), why);
+}
+
+int penstock_weights(const char *file, void **address, uint64_t *bytes) {
+	char *why = NULL;
+	uint64_t at = 0, length = 0;
+	int code = pcapiWeights((char *)file, address != NULL && bytes != NULL, &at, &length, &why);
+	if (address != NULL)
+		*address = (void *)(uintptr_t)at;
+	if (bytes != NULL)
+		*bytes = length;
+	return done(code, why);
+}
+
+void penstock_log(int32_t level, const char *from) { pcapiLog(level, (char *)(from == NULL ? "" : from)); }
+
+void *penstock_stream(int32_t slot) { return (void *)(uintptr_t)pcapiStream(slot); }
+
+// begin takes back the reason that an earlier callback left on this thread.
+static inline void begin(void) { reason.at[0] = 0; }
+
+int pcapi_init(pcapi_handle *h) {
+	begin();
+	return h->table.init(h->self, &h->environment);
+}
+
+int pcapi_load(pcapi_handle *h) {
+	begin();
+	return h->table.load_model(h->self);
+}
+
+int pcapi_link(pcapi_handle *h, int64_t *bytes) {
+	begin();
+	return h->table.link_model(h->self, bytes);
+}
+
+int pcapi_configure(pcapi_handle *h, int32_t slot, int32_t n, uint64_t input, const uint64_t *outputs, int64_t *bytes) {
+	begin();
+	return h->table.configure_batch(h->self, slot, n, (void *)(uintptr_t)input, (void *const *)outputs, bytes);
+}
+
+int pcapi_infer(pcapi_handle *h, int32_t slot, int32_t n) {
+	begin();
+	return h->table.infer_batch(h->self, slot, n);
+}
+
+int pcapi_deinit(pcapi_handle *h) {
+	begin();
+	return h->table.deinit(h->self);
+}

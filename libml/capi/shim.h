@@ -1,0 +1,26 @@
+#ifndef PENSTOCK_CAPI_SHIM_H
+#define PENSTOCK_CAPI_SHIM_H
+
+#include "penstock.h"
+
+// A pcapi_handle is a table of callbacks that libml calls, with what it tells them. All
+// of it is C's memory, so that nothing of Go's is handed on.
+typedef struct pcapi_handle {
+	penstock_framework table;
+	void *self;
+	penstock_environment environment;
+} pcapi_handle;
+
+// The callbacks, each with the reason of this thread taken back before.
+int pcapi_init(pcapi_handle *h);
+int pcapi_load(pcapi_handle *h);
+int pcapi_link(pcapi_handle *h, int64_t *bytes);
+int pcapi_configure(pcapi_handle *h, int32_t slot, int32_t n, uint64_t input, const uint64_t *outputs, int64_t *bytes);
+int pcapi_infer(pcapi_handle *h, int32_t slot, int32_t n);
+int pcapi_deinit(pcapi_handle *h);
+
+// pcapi_reason is what penstock_error left on this thread since the callback began; ""
+// if nothing.
+const char *pcapi_reason(void);
+
+#endif
