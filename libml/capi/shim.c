@@ -79,7 +79,8 @@ static int done(int code, char *why) {
 
 int penstock_run(const penstock_framework *framework, void *self) {
 	char *why = NULL;
-	return done(pcapiRun((void *)framework, self, &why), why);
+	int code = pcapiRun((void *)framework, self, &why);
+	return done(code, why);
 }
 
 int penstock_weights(const char *file, void **address, uint64_t *bytes) {
