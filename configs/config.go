@@ -15,6 +15,10 @@ type Config struct {
 	// Device is where models run: "cpu", "cuda" (the first GPU), "cuda:N", a GPU's
 	// UUID or a beginning of it, or DeviceAuto.
 	Device string
+	// MPS lets the processes on a GPU run at the same time, on parts of it. Where it is
+	// false there is no MPS daemon: they take turns on the whole GPU, have no shares,
+	// and a fault stays with its process.
+	MPS bool
 	// Listen is the address that model ports are opened on; loopback unless told
 	// otherwise.
 	Listen netip.Addr
@@ -35,6 +39,8 @@ type Config struct {
 	Aggregate Aggregate
 	Shares    Shares
 	Batching  Batching
+	Gather    Gather
+	Late      Late
 	Functions []Function
 	// HangTimeout is how long a batch may run before its process is taken for
 	// hung and killed; 0 means ten times the objective, at least 2 s.
@@ -105,13 +111,15 @@ type Change string
 // CPU quota of the running one. ChangeRestart stops the process and starts
 // another, what there was before shadows, kept to compare with (Fig. 16).
 // ChangeAuto is partition on a GPU whose multiprocessors can be handed out, else
-// shadow.
+// shadow. ChangeNone gives no shares: each process may use the whole device, which
+// under MPS is MPS's default.
 const (
 	ChangeAuto      Change = "auto"
 	ChangeShadow    Change = "shadow"
 	ChangePartition Change = "partition"
 	ChangeInPlace   Change = "in-place"
 	ChangeRestart   Change = "restart"
+	ChangeNone      Change = "none"
 )
 
 // The devices that have a name of their own. DeviceAuto is the first GPU where
@@ -119,15 +127,6 @@ const (
 const (
 	DeviceCPU  = "cpu"
 	DeviceAuto = "auto"
-)
-
-// Batching names the batching rule.
-type Batching string
-
-// SLAB is the paper's self-learning adaptive batching; AIMD is Clipper's rule.
-const (
-	SLAB Batching = "slab"
-	AIMD Batching = "aimd"
 )
 
 // Function is one inference function: a model behind a UDP port.
@@ -140,10 +139,13 @@ type Function struct {
 	// SLO overrides the card's objective.
 	SLO       time.Duration
 	Instances int
-	// SharePercent fixes the first share of each instance; 0 means the demand.
+	// SharePercent fixes the first share of each instance; 0 means the demand. There
+	// are none with ChangeNone.
 	SharePercent float64
 	Change       Change   // as shares.change where left out
-	Batching     Batching // as the node's where left out
+	Batching     Batching // as the node's where left out, and so are Gather and Late
+	Gather       Gather
+	Late         Late
 	// Streams is how many batches of it may be in flight on a GPU, 1 or 2; 0 leaves
 	// it to libml.
 	Streams int
@@ -158,6 +160,7 @@ type Size int64
 func Default() Config {
 	return Config{
 		Device: DeviceCPU,
+		MPS:    true,
 		Listen: netip.AddrFrom4([4]byte{127, 0, 0, 1}),
 		HTTP:   netip.MustParseAddrPort("127.0.0.1:9650"),
 		Log:    Log{Level: "info", Format: "auto"},
@@ -176,7 +179,9 @@ func Default() Config {
 			DefaultPercent:   30, // paper 3.2.3
 			Tune:             true,
 		},
-		Batching:     SLAB,
+		Batching:     Batching{Rule: SLAB},
+		Gather:       GatherKernel,
+		Late:         LateAnswer,
 		FaultHold:    time.Minute,
 		DrainTimeout: 10 * time.Second,
 	}

@@ -2,6 +2,7 @@ package configs
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -48,7 +49,7 @@ const deviceRule = "cpu, auto, cuda, cuda:N, or a GPU's UUID (nvidia-smi -L)"
 
 var devicePattern = regexp.MustCompile(`^(cpu|auto|cuda(:[0-9]{1,3})?|GPU-[0-9a-fA-F-]{1,36})$`)
 
-var changes = []Change{ChangeAuto, ChangeShadow, ChangePartition, ChangeInPlace, ChangeRestart}
+var changes = []Change{ChangeAuto, ChangeShadow, ChangePartition, ChangeInPlace, ChangeRestart, ChangeNone}
 
 // Read reads the configuration in file, the built-in one where file is empty.
 // The error names all that is wrong, a line each: file, line, column, field, and
@@ -107,13 +108,19 @@ func Decode(file string, data []byte) (Config, error) {
 }
 
 func (c *Config) decode(root document.Value) {
-	m := root.Map("device", "listen", "source", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
-		"aggregate", "shares", "batching", "functions", "hang_timeout", "fault_hold", "busy_poll", "drain_timeout")
+	m := root.Map("device", "mps", "listen", "source", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
+		"aggregate", "shares", "batching", "gather", "late", "functions", "hang_timeout", "fault_hold", "busy_poll", "drain_timeout")
 	if v := m.May("device"); !v.Absent() {
 		c.Device = v.Text(deviceRule)
 		if !devicePattern.MatchString(c.Device) {
 			v.Reject("is %q, want %s", c.Device, deviceRule)
 			c.Device = DeviceAuto // what is wrong is said once
+		}
+	}
+	if v := m.May("mps"); !v.Absent() {
+		c.MPS = v.Bool()
+		if err := c.mpsOn(c.Device); err != nil {
+			v.Reject("%v", err)
 		}
 	}
 	if v := m.May("listen"); !v.Absent() {
@@ -141,8 +148,10 @@ func (c *Config) decode(root document.Value) {
 	}
 	c.Slab.decode(m.May("slab"))
 	c.Aggregate.decode(m.May("aggregate"))
-	c.Shares.decode(m.May("shares"), c.Device)
-	choose(m.May("batching"), &c.Batching, SLAB, AIMD)
+	c.Shares.decode(m.May("shares"), c)
+	c.Batching.decode(m.May("batching"))
+	gather(m.May("gather"), &c.Gather, c.Device)
+	choose(m.May("late"), &c.Late, lates...)
 	duration(m.May("hang_timeout"), &c.HangTimeout, time.Millisecond)
 	duration(m.May("fault_hold"), &c.FaultHold, 0)
 	if v := m.May("busy_poll"); !v.Absent() {
@@ -159,7 +168,7 @@ func (c *Config) decode(root document.Value) {
 	names, ports := map[string]bool{}, map[uint16]string{}
 	for _, v := range entries {
 		var f Function
-		f.decode(v, c.Device, names, ports)
+		f.decode(v, c, names, ports)
 		c.Functions = append(c.Functions, f)
 	}
 }
@@ -186,10 +195,10 @@ func (a *Aggregate) decode(v document.Value) {
 	size(m.May("minimum_piece"), &a.MinimumPiece, 64, 64<<10)
 }
 
-func (s *Shares) decode(v document.Value, device string) {
+func (s *Shares) decode(v document.Value, c *Config) {
 	m := v.Map("change", "sm_grain", "interval", "hold_down", "threshold_percent", "minimum_percent",
 		"default_percent", "spread_slack", "tune")
-	change(m.May("change"), &s.Change, device)
+	change(m.May("change"), &s.Change, c)
 	if g := m.May("sm_grain"); !g.Absent() {
 		s.SMGrain = int(g.Int(0, maxGrain))
 	}
@@ -206,8 +215,9 @@ func (s *Shares) decode(v document.Value, device string) {
 	}
 }
 
-func (f *Function) decode(v document.Value, device string, names map[string]bool, ports map[uint16]string) {
-	m := v.Map("name", "model", "port", "slo", "instances", "share_percent", "change", "batching", "streams", "environment")
+func (f *Function) decode(v document.Value, c *Config, names map[string]bool, ports map[uint16]string) {
+	m := v.Map("name", "model", "port", "slo", "instances", "share_percent", "change", "batching", "gather", "late",
+		"streams", "environment")
 	const nameRule = "lower case letters, digits, '-' and '_', at most 64"
 	name := m.Need("name", nameRule)
 	f.Name = name.Text(nameRule)
@@ -232,9 +242,15 @@ func (f *Function) decode(v document.Value, device string, names map[string]bool
 	if w := m.May("instances"); !w.Absent() {
 		f.Instances = int(w.Int(1, MaxInstances))
 	}
-	percent(m.May("share_percent"), &f.SharePercent, 0.1)
-	change(m.May("change"), &f.Change, device)
-	choose(m.May("batching"), &f.Batching, SLAB, AIMD)
+	change(m.May("change"), &f.Change, c)
+	first := m.May("share_percent")
+	percent(first, &f.SharePercent, 0.1)
+	if err := f.shareUnder(c); err != nil {
+		first.Reject("%v", err)
+	}
+	f.Batching.decode(m.May("batching"))
+	gather(m.May("gather"), &f.Gather, c.Device)
+	choose(m.May("late"), &f.Late, lates...)
 	f.Streams = streams(m.May("streams"))
 	if env := m.May("environment"); !env.Absent() {
 		plain, ok := env.Plain().(map[string]any)
@@ -265,27 +281,113 @@ func (f *Function) Check() error {
 	case !(f.SharePercent >= 0 && f.SharePercent <= 100):
 		return fmt.Errorf("share of %s is %v %%, want more than 0, at most 100", f.Name, f.SharePercent)
 	case f.Change != "" && !slices.Contains(changes, f.Change):
-		return fmt.Errorf("change of %s is %q, want %s, %s, %s, %s or %s", f.Name, f.Change, ChangeAuto, ChangeShadow, ChangePartition, ChangeInPlace, ChangeRestart)
-	case !slices.Contains([]Batching{"", SLAB, AIMD}, f.Batching):
-		return fmt.Errorf("batching of %s is %q, want %s or %s", f.Name, f.Batching, SLAB, AIMD)
+		return fmt.Errorf("change of %s is %q, want %s", f.Name, f.Change, oneOf(changes))
+	case f.Batching.check() != nil:
+		return fmt.Errorf("batching of %s %w", f.Name, f.Batching.check())
+	case f.Gather != "" && !slices.Contains(gathers, f.Gather):
+		return fmt.Errorf("gather of %s is %q, want %s", f.Name, f.Gather, oneOf(gathers))
+	case f.Late != "" && !slices.Contains(lates, f.Late):
+		return fmt.Errorf("late of %s is %q, want %s", f.Name, f.Late, oneOf(lates))
 	case f.Streams < 0 || f.Streams > maxStreams:
 		return fmt.Errorf("streams of %s are %d, want 1 or %d, or 0 for auto", f.Name, f.Streams, maxStreams)
 	}
 	return nil
 }
 
+// oneOf lists words for people.
+func oneOf[T ~string](words []T) string {
+	var list strings.Builder
+	for i, w := range words {
+		switch i {
+		case 0:
+		case len(words) - 1:
+			list.WriteString(" or ")
+		default:
+			list.WriteString(", ")
+		}
+		list.WriteString(string(w))
+	}
+	return list.String()
+}
+
 // On reports what of a configuration does not go with device, which DeviceAuto has
 // come to.
 func (c *Config) On(device string) error {
-	if err := c.Shares.Change.On(device); err != nil {
+	if err := c.mpsOn(device); err != nil {
+		return fmt.Errorf("mps %w", err)
+	}
+	if err := c.Shares.Change.under(c, device); err != nil {
 		return fmt.Errorf("shares.change %w", err)
 	}
+	if err := c.Gather.On(device); err != nil {
+		return fmt.Errorf("gather %w", err)
+	}
 	for _, f := range c.Functions {
-		if err := f.Change.On(device); err != nil {
-			return fmt.Errorf("change of function %s %w", f.Name, err)
+		if err := f.Under(c, device); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// Under reports what of a function does not go with the rest of a configuration on a
+// device.
+func (f *Function) Under(c *Config, device string) error {
+	if err := f.Change.under(c, device); err != nil {
+		return fmt.Errorf("change of function %s %w", f.Name, err)
+	}
+	if err := f.shareUnder(c); err != nil {
+		return fmt.Errorf("share of function %s %w", f.Name, err)
+	}
+	if err := f.Gather.On(device); err != nil {
+		return fmt.Errorf("gather of function %s %w", f.Name, err)
+	}
+	return nil
+}
+
+// ChangeOf is how a function's share changes under a configuration. Without MPS
+// ChangeAuto comes to ChangeNone.
+func (c *Config) ChangeOf(f Function) Change {
+	change := cmp.Or(f.Change, c.Shares.Change)
+	if !c.MPS && change == ChangeAuto {
+		return ChangeNone
+	}
+	return change
+}
+
+// mpsOn reports whether MPS can be as configured on device.
+func (c *Config) mpsOn(device string) error {
+	if !c.MPS && device == DeviceCPU {
+		return errors.New("is false, which has processes take turns on a GPU, and the device is cpu; want `device: cuda`, or `mps` left out")
+	}
+	return nil
+}
+
+// shareUnder reports whether a function can have the share that it begins with.
+func (f *Function) shareUnder(c *Config) error {
+	switch {
+	case f.SharePercent == 0 || c.ChangeOf(*f) != ChangeNone:
+		return nil
+	case !c.MPS:
+		return fmt.Errorf("is %v %%, and mps is false: without MPS nobody has a share; want it left out", f.SharePercent)
+	}
+	return fmt.Errorf("is %v %%, and change is none: each process may use the whole device; want it left out, or another change", f.SharePercent)
+}
+
+// On reports whether pieces can be gathered so on device; DeviceAuto allows all.
+func (g Gather) On(device string) error {
+	if g == GatherCopy && device == DeviceCPU {
+		return errors.New("is copy, which brings a batch to a GPU, and the device is cpu; want `device: cuda`, or kernel")
+	}
+	return nil
+}
+
+// under reports whether shares can change so on device under a configuration.
+func (c Change) under(cfg *Config, device string) error {
+	if !cfg.MPS && c != "" && c != ChangeAuto && c != ChangeNone {
+		return fmt.Errorf("is %s, and mps is false: processes that take turns on a GPU have no shares; want none", c)
+	}
+	return c.On(device)
 }
 
 // On reports whether shares can change so on device; DeviceAuto allows all.
@@ -313,9 +415,16 @@ func choose[T ~string](v document.Value, to *T, words ...T) {
 	*to = T(v.Choice(list...))
 }
 
-func change(v document.Value, to *Change, device string) {
-	choose(v, to, changes...)
+func gather(v document.Value, to *Gather, device string) {
+	choose(v, to, gathers...)
 	if err := to.On(device); err != nil && !v.Absent() {
+		v.Reject("%v", err)
+	}
+}
+
+func change(v document.Value, to *Change, c *Config) {
+	choose(v, to, changes...)
+	if err := to.under(c, c.Device); err != nil && !v.Absent() {
 		v.Reject("%v", err)
 	}
 }

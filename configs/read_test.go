@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -149,7 +150,26 @@ var wrong = map[string][]string{
 	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['-l1,2']}}":            {"eal[0]", "-l1,2", "lcores"},
 	"{listen: 10.0.0.2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":        {"listen", "source.dpdk.addresses"},
 	"{slab: {size: 64MiB}, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":     {"slab", "source.dpdk.memory"},
-	"lsiten: 127.0.0.1":                                                                   {`"lsiten"`, `"listen"`},
+	"{device: cuda, mps: maybe}":                                                          {"mps", "maybe"},
+	"mps: false":                                                                          {"f.yaml:1:", "mps", "cpu", "device: cuda"},
+	"{device: cuda, mps: false, shares: {change: shadow}}":                                {"change", "shadow", "mps", "none"},
+	"{device: cuda, mps: false, functions: [{name: a, port: 1, change: partition}]}":      {"change", "partition", "mps", "none"},
+	"{device: cuda, mps: false, functions: [{name: a, port: 1, share_percent: 30}]}":      {"share_percent", "30", "mps", "left out"},
+	"functions: [{name: a, port: 1, change: none, share_percent: 30}]":                    {"share_percent", "30", "change is none"},
+	"gather: dma":  {"dma", "kernel", "copy"},
+	"gather: copy": {"gather", "cpu", "device: cuda"},
+	"functions: [{name: a, port: 1, gather: copy}]": {"functions[0].gather", "cpu", "device: cuda"},
+	"late: drop": {"late", "drop", "answer", "run"},
+	"functions: [{name: a, port: 1, late: never}]": {"functions[0].late", "never", "answer"},
+	"batching: fixed":                                {"batching", "{fixed: 8, delay: 5ms}"},
+	"batching: {delay: 5ms}":                         {"batching.fixed", "missing", "batch size"},
+	"batching: {fixed: 8}":                           {"batching.delay", "missing", "5ms"},
+	"batching: {fixed: 0, delay: 5ms}":               {"batching.fixed", "0", "1024"},
+	"batching: {fixed: 8, delay: 5}":                 {"batching.delay", "5"},
+	"batching: {fixed: 8, delay: -5ms}":              {"batching.delay", "-5ms"},
+	"batching: {fixed: 8, dealy: 5ms}":               {`"dealy"`, `"delay"`},
+	"functions: [{name: a, port: 1, batching: one}]": {"functions[0].batching", "one", "none"},
+	"lsiten: 127.0.0.1":                              {`"lsiten"`, `"listen"`},
 }
 
 func TestWrongConfigurationsAreNamedByReaderAndSchema(t *testing.T) {
@@ -184,8 +204,10 @@ func TestReaderFindsWhatSchemasCannot(t *testing.T) {
 		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], memory: 1MiB}}":              {"memory", "1MiB", "64MiB"},
 		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], queues: 3, lcores: [1, 2]}}": {"lcores", "2 CPUs for 3 queues"},
 		"slab: {size: 1KiB}": {"size", "1KiB", "MiB"},
-		"functions: [{name: a, port: 1}, {name: a, port: 2}]": {`"a"`, "another function"},
-		"functions: [{name: a, port: 1}, {name: b, port: 1}]": {"port", `"a"`},
+		"functions: [{name: a, port: 1}, {name: a, port: 2}]":                          {`"a"`, "another function"},
+		"functions: [{name: a, port: 1}, {name: b, port: 1}]":                          {"port", `"a"`},
+		"{shares: {change: none}, functions: [{name: a, port: 1, share_percent: 30}]}": {"share_percent", "change is none"},
+		"{functions: [{name: a, port: 1, share_percent: 30}], shares: {change: none}}": {"share_percent", "change is none"},
 	} {
 		_, err := Decode("f.yaml", []byte(text))
 		if err == nil {
@@ -359,6 +381,114 @@ func TestStreamsAreOneOrTwoOrLeftToLibml(t *testing.T) {
 		}
 		if err := valid(t, s, text); err != nil {
 			t.Errorf("%q: schema: %v", text, err)
+		}
+	}
+}
+
+// What `make evaluate-gpu` compares is named by configuration.
+func TestBaselinesAreReadByReaderAndSchema(t *testing.T) {
+	s := schema(t)
+	for text, is := range map[string]func(c Config) bool{
+		"{device: cuda, mps: false}":                         func(c Config) bool { return !c.MPS && c.ChangeOf(c.Functions[0]) == ChangeNone },
+		"{device: cuda, mps: false, shares: {change: none}}": func(c Config) bool { return !c.MPS && c.ChangeOf(c.Functions[0]) == ChangeNone },
+		"{device: cuda, mps: false, shares: {change: auto}}": func(c Config) bool { return c.ChangeOf(c.Functions[0]) == ChangeNone },
+		"{device: auto, mps: false, gather: copy}":           func(c Config) bool { return !c.MPS && c.Gather == GatherCopy },
+		"{device: cuda, shares: {change: none}}":             func(c Config) bool { return c.MPS && c.ChangeOf(c.Functions[0]) == ChangeNone },
+		"shares: {change: none}":                             func(c Config) bool { return c.ChangeOf(c.Functions[0]) == ChangeNone },
+		"{device: cuda, shares: {change: shadow, tune: false}}": func(c Config) bool {
+			return c.ChangeOf(c.Functions[0]) == ChangeShadow && !c.Shares.Tune
+		},
+		"batching: slab":                   func(c Config) bool { return c.Batching == Batching{Rule: SLAB} },
+		"batching: aimd":                   func(c Config) bool { return c.Batching == Batching{Rule: AIMD} },
+		"batching: none":                   func(c Config) bool { return c.Batching == Batching{Rule: One} },
+		"batching: {fixed: 8, delay: 5ms}": func(c Config) bool { return c.Batching == Batching{Fixed, 8, 5 * time.Millisecond} },
+		"batching: {fixed: 8, delay: 0s}":  func(c Config) bool { return c.Batching == Batching{Rule: Fixed, Size: 8} },
+		"late: run":                        func(c Config) bool { return c.Late == LateRun },
+		"{device: cuda, gather: copy}":     func(c Config) bool { return c.Gather == GatherCopy },
+		"{}": func(c Config) bool {
+			return c.MPS && c.Batching == Batching{Rule: SLAB} && c.Gather == GatherKernel && c.Late == LateAnswer && c.ChangeOf(c.Functions[0]) == ChangeAuto
+		},
+	} {
+		c, err := Decode("f.yaml", []byte(text))
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		c.Functions = []Function{{Name: "a", Instances: 1}}
+		if !is(c) {
+			t.Errorf("%q reads %+v", text, c)
+		}
+		if err := c.On(c.Device); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+		if err := valid(t, s, text); err != nil {
+			t.Errorf("%q: schema: %v", text, err)
+		}
+	}
+	text := "{device: cuda, functions: [{name: a, port: 1, batching: {fixed: 4, delay: 1ms}, gather: copy, late: run, change: none}]}"
+	c, err := Decode("f.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Function{Name: "a", Port: 1, Instances: 1, Batching: Batching{Fixed, 4, time.Millisecond}, Gather: GatherCopy, Late: LateRun, Change: ChangeNone}
+	if !reflect.DeepEqual(c.Functions[0], want) {
+		t.Errorf("it reads\n%+v, want\n%+v", c.Functions[0], want)
+	}
+	if err := valid(t, s, text); err != nil {
+		t.Errorf("schema: %v", err)
+	}
+}
+
+// A function that is added while the node runs comes from no file.
+func TestAFunctionThatDoesNotGoWithItsNodeIsRefused(t *testing.T) {
+	turns, whole := Default(), Default()
+	turns.MPS, whole.Shares.Change = false, ChangeNone
+	for _, c := range []struct {
+		node   Config
+		device string
+		f      Function
+		says   []string
+	}{
+		{turns, "cuda", Function{Name: "a"}, nil},
+		{turns, "cuda", Function{Name: "a", Change: ChangeShadow}, []string{"change of function a", "shadow", "mps is false"}},
+		{turns, "cuda", Function{Name: "a", SharePercent: 30}, []string{"share of function a", "mps is false"}},
+		{whole, "cpu", Function{Name: "a", SharePercent: 30}, []string{"share of function a", "change is none"}},
+		{whole, "cpu", Function{Name: "a", SharePercent: 30, Change: ChangeShadow}, nil},
+		{whole, "cpu", Function{Name: "a", Gather: GatherCopy}, []string{"gather of function a", "cpu"}},
+	} {
+		err := c.f.Under(&c.node, c.device)
+		if c.says == nil {
+			if err != nil {
+				t.Errorf("%+v: %v", c.f, err)
+			}
+			continue
+		}
+		for _, word := range c.says {
+			if err == nil || !strings.Contains(err.Error(), word) {
+				t.Errorf("%+v: error %v does not name %q", c.f, err, word)
+			}
+		}
+	}
+	turns.Functions = nil
+	if err := turns.On("cpu"); err == nil || !strings.Contains(err.Error(), "mps is false") {
+		t.Errorf("mps: false on a CPU: error %v", err)
+	}
+	for batching, says := range map[Batching]string{
+		{Rule: "guess"}:              "slab, aimd, none",
+		{Rule: SLAB, Size: 8}:        "only fixed",
+		{Rule: Fixed}:                "1 to 1024",
+		{Rule: Fixed, Size: 1 << 20}: "1 to 1024",
+		{Fixed, 8, -time.Second}:     "from 0s",
+	} {
+		f := Function{Name: "a", Instances: 1, Batching: batching}
+		if err := f.Check(); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "batching of a") {
+			t.Errorf("%v: error %v, want one that says %q", batching, err, says)
+		}
+	}
+	for word, f := range map[string]Function{"kernel or copy": {Gather: "dma"}, "answer or run": {Late: "drop"}, "restart or none": {Change: "swap"}} {
+		f.Name, f.Instances = "a", 1
+		if err := f.Check(); err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("error %v, want one that says %q", err, word)
 		}
 	}
 }

@@ -93,6 +93,9 @@ type DesiredProcess struct {
 	// batch size and gets the others while it serves. It counts with Serve, and is what
 	// it is when the process is woken.
 	Early bool `json:"early,omitempty"`
+	// SharedWeights: on a GPU the process may ask the node's holder of weights for its
+	// model's.
+	SharedWeights bool `json:"shared_weights,omitempty"`
 	// Command is the program and its arguments; empty means this binary's `if`.
 	Command []string `json:"command,omitempty"`
 	// Dir is the working folder, absolute.
@@ -135,6 +138,9 @@ type ObservedDevice struct {
 	// anybody.
 	MemoryBytes int64 `json:"memory_bytes"`
 	UsedBytes   int64 `json:"used_bytes"`
+	// Weights are those that processes share, which nobody's PersistentBytes count; nil
+	// where each has its own.
+	Weights *WeightsHeld `json:"weights,omitempty"`
 	// Why says what is missing for MPS or partitions, in one line; empty where
 	// nothing is.
 	Why string `json:"why,omitempty"`
@@ -223,6 +229,16 @@ type Start struct {
 	Device string `json:"device"`
 	// GroupSMs are ObservedDevice.GroupSMs: the split that SMGroups speak of.
 	GroupSMs []int `json:"group_sms,omitempty"`
+	// WeightsSocket is where the holder of shared weights is asked; empty where the
+	// process loads its own.
+	WeightsSocket string `json:"weights_socket,omitempty"`
+}
+
+// WeightsHeld is what the holder of shared weights tells the orchestrator, one JSON
+// object a line over its standard output, when it listens and at each change.
+type WeightsHeld struct {
+	Files int   `json:"files"`
+	Bytes int64 `json:"bytes"` // of the device's memory
 }
 
 // ChildFD is the child's end of the socket pair.

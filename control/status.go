@@ -40,8 +40,18 @@ type FunctionStatus struct {
 	Port    int    `json:"port"`
 	// SLOMillis is the latency objective in force.
 	SLOMillis float64 `json:"slo_ms"`
-	// SharePercent is the sum over the instances.
+	// SharePercent is the sum over the instances, or 100 where they have no shares and
+	// each may use the whole device.
 	SharePercent float64 `json:"share_percent"`
+	// Change is how shares change here: "shadow", "partition", "in-place", "restart", or
+	// "none" where there are none. Batching is the batching rule as a configuration has
+	// it, Late "answer" or "run". Gather is "kernel" or "copy", empty on a CPU; Streams
+	// is as configured, 0 where libml chooses.
+	Change   string `json:"change"`
+	Batching string `json:"batching"`
+	Late     string `json:"late"`
+	Gather   string `json:"gather,omitempty"`
+	Streams  int    `json:"streams,omitempty"`
 	// Swaps is how often the ring was handed over; SwapIdle how long it stood
 	// still for that with work waiting.
 	Swaps    uint64     `json:"swaps"`
@@ -75,7 +85,10 @@ type FunctionStatus struct {
 
 // InstanceStatus is one instance of a function.
 type InstanceStatus struct {
+	// SharePercent is 100 where Whole: the instance has no share, and may use the whole
+	// device as all others may.
 	SharePercent float64 `json:"share_percent"`
+	Whole        bool    `json:"whole,omitempty"`
 	// SMGroups are the groups of multiprocessors ordered for it, empty where its
 	// share is a percentage.
 	SMGroups  []int           `json:"sm_groups,omitempty"`

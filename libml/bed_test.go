@@ -63,14 +63,14 @@ func (b *bed) identity(generation uint32) control.Start {
 }
 
 // open is a process's opener.
-func (b *bed) open(start control.Start, in models.Input) (device.Device, error) {
+func (b *bed) open(start control.Start, in models.Input, copies bool) (device.Device, error) {
 	if b.opened != nil {
 		b.opened(start)
 	}
 	if b.gpu != nil && start.Device == b.gpu.Name() {
 		return b.gpu, nil
 	}
-	return openDevice(start, in)
+	return openDevice(start, in, copies)
 }
 
 func testCard() *models.Card {

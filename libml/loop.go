@@ -18,8 +18,9 @@ import (
 // loop is the batch loop: it owns the ring from Acquire to Release and belongs
 // to one thread. The way of a batch:
 //
-//  1. Take what is whole; pick the next batch by priority and deadline, as many
-//     as the batching rule allows; answer `late` what can no longer make it
+//  1. Take what is whole; when the batching rule says that there may be a batch, pick it
+//     by priority and deadline, as many as the rule allows; answer `late` what can no
+//     longer make it
 //  2. begin it: gather the pieces, infer, fetch the outputs (flight.go)
 //  3. look for new work while it runs, where the device lets a second one run beside
 //     it; begin that, too, when it is time (slab.NearEnd, slab.HalfFull)
@@ -84,7 +85,10 @@ const waitAtMost = 100 * time.Millisecond
 
 func newLoop(p *process, attached control.Attached) (*loop, error) {
 	ruleOf := func(ladder []int) (*slab.Rule, error) {
-		return slab.New(attached.Batching, slab.Config{SLO: p.slo, Ladder: ladder})
+		return slab.New(attached.Batching, slab.Config{
+			SLO: p.slo, Ladder: ladder, RunLate: attached.RunLate,
+			Fixed: attached.BatchSize, Delay: time.Duration(attached.BatchDelayNanos),
+		})
 	}
 	rule, err := ruleOf(p.ladder)
 	if err != nil {
@@ -156,7 +160,7 @@ func (l *loop) run() error {
 			l.c.Settle()
 			l.announce(done)
 			l.moveSeen(-1)
-			l.c.Wait(shm.Now() + int64(waitAtMost))
+			l.c.Wait(l.waitUntil())
 			continue
 		}
 		if !l.await() {
@@ -198,6 +202,8 @@ func (l *loop) mayBegin() bool {
 	switch {
 	case len(l.pending) == 0 || l.flying == len(l.flights):
 		return false
+	case l.rule.ReadyAt(l.state, l.pending) > shm.Now():
+		return false
 	case l.flying == 0:
 		return true
 	case l.moved != nil && l.movedIdle == unknown:
@@ -207,6 +213,16 @@ func (l *loop) mayBegin() bool {
 	}
 	f := l.oldestFlight()
 	return slab.NearEnd(len(l.pending), l.left(shm.Now()), min(l.lead, l.rule.Typical(l.state, f.padded)/2))
+}
+
+// waitUntil is when a loop with nothing in flight looks again, if no work comes before:
+// at the latest when what is pending may be a batch.
+func (l *loop) waitUntil() int64 {
+	until := shm.Now() + int64(waitAtMost)
+	if len(l.pending) > 0 {
+		until = min(until, l.rule.ReadyAt(l.state, l.pending))
+	}
+	return until
 }
 
 // left is how long the batch that is alone in flight is expected to take from now.
@@ -334,7 +350,7 @@ func (l *loop) pick() {
 		began, ended = l.flights[(l.first+l.flying-1)%len(l.flights)].dispatched, now
 	}
 	l.waited = slab.WaitForRunning(l.pending, began, ended)
-	batch, late := slab.Pick(l.pending, now, l.rule.Size(l.state), l.expected)
+	batch, late := l.rule.Pick(l.state, l.pending, now, l.expected)
 	l.batch, l.late = l.pending[:batch], late
 	if late == 0 {
 		return

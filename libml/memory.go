@@ -25,11 +25,11 @@ type memory struct {
 }
 
 // opener makes the device that a process runs on, for its card's input: the first
-// that touches a GPU.
-type opener func(start control.Start, in models.Input) (device.Device, error)
+// that touches a GPU. copies is gpu.Options.Copy.
+type opener func(start control.Start, in models.Input, copies bool) (device.Device, error)
 
 // openDevice opens the CPU, or the GPU that the process was started on.
-func openDevice(start control.Start, in models.Input) (device.Device, error) {
+func openDevice(start control.Start, in models.Input, copies bool) (device.Device, error) {
 	if start.Device == "" || start.Device == DeviceCPU {
 		d, err := cpu.New(in, nil)
 		if err != nil {
@@ -37,7 +37,7 @@ func openDevice(start control.Start, in models.Input) (device.Device, error) {
 		}
 		return d, nil
 	}
-	options := gpu.Options{Device: start.Device}
+	options := gpu.Options{Device: start.Device, Copy: copies}
 	if len(start.GroupSMs) > 0 {
 		// Only the last group, what is left over, is of another size.
 		options.Grain = start.GroupSMs[0]
@@ -73,7 +73,7 @@ func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *mem
 		return nil, fmt.Errorf("map tensors: %w", err)
 	}
 	m.regions = append(m.regions, buffers)
-	if m.device, err = p.open(p.start, p.card.Input); err != nil {
+	if m.device, err = p.open(p.start, p.card.Input, attached.Copy); err != nil {
 		return nil, err
 	}
 	if err := m.device.Bind(); err != nil {

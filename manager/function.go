@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,6 +34,8 @@ type function struct {
 	configured  configs.Change // how a share shall change, and how it does here
 	change      configs.Change
 	batching    configs.Batching
+	gather      configs.Gather
+	late        configs.Late
 	environment map[string]string
 	hangTimeout time.Duration
 	geometry    shm.Geometry
@@ -86,9 +89,14 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		m: m, name: c.Name, config: c, card: card,
 		log:         m.log.With().Str("if", c.Name).Logger(),
 		slo:         cmp.Or(c.SLO, card.SLO),
-		configured:  m.changeOf(c),
+		configured:  m.cfg.ChangeOf(c),
 		batching:    cmp.Or(c.Batching, m.cfg.Batching),
+		gather:      cmp.Or(c.Gather, m.cfg.Gather),
+		late:        cmp.Or(c.Late, m.cfg.Late),
 		environment: c.Environment,
+	}
+	if err := f.batches(card); err != nil {
+		return nil, err
 	}
 	f.change = m.device.changeOn(f.configured)
 	f.hangTimeout = cmp.Or(m.cfg.HangTimeout, max(2*time.Second, 10*f.slo))
@@ -133,6 +141,23 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 	}
 	return f, nil
 }
+
+// batches reports whether the function's batching rule can run a card's batches.
+func (f *function) batches(card *models.Card) error {
+	b := f.batching
+	switch {
+	case b.Rule != configs.Fixed:
+		return nil
+	case !slices.Contains(card.Batches, b.Size):
+		return fmt.Errorf("batching of %s is %s, and %s has batches of %v: want one of these", f.name, b, card.Name, card.Batches)
+	case b.Delay >= f.slo:
+		return fmt.Errorf("batching of %s is %s, and its objective is %s: want a delay that is shorter", f.name, b, f.slo)
+	}
+	return nil
+}
+
+// whole reports whether the instances have no shares: each may use the whole device.
+func (f *function) whole() bool { return f.change == configs.ChangeNone }
 
 // run starts the data path's threads.
 func (f *function) run() {
@@ -254,8 +279,15 @@ func (f *function) watch() {
 	}
 }
 
-// sharePercent is the sum over the instances.
+// wholePercent is what an instance without a share may use.
+const wholePercent = 100
+
+// sharePercent is the sum over the instances; all may use the same where they have no
+// shares.
 func (f *function) sharePercent() float64 {
+	if f.whole() {
+		return wholePercent
+	}
 	total := 0.0
 	for _, in := range f.instances {
 		total += in.sharePercent()
@@ -269,8 +301,9 @@ func (f *function) status() control.FunctionStatus {
 	s := control.FunctionStatus{
 		Name: f.name, Address: f.m.ports.address().String(), Port: int(f.source.LocalAddr().Port()),
 		SLOMillis:    float64(f.slo) / float64(time.Millisecond),
-		SharePercent: f.sharePercent(),
-		Swaps:        f.swaps.Load(), SwapIdle: f.idle.summary(),
+		SharePercent: f.sharePercent(), Change: string(f.change),
+		Batching: f.batching.String(), Late: string(f.late), Streams: f.config.Streams,
+		Swaps: f.swaps.Load(), SwapIdle: f.idle.summary(),
 		Accepted: f.accepted.Load(), Replied: f.replied.Load(),
 		Lost:        f.lost(),
 		KernelDrops: src.KernelDrops, HeldBytes: src.HeldBytes, InFlight: f.inFlight(),
@@ -279,6 +312,9 @@ func (f *function) status() control.FunctionStatus {
 			Bytes: f.card.Input.WireBytes(), WireType: string(f.card.Input.WireType), WireLayout: string(f.card.Input.WireLayout),
 		},
 		Model: f.card.Name, Version: f.card.Version,
+	}
+	if f.m.onGPU() {
+		s.Gather = string(f.gather)
 	}
 	if q := f.instances[0].pair.Active(); q != nil {
 		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves

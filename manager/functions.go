@@ -24,8 +24,8 @@ func (m *Manager) add(c configs.Function) error {
 	if err := c.Check(); err != nil {
 		return fmt.Errorf("add function: %w", err)
 	}
-	if err := c.Change.On(m.cfg.Device); err != nil {
-		return fmt.Errorf("add function: change of %s %w", c.Name, err)
+	if err := c.Under(&m.cfg, m.cfg.Device); err != nil {
+		return fmt.Errorf("add function: %w", err)
 	}
 	if m.function(c.Name) != nil {
 		return fmt.Errorf("add function: there is a function %q already", c.Name)
@@ -63,7 +63,7 @@ func (m *Manager) remove(name string) error {
 		return fmt.Errorf("remove function: %q is being removed already", name)
 	}
 	f.remove()
-	m.shareOut(name, len(f.instances))
+	m.shareOut(f)
 	f.log.Info().Msg("function is being removed")
 	return nil
 }
@@ -201,6 +201,9 @@ func (f *function) replace(card *models.Card, model string) (<-chan error, error
 	if have, want := f.card.Input.WireBytes(), card.Input.WireBytes(); have != want {
 		return nil, fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, the function's are %d; add it as a function of its own",
 			f.name, card.Name, want, have)
+	}
+	if err := f.batches(card); err != nil {
+		return nil, fmt.Errorf("replace model of %s: %w", f.name, err)
 	}
 	if bytes := card.ResultBytes(); bytes > int(f.geometry.ResultBytes) {
 		return nil, fmt.Errorf("replace model of %s: %s answers with up to %d bytes, the function has room for %d; add it as a function of its own",
@@ -349,6 +352,9 @@ func (m *Manager) setShare(name string, percent float64) error {
 	f := m.function(name)
 	if f == nil {
 		return m.unknown(name)
+	}
+	if f.whole() {
+		return fmt.Errorf("share of %s cannot be set: its change is none, each of its processes may use the whole device", name)
 	}
 	if !(percent > 0 && percent <= 100) {
 		return fmt.Errorf("share of %s is %v, want more than 0, at most 100", name, percent)

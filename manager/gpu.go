@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -73,6 +72,8 @@ func (m *Manager) learnDevice(o *control.Observed) {
 				true:  "shares change by shadows: the multiprocessors cannot be handed out",
 				false: "inference functions take turns on the GPU, and their shares are wishes: MPS does not run",
 			}[mps])
+		} else if !mps {
+			m.log.Info().Msg("inference functions take turns on the GPU, without shares, as `mps: false` says")
 		}
 	}
 	d.whole = false
@@ -109,6 +110,8 @@ func (d *device) groups() []int {
 // of DeviceAuto.
 func (d *device) changeOn(c configs.Change) configs.Change {
 	switch {
+	case c == configs.ChangeNone:
+		return c
 	case d.gpu == nil && (c == configs.ChangeAuto || c == configs.ChangePartition):
 		return configs.ChangeShadow
 	case d.gpu == nil:
@@ -139,11 +142,6 @@ func (f *function) setChange() {
 	}
 }
 
-// changeOf is how a function's share shall change.
-func (m *Manager) changeOf(c configs.Function) configs.Change {
-	return cmp.Or(c.Change, m.cfg.Shares.Change)
-}
-
 // partitioned is how many instances want groups.
 func (m *Manager) partitioned() (n int) {
 	for _, f := range m.functions {
@@ -157,7 +155,7 @@ func (m *Manager) partitioned() (n int) {
 // roomFor refuses a function for whose instances there are no groups.
 func (m *Manager) roomFor(c configs.Function) error {
 	have, more := len(m.device.groups()), c.Instances
-	if have == 0 || m.device.changeOn(m.changeOf(c)) != configs.ChangePartition {
+	if have == 0 || m.device.changeOn(m.cfg.ChangeOf(c)) != configs.ChangePartition {
 		return nil
 	}
 	if n := m.partitioned() + more; n > have {

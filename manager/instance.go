@@ -124,7 +124,7 @@ func newInstance(f *function, index int) (*instance, error) {
 
 // setChange brings a share in as the function says.
 func (in *instance) setChange() {
-	in.pair.InPlace = in.f.change == configs.ChangeInPlace || in.f.change == configs.ChangePartition
+	in.pair.InPlace = in.f.change == configs.ChangeInPlace || in.f.change == configs.ChangePartition || in.f.whole()
 	in.pair.Restart = in.f.change == configs.ChangeRestart
 }
 
@@ -219,10 +219,13 @@ func (in *instance) replace(card *models.Card) <-chan error {
 	return end
 }
 
-// setShare asks for another share.
+// setShare asks for another share; 0 is none, the whole device.
 func (in *instance) setShare(percent float64) {
 	in.pair.SetShare(percent)
 	in.m.device.redivide = true
+	if in.f.whole() {
+		percent = wholePercent
+	}
 	in.f.mu.Lock()
 	in.weight = percent
 	in.f.mu.Unlock()
@@ -230,6 +233,9 @@ func (in *instance) setShare(percent float64) {
 
 // sharePercent is the share in force: the active process's.
 func (in *instance) sharePercent() float64 {
+	if in.f.whole() {
+		return wholePercent
+	}
 	if q := in.pair.Active(); q != nil {
 		return q.SharePercent
 	}
@@ -238,7 +244,7 @@ func (in *instance) sharePercent() float64 {
 
 // status is the instance as a person sees it.
 func (in *instance) status() control.InstanceStatus {
-	s := control.InstanceStatus{SharePercent: in.sharePercent(), SMGroups: in.groups}
+	s := control.InstanceStatus{SharePercent: in.sharePercent(), Whole: in.f.whole(), SMGroups: in.groups}
 	for _, q := range in.pair.Processes() {
 		on := in.seen[q.Generation]
 		s.Processes = append(s.Processes, control.ProcessStatus{
@@ -377,7 +383,9 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	}
 	slab, tensors := in.f.source.Slab(), in.tensors[q.Card]
 	err = conn.Grant(control.Attached{
-		Version: control.Version, Card: card, SLONanos: int64(in.f.slo), Batching: string(in.f.batching),
+		Version: control.Version, Card: card, SLONanos: int64(in.f.slo),
+		Batching: string(in.f.batching.Rule), BatchSize: in.f.batching.Size, BatchDelayNanos: int64(in.f.batching.Delay),
+		RunLate: in.f.late == configs.LateRun, Copy: in.f.gather == configs.GatherCopy,
 		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Streams: in.f.config.Streams,
 		BusyPollNanos: int64(in.m.cfg.BusyPoll),
 	}, []*os.File{in.f.table.File(), in.channel.RingFile(), in.channel.RepliesFile(), tensors.File(), slab.File()})

@@ -145,7 +145,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	defer m.attach.Close()
 	m.desired = control.Desired{
 		Version: control.Version, ManagerID: m.id, AttachSocket: socket,
-		Device: m.cfg.Device, SMGrain: m.cfg.Shares.SMGrain,
+		Device: m.cfg.Device, SMGrain: m.cfg.Shares.SMGrain, NoMPS: !m.cfg.MPS,
 	}
 
 	web, err := m.serveHTTP()

@@ -55,8 +55,12 @@ type instanceLoad struct {
 }
 
 // shareIn takes a new function's instances in and returns their shares; everybody
-// else's move at once.
+// else's move at once. A function without shares is no affair of the others': theirs are
+// of the whole device, which it uses, too.
 func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
+	if m.cfg.ChangeOf(c) == configs.ChangeNone {
+		return make([]float64, c.Instances)
+	}
 	for i := range c.Instances {
 		// The share that the configuration begins with stands for the knee.
 		if err := m.shares.Add(share.ID{IF: c.Name, Instance: i}, cmp.Or(c.SharePercent, card.KneePercent)); err != nil {
@@ -77,6 +81,9 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 // shareReplaced forgets what was learnt of an instance's old model; shares move at
 // once.
 func (m *Manager) shareReplaced(in *instance) {
+	if in.f.whole() {
+		return
+	}
 	id := share.ID{IF: in.f.name, Instance: in.index}
 	if err := m.shares.Replace(id, cmp.Or(in.f.config.SharePercent, in.pair.Card().KneePercent)); err != nil {
 		m.log.Error().Err(err).Msg("share out")
@@ -88,7 +95,11 @@ func (m *Manager) shareReplaced(in *instance) {
 }
 
 // shareOut lets a function's instances go.
-func (m *Manager) shareOut(name string, instances int) {
+func (m *Manager) shareOut(f *function) {
+	if f.whole() {
+		return
+	}
+	name, instances := f.name, len(f.instances)
 	for i := range instances {
 		if err := m.shares.Remove(share.ID{IF: name, Instance: i}); err != nil {
 			m.log.Error().Err(err).Msg("share out")
@@ -103,7 +114,7 @@ func (m *Manager) tune(now time.Time) {
 	observed := map[share.ID]share.Observation{}
 	for _, f := range m.functions {
 		for _, in := range f.instances {
-			if o, ok := in.measure(now); ok {
+			if o, ok := in.measure(now); ok && !f.whole() {
 				observed[share.ID{IF: f.name, Instance: in.index}] = o
 			}
 		}

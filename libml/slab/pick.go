@@ -2,6 +2,7 @@ package slab
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 )
@@ -37,6 +38,31 @@ type Request struct {
 //
 // It allocates nothing.
 func Pick(pending []Request, now int64, limit int, expected func(n int) time.Duration) (batch, late int) {
+	return pick(pending, now, limit, expected, false, false)
+}
+
+// Pick is the function of that name as the rule has it: at most Size requests; nobody is
+// late where late ones are run, and the most overdue go first; and a batch of a fixed
+// size takes all that there are, whatever its padding costs.
+func (r *Rule) Pick(s State, pending []Request, now int64, expected func(n int) time.Duration) (batch, late int) {
+	return pick(pending, now, r.Size(s), expected, r.cfg.RunLate, r.name == Fixed)
+}
+
+// ReadyAt is from when on the pending requests, one at least, may be a batch, in the
+// clock of Request.Whole: at once (math.MinInt64) but where a batch of a fixed size
+// waits for more of them.
+func (r *Rule) ReadyAt(s State, pending []Request) int64 {
+	if r.name != Fixed || len(pending) >= r.Size(s) {
+		return math.MinInt64
+	}
+	oldest := int64(math.MaxInt64)
+	for i := range pending {
+		oldest = min(oldest, pending[i].Whole)
+	}
+	return oldest + int64(r.cfg.Delay)
+}
+
+func pick(pending []Request, now int64, limit int, expected func(n int) time.Duration, runLate, all bool) (batch, late int) {
 	if len(pending) == 0 {
 		return 0, 0
 	}
@@ -45,12 +71,15 @@ func Pick(pending []Request, now int64, limit int, expected func(n int) time.Dur
 	var cost time.Duration // of the batch
 	for n := 1; n <= min(max(1, limit), len(pending)); n++ {
 		takes := expected(n)
-		tooLate, _ := slices.BinarySearchFunc(pending, now+int64(takes), compareDeadline)
+		tooLate := 0
+		if !runLate {
+			tooLate, _ = slices.BinarySearchFunc(pending, now+int64(takes), compareDeadline)
+		}
 		if n > len(pending)-tooLate {
 			break
 		}
 		// n a second against batch a second, to a thousandth.
-		if batch == 0 || 1000*float64(n)*float64(cost) >= 999*float64(batch)*float64(takes) {
+		if batch == 0 || all || 1000*float64(n)*float64(cost) >= 999*float64(batch)*float64(takes) {
 			batch, late, cost = n, tooLate, takes
 		}
 	}

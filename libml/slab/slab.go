@@ -1,14 +1,15 @@
 // Package slab decides how many requests make the next batch: SLAB, GSLICE's
 // self-learning adaptive batching (section 3.3.1), and for comparison Clipper's
-// AIMD. It is pure: no clock, no I/O, no state of its own. docs/adr/0002-slab.md
+// AIMD, one request a batch, and batches of a fixed size with a delay. It is pure: no clock, no I/O, no state of its own. docs/adr/0002-slab.md
 // says why it is as it is.
 //
 // The batch loop drives it:
 //
 //  1. Rule.Start gives the first State; Rule.Warm teaches it the times of the
 //     warm-up batches, where there were any.
-//  2. Pick chooses the next batch from the pending requests, at most Rule.Size of
-//     them, and names those that can no longer make their deadline.
+//  2. Rule.ReadyAt says from when on there may be a batch. Rule.Pick chooses it from
+//     the pending requests, at most Rule.Size of them, and names those that can no
+//     longer make their deadline.
 //  3. The loop runs the batch, padded to Rule.Pad.
 //  4. Rule.Next takes what was observed and returns the next State.
 //
@@ -44,8 +45,10 @@ import (
 
 // The names of the rules, as configurations and control.Attached spell them.
 const (
-	SLAB = "slab"
-	AIMD = "aimd"
+	SLAB  = "slab"
+	AIMD  = "aimd"
+	One   = "none"  // one request a batch
+	Fixed = "fixed" // Config.Fixed of them, or what there is after Config.Delay
 )
 
 // ErrUnknownRule is returned when New is given a name that is no rule's.
@@ -62,6 +65,12 @@ type Config struct {
 	// MaxBatch is the largest batch; with a Ladder it may be 0, and the ladder's
 	// last step holds.
 	MaxBatch int
+	// Fixed is the rule Fixed's size; where that is not prepared, the prepared one below
+	// it counts. Delay is how long its oldest request waits for the batch to fill.
+	Fixed int
+	Delay time.Duration
+	// RunLate: Rule.Pick names nobody late.
+	RunLate bool
 }
 
 // Fit is a rule's word on the device share (paper 3.3.1). It changes nothing by
@@ -166,7 +175,7 @@ type Rule struct {
 	next func(*Rule, State, Observation, bool) State
 }
 
-// New returns the rule of that name, SLAB or AIMD. The configuration's ladder is
+// New returns the rule of that name: SLAB, AIMD, One or Fixed. The configuration's ladder is
 // copied.
 func New(name string, c Config) (*Rule, error) {
 	r := &Rule{name: name, cfg: c}
@@ -175,8 +184,13 @@ func New(name string, c Config) (*Rule, error) {
 		r.next = nextSLAB
 	case AIMD:
 		r.next = nextAIMD
+	case One, Fixed:
+		r.next = nextSame
 	default:
-		return nil, fmt.Errorf("batching rule %q: %w (%s, %s)", name, ErrUnknownRule, SLAB, AIMD)
+		return nil, fmt.Errorf("batching rule %q: %w (%s, %s, %s, %s)", name, ErrUnknownRule, SLAB, AIMD, One, Fixed)
+	}
+	if name == Fixed && (c.Fixed < 1 || c.Delay < 0) {
+		return nil, fmt.Errorf("batching rule %s: a size of %d and a delay of %v, want 1 or more, and no less than 0", name, c.Fixed, c.Delay)
 	}
 	if c.SLO <= 0 {
 		return nil, fmt.Errorf("batching rule %s: objective %v is not positive", name, c.SLO)
@@ -204,9 +218,13 @@ func New(name string, c Config) (*Rule, error) {
 // Name is the rule's name.
 func (r *Rule) Name() string { return r.name }
 
-// Start is the state before anything was observed: a limit of 1.
+// Start is the state before anything was observed: a limit of 1, or of what is fixed.
 func (r *Rule) Start() State {
-	return State{Limit: 1, sat: 1, patience: firstPatience, model: newModel()}
+	limit := 1
+	if r.name == Fixed {
+		limit = r.cfg.Fixed
+	}
+	return State{Limit: float64(limit), sat: 1, patience: firstPatience, model: newModel()}
 }
 
 // Warm teaches the state the time of a batch of that size that carried no
@@ -440,6 +458,9 @@ func nextAIMD(r *Rule, s State, o Observation, miss bool) State {
 	}
 	return s
 }
+
+// nextSame leaves the limit as it is: one request a batch, or a fixed number.
+func nextSame(_ *Rule, s State, _ Observation, _ bool) State { return s }
 
 // lean follows x quickly upwards and slowly downwards: it settles high in the
 // distribution of x without being the slave of one extreme.

@@ -58,6 +58,9 @@ type Options struct {
 	// Grain is what cuda.Device.Split takes: multiprocessors to a group, 0 for the
 	// driver's own.
 	Grain int
+	// Copy has the CPU put the pieces of a batch together, and one copy bring them over,
+	// in place of the kernel that reads them where they lie (copy.go).
+	Copy bool
 }
 
 // Device is a GPU. It implements device.Partitioned.

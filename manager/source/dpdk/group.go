@@ -187,7 +187,7 @@ func (g *Group) start(info eal.Info) (err error) {
 		for q := i; q < g.options.Queues; q += pollers {
 			queues = append(queues, q)
 		}
-		p, err := g.device.NewPoller(i, queues, nap)
+		p, err := g.device.NewPoller(i, queues, g.options.BusyPoll, nap)
 		if err != nil {
 			return err
 		}

@@ -2,7 +2,13 @@
 
 package dpdk
 
-import "fmt"
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/penstock/penstock/manager/source/dpdk/frame"
+	"github.com/penstock/penstock/shm"
+)
 
 // Inline stops the lcore that polls, runs f on it, and lets it poll again. Meanwhile
 // poll does what it did, that many turns, and drain receives bursts of the first
@@ -19,3 +25,17 @@ func (g *Group) Inline(f func(poll func(turns int), drain func(turns int) uint64
 
 // MAC is the port's Ethernet address.
 func (g *Group) MAC() [6]byte { return g.host.MAC }
+
+// Link reports whether the port's link is up now.
+func (g *Group) Link() bool {
+	up, _ := g.device.Link()
+	return up
+}
+
+// Know notes the way to a machine that has said nothing yet: for whoever sends first.
+func (g *Group) Know(addr netip.Addr, mac [6]byte) {
+	g.table.Learn(addr, &frame.Link{Peer: mac, Own: g.host.MAC}, shm.Now())
+}
+
+// MACOf is the Ethernet address of a net_memif or net_tap port whose first address is own.
+func MACOf(own netip.Addr) [6]byte { return [6]byte(stableMAC(own)) }

@@ -45,7 +45,8 @@ type Options struct {
 	Checksums Checksums
 	// EAL are more arguments for DPDK's environment.
 	EAL []string
-	// BusyPoll is how long Receive looks for datagrams before it sleeps.
+	// BusyPoll is how long Receive looks for datagrams before it sleeps, and a virtual
+	// port's poller before it naps.
 	BusyPoll time.Duration
 	Log      zerolog.Logger
 }

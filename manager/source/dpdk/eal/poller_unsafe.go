@@ -35,8 +35,8 @@ type Polled struct {
 
 // NewPoller takes a free lcore for these queues. Number is its place among the port's
 // pollers, from 0; Go's own producer is the last, MaxPollers. A nap bounds what an idle
-// port costs where a NIC is the kernel's; 0 polls for ever.
-func (d *Device) NewPoller(number int, queues []int, nap time.Duration) (*Poller, error) {
+// port costs where a NIC is the kernel's, after the port was idle for spin; 0 polls for ever.
+func (d *Device) NewPoller(number int, queues []int, spin, nap time.Duration) (*Poller, error) {
 	lcore, err := takeLcore()
 	if err != nil {
 		return nil, fmt.Errorf("poll DPDK port %s: %w", d.spec, err)
@@ -47,6 +47,7 @@ func (d *Device) NewPoller(number int, queues []int, nap time.Duration) (*Poller
 		return nil, unix.ENOMEM
 	}
 	p.p.port, p.p.producer, p.p.queues, p.p.nap_ns = d.port, C.uint32_t(number), C.uint32_t(len(queues)), C.uint64_t(nap)
+	p.p.spin_ns = C.uint64_t(spin)
 	for i, q := range queues {
 		p.p.queue[i] = C.uint16_t(q)
 	}
@@ -67,6 +68,8 @@ func (p *Poller) Start() {
 			// It shares its CPU, and is waited for, as the manager's data path; without the
 			// right to it polls all the same.
 			_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), napperNice)
+			// The kernel would make a nap of 20 µs one of 70.
+			_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(time.Microsecond), 0, 0, 0)
 		}
 		C.pst_poll(p.p)
 	})

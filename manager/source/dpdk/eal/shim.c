@@ -489,6 +489,7 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 void pst_poll(struct pst_poller *p)
 {
 	uint32_t idle = 0;
+	uint64_t spin = rte_get_tsc_hz() / 1000000 * (p->spin_ns / 1000), since = 0;
 	while (!load_acquire(&p->stop)) {
 		uint32_t got = 0;
 		for (uint32_t q = 0; q < p->queues; q++)
@@ -502,7 +503,14 @@ void pst_poll(struct pst_poller *p)
 		p->empty++;
 		if (p->nap_ns == 0) {
 			rte_pause();
-		} else if (++idle > POLLS_BEFORE_NAP) {
+		} else if (++idle == POLLS_BEFORE_NAP) {
+			since = rte_rdtsc();
+		} else if (idle > POLLS_BEFORE_NAP) {
+			idle = POLLS_BEFORE_NAP; // it stays there
+			if (spin != 0 && rte_rdtsc() - since < spin) {
+				rte_pause();
+				continue;
+			}
 			struct timespec nap = {.tv_nsec = p->nap_ns};
 			nanosleep(&nap, NULL);
 		}

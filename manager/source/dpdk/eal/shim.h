@@ -72,6 +72,7 @@ struct pst_poller {
 	uint32_t producer, queues;
 	uint16_t queue[PST_QUEUES];
 	uint64_t nap_ns; // sleep that long after a while with nothing; 0: never
+	uint64_t spin_ns; // how long that while is at least
 	uint32_t stop;
 	uint64_t epoch __attribute__((aligned(PST_LINE))); // turns, for who waits until one is over
 	uint64_t polls, empty, frames, full, scattered, copied, nocopy;
