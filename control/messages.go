@@ -15,7 +15,7 @@ import (
 
 // Version is spoken in every handshake; peers that differ refuse each other
 // with a line that names both.
-const Version = 3
+const Version = 4
 
 // State is where an inference function's process is in its life.
 //
@@ -72,7 +72,10 @@ type Desired struct {
 	Device string `json:"device,omitempty"`
 	// SMGrain is how many multiprocessors go into one group, like Device for life;
 	// 0 leaves it to the driver.
-	SMGrain   int              `json:"sm_grain,omitempty"`
+	SMGrain int `json:"sm_grain,omitempty"`
+	// NoMPS: processes take turns on the GPU, as they do where MPS cannot run. It is for
+	// life, too.
+	NoMPS     bool             `json:"no_mps,omitempty"`
 	Processes []DesiredProcess `json:"processes"`
 }
 
@@ -83,7 +86,8 @@ type DesiredProcess struct {
 	Instance   int    `json:"instance"`
 	Generation uint32 `json:"generation"`
 	Role       Role   `json:"role"`
-	// SharePercent of the CPUs reserved for inference functions (or of the GPU).
+	// SharePercent of the CPUs reserved for inference functions (or of the GPU). 0: no
+	// share, the process may use all of it.
 	SharePercent float64 `json:"share_percent"`
 	// SMGroups are the groups of multiprocessors that the process shall run on,
 	// ascending indices into ObservedDevice.GroupSMs; empty where the share is a
@@ -113,7 +117,8 @@ type Observed struct {
 	ManagerID string `json:"manager_id"`
 	AckSeq    uint64 `json:"ack_seq"`
 	// Mechanism is how shares are enforced: "cgroup-v2", "cgroup-v1", "governor";
-	// on a GPU "mps", or "time-slicing" where MPS cannot run and shares are wishes;
+	// on a GPU "mps", or "time-slicing" where MPS cannot run, or is not wanted, and shares
+	// are wishes;
 	// empty while the GPU that is wanted is being opened.
 	Mechanism string `json:"mechanism"`
 	// CPUs is how many CPUs make 100 %.
@@ -132,7 +137,7 @@ type ObservedDevice struct {
 	// GroupSMs are the sizes of the groups that its multiprocessors can be handed
 	// out in, by index; an index names the same physical ones in every process.
 	// It is empty where the driver, or the want of MPS, allows no partitions; Why
-	// then says so.
+	// then says so, unless MPS is not wanted.
 	GroupSMs []int `json:"group_sms,omitempty"`
 	// MemoryBytes and UsedBytes are the device's memory, all of it and in use by
 	// anybody.
@@ -292,8 +297,16 @@ type Attached struct {
 	// SLONanos is the objective in force, which a configuration may set apart
 	// from the card.
 	SLONanos int64 `json:"slo_ns,omitempty"`
-	// Batching is the batching rule's name: "slab" or "aimd".
-	Batching string `json:"batching,omitempty"`
+	// Batching is the batching rule's name: "slab", "aimd", "none" or "fixed". BatchSize
+	// and BatchDelayNanos are of the last.
+	Batching        string `json:"batching,omitempty"`
+	BatchSize       int    `json:"batch_size,omitempty"`
+	BatchDelayNanos int64  `json:"batch_delay_ns,omitempty"`
+	// RunLate: requests that can no longer make their objective are run all the same.
+	RunLate bool `json:"run_late,omitempty"`
+	// Copy: on a GPU the CPU puts the pieces of a batch together and one copy brings them
+	// over, in place of the gather kernel.
+	Copy bool `json:"copy,omitempty"`
 	// Streams is how many batches may be in flight on a GPU, 1 or 2; 0 leaves it
 	// to libml.
 	Streams int `json:"streams,omitempty"`
