@@ -132,6 +132,8 @@ type Environment struct {
 type Weights struct {
 	Address uintptr // on the device, 2 MiB aligned
 	Bytes   int     // the file's
+	// CRC32C is the file's (Castagnoli), taken from what went to the device.
+	CRC32C uint32
 }
 
 // ErrNoWeights is returned by Environment.Weights where no shared weights are to be

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/weights"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -74,6 +75,7 @@ type process struct {
 	framework Framework
 	slo       time.Duration
 	memory    *memory
+	weights   *weights.Mappings // nil: the framework loads its own
 	inFlight  int     // how many batches may be in flight
 	private   scratch // for the warm-up; nil but for that
 	warm      []warmUp
@@ -208,6 +210,11 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 func (p *process) clean() {
 	if err := p.framework.Deinit(); err != nil {
 		p.log.Warn().Err(err).Msg("deinit")
+	}
+	if p.weights != nil {
+		if err := p.weights.Close(); err != nil {
+			p.log.Warn().Err(err).Msg("unmap weights")
+		}
 	}
 	if p.memory != nil {
 		p.memory.close()
@@ -355,6 +362,10 @@ func (p *process) load() error {
 	env := Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: DeviceCPU}
 	if p.onGPU() {
 		env.Device, env.Stream = p.start.Device, p.stream
+		if p.start.WeightsSocket != "" {
+			p.weights = weights.NewMappings(p.start.WeightsSocket)
+			env.Weights = p.sharedWeights
+		}
 	}
 	if err := p.framework.Init(env); err != nil {
 		return fmt.Errorf("init %s: %w", p.card.Framework, err)

@@ -1,0 +1,73 @@
+package weights
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+)
+
+// Lease is memory that the holder keeps for this process.
+type Lease struct {
+	Loaded
+	memory *os.File
+	conn   *net.UnixConn
+}
+
+// Get asks the holder at a socket for a file, and waits at most timeout; the holder may
+// have to read it first. The lease is the caller's until Close, or until the process
+// ends. ErrRefused has the holder's reason; any other error says that there is no holder
+// that answers.
+func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("ask for weights: %w", err)
+	}
+	defer f.Close()
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: socket})
+	if err != nil {
+		return nil, fmt.Errorf("ask for weights: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			c.Close()
+			err = fmt.Errorf("ask for weights: %w", err)
+		}
+	}()
+	if err := send(c, ask{Version: Version}, f); err != nil {
+		return nil, err
+	}
+	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
+		return nil, err
+	}
+	var a answer
+	memory, err := receive(c, &a)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return nil, fmt.Errorf("no answer for %v", timeout)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l := &Lease{Loaded: a.Loaded, memory: memory, conn: c}
+	switch {
+	case a.Version != Version:
+		err = fmt.Errorf("%w: it speaks version %d, this process %d", ErrRefused, a.Version, Version)
+	case a.Refused != "":
+		err = fmt.Errorf("%w: %s", ErrRefused, a.Refused)
+	case memory == nil || a.Bytes <= 0 || a.MemoryBytes < a.Bytes:
+		err = fmt.Errorf("%w: %d bytes in %d", errBadMessage, a.Bytes, a.MemoryBytes)
+	}
+	if err != nil {
+		if memory != nil {
+			memory.Close()
+		}
+		return nil, err
+	}
+	return l, nil
+}
+
+// Close hangs up: the holder counts one process fewer. Memory that is mapped stays so.
+func (l *Lease) Close() error {
+	return errors.Join(l.memory.Close(), l.conn.Close())
+}

@@ -1,0 +1,120 @@
+package weights
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/cuda"
+)
+
+// askTimeout is how long a process waits for the holder before it loads weights of its
+// own: as long as a loader has, and a little.
+const askTimeout = loadTimeout + 2*time.Second
+
+// Mappings are the files that this process has mapped.
+type Mappings struct {
+	socket string
+
+	mu      sync.Mutex
+	context *cuda.Context
+	files   map[string]*mapping
+	closed  bool
+}
+
+type mapping struct {
+	lease *Lease
+	arena *cuda.Arena
+}
+
+// NewMappings asks nothing yet. The socket is the holder's.
+func NewMappings(socket string) *Mappings {
+	return &Mappings{socket: socket, files: make(map[string]*mapping)}
+}
+
+// Map returns where a file lies in the memory of the GPU that this process sees, and
+// what the holder says of it; until Close. Kernels can read it, and fault where they
+// write. It makes or joins the primary context, so it is called when that may be; any
+// goroutine.
+func (m *Mappings) Map(file string) (cuda.Pointer, Loaded, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return 0, Loaded{}, errors.New("weights are not to be had any more")
+	}
+	if k := m.files[file]; k != nil {
+		return k.arena.Pointer(), k.lease.Loaded, nil
+	}
+	lease, err := Get(m.socket, file, askTimeout)
+	if err != nil {
+		return 0, Loaded{}, err
+	}
+	var arena *cuda.Arena
+	err = onThread(func() (err error) {
+		if m.context == nil {
+			if m.context, err = openFirst(); err != nil {
+				return err
+			}
+		}
+		if err := m.context.Bind(); err != nil {
+			return err
+		}
+		raw, err := lease.memory.SyscallConn()
+		if err != nil {
+			return err
+		}
+		var inner error
+		err = raw.Control(func(fd uintptr) { arena, inner = m.context.ImportArena(int(fd), int(lease.MemoryBytes), true) })
+		return errors.Join(err, inner)
+	})
+	if err != nil {
+		return 0, Loaded{}, errors.Join(fmt.Errorf("map weights %s: %w", file, err), lease.Close())
+	}
+	m.files[file] = &mapping{lease, arena}
+	return arena.Pointer(), lease.Loaded, nil
+}
+
+// Close unmaps all, and tells the holder. Nothing that reads it is in flight.
+func (m *Mappings) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
+	if m.context == nil {
+		return nil
+	}
+	return onThread(func() error {
+		errs := []error{m.context.Bind()}
+		for file, k := range m.files {
+			errs = append(errs, k.arena.Close(), k.lease.Close())
+			delete(m.files, file)
+		}
+		errs = append(errs, m.context.Close())
+		m.context = nil
+		return errors.Join(errs...)
+	})
+}
+
+// openFirst opens the context of the only GPU that the process sees.
+func openFirst() (*cuda.Context, error) {
+	devices, err := cuda.Devices()
+	if err != nil {
+		return nil, err
+	}
+	if len(devices) == 0 {
+		return nil, cuda.ErrNoDevice
+	}
+	return devices[0].OpenContext(cuda.ScheduleAuto)
+}
+
+// onThread does f on a thread that ends with it: contexts are bound to threads, and the
+// caller's has its own.
+func onThread(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		done <- f()
+	}()
+	return <-done
+}

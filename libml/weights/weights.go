@@ -1,0 +1,220 @@
+// Package weights keeps files in a GPU's memory for the processes of a node: each file
+// once, whoever asks for it. A process of its own holds them, `penstock weights`:
+//
+//	inference function              holder                          loader (a moment)
+//	1 Ask, and the file ──────────> peer and file are looked at
+//	2                               the file is there, or ────────> 3 context, memory,
+//	                                                                  the file into it
+//	                                5 keeps the descriptor <─────── 4 its descriptor; ends
+//	6 maps it read-only <────────── the memory's descriptor
+//	7 hangs up, or dies ──────────> one fewer; with none for a while, the memory is freed
+//
+// The memory is an allocation of the driver's that a file descriptor keeps alive
+// (cuMemExportToShareableHandle), so the holder needs no context: it takes nothing of the
+// GPU for itself, and no fault and no MPS server that dies can take anything from it.
+// A loader is no client of MPS and has touched nothing else.
+//
+// A file is told by what the kernel says of the descriptor that comes with the question
+// (device, inode, size, times), never by a name: nobody gets at a file that he could not
+// open, and one that is written anew is another.
+//
+// Who has mapped the memory keeps it, whatever becomes of the holder. A holder that is
+// started again begins with nothing.
+package weights
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Version is spoken by both sides; others are refused.
+const Version = 1
+
+// ErrRefused is returned by Get where the holder says no: its reason is in the text.
+var ErrRefused = errors.New("the holder of weights refuses")
+
+// errBadMessage is for what is no message of this protocol.
+var errBadMessage = errors.New("no message of this protocol")
+
+// ask is the first and only thing that a process says. The file comes with it.
+type ask struct {
+	Version int `json:"version"`
+}
+
+// answer comes with the memory's descriptor, or with none where it was refused.
+type answer struct {
+	Version int    `json:"version"`
+	Refused string `json:"refused,omitempty"`
+	Loaded
+}
+
+// Loaded is a file in a GPU's memory.
+type Loaded struct {
+	// Bytes are the file's, MemoryBytes those of the allocation: whole pages of the
+	// driver's.
+	Bytes       int64 `json:"bytes"`
+	MemoryBytes int64 `json:"memory_bytes"`
+	// CRC is the file's CRC-32C (Castagnoli), taken from what went to the GPU.
+	CRC uint32 `json:"crc32c"`
+}
+
+// maxMessage is the longest message: an answer with its reason.
+const maxMessage = 4 << 10
+
+// maxReason bounds what is wrong in one line.
+const maxReason = 1000
+
+// sendTimeout is how long a peer may take to read: its socket's buffer is empty.
+const sendTimeout = 2 * time.Second
+
+// send writes one message, with a descriptor if file is not nil; the file stays the
+// caller's.
+func send(c *net.UnixConn, message any, file *os.File) error {
+	b, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	if err := c.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
+		return err
+	}
+	if file == nil {
+		_, err := c.Write(b)
+		return err
+	}
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	// File.Fd would make it blocking, for its owner too.
+	if err := raw.Control(func(fd uintptr) { _, _, inner = c.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil) }); err != nil {
+		return err
+	}
+	return inner
+}
+
+// receive reads one message into message, and the descriptor that came with it, nil
+// where none did. More than one is no message: all are closed.
+func receive(c *net.UnixConn, message any) (file *os.File, err error) {
+	buf := make([]byte, maxMessage)
+	rights := make([]byte, unix.CmsgSpace(4*4))
+	// Go receives with MSG_CMSG_CLOEXEC.
+	n, rn, flags, _, err := c.ReadMsgUnix(buf, rights)
+	if err != nil {
+		return nil, err
+	}
+	files := filesOf(rights[:rn])
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	switch {
+	case n == 0:
+		return nil, io.EOF
+	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || len(files) > 1:
+		return nil, fmt.Errorf("%w: more than %d bytes, or than one descriptor", errBadMessage, maxMessage)
+	}
+	if err := json.Unmarshal(buf[:n], message); err != nil {
+		return nil, fmt.Errorf("%w: %w", errBadMessage, err)
+	}
+	if len(files) == 0 {
+		return nil, nil
+	}
+	return files[0], nil
+}
+
+// filesOf takes over the descriptors that came, all of them.
+func filesOf(rights []byte) (files []*os.File) {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil
+	}
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	return files
+}
+
+// sameUser refuses a peer of another user, as the kernel noted it at connect. Root may
+// ask: it could open the files anyway.
+func sameUser(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var inner error
+	if err := raw.Control(func(fd uintptr) {
+		cred, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return err
+	}
+	if inner != nil {
+		return inner
+	}
+	if uid := os.Getuid(); int(cred.Uid) != uid && cred.Uid != 0 {
+		return fmt.Errorf("process %d belongs to user %d, the holder to %d", cred.Pid, cred.Uid, uid)
+	}
+	return nil
+}
+
+// identity tells a file from all others, and from itself written anew.
+type identity struct {
+	device, inode    uint64
+	bytes            int64
+	modified, change int64 // nanoseconds
+}
+
+// identify looks at an open file. It must be a regular one with something in it: others
+// may block whoever reads them, or have no end.
+func identify(f *os.File) (identity, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return identity{}, err
+	}
+	var about unix.Stat_t
+	var inner error
+	if err := raw.Control(func(fd uintptr) { inner = unix.Fstat(int(fd), &about) }); err != nil {
+		return identity{}, err
+	}
+	switch {
+	case inner != nil:
+		return identity{}, inner
+	case about.Mode&unix.S_IFMT != unix.S_IFREG:
+		return identity{}, errors.New("it is no regular file")
+	case about.Size <= 0:
+		return identity{}, errors.New("the file is empty")
+	}
+	return identity{uint64(about.Dev), about.Ino, about.Size, about.Mtim.Nano(), about.Ctim.Nano()}, nil
+}
+
+// line makes an error's text one line of bounded length.
+func line(err error) string {
+	text := []byte(err.Error())
+	for i, b := range text {
+		if b < ' ' {
+			text[i] = ' '
+		}
+	}
+	if len(text) > maxReason {
+		text = text[:maxReason]
+	}
+	return string(text)
+}
