@@ -76,8 +76,8 @@ type process struct {
 	slo       time.Duration
 	memory    *memory
 	weights   *weights.Mappings // nil: the framework loads its own
-	inFlight  int     // how many batches may be in flight
-	private   scratch // for the warm-up; nil but for that
+	inFlight  int               // how many batches may be in flight
+	private   scratch           // for the warm-up; nil but for that
 	warm      []warmUp
 	// ladder are the card's batch sizes that are configured; ephemeral is what the largest
 	// takes in each slot that may be in flight. Once there is a mover they are its own.
