@@ -143,7 +143,9 @@ type bedOptions struct {
 	// slabMiB is as slab.size; 0 is 512 MiB.
 	slabMiB  int
 	busyPoll time.Duration
-	env      []string
+	// source, if not empty, is configured in place of kernel sockets.
+	source string
+	env    []string
 }
 
 // newBedDir makes the folder of a bed to come.
@@ -170,10 +172,14 @@ device: %s
 reserved_cpus: %d
 fault_hold: 0s
 busy_poll: %v
-slab: {size: %dMiB, receive_buffer: 64MiB}
 aggregate: {slots: %d}
 shares: {tune: false, change: %s, sm_grain: %d, minimum_percent: 1}
-`, o.device, b.cpus.reserved, o.busyPoll, cmp.Or(o.slabMiB, 512), slots, o.change, o.grain)
+`, o.device, b.cpus.reserved, o.busyPoll, slots, o.change, o.grain)
+	if o.source != "" {
+		config.WriteString(o.source)
+	} else {
+		fmt.Fprintf(&config, "slab: {size: %dMiB, receive_buffer: 64MiB}\n", cmp.Or(o.slabMiB, 512))
+	}
 	if len(o.functions) == 0 {
 		config.WriteString("functions: []\n")
 	} else {

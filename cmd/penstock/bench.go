@@ -97,7 +97,7 @@ func benchCommand() *cobra.Command {
 	slab.Flags().DurationVar(&slo, "slo", 50*time.Millisecond, "latency objective")
 	slab.Flags().Uint64Var(&seed, "seed", 1, "seed of arrivals and noise")
 
-	cmd.AddCommand(ingestCommand(print), dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print),
+	cmd.AddCommand(ingestCommand(print), dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print), dpdkCommand(print),
 		limitCommand(print), faultCommand(print), benchPlanCommand(print))
 	return cmd
 }

@@ -4,7 +4,9 @@
 #
 #   lib*.so.xz      ONNX Runtime with its CUDA provider, from ORT_CUDA
 #   programs.tar.xz penstock (without the zoo, which the source tree has) and the
-#                   GPU tests, one archive: they share half their code
+#                   GPU tests, one archive: they share half their code; where DPDK is
+#                   installed here, penstock has it, and its libraries and drivers of
+#                   virtual ports lie beside it
 #   kit.txt         what was packed, from which commit
 #
 # The source tree and the kit must be at most MOST bytes together, which is what a
@@ -54,10 +56,26 @@ done
 echo "build penstock, gpu.test"
 export CGO_ENABLED=1
 flags=(-trimpath -ldflags "-s -w -X main.version=$version")
-"$go" build "${flags[@]}" -tags slim -o "$work/penstock" ./cmd/penstock
+# The server's C library is Debian's or a newer one; DPDK's libraries come along.
+tags=slim
+if pkg-config --exists libdpdk 2>/dev/null; then
+	tags=slim,dpdk
+else
+	echo "gpu-kit: without DPDK: apt-get install libdpdk-dev pkg-config" >&2
+fi
+"$go" build "${flags[@]}" -tags $tags -o "$work/penstock" ./cmd/penstock
+mkdir "$work/lib"
+if [ $tags != slim ]; then
+	drivers=$(pkg-config --variable=libdir libdpdk)/dpdk/pmds-23.0
+	for name in mempool_ring net_memif net_tap net_af_packet net_null; do
+		cp -L "$drivers/librte_$name.so.23" "$work/lib/"
+	done
+	ldd "$work/penstock" "$work"/lib/* | awk '$1 ~ /^lib(rte_|numa|fdt|bsd|md)/ && $2 == "=>" { print $3 }' | sort -u |
+		while read -r lib; do cp -L "$lib" "$work/lib/"; done
+fi
 "$go" test -c "${flags[@]}" -tags slim,gpu -o "$work/gpu.test" ./test/gpu
 cp test/gpu/run.sh "$work/"
-tar -C "$work" --owner=0 --group=0 -c penstock gpu.test run.sh | xz --x86 --lzma2=preset=9e,dict=64MiB -c >$kit/programs.tar.xz
+tar -C "$work" --owner=0 --group=0 -c penstock gpu.test run.sh lib | xz --x86 --lzma2=preset=9e,dict=64MiB -c >$kit/programs.tar.xz
 {
 	echo "version $version"
 	echo "commit $(git rev-parse HEAD 2>/dev/null || echo unknown)"

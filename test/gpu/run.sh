@@ -5,7 +5,7 @@
 #   run.sh unpack        unpacks the kit and prints the environment to use it with
 #   run.sh export        makes the torchvision models (random weights) in MODELS
 #   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
-#   run.sh bench WHAT    gather, overhead, swap, limit, fault or all: JSON into OUT
+#   run.sh bench WHAT    gather, overhead, swap, limit, fault, dpdk or all: JSON into OUT
 #   run.sh exec CMD...   runs CMD with the kit's environment
 #
 #   KIT     the kit, .kit/gpu
@@ -73,7 +73,15 @@ prepare() {
 	export PENSTOCK_ONNXRUNTIME="$WORK/lib/libonnxruntime.so.1"
 	export PENSTOCK_BINARY="$WORK/penstock" PENSTOCK_MODELS="$MODELS"
 	export PENSTOCK_ZOO=${PENSTOCK_ZOO:-$here/models/zoo}
+	# By name: DPDK takes no folder below one that anybody may write to.
+	PENSTOCK_DPDK_DRIVERS=$(cd "$WORK/lib" && { ls librte_mempool_ring.so.* librte_net_{memif,tap,af_packet,null}.so.* 2>/dev/null || true; } | paste -sd,)
+	export PENSTOCK_DPDK_DRIVERS
 	export PATH="$WORK:$PATH"
+}
+
+# huge_pages has the kernel keep that many of 2 MiB, as far as it can.
+huge_pages() {
+	echo "$1" 2>/dev/null >/proc/sys/vm/nr_hugepages || echo "gpu: no huge pages: packet memory will be of ordinary ones" >&2
 }
 
 export_models() {
@@ -104,7 +112,7 @@ command=${1:-}
 case $command in
 unpack)
 	prepare
-	printf 'export LD_LIBRARY_PATH=%q PENSTOCK_ONNXRUNTIME=%q PENSTOCK_ZOO=%q PATH=%q\n' "$LD_LIBRARY_PATH" "$PENSTOCK_ONNXRUNTIME" "$PENSTOCK_ZOO" "$PATH"
+	printf 'export LD_LIBRARY_PATH=%q PENSTOCK_ONNXRUNTIME=%q PENSTOCK_ZOO=%q PENSTOCK_DPDK_DRIVERS=%q PATH=%q\n' "$LD_LIBRARY_PATH" "$PENSTOCK_ONNXRUNTIME" "$PENSTOCK_ZOO" "$PENSTOCK_DPDK_DRIVERS" "$PATH"
 	;;
 export)
 	export_models
@@ -117,11 +125,11 @@ test)
 	;;
 bench)
 	what=${1:-all}
-	case $what in gather | overhead | swap | limit | fault | all) ;; *) die "WHAT=$what: want gather, overhead, swap, limit, fault or all" ;; esac
+	case $what in gather | overhead | swap | limit | fault | dpdk | all) ;; *) die "WHAT=$what: want gather, overhead, swap, limit, fault, dpdk or all" ;; esac
 	prepare
 	wants() { [ "$what" = all ] || [ "$what" = "$1" ]; }
 	wants gather && bench gather gather
-	if wants overhead || wants swap || wants limit || wants fault; then
+	if wants overhead || wants swap || wants limit || wants fault || wants dpdk; then
 		export_models
 	fi
 	wants overhead && bench overhead overhead --models "$MODELS"
@@ -131,6 +139,12 @@ bench)
 	wants swap && bench swap-shadow swap --device cuda --change shadow -n "${SHADOW_SWAPS:-300}" --functions 4 --from 24 --to 12 --restarts 8 --models "$MODELS"
 	wants limit && bench limit limit --models "$MODELS"
 	wants fault && bench fault fault --models "$MODELS" --model resnet50 --model mobilenetv2 --model face
+	if wants dpdk; then
+		had=$(cat /proc/sys/vm/nr_hugepages)
+		huge_pages 1024
+		bench dpdk dpdk --device cuda --models "$MODELS" --model null --model resnet50 --busy-poll 0s,100ms
+		huge_pages "$had"
+	fi
 	exit $failed
 	;;
 exec)

@@ -1,0 +1,56 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/penstock/penstock/bench"
+)
+
+// A node behind a port of DPDK whose other end is another process, and one behind kernel
+// sockets: the function maps DPDK's packet memory read-only, registers it, gathers from
+// the mbufs, and answers the same.
+func TestFunctionsGatherFromDPDKsMbufs(t *testing.T) {
+	exported(t, "resnet50")
+	command := exec.CommandContext(t.Context(), penstock, "bench", "dpdk", "--device", "cuda", "--models", os.Getenv("PENSTOCK_MODELS"),
+		"--model", "null", "--model", "resnet50", "--source", "udp,memif", "--alone", "500ms", "--loaded", "1s", "-o", "json")
+	var said bytes.Buffer
+	command.Stderr = &said
+	out, err := command.Output()
+	if err != nil {
+		t.Fatalf("bench dpdk: %v; it said:\n%s", err, said.String())
+	}
+	var r bench.DPDKNode
+	if err := json.Unmarshal(out, &r); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range r.Ways {
+		if w.Lacks != "" {
+			t.Fatalf("%s: %s", w.Source, w.Lacks)
+		}
+		t.Logf("%s: %s, %.0f MiB mapped read-only, %d of %d mbufs in the port's rings", w.Source, w.Memory, w.MappedMiB, w.MbufsHeld, w.Mbufs)
+		if w.Source != "udp" && (w.Mbufs == 0 || w.MbufsHeld != 0) {
+			t.Errorf("%s: %d of %d mbufs are not back", w.Source, w.MbufsHeld, w.Mbufs)
+		}
+		if w.MappedMiB < 64 {
+			t.Errorf("%s: the process that serves maps %.0f MiB it cannot write, want all packet memory", w.Source, w.MappedMiB)
+		}
+		for _, f := range w.Functions {
+			for _, traffic := range []bench.DPDKNodeTraffic{f.Alone, f.Loaded} {
+				t.Logf("  %s: %+v", f.Model, traffic)
+				if traffic.Requests == 0 || traffic.Wrong+traffic.Refused+traffic.Unanswered > 0 {
+					t.Errorf("%s, %s, %d in flight: %d answered, %d wrong, %d refused, %d without an answer",
+						w.Source, f.Model, traffic.InFlight, traffic.Requests, traffic.Wrong, traffic.Refused, traffic.Unanswered)
+				}
+			}
+		}
+	}
+	if len(r.Ways) != 2 {
+		t.Errorf("%d ways into a node were measured, want 2", len(r.Ways))
+	}
+}
