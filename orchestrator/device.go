@@ -137,6 +137,7 @@ type gpuState struct {
 type device struct {
 	name    string
 	grain   int
+	noMPS   bool // none is wanted
 	machine machine
 	dir     string
 	log     zerolog.Logger
@@ -164,10 +165,10 @@ const (
 const releaseTimeout = 2 * time.Second
 
 // openDevice opens a device once before has closed, if that is not nil.
-func openDevice(before *device, name string, grain int, m machine, dir string, log zerolog.Logger) *device {
+func openDevice(before *device, name string, grain int, noMPS bool, m machine, dir string, log zerolog.Logger) *device {
 	ctx, cancel := context.WithCancel(context.Background())
 	d := &device{
-		name: name, grain: grain, machine: m, dir: dir, log: log,
+		name: name, grain: grain, noMPS: noMPS, machine: m, dir: dir, log: log,
 		states: make(chan gpuState, 1), kick: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 		ends: map[int]time.Time{},
 	}
@@ -261,8 +262,13 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 		d.log.Warn().Err(err).Msg("no NVML; the GPU's memory is not known")
 		session = nil
 	}
-	daemon, err := d.machine.startMPS(ctx, mps.Options{Dir: d.dir, UUID: s.uuid, Session: session, Log: d.log})
 	s.serving, s.mechanism = true, mechanismMPS
+	if d.noMPS {
+		s.byTime(d.dir)
+		d.opened(&s, began)
+		return s, session
+	}
+	daemon, err := d.machine.startMPS(ctx, mps.Options{Dir: d.dir, UUID: s.uuid, Session: session, Log: d.log})
 	if err != nil {
 		if ctx.Err() != nil {
 			return s, nil
@@ -278,20 +284,29 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 			s.why = "no partitions: " + s.noGroups
 		}
 	}
-	d.log.Info().Str("gpu", s.name).Str("uuid", s.uuid).Int("sms", s.sms).Ints("groups", s.groupSMs).
-		Str("mechanism", s.mechanism).Dur("after_ms", time.Since(began)).Msg("GPU is open")
+	d.opened(&s, began)
 	return s, session
 }
 
-// withoutMPS is the device shared by time: groups of multiprocessors that processes
-// use in turns would separate nothing.
+func (d *device) opened(s *gpuState, began time.Time) {
+	d.log.Info().Str("gpu", s.name).Str("uuid", s.uuid).Int("sms", s.sms).Ints("groups", s.groupSMs).
+		Str("mechanism", s.mechanism).Dur("after_ms", time.Since(began)).Msg("GPU is open")
+}
+
+// withoutMPS is the device shared by time, as MPS cannot run, and why.
 func (s *gpuState) withoutMPS(err error, dir string) {
-	s.mechanism, s.groupSMs = mechanismTimeSlicing, nil
+	s.byTime(dir)
 	s.why = line("no MPS: " + err.Error())
 	var p *mps.Problem
 	if errors.As(err, &p) && p.Mend != "" {
 		s.why = line(s.why + "; mend it: " + p.Mend)
 	}
+}
+
+// byTime is the device shared by time: groups of multiprocessors that processes use in
+// turns would separate nothing.
+func (s *gpuState) byTime(dir string) {
+	s.mechanism, s.groupSMs = mechanismTimeSlicing, nil
 	// Nor are they to become clients of somebody else's daemon.
 	s.environment = map[string]string{
 		"CUDA_VISIBLE_DEVICES":    s.uuid,

@@ -15,7 +15,8 @@ import (
 // manager that wants it is adopted; until it is, nothing is started.
 //
 //	spawn    the GPU's UUID, its groups, the folders of MPS in the environment
-//	wake     the percentage, or the groups; not while MPS is down
+//	wake     the percentage, or the groups, or neither where it has no share; not while
+//	         MPS is down
 //	reshare  other groups, one order at a time: the next waits until the process has
 //	         said that it is where it was ordered to. A percentage is for life.
 //	lost     the device failed under all: nobody's early failure, told at once, and
@@ -57,9 +58,9 @@ type verdict struct {
 }
 
 // openDevice opens the device that a manager wants, unless it is open.
-func (s *supervisor) openDevice(name string, grain int) {
+func (s *supervisor) openDevice(name string, grain int, noMPS bool) {
 	before := s.device
-	if before != nil && before.name == name && before.grain == grain {
+	if before != nil && before.name == name && before.grain == grain && before.noMPS == noMPS {
 		return
 	}
 	s.device, s.gpu = nil, gpuState{}
@@ -70,7 +71,7 @@ func (s *supervisor) openDevice(name string, grain int) {
 		}
 		return
 	}
-	s.device = openDevice(before, name, grain, s.o.machine, s.o.Dir, s.log)
+	s.device = openDevice(before, name, grain, noMPS, s.o.machine, s.o.Dir, s.log)
 }
 
 func (s *supervisor) closeDevice() {
@@ -194,7 +195,7 @@ func (s *supervisor) place(c *child, o *control.Order) {
 	o.SMGroups, o.Early = c.desired.SMGroups, c.desired.Early && o.Do == control.DoWake
 	c.groups, c.ordered = o.SMGroups, s.now()
 	c.moving = o.Do == control.DoShare || len(o.SMGroups) > 0
-	if o.Do == control.DoWake && len(o.SMGroups) == 0 && s.together() {
+	if o.Do == control.DoWake && len(o.SMGroups) == 0 && o.SharePercent > 0 && s.together() {
 		o.Environment = map[string]string{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage(o.SharePercent)}
 	}
 }
@@ -252,14 +253,18 @@ func (s *supervisor) mismatched(c *child) string {
 	if len(c.at) == 0 && !s.together() {
 		return "" // by time it has all of them
 	}
-	least, most := promisedSMs(s.gpu.foundGPU, c.at, c.wokenPercent)
+	percent := c.wokenPercent
+	if percent == 0 {
+		percent = 100 // no share: MPS's default
+	}
+	least, most := promisedSMs(s.gpu.foundGPU, c.at, percent)
 	switch n := c.notice.SMs; {
 	case least <= n && n <= most:
 		return ""
 	case len(c.at) > 0:
 		return fmt.Sprintf("it counts %d multiprocessors where groups %v are %d", n, c.at, least)
 	default:
-		return fmt.Sprintf("it counts %d multiprocessors where %g %% of %d are %d to %d", n, c.wokenPercent, s.gpu.sms, least, most)
+		return fmt.Sprintf("it counts %d multiprocessors where %g %% of %d are %d to %d", n, percent, s.gpu.sms, least, most)
 	}
 }
 

@@ -108,6 +108,80 @@ func TestAProcessIsToldItsGPUAndItsPercentage(t *testing.T) {
 	})
 }
 
+// What MPS does by default: all of it for everybody.
+func TestAProcessWithoutAShareMayUseTheWholeGPU(t *testing.T) {
+	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
+	amongGPU(t, all, func(n *node) {
+		n.want(apart(1, control.Serve, 0), apart(2, control.Serve, 0), apart(3, control.Shadow, 0))
+		for _, g := range []uint32{1, 2} {
+			if p := n.untilState(g, control.Active); p.SMs != 132 || p.Reason != "" || p.SharePercent != 0 {
+				t.Errorf("active as %+v", p)
+			}
+			if w := n.spawner.generation(g).wake(); len(w.Environment) != 0 || len(w.SMGroups) != 0 || w.Governor {
+				t.Errorf("woken by %+v", w)
+			}
+		}
+		if o := n.link.observed(); o.Mechanism != "mps" {
+			t.Errorf("mechanism is %q", o.Mechanism)
+		}
+		// They are clients of one server, and share its fate.
+		n.spawner.generation(1).fault("illegal address")
+		n.untilProcess(2, "it is lost, too", func(p control.ObservedProcess) bool { return p.State == control.Failed && p.DeviceLost })
+	})
+	few := func(spec) life { return life{sms: func(control.Order) int { return 66 }} }
+	amongGPU(t, few, func(n *node) {
+		n.want(apart(1, control.Serve, 0))
+		if p := n.untilState(1, control.Active); p.Reason != "it counts 66 multiprocessors where 100 % of 132 are 130 to 132" {
+			t.Errorf("half of what it may use: %q", p.Reason)
+		}
+	})
+}
+
+func TestAProcessWithoutAShareHasNoQuota(t *testing.T) {
+	among(t, nil, func(n *node) {
+		n.want(apart(1, control.Serve, 0), apart(2, control.Serve, 30))
+		n.untilState(1, control.Active)
+		n.untilState(2, control.Active)
+		if got := n.shares.of(key{"face", 1, 1}); got != 0 {
+			t.Errorf("it has a quota of %v %%", got)
+		}
+		if got := n.shares.of(key{"face", 2, 2}); got != 30 {
+			t.Errorf("its neighbour has a quota of %v %%", got)
+		}
+		if w := n.spawner.generation(1).wake(); w.Governor || w.SharePercent != 0 {
+			t.Errorf("woken by %+v", w)
+		}
+	})
+}
+
+func TestMPSThatIsNotWantedIsNotStarted(t *testing.T) {
+	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
+	amongGPU(t, all, func(n *node) {
+		n.desired.NoMPS = true
+		n.want(apart(1, control.Serve, 0), apart(2, control.Serve, 0))
+		p := n.untilState(1, control.Active)
+		n.untilState(2, control.Active)
+		if p.Reason != "" || p.SMs != 132 || n.machine.daemon() != nil {
+			t.Errorf("active as %+v, daemon %v", p, n.machine.daemon())
+		}
+		o := n.link.observed()
+		if o.Mechanism != "time-slicing" || len(o.Device.GroupSMs) != 0 || o.Device.Why != "" {
+			t.Errorf("observed %+v, %+v", o, o.Device)
+		}
+		f := n.spawner.generation(1)
+		if !strings.HasSuffix(f.spec.environment["CUDA_MPS_PIPE_DIRECTORY"], "no-mps") || len(f.wake().Environment) != 0 {
+			t.Errorf("started as %+v, woken by %+v", f.spec, f.wake())
+		}
+		// A fault is its process's own.
+		f.fault("illegal address")
+		n.untilState(1, control.Failed)
+		time.Sleep(time.Second)
+		if q := n.untilState(2, control.Active); q.DeviceLost {
+			t.Errorf("its neighbour is %+v", q)
+		}
+	})
+}
+
 func TestPercentagesAreNeverNone(t *testing.T) {
 	for share, want := range map[float64]string{0: "1", 0.2: "1", 12.5: "12.5", 30: "30", 100: "100"} {
 		if got := percentage(share); got != want {

@@ -303,7 +303,7 @@ func (s *supervisor) do(a action) {
 		s.ackSeq = 0
 		clear(s.past)
 		clear(s.backoffs)
-		s.openDevice(s.wish.desired.Device, s.wish.desired.SMGrain)
+		s.openDevice(s.wish.desired.Device, s.wish.desired.SMGrain, s.wish.desired.NoMPS)
 		s.log.Info().Str("manager_id", s.managerID).Msg("manager has started")
 	case spawn:
 		s.spawn(a)
@@ -398,9 +398,9 @@ func (s *supervisor) share(k key, c *child, do control.OrderKind) {
 }
 
 // limit writes c's share. Where no quota can be written libml holds it. A GPU's
-// share is not one of the CPUs.
+// share is not one of the CPUs, and who has none may use all of them.
 func (s *supervisor) limit(k key, c *child) {
-	if s.onGPU() {
+	if s.onGPU() || c.sharePercent == 0 {
 		return
 	}
 	enforced, err := s.o.shares.apply(k, c.process.pid(), c.sharePercent)
