@@ -22,6 +22,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
@@ -103,6 +104,26 @@ func pcapiStream(slot C.int32_t) (stream C.uint64_t) {
 		stream = C.uint64_t(f.stream(int(slot)))
 	}
 	return stream
+}
+
+// pcapiGraph is penstock_graph.
+//
+//export pcapiGraph
+func pcapiGraph(slot, n C.int32_t, graph C.uint64_t, why **C.char) (code C.int) {
+	defer guard("penstock_graph", &code, why)
+	f := running.Load()
+	if f == nil {
+		*why = C.CString("penstock_graph: no callback is running")
+		return C.int(Failed)
+	}
+	if err := f.setGraph(int(slot), int(n), uintptr(graph)); err != nil {
+		*why = C.CString(line("penstock_graph: " + err.Error()))
+		if errors.Is(err, cuda.ErrOutOfMemory) {
+			return C.int(OutOfMemory)
+		}
+		return C.int(codeOf(err))
+	}
+	return C.int(OK)
 }
 
 // pcapiWeights is penstock_weights; places says that there is somewhere to put the two

@@ -34,6 +34,8 @@ type Framework struct {
 
 	mu   sync.Mutex // guards pins: slots are configured beside each other
 	pins map[batch]*runtime.Pinner
+
+	graphs graphs
 }
 
 // batch is what is configured.
@@ -192,11 +194,18 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	for i, out := range outputs {
 		at[i] = pin(out)
 	}
+	before := f.graphs.of(batch{slot, n})
 	var bytes C.int64_t
 	code := C.pcapi_configure(f.handle, C.int32_t(slot), C.int32_t(n), pin(input), &at[0], &bytes)
 	if code != 0 {
 		pins.Unpin() // those of the call before, if any, stay
 		return 0, failed("configure_batch", code)
+	}
+	if before != nil && f.graphs.of(batch{slot, n}) == before {
+		// The call handed over none: infer_batch is called again.
+		if err := f.graphs.set(batch{slot, n}, nil); err != nil {
+			return 0, err
+		}
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -210,8 +219,12 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	return int64(bytes), nil
 }
 
-// InferBatch is libml.Framework's: one call of C, which allocates nothing.
+// InferBatch is libml.Framework's: one call of C, or the launch of a graph. It allocates
+// nothing.
 func (f *Framework) InferBatch(slot, n int) error {
+	if l := f.graphs.of(batch{slot, n}); l != nil {
+		return l.run()
+	}
 	if code := C.pcapi_infer(f.handle, C.int32_t(slot), C.int32_t(n)); code != 0 {
 		return failed("infer_batch", code)
 	}
@@ -221,12 +234,13 @@ func (f *Framework) InferBatch(slot, n int) error {
 // Deinit is libml.Framework's. What the callbacks were told stays until Close.
 func (f *Framework) Deinit() error {
 	f.linked.Store(false)
+	graphErr := f.graphs.clear()
 	code := C.pcapi_deinit(f.handle)
 	f.unpin()
 	if code != 0 {
 		return failed("deinit", code)
 	}
-	return nil
+	return graphErr
 }
 
 func (f *Framework) unpin() {

@@ -262,6 +262,23 @@ void penstock_log(int32_t level, const char *text);
    and for a number that is no slot. Any thread; ask in configure_batch. */
 void *penstock_stream(int32_t slot);
 
+/* penstock_graph hands the batches of n images in a slot over to the library as a CUDA
+   graph (CUgraph, cudaGraph_t), for programs whose every call takes time. It is called
+   in configure_batch, on its thread, for that slot and size. The graph was captured over
+   the buffers of that call, on any stream of the device's primary context; it is copied,
+   and the caller's. The library has the copy's kernels run on the slot's multiprocessors
+   and launches it for each batch, in place of infer_batch, which is not called for them
+   until a configure_batch of the slot and size hands over none. So a process that moves
+   to other multiprocessors may hand over again what it captured once, as long as the
+   buffers are the same. What a graph's kernels need stays where it is until they are
+   replaced or deinit is called: slots 0 and 2, and 1 and 3, are never in flight
+   together, the others may be.
+
+   PENSTOCK_FAILED: not on a GPU, or a graph that cannot be copied or moved (one that
+   allocates memory, or has other graphs in it). PENSTOCK_OUT_OF_MEMORY and
+   PENSTOCK_DEVICE_LOST as everywhere. */
+int penstock_graph(int32_t slot, int32_t n, void *graph);
+
 /* penstock_weights finds a file of weights that the node holds on the GPU once for all
    processes: in *address its device address, in *bytes its length, byte for byte the
    file's contents, mapped to be read only and good until penstock_run returns. It is

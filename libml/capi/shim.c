@@ -83,6 +83,12 @@ int penstock_run(const penstock_framework *framework, void *self) {
 	return done(code, why);
 }
 
+int penstock_graph(int32_t slot, int32_t n, void *graph) {
+	char *why = NULL;
+	int code = pcapiGraph(slot, n, (uint64_t)(uintptr_t)graph, &why);
+	return done(code, why);
+}
+
 int penstock_weights(const char *file, void **address, uint64_t *bytes) {
 	char *why = NULL;
 	uint64_t at = 0, length = 0;

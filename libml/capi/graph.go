@@ -1,0 +1,98 @@
+//go:build cgo
+
+package capi
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
+)
+
+// graphs are the batches that were handed over with penstock_graph. Any goroutine.
+type graphs struct {
+	mu sync.RWMutex // guards by
+	by map[batch]*launch
+}
+
+// launch is a batch of one slot and size.
+type launch struct {
+	executable *cuda.Executable
+	stream     cuda.Stream
+}
+
+// of is the batch's launch, nil where infer_batch runs it.
+func (g *graphs) of(b batch) *launch {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.by[b]
+}
+
+// set replaces the batch's launch, which is not in flight; nil takes it back.
+func (g *graphs) set(b batch, l *launch) error {
+	g.mu.Lock()
+	old := g.by[b]
+	if delete(g.by, b); l != nil {
+		if g.by == nil {
+			g.by = make(map[batch]*launch)
+		}
+		g.by[b] = l
+	}
+	g.mu.Unlock()
+	if old == nil {
+		return nil
+	}
+	return lost("give a graph back", old.executable.Destroy())
+}
+
+// clear takes all back; none is in flight.
+func (g *graphs) clear() error {
+	g.mu.Lock()
+	all := g.by
+	g.by = nil
+	g.mu.Unlock()
+	var errs []error
+	for _, l := range all {
+		errs = append(errs, lost("give a graph back", l.executable.Destroy()))
+	}
+	return errors.Join(errs...)
+}
+
+// setGraph is penstock_graph.
+func (f *Framework) setGraph(slot, n int, graph uintptr) error {
+	env := f.env.Load()
+	stream := f.stream(slot)
+	switch {
+	case env == nil || env.Stream == nil:
+		return errors.New("there is no GPU to launch a graph on")
+	case stream == 0:
+		return fmt.Errorf("slot %d has no stream: graphs are handed over in configure_batch", slot)
+	case graph == 0:
+		return errors.New("the graph is NULL")
+	}
+	l := &launch{stream: cuda.StreamOf(stream)}
+	var err error
+	if l.executable, err = cuda.GraphOf(graph).Retarget(l.stream); err != nil {
+		return lost(fmt.Sprintf("batch of %d in slot %d", n, slot), err)
+	}
+	if err := l.executable.Upload(l.stream); err != nil {
+		return lost(fmt.Sprintf("batch of %d in slot %d", n, slot), errors.Join(err, l.executable.Destroy()))
+	}
+	return f.graphs.set(batch{slot, n}, l)
+}
+
+// run queues the batch.
+func (l *launch) run() error { return lost("launch graph", l.executable.Launch(l.stream)) }
+
+// lost names what failed, and makes it device.ErrLost where nothing will work again.
+func lost(doing string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, cuda.ErrLost):
+		return fmt.Errorf("%s: %w: %w", doing, device.ErrLost, err)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
