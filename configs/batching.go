@@ -67,6 +67,7 @@ var (
 	rules   = []Rule{SLAB, AIMD, One}
 	gathers = []Gather{GatherKernel, GatherCopy}
 	lates   = []Late{LateAnswer, LateRun}
+	places  = []Weights{WeightsShared, WeightsPrivate}
 )
 
 // decode leaves b as it is where nothing stands.

@@ -41,6 +41,7 @@ type Config struct {
 	Batching  Batching
 	Gather    Gather
 	Late      Late
+	Weights   Weights
 	Functions []Function
 	// HangTimeout is how long a batch may run before its process is taken for
 	// hung and killed; 0 means ten times the objective, at least 2 s.
@@ -129,6 +130,17 @@ const (
 	DeviceAuto = "auto"
 )
 
+// Weights says where a model's weights lie on a GPU.
+type Weights string
+
+// WeightsShared: once a GPU, for all batch sizes, instances and shadows of the model, in
+// memory of a process of their own, where the model's framework can take them from there.
+// WeightsPrivate: each process has its own.
+const (
+	WeightsShared  Weights = "shared"
+	WeightsPrivate Weights = "private"
+)
+
 // Function is one inference function: a model behind a UDP port.
 type Function struct {
 	Name string
@@ -143,9 +155,10 @@ type Function struct {
 	// are none with ChangeNone.
 	SharePercent float64
 	Change       Change   // as shares.change where left out
-	Batching     Batching // as the node's where left out, and so are Gather and Late
+	Batching     Batching // as the node's where left out, and so are Gather, Late and Weights
 	Gather       Gather
 	Late         Late
+	Weights      Weights
 	// Streams is how many batches of it may be in flight on a GPU, 1 or 2; 0 leaves
 	// it to libml.
 	Streams int
@@ -182,6 +195,7 @@ func Default() Config {
 		Batching:     Batching{Rule: SLAB},
 		Gather:       GatherKernel,
 		Late:         LateAnswer,
+		Weights:      WeightsPrivate,
 		FaultHold:    time.Minute,
 		DrainTimeout: 10 * time.Second,
 	}

@@ -109,7 +109,7 @@ func Decode(file string, data []byte) (Config, error) {
 
 func (c *Config) decode(root document.Value) {
 	m := root.Map("device", "mps", "listen", "source", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
-		"aggregate", "shares", "batching", "gather", "late", "functions", "hang_timeout", "fault_hold", "busy_poll", "drain_timeout")
+		"aggregate", "shares", "batching", "gather", "late", "weights", "functions", "hang_timeout", "fault_hold", "busy_poll", "drain_timeout")
 	if v := m.May("device"); !v.Absent() {
 		c.Device = v.Text(deviceRule)
 		if !devicePattern.MatchString(c.Device) {
@@ -152,6 +152,7 @@ func (c *Config) decode(root document.Value) {
 	c.Batching.decode(m.May("batching"))
 	gather(m.May("gather"), &c.Gather, c.Device)
 	choose(m.May("late"), &c.Late, lates...)
+	choose(m.May("weights"), &c.Weights, places...)
 	duration(m.May("hang_timeout"), &c.HangTimeout, time.Millisecond)
 	duration(m.May("fault_hold"), &c.FaultHold, 0)
 	if v := m.May("busy_poll"); !v.Absent() {
@@ -217,7 +218,7 @@ func (s *Shares) decode(v document.Value, c *Config) {
 
 func (f *Function) decode(v document.Value, c *Config, names map[string]bool, ports map[uint16]string) {
 	m := v.Map("name", "model", "port", "slo", "instances", "share_percent", "change", "batching", "gather", "late",
-		"streams", "environment")
+		"weights", "streams", "environment")
 	const nameRule = "lower case letters, digits, '-' and '_', at most 64"
 	name := m.Need("name", nameRule)
 	f.Name = name.Text(nameRule)
@@ -251,6 +252,7 @@ func (f *Function) decode(v document.Value, c *Config, names map[string]bool, po
 	f.Batching.decode(m.May("batching"))
 	gather(m.May("gather"), &f.Gather, c.Device)
 	choose(m.May("late"), &f.Late, lates...)
+	choose(m.May("weights"), &f.Weights, places...)
 	f.Streams = streams(m.May("streams"))
 	if env := m.May("environment"); !env.Absent() {
 		plain, ok := env.Plain().(map[string]any)
@@ -288,6 +290,8 @@ func (f *Function) Check() error {
 		return fmt.Errorf("gather of %s is %q, want %s", f.Name, f.Gather, oneOf(gathers))
 	case f.Late != "" && !slices.Contains(lates, f.Late):
 		return fmt.Errorf("late of %s is %q, want %s", f.Name, f.Late, oneOf(lates))
+	case f.Weights != "" && !slices.Contains(places, f.Weights):
+		return fmt.Errorf("weights of %s are %q, want %s", f.Name, f.Weights, oneOf(places))
 	case f.Streams < 0 || f.Streams > maxStreams:
 		return fmt.Errorf("streams of %s are %d, want 1 or %d, or 0 for auto", f.Name, f.Streams, maxStreams)
 	}

@@ -404,6 +404,7 @@ func TestBaselinesAreReadByReaderAndSchema(t *testing.T) {
 		"batching: {fixed: 8, delay: 5ms}": func(c Config) bool { return c.Batching == Batching{Fixed, 8, 5 * time.Millisecond} },
 		"batching: {fixed: 8, delay: 0s}":  func(c Config) bool { return c.Batching == Batching{Rule: Fixed, Size: 8} },
 		"late: run":                        func(c Config) bool { return c.Late == LateRun },
+		"{device: cuda, weights: shared}":  func(c Config) bool { return c.Weights == WeightsShared },
 		"{device: cuda, gather: copy}":     func(c Config) bool { return c.Gather == GatherCopy },
 		"{}": func(c Config) bool {
 			return c.MPS && c.Batching == Batching{Rule: SLAB} && c.Gather == GatherKernel && c.Late == LateAnswer && c.ChangeOf(c.Functions[0]) == ChangeAuto
@@ -425,12 +426,12 @@ func TestBaselinesAreReadByReaderAndSchema(t *testing.T) {
 			t.Errorf("%q: schema: %v", text, err)
 		}
 	}
-	text := "{device: cuda, functions: [{name: a, port: 1, batching: {fixed: 4, delay: 1ms}, gather: copy, late: run, change: none}]}"
+	text := "{device: cuda, functions: [{name: a, port: 1, batching: {fixed: 4, delay: 1ms}, gather: copy, late: run, weights: shared, change: none}]}"
 	c, err := Decode("f.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Function{Name: "a", Port: 1, Instances: 1, Batching: Batching{Fixed, 4, time.Millisecond}, Gather: GatherCopy, Late: LateRun, Change: ChangeNone}
+	want := Function{Name: "a", Port: 1, Instances: 1, Batching: Batching{Fixed, 4, time.Millisecond}, Gather: GatherCopy, Late: LateRun, Weights: WeightsShared, Change: ChangeNone}
 	if !reflect.DeepEqual(c.Functions[0], want) {
 		t.Errorf("it reads\n%+v, want\n%+v", c.Functions[0], want)
 	}
@@ -485,7 +486,7 @@ func TestAFunctionThatDoesNotGoWithItsNodeIsRefused(t *testing.T) {
 			t.Errorf("%v: error %v, want one that says %q", batching, err, says)
 		}
 	}
-	for word, f := range map[string]Function{"kernel or copy": {Gather: "dma"}, "answer or run": {Late: "drop"}, "restart or none": {Change: "swap"}} {
+	for word, f := range map[string]Function{"kernel or copy": {Gather: "dma"}, "answer or run": {Late: "drop"}, "shared or private": {Weights: "mine"}, "restart or none": {Change: "swap"}} {
 		f.Name, f.Instances = "a", 1
 		if err := f.Check(); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("error %v, want one that says %q", err, word)
