@@ -3,7 +3,7 @@
 # Go: `make test-gpu` and `make bench-gpu WHAT=...` call it there.
 #
 #   run.sh unpack        unpacks the kit and prints the environment to use it with
-#   run.sh export        makes the torchvision models (random weights) in MODELS
+#   run.sh export [NAME] makes the models of the evaluation (random weights) in MODELS
 #   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
 #   run.sh bench WHAT    gather, overhead, swap, limit, fault, dpdk or all: JSON into OUT
 #   run.sh exec CMD...   runs CMD with the kit's environment
@@ -85,10 +85,7 @@ huge_pages() {
 }
 
 export_models() {
-	# The last file that the export writes says that it is whole.
-	if [ ! -f "$MODELS/exported.json" ]; then
-		python3 models/convert/export_torchvision.py "$MODELS"
-	fi
+	python3 models/convert/export_torchvision.py "$MODELS" "$@" # what is there stays
 }
 
 # bench NAME ARGS... writes what penstock bench says of NAME into OUT/FILE.json.
@@ -115,7 +112,7 @@ unpack)
 	printf 'export LD_LIBRARY_PATH=%q PENSTOCK_ONNXRUNTIME=%q PENSTOCK_ZOO=%q PENSTOCK_DPDK_DRIVERS=%q PATH=%q\n' "$LD_LIBRARY_PATH" "$PENSTOCK_ONNXRUNTIME" "$PENSTOCK_ZOO" "$PENSTOCK_DPDK_DRIVERS" "$PATH"
 	;;
 export)
-	export_models
+	export_models "$@"
 	;;
 test)
 	prepare
