@@ -36,6 +36,7 @@ type function struct {
 	batching    configs.Batching
 	gather      configs.Gather
 	late        configs.Late
+	weights     configs.Weights
 	environment map[string]string
 	hangTimeout time.Duration
 	geometry    shm.Geometry
@@ -93,6 +94,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		batching:    cmp.Or(c.Batching, m.cfg.Batching),
 		gather:      cmp.Or(c.Gather, m.cfg.Gather),
 		late:        cmp.Or(c.Late, m.cfg.Late),
+		weights:     cmp.Or(c.Weights, m.cfg.Weights),
 		environment: c.Environment,
 	}
 	if err := f.batches(card); err != nil {

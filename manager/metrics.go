@@ -150,6 +150,10 @@ var (
 		"Incomplete requests that lost their place or their memory to others.", []string{"function"}, nil)
 	descUnsent = prometheus.NewDesc("penstock_replies_unsent_total",
 		"Datagrams of replies that the socket did not take.", []string{"function"}, nil)
+	descWeights = prometheus.NewDesc("penstock_weights_bytes",
+		"Device memory of weights that processes share, beside what each holds itself.", nil, nil)
+	descWeightFiles = prometheus.NewDesc("penstock_weights_files",
+		"Files of weights that processes share.", nil, nil)
 	descPersistent = prometheus.NewDesc("penstock_model_persistent_bytes",
 		"Device memory of a linked model.", []string{"function"}, nil)
 	descEphemeral = prometheus.NewDesc("penstock_model_ephemeral_bytes",
@@ -174,6 +178,10 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 			gauge(descOutage, s.m.faults.last.Seconds())
 			gauge(descMemory, float64(gpu.MemoryBytes))
 			gauge(descUsed, float64(gpu.UsedBytes))
+			if gpu.Weights != nil {
+				gauge(descWeights, float64(gpu.Weights.Bytes))
+				gauge(descWeightFiles, float64(gpu.Weights.Files))
+			}
 		}
 		if p := s.m.ports.frames(); p != nil {
 			for reason, n := range p.Frames {

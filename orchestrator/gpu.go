@@ -65,6 +65,8 @@ func (s *supervisor) openDevice(name string, grain int, noMPS bool) {
 	}
 	s.device, s.gpu = nil, gpuState{}
 	clear(s.releasing)
+	s.weights.close()
+	s.weights = nil
 	if name == "" || name == cpuDevice {
 		if before != nil {
 			s.closing.Go(before.close)
@@ -75,6 +77,7 @@ func (s *supervisor) openDevice(name string, grain int, noMPS bool) {
 }
 
 func (s *supervisor) closeDevice() {
+	s.weights.close()
 	if s.device != nil {
 		s.device.close()
 	}
@@ -361,6 +364,7 @@ func (s *supervisor) observeGPU(o *control.Observed) {
 	case s.gpu.cpu:
 	default:
 		o.Mechanism, o.Device = s.gpu.mechanism, s.gpu.observed()
+		o.Device.Weights = s.weights.state()
 	}
 }
 

@@ -130,6 +130,7 @@ type supervisor struct {
 	dying              time.Time
 	over               chan struct{} // closed when run has ended
 	closing            sync.WaitGroup
+	weights            *weightsHolder // nil: nobody shares any
 }
 
 // child is a process with all that is known of it.
@@ -367,6 +368,9 @@ func (s *supervisor) spawn(a action) {
 		},
 	}
 	s.onDevice(&sp)
+	if a.wanted.SharedWeights && s.onGPU() {
+		sp.start.WeightsSocket = s.shareWeights()
+	}
 	p, err := s.o.spawner.spawn(sp)
 	if err != nil {
 		c.reason = line(err.Error())

@@ -58,7 +58,7 @@ latency objective, in batches as large as the objective allows.`,
 		return fmt.Errorf("%w; `%s --help` shows what it takes", err, c.CommandPath())
 	})
 	cmd.CompletionOptions.HiddenDefaultCmd = true
-	cmd.AddCommand(upCommand(), managerCommand(), orchestratorCommand(), ifCommand(),
+	cmd.AddCommand(upCommand(), managerCommand(), orchestratorCommand(), ifCommand(), weightsCommand(),
 		modelsCommand(), profileCommand(), planCommand(), loadCommand(), demoCommand(), benchCommand(), doctorCommand(), versionCommand())
 	return cmd
 }

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/weights"
+)
+
+// weightsCommand is the holder of shared weights, which the orchestrator starts, and with
+// --load the process that it has put a file onto the GPU.
+func weightsCommand() *cobra.Command {
+	var socket string
+	var load bool
+	var linger time.Duration
+	cmd := &cobra.Command{
+		Use:    "weights",
+		Short:  "Hold weights in a GPU's memory for the inference functions; the orchestrator starts it",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if load {
+				return weights.Load()
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find own binary: %w", err)
+			}
+			out := json.NewEncoder(os.Stdout)
+			return weights.Hold(cmd.Context(), weights.Options{
+				Socket: socket, Loader: []string{self, "weights", "--load"}, Linger: linger,
+				Log:  zerolog.New(os.Stderr).With().Timestamp().Logger(),
+				Tell: func(h control.WeightsHeld) { _ = out.Encode(h) }, // without a listener it holds on
+			})
+		},
+	}
+	cmd.Flags().StringVar(&socket, "socket", "", "where it is asked")
+	cmd.Flags().BoolVar(&load, "load", false, "put the file of descriptor 3 onto the GPU, and its memory's descriptor to 4")
+	cmd.Flags().DurationVar(&linger, "linger", 0, "how long weights are kept that nobody uses; a minute if left out")
+	return cmd
+}
