@@ -67,8 +67,9 @@ test-dpdk: build-dpdk
 	$(GO) test -tags dpdk -count=1 ./manager/... ./cmd/... ./bench/...
 	PENSTOCK_DPDK_BINARY=$(CURDIR)/bin/penstock $(GO) test -tags dpdk -count=1 -timeout 20m $(TESTFLAGS) ./test/dpdk
 
-examples:
+examples: library
 	$(GO) build -trimpath -o bin/examples/callbacks ./examples/callbacks
+	CC="$(CC)" examples/c/build.sh bin/lib bin/examples/c
 
 test: build examples
 	$(GO) test ./...

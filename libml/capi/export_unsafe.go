@@ -139,5 +139,26 @@ func pcapiWeights(file *C.char, places C.int, address, bytes *C.uint64_t, why **
 	if file == nil || places == 0 {
 		return fail(Failed, "an argument is NULL; want a file's path and places for its address and length")
 	}
-	return fail(NotShared, "the node shares no weights; load your own")
+	shared, err := weights(C.GoString(file))
+	switch {
+	case errors.Is(err, libml.ErrNoWeights):
+		return fail(NotShared, err.Error())
+	case err != nil:
+		return fail(codeOf(err), err.Error())
+	}
+	*address, *bytes = C.uint64_t(shared.Address), C.uint64_t(shared.Bytes)
+	return C.int(OK)
+}
+
+// weights is Environment.Weights of the framework that runs.
+func weights(file string) (libml.Weights, error) {
+	f := running.Load()
+	if f == nil || !f.linked.Load() {
+		return libml.Weights{}, errors.New("called before link_model")
+	}
+	env := f.env.Load()
+	if env.Weights == nil {
+		return libml.Weights{}, fmt.Errorf("%w: the node keeps none for this process; load your own", libml.ErrNoWeights)
+	}
+	return env.Weights(file)
 }

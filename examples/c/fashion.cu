@@ -1,0 +1,100 @@
+// The network of fashion.c on a GPU, a kernel a layer. `make ptx` makes fashion.ptx of
+// it. No header is needed, so that clang compiles this file where there is no CUDA; and
+// no kernel needs another thread's work, so that a C compiler takes them, too, in a loop
+// over blocks and threads: that is how they are tested where there is no GPU.
+//
+// Activations are [image, y, x, channel], f32. The weights are those of fashion.c.
+
+#ifdef __clang__
+#define __global__ __attribute__((global))
+#define __device__ __attribute__((device))
+#define threadIdx_x __nvvm_read_ptx_sreg_tid_x()
+#define blockIdx_x __nvvm_read_ptx_sreg_ctaid_x()
+#define blockIdx_y __nvvm_read_ptx_sreg_ctaid_y()
+#else
+#define threadIdx_x threadIdx.x
+#define blockIdx_x blockIdx.x
+#define blockIdx_y blockIdx.y
+#endif
+
+// RUN is how many pixels of a row a thread computes; all sides are multiples of it.
+#define RUN 7
+
+static __device__ float exponential(float x) {
+	const float log2e = 1.44269504f;
+	float y;
+	asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x * log2e));
+	return y;
+}
+
+// A 3 x 3 convolution with a border of zeros, then max(0, x). A block is a run of a row
+// of an image, a thread one of its output channels.
+extern "C" __global__ void fashion_convolution(const float *__restrict__ in, const float *__restrict__ weights,
+	const float *__restrict__ bias, float *__restrict__ out, int side, int from, int to) {
+	int c = threadIdx_x, runs = side / RUN;
+	int y = blockIdx_x / runs, x = blockIdx_x % runs * RUN;
+	in += blockIdx_y * side * side * from;
+	out += (blockIdx_y * side * side + y * side + x) * to + c;
+	float sum[RUN];
+	for (int i = 0; i < RUN; i++)
+		sum[i] = bias[c];
+	for (int k = 0; k < from; k++) {
+		for (int dy = 0; dy < 3; dy++) {
+			int row = y + dy - 1;
+			if (row < 0 || row >= side)
+				continue;
+			float pixel[RUN + 2];
+			for (int i = 0; i < RUN + 2; i++) {
+				int column = x + i - 1;
+				pixel[i] = column < 0 || column >= side ? 0 : in[(row * side + column) * from + k];
+			}
+			for (int dx = 0; dx < 3; dx++) {
+				float w = weights[((k * 3 + dy) * 3 + dx) * to + c];
+				for (int i = 0; i < RUN; i++)
+					sum[i] += pixel[i + dx] * w;
+			}
+		}
+	}
+	for (int i = 0; i < RUN; i++)
+		out[i * to] = sum[i] > 0 ? sum[i] : 0;
+}
+
+// The largest of 2 x 2 pixels. A block is a pixel of an output image, a thread a channel.
+extern "C" __global__ void fashion_pool(const float *__restrict__ in, float *__restrict__ out, int side, int channels) {
+	int half = side / 2, y = blockIdx_x / half, x = blockIdx_x % half, c = threadIdx_x;
+	in += (blockIdx_y * side * side + 2 * y * side + 2 * x) * channels + c;
+	float a = in[0], b = in[channels], d = in[side * channels], e = in[(side + 1) * channels];
+	a = a > b ? a : b;
+	d = d > e ? d : e;
+	out[((blockIdx_y * half + y) * half + x) * channels + c] = a > d ? a : d;
+}
+
+// The mean of an image's pixels. A block is an image, a thread a channel.
+extern "C" __global__ void fashion_mean(const float *__restrict__ in, float *__restrict__ out, int pixels, int channels) {
+	int c = threadIdx_x;
+	in += blockIdx_x * pixels * channels + c;
+	float sum = 0;
+	for (int i = 0; i < pixels; i++)
+		sum += in[i * channels];
+	out[blockIdx_x * channels + c] = sum / pixels;
+}
+
+// The probabilities of CLASSES classes. A block, of one thread, is an image.
+#define CLASSES 10
+extern "C" __global__ void fashion_classes(const float *__restrict__ in, const float *__restrict__ weights,
+	const float *__restrict__ bias, float *__restrict__ out, int channels) {
+	in += blockIdx_x * channels;
+	out += blockIdx_x * CLASSES;
+	float p[CLASSES], most = 0, sum = 0;
+	for (int c = 0; c < CLASSES; c++)
+		p[c] = bias[c];
+	for (int k = 0; k < channels; k++)
+		for (int c = 0; c < CLASSES; c++)
+			p[c] += in[k] * weights[k * CLASSES + c];
+	for (int c = 0; c < CLASSES; c++)
+		most = c == 0 || p[c] > most ? p[c] : most;
+	for (int c = 0; c < CLASSES; c++)
+		sum += p[c] = exponential(p[c] - most);
+	for (int c = 0; c < CLASSES; c++)
+		out[c] = p[c] / sum;
+}
