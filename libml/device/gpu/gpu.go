@@ -4,7 +4,8 @@
 //
 // The way of a batch, all on its slot's stream:
 //
-//	Gather   1. device.Order checks a private copy of each request's pieces
+//	Gather   (with Options.Copy another way: copy.go)
+//	         1. device.Order checks a private copy of each request's pieces
 //	         2. they become descriptors in the slot's pinned memory
 //	         3. one launch of the gather kernel (gather.cu); an event after it
 //	Pad      4. the images up to the ladder's step are set to zero
@@ -72,7 +73,10 @@ type Device struct {
 	control []byte // pinned; a line of each slot, see slot.go
 	slots   [device.Slots]slot
 
-	slabs     [][]byte // registered
+	copy    bool      // Options.Copy
+	copiers []*copier // by slot, and the slot that has the same tensors
+
+	slabs     [][]byte // registered, but for a copier's
 	slabBytes []uint64
 	shared    []byte       // registered
 	memory    cuda.Pointer // of all tensors
@@ -105,7 +109,7 @@ func New(in models.Input, o Options) (_ *Device, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open GPU: %w", err)
 	}
-	d := &Device{device: found, grain: o.Grain}
+	d := &Device{device: found, grain: o.Grain, copy: o.Copy}
 	defer func() {
 		if err != nil {
 			err = d.fail("open GPU", err)
@@ -170,8 +174,13 @@ func (d *Device) fail(doing string, err error) error {
 }
 
 // AddSlab pins a slab, for reading only: 1 GiB takes about 20 ms on huge pages and
-// ten times as long on small ones. There may be Slabs.
+// ten times as long on small ones. There may be Slabs. Where the CPU gathers there is
+// nothing to pin.
 func (d *Device) AddSlab(mem []byte) error {
+	if d.copy {
+		d.slabs, d.slabBytes = append(d.slabs, mem), append(d.slabBytes, uint64(len(mem)))
+		return nil
+	}
 	at, err := d.context.Register(mem, true)
 	if err != nil {
 		return d.fail("add slab", err)
@@ -229,6 +238,16 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 		if err != nil {
 			return nil, err
 		}
+		if d.copy && i < inFlight {
+			c, err := newCopier(d, d.images)
+			if err != nil {
+				return nil, err
+			}
+			d.copiers = append(d.copiers, c)
+		}
+		if d.copy {
+			d.slots[i].copies = d.copiers[n]
+		}
 		tensors[i] = device.Tensors{Input: laid[0], Outputs: laid[1:], Results: results}
 		if err := d.slots[i].prepare(d, tensors[i]); err != nil {
 			return nil, err
@@ -249,6 +268,16 @@ func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 	}
 	if err := s.settled(); err != nil {
 		return d.fail("gather", err)
+	}
+	if s.copies != nil {
+		first, err := s.gatherByCopy(d, dst, reqs, refused)
+		switch {
+		case err != nil:
+			return d.fail("gather", err)
+		case first != nil:
+			return first
+		}
+		return nil
 	}
 	count, first := 0, (*device.RequestError)(nil)
 	for i, req := range reqs {
@@ -368,6 +397,10 @@ func (d *Device) Close() error {
 	for i := range d.slots {
 		d.slots[i].close(d, &errs)
 	}
+	for _, c := range d.copiers {
+		c.close(d, &errs)
+	}
+	d.copiers = nil
 	if d.kernel != nil {
 		errs.add(d.kernel.Close())
 		d.kernel = nil
@@ -381,7 +414,9 @@ func (d *Device) Close() error {
 		d.control = nil
 	}
 	for _, s := range d.slabs {
-		errs.add(d.context.Unregister(s))
+		if !d.copy {
+			errs.add(d.context.Unregister(s))
+		}
 	}
 	d.slabs, d.slabBytes = nil, nil
 	if d.shared != nil {

@@ -230,12 +230,16 @@ func newPlan(in *models.Input) plan {
 	return p
 }
 
+// asItIsKernel is for inputs of which nothing is converted: the tensor's bits are the
+// wire's, in the same places.
+const asItIsKernel = "gather_copy"
+
 // kernelOf names the fastest kernel for an input.
 func kernelOf(in *models.Input) string {
 	switch {
 	case in.WireType == in.TensorType && len(in.Mean) == 0 &&
 		(in.Channels == 1 || in.WireLayout == in.TensorLayout && !in.ReverseChannels):
-		return "gather_copy"
+		return asItIsKernel
 	case in.WireType == models.U8 && in.WireLayout == models.HWC && in.Channels == 3 && in.Height*in.Width%4 == 0:
 		if in.TensorLayout == models.CHW {
 			return "gather_three_" + string(in.TensorType) + "_planes"

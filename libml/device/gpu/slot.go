@@ -29,6 +29,7 @@ type slot struct {
 	launch      *Launch
 	descriptors []byte // pinned
 	ordered     []shm.Piece
+	copies      *copier    // nil where the kernel gathers
 	gathered    cuda.Event // after gather and padding
 	ended       cuda.Event // after the outputs' copy
 
@@ -69,6 +70,9 @@ func (s *slot) prepare(d *Device, tensors device.Tensors) error {
 	const usual = 512
 	s.tensors = tensors
 	s.took = make([]estimate, d.images+1)
+	if s.copies != nil {
+		return nil
+	}
 	return s.grow(d, max(1, d.images)*(d.kernel.plan.wireBytes/usual+4))
 }
 

@@ -38,14 +38,18 @@ var Twins string
 func Run(t *testing.T) {
 	runtime.LockOSThread() // for good: what is cleaned up needs the bound thread too
 	b := newBed(t)
-	open := func(in models.Input) (devicetest.Target, error) {
-		d, err := gpu.New(in, gpu.Options{Device: "cuda"})
-		if err != nil {
-			return devicetest.Target{}, err
+	opens := func(o gpu.Options) devicetest.Open {
+		return func(in models.Input) (devicetest.Target, error) {
+			d, err := gpu.New(in, o)
+			if err != nil {
+				return devicetest.Target{}, err
+			}
+			return devicetest.Target{Device: d, Read: b.read, Write: b.write}, nil
 		}
-		return devicetest.Target{Device: d, Read: b.read, Write: b.write}, nil
 	}
+	open := opens(gpu.Options{Device: "cuda"})
 	t.Run("ItIsADevice", func(t *testing.T) { devicetest.Run(t, open) })
+	t.Run("ItIsADeviceWhereTheCPUGathers", func(t *testing.T) { devicetest.Run(t, opens(gpu.Options{Device: "cuda", Copy: true})) })
 	t.Run("ItHasPartitions", func(t *testing.T) {
 		split, err := b.context.Device().Split(0)
 		if errors.Is(err, cuda.ErrNotSupported) {
@@ -65,6 +69,7 @@ func Run(t *testing.T) {
 		{"BadDescriptorsAreReportedAndWriteNothing", badDescriptors},
 		{"RandomDescriptorsWriteNothingOutside", randomDescriptors},
 		{"ASlabThatIsMappedReadOnlyIsRead", readOnly},
+		{"WhatIsCopiedIsWhatTheKernelGathers", bothWays},
 		{"ABatchAllocatesNothing", allocatesNothing},
 		{"AWaitingThreadSleeps", sleeps},
 		{"ALostDeviceIsToldSoon", tellsLoss},
@@ -165,9 +170,14 @@ func pages(t *testing.T, n int) []byte {
 // and tensors for eight.
 func small(t *testing.T, slab []byte) (*gpu.Device, []device.Tensors) {
 	t.Helper()
+	return smallWith(t, slab, gpu.Options{Device: "cuda"})
+}
+
+func smallWith(t *testing.T, slab []byte, o gpu.Options) (*gpu.Device, []device.Tensors) {
+	t.Helper()
 	d, err := gpu.New(models.Input{
 		Height: 8, Width: 8, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
-	}, gpu.Options{Device: "cuda"})
+	}, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +240,14 @@ func readOnly(t *testing.T, b *bed) {
 }
 
 func allocatesNothing(t *testing.T, b *bed) {
-	d, tensors := small(t, pages(t, 4096))
+	for _, copies := range []bool{false, true} {
+		b.bind(t)
+		d, tensors := smallWith(t, pages(t, 4096), gpu.Options{Device: "cuda", Copy: copies})
+		batchesAllocateNothing(t, d, tensors)
+	}
+}
+
+func batchesAllocateNothing(t *testing.T, d *gpu.Device, tensors []device.Tensors) {
 	reqs, refused := requests(6), make([]bool, 6)
 	batch := func() {
 		for slot := range 2 {

@@ -1,0 +1,140 @@
+package gpu
+
+import (
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/shm"
+)
+
+// copier gathers as it is done without a kernel that reads host memory, which is what
+// the paper compares its gather with (3.3.2, Fig. 12):
+//
+//  1. the CPU puts the pieces together in pinned memory, picture after picture
+//  2. one copy brings them over
+//  3. the gather kernel converts them, from where they lie on the device
+//
+// So all that differs is the gather. Where nothing is to be converted the copy goes
+// straight to the batch tensor, and 3 is nothing. It is slot 0's and 2's, or 1's and 3's,
+// as their tensors are.
+type copier struct {
+	staged      []byte       // pinned
+	on          cuda.Pointer // as many bytes of the device; 0 where the copy goes to the tensor
+	descriptors []byte       // pinned: all pictures, where they lie at on
+	each        int          // descriptors a picture
+}
+
+// newCopier makes room for so many pictures.
+func newCopier(d *Device, pictures int) (_ *copier, err error) {
+	p := &d.kernel.plan
+	c := &copier{each: (p.wireBytes + PieceBytes - 1) / PieceBytes}
+	defer func() {
+		if err != nil {
+			var errs closing
+			c.close(d, &errs)
+		}
+	}()
+	bytes := max(1, pictures*p.wireBytes)
+	if c.staged, err = d.context.AllocateHost(bytes); err != nil {
+		return nil, err
+	}
+	if p.kernel == asItIsKernel {
+		return c, nil
+	}
+	if c.on, err = d.context.Allocate(bytes); err != nil {
+		return nil, err
+	}
+	if c.descriptors, err = d.context.AllocateHost(max(1, pictures*c.each) * DescriptorBytes); err != nil {
+		return nil, err
+	}
+	slab := len(d.kernel.slabs)
+	if err := d.kernel.AddSlab(c.on, bytes); err != nil {
+		return nil, err
+	}
+	room := c.descriptors
+	for i := range pictures {
+		// PieceBytes is a whole number of elements and of pixels of three channels.
+		for place := 0; place < p.wireBytes; place += PieceBytes {
+			put(room, uint64(slab), uint64(i*p.wireBytes+place), uint64(place), uint64(min(PieceBytes, p.wireBytes-place)), uint64(i))
+			room = room[DescriptorBytes:]
+		}
+	}
+	return c, nil
+}
+
+func (c *copier) close(d *Device, errs *closing) {
+	for _, m := range [][]byte{c.staged, c.descriptors} {
+		if m != nil {
+			errs.add(d.context.FreeHost(m))
+		}
+	}
+	if c.on != 0 {
+		errs.add(d.context.Free(c.on))
+	}
+	*c = copier{}
+}
+
+// gatherByCopy is Gather with a copier.
+func (s *slot) gatherByCopy(d *Device, dst []byte, reqs []device.Request, refused []bool) (first *device.RequestError, err error) {
+	taken := 0
+	for i, req := range reqs {
+		bad, err := s.stage(d, req, i)
+		refused[i] = err != nil
+		if err == nil {
+			taken++
+		} else if first == nil {
+			first = &device.RequestError{Request: i, Piece: bad, Err: err}
+		}
+	}
+	s.asked, s.fenced = true, false
+	if taken > 0 {
+		if err := s.bringOver(d, cuda.At(dst), len(reqs)); err != nil {
+			return nil, err
+		}
+	}
+	for i := range reqs {
+		if refused[i] {
+			if err := s.blank(d, dst, i, i+1); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := s.gathered.Record(s.lane.stream); err != nil {
+		return nil, err
+	}
+	s.measured = 1
+	return first, nil
+}
+
+// stage puts a request's pieces together, once they have been checked.
+func (s *slot) stage(d *Device, req device.Request, picture int) (bad int, err error) {
+	size := d.kernel.plan.wireBytes
+	if uint64(req.Bytes) != uint64(size) {
+		return -1, device.ErrSize
+	}
+	if s.ordered, bad, err = device.Order(s.ordered, req, d.slabBytes); err != nil {
+		return bad, err
+	}
+	to := s.copies.staged[picture*size : (picture+1)*size]
+	for i := range s.ordered {
+		p := &s.ordered[i]
+		copy(to[p.Place:], from(d.slabs, p))
+	}
+	return -1, nil
+}
+
+// from is a piece that was checked.
+func from(slabs [][]byte, p *shm.Piece) []byte {
+	return slabs[p.Slab][p.Offset : p.Offset+uint64(p.Length)]
+}
+
+// bringOver queues the copy, and the conversion.
+func (s *slot) bringOver(d *Device, dst cuda.Pointer, pictures int) error {
+	c, bytes := s.copies, pictures*d.kernel.plan.wireBytes
+	if c.on == 0 {
+		return s.lane.stream.Copy(dst, cuda.At(c.staged), bytes)
+	}
+	if err := s.lane.stream.Copy(c.on, cuda.At(c.staged), bytes); err != nil {
+		return err
+	}
+	return s.launch.Gather(s.lane.stream, cuda.At(c.descriptors), pictures*c.each, dst, pictures)
+}
