@@ -104,7 +104,7 @@ func RunBare(ctx context.Context, o Options, build libml.Build, model string, ba
 			return r, fmt.Errorf("configure batch of %d: %w", batch, err)
 		}
 	}
-	times, took, err := closedBare(ctx, d, framework, batch, streams, duration)
+	times, took, err := closedBare(ctx, d, framework, batch, streams, bareWarmup, duration)
 	if err != nil {
 		return r, err
 	}
@@ -114,8 +114,9 @@ func RunBare(ctx context.Context, o Options, build libml.Build, model string, ba
 }
 
 // closedBare begins a batch in each slot in turn, having waited for the one that was
-// there. It looks again and again and never sleeps: nothing is faster.
-func closedBare(ctx context.Context, d device.Device, framework libml.Framework, batch, streams int, duration time.Duration) (times []time.Duration, took time.Duration, err error) {
+// there, and counts what comes after warmup batches of each. It looks again and again and
+// never sleeps: nothing is faster.
+func closedBare(ctx context.Context, d device.Device, framework libml.Framework, batch, streams, warmup int, duration time.Duration) (times []time.Duration, took time.Duration, err error) {
 	finish := func(slot int) error {
 		for {
 			if done, err := d.Done(slot); done || err != nil {
@@ -132,10 +133,10 @@ func closedBare(ctx context.Context, d device.Device, framework libml.Framework,
 				return nil, 0, fmt.Errorf("wait for batch: %w", err)
 			}
 			switch now := time.Now(); {
-			case i > streams*bareWarmup:
+			case i > streams*warmup:
 				times = append(times, now.Sub(began[slot]))
 				took = now.Sub(start)
-			case i == streams*bareWarmup:
+			case i == streams*warmup:
 				start = now
 			}
 		}

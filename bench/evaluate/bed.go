@@ -1,0 +1,266 @@
+package evaluate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/bench"
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/orchestrator"
+)
+
+// cpus divides the CPUs that this process was started with: the node's, of which the
+// manager gets the first reserved, and those of the load, which this process keeps to
+// while a node runs.
+type cpus struct {
+	all, node, load []int
+	reserved        int
+}
+
+// leastCPUs are needed for a load that has its own.
+const leastCPUs = 8
+
+// divideCPUs gives the load three eighths, and the manager half of the rest, as the
+// other benchmarks do: the load makes and puts together every datagram that the manager
+// takes apart. Few CPUs are shared.
+func divideCPUs() cpus {
+	own, ifs := orchestrator.IFCPUs(0)
+	all := slices.Sorted(slices.Values(slices.Concat(own, ifs)))
+	all = slices.Compact(all)
+	if len(all) < leastCPUs {
+		return cpus{all: all, node: all, load: all}
+	}
+	n := len(all) - 3*len(all)/8
+	return cpus{all: all, node: all[:n:n], load: all[n:], reserved: n / 2}
+}
+
+// bed is a node that is measured, with one variant's configuration.
+type bed struct {
+	*node.Node
+	cpus      cpus
+	variant   variant
+	options   nodeOptions
+	functions []Function
+	cards     map[string]*models.Card // by function
+	pictures  map[string]*noise       // by function
+}
+
+// startPatience bounds a node's start: a model that cuDNN compiles kernels for takes
+// some seconds a batch size.
+const startPatience = 90 * time.Second
+
+// startBed starts a node with those functions that the case begins with.
+func (r *runner) startBed(ctx context.Context, v variant, functions, first []Function) (_ *bed, err error) {
+	b := &bed{cpus: r.cpus, variant: v, functions: functions, cards: map[string]*models.Card{}, pictures: map[string]*noise{}}
+	b.options = nodeOptions{device: r.device, reserved: r.cpus.reserved, cards: map[string]string{}}
+	for _, f := range functions {
+		card, err := r.Card(f.Model)
+		if err != nil {
+			return nil, err
+		}
+		b.cards[f.Name], b.pictures[f.Name] = card, newNoise(card)
+		if b.options.cards[f.Name], err = r.ladder(card, f.Batches); err != nil {
+			return nil, err
+		}
+		// Room for what is in flight at any rate: some objectives' worth, and three batches.
+		b.options.slots = max(b.options.slots, slotsFor(slices.Max(f.Batches)))
+	}
+	for _, f := range functions {
+		need := 3 * b.options.slots * b.cards[f.Name].Input.WireBytes() / 2
+		b.options.slabMiB = max(b.options.slabMiB, 64, need>>20)
+	}
+	config, err := v.config(b.options, first)
+	if err != nil {
+		return nil, err
+	}
+	at, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	if err := orchestrator.Pin(r.cpus.node); err != nil {
+		return nil, err
+	}
+	limit, cancel := context.WithTimeoutCause(ctx, startPatience, fmt.Errorf("no process of some function served within %v", startPatience))
+	defer cancel()
+	watched, stop := context.WithCancelCause(limit)
+	go watchStart(watched, stop, at)
+	b.Node, err = node.Start(watched, node.Options{Binary: r.Binary, Config: config, HTTP: at})
+	if pinErr := orchestrator.Pin(r.cpus.load); err == nil && pinErr != nil {
+		b.Kill()
+		err = pinErr
+	}
+	if err == nil {
+		if err = b.whole(watched); err != nil {
+			b.Kill()
+		}
+	}
+	stop(nil)
+	if err != nil {
+		return nil, errors.Join(err, orchestrator.Pin(r.cpus.all))
+	}
+	return b, nil
+}
+
+// slotsFor is how many requests a function may have in flight: enough that the
+// objective bounds them and not the credit.
+func slotsFor(batch int) int {
+	slots := 1024
+	for slots < 4*batch {
+		slots *= 2
+	}
+	return slots
+}
+
+// watchStart ends the start of a node in which a process says why it cannot serve, and
+// still says so a while later.
+func watchStart(ctx context.Context, stop context.CancelCauseFunc, at netip.AddrPort) {
+	const patience = 3 * time.Second
+	n := node.Node{HTTP: at}
+	since, said := time.Time{}, ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(250 * time.Millisecond):
+		}
+		status, err := n.Status()
+		if err != nil {
+			continue
+		}
+		name, reason := refusal(&status)
+		switch {
+		case reason == "":
+			since, said = time.Time{}, ""
+		case since.IsZero():
+			since, said = time.Now(), reason
+		case time.Since(since) > patience:
+			stop(fmt.Errorf("%s does not serve: %s", name, said))
+			return
+		}
+	}
+}
+
+// refusal is the first function that nobody serves, and the reason that a process of it
+// gives; none where there is no reason.
+func refusal(status *control.Status) (name, reason string) {
+	for _, f := range status.Functions {
+		for i := range f.Instances {
+			if _, serves := f.Instances[i].Serving(); serves {
+				continue
+			}
+			for _, p := range f.Instances[i].Processes {
+				if p.Reason != "" {
+					return f.Name, p.Reason
+				}
+			}
+		}
+	}
+	return "", ""
+}
+
+// whole waits until every function has a process that serves with all its batch sizes.
+func (b *bed) whole(ctx context.Context) error {
+	return b.WaitFor(ctx, "every batch size", func() bool {
+		status, err := b.Status()
+		return err == nil && !slices.ContainsFunc(status.Functions, func(f control.FunctionStatus) bool { return !wholly(&f) })
+	})
+}
+
+func wholly(f *control.FunctionStatus) bool {
+	for i := range f.Instances {
+		if p, ok := f.Instances[i].Serving(); !ok || p.Growing {
+			return false
+		}
+	}
+	return true
+}
+
+// end drains the node and lets this process run anywhere again.
+func (b *bed) end() error { return errors.Join(b.Stop(), orchestrator.Pin(b.cpus.all)) }
+
+// kill is end for a node that may have failed; it may be called after end.
+func (b *bed) kill() {
+	b.Kill()
+	_ = orchestrator.Pin(b.cpus.all) // it worked before
+}
+
+// lost is how many requests the node accepted and never answered.
+func lost(status *control.Status) (n uint64) {
+	for _, f := range status.Functions {
+		n += f.Lost
+	}
+	return n
+}
+
+// ladder is the file of a card like that one with those batch sizes.
+func (r *runner) ladder(card *models.Card, batches []int) (string, error) {
+	return bench.WriteVariant(r.dir, card, batches)
+}
+
+// noise is a few pictures of a model's wire size, all of noise: it implements
+// loadgen.Pictures.
+type noise struct{ pictures [][]byte }
+
+func newNoise(card *models.Card) *noise {
+	const count = 4
+	n := &noise{}
+	for i := range count {
+		n.pictures = append(n.pictures, bench.Noise(card, uint64(i)))
+	}
+	return n
+}
+
+func (n *noise) Len() int { return len(n.pictures) }
+
+func (n *noise) Picture(i int) ([]byte, int) { return n.pictures[i], -1 }
+
+func freePort() (netip.AddrPort, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("find a free port: %w", err)
+	}
+	defer l.Close()
+	return netip.ParseAddrPort(l.Addr().String())
+}
+
+// resolve makes a device's name one that means the same GPU to everybody: its UUID. It
+// returns the GPU's name too.
+func resolve(name string, machine *bench.Machine) (device, shown string, err error) {
+	if name == configs.DeviceCPU {
+		return name, cmp.Or(machine.CPU, name), nil
+	}
+	index := 0
+	for _, g := range machine.GPUs {
+		if g.UUID == name {
+			return g.UUID, g.Name, nil
+		}
+	}
+	if name != "cuda" {
+		if n, err := fmt.Sscanf(name, "cuda:%d", &index); n != 1 || err != nil {
+			return "", "", fmt.Errorf("device %q: want cpu, cuda, cuda:N or the UUID of a GPU that is here", name)
+		}
+	}
+	if index < 0 || index >= len(machine.GPUs) {
+		return "", "", fmt.Errorf("device %s: this machine has %d GPUs", name, len(machine.GPUs))
+	}
+	return machine.GPUs[index].UUID, machine.GPUs[index].Name, nil
+}
+
+// newDir makes the folder of a figure's cards.
+func newDir() (string, error) {
+	dir, err := os.MkdirTemp("", "penstock-evaluate-")
+	if err != nil {
+		return "", fmt.Errorf("make folder: %w", err)
+	}
+	return dir, nil
+}

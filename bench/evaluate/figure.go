@@ -1,0 +1,161 @@
+package evaluate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Figure is what is compared with what, as data.
+type Figure struct {
+	Name, Title, Paper string
+	Cases              []Case
+}
+
+// Case is one thing that variants are compared on.
+type Case struct {
+	Name      string
+	Kind      Kind
+	Functions []Function
+	Variants  []string
+	Note      string
+
+	// Levels are the loads of KindLoads, in order: parts of each function's capacity and
+	// weight. Settle is how long traffic of the first level runs before; each is measured
+	// for Measure after Warmup. KindClosed has no levels: one window.
+	Levels                  []float64
+	Settle, Warmup, Measure time.Duration
+	// Events are KindTimeline's, Length how long it is, Bin how long a bin.
+	Events      []Cue
+	Length, Bin time.Duration
+	// Ready is what KindBare measures of each function's model; Percents are percentages
+	// of MPS, a process each.
+	Ready    Ready
+	Percents []float64
+}
+
+// Ready is what is measured of a framework alone.
+type Ready struct {
+	Batches, Streams []int
+	Duration         time.Duration
+}
+
+// Function is one function of a case.
+type Function struct {
+	Name, Model string
+	SLO         time.Duration
+	// Batches is its ladder. A case's variants all have it.
+	Batches []int
+	// Weight is the part of the capacity that level 1 offers.
+	Weight float64
+	// Percent is its share where shares are fixed, and the first one where they are not.
+	Percent float64
+}
+
+// step is one run of one variant on one case.
+type step struct {
+	c       *Case
+	variant variant
+	run     int
+}
+
+// plan are the steps in order: all of run 1 before any of run 2, and within a run all
+// variants of a case one after another, so that what is compared is measured close
+// together. Odd runs go through the variants backwards: what comes first in one run
+// comes last in the next.
+func (f *Figure) plan(runs int) (steps []step, err error) {
+	for run := 1; run <= runs; run++ {
+		for i := range f.Cases {
+			c := &f.Cases[i]
+			names := slices.Clone(c.Variants)
+			if run%2 == 0 {
+				slices.Reverse(names)
+			}
+			for _, name := range names {
+				v, err := variantOf(name)
+				if err != nil {
+					return nil, fmt.Errorf("figure %s, case %s: %w", f.Name, c.Name, err)
+				}
+				steps = append(steps, step{c, v, run})
+			}
+		}
+	}
+	return steps, nil
+}
+
+// models are those of the figure that capacity is needed of, each with all batch sizes
+// that a case has it with.
+func (f *Figure) models() (all []Function) {
+	for _, c := range f.Cases {
+		if c.Kind != KindLoads && c.Kind != KindTimeline {
+			continue
+		}
+		for _, fn := range c.Functions {
+			i := slices.IndexFunc(all, func(o Function) bool { return o.Model == fn.Model })
+			if i < 0 {
+				all = append(all, Function{Name: fn.Model, Model: fn.Model, SLO: capacitySLO, Batches: slices.Clone(fn.Batches)})
+				continue
+			}
+			all[i].Batches = slices.Compact(slices.Sorted(slices.Values(append(all[i].Batches, fn.Batches...))))
+		}
+	}
+	return all
+}
+
+// Find is the figure of that name.
+func Find(name string) (*Figure, error) {
+	all := Figures()
+	for i := range all {
+		if all[i].Name == name {
+			return &all[i], nil
+		}
+	}
+	return nil, fmt.Errorf("figure %q: want one of %s", name, strings.Join(Names(), ", "))
+}
+
+// Names are the figures' names, in the order in which they are worth measuring.
+func Names() (names []string) {
+	for _, f := range Figures() {
+		names = append(names, f.Name)
+	}
+	return names
+}
+
+// The parts of a step's time that do not depend on the case, as measured on an H200: for
+// an estimate.
+const (
+	startTime = 4 * time.Second // a node, until every batch size is linked
+	stopTime  = time.Second
+	readyTime = 3 * time.Second // a process with a framework alone
+	graceTime = 200 * time.Millisecond
+)
+
+// takes estimates a step.
+func (c *Case) takes() time.Duration {
+	switch c.Kind {
+	case KindLoads:
+		return startTime + c.Settle + time.Duration(len(c.Levels))*(c.Warmup+c.Measure+graceTime) + stopTime
+	case KindClosed:
+		return startTime + c.Warmup + c.Measure + stopTime
+	case KindTimeline:
+		return startTime + c.Length + stopTime
+	}
+	processes := max(1, len(c.Percents))
+	each := time.Duration(len(c.Ready.Batches)*len(c.Ready.Streams)) * c.Ready.Duration * 3 / 2
+	return time.Duration(len(c.Functions)) * time.Duration(processes) * (readyTime + each)
+}
+
+// settings is what the case says of itself in a report.
+func (c *Case) settings() CaseSetting {
+	s := CaseSetting{Name: c.Name, Kind: c.Kind, Variants: c.Variants, Note: c.Note}
+	for _, f := range c.Functions {
+		s.Functions = append(s.Functions, FunctionSetting{Name: f.Name, Model: f.Model, SLOMillis: millis(f.SLO), Batches: f.Batches, Weight: f.Weight})
+	}
+	for _, e := range c.Events {
+		s.Events = append(s.Events, EventSetting{e.At.Seconds(), e.What, e.Function, e.Level})
+	}
+	return s
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

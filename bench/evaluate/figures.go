@@ -1,0 +1,320 @@
+package evaluate
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+const ms = time.Millisecond
+
+// The models, as models/convert/export_torchvision.py names them.
+const (
+	alexnet   = "alexnet"
+	mobilenet = "mobilenetv2"
+	resnet50  = "resnet50"
+	resnet152 = "resnet152"
+	resnext50 = "resnext50"
+	vgg16     = "vgg16"
+	vgg19     = "vgg19"
+	gnmt      = "gnmt"
+)
+
+// ladderOf is a model's batch sizes. cuDNN compiles MobileNet's kernels for a second or
+// two a size, which all variants wait for at every start: it has fewer.
+func ladderOf(model string) []int {
+	if model == mobilenet {
+		return []int{1, 4, 16, 32}
+	}
+	return []int{1, 2, 4, 8, 16, 32}
+}
+
+// Fixed shares are percentages at which f16 models answer rightly on an H200 under MPS
+// (docs/adr/0007): 8 % are 10 multiprocessors, 12 are 14, 24 are 30, 26 are 34, 47 are 62,
+// 50 are 66, 90 are 118.
+
+// one is a function alone.
+func one(model string, slo time.Duration) []Function {
+	return []Function{{Name: model, Model: model, SLO: slo, Batches: ladderOf(model), Weight: 1, Percent: 100}}
+}
+
+// mix is models that share the device: each offers an equal part of what it can do alone,
+// so that at level 1 they together need the whole of it, were it handed from one to the
+// next without a loss.
+func mix(slo time.Duration, percent float64, models ...string) (functions []Function) {
+	count := map[string]int{}
+	for _, m := range models {
+		name := m
+		if count[m]++; count[m] > 1 {
+			name = fmt.Sprintf("%s-%d", m, count[m])
+		}
+		functions = append(functions, Function{Name: name, Model: m, SLO: slo, Batches: ladderOf(m), Weight: 1 / float64(len(models)), Percent: percent})
+	}
+	return functions
+}
+
+// with sets the percentage of the functions of a model.
+func with(functions []Function, model string, percent float64) []Function {
+	for i := range functions {
+		if functions[i].Model == model {
+			functions[i].Percent = percent
+		}
+	}
+	return functions
+}
+
+// ladders gives all functions a ladder.
+func ladders(functions []Function, batches ...int) []Function {
+	for i := range functions {
+		functions[i].Batches = batches
+	}
+	return functions
+}
+
+// loads is an open loop at four levels, from light to more than there is room for.
+func loads(name string, functions []Function, variants ...string) Case {
+	return Case{Name: name, Kind: KindLoads, Functions: functions, Variants: variants,
+		Levels: []float64{0.3, 0.7, 1.0, 1.3}, Settle: 1500 * ms, Warmup: 400 * ms, Measure: 1200 * ms}
+}
+
+// levels replaces a case's levels.
+func (c Case) levels(all ...float64) Case {
+	c.Levels = all
+	return c
+}
+
+// noted adds a note.
+func (c Case) noted(text string) Case {
+	c.Note = text
+	return c
+}
+
+// Figures are all there are, in the order in which they are worth measuring.
+func Figures() []Figure {
+	const slo = 25 * ms
+	sharing := []string{defaultMPS, timeSliceSLAB, mpsSLAB, mpsAIMD, static, shadow, partition}
+	biting := []string{timeSliceSLAB, mpsSLAB, static, partition}
+	return []Figure{
+		{
+			Name: "fig10", Title: "Mixes of inference functions, within 25 ms", Paper: "Figure 10, Table 3",
+			Cases: []Case{
+				loads("C1", mix(slo, 50, alexnet, resnet50), sharing...),
+				loads("C2", mix(slo, 50, alexnet, vgg19), sharing...),
+				loads("C3", with(mix(slo, 24, alexnet, resnet50, vgg19), vgg19, 50), sharing...),
+				loads("C4", mix(slo, 24, alexnet, resnet50, vgg19, mobilenet), sharing...),
+			},
+		},
+		{
+			Name: "fig8", Title: "One inference function, within 25 ms", Paper: "Figures 8 and 9, Table 2",
+			Cases: singles(slo, timeSlice, defaultMPS, mpsSLAB, mpsAIMD, partition),
+		},
+		{
+			Name: "fig16", Title: "Shares that begin wrong", Paper: "Figure 16",
+			Cases: []Case{{
+				Name: "wrong shares", Kind: KindTimeline, Variants: []string{partition, shadow, restart},
+				Functions: tuned(), Length: 10 * time.Second, Bin: 100 * ms,
+				Events: []Cue{{0, cueBegin, resnet50, 0.06}, {0, cueBegin, vgg19, 0.45}},
+				Note:   "both begin with 26 %; vgg19 needs more, resnet50 less",
+			}},
+		},
+		{
+			Name: "fig15", Title: "A neighbour that comes, and a function that goes", Paper: "Figure 15",
+			Cases: []Case{{
+				Name: "workload change", Kind: KindTimeline, Variants: []string{mpsSLAB, mpsAIMD, static, partition},
+				Functions: changing(), Length: 12 * time.Second, Bin: 100 * ms,
+				Events: []Cue{{0, cueBegin, vgg16, 0.6}, {4 * time.Second, cueBegin, vgg19, 0.6}, {8 * time.Second, cueEnd, vgg16, 0}},
+				Note:   "each is offered 60 % of what it can do alone: together more than there is",
+			}},
+		},
+		{
+			Name: "fig12c-14", Title: "SLAB against AIMD", Paper: "Figures 12c and 14",
+			Cases: converging(25*ms, 50*ms, 75*ms, 100*ms),
+		},
+		{
+			Name: "fig1", Title: "Functions added one after another", Paper: "Figure 1",
+			Cases: []Case{
+				adding("batches of one", 0.07, timeSlice, defaultMPS, partition),
+				adding("batches by SLAB", 0.35, timeSliceSLAB, mpsSLAB, static, partition),
+			},
+		},
+		{
+			Name: "fig12ab", Title: "What each part brings", Paper: "Figures 12a and 12b",
+			Cases: []Case{
+				part(one(alexnet, slo)), part(one(resnet50, slo)), part(one(vgg19, slo)),
+				brief(loads("C3", with(mix(slo, 24, alexnet, resnet50, vgg19), vgg19, 50), defaultMPS, mpsOnlyShares, partition).levels(0.1, 0.3, 0.9)),
+			},
+		},
+		{
+			Name: "table5", Title: "Batch sizes", Paper: "Table 5",
+			Cases: []Case{bare("ready batches", []string{whole}, Ready{[]int{8, 16, 32}, []int{1, 2}, 400 * ms}, resnet50, vgg19)},
+		},
+		{
+			Name: "fig5-7", Title: "Streams", Paper: "Figures 5, 6 and 7",
+			Cases: []Case{
+				bare("streams", []string{whole}, Ready{[]int{1, 8}, []int{1, 2}, 400 * ms}, resnet50, alexnet, vgg19),
+				closedLoop("alexnet alone", one(alexnet, time.Second), mpsSLAB),
+				closedLoop("resnext50 alone", one(resnext50, time.Second), mpsSLAB),
+				closedLoop("alexnet and resnext50", mix(time.Second, 50, alexnet, resnext50), timeSliceSLAB, mpsSLAB, static, partition),
+			},
+		},
+		{
+			Name: "fig2-3", Title: "Knees: multiprocessors and batch sizes", Paper: "Figures 2 and 3",
+			Cases: []Case{
+				knees("models", []int{1, 8, 32}, resnet50, vgg19, gnmt),
+				knees("alexnet", []int{1, 2, 4, 8, 16, 32}, alexnet),
+			},
+		},
+		{
+			Name: "fig11", Title: "Batches that are ready against fixed ones with a delay", Paper: "Figure 11, Table 4",
+			Cases: []Case{capped(1), capped(4), capped(8), capped(16)},
+		},
+		{
+			Name: "fig10-slo", Title: "Mixes within 5 and 10 ms", Paper: "Figure 10, Table 3, with objectives that bite here",
+			Cases: []Case{
+				loads("C2, 10 ms", mix(10*ms, 50, alexnet, vgg19), biting...), loads("C2, 5 ms", mix(5*ms, 50, alexnet, vgg19), biting...),
+				loads("C4, 10 ms", mix(10*ms, 24, alexnet, resnet50, vgg19, mobilenet), biting...),
+				loads("C4, 5 ms", mix(5*ms, 24, alexnet, resnet50, vgg19, mobilenet), biting...),
+			},
+		},
+		{
+			Name: "fig10-large", Title: "Mixes of 8 and 12 functions, within 25 ms", Paper: "Figure 10, Table 3, with mixes that fill the device",
+			Cases: []Case{
+				loads("8 functions", mix(slo, 12, alexnet, mobilenet, resnet50, resnext50, vgg16, vgg19, resnet152, gnmt), biting...),
+				loads("12 functions", mix(slo, 8, alexnet, mobilenet, resnet50, resnext50, vgg16, vgg19, resnet152, gnmt,
+					alexnet, resnet50, vgg16, vgg19), biting...),
+			},
+		},
+	}
+}
+
+func singles(slo time.Duration, variants ...string) (cases []Case) {
+	for _, model := range []string{alexnet, mobilenet, resnet50, vgg16, vgg19, gnmt} {
+		cases = append(cases, brief(loads(model, one(model, slo), variants...).levels(0.15, 0.7, 1.0, 1.3)))
+	}
+	return cases
+}
+
+// brief shortens a case.
+func brief(c Case) Case {
+	c.Settle, c.Warmup, c.Measure = 700*ms, 300*ms, 800*ms
+	return c
+}
+
+// part is one function, with each component alone.
+func part(functions []Function) Case {
+	return brief(loads(functions[0].Name, functions, defaultMPS, mpsStreams, mpsGather, mpsOnlySLAB, partition).levels(0.1, 0.3, 0.9))
+}
+
+// tuned are Figure 16's functions: each begins with what neither needs.
+func tuned() []Function {
+	functions := mix(50*ms, 26, resnet50, vgg19)
+	functions[0].Weight, functions[1].Weight = 1, 1
+	return functions
+}
+
+func changing() []Function {
+	functions := mix(50*ms, 50, vgg16, vgg19)
+	functions[0].Weight, functions[1].Weight = 1, 1
+	return functions
+}
+
+// converging is vgg19 under a full load from the first moment, at each objective. Its
+// ladder is long enough that the objective bounds the batch and not the ladder.
+func converging(objectives ...time.Duration) (cases []Case) {
+	for _, slo := range objectives {
+		cases = append(cases, Case{
+			Name: slo.String(), Kind: KindTimeline, Variants: []string{mpsSLAB, mpsAIMD},
+			Functions: ladders(one(vgg19, slo), 1, 2, 4, 8, 16, 32, 64, 128, 256),
+			Length:    5 * time.Second, Bin: 50 * ms,
+			Events: []Cue{{0, cueBegin, vgg19, 0.95}},
+		})
+	}
+	return cases
+}
+
+// adding is Figure 1: two of resnet50, then vgg19 beside them, each offered that part of
+// what it can do alone.
+func adding(name string, level float64, variants ...string) Case {
+	functions := with(mix(50*ms, 24, resnet50, resnet50, vgg19), vgg19, 50)
+	for i := range functions {
+		functions[i].Weight = 1
+	}
+	return Case{
+		Name: name, Kind: KindTimeline, Functions: functions, Variants: variants, Length: 11 * time.Second, Bin: 100 * ms,
+		Events: []Cue{{0, cueBegin, functions[0].Name, level}, {3 * time.Second, cueBegin, functions[1].Name, level}, {6 * time.Second, cueBegin, functions[2].Name, level}},
+	}
+}
+
+func bare(name string, variants []string, ready Ready, models ...string) Case {
+	c := Case{Name: name, Kind: KindBare, Variants: variants, Ready: ready}
+	for _, m := range models {
+		c.Functions = append(c.Functions, Function{Name: m, Model: m, Batches: ready.Batches})
+	}
+	return c
+}
+
+func knees(name string, batches []int, models ...string) Case {
+	c := bare(name, []string{byPercentage, byGroups}, Ready{batches, []int{1}, 200 * ms}, models...)
+	c.Percents = []float64{8, 11, 23, 47, 90, 100}
+	return c.noted("percentages at which f16 models answer rightly: 10, 14, 30, 62, 118 and 132 multiprocessors")
+}
+
+func closedLoop(name string, functions []Function, variants ...string) Case {
+	return Case{Name: name, Kind: KindClosed, Functions: functions, Variants: variants, Warmup: 1500 * ms, Measure: 1500 * ms}
+}
+
+// capped is resnet50 with batches of at most n: as they come, on two streams, against
+// always n or what there is after a delay.
+func capped(n int) Case {
+	sizes := []int{1, 2, 4, 8, 16}
+	sizes = sizes[:slices.Index(sizes, n)+1]
+	c := brief(loads(fmt.Sprintf("batches of at most %d", n), ladders(one(resnet50, 25*ms), sizes...), fixed(n), streams2)).levels(0.1, 0.5, 1.0)
+	return c.noted("not Triton: its way of batching, in the same server")
+}
+
+// quick is the figure with short times and two cases, on a CPU with small models that
+// come with Penstock: it shows that the machinery works, and nothing else.
+func (f *Figure) quick(onCPU bool) *Figure {
+	q := *f
+	q.Cases = nil
+	for _, c := range f.Cases[:min(2, len(f.Cases))] {
+		if len(c.Levels) > 2 {
+			c.Levels = []float64{c.Levels[0], c.Levels[len(c.Levels)-1]}
+		}
+		c.Settle, c.Warmup, c.Measure = c.Settle/5, c.Warmup/2, c.Measure/3
+		// A function that is added takes a second or two to serve.
+		if starts := slices.ContainsFunc(c.Events, func(e Cue) bool { return e.What == cueBegin && e.At > 0 }); starts {
+			c.Length, c.Events = 2*c.Length/3, slices.Clone(c.Events)
+			for i := range c.Events {
+				c.Events[i].At = 2 * c.Events[i].At / 3
+			}
+		} else {
+			c.Length = 2 * c.Length / 5
+		}
+		c.Ready.Duration /= 4
+		if len(c.Percents) > 2 {
+			c.Percents = []float64{c.Percents[0], c.Percents[len(c.Percents)-1]}
+		}
+		c.Functions = slices.Clone(c.Functions)
+		if onCPU {
+			c = c.onCPU()
+		}
+		q.Cases = append(q.Cases, c)
+	}
+	return &q
+}
+
+// onCPU stands two small models in for all others.
+func (c Case) onCPU() Case {
+	small := []string{"fashion", "face"}
+	for i := range c.Functions {
+		f := &c.Functions[i]
+		f.Model, f.Batches = small[i%len(small)], []int{1, 2, 4}
+		f.SLO = max(f.SLO, 100*ms)
+	}
+	if c.Kind == KindBare {
+		c.Functions = c.Functions[:1]
+		c.Ready.Batches, c.Ready.Streams = []int{1, 4}, []int{1}
+	}
+	return c
+}

@@ -1,0 +1,386 @@
+package evaluate
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/bench"
+	"github.com/penstock/penstock/configs"
+)
+
+// Options say which figure is measured and how far.
+type Options struct {
+	bench.Options
+	Figure string
+	// Out is the folder of reports.
+	Out string
+	// Limit is how long a call may take; what does not fit is left to the next. A step is
+	// not begun that is not expected to end in time.
+	Limit time.Duration
+	Runs  int
+	Seed  uint64
+	// Quick stands small models and short times in for the figure's.
+	Quick bool
+	// Quicker has models and times of the figure's own kind, but short: for a first trial
+	// on a GPU.
+}
+
+// runner is a figure at work.
+type runner struct {
+	Options
+	figure  *Figure
+	report  *Report
+	file    string
+	device  string // as configurations and environments name it
+	cpus    cpus
+	dir     string // cards, and the MPS daemon of ready batches
+	started time.Time
+}
+
+// capacitySLO is an objective that no batch misses: batches grow to the ladder's end.
+const capacitySLO = 10 * time.Second
+
+// Capacity is measured in a closed loop for so long, after so long.
+const (
+	capacityWarmup  = 700 * time.Millisecond
+	capacityMeasure = time.Second
+)
+
+// Plan is what a call of Run would do.
+type Plan struct {
+	File string
+	// Steps are all measurements, Left those still to be made; Takes is an estimate of
+	// these.
+	Steps, Left int
+	Takes       time.Duration
+	// Cases has a line for each case: its variants and what is left.
+	Cases []PlannedCase
+}
+
+// PlannedCase is one case of a Plan.
+type PlannedCase struct {
+	Name     string
+	Kind     Kind
+	Variants []string
+	Left     int
+	Takes    time.Duration // of what is left
+}
+
+// Prepare reads what there is of a figure and says what is left. It measures nothing.
+func Prepare(o Options) (Plan, error) {
+	r, err := newRunner(o)
+	if err != nil {
+		return Plan{}, err
+	}
+	return r.plan()
+}
+
+func (r *runner) plan() (p Plan, err error) {
+	steps, err := r.figure.plan(r.Runs)
+	if err != nil {
+		return p, err
+	}
+	p.File, p.Steps = r.file, len(steps)
+	for _, c := range r.figure.Cases {
+		p.Cases = append(p.Cases, PlannedCase{Name: c.Name, Kind: c.Kind, Variants: c.Variants})
+	}
+	for _, s := range steps {
+		if r.report.result(s.c.Name, s.variant.name, s.run) != nil {
+			continue
+		}
+		at := slices.IndexFunc(p.Cases, func(c PlannedCase) bool { return c.Name == s.c.Name })
+		takes := r.takes(s)
+		p.Left++
+		p.Takes += takes
+		p.Cases[at].Left++
+		p.Cases[at].Takes += takes
+	}
+	if p.Left > 0 {
+		p.Takes += r.capacityTakes()
+	}
+	return p, nil
+}
+
+// takes is what a step takes: as long as it last took with this variant, else an estimate.
+func (r *runner) takes(s step) time.Duration {
+	for i := range r.report.Results {
+		if x := &r.report.Results[i]; x.Case == s.c.Name && x.Variant == s.variant.name && x.Error == "" {
+			return time.Duration(x.TookSeconds * float64(time.Second))
+		}
+	}
+	return s.c.takes()
+}
+
+// capacityTakes estimates how long measuring the capacities that are missing takes.
+func (r *runner) capacityTakes() time.Duration {
+	missing := r.missing()
+	if len(missing) == 0 {
+		return 0
+	}
+	return startTime + stopTime + time.Duration(len(missing))*(capacityWarmup+capacityMeasure)
+}
+
+// missing are the models whose capacity is not known yet.
+func (r *runner) missing() (all []Function) {
+	for _, f := range r.figure.models() {
+		if r.report.capacity(f.Model) == 0 {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// newRunner reads what there is of a figure.
+func newRunner(o Options) (*runner, error) {
+	switch {
+	case o.Runs < 1 || o.Runs > 100:
+		return nil, fmt.Errorf("%d runs: want 1 to 100", o.Runs)
+	case o.Out == "":
+		return nil, errors.New("no folder for the report: want one")
+	}
+	figure, err := Find(o.Figure)
+	if err != nil {
+		return nil, err
+	}
+	if o.Quick {
+		figure = figure.quick(o.Device == configs.DeviceCPU)
+	}
+	r := &runner{Options: o, figure: figure, file: filepath.Join(o.Out, figure.Name+".json"), cpus: divideCPUs(), started: time.Now()}
+	var shown string
+	if r.device, shown, err = resolve(o.Device, &o.Machine); err != nil {
+		return nil, err
+	}
+	r.Options.Options.Device = r.device
+	settings, err := figure.fingerprint(o.Seed, o.Quick)
+	if err != nil {
+		return nil, err
+	}
+	if r.report, err = readIf(r.file); err != nil {
+		return nil, err
+	}
+	switch {
+	case r.report == nil:
+		r.report = &Report{Version: version, Figure: figure.Name, Settings: settings}
+	case r.report.Figure != figure.Name:
+		return nil, fmt.Errorf("%s is of figure %q, not of %s: take another folder, or remove it", r.file, r.report.Figure, figure.Name)
+	case r.report.Settings != settings:
+		return nil, fmt.Errorf("%s was measured with other settings (models, times, loads, seed): take another folder, or remove it", r.file)
+	case r.report.Device != shown:
+		return nil, fmt.Errorf("%s was measured on %s, this is %s: take another folder, or remove it", r.file, r.report.Device, shown)
+	}
+	p := r.report
+	p.Title, p.Paper, p.Machine, p.Device = figure.Title, figure.Paper, o.Machine, shown
+	p.Quick, p.Seed, p.Runs = o.Quick, o.Seed, max(o.Runs, p.Runs)
+	p.Cases, p.Variants = nil, nil
+	for i := range figure.Cases {
+		c := &figure.Cases[i]
+		p.Cases = append(p.Cases, c.settings())
+		for _, name := range c.Variants {
+			v, err := variantOf(name)
+			if err != nil {
+				return nil, err
+			}
+			if !slices.ContainsFunc(p.Variants, func(s VariantSetting) bool { return s.Name == name }) {
+				p.Variants = append(p.Variants, v.settings())
+			}
+		}
+	}
+	return r, nil
+}
+
+// fingerprint is of all that a figure's measurements rest on, the number of runs left
+// aside.
+func (f *Figure) fingerprint(seed uint64, quick bool) (string, error) {
+	text, err := json.Marshal(struct {
+		Figure   *Figure
+		Variants string
+		Seed     uint64
+		Quick    bool
+	}{f, fmt.Sprintf("%+v", variants), seed, quick})
+	if err != nil {
+		return "", fmt.Errorf("describe figure %s: %w", f.Name, err)
+	}
+	sum := sha256.Sum256(text)
+	return fmt.Sprintf("%x", sum[:8]), nil
+}
+
+// Run measures what is left of a figure, as far as the limit lets it, and returns the
+// report, which is in its file too. Steps that fail are noted in it; the last such failure
+// is returned when no step at all succeeded.
+func Run(ctx context.Context, o Options) (*Report, error) {
+	r, err := newRunner(o)
+	if err != nil {
+		return nil, err
+	}
+	if r.dir, err = newDir(); err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(r.dir)
+	steps, err := r.figure.plan(r.Runs)
+	if err != nil {
+		return nil, err
+	}
+	steps = slices.DeleteFunc(steps, func(s step) bool { return r.report.result(s.c.Name, s.variant.name, s.run) != nil })
+	r.report.Left = len(steps)
+	if len(steps) == 0 {
+		return r.report, r.report.Write(r.file)
+	}
+	if err := r.measureCapacity(ctx); err != nil {
+		return r.report, err
+	}
+	succeeded, failure := 0, error(nil)
+	for i, s := range steps {
+		if o.Limit > 0 && time.Since(r.started)+r.takes(s) > o.Limit {
+			r.Options.say("%s: %d of %d measurements are left for another call: the next would not end within %v", r.figure.Name, len(steps)-i, len(steps), o.Limit)
+			break
+		}
+		r.Options.say("%s, run %d: %s, %s", r.figure.Name, s.run, s.c.Name, s.variant.label)
+		x := r.step(ctx, s)
+		if ctx.Err() != nil {
+			return r.report, context.Cause(ctx)
+		}
+		r.report.put(x)
+		if x.Error == "" {
+			succeeded++
+			r.report.Left--
+		} else {
+			failure = fmt.Errorf("%s, %s: %s", s.c.Name, s.variant.name, x.Error)
+			r.Options.say("%v", failure)
+		}
+		if err := r.report.Write(r.file); err != nil {
+			return r.report, err
+		}
+	}
+	if succeeded == 0 && failure != nil {
+		return r.report, failure
+	}
+	return r.report, nil
+}
+
+func (o *Options) say(format string, args ...any) {
+	if o.Progress != nil {
+		o.Progress(fmt.Sprintf(format, args...))
+	}
+}
+
+// measureCapacity measures the models whose capacity is not known: all on one node, each
+// alone in its turn.
+func (r *runner) measureCapacity(ctx context.Context) error {
+	functions := r.missing()
+	if len(functions) == 0 {
+		return nil
+	}
+	v, err := variantOf(mpsSLAB)
+	if err != nil {
+		return err
+	}
+	r.Options.say("%s: what each model can do alone", r.figure.Name)
+	b, err := r.startBed(ctx, v, functions, functions)
+	if err != nil {
+		return fmt.Errorf("measure capacity: %w", err)
+	}
+	defer b.kill()
+	for _, f := range functions {
+		l, err := r.closed(ctx, b, []Function{f}, r.scaled(capacityWarmup), r.scaled(capacityMeasure))
+		if err != nil {
+			return fmt.Errorf("measure capacity of %s: %w", f.Model, err)
+		}
+		if l.AnsweredRPS == 0 {
+			return fmt.Errorf("measure capacity of %s: no request was answered ok: %+v", f.Model, l.Functions)
+		}
+		r.report.Capacity = append(r.report.Capacity, Capacity{Model: f.Model, PerSecond: l.AnsweredRPS,
+			MeanBatch: l.Functions[0].MeanBatch, P50Millis: l.Functions[0].P50Millis})
+	}
+	if err := r.note(b); err != nil {
+		return err
+	}
+	if err := b.end(); err != nil {
+		return fmt.Errorf("measure capacity: %w", err)
+	}
+	return r.report.Write(r.file)
+}
+
+// scaled is a time, shorter where the figure is quick.
+func (r *runner) scaled(d time.Duration) time.Duration {
+	if r.Quick {
+		return d / 3
+	}
+	return d
+}
+
+// note writes down what the node says of the device.
+func (r *runner) note(b *bed) error {
+	status, err := b.Status()
+	if err != nil {
+		return err
+	}
+	if status.Device != nil {
+		r.report.SMs = status.Device.SMs
+	}
+	return nil
+}
+
+// step makes one measurement. What goes wrong stands in the result.
+func (r *runner) step(ctx context.Context, s step) (x Result) {
+	began := time.Now()
+	x = Result{Case: s.c.Name, Variant: s.variant.name, Run: s.run, Date: began.UTC().Format(time.RFC3339)}
+	err := r.measure(ctx, s, &x)
+	x.TookSeconds = time.Since(began).Seconds()
+	if err != nil {
+		x.Error = lastLine(err)
+	}
+	return x
+}
+
+func (r *runner) measure(ctx context.Context, s step, x *Result) (err error) {
+	if s.c.Kind == KindBare {
+		x.Points, err = r.ready(ctx, s.variant, s.c)
+		return err
+	}
+	begins := s.c.Functions
+	var scripts []script
+	if s.c.Kind == KindTimeline {
+		if scripts, err = s.c.scripts(); err != nil {
+			return err
+		}
+		begins = first(scripts)
+	}
+	b, err := r.startBed(ctx, s.variant, s.c.Functions, begins)
+	if err != nil {
+		return err
+	}
+	defer b.kill()
+	// The same arrivals for all variants, others in every run.
+	seed := r.Seed + uint64(s.run)*1000
+	switch s.c.Kind {
+	case KindLoads:
+		x.Loads, err = r.loads(ctx, b, s.c, seed)
+	case KindClosed:
+		var l Load
+		l, err = r.closed(ctx, b, s.c.Functions, s.c.Warmup, s.c.Measure)
+		x.Loads = []Load{l}
+	case KindTimeline:
+		x.Timeline, err = r.timeline(ctx, b, s.c, scripts, seed)
+	default:
+		err = fmt.Errorf("case of kind %q", s.c.Kind)
+	}
+	if err != nil {
+		return err
+	}
+	status, err := b.Status()
+	if err != nil {
+		return err
+	}
+	x.Mechanism, x.Lost = status.Mechanism, lost(&status)
+	if err := r.note(b); err != nil {
+		return err
+	}
+	return b.end()
+}

@@ -1,0 +1,222 @@
+package bench
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
+)
+
+// Ready is one measurement of RunReady: ready batches of one size in a closed loop.
+type Ready struct {
+	Batch int `json:"batch"`
+	// Streams is how many batches are in flight together.
+	Streams int `json:"streams"`
+	// Groups is how many SM groups they ran on, 0 for no partition; SMs how many
+	// multiprocessors the process counted, 0 on a CPU.
+	Groups int `json:"groups,omitempty"`
+	SMs    int `json:"sms,omitempty"`
+	// ImagesPerSecond is what all streams do together, Time that of one batch, from its
+	// call until the host knows that it is done.
+	ImagesPerSecond float64 `json:"images_per_s"`
+	Time            Micros  `json:"batch_us"`
+	// Error is why there is no measurement.
+	Error string `json:"error,omitempty"`
+}
+
+// ReadyOptions say what RunReady measures: every combination.
+type ReadyOptions struct {
+	Model   string `json:"model"`
+	Batches []int  `json:"batches"`
+	Streams []int  `json:"streams"`
+	// Groups are numbers of SM groups, the first so many of the device; 0 is the whole
+	// device, and all that there is where it cannot be partitioned.
+	Groups []int `json:"groups"`
+	// Duration is how long each is measured, after as many batches as warm it up.
+	Duration time.Duration `json:"duration"`
+}
+
+// readyWarmup is how many batches of a slot are not counted: the sizes have been run
+// when they were configured, and a batch on few multiprocessors is long.
+const readyWarmup = 4
+
+// RunReady is RunBare for many batch sizes, streams and groups of multiprocessors, in one
+// process that loads the model once. A percentage of MPS is the process's own, from its
+// environment.
+func RunReady(ctx context.Context, o Options, build libml.Build, r ReadyOptions) (all []Ready, err error) {
+	card, err := o.card(r.Model)
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Batches) == 0 || len(r.Streams) == 0 || slices.Min(r.Batches) < 1 || slices.Min(r.Streams) < 1 || r.Duration <= 0 {
+		return nil, fmt.Errorf("ready batches of %v on %v streams for %v each: want at least 1, and a time", r.Batches, r.Streams, r.Duration)
+	}
+	// The framework prepares the sizes of its card: exactly those that are measured.
+	own := *card
+	own.Batches = slices.Compact(slices.Sorted(slices.Values(append([]int{1}, r.Batches...))))
+	card = &own
+	runtime.LockOSThread() // devices are bound to threads
+	defer runtime.UnlockOSThread()
+	most := slices.Max(r.Batches)
+	sizes := device.Sizes{Input: most * card.Input.TensorBytes()}
+	// More than any device wants: input and outputs for each slot, aligned.
+	room := device.Slots * (sizes.Input + 2*device.TensorAlign)
+	for i := range card.Outputs {
+		n := most * card.Outputs[i].Bytes()
+		sizes.Outputs = append(sizes.Outputs, n)
+		room += device.Slots * (n + device.TensorAlign)
+	}
+	memory, err := unix.Mmap(-1, 0, room, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+	if err != nil {
+		return nil, fmt.Errorf("map memory: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.Munmap(memory)) }()
+	d, err := openDevice(o.Device, card.Input)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, d.Close()) }()
+	if streams := slices.Max(r.Streams); streams > d.InFlight() {
+		return nil, fmt.Errorf("%d batches in flight on %s: it takes %d", streams, d.Name(), d.InFlight())
+	}
+	if err := d.Bind(); err != nil {
+		return nil, err
+	}
+	tensors, err := d.Tensors(memory, sizes)
+	if err != nil {
+		return nil, err
+	}
+	framework, err := build(card)
+	if err != nil {
+		return nil, err
+	}
+	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: zerolog.Nop(), Device: d.Name()}
+	partitioned, _ := d.(device.Partitioned)
+	if partitioned != nil {
+		environment.Stream = partitioned.Stream
+	}
+	if err := framework.Init(environment); err != nil {
+		return nil, fmt.Errorf("init %s: %w", card.Framework, err)
+	}
+	defer func() { err = errors.Join(err, framework.Deinit()) }()
+	if err := framework.LoadModel(); err != nil && !errors.Is(err, libml.ErrNoHostStage) {
+		return nil, fmt.Errorf("load model %s: %w", card.Name, err)
+	}
+	if _, err := framework.LinkModel(); err != nil {
+		return nil, fmt.Errorf("link model %s: %w", card.Name, err)
+	}
+	slots := make([]int, slices.Max(r.Streams))
+	for i := range slots {
+		slots[i] = i
+	}
+	groups := r.Groups
+	if len(groups) == 0 {
+		groups = []int{0}
+	}
+	for _, n := range groups {
+		if n > 0 {
+			if partitioned == nil {
+				return all, fmt.Errorf("%d groups of multiprocessors: %s has none", n, d.Name())
+			}
+			first := make([]int, n)
+			for i := range first {
+				first[i] = i
+			}
+			if err := partitioned.Repartition(slots, first); err != nil {
+				return all, fmt.Errorf("take %d groups of multiprocessors: %w", n, err)
+			}
+		}
+		sms := 0
+		if partitioned != nil {
+			if sms, err = partitioned.SMs(0); err != nil {
+				return all, err
+			}
+		}
+		// The smallest size first, as libml does; a new place asks for all of them again.
+		for _, slot := range slots {
+			for _, batch := range card.Batches {
+				if err := configureReady(framework, card, tensors[slot], slot, batch); err != nil {
+					return all, fmt.Errorf("configure batch of %d on %d multiprocessors: %w", batch, sms, err)
+				}
+			}
+		}
+		for _, batch := range r.Batches {
+			for _, streams := range r.Streams {
+				times, took, err := closedBare(ctx, d, framework, batch, streams, readyWarmup, r.Duration)
+				if err != nil {
+					return all, err
+				}
+				all = append(all, Ready{Batch: batch, Streams: streams, Groups: n, SMs: sms,
+					ImagesPerSecond: float64(len(times)*batch) / took.Seconds(), Time: micros(times)})
+			}
+		}
+	}
+	return all, nil
+}
+
+func configureReady(framework libml.Framework, card *models.Card, t device.Tensors, slot, batch int) error {
+	var outputs [][]byte
+	for i, out := range t.Outputs {
+		outputs = append(outputs, out[:batch*card.Outputs[i].Bytes()])
+	}
+	_, err := framework.ConfigureBatch(slot, batch, t.Input[:batch*card.Input.TensorBytes()], outputs)
+	return err
+}
+
+// ReadyApart is RunReady in a process of its own, with this environment added: so that
+// nothing of it is left on the device, and a percentage of MPS holds.
+func ReadyApart(ctx context.Context, o Options, r ReadyOptions, env []string) (all []Ready, err error) {
+	given, err := json.Marshal(r)
+	if err != nil {
+		return nil, fmt.Errorf("measure ready batches: %w", err)
+	}
+	args := []string{"bench", "ready", "-o", "json", "--device", o.Device, "--options", string(given)}
+	if o.Models != "" {
+		args = append(args, "--models", o.Models)
+	}
+	command := exec.CommandContext(ctx, o.Binary, args...)
+	command.Env = append(os.Environ(), env...)
+	var said strings.Builder
+	command.Stderr = &said
+	out, err := command.Output()
+	if err != nil {
+		return nil, fmt.Errorf("measure ready batches of %s: %w: %s", r.Model, err, strings.TrimSpace(said.String()))
+	}
+	if err := json.Unmarshal(out, &all); err != nil {
+		return nil, fmt.Errorf("read what ready batches did: %w", err)
+	}
+	return all, nil
+}
+
+// WriteVariant writes a card like that one, with another ladder of batch sizes, into dir,
+// and returns its file.
+func WriteVariant(dir string, card *models.Card, batches []int) (file string, err error) {
+	return variant(dir, card, batches)
+}
+
+// Noise is a picture of a model's wire size, of noise.
+func Noise(card *models.Card, seed uint64) []byte {
+	random := rand.New(rand.NewPCG(1, seed))
+	p := make([]byte, card.Input.WireBytes())
+	for i := range p {
+		p[i] = byte(random.Uint32())
+	}
+	return p
+}
+
+// Card finds a model's card in Models, else among the shipped ones.
+func (o *Options) Card(name string) (*models.Card, error) { return o.card(name) }

@@ -1,0 +1,228 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/bench"
+	"github.com/penstock/penstock/bench/evaluate"
+	"github.com/penstock/penstock/orchestrator"
+)
+
+func evaluateCommand(print printer) *cobra.Command {
+	var flags deviceFlags
+	o := evaluate.Options{}
+	var figures []string
+	var cpus string
+	var dry bool
+	cmd := &cobra.Command{
+		Use: "evaluate", Short: "The figures of the paper's evaluation, every way of sharing a GPU in one run",
+		Long: `Measures the figures of GSLICE's evaluation on the GPU that is here: time slicing,
+default MPS, fixed percentages, AIMD and Penstock on the same models, objectives, rates
+and seeds. What was measured stands in OUT/FIGURE.json after every run of a variant; a
+call that ended early, at --limit or for another reason, is gone on with by the next.
+
+Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that order.`,
+		Example: `  penstock bench evaluate --figure fig10 --models models --out docs/evaluation --limit 8m
+  penstock bench evaluate --figure all --models models --out out --device cuda:1 --cpus 16-31
+  penstock bench evaluate --figure all --dry-run --out out
+  penstock bench evaluate --figure fig16 --device cpu --quick --runs 1 --out out`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if o.Limit < 0 {
+				return fmt.Errorf("--limit %v: want 0 (none) or more", o.Limit)
+			}
+			if o.Runs < 1 || o.Runs > 100 {
+				return fmt.Errorf("--runs %d: want 1 to 100", o.Runs)
+			}
+			if o.Out == "" {
+				return fmt.Errorf("--out: want the folder of the reports")
+			}
+			var err error
+			if figures, err = figureNames(figures); err != nil {
+				return err
+			}
+			if cpus != "" {
+				list, err := parseCPUs(cpus)
+				if err != nil {
+					return fmt.Errorf("--cpus %s: %w", cpus, err)
+				}
+				if err := orchestrator.Pin(list); err != nil {
+					return fmt.Errorf("--cpus %s: %w", cpus, err)
+				}
+			}
+			if dry {
+				o.Options = bench.Options{Device: flags.device, Models: flags.models, Machine: bench.ThisMachine(version)}
+				return dryRun(print, o, figures)
+			}
+			if o.Options, err = flags.options(); err != nil {
+				return err
+			}
+			ends := time.Now().Add(o.Limit)
+			var reports []*evaluate.Report
+			for _, name := range figures {
+				next := o
+				next.Figure = name
+				if o.Limit > 0 {
+					if next.Limit = time.Until(ends); next.Limit <= 0 {
+						break
+					}
+				}
+				r, err := evaluate.Run(cmd.Context(), next)
+				if err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+				reports = append(reports, r)
+			}
+			if len(reports) == 1 {
+				return print(reports[0], evaluateRows(reports))
+			}
+			return print(reports, evaluateRows(reports))
+		},
+	}
+	flags.register(cmd, "cuda")
+	cmd.Flags().StringSliceVar(&figures, "figure", nil, "which figures, or all")
+	cmd.Flags().StringVar(&o.Out, "out", "out", "folder of the reports, one JSON a figure")
+	cmd.Flags().DurationVar(&o.Limit, "limit", 8*time.Minute, "how long this call may take; the next goes on; 0 for no limit")
+	cmd.Flags().IntVar(&o.Runs, "runs", 3, "how often each variant is measured on each case")
+	cmd.Flags().Uint64Var(&o.Seed, "seed", 1, "seed of the arrivals; the same for all variants")
+	cmd.Flags().BoolVar(&o.Quick, "quick", false, "two cases a figure and short times; on a CPU small models in place of the figure's: to see that it works")
+	cmd.Flags().StringVar(&cpus, "cpus", "", "CPUs to keep to, node and load, like 0-15 or 0,2,4; all if left out")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what is left and how long it is expected to take, and measure nothing")
+	return cmd
+}
+
+// figureNames are the figures that were asked for.
+func figureNames(given []string) ([]string, error) {
+	if len(given) == 0 {
+		return nil, fmt.Errorf("--figure: want all, or some of %s", strings.Join(evaluate.Names(), ", "))
+	}
+	if len(given) == 1 && given[0] == "all" {
+		return evaluate.Names(), nil
+	}
+	for _, name := range given {
+		if _, err := evaluate.Find(name); err != nil {
+			return nil, fmt.Errorf("--figure: %w", err)
+		}
+	}
+	return given, nil
+}
+
+// parseCPUs reads a list like 0-3,8.
+func parseCPUs(text string) (list []int, err error) {
+	const most = 4096
+	for _, part := range strings.Split(text, ",") {
+		var from, to int
+		if n, _ := fmt.Sscanf(part, "%d-%d", &from, &to); n != 2 || part != fmt.Sprintf("%d-%d", from, to) {
+			if n, _ := fmt.Sscanf(part, "%d", &from); n != 1 || part != fmt.Sprint(from) {
+				return nil, fmt.Errorf("%q is no CPU and no range of them, like 0-15", part)
+			}
+			to = from
+		}
+		if from < 0 || to < from || to >= most {
+			return nil, fmt.Errorf("%q: want CPUs from 0 to %d, the lower first", part, most-1)
+		}
+		for cpu := from; cpu <= to; cpu++ {
+			list = append(list, cpu)
+		}
+	}
+	return list, nil
+}
+
+func dryRun(print printer, o evaluate.Options, figures []string) error {
+	type planned struct {
+		Figure string        `json:"figure"`
+		Plan   evaluate.Plan `json:"plan"`
+	}
+	var all []planned
+	var total time.Duration
+	rows := []table.Row{{"figure", "case", "kind", "variants", "left", "about"}}
+	for _, name := range figures {
+		o.Figure = name
+		p, err := evaluate.Prepare(o)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		all = append(all, planned{name, p})
+		for _, c := range p.Cases {
+			rows = append(rows, table.Row{name, c.Name, c.Kind, len(c.Variants), c.Left, c.Takes.Round(time.Second)})
+		}
+		rows = append(rows, table.Row{name, "all, with capacities", "", "", fmt.Sprintf("%d of %d", p.Left, p.Steps), p.Takes.Round(time.Second)})
+		total += p.Takes
+	}
+	rows = append(rows, table.Row{"all", "", "", "", "", total.Round(time.Second)})
+	return print(all, rows)
+}
+
+// evaluateRows sum a report up: the median run's goodput at each level.
+func evaluateRows(reports []*evaluate.Report) []table.Row {
+	rows := []table.Row{{"figure", "case", "variant", "run", "level", "offered", "within", "p99", "batch"}}
+	for _, r := range reports {
+		for _, x := range r.Results {
+			if x.Error != "" {
+				rows = append(rows, table.Row{r.Figure, x.Case, x.Variant, x.Run, "", "", x.Error})
+			}
+			for _, l := range x.Loads {
+				p99, batch := 0.0, 0.0
+				for _, f := range l.Functions {
+					p99, batch = max(p99, f.P99Millis), max(batch, f.MeanBatch)
+				}
+				rows = append(rows, table.Row{r.Figure, x.Case, x.Variant, x.Run, l.Level, fmt.Sprintf("%.0f/s", l.OfferedRPS),
+					fmt.Sprintf("%.1f %%", l.WithinPercent), fmt.Sprintf("%.1f ms", p99), fmt.Sprintf("%.1f", batch)})
+			}
+			if x.Timeline != nil {
+				for _, f := range x.Timeline.Functions {
+					rows = append(rows, table.Row{r.Figure, x.Case, x.Variant, x.Run, f.Name, fmt.Sprintf("%.0f/s", f.Total.OfferedRPS),
+						fmt.Sprintf("%.1f %%", f.Total.WithinPercent), fmt.Sprintf("%.1f ms", f.Total.P99Millis), fmt.Sprintf("%.1f", f.Total.MeanBatch)})
+				}
+			}
+			for _, p := range x.Points {
+				rows = append(rows, table.Row{r.Figure, x.Case, x.Variant, x.Run, fmt.Sprintf("%s, %.0f %%, %d streams", p.Model, p.Percent, p.Streams),
+					fmt.Sprintf("%.0f/s", p.ImagesPerSecond), p.Error, fmt.Sprintf("%.2f ms", p.BatchTime.P99/1000), p.Batch})
+			}
+		}
+		if r.Left > 0 {
+			rows = append(rows, table.Row{r.Figure, fmt.Sprintf("%d measurements are left", r.Left)})
+		}
+	}
+	return rows
+}
+
+// readyCommand is a process of `bench evaluate`: a framework alone.
+func readyCommand(print printer) *cobra.Command {
+	var flags deviceFlags
+	var given string
+	cmd := &cobra.Command{
+		Use: "ready", Short: "A framework alone with ready batches, many sizes in one process (for bench evaluate)", Hidden: true, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var wanted bench.ReadyOptions
+			decoder := json.NewDecoder(strings.NewReader(given))
+			decoder.DisallowUnknownFields()
+			if err := decoder.Decode(&wanted); err != nil {
+				return fmt.Errorf("--options %q: %w", given, err)
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("find own binary: %w", err)
+			}
+			r, err := bench.RunReady(cmd.Context(), bench.Options{Binary: self, Device: flags.device, Models: flags.models}, builtIn, wanted)
+			if err != nil {
+				return err
+			}
+			rows := []table.Row{{"batch", "streams", "multiprocessors", "images", "a batch"}}
+			for _, p := range r {
+				rows = append(rows, table.Row{p.Batch, p.Streams, p.SMs, fmt.Sprintf("%.0f/s", p.ImagesPerSecond), micros(p.Time)})
+			}
+			return print(r, rows)
+		},
+	}
+	flags.register(cmd, "cuda")
+	cmd.Flags().StringVar(&given, "options", "", "what to measure, as JSON")
+	return cmd
+}
