@@ -1,0 +1,381 @@
+"""Registering a model from Python: the six callbacks of libml over libpenstock.so.
+
+    import penstock
+
+    class Mean(penstock.Framework):
+        def configure_batch(self, slot, n, input, outputs):
+            self.batches[slot, n] = input.memory(), outputs[0].memory()
+        def infer_batch(self, slot, n):
+            ...
+
+    penstock.main(Mean())
+
+The node starts the program as its card says (`command:`); docs/libml/python.md takes a
+reader from nothing to a model that answers. Pure Python: nothing but the standard
+library is imported.
+
+Goroutines become threads: callbacks come on the thread that called run, and on threads
+that the library made. No two run at once, but on a GPU configure_batch runs beside
+infer_batch. The interpreter's lock is held while Python code runs, so a
+configure_batch that computes in Python holds up infer_batch; on a GPU hand over a
+graph (Environment.graph), and no batch runs any Python.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import traceback
+
+from . import _library
+
+__all__ = [
+    "Framework", "Environment", "Spec", "HostTensor", "DeviceTensor", "Weights",
+    "Error", "NoHostStage", "OutOfMemory", "DeviceLost", "run", "main",
+]
+
+
+class Error(Exception):
+    """penstock.run failed; its text is one line."""
+
+
+class NoHostStage(Exception):
+    """Raised by load_model, no failure: this framework cannot load a model without
+    putting it on the device. link_model then does both."""
+
+
+class OutOfMemory(Exception):
+    """Raised by a callback where the device has no memory left. MemoryError and
+    PyTorch's OutOfMemoryError are taken for it."""
+
+
+class DeviceLost(Exception):
+    """Raised by a callback where the device failed for good: the process ends at once,
+    without deinit."""
+
+
+class Framework:
+    """The paper's six callbacks (GSLICE section 3.1). Override those that the model
+    needs; an exception is the reason of a failure, and its last line what the operator
+    sees. The order of calls, the threads and what may be touched when is in penstock.h.
+    """
+
+    def init(self, env):
+        """Bring the framework up and check the card, which is env.card. No device."""
+
+    def load_model(self):
+        """Bring the model to host memory: all that a shadow does before it is woken. No
+        device, and nothing uses the CPU once it has returned."""
+
+    def link_model(self):
+        """Put the model on the device. Return the bytes that it holds there until deinit."""
+        return 0
+
+    def configure_batch(self, slot, n, input, outputs):
+        """Prepare batches of n images in a slot. input and outputs are HostTensor, or
+        DeviceTensor on a GPU, over the library's buffers; they are good until the next
+        call for the same slot and n. Only infer_batch reads the input and writes the
+        outputs. Return the bytes that such a batch takes beyond both, or 0."""
+        return 0
+
+    def infer_batch(self, slot, n):
+        """Run a batch. On a CPU the outputs are written when it returns; on a GPU the
+        work is queued on env.stream(slot)."""
+
+    def deinit(self):
+        """Give everything back."""
+
+
+class Spec:
+    """One tensor of the card, for one image: name, shape (without the batch axis),
+    type ("u8", "f16", "f32"), layout ("hwc", "chw", or "" of outputs), bytes."""
+
+    def __init__(self, name, shape, type, layout, bytes):
+        self.name, self.shape, self.type, self.layout, self.bytes = name, tuple(shape), type, layout, bytes
+
+    def __repr__(self):
+        return "%s %s of %s" % (self.name, list(self.shape), self.type)
+
+
+# The element types in the words of numpy's array interface, and of struct.
+_TYPESTR = {"u8": "|u1", "f16": "<f2", "f32": "<f4"}
+_FORMAT = {"u8": "B", "f16": "e", "f32": "f"}
+
+
+class _Tensor:
+    """n images over one of the library's buffers: shape begins with n."""
+
+    def __init__(self, address, n, spec):
+        self.address = address
+        self.name, self.type = spec.name, spec.type
+        self.shape = (n,) + spec.shape
+        self.bytes = n * spec.bytes
+
+    def _interface(self):
+        return {"version": 3, "shape": self.shape, "typestr": _TYPESTR[self.type], "data": (self.address, False)}
+
+    def __repr__(self):
+        return "%s(%s, %s of %s at %#x)" % (type(self).__name__, self.name, list(self.shape), self.type, self.address)
+
+
+class HostTensor(_Tensor):
+    """A tensor in host memory. numpy.asarray takes it as it is, without a copy
+    (__array_interface__); torch.frombuffer takes its memory()."""
+
+    @property
+    def __array_interface__(self):
+        return self._interface()
+
+    def memory(self):
+        """The bytes, writable and flat."""
+        return memoryview((ctypes.c_ubyte * self.bytes).from_address(self.address)).cast("B")
+
+    def elements(self):
+        """The elements in their shape, t[i, y, x, c]: a memoryview of its type. Python
+        before 3.12 can hold but not index f16."""
+        return self.memory().cast(_FORMAT[self.type], self.shape)
+
+
+class DeviceTensor(_Tensor):
+    """A tensor in a GPU's memory. cupy.asarray, numba and torch.as_tensor take it as it
+    is, without a copy (__cuda_array_interface__)."""
+
+    @property
+    def __cuda_array_interface__(self):
+        # The work that wrote it is on the slot's stream, where the framework's is, too.
+        return dict(self._interface(), strides=None, stream=None)
+
+
+class Weights:
+    """A file's bytes in the GPU's memory, which all processes share that asked for the
+    same file. Not to be written to: that faults. numpy-like libraries take it as bytes
+    (__cuda_array_interface__)."""
+
+    def __init__(self, address, bytes):
+        self.address, self.bytes = address, bytes
+
+    @property
+    def __cuda_array_interface__(self):
+        # PyTorch refuses what says that it is read-only.
+        return {"version": 3, "shape": (self.bytes,), "typestr": "|u1", "data": (self.address, False), "strides": None, "stream": None}
+
+
+class Environment:
+    """What a model learns of its surroundings; read-only.
+
+    name, version: the card's. model: the model's file, an absolute path, or "". card:
+    the whole card, as in its file, with everything that has a default; "slo" is in
+    seconds. device: "cpu", or a GPU's UUID: it is CUDA's device 0 then. threads: how many
+    CPU threads may be kept busy. input, outputs: Spec. batches: the batch sizes,
+    ascending."""
+
+    def __init__(self, library, raw):
+        self._library = library
+        text = lambda s: (s or b"").decode("utf-8", "replace")
+        self.name, self.version, self.model = text(raw.name), raw.version, text(raw.model)
+        self.card = json.loads(text(raw.card))
+        self.device, self.threads = text(raw.device), raw.threads
+        self.input = _spec(raw.input[0])
+        self.outputs = [_spec(raw.outputs[i]) for i in range(raw.output_count)]
+        self.batches = [raw.batches[i] for i in range(raw.batch_count)]
+
+    @property
+    def on_gpu(self):
+        return self.device != "cpu"
+
+    def stream(self, slot):
+        """The CUstream of a slot, as a number; 0 on a CPU. Ask in configure_batch: it
+        changes when the process moves to other multiprocessors."""
+        return self._library.penstock_stream(slot) or 0
+
+    def graph(self, slot, n, graph):
+        """Hand over a CUDA graph (its CUgraph, as a number) in configure_batch, on its
+        thread: the library launches a copy of it for each batch of n in that slot, on
+        the slot's multiprocessors, and infer_batch is not called for them any more. The
+        graph stays the caller's."""
+        code = self._library.penstock_graph(slot, n, graph)
+        if code != _library.OK:
+            raise _of(self._library, code)
+
+    def weights(self, file):
+        """A file of weights that the node holds on the GPU once for all processes, or
+        None where it holds none: load your own. Call it in link_model."""
+        address, size = ctypes.c_void_p(), ctypes.c_uint64()
+        code = self._library.penstock_weights(os.fsencode(file), ctypes.byref(address), ctypes.byref(size))
+        if code == _library.NOT_SHARED:
+            return None
+        if code != _library.OK:
+            raise _of(self._library, code)
+        return Weights(address.value, size.value)
+
+    def debug(self, text):
+        self._log(_library.DEBUG, text)
+
+    def info(self, text):
+        self._log(_library.INFO, text)
+
+    def warn(self, text):
+        self._log(_library.WARN, text)
+
+    def error(self, text):
+        self._log(_library.ERROR, text)
+
+    def _log(self, level, text):
+        self._library.penstock_log(level, _bytes(text))
+
+
+def _spec(t):
+    shape = [t.shape[i] for i in range(t.rank)]
+    return Spec((t.name or b"").decode("utf-8", "replace"), shape, _library.TYPES[t.type], _library.LAYOUTS[t.layout], t.bytes)
+
+
+def _bytes(text):
+    return str(text).replace("\0", "?").encode("utf-8", "replace")
+
+
+def _of(library, code=_library.FAILED):
+    """What a call of the library that failed is in Python."""
+    text = library.penstock_last_error().decode("utf-8", "replace")
+    return {_library.OUT_OF_MEMORY: OutOfMemory, _library.DEVICE_LOST: DeviceLost}.get(code, Error)(text)
+
+
+# Errors of CUDA's after which no call of the process will succeed, and how PyTorch
+# writes them (cudaError_t in driver_types.h; the numbers are those of cuda.h).
+_LOST = {
+    214: "uncorrectable ECC error", 220: "uncorrectable NVLink error", 700: "illegal memory access",
+    702: "launch timed out", 709: "context is destroyed", 710: "device-side assert", 714: "hardware stack error",
+    715: "illegal instruction", 716: "misaligned address", 717: "operation not supported on global/shared address space",
+    718: "invalid program counter", 719: "unspecified launch failure",
+    805: "MPS client failed to connect", 806: "Remote procedural call between the MPS server",
+    807: "MPS server is not ready",
+}
+
+
+def code_of(e):
+    """The penstock_code of an exception."""
+    if isinstance(e, NoHostStage):
+        return _library.NO_HOST_STAGE
+    if isinstance(e, (OutOfMemory, MemoryError)):
+        return _library.OUT_OF_MEMORY
+    if isinstance(e, DeviceLost):
+        return _library.DEVICE_LOST
+    # PyTorch need not be there for its exceptions to be known.
+    names = {c.__name__ for c in type(e).__mro__ if c.__module__.partition(".")[0] in ("torch", "cupy", "cupy_backends")}
+    if "OutOfMemoryError" in names:
+        return _library.OUT_OF_MEMORY
+    if getattr(e, "error_code", None) in _LOST and names:
+        return _library.DEVICE_LOST
+    text = str(e)
+    if isinstance(e, RuntimeError) and "CUDA" in text:
+        if any(said in text for said in _LOST.values()):
+            return _library.DEVICE_LOST
+        if "out of memory" in text:
+            return _library.OUT_OF_MEMORY
+    return _library.FAILED
+
+
+def reason_of(e):
+    """The one line that the operator sees of an exception: what it says, with the name
+    of its class where that tells something; of several lines the first."""
+    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
+    name = type(e).__name__
+    if not lines:
+        return name
+    if type(e) in (Error, RuntimeError, ValueError, OutOfMemory, DeviceLost):
+        return lines[0]
+    return "%s: %s" % (name, lines[0])
+
+
+class _Process:
+    """The table of callbacks of one framework; it must outlive penstock_run."""
+
+    def __init__(self, library, framework):
+        self.library, self.framework, self.on_gpu = library, framework, False
+        self.table = _library.Framework(
+            ctypes.sizeof(_library.Framework), _library.ABI,
+            _library.INIT(self.init), _library.LOAD(self.load_model), _library.LINK(self.link_model),
+            _library.CONFIGURE(self.configure_batch), _library.INFER(self.infer_batch), _library.DEINIT(self.deinit))
+
+    # Nothing may leave a callback, SystemExit included: ctypes would drop it, and 0 be
+    # what the callback returned.
+
+    def init(self, _, raw):
+        try:
+            self.env = Environment(self.library, raw[0])
+            self.framework.init(self.env)
+            return _library.OK
+        except BaseException as e:
+            return self.fail(e)
+
+    def load_model(self, _):
+        try:
+            self.framework.load_model()
+            return _library.OK
+        except BaseException as e:
+            return self.fail(e)
+
+    def link_model(self, _, persistent):
+        try:
+            persistent[0] = int(self.framework.link_model() or 0)
+            return _library.OK
+        except BaseException as e:
+            return self.fail(e)
+
+    def configure_batch(self, _, slot, n, input, outputs, ephemeral):
+        try:
+            env = self.env
+            make = DeviceTensor if env.on_gpu else HostTensor
+            ephemeral[0] = int(self.framework.configure_batch(
+                slot, n, make(input or 0, n, env.input), [make(outputs[i] or 0, n, o) for i, o in enumerate(env.outputs)]) or 0)
+            return _library.OK
+        except BaseException as e:
+            return self.fail(e)
+
+    def infer_batch(self, _, slot, n):
+        try:
+            self.framework.infer_batch(slot, n)
+            return _library.OK
+        except BaseException as e:
+            return self.fail(e)
+
+    def deinit(self, _):
+        try:
+            self.framework.deinit()
+            return _library.OK
+        except BaseException as e:
+            return self.fail(e)
+
+    def fail(self, e):
+        code = code_of(e)
+        if code != _library.NO_HOST_STAGE:
+            for line in "".join(traceback.format_exception(type(e), e, e.__traceback__)).splitlines():
+                self.library.penstock_log(_library.DEBUG, _bytes(line))
+        self.library.penstock_error(_bytes(reason_of(e)))
+        return code
+
+
+def run(framework):
+    """The whole life of an inference function's process, which a node started: it
+    returns after a drain, and raises Error. SIGTERM and SIGINT drain while it runs. It
+    can be called once in a process. After DeviceLost end the process with os._exit, as
+    main does."""
+    library = _library.load()
+    process = _Process(library, framework)
+    code = library.penstock_run(ctypes.byref(process.table), None)
+    if code != _library.OK:
+        raise _of(library, code)
+
+
+def main(framework):
+    """run, for a program that is nothing else: it prints why it failed, in one line, and
+    ends the process. Exit hooks of Python's are not run: what touches a GPU that is lost
+    may never return."""
+    code = 0
+    try:
+        run(framework)
+    except (Error, OutOfMemory, DeviceLost, OSError) as e:
+        print("%s: %s" % (os.path.basename(sys.argv[0]) or "penstock", reason_of(e) if isinstance(e, (Error, DeviceLost, OutOfMemory)) else e), file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

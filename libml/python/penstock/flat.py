@@ -1,0 +1,92 @@
+"""A flat file of weights: 8 bytes of length, that many of JSON, the data (the layout of
+safetensors files). One file is what processes share, on the GPU (Environment.weights)
+and, mapped, in host memory.
+
+    header {NAME: {"dtype": "F16", "shape": [64, 3, 7, 7], "data_offsets": [FROM, TO]}, ...}
+
+Offsets count from the data's beginning. The writer aligns every tensor to ALIGN bytes of
+the file, which the layout allows only with tensors between: they are called pad.N. What
+is not dense in its shape's order (channels_last) says its strides in __metadata__.
+"""
+
+import json
+import mmap
+import os
+import struct
+
+ALIGN = 256  # CUDA's own allocations; cuDNN's fastest kernels ask for 16
+
+LARGEST_HEADER = 64 << 20
+
+
+class Entry:
+    """One tensor: dtype in safetensors' words, shape, strides in elements, and where its
+    bytes lie in the file."""
+
+    def __init__(self, dtype, shape, strides, begin, end):
+        self.dtype, self.shape, self.strides, self.begin, self.end = dtype, tuple(shape), tuple(strides), begin, end
+
+
+def dense(shape):
+    """The strides, in elements, of a tensor in its shape's order."""
+    strides, step = [], 1
+    for d in reversed(shape):
+        strides.append(step)
+        step *= d
+    return tuple(reversed(strides))
+
+
+def write(path, tensors):
+    """Write [(name, dtype, shape, strides, bytes)], the largest alignment's worth of
+    padding between them, to a new file that replaces path when it is whole."""
+    header, metadata, parts, at = {}, {}, [], 0
+    for name, dtype, shape, strides, data in tensors:
+        if at % ALIGN:
+            pad = ALIGN - at % ALIGN
+            header["pad.%d" % at] = {"dtype": "U8", "shape": [pad], "data_offsets": [at, at + pad]}
+            parts.append(bytes(pad))
+            at += pad
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(data)]}
+        if tuple(strides) != dense(shape):
+            metadata["strides:" + name] = json.dumps(list(strides))
+        parts.append(data)
+        at += len(data)
+    if metadata:
+        header["__metadata__"] = metadata
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGN)
+    with open(path + ".new", "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text)
+        for part in parts:
+            f.write(part)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(path + ".new", path)
+
+
+def read(path):
+    """Map a file. Return its bytes, which are private to the process where they are
+    written to and else the page cache's, and {name: Entry}. ValueError where it is not
+    of this layout."""
+    with open(path, "rb") as f:
+        size = os.fstat(f.fileno()).st_size
+        if size < 8:
+            raise ValueError("%s has %d bytes: it is no flat file of weights" % (path, size))
+        memory = mmap.mmap(f.fileno(), size, access=mmap.ACCESS_COPY)
+    (length,) = struct.unpack_from("<Q", memory)
+    if length > min(size - 8, LARGEST_HEADER):
+        raise ValueError("%s: its header would have %d bytes of %d: it is no flat file of weights, or is cut short" % (path, length, size))
+    try:
+        header = json.loads(memory[8:8 + length])
+        metadata = header.pop("__metadata__", {})
+        entries = {}
+        for name, h in header.items():
+            begin, end = (8 + length + offset for offset in h["data_offsets"])
+            shape = tuple(h["shape"])
+            strides = json.loads(metadata.get("strides:" + name, "null")) or dense(shape)
+            if not 8 + length <= begin <= end <= size:
+                raise ValueError("%s: %s lies at %d to %d of %d bytes: the file is cut short" % (path, name, begin, end, size))
+            entries[name] = Entry(h["dtype"], shape, strides, begin, end)
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as e:
+        raise ValueError("%s: its header is not that of a flat file of weights (%s)" % (path, e)) from None
+    return memory, entries

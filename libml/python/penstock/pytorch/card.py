@@ -1,0 +1,98 @@
+"""A model's answers held against its card, and a GPU's against the CPU's."""
+
+import math
+
+import torch
+
+from .files import last_line
+
+NO_MEMORY = (torch.cuda.OutOfMemoryError, MemoryError)
+
+TYPES = {"u8": torch.uint8, "f16": torch.float16, "f32": torch.float32}
+
+# farthest is how far a value may be from the CPU's, for the largest of its output: as
+# of the framework "onnx", where models that are right were at 0.06 and those that a
+# GPU's libraries got wrong beyond 0.4.
+FARTHEST = 0.25
+
+
+class WrongAnswers(Exception):
+    """The model's answers are not the CPU's."""
+
+
+def run(module, x):
+    """A batch's outputs, in the card's order. No recompiling for what was seen before:
+    the first batch of a size runs as the thousandth does."""
+    with torch.inference_mode(), torch.jit.optimized_execution(False):
+        return module(x)
+
+
+def outputs(card_outputs, y, n):
+    """The model's outputs in the card's order: of a dict by their names, else by their
+    places. ValueError says what the model gave and what the card has."""
+    if isinstance(y, dict):
+        missing = [o.name for o in card_outputs if o.name not in y]
+        if missing:
+            raise ValueError("model gives outputs %s, and the card has %s" % (", ".join(map(str, y)), ", ".join(missing)))
+        y = [y[o.name] for o in card_outputs]
+    elif not isinstance(y, (list, tuple)):
+        y = [y]
+    if len(y) != len(card_outputs):
+        raise ValueError("model gives %d outputs, and the card has %d" % (len(y), len(card_outputs)))
+    for o, t in zip(card_outputs, y):
+        if not isinstance(t, torch.Tensor):
+            raise ValueError("output %s of the model is of type %s, want a tensor" % (o.name, type(t).__name__))
+        if tuple(t.shape) != (n,) + o.shape:
+            raise ValueError("output %s of the model is %s, and the card says %s" % (o.name, list(t.shape), [n] + list(o.shape)))
+        if t.is_complex():
+            raise ValueError("output %s of the model is of %s, which f32 cannot hold" % (o.name, t.dtype))
+    return y
+
+
+def try_on(env, module, x):
+    """The outputs of the batch x; ValueError says what the model does not take."""
+    n = x.shape[0]
+    try:
+        y = run(module, x)
+    except NO_MEMORY:
+        raise
+    except Exception as e:  # whatever the model's code raises
+        if "CUDA error" in str(e):
+            raise
+        floats = sorted({str(t.dtype).replace("torch.", "") for t in list(module.parameters()) if t.is_floating_point()})
+        of = " (its weights are %s)" % ", ".join(floats) if floats else ""
+        raise ValueError("model does not take %s of %s, which the card says%s: %s" % (list(x.shape), env.input.type, of, last_line(e))) from e
+    return outputs(env.outputs, y, n)
+
+
+def sample(env):
+    """A picture of noise as the gather would write it, of bytes whatever comes over the
+    wire."""
+    shape = (1,) + env.input.shape
+    picture = torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(1))
+    if env.input.type == "u8":
+        return picture.to(torch.uint8)
+    x = picture.to(torch.float32)
+    mean, std = env.card["input"].get("mean"), env.card["input"].get("std")
+    if mean:
+        of = (1, -1, 1, 1) if env.input.layout == "chw" else (1, 1, 1, -1)
+        x = (x - torch.tensor(mean).view(of)) / torch.tensor(std).view(of)
+    return x.to(TYPES[env.input.type])
+
+
+def distance(want, got):
+    """The largest difference, for the largest value; not a number where there is one that
+    is not wanted."""
+    want, got = want.to(torch.float32), got.to(torch.float32)
+    worst, largest = (want - got).abs().max().item(), want.abs().max().item()
+    if worst == 0:
+        return 0.0
+    return worst / largest if largest else math.inf
+
+
+def compare(env, want, got):
+    """Hold a batch's outputs against one image's; WrongAnswers."""
+    for o, w, g in zip(env.outputs, want, got):
+        d = distance(w.cpu().expand(g.shape), g.cpu())
+        if not d <= FARTHEST:
+            raise WrongAnswers("model answers wrongly on this GPU: output %s is %.2g of its largest value away from the CPU's" % (o.name, d))
