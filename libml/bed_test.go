@@ -42,12 +42,14 @@ type bed struct {
 	channel  *shm.Channel
 	tensors  *shm.Region
 	slab     *shm.Region
-	request  shm.Request         // the last one published
-	gpu      *devicetest.Queued  // what the processes run on; nil: what device says
-	device   string              // as Start.Device
-	split    []int               // groups that the orchestrator believes in, if others
-	streams  int                 // Attached.Streams
+	request  shm.Request        // the last one published
+	gpu      *devicetest.Queued // what the processes run on; nil: what device says
+	device   string             // as Start.Device
+	split    []int              // groups that the orchestrator believes in, if others
+	streams  int                // Attached.Streams
+	grant    func(*control.Attached)
 	opened   func(control.Start) // when a process opens its device; may be nil
+	copies   bool                // what it was then told
 }
 
 // identity is who a process is told that it is.
@@ -64,6 +66,7 @@ func (b *bed) identity(generation uint32) control.Start {
 
 // open is a process's opener.
 func (b *bed) open(start control.Start, in models.Input, copies bool) (device.Device, error) {
+	b.copies = copies
 	if b.opened != nil {
 		b.opened(start)
 	}
@@ -150,12 +153,16 @@ func (b *bed) attached() (control.Attached, []*os.File) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return control.Attached{
-			Version: control.Version, Card: card, Geometry: geometry, Batching: slab.SLAB, SLONanos: int64(b.slo),
-			Streams: b.streams, TensorBytes: int64(b.tensors.Size()), SlabBytes: []int64{int64(b.slab.Size())},
-		}, []*os.File{
-			b.table.File(), b.channel.RingFile(), b.channel.RepliesFile(), b.tensors.File(), b.slab.File(),
-		}
+	attached := control.Attached{
+		Version: control.Version, Card: card, Geometry: geometry, Batching: slab.SLAB, SLONanos: int64(b.slo),
+		Streams: b.streams, TensorBytes: int64(b.tensors.Size()), SlabBytes: []int64{int64(b.slab.Size())},
+	}
+	if b.grant != nil {
+		b.grant(&attached)
+	}
+	return attached, []*os.File{
+		b.table.File(), b.channel.RingFile(), b.channel.RepliesFile(), b.tensors.File(), b.slab.File(),
+	}
 }
 
 // publish makes a request of a picture, in two pieces, and hands it over. edit,

@@ -1,0 +1,173 @@
+package libml
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// batching is the rule that a process is granted.
+func batching(rule string, size int, delay time.Duration) func(*control.Attached) {
+	return func(a *control.Attached) { a.Batching, a.BatchSize, a.BatchDelayNanos = rule, size, int64(delay) }
+}
+
+// onBoth runs a test on a CPU and on a GPU.
+func onBoth(t *testing.T, test func(t *testing.T, b *bed, f *fake)) {
+	for name, bed := range map[string]func(testing.TB, *models.Card) *bed{"cpu": newBed, "gpu": newGPUBed} {
+		t.Run(name, func(t *testing.T) {
+			b := bed(t, testCard())
+			test(t, b, b.fake())
+		})
+	}
+}
+
+func TestEveryBatchingRuleAnswersEveryRequest(t *testing.T) {
+	for _, rule := range []string{slab.SLAB, slab.AIMD, slab.One, slab.Fixed} {
+		for _, streams := range []int{0, 2} {
+			t.Run(fmt.Sprintf("%s, %d streams", rule, streams), func(t *testing.T) {
+				onBoth(t, func(t *testing.T, b *bed, f *fake) {
+					b.grant, b.streams = batching(rule, 4, 2*time.Millisecond), streams
+					c := b.serving(f, 1)
+					random := rand.New(rand.NewPCG(1, 2))
+					for range 30 {
+						n := uint32(1 + random.IntN(12))
+						for slot := range n {
+							b.publish(slot, b.picture(byte(slot)), nil)
+							if random.IntN(4) == 0 {
+								time.Sleep(time.Duration(random.IntN(1000)) * time.Microsecond)
+							}
+						}
+						for _, slot := range b.replies(int(n)) {
+							b.answered(slot, b.picture(byte(slot)))
+						}
+					}
+					b.silent()
+					sizes, _ := f.history()
+					most := map[string]int{slab.SLAB: 8, slab.AIMD: 8, slab.One: 1, slab.Fixed: 4}[rule]
+					if slices.Max(sizes) > most {
+						t.Errorf("ran batches of %d, want %d at most", slices.Max(sizes), most)
+					}
+					c.drained()
+				})
+			})
+		}
+	}
+}
+
+// Each request comes while the loop is about to sleep, or asleep, or not yet: a wake
+// that it missed would cost an hour.
+func TestAFullBatchOfAFixedSizeBeginsAtOnce(t *testing.T) {
+	onBoth(t, func(t *testing.T, b *bed, f *fake) {
+		b.grant = batching(slab.Fixed, 4, time.Hour)
+		c := b.serving(f, 1)
+		random := rand.New(rand.NewPCG(3, 4))
+		for range 100 {
+			for slot := range uint32(4) {
+				b.publish(slot, b.picture(byte(slot)), nil)
+				if random.IntN(3) == 0 {
+					time.Sleep(time.Duration(random.IntN(100)) * time.Microsecond)
+				}
+			}
+			for _, slot := range b.replies(4) {
+				b.answered(slot, b.picture(byte(slot)))
+			}
+		}
+		if sizes, _ := f.history(); len(sizes) != 100 || slices.Min(sizes) != 4 {
+			t.Errorf("ran batches of %v, want 100 of 4", sizes)
+		}
+		c.drained()
+	})
+}
+
+func TestABatchThatIsNotFullWaitsForItsDelayAsleep(t *testing.T) {
+	const delay = 400 * time.Millisecond
+	onBoth(t, func(t *testing.T, b *bed, f *fake) {
+		b.grant = batching(slab.Fixed, 8, delay)
+		c := b.serving(f, 1)
+		before := cpuTime()
+		for slot := range uint32(3) {
+			b.publish(slot, b.picture(byte(slot)), nil)
+		}
+		for _, slot := range b.replies(3) {
+			b.answered(slot, b.picture(byte(slot)))
+			r := b.channel.Result(slot)
+			if first := b.table.Request(0).Whole; r.Batch != 3 || time.Duration(r.Dispatched-first) < delay {
+				t.Errorf("slot %d went in a batch of %d after %v, want 3 after %v", slot, r.Batch, time.Duration(r.Dispatched-first), delay)
+			}
+		}
+		if used := time.Duration(cpuTime() - before); used > delay/2 {
+			t.Errorf("it used %v of CPU time in a wait of %v", used, delay)
+		}
+		if sizes, _ := f.history(); !slices.Equal(sizes, []int{4}) {
+			t.Errorf("ran batches of %v, want one of 4, padded", sizes)
+		}
+		c.drained()
+	})
+}
+
+// What waits for a batch to fill is the next owner's.
+func TestARequestThatWaitsForABatchIsNotLostInADrain(t *testing.T) {
+	b := newBed(t, testCard())
+	f := b.fake()
+	b.grant = batching(slab.Fixed, 8, time.Hour)
+	c := b.serving(f, 1)
+	b.publish(5, b.picture(5), nil)
+	b.publish(6, b.picture(6), nil)
+	c.drained()
+	b.silent()
+	b.grant = batching(slab.One, 0, 0)
+	next := b.fake()
+	d := b.serving(next, 2)
+	for _, slot := range b.replies(2) {
+		b.answered(slot, b.picture(byte(slot)))
+	}
+	d.drained()
+	if sizes, _ := next.history(); !slices.Equal(sizes, []int{1, 1}) {
+		t.Errorf("ran batches of %v, want two of 1", sizes)
+	}
+}
+
+func TestWhatIsLateIsRunWhereItIsGrantedSo(t *testing.T) {
+	past := func(r *shm.Request, _ []shm.Piece) { r.Deadline = r.Whole - 1 }
+	for _, rule := range []string{slab.SLAB, slab.AIMD, slab.One, slab.Fixed} {
+		b, f := newBed(t, testCard()), newFake()
+		b.grant = func(a *control.Attached) {
+			batching(rule, 2, 0)(a)
+			a.RunLate = true
+		}
+		c := b.serving(f, 1)
+		for slot := range uint32(6) {
+			b.publish(slot, b.picture(byte(slot)), past)
+		}
+		for _, slot := range b.replies(6) {
+			b.answered(slot, b.picture(byte(slot)))
+		}
+		c.drained()
+		b.grant = batching(rule, 2, 0)
+		c = b.serving(b.fake(), 2)
+		b.publish(7, b.picture(7), past)
+		if got := b.status(b.replies(1)[0]); got != wire.StatusLate {
+			t.Errorf("%s answers what is late %v, want late", rule, got)
+		}
+		c.drained()
+	}
+}
+
+func TestADeviceIsToldWhoGathers(t *testing.T) {
+	for _, copies := range []bool{true, false} {
+		b := newGPUBed(t, testCard())
+		b.grant = func(a *control.Attached) { a.Copy = copies }
+		b.serving(b.fake(), 1).drained()
+		if b.copies != copies {
+			t.Errorf("it is granted %v, and its device is told %v", copies, b.copies)
+		}
+	}
+}
