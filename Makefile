@@ -17,6 +17,7 @@
 #   make gpu-kit ORT_CUDA=DIR   .kit/gpu: all there is to run there, with the ONNX Runtime of DIR
 #   make test-gpu               there: every test that needs a GPU; fails where one is skipped
 #   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault; JSON into OUT (out)
+#   make evaluate-gpu FIGURE=all  there: the paper's evaluation; goes on where it stopped; JSON into OUT/evaluation
 #   make plots                  docs/benchmarks/*/*.png and the pages' tables, from the JSON beside them
 #   make bench-plan             the planner's policies beside each other, half an hour; JSON for make plots
 
@@ -38,7 +39,7 @@ export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 # What `make ptx` compiles with: nvcc or clang, whichever is found first.
 PTXCC    ?=
 
-.PHONY: build library examples test demo check fuzz race ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu bench-plan plots
+.PHONY: build library examples test demo check fuzz race ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots
 
 build: bin/lib/libonnxruntime.so library
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
@@ -105,6 +106,9 @@ test-gpu:
 
 bench-gpu:
 	test/gpu/run.sh bench $(or $(WHAT),all)
+
+evaluate-gpu:
+	test/gpu/run.sh evaluate $(or $(FIGURE),all)
 
 bench-plan: build
 	mkdir -p docs/benchmarks/planner

@@ -96,17 +96,26 @@ func Figures() []Figure {
 	biting := []string{timeSliceSLAB, mpsSLAB, static, partition}
 	return []Figure{
 		{
-			Name: "fig10", Title: "Mixes of inference functions, within 25 ms", Paper: "Figure 10, Table 3",
+			Name: "fig10a", Title: "Two inference functions, within 25 ms", Paper: "Figure 10a, Table 3",
 			Cases: []Case{
 				loads("C1", mix(slo, 50, alexnet, resnet50), sharing...),
 				loads("C2", mix(slo, 50, alexnet, vgg19), sharing...),
+			},
+		},
+		{
+			Name: "fig10b", Title: "Three and four inference functions, within 25 ms", Paper: "Figure 10b, Table 3",
+			Cases: []Case{
 				loads("C3", with(mix(slo, 24, alexnet, resnet50, vgg19), vgg19, 50), sharing...),
 				loads("C4", mix(slo, 24, alexnet, resnet50, vgg19, mobilenet), sharing...),
 			},
 		},
 		{
-			Name: "fig8", Title: "One inference function, within 25 ms", Paper: "Figures 8 and 9, Table 2",
-			Cases: singles(slo, timeSlice, defaultMPS, mpsSLAB, mpsAIMD, partition),
+			Name: "fig8", Title: "One inference function of the lighter ones, within 25 ms", Paper: "Figure 8, Table 2",
+			Cases: singles(slo, alexnet, mobilenet, resnet50),
+		},
+		{
+			Name: "fig9", Title: "One inference function of the heavier ones, within 25 ms", Paper: "Figure 9, Table 2",
+			Cases: singles(slo, vgg16, vgg19, gnmt),
 		},
 		{
 			Name: "fig16", Title: "Shares that begin wrong", Paper: "Figure 16",
@@ -133,8 +142,8 @@ func Figures() []Figure {
 		{
 			Name: "fig1", Title: "Functions added one after another", Paper: "Figure 1",
 			Cases: []Case{
-				adding("batches of one", 0.07, timeSlice, defaultMPS, partition),
-				adding("batches by SLAB", 0.35, timeSliceSLAB, mpsSLAB, static, partition),
+				adding("baselines without batching", 0.07, timeSlice, defaultMPS, partition),
+				adding("all with SLAB", 0.35, timeSliceSLAB, mpsSLAB, static, partition),
 			},
 		},
 		{
@@ -187,9 +196,10 @@ func Figures() []Figure {
 	}
 }
 
-func singles(slo time.Duration, variants ...string) (cases []Case) {
-	for _, model := range []string{alexnet, mobilenet, resnet50, vgg16, vgg19, gnmt} {
-		cases = append(cases, brief(loads(model, one(model, slo), variants...).levels(0.15, 0.7, 1.0, 1.3)))
+func singles(slo time.Duration, models ...string) (cases []Case) {
+	for _, model := range models {
+		c := loads(model, one(model, slo), timeSlice, defaultMPS, mpsSLAB, mpsAIMD, partition).levels(0.15, 0.7, 1.0, 1.3)
+		cases = append(cases, brief(c))
 	}
 	return cases
 }

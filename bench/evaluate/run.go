@@ -28,8 +28,6 @@ type Options struct {
 	Seed  uint64
 	// Quick stands small models and short times in for the figure's.
 	Quick bool
-	// Quicker has models and times of the figure's own kind, but short: for a first trial
-	// on a GPU.
 }
 
 // runner is a figure at work.
@@ -288,9 +286,12 @@ func (r *runner) measureCapacity(ctx context.Context) error {
 	}
 	defer b.kill()
 	for _, f := range functions {
-		l, err := r.closed(ctx, b, []Function{f}, r.scaled(capacityWarmup), r.scaled(capacityMeasure))
-		if err != nil {
-			return fmt.Errorf("measure capacity of %s: %w", f.Model, err)
+		var l Load
+		// A machine that others use may answer nothing for a while.
+		for try := 0; try < 3 && l.AnsweredRPS == 0; try++ {
+			if l, err = r.closed(ctx, b, []Function{f}, r.scaled(capacityWarmup), r.scaled(capacityMeasure)); err != nil {
+				return fmt.Errorf("measure capacity of %s: %w", f.Model, err)
+			}
 		}
 		if l.AnsweredRPS == 0 {
 			return fmt.Errorf("measure capacity of %s: no request was answered ok: %+v", f.Model, l.Functions)

@@ -20,7 +20,7 @@ func evaluateCommand(print printer) *cobra.Command {
 	o := evaluate.Options{}
 	var figures []string
 	var cpus string
-	var dry bool
+	var dry, names bool
 	cmd := &cobra.Command{
 		Use: "evaluate", Short: "The figures of the paper's evaluation, every way of sharing a GPU in one run",
 		Long: `Measures the figures of GSLICE's evaluation on the GPU that is here: time slicing,
@@ -35,6 +35,12 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
   penstock bench evaluate --figure fig16 --device cpu --quick --runs 1 --out out`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if names {
+				for _, name := range evaluate.Names() {
+					fmt.Println(name)
+				}
+				return nil
+			}
 			if o.Limit < 0 {
 				return fmt.Errorf("--limit %v: want 0 (none) or more", o.Limit)
 			}
@@ -94,6 +100,7 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 	cmd.Flags().Uint64Var(&o.Seed, "seed", 1, "seed of the arrivals; the same for all variants")
 	cmd.Flags().BoolVar(&o.Quick, "quick", false, "two cases a figure and short times; on a CPU small models in place of the figure's: to see that it works")
 	cmd.Flags().StringVar(&cpus, "cpus", "", "CPUs to keep to, node and load, like 0-15 or 0,2,4; all if left out")
+	cmd.Flags().BoolVar(&names, "names", false, "print the figures' names, and measure nothing")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what is left and how long it is expected to take, and measure nothing")
 	return cmd
 }

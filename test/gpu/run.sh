@@ -6,12 +6,19 @@
 #   run.sh export [NAME] makes the models of the evaluation (random weights) in MODELS
 #   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
 #   run.sh bench WHAT    gather, overhead, swap, limit, fault, dpdk or all: JSON into OUT
+#   run.sh evaluate FIGURE...   figures of the paper's evaluation (penstock bench evaluate), or
+#                        all: JSON into OUT/evaluation. What is in .kit/evaluation or there is
+#                        gone on with
 #   run.sh exec CMD...   runs CMD with the kit's environment
 #
 #   KIT     the kit, .kit/gpu
 #   WORK    where it is unpacked, penstock-gpu in the temporary folder
 #   MODELS  the exported models, WORK/models
 #   OUT     results, out
+#   LIMIT   evaluate: seconds that a call may take, 480
+#   GPUS    evaluate: how many GPUs work beside each other, each with its part of the CPUs, 1
+#   RUNS    evaluate: how often each variant is measured, 3
+#   QUICK   evaluate: 1 for two cases a figure and short times, to see that it works
 set -euo pipefail
 KIT=${KIT:-.kit/gpu} WORK=${WORK:-${TMPDIR:-/tmp}/penstock-gpu} OUT=${OUT:-out}
 MODELS=${MODELS:-$WORK/models}
@@ -103,6 +110,49 @@ bench() {
 	mv "$OUT/$file.json.new" "$OUT/$file.json"
 }
 
+# evaluate FIGURE... has each GPU take the next figure that none has taken, until all are
+# done or the time is over.
+evaluate() {
+	local limit=${LIMIT:-480} gpus=${GPUS:-1} gpu figures workers=() claims
+	case $limit$gpus in *[!0-9]*) die "LIMIT=$limit GPUS=$gpus: want seconds and a number of GPUs" ;; esac
+	figures=$*
+	if [ "$figures" = all ]; then
+		figures=$("$WORK/penstock" bench evaluate --names)
+	fi
+	mkdir -p "$OUT/evaluation"
+	for f in .kit/evaluation/*.json; do
+		if [ -f "$f" ] && [ ! -f "$OUT/evaluation/$(basename "$f")" ]; then
+			cp "$f" "$OUT/evaluation/"
+		fi
+	done
+	claims=$(mktemp -d)
+	for ((gpu = 0; gpu < gpus; gpu++)); do
+		evaluate_on "$gpu" "$gpus" "$((SECONDS + limit))" "$claims" $figures &
+		workers+=($!)
+	done
+	for worker in "${workers[@]}"; do
+		wait "$worker" || failed=1
+	done
+	rm -rf "$claims"
+}
+
+# evaluate_on GPU GPUS END CLAIMS FIGURE... is one GPU's part.
+evaluate_on() {
+	local gpu=$1 gpus=$2 end=$3 claims=$4 cpus figure bad=0
+	shift 4
+	cpus=$(($(nproc) / gpus))
+	for figure in "$@"; do
+		mkdir "$claims/$figure" 2>/dev/null || continue
+		[ $((end - SECONDS)) -gt 20 ] || break
+		if ! "$WORK/penstock" bench evaluate --figure "$figure" --models "$MODELS" --out "$OUT/evaluation" --limit "$((end - SECONDS))s" \
+			--runs "${RUNS:-3}" --device "cuda:$gpu" --cpus "$((gpu * cpus))-$((gpu * cpus + cpus - 1))" ${QUICK:+--quick} -o json >/dev/null; then
+			echo "gpu: figure $figure failed" >&2
+			bad=1
+		fi
+	done
+	return $bad
+}
+
 failed=0
 command=${1:-}
 [ $# -gt 0 ] && shift
@@ -144,11 +194,18 @@ bench)
 	fi
 	exit $failed
 	;;
+evaluate)
+	[ $# -gt 0 ] || die "evaluate: want figures or all"
+	prepare
+	export_models >&2
+	evaluate "$@"
+	exit $failed
+	;;
 exec)
 	prepare
 	exec "$@"
 	;;
 *)
-	die "want unpack, export, test, bench WHAT or exec CMD, got '$command'"
+	die "want unpack, export, test, bench WHAT, evaluate FIGURE or exec CMD, got '$command'"
 	;;
 esac
