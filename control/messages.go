@@ -100,8 +100,10 @@ type DesiredProcess struct {
 	// SharedWeights: on a GPU the process may ask the node's holder of weights for its
 	// model's.
 	SharedWeights bool `json:"shared_weights,omitempty"`
-	// Command is the program and its arguments; empty means this binary's `if`.
-	Command []string `json:"command,omitempty"`
+	// Command is the program and its arguments; empty means this binary's `if`, or the
+	// program of Framework where that is one of its own ("pytorch").
+	Command   []string `json:"command,omitempty"`
+	Framework string   `json:"framework,omitempty"`
 	// Dir is the working folder, absolute.
 	Dir string `json:"dir,omitempty"`
 	// Environment is added to the orchestrator's own.

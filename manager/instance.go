@@ -283,7 +283,7 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 			IF: in.f.name, Instance: in.index, Generation: q.Generation,
 			Role: role, SharePercent: q.SharePercent, SMGroups: groups, Early: q.Early && in.m.onGPU(),
 			SharedWeights: in.f.weights == configs.WeightsShared && in.m.onGPU(),
-			Command:       q.Card.Command, Dir: q.Card.Dir, Environment: in.f.environment,
+			Command:       q.Card.Command, Framework: q.Card.Apart(), Dir: q.Card.Dir, Environment: in.f.environment,
 		})
 	}
 	return to

@@ -46,8 +46,8 @@ type Card struct {
 	Name string
 	// Version is told to clients in every result; a replacement has a higher one.
 	Version uint32
-	// Framework names a built-in framework ("onnx", "null"), or is empty where
-	// Command names the user's own program.
+	// Framework names a framework that comes with Penstock ("onnx", "pytorch", "null"),
+	// or is empty where Command names the user's own program.
 	Framework string
 	// Command is the program, with its arguments, that links libml itself.
 	// A relative program path is resolved against Dir.
@@ -81,6 +81,18 @@ type Card struct {
 	Decoder Decoder
 	// Labels name the classes, in order; may be empty.
 	Labels []string
+}
+
+// PyTorch is the framework that is no part of Penstock's binary: it is a program of its
+// own, in Python.
+const PyTorch = "pytorch"
+
+// Apart is the card's framework where that is a program of its own, else empty.
+func (c *Card) Apart() string {
+	if c.Framework == PyTorch {
+		return c.Framework
+	}
+	return ""
 }
 
 // Knee is the share past which more buys little for batches of one size.

@@ -38,7 +38,7 @@ const (
 
 // Frameworks and Decoders are the names that a card may use.
 var (
-	Frameworks = []string{"onnx", "null"}
+	Frameworks = []string{"onnx", "pytorch", "null"}
 	Decoders   = []string{"topk", "boxes", "raw"}
 )
 
@@ -194,7 +194,7 @@ func (c *Card) decodeProgram(m document.Map) {
 	}
 
 	model := m.May("model")
-	if c.Framework == "onnx" {
+	if c.Framework == "onnx" || c.Framework == PyTorch {
 		model = m.Need("model", "the model's file, beside the card")
 	}
 	file := model.Text("the model's file, beside the card")

@@ -24,6 +24,9 @@ type Options struct {
 	// Self is the path of this binary, whose verb `if` runs where a process has no
 	// command of its own.
 	Self string
+	// Program is the command of a framework that is a program of its own. The error, a
+	// line, says what is missing. It is not called for others, and may be nil.
+	Program func(framework string) (command []string, err error)
 	// ReservedCPUs is how many CPUs are the manager's; 0 leaves it to SplitCPUs.
 	ReservedCPUs int
 	// CPUs are those of the inference functions, where SplitCPUs is not asked.
@@ -356,9 +359,11 @@ func (s *supervisor) spawn(a action) {
 		desired: a.wanted,
 	}
 	s.processes[a.key] = c
-	command := a.wanted.Command
-	if len(command) == 0 {
-		command = []string{s.o.Self, "if"}
+	command, err := s.command(a.wanted)
+	if err != nil {
+		c.reason = line(err.Error())
+		s.ended(a.key, c, control.Failed)
+		return
 	}
 	sp := spec{
 		key: a.key, command: command, dir: a.wanted.Dir, environment: a.wanted.Environment,
@@ -385,6 +390,19 @@ func (s *supervisor) spawn(a action) {
 			s.reports <- report{a.key, e}
 		}
 	}()
+}
+
+// command is the program of a process, and its arguments.
+func (s *supervisor) command(wanted control.DesiredProcess) ([]string, error) {
+	switch {
+	case len(wanted.Command) > 0:
+		return wanted.Command, nil
+	case wanted.Framework == "":
+		return []string{s.o.Self, "if"}, nil
+	case s.o.Program == nil:
+		return nil, fmt.Errorf("framework %s: this orchestrator has no program for it", wanted.Framework)
+	}
+	return s.o.Program(wanted.Framework)
 }
 
 // share writes the desired share and tells a process that is awake.

@@ -18,7 +18,9 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/python"
 	"github.com/penstock/penstock/manager"
+	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/shm"
 )
@@ -191,13 +193,24 @@ func orchestratorCommand() *cobra.Command {
 			if err := orchestrator.Pin(own); err != nil {
 				log.Warn().Err(err).Msg("the orchestrator is not kept off the CPUs of the inference functions")
 			}
+			if err := python.SetEnvironment(); err != nil {
+				return err
+			}
 			return orchestrator.Run(cmd.Context(), orchestrator.Options{
-				Dir: c.RuntimeDir, Log: log, Self: self, CPUs: ifs,
+				Dir: c.RuntimeDir, Log: log, Self: self, CPUs: ifs, Program: program,
 			})
 		},
 	}
 	flags.register(cmd)
 	return cmd
+}
+
+// program is the command of a framework that is a program of its own.
+func program(framework string) ([]string, error) {
+	if framework == models.PyTorch {
+		return python.Command("penstock.pytorch")
+	}
+	return nil, fmt.Errorf("framework %s has no program", framework)
 }
 
 // haveDevice says, before anything is started, why there is no GPU of the name that

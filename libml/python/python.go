@@ -1,0 +1,159 @@
+// Package python finds what models in Python need: an interpreter, the module penstock
+// (the folder beside this file), and libpenstock.so.
+package python
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// What says otherwise than the search does.
+const (
+	// InterpreterVariable names the python3 that runs models of framework pytorch: a
+	// path, or a name that is looked up in PATH.
+	InterpreterVariable = "PENSTOCK_PYTHON"
+	// FolderVariable names the folder that has the module penstock.
+	FolderVariable = "PENSTOCK_PYTHONPATH"
+	// LibraryVariable names libpenstock.so; the module reads it, too.
+	LibraryVariable = "PENSTOCK_LIBRARY"
+)
+
+// ErrMissing is wrapped where something is nowhere to be found.
+var ErrMissing = errors.New("not found")
+
+// Interpreter is the python3 that runs models.
+func Interpreter() (string, error) {
+	name, from := os.Getenv(InterpreterVariable), InterpreterVariable+" says "
+	if name == "" {
+		name, from = "python3", ""
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("python: %s%s: %w; install Debian's python3, or name one in %s", from, name, ErrMissing, InterpreterVariable)
+	}
+	return path, nil
+}
+
+// Folder has the module penstock. It is looked for
+//
+//  1. where PENSTOCK_PYTHONPATH says; when that is set, nowhere else
+//  2. in lib/python beside the executable
+//  3. in ../lib/python, as installed under a prefix
+//  4. in ../libml/python, in a clone
+func Folder() (string, error) {
+	return find("module penstock", FolderVariable, func(dir string) []string {
+		return []string{filepath.Join(dir, "lib", "python"), filepath.Join(dir, "..", "lib", "python"), filepath.Join(dir, "..", "libml", "python")}
+	}, filepath.Join("penstock", "__init__.py"))
+}
+
+// Library is libpenstock.so. It is looked for
+//
+//  1. where PENSTOCK_LIBRARY says; when that is set, nowhere else
+//  2. in lib beside the executable, where `make build` puts it
+//  3. in ../lib, as installed under a prefix
+func Library() (string, error) {
+	return find("libpenstock.so", LibraryVariable, func(dir string) []string {
+		return []string{filepath.Join(dir, "lib", "libpenstock.so"), filepath.Join(dir, "..", "lib", "libpenstock.so")}
+	}, "")
+}
+
+// find looks for a place that has a file, or is one.
+func find(what, variable string, places func(dir string) []string, file string) (string, error) {
+	there := func(place string) bool {
+		info, err := os.Stat(filepath.Join(place, file))
+		return err == nil && info.Mode().IsRegular()
+	}
+	if place := os.Getenv(variable); place != "" {
+		if !there(place) {
+			return "", fmt.Errorf("%s: %w: %s says %s", what, ErrMissing, variable, place)
+		}
+		return filepath.Abs(place)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", what, err)
+	}
+	if real, err := filepath.EvalSymlinks(exe); err == nil {
+		exe = real
+	}
+	var looked []string
+	for _, place := range places(filepath.Dir(exe)) {
+		place = filepath.Clean(place)
+		if there(place) {
+			return place, nil
+		}
+		looked = append(looked, place)
+	}
+	return "", fmt.Errorf("%s: %w: not at %s; `make build` makes it, %s names another place", what, ErrMissing, strings.Join(looked, ", "), variable)
+}
+
+// SetEnvironment has the children of this process find module and library, where they
+// are there: a card's own command in Python imports penstock then.
+func SetEnvironment() error {
+	if folder, err := Folder(); err == nil {
+		if err := os.Setenv("PYTHONPATH", joined(folder, os.Getenv("PYTHONPATH"))); err != nil {
+			return fmt.Errorf("set PYTHONPATH: %w", err)
+		}
+	}
+	if library, err := Library(); err == nil {
+		if err := os.Setenv(LibraryVariable, library); err != nil {
+			return fmt.Errorf("set %s: %w", LibraryVariable, err)
+		}
+	}
+	return nil
+}
+
+func joined(first, rest string) string {
+	if rest == "" {
+		return first
+	}
+	return first + string(filepath.ListSeparator) + rest
+}
+
+// Command runs a module of the folder. The error names all that is missing.
+func Command(module string) ([]string, error) {
+	interpreter, err := Interpreter()
+	_, folderErr := Folder()
+	_, libraryErr := Library()
+	if err := errors.Join(err, folderErr, libraryErr); err != nil {
+		return nil, fmt.Errorf("run %s: %w", module, err)
+	}
+	return []string{interpreter, "-m", module}, nil
+}
+
+// PyTorch asks the interpreter for its PyTorch: "2.11.0+cu130, CUDA 13.0", or
+// "1.13.1, no CUDA". It takes as long as the import, seconds; no GPU is touched.
+func PyTorch(ctx context.Context) (string, error) {
+	interpreter, err := Interpreter()
+	if err != nil {
+		return "", err
+	}
+	const patience = 60 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	const ask = `import torch; print(torch.__version__, "CUDA " + torch.version.cuda if torch.version.cuda else "no CUDA", sep=", ")`
+	cmd := exec.CommandContext(ctx, interpreter, "-c", ask)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		lines := strings.Split(strings.TrimSpace(said.String()), "\n")
+		return "", fmt.Errorf("%s: import torch: %w", interpreter, errors.New(lastLine(lines, err)))
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// lastLine is a traceback's, which says what went wrong.
+func lastLine(lines []string, err error) string {
+	if last := lines[len(lines)-1]; last != "" {
+		return last
+	}
+	return err.Error()
+}
