@@ -1,0 +1,10 @@
+//go:build cgo
+
+package capi
+
+// SetRunning makes f the framework that the exported functions speak of, until the
+// returned function is called.
+func SetRunning(f *Framework) (restore func()) {
+	running.Store(f)
+	return func() { running.Store(nil) }
+}
