@@ -201,27 +201,30 @@ func DecodeHeader(b []byte) (Header, error) { return CheckHeader(b, len(b)) }
 // CheckHeader is DecodeHeader for a datagram of datagramBytes of which b is at
 // least the first HeaderSize bytes: the rest may lie elsewhere.
 func CheckHeader(b []byte, datagramBytes int) (h Header, err error) {
+	err = h.Read(b, datagramBytes)
+	return h, err
+}
+
+// Read is CheckHeader into h, which holds nothing of use where it fails. Field by field:
+// a Header that was just written and is then copied whole waits for its stores, longer
+// than all of this takes.
+func (h *Header) Read(b []byte, datagramBytes int) error {
 	if len(b) < HeaderSize || datagramBytes < HeaderSize {
-		return h, ErrShort
+		return ErrShort
 	}
 	b = b[:HeaderSize:HeaderSize]
 	if binary.LittleEndian.Uint16(b) != magic {
-		return h, ErrMagic
+		return ErrMagic
 	}
 	if b[2]>>4 != Version {
-		return h, ErrVersion
+		return ErrVersion
 	}
-	h = Header{
-		Type:      Type(b[2] & 15),
-		Flags:     Flags(b[3]),
-		RequestID: binary.LittleEndian.Uint32(b[4:]),
-		Offset:    binary.LittleEndian.Uint32(b[8:]),
-		Total:     binary.LittleEndian.Uint32(b[12:]),
-		Index:     binary.LittleEndian.Uint16(b[16:]),
-		Count:     binary.LittleEndian.Uint16(b[18:]),
-		Length:    binary.LittleEndian.Uint16(b[20:]),
-	}
-	return h, h.check(datagramBytes)
+	h.Type, h.Flags = Type(b[2]&15), Flags(b[3])
+	h.RequestID = binary.LittleEndian.Uint32(b[4:])
+	h.Offset, h.Total = binary.LittleEndian.Uint32(b[8:]), binary.LittleEndian.Uint32(b[12:])
+	h.Index, h.Count = binary.LittleEndian.Uint16(b[16:]), binary.LittleEndian.Uint16(b[18:])
+	h.Length = binary.LittleEndian.Uint16(b[20:])
+	return h.check(datagramBytes)
 }
 
 func (h *Header) check(datagramBytes int) error {

@@ -196,7 +196,8 @@ func (a *Aggregator) tick(now int64) {
 func (a *Aggregator) add(d *source.Datagram, events *Events) {
 	a.stats.Datagrams++
 	var scratch [wire.HeaderSize]byte
-	h, err := wire.CheckHeader(a.bytes(d, 0, scratch[:]), d.Length())
+	var h wire.Header
+	err := h.Read(a.bytes(d, 0, scratch[:]), d.Length())
 	if err == nil && h.Type != wire.TypeData {
 		err = wire.ErrType
 	}

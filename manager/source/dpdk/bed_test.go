@@ -5,7 +5,6 @@ package dpdk
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -241,11 +240,4 @@ func release(s source.Source, datagrams ...source.Datagram) {
 func (b *bed) wantReason(r frame.Reason, n uint64) {
 	b.t.Helper()
 	b.eventually(fmt.Sprintf("%d frames are %v", n, r), func() bool { return b.Group.Stats().Frames[r] == n })
-}
-
-func is(t *testing.T, err, want error) {
-	t.Helper()
-	if !errors.Is(err, want) {
-		t.Errorf("error %v, want %v", err, want)
-	}
 }

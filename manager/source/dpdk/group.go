@@ -54,8 +54,6 @@ type Group struct {
 	checks    frame.Checks
 	senders   []sender // one a transmit queue
 
-	// owners says for each mbuf which source handed it out, by its number; 0 is none.
-	owners []atomic.Uint32
 	// held mbufs lie with sources' owners; capacity is how many may, and lowWater how
 	// few may be left before requests are let go.
 	held               atomic.Int64
@@ -133,14 +131,14 @@ func open(o Options) (_ *Group, err error) {
 	}
 	g.host = frame.Host{MAC: info.MAC, Addresses: o.Addresses}
 	g.responder = frame.NewResponder(g.host, g.table)
-	g.checks = checksOf(o.Checksums, info.PCI)
+	g.checks = checksFor(o.Checksums, info.PCI)
 	g.senders = make([]sender, o.Queues)
 	g.queues = make([]bool, o.Queues)
 	return g, g.start(info)
 }
 
-// checksOf says what the parser verifies, of what no NIC has.
-func checksOf(c Checksums, pci bool) frame.Checks {
+// checksFor says what the parser verifies, of what no NIC has.
+func checksFor(c Checksums, pci bool) frame.Checks {
 	switch {
 	case c == Ignore:
 		return 0
@@ -163,7 +161,6 @@ func (g *Group) measure(info eal.Info) error {
 		return fmt.Errorf("%d mbufs: the NIC's %d queues take %d themselves; configure more memory, or mbufs: %d or more", g.pool.Mbufs(), g.options.Queues, own, int64(own)+least)
 	}
 	g.lowWater = max(g.capacity/16, min(eal.Burst, g.capacity/8), 1)
-	g.owners = make([]atomic.Uint32, g.pool.Mbufs())
 	return nil
 }
 
@@ -321,19 +318,29 @@ func (g *Group) frame(e eal.Entry) []byte {
 
 // parse takes a frame apart and says whether it is for us.
 func (g *Group) parse(e eal.Entry, d *frame.Datagram) frame.Reason {
-	checks := g.checks
-	if checks != 0 {
-		switch {
-		case e.Flags&(eal.IPBad|eal.UDPBad) != 0:
-			return frame.BadChecksum
-		case e.Flags&eal.IPGood != 0:
-			checks &^= frame.CheckIP
-		}
-		if e.Flags&eal.UDPGood != 0 {
-			checks &^= frame.CheckUDP
-		}
+	checks, reason := g.checksOf(&e)
+	if reason != frame.OK {
+		return reason
 	}
 	return g.host.Parse(g.frame(e), e.Tag, checks, d)
+}
+
+// checksOf says which checksums of a frame the NIC has not looked at.
+func (g *Group) checksOf(e *eal.Entry) (frame.Checks, frame.Reason) {
+	checks := g.checks
+	if checks == 0 || e.Flags == 0 {
+		return checks, frame.OK
+	}
+	if e.Flags&(eal.IPBad|eal.UDPBad) != 0 {
+		return 0, frame.BadChecksum
+	}
+	if e.Flags&eal.IPGood != 0 {
+		checks &^= frame.CheckIP
+	}
+	if e.Flags&eal.UDPGood != 0 {
+		checks &^= frame.CheckUDP
+	}
+	return checks, frame.OK
 }
 
 // handle answers and counts a frame of the control sink's. It is true where a source

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/penstock/penstock/manager/source"
 	"github.com/penstock/penstock/manager/source/dpdk/frame"
 	"github.com/penstock/penstock/manager/source/slab"
@@ -297,9 +299,6 @@ func TestReleasingTwicePanics(t *testing.T) {
 		other.Release([]source.Span{d.First})
 		t.Error("another function released it")
 	}()
-	// The mark is gone, the mbuf is not: give it back by hand.
-	number, _, _ := b.pool.Mbuf(d.First.Offset)
-	b.owners[number].Store(s.number)
 	release(s, d)
 }
 
@@ -525,5 +524,25 @@ func TestACaptureIsReceived(t *testing.T) {
 	b.eventually("every mbuf is back", func() bool { return g.Stats().MbufsHeld == 0 })
 	if err := g.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// The kernel writes into a wait's timeout what is left of it: the next wait with the same
+// one must be as long, or whoever waits again and again spins.
+func TestAWaitLeavesItsTimeoutAsItWas(t *testing.T) {
+	b := newBed(t, Options{})
+	sink, err := b.device.NewSink(1, 1, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sink.Close()
+	timeout := unix.NsecToTimespec(int64(time.Millisecond))
+	for _, wait := range []func(*unix.Timespec) error{sink.Sleep, sink.Pause} {
+		if err := wait(&timeout); err != nil {
+			t.Fatal(err)
+		}
+		if got := timeout.Nano(); got != int64(time.Millisecond) {
+			t.Errorf("after a wait of a millisecond its timeout is %v", time.Duration(got))
+		}
 	}
 }

@@ -43,11 +43,16 @@ type Source struct {
 	asked    atomic.Bool // to let requests go
 	gone     atomic.Bool // CloseSlab was called, and the number is another's
 	learner  frame.Learner
+	recent   frame.Recent
+	parsed   frame.Datagram
 	own      owns
 	entries  []eal.Entry
 	unwanted []uint64
 	timeout  unix.Timespec
 
+	// mine says of each mbuf, by its number, whether this source has handed it out: 1.
+	// Each is written by who has the mbuf; held orders that with who had it before.
+	mine    []uint8
 	held    atomic.Int64 // mbufs
 	waiting atomic.Int32 // frames in the rings, when Receive last looked
 
@@ -96,6 +101,7 @@ func (g *Group) listen(port uint16) (*Source, error) {
 		learner:  frame.Learner{Table: g.table},
 		entries:  make([]eal.Entry, takeAtOnce),
 		unwanted: make([]uint64, 0, takeAtOnce),
+		mine:     make([]uint8, g.pool.Mbufs()),
 	}
 	s.own.init(g.host.Addresses)
 	g.numbers[number] = true
@@ -160,11 +166,12 @@ func (s *Source) CloseSlab() error {
 		return nil
 	}
 	var mbuf [1]uint64
-	for number := range g.owners {
+	for number := range s.mine {
 		if s.held.Load() == 0 {
 			break
 		}
-		if g.owners[number].CompareAndSwap(s.number, 0) {
+		if s.mine[number] != 0 {
+			s.mine[number] = 0
 			mbuf[0] = g.pool.Offset(number)
 			s.free(mbuf[:])
 		}
@@ -258,32 +265,28 @@ func (s *Source) take(batch []source.Datagram) (n int, any bool) {
 		return 0, false
 	}
 	now := shm.Now()
+	s.held.Load() // after whoever had these mbufs before has given them back
 	s.unwanted = s.unwanted[:0]
-	var d frame.Datagram
 	total, held := uint64(0), 0
-	for _, e := range s.entries[:taken] {
+	for i := range s.entries[:taken] {
+		e := &s.entries[i]
 		number, mbuf, ok := g.pool.Mbuf(e.At)
 		if !ok {
 			continue // no frame of the pool's: a poller copies those
 		}
-		if reason := g.parse(e, &d); reason != frame.OK {
+		d, reason := s.parse(e, now)
+		if reason != frame.OK {
 			g.reasons[reason].Add(1)
 			s.unwanted = append(s.unwanted, mbuf)
 			continue
 		}
-		if d.To.Port() != s.local.Port() {
-			g.reasons[frame.ForeignPort].Add(1)
-			s.unwanted = append(s.unwanted, mbuf)
-			continue
-		}
-		s.learner.Learn(&d, now)
-		s.own.learn(d.From.Addr(), d.To.Addr())
-		batch[n] = source.Datagram{From: d.From}
+		to := &batch[n]
+		to.From, to.First, to.Rest = d.From, source.Span{}, source.Span{}
 		if d.Payload.Length == 0 {
 			s.unwanted = append(s.unwanted, mbuf) // nobody releases a span of nothing
 		} else {
-			batch[n].First = source.Span{Offset: e.At + uint64(d.Payload.Offset), Length: d.Payload.Length}
-			g.owners[number].Store(s.number)
+			to.First = source.Span{Offset: e.At + uint64(d.Payload.Offset), Length: d.Payload.Length}
+			s.mine[number] = 1
 			held++
 		}
 		total += uint64(d.Payload.Length)
@@ -298,6 +301,43 @@ func (s *Source) take(batch []source.Datagram) (n int, any bool) {
 	return n, true
 }
 
+// parse takes a frame apart, and notes the way that it came. The datagram is good until
+// the next call.
+func (s *Source) parse(e *eal.Entry, now int64) (*frame.Datagram, frame.Reason) {
+	g := s.group
+	checks, reason := g.checksOf(e)
+	if reason != frame.OK {
+		return nil, reason
+	}
+	b := g.frame(*e)
+	var flow *frame.Flow
+	if e.Tag == 0 {
+		if flow = s.recent.Find(b, checks); flow != nil && !flow.Stale(now) {
+			return &flow.Datagram, frame.OK
+		}
+	}
+	d := &s.parsed
+	if flow != nil {
+		d = &flow.Datagram
+	} else {
+		if reason := g.host.Parse(b, e.Tag, checks, d); reason != frame.OK {
+			return nil, reason
+		}
+		if d.To.Port() != s.local.Port() {
+			return nil, frame.ForeignPort
+		}
+		if e.Tag == 0 {
+			flow = s.recent.Note(b, d)
+		}
+	}
+	if flow != nil {
+		s.recent.Told(flow, now)
+	}
+	s.learner.Learn(d, now)
+	s.own.learn(d.From.Addr(), d.To.Addr())
+	return d, frame.OK
+}
+
 // Release gives spans back; see source.Source. Releasing what is not held panics.
 func (s *Source) Release(spans []source.Span) {
 	g := s.group
@@ -308,9 +348,10 @@ func (s *Source) Release(spans []source.Span) {
 			continue
 		}
 		number, mbuf, ok := g.pool.Mbuf(span.Offset)
-		if !ok || g.owners[number].Swap(0) != s.number {
+		if !ok || s.mine[number] == 0 {
 			panic(slab.ErrReleasedTwice)
 		}
+		s.mine[number] = 0
 		mbufs[n] = mbuf
 		if n++; n == len(mbufs) {
 			s.free(mbufs[:n])
@@ -321,9 +362,9 @@ func (s *Source) Release(spans []source.Span) {
 }
 
 func (s *Source) free(mbufs []uint64) {
-	s.group.pool.Free(mbufs)
-	s.held.Add(-int64(len(mbufs)))
+	s.held.Add(-int64(len(mbufs))) // before anybody can have them again: see mine
 	s.group.held.Add(-int64(len(mbufs)))
+	s.group.pool.Free(mbufs)
 }
 
 // Wake makes a blocked Receive, or the next one with nothing to receive, return. Any

@@ -127,6 +127,7 @@ type Sink struct {
 	next   int // the ring to begin with
 	event  int
 	polls  []unix.PollFd
+	left   unix.Timespec // of a Pause: the kernel writes there what is left
 }
 
 // Control is the number of the sink that takes what no other does.
@@ -245,6 +246,10 @@ func (s *Sink) Sleep(timeout *unix.Timespec) error {
 
 // Pause waits for Wake or the timeout, whatever lies in the rings.
 func (s *Sink) Pause(timeout *unix.Timespec) error {
+	if timeout != nil {
+		s.left = *timeout
+		timeout = &s.left
+	}
 	n, err := ppoll(s.polls, timeout)
 	switch {
 	case errors.Is(err, unix.EINTR):

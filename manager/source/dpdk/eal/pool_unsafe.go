@@ -12,6 +12,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"os"
 	"slices"
 	"sort"
@@ -43,7 +44,8 @@ type Pool struct {
 // run is a row of mbufs at one distance from each other.
 type run struct {
 	first, stride uint64
-	mbuf          int // number of the first
+	inverse       uint64 // 2^64 / stride, rounded up
+	mbuf          int    // number of the first
 	n             int
 }
 
@@ -180,6 +182,7 @@ func runsOf(offsets []uint64) (runs []run) {
 		for i += 1; i < len(offsets) && offsets[i]-offsets[i-1] == r.stride; i++ {
 			r.n++
 		}
+		r.inverse = (1<<64-1)/r.stride + 1
 		runs = append(runs, r)
 	}
 	return runs
@@ -220,7 +223,9 @@ func (p *Pool) Mbuf(at uint64) (number int, offset uint64, ok bool) {
 	if at < r.first {
 		return 0, 0, false
 	}
-	i := (at - r.first) / r.stride
+	// (at - first) / stride: exact while their product is below 2^64, of which memory is
+	// a small part.
+	i, _ := bits.Mul64(at-r.first, r.inverse)
 	if i >= uint64(r.n) {
 		return 0, 0, false
 	}
