@@ -14,6 +14,7 @@ import (
 	"github.com/penstock/penstock/loadgen/picture"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -31,79 +32,83 @@ functions:
   - {name: detect, port: 0, slo: 20s}
 `)
 	for _, name := range zoo.Names() {
-		t.Run(name, func(t *testing.T) {
-			card, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			reference, err := libml.NewReference(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer reference.Close()
-			comparer := answer.Comparer{Tolerance: tolerance}
-			if threshold, ok := card.Decoder.Params["score_threshold"].(float64); ok {
-				comparer.Tolerance.Threshold = threshold
-			}
-			f, err := n.Function(name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			pictures := picturesOf(t, card)
-			type got struct {
-				i int
-				a answer.Answer
-				r client.Result
-			}
-			answers := make(chan got, len(pictures))
-			var c *client.Client
-			dialled := make(chan struct{})
-			c, err = client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{
-				Timeout: 30 * time.Second, InFlight: 16, QueueLimit: 2 * len(pictures),
-				Deliver: func(r *client.Result) {
-					<-dialled
-					if r.Err == nil && r.Status == wire.StatusBusy { // once more
-						if _, err := c.Send(pictures[r.Tag], client.RequestOptions{Tag: r.Tag}); err == nil {
-							return
-						}
-					}
-					answers <- got{int(r.Tag), answer.Answer{Kind: r.Kind, Payload: append([]byte(nil), r.Payload...)}, *r}
-				},
-			})
-			if err != nil {
-				t.Fatal(err)
-			}
-			close(dialled)
-			defer c.Close()
-			// All at once, so that they ride in batches of every size.
-			for i, p := range pictures {
-				if _, err := c.Send(p, client.RequestOptions{Tag: uint64(i)}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			wrong, batches := 0, map[uint16]int{}
-			for range pictures {
-				g := <-answers
-				if g.r.Err != nil || g.r.Status != wire.StatusOK {
-					t.Fatalf("picture %d: %s, %v", g.i, g.r.Status, g.r.Err)
-				}
-				batches[g.r.Batch]++
-				payload, kind, err := reference.Answer(pictures[g.i])
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := comparer.Compare(g.a, answer.Answer{Kind: wire.Kind(kind), Payload: payload}); err != nil {
-					if wrong++; wrong <= 5 {
-						t.Errorf("picture %d, in a batch of %d: %v", g.i, g.r.Batch, err)
-					}
-				}
-			}
-			if wrong > 0 {
-				t.Errorf("%d of %d answers differ from the CPU's", wrong, len(pictures))
-			}
-			t.Logf("%d answers within %+v, by batch size %v", len(pictures), comparer.Tolerance, batches)
-		})
+		t.Run(name, func(t *testing.T) { answersAsOnTheCPU(t, n, name) })
 	}
+}
+
+// answersAsOnTheCPU sends a function of the zoo its pictures, all at once.
+func answersAsOnTheCPU(t *testing.T, n *node.Node, name string) {
+	t.Helper()
+	card, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reference, err := libml.NewReference(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reference.Close()
+	comparer := answer.Comparer{Tolerance: tolerance}
+	if threshold, ok := card.Decoder.Params["score_threshold"].(float64); ok {
+		comparer.Tolerance.Threshold = threshold
+	}
+	f, err := n.Function(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pictures := picturesOf(t, card)
+	type got struct {
+		i int
+		a answer.Answer
+		r client.Result
+	}
+	answers := make(chan got, len(pictures))
+	var c *client.Client
+	dialled := make(chan struct{})
+	c, err = client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{
+		Timeout: 30 * time.Second, InFlight: 16, QueueLimit: 2 * len(pictures),
+		Deliver: func(r *client.Result) {
+			<-dialled
+			if r.Err == nil && r.Status == wire.StatusBusy { // once more
+				if _, err := c.Send(pictures[r.Tag], client.RequestOptions{Tag: r.Tag}); err == nil {
+					return
+				}
+			}
+			answers <- got{int(r.Tag), answer.Answer{Kind: r.Kind, Payload: append([]byte(nil), r.Payload...)}, *r}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(dialled)
+	defer c.Close()
+	// All at once, so that they ride in batches of every size.
+	for i, p := range pictures {
+		if _, err := c.Send(p, client.RequestOptions{Tag: uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wrong, batches := 0, map[uint16]int{}
+	for range pictures {
+		g := <-answers
+		if g.r.Err != nil || g.r.Status != wire.StatusOK {
+			t.Fatalf("picture %d: %s, %v", g.i, g.r.Status, g.r.Err)
+		}
+		batches[g.r.Batch]++
+		payload, kind, err := reference.Answer(pictures[g.i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := comparer.Compare(g.a, answer.Answer{Kind: wire.Kind(kind), Payload: payload}); err != nil {
+			if wrong++; wrong <= 5 {
+				t.Errorf("picture %d, in a batch of %d: %v", g.i, g.r.Batch, err)
+			}
+		}
+	}
+	if wrong > 0 {
+		t.Errorf("%d of %d answers differ from the CPU's", wrong, len(pictures))
+	}
+	t.Logf("%d answers within %+v, by batch size %v", len(pictures), comparer.Tolerance, batches)
 }
 
 // picturesOf are the shipped pictures as a model takes them: photos several times,
