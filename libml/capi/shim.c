@@ -1,5 +1,6 @@
 #include "shim.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -40,12 +41,33 @@ AT(penstock_framework, infer_batch, 40);
 AT(penstock_framework, deinit, 48);
 _Static_assert(sizeof(penstock_framework) == 56, "penstock_framework");
 
-// A text of this thread; the longest that penstock.h promises, and its end.
+// A text; the longest that penstock.h promises, and its end.
 typedef struct text {
 	char at[4000 + 1];
 } text;
 
-static _Thread_local text reason, last;
+// The texts of a thread, from the first that it leaves until it ends. Of the thread's own
+// memory they are a pointer's: a library that is opened by a running program, as Python
+// opens this one, gets no more than a kilobyte of it.
+typedef struct texts {
+	text reason, last;
+} texts;
+
+static _Thread_local texts *mine;
+static pthread_key_t ended;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void make_key(void) { pthread_key_create(&ended, free); }
+
+static texts *own(void) {
+	static texts nobody; // where there is no memory left
+	if (mine == NULL) {
+		pthread_once(&once, make_key);
+		mine = calloc(1, sizeof *mine);
+		pthread_setspecific(ended, mine);
+	}
+	return mine == NULL ? &nobody : mine;
+}
 
 static void set(text *t, const char *from) {
 	size_t n = from == NULL ? 0 : strnlen(from, sizeof t->at - 1);
@@ -55,24 +77,25 @@ static void set(text *t, const char *from) {
 
 uint32_t penstock_abi(void) { return PENSTOCK_ABI; }
 
-void penstock_error(const char *from) { set(&reason, from); }
+void penstock_error(const char *from) { set(&own()->reason, from); }
 
 int penstock_fail(const char *format, ...) {
 	va_list arguments;
 	va_start(arguments, format);
-	vsnprintf(reason.at, sizeof reason.at, format, arguments);
+	vsnprintf(own()->reason.at, sizeof own()->reason.at, format, arguments);
 	va_end(arguments);
 	return PENSTOCK_FAILED;
 }
 
-const char *pcapi_reason(void) { return reason.at; }
+const char *pcapi_reason(void) { return mine == NULL ? "" : mine->reason.at; }
 
-const char *penstock_last_error(void) { return last.at; }
+const char *penstock_last_error(void) { return mine == NULL ? "" : mine->last.at; }
 
 // done keeps why a call failed, for penstock_last_error. The text is the caller's of
 // C's memory, NULL where it succeeded; it is freed.
 static int done(int code, char *why) {
-	set(&last, why);
+	if (mine != NULL || why != NULL)
+		set(&own()->last, why);
 	free(why);
 	return code;
 }
@@ -105,7 +128,10 @@ void penstock_log(int32_t level, const char *from) { pcapiLog(level, (char *)(fr
 void *penstock_stream(int32_t slot) { return (void *)(uintptr_t)pcapiStream(slot); }
 
 // begin takes back the reason that an earlier callback left on this thread.
-static inline void begin(void) { reason.at[0] = 0; }
+static inline void begin(void) {
+	if (mine != NULL)
+		mine->reason.at[0] = 0;
+}
 
 int pcapi_init(pcapi_handle *h) {
 	begin();
