@@ -100,6 +100,9 @@ type Shares struct {
 	// DefaultPercent is the demand of a model whose knee is not known.
 	DefaultPercent float64
 	SpreadSlack    bool
+	// Steps are the shares that may be given, in percent, ascending; empty: any. A GPU's
+	// libraries may answer wrongly at other percentages of MPS (docs/adr/0007).
+	Steps []float64
 	// Tune switches Algorithm 1 off when false: shares stay as configured.
 	Tune bool
 }

@@ -198,7 +198,7 @@ func (a *Aggregate) decode(v document.Value) {
 
 func (s *Shares) decode(v document.Value, c *Config) {
 	m := v.Map("change", "sm_grain", "interval", "hold_down", "threshold_percent", "minimum_percent",
-		"default_percent", "spread_slack", "tune")
+		"default_percent", "spread_slack", "steps", "tune")
 	change(m.May("change"), &s.Change, c)
 	if g := m.May("sm_grain"); !g.Absent() {
 		s.SMGrain = int(g.Int(0, maxGrain))
@@ -210,6 +210,13 @@ func (s *Shares) decode(v document.Value, c *Config) {
 	percent(m.May("default_percent"), &s.DefaultPercent, 1)
 	if b := m.May("spread_slack"); !b.Absent() {
 		s.SpreadSlack = b.Bool()
+	}
+	for _, v := range m.May("steps").List("a list of percentages, like [8, 24, 50, 100]") {
+		step := v.Float(0.1, 100)
+		if n := len(s.Steps); n > 0 && step <= s.Steps[n-1] {
+			v.Reject("is %v after %v, want percentages that ascend", step, s.Steps[n-1])
+		}
+		s.Steps = append(s.Steps, step)
 	}
 	if b := m.May("tune"); !b.Absent() {
 		s.Tune = b.Bool()

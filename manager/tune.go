@@ -22,6 +22,7 @@ func shareConfig(c configs.Shares) share.Config {
 	s.ThresholdPercent = c.ThresholdPercent
 	s.HoldDown = c.HoldDown
 	s.SpreadSlack = c.SpreadSlack
+	s.Steps = c.Steps
 	return s
 }
 

@@ -61,6 +61,10 @@ const (
 	leastPercent12 = 4 // twelve functions and more
 )
 
+// rightPercents are those of MPS at which f16 models answer rightly on an H200
+// (docs/adr/0007): 8, 10, 12, 14, 30, 34, 62, 66, 118, 124 and 132 multiprocessors.
+var rightPercents = []float64{7, 8, 10, 11, 24, 26, 47.5, 50, 90, 95, 100}
+
 // variants are all there are but the fixed sizes.
 var variants = []variant{
 	{name: timeSlice, label: "no MPS", what: "no MPS: processes take turns; one request a batch, one stream, the CPU puts pieces together",
@@ -161,8 +165,14 @@ func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 	}
 	fmt.Fprintf(&text, "batching: %s\ngather: %s\n", rule, v.gather)
 	fmt.Fprintf(&text, "slab: {size: %dMiB, receive_buffer: 64MiB}\naggregate: {slots: %d}\n", o.slabMiB, o.slots)
-	fmt.Fprintf(&text, "shares: {change: %s, tune: %v, interval: %v, hold_down: %v, minimum_percent: %d, spread_slack: %v}\n",
-		v.change, v.tune, tuneInterval, tuneHoldDown, least, v.tune)
+	steps := []byte("[]")
+	if v.tune && v.change != configs.ChangePartition && o.device != configs.DeviceCPU {
+		if steps, err = json.Marshal(rightPercents); err != nil {
+			return "", fmt.Errorf("write configuration: %w", err)
+		}
+	}
+	fmt.Fprintf(&text, "shares: {change: %s, tune: %v, interval: %v, hold_down: %v, minimum_percent: %d, spread_slack: %v, steps: %s}\n",
+		v.change, v.tune, tuneInterval, tuneHoldDown, least, v.tune, steps)
 	text.WriteString("functions:\n")
 	for _, f := range functions {
 		line, err := json.Marshal(v.function(o, f))

@@ -30,6 +30,9 @@ type Grant struct {
 // Demands are clamped to the minimum and 100. What nobody demands stays free
 // unless SpreadSlack.
 //
+// With Steps each grant is one of them, up or down from what it would be, if the smallest
+// goes round; a demand may get a little more than it asks for then.
+//
 // The grants are sorted by ID; they depend on the demands alone, not on their
 // order, and their sum is never above 100. IDs are different from each other.
 func Allocate(demands []Demand, c Config) []Grant {
@@ -60,8 +63,54 @@ func (c Config) divide(total float64, demands []Demand) []Grant {
 	if c.SpreadSlack && i == n {
 		spread(grants, sorted, remaining)
 	}
+	c.step(grants, total)
 	slices.SortFunc(grants, func(a, b Grant) int { return a.ID.Compare(b.ID) })
 	return grants
+}
+
+// step brings grants to shares that may be given: each to the step below it, and then, in
+// the order of grants, to the one above while there is room. One that is below the first
+// step gets that; where all together are too much then, the largest go down.
+func (c Config) step(grants []Grant, total float64) {
+	if len(c.Steps) == 0 {
+		return
+	}
+	sum := 0.0
+	at := make([]int, len(grants)) // each grant's step
+	for i, g := range grants {
+		above, exactly := slices.BinarySearch(c.Steps, g.Percent)
+		if at[i] = above; !exactly {
+			at[i] = max(0, above-1)
+		}
+		sum += floorTo(c.Steps[at[i]])
+	}
+	for i, g := range grants {
+		if next := at[i] + 1; next < len(c.Steps) && g.Percent > c.Steps[at[i]] {
+			if more := floorTo(c.Steps[next]) - floorTo(c.Steps[at[i]]); sum+more <= total {
+				at[i], sum = next, sum+more
+			}
+		}
+	}
+	for sum > total {
+		largest := 0
+		for i := range at {
+			if at[i] > at[largest] {
+				largest = i
+			}
+		}
+		if at[largest] == 0 {
+			break // not even the first step goes round
+		}
+		sum -= floorTo(c.Steps[at[largest]]) - floorTo(c.Steps[at[largest]-1])
+		at[largest]--
+	}
+	if sum > total {
+		return // the grants as they were: they go round
+	}
+	for i := range grants {
+		grants[i].Slack = max(0, grants[i].Slack+floorTo(c.Steps[at[i]])-grants[i].Percent)
+		grants[i].Percent = floorTo(c.Steps[at[i]])
+	}
 }
 
 // proportional splits remaining in proportion to the demands, which ascend and

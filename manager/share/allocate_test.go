@@ -139,3 +139,50 @@ func TestAllocateKeepsItsPromises(t *testing.T) {
 		}
 	})
 }
+
+func TestAllocateKeepsToSteps(t *testing.T) {
+	c := DefaultConfig()
+	c.Steps = []float64{8, 11, 24, 26, 50, 90, 100}
+	for _, x := range []struct {
+		demands, want []float64
+		slack         bool
+	}{
+		{[]float64{30}, []float64{50}, false},                 // up: there is room
+		{[]float64{100}, []float64{100}, false},               // a step already
+		{[]float64{5}, []float64{8}, false},                   // below the first
+		{[]float64{40, 60}, []float64{50, 50}, false},         // the smaller one up, the other down
+		{[]float64{30, 40, 90}, []float64{26, 26, 26}, false}, // up would be too much for any
+		{[]float64{10, 10}, []float64{11, 11}, false},
+		{[]float64{10, 60}, []float64{24, 50}, true}, // slack is 14 and 86: the first up
+	} {
+		c.SpreadSlack = x.slack
+		var ds []Demand
+		for i, p := range x.demands {
+			ds = append(ds, Demand{ID: ID{IF: string(rune('a' + i))}, Percent: p})
+		}
+		if got := percents(Allocate(ds, c)); !slices.Equal(got, x.want) {
+			t.Errorf("demands %v: %v, want %v", x.demands, got, x.want)
+		}
+	}
+}
+
+func TestStepsNeverGiveMoreThanThereIs(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := DefaultConfig()
+		c.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
+		c.Steps = []float64{8, 11, 24, 26, 47.5, 50, 90, 100}[rapid.IntRange(0, 7).Draw(t, "from"):]
+		ds := drawDemands(t)
+		grants := Allocate(ds, c)
+		if total := sum(percents(grants)); total > 100 {
+			t.Fatalf("%.20f %% in sum", total)
+		}
+		if c.Steps[0]*float64(len(ds)) > 100 {
+			return
+		}
+		for _, g := range grants {
+			if !slices.Contains(c.Steps, g.Percent) {
+				t.Fatalf("%+v is none of %v", g, c.Steps)
+			}
+		}
+	})
+}

@@ -60,6 +60,9 @@ type Config struct {
 	Memory time.Duration
 	// SpreadSlack hands out what nobody demanded, in proportion to the demands.
 	SpreadSlack bool
+	// Steps are the shares that may be given, ascending, where not any may: a GPU's
+	// percentages at which its libraries answer rightly. Empty: any.
+	Steps []float64
 }
 
 // DefaultConfig has the paper's values: 30 % for a model without a profile
@@ -90,6 +93,11 @@ func (c Config) Validate() error {
 	} {
 		if !(f.value > f.above && f.value <= f.max) {
 			return fmt.Errorf("share %s: %v is not above %v and at most %v", f.name, f.value, max(0, f.above), f.max)
+		}
+	}
+	for i, s := range c.Steps {
+		if !(s > 0 && s <= 100) || i > 0 && s <= c.Steps[i-1] {
+			return fmt.Errorf("share steps: %v do not ascend from above 0 to at most 100", c.Steps)
 		}
 	}
 	if c.HoldDown < 0 || c.Memory < 0 {
