@@ -51,6 +51,8 @@ import (
 	"sync"
 	"time"
 
+	ort "github.com/yalue/onnxruntime_go"
+
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
@@ -93,9 +95,11 @@ type gpu struct {
 	backend backend
 	preload func() error // loads the libraries
 	ask     func(libml.Environment, []byte) (*reference, error)
+	version func() string // ONNX Runtime's
+	cache   string        // the folder of prepared models; empty: the user's
 
-	model     []byte     // the file, from LoadModel on
-	reference *reference // what it should answer
+	reference *reference // what the model should answer
+	sharing              // the model, and its weights where they are shared
 	context   *cuda.Context
 	scratch   [lanes]*pool
 	nhwc      bool
@@ -125,7 +129,7 @@ type launch struct {
 
 func newGPU(env libml.Environment) *gpu {
 	return &gpu{
-		env: env, backend: onnxRuntime{}, preload: loadProvider, ask: newReference,
+		env: env, backend: onnxRuntime{}, preload: loadProvider, ask: newReference, version: ort.GetVersion,
 		batches: make(map[key]*launch), sizes: make(map[int]*size), byNode: make(map[int]bool), plain: make(map[key]*size),
 	}
 }
@@ -164,10 +168,21 @@ const cublasVariable = "CUBLAS_WORKSPACE_CONFIG"
 
 // loadModel reads and checks the model, and has the CPU answer a picture.
 func (g *gpu) loadModel() (err error) {
-	if g.model, err = readModel(g.env.Card); err != nil {
+	// NHWC is what tensor cores want: a ResNet-50 in f16 is a quarter faster in it. In f32
+	// without TF32 it is slower for one of the shipped models (0.09 for 0.07 ms), cannot
+	// be captured for another, and for the third faster (0.37 for 0.62 ms at 8), at 7 s
+	// to compile its kernels for 1.9.
+	g.nhwc = g.env.Card.Input.TensorType == models.F16
+	if g.env.Weights != nil {
+		if err := g.openPrepared(); err != nil || g.reference != nil {
+			return err
+		}
+	}
+	model, err := g.original()
+	if err != nil {
 		return err
 	}
-	if g.reference, err = g.ask(g.env, g.model); err != nil {
+	if g.reference, err = g.ask(g.env, model); err != nil {
 		g.env.Log.Info().Err(brief(g.env.Card, err)).Msg("model does not run on the CPU: its answers on the GPU are not checked")
 		g.reference = new(reference)
 		if g.reference.input, err = sample(g.env.Card.Input); err != nil {
@@ -182,7 +197,7 @@ func (g *gpu) loadModel() (err error) {
 // keep for a session (other processes' comings and goings are in the difference), and
 // weights for each size that is linked later: sessions of all sizes have as many.
 func (g *gpu) linkModel() (persistentBytes int64, err error) {
-	if g.model == nil {
+	if g.reference == nil {
 		return 0, errors.New("link model: none is loaded")
 	}
 	if err := g.open(); err != nil {
@@ -192,13 +207,19 @@ func (g *gpu) linkModel() (persistentBytes int64, err error) {
 	if err != nil {
 		return 0, g.fail("link "+g.env.Card.Model, err)
 	}
-	// NHWC is what tensor cores want: a ResNet-50 in f16 is a quarter faster in it. In f32
-	// without TF32 it is slower for one of the shipped models (0.09 for 0.07 ms), cannot
-	// be captured for another, and for the third faster (0.37 for 0.62 ms at 8), at 7 s
-	// to compile its kernels for 1.9.
-	g.nhwc = g.env.Card.Input.TensorType == models.F16
+	if err := g.share(); err != nil {
+		return 0, g.fail("share the weights of "+g.env.Card.Model, err)
+	}
 	smallest := g.env.Card.Batches[0]
-	if err := g.link([]int{smallest}); err != nil {
+	err = g.link([]int{smallest})
+	if err != nil && len(g.initializers) > 0 && !errors.Is(err, cuda.ErrLost) && !errors.Is(err, cuda.ErrOutOfMemory) {
+		// It may be the way in which they are shared.
+		g.keepPrivate(fmt.Errorf("a session over them cannot be made: %w", err))
+		if linked := g.link([]int{smallest}); linked == nil {
+			err = g.store.Refuse(g.key, err)
+		}
+	}
+	if err != nil {
 		return 0, g.fail("link "+g.env.Card.Model, err)
 	}
 	if g.sizes[smallest] != nil {
@@ -565,7 +586,7 @@ func (g *gpu) drop(k key) error {
 
 // deinit gives everything back.
 func (g *gpu) deinit() error {
-	g.model, g.reference = nil, nil
+	g.reference, g.sharing = nil, sharing{}
 	if g.context == nil {
 		return nil
 	}

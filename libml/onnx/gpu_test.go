@@ -42,7 +42,10 @@ type played struct {
 	// broken says why a session with these settings cannot be captured, or made.
 	unmade   func(settings) error
 	unqueued func(settings) error
-	toHost   []byte // pinned; a batch copies into it
+	// optimised is what becomes of a model; nil: it cannot be optimised.
+	optimised []byte
+	optimises int    // how often it was
+	toHost    []byte // pinned; a batch copies into it
 
 	mu       sync.Mutex
 	sessions int // that are there
@@ -65,6 +68,16 @@ func (b *played) session(model []byte, s settings, weights *pool) (session, erro
 	b.sessions++
 	b.made = append(b.made, s)
 	return &playedSession{b: b, s: s, weights: at}, nil
+}
+
+func (b *played) optimise(model []byte, s settings, weights *pool, file string) ([]byte, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.optimises++
+	if b.optimised == nil || len(model) == 0 || filepath.Dir(file) == "" {
+		return nil, &ortError{code: 1, text: "it cannot be saved"}
+	}
+	return b.optimised, nil
 }
 
 type playedSession struct {

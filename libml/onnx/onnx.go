@@ -135,24 +135,23 @@ func (f *Framework) LoadModel() (err error) {
 	if f.gpu != nil {
 		return f.gpu.loadModel()
 	}
-	f.model, err = readModel(f.card)
+	f.model, _, _, err = readModel(f.card)
 	return err
 }
 
-// readModel reads a card's model and checks that it fits the card.
-func readModel(card *models.Card) ([]byte, error) {
-	data, err := os.ReadFile(card.Model)
-	if err != nil {
-		return nil, fmt.Errorf("read model: %w", err)
+// readModel reads a card's model, with what it takes and gives, and checks that it fits
+// the card.
+func readModel(card *models.Card) (data []byte, inputs, outputs []tensor, err error) {
+	if data, err = os.ReadFile(card.Model); err != nil {
+		return nil, nil, nil, fmt.Errorf("read model: %w", err)
 	}
-	inputs, outputs, err := declared(card)
-	if err != nil {
-		return nil, fmt.Errorf("read model %s (%d bytes): %w", card.Model, len(data), brief(card, err))
+	if inputs, outputs, err = declared(card); err != nil {
+		return nil, nil, nil, fmt.Errorf("read model %s (%d bytes): %w", card.Model, len(data), brief(card, err))
 	}
 	if err := fits(card, inputs, outputs); err != nil {
-		return nil, fmt.Errorf("model %s does not fit its card: %w", card.Model, err)
+		return nil, nil, nil, fmt.Errorf("model %s does not fit its card: %w", card.Model, err)
 	}
-	return data, nil
+	return data, inputs, outputs, nil
 }
 
 // declared parses the model, nothing of it optimised, and returns what it takes

@@ -13,8 +13,12 @@ import (
 // their memory from pools. ort_unsafe.go has ONNX Runtime's own, the tests one that
 // plays a model on the fake driver.
 type backend interface {
-	// session makes a session; its weights and all that it keeps lie in the pool.
+	// session makes a session; its weights, but those that the settings bring, and all
+	// that it keeps lie in the pool.
 	session(model []byte, s settings, weights *pool) (session, error)
+	// optimise makes a session that is given back at once, and returns the model as it was
+	// optimised for it. The file is for its use, and is not there before or after.
+	optimise(model []byte, s settings, weights *pool, file string) ([]byte, error)
 }
 
 // settings of a session.
@@ -22,6 +26,19 @@ type settings struct {
 	stream cuda.Stream // that it queues its work on
 	nhwc   bool        // convolutions in NHWC where there are kernels for it
 	tf32   bool        // tensor cores; for f32 with TF32's 11 bits of mantissa
+	// initializers are weights that are in the GPU's memory. The model is optimised
+	// already then, and refers to a file in folder for them, which is not read.
+	initializers []initializer
+	folder       string
+}
+
+// initializer is a model's weights by their name, for it to read.
+type initializer struct {
+	name    string
+	at      cuda.Pointer
+	bytes   int64
+	shape   []int64
+	element int // ONNXTensorElementDataType
 }
 
 // session is made, captured and closed by one thread.

@@ -16,6 +16,7 @@ import "C"
 
 import (
 	"fmt"
+	"os"
 	"sync"
 	"unsafe"
 
@@ -162,6 +163,21 @@ func copyHost(to, from cuda.Pointer, bytes int) {
 type onnxRuntime struct{}
 
 func (onnxRuntime) session(model []byte, s settings, weights *pool) (session, error) {
+	return newSession(model, s, weights, "")
+}
+
+func (onnxRuntime) optimise(model []byte, s settings, weights *pool, file string) ([]byte, error) {
+	defer os.Remove(file)
+	made, err := newSession(model, s, weights, file)
+	if err != nil {
+		return nil, err
+	}
+	made.close()
+	return os.ReadFile(file)
+}
+
+// newSession makes a session that saves its optimised model, if that has a name.
+func newSession(model []byte, s settings, weights *pool, saved string) (_ *ortSession, err error) {
 	options, err := value(C.pon_settings())
 	if err != nil {
 		return nil, err
@@ -187,11 +203,60 @@ func (onnxRuntime) session(model []byte, s settings, weights *pool) (session, er
 	if _, err := value(C.pon_set_stream(C.uint64_t(options), C.uint64_t(s.stream.Handle()))); err != nil {
 		return nil, err
 	}
+	if saved != "" {
+		if err := withStrings([]string{saved}, func(s []*C.char) C.pon_result { return C.pon_set_saved(C.uint64_t(options), s[0]) }); err != nil {
+			return nil, err
+		}
+	}
+	made := &ortSession{stream: s.stream}
+	defer func() {
+		if err != nil {
+			made.free()
+		}
+	}()
+	if len(s.initializers) > 0 {
+		if err := made.share(C.uint64_t(options), s); err != nil {
+			return nil, err
+		}
+	}
 	handle, err := value(C.pon_session(C.uint64_t(options), unsafe.Pointer(unsafe.SliceData(model)), C.size_t(len(model)), weights.handle))
 	if err != nil {
 		return nil, err
 	}
-	return &ortSession{C.uint64_t(handle), s.stream}, nil
+	made.handle = C.uint64_t(handle)
+	return made, nil
+}
+
+// share puts weights that are in the GPU's memory in the place of the model's.
+func (s *ortSession) share(options C.uint64_t, with settings) error {
+	// What the model refers to is looked for there, though it is not read.
+	const folderKey = "session.model_external_initializers_file_folder_path"
+	if err := withStrings([]string{folderKey, with.folder}, func(w []*C.char) C.pon_result { return C.pon_set(options, w[0], w[1]) }); err != nil {
+		return err
+	}
+	if _, err := value(C.pon_set_level(options, 0)); err != nil {
+		return err
+	}
+	for _, i := range with.initializers {
+		v, err := value(C.pon_value(C.uint64_t(i.at), C.uint64_t(i.bytes),
+			(*C.int64_t)(unsafe.Pointer(unsafe.SliceData(i.shape))), C.size_t(len(i.shape)), C.uint(i.element)))
+		if err != nil {
+			return fmt.Errorf("weights %s: %w", i.name, err)
+		}
+		s.values = append(s.values, C.uint64_t(v))
+		if err := withStrings([]string{i.name}, func(w []*C.char) C.pon_result { return C.pon_set_initializer(options, w[0], C.uint64_t(v)) }); err != nil {
+			return fmt.Errorf("weights %s: %w", i.name, err)
+		}
+	}
+	return nil
+}
+
+// free gives the tensors of weights back, which the session does not use any more.
+func (s *ortSession) free() {
+	for _, v := range s.values {
+		C.pon_value_free(v)
+	}
+	s.values = nil
 }
 
 // withStrings calls C with strings that live as long as the call.
@@ -208,6 +273,7 @@ func withStrings(words []string, call func([]*C.char) C.pon_result) error {
 type ortSession struct {
 	handle C.uint64_t
 	stream cuda.Stream
+	values []C.uint64_t // weights that are not its own
 }
 
 func (s *ortSession) close() {
@@ -217,6 +283,7 @@ func (s *ortSession) close() {
 	if rest != 0 {
 		C.pon_rest_free(rest)
 	}
+	s.free()
 }
 
 func (s *ortSession) bind(input place, outputs []place) (binding, error) {

@@ -451,6 +451,29 @@ pon_result pon_set_stream(uint64_t settings, uint64_t stream) {
 	return done(NULL);
 }
 
+pon_result pon_set_level(uint64_t settings, int level) {
+	TRY(ORT(SetSessionGraphOptimizationLevel)(settings_of(settings)->session, (unsigned)level), );
+	return done(NULL);
+}
+
+pon_result pon_set_saved(uint64_t settings, const char *path) {
+	TRY(ORT(SetOptimizedModelFilePath)(settings_of(settings)->session, path), );
+	return done(NULL);
+}
+
+pon_result pon_value(uint64_t at, uint64_t bytes, const int64_t *shape, size_t rank, unsigned element) {
+	struct OrtValue *value = NULL;
+	TRY(ORT(CreateTensorWithDataAsOrtValue)(on_gpu, (void *)(uintptr_t)at, bytes, shape, rank, element, &value), );
+	return done(value);
+}
+
+void pon_value_free(uint64_t value) { ORT(ReleaseValue)((struct OrtValue *)(uintptr_t)value); }
+
+pon_result pon_set_initializer(uint64_t settings, const char *name, uint64_t value) {
+	TRY(ORT(AddInitializer)(settings_of(settings)->session, name, (const struct OrtValue *)(uintptr_t)value), );
+	return done(NULL);
+}
+
 pon_result pon_session(uint64_t settings, const void *model, size_t bytes, uint64_t weights) {
 	struct settings *s = settings_of(settings);
 	struct OrtSession *session = NULL;

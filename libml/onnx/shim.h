@@ -67,6 +67,15 @@ pon_result pon_set(uint64_t settings, const char *key, const char *value);
 // their defaults, whatever was set before.
 pon_result pon_set_provider(uint64_t settings, const char *const *keys, const char *const *values, size_t count);
 pon_result pon_set_stream(uint64_t settings, uint64_t stream);
+// pon_set_level sets how much of a graph is optimised: 0 is nothing (ORT_DISABLE_ALL).
+pon_result pon_set_level(uint64_t settings, int level);
+// pon_set_saved has the session save its optimised model.
+pon_result pon_set_saved(uint64_t settings, const char *path);
+// pon_value is a tensor at an address of the GPU, and pon_set_initializer puts it in the
+// place of a model's weights. It outlives the session.
+pon_result pon_value(uint64_t address, uint64_t bytes, const int64_t *shape, size_t rank, unsigned element);
+void pon_value_free(uint64_t value);
+pon_result pon_set_initializer(uint64_t settings, const char *name, uint64_t value);
 
 // pon_session makes a session, whose weights lie in the pool. It uses settings up:
 // they can only be freed after it.
@@ -131,8 +140,10 @@ enum {
 	CALL(CreateSessionFromArray, 8, struct OrtStatus *, (const struct OrtEnv *, const void *, size_t, \
 		const struct OrtSessionOptions *, struct OrtSession **)) \
 	CALL(CreateSessionOptions, 10, struct OrtStatus *, (struct OrtSessionOptions **)) \
+	CALL(SetOptimizedModelFilePath, 11, struct OrtStatus *, (struct OrtSessionOptions *, const char *)) \
 	CALL(SetSessionExecutionMode, 13, struct OrtStatus *, (struct OrtSessionOptions *, unsigned)) \
 	CALL(DisableMemPattern, 17, struct OrtStatus *, (struct OrtSessionOptions *)) \
+	CALL(SetSessionGraphOptimizationLevel, 23, struct OrtStatus *, (struct OrtSessionOptions *, unsigned)) \
 	CALL(SetIntraOpNumThreads, 24, struct OrtStatus *, (struct OrtSessionOptions *, int)) \
 	CALL(SetInterOpNumThreads, 25, struct OrtStatus *, (struct OrtSessionOptions *, int)) \
 	CALL(CreateRunOptions, 39, struct OrtStatus *, (struct OrtRunOptions **)) \
@@ -153,6 +164,7 @@ enum {
 	CALL(ReleaseIoBinding, 135, void, (struct OrtIoBinding *)) \
 	CALL(BindInput, 136, struct OrtStatus *, (struct OrtIoBinding *, const char *, const struct OrtValue *)) \
 	CALL(BindOutput, 137, struct OrtStatus *, (struct OrtIoBinding *, const char *, const struct OrtValue *)) \
+	CALL(AddInitializer, 150, struct OrtStatus *, (struct OrtSessionOptions *, const char *, const struct OrtValue *)) \
 	CALL(AddRunConfigEntry, 165, struct OrtStatus *, (struct OrtRunOptions *, const char *, const char *)) \
 	CALL(RegisterAllocator, 176, struct OrtStatus *, (struct OrtEnv *, struct OrtAllocator *)) \
 	CALL(SessionOptionsAppendExecutionProvider_CUDA_V2, 204, struct OrtStatus *, (struct OrtSessionOptions *, \

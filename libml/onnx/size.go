@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/models"
 )
 
 // errNoGraph is what capture returns where the model does something that a graph
@@ -90,12 +89,11 @@ func (g *gpu) newSize(n int, stream cuda.Stream, nhwc bool) (_ *size, err error)
 			}
 			s.ours = true
 		}
-		s.session, err = g.backend.session(g.model, settings{
-			stream: s.stream, nhwc: nhwc,
-			// The provider's use_tf32=0 keeps convolutions from tensor cores, those of f16
-			// as well. A model whose input is f32 has 24 bits of mantissa to lose.
-			tf32: g.env.Card.Input.TensorType == models.F16,
-		}, s.weights)
+		model, with, err := g.modelFor(s.stream, nhwc)
+		if err != nil {
+			return err
+		}
+		s.session, err = g.backend.session(model, with, s.weights)
 		if err = g.scarce(short(s.weights, err)); err != nil {
 			return fmt.Errorf("make session for batches of %d: %w", n, err)
 		}
