@@ -17,8 +17,10 @@ func whole(name string) configs.Function {
 
 func TestAFunctionWithoutSharesMayUseTheWholeDevice(t *testing.T) {
 	for name, node := range map[string]func() *nodeBed{
-		"under MPS": func() *nodeBed { return newNode(t, "cuda", h200(), mechanismMPS, whole("a"), whole("b"), named("c", 30)) },
-		"on a CPU":  func() *nodeBed { return newNode(t, "cpu", nil, "cgroup-v2", whole("a"), whole("b"), named("c", 30)) },
+		"under MPS": func() *nodeBed {
+			return newNode(t, "cuda", h200(), mechanismMPS, whole("a"), whole("b"), named("c", 30))
+		},
+		"on a CPU": func() *nodeBed { return newNode(t, "cpu", nil, "cgroup-v2", whole("a"), whole("b"), named("c", 30)) },
 	} {
 		b := node()
 		b.turns()
