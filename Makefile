@@ -18,7 +18,7 @@
 #   make test-gpu               there: every test that needs a GPU; fails where one is skipped
 #   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault; JSON into OUT (out)
 #   make evaluate-gpu FIGURE=all  there: the paper's evaluation; goes on where it stopped; JSON into OUT/evaluation
-#   make plots                  docs/benchmarks/*/*.png and the pages' tables, from the JSON beside them
+#   make plots                  figures and tables of docs/benchmarks and docs/evaluation, from the JSON beside them
 #   make bench-plan             the planner's policies beside each other, half an hour; JSON for make plots
 
 GO       ?= go
@@ -47,8 +47,10 @@ build: bin/lib/libonnxruntime.so library
 # libml for programs in C and Python. It shows what libml/capi/penstock.h declares.
 CAPI_LDFLAGS := -s -w -extldflags '-Wl,-soname,libpenstock.so -Wl,--version-script=$(CURDIR)/libml/capi/penstock.map'
 
+LIBRARY      ?= bin/lib/libpenstock.so
+
 library:
-	$(GO) build -buildmode=c-shared -trimpath -ldflags "$(CAPI_LDFLAGS)" -o bin/lib/libpenstock.so ./libml/capi/libpenstock
+	$(GO) build -buildmode=c-shared -trimpath -ldflags "$(CAPI_LDFLAGS)" -o $(LIBRARY) ./libml/capi/libpenstock
 
 bin/lib/libonnxruntime.so: go.mod
 	$(if $(ORT_$(GOARCH)),,$(error no ONNX Runtime for $(GOARCH): the carrier has amd64 and arm64))
@@ -97,6 +99,7 @@ fuzz: build
 ptx:
 	libml/device/gpu/ptx.sh "$(PTXCC)"
 	libml/device/gpu/ptx.sh "$(PTXCC)" libml/null/null.cu
+	libml/device/gpu/ptx.sh "$(PTXCC)" examples/c/fashion.cu
 
 gpu-kit:
 	GO="$(GO)" VERSION="$(VERSION)" ORT_CUDA="$(ORT_CUDA)" test/gpu/kit.sh
@@ -119,6 +122,7 @@ plots:
 	$(GO) run ./bench/plot docs/benchmarks/h200
 	$(GO) run ./bench/plot docs/benchmarks/ingest
 	$(GO) run ./bench/plot docs/benchmarks/planner
+	$(GO) run ./bench/plot docs/evaluation
 
 clean:
 	rm -rf bin out

@@ -3,7 +3,7 @@
 #
 #   build.sh LIBRARIES OUT   LIBRARIES has libpenstock.so
 #
-# The programs look for it there, from where they are.
+# The programs look for it beside themselves, then there.
 set -eu
 libraries=$(cd "$1" && pwd)
 mkdir -p "$2"
@@ -11,5 +11,5 @@ out=$(cd "$2" && pwd)
 cd "$(dirname "$0")"
 for name in colour fashion; do
 	"${CC:-gcc}" -std=gnu11 -O3 -Wall -Wextra -I. -I../../libml/capi -o "$out/$name" $name.c \
-		-L"$libraries" -lpenstock -lm -ldl -Wl,-rpath,"$libraries"
+		-L"$libraries" -lpenstock -lm -ldl -Wl,-rpath,'$ORIGIN':"$libraries"
 done

@@ -60,7 +60,7 @@ typedef struct CUstream_st *stream;
 
 static struct cuda {
 	void *library;
-	int (*module_load)(void **module, const void *image);
+	int (*module_load)(void **module, const void *image, unsigned options, int *names, void **values);
 	int (*module_function)(function *f, void *module, const char *name);
 	int (*module_unload)(void *module);
 	int (*allocate)(device_pointer *at, size_t bytes);
@@ -74,7 +74,7 @@ static const struct {
 	const char *name;
 	void *at;
 } symbols[] = {
-	{"cuModuleLoadData", &cuda.module_load}, {"cuModuleGetFunction", &cuda.module_function},
+	{"cuModuleLoadDataEx", &cuda.module_load}, {"cuModuleGetFunction", &cuda.module_function},
 	{"cuModuleUnload", &cuda.module_unload}, {"cuMemAlloc_v2", &cuda.allocate}, {"cuMemFree_v2", &cuda.release},
 	{"cuMemcpyHtoD_v2", &cuda.to_device}, {"cuLaunchKernel", &cuda.launch},
 };
@@ -180,7 +180,7 @@ static int link_model(void *self, int64_t *persistent_bytes) {
 	}
 	int code = open_cuda();
 	if (code == PENSTOCK_OK)
-		code = check("load kernels", cuda.module_load(&m->module, ptx));
+		code = check("load kernels", cuda.module_load(&m->module, ptx, 0, NULL, NULL));
 	const struct {
 		const char *name;
 		function *f;

@@ -5,13 +5,17 @@
 //
 // Activations are [image, y, x, channel], f32. The weights are those of fashion.c.
 
-#ifdef __clang__
-#define __global__ __attribute__((global))
-#define __device__ __attribute__((device))
+#ifdef KERNEL
+// A C compiler: whoever includes this file defines these, and exponential.
+#elif defined(__clang__)
+#define KERNEL extern "C" __attribute__((global)) void
+#define DEVICE static __attribute__((device))
 #define threadIdx_x __nvvm_read_ptx_sreg_tid_x()
 #define blockIdx_x __nvvm_read_ptx_sreg_ctaid_x()
 #define blockIdx_y __nvvm_read_ptx_sreg_ctaid_y()
 #else
+#define KERNEL extern "C" __global__ void
+#define DEVICE static __device__
 #define threadIdx_x threadIdx.x
 #define blockIdx_x blockIdx.x
 #define blockIdx_y blockIdx.y
@@ -20,16 +24,18 @@
 // RUN is how many pixels of a row a thread computes; all sides are multiples of it.
 #define RUN 7
 
-static __device__ float exponential(float x) {
+#ifndef exponential
+DEVICE float exponential(float x) {
 	const float log2e = 1.44269504f;
 	float y;
 	asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x * log2e));
 	return y;
 }
+#endif
 
 // A 3 x 3 convolution with a border of zeros, then max(0, x). A block is a run of a row
 // of an image, a thread one of its output channels.
-extern "C" __global__ void fashion_convolution(const float *__restrict__ in, const float *__restrict__ weights,
+KERNEL fashion_convolution(const float *__restrict__ in, const float *__restrict__ weights,
 	const float *__restrict__ bias, float *__restrict__ out, int side, int from, int to) {
 	int c = threadIdx_x, runs = side / RUN;
 	int y = blockIdx_x / runs, x = blockIdx_x % runs * RUN;
@@ -60,7 +66,7 @@ extern "C" __global__ void fashion_convolution(const float *__restrict__ in, con
 }
 
 // The largest of 2 x 2 pixels. A block is a pixel of an output image, a thread a channel.
-extern "C" __global__ void fashion_pool(const float *__restrict__ in, float *__restrict__ out, int side, int channels) {
+KERNEL fashion_pool(const float *__restrict__ in, float *__restrict__ out, int side, int channels) {
 	int half = side / 2, y = blockIdx_x / half, x = blockIdx_x % half, c = threadIdx_x;
 	in += (blockIdx_y * side * side + 2 * y * side + 2 * x) * channels + c;
 	float a = in[0], b = in[channels], d = in[side * channels], e = in[(side + 1) * channels];
@@ -70,7 +76,7 @@ extern "C" __global__ void fashion_pool(const float *__restrict__ in, float *__r
 }
 
 // The mean of an image's pixels. A block is an image, a thread a channel.
-extern "C" __global__ void fashion_mean(const float *__restrict__ in, float *__restrict__ out, int pixels, int channels) {
+KERNEL fashion_mean(const float *__restrict__ in, float *__restrict__ out, int pixels, int channels) {
 	int c = threadIdx_x;
 	in += blockIdx_x * pixels * channels + c;
 	float sum = 0;
@@ -81,7 +87,7 @@ extern "C" __global__ void fashion_mean(const float *__restrict__ in, float *__r
 
 // The probabilities of CLASSES classes. A block, of one thread, is an image.
 #define CLASSES 10
-extern "C" __global__ void fashion_classes(const float *__restrict__ in, const float *__restrict__ weights,
+KERNEL fashion_classes(const float *__restrict__ in, const float *__restrict__ weights,
 	const float *__restrict__ bias, float *__restrict__ out, int channels) {
 	in += blockIdx_x * channels;
 	out += blockIdx_x * CLASSES;

@@ -29,7 +29,11 @@ var fakeGPU = sync.OnceValues(func() (driver string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if driver, err = fake.Build(dir, fake.Kernels(gputest.Twins), fake.Kernels(nulltest.Twins)); err != nil {
+	fashion, err := fashionTwins()
+	if err != nil {
+		return "", err
+	}
+	if driver, err = fake.Build(dir, fake.Kernels(gputest.Twins), fake.Kernels(nulltest.Twins), fake.Kernels(fashion)); err != nil {
 		return "", err
 	}
 	if removeMPS, err = mpsfake.Build(); err != nil {

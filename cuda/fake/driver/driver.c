@@ -1476,6 +1476,16 @@ CUresult cuMemcpyAsync(CUdeviceptr dst, CUdeviceptr src, size_t bytes, CUstream 
 	LEAVE(SUCCESS);
 }
 
+CUresult cuMemcpyHtoD_v2(CUdeviceptr dst, const void *src, size_t bytes) {
+	ENTER(BOUND);
+	if (bytes == 0)
+		LEAVE(SUCCESS);
+	if (range_at(dst, bytes) == NULL || reach_locked(dst, bytes, 1, 0) != 0)
+		LEAVE(INVALID_VALUE);
+	memcpy((void *)(uintptr_t)dst, src, bytes);
+	LEAVE(SUCCESS);
+}
+
 CUresult cuMemsetD8Async(CUdeviceptr dst, unsigned char value, size_t bytes, CUstream s) {
 	ENTER(BOUND);
 	STREAM_OR_LEAVE(s);

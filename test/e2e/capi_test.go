@@ -1,0 +1,349 @@
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/onnx"
+	comparing "github.com/penstock/penstock/loadgen/answer"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+// Whole nodes with models that are written in C: those of examples/c, and one that goes
+// wrong to order.
+
+// programs builds libpenstock.so as `make library` does, and the programs over it, once;
+// it is their folder.
+var programs = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp(filepath.Dir(penstock), "c-")
+	if err != nil {
+		return "", err
+	}
+	commands := [][]string{
+		{"make", "-C", "../..", "library", "LIBRARY=" + dir + "/libpenstock.so"},
+		{"../../examples/c/build.sh", dir, dir},
+		{"gcc", "-std=gnu11", "-O1", "-Wall", "-Wextra", "-I../../libml/capi", "-o", dir + "/digest", "testdata/digest.c",
+			"-L" + dir, "-lpenstock", "-Wl,-rpath," + dir},
+	}
+	for _, c := range commands {
+		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
+			return "", fmt.Errorf("%s: %w\n%s", strings.Join(c, " "), err, out)
+		}
+	}
+	return dir, nil
+})
+
+func programsIn(t *testing.T) string {
+	t.Helper()
+	dir, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// fashionTwins are the kernels of examples/c for the fake driver.
+func fashionTwins() (string, error) {
+	const include = "#include \"fashion.cu\"\n"
+	twin, err := os.ReadFile("testdata/fashion_twin.c")
+	if err != nil {
+		return "", err
+	}
+	kernels, err := os.ReadFile("../../examples/c/fashion.cu")
+	if err != nil {
+		return "", err
+	}
+	return strings.Replace(string(twin), include, string(kernels), 1), nil
+}
+
+// The PTX that fashion.c embeds is what `make ptx` makes of its source.
+func TestPTXOfTheExampleIsOfItsSource(t *testing.T) {
+	source, err := os.ReadFile("../../examples/c/fashion.cu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ptx, err := os.ReadFile("../../examples/c/fashion.ptx")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, _, _ := strings.Cut(string(ptx), "\n")
+	if hash := fmt.Sprintf("%x", sha256.Sum256(source)); !strings.HasSuffix(first, "sha256 "+hash) {
+		t.Errorf("fashion.ptx says %q, and fashion.cu is %s: `make ptx`", first, hash)
+	}
+}
+
+// exampleCard is a card of examples/c with the programs that were built here.
+func exampleCard(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile("../../examples/c/" + name + ".yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	weights, err := filepath.Abs("../../examples/c/fashion.weights")
+	if err != nil {
+		t.Fatal(err)
+	}
+	card := strings.NewReplacer("../../bin/examples/c", programsIn(t), "fashion.weights", weights).Replace(string(text))
+	path := filepath.Join(t.TempDir(), name+".yaml")
+	if err := os.WriteFile(path, []byte(card), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// digestCard is nullCard for the program digest with a role.
+func digestCard(t *testing.T, role string) string {
+	t.Helper()
+	path := nullCard(t, "digest", small)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := fmt.Sprintf("command: [%s, %q]", filepath.Join(programsIn(t), "digest"), role)
+	if err := os.WriteFile(path, []byte(replaceLine(string(text), `framework: "null"`, command)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// ask sends all pictures at once, so that they ride in batches of every size, and returns
+// the answers in the pictures' order, and how many rode in batches of each size.
+func ask(t *testing.T, nd *node.Node, function string, pictures [][]byte) (list []comparing.Answer, batches map[uint16]int) {
+	t.Helper()
+	list, batches = make([]comparing.Answer, len(pictures)), map[uint16]int{}
+	results := make(chan client.Result, len(pictures))
+	var c *client.Client
+	dialled := make(chan struct{})
+	c = dial(t, nd, function, client.Options{
+		Timeout: patience, InFlight: 32, QueueLimit: 2 * len(pictures),
+		Deliver: func(r *client.Result) {
+			<-dialled
+			if r.Err == nil && r.Status == wire.StatusBusy { // once more
+				if _, err := c.Send(pictures[r.Tag], client.RequestOptions{Tag: r.Tag}); err == nil {
+					return
+				}
+			}
+			copied := *r
+			copied.Payload = append([]byte(nil), r.Payload...)
+			results <- copied
+		},
+	})
+	close(dialled)
+	for i, p := range pictures {
+		if _, err := c.Send(p, client.RequestOptions{Tag: uint64(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range pictures {
+		r := <-results
+		if r.Err != nil || r.Status != wire.StatusOK {
+			t.Fatalf("%s, picture %d: %v, %v", function, r.Tag, r.Status, r.Err)
+		}
+		list[r.Tag] = comparing.Answer{Kind: r.Kind, Payload: r.Payload}
+		batches[r.Batch]++
+	}
+	return list, batches
+}
+
+// answersAsONNXRuntime holds what the C model answers to every shipped picture of
+// clothing against the zoo's model on the CPU.
+func answersAsONNXRuntime(t *testing.T, nd *node.Node, function string) {
+	t.Helper()
+	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reference, err := libml.NewReference(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reference.Close()
+	pictures, _, err := zoo.FashionTest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, batches := ask(t, nd, function, pictures)
+	comparer := comparing.Comparer{Tolerance: comparing.Default}
+	wrong := 0
+	for i, p := range pictures {
+		payload, kind, err := reference.Answer(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := comparer.Compare(got[i], comparing.Answer{Kind: wire.Kind(kind), Payload: payload}); err != nil {
+			if wrong++; wrong <= 5 {
+				t.Errorf("picture %d: %v", i, err)
+			}
+		}
+	}
+	if wrong > 0 || len(pictures) < 1000 {
+		t.Errorf("%d of %d answers differ from ONNX Runtime's", wrong, len(pictures))
+	}
+	if len(batches) < 2 {
+		t.Errorf("all rode in batches of one size: %v", batches)
+	}
+}
+
+func TestModelsInCAnswer(t *testing.T) {
+	nd := start(t, fmt.Sprintf("shares: {tune: false}\nfunctions:\n"+
+		"  - {name: clothes, model: %s, port: 0, slo: 20s, share_percent: 50}\n"+
+		"  - {name: colour, model: %s, port: 0, slo: 20s, share_percent: 30}\n",
+		exampleCard(t, "fashion"), exampleCard(t, "colour")))
+	t.Run("clothes", func(t *testing.T) { answersAsONNXRuntime(t, nd, "clothes") })
+	t.Run("colour", func(t *testing.T) {
+		const pixels, channels = 64 * 64, 3
+		var pictures [][]byte
+		for i := range 100 {
+			pictures = append(pictures, picture(pixels*channels, i))
+		}
+		got, _ := ask(t, nd, "colour", pictures)
+		for i, p := range pictures {
+			var sum [channels]float64
+			for at, v := range p {
+				sum[at%channels] += float64(v)
+			}
+			for c, s := range sum {
+				is := float64(math.Float32frombits(binary.LittleEndian.Uint32(got[i].Payload[4*c:])))
+				if want := s / pixels; math.Abs(is-want) > 1e-3 {
+					t.Errorf("picture %d, channel %d: mean %v, want %v", i, c, is, want)
+				}
+			}
+		}
+	})
+}
+
+func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
+	nd := start(t, onGPU(exampleCard(t, "fashion"), "name: clothes, slo: 20s, share_percent: 50"), withGPU(t, true)...)
+	answersAsONNXRuntime(t, nd, "clothes")
+	// It moves to other multiprocessors, and then its shadow serves.
+	share(t, nd, "clothes", 20)
+	onGroups(t, nd, "clothes")
+	answersAsONNXRuntime(t, nd, "clothes")
+	active, shadow := serving(t, nd, "clothes")
+	kill(t, active.PID)
+	waitFor(t, "the shadow to serve", func() bool {
+		now, _ := serving(t, nd, "clothes")
+		return now.Generation == shadow.Generation
+	})
+	answersAsONNXRuntime(t, nd, "clothes")
+	settled(t, nd, "clothes")
+}
+
+func TestTableOfCallbacksThatIsNotSoundIsRefusedInOneLine(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	for role, want := range map[string]string{
+		"null": "infer_batch is NULL",
+		"size": "size is 48, want sizeof(penstock_framework), 56",
+		"abi":  "abi is 2, want 1",
+		"init": "init: the first line and the second, after 7",
+		"link": "link_model: returned PENSTOCK_NO_HOST_STAGE, which only load_model may",
+	} {
+		t.Run(role, func(t *testing.T) {
+			out, err := run(t, nd.Dir, "if", "add", role, "--model", digestCard(t, role))
+			if err == nil || !strings.Contains(out, want) || strings.Count(strings.TrimSpace(out), "\n") != 0 {
+				t.Errorf("add: %v, said:\n%s\nwant one line with %q", err, out, want)
+			}
+			if out, err := run(t, nd.Dir, "if", "remove", role); err != nil {
+				t.Errorf("remove: %v\n%s", err, out)
+			}
+		})
+	}
+	allAnswered(t, stream(t, nd, 100, func() {}), 100)
+}
+
+func TestBatchesThatFailInCCostThemselvesOnly(t *testing.T) {
+	for role, want := range map[string]string{
+		"every=5": "is one of every 5",
+		"code=5":  "infer_batch: returned 17, want PENSTOCK_OK (0)",
+	} {
+		t.Run(role, func(t *testing.T) {
+			nd := start(t, oneFunction(digestCard(t, role)))
+			before, _ := serving(t, nd, "fn")
+			got := stream(t, nd, 400, func() {})
+			if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] == 0 || got.by[wire.StatusOK] < 400/2 {
+				t.Errorf("%s; want every fifth batch failed and the others right", got)
+			}
+			if now, _ := serving(t, nd, "fn"); now.PID != before.PID {
+				t.Errorf("process %d serves, want %d still", now.PID, before.PID)
+			}
+			if !strings.Contains(nd.Log(), want) {
+				t.Errorf("the node's log does not say %q", want)
+			}
+			settled(t, nd, "fn")
+		})
+	}
+}
+
+func TestShadowTakesOverWhenACallbackCrashes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "crash")
+	nd := start(t, oneFunction(digestCard(t, "crash="+file)))
+	active, shadow := serving(t, nd, "fn")
+	got := stream(t, nd, 1000, func() {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 8 {
+		t.Errorf("%s; want every request answered right, but for one batch", got)
+	}
+	settled(t, nd, "fn")
+	now, _ := serving(t, nd, "fn")
+	if now.Generation != shadow.Generation || now.PID == active.PID {
+		t.Errorf("generation %d serves, want the shadow's, %d", now.Generation, shadow.Generation)
+	}
+	if !strings.Contains(nd.Log(), "SIGSEGV") && !strings.Contains(nd.Log(), "segmentation") {
+		t.Error("the node's log does not say that it was a crash")
+	}
+}
+
+// What a C program gets from outside is a drain, too.
+func TestProgramInCThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
+		t.Run(signal.String(), func(t *testing.T) {
+			nd := start(t, oneFunction(digestCard(t, "stage")))
+			active, _ := serving(t, nd, "fn")
+			got := stream(t, nd, 500, func() {
+				if err := syscall.Kill(active.PID, signal); err != nil {
+					t.Fatal(err)
+				}
+			})
+			allAnswered(t, got, 500)
+			waitFor(t, "another process to serve", func() bool {
+				now, _ := serving(t, nd, "fn")
+				return now.PID != active.PID
+			})
+			settled(t, nd, "fn")
+		})
+	}
+}
+
+// A profiler's timer in the program does no harm: the signals come to threads of Go's, too.
+func TestSIGPROFDoesNotDisturb(t *testing.T) {
+	nd := start(t, oneFunction(digestCard(t, "profile")))
+	got := stream(t, nd, 500, func() { time.Sleep(200 * time.Millisecond) })
+	allAnswered(t, got, 500)
+}
+
+// allAnswered wants every one of n requests answered and no batch failed. A busy machine
+// may be late.
+func allAnswered(t *testing.T, got *answers, n int) {
+	t.Helper()
+	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 0 || got.by[wire.StatusOK] < n/2 {
+		t.Errorf("%s; want %d right answers", got, n)
+	}
+}
