@@ -2,14 +2,10 @@ package main
 
 import (
 	"cmp"
-	"fmt"
 	"image"
 	"image/color"
-	"image/png"
 	"maps"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -87,18 +83,7 @@ func saveRows(dir, name string, plots [][]*plot.Plot) error {
 			}
 		}
 	}
-	path := filepath.Join(dir, name+".png")
-	file, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	encoder := png.Encoder{CompressionLevel: png.BestCompression}
-	if err := encoder.Encode(file, fewColours(canvas.Image())); err != nil {
-		file.Close()
-		return err
-	}
-	fmt.Println(path)
-	return file.Close()
+	return writePNG(dir, name, canvas)
 }
 
 // fewColours is an image in its 256 most frequent colours, the others as the nearest

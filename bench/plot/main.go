@@ -1,11 +1,12 @@
-// Command plot draws the figures of docs/benchmarks from the reports beside them:
+// Command plot draws the figures of docs/benchmarks and docs/evaluation from the reports beside them:
 //
 //	go run ./bench/plot docs/benchmarks/h200
 //	go run ./bench/plot docs/benchmarks/ingest
 //	go run ./bench/plot docs/benchmarks/planner
+//	go run ./bench/plot docs/evaluation
 //
 // For each NAME.json that `penstock bench` wrote and it knows, it writes NAME.png, or
-// several, and the tables of the page DIR.md. A report that is not there is left out and
+// several, and the tables of the page, DIR.md or DIR/README.md. A report that is not there is left out and
 // said so.
 package main
 
@@ -46,7 +47,7 @@ func drawAll(dir string) error {
 			return fmt.Errorf("draw %s: %w", figure.name, err)
 		}
 	}
-	return fill(dir, page.sections)
+	return fill(dir, page)
 }
 
 // read reads the report NAME.json.

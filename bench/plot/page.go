@@ -17,6 +17,16 @@ import (
 type page struct {
 	figures  []figure
 	sections []section
+	inside   bool // its text is README.md in the folder, not FOLDER.md beside it
+}
+
+// file is where the page of a folder stands, and links what its links to the folder begin
+// with.
+func (p page) file(dir string) (file, links string) {
+	if p.inside {
+		return filepath.Join(dir, "README.md"), ""
+	}
+	return strings.TrimRight(dir, "/") + ".md", filepath.Base(dir) + "/"
 }
 
 // figure draws one report.
@@ -45,7 +55,9 @@ var pages = map[string]page{
 			{"limit", limitTable, []string{"limit"}},
 			{"fault", faultTable, []string{"fault"}},
 		},
+		false,
 	},
+	"evaluation": {evaluationFigures, evaluationSections, true},
 	"ingest": {
 		[]figure{{"ingest", drawIngest}},
 		[]section{
@@ -54,6 +66,7 @@ var pages = map[string]page{
 			{"ports", portsTable, []string{"ports"}},
 			{"soak", soakTable, nil},
 		},
+		false,
 	},
 	"planner": {
 		[]figure{{"planner", drawPlanner}},
@@ -66,16 +79,16 @@ var pages = map[string]page{
 			{"rates", grownTable(planner.GrowRates), []string{"rates-saved", "rates-gpus"}},
 			{"missing", missingTable, nil},
 		},
+		false,
 	},
 }
 
-// fill writes the tables of the reports in dir into the page dir.md, each between its
-// two marks, which the page has, so that no number on it was copied by a hand:
+// fill writes the tables of the reports in dir into its page, each between its two marks, which the page has, so that no number on it was copied by a hand:
 //
 //	<!-- begin overhead -->
 //	<!-- end overhead -->
-func fill(dir string, sections []section) error {
-	page := strings.TrimRight(dir, "/") + ".md"
+func fill(dir string, p page) error {
+	page, links := p.file(dir)
 	text, err := os.ReadFile(page)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -84,17 +97,20 @@ func fill(dir string, sections []section) error {
 		return err
 	}
 	filled := string(text)
-	for _, section := range sections {
+	for _, section := range p.sections {
 		table, err := section.table(dir)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			table, err = "Not measured yet.\n", nil
 		case err == nil && len(section.figures) > 0:
-			var links strings.Builder
+			var shown strings.Builder
 			for _, f := range section.figures {
-				fmt.Fprintf(&links, "![%s](%s/%s.png)\n", f, filepath.Base(dir), f)
+				if _, err := os.Stat(filepath.Join(dir, f+".png")); err != nil {
+					continue // nothing was measured of it yet
+				}
+				fmt.Fprintf(&shown, "![%s](%s%s.png)\n", f, links, f)
 			}
-			table = links.String() + "\n" + table
+			table = shown.String() + "\n" + table
 		}
 		if err != nil {
 			return fmt.Errorf("table %s: %w", section.name, err)

@@ -138,7 +138,7 @@ func TestThePageIsFilledFromTheReports(t *testing.T) {
 	}
 	madeUp(t, dir)
 	for range 2 { // filled again it is the same
-		if err := fill(dir, pages["h200"].sections); err != nil {
+		if err := fill(dir, pages["h200"]); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -171,7 +171,7 @@ func TestWhatWasNotMeasuredIsLeftOut(t *testing.T) {
 			t.Errorf("drew %v from nothing", left)
 		}
 	}
-	if err := drawAll(folder(t, "h201")); err == nil || !strings.Contains(err.Error(), "h200 or ingest or planner") {
+	if err := drawAll(folder(t, "h201")); err == nil || !strings.Contains(err.Error(), "evaluation or h200 or ingest or planner") {
 		t.Errorf("a folder that has no page: %v", err)
 	}
 }

@@ -1,0 +1,271 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"image/color"
+	"io/fs"
+	"math"
+	"path/filepath"
+	"slices"
+
+	"github.com/penstock/penstock/bench/evaluate"
+)
+
+// The reports of `penstock bench evaluate` become docs/evaluation: a sheet of plots and
+// tables for each figure, and a verdict on each claim that the numbers can give. What a
+// number shows is the median over the runs; the whiskers and what stands in brackets are
+// the least and the most.
+
+// evaluationFigures are those of docs/evaluation, in the paper's order.
+var evaluationFigures = []figure{
+	{"fig1", drawReport("fig1")},
+	{"fig2-3", drawReport("fig2-3")},
+	{"fig5-7", drawReport("fig5-7")},
+	{"fig8", drawReport("fig8")},
+	{"fig9", drawReport("fig9")},
+	{"fig10a", drawReport("fig10a")},
+	{"fig10b", drawReport("fig10b")},
+	{"fig10-slo", drawReport("fig10-slo")},
+	{"fig10-large", drawReport("fig10-large")},
+	{"fig11", drawReport("fig11")},
+	{"fig12ab", drawReport("fig12ab")},
+	{"fig12c-14", drawReport("fig12c-14")},
+	{"fig15", drawReport("fig15")},
+	{"fig16", drawReport("fig16")},
+	{"table5", drawReport("table5")},
+}
+
+var evaluationSections = []section{
+	{"machine", evaluationMachineTable, nil},
+	{"verdicts", verdictTable, nil},
+	{"fig1", timelineTable("fig1"), drawnOf("fig1")},
+	{"fig2-3", kneeTable, drawnOf("fig2-3")},
+	{"fig5-7", streamsTable, drawnOf("fig5-7")},
+	{"fig8", loadsTable("fig8"), drawnOf("fig8")},
+	{"fig9", loadsTable("fig9"), drawnOf("fig9")},
+	{"table2", efficacyTable(paperTable2, "fig8", "fig9"), nil},
+	{"fig10a", loadsTable("fig10a"), drawnOf("fig10a")},
+	{"fig10b", loadsTable("fig10b"), drawnOf("fig10b")},
+	{"table3", efficacyTable(paperTable3, "fig10a", "fig10b"), nil},
+	{"fig10-slo", loadsTable("fig10-slo"), drawnOf("fig10-slo")},
+	{"fig10-large", loadsTable("fig10-large"), drawnOf("fig10-large")},
+	{"fig11", loadsTable("fig11"), drawnOf("fig11")},
+	{"table4", readyTable, nil},
+	{"fig12ab", loadsTable("fig12ab"), drawnOf("fig12ab")},
+	{"fig12c-14", convergenceTable, drawnOf("fig12c-14")},
+	{"fig15", timelineTable("fig15"), drawnOf("fig15")},
+	{"fig16", timelineTable("fig16"), drawnOf("fig16")},
+	{"table5", batchTable, nil},
+	{"table1", weightsTable, nil},
+}
+
+// drawnOf are the names of what is drawn of a report.
+func drawnOf(name string) (names []string) {
+	f, err := evaluate.Find(name)
+	if err != nil {
+		panic(err) // a test holds the names against each other
+	}
+	for _, c := range f.Cases {
+		switch {
+		case c.Kind == evaluate.KindLoads:
+			names = append(names, name, name+"-loads")
+		case name == "fig12c-14":
+			names = append(names, name, name+"-batches")
+		case c.Kind == evaluate.KindTimeline, name == "fig2-3":
+			names = append(names, name+"-"+slug(c.Name))
+		case name == "fig5-7":
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// evaluation is a report, by case and variant.
+type evaluation struct {
+	*evaluate.Report
+	dir string
+}
+
+// readEvaluation reads the report NAME.json.
+func readEvaluation(dir, name string) (*evaluation, error) {
+	r, err := evaluate.Read(filepath.Join(dir, name+".json"))
+	if err != nil {
+		return nil, err
+	}
+	if r.Quick {
+		return nil, fmt.Errorf("%s.json is of a trial (--quick), which shows nothing: %w", name, fs.ErrNotExist)
+	}
+	return &evaluation{r, dir}, nil
+}
+
+// results are a case's runs with a variant that were measured whole, in order.
+func (e *evaluation) results(name, variant string) (all []*evaluate.Result) {
+	for i := range e.Results {
+		if r := &e.Results[i]; r.Case == name && r.Variant == variant && r.Error == "" {
+			all = append(all, r)
+		}
+	}
+	slices.SortFunc(all, func(a, b *evaluate.Result) int { return cmp.Compare(a.Run, b.Run) })
+	return all
+}
+
+// label is how a variant is called in a legend.
+func (e *evaluation) label(variant string) string {
+	for _, v := range e.Variants {
+		if v.Name == variant {
+			return v.Label
+		}
+	}
+	return variant
+}
+
+// variants are those of the cases, in the report's order.
+func (e *evaluation) variants(cases []evaluate.CaseSetting) (names []string) {
+	for _, v := range e.Variants {
+		if slices.ContainsFunc(cases, func(c evaluate.CaseSetting) bool { return slices.Contains(c.Variants, v.Name) }) {
+			names = append(names, v.Name)
+		}
+	}
+	return names
+}
+
+// of are the cases of a kind.
+func (e *evaluation) of(kind evaluate.Kind) (cases []evaluate.CaseSetting) {
+	for _, c := range e.Cases {
+		if c.Kind == kind {
+			cases = append(cases, c)
+		}
+	}
+	return cases
+}
+
+// levels are a case's, ascending.
+func (e *evaluation) levels(name string) (levels []float64) {
+	for i := range e.Results {
+		if e.Results[i].Case != name {
+			continue
+		}
+		for _, l := range e.Results[i].Loads {
+			levels = append(levels, l.Level)
+		}
+	}
+	slices.Sort(levels)
+	return slices.Compact(levels)
+}
+
+// loads are what a case's runs with a variant measured at a level.
+func (e *evaluation) loads(name, variant string, level float64) (all []*evaluate.Load) {
+	for _, r := range e.results(name, variant) {
+		for i := range r.Loads {
+			if r.Loads[i].Level == level {
+				all = append(all, &r.Loads[i])
+			}
+		}
+	}
+	return all
+}
+
+// spread is what the runs gave of one quantity.
+type spread struct {
+	median, least, most float64
+	runs                int
+}
+
+func spreadOf(values []float64) spread {
+	values = slices.DeleteFunc(slices.Clone(values), math.IsNaN)
+	if len(values) == 0 {
+		return spread{median: math.NaN(), least: math.NaN(), most: math.NaN()}
+	}
+	return spread{median(values), slices.Min(values), slices.Max(values), len(values)}
+}
+
+// spreadBy is the spread of what by says of each.
+func spreadBy[T any](all []T, by func(T) float64) spread {
+	values := make([]float64, len(all))
+	for i, x := range all {
+		values[i] = by(x)
+	}
+	return spreadOf(values)
+}
+
+// text writes the median and, where there are several runs, least and most.
+func (s spread) text(write func(float64) string) string {
+	switch {
+	case s.runs == 0:
+		return "–"
+	case s.runs == 1 || write(s.least) == write(s.most):
+		return write(s.median)
+	}
+	return fmt.Sprintf("%s (%s–%s)", write(s.median), write(s.least), write(s.most))
+}
+
+// below says that all runs lie under all of the other's: by more than the spread.
+func (s spread) below(o spread) bool { return s.runs > 0 && o.runs > 0 && s.most < o.least }
+
+// The quantities.
+func goodput(l *evaluate.Load) float64 { return l.GoodputRPS }
+func within(l *evaluate.Load) float64  { return l.WithinPercent }
+
+// tail is the worst function's p99; NaN where one had no answer at all.
+func tail(l *evaluate.Load) float64 {
+	worst := 0.0
+	for _, f := range l.Functions {
+		if f.OK == 0 {
+			return math.NaN()
+		}
+		worst = max(worst, f.P99Millis)
+	}
+	return worst
+}
+
+// middle is the functions' mean p50, each weighed by its answers.
+func middle(l *evaluate.Load) float64 {
+	sum, count := 0.0, 0.0
+	for _, f := range l.Functions {
+		sum += f.P50Millis * float64(f.OK)
+		count += float64(f.OK)
+	}
+	return sum / count
+}
+
+// behind says that the sender did not keep up in each of these.
+func behind(all []*evaluate.Load) bool {
+	return len(all) > 0 && !slices.ContainsFunc(all, func(l *evaluate.Load) bool { return !l.SenderBehind })
+}
+
+// The colours of variants are the same in all figures: what takes turns is grey, default
+// MPS and what is added to it alone warm, what is fixed light blue, and Penstock green and
+// blue.
+var variantColours = map[string]color.Color{
+	"time-slice":       grey,
+	"time-slice-slab":  color.RGBA{R: 0x55, G: 0x55, B: 0x55, A: 0xff},
+	"mps":              orange,
+	"mps-slab":         color.RGBA{R: 0x8c, G: 0x51, B: 0x0a, A: 0xff},
+	"aimd":             purple,
+	"static":           color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
+	"penstock-shadow":  blue,
+	"penstock":         green,
+	"penstock-restart": red,
+	"mps-streams":      color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
+	"mps-gather":       color.RGBA{R: 0xb8, G: 0x86, B: 0x0b, A: 0xff},
+	"mps-only-slab":    purple,
+	"mps-only-shares":  blue,
+	"streams-1":        blue,
+	"streams-2":        green,
+	"percentage":       blue,
+	"groups":           green,
+}
+
+func variantColour(name string) color.Color {
+	if c, ok := variantColours[name]; ok {
+		return c
+	}
+	return red // fixed sizes
+}
+
+// functionColours are those of the functions of a time line, in order.
+var functionColours = []color.Color{blue, orange, green, purple, red}
+
+func functionColour(i int) color.Color { return functionColours[i%len(functionColours)] }

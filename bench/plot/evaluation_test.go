@@ -1,0 +1,268 @@
+package main
+
+import (
+	"image/png"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/bench/evaluate"
+)
+
+// madeUpVariants are a variant's label and how much of what is offered it answers in time
+// where there is more than there is room for.
+var madeUpVariants = map[string]struct {
+	label    string
+	good     float64
+	baseline bool
+}{
+	"time-slice": {"no MPS", 0.2, true}, "time-slice-slab": {"no MPS + SLAB", 0.5, true}, "mps": {"default MPS", 0.3, true},
+	"mps-slab": {"MPS + SLAB", 0.7, true}, "aimd": {"AIMD", 0.6, true}, "static": {"fixed percentages", 0.75, true},
+	"penstock-shadow": {"Penstock, shadows", 0.8, false}, "penstock": {"Penstock", 0.85, false}, "penstock-restart": {"stop and start", 0.4, true},
+}
+
+// madeUpEvaluation has all figures, with numbers that mean nothing.
+func madeUpEvaluation(t *testing.T, dir string) {
+	t.Helper()
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, f := range evaluate.Figures() {
+		r := &evaluate.Report{Version: 1, Figure: f.Name, Title: f.Title, Paper: f.Paper, Device: "made-up GPU", SMs: 132, Seed: 1, Runs: 3}
+		r.Machine.Date = "2026-11-21T12:00:00Z"
+		for _, c := range f.Cases {
+			s := evaluate.CaseSetting{Name: c.Name, Kind: c.Kind, Variants: c.Variants}
+			for _, fn := range c.Functions {
+				s.Functions = append(s.Functions, evaluate.FunctionSetting{Name: fn.Name, Model: fn.Model, SLOMillis: float64(fn.SLO.Milliseconds()), Batches: fn.Batches, Weight: fn.Weight})
+			}
+			for _, e := range c.Events {
+				s.Events = append(s.Events, evaluate.EventSetting{AtSeconds: e.At.Seconds(), What: e.What, Function: e.Function, Level: e.Level})
+			}
+			r.Cases = append(r.Cases, s)
+			for _, v := range c.Variants {
+				about := madeUpVariants[v]
+				if about.label == "" {
+					about.label, about.good = v, 0.6
+				}
+				if !slices.ContainsFunc(r.Variants, func(o evaluate.VariantSetting) bool { return o.Name == v }) {
+					r.Variants = append(r.Variants, evaluate.VariantSetting{Name: v, Label: about.label, Baseline: about.baseline})
+				}
+				for run := 1; run <= 3; run++ {
+					r.Results = append(r.Results, madeUpResult(rng, &c, v, run, about.good))
+				}
+			}
+		}
+		if err := r.Write(filepath.Join(dir, f.Name+".json")); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func madeUpResult(rng *rand.Rand, c *evaluate.Case, variant string, run int, good float64) evaluate.Result {
+	x := evaluate.Result{Case: c.Name, Variant: variant, Run: run}
+	noise := func() float64 { return 1 + 0.02*rng.NormFloat64() }
+	levels := c.Levels
+	if c.Kind == evaluate.KindClosed {
+		levels = []float64{0}
+	}
+	switch c.Kind {
+	case evaluate.KindLoads, evaluate.KindClosed:
+		for _, level := range levels {
+			l := evaluate.Load{Level: level, OfferedRPS: 10000 * level, GUE: 100 * good * noise()}
+			l.WithinPercent = 100 * min(1, good/max(level, 0.01)*noise())
+			l.GoodputRPS = l.OfferedRPS * l.WithinPercent / 100
+			for i, f := range c.Functions {
+				l.Functions = append(l.Functions, evaluate.FunctionLoad{Name: f.Name, OK: 100, AnsweredRPS: 4000 * good * noise(), P50Millis: 3 * noise(),
+					P99Millis: (4 + 20*level/good + float64(i)) * noise(), BatchMillis: 2 * noise()})
+			}
+			x.Loads = append(x.Loads, l)
+		}
+	case evaluate.KindTimeline:
+		t := &evaluate.Timeline{BinSeconds: c.Bin.Seconds(), Seconds: c.Length.Seconds()}
+		for i, f := range c.Functions {
+			begin, end := 0.0, t.Seconds
+			for _, e := range c.Events {
+				if e.Function == f.Name && e.What == "begin" {
+					begin = e.At.Seconds()
+				}
+				if e.Function == f.Name && e.What == "end" {
+					end = e.At.Seconds()
+				}
+			}
+			t.Events = append(t.Events, evaluate.Event{AtSeconds: begin, What: "begin", Function: f.Name})
+			slo := float64(f.SLO.Milliseconds())
+			ft := evaluate.FunctionTimeline{Name: f.Name, SLOMillis: slo, T90Seconds: 0.2 / good, Swaps: 2, SwapIdleMillis: 0.05,
+				Total: evaluate.FunctionLoad{P99Millis: slo * (1.3 - 0.5*good) * noise(), WithinPercent: 97 * noise(), GoodputRPS: 3000 * good}}
+			for b := 0; b < int(t.Seconds/t.BinSeconds); b++ {
+				at := float64(b) * t.BinSeconds
+				bin := evaluate.Bin{SharePercent: 30 + 10*float64(i)}
+				if at >= begin && at < end {
+					n := int(1000 * t.BinSeconds)
+					bin.Offered, bin.OK, bin.Within = n, n, int(float64(n)*good)
+					bin.P99Millis, bin.MeanBatch, bin.LimitBatch = slo*(0.6+0.5*rng.Float64()), 8*(1-math.Exp(-(at-begin)*3))+1, 12
+				}
+				ft.Bins = append(ft.Bins, bin)
+			}
+			t.Functions = append(t.Functions, ft)
+		}
+		x.Timeline = t
+	case evaluate.KindBare:
+		percents := []float64{8, 11, 23, 47, 90, 100}
+		if variant == "whole" {
+			percents = []float64{100}
+		}
+		for _, f := range c.Functions {
+			for _, b := range c.Ready.Batches {
+				for _, s := range c.Ready.Streams {
+					for _, p := range percents {
+						one := 2000 * math.Sqrt(float64(b)) * (1 - math.Exp(-p/20)) * noise() * (1 + 0.2*float64(s-1))
+						m := evaluate.Point{Model: f.Model, Batch: b, Streams: s, Percent: p, SMs: int(p * 1.32), ImagesPerSecond: one}
+						m.BatchTime.P50 = float64(b) / one * 1e6 * float64(s)
+						x.Points = append(x.Points, m)
+					}
+				}
+			}
+		}
+	}
+	return x
+}
+
+// What is measured is drawn, and has its place on the page.
+func TestEveryFigureThatIsMeasuredIsDrawn(t *testing.T) {
+	var drawn []string
+	for _, f := range evaluationFigures {
+		drawn = append(drawn, f.name)
+	}
+	measured := evaluate.Names()
+	slices.Sort(drawn)
+	slices.Sort(measured)
+	if !slices.Equal(drawn, measured) {
+		t.Errorf("drawn are %v, measured are %v", drawn, measured)
+	}
+}
+
+// Every figure that the page shows is drawn from a report that is whole, and the page has
+// all marks.
+func TestTheEvaluationIsDrawnAndTold(t *testing.T) {
+	page, err := os.ReadFile("../../docs/evaluation/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := folder(t, "evaluation")
+	if err := os.WriteFile(filepath.Join(dir, "README.md"), page, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	madeUpEvaluation(t, dir)
+	if err := drawAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range evaluationSections {
+		for _, name := range s.figures {
+			file, err := os.Open(filepath.Join(dir, name+".png"))
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			img, err := png.DecodeConfig(file)
+			file.Close()
+			if err != nil || img.Width < 1000 {
+				t.Errorf("%s: %d pixels wide, %v", name, img.Width, err)
+			}
+		}
+	}
+	filled, err := os.ReadFile(filepath.Join(dir, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"![fig10a](fig10a.png)", "| Alexnet & VGG-19 | 6.39 |", "made-up GPU", "No request that was accepted is lost"} {
+		if !strings.Contains(string(filled), want) {
+			t.Errorf("the page does not say %s", want)
+		}
+	}
+	if keep := os.Getenv("PENSTOCK_KEEP_FIGURES"); keep != "" {
+		if err := os.CopyFS(keep, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// evaluationOf is a report of one case at one load: goodput of three runs of each
+// variant, of 1,000 offered.
+func evaluationOf(goods map[string][]float64, behind bool) *evaluation {
+	r := &evaluate.Report{Figure: "fig10", Cases: []evaluate.CaseSetting{{Name: "C1", Kind: evaluate.KindLoads}}}
+	for name, all := range goods {
+		r.Cases[0].Variants = append(r.Cases[0].Variants, name)
+		r.Variants = append(r.Variants, evaluate.VariantSetting{Name: name, Label: name, Baseline: name != "penstock"})
+		for i, g := range all {
+			r.Results = append(r.Results, evaluate.Result{Case: "C1", Variant: name, Run: i + 1,
+				Loads: []evaluate.Load{{Level: 1, GoodputRPS: g, WithinPercent: g / 10, SenderBehind: behind}}})
+		}
+	}
+	return &evaluation{Report: r}
+}
+
+func TestPenstockIsHeldAgainstEachBaseline(t *testing.T) {
+	for _, test := range []struct {
+		name                     string
+		goods                    map[string][]float64
+		behind                   bool
+		below, above, same, said int
+		verdict                  string
+	}{
+		{"clearly above", map[string][]float64{"penstock": {900, 910, 905}, "mps": {500, 510, 490}}, false, 0, 1, 0, 2, "for more than 1 % (1 comparisons): **true**"},
+		{"clearly below", map[string][]float64{"penstock": {400, 410, 405}, "mps": {500, 510, 490}}, false, 1, 0, 0, 2, "**false**, below in 1: C1 at 100 % beside mps (-19.0 %)"},
+		{"runs overlap", map[string][]float64{"penstock": {480, 505, 495}, "mps": {500, 510, 490}}, false, 0, 0, 1, 2, "**false**, in 1 of them: 0 below, 1 within the spread"},
+		{"less than a percent", map[string][]float64{"penstock": {995, 996, 995}, "mps": {999, 999, 1000}}, false, 0, 0, 1, 1, "**true**"},
+		{"the sender was late", map[string][]float64{"penstock": {400, 410, 405}, "mps": {500, 510, 490}}, true, 0, 0, 0, 0, ""},
+		{"nothing to compare with", map[string][]float64{"penstock": {400, 410, 405}}, false, 0, 0, 0, 0, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			e := evaluationOf(test.goods, test.behind)
+			below, above, same := e.compare("penstock")
+			if len(below) != test.below || len(above) != test.above || len(same) != test.same {
+				t.Errorf("%d below, %d above, %d the same, want %d, %d, %d", len(below), len(above), len(same), test.below, test.above, test.same)
+			}
+			said := e.verdicts()
+			if len(said) != test.said {
+				t.Errorf("says %q, want %d sentences", said, test.said)
+			}
+			if !strings.Contains(strings.Join(said, "\n"), test.verdict) {
+				t.Errorf("says %q, want %q", said, test.verdict)
+			}
+		})
+	}
+}
+
+func TestATrialIsNotShown(t *testing.T) {
+	dir := folder(t, "evaluation")
+	r := &evaluate.Report{Version: 1, Figure: "fig10", Quick: true}
+	if err := r.Write(filepath.Join(dir, "fig10.json")); err != nil {
+		t.Fatal(err)
+	}
+	if err := drawAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 1 {
+		t.Errorf("drew %v from a trial", left)
+	}
+}
+
+func TestSpreadsAreWrittenShort(t *testing.T) {
+	for want, s := range map[string]spread{
+		"–":         spreadOf([]float64{math.NaN()}),
+		"3":         spreadOf([]float64{3}),
+		"3 (2–5)":   spreadOf([]float64{5, 2, 3}),
+		"1,000":     spreadOf([]float64{1000.1, 1000.2}),
+		"4 (3–4.5)": spreadOf([]float64{4, math.NaN(), 3, 4.5}),
+	} {
+		write := plain
+		if want == "1,000" {
+			write = number
+		}
+		if got := s.text(write); got != want {
+			t.Errorf("%+v is written %q, want %q", s, got, want)
+		}
+	}
+}

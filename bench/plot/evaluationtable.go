@@ -1,0 +1,709 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/bench/evaluate"
+)
+
+func milli(v float64) string   { return short(v) + " ms" }
+func rate(v float64) string    { return number(v) + "/s" }
+func percent(v float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + " %" }
+func plain(v float64) string   { return short(v) }
+
+// state says how much of a report there is.
+func (e *evaluation) state() string {
+	runs := map[int]bool{}
+	failed := 0
+	for _, r := range e.Results {
+		if r.Error != "" {
+			failed++
+			continue
+		}
+		runs[r.Run] = true
+	}
+	text := fmt.Sprintf("%d runs of each, seed %d", len(runs), e.Seed)
+	if e.Left > 0 {
+		text += fmt.Sprintf("; **%d measurements are still to be made**", e.Left)
+	}
+	if failed > 0 {
+		text += fmt.Sprintf("; %d failed", failed)
+	}
+	return text
+}
+
+// evaluationMachineTable names where each report was measured, and how much of it there is.
+func evaluationMachineTable(dir string) (string, error) {
+	list := [][]string{{"report", "paper", "measured", "GPU", "driver, CUDA, ONNX Runtime", "CPU", "Penstock"}}
+	for _, f := range evaluationFigures {
+		e, err := readEvaluation(dir, f.name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		m := e.Machine
+		gpu := e.Device
+		if len(m.GPUs) > 0 {
+			gpu = fmt.Sprintf("%s, %d GB", m.GPUs[0].Name, m.GPUs[0].MemoryBytes/1e9)
+		}
+		day, _, _ := strings.Cut(m.Date, "T")
+		list = append(list, []string{"[" + f.name + "](" + f.name + ".json)", e.Paper, day + ": " + e.state(), gpu, m.Driver + ", " + m.CUDA + ", " + m.ONNXRuntime,
+			fmt.Sprintf("%s, %d cores", m.CPU, m.CPUs), m.Penstock})
+	}
+	if len(list) == 1 {
+		return "", fs.ErrNotExist
+	}
+	return rows(list...), nil
+}
+
+// loadsTable has goodput of every case, load and variant, then latency, then what is to be
+// said of Penstock beside each baseline.
+func loadsTable(name string) func(dir string) (string, error) {
+	return func(dir string) (string, error) {
+		e, err := readEvaluation(dir, name)
+		if err != nil {
+			return "", err
+		}
+		cases := e.of(evaluate.KindLoads)
+		variants := e.measuredVariants(cases)
+		head := []string{"", "offered"}
+		for _, v := range variants {
+			head = append(head, e.label(v))
+		}
+		goods, lates := [][]string{head}, [][]string{head}
+		slow := false
+		for _, c := range cases {
+			for _, level := range e.levels(c.Name) {
+				first := []string{c.Name, ""}
+				good, late := slices.Clone(first), slices.Clone(first)
+				for _, v := range variants {
+					loads := e.loads(c.Name, v, level)
+					if len(loads) > 0 && good[1] == "" {
+						good[1] = fmt.Sprintf("%.0f %%: %s", 100*level, rate(loads[0].OfferedRPS))
+						late[1] = good[1]
+					}
+					mark := ""
+					if behind(loads) {
+						mark, slow = " †", true
+					}
+					good = append(good, spreadBy(loads, goodput).text(number)+mark)
+					late = append(late, fmt.Sprintf("%s / %s", plainOr(spreadBy(loads, middle).median), spreadBy(loads, tail).text(plain)))
+				}
+				goods, lates = append(goods, good), append(lates, late)
+			}
+		}
+		if len(goods) == 1 {
+			return "", fs.ErrNotExist
+		}
+		text := "Goodput, requests answered within the objective a second: median of the runs (least–most).\n\n" + rows(goods...)
+		if slow {
+			text += "\n† The sender did not keep up; this does not count in the comparison.\n"
+		}
+		text += "\n<details><summary>Latency, ms: p50 / p99 of the slowest function</summary>\n\n" + rows(lates...) + "\n</details>\n"
+		if verdicts := e.verdicts(); len(verdicts) > 0 {
+			text += "\n- " + strings.Join(verdicts, "\n- ") + "\n"
+		}
+		return text, nil
+	}
+}
+
+func plainOr(v float64) string {
+	if math.IsNaN(v) {
+		return "–"
+	}
+	return plain(v)
+}
+
+// leastDifference is what a difference must come to, in percent, beside runs that do not
+// overlap.
+const leastDifference = 1
+
+// comparison is a variant beside a baseline, of one case at one load.
+type comparison struct {
+	name     string
+	level    float64
+	baseline string
+	percent  float64 // of the baseline's goodput, above (or, negative, below) it
+	misses   bool    // the baseline has answers outside its objective
+}
+
+func (c comparison) String() string {
+	return fmt.Sprintf("%s at %.0f %% beside %s (%+.1f %%)", c.name, 100*c.level, c.baseline, c.percent)
+}
+
+// compare holds a variant's goodput against each baseline's. Neither below nor above is
+// what differs by less than the runs among themselves, or by leastDifference.
+func (e *evaluation) compare(variant string) (below, above, same []comparison) {
+	for _, c := range e.of(evaluate.KindLoads) {
+		for _, level := range e.levels(c.Name) {
+			mine := e.loads(c.Name, variant, level)
+			if len(mine) == 0 || behind(mine) {
+				continue
+			}
+			ours := spreadBy(mine, goodput)
+			for _, v := range e.Variants {
+				theirs := e.loads(c.Name, v.Name, level)
+				if !v.Baseline || len(theirs) == 0 || behind(theirs) {
+					continue
+				}
+				base := spreadBy(theirs, goodput)
+				x := comparison{c.Name, level, v.Label, 100 * (ours.median - base.median) / base.median, spreadBy(theirs, within).median < 99}
+				switch {
+				case math.Abs(x.percent) < leastDifference:
+					same = append(same, x)
+				case ours.below(base):
+					below = append(below, x)
+				case base.below(ours):
+					above = append(above, x)
+				default:
+					same = append(same, x)
+				}
+			}
+		}
+	}
+	return below, above, same
+}
+
+// penstocks are the variants that are Penstock whole.
+var penstocks = []string{"penstock", "penstock-shadow"}
+
+// verdicts are what the numbers say of the claim that Penstock is never below a baseline
+// beyond the spread, and above it wherever the baseline misses its objective.
+func (e *evaluation) verdicts() (list []string) {
+	for _, v := range penstocks {
+		below, above, same := e.compare(v)
+		all := len(below) + len(above) + len(same)
+		if all == 0 {
+			continue
+		}
+		slices.SortFunc(below, func(a, b comparison) int { return cmp.Compare(a.percent, b.percent) })
+		answer := "**true**"
+		if len(below) > 0 {
+			answer = fmt.Sprintf("**false**, below in %d: %s", len(below), listed(below))
+		}
+		list = append(list, fmt.Sprintf("%s is never below a baseline beyond the spread (%d comparisons): %s.", e.label(v), all, answer))
+		missed := func(l []comparison) (m []comparison) {
+			for _, c := range l {
+				if c.misses {
+					m = append(m, c)
+				}
+			}
+			return m
+		}
+		less, more, level := missed(below), missed(above), missed(same)
+		if count := len(less) + len(more) + len(level); count > 0 {
+			answer = "**true**"
+			if not := append(less, level...); len(not) > 0 {
+				answer = fmt.Sprintf("**false**, in %d of them: %d below, %d within the spread", len(not), len(less), len(level))
+				if len(level) > 0 {
+					answer += " (" + listed(level) + ")"
+				}
+			}
+			list = append(list, fmt.Sprintf("%s is above a baseline wherever that misses the objective for more than 1 %% (%d comparisons): %s.", e.label(v), count, answer))
+		}
+	}
+	return list
+}
+
+// listed names the first few.
+func listed(all []comparison) string {
+	const most = 6
+	var names []string
+	for i, c := range all {
+		if i == most {
+			names = append(names, fmt.Sprintf("and %d more", len(all)-most))
+			break
+		}
+		names = append(names, c.String())
+	}
+	return strings.Join(names, ", ")
+}
+
+// verdictTable has all generated verdicts in one place.
+func verdictTable(dir string) (string, error) {
+	list := [][]string{{"figure", "what the numbers say"}}
+	for _, f := range evaluationFigures {
+		e, err := readEvaluation(dir, f.name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		say := e.verdicts()
+		say = append(say, e.promises()...)
+		for _, s := range say {
+			list = append(list, []string{f.name, s})
+		}
+	}
+	if len(list) == 1 {
+		return "", fs.ErrNotExist
+	}
+	return rows(list...), nil
+}
+
+// promises are what Penstock's own text promises and the time lines show: p99 within the
+// objective, no request lost, and how long a ring stood still.
+func (e *evaluation) promises() (list []string) {
+	lost, runs := uint64(0), 0
+	for _, r := range e.Results {
+		if r.Error == "" && len(r.Points) == 0 {
+			lost, runs = lost+r.Lost, runs+1
+		}
+	}
+	if runs > 0 {
+		answer := "**true**"
+		if lost > 0 {
+			answer = fmt.Sprintf("**false**, %d were", lost)
+		}
+		list = append(list, fmt.Sprintf("No request that was accepted is lost, in %d runs of all variants: %s.", runs, answer))
+	}
+	if e.Figure == "fig12c-14" {
+		list = append(list, e.convergenceVerdicts()...)
+	}
+	return list
+}
+
+func (e *evaluation) convergenceVerdicts() (list []string) {
+	var late, slow []string
+	cases := e.of(evaluate.KindTimeline)
+	compared := 0
+	for _, c := range cases {
+		mine := e.results(c.Name, "mps-slab")
+		if len(mine) == 0 {
+			continue
+		}
+		if p := ofOnly(mine, totalTail); p.most > c.Functions[0].SLOMillis {
+			late = append(late, fmt.Sprintf("%s: %s", c.Name, p.text(milli)))
+		}
+		if other := e.results(c.Name, "aimd"); len(other) > 0 {
+			compared++
+			if a, b := ofOnly(mine, t90Millis), ofOnly(other, t90Millis); !a.below(b) {
+				slow = append(slow, fmt.Sprintf("%s: %s beside %s", c.Name, a.text(milli), b.text(milli)))
+			}
+		}
+	}
+	say := func(claim string, exceptions []string) string {
+		if len(exceptions) == 0 {
+			return claim + ": **true**."
+		}
+		return claim + ": **false**, " + strings.Join(exceptions, "; ") + "."
+	}
+	if compared > 0 {
+		list = append(list, say("SLAB finds its batch sooner than AIMD, beyond the spread, at each objective", slow))
+	}
+	if len(cases) > 0 {
+		list = append(list, say("SLAB's p99 over the whole time line, its beginning included, is within the objective", late))
+	}
+	return list
+}
+
+func totalTail(f *evaluate.FunctionTimeline) float64 { return some(f.Total.P99Millis) }
+
+// efficacy is the paper's numbers for one row of Table 2 or 3.
+type efficacy struct {
+	name, ours                string // as the paper has it, and the case here
+	plain, batching, combined float64
+}
+
+// Table 2 and Table 3 of the paper: GUE of default MPS, MPS + SLAB and GSLICE.
+var (
+	paperTable2 = []efficacy{
+		{"Alexnet", "alexnet", 235.75, 382.4, 579.41},
+		{"Mobilenet", "mobilenetv2", 330.0, 341.2, 379.55},
+		{"ResNet-50", "resnet50", 29.08, 42.4, 47.93},
+		{"VGG-19", "vgg19", 4.96, 5.11, 5.25},
+		{"VGG-16", "vgg16", 3.79, 11.13, 12.49},
+		{"GNMT", "gnmt", 1.97, 6.66, 6.74},
+	}
+	paperTable3 = []efficacy{
+		{"Alexnet & ResNet-50", "C1", 38.82, 72.69, 94.04},
+		{"Alexnet & VGG-19", "C2", 6.39, 15.76, 44.79},
+		{"3 IFs", "C3", 3.38, 7.83, 24.59},
+		{"4 IFs", "C4", 2.01, 7.29, 19.98},
+	}
+)
+
+// efficacyTable puts the paper's efficacies beside ours at the load next to capacity, from
+// those of the reports that there are.
+func efficacyTable(paper []efficacy, names ...string) func(dir string) (string, error) {
+	return func(dir string) (string, error) {
+		var reports []*evaluation
+		for _, name := range names {
+			e, err := readEvaluation(dir, name)
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return "", err
+			}
+			if err == nil {
+				reports = append(reports, e)
+			}
+		}
+		list := [][]string{{"", "paper: default MPS", "MPS + SLAB", "GSLICE", "GSLICE over default MPS", "here, offered", "default MPS", "MPS + SLAB", "Penstock", "Penstock over default MPS"}}
+		for _, p := range paper {
+			i := slices.IndexFunc(reports, func(e *evaluation) bool { return len(e.levels(p.ours)) > 0 })
+			if i < 0 {
+				continue
+			}
+			e, levels := reports[i], reports[i].levels(p.ours)
+			level := slices.MinFunc(levels, func(a, b float64) int { return cmp.Compare(math.Abs(a-1), math.Abs(b-1)) })
+			row := []string{p.name, plain(p.plain), plain(p.batching), plain(p.combined), fmt.Sprintf("%+.0f %%", 100*(p.combined/p.plain-1)), fmt.Sprintf("%.0f %%", 100*level)}
+			var first, last spread
+			for _, v := range []string{"mps", "mps-slab", "penstock"} {
+				s := spreadBy(e.loads(p.ours, v, level), func(l *evaluate.Load) float64 { return l.GUE })
+				row = append(row, s.text(short))
+				if v == "mps" {
+					first = s
+				}
+				last = s
+			}
+			over := "–"
+			if first.runs > 0 && last.runs > 0 {
+				over = fmt.Sprintf("%+.0f %%", 100*(last.median/first.median-1))
+			}
+			list = append(list, append(row, over))
+		}
+		if len(list) == 1 {
+			return "", fs.ErrNotExist
+		}
+		return rows(list...), nil
+	}
+}
+
+// phase is a part of a time line between two of its events.
+type phase struct{ from, to float64 }
+
+// phases are a case's: each begins with an event.
+func phases(c evaluate.CaseSetting, length float64) (all []phase) {
+	at := map[float64]bool{0: true}
+	for _, e := range c.Events {
+		at[e.AtSeconds] = true
+	}
+	starts := slices.Sorted(maps.Keys(at))
+	for i, s := range starts {
+		end := length
+		if i+1 < len(starts) {
+			end = starts[i+1]
+		}
+		all = append(all, phase{s, end})
+	}
+	return all
+}
+
+// during is what a function answered in time in a phase, a second and in percent of what
+// was offered.
+func during(r *evaluate.Result, name string, p phase) (rate, percent float64) {
+	for i := range r.Timeline.Functions {
+		f := &r.Timeline.Functions[i]
+		if f.Name != name {
+			continue
+		}
+		inTime, offered := 0, 0
+		for k, b := range f.Bins {
+			if at := (float64(k) + 0.5) * r.Timeline.BinSeconds; at >= p.from && at < p.to {
+				inTime, offered = inTime+b.Within, offered+b.Offered
+			}
+		}
+		if offered == 0 {
+			return math.NaN(), math.NaN()
+		}
+		return float64(inTime) / (p.to - p.from), 100 * float64(inTime) / float64(offered)
+	}
+	return math.NaN(), math.NaN()
+}
+
+// timelineTable has a row for each variant and function, and a column for each phase.
+func timelineTable(name string) func(dir string) (string, error) {
+	return func(dir string) (string, error) {
+		e, err := readEvaluation(dir, name)
+		if err != nil {
+			return "", err
+		}
+		var text strings.Builder
+		for _, c := range e.of(evaluate.KindTimeline) {
+			var list [][]string
+			for _, v := range c.Variants {
+				all := slices.DeleteFunc(e.results(c.Name, v), func(r *evaluate.Result) bool { return r.Timeline == nil })
+				if len(all) == 0 {
+					continue
+				}
+				parts := phases(c, all[0].Timeline.Seconds)
+				if list == nil {
+					head := []string{c.Name, "function"}
+					for _, p := range parts {
+						head = append(head, fmt.Sprintf("%g–%g s, in time", p.from, p.to))
+					}
+					list = [][]string{append(head, "p99 of all", "changes of share", "longest standstill", "lost")}
+				}
+				for _, f := range c.Functions {
+					row := []string{e.label(v), fmt.Sprintf("%s, %s", f.Name, milli(f.SLOMillis))}
+					for _, p := range parts {
+						share := spreadBy(all, func(r *evaluate.Result) float64 { _, s := during(r, f.Name, p); return s })
+						made := spreadBy(all, func(r *evaluate.Result) float64 { n, _ := during(r, f.Name, p); return n })
+						if share.runs == 0 {
+							row = append(row, "")
+							continue
+						}
+						row = append(row, fmt.Sprintf("%s; %s", made.text(rate), percent(share.median)))
+					}
+					list = append(list, append(row,
+						ofFunction(all, f.Name, totalTail).text(milli),
+						ofFunction(all, f.Name, func(f *evaluate.FunctionTimeline) float64 { return float64(f.Swaps) }).text(plain),
+						ofFunction(all, f.Name, func(f *evaluate.FunctionTimeline) float64 { return some(f.SwapIdleMillis) }).text(milli),
+						spreadBy(all, func(r *evaluate.Result) float64 { return float64(r.Lost) }).text(plain)))
+				}
+			}
+			if list != nil {
+				fmt.Fprintf(&text, "%s\n", rows(list...))
+			}
+		}
+		if text.Len() == 0 {
+			return "", fs.ErrNotExist
+		}
+		return strings.TrimRight(text.String(), "\n") + "\n", nil
+	}
+}
+
+// ofFunction is the spread over runs of what by says of a function.
+func ofFunction(all []*evaluate.Result, name string, by func(*evaluate.FunctionTimeline) float64) spread {
+	return spreadBy(all, func(r *evaluate.Result) float64 {
+		for i := range r.Timeline.Functions {
+			if r.Timeline.Functions[i].Name == name {
+				return by(&r.Timeline.Functions[i])
+			}
+		}
+		return math.NaN()
+	})
+}
+
+func convergenceTable(dir string) (string, error) {
+	e, err := readEvaluation(dir, "fig12c-14")
+	if err != nil {
+		return "", err
+	}
+	list := [][]string{{"objective", "rule", "t90", "goodput", "p99", "not within the objective", "mean batch"}}
+	for _, c := range e.of(evaluate.KindTimeline) {
+		for _, v := range c.Variants {
+			all := e.results(c.Name, v)
+			if len(all) == 0 {
+				continue
+			}
+			list = append(list, []string{c.Name, e.label(v), ofOnly(all, t90Millis).text(milli), ofOnly(all, goodRate).text(rate), ofOnly(all, totalTail).text(milli),
+				ofOnly(all, lateShare).text(percent), ofOnly(all, func(f *evaluate.FunctionTimeline) float64 { return f.Total.MeanBatch }).text(plain)})
+		}
+	}
+	if len(list) == 1 {
+		return "", fs.ErrNotExist
+	}
+	text := rows(list...)
+	if say := e.convergenceVerdicts(); len(say) > 0 {
+		text += "\n- " + strings.Join(say, "\n- ") + "\n"
+	}
+	return text, nil
+}
+
+// enough of the whole device's throughput is where more multiprocessors buy little.
+const enough = 0.9
+
+// paperKnees are the knees of 2.1.3, for batches of one.
+var paperKnees = map[string]string{"resnet50": "about 60 %", "vgg19": "after 70 %", "gnmt": "after 70 %", "alexnet": "30 %"}
+
+// kneeTable has for each model and batch size the least part of the multiprocessors that
+// was measured to give nine tenths of what all give.
+func kneeTable(dir string) (string, error) {
+	e, err := readEvaluation(dir, "fig2-3")
+	if err != nil {
+		return "", err
+	}
+	list := [][]string{{"model", "batch", "whole device", "knee, MPS percentage", "knee, SM groups", "paper's knee, V100"}}
+	for _, c := range e.of(evaluate.KindBare) {
+		for _, f := range c.Functions {
+			for _, b := range f.Batches {
+				row := []string{f.Model, fmt.Sprint(b), "–"}
+				var measured bool
+				for _, v := range []string{"percentage", "groups"} {
+					xs, all := e.byShare(c.Name, v, f.Model, b)
+					if len(xs) == 0 {
+						row = append(row, "–")
+						continue
+					}
+					measured = true
+					whole := spreadBy(all[len(all)-1], speed)
+					if v == "percentage" || row[2] == "–" {
+						row[2] = fmt.Sprintf("%s, %s", whole.text(rate), milli(spreadBy(all[len(all)-1], batchMillis).median))
+					}
+					at := slices.IndexFunc(all, func(p []evaluate.Point) bool { return spreadBy(p, speed).median >= enough*whole.median })
+					row = append(row, fmt.Sprintf("%.0f %%", xs[at]))
+				}
+				if !measured {
+					continue
+				}
+				paper := ""
+				if b == 1 {
+					paper = paperKnees[f.Model]
+				}
+				list = append(list, append(row, paper))
+			}
+		}
+	}
+	if len(list) == 1 {
+		return "", fs.ErrNotExist
+	}
+	return rows(list...), nil
+}
+
+// paperTable5 is the paper's throughput (images/s) and latency (ms) by batch size.
+var paperTable5 = []struct {
+	name, model string
+	batch       int
+	rate, late  float64
+}{
+	{"ResNet-50", "resnet50", 8, 816, 9.75}, {"ResNet-50", "resnet50", 16, 1088, 14.5}, {"ResNet-50", "resnet50", 32, 1152, 25.9},
+	{"VGG-19", "vgg19", 8, 264, 30.54}, {"VGG-19", "vgg19", 16, 400, 40.95}, {"VGG-19", "vgg19", 32, 512, 63.12},
+}
+
+// batchTable is Table 5.
+func batchTable(dir string) (string, error) {
+	e, err := readEvaluation(dir, "table5")
+	if err != nil {
+		return "", err
+	}
+	list := [][]string{{"model", "batch", "paper", "paper, a batch", "here, one stream", "a batch", "two streams", "a batch"}}
+	for _, p := range paperTable5 {
+		row := []string{p.name, fmt.Sprint(p.batch), rate(p.rate), milli(p.late)}
+		found := false
+		for streams := 1; streams <= 2; streams++ {
+			var points []evaluate.Point
+			for _, c := range e.of(evaluate.KindBare) {
+				points = append(points, e.ready(c, p.model, p.batch, streams)...)
+			}
+			found = found || len(points) > 0
+			row = append(row, spreadBy(points, speed).text(rate), spreadBy(points, batchMillis).text(milli))
+		}
+		if found {
+			list = append(list, row)
+		}
+	}
+	if len(list) == 1 {
+		return "", fs.ErrNotExist
+	}
+	return rows(list...), nil
+}
+
+// streamsTable has what a second stream gives ready batches, and functions beside each
+// other.
+func streamsTable(dir string) (string, error) {
+	e, err := readEvaluation(dir, "fig5-7")
+	if err != nil {
+		return "", err
+	}
+	list := [][]string{{"model", "batch", "one stream", "a batch", "two streams", "a batch", "gained", "a batch takes longer by"}}
+	for _, c := range e.of(evaluate.KindBare) {
+		for _, f := range c.Functions {
+			for _, b := range f.Batches {
+				one, two := e.ready(c, f.Model, b, 1), e.ready(c, f.Model, b, 2)
+				if len(one)+len(two) == 0 {
+					continue
+				}
+				r1, r2, t1, t2 := spreadBy(one, speed), spreadBy(two, speed), spreadBy(one, batchMillis), spreadBy(two, batchMillis)
+				list = append(list, []string{f.Model, fmt.Sprint(b), r1.text(rate), t1.text(milli), r2.text(rate), t2.text(milli),
+					gained(r2, r1), gained(t2, t1)})
+			}
+		}
+	}
+	beside := [][]string{{"", "function", "answered", "of alone", "p99"}}
+	closed := e.of(evaluate.KindClosed)
+	for _, c := range closed {
+		for _, v := range c.Variants {
+			all := e.results(c.Name, v)
+			for _, f := range c.Functions {
+				if len(all) == 0 {
+					continue
+				}
+				beside = append(beside, []string{c.Name + ", " + e.label(v), f.Name, spreadBy(all, func(r *evaluate.Result) float64 { return answered(r, f.Name) }).text(rate),
+					e.ofAlone(closed, f, all).text(percent), spreadBy(all, func(r *evaluate.Result) float64 { return tailOf(r, f.Name) }).text(milli)})
+			}
+		}
+	}
+	if len(list)+len(beside) == 2 {
+		return "", fs.ErrNotExist
+	}
+	text := ""
+	if len(list) > 1 {
+		text = rows(list...)
+	}
+	if len(beside) > 1 {
+		text += "\n" + rows(beside...)
+	}
+	return text, nil
+}
+
+// gained is how much more the first is, in percent.
+func gained(a, b spread) string {
+	if a.runs == 0 || b.runs == 0 {
+		return "–"
+	}
+	return fmt.Sprintf("%+.0f %%", 100*(a.median/b.median-1))
+}
+
+// tailOf is a function's p99 in a closed loop.
+func tailOf(r *evaluate.Result, name string) float64 {
+	for _, l := range r.Loads {
+		for _, f := range l.Functions {
+			if f.Name == name {
+				return some(f.P99Millis)
+			}
+		}
+	}
+	return math.NaN()
+}
+
+// Table 4 of the paper: by how many percent GSLICE was better than the TensorRT server.
+var paperTable4 = []struct {
+	batch      int
+	rate, late float64
+}{{1, 73.85, -7.52}, {4, 31.43, 23.96}, {8, 50.83, 34.12}, {16, 92.34, 45.64}}
+
+// readyTable stands in Table 4's place: batches as they come, on two streams, beside
+// batches of a fixed size with a delay, at the highest load; the time is that of a ready
+// batch, gather and infer.
+func readyTable(dir string) (string, error) {
+	e, err := readEvaluation(dir, "fig11")
+	if err != nil {
+		return "", err
+	}
+	list := [][]string{{"batches of at most", "paper over TensorRT server: throughput", "latency", "here, fixed with a delay", "a batch", "Penstock's way", "a batch", "throughput", "latency of a batch"}}
+	for _, p := range paperTable4 {
+		name := fmt.Sprintf("batches of at most %d", p.batch)
+		levels := e.levels(name)
+		if len(levels) == 0 {
+			continue
+		}
+		high := levels[len(levels)-1]
+		ready := func(l *evaluate.Load) float64 { return some(l.Functions[0].BatchMillis) }
+		fixed, ours := e.loads(name, fmt.Sprintf("fixed-%d", p.batch), high), e.loads(name, "streams-2", high)
+		f, o, ft, ot := spreadBy(fixed, goodput), spreadBy(ours, goodput), spreadBy(fixed, ready), spreadBy(ours, ready)
+		better := "–"
+		if ft.runs > 0 && ot.runs > 0 {
+			better = fmt.Sprintf("%+.0f %%", 100*(1-ot.median/ft.median))
+		}
+		list = append(list, []string{fmt.Sprint(p.batch), fmt.Sprintf("%+.1f %%", p.rate), fmt.Sprintf("%+.1f %%", p.late), f.text(rate), ft.text(milli), o.text(rate), ot.text(milli), gained(o, f), better})
+	}
+	if len(list) == 1 {
+		return "", fs.ErrNotExist
+	}
+	return rows(list...), nil
+}
+
+// weightsTable is Table 1.
+func weightsTable(dir string) (string, error) {
+	return "", fs.ErrNotExist
+}
