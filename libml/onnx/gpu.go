@@ -168,11 +168,6 @@ const cublasVariable = "CUBLAS_WORKSPACE_CONFIG"
 
 // loadModel reads and checks the model, and has the CPU answer a picture.
 func (g *gpu) loadModel() (err error) {
-	// NHWC is what tensor cores want: a ResNet-50 in f16 is a quarter faster in it. In f32
-	// without TF32 it is slower for one of the shipped models (0.09 for 0.07 ms), cannot
-	// be captured for another, and for the third faster (0.37 for 0.62 ms at 8), at 7 s
-	// to compile its kernels for 1.9.
-	g.nhwc = g.env.Card.Input.TensorType == models.F16
 	if g.env.Weights != nil {
 		if err := g.openPrepared(); err != nil || g.reference != nil {
 			return err
@@ -192,6 +187,12 @@ func (g *gpu) loadModel() (err error) {
 	return nil
 }
 
+// wantsNHWC: it is what tensor cores want. A ResNet-50 in f16 is a quarter faster in it. In
+// f32 without TF32 it is slower for one of the shipped models (0.09 for 0.07 ms), cannot be
+// captured for another, and for the third faster (0.37 for 0.62 ms at 8), at 7 s to compile
+// its kernels for 1.9.
+func (g *gpu) wantsNHWC() bool { return g.env.Card.Input.TensorType == models.F16 }
+
 // linkModel opens the context and makes the smallest size's session. The bytes are what
 // the device has less of, between the weights' own and those with what the libraries
 // keep for a session (other processes' comings and goings are in the difference), and
@@ -207,6 +208,7 @@ func (g *gpu) linkModel() (persistentBytes int64, err error) {
 	if err != nil {
 		return 0, g.fail("link "+g.env.Card.Model, err)
 	}
+	g.nhwc = g.wantsNHWC()
 	if err := g.share(); err != nil {
 		return 0, g.fail("share the weights of "+g.env.Card.Model, err)
 	}

@@ -76,7 +76,7 @@ func (g *gpu) openPrepared() error {
 	}
 	if err == nil {
 		g.store = prepared.Store{Dir: dir}
-		g.key, err = prepared.KeyOf(card.Model, g.version(), g.env.Device, layout(g.nhwc))
+		g.key, err = prepared.KeyOf(card.Model, g.version(), g.env.Device, layout(g.wantsNHWC()))
 	}
 	if err != nil {
 		g.keepPrivate(err)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -38,6 +39,8 @@ func Load() error {
 	defer end.Close()
 	file := os.NewFile(loaderFile, "weights")
 	defer file.Close()
+	runtime.LockOSThread() // contexts are bound to threads
+	defer runtime.UnlockOSThread()
 	loaded, memory, err := load(file)
 	if err != nil {
 		a := answer{Version: Version, Refused: line(err)}

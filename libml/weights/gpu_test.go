@@ -1,0 +1,122 @@
+//go:build cgo
+
+package weights
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/fake"
+)
+
+// TestMain is a loader where a holder starts it as one.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "load" {
+		if Load() != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	fake.Main(m)
+}
+
+func loading() Options {
+	return Options{Loader: []string{os.Args[0], "load"}, Linger: 20 * time.Millisecond}
+}
+
+// noise is more than two of the loader's pieces.
+func noise(t *testing.T) []byte {
+	t.Helper()
+	b := make([]byte, 2*pieceBytes+12345)
+	r := rand.NewChaCha8([32]byte{1})
+	if _, err := r.Read(b); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func TestAFileIsInTheGPUsMemoryAndReadOnly(t *testing.T) {
+	fake.Check(t)
+	dir, want := t.TempDir(), noise(t)
+	file := fileOf(t, dir, "weights", want)
+	h := hold(t, dir, loading(), nil)
+	m := NewMappings(h.socket)
+	at, loaded, err := m.Map(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if loaded.Bytes != int64(len(want)) || !bytes.Equal(cuda.Bytes(at, len(want)), want) {
+		t.Errorf("other weights: %+v", loaded)
+	}
+	if again, _, err := m.Map(file); err != nil || again != at {
+		t.Errorf("again at %#x and not %#x: %v", again, at, err)
+	}
+	other := NewMappings(h.socket)
+	elsewhere, _, err := other.Map(file)
+	if err != nil || elsewhere == at {
+		t.Errorf("another maps it at %#x: %v", elsewhere, err)
+	}
+	h.files(1)
+	// Without the holder it stays, and with nobody it goes.
+	h.stop()
+	if !bytes.Equal(cuda.Bytes(elsewhere, len(want)), want) {
+		t.Error("without the holder it is other")
+	}
+	for _, m := range []*Mappings{m, other, m} {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, _, err := m.Map(file); err == nil {
+		t.Error("it is mapped after Close")
+	}
+}
+
+func TestNobodyLeftFreesTheGPUsMemory(t *testing.T) {
+	fake.Check(t)
+	dir := t.TempDir()
+	h := hold(t, dir, loading(), nil)
+	m := NewMappings(h.socket)
+	if _, _, err := m.Map(fileOf(t, dir, "weights", []byte("weights"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h.files(0)
+}
+
+func TestALoaderSaysWhatIsWrong(t *testing.T) {
+	dir := t.TempDir()
+	file := fileOf(t, dir, "weights", noise(t))
+	t.Setenv("PENSTOCK_FAKE", string(fake.Memory(4<<20)))
+	h := hold(t, dir, loading(), nil)
+	if _, err := Get(h.socket, file, patience); !errors.Is(err, ErrRefused) || !bytes.Contains([]byte(err.Error()), []byte("OUT_OF_MEMORY")) {
+		t.Errorf("%v", err)
+	}
+	t.Setenv("PENSTOCK_LIBCUDA", filepath.Join(dir, "no.so"))
+	if _, err := Get(h.socket, file, patience); !errors.Is(err, ErrRefused) || !bytes.Contains([]byte(err.Error()), []byte("no.so")) {
+		t.Errorf("%v", err)
+	}
+}
+
+// What cannot be mapped is not kept in use.
+func TestAMappingThatFailsHangsUp(t *testing.T) {
+	dir := t.TempDir()
+	h := hold(t, dir, loading(), nil)
+	fake.Apply(t, fake.Refuse("cuMemImportFromShareableHandle", 0, cuda.OutOfMemory))
+	m := NewMappings(h.socket)
+	if _, _, err := m.Map(fileOf(t, dir, "weights", []byte("weights"))); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("%v", err)
+	}
+	h.files(0)
+	if err := m.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,439 @@
+package weights
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control"
+)
+
+// patience bounds what has to happen.
+const patience = 20 * time.Second
+
+// memfds is a loader without a GPU: memory is a memfd.
+type memfds struct {
+	loads atomic.Int32
+	full  atomic.Bool // no memory while there are others
+	gate  chan struct{}
+	fail  error
+}
+
+func (m *memfds) load(_ context.Context, file *os.File) (Loaded, *os.File, error) {
+	m.loads.Add(1)
+	if m.gate != nil {
+		<-m.gate
+	}
+	if m.fail != nil {
+		return Loaded{}, nil, m.fail
+	}
+	if m.full.Swap(false) {
+		return Loaded{}, nil, errors.New(outOfMemory + "none")
+	}
+	b, err := io.ReadAll(io.NewSectionReader(file, 0, 1<<30))
+	if err != nil {
+		return Loaded{}, nil, err
+	}
+	fd, err := unix.MemfdCreate("memory", unix.MFD_CLOEXEC)
+	if err != nil {
+		return Loaded{}, nil, err
+	}
+	f := os.NewFile(uintptr(fd), "memory")
+	if _, err := f.Write(b); err != nil {
+		return Loaded{}, nil, errors.Join(err, f.Close())
+	}
+	return Loaded{Bytes: int64(len(b)), MemoryBytes: int64(len(b)), CRC: crc32.Checksum(b, castagnoli)}, f, nil
+}
+
+// held is a holder that runs until the test's end.
+type held struct {
+	t      *testing.T
+	socket string
+	stop   func()
+	log    bytes.Buffer
+	mu     sync.Mutex
+	now    control.WeightsHeld
+	told   int
+}
+
+func hold(t *testing.T, dir string, o Options, loader *memfds) *held {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	h := &held{t: t, socket: filepath.Join(dir, "w.sock")}
+	o.Socket, o.Log = h.socket, zerolog.New(&h.log)
+	o.Tell = func(now control.WeightsHeld) {
+		h.mu.Lock()
+		h.now, h.told = now, h.told+1
+		h.mu.Unlock()
+	}
+	done := make(chan error, 1)
+	go func() {
+		if loader == nil {
+			done <- Hold(ctx, o)
+			return
+		}
+		if o.Linger == 0 {
+			o.Linger = time.Hour
+		}
+		done <- (&holder{o: o, loader: loader}).run(ctx)
+	}()
+	h.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(h.stop)
+	h.until("it listens", func() bool { return h.told > 0 })
+	return h
+}
+
+func (h *held) until(what string, is func() bool) {
+	h.t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		h.mu.Lock()
+		ok, now := is(), h.now
+		h.mu.Unlock()
+		if ok {
+			return
+		}
+		if time.Now().After(deadline) {
+			h.t.Fatalf("not within %v: %s; it holds %+v", patience, what, now)
+		}
+	}
+}
+
+func (h *held) files(n int) {
+	h.t.Helper()
+	h.until(fmt.Sprint(n, " files"), func() bool { return h.now.Files == n })
+}
+
+func fileOf(t *testing.T, dir, name string, content []byte) string {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (h *held) get(file string) *Lease {
+	h.t.Helper()
+	l, err := Get(h.socket, file, patience)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func content(t *testing.T, l *Lease) string {
+	t.Helper()
+	b, err := io.ReadAll(io.NewSectionReader(l.memory, 0, l.Bytes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestAFileIsLoadedOnceForAll(t *testing.T) {
+	dir, loader := t.TempDir(), &memfds{gate: make(chan struct{})}
+	h := hold(t, dir, Options{}, loader)
+	file := fileOf(t, dir, "a", []byte("weights"))
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			l, err := Get(h.socket, file, patience)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer l.Close()
+			if l.Bytes != 7 || l.CRC != crc32.Checksum([]byte("weights"), castagnoli) || content(t, l) != "weights" {
+				t.Errorf("%+v", l.Loaded)
+			}
+		})
+	}
+	close(loader.gate)
+	wg.Wait()
+	if n := loader.loads.Load(); n != 1 {
+		t.Errorf("it was loaded %d times", n)
+	}
+	h.files(1)
+	// The same file by another name is the same.
+	link := filepath.Join(dir, "link")
+	if err := os.Link(file, link); err != nil {
+		t.Fatal(err)
+	}
+	// A link changes the file's times, and with them what the kernel says of it.
+	h.get(link)
+	h.get(file)
+	if n := loader.loads.Load(); n != 2 {
+		t.Errorf("it was loaded %d times", n)
+	}
+}
+
+func TestAFileThatIsWrittenAnewIsAnother(t *testing.T) {
+	dir, loader := t.TempDir(), new(memfds)
+	h := hold(t, dir, Options{}, loader)
+	file := fileOf(t, dir, "a", []byte("before"))
+	before := h.get(file)
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	after := h.get(fileOf(t, dir, "a", []byte("after!")))
+	if content(t, before) != "before" || content(t, after) != "after!" {
+		t.Errorf("%q and %q", content(t, before), content(t, after))
+	}
+	h.files(2)
+}
+
+func TestWhatNobodyUsesIsFreedAfterAWhile(t *testing.T) {
+	dir := t.TempDir()
+	h := hold(t, dir, Options{Linger: 20 * time.Millisecond}, new(memfds))
+	one, two := h.get(fileOf(t, dir, "a", []byte("a"))), h.get(fileOf(t, dir, "b", []byte("bb")))
+	h.until("both", func() bool { return h.now == control.WeightsHeld{Files: 2, Bytes: 3} })
+	if err := one.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h.until("one", func() bool { return h.now == control.WeightsHeld{Files: 1, Bytes: 2} })
+	if err := two.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h.files(0)
+}
+
+// Memory that nobody uses goes at once where there is none for another.
+func TestWhereMemoryIsShortWhatNobodyUsesGoes(t *testing.T) {
+	dir, loader := t.TempDir(), new(memfds)
+	h := hold(t, dir, Options{Linger: time.Hour}, loader)
+	h.get(fileOf(t, dir, "a", []byte("a"))).Close()
+	kept := h.get(fileOf(t, dir, "b", []byte("b")))
+	h.until("a is not used", func() bool { return h.now.Files == 2 })
+	waitUnused(t, h, loader, dir)
+	if content(t, kept) != "b" {
+		t.Error("what is used has gone")
+	}
+}
+
+// waitUnused asks with no memory until the holder has seen that a is not used.
+func waitUnused(t *testing.T, h *held, loader *memfds, dir string) {
+	t.Helper()
+	for i := 0; ; i++ {
+		loader.full.Store(true)
+		l, err := Get(h.socket, fileOf(t, dir, fmt.Sprint("c", i), []byte("c")), patience)
+		if err == nil {
+			defer l.Close()
+			h.files(2)
+			return
+		}
+		if !errors.Is(err, ErrRefused) || i > 1000 {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestOutOfMemoryIsARefusalWithItsReason(t *testing.T) {
+	dir := t.TempDir()
+	h := hold(t, dir, Options{}, &memfds{fail: errors.New(outOfMemory + "cuMemCreate")})
+	file := fileOf(t, dir, "a", []byte("a"))
+	for range 2 { // it is tried anew each time
+		if _, err := Get(h.socket, file, patience); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "cuMemCreate") {
+			t.Errorf("%v", err)
+		}
+	}
+	h.files(0)
+}
+
+// Who has the memory keeps it when the holder dies; another begins with nothing.
+func TestAHolderThatEndsTakesNothingAway(t *testing.T) {
+	dir := t.TempDir()
+	h := hold(t, dir, Options{}, new(memfds))
+	file := fileOf(t, dir, "a", []byte("weights"))
+	l := h.get(file)
+	h.stop()
+	if content(t, l) != "weights" {
+		t.Error("the memory has gone")
+	}
+	if _, err := Get(h.socket, file, patience); err == nil || errors.Is(err, ErrRefused) {
+		t.Errorf("without a holder: %v", err)
+	}
+	if h := hold(t, dir, Options{}, new(memfds)); content(t, h.get(file)) != "weights" {
+		t.Error("the next holder has other weights")
+	}
+}
+
+func TestAHolderThatHangsIsNotWaitedForLonger(t *testing.T) {
+	dir, loader := t.TempDir(), &memfds{gate: make(chan struct{})}
+	h := hold(t, dir, Options{}, loader)
+	if _, err := Get(h.socket, fileOf(t, dir, "a", []byte("a")), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "no answer") {
+		t.Errorf("%v", err)
+	}
+	close(loader.gate)
+	h.files(1)
+}
+
+// dial speaks to the holder without being careful.
+func (h *held) dial() *net.UnixConn {
+	h.t.Helper()
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: h.socket})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.t.Cleanup(func() { c.Close() })
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+		h.t.Fatal(err)
+	}
+	return c
+}
+
+func TestHostileQuestionsAreRefused(t *testing.T) {
+	dir, loader := t.TempDir(), new(memfds)
+	h := hold(t, dir, Options{}, loader)
+	file, err := os.Open(fileOf(t, dir, "a", []byte("a")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	empty, err := os.Open(fileOf(t, dir, "empty", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer empty.Close()
+	sparse := fileOf(t, dir, "sparse", []byte("x"))
+	if err := os.Truncate(sparse, maxFileBytes+1); err != nil {
+		t.Skipf("no large files here: %v", err)
+	}
+	large, err := os.Open(sparse)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer large.Close()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	defer write.Close()
+	folder, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer folder.Close()
+	question := ask{Version: Version}
+	raw := func(b []byte, files ...*os.File) func(*net.UnixConn) error {
+		return func(c *net.UnixConn) error {
+			var fds []int
+			for _, f := range files {
+				fds = append(fds, int(f.Fd()))
+			}
+			_, _, err := c.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
+			return err
+		}
+	}
+	for what, say := range map[string]func(*net.UnixConn) error{
+		"no file":       func(c *net.UnixConn) error { return send(c, question, nil) },
+		"no regular":    func(c *net.UnixConn) error { return send(c, question, read) },
+		"regular file":  func(c *net.UnixConn) error { return send(c, question, folder) },
+		"empty":         func(c *net.UnixConn) error { return send(c, question, empty) },
+		"at most":       func(c *net.UnixConn) error { return send(c, question, large) },
+		"version 7":     func(c *net.UnixConn) error { return send(c, ask{Version: 7}, file) },
+		"no message":    raw([]byte("x"), file),
+		"one desc":      raw([]byte(`{"version":1}`), file, file),
+		"more than":     raw(bytes.Repeat([]byte(" "), maxMessage+1), file),
+		"said nothing ": nil,
+	} {
+		c := h.dial()
+		if say != nil {
+			if err := say(c); err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+		} else {
+			what = "timeout"
+		}
+		var a answer
+		memory, err := receive(c, &a)
+		if err != nil || memory != nil || !strings.Contains(a.Refused, what) {
+			t.Errorf("%s: answered %+v, %v", what, a, err)
+		}
+		c.Close()
+	}
+	if loader.loads.Load() != 0 {
+		t.Errorf("%d of them were loaded", loader.loads.Load())
+	}
+	if got := content(t, h.get(file.Name())); got != "a" {
+		t.Errorf("after all that it answers %q", got)
+	}
+	// No descriptor of theirs is kept.
+	before := descriptors(t)
+	for range 50 {
+		c := h.dial()
+		if err := raw([]byte(`{"version":1}`), file, folder, empty)(c); err != nil {
+			t.Fatal(err)
+		}
+		var a answer
+		if _, err := receive(c, &a); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	h.until("descriptors are closed", func() bool { return descriptors(t) <= before+2 })
+}
+
+func descriptors(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// A process that talks after its question is hung up on, and counted no more.
+func TestAProcessThatTalksIsHungUpOn(t *testing.T) {
+	dir := t.TempDir()
+	h := hold(t, dir, Options{Linger: 10 * time.Millisecond}, new(memfds))
+	l := h.get(fileOf(t, dir, "a", []byte("a")))
+	h.files(1)
+	if _, err := l.conn.Write([]byte("more")); err != nil {
+		t.Fatal(err)
+	}
+	h.files(0)
+	if n, err := l.conn.Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Errorf("read %d, %v", n, err)
+	}
+}
+
+func TestASocketsPlaceThatIsTakenIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	path := fileOf(t, dir, "w.sock", []byte("somebody's"))
+	if err := Hold(t.Context(), Options{Socket: path}); err == nil || !strings.Contains(err.Error(), "no socket") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestALoaderThatCannotBeStartedIsARefusal(t *testing.T) {
+	dir := t.TempDir()
+	file := fileOf(t, dir, "a", []byte("a"))
+	for _, command := range [][]string{{"/nowhere/loader"}, {"/bin/true"}, {"/bin/false"}} {
+		h := hold(t, t.TempDir(), Options{Loader: command}, nil)
+		if _, err := Get(h.socket, file, patience); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "loader") {
+			t.Errorf("%v: %v", command, err)
+		}
+		h.stop()
+	}
+}
