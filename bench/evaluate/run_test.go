@@ -1,0 +1,200 @@
+package evaluate
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/bench"
+	"github.com/penstock/penstock/configs"
+)
+
+// builtPenstock is the binary that nodes are made of.
+func builtPenstock(t *testing.T) string {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "penstock")
+	if out, err := exec.Command("go", "build", "-o", binary, "../../cmd/penstock").CombinedOutput(); err != nil {
+		t.Fatalf("build penstock: %v\n%s", err, out)
+	}
+	return binary
+}
+
+// quickly are options for a figure with small models on the CPU.
+func quickly(t *testing.T, binary, figure string) Options {
+	t.Helper()
+	o := Options{Options: bench.Options{Binary: binary, Device: configs.DeviceCPU, Machine: bench.ThisMachine("test")},
+		Figure: figure, Out: t.TempDir(), Runs: 1, Seed: 1, Quick: true}
+	o.Progress = func(what string) { t.Log(what) }
+	return o
+}
+
+// Whole nodes under open loops, and again under a script: that every request is counted
+// once is all that can be asked on a machine that others use.
+func TestFiguresAreMeasuredOnTheCPU(t *testing.T) {
+	binary := builtPenstock(t)
+	t.Run("loads", func(t *testing.T) {
+		r := measured(t, quickly(t, binary, "fig11"))
+		for _, x := range r.Results {
+			if len(x.Loads) != 2 {
+				t.Fatalf("%s, %s: %d loads", x.Case, x.Variant, len(x.Loads))
+			}
+			for _, l := range x.Loads {
+				for _, f := range l.Functions {
+					checkSum(t, x, f)
+				}
+			}
+		}
+		if len(r.Capacity) == 0 || r.Capacity[0].PerSecond <= 0 {
+			t.Errorf("capacity %+v", r.Capacity)
+		}
+	})
+	t.Run("timeline", func(t *testing.T) {
+		r := measured(t, quickly(t, binary, "fig16"))
+		for _, x := range r.Results {
+			if x.Timeline == nil || len(x.Timeline.Functions) != 2 {
+				t.Fatalf("%s, %s: %+v", x.Case, x.Variant, x.Timeline)
+			}
+			begun := 0
+			for _, e := range x.Timeline.Events {
+				if e.What == cueBegin {
+					begun++
+				}
+			}
+			if begun != 2 {
+				t.Errorf("%s: %d functions began: %+v", x.Variant, begun, x.Timeline.Events)
+			}
+			for _, f := range x.Timeline.Functions {
+				checkSum(t, x, f.Total)
+				offered := 0
+				for _, b := range f.Bins {
+					offered += b.Offered
+				}
+				if uint64(offered) != f.Total.Sent {
+					t.Errorf("%s, %s: the bins have %d requests of %d", x.Variant, f.Name, offered, f.Total.Sent)
+				}
+			}
+		}
+	})
+}
+
+// measured runs a figure to its end.
+func measured(t *testing.T, o Options) *Report {
+	t.Helper()
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	written, err := Read(filepath.Join(o.Out, o.Figure+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Prepare(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Left != 0 || written.Left != 0 || p.Left != 0 || len(written.Results) != p.Steps {
+		t.Errorf("%d of %d are left, %d as it is written: %+v", r.Left, p.Steps, written.Left, written.Results)
+	}
+	for _, x := range written.Results {
+		if x.Error != "" || x.Lost != 0 {
+			t.Errorf("%s, %s: %d lost, %q", x.Case, x.Variant, x.Lost, x.Error)
+		}
+	}
+	return written
+}
+
+func checkSum(t *testing.T, x Result, f FunctionLoad) {
+	t.Helper()
+	if sum := f.OK + f.Late + f.Incomplete + f.Busy + f.Refused + f.Failed + f.Unanswered; f.Sent == 0 || sum != f.Sent {
+		t.Errorf("%s, %s, %s: %d sent, %d accounted for", x.Case, x.Variant, f.Name, f.Sent, sum)
+	}
+}
+
+// A call that is killed loses the measurement that it was at, and no other.
+func TestAFigureGoesOnWhereItWasKilled(t *testing.T) {
+	binary := builtPenstock(t)
+	o := quickly(t, binary, "table5")
+	o.Runs = 4
+	file := filepath.Join(o.Out, "table5.json")
+	command := exec.Command(binary, "bench", "evaluate", "--figure", "table5", "--device", "cpu", "--quick", "--runs", "4", "--out", o.Out)
+	var said strings.Builder
+	command.Stderr = &said
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- command.Wait() }()
+	deadline := time.After(time.Minute)
+	for {
+		if r, err := Read(file); err == nil && len(r.Results) > 0 {
+			break
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("ended before it was killed: %v\n%s", err, said.String())
+		case <-deadline:
+			command.Process.Kill()
+			t.Fatalf("nothing was written within a minute:\n%s", said.String())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	command.Process.Kill()
+	<-ended
+	before, err := Read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := measured(t, o)
+	if len(before.Results) >= len(after.Results) {
+		t.Skipf("all %d measurements were made before the kill", len(before.Results))
+	}
+	for i, x := range before.Results {
+		if after.Results[i].TookSeconds != x.TookSeconds {
+			t.Errorf("run %d was measured again", x.Run)
+		}
+	}
+}
+
+// What is not expected to end within the limit is not begun, and is still left.
+func TestALimitLeavesTheRest(t *testing.T) {
+	o := quickly(t, "/nowhere/penstock", "table5")
+	o.Limit = time.Millisecond
+	r, err := Run(t.Context(), o)
+	if err != nil || r.Left != 1 || len(r.Results) != 0 {
+		t.Errorf("%+v, %v: want one measurement left and none made", r, err)
+	}
+}
+
+// A measurement that fails stands in the report with its reason, and is made again by the
+// next call.
+func TestAFailureIsNotedAndTriedAgain(t *testing.T) {
+	o := quickly(t, "/nowhere/penstock", "table5")
+	_, err := Run(t.Context(), o)
+	if err == nil || !strings.Contains(err.Error(), "/nowhere/penstock") {
+		t.Fatalf("without a binary: %v", err)
+	}
+	r, err := Read(filepath.Join(o.Out, "table5.json"))
+	if err != nil || len(r.Results) != 1 || !strings.Contains(r.Results[0].Error, "/nowhere/penstock") || r.Left != 1 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	o.Binary = builtPenstock(t)
+	if r := measured(t, o); len(r.Results) != 1 || len(r.Results[0].Points) == 0 {
+		t.Errorf("tried again: %+v", r.Results)
+	}
+}
+
+func TestAnInterruptEndsARun(t *testing.T) {
+	o := quickly(t, "/bin/true", "table5")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, o); err == nil {
+		t.Error("an interrupted run reports no error")
+	}
+	if _, err := os.Stat(filepath.Join(o.Out, "table5.json")); err == nil {
+		t.Error("an interrupted measurement was written")
+	}
+}
