@@ -195,9 +195,11 @@ static int link_model(void *self, int64_t *persistent_bytes) {
 	code = penstock_weights(m->env->model, &shared, &length);
 	if (code == PENSTOCK_OK && length == bytes) {
 		lay(&m->at, shared);
+		penstock_log(PENSTOCK_INFO, "the parameters are those that the node shares");
 	} else if (code == PENSTOCK_OK) {
 		return penstock_fail("the node shares %llu bytes of %s, want %zu", (unsigned long long)length, m->env->model, bytes);
 	} else if (code == PENSTOCK_NOT_SHARED) {
+		penstock_log(PENSTOCK_INFO, penstock_last_error());
 		if ((code = check("allocate parameters", cuda.allocate(&m->own, bytes))) != PENSTOCK_OK ||
 			(code = check("copy parameters", cuda.to_device(m->own, m->file, bytes))) != PENSTOCK_OK)
 			return code;

@@ -3,8 +3,9 @@
 # `make gpu-kit ORT_CUDA=DIR`. run.sh unpacks it there.
 #
 #   lib*.so.xz      ONNX Runtime with its CUDA provider, from ORT_CUDA
-#   programs.tar.xz penstock (without the zoo, which the source tree has) and the
-#                   GPU tests, one archive: they share half their code; where DPDK is
+#   programs.tar.xz penstock (without the zoo, which the source tree has), the GPU
+#                   tests, libpenstock.so and the examples in C, one archive: they
+#                   share half their code; where DPDK is
 #                   installed here, penstock has it, and its libraries and drivers of
 #                   virtual ports lie beside it
 #   kit.txt         what was packed, from which commit
@@ -74,8 +75,10 @@ if [ $tags != slim ]; then
 		while read -r lib; do cp -L "$lib" "$work/lib/"; done
 fi
 "$go" test -c "${flags[@]}" -tags slim,gpu -o "$work/gpu.test" ./test/gpu
+make --no-print-directory GO="$go" LIBRARY="$work/lib/libpenstock.so" library >/dev/null
+examples/c/build.sh "$work/lib" "$work/c"
 cp test/gpu/run.sh "$work/"
-tar -C "$work" --owner=0 --group=0 -c penstock gpu.test run.sh lib | xz --x86 --lzma2=preset=9e,dict=64MiB -c >$kit/programs.tar.xz
+tar -C "$work" --owner=0 --group=0 -c penstock gpu.test run.sh lib c | xz --x86 --lzma2=preset=9e,dict=64MiB -c >$kit/programs.tar.xz
 {
 	echo "version $version"
 	echo "commit $(git rev-parse HEAD 2>/dev/null || echo unknown)"

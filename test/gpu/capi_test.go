@@ -1,0 +1,79 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// exampleInC is the card of examples/c/fashion.yaml, from the source tree, with the
+// program that the kit has.
+func exampleInC(t *testing.T) string {
+	t.Helper()
+	folder := filepath.Join(os.Getenv("PENSTOCK_ZOO"), "../../examples/c")
+	text, err := os.ReadFile(filepath.Join(folder, "fashion.yaml"))
+	if err != nil {
+		t.Fatalf("%v; PENSTOCK_ZOO says where the source tree's models/zoo is", err)
+	}
+	card := strings.NewReplacer("../../bin/examples/c", filepath.Join(filepath.Dir(penstock), "c"),
+		"fashion.weights", filepath.Join(folder, "fashion.weights")).Replace(string(text))
+	path := filepath.Join(t.TempDir(), "fashion.yaml")
+	if err := os.WriteFile(path, []byte(card), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// A model in C with kernels of its own is right on any multiprocessors, and in its
+// shadow, beside a neighbour.
+func TestModelInCAnswersAsOnTheCPU(t *testing.T) {
+	n := start(t, fmt.Sprintf(`
+shares: {tune: false, change: partition}
+functions:
+  - {name: fashion, model: %s, port: 0, slo: 20s, share_percent: 40}
+  - {name: face, port: 0, slo: 20s, share_percent: 40}
+`, exampleInC(t)))
+	answersAsOnTheCPU(t, n, "fashion")
+	for _, percent := range []float64{20, 50} {
+		fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
+		fashion.flows(t)
+		before, _ := serving(t, n, "fashion")
+		share(t, n, "fashion", percent)
+		waitFor(t, "fashion to be on its groups", func() bool { return inPlace(t, n, "fashion", percent) })
+		fashion.stop().answeredAll(t, 0)
+		face.stop().answeredAll(t, 0)
+		if now, _ := serving(t, n, "fashion"); now.PID != before.PID {
+			t.Errorf("process %d serves, want %d still", now.PID, before.PID)
+		}
+		answersAsOnTheCPU(t, n, "fashion")
+	}
+	active, shadow := serving(t, n, "fashion")
+	kill(t, active.PID)
+	waitFor(t, "the shadow to serve", func() bool {
+		now, _ := serving(t, n, "fashion")
+		return now.Generation == shadow.Generation
+	})
+	answersAsOnTheCPU(t, n, "fashion")
+	settled(t, n, "fashion")
+	settled(t, n, "face")
+	for line := range strings.Lines(n.Log()) {
+		if strings.Contains(line, "weights") || strings.Contains(line, "parameters are") {
+			t.Log(strings.TrimSpace(line))
+		}
+	}
+}
+
+// Without MPS and in shadows' changes it is the same.
+func TestModelInCAnswersByTime(t *testing.T) {
+	n := start(t, fmt.Sprintf(`
+mps: false
+functions:
+  - {name: fashion, model: %s, port: 0, slo: 20s, share_percent: 50}
+`, exampleInC(t)))
+	answersAsOnTheCPU(t, n, "fashion")
+	settled(t, n, "fashion")
+}
