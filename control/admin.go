@@ -16,7 +16,8 @@ import (
 
 // AdminSocket is the name of the manager's Unix socket, in the runtime folder,
 // that takes a person's orders: HTTP, POST, one JSON object, answered 200 with the
-// one line that says what was done, or 400 with the one that says what was wrong.
+// one line that says what was done, or 400 with the one that says what was wrong. GET of
+// StatusPath is answered there, too.
 const AdminSocket = "admin.sock"
 
 // The paths of the admin socket.
@@ -49,6 +50,42 @@ type ShareOrder struct {
 // SendOrder sends an order to the manager whose runtime folder is dir, and returns
 // the line that says what was done.
 func SendOrder(dir, path string, order any) (done string, err error) {
+	body, err := json.Marshal(order)
+	if err != nil {
+		return "", fmt.Errorf("encode order: %w", err)
+	}
+	request, err := http.NewRequest(http.MethodPost, "http://manager"+path, bytes.NewReader(body))
+	if err != nil {
+		return "", fmt.Errorf("make order: %w", err)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	text, err := ask(dir, request)
+	return strings.TrimSpace(string(text)), err
+}
+
+// ReadStatus asks the manager whose runtime folder is dir how its functions are.
+func ReadStatus(dir string) (Status, error) {
+	var s Status
+	request, err := http.NewRequest(http.MethodGet, "http://manager"+StatusPath, nil)
+	if err != nil {
+		return s, fmt.Errorf("ask for status: %w", err)
+	}
+	text, err := ask(dir, request)
+	if err != nil {
+		return s, err
+	}
+	if err := json.Unmarshal(text, &s); err != nil {
+		return s, fmt.Errorf("read manager's status: %w", err)
+	}
+	return s, nil
+}
+
+// maxAnswer bounds what a manager may say at a time: the status of a few hundred
+// functions.
+const maxAnswer = 16 << 20
+
+// ask has the manager whose runtime folder is dir answer a request.
+func ask(dir string, request *http.Request) ([]byte, error) {
 	socket := filepath.Join(dir, AdminSocket)
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -57,26 +94,21 @@ func SendOrder(dir, path string, order any) (done string, err error) {
 			return d.DialContext(ctx, "unix", socket)
 		},
 	}}
-	body, err := json.Marshal(order)
-	if err != nil {
-		return "", fmt.Errorf("encode order: %w", err)
-	}
-	response, err := client.Post("http://manager"+path, "application/json", bytes.NewReader(body))
+	response, err := client.Do(request)
 	if err != nil {
 		var noise *url.Error // "Post http://manager/add" is no place that a person knows
 		if errors.As(err, &noise) {
 			err = noise.Err
 		}
-		return "", fmt.Errorf("reach manager: %w; is a node running with this runtime folder? --runtime-dir says which", err)
+		return nil, fmt.Errorf("reach manager: %w; is a node running with this runtime folder? --runtime-dir says which", err)
 	}
 	defer response.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
 	if err != nil {
-		return "", fmt.Errorf("read manager's answer: %w", err)
+		return nil, fmt.Errorf("read manager's answer: %w", err)
 	}
-	done = strings.TrimSpace(string(text))
 	if response.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("manager: %s", done)
+		return nil, fmt.Errorf("manager: %s", strings.TrimSpace(string(text)))
 	}
-	return done, nil
+	return text, nil
 }

@@ -45,6 +45,7 @@ func (m *Manager) serveHTTP() (*servers, error) {
 		return nil, fmt.Errorf("open admin socket: %w", err)
 	}
 	take := http.NewServeMux()
+	take.HandleFunc("GET "+control.StatusPath, m.status)
 	take.HandleFunc("POST "+control.AddPath, m.takeAdd)
 	take.HandleFunc("POST "+control.RemovePath, m.takeRemove)
 	take.HandleFunc("POST "+control.ReplacePath, m.takeReplace)

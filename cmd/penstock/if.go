@@ -39,7 +39,8 @@ func ifCommand() *cobra.Command {
 		Long: `Without a verb this is the process of an inference function, which the orchestrator
 starts. The verbs change the functions of the node that runs with this runtime
 folder, while it runs.`,
-		Example: `  penstock if add face --port 5001
+		Example: `  penstock if list
+  penstock if add face --port 5001
   penstock if replace face ./face-v2/card.yaml
   penstock if rollback face
   penstock if share face 40
@@ -115,7 +116,7 @@ the functions those of the file again.`,
 			return send(folder(), control.SharePath, control.ShareOrder{Name: args[0], SharePercent: percent})
 		},
 	}
-	cmd.AddCommand(add, name("remove", "Take a function off the running node", control.RemovePath),
+	cmd.AddCommand(listCommand(folder), add, name("remove", "Take a function off the running node", control.RemovePath),
 		replace, name("rollback", "Bring back the model before the last replacement", control.RollbackPath), share)
 	return cmd
 }

@@ -35,6 +35,9 @@ func TestFunctionsAreAddedAndRemovedWhileOthersServe(t *testing.T) {
 	if err := nd.WaitReady(testContext(t)); err != nil {
 		t.Fatal(err)
 	}
+	if out, err := run(t, nd.Dir, "if", "list"); err != nil || !strings.Contains(out, "second") || !strings.Contains(out, "other v1") || !strings.Contains(out, "serves") {
+		t.Errorf("list: %v\n%s", err, out)
+	}
 	c := dial(t, nd, "second", client.Options{})
 	if _, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{}); err != nil {
 		t.Fatalf("the added function: %v", err)
@@ -48,6 +51,9 @@ func TestFunctionsAreAddedAndRemovedWhileOthersServe(t *testing.T) {
 	})
 	if out, err := run(t, nd.Dir, "if", "remove", "second"); err == nil || !strings.Contains(out, `no function "second"; there are: fn`) {
 		t.Errorf("removing it again: %v\n%s", err, out)
+	}
+	if out, err := run(t, t.TempDir(), "if", "list"); err == nil || !strings.Contains(out, "--runtime-dir") {
+		t.Errorf("list of no node: %v\n%s", err, out)
 	}
 	settled(t, nd, "fn")
 }
