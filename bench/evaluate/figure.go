@@ -125,25 +125,47 @@ func Names() (names []string) {
 // The parts of a step's time that do not depend on the case, as measured on an H200: for
 // an estimate.
 const (
-	startTime = 4 * time.Second // a node, until every batch size is linked
 	stopTime  = time.Second
-	readyTime = 3 * time.Second // a process with a framework alone
 	graceTime = 200 * time.Millisecond
 )
+
+// startTime is how long a node takes until every batch size of these functions is linked.
+func startTime(functions []Function) (takes time.Duration) {
+	for _, f := range functions {
+		takes = max(takes, readyTime(f.Model))
+	}
+	// They load side by side, on CPUs that they share.
+	return takes + time.Duration(len(functions))*300*time.Millisecond
+}
+
+// readyTime is how long a process takes that runs a model.
+func readyTime(model string) time.Duration {
+	switch model {
+	case mobilenet:
+		return 12 * time.Second
+	case vgg16, vgg19, resnet152:
+		return 5 * time.Second
+	}
+	return 3 * time.Second
+}
 
 // takes estimates a step.
 func (c *Case) takes() time.Duration {
 	switch c.Kind {
 	case KindLoads:
-		return startTime + c.Settle + time.Duration(len(c.Levels))*(c.Warmup+c.Measure+graceTime) + stopTime
+		return startTime(c.Functions) + c.Settle + time.Duration(len(c.Levels))*(c.Warmup+c.Measure+graceTime) + stopTime
 	case KindClosed:
-		return startTime + c.Warmup + c.Measure + stopTime
+		return startTime(c.Functions) + c.Warmup + c.Measure + stopTime
 	case KindTimeline:
-		return startTime + c.Length + stopTime
+		return startTime(c.Functions) + c.Length + stopTime
 	}
 	processes := max(1, len(c.Percents))
 	each := time.Duration(len(c.Ready.Batches)*len(c.Ready.Streams)) * c.Ready.Duration * 3 / 2
-	return time.Duration(len(c.Functions)) * time.Duration(processes) * (readyTime + each)
+	var all time.Duration
+	for _, f := range c.Functions {
+		all += time.Duration(processes) * (readyTime(f.Model) + each)
+	}
+	return all
 }
 
 // settings is what the case says of itself in a report.

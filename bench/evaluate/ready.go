@@ -17,7 +17,7 @@ import (
 
 // groupCounts are the numbers of SM groups that are measured: of 16, as an H200 has with
 // the driver's grain. 0 is the whole device.
-var groupCounts = []int{1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16}
+var groupCounts = []int{1, 2, 3, 4, 6, 8, 12, 16}
 
 // ready measures frameworks alone: no node, no traffic.
 func (r *runner) ready(ctx context.Context, v variant, c *Case) (points []Point, err error) {

@@ -28,6 +28,9 @@ type Options struct {
 	Seed  uint64
 	// Quick stands small models and short times in for the figure's.
 	Quick bool
+	// Weights is how all variants hold their models' weights, as configs.Config.Weights;
+	// empty: as a node does that is not told.
+	Weights string
 }
 
 // runner is a figure at work.
@@ -122,7 +125,7 @@ func (r *runner) capacityTakes() time.Duration {
 	if len(missing) == 0 {
 		return 0
 	}
-	return startTime + stopTime + time.Duration(len(missing))*(capacityWarmup+capacityMeasure)
+	return startTime(missing) + stopTime + time.Duration(len(missing))*(capacityWarmup+capacityMeasure)
 }
 
 // missing are the models whose capacity is not known yet.
@@ -156,7 +159,7 @@ func newRunner(o Options) (*runner, error) {
 		return nil, err
 	}
 	r.Options.Options.Device = r.device
-	settings, err := figure.fingerprint(o.Seed, o.Quick)
+	settings, err := figure.fingerprint(o)
 	if err != nil {
 		return nil, err
 	}
@@ -195,13 +198,14 @@ func newRunner(o Options) (*runner, error) {
 
 // fingerprint is of all that a figure's measurements rest on, the number of runs left
 // aside.
-func (f *Figure) fingerprint(seed uint64, quick bool) (string, error) {
+func (f *Figure) fingerprint(o Options) (string, error) {
 	text, err := json.Marshal(struct {
 		Figure   *Figure
 		Variants string
 		Seed     uint64
 		Quick    bool
-	}{f, fmt.Sprintf("%+v", variants), seed, quick})
+		Weights  string
+	}{f, fmt.Sprintf("%+v", variants), o.Seed, o.Quick, o.Weights})
 	if err != nil {
 		return "", fmt.Errorf("describe figure %s: %w", f.Name, err)
 	}

@@ -132,6 +132,7 @@ type nodeOptions struct {
 	reserved int // CPUs of the manager
 	slots    int // requests in flight, of each function
 	slabMiB  int // packet memory, of each function
+	weights  string
 	cards    map[string]string
 }
 
@@ -164,6 +165,9 @@ func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 		return "", fmt.Errorf("write configuration: %w", err)
 	}
 	fmt.Fprintf(&text, "batching: %s\ngather: %s\n", rule, v.gather)
+	if o.weights != "" {
+		fmt.Fprintf(&text, "weights: %s\n", o.weights)
+	}
 	fmt.Fprintf(&text, "slab: {size: %dMiB, receive_buffer: 64MiB}\naggregate: {slots: %d}\n", o.slabMiB, o.slots)
 	steps := []byte("[]")
 	if v.tune && v.change != configs.ChangePartition && o.device != configs.DeviceCPU {

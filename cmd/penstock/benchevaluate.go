@@ -47,6 +47,9 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 			if o.Runs < 1 || o.Runs > 100 {
 				return fmt.Errorf("--runs %d: want 1 to 100", o.Runs)
 			}
+			if o.Weights != "" && o.Weights != "shared" && o.Weights != "private" {
+				return fmt.Errorf("--weights %s: want shared or private", o.Weights)
+			}
 			if o.Out == "" {
 				return fmt.Errorf("--out: want the folder of the reports")
 			}
@@ -99,6 +102,7 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 	cmd.Flags().IntVar(&o.Runs, "runs", 3, "how often each variant is measured on each case")
 	cmd.Flags().Uint64Var(&o.Seed, "seed", 1, "seed of the arrivals; the same for all variants")
 	cmd.Flags().BoolVar(&o.Quick, "quick", false, "two cases a figure and short times; on a CPU small models in place of the figure's: to see that it works")
+	cmd.Flags().StringVar(&o.Weights, "weights", "", "shared or private, for all variants; as a node does if left out")
 	cmd.Flags().StringVar(&cpus, "cpus", "", "CPUs to keep to, node and load, like 0-15 or 0,2,4; all if left out")
 	cmd.Flags().BoolVar(&names, "names", false, "print the figures' names, and measure nothing")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what is left and how long it is expected to take, and measure nothing")
