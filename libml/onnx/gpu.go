@@ -588,6 +588,7 @@ func (g *gpu) drop(k key) error {
 
 // deinit gives everything back.
 func (g *gpu) deinit() error {
+	g.closeEntry()
 	g.reference, g.sharing = nil, sharing{}
 	if g.context == nil {
 		return nil

@@ -94,6 +94,7 @@ func (g *gpu) openPrepared() error {
 		g.env.Log.Warn().Err(err).Msg("a prepared model is damaged; it is prepared anew")
 		return nil
 	}
+	g.entry = e
 	if err := fits(card, tensorsOf(e.Inputs), tensorsOf(e.Outputs)); err != nil {
 		return fmt.Errorf("model %s does not fit its card: %w", card.Model, err)
 	}
@@ -101,7 +102,6 @@ func (g *gpu) openPrepared() error {
 	if err != nil {
 		return err
 	}
-	g.entry = e
 	if a := e.Answer; a != nil && a.Sample == digest(input) && answers(card, a.Outputs) {
 		g.reference = &reference{input: input, outputs: a.Outputs}
 	}
@@ -157,7 +157,16 @@ func (g *gpu) keepPrivate(why error) {
 		g.env.Log.Info().Err(why).Msg("weights are not shared: this process has its own")
 		g.stay = why.Error()
 	}
-	g.entry, g.initializers = nil, nil
+	g.initializers = nil
+	g.closeEntry()
+}
+
+// closeEntry gives the prepared model up.
+func (g *gpu) closeEntry() {
+	if g.entry != nil {
+		g.entry.Close() // it is open to be read
+		g.entry = nil
+	}
 }
 
 // share finds the weights on the GPU, and prepares the model before where nobody has. Only

@@ -61,30 +61,35 @@ func Run(t *testing.T, cards ...*models.Card) {
 	for _, card := range cards {
 		t.Run(card.Name, func(t *testing.T) {
 			b := newBed(t, card)
-			for _, test := range []struct {
-				name string
-				run  func(*testing.T, *bed)
-			}{
-				{"AnswersAreTheCPUs", answers},
-				{"ARowOfABatchIsTheImagesOwnAnswer", rows},
-				{"EverySizeStaysRightWhenTheOthersHaveRun", sizes},
-				{"InferBatchQueuesAndReturns", queues},
-				{"InferBatchAllocatesNothing", allocatesNothing},
-				{"BatchesInFlightDoNotMeet", inFlight},
-				{"ConfiguringAgainReplacesTheBuffers", replaces},
-				{"APartitionGivesTheSameAnswersBitForBit", partitions},
-				{"ASlotIsConfiguredBesideABatchInFlight", configuresBeside},
-			} {
-				t.Run(test.name, func(t *testing.T) {
-					runtime.LockOSThread()
-					if err := b.context.Bind(); err != nil {
-						t.Fatal(err)
-					}
-					test.run(t, b)
-				})
-			}
+			run(t, b)
 			b.close()
 			t.Run("DeinitLeavesNothing", func(t *testing.T) { leavesNothing(t, card) })
+		})
+	}
+}
+
+// run puts a model that is linked through everything.
+func run(t *testing.T, b *bed) {
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, *bed)
+	}{
+		{"AnswersAreTheCPUs", answers},
+		{"ARowOfABatchIsTheImagesOwnAnswer", rows},
+		{"EverySizeStaysRightWhenTheOthersHaveRun", sizes},
+		{"InferBatchQueuesAndReturns", queues},
+		{"InferBatchAllocatesNothing", allocatesNothing},
+		{"BatchesInFlightDoNotMeet", inFlight},
+		{"ConfiguringAgainReplacesTheBuffers", replaces},
+		{"APartitionGivesTheSameAnswersBitForBit", partitions},
+		{"ASlotIsConfiguredBesideABatchInFlight", configuresBeside},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			runtime.LockOSThread()
+			if err := b.context.Bind(); err != nil {
+				t.Fatal(err)
+			}
+			test.run(t, b)
 		})
 	}
 }
@@ -100,7 +105,13 @@ type bed struct {
 	closers []func() error
 }
 
-func newBed(t *testing.T, card *models.Card) *bed {
+func newBed(t *testing.T, card *models.Card) *bed { return newBedOver(t, card, false) }
+
+// newSharedBed is a model whose weights are shared. It is linked twice: the first prepares
+// it.
+func newSharedBed(t *testing.T, card *models.Card) *bed { return newBedOver(t, card, true) }
+
+func newBedOver(t *testing.T, card *models.Card, shared bool) *bed {
 	t.Helper()
 	runtime.LockOSThread()
 	b := &bed{t: t, card: card}
@@ -121,15 +132,33 @@ func newBed(t *testing.T, card *models.Card) *bed {
 		}
 		b.closers = append(b.closers, b.streams[i].Destroy)
 	}
-	b.gpu = b.framework(found.UUID(), func(slot int) uintptr { return b.streams[slot].Handle() })
-	b.cpu = b.framework(libml.DeviceCPU, nil)
+	stream := func(slot int) uintptr { return b.streams[slot].Handle() }
+	if !shared {
+		b.gpu = b.framework(found.UUID(), stream, nil)
+	} else {
+		h := &held{context: b.context, files: make(map[string]libml.Weights)}
+		b.closers = append(b.closers, h.close)
+		for i := range 2 {
+			if b.gpu != nil {
+				if err := b.gpu.Deinit(); err != nil {
+					t.Fatal(err)
+				}
+				b.closers = b.closers[:len(b.closers)-1]
+			}
+			b.gpu = b.framework(found.UUID(), stream, h.weights)
+			if h.asked != i+1 || len(h.files) != 1 {
+				t.Fatalf("it asked %d times for weights, which are %d files", h.asked, len(h.files))
+			}
+		}
+	}
+	b.cpu = b.framework(libml.DeviceCPU, nil, nil)
 	return b
 }
 
-func (b *bed) framework(device string, stream func(int) uintptr) libml.Framework {
+func (b *bed) framework(device string, stream func(int) uintptr, weights func(string) (libml.Weights, error)) libml.Framework {
 	b.t.Helper()
 	f := onnx.New()
-	env := libml.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream}
+	env := libml.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream, Weights: weights}
 	if err := f.Init(env); err != nil {
 		b.t.Fatal(err)
 	}

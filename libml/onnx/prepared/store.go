@@ -90,7 +90,12 @@ type Entry struct {
 	Graph []byte
 	// Dir has the graph and, under WeightsFile, the weights.
 	Dir string
+	// use holds a lock: an entry that is in use is not removed to make room.
+	use *os.File
 }
+
+// Close says that the entry's files are not needed any more.
+func (e *Entry) Close() error { return e.use.Close() }
 
 // Weights is the path of the file of weights.
 func (e *Entry) Weights() string { return filepath.Join(e.Dir, WeightsFile) }
@@ -132,7 +137,8 @@ func DefaultDir() (string, error) {
 }
 
 // Open reads an entry, but not its weights. fs.ErrNotExist where there is none,
-// ErrNotShareable where there can be none; one that is damaged is removed.
+// ErrNotShareable where there can be none; one that is damaged is removed. The entry's
+// files stay until Close.
 func (s Store) Open(k Key) (*Entry, error) {
 	dir := filepath.Join(s.Dir, k.name())
 	e, err := read(dir, k)
@@ -147,12 +153,23 @@ func (s Store) Open(k Key) (*Entry, error) {
 	return nil, err
 }
 
-func read(dir string, k Key) (*Entry, error) {
+func read(dir string, k Key) (_ *Entry, err error) {
 	text, err := readFile(filepath.Join(dir, indexFile), maxIndexBytes)
 	if err != nil {
 		return nil, err
 	}
 	e := &Entry{Dir: dir}
+	if e.use, err = os.Open(dir); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			e.use.Close()
+		}
+	}()
+	if err := unix.Flock(int(e.use.Fd()), unix.LOCK_SH); err != nil {
+		return nil, fmt.Errorf("lock it: %w", err)
+	}
 	if err := json.Unmarshal(text, &e.Index); err != nil {
 		return nil, fmt.Errorf("its index is damaged: %w", err)
 	}
@@ -336,7 +353,19 @@ func (s Store) trim(room int64) {
 		if sum <= cmp.Or(s.MostBytes, defaultMost) {
 			return
 		}
-		os.RemoveAll(e.dir)
-		sum -= e.bytes
+		if unused(e.dir) {
+			os.RemoveAll(e.dir)
+			sum -= e.bytes
+		}
 	}
+}
+
+// unused reports whether nobody has an entry open.
+func unused(dir string) bool {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 }

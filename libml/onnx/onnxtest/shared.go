@@ -1,0 +1,100 @@
+package onnxtest
+
+import (
+	"errors"
+	"hash/crc32"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/models"
+)
+
+// RunShared is Run over weights that are shared: mapped read-only, as the holder's are.
+// Models are prepared in a folder of the test's.
+func RunShared(t *testing.T, cards ...*models.Card) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	for _, card := range cards {
+		t.Run(card.Name, func(t *testing.T) {
+			b := newSharedBed(t, card)
+			run(t, b)
+			b.close()
+		})
+	}
+}
+
+// held is an Environment.Weights of this process's own.
+type held struct {
+	context *cuda.Context
+	files   map[string]libml.Weights
+	arenas  []*cuda.Arena
+	asked   int
+}
+
+// weights puts a file into an arena, and maps that once more, to be read.
+func (h *held) weights(file string) (libml.Weights, error) {
+	h.asked++
+	if w, ok := h.files[file]; ok {
+		return w, nil
+	}
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return libml.Weights{}, err
+	}
+	var w libml.Weights
+	err = h.onThread(func() error {
+		a, err := h.context.NewArena(len(content))
+		if err != nil {
+			return err
+		}
+		h.arenas = append(h.arenas, a)
+		host, err := h.context.AllocateHost(len(content))
+		if err != nil {
+			return err
+		}
+		defer h.context.FreeHost(host)
+		copy(host, content)
+		s := cuda.Stream{}
+		if err := errors.Join(s.Copy(a.Pointer(), cuda.At(host), len(host)), s.Synchronize()); err != nil {
+			return err
+		}
+		fd, err := a.ExportFD()
+		if err != nil {
+			return err
+		}
+		f := os.NewFile(uintptr(fd), "memory")
+		defer f.Close()
+		only, err := h.context.ImportArena(fd, a.Bytes(), true)
+		if err != nil {
+			return err
+		}
+		h.arenas = append(h.arenas, only)
+		w = libml.Weights{Address: uintptr(only.Pointer()), Bytes: len(content), CRC32C: crc32.Checksum(content, crc32.MakeTable(crc32.Castagnoli))}
+		return nil
+	})
+	if err == nil {
+		h.files[file] = w
+	}
+	return w, err
+}
+
+func (h *held) onThread(f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		done <- errors.Join(h.context.Bind(), f())
+	}()
+	return <-done
+}
+
+func (h *held) close() error {
+	return h.onThread(func() error {
+		var errs []error
+		for _, a := range h.arenas {
+			errs = append(errs, a.Close())
+		}
+		return errors.Join(errs...)
+	})
+}

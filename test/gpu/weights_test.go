@@ -1,0 +1,216 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/onnx/onnxtest"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/node"
+)
+
+// The suite of onnx again, over weights that are mapped read-only: whatever wrote there
+// would fault.
+func TestONNXOverSharedWeights(t *testing.T) {
+	var cards []*models.Card
+	for _, card := range onnxtest.Zoo(t) {
+		if card.Name == "fashion" { // the others run on the CPU in part, or in other kernels each time
+			cards = append(cards, card)
+		}
+	}
+	for _, name := range []string{"mobilenetv2", "resnet50", "vgg19"} {
+		card, err := models.ReadCard(exported(t, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		small := *card
+		small.Batches = card.Batches[:min(4, len(card.Batches))]
+		cards = append(cards, &small)
+	}
+	onnxtest.RunShared(t, cards...)
+}
+
+// sharing is a node on which each of these functions shares its weights; cache is where
+// prepared models are kept.
+func sharing(t *testing.T, cache string, functions ...string) *node.Node {
+	t.Helper()
+	t.Setenv("XDG_CACHE_HOME", cache)
+	text := "weights: shared\nlog: {level: debug}\nshares: {tune: false, change: shadow}\nfunctions:\n"
+	for i, model := range functions {
+		text += fmt.Sprintf("  - {name: f%d, model: %s, port: 0, slo: 5s, share_percent: %d}\n", i, exported(t, model), 90/len(functions))
+	}
+	return start(t, text)
+}
+
+// held waits for the holder to have so many files, and returns what it has.
+func held(t *testing.T, n *node.Node, files int) (w control.WeightsHeld) {
+	t.Helper()
+	waitFor(t, fmt.Sprintf("%d files to be held", files), func() bool {
+		s := status(t, n)
+		if s.Device == nil || s.Device.Weights == nil {
+			return false
+		}
+		w = *s.Device.Weights
+		return w.Files == files
+	})
+	return w
+}
+
+// holder is the process id of the node's.
+func holder(t *testing.T, n *node.Node) int {
+	t.Helper()
+	pid := 0
+	waitFor(t, "a holder", func() bool {
+		for _, p := range processes(n.Dir) {
+			if p.command == "weights" {
+				pid = p.pid
+			}
+		}
+		return pid != 0
+	})
+	return pid
+}
+
+// Two functions of one model, and their shadows, hold its weights once; a shadow that is
+// woken reads none.
+func TestWeightsAreHeldOnceForAllProcesses(t *testing.T) {
+	n := sharing(t, t.TempDir(), "vgg19", "vgg19", "resnet50")
+	for _, name := range []string{"f0", "f1", "f2"} {
+		serving(t, n, name)
+	}
+	w := held(t, n, 2)
+	about, err := os.Stat(filepath.Join(filepath.Dir(exported(t, "vgg19")), "model.onnx"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if w.Bytes < about.Size() || w.Bytes > 2*about.Size() {
+		t.Errorf("%d bytes are held, a VGG-19 alone has %d", w.Bytes, about.Size())
+	}
+	if strings.Contains(n.Log(), "weights are not shared") {
+		t.Error("a process has weights of its own")
+	}
+	load := send(t, n, "f0", 200)
+	load.flows(t)
+	for _, percent := range []float64{24, 18} { // shares at which cuBLAS is right in f16 (docs/adr/0007)
+		before, _ := serving(t, n, "f0")
+		share(t, n, "f0", percent/2)
+		waitFor(t, "the shadow to serve", func() bool {
+			now, _ := serving(t, n, "f0")
+			return now.PID != before.PID
+		})
+	}
+	load.stop().answeredAll(t, 0)
+	held(t, n, 2)
+	settled(t, n, "f0")
+	t.Logf("held %d MiB; silent for %s: %s", w.Bytes>>20, load.silence(), load)
+}
+
+// A holder that is killed costs nobody anything: what is mapped stays, it is started
+// again, and the next process loads once more.
+func TestAKilledHolderIsNoticedByNobody(t *testing.T) {
+	n := sharing(t, t.TempDir(), "resnet50", "vgg19")
+	load := send(t, n, "f0", 300)
+	load.flows(t)
+	serving(t, n, "f0")
+	serving(t, n, "f1")
+	held(t, n, 2)
+	for range 3 {
+		before := holder(t, n)
+		kill(t, before)
+		waitFor(t, "another holder", func() bool { return holder(t, n) != before })
+		load.flows(t)
+	}
+	held(t, n, 0)
+	load.stop().answeredAll(t, 0)
+	active, _ := serving(t, n, "f1")
+	kill(t, active.PID) // its shadow asks the holder that is there
+	waitFor(t, "the shadow to serve", func() bool {
+		now, _ := serving(t, n, "f1")
+		return now.PID != active.PID
+	})
+	held(t, n, 1)
+	settled(t, n, "f0")
+	t.Logf("silent for %s: %s", load.silence(), load)
+}
+
+// Without a holder that can be started, everybody has weights of his own.
+func TestWithoutAHolderEverybodyServes(t *testing.T) {
+	dir := t.TempDir()
+	// A folder where the socket would be.
+	if err := os.MkdirAll(filepath.Join(dir, "weights.sock", "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	n := startIn(t, dir, fmt.Sprintf("weights: shared\nshares: {tune: false}\nfunctions:\n  - {name: f0, model: %s, port: 0, slo: 5s, share_percent: 50}\n", exported(t, "resnet50")))
+	load := send(t, n, "f0", 200)
+	load.flows(t)
+	serving(t, n, "f0")
+	load.stop().answeredAll(t, 0)
+	if !strings.Contains(n.Log(), "weights are not shared") {
+		t.Error("the log does not say so")
+	}
+}
+
+// A fault under MPS takes all processes; the weights stay, and those who come after find
+// them there.
+func TestWeightsOutliveAFault(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	n := start(t, fmt.Sprintf(`
+weights: shared
+log: {level: debug}
+shares: {tune: false}
+functions:
+  - {name: f0, model: %s, port: 0, slo: 10s, share_percent: 40}
+  - {name: f1, model: %s, port: 0, slo: 10s, share_percent: 40}
+  - {name: neighbour, model: %s, port: 0, share_percent: 20, environment: {PENSTOCK_NULL: fault_after=30}}
+`, exported(t, "resnet50"), exported(t, "vgg19"), nullCard(t, "neighbour")))
+	f0, f1 := send(t, n, "f0", 200), send(t, n, "f1", 100)
+	f0.flows(t)
+	f1.flows(t)
+	for _, name := range []string{"f0", "f1", "neighbour"} {
+		serving(t, n, name)
+	}
+	before := held(t, n, 2)
+	pid := holder(t, n)
+	loads := strings.Count(n.Log(), "weights are on the GPU")
+	f, err := n.Function("neighbour")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{Timeout: 20 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	picture := make([]byte, f.Input.Bytes)
+	fault := error(nil)
+	for i := 0; i < 100 && fault == nil; i++ {
+		_, fault = c.Do(t.Context(), picture, client.RequestOptions{})
+	}
+	if fault == nil {
+		t.Fatal("the neighbour does not fault")
+	}
+	f0.flows(t)
+	f1.flows(t)
+	for _, name := range []string{"f0", "f1"} {
+		serving(t, n, name)
+	}
+	waitFor(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })
+	if after := held(t, n, 2); after != before || holder(t, n) != pid {
+		t.Errorf("held %+v before the fault, %+v after it", before, after)
+	}
+	if again := strings.Count(n.Log(), "weights are on the GPU"); again != loads {
+		t.Errorf("weights were loaded %d times before the fault and %d times after it", loads, again-loads)
+	}
+	f0.stop().answeredAll(t, 2*8)
+	f1.stop().answeredAll(t, 2*8)
+	t.Logf("silent for %s and %s; the node says %.0f ms", f0.silence(), f1.silence(), status(t, n).Faults.LastMillis)
+}
