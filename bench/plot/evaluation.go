@@ -78,8 +78,13 @@ func drawnOf(name string) (names []string) {
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	once := names[:0]
+	for _, n := range names {
+		if !slices.Contains(once, n) {
+			once = append(once, n)
+		}
+	}
+	return once
 }
 
 // evaluation is a report, by case and variant.
@@ -190,15 +195,16 @@ func spreadBy[T any](all []T, by func(T) float64) spread {
 	return spreadOf(values)
 }
 
-// text writes the median and, where there are several runs, least and most.
-func (s spread) text(write func(float64) string) string {
+// text writes the median and, where there are several runs, least and most; then the
+// unit, once.
+func (s spread) text(write func(float64) string, unit string) string {
 	switch {
 	case s.runs == 0:
 		return "–"
 	case s.runs == 1 || write(s.least) == write(s.most):
-		return write(s.median)
+		return write(s.median) + unit
 	}
-	return fmt.Sprintf("%s (%s–%s)", write(s.median), write(s.least), write(s.most))
+	return fmt.Sprintf("%s (%s–%s)%s", write(s.median), write(s.least), write(s.most), unit)
 }
 
 // below says that all runs lie under all of the other's: by more than the spread.

@@ -211,10 +211,10 @@ func TestPenstockIsHeldAgainstEachBaseline(t *testing.T) {
 		below, above, same, said int
 		verdict                  string
 	}{
-		{"clearly above", map[string][]float64{"penstock": {900, 910, 905}, "mps": {500, 510, 490}}, false, 0, 1, 0, 2, "for more than 1 % (1 comparisons): **true**"},
-		{"clearly below", map[string][]float64{"penstock": {400, 410, 405}, "mps": {500, 510, 490}}, false, 1, 0, 0, 2, "**false**, below in 1: C1 at 100 % beside mps (-19.0 %)"},
-		{"runs overlap", map[string][]float64{"penstock": {480, 505, 495}, "mps": {500, 510, 490}}, false, 0, 0, 1, 2, "**false**, in 1 of them: 0 below, 1 within the spread"},
-		{"less than a percent", map[string][]float64{"penstock": {995, 996, 995}, "mps": {999, 999, 1000}}, false, 0, 0, 1, 1, "**true**"},
+		{"clearly above", map[string][]float64{"penstock": {900, 910, 905}, "mps": {500, 510, 490}}, false, 0, 1, 0, 2, "misses the objective for more than 1 %: **true** (1)."},
+		{"clearly below", map[string][]float64{"penstock": {400, 410, 405}, "mps": {500, 510, 490}}, false, 1, 0, 0, 2, "**false**: below in 1 of 1: C1 at 100 % beside mps (-19.0 %)."},
+		{"runs overlap", map[string][]float64{"penstock": {480, 505, 495}, "mps": {500, 510, 490}}, false, 0, 0, 1, 2, "**false**: not above in 1 of 1: C1 at 100 % beside mps (-1.0 %)."},
+		{"less than a percent", map[string][]float64{"penstock": {995, 996, 995}, "mps": {999, 999, 1000}}, false, 0, 0, 1, 1, "spread: **true** (1)."},
 		{"the sender was late", map[string][]float64{"penstock": {400, 410, 405}, "mps": {500, 510, 490}}, true, 0, 0, 0, 0, ""},
 		{"nothing to compare with", map[string][]float64{"penstock": {400, 410, 405}}, false, 0, 0, 0, 0, ""},
 	} {
@@ -251,17 +251,20 @@ func TestATrialIsNotShown(t *testing.T) {
 
 func TestSpreadsAreWrittenShort(t *testing.T) {
 	for want, s := range map[string]spread{
-		"–":         spreadOf([]float64{math.NaN()}),
-		"3":         spreadOf([]float64{3}),
-		"3 (2–5)":   spreadOf([]float64{5, 2, 3}),
-		"1,000":     spreadOf([]float64{1000.1, 1000.2}),
-		"4 (3–4.5)": spreadOf([]float64{4, math.NaN(), 3, 4.5}),
+		"–":            spreadOf([]float64{math.NaN()}),
+		"3":            spreadOf([]float64{3}),
+		"3 (2–5)":      spreadOf([]float64{5, 2, 3}),
+		"1,000":        spreadOf([]float64{1000.1, 1000.2}),
+		"4 (3–4.5) ms": spreadOf([]float64{4, math.NaN(), 3, 4.5}),
 	} {
-		write := plain
+		write, unit := short, ""
 		if want == "1,000" {
 			write = number
 		}
-		if got := s.text(write); got != want {
+		if strings.HasSuffix(want, "ms") {
+			unit = " ms"
+		}
+		if got := s.text(write, unit); got != want {
 			t.Errorf("%+v is written %q, want %q", s, got, want)
 		}
 	}

@@ -70,10 +70,10 @@ func (e *evaluation) legend(variants []string) (list []entry) {
 	return list
 }
 
-// target is a legend's entry for an objective.
+// objectiveEntry is a legend's for an objective.
 var objectiveEntry = entry{"objective", red, true}
 
-// drawn are the variants of cases that anything was measured with.
+// measuredVariants are the variants of cases that anything was measured with.
 func (e *evaluation) measuredVariants(cases []evaluate.CaseSetting) (names []string) {
 	for _, v := range e.variants(cases) {
 		if slices.ContainsFunc(cases, func(c evaluate.CaseSetting) bool { return len(e.results(c.Name, v)) > 0 }) {
@@ -552,6 +552,7 @@ func (e *evaluation) drawStreams() error {
 			return err
 		}
 		for _, p := range []*plot.Plot{rate, took} {
+			across(p, grey, 100)
 			p.Y.Min, p.Y.Max = 0, most*1.05
 			p.X.Tick.Label.Font = sans(7)
 			s.rows[0] = append(s.rows[0], p)
@@ -622,6 +623,7 @@ func (e *evaluation) besidePlot() (*plot.Plot, error) {
 		return nil, err
 	}
 	p.X.Tick.Label.Font = sans(7)
+	across(p, grey, 100)
 	p.Y.Min, p.Y.Max = 0, most*1.05
 	return p, nil
 }

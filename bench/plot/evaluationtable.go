@@ -13,10 +13,9 @@ import (
 	"github.com/penstock/penstock/bench/evaluate"
 )
 
-func milli(v float64) string   { return short(v) + " ms" }
-func rate(v float64) string    { return number(v) + "/s" }
-func percent(v float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + " %" }
-func plain(v float64) string   { return short(v) }
+func milli(v float64) string  { return short(v) + " ms" }
+func rate(v float64) string   { return number(v) + "/s" }
+func tenths(v float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") }
 
 // state says how much of a report there is.
 func (e *evaluation) state() string {
@@ -95,8 +94,8 @@ func loadsTable(name string) func(dir string) (string, error) {
 					if behind(loads) {
 						mark, slow = " †", true
 					}
-					good = append(good, spreadBy(loads, goodput).text(number)+mark)
-					late = append(late, fmt.Sprintf("%s / %s", plainOr(spreadBy(loads, middle).median), spreadBy(loads, tail).text(plain)))
+					good = append(good, spreadBy(loads, goodput).text(number, "")+mark)
+					late = append(late, fmt.Sprintf("%s / %s", plainOr(spreadBy(loads, middle).median), spreadBy(loads, tail).text(short, "")))
 				}
 				goods, lates = append(goods, good), append(lates, late)
 			}
@@ -120,7 +119,7 @@ func plainOr(v float64) string {
 	if math.IsNaN(v) {
 		return "–"
 	}
-	return plain(v)
+	return short(v)
 }
 
 // leastDifference is what a difference must come to, in percent, beside runs that do not
@@ -173,42 +172,74 @@ func (e *evaluation) compare(variant string) (below, above, same []comparison) {
 	return below, above, same
 }
 
+// verdict is what the numbers say of the claim that a variant is never below a baseline
+// beyond the spread, and above it wherever the baseline misses its objective.
+type verdict struct {
+	variant string
+	// all are the comparisons, missing those in which the baseline misses the objective
+	// for more than 1 %.
+	all, missing int
+	below        []comparison
+	not          []comparison // of missing: those in which the variant is not above
+}
+
+func (e *evaluation) verdictOf(variant string) verdict {
+	below, above, same := e.compare(variant)
+	v := verdict{variant: e.label(variant), all: len(below) + len(above) + len(same), below: below}
+	for _, c := range slices.Concat(below, same) {
+		if c.misses {
+			v.missing++
+			v.not = append(v.not, c)
+		}
+	}
+	for _, c := range above {
+		if c.misses {
+			v.missing++
+		}
+	}
+	byPercent := func(a, b comparison) int { return cmp.Compare(a.percent, b.percent) }
+	slices.SortFunc(v.below, byPercent)
+	slices.SortFunc(v.not, byPercent)
+	return v
+}
+
+// never and above are the two halves, briefly.
+func (v verdict) never() string {
+	if len(v.below) == 0 {
+		return fmt.Sprintf("**true** (%d)", v.all)
+	}
+	return fmt.Sprintf("**false**: below in %d of %d", len(v.below), v.all)
+}
+
+func (v verdict) above() string {
+	switch {
+	case v.missing == 0:
+		return "no baseline misses"
+	case len(v.not) == 0:
+		return fmt.Sprintf("**true** (%d)", v.missing)
+	}
+	return fmt.Sprintf("**false**: not above in %d of %d", len(v.not), v.missing)
+}
+
 // penstocks are the variants that are Penstock whole.
 var penstocks = []string{"penstock", "penstock-shadow"}
 
-// verdicts are what the numbers say of the claim that Penstock is never below a baseline
-// beyond the spread, and above it wherever the baseline misses its objective.
+// verdicts are in sentences what the numbers say, exceptions named.
 func (e *evaluation) verdicts() (list []string) {
-	for _, v := range penstocks {
-		below, above, same := e.compare(v)
-		all := len(below) + len(above) + len(same)
-		if all == 0 {
+	for _, variant := range penstocks {
+		v := e.verdictOf(variant)
+		if v.all == 0 {
 			continue
 		}
-		slices.SortFunc(below, func(a, b comparison) int { return cmp.Compare(a.percent, b.percent) })
-		answer := "**true**"
-		if len(below) > 0 {
-			answer = fmt.Sprintf("**false**, below in %d: %s", len(below), listed(below))
-		}
-		list = append(list, fmt.Sprintf("%s is never below a baseline beyond the spread (%d comparisons): %s.", e.label(v), all, answer))
-		missed := func(l []comparison) (m []comparison) {
-			for _, c := range l {
-				if c.misses {
-					m = append(m, c)
-				}
+		with := func(exceptions []comparison) string {
+			if len(exceptions) == 0 {
+				return "."
 			}
-			return m
+			return ": " + listed(exceptions) + "."
 		}
-		less, more, level := missed(below), missed(above), missed(same)
-		if count := len(less) + len(more) + len(level); count > 0 {
-			answer = "**true**"
-			if not := append(less, level...); len(not) > 0 {
-				answer = fmt.Sprintf("**false**, in %d of them: %d below, %d within the spread", len(not), len(less), len(level))
-				if len(level) > 0 {
-					answer += " (" + listed(level) + ")"
-				}
-			}
-			list = append(list, fmt.Sprintf("%s is above a baseline wherever that misses the objective for more than 1 %% (%d comparisons): %s.", e.label(v), count, answer))
+		list = append(list, fmt.Sprintf("%s is never below a baseline beyond the spread: %s%s", v.variant, v.never(), with(v.below)))
+		if v.missing > 0 {
+			list = append(list, fmt.Sprintf("%s is above a baseline, beyond the spread, wherever that misses the objective for more than 1 %%: %s%s", v.variant, v.above(), with(v.not)))
 		}
 	}
 	return list
@@ -230,7 +261,9 @@ func listed(all []comparison) string {
 
 // verdictTable has all generated verdicts in one place.
 func verdictTable(dir string) (string, error) {
-	list := [][]string{{"figure", "what the numbers say"}}
+	list := [][]string{{"figure", "", "never below a baseline beyond the spread (comparisons)", "above it wherever it misses the objective (comparisons)"}}
+	var more []string
+	lost, runs := uint64(0), 0
 	for _, f := range evaluationFigures {
 		e, err := readEvaluation(dir, f.name)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -239,25 +272,18 @@ func verdictTable(dir string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		say := e.verdicts()
-		say = append(say, e.promises()...)
-		for _, s := range say {
-			list = append(list, []string{f.name, s})
+		for _, variant := range penstocks {
+			if v := e.verdictOf(variant); v.all > 0 {
+				list = append(list, []string{f.name, v.variant, v.never(), v.above()})
+			}
 		}
-	}
-	if len(list) == 1 {
-		return "", fs.ErrNotExist
-	}
-	return rows(list...), nil
-}
-
-// promises are what Penstock's own text promises and the time lines show: p99 within the
-// objective, no request lost, and how long a ring stood still.
-func (e *evaluation) promises() (list []string) {
-	lost, runs := uint64(0), 0
-	for _, r := range e.Results {
-		if r.Error == "" && len(r.Points) == 0 {
-			lost, runs = lost+r.Lost, runs+1
+		if f.name == "fig12c-14" {
+			more = append(more, e.convergenceVerdicts()...)
+		}
+		for _, r := range e.Results {
+			if r.Error == "" && len(r.Points) == 0 {
+				lost, runs = lost+r.Lost, runs+1
+			}
 		}
 	}
 	if runs > 0 {
@@ -265,12 +291,19 @@ func (e *evaluation) promises() (list []string) {
 		if lost > 0 {
 			answer = fmt.Sprintf("**false**, %d were", lost)
 		}
-		list = append(list, fmt.Sprintf("No request that was accepted is lost, in %d runs of all variants: %s.", runs, answer))
+		more = append(more, fmt.Sprintf("No request that was accepted is lost, in %d runs of all variants: %s.", runs, answer))
 	}
-	if e.Figure == "fig12c-14" {
-		list = append(list, e.convergenceVerdicts()...)
+	if len(list) == 1 && len(more) == 0 {
+		return "", fs.ErrNotExist
 	}
-	return list
+	text := ""
+	if len(list) > 1 {
+		text = rows(list...) + "\n"
+	}
+	if len(more) > 0 {
+		text += "- " + strings.Join(more, "\n- ") + "\n"
+	}
+	return text, nil
 }
 
 func (e *evaluation) convergenceVerdicts() (list []string) {
@@ -283,12 +316,12 @@ func (e *evaluation) convergenceVerdicts() (list []string) {
 			continue
 		}
 		if p := ofOnly(mine, totalTail); p.most > c.Functions[0].SLOMillis {
-			late = append(late, fmt.Sprintf("%s: %s", c.Name, p.text(milli)))
+			late = append(late, fmt.Sprintf("%s: %s", c.Name, p.text(short, " ms")))
 		}
 		if other := e.results(c.Name, "aimd"); len(other) > 0 {
 			compared++
 			if a, b := ofOnly(mine, t90Millis), ofOnly(other, t90Millis); !a.below(b) {
-				slow = append(slow, fmt.Sprintf("%s: %s beside %s", c.Name, a.text(milli), b.text(milli)))
+				slow = append(slow, fmt.Sprintf("%s: %s beside %s", c.Name, a.text(short, " ms"), b.text(short, " ms")))
 			}
 		}
 	}
@@ -355,11 +388,11 @@ func efficacyTable(paper []efficacy, names ...string) func(dir string) (string, 
 			}
 			e, levels := reports[i], reports[i].levels(p.ours)
 			level := slices.MinFunc(levels, func(a, b float64) int { return cmp.Compare(math.Abs(a-1), math.Abs(b-1)) })
-			row := []string{p.name, plain(p.plain), plain(p.batching), plain(p.combined), fmt.Sprintf("%+.0f %%", 100*(p.combined/p.plain-1)), fmt.Sprintf("%.0f %%", 100*level)}
+			row := []string{p.name, short(p.plain), short(p.batching), short(p.combined), fmt.Sprintf("%+.0f %%", 100*(p.combined/p.plain-1)), fmt.Sprintf("%.0f %%", 100*level)}
 			var first, last spread
 			for _, v := range []string{"mps", "mps-slab", "penstock"} {
 				s := spreadBy(e.loads(p.ours, v, level), func(l *evaluate.Load) float64 { return l.GUE })
-				row = append(row, s.text(short))
+				row = append(row, s.text(short, ""))
 				if v == "mps" {
 					first = s
 				}
@@ -452,13 +485,13 @@ func timelineTable(name string) func(dir string) (string, error) {
 							row = append(row, "")
 							continue
 						}
-						row = append(row, fmt.Sprintf("%s; %s", made.text(rate), percent(share.median)))
+						row = append(row, fmt.Sprintf("%s; %s", made.text(number, "/s"), tenths(share.median)+" %"))
 					}
 					list = append(list, append(row,
-						ofFunction(all, f.Name, totalTail).text(milli),
-						ofFunction(all, f.Name, func(f *evaluate.FunctionTimeline) float64 { return float64(f.Swaps) }).text(plain),
-						ofFunction(all, f.Name, func(f *evaluate.FunctionTimeline) float64 { return some(f.SwapIdleMillis) }).text(milli),
-						spreadBy(all, func(r *evaluate.Result) float64 { return float64(r.Lost) }).text(plain)))
+						ofFunction(all, f.Name, totalTail).text(short, " ms"),
+						ofFunction(all, f.Name, func(f *evaluate.FunctionTimeline) float64 { return float64(f.Swaps) }).text(short, ""),
+						ofFunction(all, f.Name, func(f *evaluate.FunctionTimeline) float64 { return some(f.SwapIdleMillis) }).text(short, " ms"),
+						spreadBy(all, func(r *evaluate.Result) float64 { return float64(r.Lost) }).text(short, "")))
 				}
 			}
 			if list != nil {
@@ -496,8 +529,8 @@ func convergenceTable(dir string) (string, error) {
 			if len(all) == 0 {
 				continue
 			}
-			list = append(list, []string{c.Name, e.label(v), ofOnly(all, t90Millis).text(milli), ofOnly(all, goodRate).text(rate), ofOnly(all, totalTail).text(milli),
-				ofOnly(all, lateShare).text(percent), ofOnly(all, func(f *evaluate.FunctionTimeline) float64 { return f.Total.MeanBatch }).text(plain)})
+			list = append(list, []string{c.Name, e.label(v), ofOnly(all, t90Millis).text(short, " ms"), ofOnly(all, goodRate).text(number, "/s"), ofOnly(all, totalTail).text(short, " ms"),
+				ofOnly(all, lateShare).text(tenths, " %"), ofOnly(all, func(f *evaluate.FunctionTimeline) float64 { return f.Total.MeanBatch }).text(short, "")})
 		}
 	}
 	if len(list) == 1 {
@@ -538,7 +571,7 @@ func kneeTable(dir string) (string, error) {
 					measured = true
 					whole := spreadBy(all[len(all)-1], speed)
 					if v == "percentage" || row[2] == "–" {
-						row[2] = fmt.Sprintf("%s, %s", whole.text(rate), milli(spreadBy(all[len(all)-1], batchMillis).median))
+						row[2] = fmt.Sprintf("%s, %s", whole.text(number, "/s"), milli(spreadBy(all[len(all)-1], batchMillis).median))
 					}
 					at := slices.IndexFunc(all, func(p []evaluate.Point) bool { return spreadBy(p, speed).median >= enough*whole.median })
 					row = append(row, fmt.Sprintf("%.0f %%", xs[at]))
@@ -586,7 +619,7 @@ func batchTable(dir string) (string, error) {
 				points = append(points, e.ready(c, p.model, p.batch, streams)...)
 			}
 			found = found || len(points) > 0
-			row = append(row, spreadBy(points, speed).text(rate), spreadBy(points, batchMillis).text(milli))
+			row = append(row, spreadBy(points, speed).text(number, "/s"), spreadBy(points, batchMillis).text(short, " ms"))
 		}
 		if found {
 			list = append(list, row)
@@ -614,7 +647,7 @@ func streamsTable(dir string) (string, error) {
 					continue
 				}
 				r1, r2, t1, t2 := spreadBy(one, speed), spreadBy(two, speed), spreadBy(one, batchMillis), spreadBy(two, batchMillis)
-				list = append(list, []string{f.Model, fmt.Sprint(b), r1.text(rate), t1.text(milli), r2.text(rate), t2.text(milli),
+				list = append(list, []string{f.Model, fmt.Sprint(b), r1.text(number, "/s"), t1.text(short, " ms"), r2.text(number, "/s"), t2.text(short, " ms"),
 					gained(r2, r1), gained(t2, t1)})
 			}
 		}
@@ -628,8 +661,8 @@ func streamsTable(dir string) (string, error) {
 				if len(all) == 0 {
 					continue
 				}
-				beside = append(beside, []string{c.Name + ", " + e.label(v), f.Name, spreadBy(all, func(r *evaluate.Result) float64 { return answered(r, f.Name) }).text(rate),
-					e.ofAlone(closed, f, all).text(percent), spreadBy(all, func(r *evaluate.Result) float64 { return tailOf(r, f.Name) }).text(milli)})
+				beside = append(beside, []string{c.Name + ", " + e.label(v), f.Name, spreadBy(all, func(r *evaluate.Result) float64 { return answered(r, f.Name) }).text(number, "/s"),
+					e.ofAlone(closed, f, all).text(tenths, " %"), spreadBy(all, func(r *evaluate.Result) float64 { return tailOf(r, f.Name) }).text(short, " ms")})
 			}
 		}
 	}
@@ -695,7 +728,7 @@ func readyTable(dir string) (string, error) {
 		if ft.runs > 0 && ot.runs > 0 {
 			better = fmt.Sprintf("%+.0f %%", 100*(1-ot.median/ft.median))
 		}
-		list = append(list, []string{fmt.Sprint(p.batch), fmt.Sprintf("%+.1f %%", p.rate), fmt.Sprintf("%+.1f %%", p.late), f.text(rate), ft.text(milli), o.text(rate), ot.text(milli), gained(o, f), better})
+		list = append(list, []string{fmt.Sprint(p.batch), fmt.Sprintf("%+.1f %%", p.rate), fmt.Sprintf("%+.1f %%", p.late), f.text(number, "/s"), ft.text(short, " ms"), o.text(number, "/s"), ot.text(short, " ms"), gained(o, f), better})
 	}
 	if len(list) == 1 {
 		return "", fs.ErrNotExist
