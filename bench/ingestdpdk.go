@@ -30,10 +30,14 @@ type OneCore struct {
 	DatagramsPerSecond     float64 `json:"datagrams_per_s"`
 	BareDatagramsPerSecond float64 `json:"bare_datagrams_per_s"`
 	// Ratio is the median of those of neighbouring measurements.
-	Ratio             float64 `json:"ratio"`
-	Requests          uint64  `json:"requests"`
-	Lost              uint64  `json:"lost"` // requests
-	AllocsPerDatagram float64 `json:"allocs_per_datagram"`
+	Ratio float64 `json:"ratio"`
+	// Read is a second floor: bursts that are received, of each frame the cache line read
+	// that its headers lie in, and freed. RatioRead is the median ratio to it.
+	ReadDatagramsPerSecond float64 `json:"read_datagrams_per_s,omitempty"`
+	RatioRead              float64 `json:"ratio_read,omitempty"`
+	Requests               uint64  `json:"requests"`
+	Lost                   uint64  `json:"lost"` // requests
+	AllocsPerDatagram      float64 `json:"allocs_per_datagram"`
 }
 
 // PortIngest is one kind of port with a sender at its other end.

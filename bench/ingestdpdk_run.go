@@ -228,19 +228,19 @@ func oneCore(ctx context.Context, t generate.Traffic, each time.Duration) (c One
 	}
 	defer end.table.Close()
 	var failed error
-	err = group.Inline(func(poll func(int), drain func(int) uint64) {
+	err = group.Inline(func(poll func(int), drain, read func(int) uint64) {
 		g, err := generate.Attach(device, 0, t)
 		if err != nil {
 			failed = err
 			return
 		}
-		failed = errors.Join(c.measure(ctx, g, end, poll, drain, each), g.Close())
+		failed = errors.Join(c.measure(ctx, g, end, poll, drain, read, each), g.Close())
 	})
 	return c, errors.Join(err, failed)
 }
 
 // measure takes turns between ours and the bare loop, on the thread that calls it.
-func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *ingestEnd, poll func(int), drain func(int) uint64, each time.Duration) error {
+func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *ingestEnd, poll func(int), drain, read func(int) uint64, each time.Duration) error {
 	var failed error
 	ours := func() {
 		poll(burstsATurn)
@@ -249,6 +249,7 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 		}
 	}
 	bare := func() { drain(burstsATurn) }
+	reading := func() { read(burstsATurn) }
 	// during has one of them work for that long, and then to the end of the request
 	// that is on its way, so that the other begins with a new one.
 	during := func(step func(), length time.Duration) (perSecond float64, frames uint64) {
@@ -267,10 +268,10 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 		step()
 		return float64(frames) / took.Seconds(), g.Made() - made
 	}
-	slice := each / (2 * ingestRounds)
+	slice := each / (3 * ingestRounds)
 	during(ours, slice/2)
 	during(bare, slice/2)
-	var rates, floors, ratios []float64
+	var rates, floors, ratios, reads, readRatios []float64
 	var datagrams, mallocs uint64
 	wholeBefore := end.aggregate.Stats().Whole
 	var before, after runtime.MemStats
@@ -279,14 +280,17 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 			return err
 		}
 		floor, _ := during(bare, slice)
+		second, _ := during(reading, slice)
 		runtime.ReadMemStats(&before)
 		rate, frames := during(ours, slice)
 		runtime.ReadMemStats(&after)
 		mallocs += after.Mallocs - before.Mallocs
 		datagrams += frames
 		rates, floors, ratios = append(rates, rate), append(floors, floor), append(ratios, rate/floor)
+		reads, readRatios = append(reads, second), append(readRatios, rate/second)
 	}
 	c.DatagramsPerSecond, c.BareDatagramsPerSecond, c.Ratio = median(rates), median(floors), median(ratios)
+	c.ReadDatagramsPerSecond, c.RatioRead = median(reads), median(readRatios)
 	c.AllocsPerDatagram = float64(mallocs) / float64(datagrams)
 	c.Requests = end.aggregate.Stats().Whole - wholeBefore
 	c.Lost = datagrams/uint64(c.Pieces) - c.Requests
@@ -331,7 +335,7 @@ func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
 	err = end.soak(ctx, begin.Add(o.Soak), g)
 	s.Seconds = time.Since(begin).Seconds()
 	// While nobody polls:
-	failed := group.Inline(func(func(int), func(int) uint64) { err = errors.Join(err, g.Close()) })
+	failed := group.Inline(func(func(int), func(int) uint64, func(int) uint64) { err = errors.Join(err, g.Close()) })
 	a, stats := end.aggregate.Stats(), group.Stats()
 	s.Datagrams, s.Requests, s.Missed = a.Datagrams, a.Whole, stats.Missed
 	s.Incomplete = a.Evicted + a.Incomplete

@@ -77,11 +77,12 @@ func ingestDPDK(ctx context.Context, print printer, duration, soak time.Duration
 	if err != nil {
 		return err
 	}
-	rows := []table.Row{{"one core, " + r.Memory, "datagrams", "bare bursts", "ratio", "allocations a datagram", "lost"}}
+	rows := []table.Row{{"one core, " + r.Memory, "datagrams", "bare bursts", "ratio", "headers read", "ratio", "allocations a datagram", "lost"}}
 	for _, c := range r.OneCore {
 		rows = append(rows, table.Row{fmt.Sprintf("%d × %d B, %s written", c.Pieces, c.PieceBytes, c.Frames),
 			fmt.Sprintf("%.2f M/s", c.DatagramsPerSecond/1e6), fmt.Sprintf("%.2f M/s", c.BareDatagramsPerSecond/1e6),
-			fmt.Sprintf("%.2f", c.Ratio), c.AllocsPerDatagram, c.Lost})
+			fmt.Sprintf("%.2f", c.Ratio), fmt.Sprintf("%.2f M/s", c.ReadDatagramsPerSecond/1e6), fmt.Sprintf("%.2f", c.RatioRead),
+			c.AllocsPerDatagram, c.Lost})
 	}
 	if len(r.Ports) > 0 {
 		rows = append(rows, table.Row{"port", "received", "sent", "lost", "allocations a datagram", "sender"})

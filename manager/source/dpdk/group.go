@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -223,6 +224,16 @@ func startEnvironment(o Options, of device) error {
 	if len(pins) == 0 && len(cpus) > o.Queues {
 		pins = cpus[len(cpus)-o.Queues:] // the first ones take the interrupts, as a rule
 	}
+	if of.pci != "" || o.BusyPoll > 0 {
+		// Who polls without a pause holds up by a scheduler's slice, milliseconds, what
+		// else of this process lands on its CPU.
+		if rest := without(cpus, pins); len(rest) > 0 && len(rest) < len(cpus) {
+			if err := keepOn(rest); err != nil {
+				return err
+			}
+			e.MainCPUs = joinInts(rest)
+		}
+	}
 	var lcores []string
 	for i := range o.Queues {
 		where := "(" + joinInts(cpus) + ")"
@@ -258,6 +269,37 @@ func allowedCPUs() (cpus []int, err error) {
 		}
 	}
 	return cpus, nil
+}
+
+func without(cpus, others []int) []int {
+	return slices.DeleteFunc(slices.Clone(cpus), func(cpu int) bool { return slices.Contains(others, cpu) })
+}
+
+// keepOn keeps this process, all its threads and those to come, on cpus; DPDK pins its own
+// elsewhere.
+func keepOn(cpus []int) error {
+	var set unix.CPUSet
+	for _, cpu := range cpus {
+		set.Set(cpu)
+	}
+	// A thread inherits from the one that made it, so a second look finds any that was
+	// made during the first.
+	for range 2 {
+		tasks, err := os.ReadDir("/proc/self/task")
+		if err != nil {
+			return fmt.Errorf("list own threads: %w", err)
+		}
+		for _, task := range tasks {
+			id, err := strconv.Atoi(task.Name())
+			if err != nil {
+				continue
+			}
+			if err := unix.SchedSetaffinity(id, &set); err != nil && !errors.Is(err, unix.ESRCH) {
+				return fmt.Errorf("keep thread %d on CPUs %v: %w", id, cpus, err)
+			}
+		}
+	}
+	return nil
 }
 
 func joinInts(n []int) string {

@@ -539,6 +539,26 @@ uint64_t pst_drain(uint16_t id, uint16_t queue, uint64_t polls)
 	return frames;
 }
 
+// The same, and each frame's first cache line is read, where its headers lie.
+uint64_t pst_drain_read(uint16_t id, uint16_t queue, uint64_t polls, uint64_t *sum)
+{
+	struct rte_mbuf *burst[PST_BURST];
+	uint64_t frames = 0;
+	for (uint64_t i = 0; i < polls; i++) {
+		uint32_t n = rte_eth_rx_burst(id, queue, burst, PST_BURST);
+		for (uint32_t k = 0; k < n; k++)
+			rte_prefetch0(rte_pktmbuf_mtod(burst[k], void *));
+		for (uint32_t k = 0; k < n; k++) {
+			const uint64_t *line = rte_pktmbuf_mtod(burst[k], uint64_t *);
+			for (int w = 0; w < PST_LINE / 8; w++)
+				*sum += line[w];
+		}
+		rte_pktmbuf_free_bulk(burst, n);
+		frames += n;
+	}
+	return frames;
+}
+
 // Frames outward, and mbufs back.
 
 int pst_alloc(void *pool, const uint8_t *base, uint64_t *mbufs, uint64_t *data, uint32_t n)

@@ -137,6 +137,7 @@ uint32_t pst_send(uint16_t id, uint16_t queue, uint8_t *base, const uint64_t *mb
 		  const uint32_t *lengths, const uint32_t *offloads, uint32_t n);
 // The bare way of frames, without a port above it: one burst in, all freed.
 uint64_t pst_drain(uint16_t id, uint16_t queue, uint64_t polls);
+uint64_t pst_drain_read(uint16_t id, uint16_t queue, uint64_t polls, uint64_t *sum);
 
 // A port of two rings, for tests and benchmarks.
 int pst_ring_port(const char *name, void **rx, void **tx, uint32_t queues, uint16_t *id);
