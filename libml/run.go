@@ -368,7 +368,7 @@ func (p *process) load() error {
 		}
 	}
 	if err := p.framework.Init(env); err != nil {
-		return fmt.Errorf("init %s: %w", p.card.Framework, err)
+		return fmt.Errorf("init %s: %w", p.card.Name, err)
 	}
 	if err := p.framework.LoadModel(); err != nil && !errors.Is(err, ErrNoHostStage) {
 		return fmt.Errorf("load model %s: %w", p.card.Name, err)

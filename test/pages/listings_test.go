@@ -1,0 +1,73 @@
+// Package pages holds what docs/libml.md and the pages below it show: each listing
+// names the file that it is from, and stands there, byte for byte. What stands there is
+// built and run by other tests (test/e2e).
+package pages
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const root = "../../"
+
+// listing is a fenced block of a page.
+type listing struct {
+	line     int
+	language string
+	file     string // from the root of the tree
+	text     string
+}
+
+// listings are the fenced blocks that name a language: "```c examples/c/fashion.c".
+func listings(page string) (list []listing) {
+	var open *listing
+	for i, line := range strings.SplitAfter(page, "\n") {
+		fence, fenced := strings.CutPrefix(strings.TrimRight(line, "\n"), "```")
+		switch {
+		case fenced && open == nil:
+			open = &listing{line: i + 1}
+			open.language, open.file, _ = strings.Cut(fence, " ")
+		case fenced:
+			if open.language != "" {
+				list = append(list, *open)
+			}
+			open = nil
+		case open != nil:
+			open.text += line
+		}
+	}
+	return list
+}
+
+func TestListingsAreTheExamples(t *testing.T) {
+	pages, err := filepath.Glob(root + "docs/libml/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, page := range append(pages, root+"docs/libml.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := listings(string(text))
+		if len(all) == 0 {
+			t.Errorf("%s has no listing", page)
+		}
+		for _, l := range all {
+			if l.file == "" {
+				t.Errorf("%s:%d: a listing in %s says not which file it is from", page, l.line, l.language)
+				continue
+			}
+			source, err := os.ReadFile(root + l.file)
+			if err != nil {
+				t.Errorf("%s:%d: %v", page, l.line, err)
+				continue
+			}
+			if l.text == "" || !strings.Contains(string(source), l.text) {
+				t.Errorf("%s:%d: this does not stand in %s:\n%s", page, l.line, l.file, l.text)
+			}
+		}
+	}
+}
