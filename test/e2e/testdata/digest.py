@@ -4,9 +4,8 @@ picture, and goes wrong as its argument says:
     init                init raises, with two lines of reason
     stage               load_model has no host stage; all is well
     memory              configure_batch has no memory
-    every=N             every Nth batch raises
-    exit=N              every Nth batch leaves with SystemExit
-    loop=FILE           a batch never ends where FILE is there, which is removed
+    every=N             every Nth batch raises, but for those of the warm-up
+    exit=N              every Nth batch leaves with SystemExit, likewise
     crash=FILE          a batch reads address 0 where FILE is there, which is removed
 """
 
@@ -32,7 +31,8 @@ class Digest(penstock.Framework):
         if ROLE == "init":
             raise ValueError("the first line\nand the second")
         env.info("card " + env.card["name"] + " of " + repr(env.input))
-        self.size, self.count, self.batches = env.input.bytes, 0, {}
+        self.size, self.batches = env.input.bytes, {}
+        self.count = -2 * len(env.batches)  # each size runs twice before it serves
 
     def load_model(self):
         if ROLE == "stage":
@@ -50,13 +50,11 @@ class Digest(penstock.Framework):
 
     def infer_batch(self, slot, n):
         self.count += 1
-        if ROLE == "every" and self.count % int(VALUE) == 0:
+        due = ROLE in ("every", "exit") and self.count > 0 and self.count % int(VALUE) == 0
+        if due and ROLE == "every":
             raise LookupError("one of every %s" % VALUE)
-        if ROLE == "exit" and self.count % int(VALUE) == 0:
+        if due:
             sys.exit("one of every %s" % VALUE)
-        if ROLE == "loop" and taken(VALUE):
-            while True:
-                pass
         if ROLE == "crash" and taken(VALUE):
             ctypes.string_at(0)
         words, answers = self.batches[slot, n]

@@ -1,0 +1,387 @@
+package e2e
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+// Whole nodes with models that are written in Python.
+
+// withPython is the environment of a node whose models find the module and the library
+// of this tree. Without a python3 the test is skipped, and says so.
+func withPython(t *testing.T) []string {
+	t.Helper()
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("python3 is missing: models in Python are not tested here")
+	}
+	folder, err := filepath.Abs("../../libml/python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{
+		"PENSTOCK_PYTHONPATH=" + folder, "PENSTOCK_LIBRARY=" + filepath.Join(programsIn(t), "libpenstock.so"),
+		"PYTHONDONTWRITEBYTECODE=1",
+	}
+}
+
+// pyDigestCard is nullCard for digest.py with a role.
+func pyDigestCard(t *testing.T, role string) string {
+	t.Helper()
+	path := nullCard(t, "digest", small)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := filepath.Abs("testdata/digest.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := fmt.Sprintf("command: [python3, %s, %q]", program, role)
+	if err := os.WriteFile(path, []byte(replaceLine(string(text), `framework: "null"`, command)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func absolute(t *testing.T, path string) string {
+	t.Helper()
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// floatsOf are an answer's values.
+func floatsOf(payload []byte) (list []float64) {
+	for ; len(payload) >= 4; payload = payload[4:] {
+		list = append(list, float64(math.Float32frombits(binary.LittleEndian.Uint32(payload))))
+	}
+	return list
+}
+
+// answersOf asks 100 pictures of that many bytes and holds each answer against want.
+func answersOf(t *testing.T, nd *node.Node, function string, bytes int, tolerance float64, want func(picture []byte) []float64) {
+	t.Helper()
+	var pictures [][]byte
+	for i := range 100 {
+		pictures = append(pictures, picture(bytes, i))
+	}
+	got, batches := ask(t, nd, function, pictures)
+	for i, p := range pictures {
+		is, should := floatsOf(got[i].Payload), want(p)
+		if len(is) != len(should) {
+			t.Fatalf("picture %d: %d values, want %d", i, len(is), len(should))
+		}
+		for k := range is {
+			if !(math.Abs(is[k]-should[k]) <= tolerance) {
+				t.Errorf("picture %d, value %d: %v, want %v", i, k, is[k], should[k])
+			}
+		}
+	}
+	if len(batches) < 2 {
+		t.Errorf("all rode in batches of one size: %v", batches)
+	}
+}
+
+func TestExampleInPythonAnswers(t *testing.T) {
+	nd := start(t, fmt.Sprintf("shares: {tune: false}\nfunctions:\n"+
+		"  - {name: colour, model: %s, port: 0, slo: 20s, share_percent: 50}\n", absolute(t, "../../examples/python/card.yaml")), withPython(t)...)
+	const pixels, channels = 64 * 64, 3
+	answersOf(t, nd, "colour", pixels*channels, 1e-3, func(p []byte) []float64 {
+		mean := make([]float64, channels)
+		for at, v := range p {
+			mean[at%channels] += float64(v) / pixels
+		}
+		return mean
+	})
+}
+
+func TestPythonThatCannotStartSaysWhyInOneLine(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)), withPython(t)...)
+	for role, want := range map[string]string{
+		"init":   "init: the first line",
+		"memory": "out of memory: MemoryError: no room for 8",
+	} {
+		t.Run(role, func(t *testing.T) {
+			out, err := run(t, nd.Dir, "if", "add", role, "--model", pyDigestCard(t, role))
+			if err == nil || !strings.Contains(out, want) || strings.Count(strings.TrimSpace(out), "\n") != 0 {
+				t.Errorf("add: %v, said:\n%s\nwant one line with %q", err, out, want)
+			}
+			if out, err := run(t, nd.Dir, "if", "remove", role); err != nil {
+				t.Errorf("remove: %v\n%s", err, out)
+			}
+		})
+	}
+	if !strings.Contains(nd.Log(), "Traceback") {
+		t.Error("the node's log has no traceback at debug level")
+	}
+	if got := stream(t, nd, 100, func() {}); got.by[wire.StatusOK] != 100 {
+		t.Errorf("the neighbour: %s; want 100 ok", got)
+	}
+}
+
+func TestBatchesThatRaiseCostThemselvesOnly(t *testing.T) {
+	for role, want := range map[string]string{
+		"every=5": "LookupError: one of every 5",
+		"exit=5":  "SystemExit: one of every 5",
+	} {
+		t.Run(role, func(t *testing.T) {
+			nd := start(t, oneFunction(pyDigestCard(t, role)), withPython(t)...)
+			before, _ := serving(t, nd, "fn")
+			got := stream(t, nd, 400, func() {})
+			if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] < 400/10 || got.by[wire.StatusOK] < 400/2 {
+				t.Errorf("%s; want every fifth batch failed and the others right", got)
+			}
+			if now, _ := serving(t, nd, "fn"); now.PID != before.PID {
+				t.Errorf("process %d serves, want %d still", now.PID, before.PID)
+			}
+			if !strings.Contains(nd.Log(), want) {
+				t.Errorf("the node's log does not say %q", want)
+			}
+			settled(t, nd, "fn")
+		})
+	}
+}
+
+// survives harms the process that serves in the middle of 1,000 requests.
+func survives(t *testing.T, card string, mayFail int, harm func(active int)) {
+	t.Helper()
+	nd := start(t, oneFunction(card), withPython(t)...)
+	active, shadow := serving(t, nd, "fn")
+	got := stream(t, nd, 1000, func() { harm(active.PID) })
+	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > mayFail {
+		t.Errorf("%s; want every request answered right, but for %d", got, mayFail)
+	}
+	waitFor(t, "the shadow to serve", func() bool {
+		now, _ := serving(t, nd, "fn")
+		return now.Generation >= shadow.Generation && now.PID != active.PID
+	})
+	settled(t, nd, "fn")
+}
+
+func TestShadowTakesOverFromPythonThatIsKilled(t *testing.T) {
+	survives(t, pyDigestCard(t, "well"), 8, func(pid int) { kill(t, pid) })
+}
+
+func TestShadowTakesOverWherePythonCrashes(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "crash")
+	survives(t, pyDigestCard(t, "crash="+file), 8, func(int) {
+		if err := os.WriteFile(file, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// The main thread is in C when the signal comes.
+func TestPythonThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
+	survives(t, pyDigestCard(t, "stage"), 0, func(pid int) {
+		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// withPyTorch is withPython for a python3 that has PyTorch. Where there is none the test
+// is skipped, and says so.
+func withPyTorch(t *testing.T) (interpreter string, environment []string) {
+	t.Helper()
+	environment = withPython(t)
+	for _, name := range []string{os.Getenv("PENSTOCK_PYTHON"), "python3", "/usr/bin/python3"} {
+		if name == "" {
+			continue
+		}
+		if err := exec.CommandContext(testContext(t), name, "-c", "import torch").Run(); err == nil {
+			return name, append(environment, "PENSTOCK_PYTHON="+name)
+		}
+	}
+	t.Skip("no python3 has PyTorch (apt-get install python3-torch, or PENSTOCK_PYTHON=...): the framework pytorch is not tested here")
+	return "", nil
+}
+
+// python runs Python code with the module's folder in its path.
+func python(t *testing.T, interpreter string, environment []string, arguments ...string) {
+	t.Helper()
+	c := exec.CommandContext(testContext(t), interpreter, arguments...)
+	c.Env = append(os.Environ(), environment...)
+	for _, e := range environment {
+		if folder, ok := strings.CutPrefix(e, "PENSTOCK_PYTHONPATH="); ok {
+			c.Env = append(c.Env, "PYTHONPATH="+folder)
+		}
+	}
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("python %v: %v\n%s", arguments, err, out)
+	}
+}
+
+// quadrantsCard is the example's card in a folder of its own, with the model that the
+// example's program writes, changed by the replacements.
+func quadrantsCard(t *testing.T, interpreter string, environment []string, oldnew ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	python(t, interpreter, environment, absolute(t, "../../examples/pytorch/quadrants.py"), filepath.Join(dir, "quadrants.pt"))
+	text, err := os.ReadFile("../../examples/pytorch/card.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "card.yaml")
+	if err := os.WriteFile(path, []byte(strings.NewReplacer(oldnew...).Replace(string(text))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const quadrantsSide = 64
+
+// quadrants is what the example's network answers.
+func quadrants(p []byte) []float64 {
+	luma := []float64{0.299, 0.587, 0.114}
+	const half = quadrantsSide / 2
+	answer := make([]float64, 4)
+	for y := range quadrantsSide {
+		for x := range quadrantsSide {
+			for c, weight := range luma {
+				answer[y/half*2+x/half] += weight * float64(p[(y*quadrantsSide+x)*3+c]) / (half * half)
+			}
+		}
+	}
+	return answer
+}
+
+func answersQuadrants(t *testing.T, nd *node.Node, function string) {
+	t.Helper()
+	answersOf(t, nd, function, quadrantsSide*quadrantsSide*3, 1e-2, quadrants)
+}
+
+func TestPyTorchAnswersAndOutlivesItsProcess(t *testing.T) {
+	interpreter, environment := withPyTorch(t)
+	card := quadrantsCard(t, interpreter, environment)
+	nd := start(t, fmt.Sprintf("log: {level: debug}\nshares: {tune: false}\nfunctions:\n"+
+		"  - {name: fn, model: %s, port: 0, slo: 20s, share_percent: 50}\n", card), environment...)
+	answersQuadrants(t, nd, "fn")
+	active, shadow := serving(t, nd, "fn")
+	if bytes := metric(t, nd, `penstock_model_persistent_bytes{function="fn"}`); bytes != 3*4 {
+		t.Errorf("the model has %v bytes, want 12: three weights", bytes)
+	}
+	kill(t, active.PID)
+	waitFor(t, "the shadow to serve", func() bool {
+		now, _ := serving(t, nd, "fn")
+		return now.Generation == shadow.Generation
+	})
+	answersQuadrants(t, nd, "fn")
+	settled(t, nd, "fn")
+}
+
+// Other kinds of files hold the same model.
+func TestPyTorchRunsFrozenAndFlatModels(t *testing.T) {
+	interpreter, environment := withPyTorch(t)
+	for name, write := range map[string]func(t *testing.T, dir string){
+		"frozen": func(t *testing.T, dir string) {
+			python(t, interpreter, environment, "-c", "import sys, torch\nf = sys.argv[1]\ntorch.jit.save(torch.jit.freeze(torch.jit.load(f).eval()), f)",
+				filepath.Join(dir, "quadrants.pt"))
+		},
+		"flat": func(t *testing.T, dir string) {
+			python(t, interpreter, environment, "-m", "penstock.pytorch", "flat", filepath.Join(dir, "quadrants.pt"), filepath.Join(dir, "quadrants.pt"))
+			if _, err := os.Stat(filepath.Join(dir, "quadrants.pt.weights")); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			card := quadrantsCard(t, interpreter, environment)
+			write(t, filepath.Dir(card))
+			nd := start(t, fmt.Sprintf("shares: {tune: false}\nfunctions:\n  - {name: fn, model: %s, port: 0, slo: 20s, share_percent: 50}\n", card), environment...)
+			answersQuadrants(t, nd, "fn")
+		})
+	}
+}
+
+func TestPyTorchModelThatDoesNotFitItsCardIsRefused(t *testing.T) {
+	interpreter, environment := withPyTorch(t)
+	nd := start(t, oneFunction(nullCard(t, "digest", small)), environment...)
+	for name, c := range map[string]struct {
+		oldnew []string
+		model  string // Python that writes another model to f
+		want   []string
+	}{
+		"outputs": {oldnew: []string{"shape: [4]", "shape: [5]"}, want: []string{"output brightness", "[1, 4]", "[1, 5]"}},
+		"input":   {oldnew: []string{"size: [64, 64, 3]", "size: [64, 64, 1]"}, want: []string{"does not take [1, 1, 64, 64] of f32"}},
+		"type":    {oldnew: []string{"tensor: {type: f32", "tensor: {type: f16"}, want: []string{"does not take", "of f16", "its weights are float32"}},
+		"number": {oldnew: []string{"  - {name: brightness, shape: [4]}", "  - {name: brightness, shape: [4]}\n  - {name: other, shape: [1]}"},
+			want: []string{"model gives 1 outputs, and the card has 2"}},
+		"pickle": {model: "torch.save(torch.nn.Linear(1, 1), f)", want: []string{"quadrants.pt", "pickled Python object"}},
+		"bytes":  {model: "open(f, 'wb').write(b'no archive')", want: []string{"quadrants.pt", "is neither of torch.jit.save"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			card := quadrantsCard(t, interpreter, environment, c.oldnew...)
+			if c.model != "" {
+				python(t, interpreter, environment, "-c", "import sys, torch\nf = sys.argv[1]\n"+c.model, filepath.Join(filepath.Dir(card), "quadrants.pt"))
+			}
+			out, err := run(t, nd.Dir, "if", "add", name, "--model", card)
+			for _, want := range c.want {
+				if err == nil || !strings.Contains(out, want) || strings.Count(strings.TrimSpace(out), "\n") != 0 {
+					t.Errorf("add: %v, said:\n%s\nwant one line with %q", err, out, want)
+				}
+			}
+			if out, err := run(t, nd.Dir, "if", "remove", name); err != nil {
+				t.Errorf("remove: %v\n%s", err, out)
+			}
+		})
+	}
+}
+
+// What is missing is said in the function's state, and costs the others nothing.
+func TestPyTorchThatIsMissingIsSaidSo(t *testing.T) {
+	environment := withPython(t)
+	card := filepath.Join(t.TempDir(), "card.yaml")
+	text, err := os.ReadFile("../../examples/pytorch/card.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(card, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(card), "quadrants.pt"), []byte("never read"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ interpreter, want string }{
+		"no interpreter": {"/nowhere/python3", "PENSTOCK_PYTHON says /nowhere/python3"},
+		"no torch":       {withoutTorch(t), "has no PyTorch"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nd := start(t, oneFunction(nullCard(t, "digest", small)), append(environment, "PENSTOCK_PYTHON="+c.interpreter)...)
+			out, err := run(t, nd.Dir, "if", "add", "torch", "--model", card)
+			if err == nil || !strings.Contains(out, c.want) || strings.Count(strings.TrimSpace(out), "\n") != 0 {
+				t.Errorf("add: %v, said:\n%s\nwant one line with %q", err, out, c.want)
+			}
+			if got := stream(t, nd, 100, func() {}); got.by[wire.StatusOK] != 100 {
+				t.Errorf("the neighbour: %s; want 100 ok", got)
+			}
+		})
+	}
+}
+
+// withoutTorch is a python3 that finds no PyTorch: the one that is there, told not to
+// look where packages are installed.
+func withoutTorch(t *testing.T) string {
+	t.Helper()
+	path, err := exec.LookPath("python3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := filepath.Join(t.TempDir(), "python3")
+	if err := os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\nexec %s -S \"$@\"\n", path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return script
+}
