@@ -98,7 +98,8 @@ func benchCommand() *cobra.Command {
 	slab.Flags().Uint64Var(&seed, "seed", 1, "seed of arrivals and noise")
 
 	cmd.AddCommand(ingestCommand(print), dispatch, slab, gatherCommand(print), swapCommand(print), bareCommand(print), overheadCommand(print), dpdkCommand(print),
-		limitCommand(print), faultCommand(print), benchPlanCommand(print), evaluateCommand(print), readyCommand(print))
+		limitCommand(print), faultCommand(print), benchPlanCommand(print), evaluateCommand(print), readyCommand(print),
+		benchWeightsCommand(print), instanceCommand())
 	return cmd
 }
 

@@ -1,0 +1,656 @@
+package bench
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/weights"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/mps"
+)
+
+// Weights is the report of `bench weights` (Table 1 of the paper): instances of a model
+// with weights of their own, and with weights that they share, in the same run. All are
+// clients of MPS, as a node's are.
+type Weights struct {
+	Machine Machine `json:"machine"`
+	Device  string  `json:"device"`
+	// Budget is the memory that instances are started into, by ballast that holds the rest
+	// of the device's; MostInstances is when that is stopped, which is what MPS takes.
+	BudgetBytes   int64          `json:"budget_bytes"`
+	MostInstances int            `json:"most_instances"`
+	Runs          int            `json:"runs"`
+	Models        []WeightsModel `json:"models"`
+}
+
+// WeightsModel is one model.
+type WeightsModel struct {
+	Model string `json:"model"`
+	// FileBytes is the model's file, WeightsBytes what its weights take on the device
+	// when they are shared: once, whatever there is of instances.
+	FileBytes    int64       `json:"file_bytes"`
+	WeightsBytes int64       `json:"weights_bytes"`
+	Private      WeightsCase `json:"private"`
+	Shared       WeightsCase `json:"shared"`
+	// Prepared is the very first instance, for which the model is prepared, and Uploaded
+	// the first on this device of one that is: the holder reads the weights for it. The
+	// instances of Shared find both done.
+	Prepared WeightsInstance `json:"prepared"`
+	Uploaded WeightsInstance `json:"uploaded"`
+}
+
+// WeightsCase is a way to have weights.
+type WeightsCase struct {
+	// One has one batch size, the card's largest up to 8; Ladder all of the card's.
+	One    WeightsInstance `json:"one"`
+	Ladder WeightsInstance `json:"ladder"`
+	// Fit is how many instances with all batch sizes were started into the budget; Ended
+	// says why there are no more.
+	Fit   int    `json:"fit"`
+	Ended string `json:"ended"`
+}
+
+// WeightsInstance is one instance: medians over the runs.
+type WeightsInstance struct {
+	Batches []int `json:"batches"`
+	// LoadMillis is the process's start to a shadow that sleeps: the framework, the
+	// model in host memory, the CPU's answer. WakeMillis is from there to every batch
+	// size linked, checked and configured, and ContextMillis the part of it that the driver
+	// takes for a context.
+	LoadMillis    float64 `json:"load_ms"`
+	WakeMillis    float64 `json:"wake_ms"`
+	ContextMillis float64 `json:"context_ms"`
+	// Bytes is what the device has less of when it is there: context, sessions,
+	// buffers, and weights where they are its own.
+	Bytes int64 `json:"bytes"`
+}
+
+// WeightsOptions say what RunWeights measures.
+type WeightsOptions struct {
+	Options
+	Models []string
+	// BudgetBytes 0 starts no instances to see how many fit.
+	BudgetBytes   int64
+	MostInstances int
+	Runs          int
+	// AtOnce is how many instances are started at the same time to see how many fit.
+	AtOnce int
+}
+
+// RunWeights measures each model.
+func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
+	r = Weights{Machine: o.Machine, BudgetBytes: o.BudgetBytes, MostInstances: o.MostInstances, Runs: o.Runs}
+	dir, err := os.MkdirTemp("", "penstock-weights-")
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	// This process holds the ballast, and must outlive whatever becomes of MPS.
+	if err := orchestrator.StayOut(dir); err != nil {
+		return r, err
+	}
+	found, err := cuda.Find(o.Device)
+	if err != nil {
+		return r, err
+	}
+	r.Device = found.Name()
+	session, err := nvml.Open()
+	if err != nil {
+		return r, err
+	}
+	daemon, err := mps.Start(ctx, mps.Options{Dir: dir, UUID: found.UUID(), Session: session, Log: zerolog.Nop()})
+	if err != nil {
+		return r, fmt.Errorf("instances are clients of MPS: %w", err)
+	}
+	defer func() { err = errors.Join(err, daemon.Close()) }()
+	b := &weightsBed{o: o, dir: dir, device: found, session: session, environment: daemon.Environment()}
+	defer func() { err = errors.Join(err, b.empty()) }()
+	for _, name := range o.Models {
+		m, err := b.model(ctx, name)
+		if err != nil {
+			return r, fmt.Errorf("%s: %w", name, err)
+		}
+		r.Models = append(r.Models, m)
+	}
+	return r, nil
+}
+
+// weightsBed is a device, and what runs on it.
+type weightsBed struct {
+	o           WeightsOptions
+	dir         string
+	device      cuda.Device
+	session     nvml.Session
+	environment map[string]string
+	holder      *weightsHolder // nil: weights are private
+	instances   []*weightsInstance
+}
+
+// oneBatch is the batch size of WeightsCase.One: the largest of the card's up to 8.
+func oneBatch(card *models.Card) []int {
+	const most = 8
+	one := card.Batches[:1]
+	for i, n := range card.Batches {
+		if n <= most {
+			one = card.Batches[i : i+1]
+		}
+	}
+	return one
+}
+
+func (b *weightsBed) model(ctx context.Context, name string) (m WeightsModel, err error) {
+	m.Model = name
+	card, err := b.o.card(name)
+	if err != nil {
+		return m, err
+	}
+	about, err := os.Stat(card.Model)
+	if err != nil {
+		return m, err
+	}
+	m.FileBytes = about.Size()
+	b.o.say("%s: weights of its own", name)
+	if m.Private, err = b.cases(ctx, card); err != nil {
+		return m, err
+	}
+	b.o.say("%s: shared weights", name)
+	cache := filepath.Join(b.dir, "cache-"+name)
+	b.environment["XDG_CACHE_HOME"] = cache
+	defer func() { err = errors.Join(err, os.RemoveAll(cache)) }()
+	// A model is prepared once, with one batch size as with all: no session of one is made.
+	for _, first := range []*WeightsInstance{&m.Prepared, &m.Uploaded} {
+		if b.holder, err = b.hold(ctx); err != nil {
+			return m, err
+		}
+		*first, err = b.once(ctx, card, card.Batches)
+		if first == &m.Prepared || err != nil {
+			err = errors.Join(err, b.empty())
+		}
+		if err != nil {
+			return m, err
+		}
+	}
+	defer func() { err = errors.Join(err, b.empty()) }()
+	held := b.holder.state()
+	if held.Files != 1 {
+		return m, fmt.Errorf("its weights are not shared: the holder has %d files; %s", held.Files, b.said())
+	}
+	m.WeightsBytes = held.Bytes
+	m.Shared, err = b.cases(ctx, card)
+	return m, err
+}
+
+// said is what the instances that were ended last had to say.
+func (b *weightsBed) said() string { return strings.TrimSpace(b.holder.log.String()) }
+
+func (b *weightsBed) cases(ctx context.Context, card *models.Card) (c WeightsCase, err error) {
+	if c.One, err = b.measured(ctx, card, oneBatch(card)); err != nil {
+		return c, err
+	}
+	if c.Ladder, err = b.measured(ctx, card, card.Batches); err != nil {
+		return c, err
+	}
+	if b.o.BudgetBytes > 0 {
+		c.Fit, c.Ended, err = b.fit(ctx, card)
+	}
+	return c, err
+}
+
+// measured starts an instance as often as there are runs.
+func (b *weightsBed) measured(ctx context.Context, card *models.Card, batches []int) (WeightsInstance, error) {
+	var runs []WeightsInstance
+	for range b.o.Runs {
+		w, err := b.once(ctx, card, batches)
+		if err != nil {
+			return w, err
+		}
+		runs = append(runs, w)
+	}
+	median := func(of func(WeightsInstance) float64) float64 {
+		list := make([]float64, len(runs))
+		for i, w := range runs {
+			list[i] = of(w)
+		}
+		slices.Sort(list)
+		return list[len(list)/2]
+	}
+	return WeightsInstance{
+		Batches:       batches,
+		LoadMillis:    median(func(w WeightsInstance) float64 { return w.LoadMillis }),
+		WakeMillis:    median(func(w WeightsInstance) float64 { return w.WakeMillis }),
+		ContextMillis: median(func(w WeightsInstance) float64 { return w.ContextMillis }),
+		Bytes:         int64(median(func(w WeightsInstance) float64 { return float64(w.Bytes) })),
+	}, nil
+}
+
+// once starts an instance and ends it. What it takes is without what the holder has.
+func (b *weightsBed) once(ctx context.Context, card *models.Card, batches []int) (w WeightsInstance, err error) {
+	i, err := b.start(ctx, card, batches)
+	if err != nil {
+		return w, err
+	}
+	defer func() { err = errors.Join(err, i.end()) }()
+	if w, err = i.loaded(); err != nil {
+		return w, err
+	}
+	before, held, err := b.used()
+	if err != nil {
+		return w, err
+	}
+	if err := i.wake(&w); err != nil {
+		return w, err
+	}
+	after, heldAfter, err := b.used()
+	w.Batches, w.Bytes = batches, (after-heldAfter)-(before-held)
+	return w, err
+}
+
+// used is the device's memory that is in use, and the part that the holder has.
+func (b *weightsBed) used() (used, held int64, err error) {
+	u, err := b.session.Usage(b.device.UUID())
+	if b.holder != nil {
+		held = b.holder.state().Bytes
+	}
+	return u.UsedBytes, held, err
+}
+
+// fit starts instances until one does not start.
+func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended string, err error) {
+	defer func() { err = errors.Join(err, b.endAll()) }()
+	give, err := b.ballast()
+	if err != nil {
+		return 0, "", err
+	}
+	defer func() { err = errors.Join(err, give()) }()
+	atOnce := max(1, b.o.AtOnce)
+	for n < b.o.MostInstances {
+		var group []*weightsInstance
+		for range min(atOnce, b.o.MostInstances-n) {
+			i, err := b.start(ctx, card, card.Batches)
+			if err != nil {
+				return n, "", err
+			}
+			group = append(group, i)
+		}
+		errs := make([]error, len(group))
+		for k, i := range group {
+			if _, errs[k] = i.loaded(); errs[k] == nil {
+				_, errs[k] = io.WriteString(i.in, "wake\n")
+			}
+		}
+		failed := error(nil)
+		for k, i := range group {
+			if errs[k] == nil {
+				var w WeightsInstance
+				errs[k] = i.ready(&w)
+			}
+			if errs[k] != nil {
+				failed = errs[k]
+				_ = i.end() // it has said what is wrong
+				continue
+			}
+			b.instances = append(b.instances, i)
+			n++
+		}
+		switch {
+		case failed == nil:
+		case ctx.Err() != nil:
+			return n, "", context.Cause(ctx)
+		case atOnce > 1:
+			atOnce = 1 // those that start together are in one another's way
+		default:
+			return n, line(failed), nil
+		}
+	}
+	return n, fmt.Sprintf("%d are as many as are tried", b.o.MostInstances), nil
+}
+
+// line is the first line of an error, not too long.
+func line(err error) string {
+	text, _, _ := strings.Cut(err.Error(), "\n")
+	const most = 300
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "..."
+	}
+	return text
+}
+
+// ballast takes the device's memory but for the budget, of which shared weights have
+// their part already.
+func (b *weightsBed) ballast() (give func() error, err error) {
+	leave := b.o.BudgetBytes
+	if b.holder != nil {
+		leave -= b.holder.state().Bytes
+	}
+	took, let, ended := make(chan error), make(chan struct{}), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // to which the context is bound; it ends with the goroutine
+		ended <- func() error {
+			c, err := b.device.OpenContext(cuda.ScheduleAuto)
+			if err == nil {
+				err = c.Bind()
+			}
+			var arenas []*cuda.Arena
+			for piece := int64(8) << 30; err == nil && piece >= 2<<20; {
+				u, usageErr := b.session.Usage(b.device.UUID())
+				if err = usageErr; err != nil {
+					break
+				}
+				if u.FreeBytes-piece < leave {
+					piece /= 2
+					continue
+				}
+				var a *cuda.Arena
+				if a, err = c.NewArena(int(piece)); err == nil {
+					arenas = append(arenas, a)
+				}
+			}
+			took <- err
+			<-let
+			var errs []error
+			for _, a := range arenas {
+				errs = append(errs, a.Close())
+			}
+			return errors.Join(append(errs, c.Close())...)
+		}()
+	}()
+	give = func() error {
+		close(let)
+		return <-ended
+	}
+	if err := <-took; err != nil {
+		return nil, errors.Join(fmt.Errorf("take the device's memory but for %d bytes: %w", leave, err), give())
+	}
+	return give, nil
+}
+
+func (b *weightsBed) endAll() error {
+	var errs []error
+	for _, i := range b.instances {
+		errs = append(errs, i.end())
+	}
+	b.instances = nil
+	return errors.Join(errs...)
+}
+
+// empty ends the instances and the holder.
+func (b *weightsBed) empty() error {
+	err := b.endAll()
+	if b.holder != nil {
+		err = errors.Join(err, b.holder.end())
+		b.holder = nil
+	}
+	return err
+}
+
+// weightsHolder is `penstock weights`.
+type weightsHolder struct {
+	socket string
+	cmd    *exec.Cmd
+	log    strings.Builder
+	states chan control.WeightsHeld
+	last   control.WeightsHeld
+}
+
+func (b *weightsBed) hold(ctx context.Context) (*weightsHolder, error) {
+	h := &weightsHolder{socket: filepath.Join(b.dir, "weights.sock"), states: make(chan control.WeightsHeld, 64)}
+	h.cmd = exec.CommandContext(ctx, b.o.Binary, "weights", "--socket", h.socket, "--linger", "1h")
+	// As the orchestrator starts it: no client of MPS.
+	h.cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+b.device.UUID())
+	h.cmd.Stderr = &h.log
+	h.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := h.cmd.StdoutPipe()
+	if err == nil {
+		err = h.cmd.Start()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start the holder of weights: %w", err)
+	}
+	go func() {
+		defer close(h.states)
+		for d := json.NewDecoder(out); ; {
+			var now control.WeightsHeld
+			if d.Decode(&now) != nil {
+				return
+			}
+			h.states <- now
+		}
+	}()
+	if _, ok := <-h.states; !ok {
+		return nil, fmt.Errorf("the holder of weights does not start: %w: %s", h.cmd.Wait(), h.log.String())
+	}
+	return h, nil
+}
+
+// state is what it said last.
+func (h *weightsHolder) state() control.WeightsHeld {
+	for {
+		select {
+		case now, ok := <-h.states:
+			if !ok {
+				return h.last
+			}
+			h.last = now
+		default:
+			return h.last
+		}
+	}
+}
+
+func (h *weightsHolder) end() error {
+	if err := h.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	for range h.states { // until it has ended
+	}
+	if err := h.cmd.Wait(); err != nil {
+		return fmt.Errorf("the holder of weights: %w: %s", err, h.log.String())
+	}
+	return nil
+}
+
+// weightsInstance is RunInstance in a process of its own.
+type weightsInstance struct {
+	cmd  *exec.Cmd
+	in   io.WriteCloser
+	out  *bufio.Reader
+	said strings.Builder
+}
+
+func (b *weightsBed) start(ctx context.Context, card *models.Card, batches []int) (*weightsInstance, error) {
+	file, err := variant(b.dir, card, batches)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"bench", "instance", "-o", "json", "--card", file}
+	if b.holder != nil {
+		args = append(args, "--weights", b.holder.socket)
+	}
+	i := &weightsInstance{cmd: exec.CommandContext(ctx, b.o.Binary, args...)}
+	i.cmd.Env = os.Environ()
+	for name, value := range b.environment {
+		i.cmd.Env = append(i.cmd.Env, name+"="+value)
+	}
+	i.cmd.Stderr = &i.said
+	i.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := i.cmd.StdoutPipe()
+	if err == nil {
+		i.in, err = i.cmd.StdinPipe()
+	}
+	if err == nil {
+		err = i.cmd.Start()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("start an instance: %w", err)
+	}
+	i.out = bufio.NewReader(out)
+	return i, nil
+}
+
+// last is the last line that it wrote: what it ended with. It has ended.
+func (i *weightsInstance) last() string {
+	_ = i.cmd.Wait() // what it says is better
+	lines := strings.Split(strings.TrimSpace(i.said.String()), "\n")
+	return lines[len(lines)-1]
+}
+
+// heard reads what an instance says next.
+func (i *weightsInstance) heard(w *WeightsInstance) error {
+	text, err := i.out.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(text, w)
+	}
+	if err != nil {
+		return fmt.Errorf("an instance ended: %s", cmp.Or(i.last(), err.Error()))
+	}
+	return nil
+}
+
+func (i *weightsInstance) loaded() (w WeightsInstance, err error) { return w, i.heard(&w) }
+
+func (i *weightsInstance) ready(w *WeightsInstance) error { return i.heard(w) }
+
+func (i *weightsInstance) wake(w *WeightsInstance) error {
+	if _, err := io.WriteString(i.in, "wake\n"); err != nil {
+		return err
+	}
+	return i.ready(w)
+}
+
+// end has it give everything back.
+func (i *weightsInstance) end() error {
+	i.in.Close()
+	if i.cmd.ProcessState != nil {
+		return nil // it ended by itself
+	}
+	if err := i.cmd.Wait(); err != nil {
+		return fmt.Errorf("an instance: %w: %s", err, line(errors.New(i.said.String())))
+	}
+	return nil
+}
+
+// RunInstance is one instance, as libml's process has one but for requests: it loads, says
+// so on out, is woken by a line of in, says so again with what both took, and gives
+// everything back when in ends. The device is not touched before it is woken. began is when
+// the process did. Its weights are those of the holder at a socket, or its own.
+func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket string, build libml.Build, log zerolog.Logger) (err error) {
+	card, err := models.ReadCard(file)
+	if err != nil {
+		return err
+	}
+	runtime.LockOSThread() // devices are bound to threads
+	defer runtime.UnlockOSThread()
+	framework, err := build(card)
+	if err != nil {
+		return err
+	}
+	var d device.Device
+	const first = "cuda" // the only one that it sees
+	uuid := os.Getenv("CUDA_VISIBLE_DEVICES")
+	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: log, Device: cmp.Or(uuid, first),
+		Stream: func(slot int) uintptr {
+			if p, ok := d.(device.Partitioned); ok {
+				return p.Stream(slot)
+			}
+			return 0
+		}}
+	var mapped *weights.Mappings
+	if socket != "" {
+		mapped = weights.NewMappings(socket)
+		environment.Weights = func(file string) (libml.Weights, error) {
+			at, loaded, err := mapped.Map(file)
+			if err != nil {
+				return libml.Weights{}, fmt.Errorf("%w: %w", libml.ErrNoWeights, err)
+			}
+			return libml.Weights{Address: uintptr(at), Bytes: int(loaded.Bytes), CRC32C: loaded.CRC}, nil
+		}
+	}
+	defer func() {
+		err = errors.Join(err, framework.Deinit())
+		if mapped != nil {
+			err = errors.Join(err, mapped.Close())
+		}
+		if d != nil {
+			err = errors.Join(err, d.Bind(), d.Close())
+		}
+	}()
+	if err := framework.Init(environment); err != nil {
+		return fmt.Errorf("init %s: %w", card.Framework, err)
+	}
+	if err := framework.LoadModel(); err != nil && !errors.Is(err, libml.ErrNoHostStage) {
+		return fmt.Errorf("load model %s: %w", card.Name, err)
+	}
+	say := json.NewEncoder(out)
+	w := WeightsInstance{LoadMillis: millis(time.Since(began))}
+	if err := say.Encode(w); err != nil {
+		return err
+	}
+	orders := bufio.NewReader(in)
+	if _, err := orders.ReadString('\n'); err != nil {
+		return nil // it is not woken
+	}
+	woken := time.Now()
+	if d, err = openDevice(first, card.Input); err == nil {
+		err = d.Bind()
+	}
+	if err != nil {
+		return err
+	}
+	w.ContextMillis = millis(time.Since(woken))
+	sizes := device.Sizes{Input: card.MaxBatch() * card.Input.TensorBytes()}
+	// More than any device wants: input and outputs for each slot, aligned.
+	room := device.Slots * (sizes.Input + 2*device.TensorAlign)
+	for i := range card.Outputs {
+		n := card.MaxBatch() * card.Outputs[i].Bytes()
+		sizes.Outputs = append(sizes.Outputs, n)
+		room += device.Slots * (n + device.TensorAlign)
+	}
+	memory, err := unix.Mmap(-1, 0, room, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+	if err != nil {
+		return fmt.Errorf("map memory: %w", err)
+	}
+	tensors, err := d.Tensors(memory, sizes)
+	if err != nil {
+		return err
+	}
+	if _, err := framework.LinkModel(); err != nil {
+		return fmt.Errorf("link model %s: %w", card.Name, err)
+	}
+	for slot := range d.InFlight() {
+		for _, n := range card.Batches {
+			if err := configureReady(framework, card, tensors[slot], slot, n); err != nil {
+				return fmt.Errorf("configure batch of %d: %w", n, err)
+			}
+		}
+	}
+	w.WakeMillis = millis(time.Since(woken))
+	if err := say.Encode(w); err != nil {
+		return err
+	}
+	_, _ = io.Copy(io.Discard, orders)
+	return nil
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
