@@ -264,6 +264,17 @@ func highest(points plotter.XYs) (most float64) {
 	return most
 }
 
+// lowest is the smallest number of points.
+func lowest(points plotter.XYs) float64 {
+	least := math.Inf(1)
+	for _, p := range points {
+		if p.Y < least { // false for NaN
+			least = p.Y
+		}
+	}
+	return least
+}
+
 // drawTimeline shows the first run of each variant of a case, a column each: what was
 // answered in time, how late, in which batches, and with which share.
 func (e *evaluation) drawTimeline(c evaluate.CaseSetting) error {
@@ -295,7 +306,7 @@ func (e *evaluation) drawTimeline(c evaluate.CaseSetting) error {
 		{"mean batch", "requests", plainly(func(b *evaluate.Bin) float64 { return some(b.MeanBatch) }), plainly(func(b *evaluate.Bin) float64 { return some(b.LimitBatch) })},
 		{"share", "%", plainly(func(b *evaluate.Bin) float64 { return some(b.SharePercent) }), nil},
 	}
-	tops := make([]float64, len(kinds))
+	tops, low := make([]float64, len(kinds)), slo
 	for _, r := range columns {
 		for k, kind := range kinds {
 			x := ""
@@ -319,6 +330,9 @@ func (e *evaluation) drawTimeline(c evaluate.CaseSetting) error {
 					return err
 				}
 				tops[k] = max(tops[k], highest(points))
+				if k == 1 {
+					low = min(low, lowest(points))
+				}
 			}
 			p.X.Min, p.X.Max = 0, r.Timeline.Seconds
 			s.rows[k] = append(s.rows[k], p)
@@ -329,7 +343,7 @@ func (e *evaluation) drawTimeline(c evaluate.CaseSetting) error {
 		for i, p := range row {
 			p.Y.Min, p.Y.Max = 0, tops[k]*1.1
 			if k == 1 { // one that waits long must not flatten the others
-				logarithmic(p, min(1, slo/2), tops[k]*1.5)
+				logarithmic(p, max(0.1, low/1.5), tops[k]*1.5)
 				across(p, red, slo)
 			}
 			for j, f := range columns[i].Timeline.Functions {

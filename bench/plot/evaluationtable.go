@@ -55,13 +55,18 @@ func evaluationMachineTable(dir string) (string, error) {
 			gpu = fmt.Sprintf("%s, %d GB", m.GPUs[0].Name, m.GPUs[0].MemoryBytes/1e9)
 		}
 		day, _, _ := strings.Cut(m.Date, "T")
-		list = append(list, []string{"[" + f.name + "](" + f.name + ".json)", e.Paper, day + ": " + e.state(), gpu, m.Driver + ", " + m.CUDA + ", " + m.ONNXRuntime,
+		list = append(list, []string{"[" + f.name + "](" + f.name + ".json)", e.Paper, day + ": " + e.state(), gpu, joined(m.Driver, m.CUDA, m.ONNXRuntime),
 			fmt.Sprintf("%s, %d cores", m.CPU, m.CPUs), m.Penstock})
 	}
 	if len(list) == 1 {
 		return "", fs.ErrNotExist
 	}
 	return rows(list...), nil
+}
+
+// joined is what there is, with commas.
+func joined(parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), ", ")
 }
 
 // loadsTable has goodput of every case, load and variant, then latency, then what is to be
