@@ -167,6 +167,18 @@ type Function struct {
 	Streams int
 	// Environment is added to the processes' own.
 	Environment map[string]string
+	// Replay feeds the function from a capture in place of the network; Port is then the
+	// one that datagrams of the capture were sent to, 0 for all.
+	Replay Replay
+}
+
+// Replay is a capture file that is played, once, from when the function serves; its
+// zero value is none. The answers are counted, and sent to nobody.
+type Replay struct {
+	File string // pcap or pcapng, relative to the configuration
+	// Speed is how many seconds of the capture pass in one of ours; 0 is as fast as the
+	// node takes it.
+	Speed float64
 }
 
 // Size is a number of bytes, written as 512, 64KiB or 8MiB.

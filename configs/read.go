@@ -43,6 +43,7 @@ const (
 	maxGrain     = 1024
 	maxStreams   = 2 // what libml's loop keeps in flight at most
 	maxBusyPoll  = time.Second
+	maxSpeed     = 1e6 // of a replay
 )
 
 const deviceRule = "cpu, auto, cuda, cuda:N, or a GPU's UUID (nvidia-smi -L)"
@@ -87,6 +88,9 @@ func Read(file string) (Config, error) {
 		// A model with a slash is a card's file; a bare name is looked up.
 		if f := &c.Functions[i]; strings.Contains(f.Model, "/") && !filepath.IsAbs(f.Model) {
 			f.Model = filepath.Join(filepath.Dir(path), f.Model)
+		}
+		if r := &c.Functions[i].Replay; r.File != "" && !filepath.IsAbs(r.File) {
+			r.File = filepath.Join(filepath.Dir(path), r.File)
 		}
 	}
 	return c, nil
@@ -225,7 +229,7 @@ func (s *Shares) decode(v document.Value, c *Config) {
 
 func (f *Function) decode(v document.Value, c *Config, names map[string]bool, ports map[uint16]string) {
 	m := v.Map("name", "model", "port", "slo", "instances", "share_percent", "change", "batching", "gather", "late",
-		"weights", "streams", "environment")
+		"weights", "streams", "environment", "replay")
 	const nameRule = "lower case letters, digits, '-' and '_', at most 64"
 	name := m.Need("name", nameRule)
 	f.Name = name.Text(nameRule)
@@ -261,6 +265,7 @@ func (f *Function) decode(v document.Value, c *Config, names map[string]bool, po
 	choose(m.May("late"), &f.Late, lates...)
 	choose(m.May("weights"), &f.Weights, places...)
 	f.Streams = streams(m.May("streams"))
+	f.Replay.decode(m.May("replay"))
 	if env := m.May("environment"); !env.Absent() {
 		plain, ok := env.Plain().(map[string]any)
 		if !ok {
@@ -274,6 +279,18 @@ func (f *Function) decode(v document.Value, c *Config, names map[string]bool, po
 			}
 			f.Environment[key] = text
 		}
+	}
+}
+
+func (r *Replay) decode(v document.Value) {
+	if v.Absent() {
+		return
+	}
+	m := v.Map("file", "speed")
+	r.File = m.Need("file", "a capture, pcap or pcapng").Text("a capture, pcap or pcapng")
+	r.Speed = 1
+	if s := m.May("speed"); !s.Absent() {
+		r.Speed = s.Float(0, maxSpeed)
 	}
 }
 
@@ -299,6 +316,8 @@ func (f *Function) Check() error {
 		return fmt.Errorf("late of %s is %q, want %s", f.Name, f.Late, oneOf(lates))
 	case f.Weights != "" && !slices.Contains(places, f.Weights):
 		return fmt.Errorf("weights of %s are %q, want %s", f.Name, f.Weights, oneOf(places))
+	case !(f.Replay.Speed >= 0 && f.Replay.Speed <= maxSpeed):
+		return fmt.Errorf("replay of %s has speed %v, want 0 to %v", f.Name, f.Replay.Speed, maxSpeed)
 	case f.Streams < 0 || f.Streams > maxStreams:
 		return fmt.Errorf("streams of %s are %d, want 1 or %d, or 0 for auto", f.Name, f.Streams, maxStreams)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -161,15 +162,18 @@ var wrong = map[string][]string{
 	"functions: [{name: a, port: 1, gather: copy}]": {"functions[0].gather", "cpu", "device: cuda"},
 	"late: drop": {"late", "drop", "answer", "run"},
 	"functions: [{name: a, port: 1, late: never}]": {"functions[0].late", "never", "answer"},
-	"batching: fixed":                                {"batching", "{fixed: 8, delay: 5ms}"},
-	"batching: {delay: 5ms}":                         {"batching.fixed", "missing", "batch size"},
-	"batching: {fixed: 8}":                           {"batching.delay", "missing", "5ms"},
-	"batching: {fixed: 0, delay: 5ms}":               {"batching.fixed", "0", "1024"},
-	"batching: {fixed: 8, delay: 5}":                 {"batching.delay", "5"},
-	"batching: {fixed: 8, delay: -5ms}":              {"batching.delay", "-5ms"},
-	"batching: {fixed: 8, dealy: 5ms}":               {`"dealy"`, `"delay"`},
-	"functions: [{name: a, port: 1, batching: one}]": {"functions[0].batching", "one", "none"},
-	"lsiten: 127.0.0.1":                              {`"lsiten"`, `"listen"`},
+	"batching: fixed":                                                    {"batching", "{fixed: 8, delay: 5ms}"},
+	"batching: {delay: 5ms}":                                             {"batching.fixed", "missing", "batch size"},
+	"batching: {fixed: 8}":                                               {"batching.delay", "missing", "5ms"},
+	"batching: {fixed: 0, delay: 5ms}":                                   {"batching.fixed", "0", "1024"},
+	"batching: {fixed: 8, delay: 5}":                                     {"batching.delay", "5"},
+	"batching: {fixed: 8, delay: -5ms}":                                  {"batching.delay", "-5ms"},
+	"batching: {fixed: 8, dealy: 5ms}":                                   {`"dealy"`, `"delay"`},
+	"functions: [{name: a, port: 1, batching: one}]":                     {"functions[0].batching", "one", "none"},
+	"functions: [{name: a, port: 1, replay: a.pcap}]":                    {"replay", "file"},
+	"functions: [{name: a, port: 1, replay: {speed: 1}}]":                {"replay.file", "missing", "pcap"},
+	"functions: [{name: a, port: 1, replay: {file: a.pcap, speed: -1}}]": {"replay.speed", "-1"},
+	"lsiten: 127.0.0.1":                                                  {`"lsiten"`, `"listen"`},
 }
 
 func TestWrongConfigurationsAreNamedByReaderAndSchema(t *testing.T) {
@@ -437,6 +441,29 @@ func TestBaselinesAreReadByReaderAndSchema(t *testing.T) {
 	}
 	if err := valid(t, s, text); err != nil {
 		t.Errorf("schema: %v", err)
+	}
+}
+
+func TestACaptureIsFoundBesideItsConfiguration(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f.yaml")
+	text := "functions: [{name: a, port: 1, replay: {file: a.pcap}}, {name: b, port: 2, replay: {file: /tmp/b.pcap, speed: 0}}, {name: c, port: 3}]"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []Replay{c.Functions[0].Replay, c.Functions[1].Replay, c.Functions[2].Replay}
+	if want := []Replay{{filepath.Join(filepath.Dir(file), "a.pcap"), 1}, {"/tmp/b.pcap", 0}, {}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("it reads %+v, want %+v", got, want)
+	}
+	if err := valid(t, schema(t), text); err != nil {
+		t.Errorf("schema: %v", err)
+	}
+	f := Function{Name: "a", Instances: 1, Replay: Replay{"a.pcap", -1}}
+	if err := f.Check(); err == nil || !strings.Contains(err.Error(), "speed -1") {
+		t.Errorf("a negative speed: %v", err)
 	}
 }
 

@@ -38,6 +38,10 @@ type FunctionStatus struct {
 	// bound.
 	Address string `json:"address"`
 	Port    int    `json:"port"`
+	// Replay is the capture that feeds it in place of the network, empty where none does,
+	// and ReplayEnded that it has been played.
+	Replay      string `json:"replay,omitempty"`
+	ReplayEnded bool   `json:"replay_ended,omitempty"`
 	// SLOMillis is the latency objective in force.
 	SLOMillis float64 `json:"slo_ms"`
 	// SharePercent is the sum over the instances, or 100 where they have no shares and

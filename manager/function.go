@@ -47,6 +47,7 @@ type function struct {
 	threads   sync.WaitGroup // receive and reply
 	closed    atomic.Bool    // the receive thread shall end
 	version   atomic.Uint32  // of the model that serves, for requests that are not run
+	played    atomic.Bool    // the capture that feeds it has ended
 
 	// mu guards the aggregator and the flights: the receive thread adds, reply
 	// threads end. It is held for a burst, and waits for nothing: the one system
@@ -119,7 +120,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 			f.close()
 		}
 	}()
-	if f.source, f.closeSlab, err = m.ports.open(c.Port); err != nil {
+	if f.source, f.closeSlab, err = m.openSource(c); err != nil {
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
 	}
 	if f.table, err = shm.NewTable("penstock-"+c.Name+"-requests", f.geometry); err != nil {
@@ -315,6 +316,7 @@ func (f *function) status() control.FunctionStatus {
 		},
 		Model: f.card.Name, Version: f.card.Version,
 	}
+	s.Replay, s.ReplayEnded = f.config.Replay.File, f.played.Load()
 	if f.m.onGPU() {
 		s.Gather = string(f.gather)
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/manager/source"
 	"github.com/penstock/penstock/manager/source/dpdk"
+	"github.com/penstock/penstock/manager/source/replay"
 	"github.com/penstock/penstock/manager/source/udp"
 )
 
@@ -22,6 +23,21 @@ type ports interface {
 	frames() *dpdk.GroupStats
 	// close gives up what the ports have in common, when all are closed.
 	close() error
+}
+
+// openSource opens what feeds a function: a port, or a capture.
+func (m *Manager) openSource(c configs.Function) (source.Source, func() error, error) {
+	if c.Replay.File == "" {
+		return m.ports.open(c.Port)
+	}
+	src, err := replay.Open(replay.Options{
+		Path: c.Replay.File, Port: c.Port, Speed: c.Replay.Speed,
+		SlabBytes: int(m.cfg.Slab.Size), HugePages: m.cfg.Slab.HugePages,
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return src, src.CloseSlab, nil
 }
 
 // newPorts makes ready for opening ports, as the configuration says. What a port

@@ -3,10 +3,14 @@ package manager
 import (
 	"errors"
 	"io"
+	"slices"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/source/replay"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -34,11 +38,20 @@ func (f *function) receive() {
 	batch := make([]source.Datagram, burst)
 	noRoom := uint64(0)
 	next := int64(0)
+	f.awaitPlay()
 	for !f.closed.Load() {
-		n, err := f.source.Receive(batch, next)
+		n, err := 0, error(nil)
+		if f.played.Load() {
+			time.Sleep(afterPlay)
+		} else {
+			n, err = f.source.Receive(batch, next)
+		}
 		switch {
-		case errors.Is(err, source.ErrClosed), errors.Is(err, io.EOF):
+		case errors.Is(err, source.ErrClosed), f.config.Replay.File == "" && errors.Is(err, io.EOF):
 			return
+		case f.config.Replay.File != "" && err != nil:
+			f.endPlay(err)
+			n = 0
 		case err != nil:
 			// The kernel may be short of memory for a while; the port stays open.
 			f.log.Error().Err(err).Msg("receive")
@@ -70,6 +83,46 @@ func (f *function) receive() {
 		f.source.Release(events.Release)
 		f.tell(&events, &out)
 	}
+}
+
+// A capture is played once somebody serves. When it has ended there are only deadlines
+// of what has begun to be looked at, now and then.
+const (
+	beforePlay = 10 * time.Millisecond
+	afterPlay  = 10 * time.Millisecond
+)
+
+// awaitPlay returns when datagrams may be received: on a network at once.
+func (f *function) awaitPlay() {
+	if f.config.Replay.File == "" {
+		return
+	}
+	for !f.closed.Load() {
+		f.mu.Lock()
+		serving := slices.ContainsFunc(f.instances, func(in *instance) bool { return in.serving })
+		f.mu.Unlock()
+		if serving {
+			f.log.Info().Str("file", f.config.Replay.File).Float64("speed", f.config.Replay.Speed).Msg("plays capture")
+			return
+		}
+		time.Sleep(beforePlay)
+	}
+}
+
+// endPlay notes the end of a capture: io.EOF, or why no more of it can be read.
+func (f *function) endPlay(why error) {
+	f.played.Store(true)
+	e := f.log.Info()
+	if !errors.Is(why, io.EOF) {
+		e = f.log.Error().Err(why)
+	}
+	e = e.Str("file", f.config.Replay.File).Uint64("datagrams", f.source.Stats().Datagrams)
+	if r, ok := f.source.(*replay.Source); ok {
+		s := r.Skipped()
+		e = e.Dict("skipped_frames", zerolog.Dict().Uint64("foreign", s.Foreign).Uint64("fragments", s.Fragments).
+			Uint64("cut", s.Cut).Uint64("malformed", s.Malformed))
+	}
+	e.Msg("capture has been played")
 }
 
 // publish hands a whole request to the instance, of those that have a process,
