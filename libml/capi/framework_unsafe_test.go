@@ -295,11 +295,11 @@ func TestBuffersStayWhileTheyAreConfigured(t *testing.T) {
 	result := unsafe.Pointer(&outputs[0][0])
 	input[0] = 9
 	outputs, input = nil, nil // only the pins hold them now
+	var others [][]byte // of the same size, in whatever place is free
 	for range 5 {
 		runtime.GC()
-		_ = make([][]byte, 1000)
 		for range 1000 {
-			_ = bytes.Repeat([]byte{0xee}, 2*card().Input.TensorBytes())
+			others = append(others, bytes.Repeat([]byte{0xee}, card0.Input.TensorBytes()))
 		}
 	}
 	if err := f.InferBatch(0, 1); err != nil {
@@ -308,7 +308,7 @@ func TestBuffersStayWhileTheyAreConfigured(t *testing.T) {
 	if got := *(*float32)(result); got != 9 {
 		t.Errorf("result %v, want 9", got)
 	}
-	_ = outputs
+	runtime.KeepAlive(others)
 }
 
 func TestConfiguringAgainAndAgainLeaksNothing(t *testing.T) {
@@ -337,11 +337,12 @@ func TestConfiguringAgainAndAgainLeaksNothing(t *testing.T) {
 	const rounds = 5000
 	heap, inC := round(rounds)
 	heapThen, inCThen := round(rounds)
-	// A leak of a byte a call is more.
-	if grown := heapThen - heap; grown > rounds {
+	// The smallest leak of each call is more.
+	const least = 16 * rounds
+	if grown := heapThen - heap; grown > least {
 		t.Errorf("Go's heap grew by %d bytes", grown)
 	}
-	if grown := inCThen - inC; grown > rounds {
+	if grown := inCThen - inC; grown > least {
 		t.Errorf("C's heap grew by %d bytes", grown)
 	}
 }
@@ -364,7 +365,8 @@ func TestFrameworksThatComeAndGoLeakNothing(t *testing.T) {
 	}
 	const rounds = 2000
 	before := round(rounds)
-	if grown := round(rounds) - before; grown > rounds {
+	const least = 16 * rounds // the smallest that malloc gives, and so leaks
+	if grown := round(rounds) - before; grown > least {
 		t.Errorf("C's heap grew by %d bytes", grown)
 	}
 }

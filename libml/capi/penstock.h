@@ -71,8 +71,8 @@
  *
  * SIGNALS. The library holds a Go runtime. While penstock_run runs, SIGTERM and SIGINT
  * drain: what was taken is answered, then it returns PENSTOCK_OK; before and after,
- * they are the program's own. A crash in a callback ends the process by its signal and
- * the shadow takes over. A program that installs a signal handler does so with
+ * they are the program's own. A crash in a callback ends the process, with the
+ * runtime's trace on stderr, and the shadow takes over. A program that installs a signal handler does so with
  * SA_ONSTACK: it may run on any thread. The runtime handles SIGURG itself. A child of
  * fork() may only exec.
  *

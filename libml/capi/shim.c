@@ -57,7 +57,13 @@ static _Thread_local texts *mine;
 static pthread_key_t ended;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void make_key(void) { pthread_key_create(&ended, free); }
+// gone ends a thread's texts; what else ends with the thread may still leave some.
+static void gone(void *texts) {
+	mine = NULL;
+	free(texts);
+}
+
+static void make_key(void) { pthread_key_create(&ended, gone); }
 
 static texts *own(void) {
 	static texts nobody; // where there is no memory left

@@ -2,12 +2,15 @@ package e2e
 
 import (
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/binary"
 	"fmt"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -55,6 +58,77 @@ func programsIn(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// The library shows what the header declares and no more, and needs nothing of CUDA's.
+func TestTheLibraryShowsTheHeader(t *testing.T) {
+	header, err := os.ReadFile("../../libml/capi/penstock.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var declared []string
+	for _, m := range regexp.MustCompile(`(?m)^[a-z].*?\b(penstock_\w+)\(.*\);$`).FindAllStringSubmatch(string(header), -1) {
+		declared = append(declared, m[1])
+	}
+	library, err := elf.Open(filepath.Join(programsIn(t), "libpenstock.so"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer library.Close()
+	symbols, err := library.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var shown []string
+	for _, s := range symbols {
+		if s.Section != elf.SHN_UNDEF && elf.ST_TYPE(s.Info) == elf.STT_FUNC {
+			shown = append(shown, s.Name)
+		}
+	}
+	slices.Sort(declared)
+	slices.Sort(shown)
+	if len(declared) < 8 || !slices.Equal(shown, declared) {
+		t.Errorf("the library shows %v, and the header declares %v", shown, declared)
+	}
+	needs, err := library.ImportedLibraries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range needs {
+		if !strings.HasPrefix(name, "libc.") && !strings.HasPrefix(name, "ld-linux") && !strings.HasPrefix(name, "libpthread.") && !strings.HasPrefix(name, "libdl.") {
+			t.Errorf("the library needs %s", name)
+		}
+	}
+	// Of what a program has when it opens the library, glibc gives away 1,664 bytes.
+	for _, p := range library.Progs {
+		if p.Type == elf.PT_TLS && p.Memsz > 256 {
+			t.Errorf("the library takes %d bytes of each thread's memory: programs that open it late have no more than a kilobyte", p.Memsz)
+		}
+	}
+}
+
+// The header is C99's, and C++'s where there is such a compiler.
+func TestTheHeaderCompiles(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "program")
+	const text = "#include \"penstock.h\"\nstatic penstock_framework f = {PENSTOCK_FRAMEWORK};\n" +
+		"int code(void) { return f.size == sizeof f ? PENSTOCK_OK : penstock_fail(\"%d\", 1); }\n"
+	for language, arguments := range map[string][]string{
+		"c":  {"gcc", "-std=c99", "-pedantic", "-Wall", "-Werror", "-Wno-missing-field-initializers"},
+		"cc": {"g++", "-std=c++11", "-pedantic", "-Wall", "-Werror"},
+	} {
+		if _, err := exec.LookPath(arguments[0]); err != nil && language == "cc" {
+			t.Logf("no %s here", arguments[0])
+			continue
+		}
+		file := program + "." + language
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		arguments = append(arguments, "-fsyntax-only", "-I../../libml/capi", file)
+		if out, err := exec.Command(arguments[0], arguments[1:]...).CombinedOutput(); err != nil {
+			t.Errorf("%v: %v\n%s", arguments, err, out)
+		}
+	}
 }
 
 // fashionTwins are the kernels of examples/c for the fake driver.
