@@ -34,6 +34,8 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case "child":
 			os.Exit(childMain(os.Args[2:]))
+		case "weights":
+			os.Exit(holderMain(os.Args[2:]))
 		case "orchestrate":
 			os.Exit(orchestrateMain(os.Args[2]))
 		}
@@ -197,7 +199,7 @@ func onGPU(start control.Start, wake control.Order) (control.Notice, error) {
 	if err != nil {
 		return control.Notice{}, err
 	}
-	n := control.Notice{State: control.Ready, SMs: p.SMs, SMGroups: wake.SMGroups, Reason: fmt.Sprintf("MPS %v", p.MPS)}
+	n := control.Notice{State: control.Ready, SMs: p.SMs, SMGroups: wake.SMGroups, Reason: strings.TrimSpace(fmt.Sprintf("MPS %v %s", p.MPS, start.WeightsSocket))}
 	if len(wake.SMGroups) > 0 {
 		n.SMs = 0
 	}
@@ -239,7 +241,7 @@ func orchestrateMain(options string) int {
 		return 2
 	}
 	plain.to(&o)
-	o.Log = zerolog.New(os.Stderr)
+	o.Log, o.Self = zerolog.New(os.Stderr), os.Args[0]
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	if err := Run(ctx, o); err != nil {

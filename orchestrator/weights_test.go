@@ -1,0 +1,124 @@
+package orchestrator
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+)
+
+// holderMain is a holder of weights that holds nothing. It says its process id in the
+// place of the bytes.
+func holderMain(arguments []string) int {
+	socket := arguments[len(arguments)-1]
+	if os.Getenv("CUDA_MPS_PIPE_DIRECTORY") != filepath.Join(filepath.Dir(socket), "no-mps") || !strings.HasPrefix(os.Getenv("CUDA_VISIBLE_DEVICES"), "GPU-") {
+		fmt.Fprintln(os.Stderr, "it is a client of MPS, or sees other GPUs")
+		return 1
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	json.NewEncoder(os.Stdout).Encode(control.WeightsHeld{Files: 1, Bytes: int64(os.Getpid())})
+	if _, err := os.Stat(socket + ".talk"); err == nil {
+		fmt.Println("nonsense")
+	}
+	<-stop
+	return 0
+}
+
+// until waits for a state of the holder.
+func (h *weightsHolder) until(t *testing.T, what string, is func(*control.WeightsHeld) bool) control.WeightsHeld {
+	t.Helper()
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		now := h.state()
+		if is(now) {
+			if now == nil {
+				return control.WeightsHeld{}
+			}
+			return *now
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s; it is %+v", patience, what, now)
+		}
+	}
+}
+
+func TestAHolderOfWeightsIsStartedAgainWhenItDies(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, weightsSocketName+".talk"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody's")
+	var log buffer
+	h := startHolder(os.Args[0], dir, "GPU-1", zerolog.New(&log))
+	t.Cleanup(h.close)
+	there := func(w *control.WeightsHeld) bool { return w != nil }
+	first := h.until(t, "it is there", there)
+	if err := syscall.Kill(int(first.Bytes), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	second := h.until(t, "another is there", func(w *control.WeightsHeld) bool { return w != nil && w.Bytes != first.Bytes })
+	for _, words := range []string{"the holder of weights has ended", "talks nonsense"} {
+		if !log.has(words) {
+			t.Errorf("the log does not say %q", words)
+		}
+	}
+	h.close()
+	if processState(int(second.Bytes)) != "" {
+		t.Error("it is left")
+	}
+	if h.state() != nil {
+		t.Error("it is told of after its end")
+	}
+}
+
+// A holder that cannot be started is nobody's business: it is tried again, later and later.
+func TestAHolderThatCannotBeStartedIsTriedAgain(t *testing.T) {
+	var log buffer
+	h := startHolder("/nowhere/penstock", t.TempDir(), "GPU-1", zerolog.New(&log))
+	for deadline := time.Now().Add(patience); !log.has(`"again_in_ms":200`); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it is not tried again")
+		}
+	}
+	h.close()
+	if h.state() != nil {
+		t.Error("it is there")
+	}
+}
+
+func TestProcessesThatShareAreToldWhereTheHolderIs(t *testing.T) {
+	fakeGPUs(t)
+	n := aNode(t)
+	n.desired.Device = "GPU-fa"
+	cmd := n.orchestrate(mechanismGovernor)
+	own, shares := n.onFakeGPU(1, 30), n.onFakeGPU(2, 30)
+	n.want(own)
+	if p := n.untilState(1, control.Active); n.last.Device == nil || n.last.Device.Weights != nil || strings.Contains(p.Reason, weightsSocketName) {
+		t.Errorf("nobody shares, and %+v, %+v", n.last.Device, p)
+	}
+	shares.SharedWeights = true
+	n.want(own, shares)
+	p := n.untilState(2, control.Active)
+	n.until("weights are held", func(o control.Observed) bool { return o.Device.Weights != nil })
+	if !strings.HasSuffix(p.Reason, filepath.Join(n.dir, weightsSocketName)) {
+		t.Errorf("it says %q", p.Reason)
+	}
+	held := n.last.Device.Weights
+	if held.Files != 1 || processState(int(held.Bytes)) == "" {
+		t.Errorf("held are %+v", held)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("after SIGTERM: %v", err)
+	}
+	n.untilGone(int(held.Bytes))
+}
