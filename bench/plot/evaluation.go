@@ -17,7 +17,8 @@ import (
 // number shows is the median over the runs; the whiskers and what stands in brackets are
 // the least and the most.
 
-// evaluationFigures are those of docs/evaluation, in the paper's order.
+// evaluationFigures are those of docs/evaluation that `penstock bench evaluate` measures, in
+// the paper's order.
 var evaluationFigures = []figure{
 	{"fig1", drawReport("fig1")},
 	{"fig2-3", drawReport("fig2-3")},
@@ -57,7 +58,7 @@ var evaluationSections = []section{
 	{"fig15", timelineTable("fig15"), drawnOf("fig15")},
 	{"fig16", timelineTable("fig16"), drawnOf("fig16")},
 	{"table5", batchTable, nil},
-	{"table1", weightsTable, nil},
+	{weightsReport, weightsTable, []string{weightsReport}},
 }
 
 // drawnOf are the names of what is drawn of a report.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/bench"
 	"github.com/penstock/penstock/bench/evaluate"
 )
 
@@ -58,6 +59,23 @@ func madeUpEvaluation(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// madeUpWeights is Table 1 of numbers that mean nothing.
+func madeUpWeights(t *testing.T, dir string) {
+	t.Helper()
+	r := bench.Weights{Device: "made-up GPU", BudgetBytes: 16 << 30, MostInstances: 46, Runs: 3}
+	for i, name := range []string{"alexnet", "resnet50", "resnet152", "vgg19"} {
+		m := bench.WeightsModel{Model: name, WeightsBytes: int64(i+1) * 50e6}
+		for k, c := range []*bench.WeightsCase{&m.Private, &m.Shared} {
+			c.One = bench.WeightsInstance{Batches: []int{8}, WakeMillis: 800 / float64(4*k+1), ContextMillis: 100, Bytes: int64(600e6 / (k + 1))}
+			c.Ladder = bench.WeightsInstance{Batches: []int{1, 8}, WakeMillis: 3000 / float64(4*k+1), Bytes: int64(1200e6 / (k + 1))}
+			c.Fit = 12 * (k + 1)
+		}
+		m.Prepared.LoadMillis, m.Prepared.WakeMillis, m.Uploaded.WakeMillis = 4000, 1000, 500
+		r.Models = append(r.Models, m)
+	}
+	put(t, dir, weightsReport, r)
 }
 
 func madeUpResult(rng *rand.Rand, c *evaluate.Case, variant string, run int, good float64) evaluate.Result {
@@ -155,6 +173,7 @@ func TestTheEvaluationIsDrawnAndTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	madeUpEvaluation(t, dir)
+	madeUpWeights(t, dir)
 	if err := drawAll(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +195,7 @@ func TestTheEvaluationIsDrawnAndTold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"![fig10a](fig10a.png)", "| Alexnet & VGG-19 | 6.39 |", "made-up GPU", "No request that was accepted is lost"} {
+	for _, want := range []string{"![fig10a](fig10a.png)", "| Alexnet & VGG-19 | 6.39 |", "made-up GPU", "| alexnet | 781 → 97 (8.05×) |", "12 → 24 (+100 %)", "No request that was accepted is lost"} {
 		if !strings.Contains(string(filled), want) {
 			t.Errorf("the page does not say %s", want)
 		}

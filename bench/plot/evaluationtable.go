@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock/penstock/bench"
 	"github.com/penstock/penstock/bench/evaluate"
 )
 
@@ -49,19 +50,29 @@ func evaluationMachineTable(dir string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		m := e.Machine
-		gpu := e.Device
-		if len(m.GPUs) > 0 {
-			gpu = fmt.Sprintf("%s, %d GB", m.GPUs[0].Name, m.GPUs[0].MemoryBytes/1e9)
-		}
-		day, _, _ := strings.Cut(m.Date, "T")
-		list = append(list, []string{"[" + f.name + "](" + f.name + ".json)", e.Paper, day + ": " + e.state(), gpu, joined(m.Driver, m.CUDA, m.ONNXRuntime),
-			fmt.Sprintf("%s, %d cores", m.CPU, m.CPUs), m.Penstock})
+		list = append(list, machineRow(f.name, e.Paper, e.Device, e.state(), e.Machine))
+	}
+	row, err := weightsMachine(dir)
+	if err != nil {
+		return "", err
+	}
+	if row != nil {
+		list = append(list, row)
 	}
 	if len(list) == 1 {
 		return "", fs.ErrNotExist
 	}
 	return rows(list...), nil
+}
+
+// machineRow says where a report was measured.
+func machineRow(name, paper, device, state string, m bench.Machine) []string {
+	gpu := device
+	if len(m.GPUs) > 0 {
+		gpu = fmt.Sprintf("%s, %d GB", m.GPUs[0].Name, m.GPUs[0].MemoryBytes/1e9)
+	}
+	day, _, _ := strings.Cut(m.Date, "T")
+	return []string{"[" + name + "](" + name + ".json)", paper, day + ": " + state, gpu, joined(m.Driver, m.CUDA, m.ONNXRuntime), fmt.Sprintf("%s, %d cores", m.CPU, m.CPUs), m.Penstock}
 }
 
 // joined is what there is, with commas.
@@ -739,9 +750,4 @@ func readyTable(dir string) (string, error) {
 		return "", fs.ErrNotExist
 	}
 	return rows(list...), nil
-}
-
-// weightsTable is Table 1.
-func weightsTable(dir string) (string, error) {
-	return "", fs.ErrNotExist
 }

@@ -57,7 +57,7 @@ var pages = map[string]page{
 		},
 		false,
 	},
-	"evaluation": {evaluationFigures, evaluationSections, true},
+	"evaluation": {append(slices.Clone(evaluationFigures), figure{weightsReport, drawWeights}), evaluationSections, true},
 	"ingest": {
 		[]figure{{"ingest", drawIngest}},
 		[]section{

@@ -206,15 +206,21 @@ func upright(p *plot.Plot, c color.Color, x float64) error {
 	return nil
 }
 
-// logarithmic makes the y axis so, from least to most, with ticks at 1, 2 and 5.
+// logarithmic makes the y axis so, from least to most, with ticks at 1, 2 and 5, of which
+// over many powers of ten only the first have a label.
 func logarithmic(p *plot.Plot, least, most float64) {
+	const many = 200
 	p.Y.Min, p.Y.Max = least, most
 	p.Y.Scale = plot.LogScale{}
 	p.Y.Tick.Marker = plot.TickerFunc(func(from, to float64) (ticks []plot.Tick) {
 		for power := math.Pow(10, math.Floor(math.Log10(from))); power <= to; power *= 10 {
 			for _, step := range []float64{1, 2, 5} {
 				if v := power * step; v >= from*0.999 && v <= to*1.001 {
-					ticks = append(ticks, plot.Tick{Value: v, Label: strconv.FormatFloat(v, 'g', 4, 64)})
+					tick := plot.Tick{Value: v}
+					if step == 1 || to/from < many {
+						tick.Label = strconv.FormatFloat(v, 'g', 4, 64)
+					}
+					ticks = append(ticks, tick)
 				}
 			}
 		}
