@@ -192,6 +192,52 @@ func TestPythonThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
 	})
 }
 
+// On a GPU, which is a fake here, no batch runs Python: the program hands over graphs,
+// and what it captured once moves with the process.
+func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
+	card := pyDigestCard(t, absolute(t, "../../libml/null/null.ptx"))
+	text, err := os.ReadFile(card)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(card, []byte(strings.Replace(string(text), "digest.py", "digestgpu.py", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nd := start(t, onGPU(card, "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
+	all := func() {
+		t.Helper()
+		if got := stream(t, nd, 300, func() {}); got.by[wire.StatusOK] != 300 || got.wrong > 0 {
+			t.Errorf("%s; want 300 right answers", got)
+		}
+	}
+	all()
+	before, _ := serving(t, nd, "fn")
+	for _, percent := range []float64{20, 60, 30} {
+		got := stream(t, nd, 300, func() {
+			share(t, nd, "fn", percent)
+			onGroups(t, nd, "fn")
+		})
+		if got.by[wire.StatusOK] != 300 || got.wrong > 0 {
+			t.Errorf("%s; want 300 right answers beside the move", got)
+		}
+	}
+	now, shadow := serving(t, nd, "fn")
+	if now.PID != before.PID {
+		t.Errorf("process %d serves, want %d, which moved", now.PID, before.PID)
+	}
+	// Two slots, four batch sizes.
+	if strings.Contains(nd.Log(), "captured 9 graphs") || !strings.Contains(nd.Log(), "captured 8 graphs") {
+		t.Error("want 8 graphs captured in a process, whatever its moves")
+	}
+	kill(t, now.PID)
+	waitFor(t, "the shadow to serve", func() bool {
+		now, _ := serving(t, nd, "fn")
+		return now.Generation == shadow.Generation
+	})
+	all()
+	settled(t, nd, "fn")
+}
+
 // withPyTorch is withPython for a python3 that has PyTorch. Where there is none the test
 // is skipped, and says so.
 func withPyTorch(t *testing.T) (interpreter string, environment []string) {
