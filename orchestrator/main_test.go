@@ -199,7 +199,10 @@ func onGPU(start control.Start, wake control.Order) (control.Notice, error) {
 	if err != nil {
 		return control.Notice{}, err
 	}
-	n := control.Notice{State: control.Ready, SMs: p.SMs, SMGroups: wake.SMGroups, Reason: strings.TrimSpace(fmt.Sprintf("MPS %v %s", p.MPS, start.WeightsSocket))}
+	n := control.Notice{State: control.Ready, SMs: p.SMs, SMGroups: wake.SMGroups, Reason: fmt.Sprintf("MPS %v", p.MPS)}
+	if start.WeightsSocket != "" {
+		fmt.Println("weights at", start.WeightsSocket)
+	}
 	if len(wake.SMGroups) > 0 {
 		n.SMs = 0
 	}

@@ -102,15 +102,15 @@ func TestProcessesThatShareAreToldWhereTheHolderIs(t *testing.T) {
 	cmd := n.orchestrate(mechanismGovernor)
 	own, shares := n.onFakeGPU(1, 30), n.onFakeGPU(2, 30)
 	n.want(own)
-	if p := n.untilState(1, control.Active); n.last.Device == nil || n.last.Device.Weights != nil || strings.Contains(p.Reason, weightsSocketName) {
-		t.Errorf("nobody shares, and %+v, %+v", n.last.Device, p)
+	if n.untilState(1, control.Active); n.last.Device == nil || n.last.Device.Weights != nil || n.log.has("weights at") {
+		t.Errorf("nobody shares, and %+v", n.last.Device)
 	}
 	shares.SharedWeights = true
 	n.want(own, shares)
-	p := n.untilState(2, control.Active)
+	n.untilState(2, control.Active)
 	n.until("weights are held", func(o control.Observed) bool { return o.Device.Weights != nil })
-	if !strings.HasSuffix(p.Reason, filepath.Join(n.dir, weightsSocketName)) {
-		t.Errorf("it says %q", p.Reason)
+	if !n.log.has("weights at " + filepath.Join(n.dir, weightsSocketName)) {
+		t.Error("the process is not told where")
 	}
 	held := n.last.Device.Weights
 	if held.Files != 1 || processState(int(held.Bytes)) == "" {
