@@ -8,6 +8,8 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 // whole is a function without shares.
@@ -193,5 +195,41 @@ func TestAFunctionsOwnWayIsBeforeTheNodes(t *testing.T) {
 	}
 	if s := b.status("own"); s.Streams != 2 {
 		t.Errorf("streams are %d, want 2", s.Streams)
+	}
+}
+
+// Where every request is run, a backlog beyond capacity is no sign of a process that
+// hangs; one that answers nothing is.
+func TestALongBacklogIsNoHangWhileAnswersCome(t *testing.T) {
+	for late, hangs := range map[configs.Late]bool{configs.LateRun: false, configs.LateAnswer: true} {
+		b := newBed(t, testCard(), 100)
+		b.late = late
+		in, s := b.instances[0], b.dial()
+		c := b.owner(0, 1)
+		s.send(1)
+		s.send(2)
+		b.eventually("both are published", func() bool { return b.inFlight() == 2 })
+		slots := b.take(c, 2)
+		old := b.oldest(in)
+		b.eventually("time moves on", func() bool { return shm.Now() > old+int64(time.Millisecond) })
+		b.answer(c, slots[1:], nil)
+		if e := s.next(); e.Status != wire.StatusOK {
+			t.Fatalf("request %d is %v, want ok", e.Tag, e.Status)
+		}
+		answered := in.lastGood.Load()
+		in.watch(max(old, answered-1) + 2*int64(b.hangTimeout))
+		if hangs {
+			if e := s.next(); e.Status != wire.StatusFailed {
+				t.Errorf("late: %s: request %d is %v, want failed", late, e.Tag, e.Status)
+			}
+			continue
+		}
+		if n := b.inFlight(); n != 1 {
+			t.Errorf("late: %s: %d requests in flight, want 1 still", late, n)
+		}
+		in.watch(answered + 2*int64(b.hangTimeout) + 1)
+		if e := s.next(); e.Status != wire.StatusFailed {
+			t.Errorf("late: %s: request %d is %v after long silence, want failed", late, e.Tag, e.Status)
+		}
 	}
 }

@@ -538,6 +538,10 @@ func (in *instance) watch(now int64) {
 	if oldest == 0 {
 		return
 	}
+	if in.f.late == configs.LateRun {
+		// A backlog may be as long as there are slots: while answers come, nobody hangs.
+		oldest = max(oldest, in.lastGood.Load())
+	}
 	patience := int64(in.f.hangTimeout)
 	// A process answers for the time since it was given the ring: what waited
 	// before was another's.

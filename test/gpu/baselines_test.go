@@ -37,34 +37,38 @@ func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
 				share = ", share_percent: 33"
 			}
 			text := c.config + "\nfunctions:\n"
-			for _, name := range []string{"face", "fashion", "detect"} {
+			names := []string{"fashion", "face"}
+			if c.says.gather == "copy" {
+				names = append(names, "detect") // whose pictures are the largest
+			}
+			for _, name := range names {
 				text += fmt.Sprintf("  - {name: %s, port: 0, slo: 20s%s}\n", name, share)
 			}
 			n := start(t, text)
-			for _, name := range []string{"face", "fashion", "detect"} {
+			for _, name := range names {
 				t.Run(name, func(t *testing.T) { answersAsOnTheCPU(t, n, name) })
 			}
 			s := status(t, n)
-			f, _ := s.Function("face")
+			f, _ := s.Function("fashion")
 			if is := (says{s.Mechanism, f.Change, f.Batching, f.Gather, f.Late}); is != c.says {
 				t.Errorf("status says %+v, want %+v", is, c.says)
 			}
 			if daemon := mpsProcess(n, mpsDaemon); (daemon != 0) != (c.says.mechanism == "mps") {
 				t.Errorf("the node's MPS daemon is process %d", daemon)
 			}
-			active, shadow := serving(t, n, "face")
+			active, shadow := serving(t, n, "fashion")
 			if total := multiprocessors(t, n); (active.SMs == total) != (c.says.change == "none") {
-				t.Errorf("face counts %d of %d multiprocessors", active.SMs, total)
+				t.Errorf("fashion counts %d of %d multiprocessors", active.SMs, total)
 			}
 			kill(t, active.PID)
 			waitFor(t, "the shadow to serve", func() bool {
-				now, _ := serving(t, n, "face")
+				now, _ := serving(t, n, "fashion")
 				return now.Generation == shadow.Generation
 			})
-			again := send(t, n, "face", 100)
+			again := send(t, n, "fashion", 100)
 			again.flows(t)
 			again.stop().answeredAll(t, 0)
-			for _, name := range []string{"face", "fashion", "detect"} {
+			for _, name := range names {
 				settled(t, n, name)
 			}
 		})
