@@ -95,8 +95,12 @@ functions:
 	}
 	bad := send(t, n, "neighbour", 200)
 	waitFor(t, "another process of the neighbour", func() bool {
-		active, _ := serving(t, n, "neighbour")
-		return active.Generation > before["neighbour"]
+		f, err := n.Function("neighbour")
+		if err != nil {
+			return false
+		}
+		active, serves := f.Instances[0].Serving()
+		return serves && active.Generation > before["neighbour"]
 	})
 	bad.stop()
 	fashion.stop().answeredAll(t, 0)
