@@ -1,0 +1,336 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+// Models of the framework pytorch, behind a node, against the same model in a process of
+// its own (torch_models.py).
+
+// tree is the root of the source tree.
+func tree(t *testing.T) string {
+	t.Helper()
+	zoo := os.Getenv("PENSTOCK_ZOO")
+	if zoo == "" {
+		t.Fatal("PENSTOCK_ZOO says where the source tree's models/zoo is, and is not set")
+	}
+	root, err := filepath.Abs(filepath.Join(zoo, "../.."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
+// withPython has the node's processes find the module penstock; libpenstock.so is beside
+// the binary.
+func withPython(t *testing.T) {
+	t.Helper()
+	t.Setenv("PENSTOCK_PYTHONPATH", filepath.Join(tree(t), "libml/python"))
+	t.Setenv("PYTHONDONTWRITEBYTECODE", "1")
+}
+
+var torchModels struct {
+	once sync.Once
+	dir  string
+	err  error
+}
+
+// torchModel is the folder of a model that torch_models.py made, once for all tests.
+func torchModel(t *testing.T, name string) string {
+	t.Helper()
+	withPython(t)
+	m := &torchModels
+	m.once.Do(func() {
+		if m.dir, m.err = os.MkdirTemp("", "penstock-torch-"); m.err != nil {
+			return
+		}
+		c := exec.Command("python3", filepath.Join(tree(t), "test/gpu/torch_models.py"), m.dir)
+		c.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(tree(t), "libml/python"))
+		out, err := c.CombinedOutput()
+		if err != nil {
+			m.err = fmt.Errorf("torch_models.py: %w\n%s", err, out)
+		}
+		t.Logf("%s", out)
+	})
+	if m.err != nil {
+		t.Fatal(m.err)
+	}
+	return filepath.Join(m.dir, name)
+}
+
+// samples are a model's pictures and what it answers to them.
+type samples struct {
+	pictures [][]byte
+	answers  [][]float32
+}
+
+func samplesOf(t *testing.T, folder string) samples {
+	t.Helper()
+	const bytes, classes = 224 * 224 * 3, 1000
+	var s samples
+	pictures, err := os.ReadFile(filepath.Join(folder, "pictures.bin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers, err := os.ReadFile(filepath.Join(folder, "answers.f32"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.pictures = slices.Collect(slices.Chunk(pictures, bytes))
+	for row := range slices.Chunk(answers, 4*classes) {
+		s.answers = append(s.answers, float32s(row))
+	}
+	if len(s.pictures) == 0 || len(s.pictures) != len(s.answers) {
+		t.Fatalf("%d pictures and %d answers", len(s.pictures), len(s.answers))
+	}
+	return s
+}
+
+func float32s(data []byte) []float32 {
+	list := make([]float32, len(data)/4)
+	for i := range list {
+		list[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
+	}
+	return list
+}
+
+// apartFrom is the largest difference, for the largest value.
+func apartFrom(want, got []float32) float64 {
+	if len(got) != len(want) {
+		return math.Inf(1)
+	}
+	var largest, worst float64
+	for i := range want {
+		largest = max(largest, math.Abs(float64(want[i])))
+		if d := math.Abs(float64(got[i]) - float64(want[i])); !(d <= worst) {
+			worst = d
+		}
+	}
+	return worst / largest
+}
+
+// asks sends the pictures again and again until stop is called, 16 in flight; it then
+// says what was wrong.
+func (s samples) asks(t *testing.T, n *node.Node, function string, tolerance float64) (stop func()) {
+	t.Helper()
+	f, err := n.Function(function)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var wrong []string
+	worst, count, batches := 0.0, 0, map[uint16]int{}
+	room := make(chan struct{}, 16)
+	c, err := client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{
+		Timeout: 60 * time.Second, InFlight: 16, QueueLimit: 64,
+		Deliver: func(r *client.Result) {
+			defer func() { <-room }()
+			mu.Lock()
+			defer mu.Unlock()
+			if r.Err != nil || r.Status != wire.StatusOK {
+				wrong = append(wrong, fmt.Sprintf("picture %d: %v, %v", r.Tag, r.Status, r.Err))
+				return
+			}
+			count++
+			batches[r.Batch]++
+			d := apartFrom(s.answers[r.Tag], float32s(r.Payload))
+			if worst = max(worst, d); !(d <= tolerance) {
+				wrong = append(wrong, fmt.Sprintf("picture %d in a batch of %d is %.2g of its largest value away", r.Tag, r.Batch, d))
+			}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopping, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for i := 0; ; i++ {
+			select {
+			case <-stopping:
+				return
+			case room <- struct{}{}:
+			}
+			at := i % len(s.pictures)
+			if _, err := c.Send(s.pictures[at], client.RequestOptions{Tag: uint64(at)}); err != nil {
+				<-room
+			}
+		}
+	}()
+	var once sync.Once
+	stop = func() {
+		t.Helper()
+		once.Do(func() {
+			close(stopping)
+			<-stopped
+			for range cap(room) {
+				room <- struct{}{}
+			}
+			c.Close()
+			t.Logf("%s: %d answers, the farthest %.2g of its largest value away, by batch size %v", function, count, worst, batches)
+			if count == 0 || len(wrong) > 0 {
+				t.Errorf("%s: %d right, %d wrong: %v", function, count-len(wrong), len(wrong), wrong[:min(5, len(wrong))])
+			}
+		})
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// round asks every picture a few times.
+func (s samples) round(t *testing.T, n *node.Node, function string, tolerance float64) {
+	t.Helper()
+	stop := s.asks(t, n, function, tolerance)
+	time.Sleep(time.Second)
+	stop()
+}
+
+// Answers of f32 differ by the order of additions, which is another in batches of
+// another size; those of f16 by its eleven bits, too.
+const (
+	closeF32 = 1e-3
+	closeF16 = 3e-2
+)
+
+func pyTorchFunction(t *testing.T, name string, percent int) (line string, s samples) {
+	t.Helper()
+	folder := torchModel(t, name)
+	return fmt.Sprintf("  - {name: %s, model: %s, port: 0, slo: 20s, share_percent: %d}\n", name, filepath.Join(folder, "card.yaml"), percent),
+		samplesOf(t, folder)
+}
+
+func TestPyTorchAnswersAsInAProcessOfItsOwn(t *testing.T) {
+	for name, tolerance := range map[string]float64{"resnet18": closeF32, "flat": closeF32, "exported": closeF32, "half": closeF16} {
+		t.Run(name, func(t *testing.T) {
+			line, s := pyTorchFunction(t, name, 50)
+			n := start(t, "log: {level: debug}\nshares: {tune: false, change: partition}\nfunctions:\n"+line)
+			active, _ := serving(t, n, name)
+			t.Logf("%d multiprocessors, batches %v", active.SMs, active.Batches)
+			s.round(t, n, name, tolerance)
+			settled(t, n, name)
+		})
+	}
+}
+
+// It moves while it serves, beside a neighbour, and every answer is right.
+func TestPyTorchMovesBetweenPartitionsUnderLoad(t *testing.T) {
+	plain, s := pyTorchFunction(t, "resnet18", 40)
+	half, other := pyTorchFunction(t, "half", 40)
+	n := start(t, "log: {level: debug}\nshares: {tune: false, change: partition}\nfunctions:\n"+plain+half)
+	first, _ := serving(t, n, "resnet18")
+	serving(t, n, "half")
+	stop, stopOther := s.asks(t, n, "resnet18", closeF32), other.asks(t, n, "half", closeF16)
+	for i := range 10 {
+		small, large := "resnet18", "half"
+		if i%2 == 1 {
+			small, large = large, small
+		}
+		share(t, n, small, 20)
+		share(t, n, large, 70)
+		waitFor(t, "both to be where they shall be", func() bool {
+			apart(t, n)
+			return inPlace(t, n, small, 20) && inPlace(t, n, large, 70)
+		})
+	}
+	stop()
+	stopOther()
+	now, _ := serving(t, n, "resnet18")
+	if now.PID != first.PID {
+		t.Errorf("process %d serves, was %d; want the same, moved in place", now.PID, first.PID)
+	}
+	for _, name := range []string{"resnet18", "half"} {
+		f := settled(t, n, name)
+		t.Logf("%s: %d moves, idle for a move: %+v µs", name, f.Swaps, f.SwapIdle)
+	}
+}
+
+// With percentages a shadow takes over; and one does where the process is killed.
+func TestPyTorchSwapsShadowsUnderLoad(t *testing.T) {
+	line, s := pyTorchFunction(t, "resnet18", 40)
+	n := start(t, "log: {level: debug}\nshares: {tune: false, change: shadow}\nfunctions:\n"+line)
+	serving(t, n, "resnet18")
+	stop := s.asks(t, n, "resnet18", closeF32)
+	for _, percent := range []float64{20, 50, 30} {
+		_, shadow := serving(t, n, "resnet18")
+		share(t, n, "resnet18", percent)
+		waitFor(t, "the shadow to take over", func() bool {
+			f, err := n.Function("resnet18")
+			return err == nil && slices.ContainsFunc(f.Instances[0].Processes, func(p control.ProcessStatus) bool {
+				return p.State == control.Active && p.Generation == shadow.Generation
+			})
+		})
+		now, _ := serving(t, n, "resnet18")
+		t.Logf("%v %%: %d multiprocessors", percent, now.SMs)
+	}
+	stop()
+	active, shadow := serving(t, n, "resnet18")
+	kill(t, active.PID)
+	waitFor(t, "the shadow to serve", func() bool {
+		now, _ := serving(t, n, "resnet18")
+		return now.Generation == shadow.Generation
+	})
+	s.round(t, n, "resnet18", closeF32)
+	f := settled(t, n, "resnet18")
+	t.Logf("idle for a swap: %+v µs", f.SwapIdle)
+}
+
+// A model whose weights are apart takes them where the node keeps them.
+func TestPyTorchSharesWeights(t *testing.T) {
+	line, s := pyTorchFunction(t, "flat", 30)
+	twin := strings.Replace(line, "name: flat", "name: twin", 1)
+	n := start(t, "log: {level: debug}\nweights: shared\nshares: {tune: false, change: partition}\nfunctions:\n"+line+twin)
+	serving(t, n, "flat")
+	serving(t, n, "twin")
+	if got := strings.Count(n.Log(), "weights are shared"); got < 2 {
+		t.Errorf("the log says %d times that weights are shared, want twice", got)
+	}
+	for _, name := range []string{"flat", "twin"} {
+		s.round(t, n, name, closeF32)
+		settled(t, n, name)
+	}
+	t.Logf("%d MiB in use with two of it", usedBytes(t)>>20)
+}
+
+// The graphs of a program in Python that has no framework at all.
+func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
+	withPython(t)
+	text, err := os.ReadFile(nullCard(t, "digest"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := fmt.Sprintf("command: [python3, %s, %s]", filepath.Join(tree(t), "test/e2e/testdata/digestgpu.py"), filepath.Join(tree(t), "libml/null/null.ptx"))
+	card := filepath.Join(t.TempDir(), "digest.yaml")
+	if err := os.WriteFile(card, []byte(strings.Replace(string(text), `framework: "null"`, command, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := start(t, fmt.Sprintf("shares: {tune: false, change: partition}\nfunctions:\n  - {name: fn, model: %s, port: 0, share_percent: 50}\n", card))
+	first, _ := serving(t, n, "fn")
+	fn := send(t, n, "fn", 400)
+	fn.flows(t)
+	for _, percent := range []float64{20, 60} {
+		share(t, n, "fn", percent)
+		waitFor(t, "it to be on its groups", func() bool { return inPlace(t, n, "fn", percent) })
+	}
+	fn.stop().answeredAll(t, 0)
+	if now, _ := serving(t, n, "fn"); now.PID != first.PID {
+		t.Errorf("process %d serves, was %d", now.PID, first.PID)
+	}
+	settled(t, n, "fn")
+}
