@@ -3,7 +3,9 @@ package e2e
 import (
 	"fmt"
 	"testing"
+	"time"
 
+	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -82,4 +84,53 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 			settled(t, nd, "fn")
 		})
 	}
+}
+
+// Processes that take turns have contexts of their own: one that faults takes nobody with
+// it, and nobody is asked how an MPS server is.
+func TestByTimeAFaultIsItsProcesssOwn(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	nd := start(t, fmt.Sprintf(`
+device: cuda
+mps: false
+functions:
+  - {name: fn, model: %s, port: 0}
+  - {name: bad, model: %s, port: 0, environment: {PENSTOCK_NULL: "fault_after=30"}}
+`, card, card), withGPU(t, true)...)
+	first, _ := serving(t, nd, "fn")
+	faulty, _ := serving(t, nd, "bad")
+	bad := newAnswers()
+	b := dial(t, nd, "bad", client.Options{Deliver: bad.deliver(small), Timeout: 20 * time.Second})
+	sent := 0
+	got := stream(t, nd, 200, func() {
+		waitFor(t, "another process of the one that faults", func() bool {
+			send(t, b, small, sent, 1, 2*time.Millisecond)
+			sent++
+			f, err := nd.Function("bad")
+			if err != nil {
+				return false
+			}
+			now, ok := f.Instances[0].Serving()
+			return ok && now.Generation > faulty.Generation
+		})
+	})
+	bad.wait(sent)
+	if bad.lost > 0 || bad.by[wire.StatusFailed] == 0 {
+		t.Errorf("the one that faults: %s; want every request answered, one batch at least failed", bad)
+	}
+	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
+		t.Errorf("its neighbour: %s; want 200 right answers", got)
+	}
+	if now, _ := serving(t, nd, "fn"); now.PID != first.PID {
+		t.Errorf("process %d serves the neighbour, want %d still", now.PID, first.PID)
+	}
+	status, err := nd.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status.Faults.Count != 0 || status.Device.Why != "" {
+		t.Errorf("status says %+v of %+v", status.Faults, status.Device)
+	}
+	settled(t, nd, "fn")
+	settled(t, nd, "bad")
 }
