@@ -254,6 +254,29 @@ func TestPenstockIsHeldAgainstEachBaseline(t *testing.T) {
 	}
 }
 
+// Latency around a change of share is held against the rest; the first share that is seen
+// is no change.
+func TestChangesOfShareAreHeldAgainstTheRest(t *testing.T) {
+	timeline := &evaluate.Timeline{BinSeconds: 0.1, Seconds: 4,
+		Events:    []evaluate.Event{{AtSeconds: 0, What: "share", Function: "a"}, {AtSeconds: 2, What: "share", Function: "a"}, {AtSeconds: 3, What: "rate", Function: "a"}},
+		Functions: []evaluate.FunctionTimeline{{Name: "b"}}}
+	for i := range 40 {
+		b := evaluate.Bin{Offered: 10, OK: 10, P99Millis: 5}
+		if at := float64(i) * 0.1; at > 1.85 && at < 2.45 {
+			b.P99Millis = 30
+		}
+		timeline.Functions[0].Bins = append(timeline.Functions[0].Bins, b)
+	}
+	all := []*evaluate.Result{{Timeline: timeline}}
+	if got := around(all, "b"); got != "30 → 5 ms" {
+		t.Errorf("around a change: %s, want 30 → 5 ms", got)
+	}
+	timeline.Events = timeline.Events[:1]
+	if got := around(all, "b"); got != "–" {
+		t.Errorf("without a change: %s, want –", got)
+	}
+}
+
 func TestATrialIsNotShown(t *testing.T) {
 	dir := folder(t, "evaluation")
 	r := &evaluate.Report{Version: 1, Figure: "fig10", Quick: true}

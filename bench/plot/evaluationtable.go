@@ -490,7 +490,7 @@ func timelineTable(name string) func(dir string) (string, error) {
 					for _, p := range parts {
 						head = append(head, fmt.Sprintf("%g–%g s, in time", p.from, p.to))
 					}
-					list = [][]string{append(head, "p99 of all", "changes of share", "longest standstill", "lost")}
+					list = [][]string{append(head, "p99 of all", "p99 around changes of share → else", "swaps and moves", "longest standstill", "lost")}
 				}
 				for _, f := range c.Functions {
 					row := []string{e.label(v), fmt.Sprintf("%s, %s", f.Name, milli(f.SLOMillis))}
@@ -505,6 +505,7 @@ func timelineTable(name string) func(dir string) (string, error) {
 					}
 					list = append(list, append(row,
 						ofFunction(all, f.Name, totalTail).text(short, " ms"),
+						around(all, f.Name),
 						ofFunction(all, f.Name, func(f *evaluate.FunctionTimeline) float64 { return float64(f.Swaps) }).text(short, ""),
 						ofFunction(all, f.Name, func(f *evaluate.FunctionTimeline) float64 { return some(f.SwapIdleMillis) }).text(short, " ms"),
 						spreadBy(all, func(r *evaluate.Result) float64 { return float64(r.Lost) }).text(short, "")))
@@ -513,12 +514,93 @@ func timelineTable(name string) func(dir string) (string, error) {
 			if list != nil {
 				fmt.Fprintf(&text, "%s\n", rows(list...))
 			}
+			if say := e.ends(c); len(say) > 0 && (name == "fig15" || name == "fig16") {
+				fmt.Fprintf(&text, "- %s\n\n", strings.Join(say, "\n- "))
+			}
 		}
 		if text.Len() == 0 {
 			return "", fs.ErrNotExist
 		}
 		return strings.TrimRight(text.String(), "\n") + "\n", nil
 	}
+}
+
+// A change of share is felt from a little before it is seen, which is every 50 ms, until a
+// while after.
+const (
+	feltBefore = 0.2 // s
+	feltAfter  = 0.5
+)
+
+// around is a function's p99 in the bins around changes of share, whosever, and in the
+// others: medians of bins, and of runs.
+func around(all []*evaluate.Result, name string) string {
+	near, far := make([]float64, 0, len(all)), make([]float64, 0, len(all))
+	for _, r := range all {
+		var felt, other []float64
+		begun := map[string]bool{} // its first share is no change
+		var changes []float64
+		for _, e := range r.Timeline.Events {
+			if e.What == "share" {
+				if begun[e.Function] {
+					changes = append(changes, e.AtSeconds)
+				}
+				begun[e.Function] = true
+			}
+		}
+		for i := range r.Timeline.Functions {
+			f := &r.Timeline.Functions[i]
+			if f.Name != name {
+				continue
+			}
+			for k, b := range f.Bins {
+				if b.OK == 0 {
+					continue
+				}
+				from := float64(k) * r.Timeline.BinSeconds
+				to := from + r.Timeline.BinSeconds
+				if slices.ContainsFunc(changes, func(at float64) bool { return to > at-feltBefore && from < at+feltAfter }) {
+					felt = append(felt, b.P99Millis)
+				} else {
+					other = append(other, b.P99Millis)
+				}
+			}
+		}
+		near, far = append(near, spreadOf(felt).median), append(far, spreadOf(other).median)
+	}
+	n, f := spreadOf(near), spreadOf(far)
+	if n.runs == 0 || f.runs == 0 {
+		return "–"
+	}
+	return n.text(short, "") + " → " + f.text(short, " ms")
+}
+
+// ends says of each variant whether at the end, in the last quarter, all is answered in
+// time.
+func (e *evaluation) ends(c evaluate.CaseSetting) (list []string) {
+	for _, v := range c.Variants {
+		all := slices.DeleteFunc(e.results(c.Name, v), func(r *evaluate.Result) bool { return r.Timeline == nil })
+		if len(all) == 0 {
+			continue
+		}
+		length := all[0].Timeline.Seconds
+		var less []string
+		for _, f := range c.Functions {
+			s := spreadBy(all, func(r *evaluate.Result) float64 {
+				_, p := during(r, f.Name, phase{0.75 * length, length})
+				return p
+			})
+			if s.runs > 0 && s.median < 99 {
+				less = append(less, f.Name+" "+s.text(tenths, " %"))
+			}
+		}
+		answer := "**true**."
+		if len(less) > 0 {
+			answer = "**false**: " + strings.Join(less, ", ") + "."
+		}
+		list = append(list, fmt.Sprintf("%s answers 99 %% in time in the last quarter: %s", e.label(v), answer))
+	}
+	return list
 }
 
 // ofFunction is the spread over runs of what by says of a function.
