@@ -281,7 +281,7 @@ int penstock_graph(int32_t slot, int32_t n, void *graph);
 
 /* penstock_weights finds a file of weights that the node holds on the GPU once for all
    processes: in *address its device address, in *bytes its length, byte for byte the
-   file's contents, mapped to be read only and good until penstock_run returns. It is
+   file's contents, mapped to be read only and good until deinit has returned. It is
    called in link_model.
 
    PENSTOCK_NOT_SHARED (on a CPU, or where the node keeps no weights) is no failure:

@@ -303,21 +303,37 @@ func TestModelsInCAnswer(t *testing.T) {
 }
 
 func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
-	const slow = 60 // pictures: the fake driver runs one thread after the other
-	nd := start(t, onGPU(exampleCard(t, "fashion"), "name: clothes, slo: 20s, share_percent: 50"), withGPU(t, true)...)
-	answersAsONNXRuntime(t, nd, "clothes", slow)
-	// It moves to other multiprocessors, and then its shadow serves.
-	share(t, nd, "clothes", 20)
-	onGroups(t, nd, "clothes")
-	answersAsONNXRuntime(t, nd, "clothes", slow)
-	active, shadow := serving(t, nd, "clothes")
-	kill(t, active.PID)
-	waitFor(t, "the shadow to serve", func() bool {
-		now, _ := serving(t, nd, "clothes")
-		return now.Generation == shadow.Generation
-	})
-	answersAsONNXRuntime(t, nd, "clothes", slow)
-	settled(t, nd, "clothes")
+	for weights, says := range map[string]string{
+		"private": "penstock_weights: no shared weights", "shared": "the parameters are those that the node shares",
+	} {
+		t.Run(weights, func(t *testing.T) {
+			const slow = 60 // pictures: the fake driver runs one thread after the other
+			nd := start(t, "weights: "+weights+"\n"+onGPU(exampleCard(t, "fashion"), "name: clothes, slo: 20s, share_percent: 50"),
+				withGPU(t, true)...)
+			answersAsONNXRuntime(t, nd, "clothes", slow)
+			if !strings.Contains(nd.Log(), says) {
+				t.Errorf("the log does not say %q", says)
+			}
+			if weights == "private" {
+				return
+			}
+			// It moves to other multiprocessors, and then its shadow serves.
+			share(t, nd, "clothes", 20)
+			onGroups(t, nd, "clothes")
+			answersAsONNXRuntime(t, nd, "clothes", slow)
+			active, shadow := serving(t, nd, "clothes")
+			kill(t, active.PID)
+			waitFor(t, "the shadow to serve", func() bool {
+				now, _ := serving(t, nd, "clothes")
+				return now.Generation == shadow.Generation
+			})
+			answersAsONNXRuntime(t, nd, "clothes", slow)
+			settled(t, nd, "clothes")
+			if n := strings.Count(nd.Log(), says); n < 2 {
+				t.Errorf("the log has %d times %q, want it of the shadow, too", n, says)
+			}
+		})
+	}
 }
 
 func TestTableOfCallbacksThatIsNotSoundIsRefusedInOneLine(t *testing.T) {

@@ -32,6 +32,7 @@ func exampleInC(t *testing.T) string {
 // shadow, beside a neighbour.
 func TestModelInCAnswersAsOnTheCPU(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
+weights: shared
 shares: {tune: false, change: partition}
 functions:
   - {name: fashion, model: %s, port: 0, slo: 20s, share_percent: 40}
