@@ -204,21 +204,24 @@ func (g *gpu) linkModel() (persistentBytes int64, err error) {
 	if err := g.open(); err != nil {
 		return 0, g.fail("open GPU", err)
 	}
-	before, _, err := g.context.Memory()
-	if err != nil {
-		return 0, g.fail("link "+g.env.Card.Model, err)
-	}
 	g.nhwc = g.wantsNHWC()
 	if err := g.share(); err != nil {
 		return 0, g.fail("share the weights of "+g.env.Card.Model, err)
+	}
+	before, _, err := g.context.Memory()
+	if err != nil {
+		return 0, g.fail("link "+g.env.Card.Model, err)
 	}
 	smallest := g.env.Card.Batches[0]
 	err = g.link([]int{smallest})
 	if err != nil && len(g.initializers) > 0 && !errors.Is(err, cuda.ErrLost) && !errors.Is(err, cuda.ErrOutOfMemory) {
 		// It may be the way in which they are shared.
-		g.keepPrivate(fmt.Errorf("a session over them cannot be made: %w", err))
-		if linked := g.link([]int{smallest}); linked == nil {
-			err = g.store.Refuse(g.key, err)
+		why := err
+		g.keepPrivate(fmt.Errorf("a session over them cannot be made: %w", why))
+		if err = g.link([]int{smallest}); err == nil {
+			if noted := g.store.Refuse(g.key, why); noted != nil {
+				g.env.Log.Warn().Err(noted).Msg("the next process tries it again")
+			}
 		}
 	}
 	if err != nil {

@@ -252,7 +252,7 @@ func (g *gpu) optimised(model []byte) (out []byte, err error) {
 		return nil, err
 	}
 	defer t.end()
-	return out, t.do(func() (err error) {
+	err = t.do(func() (err error) {
 		memory, err := newPool(g.context.Device())
 		if err != nil {
 			return err
@@ -273,6 +273,7 @@ func (g *gpu) optimised(model []byte) (out []byte, err error) {
 		}
 		return errors.Join(err, stream.Destroy())
 	})
+	return out, err
 }
 
 // modelFor is what a session is made of.
