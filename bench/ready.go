@@ -160,6 +160,11 @@ func RunReady(ctx context.Context, o Options, build libml.Build, r ReadyOptions)
 				if err != nil {
 					return all, err
 				}
+				for _, slot := range slots[:streams] {
+					if _, err := d.Wait(slot); err != nil { // it is free to be moved then
+						return all, fmt.Errorf("wait for batch: %w", err)
+					}
+				}
 				all = append(all, Ready{Batch: batch, Streams: streams, Groups: n, SMs: sms,
 					ImagesPerSecond: float64(len(times)*batch) / took.Seconds(), Time: micros(times)})
 			}

@@ -221,6 +221,10 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	return r.run(ctx)
+}
+
+func (r *runner) run(ctx context.Context) (_ *Report, err error) {
 	if r.dir, err = newDir(); err != nil {
 		return nil, err
 	}
@@ -239,8 +243,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	succeeded, failure := 0, error(nil)
 	for i, s := range steps {
-		if o.Limit > 0 && time.Since(r.started)+r.takes(s) > o.Limit {
-			r.Options.say("%s: %d of %d measurements are left for another call: the next would not end within %v", r.figure.Name, len(steps)-i, len(steps), o.Limit)
+		if r.Limit > 0 && time.Since(r.started)+r.takes(s) > r.Limit {
+			r.Options.say("%s: %d of %d measurements are left for another call: the next would not end within %v", r.figure.Name, len(steps)-i, len(steps), r.Limit)
 			break
 		}
 		r.Options.say("%s, run %d: %s, %s", r.figure.Name, s.run, s.c.Name, s.variant.label)

@@ -2,10 +2,12 @@ package evaluate
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,12 +15,35 @@ import (
 	"github.com/penstock/penstock/configs"
 )
 
+// The programs that nodes are made of are built once.
+var programs string
+
+func TestMain(m *testing.M) {
+	var err error
+	if programs, err = os.MkdirTemp("", "penstock-evaluate-test-"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	removeMPS()
+	os.RemoveAll(programs)
+	os.Exit(code)
+}
+
+var penstock = sync.OnceValues(func() (string, error) {
+	binary := filepath.Join(programs, "penstock")
+	out, err := exec.Command("go", "build", "-o", binary, "../../cmd/penstock").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("build penstock: %w: %s", err, out)
+	}
+	return binary, err
+})
+
 // builtPenstock is the binary that nodes are made of.
 func builtPenstock(t *testing.T) string {
 	t.Helper()
-	binary := filepath.Join(t.TempDir(), "penstock")
-	if out, err := exec.Command("go", "build", "-o", binary, "../../cmd/penstock").CombinedOutput(); err != nil {
-		t.Fatalf("build penstock: %v\n%s", err, out)
+	binary, err := penstock()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return binary
 }
