@@ -16,7 +16,7 @@
 #
 #   make gpu-kit ORT_CUDA=DIR   .kit/gpu: all there is to run there, with the ONNX Runtime of DIR
 #   make test-gpu               there: every test that needs a GPU; fails where one is skipped
-#   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault; JSON into OUT (out)
+#   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault, weights, dpdk; JSON into OUT (out)
 #   make evaluate-gpu FIGURE=all  there: the paper's evaluation; goes on where it stopped; JSON into OUT/evaluation
 #   make plots                  figures and tables of docs/benchmarks and docs/evaluation, from the JSON beside them
 #   make bench-plan             the planner's policies beside each other, half an hour; JSON for make plots

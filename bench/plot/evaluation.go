@@ -58,7 +58,7 @@ var evaluationSections = []section{
 	{"fig15", timelineTable("fig15"), drawnOf("fig15")},
 	{"fig16", timelineTable("fig16"), drawnOf("fig16")},
 	{"table5", batchTable, nil},
-	{weightsReport, weightsTable, []string{weightsReport}},
+	{"table1", weightsTable, []string{weightsReport}},
 }
 
 // drawnOf are the names of what is drawn of a report.

@@ -14,7 +14,7 @@ import (
 )
 
 // weightsReport is the name of what `penstock bench weights` wrote.
-const weightsReport = "table1"
+const weightsReport = "weights"
 
 // paperTable1 is the paper's: standalone (SA) and with parameters shared (PS), load time in
 // ms, GPU memory in MB, instances on 16 GB.

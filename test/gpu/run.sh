@@ -5,7 +5,7 @@
 #   run.sh unpack        unpacks the kit and prints the environment to use it with
 #   run.sh export [NAME] makes the models of the evaluation (random weights) in MODELS
 #   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
-#   run.sh bench WHAT    gather, overhead, swap, limit, fault, dpdk or all: JSON into OUT
+#   run.sh bench WHAT    gather, overhead, swap, limit, fault, weights, dpdk or all: JSON into OUT
 #   run.sh evaluate FIGURE...   figures of the paper's evaluation (penstock bench evaluate), or
 #                        all: JSON into OUT/evaluation. What is in .kit/evaluation or there is
 #                        gone on with
@@ -172,11 +172,11 @@ test)
 	;;
 bench)
 	what=${1:-all}
-	case $what in gather | overhead | swap | limit | fault | dpdk | all) ;; *) die "WHAT=$what: want gather, overhead, swap, limit, fault, dpdk or all" ;; esac
+	case $what in gather | overhead | swap | limit | fault | weights | dpdk | all) ;; *) die "WHAT=$what: want gather, overhead, swap, limit, fault, weights, dpdk or all" ;; esac
 	prepare
 	wants() { [ "$what" = all ] || [ "$what" = "$1" ]; }
 	wants gather && bench gather gather
-	if wants overhead || wants swap || wants limit || wants fault || wants dpdk; then
+	if wants overhead || wants swap || wants limit || wants fault || wants weights || wants dpdk; then
 		export_models
 	fi
 	wants overhead && bench overhead overhead --models "$MODELS"
@@ -186,6 +186,7 @@ bench)
 	wants swap && bench swap-shadow swap --device cuda --change shadow -n "${SHADOW_SWAPS:-300}" --functions 4 --from 24 --to 12 --restarts 8 --models "$MODELS"
 	wants limit && bench limit limit --models "$MODELS"
 	wants fault && bench fault fault --models "$MODELS" --model resnet50 --model mobilenetv2 --model face
+	wants weights && bench weights weights --models "$MODELS"
 	if wants dpdk; then
 		had=$(cat /proc/sys/vm/nr_hugepages)
 		huge_pages 1024
