@@ -202,7 +202,7 @@ func (l *loop) mayBegin() bool {
 	switch {
 	case len(l.pending) == 0 || l.flying == len(l.flights):
 		return false
-	case l.rule.ReadyAt(l.state, l.pending) > shm.Now():
+	case !l.ready():
 		return false
 	case l.flying == 0:
 		return true
@@ -213,6 +213,12 @@ func (l *loop) mayBegin() bool {
 	}
 	f := l.oldestFlight()
 	return slab.NearEnd(len(l.pending), l.left(shm.Now()), min(l.lead, l.rule.Typical(l.state, f.padded)/2))
+}
+
+// ready reports whether the rule lets what is pending be a batch now.
+func (l *loop) ready() bool {
+	at := l.rule.ReadyAt(l.state, l.pending)
+	return at == math.MinInt64 || at <= shm.Now()
 }
 
 // waitUntil is when a loop with nothing in flight looks again, if no work comes before:
@@ -374,14 +380,14 @@ func (l *loop) pick() {
 func (l *loop) handedOver() { l.stoodStill(l.idle(l.acquired)) }
 
 // idle is how long the ring stood still until now: from the last batch's end, or
-// from when the first work of the next one came if that was later. It is -1, nothing
+// from when the next one could begin if that was later. It is -1, nothing
 // stood still, where no work had come by the time at which it could be taken.
 func (l *loop) idle(ready int64) int64 {
-	last, oldest := l.c.LastBatchEnd(), oldestOf(l.batch).Whole
-	if last == 0 || oldest > ready {
+	last, since := l.c.LastBatchEnd(), l.rule.Since(l.state, l.batch)
+	if last == 0 || since > ready {
 		return -1
 	}
-	return shm.Now() - max(last, oldest)
+	return shm.Now() - max(last, since)
 }
 
 // stoodStill counts a hand-over or a move for the report.

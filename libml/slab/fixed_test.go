@@ -141,6 +141,21 @@ func TestAllThatWaitsIsRunInTheEnd(t *testing.T) {
 	})
 }
 
+func TestABatchCouldBeginWhenItsRuleWouldHaveLetIt(t *testing.T) {
+	batch := []Request{{Whole: 30}, {Whole: 10}, {Whole: 20}}
+	for _, c := range []struct {
+		rule string
+		size int
+		wait time.Duration
+		want int64
+	}{{SLAB, 0, 0, 10}, {AIMD, 0, 0, 10}, {One, 0, 0, 10}, {Fixed, 3, 100, 30}, {Fixed, 2, 100, 30}, {Fixed, 3, 15, 25}, {Fixed, 4, 100, 110}, {Fixed, 8, 0, 10}} {
+		r := newRule(t, c.rule, Config{SLO: time.Second, MaxBatch: 8, Fixed: c.size, Delay: c.wait})
+		if got := r.Since(r.Start(), batch); got != c.want {
+			t.Errorf("%s of %d with a delay of %d: since %d, want %d", c.rule, c.size, c.wait, got, c.want)
+		}
+	}
+}
+
 func TestAFixedBatchNeedsASizeAndNoDebt(t *testing.T) {
 	for _, c := range []Config{{SLO: time.Second, MaxBatch: 8}, {SLO: time.Second, MaxBatch: 8, Fixed: 4, Delay: -1}} {
 		if _, err := New(Fixed, c); err == nil || !strings.Contains(err.Error(), "size") {

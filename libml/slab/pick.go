@@ -62,6 +62,23 @@ func (r *Rule) ReadyAt(s State, pending []Request) int64 {
 	return oldest + int64(r.cfg.Delay)
 }
 
+// Since is from when on a batch that was picked could have begun, in the clock of
+// Request.Whole: when its oldest request was whole or, of a fixed size, when it was full
+// or the oldest had waited.
+func (r *Rule) Since(s State, batch []Request) int64 {
+	oldest, newest := int64(math.MaxInt64), int64(math.MinInt64)
+	for i := range batch {
+		oldest, newest = min(oldest, batch[i].Whole), max(newest, batch[i].Whole)
+	}
+	switch {
+	case r.name != Fixed:
+		return oldest
+	case len(batch) >= r.Size(s):
+		return min(newest, oldest+int64(r.cfg.Delay))
+	}
+	return oldest + int64(r.cfg.Delay)
+}
+
 func pick(pending []Request, now int64, limit int, expected func(n int) time.Duration, runLate, all bool) (batch, late int) {
 	if len(pending) == 0 {
 		return 0, 0
