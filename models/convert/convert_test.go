@@ -1,0 +1,104 @@
+// Package convert has the scripts that make models; its tests run them where there is a
+// python3 with numpy and onnx.
+package convert
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/models"
+)
+
+// python is a python3 that has numpy and onnx: PENSTOCK_PYTHON, or the one in PATH.
+func python(t *testing.T) string {
+	t.Helper()
+	for _, name := range []string{os.Getenv("PENSTOCK_PYTHON"), "python3"} {
+		if name != "" && exec.Command(name, "-c", "import numpy, onnx").Run() == nil {
+			return name
+		}
+	}
+	t.Skip("no python3 has numpy and onnx (pip install onnx, or PENSTOCK_PYTHON=...): the export of models is not tested here")
+	return ""
+}
+
+func export(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	out, err := exec.Command(python(t), append([]string{"export_torchvision.py", "--jobs", "1"}, args...)...).CombinedOutput()
+	return string(out), err
+}
+
+// The same model is the same bytes, its card is right, and the last file says that it is
+// there.
+func TestAModelIsExportedTheSameEachTime(t *testing.T) {
+	var files [2][]byte
+	for i := range files {
+		dir := t.TempDir()
+		if out, err := export(t, dir, "mobilenetv2"); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		card, err := models.ReadCard(filepath.Join(dir, "mobilenetv2", "card.yaml"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if card.Input.TensorType != models.F16 || card.MaxBatch() != 32 || card.Input.WireBytes() != 224*224*3 {
+			t.Errorf("the card says %+v", card)
+		}
+		if files[i], err = os.ReadFile(card.Model); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(dir, "exported.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var told struct {
+			Models map[string]struct{ Parameters, Bytes int }
+		}
+		if err := json.Unmarshal(text, &told); err != nil {
+			t.Fatal(err)
+		}
+		// torchvision's 3,504,872, of which 2 × 17,056 are batch normalisation's, and as many
+		// biases as it has channels.
+		if m := told.Models["mobilenetv2"]; m.Parameters != 3504872-2*17056+17056 || m.Bytes != len(files[i]) {
+			t.Errorf("exported.json says %+v, the file has %d bytes", m, len(files[i]))
+		}
+	}
+	if !bytes.Equal(files[0], files[1]) {
+		t.Error("two exports differ")
+	}
+}
+
+// What is there stays; what a broken-off export left does not count.
+func TestAnExportGoesOnFromWhatIsThere(t *testing.T) {
+	dir := t.TempDir()
+	if out, err := export(t, dir, "mobilenetv2"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	model := filepath.Join(dir, "mobilenetv2", "model.onnx")
+	if err := os.WriteFile(model, []byte("changed by hand"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := export(t, dir, "mobilenetv2"); err != nil || out != "" {
+		t.Fatalf("once more: %v, %q, want nothing done", err, out)
+	}
+	if err := os.Remove(filepath.Join(dir, "exported.json")); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := export(t, dir, "mobilenetv2"); err != nil || !strings.Contains(out, "sha256") {
+		t.Fatalf("without exported.json: %v, %q, want it made again", err, out)
+	}
+	if info, err := os.Stat(model); err != nil || info.Size() < 1<<20 {
+		t.Errorf("the model was not made again: %v, %v", info, err)
+	}
+}
+
+func TestAModelThatThereIsNotIsRefused(t *testing.T) {
+	out, err := export(t, t.TempDir(), "resnet51")
+	if err == nil || !strings.Contains(out, "no model resnet51; there are: alexnet, mobilenetv2") {
+		t.Errorf("resnet51: %v, %q", err, out)
+	}
+}
