@@ -47,7 +47,8 @@ func (m *Manager) add(c configs.Function) error {
 	m.functions = append(m.functions, f)
 	f.run()
 	f.log.Info().Stringer("port", f.source.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).
-		Int("request_bytes", card.Input.WireBytes()).Msg("function added")
+		Int("request_bytes", card.Input.WireBytes()).Stringer("batching", f.batching).Str("late", string(f.late)).Str("gather", string(f.gather)).
+		Str("change", string(f.configured)).Msg("function added")
 	return nil
 }
 
