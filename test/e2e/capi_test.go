@@ -381,25 +381,29 @@ func TestBatchesThatFailInCCostThemselvesOnly(t *testing.T) {
 	}
 }
 
-func TestShadowTakesOverWhenACallbackCrashes(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "crash")
-	nd := start(t, oneFunction(digestCard(t, "crash="+file)))
-	active, shadow := serving(t, nd, "fn")
-	got := stream(t, nd, 1000, func() {
-		if err := os.WriteFile(file, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	})
-	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > 8 {
-		t.Errorf("%s; want every request answered right, but for one batch", got)
-	}
-	settled(t, nd, "fn")
-	now, _ := serving(t, nd, "fn")
-	if now.Generation != shadow.Generation || now.PID == active.PID {
-		t.Errorf("generation %d serves, want the shadow's, %d", now.Generation, shadow.Generation)
-	}
-	if !strings.Contains(nd.Log(), "SIGSEGV") && !strings.Contains(nd.Log(), "segmentation") {
-		t.Error("the node's log does not say that it was a crash")
+func TestShadowTakesOverWhenACallbackEndsTheProcess(t *testing.T) {
+	for role, says := range map[string]string{"crash": "SIGSEGV", "lost": "device is lost: the card fell off the bus"} {
+		t.Run(role, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), role)
+			nd := start(t, oneFunction(digestCard(t, role+"="+file)))
+			active, shadow := serving(t, nd, "fn")
+			got := stream(t, nd, 600, func() {
+				if err := os.WriteFile(file, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			})
+			if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] == 0 || got.by[wire.StatusFailed] > 8 {
+				t.Errorf("%s; want every request answered right, but for one batch", got)
+			}
+			settled(t, nd, "fn")
+			now, _ := serving(t, nd, "fn")
+			if now.Generation != shadow.Generation || now.PID == active.PID {
+				t.Errorf("generation %d serves, want the shadow's, %d", now.Generation, shadow.Generation)
+			}
+			if !strings.Contains(nd.Log(), says) {
+				t.Errorf("the node's log does not say %q", says)
+			}
+		})
 	}
 }
 

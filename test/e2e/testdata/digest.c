@@ -10,6 +10,7 @@
  *     code=N              every Nth batch returns a number that is no code
  *     profile             SIGPROF comes every millisecond of CPU time, to a handler
  *     crash=FILE          a batch dereferences NULL where FILE is there, which is removed
+ *     lost=FILE           a batch finds the device lost where FILE is there, which is removed
  */
 #include <signal.h>
 #include <stdint.h>
@@ -93,6 +94,10 @@ static int infer_batch(void *self, int32_t slot, int32_t n) {
 		return 17;
 	if ((v = value("crash")) != NULL && unlink(v) == 0)
 		*(volatile int *)0 = 1;
+	if ((v = value("lost")) != NULL && unlink(v) == 0) {
+		penstock_error("the card fell off the bus");
+		return PENSTOCK_DEVICE_LOST;
+	}
 	nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
 	for (int32_t i = 0; i < n; i++)
 		model.sizes[n].output[i] = digest(model.sizes[n].input + i * model.bytes, model.bytes);
