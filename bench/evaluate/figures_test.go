@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/bench"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/wire"
 )
@@ -372,8 +373,8 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 		"runs":      func(o *Options) { o.Runs = 0 },
 		"folder":    func(o *Options) { o.Out = "" },
 		"fig99":     func(o *Options) { o.Figure = "fig99" },
-		"0 GPUs":    func(o *Options) { o.Device = "cuda:7" },
-		"a device?": func(o *Options) { o.Device = "a device?" },
+		"1 GPUs":    func(o *Options) { o.Device, o.Machine.GPUs = "cuda:7", []bench.GPU{{Name: "g", UUID: "GPU-1"}} },
+		"a device?": func(o *Options) { o.Device, o.Machine.GPUs = "a device?", []bench.GPU{{Name: "g", UUID: "GPU-1"}} },
 	} {
 		o := good
 		change(&o)

@@ -45,6 +45,10 @@ type runner struct {
 	started time.Time
 }
 
+// hopeless is how many measurements fail one after the other before a call gives up: each
+// may take as long as a node is waited for.
+const hopeless = 4
+
 // capacitySLO is an objective that no batch misses: batches grow to the ladder's end.
 const capacitySLO = 10 * time.Second
 
@@ -74,8 +78,16 @@ type PlannedCase struct {
 	Takes    time.Duration // of what is left
 }
 
-// Prepare reads what there is of a figure and says what is left. It measures nothing.
+// Prepare reads what there is of a figure and says what is left. It measures nothing, and
+// on a machine without a GPU it supposes the one of the report.
 func Prepare(o Options) (Plan, error) {
+	if o.Device != configs.DeviceCPU && len(o.Machine.GPUs) == 0 {
+		name := "a GPU"
+		if r, err := Read(filepath.Join(o.Out, o.Figure+".json")); err == nil {
+			name = r.Device
+		}
+		o.Device, o.Machine.GPUs = "cuda", []bench.GPU{{Name: name}}
+	}
 	r, err := newRunner(o)
 	if err != nil {
 		return Plan{}, err
@@ -215,7 +227,8 @@ func (f *Figure) fingerprint(o Options) (string, error) {
 
 // Run measures what is left of a figure, as far as the limit lets it, and returns the
 // report, which is in its file too. Steps that fail are noted in it; the last such failure
-// is returned when no step at all succeeded.
+// is returned when no step at all succeeded, and when so many in a row failed that the
+// next would too.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r, err := newRunner(o)
 	if err != nil {
@@ -241,7 +254,7 @@ func (r *runner) run(ctx context.Context) (_ *Report, err error) {
 	if err := r.measureCapacity(ctx); err != nil {
 		return r.report, err
 	}
-	succeeded, failure := 0, error(nil)
+	succeeded, failed, failure := 0, 0, error(nil)
 	for i, s := range steps {
 		if r.Limit > 0 && time.Since(r.started)+r.takes(s) > r.Limit {
 			r.Options.say("%s: %d of %d measurements are left for another call: the next would not end within %v", r.figure.Name, len(steps)-i, len(steps), r.Limit)
@@ -255,13 +268,18 @@ func (r *runner) run(ctx context.Context) (_ *Report, err error) {
 		r.report.put(x)
 		if x.Error == "" {
 			succeeded++
+			failed = 0
 			r.report.Left--
 		} else {
 			failure = fmt.Errorf("%s, %s: %s", s.c.Name, s.variant.name, x.Error)
 			r.Options.say("%v", failure)
+			failed++
 		}
 		if err := r.report.Write(r.file); err != nil {
 			return r.report, err
+		}
+		if failed == hopeless {
+			return r.report, fmt.Errorf("%d measurements in a row failed; the last: %w", failed, failure)
 		}
 	}
 	if succeeded == 0 && failure != nil {

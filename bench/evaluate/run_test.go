@@ -212,6 +212,15 @@ func TestAFailureIsNotedAndTriedAgain(t *testing.T) {
 	}
 }
 
+func TestFailureAfterFailureEndsACall(t *testing.T) {
+	o := quickly(t, "/nowhere/penstock", "table5")
+	o.Runs = 10
+	r, err := Run(t.Context(), o)
+	if err == nil || len(r.Results) != hopeless || r.Left != 10 {
+		t.Errorf("%d of 10 were tried, %d left, %v: want %d tried", len(r.Results), r.Left, err, hopeless)
+	}
+}
+
 func TestAnInterruptEndsARun(t *testing.T) {
 	o := quickly(t, "/bin/true", "table5")
 	ctx, cancel := context.WithCancel(t.Context())
