@@ -354,6 +354,11 @@ class _Process:
         return code
 
 
+# How long a thread of Python's computes before another gets the interpreter's lock, at
+# most: a batch that waits for it waits so long. The interpreter's own is 5 ms.
+SWITCH_SECONDS = 0.0005
+
+
 def run(framework):
     """The whole life of an inference function's process, which a node started: it
     returns after a drain, and raises Error. SIGTERM and SIGINT drain while it runs. It
@@ -361,6 +366,7 @@ def run(framework):
     main does."""
     library = _library.load()
     process = _Process(library, framework)
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
     code = library.penstock_run(ctypes.byref(process.table), None)
     if code != _library.OK:
         raise _of(library, code)
