@@ -295,7 +295,7 @@ func TestBuffersStayWhileTheyAreConfigured(t *testing.T) {
 	result := unsafe.Pointer(&outputs[0][0])
 	input[0] = 9
 	outputs, input = nil, nil // only the pins hold them now
-	var others [][]byte // of the same size, in whatever place is free
+	var others [][]byte       // of the same size, in whatever place is free
 	for range 5 {
 		runtime.GC()
 		for range 1000 {

@@ -5,7 +5,9 @@ package capi
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
+	"sync/atomic"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
@@ -13,8 +15,9 @@ import (
 
 // graphs are the batches that were handed over with penstock_graph. Any goroutine.
 type graphs struct {
-	mu sync.RWMutex // guards by
-	by map[batch]*launch
+	mu sync.Mutex // guards changes of by
+	// by is replaced and not changed: every batch looks there. It is nil at first.
+	by atomic.Pointer[map[batch]*launch]
 }
 
 // launch is a batch of one slot and size.
@@ -25,21 +28,24 @@ type launch struct {
 
 // of is the batch's launch, nil where infer_batch runs it.
 func (g *graphs) of(b batch) *launch {
-	g.mu.RLock()
-	defer g.mu.RUnlock()
-	return g.by[b]
+	if by := g.by.Load(); by != nil {
+		return (*by)[b]
+	}
+	return nil
 }
 
 // set replaces the batch's launch, which is not in flight; nil takes it back.
 func (g *graphs) set(b batch, l *launch) error {
 	g.mu.Lock()
-	old := g.by[b]
-	if delete(g.by, b); l != nil {
-		if g.by == nil {
-			g.by = make(map[batch]*launch)
-		}
-		g.by[b] = l
+	by := map[batch]*launch{}
+	if was := g.by.Load(); was != nil {
+		maps.Copy(by, *was)
 	}
+	old := by[b]
+	if delete(by, b); l != nil {
+		by[b] = l
+	}
+	g.by.Store(&by)
 	g.mu.Unlock()
 	if old == nil {
 		return nil
@@ -50,11 +56,13 @@ func (g *graphs) set(b batch, l *launch) error {
 // clear takes all back; none is in flight.
 func (g *graphs) clear() error {
 	g.mu.Lock()
-	all := g.by
-	g.by = nil
+	all := g.by.Swap(nil)
 	g.mu.Unlock()
+	if all == nil {
+		return nil
+	}
 	var errs []error
-	for _, l := range all {
+	for _, l := range *all {
 		errs = append(errs, lost("give a graph back", l.executable.Destroy()))
 	}
 	return errors.Join(errs...)
