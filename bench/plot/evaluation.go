@@ -224,7 +224,7 @@ func tail(l *evaluate.Load) float64 {
 		}
 		worst = max(worst, f.P99Millis)
 	}
-	return worst
+	return some(worst)
 }
 
 // middle is the functions' mean p50, each weighed by its answers.

@@ -207,6 +207,86 @@ func TestTheEvaluationIsDrawnAndTold(t *testing.T) {
 	}
 }
 
+// A report that is not whole yet is drawn as far as it goes: some runs, none of a case, a
+// variant that failed, nothing answered at all.
+func TestAPartOfAReportIsDrawn(t *testing.T) {
+	if testing.Short() {
+		t.Skip("draws every figure several times")
+	}
+	page, err := os.ReadFile("../../docs/evaluation/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, cut := range map[string]func(r *evaluate.Report){
+		"nothing yet":    func(r *evaluate.Report) { r.Results = nil },
+		"the first step": func(r *evaluate.Report) { r.Results = r.Results[:1] },
+		"a third, half of it failures": func(r *evaluate.Report) {
+			n := 0
+			r.Results = slices.DeleteFunc(r.Results, func(evaluate.Result) bool { n++; return n%3 != 0 })
+			for i := range r.Results {
+				if i%2 == 0 {
+					r.Results[i] = evaluate.Result{Case: r.Results[i].Case, Variant: r.Results[i].Variant, Run: r.Results[i].Run, Error: "the node did not come up"}
+				}
+			}
+		},
+		"no answers": func(r *evaluate.Report) {
+			for i := range r.Results {
+				x := &r.Results[i]
+				for l := range x.Loads {
+					load := &x.Loads[l]
+					load.GoodputRPS, load.WithinPercent, load.GUE = 0, 0, 0
+					for f := range load.Functions {
+						load.Functions[f] = evaluate.FunctionLoad{Name: load.Functions[f].Name}
+					}
+				}
+				for p := range x.Points {
+					x.Points[p].ImagesPerSecond, x.Points[p].BatchTime.P50 = 0, 0
+				}
+				if x.Timeline == nil {
+					continue
+				}
+				for f := range x.Timeline.Functions {
+					fn := &x.Timeline.Functions[f]
+					fn.Total, fn.T90Seconds = evaluate.FunctionLoad{}, 0
+					for b := range fn.Bins {
+						fn.Bins[b] = evaluate.Bin{Offered: fn.Bins[b].Offered}
+					}
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := folder(t, "evaluation")
+			if err := os.WriteFile(filepath.Join(dir, "README.md"), page, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			madeUpEvaluation(t, dir)
+			for _, f := range evaluationFigures {
+				r, err := evaluate.Read(filepath.Join(dir, f.name+".json"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				cut(r)
+				if err := r.Write(filepath.Join(dir, f.name+".json")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := drawAll(dir); err != nil {
+				t.Fatal(err)
+			}
+			filled, err := os.ReadFile(filepath.Join(dir, "README.md"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, strange := range []string{"NaN", "Inf", "%!"} {
+				if i := strings.Index(string(filled), strange); i >= 0 {
+					t.Errorf("the page says %q: … %s …", strange, filled[max(0, i-200):min(len(filled), i+50)])
+				}
+			}
+		})
+	}
+}
+
 // evaluationOf is a report of one case at one load: goodput of three runs of each
 // variant, of 1,000 offered.
 func evaluationOf(goods map[string][]float64, behind bool) *evaluation {

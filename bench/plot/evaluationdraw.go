@@ -462,7 +462,7 @@ var batchColours = []color.Color{
 func (e *evaluation) points(name, variant, model string) (all []evaluate.Point) {
 	for _, r := range e.results(name, variant) {
 		for _, p := range r.Points {
-			if p.Model == model && p.Error == "" {
+			if p.Model == model && p.Error == "" && p.ImagesPerSecond > 0 {
 				all = append(all, p)
 			}
 		}
@@ -487,10 +487,11 @@ func (e *evaluation) drawKnees(c evaluate.CaseSetting) error {
 				xs, all := e.byShare(c.Name, v, f.Model, b)
 				var speeds, latencies []spread
 				for _, points := range all {
-					speeds = append(speeds, spreadBy(points, func(p evaluate.Point) float64 { return p.ImagesPerSecond }))
-					l := spreadBy(points, func(p evaluate.Point) float64 { return p.BatchTime.P50 / 1000 })
-					latencies = append(latencies, l)
-					least, most = min(least, l.least), max(most, l.most)
+					l := spreadBy(points, batchMillis)
+					speeds, latencies = append(speeds, spreadBy(points, speed)), append(latencies, l)
+					if l.runs > 0 {
+						least, most = min(least, l.least), max(most, l.most)
+					}
 				}
 				colour := batchColours[i%len(batchColours)]
 				if err := cmp.Or(band(rate, colour, v == "groups", xs, speeds), band(took, colour, v == "groups", xs, latencies)); err != nil {
@@ -597,8 +598,8 @@ func (e *evaluation) ready(c evaluate.CaseSetting, model string, batch, streams 
 	return all
 }
 
-func speed(p evaluate.Point) float64       { return p.ImagesPerSecond }
-func batchMillis(p evaluate.Point) float64 { return p.BatchTime.P50 / 1000 }
+func speed(p evaluate.Point) float64       { return some(p.ImagesPerSecond) }
+func batchMillis(p evaluate.Point) float64 { return some(p.BatchTime.P50 / 1000) }
 
 // part is the spread of all in percent of the median of another.
 func part(all, of []evaluate.Point, by func(evaluate.Point) float64) spread {

@@ -147,11 +147,14 @@ type comparison struct {
 	name     string
 	level    float64
 	baseline string
-	percent  float64 // of the baseline's goodput, above (or, negative, below) it
+	percent  float64 // of the baseline's goodput, above (or, negative, below) it; infinite where that is 0
 	misses   bool    // the baseline has answers outside its objective
 }
 
 func (c comparison) String() string {
+	if math.IsInf(c.percent, 1) {
+		return fmt.Sprintf("%s at %.0f %% beside %s (which has nothing)", c.name, 100*c.level, c.baseline)
+	}
 	return fmt.Sprintf("%s at %.0f %% beside %s (%+.1f %%)", c.name, 100*c.level, c.baseline, c.percent)
 }
 
@@ -171,7 +174,10 @@ func (e *evaluation) compare(variant string) (below, above, same []comparison) {
 					continue
 				}
 				base := spreadBy(theirs, goodput)
-				x := comparison{c.Name, level, v.Label, 100 * (ours.median - base.median) / base.median, spreadBy(theirs, within).median < 99}
+				x := comparison{c.Name, level, v.Label, 0, spreadBy(theirs, within).median < 99}
+				if ours.median != base.median {
+					x.percent = 100 * (ours.median - base.median) / base.median
+				}
 				switch {
 				case math.Abs(x.percent) < leastDifference:
 					same = append(same, x)
@@ -414,11 +420,7 @@ func efficacyTable(paper []efficacy, names ...string) func(dir string) (string, 
 				}
 				last = s
 			}
-			over := "–"
-			if first.runs > 0 && last.runs > 0 {
-				over = fmt.Sprintf("%+.0f %%", 100*(last.median/first.median-1))
-			}
-			list = append(list, append(row, over))
+			list = append(list, append(row, gained(last, first)))
 		}
 		if len(list) == 1 {
 			return "", fs.ErrNotExist
@@ -779,7 +781,7 @@ func streamsTable(dir string) (string, error) {
 
 // gained is how much more the first is, in percent.
 func gained(a, b spread) string {
-	if a.runs == 0 || b.runs == 0 {
+	if a.runs == 0 || b.runs == 0 || b.median == 0 {
 		return "–"
 	}
 	return fmt.Sprintf("%+.0f %%", 100*(a.median/b.median-1))
