@@ -25,6 +25,9 @@ func (r *runner) ready(ctx context.Context, v variant, c *Case) (points []Point,
 		return nil, err
 	}
 	var env []string
+	if r.device != configs.DeviceCPU {
+		env = append(env, "CUDA_VISIBLE_DEVICES="+r.device) // frameworks take the first that they see
+	}
 	percents := []float64{0}
 	if v.by == byPercentage && r.device != configs.DeviceCPU {
 		daemon, err := r.startMPS(ctx)

@@ -18,6 +18,7 @@
 #   LIMIT   evaluate: seconds that a call may take, 480
 #   GPUS    evaluate: how many GPUs work beside each other, each with its part of the CPUs, 1
 #   RUNS    evaluate: how often each variant is measured, 3
+#   WEIGHTS evaluate: shared or private, for all variants; as a node does if left out
 #   QUICK   evaluate: 1 for two cases a figure and short times, to see that it works
 set -euo pipefail
 KIT=${KIT:-.kit/gpu} WORK=${WORK:-${TMPDIR:-/tmp}/penstock-gpu} OUT=${OUT:-out}
@@ -152,7 +153,7 @@ evaluate_on() {
 			continue
 		fi
 		if ! "$WORK/penstock" bench evaluate --figure "$figure" --models "$MODELS" --out "$OUT/evaluation" --limit "$((end - SECONDS))s" \
-			--runs "${RUNS:-3}" --device "cuda:$gpu" --cpus "$((gpu * cpus))-$((gpu * cpus + cpus - 1))" ${QUICK:+--quick} -o json >/dev/null; then
+			--runs "${RUNS:-3}" --device "cuda:$gpu" --cpus "$((gpu * cpus))-$((gpu * cpus + cpus - 1))" ${QUICK:+--quick} ${WEIGHTS:+--weights "$WEIGHTS"} -o json >/dev/null; then
 			echo "gpu: figure $figure failed" >&2
 			bad=1
 		fi
