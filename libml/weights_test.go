@@ -1,0 +1,70 @@
+package libml
+
+import (
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+)
+
+// asks is a framework that keeps what it is told.
+type asks struct {
+	Framework
+	env Environment
+}
+
+func (a *asks) Init(env Environment) error { a.env = env; return nil }
+func (a *asks) LoadModel() error           { return ErrNoHostStage }
+
+func loadedWith(t *testing.T, start control.Start) (*process, Environment) {
+	t.Helper()
+	a := new(asks)
+	p := &process{log: zerolog.Nop(), start: start, card: testCard(), framework: a}
+	if err := p.load(); err != nil {
+		t.Fatal(err)
+	}
+	return p, a.env
+}
+
+// Weights are shared on a GPU whose node has a holder, and nowhere else.
+func TestWhoMayAskForSharedWeights(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "weights.sock")
+	for _, c := range []struct {
+		start control.Start
+		may   bool
+	}{
+		{control.Start{Device: DeviceCPU}, false},
+		{control.Start{Device: DeviceCPU, WeightsSocket: socket}, false},
+		{control.Start{Device: "GPU-1"}, false},
+		{control.Start{Device: "GPU-1", WeightsSocket: socket}, true},
+	} {
+		if _, env := loadedWith(t, c.start); (env.Weights != nil) != c.may {
+			t.Errorf("%+v may ask: %v", c.start, env.Weights != nil)
+		}
+	}
+}
+
+// A framework that asks too early, or where nobody answers, is told so by ErrNoWeights and
+// the reason.
+func TestWithoutAHolderThereAreNoWeights(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "weights.sock")
+	p, env := loadedWith(t, control.Start{Device: "GPU-1", WeightsSocket: socket})
+	file := "/proc/self/exe"
+	if _, err := env.Weights(file); !errors.Is(err, ErrNoWeights) || !strings.Contains(err.Error(), "not open") {
+		t.Errorf("before the device is open: %v", err)
+	}
+	p.memory = new(memory)
+	if _, err := env.Weights(file); !errors.Is(err, ErrNoWeights) || !strings.Contains(err.Error(), socket) {
+		t.Errorf("without a holder: %v", err)
+	}
+	if _, err := env.Weights(socket); !errors.Is(err, ErrNoWeights) || !strings.Contains(err.Error(), "open "+socket) {
+		t.Errorf("without a file: %v", err)
+	}
+	if err := p.weights.Close(); err != nil {
+		t.Error(err)
+	}
+}
