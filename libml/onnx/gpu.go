@@ -242,7 +242,11 @@ func (g *gpu) linkModel() (persistentBytes int64, err error) {
 	// 10 for another).
 	const most = 100 << 20
 	held := min(max(before-after, weights), weights+most)
-	return held + int64(len(g.env.Card.Batches)-1)*weights, nil
+	held += int64(len(g.env.Card.Batches)-1) * weights
+	if g.own != nil {
+		held += g.own.look().mapped // once, for all of them
+	}
+	return held, nil
 }
 
 // explain says what is known to make answers wrong, where that is so here.
@@ -591,8 +595,8 @@ func (g *gpu) drop(k key) error {
 
 // deinit gives everything back.
 func (g *gpu) deinit() error {
+	g.reference, g.model = nil, nil
 	g.closeEntry()
-	g.reference, g.sharing = nil, sharing{}
 	if g.context == nil {
 		return nil
 	}
@@ -613,6 +617,8 @@ func (g *gpu) deinit() error {
 		errs = append(errs, g.scratch[i].close())
 		g.scratch[i] = nil
 	}
+	errs = append(errs, g.own.close())
+	g.own, g.initializers = nil, nil
 	if g.last != (cuda.Event{}) {
 		errs = append(errs, g.last.Destroy())
 	}

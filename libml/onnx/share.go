@@ -7,6 +7,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/crc32"
+	"io"
 	"io/fs"
 	"math"
 	"os"
@@ -33,8 +35,9 @@ import (
 // The first LinkModel of a model on a GPU prepares it: a session that is given back at once
 // optimises it for the GPU, and has its graph saved.
 //
-// Whatever is in the way, the process loads its own weights, as it does where they are
-// private: a line of the log says what.
+// Whatever is in the way, the process has its own weights, and a line of the log says what it
+// was. Those of a prepared model it has once, for all its sizes; else each session has its
+// own, as where weights are private.
 
 // sharing is a model, prepared or as it is.
 type sharing struct {
@@ -50,7 +53,8 @@ type sharing struct {
 	// for sessions of the layout that the entry was made for.
 	initializers []initializer
 	forNHWC      bool
-	stay         string // why they are private, once that is known
+	own          *pool // that they lie in, where they are this process's own
+	unshared     bool  // it is known that they cannot be shared
 }
 
 // original is the model's file, read when it is first wanted, and held against the card.
@@ -151,14 +155,20 @@ func portsOf(list []tensor) (ports []prepared.Port) {
 	return ports
 }
 
-// keepPrivate has the process use weights of its own, from here on.
+// keepPrivate has every session make weights of its own, from here on.
 func (g *gpu) keepPrivate(why error) {
-	if g.stay == "" {
-		g.env.Log.Info().Err(why).Msg("weights are not shared: this process has its own")
-		g.stay = why.Error()
-	}
-	g.initializers = nil
+	g.env.Log.Info().Err(why).Msg("weights are not shared: this process has its own")
+	g.giveUp()
+}
+
+// giveUp gives back what was for sharing. No session uses it.
+func (g *gpu) giveUp() {
+	g.unshared, g.initializers = true, nil
 	g.closeEntry()
+	if err := g.own.close(); err != nil {
+		g.env.Log.Warn().Err(err).Msg("give weights back")
+	}
+	g.own = nil
 }
 
 // closeEntry gives the prepared model up.
@@ -172,39 +182,102 @@ func (g *gpu) closeEntry() {
 // share finds the weights on the GPU, and prepares the model before where nobody has. Only
 // a device that is lost is an error. On a bound thread.
 func (g *gpu) share() error {
-	if g.env.Weights == nil || g.stay != "" {
+	if g.env.Weights == nil || g.unshared {
 		return nil
 	}
 	err := g.find()
-	if err != nil && !errors.Is(err, cuda.ErrLost) {
+	if err == nil || errors.Is(err, cuda.ErrLost) {
+		return err
+	}
+	if g.entry == nil {
 		g.keepPrivate(err)
+		return nil
+	}
+	g.env.Log.Info().Err(err).Msg("weights are not shared: this process has its own")
+	if err = g.copyOwn(); err != nil && !errors.Is(err, cuda.ErrLost) {
+		g.env.Log.Debug().Err(err).Msg("each batch size has its own weights")
+		g.giveUp()
 		return nil
 	}
 	return err
 }
 
+// find sets the entry, and the initializers where the node's holder has its weights.
 func (g *gpu) find() error {
 	if g.entry == nil {
 		if err := g.prepare(); err != nil {
 			return err
 		}
 	}
-	e := g.entry
-	w, err := g.env.Weights(e.Weights())
+	w, err := g.env.Weights(g.entry.Weights())
 	if err != nil {
 		return err
 	}
-	if int64(w.Bytes) != e.Bytes || w.CRC32C != e.CRC32C {
-		return errors.Join(fmt.Errorf("%w: %s is damaged", libml.ErrNoWeights, e.Weights()), g.store.Remove(g.key))
+	if int64(w.Bytes) != g.entry.Bytes || w.CRC32C != g.entry.CRC32C {
+		return g.damaged()
 	}
-	for _, t := range e.Tensors {
+	g.use(cuda.Pointer(w.Address))
+	return nil
+}
+
+// damaged removes the entry, whose weights are not what they were.
+func (g *gpu) damaged() error {
+	file := g.entry.Weights()
+	g.closeEntry()
+	return errors.Join(fmt.Errorf("%w: %s is damaged", libml.ErrNoWeights, file), g.store.Remove(g.key))
+}
+
+// use has sessions made of the entry, whose weights lie there.
+func (g *gpu) use(at cuda.Pointer) {
+	for _, t := range g.entry.Tensors {
 		g.initializers = append(g.initializers, initializer{
-			name: t.Name, at: cuda.Pointer(w.Address) + cuda.Pointer(t.Offset), bytes: t.Bytes, shape: t.Shape, element: t.Type,
+			name: t.Name, at: at + cuda.Pointer(t.Offset), bytes: t.Bytes, shape: t.Shape, element: t.Type,
 		})
 	}
 	g.forNHWC = g.nhwc
+}
+
+// copyOwn puts the entry's weights onto the GPU, for this process.
+func (g *gpu) copyOwn() (err error) {
+	file, err := os.Open(g.entry.Weights())
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if g.own, err = newPool(g.context.Device()); err != nil {
+		return err
+	}
+	bytes := int(g.entry.Bytes)
+	at := g.own.allocate(bytes)
+	if err := short(g.own, nil); err != nil {
+		return err
+	}
+	host, err := g.context.AllocateHost(min(bytes, ownPieceBytes))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, g.context.FreeHost(host)) }()
+	sum := uint32(0)
+	for done := 0; done < bytes; {
+		piece := host[:min(len(host), bytes-done)]
+		if _, err := io.ReadFull(file, piece); err != nil {
+			return err
+		}
+		sum = crc32.Update(sum, crc32.MakeTable(crc32.Castagnoli), piece)
+		if err := errors.Join(g.stream.Copy(at+cuda.Pointer(done), cuda.At(piece), len(piece)), g.stream.Synchronize()); err != nil {
+			return err
+		}
+		done += len(piece)
+	}
+	if sum != g.entry.CRC32C {
+		return g.damaged()
+	}
+	g.use(at)
 	return nil
 }
+
+// ownPieceBytes is what copyOwn reads at once.
+const ownPieceBytes = 16 << 20
 
 // prepare has ONNX Runtime optimise the model for this GPU, and keeps what comes of it.
 func (g *gpu) prepare() error {

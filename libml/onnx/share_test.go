@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/fake"
 	"github.com/penstock/penstock/libml"
 )
 
@@ -31,6 +32,7 @@ func saved() []byte {
 type shares struct {
 	r       *rig
 	asked   []string
+	before  func() // it is asked
 	refuses error
 	sum     uint32 // in place of the file's, if not 0
 	at      map[string]cuda.Pointer
@@ -38,6 +40,9 @@ type shares struct {
 
 func (s *shares) weights(file string) (libml.Weights, error) {
 	s.asked = append(s.asked, file)
+	if s.before != nil {
+		s.before()
+	}
 	if s.refuses != nil {
 		return libml.Weights{}, s.refuses
 	}
@@ -131,10 +136,52 @@ func TestEverySizeUsesTheSharedWeights(t *testing.T) {
 	})
 }
 
-// Whatever is in the way, the process has its own weights and says why, once.
-func TestWithoutAHolderWeightsArePrivate(t *testing.T) {
+// Where nobody holds them, or only other ones, a prepared model's weights are the
+// process's own, once for all sizes.
+func TestWithoutAHolderAProcessHasOneCopy(t *testing.T) {
+	for what, refuse := range map[string]error{
+		"no shared weights": fmt.Errorf("%w: dial: no such file", libml.ErrNoWeights),
+		"OUT_OF_MEMORY":     fmt.Errorf("%w: %w", libml.ErrNoWeights, &cuda.Error{Op: "cuMemImportFromShareableHandle", Code: cuda.OutOfMemory}),
+	} {
+		t.Run(what, func(t *testing.T) {
+			r, s := sharingRig(t, t.TempDir())
+			s.refuses = refuse
+			r.linked()
+			at := r.f.gpu.own.look().all.At
+			for _, with := range r.played.made {
+				if len(with.initializers) != 1 || with.initializers[0].at != at {
+					t.Errorf("a session with %+v, own weights at %#x", with.initializers, at)
+				}
+			}
+			if n := strings.Count(r.log.String(), "weights are not shared"); n != 1 || !r.said(what) || len(r.played.made) != 3 {
+				t.Errorf("said %d times, %d sessions: %s", n, len(r.played.made), r.log.String())
+			}
+		})
+	}
+}
+
+// The copy that does not fit either leaves it to the sessions.
+func TestWithoutMemoryForACopySessionsMakeTheirOwn(t *testing.T) {
+	r, s := sharingRig(t, t.TempDir())
+	s.refuses = libml.ErrNoWeights
+	made := false
+	r.played.unmade = func(settings) error { made = true; return nil }
+	r.loaded()
+	s.before = func() { fake.Set(t, fake.Refuse("cuMemCreate", 1, cuda.OutOfMemory)) }
+	r.whole()
+	for _, with := range r.played.made {
+		if len(with.initializers) != 0 {
+			t.Errorf("a session with %+v", with)
+		}
+	}
+	if !made || r.f.gpu.own != nil || !r.said("each batch size has its own weights") {
+		t.Errorf("own %v: %s", r.f.gpu.own, r.log.String())
+	}
+}
+
+// Whatever else is in the way, each session has its own weights, and the log says why, once.
+func TestWhatCannotBeSharedIsPrivate(t *testing.T) {
 	for what, spoil := range map[string]func(*rig, *shares){
-		"no shared weights":        func(_ *rig, s *shares) { s.refuses = fmt.Errorf("%w: dial: no such file", libml.ErrNoWeights) },
 		"it cannot be saved":       func(r *rig, _ *shares) { r.played.optimised = nil },
 		"weights cannot be shared": func(r *rig, _ *shares) { r.played.optimised = []byte{7<<3 | 2, 0} },
 		"no protocol buffer":       func(r *rig, _ *shares) { r.played.optimised = []byte{0xff} },
