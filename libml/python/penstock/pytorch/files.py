@@ -135,7 +135,8 @@ def named(module):
 
 def constants(module):
     """Whether there are tensors in the code itself."""
-    return any(n.hasAttribute("value") and n.kindOf("value") == "t" for n in module.inlined_graph.findAllNodes("prim::Constant"))
+    graph = module.inlined_graph  # which its nodes do not keep
+    return any(n.hasAttribute("value") and n.kindOf("value") == "t" for n in graph.findAllNodes("prim::Constant"))
 
 
 class Exported(Model):

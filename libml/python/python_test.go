@@ -1,0 +1,97 @@
+package python
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The module's own tests, in each python3 that there may be: PyTorch's tests are skipped,
+// and say so, where it is missing.
+func TestModule(t *testing.T) {
+	if _, err := exec.LookPath("python3"); err != nil {
+		t.Skip("python3 is missing: the module penstock is not tested here")
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	tried := map[string]bool{}
+	for _, name := range []string{os.Getenv(InterpreterVariable), "python3", "/usr/bin/python3"} {
+		path, err := exec.LookPath(name)
+		if err != nil || tried[path] {
+			continue
+		}
+		tried[path] = true
+		t.Run(path, func(t *testing.T) {
+			c := exec.CommandContext(t.Context(), path, "-m", "unittest", "discover", "-v", "-s", "tests")
+			c.Env = append(os.Environ(), "PYTHONPATH="+here, "PYTHONDONTWRITEBYTECODE=1")
+			out, err := c.CombinedOutput()
+			if err != nil || !strings.Contains(string(out), "test_offsets") {
+				t.Errorf("%v\n%s", err, out)
+			}
+			for line := range strings.Lines(string(out)) {
+				if strings.Contains(line, "skipped") {
+					t.Log(strings.TrimSpace(line))
+				}
+			}
+		})
+	}
+}
+
+func TestWhatVariablesNameIsTakenOrRefused(t *testing.T) {
+	dir := t.TempDir()
+	library := filepath.Join(dir, "libpenstock.so")
+	if err := os.WriteFile(library, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "penstock"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "penstock", "__init__.py"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		variable, good, bad string
+		find                func() (string, error)
+	}{
+		{LibraryVariable, library, dir, Library},
+		{FolderVariable, dir, filepath.Join(dir, "penstock"), Folder},
+		{InterpreterVariable, "/bin/sh", library, Interpreter},
+	} {
+		t.Setenv(c.variable, c.good)
+		if got, err := c.find(); err != nil || got != c.good {
+			t.Errorf("%s=%s: found %q, %v", c.variable, c.good, got, err)
+		}
+		t.Setenv(c.variable, c.bad)
+		if got, err := c.find(); !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), c.variable) || !strings.Contains(err.Error(), c.bad) {
+			t.Errorf("%s=%s: found %q, %v; want a refusal that names both", c.variable, c.bad, got, err)
+		}
+	}
+	// All that is missing is said at once.
+	t.Setenv(LibraryVariable, dir)
+	_, err := Command("penstock.pytorch")
+	for _, variable := range []string{LibraryVariable, FolderVariable, InterpreterVariable} {
+		if err == nil || !strings.Contains(err.Error(), variable) {
+			t.Errorf("%v; want %s in it", err, variable)
+		}
+	}
+}
+
+func TestChildrenFindTheModule(t *testing.T) {
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv(FolderVariable, here)
+	t.Setenv("PYTHONPATH", "/somewhere")
+	if err := SetEnvironment(); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := os.Getenv("PYTHONPATH"), here+":/somewhere"; got != want {
+		t.Errorf("PYTHONPATH is %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,164 @@
+import ctypes
+import json
+import os
+import struct
+import sys
+import tempfile
+import unittest
+
+import penstock
+from penstock import _library, flat
+
+
+class Layouts(unittest.TestCase):
+    """What shim.c asserts of penstock.h, of the same structs in ctypes."""
+
+    def test_offsets(self):
+        for struct_, offsets, size in (
+            (_library.Tensor, {"name": 0, "shape": 8, "bytes": 16, "rank": 24, "type": 28, "layout": 32}, 40),
+            (_library.Environment, {"size": 0, "abi": 4, "name": 8, "version": 16, "threads": 20, "model": 24, "card": 32,
+                                    "device": 40, "input": 48, "outputs": 56, "output_count": 64, "batch_count": 68, "batches": 72}, 80),
+            (_library.Framework, {"size": 0, "abi": 4, "init": 8, "load_model": 16, "link_model": 24, "configure_batch": 32,
+                                  "infer_batch": 40, "deinit": 48}, 56),
+        ):
+            for name, offset in offsets.items():
+                self.assertEqual(getattr(struct_, name).offset, offset, "%s.%s" % (struct_.__name__, name))
+            self.assertEqual(ctypes.sizeof(struct_), size)
+
+
+class Tensors(unittest.TestCase):
+    def setUp(self):
+        self.memory = (ctypes.c_float * 12)(*range(12))
+        self.spec = penstock.Spec("x", (2, 3), "f32", "", 24)
+
+    def test_host_tensor_is_the_memory(self):
+        t = penstock.HostTensor(ctypes.addressof(self.memory), 2, self.spec)
+        self.assertEqual((t.shape, t.bytes), ((2, 2, 3), 48))
+        self.assertEqual(t.elements()[1, 0, 2], 8)
+        t.elements()[1, 0, 2] = 80
+        self.assertEqual(self.memory[8], 80)
+        t.memory()[0:4] = struct.pack("f", 5)
+        self.assertEqual(self.memory[0], 5)
+        self.assertEqual(t.__array_interface__["data"], (ctypes.addressof(self.memory), False))
+
+    def test_each_says_only_what_its_device_can_read(self):
+        host, device = penstock.HostTensor(64, 1, self.spec), penstock.DeviceTensor(64, 1, self.spec)
+        self.assertFalse(hasattr(host, "__cuda_array_interface__"))
+        self.assertFalse(hasattr(device, "__array_interface__"))
+        self.assertFalse(hasattr(device, "memory"))
+        self.assertEqual(device.__cuda_array_interface__["shape"], (1, 2, 3))
+        self.assertEqual(device.__cuda_array_interface__["typestr"], "<f4")
+
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+class AcceleratorError(RuntimeError):
+    error_code = 700
+
+
+OutOfMemoryError.__module__ = AcceleratorError.__module__ = "torch.cuda"
+
+
+class Errors(unittest.TestCase):
+    def test_codes(self):
+        lost, memory, failed = _library.DEVICE_LOST, _library.OUT_OF_MEMORY, _library.FAILED
+        for e, code in (
+            (penstock.NoHostStage(), _library.NO_HOST_STAGE),
+            (MemoryError(), memory), (penstock.OutOfMemory("x"), memory), (OutOfMemoryError("CUDA out of memory."), memory),
+            (RuntimeError("CUDA error: out of memory"), memory),
+            (penstock.DeviceLost("x"), lost), (AcceleratorError("CUDA error"), lost),
+            (RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might"), lost),
+            (RuntimeError("CUDA error: unspecified launch failure"), lost),
+            (RuntimeError("an illegal memory access in a text of somebody's"), failed),
+            (ValueError("CUDA error: device-side assert triggered"), failed),
+            (SystemExit(3), failed), (KeyboardInterrupt(), failed),
+        ):
+            self.assertEqual(penstock.code_of(e), code, repr(e))
+
+    def test_reason_is_one_line(self):
+        for e, want in (
+            (ValueError("\n first\nsecond"), "first"), (KeyError("k"), "KeyError: 'k'"), (SystemExit(), "SystemExit"),
+            (penstock.Error("x"), "x"), (MemoryError(), "MemoryError"),
+        ):
+            self.assertEqual(penstock.reason_of(e), want)
+
+
+class Recorder:
+    """Stands in for the library."""
+
+    def __init__(self):
+        self.lines, self.reason = [], None
+
+    def penstock_log(self, level, text):
+        self.lines.append(text)
+
+    def penstock_error(self, text):
+        self.reason = text
+
+
+class Callbacks(unittest.TestCase):
+    def test_nothing_leaves_a_callback(self):
+        for e in (ValueError("no\nmore"), SystemExit(0), KeyboardInterrupt(), GeneratorExit()):
+            class Wrong(penstock.Framework):
+                def infer_batch(self, slot, n):
+                    raise e
+            library = Recorder()
+            process = penstock._Process(library, Wrong())
+            self.assertEqual(process.table.infer_batch(None, 0, 1), _library.FAILED, repr(e))
+            self.assertEqual(library.reason.decode(), penstock.reason_of(e))
+            self.assertIn(b"Traceback", library.lines[0])
+
+    def test_results_reach_the_caller(self):
+        class Right(penstock.Framework):
+            def link_model(self):
+                return 12
+        process = penstock._Process(Recorder(), Right())
+        held = ctypes.c_int64()
+        self.assertEqual(process.table.link_model(None, ctypes.byref(held)), 0)
+        self.assertEqual(held.value, 12)
+
+
+class Flat(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = os.path.join(self.folder.name, "w")
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def test_what_is_written_is_read(self):
+        flat.write(self.path, [("a", "F32", (2, 3), (3, 1), bytes(range(24))), ("b", "U8", (5,), (1,), b"12345"),
+                               ("c", "F16", (2, 2), (1, 2), b"abcdefgh"), ("none", "F32", (0,), (1,), b"")])
+        memory, entries = flat.read(self.path)
+        self.assertEqual(memory[entries["a"].begin:entries["a"].end], bytes(range(24)))
+        self.assertEqual(memory[entries["b"].begin:entries["b"].end], b"12345")
+        self.assertEqual((entries["c"].shape, entries["c"].strides), ((2, 2), (1, 2)))
+        for name in ("a", "b", "c"):
+            self.assertEqual(entries[name].begin % flat.ALIGN, 0, name)
+        # No byte between tensors belongs to none, as the layout wants.
+        ends = sorted((e.begin, e.end) for e in entries.values())
+        for (_, end), (begin, _) in zip(ends, ends[1:]):
+            self.assertEqual(end, begin)
+        self.assertEqual(ends[-1][1], os.path.getsize(self.path))
+
+    def test_damaged_files_are_refused(self):
+        good = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+        for name, data in {
+            "empty": b"", "short": b"1234567", "no header": struct.pack("<Q", 100) + b"{}",
+            "a length of everything": struct.pack("<Q", 2**64 - 1) + bytes(64), "no JSON": struct.pack("<Q", 2) + b"{]1234",
+            "a list": struct.pack("<Q", 2) + b"[]1234", "cut short": struct.pack("<Q", len(good)) + good + b"123",
+            "backwards": struct.pack("<Q", 54) + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}' + b"1234",
+            "before the data": struct.pack("<Q", 55) + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}' + b"1234",
+            "no offsets": struct.pack("<Q", 32) + b'{"a":{"dtype":"F32","shape":[1]}}'[:32] + b"1234",
+        }.items():
+            with open(self.path, "wb") as f:
+                f.write(data)
+            with self.assertRaises(ValueError, msg=name) as raised:
+                flat.read(self.path)
+            self.assertIn(self.path, str(raised.exception), name)
+
+
+if __name__ == "__main__":
+    unittest.main()
