@@ -5,7 +5,7 @@
 //
 // # The simulation
 //
-//	Poisson arrivals ──whole──> pending ──slab.Pick──> device: (a + b·n) · noise ──> answered
+//	Poisson arrivals ──whole──> pending ──Rule.Pick──> device: (a + b·n) · noise ──> answered
 //	                                        └──> late, uninferred
 //
 // A request is whole when it arrives; its latency is from then to the end of its
@@ -154,10 +154,58 @@ func (d Device) Time(padded int) time.Duration {
 	return d.Fixed + time.Duration(padded)*d.PerImage
 }
 
-func runRule(name string, c Config) (Result, error) {
-	rule, err := slab.New(name, slab.Config{SLO: c.SLO, Ladder: c.Ladder, MaxBatch: c.MaxBatch})
+// Rule is a batching rule by its name, with what slab.Config has for it.
+type Rule struct {
+	Name    string
+	Fixed   int
+	Delay   time.Duration
+	RunLate bool
+}
+
+// String is the rule for people.
+func (r Rule) String() string {
+	text := r.Name
+	if r.Name == slab.Fixed {
+		text = fmt.Sprintf("%s %d, %v", r.Name, r.Fixed, r.Delay)
+	}
+	if r.RunLate {
+		text += ", all run"
+	}
+	return text
+}
+
+// slots is how many requests wait at most where rules are compared; more are refused,
+// and missing from the goodput.
+const slots = 1024
+
+// Compare simulates rules, which see the same arrivals, under a load of factor times what
+// the device does (SaturatingFactor's rate). The loads come in the order of the rules.
+func Compare(c Config, factor float64, rules ...Rule) ([]Load, error) {
+	var loads []Load
+	for _, r := range rules {
+		rule, err := c.rule(r)
+		if err != nil {
+			return nil, err
+		}
+		loads = append(loads, runLoad(rule, c, Load{Name: r.String(), RateRPS: factor * c.capacity(rule)}, slots))
+	}
+	return loads, nil
+}
+
+func (c *Config) rule(r Rule) (*slab.Rule, error) {
+	rule, err := slab.New(r.Name, slab.Config{
+		SLO: c.SLO, Ladder: c.Ladder, MaxBatch: c.MaxBatch, Fixed: r.Fixed, Delay: r.Delay, RunLate: r.RunLate,
+	})
 	if err != nil {
-		return Result{}, fmt.Errorf("simulate batching: %w", err)
+		return nil, fmt.Errorf("simulate batching: %w", err)
+	}
+	return rule, nil
+}
+
+func runRule(name string, c Config) (Result, error) {
+	rule, err := c.rule(Rule{Name: name})
+	if err != nil {
+		return Result{}, err
 	}
 	capacity := c.capacity(rule)
 	var r Result
@@ -165,7 +213,7 @@ func runRule(name string, c Config) (Result, error) {
 		{Name: "saturating", RateRPS: SaturatingFactor * capacity},
 		{Name: "80 %", RateRPS: BusyFactor * capacity},
 	} {
-		r.Loads = append(r.Loads, runLoad(rule, c, l))
+		r.Loads = append(r.Loads, runLoad(rule, c, l, math.MaxInt))
 	}
 	saturating, busy := r.Loads[0], r.Loads[1]
 	r.FinalBatch, r.GoodputRPS = saturating.FinalBatch, saturating.GoodputRPS
@@ -190,8 +238,9 @@ func (c *Config) capacity(rule *slab.Rule) float64 {
 	return float64(best) / c.Device.Time(best).Seconds()
 }
 
-// runLoad is one run: arrivals, dispatch, device, all in virtual nanoseconds.
-func runLoad(rule *slab.Rule, c Config, l Load) Load {
+// runLoad is one run: arrivals, dispatch, device, all in virtual nanoseconds. Of what
+// waits most is the rest refused.
+func runLoad(rule *slab.Rule, c Config, l Load, most int) Load {
 	arrivals := rand.New(rand.NewPCG(c.Seed, 1))
 	noise := rand.New(rand.NewPCG(c.Seed, 2))
 	interval := float64(time.Second) / l.RateRPS
@@ -218,7 +267,9 @@ func runLoad(rule *slab.Rule, c Config, l Load) Load {
 	for now := int64(0); now < end; {
 		for int64(next) <= now {
 			whole := int64(next)
-			pending = append(pending, slab.Request{Slot: slot, Whole: whole, Deadline: whole + int64(c.SLO)})
+			if len(pending) < most {
+				pending = append(pending, slab.Request{Slot: slot, Whole: whole, Deadline: whole + int64(c.SLO)})
+			}
 			slot++
 			next += arrivals.ExpFloat64() * interval
 			if whole >= steady {
@@ -229,10 +280,14 @@ func runLoad(rule *slab.Rule, c Config, l Load) Load {
 			now = int64(next) + 1
 			continue
 		}
+		if at := rule.ReadyAt(state, pending); at > now {
+			now = min(at, int64(next)+1)
+			continue
+		}
 		o := slab.Observation{Waited: slab.WaitForRunning(pending, began, ended)}
 		copied = append(copied[:0], pending...)
 		unbound, _ := slab.Pick(copied, now, len(copied), exactly)
-		batch, tooLate := slab.Pick(pending, now, rule.Size(state), expected)
+		batch, tooLate := rule.Pick(state, pending, now, expected)
 		o.Late = tooLate
 		if now >= steady {
 			late += tooLate

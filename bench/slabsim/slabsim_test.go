@@ -85,7 +85,7 @@ func TestLoneRequestsTakeOneBatch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := runLoad(rule, c, Load{RateRPS: 1})
+	l := runLoad(rule, c, Load{RateRPS: 1}, slots)
 	if l.P99Millis < 5 || l.P99Millis > 10 || l.LatePercent != 0 {
 		t.Errorf("p99 %v ms and %v %% late of lone requests, want 5 ms, at most twice", l.P99Millis, l.LatePercent)
 	}
