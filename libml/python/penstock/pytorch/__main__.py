@@ -1,4 +1,5 @@
 import sys
+import warnings
 
 import penstock
 
@@ -11,6 +12,9 @@ class PyTorch(penstock.Framework):
             import torch
         except ImportError as e:
             raise ValueError("python %s has no PyTorch (%s); PENSTOCK_PYTHON names another python3" % (sys.executable, e)) from None
+        # TorchScript is what files are; newer versions say at each that it goes.
+        warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated", category=DeprecationWarning)
         torch.set_num_threads(env.threads)
         torch.set_num_interop_threads(1)
         self.env = env
