@@ -205,8 +205,8 @@ func (h *holder) serve(ctx context.Context, c *net.UnixConn) error {
 	if err := c.SetReadDeadline(time.Time{}); err != nil {
 		return err
 	}
-	_, _, _, _, err = c.ReadMsgUnix(make([]byte, 1), nil)
-	if err == nil {
+	n, _, _, _, err := c.ReadMsgUnix(make([]byte, 1), nil)
+	if err == nil && n > 0 {
 		return fmt.Errorf("%w: a process talks after its question", errBadMessage)
 	}
 	return nil

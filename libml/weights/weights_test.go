@@ -74,7 +74,7 @@ func hold(t *testing.T, dir string, o Options, loader *memfds) *held {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	h := &held{t: t, socket: filepath.Join(dir, "w.sock")}
-	o.Socket, o.Log = h.socket, zerolog.New(&h.log)
+	o.Socket, o.Log = h.socket, zerolog.New(zerolog.SyncWriter(&h.log))
 	o.Tell = func(now control.WeightsHeld) {
 		h.mu.Lock()
 		h.now, h.told = now, h.told+1
@@ -215,6 +215,10 @@ func TestWhatNobodyUsesIsFreedAfterAWhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.files(0)
+	h.stop()
+	if log := h.log.String(); strings.Contains(log, "warn") || !strings.Contains(log, "are freed") {
+		t.Errorf("it said %s", log)
+	}
 }
 
 // Memory that nobody uses goes at once where there is none for another.
