@@ -347,17 +347,11 @@ func (e *evaluation) convergenceVerdicts() (list []string) {
 			}
 		}
 	}
-	say := func(claim string, exceptions []string) string {
-		if len(exceptions) == 0 {
-			return claim + ": **true**."
-		}
-		return claim + ": **false**, " + strings.Join(exceptions, "; ") + "."
-	}
 	if compared > 0 {
-		list = append(list, say("SLAB finds its batch sooner than AIMD, beyond the spread, at each objective", slow))
+		list = append(list, claim("SLAB finds its batch sooner than AIMD, beyond the spread, at each objective", slow))
 	}
 	if len(cases) > 0 {
-		list = append(list, say("SLAB's p99 over the whole time line, its beginning included, is within the objective", late))
+		list = append(list, claim("SLAB's p99 over the whole time line, its beginning included, is within the objective", late))
 	}
 	return list
 }
@@ -643,6 +637,14 @@ func convergenceTable(dir string) (string, error) {
 	return text, nil
 }
 
+// claim is a sentence with its answer: true, or what speaks against it.
+func claim(text string, against []string) string {
+	if len(against) == 0 {
+		return text + ": **true**."
+	}
+	return text + ": **false**, " + strings.Join(against, "; ") + "."
+}
+
 // enough of the whole device's throughput is where more multiprocessors buy little.
 const enough = 0.9
 
@@ -657,8 +659,10 @@ func kneeTable(dir string) (string, error) {
 		return "", err
 	}
 	list := [][]string{{"model", "batch", "whole device", "knee, MPS percentage", "knee, SM groups", "paper's knee, V100"}}
+	var against []string
 	for _, c := range e.of(evaluate.KindBare) {
 		for _, f := range c.Functions {
+			before := map[string]float64{}
 			for _, b := range f.Batches {
 				row := []string{f.Model, fmt.Sprint(b), "–"}
 				var measured bool
@@ -675,6 +679,10 @@ func kneeTable(dir string) (string, error) {
 					}
 					at := slices.IndexFunc(all, func(p []evaluate.Point) bool { return spreadBy(p, speed).median >= enough*whole.median })
 					row = append(row, fmt.Sprintf("%.0f %%", xs[at]))
+					if xs[at] < before[v] {
+						against = append(against, fmt.Sprintf("%s at %d by %s", f.Model, b, e.label(v)))
+					}
+					before[v] = xs[at]
 				}
 				if !measured {
 					continue
@@ -690,7 +698,7 @@ func kneeTable(dir string) (string, error) {
 	if len(list) == 1 {
 		return "", fs.ErrNotExist
 	}
-	return rows(list...), nil
+	return rows(list...) + "\n- " + claim("A larger batch never has its knee at fewer multiprocessors", against) + "\n", nil
 }
 
 // paperTable5 is the paper's throughput (images/s) and latency (ms) by batch size.
@@ -710,6 +718,7 @@ func batchTable(dir string) (string, error) {
 		return "", err
 	}
 	list := [][]string{{"model", "batch", "paper", "paper, a batch", "here, one stream", "a batch", "two streams", "a batch"}}
+	speeds := map[string][]float64{} // by model, of one stream, batches ascending
 	for _, p := range paperTable5 {
 		row := []string{p.name, fmt.Sprint(p.batch), rate(p.rate), milli(p.late)}
 		found := false
@@ -719,6 +728,9 @@ func batchTable(dir string) (string, error) {
 				points = append(points, e.ready(c, p.model, p.batch, streams)...)
 			}
 			found = found || len(points) > 0
+			if streams == 1 {
+				speeds[p.name] = append(speeds[p.name], spreadBy(points, speed).median)
+			}
 			row = append(row, spreadBy(points, speed).text(number, "/s"), spreadBy(points, batchMillis).text(short, " ms"))
 		}
 		if found {
@@ -728,7 +740,24 @@ func batchTable(dir string) (string, error) {
 	if len(list) == 1 {
 		return "", fs.ErrNotExist
 	}
-	return rows(list...), nil
+	var against, grows []string
+	for _, name := range slices.Sorted(maps.Keys(speeds)) {
+		s := speeds[name]
+		first, second := 100*(s[1]/s[0]-1), 100*(s[2]/s[1]-1)
+		if math.IsNaN(first) || math.IsNaN(second) {
+			continue
+		}
+		told := fmt.Sprintf("%s %+.0f %% and %+.0f %%", name, first, second)
+		grows = append(grows, told)
+		if first <= second {
+			against = append(against, told)
+		}
+	}
+	text := rows(list...)
+	if len(grows) > 0 {
+		text += fmt.Sprintf("\n- %s From 8 to 16 and from 16 to 32: %s.\n", claim("Throughput grows more from 8 to 16 than from 16 to 32", against), strings.Join(grows, "; "))
+	}
+	return text, nil
 }
 
 // streamsTable has what a second stream gives ready batches, and functions beside each
@@ -739,14 +768,21 @@ func streamsTable(dir string) (string, error) {
 		return "", err
 	}
 	list := [][]string{{"model", "batch", "one stream", "a batch", "two streams", "a batch", "gained", "a batch takes longer by"}}
+	var against []string
 	for _, c := range e.of(evaluate.KindBare) {
 		for _, f := range c.Functions {
+			before := math.NaN()
 			for _, b := range f.Batches {
 				one, two := e.ready(c, f.Model, b, 1), e.ready(c, f.Model, b, 2)
 				if len(one)+len(two) == 0 {
 					continue
 				}
 				r1, r2, t1, t2 := spreadBy(one, speed), spreadBy(two, speed), spreadBy(one, batchMillis), spreadBy(two, batchMillis)
+				if more := r2.median / r1.median; more >= before {
+					against = append(against, fmt.Sprintf("%s at %d", f.Model, b))
+				} else {
+					before = more
+				}
 				list = append(list, []string{f.Model, fmt.Sprint(b), r1.text(number, "/s"), t1.text(short, " ms"), r2.text(number, "/s"), t2.text(short, " ms"),
 					gained(r2, r1), gained(t2, t1)})
 			}
@@ -771,7 +807,7 @@ func streamsTable(dir string) (string, error) {
 	}
 	text := ""
 	if len(list) > 1 {
-		text = rows(list...)
+		text = rows(list...) + "\n- " + claim("A second stream brings a larger batch less", against) + "\n"
 	}
 	if len(beside) > 1 {
 		text += "\n" + rows(beside...)
