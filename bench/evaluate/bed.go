@@ -60,9 +60,9 @@ type bed struct {
 const startPatience = 90 * time.Second
 
 // startBed starts a node with those functions that the case begins with.
-func (r *runner) startBed(ctx context.Context, v variant, functions, first []Function) (_ *bed, err error) {
+func (r *runner) startBed(ctx context.Context, v variant, frugal bool, functions, first []Function) (_ *bed, err error) {
 	b := &bed{cpus: r.cpus, variant: v, functions: functions, cards: map[string]*models.Card{}, pictures: map[string]*noise{}}
-	b.options = nodeOptions{device: r.device, reserved: r.cpus.reserved, weights: r.Weights, cards: map[string]string{}}
+	b.options = nodeOptions{device: r.device, reserved: r.cpus.reserved, frugal: frugal, weights: r.Weights, cards: map[string]string{}}
 	for _, f := range functions {
 		card, err := r.Card(f.Model)
 		if err != nil {

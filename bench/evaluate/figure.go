@@ -29,6 +29,9 @@ type Case struct {
 	// Events are KindTimeline's, Length how long it is, Bin how long a bin.
 	Events      []Cue
 	Length, Bin time.Duration
+	// Frugal leaves free what nobody demands, where shares tune themselves; else it is
+	// given away, and a function alone has all.
+	Frugal bool
 	// Ready is what KindBare measures of each function's model; Percents are percentages
 	// of MPS, a process each.
 	Ready    Ready

@@ -306,7 +306,7 @@ func (r *runner) measureCapacity(ctx context.Context) error {
 		return err
 	}
 	r.Options.say("%s: what each model can do alone", r.figure.Name)
-	b, err := r.startBed(ctx, v, functions, functions)
+	b, err := r.startBed(ctx, v, false, functions, functions)
 	if err != nil {
 		return fmt.Errorf("measure capacity: %w", err)
 	}
@@ -379,7 +379,7 @@ func (r *runner) measure(ctx context.Context, s step, x *Result) (err error) {
 		}
 		begins = first(scripts)
 	}
-	b, err := r.startBed(ctx, s.variant, s.c.Functions, begins)
+	b, err := r.startBed(ctx, s.variant, s.c.Frugal, s.c.Functions, begins)
 	if err != nil {
 		return err
 	}

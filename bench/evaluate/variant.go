@@ -129,9 +129,10 @@ func (v variant) settings() VariantSetting {
 // nodeOptions are what is the same for all variants of a case.
 type nodeOptions struct {
 	device   string
-	reserved int // CPUs of the manager
-	slots    int // requests in flight, of each function
-	slabMiB  int // packet memory, of each function
+	reserved int  // CPUs of the manager
+	slots    int  // requests in flight, of each function
+	slabMiB  int  // packet memory, of each function
+	frugal   bool // as Case.Frugal
 	weights  string
 	cards    map[string]string
 }
@@ -176,7 +177,7 @@ func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 		}
 	}
 	fmt.Fprintf(&text, "shares: {change: %s, tune: %v, interval: %v, hold_down: %v, minimum_percent: %d, spread_slack: %v, steps: %s}\n",
-		v.change, v.tune, tuneInterval, tuneHoldDown, least, v.tune, steps)
+		v.change, v.tune, tuneInterval, tuneHoldDown, least, v.tune && !o.frugal, steps)
 	text.WriteString("functions:\n")
 	for _, f := range functions {
 		line, err := json.Marshal(v.function(o, f))
