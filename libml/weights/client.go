@@ -6,6 +6,8 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Lease is memory that the holder keeps for this process.
@@ -25,7 +27,7 @@ func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
 		return nil, fmt.Errorf("ask for weights: %w", err)
 	}
 	defer f.Close()
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: socket})
+	c, err := dial(socket)
 	if err != nil {
 		return nil, fmt.Errorf("ask for weights: %w", err)
 	}
@@ -65,6 +67,20 @@ func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// startTimeout is how long a holder is waited for that does not listen: it starts together
+// with the first processes, or anew.
+const startTimeout = 300 * time.Millisecond
+
+func dial(socket string) (*net.UnixConn, error) {
+	for deadline := time.Now().Add(startTimeout); ; time.Sleep(5 * time.Millisecond) {
+		c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Net: "unixpacket", Name: socket})
+		coming := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED)
+		if !coming || time.Now().After(deadline) {
+			return c, err
+		}
+	}
 }
 
 // Close hangs up: the holder counts one process fewer. Memory that is mapped stays so.

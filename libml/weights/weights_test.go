@@ -281,6 +281,30 @@ func TestAHolderThatEndsTakesNothingAway(t *testing.T) {
 	}
 }
 
+// The first processes may be faster than the holder that starts with them.
+func TestAHolderThatStartsIsWaitedFor(t *testing.T) {
+	dir := t.TempDir()
+	file := fileOf(t, dir, "a", []byte("weights"))
+	got := make(chan error)
+	go func() {
+		for {
+			l, err := Get(filepath.Join(dir, "w.sock"), file, patience)
+			if err == nil {
+				err = l.Close()
+			} else if errors.Is(err, unix.ENOENT) {
+				continue // it was slower still
+			}
+			got <- err
+			return
+		}
+	}()
+	time.Sleep(20 * time.Millisecond)
+	hold(t, dir, Options{}, new(memfds))
+	if err := <-got; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAHolderThatHangsIsNotWaitedForLonger(t *testing.T) {
 	dir, loader := t.TempDir(), &memfds{gate: make(chan struct{})}
 	h := hold(t, dir, Options{}, loader)
