@@ -73,7 +73,7 @@ func TestModelInCAnswersByTime(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
 mps: false
 functions:
-  - {name: fashion, model: %s, port: 0, slo: 20s, share_percent: 50}
+  - {name: fashion, model: %s, port: 0, slo: 20s}
 `, exampleInC(t)))
 	answersAsOnTheCPU(t, n, "fashion")
 	settled(t, n, "fashion")
