@@ -14,7 +14,6 @@ import tempfile
 import threading
 
 import penstock
-from penstock import _library
 
 LOOP = r"""
 #include <stdint.h>

@@ -274,6 +274,11 @@ def code_of(e):
     return _library.FAILED
 
 
+def failure(e):
+    """Whether an exception is a device's that has no memory, or failed for good."""
+    return code_of(e) in (_library.OUT_OF_MEMORY, _library.DEVICE_LOST)
+
+
 def reason_of(e):
     """The one line that the operator sees of an exception: what it says, with the name
     of its class where that tells something; of several lines the first."""

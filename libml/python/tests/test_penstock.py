@@ -2,7 +2,6 @@ import ctypes
 import json
 import os
 import struct
-import sys
 import tempfile
 import unittest
 

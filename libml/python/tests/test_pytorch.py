@@ -3,8 +3,6 @@ import tempfile
 import unittest
 import warnings
 
-import penstock
-
 try:
     import torch
 except ImportError as e:

@@ -4,9 +4,8 @@ import math
 
 import torch
 
+from .. import failure
 from .files import last_line
-
-NO_MEMORY = (torch.cuda.OutOfMemoryError, MemoryError)
 
 TYPES = {"u8": torch.uint8, "f16": torch.float16, "f32": torch.float32}
 
@@ -54,10 +53,8 @@ def try_on(env, module, x):
     n = x.shape[0]
     try:
         y = run(module, x)
-    except NO_MEMORY:
-        raise
     except Exception as e:  # whatever the model's code raises
-        if "CUDA error" in str(e):
+        if failure(e):
             raise
         floats = sorted({str(t.dtype).replace("torch.", "") for t in list(module.parameters()) if t.is_floating_point()})
         of = " (its weights are %s)" % ", ".join(floats) if floats else ""

@@ -20,10 +20,13 @@ active and shadow choose alike, and answer alike. f32 is not rounded to TF32.
 """
 
 import concurrent.futures
+import copy
+import ctypes
 import os
 
 import torch
 
+from .. import failure
 from . import card
 
 LANES = 2
@@ -76,7 +79,6 @@ class GPU:
                 raise
             why = e
         try:
-            import copy
             wide = copy.deepcopy(module).float()
             return card.try_on(env, wide, self.sample.float())
         except Exception:  # of the copy, which is a stand-in
@@ -118,8 +120,6 @@ class GPU:
         buffers = (n, input.address) + tuple(o.address for o in outputs)
         if buffers not in lane.graphs:
             self.try_size(lane, n)
-            for old in [k for k in lane.graphs if k[0] == n]:
-                del lane.graphs[old]
             lane.graphs[buffers] = self.capture(lane, n, input, outputs)
         return lane.graphs[buffers], lane.bytes
 
@@ -167,7 +167,7 @@ class GPU:
                     graph.capture_end()
                 except RuntimeError:
                     pass  # it says that the capture is broken, for the reason above
-                if isinstance(e, card.NO_MEMORY):
+                if failure(e):
                     raise
                 raise ValueError("batch of %d cannot be captured as a CUDA graph: %s" % (n, card.last_line(e))) from e
             graph.capture_end()
@@ -196,7 +196,6 @@ class _Counted:
 
 def environment(name):
     """A variable as C has it now: libml sets the share's after Python has read them."""
-    import ctypes
     getenv = ctypes.CDLL(None).getenv
     getenv.restype, getenv.argtypes = ctypes.c_char_p, [ctypes.c_char_p]
     return (getenv(name.encode()) or b"").decode()
