@@ -68,7 +68,7 @@ functions:
 	}
 }
 
-// Without MPS and in shadows' changes it is the same.
+// Without MPS, where processes take turns, it is the same.
 func TestModelInCAnswersByTime(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
 mps: false
