@@ -63,7 +63,7 @@ type WeightsModel struct {
 
 // WeightsCase is a way to have weights.
 type WeightsCase struct {
-	// One has one batch size, the card's largest up to 8; Ladder all of the card's.
+	// One has one batch size, which a card's ladder begins with: 1. Ladder has all.
 	One    WeightsInstance `json:"one"`
 	Ladder WeightsInstance `json:"ladder"`
 	// Fit is how many instances with all batch sizes were started into the budget; Ended
@@ -148,18 +148,6 @@ type weightsBed struct {
 	instances   []*weightsInstance
 }
 
-// oneBatch is the batch size of WeightsCase.One: the largest of the card's up to 8.
-func oneBatch(card *models.Card) []int {
-	const most = 8
-	one := card.Batches[:1]
-	for i, n := range card.Batches {
-		if n <= most {
-			one = card.Batches[i : i+1]
-		}
-	}
-	return one
-}
-
 func (b *weightsBed) model(ctx context.Context, name string) (m WeightsModel, err error) {
 	m.Model = name
 	card, err := b.o.card(name)
@@ -206,7 +194,7 @@ func (b *weightsBed) model(ctx context.Context, name string) (m WeightsModel, er
 func (b *weightsBed) said() string { return strings.TrimSpace(b.holder.log.String()) }
 
 func (b *weightsBed) cases(ctx context.Context, card *models.Card) (c WeightsCase, err error) {
-	if c.One, err = b.measured(ctx, card, oneBatch(card)); err != nil {
+	if c.One, err = b.measured(ctx, card, card.Batches[:1]); err != nil {
 		return c, err
 	}
 	if c.Ladder, err = b.measured(ctx, card, card.Batches); err != nil {

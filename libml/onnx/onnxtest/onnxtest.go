@@ -61,20 +61,21 @@ func Run(t *testing.T, cards ...*models.Card) {
 	for _, card := range cards {
 		t.Run(card.Name, func(t *testing.T) {
 			b := newBed(t, card)
-			run(t, b)
+			run(t, b, append([]test{{"AnswersAreTheCPUs", answers}}, common...)...)
 			b.close()
 			t.Run("DeinitLeavesNothing", func(t *testing.T) { leavesNothing(t, card) })
 		})
 	}
 }
 
-// run puts a model that is linked through everything.
-func run(t *testing.T, b *bed) {
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T, *bed)
-	}{
-		{"AnswersAreTheCPUs", answers},
+// test is one of a model that is linked.
+type test struct {
+	name string
+	run  func(*testing.T, *bed)
+}
+
+var (
+	common = []test{
 		{"ARowOfABatchIsTheImagesOwnAnswer", rows},
 		{"EverySizeStaysRightWhenTheOthersHaveRun", sizes},
 		{"InferBatchQueuesAndReturns", queues},
@@ -83,7 +84,12 @@ func run(t *testing.T, b *bed) {
 		{"ConfiguringAgainReplacesTheBuffers", replaces},
 		{"APartitionGivesTheSameAnswersBitForBit", partitions},
 		{"ASlotIsConfiguredBesideABatchInFlight", configuresBeside},
-	} {
+	}
+	shared = append([]test{{"AnswersAreThoseOfPrivateWeights", asPrivate}}, common...)
+)
+
+func run(t *testing.T, b *bed, tests ...test) {
+	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			runtime.LockOSThread()
 			if err := b.context.Bind(); err != nil {
@@ -99,6 +105,7 @@ type bed struct {
 	t       *testing.T
 	card    *models.Card
 	context *cuda.Context
+	uuid    string
 	streams [device.Slots]cuda.Stream
 	gpu     libml.Framework
 	cpu     libml.Framework
@@ -116,6 +123,7 @@ func newBedOver(t *testing.T, card *models.Card, shared bool) *bed {
 	runtime.LockOSThread()
 	b := &bed{t: t, card: card}
 	found, err := cuda.Find("cuda")
+	b.uuid = found.UUID()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"hash/crc32"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/penstock/penstock/cuda"
@@ -13,15 +14,33 @@ import (
 )
 
 // RunShared is Run over weights that are shared: mapped read-only, as the holder's are.
-// Models are prepared in a folder of the test's.
+// Models are prepared in a folder of the test's. Answers are those of private weights, bit
+// for bit, which Run holds against the CPU's.
 func RunShared(t *testing.T, cards ...*models.Card) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 	for _, card := range cards {
 		t.Run(card.Name, func(t *testing.T) {
 			b := newSharedBed(t, card)
-			run(t, b)
+			run(t, b, shared...)
 			b.close()
 		})
+	}
+}
+
+// asPrivate compares every size's answers with those of a framework that has weights of
+// its own. What one of them allocates is freed with the bed.
+func asPrivate(t *testing.T, b *bed) {
+	over := b.gpu
+	own := b.framework(b.uuid, func(slot int) uintptr { return b.streams[slot].Handle() }, nil)
+	defer func() { b.gpu = over }()
+	for _, n := range b.card.Batches {
+		x, input := b.make(t, n), b.noise(n, uint64(n))
+		b.gpu = own
+		want := b.answer(t, 0, n, x, input)
+		b.gpu = over
+		if got := b.answer(t, 0, n, x, input); !slices.Equal(got, want) {
+			t.Errorf("batch of %d: %.2g from that of private weights", n, furthest(want, got))
+		}
 	}
 }
 
