@@ -34,35 +34,58 @@ func TestALinkMayGoDownAndComeUp(t *testing.T) {
 	}
 }
 
-// TestANodeWhosePortDisappearsStaysAndDrains deletes the interface under the node.
-func TestANodeWhosePortDisappearsStaysAndDrains(t *testing.T) {
+// TestAPortThatDisappearsIsTakenAgain deletes the interface under the node, and makes it
+// anew, with other addresses of Ethernet: the node stays, gives back what it held, and goes
+// on where the interface is back. A tap is made anew by the node.
+func TestAPortThatDisappearsIsTakenAgain(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
 			l := newLaboratory(t)
 			r := d.start(t, l, setup{bytes: large})
-			h := newHost(t, address4)
-			h.resolve()
-			h.ask(1, picture(large, 1))
-			h.send(h.picture(2, picture(large, 2))[:50]...) // begun, and never finished
-			if d.name == "tap" {
-				l.node.must(t, "ip", "link", "del", "dtap0")
-			} else {
-				l.node.must(t, "ip", "link", "del", "node0")
-			}
-			time.Sleep(time.Second)
-			select {
-			case <-r.Ended():
-				t.Fatalf("the node ended:\n%s", r.Log())
-			default:
-			}
-			r.settled(t)
-			if _, err := r.Status(); err != nil {
-				t.Errorf("the node says nothing any more: %v", err)
+			for round := range 2 {
+				h := newHost(t, address4)
+				h.resolve()
+				h.ask(1, picture(large, 1))
+				h.send(h.picture(2, picture(large, 2))[:50]...) // begun, and never finished
+				if d.name == "tap" {
+					l.node.must(t, "ip", "link", "del", "br0")
+					l.node.must(t, "ip", "link", "del", "dtap0")
+					waitFor(t, "the node to make its tap again", func() bool { return l.node.run("ip", "link", "show", "dtap0") == nil })
+					l.bridge(t, "dtap0")
+				} else {
+					l.node.must(t, "ip", "link", "del", "node0")
+					waitFor(t, "the node to miss it", func() bool { return r.metric(t, "penstock_port_link_up") == 0 })
+					r.settled(t)
+					l.layCable(t)
+				}
+				waitFor(t, "the node to answer again", func() bool { return ping(node4, 56, 200*time.Millisecond) == nil })
+				r.load(t, "20", time.Second).right(t)
+				r.settled(t)
+				select {
+				case <-r.Ended():
+					t.Fatalf("round %d: the node ended:\n%s", round, r.Log())
+				default:
+				}
 			}
 			if err := r.Stop(); err != nil {
 				t.Errorf("the node does not drain: %v", err)
 			}
 		})
+	}
+}
+
+// TestANodeDrainsWithoutItsPort ends one whose interface has gone.
+func TestANodeDrainsWithoutItsPort(t *testing.T) {
+	l := newLaboratory(t)
+	r := devices[0].start(t, l, setup{bytes: large})
+	h := newHost(t, address4)
+	h.resolve()
+	h.ask(1, picture(large, 1))
+	h.send(h.picture(2, picture(large, 2))[:50]...)
+	l.node.must(t, "ip", "link", "del", "node0")
+	waitFor(t, "the node to miss it", func() bool { return r.metric(t, "penstock_port_link_up") == 0 })
+	if err := r.Stop(); err != nil {
+		t.Errorf("the node does not drain: %v", err)
 	}
 }
 

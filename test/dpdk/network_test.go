@@ -40,17 +40,22 @@ func newLaboratory(t *testing.T) *laboratory {
 	}
 	l := &laboratory{node: newPlace(t)}
 	must(t, run("ip", "link", "add", "mgmt0", "type", "veth", "peer", "name", "mgmt1", "netns", l.node.path))
-	must(t, run("ip", "link", "add", "cam0", "type", "veth", "peer", "name", "node0", "netns", l.node.path))
-	t.Cleanup(func() {
-		run("ip", "link", "del", "mgmt0")
-		run("ip", "link", "del", "cam0") // a test may have done so
-	})
+	t.Cleanup(func() { run("ip", "link", "del", "mgmt0") })
 	l.node.must(t, "ip", "addr", "add", nodeMgmt+"/24", "dev", "mgmt1")
 	l.node.must(t, "ip", "link", "set", "mgmt1", "up")
 	l.node.must(t, "ip", "link", "set", "lo", "up")
-	l.node.must(t, "ip", "link", "set", "node0", "up")
 	must(t, run("ip", "addr", "add", cameraMgmt+"/24", "dev", "mgmt0"))
 	must(t, run("ip", "link", "set", "mgmt0", "up"))
+	t.Cleanup(func() { run("ip", "link", "del", "cam0") }) // a test may have done so
+	l.layCable(t)
+	return l
+}
+
+// layCable lays the one between camera and node.
+func (l *laboratory) layCable(t *testing.T) {
+	t.Helper()
+	must(t, run("ip", "link", "add", "cam0", "type", "veth", "peer", "name", "node0", "netns", l.node.path))
+	l.node.must(t, "ip", "link", "set", "node0", "up")
 	must(t, run("ip", "addr", "add", camera4+"/24", "dev", "cam0"))
 	must(t, run("ip", "addr", "add", camera6+"/64", "dev", "cam0", "nodad"))
 	must(t, run("ip", "link", "set", "cam0", "up"))
@@ -62,7 +67,6 @@ func newLaboratory(t *testing.T) *laboratory {
 		state, _ := os.ReadFile("/sys/class/net/cam0/operstate")
 		return strings.TrimSpace(string(state)) == "up"
 	})
-	return l
 }
 
 // checksums says whether the camera's kernel fills them in; a card would.

@@ -73,7 +73,8 @@ source:
 const ordinaryPages = "huge_pages: false"
 
 // nullCard writes a card for a model that computes nothing: it answers with a digest
-// of the picture.
+// of the picture. The objective is one that nothing misses for the machine's sake: what a
+// test loses, it loses on purpose.
 func nullCard(t *testing.T, bytes int) string {
 	t.Helper()
 	text := fmt.Sprintf(`name: digest
@@ -86,7 +87,7 @@ input:
 outputs:
   - {name: digest, shape: [1]}
 batches: [1, 2, 4, 8]
-slo: 10s
+slo: 60s
 decoder: {name: raw}
 `, bytes/1024)
 	path := filepath.Join(t.TempDir(), "digest.yaml")
@@ -256,11 +257,11 @@ func (r *running) load(t *testing.T, rate string, duration time.Duration) loadRe
 	return loadReport{}
 }
 
-// right checks that everything was answered, and rightly. On a machine that has other
-// things to do a picture in twenty may be answered late, or incomplete.
+// right checks that every picture was answered ok, and rightly: what a cable or a queue
+// loses is wished for and sent again.
 func (f loadReport) right(t *testing.T) {
 	t.Helper()
-	if f.Answered != f.Sent || f.OK*20 < f.Sent*19 || f.Checked == 0 || f.Wrong > 0 || f.Lost == nil || *f.Lost > 0 {
+	if f.OK != f.Sent || f.Unsent > 0 || f.Checked == 0 || f.Wrong > 0 || f.Lost == nil || *f.Lost > 0 {
 		t.Errorf("%v; want every picture answered, and right", f)
 	}
 }

@@ -145,7 +145,7 @@ func (b *bed) listen(port uint16) *Source {
 }
 
 // link is the way from the client to the port.
-func (b *bed) link() frame.Link { return frame.Link{Peer: b.host.MAC, Own: clientMAC} }
+func (b *bed) link() frame.Link { return frame.Link{Peer: b.Group.MAC(), Own: clientMAC} }
 
 // datagram makes a client's frame.
 func (b *bed) datagram(link frame.Link, from netip.AddrPort, to netip.AddrPort, payload []byte) []byte {

@@ -44,16 +44,15 @@ const (
 // Group is an Ethernet port, with the sources that share it. Its methods may be
 // called from any goroutine.
 type Group struct {
-	options   Options
-	device    *eal.Device
-	pool      *eal.Pool
-	taken     eal.Taken
-	pollers   []*eal.Poller
-	host      frame.Host
-	responder *frame.Responder
-	table     *frame.Neighbours
-	checks    frame.Checks
-	senders   []sender // one a transmit queue
+	options Options
+	device  *eal.Device
+	pool    *eal.Pool
+	taken   eal.Taken
+	pollers []*eal.Poller
+	face    atomic.Pointer[face]
+	table   *frame.Neighbours
+	checks  frame.Checks
+	senders []sender // one a transmit queue
 
 	// held mbufs lie with sources' owners; capacity is how many may, and lowWater how
 	// few may be left before requests are let go.
@@ -75,8 +74,25 @@ type Group struct {
 	numbers [eal.MaxSinks]bool
 	queues  []bool // which have rules that lead there
 	closed  bool
+	// before is what was counted by devices that have gone.
+	before struct {
+		missed, noMbuf uint64
+		answered       frame.ResponderStats
+	}
 	// sources is the same for those who only look: replaced, never written.
 	sources atomic.Pointer[[]*Source]
+}
+
+// face is who the port is to its network, and who answers for it. A port that comes back
+// may have another Ethernet address.
+type face struct {
+	host      frame.Host
+	responder *frame.Responder
+}
+
+func (g *Group) newFace(mac [6]byte) *face {
+	host := frame.Host{MAC: mac, Addresses: g.options.Addresses}
+	return &face{host, frame.NewResponder(host, g.table)}
 }
 
 // Open starts DPDK, takes the port and polls it. It fails where something is missing,
@@ -130,8 +146,7 @@ func open(o Options) (_ *Group, err error) {
 	if err := g.measure(info); err != nil {
 		return nil, err
 	}
-	g.host = frame.Host{MAC: info.MAC, Addresses: o.Addresses}
-	g.responder = frame.NewResponder(g.host, g.table)
+	g.face.Store(g.newFace(info.MAC))
 	g.checks = checksFor(o.Checksums, info.PCI)
 	g.senders = make([]sender, o.Queues)
 	g.queues = make([]bool, o.Queues)
@@ -224,7 +239,7 @@ func startEnvironment(o Options, of device) error {
 	if len(pins) == 0 && len(cpus) > o.Queues {
 		pins = cpus[len(cpus)-o.Queues:] // the first ones take the interrupts, as a rule
 	}
-	if of.pci != "" || o.BusyPoll > 0 {
+	if !eal.Started() && (of.pci != "" || o.BusyPoll > 0) {
 		// Who polls without a pause holds up by a scheduler's slice, milliseconds, what
 		// else of this process lands on its CPU.
 		if rest := without(cpus, pins); len(rest) > 0 && len(rest) < len(cpus) {
@@ -364,7 +379,7 @@ func (g *Group) parse(e eal.Entry, d *frame.Datagram) frame.Reason {
 	if reason != frame.OK {
 		return reason
 	}
-	return g.host.Parse(g.frame(e), e.Tag, checks, d)
+	return g.face.Load().host.Parse(g.frame(e), e.Tag, checks, d)
 }
 
 // checksOf says which checksums of a frame the NIC has not looked at.
@@ -416,7 +431,7 @@ func (g *Group) answer(e eal.Entry, now int64) {
 		tag = e.Tag
 	}
 	question := g.frame(e)
-	g.sendFrame(func(out []byte) int { return g.responder.Answer(now, question, tag, out) })
+	g.sendFrame(func(out []byte) int { return g.face.Load().responder.Answer(now, question, tag, out) })
 }
 
 // sendFrame sends the frame that write makes, if any.
@@ -444,22 +459,91 @@ func (g *Group) room(data uint64) []byte {
 	return g.pool.Memory().Bytes()[data : data+uint64(g.pool.FrameBytes()) : data+uint64(g.pool.FrameBytes())]
 }
 
-// watch looks whether the link is still there.
+// watch looks whether the link is still there. A port that has disappeared is let go of,
+// and taken again when it is back: a network interface of the same name, or the card in
+// its place.
 func (g *Group) watch() {
-	up, mbps := g.device.Link()
-	gone := g.device.Removed() || !g.device.InterfaceThere()
-	up = up && !gone
-	if up == g.linkUp.Swap(up) {
-		return
+	if g.device.Absent() {
+		g.fetchBack()
 	}
+	gone := g.device.Absent() || g.device.Removed() || !g.device.InterfaceThere()
+	up, mbps := g.device.Link()
+	up = up && !gone
+	was := g.linkUp.Swap(up)
 	switch {
-	case gone:
-		g.options.Log.Error().Str("port", g.options.Port).Msg("the DPDK port has disappeared: nothing is received until it is back and the manager starts anew")
+	case gone && !g.device.Absent():
+		g.options.Log.Error().Str("port", g.options.Port).Msg("the DPDK port has disappeared: nothing is received until it is back")
+		g.letGo()
+	case up == was:
 	case !up:
 		g.options.Log.Warn().Str("port", g.options.Port).Msg("link of the DPDK port is down")
 	default:
 		g.options.Log.Info().Str("port", g.options.Port).Int("mbps", mbps).Msg("link of the DPDK port is up")
 	}
+}
+
+// letGo stops what uses the device, and lets go of it.
+func (g *Group) letGo() {
+	defer g.lockAll()()
+	for _, p := range g.pollers {
+		if err := p.Stop(); err != nil {
+			g.options.Log.Error().Err(err).Msg("stop polling")
+		}
+	}
+	if c, err := g.device.Counters(); err == nil {
+		g.before.missed += c.Missed
+		g.before.noMbuf += c.NoMbuf
+	}
+	if err := g.device.Leave(); err != nil {
+		g.options.Log.Error().Err(err).Msg("the manager wants to be started anew to have the DPDK port again")
+		return
+	}
+	for _, s := range g.byPort {
+		s.rules, s.steering = nil, "the port is gone"
+	}
+	clear(g.queues)
+}
+
+// fetchBack takes the device again, if it is there.
+func (g *Group) fetchBack() {
+	if !g.device.InterfaceMade() {
+		return
+	}
+	defer g.lockAll()()
+	taken, err := g.device.Return()
+	if err != nil {
+		g.options.Log.Debug().Err(err).Msg("the DPDK port is not back yet")
+		return
+	}
+	g.taken = taken
+	old := g.face.Load()
+	g.before.answered = sumAnswered(g.before.answered, old.responder.Stats())
+	g.face.Store(g.newFace(g.device.Info().MAC))
+	for _, s := range g.byPort {
+		g.steerLocked(s)
+	}
+	for _, p := range g.pollers {
+		p.Start()
+	}
+	g.options.Log.Info().Str("port", g.options.Port).Msg("the DPDK port is back")
+}
+
+// lockAll keeps everybody off the device, until the function that it returns is called.
+func (g *Group) lockAll() (unlock func()) {
+	g.mu.Lock()
+	for i := range g.senders {
+		g.senders[i].mu.Lock()
+	}
+	return func() {
+		for i := range g.senders {
+			g.senders[i].mu.Unlock()
+		}
+		g.mu.Unlock()
+	}
+}
+
+func sumAnswered(a, b frame.ResponderStats) frame.ResponderStats {
+	return frame.ResponderStats{ARP: a.ARP + b.ARP, Neighbour: a.Neighbour + b.Neighbour, Echo: a.Echo + b.Echo, Conflicts: a.Conflicts + b.Conflicts}
 }
 
 // announcer says when to tell a network where the port's addresses are, after its link
@@ -488,8 +572,8 @@ func (a *announcer) tell(now int64, announce func()) {
 
 // announce tells the network where the addresses are.
 func (g *Group) announce() {
-	for i := range g.host.Addresses {
-		g.sendFrame(func(out []byte) int { return g.responder.Announce(i, out) })
+	for i := range g.options.Addresses {
+		g.sendFrame(func(out []byte) int { return g.face.Load().responder.Announce(i, out) })
 	}
 }
 
@@ -535,16 +619,18 @@ func (g *Group) Stats() GroupStats {
 	for i := range s.Frames {
 		s.Frames[i] = g.reasons[i].Load()
 	}
-	s.Answered = g.responder.Stats()
 	s.Unsent, s.NoNeighbour = g.unsent.Load(), g.noNeighbour.Load()
 	s.LinkUp = g.linkUp.Load()
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	s.Answered = sumAnswered(g.before.answered, g.face.Load().responder.Stats())
 	if g.closed {
 		return s
 	}
+	s.Missed, s.NoMbuf = g.before.missed, g.before.noMbuf
 	if c, err := g.device.Counters(); err == nil { // drivers without any have none to add
-		s.Missed, s.NoMbuf = c.Missed, c.NoMbuf
+		s.Missed += c.Missed
+		s.NoMbuf += c.NoMbuf
 	}
 	for _, p := range g.pollers {
 		polled := p.Polled()
@@ -633,4 +719,4 @@ func (g *Group) drain(sink *eal.Sink) {
 }
 
 // address is the first of the group's own, for a source's LocalAddr.
-func (g *Group) address() netip.Addr { return g.host.Addresses[0] }
+func (g *Group) address() netip.Addr { return g.options.Addresses[0] }

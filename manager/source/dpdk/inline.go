@@ -25,7 +25,7 @@ func (g *Group) Inline(f func(poll func(turns int), drain, read func(turns int) 
 }
 
 // MAC is the port's Ethernet address.
-func (g *Group) MAC() [6]byte { return g.host.MAC }
+func (g *Group) MAC() [6]byte { return g.face.Load().host.MAC }
 
 // Link reports whether the port's link is up now.
 func (g *Group) Link() bool {
@@ -35,7 +35,7 @@ func (g *Group) Link() bool {
 
 // Know notes the way to a machine that has said nothing yet: for whoever sends first.
 func (g *Group) Know(addr netip.Addr, mac [6]byte) {
-	g.table.Learn(addr, &frame.Link{Peer: mac, Own: g.host.MAC}, shm.Now())
+	g.table.Learn(addr, &frame.Link{Peer: mac, Own: g.face.Load().host.MAC}, shm.Now())
 }
 
 // MACOf is the Ethernet address of a net_memif or net_tap port whose first address is own.

@@ -41,11 +41,12 @@ func (s *Source) Send(packets []source.Packet) (n int, err error) {
 	if s.closed.Load() {
 		return 0, source.ErrClosed
 	}
-	q := &s.group.senders[s.queue]
+	queue := int(s.queue.Load())
+	q := &s.group.senders[queue]
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for n < len(packets) {
-		sent, err := s.sendBurst(q, packets[n:min(len(packets), n+eal.Burst)])
+		sent, err := s.sendBurst(queue, packets[n:min(len(packets), n+eal.Burst)])
 		n += sent
 		if err != nil {
 			return n, fmt.Errorf("send to %v: %w", packets[n].To, err)
@@ -55,8 +56,9 @@ func (s *Source) Send(packets []source.Packet) (n int, err error) {
 }
 
 // sendBurst sends a burst, up to a packet that cannot be sent. The queue's lock is held.
-func (s *Source) sendBurst(q *sender, packets []source.Packet) (sent int, err error) {
+func (s *Source) sendBurst(queue int, packets []source.Packet) (sent int, err error) {
 	g := s.group
+	q := &g.senders[queue]
 	if g.pool.Alloc(q.mbufs[:len(packets)], q.data[:len(packets)]) != nil {
 		g.unsent.Add(uint64(len(packets)))
 		return 0, ErrQueueFull
@@ -69,7 +71,7 @@ func (s *Source) sendBurst(q *sender, packets []source.Packet) (sent int, err er
 		filled++
 	}
 	g.pool.Free(q.mbufs[filled:len(packets)])
-	sent = g.device.Send(s.queue, q.mbufs[:filled], q.lengths[:filled], q.offloads[:filled])
+	sent = g.device.Send(queue, q.mbufs[:filled], q.lengths[:filled], q.offloads[:filled])
 	if sent < filled {
 		g.unsent.Add(uint64(filled - sent))
 		err = ErrQueueFull

@@ -32,7 +32,7 @@ type Source struct {
 	sink     *eal.Sink
 	number   uint32
 	local    netip.AddrPort
-	queue    int // that it sends by
+	queue    atomic.Int32 // that it sends by
 	rules    eal.Rules
 	steering string
 
@@ -43,6 +43,7 @@ type Source struct {
 	asked    atomic.Bool // to let requests go
 	gone     atomic.Bool // CloseSlab was called, and the number is another's
 	learner  frame.Learner
+	face     *face // that recent is of
 	recent   frame.Recent
 	parsed   frame.Datagram
 	own      owns
@@ -97,13 +98,13 @@ func (g *Group) listen(port uint16) (*Source, error) {
 	s := &Source{
 		group: g, sink: sink, number: uint32(number),
 		local:    netip.AddrPortFrom(g.address(), port),
-		queue:    number % len(g.senders),
 		learner:  frame.Learner{Table: g.table},
 		entries:  make([]eal.Entry, takeAtOnce),
 		unwanted: make([]uint64, 0, takeAtOnce),
 		mine:     make([]uint8, g.pool.Mbufs()),
 	}
-	s.own.init(g.host.Addresses)
+	s.queue.Store(int32(number % len(g.senders)))
+	s.own.init(g.options.Addresses)
 	g.numbers[number] = true
 	g.byPort[port] = s
 	g.publish()
@@ -149,7 +150,8 @@ func (g *Group) steerLocked(s *Source) {
 		return
 	}
 	g.queues[queue] = true
-	s.rules, s.queue = rules, queue
+	s.rules = rules
+	s.queue.Store(int32(queue))
 	s.steering = fmt.Sprintf("queue %d by rule (rte_flow)", queue)
 }
 
@@ -265,6 +267,9 @@ func (s *Source) take(batch []source.Datagram) (n int, any bool) {
 		return 0, false
 	}
 	now := shm.Now()
+	if f := s.group.face.Load(); f != s.face {
+		s.face, s.recent = f, frame.Recent{}
+	}
 	s.held.Load() // after whoever had these mbufs before has given them back
 	s.unwanted = s.unwanted[:0]
 	total, held := uint64(0), 0
@@ -320,7 +325,7 @@ func (s *Source) parse(e *eal.Entry, now int64) (*frame.Datagram, frame.Reason) 
 	if flow != nil {
 		d = &flow.Datagram
 	} else {
-		if reason := g.host.Parse(b, e.Tag, checks, d); reason != frame.OK {
+		if reason := s.face.host.Parse(b, e.Tag, checks, d); reason != frame.OK {
 			return nil, reason
 		}
 		if d.To.Port() != s.local.Port() {
@@ -408,7 +413,7 @@ func (s *Source) Close() error {
 	s.sink.Detach(s.local.Port())
 	err := g.device.Unsteer(s.rules)
 	if s.rules != nil {
-		g.queues[s.queue] = false
+		g.queues[s.queue.Load()] = false
 	}
 	for _, p := range g.pollers {
 		p.Turn()

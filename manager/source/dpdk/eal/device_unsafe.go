@@ -62,17 +62,24 @@ type Counters struct {
 }
 
 // Device is an Ethernet port that DPDK owns. One goroutine at a time configures it.
+//
+//	OpenDevice ──> Configure ──> Start ──────────────> Close
+//	                               │ ^                  ^
+//	                         Leave v │ Return           │
+//	                              absent ───────────────┘
 type Device struct {
-	id    C.uint16_t
-	spec  string
-	info  Info
-	port  *C.struct_pst_port
-	pool  *Pool
-	taken Taken
-	queue int
-	rss   bool
-	probe bool
-	run   bool
+	id     C.uint16_t
+	spec   string
+	info   Info
+	port   *C.struct_pst_port // shared with pollers and sinks, whatever becomes of the device
+	pool   *Pool
+	config Config
+	taken  Taken
+	// iface is the index of the kernel's interface that it stands on, 0 where there is none.
+	iface  int
+	probe  bool
+	run    bool
+	absent bool // there is no device of that id now
 }
 
 // OpenDevice finds a NIC by its PCI address, which Options.Allow names, or makes a
@@ -81,19 +88,31 @@ type Device struct {
 func OpenDevice(spec string) (*Device, error) {
 	name, _, _ := strings.Cut(spec, ",")
 	d := &Device{spec: spec}
-	cname, cspec := C.CString(name), C.CString(spec)
+	cname := C.CString(name)
 	defer C.free(unsafe.Pointer(cname))
-	defer C.free(unsafe.Pointer(cspec))
-	if C.pst_find(cname, &d.id) != 0 {
-		if err := code(C.pst_probe(cspec, cname, &d.id)); err != nil {
-			return nil, fmt.Errorf("attach %s: %w", spec, explainProbe(name, err))
-		}
-		d.probe = true
+	err := error(nil)
+	if C.pst_find(cname, &d.id) == 0 {
+		err = d.readInfo()
+	} else {
+		err = d.attach()
 	}
-	if err := d.readInfo(); err != nil {
-		return nil, fmt.Errorf("read what DPDK port %s can do: %w", spec, err)
+	if err != nil {
+		return nil, err
 	}
 	return d, nil
+}
+
+// attach makes or takes the device.
+func (d *Device) attach() error {
+	name, _, _ := strings.Cut(d.spec, ",")
+	cname, cspec := C.CString(name), C.CString(d.spec)
+	defer C.free(unsafe.Pointer(cname))
+	defer C.free(unsafe.Pointer(cspec))
+	if err := code(C.pst_probe(cspec, cname, &d.id)); err != nil {
+		return fmt.Errorf("attach %s: %w", d.spec, explainProbe(name, err))
+	}
+	d.probe, d.absent = true, false
+	return d.readInfo()
 }
 
 // errProbe is what DPDK says with -1, whatever it was.
@@ -115,8 +134,9 @@ func explainProbe(name string, err error) error {
 func (d *Device) readInfo() error {
 	var i C.struct_pst_info
 	if err := code(C.pst_info(d.id, &i)); err != nil {
-		return err
+		return fmt.Errorf("read what DPDK port %s can do: %w", d.spec, err)
 	}
+	d.iface = interfaceIndex(d.spec)
 	d.info = Info{
 		Name: C.GoString(&i.name[0]), Driver: C.GoString(&i.driver[0]), PCI: i.pci != 0, Socket: int(i.socket),
 		MaxQueues: int(min(i.max_rxq, i.max_txq)), MaxMTU: int(i.max_mtu), RSS: i.rss_hf != 0, RetaEntries: int(i.reta),
@@ -136,8 +156,20 @@ func (d *Device) Spec() string { return d.spec }
 // Configure sets the port up, over a pool that everything it receives lands in. It is
 // called once.
 func (d *Device) Configure(c Config, pool *Pool) (Taken, error) {
+	if err := d.configure(c, pool); err != nil {
+		return Taken{}, err
+	}
+	if d.port = C.pst_port_new(); d.port == nil {
+		return Taken{}, unix.ENOMEM
+	}
+	d.pool, d.config = pool, c
+	d.port.base, d.port.bytes, d.port.pool, d.port.id = pool.base(), C.uint64_t(pool.memory.Size()), pool.handle(), d.id
+	return d.taken, nil
+}
+
+func (d *Device) configure(c Config, pool *Pool) error {
 	if c.Queues < 1 || c.Queues > d.info.MaxQueues || c.Queues > C.PST_QUEUES {
-		return Taken{}, fmt.Errorf("configure DPDK port %s: %d queues: driver %s has 1 to %d", d.spec, c.Queues, d.info.Driver, min(d.info.MaxQueues, C.PST_QUEUES))
+		return fmt.Errorf("configure DPDK port %s: %d queues: driver %s has 1 to %d", d.spec, c.Queues, d.info.Driver, min(d.info.MaxQueues, C.PST_QUEUES))
 	}
 	cc := C.struct_pst_config{
 		rxq: C.uint16_t(c.Queues), txq: C.uint16_t(c.Queues), rxd: C.uint16_t(c.Descriptors), txd: C.uint16_t(c.Descriptors),
@@ -147,19 +179,13 @@ func (d *Device) Configure(c Config, pool *Pool) (Taken, error) {
 		cc.checksum_rx, cc.checksum_tx = 1, 1
 	}
 	if err := code(C.pst_configure(d.id, &cc, pool.handle())); err != nil {
-		return Taken{}, fmt.Errorf("configure DPDK port %s (%s): %d queues of %d descriptors, MTU %d: %w", d.spec, d.info.Driver, c.Queues, c.Descriptors, c.MTU, err)
+		return fmt.Errorf("configure DPDK port %s (%s): %d queues of %d descriptors, MTU %d: %w", d.spec, d.info.Driver, c.Queues, c.Descriptors, c.MTU, err)
 	}
 	d.taken = Taken{
 		MTU: int(cc.mtu), RxDescriptors: int(cc.rxd), TxDescriptors: int(cc.txd),
 		VerifiesChecksums: cc.checksum_rx != 0, FillsChecksums: cc.checksum_tx != 0, RSS: cc.rss != 0,
 	}
-	d.queue = c.Queues
-	if d.port = C.pst_port_new(); d.port == nil {
-		return Taken{}, unix.ENOMEM
-	}
-	d.pool = pool
-	d.port.base, d.port.bytes, d.port.pool, d.port.id = pool.base(), C.uint64_t(pool.memory.Size()), pool.handle(), d.id
-	return d.taken, nil
+	return nil
 }
 
 // Start lets frames in. Queues need pollers, or fill.
@@ -186,8 +212,8 @@ func (d *Device) Close() (err error) {
 	if d.run {
 		err = code(C.pst_stop(d.id, d.port))
 	}
-	if e := code(C.pst_remove(d.id)); e != nil {
-		err = errors.Join(err, e)
+	if !d.absent {
+		err = errors.Join(err, code(C.pst_remove(d.id)))
 	}
 	C.pst_release(unsafe.Pointer(d.port))
 	d.port = nil
@@ -197,8 +223,46 @@ func (d *Device) Close() (err error) {
 	return nil
 }
 
+// Leave lets go of a device that has disappeared, so that it can Return. Its pollers have
+// stopped, and nobody sends. What its driver says on the way does not matter any more.
+func (d *Device) Leave() error {
+	if d.run {
+		C.pst_stop(d.id, d.port)
+		d.run = false
+	}
+	if err := code(C.pst_remove(d.id)); err != nil {
+		return fmt.Errorf("let go of DPDK port %s: %w", d.spec, err)
+	}
+	d.absent = true
+	return nil
+}
+
+// Return makes or takes a device anew that was left, and sets it up as it was. Pollers
+// may start then; its rules are gone.
+func (d *Device) Return() (Taken, error) {
+	if err := d.attach(); err != nil {
+		return Taken{}, err
+	}
+	err := d.configure(d.config, d.pool)
+	if err == nil {
+		d.port.id = d.id
+		storeWord(&d.port.removed, 0)
+		err = d.Start()
+	}
+	if err != nil {
+		return Taken{}, errors.Join(err, d.Leave())
+	}
+	return d.taken, nil
+}
+
+// Absent reports whether the device was left, and has not returned.
+func (d *Device) Absent() bool { return d.absent }
+
 // Counters reads the driver's.
 func (d *Device) Counters() (Counters, error) {
+	if d.absent {
+		return Counters{}, nil
+	}
 	var s C.struct_pst_stats
 	if err := code(C.pst_stats(d.id, &s)); err != nil {
 		return Counters{}, fmt.Errorf("read counters of DPDK port %s: %w", d.spec, err)
@@ -211,6 +275,9 @@ func (d *Device) Counters() (Counters, error) {
 
 // Link reports whether the link is up, and its speed where the driver knows it.
 func (d *Device) Link() (up bool, mbps int) {
+	if d.absent {
+		return false, 0
+	}
 	var speed C.uint32_t
 	up = C.pst_link(d.id, &speed) == 1
 	return up, int(speed)
@@ -269,6 +336,10 @@ func (d *Device) Send(queue int, mbufs []uint64, lengths []uint32, offloads []Of
 	if len(mbufs) == 0 {
 		return 0
 	}
+	if d.absent {
+		d.pool.Free(mbufs)
+		return 0
+	}
 	_, _ = lengths[len(mbufs)-1], offloads[len(mbufs)-1]
 	return int(C.pst_send(d.id, C.uint16_t(queue), d.port.base, (*C.uint64_t)(&mbufs[0]), (*C.uint32_t)(&lengths[0]),
 		(*C.uint32_t)(&offloads[0]), C.uint32_t(len(mbufs))))
@@ -297,13 +368,27 @@ func InterfaceOf(spec string) string {
 	return ""
 }
 
-// InterfaceThere reports whether the kernel's interface that the device stands on is
-// there; true where it stands on none.
-func (d *Device) InterfaceThere() bool {
-	name := InterfaceOf(d.spec)
+// interfaceIndex is the index of that interface, 0 where there is none.
+func interfaceIndex(spec string) int {
+	name := InterfaceOf(spec)
 	if name == "" {
-		return true
+		return 0
 	}
-	_, err := net.InterfaceByName(name)
-	return err == nil
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0
+	}
+	return i.Index
+}
+
+// InterfaceThere reports whether the kernel's interface that the device stands on is
+// there, and the same one; true where it stands on none.
+func (d *Device) InterfaceThere() bool {
+	return InterfaceOf(d.spec) == "" || d.iface != 0 && interfaceIndex(d.spec) == d.iface
+}
+
+// InterfaceMade reports whether there is an interface for an absent device to stand on, or
+// its driver makes it.
+func (d *Device) InterfaceMade() bool {
+	return InterfaceOf(d.spec) == "" || strings.HasPrefix(d.spec, "net_tap") || interfaceIndex(d.spec) != 0
 }

@@ -119,6 +119,14 @@ func Start(o Options) error {
 	return nil
 }
 
+// Started reports whether the environment runs.
+func Started() bool {
+	e := &environment
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.started
+}
+
 func explainStart(o Options, err error) error {
 	memory := fmt.Sprintf("; %d MiB of huge pages: penstock doctor says whether there are as many", o.MemoryMiB)
 	if o.NoHuge {

@@ -60,9 +60,10 @@ const napperNice = -15
 // MaxPollers of a port.
 const MaxPollers = C.PST_PRODUCERS - 1
 
-// Start begins to poll. The control sink is there by then.
+// Start begins to poll, also after Stop. The control sink is there by then.
 func (p *Poller) Start() {
 	p.runs = true
+	storeWord(&p.p.stop, 0)
 	rte.ExecOnLcoreAsync(p.lcore, p.done, func(*rte.LcoreCtx) {
 		if p.p.nap_ns != 0 {
 			// It shares its CPU, and is waited for, as the manager's data path; without the
@@ -128,6 +129,7 @@ type Sink struct {
 	event  int
 	polls  []unix.PollFd
 	left   unix.Timespec // of a Pause: the kernel writes there what is left
+	count  [8]byte       // of event, read there: under the race detector unix.Read moves it to the heap
 }
 
 // Control is the number of the sink that takes what no other does.
@@ -257,8 +259,7 @@ func (s *Sink) Pause(timeout *unix.Timespec) error {
 	case err != nil:
 		return fmt.Errorf("wait for frames: %w", err)
 	case n > 0:
-		var count [8]byte
-		_, _ = unix.Read(s.event, count[:]) // empty already: somebody else's wake
+		_, _ = unix.Read(s.event, s.count[:]) // empty already: somebody else's wake
 	}
 	return nil
 }
