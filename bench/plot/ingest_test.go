@@ -21,7 +21,7 @@ func TestTheIngestReportBecomesFiguresAndTables(t *testing.T) {
 	put(t, dir, "dpdk", bench.IngestDPDK{
 		Memory: "huge pages",
 		OneCore: []bench.OneCore{
-			{Pieces: 147, PieceBytes: 1024, Frames: "headers", DatagramsPerSecond: 4e6, BareDatagramsPerSecond: 8e6, Ratio: 0.5},
+			{Pieces: 147, PieceBytes: 1024, Frames: "headers", DatagramsPerSecond: 4e6, BareDatagramsPerSecond: 8e6, Ratio: 0.5, ReadDatagramsPerSecond: 7e6, RatioRead: 0.57},
 			{Pieces: 147, PieceBytes: 1024, Frames: "whole", DatagramsPerSecond: 6e6, BareDatagramsPerSecond: 7e6, Ratio: 0.86},
 		},
 		Ports: []bench.PortIngest{
@@ -30,10 +30,15 @@ func TestTheIngestReportBecomesFiguresAndTables(t *testing.T) {
 		},
 		Soak: &bench.Soak{Seconds: 3600, Datagrams: 7654321, Mbufs: 40000, MbufsAbsent: 3},
 	})
+	put(t, dir, "h200", bench.DPDKNode{Ways: []bench.DPDKNodeWay{
+		{Source: "memif", Memory: "huge pages", MappedMiB: 256, Functions: []bench.DPDKNodeFunction{
+			{Model: "null", Alone: bench.DPDKNodeTraffic{InFlight: 1, Requests: 4321, EndToEnd: bench.Micros{P50: 325, P99: 673}}}}},
+		{Source: "tap", Lacks: "no device"},
+	}})
 	if err := drawAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"one-core", "ports"} {
+	for _, name := range []string{"one-core", "ports", "node"} {
 		if _, err := os.Stat(filepath.Join(dir, name+".png")); err != nil {
 			t.Error(err)
 		}
@@ -43,8 +48,8 @@ func TestTheIngestReportBecomesFiguresAndTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"4.00 M/s | **no** | 8.00 M/s | 0.50 | **no** | 125 ns", "6.00 M/s | yes | 7.00 M/s | 0.86 | yes",
-		"1,234,567/s", "not on this machine: no such thing", "1h0m0s | 7,654,321", "| 40,000 | 3 | **no** |",
+		"4.00 M/s | **no** | 8.00 M/s | 0.50 | **no** | 7.00 M/s | 0.57 | 125 ns", "6.00 M/s | yes | 7.00 M/s | 0.86 | yes",
+		"1,234,567/s", "| null | memif | 0 ms | 1 |", "325, 673 µs", "4,321", "256 MiB, huge pages", "not measured: no device", "not on this machine: no such thing", "1h0m0s | 7,654,321", "| 40,000 | 3 | **no** |",
 	} {
 		if !strings.Contains(string(filled), want) {
 			t.Errorf("the page has no %q", want)

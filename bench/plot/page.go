@@ -64,6 +64,7 @@ var pages = map[string]page{
 			{"machine", ingestMachineTable, nil},
 			{"one-core", oneCoreTable, []string{"one-core"}},
 			{"ports", portsTable, []string{"ports"}},
+			{"node", nodeTable, []string{"node"}},
 			{"soak", soakTable, nil},
 		},
 		false,
