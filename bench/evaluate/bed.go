@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/bench"
@@ -234,13 +236,14 @@ func freePort() (netip.AddrPort, error) {
 }
 
 // resolve makes a device's name one that means the same GPU to everybody: its UUID. It
-// returns the GPU's name too.
-func resolve(name string, machine *bench.Machine) (device, shown string, err error) {
+// returns the GPU's name too. visible is CUDA_VISIBLE_DEVICES, which CUDA numbers by.
+func resolve(name, visible string, machine *bench.Machine) (device, shown string, err error) {
 	if name == configs.DeviceCPU {
 		return name, cmp.Or(machine.CPU, name), nil
 	}
+	gpus := seen(visible, machine.GPUs)
 	index := 0
-	for _, g := range machine.GPUs {
+	for _, g := range gpus {
 		if g.UUID == name {
 			return g.UUID, g.Name, nil
 		}
@@ -250,10 +253,30 @@ func resolve(name string, machine *bench.Machine) (device, shown string, err err
 			return "", "", fmt.Errorf("device %q: want cpu, cuda, cuda:N or the UUID of a GPU that is here", name)
 		}
 	}
-	if index < 0 || index >= len(machine.GPUs) {
-		return "", "", fmt.Errorf("device %s: this machine has %d GPUs", name, len(machine.GPUs))
+	if index < 0 || index >= len(gpus) {
+		return "", "", fmt.Errorf("device %s: %d of this machine's %d GPUs can be seen", name, len(gpus), len(machine.GPUs))
 	}
-	return machine.GPUs[index].UUID, machine.GPUs[index].Name, nil
+	return gpus[index].UUID, gpus[index].Name, nil
+}
+
+// seen are the GPUs that CUDA_VISIBLE_DEVICES lets a process see, in its order: numbers and
+// (beginnings of) UUIDs, up to the first that means none. Empty: all.
+func seen(visible string, all []bench.GPU) (gpus []bench.GPU) {
+	if visible == "" {
+		return all
+	}
+	for _, entry := range strings.Split(visible, ",") {
+		entry = strings.TrimSpace(entry)
+		i := slices.IndexFunc(all, func(g bench.GPU) bool { return entry != "" && strings.HasPrefix(g.UUID, entry) })
+		if n, err := strconv.Atoi(entry); err == nil {
+			i = n
+		}
+		if i < 0 || i >= len(all) {
+			break
+		}
+		gpus = append(gpus, all[i])
+	}
+	return gpus
 }
 
 // newDir makes the folder of a figure's cards.

@@ -370,11 +370,11 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*Options){
-		"runs":      func(o *Options) { o.Runs = 0 },
-		"folder":    func(o *Options) { o.Out = "" },
-		"fig99":     func(o *Options) { o.Figure = "fig99" },
-		"1 GPUs":    func(o *Options) { o.Device, o.Machine.GPUs = "cuda:7", []bench.GPU{{Name: "g", UUID: "GPU-1"}} },
-		"a device?": func(o *Options) { o.Device, o.Machine.GPUs = "a device?", []bench.GPU{{Name: "g", UUID: "GPU-1"}} },
+		"runs":                  func(o *Options) { o.Runs = 0 },
+		"folder":                func(o *Options) { o.Out = "" },
+		"fig99":                 func(o *Options) { o.Figure = "fig99" },
+		"this machine's 1 GPUs": func(o *Options) { o.Device, o.Machine.GPUs = "cuda:7", []bench.GPU{{Name: "g", UUID: "GPU-1"}} },
+		"a device?":             func(o *Options) { o.Device, o.Machine.GPUs = "a device?", []bench.GPU{{Name: "g", UUID: "GPU-1"}} },
 	} {
 		o := good
 		change(&o)
@@ -413,5 +413,19 @@ func TestAPlanIsOfWhatIsLeft(t *testing.T) {
 	}
 	if text, err := json.Marshal(after); err != nil || len(text) == 0 {
 		t.Error(err)
+	}
+}
+
+func TestADeviceIsTheOneThatCUDAMeans(t *testing.T) {
+	m := &bench.Machine{CPU: "c", GPUs: []bench.GPU{{Name: "a", UUID: "GPU-0a"}, {Name: "b", UUID: "GPU-1b"}, {Name: "c", UUID: "GPU-2c"}}}
+	for _, c := range []struct{ name, visible, want string }{
+		{"cuda", "", "GPU-0a"}, {"cuda:2", "", "GPU-2c"}, {"GPU-1b", "", "GPU-1b"}, {"cpu", "", "cpu"},
+		{"cuda", "1", "GPU-1b"}, {"cuda:1", "2,0", "GPU-0a"}, {"cuda:0", "GPU-2", "GPU-2c"}, {"GPU-2c", "2", "GPU-2c"},
+		{"cuda:3", "", ""}, {"cuda:1", "1", ""}, {"GPU-0a", "1", ""}, {"cuda", "-1", ""}, {"cuda:1", "0,9,1", ""}, {"gpu", "", ""}, {"cuda:x", "", ""},
+	} {
+		got, _, err := resolve(c.name, c.visible, m)
+		if got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("%s with CUDA_VISIBLE_DEVICES=%q: %q, %v, want %q", c.name, c.visible, got, err, c.want)
+		}
 	}
 }

@@ -167,7 +167,7 @@ func newRunner(o Options) (*runner, error) {
 	}
 	r := &runner{Options: o, figure: figure, file: filepath.Join(o.Out, figure.Name+".json"), cpus: divideCPUs(), started: time.Now()}
 	var shown string
-	if r.device, shown, err = resolve(o.Device, &o.Machine); err != nil {
+	if r.device, shown, err = resolve(o.Device, os.Getenv("CUDA_VISIBLE_DEVICES"), &o.Machine); err != nil {
 		return nil, err
 	}
 	r.Options.Options.Device = r.device

@@ -115,6 +115,7 @@ bench() {
 # done or the time is over.
 evaluate() {
 	local limit=${LIMIT:-480} gpus=${GPUS:-1} gpu figures workers=() claims
+	local cpus each
 	case $limit$gpus in *[!0-9]*) die "LIMIT=$limit GPUS=$gpus: want seconds and a number of GPUs" ;; esac
 	figures=$*
 	if [ "$figures" = all ]; then
@@ -127,8 +128,12 @@ evaluate() {
 		fi
 	done
 	claims=$(mktemp -d)
+	# The CPUs that this shell may use, in equal parts.
+	cpus=($(python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)))'))
+	each=$((${#cpus[@]} / gpus))
+	[ $each -gt 0 ] || die "GPUS=$gpus: there are ${#cpus[@]} CPUs for them"
 	for ((gpu = 0; gpu < gpus; gpu++)); do
-		evaluate_on "$gpu" "$gpus" "$((SECONDS + limit))" "$claims" $figures &
+		evaluate_on "$gpu" "$(IFS=, && echo "${cpus[*]:gpu*each:each}")" "$((SECONDS + limit))" "$claims" $figures &
 		workers+=($!)
 	done
 	for worker in "${workers[@]}"; do
@@ -137,11 +142,10 @@ evaluate() {
 	rm -rf "$claims"
 }
 
-# evaluate_on GPU GPUS END CLAIMS FIGURE... is one GPU's part.
+# evaluate_on GPU CPUS END CLAIMS FIGURE... is one GPU's part.
 evaluate_on() {
-	local gpu=$1 gpus=$2 end=$3 claims=$4 cpus figure bad=0
+	local gpu=$1 cpus=$2 end=$3 claims=$4 figure bad=0
 	shift 4
-	cpus=$(($(nproc) / gpus))
 	for figure in "$@"; do
 		mkdir "$claims/$figure" 2>/dev/null || continue
 		[ $((end - SECONDS)) -gt 20 ] || break
@@ -153,7 +157,7 @@ evaluate_on() {
 			continue
 		fi
 		if ! "$WORK/penstock" bench evaluate --figure "$figure" --models "$MODELS" --out "$OUT/evaluation" --limit "$((end - SECONDS))s" \
-			--runs "${RUNS:-3}" --device "cuda:$gpu" --cpus "$((gpu * cpus))-$((gpu * cpus + cpus - 1))" ${QUICK:+--quick} ${WEIGHTS:+--weights "$WEIGHTS"} -o json >/dev/null; then
+			--runs "${RUNS:-3}" --device "cuda:$gpu" --cpus "$cpus" ${QUICK:+--quick} ${WEIGHTS:+--weights "$WEIGHTS"} -o json >/dev/null; then
 			echo "gpu: figure $figure failed" >&2
 			bad=1
 		fi
