@@ -7,6 +7,9 @@ type Graph struct{ handle uint64 }
 // GraphOf is a graph that somebody else made, and owns, by its CUgraph.
 func GraphOf(handle uintptr) *Graph { return &Graph{uint64(handle)} }
 
+// Handle is the CUgraph.
+func (g *Graph) Handle() uintptr { return uintptr(g.handle) }
+
 // Capture begins a capture: what is queued on s from here on is not done but
 // becomes a graph. The mode is CUDA's thread-local one: until EndCapture, which
 // the same thread calls, this thread must not call what CUDA calls unsafe
