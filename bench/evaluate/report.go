@@ -248,7 +248,7 @@ type Point struct {
 	By      string  `json:"by,omitempty"`
 	Percent float64 `json:"percent"`
 	SMs     int     `json:"sms,omitempty"`
-	// ImagesPerSecond is what all streams do together, Batch the time of one batch.
+	// ImagesPerSecond is what all streams do together, BatchTime the time of one batch.
 	ImagesPerSecond float64      `json:"images_per_s"`
 	BatchTime       bench.Micros `json:"batch_us"`
 	// Error is why there is no figure: wrong answers at this percentage, say.
