@@ -81,6 +81,7 @@ prepare() {
 	export PENSTOCK_ONNXRUNTIME="$WORK/lib/libonnxruntime.so.1"
 	export PENSTOCK_BINARY="$WORK/penstock" PENSTOCK_MODELS="$MODELS"
 	export PENSTOCK_ZOO=${PENSTOCK_ZOO:-$here/models/zoo}
+	export PENSTOCK_PYTHONPATH=${PENSTOCK_PYTHONPATH:-$here/libml/python}
 	# By name: DPDK takes no folder below one that anybody may write to.
 	PENSTOCK_DPDK_DRIVERS=$(cd "$WORK/lib" && { ls librte_mempool_ring.so.* librte_net_{memif,tap,af_packet,null}.so.* 2>/dev/null || true; } | paste -sd,)
 	export PENSTOCK_DPDK_DRIVERS
