@@ -74,7 +74,7 @@ func ladders(functions []Function, batches ...int) []Function {
 // loads is an open loop at three levels, from light to more than there is room for.
 func loads(name string, functions []Function, variants ...string) Case {
 	return Case{Name: name, Kind: KindLoads, Functions: functions, Variants: variants,
-		Levels: []float64{0.3, 0.9, 1.5}, Settle: 1200 * ms, Warmup: 400 * ms, Measure: 1200 * ms}
+		Levels: []float64{0.3, 0.9, 1.5}, Settle: 1500 * ms, Warmup: 600 * ms, Measure: 1200 * ms}
 }
 
 // levels replaces a case's levels.
