@@ -1,0 +1,51 @@
+package e2e
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node"
+)
+
+// A node whose functions share weights has a holder, which is there again when it was
+// killed, and gone when the node is. The null model has no weights: nothing is held.
+func TestANodeHasAHolderOfWeightsWhereTheyAreShared(t *testing.T) {
+	text := "weights: shared\n" + onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50", "name: own, share_percent: 50, weights: private")
+	nd := start(t, text, withGPU(t, true)...)
+	held := func() *control.WeightsHeld {
+		s, err := nd.Status()
+		if err != nil || s.Device == nil {
+			return nil
+		}
+		return s.Device.Weights
+	}
+	waitFor(t, "a holder", func() bool { return held() != nil })
+	if w := held(); w.Files != 0 || w.Bytes != 0 {
+		t.Errorf("it holds %+v", w)
+	}
+	before := holderOf(t, nd)
+	kill(t, before)
+	waitFor(t, "another holder", func() bool { now := holderOf(t, nd); return now != 0 && now != before })
+	waitFor(t, "what it holds", func() bool { return held() != nil })
+	onGroups(t, nd, "fn", "own")
+}
+
+func TestANodeHasNoHolderWhereWeightsArePrivate(t *testing.T) {
+	nd := start(t, "weights: private\n"+onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, true)...)
+	onGroups(t, nd, "fn")
+	s, err := nd.Status()
+	if err != nil || s.Device == nil || s.Device.Weights != nil || holderOf(t, nd) != 0 {
+		t.Errorf("%+v, holder %d, %v", s.Device, holderOf(t, nd), err)
+	}
+}
+
+// holderOf is the process id of a node's holder, 0 if there is none.
+func holderOf(t *testing.T, nd *node.Node) int {
+	t.Helper()
+	for _, p := range processes(nd.Dir) {
+		if p.command == "weights" {
+			return p.pid
+		}
+	}
+	return 0
+}
