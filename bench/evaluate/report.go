@@ -223,6 +223,8 @@ type FunctionTimeline struct {
 	// with work waiting.
 	SwapIdleMillis float64 `json:"swap_idle_ms,omitempty"`
 	Swaps          uint64  `json:"swaps,omitempty"`
+	// Lost were accepted by the node and never answered, as it last said of the function.
+	Lost uint64 `json:"lost"`
 }
 
 // Bin is the requests that were meant to leave within a bin, whenever they were

@@ -406,6 +406,13 @@ func (r *runner) measure(ctx context.Context, s step, x *Result) (err error) {
 		return err
 	}
 	x.Mechanism, x.Lost = status.Mechanism, lost(&status)
+	if x.Timeline != nil {
+		for _, f := range x.Timeline.Functions {
+			if _, there := status.Function(f.Name); !there {
+				x.Lost += f.Lost
+			}
+		}
+	}
 	if err := r.note(b); err != nil {
 		return err
 	}

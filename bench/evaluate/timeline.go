@@ -166,7 +166,7 @@ func (r *runner) timeline(ctx context.Context, b *bed, c *Case, scripts []script
 		f := bins(s.f, records[i].all(), t, c)
 		f.Total.SendLagP99Millis = lags[i]
 		if end, ok := t.ends[s.f.Name]; ok {
-			f.Swaps, f.SwapIdleMillis = end.Swaps, end.SwapIdle.Max/1000
+			f.Swaps, f.SwapIdleMillis, f.Lost = end.Swaps, end.SwapIdle.Max/1000, end.Lost
 			f.Total.SharePercent = end.SharePercent
 		}
 		line.Functions = append(line.Functions, f)
