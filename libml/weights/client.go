@@ -37,8 +37,10 @@ func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
 			err = fmt.Errorf("ask for weights: %w", err)
 		}
 	}()
-	if err := send(c, ask{Version: Version}, f); err != nil {
-		return nil, err
+	// A holder that does not want to hear the question has answered before it.
+	asked := send(c, ask{Version: Version}, f)
+	if asked != nil && !errors.Is(asked, unix.EPIPE) {
+		return nil, asked
 	}
 	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
@@ -49,7 +51,7 @@ func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
 		return nil, fmt.Errorf("no answer for %v", timeout)
 	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, asked)
 	}
 	l := &Lease{Loaded: a.Loaded, memory: memory, conn: c}
 	switch {

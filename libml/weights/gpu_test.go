@@ -5,9 +5,12 @@ package weights
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,11 +20,18 @@ import (
 
 // TestMain is a loader where a holder starts it as one.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "load" {
-		if Load() != nil {
-			os.Exit(1)
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "load":
+			if Load() != nil {
+				os.Exit(1)
+			}
+			os.Exit(0)
+		case "ask": // SOCKET FILE
+			_, err := Get(os.Args[2], os.Args[3], patience)
+			fmt.Println(err)
+			os.Exit(0)
 		}
-		os.Exit(0)
 	}
 	fake.Main(m)
 }
@@ -104,6 +114,37 @@ func TestALoaderSaysWhatIsWrong(t *testing.T) {
 	if _, err := Get(h.socket, file, patience); !errors.Is(err, ErrRefused) || !bytes.Contains([]byte(err.Error()), []byte("no.so")) {
 		t.Errorf("%v", err)
 	}
+}
+
+// Another user gets nothing, even where the socket's file let him in.
+func TestAnotherUserIsRefused(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can be another user")
+	}
+	dir, err := os.MkdirTemp("", "w")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	h := hold(t, dir, Options{}, new(memfds))
+	file := fileOf(t, dir, "weights", []byte("weights"))
+	program, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	asks := filepath.Join(dir, "asks")
+	if err := errors.Join(os.WriteFile(asks, program, 0o755), os.Chmod(asks, 0o755), os.Chmod(dir, 0o755), os.Chmod(h.socket, 0o666), os.Chmod(file, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(asks, "ask", h.socket, file)
+	cmd.Dir = dir
+	const nobody = 65534
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	said, err := cmd.Output()
+	if err != nil || !bytes.Contains(said, []byte("belongs to user 65534")) {
+		t.Errorf("it was told %q, %v", said, err)
+	}
+	h.get(file) // root may
 }
 
 // What cannot be mapped is not kept in use.
