@@ -347,7 +347,7 @@ class Translator(Graph):
             [helper.make_tensor_value_info("translation", TensorProto.FLOAT, ["n", self.WORDS])])
 
 
-LOGITS = {"alexnet": 0.8, "mobilenetv2": 4.0, "resnet50": 6.0, "resnet152": 6.0, "resnext50": 6.0, "vgg16": 0.6, "vgg19": 0.6}
+LOGITS = {"alexnet": 0.8, "mobilenetv2": 1.5, "resnet50": 6.0, "resnet152": 6.0, "resnext50": 6.0, "vgg16": 0.6, "vgg19": 0.6}
 
 MODELS = {
     "alexnet": ("AlexNet of torchvision", alexnet),
