@@ -660,6 +660,7 @@ func kneeTable(dir string) (string, error) {
 	}
 	list := [][]string{{"model", "batch", "whole device", "knee, MPS percentage", "knee, SM groups", "paper's knee, V100"}}
 	var against []string
+	knees := 0
 	for _, c := range e.of(evaluate.KindBare) {
 		for _, f := range c.Functions {
 			before := map[string]float64{}
@@ -673,11 +674,17 @@ func kneeTable(dir string) (string, error) {
 						continue
 					}
 					measured = true
+					const few = 3 // places say nothing of a knee between them
 					whole := spreadBy(all[len(all)-1], speed)
 					if v == "percentage" || row[2] == "–" {
 						row[2] = fmt.Sprintf("%s, %s", whole.text(number, "/s"), milli(spreadBy(all[len(all)-1], batchMillis).median))
 					}
+					if len(xs) < few {
+						row = append(row, "–")
+						continue
+					}
 					at := slices.IndexFunc(all, func(p []evaluate.Point) bool { return spreadBy(p, speed).median >= enough*whole.median })
+					knees++
 					row = append(row, fmt.Sprintf("%.0f %%", xs[at]))
 					if xs[at] < before[v] {
 						against = append(against, fmt.Sprintf("%s at %d by %s", f.Model, b, e.label(v)))
@@ -698,7 +705,11 @@ func kneeTable(dir string) (string, error) {
 	if len(list) == 1 {
 		return "", fs.ErrNotExist
 	}
-	return rows(list...) + "\n- " + claim("A larger batch never has its knee at fewer multiprocessors", against) + "\n", nil
+	text := rows(list...)
+	if knees > 0 {
+		text += "\n- " + claim("A larger batch never has its knee at fewer multiprocessors", against) + "\n"
+	}
+	return text, nil
 }
 
 // paperTable5 is the paper's throughput (images/s) and latency (ms) by batch size.
