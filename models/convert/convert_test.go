@@ -28,7 +28,11 @@ func python(t *testing.T) string {
 
 func export(t *testing.T, args ...string) (string, error) {
 	t.Helper()
-	out, err := exec.Command(python(t), append([]string{"export_torchvision.py", "--jobs", "1"}, args...)...).CombinedOutput()
+	const script = "export_torchvision.py"
+	if _, err := os.ReadFile(script); err != nil { // so that a changed script is another test
+		t.Fatal(err)
+	}
+	out, err := exec.Command(python(t), append([]string{script, "--jobs", "1"}, args...)...).CombinedOutput()
 	return string(out), err
 }
 
