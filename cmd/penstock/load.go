@@ -340,6 +340,8 @@ func (p *prepared) add(f control.FunctionStatus, rate float64, process arrival.P
 		}
 	case err != nil:
 		return err
+	case o.check && (made.card.Framework == "" || made.card.Apart() != ""):
+		fmt.Fprintf(os.Stderr, "penstock load: answers of %s are not checked: %s is a program of its own\n", f.Name, f.Model)
 	case o.check:
 		reference, err := libml.NewReference(made.card, builtIn)
 		if err != nil {
