@@ -50,7 +50,7 @@ func Interpreter() (string, error) {
 func Folder() (string, error) {
 	return find("module penstock", FolderVariable, func(dir string) []string {
 		return []string{filepath.Join(dir, "lib", "python"), filepath.Join(dir, "..", "lib", "python"), filepath.Join(dir, "..", "libml", "python")}
-	}, filepath.Join("penstock", "__init__.py"))
+	}, filepath.Join("penstock", "__init__.py"), "a clone has it in libml/python")
 }
 
 // Library is libpenstock.so. It is looked for
@@ -61,11 +61,11 @@ func Folder() (string, error) {
 func Library() (string, error) {
 	return find("libpenstock.so", LibraryVariable, func(dir string) []string {
 		return []string{filepath.Join(dir, "lib", "libpenstock.so"), filepath.Join(dir, "..", "lib", "libpenstock.so")}
-	}, "")
+	}, "", "`make build` makes it")
 }
 
-// find looks for a place that has a file, or is one.
-func find(what, variable string, places func(dir string) []string, file string) (string, error) {
+// find looks for a place that has a file, or is one; origin is where one comes from.
+func find(what, variable string, places func(dir string) []string, file, origin string) (string, error) {
 	there := func(place string) bool {
 		info, err := os.Stat(filepath.Join(place, file))
 		return err == nil && info.Mode().IsRegular()
@@ -91,7 +91,7 @@ func find(what, variable string, places func(dir string) []string, file string) 
 		}
 		looked = append(looked, place)
 	}
-	return "", fmt.Errorf("%s: %w: not at %s; `make build` makes it, %s names another place", what, ErrMissing, strings.Join(looked, ", "), variable)
+	return "", fmt.Errorf("%s: %w: not at %s; %s, and %s names another place", what, ErrMissing, strings.Join(looked, ", "), origin, variable)
 }
 
 // SetEnvironment has the children of this process find module and library, where they
