@@ -192,6 +192,28 @@ func TestPythonThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
 	})
 }
 
+// The shadow takes over at each change of share, and the process before it drains and
+// ends well.
+func TestPythonDrainsWhenItsShadowTakesOver(t *testing.T) {
+	nd := start(t, oneFunction(pyDigestCard(t, "well"), ", change: shadow"), withPython(t)...)
+	for _, percent := range []float64{30, 60} {
+		before, shadow := serving(t, nd, "fn")
+		got := stream(t, nd, 400, func() { share(t, nd, "fn", percent) })
+		if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
+			t.Errorf("%s; want 400 right answers", got)
+		}
+		waitFor(t, "the shadow to serve", func() bool {
+			now, _ := serving(t, nd, "fn")
+			return now.Generation >= shadow.Generation && now.PID != before.PID
+		})
+		waitFor(t, "the process before it to end", func() bool { return syscall.Kill(before.PID, 0) != nil })
+	}
+	settled(t, nd, "fn")
+	if strings.Contains(nd.Log(), "exit status") || strings.Contains(nd.Log(), "killed") {
+		t.Error("the node's log tells of a process that did not end well")
+	}
+}
+
 // On a GPU, which is a fake here, no batch runs Python: the program hands over graphs,
 // and what it captured once moves with the process.
 func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
