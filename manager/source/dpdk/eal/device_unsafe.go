@@ -11,7 +11,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"unsafe"
 
@@ -75,11 +74,14 @@ type Device struct {
 	pool   *Pool
 	config Config
 	taken  Taken
-	// iface is the index of the kernel's interface that it stands on, 0 where there is none.
-	iface  int
-	probe  bool
-	run    bool
-	absent bool // there is no device of that id now
+	// iface is the index of the kernel's interface that it stands on, 0 where there is
+	// none. network is a socket in the network namespace that the device was opened in:
+	// which interfaces are there is asked through it, from any thread.
+	iface   uint32
+	network int
+	probe   bool
+	run     bool
+	absent  bool // there is no device of that id now
 }
 
 // OpenDevice finds a NIC by its PCI address, which Options.Allow names, or makes a
@@ -87,7 +89,14 @@ type Device struct {
 // port of rings) is taken as it is.
 func OpenDevice(spec string) (*Device, error) {
 	name, _, _ := strings.Cut(spec, ",")
-	d := &Device{spec: spec}
+	d := &Device{spec: spec, network: -1}
+	if InterfaceOf(spec) != "" {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return nil, fmt.Errorf("open a socket to ask for %s: %w", InterfaceOf(spec), err)
+		}
+		d.network = fd
+	}
 	cname := C.CString(name)
 	defer C.free(unsafe.Pointer(cname))
 	err := error(nil)
@@ -97,9 +106,17 @@ func OpenDevice(spec string) (*Device, error) {
 		err = d.attach()
 	}
 	if err != nil {
+		d.closeNetwork()
 		return nil, err
 	}
 	return d, nil
+}
+
+func (d *Device) closeNetwork() {
+	if d.network >= 0 {
+		unix.Close(d.network)
+		d.network = -1
+	}
 }
 
 // attach makes or takes the device.
@@ -136,7 +153,7 @@ func (d *Device) readInfo() error {
 	if err := code(C.pst_info(d.id, &i)); err != nil {
 		return fmt.Errorf("read what DPDK port %s can do: %w", d.spec, err)
 	}
-	d.iface = interfaceIndex(d.spec)
+	d.iface = d.interfaceIndex()
 	d.info = Info{
 		Name: C.GoString(&i.name[0]), Driver: C.GoString(&i.driver[0]), PCI: i.pci != 0, Socket: int(i.socket),
 		MaxQueues: int(min(i.max_rxq, i.max_txq)), MaxMTU: int(i.max_mtu), RSS: i.rss_hf != 0, RetaEntries: int(i.reta),
@@ -215,6 +232,7 @@ func (d *Device) Close() (err error) {
 	if !d.absent {
 		err = errors.Join(err, code(C.pst_remove(d.id)))
 	}
+	d.closeNetwork()
 	C.pst_release(unsafe.Pointer(d.port))
 	d.port = nil
 	if err != nil {
@@ -369,26 +387,22 @@ func InterfaceOf(spec string) string {
 }
 
 // interfaceIndex is the index of that interface, 0 where there is none.
-func interfaceIndex(spec string) int {
-	name := InterfaceOf(spec)
-	if name == "" {
+func (d *Device) interfaceIndex() uint32 {
+	r, err := unix.NewIfreq(InterfaceOf(d.spec))
+	if err != nil || unix.IoctlIfreq(d.network, unix.SIOCGIFINDEX, r) != nil {
 		return 0
 	}
-	i, err := net.InterfaceByName(name)
-	if err != nil {
-		return 0
-	}
-	return i.Index
+	return r.Uint32()
 }
 
 // InterfaceThere reports whether the kernel's interface that the device stands on is
 // there, and the same one; true where it stands on none.
 func (d *Device) InterfaceThere() bool {
-	return InterfaceOf(d.spec) == "" || d.iface != 0 && interfaceIndex(d.spec) == d.iface
+	return InterfaceOf(d.spec) == "" || d.iface != 0 && d.interfaceIndex() == d.iface
 }
 
 // InterfaceMade reports whether there is an interface for an absent device to stand on, or
 // its driver makes it.
 func (d *Device) InterfaceMade() bool {
-	return InterfaceOf(d.spec) == "" || strings.HasPrefix(d.spec, "net_tap") || interfaceIndex(d.spec) != 0
+	return InterfaceOf(d.spec) == "" || strings.HasPrefix(d.spec, "net_tap") || d.interfaceIndex() != 0
 }
