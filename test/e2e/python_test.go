@@ -7,10 +7,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -214,18 +216,49 @@ func TestPythonDrainsWhenItsShadowTakesOver(t *testing.T) {
 	}
 }
 
-// On a GPU, which is a fake here, no batch runs Python: the program hands over graphs,
-// and what it captured once moves with the process.
-func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
+// digestGPUCard is a card for digestgpu.py, with another argument.
+func digestGPUCard(t *testing.T, argument string) string {
+	t.Helper()
 	card := pyDigestCard(t, absolute(t, "../../libml/null/null.ptx"))
 	text, err := os.ReadFile(card)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(card, []byte(strings.Replace(string(text), "digest.py", "digestgpu.py", 1)), 0o600); err != nil {
+	changed := strings.Replace(string(text), "digest.py", "digestgpu.py", 1)
+	if argument != "" {
+		changed = strings.Replace(changed, `.ptx"]`, fmt.Sprintf(".ptx\", %q]", argument), 1)
+	}
+	if err := os.WriteFile(card, []byte(changed), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	nd := start(t, onGPU(card, "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
+	return card
+}
+
+// Where there is no memory for the largest batches it serves the others.
+func TestPythonWithoutMemoryForLargeBatchesServesSmallOnes(t *testing.T) {
+	nd := start(t, onGPU(digestGPUCard(t, "8"), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
+	var now control.ProcessStatus
+	waitFor(t, "it to have all that it will have", func() bool {
+		f, err := nd.Function("fn")
+		if err != nil || len(f.Instances) == 0 {
+			return false
+		}
+		now, _ = f.Instances[0].Serving()
+		return now.PID != 0 && !now.Growing && strings.Contains(now.Reason, "none is left for batches of 8")
+	})
+	if !slices.Equal(now.Batches, []int{1, 2, 4}) {
+		t.Errorf("it runs %v, want 1, 2 and 4: %s", now.Batches, now.Reason)
+	}
+	if got := stream(t, nd, 300, func() {}); got.by[wire.StatusOK] != 300 || got.wrong > 0 {
+		t.Errorf("%s; want 300 right answers", got)
+	}
+	settled(t, nd, "fn")
+}
+
+// On a GPU, which is a fake here, no batch runs Python: the program hands over graphs,
+// and what it captured once moves with the process.
+func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
+	nd := start(t, onGPU(digestGPUCard(t, ""), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
 	all := func() {
 		t.Helper()
 		if got := stream(t, nd, 300, func() {}); got.by[wire.StatusOK] != 300 || got.wrong > 0 {

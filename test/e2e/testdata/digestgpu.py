@@ -1,6 +1,7 @@
 """digestgpu.py is a model on a GPU that answers as the framework "null" does, with its
 kernels: it captures them as a graph over the library's buffers and hands that over, so
-that no batch calls it. Its argument is null.ptx. By ctypes over the driver's library, it
+that no batch calls it. Its argument is null.ptx; with a second one, a batch size, there
+is no memory for that. By ctypes over the driver's library, it
 needs no framework.
 """
 
@@ -51,6 +52,8 @@ class Digest(penstock.Framework):
         seen = input.__cuda_array_interface__
         if seen["data"][0] != input.address or seen["shape"] != input.shape or hasattr(input, "__array_interface__"):
             raise AssertionError("%r says %s of itself" % (input, seen))
+        if [str(n)] == sys.argv[2:]:
+            raise penstock.OutOfMemory("none is left for batches of %d" % n)
         # Slots 2 and 3 have the buffers of 0 and 1: what was captured serves there.
         key = n, input.address, outputs[0].address
         if key not in self.graphs:
