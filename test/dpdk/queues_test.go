@@ -1,0 +1,71 @@
+package dpdk
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSeveralQueuesOnSeveralCores polls a queue on each of two CPUs, or both on the one
+// that there is: two functions, and pictures whose frames come from several clients mixed.
+// Each picture's frames come by whatever queue; the function puts them together.
+func TestSeveralQueuesOnSeveralCores(t *testing.T) {
+	l := newLaboratory(t)
+	cpus := []int{0, min(1, runtime.NumCPU()-1)}
+	r := devices[0].start(t, l, setup{
+		bytes:     large,
+		more:      []string{"queues: 2", fmt.Sprintf("lcores: [%d, %d]", cpus[0], cpus[1])},
+		functions: []string{"{name: other, model: CARD, port: 9001, share_percent: 40}"},
+	})
+	if got := pollers(t, r.child(t, "manager")); len(got) != 2 || got[0] != fmt.Sprint(cpus[0]) || got[1] != fmt.Sprint(cpus[1]) {
+		t.Errorf("frames are polled by threads on the CPUs %v, want one on each of %v", got, cpus)
+	}
+	var hosts []*host
+	for i := range 4 {
+		hosts = append(hosts, newHost(t, netip.AddrPortFrom(address4.Addr(), port+uint16(i%2))))
+		hosts[i].resolve()
+	}
+	for id := range uint32(5) {
+		var pieces [][][]byte
+		for i, h := range hosts {
+			pieces = append(pieces, h.picture(id, picture(large, int(id)*10+i)))
+		}
+		for piece := range pieces[0] {
+			for i, h := range hosts {
+				h.send(pieces[i][piece])
+			}
+		}
+		for i, h := range hosts {
+			h.expect(id, picture(large, int(id)*10+i))
+		}
+	}
+	r.load(t, "20", time.Second).right(t)
+	r.settled(t)
+}
+
+// pollers are the CPUs that the threads of a process which poll may run on, in order of
+// their lcores.
+func pollers(t *testing.T, pid int) (cpus []string) {
+	t.Helper()
+	for lcore := 1; ; lcore++ {
+		found := false
+		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
+		must(t, err)
+		for _, task := range tasks {
+			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))
+			if err != nil || !strings.Contains(string(text), fmt.Sprintf("Name:\trte-worker-%d\n", lcore)) {
+				continue
+			}
+			_, rest, _ := strings.Cut(string(text), "Cpus_allowed_list:\t")
+			list, _, _ := strings.Cut(rest, "\n")
+			cpus, found = append(cpus, list), true
+		}
+		if !found {
+			return cpus
+		}
+	}
+}
