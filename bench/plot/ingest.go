@@ -63,13 +63,13 @@ func drawNode(dir string) error {
 	if err != nil {
 		return err
 	}
-	p := newPlot("A node on a GPU, one request at a time: first byte sent to answer received", "", "µs")
+	p := newPlot("A node on a GPU, one request at a time: first byte sent to answer received (model, source, busy_poll)", "", "µs")
 	var names []string
 	list := []bars{{name: "p50", color: blue}, {name: "p99", color: light}}
 	most := 0.0
 	for _, w := range r.Ways {
 		for _, f := range w.Functions {
-			names = append(names, fmt.Sprintf("%s\n%s\nbusy_poll %v ms", f.Model, w.Source, w.BusyPollMillis))
+			names = append(names, fmt.Sprintf("%s\n%s\n%v ms", f.Model, w.Source, w.BusyPollMillis))
 			for i, v := range []float64{f.Alone.EndToEnd.P50, f.Alone.EndToEnd.P99} {
 				list[i].values, list[i].labels = append(list[i].values, v), append(list[i].labels, fmt.Sprintf("%.0f", v))
 				most = max(most, v)
