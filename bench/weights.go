@@ -43,6 +43,8 @@ type Weights struct {
 	MostInstances int            `json:"most_instances"`
 	Runs          int            `json:"runs"`
 	Models        []WeightsModel `json:"models"`
+	// Left are models for which the time did not suffice.
+	Left []string `json:"left,omitempty"`
 }
 
 // WeightsModel is one model.
@@ -97,6 +99,9 @@ type WeightsOptions struct {
 	Runs          int
 	// AtOnce is how many instances are started at the same time to see how many fit.
 	AtOnce int
+	// Limit is how long all of it may take; 0 is as long as it takes. A model is not begun
+	// that would take longer if it took as long as the one before.
+	Limit time.Duration
 }
 
 // RunWeights measures each model.
@@ -127,8 +132,15 @@ func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
 	defer func() { err = errors.Join(err, daemon.Close()) }()
 	b := &weightsBed{o: o, dir: dir, device: found, session: session, environment: daemon.Environment()}
 	defer func() { err = errors.Join(err, b.empty()) }()
-	for _, name := range o.Models {
+	began, last := time.Now(), time.Duration(0)
+	for i, name := range o.Models {
+		if o.Limit > 0 && time.Since(began)+last > o.Limit {
+			r.Left = o.Models[i:]
+			break
+		}
+		start := time.Now()
 		m, err := b.model(ctx, name)
+		last = time.Since(start)
 		if err != nil {
 			return r, fmt.Errorf("%s: %w", name, err)
 		}
@@ -307,7 +319,7 @@ func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended s
 		case ctx.Err() != nil:
 			return n, "", context.Cause(ctx)
 		case atOnce > 1:
-			atOnce = 1 // those that start together are in one another's way
+			atOnce /= 2 // those that start together are in one another's way
 		default:
 			return n, line(failed), nil
 		}

@@ -56,6 +56,9 @@ the budget, the rest of the GPU's memory being held.`,
 				add("shared", m.Shared.One, "")
 				add("shared", m.Shared.Ladder, fmt.Sprintf("%d, and %d MiB once", m.Shared.Fit, m.WeightsBytes>>20))
 			}
+			if len(r.Left) > 0 {
+				rows = append(rows, table.Row{"not begun", fmt.Sprint(r.Left)})
+			}
 			return print(r, rows)
 		},
 	}
@@ -64,6 +67,7 @@ the budget, the rest of the GPU's memory being held.`,
 	cmd.Flags().Int64Var(&budgetMiB, "budget", 16<<10, "MiB that instances are started into; 0 starts none")
 	cmd.Flags().IntVar(&o.MostInstances, "most", 46, "how many are started at most; MPS takes 48 clients")
 	cmd.Flags().IntVar(&o.AtOnce, "at-once", 8, "how many are started at the same time, until the first does not start")
+	cmd.Flags().DurationVar(&o.Limit, "limit", 0, "how long all of it may take: a model is left out that would take longer; 0 is as long as it takes")
 	cmd.Flags().IntVar(&o.Runs, "runs", 3, "how often an instance is measured")
 	return cmd
 }
