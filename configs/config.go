@@ -210,7 +210,7 @@ func Default() Config {
 		Batching:     Batching{Rule: SLAB},
 		Gather:       GatherKernel,
 		Late:         LateAnswer,
-		Weights:      WeightsPrivate,
+		Weights:      WeightsShared,
 		FaultHold:    time.Minute,
 		DrainTimeout: 10 * time.Second,
 	}

@@ -408,7 +408,7 @@ func TestBaselinesAreReadByReaderAndSchema(t *testing.T) {
 		"batching: {fixed: 8, delay: 5ms}": func(c Config) bool { return c.Batching == Batching{Fixed, 8, 5 * time.Millisecond} },
 		"batching: {fixed: 8, delay: 0s}":  func(c Config) bool { return c.Batching == Batching{Rule: Fixed, Size: 8} },
 		"late: run":                        func(c Config) bool { return c.Late == LateRun },
-		"{device: cuda, weights: shared}":  func(c Config) bool { return c.Weights == WeightsShared },
+		"{device: cuda, weights: private}": func(c Config) bool { return c.Weights == WeightsPrivate },
 		"{device: cuda, gather: copy}":     func(c Config) bool { return c.Gather == GatherCopy },
 		"{}": func(c Config) bool {
 			return c.MPS && c.Batching == Batching{Rule: SLAB} && c.Gather == GatherKernel && c.Late == LateAnswer && c.ChangeOf(c.Functions[0]) == ChangeAuto
@@ -430,12 +430,12 @@ func TestBaselinesAreReadByReaderAndSchema(t *testing.T) {
 			t.Errorf("%q: schema: %v", text, err)
 		}
 	}
-	text := "{device: cuda, functions: [{name: a, port: 1, batching: {fixed: 4, delay: 1ms}, gather: copy, late: run, weights: shared, change: none}]}"
+	text := "{device: cuda, functions: [{name: a, port: 1, batching: {fixed: 4, delay: 1ms}, gather: copy, late: run, weights: private, change: none}]}"
 	c, err := Decode("f.yaml", []byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Function{Name: "a", Port: 1, Instances: 1, Batching: Batching{Fixed, 4, time.Millisecond}, Gather: GatherCopy, Late: LateRun, Weights: WeightsShared, Change: ChangeNone}
+	want := Function{Name: "a", Port: 1, Instances: 1, Batching: Batching{Fixed, 4, time.Millisecond}, Gather: GatherCopy, Late: LateRun, Weights: WeightsPrivate, Change: ChangeNone}
 	if !reflect.DeepEqual(c.Functions[0], want) {
 		t.Errorf("it reads\n%+v, want\n%+v", c.Functions[0], want)
 	}
