@@ -315,6 +315,7 @@ func TestPenstockIsHeldAgainstEachBaseline(t *testing.T) {
 		{"runs overlap", map[string][]float64{"penstock": {480, 505, 495}, "mps": {500, 510, 490}}, false, 0, 0, 1, 2, "**false**: not above in 1 of 1: C1 at 100 % beside mps (-1.0 %)."},
 		{"less than a percent", map[string][]float64{"penstock": {995, 996, 995}, "mps": {999, 999, 1000}}, false, 0, 0, 1, 1, "spread: **true** (1)."},
 		{"the sender was late", map[string][]float64{"penstock": {400, 410, 405}, "mps": {500, 510, 490}}, true, 0, 0, 0, 0, ""},
+		{"one run has no spread", map[string][]float64{"penstock": {400}, "mps": {500, 510, 490}}, false, 0, 0, 0, 0, ""},
 		{"nothing to compare with", map[string][]float64{"penstock": {400, 410, 405}}, false, 0, 0, 0, 0, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {

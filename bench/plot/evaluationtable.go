@@ -124,11 +124,46 @@ func loadsTable(name string) func(dir string) (string, error) {
 			text += "\n† The sender did not keep up; this does not count in the comparison.\n"
 		}
 		text += "\n<details><summary>Latency, ms: p50 / p99 of the slowest function</summary>\n\n" + rows(lates...) + "\n</details>\n"
+		if each := e.byFunction(cases, variants, head); len(each) > 1 {
+			text += "\n<details><summary>Goodput of each function</summary>\n\n" + rows(each...) + "\n</details>\n"
+		}
 		if verdicts := e.verdicts(); len(verdicts) > 0 {
 			text += "\n- " + strings.Join(verdicts, "\n- ") + "\n"
 		}
 		return text, nil
 	}
+}
+
+// byFunction has a row for each function of the cases that have several.
+func (e *evaluation) byFunction(cases []evaluate.CaseSetting, variants, head []string) [][]string {
+	list := [][]string{head}
+	for _, c := range cases {
+		if len(c.Functions) < 2 {
+			continue
+		}
+		for _, level := range e.levels(c.Name) {
+			for i, f := range c.Functions {
+				row := []string{c.Name + ", " + f.Name, ""}
+				for _, v := range variants {
+					loads := e.loads(c.Name, v, level)
+					own := func(by func(*evaluate.FunctionLoad) float64) spread {
+						return spreadBy(loads, func(l *evaluate.Load) float64 {
+							if i >= len(l.Functions) || l.Functions[i].Name != f.Name {
+								return math.NaN()
+							}
+							return by(&l.Functions[i])
+						})
+					}
+					if offered := own(func(f *evaluate.FunctionLoad) float64 { return f.OfferedRPS }); row[1] == "" && offered.runs > 0 {
+						row[1] = fmt.Sprintf("%.0f %%: %s", 100*level, rate(offered.median))
+					}
+					row = append(row, own(func(f *evaluate.FunctionLoad) float64 { return f.GoodputRPS }).text(number, ""))
+				}
+				list = append(list, row)
+			}
+		}
+	}
+	return list
 }
 
 func plainOr(v float64) string {
@@ -141,6 +176,9 @@ func plainOr(v float64) string {
 // leastDifference is what a difference must come to, in percent, beside runs that do not
 // overlap.
 const leastDifference = 1
+
+// leastRuns are how many of each there must be: one has no spread.
+const leastRuns = 2
 
 // comparison is a variant beside a baseline, of one case at one load.
 type comparison struct {
@@ -174,6 +212,9 @@ func (e *evaluation) compare(variant string) (below, above, same []comparison) {
 					continue
 				}
 				base := spreadBy(theirs, goodput)
+				if min(ours.runs, base.runs) < leastRuns {
+					continue
+				}
 				x := comparison{c.Name, level, v.Label, 0, spreadBy(theirs, within).median < 99}
 				if ours.median != base.median {
 					x.percent = 100 * (ours.median - base.median) / base.median
