@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/cudatest"
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/libml/device/gpu/gputest"
@@ -64,11 +65,12 @@ func find() error {
 	if session, err = nvml.Open(); err != nil {
 		return fmt.Errorf("find a GPU: %w", err)
 	}
-	devices, err := session.Devices()
-	if err != nil || len(devices) == 0 {
-		return fmt.Errorf("find a GPU: there are %d (%v)", len(devices), err)
+	// CUDA's first one: CUDA_VISIBLE_DEVICES may have left another of several.
+	device, err := cuda.Find("cuda")
+	if err != nil {
+		return fmt.Errorf("find a GPU: %w", err)
 	}
-	uuid = devices[0].UUID
+	uuid = device.UUID()
 	return nil
 }
 
