@@ -116,7 +116,7 @@ func pcapiGraph(slot, n C.int32_t, graph C.uint64_t, why **C.char) (code C.int) 
 		*why = C.CString("penstock_graph: no callback is running")
 		return C.int(Failed)
 	}
-	if err := f.setGraph(int(slot), int(n), uintptr(graph)); err != nil {
+	if err := f.handOver(int(slot), int(n), uintptr(graph)); err != nil {
 		*why = C.CString(line("penstock_graph: " + err.Error()))
 		if errors.Is(err, cuda.ErrOutOfMemory) {
 			return C.int(OutOfMemory)

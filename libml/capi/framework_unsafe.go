@@ -32,10 +32,11 @@ type Framework struct {
 	env    atomic.Pointer[libml.Environment] // from Init on
 	linked atomic.Bool                       // streams may be asked for
 
-	mu   sync.Mutex // guards pins: slots are configured beside each other
+	mu   sync.Mutex // guards pins
 	pins map[batch]*runtime.Pinner
 
-	graphs graphs
+	graphs      graphs
+	configuring atomic.Pointer[batch] // what configure_batch is at, one at a time
 }
 
 // batch is what is configured.
@@ -194,25 +195,23 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	for i, out := range outputs {
 		at[i] = pin(out)
 	}
-	before := f.graphs.of(batch{slot, n})
+	now := batch{slot, n}
+	before := f.graphs.of(now)
 	var bytes C.int64_t
+	f.configuring.Store(&now)
 	code := C.pcapi_configure(f.handle, C.int32_t(slot), C.int32_t(n), pin(input), &at[0], &bytes)
+	f.configuring.Store(nil)
 	if code != 0 {
 		pins.Unpin() // those of the call before, if any, stay
 		return 0, failed("configure_batch", code)
 	}
-	if before != nil && f.graphs.of(batch{slot, n}) == before {
+	f.keep(now, pins)
+	if before != nil && f.graphs.of(now) == before {
 		// The call handed over none: infer_batch is called again.
-		if err := f.graphs.set(batch{slot, n}, nil); err != nil {
+		if err := f.graphs.set(now, nil); err != nil {
 			return 0, err
 		}
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if old := f.pins[batch{slot, n}]; old != nil {
-		old.Unpin()
-	}
-	f.pins[batch{slot, n}] = pins
 	if bytes < 0 {
 		return 0, fmt.Errorf("configure_batch: ephemeral_bytes is %d, want 0 or more", bytes)
 	}
@@ -241,6 +240,16 @@ func (f *Framework) Deinit() error {
 		return failed("deinit", code)
 	}
 	return graphErr
+}
+
+// keep replaces the pins of a batch.
+func (f *Framework) keep(b batch, pins *runtime.Pinner) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if old := f.pins[b]; old != nil {
+		old.Unpin()
+	}
+	f.pins[b] = pins
 }
 
 func (f *Framework) unpin() {

@@ -68,7 +68,15 @@ func (g *graphs) clear() error {
 	return errors.Join(errs...)
 }
 
-// setGraph is penstock_graph.
+// handOver is penstock_graph. Whose batch is not being configured may be in flight.
+func (f *Framework) handOver(slot, n int, graph uintptr) error {
+	if now := f.configuring.Load(); now == nil || *now != (batch{slot, n}) {
+		return fmt.Errorf("a batch of %d in slot %d is not being configured: its graph is handed over in its configure_batch", n, slot)
+	}
+	return f.setGraph(slot, n, graph)
+}
+
+// setGraph launches a batch by a copy of the graph from now on.
 func (f *Framework) setGraph(slot, n int, graph uintptr) error {
 	env := f.env.Load()
 	stream := f.stream(slot)

@@ -12,15 +12,17 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/fake"
 	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/capi/capitest"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/null/nulltest"
+	"github.com/penstock/penstock/models"
 )
 
 func TestMain(m *testing.M) { fake.Main(m, fake.Kernels(nulltest.Twins)) }
 
 // captured is a framework on the fake GPU whose slot 0 has the whole device and whose
 // slot 2 has a part of it, and a graph of one kernel.
-func captured(t *testing.T) (f *Framework, graph *cuda.Graph, partSMs uint32) {
+func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph *cuda.Graph, partSMs uint32) {
 	t.Helper()
 	fake.Check(t)
 	closing := func(give func() error) {
@@ -38,28 +40,28 @@ func captured(t *testing.T) (f *Framework, graph *cuda.Graph, partSMs uint32) {
 	}
 	devices, err := cuda.Devices()
 	must(err)
-	c, err := devices[0].OpenContext(cuda.ScheduleAuto)
+	context, err := devices[0].OpenContext(cuda.ScheduleAuto)
 	must(err)
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
-	closing(c.Close)
-	must(c.Bind())
+	closing(context.Close)
+	must(context.Bind())
 	ptx, err := os.ReadFile("../null/null.ptx")
 	must(err)
-	module, err := c.Load(ptx)
+	module, err := context.Load(ptx)
 	must(err)
 	closing(module.Unload)
 	digest, err := module.Function("null_digest")
 	must(err)
-	memory, err := c.Allocate(1 << 10)
+	memory, err := context.Allocate(1 << 10)
 	must(err)
-	closing(func() error { return c.Free(memory) })
+	closing(func() error { return context.Free(memory) })
 	split, err := devices[0].Split(0)
 	must(err)
-	part, err := c.Green(split, []int{1})
+	part, err := context.Green(split, []int{1})
 	must(err)
 	closing(part.Destroy)
-	whole, err := c.NewStream()
+	whole, err := context.NewStream()
 	must(err)
 	closing(whole.Destroy)
 	apart, err := part.NewStream()
@@ -76,17 +78,27 @@ func captured(t *testing.T) (f *Framework, graph *cuda.Graph, partSMs uint32) {
 	must(err)
 	closing(graph.Destroy)
 
-	f = new(Framework)
-	f.env.Store(&libml.Environment{Stream: func(slot int) uintptr {
+	c := capitest.New()
+	t.Cleanup(c.Free)
+	f, err = New(c.Table(), c.Self())
+	must(err)
+	t.Cleanup(f.Close)
+	card := &models.Card{
+		Name: "digest", Input: models.Input{Height: 4, Width: 4, Channels: 1, TensorType: models.U8, TensorLayout: models.HWC},
+		Outputs: []models.Output{{Name: "digest", Shape: []int64{1}}}, Batches: []int{1, 2},
+	}
+	must(f.Init(libml.Environment{Card: card, Device: devices[0].UUID(), Stream: func(slot int) uintptr {
 		return map[int]uintptr{0: whole.Handle(), 2: apart.Handle()}[slot]
-	}})
-	f.linked.Store(true)
+	}}))
+	_, err = f.LinkModel()
+	must(err)
+	t.Cleanup(SetRunning(f))
 	closing(f.graphs.clear)
-	return f, graph, uint32(part.SMs())
+	return f, c, graph, uint32(part.SMs())
 }
 
 func TestGraphIsLaunchedOnItsSlotsMultiprocessors(t *testing.T) {
-	f, graph, partSMs := captured(t)
+	f, _, graph, partSMs := captured(t)
 	for _, slot := range []int{0, 2} {
 		if err := f.setGraph(slot, 1, graph.Handle()); err != nil {
 			t.Fatal(err)
@@ -105,13 +117,21 @@ func TestGraphIsLaunchedOnItsSlotsMultiprocessors(t *testing.T) {
 	if len(launches) != 2 || launches[0].SMs == partSMs || launches[1].SMs != partSMs {
 		t.Errorf("launched %+v, want the second on %d multiprocessors", launches, partSMs)
 	}
-	if n := testing.AllocsPerRun(100, func() { _ = f.InferBatch(0, 1) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() {
+		if err := f.InferBatch(0, 1); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
 		t.Errorf("a launch allocates %v times", n)
+	}
+	// The kernels' memory is freed next.
+	if err := f.graphs.of(batch{0, 1}).stream.Synchronize(); err != nil {
+		t.Fatal(err)
 	}
 }
 
 func TestGraphThatCannotBeLaunchedIsRefused(t *testing.T) {
-	f, graph, _ := captured(t)
+	f, _, graph, _ := captured(t)
 	for want, err := range map[string]error{
 		"the graph is NULL":     f.setGraph(0, 1, 0),
 		"slot 1 has no stream":  f.setGraph(1, 1, graph.Handle()),
@@ -129,7 +149,7 @@ func TestGraphThatCannotBeLaunchedIsRefused(t *testing.T) {
 }
 
 func TestGraphsErrorsHaveTheirMeaning(t *testing.T) {
-	f, graph, _ := captured(t)
+	f, _, graph, _ := captured(t)
 	fake.Apply(t, fake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.OutOfMemory))
 	if err := f.setGraph(0, 1, graph.Handle()); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("%v, want out of memory", err)
@@ -146,7 +166,7 @@ func TestGraphsErrorsHaveTheirMeaning(t *testing.T) {
 
 // Twice for the same batch: the first is given back, and fake.Check counts.
 func TestGraphReplacesTheOneBefore(t *testing.T) {
-	f, graph, _ := captured(t)
+	f, _, graph, _ := captured(t)
 	for range 3 {
 		if err := f.setGraph(0, 1, graph.Handle()); err != nil {
 			t.Fatal(err)
@@ -157,5 +177,83 @@ func TestGraphReplacesTheOneBefore(t *testing.T) {
 	}
 	if f.graphs.of(batch{0, 1}) != nil {
 		t.Error("the graph is still there")
+	}
+}
+
+// A graph is of one configure_batch: the next one of the slot and size hands over
+// another, or infer_batch runs the batch again.
+func TestGraphIsTheLastConfigureBatchs(t *testing.T) {
+	f, c, graph, _ := captured(t)
+	const slot, n = 0, 2
+	input, output := make([]byte, 16*n), make([]byte, 4*n)
+	for round, hands := range []bool{false, true, true, false, true} {
+		c.HandOver(0)
+		if hands {
+			c.HandOver(graph.Handle())
+		}
+		if _, err := f.ConfigureBatch(slot, n, input, [][]byte{output}); err != nil {
+			t.Fatal(err)
+		}
+		calls, launches := c.Calls(capitest.Infer), len(fake.Launches())
+		if err := f.InferBatch(slot, n); err != nil {
+			t.Fatal(err)
+		}
+		if launched := f.graphs.of(batch{slot, n}); launched != nil {
+			if err := launched.stream.Synchronize(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		calls, launches = c.Calls(capitest.Infer)-calls, len(fake.Launches())-launches
+		if want := map[bool][2]int{false: {1, 0}, true: {0, 1}}[hands]; [2]int{calls, launches} != want {
+			t.Errorf("round %d: %d calls and %d launches, want %v", round, calls, launches, want)
+		}
+	}
+}
+
+func TestGraphIsRefusedOutsideOfItsConfigureBatch(t *testing.T) {
+	f, c, graph, _ := captured(t)
+	const refused = "penstock_graph: a batch of 1 in slot 0 is not being configured: its graph is handed over in its configure_batch"
+	if code, why := capitest.Graph(0, 1, graph.Handle()); code != 1 || why != refused {
+		t.Errorf("%d, %q; want 1, %q", code, why, refused)
+	}
+	c.HandOver(graph.Handle())
+	if _, err := f.ConfigureBatch(0, 1, make([]byte, 16), [][]byte{make([]byte, 4)}); err != nil {
+		t.Fatal(err)
+	}
+	first := f.graphs.of(batch{0, 1})
+	if code, why := capitest.Graph(0, 1, graph.Handle()); code != 1 || why != refused {
+		t.Errorf("when it is configured: %d, %q; want 1, %q", code, why, refused)
+	}
+	if f.graphs.of(batch{0, 1}) != first {
+		t.Error("the graph was replaced, which may be in flight")
+	}
+}
+
+// A driver that does not take a graph back costs no more than that: the buffers are the
+// new ones, and stay.
+func TestGraphThatIsNotTakenBackLeavesTheBuffersPinned(t *testing.T) {
+	f, c, graph, _ := captured(t)
+	c.HandOver(graph.Handle())
+	buffers := func() ([]byte, [][]byte) { return make([]byte, 16), [][]byte{make([]byte, 4)} }
+	input, outputs := buffers()
+	if _, err := f.ConfigureBatch(0, 1, input, outputs); err != nil {
+		t.Fatal(err)
+	}
+	kept := f.graphs.of(batch{0, 1})
+	t.Cleanup(func() {
+		if err := kept.executable.Destroy(); err != nil {
+			t.Error(err)
+		}
+	})
+	c.HandOver(0)
+	const invalidValue = cuda.Code(1)
+	fake.Apply(t, fake.Refuse("cuGraphExecDestroy", 1, invalidValue))
+	input, outputs = buffers()
+	if _, err := f.ConfigureBatch(0, 1, input, outputs); err == nil || !strings.Contains(err.Error(), "give a graph back") {
+		t.Errorf("error %v, want one of a graph that is not given back", err)
+	}
+	// A pinner that is garbage while it pins ends the process.
+	for range 3 {
+		runtime.GC()
 	}
 }

@@ -9,6 +9,7 @@ __attribute__((weak)) int penstock_run(const penstock_framework *, void *);
 __attribute__((weak)) const char *penstock_last_error(void);
 __attribute__((weak)) void *penstock_stream(int32_t);
 __attribute__((weak)) int penstock_weights(const char *, void **, uint64_t *);
+__attribute__((weak)) int penstock_graph(int32_t, int32_t, void *);
 
 enum { INIT, LOAD, LINK, CONFIGURE, INFER, DEINIT };
 
@@ -42,6 +43,11 @@ static int configure_batch(void *self, int32_t slot, int32_t n, void *input, voi
 	for (uint32_t i = 0; i < s->environment->output_count && i < CAPITEST_OUTPUTS; i++)
 		s->outputs[i] = outputs[i];
 	*bytes = s->bytes[CONFIGURE];
+	int code = s->graph == 0 ? PENSTOCK_OK : capitest_graph(slot, n, s->graph);
+	if (code != PENSTOCK_OK) {
+		penstock_error(penstock_last_error());
+		return code;
+	}
 	return answer(s, CONFIGURE);
 }
 
@@ -71,5 +77,7 @@ const char *capitest_last_error(void) { return penstock_last_error(); }
 void *capitest_stream(int32_t slot) { return penstock_stream(slot); }
 
 int capitest_weights(const char *file, void **address, uint64_t *bytes) { return penstock_weights(file, address, bytes); }
+
+int capitest_graph(int32_t slot, int32_t n, uint64_t graph) { return penstock_graph(slot, n, (void *)(uintptr_t)graph); }
 
 uint64_t capitest_heap(void) { return mallinfo2().uordblks; }

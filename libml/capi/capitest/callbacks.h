@@ -17,6 +17,7 @@ typedef struct capitest_state {
 	int32_t slot, n; // of the last configure_batch
 	unsigned char *input;
 	float *outputs[CAPITEST_OUTPUTS];
+	uint64_t graph; // that configure_batch hands over, 0: none
 } capitest_state;
 
 penstock_framework *capitest_table(void);
@@ -26,6 +27,7 @@ int capitest_run(const penstock_framework *table, void *self);
 const char *capitest_last_error(void);
 void *capitest_stream(int32_t slot);
 int capitest_weights(const char *file, void **address, uint64_t *bytes);
+int capitest_graph(int32_t slot, int32_t n, uint64_t graph);
 
 uint64_t capitest_heap(void);
 

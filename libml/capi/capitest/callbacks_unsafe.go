@@ -95,6 +95,9 @@ func (c *Callbacks) Answer(callback Callback, code int, reason string) {
 // Take has link_model or configure_batch say that it took these bytes.
 func (c *Callbacks) Take(callback Callback, bytes int64) { c.state.bytes[callback] = C.int64_t(bytes) }
 
+// HandOver has configure_batch hand over a graph from now on, 0 for none.
+func (c *Callbacks) HandOver(graph uintptr) { c.state.graph = C.uint64_t(graph) }
+
 // Calls is how often a callback was called.
 func (c *Callbacks) Calls(callback Callback) int { return int(c.state.calls[callback]) }
 
@@ -161,6 +164,12 @@ func Weights(file string) (code int, address uintptr, bytes uint64, why string) 
 	out.bytes = 1 // must be 0 after a failure
 	code = int(C.capitest_weights(name, &out.address, &out.bytes))
 	return code, uintptr(out.address), uint64(out.bytes), C.GoString(C.capitest_last_error())
+}
+
+// Graph is penstock_graph, as Run is penstock_run.
+func Graph(slot, n int, graph uintptr) (code int, why string) {
+	code = int(C.capitest_graph(C.int32_t(slot), C.int32_t(n), C.uint64_t(graph)))
+	return code, C.GoString(C.capitest_last_error())
 }
 
 // HeapBytes is what C's heap has handed out in this process.
