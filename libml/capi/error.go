@@ -24,8 +24,8 @@ const (
 	NotShared   Code = 5
 )
 
-// Error is a callback that failed. It wraps cuda.ErrOutOfMemory, device.ErrLost or
-// libml.ErrNoHostStage where the callback returned the code of it.
+// Error is a callback that failed. It wraps cuda.ErrOutOfMemory or device.ErrLost where
+// the callback returned the code of it.
 type Error struct {
 	// Callback is the field of the table, "infer_batch".
 	Callback string

@@ -141,7 +141,7 @@ func pcapiWeights(file *C.char, places C.int, address, bytes *C.uint64_t, why **
 	}
 	shared, err := weights(C.GoString(file))
 	switch {
-	case errors.Is(err, libml.ErrNoWeights):
+	case codeOf(err) != DeviceLost && errors.Is(err, libml.ErrNoWeights):
 		return fail(NotShared, err.Error())
 	case err != nil:
 		return fail(codeOf(err), err.Error())

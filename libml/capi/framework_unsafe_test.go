@@ -404,7 +404,8 @@ func TestStreamsAndWeightsAreTheEnvironments(t *testing.T) {
 		case "panic":
 			panic("no weights")
 		case "lost":
-			return libml.Weights{}, fmt.Errorf("map: %w", device.ErrLost)
+			// As libml says it: there are none, for a reason.
+			return libml.Weights{}, fmt.Errorf("%w: %w", libml.ErrNoWeights, &cuda.Error{Op: "cuMemMap", Code: 700})
 		}
 		return libml.Weights{}, fmt.Errorf("%w: nobody holds %s", libml.ErrNoWeights, file)
 	}
@@ -430,7 +431,8 @@ func TestStreamsAndWeightsAreTheEnvironments(t *testing.T) {
 	}{
 		"held":  {0, 0x7000, 12, ""},
 		"other": {5, 0, 0, "penstock_weights: no shared weights: nobody holds other"},
-		"lost":  {4, 0, 0, "penstock_weights: map: device is lost"},
+		"lost": {4, 0, 0, "penstock_weights: no shared weights: cuMemMap: CUDA_ERROR_ILLEGAL_ADDRESS (700): " +
+			"a kernel reached an address that is not mapped"},
 		"panic": {1, 0, 0, "penstock_weights: panic: no weights: this is an error of libpenstock"},
 	} {
 		code, at, bytes, why := capitest.Weights(file)

@@ -72,9 +72,9 @@
  * SIGNALS. The library holds a Go runtime. While penstock_run runs, SIGTERM and SIGINT
  * drain: what was taken is answered, then it returns PENSTOCK_OK; before and after,
  * they are the program's own. A crash in a callback ends the process, with the
- * runtime's trace on stderr, and the shadow takes over. A program that installs a signal handler does so with
- * SA_ONSTACK: it may run on any thread. The runtime handles SIGURG itself. A child of
- * fork() may only exec.
+ * runtime's trace on stderr, and the shadow takes over. A program that installs a
+ * signal handler does so with SA_ONSTACK: it may run on any thread. The runtime handles
+ * SIGURG itself. A child of fork() may only exec.
  *
  * GROWTH. Structs grow at their end and say in `size` how far they go. PENSTOCK_ABI
  * changes when a program that was built with another header can no longer run.
@@ -274,9 +274,9 @@ void *penstock_stream(int32_t slot);
    replaced or deinit is called: slots 0 and 2, and 1 and 3, are never in flight
    together, the others may be.
 
-   PENSTOCK_FAILED: not on a GPU, or a graph that cannot be copied or moved (one that
-   allocates memory, or has other graphs in it). PENSTOCK_OUT_OF_MEMORY and
-   PENSTOCK_DEVICE_LOST as everywhere. */
+   PENSTOCK_FAILED: not on a GPU, not in that configure_batch, or a graph that cannot be
+   copied or moved (one that allocates memory, or has other graphs in it).
+   PENSTOCK_OUT_OF_MEMORY and PENSTOCK_DEVICE_LOST as everywhere. */
 int penstock_graph(int32_t slot, int32_t n, void *graph);
 
 /* penstock_weights finds a file of weights that the node holds on the GPU once for all
@@ -285,7 +285,8 @@ int penstock_graph(int32_t slot, int32_t n, void *graph);
    called in link_model.
 
    PENSTOCK_NOT_SHARED (on a CPU, or where the node keeps no weights) is no failure:
-   the program loads its own. Both are 0 unless PENSTOCK_OK is returned. */
+   the program loads its own. PENSTOCK_DEVICE_LOST as everywhere. Both are 0 unless
+   PENSTOCK_OK is returned. */
 int penstock_weights(const char *file, void **address, uint64_t *bytes);
 
 #ifdef __cplusplus
