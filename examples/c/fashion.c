@@ -111,8 +111,9 @@ static int check(const char *what, int result) {
 	switch (result) {
 	case 2: /* CUDA_ERROR_OUT_OF_MEMORY */
 		return PENSTOCK_OUT_OF_MEMORY;
-	case 214: case 700: case 702: case 709: case 710: case 714: case 715: case 716: case 717: case 718: case 719:
-	case 805: case 806: case 807: case 810: /* a kernel, the hardware or the MPS server failed */
+	case 214: case 220: case 226: /* the hardware failed */
+	case 700: case 702: case 709: case 710: case 714: case 715: case 716: case 717: case 718: case 719: case 721: /* a kernel */
+	case 805: case 806: case 807: case 810: /* the MPS server */
 		return PENSTOCK_DEVICE_LOST;
 	}
 	return PENSTOCK_FAILED;
@@ -143,10 +144,13 @@ static int load_model(void *self) {
 	FILE *f = fopen(m->env->model, "rb");
 	if (f == NULL)
 		return penstock_fail("open %s: %s", m->env->model, strerror(errno));
-	m->file = malloc(want);
-	size_t got = m->file == NULL ? 0 : fread(m->file, 1, want, f);
+	size_t got = 0;
+	if ((m->file = malloc(want)) != NULL)
+		got = fread(m->file, 1, want, f);
 	int more = got == want && fgetc(f) != EOF;
 	fclose(f);
+	if (m->file == NULL)
+		return penstock_fail("no memory for %zu bytes of parameters", want);
 	if (got != want || more)
 		return penstock_fail("%s has %s than %zu bytes", m->env->model, more ? "more" : "less", want);
 	lay(&m->at, m->file);

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/onnx"
 	comparing "github.com/penstock/penstock/loadgen/answer"
@@ -158,6 +160,32 @@ func TestPTXOfTheExampleIsOfItsSource(t *testing.T) {
 	first, _, _ := strings.Cut(string(ptx), "\n")
 	if hash := fmt.Sprintf("%x", sha256.Sum256(source)); !strings.HasSuffix(first, "sha256 "+hash) {
 		t.Errorf("fashion.ptx says %q, and fashion.cu is %s: `make ptx`", first, hash)
+	}
+}
+
+// What costs the example's process its life costs any.
+func TestTheExampleKnowsWhatLosesADevice(t *testing.T) {
+	source, err := os.ReadFile("../../examples/c/fashion.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, _, found := strings.Cut(string(source), "return PENSTOCK_DEVICE_LOST;")
+	_, cases, _ := strings.Cut(before, "return PENSTOCK_OUT_OF_MEMORY;")
+	listed := map[int]bool{}
+	for _, m := range regexp.MustCompile(`case (\d+):`).FindAllStringSubmatch(cases, -1) {
+		code, err := strconv.Atoi(m[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		listed[code] = true
+	}
+	if !found || len(listed) == 0 {
+		t.Fatal("fashion.c has no list of errors")
+	}
+	for code := range 1000 {
+		if is := cuda.Code(code).Lost(); is != listed[code] {
+			t.Errorf("%v (%d): fashion.c takes it for a lost device: %v, want %v", cuda.Code(code), code, listed[code], is)
+		}
 	}
 }
 
