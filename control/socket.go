@@ -85,7 +85,7 @@ func removeStale(network, path string) error {
 			pid = fmt.Sprint(cred.Pid)
 		}
 		c.Close()
-		return fmt.Errorf("listen on %s: process %s listens there already: %w", path, pid, ErrInUse)
+		return fmt.Errorf("listen on %s: process %s listens there already, want another runtime folder (--runtime-dir): %w", path, pid, ErrInUse)
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
 		// EAGAIN: a full backlog. EPROTOTYPE: another kind of socket, and alive.

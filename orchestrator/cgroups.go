@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/cgroups/v3/cgroup2"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
 )
 
 // errNoController is returned where the kernel offers no cpu controller in a version.
@@ -127,7 +128,8 @@ func orphaned(name string) bool {
 }
 
 // sweep removes the groups that dead orchestrators left in dir. One that holds a
-// process is in use, whoever made it: the kernel refuses, and it stays.
+// process is in use and stays whole: a container with processes of its own, and this
+// machine's groups, has orchestrators that only look dead from here.
 func sweep(dir string, log zerolog.Logger) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -138,12 +140,35 @@ func sweep(dir string, log zerolog.Logger) {
 			continue
 		}
 		left := filepath.Join(dir, e.Name())
-		if err := removeGroups(left); err != nil {
+		if inUse(left) {
+			log.Debug().Str("group", left).Msg("its orchestrator is not seen from here, and its processes live")
+			continue
+		}
+		if err := removeGroups(left); errors.Is(err, unix.EBUSY) {
+			log.Debug().Err(err).Msg("its processes are not seen from here, and live")
+			continue
+		} else if err != nil {
 			log.Warn().Err(err).Str("group", left).Msg("remove what a dead orchestrator left")
 			continue
 		}
 		log.Info().Str("group", left).Msg("removed what a dead orchestrator left")
 	}
+}
+
+// inUse reports whether a group, or one in it, holds a process. One that is not seen
+// from here, as it has a namespace of its own, version 2 lists as 0 and version 1 not:
+// there only the kernel knows, and refuses with EBUSY.
+func inUse(dir string) bool {
+	used := errors.New("in use")
+	return filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.Name() != "cgroup.procs" {
+			return nil
+		}
+		if b, err := os.ReadFile(path); err == nil && len(b) > 0 {
+			return used
+		}
+		return nil
+	}) != nil
 }
 
 // removeGroups removes a group and those in it.

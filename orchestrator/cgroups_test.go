@@ -158,6 +158,30 @@ func TestSweepRemovesWhatDeadOrchestratorsLeft(t *testing.T) {
 	}
 }
 
+// The groups of a container's node, whose process ids mean nothing here: some hold
+// processes, others wait for theirs.
+func TestSweepLeavesATreeWholeThatHoldsAProcess(t *testing.T) {
+	dir := t.TempDir()
+	dead := exec.Command("true")
+	if err := dead.Run(); err != nil {
+		t.Fatal(err)
+	}
+	tree := filepath.Join(dir, fmt.Sprintf("penstock-%d-1", dead.Process.Pid))
+	empty, full := filepath.Join(tree, "face-0-1"), filepath.Join(tree, "face-0-2")
+	for _, group := range []string{empty, full} {
+		if err := os.MkdirAll(group, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(full, "cgroup.procs"), []byte("0\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	sweep(dir, zerolog.Nop())
+	if !isDir(empty) || !isDir(full) {
+		t.Errorf("an empty group stays: %v, one with a process: %v; want both", isDir(empty), isDir(full))
+	}
+}
+
 func TestProbeFindsWhatRunTakes(t *testing.T) {
 	findings := Probe()
 	if len(findings) != 3 || findings[2].Mechanism != mechanismGovernor || !findings[2].Usable {

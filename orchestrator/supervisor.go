@@ -64,6 +64,11 @@ func Run(ctx context.Context, o Options) error {
 	if len(o.CPUs) == 0 {
 		_, o.CPUs = IFCPUs(o.ReservedCPUs)
 	}
+	release, err := control.ClaimOrchestrator(o.Dir)
+	if err != nil {
+		return err
+	}
+	defer release()
 	if o.shares == nil {
 		s, err := openShares(o.Mechanism, len(o.CPUs), o.Log)
 		if err != nil {

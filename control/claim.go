@@ -1,0 +1,55 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// claimName is the file in the runtime folder that its orchestrator holds locked.
+const claimName = "orchestrator.lock"
+
+// claimPatience is how long a claim that somebody holds is asked for again: a process
+// that has forked and not yet executed holds its parent's files for a moment.
+const claimPatience = time.Second
+
+// ClaimOrchestrator takes the place of the one orchestrator in the runtime folder dir,
+// which it makes if need be. A second one gets ErrInUse, with the process that has the
+// place. It is free again after release, or when the process has ended however it did.
+func ClaimOrchestrator(dir string) (release func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make runtime folder: %w", err)
+	}
+	path := filepath.Join(dir, claimName)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("claim runtime folder: %w", err)
+	}
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Since(start) > claimPatience {
+			break
+		}
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		holder, _ := os.ReadFile(path)
+		f.Close()
+		return nil, fmt.Errorf("claim runtime folder %s: orchestrator %s runs with it, want another folder (--runtime-dir): %w", dir, strings.TrimSpace(string(holder)), ErrInUse)
+	}
+	if err == nil {
+		err = f.Truncate(0)
+	}
+	if err == nil {
+		_, err = fmt.Fprintln(f, os.Getpid()) // for people
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("claim runtime folder %s: %w", dir, err)
+	}
+	return func() { f.Close() }, nil
+}
