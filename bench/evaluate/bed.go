@@ -107,10 +107,36 @@ func (r *runner) startBed(ctx context.Context, v variant, frugal bool, functions
 		}
 	}
 	stop(nil)
+	if err == nil && r.device != configs.DeviceCPU {
+		if err = b.held(); err != nil {
+			b.Kill()
+		}
+	}
 	if err != nil {
 		return nil, errors.Join(err, orchestrator.Pin(r.cpus.all))
 	}
 	return b, nil
+}
+
+// held reports an error where processes share the GPU in another way than the variant's:
+// a node whose MPS does not start goes on without.
+func (b *bed) held() error {
+	status, err := b.Status()
+	if err != nil {
+		return err
+	}
+	want := "mps"
+	if !b.variant.mps {
+		want = "time-slicing"
+	}
+	if status.Mechanism == want {
+		return nil
+	}
+	why := ""
+	if status.Device != nil {
+		why = status.Device.Why
+	}
+	return fmt.Errorf("processes are held by %q, want %q: %s; the node said: %s", status.Mechanism, want, why, b.Log())
 }
 
 // slotsFor is how many requests a function may have in flight: enough that the

@@ -145,11 +145,11 @@ func startTime(functions []Function) (takes time.Duration) {
 func readyTime(model string) time.Duration {
 	switch model {
 	case mobilenet:
-		return 12 * time.Second
+		return 11 * time.Second
 	case vgg16, vgg19, resnet152:
-		return 5 * time.Second
+		return 4 * time.Second
 	}
-	return 3 * time.Second
+	return 2 * time.Second
 }
 
 // takes estimates a step.

@@ -74,7 +74,7 @@ func ladders(functions []Function, batches ...int) []Function {
 // loads is an open loop at three levels, from light to more than there is room for.
 func loads(name string, functions []Function, variants ...string) Case {
 	return Case{Name: name, Kind: KindLoads, Functions: functions, Variants: variants,
-		Levels: []float64{0.3, 0.9, 1.5}, Settle: 1500 * ms, Warmup: 600 * ms, Measure: 1200 * ms}
+		Levels: []float64{0.3, 0.9, 1.5}, Settle: 1500 * ms, Warmup: 1200 * ms, Measure: 1200 * ms}
 }
 
 // levels replaces a case's levels.
@@ -121,7 +121,7 @@ func Figures() []Figure {
 			Name: "fig16", Title: "Shares that begin wrong", Paper: "Figure 16",
 			Cases: []Case{{
 				Name: "wrong shares", Kind: KindTimeline, Variants: []string{partition, shadow, restart},
-				Functions: tuned(), Length: 10 * time.Second, Bin: 100 * ms, Frugal: true,
+				Functions: tuned(), Length: 14 * time.Second, Bin: 100 * ms, Frugal: true,
 				Events: []Cue{{0, cueBegin, resnet50, 0.06}, {0, cueBegin, vgg19, 0.45}},
 				Note:   "both begin with 26 %; vgg19 needs more, resnet50 less; what nobody demands stays free",
 			}},
