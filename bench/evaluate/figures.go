@@ -150,7 +150,7 @@ func Figures() []Figure {
 			Name: "fig12ab", Title: "What each part brings", Paper: "Figures 12a and 12b",
 			Cases: []Case{
 				part(one(alexnet, slo)), part(one(resnet50, slo)), part(one(vgg19, slo)),
-				brief(loads("C3", with(mix(slo, 24, alexnet, resnet50, vgg19), vgg19, 50), defaultMPS, mpsOnlyShares, partition).levels(0.1, 0.3, 0.9)),
+				brief(loads("C3", with(mix(slo, 24, alexnet, resnet50, vgg19), vgg19, 50), defaultMPS, mpsOnlyShares, partition).levels(0.1, 0.9)),
 			},
 		},
 		{
@@ -181,7 +181,6 @@ func Figures() []Figure {
 			Name: "fig10-slo", Title: "Mixes within 5 and 10 ms", Paper: "Figure 10, Table 3, with objectives that bite here",
 			Cases: []Case{
 				loads("C2, 10 ms", mix(10*ms, 50, alexnet, vgg19), biting...), loads("C2, 5 ms", mix(5*ms, 50, alexnet, vgg19), biting...),
-				loads("C3, 10 ms", with(mix(10*ms, 24, alexnet, resnet50, vgg19), vgg19, 50), biting...),
 				loads("C3, 5 ms", with(mix(5*ms, 24, alexnet, resnet50, vgg19), vgg19, 50), biting...),
 			},
 		},
@@ -212,7 +211,7 @@ func brief(c Case) Case {
 
 // part is one function, with each component alone.
 func part(functions []Function) Case {
-	return brief(loads(functions[0].Name, functions, defaultMPS, mpsStreams, mpsGather, mpsOnlySLAB, partition).levels(0.1, 0.3, 0.9))
+	return brief(loads(functions[0].Name, functions, defaultMPS, mpsStreams, mpsGather, mpsOnlySLAB, partition).levels(0.1, 0.9))
 }
 
 // tuned are Figure 16's functions: each begins with what neither needs.
