@@ -248,6 +248,19 @@ func (f *function) serving() bool {
 	return true
 }
 
+// behind is the state of the process that the function waits for to serve.
+func (f *function) behind() string {
+	for _, in := range f.instances {
+		switch q := in.pair.Active(); {
+		case q == nil || q.State == "":
+			return "not heard of"
+		case q.State != control.Active:
+			return string(q.State)
+		}
+	}
+	return string(control.Active)
+}
+
 // failure is why the last process of an instance that has none serving failed,
 // empty where none did.
 func (f *function) failure() string {

@@ -33,6 +33,9 @@ func (m *Manager) add(c configs.Function) error {
 	if err := m.roomFor(c); err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
+	if other := m.portHolder(c); other != "" {
+		return fmt.Errorf("add function %s: port %d is function %q's: want another, or 0 for any free one", c.Name, c.Port, other)
+	}
 	card, err := m.find(cmp.Or(c.Model, c.Name))
 	if err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
@@ -143,6 +146,20 @@ func (m *Manager) placeLeaves(want configs.Function) bool {
 	}
 	leaves := slices.ContainsFunc(m.functions, func(f *function) bool { return f.removing })
 	return leaves && errors.Is(m.roomFor(want), partition.ErrTooMany)
+}
+
+// portHolder names the function that has the port which c wants from the network; it
+// is empty where none has.
+func (m *Manager) portHolder(c configs.Function) string {
+	if c.Port == 0 || c.Replay.File != "" {
+		return ""
+	}
+	for _, f := range m.functions {
+		if f.config.Replay.File == "" && f.source.LocalAddr().Port() == c.Port {
+			return f.name
+		}
+	}
+	return ""
 }
 
 // portLeaves reports whether a function that is being removed has that port.

@@ -171,13 +171,13 @@ func (m *Manager) awaitServing(ctx context.Context, name string) (done string, e
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	for {
-		serves, failure := false, ""
+		serves, failure, state := false, "", ""
 		err = m.do(func() error {
 			f := m.function(name)
 			if f == nil {
 				return fmt.Errorf("%s was removed again", name)
 			}
-			serves, failure = f.serving(), f.failure()
+			serves, failure, state = f.serving(), f.failure(), f.behind()
 			done = fmt.Sprintf("%s serves at %s", name, f.source.LocalAddr())
 			return nil
 		})
@@ -190,7 +190,7 @@ func (m *Manager) awaitServing(ctx context.Context, name string) (done string, e
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return "", fmt.Errorf("%s was added, and no process of it serves after %s", name, addPatience)
+			return "", fmt.Errorf("%s was added, and does not serve after %s: its process is %s; it goes on, `penstock if list` says how it is", name, addPatience, state)
 		}
 	}
 }

@@ -41,10 +41,13 @@ func (f *function) receive() {
 	f.awaitPlay()
 	for !f.closed.Load() {
 		n, err := 0, error(nil)
-		if f.played.Load() {
+		switch room := f.playRoom(); {
+		case f.played.Load():
 			time.Sleep(afterPlay)
-		} else {
-			n, err = f.source.Receive(batch, next)
+		case room == 0:
+			time.Sleep(noPlayRoom)
+		default:
+			n, err = f.source.Receive(batch[:min(room, burst)], next)
 		}
 		switch {
 		case errors.Is(err, source.ErrClosed), f.config.Replay.File == "" && errors.Is(err, io.EOF):
@@ -90,7 +93,19 @@ func (f *function) receive() {
 const (
 	beforePlay = 10 * time.Millisecond
 	afterPlay  = 10 * time.Millisecond
+	noPlayRoom = time.Millisecond
 )
+
+// playRoom is how many datagrams may be received now. A capture that is played as fast
+// as it is taken keeps half of the slots for requests whose pieces it mixes: none is
+// refused that would have found room a moment later.
+func (f *function) playRoom() int {
+	if f.config.Replay.File == "" || f.config.Replay.Speed != 0 {
+		return burst
+	}
+	half := max(1, int(f.geometry.Slots)/2)
+	return max(0, half-f.inFlight())
+}
 
 // awaitPlay returns when datagrams may be received: on a network at once.
 func (f *function) awaitPlay() {

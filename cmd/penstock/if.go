@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -59,7 +60,7 @@ folder, while it runs.`,
 		return defaultRuntimeDir()
 	}
 
-	function := configs.Function{Instances: 1}
+	function, port := configs.Function{Instances: 1}, 0
 	add := &cobra.Command{
 		Use: "add NAME", Short: "Add a function to the running node",
 		Long: `Adds a function to the running node and waits until it serves, or says why it cannot.
@@ -69,7 +70,10 @@ the functions those of the file again.`,
   penstock if add mine --model ./mine/card.yaml --port 0`,
 		Args: arguments(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			function.Name = args[0]
+			if port < 0 || port > math.MaxUint16 {
+				return fmt.Errorf("--port %d: want 1 to %d, or 0 for any free one", port, math.MaxUint16)
+			}
+			function.Name, function.Port = args[0], uint16(port)
 			if err := function.Check(); err != nil {
 				return err
 			}
@@ -81,7 +85,7 @@ the functions those of the file again.`,
 		},
 	}
 	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
-	add.Flags().Uint16Var(&function.Port, "port", 0, "UDP port, 0 for any free one")
+	add.Flags().IntVar(&port, "port", 0, "UDP port, 0 for any free one")
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
 	add.Flags().IntVar(&function.Instances, "instances", 1, "how many processes serve it at once")
 	add.Flags().Float64Var(&function.SharePercent, "share", 0, "first share of each instance, in percent")

@@ -228,6 +228,20 @@ decoder: {name: topk, k: 5}
 	}
 }
 
+func TestAPortThatIsTakenOrNoneIsNamed(t *testing.T) {
+	nd := start(t, fmt.Sprintf("functions:\n  - {name: first, model: %s, port: 15903}\n", nullCard(t, "digest", small)))
+	for port, want := range map[string]string{
+		"15903": `port 15903 is function "first"'s`,
+		"65536": "--port 65536: want 1 to 65535",
+		"-1":    "--port -1: want 1 to 65535",
+	} {
+		out, err := run(t, nd.Dir, "if", "add", "second", "--port", port, "--model", nullCard(t, "other", small))
+		if err == nil || !strings.Contains(out, want) {
+			t.Errorf("add at %s: %v, said:\n%s\nwant %q", port, err, out, want)
+		}
+	}
+}
+
 // brokenCard is right, and its model file is cut short: loading it fails.
 func brokenCard(t *testing.T) string {
 	t.Helper()

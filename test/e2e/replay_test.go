@@ -94,6 +94,26 @@ functions:
 	})
 }
 
+// Three times as many requests as there are slots: with speed 0 they wait for room.
+func TestACaptureAsFastAsItIsAnsweredIsRefusedNothing(t *testing.T) {
+	const n, port = 200, 5001
+	nd := start(t, fmt.Sprintf(`
+aggregate: {slots: 64, deadline: 1s}
+functions:
+  - {name: fn, model: %s, port: %d, slo: 20s, replay: {file: %s, speed: 0}}
+`, nullCard(t, "digest", small), port, captured(t, port, n)))
+	waitFor(t, "the capture to be played", func() bool {
+		f, err := nd.Function("fn")
+		return err == nil && f.ReplayEnded && f.HeldBytes == 0
+	})
+	if f := settled(t, nd, "fn"); f.Accepted != n || f.Replied != n {
+		t.Errorf("status says %+v", f)
+	}
+	if got := metric(t, nd, `penstock_results_total{function="fn",result="ok"}`); got != n {
+		t.Errorf("%v requests ended ok, want %v", got, n)
+	}
+}
+
 func TestACaptureThatIsNotThereIsNamed(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	text, err := os.ReadFile(nd.Config)
