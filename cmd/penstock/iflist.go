@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
@@ -49,6 +49,11 @@ Lost requests were accepted and never answered; there must be none.`,
 				t.AppendRow(functionRow(&status.Functions[i]))
 			}
 			t.Render()
+			for i := range status.Functions {
+				for _, why := range reasons(&status.Functions[i]) {
+					fmt.Fprintf(out, "%s: %s\n", status.Functions[i].Name, why)
+				}
+			}
 			return nil
 		},
 	}
@@ -93,22 +98,23 @@ func shareOf(f *control.FunctionStatus) string {
 	return text
 }
 
-// stateText says whether a function serves, and why not.
+// stateText says whether a function serves, or how far it is.
 func stateText(f *control.FunctionStatus) string {
 	serve, shadows := 0, 0
-	var reasons []string
+	var state control.State
 	for i := range f.Instances {
 		in := &f.Instances[i]
 		if _, ok := in.Serving(); ok {
 			serve++
+		} else {
+			for _, p := range in.Processes {
+				if p.Role == control.Serve {
+					state = p.State
+				}
+			}
 		}
 		if _, ok := in.Standby(); ok {
 			shadows++
-		}
-		for _, p := range in.Processes {
-			if p.Reason != "" {
-				reasons = append(reasons, p.Reason)
-			}
 		}
 	}
 	text := "serves"
@@ -118,14 +124,28 @@ func stateText(f *control.FunctionStatus) string {
 	case len(f.Instances) > 1:
 		text = fmt.Sprintf("%d of %d serve", serve, len(f.Instances))
 	}
+	if state != "" {
+		text += fmt.Sprintf(" (%s)", state)
+	}
 	switch {
 	case shadows == 1:
 		text += ", a shadow stands by"
 	case shadows > 1:
 		text += fmt.Sprintf(", %d shadows stand by", shadows)
 	}
-	if len(reasons) > 0 {
-		text += ": " + strings.Join(reasons, "; ")
-	}
 	return text
+}
+
+// reasons are what went wrong with a function's processes, each once. They are sentences
+// of any length: too much for a column.
+func reasons(f *control.FunctionStatus) []string {
+	var all []string
+	for i := range f.Instances {
+		for _, p := range f.Instances[i].Processes {
+			if p.Reason != "" && !slices.Contains(all, p.Reason) {
+				all = append(all, p.Reason)
+			}
+		}
+	}
+	return all
 }

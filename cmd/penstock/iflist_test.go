@@ -30,7 +30,7 @@ func TestAFunctionsRowSaysHowItIs(t *testing.T) {
 		}, []string{"whole, 40 SMs", "1 of 2 serve, 2 shadows stand by"}},
 		{"one that cannot start", control.FunctionStatus{
 			Instances: []control.InstanceStatus{{Processes: []control.ProcessStatus{failed}}},
-		}, []string{"does not serve: no such file"}},
+		}, []string{"does not serve (starting)"}},
 	} {
 		row := fmt.Sprint(functionRow(&c.f)...)
 		for _, word := range c.says {
@@ -38,6 +38,18 @@ func TestAFunctionsRowSaysHowItIs(t *testing.T) {
 				t.Errorf("%s: %q does not say %q", c.name, row, word)
 			}
 		}
+	}
+}
+
+func TestAReasonIsGivenOnceAndInFull(t *testing.T) {
+	long := strings.Repeat("no such file; ", 40)
+	failed := control.ProcessStatus{Role: control.Serve, State: control.Starting, Reason: long}
+	f := control.FunctionStatus{Instances: []control.InstanceStatus{{Processes: []control.ProcessStatus{failed}}, {Processes: []control.ProcessStatus{failed, {}}}}}
+	if got := reasons(&f); len(got) != 1 || got[0] != long {
+		t.Errorf("%q", got)
+	}
+	if state := stateText(&f); strings.Contains(state, "file") {
+		t.Errorf("the column says %q", state)
 	}
 }
 
