@@ -242,8 +242,8 @@ func TestRealProcessThatDoesNotListen(t *testing.T) {
 		term   time.Duration
 		reason string
 	}{
-		"to drain is terminated": {[]string{"ignoreDrain"}, soon, patience, "ended by terminated"},
-		"to TERM is killed":      {[]string{"ignoreDrain", "ignoreTERM"}, soon, soon, "ended by killed"},
+		"to drain is terminated": {[]string{"ignoreDrain"}, soon, patience, "ended by signal 15 (terminated)"},
+		"to TERM is killed":      {[]string{"ignoreDrain", "ignoreTERM"}, soon, soon, "ended by signal 9 (killed)"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := aNode(t).run(func(o *Options) { o.DrainTimeout, o.TermTimeout = c.drain, c.term })

@@ -526,7 +526,7 @@ func (s *supervisor) noteExit(k key, c *child, e exit) {
 		c.reason = c.asked
 	case c.asked != "" && ours:
 		state = control.Stopped
-		c.reason = c.asked + ", and was ended by " + e.signal.String()
+		c.reason = because(c.asked, e.String())
 	case e.clean() && c.state == control.Draining:
 		// The epoch moved on: the manager's order is on its way.
 		state = control.Stopped

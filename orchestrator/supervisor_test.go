@@ -245,10 +245,10 @@ func TestHowALifeEnds(t *testing.T) {
 		"drains": {life: life{drains: 4 * second}, role: control.Drain, state: control.Stopped,
 			reason: "the manager ordered it", orders: []control.OrderKind{control.DoDrain}},
 		"ignores drain": {life: life{ignoreDrain: true}, role: control.Drain, state: control.Stopped,
-			reason: "the manager ordered it, and was ended by terminated",
+			reason: "the manager ordered it: ended by signal 15 (terminated)",
 			orders: []control.OrderKind{control.DoDrain}, signals: []syscall.Signal{syscall.SIGTERM}},
 		"ignores TERM": {life: life{ignoreDrain: true, ignoreTerm: true}, role: control.Drain, state: control.Stopped,
-			reason: "the manager ordered it, and was ended by killed",
+			reason: "the manager ordered it: ended by signal 9 (killed)",
 			orders: []control.OrderKind{control.DoDrain}, signals: []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}},
 		"lingers": {life: life{lingers: 20 * second}, role: control.Kill, state: control.Stopped,
 			reason: "the manager ordered it", signals: []syscall.Signal{syscall.SIGKILL}},
@@ -450,7 +450,7 @@ func TestStopDrainsEverything(t *testing.T) {
 		if len(o.Processes) != 4 {
 			t.Fatalf("last observed %+v", o)
 		}
-		for i, want := range []string{"", "terminated", "killed", "terminated"} {
+		for i, want := range []string{"", "(terminated)", "(killed)", "(terminated)"} {
 			if p := o.Processes[i]; p.State != control.Stopped || !strings.HasSuffix(p.Reason, want) || !strings.HasPrefix(p.Reason, "the orchestrator ends") {
 				t.Errorf("generation %d: %s, %q", p.Generation, p.State, p.Reason)
 			}
