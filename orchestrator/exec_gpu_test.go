@@ -62,7 +62,7 @@ func TestRealProcessesAreClientsOfTheOrchestratorsMPS(t *testing.T) {
 	n.desired.Device = "GPU-fa"
 	cmd := n.orchestrate(mechanismGovernor)
 	want := func() (p, q control.ObservedProcess) {
-		n.want(n.onFakeGPU(1, 30), n.onFakeGPU(2, 100, 0, 15))
+		n.want(n.onFakeGPU(1, 30), n.onFakeGPU(2, 100, 0, 15), n.onFakeGPU(3, 0))
 		return n.untilState(1, control.Active), n.untilState(2, control.Active)
 	}
 	p, q := want()
@@ -71,6 +71,9 @@ func TestRealProcessesAreClientsOfTheOrchestratorsMPS(t *testing.T) {
 	}
 	if q.SMs != 20 || !slices.Equal(q.SMGroups, []int{0, 15}) || q.Reason != "" {
 		t.Errorf("two groups are %+v", q)
+	}
+	if w := n.untilState(3, control.Active); w.SMs != 132 || w.Reason != "" {
+		t.Errorf("one without a share is %+v", w)
 	}
 	o := n.last
 	if o.Mechanism != mechanismMPS || o.Device == nil || o.Device.SMs != 132 || len(o.Device.GroupSMs) != 16 || !strings.HasPrefix(o.Device.UUID, "GPU-fa") {

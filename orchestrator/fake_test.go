@@ -449,6 +449,14 @@ func (s *fakeShares) of(k key) float64 {
 	return s.percent[k]
 }
 
+// applied reports whether a process was given a quota, of whatever size.
+func (s *fakeShares) applied(k key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_, ok := s.percent[k]
+	return ok
+}
+
 var _ io.Writer = (*journal)(nil)
 
 // journal keeps the log for a failure's sake.

@@ -142,8 +142,8 @@ func TestAProcessWithoutAShareHasNoQuota(t *testing.T) {
 		n.want(apart(1, control.Serve, 0), apart(2, control.Serve, 30))
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Active)
-		if got := n.shares.of(key{"face", 1, 1}); got != 0 {
-			t.Errorf("it has a quota of %v %%", got)
+		if n.shares.applied(key{"face", 1, 1}) {
+			t.Errorf("it has a quota, of %v %%", n.shares.of(key{"face", 1, 1}))
 		}
 		if got := n.shares.of(key{"face", 2, 2}); got != 30 {
 			t.Errorf("its neighbour has a quota of %v %%", got)
@@ -493,10 +493,26 @@ func TestAnotherManagersDeviceIsOpenedAnew(t *testing.T) {
 		if n.machine.daemon() == first || !first.closed {
 			t.Error("MPS was not started again")
 		}
+		// The same device by time: MPS is ended, and started again for who wants it.
+		second := n.machine.daemon()
 		n.replaceManager("p")
-		n.desired.Device = ""
-		n.want(one(4, control.Serve, 30))
+		n.desired.NoMPS = true
+		n.want(one(4, control.Serve, 0))
 		n.untilState(4, control.Active)
+		if o := n.link.observed(); o.Mechanism != mechanismTimeSlicing || n.machine.daemon() != second || !second.closed {
+			t.Errorf("without MPS: observed %+v", o)
+		}
+		n.replaceManager("q")
+		n.desired.NoMPS = false
+		n.want(one(5, control.Serve, 30))
+		n.untilState(5, control.Active)
+		if n.machine.daemon() == second {
+			t.Error("MPS was not started again")
+		}
+		n.replaceManager("r")
+		n.desired.Device = ""
+		n.want(one(6, control.Serve, 30))
+		n.untilState(6, control.Active)
 		if o := n.link.observed(); o.Device != nil || o.Mechanism != mechanismV1 || !n.machine.daemon().closed {
 			t.Errorf("observed %+v", o)
 		}
