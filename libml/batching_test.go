@@ -2,6 +2,7 @@ package libml
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -108,6 +109,26 @@ func TestABatchThatIsNotFullWaitsForItsDelayAsleep(t *testing.T) {
 		}
 		if sizes, _ := f.history(); !slices.Equal(sizes, []int{4}) {
 			t.Errorf("ran batches of %v, want one of 4, padded", sizes)
+		}
+		c.drained()
+	})
+}
+
+// A loop that waits for nothing looks round every waitAtMost; a delay that is shorter
+// wakes it, at least once in so many.
+func TestADelayEndsBeforeAnIdleLoopLooksRound(t *testing.T) {
+	onBoth(t, func(t *testing.T, b *bed, f *fake) {
+		b.grant = batching(slab.Fixed, 8, time.Millisecond)
+		c := b.serving(f, 1)
+		shortest := time.Duration(math.MaxInt64)
+		for range 20 {
+			b.publish(0, b.picture(1), nil)
+			slot := b.replies(1)[0]
+			b.answered(slot, b.picture(1))
+			shortest = min(shortest, time.Duration(b.channel.Result(slot).Dispatched-b.table.Request(slot).Whole))
+		}
+		if shortest >= waitAtMost/2 {
+			t.Errorf("none of 20 batches with a delay of 1 ms began in less than %v", shortest)
 		}
 		c.drained()
 	})
