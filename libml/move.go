@@ -140,9 +140,11 @@ func (m *mover) move(groups []int) error {
 	if err := m.device.Bind(); err != nil {
 		return fmt.Errorf("move to groups %v: %w", groups, err)
 	}
+	began := time.Now()
 	if err := m.device.Repartition(slots, groups); err != nil {
 		return fmt.Errorf("move to groups %v: %w", groups, err)
 	}
+	parted := time.Now()
 	sms, err := m.p.countSMs(m.device, to, groups)
 	if err != nil {
 		return fmt.Errorf("move to groups %v: %w", groups, err)
@@ -153,11 +155,14 @@ func (m *mover) move(groups []int) error {
 		}
 	}
 	order := &move{base: to, settled: make(chan struct{})}
+	prepared := time.Now()
 	m.l.next.Store(order)
 	m.l.c.Interrupt()
 	select {
 	case <-order.settled:
 		m.base, m.held, m.sms = to, groups, sms
+		m.p.log.Debug().Ints("groups", groups).Dur("partition", parted.Sub(began)).Dur("prepare", prepared.Sub(parted)).
+			Dur("move", time.Since(prepared)).Msg("runs on other multiprocessors")
 		return nil
 	case <-m.stop:
 		return errStopped
