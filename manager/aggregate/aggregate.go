@@ -39,7 +39,8 @@
 // The package is pure: time is passed in (nanoseconds of shm.Now's clock), there
 // is no I/O, and nothing is allocated once buffers have grown to what a burst
 // takes. An Aggregator and all that it returns belong to whoever holds the
-// caller's lock; nothing here may be called by two goroutines at once.
+// caller's lock: nothing of one may be called by two goroutines at once. Several
+// aggregators may serve one function at the same time, see NewSeveral.
 package aggregate
 
 import (
@@ -52,7 +53,8 @@ import (
 )
 
 // Table is where descriptors are written for inference functions to read:
-// *shm.Table. Pieces is called once for each slot, by New.
+// *shm.Table. Pieces is called once for each slot, by New; each of several aggregators
+// calls it for every slot, and writes to those that it has taken.
 type Table interface {
 	// Pieces is a slot's descriptors, Config.MaxPieces of them, written in place.
 	Pieces(slot uint32) []shm.Piece
@@ -60,9 +62,10 @@ type Table interface {
 	SetRequest(slot uint32, r shm.Request)
 }
 
-// Aggregator is the requests of one inference function.
+// Aggregator is the requests of one inference function, or of some of its clients.
 type Aggregator struct {
 	config Config
+	common *common
 	memory []byte
 	table  Table
 	// now is the latest time that any caller has come with: the clocks of two
@@ -70,9 +73,9 @@ type Aggregator struct {
 	now      int64
 	draining bool
 
-	slots []request
-	free  []uint32 // a stack: the slot used last is still in the cache
-	last  uint32   // the slot that the last piece went to
+	slots []request // by slot; one that is another aggregator's is free here
+	taken int       // slots that are not free here
+	last  uint32    // the slot that the last piece went to
 	// requests finds live slots (0 … Slots-1) and remembered ends (from Slots on).
 	requests index
 	hash     hasher
@@ -136,20 +139,20 @@ const (
 // New makes an aggregator over a slab's memory. It panics when the configuration
 // is not valid (see Config.Validate), or the table does not fit it.
 func New(config Config, memory []byte, table Table) *Aggregator {
-	config = config.withDefaults()
-	if err := config.Validate(); err != nil {
-		panic(err)
-	}
+	return NewSeveral(1, config, memory, table)[0]
+}
+
+func newAggregator(config Config, memory []byte, table Table, shared *common) *Aggregator {
 	a := &Aggregator{
 		config:  config,
+		common:  shared,
 		memory:  memory,
 		table:   table,
 		slots:   make([]request, config.Slots),
-		free:    make([]uint32, config.Slots),
 		hash:    newHasher(),
 		quiet:   make([]list, config.MaxWishes+1),
 		answers: newArena(config.AnsweredBytes),
-		clients: newClients(max(minClients, 2*config.Slots)),
+		clients: newClients(max(minClients, 2*config.Slots), &shared.clients),
 	}
 	a.requests = newIndex(config.Slots + config.AnsweredRequests + config.TurnedAwayRequests)
 	a.ended = newHistory(config.AnsweredRequests, config.Slots)
@@ -168,7 +171,6 @@ func New(config Config, memory []byte, table Table) *Aggregator {
 			panic("aggregate: the table has fewer descriptors than Config.MaxPieces")
 		}
 		r.pieces = r.pieces[:config.MaxPieces]
-		a.free[i] = uint32(config.Slots - 1 - i)
 	}
 	return a
 }
@@ -179,6 +181,9 @@ func (a *Aggregator) Add(now int64, batch []source.Datagram, events *Events) {
 	a.tick(now)
 	for i := range batch {
 		a.add(&batch[i], events)
+	}
+	if a.common.several {
+		a.makeRoom(events)
 	}
 }
 
@@ -265,14 +270,14 @@ func (a *Aggregator) begin(hash uint32, d *source.Datagram, h *wire.Header, even
 		a.drop(DropForeign, d, events)
 		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusRefused, Credit: a.credit(client)}, events)
 		return
-	case a.draining, len(a.free) == 0 && !a.evictQuiet(events):
+	}
+	slot, ok := a.takeSlot(events)
+	if !ok {
 		a.stats.Busy++
 		a.drop(DropBusy, d, events)
 		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusBusy}, events)
 		return
 	}
-	slot := a.free[len(a.free)-1]
-	a.free = a.free[:len(a.free)-1]
 	r := &a.slots[slot]
 	r.from, r.id, r.hash, r.state = d.From, h.RequestID, hash, stateGathering
 	r.client, r.count, r.size = client, h.Count, size
@@ -287,6 +292,27 @@ func (a *Aggregator) begin(hash uint32, d *source.Datagram, h *wire.Header, even
 	a.stats.Begun++
 	a.last = slot
 	a.piece(slot, d, h, events)
+}
+
+// takeSlot is a slot for a new request, if need be that of one that has been quiet; ok is
+// false when there is none to be had.
+func (a *Aggregator) takeSlot(events *Events) (slot uint32, ok bool) {
+	if a.draining {
+		return 0, false
+	}
+	for {
+		if slot, ok = a.common.take(); ok {
+			a.taken++
+			return slot, true
+		}
+		// Of several aggregators another may be faster to have what this one lets go.
+		if !a.evictQuiet(events) {
+			if a.common.several {
+				a.common.wantedAt.Store(a.now)
+			}
+			return 0, false
+		}
+	}
 }
 
 // piece adds a piece to a live request.
@@ -505,7 +531,8 @@ func (a *Aggregator) remember(m *history, r record) {
 // wishFor is how long a request that had k wishes may be quiet before its next.
 func (a *Aggregator) wishFor(k int) int64 { return int64(a.config.WishAfter) << k }
 
-// NextDeadline is when Expire has something to do, 0 for never.
+// NextDeadline is when Expire has something to do, 0 for never. One of several also has
+// its clients to forget, who count for the others' fair parts.
 func (a *Aggregator) NextDeadline() int64 {
 	next := int64(0)
 	if slot := a.age.head; slot != none {
@@ -514,6 +541,11 @@ func (a *Aggregator) NextDeadline() int64 {
 	for k := range a.quiet[:len(a.quiet)-1] {
 		if slot := a.quiet[k].head; slot != none {
 			next = min(next, a.slots[slot].mark+a.wishFor(k))
+		}
+	}
+	if a.common.several {
+		if at := a.clients.nextExpiry(); at != 0 && (next == 0 || at < next) {
+			next = at
 		}
 	}
 	return next
@@ -537,6 +569,10 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 		for slot := a.quiet[k].head; slot != none && a.slots[slot].mark+a.wishFor(k) <= a.now; slot = a.quiet[k].head {
 			a.wish(slot, events)
 		}
+	}
+	if a.common.several {
+		a.clients.expire(a.now)
+		a.makeRoom(events)
 	}
 }
 
@@ -608,7 +644,8 @@ func (a *Aggregator) vacate(slot uint32, events *Events) {
 	}
 	r.spans = r.spans[:0]
 	r.state = stateFree
-	a.free = append(a.free, slot)
+	a.taken--
+	a.common.give(slot)
 }
 
 // Origin is where a live request came from, and when.
@@ -666,20 +703,23 @@ func (a *Aggregator) Credit(client netip.AddrPort) uint16 {
 	a.clients.expire(a.now)
 	at, ok := a.clients.find(a.hash.client(client), client)
 	if !ok {
-		return a.share(a.clients.active()+1, 0)
+		return a.share(a.activeClients()+1, 0)
 	}
 	return a.credit(at)
 }
 
 func (a *Aggregator) credit(client uint32) uint16 {
 	a.clients.expire(a.now)
-	return a.share(a.clients.active(), a.clients.inFlight(client))
+	return a.share(a.activeClients(), a.clients.inFlight(client))
 }
+
+// activeClients are those of all aggregators.
+func (a *Aggregator) activeClients() int { return int(a.common.clients.Load()) }
 
 func (a *Aggregator) share(active, inFlight int) uint16 {
 	if a.draining {
 		return 0
 	}
 	fair := max(len(a.slots)/max(active, 1), 1)
-	return uint16(min(max(fair-inFlight, 0), len(a.free), 1<<16-1))
+	return uint16(min(max(fair-inFlight, 0), int(a.common.left.Load()), 1<<16-1))
 }

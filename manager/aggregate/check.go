@@ -3,6 +3,7 @@ package aggregate
 import (
 	"fmt"
 	"math/bits"
+	"slices"
 )
 
 // Check looks for a broken invariant, in time proportional to all that is held.
@@ -17,18 +18,31 @@ func (a *Aggregator) Check() error {
 	return nil
 }
 
-func (a *Aggregator) checkSlots() error {
+func (a *Aggregator) checkSlots() (err error) {
+	a.common.mu.Lock()
+	stack := slices.Clone(a.common.free)
+	a.common.mu.Unlock()
 	free := make(map[uint32]bool)
-	for _, slot := range a.free {
+	for _, slot := range stack {
 		if free[slot] {
 			return fmt.Errorf("slot %d is free twice", slot)
 		}
 		free[slot] = true
 	}
+	taken := 0
+	defer func() {
+		if err == nil && taken != a.taken {
+			err = fmt.Errorf("%d slots are taken, %d counted", taken, a.taken)
+		}
+	}()
 	for i := range a.slots {
 		r := &a.slots[i]
-		if free[uint32(i)] != (r.state == stateFree) {
-			return fmt.Errorf("slot %d: state %d, but free is %v", i, r.state, free[uint32(i)])
+		if r.state != stateFree {
+			taken++
+		}
+		// Of several aggregators another may have what is free here.
+		if isFree := free[uint32(i)]; isFree && r.state != stateFree || !isFree && r.state == stateFree && !a.common.several {
+			return fmt.Errorf("slot %d: state %d, but free is %v", i, r.state, isFree)
 		}
 		if r.state == stateFree {
 			if len(r.spans) > 0 {

@@ -1,13 +1,18 @@
 package aggregate
 
-import "net/netip"
+import (
+	"net/netip"
+	"sync/atomic"
+)
 
-// clients is who has sent requests lately, and how many each has in flight.
+// clients is who has sent requests lately, and how many each has in flight. Total counts
+// them together with those of the function's other aggregators.
 type clients struct {
 	all    []client
 	free   []uint32
 	byKey  index
 	recent list // the one not seen for longest first
+	total  *atomic.Int64
 }
 
 type client struct {
@@ -17,8 +22,8 @@ type client struct {
 	seen     int64
 }
 
-func newClients(most int) clients {
-	c := clients{all: make([]client, most), free: make([]uint32, most), byKey: newIndex(most), recent: newList(most)}
+func newClients(most int, total *atomic.Int64) clients {
+	c := clients{total: total, all: make([]client, most), free: make([]uint32, most), byKey: newIndex(most), recent: newList(most)}
 	for i := range c.free {
 		c.free[i] = uint32(most - 1 - i)
 	}
@@ -61,6 +66,7 @@ func (c *clients) touch(hash uint32, from netip.AddrPort, now int64) uint32 {
 	c.all[at] = client{from: from, hash: hash, seen: now}
 	c.byKey.insert(hash, at)
 	c.recent.push(at)
+	c.total.Add(1)
 	return at
 }
 
@@ -92,8 +98,17 @@ func (c *clients) expire(now int64) {
 	}
 }
 
+// nextExpiry is when expire has something to look at, 0 for never.
+func (c *clients) nextExpiry() int64 {
+	if c.recent.head == none {
+		return 0
+	}
+	return c.all[c.recent.head].seen + int64(activeFor) + 1
+}
+
 func (c *clients) forget(at uint32) {
 	c.recent.remove(at)
 	c.byKey.remove(c.all[at].hash, at)
 	c.free = append(c.free, at)
+	c.total.Add(-1)
 }

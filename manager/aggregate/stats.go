@@ -64,11 +64,37 @@ type Stats struct {
 	HeldBytes                                uint64
 }
 
+// Add adds the counters of another aggregator of the same function.
+func (s *Stats) Add(o *Stats) {
+	s.Datagrams += o.Datagrams
+	s.Pieces += o.Pieces
+	for i := range s.Malformed {
+		s.Malformed[i] += o.Malformed[i]
+	}
+	for i := range s.Dropped {
+		s.Dropped[i] += o.Dropped[i]
+	}
+	s.Begun += o.Begun
+	s.Whole += o.Whole
+	s.Incomplete += o.Incomplete
+	s.Evicted += o.Evicted
+	s.Refused += o.Refused
+	s.Busy += o.Busy
+	s.Wishes += o.Wishes
+	s.Again += o.Again
+	s.Forgotten += o.Forgotten
+	s.Gathering += o.Gathering
+	s.InFlight += o.InFlight
+	s.Clients += o.Clients
+	s.Remembered += o.Remembered
+	s.HeldBytes += o.HeldBytes
+}
+
 // Stats reads the counters.
 func (a *Aggregator) Stats() Stats {
 	s := a.stats
 	s.Gathering = int(s.Begun - s.Whole - s.Incomplete - s.Evicted)
-	s.InFlight = len(a.slots) - len(a.free) - s.Gathering
+	s.InFlight = a.taken - s.Gathering
 	s.Clients = a.clients.active()
 	s.Remembered = a.ended.n + a.turned.n
 	s.HeldBytes = a.heldBytes
