@@ -165,6 +165,11 @@ func TestAFixedBatchMustBeOneOfTheModels(t *testing.T) {
 			}
 		}
 	}
+	b.cfg.HangTimeout = 5 * time.Millisecond
+	if err := b.add(fixed(4, 5*time.Millisecond)); err == nil || !strings.Contains(err.Error(), "hang_timeout is 5ms") {
+		t.Errorf("a delay as long as a batch may run: %v", err)
+	}
+	b.cfg.HangTimeout = 0
 	if err := b.add(fixed(4, 5*time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}

@@ -20,9 +20,9 @@ type listing struct {
 	text     string
 }
 
-// listings are the fenced blocks that name a language: "```c examples/c/fashion.c".
-func listings(page string) (list []listing) {
-	var open *listing
+// listings are the fenced blocks that name a language: "```c examples/c/fashion.c". open is
+// one that nothing ends.
+func listings(page string) (list []listing, open *listing) {
 	for i, line := range strings.SplitAfter(page, "\n") {
 		fence, fenced := strings.CutPrefix(strings.TrimRight(line, "\n"), "```")
 		switch {
@@ -38,7 +38,7 @@ func listings(page string) (list []listing) {
 			open.text += line
 		}
 	}
-	return list
+	return list, open
 }
 
 func TestListingsAreTheExamples(t *testing.T) {
@@ -51,7 +51,10 @@ func TestListingsAreTheExamples(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all := listings(string(text))
+		all, open := listings(string(text))
+		if open != nil {
+			t.Errorf("%s:%d: nothing ends this listing", page, open.line)
+		}
 		if len(all) == 0 {
 			t.Errorf("%s has no listing", page)
 		}
