@@ -52,10 +52,9 @@ import (
 // Errors: a failed callback before InferBatch ends the process, its text is the
 // one line that the operator sees. But where ConfigureBatch of a larger size finds no
 // memory, and the error wraps cuda.ErrOutOfMemory, a process that serves goes on with
-// the sizes that it has. A failed InferBatch costs its own batch; its
-// outputs are not read. Where the error is that a GPU failed for good, it wraps
-// device.ErrLost: the batch is answered as failed and the process ends at once,
-// without Deinit.
+// the sizes that it has. A failed InferBatch costs its own batch; its outputs are not
+// read. Where the error is that a GPU failed for good, it wraps device.ErrLost: the
+// batch is answered as failed and the process ends at once, without Deinit.
 type Framework interface {
 	// Init brings the framework itself up: libraries, threads, environment. It
 	// is told all it will ever be told about its surroundings.
@@ -65,8 +64,8 @@ type Framework interface {
 	// all that a shadow does before it is woken. Neither it nor Init touches a
 	// device (they may load a GPU's libraries, but make no context: a share of a
 	// GPU is fixed by the first touch, and a shadow survives a fault of the GPU
-	// only untouched) and, once returned, uses no CPU. It returns ErrNoHostStage where the framework
-	// cannot load without linking; LinkModel then does both.
+	// only untouched) and, once returned, uses no CPU. It returns ErrNoHostStage
+	// where the framework cannot load without linking; LinkModel then does both.
 	LoadModel() error
 
 	// LinkModel puts or attaches the model on the device and returns the device
@@ -78,10 +77,11 @@ type Framework interface {
 	LinkModel() (persistentBytes int64, err error)
 
 	// ConfigureBatch prepares a batch of n images in slot: graphs, bindings, warm
-	// caches, and of the model what this size needs and LinkModel has not done. input holds n images, Card.Input.TensorBytes() each, of shape
-	// Card.Input.Shape(n). outputs holds one buffer for each of Card.Outputs, in
-	// the card's order: n images, Output.Bytes() each, f32, of shape [n, Shape...]. Batch sizes of one slot share memory: input and outputs of a
-	// smaller n are prefixes of those of a larger.
+	// caches, and of the model what this size needs and LinkModel has not done. input
+	// holds n images, Card.Input.TensorBytes() each, of shape Card.Input.Shape(n).
+	// outputs holds one buffer for each of Card.Outputs, in the card's order: n images,
+	// Output.Bytes() each, f32, of shape [n, Shape...]. Batch sizes of one slot share
+	// memory: input and outputs of a smaller n are prefixes of those of a larger.
 	//
 	// ephemeralBytes is the memory that running this batch takes beyond the
 	// persistent bytes and libml's own buffers; 0 where it is not known, or not
@@ -123,7 +123,8 @@ type Environment struct {
 	// ask for the same file: read-only, from LinkModel on, until Deinit has returned. A
 	// file that is asked for again is the same memory. It is nil on a CPU, and where
 	// weights are private. The error is ErrNoWeights where nobody holds them for any
-	// reason (the reason is in it): then the framework loads its own, and says so in a line.
+	// reason (the reason is in it): then the framework loads its own, and says so in a
+	// line.
 	Weights func(file string) (Weights, error)
 }
 

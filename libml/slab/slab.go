@@ -1,7 +1,7 @@
 // Package slab decides how many requests make the next batch: SLAB, GSLICE's
 // self-learning adaptive batching (section 3.3.1), and for comparison Clipper's
-// AIMD, one request a batch, and batches of a fixed size with a delay. It is pure: no clock, no I/O, no state of its own. docs/adr/0002-slab.md
-// says why it is as it is.
+// AIMD, one request a batch, and batches of a fixed size with a delay. It is pure: no
+// clock, no I/O, no state of its own. docs/adr/0002-slab.md says why it is as it is.
 //
 // The batch loop drives it:
 //
@@ -175,8 +175,8 @@ type Rule struct {
 	next func(*Rule, State, Observation, bool) State
 }
 
-// New returns the rule of that name: SLAB, AIMD, One or Fixed. The configuration's ladder is
-// copied.
+// New returns the rule of that name: SLAB, AIMD, One or Fixed. The configuration's ladder
+// is copied.
 func New(name string, c Config) (*Rule, error) {
 	r := &Rule{name: name, cfg: c}
 	switch name {
