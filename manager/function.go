@@ -99,6 +99,9 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		environment: c.Environment,
 	}
 	f.hangTimeout = cmp.Or(m.cfg.HangTimeout, max(2*time.Second, 10*f.slo))
+	if err := f.batches(card); err != nil {
+		return nil, err
+	}
 	f.change = m.device.changeOn(f.configured)
 	minimum := min(int(m.cfg.Aggregate.MinimumPiece), card.Input.WireBytes())
 	// A piece that straddled two runs of free slab needs two descriptors.
@@ -142,18 +145,19 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 	return f, nil
 }
 
-// batches reports whether a function's batching rule can run a card's batches.
-func batches(name string, b configs.Batching, slo time.Duration, card *models.Card) error {
+// batches reports whether the function's batching rule can run a card's batches.
+func (f *function) batches(card *models.Card) error {
+	b := f.batching
 	switch {
 	case b.Rule != configs.Fixed:
 		return nil
 	case !slices.Contains(card.Batches, b.Size):
-		return fmt.Errorf("batching of %s is %s, and %s has batches of %v: want one of these", name, b, card.Name, card.Batches)
-	case b.Delay >= slo:
-		return fmt.Errorf("batching of %s is %s, and its objective is %s: want a delay that is shorter", name, b, slo)
+		return fmt.Errorf("batching of %s is %s, and %s has batches of %v: want one of these", f.name, b, card.Name, card.Batches)
+	case b.Delay >= f.slo:
+		return fmt.Errorf("batching of %s is %s, and its objective is %s: want a delay that is shorter", f.name, b, f.slo)
 	case b.Delay >= f.hangTimeout:
 		// What waits to be a batch would be taken for one that hangs.
-		return fmt.Errorf("batching of %s is %s, and hang_timeout is %s: want a delay that is shorter", name, b, f.hangTimeout)
+		return fmt.Errorf("batching of %s is %s, and hang_timeout is %s: want a delay that is shorter", f.name, b, f.hangTimeout)
 	}
 	return nil
 }

@@ -21,11 +21,9 @@ func (m *Manager) add(c configs.Function) error {
 	if m.draining {
 		return ErrStopped
 	}
-	if err := c.Check(); err != nil {
-		return fmt.Errorf("add function: %w", err)
-	}
-	if err := c.Under(&m.cfg, m.cfg.Device); err != nil {
-		return fmt.Errorf("add function: %w", err)
+	card, err := m.checked(c)
+	if err != nil {
+		return err
 	}
 	if m.function(c.Name) != nil {
 		return fmt.Errorf("add function: there is a function %q already", c.Name)
@@ -35,10 +33,6 @@ func (m *Manager) add(c configs.Function) error {
 	}
 	if other := m.portHolder(c); other != "" {
 		return fmt.Errorf("add function %s: port %d is function %q's: want another, or 0 for any free one", c.Name, c.Port, other)
-	}
-	card, err := m.find(cmp.Or(c.Model, c.Name))
-	if err != nil {
-		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
 	f, err := newFunction(m, c, card)
 	if err != nil {
@@ -53,6 +47,22 @@ func (m *Manager) add(c configs.Function) error {
 		Int("request_bytes", card.Input.WireBytes()).Stringer("batching", f.batching).Str("late", string(f.late)).Str("gather", string(f.gather)).
 		Str("change", string(f.configured)).Msg("function added")
 	return nil
+}
+
+// checked is the card of a function that may be added, as far as that can be told
+// while others have its place.
+func (m *Manager) checked(c configs.Function) (*models.Card, error) {
+	if err := c.Check(); err != nil {
+		return nil, fmt.Errorf("add function: %w", err)
+	}
+	if err := c.Under(&m.cfg, m.cfg.Device); err != nil {
+		return nil, fmt.Errorf("add function: %w", err)
+	}
+	card, err := m.find(cmp.Or(c.Model, c.Name))
+	if err != nil {
+		return nil, fmt.Errorf("add function %s: %w", c.Name, err)
+	}
+	return card, nil
 }
 
 // remove takes a function off: its port refuses, what it accepted is answered,
@@ -108,10 +118,20 @@ func (m *Manager) unknown(name string) error {
 
 // Reconfigure makes the functions those of c: new ones are added, missing ones
 // removed, changed models replaced. What else changed is said to need a restart.
-// Every error is returned; what could be done is done.
+// Every error is returned; what could be done is done, but where a new function cannot
+// be nothing is: its entry may be a misspelt one of a function that serves.
 func (m *Manager) Reconfigure(c configs.Config) error {
 	return m.do(func() error {
 		var errs []error
+		for _, want := range c.Functions {
+			if m.function(want.Name) == nil {
+				_, err := m.checked(want)
+				errs = append(errs, err)
+			}
+		}
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
 		for _, f := range m.functions {
 			if !slices.ContainsFunc(c.Functions, func(w configs.Function) bool { return w.Name == f.name }) && !f.removing {
 				errs = append(errs, m.remove(f.name))
