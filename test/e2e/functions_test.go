@@ -242,6 +242,22 @@ func TestAPortThatIsTakenOrNoneIsNamed(t *testing.T) {
 	}
 }
 
+// A name that is misspelt in an edit is another function's, and the old one's is gone.
+func TestAMisspeltEditTakesNoFunctionAway(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)))
+	wrong := "functions:\n  - {name: fm, model: nosuch, port: 0}\n"
+	if err := os.WriteFile(nd.Config, []byte(wrong), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "a complaint that names the model", func() bool { return strings.Contains(nd.Log(), `unknown model \"nosuch\"`) })
+	if got := stream(t, nd, 50, func() {}); got.by[wire.StatusOK] != 50 {
+		t.Errorf("%s; want 50 ok of the function that was there", got)
+	}
+	if log := nd.Log(); strings.Contains(log, "function is being removed") {
+		t.Errorf("it was removed:\n%s", log)
+	}
+}
+
 // brokenCard is right, and its model file is cut short: loading it fails.
 func brokenCard(t *testing.T) string {
 	t.Helper()
