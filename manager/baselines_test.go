@@ -93,7 +93,7 @@ func TestInstancesWithoutSharesShareTheRequestsEvenly(t *testing.T) {
 	b.turns()
 	fn := b.function("a")
 	for slot := range uint32(9) {
-		fn.publish(slot, 0)
+		fn.publish(fn.receivers[0], slot, 0)
 	}
 	for i, in := range fn.instances {
 		if in.inFlight != 3 {

@@ -88,7 +88,7 @@ func (b *bed) eventually(what string, is func() bool) {
 func (b *bed) settled() {
 	b.t.Helper()
 	b.eventually("every accepted request is replied to", func() bool { return b.replied.Load() == b.accepted.Load() })
-	b.eventually("no packet memory is held", func() bool { return b.source.Stats().HeldBytes == 0 })
+	b.eventually("no packet memory is held", func() bool { return b.sourceStats().HeldBytes == 0 })
 	if n := b.inFlight(); n != 0 {
 		b.t.Errorf("%d requests in flight, want none", n)
 	}
@@ -108,8 +108,12 @@ func (b *bed) settled() {
 			b.t.Errorf("slot %d is in flight, want none", slot)
 		}
 	}
-	if err := b.aggregate.Check(); err != nil {
-		b.t.Error(err)
+	for _, r := range b.receivers {
+		r.mu.Lock()
+		if err := r.aggregate.Check(); err != nil {
+			b.t.Error(err)
+		}
+		r.mu.Unlock()
 	}
 }
 
@@ -207,7 +211,7 @@ type ending struct {
 func (b *bed) dial() *sender {
 	b.t.Helper()
 	s := &sender{t: b.t, ends: make(chan ending, 1024)}
-	c, err := client.Dial(context.Background(), b.source.LocalAddr().String(), client.Options{
+	c, err := client.Dial(context.Background(), b.localAddr().String(), client.Options{
 		Timeout: patience, ResendAfter: patience, InFlight: 32,
 		Deliver: func(r *client.Result) {
 			s.ends <- ending{Result: *r, payload: append([]byte(nil), r.Payload...)}
@@ -277,7 +281,7 @@ func (b *bed) rawDial() *rawClient {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { unix.Close(fd) })
-	to := b.source.LocalAddr()
+	to := b.localAddr()
 	if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); err != nil {
 		b.t.Fatal(err)
 	}

@@ -248,9 +248,7 @@ func (f *function) letGo() {
 	f.held = ""
 	f.log.Warn().Msg("function is tried again after it was held back")
 	if !f.removing {
-		f.mu.Lock()
-		f.aggregate.Resume()
-		f.mu.Unlock()
+		f.resume()
 	}
 	for _, in := range f.instances {
 		in.pair.Hold(false)

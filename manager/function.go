@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -41,21 +42,23 @@ type function struct {
 	hangTimeout time.Duration
 	geometry    shm.Geometry
 
-	source    source.Source
-	closeSlab func() error // when nobody uses the source's slab any more
+	receivers []*receiver  // one a source, fixed; their sources have one port and one slab
+	closeSlab func() error // when nobody uses the sources' slab any more
 	table     *shm.Table
 	threads   sync.WaitGroup // receive and reply
 	closed    atomic.Bool    // the receive thread shall end
 	version   atomic.Uint32  // of the model that serves, for requests that are not run
 	played    atomic.Bool    // the capture that feeds it has ended
 
-	// mu guards the aggregator and the flights: the receive thread adds, reply
-	// threads end. It is held for a burst, and waits for nothing: the one system
-	// call under it wakes a sleeping process.
-	mu        sync.Mutex
-	aggregate *aggregate.Aggregator
-	flights   []flight // by slot
-	ended     uint64   // requests that were whole and have been answered
+	// mu guards the flights and the instances' rings: receive threads publish, reply
+	// threads end. It is held for what a burst made whole, and waits for nothing: the
+	// one system call under it wakes a sleeping process.
+	mu      sync.Mutex
+	flights []flight // by slot
+	ended   uint64   // requests that were whole and have been answered
+	// owners are the receivers whose aggregators have the slots that are in flight.
+	// Written under mu; read without by the reply thread that has the slot's answer.
+	owners []atomic.Uint32
 
 	instances []*instance // fixed once the threads run
 
@@ -113,6 +116,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		ResultBytes: uint32(max(leastResultBytes, card.ResultBytes())),
 	}
 	f.flights = make([]flight, f.geometry.Slots)
+	f.owners = make([]atomic.Uint32, f.geometry.Slots)
 	f.version.Store(card.Version)
 
 	defer func() {
@@ -120,13 +124,18 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 			f.close()
 		}
 	}()
-	if f.source, f.closeSlab, err = m.openSource(c); err != nil {
+	sources, closeSlab, err := m.openSource(c)
+	if err != nil {
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
+	}
+	f.closeSlab = closeSlab
+	for i, src := range sources {
+		f.receivers = append(f.receivers, &receiver{f: f, index: i, source: src})
 	}
 	if f.table, err = shm.NewTable("penstock-"+c.Name+"-requests", f.geometry); err != nil {
 		return nil, fmt.Errorf("make request table of %s: %w", c.Name, err)
 	}
-	f.aggregate = aggregate.New(aggregate.Config{
+	aggregators := aggregate.NewSeveral(len(sources), aggregate.Config{
 		Slots:         m.cfg.Aggregate.Slots,
 		RequestBytes:  card.Input.WireBytes(),
 		MaxPieces:     int(f.geometry.MaxPieces),
@@ -134,7 +143,10 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		SLO:           f.slo,
 		Deadline:      cmp.Or(m.cfg.Aggregate.Deadline, f.slo/4),
 		AnsweredFor:   m.cfg.Aggregate.AnsweredFor,
-	}, f.source.Slab().Bytes(), f.table)
+	}, sources[0].Slab().Bytes(), f.table)
+	for i, r := range f.receivers {
+		r.aggregate = aggregators[i]
+	}
 	for i := range c.Instances {
 		in, err := newInstance(f, i)
 		if err != nil {
@@ -167,7 +179,9 @@ func (f *function) whole() bool { return f.change == configs.ChangeNone }
 
 // run starts the data path's threads.
 func (f *function) run() {
-	f.threads.Go(f.receive)
+	for _, r := range f.receivers {
+		f.threads.Go(r.receive)
+	}
 	for _, in := range f.instances {
 		f.threads.Go(in.reply)
 	}
@@ -200,17 +214,47 @@ func (f *function) inFlight() int {
 
 // refuse turns new requests away; those that have begun go on.
 func (f *function) refuse() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.aggregate.Drain()
+	for _, r := range f.receivers {
+		r.mu.Lock()
+		r.aggregate.Drain()
+		r.mu.Unlock()
+	}
+}
+
+// resume ends a refuse.
+func (f *function) resume() {
+	for _, r := range f.receivers {
+		r.mu.Lock()
+		r.aggregate.Resume()
+		r.mu.Unlock()
+	}
 }
 
 // pending is how many requests have begun and not ended.
 func (f *function) pending() int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	s := f.aggregate.Stats()
+	s := f.counts()
 	return s.Gathering + s.InFlight
+}
+
+// localAddr is where the function listens.
+func (f *function) localAddr() netip.AddrPort { return f.receivers[0].source.LocalAddr() }
+
+// slab is where its datagrams lie.
+func (f *function) slab() shm.Memory { return f.receivers[0].source.Slab() }
+
+// sourceStats are the counters of all its sources.
+func (f *function) sourceStats() source.Stats {
+	sum := f.receivers[0].source.Stats()
+	for _, r := range f.receivers[1:] {
+		s := r.source.Stats()
+		sum.Datagrams += s.Datagrams
+		sum.Bytes += s.Bytes
+		sum.KernelDrops += s.KernelDrops
+		sum.Truncated += s.Truncated
+		sum.NoRoom += s.NoRoom
+		sum.HeldBytes += s.HeldBytes
+	}
+	return sum
 }
 
 // giveUp has everything that is whole answered `failed`: no process will.
@@ -234,11 +278,15 @@ func (f *function) wantedPercent() float64 {
 	return total
 }
 
-// counts are the aggregator's counters.
-func (f *function) counts() aggregate.Stats {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.aggregate.Stats()
+// counts are the counters of all its aggregators.
+func (f *function) counts() (sum aggregate.Stats) {
+	for _, r := range f.receivers {
+		r.mu.Lock()
+		s := r.aggregate.Stats()
+		r.mu.Unlock()
+		sum.Add(&s)
+	}
+	return sum
 }
 
 // serving reports whether every instance has a process that serves.
@@ -316,9 +364,9 @@ func (f *function) sharePercent() float64 {
 
 // status is the function as a person or a load generator sees it.
 func (f *function) status() control.FunctionStatus {
-	src := f.source.Stats()
+	src := f.sourceStats()
 	s := control.FunctionStatus{
-		Name: f.name, Address: f.m.ports.address().String(), Port: int(f.source.LocalAddr().Port()),
+		Name: f.name, Address: f.m.ports.address().String(), Port: int(f.localAddr().Port()),
 		SLOMillis:    float64(f.slo) / float64(time.Millisecond),
 		SharePercent: f.sharePercent(), Change: string(f.change),
 		Batching: f.batching.String(), Late: string(f.late), Streams: f.config.Streams,

@@ -43,7 +43,7 @@ func (m *Manager) add(c configs.Function) error {
 	}
 	m.functions = append(m.functions, f)
 	f.run()
-	f.log.Info().Stringer("port", f.source.LocalAddr()).Str("model", card.Name).Dur("slo", f.slo).
+	f.log.Info().Stringer("port", f.localAddr()).Str("model", card.Name).Dur("slo", f.slo).
 		Int("request_bytes", card.Input.WireBytes()).Stringer("batching", f.batching).Str("late", string(f.late)).Str("gather", string(f.gather)).
 		Str("change", string(f.configured)).Msg("function added")
 	return nil
@@ -175,7 +175,7 @@ func (m *Manager) portHolder(c configs.Function) string {
 		return ""
 	}
 	for _, f := range m.functions {
-		if f.config.Replay.File == "" && f.source.LocalAddr().Port() == c.Port {
+		if f.config.Replay.File == "" && f.localAddr().Port() == c.Port {
 			return f.name
 		}
 	}
@@ -185,7 +185,7 @@ func (m *Manager) portHolder(c configs.Function) string {
 // portLeaves reports whether a function that is being removed has that port.
 func (m *Manager) portLeaves(port uint16) bool {
 	return port != 0 && slices.ContainsFunc(m.functions, func(f *function) bool {
-		return f.removing && f.source.LocalAddr().Port() == port
+		return f.removing && f.localAddr().Port() == port
 	})
 }
 
@@ -363,8 +363,8 @@ func (m *Manager) closePorts() {
 // close ends the function's threads and gives back its memory and its port.
 func (f *function) close() {
 	f.closed.Store(true)
-	if f.source != nil {
-		f.source.Close()
+	for _, r := range f.receivers {
+		r.source.Close()
 	}
 	for _, in := range f.instances {
 		in.closed.Store(true)

@@ -178,7 +178,7 @@ func (m *Manager) awaitServing(ctx context.Context, name string) (done string, e
 				return fmt.Errorf("%s was removed again", name)
 			}
 			serves, failure, state = f.serving(), f.failure(), f.behind()
-			done = fmt.Sprintf("%s serves at %s", name, f.source.LocalAddr())
+			done = fmt.Sprintf("%s serves at %s", name, f.localAddr())
 			return nil
 		})
 		switch {

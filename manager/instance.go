@@ -382,7 +382,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err := in.makeTensors(q.Card); err != nil {
 		return err
 	}
-	slab, tensors := in.f.source.Slab(), in.tensors[q.Card]
+	slab, tensors := in.f.slab(), in.tensors[q.Card]
 	err = conn.Grant(control.Attached{
 		Version: control.Version, Card: card, SLONanos: int64(in.f.slo),
 		Batching: string(in.f.batching.Rule), BatchSize: in.f.batching.Size, BatchDelayNanos: int64(in.f.batching.Delay),

@@ -212,7 +212,7 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 				}
 				rejected += in.channel.Rejected()
 			}
-			src := f.source.Stats()
+			src := f.sourceStats()
 			counts := f.counts()
 			counter(descSwaps, f.swaps.Load(), f.name)
 			counter(descHangs, f.hangs.Load(), f.name)

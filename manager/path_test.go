@@ -23,7 +23,7 @@ func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
 	// The process finds the picture where its descriptors say.
 	got := make([]byte, pictureBytes)
 	for _, p := range c.Pieces(slot) {
-		copy(got[p.Place:], b.source.Slab().Bytes()[p.Offset:][:p.Length])
+		copy(got[p.Place:], b.slab().Bytes()[p.Offset:][:p.Length])
 	}
 	if !bytes.Equal(got, picture(1)) {
 		t.Error("the descriptors do not lead to the picture that was sent")
@@ -134,7 +134,7 @@ func TestWhatADeadProcessHadStartedFailsAndTheRestGoesToTheNext(t *testing.T) {
 	tagOf := map[uint32]uint64{}
 	for _, slot := range slots {
 		p := first.Pieces(slot)[0]
-		tagOf[slot] = uint64(b.source.Slab().Bytes()[p.Offset] - byte(p.Place*7) - byte(p.Place>>8))
+		tagOf[slot] = uint64(b.slab().Bytes()[p.Offset] - byte(p.Place*7) - byte(p.Place>>8))
 	}
 	// It finishes one, starts two, has three in hand, and dies.
 	b.answer(first, slots[:1], []byte{1, 2, 3, 4})

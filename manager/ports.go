@@ -13,9 +13,11 @@ import (
 // ports opens the UDP ports of functions. Which kind of source a node has is known
 // here and nowhere above.
 type ports interface {
-	// open opens a port, 0 for any free one; closeSlab gives the source's memory back
-	// when the source is closed and nobody uses its slab any more.
-	open(port uint16) (src source.Source, closeSlab func() error, err error)
+	// open opens a port, 0 for any free one: the sources that it is received from, each
+	// by a thread of its own, over one slab. All datagrams of a client come from one of
+	// them. closeSlab gives their memory back when all are closed and nobody uses the
+	// slab any more.
+	open(port uint16) (sources []source.Source, closeSlab func() error, err error)
 	// address is where clients send to.
 	address() netip.Addr
 	// frames are the counters of a network interface that the ports share, nil where
@@ -26,7 +28,7 @@ type ports interface {
 }
 
 // openSource opens what feeds a function: a port, or a capture.
-func (m *Manager) openSource(c configs.Function) (source.Source, func() error, error) {
+func (m *Manager) openSource(c configs.Function) ([]source.Source, func() error, error) {
 	if c.Replay.File == "" {
 		return m.ports.open(c.Port)
 	}
@@ -37,7 +39,7 @@ func (m *Manager) openSource(c configs.Function) (source.Source, func() error, e
 	if err != nil {
 		return nil, nil, err
 	}
-	return src, src.CloseSlab, nil
+	return []source.Source{src}, src.CloseSlab, nil
 }
 
 // newPorts makes ready for opening ports, as the configuration says. What a port
@@ -65,7 +67,7 @@ func (m *Manager) newPorts() (ports, error) {
 // kernelPorts are UDP sockets, each with its slab.
 type kernelPorts struct{ cfg *configs.Config }
 
-func (p kernelPorts) open(port uint16) (source.Source, func() error, error) {
+func (p kernelPorts) open(port uint16) ([]source.Source, func() error, error) {
 	src, err := udp.Open(udp.Options{
 		BusyPoll:   p.cfg.BusyPoll,
 		Listen:     netip.AddrPortFrom(p.cfg.Listen, port),
@@ -76,7 +78,7 @@ func (p kernelPorts) open(port uint16) (source.Source, func() error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return src, src.CloseSlab, nil
+	return []source.Source{src}, src.CloseSlab, nil
 }
 
 func (p kernelPorts) address() netip.Addr    { return p.cfg.Listen }
@@ -89,12 +91,12 @@ type dpdkPorts struct {
 	addr  netip.Addr
 }
 
-func (p dpdkPorts) open(port uint16) (source.Source, func() error, error) {
+func (p dpdkPorts) open(port uint16) (sources []source.Source, closeSlab func() error, err error) {
 	src, err := p.group.Listen(port)
 	if err != nil {
 		return nil, nil, err
 	}
-	return src, src.CloseSlab, nil
+	return []source.Source{src}, src.CloseSlab, nil
 }
 
 func (p dpdkPorts) address() netip.Addr { return p.addr }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -14,15 +16,33 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// The receive thread of a function. Each turn:
+// The receive thread of a source of a function. Each turn:
 //
 //  1. receive a burst of datagrams, or wake at the next deadline
-//  2. under function.mu: make requests of them, end what has expired, publish
-//     what is whole to an instance's ring
-//  3. release packet memory that nobody needs
-//  4. send what clients are to be told: wishes, refusals, answers given before
+//  2. under receiver.mu: make requests of them, end what has expired
+//  3. under function.mu: publish what is whole to an instance's ring
+//  4. release packet memory that nobody needs
+//  5. send what clients are to be told: wishes, refusals, answers given before
 //
 // It allocates nothing once its buffers have grown to what a burst takes.
+
+// receiver makes requests of what one source brings. A function has one of a kernel
+// socket, and of a DPDK port as many as that has queues: all of a client's datagrams go
+// to one (docs/adr/0012-several-receivers.md).
+//
+// Lock order: receiver.mu, then function.mu. Nobody has two receivers' at once.
+type receiver struct {
+	f      *function
+	index  int // in function.receivers
+	source source.Source
+
+	// mu guards the aggregator: the receive thread adds, reply threads end. It is held
+	// for a burst.
+	mu        sync.Mutex
+	aggregate *aggregate.Aggregator
+	// oldest is aggregate.Oldest, for the others.
+	oldest atomic.Int64
+}
 
 // burst is how many datagrams a turn takes at most: four reads of 64 KiB of 1 KB
 // pieces, so that the lock is taken once for several reads' worth.
@@ -31,8 +51,9 @@ const burst = 256
 // afterReceiveError is between two tries of a socket that returns errors.
 const afterReceiveError = 10 * time.Millisecond
 
-func (f *function) receive() {
+func (r *receiver) receive() {
 	lockDataPath() // never unlocked: the thread ends with the goroutine
+	f := r.f
 	var events aggregate.Events
 	var out outbox
 	batch := make([]source.Datagram, burst)
@@ -47,7 +68,7 @@ func (f *function) receive() {
 		case room == 0:
 			time.Sleep(noPlayRoom)
 		default:
-			n, err = f.source.Receive(batch[:min(room, burst)], next)
+			n, err = r.source.Receive(batch[:min(room, burst)], next)
 		}
 		switch {
 		case errors.Is(err, source.ErrClosed), f.config.Replay.File == "" && errors.Is(err, io.EOF):
@@ -63,29 +84,57 @@ func (f *function) receive() {
 		}
 		starved := false
 		if n == 0 {
-			had := f.source.Stats().NoRoom
+			had := r.source.Stats().NoRoom
 			starved, noRoom = had != noRoom, had
 		}
 		now := shm.Now()
 		events.Reset()
-		f.mu.Lock()
-		f.aggregate.Add(now, batch[:n], &events)
-		if next = f.aggregate.NextDeadline(); next != 0 && next <= now {
-			f.aggregate.Expire(now, &events)
-			next = f.aggregate.NextDeadline()
+		r.mu.Lock()
+		r.aggregate.Add(now, batch[:n], &events)
+		if next = r.aggregate.NextDeadline(); next != 0 && next <= now {
+			r.aggregate.Expire(now, &events)
+			next = r.aggregate.NextDeadline()
 		}
+		r.oldest.Store(r.aggregate.Oldest())
+		r.mu.Unlock()
+		if len(events.Whole) > 0 {
+			f.mu.Lock()
+			for _, slot := range events.Whole {
+				f.publish(r, slot, now)
+			}
+			f.mu.Unlock()
+		}
+		r.finish(&events, &out)
 		if starved {
 			// The slab is full of requests that wait for pieces which have no room
 			// to land in: the oldest gives its own.
-			f.aggregate.EvictOldest(now, &events)
+			oldest := f.withOldest(r)
+			events.Reset()
+			oldest.mu.Lock()
+			oldest.aggregate.EvictOldest(now, &events)
+			oldest.oldest.Store(oldest.aggregate.Oldest())
+			oldest.mu.Unlock()
+			oldest.finish(&events, &out)
 		}
-		for _, slot := range events.Whole {
-			f.publish(slot, now)
-		}
-		f.mu.Unlock()
-		f.source.Release(events.Release)
-		f.tell(&events, &out)
 	}
+}
+
+// finish gives back what nobody needs any more, and tells clients what they are to be told.
+func (r *receiver) finish(events *aggregate.Events, out *outbox) {
+	r.source.Release(events.Release)
+	r.tell(events, out)
+}
+
+// withOldest is the receiver that has the function's oldest incomplete request; r where
+// none has any.
+func (f *function) withOldest(r *receiver) *receiver {
+	oldest, since := r, r.oldest.Load()
+	for _, other := range f.receivers {
+		if began := other.oldest.Load(); began != 0 && (since == 0 || began < since) {
+			oldest, since = other, began
+		}
+	}
+	return oldest
 }
 
 // A capture is played once somebody serves. When it has ended there are only deadlines
@@ -131,8 +180,8 @@ func (f *function) endPlay(why error) {
 	if !errors.Is(why, io.EOF) {
 		e = f.log.Error().Err(why)
 	}
-	e = e.Str("file", f.config.Replay.File).Uint64("datagrams", f.source.Stats().Datagrams)
-	if r, ok := f.source.(*replay.Source); ok {
+	e = e.Str("file", f.config.Replay.File).Uint64("datagrams", f.sourceStats().Datagrams)
+	if r, ok := f.receivers[0].source.(*replay.Source); ok {
 		s := r.Skipped()
 		e = e.Dict("skipped_frames", zerolog.Dict().Uint64("foreign", s.Foreign).Uint64("fragments", s.Fragments).
 			Uint64("cut", s.Cut).Uint64("malformed", s.Malformed))
@@ -141,8 +190,8 @@ func (f *function) endPlay(why error) {
 }
 
 // publish hands a whole request to the instance, of those that have a process,
-// with the least to do for its share. mu is held.
-func (f *function) publish(slot uint32, now int64) {
+// with the least to do for its share. mu is held: the ring has one producer at a time.
+func (f *function) publish(r *receiver, slot uint32, now int64) {
 	in := f.instances[0]
 	for _, other := range f.instances[1:] {
 		if other.serving && !in.serving ||
@@ -151,6 +200,7 @@ func (f *function) publish(slot uint32, now int64) {
 		}
 	}
 	f.flights[slot] = flight{instance: in, published: now}
+	f.owners[slot].Store(uint32(r.index))
 	in.inFlight++
 	in.tally.arrive(f.table.Request(slot))
 	f.accepted.Add(1)
@@ -158,7 +208,8 @@ func (f *function) publish(slot uint32, now int64) {
 }
 
 // tell sends what the clients of a turn are to be told.
-func (f *function) tell(events *aggregate.Events, out *outbox) {
+func (r *receiver) tell(events *aggregate.Events, out *outbox) {
+	f := r.f
 	for i := range events.Told {
 		a := &events.Told[i]
 		f.results[a.Status].Add(1)
@@ -176,12 +227,12 @@ func (f *function) tell(events *aggregate.Events, out *outbox) {
 		w := &events.Wishes[i]
 		out.wish(w.To, w.RequestID, w.Total, w.Count, w.Present)
 	}
-	f.send(out)
+	r.send(out)
 }
 
-// send sends an outbox; what cannot be sent is counted.
-func (f *function) send(out *outbox) {
-	if lost := out.send(f.source); lost > 0 {
-		f.unsent.Add(uint64(lost))
+// send sends an outbox by the receiver's source; what cannot be sent is counted.
+func (r *receiver) send(out *outbox) {
+	if lost := out.send(r.source); lost > 0 {
+		r.f.unsent.Add(uint64(lost))
 	}
 }

@@ -14,8 +14,9 @@ import (
 //
 //  1. receive the slots that the process has answered, or wake
 //  2. requests that a dead process had started are answered `failed`
-//  3. under function.mu: end each request and make its result's datagrams; from
-//     then on its slot, and so the memory of its result, may be used again
+//  3. under the mu of the request's receiver and function.mu: end each request and
+//     make its result's datagrams; from then on its slot, and so the memory of its
+//     result, may be used again
 //  4. send the datagrams, release the packets
 //
 // It allocates nothing once its buffers have grown to what a burst takes.
@@ -26,7 +27,7 @@ const replyPatience = int64(time.Second)
 func (in *instance) reply() {
 	lockDataPath() // never unlocked: the thread ends with the goroutine
 	f := in.f
-	t := &replyTurn{in: in, observe: f.m.metrics.of(f.name)}
+	t := &replyTurn{in: in, observe: f.m.metrics.of(f.name), sides: make([]replySide, len(f.receivers))}
 	slots := make([]uint32, f.geometry.Slots)
 	for !in.closed.Load() {
 		n, err := in.channel.Receive(slots, shm.Now()+replyPatience)
@@ -38,13 +39,11 @@ func (in *instance) reply() {
 			return
 		}
 		t.begin()
-		for _, slot := range slots[:n] {
-			t.answer(slot, in.channel.Result(slot), in.channel.ResultBytes(slot))
-		}
+		t.each(slots[:n], func(slot uint32) { t.answer(slot, in.channel.Result(slot), in.channel.ResultBytes(slot)) })
 		// Only when there is no reply left: what a process finished before it died
 		// counts.
 		if n == 0 {
-			in.failAbandoned(t)
+			t.failAbandoned()
 		}
 		t.finish()
 	}
@@ -54,10 +53,18 @@ func (in *instance) reply() {
 type replyTurn struct {
 	in      *instance
 	observe functionMetrics
-	events  aggregate.Events
-	out     outbox
+	sides   []replySide // by receiver
 	stages  []stageTimes
-	good    bool // one was answered well
+	dead    []uint32 // slots that no process will answer
+	owners  []uint32 // receivers of the slots that are being answered
+	good    bool     // one was answered well
+}
+
+// replySide is what belongs to the requests of one receiver: they are released and
+// answered by its source.
+type replySide struct {
+	events aggregate.Events
+	out    outbox
 }
 
 // stageTimes are one answered request's, for the histograms.
@@ -67,17 +74,50 @@ type stageTimes struct {
 }
 
 func (t *replyTurn) begin() {
-	t.events.Reset()
+	for i := range t.sides {
+		t.sides[i].events.Reset()
+	}
 	t.stages = t.stages[:0]
 	t.good = false
-	t.in.f.mu.Lock()
+}
+
+// each does something with each slot, under the locks that answer wants: one receiver's
+// slots after the other's, so that each lock is taken once. Who has a slot is looked up
+// before any is answered: from then on it may be another's.
+func (t *replyTurn) each(slots []uint32, do func(slot uint32)) {
+	f := t.in.f
+	t.owners = t.owners[:0]
+	for _, slot := range slots {
+		t.owners = append(t.owners, f.owners[slot].Load())
+	}
+	for left, i := len(slots), 0; left > 0 && i < len(f.receivers); i++ {
+		held := false
+		for at, slot := range slots {
+			if t.owners[at] != uint32(i) {
+				continue
+			}
+			if !held {
+				f.receivers[i].mu.Lock()
+				f.mu.Lock()
+				held = true
+			}
+			do(slot)
+			left--
+		}
+		if held {
+			f.mu.Unlock()
+			f.receivers[i].mu.Unlock()
+		}
+	}
 }
 
 // answer ends one request with what its process said of it, as far as that makes
-// sense. mu is held.
+// sense. The mu of the slot's owner and function.mu are held.
 func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 	f := t.in.f
-	origin, ok := f.aggregate.Origin(slot)
+	owner := f.owners[slot].Load()
+	a, side := f.receivers[owner].aggregate, &t.sides[owner]
+	origin, ok := a.Origin(slot)
 	if !ok || f.flights[slot].instance != t.in {
 		return // withdrawn meanwhile
 	}
@@ -105,27 +145,32 @@ func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 		payload, result.Kind = nil, wire.KindNone
 	}
 	t.in.tally.answer(f.table.Request(slot), said, now, lateFactor*f.slo)
-	f.aggregate.End(now, slot, &result, payload, &t.events)
+	a.End(now, slot, &result, payload, &side.events)
 	f.flights[slot] = flight{}
 	t.in.inFlight--
 	t.good = t.good || result.Status == wire.StatusOK
 	f.ended++
 	f.results[result.Status].Add(1)
-	t.out.result(origin.From, origin.RequestID, &result, payload, false)
+	side.out.result(origin.From, origin.RequestID, &result, payload, false)
 	t.stages = append(t.stages, stageTimes{Origin: origin, result: said})
 }
 
 // finish sends what was collected, then tidies up.
 func (t *replyTurn) finish() {
 	f := t.in.f
-	f.mu.Unlock()
-	f.send(&t.out)
+	for i := range t.sides {
+		f.receivers[i].send(&t.sides[i].out)
+	}
 	sent := shm.Now()
 	if t.good {
 		t.in.lastGood.Store(sent)
 		t.in.firstGood.CompareAndSwap(0, sent)
 	}
-	f.source.Release(t.events.Release)
+	for i := range t.sides {
+		if spans := t.sides[i].events.Release; len(spans) > 0 {
+			f.receivers[i].source.Release(spans)
+		}
+	}
 	released := shm.Now()
 	for i := range t.stages {
 		s := &t.stages[i]
@@ -182,12 +227,23 @@ func entryBytes(k wire.Kind) int {
 }
 
 // failAbandoned answers what no process will: what one that died had started,
-// and what has waited past all patience. mu is held.
-func (in *instance) failAbandoned(t *replyTurn) {
-	if len(in.abandoned) == 0 && in.expireBefore == 0 {
-		return
+// and what has waited past all patience.
+func (t *replyTurn) failAbandoned() {
+	in := t.in
+	t.dead = in.withdrawAbandoned(t.dead[:0])
+	t.each(t.dead, func(slot uint32) { t.answer(slot, shm.Result{Status: uint8(wire.StatusFailed)}, nil) })
+	if len(t.dead) > 0 {
+		in.log.Warn().Int("requests", len(t.dead)).Msg("answered failed: no process will answer them")
 	}
-	failed := 0
+}
+
+// withdrawAbandoned appends the slots that no process will answer any more to dead.
+func (in *instance) withdrawAbandoned(dead []uint32) []uint32 {
+	in.f.mu.Lock()
+	defer in.f.mu.Unlock()
+	if len(in.abandoned) == 0 && in.expireBefore == 0 {
+		return dead
+	}
 	for i := range in.f.flights {
 		slot := uint32(i)
 		fl := &in.f.flights[slot]
@@ -195,18 +251,15 @@ func (in *instance) failAbandoned(t *replyTurn) {
 			continue
 		}
 		stage, by := in.channel.Stage(slot)
-		dead := stage == shm.StageStarted && slices.Contains(in.abandoned, by)
-		if !dead && fl.published >= in.expireBefore {
+		orphan := stage == shm.StageStarted && slices.Contains(in.abandoned, by)
+		if !orphan && fl.published >= in.expireBefore {
 			continue
 		}
 		if in.channel.Withdraw(slot) != nil {
 			continue // its reply came after all
 		}
-		t.answer(slot, shm.Result{Status: uint8(wire.StatusFailed)}, nil)
-		failed++
-	}
-	if failed > 0 {
-		in.log.Warn().Int("requests", failed).Msg("answered failed: no process will answer them")
+		dead = append(dead, slot)
 	}
 	in.abandoned, in.expireBefore = in.abandoned[:0], 0
+	return dead
 }
