@@ -426,10 +426,14 @@ func (s *fakeShares) apply(k key, pid int, percent float64) (bool, error) {
 func (s *fakeShares) remove(k key) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.removed[s.pids[k]] {
+	pid, applied := s.pids[k]
+	if !applied {
+		return nil // without a share it has no quota
+	}
+	if s.removed[pid] {
 		s.wrong = append(s.wrong, fmt.Sprintf("removed %v twice", k))
 	}
-	s.removed[s.pids[k]] = true
+	s.removed[pid] = true
 	delete(s.percent, k)
 	return nil
 }
