@@ -1,5 +1,5 @@
 // Package source says where datagrams come from: kernel UDP sockets
-// (source/udp), a capture file (source/replay), DPDK later, and an in-memory
+// (source/udp), a capture file (source/replay), a port of DPDK's (source/dpdk), and an in-memory
 // twin for tests (source/memory). Nothing above it knows which.
 //
 // A source owns one slab. A datagram is written into it once, by the kernel or

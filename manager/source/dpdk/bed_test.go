@@ -53,9 +53,8 @@ const jumbo = 9216
 // bed is a group on a wire.
 type bed struct {
 	*Group
-	t    *testing.T
-	wire *eal.Wire
-	// lost counts frames that the wire had no room for, when nobody waits.
+	t         *testing.T
+	wire      *eal.Wire
 	injectors sync.WaitGroup
 	stop      atomic.Bool
 }

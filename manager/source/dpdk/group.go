@@ -34,6 +34,9 @@ const (
 	// bookkeeping.
 	environmentBytes = 8 << 20
 	memoryShare      = 0.97
+	// strayShare is the part of the mbufs, one in so many, that may lie with the group's own
+	// thread: whoever sends more than it looks at takes none from the functions.
+	strayShare = 4
 	// firstFree is where Listen looks for a free port, the first of those that nobody
 	// registers (RFC 6335 6).
 	firstFree = 49152
@@ -193,6 +196,7 @@ func (g *Group) start(info eal.Info) (err error) {
 	if g.control, err = g.device.NewSink(eal.Control, pollers, g.ringEntries()); err != nil {
 		return err
 	}
+	g.device.SetStrays(max(g.pool.Mbufs()/strayShare/pollers, 1))
 	g.device.SetBacklog(g.pool.Mbufs())
 	g.control.Attach(0)
 	for i := range pollers {
@@ -471,7 +475,7 @@ func (g *Group) watch() {
 	up = up && !gone
 	was := g.linkUp.Swap(up)
 	switch {
-	case gone && !g.device.Absent():
+	case gone && g.pollers[0].Started(): // once, whatever the driver says
 		g.options.Log.Error().Str("port", g.options.Port).Msg("the DPDK port has disappeared: nothing is received until it is back")
 		g.letGo()
 	case up == was:
@@ -486,6 +490,9 @@ func (g *Group) watch() {
 func (g *Group) letGo() {
 	defer g.lockAll()()
 	for _, p := range g.pollers {
+		if !p.Started() {
+			continue
+		}
 		if err := p.Stop(); err != nil {
 			g.options.Log.Error().Err(err).Msg("stop polling")
 		}
@@ -658,6 +665,7 @@ func (g *Group) Steering() map[uint16]string {
 func (g *Group) Close() error {
 	g.mu.Lock()
 	open, closed := len(g.byPort), g.closed
+	g.closed = open == 0 // nobody opens or closes it meanwhile
 	g.mu.Unlock()
 	switch {
 	case closed:

@@ -58,7 +58,8 @@ type GroupStats struct {
 	// Answered are ARP, neighbour discovery and echo.
 	Answered frame.ResponderStats
 	// Missed were dropped by the NIC or the virtual device since no buffer was free
-	// or nobody polled in time; NoMbuf counts refills that found the pool empty.
+	// or nobody polled in time, or by a poller since their function, or the thread that
+	// answers, lagged behind; NoMbuf counts refills that found the pool empty.
 	Missed, NoMbuf uint64
 	// Unsent are replies that the transmit queue did not take, NoNeighbour those
 	// to an address that nothing was heard of, or not any more.

@@ -171,9 +171,12 @@ func (d *Device) NewSink(number, producers, entriesEach int) (_ *Sink, err error
 	return s, nil
 }
 
-// SetBacklog says how many frames may wait in one ring of a sink, at most the ring's
+// SetBacklog says how many frames may wait in one ring of a source's sink, at most the ring's
 // entries. It is 0 until it is set. Those beyond it are dropped and counted (Full).
 func (d *Device) SetBacklog(frames int) { storeWord(&d.port.backlog, uint32(frames)) }
+
+// SetStrays is SetBacklog of the Control sink.
+func (d *Device) SetStrays(frames int) { storeWord(&d.port.strays, uint32(frames)) }
 
 // Attach lets frames in: those for a UDP port, or all others where the sink is Control.
 func (s *Sink) Attach(udpPort uint16) {

@@ -419,6 +419,7 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 	if (n == 0)
 		return 0;
 	uint32_t backlog = __atomic_load_n(&port->backlog, __ATOMIC_RELAXED);
+	uint32_t strays = __atomic_load_n(&port->strays, __ATOMIC_RELAXED);
 	for (uint32_t i = 0; i < n; i++)
 		rte_prefetch0(rte_pktmbuf_mtod(burst[i], void *));
 	for (uint32_t i = 0; i < n; i++) {
@@ -451,9 +452,10 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 		if (unlikely(sink == NULL))
 			sink = port->sinks[0]; // its owner is leaving
 		struct pst_ring *ring = sink->rings[p->producer];
-		if (unlikely(ring->next - ring->seen >= backlog)) {
+		uint32_t most = sink == port->sinks[0] ? strays : backlog;
+		if (unlikely(ring->next - ring->seen >= most)) {
 			ring->seen = load_acquire(&ring->head);
-			if (ring->next - ring->seen >= backlog) {
+			if (ring->next - ring->seen >= most) {
 				p->full++;
 				ring->full++;
 				unwanted[none++] = m;

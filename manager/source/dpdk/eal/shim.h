@@ -62,6 +62,7 @@ struct pst_port {
 	uint16_t id;
 	uint32_t removed; // the device said that it is gone
 	uint32_t backlog; // frames that may wait in one ring, at most what it has room for
+	uint32_t strays;  // the same for a ring of sink 0
 	struct pst_sink *sinks[PST_SINKS];
 	uint8_t table[65536]; // UDP destination port, as a number -> index of a sink
 };
