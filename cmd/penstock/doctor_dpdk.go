@@ -73,7 +73,8 @@ func (m dpdkMachine) build(w dpdkWish) finding {
 	return f
 }
 
-// hugePages counts what is free, by size, and looks for where they are mounted.
+// hugePages counts what is free, by size. A hugetlbfs need not be mounted: packet memory
+// has no file (--in-memory).
 func (m dpdkMachine) hugePages(w dpdkWish) finding {
 	f := finding{what: "dpdk huge pages"}
 	wantedMiB := cmp.Or(w.memoryMiB, 256)
@@ -90,24 +91,17 @@ func (m dpdkMachine) hugePages(w dpdkWish) finding {
 		freeMiB += n * size.mib
 		sizes = append(sizes, fmt.Sprintf("%d of %d MiB", n, size.mib))
 	}
-	mounted := m.mounted("hugetlbfs")
-	reserve := fmt.Sprintf("sysctl vm.nr_hugepages=%d", wantedMiB/2)
-	const mount = "mkdir -p /dev/hugepages && mount -t hugetlbfs nodev /dev/hugepages"
 	switch {
 	case w.configured && !w.huge:
 		f.ok, f.say = true, fmt.Sprintf("not asked for: %d MiB of ordinary pages", wantedMiB)
 	case freeMiB < wantedMiB:
 		f.fatal = w.configured
 		f.say = fmt.Sprintf("free: %s; want %d MiB", cmp.Or(strings.Join(sizes, ", "), "none"), wantedMiB)
-		f.mend = reserve
-		if mounted == "" {
-			f.mend += " && " + mount
-		}
-	case mounted == "":
-		f.fatal = w.configured
-		f.say, f.mend = fmt.Sprintf("free: %s, but no hugetlbfs is mounted", strings.Join(sizes, ", ")), mount
+		// Beside those that somebody has.
+		had, _ := m.number("/proc/sys/vm/nr_hugepages")
+		f.mend = fmt.Sprintf("sysctl vm.nr_hugepages=%d", had+(wantedMiB-freeMiB+1)/2)
 	default:
-		f.ok, f.say = true, fmt.Sprintf("free: %s, on %s", strings.Join(sizes, ", "), mounted)
+		f.ok, f.say = true, "free: "+strings.Join(sizes, ", ")
 	}
 	return f
 }
@@ -532,17 +526,6 @@ func (m dpdkMachine) link(name string) string {
 		return ""
 	}
 	return filepath.Base(target)
-}
-
-// mounted is where a file system of that type is, empty where it is nowhere.
-func (m dpdkMachine) mounted(kind string) string {
-	text, _ := m.text("/proc/self/mounts")
-	for line := range strings.Lines(text) {
-		if fields := strings.Fields(line); len(fields) > 2 && fields[2] == kind {
-			return fields[1]
-		}
-	}
-	return ""
 }
 
 // dpdkWishOf is what a configuration wants of DPDK.

@@ -13,39 +13,39 @@ func dpdkServer() map[string]string {
 	return map[string]string{
 		"/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages":    "512",
 		"/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages": "0",
-		"/proc/self/mounts":                                 "proc /proc proc rw 0 0\nhugetlbfs /dev/hugepages hugetlbfs rw,pagesize=2M 0 0\n",
-		"/proc/self/status":                                 "Name:\tpenstock\nCapEff:\t0000000000000000\n",
-		"/proc/self/limits":                                 "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         unlimited            unlimited            bytes\n",
-		"/proc/cpuinfo":                                     "vendor_id\t: GenuineIntel\n",
-		"/proc/net/route":                                   "Iface\tDestination\tGateway\neno1\t00000000\t0102000A\n",
-		"/sys/kernel/iommu_groups/7/type":                   "DMA",
-		"/sys/bus/pci/drivers/vfio-pci/module":              "",
-		"/sys/devices/system/node/online":                   "0-1",
-		"/sys/devices/system/node/node0/cpulist":            "0-3",
-		"/sys/devices/system/node/node1/cpulist":            "4-7",
-		"/sys/devices/system/cpu/online":                    "0-7",
-		"/sys/devices/system/cpu/isolated":                  "6-7",
-		"/sys/bus/pci/devices/0000:3b:00.0/class":           "0x020000",
-		"/sys/bus/pci/devices/0000:3b:00.0/numa_node":       "1",
-		"/sys/bus/pci/devices/0000:3b:00.0/driver":          "-> /sys/bus/pci/drivers/vfio-pci",
-		"/sys/bus/pci/devices/0000:3b:00.0/iommu_group":     "-> /sys/kernel/iommu_groups/7",
-		"/sys/kernel/iommu_groups/7/devices/0000:3b:00.0/x": "",
-		"/sys/bus/pci/devices/0000:01:00.0/class":           "0x020000",
-		"/sys/bus/pci/devices/0000:01:00.0/numa_node":       "0",
-		"/sys/bus/pci/devices/0000:01:00.0/driver":          "-> /sys/bus/pci/drivers/i40e",
-		"/sys/bus/pci/devices/0000:01:00.0/net/eno1/mtu":    "1500",
-		"/sys/bus/pci/devices/0000:02:00.0/class":           "0x020000",
-		"/sys/bus/pci/devices/0000:02:00.0/driver":          "-> /sys/bus/pci/drivers/i40e",
-		"/sys/bus/pci/devices/0000:02:00.0/net/eno2/mtu":    "1500",
-		"/sys/bus/pci/devices/0000:5e:00.0/class":           "0x020000",
-		"/sys/bus/pci/devices/0000:5e:00.0/driver":          "-> /sys/bus/pci/drivers/mlx5_core",
-		"/sys/bus/pci/devices/0000:00:02.0/class":           "0x020000",
-		"/sys/bus/pci/devices/0000:86:00.0/class":           "0x030200",
-		"/sys/bus/pci/devices/0000:86:00.0/vendor":          "0x10de",
-		"/sys/bus/pci/devices/0000:86:00.0/numa_node":       "1",
-		"/sys/class/net/veth1/operstate":                    "up",
-		"/sys/class/net/veth1/mtu":                          "1500",
-		"/dev/net/tun":                                      "",
+		"/proc/sys/vm/nr_hugepages":                                   "640",
+		"/proc/self/status":                                           "Name:\tpenstock\nCapEff:\t0000000000000000\n",
+		"/proc/self/limits":                                           "Limit  Soft Limit  Hard Limit  Units\nMax locked memory         unlimited            unlimited            bytes\n",
+		"/proc/cpuinfo":                                               "vendor_id\t: GenuineIntel\n",
+		"/proc/net/route":                                             "Iface\tDestination\tGateway\neno1\t00000000\t0102000A\n",
+		"/sys/kernel/iommu_groups/7/type":                             "DMA",
+		"/sys/bus/pci/drivers/vfio-pci/module":                        "",
+		"/sys/devices/system/node/online":                             "0-1",
+		"/sys/devices/system/node/node0/cpulist":                      "0-3",
+		"/sys/devices/system/node/node1/cpulist":                      "4-7",
+		"/sys/devices/system/cpu/online":                              "0-7",
+		"/sys/devices/system/cpu/isolated":                            "6-7",
+		"/sys/bus/pci/devices/0000:3b:00.0/class":                     "0x020000",
+		"/sys/bus/pci/devices/0000:3b:00.0/numa_node":                 "1",
+		"/sys/bus/pci/devices/0000:3b:00.0/driver":                    "-> /sys/bus/pci/drivers/vfio-pci",
+		"/sys/bus/pci/devices/0000:3b:00.0/iommu_group":               "-> /sys/kernel/iommu_groups/7",
+		"/sys/kernel/iommu_groups/7/devices/0000:3b:00.0/x":           "",
+		"/sys/bus/pci/devices/0000:01:00.0/class":                     "0x020000",
+		"/sys/bus/pci/devices/0000:01:00.0/numa_node":                 "0",
+		"/sys/bus/pci/devices/0000:01:00.0/driver":                    "-> /sys/bus/pci/drivers/i40e",
+		"/sys/bus/pci/devices/0000:01:00.0/net/eno1/mtu":              "1500",
+		"/sys/bus/pci/devices/0000:02:00.0/class":                     "0x020000",
+		"/sys/bus/pci/devices/0000:02:00.0/driver":                    "-> /sys/bus/pci/drivers/i40e",
+		"/sys/bus/pci/devices/0000:02:00.0/net/eno2/mtu":              "1500",
+		"/sys/bus/pci/devices/0000:5e:00.0/class":                     "0x020000",
+		"/sys/bus/pci/devices/0000:5e:00.0/driver":                    "-> /sys/bus/pci/drivers/mlx5_core",
+		"/sys/bus/pci/devices/0000:00:02.0/class":                     "0x020000",
+		"/sys/bus/pci/devices/0000:86:00.0/class":                     "0x030200",
+		"/sys/bus/pci/devices/0000:86:00.0/vendor":                    "0x10de",
+		"/sys/bus/pci/devices/0000:86:00.0/numa_node":                 "1",
+		"/sys/class/net/veth1/operstate":                              "up",
+		"/sys/class/net/veth1/mtu":                                    "1500",
+		"/dev/net/tun":                                                "",
 	}
 }
 
@@ -94,7 +94,7 @@ var aCard = dpdkWish{configured: true, port: "0000:3b:00.0", lcores: []int{6, 7}
 func TestDoctorFindsNothingWrongWithAServerThatIsReadyForDPDK(t *testing.T) {
 	found := examined(t, dpdkServer(), aCard)
 	expect(t, found, "dpdk", true, "DPDK 22.11.11; packets come from 0000:3b:00.0", "")
-	expect(t, found, "dpdk huge pages", true, "free: 512 of 2 MiB, on /dev/hugepages", "")
+	expect(t, found, "dpdk huge pages", true, "free: 512 of 2 MiB", "")
 	expect(t, found, "iommu, vfio", true, "1 groups, vfio-pci loaded", "")
 	expect(t, found, "nic 0000:3b:00.0", true, "vfio-pci", "")
 	expect(t, found, "numa", true, "2 nodes: card on node 1, GPU 0000:86:00.0 on node 1, core 6 on node 1, core 7 on node 1", "")
@@ -128,12 +128,10 @@ func TestDoctorSaysWhatKeepsDPDKFromAServerAndTheCommandThatMendsIt(t *testing.T
 		what, say, mend string
 		fatal           bool
 	}{
-		{"no huge pages", []string{"/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3"}, aCard,
-			"dpdk huge pages", "free: 3 of 2 MiB; want 512 MiB", "sysctl vm.nr_hugepages=256", true},
-		{"nowhere mounted", []string{"/proc/self/mounts", "proc /proc proc rw 0 0"}, aCard,
-			"dpdk huge pages", "no hugetlbfs is mounted", "mount -t hugetlbfs nodev /dev/hugepages", true},
-		{"neither", []string{"/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "0", "/proc/self/mounts", ""}, aCard,
-			"dpdk huge pages", "free: none", "sysctl vm.nr_hugepages=256 && mkdir -p /dev/hugepages && mount", true},
+		{"few huge pages", []string{"/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3"}, aCard,
+			"dpdk huge pages", "free: 3 of 2 MiB; want 512 MiB", "sysctl vm.nr_hugepages=893", true}, // 640 + 256 - 3
+		{"no huge pages", []string{"/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "0", "/proc/sys/vm/nr_hugepages", "0"}, aCard,
+			"dpdk huge pages", "free: none", "sysctl vm.nr_hugepages=256", true},
 		{"a card that is not there", nil, card(func(w *dpdkWish) { w.port = "0000:99:00.0" }),
 			"nic 0000:99:00.0", "there is no such PCI device", "lspci -D -d ::0200", true},
 		{"a GPU", nil, card(func(w *dpdkWish) { w.port = "0000:86:00.0" }),
