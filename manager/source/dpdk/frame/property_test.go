@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/gopacket/gopacket"
@@ -125,7 +126,12 @@ func TestOthersReadWhatIsPut(t *testing.T) {
 			t.Fatalf("payload %x, want %x", udp.Payload, l.payload)
 		}
 		udp.SetNetworkLayerForChecksum(p.NetworkLayer())
-		if err, wrong := p.VerifyChecksums(); err != nil || len(wrong) > 0 {
+		err, wrong := p.VerifyChecksums()
+		wrong = slices.DeleteFunc(wrong, func(m gopacket.ChecksumMismatch) bool {
+			// What the payload is taken for by its port has none of ours.
+			return m.Layer != gopacket.Layer(udp) && m.Layer != gopacket.Layer(p.NetworkLayer())
+		})
+		if err != nil || len(wrong) > 0 {
 			t.Fatalf("checksums: %v %v", err, wrong)
 		}
 	})
