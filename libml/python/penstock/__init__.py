@@ -56,7 +56,7 @@ class DeviceLost(Exception):
 
 class Framework:
     """The paper's six callbacks (GSLICE section 3.1). Override those that the model
-    needs; an exception is the reason of a failure, and its last line what the operator
+    needs; an exception is the reason of a failure, and its first line what the operator
     sees. The order of calls, the threads and what may be touched when is in penstock.h.
     """
 
