@@ -89,8 +89,7 @@ func TestANodeDrainsWithoutItsPort(t *testing.T) {
 	}
 }
 
-// TestAKilledManagerLeavesNothingAndStartsAgain kills it in the middle of traffic, on
-// ordinary pages and on huge ones.
+// TestAKilledManagerLeavesNothingAndStartsAgain kills it in the middle of traffic.
 func TestAKilledManagerLeavesNothingAndStartsAgain(t *testing.T) {
 	for _, d := range devices {
 		t.Run(d.name, func(t *testing.T) {
