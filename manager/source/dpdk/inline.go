@@ -29,6 +29,8 @@ func (g *Group) MAC() [6]byte { return g.face.Load().host.MAC }
 
 // Link reports whether the port's link is up now.
 func (g *Group) Link() bool {
+	g.mu.Lock() // a device that comes and goes does so under it
+	defer g.mu.Unlock()
 	up, _ := g.device.Link()
 	return up
 }

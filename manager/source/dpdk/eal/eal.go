@@ -68,7 +68,7 @@ func (o Options) Args() []string {
 	switch {
 	case o.NoHuge:
 		args = append(args, "--no-huge", "--no-shconf", "-m", strconv.Itoa(o.MemoryMiB))
-	case o.Socket > 0:
+	case o.Socket >= 0: // -m would spread it over the nodes
 		args = append(args, "--in-memory", "--single-file-segments", "--socket-mem", strings.Repeat("0,", o.Socket)+strconv.Itoa(o.MemoryMiB))
 	default:
 		args = append(args, "--in-memory", "--single-file-segments", "-m", strconv.Itoa(o.MemoryMiB))
