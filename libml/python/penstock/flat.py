@@ -11,12 +11,19 @@ is not dense in its shape's order (channels_last) says its strides in __metadata
 
 import json
 import mmap
+import operator
 import os
 import struct
 
 ALIGN = 256  # CUDA's own allocations; cuDNN's fastest kernels ask for 16
 
 LARGEST_HEADER = 64 << 20
+
+# Bytes of an element, by dtype.
+SIZES = {
+    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
+}
 
 
 class Entry:
@@ -34,6 +41,15 @@ def dense(shape):
         strides.append(step)
         step *= d
     return tuple(reversed(strides))
+
+
+def reach(shape, strides):
+    """How many elements lie from a tensor's first to behind its last."""
+    if len(shape) != len(strides) or any(n < 0 for n in tuple(shape) + tuple(strides)):
+        raise TypeError("shape %s with strides %s" % (list(shape), list(strides)))
+    if 0 in shape:
+        return 0
+    return 1 + sum((d - 1) * s for d, s in zip(shape, strides))
 
 
 def write(path, tensors):
@@ -81,12 +97,17 @@ def read(path):
         metadata = header.pop("__metadata__", {})
         entries = {}
         for name, h in header.items():
-            begin, end = (8 + length + offset for offset in h["data_offsets"])
+            offsets = [8 + length + operator.index(at) for at in h["data_offsets"]]
+            if len(offsets) != 2:
+                raise TypeError("%s has %d offsets" % (name, len(offsets)))
+            begin, end = offsets
             shape = tuple(h["shape"])
             strides = json.loads(metadata.get("strides:" + name, "null")) or dense(shape)
             if not 8 + length <= begin <= end <= size:
                 raise ValueError("%s: %s lies at %d to %d of %d bytes: the file is cut short" % (path, name, begin, end, size))
+            if reach(shape, strides) * SIZES[h["dtype"]] > end - begin:
+                raise ValueError("%s: %s is %s of %s, and has %d bytes" % (path, name, list(shape), h["dtype"], end - begin))
             entries[name] = Entry(h["dtype"], shape, strides, begin, end)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as e:
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as e:
         raise ValueError("%s: its header is not that of a flat file of weights (%s)" % (path, e)) from None
     return memory, entries

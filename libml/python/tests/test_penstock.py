@@ -150,6 +150,12 @@ class Flat(unittest.TestCase):
             "a list": struct.pack("<Q", 2) + b"[]1234", "cut short": struct.pack("<Q", len(good)) + good + b"123",
             "backwards": struct.pack("<Q", 54) + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}}' + b"1234",
             "before the data": struct.pack("<Q", 55) + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[-4,0]}}' + b"1234",
+            "one offset": struct.pack("<Q", 52) + b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4]}}' + b"1234",
+            "a shape beyond its bytes": struct.pack("<Q", 54) + b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}' + b"12345678",
+            "a negative shape": struct.pack("<Q", 55) + b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}' + b"1234",
+            "no such type": struct.pack("<Q", 54) + b'{"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}}' + b"1234",
+            "strides beyond its bytes": struct.pack("<Q", 91) + (
+                b'{"__metadata__":{"strides:a":"[8]"},"a":{"dtype":"U8","shape":[2],"data_offsets":[0,4]}}   ') + b"1234",
             "no offsets": struct.pack("<Q", 32) + b'{"a":{"dtype":"F32","shape":[1]}}'[:32] + b"1234",
         }.items():
             with open(self.path, "wb") as f:
