@@ -7,6 +7,21 @@ import (
 	"testing"
 )
 
+// A poller that is idle keeps mbufs that no other gets: all of them together fewer than
+// the sixteenth that a group calls few.
+func TestIdlePollersKeepFewMbufs(t *testing.T) {
+	for _, mbufs := range []int{256, 1024, 40_000, 1 << 20} {
+		for _, lcores := range []int{2, 4, 64} {
+			if kept := lcores * cacheOf(mbufs, lcores) * 3 / 2; kept >= mbufs/16 {
+				t.Errorf("%d pollers keep %d of %d mbufs", lcores, kept, mbufs)
+			}
+		}
+	}
+	if got := cacheOf(4096, 1); got != cacheMbufs {
+		t.Errorf("a single poller keeps %d", got)
+	}
+}
+
 func TestMemoryLiesWhereTheNICIs(t *testing.T) {
 	for socket, want := range map[int]string{-1: "-m 512", 0: "--socket-mem 512", 2: "--socket-mem 0,0,512"} {
 		args := strings.Join(Options{MemoryMiB: 512, Socket: socket}.Args(), " ")

@@ -79,7 +79,6 @@ type Device struct {
 	// which interfaces are there is asked through it, from any thread.
 	iface   uint32
 	network int
-	probe   bool
 	run     bool
 	absent  bool // there is no device of that id now
 }
@@ -128,7 +127,7 @@ func (d *Device) attach() error {
 	if err := code(C.pst_probe(cspec, cname, &d.id)); err != nil {
 		return fmt.Errorf("attach %s: %w", d.spec, explainProbe(name, err))
 	}
-	d.probe, d.absent = true, false
+	d.absent = false
 	return d.readInfo()
 }
 
@@ -248,7 +247,7 @@ func (d *Device) Leave() error {
 		C.pst_stop(d.id, d.port)
 		d.run = false
 	}
-	if err := code(C.pst_remove(d.id)); err != nil {
+	if err := code(C.pst_remove(d.id)); err != nil && !errors.Is(err, unix.ENODEV) { // gone already
 		return fmt.Errorf("let go of DPDK port %s: %w", d.spec, err)
 	}
 	d.absent = true
@@ -258,17 +257,20 @@ func (d *Device) Leave() error {
 // Return makes or takes a device anew that was left, and sets it up as it was. Pollers
 // may start then; its rules are gone.
 func (d *Device) Return() (Taken, error) {
-	if err := d.attach(); err != nil {
-		return Taken{}, err
+	err := d.attach()
+	if err == nil {
+		err = d.configure(d.config, d.pool)
 	}
-	err := d.configure(d.config, d.pool)
 	if err == nil {
 		d.port.id = d.id
 		storeWord(&d.port.removed, 0)
 		err = d.Start()
 	}
+	if err != nil && !d.absent {
+		err = errors.Join(err, d.Leave())
+	}
 	if err != nil {
-		return Taken{}, errors.Join(err, d.Leave())
+		return Taken{}, err
 	}
 	return d.taken, nil
 }

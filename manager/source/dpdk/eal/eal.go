@@ -86,6 +86,7 @@ var environment struct {
 	mu      sync.Mutex // guards the following
 	args    []string
 	lcores  []uint // of those that poll, the free ones
+	polling int    // all of those
 	started bool
 	failed  error
 }
@@ -116,7 +117,16 @@ func Start(o Options) error {
 			e.lcores = append(e.lcores, id)
 		}
 	}
+	e.polling = len(e.lcores)
 	return nil
+}
+
+// polling is how many lcores poll, or may.
+func polling() int {
+	e := &environment
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.polling
 }
 
 // Started reports whether the environment runs.

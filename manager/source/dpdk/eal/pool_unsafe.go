@@ -31,6 +31,16 @@ const HeadroomBytes = 128
 // cacheMbufs is what an lcore keeps for itself, at most RTE_MEMPOOL_CACHE_MAX_SIZE.
 const cacheMbufs = 256
 
+// cacheOf is that for a pool that so many lcores take from. One has its own at hand; of
+// several each may keep half as much again that no other gets, and all together must not
+// have so many that a pool looks fuller than it is: 3 of 128.
+func cacheOf(mbufs, lcores int) int {
+	if lcores > 1 {
+		return min(cacheMbufs, mbufs/(64*lcores))
+	}
+	return min(cacheMbufs, mbufs/8)
+}
+
 // Pool is packet memory: mbufs of one size, in one file. Its methods may be called
 // from any goroutine.
 type Pool struct {
@@ -78,7 +88,7 @@ func (m *Memory) PageBytes() int { return m.page }
 // net_af_xdp takes mbufs to lie closely: it would drop what lands in the last third.
 func NewPool(name string, mbufs, roomBytes, socket int, dma bool) (*Pool, error) {
 	options := []mempool.Option{
-		mempool.OptCacheSize(uint32(min(cacheMbufs, mbufs/8))), mempool.OptSocket(socket),
+		mempool.OptCacheSize(uint32(cacheOf(mbufs, polling()))), mempool.OptSocket(socket),
 		mempool.OptPrivateDataSize(C.sizeof_struct_pst_private),
 	}
 	if !dma {
