@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"errors"
 	"net/netip"
 
 	"github.com/penstock/penstock/configs"
@@ -92,11 +93,19 @@ type dpdkPorts struct {
 }
 
 func (p dpdkPorts) open(port uint16) (sources []source.Source, closeSlab func() error, err error) {
-	src, err := p.group.Listen(port)
+	all, err := p.group.ListenSeveral(port, p.group.Queues())
 	if err != nil {
 		return nil, nil, err
 	}
-	return []source.Source{src}, src.CloseSlab, nil
+	for _, src := range all {
+		sources = append(sources, src)
+	}
+	return sources, func() (err error) {
+		for _, src := range all {
+			err = errors.Join(err, src.CloseSlab())
+		}
+		return err
+	}, nil
 }
 
 func (p dpdkPorts) address() netip.Addr { return p.addr }

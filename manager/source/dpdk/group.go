@@ -72,8 +72,8 @@ type Group struct {
 	closing atomic.Bool
 	threads sync.WaitGroup
 
-	mu      sync.Mutex // guards the following
-	byPort  map[uint16]*Source
+	mu      sync.Mutex         // guards the following
+	byPort  map[uint16]*Source // the first of each port's
 	numbers [eal.MaxSinks]bool
 	queues  []bool // which have rules that lead there
 	closed  bool
@@ -415,7 +415,7 @@ func (g *Group) handle(e eal.Entry, now int64) (taken bool) {
 		// what came while its source opened or closed.
 		g.mu.Lock()
 		s := g.byPort[d.To.Port()]
-		taken = s != nil && s.sink.Put(e)
+		taken = s != nil && s.members[eal.Member(d.From, len(s.members))].sink.Put(e)
 		g.mu.Unlock()
 		if taken {
 			return true
@@ -605,16 +605,36 @@ func (g *Group) low(s *Source) bool {
 		g.lowSince.CompareAndSwap(0, now)
 		since = now
 	}
-	most := s
+	most := s.first
 	for _, other := range sources {
-		if other.held.Load() > most.held.Load() {
+		if other == other.first && other.heldByAll() > most.heldByAll() {
 			most = other
 		}
 	}
+	most = most.holder()
 	if most != s {
 		most.ask()
 	}
 	return s.held.Load() > 0 && (most == s || now-since > int64(lowPatience))
+}
+
+// heldByAll is how many mbufs the sources of s's port hold.
+func (s *Source) heldByAll() (n int64) {
+	for _, m := range s.members {
+		n += m.held.Load()
+	}
+	return n
+}
+
+// holder is the source of s's port that holds the most.
+func (s *Source) holder() *Source {
+	most := s
+	for _, m := range s.members {
+		if m.held.Load() > most.held.Load() {
+			most = m
+		}
+	}
+	return most
 }
 
 // lowPatience is how long the largest holder alone is asked for mbufs.

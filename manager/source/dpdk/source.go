@@ -26,9 +26,16 @@ const takeAtOnce = 256
 // noRoomPause is how long Receive lets others release when mbufs are few.
 const noRoomPause = 200 * time.Microsecond
 
-// Source is a function's UDP port on a Group. It implements source.Source.
+// Source is a function's UDP port on a Group, or one of several that share its clients. It
+// implements source.Source.
 type Source struct {
-	group    *Group
+	group *Group
+	// first is the one of its port's sources that is attached and has the rules; members
+	// are all of them, first itself among them.
+	first    *Source
+	members  []*Source
+	detached bool         // of first: no frame comes any more; Group.mu
+	slabs    atomic.Int32 // of first: how many have not given the memory up
 	sink     *eal.Sink
 	number   uint32
 	local    netip.AddrPort
@@ -64,14 +71,31 @@ var _ source.Source = (*Source)(nil)
 
 // Listen opens a function's UDP port, 0 for any free one.
 func (g *Group) Listen(port uint16) (*Source, error) {
-	s, err := g.listen(port)
+	sources, err := g.ListenSeveral(port, 1)
+	if err != nil {
+		return nil, err
+	}
+	return sources[0], nil
+}
+
+// ListenSeveral opens a function's UDP port, 0 for any free one, as so many sources: each
+// has some of the clients, and all that these send, whatever queue it comes by. The first
+// that is closed closes the port for all; each is closed, and its memory given up.
+func (g *Group) ListenSeveral(port uint16, sources int) ([]*Source, error) {
+	all, err := g.listen(port, sources)
 	if err != nil {
 		return nil, fmt.Errorf("open UDP port %d of DPDK port %s: %w", port, g.options.Port, err)
 	}
-	return s, nil
+	return all, nil
 }
 
-func (g *Group) listen(port uint16) (*Source, error) {
+// Queues is how many receive queues the port has.
+func (g *Group) Queues() int { return g.options.Queues }
+
+func (g *Group) listen(port uint16, sources int) (all []*Source, err error) {
+	if sources < 1 || sources > eal.MaxMembers {
+		return nil, fmt.Errorf("%d sources: want 1 to %d", sources, eal.MaxMembers)
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
@@ -91,40 +115,63 @@ func (g *Group) listen(port uint16) (*Source, error) {
 	if number < 0 {
 		return nil, fmt.Errorf("there are %d functions, as many as a port has room for", eal.MaxSinks-1)
 	}
-	sink, err := g.device.NewSink(number, len(g.pollers), g.ringEntries())
-	if err != nil {
-		return nil, err
+	var sinks []*eal.Sink
+	for range sources {
+		sink, err := g.device.NewSink(number, len(g.pollers), g.ringEntries())
+		if err != nil {
+			for _, sink := range sinks {
+				err = errors.Join(err, sink.Close())
+			}
+			return nil, err
+		}
+		sinks = append(sinks, sink)
 	}
-	s := &Source{
-		group: g, sink: sink, number: uint32(number),
-		local:    netip.AddrPortFrom(g.address(), port),
-		learner:  frame.Learner{Table: g.table},
-		entries:  make([]eal.Entry, takeAtOnce),
-		unwanted: make([]uint64, 0, takeAtOnce),
-		mine:     make([]uint8, g.pool.Mbufs()),
+	for _, sink := range sinks {
+		s := &Source{
+			group: g, sink: sink, number: uint32(number),
+			local:    netip.AddrPortFrom(g.address(), port),
+			learner:  frame.Learner{Table: g.table},
+			entries:  make([]eal.Entry, takeAtOnce),
+			unwanted: make([]uint64, 0, takeAtOnce),
+			mine:     make([]uint8, g.pool.Mbufs()),
+		}
+		s.own.init(g.options.Addresses)
+		all = append(all, s)
 	}
-	s.queue.Store(int32(number % len(g.senders)))
-	s.own.init(g.options.Addresses)
+	for _, s := range all {
+		s.first, s.members = all[0], all
+	}
+	first := all[0]
+	first.slabs.Store(int32(sources))
+	first.sendBy(number)
 	g.numbers[number] = true
-	g.byPort[port] = s
+	g.byPort[port] = first
 	g.publish()
-	sink.Attach(port)
-	g.steerLocked(s)
-	return s, nil
+	sinks[0].Lead(sinks)
+	sinks[0].Attach(port)
+	g.steerLocked(first)
+	return all, nil
+}
+
+// sendBy has the sources of a port send by different queues, the first by that one.
+func (s *Source) sendBy(queue int) {
+	for i, m := range s.members {
+		m.queue.Store(int32((queue + i) % len(s.group.senders)))
+	}
 }
 
 // publish renews the list that readers without the lock see, and with more than one
 // source keeps one that lags from taking every mbuf. mu is held.
 func (g *Group) publish() {
 	backlog := g.pool.Mbufs()
-	if len(g.byPort) > 1 {
+	var list []*Source
+	for _, s := range g.byPort {
+		list = append(list, s.members...)
+	}
+	if len(list) > 1 {
 		backlog /= 2
 	}
 	g.device.SetBacklog(max(backlog, 1))
-	var list []*Source
-	for _, s := range g.byPort {
-		list = append(list, s)
-	}
 	g.sources.Store(&list)
 }
 
@@ -151,7 +198,7 @@ func (g *Group) steerLocked(s *Source) {
 	}
 	g.queues[queue] = true
 	s.rules = rules
-	s.queue.Store(int32(queue))
+	s.sendBy(queue)
 	s.steering = fmt.Sprintf("queue %d by rule (rte_flow)", queue)
 }
 
@@ -177,6 +224,9 @@ func (s *Source) CloseSlab() error {
 			mbuf[0] = g.pool.Offset(number)
 			s.free(mbuf[:])
 		}
+	}
+	if s.first.slabs.Add(-1) > 0 {
+		return nil
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -407,18 +457,7 @@ func (s *Source) Close() error {
 	}
 	g := s.group
 	s.sink.Wake()
-	g.mu.Lock()
-	delete(g.byPort, s.local.Port())
-	g.publish()
-	s.sink.Detach(s.local.Port())
-	err := g.device.Unsteer(s.rules)
-	if s.rules != nil {
-		g.queues[s.queue.Load()] = false
-	}
-	for _, p := range g.pollers {
-		p.Turn()
-	}
-	g.mu.Unlock()
+	err := g.detach(s.first)
 	s.mu.Lock()
 	s.full.Store(s.sink.Full())
 	g.drain(s.sink)
@@ -428,4 +467,26 @@ func (s *Source) Close() error {
 		return fmt.Errorf("close UDP port %d of DPDK port %s: %w", s.local.Port(), g.options.Port, err)
 	}
 	return nil
+}
+
+// detach keeps frames out of the sources of a port: when it returns no poller has a hold
+// of their sinks. Those after the first call do nothing.
+func (g *Group) detach(first *Source) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if first.detached {
+		return nil
+	}
+	first.detached = true
+	delete(g.byPort, first.local.Port())
+	g.publish()
+	first.sink.Detach(first.local.Port())
+	err := g.device.Unsteer(first.rules)
+	if first.rules != nil {
+		g.queues[first.queue.Load()] = false
+	}
+	for _, p := range g.pollers {
+		p.Turn()
+	}
+	return err
 }

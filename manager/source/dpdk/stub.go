@@ -13,6 +13,12 @@ func Open(Options) (*Group, error) { return nil, ErrNotBuilt }
 // Listen opens a function's UDP port, 0 for any free one.
 func (*Group) Listen(uint16) (*Source, error) { return nil, ErrNotBuilt }
 
+// ListenSeveral opens a function's UDP port as so many sources.
+func (*Group) ListenSeveral(uint16, int) ([]*Source, error) { return nil, ErrNotBuilt }
+
+// Queues is how many receive queues the port has.
+func (*Group) Queues() int { return 0 }
+
 // Stats reads the counters.
 func (*Group) Stats() GroupStats { return GroupStats{} }
 

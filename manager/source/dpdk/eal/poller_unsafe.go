@@ -6,8 +6,10 @@ package eal
 import "C"
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 	"unsafe"
 
@@ -184,6 +186,34 @@ func (s *Sink) Attach(udpPort uint16) {
 	if s.number != Control {
 		storeByte(&s.device.port.table[udpPort], uint8(s.number))
 	}
+}
+
+// Lead has each client's frames go to one of members, which Member tells; s is their first,
+// and the one that is attached. None is closed before s is detached.
+func (s *Sink) Lead(members []*Sink) {
+	for i, m := range members {
+		s.sink.member[i] = m.sink
+	}
+	s.sink.members = C.uint32_t(len(members))
+}
+
+// MaxMembers are the most that a sink leads.
+const MaxMembers = C.PST_QUEUES
+
+// Member is which of several sinks has the frames of a client, as the pollers have it.
+func Member(client netip.AddrPort, members int) int {
+	const factor = C.PST_FLOW_FACTOR
+	var hash uint64
+	if client.Addr().Is4() {
+		b := client.Addr().As4()
+		hash = uint64(binary.BigEndian.Uint32(b[:]))
+	} else {
+		b := client.Addr().As16()
+		hash = binary.BigEndian.Uint64(b[:8])*factor ^ binary.BigEndian.Uint64(b[8:])
+	}
+	hash ^= uint64(client.Port()) << 32
+	hash *= factor
+	return int(hash >> 32 * uint64(members) >> 32)
 }
 
 // Detach keeps frames out. Each poller that runs has ended its turn (Turn) before the

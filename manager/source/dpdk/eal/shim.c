@@ -379,6 +379,34 @@ static inline uint32_t classify(const struct pst_port *port, const uint8_t *b, u
 	return port->table[b[at + 2] << 8 | b[at + 3]];
 }
 
+// Which of several members has a client's frames: a hash of its address and UDP port,
+// the one of Member in poller_unsafe.go. classify has found the frame to be plain UDP.
+static uint32_t member_of(const uint8_t *b, uint32_t members)
+{
+	uint32_t at = 12;
+	uint32_t type = b[at] << 8 | b[at + 1];
+	while (type == RTE_ETHER_TYPE_VLAN || type == RTE_ETHER_TYPE_QINQ) {
+		at += 4;
+		type = b[at] << 8 | b[at + 1];
+	}
+	at += 2;
+	uint64_t hash, rest;
+	rte_be32_t v4;
+	if (type == RTE_ETHER_TYPE_IPV4) {
+		memcpy(&v4, b + at + 12, sizeof v4);
+		hash = rte_be_to_cpu_32(v4);
+		at += (b[at] & 0xf) * 4;
+	} else {
+		memcpy(&hash, b + at + 8, sizeof hash);
+		memcpy(&rest, b + at + 16, sizeof rest);
+		hash = rte_be_to_cpu_64(hash) * PST_FLOW_FACTOR ^ rte_be_to_cpu_64(rest);
+		at += 40;
+	}
+	hash ^= (uint64_t)(b[at] << 8 | b[at + 1]) << 32;
+	hash *= PST_FLOW_FACTOR;
+	return (hash >> 32) * members >> 32;
+}
+
 static inline uint16_t flags_of(const struct rte_mbuf *m)
 {
 	uint16_t flags = 0;
@@ -451,6 +479,8 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 		struct pst_sink *sink = load_acquire(&port->sinks[classify(port, frame, length)]);
 		if (unlikely(sink == NULL))
 			sink = port->sinks[0]; // its owner is leaving
+		if (sink->members > 1)
+			sink = sink->member[member_of(frame, sink->members)];
 		struct pst_ring *ring = sink->rings[p->producer];
 		uint32_t most = sink == port->sinks[0] ? strays : backlog;
 		if (unlikely(ring->next - ring->seen >= most)) {

@@ -20,6 +20,8 @@
 #define PST_UDP_BAD 8
 #define PST_TAGGED 16     // tag was taken off the frame
 
+#define PST_FLOW_FACTOR UINT64_C(0x9e3779b97f4a7c15) // 2^64 / the golden ratio, odd
+
 // struct rte_pktmbuf_pool_private and RTE_MEMPOOL_F_NO_IOVA_CONTIG, which shim.c compares.
 struct pst_private {
 	uint16_t room, priv;
@@ -51,7 +53,9 @@ struct pst_ring {
 struct pst_sink {
 	uint32_t sleeping; // the consumer is asleep, or about to be, and wants event written
 	int32_t event;     // an eventfd
+	uint32_t members;  // more than 1: each flow's frames go to one of member
 	struct pst_ring *rings[PST_PRODUCERS];
+	struct pst_sink *member[PST_QUEUES];
 };
 
 // Packet memory, and whose frames are whose.
