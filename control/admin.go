@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // AdminSocket is the name of the manager's Unix socket, in the runtime folder,
@@ -49,12 +50,12 @@ type ShareOrder struct {
 
 // SendOrder sends an order to the manager whose runtime folder is dir, and returns
 // the line that says what was done.
-func SendOrder(dir, path string, order any) (done string, err error) {
+func SendOrder(ctx context.Context, dir, path string, order any) (done string, err error) {
 	body, err := json.Marshal(order)
 	if err != nil {
 		return "", fmt.Errorf("encode order: %w", err)
 	}
-	request, err := http.NewRequest(http.MethodPost, "http://manager"+path, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://manager"+path, bytes.NewReader(body))
 	if err != nil {
 		return "", fmt.Errorf("make order: %w", err)
 	}
@@ -63,10 +64,16 @@ func SendOrder(dir, path string, order any) (done string, err error) {
 	return strings.TrimSpace(string(text)), err
 }
 
-// ReadStatus asks the manager whose runtime folder is dir how its functions are.
-func ReadStatus(dir string) (Status, error) {
+// statusPatience is how long a manager may take for its status, which is in its memory.
+const statusPatience = 5 * time.Second
+
+// ReadStatus asks the manager whose runtime folder is dir how its functions are. One that
+// hangs is given up after some seconds.
+func ReadStatus(ctx context.Context, dir string) (Status, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errMute)
+	defer cancel()
 	var s Status
-	request, err := http.NewRequest(http.MethodGet, "http://manager"+StatusPath, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://manager"+StatusPath, nil)
 	if err != nil {
 		return s, fmt.Errorf("ask for status: %w", err)
 	}
@@ -79,6 +86,9 @@ func ReadStatus(dir string) (Status, error) {
 	}
 	return s, nil
 }
+
+// errMute is why a status is not waited for any longer.
+var errMute = fmt.Errorf("no answer within %s: its process is stopped or hangs", statusPatience)
 
 // maxAnswer bounds what a manager may say at a time: the status of a few hundred
 // functions.
@@ -95,6 +105,9 @@ func ask(dir string, request *http.Request) ([]byte, error) {
 		},
 	}}
 	response, err := client.Do(request)
+	if cause := context.Cause(request.Context()); err != nil && cause != nil {
+		return nil, fmt.Errorf("reach manager: %w", cause)
+	}
 	if err != nil {
 		var noise *url.Error // "Post http://manager/add" is no place that a person knows
 		if errors.As(err, &noise) {

@@ -165,7 +165,7 @@ func (n *Node) Function(name string) (control.FunctionStatus, error) {
 
 // Order sends an order to the manager, as `penstock if` does.
 func (n *Node) Order(path string, order any) error {
-	_, err := control.SendOrder(n.Dir, path, order)
+	_, err := control.SendOrder(context.Background(), n.Dir, path, order)
 	return err
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"os"
@@ -69,7 +70,7 @@ the functions those of the file again.`,
 		Example: `  penstock if add face --port 5001 --slo 25ms
   penstock if add mine --model ./mine/card.yaml --port 0`,
 		Args: arguments(1),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if port < 0 || port > math.MaxUint16 {
 				return fmt.Errorf("--port %d: want 1 to %d, or 0 for any free one", port, math.MaxUint16)
 			}
@@ -81,7 +82,7 @@ the functions those of the file again.`,
 			if function.Model, err = cardPath(function.Model); err != nil {
 				return err
 			}
-			return send(folder(), control.AddPath, function)
+			return send(cmd.Context(), folder(), control.AddPath, function)
 		},
 	}
 	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
@@ -93,31 +94,31 @@ the functions those of the file again.`,
 	name := func(use, short, path string) *cobra.Command {
 		return &cobra.Command{
 			Use: use + " NAME", Short: short, Example: "  penstock if " + use + " face", Args: arguments(1),
-			RunE: func(_ *cobra.Command, args []string) error {
-				return send(folder(), path, control.NameOrder{Name: args[0]})
+			RunE: func(cmd *cobra.Command, args []string) error {
+				return send(cmd.Context(), folder(), path, control.NameOrder{Name: args[0]})
 			},
 		}
 	}
 	replace := &cobra.Command{
 		Use: "replace NAME CARD", Short: "Bring another model into a function; the old one serves until the new one can",
 		Example: `  penstock if replace face ./face-v2/card.yaml`, Args: arguments(2),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			model, err := cardPath(args[1])
 			if err != nil {
 				return err
 			}
-			return send(folder(), control.ReplacePath, control.ReplaceOrder{Name: args[0], Model: model})
+			return send(cmd.Context(), folder(), control.ReplacePath, control.ReplaceOrder{Name: args[0], Model: model})
 		},
 	}
 	share := &cobra.Command{
 		Use: "share NAME PERCENT", Short: "Give each instance of a function a share by hand",
 		Example: `  penstock if share face 40`, Args: arguments(2),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			percent, err := strconv.ParseFloat(strings.TrimSuffix(args[1], "%"), 64)
 			if err != nil {
 				return fmt.Errorf("share %q is no number: want percent, like 40", args[1])
 			}
-			return send(folder(), control.SharePath, control.ShareOrder{Name: args[0], SharePercent: percent})
+			return send(cmd.Context(), folder(), control.SharePath, control.ShareOrder{Name: args[0], SharePercent: percent})
 		},
 	}
 	cmd.AddCommand(listCommand(folder), add, name("remove", "Take a function off the running node", control.RemovePath),
@@ -126,8 +127,8 @@ the functions those of the file again.`,
 }
 
 // send sends an order and prints what was done.
-func send(dir, path string, order any) error {
-	done, err := control.SendOrder(dir, path, order)
+func send(ctx context.Context, dir, path string, order any) error {
+	done, err := control.SendOrder(ctx, dir, path, order)
 	if err == nil {
 		fmt.Println(done)
 	}

@@ -30,7 +30,7 @@ Lost requests were accepted and never answered; there must be none.`,
 			if output != "table" && output != "json" {
 				return fmt.Errorf("output %q: want table or json", output)
 			}
-			status, err := control.ReadStatus(folder())
+			status, err := control.ReadStatus(cmd.Context(), folder())
 			if err != nil {
 				return err
 			}
