@@ -80,7 +80,8 @@ class Framework:
 
     def infer_batch(self, slot, n):
         """Run a batch. On a CPU the outputs are written when it returns; on a GPU the
-        work is queued on env.stream(slot)."""
+        work is queued on env.stream(slot). Not called where env.graph gave the batch."""
+        raise NotImplementedError("%s has no infer_batch, and its configure_batch gave no graph" % type(self).__name__)
 
     def deinit(self):
         """Give everything back."""
@@ -369,6 +370,9 @@ def run(framework):
     returns after a drain, and raises Error. SIGTERM and SIGINT drain while it runs. It
     can be called once in a process. After DeviceLost end the process with os._exit, as
     main does."""
+    if not isinstance(framework, Framework):
+        raise Error("penstock.run: want an instance of a subclass of penstock.Framework, got %s" % (
+            "the class %s itself" % framework.__name__ if isinstance(framework, type) else type(framework).__name__))
     library = _library.load()
     process = _Process(library, framework)
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))

@@ -109,6 +109,22 @@ class Callbacks(unittest.TestCase):
             self.assertEqual(library.reason.decode(), penstock.reason_of(e))
             self.assertIn(b"Traceback", library.lines[0])
 
+    def test_a_framework_without_infer_batch_answers_nothing(self):
+        class Misspelt(penstock.Framework):
+            def inferbatch(self, slot, n):
+                pass
+        library = Recorder()
+        process = penstock._Process(library, Misspelt())
+        self.assertEqual(process.table.infer_batch(None, 0, 1), _library.FAILED)
+        self.assertIn("Misspelt has no infer_batch", library.reason.decode())
+
+    def test_what_is_no_framework_is_refused(self):
+        class Bare:
+            pass
+        for it, said in ((penstock.Framework, "got the class Framework itself"), (Bare(), "got Bare"), (None, "got NoneType")):
+            with self.assertRaisesRegex(penstock.Error, said):
+                penstock.run(it)
+
     def test_results_reach_the_caller(self):
         class Right(penstock.Framework):
             def link_model(self):
