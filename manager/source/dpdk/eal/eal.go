@@ -13,6 +13,8 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -107,6 +109,14 @@ func Start(o Options) error {
 	case e.failed != nil:
 		return fmt.Errorf("%w (and a process has one try: start it anew)", e.failed)
 	}
+	// The thread that makes others for those that are locked comes from here, not from an
+	// lcore (runtime.LockOSThread starts it).
+	runtime.LockOSThread()
+	runtime.UnlockOSThread()
+	var here unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &here); err != nil {
+		return fmt.Errorf("start DPDK: read the CPUs of this process: %w", err)
+	}
 	if _, err := rte.Init(args); err != nil {
 		e.failed = explainStart(o, err)
 		return e.failed
@@ -118,6 +128,48 @@ func Start(o Options) error {
 		}
 	}
 	e.polling = len(e.lcores)
+	if err := leaveAlone(e.lcores, &here); err != nil {
+		return fmt.Errorf("start DPDK: %w", err)
+	}
+	return nil
+}
+
+// leaveAlone keeps Go's threads off the lcores' CPUs. Go has made threads on lcores
+// already, which took their pins and names over: those move to cpus. It makes no more once
+// an lcore is locked.
+func leaveAlone(lcores []uint, cpus *unix.CPUSet) error {
+	own, pins := map[int]bool{}, map[unix.CPUSet]bool{}
+	for _, id := range lcores {
+		var set unix.CPUSet
+		var failed error
+		err := rte.ExecOnLcore(id, func(*rte.LcoreCtx) {
+			runtime.LockOSThread()
+			own[unix.Gettid()] = true
+			failed = unix.SchedGetaffinity(0, &set)
+		})
+		if err := errors.Join(err, failed); err != nil {
+			return fmt.Errorf("lock lcore %d: %w", id, err)
+		}
+		pins[set] = true
+	}
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return fmt.Errorf("list own threads: %w", err)
+	}
+	for _, task := range tasks {
+		id, err := strconv.Atoi(task.Name())
+		var set unix.CPUSet
+		if err != nil || own[id] || unix.SchedGetaffinity(id, &set) != nil || !pins[set] {
+			continue
+		}
+		if err := unix.SchedSetaffinity(id, cpus); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("move thread %d off an lcore's CPU: %w", id, err)
+		}
+		comm := "/proc/self/task/" + task.Name() + "/comm"
+		if name, err := os.ReadFile(comm); err == nil && strings.HasPrefix(string(name), "rte-worker-") {
+			_ = os.WriteFile(comm, []byte("penstock"), 0) // a name, for who looks
+		}
+	}
 	return nil
 }
 
