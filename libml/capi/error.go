@@ -35,7 +35,17 @@ type Error struct {
 	Reason string
 }
 
+// Error begins with the callback's name where it is infer_batch: of the others libml says
+// what it was doing.
 func (e *Error) Error() string {
+	if e.Callback == "infer_batch" {
+		return e.Callback + ": " + e.what()
+	}
+	return e.what()
+}
+
+// what says what went wrong in the callback.
+func (e *Error) what() string {
 	reason := e.Reason
 	if reason == "" {
 		reason = "it left no reason (penstock_error)"
@@ -43,14 +53,14 @@ func (e *Error) Error() string {
 	switch e.Code {
 	case Failed:
 	case OutOfMemory, DeviceLost:
-		return fmt.Sprintf("%s: %v: %s", e.Callback, e.Unwrap(), reason)
+		return fmt.Sprintf("%v: %s", e.Unwrap(), reason)
 	case NoHostStage:
-		return e.Callback + ": returned PENSTOCK_NO_HOST_STAGE, which only load_model may"
+		return e.Callback + " returned PENSTOCK_NO_HOST_STAGE, which only load_model may"
 	default:
-		return fmt.Sprintf("%s: returned %d, want PENSTOCK_OK (0), PENSTOCK_FAILED (1), PENSTOCK_OUT_OF_MEMORY (3) or PENSTOCK_DEVICE_LOST (4): %s",
-			e.Callback, e.Code, reason)
+		return fmt.Sprintf("returned %d, want PENSTOCK_OK (0), PENSTOCK_FAILED (1), PENSTOCK_OUT_OF_MEMORY (3) or PENSTOCK_DEVICE_LOST (4): %s",
+			e.Code, reason)
 	}
-	return e.Callback + ": " + reason
+	return reason
 }
 
 // Unwrap is what libml knows the error by, or nil.

@@ -176,7 +176,7 @@ func (f *Framework) LinkModel() (int64, error) {
 		return 0, failed("link_model", code)
 	}
 	if bytes < 0 {
-		return 0, fmt.Errorf("link_model: persistent_bytes is %d, want 0 or more", bytes)
+		return 0, fmt.Errorf("persistent_bytes is %d, want 0 or more", bytes)
 	}
 	return int64(bytes), nil
 }
@@ -213,7 +213,7 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 		}
 	}
 	if bytes < 0 {
-		return 0, fmt.Errorf("configure_batch: ephemeral_bytes is %d, want 0 or more", bytes)
+		return 0, fmt.Errorf("ephemeral_bytes is %d, want 0 or more", bytes)
 	}
 	return int64(bytes), nil
 }

@@ -223,7 +223,11 @@ func TestErrorsCrossWithTheirTextAndMeaning(t *testing.T) {
 			f, c, _, _ := ready(t, n)
 			c.Answer(test.callback, 1, "no\nweights\t\xff")
 			err := test.call(f)
-			if want := name + ": no weights ?"; err == nil || err.Error() != want {
+			want := "no weights ?"
+			if name == "infer_batch" { // of the others libml says what it was doing
+				want = name + ": " + want
+			}
+			if err == nil || err.Error() != want {
 				t.Errorf("error %v, want %q", err, want)
 			}
 			// The reason is not the next error's.

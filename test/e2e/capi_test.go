@@ -370,8 +370,8 @@ func TestTableOfCallbacksThatIsNotSoundIsRefusedInOneLine(t *testing.T) {
 		"null": "infer_batch is NULL",
 		"size": "size is 48, want sizeof(penstock_framework), 56",
 		"abi":  "abi is 2, want 1",
-		"init": "init: the first line and the second, after 7",
-		"link": "link_model: returned PENSTOCK_NO_HOST_STAGE, which only load_model may",
+		"init": ": init digest: the first line and the second, after 7",
+		"link": "link model digest: link_model returned PENSTOCK_NO_HOST_STAGE, which only load_model may",
 	} {
 		t.Run(role, func(t *testing.T) {
 			out, err := run(t, nd.Dir, "if", "add", role, "--model", digestCard(t, role))

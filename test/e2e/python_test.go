@@ -112,7 +112,7 @@ func TestExampleInPythonAnswers(t *testing.T) {
 func TestPythonThatCannotStartSaysWhyInOneLine(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), withPython(t)...)
 	for role, want := range map[string]string{
-		"init":   "init: the first line",
+		"init":   ": init digest: the first line",
 		"memory": "out of memory: MemoryError: no room for 8",
 	} {
 		t.Run(role, func(t *testing.T) {
