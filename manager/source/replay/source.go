@@ -139,12 +139,15 @@ func (s *Source) begin() (err error) {
 // orders.
 const ngMagic = "\n\r\r\n"
 
+// wanted is said of a file that is something else, or nothing.
+const wanted = "no capture, want pcap or pcapng"
+
 // readHeader tells pcap from pcapng.
 func readHeader(file io.Reader) (frames, layers.LinkType, error) {
 	r := bufio.NewReaderSize(file, 1<<20)
 	magic, err := r.Peek(len(ngMagic))
 	if err != nil {
-		return nil, 0, fmt.Errorf("read header: %w", noEOF(err))
+		return nil, 0, fmt.Errorf("%s: read header: %w", wanted, noEOF(err))
 	}
 	if string(magic) == ngMagic {
 		ng, err := pcapgo.NewNgReader(r, pcapgo.NgReaderOptions{ErrorOnMismatchingLinkType: true})
@@ -155,7 +158,7 @@ func readHeader(file io.Reader) (frames, layers.LinkType, error) {
 	}
 	classic, err := pcapgo.NewReader(r)
 	if err != nil {
-		return nil, 0, fmt.Errorf("read pcap header: %w", noEOF(err))
+		return nil, 0, fmt.Errorf("%s: read pcap header: %w", wanted, noEOF(err))
 	}
 	return classic, classic.LinkType(), nil
 }

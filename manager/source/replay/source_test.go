@@ -301,8 +301,8 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		want []string
 	}{
 		"missing":     {Options{Path: "/nonexistent/x.pcap"}, []string{"/nonexistent/x.pcap"}},
-		"empty":       {Options{Path: write("empty.pcap", "")}, []string{"empty.pcap", "header"}},
-		"a text":      {Options{Path: write("text.pcap", strings.Repeat("hello ", 20))}, []string{"text.pcap", "header"}},
+		"empty":       {Options{Path: write("empty.pcap", "")}, []string{"empty.pcap", "want pcap or pcapng", "header"}},
+		"a text":      {Options{Path: write("text.pcap", strings.Repeat("hello ", 20))}, []string{"text.pcap", "want pcap or pcapng", "header"}},
 		"cut pcapng":  {Options{Path: write("cut.pcapng", "\n\r\r\n\x1c\x00")}, []string{"cut.pcapng", "header"}},
 		"odd link":    {Options{Path: capture(t, false, layers.LinkTypeIEEE802_11)}, []string{"link type", "want Ethernet"}},
 		"backwards":   {Options{Path: "x", Speed: -1}, []string{"speed", "negative"}},
