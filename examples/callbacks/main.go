@@ -3,7 +3,7 @@
 // beside it says. It answers with a picture's mean red, green and blue.
 //
 //	make examples
-//	bin/penstock if add colour --model examples/callbacks/card.yaml --port 5010
+//	bin/penstock if add mean --model examples/callbacks/card.yaml --port 5014
 package main
 
 import (

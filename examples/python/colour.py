@@ -1,6 +1,6 @@
 """A model of its own making, in plain Python: a picture's mean red, green and blue.
 
-    bin/penstock if add colour --model examples/python/card.yaml --port 5012
+    bin/penstock if add average --model examples/python/card.yaml --port 5012
 """
 
 import penstock

@@ -6,11 +6,51 @@ package pages
 import (
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
 
 const root = "../../"
+
+// added is a function that a reader is told to add to a node.
+var added = regexp.MustCompile(`bin/penstock if add (\S+) --model (\S+) --port ([0-9]+)`)
+
+// One node takes the functions of all pages and examples.
+func TestNoTwoExamplesAreTheSameFunction(t *testing.T) {
+	names, ports, n := map[string]string{}, map[string]string{}, 0
+	var files []string
+	for _, pattern := range []string{"README.md", "docs/*.md", "docs/libml/*.md", "examples/*/*.*"} {
+		found, err := filepath.Glob(root + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range added.FindAllStringSubmatch(string(text), -1) {
+			n++
+			name, card, port := found[1], found[2], found[3]
+			if _, err := os.Stat(root + card); err != nil {
+				t.Errorf("%s: %v", file, err)
+			}
+			if other, taken := names[name]; taken && other != card {
+				t.Errorf("%s: function %s is of %s, and of %s on another page", file, name, card, other)
+			}
+			if other, taken := ports[port]; taken && other != card {
+				t.Errorf("%s: port %s is of %s, and of %s on another page", file, port, card, other)
+			}
+			names[name], ports[port] = card, card
+		}
+	}
+	if n == 0 {
+		t.Error("no page adds a function")
+	}
+}
 
 // listing is a fenced block of a page.
 type listing struct {
