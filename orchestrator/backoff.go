@@ -16,7 +16,7 @@ const (
 // value has seen none.
 type backoff struct {
 	failures int
-	last     string // why the last one failed
+	last     string // why the last one failed, early or not
 	until    time.Time
 }
 
@@ -25,6 +25,9 @@ func (b *backoff) ended(now time.Time, lived time.Duration, failed bool, reason 
 	switch {
 	case lived >= goodLife:
 		*b = backoff{}
+		if failed {
+			b.last = reason
+		}
 	case failed:
 		b.failures++
 		b.last = reason

@@ -629,12 +629,30 @@ func (s *supervisor) publish() {
 		if s.onGPU() {
 			s.observeChild(k, c, q)
 		}
+		if q.Reason == "" {
+			q.Reason = s.triedAgain(k, c)
+		}
 		q.PersistentBytes, q.EphemeralBytes, q.WarmupMillis = c.notice.PersistentBytes, c.notice.EphemeralBytes, c.notice.WarmupMillis
 		q.Batches, q.Growing = c.notice.Batches, !c.growing.IsZero()
 	}
 	if err := s.link.Publish(o); err != nil {
 		s.log.Error().Err(err).Msg("publish observed state")
 	}
+}
+
+// triedAgain says why the process before one that comes up failed, where nobody serves in
+// its place; else it is empty.
+func (s *supervisor) triedAgain(k key, c *child) string {
+	b := s.backoffs[k.place()]
+	if b == nil || b.last == "" || c.state != control.Starting && c.state != control.Linking {
+		return ""
+	}
+	for other, c := range s.processes {
+		if other.place() == k.place() && c.state == control.Active {
+			return ""
+		}
+	}
+	return "tried again; the last one failed: " + b.last
 }
 
 func (s *supervisor) about(e *zerolog.Event, k key) *zerolog.Event {

@@ -320,6 +320,58 @@ func TestEarlyFailuresDelayTheNextGeneration(t *testing.T) {
 	})
 }
 
+// Whoever looks between two failures is told of the last one; where somebody serves it is
+// nothing to worry about.
+func TestWhatComesUpAgainSaysWhyTheLastOneFailed(t *testing.T) {
+	const slow = time.Minute / 2 // to fail that late is no early failure
+	lives := func(sp spec) life {
+		switch sp.key.generation {
+		case 1:
+			return life{dies: time.Millisecond, how: exit{code: 3}}
+		case 2:
+			return life{handshake: time.Second, load: 2 * slow, dies: slow, how: exit{code: 4}}
+		case 5:
+			return life{handshake: time.Second, dies: 2 * time.Second, how: exit{code: 5}}
+		}
+		return life{handshake: time.Second, load: time.Second, link: time.Second}
+	}
+	among(t, lives, func(n *node) {
+		starts := func(g uint32) control.ObservedProcess {
+			t.Helper()
+			var found control.ObservedProcess
+			n.until("it starts", func(o control.Observed) bool {
+				for _, p := range o.Processes {
+					if p.Generation == g && p.State == control.Starting && p.PID != 0 {
+						found = p
+						return true
+					}
+				}
+				return false
+			})
+			return found
+		}
+		says := func(p control.ObservedProcess, want string) {
+			t.Helper()
+			if want == "" && p.Reason != "" || !strings.Contains(p.Reason, want) {
+				t.Errorf("generation %d, %s, says %q, want %q", p.Generation, p.State, p.Reason, want)
+			}
+		}
+		n.want(one(1, control.Serve, 30))
+		n.untilState(1, control.Failed)
+		n.want(one(2, control.Serve, 30))
+		says(starts(2), "tried again; the last one failed: exit status 3")
+		n.untilState(2, control.Failed)
+		n.want(one(3, control.Serve, 30))
+		says(starts(3), "tried again; the last one failed: exit status 4")
+		says(n.untilState(3, control.Linking), "tried again; the last one failed: exit status 4")
+		says(n.untilState(3, control.Active), "")
+		n.want(one(3, control.Serve, 30), one(5, control.Shadow, 30))
+		n.untilState(5, control.Failed)
+		n.want(one(3, control.Serve, 30), one(6, control.Shadow, 30))
+		says(starts(6), "")
+	})
+}
+
 func TestAnotherInstanceDoesNotWaitForIt(t *testing.T) {
 	lives := func(sp spec) life {
 		if sp.key.instance == 0 {
