@@ -49,12 +49,21 @@ func testCard() *models.Card {
 // all that the function accepted must have been answered and given back.
 func newBed(t *testing.T, card *models.Card, shares ...float64) *bed {
 	t.Helper()
+	return newBedOn(t, nil, card, shares...)
+}
+
+// newBedOn is newBed with ports of the test's own, kernel sockets where that is nil.
+func newBedOn(t *testing.T, own ports, card *models.Card, shares ...float64) *bed {
+	t.Helper()
 	cfg := configs.Default()
 	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
 	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), done: make(chan struct{}), generations: map[place]uint32{}}
 	m.metrics = newMetrics(m)
 	m.ports = kernelPorts{&m.cfg}
+	if own != nil {
+		m.ports = own
+	}
 	f, err := newFunction(m, configs.Function{Name: "test", Instances: len(shares)}, card)
 	if err != nil {
 		t.Fatal(err)

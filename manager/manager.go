@@ -4,14 +4,15 @@
 //
 // Two kinds of code live here and never mix:
 //
-//   - The data path, one receive thread a function and one reply thread an
-//     instance (receive.go, reply.go): no allocation, no channel, one short lock.
+//   - The data path, one receive thread a source of a function and one reply thread an
+//     instance (receive.go, reply.go): no allocation, no channel, short locks.
 //   - The control loop (this file): one goroutine that owns every function's and
 //     instance's life. Everything that is not a packet is an event on it: states
 //     from the orchestrator, processes that attach or die, share decisions
 //     (tune.go), additions and removals (functions.go).
 //
-// Lock order: function.mu is the only lock of the data path and is taken last.
+// Lock order: receiver.mu and function.mu are the locks of the data path; they are taken
+// last, in this order.
 package manager
 
 import (

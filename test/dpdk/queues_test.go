@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -44,6 +45,44 @@ func TestSeveralQueuesOnSeveralCores(t *testing.T) {
 		}
 	}
 	r.load(t, "20", time.Second).right(t)
+	r.settled(t)
+}
+
+// TestSeveralQueuesFeedOneFunction has one function behind two queues: it has a thread and
+// an aggregator for each, and its clients are shared among them. Pictures of many clients
+// come mixed, piece by piece, some of them out of order; each is answered once, rightly.
+func TestSeveralQueuesFeedOneFunction(t *testing.T) {
+	l := newLaboratory(t)
+	r := devices[0].start(t, l, setup{bytes: large, more: []string{"queues: 2"}})
+	const clients, each = 8, 3
+	var hosts []*host
+	for range clients {
+		h := newHost(t, address4)
+		h.resolve()
+		hosts = append(hosts, h)
+	}
+	for id := range uint32(each) {
+		var pieces [][][]byte
+		for i, h := range hosts {
+			p := h.picture(id, picture(large, int(id)*clients+i))
+			if i%2 == 1 {
+				slices.Reverse(p)
+			}
+			pieces = append(pieces, p)
+		}
+		for piece := range pieces[0] {
+			for i, h := range hosts {
+				h.send(pieces[i][piece])
+			}
+		}
+		for i, h := range hosts {
+			h.expect(id, picture(large, int(id)*clients+i))
+		}
+	}
+	if f := r.settled(t); f.Accepted != clients*each {
+		t.Errorf("%d pictures were accepted, %d were sent", f.Accepted, clients*each)
+	}
+	r.load(t, "40", time.Second).right(t)
 	r.settled(t)
 }
 

@@ -14,14 +14,15 @@
 // Which queue a frame comes by does not matter to what is received: where the NIC
 // takes rules (rte_flow), each UDP port has a queue, and so an lcore, of its own;
 // else flows are spread by their hash (RSS), which keeps a client's datagrams in one
-// queue; and what comes by another queue is sorted all the same. A function has one
-// source and one aggregator, whatever the number of queues: no request is split.
+// queue; and what comes by another queue is sorted all the same. A function may have
+// several sources (ListenSeveral): the pollers give each client's frames to one of them, by
+// a hash of its address and port, so that no request is split.
 //
 // # When mbufs run low
 //
 // A source's datagrams hold their mbufs. When few are left, the source that holds
-// the most returns from Receive with nothing and NoRoom raised, and its owner lets
-// the oldest request that waits for pieces go. If that does not help within a
+// the most, of the function whose sources do, returns from Receive with nothing and NoRoom
+// raised, and its owner lets the function's oldest request that waits for pieces go. If that does not help within a
 // millisecond, every source is asked.
 //
 // Lock order: Group.mu, then Source.mu, then a sender's.

@@ -45,6 +45,7 @@ type Options struct {
 type Source struct {
 	options Options
 	slab    *slab.Slab
+	placing *sync.Mutex // held to find a place in the slab and take it; sources beside each other have one
 	// arrived holds one token while something may be new for Receive.
 	arrived chan struct{}
 
@@ -85,9 +86,22 @@ func New(o Options) (*Source, error) {
 	return &Source{
 		options: o,
 		slab:    memory,
+		placing: new(sync.Mutex),
 		arrived: make(chan struct{}, 1),
 		random:  rand.New(rand.NewPCG(o.Seed, 0)),
 	}, nil
+}
+
+// Beside is another source over the same slab, with the same options. The slab is closed
+// once, by either.
+func (s *Source) Beside() *Source {
+	return &Source{
+		options: s.options,
+		slab:    s.slab,
+		placing: s.placing,
+		arrived: make(chan struct{}, 1),
+		random:  rand.New(rand.NewPCG(s.options.Seed, 1)),
+	}
 }
 
 // Inject sends a datagram to the source; its bytes are copied.
@@ -224,7 +238,9 @@ func (s *Source) place(d *source.Datagram, w waiting) bool {
 	if len(w.data) > 1 && s.chance(s.options.Straddle) {
 		straddle = 1 + s.random.IntN(len(w.data)-1)
 	}
+	s.placing.Lock()
 	first, rest, ok := s.slab.Put(w.data, straddle)
+	s.placing.Unlock()
 	if !ok {
 		return false
 	}

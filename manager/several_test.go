@@ -1,0 +1,212 @@
+package manager
+
+import (
+	"bytes"
+	"encoding/binary"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/source/memory"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// severalPorts opens ports of several sources in memory, over one slab.
+type severalPorts struct {
+	kernelPorts
+	sources []*memory.Source
+}
+
+func newSeveralPorts(t *testing.T, n, slabBytes int) *severalPorts {
+	t.Helper()
+	first, err := memory.New(memory.Options{SlabBytes: slabBytes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &severalPorts{sources: []*memory.Source{first}}
+	for range n - 1 {
+		p.sources = append(p.sources, first.Beside())
+	}
+	return p
+}
+
+func (p *severalPorts) open(uint16) (all []source.Source, closeSlab func() error, err error) {
+	for _, s := range p.sources {
+		all = append(all, s)
+	}
+	return all, p.sources[0].CloseSlab, nil
+}
+
+// of is the source that has a client.
+func (p *severalPorts) of(client int) *memory.Source { return p.sources[client%len(p.sources)] }
+
+func clientOf(n int) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, 7}), uint16(5000+n)) // RFC 5737
+}
+
+// piece injects piece i of a client's picture.
+func (p *severalPorts) piece(client int, id uint32, i int) {
+	full := picture(byte(client) + byte(id)*16)
+	h := wire.PieceHeader(wire.TypeData, id, len(full), 1024, i)
+	d := make([]byte, wire.DatagramSize(&h))
+	h.Put(d)
+	copy(d[wire.PayloadOffset(&h):], full[h.Offset:][:h.Length])
+	p.of(client).Inject(clientOf(client), d)
+}
+
+// results are what a source has sent since the last time: the answers among it.
+func results(s *memory.Source) (got []told) {
+	for _, p := range s.Sent() {
+		h, r, payload, err := wire.DecodeResult(p.Data)
+		if err != nil {
+			continue // a wish
+		}
+		got = append(got, told{int(p.To.Port()) - 5000, h.RequestID, r.Status, payload})
+	}
+	return got
+}
+
+type told struct {
+	client  int
+	id      uint32
+	status  wire.Status
+	payload []byte
+}
+
+// A function that is fed by several sources has a receive thread and an aggregator for
+// each, and one ring. Every picture becomes whole once, with its own bytes, and is answered
+// once, by the source that its client's datagrams came from.
+func TestSeveralSourcesFeedOneRing(t *testing.T) {
+	const sources, clients, each, answered = 3, 9, 60, 8
+	ports := newSeveralPorts(t, sources, 4<<20)
+	b := newBedOn(t, ports, testCard(), 60, 40)
+	c := []*shm.Consumer{b.owner(0, 1), b.consumer(1, 1)}
+	b.instances[1].channel.SetEpoch(1)
+	if owned, err := c[1].Acquire(shm.Now() + int64(patience)); !owned || err != nil {
+		t.Fatalf("acquire: %v, %v", owned, err)
+	}
+	b.instances[0].setServing(true)
+	b.instances[1].setServing(true)
+	var senders sync.WaitGroup
+	var sent, done atomic.Int64
+	for s := range sources {
+		senders.Go(func() {
+			// The pieces of a source's clients come mixed, four pictures of each on their way.
+			for from := uint32(0); from < each; from += 4 {
+				for sent.Add(4 * clients / sources); sent.Load()-done.Load() > 40 && !t.Failed(); {
+					time.Sleep(50 * time.Microsecond) // there are 64 slots
+				}
+				for i := range 3 {
+					for id := from; id < from+4; id++ {
+						for client := s; client < clients; client += sources {
+							ports.piece(client, id, i)
+						}
+					}
+				}
+			}
+		})
+	}
+	answers := map[[2]int]int{}
+	left := clients * each
+	slots := make([]uint32, answered)
+	for deadline := time.Now().Add(patience); left > 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d pictures of %d were not answered: %+v", left, clients*each, b.counts())
+		}
+		for _, consumer := range c {
+			n := consumer.Take(slots)
+			for _, slot := range slots[:n] {
+				got := make([]byte, pictureBytes)
+				for _, p := range consumer.Pieces(slot) {
+					copy(got[p.Place:], b.slab().Bytes()[p.Offset:][:p.Length])
+				}
+				payload := binary.LittleEndian.AppendUint32(nil, uint32(got[0]))
+				if !bytes.Equal(got, picture(got[0])) {
+					t.Errorf("slot %d has pieces of several pictures", slot)
+				}
+				b.answer(consumer, []uint32{slot}, payload)
+			}
+		}
+		for s, src := range ports.sources {
+			for _, r := range results(src) {
+				left--
+				done.Add(1)
+				answers[[2]int{r.client, int(r.id)}]++
+				if r.client%sources != s {
+					t.Errorf("client %d was answered by source %d, want %d", r.client, s, r.client%sources)
+				}
+				if want := byte(r.client) + byte(r.id)*16; r.status != wire.StatusOK || len(r.payload) != 4 || r.payload[0] != want {
+					t.Errorf("picture %d of client %d was answered %v %v, want ok %d", r.id, r.client, r.status, r.payload, want)
+				}
+			}
+		}
+	}
+	senders.Wait()
+	for key, n := range answers {
+		if n != 1 {
+			t.Errorf("picture %d of client %d was answered %d times", key[1], key[0], n)
+		}
+	}
+	if got := b.counts(); got.Whole != clients*each || got.Datagrams != 3*clients*each || len(answers) != clients*each {
+		t.Errorf("%d answers, counters %+v", len(answers), got)
+	}
+	if got := b.sourceStats().Datagrams; got != 3*clients*each {
+		t.Errorf("the sources count %d datagrams, want %d", got, 3*clients*each)
+	}
+}
+
+// Memory that runs out at one source is given back by the function's oldest incomplete
+// request, whichever aggregator has it.
+func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
+	ports := newSeveralPorts(t, 2, 256<<10)
+	// Most of the memory is somebody else's, so that it runs out before the slots do.
+	for range 210 {
+		ports.of(0).Inject(clientOf(0), make([]byte, 1024))
+	}
+	ballast := make([]source.Datagram, 210)
+	if n, err := ports.of(0).Receive(ballast, 1); n != len(ballast) || err != nil {
+		t.Fatalf("received %d, %v", n, err)
+	}
+	b := newBedOn(t, ports, testCard(), 100)
+	ports.piece(0, 0, 0) // the oldest, of source 0
+	b.eventually("it has begun", func() bool { return b.counts().Gathering == 1 })
+	filled := uint32(0)
+	for evicted := false; !evicted; filled++ {
+		if filled > 1000 {
+			t.Fatalf("nobody gave memory back: %+v", b.counts())
+		}
+		ports.piece(1, filled, 0)
+		b.eventually("it is looked at", func() bool {
+			s := b.counts()
+			evicted = s.Evicted > 0
+			return evicted || s.Begun == uint64(filled)+2
+		})
+	}
+	b.eventually("its client is told", func() bool {
+		for _, r := range results(ports.sources[0]) {
+			if r.client == 0 && r.id == 0 && r.status == wire.StatusBusy {
+				return true
+			}
+		}
+		return false
+	})
+	for _, d := range ballast {
+		ports.of(0).Release([]source.Span{d.First})
+	}
+	// Nobody completes what is left: it is given up, so that the bed ends empty.
+	for _, r := range b.receivers {
+		b.eventually("the rest is gone", func() bool {
+			var events aggregate.Events
+			r.mu.Lock()
+			more := r.aggregate.EvictOldest(shm.Now(), &events)
+			r.mu.Unlock()
+			r.source.Release(events.Release)
+			return !more
+		})
+	}
+}
