@@ -88,29 +88,39 @@ func TestAFullBatchOfAFixedSizeBeginsAtOnce(t *testing.T) {
 	})
 }
 
+// Until then the loop has nothing to do, and is told to sleep for as long as it ever does.
 func TestABatchThatIsNotFullWaitsForItsDelayAsleep(t *testing.T) {
-	const delay = 400 * time.Millisecond
+	const delay = 10 * time.Minute
 	onBoth(t, func(t *testing.T, b *bed, f *fake) {
 		b.grant = batching(slab.Fixed, 8, delay)
-		c := b.serving(f, 1)
-		before := cpuTime()
-		for slot := range uint32(3) {
+		l := b.loop(f)
+		began := shm.Now()
+		for slot := range uint32(2) {
 			b.publish(slot, b.picture(byte(slot)), nil)
+		}
+		if l.take(); l.mayBegin() {
+			t.Error("a batch of 2 begins at once")
+		}
+		if until := l.waitUntil(); until < began+int64(waitAtMost) {
+			t.Errorf("it looks again %v after the first request, want %v or more", time.Duration(until-began), waitAtMost)
+		}
+		b.publish(2, b.picture(2), func(r *shm.Request, _ []shm.Piece) { r.Whole -= int64(delay) })
+		l.take()
+		if until, due := l.waitUntil(), b.table.Request(2).Whole+int64(delay); until != due {
+			t.Errorf("it looks again %v after the delay of the oldest request", time.Duration(until-due))
+		}
+		if !l.mayBegin() {
+			t.Fatal("a batch does not begin after its delay")
+		}
+		if err := l.turn(); err != nil {
+			t.Fatal(err)
 		}
 		for _, slot := range b.replies(3) {
 			b.answered(slot, b.picture(byte(slot)))
-			r := b.channel.Result(slot)
-			if first := b.table.Request(0).Whole; r.Batch != 3 || time.Duration(r.Dispatched-first) < delay {
-				t.Errorf("slot %d went in a batch of %d after %v, want 3 after %v", slot, r.Batch, time.Duration(r.Dispatched-first), delay)
-			}
-		}
-		if used := time.Duration(cpuTime() - before); used > delay/2 {
-			t.Errorf("it used %v of CPU time in a wait of %v", used, delay)
 		}
 		if sizes, _ := f.history(); !slices.Equal(sizes, []int{4}) {
 			t.Errorf("ran batches of %v, want one of 4, padded", sizes)
 		}
-		c.drained()
 	})
 }
 
