@@ -34,8 +34,12 @@ func TestBackoffForgetsAfterAGoodLife(t *testing.T) {
 		t.Errorf("%d failures are left after a stop, want 5", b.failures)
 	}
 	b.ended(t0, goodLife, true, "crash")
+	if b != (backoff{last: "crash"}) {
+		t.Errorf("after a good life it is %+v, want no failures and why it ended", b)
+	}
+	b.ended(t0, goodLife, false, "asked")
 	if b != (backoff{}) {
-		t.Errorf("after a good life it is %+v", b)
+		t.Errorf("after a good life and end it is %+v", b)
 	}
 }
 
