@@ -152,11 +152,11 @@ func (c *Config) decode(root document.Value) {
 	}
 	c.Slab.decode(m.May("slab"))
 	c.Aggregate.decode(m.May("aggregate"))
-	c.Shares.decode(m.May("shares"), c)
+	steps := c.Shares.decode(m.May("shares"), c)
 	c.Batching.decode(m.May("batching"))
 	gather(m.May("gather"), &c.Gather, c.Device)
 	choose(m.May("late"), &c.Late, lates...)
-	choose(m.May("weights"), &c.Weights, places...)
+	weights(m.May("weights"), &c.Weights, c.Device)
 	duration(m.May("hang_timeout"), &c.HangTimeout, time.Millisecond)
 	duration(m.May("fault_hold"), &c.FaultHold, 0)
 	if v := m.May("busy_poll"); !v.Absent() {
@@ -175,6 +175,9 @@ func (c *Config) decode(root document.Value) {
 		var f Function
 		f.decode(v, c, names, ports)
 		c.Functions = append(c.Functions, f)
+	}
+	if err := c.stepsUsed(); err != nil {
+		steps.Reject("%v", err)
 	}
 }
 
@@ -200,7 +203,9 @@ func (a *Aggregate) decode(v document.Value) {
 	size(m.May("minimum_piece"), &a.MinimumPiece, 64, 64<<10)
 }
 
-func (s *Shares) decode(v document.Value, c *Config) {
+// decode returns what stands at steps: whether there are shares to take them is known when
+// the functions are.
+func (s *Shares) decode(v document.Value, c *Config) (steps document.Value) {
 	m := v.Map("change", "sm_grain", "interval", "hold_down", "threshold_percent", "minimum_percent",
 		"default_percent", "spread_slack", "steps", "tune")
 	change(m.May("change"), &s.Change, c)
@@ -215,7 +220,8 @@ func (s *Shares) decode(v document.Value, c *Config) {
 	if b := m.May("spread_slack"); !b.Absent() {
 		s.SpreadSlack = b.Bool()
 	}
-	for _, v := range m.May("steps").List("a list of percentages, like [8, 24, 50, 100]") {
+	steps = m.May("steps")
+	for _, v := range steps.List("a list of percentages, like [8, 24, 50, 100]") {
 		step := v.Float(0.1, 100)
 		if n := len(s.Steps); n > 0 && step <= s.Steps[n-1] {
 			v.Reject("is %v after %v, want percentages that ascend", step, s.Steps[n-1])
@@ -225,6 +231,7 @@ func (s *Shares) decode(v document.Value, c *Config) {
 	if b := m.May("tune"); !b.Absent() {
 		s.Tune = b.Bool()
 	}
+	return steps
 }
 
 func (f *Function) decode(v document.Value, c *Config, names map[string]bool, ports map[uint16]string) {
@@ -263,8 +270,8 @@ func (f *Function) decode(v document.Value, c *Config, names map[string]bool, po
 	f.Batching.decode(m.May("batching"))
 	gather(m.May("gather"), &f.Gather, c.Device)
 	choose(m.May("late"), &f.Late, lates...)
-	choose(m.May("weights"), &f.Weights, places...)
-	f.Streams = streams(m.May("streams"))
+	weights(m.May("weights"), &f.Weights, c.Device)
+	f.Streams = streams(m.May("streams"), c.Device)
 	f.Replay.decode(m.May("replay"))
 	if env := m.May("environment"); !env.Absent() {
 		plain, ok := env.Plain().(map[string]any)
@@ -352,6 +359,9 @@ func (c *Config) On(device string) error {
 	if err := c.Gather.On(device); err != nil {
 		return fmt.Errorf("gather %w", err)
 	}
+	if err := c.stepsUsed(); err != nil {
+		return fmt.Errorf("shares.steps %w", err)
+	}
 	for _, f := range c.Functions {
 		if err := f.Under(c, device); err != nil {
 			return err
@@ -371,6 +381,12 @@ func (f *Function) Under(c *Config, device string) error {
 	}
 	if err := f.Gather.On(device); err != nil {
 		return fmt.Errorf("gather of function %s %w", f.Name, err)
+	}
+	if err := f.Weights.On(device); err != nil {
+		return fmt.Errorf("weights of function %s %w", f.Name, err)
+	}
+	if err := streamsOn(f.Streams, device); err != nil {
+		return fmt.Errorf("streams of function %s %w", f.Name, err)
 	}
 	return nil
 }
@@ -402,6 +418,33 @@ func (f *Function) shareUnder(c *Config) error {
 		return fmt.Errorf("is %v %%, and mps is false: without MPS nobody has a share; want it left out", f.SharePercent)
 	}
 	return fmt.Errorf("is %v %%, and change is none: each process may use the whole device; want it left out, or another change", f.SharePercent)
+}
+
+// stepsUsed reports whether anybody has a share that could be one of the steps.
+func (c *Config) stepsUsed() error {
+	has := func(f Function) bool { return c.ChangeOf(f) != ChangeNone }
+	if len(c.Shares.Steps) == 0 || has(Function{}) || slices.ContainsFunc(c.Functions, has) {
+		return nil
+	}
+	return errors.New("are shares that may be given, and change is none: nobody has a share; want it left out, or another change")
+}
+
+// On reports whether weights can lie so on device where somebody asks for it; DeviceAuto
+// allows all. The default, which nobody asked for, is nothing on a CPU.
+func (w Weights) On(device string) error {
+	if w == WeightsShared && device == DeviceCPU {
+		return errors.New("is shared, which keeps weights on a GPU once, and the device is cpu; want `device: cuda`, or it left out")
+	}
+	return nil
+}
+
+// streamsOn reports whether so many batches can be in flight on device, as far as it is
+// known.
+func streamsOn(n int, device string) error {
+	if n > 1 && device == DeviceCPU {
+		return fmt.Errorf("is %d, batches in flight on a GPU, and the device is cpu; want `device: cuda`, or auto", n)
+	}
+	return nil
 }
 
 // On reports whether pieces can be gathered so on device; DeviceAuto allows all.
@@ -452,6 +495,13 @@ func gather(v document.Value, to *Gather, device string) {
 	}
 }
 
+func weights(v document.Value, to *Weights, device string) {
+	choose(v, to, places...)
+	if err := to.On(device); err != nil && !v.Absent() {
+		v.Reject("%v", err)
+	}
+}
+
 func change(v document.Value, to *Change, c *Config) {
 	choose(v, to, changes...)
 	if err := to.under(c, c.Device); err != nil && !v.Absent() {
@@ -460,7 +510,7 @@ func change(v document.Value, to *Change, c *Config) {
 }
 
 // streams is 0 for auto, and where nothing stands.
-func streams(v document.Value) int {
+func streams(v document.Value, device string) int {
 	switch n := v.Plain().(type) {
 	case nil:
 		return 0
@@ -470,6 +520,9 @@ func streams(v document.Value) int {
 		}
 	case int64:
 		if n >= 1 && n <= maxStreams {
+			if err := streamsOn(int(n), device); err != nil {
+				v.Reject("%v", err)
+			}
 			return int(n)
 		}
 	}

@@ -160,6 +160,9 @@ var wrong = map[string][]string{
 	"gather: dma":  {"dma", "kernel", "copy"},
 	"gather: copy": {"gather", "cpu", "device: cuda"},
 	"functions: [{name: a, port: 1, gather: copy}]": {"functions[0].gather", "cpu", "device: cuda"},
+	"weights: shared": {"f.yaml:1:", "weights", "shared", "cpu", "device: cuda"},
+	"functions: [{name: a, port: 1, weights: shared}]": {"functions[0].weights", "cpu", "device: cuda"},
+	"functions: [{name: a, port: 1, streams: 2}]":      {"functions[0].streams", "is 2", "cpu", "auto"},
 	"late: drop": {"late", "drop", "answer", "run"},
 	"functions: [{name: a, port: 1, late: never}]": {"functions[0].late", "never", "answer"},
 	"batching: fixed":                                                    {"batching", "{fixed: 8, delay: 5ms}"},
@@ -201,6 +204,9 @@ func TestWrongConfigurationsAreNamedByReaderAndSchema(t *testing.T) {
 // What no schema can say.
 func TestReaderFindsWhatSchemasCannot(t *testing.T) {
 	for text, words := range map[string][]string{
+		"shares: {change: none, steps: [8, 50]}":                                              {"shares.steps", "change is none", "left out"},
+		"{device: cuda, mps: false, shares: {steps: [8]}}":                                    {"shares.steps", "change is none"},
+		"{shares: {steps: [8], change: none}, functions: [{name: a, port: 1, change: none}]}": {"shares.steps", "change is none"},
 		"listen: nowhere": {"listen", "127.0.0.1"},
 		"http: nowhere:1": {"http", "127.0.0.1:9650"},
 		"source: {dpdk: {port: net_ring0, addresses: [127.0.0.1]}}":                           {"127.0.0.1", "another machine"},
@@ -375,7 +381,7 @@ func TestWaysToChangeASharePerDevice(t *testing.T) {
 func TestStreamsAreOneOrTwoOrLeftToLibml(t *testing.T) {
 	s := schema(t)
 	for text, want := range map[string]int{"": 0, ", streams: auto": 0, ", streams: 1": 1, ", streams: 2": 2} {
-		text = "functions: [{name: a, port: 1" + text + "}]"
+		text = "{device: cuda, functions: [{name: a, port: 1" + text + "}]}"
 		c, err := Decode("f.yaml", []byte(text))
 		if err != nil {
 			t.Fatal(err)
@@ -409,7 +415,9 @@ func TestBaselinesAreReadByReaderAndSchema(t *testing.T) {
 		"batching: {fixed: 8, delay: 0s}":  func(c Config) bool { return c.Batching == Batching{Rule: Fixed, Size: 8} },
 		"late: run":                        func(c Config) bool { return c.Late == LateRun },
 		"{device: cuda, weights: private}": func(c Config) bool { return c.Weights == WeightsPrivate },
-		"{device: cuda, gather: copy}":     func(c Config) bool { return c.Gather == GatherCopy },
+		"{device: auto, weights: shared, functions: [{name: a, port: 1, streams: 2}]}": func(c Config) bool { return c.Weights == WeightsShared },
+		"weights: private":             func(c Config) bool { return c.Weights == WeightsPrivate },
+		"{device: cuda, gather: copy}": func(c Config) bool { return c.Gather == GatherCopy },
 		"{}": func(c Config) bool {
 			return c.MPS && c.Batching == Batching{Rule: SLAB} && c.Gather == GatherKernel && c.Late == LateAnswer && c.ChangeOf(c.Functions[0]) == ChangeAuto
 		},
@@ -441,6 +449,20 @@ func TestBaselinesAreReadByReaderAndSchema(t *testing.T) {
 	}
 	if err := valid(t, s, text); err != nil {
 		t.Errorf("schema: %v", err)
+	}
+}
+
+func TestStepsAreForWhoeverHasAShare(t *testing.T) {
+	c, err := Decode("f.yaml", []byte("{shares: {change: none, steps: [8]}, functions: [{name: a, port: 1}, {name: b, port: 2, change: shadow}]}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.On(c.Device); err != nil {
+		t.Error(err)
+	}
+	c.Functions = c.Functions[:1]
+	if err := c.On(c.Device); err == nil || !strings.Contains(err.Error(), "shares.steps") {
+		t.Errorf("steps of nobody: error %v", err)
 	}
 }
 
@@ -482,6 +504,10 @@ func TestAFunctionThatDoesNotGoWithItsNodeIsRefused(t *testing.T) {
 		{turns, "cuda", Function{Name: "a", SharePercent: 30}, []string{"share of function a", "mps is false"}},
 		{whole, "cpu", Function{Name: "a", SharePercent: 30}, []string{"share of function a", "change is none"}},
 		{whole, "cpu", Function{Name: "a", SharePercent: 30, Change: ChangeShadow}, nil},
+		{whole, "cpu", Function{Name: "a", Streams: 1, Weights: WeightsPrivate}, nil},
+		{whole, "cuda", Function{Name: "a", Streams: 2, Weights: WeightsShared}, nil},
+		{whole, "cpu", Function{Name: "a", Streams: 2}, []string{"streams of function a", "cpu"}},
+		{whole, "cpu", Function{Name: "a", Weights: WeightsShared}, []string{"weights of function a", "cpu"}},
 		{whole, "cpu", Function{Name: "a", Gather: GatherCopy}, []string{"gather of function a", "cpu"}},
 	} {
 		err := c.f.Under(&c.node, c.device)

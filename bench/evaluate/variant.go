@@ -166,7 +166,7 @@ func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 		return "", fmt.Errorf("write configuration: %w", err)
 	}
 	fmt.Fprintf(&text, "batching: %s\ngather: %s\n", rule, v.gather)
-	if o.weights != "" {
+	if o.weights != "" && o.device != configs.DeviceCPU {
 		fmt.Fprintf(&text, "weights: %s\n", o.weights)
 	}
 	fmt.Fprintf(&text, "slab: {size: %dMiB, receive_buffer: 64MiB}\naggregate: {slots: %d}\n", o.slabMiB, o.slots)
