@@ -335,3 +335,32 @@ func TestSeveralAggregatorsAtOnce(t *testing.T) {
 		t.Errorf("of %d requests: %+v, %d slots free", len(all)*each, sum, all[0].common.left.Load())
 	}
 }
+
+// BenchmarkSeveral is what aggregators of one function do at the same time, each on a
+// thread and under a lock of its own, beside one; each has a processor where there is one.
+func BenchmarkSeveral(b *testing.B) {
+	for _, n := range []int{1, 2} {
+		b.Run(fmt.Sprintf("aggregators=%d", n), func(b *testing.B) {
+			var streams []*stream
+			for range n {
+				streams = append(streams, newStream(147, 1))
+			}
+			for i, a := range NewSeveral(n, streams[0].a.config, nil, streams[0].table) {
+				// Each reads its own datagrams; slots, and the table, are everybody's.
+				a.memory, streams[i].a = streams[i].memory, a
+			}
+			datagrams := n * b.N * len(streams[0].batch)
+			var all sync.WaitGroup
+			b.ResetTimer()
+			for _, s := range streams {
+				all.Go(func() {
+					for range b.N {
+						s.round()
+					}
+				})
+			}
+			all.Wait()
+			b.ReportMetric(float64(datagrams)/b.Elapsed().Seconds()/1e6, "Mdatagrams/s")
+		})
+	}
+}
