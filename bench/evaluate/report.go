@@ -257,6 +257,9 @@ type Point struct {
 	Error string `json:"error,omitempty"`
 }
 
+// errDamaged is returned for a file that is no report, or of another version.
+var errDamaged = errors.New("no whole report")
+
 // Read reads the report in a file.
 func Read(file string) (*Report, error) {
 	text, err := os.ReadFile(file)
@@ -265,10 +268,10 @@ func Read(file string) (*Report, error) {
 	}
 	r := &Report{}
 	if err := json.Unmarshal(text, r); err != nil {
-		return nil, fmt.Errorf("read report %s: %w", file, err)
+		return nil, fmt.Errorf("read report %s: %w: %w", file, errDamaged, err)
 	}
 	if r.Version != version {
-		return nil, fmt.Errorf("read report %s: version %d, this penstock writes %d", file, r.Version, version)
+		return nil, fmt.Errorf("read report %s: %w: version %d, this penstock writes %d", file, errDamaged, r.Version, version)
 	}
 	return r, nil
 }

@@ -58,6 +58,8 @@ const (
 	capacityMeasure = time.Second
 )
 
+var errNoFolder = errors.New("no folder for the report: want one")
+
 // Plan is what a call of Run would do.
 type Plan struct {
 	File string
@@ -156,7 +158,7 @@ func newRunner(o Options) (*runner, error) {
 	case o.Runs < 1 || o.Runs > 100:
 		return nil, fmt.Errorf("%d runs: want 1 to 100", o.Runs)
 	case o.Out == "":
-		return nil, errors.New("no folder for the report: want one")
+		return nil, errNoFolder
 	}
 	figure, err := Find(o.Figure)
 	if err != nil {
@@ -175,7 +177,9 @@ func newRunner(o Options) (*runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.report, err = readIf(r.file); err != nil {
+	if r.report, err = readIf(r.file); errors.Is(err, errDamaged) {
+		return nil, fmt.Errorf("%w; remove it, and the figure is measured again", err)
+	} else if err != nil {
 		return nil, err
 	}
 	switch {
@@ -229,7 +233,26 @@ func (f *Figure) fingerprint(o Options) (string, error) {
 // report, which is in its file too. Steps that fail are noted in it; the last such failure
 // is returned when no step at all succeeded, and when so many in a row failed that the
 // next would too.
+//
+// While it measures, nobody else does the same figure, or anything on the same device, into
+// the same folder: ErrInUse.
 func Run(ctx context.Context, o Options) (*Report, error) {
+	figure, err := Find(o.Figure)
+	if err != nil {
+		return nil, err
+	}
+	device, _, err := resolve(o.Device, os.Getenv("CUDA_VISIBLE_DEVICES"), &o.Machine)
+	if err != nil {
+		return nil, err
+	}
+	if o.Out == "" {
+		return nil, errNoFolder
+	}
+	release, err := claim(o.Out, figure.Name, device)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	r, err := newRunner(o)
 	if err != nil {
 		return nil, err

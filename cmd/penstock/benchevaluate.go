@@ -29,7 +29,7 @@ and seeds. What was measured stands in OUT/FIGURE.json after every run of a vari
 call that ended early, at --limit or for another reason, is gone on with by the next.
 
 Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that order.`,
-		Example: `  penstock bench evaluate --figure fig10 --models models --out docs/evaluation --limit 8m
+		Example: `  penstock bench evaluate --figure fig10a --models models --out docs/evaluation --limit 8m
   penstock bench evaluate --figure all --models models --out out --device cuda:1 --cpus 16-31
   penstock bench evaluate --figure all --dry-run --out out
   penstock bench evaluate --figure fig16 --device cpu --quick --runs 1 --out out`,
