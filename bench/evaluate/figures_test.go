@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -27,6 +28,30 @@ func everyCase(t *testing.T, do func(t *testing.T, f *Figure, c *Case, device st
 			for i := range q.figure.Cases {
 				t.Run(f.Name+"/"+q.figure.Cases[i].Name+"/"+q.name, func(t *testing.T) { do(t, q.figure, &q.figure.Cases[i], q.device) })
 			}
+		}
+	}
+}
+
+// `make evaluate-gpu` knows the figures where there is no kit yet.
+func TestTheScriptKnowsTheFigures(t *testing.T) {
+	const script = "../../test/gpu/run.sh"
+	text, err := os.ReadFile(script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "\nFIGURES=\"" + strings.Join(Names(), " ") + " table1\"\n"
+	if !strings.Contains(string(text), want) {
+		t.Errorf("%s does not have%s", script, want)
+	}
+	for figures, says := range map[string]string{
+		"nosuch": "FIGURE=nosuch: want all, or some of fig", "fig8 fig10": "FIGURE=fig10: want", "fig": "FIGURE=fig: want", "*": "FIGURE=*: want",
+		"all": "no kit in", "fig8 table1": "no kit in", // known: then the kit is asked for
+	} {
+		command := exec.Command("bash", append([]string{script, "evaluate"}, strings.Fields(figures)...)...)
+		command.Env = append(os.Environ(), "KIT=/nowhere", "WORK="+t.TempDir())
+		out, err := command.CombinedOutput()
+		if err == nil || !strings.Contains(string(out), says) || strings.Count(string(out), "\n") != 1 {
+			t.Errorf("evaluate %s: %v, %q, want one line with %q", figures, err, out, says)
 		}
 	}
 }

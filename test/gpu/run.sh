@@ -24,6 +24,8 @@ set -euo pipefail
 KIT=${KIT:-.kit/gpu} WORK=${WORK:-${TMPDIR:-/tmp}/penstock-gpu} OUT=${OUT:-out}
 MODELS=${MODELS:-$WORK/models}
 here=$PWD
+# What there is to evaluate, known without the kit; bench/evaluate's tests hold it.
+FIGURES="fig10a fig10b fig8 fig9 fig16 fig15 fig12c-14 fig1 fig12ab table5 fig5-7 fig2-3 fig11 fig10-slo fig10-large table1"
 
 die() {
 	echo "gpu: $*" >&2
@@ -210,6 +212,9 @@ bench)
 	;;
 evaluate)
 	[ $# -gt 0 ] || die "evaluate: want figures or all"
+	[ "$*" = all ] || for figure in "$@"; do
+		case " $FIGURES " in *" $figure "*) ;; *) die "FIGURE=$figure: want all, or some of $FIGURES" ;; esac
+	done
 	prepare
 	export_models >&2
 	evaluate "$@"
