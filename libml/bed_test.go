@@ -217,7 +217,7 @@ func (b *bed) silent() {
 // status is how a slot that was received ended.
 func (b *bed) status(slot uint32) wire.Status { return wire.Status(b.channel.Result(slot).Status) }
 
-// picture is one that tells its seed.
+// picture is one that tells its seed, which is below poison where an answer is wanted.
 func (b *bed) picture(seed byte) []byte {
 	p := make([]byte, b.card.Input.WireBytes())
 	for i := range p {
