@@ -135,6 +135,14 @@ func newGPUBed(t testing.TB, card *models.Card) *bed {
 	return b
 }
 
+// hold stops the bed's GPU until release is called, or the test has ended: else one that
+// fails would wait for it for ever as it gives the device back.
+func (b *bed) hold() (release func()) {
+	release = sync.OnceFunc(b.gpu.Hold())
+	b.t.Cleanup(release)
+	return release
+}
+
 // fake is a framework for the bed's device.
 func (b *bed) fake() *fake {
 	f := newFake()

@@ -5,7 +5,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -142,7 +141,7 @@ func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
 			b.streams = c.streams
 			f := b.fake()
 			p := b.serving(f, 1)
-			release := b.gpu.Hold()
+			release := b.hold()
 			for slot := range uint32(4) {
 				b.publish(slot, b.picture(byte(slot)), nil)
 				eventually(t, "batches in flight", func() bool {
@@ -170,7 +169,7 @@ func TestASecondBatchWaitsUntilItIsHalfAWholeOne(t *testing.T) {
 	f := b.fake()
 	l := b.loop(f)
 	l.state.Limit = 8
-	release := b.gpu.Hold()
+	release := b.hold()
 	b.publish(0, b.picture(0), nil)
 	l.take()
 	l.pick()
@@ -215,8 +214,7 @@ func TestASecondBatchBeginsNearTheFirstOnesEnd(t *testing.T) {
 	l := b.loop(b.fake())
 	const takes, lead = 20 * time.Minute, time.Minute
 	l.state, l.lead = l.rule.Warm(l.rule.Start(), 1, takes), lead
-	release := sync.OnceFunc(b.gpu.Hold())
-	defer release()
+	release := b.hold()
 	b.publish(0, b.picture(0), nil)
 	l.take()
 	l.pick()
@@ -255,8 +253,7 @@ func TestBatchesInFlightAreFinishedBeforeTheRingMovesOn(t *testing.T) {
 	b.streams = 2
 	old := b.fake()
 	first := b.serving(old, 1)
-	held := b.gpu
-	release := held.Hold()
+	release := b.hold()
 	for slot := range uint32(6) {
 		b.publish(slot, b.picture(byte(slot)), nil)
 		eventually(t, "two batches in flight", func() bool {
@@ -303,8 +300,7 @@ func TestALostDeviceEndsTheProcessAtOnce(t *testing.T) {
 			b.streams = c.inFlight
 			f := b.fake()
 			p := b.serving(f, 1)
-			release := b.gpu.Hold() // for good, as far as the process knows
-			defer release()
+			b.hold() // for good, as far as the process knows
 			const requests = 5
 			for slot := range uint32(requests) {
 				b.publish(slot, b.picture(byte(slot)), nil)

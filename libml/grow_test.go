@@ -162,7 +162,7 @@ func TestAProcessThatCannotGrowEnds(t *testing.T) {
 	c, let := b.early(f)
 	b.publish(1, b.picture(1), nil)
 	b.answered(b.replies(1)[0], b.picture(1))
-	release := b.gpu.Hold()
+	release := b.hold()
 	b.publish(2, b.picture(2), nil)
 	eventually(t, "a batch in flight", func() bool { sizes, _ := f.history(); return len(sizes) == 2 })
 	let(only("configure", errFake))

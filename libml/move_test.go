@@ -234,7 +234,7 @@ func TestAMoveIsMadeBesideABatchWhereWorkWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	release := b.gpu.Hold()
+	release := b.hold()
 	l.next.Store(order)
 	b.publish(1, b.picture(1), nil)
 	l.take()
@@ -274,7 +274,7 @@ func TestAMoveLeavesTheDeviceNoPause(t *testing.T) {
 	b.streams = 2
 	f := b.fake()
 	c := b.serving(f, 1)
-	release := b.gpu.Hold()
+	release := b.hold()
 	begun := func(n int) func() bool {
 		return func() bool { sizes, _ := f.history(); return len(sizes) == n }
 	}
