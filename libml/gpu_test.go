@@ -118,7 +118,7 @@ func TestTwoBatchesInFlightAllocateNothing(t *testing.T) {
 			got += n
 		}
 	}
-	if n := testing.AllocsPerRun(10, turn); n != 0 {
+	if n := allocations(10, turn); n != 0 {
 		t.Errorf("%v allocations in eight requests, want none", n)
 	}
 	b.answered(0, picture)

@@ -286,7 +286,7 @@ func TestALargerLadderIsTakenOverBetweenBatches(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := testing.AllocsPerRun(10, turn); n != 0 {
+	if n := allocations(10, turn); n != 0 {
 		t.Errorf("%v allocations, want none", n)
 	}
 	if l.rule != large || l.larger.Load() != nil || l.rule.Size(l.state) != 2 {

@@ -290,7 +290,7 @@ func TestABatchAllocatesNothing(t *testing.T) {
 			got += n
 		}
 	}
-	if n := testing.AllocsPerRun(100, turn); n != 0 {
+	if n := allocations(100, turn); n != 0 {
 		t.Errorf("%v allocations in five requests and a late one, want none", n)
 	}
 	if len(f.ran) < 100 {
