@@ -14,12 +14,12 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// early is a process that holds the ring with its smallest batch size and is kept from
-// configuring another until let is called, with what that then fails with.
+// early is a process that holds the ring with its smallest batch size and waits in the
+// ConfigureBatch of another until let is called, with what that then fails with.
 func (b *bed) early(f *fake, groups ...int) (c *child, let func(failing func(step string) error)) {
 	b.t.Helper()
 	gate := make(chan func(string) error)
-	b.holdGrowth(f, gate)
+	grows := b.holdGrowth(f, gate)
 	c = b.start(1, f.build, nil)
 	c.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: groups, Early: true})
 	ready := c.await(control.Ready)
@@ -29,18 +29,24 @@ func (b *bed) early(f *fake, groups ...int) (c *child, let func(failing func(ste
 	f.serve()
 	b.channel.SetEpoch(1)
 	c.await(control.Active)
+	select {
+	case <-grows: // one that is drained before never gets there
+	case <-time.After(patience):
+		b.t.Fatal("the process does not grow")
+	}
 	return c, func(failing func(string) error) { gate <- failing }
 }
 
 // holdGrowth has the third ConfigureBatch wait: the first two are of the smallest size,
-// in both slots.
-func (b *bed) holdGrowth(f *fake, gate chan func(string) error) {
-	calls := 0
+// in both slots. What it returns is closed when it does.
+func (b *bed) holdGrowth(f *fake, gate chan func(string) error) <-chan struct{} {
+	calls, grows := 0, make(chan struct{})
 	f.failing = func(step string) error {
 		if step != "configure" {
 			return nil
 		}
 		if calls++; calls == 3 {
+			close(grows)
 			failing := <-gate
 			f.fail(failing)
 			if failing != nil {
@@ -49,6 +55,7 @@ func (b *bed) holdGrowth(f *fake, gate chan func(string) error) {
 		}
 		return nil
 	}
+	return grows
 }
 
 // runs waits for the process to say that it runs these sizes, and returns what it said.
