@@ -294,6 +294,7 @@ func TestBinsHoldEachRequestOnce(t *testing.T) {
 		}
 		all = append(all, s)
 	}
+	all = append(all, answeredOK(time.Hour+time.Second, time.Hour, 1)) // meant for just after the end
 	shares := func(at time.Duration, percent float64) observed {
 		return observed{at: start + int64(at), shares: map[string]float64{"f": percent}, limits: map[string]float64{"f": 2}}
 	}
@@ -305,7 +306,7 @@ func TestBinsHoldEachRequestOnce(t *testing.T) {
 		offered, in = offered+b.Offered, in+b.Within
 		percents = append(percents, b.SharePercent)
 	}
-	if offered != 100 || in != 50 || line.Total.Sent != 100 || !slices.Equal(percents, []float64{30, 30, 60, 60}) {
+	if offered != 101 || in != 50 || line.Total.Sent != 101 || !slices.Equal(percents, []float64{30, 30, 60, 60}) {
 		t.Errorf("%d offered, %d within, shares %v, total %+v", offered, in, percents, line.Total)
 	}
 }

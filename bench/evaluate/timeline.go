@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -235,12 +236,16 @@ func (r *runner) play(ctx context.Context, b *bed, t *telling, s script, rec *re
 	return report.Functions[0].SendLagP99Millis, nil
 }
 
-// bins cuts a function's requests into bins, by when they were meant to leave.
+// bins cuts a function's requests into bins, by when they were meant to leave. A sender that
+// began late ends late: what it sent after the end is the last bin's.
 func bins(f Function, all []sample, t *telling, c *Case) FunctionTimeline {
 	line := FunctionTimeline{Name: f.Name, SLOMillis: millis(f.SLO)}
 	for begin := time.Duration(0); begin < c.Length; begin += c.Bin {
 		from, to := t.start+int64(begin), t.start+int64(begin+c.Bin)
 		own := within(all, from, to)
+		if begin+c.Bin >= c.Length {
+			own = within(all, from, math.MaxInt64)
+		}
 		l := summarize(f, own, c.Bin)
 		bin := Bin{Offered: len(own), OK: int(l.OK), P50Millis: l.P50Millis, P99Millis: l.P99Millis, MeanBatch: l.MeanBatch}
 		for i := range own {
