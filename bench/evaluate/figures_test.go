@@ -1,6 +1,7 @@
 package evaluate
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"os"
@@ -262,6 +263,21 @@ func TestRequestsBelongToTheTimeTheyWereMeantFor(t *testing.T) {
 		if got := within(all, c.from, c.to); len(got) != c.want {
 			t.Errorf("from %d to %d: %d, want %d", c.from, c.to, len(got), c.want)
 		}
+	}
+}
+
+// Streams note what they send by themselves, one after the other's next.
+func TestSamplesAreInTheOrderOfTheirTimes(t *testing.T) {
+	var r record
+	for tag, intended := range []int64{10, 30, 20, 40} {
+		r.begin(intended, uint64(tag))
+	}
+	all := r.all()
+	if !slices.IsSortedFunc(all, func(a, b sample) int { return cmp.Compare(a.intended, b.intended) }) {
+		t.Errorf("samples %+v", all)
+	}
+	if got := len(within(all, 0, 25)) + len(within(all, 25, 99)); got != len(all) {
+		t.Errorf("%d samples lie in either half, there are %d", got, len(all))
 	}
 }
 

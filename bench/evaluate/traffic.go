@@ -1,6 +1,7 @@
 package evaluate
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,11 +71,14 @@ func (r *record) end(reply loadgen.Reply) {
 	s.service, s.infer = reply.Result.Gather+reply.Result.Infer, reply.Result.Infer
 }
 
-// all are the samples so far, in the order of their sending; the caller's.
+// all are the samples so far, in the order in which they were meant to be sent; the caller's.
 func (r *record) all() []sample {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.samples)
+	all := slices.Clone(r.samples)
+	// Streams send by themselves: who is late by a little is noted behind another's next.
+	slices.SortStableFunc(all, func(a, b sample) int { return cmp.Compare(a.intended, b.intended) })
+	return all
 }
 
 // dial wraps a dialer so that every request of a function is recorded.
