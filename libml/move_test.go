@@ -270,6 +270,19 @@ func TestAMoveIsMadeBesideABatchWhereWorkWaits(t *testing.T) {
 // The next batch begins in the new place while the last one in the old is still
 // running, and the old place is not given up before that has ended.
 func TestAMoveLeavesTheDeviceNoPause(t *testing.T) {
+	// The order to move reaches the loop just after the last of it that can be seen: work
+	// that comes in between begins in the old place, and says nothing.
+	for range 100 {
+		if moveWithWork(t) {
+			return
+		}
+	}
+	t.Error("no batch began in the new place beside one in the old")
+}
+
+// moveWithWork moves a process that has a batch in flight, with work that waits. It returns
+// false where a second batch began before the move was made.
+func moveWithWork(t *testing.T) (made bool) {
 	b := newGPUBed(t, testCard())
 	b.streams = 2
 	f := b.fake()
@@ -281,14 +294,18 @@ func TestAMoveLeavesTheDeviceNoPause(t *testing.T) {
 	b.publish(0, b.picture(0), nil)
 	eventually(t, "a batch in flight", begun(1))
 	c.moveTo(2)
-	eventually(t, "the slots that stand by have moved", func() bool { return slices.Equal(b.gpu.Groups(3), []int{2}) })
-	// Work waits when the move is made.
+	eventually(t, "the slots that stand by are configured", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.batches[fakeKey{3, 8}] != nil && slices.Equal(b.gpu.Groups(3), []int{2})
+	})
 	for slot := uint32(1); slot < 6; slot++ {
 		b.publish(slot, b.picture(byte(slot)), nil)
 	}
 	eventually(t, "another beside it", begun(2))
-	if _, slots := f.history(); !slices.Equal(slots, []int{0, 3}) {
-		t.Errorf("batches began in slots %v, want one in the old set and one in the other lane of the new", slots)
+	_, slots := f.history()
+	if made = slices.Equal(slots, []int{0, 3}); !made && !slices.Equal(slots, []int{0, 1}) {
+		t.Errorf("batches began in slots %v, want one in the old set and one in the other lane", slots)
 	}
 	b.silent()
 	c.staysFor(5*time.Millisecond, 2)
@@ -297,13 +314,14 @@ func TestAMoveLeavesTheDeviceNoPause(t *testing.T) {
 	for _, slot := range b.replies(6) {
 		b.answered(slot, b.picture(byte(slot)))
 	}
-	if _, slots := f.history(); slices.Min(slots[1:]) < 2 {
+	if _, slots := f.history(); made && slices.Min(slots[1:]) < 2 {
 		t.Errorf("batches ran in slots %v, want all but the first in the new set", slots)
 	}
-	if r := c.reports(2); r.IdleNanos > 0 {
+	if r := c.reports(2); made && r.IdleNanos > 0 {
 		t.Errorf("report is %+v, want a device that had work all the time", r)
 	}
 	c.drained()
+	return made
 }
 
 // While one move is being made, only the last order counts.
