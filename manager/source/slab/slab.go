@@ -61,13 +61,18 @@ const (
 // back, so some other datagram would be written over.
 var ErrReleasedTwice = errors.New("slab: span is not held")
 
-// Slab is the region and its account. It implements shm.Memory.
+// Slab is the region and its account, or one of the parts of a region that several
+// sources have (NewParts). It implements shm.Memory: its bytes, file and size are the
+// region's, and spans count from the region's beginning, whatever part they lie in.
 //
 // One goroutine at a time finds room and holds it (a source's Receive); any may
 // release.
 type Slab struct {
 	region *shm.Region
 	mem    []byte
+	// Granules first to end are this part's; the others are not looked at.
+	first, end int
+	users      *atomic.Int32 // parts of the region that are not closed
 
 	mu sync.Mutex // guards the following
 	// taken has a bit for each granule in which bytes are held. Where it is set,
@@ -88,22 +93,41 @@ var _ shm.Memory = (*Slab)(nil)
 // New makes a slab of size bytes, rounded up to 4 KiB; other processes can only
 // read it.
 func New(name string, size int, hugePages bool) (*Slab, error) {
-	if size < MinBytes || size > MaxBytes {
-		return nil, fmt.Errorf("make slab: %d bytes: want at least %d, at most %d", size, MinBytes, MaxBytes)
+	parts, err := NewParts(name, size, 1, hugePages)
+	if err != nil {
+		return nil, err
+	}
+	return parts[0], nil
+}
+
+// NewParts makes one region of size bytes in n parts of the same size, rounded up to 4 KiB
+// each: for as many sources, of which each finds room in its own, and takes no lock of
+// another's. Each part is closed; the last one unmaps the region.
+func NewParts(name string, size, n int, hugePages bool) ([]*Slab, error) {
+	if n < 1 || size/n < MinBytes || size > MaxBytes {
+		return nil, fmt.Errorf("make slab: %d bytes in %d parts: want at least %d a part, at most %d", size, n, MinBytes, MaxBytes)
 	}
 	const word = granulesPerWord * GranuleBytes
-	size = (size + word - 1) / word * word
+	each := (size/n + word - 1) / word * word
+	size = each * n
 	region, err := shm.Create(name+"-slab", size, shm.Options{HugePages: hugePages})
 	if err != nil {
 		return nil, fmt.Errorf("make slab: %w", err)
 	}
-	granules := size / GranuleBytes
-	return &Slab{
-		region: region,
-		mem:    region.Bytes(),
-		taken:  make([]uint64, granules/granulesPerWord),
-		used:   make([]uint8, granules),
-	}, nil
+	// The parts' accounts lie beside each other: no word of taken is of two.
+	taken, used := make([]uint64, size/word), make([]uint8, size/GranuleBytes)
+	users := new(atomic.Int32)
+	users.Store(int32(n))
+	parts := make([]*Slab, n)
+	for i := range parts {
+		first := i * each / GranuleBytes
+		parts[i] = &Slab{
+			region: region, mem: region.Bytes(), users: users,
+			first: first, end: first + each/GranuleBytes,
+			taken: taken, used: used, lowest: first / granulesPerWord,
+		}
+	}
+	return parts, nil
 }
 
 // Bytes is the memory, good until Close.
@@ -112,8 +136,11 @@ func (s *Slab) Bytes() []byte { return s.mem }
 // File is what other processes are given, read-only; it is the slab's.
 func (s *Slab) File() *os.File { return s.region.File() }
 
-// Size is the slab's size in bytes.
+// Size is the region's size in bytes.
 func (s *Slab) Size() int { return len(s.mem) }
+
+// Room is the part's size in bytes: the region's, where it is the only one.
+func (s *Slab) Room() int { return (s.end - s.first) * GranuleBytes }
 
 // Huge reports whether the slab lies on huge pages of its own.
 func (s *Slab) Huge() bool { return s.region.Huge() }
@@ -121,8 +148,14 @@ func (s *Slab) Huge() bool { return s.region.Huge() }
 // HeldBytes is how many bytes are not free, in whole granules.
 func (s *Slab) HeldBytes() uint64 { return s.held.Load() }
 
-// Close unmaps the slab. Nobody may touch it afterwards, nor Release.
-func (s *Slab) Close() error { return s.region.Close() }
+// Close unmaps the slab, with the last of its parts. Nobody may touch it afterwards, nor
+// Release. A part is closed once.
+func (s *Slab) Close() error {
+	if s.users.Add(-1) > 0 {
+		return nil
+	}
+	return s.region.Close()
+}
 
 // View is a span's bytes.
 func (s *Slab) View(span source.Span) []byte {
@@ -167,7 +200,7 @@ func (s *Slab) Free(dst []source.Span, from uint64, size int) (runs int, next ui
 
 // lowestFreeLocked moves lowest up to the first word with a free granule.
 func (s *Slab) lowestFreeLocked() int {
-	for s.lowest < len(s.taken) && s.taken[s.lowest] == ^uint64(0) {
+	for s.lowest*granulesPerWord < s.end && s.taken[s.lowest] == ^uint64(0) {
 		s.lowest++
 	}
 	return s.lowest
@@ -183,11 +216,11 @@ func (s *Slab) nextRunLocked(at, need int, first bool) (start, end int, ok bool)
 	want := (need + GranuleBytes - 1) / GranuleBytes
 	enough := min(want, minRunGranules)
 	for {
-		start = s.scanLocked(at, len(s.used), 0)
-		if start == len(s.used) {
+		start = s.scanLocked(at, s.end, 0)
+		if start >= s.end {
 			return 0, 0, false
 		}
-		limit := min(start+want, len(s.used))
+		limit := min(start+want, s.end)
 		end = s.scanLocked(start, limit, ^uint64(0))
 		if end-start >= enough {
 			return start, end, true
@@ -269,6 +302,9 @@ func (s *Slab) Release(spans []source.Span) {
 			continue
 		}
 		first, last, head, tail := ends(span)
+		if first < s.first || last >= s.end {
+			panic(ErrReleasedTwice) // another part's
+		}
 		s.takeBackLocked(first, head)
 		if last > first {
 			s.clearLocked(first+1, last)
@@ -380,10 +416,10 @@ func (s *Slab) freeRun(from uint64, size int) (source.Span, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	want := (FirstPlace + size + GranuleBytes - 1) / GranuleBytes
-	at := int(from+GranuleBytes-1) / GranuleBytes
+	at := max(s.first, int(from+GranuleBytes-1)/GranuleBytes)
 	for {
-		start := s.scanLocked(at, len(s.used), 0)
-		if start+want > len(s.used) {
+		start := s.scanLocked(at, s.end, 0)
+		if start+want > s.end {
 			return source.Span{}, false
 		}
 		at = s.scanLocked(start, start+want, ^uint64(0))

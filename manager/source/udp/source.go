@@ -38,7 +38,7 @@ type Options struct {
 	// Listen is the address and port; port 0 takes a free one. An unspecified
 	// IPv6 address receives IPv4 too.
 	Listen netip.AddrPort
-	// SlabBytes is the size of the memory for datagrams.
+	// SlabBytes is the size of the memory for datagrams, of all sources of the port.
 	SlabBytes int
 	// HugePages puts the slab on huge pages where there are some.
 	HugePages bool
@@ -54,7 +54,7 @@ type Options struct {
 	NoGRO bool
 }
 
-// Source is a UDP socket with its slab. It implements source.Source.
+// Source is a UDP socket with its slab, or its part of one. It implements source.Source.
 type Source struct {
 	slab  *slab.Slab
 	local netip.AddrPort
@@ -84,9 +84,27 @@ type Source struct {
 
 var _ source.Source = (*Source)(nil)
 
+// MaxSources is how many sources one port may have.
+const MaxSources = 16
+
 // Open binds the port and makes the slab. A port that is taken, and an address
 // that is not this machine's, are errors that say so.
 func Open(o Options) (*Source, error) {
+	sources, err := OpenSeveral(o, 1)
+	if err != nil {
+		return nil, err
+	}
+	return sources[0], nil
+}
+
+// OpenSeveral is Open of n sources of one port: sockets among which the kernel spreads the
+// clients by a hash of addresses and ports (SO_REUSEPORT), so that each has some of the
+// clients and all that these send, until one is closed. They have one slab, of which each
+// has an equal part to receive into. Each is closed, and its memory given up.
+func OpenSeveral(o Options, n int) ([]*Source, error) {
+	if n < 1 || n > MaxSources {
+		return nil, fmt.Errorf("open UDP source %v: %d sources: want 1 to %d", o.Listen, n, MaxSources)
+	}
 	if !o.Listen.IsValid() {
 		return nil, errors.New("open UDP source: no address to listen on")
 	}
@@ -102,37 +120,68 @@ func Open(o Options) (*Source, error) {
 	if o.BatchMessages < 1 || o.BatchMessages > maxBatchMessages {
 		return nil, fmt.Errorf("open UDP source %v: %d messages a batch: want 1 to %d", o.Listen, o.BatchMessages, maxBatchMessages)
 	}
-	s, err := open(o)
+	all, err := open(o, n)
 	if err != nil {
 		return nil, fmt.Errorf("open UDP source %v: %w", o.Listen, err)
 	}
-	return s, nil
+	return all, nil
 }
 
-func open(o Options) (_ *Source, err error) {
-	s := &Source{socket: -1, event: -1, busyPoll: int64(o.BusyPoll), inet6: !o.Listen.Addr().Unmap().Is4()}
+func open(o Options, n int) (all []*Source, err error) {
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, s.closeDescriptors())
+			for _, s := range all {
+				err = errors.Join(err, s.closeDescriptors())
+			}
+			all = nil
 		}
 	}()
-	if err := s.listen(o); err != nil {
-		return nil, err
+	for i := range n {
+		s := &Source{socket: -1, event: -1, busyPoll: int64(o.BusyPoll), inet6: !o.Listen.Addr().Unmap().Is4()}
+		all = append(all, s)
+		if err := s.listen(o, i, n); err != nil {
+			return all, err
+		}
+		if s.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+			return all, fmt.Errorf("make eventfd: %w", err)
+		}
+		s.reader = newReader(o.BatchMessages)
+		s.sender = newSender()
+		// The port that the first was given is the others'.
+		o.Listen = netip.AddrPortFrom(o.Listen.Addr(), s.local.Port())
 	}
-	if s.event, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return nil, fmt.Errorf("make eventfd: %w", err)
+	slabs, err := slab.NewParts(fmt.Sprintf("udp-%d", o.Listen.Port()), o.SlabBytes, n, o.HugePages)
+	if err != nil {
+		return all, err
 	}
-	if s.slab, err = slab.New(fmt.Sprintf("udp-%d", s.local.Port()), o.SlabBytes, o.HugePages); err != nil {
-		return nil, err
+	for i, s := range all {
+		s.slab = slabs[i]
 	}
-	s.reader = newReader(o.BatchMessages)
-	s.sender = newSender()
-	return s, nil
+	if n > 1 {
+		for _, s := range all {
+			if err := unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); err != nil {
+				return all, errors.Join(fmt.Errorf("let datagrams in: %w", err), closeSlabs(slabs))
+			}
+		}
+	}
+	return all, nil
 }
 
-// listen makes the socket. SO_REUSEADDR and SO_REUSEPORT stay off: with them a
-// second manager would share the port in silence.
-func (s *Source) listen(o Options) (err error) {
+func closeSlabs(slabs []*slab.Slab) (err error) {
+	for _, s := range slabs {
+		err = errors.Join(err, s.Close())
+	}
+	return err
+}
+
+// listen makes the socket, number i of n on its port. SO_REUSEADDR stays off, and
+// SO_REUSEPORT where there is one socket: with them a second manager would share the port
+// in silence. For the same reason the first of several is bound without, which fails where
+// anybody has the port, and allows the others beside it only then.
+//
+// Who a client's datagrams go to changes with each socket that is bound. So none of several
+// takes any until all are: what comes before is dropped, and sent again by its client.
+func (s *Source) listen(o Options, i, n int) (err error) {
 	family := unix.AF_INET
 	if s.inet6 {
 		family = unix.AF_INET6
@@ -162,8 +211,23 @@ func (s *Source) listen(o Options) (err error) {
 	if err != nil {
 		return err
 	}
+	if n > 1 {
+		if err := unix.SetsockoptSockFprog(s.socket, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &nothing); err != nil {
+			return fmt.Errorf("keep datagrams out: %w", err)
+		}
+	}
+	if i > 0 {
+		if err := share(s.socket); err != nil {
+			return err
+		}
+	}
 	if err := unix.Bind(s.socket, address); err != nil {
 		return explainBind(o.Listen, err)
+	}
+	if i == 0 && n > 1 {
+		if err := share(s.socket); err != nil {
+			return err
+		}
 	}
 	bound, err := unix.Getsockname(s.socket)
 	if err != nil {
@@ -172,6 +236,18 @@ func (s *Source) listen(o Options) (err error) {
 	s.local = boundAddress(bound, o.Listen.Addr().Zone())
 	return nil
 }
+
+// share lets sockets of this user be bound beside a socket.
+func share(socket int) error {
+	if err := unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
+		return fmt.Errorf("set SO_REUSEPORT: %w", err)
+	}
+	return nil
+}
+
+// nothing is a socket filter that lets nothing in: one instruction that returns 0, the
+// number of bytes to keep.
+var nothing = unix.SockFprog{Len: 1, Filter: &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}}
 
 // setRecvBuffer asks for a receive buffer and returns what was granted, in the
 // bytes of payload and overhead that the kernel counts.
@@ -241,7 +317,7 @@ func (s *Source) Stats() source.Stats {
 		Truncated:   s.truncated.Load(),
 		NoRoom:      s.noRoom.Load(),
 		HeldBytes:   s.slab.HeldBytes(),
-		SlabBytes:   uint64(s.slab.Size()),
+		SlabBytes:   uint64(s.slab.Room()),
 	}
 }
 

@@ -688,7 +688,7 @@ func sourceReceiver(b *testing.B) (netip.AddrPort, func() int) {
 
 func bareReceiver(b *testing.B) (netip.AddrPort, func() int) {
 	s := &Source{}
-	if err := s.listen(Options{Listen: loopback4, RecvBuffer: DefaultRecvBuffer}); err != nil {
+	if err := s.listen(Options{Listen: loopback4, RecvBuffer: DefaultRecvBuffer}, 0, 1); err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { unix.Close(s.socket) })
