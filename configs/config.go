@@ -34,8 +34,11 @@ type Config struct {
 	// functions. 0 means an eighth, at least one where there are two.
 	ReservedCPUs int
 	// Models are folders searched for cards, in order, before the built-in ones.
-	Models    []string
-	Slab      Slab
+	Models []string
+	Slab   Slab
+	// Receivers is how many sockets, and threads that receive, each function has: clients
+	// are spread over them. A DPDK port says it with its queues.
+	Receivers int
 	Aggregate Aggregate
 	Shares    Shares
 	Batching  Batching
@@ -66,7 +69,7 @@ type Log struct {
 	Format string // auto (console on a terminal, else JSON), console, json
 }
 
-// Slab is the packet memory of each inference function.
+// Slab is the packet memory of each inference function, in equal parts of its receivers.
 type Slab struct {
 	Size          Size
 	HugePages     bool // where there are any
@@ -162,6 +165,8 @@ type Function struct {
 	Gather       Gather
 	Late         Late
 	Weights      Weights
+	// Receivers is as the node's where 0.
+	Receivers int
 	// Streams is how many batches of it may be in flight on a GPU, 1 or 2; 0 leaves
 	// it to libml.
 	Streams int
@@ -187,12 +192,13 @@ type Size int64
 // Default is the configuration of a file that says nothing.
 func Default() Config {
 	return Config{
-		Device: DeviceCPU,
-		MPS:    true,
-		Listen: netip.AddrFrom4([4]byte{127, 0, 0, 1}),
-		HTTP:   netip.MustParseAddrPort("127.0.0.1:9650"),
-		Log:    Log{Level: "info", Format: "auto"},
-		Slab:   Slab{Size: 64 << 20, HugePages: true, ReceiveBuffer: 8 << 20},
+		Device:    DeviceCPU,
+		MPS:       true,
+		Listen:    netip.AddrFrom4([4]byte{127, 0, 0, 1}),
+		HTTP:      netip.MustParseAddrPort("127.0.0.1:9650"),
+		Log:       Log{Level: "info", Format: "auto"},
+		Slab:      Slab{Size: 64 << 20, HugePages: true, ReceiveBuffer: 8 << 20},
+		Receivers: 1,
 		Aggregate: Aggregate{
 			Slots:        64,
 			AnsweredFor:  2 * time.Second,

@@ -36,9 +36,11 @@ const (
 	MaxFunctions = 256
 	MaxInstances = 64
 	MaxSlots     = 1 << 14
+	MaxReceivers = 16
 	minSlots     = 64 // the paper's 64 requests in flight (3.3.2)
 	minSlab      = 1 << 20
 	maxSlab      = 64 << 30
+	minPart      = 256 << 10 // of a slab: what one receiver reads into
 	maxTimeout   = time.Hour
 	maxGrain     = 1024
 	maxStreams   = 2 // what libml's loop keeps in flight at most
@@ -112,7 +114,7 @@ func Decode(file string, data []byte) (Config, error) {
 }
 
 func (c *Config) decode(root document.Value) {
-	m := root.Map("device", "mps", "listen", "source", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab",
+	m := root.Map("device", "mps", "listen", "source", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab", "receivers",
 		"aggregate", "shares", "batching", "gather", "late", "weights", "functions", "hang_timeout", "fault_hold", "busy_poll", "drain_timeout")
 	if v := m.May("device"); !v.Absent() {
 		c.Device = v.Text(deviceRule)
@@ -151,6 +153,7 @@ func (c *Config) decode(root document.Value) {
 		c.Models = append(c.Models, v.Text("a folder with cards"))
 	}
 	c.Slab.decode(m.May("slab"))
+	c.receivers(m.May("receivers"), &c.Receivers)
 	c.Aggregate.decode(m.May("aggregate"))
 	steps := c.Shares.decode(m.May("shares"), c)
 	c.Batching.decode(m.May("batching"))
@@ -236,7 +239,7 @@ func (s *Shares) decode(v document.Value, c *Config) (steps document.Value) {
 
 func (f *Function) decode(v document.Value, c *Config, names map[string]bool, ports map[uint16]string) {
 	m := v.Map("name", "model", "port", "slo", "instances", "share_percent", "change", "batching", "gather", "late",
-		"weights", "streams", "environment", "replay")
+		"weights", "receivers", "streams", "environment", "replay")
 	const nameRule = "lower case letters, digits, '-' and '_', at most 64"
 	name := m.Need("name", nameRule)
 	f.Name = name.Text(nameRule)
@@ -273,6 +276,11 @@ func (f *Function) decode(v document.Value, c *Config, names map[string]bool, po
 	weights(m.May("weights"), &f.Weights, c.Device)
 	f.Streams = streams(m.May("streams"), c.Device)
 	f.Replay.decode(m.May("replay"))
+	r := m.May("receivers")
+	c.receivers(r, &f.Receivers)
+	if err := f.receivesReplay(); err != nil {
+		r.Reject("%v", err)
+	}
 	if env := m.May("environment"); !env.Absent() {
 		plain, ok := env.Plain().(map[string]any)
 		if !ok {
@@ -325,6 +333,10 @@ func (f *Function) Check() error {
 		return fmt.Errorf("weights of %s are %q, want %s", f.Name, f.Weights, oneOf(places))
 	case !(f.Replay.Speed >= 0 && f.Replay.Speed <= maxSpeed):
 		return fmt.Errorf("replay of %s has speed %v, want 0 to %v", f.Name, f.Replay.Speed, maxSpeed)
+	case f.Receivers < 0 || f.Receivers > MaxReceivers:
+		return fmt.Errorf("receivers of %s are %d, want 1 to %d, or 0 for the node's", f.Name, f.Receivers, MaxReceivers)
+	case f.receivesReplay() != nil:
+		return fmt.Errorf("receivers of %s %w", f.Name, f.receivesReplay())
 	case f.Streams < 0 || f.Streams > maxStreams:
 		return fmt.Errorf("streams of %s are %d, want 1 or %d, or 0 for auto", f.Name, f.Streams, maxStreams)
 	}
@@ -385,11 +397,51 @@ func (f *Function) Under(c *Config, device string) error {
 	if err := f.Weights.On(device); err != nil {
 		return fmt.Errorf("weights of function %s %w", f.Name, err)
 	}
+	if err := c.receive(f.Receivers); err != nil && f.Receivers != 0 {
+		return fmt.Errorf("receivers of function %s %w", f.Name, err)
+	}
 	if err := streamsOn(f.Streams, device); err != nil {
 		return fmt.Errorf("streams of function %s %w", f.Name, err)
 	}
 	return nil
 }
+
+// receivers reads how many receivers a function has.
+func (c *Config) receivers(v document.Value, to *int) {
+	if v.Absent() {
+		return
+	}
+	n := int(v.Int(1, MaxReceivers))
+	if n == 0 {
+		return // that is said already
+	}
+	*to = n
+	if err := c.receive(n); err != nil {
+		v.Reject("%v", err)
+	}
+}
+
+// receive reports whether a function that the network feeds can have n receivers.
+func (c *Config) receive(n int) error {
+	switch {
+	case c.Source.DPDK != nil:
+		return fmt.Errorf("is %d, the number of kernel sockets, and source is dpdk; want source.dpdk.queues", n)
+	case n > 1 && c.Slab.Size/Size(n) < minPart:
+		return fmt.Errorf("is %d, and slab.size of %d bytes has no 256KiB for each; want a larger slab, or fewer", n, c.Slab.Size)
+	}
+	return nil
+}
+
+// receivesReplay reports whether a function that a capture feeds has receivers of its own.
+func (f *Function) receivesReplay() error {
+	if f.Receivers > 0 && f.Replay.File != "" {
+		return fmt.Errorf("is %d, and a capture is received by one; want it left out", f.Receivers)
+	}
+	return nil
+}
+
+// ReceiversOf is how many receivers a function has that kernel sockets feed.
+func (c *Config) ReceiversOf(f Function) int { return max(1, cmp.Or(f.Receivers, c.Receivers)) }
 
 // ChangeOf is how a function's share changes under a configuration. Without MPS
 // ChangeAuto comes to ChangeNone.

@@ -157,6 +157,13 @@ var wrong = map[string][]string{
 	"{device: cuda, mps: false, functions: [{name: a, port: 1, change: partition}]}":      {"change", "partition", "mps", "none"},
 	"{device: cuda, mps: false, functions: [{name: a, port: 1, share_percent: 30}]}":      {"share_percent", "30", "mps", "left out"},
 	"functions: [{name: a, port: 1, change: none, share_percent: 30}]":                    {"share_percent", "30", "change is none"},
+	"receivers: 0":    {"receivers", "0", "16"},
+	"receivers: 17":   {"receivers", "17", "16"},
+	"receivers: many": {"receivers", "many"},
+	"functions: [{name: a, port: 1, receivers: 17}]":                                                            {"functions[0].receivers", "17", "16"},
+	"functions: [{name: a, port: 1, receivers: 2, replay: {file: a.pcap}}]":                                     {"functions[0].receivers", "is 2", "capture", "left out"},
+	"{receivers: 2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":                                  {"receivers", "is 2", "source.dpdk.queues"},
+	"{functions: [{name: a, port: 1, receivers: 2}], source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}": {"functions[0].receivers", "is 2", "source.dpdk.queues"},
 	"gather: dma":  {"dma", "kernel", "copy"},
 	"gather: copy": {"gather", "cpu", "device: cuda"},
 	"functions: [{name: a, port: 1, gather: copy}]": {"functions[0].gather", "cpu", "device: cuda"},
@@ -213,7 +220,9 @@ func TestReaderFindsWhatSchemasCannot(t *testing.T) {
 		"source: {dpdk: {port: net_ring0, addresses: ['::ffff:10.0.0.2']}}":                   {"10.0.0.2"},
 		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], memory: 1MiB}}":              {"memory", "1MiB", "64MiB"},
 		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], queues: 3, lcores: [1, 2]}}": {"lcores", "2 CPUs for 3 queues"},
-		"slab: {size: 1KiB}": {"size", "1KiB", "MiB"},
+		"slab: {size: 1KiB}":                 {"size", "1KiB", "MiB"},
+		"{slab: {size: 1MiB}, receivers: 5}": {"receivers", "is 5", "slab.size", "256KiB"},
+		"{slab: {size: 1MiB}, functions: [{name: a, port: 1, receivers: 8}]}":          {"functions[0].receivers", "is 8", "slab.size"},
 		"functions: [{name: a, port: 1}, {name: a, port: 2}]":                          {`"a"`, "another function"},
 		"functions: [{name: a, port: 1}, {name: b, port: 1}]":                          {"port", `"a"`},
 		"{shares: {change: none}, functions: [{name: a, port: 1, share_percent: 30}]}": {"share_percent", "change is none"},
@@ -388,6 +397,31 @@ func TestStreamsAreOneOrTwoOrLeftToLibml(t *testing.T) {
 		}
 		if got := c.Functions[0].Streams; got != want {
 			t.Errorf("%q: streams are %d, want %d", text, got, want)
+		}
+		if err := valid(t, s, text); err != nil {
+			t.Errorf("%q: schema: %v", text, err)
+		}
+	}
+}
+
+// A function has its own number of receivers, else the node's.
+func TestReceiversAreReadByReaderAndSchema(t *testing.T) {
+	s := schema(t)
+	for text, want := range map[string]int{
+		"functions: [{name: a, port: 1}]":                                         1,
+		"{receivers: 4, functions: [{name: a, port: 1}]}":                         4,
+		"{receivers: 4, functions: [{name: a, port: 1, receivers: 16}]}":          16,
+		"{receivers: 4, functions: [{name: a, port: 1, receivers: 1}]}":           1,
+		"{slab: {size: 1MiB}, functions: [{name: a, port: 1, receivers: 4}]}":     4,
+		"{receivers: 4, functions: [{name: a, port: 1, replay: {file: a.pcap}}]}": 4,
+	} {
+		c, err := Decode("f.yaml", []byte(text))
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		if got := c.ReceiversOf(c.Functions[0]); got != want {
+			t.Errorf("%q: %d receivers, want %d", text, got, want)
 		}
 		if err := valid(t, s, text); err != nil {
 			t.Errorf("%q: schema: %v", text, err)

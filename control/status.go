@@ -56,6 +56,8 @@ type FunctionStatus struct {
 	Late     string `json:"late"`
 	Gather   string `json:"gather,omitempty"`
 	Streams  int    `json:"streams,omitempty"`
+	// Receivers is how many threads receive for it, each with clients of its own.
+	Receivers int `json:"receivers"`
 	// Swaps is how often the ring was handed over; SwapIdle how long it stood
 	// still for that with work waiting.
 	Swaps    uint64     `json:"swaps"`

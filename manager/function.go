@@ -253,6 +253,9 @@ func (f *function) sourceStats() source.Stats {
 		sum.Truncated += s.Truncated
 		sum.NoRoom += s.NoRoom
 		sum.HeldBytes += s.HeldBytes
+		if f.m.ports.parted() {
+			sum.SlabBytes += s.SlabBytes
+		}
 	}
 	return sum
 }
@@ -370,7 +373,8 @@ func (f *function) status() control.FunctionStatus {
 		SLOMillis:    float64(f.slo) / float64(time.Millisecond),
 		SharePercent: f.sharePercent(), Change: string(f.change),
 		Batching: f.batching.String(), Late: string(f.late), Streams: f.config.Streams,
-		Swaps: f.swaps.Load(), SwapIdle: f.idle.summary(),
+		Receivers: len(f.receivers),
+		Swaps:     f.swaps.Load(), SwapIdle: f.idle.summary(),
 		Accepted: f.accepted.Load(), Replied: f.replied.Load(),
 		Lost:        f.lost(),
 		KernelDrops: src.KernelDrops, HeldBytes: src.HeldBytes, InFlight: f.inFlight(),

@@ -15,10 +15,14 @@ import (
 // here and nowhere above.
 type ports interface {
 	// open opens a port, 0 for any free one: the sources that it is received from, each
-	// by a thread of its own, over one slab. All datagrams of a client come from one of
+	// by a thread of its own, over one slab; receivers is how many, where the kernel has
+	// the port. All datagrams of a client come from one of
 	// them. closeSlab gives their memory back when all are closed and nobody uses the
 	// slab any more.
-	open(port uint16) (sources []source.Source, closeSlab func() error, err error)
+	open(port uint16, receivers int) (sources []source.Source, closeSlab func() error, err error)
+	// parted reports whether each source of a port receives into a part of the slab that
+	// is its own.
+	parted() bool
 	// address is where clients send to.
 	address() netip.Addr
 	// frames are the counters of a network interface that the ports share, nil where
@@ -31,7 +35,7 @@ type ports interface {
 // openSource opens what feeds a function: a port, or a capture.
 func (m *Manager) openSource(c configs.Function) ([]source.Source, func() error, error) {
 	if c.Replay.File == "" {
-		return m.ports.open(c.Port)
+		return m.ports.open(c.Port, m.cfg.ReceiversOf(c))
 	}
 	src, err := replay.Open(replay.Options{
 		Path: c.Replay.File, Port: c.Port, Speed: c.Replay.Speed,
@@ -65,22 +69,41 @@ func (m *Manager) newPorts() (ports, error) {
 	return dpdkPorts{group, d.Addresses[0]}, nil
 }
 
-// kernelPorts are UDP sockets, each with its slab.
+// kernelPorts are UDP sockets; those of a function have one slab, each a part of it.
 type kernelPorts struct{ cfg *configs.Config }
 
-func (p kernelPorts) open(port uint16) ([]source.Source, func() error, error) {
-	src, err := udp.Open(udp.Options{
+func (p kernelPorts) open(port uint16, receivers int) (sources []source.Source, closeSlab func() error, err error) {
+	all, err := udp.OpenSeveral(udp.Options{
 		BusyPoll:   p.cfg.BusyPoll,
 		Listen:     netip.AddrPortFrom(p.cfg.Listen, port),
 		SlabBytes:  int(p.cfg.Slab.Size),
 		RecvBuffer: int(p.cfg.Slab.ReceiveBuffer),
 		HugePages:  p.cfg.Slab.HugePages,
-	})
+	}, receivers)
 	if err != nil {
 		return nil, nil, err
 	}
-	return []source.Source{src}, src.CloseSlab, nil
+	sources, closeSlab = together(all)
+	return sources, closeSlab, nil
 }
+
+// together are the sources of a port, and what gives their memory up.
+func together[S interface {
+	source.Source
+	CloseSlab() error
+}](all []S) (sources []source.Source, closeSlab func() error) {
+	for _, src := range all {
+		sources = append(sources, src)
+	}
+	return sources, func() (err error) {
+		for _, src := range all {
+			err = errors.Join(err, src.CloseSlab())
+		}
+		return err
+	}
+}
+
+func (kernelPorts) parted() bool { return true }
 
 func (p kernelPorts) address() netip.Addr    { return p.cfg.Listen }
 func (kernelPorts) frames() *dpdk.GroupStats { return nil }
@@ -92,22 +115,16 @@ type dpdkPorts struct {
 	addr  netip.Addr
 }
 
-func (p dpdkPorts) open(port uint16) (sources []source.Source, closeSlab func() error, err error) {
+func (p dpdkPorts) open(port uint16, _ int) (sources []source.Source, closeSlab func() error, err error) {
 	all, err := p.group.ListenSeveral(port, p.group.Queues())
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, src := range all {
-		sources = append(sources, src)
-	}
-	return sources, func() (err error) {
-		for _, src := range all {
-			err = errors.Join(err, src.CloseSlab())
-		}
-		return err
-	}, nil
+	sources, closeSlab = together(all)
+	return sources, closeSlab, nil
 }
 
+func (dpdkPorts) parted() bool          { return false }
 func (p dpdkPorts) address() netip.Addr { return p.addr }
 
 func (p dpdkPorts) frames() *dpdk.GroupStats {

@@ -26,7 +26,7 @@ import (
 //
 // It allocates nothing once its buffers have grown to what a burst takes.
 
-// receiver makes requests of what one source brings. A function has one of a kernel
+// receiver makes requests of what one source brings. A function has one of each kernel
 // socket, and of a DPDK port as many as that has queues: all of a client's datagrams go
 // to one (docs/adr/0012-several-receivers.md).
 //
@@ -107,8 +107,11 @@ func (r *receiver) receive() {
 		r.finish(&events, &out)
 		if starved {
 			// The slab is full of requests that wait for pieces which have no room
-			// to land in: the oldest gives its own.
-			oldest := f.withOldest(r)
+			// to land in: the oldest gives its own, of those whose memory r could use.
+			oldest := r
+			if !f.m.ports.parted() {
+				oldest = f.withOldest(r)
+			}
 			events.Reset()
 			oldest.mu.Lock()
 			oldest.aggregate.EvictOldest(now, &events)

@@ -35,7 +35,9 @@ func newSeveralPorts(t *testing.T, n, slabBytes int) *severalPorts {
 	return p
 }
 
-func (p *severalPorts) open(uint16) (all []source.Source, closeSlab func() error, err error) {
+func (p *severalPorts) parted() bool { return false }
+
+func (p *severalPorts) open(uint16, int) (all []source.Source, closeSlab func() error, err error) {
 	for _, s := range p.sources {
 		all = append(all, s)
 	}
