@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/manager/source"
 	"github.com/penstock/penstock/manager/source/memory"
+	"github.com/penstock/penstock/manager/source/slab"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -201,6 +204,133 @@ func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
 		ports.of(0).Release([]source.Span{d.First})
 	}
 	// Nobody completes what is left: it is given up, so that the bed ends empty.
+	for _, r := range b.receivers {
+		b.eventually("the rest is gone", func() bool {
+			var events aggregate.Events
+			r.mu.Lock()
+			more := r.aggregate.EvictOldest(shm.Now(), &events)
+			r.mu.Unlock()
+			r.source.Release(events.Release)
+			return !more
+		})
+	}
+}
+
+// Kernel sockets of one port feed one ring: clients with sockets of their own are answered
+// with what belongs to their picture, each socket has some of them, and none has a part of
+// another's request.
+func TestKernelSocketsFeedOneRing(t *testing.T) {
+	const sockets, clients, each = 3, 24, 12
+	cfg := configs.Default()
+	cfg.Receivers = sockets
+	cfg.Slab = configs.Slab{Size: sockets << 20, ReceiveBuffer: 1 << 20}
+	b := newBedOn(t, severalSockets{kernelPorts{&cfg}, sockets}, testCard(), 100)
+	c := b.owner(0, 1)
+	b.instances[0].setServing(true)
+	if n := len(b.receivers); n != sockets {
+		t.Fatalf("%d receivers, want %d", n, sockets)
+	}
+	var all []*rawClient
+	for range clients {
+		all = append(all, b.rawDial())
+	}
+	for id := range uint32(each) {
+		// The pieces of all clients come mixed.
+		for i := range 3 {
+			for k, client := range all {
+				client.piece(id, picture(byte(k)+byte(id)*32), 1024, i, 0)
+			}
+		}
+		for _, slot := range b.take(c, clients) {
+			got := make([]byte, pictureBytes)
+			for _, p := range c.Pieces(slot) {
+				copy(got[p.Place:], b.slab().Bytes()[p.Offset:][:p.Length])
+			}
+			if !bytes.Equal(got, picture(got[0])) {
+				t.Errorf("slot %d has pieces of several pictures", slot)
+			}
+			b.answer(c, []uint32{slot}, binary.LittleEndian.AppendUint32(nil, uint32(got[0])))
+		}
+		for k, client := range all {
+			h, r, payload := client.result()
+			if want := byte(k) + byte(id)*32; h.RequestID != id || r.Status != wire.StatusOK || len(payload) != 4 || payload[0] != want {
+				t.Fatalf("picture %d of client %d was answered as %d, %v %v, want ok %d", id, k, h.RequestID, r.Status, payload, want)
+			}
+		}
+	}
+	if got := b.counts(); got.Whole != clients*each || got.Begun != clients*each || got.Datagrams != 3*clients*each {
+		t.Errorf("counters %+v, want %d requests of 3 datagrams", got, clients*each)
+	}
+	if got := b.sourceStats(); got.Datagrams != 3*clients*each || got.SlabBytes != sockets<<20 || got.KernelDrops != 0 {
+		t.Errorf("the sources count %+v, want %d datagrams", got, 3*clients*each)
+	}
+	for i, r := range b.receivers {
+		if n := r.source.Stats().Datagrams; n == 0 || n%3 != 0 {
+			t.Errorf("socket %d has %d datagrams, want some clients' whole pictures", i, n)
+		}
+	}
+	if got := b.status().Receivers; got != sockets {
+		t.Errorf("status says %d receivers, want %d", got, sockets)
+	}
+}
+
+// severalSockets are kernel ports with so many sockets, whatever is asked for.
+type severalSockets struct {
+	kernelPorts
+	n int
+}
+
+func (p severalSockets) open(port uint16, _ int) ([]source.Source, func() error, error) {
+	return p.kernelPorts.open(port, p.n)
+}
+
+// A socket whose part of the slab is full has its own oldest request let go: another's
+// memory would not help it.
+func TestAFullPartIsEmptiedByItsOwnRequests(t *testing.T) {
+	const sockets = 2
+	cfg := configs.Default()
+	cfg.Slab = configs.Slab{Size: sockets * slab.MinBytes, ReceiveBuffer: 1 << 20}
+	card := testCard()
+	card.Input.Height, card.Input.Width = 128, 128 // 48 pieces
+	b := newBedOn(t, severalSockets{kernelPorts{&cfg}, sockets}, card, 100)
+	full := make([]byte, card.Input.WireBytes())
+	// An own picture of each socket, begun and left; that of the socket that stays
+	// quiet is the older one.
+	quiet := b.rawDial()
+	quiet.piece(0, full, 1024, 0, 0)
+	b.eventually("it has begun", func() bool { return b.counts().Gathering == 1 })
+	owner := slices.IndexFunc(b.receivers, func(r *receiver) bool { return r.oldest.Load() != 0 })
+	var busy *rawClient
+	for busy == nil {
+		c := b.rawDial()
+		before := b.receivers[1-owner].source.Stats().Datagrams
+		total := b.sourceStats().Datagrams
+		c.piece(0, full, 1024, 0, 0)
+		b.eventually("it is received", func() bool { return b.sourceStats().Datagrams > total })
+		if b.receivers[1-owner].source.Stats().Datagrams > before {
+			busy = c
+		}
+	}
+	begun := b.counts().Gathering
+	for id := uint32(1); b.counts().Evicted == 0; id++ {
+		if id > 60 {
+			t.Fatalf("nobody gave memory back: %+v, %+v", b.counts(), b.sourceStats())
+		}
+		total := b.sourceStats().Datagrams
+		for i := range 47 {
+			busy.piece(id, full, 1024, i, 0)
+		}
+		b.eventually("they are received, or wait for room", func() bool {
+			return b.sourceStats().Datagrams == total+47 || b.counts().Evicted > 0
+		})
+	}
+	r := b.receivers[owner]
+	r.mu.Lock()
+	stats := r.aggregate.Stats()
+	r.mu.Unlock()
+	if stats.Evicted != 0 || stats.Gathering == 0 {
+		t.Errorf("the quiet socket has let requests go: %+v (%d had begun)", stats, begun)
+	}
 	for _, r := range b.receivers {
 		b.eventually("the rest is gone", func() bool {
 			var events aggregate.Events
