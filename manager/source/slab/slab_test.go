@@ -377,3 +377,75 @@ func openFiles(t *testing.T) []os.DirEntry {
 	}
 	return entries
 }
+
+// Parts of one region never give each other's room, from whatever address they are asked,
+// and the region ends with the last of them.
+func TestPartsKeepToTheirOwn(t *testing.T) {
+	const n = 3
+	parts, err := NewParts("parts", n*MinBytes+1, n, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	room := uint64(parts[0].Room())
+	if room < MinBytes || room%4096 != 0 || parts[0].Size() != n*int(room) {
+		t.Fatalf("parts of %d bytes in a region of %d", room, parts[0].Size())
+	}
+	within := func(i int, span source.Span) {
+		t.Helper()
+		if end := span.Offset + uint64(span.Length); span.Offset < uint64(i)*room || end > uint64(i+1)*room {
+			t.Errorf("part %d gives [%d, %d), it is [%d, %d)", i, span.Offset, end, uint64(i)*room, uint64(i+1)*room)
+		}
+	}
+	for i, p := range parts {
+		var held []source.Span
+		runs := make([]source.Span, MaxRuns)
+		for from := uint64(0); ; {
+			k, next := p.Free(runs, from, MessageBytes)
+			if k == 0 {
+				break
+			}
+			from = next
+			for _, run := range runs[:k] {
+				within(i, run)
+				p.Hold(run)
+				held = append(held, run)
+			}
+		}
+		for {
+			first, rest, ok := p.Put(make([]byte, 100), 0)
+			if !ok {
+				break
+			}
+			for _, span := range []source.Span{first, rest} {
+				if span.Length > 0 {
+					within(i, span)
+					held = append(held, span)
+				}
+			}
+		}
+		if got := p.HeldBytes(); got < room-MessageBytes || got > room {
+			t.Errorf("part %d of %d bytes is full with %d", i, room, got)
+		}
+		for j, other := range parts[i+1:] {
+			if got := other.HeldBytes(); got != 0 {
+				t.Errorf("part %d holds %d bytes, and part %d was filled", i+1+j, got, i)
+			}
+		}
+		p.Release(held)
+		if got := p.HeldBytes(); got != 0 {
+			t.Errorf("part %d holds %d bytes after all were released", i, got)
+		}
+	}
+	for i, p := range parts {
+		p.Bytes()[i] = 1 // still mapped
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := NewParts("parts", n*MinBytes-1, n, false); err == nil {
+		t.Error("parts that are too small were made")
+	}
+	if _, err := NewParts("parts", MinBytes, 0, false); err == nil {
+		t.Error("no part was made of a region")
+	}
+}
