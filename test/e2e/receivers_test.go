@@ -1,0 +1,115 @@
+package e2e
+
+import (
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/wire"
+)
+
+// A function with several sockets of its port answers each of several clients with what
+// belongs to its own pictures, and counts every request once; a function that is added has
+// its own number, and is removed with all its sockets.
+func TestSeveralReceiversAnswerAllClients(t *testing.T) {
+	const receivers, clients, each = 3, 8, 150
+	nd := start(t, "receivers: 3\n"+oneFunction(nullCard(t, "digest", small)))
+	got := newAnswers()
+	var senders sync.WaitGroup
+	for k := range clients {
+		c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: patience, InFlight: 4})
+		senders.Go(func() { send(t, c, small, k*each, each, time.Millisecond) })
+	}
+	senders.Wait()
+	got.wait(clients * each)
+	settled(t, nd, "fn")
+	f, err := nd.Function("fn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.mu.Lock()
+	ok, busy, wrong, lost := got.by[wire.StatusOK], got.by[wire.StatusBusy], got.wrong, got.lost
+	got.mu.Unlock()
+	if ok+busy != clients*each || ok < clients*each/2 || wrong != 0 || lost != 0 {
+		t.Errorf("%s; want %d answers, right ones", got, clients*each)
+	}
+	if f.Receivers != receivers || f.Accepted != uint64(ok) || f.Lost != 0 {
+		t.Errorf("%d receivers accepted %d requests and lost %d; want %d, %d, none", f.Receivers, f.Accepted, f.Lost, receivers, ok)
+	}
+	if out, err := run(t, nd.Dir, "if", "add", "second", "--model", nullCard(t, "other", small), "--receivers", "2"); err != nil {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+	if second, err := nd.Function("second"); err != nil || second.Receivers != 2 {
+		t.Errorf("the added function has %d receivers, %v; want 2", second.Receivers, err)
+	}
+	at := address(t, nd, "fn")
+	if conn, err := net.ListenPacket("udp", at); err == nil {
+		conn.Close()
+		t.Errorf("%s is open to another process", at)
+	}
+	if out, err := run(t, nd.Dir, "if", "remove", "fn"); err != nil {
+		t.Fatalf("remove: %v\n%s", err, out)
+	}
+	waitFor(t, "the function to be gone", func() bool {
+		_, err := nd.Function("fn")
+		return err != nil
+	})
+	conn, err := net.ListenPacket("udp", at)
+	if err != nil {
+		t.Fatalf("the removed function's port: %v", err)
+	}
+	conn.Close()
+}
+
+// At SIGTERM under load, what any of the sockets brought is answered.
+func TestSIGTERMWithSeveralReceiversAnswersAllThatWasAccepted(t *testing.T) {
+	const clients, each = 6, 100
+	config := strings.Replace(oneFunction(nullCard(t, "digest", small)), "port: 0,", "port: 0, receivers: 3,", 1)
+	nd := start(t, config, "PENSTOCK_NULL=busy=5ms")
+	got := newAnswers()
+	var all []*client.Client
+	var senders sync.WaitGroup
+	for k := range clients {
+		c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 3 * time.Second, InFlight: 8})
+		all = append(all, c)
+		senders.Go(func() { send(t, c, small, k*each, each, time.Millisecond) })
+	}
+	senders.Wait()
+	f, err := nd.Function("fn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f.Receivers != 3 || f.Accepted == 0 {
+		t.Errorf("%d receivers accepted %d, want 3, and some", f.Receivers, f.Accepted)
+	}
+	if err := nd.Stop(); err != nil {
+		t.Fatalf("want exit status 0: %v", err)
+	}
+	for _, c := range all {
+		c.Close()
+	}
+	got.mu.Lock()
+	defer got.mu.Unlock()
+	answered := got.by[wire.StatusOK] + got.by[wire.StatusLate] + got.by[wire.StatusFailed]
+	if uint64(answered) < f.Accepted || got.wrong != 0 {
+		t.Errorf("%d were accepted before the end, %d answered, %d wrong", f.Accepted, answered, got.wrong)
+	}
+}
+
+// A second node on the port of a function with several sockets is told, and so is one of
+// several sockets on a lone one's.
+func TestAPortOfSeveralReceiversIsTaken(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	nd := start(t, "receivers: 3\n"+oneFunction(card))
+	_, port, _ := strings.Cut(address(t, nd, "fn"), ":")
+	for _, n := range []string{"1", "3"} {
+		other := start(t, "receivers: "+n+"\n"+oneFunction(nullCard(t, "another", small)))
+		out, err := run(t, other.Dir, "if", "add", "second", "--model", card, "--port", port)
+		if err == nil || !strings.Contains(out, "is taken by another process") {
+			t.Errorf("a node with %s receivers: %v\n%s; want that port %s is taken", n, err, out, port)
+		}
+	}
+}
