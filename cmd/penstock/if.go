@@ -87,6 +87,7 @@ the functions those of the file again.`,
 	}
 	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
 	add.Flags().IntVar(&port, "port", 0, "UDP port, 0 for any free one")
+	add.Flags().IntVar(&function.Receivers, "receivers", 0, "how many sockets receive for it; the node's if left out")
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
 	add.Flags().IntVar(&function.Instances, "instances", 1, "how many processes serve it at once")
 	add.Flags().Float64Var(&function.SharePercent, "share", 0, "first share of each instance, in percent")
