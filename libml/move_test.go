@@ -136,6 +136,8 @@ func TestAProcessMovesUnderLoadAndLosesNothing(t *testing.T) {
 		if want := testGroups[to[0]]; n.SMs != want || n.State != control.Active || n.Reason != "" {
 			t.Errorf("after the move the process says %+v, want %d multiprocessors", n, want)
 		}
+		before, _ := f.history()
+		eventually(t, "a batch in each lane", func() bool { now, _ := f.history(); return len(now) >= len(before)+2 })
 	}
 	r := c.reports(1 + moves)
 	if r.Handovers != 1+moves {
