@@ -336,10 +336,18 @@ func (r *rawClient) receiveTo(b []byte) int {
 	}
 }
 
-// result is the next datagram, which is a result.
+// result is the next datagram that is no wish, which is a result. Where pieces are long in
+// coming, as on a busy machine, they are wished for.
 func (r *rawClient) result() (wire.Header, wire.Result, []byte) {
 	r.t.Helper()
-	h, result, payload, err := wire.DecodeResult(r.receive())
+	datagram := r.receive()
+	for {
+		if _, err := wire.DecodeWish(datagram); err != nil {
+			break
+		}
+		datagram = r.receive()
+	}
+	h, result, payload, err := wire.DecodeResult(datagram)
 	if err != nil {
 		r.t.Fatal(err)
 	}
