@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
 )
 
 // Bare is the report of `bench bare`: a framework in a closed loop on a device, with
@@ -48,63 +49,18 @@ func RunBare(ctx context.Context, o Options, build libml.Build, model string, ba
 	}
 	runtime.LockOSThread() // devices are bound to threads
 	defer runtime.UnlockOSThread()
-	sizes := device.Sizes{Input: batch * card.Input.TensorBytes()}
-	// More than any device wants: input and outputs for each slot, aligned.
-	room := device.Slots * (sizes.Input + 2*device.TensorAlign)
-	for i := range card.Outputs {
-		n := batch * card.Outputs[i].Bytes()
-		sizes.Outputs = append(sizes.Outputs, n)
-		room += device.Slots * (n + device.TensorAlign)
-	}
-	memory, err := unix.Mmap(-1, 0, room, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
-	if err != nil {
-		return r, fmt.Errorf("map memory: %w", err)
-	}
-	defer func() { err = errors.Join(err, unix.Munmap(memory)) }()
-	d, err := openDevice(o.Device, card.Input)
+	b, err := openBare(o.Device, build, card, batch, streams)
 	if err != nil {
 		return r, err
 	}
-	defer func() { err = errors.Join(err, d.Close()) }()
-	r.Device = d.Name()
-	if streams > d.InFlight() {
-		return r, fmt.Errorf("%d batches in flight on %s: it takes %d", streams, d.Name(), d.InFlight())
-	}
-	if err := d.Bind(); err != nil {
-		return r, err
-	}
-	tensors, err := d.Tensors(memory, sizes)
-	if err != nil {
-		return r, err
-	}
-	framework, err := build(card)
-	if err != nil {
-		return r, err
-	}
-	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: zerolog.Nop(), Device: d.Name()}
-	if p, ok := d.(device.Partitioned); ok {
-		environment.Stream = p.Stream
-	}
-	if err := framework.Init(environment); err != nil {
-		return r, fmt.Errorf("init %s: %w", card.Framework, err)
-	}
-	defer func() { err = errors.Join(err, framework.Deinit()) }()
-	if err := framework.LoadModel(); err != nil && !errors.Is(err, libml.ErrNoHostStage) {
-		return r, fmt.Errorf("load model %s: %w", card.Name, err)
-	}
-	if r.PersistentBytes, err = framework.LinkModel(); err != nil {
-		return r, fmt.Errorf("link model %s: %w", card.Name, err)
-	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	r.Device, r.PersistentBytes = b.device.Name(), b.persistentBytes
 	for slot := range streams {
-		var outputs [][]byte
-		for i, out := range tensors[slot].Outputs {
-			outputs = append(outputs, out[:batch*card.Outputs[i].Bytes()])
-		}
-		if _, err := framework.ConfigureBatch(slot, batch, tensors[slot].Input[:sizes.Input], outputs); err != nil {
+		if err := b.configure(slot, batch); err != nil {
 			return r, fmt.Errorf("configure batch of %d: %w", batch, err)
 		}
 	}
-	times, took, err := closedBare(ctx, d, framework, batch, streams, bareWarmup, duration)
+	times, took, err := b.closed(ctx, batch, streams, bareWarmup, duration)
 	if err != nil {
 		return r, err
 	}
@@ -113,13 +69,116 @@ func RunBare(ctx context.Context, o Options, build libml.Build, model string, ba
 	return r, nil
 }
 
-// closedBare begins a batch in each slot in turn, having waited for the one that was
+// bareModel is a model that a framework has linked on a device, with the batch tensors that
+// libml would give it. It stays with the thread that opened it.
+type bareModel struct {
+	card            *models.Card
+	device          device.Device
+	framework       libml.Framework
+	tensors         []device.Tensors // of each slot
+	persistentBytes int64
+
+	memory []byte // that the tensors may be cut from
+}
+
+// openBare links the card's model on a device, for batches of at most so many images and
+// so many in flight together. The caller closes it.
+func openBare(name string, build libml.Build, card *models.Card, batch, streams int) (_ *bareModel, err error) {
+	b := &bareModel{card: card}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.close())
+		}
+	}()
+	if b.device, err = openDevice(name, card.Input); err != nil {
+		return nil, err
+	}
+	if streams > b.device.InFlight() {
+		return nil, fmt.Errorf("%d batches in flight on %s: it takes %d", streams, b.device.Name(), b.device.InFlight())
+	}
+	if err := b.device.Bind(); err != nil {
+		return nil, err
+	}
+	if b.tensors, b.memory, err = mapTensors(b.device, card, batch); err != nil {
+		return nil, err
+	}
+	framework, err := build(card)
+	if err != nil {
+		return nil, err
+	}
+	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: zerolog.Nop(), Device: b.device.Name()}
+	if p, ok := b.device.(device.Partitioned); ok {
+		environment.Stream = p.Stream
+	}
+	if err := framework.Init(environment); err != nil {
+		return nil, fmt.Errorf("init %s: %w", card.Framework, err)
+	}
+	b.framework = framework
+	if err := framework.LoadModel(); err != nil && !errors.Is(err, libml.ErrNoHostStage) {
+		return nil, fmt.Errorf("load model %s: %w", card.Name, err)
+	}
+	if b.persistentBytes, err = framework.LinkModel(); err != nil {
+		return nil, fmt.Errorf("link model %s: %w", card.Name, err)
+	}
+	return b, nil
+}
+
+// close gives back what there is of it, the last thing first.
+func (b *bareModel) close() error {
+	var errs []error
+	if b.framework != nil {
+		errs = append(errs, b.framework.Deinit())
+	}
+	if b.device != nil {
+		errs = append(errs, b.device.Close())
+	}
+	if b.memory != nil {
+		errs = append(errs, unix.Munmap(b.memory))
+	}
+	return errors.Join(errs...)
+}
+
+// configure prepares batches of n in a slot.
+func (b *bareModel) configure(slot, n int) error {
+	return configureBare(b.framework, b.card, b.tensors[slot], slot, n)
+}
+
+// mapTensors makes the tensors of each slot, for batches of at most so many images. memory
+// is what they may be cut from, to be unmapped once the device is closed; it is there on
+// an error of the device's, too.
+func mapTensors(d device.Device, card *models.Card, batch int) (tensors []device.Tensors, memory []byte, err error) {
+	sizes := device.Sizes{Input: batch * card.Input.TensorBytes()}
+	// More than any device wants: input and outputs for each slot, aligned.
+	room := device.Slots * (sizes.Input + 2*device.TensorAlign)
+	for i := range card.Outputs {
+		n := batch * card.Outputs[i].Bytes()
+		sizes.Outputs = append(sizes.Outputs, n)
+		room += device.Slots * (n + device.TensorAlign)
+	}
+	if memory, err = unix.Mmap(-1, 0, room, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON); err != nil {
+		return nil, nil, fmt.Errorf("map memory: %w", err)
+	}
+	tensors, err = d.Tensors(memory, sizes)
+	return tensors, memory, err
+}
+
+// configureBare prepares batches of n in a slot, over the beginning of its tensors.
+func configureBare(framework libml.Framework, card *models.Card, t device.Tensors, slot, n int) error {
+	var outputs [][]byte
+	for i, out := range t.Outputs {
+		outputs = append(outputs, out[:n*card.Outputs[i].Bytes()])
+	}
+	_, err := framework.ConfigureBatch(slot, n, t.Input[:n*card.Input.TensorBytes()], outputs)
+	return err
+}
+
+// closed begins a batch in each slot in turn, having waited for the one that was
 // there, and counts what comes after warmup batches of each. It looks again and again and
 // never sleeps: nothing is faster.
-func closedBare(ctx context.Context, d device.Device, framework libml.Framework, batch, streams, warmup int, duration time.Duration) (times []time.Duration, took time.Duration, err error) {
+func (b *bareModel) closed(ctx context.Context, batch, streams, warmup int, duration time.Duration) (times []time.Duration, took time.Duration, err error) {
 	finish := func(slot int) error {
 		for {
-			if done, err := d.Done(slot); done || err != nil {
+			if done, err := b.device.Done(slot); done || err != nil {
 				return err
 			}
 		}
@@ -144,10 +203,10 @@ func closedBare(ctx context.Context, d device.Device, framework libml.Framework,
 			return nil, 0, context.Cause(ctx)
 		}
 		began[slot] = time.Now()
-		if err := framework.InferBatch(slot, batch); err != nil {
+		if err := b.framework.InferBatch(slot, batch); err != nil {
 			return nil, 0, fmt.Errorf("infer batch: %w", err)
 		}
-		if err := d.Fetch(slot, 0); err != nil {
+		if err := b.device.Fetch(slot, 0); err != nil {
 			return nil, 0, fmt.Errorf("queue batch: %w", err)
 		}
 	}

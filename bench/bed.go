@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -110,12 +109,8 @@ func ladder(n int) []int { return slices.Compact([]int{1, n}) }
 
 // noisePicture is one of a model's wire size, of noise.
 func noisePicture(card *models.Card) []byte {
-	random := rand.New(rand.NewPCG(1, 2))
-	p := make([]byte, card.Input.WireBytes())
-	for i := range p {
-		p[i] = byte(random.Uint32())
-	}
-	return p
+	const seed = 2
+	return Noise(card, seed)
 }
 
 // bed is a node that is measured.

@@ -39,7 +39,15 @@ func CheckDevice(name string) error {
 // input.
 func openDevice(name string, in models.Input) (device.Device, error) {
 	if name == configs.DeviceCPU {
-		return cpu.New(in, nil)
+		d, err := cpu.New(in, nil)
+		if err != nil {
+			return nil, err // not a nil *Device in an interface
+		}
+		return d, nil
 	}
-	return gpu.New(in, gpu.Options{Device: name})
+	d, err := gpu.New(in, gpu.Options{Device: name})
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
 }

@@ -13,9 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rs/zerolog"
-	"golang.org/x/sys/unix"
-
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
@@ -71,54 +68,12 @@ func RunReady(ctx context.Context, o Options, build libml.Build, r ReadyOptions)
 	card = &own
 	runtime.LockOSThread() // devices are bound to threads
 	defer runtime.UnlockOSThread()
-	most := slices.Max(r.Batches)
-	sizes := device.Sizes{Input: most * card.Input.TensorBytes()}
-	// More than any device wants: input and outputs for each slot, aligned.
-	room := device.Slots * (sizes.Input + 2*device.TensorAlign)
-	for i := range card.Outputs {
-		n := most * card.Outputs[i].Bytes()
-		sizes.Outputs = append(sizes.Outputs, n)
-		room += device.Slots * (n + device.TensorAlign)
-	}
-	memory, err := unix.Mmap(-1, 0, room, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
-	if err != nil {
-		return nil, fmt.Errorf("map memory: %w", err)
-	}
-	defer func() { err = errors.Join(err, unix.Munmap(memory)) }()
-	d, err := openDevice(o.Device, card.Input)
+	b, err := openBare(o.Device, build, card, slices.Max(r.Batches), slices.Max(r.Streams))
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, d.Close()) }()
-	if streams := slices.Max(r.Streams); streams > d.InFlight() {
-		return nil, fmt.Errorf("%d batches in flight on %s: it takes %d", streams, d.Name(), d.InFlight())
-	}
-	if err := d.Bind(); err != nil {
-		return nil, err
-	}
-	tensors, err := d.Tensors(memory, sizes)
-	if err != nil {
-		return nil, err
-	}
-	framework, err := build(card)
-	if err != nil {
-		return nil, err
-	}
-	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: zerolog.Nop(), Device: d.Name()}
-	partitioned, _ := d.(device.Partitioned)
-	if partitioned != nil {
-		environment.Stream = partitioned.Stream
-	}
-	if err := framework.Init(environment); err != nil {
-		return nil, fmt.Errorf("init %s: %w", card.Framework, err)
-	}
-	defer func() { err = errors.Join(err, framework.Deinit()) }()
-	if err := framework.LoadModel(); err != nil && !errors.Is(err, libml.ErrNoHostStage) {
-		return nil, fmt.Errorf("load model %s: %w", card.Name, err)
-	}
-	if _, err := framework.LinkModel(); err != nil {
-		return nil, fmt.Errorf("link model %s: %w", card.Name, err)
-	}
+	defer func() { err = errors.Join(err, b.close()) }()
+	partitioned, _ := b.device.(device.Partitioned)
 	slots := make([]int, slices.Max(r.Streams))
 	for i := range slots {
 		slots[i] = i
@@ -130,7 +85,7 @@ func RunReady(ctx context.Context, o Options, build libml.Build, r ReadyOptions)
 	for _, n := range groups {
 		if n > 0 {
 			if partitioned == nil {
-				return all, fmt.Errorf("%d groups of multiprocessors: %s has none", n, d.Name())
+				return all, fmt.Errorf("%d groups of multiprocessors: %s has none", n, b.device.Name())
 			}
 			first := make([]int, n)
 			for i := range first {
@@ -149,19 +104,19 @@ func RunReady(ctx context.Context, o Options, build libml.Build, r ReadyOptions)
 		// The smallest size first, as libml does; a new place asks for all of them again.
 		for _, slot := range slots {
 			for _, batch := range card.Batches {
-				if err := configureReady(framework, card, tensors[slot], slot, batch); err != nil {
+				if err := b.configure(slot, batch); err != nil {
 					return all, fmt.Errorf("configure batch of %d on %d multiprocessors: %w", batch, sms, err)
 				}
 			}
 		}
 		for _, batch := range r.Batches {
 			for _, streams := range r.Streams {
-				times, took, err := closedBare(ctx, d, framework, batch, streams, readyWarmup, r.Duration)
+				times, took, err := b.closed(ctx, batch, streams, readyWarmup, r.Duration)
 				if err != nil {
 					return all, err
 				}
 				for _, slot := range slots[:streams] {
-					if _, err := d.Wait(slot); err != nil { // it is free to be moved then
+					if _, err := b.device.Wait(slot); err != nil { // it is free to be moved then
 						return all, fmt.Errorf("wait for batch: %w", err)
 					}
 				}
@@ -171,15 +126,6 @@ func RunReady(ctx context.Context, o Options, build libml.Build, r ReadyOptions)
 		}
 	}
 	return all, nil
-}
-
-func configureReady(framework libml.Framework, card *models.Card, t device.Tensors, slot, batch int) error {
-	var outputs [][]byte
-	for i, out := range t.Outputs {
-		outputs = append(outputs, out[:batch*card.Outputs[i].Bytes()])
-	}
-	_, err := framework.ConfigureBatch(slot, batch, t.Input[:batch*card.Input.TensorBytes()], outputs)
-	return err
 }
 
 // ReadyApart is RunReady in a process of its own, with this environment added: so that

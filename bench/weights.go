@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
@@ -619,19 +618,7 @@ func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket stri
 		return err
 	}
 	w.ContextMillis = millis(time.Since(woken))
-	sizes := device.Sizes{Input: card.MaxBatch() * card.Input.TensorBytes()}
-	// More than any device wants: input and outputs for each slot, aligned.
-	room := device.Slots * (sizes.Input + 2*device.TensorAlign)
-	for i := range card.Outputs {
-		n := card.MaxBatch() * card.Outputs[i].Bytes()
-		sizes.Outputs = append(sizes.Outputs, n)
-		room += device.Slots * (n + device.TensorAlign)
-	}
-	memory, err := unix.Mmap(-1, 0, room, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
-	if err != nil {
-		return fmt.Errorf("map memory: %w", err)
-	}
-	tensors, err := d.Tensors(memory, sizes)
+	tensors, _, err := mapTensors(d, card, card.MaxBatch()) // the memory goes with the process
 	if err != nil {
 		return err
 	}
@@ -640,7 +627,7 @@ func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket stri
 	}
 	for slot := range d.InFlight() {
 		for _, n := range card.Batches {
-			if err := configureReady(framework, card, tensors[slot], slot, n); err != nil {
+			if err := configureBare(framework, card, tensors[slot], slot, n); err != nil {
 				return fmt.Errorf("configure batch of %d: %w", n, err)
 			}
 		}
