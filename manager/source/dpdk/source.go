@@ -175,8 +175,8 @@ func (g *Group) publish() {
 	g.sources.Store(&list)
 }
 
-// steerLocked gives a source a queue of its own where the NIC can. The first queue takes
-// what has no rule.
+// steerLocked gives a source a queue of its own where the NIC can. What has no rule is
+// spread over all queues, and sorted by the pollers.
 func (g *Group) steerLocked(s *Source) {
 	switch {
 	case len(g.queues) == 1:

@@ -29,9 +29,8 @@ type Info struct {
 	// MaxQueues can be had, for receiving and for sending each.
 	MaxQueues int
 	MaxMTU    int
-	// RSS spreads flows over queues; RetaEntries are those of its table.
-	RSS         bool
-	RetaEntries int
+	// RSS spreads flows over queues.
+	RSS bool
 }
 
 // Config of a port.
@@ -155,7 +154,7 @@ func (d *Device) readInfo() error {
 	d.iface = d.interfaceIndex()
 	d.info = Info{
 		Name: C.GoString(&i.name[0]), Driver: C.GoString(&i.driver[0]), PCI: i.pci != 0, Socket: int(i.socket),
-		MaxQueues: int(min(i.max_rxq, i.max_txq)), MaxMTU: int(i.max_mtu), RSS: i.rss_hf != 0, RetaEntries: int(i.reta),
+		MaxQueues: int(min(i.max_rxq, i.max_txq)), MaxMTU: int(i.max_mtu), RSS: i.rss_hf != 0,
 	}
 	for b := range d.info.MAC {
 		d.info.MAC[b] = byte(i.mac[b])
@@ -210,15 +209,6 @@ func (d *Device) Start() error {
 		return fmt.Errorf("start DPDK port %s: %w", d.spec, err)
 	}
 	d.run = true
-	return nil
-}
-
-// SpreadOver has the first queues share all flows (RSS), so that the others get what
-// rules send there; ErrUnsupported where the NIC has no table for it.
-func (d *Device) SpreadOver(queues int) error {
-	if err := code(C.pst_reta(d.id, C.uint16_t(d.info.RetaEntries), C.uint16_t(queues))); err != nil {
-		return fmt.Errorf("spread flows of DPDK port %s over %d queues: %w", d.spec, queues, err)
-	}
 	return nil
 }
 

@@ -83,7 +83,6 @@ int pst_info(uint16_t id, struct pst_info *out)
 	out->max_rxd = clamp16(info.rx_desc_lim.nb_max);
 	out->min_rxd = info.rx_desc_lim.nb_min;
 	out->max_txd = clamp16(info.tx_desc_lim.nb_max);
-	out->reta = info.reta_size;
 	out->rx_capa = info.rx_offload_capa;
 	out->tx_capa = info.tx_offload_capa;
 	out->rss_hf = info.flow_type_rss_offloads;
@@ -161,19 +160,6 @@ int pst_stop(uint16_t id, struct pst_port *port)
 {
 	rte_eth_dev_callback_unregister(id, RTE_ETH_EVENT_INTR_RMV, removed, port);
 	return rte_eth_dev_stop(id);
-}
-
-int pst_reta(uint16_t id, uint16_t reta, uint16_t queues)
-{
-	struct rte_eth_rss_reta_entry64 table[RTE_ETH_RSS_RETA_SIZE_512 / RTE_ETH_RETA_GROUP_SIZE];
-	if (reta == 0 || reta > RTE_ETH_RSS_RETA_SIZE_512)
-		return -ENOTSUP;
-	memset(table, 0, sizeof table);
-	for (uint16_t i = 0; i < reta; i++) {
-		table[i / RTE_ETH_RETA_GROUP_SIZE].mask |= UINT64_C(1) << i % RTE_ETH_RETA_GROUP_SIZE;
-		table[i / RTE_ETH_RETA_GROUP_SIZE].reta[i % RTE_ETH_RETA_GROUP_SIZE] = i % queues;
-	}
-	return rte_eth_dev_rss_reta_update(id, table, reta);
 }
 
 int pst_stats(uint16_t id, struct pst_stats *out)

@@ -86,7 +86,7 @@ struct pst_poller {
 struct pst_info {
 	char name[64], driver[64], device[64];
 	uint8_t mac[6];
-	uint16_t max_rxq, max_txq, min_mtu, max_mtu, max_rxd, min_rxd, max_txd, reta;
+	uint16_t max_rxq, max_txq, min_mtu, max_mtu, max_rxd, min_rxd, max_txd;
 	uint32_t max_frame;
 	int32_t socket;
 	uint64_t rx_capa, tx_capa, rss_hf;
@@ -111,7 +111,6 @@ int pst_info(uint16_t id, struct pst_info *out);
 int pst_configure(uint16_t id, struct pst_config *c, void *pool); // c->rxd, c->txd, mtu: what was taken
 int pst_start(uint16_t id, struct pst_port *port);
 int pst_stop(uint16_t id, struct pst_port *port);
-int pst_reta(uint16_t id, uint16_t reta, uint16_t queues);
 int pst_stats(uint16_t id, struct pst_stats *out);
 int pst_link(uint16_t id, uint32_t *mbps); // 1 up, 0 down
 void *pst_flow(uint16_t id, int v6, uint16_t udp_port, uint16_t queue, char *why, size_t whylen);
