@@ -177,6 +177,11 @@ func (f *function) batches(card *models.Card) error {
 // whole reports whether the instances have no shares: each may use the whole device.
 func (f *function) whole() bool { return f.change == configs.ChangeNone }
 
+// served reports whether a process serves one of the function's instances.
+func (f *function) served() bool {
+	return slices.ContainsFunc(f.instances, func(in *instance) bool { return in.pair.Active() != nil })
+}
+
 // run starts the data path's threads.
 func (f *function) run() {
 	for _, r := range f.receivers {

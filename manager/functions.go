@@ -39,7 +39,11 @@ func (m *Manager) add(c configs.Function) error {
 		return err
 	}
 	for i, percent := range m.shareIn(c, card) {
-		f.instances[i].setShare(percent)
+		in := f.instances[i]
+		in.setShare(percent)
+		// It has little to run on, and its neighbours keep theirs: it may as well have all
+		// its batch sizes when it begins.
+		in.pair.Unhurried = m.shares.Waits(in.id())
 	}
 	m.functions = append(m.functions, f)
 	f.run()

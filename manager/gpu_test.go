@@ -189,6 +189,36 @@ func TestANewcomerWaitsUntilSomebodyHasLeft(t *testing.T) {
 	}
 }
 
+// A newcomer's model is loaded on the least there is; its neighbours give way when it
+// serves, whole.
+func TestANewcomerTakesItsShareWhenItServes(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
+	b.turns()
+	if err := b.add(named("new", 50)); err != nil {
+		t.Fatal(err)
+	}
+	in := b.instance("new", 0)
+	turns := 0
+	for ; in.pair.Active() == nil && turns < 12; turns++ {
+		if a, other, own := b.instance("a", 0).sharePercent(), b.instance("b", 0).sharePercent(), in.pair.Share(); own > 5 || a+other < 95 {
+			t.Fatalf("turn %d: a has %v, b %v, the newcomer %v, which serves nobody", turns, a, other, own)
+		}
+		b.turn()
+	}
+	if in.pair.Active() == nil || turns < 3 {
+		t.Fatalf("it serves: %v, after %d turns", in.pair.Active() != nil, turns)
+	}
+	if q := in.pair.Active(); q.Early || in.growing() {
+		t.Errorf("%+v, want it whole before it serves", q)
+	}
+	b.turns()
+	for _, name := range []string{"a", "b", "new"} {
+		if _, p := b.serves(name); math.Abs(float64(b.sms(p.on))-44) > 8 {
+			t.Errorf("%s is on %d multiprocessors, want a third", name, b.sms(p.on))
+		}
+	}
+}
+
 func TestGroupsOfAnotherDeviceAreForgotten(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
 	b.turns()

@@ -164,6 +164,7 @@ func (in *instance) step() {
 			clear(in.visited)
 			in.setServing(true)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
+			in.m.shareServed(in)
 		case pair.Reclaim:
 			in.reclaim(c.Generation)
 		case pair.Promoted:

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/manager/share"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -19,6 +20,8 @@ type tally struct {
 	// once over both.
 	aggregation, busy time.Duration
 	running           span
+	// pace is of the batches that ended.
+	pace share.Pace
 	// latencies are the last ones, whole -> batch end; answered counts them.
 	latencies [keptLatencies]time.Duration
 }
@@ -29,15 +32,15 @@ type span struct {
 	dispatched, inferred, before int64
 }
 
-// alone is the part of a batch's time in which none before it still ran. Batches
-// come in the order of their ends, each as often as it has requests. On a CPU none
-// begins before the last one has ended.
-func (s *span) alone(dispatched, inferred int64) time.Duration {
-	if dispatched != s.dispatched || inferred != s.inferred {
+// alone is the part of a batch's time in which none before it still ran, and whether this
+// is the first word of it. Batches come in the order of their ends, each as often as it
+// has requests. On a CPU none begins before the last one has ended.
+func (s *span) alone(dispatched, inferred int64) (took time.Duration, first bool) {
+	if first = dispatched != s.dispatched || inferred != s.inferred; first {
 		s.before = max(s.before, s.inferred)
 		s.dispatched, s.inferred = dispatched, inferred
 	}
-	return time.Duration(max(0, inferred-max(dispatched, s.before)))
+	return time.Duration(max(0, inferred-max(dispatched, s.before))), first
 }
 
 // next is an empty tally for what comes after t.
@@ -79,7 +82,12 @@ func (t *tally) answer(r shm.Request, result shm.Result, now int64, late time.Du
 	case wire.StatusOK:
 		latency = time.Duration(result.Inferred - r.Whole)
 		t.ran++
-		t.busy += t.running.alone(result.Dispatched, result.Inferred) / time.Duration(max(1, result.Batch))
+		size := max(1, int(result.Batch))
+		took, first := t.running.alone(result.Dispatched, result.Inferred)
+		t.busy += took / time.Duration(size)
+		if first && took > 0 {
+			t.pace.Note(size, took)
+		}
 	case wire.StatusLate:
 		latency = max(latency, late)
 	}

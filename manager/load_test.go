@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -79,6 +80,10 @@ func TestATallyCountsTheTimeOfTwoBatchesInFlightOnce(t *testing.T) {
 	if want := 7 * time.Millisecond; all.busy != want {
 		t.Errorf("busy %v, want %v", all.busy, want)
 	}
+	// One of 8 that took 6 ms more, and one of 1; the one that took nothing shows nothing.
+	if p := all.pace; p.Mean() != 4.5 {
+		t.Errorf("batches of %v on average, want two, of 8 and 1", p.Mean())
+	}
 }
 
 // A function that turns requests away does not look as if it just made it.
@@ -150,6 +155,14 @@ func TestMeasurementsOnAGPUAreTakenAsTheyAre(t *testing.T) {
 	measured.latencies[0] = 3 * time.Millisecond
 	if tail, throughput := in.atShare(&measured, 10); tail != 3*time.Millisecond || throughput != 1000 {
 		t.Errorf("tail %v, throughput %v a second; want 3ms and 1000", tail, throughput)
+	}
+}
+
+func TestTheMarginForBurstsIsThatOfTheBatches(t *testing.T) {
+	for size, want := range map[float64]float64{0: 1.5, 1: 1.5, 4: 1.2, 40: 1.11} {
+		if got := burstMargin(size); math.Abs(got-want) > 1e-9 {
+			t.Errorf("batches of %v: %v, want %v", size, got, want)
+		}
 	}
 }
 

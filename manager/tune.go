@@ -3,6 +3,7 @@ package manager
 import (
 	"cmp"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/configs"
@@ -26,10 +27,12 @@ func shareConfig(c configs.Shares) share.Config {
 	return s
 }
 
-// burstMargin is how many times its mean a random stream's rate is to be taken
-// for. A device that is busy two thirds of the time makes a request wait for one
-// other in the mean (M/D/1), and for a few at the tail.
-const burstMargin = 1.5
+// burstMargin is how many times its mean a random stream's rate is to be taken for
+// where batches are of that size. A device that is busy two thirds of the time makes a
+// request wait for one other in the mean (M/D/1), and for a few at the tail. What comes
+// during a batch of n varies by the square root of n: a batch's worth of waiting is as
+// rare where the device is idle for an n-th of that. Batches' times vary, too, by some 10 %.
+func burstMargin(size float64) float64 { return 1.1 + 0.4/max(1, size) }
 
 // An observation takes so many answers, or so much time and a few: with fewer,
 // chance speaks.
@@ -47,8 +50,10 @@ const (
 type instanceLoad struct {
 	percent float64 // the share that it speaks of
 	since   time.Time
-	tail, throughput, rate,
+	// batch is the size of batches that throughput is of.
+	tail, throughput, batch, rate,
 	aggregation share.EWMA
+	pace         share.Pace
 	observations int
 	// observed is what the averages last said, once they were known.
 	observed share.Observation
@@ -57,14 +62,21 @@ type instanceLoad struct {
 
 // shareIn takes a new function's instances in and returns their shares; everybody
 // else's move at once. A function without shares is no affair of the others': theirs are
-// of the whole device, which it uses, too.
+// of the whole device, which it uses, too. Where shares change in place and others serve,
+// it gets the least there is until it serves itself: a model takes seconds to load.
 func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	if m.cfg.ChangeOf(c) == configs.ChangeNone {
 		return make([]float64, c.Instances)
 	}
+	waits := m.device.changeOn(m.cfg.ChangeOf(c)) == configs.ChangePartition && slices.ContainsFunc(m.functions, (*function).served)
 	for i := range c.Instances {
+		id := share.ID{IF: c.Name, Instance: i}
 		// The share that the configuration begins with stands for the knee.
-		if err := m.shares.Add(share.ID{IF: c.Name, Instance: i}, cmp.Or(c.SharePercent, card.KneePercent)); err != nil {
+		err := m.shares.Add(id, cmp.Or(c.SharePercent, card.KneePercent))
+		if err == nil && waits {
+			err = m.shares.Wait(id)
+		}
+		if err != nil {
 			m.log.Error().Err(err).Msg("share out")
 		}
 	}
@@ -77,6 +89,15 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 		}
 	}
 	return shares
+}
+
+// shareServed gives an instance that waited with the least there is what it wants: a
+// process serves it.
+func (m *Manager) shareServed(in *instance) {
+	if m.shares.Serves(in.id()) {
+		in.pair.Unhurried = false
+		m.apply(m.shares.Step(time.Since(m.started), nil), in.f.name+" serves")
+	}
 }
 
 // shareReplaced forgets what was learnt of an instance's old model; shares move at
@@ -184,26 +205,30 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 		return o, false
 	}
 	load.rate.Add(float64(t.arrived) / elapsed.Seconds())
-	switch {
-	case t.ran > 0 && t.busy > 0:
-		tail, throughput := in.atShare(&t, load.percent)
-		load.tail.Add(tail.Seconds())
-		load.throughput.Add(throughput)
-	case t.answered > 0: // all late
-		load.tail.Add(t.tail().Seconds())
-	}
+	load.pace.Join(&t.pace)
 	if t.arrived > 0 {
 		load.aggregation.Add(t.aggregation.Seconds() / float64(t.arrived))
 	}
-	tail, haveLatency := load.tail.Mean()
-	throughput, haveThroughput := load.throughput.Mean()
-	rate, _ := load.rate.Mean()
 	aggregation, _ := load.aggregation.Mean()
 	// What a share can shorten comes after the pieces: they have had their part
 	// of the objective by then.
 	left := max(f.slo-duration(aggregation), f.slo/10)
+	switch {
+	case t.ran > 0 && t.busy > 0:
+		tail, throughput := in.atShare(&t, load.percent)
+		throughput, batch := in.atLargerBatches(throughput, left)
+		load.tail.Add(tail.Seconds())
+		load.throughput.Add(throughput)
+		load.batch.Add(batch)
+	case t.answered > 0: // all late
+		load.tail.Add(t.tail().Seconds())
+	}
+	tail, haveLatency := load.tail.Mean()
+	throughput, haveThroughput := load.throughput.Mean()
+	batch, _ := load.batch.Mean()
+	rate, _ := load.rate.Mean()
 	o = share.Observation{
-		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate * burstMargin, SLO: left,
+		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate * burstMargin(batch), SLO: left,
 		// Paper 3.2.1: whichever part takes longer is the bottleneck.
 		AggregationBound: aggregation > tail && aggregation+tail > f.slo.Seconds(),
 	}
@@ -237,6 +262,34 @@ func (in *instance) atShare(t *tally, percent float64) (tail time.Duration, thro
 		tail = max(tail, each+time.Duration(float64(tickOverrun)/part))
 	}
 	return tail, throughput
+}
+
+// atLargerBatches turns the throughput of the batches that ran into that of the batches
+// that there would be with more to do, and says how large those are. An IF that keeps up
+// runs small ones, since its latency is short then. On a CPU a batch takes its requests'
+// times, more or less, and what was measured stays.
+func (in *instance) atLargerBatches(measured float64, left time.Duration) (throughput, batch float64) {
+	if !in.m.onGPU() {
+		return measured, 1
+	}
+	if can, size := in.load.pace.Best(in.sizes(), left); can > measured {
+		return can, float64(size)
+	}
+	return measured, in.load.pace.Mean()
+}
+
+// sizes are the batch sizes that the rule may choose from, ascending.
+func (in *instance) sizes() []int {
+	sizes := in.pair.Card().Batches
+	most := sizes[len(sizes)-1]
+	switch in.f.batching.Rule {
+	case configs.One:
+		most = 1
+	case configs.Fixed:
+		most = in.f.batching.Size
+	}
+	end, _ := slices.BinarySearch(sizes, most+1)
+	return sizes[:end]
 }
 
 // A process that needs more than one quota's worth is stopped by the scheduler's

@@ -50,6 +50,7 @@ type member struct {
 	demand    float64
 	direction Direction
 	why       string
+	waiting   bool          // nobody serves it yet
 	changed   time.Duration // when percent last changed
 	// The need lies between these two, as long as they last.
 	tooLittle, enough mark
@@ -115,6 +116,35 @@ func (c *Controller) Add(id ID, kneePercent float64) error {
 	return nil
 }
 
+// Wait says that nobody serves an IF that was added, and that its share may change when
+// somebody does: until Serves it wants the minimum, so that its neighbours keep what they
+// use while its model is loaded.
+func (c *Controller) Wait(id ID) error {
+	m, ok := c.members[id]
+	if !ok {
+		return fmt.Errorf("let %v wait: %w", id, ErrUnknown)
+	}
+	m.waiting, c.forced = true, true
+	return nil
+}
+
+// Serves says that an IF that waited is served: the next Step gives it what it wants, at
+// once. It reports whether it had waited.
+func (c *Controller) Serves(id ID) bool {
+	m, ok := c.members[id]
+	if !ok || !m.waiting {
+		return false
+	}
+	m.waiting, c.forced = false, true
+	return true
+}
+
+// Waits reports whether an IF waits.
+func (c *Controller) Waits(id ID) bool {
+	m, ok := c.members[id]
+	return ok && m.waiting
+}
+
 // Replace says that an IF runs another model now: what was learned of the old one
 // is forgotten, its share stays until the next Step, which reallocates at once.
 func (c *Controller) Replace(id ID, kneePercent float64) error {
@@ -122,7 +152,7 @@ func (c *Controller) Replace(id ID, kneePercent float64) error {
 	if !ok {
 		return fmt.Errorf("replace %v: %w", id, ErrUnknown)
 	}
-	*m = member{id: id, percent: m.percent, changed: m.changed, demand: c.elastic(kneePercent), why: whyUnobserved}
+	*m = member{id: id, percent: m.percent, changed: m.changed, waiting: m.waiting, demand: c.elastic(kneePercent), why: whyUnobserved}
 	c.forced = true
 	return nil
 }
@@ -254,7 +284,7 @@ func (c *Controller) allocate(held, free []*member) []Grant {
 	grants := c.worthwhile(total, free, true)
 	// Small cuts are not worth a swap, but for an IF that would go short by them
 	// and has no share to fall back on.
-	for _, ideal := range c.cfg.divide(total, demands(free)) {
+	for _, ideal := range c.cfg.divide(total, c.demands(free)) {
 		for _, g := range grants {
 			if g.ID == ideal.ID && c.members[g.ID].percent == 0 && g.Percent < ideal.Percent && !c.small(ideal.Percent, g.Percent) {
 				return c.worthwhile(total, free, false)
@@ -271,7 +301,7 @@ func (c *Controller) worthwhile(total float64, free []*member, sparing bool) []G
 	rest := slices.Clone(free)
 	for {
 		kept := len(rest)
-		grants := c.cfg.divide(total, demands(rest))
+		grants := c.cfg.divide(total, c.demands(rest))
 		for _, g := range grants {
 			m := c.members[g.ID]
 			if c.small(m.percent, g.Percent) && m.percent <= total && (sparing || g.Percent >= m.percent) {
@@ -289,7 +319,7 @@ func (c *Controller) worthwhile(total float64, free []*member, sparing bool) []G
 func (c *Controller) wanting(total float64, free []*member) bool {
 	frugal := c.cfg
 	frugal.SpreadSlack = false
-	for _, g := range frugal.divide(total, demands(free)) {
+	for _, g := range frugal.divide(total, c.demands(free)) {
 		if has := c.members[g.ID].percent; g.Percent > has && !c.small(has, g.Percent) {
 			return true
 		}
@@ -302,10 +332,14 @@ func (c *Controller) small(from, to float64) bool {
 	return from > 0 && math.Abs(to-from) <= from*c.cfg.ThresholdPercent/100
 }
 
-func demands(members []*member) []Demand {
+func (c *Controller) demands(members []*member) []Demand {
 	var ds []Demand
 	for _, m := range members {
-		ds = append(ds, Demand{ID: m.id, Percent: m.demand})
+		d := Demand{ID: m.id, Percent: m.demand}
+		if m.waiting {
+			d.Percent = c.cfg.MinimumPercent
+		}
+		ds = append(ds, d)
 	}
 	return ds
 }

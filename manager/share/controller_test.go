@@ -148,6 +148,39 @@ func TestAddReplaceAndRemovePassOverTheHoldDown(t *testing.T) {
 	}
 }
 
+// Its neighbours keep what they use while a newcomer's model is loaded.
+func TestANewcomerThatWaitsTakesTheMinimumUntilItServes(t *testing.T) {
+	k := newController(t, DefaultConfig())
+	for _, id := range []ID{face, detect} {
+		if err := k.Add(id, 50); err != nil {
+			t.Fatal(err)
+		}
+	}
+	k.Step(0, nil)
+	if err := errors.Join(k.Add(third, 50), k.Wait(third)); err != nil {
+		t.Fatal(err)
+	}
+	p := k.Step(time.Second, nil)
+	if shareOf(p, third) != 5 || shareOf(p, face)+shareOf(p, detect) < 95 || !k.Waits(third) || k.Waits(face) {
+		t.Errorf("plan %+v, want third with 5 and the others with what is left", p.Status)
+	}
+	if p = k.Step(2*time.Second, nil); len(p.Changes) != 0 {
+		t.Errorf("changes %+v while it waits, want none", p.Changes)
+	}
+	if !k.Serves(third) || k.Serves(third) || k.Serves(face) || k.Waits(third) {
+		t.Error("want third to have waited, once, and face not")
+	}
+	p = k.Step(3*time.Second, nil)
+	for _, id := range []ID{face, detect, third} {
+		if got := shareOf(p, id); math.Abs(got-100.0/3) > 1 {
+			t.Errorf("%v has %v when third serves, want a third", id, got)
+		}
+	}
+	if err := k.Wait(ID{IF: "nobody"}); !errors.Is(err, ErrUnknown) {
+		t.Errorf("Wait = %v, want ErrUnknown", err)
+	}
+}
+
 func TestInstancesOfOneIFAreTunedApart(t *testing.T) {
 	first, second := ID{"face", 0}, ID{"face", 1}
 	k := newController(t, DefaultConfig(), first, second)

@@ -19,14 +19,15 @@ import (
 	"github.com/penstock/penstock/manager/source/dpdk/eal"
 	"github.com/penstock/penstock/manager/source/dpdk/frame"
 	"github.com/penstock/penstock/manager/source/sourcetest"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // The tests run over rings in memory: no NIC, no huge pages, no privilege. A process
 // has one environment, which all tests share; its lcores float over the CPUs.
 func TestMain(m *testing.M) {
-	cpus, err := allowedCPUs()
+	cpus, err := cpuset.Allowed()
 	if err == nil {
-		where := joinInts(cpus)
+		where := cpuset.Format(cpus)
 		err = eal.Start(eal.Options{
 			MainCPUs: where, Lcores: "(1-8)@(" + where + ")", MemoryMiB: 192, NoHuge: true, Socket: -1,
 		})

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/manager/source/dpdk/eal"
 	"github.com/penstock/penstock/manager/source/dpdk/frame"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 const (
@@ -232,12 +233,12 @@ func poolName() string { return fmt.Sprintf("penstock%d", pools.Add(1)) }
 // startEnvironment starts DPDK as the options want it. One that runs already is taken as
 // it is: a process has one, and what a port misses of it the port says.
 func startEnvironment(o Options, of device) error {
-	cpus, err := allowedCPUs()
+	cpus, err := cpuset.Allowed()
 	if err != nil {
 		return err
 	}
 	e := eal.Options{
-		MainCPUs: joinInts(cpus), MemoryMiB: o.Memory >> 20, NoHuge: !o.HugePages, Extra: o.EAL, Socket: -1,
+		MainCPUs: cpuset.Format(cpus), MemoryMiB: o.Memory >> 20, NoHuge: !o.HugePages, Extra: o.EAL, Socket: -1,
 	}
 	pins := o.LCores
 	if len(pins) == 0 && len(cpus) > o.Queues {
@@ -246,16 +247,17 @@ func startEnvironment(o Options, of device) error {
 	if !eal.Started() && (of.pci != "" || o.BusyPoll > 0) {
 		// Who polls without a pause holds up by a scheduler's slice, milliseconds, what
 		// else of this process lands on its CPU.
+		// DPDK pins its own threads elsewhere.
 		if rest := without(cpus, pins); len(rest) > 0 && len(rest) < len(cpus) {
-			if err := keepOn(rest); err != nil {
+			if err := cpuset.Pin(rest); err != nil {
 				return err
 			}
-			e.MainCPUs = joinInts(rest)
+			e.MainCPUs = cpuset.Format(rest)
 		}
 	}
 	var lcores []string
 	for i := range o.Queues {
-		where := "(" + joinInts(cpus) + ")"
+		where := "(" + cpuset.Format(cpus) + ")"
 		if i < len(pins) {
 			where = strconv.Itoa(pins[i])
 		}
@@ -276,57 +278,8 @@ func startEnvironment(o Options, of device) error {
 	return nil
 }
 
-// allowedCPUs are those that the process may run on.
-func allowedCPUs() (cpus []int, err error) {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return nil, fmt.Errorf("read the CPUs of this process: %w", err)
-	}
-	for cpu := 0; len(cpus) < set.Count(); cpu++ {
-		if set.IsSet(cpu) {
-			cpus = append(cpus, cpu)
-		}
-	}
-	return cpus, nil
-}
-
 func without(cpus, others []int) []int {
 	return slices.DeleteFunc(slices.Clone(cpus), func(cpu int) bool { return slices.Contains(others, cpu) })
-}
-
-// keepOn keeps this process, all its threads and those to come, on cpus; DPDK pins its own
-// elsewhere.
-func keepOn(cpus []int) error {
-	var set unix.CPUSet
-	for _, cpu := range cpus {
-		set.Set(cpu)
-	}
-	// A thread inherits from the one that made it, so a second look finds any that was
-	// made during the first.
-	for range 2 {
-		tasks, err := os.ReadDir("/proc/self/task")
-		if err != nil {
-			return fmt.Errorf("list own threads: %w", err)
-		}
-		for _, task := range tasks {
-			id, err := strconv.Atoi(task.Name())
-			if err != nil {
-				continue
-			}
-			if err := unix.SchedSetaffinity(id, &set); err != nil && !errors.Is(err, unix.ESRCH) {
-				return fmt.Errorf("keep thread %d on CPUs %v: %w", id, cpus, err)
-			}
-		}
-	}
-	return nil
-}
-
-func joinInts(n []int) string {
-	words := make([]string, len(n))
-	for i := range n {
-		words[i] = strconv.Itoa(n[i])
-	}
-	return strings.Join(words, ",")
 }
 
 // serve is the group's own thread: it answers and counts what no source takes, and

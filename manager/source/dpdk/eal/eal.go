@@ -22,6 +22,8 @@ import (
 
 	rte "github.com/yerden/go-dpdk/eal"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // ErrStarted is returned by Start when the environment runs with other options: it
@@ -113,9 +115,9 @@ func Start(o Options) error {
 	// lcore (runtime.LockOSThread starts it).
 	runtime.LockOSThread()
 	runtime.UnlockOSThread()
-	var here unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &here); err != nil {
-		return fmt.Errorf("start DPDK: read the CPUs of this process: %w", err)
+	here, err := cpuset.Allowed()
+	if err != nil {
+		return fmt.Errorf("start DPDK: %w", err)
 	}
 	if _, err := rte.Init(args); err != nil {
 		e.failed = explainStart(o, err)
@@ -128,7 +130,7 @@ func Start(o Options) error {
 		}
 	}
 	e.polling = len(e.lcores)
-	if err := leaveAlone(e.lcores, &here); err != nil {
+	if err := leaveAlone(e.lcores, here); err != nil {
 		return fmt.Errorf("start DPDK: %w", err)
 	}
 	return nil
@@ -137,35 +139,34 @@ func Start(o Options) error {
 // leaveAlone keeps Go's threads off the lcores' CPUs. Go has made threads on lcores
 // already, which took their pins and names over: those move to cpus. It makes no more once
 // an lcore is locked.
-func leaveAlone(lcores []uint, cpus *unix.CPUSet) error {
-	own, pins := map[int]bool{}, map[unix.CPUSet]bool{}
+func leaveAlone(lcores []uint, cpus []int) error {
+	own, pins := map[int]bool{}, map[string]bool{}
 	for _, id := range lcores {
-		var set unix.CPUSet
+		var pin []int
 		var failed error
 		err := rte.ExecOnLcore(id, func(*rte.LcoreCtx) {
 			runtime.LockOSThread()
 			own[unix.Gettid()] = true
-			failed = unix.SchedGetaffinity(0, &set)
+			pin, failed = cpuset.OfThread(0)
 		})
 		if err := errors.Join(err, failed); err != nil {
 			return fmt.Errorf("lock lcore %d: %w", id, err)
 		}
-		pins[set] = true
+		pins[cpuset.Format(pin)] = true
 	}
-	tasks, err := os.ReadDir("/proc/self/task")
+	threads, err := cpuset.Threads()
 	if err != nil {
-		return fmt.Errorf("list own threads: %w", err)
+		return err
 	}
-	for _, task := range tasks {
-		id, err := strconv.Atoi(task.Name())
-		var set unix.CPUSet
-		if err != nil || own[id] || unix.SchedGetaffinity(id, &set) != nil || !pins[set] {
+	for _, id := range threads {
+		pin, err := cpuset.OfThread(id)
+		if err != nil || own[id] || !pins[cpuset.Format(pin)] {
 			continue
 		}
-		if err := unix.SchedSetaffinity(id, cpus); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("move thread %d off an lcore's CPU: %w", id, err)
+		if err := cpuset.PinThread(id, cpus); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("move a thread off an lcore's CPU: %w", err)
 		}
-		comm := "/proc/self/task/" + task.Name() + "/comm"
+		comm := fmt.Sprintf("/proc/self/task/%d/comm", id)
 		if name, err := os.ReadFile(comm); err == nil && strings.HasPrefix(string(name), "rte-worker-") {
 			_ = os.WriteFile(comm, []byte("penstock"), 0) // a name, for who looks
 		}
