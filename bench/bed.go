@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // Options are what the benchmarks of a device have in common.
@@ -194,14 +195,14 @@ shares: {tune: false, change: %s, sm_grain: %d, minimum_percent: 1}
 		}
 		fmt.Fprintf(&config, "  - %s\n", line)
 	}
-	if err := orchestrator.Pin(b.cpus.node); err != nil {
+	if err := cpuset.Pin(b.cpus.node); err != nil {
 		return nil, err
 	}
 	limit, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("no process of some function was ready within two minutes"))
 	defer cancel()
 	var err error
 	b.Node, err = node.Start(limit, node.Options{Binary: binary, Config: config.String(), Environment: o.env})
-	if pinErr := orchestrator.Pin(b.cpus.load); err == nil && pinErr != nil {
+	if pinErr := cpuset.Pin(b.cpus.load); err == nil && pinErr != nil {
 		b.Node.Kill()
 		err = pinErr
 	}
@@ -211,7 +212,7 @@ shares: {tune: false, change: %s, sm_grain: %d, minimum_percent: 1}
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, orchestrator.Pin(b.cpus.all))
+		return nil, errors.Join(err, cpuset.Pin(b.cpus.all))
 	}
 	return b, nil
 }
@@ -231,13 +232,13 @@ func (b *bed) whole(ctx context.Context) error {
 
 // end drains the node, and lets this process run anywhere again.
 func (b *bed) end() error {
-	return errors.Join(b.Stop(), orchestrator.Pin(b.cpus.all))
+	return errors.Join(b.Stop(), cpuset.Pin(b.cpus.all))
 }
 
 // kill is end for a node that may have failed; it may be called after end.
 func (b *bed) kill() {
 	b.Kill()
-	_ = orchestrator.Pin(b.cpus.all) // it worked before
+	_ = cpuset.Pin(b.cpus.all) // it worked before
 }
 
 // cpuPlan divides the machine: a node's CPUs, of which the manager gets the first

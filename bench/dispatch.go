@@ -9,6 +9,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/shm/cpuset"
 	"github.com/penstock/penstock/shm/floor"
 )
 
@@ -61,7 +62,7 @@ functions:
 	}
 	// The client stays off the CPUs of what is measured.
 	own, ifs := orchestrator.IFCPUs(0)
-	if err := orchestrator.Pin(own); err != nil {
+	if err := cpuset.Pin(own); err != nil {
 		return r, err
 	}
 	c, err := client.Dial(ctx, fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{})
@@ -84,7 +85,7 @@ functions:
 	if err := nd.Stop(); err != nil {
 		return r, err
 	}
-	if err := orchestrator.Pin(append(own, ifs...)); err != nil {
+	if err := cpuset.Pin(append(own, ifs...)); err != nil {
 		return r, err
 	}
 	after, err := floor.MeasureWake(n - n/2)

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/shm/cpuset"
 	"github.com/penstock/penstock/shm/floor"
 	"github.com/penstock/penstock/wire"
 )
@@ -104,10 +105,10 @@ functions:
 	}
 	// The load stays off the CPUs of what is measured.
 	own, ifs := orchestrator.IFCPUs(0)
-	if err := orchestrator.Pin(own); err != nil {
+	if err := cpuset.Pin(own); err != nil {
 		return out, err
 	}
-	defer orchestrator.Pin(append(own, ifs...))
+	defer cpuset.Pin(append(own, ifs...))
 	stop, load, err := saturate(ctx, f.Port, requestBytes)
 	if err != nil {
 		return out, err

@@ -1,12 +1,9 @@
 package orchestrator
 
 import (
-	"fmt"
-	"os"
 	"runtime"
-	"strconv"
 
-	"golang.org/x/sys/unix"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // IFCPUs divides the CPUs that this process may run on (sched_getaffinity)
@@ -32,50 +29,12 @@ func SplitCPUs(allowed []int, reserved int) (manager, ifs []int) {
 }
 
 func allowedCPUs() []int {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		// More CPUs than a CPUSet holds: 1024.
-		cpus := make([]int, runtime.NumCPU())
+	cpus, err := cpuset.Allowed()
+	if err != nil { // more of them than a set holds
+		cpus = make([]int, runtime.NumCPU())
 		for i := range cpus {
 			cpus[i] = i
 		}
-		return cpus
-	}
-	cpus := make([]int, 0, set.Count())
-	for i := 0; len(cpus) < set.Count(); i++ {
-		if set.IsSet(i) {
-			cpus = append(cpus, i)
-		}
 	}
 	return cpus
-}
-
-// Pin keeps this process, all its threads and those to come, on cpus. None means
-// anywhere.
-func Pin(cpus []int) error {
-	if len(cpus) == 0 {
-		return nil
-	}
-	var set unix.CPUSet
-	for _, cpu := range cpus {
-		set.Set(cpu)
-	}
-	// A thread inherits from the one that made it, so a second look finds any that
-	// was made during the first.
-	for range 2 {
-		tasks, err := os.ReadDir("/proc/self/task")
-		if err != nil {
-			return fmt.Errorf("list own threads: %w", err)
-		}
-		for _, task := range tasks {
-			id, err := strconv.Atoi(task.Name())
-			if err != nil {
-				continue
-			}
-			if err := unix.SchedSetaffinity(id, &set); err != nil && err != unix.ESRCH {
-				return fmt.Errorf("pin thread %d to CPUs %v: %w", id, cpus, err)
-			}
-		}
-	}
-	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // execSpawner starts real processes. All of them are forked by one operating
@@ -44,12 +45,8 @@ func (s *execSpawner) thread(cpus []int, failed chan<- error) {
 	// Never unlocked: the thread ends with this goroutine, and does not go back,
 	// with its affinity, to run others.
 	runtime.LockOSThread()
-	var set unix.CPUSet
-	for _, cpu := range cpus {
-		set.Set(cpu)
-	}
-	if err := unix.SchedSetaffinity(0, &set); err != nil {
-		failed <- fmt.Errorf("set affinity to CPUs %v: %w", cpus, err)
+	if err := cpuset.PinThread(0, cpus); err != nil {
+		failed <- fmt.Errorf("CPUs of the inference functions: %w", err)
 		return
 	}
 	failed <- nil

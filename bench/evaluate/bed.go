@@ -19,6 +19,7 @@ import (
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // cpus divides the CPUs that this process was started with: the node's, of which the
@@ -89,7 +90,7 @@ func (r *runner) startBed(ctx context.Context, v variant, frugal bool, functions
 	if err != nil {
 		return nil, err
 	}
-	if err := orchestrator.Pin(r.cpus.node); err != nil {
+	if err := cpuset.Pin(r.cpus.node); err != nil {
 		return nil, err
 	}
 	limit, cancel := context.WithTimeoutCause(ctx, startPatience, fmt.Errorf("no process of some function served within %v", startPatience))
@@ -97,7 +98,7 @@ func (r *runner) startBed(ctx context.Context, v variant, frugal bool, functions
 	watched, stop := context.WithCancelCause(limit)
 	go watchStart(watched, stop, at)
 	b.Node, err = node.Start(watched, node.Options{Binary: r.Binary, Config: config, HTTP: at})
-	if pinErr := orchestrator.Pin(r.cpus.load); err == nil && pinErr != nil {
+	if pinErr := cpuset.Pin(r.cpus.load); err == nil && pinErr != nil {
 		b.Kill()
 		err = pinErr
 	}
@@ -113,7 +114,7 @@ func (r *runner) startBed(ctx context.Context, v variant, frugal bool, functions
 		}
 	}
 	if err != nil {
-		return nil, errors.Join(err, orchestrator.Pin(r.cpus.all))
+		return nil, errors.Join(err, cpuset.Pin(r.cpus.all))
 	}
 	return b, nil
 }
@@ -214,12 +215,12 @@ func wholly(f *control.FunctionStatus) bool {
 }
 
 // end drains the node and lets this process run anywhere again.
-func (b *bed) end() error { return errors.Join(b.Stop(), orchestrator.Pin(b.cpus.all)) }
+func (b *bed) end() error { return errors.Join(b.Stop(), cpuset.Pin(b.cpus.all)) }
 
 // kill is end for a node that may have failed; it may be called after end.
 func (b *bed) kill() {
 	b.Kill()
-	_ = orchestrator.Pin(b.cpus.all) // it worked before
+	_ = cpuset.Pin(b.cpus.all) // it worked before
 }
 
 // lost is how many requests the node accepted and never answered.

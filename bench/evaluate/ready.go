@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/bench"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/cuda/nvml"
-	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/mps"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // groupCounts are the numbers of SM groups that are measured: of 16, as an H200 has with
@@ -21,7 +21,7 @@ var groupCounts = []int{1, 2, 3, 4, 6, 8, 12, 16}
 
 // ready measures frameworks alone: no node, no traffic.
 func (r *runner) ready(ctx context.Context, v variant, c *Case) (points []Point, err error) {
-	if err := orchestrator.Pin(r.cpus.all); err != nil {
+	if err := cpuset.Pin(r.cpus.all); err != nil {
 		return nil, err
 	}
 	var env []string

@@ -12,7 +12,7 @@ import (
 
 	"github.com/penstock/penstock/bench"
 	"github.com/penstock/penstock/bench/evaluate"
-	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 func evaluateCommand(print printer) *cobra.Command {
@@ -58,11 +58,11 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 				return err
 			}
 			if cpus != "" {
-				list, err := parseCPUs(cpus)
+				list, err := cpuset.Parse(cpus)
 				if err != nil {
 					return fmt.Errorf("--cpus %s: %w", cpus, err)
 				}
-				if err := orchestrator.Pin(list); err != nil {
+				if err := cpuset.Pin(list); err != nil {
 					return fmt.Errorf("--cpus %s: %w", cpus, err)
 				}
 			}
@@ -123,27 +123,6 @@ func figureNames(given []string) ([]string, error) {
 		}
 	}
 	return given, nil
-}
-
-// parseCPUs reads a list like 0-3,8.
-func parseCPUs(text string) (list []int, err error) {
-	const most = 4096
-	for _, part := range strings.Split(text, ",") {
-		var from, to int
-		if n, _ := fmt.Sscanf(part, "%d-%d", &from, &to); n != 2 || part != fmt.Sprintf("%d-%d", from, to) {
-			if n, _ := fmt.Sscanf(part, "%d", &from); n != 1 || part != fmt.Sprint(from) {
-				return nil, fmt.Errorf("%q is no CPU and no range of them, like 0-15", part)
-			}
-			to = from
-		}
-		if from < 0 || to < from || to >= most {
-			return nil, fmt.Errorf("%q: want CPUs from 0 to %d, the lower first", part, most-1)
-		}
-		for cpu := from; cpu <= to; cpu++ {
-			list = append(list, cpu)
-		}
-	}
-	return list, nil
 }
 
 func dryRun(print printer, o evaluate.Options, figures []string) error {

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 func demoCommand() *cobra.Command {
@@ -74,7 +75,7 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 	// The load shares the manager's CPUs: those of the inference functions are what
 	// is shown.
 	own, _ := orchestrator.IFCPUs(0)
-	if err := orchestrator.Pin(own); err != nil {
+	if err := cpuset.Pin(own); err != nil {
 		return err
 	}
 

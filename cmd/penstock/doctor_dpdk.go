@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/penstock/penstock/configs"
+
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // dpdkMachine is the machine that the doctor examines for DPDK: its kernel's files
@@ -428,12 +430,7 @@ func (m dpdkMachine) cores(w dpdkWish) finding {
 // isolate is what keeps cores free (the kernel's Documentation/admin-guide/
 // kernel-parameters.txt).
 func isolate(cores []int) string {
-	var names []string
-	for _, core := range cores {
-		names = append(names, strconv.Itoa(core))
-	}
-	list := strings.Join(names, ",")
-	return fmt.Sprintf("add isolcpus=%[1]s nohz_full=%[1]s rcu_nocbs=%[1]s to the kernel's command line, and start again", list)
+	return fmt.Sprintf("add isolcpus=%[1]s nohz_full=%[1]s rcu_nocbs=%[1]s to the kernel's command line, and start again", cpuset.Format(cores))
 }
 
 // capIPCLock is CAP_IPC_LOCK's bit in CapEff (linux/capability.h).
@@ -498,23 +495,9 @@ func (m dpdkMachine) list(name string) ([]int, error) {
 	if err != nil || text == "" {
 		return nil, err
 	}
-	var list []int
-	for part := range strings.SplitSeq(text, ",") {
-		low, high, ranged := strings.Cut(part, "-")
-		if !ranged {
-			high = low
-		}
-		first, err := strconv.Atoi(low)
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", name, err)
-		}
-		last, err := strconv.Atoi(high)
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", name, err)
-		}
-		for i := first; i <= last; i++ {
-			list = append(list, i)
-		}
+	list, err := cpuset.Parse(text)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
 	return list, nil
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // nodeFlags are what up, manager and orchestrator have in common.
@@ -117,7 +118,7 @@ func runManager(ctx context.Context, c configs.Config, log zerolog.Logger) error
 	runtime.GOMAXPROCS(max(threads, runtime.NumCPU()))
 	shm.Spin = max(shm.Spin, c.BusyPoll)
 	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)
-	if err := orchestrator.Pin(own); err != nil {
+	if err := cpuset.Pin(own); err != nil {
 		log.Warn().Err(err).Msg("the manager is not kept off the CPUs of the inference functions")
 	}
 	return manager.Run(ctx, manager.Options{Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log}, func(m *manager.Manager) {
@@ -190,7 +191,7 @@ func orchestratorCommand() *cobra.Command {
 				return fmt.Errorf("find own binary: %w", err)
 			}
 			own, ifs := orchestrator.IFCPUs(c.ReservedCPUs)
-			if err := orchestrator.Pin(own); err != nil {
+			if err := cpuset.Pin(own); err != nil {
 				log.Warn().Err(err).Msg("the orchestrator is not kept off the CPUs of the inference functions")
 			}
 			if err := python.SetEnvironment(); err != nil {

@@ -21,9 +21,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/cpuset"
 	"github.com/penstock/penstock/shm/internal/futex"
 )
 
@@ -93,10 +92,8 @@ func answer(n int) error {
 	w := wordsIn(region.Bytes())
 	runtime.LockOSThread()
 	if cpu, err := strconv.Atoi(os.Getenv(cpuVariable)); err == nil && cpu >= 0 {
-		var one unix.CPUSet
-		one.Set(cpu)
-		if err := unix.SchedSetaffinity(0, &one); err != nil {
-			return fmt.Errorf("keep to CPU %d: %w", cpu, err)
+		if err := cpuset.PinThread(0, []int{cpu}); err != nil {
+			return err
 		}
 	}
 	// The first answer only says that this side is there.
@@ -124,24 +121,17 @@ func MeasureWake(n int) (samples []time.Duration, err error) { return measure(n,
 func MeasureWakeAcross(n int, gap time.Duration) (samples []time.Duration, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return nil, fmt.Errorf("measure wake: which CPUs may be used: %w", err)
-	}
-	cpus := make([]int, 0, 2)
-	for cpu := 0; cpu < len(all)*64 && len(cpus) < 2; cpu++ {
-		if all.IsSet(cpu) {
-			cpus = append(cpus, cpu)
-		}
+	cpus, err := cpuset.Allowed()
+	if err != nil {
+		return nil, fmt.Errorf("measure wake: %w", err)
 	}
 	if len(cpus) < 2 {
 		return measure(n, gap, -1)
 	}
-	one.Set(cpus[0])
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		return nil, fmt.Errorf("measure wake: keep to CPU %d: %w", cpus[0], err)
+	if err := cpuset.PinThread(0, cpus[:1]); err != nil {
+		return nil, fmt.Errorf("measure wake: %w", err)
 	}
-	defer func() { err = errors.Join(err, unix.SchedSetaffinity(0, &all)) }()
+	defer func() { err = errors.Join(err, cpuset.PinThread(0, cpus)) }()
 	return measure(n, gap, cpus[1])
 }
 
