@@ -263,7 +263,7 @@ func bare(name string, variants []string, ready Ready, models ...string) Case {
 }
 
 func knees(name string, batches []int, models ...string) Case {
-	c := bare(name, []string{byPercentage, byGroups}, Ready{batches, []int{1}, 200 * ms}, models...)
+	c := bare(name, []string{byPercentage, byGroups}, Ready{batches, []int{1}, 100 * ms}, models...)
 	c.Percents = []float64{8, 24, 50, 90, 100}
 	return c.noted("percentages at which f16 models answer rightly: 10, 30, 66, 118 and 132 multiprocessors")
 }

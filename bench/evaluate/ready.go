@@ -16,8 +16,8 @@ import (
 )
 
 // groupCounts are the numbers of SM groups that are measured: of 16, as an H200 has with
-// the driver's grain. 0 is the whole device.
-var groupCounts = []int{1, 2, 3, 4, 6, 8, 12, 16}
+// the driver's grain: the last are the whole device, which the others are parts of.
+var groupCounts = []int{1, 2, 4, 6, 8, 12, 16}
 
 // ready measures frameworks alone: no node, no traffic.
 func (r *runner) ready(ctx context.Context, v variant, c *Case) (points []Point, err error) {
@@ -66,10 +66,17 @@ func (r *runner) ready(ctx context.Context, v variant, c *Case) (points []Point,
 				continue
 			}
 			for _, p := range all {
-				points = append(points, Point{Model: f.Model, Batch: p.Batch, Streams: p.Streams, By: v.by, Percent: r.percentOf(percent, p.SMs),
+				points = append(points, Point{Model: f.Model, Batch: p.Batch, Streams: p.Streams, By: v.by, Percent: percent,
 					SMs: p.SMs, ImagesPerSecond: p.ImagesPerSecond, BatchTime: p.Time})
 			}
 		}
+	}
+	// Parts are of the whole device, which is among what was measured.
+	for i := range points {
+		r.report.SMs = max(r.report.SMs, points[i].SMs)
+	}
+	for i := range points {
+		points[i].Percent = r.percentOf(points[i].Percent, points[i].SMs)
 	}
 	return points, nil
 }
