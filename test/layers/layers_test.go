@@ -136,9 +136,9 @@ func TestPurePackagesHaveNoClockAndNoIO(t *testing.T) {
 	}
 }
 
-// All unsafe code stands in files whose name says so.
-func TestUnsafeHasAnAddress(t *testing.T) {
-	imports := regexp.MustCompile(`(?m)^\s*(import\s+)?"unsafe"`)
+// eachFile reads every Go file that there is, with whatever build tag, tests too.
+func eachFile(t *testing.T, look func(p pkg, file string, text []byte)) {
+	t.Helper()
 	for _, p := range packages(t) {
 		files, err := filepath.Glob(filepath.Join(p.Dir, "*.go"))
 		if err != nil {
@@ -149,11 +149,40 @@ func TestUnsafeHasAnAddress(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			base := strings.TrimSuffix(strings.TrimSuffix(file, ".go"), "_test")
-			if imports.Match(text) && !strings.HasSuffix(base, "_unsafe") {
-				t.Errorf("%s imports unsafe and is not named *_unsafe.go", file)
-			}
+			look(p, file, text)
 		}
+	}
+}
+
+// All unsafe code stands in files whose name says so.
+func TestUnsafeHasAnAddress(t *testing.T) {
+	imports := regexp.MustCompile(`(?m)^\s*(import\s+)?"unsafe"`)
+	eachFile(t, func(_ pkg, file string, text []byte) {
+		base := strings.TrimSuffix(strings.TrimSuffix(file, ".go"), "_test")
+		if imports.Match(text) && !strings.HasSuffix(base, "_unsafe") {
+			t.Errorf("%s imports unsafe and is not named *_unsafe.go", file)
+		}
+	})
+}
+
+// All threads are pinned in one package, which manager, orchestrator and whoever measures
+// them can import.
+func TestAffinityHasAnAddress(t *testing.T) {
+	const address = module + "shm/cpuset"
+	calls := regexp.MustCompile(`\bunix\.(Sched[SG]etaffinity|CPUSet)\b|\bSYS_SCHED_[SG]ETAFFINITY\b`)
+	there := false
+	eachFile(t, func(p pkg, file string, text []byte) {
+		call := calls.Find(text)
+		switch {
+		case call == nil:
+		case p.ImportPath == address:
+			there = true
+		default:
+			t.Errorf("%s has %s: %s reads and sets the CPUs of threads", file, call, address)
+		}
+	})
+	if !there {
+		t.Errorf("%s does not pin threads", address)
 	}
 }
 
