@@ -62,11 +62,11 @@ type bed struct {
 // some seconds a batch size.
 const startPatience = 90 * time.Second
 
-// startBed starts a node with those functions that the case begins with.
-func (r *runner) startBed(ctx context.Context, v variant, frugal bool, functions, first []Function) (_ *bed, err error) {
-	b := &bed{cpus: r.cpus, variant: v, functions: functions, cards: map[string]*models.Card{}, pictures: map[string]*noise{}}
-	b.options = nodeOptions{device: r.device, reserved: r.cpus.reserved, frugal: frugal, weights: r.Weights, cards: map[string]string{}}
-	for _, f := range functions {
+// startBed starts a node for a case, with those functions that it begins with.
+func (r *runner) startBed(ctx context.Context, v variant, c *Case, first []Function) (_ *bed, err error) {
+	b := &bed{cpus: r.cpus, variant: v, functions: c.Functions, cards: map[string]*models.Card{}, pictures: map[string]*noise{}}
+	b.options = nodeOptions{device: r.device, reserved: r.cpus.reserved, frugal: c.Frugal, weights: r.Weights, cards: map[string]string{}}
+	for _, f := range c.Functions {
 		card, err := r.Card(f.Model)
 		if err != nil {
 			return nil, err
@@ -75,13 +75,8 @@ func (r *runner) startBed(ctx context.Context, v variant, frugal bool, functions
 		if b.options.cards[f.Name], err = r.ladder(card, f.Batches); err != nil {
 			return nil, err
 		}
-		// Room for what is in flight at any rate: some objectives' worth, and three batches.
-		b.options.slots = max(b.options.slots, slotsFor(slices.Max(f.Batches)))
 	}
-	for _, f := range functions {
-		need := 3 * b.options.slots * b.cards[f.Name].Input.WireBytes() / 2
-		b.options.slabMiB = max(b.options.slabMiB, 64, need>>20)
-	}
+	b.options.intake = r.intake(c, b.cards)
 	config, err := v.config(b.options, first)
 	if err != nil {
 		return nil, err
@@ -138,16 +133,6 @@ func (b *bed) held() error {
 		why = status.Device.Why
 	}
 	return fmt.Errorf("processes are held by %q, want %q: %s; the node said: %s", status.Mechanism, want, why, b.Log())
-}
-
-// slotsFor is how many requests a function may have in flight: enough that the
-// objective bounds them and not the credit.
-func slotsFor(batch int) int {
-	slots := 1024
-	for slots < 4*batch {
-		slots *= 2
-	}
-	return slots
 }
 
 // watchStart ends the start of a node in which a process says why it cannot serve, and

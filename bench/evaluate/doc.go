@@ -12,7 +12,8 @@
 // (traffic.go) and writes what came of it. Run 1 of all variants comes before run 2 of
 // any, so that a machine that changes in time changes for all. What differs between two
 // variants of a case is named in the variant; all else is the same: models, batch sizes,
-// objectives, rates, seeds, ports, CPUs.
+// objectives, rates, seeds, ports, CPUs, and how many receivers and client sockets a
+// function has (intake.go).
 //
 // Traffic is an open loop (package loadgen) over loopback, from this process, which keeps
 // to CPUs that the node does not use. Latency counts from the intended send to the reply.

@@ -69,6 +69,9 @@ func TestFiguresAreMeasuredOnTheFakeGPU(t *testing.T) {
 		"fig2-3": {byPercentage: "", byGroups: ""},
 	} {
 		t.Run(figure, func(t *testing.T) {
+			if figure == "fig15" { // in which a function is added
+				everyoneHasSeveralReceivers(t)
+			}
 			r, err := newRunner(onFakeGPU(t, figure))
 			if err != nil {
 				t.Fatal(err)
@@ -92,7 +95,7 @@ func TestFiguresAreMeasuredOnTheFakeGPU(t *testing.T) {
 				}
 				checkMeasured(t, c, x)
 			}
-			if c.Kind != KindBare && got.SMs != 132 {
+			if got.SMs != 132 {
 				t.Errorf("the device has %d multiprocessors", got.SMs)
 			}
 		})
@@ -110,6 +113,9 @@ func checkMeasured(t *testing.T, c *Case, x Result) {
 	if x.Timeline != nil {
 		for _, f := range x.Timeline.Functions {
 			checkSum(t, x, f.Total)
+			if f.Total.Receivers != rules.MostReceivers {
+				t.Errorf("%s, %s: %d receivers, want %d", x.Variant, f.Name, f.Total.Receivers, rules.MostReceivers)
+			}
 		}
 	}
 	switch {
@@ -124,6 +130,9 @@ func checkMeasured(t *testing.T, c *Case, x Result) {
 		}
 		sms := map[int]bool{}
 		for _, p := range x.Points {
+			if want := 100 * float64(p.SMs) / 132; x.Variant == byGroups && p.Percent != want {
+				t.Errorf("%d multiprocessors are %v %%, want %v", p.SMs, p.Percent, want)
+			}
 			if p.Error != "" || p.ImagesPerSecond <= 0 || p.SMs < 8 || p.SMs > 132 {
 				t.Errorf("%s: %+v", x.Variant, p)
 			}

@@ -153,7 +153,7 @@ func readyTime(model string) time.Duration {
 }
 
 // takes estimates a step.
-func (c *Case) takes() time.Duration {
+func (c *Case) takes(v variant) time.Duration {
 	switch c.Kind {
 	case KindLoads:
 		return startTime(c.Functions) + c.Settle + time.Duration(len(c.Levels))*(c.Warmup+c.Measure+graceTime) + stopTime
@@ -162,11 +162,18 @@ func (c *Case) takes() time.Duration {
 	case KindTimeline:
 		return startTime(c.Functions) + c.Length + stopTime
 	}
-	processes := max(1, len(c.Percents))
+	// A percentage is a process's; groups change in place.
+	processes, places := 1, 1
+	switch v.by {
+	case byPercentage:
+		processes, places = len(c.Percents), len(c.Percents)
+	case byGroups:
+		places = len(groupCounts)
+	}
 	each := time.Duration(len(c.Ready.Batches)*len(c.Ready.Streams)) * c.Ready.Duration * 3 / 2
 	var all time.Duration
 	for _, f := range c.Functions {
-		all += time.Duration(processes) * (readyTime(f.Model) + each)
+		all += time.Duration(processes)*readyTime(f.Model) + time.Duration(places)*each
 	}
 	return all
 }

@@ -175,6 +175,8 @@ type FunctionLoad struct {
 	// SharePercent and SMs are at the end of the window.
 	SharePercent float64 `json:"share_percent"`
 	SMs          int     `json:"sms,omitempty"`
+	// Receivers is how many sockets and threads of the node received for it.
+	Receivers int `json:"receivers,omitempty"`
 	// Sent is the counts' sum: requests that were meant to leave in the window.
 	Sent       uint64 `json:"sent"`
 	OK         uint64 `json:"ok"`

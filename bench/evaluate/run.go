@@ -130,7 +130,7 @@ func (r *runner) takes(s step) time.Duration {
 			return time.Duration(x.TookSeconds * float64(time.Second))
 		}
 	}
-	return s.c.takes()
+	return s.c.takes(s.variant)
 }
 
 // capacityTakes estimates how long measuring the capacities that are missing takes.
@@ -221,7 +221,8 @@ func (f *Figure) fingerprint(o Options) (string, error) {
 		Seed     uint64
 		Quick    bool
 		Weights  string
-	}{f, fmt.Sprintf("%+v", variants), o.Seed, o.Quick, o.Weights})
+		Intake   intakeRules
+	}{f, fmt.Sprintf("%+v", variants), o.Seed, o.Quick, o.Weights, rules})
 	if err != nil {
 		return "", fmt.Errorf("describe figure %s: %w", f.Name, err)
 	}
@@ -329,7 +330,7 @@ func (r *runner) measureCapacity(ctx context.Context) error {
 		return err
 	}
 	r.Options.say("%s: what each model can do alone", r.figure.Name)
-	b, err := r.startBed(ctx, v, false, functions, functions)
+	b, err := r.startBed(ctx, v, &Case{Kind: KindClosed, Functions: functions}, functions)
 	if err != nil {
 		return fmt.Errorf("measure capacity: %w", err)
 	}
@@ -347,6 +348,7 @@ func (r *runner) measureCapacity(ctx context.Context) error {
 		}
 		r.report.Capacity = append(r.report.Capacity, Capacity{Model: f.Model, PerSecond: l.AnsweredRPS,
 			MeanBatch: l.Functions[0].MeanBatch, P50Millis: l.Functions[0].P50Millis})
+		r.Options.say("%s: %s does %.0f a second alone, in batches of %.1f", r.figure.Name, f.Model, l.AnsweredRPS, l.Functions[0].MeanBatch)
 	}
 	if err := r.note(b); err != nil {
 		return err
@@ -402,7 +404,7 @@ func (r *runner) measure(ctx context.Context, s step, x *Result) (err error) {
 		}
 		begins = first(scripts)
 	}
-	b, err := r.startBed(ctx, s.variant, s.c.Frugal, s.c.Functions, begins)
+	b, err := r.startBed(ctx, s.variant, s.c, begins)
 	if err != nil {
 		return err
 	}

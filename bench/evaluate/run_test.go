@@ -62,6 +62,7 @@ func quickly(t *testing.T, binary, figure string) Options {
 func TestFiguresAreMeasuredOnTheCPU(t *testing.T) {
 	binary := builtPenstock(t)
 	t.Run("loads", func(t *testing.T) {
+		everyoneHasSeveralReceivers(t)
 		r := measured(t, quickly(t, binary, "fig11"))
 		for _, x := range r.Results {
 			if len(x.Loads) != 2 {
@@ -70,6 +71,9 @@ func TestFiguresAreMeasuredOnTheCPU(t *testing.T) {
 			for _, l := range x.Loads {
 				for _, f := range l.Functions {
 					checkSum(t, x, f)
+					if f.Receivers != rules.MostReceivers {
+						t.Errorf("%s, %s, %s: %d receivers, want %d", x.Case, x.Variant, f.Name, f.Receivers, rules.MostReceivers)
+					}
 				}
 			}
 		}
@@ -94,6 +98,9 @@ func TestFiguresAreMeasuredOnTheCPU(t *testing.T) {
 			}
 			for _, f := range x.Timeline.Functions {
 				checkSum(t, x, f.Total)
+				if f.Total.Receivers != 1 {
+					t.Errorf("%s, %s: %d receivers for a small load", x.Variant, f.Name, f.Total.Receivers)
+				}
 				offered := 0
 				for _, b := range f.Bins {
 					offered += b.Offered

@@ -168,7 +168,7 @@ func (r *runner) timeline(ctx context.Context, b *bed, c *Case, scripts []script
 		f.Total.SendLagP99Millis = lags[i]
 		if end, ok := t.ends[s.f.Name]; ok {
 			f.Swaps, f.SwapIdleMillis, f.Lost = end.Swaps, end.SwapIdle.Max/1000, end.Lost
-			f.Total.SharePercent = end.SharePercent
+			f.Total.SharePercent, f.Total.Receivers = end.SharePercent, end.Receivers
 		}
 		line.Functions = append(line.Functions, f)
 	}

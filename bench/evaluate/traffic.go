@@ -106,17 +106,11 @@ func (s *recordingSender) Send(picture []byte, intended int64, tag uint64) error
 	return err
 }
 
-// flowRPS is how many requests a second one socket is to send at most.
-const flowRPS = 4000
-
-// mostFlows bounds a function's sockets.
-const mostFlows = 4
-
-// open is one function's open loop.
+// open is one function's open loop. Its arrivals are one Poisson process, however many
+// sockets they are spread over.
 func (b *bed) open(f Function, port int, perSecond float64) loadgen.Function {
-	flows := min(1+int(perSecond/flowRPS), mostFlows)
-	return loadgen.Function{Name: f.Name, Addr: fmt.Sprintf("127.0.0.1:%d", port), SLO: f.SLO, PerSecond: perSecond, Streams: flows,
-		Pictures: b.pictures[f.Name], Deadline: f.SLO}
+	return loadgen.Function{Name: f.Name, Addr: fmt.Sprintf("127.0.0.1:%d", port), SLO: f.SLO, PerSecond: perSecond,
+		Streams: flows(b.options.intake.receivers[f.Name], perSecond), Pictures: b.pictures[f.Name], Deadline: f.SLO}
 }
 
 // dialer opens the sockets of open loops.
@@ -280,7 +274,7 @@ func state(l *FunctionLoad, status *control.Status) {
 	if !ok {
 		return
 	}
-	l.SharePercent = f.SharePercent
+	l.SharePercent, l.Receivers = f.SharePercent, f.Receivers
 	for i := range f.Instances {
 		if p, ok := f.Instances[i].Serving(); ok {
 			l.SMs += p.SMs
@@ -335,7 +329,7 @@ func (r *runner) closed(ctx context.Context, b *bed, functions []Function, warmu
 		if !ok {
 			return l, fmt.Errorf("node has no function %q", f.Name)
 		}
-		o, err := startLoop(ctx, at.Port, inFlight(f), b.pictures[f.Name])
+		o, err := startLoop(ctx, at.Port, loopFlows(at.Receivers), inFlight(f), b.pictures[f.Name])
 		if err != nil {
 			return l, err
 		}
@@ -380,8 +374,10 @@ type loop struct {
 	samples []sample
 }
 
-func startLoop(ctx context.Context, port, inFlight int, pictures *noise) (*loop, error) {
-	const flows = 2
+// loopFlows is how many sockets a closed loop has.
+func loopFlows(receivers int) int { return max(2, flows(receivers, 0)) }
+
+func startLoop(ctx context.Context, port, flows, inFlight int, pictures *noise) (*loop, error) {
 	o := &loop{}
 	each := (inFlight + flows - 1) / flows
 	for flow := range flows {

@@ -130,9 +130,8 @@ func (v variant) settings() VariantSetting {
 type nodeOptions struct {
 	device   string
 	reserved int  // CPUs of the manager
-	slots    int  // requests in flight, of each function
-	slabMiB  int  // packet memory, of each function
 	frugal   bool // as Case.Frugal
+	intake   intake
 	weights  string
 	cards    map[string]string
 }
@@ -169,7 +168,7 @@ func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 	if o.weights != "" && o.device != configs.DeviceCPU {
 		fmt.Fprintf(&text, "weights: %s\n", o.weights)
 	}
-	fmt.Fprintf(&text, "slab: {size: %dMiB, receive_buffer: 64MiB}\naggregate: {slots: %d}\n", o.slabMiB, o.slots)
+	fmt.Fprintf(&text, "slab: {size: %dMiB, receive_buffer: %dMiB}\naggregate: {slots: %d}\n", o.intake.slabMiB, o.intake.receiveMiB, o.intake.slots)
 	steps := []byte("[]")
 	if v.tune && v.change != configs.ChangePartition && o.device != configs.DeviceCPU {
 		if steps, err = json.Marshal(rightPercents); err != nil {
@@ -194,7 +193,7 @@ func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 
 // function is one function's part of a configuration.
 func (v variant) function(o nodeOptions, f Function) map[string]any {
-	entry := map[string]any{"name": f.Name, "model": o.cards[f.Name], "port": 0, "slo": f.SLO.String()}
+	entry := map[string]any{"name": f.Name, "model": o.cards[f.Name], "port": 0, "slo": f.SLO.String(), "receivers": o.intake.receivers[f.Name]}
 	if v.shares && f.Percent > 0 {
 		entry["share_percent"] = f.Percent
 	}
@@ -210,7 +209,8 @@ func (v variant) added(o nodeOptions, f Function) configs.Function {
 	if o.device == configs.DeviceCPU {
 		v = v.onCPU()
 	}
-	c := configs.Function{Name: f.Name, Model: o.cards[f.Name], SLO: f.SLO, Instances: 1, Change: v.change, Streams: v.streams}
+	c := configs.Function{Name: f.Name, Model: o.cards[f.Name], SLO: f.SLO, Instances: 1, Change: v.change, Streams: v.streams,
+		Receivers: o.intake.receivers[f.Name]}
 	if v.shares {
 		c.SharePercent = f.Percent
 	}

@@ -1,0 +1,114 @@
+package evaluate
+
+import (
+	"math"
+	"slices"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/models"
+)
+
+// intakeRules say how requests get into a node fast enough that the GPU is what variants
+// are compared by. A report's settings cover them.
+type intakeRules struct {
+	// BytesPerReceiver is how many bytes a second each receiver is given, as long as there
+	// are fewer than MostReceivers. One thread takes 3.6 GB/s out of a socket
+	// (docs/receivers.md). The kernel spreads the sockets of the load unevenly: of 4
+	// receivers and 16 sockets the fullest has 6 or 7, where 4 would be its part; and what
+	// is twice as fast as its socket keeps no queue.
+	BytesPerReceiver float64
+	// MostReceivers leaves CPUs to the manager's other threads: it has 5 of a lane of 16.
+	MostReceivers int
+	// SeveralFlows is how many sockets send to a function with several receivers: of 4
+	// receivers one has none of 16 sockets once in a hundred times.
+	SeveralFlows int
+	// FlowRPS is how many requests a second one socket is to send at most to a function
+	// with one receiver, MostFlows how many sockets it has then.
+	FlowRPS   float64
+	MostFlows int
+	// ReceiveMiB is the receive buffer of each socket of the node. The kernel grants twice
+	// as much, for it counts its overhead, of which whole trains of datagrams have little:
+	// 16 MiB are 9 ms at 3.6 GB/s. So a thread that does not run for some milliseconds
+	// loses nothing, and one that is overrun still answers within 25 ms what it takes.
+	// With 64 MiB that queue alone would be 37 ms.
+	ReceiveMiB int
+	// NodeSlabMiB bounds the packet memory of all functions of a node together: four nodes
+	// on a machine of 128 GB leave most of it to the load, the models and the kernel.
+	NodeSlabMiB int
+}
+
+var rules = intakeRules{BytesPerReceiver: 1e9, MostReceivers: 4, SeveralFlows: 16, FlowRPS: 4000, MostFlows: 4, ReceiveMiB: 16, NodeSlabMiB: 8 << 10}
+
+// intake is how a case's requests get into its nodes: the same for all its variants, for
+// it follows from the case and from what the models can do alone.
+type intake struct {
+	receivers  map[string]int // of each function
+	slots      int            // requests in flight, of each function
+	slabMiB    int            // packet memory, of each function
+	receiveMiB int            // of each receiver's socket
+}
+
+// peak is the largest part of its capacity and weight that a case ever offers a function.
+func (c *Case) peak(f *Function) (level float64) {
+	if c.Kind == KindLoads {
+		return slices.Max(c.Levels)
+	}
+	for _, cue := range c.Events {
+		if cue.Function == f.Name {
+			level = max(level, cue.Level)
+		}
+	}
+	return level
+}
+
+// intake gives each function of a case receivers for the most that it is ever offered. A
+// closed loop offers what is answered, which nothing but the GPU is to bound: it has the
+// most of them. cards are by function.
+func (r *runner) intake(c *Case, cards map[string]*models.Card) intake {
+	in := intake{receivers: map[string]int{}, receiveMiB: rules.ReceiveMiB}
+	requests, several := 0.0, false
+	for i := range c.Functions {
+		f := &c.Functions[i]
+		n := rules.MostReceivers
+		if c.Kind != KindClosed {
+			perSecond := c.peak(f) * f.Weight * r.report.capacity(f.Model)
+			// What comes within the objective may be in flight; what is older is given up.
+			requests = max(requests, perSecond*f.SLO.Seconds())
+			bytes := perSecond * float64(cards[f.Name].Input.WireBytes())
+			n = min(max(int(math.Ceil(bytes/rules.BytesPerReceiver)), 1), rules.MostReceivers)
+		}
+		in.receivers[f.Name] = n
+		several = several || n > 1
+		in.slots = max(in.slots, slotsFor(slices.Max(f.Batches), requests))
+	}
+	for _, card := range cards {
+		// Half as much again as all slots hold: what is answered is given back a little later.
+		need := 3 * in.slots * card.Input.WireBytes() / 2
+		if several {
+			// Receivers have equal parts of it, and unequal ones of the sockets.
+			need *= 2
+		}
+		in.slabMiB = max(in.slabMiB, 64, need>>20)
+	}
+	in.slabMiB = min(in.slabMiB, rules.NodeSlabMiB/max(len(c.Functions), 1))
+	return in
+}
+
+// slotsFor is how many requests a function may have in flight: enough that the objective
+// bounds them and not the credit. requests come within the objective.
+func slotsFor(batch int, requests float64) int {
+	slots := 1024
+	for slots < configs.MaxSlots && float64(slots) < max(float64(4*batch), requests) {
+		slots *= 2
+	}
+	return slots
+}
+
+// flows is how many sockets send to a function: enough that each of several receivers has
+// some, else as many as the rate asks for.
+func flows(receivers int, perSecond float64) int {
+	if receivers > 1 {
+		return rules.SeveralFlows
+	}
+	return min(1+int(perSecond/rules.FlowRPS), rules.MostFlows)
+}
