@@ -3,6 +3,7 @@ package weights
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"time"
@@ -37,10 +38,8 @@ func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
 			err = fmt.Errorf("ask for weights: %w", err)
 		}
 	}()
-	// A holder that does not want to hear the question has answered before it.
-	asked := send(c, ask{Version: Version}, f)
-	if asked != nil && !errors.Is(asked, unix.EPIPE) {
-		return nil, asked
+	if err := send(c, ask{Version: Version}, f); err != nil {
+		return nil, hungUp(err)
 	}
 	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, err
@@ -51,7 +50,7 @@ func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
 		return nil, fmt.Errorf("no answer for %v", timeout)
 	}
 	if err != nil {
-		return nil, errors.Join(err, asked)
+		return nil, hungUp(err)
 	}
 	l := &Lease{Loaded: a.Loaded, memory: memory, conn: c}
 	switch {
@@ -69,6 +68,16 @@ func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// hungUp says of an error that it is the end of the holder, where it is.
+func hungUp(err error) error {
+	for _, end := range []error{io.EOF, unix.ECONNRESET, unix.EPIPE} {
+		if errors.Is(err, end) {
+			return fmt.Errorf("the holder hung up before it answered: %w", err)
+		}
+	}
+	return err
 }
 
 // startTimeout is how long a holder is waited for that does not listen: it starts together

@@ -108,6 +108,9 @@ func (h *holder) run(ctx context.Context) error {
 	for {
 		c, err := l.AcceptUnix()
 		if ctx.Err() != nil {
+			if err == nil {
+				c.Close()
+			}
 			return nil
 		}
 		if err != nil {
@@ -134,6 +137,9 @@ func (h *holder) run(ctx context.Context) error {
 // listen binds the socket, which only this user may connect to. What a holder before
 // left behind is removed: the orchestrator starts one at a time.
 func listen(path string) (*net.UnixListener, error) {
+	if path == "" { // the kernel would make one up
+		return nil, errors.New("no socket is named")
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, err
 	}
@@ -212,19 +218,20 @@ func (h *holder) serve(ctx context.Context, c *net.UnixConn) error {
 	return nil
 }
 
-// asked reads the question and the file that it is about.
+// asked reads the question and the file that it is about. It reads it whoever asks: where a
+// socket is closed over a question that nobody read, its peer is not told why.
 func (h *holder) asked(c *net.UnixConn) (*os.File, error) {
-	if err := sameUser(c); err != nil {
-		return nil, err
-	}
 	if err := c.SetReadDeadline(time.Now().Add(askDeadline)); err != nil {
 		return nil, err
 	}
 	var a ask
 	source, err := receive(c, &a)
+	if err != nil {
+		return nil, err
+	}
+	err = sameUser(c)
 	switch {
 	case err != nil:
-		return nil, err
 	case a.Version != Version:
 		err = fmt.Errorf("it speaks version %d, this holder %d", a.Version, Version)
 	case source == nil:

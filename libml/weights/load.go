@@ -141,7 +141,8 @@ func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory 
 		return loaded, nil, err
 	}
 	defer end.Close()
-	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	late := fmt.Errorf("the loader took more than %v", loadTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, loadTimeout, late)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, l.command[0], l.command[1:]...)
 	cmd.ExtraFiles = []*os.File{file, theirs}
@@ -157,8 +158,8 @@ func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory 
 	memory, err = receive(end, &a)
 	ended := cmd.Wait()
 	switch {
-	case ctx.Err() != nil:
-		err = fmt.Errorf("the loader took more than %v", loadTimeout)
+	case ctx.Err() != nil: // late, or the holder ends
+		err = context.Cause(ctx)
 	case err != nil:
 		err = fmt.Errorf("the loader ended without a word: %w", errors.Join(ended, err))
 	case a.Refused != "":

@@ -29,6 +29,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,8 +69,9 @@ type Loaded struct {
 // maxMessage is the longest message: an answer with its reason.
 const maxMessage = 4 << 10
 
-// maxReason bounds what is wrong in one line.
-const maxReason = 1000
+// maxReason bounds what is wrong in one line: JSON makes six bytes of some (\u003c), and the
+// message has to hold it.
+const maxReason = maxMessage/6 - 64
 
 // sendTimeout is how long a peer may take to read: its socket's buffer is empty.
 const sendTimeout = 2 * time.Second
@@ -213,8 +215,5 @@ func line(err error) string {
 			text[i] = ' '
 		}
 	}
-	if len(text) > maxReason {
-		text = text[:maxReason]
-	}
-	return string(text)
+	return strings.ToValidUTF8(string(text[:min(len(text), maxReason)]), "?")
 }

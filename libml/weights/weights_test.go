@@ -263,6 +263,18 @@ func TestOutOfMemoryIsARefusalWithItsReason(t *testing.T) {
 	h.files(0)
 }
 
+// Whatever a loader says, it is a reason, of one line.
+func TestAnyReasonIsTold(t *testing.T) {
+	dir := t.TempDir()
+	for _, said := range []string{strings.Repeat("<", 5000), strings.Repeat("\xff", 5000), strings.Repeat("\u2028", 5000), strings.Repeat("two\nlines\x00", 500)} {
+		h := hold(t, t.TempDir(), Options{}, &memfds{fail: errors.New(said)})
+		_, err := Get(h.socket, fileOf(t, dir, "a", []byte("a")), patience)
+		if !errors.Is(err, ErrRefused) || strings.ContainsAny(err.Error(), "\n\x00") {
+			t.Errorf("%.10q...: %v", said, err)
+		}
+	}
+}
+
 // Who has the memory keeps it when the holder dies; another begins with nothing.
 func TestAHolderThatEndsTakesNothingAway(t *testing.T) {
 	dir := t.TempDir()
@@ -285,23 +297,67 @@ func TestAHolderThatEndsTakesNothingAway(t *testing.T) {
 func TestAHolderThatStartsIsWaitedFor(t *testing.T) {
 	dir := t.TempDir()
 	file := fileOf(t, dir, "a", []byte("weights"))
-	got := make(chan error)
+	missed, got := make(chan struct{}), make(chan error)
 	go func() {
-		for {
+		for n := 0; ; n++ {
+			began := time.Now()
 			l, err := Get(filepath.Join(dir, "w.sock"), file, patience)
+			if errors.Is(err, unix.ENOENT) && time.Since(began) >= startTimeout { // else it did not wait
+				if n == 0 {
+					close(missed)
+				}
+				continue // it was slower still
+			}
 			if err == nil {
 				err = l.Close()
-			} else if errors.Is(err, unix.ENOENT) {
-				continue // it was slower still
 			}
 			got <- err
 			return
 		}
 	}()
-	time.Sleep(20 * time.Millisecond)
+	select {
+	case <-missed:
+	case err := <-got:
+		t.Fatalf("before it starts: %v", err)
+	}
 	hold(t, dir, Options{}, new(memfds))
 	if err := <-got; err != nil {
 		t.Error(err)
+	}
+}
+
+// A holder that is killed while a file is loaded for somebody is one that is not there, and
+// the error says so.
+func TestAHolderThatEndsMeanwhileIsNone(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "w.sock")
+	for what, hears := range map[string]bool{"it has the question": true, "it has not read the question": false} {
+		l, err := listen(socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := make(chan error)
+		go func() {
+			_, err := Get(socket, fileOf(t, dir, "a", []byte("a")), patience)
+			got <- err
+		}()
+		c, err := l.AcceptUnix()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if hears {
+			var a ask
+			file, err := receive(c, &a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			file.Close()
+		}
+		c.Close()
+		l.Close()
+		if err := <-got; err == nil || errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "hung up") {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
 
@@ -450,6 +506,12 @@ func TestASocketsPlaceThatIsTakenIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	path := fileOf(t, dir, "w.sock", []byte("somebody's"))
 	if err := Hold(t.Context(), Options{Socket: path}); err == nil || !strings.Contains(err.Error(), "no socket") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAHolderWantsASocket(t *testing.T) {
+	if err := Hold(t.Context(), Options{}); err == nil || !strings.Contains(err.Error(), "no socket is named") {
 		t.Errorf("%v", err)
 	}
 }
