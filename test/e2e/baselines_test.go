@@ -77,10 +77,7 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 			}
 			// A process that dies has its shadow take over, whatever is compared.
 			kill(t, first.PID)
-			waitFor(t, "the shadow to serve", func() bool {
-				now, _ := serving(t, nd, "fn")
-				return now.Generation == shadow.Generation
-			})
+			shadowServes(t, nd, "fn", shadow)
 			settled(t, nd, "fn")
 		})
 	}

@@ -3,9 +3,7 @@ package e2e
 import (
 	"crypto/sha256"
 	"debug/elf"
-	"encoding/binary"
 	"fmt"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -196,11 +194,7 @@ func exampleCard(t *testing.T, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	weights, err := filepath.Abs("../../examples/c/fashion.weights")
-	if err != nil {
-		t.Fatal(err)
-	}
-	card := strings.NewReplacer("../../bin/examples/c", programsIn(t), "fashion.weights", weights).Replace(string(text))
+	card := strings.NewReplacer("../../bin/examples/c", programsIn(t), "fashion.weights", absolute(t, "../../examples/c/fashion.weights")).Replace(string(text))
 	path := filepath.Join(t.TempDir(), name+".yaml")
 	if err := os.WriteFile(path, []byte(card), 0o600); err != nil {
 		t.Fatal(err)
@@ -208,19 +202,10 @@ func exampleCard(t *testing.T, name string) string {
 	return path
 }
 
-// digestCard is nullCard for the program digest with a role.
+// digestCard is of the program digest with a role.
 func digestCard(t *testing.T, role string) string {
 	t.Helper()
-	path := nullCard(t, "digest", small)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	command := fmt.Sprintf("command: [%s, %q]", filepath.Join(programsIn(t), "digest"), role)
-	if err := os.WriteFile(path, []byte(replaceLine(string(text), `framework: "null"`, command)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return programCard(t, filepath.Join(programsIn(t), "digest"), role)
 }
 
 // ask sends all pictures at once, so that they ride in batches of every size, and returns
@@ -308,26 +293,7 @@ func TestModelsInCAnswer(t *testing.T) {
 		"  - {name: colour, model: %s, port: 0, slo: 20s, share_percent: 30}\n",
 		exampleCard(t, "fashion"), exampleCard(t, "colour")))
 	t.Run("clothes", func(t *testing.T) { answersAsONNXRuntime(t, nd, "clothes", 1000) })
-	t.Run("colour", func(t *testing.T) {
-		const pixels, channels = 64 * 64, 3
-		var pictures [][]byte
-		for i := range 100 {
-			pictures = append(pictures, picture(pixels*channels, i))
-		}
-		got, _ := ask(t, nd, "colour", pictures)
-		for i, p := range pictures {
-			var sum [channels]float64
-			for at, v := range p {
-				sum[at%channels] += float64(v)
-			}
-			for c, s := range sum {
-				is := float64(math.Float32frombits(binary.LittleEndian.Uint32(got[i].Payload[4*c:])))
-				if want := s / pixels; math.Abs(is-want) > 1e-3 {
-					t.Errorf("picture %d, channel %d: mean %v, want %v", i, c, is, want)
-				}
-			}
-		}
-	})
+	t.Run("colour", func(t *testing.T) { answersMeanColour(t, nd, "colour") })
 }
 
 func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
@@ -351,10 +317,7 @@ func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
 			answersAsONNXRuntime(t, nd, "clothes", slow)
 			active, shadow := serving(t, nd, "clothes")
 			kill(t, active.PID)
-			waitFor(t, "the shadow to serve", func() bool {
-				now, _ := serving(t, nd, "clothes")
-				return now.Generation == shadow.Generation
-			})
+			shadowServes(t, nd, "clothes", shadow)
 			answersAsONNXRuntime(t, nd, "clothes", slow)
 			settled(t, nd, "clothes")
 			if n := strings.Count(nd.Log(), says); n < 2 {
@@ -374,13 +337,7 @@ func TestTableOfCallbacksThatIsNotSoundIsRefusedInOneLine(t *testing.T) {
 		"link": "link model digest: link_model returned PENSTOCK_NO_HOST_STAGE, which only load_model may",
 	} {
 		t.Run(role, func(t *testing.T) {
-			out, err := run(t, nd.Dir, "if", "add", role, "--model", digestCard(t, role))
-			if err == nil || !strings.Contains(out, want) || strings.Count(strings.TrimSpace(out), "\n") != 0 {
-				t.Errorf("add: %v, said:\n%s\nwant one line with %q", err, out, want)
-			}
-			if out, err := run(t, nd.Dir, "if", "remove", role); err != nil {
-				t.Errorf("remove: %v\n%s", err, out)
-			}
+			refuses(t, nd, role, digestCard(t, role), want)
 		})
 	}
 	allAnswered(t, stream(t, nd, 100, func() {}), 100)
@@ -392,19 +349,7 @@ func TestBatchesThatFailInCCostThemselvesOnly(t *testing.T) {
 		"code=5":  "infer_batch: returned 17, want PENSTOCK_OK (0)",
 	} {
 		t.Run(role, func(t *testing.T) {
-			nd := start(t, oneFunction(digestCard(t, role)))
-			before, _ := serving(t, nd, "fn")
-			got := stream(t, nd, 400, func() {})
-			if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] == 0 || got.by[wire.StatusOK] < 400/2 {
-				t.Errorf("%s; want every fifth batch failed and the others right", got)
-			}
-			if now, _ := serving(t, nd, "fn"); now.PID != before.PID {
-				t.Errorf("process %d serves, want %d still", now.PID, before.PID)
-			}
-			if !strings.Contains(nd.Log(), want) {
-				t.Errorf("the node's log does not say %q", want)
-			}
-			settled(t, nd, "fn")
+			badBatchesCostThemselvesOnly(t, digestCard(t, role), want)
 		})
 	}
 }

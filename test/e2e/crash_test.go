@@ -31,6 +31,15 @@ func serving(t *testing.T, n *node.Node, function string) (active, shadow contro
 	return active, shadow
 }
 
+// shadowServes waits until the shadow of a process that has ended serves in its place.
+func shadowServes(t *testing.T, n *node.Node, function string, shadow control.ProcessStatus) {
+	t.Helper()
+	waitFor(t, "the shadow to serve", func() bool {
+		now, _ := serving(t, n, function)
+		return now.Generation == shadow.Generation
+	})
+}
+
 // stream sends n pictures at 500 a second and lets harm happen in the middle.
 func stream(t *testing.T, nd *node.Node, n int, harm func()) *answers {
 	t.Helper()
@@ -66,6 +75,26 @@ func TestShadowTakesOverWhenTheActiveProcessIsKilled(t *testing.T) {
 	if now.Generation != shadow.Generation {
 		t.Errorf("generation %d serves, want the shadow's, %d", now.Generation, shadow.Generation)
 	}
+}
+
+// badBatchesCostThemselvesOnly sends pictures to a program that fails every fifth batch,
+// and wants the others answered, by the same process, and the node's log to say why.
+func badBatchesCostThemselvesOnly(t *testing.T, card, says string, environment ...string) {
+	t.Helper()
+	const n = 400
+	nd := start(t, oneFunction(card), environment...)
+	before, _ := serving(t, nd, "fn")
+	got := stream(t, nd, n, func() {})
+	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] < n/10 || got.by[wire.StatusOK] < n/2 {
+		t.Errorf("%s; want every fifth batch failed and the others right", got)
+	}
+	if now, _ := serving(t, nd, "fn"); now.PID != before.PID {
+		t.Errorf("process %d serves, want %d still", now.PID, before.PID)
+	}
+	if !strings.Contains(nd.Log(), says) {
+		t.Errorf("the node's log does not say %q", says)
+	}
+	settled(t, nd, "fn")
 }
 
 func TestInstancesShareTheStreamAndStandInForEachOther(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -20,6 +21,30 @@ func run(t *testing.T, dir string, arguments ...string) (string, error) {
 	c := exec.CommandContext(testContext(t), penstock, append(arguments, "--runtime-dir", dir)...)
 	out, err := c.CombinedOutput()
 	return string(out), err
+}
+
+// failsInOneLine runs a verb and wants it to fail with one line that has all these words.
+func failsInOneLine(t *testing.T, nd *node.Node, words []string, arguments ...string) {
+	t.Helper()
+	out, err := run(t, nd.Dir, arguments...)
+	if err == nil || strings.Count(strings.TrimSpace(out), "\n") != 0 {
+		t.Errorf("%s: %v, said:\n%s\nwant one line with %q", strings.Join(arguments, " "), err, out, words)
+		return
+	}
+	for _, word := range words {
+		if !strings.Contains(out, word) {
+			t.Errorf("%s said:\n%s\nwant one line with %q", strings.Join(arguments, " "), out, word)
+		}
+	}
+}
+
+// refuses adds a function, which fails in one line with all these words, and removes it.
+func refuses(t *testing.T, nd *node.Node, name, card string, words ...string) {
+	t.Helper()
+	failsInOneLine(t, nd, words, "if", "add", name, "--model", card)
+	if out, err := run(t, nd.Dir, "if", "remove", name); err != nil {
+		t.Errorf("remove: %v\n%s", err, out)
+	}
 }
 
 func TestFunctionsAreAddedAndRemovedWhileOthersServe(t *testing.T) {
@@ -118,12 +143,7 @@ func TestReplacementServesOrTheOldModelGoesOn(t *testing.T) {
 	waitFor(t, "version 2 to answer", func() bool { return ask() == 2 })
 
 	bad := brokenCard(t)
-	var out string
-	var err error
-	got := stream(t, nd, 400, func() { out, err = run(t, nd.Dir, "if", "replace", "fn", bad) })
-	if err == nil || !strings.Contains(out, "the old one goes on") || strings.Count(strings.TrimSpace(out), "\n") != 0 {
-		t.Errorf("replacing with a broken model: %v, said:\n%s\nwant one line that says that the old one goes on", err, out)
-	}
+	got := stream(t, nd, 400, func() { failsInOneLine(t, nd, []string{"the old one goes on"}, "if", "replace", "fn", bad) })
 	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
 		t.Errorf("%s; want 400 right answers while the new model failed", got)
 	}
@@ -200,10 +220,6 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 func TestModelThatDoesNotFitItsCardCostsItsOwnFunctionOnly(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "card.yaml")
-	zoo, err := filepath.Abs("../../models/zoo/fashion/model.onnx")
-	if err != nil {
-		t.Fatal(err)
-	}
 	text := fmt.Sprintf(`name: wrong
 version: 1
 framework: onnx
@@ -213,7 +229,7 @@ outputs: [{name: prob, shape: [10]}]
 batches: [1]
 slo: 1s
 decoder: {name: topk, k: 5}
-`, zoo)
+`, absolute(t, "../../models/zoo/fashion/model.onnx"))
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

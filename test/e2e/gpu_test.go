@@ -253,9 +253,6 @@ func TestWithoutMPSAGPUIsSharedByTimeAndTheOutputSaysSo(t *testing.T) {
 		t.Errorf("%s; want 200 right answers", got)
 	}
 	kill(t, first.PID)
-	waitFor(t, "the shadow to serve", func() bool {
-		now, _ := serving(t, nd, "fn")
-		return now.Generation == shadow.Generation
-	})
+	shadowServes(t, nd, "fn", shadow)
 	settled(t, nd, "fn")
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -139,8 +140,33 @@ decoder: {name: raw}
 	return path
 }
 
-// replaceLine replaces one line of a text.
-func replaceLine(text, old, with string) string { return strings.Replace(text, old, with, 1) }
+// programCard is nullCard for a program that is run with these arguments.
+func programCard(t *testing.T, program string, arguments ...string) string {
+	t.Helper()
+	path := nullCard(t, "digest", small)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := append([]string{program}, arguments...)
+	for i, w := range words {
+		words[i] = strconv.Quote(w)
+	}
+	command := "command: [" + strings.Join(words, ", ") + "]"
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), `framework: "null"`, command, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func absolute(t *testing.T, path string) string {
+	t.Helper()
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
 
 // oneFunction is a configuration with one function, fn, of that card.
 func oneFunction(card string, more ...string) string {

@@ -80,17 +80,8 @@ func TestProcessThatWritesNonsenseCostsItsOwnFunctionOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	good := nullCard(t, "digest", small)
-	hostile := nullCard(t, "hostile", small)
-	text, err := os.ReadFile(hostile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text = []byte(replaceLine(string(text), `framework: "null"`, fmt.Sprintf("command: [%s]", self)))
-	if err := os.WriteFile(hostile, text, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	nd := start(t, "hang_timeout: 500ms\n"+oneFunction(good)+
-		fmt.Sprintf("  - {name: bad, model: %s, port: 0, share_percent: 20, environment: {%s: %s}}\n", hostile, roleVariable, roleScribble))
+		fmt.Sprintf("  - {name: bad, model: %s, port: 0, share_percent: 20, environment: {%s: %s}}\n", programCard(t, self), roleVariable, roleScribble))
 	manager := childOf(t, nd, "manager")
 
 	ended := newAnswers()

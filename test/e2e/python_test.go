@@ -26,42 +26,16 @@ func withPython(t *testing.T) []string {
 	if _, err := exec.LookPath("python3"); err != nil {
 		t.Skip("python3 is missing: models in Python are not tested here")
 	}
-	folder, err := filepath.Abs("../../libml/python")
-	if err != nil {
-		t.Fatal(err)
-	}
 	return []string{
-		"PENSTOCK_PYTHONPATH=" + folder, "PENSTOCK_LIBRARY=" + filepath.Join(programsIn(t), "libpenstock.so"),
+		"PENSTOCK_PYTHONPATH=" + absolute(t, "../../libml/python"), "PENSTOCK_LIBRARY=" + filepath.Join(programsIn(t), "libpenstock.so"),
 		"PYTHONDONTWRITEBYTECODE=1",
 	}
 }
 
-// pyDigestCard is nullCard for digest.py with a role.
+// pyDigestCard is of digest.py with a role.
 func pyDigestCard(t *testing.T, role string) string {
 	t.Helper()
-	path := nullCard(t, "digest", small)
-	text, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	program, err := filepath.Abs("testdata/digest.py")
-	if err != nil {
-		t.Fatal(err)
-	}
-	command := fmt.Sprintf("command: [python3, %s, %q]", program, role)
-	if err := os.WriteFile(path, []byte(replaceLine(string(text), `framework: "null"`, command)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func absolute(t *testing.T, path string) string {
-	t.Helper()
-	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return programCard(t, "python3", absolute(t, "testdata/digest.py"), role)
 }
 
 // floatsOf are an answer's values.
@@ -96,17 +70,23 @@ func answersOf(t *testing.T, nd *node.Node, function string, bytes int, toleranc
 	}
 }
 
-func TestExampleInPythonAnswers(t *testing.T) {
-	nd := start(t, fmt.Sprintf("shares: {tune: false}\nfunctions:\n"+
-		"  - {name: colour, model: %s, port: 0, slo: 20s, share_percent: 50}\n", absolute(t, "../../examples/python/card.yaml")), withPython(t)...)
+// answersMeanColour holds what an example's model colour answers against the pictures.
+func answersMeanColour(t *testing.T, nd *node.Node, function string) {
+	t.Helper()
 	const pixels, channels = 64 * 64, 3
-	answersOf(t, nd, "colour", pixels*channels, 1e-3, func(p []byte) []float64 {
+	answersOf(t, nd, function, pixels*channels, 1e-3, func(p []byte) []float64 {
 		mean := make([]float64, channels)
 		for at, v := range p {
 			mean[at%channels] += float64(v) / pixels
 		}
 		return mean
 	})
+}
+
+func TestExampleInPythonAnswers(t *testing.T) {
+	nd := start(t, fmt.Sprintf("shares: {tune: false}\nfunctions:\n"+
+		"  - {name: colour, model: %s, port: 0, slo: 20s, share_percent: 50}\n", absolute(t, "../../examples/python/card.yaml")), withPython(t)...)
+	answersMeanColour(t, nd, "colour")
 }
 
 func TestPythonThatCannotStartSaysWhyInOneLine(t *testing.T) {
@@ -116,13 +96,7 @@ func TestPythonThatCannotStartSaysWhyInOneLine(t *testing.T) {
 		"memory": "out of memory: MemoryError: no room for 8",
 	} {
 		t.Run(role, func(t *testing.T) {
-			out, err := run(t, nd.Dir, "if", "add", role, "--model", pyDigestCard(t, role))
-			if err == nil || !strings.Contains(out, want) || strings.Count(strings.TrimSpace(out), "\n") != 0 {
-				t.Errorf("add: %v, said:\n%s\nwant one line with %q", err, out, want)
-			}
-			if out, err := run(t, nd.Dir, "if", "remove", role); err != nil {
-				t.Errorf("remove: %v\n%s", err, out)
-			}
+			refuses(t, nd, role, pyDigestCard(t, role), want)
 		})
 	}
 	if !strings.Contains(nd.Log(), "Traceback") {
@@ -139,19 +113,7 @@ func TestBatchesThatRaiseCostThemselvesOnly(t *testing.T) {
 		"exit=5":  "SystemExit: one of every 5",
 	} {
 		t.Run(role, func(t *testing.T) {
-			nd := start(t, oneFunction(pyDigestCard(t, role)), withPython(t)...)
-			before, _ := serving(t, nd, "fn")
-			got := stream(t, nd, 400, func() {})
-			if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] < 400/10 || got.by[wire.StatusOK] < 400/2 {
-				t.Errorf("%s; want every fifth batch failed and the others right", got)
-			}
-			if now, _ := serving(t, nd, "fn"); now.PID != before.PID {
-				t.Errorf("process %d serves, want %d still", now.PID, before.PID)
-			}
-			if !strings.Contains(nd.Log(), want) {
-				t.Errorf("the node's log does not say %q", want)
-			}
-			settled(t, nd, "fn")
+			badBatchesCostThemselvesOnly(t, pyDigestCard(t, role), want, withPython(t)...)
 		})
 	}
 }
@@ -216,22 +178,10 @@ func TestPythonDrainsWhenItsShadowTakesOver(t *testing.T) {
 	}
 }
 
-// digestGPUCard is a card for digestgpu.py, with another argument.
-func digestGPUCard(t *testing.T, argument string) string {
+// digestGPUCard is of digestgpu.py, with another argument, if any.
+func digestGPUCard(t *testing.T, arguments ...string) string {
 	t.Helper()
-	card := pyDigestCard(t, absolute(t, "../../libml/null/null.ptx"))
-	text, err := os.ReadFile(card)
-	if err != nil {
-		t.Fatal(err)
-	}
-	changed := strings.Replace(string(text), "digest.py", "digestgpu.py", 1)
-	if argument != "" {
-		changed = strings.Replace(changed, `.ptx"]`, fmt.Sprintf(".ptx\", %q]", argument), 1)
-	}
-	if err := os.WriteFile(card, []byte(changed), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return card
+	return programCard(t, "python3", append([]string{absolute(t, "testdata/digestgpu.py"), absolute(t, "../../libml/null/null.ptx")}, arguments...)...)
 }
 
 // Where there is no memory for the largest batches it serves the others.
@@ -258,7 +208,7 @@ func TestPythonWithoutMemoryForLargeBatchesServesSmallOnes(t *testing.T) {
 // On a GPU, which is a fake here, no batch runs Python: the program hands over graphs,
 // and what it captured once moves with the process.
 func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
-	nd := start(t, onGPU(digestGPUCard(t, ""), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
+	nd := start(t, onGPU(digestGPUCard(t), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
 	all := func() {
 		t.Helper()
 		if got := stream(t, nd, 300, func() {}); got.by[wire.StatusOK] != 300 || got.wrong > 0 {
@@ -285,10 +235,7 @@ func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
 		t.Error("want 8 graphs captured in a process, whatever its moves")
 	}
 	kill(t, now.PID)
-	waitFor(t, "the shadow to serve", func() bool {
-		now, _ := serving(t, nd, "fn")
-		return now.Generation == shadow.Generation
-	})
+	shadowServes(t, nd, "fn", shadow)
 	all()
 	settled(t, nd, "fn")
 }
@@ -375,10 +322,7 @@ func TestPyTorchAnswersAndOutlivesItsProcess(t *testing.T) {
 		t.Errorf("the model has %v bytes, want 12: three weights", bytes)
 	}
 	kill(t, active.PID)
-	waitFor(t, "the shadow to serve", func() bool {
-		now, _ := serving(t, nd, "fn")
-		return now.Generation == shadow.Generation
-	})
+	shadowServes(t, nd, "fn", shadow)
 	answersQuadrants(t, nd, "fn")
 	settled(t, nd, "fn")
 }
@@ -428,15 +372,7 @@ func TestPyTorchModelThatDoesNotFitItsCardIsRefused(t *testing.T) {
 			if c.model != "" {
 				python(t, interpreter, environment, "-c", "import sys, torch\nf = sys.argv[1]\n"+c.model, filepath.Join(filepath.Dir(card), "quadrants.pt"))
 			}
-			out, err := run(t, nd.Dir, "if", "add", name, "--model", card)
-			for _, want := range c.want {
-				if err == nil || !strings.Contains(out, want) || strings.Count(strings.TrimSpace(out), "\n") != 0 {
-					t.Errorf("add: %v, said:\n%s\nwant one line with %q", err, out, want)
-				}
-			}
-			if out, err := run(t, nd.Dir, "if", "remove", name); err != nil {
-				t.Errorf("remove: %v\n%s", err, out)
-			}
+			refuses(t, nd, name, card, c.want...)
 		})
 	}
 }
@@ -461,10 +397,7 @@ func TestPyTorchThatIsMissingIsSaidSo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			nd := start(t, oneFunction(nullCard(t, "digest", small)), append(environment, "PENSTOCK_PYTHON="+c.interpreter)...)
-			out, err := run(t, nd.Dir, "if", "add", "torch", "--model", card)
-			if err == nil || !strings.Contains(out, c.want) || strings.Count(strings.TrimSpace(out), "\n") != 0 {
-				t.Errorf("add: %v, said:\n%s\nwant one line with %q", err, out, c.want)
-			}
+			refuses(t, nd, "torch", card, c.want)
 			if got := stream(t, nd, 100, func() {}); got.by[wire.StatusOK] != 100 {
 				t.Errorf("the neighbour: %s; want 100 ok", got)
 			}
