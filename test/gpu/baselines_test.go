@@ -61,10 +61,7 @@ func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
 				t.Errorf("fashion counts %d of %d multiprocessors", active.SMs, total)
 			}
 			kill(t, active.PID)
-			waitFor(t, "the shadow to serve", func() bool {
-				now, _ := serving(t, n, "fashion")
-				return now.Generation == shadow.Generation
-			})
+			shadowServes(t, n, "fashion", shadow)
 			again := send(t, n, "fashion", 100)
 			again.flows(t)
 			again.stop().answeredAll(t, 0)
@@ -78,13 +75,12 @@ func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
 // Processes that take turns have contexts of their own: one that faults takes nobody
 // with it.
 func TestByTimeANeighboursIllegalAccessIsItsOwn(t *testing.T) {
-	n := start(t, fmt.Sprintf(`
+	n := start(t, `
 mps: false
 functions:
   - {name: fashion, port: 0, slo: 10s}
   - {name: face, port: 0, slo: 10s}
-  - {name: neighbour, model: %s, port: 0, environment: {PENSTOCK_NULL: fault_after=30}}
-`, nullCard(t, "neighbour")))
+`+neighbour(t, ""))
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 	fashion.flows(t)
 	face.flows(t)

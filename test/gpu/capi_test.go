@@ -54,10 +54,7 @@ functions:
 	}
 	active, shadow := serving(t, n, "fashion")
 	kill(t, active.PID)
-	waitFor(t, "the shadow to serve", func() bool {
-		now, _ := serving(t, n, "fashion")
-		return now.Generation == shadow.Generation
-	})
+	shadowServes(t, n, "fashion", shadow)
 	answersAsOnTheCPU(t, n, "fashion")
 	settled(t, n, "fashion")
 	settled(t, n, "face")

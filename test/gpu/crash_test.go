@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -32,28 +33,17 @@ func TestAKilledFunctionCostsItsOwnBatchOnly(t *testing.T) {
 	t.Logf("silent for at most %s: fashion %s", fashion.silence(), fashion)
 }
 
-// faulty is a node with a neighbour whose kernel faults in the 31st batch of each of
-// its processes.
-func faulty(t *testing.T) string {
-	return fmt.Sprintf(`
-shares: {tune: false}
-functions:
-  - {name: fashion, port: 0, slo: 10s, share_percent: 40}
-  - {name: face, port: 0, slo: 10s, share_percent: 40}
-  - {name: neighbour, model: %s, port: 0, share_percent: 20, environment: {PENSTOCK_NULL: fault_after=30}}
-`, nullCard(t, "neighbour"))
+// neighbour is a configuration's line, with more of its keys, of a function whose kernel
+// faults in the 31st batch of each of its processes.
+func neighbour(t *testing.T, more string) string {
+	t.Helper()
+	return fmt.Sprintf("  - {name: neighbour, model: %s, port: 0%s, environment: {PENSTOCK_NULL: fault_after=30}}\n", nullCard(t, "neighbour"), more)
 }
 
-// An illegal access kills every client of the MPS server: the shadows, which have not
-// touched CUDA, are woken at once.
-func TestANeighboursIllegalAccessCostsNobodyAnAnswer(t *testing.T) {
-	n := start(t, faulty(t))
-	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
-	fashion.flows(t)
-	face.flows(t)
-	for _, name := range []string{"fashion", "face", "neighbour"} {
-		serving(t, n, name)
-	}
+// neighbourFaults sends the neighbour batches until one faults, and wants that answered as
+// failed.
+func neighbourFaults(t *testing.T, n *node.Node) {
+	t.Helper()
 	f, err := n.Function("neighbour")
 	if err != nil {
 		t.Fatal(err)
@@ -72,6 +62,24 @@ func TestANeighboursIllegalAccessCostsNobodyAnAnswer(t *testing.T) {
 	if !errors.As(fault, &ended) || wire.Status(ended) != wire.StatusFailed {
 		t.Fatalf("the faulting batch ended with %v, want an answer of %s", fault, wire.StatusFailed)
 	}
+}
+
+// An illegal access kills every client of the MPS server: the shadows, which have not
+// touched CUDA, are woken at once.
+func TestANeighboursIllegalAccessCostsNobodyAnAnswer(t *testing.T) {
+	n := start(t, `
+shares: {tune: false}
+functions:
+  - {name: fashion, port: 0, slo: 10s, share_percent: 40}
+  - {name: face, port: 0, slo: 10s, share_percent: 40}
+`+neighbour(t, ", share_percent: 20"))
+	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
+	fashion.flows(t)
+	face.flows(t)
+	for _, name := range []string{"fashion", "face", "neighbour"} {
+		serving(t, n, name)
+	}
+	neighbourFaults(t, n)
 	fashion.flows(t)
 	face.flows(t)
 	waitFor(t, "the node to say how long it was without answers", func() bool { return status(t, n).Faults.LastMillis > 0 })

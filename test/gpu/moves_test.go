@@ -21,6 +21,19 @@ functions:
 `
 }
 
+// swap orders a share and waits until the shadow has taken over with it.
+func swap(t *testing.T, n *node.Node, function string, percent float64) {
+	t.Helper()
+	_, shadow := serving(t, n, function)
+	share(t, n, function, percent)
+	waitFor(t, "the shadow to take over", func() bool {
+		f, err := n.Function(function)
+		return err == nil && slices.ContainsFunc(f.Instances[0].Processes, func(p control.ProcessStatus) bool {
+			return p.State == control.Active && p.Generation == shadow.Generation
+		})
+	})
+}
+
 func TestShadowSwapsUnderLoadLoseNothing(t *testing.T) {
 	n := start(t, twoFunctions("shadow"))
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
@@ -30,14 +43,8 @@ func TestShadowSwapsUnderLoadLoseNothing(t *testing.T) {
 		t.Errorf("%+v; want multiprocessors counted and no groups", before)
 	}
 	for _, percent := range []float64{20, 40, 20, 40, 20} {
-		old, shadow := serving(t, n, "fashion")
-		share(t, n, "fashion", percent)
-		waitFor(t, "the shadow to take over", func() bool {
-			f, err := n.Function("fashion")
-			return err == nil && slices.ContainsFunc(f.Instances[0].Processes, func(p control.ProcessStatus) bool {
-				return p.State == control.Active && p.Generation == shadow.Generation
-			})
-		})
+		old, _ := serving(t, n, "fashion")
+		swap(t, n, "fashion", percent)
 		now, _ := serving(t, n, "fashion")
 		if now.PID == old.PID {
 			t.Errorf("process %d serves as before", now.PID)
@@ -75,19 +82,7 @@ func TestPartitionMovesLoseNothingAndNeverOverlap(t *testing.T) {
 	fashion.flows(t)
 	face.flows(t)
 	first, _ := serving(t, n, "fashion")
-	// What one gives up the other gets, back and forth.
-	for i := range 20 {
-		small, large := "fashion", "face"
-		if i%2 == 1 {
-			small, large = large, small
-		}
-		share(t, n, small, 20)
-		share(t, n, large, 70)
-		waitFor(t, "both to be where they shall be", func() bool {
-			apart(t, n)
-			return inPlace(t, n, small, 20) && inPlace(t, n, large, 70)
-		})
-	}
+	backAndForth(t, n, 20, "fashion", "face")
 	now, _ := serving(t, n, "fashion")
 	if now.PID != first.PID {
 		t.Errorf("process %d serves, was %d; want the same, moved in place", now.PID, first.PID)
@@ -103,6 +98,21 @@ func TestPartitionMovesLoseNothingAndNeverOverlap(t *testing.T) {
 	})
 	t.Logf("idle for a move: %+v µs", f.SwapIdle)
 	settled(t, n, "face")
+}
+
+// backAndForth moves two functions so many times: what one gives up the other gets. Each
+// time it waits until both are there; they never share a group.
+func backAndForth(t *testing.T, n *node.Node, times int, small, large string) {
+	t.Helper()
+	for range times {
+		share(t, n, small, 20)
+		share(t, n, large, 70)
+		waitFor(t, "both to be where they shall be", func() bool {
+			apart(t, n)
+			return inPlace(t, n, small, 20) && inPlace(t, n, large, 70)
+		})
+		small, large = large, small
+	}
 }
 
 // inPlace reports whether the process that serves is on the groups ordered for it,
@@ -148,14 +158,7 @@ func TestHundredSwapsLeakNoMemory(t *testing.T) {
 	serving(t, n, "face")
 	var after10 int64
 	for i := range 100 {
-		_, shadow := serving(t, n, "fashion")
-		share(t, n, "fashion", []float64{30, 40}[i%2])
-		waitFor(t, "the shadow to take over", func() bool {
-			f, err := n.Function("fashion")
-			return err == nil && slices.ContainsFunc(f.Instances[0].Processes, func(p control.ProcessStatus) bool {
-				return p.State == control.Active && p.Generation == shadow.Generation
-			})
-		})
+		swap(t, n, "fashion", []float64{30, 40}[i%2])
 		if i == 9 { // the driver and MPS have taken what they keep
 			serving(t, n, "fashion")
 			time.Sleep(time.Second)

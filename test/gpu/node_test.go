@@ -142,6 +142,15 @@ func serving(t *testing.T, n *node.Node, function string) (active, shadow contro
 	return active, shadow
 }
 
+// shadowServes waits until the shadow of a process that has ended serves in its place.
+func shadowServes(t *testing.T, n *node.Node, function string, shadow control.ProcessStatus) {
+	t.Helper()
+	waitFor(t, "the shadow to serve", func() bool {
+		now, _ := serving(t, n, function)
+		return now.Generation == shadow.Generation
+	})
+}
+
 // nullCard writes a card for a model that computes nothing: it answers with a digest
 // of the picture.
 func nullCard(t *testing.T, name string) string {

@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
-	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -237,18 +236,7 @@ func TestPyTorchMovesBetweenPartitionsUnderLoad(t *testing.T) {
 	first, _ := serving(t, n, "resnet18")
 	serving(t, n, "half")
 	stop, stopOther := s.asks(t, n, "resnet18", closeF32), other.asks(t, n, "half", closeF16)
-	for i := range 10 {
-		small, large := "resnet18", "half"
-		if i%2 == 1 {
-			small, large = large, small
-		}
-		share(t, n, small, 20)
-		share(t, n, large, 70)
-		waitFor(t, "both to be where they shall be", func() bool {
-			apart(t, n)
-			return inPlace(t, n, small, 20) && inPlace(t, n, large, 70)
-		})
-	}
+	backAndForth(t, n, 10, "resnet18", "half")
 	stop()
 	stopOther()
 	now, _ := serving(t, n, "resnet18")
@@ -268,24 +256,14 @@ func TestPyTorchSwapsShadowsUnderLoad(t *testing.T) {
 	serving(t, n, "resnet18")
 	stop := s.asks(t, n, "resnet18", closeF32)
 	for _, percent := range []float64{20, 50, 30} {
-		_, shadow := serving(t, n, "resnet18")
-		share(t, n, "resnet18", percent)
-		waitFor(t, "the shadow to take over", func() bool {
-			f, err := n.Function("resnet18")
-			return err == nil && slices.ContainsFunc(f.Instances[0].Processes, func(p control.ProcessStatus) bool {
-				return p.State == control.Active && p.Generation == shadow.Generation
-			})
-		})
+		swap(t, n, "resnet18", percent)
 		now, _ := serving(t, n, "resnet18")
 		t.Logf("%v %%: %d multiprocessors", percent, now.SMs)
 	}
 	stop()
 	active, shadow := serving(t, n, "resnet18")
 	kill(t, active.PID)
-	waitFor(t, "the shadow to serve", func() bool {
-		now, _ := serving(t, n, "resnet18")
-		return now.Generation == shadow.Generation
-	})
+	shadowServes(t, n, "resnet18", shadow)
 	s.round(t, n, "resnet18", closeF32)
 	f := settled(t, n, "resnet18")
 	t.Logf("idle for a swap: %+v µs", f.SwapIdle)

@@ -8,9 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/onnx/onnxtest"
 	"github.com/penstock/penstock/models"
@@ -171,8 +169,7 @@ shares: {tune: false}
 functions:
   - {name: f0, model: %s, port: 0, slo: 10s, share_percent: 40}
   - {name: f1, model: %s, port: 0, slo: 10s, share_percent: 40}
-  - {name: neighbour, model: %s, port: 0, share_percent: 20, environment: {PENSTOCK_NULL: fault_after=30}}
-`, exported(t, "resnet50"), exported(t, "vgg19"), nullCard(t, "neighbour")))
+`, exported(t, "resnet50"), exported(t, "vgg19"))+neighbour(t, ", share_percent: 20"))
 	f0, f1 := send(t, n, "f0", 200), send(t, n, "f1", 100)
 	f0.flows(t)
 	f1.flows(t)
@@ -181,23 +178,7 @@ functions:
 	}
 	before := held(t, n, 2)
 	pid := holder(t, n)
-	f, err := n.Function("neighbour")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := client.Dial(t.Context(), fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{Timeout: 20 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	picture := make([]byte, f.Input.Bytes)
-	fault := error(nil)
-	for i := 0; i < 100 && fault == nil; i++ {
-		_, fault = c.Do(t.Context(), picture, client.RequestOptions{})
-	}
-	if fault == nil {
-		t.Fatal("the neighbour does not fault")
-	}
+	neighbourFaults(t, n)
 	f0.flows(t)
 	f1.flows(t)
 	for _, name := range []string{"f0", "f1"} {
