@@ -13,15 +13,16 @@ import (
 type intakeRules struct {
 	// BytesPerReceiver is how many bytes a second each receiver is given, as long as there
 	// are fewer than MostReceivers. One thread takes 3.6 GB/s out of a socket
-	// (docs/receivers.md). The kernel spreads the sockets of the load unevenly: of 4
-	// receivers and 16 sockets the fullest has 6 or 7, where 4 would be its part; and what
-	// is twice as fast as its socket keeps no queue.
+	// (docs/receivers.md): so 2 and 3 receivers are never overrun, however the kernel
+	// spreads the sockets of the load over them.
 	BytesPerReceiver float64
 	// MostReceivers leaves CPUs to the manager's other threads: it has 5 of a lane of 16.
 	MostReceivers int
-	// SeveralFlows is how many sockets send to a function with several receivers: of 4
-	// receivers one has none of 16 sockets once in a hundred times.
-	SeveralFlows int
+	// FlowsPerReceiver is how many sockets send to a function for each of several
+	// receivers. The kernel spreads them by chance, anew in every step: of 32 sockets the
+	// fullest of 4 receivers has half or more once in 120 steps, of 16 once in 9, and then
+	// 7.2 GB/s is all that the 4 take.
+	FlowsPerReceiver int
 	// FlowRPS is how many requests a second one socket is to send at most to a function
 	// with one receiver, MostFlows how many sockets it has then.
 	FlowRPS   float64
@@ -37,7 +38,7 @@ type intakeRules struct {
 	NodeSlabMiB int
 }
 
-var rules = intakeRules{BytesPerReceiver: 1e9, MostReceivers: 4, SeveralFlows: 16, FlowRPS: 4000, MostFlows: 4, ReceiveMiB: 16, NodeSlabMiB: 8 << 10}
+var rules = intakeRules{BytesPerReceiver: 1e9, MostReceivers: 4, FlowsPerReceiver: 8, FlowRPS: 4000, MostFlows: 4, ReceiveMiB: 16, NodeSlabMiB: 8 << 10}
 
 // intake is how a case's requests get into its nodes: the same for all its variants, for
 // it follows from the case and from what the models can do alone.
@@ -85,7 +86,7 @@ func (r *runner) intake(c *Case, cards map[string]*models.Card) intake {
 		// Half as much again as all slots hold: what is answered is given back a little later.
 		need := 3 * in.slots * card.Input.WireBytes() / 2
 		if several {
-			// Receivers have equal parts of it, and unequal ones of the sockets.
+			// Receivers have equal parts of it, and up to twice their part of the sockets.
 			need *= 2
 		}
 		in.slabMiB = max(in.slabMiB, 64, need>>20)
@@ -108,7 +109,7 @@ func slotsFor(batch int, requests float64) int {
 // some, else as many as the rate asks for.
 func flows(receivers int, perSecond float64) int {
 	if receivers > 1 {
-		return rules.SeveralFlows
+		return rules.FlowsPerReceiver * receivers
 	}
 	return min(1+int(perSecond/rules.FlowRPS), rules.MostFlows)
 }

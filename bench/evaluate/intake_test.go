@@ -125,7 +125,7 @@ func TestSeveralReceiversHaveManySockets(t *testing.T) {
 		receivers  int
 		perSecond  float64
 		open, loop int
-	}{{1, 0, 1, 2}, {1, 3999, 1, 2}, {1, 9000, 3, 2}, {1, 1e6, 4, 2}, {2, 10, 16, 16}, {4, 1e6, 16, 16}} {
+	}{{1, 0, 1, 2}, {1, 3999, 1, 2}, {1, 9000, 3, 2}, {1, 1e6, 4, 2}, {2, 10, 16, 16}, {3, 10, 24, 24}, {4, 1e6, 32, 32}} {
 		if open, loop := flows(c.receivers, c.perSecond), loopFlows(c.receivers); open != c.open || loop != c.loop {
 			t.Errorf("%d receivers, %.0f/s: %d sockets, %d of a closed loop, want %d and %d", c.receivers, c.perSecond, open, loop, c.open, c.loop)
 		}

@@ -281,7 +281,7 @@ func (r *runner) run(ctx context.Context) (_ *Report, err error) {
 	succeeded, failed, failure := 0, 0, error(nil)
 	for i, s := range steps {
 		if r.Limit > 0 && time.Since(r.started)+r.takes(s) > r.Limit {
-			r.Options.say("%s: %d of %d measurements are left for another call: the next would not end within %v", r.figure.Name, len(steps)-i, len(steps), r.Limit)
+			r.Options.say("%s: %d measurements are left for another call: the next would not end within %v", r.figure.Name, len(steps)-i, r.Limit)
 			break
 		}
 		r.Options.say("%s, run %d: %s, %s", r.figure.Name, s.run, s.c.Name, s.variant.label)
@@ -348,7 +348,7 @@ func (r *runner) measureCapacity(ctx context.Context) error {
 		}
 		r.report.Capacity = append(r.report.Capacity, Capacity{Model: f.Model, PerSecond: l.AnsweredRPS,
 			MeanBatch: l.Functions[0].MeanBatch, P50Millis: l.Functions[0].P50Millis})
-		r.Options.say("%s: %s does %.0f a second alone, in batches of %.1f", r.figure.Name, f.Model, l.AnsweredRPS, l.Functions[0].MeanBatch)
+		r.Options.say("%s: %s does %.0f a second alone, mean batch %.1f", r.figure.Name, f.Model, l.AnsweredRPS, l.Functions[0].MeanBatch)
 	}
 	if err := r.note(b); err != nil {
 		return err
