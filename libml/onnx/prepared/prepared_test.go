@@ -294,12 +294,45 @@ func TestAnEntryIsReadAsItWasMade(t *testing.T) {
 	}
 }
 
+// Models of one architecture have one size, and what unpacks or copies them may set one time.
+func TestAnotherFileInTheSamePlaceHasAnotherKey(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "model.onnx")
+	when := time.Unix(1, 0)
+	write := func(path, text string) Key {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Chtimes(path, when, when)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path, file); err != nil {
+			t.Fatal(err)
+		}
+		k, err := KeyOf(file, "1.29.0", "GPU-1", "nhwc")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	// Both are there at once, so they differ whatever the clock's grain.
+	first := write(file, "before")
+	if second := write(file+".new", "after!"); first.name() == second.name() || first.File != second.File {
+		t.Errorf("%+v and %+v", first, second)
+	}
+	again, err := KeyOf(file, "1.29.0", "GPU-1", "nhwc")
+	if second, err2 := KeyOf(file, "1.29.0", "GPU-1", "nhwc"); err != nil || err2 != nil || second != again {
+		t.Errorf("one file has two keys: %+v, %v and %+v, %v", again, err, second, err2)
+	}
+	if _, err := KeyOf(file+"x", "1.29.0", "GPU-1", "nhwc"); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "model.onnxx") {
+		t.Errorf("without a file: %v", err)
+	}
+}
+
 // A damaged entry is gone when it has been looked at, and can be made again.
 func TestDamagedEntriesAreRemoved(t *testing.T) {
 	s, k := keyed(t)
 	spoil := map[string]func(dir string) error{
 		"graph":      func(dir string) error { return os.WriteFile(filepath.Join(dir, graphFile), []byte("x"), 0o600) },
 		"no graph":   func(dir string) error { return os.Remove(filepath.Join(dir, graphFile)) },
+		"no index":   func(dir string) error { return os.Remove(filepath.Join(dir, indexFile)) },
 		"no weights": func(dir string) error { return os.Remove(filepath.Join(dir, WeightsFile)) },
 		"short":      func(dir string) error { return os.Truncate(filepath.Join(dir, WeightsFile), 100) },
 		"index":      func(dir string) error { return os.WriteFile(filepath.Join(dir, indexFile), []byte("{"), 0o600) },
@@ -349,6 +382,52 @@ func TestWhatCannotBeSharedIsNotTriedAgain(t *testing.T) {
 	if _, err := s.Open(k); !errors.Is(err, ErrNotShareable) {
 		t.Errorf("opened: %v", err)
 	}
+}
+
+// Who was slower to prepare a model that cannot be shared is told why as well.
+func TestARefusalByAnotherIsTold(t *testing.T) {
+	s, k := keyed(t)
+	if err := s.Refuse(k, errors.New("wrong answers")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Make(k, sharedModel(), inputs, outputs, nil); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), "wrong answers") {
+		t.Errorf("%v", err)
+	}
+}
+
+// Whoever has an entry open has its files, whatever others make and remove; and nobody
+// finds a damaged one.
+func TestAnEntryThatIsOpenStaysWhole(t *testing.T) {
+	s, k := keyed(t)
+	s.MostBytes = 1 // each that is made removes all that are not in use
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			for n := range 150 {
+				k := k
+				k.Modified = int64((i + n) % 2)
+				e, err := s.Open(k)
+				if errors.Is(err, fs.ErrNotExist) {
+					if e, err = s.Make(k, sharedModel(), inputs, outputs, answer); errors.Is(err, fs.ErrNotExist) {
+						continue // it was removed before it was opened
+					}
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for range 3 {
+					if _, err := os.Stat(e.Weights()); err != nil {
+						t.Errorf("in use: %v", err)
+					}
+				}
+				if err := e.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func TestManyMakeOneEntry(t *testing.T) {
@@ -430,10 +509,21 @@ func TestTheCacheFolderIsTheUsers(t *testing.T) {
 	if err != nil || !strings.HasPrefix(dir, os.TempDir()) {
 		t.Errorf("without a home %s, %v", dir, err)
 	}
-	if err := os.Chmod(filepath.Dir(filepath.Dir(dir)), 0o777); err != nil {
+	users := filepath.Dir(filepath.Dir(dir))
+	if err := os.Chmod(users, 0o777); err != nil {
 		t.Fatal(err)
 	}
 	if dir, err := DefaultDir(); err == nil {
 		t.Errorf("a folder of everybody's: %s", dir)
+	}
+	if os.Getuid() != 0 {
+		t.Skip("only root can give a folder to another user")
+	}
+	const nobody = 65534
+	if err := errors.Join(os.Chmod(users, 0o700), os.Chown(users, nobody, nobody)); err != nil {
+		t.Fatal(err)
+	}
+	if dir, err := DefaultDir(); err == nil {
+		t.Errorf("a folder of another user's: %s", dir)
 	}
 }

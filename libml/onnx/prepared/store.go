@@ -21,10 +21,14 @@ import (
 
 // Key names an entry: what it was made of and for. Another key is another entry.
 type Key struct {
-	// File is the model's path, Bytes and Modified (nanoseconds) what it was last.
+	// File is the model's path. The rest tells the file from others that take its place,
+	// which may have its size and, unpacked or copied with its times, its time Modified: by
+	// inode and Changed, which nobody can set. Times are in nanoseconds.
 	File     string `json:"file"`
 	Bytes    int64  `json:"bytes"`
 	Modified int64  `json:"modified"`
+	Changed  int64  `json:"changed"`
+	Inode    uint64 `json:"inode"`
 	// Runtime is ONNX Runtime's version, Device the GPU, Layout the layout that it was
 	// optimised for.
 	Runtime string `json:"runtime"`
@@ -38,11 +42,14 @@ func KeyOf(file, runtime, device, layout string) (Key, error) {
 	if err != nil {
 		return Key{}, err
 	}
-	about, err := os.Stat(path)
-	if err != nil {
-		return Key{}, err
+	var about unix.Stat_t
+	if err := unix.Stat(path, &about); err != nil {
+		return Key{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return Key{path, about.Size(), about.ModTime().UnixNano(), runtime, device, layout}, nil
+	return Key{
+		File: path, Bytes: about.Size, Modified: about.Mtim.Nano(), Changed: about.Ctim.Nano(), Inode: about.Ino,
+		Runtime: runtime, Device: device, Layout: layout,
+	}, nil
 }
 
 // name is the entry's folder.
@@ -129,7 +136,9 @@ func DefaultDir() (string, error) {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return "", err
 		}
-		if about, err := os.Lstat(dir); err != nil || !about.IsDir() || about.Mode().Perm()&0o077 != 0 {
+		// Anybody may have made it before.
+		var about unix.Stat_t
+		if err := unix.Lstat(dir, &about); err != nil || about.Mode&unix.S_IFMT != unix.S_IFDIR || about.Mode&0o077 != 0 || int(about.Uid) != os.Getuid() {
 			return "", fmt.Errorf("folder %s is not this user's alone", dir)
 		}
 	}
@@ -148,16 +157,12 @@ func (s Store) Open(k Key) (*Entry, error) {
 		return e, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrNotShareable) {
-		err = errors.Join(fmt.Errorf("prepared model %s: %w", dir, err), os.RemoveAll(dir))
+		err = errors.Join(fmt.Errorf("prepared model %s: %w", dir, err), s.discard(dir))
 	}
 	return nil, err
 }
 
 func read(dir string, k Key) (_ *Entry, err error) {
-	text, err := readFile(filepath.Join(dir, indexFile), maxIndexBytes)
-	if err != nil {
-		return nil, err
-	}
 	e := &Entry{Dir: dir}
 	if e.use, err = os.Open(dir); err != nil {
 		return nil, err
@@ -167,8 +172,12 @@ func read(dir string, k Key) (_ *Entry, err error) {
 			e.use.Close()
 		}
 	}()
-	if err := unix.Flock(int(e.use.Fd()), unix.LOCK_SH); err != nil {
-		return nil, fmt.Errorf("lock it: %w", err)
+	if err := lock(e.use, unix.LOCK_SH); err != nil {
+		return nil, err
+	}
+	text, err := readFile(filepath.Join(dir, indexFile), maxIndexBytes)
+	if err != nil {
+		return nil, damaged(err)
 	}
 	if err := json.Unmarshal(text, &e.Index); err != nil {
 		return nil, fmt.Errorf("its index is damaged: %w", err)
@@ -233,11 +242,16 @@ func (s Store) Make(k Key, optimised []byte, inputs, outputs []Port, answer *Ans
 		return nil, fmt.Errorf("prepare model: %w", err)
 	}
 	s.trim(i.Bytes)
-	if err := os.Rename(dir, filepath.Join(s.Dir, k.name())); err != nil {
-		// Not empty: another process was faster.
-		if e, opened := s.Open(k); opened == nil {
-			return e, nil
+	for range 3 {
+		if err = os.Rename(dir, filepath.Join(s.Dir, k.name())); !errors.Is(err, fs.ErrExist) {
+			break
 		}
+		// Another process was faster, unless its entry has gone again.
+		if e, opened := s.Open(k); opened == nil || errors.Is(opened, ErrNotShareable) {
+			return e, opened
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("prepare model: %w", err)
 	}
 	return s.Open(k)
@@ -303,17 +317,33 @@ func (i *Index) write(dir string, optimised []byte) error {
 
 // Remove takes an entry out, that turned out to be damaged. Who has its files open keeps
 // them.
-func (s Store) Remove(k Key) error { return os.RemoveAll(filepath.Join(s.Dir, k.name())) }
+func (s Store) Remove(k Key) error { return s.discard(filepath.Join(s.Dir, k.name())) }
+
+// discard takes an entry's folder out, if it is there, all at once: nobody sees, and a
+// process that dies meanwhile does not leave, the half of one.
+func (s Store) discard(dir string) error {
+	aside, err := os.MkdirTemp(s.Dir, making)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err = os.Rename(dir, filepath.Join(aside, filepath.Base(dir))); errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, os.RemoveAll(aside))
+}
 
 // trim makes room for so many bytes: entries that were used longest ago go, and what was
 // left behind half made.
 func (s Store) trim(room int64) {
-	lock, err := os.OpenFile(filepath.Join(s.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	one, err := os.OpenFile(filepath.Join(s.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return
 	}
-	defer lock.Close() // and with it the lock
-	if unix.Flock(int(lock.Fd()), unix.LOCK_EX) != nil {
+	defer one.Close() // and with it the lock
+	if unix.Flock(int(one.Fd()), unix.LOCK_EX) != nil {
 		return
 	}
 	list, err := os.ReadDir(s.Dir)
@@ -353,19 +383,37 @@ func (s Store) trim(room int64) {
 		if sum <= cmp.Or(s.MostBytes, defaultMost) {
 			return
 		}
-		if unused(e.dir) {
-			os.RemoveAll(e.dir)
+		if s.discardUnused(e.dir) {
 			sum -= e.bytes
 		}
 	}
 }
 
-// unused reports whether nobody has an entry open.
-func unused(dir string) bool {
+// discardUnused takes an entry out that nobody has open, and reports whether it did. Who
+// opens it meanwhile waits, and finds none.
+func (s Store) discardUnused(dir string) bool {
 	f, err := os.Open(dir)
 	if err != nil {
 		return false
 	}
 	defer f.Close()
-	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+	return lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil && s.discard(dir) == nil
+}
+
+// lock locks an entry's open folder until it is closed. fs.ErrNotExist where the folder is
+// not there any more: another may have its name.
+func lock(f *os.File, how int) error {
+	if err := unix.Flock(int(f.Fd()), how); err != nil {
+		return fmt.Errorf("lock it: %w", err)
+	}
+	its, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if there, err := os.Stat(f.Name()); err != nil {
+		return err
+	} else if !os.SameFile(its, there) {
+		return fs.ErrNotExist
+	}
+	return nil
 }
