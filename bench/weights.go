@@ -14,11 +14,13 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
@@ -76,16 +78,19 @@ type WeightsCase struct {
 // WeightsInstance is one instance: medians over the runs.
 type WeightsInstance struct {
 	Batches []int `json:"batches"`
-	// LoadMillis is the process's start to a shadow that sleeps: the framework, the
-	// model in host memory, the CPU's answer. WakeMillis is from there to every batch
-	// size linked, checked and configured, and ContextMillis the part of it that the driver
-	// takes for a context.
+	// LoadMillis is the process's start to a shadow that sleeps: the framework, and the
+	// model in host memory with the CPU's answer. Of a model that is prepared it is the graph
+	// alone, and the answer is read with it, which is a part of what is saved. WakeMillis is
+	// from there to every batch size linked, checked and configured, and ContextMillis the
+	// part of it that the driver takes for a context. Files are in the page cache.
 	LoadMillis    float64 `json:"load_ms"`
 	WakeMillis    float64 `json:"wake_ms"`
 	ContextMillis float64 `json:"context_ms"`
 	// Bytes is what the device has less of when it is there: context, sessions,
 	// buffers, and weights where they are its own.
 	Bytes int64 `json:"bytes"`
+	// Runs are what these are the medians of; none of what is measured once.
+	Runs []WeightsInstance `json:"runs,omitempty"`
 }
 
 // WeightsOptions say what RunWeights measures.
@@ -106,6 +111,13 @@ type WeightsOptions struct {
 // RunWeights measures each model.
 func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
 	r = Weights{Machine: o.Machine, BudgetBytes: o.BudgetBytes, MostInstances: o.MostInstances, Runs: o.Runs}
+	if o.Device == configs.DeviceCPU {
+		return r, errors.New("device cpu: weights are shared in a GPU's memory; want cuda, cuda:N or a GPU's UUID")
+	}
+	cards, err := o.cards()
+	if err != nil {
+		return r, err
+	}
 	dir, err := os.MkdirTemp("", "penstock-weights-")
 	if err != nil {
 		return r, err
@@ -124,6 +136,11 @@ func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
 	if err != nil {
 		return r, err
 	}
+	if u, err := session.Usage(found.UUID()); err != nil {
+		return r, err
+	} else if o.BudgetBytes > u.FreeBytes {
+		return r, fmt.Errorf("a budget of %d MiB: %d MiB of the device are free", o.BudgetBytes>>20, u.FreeBytes>>20)
+	}
 	daemon, err := mps.Start(ctx, mps.Options{Dir: dir, UUID: found.UUID(), Session: session, Log: zerolog.Nop()})
 	if err != nil {
 		return r, fmt.Errorf("instances are clients of MPS: %w", err)
@@ -132,20 +149,32 @@ func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
 	b := &weightsBed{o: o, dir: dir, device: found, session: session, environment: daemon.Environment()}
 	defer func() { err = errors.Join(err, b.empty()) }()
 	began, last := time.Now(), time.Duration(0)
-	for i, name := range o.Models {
+	for i, card := range cards {
 		if o.Limit > 0 && time.Since(began)+last > o.Limit {
 			r.Left = o.Models[i:]
 			break
 		}
 		start := time.Now()
-		m, err := b.model(ctx, name)
+		m, err := b.model(ctx, o.Models[i], card)
 		last = time.Since(start)
 		if err != nil {
-			return r, fmt.Errorf("%s: %w", name, err)
+			return r, fmt.Errorf("%s: %w", o.Models[i], err)
 		}
 		r.Models = append(r.Models, m)
 	}
 	return r, nil
+}
+
+// cards finds the models', before any is measured.
+func (o *WeightsOptions) cards() (list []*models.Card, err error) {
+	for _, name := range o.Models {
+		card, err := o.card(name)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, card)
+	}
+	return list, nil
 }
 
 // weightsBed is a device, and what runs on it.
@@ -157,19 +186,19 @@ type weightsBed struct {
 	environment map[string]string
 	holder      *weightsHolder // nil: weights are private
 	instances   []*weightsInstance
+	said        string // by the instance that once ended last
 }
 
-func (b *weightsBed) model(ctx context.Context, name string) (m WeightsModel, err error) {
+func (b *weightsBed) model(ctx context.Context, name string, card *models.Card) (m WeightsModel, err error) {
 	m.Model = name
-	card, err := b.o.card(name)
-	if err != nil {
+	// The parent-death signal comes when the thread that forked ends, which those that held
+	// ballast do.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// Reading it puts it into the page cache, where what is prepared of it will be, too.
+	if m.FileBytes, err = readThrough(card.Model); err != nil {
 		return m, err
 	}
-	about, err := os.Stat(card.Model)
-	if err != nil {
-		return m, err
-	}
-	m.FileBytes = about.Size()
 	b.o.say("%s: weights of its own", name)
 	if m.Private, err = b.cases(ctx, card); err != nil {
 		return m, err
@@ -194,15 +223,22 @@ func (b *weightsBed) model(ctx context.Context, name string) (m WeightsModel, er
 	defer func() { err = errors.Join(err, b.empty()) }()
 	held := b.holder.state()
 	if held.Files != 1 {
-		return m, fmt.Errorf("its weights are not shared: the holder has %d files; %s", held.Files, b.said())
+		return m, fmt.Errorf("its weights are not shared: the holder has %d files; it said %q, and the instance %q", held.Files, b.holder.log.last(), b.said)
 	}
 	m.WeightsBytes = held.Bytes
 	m.Shared, err = b.cases(ctx, card)
 	return m, err
 }
 
-// said is what the instances that were ended last had to say.
-func (b *weightsBed) said() string { return strings.TrimSpace(b.holder.log.String()) }
+// readThrough reads a file, and says how many bytes it has.
+func readThrough(file string) (int64, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return io.Copy(io.Discard, f)
+}
 
 func (b *weightsBed) cases(ctx context.Context, card *models.Card) (c WeightsCase, err error) {
 	if c.One, err = b.measured(ctx, card, card.Batches[:1]); err != nil {
@@ -233,10 +269,12 @@ func (b *weightsBed) measured(ctx context.Context, card *models.Card, batches []
 			list[i] = of(w)
 		}
 		slices.Sort(list)
-		return list[len(list)/2]
+		n := len(list)
+		return (list[(n-1)/2] + list[n/2]) / 2
 	}
 	return WeightsInstance{
 		Batches:       batches,
+		Runs:          runs,
 		LoadMillis:    median(func(w WeightsInstance) float64 { return w.LoadMillis }),
 		WakeMillis:    median(func(w WeightsInstance) float64 { return w.WakeMillis }),
 		ContextMillis: median(func(w WeightsInstance) float64 { return w.ContextMillis }),
@@ -250,7 +288,10 @@ func (b *weightsBed) once(ctx context.Context, card *models.Card, batches []int)
 	if err != nil {
 		return w, err
 	}
-	defer func() { err = errors.Join(err, i.end()) }()
+	defer func() {
+		err = errors.Join(err, i.end())
+		b.said = i.said.last()
+	}()
 	if w, err = i.loaded(); err != nil {
 		return w, err
 	}
@@ -258,8 +299,14 @@ func (b *weightsBed) once(ctx context.Context, card *models.Card, batches []int)
 	if err != nil {
 		return w, err
 	}
-	if err := i.wake(&w); err != nil {
+	if err := i.order(); err != nil {
 		return w, err
+	}
+	if err := i.ready(&w); err != nil {
+		return w, err
+	}
+	if b.holder != nil {
+		b.holder.await()
 	}
 	after, heldAfter, err := b.used()
 	w.Batches, w.Bytes = batches, (after-heldAfter)-(before-held)
@@ -289,6 +336,7 @@ func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended s
 		for range min(atOnce, b.o.MostInstances-n) {
 			i, err := b.start(ctx, card, card.Batches)
 			if err != nil {
+				b.instances = append(b.instances, group...)
 				return n, "", err
 			}
 			group = append(group, i)
@@ -296,7 +344,7 @@ func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended s
 		errs := make([]error, len(group))
 		for k, i := range group {
 			if _, errs[k] = i.loaded(); errs[k] == nil {
-				_, errs[k] = io.WriteString(i.in, "wake\n")
+				errs[k] = i.order()
 			}
 		}
 		failed := error(nil)
@@ -408,7 +456,7 @@ func (b *weightsBed) empty() error {
 type weightsHolder struct {
 	socket string
 	cmd    *exec.Cmd
-	log    strings.Builder
+	log    spoken
 	states chan control.WeightsHeld
 	last   control.WeightsHeld
 }
@@ -438,7 +486,7 @@ func (b *weightsBed) hold(ctx context.Context) (*weightsHolder, error) {
 		}
 	}()
 	if _, ok := <-h.states; !ok {
-		return nil, fmt.Errorf("the holder of weights does not start: %w: %s", h.cmd.Wait(), h.log.String())
+		return nil, fmt.Errorf("the holder of weights does not start: %v: %s", h.cmd.Wait(), h.log.last())
 	}
 	return h, nil
 }
@@ -458,6 +506,23 @@ func (h *weightsHolder) state() control.WeightsHeld {
 	}
 }
 
+// await waits until it has said that it has a file, but not for long: it says so while who
+// asked for the file goes on, or there is none.
+func (h *weightsHolder) await() {
+	const patience = time.Second
+	for deadline := time.After(patience); h.last.Files == 0; {
+		select {
+		case now, ok := <-h.states:
+			if !ok {
+				return
+			}
+			h.last = now
+		case <-deadline:
+			return
+		}
+	}
+}
+
 func (h *weightsHolder) end() error {
 	if err := h.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		return err
@@ -465,7 +530,7 @@ func (h *weightsHolder) end() error {
 	for range h.states { // until it has ended
 	}
 	if err := h.cmd.Wait(); err != nil {
-		return fmt.Errorf("the holder of weights: %w: %s", err, h.log.String())
+		return fmt.Errorf("the holder of weights: %w: %s", err, h.log.last())
 	}
 	return nil
 }
@@ -475,7 +540,27 @@ type weightsInstance struct {
 	cmd  *exec.Cmd
 	in   io.WriteCloser
 	out  *bufio.Reader
-	said strings.Builder
+	said spoken
+}
+
+// spoken is what a process has written; it may be at it.
+type spoken struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *spoken) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+// last is its last line.
+func (l *spoken) last() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	text := strings.TrimSpace(l.text.String())
+	return text[strings.LastIndexByte(text, '\n')+1:]
 }
 
 func (b *weightsBed) start(ctx context.Context, card *models.Card, batches []int) (*weightsInstance, error) {
@@ -508,11 +593,11 @@ func (b *weightsBed) start(ctx context.Context, card *models.Card, batches []int
 	return i, nil
 }
 
-// last is the last line that it wrote: what it ended with. It has ended.
-func (i *weightsInstance) last() string {
+// ended is why it ended: the last line that it wrote. It ends where it has not.
+func (i *weightsInstance) ended(err error) error {
+	i.in.Close()
 	_ = i.cmd.Wait() // what it says is better
-	lines := strings.Split(strings.TrimSpace(i.said.String()), "\n")
-	return lines[len(lines)-1]
+	return fmt.Errorf("an instance ended: %s", cmp.Or(i.said.last(), err.Error()))
 }
 
 // heard reads what an instance says next.
@@ -522,7 +607,7 @@ func (i *weightsInstance) heard(w *WeightsInstance) error {
 		err = json.Unmarshal(text, w)
 	}
 	if err != nil {
-		return fmt.Errorf("an instance ended: %s", cmp.Or(i.last(), err.Error()))
+		return i.ended(err)
 	}
 	return nil
 }
@@ -531,11 +616,12 @@ func (i *weightsInstance) loaded() (w WeightsInstance, err error) { return w, i.
 
 func (i *weightsInstance) ready(w *WeightsInstance) error { return i.heard(w) }
 
-func (i *weightsInstance) wake(w *WeightsInstance) error {
+// order wakes it.
+func (i *weightsInstance) order() error {
 	if _, err := io.WriteString(i.in, "wake\n"); err != nil {
-		return err
+		return i.ended(err)
 	}
-	return i.ready(w)
+	return nil
 }
 
 // end has it give everything back.
@@ -545,7 +631,7 @@ func (i *weightsInstance) end() error {
 		return nil // it ended by itself
 	}
 	if err := i.cmd.Wait(); err != nil {
-		return fmt.Errorf("an instance: %w: %s", err, line(errors.New(i.said.String())))
+		return fmt.Errorf("an instance: %w: %s", err, i.said.last())
 	}
 	return nil
 }
