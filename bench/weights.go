@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -106,6 +107,9 @@ type WeightsOptions struct {
 	// Limit is how long all of it may take; 0 is as long as it takes. A model is not begun
 	// that would take longer if it took as long as the one before.
 	Limit time.Duration
+	// Report, if not empty, is a file that has the report after each model. What it has
+	// already is gone on with: a model that is in it is not measured again.
+	Report string
 }
 
 // RunWeights measures each model.
@@ -132,6 +136,9 @@ func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
 		return r, err
 	}
 	r.Device = found.Name()
+	if err := r.goOn(o.Report); err != nil {
+		return r, err
+	}
 	session, err := nvml.Open()
 	if err != nil {
 		return r, err
@@ -148,21 +155,81 @@ func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
 	defer func() { err = errors.Join(err, daemon.Close()) }()
 	b := &weightsBed{o: o, dir: dir, device: found, session: session, environment: daemon.Environment()}
 	defer func() { err = errors.Join(err, b.empty()) }()
+	err = r.measure(&o, func(i int) (WeightsModel, error) { return b.model(ctx, o.Models[i], cards[i]) })
+	return r, err
+}
+
+// measure has each model measured that the report does not have, while there is time, and
+// writes the report.
+func (r *Weights) measure(o *WeightsOptions, model func(int) (WeightsModel, error)) error {
 	began, last := time.Now(), time.Duration(0)
-	for i, card := range cards {
+	r.Left = nil
+	for i, name := range o.Models {
+		if slices.ContainsFunc(r.Models, func(m WeightsModel) bool { return m.Model == name }) {
+			continue
+		}
 		if o.Limit > 0 && time.Since(began)+last > o.Limit {
-			r.Left = o.Models[i:]
-			break
+			r.Left = append(r.Left, name)
+			continue
 		}
 		start := time.Now()
-		m, err := b.model(ctx, o.Models[i], card)
+		m, err := model(i)
 		last = time.Since(start)
 		if err != nil {
-			return r, fmt.Errorf("%s: %w", o.Models[i], err)
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		r.Models = append(r.Models, m)
+		if err := r.write(o.Report); err != nil {
+			return err
+		}
 	}
-	return r, nil
+	return r.write(o.Report)
+}
+
+// goOn takes over what a file has of a report like this one; there may be no file, and none
+// is asked for where its name is empty.
+func (r *Weights) goOn(file string) error {
+	if file == "" {
+		return nil
+	}
+	text, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("go on with a report: %w", err)
+	}
+	var before Weights
+	if err := json.Unmarshal(text, &before); err != nil {
+		return fmt.Errorf("go on with report %s: %w", file, err)
+	}
+	is := func(w *Weights) string {
+		return fmt.Sprintf("%d MiB of %s, %d instances at most, %d runs, Penstock %s", w.BudgetBytes>>20, w.Device, w.MostInstances, w.Runs, w.Machine.Penstock)
+	}
+	if was, now := is(&before), is(r); was != now {
+		return fmt.Errorf("report %s is of %s; this one is of %s: name another file, or remove it", file, was, now)
+	}
+	r.Models = before.Models
+	return nil
+}
+
+// write replaces a file by the report, whole; an empty name is none.
+func (r *Weights) write(file string) error {
+	if file == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	fresh := file + ".new"
+	if err := os.WriteFile(fresh, append(text, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	if err := os.Rename(fresh, file); err != nil {
+		return fmt.Errorf("write report: %w", errors.Join(err, os.Remove(fresh)))
+	}
+	return nil
 }
 
 // cards finds the models', before any is measured.

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -251,6 +252,52 @@ func TestWhatWeightsCannotBeMeasuredOfIsSaidFirst(t *testing.T) {
 		if _, err := RunWeights(t.Context(), o); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// Table 1 takes longer than a call may: what one measured the next has.
+func TestAReportOfWeightsIsGoneOnWith(t *testing.T) {
+	o := WeightsOptions{Models: []string{"a", "b", "c"}, Report: filepath.Join(t.TempDir(), "weights.json")}
+	var measured []string
+	broken := errors.New("broken")
+	call := func(fails string) (Weights, error) {
+		t.Helper()
+		measured = nil
+		r := Weights{Device: "H200", Runs: 3}
+		if err := r.goOn(o.Report); err != nil {
+			t.Fatal(err)
+		}
+		err := r.measure(&o, func(i int) (WeightsModel, error) {
+			if measured = append(measured, o.Models[i]); o.Models[i] == fails {
+				return WeightsModel{}, broken
+			}
+			return WeightsModel{Model: o.Models[i], FileBytes: int64(i)}, nil
+		})
+		return r, err
+	}
+	if _, err := call("b"); !errors.Is(err, broken) || !slices.Equal(measured, []string{"a", "b"}) {
+		t.Errorf("measured %v, %v", measured, err)
+	}
+	o.Limit = 1
+	if r, err := call(""); err != nil || len(measured) != 0 || len(r.Models) != 1 || !slices.Equal(r.Left, []string{"b", "c"}) {
+		t.Errorf("without time: measured %v, %+v, %v", measured, r, err)
+	}
+	o.Limit = 0
+	if r, err := call(""); err != nil || !slices.Equal(measured, []string{"b", "c"}) || len(r.Models) != 3 || r.Left != nil {
+		t.Errorf("measured %v, %+v, %v", measured, r, err)
+	}
+	if r, err := call(""); err != nil || measured != nil || len(r.Models) != 3 || r.Models[2].FileBytes != 2 {
+		t.Errorf("when all is there: measured %v, %+v, %v", measured, r, err)
+	}
+	other := Weights{Device: "H200", Runs: 5}
+	if err := other.goOn(o.Report); err == nil || !strings.Contains(err.Error(), "3 runs") || !strings.Contains(err.Error(), "5 runs") || len(other.Models) != 0 {
+		t.Errorf("a report of others: %v", err)
+	}
+	if err := os.WriteFile(o.Report, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := other.goOn(o.Report); err == nil || !strings.Contains(err.Error(), o.Report) {
+		t.Errorf("a damaged report: %v", err)
 	}
 }
 
