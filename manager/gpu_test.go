@@ -189,7 +189,7 @@ func TestANewcomerWaitsUntilSomebodyHasLeft(t *testing.T) {
 	}
 }
 
-// A newcomer's model is loaded on the least there is; its neighbours give way when it
+// A newcomer's model is loaded on what its neighbours leave; they give way when it
 // serves, whole.
 func TestANewcomerTakesItsShareWhenItServes(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))

@@ -63,7 +63,7 @@ type instanceLoad struct {
 // shareIn takes a new function's instances in and returns their shares; everybody
 // else's move at once. A function without shares is no affair of the others': theirs are
 // of the whole device, which it uses, too. Where shares change in place and others serve,
-// it gets the least there is until it serves itself: a model takes seconds to load.
+// it gets what these leave until it serves itself: a model takes seconds to load.
 func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	if m.cfg.ChangeOf(c) == configs.ChangeNone {
 		return make([]float64, c.Instances)

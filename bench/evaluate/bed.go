@@ -56,6 +56,7 @@ type bed struct {
 	functions []Function
 	cards     map[string]*models.Card // by function
 	pictures  map[string]*noise       // by function
+	full      map[string]float64      // requests a second at level 1, by function
 }
 
 // startPatience bounds a node's start: a model that cuDNN compiles kernels for takes
@@ -64,14 +65,14 @@ const startPatience = 90 * time.Second
 
 // startBed starts a node for a case, with those functions that it begins with.
 func (r *runner) startBed(ctx context.Context, v variant, c *Case, first []Function) (_ *bed, err error) {
-	b := &bed{cpus: r.cpus, variant: v, functions: c.Functions, cards: map[string]*models.Card{}, pictures: map[string]*noise{}}
+	b := &bed{cpus: r.cpus, variant: v, functions: c.Functions, cards: map[string]*models.Card{}, pictures: map[string]*noise{}, full: map[string]float64{}}
 	b.options = nodeOptions{device: r.device, reserved: r.cpus.reserved, frugal: c.Frugal, weights: r.Weights, cards: map[string]string{}}
 	for _, f := range c.Functions {
 		card, err := r.Card(f.Model)
 		if err != nil {
 			return nil, err
 		}
-		b.cards[f.Name], b.pictures[f.Name] = card, newNoise(card)
+		b.cards[f.Name], b.pictures[f.Name], b.full[f.Name] = card, newNoise(card), r.full(c, &f, card)
 		if b.options.cards[f.Name], err = r.ladder(card, f.Batches); err != nil {
 			return nil, err
 		}

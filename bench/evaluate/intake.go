@@ -33,12 +33,17 @@ type intakeRules struct {
 	// loses nothing, and one that is overrun still answers within 25 ms what it takes.
 	// With 64 MiB that queue alone would be 37 ms.
 	ReceiveMiB int
+	// BytesInMix is how many bytes a second a function is offered at most at level 1 where
+	// it is beside others: what one thread takes out of a socket. AlexNet alone does
+	// 49,000 pictures a second, 7.4 GB/s: with that beside others a lane's 16 CPUs are what
+	// is short, not the GPU.
+	BytesInMix float64
 	// NodeSlabMiB bounds the packet memory of all functions of a node together: four nodes
 	// on a machine of 128 GB leave most of it to the load, the models and the kernel.
 	NodeSlabMiB int
 }
 
-var rules = intakeRules{BytesPerReceiver: 1e9, MostReceivers: 4, FlowsPerReceiver: 8, FlowRPS: 4000, MostFlows: 4, ReceiveMiB: 16, NodeSlabMiB: 8 << 10}
+var rules = intakeRules{BytesPerReceiver: 1e9, MostReceivers: 4, FlowsPerReceiver: 8, FlowRPS: 4000, MostFlows: 4, ReceiveMiB: 16, BytesInMix: 3.6e9, NodeSlabMiB: 8 << 10}
 
 // intake is how a case's requests get into its nodes: the same for all its variants, for
 // it follows from the case and from what the models can do alone.
@@ -62,6 +67,16 @@ func (c *Case) peak(f *Function) (level float64) {
 	return level
 }
 
+// full is how many requests a second a function of a case is offered at level 1: its
+// weight's part of what its model can do alone.
+func (r *runner) full(c *Case, f *Function, card *models.Card) float64 {
+	alone := r.report.capacity(f.Model)
+	if len(c.Functions) > 1 {
+		alone = min(alone, rules.BytesInMix/float64(card.Input.WireBytes()))
+	}
+	return f.Weight * alone
+}
+
 // intake gives each function of a case receivers for the most that it is ever offered. A
 // closed loop offers what is answered, which nothing but the GPU is to bound: it has the
 // most of them. cards are by function.
@@ -72,7 +87,7 @@ func (r *runner) intake(c *Case, cards map[string]*models.Card) intake {
 		f := &c.Functions[i]
 		n := rules.MostReceivers
 		if c.Kind != KindClosed {
-			perSecond := c.peak(f) * f.Weight * r.report.capacity(f.Model)
+			perSecond := c.peak(f) * r.full(c, f, cards[f.Name])
 			// What comes within the objective may be in flight; what is older is given up.
 			requests = max(requests, perSecond*f.SLO.Seconds())
 			bytes := perSecond * float64(cards[f.Name].Input.WireBytes())

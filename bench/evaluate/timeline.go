@@ -204,7 +204,7 @@ func (r *runner) play(ctx context.Context, b *bed, t *telling, s script, rec *re
 	if s.end-now < 2*watchEvery {
 		return 0, fmt.Errorf("served %v after it was to begin, which leaves no time for its traffic", (now - s.begin).Round(time.Millisecond))
 	}
-	full := s.f.Weight * r.report.capacity(s.f.Model)
+	full := b.full[s.f.Name]
 	spec := loadgen.Spec{Duration: s.end - now, Functions: []loadgen.Function{b.open(s.f, at.Port, s.level*full)}, Seed: seed}
 	for _, cue := range s.rates {
 		spec.Schedule = append(spec.Schedule, arrival.Change{At: max(0, cue.At-now), Function: s.f.Name, PerSecond: cue.Level * full})

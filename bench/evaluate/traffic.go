@@ -150,7 +150,7 @@ func (r *runner) level(ctx context.Context, b *bed, c *Case, level float64, warm
 			return l, fmt.Errorf("node has no function %q", f.Name)
 		}
 		records[f.Name] = &record{}
-		spec.Functions = append(spec.Functions, b.open(f, at.Port, level*f.Weight*r.report.capacity(f.Model)))
+		spec.Functions = append(spec.Functions, b.open(f, at.Port, level*b.full[f.Name]))
 	}
 	inner := dialer()
 	busy := startBusy()

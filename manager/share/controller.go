@@ -117,8 +117,8 @@ func (c *Controller) Add(id ID, kneePercent float64) error {
 }
 
 // Wait says that nobody serves an IF that was added, and that its share may change when
-// somebody does: until Serves it wants the minimum, so that its neighbours keep what they
-// use while its model is loaded.
+// somebody does: until Serves it wants no more than its neighbours leave, and the minimum
+// at least, so that they keep what they use while its model is loaded.
 func (c *Controller) Wait(id ID) error {
 	m, ok := c.members[id]
 	if !ok {
@@ -332,12 +332,21 @@ func (c *Controller) small(from, to float64) bool {
 	return from > 0 && math.Abs(to-from) <= from*c.cfg.ThresholdPercent/100
 }
 
+// demands are what IFs want.
 func (c *Controller) demands(members []*member) []Demand {
+	left, waiting := 100.0, 0
+	for _, m := range c.members {
+		if m.waiting {
+			waiting++
+		} else {
+			left -= ceilTo(m.demand)
+		}
+	}
 	var ds []Demand
 	for _, m := range members {
 		d := Demand{ID: m.id, Percent: m.demand}
 		if m.waiting {
-			d.Percent = c.cfg.MinimumPercent
+			d.Percent = min(m.demand, max(c.cfg.MinimumPercent, left/float64(waiting)))
 		}
 		ds = append(ds, d)
 	}

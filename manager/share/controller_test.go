@@ -181,6 +181,23 @@ func TestANewcomerThatWaitsTakesTheMinimumUntilItServes(t *testing.T) {
 	}
 }
 
+// What its neighbours do not want makes its loading quicker.
+func TestANewcomerThatWaitsHasWhatItsNeighboursLeave(t *testing.T) {
+	for _, c := range []struct{ neighbour, wants, want float64 }{{60, 50, 40}, {60, 20, 20}, {97, 50, 5}} {
+		k := newController(t, DefaultConfig())
+		if err := k.Add(face, c.neighbour); err != nil {
+			t.Fatal(err)
+		}
+		k.Step(0, nil)
+		if err := errors.Join(k.Add(third, c.wants), k.Wait(third)); err != nil {
+			t.Fatal(err)
+		}
+		if p := k.Step(time.Second, nil); shareOf(p, third) != c.want {
+			t.Errorf("beside %v %% that are wanted, one that wants %v waits with %v %%, want %v", c.neighbour, c.wants, shareOf(p, third), c.want)
+		}
+	}
+}
+
 func TestInstancesOfOneIFAreTunedApart(t *testing.T) {
 	first, second := ID{"face", 0}, ID{"face", 1}
 	k := newController(t, DefaultConfig(), first, second)
