@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
+	"regexp"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -38,12 +38,15 @@ func (d *deviceFlags) options() (bench.Options, error) {
 		if isTerminal(os.Stderr) {
 			fmt.Fprintf(os.Stderr, "\r%-*s", len(last), what)
 			last = what
-		} else if i := strings.LastIndex(what, " of "); i < 0 {
+		} else if !counting.MatchString(what) {
 			fmt.Fprintln(os.Stderr, what)
 		}
 	}
 	return o, nil
 }
+
+// counting is a line that only says how far something is.
+var counting = regexp.MustCompile(`[0-9]+ of [0-9]+$`)
 
 func positive(flag string, n int) error {
 	if n < 1 {
