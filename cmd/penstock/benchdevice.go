@@ -3,8 +3,8 @@ package main
 import (
 	"fmt"
 	"os"
-	"slices"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/jedib0t/go-pretty/v6/table"
