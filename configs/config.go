@@ -46,6 +46,9 @@ type Config struct {
 	Late      Late
 	Weights   Weights
 	Functions []Function
+	// Transit is the part of each objective, a tenth of it at most, that is left for
+	// what a node does not see: the way of the first piece to it and of the result back.
+	Transit time.Duration
 	// HangTimeout is how long a batch may run before its process is taken for
 	// hung and killed; 0 means ten times the objective, at least 2 s.
 	HangTimeout time.Duration
@@ -217,6 +220,7 @@ func Default() Config {
 		Gather:       GatherKernel,
 		Late:         LateAnswer,
 		Weights:      WeightsShared,
+		Transit:      500 * time.Microsecond,
 		FaultHold:    time.Minute,
 		DrainTimeout: 10 * time.Second,
 	}

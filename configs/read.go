@@ -115,7 +115,7 @@ func Decode(file string, data []byte) (Config, error) {
 
 func (c *Config) decode(root document.Value) {
 	m := root.Map("device", "mps", "listen", "source", "http", "runtime_dir", "log", "reserved_cpus", "models", "slab", "receivers",
-		"aggregate", "shares", "batching", "gather", "late", "weights", "functions", "hang_timeout", "fault_hold", "busy_poll", "drain_timeout")
+		"aggregate", "shares", "batching", "gather", "late", "weights", "functions", "transit", "hang_timeout", "fault_hold", "busy_poll", "drain_timeout")
 	if v := m.May("device"); !v.Absent() {
 		c.Device = v.Text(deviceRule)
 		if !devicePattern.MatchString(c.Device) {
@@ -160,6 +160,7 @@ func (c *Config) decode(root document.Value) {
 	gather(m.May("gather"), &c.Gather, c.Device)
 	choose(m.May("late"), &c.Late, lates...)
 	weights(m.May("weights"), &c.Weights, c.Device)
+	duration(m.May("transit"), &c.Transit, 0)
 	duration(m.May("hang_timeout"), &c.HangTimeout, time.Millisecond)
 	duration(m.May("fault_hold"), &c.FaultHold, 0)
 	if v := m.May("busy_poll"); !v.Absent() {

@@ -297,7 +297,7 @@ type Attached struct {
 	// Card is the resolved models.Card, as JSON.
 	Card json.RawMessage `json:"card,omitempty"`
 	// SLONanos is the objective in force, which a configuration may set apart
-	// from the card.
+	// from the card, less what is left for the way to the node and back.
 	SLONanos int64 `json:"slo_ns,omitempty"`
 	// Batching is the batching rule's name: "slab", "aimd", "none" or "fixed". BatchSize
 	// and BatchDelayNanos are of the last.

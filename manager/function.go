@@ -141,6 +141,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		MaxPieces:     int(f.geometry.MaxPieces),
 		MinPieceBytes: minimum,
 		SLO:           f.slo,
+		Transit:       m.cfg.Transit,
 		Deadline:      cmp.Or(m.cfg.Aggregate.Deadline, f.slo/4),
 		AnsweredFor:   m.cfg.Aggregate.AnsweredFor,
 	}, sources[0].Slab().Bytes(), f.table)
@@ -173,6 +174,9 @@ func (f *function) batches(card *models.Card) error {
 	}
 	return nil
 }
+
+// within is the part of the objective that is the node's.
+func (f *function) within() time.Duration { return f.slo - min(f.m.cfg.Transit, f.slo/10) }
 
 // whole reports whether the instances have no shares: each may use the whole device.
 func (f *function) whole() bool { return f.change == configs.ChangeNone }

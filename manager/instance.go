@@ -385,7 +385,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	}
 	slab, tensors := in.f.slab(), in.tensors[q.Card]
 	err = conn.Grant(control.Attached{
-		Version: control.Version, Card: card, SLONanos: int64(in.f.slo),
+		Version: control.Version, Card: card, SLONanos: int64(in.f.within()),
 		Batching: string(in.f.batching.Rule), BatchSize: in.f.batching.Size, BatchDelayNanos: int64(in.f.batching.Delay),
 		RunLate: in.f.late == configs.LateRun, Copy: in.f.gather == configs.GatherCopy,
 		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Streams: in.f.config.Streams,

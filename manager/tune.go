@@ -212,7 +212,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	aggregation, _ := load.aggregation.Mean()
 	// What a share can shorten comes after the pieces: they have had their part
 	// of the objective by then.
-	left := max(f.slo-duration(aggregation), f.slo/10)
+	left := max(f.within()-duration(aggregation), f.slo/10)
 	switch {
 	case t.ran > 0 && t.busy > 0:
 		tail, throughput := in.atShare(&t, load.percent)

@@ -443,7 +443,7 @@ func (a *Aggregator) deadline(r *request) int64 {
 	if r.wanted > 0 {
 		useful = min(useful, r.wanted)
 	}
-	return r.first + useful
+	return r.first + useful - min(int64(a.config.Transit), useful/10)
 }
 
 // asked answers a client that asks after a request which lacks pieces.

@@ -480,6 +480,19 @@ func TestAggregatorEvictsARequestThatHasNoDescriptorsLeft(t *testing.T) {
 	})
 }
 
+// What the client waits for is longer on its way than the node sees.
+func TestDeadlinesLeaveTimeForTheWay(t *testing.T) {
+	const way = 200 * time.Microsecond
+	onBed(t, func(c *Config) { c.Transit = way }, func(b *bed) {
+		r := b.table.requests[b.whole(camera, 1)]
+		want(b, "deadline", r.Deadline-r.FirstPiece, int64(b.config.SLO-way))
+		b.send(camera, all(2, 0)...)
+		slot := b.send(camera, piece{id: 2, extension: &wire.Extension{Deadline: time.Millisecond}}).Whole[0]
+		r = b.table.requests[slot]
+		want(b, "deadline of one that is soon: a tenth less", r.Deadline-r.FirstPiece, int64(900*time.Microsecond))
+	})
+}
+
 func TestTheExtensionCountsOnPieceZeroOnly(t *testing.T) {
 	early, long := &wire.Extension{Deadline: time.Millisecond, Priority: 1, SentAt: 1}, &wire.Extension{Deadline: time.Hour, Priority: 2, SentAt: 2}
 	onBed(t, nil, func(b *bed) {

@@ -27,6 +27,9 @@ type Config struct {
 
 	// SLO bounds the deadline of a request, from its first piece.
 	SLO time.Duration
+	// Transit is what of a request's time, a tenth at most, is not the node's: its
+	// deadline is so much earlier.
+	Transit time.Duration
 	// Deadline is when a request that is not whole is given up, from its first
 	// piece; a quarter of SLO by default.
 	Deadline time.Duration
