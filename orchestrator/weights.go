@@ -1,9 +1,9 @@
 package orchestrator
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,31 +80,31 @@ func (h *weightsHolder) run(ctx context.Context, environment []string, log zerol
 	cmd.Env = environment
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	// Its loaders have its stderr, and one that hangs in the driver cannot be killed.
 	cmd.WaitDelay = holderGrace
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	said, err := cmd.StderrPipe()
-	if err != nil {
-		return err
-	}
+	out, stdout := io.Pipe()
+	said, stderr := io.Pipe()
+	cmd.Stdout, cmd.Stderr = stdout, stderr
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	var readers sync.WaitGroup
 	readers.Go(func() { readLines(said, func(l string) { relay(log, "stderr", l) }) })
-	lines := bufio.NewScanner(out)
-	for lines.Scan() {
-		var now control.WeightsHeld
-		if err := json.Unmarshal(lines.Bytes(), &now); err != nil || now.Files < 0 || now.Bytes < 0 {
-			log.Warn().Err(err).Msg("the holder of weights talks nonsense")
-			continue
-		}
-		h.set(&now)
-	}
+	readers.Go(func() {
+		readLines(out, func(l string) {
+			var now control.WeightsHeld
+			if err := json.Unmarshal([]byte(l), &now); err != nil || now.Files < 0 || now.Bytes < 0 {
+				log.Warn().Err(err).Msg("the holder of weights talks nonsense")
+				return
+			}
+			h.set(&now)
+		})
+	})
+	err := cmd.Wait()
+	stdout.Close()
+	stderr.Close()
 	readers.Wait()
-	return cmd.Wait()
+	return err
 }
 
 func (h *weightsHolder) set(now *control.WeightsHeld) {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -29,6 +30,14 @@ func holderMain(arguments []string) int {
 	json.NewEncoder(os.Stdout).Encode(control.WeightsHeld{Files: 1, Bytes: int64(os.Getpid())})
 	if _, err := os.Stat(socket + ".talk"); err == nil {
 		fmt.Println("nonsense")
+	}
+	if _, err := os.Stat(socket + ".orphan"); err == nil {
+		orphan := exec.Command("/bin/sleep", "1000")
+		orphan.Stderr = os.Stderr
+		if err := orphan.Start(); err != nil {
+			return 1
+		}
+		json.NewEncoder(os.Stdout).Encode(control.WeightsHeld{Files: orphan.Process.Pid, Bytes: int64(os.Getpid())})
 	}
 	<-stop
 	return 0
@@ -80,6 +89,29 @@ func TestAHolderOfWeightsIsStartedAgainWhenItDies(t *testing.T) {
 	}
 }
 
+// A loader that hangs in the driver outlives what kills it and its holder, and has the
+// holder's stderr open.
+func TestAHolderIsStartedAgainWhoseLoaderHangs(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, weightsSocketName+".orphan"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := startHolder(os.Args[0], dir, "GPU-1", zerolog.Nop())
+	t.Cleanup(h.close)
+	hangs := func(w *control.WeightsHeld) bool { return w != nil && w.Files > 1 }
+	first := h.until(t, "its loader hangs", hangs)
+	t.Cleanup(func() { syscall.Kill(first.Files, syscall.SIGKILL) })
+	if err := syscall.Kill(int(first.Bytes), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	second := h.until(t, "another is there", func(w *control.WeightsHeld) bool { return hangs(w) && w.Bytes != first.Bytes })
+	t.Cleanup(func() { syscall.Kill(second.Files, syscall.SIGKILL) })
+	if processState(first.Files) == "" {
+		t.Error("the loader has not hung")
+	}
+	h.close()
+}
+
 // A holder that cannot be started is nobody's business: it is tried again, later and later.
 func TestAHolderThatCannotBeStartedIsTriedAgain(t *testing.T) {
 	var log buffer
@@ -109,9 +141,7 @@ func TestProcessesThatShareAreToldWhereTheHolderIs(t *testing.T) {
 	n.want(own, shares)
 	n.untilState(2, control.Active)
 	n.until("weights are held", func(o control.Observed) bool { return o.Device.Weights != nil })
-	if !n.log.has("weights at " + filepath.Join(n.dir, weightsSocketName)) {
-		t.Error("the process is not told where")
-	}
+	n.until("the process is told where", func(control.Observed) bool { return n.log.has("weights at " + filepath.Join(n.dir, weightsSocketName)) })
 	held := n.last.Device.Weights
 	if held.Files != 1 || processState(int(held.Bytes)) == "" {
 		t.Errorf("held are %+v", held)
