@@ -4,15 +4,20 @@ package weights
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/fake"
@@ -24,6 +29,11 @@ func TestMain(m *testing.M) {
 		switch os.Args[1] {
 		case "load":
 			if Load() != nil {
+				os.Exit(1)
+			}
+			os.Exit(0)
+		case "hold": // SOCKET LOADER...
+			if Hold(context.Background(), Options{Socket: os.Args[2], Loader: os.Args[3:]}) != nil {
 				os.Exit(1)
 			}
 			os.Exit(0)
@@ -145,6 +155,61 @@ func TestAnotherUserIsRefused(t *testing.T) {
 		t.Errorf("it was told %q, %v", said, err)
 	}
 	h.get(file) // root may
+}
+
+// A holder that is killed while it has a file loaded takes its loader along, and the next
+// one takes its place.
+func TestAKilledHolderLeavesNoLoader(t *testing.T) {
+	dir := t.TempDir()
+	file, socket, says := fileOf(t, dir, "weights", []byte("weights")), filepath.Join(dir, "w.sock"), filepath.Join(dir, "loader")
+	if err := unix.Mkfifo(says, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	holder := exec.Command(os.Args[0], "hold", socket, "/bin/sh", "-c", `echo $$ >"$0" && exec sleep 1000`, says)
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan error, 1)
+	go func() {
+		for {
+			_, err := Get(socket, file, patience)
+			if !errors.Is(err, unix.ENOENT) { // it does not listen yet
+				got <- err
+				return
+			}
+		}
+	}()
+	said, err := os.ReadFile(says) // when there is a loader
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(said)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	loader, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(loader)
+	if err := holder.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-got; err == nil || !strings.Contains(err.Error(), "hung up") {
+		t.Errorf("who asked was told %v", err)
+	}
+	holder.Wait()
+	ended := []unix.PollFd{{Fd: int32(loader), Events: unix.POLLIN}}
+	n, err := 0, error(unix.EINTR)
+	for err == unix.EINTR {
+		n, err = unix.Poll(ended, int(patience.Milliseconds()))
+	}
+	if n != 1 || err != nil {
+		t.Errorf("the loader is left: %v", err)
+		unix.Kill(pid, unix.SIGKILL)
+	}
+	h := hold(t, dir, loading(), nil)
+	h.get(file)
 }
 
 // What cannot be mapped is not kept in use.
