@@ -68,8 +68,8 @@ func madeUpWeights(t *testing.T, dir string) {
 	for i, name := range []string{"alexnet", "resnet50", "resnet152", "vgg19"} {
 		m := bench.WeightsModel{Model: name, WeightsBytes: int64(i+1) * 50e6}
 		for k, c := range []*bench.WeightsCase{&m.Private, &m.Shared} {
-			c.One = bench.WeightsInstance{Batches: []int{8}, WakeMillis: 800 / float64(4*k+1), ContextMillis: 100, Bytes: int64(600e6 / (k + 1))}
-			c.Ladder = bench.WeightsInstance{Batches: []int{1, 8}, WakeMillis: 3000 / float64(4*k+1), Bytes: int64(1200e6 / (k + 1))}
+			c.One = bench.WeightsInstance{Batches: []int{8}, LoadMillis: 500 / float64(4*k+1), WakeMillis: 800 / float64(4*k+1), ContextMillis: 100, Bytes: int64(600e6 / (k + 1))}
+			c.Ladder = bench.WeightsInstance{Batches: []int{1, 8}, LoadMillis: 900 / float64(8*k+1), WakeMillis: 3000 / float64(4*k+1), Bytes: int64(1200e6 / (k + 1))}
 			c.Fit = 12 * (k + 1)
 		}
 		m.Prepared.LoadMillis, m.Prepared.WakeMillis, m.Uploaded.WakeMillis = 4000, 1000, 500

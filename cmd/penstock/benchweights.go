@@ -31,8 +31,11 @@ the budget, the rest of the GPU's memory being held.`,
 					return err
 				}
 			}
-			if budgetMiB < 0 {
+			if budgetMiB < 0 || budgetMiB > 1<<40 {
 				return fmt.Errorf("--budget %d: want MiB, or 0", budgetMiB)
+			}
+			if o.Limit < 0 {
+				return fmt.Errorf("--limit %v: want a time, or 0", o.Limit)
 			}
 			var err error
 			if o.Options, err = flags.options(); err != nil {
@@ -69,6 +72,7 @@ the budget, the rest of the GPU's memory being held.`,
 	cmd.Flags().IntVar(&o.AtOnce, "at-once", 8, "how many are started at the same time, until the first does not start")
 	cmd.Flags().DurationVar(&o.Limit, "limit", 0, "how long all of it may take: a model is left out that would take longer; 0 is as long as it takes")
 	cmd.Flags().IntVar(&o.Runs, "runs", 3, "how often an instance is measured")
+	cmd.Flags().StringVar(&o.Report, "report", "", "file that has the report after each model; what it has already is not measured again")
 	return cmd
 }
 
