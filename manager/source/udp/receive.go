@@ -76,7 +76,8 @@ func (r *reader) runsOf(i int) []source.Span {
 }
 
 // Receive fills batch; see source.Source. When the slab is full it waits for a
-// moment, counts NoRoom and returns 0: the caller evicts, or the kernel drops.
+// moment, counts NoRoom and returns 0: the caller evicts, or the kernel drops. While
+// requests are shed it may return 0 before the deadline.
 func (s *Source) Receive(batch []source.Datagram, deadline int64) (n int, err error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -102,8 +103,12 @@ func (s *Source) Receive(batch []source.Datagram, deadline int64) (n int, err er
 		switch {
 		case err == nil:
 			s.keep(got)
+			// A read that brings less than was asked for has emptied the socket.
+			if got == len(s.reader.headers) || s.shedder.shedding.on {
+				s.shed()
+			}
 		case errors.Is(err, unix.EAGAIN):
-			if ready, err := s.wait(true, deadline); !ready {
+			if ready, err := s.waitShedding(deadline); !ready {
 				return 0, err
 			}
 		case errors.Is(err, unix.EINTR):
@@ -280,6 +285,17 @@ func parseControl(b []byte) (segment int, drops uint32, counted bool) {
 		b = b[min(uint64(len(b)), (size+7)&^7):]
 	}
 	return segment, drops, counted
+}
+
+// waitShedding waits for the socket; while requests are shed, until the next look at most.
+func (s *Source) waitShedding(deadline int64) (bool, error) {
+	if s.shedder.shedding.on {
+		s.shed()
+		if look := s.shedder.shedding.next(); deadline == 0 || look < deadline {
+			deadline = look
+		}
+	}
+	return s.wait(true, deadline)
 }
 
 // wait looks for a while as configured, then sleeps, until the socket (if asked for)
