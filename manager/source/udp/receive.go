@@ -97,17 +97,22 @@ func (s *Source) Receive(batch []source.Datagram, deadline int64) (n int, err er
 		planned := s.plan()
 		if planned == 0 {
 			s.noRoom.Add(1)
+			if s.shedder.shedding.on {
+				s.shed()
+			}
 			return 0, s.waitForRoom(deadline)
 		}
 		got, err := recvmmsg(s.socket, s.reader.headers[:planned], unix.MSG_DONTWAIT)
 		switch {
 		case err == nil:
 			s.keep(got)
-			// A read that brings less than was asked for has emptied the socket.
-			if got == len(s.reader.headers) || s.shedder.shedding.on {
+			if got < planned {
+				s.shedder.emptied = true
+			} else if got == len(s.reader.headers) || s.shedder.shedding.on {
 				s.shed()
 			}
 		case errors.Is(err, unix.EAGAIN):
+			s.shedder.emptied = true
 			if ready, err := s.waitShedding(deadline); !ready {
 				return 0, err
 			}
@@ -147,6 +152,7 @@ func (s *Source) plan() int {
 func (s *Source) keep(got int) {
 	r := &s.reader
 	r.got, r.next = got, 0
+	s.shedder.messages += uint64(got)
 	r.want = min(2*got, len(r.headers))
 	var datagrams, bytes, truncated uint64
 	for i := range got {

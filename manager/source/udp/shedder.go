@@ -12,6 +12,9 @@ type shedder struct {
 	shedding shedding
 	receiver int // which of the port's sources
 	tell     func(Overrun)
+	// messages that came, and whether the socket was found empty since the last look.
+	messages uint64
+	emptied  bool
 	// steps is what the filter that is attached lets in, of filterSteps.
 	steps atomic.Int32
 }
@@ -30,12 +33,13 @@ func (s *Source) shed() {
 	if x.off || now < x.shedding.next() {
 		return
 	}
-	backlog, ok := socketBacklog(s.socket)
+	waiting, drops, ok := socketWaiting(s.socket)
 	if !ok {
 		x.off = true
 		return
 	}
-	news := x.shedding.look(now, backlog, s.bytes.Load())
+	news := x.shedding.look(now, sight{waiting: waiting, bytes: s.bytes.Load(), messages: x.messages, drops: drops, emptied: x.emptied})
+	x.emptied = false
 	if steps := x.shedding.steps(); steps != x.steps.Load() {
 		if err := attachFilter(s.socket, int(steps)); err != nil {
 			// The filter before is still there, and tried to be replaced with the next look.

@@ -76,12 +76,12 @@ func socketDrops(socket int) (uint32, bool) {
 	return words[memInfoDrops], ok
 }
 
-// socketBacklog reads how much of the receive buffer is taken by what waits in it, in the
-// kernel's bytes. They may be twice those of the datagrams, for their overhead and for what
-// was just taken out of it.
-func socketBacklog(socket int) (int, bool) {
+// socketWaiting reads how much of the receive buffer is taken by what waits in it, in the
+// kernel's bytes, and the drops. The bytes may be twice those of the datagrams and more, for
+// their overhead, and for what was just taken out.
+func socketWaiting(socket int) (waiting int, drops uint32, ok bool) {
 	words, ok := memInfo(socket)
-	return int(words[memInfoWaiting]), ok
+	return int(words[memInfoWaiting]), words[memInfoDrops], ok
 }
 
 func memInfo(socket int) (words [memInfoWords]uint32, ok bool) {
