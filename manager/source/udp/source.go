@@ -321,6 +321,7 @@ func (s *Source) Stats() source.Stats {
 		Datagrams:   s.datagrams.Load(),
 		Bytes:       s.bytes.Load(),
 		KernelDrops: s.kernelDrops.Load(),
+		Shedding:    1 - float64(s.shedder.steps.Load())/filterSteps,
 		Truncated:   s.truncated.Load(),
 		NoRoom:      s.noRoom.Load(),
 		HeldBytes:   s.slab.HeldBytes(),
