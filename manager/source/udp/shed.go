@@ -36,6 +36,11 @@ const (
 	tryMore = 1 + 1./64
 	// tryLeast is the same as a part of what is offered, for one that was seen taking nothing.
 	tryLeast = 1. / 128
+	// messageOverhead is what the kernel counts for a message beside its bytes: its own two
+	// structures (some 550 bytes) and what a buffer of a power of two leaves free. A piece of
+	// 1 KB counts as 2.3 KB.
+	messageOverhead = 1300
+
 	// leastAccepted is accepted whatever happens, so that there is something to go by.
 	leastAccepted = 1. / 32
 	// leastChange is by how much the part that is accepted has to change: each change cuts
@@ -127,7 +132,7 @@ func (s *shedding) measure(interval float64, before, found sight) {
 		s.messageBytes = taken / float64(messages)
 	}
 	dropped := s.messageBytes * float64(found.drops-before.drops)
-	s.offered = s.offered*forget + max(0, taken+dropped+float64(found.waiting-before.waiting))
+	s.offered = s.offered*forget + max(0, taken+dropped+s.payload(found.waiting-before.waiting))
 	s.all = s.all*forget + interval
 	if !found.emptied {
 		s.taken = s.taken*forget + taken
@@ -137,12 +142,17 @@ func (s *shedding) measure(interval float64, before, found sight) {
 	}
 }
 
+// payload is how many bytes of datagrams the kernel's bytes hold, roughly.
+func (s *shedding) payload(kernel int) float64 {
+	return float64(kernel) * s.messageBytes / (s.messageBytes + messageOverhead)
+}
+
 // decide has as much accepted as the receiver takes; for a while less where too much waits, and
 // nothing less where little does.
 func (s *shedding) decide(interval float64, waiting int) {
 	s.shed += interval * (1 - s.accepted)
 	takes, offered := s.taken/s.working, s.offered/s.all
-	over := float64(waiting) - min(takes*float64(keptBacklog), float64(s.room)/4)
+	over := s.payload(waiting) - min(takes*float64(keptBacklog), s.payload(s.room)/4)
 	wanted := takes
 	if over > 0 {
 		wanted = max(takes-over/float64(goneAfter), takes*leastWanted)
