@@ -97,19 +97,17 @@ func (s *Source) Receive(batch []source.Datagram, deadline int64) (n int, err er
 		planned := s.plan()
 		if planned == 0 {
 			s.noRoom.Add(1)
-			if s.shedder.shedding.on {
-				s.shed()
-			}
+			s.shed()
 			return 0, s.waitForRoom(deadline)
 		}
 		got, err := recvmmsg(s.socket, s.reader.headers[:planned], unix.MSG_DONTWAIT)
 		switch {
 		case err == nil:
 			s.keep(got)
-			if got < planned {
-				s.shedder.emptied = true
-			} else if got == len(s.reader.headers) || s.shedder.shedding.on {
+			if got == planned {
 				s.shed()
+			} else {
+				s.shedder.emptied = true
 			}
 		case errors.Is(err, unix.EAGAIN):
 			s.shedder.emptied = true

@@ -60,14 +60,14 @@ type sight struct {
 	emptied         bool
 }
 
-// shedding is how much of a socket's requests its receiver lets in. The zero value with a
-// room is ready, and accepts everything. Times are shm.Now's.
+// shedding is how much of a socket's requests its receiver lets in. With a room, the zero
+// value is ready and lets everything in. Times are shm.Now's.
 type shedding struct {
 	// room is the socket's receive buffer, in the kernel's bytes.
 	room int
 
 	on       bool
-	accepted float64 // part of the requests; while on
+	accepted float64 // part of the requests, while on
 
 	looked int64 // the last look; 0 before the first
 	last   sight
