@@ -68,9 +68,12 @@ type FunctionStatus struct {
 	Accepted uint64 `json:"accepted"`
 	Replied  uint64 `json:"replied"`
 	Lost     uint64 `json:"lost"`
-	// KernelDrops is what the kernel dropped for want of socket buffer, in
-	// datagrams.
+	// KernelDrops is what the kernel dropped for want of socket buffer, or to shed
+	// whole requests, in datagrams (a chain of them counts as one).
 	KernelDrops uint64 `json:"kernel_drops"`
+	// SheddingPercent is the part of the requests that is being shed of what comes to
+	// a receiver, the most of any.
+	SheddingPercent float64 `json:"shedding_percent,omitempty"`
 	// HeldBytes is packet memory that requests hold now, InFlight how many
 	// requests are whole and not answered.
 	HeldBytes uint64      `json:"held_bytes"`

@@ -60,7 +60,7 @@ func newBedOn(t *testing.T, own ports, card *models.Card, shares ...float64) *be
 	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
 	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), done: make(chan struct{}), generations: map[place]uint32{}}
 	m.metrics = newMetrics(m)
-	m.ports = kernelPorts{&m.cfg}
+	m.ports = kernelPorts{cfg: &m.cfg}
 	if own != nil {
 		m.ports = own
 	}

@@ -251,7 +251,7 @@ func (f *function) localAddr() netip.AddrPort { return f.receivers[0].source.Loc
 // slab is where its datagrams lie.
 func (f *function) slab() shm.Memory { return f.receivers[0].source.Slab() }
 
-// sourceStats are the counters of all its sources.
+// sourceStats are the counters of all its sources; Shedding is that of the one that sheds most.
 func (f *function) sourceStats() source.Stats {
 	sum := f.receivers[0].source.Stats()
 	for _, r := range f.receivers[1:] {
@@ -259,6 +259,7 @@ func (f *function) sourceStats() source.Stats {
 		sum.Datagrams += s.Datagrams
 		sum.Bytes += s.Bytes
 		sum.KernelDrops += s.KernelDrops
+		sum.Shedding = max(sum.Shedding, s.Shedding)
 		sum.Truncated += s.Truncated
 		sum.NoRoom += s.NoRoom
 		sum.HeldBytes += s.HeldBytes
@@ -386,7 +387,7 @@ func (f *function) status() control.FunctionStatus {
 		Swaps:     f.swaps.Load(), SwapIdle: f.idle.summary(),
 		Accepted: f.accepted.Load(), Replied: f.replied.Load(),
 		Lost:        f.lost(),
-		KernelDrops: src.KernelDrops, HeldBytes: src.HeldBytes, InFlight: f.inFlight(),
+		KernelDrops: src.KernelDrops, SheddingPercent: 100 * src.Shedding, HeldBytes: src.HeldBytes, InFlight: f.inFlight(),
 		Input: control.InputStatus{
 			Height: f.card.Input.Height, Width: f.card.Input.Width, Channels: f.card.Input.Channels,
 			Bytes: f.card.Input.WireBytes(), WireType: string(f.card.Input.WireType), WireLayout: string(f.card.Input.WireLayout),

@@ -134,6 +134,8 @@ var (
 		"Packet buffers of DPDK, by whether they are in use.", []string{"state"}, nil)
 	descDrops = prometheus.NewDesc("penstock_source_drops_total",
 		"Datagrams dropped, by reason.", []string{"function", "reason"}, nil)
+	descShedding = prometheus.NewDesc("penstock_source_shedding_ratio",
+		"Part of the requests that is being shed because a receiver is offered more than it takes.", []string{"function"}, nil)
 	descHeld = prometheus.NewDesc("penstock_slab_held_bytes",
 		"Packet memory held by requests.", []string{"function"}, nil)
 	descSlab = prometheus.NewDesc("penstock_slab_bytes",
@@ -236,6 +238,7 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 			counter(descWishes, counts.Wishes, f.name)
 			counter(descEvicted, counts.Evicted, f.name)
 			counter(descUnsent, f.unsent.Load(), f.name)
+			gauge(descShedding, src.Shedding, f.name)
 			gauge(descHeld, float64(src.HeldBytes), f.name)
 			gauge(descSlab, float64(src.SlabBytes), f.name)
 			gauge(descInFlight, float64(f.inFlight()), f.name)

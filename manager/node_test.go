@@ -97,7 +97,7 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 	b.faults.guard.Hold = cfg.FaultHold
 	b.Manager.device.known = device == configs.DeviceCPU
 	b.metrics = newMetrics(b.Manager)
-	b.ports = kernelPorts{&b.cfg}
+	b.ports = kernelPorts{cfg: &b.cfg}
 	t.Cleanup(b.closeFunctions)
 	for _, f := range functions {
 		if f.Instances == 0 {

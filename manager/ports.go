@@ -2,7 +2,10 @@ package manager
 
 import (
 	"errors"
+	"math"
 	"net/netip"
+
+	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/manager/source"
@@ -52,7 +55,7 @@ func (m *Manager) openSource(c configs.Function) ([]source.Source, func() error,
 func (m *Manager) newPorts() (ports, error) {
 	d := m.cfg.Source.DPDK
 	if d == nil {
-		return kernelPorts{&m.cfg}, nil
+		return kernelPorts{cfg: &m.cfg, log: m.log}, nil
 	}
 	group, err := dpdk.Open(dpdk.Options{
 		Port: d.Port, Addresses: d.Addresses,
@@ -70,7 +73,10 @@ func (m *Manager) newPorts() (ports, error) {
 }
 
 // kernelPorts are UDP sockets; those of a function have one slab, each a part of it.
-type kernelPorts struct{ cfg *configs.Config }
+type kernelPorts struct {
+	cfg *configs.Config
+	log zerolog.Logger
+}
 
 func (p kernelPorts) open(port uint16, receivers int) (sources []source.Source, closeSlab func() error, err error) {
 	all, err := udp.OpenSeveral(udp.Options{
@@ -79,12 +85,24 @@ func (p kernelPorts) open(port uint16, receivers int) (sources []source.Source, 
 		SlabBytes:  int(p.cfg.Slab.Size),
 		RecvBuffer: int(p.cfg.Slab.ReceiveBuffer),
 		HugePages:  p.cfg.Slab.HugePages,
+		OnOverrun:  func(o udp.Overrun) { logOverrun(p.log, port, o) },
 	}, receivers)
 	if err != nil {
 		return nil, nil, err
 	}
 	sources, closeSlab = together(all)
 	return sources, closeSlab, nil
+}
+
+// logOverrun says that a receiver is offered more than it can take, or is so no more. Once begun, an
+// overrun ends after a second without, so these lines do not come faster.
+func logOverrun(log zerolog.Logger, port uint16, o udp.Overrun) {
+	percent := math.Round(100 * o.Shed)
+	if o.Ended {
+		log.Info().Uint16("port", port).Int("receiver", o.Receiver).Float64("shed_percent", percent).Dur("lasted", o.Lasted).Msg("receiver overrun is over")
+		return
+	}
+	log.Warn().Uint16("port", port).Int("receiver", o.Receiver).Msgf("receiver overrun: shedding %.0f %% of requests", percent)
 }
 
 // together are the sources of a port, and what gives their memory up.

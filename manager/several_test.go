@@ -224,7 +224,7 @@ func TestKernelSocketsFeedOneRing(t *testing.T) {
 	cfg := configs.Default()
 	cfg.Receivers = sockets
 	cfg.Slab = configs.Slab{Size: sockets << 20, ReceiveBuffer: 1 << 20}
-	b := newBedOn(t, severalSockets{kernelPorts{&cfg}, sockets}, testCard(), 100)
+	b := newBedOn(t, severalSockets{kernelPorts{cfg: &cfg}, sockets}, testCard(), 100)
 	c := b.owner(0, 1)
 	b.instances[0].setServing(true)
 	if n := len(b.receivers); n != sockets {
@@ -292,7 +292,7 @@ func TestAFullPartIsEmptiedByItsOwnRequests(t *testing.T) {
 	cfg.Slab = configs.Slab{Size: sockets * slab.MinBytes, ReceiveBuffer: 1 << 20}
 	card := testCard()
 	card.Input.Height, card.Input.Width = 128, 128 // 48 pieces
-	b := newBedOn(t, severalSockets{kernelPorts{&cfg}, sockets}, card, 100)
+	b := newBedOn(t, severalSockets{kernelPorts{cfg: &cfg}, sockets}, card, 100)
 	full := make([]byte, card.Input.WireBytes())
 	// An own picture of each socket, begun and left; that of the socket that stays
 	// quiet is the older one.

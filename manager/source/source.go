@@ -74,9 +74,11 @@ type Source interface {
 // Stats counts since the source was opened.
 type Stats struct {
 	Datagrams, Bytes uint64
-	// KernelDrops is what the kernel dropped for want of socket buffer
-	// (SO_RXQ_OVFL).
+	// KernelDrops is what the kernel dropped for want of socket buffer, or to shed whole
+	// requests (SO_RXQ_OVFL).
 	KernelDrops uint64
+	// Shedding is the part of the requests that is being shed, 0 to 1.
+	Shedding float64
 	// Truncated datagrams did not fit the room given to the kernel and were
 	// dropped; NoRoom counts reads put off because the slab was full.
 	Truncated, NoRoom uint64

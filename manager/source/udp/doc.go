@@ -12,6 +12,9 @@
 //     (UDP_GRO), each datagram a span, or two where it straddles runs
 //  5. Release   from anywhere, at any time
 //
+// While more comes than Receive takes, a filter has the kernel drop whole requests before
+// step 1 (shed.go decides how many, filter.go which).
+//
 // Nothing is copied after the kernel's copy out of the socket, but for a
 // datagram that fell into three runs or more (a jumbo in a slab full of holes),
 // which is joined; nothing is allocated.

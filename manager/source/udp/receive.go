@@ -76,7 +76,8 @@ func (r *reader) runsOf(i int) []source.Span {
 }
 
 // Receive fills batch; see source.Source. When the slab is full it waits for a
-// moment, counts NoRoom and returns 0: the caller evicts, or the kernel drops.
+// moment, counts NoRoom and returns 0: the caller evicts, or the kernel drops. While
+// requests are shed it may return 0 before the deadline.
 func (s *Source) Receive(batch []source.Datagram, deadline int64) (n int, err error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -96,14 +97,21 @@ func (s *Source) Receive(batch []source.Datagram, deadline int64) (n int, err er
 		planned := s.plan()
 		if planned == 0 {
 			s.noRoom.Add(1)
+			s.shed()
 			return 0, s.waitForRoom(deadline)
 		}
 		got, err := recvmmsg(s.socket, s.reader.headers[:planned], unix.MSG_DONTWAIT)
 		switch {
 		case err == nil:
 			s.keep(got)
+			if got == planned {
+				s.shed()
+			} else {
+				s.shedder.emptied = true
+			}
 		case errors.Is(err, unix.EAGAIN):
-			if ready, err := s.wait(true, deadline); !ready {
+			s.shedder.emptied = true
+			if ready, err := s.waitShedding(deadline); !ready {
 				return 0, err
 			}
 		case errors.Is(err, unix.EINTR):
@@ -142,6 +150,7 @@ func (s *Source) plan() int {
 func (s *Source) keep(got int) {
 	r := &s.reader
 	r.got, r.next = got, 0
+	s.shedder.messages += uint64(got)
 	r.want = min(2*got, len(r.headers))
 	var datagrams, bytes, truncated uint64
 	for i := range got {
@@ -280,6 +289,17 @@ func parseControl(b []byte) (segment int, drops uint32, counted bool) {
 		b = b[min(uint64(len(b)), (size+7)&^7):]
 	}
 	return segment, drops, counted
+}
+
+// waitShedding waits for the socket; while requests are shed, until the next look at most.
+func (s *Source) waitShedding(deadline int64) (bool, error) {
+	if s.shedder.shedding.on {
+		s.shed()
+		if look := s.shedder.shedding.next(); deadline == 0 || look < deadline {
+			deadline = look
+		}
+	}
+	return s.wait(true, deadline)
 }
 
 // wait looks for a while as configured, then sleeps, until the socket (if asked for)

@@ -61,19 +61,32 @@ func ppoll(polls []unix.PollFd, timeout *unix.Timespec) (int, error) {
 	return int(n), nil
 }
 
-// memInfoDrops is the index of the drops among the words of SO_MEMINFO
-// (SK_MEMINFO_DROPS of linux/sock_diag.h), memInfoWords their number.
+// Indices of the words of SO_MEMINFO (SK_MEMINFO_RMEM_ALLOC and SK_MEMINFO_DROPS of
+// linux/sock_diag.h), and their number.
 const (
-	memInfoDrops = 8
-	memInfoWords = 9
+	memInfoWaiting = 0
+	memInfoDrops   = 8
+	memInfoWords   = 9
 )
 
 // socketDrops reads how many datagrams the kernel dropped at this socket. Unlike
 // SO_RXQ_OVFL it needs no datagram to come after them. Linux has it since 4.12.
 func socketDrops(socket int) (uint32, bool) {
-	var words [memInfoWords]uint32
+	words, ok := memInfo(socket)
+	return words[memInfoDrops], ok
+}
+
+// socketWaiting reads how much of the receive buffer is taken by what waits in it, in the
+// kernel's bytes, and the drops. The bytes may be twice those of the datagrams and more, for
+// their overhead, and for what was just taken out.
+func socketWaiting(socket int) (waiting int, drops uint32, ok bool) {
+	words, ok := memInfo(socket)
+	return int(words[memInfoWaiting]), words[memInfoDrops], ok
+}
+
+func memInfo(socket int) (words [memInfoWords]uint32, ok bool) {
 	size := uint32(unsafe.Sizeof(words))
 	_, _, errno := syscall.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(socket), unix.SOL_SOCKET, unix.SO_MEMINFO,
-		uintptr(unsafe.Pointer(&words[0])), uintptr(unsafe.Pointer(&size)), 0)
-	return words[memInfoDrops], errno == 0 && uintptr(size) == unsafe.Sizeof(words)
+		uintptr(unsafe.Pointer(&words)), uintptr(unsafe.Pointer(&size)), 0)
+	return words, errno == 0 && uintptr(size) == unsafe.Sizeof(words)
 }

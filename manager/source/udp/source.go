@@ -52,6 +52,11 @@ type Options struct {
 	BusyPoll time.Duration
 	// NoGRO leaves the datagrams unchained even where the kernel could.
 	NoGRO bool
+	// NoShedding leaves it to the kernel what is dropped when more comes than is received.
+	NoShedding bool
+	// OnOverrun is told, if set, when one of the sources begins and ends to have requests
+	// shed. Receive calls it; it does not block.
+	OnOverrun func(Overrun)
 }
 
 // Source is a UDP socket with its slab, or its part of one. It implements source.Source.
@@ -72,7 +77,8 @@ type Source struct {
 
 	busyPoll int64 // nanoseconds
 
-	reader reader
+	reader  reader
+	shedder *shedder
 
 	sendMu sync.Mutex // guards sender
 	sender sender
@@ -146,6 +152,7 @@ func open(o Options, n int) (all []*Source, err error) {
 			return all, fmt.Errorf("make eventfd: %w", err)
 		}
 		s.reader = newReader(o.BatchMessages)
+		s.shedder = newShedder(s.recvBuffer, &o, i)
 		s.sender = newSender()
 		// The port that the first was given is the others'.
 		o.Listen = netip.AddrPortFrom(o.Listen.Addr(), s.local.Port())
@@ -314,6 +321,7 @@ func (s *Source) Stats() source.Stats {
 		Datagrams:   s.datagrams.Load(),
 		Bytes:       s.bytes.Load(),
 		KernelDrops: s.kernelDrops.Load(),
+		Shedding:    1 - float64(s.shedder.steps.Load())/filterSteps,
 		Truncated:   s.truncated.Load(),
 		NoRoom:      s.noRoom.Load(),
 		HeldBytes:   s.slab.HeldBytes(),

@@ -1,0 +1,107 @@
+package udp
+
+import (
+	"fmt"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// filterSteps is how finely the part of the requests that a filter accepts is set.
+const filterSteps = 128
+
+// What a filter sees: the UDP header, source port first, then the wire header.
+const (
+	udpHeaderBytes = 8
+	magicAt        = udpHeaderBytes
+	typeAt         = udpHeaderBytes + 2
+	flagsAt        = udpHeaderBytes + 3
+	idAt           = udpHeaderBytes + 4
+)
+
+// golden is 2^32 over the golden ratio: multiples of it, modulo 2^32, are spread evenly
+// however many there are (Knuth, The Art of Computer Programming, volume 3, 6.4).
+const golden = 2654435769
+
+// portSpread sets clients apart whose ids are the same; any odd number would do.
+const portSpread = 40503
+
+// requestHash is what a filter decides by: ids that count up are spread evenly, those of
+// each client from a place of its own.
+func requestHash(port uint16, id uint32) uint32 { return (uint32(port)*portSpread + id) * golden }
+
+// filterProgram accepts the datagrams whose requestHash is below threshold, and all that does
+// not begin as a piece of a request does.
+func filterProgram(threshold uint32) []bpf.Instruction {
+	const id = 0 // the scratch word where the id is put together, from little-endian bytes
+	byteOfID := func(i uint32) []bpf.Instruction {
+		return []bpf.Instruction{
+			bpf.LoadScratch{Dst: bpf.RegX, N: id},
+			bpf.LoadAbsolute{Off: idAt + i, Size: 1},
+			bpf.ALUOpConstant{Op: bpf.ALUOpShiftLeft, Val: 8 * i},
+			bpf.ALUOpX{Op: bpf.ALUOpOr},
+			bpf.StoreScratch{Src: bpf.RegA, N: id},
+		}
+	}
+	program := []bpf.Instruction{
+		bpf.LoadConstant{Dst: bpf.RegA, Val: 0},
+		bpf.StoreScratch{Src: bpf.RegA, N: id},
+	}
+	for i := range uint32(4) {
+		program = append(program, byteOfID(i)...)
+	}
+	program = append(program,
+		bpf.LoadScratch{Dst: bpf.RegX, N: id},
+		bpf.LoadAbsolute{Off: 0, Size: 2},
+		bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: portSpread},
+		bpf.ALUOpX{Op: bpf.ALUOpAdd},
+		bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: golden},
+		bpf.JumpIf{Cond: bpf.JumpLessThan, Val: threshold, SkipTrue: 1},
+		bpf.RetConstant{Val: 0},
+		bpf.RetConstant{Val: acceptAll},
+	)
+	// What is checked before: each check but the length loads something.
+	for _, c := range []struct {
+		load bpf.Instruction
+		cond bpf.JumpTest
+		want uint32
+	}{
+		{bpf.LoadAbsolute{Off: flagsAt, Size: 1}, bpf.JumpBitsNotSet, 0xff &^ uint32(wire.FlagLast|wire.FlagRetransmitted|wire.FlagPadded|wire.FlagExtension)},
+		{bpf.LoadAbsolute{Off: typeAt, Size: 1}, bpf.JumpEqual, wire.Version<<4 | uint32(wire.TypeData)},
+		{bpf.LoadAbsolute{Off: magicAt, Size: 2}, bpf.JumpEqual, 'P'<<8 | 'S'},
+		{bpf.LoadExtension{Num: bpf.ExtLen}, bpf.JumpGreaterOrEqual, udpHeaderBytes + wire.HeaderSize},
+	} {
+		check := bpf.JumpIf{Cond: c.cond, Val: c.want, SkipFalse: uint8(len(program) - 1)}
+		program = append([]bpf.Instruction{c.load, check}, program...)
+	}
+	return program
+}
+
+// acceptAll is a filter's word for all of a datagram: as many bytes as there are, at most.
+const acceptAll = 1<<32 - 1
+
+// attachFilter has the kernel let so many of filterSteps of the requests into a socket; all
+// of them take the filter off.
+func attachFilter(socket, steps int) error {
+	if steps >= filterSteps {
+		if err := unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); err != nil {
+			return fmt.Errorf("detach filter: %w", err)
+		}
+		return nil
+	}
+	raw, err := bpf.Assemble(filterProgram(uint32(steps) * (1 << 32 / filterSteps)))
+	if err != nil {
+		return fmt.Errorf("assemble filter: %w", err)
+	}
+	code := make([]unix.SockFilter, len(raw))
+	for i, r := range raw {
+		code[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+	}
+	program := unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
+	if err := unix.SetsockoptSockFprog(socket, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program); err != nil {
+		return fmt.Errorf("attach filter: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,223 @@
+package udp
+
+import (
+	"testing"
+	"time"
+)
+
+// plant is a receiver and its socket, as a fluid: what is offered, what is taken, what waits.
+type plant struct {
+	s              shedding
+	now            int64
+	takes, offered float64 // bytes/ns
+	found          sight
+	waiting        float64
+	bytes          float64
+	drops          float64
+	news           []Overrun
+}
+
+const (
+	plantRoom    = 64 << 20
+	plantMessage = 64_000
+	plantTakes   = 3.6 // GB/s
+)
+
+func newPlant(offered float64) *plant {
+	return &plant{s: shedding{room: plantRoom}, now: 1e9, takes: plantTakes, offered: offered * plantTakes}
+}
+
+// run lets time pass, with a look whenever one is due.
+func (p *plant) run(d time.Duration) {
+	for until := p.now + int64(d); p.now < until; {
+		p.now += int64(lookEvery)
+		accepted := 1.
+		if p.s.on {
+			accepted = float64(p.s.steps()) / filterSteps
+		}
+		come := p.offered * float64(lookEvery)
+		p.drops += come * (1 - accepted) / plantMessage
+		p.waiting += come * accepted
+		took := min(p.waiting, p.takes*float64(lookEvery))
+		p.waiting -= took
+		p.bytes += took
+		if over := p.waiting - plantRoom; over > 0 {
+			p.drops += over / plantMessage
+			p.waiting = plantRoom
+		}
+		if p.waiting == 0 {
+			p.found.emptied = true
+		}
+		p.look()
+	}
+}
+
+// look has the receiver look at what is there.
+func (p *plant) look() {
+	p.found.waiting, p.found.bytes = int(p.waiting), uint64(p.bytes)
+	p.found.messages, p.found.drops = uint64(p.bytes/plantMessage), uint32(uint64(p.drops))
+	if news := p.s.look(p.now, p.found); news.Lasted != 0 {
+		p.news = append(p.news, news)
+	}
+	p.found.emptied = false
+}
+
+func TestWhatTheReceiverCannotTakeIsShed(t *testing.T) {
+	for _, offered := range []float64{1.1, 1.25, 1.5, 2, 3, 8} {
+		p := newPlant(offered)
+		p.run(300 * time.Millisecond)
+		if !p.s.on {
+			t.Errorf("%v times what it takes: nothing is shed", offered)
+			continue
+		}
+		before := p.bytes
+		for range 100 {
+			p.run(5 * time.Millisecond)
+			if most := 2 * plantTakes * float64(keptBacklog); p.waiting > most {
+				t.Errorf("%v times what it takes: %.1f ms of it wait, want at most %.1f", offered, p.waiting/plantTakes/1e6, most/plantTakes/1e6)
+				break
+			}
+		}
+		if got, can := p.bytes-before, plantTakes*500e6; got < 0.95*can {
+			t.Errorf("%v times what it takes: it gets %.0f %% of what it could take, want 95", offered, 100*got/can)
+		}
+	}
+}
+
+func TestNothingIsShedOfWhatTheReceiverTakes(t *testing.T) {
+	p := newPlant(0.95)
+	p.run(2 * time.Second)
+	if p.s.on {
+		t.Error("requests are shed of a receiver that takes them all")
+	}
+}
+
+func TestABurstThatTheBufferHoldsIsNotShed(t *testing.T) {
+	for name, burst := range map[string]float64{"half of the buffer": plantRoom / 2.1, "all of it": plantRoom} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlant(0.3)
+			p.run(20 * time.Millisecond)
+			p.waiting += burst
+			p.look()
+			p.run(100 * time.Millisecond)
+			if p.s.on || p.waiting > 0 {
+				t.Errorf("shedding %v with %.0f bytes waiting, want neither", p.s.on, p.waiting)
+			}
+		})
+	}
+}
+
+// One that was not there for a while finds its buffer full, and that says nothing of
+// what it takes.
+func TestAReceiverThatWasAwayShedsNothing(t *testing.T) {
+	p := newPlant(0.3)
+	p.run(20 * time.Millisecond)
+	p.waiting = plantRoom
+	p.now += int64(staleAfter) + 1
+	p.drops += 1000
+	p.look()
+	p.run(100 * time.Millisecond)
+	if p.s.on {
+		t.Error("requests are shed after a pause")
+	}
+}
+
+func TestAPauseInAnOverrunLetsAllInForALook(t *testing.T) {
+	p := newPlant(2)
+	p.run(300 * time.Millisecond)
+	p.now += int64(staleAfter) + 1
+	p.look()
+	if got := p.s.steps(); !p.s.on || got != filterSteps {
+		t.Fatalf("after a pause %d of %d are let in (shedding %v), want all and true", got, filterSteps, p.s.on)
+	}
+	p.run(300 * time.Millisecond)
+	if got := p.s.steps(); got > filterSteps*6/10 {
+		t.Errorf("a while after the pause %d of %d are let in, want about half", got, filterSteps)
+	}
+}
+
+func TestSheddingEndsWhenTheReceiverTakesAllAgain(t *testing.T) {
+	p := newPlant(2)
+	p.run(300 * time.Millisecond)
+	p.offered = 0.5 * plantTakes
+	p.run(200 * time.Millisecond)
+	if got := p.s.steps(); got != filterSteps {
+		t.Errorf("0.2 s after the overrun %d of %d are let in, want all", got, filterSteps)
+	}
+	if !p.s.on {
+		t.Error("the overrun has ended at once: it may come back")
+	}
+	p.run(calmAfter)
+	if p.s.on {
+		t.Errorf("it is still shedding %v after the overrun", calmAfter)
+	}
+}
+
+// A receiver that took nothing while its buffer stood full is not thought to take nothing for good.
+func TestSheddingEndsAfterAReceiverThatTookNothing(t *testing.T) {
+	p := newPlant(1.5)
+	p.run(20 * time.Millisecond)
+	p.takes = 0
+	p.run(100 * time.Millisecond)
+	p.takes, p.offered = plantTakes, plantTakes/2
+	p.run(time.Second)
+	if got := p.s.steps(); got != filterSteps {
+		t.Errorf("a second later %d of %d are let in, want all", got, filterSteps)
+	}
+}
+
+// All that comes may be shed: then nothing is taken, and there are no messages to go by.
+func TestSheddingEndsWhenNothingComesAnyMore(t *testing.T) {
+	p := newPlant(50)
+	p.run(300 * time.Millisecond)
+	p.offered = 0
+	p.run(200*time.Millisecond + calmAfter)
+	if p.s.on {
+		t.Error("it is still shedding")
+	}
+}
+
+func TestAnOverrunIsToldWhenItBeginsAndEnds(t *testing.T) {
+	p := newPlant(2)
+	p.run(time.Second)
+	if len(p.news) != 1 || p.news[0].Ended || p.news[0].Shed < 0.4 || p.news[0].Shed > 0.8 {
+		t.Fatalf("told %+v, want once that about half is shed", p.news)
+	}
+	p.offered = 0
+	p.run(2 * time.Second)
+	if len(p.news) != 2 || !p.news[1].Ended || p.news[1].Lasted < 1800*time.Millisecond || p.news[1].Lasted > 2500*time.Millisecond {
+		t.Errorf("told %+v, want the end of an overrun of 2 s, too", p.news)
+	}
+}
+
+// The kernel's count of drops has 32 bits.
+func TestDropsMayWrap(t *testing.T) {
+	p := newPlant(2)
+	p.drops = 1<<32 - 1000
+	p.look()
+	p.run(300 * time.Millisecond)
+	if got := p.s.steps(); got < filterSteps*4/10 || got > filterSteps*6/10 {
+		t.Errorf("%d of %d are let in, want about half", got, filterSteps)
+	}
+	if p.drops < 1<<32 {
+		t.Fatal("nothing wrapped")
+	}
+}
+
+// A receiver that takes less from one moment to the next has less let in, and more again
+// when it takes more.
+func TestSheddingFollowsTheReceiver(t *testing.T) {
+	p := newPlant(1.5)
+	for _, takes := range []float64{plantTakes, plantTakes / 3, plantTakes} {
+		p.takes = takes
+		p.run(600 * time.Millisecond)
+		before := p.bytes
+		p.run(100 * time.Millisecond)
+		if got := p.bytes - before; got < 0.95*takes*100e6 {
+			t.Errorf("of %.1f GB/s that it takes it gets %.1f", takes, got/100e6)
+		}
+		if p.waiting > 2*takes*float64(keptBacklog) {
+			t.Errorf("at %.1f GB/s, %.1f ms of it wait", takes, p.waiting/takes/1e6)
+		}
+	}
+}
