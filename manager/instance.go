@@ -163,6 +163,7 @@ func (in *instance) step() {
 			in.firstGood.Store(0)
 			clear(in.visited)
 			in.setServing(true)
+			in.setLadder(in.pair.Active().Card.Batches)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
 			in.m.shareServed(in)
 		case pair.Reclaim:
@@ -200,6 +201,13 @@ func (in *instance) reclaim(generation uint32) {
 	in.channel.Disown(generation)
 	in.channel.Wake()
 	in.dropTensors()
+}
+
+// setLadder says what batches are of from now on.
+func (in *instance) setLadder(batches []int) {
+	in.f.mu.Lock()
+	in.tally.ladder = batches
+	in.f.mu.Unlock()
 }
 
 func (in *instance) setServing(serving bool) {
@@ -260,7 +268,7 @@ func (in *instance) status() control.InstanceStatus {
 func (in *instance) forget() {
 	in.load, in.cpuPerRequest, in.cpu = instanceLoad{}, 0, control.Report{}
 	in.f.mu.Lock()
-	in.tally = tally{}
+	in.tally = tally{ladder: in.tally.ladder}
 	in.f.mu.Unlock()
 }
 

@@ -20,8 +20,9 @@ type tally struct {
 	// once over both.
 	aggregation, busy time.Duration
 	running           span
-	// pace is of the batches that ended.
-	pace share.Pace
+	// pace is of the batches that ended, by the sizes that ran: of ladder's.
+	pace   share.Pace
+	ladder []int
 	// latencies are the last ones, whole -> batch end; answered counts them.
 	latencies [keptLatencies]time.Duration
 }
@@ -44,7 +45,15 @@ func (s *span) alone(dispatched, inferred int64) (took time.Duration, first bool
 }
 
 // next is an empty tally for what comes after t.
-func (t *tally) next() tally { return tally{running: t.running} }
+func (t *tally) next() tally { return tally{running: t.running, ladder: t.ladder} }
+
+// prepared is the size in which a batch of n ran: the ladder's next step.
+func (t *tally) prepared(n int) int {
+	if i, _ := slices.BinarySearch(t.ladder, n); i < len(t.ladder) {
+		return t.ladder[i]
+	}
+	return n
+}
 
 // keptLatencies bound what the tail is taken of.
 const keptLatencies = 512
@@ -86,7 +95,7 @@ func (t *tally) answer(r shm.Request, result shm.Result, now int64, late time.Du
 		took, first := t.running.alone(result.Dispatched, result.Inferred)
 		t.busy += took / time.Duration(size)
 		if first && took > 0 {
-			t.pace.Note(size, took)
+			t.pace.Note(t.prepared(size), took)
 		}
 	case wire.StatusLate:
 		latency = max(latency, late)

@@ -159,10 +159,47 @@ func TestMeasurementsOnAGPUAreTakenAsTheyAre(t *testing.T) {
 }
 
 func TestTheMarginForBurstsIsThatOfTheBatches(t *testing.T) {
-	for size, want := range map[float64]float64{0: 1.5, 1: 1.5, 4: 1.2, 40: 1.11} {
+	for size, want := range map[float64]float64{0: 1.5, 1: 1.5, 4: 1.1625, 45: 1.06} {
 		if got := burstMargin(size); math.Abs(got-want) > 1e-9 {
 			t.Errorf("batches of %v: %v, want %v", size, got, want)
 		}
+	}
+}
+
+// A load that becomes another one is judged at once, not when averages have forgotten.
+func TestALoadThatStepsIsAnotherLoad(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		rates []float64
+		want  []bool
+	}{
+		{"steady", []float64{100, 112, 88, 120, 95}, []bool{false, false, false, false, false}},
+		{"one burst", []float64{100, 200, 100, 60, 100}, []bool{false, false, false, false, false}},
+		{"a step up", []float64{100, 100, 300, 300}, []bool{false, false, false, true}},
+		{"a step down", []float64{100, 100, 30, 30}, []bool{false, false, false, true}},
+		{"to and fro", []float64{100, 200, 50, 200, 50}, []bool{false, false, false, false, false}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var l instanceLoad
+			for i, rate := range c.rates {
+				if got := l.stepped(rate); got != c.want[i] {
+					t.Errorf("rate %d, %v: stepped %v, want %v", i, rate, got, c.want[i])
+				}
+				l.rate.Add(rate)
+			}
+		})
+	}
+}
+
+func TestABatchRanInTheSizeThatIsPrepared(t *testing.T) {
+	all := tally{ladder: []int{1, 4, 16}}
+	for n, want := range map[int]int{1: 1, 2: 4, 4: 4, 5: 16, 16: 16, 17: 17} {
+		if got := all.prepared(n); got != want {
+			t.Errorf("a batch of %d ran as one of %d, want %d", n, got, want)
+		}
+	}
+	if next := all.next(); next.prepared(2) != 4 {
+		t.Error("the next tally does not know the sizes")
 	}
 }
 

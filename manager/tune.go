@@ -31,8 +31,8 @@ func shareConfig(c configs.Shares) share.Config {
 // where batches are of that size. A device that is busy two thirds of the time makes a
 // request wait for one other in the mean (M/D/1), and for a few at the tail. What comes
 // during a batch of n varies by the square root of n: a batch's worth of waiting is as
-// rare where the device is idle for an n-th of that. Batches' times vary, too, by some 10 %.
-func burstMargin(size float64) float64 { return 1.1 + 0.4/max(1, size) }
+// rare where the device is idle for an n-th of that. Batches' times vary, too, by some 5 %.
+func burstMargin(size float64) float64 { return 1.05 + 0.45/max(1, size) }
 
 // An observation takes so many answers, or so much time and a few: with fewer,
 // chance speaks.
@@ -55,6 +55,8 @@ type instanceLoad struct {
 	aggregation share.EWMA
 	pace         share.Pace
 	observations int
+	// side is that on which the last rate lay far from the mean: 1 above, -1 below.
+	side int
 	// observed is what the averages last said, once they were known.
 	observed share.Observation
 	known    bool
@@ -204,7 +206,11 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	if load.observations++; load.observations <= settling {
 		return o, false
 	}
-	load.rate.Add(float64(t.arrived) / elapsed.Seconds())
+	rateNow := float64(t.arrived) / elapsed.Seconds()
+	if load.stepped(rateNow) {
+		*load = instanceLoad{percent: load.percent, since: now, pace: load.pace, observations: enough}
+	}
+	load.rate.Add(rateNow)
 	load.pace.Join(&t.pace)
 	if t.arrived > 0 {
 		load.aggregation.Add(t.aggregation.Seconds() / float64(t.arrived))
@@ -238,6 +244,27 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	}
 	load.observed, load.known = o, haveLatency && haveThroughput && load.observations >= enough
 	return load.observed, load.known
+}
+
+// loadStep is how far from their mean two rates in a row must lie, as a part of it, to be
+// another load. A rate is of enoughAnswers at least, and varies by an eighth of itself.
+const loadStep = 0.3
+
+// stepped reports whether the load has become another one with this rate. What was
+// averaged before says nothing of it, and the averages would take ten observations to
+// forget.
+func (l *instanceLoad) stepped(rate float64) bool {
+	mean, ok := l.rate.Mean()
+	before := l.side
+	switch {
+	case ok && rate > mean*(1+loadStep):
+		l.side = 1
+	case ok && rate < mean*(1-loadStep):
+		l.side = -1
+	default:
+		l.side = 0
+	}
+	return l.side != 0 && l.side == before
 }
 
 // atShare turns what was measured into what the share stands for. On a GPU it is

@@ -7,8 +7,7 @@ import "time"
 // and what it does in a busy second with those says little of what its share is good for.
 // The zero value has seen nothing.
 //
-// A batch's size is its requests, as if there were no padding: a line through those is a
-// little above that through the sizes that ran, so it promises a little less.
+// A batch's size is the prepared one that ran, padding and all.
 type Pace struct {
 	batches, sizes, times, squares, products float64 // sums of 1, n, t, n², n·t; t in seconds
 	largest                                  int     // size that was timed
@@ -20,7 +19,7 @@ const paceMemory = 0.7
 // A line is not followed beyond so many times the largest size that was timed: where a
 // device is not full, small sizes take the same time each, and their line promises the
 // largest for nothing. The next observation, of a smaller share, has larger sizes.
-const paceReach = 2
+const paceReach = 4
 
 // paceTrust is how far sizes must spread, as a squared part of their mean, before the
 // slope that they show weighs as much as that of a time in proportion to the size.

@@ -59,8 +59,8 @@ func TestPaceFindsTheLargestBatchThatTheObjectiveAllows(t *testing.T) {
 func TestPaceDoesNotPromiseWhatLiesFarBeyondWhatItSaw(t *testing.T) {
 	flat := func(n int) time.Duration { return time.Duration(max(n, 8)) * 100 * time.Microsecond }
 	throughput, size := paceOf(flat, 1, 2, 2, 4, 1).Best(powers, time.Second)
-	if size != 8 || math.Abs(throughput-10000) > 1000 {
-		t.Errorf("batches of %d, %.0f a second; want twice the largest that was seen, and about 10000", size, throughput)
+	if truth := 16 / flat(16).Seconds(); size != 16 || throughput > 2*truth {
+		t.Errorf("batches of %d, %.0f a second; want four times the largest that was seen, and not twice the %.0f that those do", size, throughput, truth)
 	}
 }
 
