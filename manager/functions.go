@@ -39,11 +39,7 @@ func (m *Manager) add(c configs.Function) error {
 		return err
 	}
 	for i, percent := range m.shareIn(c, card) {
-		in := f.instances[i]
-		in.setShare(percent)
-		// It has little to run on, and its neighbours keep theirs: it may as well have all
-		// its batch sizes when it begins.
-		in.pair.Unhurried = m.shares.Waits(in.id())
+		f.instances[i].setShare(percent)
 	}
 	m.functions = append(m.functions, f)
 	f.run()

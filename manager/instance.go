@@ -165,7 +165,9 @@ func (in *instance) step() {
 			in.setServing(true)
 			in.setLadder(in.pair.Active().Card.Batches)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
-			in.m.shareServed(in)
+			if !in.growing() {
+				in.m.shareServed(in)
+			}
 		case pair.Reclaim:
 			in.reclaim(c.Generation)
 		case pair.Promoted:
@@ -354,6 +356,7 @@ func (in *instance) see(o *control.ObservedProcess) {
 	}
 	if before.growing && !now.growing {
 		in.wholeAt = time.Now()
+		in.m.shareServed(in)
 		in.log.Info().Uint32("generation", o.Generation).Ints("batches", now.batches).Msg("process has its batch sizes")
 	}
 }

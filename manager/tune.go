@@ -65,7 +65,7 @@ type instanceLoad struct {
 // shareIn takes a new function's instances in and returns their shares; everybody
 // else's move at once. A function without shares is no affair of the others': theirs are
 // of the whole device, which it uses, too. Where shares change in place and others serve,
-// it gets what these leave until it serves itself: a model takes seconds to load.
+// it gets what these leave until it serves itself, whole: a model takes seconds to load.
 func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	if m.cfg.ChangeOf(c) == configs.ChangeNone {
 		return make([]float64, c.Instances)
@@ -93,11 +93,10 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	return shares
 }
 
-// shareServed gives an instance that waited with the least there is what it wants: a
-// process serves it.
+// shareServed gives an instance that waited with what others left what it wants: a process
+// serves it with all its batch sizes. Before, it could not move to where it has more.
 func (m *Manager) shareServed(in *instance) {
 	if m.shares.Serves(in.id()) {
-		in.pair.Unhurried = false
 		m.apply(m.shares.Step(time.Since(m.started), nil), in.f.name+" serves")
 	}
 }

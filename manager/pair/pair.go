@@ -25,10 +25,10 @@
 //
 //	Lost: active, ready ──role kill──> gone     shadow ──role serve──> next
 //
-// Where nobody serves, the next process is Early, as far as processes can be and unless the
-// pair is Unhurried: ready with a part of its batch sizes, whole only later. One that dies
-// before it is whole is followed by one that is not Early, so that a model that is never
-// whole does not serve by halves for ever.
+// Where nobody serves, the next process is Early, as far as processes can be: ready with
+// a part of its batch sizes, whole only later. One that dies before it is whole is
+// followed by one that is not Early, so that a model that is never whole does not serve
+// by halves for ever.
 package pair
 
 import (
@@ -87,8 +87,6 @@ type Pair struct {
 	// Restart keeps no shadow: a change stops the process and starts another,
 	// which is what a swap is compared with.
 	Restart bool
-	// Unhurried: the next process is not Early: nobody's requests wait for it.
-	Unhurried bool
 
 	card     *models.Card
 	proven   *models.Card // the last one that served
@@ -382,7 +380,7 @@ func (p *Pair) wake() {
 		q = p.spawn()
 	}
 	// A model that another could be gone back to shows all of itself first.
-	q.Early = !p.Unhurried && p.active == nil && q.Card != p.doubted && (p.proven == nil || q.Card == p.proven)
+	q.Early = p.active == nil && q.Card != p.doubted && (p.proven == nil || q.Card == p.proven)
 	q.Role, q.SharePercent = control.Serve, p.target
 	p.shadow, p.next = nil, q
 }

@@ -139,12 +139,6 @@ func (c *Controller) Serves(id ID) bool {
 	return true
 }
 
-// Waits reports whether an IF waits.
-func (c *Controller) Waits(id ID) bool {
-	m, ok := c.members[id]
-	return ok && m.waiting
-}
-
 // Replace says that an IF runs another model now: what was learned of the old one
 // is forgotten, its share stays until the next Step, which reallocates at once.
 func (c *Controller) Replace(id ID, kneePercent float64) error {

