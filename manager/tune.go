@@ -55,6 +55,7 @@ type instanceLoad struct {
 	aggregation share.EWMA
 	pace         share.Pace
 	observations int
+	fits         bool // two batches that it can run fit the objective
 	// side is that on which the last rate lay far from the mean: 1 above, -1 below.
 	side int
 	// observed is what the averages last said, once they were known.
@@ -221,7 +222,8 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	switch {
 	case t.ran > 0 && t.busy > 0:
 		tail, throughput := in.atShare(&t, load.percent)
-		throughput, batch := in.atLargerBatches(throughput, left)
+		throughput, batch, fits := in.atLargerBatches(throughput, left)
+		load.fits = fits
 		load.tail.Add(tail.Seconds())
 		load.throughput.Add(throughput)
 		load.batch.Add(batch)
@@ -233,7 +235,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	batch, _ := load.batch.Mean()
 	rate, _ := load.rate.Mean()
 	o = share.Observation{
-		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate * burstMargin(batch), SLO: left,
+		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate * burstMargin(batch), SLO: left, Fits: load.fits,
 		// Paper 3.2.1: whichever part takes longer is the bottleneck.
 		AggregationBound: aggregation > tail && aggregation+tail > f.slo.Seconds(),
 	}
@@ -291,17 +293,19 @@ func (in *instance) atShare(t *tally, percent float64) (tail time.Duration, thro
 }
 
 // atLargerBatches turns the throughput of the batches that ran into that of the batches
-// that there would be with more to do, and says how large those are. An IF that keeps up
+// that there would be with more to do, and says how large those are, and whether two of them
+// fit what is left of the objective. An IF that keeps up
 // runs small ones, since its latency is short then. On a CPU a batch takes its requests'
 // times, more or less, and what was measured stays.
-func (in *instance) atLargerBatches(measured float64, left time.Duration) (throughput, batch float64) {
+func (in *instance) atLargerBatches(measured float64, left time.Duration) (throughput, batch float64, fits bool) {
 	if !in.m.onGPU() {
-		return measured, 1
+		return measured, 1, false
 	}
-	if can, size := in.load.pace.Best(in.sizes(), left); can > measured {
-		return can, float64(size)
+	can, size := in.load.pace.Best(in.sizes(), left)
+	if can > measured {
+		return can, float64(size), true
 	}
-	return measured, in.load.pace.Mean()
+	return measured, in.load.pace.Mean(), size > 0
 }
 
 // sizes are the batch sizes that the rule may choose from, ascending.

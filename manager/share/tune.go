@@ -17,6 +17,10 @@ type Observation struct {
 	ArrivalRate float64
 	// SLO is the latency objective.
 	SLO time.Duration
+	// Fits says that two batches of some size fit the objective, and throughput is theirs:
+	// where that is short, requests are late for their queue, and how late says nothing of
+	// how much is short.
+	Fits bool
 	// AggregationBound says that requests are late before they are whole: the
 	// CPU or the network is the bottleneck (3.2.1) and no share helps.
 	AggregationBound bool
@@ -65,7 +69,7 @@ const mostRaise = 1.0
 // Tune is Algorithm 1: the demand of an IF whose share is currentPercent.
 //
 // It is raised by the larger relative shortage when latency or throughput is
-// short by more than the threshold, cut by the smaller relative surplus when both
+// short by more than the threshold (by throughput's where that is short and batches fit), cut by the smaller relative surplus when both
 // are over by more than it, and else held. "Relative" is what makes the new share
 // fit where time is in inverse proportion to the share:
 //
@@ -95,7 +99,7 @@ func Tune(currentPercent float64, o Observation, c Config) Decision {
 	switch {
 	case latency < -threshold || throughput < -threshold:
 		shortage, why := -latency, whyLatency
-		if s := o.ArrivalRate/o.Throughput - 1; s > shortage {
+		if s := o.ArrivalRate/o.Throughput - 1; s > shortage || o.Fits && throughput < -threshold {
 			shortage, why = s, whyThroughput
 		}
 		d.Direction, d.Why = Raise, why
