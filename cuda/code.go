@@ -21,6 +21,7 @@ const (
 	NotSupported        Code = 801
 	MPSConnectionFailed Code = 805
 	MPSServerNotReady   Code = 807
+	InvalidClusterSize  Code = 912
 )
 
 // codes are CUresult's names without CUDA_ERROR_, and what they mean.
@@ -154,6 +155,10 @@ var (
 	// ErrServer is the part of ErrLost that is the MPS server's doing: it failed, or was
 	// killed. No kernel of anybody's is to blame.
 	ErrServer = errors.New("cuda: the MPS server failed")
+	// ErrTooFewSMs is returned when a kernel's blocks must run together (a thread block
+	// cluster, a cooperative launch) and the multiprocessors of the stream, few or lying
+	// apart, do not hold them. With more of them it may run.
+	ErrTooFewSMs = errors.New("cuda: too few multiprocessors for the kernel")
 	// ErrNotReady is returned when what was asked for is not done yet.
 	ErrNotReady = errors.New("cuda: not ready")
 	// ErrNotSupported is returned when the device, the driver or the way in which
@@ -197,6 +202,8 @@ func (e *Error) Is(target error) bool {
 		return e.Code.Lost()
 	case ErrServer:
 		return e.Code == 805 || e.Code == 806
+	case ErrTooFewSMs:
+		return e.Code == 720 || e.Code == InvalidClusterSize
 	case ErrNotReady:
 		return e.Code == NotReady
 	case ErrNotSupported:

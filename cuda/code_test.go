@@ -24,7 +24,7 @@ func TestAnErrorNamesCallCodeAndMeaning(t *testing.T) {
 }
 
 func TestErrorsAreComparedByCode(t *testing.T) {
-	sentinels := []error{cuda.ErrOutOfMemory, cuda.ErrLost, cuda.ErrServer, cuda.ErrNotReady, cuda.ErrNotSupported, cuda.ErrNoDevice}
+	sentinels := []error{cuda.ErrOutOfMemory, cuda.ErrLost, cuda.ErrServer, cuda.ErrTooFewSMs, cuda.ErrNotReady, cuda.ErrNotSupported, cuda.ErrNoDevice}
 	lost := []cuda.Code{214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 805, 806, 807, 810}
 	for code := cuda.Code(1); code < 1000; code++ {
 		var want []error
@@ -35,6 +35,8 @@ func TestErrorsAreComparedByCode(t *testing.T) {
 			want = []error{cuda.ErrNoDevice}
 		case 600:
 			want = []error{cuda.ErrNotReady}
+		case 720, 912:
+			want = []error{cuda.ErrTooFewSMs}
 		case 801:
 			want = []error{cuda.ErrNotSupported}
 		}

@@ -28,8 +28,8 @@
 // mmap or from AllocateHost.
 //
 // Errors: a refused call is an *Error with the driver's code, to be compared
-// with errors.Is against ErrOutOfMemory, ErrNotReady, ErrNotSupported and
-// ErrLost. After ErrLost nothing that this process asks of the device will
+// with errors.Is against ErrOutOfMemory, ErrTooFewSMs, ErrNotReady,
+// ErrNotSupported and ErrLost. After ErrLost nothing that this process asks of the device will
 // succeed: it must end. A function that the driver lacks is a *SymbolError.
 //
 // What succeeds allocates nothing in Launch, Copy, Set, WriteValue, Record,
