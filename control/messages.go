@@ -185,6 +185,10 @@ type ObservedProcess struct {
 	// process that did it, but the MPS server's end.
 	DeviceLost bool `json:"device_lost,omitempty"`
 	Blameless  bool `json:"blameless,omitempty"`
+	// GroupsUnfit are the last groups that the process was ordered to and found that its
+	// model cannot run on: they are too few, or lie too far apart, for a kernel of it. It
+	// ends for that, or stays where it was (SMGroups).
+	GroupsUnfit []int `json:"groups_unfit,omitempty"`
 }
 
 // RepeatEvery is how often both sides repeat their state; a peer silent for
@@ -277,6 +281,9 @@ type Notice struct {
 	// that it was the MPS server that failed.
 	DeviceLost bool `json:"device_lost,omitempty"`
 	Blameless  bool `json:"blameless,omitempty"`
+	// GroupsUnfit says that the model cannot run on these groups, with Failed where the
+	// process ends for it, else with the SMGroups that it stays on.
+	GroupsUnfit []int `json:"groups_unfit,omitempty"`
 }
 
 // Attach is a process's first message on the manager's Unix socket.

@@ -53,7 +53,9 @@ import (
 // one line that the operator sees. But where ConfigureBatch of a larger size finds no
 // memory, and the error wraps cuda.ErrOutOfMemory, a process that serves goes on with
 // the sizes that it has. A failed InferBatch costs its own batch; its outputs are not
-// read. Where the error is that a GPU failed for good, it wraps device.ErrLost: the
+// read. Where the multiprocessors that the process was given do not hold a kernel of the
+// model's, and the error wraps cuda.ErrTooFewSMs, the manager gives it more of them.
+// Where the error is that a GPU failed for good, it wraps device.ErrLost: the
 // batch is answered as failed and the process ends at once, without Deinit.
 type Framework interface {
 	// Init brings the framework itself up: libraries, threads, environment. It

@@ -67,7 +67,7 @@ func (m *mover) grow() (goesOn bool) {
 		p.stay(fmt.Sprintf("serves batches of %d at most: %v", p.ladder[len(p.ladder)-1], err))
 		return true
 	}
-	p.fail(err)
+	p.fail(unfitOn(m.held, err))
 	return false
 }
 

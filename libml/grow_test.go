@@ -225,6 +225,19 @@ func TestAProcessWithoutMemoryToGrowServesAsItIs(t *testing.T) {
 	c.drained()
 }
 
+func TestAProcessWhoseLargerBatchesDoNotFitItsGroupsSaysWhich(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	c, let := b.early(f, 2)
+	let(only("configure", unfit))
+	if failed := c.await(control.Failed); !slices.Equal(failed.GroupsUnfit, []int{2}) || failed.DeviceLost {
+		t.Errorf("the process says %+v, want that group 2 does not do", failed)
+	}
+	if err := c.end(); !errors.Is(err, cuda.ErrTooFewSMs) {
+		t.Errorf("the process ends with %v", err)
+	}
+}
+
 func TestADeviceLostWhileAProcessGrowsEndsIt(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()

@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/shm"
 )
@@ -115,7 +117,11 @@ func (m *mover) run() {
 		case <-m.stop:
 			return
 		case groups := <-m.p.groups:
-			err := m.move(groups)
+			if slices.Equal(groups, m.held) {
+				m.report(nil) // ordered back from a move that could not be made
+				continue
+			}
+			err := unfitOn(groups, m.move(groups))
 			if errors.Is(err, errStopped) {
 				return
 			}
@@ -131,7 +137,8 @@ func (m *mover) run() {
 // errStopped is returned by move when the process ends before it was made.
 var errStopped = errors.New("process ends")
 
-// move brings the process to these groups. On an error it stays where it is.
+// move brings the process to these groups. On an error it stays where it is, and begins
+// nothing on them.
 func (m *mover) move(groups []int) error {
 	to, slots := standby(m.base), []int(nil)
 	for i := range m.l.flights {
@@ -175,9 +182,35 @@ func (m *mover) report(err error) {
 	n := control.Notice{SMGroups: m.held, SMs: m.sms}
 	if err != nil {
 		m.p.log.Error().Err(err).Ints("groups", m.held).Msg("stays on its multiprocessors")
-		n.Reason = err.Error()
+		n.Reason, n.GroupsUnfit = err.Error(), unfitGroups(err)
 	}
 	m.p.say(n)
+}
+
+// unfitError is an error of a model that cannot run on groups of multiprocessors.
+type unfitError struct {
+	groups []int
+	error
+}
+
+func (e *unfitError) Unwrap() error { return e.error }
+
+// unfitOn marks an error that comes of the groups that the work was to run on; others it
+// returns as they are.
+func unfitOn(groups []int, err error) error {
+	if len(groups) > 0 && errors.Is(err, cuda.ErrTooFewSMs) {
+		return &unfitError{groups, err}
+	}
+	return err
+}
+
+// unfitGroups are the groups of an error that unfitOn marked; nil of any other.
+func unfitGroups(err error) []int {
+	var unfit *unfitError
+	if errors.As(err, &unfit) {
+		return unfit.groups
+	}
+	return nil
 }
 
 // moverPatience is how long a drain waits for what the mover is at: a move is tens of

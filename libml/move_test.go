@@ -2,12 +2,14 @@ package libml
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/devicetest"
 )
@@ -401,6 +403,77 @@ func TestAProcessThatCannotMoveStaysAndSaysSo(t *testing.T) {
 			b.publish(2, b.picture(2), nil)
 			b.answered(b.replies(1)[0], b.picture(2))
 			p.drained()
+		})
+	}
+}
+
+// unfit is an error of a kernel that does not fit where it is to run.
+var unfit = fmt.Errorf("slot 2: %w", &cuda.Error{Op: "cuGraphInstantiateWithFlags", Code: cuda.InvalidClusterSize})
+
+// Whether a model runs on few multiprocessors is found by trying. Where it does not, the
+// process says on which groups, serves on where it was, and is soon back where it began.
+func TestAProcessWhoseModelDoesNotFitOtherGroupsStaysAndSaysWhich(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	p := b.serving(f, 1)
+	p.moveTo(0, 1)
+	p.holds(0, 1)
+	f.fail(only("configure", unfit))
+	p.moveTo(0)
+	n := p.holds(0, 1)
+	if !slices.Equal(n.GroupsUnfit, []int{0}) || n.State != control.Active || n.SMs != 16 || !strings.Contains(n.Reason, "INVALID_CLUSTER_SIZE") {
+		t.Errorf("the process says %+v, want that it stays on 16 multiprocessors and that group 0 does not do", n)
+	}
+	b.publish(1, b.picture(1), nil)
+	b.answered(b.replies(1)[0], b.picture(1))
+	// To where it is there is nothing to configure.
+	p.moveTo(0, 1)
+	if n := p.holds(0, 1); n.GroupsUnfit != nil || n.Reason != "" || n.SMs != 16 {
+		t.Errorf("back where it was the process says %+v", n)
+	}
+	f.fail(nil)
+	p.moveTo(1, 2)
+	p.holds(1, 2)
+	b.publish(2, b.picture(2), nil)
+	b.answered(b.replies(1)[0], b.picture(2))
+	p.drained()
+}
+
+func TestAProcessThatIsBornOnGroupsThatDoNotDoEndsAndSaysWhich(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		step   string
+		err    error
+		groups []int
+		want   []int
+	}{
+		{"it links", "link", unfit, []int{3}, []int{3}},
+		{"it configures a batch", "configure", unfit, []int{0, 1}, []int{0, 1}},
+		{"it warms up", "infer", unfit, []int{1}, []int{1}},
+		{"it has the whole device", "configure", unfit, nil, nil},
+		{"something else is wrong", "configure", errFake, []int{1}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newGPUBed(t, testCard())
+			f := b.fake()
+			p := b.start(1, f.build, nil)
+			f.fail(only(c.step, c.err))
+			p.order(control.Order{Do: control.DoWake, SharePercent: 50, SMGroups: c.groups})
+			var said []int
+			for n := range p.notices {
+				if n.State == control.Failed {
+					said = n.GroupsUnfit
+				}
+			}
+			if !slices.Equal(said, c.want) {
+				t.Errorf("the process says that groups %v do not do, want %v", said, c.want)
+			}
+			if err := p.end(); !errors.Is(err, c.err) {
+				t.Errorf("the process ends with %v", err)
+			}
+			if last := f.calls[len(f.calls)-1]; last != "deinit" {
+				t.Errorf("the last call is %s: the framework was not given back", last)
+			}
 		})
 	}
 }

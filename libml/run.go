@@ -154,6 +154,9 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 			p.say(control.Notice{State: control.Failed, Reason: err.Error(), DeviceLost: true, Blameless: errors.Is(err, cuda.ErrServer)})
 			return
 		}
+		if groups := unfitGroups(err); len(groups) > 0 {
+			p.say(control.Notice{State: control.Failed, Reason: err.Error(), GroupsUnfit: groups})
+		}
 		p.clean()
 	}()
 	if err := p.load(); err != nil {
@@ -175,7 +178,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	p.say(control.Notice{State: control.Linking})
 	notice, err := p.link(wake, attached, files)
 	if err != nil {
-		return err
+		return unfitOn(wake.SMGroups, err)
 	}
 	if p.finished() {
 		return p.end()

@@ -653,6 +653,9 @@ func (g *gpu) fail(doing string, err error) error {
 		if said.outOfMemory() && !errors.Is(err, cuda.ErrOutOfMemory) {
 			err = fmt.Errorf("%w: %w", cuda.ErrOutOfMemory, err)
 		}
+		if said.tooFewSMs() {
+			err = fmt.Errorf("%w: %w", cuda.ErrTooFewSMs, err)
+		}
 		if g.stream != (cuda.Stream{}) {
 			if _, asked := g.stream.Query(); errors.Is(asked, cuda.ErrLost) {
 				err = fmt.Errorf("%w (%w)", err, asked)

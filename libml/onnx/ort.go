@@ -88,6 +88,12 @@ func (e *ortError) outOfMemory() bool {
 	return false
 }
 
+// tooFewSMs says whether the message is of a kernel that does not fit the stream's
+// multiprocessors (cuda.ErrTooFewSMs).
+func (e *ortError) tooFewSMs() bool {
+	return strings.Contains(e.text, "CUDA failure 720:") || strings.Contains(e.text, "CUDA failure 912:")
+}
+
 // plain makes a line of what ONNX Runtime says of a failure: "CUDA failure 2: out of
 // memory" of half a page with template arguments, host name, file and expression.
 func plain(text string) string {
