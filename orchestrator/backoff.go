@@ -18,6 +18,18 @@ type backoff struct {
 	failures int
 	last     string // why the last one failed, early or not
 	until    time.Time
+	tooFew   int // the most groups of multiprocessors that a process ended for as too few
+}
+
+// outgrew notes an end on so many groups of multiprocessors, too few for the model. It
+// reports false where the place has failed on as many before: the first time the manager
+// gives it more of them, and the next process need not wait.
+func (b *backoff) outgrew(groups int, reason string) bool {
+	if groups <= b.tooFew {
+		return false
+	}
+	b.tooFew, b.last = groups, reason
+	return true
 }
 
 // ended notes an end at now after a life of lived.

@@ -37,9 +37,13 @@ type life struct {
 	grows      time.Duration           // how long one that is early takes to get its batch sizes
 	stuck      bool                    // a move never ends
 	staysPut   string                  // it does not move, and says why
+	least      int                     // its model runs on so many groups at least
 	blameless  bool                    // it loses the device by the MPS server's doing
 	losesFirst bool                    // it loses the device before it has it, as it links
 }
+
+// tooFew is why a process does not run on fewer groups than its life says.
+const tooFew = "a cluster does not fit"
 
 // fakeSpawner makes processes that live as they are told. It runs in a synctest
 // bubble, on its time.
@@ -320,6 +324,11 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 			lose("no context")
 			return
 		}
+		if len(at.SMGroups) < p.life.least {
+			say(control.Notice{State: control.Failed, Reason: tooFew, GroupsUnfit: at.SMGroups})
+			end <- exit{code: 1}
+			return
+		}
 		ready.SMs, ready.SMGroups = p.counts(at), at.SMGroups
 		ready.Batches, ready.Growing = []int{1}, at.Early
 	}
@@ -348,7 +357,11 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 				return
 			}
 			n := control.Notice{State: control.Active, Reason: p.life.staysPut}
-			if p.life.staysPut == "" {
+			switch {
+			case p.life.staysPut != "":
+			case len(o.SMGroups) < p.life.least:
+				n.Reason, n.GroupsUnfit = tooFew, o.SMGroups
+			default:
 				at = o
 			}
 			n.SMs, n.SMGroups = p.counts(at), at.SMGroups

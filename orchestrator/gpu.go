@@ -235,7 +235,7 @@ func (s *supervisor) notePlace(k key, c *child, n control.Notice) {
 	if n.SMs == 0 {
 		return
 	}
-	c.notice.SMs, c.at = n.SMs, n.SMGroups
+	c.notice.SMs, c.at, c.unfit = n.SMs, n.SMGroups, n.GroupsUnfit
 	switch {
 	case slices.Equal(c.at, c.groups):
 		c.moving = false
@@ -370,7 +370,7 @@ func (s *supervisor) observeGPU(o *control.Observed) {
 
 // observeChild tells the manager where a process is.
 func (s *supervisor) observeChild(k key, c *child, q *control.ObservedProcess) {
-	q.SMs, q.DeviceLost, q.Blameless = c.notice.SMs, c.lost, c.lost && c.blameless
+	q.SMs, q.DeviceLost, q.Blameless, q.GroupsUnfit = c.notice.SMs, c.lost, c.lost && c.blameless, c.unfit
 	switch {
 	case c.state.Ended(): // on nothing any more
 		return

@@ -342,6 +342,45 @@ func TestOneThatCannotMoveStaysAndSaysWhy(t *testing.T) {
 	})
 }
 
+func TestWhatGroupsDoNotDoIsToldAndTheNextOnesAreOrdered(t *testing.T) {
+	lives := func(spec) life { return life{least: 2, moves: time.Second} }
+	amongGPU(t, lives, func(n *node) {
+		n.want(grouped(1, control.Serve, 0, 1, 2))
+		n.untilState(1, control.Active)
+		n.want(grouped(1, control.Serve, 1))
+		n.untilProcess(1, "it stays, and says where it cannot run", func(p control.ObservedProcess) bool {
+			return slices.Equal(p.SMGroups, []int{0, 1, 2}) && slices.Equal(p.GroupsUnfit, []int{1}) && p.Reason == tooFew && p.State == control.Active
+		})
+		n.want(grouped(1, control.Serve, 1, 2))
+		n.untilProcess(1, "it moves", func(p control.ObservedProcess) bool {
+			return slices.Equal(p.SMGroups, []int{1, 2}) && p.GroupsUnfit == nil && p.Reason == ""
+		})
+	})
+}
+
+// The manager gives a model that has too few groups more of them: the next process need
+// not wait. It is an early failure like any other where there are no more.
+func TestTooFewGroupsAreNoEarlyFailureTheFirstTime(t *testing.T) {
+	lives := func(spec) life { return life{least: 3} }
+	amongGPU(t, lives, func(n *node) {
+		var early []int
+		groups := [][]int{{4}, {4, 5}, {4}, {4, 5}}
+		for i, on := range groups {
+			p := grouped(uint32(i+1), control.Serve, on...)
+			p.Instance = 0
+			n.want(p)
+			q := n.untilState(p.Generation, control.Failed)
+			if !slices.Equal(q.GroupsUnfit, on) || q.DeviceLost || len(q.SMGroups) != 0 {
+				t.Errorf("on groups %v it ended as %+v", on, q)
+			}
+			early = append(early, strings.Count(n.log.String(), `"backoff_ms":`))
+		}
+		if want := []int{0, 0, 1, 2}; !slices.Equal(early, want) {
+			t.Errorf("early failures after each end: %v, want %v", early, want)
+		}
+	})
+}
+
 func TestOneThatNeverArrivesIsKilled(t *testing.T) {
 	lives := func(spec) life { return life{stuck: true} }
 	amongGPU(t, lives, func(n *node) {

@@ -43,6 +43,22 @@ func TestBackoffForgetsAfterAGoodLife(t *testing.T) {
 	}
 }
 
+func TestBackoffCountsTooFewGroupsFromTheSecondTime(t *testing.T) {
+	var b backoff
+	for _, c := range []struct {
+		groups int
+		first  bool
+	}{{1, true}, {1, false}, {2, true}, {1, false}, {2, false}, {4, true}} {
+		if first := b.outgrew(c.groups, "too few"); first != c.first || b.failures != 0 {
+			t.Errorf("%d groups: %v, %+v; want %v", c.groups, first, b, c.first)
+		}
+	}
+	b.ended(t0, goodLife, false, "")
+	if !b.outgrew(1, "too few") {
+		t.Error("after a good life it remembers how many groups were too few")
+	}
+}
+
 func TestBackoffNeverExceedsItsMost(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := backoff{failures: rapid.IntRange(0, 1<<40).Draw(t, "failures")}

@@ -153,6 +153,8 @@ type child struct {
 	at           []int   // the groups that it said last that it runs on
 	lost         bool    // its device failed under it
 	blameless    bool    // which is the MPS server's doing
+	unfit        []int   // the last groups that it found its model cannot run on
+	outgrown     bool    // it ends for that
 	wokenPercent float64 // its share when it was woken, which MPS keeps
 	mismatch     string  // what is not as it was promised
 	complained   string  // what of that was logged
@@ -475,6 +477,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 			c.blameless = n.Blameless
 			s.lose(k, c)
 		}
+		c.unfit, c.outgrown = n.GroupsUnfit, len(n.GroupsUnfit) > 0
 		if c.drained.IsZero() {
 			c.drained = s.now()
 		}
@@ -552,7 +555,7 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 		s.release(c)
 	}
 	// What all lose together is nobody's early failure.
-	if c.failed.IsZero() {
+	if c.failed.IsZero() && !(c.outgrown && b.outgrew(len(c.unfit), c.reason)) {
 		b.ended(now, lived, state == control.Failed, c.reason)
 	}
 	e := s.log.Info()
