@@ -29,6 +29,7 @@ var (
 	overrunSlots   = flag.Int("overrun.slots", 1024, "slots of BenchmarkOverrunNode")
 	overrunClients = flag.Int("overrun.clients", 8, "clients of BenchmarkOverrunNode")
 	overrunOffered = flag.Float64("overrun.offered", 1.5, "what is offered in BenchmarkOverrunNode, of what the receiver takes")
+	overrunWanted  = flag.Duration("overrun.wanted", 0, "how long an answer is worth having in BenchmarkOverrunNode, said in an extension; 0: it is not said")
 	overrunLength  = flag.Duration("overrun.length", 6*time.Second, "how long BenchmarkOverrunNode measures, after 3 s")
 )
 
@@ -192,7 +193,7 @@ func BenchmarkOverrunNode(b *testing.B) {
 			sheds += f.sourceStats().Shedding
 			looks++
 		}
-		_, err := all[i%len(all)].Send(picture, client.RequestOptions{Intended: at})
+		_, err := all[i%len(all)].Send(picture, client.RequestOptions{Intended: at, Deadline: *overrunWanted})
 		if err != nil && at >= begin {
 			mu.Lock()
 			ends["full"]++

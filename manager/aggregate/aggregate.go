@@ -204,11 +204,10 @@ func (a *Aggregator) add(d *source.Datagram, events *Events) {
 	a.stats.Datagrams++
 	var scratch [wire.HeaderSize]byte
 	var h wire.Header
-	var err error
-	if d.Shed {
-		err = h.ReadCut(a.bytes(d, 0, scratch[:]))
-	} else {
-		err = h.Read(a.bytes(d, 0, scratch[:]), d.Length())
+	b := a.bytes(d, 0, scratch[:])
+	err := h.Read(b, d.Length())
+	if err != nil && d.Shed {
+		err = h.ReadCut(b)
 	}
 	if err == nil && h.Type != wire.TypeData {
 		err = wire.ErrType
