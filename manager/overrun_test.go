@@ -79,6 +79,9 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 			}
 		}
 	}
+	if n := f.inFlight(); n != 0 {
+		t.Errorf("%d requests are in flight, want none", n)
+	}
 	for _, r := range f.receivers {
 		r.mu.Lock()
 		if err := r.aggregate.Check(); err != nil {
