@@ -29,7 +29,7 @@ var (
 	overrunSlots   = flag.Int("overrun.slots", 1024, "slots of BenchmarkOverrunNode")
 	overrunClients = flag.Int("overrun.clients", 8, "clients of BenchmarkOverrunNode")
 	overrunOffered = flag.Float64("overrun.offered", 1.5, "what is offered in BenchmarkOverrunNode, of what the receiver takes")
-	overrunWanted  = flag.Duration("overrun.wanted", 0, "how long an answer is worth having in BenchmarkOverrunNode, said in an extension; 0: it is not said")
+	overrunWanted  = flag.Duration("overrun.wanted", 0, "deadline that the clients of BenchmarkOverrunNode say in an extension, 0 for none")
 	overrunLength  = flag.Duration("overrun.length", 6*time.Second, "how long BenchmarkOverrunNode measures, after 3 s")
 )
 

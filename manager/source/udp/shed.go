@@ -51,8 +51,9 @@ const (
 // sight is what a look finds in a socket: what waits in it now, in the kernel's bytes, and
 // what came to it since it was opened: what the receiver has taken, in bytes and in messages
 // (chains of datagrams); messages that the kernel dropped, be it for want of room
-// or by a filter, and those that the filter cut to almost nothing, which are not in messages; and whether the receiver has emptied it since the last look, so that it
-// may have been without work.
+// or by a filter, and those that the filter cut to almost nothing, which are not in
+// messages; and whether the receiver has emptied it since the last look, so that it may
+// have been without work.
 type sight struct {
 	waiting         int
 	bytes, messages uint64
