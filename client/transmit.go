@@ -48,8 +48,13 @@ type transmitter struct {
 	errno         syscall.Errno
 }
 
-// outgoing is a datagram: where its vectors begin and end, and its size.
-type outgoing struct{ vector, vectorEnd, size int }
+// outgoing is a datagram: where its vectors begin and end, and its size; and its request,
+// and whether it is all of that.
+type outgoing struct {
+	vector, vectorEnd, size int
+	request                 uint32
+	alone                   bool
+}
 
 func newTransmitter(raw syscall.RawConn, segments bool) *transmitter {
 	t := &transmitter{raw: raw}
@@ -82,7 +87,7 @@ func (t *transmitter) add(h *wire.Header, e *wire.Extension, piece []byte) int {
 	if t.n > 0 {
 		v = t.datagrams[t.n-1].vectorEnd
 	}
-	d := outgoing{vector: v, size: wire.DatagramSize(h)}
+	d := outgoing{vector: v, size: wire.DatagramSize(h), request: h.RequestID, alone: h.Count == 1}
 	t.vectors[v] = vector(head)
 	t.vectors[v+1] = vector(piece)
 	v += 2
@@ -160,13 +165,19 @@ func (t *transmitter) pack(from int) int {
 }
 
 // trainEnd is where the train that begins with datagram at ends: all are of
-// the first one's size, but the last, which may be shorter.
+// the first one's size, but the last, which may be shorter. A request in several pieces
+// shares no train with another: a manager that is overrun sheds a chain of datagrams, as
+// which a train may arrive, by the request of its first.
 func (t *transmitter) trainEnd(at int) int {
 	size := t.datagrams[at].size
 	end, bytes := at+1, size
 	for end < t.n && end-at < trainSegments {
-		next := t.datagrams[end].size
+		d, before := &t.datagrams[end], &t.datagrams[end-1]
+		next := d.size
 		if next > size || bytes+next > trainBytes {
+			break
+		}
+		if d.request != before.request && !(d.alone && before.alone) {
 			break
 		}
 		bytes += next

@@ -5,6 +5,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -41,6 +42,40 @@ func TestTrainsAreOfOneSizeButTheLast(t *testing.T) {
 		}
 		if got := tr.trainEnd(0); got != c.want {
 			t.Errorf("%s: a train of %d, want %d", c.name, got, c.want)
+		}
+	}
+}
+
+// A chain of datagrams is shed by the request of its first.
+func TestRequestsInSeveralPiecesShareNoTrain(t *testing.T) {
+	const several, alone = 3, 1
+	type request struct{ id, count, pieces int }
+	for _, c := range []struct {
+		name     string
+		requests []request
+		want     []int // datagrams of each train
+	}{
+		{"two requests", []request{{1, several, 3}, {2, several, 3}}, []int{3, 3}},
+		{"the end of one and the beginning of another", []request{{1, several, 1}, {2, several, 2}}, []int{1, 2}},
+		{"requests of one piece each", []request{{1, alone, 1}, {2, alone, 1}, {3, alone, 1}}, []int{3}},
+		{"one of several after one of one", []request{{1, alone, 1}, {2, several, 3}}, []int{1, 3}},
+		{"one of one after one of several", []request{{1, several, 3}, {2, alone, 1}}, []int{3, 1}},
+	} {
+		tr := newTransmitter(nil, false)
+		tr.segments = true
+		piece := make([]byte, 100)
+		for _, r := range c.requests {
+			for i := r.count - r.pieces; i < r.count; i++ {
+				h := wire.PieceHeader(wire.TypeData, uint32(r.id), r.count*len(piece), len(piece), i)
+				tr.add(&h, nil, piece)
+			}
+		}
+		var got []int
+		for i := range tr.pack(0) {
+			got = append(got, tr.first[i+1]-tr.first[i])
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: trains of %v datagrams, want %v", c.name, got, c.want)
 		}
 	}
 }

@@ -188,7 +188,7 @@ func (b *bed) answer(c *shm.Consumer, slots []uint32, payload []byte) {
 	c.Flush()
 }
 
-func dup(t *testing.T, f *os.File) *os.File {
+func dup(t testing.TB, f *os.File) *os.File {
 	t.Helper()
 	raw, err := f.SyscallConn()
 	if err != nil {

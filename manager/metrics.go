@@ -150,6 +150,8 @@ var (
 		"Clients asked to send pieces again.", []string{"function"}, nil)
 	descEvicted = prometheus.NewDesc("penstock_requests_evicted_total",
 		"Incomplete requests that lost their place or their memory to others.", []string{"function"}, nil)
+	descShed = prometheus.NewDesc("penstock_requests_shed_total",
+		"Requests that the kernel shed because a receiver was offered more than it takes, and that were answered busy.", []string{"function"}, nil)
 	descUnsent = prometheus.NewDesc("penstock_replies_unsent_total",
 		"Datagrams of replies that the socket did not take.", []string{"function"}, nil)
 	descWeights = prometheus.NewDesc("penstock_weights_bytes",
@@ -237,6 +239,7 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 			}
 			counter(descWishes, counts.Wishes, f.name)
 			counter(descEvicted, counts.Evicted, f.name)
+			counter(descShed, counts.Shed, f.name)
 			counter(descUnsent, f.unsent.Load(), f.name)
 			gauge(descShedding, src.Shedding, f.name)
 			gauge(descHeld, float64(src.HeldBytes), f.name)

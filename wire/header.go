@@ -227,6 +227,19 @@ func (h *Header) Read(b []byte, datagramBytes int) error {
 	return h.check(datagramBytes)
 }
 
+// ReadCut is Read for a datagram that was cut after its header, or in the middle of what
+// follows: its length is not checked, and taken to have been what the header says.
+func (h *Header) ReadCut(b []byte) error {
+	err := h.Read(b, HeaderSize)
+	if err == ErrLength && h.Length > 0 {
+		return h.check(DatagramSize(h))
+	}
+	if err == nil {
+		return ErrLength // nothing was cut off
+	}
+	return err
+}
+
 func (h *Header) check(datagramBytes int) error {
 	if h.Type < TypeData || h.Type > TypeBusy {
 		return ErrType

@@ -15,6 +15,31 @@ func edit(b []byte, at int, values ...byte) []byte {
 	return c
 }
 
+func TestACutDatagramIsCheckedAsTheWhole(t *testing.T) {
+	first, middle, again := exampleData(0, FlagExtension, &exampleExtension), exampleData(1, 0, nil), examples()["data-again"]
+	for name, c := range map[string]struct {
+		b    []byte
+		want error
+	}{
+		"with an extension": {first, nil},
+		"a piece":           {middle, nil},
+		"padded":            {again, nil},
+		"short":             {middle[:HeaderSize-1], ErrShort},
+		"magic":             {edit(middle, 0, 'Q'), ErrMagic},
+		"length 0":          {edit(middle, 20, 0, 0), ErrLength},
+		"total 0":           {edit(middle, 12, 0), ErrTotal},
+		"offset":            {edit(middle, 8, 15), ErrOffset},
+		"last":              {edit(middle, 3, byte(FlagLast)), ErrLast},
+	} {
+		var h Header
+		if err := h.ReadCut(c.b[:min(len(c.b), HeaderSize)]); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		} else if whole, _ := DecodeHeader(c.b); err == nil && h != whole {
+			t.Errorf("%s: %+v, want %+v", name, h, whole)
+		}
+	}
+}
+
 func TestDecodeHeaderNamesEachFault(t *testing.T) {
 	first, middle, last, alone := exampleData(0, FlagExtension, &exampleExtension), exampleData(1, 0, nil), exampleData(2, 0, nil), onePiece(24)
 	all := examples()

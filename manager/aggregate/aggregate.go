@@ -34,6 +34,8 @@
 // incomplete as well: a client tries again under a new id. A request that was
 // turned away, evicted or refused is remembered for TurnedAwayFor, long enough
 // for the rest of its pieces to come and go; after that the same id begins anew.
+// One that was shed before it was received (source.Datagram.Shed) is turned away
+// busy, but with the client's credit: there is room for others.
 // Both memories are bounded and forget their oldest first.
 //
 // The package is pure: time is passed in (nanoseconds of shm.Now's clock), there
@@ -202,7 +204,11 @@ func (a *Aggregator) add(d *source.Datagram, events *Events) {
 	a.stats.Datagrams++
 	var scratch [wire.HeaderSize]byte
 	var h wire.Header
-	err := h.Read(a.bytes(d, 0, scratch[:]), d.Length())
+	b := a.bytes(d, 0, scratch[:])
+	err := h.Read(b, d.Length())
+	if err != nil && d.Shed {
+		err = h.ReadCut(b)
+	}
 	if err == nil && h.Type != wire.TypeData {
 		err = wire.ErrType
 	}
@@ -271,6 +277,13 @@ func (a *Aggregator) begin(hash uint32, d *source.Datagram, h *wire.Header, even
 		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusRefused, Credit: a.credit(client)}, events)
 		return
 	}
+	if d.Shed {
+		a.stats.Busy++
+		a.stats.Shed++
+		a.drop(DropShed, d, events)
+		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusBusy, Credit: a.credit(client)}, events)
+		return
+	}
 	slot, ok := a.takeSlot(events)
 	if !ok {
 		a.stats.Busy++
@@ -326,13 +339,20 @@ func (a *Aggregator) piece(slot uint32, d *source.Datagram, h *wire.Header, even
 		}
 		a.drop(reason, d, events)
 		return
+	case d.Shed:
+		// The kernel sheds what else comes of it, so what it lacks will not come.
+		a.drop(DropShed, d, events)
+		if r.state == stateGathering {
+			a.evict(slot, true, events)
+		}
+		return
 	case r.present[h.Index/64]&(1<<(h.Index%64)) != 0:
 		a.drop(DropDuplicate, d, events)
 		a.asked(slot, h, events)
 		return
 	case !a.describe(r, d, h):
 		a.drop(DropFragmented, d, events)
-		a.evict(slot, events)
+		a.evict(slot, false, events)
 		return
 	}
 	a.heldBytes += uint64(d.Length())
@@ -460,10 +480,12 @@ func asks(h *wire.Header) bool { return h.Index == 0 && h.Flags&wire.FlagRetrans
 // late drops a piece of a request that has ended, and answers again if asked.
 func (a *Aggregator) late(ref uint32, d *source.Datagram, h *wire.Header, events *Events) {
 	r := a.remembered(ref)
-	switch r.result.Status {
-	case wire.StatusRefused:
+	switch {
+	case d.Shed:
+		a.drop(DropShed, d, events)
+	case r.result.Status == wire.StatusRefused:
 		a.drop(DropForeign, d, events)
-	case wire.StatusBusy:
+	case r.result.Status == wire.StatusBusy:
 		a.drop(DropBusy, d, events)
 	default:
 		a.drop(DropLate, d, events)
@@ -479,7 +501,7 @@ func (a *Aggregator) late(ref uint32, d *source.Datagram, h *wire.Header, events
 	r.answered = a.now
 	a.stats.Again++
 	answer := Answer{To: r.from, RequestID: r.id, Result: r.result, Payload: events.keep(payload)}
-	if answer.Status != wire.StatusBusy {
+	if answer.Status != wire.StatusBusy || r.shed {
 		answer.Credit = a.Credit(r.from)
 	}
 	events.Again = append(events.Again, answer)
@@ -505,7 +527,7 @@ func (a *Aggregator) turnAway(hash uint32, d *source.Datagram, h *wire.Header, r
 			result.SentAt = e.SentAt
 		}
 	}
-	a.tell(&a.turned, record{from: d.From, id: h.RequestID, hash: hash, result: result}, events)
+	a.tell(&a.turned, record{from: d.From, id: h.RequestID, hash: hash, result: result, shed: d.Shed && result.Status == wire.StatusBusy}, events)
 }
 
 // tell tells a client how its request ended, and remembers it.
@@ -595,7 +617,7 @@ func (a *Aggregator) EvictOldest(now int64, events *Events) bool {
 	if a.age.head == none {
 		return false
 	}
-	a.evict(a.age.head, events)
+	a.evict(a.age.head, false, events)
 	return true
 }
 
@@ -610,7 +632,7 @@ func (a *Aggregator) evictQuiet(events *Events) bool {
 	for slot := a.age.head; slot != none; slot = a.age.links[slot].next {
 		quietAt := a.slots[slot].progress + patience
 		if quietAt <= a.now {
-			a.evict(slot, events)
+			a.evict(slot, false, events)
 			return true
 		}
 		earliest = min(earliest, quietAt)
@@ -619,13 +641,16 @@ func (a *Aggregator) evictQuiet(events *Events) bool {
 	return false
 }
 
-func (a *Aggregator) evict(slot uint32, events *Events) {
+// evict ends a gathering request busy: for want of room, or because the rest of it is shed.
+func (a *Aggregator) evict(slot uint32, shed bool, events *Events) {
 	r := &a.slots[slot]
 	a.stats.Evicted++
 	a.vacate(slot, events)
-	a.tell(&a.turned, record{from: r.from, id: r.id, hash: r.hash, result: wire.Result{
-		Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt,
-	}}, events)
+	result := wire.Result{Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt}
+	if shed {
+		result.Credit = a.credit(r.client)
+	}
+	a.tell(&a.turned, record{from: r.from, id: r.id, hash: r.hash, result: result, shed: shed}, events)
 }
 
 // vacate frees a slot, of a live request, and its spans. What else the slot says

@@ -389,6 +389,69 @@ func TestAggregatorTellsBusyOnceWhenAllSlotsAreTaken(t *testing.T) {
 	})
 }
 
+func TestAShedRequestIsToldBusyOnceWithCredit(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		slots := uint16(b.config.Slots)
+		busy := []Answer{{To: camera, RequestID: 1, Result: wire.Result{Status: wire.StatusBusy, Credit: slots, SentAt: 5}}}
+		e := b.send(camera, piece{id: 1, shed: true, extension: &wire.Extension{SentAt: 5}})
+		want(b, "told", e.Told, busy)
+		s := b.a.Stats()
+		want(b, "busy, shed, begun, malformed", [4]uint64{s.Busy, s.Shed, s.Begun, s.Malformed[wire.ReasonLength]}, [4]uint64{1, 1, 0, 0})
+		want(b, "dropped as shed", s.Dropped[DropShed], 1)
+		// The rest of it comes in after all.
+		e = b.send(camera, all(1, 0)...)
+		want(b, "told and whole", len(e.Told)+len(e.Whole), 0)
+		b.now += int64(AgainAfter)
+		// It asks, with one of its requests in flight: the credit is the day's.
+		b.send(camera, piece{id: 2})
+		e = b.send(camera, piece{id: 1, shed: true, again: true})
+		busy[0].Credit--
+		want(b, "again", e.Again, busy)
+		want(b, "told", len(e.Told), 0)
+		b.pass(b.config.TurnedAwayFor)
+		b.whole(camera, 1)
+	})
+}
+
+func TestARequestThatIsShedInTheMiddleIsToldBusyAndGivesItsSlot(t *testing.T) {
+	for name, gathered := range map[string][]piece{"without piece 0": all(1, 0), "with piece 0": all(1, 9)} {
+		onBed(t, nil, func(b *bed) {
+			b.send(camera, gathered...)
+			b.now += int64(time.Millisecond)
+			e := b.send(camera, piece{id: 1, shed: true, again: true})
+			want(b, name+": told", e.Told, []Answer{{To: camera, RequestID: 1, Result: wire.Result{
+				Status: wire.StatusBusy, Credit: uint16(b.config.Slots), Aggregate: time.Millisecond,
+			}}})
+			s := b.a.Stats()
+			want(b, name+": evicted, busy, gathering", [3]uint64{s.Evicted, s.Busy, uint64(s.Gathering)}, [3]uint64{1, 0, 0})
+			e = b.send(camera, all(1)...)
+			want(b, name+": told and whole after", len(e.Told)+len(e.Whole), 0)
+		})
+	}
+}
+
+func TestAShedPieceOfARequestThatIsWholeOrAnsweredChangesNothing(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		slot := b.whole(camera, 1)
+		ask := piece{id: 1, shed: true, again: true}
+		e := b.send(camera, ask)
+		want(b, "told and again while it is whole", len(e.Told)+len(e.Again), 0)
+		b.end(slot, wire.StatusOK, "cat")
+		b.now += int64(AgainAfter)
+		e = b.send(camera, ask)
+		want(b, "told", len(e.Told), 0)
+		want(b, "again", string(e.Again[0].Payload), "cat")
+	})
+}
+
+func TestAShedRequestThatIsNotTheModelsIsRefused(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		e := b.send(camera, piece{id: 1, total: 999, shed: true})
+		want(b, "status", e.Told[0].Status, wire.StatusRefused)
+		want(b, "shed", b.a.Stats().Shed, 0)
+	})
+}
+
 func TestAggregatorEvictsTheOldestQuietRequestForANewOne(t *testing.T) {
 	onBed(t, func(c *Config) { c.MaxWishes = -1 }, func(b *bed) {
 		patience := 2 * b.config.WishAfter

@@ -212,6 +212,7 @@ func picture(id uint32, n int) []byte {
 type piece struct {
 	id, total, size, index int
 	again, padded          bool
+	shed                   bool // cut to what is before the payload
 	extension              *wire.Extension
 	change                 func(h *wire.Header)
 }
@@ -243,6 +244,9 @@ func (p piece) datagram() []byte {
 		p.extension.Put(out[wire.HeaderSize:])
 	}
 	copy(out[wire.PayloadOffset(&h):], payload)
+	if p.shed {
+		out = out[:wire.PayloadOffset(&h)]
+	}
 	return out
 }
 
@@ -251,7 +255,9 @@ func (b *bed) send(from netip.AddrPort, pieces ...piece) *Events {
 	b.t.Helper()
 	var batch []source.Datagram
 	for _, p := range pieces {
-		batch = append(batch, b.land(from, p.datagram(), 0))
+		d := b.land(from, p.datagram(), 0)
+		d.Shed = p.shed
+		batch = append(batch, d)
 	}
 	return b.add(batch...)
 }

@@ -97,6 +97,10 @@ func (m *model) add(now int64, k key, p piece) {
 			m.tell(now, g, wire.StatusRefused)
 			return
 		}
+		if p.shed {
+			m.tell(now, g, wire.StatusBusy)
+			return
+		}
 		if len(m.live) == m.c.Slots {
 			at := slices.IndexFunc(m.live, func(o *gathered) bool { return !o.whole && now-o.progress >= 2*int64(m.c.WishAfter) })
 			if at < 0 {
@@ -108,6 +112,12 @@ func (m *model) add(now int64, k key, p piece) {
 		m.live = append(m.live, g)
 	}
 	if p.total != m.c.RequestBytes || p.size != g.size {
+		return
+	}
+	if p.shed {
+		if !g.whole {
+			m.tell(now, g, wire.StatusBusy)
+		}
 		return
 	}
 	if !g.pieces[p.index] && !g.whole {
@@ -235,8 +245,11 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 					if rapid.Bool().Draw(t, "extended") {
 						p.extension = &wire.Extension{SentAt: uint64(rapid.IntRange(1, 9).Draw(t, "sent at"))}
 					}
+					p.shed = p.index == 0 && rapid.IntRange(0, 3).Draw(t, "shed") == 0
 					d := p.datagram()
-					batch = append(batch, b.land(k.from, d, rapid.IntRange(0, len(d)).Draw(t, "straddles at")))
+					landed := b.land(k.from, d, rapid.IntRange(0, len(d)).Draw(t, "straddles at"))
+					landed.Shed = p.shed
+					batch = append(batch, landed)
 					m.add(b.now, k, p)
 				}
 				b.add(batch...)

@@ -12,6 +12,7 @@ type record struct {
 	id       uint32
 	hash     uint32
 	result   wire.Result
+	shed     bool // busy, though there was room
 	payload  stored
 	answered int64 // the last time
 	expires  int64

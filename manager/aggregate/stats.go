@@ -24,11 +24,13 @@ const (
 	// DropFragmented pieces needed one descriptor more than there are; their
 	// request is evicted.
 	DropFragmented
+	// DropShed are what is left of requests that were shed before they were received.
+	DropShed
 	// NumDrops is the size of an array indexed by Drop.
 	NumDrops
 )
 
-var dropWords = [NumDrops]string{"late", "duplicate", "contradictory", "overlapping", "foreign", "busy", "fragmented"}
+var dropWords = [NumDrops]string{"late", "duplicate", "contradictory", "overlapping", "foreign", "busy", "fragmented", "shed"}
 
 func (d Drop) String() string {
 	if d < NumDrops {
@@ -50,8 +52,9 @@ type Stats struct {
 
 	// Begun requests got a slot, and became Whole, Incomplete or Evicted.
 	Begun, Whole, Incomplete, Evicted uint64
-	// Refused and Busy requests got none.
-	Refused, Busy uint64
+	// Refused and Busy requests got none. Shed ones are those of Busy that were shed before
+	// they were received.
+	Refused, Busy, Shed uint64
 
 	// Wishes were sent, answers given Again; Forgotten answers could not be,
 	// because their payload was gone.
@@ -80,6 +83,7 @@ func (s *Stats) Add(o *Stats) {
 	s.Evicted += o.Evicted
 	s.Refused += o.Refused
 	s.Busy += o.Busy
+	s.Shed += o.Shed
 	s.Wishes += o.Wishes
 	s.Again += o.Again
 	s.Forgotten += o.Forgotten

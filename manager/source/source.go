@@ -25,6 +25,9 @@ type Datagram struct {
 	From  netip.AddrPort
 	First Span
 	Rest  Span
+	// Shed says that the datagram is piece 0 of a request that the kernel shed: only its
+	// header, and its extension where it has one, were kept.
+	Shed bool
 }
 
 // Length is the datagram's size in bytes.

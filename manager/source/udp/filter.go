@@ -19,7 +19,14 @@ const (
 	typeAt         = udpHeaderBytes + 2
 	flagsAt        = udpHeaderBytes + 3
 	idAt           = udpHeaderBytes + 4
+	totalAt        = udpHeaderBytes + 12
+	indexAt        = udpHeaderBytes + 16
 )
+
+// answeredBytes is the size of the smallest request that is answered when it is shed. To
+// read a message and to send an answer takes a receiver a few µs, as copying so much does:
+// to answer smaller ones costs what taking them would. It is a multiple of 256, below 64 KiB.
+const answeredBytes = 16 << 10
 
 // golden is 2^32 over the golden ratio: multiples of it, modulo 2^32, are spread evenly
 // however many there are (Knuth, The Art of Computer Programming, volume 3, 6.4).
@@ -33,7 +40,8 @@ const portSpread = 40503
 func requestHash(port uint16, id uint32) uint32 { return (uint32(port)*portSpread + id) * golden }
 
 // filterProgram accepts the datagrams whose requestHash is below threshold, and all that does
-// not begin as a piece of a request does.
+// not begin as a piece of a request does. Of the others it cuts piece 0 to its header, and
+// extension if there is one, so that the request can be answered; the rest is dropped.
 func filterProgram(threshold uint32) []bpf.Instruction {
 	const id = 0 // the scratch word where the id is put together, from little-endian bytes
 	byteOfID := func(i uint32) []bpf.Instruction {
@@ -58,10 +66,21 @@ func filterProgram(threshold uint32) []bpf.Instruction {
 		bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: portSpread},
 		bpf.ALUOpX{Op: bpf.ALUOpAdd},
 		bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: golden},
-		bpf.JumpIf{Cond: bpf.JumpLessThan, Val: threshold, SkipTrue: 1},
+		bpf.JumpIf{Cond: bpf.JumpLessThan, Val: threshold, SkipTrue: 10},
+		bpf.LoadAbsolute{Off: indexAt, Size: 2},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: 0, SkipTrue: 7},
+		bpf.LoadAbsolute{Off: totalAt + 2, Size: 2}, // the high half: it is little-endian
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: 0, SkipTrue: 2},
+		bpf.LoadAbsolute{Off: totalAt + 1, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpLessThan, Val: answeredBytes >> 8, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: flagsAt, Size: 1},
+		bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: uint32(wire.FlagExtension), SkipTrue: 3},
+		bpf.RetConstant{Val: udpHeaderBytes + wire.HeaderSize},
 		bpf.RetConstant{Val: 0},
 		bpf.RetConstant{Val: acceptAll},
+		bpf.RetConstant{Val: udpHeaderBytes + wire.HeaderSize + wire.BlockSize},
 	)
+	const acceptsAll = 2 // instructions from the end
 	// What is checked before: each check but the length loads something.
 	for _, c := range []struct {
 		load bpf.Instruction
@@ -73,7 +92,7 @@ func filterProgram(threshold uint32) []bpf.Instruction {
 		{bpf.LoadAbsolute{Off: magicAt, Size: 2}, bpf.JumpEqual, 'P'<<8 | 'S'},
 		{bpf.LoadExtension{Num: bpf.ExtLen}, bpf.JumpGreaterOrEqual, udpHeaderBytes + wire.HeaderSize},
 	} {
-		check := bpf.JumpIf{Cond: c.cond, Val: c.want, SkipFalse: uint8(len(program) - 1)}
+		check := bpf.JumpIf{Cond: c.cond, Val: c.want, SkipFalse: uint8(len(program) - acceptsAll)}
 		program = append([]bpf.Instruction{c.load, check}, program...)
 	}
 	return program

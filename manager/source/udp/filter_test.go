@@ -10,8 +10,15 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// verdict runs the filter on a datagram from that port.
+// verdict runs the filter on a datagram from that port, and reports whether all of it is
+// accepted.
 func verdict(t *testing.T, threshold uint32, port uint16, datagram []byte) bool {
+	t.Helper()
+	return left(t, threshold, port, datagram) == len(datagram)
+}
+
+// left is how many bytes of a datagram from that port the filter leaves, -1 for none at all.
+func left(t *testing.T, threshold uint32, port uint16, datagram []byte) int {
 	t.Helper()
 	vm, err := bpf.NewVM(filterProgram(threshold))
 	if err != nil {
@@ -23,15 +30,96 @@ func verdict(t *testing.T, threshold uint32, port uint16, datagram []byte) bool 
 	if err != nil {
 		t.Fatal(err)
 	}
-	return kept != 0
+	if kept == 0 {
+		return -1
+	}
+	return min(kept, len(packet)+len(datagram)) - udpHeaderBytes
 }
+
+// pieceBytes makes requests of 16 pieces as large as those that are answered at least.
+const pieceBytes = answeredBytes / 16
 
 // pieceOf is a piece of a request of 16 pieces.
 func pieceOf(id uint32, index int) []byte {
-	h := wire.PieceHeader(wire.TypeData, id, 16*100, 100, index)
-	b := make([]byte, wire.HeaderSize+100)
+	return pieceOfTotal(id, answeredBytes, pieceBytes, index, 0)
+}
+
+func pieceOfTotal(id uint32, total, size, index int, flags wire.Flags) []byte {
+	h := wire.PieceHeader(wire.TypeData, id, total, size, index)
+	h.Flags |= flags
+	b := make([]byte, wire.DatagramSize(&h))
 	h.Put(b)
 	return b
+}
+
+func TestPieceZeroOfAShedRequestIsCutToItsHeader(t *testing.T) {
+	const header, extended = wire.HeaderSize, wire.HeaderSize + wire.BlockSize
+	for _, c := range []struct {
+		name        string
+		total, size int
+		index       int
+		flags       wire.Flags
+		want        int
+	}{
+		{"piece 0", answeredBytes, 1024, 0, 0, header},
+		{"with an extension", answeredBytes, 1024, 0, wire.FlagExtension, extended},
+		{"padded, with an extension, once more", answeredBytes, 1000, 0, wire.FlagExtension | wire.FlagPadded | wire.FlagRetransmitted, extended},
+		{"piece 1", answeredBytes, 1024, 1, 0, -1},
+		{"piece 256", 257 * 1024, 1024, 256, 0, -1},
+		{"the last", answeredBytes, 1024, 15, 0, -1},
+		{"piece 0 alone", answeredBytes, answeredBytes, 0, 0, header},
+		{"piece 0 alone, small", 1000, 1000, 0, 0, -1},
+		{"too small by one", answeredBytes - 1, 1024, 0, 0, -1},
+		{"150 KB", 150528, 1024, 0, 0, header},
+		{"64 KiB, of which the lower half of the total is 0", 1 << 16, 1024, 0, 0, header},
+		{"pieces of one byte", answeredBytes, 1, 0, 0, header},
+	} {
+		b := pieceOfTotal(7, c.total, c.size, c.index, c.flags)
+		if got := left(t, 0, 1, b); got != c.want {
+			t.Errorf("%s: %d bytes are left, want %d", c.name, got, c.want)
+		}
+		if requestHash(1, 7) >= 1<<32-1 {
+			t.Fatal("the request is shed by any filter")
+		}
+		if got := left(t, 1<<32-1, 1, b); got != len(b) {
+			t.Errorf("%s: %d bytes are left of one that is accepted, want %d", c.name, got, len(b))
+		}
+		if c.want < 0 {
+			continue
+		}
+		if !isCut(b[:wire.HeaderSize], c.want) {
+			t.Errorf("%s: it is not known as cut", c.name)
+		}
+		if c.size > 1 && isCut(b[:wire.HeaderSize], len(b)) {
+			t.Errorf("%s: the whole is taken for cut", c.name)
+		}
+	}
+}
+
+func TestWhatIsNoPieceZeroIsNotTakenForCut(t *testing.T) {
+	change := func(at int, to ...byte) []byte {
+		b := pieceOf(7, 0)[:wire.HeaderSize]
+		copy(b[at:], to)
+		return b
+	}
+	for name, c := range map[string]struct {
+		b    []byte
+		size int
+	}{
+		"short":                        {change(0)[:21], 21},
+		"magic":                        {change(0, 'Q'), 22},
+		"a wish":                       {change(2, 0x13), 22},
+		"piece 1":                      {pieceOf(7, 1)[:22], 22},
+		"nothing was cut off":          {change(20, 0, 0), 22},
+		"total 0":                      {change(12, 0, 0, 0, 0), 22},
+		"an extension that is not":     {change(0), 86},
+		"an extension that is cut off": {change(3, byte(wire.FlagExtension)), 22},
+		"the whole, of 64 bytes":       {pieceOfTotal(7, answeredBytes, 64, 0, 0)[:22], 86},
+	} {
+		if isCut(c.b, c.size) {
+			t.Errorf("%s: it is taken for cut", name)
+		}
+	}
 }
 
 func TestTheFilterDecidesByPortAndID(t *testing.T) {
@@ -93,7 +181,7 @@ func TestWhatIsNoPieceOfARequestIsAccepted(t *testing.T) {
 		}
 	}
 	for name, b := range map[string][]byte{"all flags": change(3, 0x0f), "header alone": piece[:wire.HeaderSize]} {
-		if verdict(t, 0, 1, b) {
+		if left(t, 0, 1, b) >= 0 {
 			t.Errorf("%s: it is accepted", name)
 		}
 	}

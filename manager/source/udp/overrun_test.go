@@ -2,6 +2,7 @@ package udp
 
 import (
 	"encoding/binary"
+	"maps"
 	"math"
 	"testing"
 
@@ -10,13 +11,14 @@ import (
 	"github.com/penstock/penstock/manager/source"
 	"github.com/penstock/penstock/manager/source/sourcetest"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 // piecesThatCome receives until a datagram that is no piece comes, and counts each
-// request's pieces.
-func piecesThatCome(t *testing.T, s *Source) map[uint32]int {
+// request's pieces, and those that were cut.
+func piecesThatCome(t *testing.T, s *Source) (came, cut map[uint32]int) {
 	t.Helper()
-	came := map[uint32]int{}
+	came, cut = map[uint32]int{}, map[uint32]int{}
 	batch := make([]source.Datagram, 64)
 	for deadline := shm.Now() + int64(sourcetest.Patience); shm.Now() < deadline; {
 		n, err := s.Receive(batch, deadline)
@@ -27,17 +29,25 @@ func piecesThatCome(t *testing.T, s *Source) map[uint32]int {
 		for _, d := range batch[:n] {
 			if b := s.Slab().Bytes()[d.First.Offset:][:d.First.Length]; string(b) == "end" {
 				last = true
+			} else if id := binary.LittleEndian.Uint32(b[4:]); d.Shed {
+				if d.Length() != wire.HeaderSize || b[16] != 0 {
+					t.Errorf("of request %d comes piece %d cut to %d bytes, want piece 0 and %d", id, b[16], d.Length(), wire.HeaderSize)
+				}
+				cut[id]++
 			} else {
-				came[binary.LittleEndian.Uint32(b[4:])]++
+				if d.Length() != wire.HeaderSize+pieceBytes {
+					t.Errorf("of request %d comes a piece of %d bytes, want %d", id, d.Length(), wire.HeaderSize+pieceBytes)
+				}
+				came[id]++
 			}
 			sourcetest.Release(s, d)
 		}
 		if last {
-			return came
+			return came, cut
 		}
 	}
 	t.Fatalf("the last datagram did not come; before it came %v", came)
-	return nil
+	return nil, nil
 }
 
 // sendRequests sends requests of 16 pieces, each piece alone or all as one chain.
@@ -67,7 +77,7 @@ func (c client) sendRequests(from, to uint32, chained bool) {
 // and has found it full for long enough. The clock of looks stands from then on.
 func overrunHeld(t *testing.T, chained bool) (*Source, client) {
 	t.Helper()
-	s := open1(t, Options{RecvBuffer: 64 << 10, NoGRO: !chained})
+	s := open1(t, Options{RecvBuffer: 128 << 10, NoGRO: !chained})
 	if s.GRO() != chained {
 		t.Skip("this kernel does not chain datagrams (UDP_GRO)")
 	}
@@ -117,30 +127,58 @@ func TestAnOverrunReceiverShedsWholeRequests(t *testing.T) {
 			}
 			const from, to = 1000, 1200
 			threshold, drops := uint32(steps)*(1<<32/filterSteps), s.Stats().KernelDrops
-			c.sendRequests(from, to, chained)
-			c.send([]byte("end"))
-			came := piecesThatCome(t, s)
+			came, cut := map[uint32]int{}, map[uint32]int{}
+			for id := uint32(from); id < to; id += 10 {
+				c.sendRequests(id, id+10, chained)
+				c.send([]byte("end"))
+				some, someCut := piecesThatCome(t, s)
+				maps.Copy(came, some)
+				maps.Copy(cut, someCut)
+			}
 			shed := uint64(0)
 			for id := uint32(from); id < to; id++ {
-				want := 16
+				want, wantCut := 16, 0
 				if requestHash(c.addr().Port(), id) >= threshold {
-					want = 0
+					want, wantCut = 0, 1
 					shed++
 				}
-				if came[id] != want {
-					t.Errorf("of request %d came %d pieces, want %d", id, came[id], want)
+				if came[id] != want || cut[id] != wantCut {
+					t.Errorf("of request %d came %d pieces and %d cut ones, want %d and %d", id, came[id], cut[id], want, wantCut)
 				}
 			}
 			if shed == 0 || shed == to-from {
 				t.Fatalf("%d of %d requests were to be shed", shed, to-from)
 			}
+			want := uint64(0) // each chain was cut
 			if !chained {
-				shed *= 16
+				want = 15 * shed
 			}
-			if got := s.Stats().KernelDrops - drops; got != shed {
-				t.Errorf("%d drops are counted, want %d, as many messages as were shed", got, shed)
+			if got := s.Stats().KernelDrops - drops; got != want {
+				t.Errorf("%d drops are counted, want %d, as many messages as were dropped", got, want)
 			}
 		})
+	}
+}
+
+// A slab whose free memory lies in pieces may part even so short a message.
+func TestACutDatagramIsKnownWhereverItLies(t *testing.T) {
+	s := open1(t, Options{})
+	header := pieceOf(7, 0)[:wire.HeaderSize]
+	for at := 1; at <= len(header); at++ {
+		r := &s.reader
+		r.headers[0].n = uint32(len(header))
+		runs := r.runsOf(0)
+		runs[0], runs[1] = source.Span{Offset: 128, Length: uint32(at)}, source.Span{Offset: 4096, Length: 1 << 16}
+		copy(s.slab.Bytes()[128:][:at], header)
+		copy(s.slab.Bytes()[4096:], header[at:])
+		if !s.wasCut(0) {
+			t.Errorf("it is not known with %d bytes in its first run", at)
+		}
+		clear(s.slab.Bytes()[4096-len(header):][:2*len(header)])
+		clear(s.slab.Bytes()[128:][:at])
+		if s.wasCut(0) {
+			t.Errorf("zeros are taken for cut, with %d bytes in the first run", at)
+		}
 	}
 }
 
@@ -174,7 +212,7 @@ func TestTheFilterIsTakenOffWhenTheOverrunIsOver(t *testing.T) {
 	s.shedder.shedding.looked = math.MaxInt64 / 2
 	c.sendRequests(5000, 5005, true)
 	c.send([]byte("end"))
-	came := piecesThatCome(t, s)
+	came, _ := piecesThatCome(t, s)
 	for id := uint32(5000); id < 5005; id++ {
 		if came[id] != 16 {
 			t.Errorf("of request %d came %d pieces, want 16", id, came[id])
@@ -184,25 +222,26 @@ func TestTheFilterIsTakenOffWhenTheOverrunIsOver(t *testing.T) {
 
 // Each of several sockets has a filter of its own.
 func TestOneReceiversOverrunIsNotAnothers(t *testing.T) {
-	all := openMembers(t, Options{RecvBuffer: 64 << 10, SlabBytes: 2 << 20}, 2)
+	all := openMembers(t, Options{RecvBuffer: 128 << 10, SlabBytes: 2 << 20}, 2)
 	mine, theirs := clientOf(t, all, 0), clientOf(t, all, 1)
 	if err := attachFilter(all[0].socket, 0); err != nil {
 		t.Fatal(err)
 	}
+	all[0].shedder.shedding.on, all[0].shedder.shedding.looked = true, math.MaxInt64/2
 	for i, c := range []client{mine, theirs} {
 		c.sendRequests(1, 5, false)
 		c.send([]byte("end"))
-		came := piecesThatCome(t, all[i])
+		came, cut := piecesThatCome(t, all[i])
 		for id := uint32(1); id < 5; id++ {
-			if want := 16 * i; came[id] != want {
-				t.Errorf("member %d got %d pieces of request %d, want %d", i, came[id], id, want)
+			if want, wantCut := 16*i, 1-i; came[id] != want || cut[id] != wantCut {
+				t.Errorf("member %d got %d pieces and %d cut ones of request %d, want %d and %d", i, came[id], cut[id], id, want, wantCut)
 			}
 		}
 	}
 }
 
 func TestWithoutSheddingNothingIsAttached(t *testing.T) {
-	s := open1(t, Options{RecvBuffer: 64 << 10, NoShedding: true})
+	s := open1(t, Options{RecvBuffer: 128 << 10, NoShedding: true})
 	c := newClient(t, s.LocalAddr())
 	for id := uint32(0); s.Stats().KernelDrops == 0; id++ {
 		c.sendRequests(id, id+1, false)

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock/penstock/manager/source"
 	"github.com/penstock/penstock/manager/source/slab"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
 )
 
 // controlBytes is room for the two control messages that the kernel adds: the
@@ -29,6 +30,7 @@ type reader struct {
 	names    [][sockaddrBytes]byte
 	controls [][controlBytes]byte
 	segments []int // of each message, or dropped
+	shed     []bool
 	polls    []unix.PollFd
 	zones    zoneNames
 
@@ -49,6 +51,7 @@ type chain struct {
 	left    int           // bytes
 	segment int
 	empty   bool // one datagram of 0 bytes
+	shed    bool // one datagram, cut by the filter
 }
 
 func newReader(messages int) reader {
@@ -59,6 +62,7 @@ func newReader(messages int) reader {
 		names:    make([][sockaddrBytes]byte, messages),
 		controls: make([][controlBytes]byte, messages),
 		segments: make([]int, messages),
+		shed:     make([]bool, messages),
 		polls:    make([]unix.PollFd, 2),
 		want:     min(2, messages),
 	}
@@ -150,7 +154,6 @@ func (s *Source) plan() int {
 func (s *Source) keep(got int) {
 	r := &s.reader
 	r.got, r.next = got, 0
-	s.shedder.messages += uint64(got)
 	r.want = min(2*got, len(r.headers))
 	var datagrams, bytes, truncated uint64
 	for i := range got {
@@ -182,6 +185,11 @@ func (s *Source) keep(got int) {
 			s.slab.Hold(run)
 			size -= int(run.Length)
 		}
+		if r.shed[i] = s.shedder.shedding.on && s.wasCut(i); r.shed[i] {
+			s.shedder.cut++
+		} else {
+			s.shedder.messages++
+		}
 	}
 	s.datagrams.Add(datagrams)
 	s.bytes.Add(bytes)
@@ -190,13 +198,37 @@ func (s *Source) keep(got int) {
 	}
 }
 
+// wasCut reports whether message i is what the filter leaves of a request that is shed. A
+// chain that was cut still says its segment size, which is more than its length.
+func (s *Source) wasCut(i int) bool {
+	size := int(s.reader.headers[i].n)
+	if size != wire.HeaderSize && size != wire.HeaderSize+wire.BlockSize {
+		return false
+	}
+	var scratch [wire.HeaderSize]byte
+	b := scratch[:0]
+	for _, run := range s.reader.runsOf(i) {
+		if b = append(b, s.slab.Bytes()[run.Offset:][:min(int(run.Length), wire.HeaderSize-len(b))]...); len(b) == wire.HeaderSize {
+			break
+		}
+	}
+	return isCut(b, size)
+}
+
+// isCut reports whether a datagram of that size, which begins with the header b, is a piece 0
+// without its payload.
+func isCut(b []byte, size int) bool {
+	var h wire.Header
+	return h.ReadCut(b) == nil && h.Type == wire.TypeData && h.Index == 0 && wire.PayloadOffset(&h) == size
+}
+
 // split takes the next datagram of the last read.
 func (s *Source) split(d *source.Datagram) bool {
 	r := &s.reader
 	for {
 		c := &r.chain
 		for c.left > 0 || c.empty {
-			d.From = c.from
+			d.From, d.Shed = c.from, c.shed
 			if s.cut(c, d) {
 				return true
 			}
@@ -215,6 +247,7 @@ func (s *Source) split(d *source.Datagram) bool {
 			left:    int(r.headers[i].n),
 			segment: r.segments[i],
 			empty:   r.headers[i].n == 0,
+			shed:    r.shed[i],
 		}
 	}
 }

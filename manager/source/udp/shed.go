@@ -50,12 +50,14 @@ const (
 
 // sight is what a look finds in a socket: what waits in it now, in the kernel's bytes, and
 // what came to it since it was opened: what the receiver has taken, in bytes and in messages
-// (chains of datagrams), and messages that the kernel dropped, be it for want of room
-// or by a filter; and whether the receiver has emptied it since the last look, so that it
-// may have been without work.
+// (chains of datagrams); messages that the kernel dropped, be it for want of room
+// or by a filter, and those that the filter cut to almost nothing, which are not in
+// messages; and whether the receiver has emptied it since the last look, so that it may
+// have been without work.
 type sight struct {
 	waiting         int
 	bytes, messages uint64
+	cut             uint64
 	drops           uint32 // wraps
 	emptied         bool
 }
@@ -131,8 +133,8 @@ func (s *shedding) measure(interval float64, before, found sight) {
 	if messages := found.messages - before.messages; messages > 0 {
 		s.messageBytes = taken / float64(messages)
 	}
-	dropped := s.messageBytes * float64(found.drops-before.drops)
-	s.offered = s.offered*forget + max(0, taken+dropped+s.payload(found.waiting-before.waiting))
+	shed := s.messageBytes * (float64(found.drops-before.drops) + float64(found.cut-before.cut))
+	s.offered = s.offered*forget + max(0, taken+shed+s.payload(found.waiting-before.waiting))
 	s.all = s.all*forget + interval
 	if !found.emptied {
 		s.taken = s.taken*forget + taken

@@ -14,6 +14,8 @@ type plant struct {
 	waiting        float64
 	bytes          float64
 	drops          float64
+	cut            float64
+	cutOf          float64 // one of so many messages that are shed is cut; 0: none
 	news           []Overrun
 }
 
@@ -36,7 +38,12 @@ func (p *plant) run(d time.Duration) {
 			accepted = float64(p.s.steps()) / filterSteps
 		}
 		come := p.offered * float64(lookEvery)
-		p.drops += come * (1 - accepted) / plantMessage
+		shed := come * (1 - accepted) / plantMessage
+		if p.cutOf > 0 {
+			p.cut += shed / p.cutOf
+			shed -= shed / p.cutOf
+		}
+		p.drops += shed
 		p.waiting += come * accepted
 		took := min(p.waiting, p.takes*float64(lookEvery))
 		p.waiting -= took
@@ -56,6 +63,7 @@ func (p *plant) run(d time.Duration) {
 func (p *plant) look() {
 	p.found.waiting, p.found.bytes = int(p.waiting), uint64(p.bytes)
 	p.found.messages, p.found.drops = uint64(p.bytes/plantMessage), uint32(uint64(p.drops))
+	p.found.cut = uint64(p.cut)
 	if news := p.s.look(p.now, p.found); news.Lasted != 0 {
 		p.news = append(p.news, news)
 	}
@@ -80,6 +88,20 @@ func TestWhatTheReceiverCannotTakeIsShed(t *testing.T) {
 		}
 		if got, can := p.bytes-before, plantTakes*500e6; got < 0.95*can {
 			t.Errorf("%v times what it takes: it gets %.0f %% of what it could take, want 95", offered, 100*got/can)
+		}
+	}
+}
+
+// Of each request the first of three messages is cut, the others are dropped: what is offered
+// is as well known.
+func TestWhatIsCutCountsAsOffered(t *testing.T) {
+	p := newPlant(2)
+	p.cutOf = 3
+	p.run(300 * time.Millisecond)
+	for range 100 {
+		p.run(5 * time.Millisecond)
+		if got, want := p.s.offered/p.s.all, p.offered; got < 0.95*want || got > 1.05*want {
+			t.Fatalf("offered is thought to be %.2f of what it takes, want %.2f", got/plantTakes, want/plantTakes)
 		}
 	}
 }

@@ -12,9 +12,10 @@ type shedder struct {
 	shedding shedding
 	receiver int // which of the port's sources
 	tell     func(Overrun)
-	// messages that came, and whether the socket was found empty since the last look.
-	messages uint64
-	emptied  bool
+	// messages that came, and those that the filter had cut, and whether the socket was found
+	// empty since the last look.
+	messages, cut uint64
+	emptied       bool
 	// steps is what the filter that is attached lets in, of filterSteps.
 	steps atomic.Int32
 }
@@ -38,7 +39,7 @@ func (s *Source) shed() {
 		x.off = true
 		return
 	}
-	news := x.shedding.look(now, sight{waiting: waiting, bytes: s.bytes.Load(), messages: x.messages, drops: drops, emptied: x.emptied})
+	news := x.shedding.look(now, sight{waiting: waiting, bytes: s.bytes.Load(), messages: x.messages, cut: x.cut, drops: drops, emptied: x.emptied})
 	x.emptied = false
 	if steps := x.shedding.steps(); steps != x.steps.Load() {
 		if err := attachFilter(s.socket, int(steps)); err != nil {

@@ -1,0 +1,232 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+var (
+	overrunPause   = flag.Duration("overrun.pause", 4*time.Microsecond, "what a datagram costs the receiver of BenchmarkOverrunNode beside its copy")
+	overrunBuffer  = flag.Int("overrun.buffer", 8<<20, "receive buffer of BenchmarkOverrunNode, in bytes")
+	overrunSlots   = flag.Int("overrun.slots", 1024, "slots of BenchmarkOverrunNode")
+	overrunClients = flag.Int("overrun.clients", 8, "clients of BenchmarkOverrunNode")
+	overrunOffered = flag.Float64("overrun.offered", 1.5, "what is offered in BenchmarkOverrunNode, of what the receiver takes")
+	overrunWanted  = flag.Duration("overrun.wanted", 0, "deadline that the clients of BenchmarkOverrunNode say in an extension, 0 for none")
+	overrunLength  = flag.Duration("overrun.length", 6*time.Second, "how long BenchmarkOverrunNode measures, after 3 s")
+)
+
+// slowPorts are kernel sockets whose receiver sleeps for each datagram, as one that has
+// more to copy would work.
+type slowPorts struct {
+	kernelPorts
+	pause time.Duration
+}
+
+func (p slowPorts) open(port uint16, receivers int) ([]source.Source, func() error, error) {
+	all, closeSlab, err := p.kernelPorts.open(port, receivers)
+	for i, s := range all {
+		all[i] = &slowSource{Source: s, pause: int64(p.pause)}
+	}
+	return all, closeSlab, err
+}
+
+type slowSource struct {
+	source.Source
+	pause, busyUntil int64 // ns
+}
+
+// Receive is slow: what it overslept it makes good.
+func (s *slowSource) Receive(batch []source.Datagram, deadline int64) (int, error) {
+	if rest := s.busyUntil - shm.Now(); rest > 0 {
+		ts := unix.NsecToTimespec(rest)
+		_ = unix.Nanosleep(&ts, nil)
+	}
+	n, err := s.Source.Receive(batch, deadline)
+	s.busyUntil = max(s.busyUntil, shm.Now()-int64(3*time.Millisecond)) + int64(n)*s.pause
+	return n, err
+}
+
+// overrunPicture is a picture's bytes, 147 pieces.
+const overrunPicture = 224 * 224 * 3
+
+// overrunNode is one function on a slow receiver, that answers at once, pictures of 150 KB.
+func overrunNode(t testing.TB, pause, slo time.Duration, slots, buffer int) *function {
+	t.Helper()
+	cfg := configs.Default()
+	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	cfg.Slab = configs.Slab{Size: 512 << 20, ReceiveBuffer: configs.Size(buffer)}
+	cfg.Aggregate.Slots = slots
+	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), done: make(chan struct{}), generations: map[place]uint32{}}
+	m.metrics = newMetrics(m)
+	m.ports = slowPorts{kernelPorts{cfg: &m.cfg}, pause}
+	card := testCard()
+	card.Input.Height, card.Input.Width = 224, 224
+	card.Outputs = []models.Output{{Name: "a", Shape: []int64{16}}}
+	card.SLO = slo
+	f, err := newFunction(m, configs.Function{Name: "test", Instances: 1}, card)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.instances[0].setShare(100)
+	f.run()
+	in := f.instances[0]
+	c, err := shm.NewConsumer(1, f.geometry, dup(t, f.table.File()), dup(t, in.channel.RingFile()), dup(t, in.channel.RepliesFile()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.channel.SetEpoch(1)
+	var stop atomic.Bool
+	var done sync.WaitGroup
+	done.Go(func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if owned, err := c.Acquire(shm.Now() + int64(patience)); !owned || err != nil {
+			t.Errorf("acquire: %v, %v", owned, err)
+			return
+		}
+		taken := make([]uint32, 64)
+		for !stop.Load() {
+			c.Wait(shm.Now() + int64(10*time.Millisecond))
+			n := c.Take(taken)
+			if n == 0 {
+				continue
+			}
+			c.Start(taken[:n])
+			for _, slot := range taken[:n] {
+				r := honest(shm.Now()-4_000, copy(c.ResultBuffer(slot), make([]byte, 64)))
+				r.Dispatched = max(r.Dispatched, c.Request(slot).Whole)
+				r.Gathered, r.Inferred = max(r.Gathered, r.Dispatched), max(r.Inferred, r.Dispatched)
+				c.Complete(slot, r)
+			}
+			c.Flush()
+		}
+	})
+	t.Cleanup(func() {
+		stop.Store(true)
+		done.Wait()
+		c.Close()
+		f.close()
+	})
+	return f
+}
+
+// BenchmarkOverrunNode has real clients send more than a node's receiver takes, and counts how
+// their requests end: ok a second, and of these within 100 ms of their intended time.
+func BenchmarkOverrunNode(b *testing.B) {
+	const within = 100 * time.Millisecond
+	f := overrunNode(b, *overrunPause, within, *overrunSlots, *overrunBuffer)
+	capacity := 1 / (147 * overrunPause.Seconds())
+	perSecond := *overrunOffered * capacity
+	picture := make([]byte, overrunPicture)
+	var from atomic.Int64
+	from.Store(1 << 62)
+	var mu sync.Mutex
+	ends := map[string]float64{}
+	var ages, busyAges []float64
+	deliver := func(r *client.Result) {
+		if r.Intended < from.Load() {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		age := float64(r.Received-r.Intended) / 1e6
+		switch {
+		case errors.Is(r.Err, client.ErrClosed):
+		case r.Err != nil:
+			ends[map[error]string{client.ErrUnanswered: "unanswered", client.ErrUnsent: "unsent"}[r.Err]]++
+		case r.Status == wire.StatusOK:
+			ends["ok"]++
+			ages = append(ages, age)
+			if age <= float64(within)/1e6 {
+				ends["intime"]++
+			}
+		default:
+			ends[r.Status.String()]++
+			if r.Status == wire.StatusBusy {
+				busyAges = append(busyAges, age)
+			}
+		}
+	}
+	var all []*client.Client
+	for range *overrunClients {
+		c, err := client.Dial(context.Background(), f.localAddr().String(), client.Options{QueueLimit: 8192, Deliver: deliver})
+		if err != nil {
+			b.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	start := client.Now()
+	begin, end := start+int64(3*time.Second), start+int64(3*time.Second)+int64(*overrunLength)
+	sent := 0.
+	sheds, looks := 0., 0.
+	for i := 0; ; i++ {
+		at := start + int64(float64(i)/perSecond*1e9)
+		if at >= end {
+			break
+		}
+		if rest := at - client.Now(); rest > 0 {
+			time.Sleep(time.Duration(rest))
+		}
+		if at >= begin {
+			from.CompareAndSwap(1<<62, begin)
+			sent++
+		}
+		if i%64 == 0 && at >= begin {
+			sheds += f.sourceStats().Shedding
+			looks++
+		}
+		_, err := all[i%len(all)].Send(picture, client.RequestOptions{Intended: at, Deadline: *overrunWanted})
+		if err != nil && at >= begin {
+			mu.Lock()
+			ends["full"]++
+			mu.Unlock()
+		}
+	}
+	time.Sleep(2500 * time.Millisecond) // the client's timeout
+	stats := client.Stats{}
+	for _, c := range all {
+		stats.Resends += c.Stats().Resends
+		_ = c.Close()
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	took := overrunLength.Seconds()
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(sent/took, "sent/s")
+	for _, k := range []string{"ok", "intime", "busy", "unanswered", "unsent", "full", "incomplete", "late", "failed"} {
+		b.ReportMetric(ends[k]/took, k+"/s")
+	}
+	p := func(v []float64, q float64) float64 {
+		slices.Sort(v)
+		if len(v) == 0 {
+			return 0
+		}
+		return v[int(float64(len(v)-1)*q)]
+	}
+	b.ReportMetric(p(ages, .5), "p50ms")
+	b.ReportMetric(p(ages, .99), "p99ms")
+	b.ReportMetric(p(busyAges, .99), "busyp99ms")
+	b.ReportMetric(100*sheds/looks, "shed%")
+	b.ReportMetric(float64(stats.Resends), "resends")
+	s := f.counts()
+	b.Logf("aggregator: %+v", s)
+	b.Logf("source: %+v", f.sourceStats())
+}

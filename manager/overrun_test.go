@@ -1,0 +1,92 @@
+package manager
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/wire"
+)
+
+// Real clients, each with credit for more than a socket's buffer holds, send until many requests
+// have been shed. None of their requests may end in silence: each is ok or busy, or incomplete
+// where it lost pieces in a buffer that was full before shedding began.
+func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
+	const clients, shed = 2, 50
+	f := overrunNode(t, 4*time.Microsecond, 100*time.Millisecond, 512, 1<<20)
+	deadline := time.Now().Add(patience)
+	var mu sync.Mutex
+	ends := map[wire.Status]int{}
+	total, left, ended := 0, 0, make(chan struct{}, 1<<16)
+	var all []*client.Client
+	for range clients {
+		c, err := client.Dial(context.Background(), f.localAddr().String(), client.Options{
+			Timeout: patience,
+			Deliver: func(r *client.Result) {
+				if r.Err != nil {
+					t.Errorf("request %d: %v", r.ID, r.Err)
+				}
+				mu.Lock()
+				ends[r.Status]++
+				mu.Unlock()
+				ended <- struct{}{}
+			},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		all = append(all, c)
+	}
+	picture := make([]byte, overrunPicture)
+	for f.counts().Shed < shed {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d requests were shed of %d, want %d", f.counts().Shed, total, shed)
+		}
+		for ; left < clients*512; left++ {
+			if _, err := all[total%clients].Send(picture, client.RequestOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			total++
+		}
+		<-ended
+		left--
+	}
+	for ; left > 0; left-- {
+		<-ended // with an error after patience at the latest
+	}
+	mu.Lock()
+	ok, busy := ends[wire.StatusOK], ends[wire.StatusBusy]
+	if other := total - ok - busy - ends[wire.StatusIncomplete]; ok == 0 || busy < shed || other != 0 {
+		t.Errorf("requests ended %v, want ok, at least %d busy, perhaps incomplete", ends, shed)
+	}
+	mu.Unlock()
+	// The clients have their credit, and the node its slots.
+	for f.sourceStats().Shedding > 0 {
+		if time.Now().After(deadline) {
+			t.Fatal("requests are shed of nothing")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	for _, c := range all {
+		for range 10 {
+			if r, err := c.Do(context.Background(), picture, client.RequestOptions{}); err != nil {
+				t.Fatal(err)
+			} else if r.Credit < 250 {
+				t.Fatalf("credit %d after the overrun, want nearly half of 512", r.Credit)
+			}
+		}
+	}
+	if n := f.inFlight(); n != 0 {
+		t.Errorf("%d requests are in flight, want none", n)
+	}
+	for _, r := range f.receivers {
+		r.mu.Lock()
+		if err := r.aggregate.Check(); err != nil {
+			t.Error(err)
+		}
+		r.mu.Unlock()
+	}
+}
