@@ -83,6 +83,7 @@ type world struct {
 	ledger  Ledger
 	sms     []int
 	wants   map[share.ID]float64
+	needs   map[share.ID]int // groups, at least
 	ordered map[share.ID][]int
 	serving map[share.ID][]uint32 // generations that are desired
 	last    uint32
@@ -118,13 +119,17 @@ func (p *proc) may() []int {
 	return slices.Compact(all)
 }
 
+func (w *world) claim(i share.ID) Claim {
+	return Claim{ID: i, Percent: w.wants[i], Least: w.needs[i], Ordered: w.ordered[i], Busy: w.ledger.Busy(i)}
+}
+
 // decide is the manager's turn.
 func (w *world) decide() {
 	ids := slices.SortedFunc(maps.Keys(w.wants), share.ID.Compare)
 	var claims []Claim
 	mine := map[share.ID]bool{}
 	for _, i := range ids {
-		claims = append(claims, Claim{ID: i, Percent: w.wants[i], Ordered: w.ordered[i], Busy: w.ledger.Busy(i)})
+		claims = append(claims, w.claim(i))
 		mine[i] = true
 	}
 	orders, err := Divide(w.sms, claims, w.ledger.Others(mine))
@@ -257,10 +262,10 @@ func (w *world) sorted() []Process {
 func TestTwoInstancesAreNeverOnOneGroup(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{
-			t: t, sms: drawGroups(t, 4), wants: map[share.ID]float64{}, ordered: map[share.ID][]int{},
+			t: t, sms: drawGroups(t, 4), wants: map[share.ID]float64{}, needs: map[share.ID]int{}, ordered: map[share.ID][]int{},
 			serving: map[share.ID][]uint32{}, procs: map[Process]*proc{},
 		}
-		events := []string{"share", "share", "remove", "kill", "break", "swap", "deliver", "deliver", "hear", "hear", "work", "work"}
+		events := []string{"share", "share", "need", "remove", "kill", "break", "swap", "deliver", "deliver", "hear", "hear", "work", "work"}
 		for range rapid.IntRange(50, 150).Draw(t, "events") {
 			i := id(rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(t, "instance"))
 			switch rapid.SampledFrom(events).Draw(t, "event") {
@@ -269,8 +274,11 @@ func TestTwoInstancesAreNeverOnOneGroup(t *testing.T) {
 					w.start(i)
 				}
 				w.wants[i] = rapid.Float64Range(1, 60).Draw(t, "percent")
+			case "need": // its model does not run on fewer, or another one does
+				w.needs[i] = rapid.IntRange(0, 4).Draw(t, "groups")
 			case "remove":
 				delete(w.wants, i)
+				delete(w.needs, i)
 				delete(w.serving, i)
 				delete(w.ordered, i)
 			case "kill": // by somebody
@@ -319,7 +327,7 @@ func TestTwoInstancesAreNeverOnOneGroup(t *testing.T) {
 		}
 		var claims []Claim
 		for _, i := range slices.SortedFunc(maps.Keys(w.wants), share.ID.Compare) {
-			claims = append(claims, Claim{ID: i, Percent: w.wants[i], Ordered: w.ordered[i], Busy: w.ledger.Busy(i)})
+			claims = append(claims, w.claim(i))
 		}
 		orders, err := Divide(w.sms, claims, nil)
 		if err != nil {

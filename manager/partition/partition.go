@@ -11,8 +11,9 @@
 //		                                             └── Ledger: who may ─────┘
 //		                                                 still be where
 //
-//	 1. How many: everyone at least one group; the rest by share, whole groups, the
-//	    largest remainders rounded up while there are groups.
+//	 1. How many: everyone at least one group, or as many as its model needs; the
+//	    rest by share, whole groups, the largest remainders rounded up while there
+//	    are groups.
 //	 2. Which: those that it has; then free ones; then those that others are about
 //	    to leave; of each the nearest to where it lives among the groups, so that one
 //	    that grows and shrinks comes back to the same.
@@ -36,6 +37,10 @@ var ErrTooMany = errors.New("more instances than groups of multiprocessors")
 type Claim struct {
 	ID      share.ID
 	Percent float64
+	// Least is how many groups its model needs to run at all, whatever its share; 0 is 1.
+	// Where there are not groups enough for all that need more than one, the first claims
+	// have theirs and others get one at least.
+	Least int
 	// Ordered are the groups that it was last ordered, ascending; empty at first.
 	Ordered []int
 	// Busy are the groups that its processes may be running on, those that are
@@ -95,6 +100,7 @@ type division struct {
 	sms    []int
 	unit   float64 // multiprocessors of an ordinary group
 	odd    int     // the group of another size, -1 where there is none
+	least  []int   // how many groups a claim gets at least
 	ideals []float64
 	owner  []int // who may be running on a group: a claim, nobody, or others
 
@@ -118,7 +124,8 @@ func newDivision(groupSMs []int, claims []Claim, taken []int) *division {
 	for _, n := range groupSMs {
 		total += n
 	}
-	d.ideals = idealsOf(float64(total), d.unit, claims)
+	d.least = leastOf(len(groupSMs), claims)
+	d.ideals = idealsOf(float64(total), d.unit, claims, d.least)
 	d.owner = slices.Repeat([]int{nobody}, len(groupSMs))
 	own := func(i int, groups []int) {
 		for _, g := range groups {
@@ -137,17 +144,31 @@ func newDivision(groupSMs []int, claims []Claim, taken []int) *division {
 	return d
 }
 
+// leastOf says how many of the groups each claim gets at least: one, and what it needs
+// beyond it while there is as much for it, in the order of the claims.
+func leastOf(groups int, claims []Claim) []int {
+	out, left := make([]int, len(claims)), groups-len(claims)
+	for i, c := range claims {
+		out[i] = 1
+		if more := c.Least - 1; more > 0 && more <= left {
+			out[i] += more
+			left -= more
+		}
+	}
+	return out
+}
+
 // idealsOf says how many multiprocessors each claim would get if they could be cut
-// anywhere: its part of total, but at least one group. What that takes from the
+// anywhere: its part of total, but its least number of groups. What that takes from the
 // others, and what they want beyond total, is shared by them in proportion.
-func idealsOf(total, unit float64, claims []Claim) []float64 {
+func idealsOf(total, unit float64, claims []Claim, least []int) []float64 {
 	out := make([]float64, len(claims))
 	small := make([]bool, len(claims))
 	for {
 		left, wanted := total, 0.0
 		for i, c := range claims {
 			if small[i] {
-				left -= unit
+				left -= unit * float64(least[i])
 			} else {
 				wanted += c.Percent / 100 * total
 			}
@@ -162,8 +183,8 @@ func idealsOf(total, unit float64, claims []Claim) []float64 {
 				continue
 			}
 			out[i] = c.Percent / 100 * total * scale
-			if !(out[i] > unit) {
-				out[i], small[i], again = unit, true, true
+			if floor := unit * float64(least[i]); !(out[i] > floor) {
+				out[i], small[i], again = floor, true, true
 			}
 		}
 		if !again {
@@ -193,6 +214,9 @@ func (d *division) count() {
 		if i == d.oddOf {
 			have[i] = float64(d.sms[d.odd])
 		} else {
+			give(i)
+		}
+		for n := 1; n < d.least[i]; n++ {
 			give(i)
 		}
 	}

@@ -98,6 +98,72 @@ func TestThereIsAGroupForEveryone(t *testing.T) {
 	}
 }
 
+// 12 functions on an H200, as many groups as multiprocessors of one are too few for.
+func TestAModelThatNeedsMoreGroupsHasThem(t *testing.T) {
+	percents := append(slices.Repeat([]float64{8}, 11), 3)
+	claims := settled(begin(t, h200, percents...), percents...)
+	last := len(claims) - 1
+	if got := claims[last].Ordered; len(got) != 1 {
+		t.Fatalf("3 %% is groups %v, want one", got)
+	}
+	claims[last].Least = 2
+	for range 3 {
+		orders, err := Divide(h200, claims, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, o := range orders {
+			claims[i].Ordered, claims[i].Busy = o.Now, o.Now
+		}
+	}
+	if got := claims[last].Ordered; len(got) != 2 {
+		t.Errorf("it is on groups %v, want two", got)
+	}
+	for _, c := range claims[:last] {
+		if len(c.Ordered) == 0 {
+			t.Errorf("%v has nothing", c.ID)
+		}
+	}
+	// A share that asks for more than it needs is a share like any other.
+	claims[last].Percent = 30
+	orders, err := Divide(h200, claims, nil)
+	if err != nil || len(orders[last].Target) < 4 {
+		t.Errorf("30 %% is %v (%v), want four groups or more", orders[last].Target, err)
+	}
+}
+
+func TestWhereGroupsAreScarceTheFirstHaveWhatTheyNeed(t *testing.T) {
+	four := slices.Repeat([]int{8}, 4)
+	for _, c := range []struct {
+		name  string
+		least []int
+		want  []int
+	}{
+		{"one of three needs two", []int{0, 0, 2}, []int{1, 1, 2}},
+		{"two of three need two, and there is one more", []int{0, 2, 2}, []int{1, 2, 1}},
+		{"who needs more than there is gets one, and the next its two", []int{3, 0, 2}, []int{1, 1, 2}},
+		{"nobody can have more", []int{2, 2, 2, 2}, []int{1, 1, 1, 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var claims []Claim
+			for i, n := range c.least {
+				claims = append(claims, Claim{ID: id(fmt.Sprint(i)), Percent: 1, Least: n})
+			}
+			orders, err := Divide(four, claims, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []int
+			for _, o := range orders {
+				got = append(got, len(o.Target))
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%v groups, want %v", got, c.want)
+			}
+		})
+	}
+}
+
 func TestOnlyTheLastGroupMayBeOdd(t *testing.T) {
 	for _, bad := range [][]int{{8, 12, 8}, {8, 0}, {-1}} {
 		if _, err := Divide(bad, []Claim{{Percent: 5}}, nil); err == nil {
@@ -256,7 +322,8 @@ func check(t *rapid.T, groupSMs []int, claims []Claim, taken []int, orders []Ord
 		total += n
 		largest = max(largest, n)
 	}
-	ideals := idealsOf(float64(total), float64(groupSMs[0]), claims)
+	least := leastOf(len(groupSMs), claims)
+	ideals := idealsOf(float64(total), float64(groupSMs[0]), claims, least)
 	targetOf, nowOf := map[int]share.ID{}, map[int]share.ID{}
 	for _, g := range taken {
 		nowOf[g] = id("somebody")
@@ -276,8 +343,8 @@ func check(t *rapid.T, groupSMs []int, claims []Claim, taken []int, orders []Ord
 		if o.ID != claims[i].ID {
 			t.Fatalf("order %d is %v's, the claim %v's", i, o.ID, claims[i].ID)
 		}
-		if len(o.Target) == 0 {
-			t.Fatalf("%v gets nothing", o.ID)
+		if len(o.Target) < least[i] {
+			t.Fatalf("%v gets %d groups, want %d at least", o.ID, len(o.Target), least[i])
 		}
 		if off := float64(sms(groupSMs, o.Target)) - ideals[i]; math.Abs(off) > float64(largest) {
 			t.Fatalf("%v gets %d multiprocessors, want %v within a group of at most %d", o.ID, sms(groupSMs, o.Target), ideals[i], largest)
@@ -309,7 +376,7 @@ func TestDivisionsAreFairAndDisjoint(t *testing.T) {
 		n := rapid.IntRange(1, len(groupSMs)).Draw(t, "instances")
 		var claims []Claim
 		for i, p := range drawPercents(t, n) {
-			claims = append(claims, Claim{ID: id(fmt.Sprint(i)), Percent: p})
+			claims = append(claims, Claim{ID: id(fmt.Sprint(i)), Percent: p, Least: rapid.IntRange(0, 4).Draw(t, "least")})
 		}
 		// Any disjoint past.
 		var taken []int
