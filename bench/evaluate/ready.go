@@ -62,7 +62,7 @@ func (r *runner) ready(ctx context.Context, v variant, c *Case) (points []Point,
 				if v.by != byPercentage {
 					return nil, err
 				}
-				points = append(points, Point{Model: f.Model, By: v.by, Percent: percent, Error: lastLine(err)})
+				points = append(points, Point{Model: f.Model, By: v.by, Percent: percent, Error: shortened(err)})
 				continue
 			}
 			for _, p := range all {
@@ -101,12 +101,13 @@ func (r *runner) startMPS(ctx context.Context) (*mps.Daemon, error) {
 	return mps.Start(ctx, mps.Options{Dir: r.dir, UUID: r.device, Session: session, Log: zerolog.Nop()})
 }
 
-// lastLine is an error's text, cut to what fits a report.
-func lastLine(err error) string {
-	const most = 400
-	text := err.Error()
+// shortened is an error's text, cut to what fits a report: what failed stands first, and what a
+// process or a node last said, at the end.
+func shortened(err error) string {
+	const most = 800
+	text := []rune(err.Error())
 	if len(text) > most {
-		text = "… " + text[len(text)-most:]
+		return string(text[:most/2]) + " … " + string(text[len(text)-most/2:])
 	}
-	return text
+	return string(text)
 }

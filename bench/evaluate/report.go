@@ -115,6 +115,9 @@ type Result struct {
 	Variant string `json:"variant"`
 	Run     int    `json:"run"` // from 1
 	Date    string `json:"date"`
+	// Penstock is the version that measured it: a figure that was gone on with may have
+	// several. Empty where it was not noted.
+	Penstock string `json:"penstock,omitempty"`
 	// TookSeconds is all of it, the node's start included.
 	TookSeconds float64 `json:"took_s"`
 	// Error is why there is not all of it: the node did not come up, say. It is tried

@@ -193,6 +193,11 @@ func newRunner(o Options) (*runner, error) {
 		return nil, fmt.Errorf("%s was measured on %s, this is %s: take another folder, or remove it", r.file, r.report.Device, shown)
 	}
 	p := r.report
+	for i := range p.Results {
+		if x := &p.Results[i]; x.Penstock == "" {
+			x.Penstock = p.Machine.Penstock // before another's takes its place
+		}
+	}
 	p.Title, p.Paper, p.Machine, p.Device = figure.Title, figure.Paper, o.Machine, shown
 	p.Quick, p.Seed, p.Runs = o.Quick, o.Seed, max(o.Runs, p.Runs)
 	p.Cases, p.Variants = nil, nil
@@ -281,7 +286,7 @@ func (r *runner) run(ctx context.Context) (_ *Report, err error) {
 	succeeded, failed, failure := 0, 0, error(nil)
 	for i, s := range steps {
 		if r.Limit > 0 && time.Since(r.started)+r.takes(s) > r.Limit {
-			r.Options.say("%s: %d measurements are left for another call: the next would not end within %v", r.figure.Name, len(steps)-i, r.Limit)
+			r.Options.say("%s: %d measurements are left for another call: the next would not end within %v", r.figure.Name, len(steps)-i, r.Limit.Round(time.Second))
 			break
 		}
 		r.Options.say("%s, run %d: %s, %s", r.figure.Name, s.run, s.c.Name, s.variant.label)
@@ -382,11 +387,11 @@ func (r *runner) note(b *bed) error {
 // step makes one measurement. What goes wrong stands in the result.
 func (r *runner) step(ctx context.Context, s step) (x Result) {
 	began := time.Now()
-	x = Result{Case: s.c.Name, Variant: s.variant.name, Run: s.run, Date: began.UTC().Format(time.RFC3339)}
+	x = Result{Case: s.c.Name, Variant: s.variant.name, Run: s.run, Date: began.UTC().Format(time.RFC3339), Penstock: r.Machine.Penstock}
 	err := r.measure(ctx, s, &x)
 	x.TookSeconds = time.Since(began).Seconds()
 	if err != nil {
-		x.Error = lastLine(err)
+		x.Error = shortened(err)
 	}
 	return x
 }

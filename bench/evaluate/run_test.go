@@ -2,6 +2,7 @@ package evaluate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -237,5 +238,37 @@ func TestAnInterruptEndsARun(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(o.Out, "table5.json")); err == nil {
 		t.Error("an interrupted measurement was written")
+	}
+}
+
+// A figure that another version goes on with keeps what is said of its first runs.
+func TestAResultKeepsTheVersionThatMeasuredIt(t *testing.T) {
+	o := quickly(t, "", "fig16")
+	o.Machine.Penstock = "first"
+	r, err := newRunner(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.report.Results = []Result{{Case: "wrong shares", Variant: partition, Run: 1}}
+	if err := r.report.Write(r.file); err != nil {
+		t.Fatal(err)
+	}
+	o.Machine.Penstock = "second"
+	if r, err = newRunner(o); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.report.Results[0].Penstock; got != "first" {
+		t.Errorf("the result is of version %q, want first", got)
+	}
+}
+
+// An error that is too long for a report keeps what failed and what was said last.
+func TestALongErrorKeepsItsEnds(t *testing.T) {
+	long := shortened(errors.New("vgg16 does not serve: " + strings.Repeat("é", 5000) + " the end"))
+	if !strings.HasPrefix(long, "vgg16 does not serve: ") || !strings.HasSuffix(long, " the end") || len([]rune(long)) > 810 {
+		t.Errorf("%d characters: %s", len([]rune(long)), long)
+	}
+	if short := shortened(errors.New("no GPU")); short != "no GPU" {
+		t.Errorf("a short one is %q", short)
 	}
 }

@@ -2,12 +2,14 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"image/color"
 	"io/fs"
 	"math"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/penstock/penstock/bench/evaluate"
 )
@@ -40,24 +42,24 @@ var evaluationFigures = []figure{
 var evaluationSections = []section{
 	{"machine", evaluationMachineTable, nil},
 	{"verdicts", verdictTable, nil},
-	{"fig1", timelineTable("fig1"), drawnOf("fig1")},
-	{"fig2-3", kneeTable, drawnOf("fig2-3")},
-	{"fig5-7", streamsTable, drawnOf("fig5-7")},
-	{"fig8", loadsTable("fig8"), drawnOf("fig8")},
-	{"fig9", loadsTable("fig9"), drawnOf("fig9")},
+	{"fig1", told("fig1", timelineTable("fig1")), drawnOf("fig1")},
+	{"fig2-3", told("fig2-3", kneeTable), drawnOf("fig2-3")},
+	{"fig5-7", told("fig5-7", streamsTable), drawnOf("fig5-7")},
+	{"fig8", told("fig8", loadsTable("fig8")), drawnOf("fig8")},
+	{"fig9", told("fig9", loadsTable("fig9")), drawnOf("fig9")},
 	{"table2", efficacyTable(paperTable2, "fig8", "fig9"), nil},
-	{"fig10a", loadsTable("fig10a"), drawnOf("fig10a")},
-	{"fig10b", loadsTable("fig10b"), drawnOf("fig10b")},
+	{"fig10a", told("fig10a", loadsTable("fig10a")), drawnOf("fig10a")},
+	{"fig10b", told("fig10b", loadsTable("fig10b")), drawnOf("fig10b")},
 	{"table3", efficacyTable(paperTable3, "fig10a", "fig10b"), nil},
-	{"fig10-slo", loadsTable("fig10-slo"), drawnOf("fig10-slo")},
-	{"fig10-large", loadsTable("fig10-large"), drawnOf("fig10-large")},
-	{"fig11", loadsTable("fig11"), drawnOf("fig11")},
+	{"fig10-slo", told("fig10-slo", loadsTable("fig10-slo")), drawnOf("fig10-slo")},
+	{"fig10-large", told("fig10-large", loadsTable("fig10-large")), drawnOf("fig10-large")},
+	{"fig11", told("fig11", loadsTable("fig11")), drawnOf("fig11")},
 	{"table4", readyTable, nil},
-	{"fig12ab", loadsTable("fig12ab"), drawnOf("fig12ab")},
-	{"fig12c-14", convergenceTable, drawnOf("fig12c-14")},
-	{"fig15", timelineTable("fig15"), drawnOf("fig15")},
-	{"fig16", timelineTable("fig16"), drawnOf("fig16")},
-	{"table5", batchTable, nil},
+	{"fig12ab", told("fig12ab", loadsTable("fig12ab")), drawnOf("fig12ab")},
+	{"fig12c-14", told("fig12c-14", convergenceTable), drawnOf("fig12c-14")},
+	{"fig15", told("fig15", timelineTable("fig15")), drawnOf("fig15")},
+	{"fig16", told("fig16", timelineTable("fig16")), drawnOf("fig16")},
+	{"table5", told("table5", batchTable), nil},
 	{"table1", weightsTable, []string{weightsReport}},
 }
 
@@ -115,6 +117,71 @@ func (e *evaluation) results(name, variant string) (all []*evaluate.Result) {
 	}
 	slices.SortFunc(all, func(a, b *evaluate.Result) int { return cmp.Compare(a.Run, b.Run) })
 	return all
+}
+
+// failed is how many of a case's runs with a variant failed and were not made good, and why
+// the last of them did.
+func (e *evaluation) failed(name, variant string) (count int, reason string) {
+	for i := range e.Results {
+		if r := &e.Results[i]; r.Case == name && r.Variant == variant && r.Error != "" {
+			count, reason = count+1, why(r.Error)
+		}
+	}
+	return count, reason
+}
+
+// why is the reason in a failure's text, short and on one line. The text may end with the
+// node's log, a JSON object a line, in which processes say why they do not serve.
+func why(text string) string {
+	const most = 240
+	const key = `"reason":"`
+	head, _, _ := strings.Cut(text, "\n")
+	if i := strings.LastIndex(text, key); i >= 0 && !strings.Contains(head, "does not serve") {
+		head, _, _ = strings.Cut(text[i+len(key):], `","`)
+	} else if strings.HasPrefix(text, "…") {
+		head = "only the end of the node's log is left of it, in the report"
+	}
+	if runes := []rune(head); len(runes) > most {
+		head = string(runes[:most]) + " …"
+	}
+	return strings.ReplaceAll(head, "|", "/")
+}
+
+// failures has a sentence for each variant that failed on a case.
+func (e *evaluation) failures() (list []string) {
+	for _, c := range e.Cases {
+		for _, v := range c.Variants {
+			count, reason := e.failed(c.Name, v)
+			if count == 0 {
+				continue
+			}
+			whole := len(e.results(c.Name, v))
+			times := fmt.Sprintf("in %d of %d runs", count, count+whole)
+			if whole == 0 {
+				times = fmt.Sprintf("in all its runs, %d", count)
+			}
+			list = append(list, fmt.Sprintf("**%s, %s, failed** %s: %s", c.Name, e.label(v), times, reason))
+		}
+	}
+	return list
+}
+
+// told is a report's table with what failed under it.
+func told(name string, table func(dir string) (string, error)) func(dir string) (string, error) {
+	return func(dir string) (string, error) {
+		text, err := table(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+		e, unread := readEvaluation(dir, name)
+		if unread != nil {
+			return text, err
+		}
+		if failures := e.failures(); len(failures) > 0 {
+			return text + "\n- " + strings.Join(failures, "\n- ") + "\n", nil
+		}
+		return text, err
+	}
 }
 
 // label is how a variant is called in a legend.
@@ -237,9 +304,14 @@ func middle(l *evaluate.Load) float64 {
 	return sum / count
 }
 
-// behind says that the sender did not keep up in each of these.
+// behind says that the sender did not keep up in some of these.
 func behind(all []*evaluate.Load) bool {
-	return len(all) > 0 && !slices.ContainsFunc(all, func(l *evaluate.Load) bool { return !l.SenderBehind })
+	return slices.ContainsFunc(all, func(l *evaluate.Load) bool { return l.SenderBehind })
+}
+
+// keptUp are those of them in which it did: what the others miss is not the variant's.
+func keptUp(all []*evaluate.Load) []*evaluate.Load {
+	return slices.DeleteFunc(slices.Clone(all), func(l *evaluate.Load) bool { return l.SenderBehind })
 }
 
 // The colours of variants are the same in all figures: what takes turns is grey, default

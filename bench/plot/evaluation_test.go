@@ -320,7 +320,7 @@ func TestPenstockIsHeldAgainstEachBaseline(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			e := evaluationOf(test.goods, test.behind)
-			below, above, same := e.compare("penstock")
+			below, above, same, _ := e.compare("penstock")
 			if len(below) != test.below || len(above) != test.above || len(same) != test.same {
 				t.Errorf("%d below, %d above, %d the same, want %d, %d, %d", len(below), len(above), len(same), test.below, test.above, test.same)
 			}
@@ -390,5 +390,106 @@ func TestSpreadsAreWrittenShort(t *testing.T) {
 		if got := s.text(write, unit); got != want {
 			t.Errorf("%+v is written %q, want %q", s, got, want)
 		}
+	}
+}
+
+// whatFailed is a report in which Penstock's runs on one of two cases failed.
+func whatFailed() *evaluation {
+	e := evaluationOf(map[string][]float64{"penstock": {900, 910, 905}, "mps": {500, 510, 490}}, false)
+	other := evaluationOf(map[string][]float64{"mps": {500, 510, 490}}, false)
+	e.Cases = append(e.Cases, evaluate.CaseSetting{Name: "C2", Kind: evaluate.KindLoads, Variants: []string{"penstock", "mps"}})
+	for _, r := range other.Results {
+		r.Case = "C2"
+		e.Results = append(e.Results, r)
+	}
+	for run := 1; run <= 3; run++ {
+		e.Results = append(e.Results, evaluate.Result{Case: "C2", Variant: "penstock", Run: run,
+			Error: `wait: vgg16 does not serve: too | small; node last said:` + "\n" + `{"reason":"another","time":"now"}`})
+	}
+	e.Left = 3
+	return e
+}
+
+// A variant of which no run came about answers nothing: that is below whoever answers.
+func TestAVariantThatFailedIsBelowAndSaidSo(t *testing.T) {
+	e := whatFailed()
+	said := strings.Join(e.verdicts(), "\n")
+	for _, want := range []string{"never below a baseline beyond the spread: **false**: below in 1 of 2: C2 (all runs failed).", "**false**: not above in 1 of 2: C2 (all runs failed)."} {
+		if !strings.Contains(said, want) {
+			t.Errorf("says %q, want %q", said, want)
+		}
+	}
+	const want = "**C2, penstock, failed** in all its runs, 3: wait: vgg16 does not serve: too / small; node last said:"
+	if got := e.failures(); len(got) != 1 || got[0] != want {
+		t.Errorf("failures are %q, want %q", got, want)
+	}
+	if got := e.state(); got != "0 to 3 runs of each, seed 0; **3 failed**" {
+		t.Errorf("there is %q of the report", got)
+	}
+}
+
+// The table has the word where the numbers would be, and the reason under it.
+func TestATableSaysWhatFailedAndWhy(t *testing.T) {
+	dir := folder(t, "evaluation")
+	e := whatFailed()
+	e.Version = 1
+	if err := e.Write(filepath.Join(dir, "fig10a.json")); err != nil {
+		t.Fatal(err)
+	}
+	text, err := told("fig10a", loadsTable("fig10a"))(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"| failed |", "failed** in all its runs, 3: wait: vgg16 does not serve"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the table has no %q:\n%s", want, text)
+		}
+	}
+}
+
+func TestTheReasonOfAFailureIsFound(t *testing.T) {
+	for text, want := range map[string]string{
+		"node did not come up": "node did not come up",
+		"start: vgg16 does not serve: no memory\n{\"reason\":\"x\",\"time\":\"\"}": "start: vgg16 does not serve: no memory",
+		"… \"}\n{\"state\":\"linking\",\"reason\":\"wrong | size\",\"time\":\"\"}": "wrong / size",
+		"… \"process\"}\n{\"message\":\"process\"}\n":                              "only the end of the node's log is left of it, in the report",
+		strings.Repeat("ä", 300): strings.Repeat("ä", 240) + " …",
+	} {
+		if got := why(text); got != want {
+			t.Errorf("the reason in %q is %q, want %q", text, got, want)
+		}
+	}
+}
+
+// Runs in which the sender did not keep up count on neither side.
+func TestARunWhoseSenderWasLateDoesNotCount(t *testing.T) {
+	e := evaluationOf(map[string][]float64{"penstock": {400, 410, 405}, "mps": {500, 510, 390}}, false)
+	for i := range e.Results {
+		if r := &e.Results[i]; r.Variant == "mps" && r.Run == 3 {
+			r.Loads[0].SenderBehind = true
+		}
+	}
+	if below, _, same, _ := e.compare("penstock"); len(below) != 1 || len(same) != 0 {
+		t.Errorf("below are %v, the same %v: want one that is below", below, same)
+	}
+}
+
+// What has not been measured often enough yet is said beside what has.
+func TestAVerdictSaysHowMuchIsOpen(t *testing.T) {
+	e := evaluationOf(map[string][]float64{"penstock": {900, 910, 905}, "mps": {500, 510, 490}, "aimd": {500}}, false)
+	if got, want := e.verdictOf("penstock").never(), "**true** (1) so far (open: 1)"; got != want {
+		t.Errorf("the verdict is %q, want %q", got, want)
+	}
+}
+
+// A node gives up what would be late, which no percentile of its answers shows.
+func TestWhatWasGivenUpIsOutsideTheObjective(t *testing.T) {
+	line := &evaluate.Timeline{Functions: []evaluate.FunctionTimeline{{Name: "vgg19", SLOMillis: 25,
+		Total: evaluate.FunctionLoad{P99Millis: 20, WithinPercent: 60}}}}
+	e := &evaluation{Report: &evaluate.Report{Figure: "fig12c-14",
+		Cases:   []evaluate.CaseSetting{{Name: "25 ms", Kind: evaluate.KindTimeline, Functions: []evaluate.FunctionSetting{{Name: "vgg19", SLOMillis: 25}}}},
+		Results: []evaluate.Result{{Case: "25 ms", Variant: "mps-slab", Run: 1, Timeline: line}}}}
+	if said := strings.Join(e.convergenceVerdicts(), "\n"); !strings.Contains(said, "**false**, 25 ms: 40 % are not") {
+		t.Errorf("says %q, want that 40 %% are not within the objective", said)
 	}
 }

@@ -20,23 +20,39 @@ func tenths(v float64) string { return strings.TrimSuffix(fmt.Sprintf("%.1f", v)
 
 // state says how much of a report there is.
 func (e *evaluation) state() string {
-	runs := map[int]bool{}
 	failed := 0
-	for _, r := range e.Results {
-		if r.Error != "" {
-			failed++
-			continue
+	var runs []float64 // of each variant on each case
+	for _, c := range e.Cases {
+		for _, v := range c.Variants {
+			count, _ := e.failed(c.Name, v)
+			failed += count
+			runs = append(runs, float64(len(e.results(c.Name, v))))
 		}
-		runs[r.Run] = true
 	}
-	text := fmt.Sprintf("%d runs of each, seed %d", len(runs), e.Seed)
-	if e.Left > 0 {
-		text += fmt.Sprintf("; **%d measurements are still to be made**", e.Left)
+	s := spreadOf(runs)
+	text := fmt.Sprintf("%.0f runs of each", s.least)
+	if s.least != s.most {
+		text = fmt.Sprintf("%.0f to %.0f runs of each", s.least, s.most)
+	}
+	text += fmt.Sprintf(", seed %d", e.Seed)
+	if left := e.Left - failed; left > 0 {
+		text += fmt.Sprintf("; **%d measurements are still to be made**", left)
 	}
 	if failed > 0 {
-		text += fmt.Sprintf("; %d failed", failed)
+		text += fmt.Sprintf("; **%d failed**", failed)
 	}
 	return text
+}
+
+// versions are those of Penstock that measured it. The report names the last alone.
+func (e *evaluation) versions() string {
+	var all []string
+	for _, r := range e.Results {
+		if v := cmp.Or(r.Penstock, e.Machine.Penstock); v != "" && !slices.Contains(all, v) {
+			all = append(all, v)
+		}
+	}
+	return strings.Join(all, ", ")
 }
 
 // evaluationMachineTable names where each report was measured, and how much of it there is.
@@ -50,7 +66,9 @@ func evaluationMachineTable(dir string) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		list = append(list, machineRow(f.name, e.Paper, e.Device, e.state(), e.Machine))
+		where := e.Machine
+		where.Penstock = e.versions()
+		list = append(list, machineRow(f.name, e.Paper, e.Device, e.state(), where))
 	}
 	row, err := weightsMachine(dir)
 	if err != nil {
@@ -110,6 +128,10 @@ func loadsTable(name string) func(dir string) (string, error) {
 					if behind(loads) {
 						mark, slow = " †", true
 					}
+					if count, _ := e.failed(c.Name, v); len(loads) == 0 && count > 0 {
+						good, late = append(good, "failed"), append(late, "failed")
+						continue
+					}
 					good = append(good, spreadBy(loads, goodput).text(number, "")+mark)
 					late = append(late, fmt.Sprintf("%s / %s", plainOr(spreadBy(loads, middle).median), spreadBy(loads, tail).text(short, "")))
 				}
@@ -121,9 +143,9 @@ func loadsTable(name string) func(dir string) (string, error) {
 		}
 		text := "Goodput, requests answered within the objective a second: median of the runs (least–most).\n\n" + rows(goods...)
 		if slow {
-			text += "\n† The sender did not keep up; this does not count in the comparison.\n"
+			text += "\n† In some of these runs the sender did not keep up; those do not count in the comparison.\n"
 		}
-		text += "\n<details><summary>Latency, ms: p50 / p99 of the slowest function</summary>\n\n" + rows(lates...) + "\n</details>\n"
+		text += "\n<details><summary>Latency of the ok answers, ms: p50 / p99 of the slowest function</summary>\n\n" + rows(lates...) + "\n</details>\n"
 		if each := e.byFunction(cases, variants, head); len(each) > 1 {
 			text += "\n<details><summary>Goodput of each function</summary>\n\n" + rows(each...) + "\n</details>\n"
 		}
@@ -157,6 +179,10 @@ func (e *evaluation) byFunction(cases []evaluate.CaseSetting, variants, head []s
 					if offered := own(func(f *evaluate.FunctionLoad) float64 { return f.OfferedRPS }); row[1] == "" && offered.runs > 0 {
 						row[1] = fmt.Sprintf("%.0f %%: %s", 100*level, rate(offered.median))
 					}
+					if count, _ := e.failed(c.Name, v); len(loads) == 0 && count > 0 {
+						row = append(row, "failed")
+						continue
+					}
 					row = append(row, own(func(f *evaluate.FunctionLoad) float64 { return f.GoodputRPS }).text(number, ""))
 				}
 				list = append(list, row)
@@ -187,9 +213,13 @@ type comparison struct {
 	baseline string
 	percent  float64 // of the baseline's goodput, above (or, negative, below) it; infinite where that is 0
 	misses   bool    // the baseline has answers outside its objective
+	failed   bool    // all the variant's runs failed: it answers nothing
 }
 
 func (c comparison) String() string {
+	if c.failed {
+		return c.name + " (all runs failed)"
+	}
 	if math.IsInf(c.percent, 1) {
 		return fmt.Sprintf("%s at %.0f %% beside %s (which has nothing)", c.name, 100*c.level, c.baseline)
 	}
@@ -197,25 +227,46 @@ func (c comparison) String() string {
 }
 
 // compare holds a variant's goodput against each baseline's. Neither below nor above is
-// what differs by less than the runs among themselves, or by leastDifference.
-func (e *evaluation) compare(variant string) (below, above, same []comparison) {
-	for _, c := range e.of(evaluate.KindLoads) {
-		for _, level := range e.levels(c.Name) {
-			mine := e.loads(c.Name, variant, level)
-			if len(mine) == 0 || behind(mine) {
+// what differs by less than the runs among themselves, or by leastDifference. A variant that
+// failed in all its runs has no goodput; a baseline that did is nothing to be held against.
+// open is how many comparisons there are not runs enough for.
+func (e *evaluation) compare(variant string) (below, above, same []comparison, open int) {
+	most := 1 // levels of a case of which nothing is measured yet
+	cases := e.of(evaluate.KindLoads)
+	for _, c := range cases {
+		most = max(most, len(e.levels(c.Name)))
+	}
+	for _, c := range cases {
+		if !slices.Contains(c.Variants, variant) {
+			continue
+		}
+		levels := e.levels(c.Name)
+		failures, _ := e.failed(c.Name, variant)
+		failed := len(e.results(c.Name, variant)) == 0 && failures >= leastRuns
+		for _, v := range e.Variants {
+			if !v.Baseline || !slices.Contains(c.Variants, v.Name) {
 				continue
 			}
-			ours := spreadBy(mine, goodput)
-			for _, v := range e.Variants {
-				theirs := e.loads(c.Name, v.Name, level)
-				if !v.Baseline || len(theirs) == 0 || behind(theirs) {
+			if count, _ := e.failed(c.Name, v.Name); count > 0 && len(e.results(c.Name, v.Name)) == 0 {
+				continue
+			}
+			if len(levels) == 0 {
+				open += most
+			}
+			for _, level := range levels {
+				mine, theirs := e.loads(c.Name, variant, level), e.loads(c.Name, v.Name, level)
+				if len(theirs) < leastRuns || !failed && len(mine) < leastRuns {
+					open++
 					continue
 				}
-				base := spreadBy(theirs, goodput)
+				ours, base := spreadBy(keptUp(mine), goodput), spreadBy(keptUp(theirs), goodput)
+				if failed {
+					ours = spread{runs: failures}
+				}
 				if min(ours.runs, base.runs) < leastRuns {
-					continue
+					continue // the sender's fault
 				}
-				x := comparison{c.Name, level, v.Label, 0, spreadBy(theirs, within).median < 99}
+				x := comparison{c.Name, level, v.Label, 0, spreadBy(keptUp(theirs), within).median < 99, failed}
 				if ours.median != base.median {
 					x.percent = 100 * (ours.median - base.median) / base.median
 				}
@@ -232,7 +283,7 @@ func (e *evaluation) compare(variant string) (below, above, same []comparison) {
 			}
 		}
 	}
-	return below, above, same
+	return below, above, same, open
 }
 
 // verdict is what the numbers say of the claim that a variant is never below a baseline
@@ -240,15 +291,15 @@ func (e *evaluation) compare(variant string) (below, above, same []comparison) {
 type verdict struct {
 	variant string
 	// all are the comparisons, missing those in which the baseline misses the objective
-	// for more than 1 %.
-	all, missing int
-	below        []comparison
-	not          []comparison // of missing: those in which the variant is not above
+	// for more than 1 %, open those that there are not runs enough for.
+	all, missing, open int
+	below              []comparison
+	not                []comparison // of missing: those in which the variant is not above
 }
 
 func (e *evaluation) verdictOf(variant string) verdict {
-	below, above, same := e.compare(variant)
-	v := verdict{variant: e.label(variant), all: len(below) + len(above) + len(same), below: below}
+	below, above, same, open := e.compare(variant)
+	v := verdict{variant: e.label(variant), all: len(below) + len(above) + len(same), open: open, below: below}
 	for _, c := range slices.Concat(below, same) {
 		if c.misses {
 			v.missing++
@@ -269,19 +320,27 @@ func (e *evaluation) verdictOf(variant string) verdict {
 // never and above are the two halves, briefly.
 func (v verdict) never() string {
 	if len(v.below) == 0 {
-		return fmt.Sprintf("**true** (%d)", v.all)
+		return fmt.Sprintf("**true** (%d)", v.all) + v.more()
 	}
-	return fmt.Sprintf("**false**: below in %d of %d", len(v.below), v.all)
+	return fmt.Sprintf("**false**: below in %d of %d", len(v.below), v.all) + v.more()
 }
 
 func (v verdict) above() string {
 	switch {
 	case v.missing == 0:
-		return "no baseline misses"
+		return "no baseline misses" + v.more()
 	case len(v.not) == 0:
-		return fmt.Sprintf("**true** (%d)", v.missing)
+		return fmt.Sprintf("**true** (%d)", v.missing) + v.more()
 	}
-	return fmt.Sprintf("**false**: not above in %d of %d", len(v.not), v.missing)
+	return fmt.Sprintf("**false**: not above in %d of %d", len(v.not), v.missing) + v.more()
+}
+
+// more says that this is not all.
+func (v verdict) more() string {
+	if v.open == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" so far (open: %d)", v.open)
 }
 
 // penstocks are the variants that are Penstock whole.
@@ -308,16 +367,17 @@ func (e *evaluation) verdicts() (list []string) {
 	return list
 }
 
-// listed names the first few.
+// listed names the first few. A case that failed is named once.
 func listed(all []comparison) string {
 	const most = 6
 	var names []string
-	for i, c := range all {
-		if i == most {
-			names = append(names, fmt.Sprintf("and %d more", len(all)-most))
-			break
+	for _, c := range all {
+		if name := c.String(); !slices.Contains(names, name) {
+			names = append(names, name)
 		}
-		names = append(names, c.String())
+	}
+	if more := len(names) - most; more > 0 {
+		names = append(names[:most], fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(names, ", ")
 }
@@ -325,7 +385,7 @@ func listed(all []comparison) string {
 // verdictTable has all generated verdicts in one place.
 func verdictTable(dir string) (string, error) {
 	list := [][]string{{"figure", "", "never below a baseline beyond the spread (comparisons)", "above it wherever it misses the objective (comparisons)"}}
-	var more []string
+	var more, failures []string
 	lost, runs := uint64(0), 0
 	for _, f := range evaluationFigures {
 		e, err := readEvaluation(dir, f.name)
@@ -343,6 +403,9 @@ func verdictTable(dir string) (string, error) {
 		if f.name == "fig12c-14" {
 			more = append(more, e.convergenceVerdicts()...)
 		}
+		for _, failure := range e.failures() {
+			failures = append(failures, f.name+": "+failure)
+		}
 		for _, r := range e.Results {
 			if r.Error == "" && len(r.Points) == 0 {
 				lost, runs = lost+r.Lost, runs+1
@@ -356,6 +419,7 @@ func verdictTable(dir string) (string, error) {
 		}
 		more = append(more, fmt.Sprintf("No request that was accepted is lost, in %d runs of all variants: %s.", runs, answer))
 	}
+	more = append(more, failures...)
 	if len(list) == 1 && len(more) == 0 {
 		return "", fs.ErrNotExist
 	}
@@ -372,14 +436,16 @@ func verdictTable(dir string) (string, error) {
 func (e *evaluation) convergenceVerdicts() (list []string) {
 	var late, slow []string
 	cases := e.of(evaluate.KindTimeline)
-	compared := 0
+	compared, judged := 0, 0
 	for _, c := range cases {
 		mine := e.results(c.Name, "mps-slab")
 		if len(mine) == 0 {
 			continue
 		}
-		if p := ofOnly(mine, totalTail); p.most > c.Functions[0].SLOMillis {
-			late = append(late, fmt.Sprintf("%s: %s", c.Name, p.text(short, " ms")))
+		judged++
+		// Of all requests: what a node gives up as late is no answer, and in no percentile of them.
+		if p := ofOnly(mine, lateShare); p.most > 1 {
+			late = append(late, fmt.Sprintf("%s: %s are not", c.Name, p.text(tenths, " %")))
 		}
 		if other := e.results(c.Name, "aimd"); len(other) > 0 {
 			compared++
@@ -391,8 +457,8 @@ func (e *evaluation) convergenceVerdicts() (list []string) {
 	if compared > 0 {
 		list = append(list, claim("SLAB finds its batch sooner than AIMD, beyond the spread, at each objective", slow))
 	}
-	if len(cases) > 0 {
-		list = append(list, claim("SLAB's p99 over the whole time line, its beginning included, is within the objective", late))
+	if judged > 0 {
+		list = append(list, claim("99 % of all requests are answered within the objective with SLAB, the time line's beginning included", late))
 	}
 	return list
 }
@@ -527,7 +593,7 @@ func timelineTable(name string) func(dir string) (string, error) {
 					for _, p := range parts {
 						head = append(head, fmt.Sprintf("%g–%g s, in time", p.from, p.to))
 					}
-					list = [][]string{append(head, "p99 of all", "p99 around changes of share → else", "swaps and moves", "longest standstill", "lost")}
+					list = [][]string{append(head, "p99 of the ok answers", "p99 around changes of share → else", "swaps and moves", "longest standstill", "lost")}
 				}
 				for _, f := range c.Functions {
 					row := []string{e.label(v), fmt.Sprintf("%s, %s", f.Name, milli(f.SLOMillis))}
@@ -657,7 +723,7 @@ func convergenceTable(dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	list := [][]string{{"objective", "rule", "t90", "goodput", "p99", "not within the objective", "mean batch"}}
+	list := [][]string{{"objective", "rule", "t90", "goodput", "p99 of the ok answers", "not within the objective", "mean batch"}}
 	for _, c := range e.of(evaluate.KindTimeline) {
 		for _, v := range c.Variants {
 			all := e.results(c.Name, v)

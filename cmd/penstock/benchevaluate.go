@@ -1,9 +1,12 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -58,11 +61,7 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 				return err
 			}
 			if cpus != "" {
-				list, err := cpuset.Parse(cpus)
-				if err != nil {
-					return fmt.Errorf("--cpus %s: %w", cpus, err)
-				}
-				if err := cpuset.Pin(list); err != nil {
+				if err := keepTo(cpus); err != nil {
 					return fmt.Errorf("--cpus %s: %w", cpus, err)
 				}
 			}
@@ -75,6 +74,7 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 			}
 			ends := time.Now().Add(o.Limit)
 			var reports []*evaluate.Report
+			var failed []error
 			for _, name := range figures {
 				next := o
 				next.Figure = name
@@ -84,15 +84,25 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 					}
 				}
 				r, err := evaluate.Run(cmd.Context(), next)
-				if err != nil {
-					return fmt.Errorf("%s: %w", name, err)
+				if cmd.Context().Err() != nil {
+					return fmt.Errorf("%s: %w; what was measured is in %s, and the same call goes on with it", name, context.Cause(cmd.Context()), o.Out)
 				}
-				reports = append(reports, r)
+				if err != nil { // the other figures may do
+					failed = append(failed, fmt.Errorf("%s: %w", name, err))
+				}
+				if r != nil && (err == nil || len(r.Results) > 0) {
+					reports = append(reports, r)
+				}
 			}
-			if len(reports) == 1 {
-				return print(reports[0], evaluateRows(reports))
+			var said error
+			switch len(reports) {
+			case 0:
+			case 1:
+				said = print(reports[0], evaluateRows(reports))
+			default:
+				said = print(reports, evaluateRows(reports))
 			}
-			return print(reports, evaluateRows(reports))
+			return errors.Join(append(failed, said)...)
 		},
 	}
 	flags.register(cmd, "cuda")
@@ -114,15 +124,37 @@ func figureNames(given []string) ([]string, error) {
 	if len(given) == 0 {
 		return nil, fmt.Errorf("--figure: want all, or some of %s", strings.Join(evaluate.Names(), ", "))
 	}
-	if len(given) == 1 && given[0] == "all" {
+	if slices.Contains(given, "all") {
 		return evaluate.Names(), nil
 	}
+	var once []string
 	for _, name := range given {
 		if _, err := evaluate.Find(name); err != nil {
 			return nil, fmt.Errorf("--figure: %w", err)
 		}
+		if !slices.Contains(once, name) {
+			once = append(once, name)
+		}
 	}
-	return given, nil
+	return once, nil
+}
+
+// keepTo keeps this process, and those that it starts, on a list of CPUs.
+func keepTo(cpus string) error {
+	list, err := cpuset.Parse(cpus)
+	if err != nil {
+		return err
+	}
+	allowed, err := cpuset.Allowed()
+	if err != nil {
+		return err
+	}
+	for _, cpu := range list {
+		if !slices.Contains(allowed, cpu) {
+			return fmt.Errorf("CPU %d is not here: this process may use %s", cpu, cpuset.Format(allowed))
+		}
+	}
+	return cpuset.Pin(list)
 }
 
 func dryRun(print printer, o evaluate.Options, figures []string) error {

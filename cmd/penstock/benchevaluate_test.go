@@ -1,8 +1,13 @@
 package main
 
 import (
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/bench/evaluate"
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // What `bench evaluate --help` shows can be typed.
@@ -25,5 +30,31 @@ func TestExamplesOfEvaluateParse(t *testing.T) {
 		if _, err := figureNames(given); err != nil {
 			t.Errorf("%q: %v", example, err)
 		}
+	}
+}
+
+func TestAFigureIsNamedOnce(t *testing.T) {
+	all := evaluate.Names()
+	for given, want := range map[string][]string{"fig16,fig1,fig16": {"fig16", "fig1"}, "all": all, "fig16,all": all} {
+		got, err := figureNames(strings.Split(given, ","))
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("--figure %s: %v, %v, want %v", given, got, err, want)
+		}
+	}
+}
+
+// What is wrong with a list of CPUs is said before anything is pinned.
+func TestCPUsThatAreNotHereAreRefused(t *testing.T) {
+	before, err := cpuset.Allowed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	absent := before[len(before)-1] + 1
+	want := fmt.Sprintf("CPU %d is not here: this process may use %s", absent, cpuset.Format(before))
+	if err := keepTo(cpuset.Format([]int{before[0], absent})); err == nil || err.Error() != want {
+		t.Errorf("says %v, want %s", err, want)
+	}
+	if after, err := cpuset.Allowed(); err != nil || !slices.Equal(after, before) {
+		t.Errorf("may use %v, %v, want %v as before", after, err, before)
 	}
 }
