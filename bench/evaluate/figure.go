@@ -65,7 +65,7 @@ type step struct {
 
 // plan are the steps in order: all of run 1 before any of run 2, and within a run all
 // variants of a case one after another, so that what is compared is measured close
-// together. Odd runs go through the variants backwards: what comes first in one run
+// together. Even runs go through the variants backwards: what comes first in one run
 // comes last in the next.
 func (f *Figure) plan(runs int) (steps []step, err error) {
 	for run := 1; run <= runs; run++ {

@@ -123,14 +123,22 @@ func (r *runner) plan() (p Plan, err error) {
 	return p, nil
 }
 
-// takes is what a step takes: as long as it last took with this variant, else an estimate.
-func (r *runner) takes(s step) time.Duration {
+// takes is what a step takes: as long as it took with this variant, else an estimate, and
+// no less than it took to fail.
+func (r *runner) takes(s step) (takes time.Duration) {
+	takes = s.c.takes(s.variant)
 	for i := range r.report.Results {
-		if x := &r.report.Results[i]; x.Case == s.c.Name && x.Variant == s.variant.name && x.Error == "" {
-			return time.Duration(x.TookSeconds * float64(time.Second))
+		x := &r.report.Results[i]
+		if x.Case != s.c.Name || x.Variant != s.variant.name {
+			continue
 		}
+		took := time.Duration(x.TookSeconds * float64(time.Second))
+		if x.Error == "" {
+			return took
+		}
+		takes = max(takes, took)
 	}
-	return s.c.takes(s.variant)
+	return takes
 }
 
 // capacityTakes estimates how long measuring the capacities that are missing takes.

@@ -272,3 +272,27 @@ func TestALongErrorKeepsItsEnds(t *testing.T) {
 		t.Errorf("a short one is %q", short)
 	}
 }
+
+// What fails slowly is expected to take as long again; what was measured, as long as it took.
+func TestAStepIsExpectedToTakeWhatItTook(t *testing.T) {
+	r, err := newRunner(quickly(t, "", "fig16"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := variantOf(partition)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := step{c: &r.figure.Cases[0], variant: v, run: 2}
+	guess := s.c.takes(v)
+	for _, test := range []struct {
+		took  float64
+		err   string
+		wants time.Duration
+	}{{1000, "nobody serves", 1000 * time.Second}, {0.5, "no such model", guess}, {1, "", time.Second}} {
+		r.report.Results = []Result{{Case: s.c.Name, Variant: v.name, Run: 1, TookSeconds: test.took, Error: test.err}}
+		if got := r.takes(s); got != test.wants {
+			t.Errorf("after %v s, %q: expects %v, want %v", test.took, test.err, got, test.wants)
+		}
+	}
+}

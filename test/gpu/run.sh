@@ -131,6 +131,9 @@ evaluate() {
 		fi
 	done
 	claims=$(mktemp -d)
+	# What a shell starts beside itself does not see Ctrl-C, which ends its penstock alone:
+	# without the folder no other figure is taken.
+	trap 'rm -rf "$claims"; failed=1' INT
 	# The CPUs that this shell may use, in equal parts.
 	cpus=($(python3 -c 'import os; print(*sorted(os.sched_getaffinity(0)))'))
 	each=$((${#cpus[@]} / gpus))
@@ -140,9 +143,13 @@ evaluate() {
 		workers+=($!)
 	done
 	for worker in "${workers[@]}"; do
-		wait "$worker" || failed=1
+		until wait "$worker"; do # Ctrl-C ends it early
+			failed=1
+			kill -0 "$worker" 2>/dev/null || break
+		done
 	done
 	rm -rf "$claims"
+	trap - INT
 }
 
 # evaluate_on GPU CPUS END CLAIMS FIGURE... is one GPU's part.
