@@ -120,6 +120,7 @@ evaluate() {
 	local limit=${LIMIT:-480} gpus=${GPUS:-1} gpu figures workers=() claims
 	local cpus each
 	case $limit$gpus in *[!0-9]*) die "LIMIT=$limit GPUS=$gpus: want seconds and a number of GPUs" ;; esac
+	[ "$gpus" -gt 0 ] || die "GPUS=$gpus: want 1 or more"
 	figures=$*
 	if [ "$figures" = all ]; then
 		figures="$("$WORK/penstock" bench evaluate --names) table1"
