@@ -168,7 +168,7 @@ const verdictPatience = 300 * time.Millisecond
 
 // doubtful reports whether it is too early to believe how a process ended.
 func (in *instance) doubtful(q *pair.Process, o *control.ObservedProcess, now time.Time) bool {
-	if !in.m.device.mps || q.State != control.Linking || o.State != control.Failed || o.DeviceLost {
+	if !in.m.device.mps || q.State != control.Linking || o.State != control.Failed || o.DeviceLost || len(o.GroupsUnfit) > 0 {
 		return false
 	}
 	until, known := in.doubts[q.Generation]

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/pair"
 	"github.com/penstock/penstock/manager/partition"
 	"github.com/penstock/penstock/manager/share"
 )
@@ -158,11 +159,80 @@ func (m *Manager) roomFor(c configs.Function) error {
 	if have == 0 || m.device.changeOn(m.cfg.ChangeOf(c)) != configs.ChangePartition {
 		return nil
 	}
-	if n := m.partitioned() + more; n > have {
+	n, taken := m.partitioned()+more, 0
+	m.eachInstance(func(in *instance) { taken += max(0, in.least()-1) })
+	switch {
+	case n > have:
 		return fmt.Errorf("%w: %d instances would run, the GPU's multiprocessors come in %d groups; a smaller `shares.sm_grain` makes more (it needs a restart), `change: shadow` needs none",
 			partition.ErrTooMany, n, have)
+	case n+taken > have:
+		return fmt.Errorf("%w: %d instances would run, of %d groups %d more are needed by models that do not run on one; `change: shadow` needs none",
+			partition.ErrTooMany, n, have, taken)
 	}
 	return nil
+}
+
+// floor is how many groups a model has needed so far.
+type floor struct {
+	groups int
+	// last is the last generation that there was when it was learnt: up to it they may
+	// have been woken on fewer.
+	last uint32
+}
+
+// What a model that needs more groups gets more of them at a time, and how often: a
+// thread block cluster of the portable size is 8 blocks, which take 8 multiprocessors
+// at most, and lie in one cluster of the GPU's. On four times as many it is something else.
+const (
+	floorStepSMs = 8
+	floorSteps   = 4
+)
+
+// outgrow raises the number of groups that a process's model gets when it says that it
+// cannot run on those that it was ordered to. That it ends for it is then not held
+// against the model.
+func (in *instance) outgrow(q *pair.Process, o *control.ObservedProcess) {
+	n, groups := len(o.GroupsUnfit), in.m.device.groups()
+	if n == 0 || len(groups) == 0 || in.f.change != configs.ChangePartition {
+		return
+	}
+	ends := o.State == control.Draining || o.State.Ended()
+	step := max(1, floorStepSMs/groups[0])
+	least := in.floors[q.Card]
+	// One that stays where it was has shown that more of them do.
+	if sane := n < floorSteps*step || !ends && n < len(o.SMGroups); sane && n >= least.groups && n < len(groups) {
+		least = floor{groups: min(n+step, len(groups)), last: in.pair.Last()}
+		in.floors[q.Card] = least
+		in.m.device.redivide = true
+		in.log.Warn().Uint32("generation", q.Generation).Ints("groups", o.GroupsUnfit).Int("multiprocessors", in.m.device.sms(o.GroupsUnfit)).
+			Int("gets_groups", least.groups).Str("reason", o.Reason).Msg("model does not run on so few multiprocessors: it gets more")
+	}
+	if ends && n < least.groups && q.Generation <= least.last {
+		in.pair.Excuse(q.Generation)
+	}
+}
+
+// least is how many groups the instance's models need, as far as is known; 0 where
+// nothing is. A model that no process has any more is forgotten.
+func (in *instance) least() (groups int) {
+	for card, f := range in.floors {
+		if !in.uses(card) {
+			delete(in.floors, card)
+			continue
+		}
+		groups = max(groups, f.groups)
+	}
+	return groups
+}
+
+// sms is how many multiprocessors groups have. They are a process's word, and may be any.
+func (d *device) sms(groups []int) (n int) {
+	for _, g := range groups {
+		if g >= 0 && g < len(d.groups()) {
+			n += d.groups()[g]
+		}
+	}
+	return n
 }
 
 // handOut orders each instance the groups that it can have now.
@@ -181,7 +251,7 @@ func (m *Manager) handOut() {
 	mine := map[share.ID]bool{}
 	m.eachInstance(func(in *instance) {
 		if in.f.change == configs.ChangePartition {
-			claims = append(claims, partition.Claim{ID: in.id(), Percent: in.pair.Share(), Ordered: in.groups, Busy: d.ledger.Busy(in.id())})
+			claims = append(claims, partition.Claim{ID: in.id(), Percent: in.pair.Share(), Least: in.least(), Ordered: in.groups, Busy: d.ledger.Busy(in.id())})
 			instances = append(instances, in)
 			mine[in.id()] = true
 		}
@@ -192,8 +262,15 @@ func (m *Manager) handOut() {
 		return
 	}
 	for i, o := range orders {
-		instances[i].waits = o.Waits()
-		instances[i].order(o.Now)
+		in, least := instances[i], claims[i].Least
+		if short := len(o.Target) < least; short != in.short {
+			if in.short = short; short {
+				in.log.Error().Int("needs_groups", least).Int("gets_groups", len(o.Target)).Int("instances", len(claims)).Int("groups", len(groups)).
+					Msg("no groups are left for a model that does not run on so few multiprocessors")
+			}
+		}
+		in.waits = o.Waits()
+		in.order(o.Now)
 	}
 }
 
@@ -273,14 +350,15 @@ func (in *instance) process(generation uint32) partition.Process {
 
 // groupsOf are the groups that a process is desired on: all processes of an
 // instance on the same, so that no other instance ever is. One that drains stays
-// where it is. wait is true for one that shall serve and has nothing to run on yet.
+// where it is. wait is true for one that shall serve and has nothing to run on yet, or
+// less than its model needs while more is to come.
 func (in *instance) groupsOf(generation uint32, role control.Role) (groups []int, wait bool) {
 	switch {
 	case in.f.change != configs.ChangePartition || role == control.Shadow:
 		return nil, false
 	case role != control.Serve:
 		return in.last[generation], false
-	case len(in.groups) == 0:
+	case len(in.groups) == 0, in.waits && len(in.groups) < in.least() && in.last[generation] == nil:
 		return nil, true
 	}
 	in.last[generation] = in.groups
@@ -311,8 +389,9 @@ func (in *instance) visit(generation uint32) {
 // forgetGroups drops what speaks of another device's groups.
 func (in *instance) forgetGroups() {
 	in.order(nil)
-	in.waits, in.noted = false, nil
+	in.waits, in.short, in.noted = false, false, nil
 	clear(in.last)
+	clear(in.floors)
 	clear(in.visited)
 	clear(in.seen)
 }

@@ -378,6 +378,232 @@ func TestAProcessHasTimeToMoveFromWhenItIsGivenTheRing(t *testing.T) {
 	}
 }
 
+// modelNeeds has the models of these names run on so many groups at least.
+func (b *nodeBed) modelNeeds(groups map[string]int) {
+	b.needs = func(v victim) int {
+		if in := b.instance(v.name, v.instance); in != nil {
+			if q := in.pair.Process(v.generation); q != nil {
+				return groups[q.Card.Name]
+			}
+		}
+		return 0
+	}
+}
+
+// full are 12 functions that share an H200 of 16 groups; the last has 3 %.
+func full() (functions []configs.Function) {
+	for i := range 11 {
+		functions = append(functions, named(fmt.Sprintf("f%02d", i), 8.5))
+	}
+	return append(functions, named("vgg", 3))
+}
+
+func TestAModelThatDoesNotRunOnOneGroupComesUpOnTwo(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
+	b.modelNeeds(map[string]int{"vgg": 2})
+	b.turns()
+	b.turns()
+	generation, p := b.serves("vgg")
+	in := b.instance("vgg", 0)
+	if generation != 2 || len(p.groups()) != 2 || !slices.Equal(p.groups(), in.groups) {
+		t.Errorf("generation %d serves on groups %v, want the second on two", generation, p.groups())
+	}
+	if b.faults.count != 0 || in.pair.Held() || in.short {
+		t.Errorf("%d faults, held %v, short %v; want a node that is well", b.faults.count, in.pair.Held(), in.short)
+	}
+	if p.early != true {
+		t.Error("it is not early: what happened was held against its model")
+	}
+	for _, f := range b.functions {
+		if g, p := b.serves(f.name); f.name != "vgg" && (g != 1 || len(p.groups()) == 0) {
+			t.Errorf("%s: generation %d serves on groups %v, want the first, undisturbed", f.name, g, p.groups())
+		}
+	}
+	if s := b.status("vgg").Instances[0].Processes[0]; s.Reason != "" {
+		t.Errorf("status says %q of a process that serves", s.Reason)
+	}
+}
+
+// While another has to leave first, nothing is started that could not run.
+func TestAModelThatNeedsTwoGroupsIsNotStartedOnOneAgain(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("big", 94), named("vgg", 3))
+	b.modelNeeds(map[string]int{"vgg": 3})
+	// Until vgg's first process has failed on all that there is for it.
+	for range 8 {
+		b.turn()
+	}
+	b.stuck = true
+	b.turns()
+	if q := b.instance("vgg", 0).pair.Active(); q != nil {
+		t.Fatalf("generation %d serves", q.Generation)
+	}
+	began := b.instance("vgg", 0).pair.Last()
+	b.turns()
+	if now := b.instance("vgg", 0).pair.Last(); now != began {
+		t.Errorf("%d processes were started to fail on what is too few", now-began)
+	}
+	b.stuck = false
+	b.turns()
+	b.turns()
+	if _, p := b.serves("vgg"); len(p.groups()) != 3 {
+		t.Errorf("it serves on groups %v, want three", p.groups())
+	}
+}
+
+// However many it needs: it has shown that it runs on more.
+func TestAShrinkingShareStopsAboveWhatDoesNotDo(t *testing.T) {
+	for _, needs := range []int{3, 6} {
+		t.Run(fmt.Sprint(needs), func(t *testing.T) {
+			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 60), named("b", 30))
+			b.modelNeeds(map[string]int{"a": needs})
+			b.turns()
+			first, _ := b.serves("a")
+			other, _ := b.serves("b")
+			in := b.instance("a", 0)
+			in.setShare(4)
+			for range 3 {
+				b.turns()
+			}
+			if next, p := b.serves("a"); next != first || len(p.groups()) != needs || in.moving() {
+				t.Errorf("generation %d serves on groups %v, want %d on %d of those that it had", next, p.groups(), first, needs)
+			}
+			// What it does not need is for others.
+			b.instance("b", 0).setShare(96)
+			b.turns()
+			if next, p := b.serves("b"); next != other || len(p.groups()) != 16-needs {
+				t.Errorf("generation %d of the other serves on groups %v, want %d on all that are left", next, p.groups(), other)
+			}
+			b.instance("b", 0).setShare(30)
+			in.setShare(50)
+			b.turns()
+			if _, p := b.serves("a"); b.sms(p.groups()) < 60 {
+				t.Errorf("it is on groups %v for 50 %%", p.groups())
+			}
+		})
+	}
+}
+
+// On four groups it is something else that is wrong with the model.
+func TestAModelThatRunsNowhereIsAnOrdinaryFailure(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 3), named("b", 60))
+	b.modelNeeds(map[string]int{"a": 99, "worse": 99})
+	for range 4 {
+		b.turns()
+	}
+	in := b.instance("a", 0)
+	if in.pair.Active() != nil || in.least() != 4 || len(in.groups) != 4 {
+		t.Errorf("active %v, at least %d groups, ordered %v; want nobody, on four at most", in.pair.Active(), in.least(), in.groups)
+	}
+	if in.failure == "" {
+		t.Error("it does not say why")
+	}
+	// A replacement that runs nowhere is given up, and is forgotten.
+	was, _ := b.serves("b")
+	end, err := b.replace("b", "worse")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.needs = func(victim) int { return 99 }
+	for range 4 {
+		b.turns()
+	}
+	select {
+	case err := <-end:
+		if err == nil || !strings.Contains(err.Error(), tooFew) {
+			t.Errorf("the replacement ended with %v", err)
+		}
+	case <-time.After(patience):
+		t.Error("the replacement goes on for ever")
+	}
+	if now, _ := b.serves("b"); now != was || b.instance("b", 0).least() != 0 {
+		t.Errorf("generation %d serves, at least %d groups; want %d, as before", now, b.instance("b", 0).least(), was)
+	}
+}
+
+func TestHowManyGroupsAModelNeedsIsForgottenWithIt(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
+	b.modelNeeds(map[string]int{"vgg": 2, "two": 2})
+	b.turns()
+	b.turns()
+	for _, c := range []struct {
+		model string
+		want  int
+	}{{"small", 1}, {"two", 2}, {"small", 1}} {
+		end, err := b.replace("vgg", c.model)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 4 {
+			b.turns()
+		}
+		select {
+		case err := <-end:
+			if err != nil {
+				t.Errorf("%s: %v", c.model, err)
+			}
+		case <-time.After(patience):
+			t.Fatalf("%s does not come up", c.model)
+		}
+		b.turn() // its end is noted
+		if _, p := b.serves("vgg"); len(p.groups()) != c.want {
+			t.Errorf("%s serves on groups %v, want %d", c.model, p.groups(), c.want)
+		}
+	}
+}
+
+func TestWhereNoGroupsAreLeftTheOthersGoOn(t *testing.T) {
+	var functions []configs.Function
+	for i := range len(h200().GroupSMs) - 1 {
+		functions = append(functions, named(fmt.Sprintf("f%02d", i), 5))
+	}
+	b := newNode(t, "cuda", h200(), mechanismMPS, append(functions, named("vgg", 5))...)
+	b.modelNeeds(map[string]int{"vgg": 2, "two": 2})
+	for range 3 {
+		b.turns()
+	}
+	in := b.instance("vgg", 0)
+	if in.pair.Active() != nil || !in.short || in.pair.Last() < 3 {
+		t.Errorf("active %v, short %v, %d generations; want one that fails again and again, and is said to", in.pair.Active(), in.short, in.pair.Last())
+	}
+	for _, f := range functions {
+		if g, _ := b.serves(f.Name); g != 1 {
+			t.Errorf("%s: generation %d serves, want the first", f.Name, g)
+		}
+	}
+	// A replacement for which there are none is given up.
+	end, err := b.replace("f03", "two")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 4 {
+		b.turns()
+	}
+	select {
+	case err := <-end:
+		if err == nil || !strings.Contains(err.Error(), tooFew) {
+			t.Errorf("the replacement ended with %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the replacement goes on for ever")
+	}
+	if g, _ := b.serves("f03"); g != 1 {
+		t.Errorf("generation %d serves in place of the first", g)
+	}
+	// One that goes makes room.
+	if err := b.remove("f07"); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		b.turns()
+	}
+	if _, p := b.serves("vgg"); len(p.groups()) != 2 || in.short {
+		t.Errorf("it serves on groups %v, short %v; want two", p.groups(), in.short)
+	}
+	if err := b.add(named("f07", 5)); !errors.Is(err, partition.ErrTooMany) || !strings.Contains(err.Error(), "do not run on one") {
+		t.Errorf("another one where a model needs the group: error %v", err)
+	}
+}
+
 // Where nobody serves, a process serves with its smallest batch size and gets the others
 // then; a shadow that takes over from one that serves has all of them first.
 func TestAProcessGrowsWhereNobodyServes(t *testing.T) {
@@ -539,11 +765,12 @@ func TestANodeOnAGPUComesToRest(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		b := newNode(t, "cuda", h200(), mechanismMPS)
 		b.log = b.log.Level(5)
-		names := []string{"a", "b", "c"}
+		names, need := []string{"a", "b", "c"}, map[string]int{}
+		b.needs = func(v victim) int { return need[v.name] }
 		for range rapid.IntRange(5, 30).Draw(r, "events") {
 			name := rapid.SampledFrom(names).Draw(r, "function")
 			f := b.function(name)
-			switch rapid.SampledFrom([]string{"add", "share", "remove", "break", "kill", "stuck", "free", "replace", "lose"}).Draw(r, "event") {
+			switch rapid.SampledFrom([]string{"add", "share", "remove", "break", "kill", "stuck", "free", "replace", "lose", "need"}).Draw(r, "event") {
 			case "add":
 				if f == nil {
 					if err := b.add(named(name, 30)); err != nil {
@@ -578,6 +805,8 @@ func TestANodeOnAGPUComesToRest(t *testing.T) {
 				b.stuck = true
 			case "free":
 				b.stuck = false
+			case "need":
+				need[name] = rapid.IntRange(0, 4).Draw(r, "groups")
 			case "replace":
 				if f != nil && !f.removing {
 					f.replace(testCard(), "other")

@@ -55,9 +55,11 @@ type instance struct {
 	orderedAt time.Time
 	waits     bool
 	last      map[uint32][]int
-	visited   map[string]bool // the sets of groups that the active process was desired on
-	noted     []int           // the last of them
-	replaced  chan error      // waits for the end of a replacement; nil otherwise
+	floors    map[*models.Card]floor // of those that did not run on the groups that they had
+	short     bool                   // there are not as many groups as they need
+	visited   map[string]bool        // the sets of groups that the active process was desired on
+	noted     []int                  // the last of them
+	replaced  chan error             // waits for the end of a replacement; nil otherwise
 	load      instanceLoad
 	// cpuPerRequest is a smoothed mean, 0 where it is not known.
 	cpuPerRequest time.Duration
@@ -109,6 +111,7 @@ func newInstance(f *function, index int) (*instance, error) {
 		unheard: map[uint32]bool{},
 		doubts:  map[uint32]time.Time{},
 		last:    map[uint32][]int{},
+		floors:  map[*models.Card]floor{},
 		visited: map[string]bool{},
 	}
 	in.pair.StartAfter(f.m.generations[place{f.name, index}])
@@ -145,12 +148,16 @@ func (in *instance) makeTensors(card *models.Card) error {
 // dropTensors gives the buffers of cards back that no process runs any more.
 func (in *instance) dropTensors() {
 	for card, t := range in.tensors {
-		inUse := card == in.pair.Card() || slices.ContainsFunc(in.pair.Processes(), func(q *pair.Process) bool { return q.Card == card })
-		if !inUse {
+		if !in.uses(card) {
 			t.Close()
 			delete(in.tensors, card)
 		}
 	}
+}
+
+// uses reports whether a card is wanted, or a process has it.
+func (in *instance) uses(card *models.Card) bool {
+	return card == in.pair.Card() || slices.ContainsFunc(in.pair.Processes(), func(q *pair.Process) bool { return q.Card == card })
 }
 
 // step carries out what the policy orders.
@@ -307,6 +314,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 		return
 	}
 	in.pids[o.Generation] = o.PID
+	in.outgrow(q, &o)
 	if o.State == control.Draining || o.State.Ended() {
 		in.heard(o.Generation)
 	}

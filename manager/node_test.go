@@ -31,6 +31,8 @@ type nodeBed struct {
 	gpu   *control.ObservedDevice
 	stuck bool // nobody moves to other groups
 	small bool // nobody who grows gets more batch sizes
+	// needs is how many groups a process's model runs on at least; nil: any number.
+	needs func(victim) int
 }
 
 // fakeProcess is one generation.
@@ -43,9 +45,14 @@ type fakeProcess struct {
 	lost   bool
 	server bool // which is the MPS server's doing
 	reason string
+	unfit  []int // the last groups that its model did not run on
+	stays  bool  // on those that it has, though it is ordered to others
 }
 
 func (p *fakeProcess) groups() []int {
+	if p.stays {
+		return p.on
+	}
 	all := slices.Concat(p.on, p.to)
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -157,7 +164,7 @@ func (b *nodeBed) follow() {
 		case d.Role == control.Kill:
 			p.die(control.Stopped, "the manager ordered it")
 		case d.Role == control.Serve && !slices.Equal(p.to, d.SMGroups):
-			p.on, p.to = p.groups(), d.SMGroups
+			p.on, p.to, p.stays = p.groups(), d.SMGroups, false
 		}
 	}
 	for v, p := range b.fakes {
@@ -186,6 +193,10 @@ func (b *nodeBed) live(v victim, p *fakeProcess) {
 	case p.role != control.Serve:
 	case p.state == control.Loaded:
 		p.state, p.on = control.Linking, p.to
+	case p.state == control.Linking && b.tooFew(v, p):
+		unfit := p.to
+		p.die(control.Failed, tooFew)
+		p.unfit = unfit
 	case p.state == control.Linking:
 		p.state, p.on = control.Ready, p.to
 		if p.sizes = len(testCard().Batches); p.early {
@@ -199,9 +210,20 @@ func (b *nodeBed) live(v victim, p *fakeProcess) {
 		if !b.small {
 			p.sizes++
 		}
-	case !b.stuck:
-		p.on = p.to
+	case b.stuck, p.stays:
+	case !slices.Equal(p.on, p.to) && b.tooFew(v, p):
+		p.stays, p.unfit, p.reason = true, p.to, tooFew
+	default:
+		p.on, p.unfit, p.reason = p.to, nil, ""
 	}
+}
+
+// tooFew is what a process says whose model does not run on its groups.
+const tooFew = "CUDA_ERROR_INVALID_CLUSTER_SIZE"
+
+// tooFew reports whether a process's model does not run where it is ordered to.
+func (b *nodeBed) tooFew(v victim, p *fakeProcess) bool {
+	return b.needs != nil && len(p.to) > 0 && len(p.to) < b.needs(v)
 }
 
 func (p *fakeProcess) die(state control.State, reason string) {
@@ -218,7 +240,7 @@ func (b *nodeBed) report() {
 		p := b.fakes[v]
 		seen := control.ObservedProcess{
 			IF: v.name, Instance: v.instance, Generation: v.generation, State: p.state,
-			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server,
+			Reason: p.reason, SMGroups: p.groups(), DeviceLost: p.lost, Blameless: p.server, GroupsUnfit: p.unfit,
 			Batches: testCard().Batches[:p.sizes], Growing: p.sizes > 0 && p.sizes < len(testCard().Batches),
 			EphemeralBytes: int64(p.sizes),
 		}
