@@ -147,10 +147,22 @@ func why(text string) string {
 	return strings.ReplaceAll(head, "|", "/")
 }
 
-// failures has a sentence for each variant that failed on a case.
+// failures has a sentence for each variant that failed on a case, and for each percentage at
+// which a model gave none.
 func (e *evaluation) failures() (list []string) {
 	for _, c := range e.Cases {
 		for _, v := range c.Variants {
+			for _, r := range e.results(c.Name, v) {
+				for _, p := range r.Points {
+					if p.Error == "" {
+						continue
+					}
+					said := fmt.Sprintf("**%s, %s, failed** with %s at %g %%: %s", c.Name, e.label(v), p.Model, p.Percent, why(p.Error))
+					if !slices.Contains(list, said) { // in another run
+						list = append(list, said)
+					}
+				}
+			}
 			count, reason := e.failed(c.Name, v)
 			if count == 0 {
 				continue

@@ -493,3 +493,16 @@ func TestWhatWasGivenUpIsOutsideTheObjective(t *testing.T) {
 		t.Errorf("says %q, want that 40 %% are not within the objective", said)
 	}
 }
+
+// A percentage at which a model answers wrongly is told once, however many runs found it.
+func TestAPercentageThatFailedIsSaid(t *testing.T) {
+	e := &evaluation{Report: &evaluate.Report{Cases: []evaluate.CaseSetting{{Name: "models", Kind: evaluate.KindBare, Variants: []string{"percentage"}}}}}
+	for run := 1; run <= 2; run++ {
+		e.Results = append(e.Results, evaluate.Result{Case: "models", Variant: "percentage", Run: run,
+			Points: []evaluate.Point{{Model: "vgg19", Batch: 1, Percent: 50}, {Model: "vgg19", Percent: 8, Error: "wrong answers"}}})
+	}
+	const want = "**models, percentage, failed** with vgg19 at 8 %: wrong answers"
+	if got := e.failures(); len(got) != 1 || got[0] != want {
+		t.Errorf("failures are %q, want %q", got, want)
+	}
+}

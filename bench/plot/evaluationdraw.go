@@ -98,7 +98,12 @@ func (e *evaluation) drawSummary(cases []evaluate.CaseSetting) error {
 	for _, v := range variants {
 		colours = append(colours, variantColour(v))
 	}
-	levels := e.levels(cases[0].Name)
+	var levels []float64 // of the first case that has some: they are the same in all
+	for _, c := range cases {
+		if levels = e.levels(c.Name); len(levels) > 0 {
+			break
+		}
+	}
 	if len(levels) == 0 {
 		return nil
 	}

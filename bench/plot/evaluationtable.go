@@ -776,7 +776,8 @@ func kneeTable(dir string) (string, error) {
 				var measured bool
 				for _, v := range []string{"percentage", "groups"} {
 					xs, all := e.byShare(c.Name, v, f.Model, b)
-					if len(xs) == 0 {
+					const allOfIt = 99 // %: without it there is nothing that the others are parts of
+					if len(xs) == 0 || xs[len(xs)-1] < allOfIt {
 						row = append(row, "–")
 						continue
 					}

@@ -182,13 +182,15 @@ func dryRun(print printer, o evaluate.Options, figures []string) error {
 	return print(all, rows)
 }
 
-// evaluateRows sum a report up: the median run's goodput at each level.
+// evaluateRows has a row for each run of a variant at each level, or of a function in a time
+// line.
 func evaluateRows(reports []*evaluate.Report) []table.Row {
 	rows := []table.Row{{"figure", "case", "variant", "run", "level", "offered", "within", "p99", "batch"}}
 	for _, r := range reports {
 		for _, x := range r.Results {
 			if x.Error != "" {
-				rows = append(rows, table.Row{r.Figure, x.Case, x.Variant, x.Run, "", "", x.Error})
+				why, _, _ := strings.Cut(x.Error, "\n") // a node's log follows
+				rows = append(rows, table.Row{r.Figure, x.Case, x.Variant, x.Run, "failed", "", why})
 			}
 			for _, l := range x.Loads {
 				p99, batch := 0.0, 0.0
