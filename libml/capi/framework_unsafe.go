@@ -37,6 +37,7 @@ type Framework struct {
 
 	graphs      graphs
 	configuring atomic.Pointer[batch] // what configure_batch is at, one at a time
+	tooFew      atomic.Bool           // a graph of that batch did not fit the stream's multiprocessors
 }
 
 // batch is what is configured.
@@ -198,12 +199,13 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 	now := batch{slot, n}
 	before := f.graphs.of(now)
 	var bytes C.int64_t
+	f.tooFew.Store(false)
 	f.configuring.Store(&now)
 	code := C.pcapi_configure(f.handle, C.int32_t(slot), C.int32_t(n), pin(input), &at[0], &bytes)
 	f.configuring.Store(nil)
 	if code != 0 {
 		pins.Unpin() // those of the call before, if any, stay
-		return 0, failed("configure_batch", code)
+		return 0, f.fitting(failed("configure_batch", code))
 	}
 	f.keep(now, pins)
 	if before != nil && f.graphs.of(now) == before {

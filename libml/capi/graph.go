@@ -73,7 +73,20 @@ func (f *Framework) handOver(slot, n int, graph uintptr) error {
 	if now := f.configuring.Load(); now == nil || *now != (batch{slot, n}) {
 		return fmt.Errorf("a batch of %d in slot %d is not being configured: its graph is handed over in its configure_batch", n, slot)
 	}
-	return f.setGraph(slot, n, graph)
+	err := f.setGraph(slot, n, graph)
+	if errors.Is(err, cuda.ErrTooFewSMs) {
+		f.tooFew.Store(true)
+	}
+	return err
+}
+
+// fitting makes what a configure_batch failed with cuda.ErrTooFewSMs where that was the
+// matter with its graph: no code of penstock.h says so.
+func (f *Framework) fitting(err error) error {
+	if f.tooFew.Load() {
+		return fmt.Errorf("%w: %w", cuda.ErrTooFewSMs, err)
+	}
+	return err
 }
 
 // setGraph launches a batch by a copy of the graph from now on.

@@ -164,6 +164,22 @@ func TestGraphsErrorsHaveTheirMeaning(t *testing.T) {
 	}
 }
 
+func TestAGraphThatDoesNotFitIsWhatItsBatchFailsWith(t *testing.T) {
+	f, _, graph, _ := captured(t)
+	said := errors.New("penstock_graph failed")
+	f.configuring.Store(&batch{0, 1})
+	if err := f.handOver(0, 1, graph.Handle()); err != nil || f.fitting(said) != said {
+		t.Errorf("%v, then %v; want what the callback said", err, f.fitting(said))
+	}
+	fake.Apply(t, fake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
+	if err := f.handOver(0, 1, graph.Handle()); !errors.Is(err, cuda.ErrTooFewSMs) {
+		t.Errorf("%v, want too few multiprocessors", err)
+	}
+	if err := f.fitting(said); !errors.Is(err, cuda.ErrTooFewSMs) || !errors.Is(err, said) {
+		t.Errorf("%v, want both", err)
+	}
+}
+
 // Twice for the same batch: the first is given back, and fake.Check counts.
 func TestGraphReplacesTheOneBefore(t *testing.T) {
 	f, _, graph, _ := captured(t)

@@ -959,6 +959,31 @@ func TestALostDeviceIsToldByWhateverIsCalled(t *testing.T) {
 	})
 }
 
+// The manager gives the process more multiprocessors then.
+func TestTooFewMultiprocessorsAreTold(t *testing.T) {
+	t.Run("for a graph", func(t *testing.T) {
+		r := newRig(t, &played{}).linked()
+		b := r.tensors(1)
+		fake.Apply(t, fake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
+		if _, err := r.f.ConfigureBatch(0, 1, b.input, b.outputs); !errors.Is(err, cuda.ErrTooFewSMs) || errors.Is(err, device.ErrLost) {
+			t.Errorf("got %v", err)
+		}
+		r.configure(0, 1, b)
+	})
+	t.Run("for what ONNX Runtime launches", func(t *testing.T) {
+		p := &played{}
+		r := newRig(t, p)
+		r.card.Batches = []int{1}
+		p.unmade = func(settings) error {
+			return &ortError{code: 11, text: "CUDA failure 912: invalid cluster size ; GPU=0 ; hostname=x"}
+		}
+		r.loaded()
+		if _, err := r.f.LinkModel(); !errors.Is(err, cuda.ErrTooFewSMs) || errors.Is(err, cuda.ErrOutOfMemory) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 func TestASlotIsConfiguredWhileAnotherRuns(t *testing.T) {
 	r := newRig(t, &played{}).linked()
 	b := r.tensors(4)
