@@ -215,11 +215,11 @@ func TestStrangersDoNotAttach(t *testing.T) {
 	for name, c := range map[string]struct{ packet, want string }{
 		"says nothing":      {"", "peer is silent"},
 		"no JSON":           {"hello", "bad message"},
-		"another version":   {`{"version":9,"later":1}`, "process speaks control version 9, this program speaks 4"},
-		"another process":   {fmt.Sprintf(`{"version":4,"if":"face","generation":1,"pid":%d}`, self+1), "claims to be"},
-		"a name with slash": {fmt.Sprintf(`{"version":4,"if":"a/b","generation":1,"pid":%d}`, self), "letters, digits"},
-		"generation 0":      {fmt.Sprintf(`{"version":4,"if":"face","pid":%d}`, self), "generation 0"},
-		"an unknown field":  {fmt.Sprintf(`{"version":4,"if":"face","generation":1,"pid":%d,"root":1}`, self), "root"},
+		"another version":   {`{"version":9,"later":1}`, "process speaks control version 9, this program speaks 5"},
+		"another process":   {fmt.Sprintf(`{"version":5,"if":"face","generation":1,"pid":%d}`, self+1), "claims to be"},
+		"a name with slash": {fmt.Sprintf(`{"version":5,"if":"a/b","generation":1,"pid":%d}`, self), "letters, digits"},
+		"generation 0":      {fmt.Sprintf(`{"version":5,"if":"face","pid":%d}`, self), "generation 0"},
+		"an unknown field":  {fmt.Sprintf(`{"version":5,"if":"face","generation":1,"pid":%d,"root":1}`, self), "root"},
 		"too long":          {strings.Repeat("x", maxAttachBytes+1), "message too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -317,7 +317,7 @@ func TestDialAttachClosesTheDescriptorsOfABadAnswer(t *testing.T) {
 		w.Close()
 	}()
 	_, _, _, err = DialAttach(path, face)
-	if want := "manager speaks control version 9, this program speaks 4"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "manager speaks control version 9, this program speaks 5"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	if _, err := r.Read(make([]byte, 1)); err != io.EOF {

@@ -136,10 +136,10 @@ func TestParentRefusesNonsense(t *testing.T) {
 		want error
 	}{
 		"no JSON":          {"boo\n", ErrBadMessage},
-		"unknown field":    {`{"version":4,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
-		"unknown state":    {`{"version":4,"state":"tired"}` + "\n", ErrBadMessage},
+		"unknown field":    {`{"version":5,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
+		"unknown state":    {`{"version":5,"state":"tired"}` + "\n", ErrBadMessage},
 		"line without end": {strings.Repeat("x", MaxLineBytes+1), ErrTooLong},
-		"half a line":      {`{"version":4`, io.EOF},
+		"half a line":      {`{"version":5`, io.EOF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			invariants(t)
@@ -167,7 +167,7 @@ func TestChildEndsOnNonsense(t *testing.T) {
 }
 
 func TestChildRefusesAStartThatIsNone(t *testing.T) {
-	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":4}}`} {
+	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":5}}`} {
 		t.Run(line, func(t *testing.T) {
 			invariants(t)
 			p, f := pair(t)
@@ -221,7 +221,7 @@ func TestOpenChildSaysThatNobodyStartedIt(t *testing.T) {
 }
 
 func FuzzReadNotice(f *testing.F) {
-	f.Add([]byte(`{"version":4,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
+	f.Add([]byte(`{"version":5,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
 	f.Add([]byte("\n\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, c := net.Pipe()

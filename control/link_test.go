@@ -351,11 +351,11 @@ func TestLinkRefusesNonsense(t *testing.T) {
 	}{
 		"not JSON":               {frame("hello"), "bad message"},
 		"no version":             {frame("{}"), "version 0"},
-		"an unknown field":       {frame(`{"version":4,"orchestrator_id":"o","bogus":1}`), "bogus"},
-		"a wrong type":           {frame(`{"version":4,"processes":7}`), "bad message"},
-		"a second value":         {frame(`{"version":4}{}`), "bad message"},
-		"an unknown state":       {frame(`{"version":4,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`), "happy"},
-		"a name with a slash":    {frame(`{"version":4,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`), "letters, digits"},
+		"an unknown field":       {frame(`{"version":5,"orchestrator_id":"o","bogus":1}`), "bogus"},
+		"a wrong type":           {frame(`{"version":5,"processes":7}`), "bad message"},
+		"a second value":         {frame(`{"version":5}{}`), "bad message"},
+		"an unknown state":       {frame(`{"version":5,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`), "happy"},
+		"a name with a slash":    {frame(`{"version":5,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`), "letters, digits"},
 		"a long message":         {long, "message too long"},
 		"a length that overruns": {huge, "message too long"},
 		"a message in parts":     {[]byte{flagMore, 1, 'x'}, "in parts"},
@@ -450,7 +450,7 @@ func FuzzDecodeStates(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	f.Add([]byte(`{"version":4}`))
+	f.Add([]byte(`{"version":5}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if d, err := decodeDesired(b); err == nil {
 			if err := d.Check(); err != nil {

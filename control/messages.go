@@ -15,7 +15,7 @@ import (
 
 // Version is spoken in every handshake; peers that differ refuse each other
 // with a line that names both.
-const Version = 4
+const Version = 5
 
 // State is where an inference function's process is in its life.
 //
