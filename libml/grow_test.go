@@ -229,7 +229,7 @@ func TestAProcessWhoseLargerBatchesDoNotFitItsGroupsSaysWhich(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()
 	c, let := b.early(f, 2)
-	let(only("configure", unfit))
+	let(only("configure", errUnfit))
 	if failed := c.await(control.Failed); !slices.Equal(failed.GroupsUnfit, []int{2}) || failed.DeviceLost {
 		t.Errorf("the process says %+v, want that group 2 does not do", failed)
 	}

@@ -407,8 +407,8 @@ func TestAProcessThatCannotMoveStaysAndSaysSo(t *testing.T) {
 	}
 }
 
-// unfit is an error of a kernel that does not fit where it is to run.
-var unfit = fmt.Errorf("slot 2: %w", &cuda.Error{Op: "cuGraphInstantiateWithFlags", Code: cuda.InvalidClusterSize})
+// errUnfit is an error of a kernel that does not fit where it is to run.
+var errUnfit = fmt.Errorf("slot 2: %w", &cuda.Error{Op: "cuGraphInstantiateWithFlags", Code: cuda.InvalidClusterSize})
 
 // Whether a model runs on few multiprocessors is found by trying. Where it does not, the
 // process says on which groups, serves on where it was, and is soon back where it began.
@@ -418,7 +418,7 @@ func TestAProcessWhoseModelDoesNotFitOtherGroupsStaysAndSaysWhich(t *testing.T) 
 	p := b.serving(f, 1)
 	p.moveTo(0, 1)
 	p.holds(0, 1)
-	f.fail(only("configure", unfit))
+	f.fail(only("configure", errUnfit))
 	p.moveTo(0)
 	n := p.holds(0, 1)
 	if !slices.Equal(n.GroupsUnfit, []int{0}) || n.State != control.Active || n.SMs != 16 || !strings.Contains(n.Reason, "INVALID_CLUSTER_SIZE") {
@@ -447,10 +447,10 @@ func TestAProcessThatIsBornOnGroupsThatDoNotDoEndsAndSaysWhich(t *testing.T) {
 		groups []int
 		want   []int
 	}{
-		{"it links", "link", unfit, []int{3}, []int{3}},
-		{"it configures a batch", "configure", unfit, []int{0, 1}, []int{0, 1}},
-		{"it warms up", "infer", unfit, []int{1}, []int{1}},
-		{"it has the whole device", "configure", unfit, nil, nil},
+		{"it links", "link", errUnfit, []int{3}, []int{3}},
+		{"it configures a batch", "configure", errUnfit, []int{0, 1}, []int{0, 1}},
+		{"it warms up", "infer", errUnfit, []int{1}, []int{1}},
+		{"it has the whole device", "configure", errUnfit, nil, nil},
 		{"something else is wrong", "configure", errFake, []int{1}, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
