@@ -20,7 +20,8 @@ func silenceOf(r *bench.Fault, name string) (all []float64) {
 // median is of an odd number the middle one, of an even number the lower of the two.
 func median(list []float64) float64 {
 	sorted := slices.Sorted(slices.Values(list))
-	return sorted[(len(sorted)-1)/2]
+	below, above := sorted[(len(sorted)-1)/2], sorted[len(sorted)/2]
+	return below + (above-below)/2
 }
 
 // drawFault shows how long each function was without answers around the faults.
