@@ -2,10 +2,12 @@ package manager
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/share"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -182,12 +184,124 @@ func TestALoadThatStepsIsAnotherLoad(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			var l instanceLoad
 			for i, rate := range c.rates {
-				if got := l.stepped(rate); got != c.want[i] {
+				if got := l.stepped(int(rate), time.Second); got != c.want[i] {
 					t.Errorf("rate %d, %v: stepped %v, want %v", i, rate, got, c.want[i])
 				}
 				l.rate.Add(rate)
 			}
 		})
+	}
+}
+
+// A few requests come now and then more, and now and then fewer, and nothing has changed.
+func TestALoadOfFewRequestsDoesNotStepByChance(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	const looks = 1000
+	for _, rate := range []float64{1, 2, 5, 12} { // a second
+		var l instanceLoad
+		steps := 0
+		for range looks {
+			arrived := 0
+			for at := random.ExpFloat64() / rate; at < enoughTime.Seconds(); at += random.ExpFloat64() / rate {
+				arrived++
+			}
+			if l.stepped(arrived, enoughTime) {
+				l.side, l.rate = 0, share.EWMA{}
+				steps++
+			}
+			l.rate.Add(float64(arrived) / enoughTime.Seconds())
+		}
+		if steps > looks/100 {
+			t.Errorf("%v requests a second step %d times in %d looks", rate, steps, looks)
+		}
+	}
+}
+
+// goThrough has an instance go through so many requests for so long, and looks at it.
+func (b *nodeBed) goThrough(in *instance, now *time.Time, elapsed time.Duration, requests int, tail, each time.Duration) {
+	b.t.Helper()
+	*now = now.Add(elapsed)
+	in.f.mu.Lock()
+	t := &in.tally
+	t.arrived, t.answered, t.ran, t.busy = requests, requests, requests, time.Duration(requests)*each
+	for i := range min(requests, keptLatencies) {
+		t.latencies[i] = tail
+	}
+	in.f.mu.Unlock()
+	b.tune(*now)
+	b.turns()
+}
+
+// Its neighbours may want the share of a function that nobody asks any more, however
+// late its last answers were.
+func TestAFunctionThatNobodyAsksAnyMoreIsCut(t *testing.T) {
+	for name, tail := range map[string]time.Duration{"well": 20 * time.Millisecond, "short": 100 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			b := newNode(t, "cpu", nil, "governor", named("a", 40))
+			b.turns()
+			in, now := b.instance("a", 0), time.Now()
+			in.f.slo = 50 * time.Millisecond
+			look := func(requests int) { b.goThrough(in, &now, enoughTime, requests, tail, 5*time.Millisecond) }
+			b.cfg.Shares.Tune = false // until it has been silent twice
+			for range 6 {
+				look(650)
+			}
+			look(0)
+			b.cfg.Shares.Tune = true
+			look(0)
+			if got := in.pair.Share(); got >= 40 {
+				t.Errorf("it has %v %% of 40, observed %+v", got, in.load.observed)
+			}
+		})
+	}
+}
+
+// A request's deadline is what its objective leaves for the way earlier.
+func TestAFunctionIsBoundByAggregationWhereTheWayIsLeftNoTime(t *testing.T) {
+	for name, c := range map[string]struct {
+		tail time.Duration
+		want bool
+	}{"in time": {19_400 * time.Microsecond, false}, "late by the way": {19_600 * time.Microsecond, true}} {
+		t.Run(name, func(t *testing.T) {
+			b := newNode(t, "cpu", nil, "governor", named("a", 40))
+			b.turns()
+			in, now := b.instance("a", 0), time.Now()
+			in.f.slo, b.cfg.Transit, b.cfg.Shares.Tune = 50*time.Millisecond, 500*time.Microsecond, false
+			for range 6 {
+				in.f.mu.Lock()
+				in.tally.aggregation = 400 * 30 * time.Millisecond
+				in.f.mu.Unlock()
+				b.goThrough(in, &now, enoughTime, 400, c.tail, 5*time.Millisecond)
+			}
+			if got := in.load.observed.AggregationBound; got != c.want {
+				t.Errorf("bound by aggregation: %v, want %v; observed %+v", got, c.want, in.load.observed)
+			}
+		})
+	}
+}
+
+// What was known of a share is still of it where a load steps and nothing of it runs.
+func TestAStepOfWhichNothingRunsIsShort(t *testing.T) {
+	b := newNode(t, "cpu", nil, "governor", named("a", 40))
+	b.turns()
+	in, now := b.instance("a", 0), time.Now()
+	in.f.slo = 50 * time.Millisecond
+	b.cfg.Shares.Tune = false
+	for range 6 {
+		b.goThrough(in, &now, enoughTime, 400, 20*time.Millisecond, 5*time.Millisecond)
+	}
+	for range 3 {
+		now = now.Add(enoughTime)
+		in.f.mu.Lock()
+		in.tally.arrived = 4000
+		for range 4000 {
+			in.tally.answer(shm.Request{}, shm.Result{Status: uint8(wire.StatusLate)}, 0, 100*time.Millisecond)
+		}
+		in.f.mu.Unlock()
+		b.tune(now)
+	}
+	if o := in.load.observed; !in.load.known || o.Throughput != 200 || o.ArrivalRate < 600 || o.Latency != 100*time.Millisecond {
+		t.Errorf("known %v, observed %+v; want what came, and the throughput that was", in.load.known, o)
 	}
 }
 

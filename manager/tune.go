@@ -206,11 +206,18 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	if load.observations++; load.observations <= settling {
 		return o, false
 	}
-	rateNow := float64(t.arrived) / elapsed.Seconds()
-	if load.stepped(rateNow) {
-		*load = instanceLoad{percent: load.percent, since: now, pace: load.pace, observations: enough}
+	stepped := load.stepped(t.arrived, elapsed)
+	if stepped {
+		load.side, load.rate, load.aggregation = 0, share.EWMA{}, share.EWMA{}
 	}
-	load.rate.Add(rateNow)
+	// What nothing is heard of stays as it was: the share that it is of has not changed.
+	add := func(mean *share.EWMA, v float64) {
+		if stepped {
+			*mean = share.EWMA{}
+		}
+		mean.Add(v)
+	}
+	load.rate.Add(float64(t.arrived) / elapsed.Seconds())
 	load.pace.Join(&t.pace)
 	if t.arrived > 0 {
 		load.aggregation.Add(t.aggregation.Seconds() / float64(t.arrived))
@@ -224,11 +231,16 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 		tail, throughput := in.atShare(&t, load.percent)
 		throughput, batch, fits := in.atLargerBatches(throughput, left)
 		load.fits = fits
-		load.tail.Add(tail.Seconds())
-		load.throughput.Add(throughput)
-		load.batch.Add(batch)
+		add(&load.tail, tail.Seconds())
+		add(&load.throughput, throughput)
+		add(&load.batch, batch)
 	case t.answered > 0: // all late
-		load.tail.Add(t.tail().Seconds())
+		add(&load.tail, t.tail().Seconds())
+	case t.arrived == 0: // whoever came would find nobody waiting
+		if throughput, ok := load.throughput.Mean(); ok && throughput > 0 {
+			batch, _ := load.batch.Mean()
+			add(&load.tail, batch/throughput)
+		}
 	}
 	tail, haveLatency := load.tail.Mean()
 	throughput, haveThroughput := load.throughput.Mean()
@@ -237,7 +249,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	o = share.Observation{
 		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate * burstMargin(batch), SLO: left, Fits: load.fits,
 		// Paper 3.2.1: whichever part takes longer is the bottleneck.
-		AggregationBound: aggregation > tail && aggregation+tail > f.slo.Seconds(),
+		AggregationBound: aggregation > tail && aggregation+tail > f.within().Seconds(),
 	}
 	in.bound = ""
 	if o.AggregationBound {
@@ -248,19 +260,21 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 }
 
 // loadStep is how far from their mean two rates in a row must lie, as a part of it, to be
-// another load. A rate is of enoughAnswers at least, and varies by an eighth of itself.
+// another load. A rate of enoughAnswers requests varies by an eighth of itself; one of
+// fewer by more, and must lie farther off.
 const loadStep = 0.3
 
-// stepped reports whether the load has become another one with this rate. What was
+// stepped reports whether the load has become another one with these arrivals. What was
 // averaged before says nothing of it, and the averages would take ten observations to
 // forget.
-func (l *instanceLoad) stepped(rate float64) bool {
+func (l *instanceLoad) stepped(arrived int, elapsed time.Duration) bool {
 	mean, ok := l.rate.Mean()
-	before := l.side
-	switch {
-	case ok && rate > mean*(1+loadStep):
+	expected, before := mean*elapsed.Seconds(), l.side
+	far := loadStep * max(expected, math.Sqrt(expected*enoughAnswers))
+	switch off := float64(arrived) - expected; {
+	case ok && off > far:
 		l.side = 1
-	case ok && rate < mean*(1-loadStep):
+	case ok && off < -far:
 		l.side = -1
 	default:
 		l.side = 0
