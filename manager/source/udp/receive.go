@@ -108,10 +108,11 @@ func (s *Source) Receive(batch []source.Datagram, deadline int64) (n int, err er
 		switch {
 		case err == nil:
 			s.keep(got)
-			if got == planned {
-				s.shed()
-			} else {
+			if got < planned {
 				s.shedder.emptied = true
+			}
+			if got == planned || s.shedder.shedding.on {
+				s.shed()
 			}
 		case errors.Is(err, unix.EAGAIN):
 			s.shedder.emptied = true
@@ -216,10 +217,10 @@ func (s *Source) wasCut(i int) bool {
 }
 
 // isCut reports whether a datagram of that size, which begins with the header b, is a piece 0
-// without its payload.
+// without its payload, of a request of which a filter leaves so much.
 func isCut(b []byte, size int) bool {
 	var h wire.Header
-	return h.ReadCut(b) == nil && h.Type == wire.TypeData && h.Index == 0 && wire.PayloadOffset(&h) == size
+	return h.ReadCut(b) == nil && h.Type == wire.TypeData && h.Index == 0 && h.Total >= answeredBytes && wire.PayloadOffset(&h) == size
 }
 
 // split takes the next datagram of the last read.
