@@ -1,12 +1,18 @@
 package manager
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/manager/source/udp"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -88,5 +94,15 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 			t.Error(err)
 		}
 		r.mu.Unlock()
+	}
+}
+
+func TestAReceiverThatCannotShedIsLoggedWithTheReason(t *testing.T) {
+	var out bytes.Buffer
+	logOverrun(zerolog.New(&out), 7001, udp.Overrun{Receiver: 2, Err: errors.New("attach filter: operation not permitted")})
+	for _, want := range []string{`"level":"warn"`, `"port":7001`, `"receiver":2`, "operation not permitted", "cannot shed"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("logged %s, want it to say %s", out.String(), want)
+		}
 	}
 }

@@ -95,8 +95,14 @@ func (p kernelPorts) open(port uint16, receivers int) (sources []source.Source, 
 }
 
 // logOverrun says that a receiver is offered more than it can take, or is so no more. Once begun, an
-// overrun ends after a second without, so these lines do not come faster.
+// overrun ends after a second without, so these lines do not come faster. That it sheds nothing is
+// said once.
 func logOverrun(log zerolog.Logger, port uint16, o udp.Overrun) {
+	if o.Err != nil {
+		log.Warn().Err(o.Err).Uint16("port", port).Int("receiver", o.Receiver).
+			Msg("receiver cannot shed requests: offered more than it takes, it loses single datagrams of nearly all (docs/receivers.md)")
+		return
+	}
 	percent := math.Round(100 * o.Shed)
 	if o.Ended {
 		log.Info().Uint16("port", port).Int("receiver", o.Receiver).Float64("shed_percent", percent).Dur("lasted", o.Lasted).Msg("receiver overrun is over")

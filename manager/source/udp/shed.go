@@ -191,4 +191,7 @@ type Overrun struct {
 	// Shed is the part of the requests that was shed in this time, 0 to 1.
 	Shed  float64
 	Ended bool
+	// Err, if set, says why this receiver sheds nothing however much comes: the kernel refuses
+	// what it takes. It is told once, at the first look or when something was to be shed.
+	Err error
 }

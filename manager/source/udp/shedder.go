@@ -1,6 +1,7 @@
 package udp
 
 import (
+	"errors"
 	"sync/atomic"
 
 	"github.com/penstock/penstock/shm"
@@ -36,20 +37,38 @@ func (s *Source) shed() {
 	}
 	waiting, drops, ok := socketWaiting(s.socket)
 	if !ok {
-		x.off = true
+		s.neverShed(errNoMemInfo)
 		return
 	}
 	news := x.shedding.look(now, sight{waiting: waiting, bytes: s.bytes.Load(), messages: x.messages, cut: x.cut, drops: drops, emptied: x.emptied})
 	x.emptied = false
 	if steps := x.shedding.steps(); steps != x.steps.Load() {
-		if err := attachFilter(s.socket, int(steps)); err != nil {
-			// The filter before is still there, and tried to be replaced with the next look.
+		err := attachFilter(s.socket, int(steps))
+		switch {
+		case err == nil:
+			x.steps.Store(steps)
+		case x.steps.Load() == filterSteps:
+			s.neverShed(err)
 			return
 		}
-		x.steps.Store(steps)
+		// The filter before is still there, and tried to be replaced with the next look.
 	}
 	if news.Lasted != 0 && x.tell != nil {
 		news.Receiver = x.receiver
 		x.tell(news)
+	}
+}
+
+var errNoMemInfo = errors.New("read what waits in the socket (SO_MEMINFO): this kernel does not say")
+
+// neverShed leaves to the kernel what is dropped, as NoShedding does, and tells why.
+func (s *Source) neverShed(err error) {
+	x := s.shedder
+	x.off, x.shedding = true, shedding{}
+	if x.steps.Swap(filterSteps) != filterSteps {
+		_ = attachFilter(s.socket, filterSteps)
+	}
+	if x.tell != nil {
+		x.tell(Overrun{Receiver: x.receiver, Err: err})
 	}
 }

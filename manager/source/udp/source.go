@@ -55,7 +55,7 @@ type Options struct {
 	// NoShedding leaves it to the kernel what is dropped when more comes than is received.
 	NoShedding bool
 	// OnOverrun is told, if set, when one of the sources begins and ends to have requests
-	// shed. Receive calls it; it does not block.
+	// shed, and when it cannot. Receive calls it; it does not block.
 	OnOverrun func(Overrun)
 }
 
