@@ -11,7 +11,6 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/manager/partition"
-	"github.com/penstock/penstock/manager/share"
 	"github.com/penstock/penstock/models"
 )
 
@@ -385,7 +384,8 @@ func (f *function) close() {
 }
 
 // setShare gives each instance of a function a share by hand. Where shares tune
-// themselves it lasts until they are next looked at.
+// themselves it lasts until they are next looked at; else it is what they want whenever
+// functions come, begin to serve or go.
 func (m *Manager) setShare(name string, percent float64) error {
 	f := m.function(name)
 	if f == nil {
@@ -406,9 +406,13 @@ func (m *Manager) setShare(name string, percent float64) error {
 	if sum := others + percent*float64(len(f.instances)); sum > 100 {
 		return fmt.Errorf("share of %s is %v for each of %d instances: with the others that is %.1f %%, want at most 100", name, percent, len(f.instances), sum)
 	}
+	told := m.shares.Set
+	if m.cfg.Shares.Tune {
+		told = m.shares.Failed
+	}
 	for _, in := range f.instances {
 		in.setShare(percent)
-		if err := m.shares.Failed(share.ID{IF: name, Instance: in.index}, percent); err != nil {
+		if err := told(in.id(), percent); err != nil {
 			return err
 		}
 	}

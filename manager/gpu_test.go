@@ -219,6 +219,37 @@ func TestANewcomerTakesItsShareWhenItServes(t *testing.T) {
 	}
 }
 
+// Where shares do not tune themselves, those that were set by hand are what functions want,
+// also when one that was set while its model was loaded begins to serve.
+func TestSharesThatWereSetByHandAreWantedWhenANewcomerServes(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
+	b.cfg.Shares.Tune = false
+	b.turns()
+	if err := b.add(named("new", 50)); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]float64{"a": 30, "b": 20, "new": 40}
+	for _, name := range []string{"a", "b", "new"} {
+		if err := b.setShare(name, want[name]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.turns()
+	b.serves("new")
+	for name, percent := range want {
+		if got := b.instance(name, 0).pair.Share(); got != percent {
+			t.Errorf("%s has %v %%, want the %v that it was given", name, got, percent)
+		}
+	}
+	if err := b.remove("a"); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	if got := b.instance("b", 0).pair.Share(); got != 20 {
+		t.Errorf("b has %v %% when a has gone, want the 20 that it was given", got)
+	}
+}
+
 func TestGroupsOfAnotherDeviceAreForgotten(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
 	b.turns()

@@ -171,6 +171,18 @@ func (c *Controller) Failed(id ID, percent float64) error {
 	return nil
 }
 
+// Set says that an IF was given a share by hand, and wants that much until it is tuned or
+// replaced.
+func (c *Controller) Set(id ID, percent float64) error {
+	m, ok := c.members[id]
+	if !ok {
+		return fmt.Errorf("set the share of %v: %w", id, ErrUnknown)
+	}
+	m.percent = floorTo(percent)
+	m.demand, m.direction, m.why = c.cfg.clamp(percent), Hold, whySet
+	return nil
+}
+
 // elastic is the demand of an IF without observations: its knee (3.2.3).
 func (c *Controller) elastic(kneePercent float64) float64 {
 	if !(kneePercent > 0) {

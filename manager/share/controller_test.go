@@ -70,7 +70,7 @@ func TestControllerRefusesWhatIsNotThere(t *testing.T) {
 		t.Errorf("second Add = %v, want ErrKnown", err)
 	}
 	for name, err := range map[string]error{
-		"Remove": k.Remove(detect), "Replace": k.Replace(detect, 0), "Failed": k.Failed(detect, 1),
+		"Remove": k.Remove(detect), "Replace": k.Replace(detect, 0), "Failed": k.Failed(detect, 1), "Set": k.Set(detect, 1),
 		"another instance": k.Remove(ID{IF: "face", Instance: 1}),
 	} {
 		if !errors.Is(err, ErrUnknown) {

@@ -55,6 +55,7 @@ type Decision struct {
 // The reasons.
 const (
 	whyUnobserved  = "no observation yet"
+	whySet         = "set by hand"
 	whyAggregation = "bound by aggregation"
 	whyEnough      = "within the threshold"
 	whyLatency     = "latency"
