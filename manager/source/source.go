@@ -51,7 +51,8 @@ type Source interface {
 	Slab() shm.Memory
 	// Receive fills batch and says how many datagrams it holds. It returns 0 and
 	// no error at the deadline (shm.Now's clock, in nanoseconds; 0 for none), or
-	// when Wake was called, with nothing received.
+	// when Wake was called, with nothing received; it may do so earlier, up to a
+	// thousand times a second.
 	// The caller owns every datagram returned until it releases its spans. A
 	// batch shorter than what one read brings is filled from the rest at the
 	// next call. It returns ErrClosed after Close, io.EOF at a capture's end.

@@ -336,7 +336,7 @@ func (s *Source) take(batch []source.Datagram) (n int, any bool) {
 			continue
 		}
 		to := &batch[n]
-		to.From, to.First, to.Rest = d.From, source.Span{}, source.Span{}
+		to.From, to.First, to.Rest, to.Shed = d.From, source.Span{}, source.Span{}, false
 		if d.Payload.Length == 0 {
 			s.unwanted = append(s.unwanted, mbuf) // nobody releases a span of nothing
 		} else {
