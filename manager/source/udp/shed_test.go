@@ -106,6 +106,41 @@ func TestWhatIsCutCountsAsOffered(t *testing.T) {
 	}
 }
 
+// Datagrams of a few bytes that are dropped count as much as what comes on average: who floods
+// with them makes more seem offered than is. The receiver is found without work then, and
+// thought to take more.
+func TestAFloodThatCostsNothingDoesNotStarveTheReceiver(t *testing.T) {
+	for _, flood := range []float64{50e3, 300e3, 1e6} { // datagrams a second
+		p := newPlant(1.5)
+		p.run(300 * time.Millisecond)
+		before := p.bytes
+		for range 1000 {
+			if p.s.steps() < filterSteps {
+				p.drops += flood * lookEvery.Seconds()
+			}
+			p.run(lookEvery)
+		}
+		if got, can := p.bytes-before, plantTakes*2e9; got < 0.8*can {
+			t.Errorf("with %.0f dropped datagrams a second it gets %.0f %% of what it could take, want 80", flood, 100*got/can)
+		}
+	}
+}
+
+// Half of the buffer is what a burst may fill however long it takes to come.
+func TestASlowBurstThatHalfOfTheBufferHoldsIsNotShed(t *testing.T) {
+	for burst, want := range map[float64]bool{0.5: false, 0.8: true} {
+		p := newPlant(0.3)
+		p.run(20 * time.Millisecond)
+		p.offered = burst*plantRoom/20e6 + plantTakes
+		p.run(20 * time.Millisecond)
+		p.offered = 0.3 * plantTakes
+		p.run(100 * time.Millisecond)
+		if p.s.on != want {
+			t.Errorf("a burst of 20 ms that fills %v of the buffer: shedding is %v, want %v", burst, p.s.on, want)
+		}
+	}
+}
+
 func TestNothingIsShedOfWhatTheReceiverTakes(t *testing.T) {
 	p := newPlant(0.95)
 	p.run(2 * time.Second)
