@@ -149,7 +149,7 @@ var (
 	descWishes = prometheus.NewDesc("penstock_wishes_total",
 		"Clients asked to send pieces again.", []string{"function"}, nil)
 	descEvicted = prometheus.NewDesc("penstock_requests_evicted_total",
-		"Incomplete requests that lost their place or their memory to others.", []string{"function"}, nil)
+		"Incomplete requests that lost their place or their memory to others, or the rest of which was shed.", []string{"function"}, nil)
 	descShed = prometheus.NewDesc("penstock_requests_shed_total",
 		"Requests that the kernel shed because a receiver was offered more than it takes, and that were answered busy.", []string{"function"}, nil)
 	descUnsent = prometheus.NewDesc("penstock_replies_unsent_total",

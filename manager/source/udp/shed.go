@@ -118,6 +118,9 @@ func (s *shedding) look(now int64, found sight) (news Overrun) {
 		s.littleAt = now
 	case now-s.littleAt >= int64(calmAfter):
 		s.on, s.full = false, false
+		if !s.told {
+			return Overrun{} // too few looks were in time to say anything of it
+		}
 		return s.news(now, true)
 	}
 	if !s.told && now-s.began >= int64(toldAfter) {

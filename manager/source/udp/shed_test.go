@@ -247,6 +247,26 @@ func TestAnOverrunIsToldWhenItBeginsAndEnds(t *testing.T) {
 	}
 }
 
+// A receiver that is away most of the time may look in time only when it began and when it is over.
+func TestTheEndOfAnOverrunThatWasNotToldIsNotToldEither(t *testing.T) {
+	p := newPlant(2)
+	for !p.s.on {
+		p.run(lookEvery)
+	}
+	p.offered, p.waiting, p.found.emptied = 0, 0, true
+	p.now += int64(staleAfter) + 1
+	p.look()
+	for range 2 {
+		p.run(lookEvery)
+		p.now += int64(calmAfter)
+		p.look()
+	}
+	p.run(lookEvery)
+	if p.s.on || len(p.news) != 0 {
+		t.Errorf("shedding %v, told %+v, want neither", p.s.on, p.news)
+	}
+}
+
 // The kernel's count of drops has 32 bits.
 func TestDropsMayWrap(t *testing.T) {
 	p := newPlant(2)
