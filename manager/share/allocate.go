@@ -113,6 +113,26 @@ func (c Config) step(grants []Grant, total float64) {
 	}
 }
 
+// stepAbove is the least share that may be given for a demand, and the largest that there
+// is where it is more; without Steps the demand.
+func (c Config) stepAbove(demand float64) float64 {
+	if len(c.Steps) == 0 {
+		return demand
+	}
+	i, _ := slices.BinarySearch(c.Steps, demand)
+	return c.Steps[min(i, len(c.Steps)-1)]
+}
+
+// stepBelow is the largest share that may be given of percent, percent itself where none
+// may; without Steps percent.
+func (c Config) stepBelow(percent float64) float64 {
+	i, exactly := slices.BinarySearch(c.Steps, percent)
+	if exactly || i == 0 {
+		return percent
+	}
+	return c.Steps[i-1]
+}
+
 // proportional splits remaining in proportion to the demands, which ascend and
 // exceed it in sum, none below least. Raising the small ones to least takes from
 // the others, which may bring the next one below it: so the small ones are settled

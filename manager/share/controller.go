@@ -345,14 +345,14 @@ func (c *Controller) demands(members []*member) []Demand {
 		if m.waiting {
 			waiting++
 		} else {
-			left -= ceilTo(m.demand)
+			left -= ceilTo(c.cfg.stepAbove(m.demand))
 		}
 	}
 	var ds []Demand
 	for _, m := range members {
 		d := Demand{ID: m.id, Percent: m.demand}
 		if m.waiting {
-			d.Percent = min(m.demand, max(c.cfg.MinimumPercent, left/float64(waiting)))
+			d.Percent = min(m.demand, max(c.cfg.MinimumPercent, c.cfg.stepBelow(left/float64(waiting))))
 		}
 		ds = append(ds, d)
 	}

@@ -198,6 +198,46 @@ func TestANewcomerThatWaitsHasWhatItsNeighboursLeave(t *testing.T) {
 	}
 }
 
+// Where shares come in steps, too, neighbours keep what they use: it is the one that waits
+// that goes down.
+func TestANewcomerThatWaitsTakesNoStepFromItsNeighbours(t *testing.T) {
+	for _, c := range []struct{ neighbour, wants, keeps, want float64 }{{85, 50, 90, 10}, {60, 50, 60, 40}, {65, 25, 70, 30}, {98, 50, 90, 10}} {
+		cfg := DefaultConfig()
+		cfg.Steps = []float64{10, 20, 30, 40, 50, 60, 70, 80, 90, 100}
+		k := newController(t, cfg)
+		if err := k.Add(face, c.neighbour); err != nil {
+			t.Fatal(err)
+		}
+		k.Step(0, nil)
+		if err := errors.Join(k.Add(third, c.wants), k.Wait(third)); err != nil {
+			t.Fatal(err)
+		}
+		p := k.Step(time.Second, nil)
+		if shareOf(p, face) != c.keeps || shareOf(p, third) != c.want {
+			t.Errorf("beside %v %% that are wanted, one that wants %v waits with %v %% and leaves %v, want %v and %v",
+				c.neighbour, c.wants, shareOf(p, third), shareOf(p, face), c.want, c.keeps)
+		}
+	}
+}
+
+func TestNewcomersThatWaitTogetherTakeNoStepFromTheirNeighbours(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.Steps = []float64{10, 20, 30, 40, 50, 60, 70, 80, 90, 100}
+	k := newController(t, cfg)
+	if err := k.Add(face, 65); err != nil {
+		t.Fatal(err)
+	}
+	k.Step(0, nil)
+	for _, id := range []ID{detect, third} {
+		if err := errors.Join(k.Add(id, 50), k.Wait(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p := k.Step(time.Second, nil); shareOf(p, face) != 70 || shareOf(p, detect) != 10 || shareOf(p, third) != 10 {
+		t.Errorf("plan %+v, want 70 for who serves, and 10 for each that waits", p.Status)
+	}
+}
+
 func TestInstancesOfOneIFAreTunedApart(t *testing.T) {
 	first, second := ID{"face", 0}, ID{"face", 1}
 	k := newController(t, DefaultConfig(), first, second)
