@@ -341,10 +341,13 @@ func (a *Aggregator) piece(slot uint32, d *source.Datagram, h *wire.Header, even
 		return
 	case d.Shed:
 		// The kernel sheds what else comes of it, so what it lacks will not come.
-		a.drop(DropShed, d, events)
 		if r.state == stateGathering {
+			if h.Flags&wire.FlagExtension != 0 && !r.extended {
+				a.extend(r, d)
+			}
 			a.evict(slot, true, events)
 		}
+		a.drop(DropShed, d, events)
 		return
 	case r.present[h.Index/64]&(1<<(h.Index%64)) != 0:
 		a.drop(DropDuplicate, d, events)

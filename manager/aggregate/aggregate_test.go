@@ -430,6 +430,22 @@ func TestARequestThatIsShedInTheMiddleIsToldBusyAndGivesItsSlot(t *testing.T) {
 	}
 }
 
+func TestTheAnswerToARequestThatIsShedInTheMiddleHasItsSendTime(t *testing.T) {
+	for name, c := range map[string]struct {
+		first []piece
+		want  uint64
+	}{
+		"said by the piece that is shed": {all(1, 0), 5},
+		"said by the first piece 0":      {[]piece{{id: 1, extension: &wire.Extension{SentAt: 4}}}, 4},
+	} {
+		onBed(t, nil, func(b *bed) {
+			b.send(camera, c.first...)
+			e := b.send(camera, piece{id: 1, shed: true, again: true, extension: &wire.Extension{SentAt: 5}})
+			want(b, name, e.Told[0].SentAt, c.want)
+		})
+	}
+}
+
 func TestAShedPieceOfARequestThatIsWholeOrAnsweredChangesNothing(t *testing.T) {
 	onBed(t, nil, func(b *bed) {
 		slot := b.whole(camera, 1)

@@ -116,6 +116,9 @@ func (m *model) add(now int64, k key, p piece) {
 	}
 	if p.shed {
 		if !g.whole {
+			if p.extension != nil && !g.extended {
+				g.sentAt = p.extension.SentAt
+			}
 			m.tell(now, g, wire.StatusBusy)
 		}
 		return
