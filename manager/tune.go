@@ -236,11 +236,8 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 		add(&load.batch, batch)
 	case t.answered > 0: // all late
 		add(&load.tail, t.tail().Seconds())
-	case t.arrived == 0: // whoever came would find nobody waiting
-		if throughput, ok := load.throughput.Mean(); ok && throughput > 0 {
-			batch, _ := load.batch.Mean()
-			add(&load.tail, batch/throughput)
-		}
+	case t.arrived == 0:
+		load.forgetQueue(left)
 	}
 	tail, haveLatency := load.tail.Mean()
 	throughput, haveThroughput := load.throughput.Mean()
@@ -257,6 +254,17 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	}
 	load.observed, load.known = o, haveLatency && haveThroughput && load.observations >= enough
 	return load.observed, load.known
+}
+
+// forgetQueue is called where nothing came: a latency beyond what is left of the objective
+// was that of a queue in which nobody is any more. Who came would have a batch's.
+func (l *instanceLoad) forgetQueue(left time.Duration) {
+	tail, _ := l.tail.Mean()
+	throughput, _ := l.throughput.Mean()
+	if batch, ok := l.batch.Mean(); ok && throughput > 0 && tail > left.Seconds() {
+		l.tail = share.EWMA{}
+		l.tail.Add(batch / throughput)
+	}
 }
 
 // loadStep is how far from their mean two rates in a row must lie, as a part of it, to be
@@ -307,10 +315,10 @@ func (in *instance) atShare(t *tally, percent float64) (tail time.Duration, thro
 }
 
 // atLargerBatches turns the throughput of the batches that ran into that of the batches
-// that there would be with more to do, and says how large those are, and whether two of them
-// fit what is left of the objective. An IF that keeps up
-// runs small ones, since its latency is short then. On a CPU a batch takes its requests'
-// times, more or less, and what was measured stays.
+// that there would be with more to do, and says how large those are, and whether two of
+// any size fit what is left of the objective. An IF that keeps up runs small ones, since its
+// latency is short then. On a CPU a batch takes its requests' times, more or less, and what
+// was measured stays.
 func (in *instance) atLargerBatches(measured float64, left time.Duration) (throughput, batch float64, fits bool) {
 	if !in.m.onGPU() {
 		return measured, 1, false

@@ -17,9 +17,9 @@ type Observation struct {
 	ArrivalRate float64
 	// SLO is the latency objective.
 	SLO time.Duration
-	// Fits says that two batches of some size fit the objective, and throughput is theirs:
-	// where that is short, requests are late for their queue, and how late says nothing of
-	// how much is short.
+	// Fits says that two batches of some size fit the objective, and throughput is that of
+	// such batches at least: where that is short, requests are late for their queue, and how
+	// late says nothing of how much is short.
 	Fits bool
 	// AggregationBound says that requests are late before they are whole: the
 	// CPU or the network is the bottleneck (3.2.1) and no share helps.
@@ -70,9 +70,10 @@ const mostRaise = 1.0
 // Tune is Algorithm 1: the demand of an IF whose share is currentPercent.
 //
 // It is raised by the larger relative shortage when latency or throughput is
-// short by more than the threshold (by throughput's where that is short and batches fit), cut by the smaller relative surplus when both
-// are over by more than it, and else held. "Relative" is what makes the new share
-// fit where time is in inverse proportion to the share:
+// short by more than the threshold (by throughput's where that is short and batches
+// fit), cut by the smaller relative surplus when both are over by more than it, and
+// else held. "Relative" is what makes the new share fit where time is in inverse
+// proportion to the share:
 //
 //	            latency                      throughput
 //	shortage    (latency - SLO) / SLO        (rate - throughput) / throughput
