@@ -178,7 +178,8 @@ func TestALoadThatStepsIsAnotherLoad(t *testing.T) {
 		{"steady", []float64{100, 112, 88, 120, 95}, []bool{false, false, false, false, false}},
 		{"one burst", []float64{100, 200, 100, 60, 100}, []bool{false, false, false, false, false}},
 		{"a step up", []float64{100, 100, 300, 300}, []bool{false, false, false, true}},
-		{"a step down", []float64{100, 100, 30, 30}, []bool{false, false, false, true}},
+		{"a fall", []float64{100, 100, 30, 30, 30, 30}, []bool{false, false, false, false, false, true}},
+		{"a pause", []float64{100, 100, 10, 10, 10, 100}, []bool{false, false, false, false, false, false}},
 		{"to and fro", []float64{100, 200, 50, 200, 50}, []bool{false, false, false, false, false}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -190,6 +191,24 @@ func TestALoadThatStepsIsAnotherLoad(t *testing.T) {
 				l.rate.Add(rate)
 			}
 		})
+	}
+}
+
+// The next burst needs what the last one did.
+func TestAPauseBetweenBurstsIsNoLoad(t *testing.T) {
+	var l instanceLoad
+	for look := range 120 {
+		rate := 1000
+		if look/3%2 == 1 {
+			rate = 200
+		}
+		if l.stepped(rate, time.Second) {
+			l.aside, l.rate = 0, share.EWMA{}
+		}
+		l.rate.Add(float64(rate))
+		if mean, _ := l.rate.Mean(); mean < 600 {
+			t.Fatalf("look %d: %v a second where bursts of 1000 come and go", look, mean)
+		}
 	}
 }
 
@@ -206,7 +225,7 @@ func TestALoadOfFewRequestsDoesNotStepByChance(t *testing.T) {
 				arrived++
 			}
 			if l.stepped(arrived, enoughTime) {
-				l.side, l.rate = 0, share.EWMA{}
+				l.aside, l.rate = 0, share.EWMA{}
 				steps++
 			}
 			l.rate.Add(float64(arrived) / enoughTime.Seconds())
@@ -242,11 +261,13 @@ func TestAFunctionThatNobodyAsksAnyMoreIsCut(t *testing.T) {
 			in, now := b.instance("a", 0), time.Now()
 			in.f.slo = 50 * time.Millisecond
 			look := func(requests int) { b.goThrough(in, &now, enoughTime, requests, tail, 5*time.Millisecond) }
-			b.cfg.Shares.Tune = false // until it has been silent twice
+			b.cfg.Shares.Tune = false // until its silence is its load
 			for range 6 {
 				look(650)
 			}
-			look(0)
+			for range fallAfter - 1 {
+				look(0)
+			}
 			b.cfg.Shares.Tune = true
 			look(0)
 			if got := in.pair.Share(); got >= 40 {

@@ -56,8 +56,8 @@ type instanceLoad struct {
 	pace         share.Pace
 	observations int
 	fits         bool // two batches that it can run fit the objective
-	// side is that on which the last rate lay far from the mean: 1 above, -1 below.
-	side int
+	// aside is how many rates in a row lay far from the mean: above, or, negative, below.
+	aside int
 	// observed is what the averages last said, once they were known.
 	observed share.Observation
 	known    bool
@@ -208,7 +208,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	}
 	stepped := load.stepped(t.arrived, elapsed)
 	if stepped {
-		load.side, load.rate, load.aggregation = 0, share.EWMA{}, share.EWMA{}
+		load.aside, load.rate, load.aggregation = 0, share.EWMA{}, share.EWMA{}
 	}
 	// What nothing is heard of stays as it was: the share that it is of has not changed.
 	add := func(mean *share.EWMA, v float64) {
@@ -267,27 +267,33 @@ func (l *instanceLoad) forgetQueue(left time.Duration) {
 	}
 }
 
-// loadStep is how far from their mean two rates in a row must lie, as a part of it, to be
-// another load. A rate of enoughAnswers requests varies by an eighth of itself; one of
-// fewer by more, and must lie farther off.
-const loadStep = 0.3
+// loadStep is how far from their mean rates in a row must lie, as a part of it, to be
+// another load: so many above, so many below. A burst that is taken for a load does no
+// harm, a pause between bursts cuts the share that the next one needs. A rate of
+// enoughAnswers requests varies by an eighth of itself; one of fewer by more, and must lie
+// farther off.
+const (
+	loadStep  = 0.3
+	stepAfter = 2
+	fallAfter = 4
+)
 
 // stepped reports whether the load has become another one with these arrivals. What was
 // averaged before says nothing of it, and the averages would take ten observations to
 // forget.
 func (l *instanceLoad) stepped(arrived int, elapsed time.Duration) bool {
 	mean, ok := l.rate.Mean()
-	expected, before := mean*elapsed.Seconds(), l.side
+	expected := mean * elapsed.Seconds()
 	far := loadStep * max(expected, math.Sqrt(expected*enoughAnswers))
 	switch off := float64(arrived) - expected; {
 	case ok && off > far:
-		l.side = 1
+		l.aside = max(l.aside, 0) + 1
 	case ok && off < -far:
-		l.side = -1
+		l.aside = min(l.aside, 0) - 1
 	default:
-		l.side = 0
+		l.aside = 0
 	}
-	return l.side != 0 && l.side == before
+	return l.aside >= stepAfter || l.aside <= -fallAfter
 }
 
 // atShare turns what was measured into what the share stands for. On a GPU it is
