@@ -3,9 +3,11 @@ package manager
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/share"
 	"github.com/penstock/penstock/shm"
@@ -323,6 +325,38 @@ func TestAStepOfWhichNothingRunsIsShort(t *testing.T) {
 	}
 	if o := in.load.observed; !in.load.known || o.Throughput != 200 || o.ArrivalRate < 600 || o.Latency != 100*time.Millisecond {
 		t.Errorf("known %v, observed %+v; want what came, and the throughput that was", in.load.known, o)
+	}
+}
+
+// What a process does not have promises nothing: the model that is to come, sizes for
+// which there was no memory, sizes that the rule leaves out.
+func TestSharesAreJudgedByTheBatchSizesThatMayRun(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		rule configs.Batching
+		has  []int
+		want []int
+	}{
+		{"all", configs.Batching{Rule: configs.SLAB}, []int{1, 2, 4}, []int{1, 2, 4}},
+		{"nothing is heard yet", configs.Batching{Rule: configs.SLAB}, nil, []int{1, 2, 4}},
+		{"no memory for more", configs.Batching{Rule: configs.SLAB}, []int{1, 2}, []int{1, 2}},
+		{"one at a time", configs.Batching{Rule: configs.One}, []int{1, 2, 4}, []int{1}},
+		{"a fixed size", configs.Batching{Rule: configs.Fixed, Size: 2}, []int{1, 2, 4}, []int{1, 2}},
+		{"a fixed size that is not there", configs.Batching{Rule: configs.Fixed, Size: 4}, []int{1, 2}, []int{1, 2}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 40))
+			b.turns()
+			in := b.instance("a", 0)
+			next := testCard()
+			next.Batches = []int{8, 16}
+			in.pair.Replace(next)
+			in.f.batching = c.rule
+			in.seen[in.pair.Active().Generation] = sight{batches: c.has}
+			if got := in.sizes(); !slices.Equal(got, c.want) {
+				t.Errorf("batches of %v, want %v", got, c.want)
+			}
+		})
 	}
 }
 

@@ -336,15 +336,21 @@ func (in *instance) atLargerBatches(measured float64, left time.Duration) (throu
 	return measured, in.load.pace.Mean(), size > 0
 }
 
-// sizes are the batch sizes that the rule may choose from, ascending.
+// sizes are the batch sizes that the rule may choose from, ascending: those of the model
+// that serves, as far as its process has them. It must have one.
 func (in *instance) sizes() []int {
-	sizes := in.pair.Card().Batches
+	q := in.pair.Active()
+	sizes := q.Card.Batches
 	most := sizes[len(sizes)-1]
 	switch in.f.batching.Rule {
 	case configs.One:
 		most = 1
 	case configs.Fixed:
 		most = in.f.batching.Size
+	}
+	// One that ran out of memory stays without the larger ones.
+	if has := in.seen[q.Generation].batches; len(has) > 0 {
+		most = min(most, slices.Max(has))
 	}
 	end, _ := slices.BinarySearch(sizes, most+1)
 	return sizes[:end]
