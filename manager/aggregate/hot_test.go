@@ -129,7 +129,7 @@ func BenchmarkAdd(b *testing.B) {
 	}
 }
 
-// FuzzAdd cuts bytes into datagrams of a few clients and lets them in: nothing
+// FuzzAdd cuts bytes into datagrams of a few clients, some of them shed, and lets them in: nothing
 // panics, the invariants hold, each span is held by a live slot or released
 // once, and in the end nothing is left.
 func FuzzAdd(f *testing.F) {
@@ -141,12 +141,21 @@ func FuzzAdd(f *testing.F) {
 	}
 	f.Add(sound)
 	f.Add([]byte{0, 1, 0, 0, 255, 255})
+	var cut []byte
+	for _, p := range []piece{{id: 1, shed: true, extension: &wire.Extension{SentAt: 1}}, {id: 2, index: 1}, {id: 2, shed: true, again: true}, {id: 2, shed: true}} {
+		d := p.datagram()
+		cut = append(cut, 0x80, byte(len(d)), byte(len(d)>>8))
+		cut = append(cut, d...)
+	}
+	f.Add(cut)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		b := newBed(t, nil)
 		for datagrams := 0; len(data) >= 3 && datagrams < 300; datagrams++ {
 			how, n := data[0], int(binary.LittleEndian.Uint16(data[1:]))
 			n = min(n, len(data)-3)
-			e := b.add(b.land(address(int(how&3)), data[3:3+n], int(how>>2)))
+			d := b.land(address(int(how&3)), data[3:3+n], int(how>>2))
+			d.Shed = how&0x80 != 0
+			e := b.add(d)
 			for _, slot := range e.Whole {
 				if how&4 != 0 {
 					b.end(slot, wire.Status(how>>4%wire.NumStatuses), "answer")
