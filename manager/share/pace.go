@@ -10,16 +10,20 @@ import "time"
 // A batch's size is the prepared one that ran, padding and all.
 type Pace struct {
 	batches, sizes, times, squares, products float64 // sums of 1, n, t, n², n·t; t in seconds
-	largest                                  int     // size that was timed
+	largest                                  float64 // size that was timed, of late
 }
 
 // paceMemory is the weight that an observation's batches keep at the next.
 const paceMemory = 0.7
 
-// A line is not followed beyond so many times the largest size that was timed: where a
-// device is not full, small sizes take the same time each, and their line promises the
-// largest for nothing. The next observation, of a smaller share, has larger sizes.
+// A line is not followed beyond so many times the largest size that was timed of late:
+// where a device is not full, small sizes take the same time each, and their line promises
+// the largest for nothing. The next observation, of a smaller share, has larger sizes.
 const paceReach = 4
+
+// paceSight is what is left of the largest size at each next observation: it comes but now
+// and then, and is forgotten later than times are.
+const paceSight = 0.9
 
 // paceTrust is how far sizes must spread, as a squared part of their mean, before the
 // slope that they show weighs as much as that of a time in proportion to the size.
@@ -33,17 +37,20 @@ func (p *Pace) Note(size int, took time.Duration) {
 	p.times += t
 	p.squares += n * n
 	p.products += n * t
-	p.largest = max(p.largest, size)
+	p.largest = max(p.largest, n)
 }
 
-// Join takes in the batches of a later time.
+// Join takes in the batches of a later time; where there were none it forgets nothing.
 func (p *Pace) Join(later *Pace) {
+	if later.batches == 0 {
+		return
+	}
 	p.batches = paceMemory*p.batches + later.batches
 	p.sizes = paceMemory*p.sizes + later.sizes
 	p.times = paceMemory*p.times + later.times
 	p.squares = paceMemory*p.squares + later.squares
 	p.products = paceMemory*p.products + later.products
-	p.largest = max(p.largest, later.largest)
+	p.largest = max(paceSight*p.largest, later.largest)
 }
 
 // Mean is the size that batches had on average, 1 where there were none.
@@ -74,7 +81,7 @@ func (p *Pace) Best(sizes []int, objective time.Duration) (throughput float64, s
 	}
 	for _, n := range sizes {
 		took := p.at(n)
-		if n > paceReach*p.largest || took <= 0 || 2*took > objective.Seconds() {
+		if float64(n) > paceReach*p.largest || took <= 0 || 2*took > objective.Seconds() {
 			break
 		}
 		if can := float64(n) / took; can > throughput {

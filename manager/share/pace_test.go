@@ -64,6 +64,27 @@ func TestPaceDoesNotPromiseWhatLiesFarBeyondWhatItSaw(t *testing.T) {
 	}
 }
 
+// Nor by what it saw long ago, whose times are forgotten.
+func TestPaceForgetsHowFarItSaw(t *testing.T) {
+	flat := func(n int) time.Duration { return time.Duration(max(n, 8)) * 100 * time.Microsecond }
+	p := paceOf(flat, 32)
+	small := paceOf(flat, 1, 2, 2, 1)
+	for range 40 {
+		p.Join(small)
+	}
+	p.Join(&Pace{}) // nothing ran: nothing is forgotten
+	if throughput, size := p.Best(powers, time.Second); size != 8 {
+		t.Errorf("batches of %d, %.0f a second; want four times the 2 that ran lately", size, throughput)
+	}
+	once := paceOf(affine(time.Millisecond, 100*time.Microsecond), 1, 8)
+	for range 3000 {
+		once.Join(&Pace{})
+	}
+	if throughput, size := once.Best(powers, time.Second); size != 32 || once.Mean() != 4.5 {
+		t.Errorf("after a long silence batches of %d, %.0f a second, mean %v; want as before it", size, throughput, once.Mean())
+	}
+}
+
 // One size shows no slope: all cost in proportion promises nothing.
 func TestPaceOfOneSizePromisesNoMoreThanThatDoes(t *testing.T) {
 	throughput, _ := paceOf(affine(time.Millisecond, 100*time.Microsecond), 4, 4, 4).Best(powers, time.Second)
