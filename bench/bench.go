@@ -5,6 +5,8 @@
 package bench
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -56,4 +58,24 @@ decoder: {name: raw}
 		return "", fmt.Errorf("write card: %w", err)
 	}
 	return path, nil
+}
+
+// WriteReport writes a report as JSON into a file, whole or not at all, and makes the
+// file's folder where there is none.
+func WriteReport(file string, report any) error {
+	text, err := json.MarshalIndent(report, "", " ")
+	if err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	fresh := file + ".new"
+	if err := os.WriteFile(fresh, append(text, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	if err := os.Rename(fresh, file); err != nil {
+		return fmt.Errorf("write report: %w", errors.Join(err, os.Remove(fresh)))
+	}
+	return nil
 }

@@ -218,18 +218,7 @@ func (r *Weights) write(file string) error {
 	if file == "" {
 		return nil
 	}
-	text, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	fresh := file + ".new"
-	if err := os.WriteFile(fresh, append(text, '\n'), 0o644); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	if err := os.Rename(fresh, file); err != nil {
-		return fmt.Errorf("write report: %w", errors.Join(err, os.Remove(fresh)))
-	}
-	return nil
+	return WriteReport(file, r)
 }
 
 // cards finds the models', before any is measured.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 
 	"github.com/penstock/penstock/bench"
 )
@@ -282,23 +281,7 @@ func Read(file string) (*Report, error) {
 }
 
 // Write writes the report into a file, whole or not at all.
-func (r *Report) Write(file string) error {
-	text, err := json.MarshalIndent(r, "", " ")
-	if err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	fresh := file + ".new"
-	if err := os.WriteFile(fresh, append(text, '\n'), 0o644); err != nil {
-		return fmt.Errorf("write report: %w", err)
-	}
-	if err := os.Rename(fresh, file); err != nil {
-		return fmt.Errorf("write report: %w", errors.Join(err, os.Remove(fresh)))
-	}
-	return nil
-}
+func (r *Report) Write(file string) error { return bench.WriteReport(file, r) }
 
 // readIf is Read of a file that may not be there: nil then.
 func readIf(file string) (*Report, error) {
