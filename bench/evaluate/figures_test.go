@@ -210,7 +210,8 @@ func TestCuesThatMakeNoSenseAreRefused(t *testing.T) {
 
 // answeredOK is a sample that was meant to leave at a time and answered later.
 func answeredOK(intended, latency time.Duration, batch uint16) sample {
-	return sample{intended: int64(intended), arrived: int64(intended + latency), batch: batch, service: latency / 2, infer: latency / 4}
+	return sample{intended: int64(intended), arrived: int64(intended + latency), batch: batch,
+		stages: stageTimes{latency / 16, latency / 8, latency / 4, latency / 4, latency / 16}}
 }
 
 func TestMissesAreEverythingButOkWithinTheObjective(t *testing.T) {
@@ -235,6 +236,12 @@ func TestMissesAreEverythingButOkWithinTheObjective(t *testing.T) {
 	}
 	if l.BatchMillis != 5 || l.InferMillis != 2.5 {
 		t.Errorf("batches %+v", l)
+	}
+	if want := (Stages{Aggregate: 0.625, Queue: 1.25, Gather: 2.5, Infer: 2.5, Reply: 0.625, Way: 2.5}); l.StagesP50 != want {
+		t.Errorf("stages %+v, want %+v", l.StagesP50, want)
+	}
+	if want := (Stages{Aggregate: 1.875, Queue: 3.75, Gather: 7.5, Infer: 7.5, Reply: 1.875, Way: 7.5}); l.StagesP99 != want {
+		t.Errorf("stages at p99 %+v, want %+v", l.StagesP99, want)
 	}
 	if empty := summarize(f, nil, time.Second); empty.Sent != 0 || empty.GUE != 0 || empty.P99Millis != 0 {
 		t.Errorf("nothing at all: %+v", empty)

@@ -25,7 +25,7 @@ type sample struct {
 	status            wire.Status
 	unsent            bool
 	batch             uint16
-	service, infer    time.Duration // of its batch: gather and infer, and infer alone
+	stages            stageTimes
 }
 
 // ok reports whether the request was answered as it should be.
@@ -68,7 +68,7 @@ func (r *record) end(reply loadgen.Reply) {
 		return
 	}
 	s.arrived, s.status, s.batch = reply.Arrived, reply.Result.Status, reply.Result.Batch
-	s.service, s.infer = reply.Result.Gather+reply.Result.Infer, reply.Result.Infer
+	s.stages = stagesOf(&reply.Result)
 }
 
 // all are the samples so far, in the order in which they were meant to be sent; the caller's.
@@ -199,7 +199,7 @@ func within(all []sample, from, to int64) []sample {
 // summarize is what requests meant for a time came to.
 func summarize(f Function, all []sample, took time.Duration) FunctionLoad {
 	l := FunctionLoad{Name: f.Name, SLOMillis: millis(f.SLO), Sent: uint64(len(all))}
-	var latencies, services, infers []time.Duration
+	var spent spentTimes
 	var sum time.Duration
 	batches, batched, inTime := 0.0, 0.0, 0
 	for i := range all {
@@ -230,7 +230,7 @@ func summarize(f Function, all []sample, took time.Duration) FunctionLoad {
 			continue
 		}
 		latency := s.latency()
-		latencies, services, infers = append(latencies, latency), append(services, s.service), append(infers, s.infer)
+		spent.add(latency, &s.stages)
 		sum += latency
 		if latency <= f.SLO {
 			inTime++
@@ -249,11 +249,11 @@ func summarize(f Function, all []sample, took time.Duration) FunctionLoad {
 		l.MeanMillis = millis(sum) / float64(l.OK)
 		l.GUE = l.AnsweredRPS / l.MeanMillis
 	}
-	slices.Sort(latencies)
-	slices.Sort(services)
-	slices.Sort(infers)
-	l.P50Millis, l.P95Millis, l.P99Millis = millis(at(latencies, 0.5)), millis(at(latencies, 0.95)), millis(at(latencies, 0.99))
-	l.BatchMillis, l.InferMillis = millis(at(services, 0.5)), millis(at(infers, 0.5))
+	spent.sort()
+	l.P50Millis, l.P95Millis, l.P99Millis = millis(at(spent.latencies, 0.5)), millis(at(spent.latencies, 0.95)), millis(at(spent.latencies, 0.99))
+	l.BatchMillis = millis(at(spent.batches, 0.5))
+	l.StagesP50, l.StagesP99 = spent.stages(0.5), spent.stages(0.99)
+	l.InferMillis = l.StagesP50.Infer
 	if batches > 0 {
 		l.MeanBatch = batched / batches
 	}
@@ -397,7 +397,7 @@ func startLoop(ctx context.Context, port, flows, inFlight int, pictures *noise) 
 				s := sample{intended: res.Intended, unsent: errors.Is(res.Err, client.ErrUnsent)}
 				if res.Err == nil {
 					s.arrived, s.status, s.batch = res.Received, res.Status, res.Batch
-					s.service, s.infer = res.Gather+res.Infer, res.Infer
+					s.stages = stagesOf(&res.Result)
 				}
 				o.note(s)
 				if !o.stopping.Load() {
