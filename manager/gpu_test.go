@@ -535,17 +535,7 @@ func TestAModelThatRunsNowhereIsAnOrdinaryFailure(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.needs = func(victim) int { return 99 }
-	for range 4 {
-		b.turns()
-	}
-	select {
-	case err := <-end:
-		if err == nil || !strings.Contains(err.Error(), tooFew) {
-			t.Errorf("the replacement ended with %v", err)
-		}
-	case <-time.After(patience):
-		t.Error("the replacement goes on for ever")
-	}
+	b.givenUp(end, tooFew)
 	if now, _ := b.serves("b"); now != was || b.instance("b", 0).least() != 0 {
 		t.Errorf("generation %d serves, at least %d groups; want %d, as before", now, b.instance("b", 0).least(), was)
 	}
@@ -606,17 +596,7 @@ func TestWhereNoGroupsAreLeftTheOthersGoOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 4 {
-		b.turns()
-	}
-	select {
-	case err := <-end:
-		if err == nil || !strings.Contains(err.Error(), tooFew) {
-			t.Errorf("the replacement ended with %v", err)
-		}
-	case <-time.After(patience):
-		t.Fatal("the replacement goes on for ever")
-	}
+	b.givenUp(end, tooFew)
 	if g, _ := b.serves("f03"); g != 1 {
 		t.Errorf("generation %d serves in place of the first", g)
 	}

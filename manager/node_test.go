@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -318,4 +319,21 @@ func (b *nodeBed) status(name string) control.FunctionStatus {
 
 func (v victim) String() string {
 	return fmt.Sprintf("%s/%d generation %d", v.name, v.instance, v.generation)
+}
+
+// givenUp lets the node come to rest and wants a replacement to have ended, with that
+// reason.
+func (b *nodeBed) givenUp(end <-chan error, why string) {
+	b.t.Helper()
+	for range 4 {
+		b.turns()
+	}
+	select {
+	case err := <-end:
+		if err == nil || !strings.Contains(err.Error(), why) {
+			b.t.Errorf("the replacement ended with %v, want %q", err, why)
+		}
+	case <-time.After(patience):
+		b.t.Fatal("the replacement goes on for ever")
+	}
 }
