@@ -129,10 +129,10 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 		Unsent:           a.unsent,
 		GaveUp:           errorText(a.gaveUp),
 		SendLagP99Millis: rounded(a.lag.millis(99)),
-		Stages:           make(map[string]StageReport, len(stageNames)),
+		Stages:           make(map[string]StageReport, len(wire.StageNames)),
 		Answers:          a.first,
 	}
-	for i, name := range stageNames {
+	for i, name := range wire.StageNames {
 		r.Stages[name] = StageReport{P50: rounded(a.stages[i].millis(50)), P99: rounded(a.stages[i].millis(99))}
 	}
 	r.accuracy(l)

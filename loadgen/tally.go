@@ -22,7 +22,7 @@ type tally struct {
 	// latency is of ok answers only: a refusal is quick, and would flatter.
 	latency histogram
 	lag     histogram
-	stages  [len(stageNames)]histogram
+	stages  [len(wire.StageNames)]histogram
 	// batched are ok answers that say their batch; batches is the sum of 1/batch
 	// over them, that is how many batches they were.
 	batched uint64
@@ -33,13 +33,6 @@ type tally struct {
 	// first is the first ok answer to each picture; its payload is nil where none
 	// came.
 	first []answer.Answer
-}
-
-// stageNames are the stages of a request's way through the manager, in order.
-var stageNames = [...]string{"aggregate", "queue", "gather", "infer", "reply"}
-
-func stageTimes(r *wire.Result) [len(stageNames)]time.Duration {
-	return [...]time.Duration{r.Aggregate, r.Queue, r.Gather, r.Infer, r.Reply}
 }
 
 func newTally(pictures int) tally {
@@ -63,7 +56,7 @@ func (t *tally) reply(r *wire.Result, latency, slo time.Duration) {
 	if latency <= slo {
 		t.within++
 	}
-	for i, took := range stageTimes(r) {
+	for i, took := range r.StageTimes() {
 		t.stages[i].record(took)
 	}
 	if r.Batch > 0 {

@@ -109,6 +109,14 @@ type Result struct {
 	SentAt uint64
 }
 
+// StageNames are what reports call the stages, in the order of a request's way.
+var StageNames = [...]string{"aggregate", "queue", "gather", "infer", "reply"}
+
+// StageTimes are the stages' times, in the order of StageNames.
+func (r *Result) StageTimes() [len(StageNames)]time.Duration {
+	return [...]time.Duration{r.Aggregate, r.Queue, r.Gather, r.Infer, r.Reply}
+}
+
 // Stages is the time that the request spent in the manager.
 func (r *Result) Stages() time.Duration {
 	return r.Aggregate + r.Queue + r.Gather + r.Infer + r.Reply

@@ -8,6 +8,7 @@ import (
 	"os"
 
 	"github.com/penstock/penstock/bench"
+	"github.com/penstock/penstock/loadgen"
 )
 
 // Report is what was measured of one figure so far: OUT/FIGURE.json. It is written anew
@@ -172,11 +173,12 @@ type FunctionLoad struct {
 	// the gather.
 	BatchMillis float64 `json:"batch_ms"`
 	InferMillis float64 `json:"infer_ms"`
-	// Where ok answers spent their time: the median and the 99th percentile of each stage.
-	StagesP50 Stages  `json:"stages_p50_ms"`
-	StagesP99 Stages  `json:"stages_p99_ms"`
-	MeanBatch float64 `json:"mean_batch"`
-	GUE       float64 `json:"gue"`
+	// Stages split the ok answers' time, as loadgen.FunctionReport does; "way" is what the
+	// node does not see: from the intended send to the first piece that it reads, and from
+	// where the answer leaves to the client.
+	Stages    map[string]loadgen.StageReport `json:"stages_ms,omitempty"`
+	MeanBatch float64                        `json:"mean_batch"`
+	GUE       float64                        `json:"gue"`
 	// SharePercent and SMs are at the end of the window.
 	SharePercent float64 `json:"share_percent"`
 	SMs          int     `json:"sms,omitempty"`
@@ -195,18 +197,6 @@ type FunctionLoad struct {
 	Unsent uint64 `json:"unsent"`
 	// SendLagP99Millis is how late the sender was to hand a request over.
 	SendLagP99Millis float64 `json:"send_lag_p99_ms"`
-}
-
-// Stages are times in milliseconds of the stages of a request, as wire.Result has them.
-type Stages struct {
-	Aggregate float64 `json:"aggregate"`
-	Queue     float64 `json:"queue"`
-	Gather    float64 `json:"gather"`
-	Infer     float64 `json:"infer"`
-	Reply     float64 `json:"reply"`
-	// Way is what the node does not see: from the intended send to the first piece that it
-	// reads, and from where the answer leaves to the client.
-	Way float64 `json:"way"`
 }
 
 // Timeline is a load during which something happened, in bins of equal length.

@@ -4,55 +4,57 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/wire"
 )
 
-// The stages of a request: five in the node, and what the node does not see.
+// Of wire.StageNames, those of a batch; and the name of what the node does not see.
 const (
-	stageAggregate = iota
-	stageQueue
-	stageGather
-	stageInfer
-	stageReply
-	inNode
+	stageGather, stageInfer = 2, 3
+	stageWay                = "way"
 )
 
-// stageTimes is how long a request was in each of the node's stages.
-type stageTimes [inNode]time.Duration
-
-func stagesOf(r *wire.Result) stageTimes {
-	return stageTimes{r.Aggregate, r.Queue, r.Gather, r.Infer, r.Reply}
-}
-
 // spentTimes are those of many requests: latencies, their batches' times (gather and
-// infer), and each stage's, the way last.
+// infer), each stage's, and the way's.
 type spentTimes struct {
-	latencies, batches []time.Duration
-	of                 [inNode + 1][]time.Duration
+	latencies, batches, way []time.Duration
+	of                      [len(wire.StageNames)][]time.Duration
 }
 
-func (s *spentTimes) add(latency time.Duration, in *stageTimes) {
+// add takes in an ok answer.
+func (s *spentTimes) add(answered *sample) {
+	latency := answered.latency()
 	s.latencies = append(s.latencies, latency)
-	s.batches = append(s.batches, in[stageGather]+in[stageInfer])
+	s.batches = append(s.batches, answered.stages[stageGather]+answered.stages[stageInfer])
 	way := latency
-	for i, d := range in {
+	for i, d := range answered.stages {
 		s.of[i] = append(s.of[i], d)
 		way -= d
 	}
-	s.of[inNode] = append(s.of[inNode], way)
+	s.way = append(s.way, way)
 }
 
 // sort comes before quantiles are taken.
 func (s *spentTimes) sort() {
 	slices.Sort(s.latencies)
 	slices.Sort(s.batches)
+	slices.Sort(s.way)
 	for _, of := range s.of {
 		slices.Sort(of)
 	}
 }
 
-// stages has a quantile of each stage, by itself.
-func (s *spentTimes) stages(q float64) Stages {
-	of := func(i int) float64 { return millis(at(s.of[i], q)) }
-	return Stages{Aggregate: of(stageAggregate), Queue: of(stageQueue), Gather: of(stageGather), Infer: of(stageInfer), Reply: of(stageReply), Way: of(inNode)}
+// stages has each stage by itself; nothing of no answers.
+func (s *spentTimes) stages() map[string]loadgen.StageReport {
+	if len(s.latencies) == 0 {
+		return nil
+	}
+	report := func(sorted []time.Duration) loadgen.StageReport {
+		return loadgen.StageReport{P50: millis(at(sorted, 0.5)), P99: millis(at(sorted, 0.99))}
+	}
+	all := map[string]loadgen.StageReport{stageWay: report(s.way)}
+	for i, name := range wire.StageNames {
+		all[name] = report(s.of[i])
+	}
+	return all
 }

@@ -25,7 +25,7 @@ type sample struct {
 	status            wire.Status
 	unsent            bool
 	batch             uint16
-	stages            stageTimes
+	stages            [len(wire.StageNames)]time.Duration
 }
 
 // ok reports whether the request was answered as it should be.
@@ -68,7 +68,7 @@ func (r *record) end(reply loadgen.Reply) {
 		return
 	}
 	s.arrived, s.status, s.batch = reply.Arrived, reply.Result.Status, reply.Result.Batch
-	s.stages = stagesOf(&reply.Result)
+	s.stages = reply.Result.StageTimes()
 }
 
 // all are the samples so far, in the order in which they were meant to be sent; the caller's.
@@ -230,7 +230,7 @@ func summarize(f Function, all []sample, took time.Duration) FunctionLoad {
 			continue
 		}
 		latency := s.latency()
-		spent.add(latency, &s.stages)
+		spent.add(s)
 		sum += latency
 		if latency <= f.SLO {
 			inTime++
@@ -252,8 +252,8 @@ func summarize(f Function, all []sample, took time.Duration) FunctionLoad {
 	spent.sort()
 	l.P50Millis, l.P95Millis, l.P99Millis = millis(at(spent.latencies, 0.5)), millis(at(spent.latencies, 0.95)), millis(at(spent.latencies, 0.99))
 	l.BatchMillis = millis(at(spent.batches, 0.5))
-	l.StagesP50, l.StagesP99 = spent.stages(0.5), spent.stages(0.99)
-	l.InferMillis = l.StagesP50.Infer
+	l.Stages = spent.stages()
+	l.InferMillis = l.Stages[wire.StageNames[stageInfer]].P50
 	if batches > 0 {
 		l.MeanBatch = batched / batches
 	}
@@ -397,7 +397,7 @@ func startLoop(ctx context.Context, port, flows, inFlight int, pictures *noise) 
 				s := sample{intended: res.Intended, unsent: errors.Is(res.Err, client.ErrUnsent)}
 				if res.Err == nil {
 					s.arrived, s.status, s.batch = res.Received, res.Status, res.Batch
-					s.stages = stagesOf(&res.Result)
+					s.stages = res.StageTimes()
 				}
 				o.note(s)
 				if !o.stopping.Load() {
