@@ -176,7 +176,7 @@ func (f *function) batches(card *models.Card) error {
 }
 
 // within is the part of the objective that is the node's.
-func (f *function) within() time.Duration { return f.slo - min(f.m.cfg.Transit, f.slo/10) }
+func (f *function) within() time.Duration { return aggregate.Within(f.slo, f.m.cfg.Transit) }
 
 // whole reports whether the instances have no shares: each may use the whole device.
 func (f *function) whole() bool { return f.change == configs.ChangeNone }

@@ -466,7 +466,7 @@ func (a *Aggregator) deadline(r *request) int64 {
 	if r.wanted > 0 {
 		useful = min(useful, r.wanted)
 	}
-	return r.first + useful - min(int64(a.config.Transit), useful/10)
+	return r.first + int64(Within(time.Duration(useful), a.config.Transit))
 }
 
 // asked answers a client that asks after a request which lacks pieces.

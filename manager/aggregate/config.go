@@ -27,8 +27,7 @@ type Config struct {
 
 	// SLO bounds the deadline of a request, from its first piece.
 	SLO time.Duration
-	// Transit is what of a request's time, a tenth at most, is not the node's: its
-	// deadline is so much earlier.
+	// Transit is what of a request's time is not the node's, see Within.
 	Transit time.Duration
 	// Deadline is when a request that is not whole is given up, from its first
 	// piece; a quarter of SLO by default.
@@ -137,4 +136,10 @@ func (c Config) Validate() error {
 // each has a descriptor.
 func (c *Config) maxCount() int {
 	return min((c.RequestBytes-1)/c.MinPieceBytes+1, c.MaxPieces, wire.MaxPieces)
+}
+
+// Within is what an objective, or a client's own deadline, leaves the node: transit, a tenth
+// of it at most, is for the way of the first piece to the node and of the result back.
+func Within(objective, transit time.Duration) time.Duration {
+	return objective - min(transit, objective/10)
 }
