@@ -83,8 +83,7 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 			m.log.Error().Err(err).Msg("share out")
 		}
 	}
-	plan := m.shares.Step(time.Since(m.started), nil)
-	m.apply(plan, c.Name+" was added")
+	plan := m.reshare(c.Name + " was added")
 	shares := make([]float64, c.Instances)
 	for _, s := range plan.Status {
 		if s.ID.IF == c.Name {
@@ -98,7 +97,7 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 // serves it with all its batch sizes. Before, it could not move to where it has more.
 func (m *Manager) shareServed(in *instance) {
 	if m.shares.Serves(in.id()) {
-		m.apply(m.shares.Step(time.Since(m.started), nil), in.f.name+" serves")
+		m.reshare(in.f.name + " serves")
 	}
 }
 
@@ -114,7 +113,7 @@ func (m *Manager) shareReplaced(in *instance) {
 		return
 	}
 	if m.cfg.Shares.Tune {
-		m.apply(m.shares.Step(time.Since(m.started), nil), "the model of "+in.f.name+" was replaced")
+		m.reshare("the model of " + in.f.name + " was replaced")
 	}
 }
 
@@ -129,7 +128,7 @@ func (m *Manager) shareOut(f *function) {
 			m.log.Error().Err(err).Msg("share out")
 		}
 	}
-	m.apply(m.shares.Step(time.Since(m.started), nil), name+" was removed")
+	m.reshare(name + " was removed")
 }
 
 // tune measures every instance and lets package share decide.
@@ -154,6 +153,14 @@ func (m *Manager) look(in *instance) {
 	if now := time.Now(); in.fit == control.FitUnder && now.Sub(m.tuned) >= atMostEvery {
 		m.tune(now)
 	}
+}
+
+// reshare gives everybody a share anew, since somebody came, went or changed: cause says
+// it.
+func (m *Manager) reshare(cause string) share.Plan {
+	plan := m.shares.Step(time.Since(m.started), nil)
+	m.apply(plan, cause)
+	return plan
 }
 
 // apply brings a plan in. Where functions came or went, cause says so: then that is
