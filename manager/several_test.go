@@ -203,17 +203,7 @@ func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
 	for _, d := range ballast {
 		ports.of(0).Release([]source.Span{d.First})
 	}
-	// Nobody completes what is left: it is given up, so that the bed ends empty.
-	for _, r := range b.receivers {
-		b.eventually("the rest is gone", func() bool {
-			var events aggregate.Events
-			r.mu.Lock()
-			more := r.aggregate.EvictOldest(shm.Now(), &events)
-			r.mu.Unlock()
-			r.source.Release(events.Release)
-			return !more
-		})
-	}
+	b.evictAll()
 }
 
 // Kernel sockets of one port feed one ring: clients with sockets of their own are answered
@@ -331,6 +321,12 @@ func TestAFullPartIsEmptiedByItsOwnRequests(t *testing.T) {
 	if stats.Evicted != 0 || stats.Gathering == 0 {
 		t.Errorf("the quiet socket has let requests go: %+v (%d had begun)", stats, begun)
 	}
+	b.evictAll()
+}
+
+// evictAll gives up what has begun: nobody completes it, and the bed is to end empty.
+func (b *bed) evictAll() {
+	b.t.Helper()
 	for _, r := range b.receivers {
 		b.eventually("the rest is gone", func() bool {
 			var events aggregate.Events

@@ -42,6 +42,18 @@ func settled(orders []Order, percents ...float64) []Claim {
 	return claims
 }
 
+// follow divides an H200 once, and has processes do at once as they are ordered.
+func follow(t *testing.T, claims []Claim) {
+	t.Helper()
+	orders, err := Divide(h200, claims, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, o := range orders {
+		claims[i].Ordered, claims[i].Busy = o.Now, o.Now
+	}
+}
+
 func sms(groupSMs, groups []int) (n int) {
 	for _, g := range groups {
 		n += groupSMs[g]
@@ -108,13 +120,7 @@ func TestAModelThatNeedsMoreGroupsHasThem(t *testing.T) {
 	}
 	claims[last].Least = 2
 	for range 3 {
-		orders, err := Divide(h200, claims, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, o := range orders {
-			claims[i].Ordered, claims[i].Busy = o.Now, o.Now
-		}
+		follow(t, claims)
 	}
 	if got := claims[last].Ordered; len(got) != 2 {
 		t.Errorf("it is on groups %v, want two", got)
@@ -263,13 +269,9 @@ func TestTwoThatTakeTurnsComeBackToTheSameGroups(t *testing.T) {
 		claims[0].Percent = 10 + float64(i*37%81)
 		claims[1].Percent = 100 - claims[0].Percent
 		for range 3 {
-			orders, err := Divide(h200, claims, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i, o := range orders {
-				claims[i].Ordered, claims[i].Busy = o.Now, o.Now
-				sets[i][fmt.Sprint(o.Now)] = true
+			follow(t, claims)
+			for i, c := range claims {
+				sets[i][fmt.Sprint(c.Ordered)] = true
 			}
 		}
 	}
