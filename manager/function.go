@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/manager/source"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/adaptive"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -53,7 +54,7 @@ type function struct {
 	// mu guards the flights and the instances' rings: receive threads publish, reply
 	// threads end. It is held for what a burst made whole, and waits for nothing: the
 	// one system call under it wakes a sleeping process.
-	mu      sync.Mutex
+	mu      adaptive.Mutex
 	flights []flight // by slot
 	ended   uint64   // requests that were whole and have been answered
 	// owners are the receivers whose aggregators have the slots that are in flight.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/penstock/penstock/manager/source"
 	"github.com/penstock/penstock/manager/source/replay"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/adaptive"
 )
 
 // The receive thread of a source of a function. Each turn:
@@ -38,7 +38,7 @@ type receiver struct {
 
 	// mu guards the aggregator: the receive thread adds, reply threads end. It is held
 	// for a burst.
-	mu        sync.Mutex
+	mu        adaptive.Mutex
 	aggregate *aggregate.Aggregator
 	// oldest is aggregate.Oldest, for the others.
 	oldest atomic.Int64

@@ -1,8 +1,9 @@
 package aggregate
 
 import (
-	"sync"
 	"sync/atomic"
+
+	"github.com/penstock/penstock/shm/adaptive"
 )
 
 // common is what the aggregators of one function share: the slots that are free, and how
@@ -14,8 +15,8 @@ import (
 // next one does with that slot.
 type common struct {
 	several bool
-	mu      sync.Mutex // guards free, where there are several
-	free    []uint32   // a stack: the slot used last is still in the cache
+	mu      adaptive.Mutex // guards free, where there are several
+	free    []uint32       // a stack: the slot used last is still in the cache
 	left    atomic.Int64
 	clients atomic.Int64
 	// wantedAt is when an aggregator turned a request away that it had no slot for, and

@@ -18,11 +18,11 @@ import (
 	"fmt"
 	"math/bits"
 	"os"
-	"sync"
 	"sync/atomic"
 
 	"github.com/penstock/penstock/manager/source"
 	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/adaptive"
 )
 
 // GranuleBytes is the unit that is free or not: a cache line, so that no two
@@ -74,7 +74,7 @@ type Slab struct {
 	first, end int
 	users      *atomic.Int32 // parts of the region that are not closed
 
-	mu sync.Mutex // guards the following
+	mu adaptive.Mutex // guards the following
 	// taken has a bit for each granule in which bytes are held. Where it is set,
 	// used is how many, and 0 for all 64: so the granules inside of a datagram
 	// are taken and given back by their bits alone.

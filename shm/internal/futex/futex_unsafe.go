@@ -49,8 +49,13 @@ func Wait(word *atomic.Uint32, seen uint32, deadline int64) (timedOut bool) {
 
 // Wake wakes all who wait on word. It never sleeps, so the scheduler is not
 // told.
-func Wake(word *atomic.Uint32) {
-	syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), opWake, 1<<31-1, 0, 0, 0)
+func Wake(word *atomic.Uint32) { wake(word, 1<<31-1) }
+
+// WakeOne wakes one of them. It never sleeps either.
+func WakeOne(word *atomic.Uint32) { wake(word, 1) }
+
+func wake(word *atomic.Uint32, most uintptr) {
+	syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), opWake, most, 0, 0, 0)
 }
 
 // Ring changes a doorbell and wakes all who wait on it.

@@ -1,0 +1,167 @@
+package adaptive
+
+import (
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/shm"
+)
+
+// Whoever has the lock has it alone, whether the others look or sleep.
+func TestOneHasTheLock(t *testing.T) {
+	for _, held := range []time.Duration{0, 2 * look} {
+		t.Run(fmt.Sprintf("held for %v", held), func(t *testing.T) {
+			var m Mutex
+			var threads sync.WaitGroup
+			inside, counted := 0, 0 // guarded by m: the race detector looks at them, too
+			const each, takers = 50, 6
+			for range takers {
+				threads.Go(func() {
+					for range each {
+						m.Lock()
+						if inside++; inside != 1 {
+							t.Errorf("%d have the lock", inside)
+						}
+						counted++
+						time.Sleep(held)
+						inside--
+						m.Unlock()
+					}
+				})
+			}
+			threads.Wait()
+			if counted != each*takers {
+				t.Errorf("taken %d times, want %d", counted, each*takers)
+			}
+			if m.state.Load() != free {
+				t.Errorf("the lock is left in state %d, want free", m.state.Load())
+			}
+		})
+	}
+}
+
+// Who sleeps is woken when the lock is freed, each in turn: nobody is forgotten when
+// others have come and gone meanwhile.
+func TestSleepersAreWoken(t *testing.T) {
+	var m Mutex
+	for range 50 {
+		m.Lock()
+		var threads sync.WaitGroup
+		for range 4 {
+			threads.Go(func() {
+				m.Lock()
+				m.Unlock()
+			})
+		}
+		for m.state.Load() != awaited {
+			time.Sleep(look / 2)
+		}
+		m.Unlock()
+		ended := make(chan struct{})
+		go func() {
+			threads.Wait()
+			close(ended)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(10 * time.Second):
+			t.Fatal("somebody sleeps, and the lock is free")
+		}
+	}
+}
+
+func TestUnlockOfAFreeMutexPanics(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("unlock of a mutex that nobody has: want a panic")
+		}
+	}()
+	var m Mutex
+	m.Unlock()
+}
+
+// BenchmarkContended is the manager's data path in small, against a sync.Mutex: a reply
+// thread wants a lock that receive threads hold for 15 µs of every 150, of which they are
+// in system calls for the rest; all are threads of their own with the data path's
+// priority, and beside them runs what has an ordinary one. It says how long the reply
+// thread waited for the lock.
+func BenchmarkContended(b *testing.B) {
+	const (
+		receivers = 2
+		hold      = 15 * time.Microsecond
+		copying   = 135 * time.Microsecond
+		every     = 200 * time.Microsecond
+	)
+	for _, kind := range []struct {
+		name string
+		lock sync.Locker
+	}{{"sync", new(sync.Mutex)}, {"adaptive", new(Mutex)}} {
+		b.Run(kind.name, func(b *testing.B) {
+			var threads sync.WaitGroup
+			var stop atomic.Bool
+			for range receivers {
+				threads.Go(func() {
+					lockThread(-15)
+					for !stop.Load() {
+						kind.lock.Lock()
+						run(hold)
+						kind.lock.Unlock()
+						sleepInKernel(copying)
+					}
+				})
+			}
+			threads.Go(func() { // the control loop, the collector
+				for !stop.Load() {
+					run(time.Millisecond)
+					runtime.Gosched()
+				}
+			})
+			waits := make([]int64, 0, b.N)
+			threads.Go(func() {
+				lockThread(-15)
+				for range b.N {
+					began := shm.Now()
+					kind.lock.Lock()
+					waits = append(waits, shm.Now()-began)
+					run(hold)
+					kind.lock.Unlock()
+					sleepInKernel(every)
+				}
+				stop.Store(true)
+			})
+			threads.Wait()
+			slices.Sort(waits)
+			at := func(q float64) float64 { return float64(waits[min(len(waits)-1, int(q*float64(len(waits))))]) / 1e3 }
+			b.ReportMetric(at(0.5), "p50-us")
+			b.ReportMetric(at(0.9), "p90-us")
+			b.ReportMetric(at(0.99), "p99-us")
+			b.ReportMetric(at(1), "max-us")
+			b.ReportMetric(0, "ns/op")
+		})
+	}
+}
+
+// lockThread is what the manager does for a thread of the data path; without the privilege
+// both kinds go without.
+func lockThread(nice int) {
+	runtime.LockOSThread()
+	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), nice)
+}
+
+func run(d time.Duration) {
+	for until := shm.Now() + int64(d); shm.Now() < until; {
+	}
+}
+
+// sleepInKernel is a system call that takes a while, which Go's scheduler knows of.
+func sleepInKernel(d time.Duration) {
+	ts := unix.NsecToTimespec(int64(d))
+	_ = unix.Nanosleep(&ts, nil)
+}
