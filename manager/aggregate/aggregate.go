@@ -118,6 +118,7 @@ type request struct {
 	wishes   uint8
 
 	first    int64 // first piece
+	arrived  int64 // the same, at the machine: it may have waited to be received
 	whole    int64
 	progress int64 // last new piece
 	mark     int64 // last new piece or wish
@@ -296,6 +297,9 @@ func (a *Aggregator) begin(hash uint32, d *source.Datagram, h *wire.Header, even
 	r.client, r.count, r.size = client, h.Count, size
 	r.got, r.used, r.priority, r.extended, r.wishes = 0, 0, 0, false, 0
 	r.first, r.progress, r.mark, r.wished = a.now, a.now, a.now, a.now
+	if r.arrived = a.now; d.Arrived != 0 {
+		r.arrived = min(d.Arrived, a.now)
+	}
 	r.wanted, r.sentAt = 0, 0
 	clear(r.present[:(int(h.Count)+63)/64])
 	a.requests.insert(hash, slot)
@@ -455,7 +459,7 @@ func (a *Aggregator) complete(slot uint32, events *Events) {
 	a.stats.Whole++
 	a.table.SetRequest(slot, shm.Request{
 		ID: r.id, Pieces: r.used, Bytes: uint32(a.config.RequestBytes), Priority: r.priority,
-		FirstPiece: r.first, Whole: r.whole, Deadline: a.deadline(r),
+		FirstPiece: r.arrived, Whole: r.whole, Deadline: a.deadline(r),
 	})
 	events.Whole = append(events.Whole, slot)
 }
@@ -466,7 +470,7 @@ func (a *Aggregator) deadline(r *request) int64 {
 	if r.wanted > 0 {
 		useful = min(useful, r.wanted)
 	}
-	return r.first + int64(Within(time.Duration(useful), a.config.Transit))
+	return r.arrived + int64(Within(time.Duration(useful), a.config.Transit))
 }
 
 // asked answers a client that asks after a request which lacks pieces.
@@ -583,7 +587,7 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 	for slot := a.age.head; slot != none && a.slots[slot].first+int64(a.config.Deadline) <= a.now; slot = a.age.head {
 		r := &a.slots[slot]
 		result := wire.Result{
-			Status: wire.StatusIncomplete, Missing: r.count - uint16(r.got), Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt,
+			Status: wire.StatusIncomplete, Missing: r.count - uint16(r.got), Aggregate: time.Duration(a.now - r.arrived), SentAt: r.sentAt,
 		}
 		a.stats.Incomplete++
 		a.vacate(slot, events)
@@ -649,7 +653,7 @@ func (a *Aggregator) evict(slot uint32, shed bool, events *Events) {
 	r := &a.slots[slot]
 	a.stats.Evicted++
 	a.vacate(slot, events)
-	result := wire.Result{Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt}
+	result := wire.Result{Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.arrived), SentAt: r.sentAt}
 	if shed {
 		result.Credit = a.credit(r.client)
 	}
@@ -680,7 +684,8 @@ func (a *Aggregator) vacate(slot uint32, events *Events) {
 type Origin struct {
 	From      netip.AddrPort
 	RequestID uint32
-	// FirstPiece and Whole are in nanoseconds of shm.Now's clock.
+	// FirstPiece, when it arrived at the machine, and Whole are in nanoseconds of shm.Now's
+	// clock.
 	FirstPiece, Whole int64
 	// SentAt is the client's own time, to be echoed.
 	SentAt uint64
@@ -693,7 +698,7 @@ func (a *Aggregator) Origin(slot uint32) (o Origin, ok bool) {
 		return Origin{}, false
 	}
 	r := &a.slots[slot]
-	return Origin{From: r.from, RequestID: r.id, FirstPiece: r.first, Whole: r.whole, SentAt: r.sentAt}, true
+	return Origin{From: r.from, RequestID: r.id, FirstPiece: r.arrived, Whole: r.whole, SentAt: r.sentAt}, true
 }
 
 // End ends a whole request with its answer: its spans go to events.Release, its

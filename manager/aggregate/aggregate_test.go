@@ -572,6 +572,36 @@ func TestDeadlinesLeaveTimeForTheWay(t *testing.T) {
 	})
 }
 
+// A request's time begins when its first piece came to the machine, however long that
+// waited in a socket; what it lacks is waited for from when there was somebody to receive it.
+func TestWhatWaitedToBeReceivedCountsFromItsArrival(t *testing.T) {
+	onBed(t, nil, func(b *bed) {
+		const waited = 60 * time.Millisecond // more than Deadline, a quarter of 100
+		first := b.land(camera, piece{id: 1}.datagram(), 0)
+		first.Arrived = b.now - int64(waited)
+		if e := b.add(first); len(e.Told) > 0 {
+			t.Fatalf("told %v; want it to be gathered", e.Told)
+		}
+		want(b, "next deadline", b.a.NextDeadline(), b.now+int64(b.config.WishAfter))
+		began := b.now
+		b.now += int64(time.Millisecond)
+		rest := all(1, 0)
+		slot := b.send(camera, rest...).Whole[0]
+		r := b.table.requests[slot]
+		want(b, "first piece", r.FirstPiece, began-int64(waited))
+		want(b, "deadline", r.Deadline, began-int64(waited)+int64(b.config.SLO))
+		origin, _ := b.a.Origin(slot)
+		want(b, "origin", origin.FirstPiece, r.FirstPiece)
+		b.end(slot, wire.StatusOK, "")
+		// A clock that is ahead is not believed.
+		ahead := b.land(camera, piece{id: 2}.datagram(), 0)
+		ahead.Arrived = b.now + 1
+		b.add(ahead)
+		slot = b.send(camera, all(2, 0)...).Whole[0]
+		want(b, "first piece of one that is yet to come", b.table.requests[slot].FirstPiece, b.now)
+	})
+}
+
 func TestTheExtensionCountsOnPieceZeroOnly(t *testing.T) {
 	early, long := &wire.Extension{Deadline: time.Millisecond, Priority: 1, SentAt: 1}, &wire.Extension{Deadline: time.Hour, Priority: 2, SentAt: 2}
 	onBed(t, nil, func(b *bed) {

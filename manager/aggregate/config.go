@@ -25,12 +25,12 @@ type Config struct {
 	// refused.
 	MinPieceBytes int
 
-	// SLO bounds the deadline of a request, from its first piece.
+	// SLO bounds the deadline of a request, from its first piece's arrival at the machine.
 	SLO time.Duration
 	// Transit is what of a request's time is not the node's, see Within.
 	Transit time.Duration
-	// Deadline is when a request that is not whole is given up, from its first
-	// piece; a quarter of SLO by default.
+	// Deadline is when a request that is not whole is given up, from when its first
+	// piece was received; a quarter of SLO by default.
 	Deadline time.Duration
 	// WishAfter is how long an incomplete request is without a new piece before
 	// the client is asked for what is missing; then twice as long each time, at

@@ -25,6 +25,9 @@ type Datagram struct {
 	From  netip.AddrPort
 	First Span
 	Rest  Span
+	// Arrived is when it came to this machine, before it waited to be received: nanoseconds
+	// of shm.Now's clock, 0 where the source does not know.
+	Arrived int64
 	// Shed says that the datagram is piece 0 of a request that the kernel shed: only its
 	// header, and its extension where it has one, were kept.
 	Shed bool

@@ -20,5 +20,5 @@
 // which is joined; nothing is allocated.
 //
 // Lock order: mu (held for reading by every call that uses the socket), then
-// sendMu, then the slab's.
+// a sender's, then the slab's.
 package udp

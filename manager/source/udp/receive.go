@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,10 +15,10 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// controlBytes is room for the two control messages that the kernel adds: the
-// segment size (an int) and the count of drops (32 bits), 24 bytes each with
-// header and padding.
-const controlBytes = 64
+// controlBytes is room for the three control messages that the kernel adds: the segment size
+// (an int) and the count of drops (32 bits), 24 bytes each with header and padding, and the
+// time of arrival (32).
+const controlBytes = 96
 
 // dropped in place of a segment size marks a message that is not delivered.
 const dropped = -1
@@ -29,7 +30,8 @@ type reader struct {
 	runs     []source.Span
 	names    [][sockaddrBytes]byte
 	controls [][controlBytes]byte
-	segments []int // of each message, or dropped
+	segments []int   // of each message, or dropped
+	arrived  []int64 // of each message, as source.Datagram.Arrived
 	shed     []bool
 	polls    []unix.PollFd
 	zones    zoneNames
@@ -47,6 +49,7 @@ type reader struct {
 // be shorter), back to back in runs.
 type chain struct {
 	from    netip.AddrPort
+	arrived int64
 	runs    []source.Span // not yet delivered, the first one trimmed
 	left    int           // bytes
 	segment int
@@ -62,6 +65,7 @@ func newReader(messages int) reader {
 		names:    make([][sockaddrBytes]byte, messages),
 		controls: make([][controlBytes]byte, messages),
 		segments: make([]int, messages),
+		arrived:  make([]int64, messages),
 		shed:     make([]bool, messages),
 		polls:    make([]unix.PollFd, 2),
 		want:     min(2, messages),
@@ -157,18 +161,20 @@ func (s *Source) keep(got int) {
 	r.got, r.next = got, 0
 	r.want = min(2*got, len(r.headers))
 	var datagrams, bytes, truncated uint64
+	clocks := readClocks()
 	for i := range got {
 		h := &r.headers[i]
-		segment, drops, counted := parseControl(r.controls[i][:h.hdr.Controllen])
-		if counted {
-			s.noteDrops(drops)
+		said := parseControl(r.controls[i][:h.hdr.Controllen])
+		if said.counted {
+			s.noteDrops(said.drops)
 		}
+		r.arrived[i] = clocks.arrival(said.stamp)
 		if h.hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 			r.segments[i] = dropped
 			truncated++
 			continue
 		}
-		size := int(h.n)
+		size, segment := int(h.n), said.segment
 		if segment <= 0 || segment > size {
 			segment = size
 		}
@@ -229,7 +235,7 @@ func (s *Source) split(d *source.Datagram) bool {
 	for {
 		c := &r.chain
 		for c.left > 0 || c.empty {
-			d.From, d.Shed = c.from, c.shed
+			d.From, d.Arrived, d.Shed = c.from, c.arrived, c.shed
 			if s.cut(c, d) {
 				return true
 			}
@@ -244,6 +250,7 @@ func (s *Source) split(d *source.Datagram) bool {
 		}
 		*c = chain{
 			from:    r.zones.decode(&r.names[i]),
+			arrived: r.arrived[i],
 			runs:    r.runsOf(i),
 			left:    int(r.headers[i].n),
 			segment: r.segments[i],
@@ -301,9 +308,15 @@ func (s *Source) join(c *chain, d *source.Datagram, size uint32) bool {
 	return ok
 }
 
-// parseControl reads the segment size of a chain (0 where there is none) and the
-// socket's count of drops.
-func parseControl(b []byte) (segment int, drops uint32, counted bool) {
+// control is what the kernel says of a message.
+type control struct {
+	segment int // size of a chain's datagrams; 0 where it is none
+	drops   uint32
+	counted bool  // drops was said
+	stamp   int64 // arrival, nanoseconds of CLOCK_REALTIME; 0 where it was not said
+}
+
+func parseControl(b []byte) (c control) {
 	for len(b) >= unix.SizeofCmsghdr {
 		size := binary.NativeEndian.Uint64(b)
 		level := binary.NativeEndian.Uint32(b[8:])
@@ -311,18 +324,40 @@ func parseControl(b []byte) (segment int, drops uint32, counted bool) {
 		if size < unix.SizeofCmsghdr || size > uint64(len(b)) {
 			break
 		}
-		if data := b[unix.SizeofCmsghdr:size]; len(data) >= 4 {
-			value := binary.NativeEndian.Uint32(data)
-			switch {
-			case level == unix.SOL_UDP && kind == unix.UDP_GRO:
-				segment = int(int32(value))
-			case level == unix.SOL_SOCKET && kind == unix.SO_RXQ_OVFL:
-				drops, counted = value, true
-			}
+		data := b[unix.SizeofCmsghdr:size]
+		switch {
+		case level == unix.SOL_UDP && kind == unix.UDP_GRO && len(data) >= 4:
+			c.segment = int(int32(binary.NativeEndian.Uint32(data)))
+		case level == unix.SOL_SOCKET && kind == unix.SO_RXQ_OVFL && len(data) >= 4:
+			c.drops, c.counted = binary.NativeEndian.Uint32(data), true
+		case level == unix.SOL_SOCKET && kind == unix.SO_TIMESTAMPNS_NEW && len(data) >= 16:
+			c.stamp = int64(binary.NativeEndian.Uint64(data))*int64(time.Second) + int64(binary.NativeEndian.Uint64(data[8:]))
 		}
 		b = b[min(uint64(len(b)), (size+7)&^7):]
 	}
-	return segment, drops, counted
+	return c
+}
+
+// clocks are the two clocks at one moment: the kernel stamps by one that may be set.
+type clocks struct{ now, wall int64 }
+
+func readClocks() (c clocks) {
+	c.wall = time.Now().UnixNano() // first: a pause between the two makes arrivals later, not earlier
+	c.now = shm.Now()
+	return c
+}
+
+// longestWait is what a datagram may have waited in a socket: what seems older came before
+// the clock was set.
+const longestWait = time.Second
+
+// arrival is when a message of that stamp came, of shm.Now's clock; 0 if it is not known.
+func (c clocks) arrival(stamp int64) int64 {
+	waited := c.wall - stamp
+	if stamp == 0 || waited < 0 || waited > int64(longestWait) {
+		return 0
+	}
+	return c.now - waited
 }
 
 // waitShedding waits for the socket; while requests are shed, until the next look at most.

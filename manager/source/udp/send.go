@@ -3,6 +3,7 @@ package udp
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,27 +19,40 @@ const sendBatch = 64
 // longer may not stop the others' answers.
 const sendPatience = 10 * time.Millisecond
 
+// sendersOfSource is how many may send at once: the receive thread, and a reply thread or two.
+const sendersOfSource = 3
+
 // sender is what a sending needs, made once.
 type sender struct {
+	mu      sync.Mutex // guards the following
 	headers []mmsghdr
 	iovecs  []unix.Iovec
 	names   [][sockaddrBytes]byte
 	polls   []unix.PollFd
 }
 
-func newSender() sender {
-	s := sender{
-		headers: make([]mmsghdr, sendBatch),
-		iovecs:  make([]unix.Iovec, sendBatch),
-		names:   make([][sockaddrBytes]byte, sendBatch),
-		polls:   make([]unix.PollFd, 1),
+func (x *sender) init() {
+	x.headers = make([]mmsghdr, sendBatch)
+	x.iovecs = make([]unix.Iovec, sendBatch)
+	x.names = make([][sockaddrBytes]byte, sendBatch)
+	x.polls = make([]unix.PollFd, 1)
+	for i := range x.headers {
+		x.headers[i].hdr.Name = &x.names[i][0]
+		x.headers[i].hdr.Iov = &x.iovecs[i]
+		x.headers[i].hdr.SetIovlen(1)
 	}
-	for i := range s.headers {
-		s.headers[i].hdr.Name = &s.names[i][0]
-		s.headers[i].hdr.Iov = &s.iovecs[i]
-		s.headers[i].hdr.SetIovlen(1)
+}
+
+// lockSender is a sender that nobody uses, or else the first, when it is free: a system call
+// that sends a batch takes some 100 µs.
+func (s *Source) lockSender() *sender {
+	for i := range s.senders {
+		if s.senders[i].mu.TryLock() {
+			return &s.senders[i]
+		}
 	}
-	return s
+	s.senders[0].mu.Lock()
+	return &s.senders[0]
 }
 
 // Send sends packets in order; see source.Source. With an error, packets[n] is
@@ -50,11 +64,11 @@ func (s *Source) Send(packets []source.Packet) (n int, err error) {
 	if s.closed.Load() {
 		return 0, source.ErrClosed
 	}
-	s.sendMu.Lock()
-	defer s.sendMu.Unlock()
+	x := s.lockSender()
+	defer x.mu.Unlock()
 	for n < len(packets) {
-		filled, unfit := s.fillLocked(packets[n:])
-		sent, err := s.flushLocked(filled)
+		filled, unfit := x.fillLocked(packets[n:], s.inet6)
+		sent, err := x.flushLocked(s.socket, filled)
 		n += sent
 		if err == nil && sent == filled {
 			err = unfit
@@ -68,14 +82,14 @@ func (s *Source) Send(packets []source.Packet) (n int, err error) {
 
 // fillLocked lays out the next batch; unfit says why it ends before a packet that
 // cannot be addressed.
-func (s *Source) fillLocked(packets []source.Packet) (filled int, unfit error) {
+func (x *sender) fillLocked(packets []source.Packet, inet6 bool) (filled int, unfit error) {
 	for i, p := range packets[:min(len(packets), sendBatch)] {
-		size, err := encodeAddress(&s.sender.names[i], p.To, s.inet6)
+		size, err := encodeAddress(&x.names[i], p.To, inet6)
 		if err != nil {
 			return i, err
 		}
-		s.sender.headers[i].hdr.Namelen = uint32(size)
-		iovec := &s.sender.iovecs[i]
+		x.headers[i].hdr.Namelen = uint32(size)
+		iovec := &x.iovecs[i]
 		iovec.Base = nil
 		if len(p.Data) > 0 {
 			iovec.Base = &p.Data[0]
@@ -87,15 +101,15 @@ func (s *Source) fillLocked(packets []source.Packet) (filled int, unfit error) {
 }
 
 // flushLocked sends what was laid out.
-func (s *Source) flushLocked(filled int) (sent int, err error) {
+func (x *sender) flushLocked(socket, filled int) (sent int, err error) {
 	defer func() {
 		for i := range filled {
-			s.sender.iovecs[i].Base = nil // the data is the caller's again
+			x.iovecs[i].Base = nil // the data is the caller's again
 		}
 	}()
 	waited := false
 	for sent < filled {
-		n, err := sendmmsg(s.socket, s.sender.headers[sent:filled], unix.MSG_DONTWAIT)
+		n, err := sendmmsg(socket, x.headers[sent:filled], unix.MSG_DONTWAIT)
 		sent += n
 		switch {
 		case err == nil:
@@ -104,8 +118,8 @@ func (s *Source) flushLocked(filled int) (sent int, err error) {
 		case errors.Is(err, unix.EAGAIN) && !waited:
 			waited = true
 			timeout := unix.NsecToTimespec(int64(sendPatience))
-			s.sender.polls[0] = unix.PollFd{Fd: int32(s.socket), Events: unix.POLLOUT}
-			if _, err := ppoll(s.sender.polls, &timeout); err != nil && !errors.Is(err, unix.EINTR) {
+			x.polls[0] = unix.PollFd{Fd: int32(socket), Events: unix.POLLOUT}
+			if _, err := ppoll(x.polls, &timeout); err != nil && !errors.Is(err, unix.EINTR) {
 				return sent, err
 			}
 		default:

@@ -80,8 +80,7 @@ type Source struct {
 	reader  reader
 	shedder *shedder
 
-	sendMu sync.Mutex // guards sender
-	sender sender
+	senders [sendersOfSource]sender
 
 	datagrams, bytes, truncated, noRoom atomic.Uint64
 	// kernelDrops is the socket's 32-bit counter, unwrapped.
@@ -153,7 +152,9 @@ func open(o Options, n int) (all []*Source, err error) {
 		}
 		s.reader = newReader(o.BatchMessages)
 		s.shedder = newShedder(s.recvBuffer, &o, i)
-		s.sender = newSender()
+		for i := range s.senders {
+			s.senders[i].init()
+		}
 		// The port that the first was given is the others'.
 		o.Listen = netip.AddrPortFrom(o.Listen.Addr(), s.local.Port())
 	}
@@ -212,6 +213,8 @@ func (s *Source) listen(o Options, i, n int) (err error) {
 	// Both are there since Linux 2.6.33 and 5.0; without them drops show only
 	// through SO_MEMINFO, and datagrams come one a message.
 	_ = unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)
+	// Since Linux 5.1; without it nothing is known of what a datagram has waited.
+	_ = unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS_NEW, 1)
 	s.gro = !o.NoGRO && unix.SetsockoptInt(s.socket, unix.SOL_UDP, unix.UDP_GRO, 1) == nil
 
 	address, err := bindAddress(o.Listen)

@@ -183,6 +183,43 @@ func TestSourceCutsChainsAtTheSegmentSize(t *testing.T) {
 	}
 }
 
+// A datagram says when it came, however long it waited in the socket: single ones and those
+// of a chain.
+func TestDatagramsSayWhenTheyArrived(t *testing.T) {
+	s, c := openPair(t, Options{})
+	const waits = 30 * time.Millisecond
+	before := shm.Now()
+	c.send([]byte("alone"))
+	c.sendChain(100, make([]byte, 250))
+	after := shm.Now()
+	time.Sleep(waits)
+	for i, d := range sourcetest.Receive(t, s, 4, 2) {
+		if d.Arrived < before-int64(time.Millisecond) || d.Arrived > after+int64(time.Millisecond) {
+			t.Errorf("datagram %d of 4 arrived %v after the first was sent, want it within the %v that sending took",
+				i, time.Duration(d.Arrived-before), time.Duration(after-before))
+		}
+		sourcetest.Release(s, d)
+	}
+}
+
+func TestAStampOfAClockThatWasSetIsNotBelieved(t *testing.T) {
+	c := clocks{now: 5e9, wall: 1_700_000_000e9}
+	for _, test := range []struct {
+		what        string
+		stamp, want int64
+	}{
+		{"came just now", c.wall, c.now},
+		{"waited for 20 ms", c.wall - 20e6, c.now - 20e6},
+		{"no stamp", 0, 0},
+		{"the clock was set back", c.wall + 1, 0},
+		{"the clock was set forward by an hour", c.wall - 3600e9, 0},
+	} {
+		if got := c.arrival(test.stamp); got != test.want {
+			t.Errorf("%s: arrived at %d, want %d", test.what, got, test.want)
+		}
+	}
+}
+
 func TestFirstPayloadIsAligned(t *testing.T) {
 	s, c := openPair(t, Options{})
 	const headerBytes = 22
@@ -713,7 +750,7 @@ func bareReceiver(b *testing.B) (netip.AddrPort, func() int) {
 		}
 		datagrams := 0
 		for i := range n {
-			segment, _, _ := parseControl(r.controls[i][:r.headers[i].hdr.Controllen])
+			segment := parseControl(r.controls[i][:r.headers[i].hdr.Controllen]).segment
 			datagrams += (int(r.headers[i].n) + segment - 1) / segment
 		}
 		return datagrams
