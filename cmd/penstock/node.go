@@ -113,7 +113,7 @@ const spareProcs = 4
 func runManager(ctx context.Context, c configs.Config, log zerolog.Logger) error {
 	threads := spareProcs
 	for _, f := range c.Functions {
-		threads += 1 + f.Instances
+		threads += c.SourcesOf(f) + f.Instances
 	}
 	runtime.GOMAXPROCS(max(threads, runtime.NumCPU()))
 	shm.Spin = max(shm.Spin, c.BusyPoll)
