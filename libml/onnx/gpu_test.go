@@ -53,7 +53,13 @@ type played struct {
 	ran      int
 }
 
+// session returns a nil *playedSession beside an error, which is no nil session: what a
+// function returns beside an error is nothing to use.
 func (b *played) session(model []byte, s settings, weights *pool) (session, error) {
+	return b.newSession(s, weights)
+}
+
+func (b *played) newSession(s settings, weights *pool) (*playedSession, error) {
 	if b.unmade != nil {
 		if err := b.unmade(s); err != nil {
 			return nil, err
@@ -77,6 +83,11 @@ func (b *played) optimise(model []byte, s settings, weights *pool, file string) 
 	if b.optimised == nil || len(model) == 0 || filepath.Dir(file) == "" {
 		return nil, &ortError{code: 1, text: "it cannot be saved"}
 	}
+	at := weights.allocate(b.weights)
+	if at == 0 {
+		return nil, &ortError{code: 6, text: "no addresses"}
+	}
+	release(at)
 	return b.optimised, nil
 }
 

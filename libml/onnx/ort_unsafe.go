@@ -163,7 +163,11 @@ func copyHost(to, from cuda.Pointer, bytes int) {
 type onnxRuntime struct{}
 
 func (onnxRuntime) session(model []byte, s settings, weights *pool) (session, error) {
-	return newSession(model, s, weights, "")
+	made, err := newSession(model, s, weights, "")
+	if err != nil {
+		return nil, err // and no nil *ortSession, which would be a session
+	}
+	return made, nil
 }
 
 func (onnxRuntime) optimise(model []byte, s settings, weights *pool, file string) ([]byte, error) {

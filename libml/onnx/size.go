@@ -93,7 +93,10 @@ func (g *gpu) newSize(n int, stream cuda.Stream, nhwc bool) (_ *size, err error)
 		if err != nil {
 			return err
 		}
-		s.session, err = g.backend.session(model, with, s.weights)
+		made, err := g.backend.session(model, with, s.weights)
+		if err == nil {
+			s.session = made
+		}
 		if err = g.scarce(short(s.weights, err)); err != nil {
 			return fmt.Errorf("make session for batches of %d: %w", n, err)
 		}
