@@ -29,9 +29,10 @@ type intakeRules struct {
 	MostFlows int
 	// ReceiveMiB is the receive buffer of each socket of the node. The kernel grants twice
 	// as much, for it counts its overhead, of which whole trains of datagrams have little:
-	// 16 MiB are 9 ms at 3.6 GB/s. So a thread that does not run for some milliseconds
-	// loses nothing, and one that is overrun still answers within 25 ms what it takes.
-	// With 64 MiB that queue alone would be 37 ms.
+	// 4 MiB are 8 ms at BytesPerReceiver, and 4 where four receivers share the most that
+	// AlexNet is offered. So a thread that does not run for some milliseconds loses nothing,
+	// and one that is overrun is some milliseconds behind and not the objective. With
+	// 16 MiB AlexNet at 90 % fell to 30 % in time in every other run, and stayed there.
 	ReceiveMiB int
 	// BytesInMix is how many bytes a second a function is offered at most at level 1 where
 	// it is beside others: what one thread takes out of a socket. AlexNet alone does
@@ -43,7 +44,7 @@ type intakeRules struct {
 	NodeSlabMiB int
 }
 
-var rules = intakeRules{BytesPerReceiver: 1e9, MostReceivers: 4, FlowsPerReceiver: 8, FlowRPS: 4000, MostFlows: 4, ReceiveMiB: 16, BytesInMix: 3.6e9, NodeSlabMiB: 8 << 10}
+var rules = intakeRules{BytesPerReceiver: 1e9, MostReceivers: 4, FlowsPerReceiver: 8, FlowRPS: 4000, MostFlows: 4, ReceiveMiB: 4, BytesInMix: 3.6e9, NodeSlabMiB: 8 << 10}
 
 // intake is how a case's requests get into its nodes: the same for all its variants, for
 // it follows from the case and from what the models can do alone.
