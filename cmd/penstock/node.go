@@ -116,6 +116,7 @@ func runManager(ctx context.Context, c configs.Config, log zerolog.Logger) error
 		threads += c.SourcesOf(f) + f.Instances
 	}
 	runtime.GOMAXPROCS(max(threads, runtime.NumCPU()))
+	manager.RaiseProcess()
 	shm.Spin = max(shm.Spin, c.BusyPoll)
 	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)
 	if err := cpuset.Pin(own); err != nil {
