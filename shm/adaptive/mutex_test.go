@@ -77,6 +77,45 @@ func TestSleepersAreWoken(t *testing.T) {
 	}
 }
 
+// Where there is one CPU, who finds the lock taken sleeps at once: who has it needs the CPU.
+func TestWhoIsAloneDoesNotLook(t *testing.T) {
+	before := alone
+	defer func() { alone = before }()
+	waiter := func(one bool) time.Duration {
+		alone = func() bool { return one }
+		var m Mutex
+		m.Lock()
+		took := make(chan time.Duration)
+		go func() {
+			runtime.LockOSThread()
+			began := threadTime(t)
+			m.Lock()
+			took <- threadTime(t) - began
+			m.Unlock()
+		}()
+		for m.state.Load() != awaited {
+			time.Sleep(look / 2)
+		}
+		time.Sleep(look)
+		m.Unlock()
+		return <-took
+	}
+	for range 20 { // what the machine does beside may count as the thread's
+		if with, without := waiter(false), waiter(true); with > look/2 && without < look/2 {
+			return
+		}
+	}
+	t.Errorf("a thread with one CPU looked like one with several in each of 20 tries; want it to sleep at once")
+}
+
+func threadTime(t *testing.T) time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(ts.Nano())
+}
+
 func TestUnlockOfAFreeMutexPanics(t *testing.T) {
 	defer func() {
 		if recover() == nil {

@@ -81,3 +81,54 @@ func TestWaitEndsAtItsDeadlineAndNotBefore(t *testing.T) {
 		t.Error("a deadline before the clock began has not passed")
 	}
 }
+
+// Of those who wait on a word of the process's own, one wake wakes one.
+func TestWakeOneOwnWakesOne(t *testing.T) {
+	word := new(atomic.Uint32)
+	const waiters = 3
+	woken := make(chan bool, waiters)
+	for range waiters {
+		go func() {
+			for word.Load() == 0 {
+				WaitOwn(word, 0)
+				woken <- true
+			}
+		}()
+	}
+	time.Sleep(50 * time.Millisecond) // they sleep by now
+	for i := range 2 * waiters {
+		WakeOneOwn(word)
+		select {
+		case <-woken:
+		case <-time.After(10 * time.Second):
+			t.Fatalf("wake %d woke nobody", i+1)
+		}
+		select {
+		case <-woken: // an interrupt may wake one for nothing, but seldom
+			t.Fatalf("wake %d woke two", i+1)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	word.Store(1)
+	WaitOwn(word, 0) // has changed: returns at once
+	for range waiters {
+		WakeOneOwn(word)
+		<-woken
+	}
+}
+
+// BenchmarkWakeOfNobody is what the kernel takes to find out who waits: where the word may be
+// another process's, it looks the page up.
+func BenchmarkWakeOfNobody(b *testing.B) {
+	word := new(atomic.Uint32)
+	b.Run("shared", func(b *testing.B) {
+		for b.Loop() {
+			wake(word, 1, 0)
+		}
+	})
+	b.Run("own", func(b *testing.B) {
+		for b.Loop() {
+			WakeOneOwn(word)
+		}
+	})
+}
