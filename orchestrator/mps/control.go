@@ -53,6 +53,9 @@ func (c control) environment() []string {
 // grace is how long the output of a program that was killed is waited for.
 const grace = 100 * time.Millisecond
 
+// errNoAnswer is wrapped where the daemon is there and does not answer in time.
+var errNoAnswer = errors.New("no answer")
+
 // ask gives the daemon a command and returns what it says. A daemon that is not
 // there, or does not answer in time, is an error; the answer may say why.
 func (c control) ask(ctx context.Context, command string) (string, error) {
@@ -70,13 +73,22 @@ func (c control) ask(ctx context.Context, command string) (string, error) {
 	case ctx.Err() != nil:
 		return answer, fmt.Errorf("%s: %w", command, ctx.Err())
 	case asked.Err() != nil:
-		return answer, fmt.Errorf("%s: no answer within %v", command, c.timeout)
+		return answer, fmt.Errorf("%s: %w within %v", command, errNoAnswer, c.timeout)
 	case err != nil && answer != "":
 		return answer, fmt.Errorf("%s: %s", command, answer)
 	case err != nil:
 		return answer, fmt.Errorf("%s: %w", command, err)
 	}
 	return answer, nil
+}
+
+// after is the control for the next question: one that was not answered is asked again
+// with twice the time, or a daemon that is slow would never be heard.
+func (c control) after(err error) control {
+	if errors.Is(err, errNoAnswer) {
+		c.timeout *= 2
+	}
+	return c
 }
 
 // numbers are the process ids that an answer lists, one a line.
@@ -143,10 +155,12 @@ func (c control) adoptable(ctx context.Context) (pid int, ok bool) {
 	return pid, true
 }
 
-// launch starts a daemon and waits until it answers.
-func (c control) launch(ctx context.Context, timeout time.Duration) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
+// endedAfter is how long no process of a daemon's is seen before it is believed dead.
+const endedAfter = 200 * time.Millisecond
+
+// launch starts a daemon and waits until it answers, as long as ctx lets it and the
+// daemon lives. began is when the start began, for what is said.
+func (c control) launch(ctx context.Context, began time.Time) (int, error) {
 	// Not a pipe: the daemon may keep it open.
 	out, err := os.Create(filepath.Join(c.folder.log, "start.log"))
 	if err != nil {
@@ -162,34 +176,50 @@ func (c control) launch(ctx context.Context, timeout time.Duration) (int, error)
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Run(); err != nil {
-		return 0, &Problem{Why: "the MPS daemon does not start: " + c.reason(ctx, err, timeout)}
+		if ctx.Err() != nil {
+			err = fmt.Errorf("it hangs for %v", within(ctx, began))
+		}
+		return 0, &Problem{Why: "the MPS daemon does not start: " + c.reason(err)}
 	}
+	seen := time.Now()
 	for last := errors.New("not asked"); ; {
 		_, err := c.servers(ctx)
-		if pid := c.daemonPID(); err == nil && pid > 0 {
+		pid := c.daemonPID()
+		if err == nil && pid > 0 {
 			return pid, nil
 		}
+		c = c.after(err)
 		if err == nil {
 			err = fmt.Errorf("it writes no %s.pid", Program)
 		}
 		if ctx.Err() == nil { // after that all errors are the same
 			last = err
 		}
+		if pid > 0 && alive(pid) || len(belonging(c.folder)) > 0 {
+			seen = time.Now()
+		} else if time.Since(seen) > endedAfter {
+			return 0, &Problem{Why: "the MPS daemon ended at once: " + c.reason(last)}
+		}
 		select {
 		case <-ctx.Done():
-			return 0, &Problem{Why: fmt.Sprintf("the MPS daemon does not answer within %v: %s", timeout, c.reason(context.Background(), last, timeout))}
+			return 0, &Problem{Why: fmt.Sprintf("the MPS daemon does not answer within %v: %s", within(ctx, began), c.reason(last))}
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
 }
 
+// within is how long a start has taken, or may have where its time is over, for a message.
+func within(ctx context.Context, began time.Time) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return deadline.Sub(began).Round(10 * time.Millisecond)
+	}
+	return time.Since(began).Round(10 * time.Millisecond)
+}
+
 // reason is why a start failed, in one line: what the program said, or else how it
 // ended, and its log.
-func (c control) reason(ctx context.Context, err error, timeout time.Duration) string {
+func (c control) reason(err error) string {
 	text := err.Error()
-	if ctx.Err() != nil {
-		text = fmt.Sprintf("it hangs for %v", timeout)
-	}
 	if b, err := os.ReadFile(filepath.Join(c.folder.log, "start.log")); err == nil && len(bytes.TrimSpace(b)) > 0 {
 		text = strings.Join(strings.Fields(string(b)), " ")
 	}

@@ -11,6 +11,12 @@
 //	       7 the server died: 5; a daemon that brings none at once is killed: 6
 //	Close: 8 quit, deadline, kill, sweep
 //
+// In 4 and 5 a daemon that lives and is slow is asked again and again: the driver locks
+// things for the whole machine, and where several nodes start at once a daemon was mute
+// for more than 2 s after start_server (in 5 of 376 starts, 4 H200). One that has ended
+// is not waited for. In keep nobody asks a daemon whose server lives: however busy the
+// machine, a slow answer alone costs no client its context.
+//
 // What the processes do (measured on an H200, driver 580): the daemon answers 10
 // to 40 ms after its start; its server is active 150 to 260 ms after start_server,
 // and a client that comes meanwhile waits for it. A first context takes 85 to 110
@@ -62,19 +68,29 @@ type Options struct {
 	// Program is the control program; empty looks for it.
 	Program string
 
-	StartTimeout  time.Duration // to the daemon's answer, and again to an active server; default 5 s
-	AnswerTimeout time.Duration // of one command; default 2 s
+	// StartTimeout is how long Start waits in all for an active server, while the daemon
+	// lives; default 20 s.
+	StartTimeout time.Duration
+	// ReplaceTimeout is the same of a daemon that replaces another; each time that it was
+	// too short the next has twice as long, up to StartTimeout. Default 5 s.
+	ReplaceTimeout time.Duration
+	// AnswerTimeout is of one command, the first time that it is asked, and how long a
+	// start takes before the log says that it is slow; default 2 s.
+	AnswerTimeout time.Duration
 	QuitTimeout   time.Duration // of quit, before a kill; default 3 s
-	RenewTimeout  time.Duration // to another server when one died, before the daemon is replaced; default 500 ms
+	// RenewTimeout is how long a daemon has to list another server when one died, before
+	// it is replaced; default 500 ms. For that server to be active it has ReplaceTimeout.
+	RenewTimeout time.Duration
 }
 
 // Defaults. A daemon starts in 40 ms and a server in 260; a machine whose driver is
 // not kept loaded takes seconds for its first context.
 const (
-	defaultStartTimeout  = 5 * time.Second
-	defaultAnswerTimeout = 2 * time.Second
-	defaultQuitTimeout   = 3 * time.Second
-	defaultRenewTimeout  = 500 * time.Millisecond
+	defaultStartTimeout   = 20 * time.Second
+	defaultReplaceTimeout = 5 * time.Second
+	defaultAnswerTimeout  = 2 * time.Second
+	defaultQuitTimeout    = 3 * time.Second
+	defaultRenewTimeout   = 500 * time.Millisecond
 )
 
 // Problem is why MPS cannot run: one line, and a command that mends it where one is
@@ -130,22 +146,24 @@ type Daemon struct {
 	stop    context.CancelFunc
 	kept    chan struct{} // closed when keep has ended
 
-	daemon, server *watched // keep's
+	daemon, server *watched      // keep's
+	patience       time.Duration // with the next replacement, keep's
 
 	mu    sync.Mutex
 	state State
 }
 
 // Start starts a daemon for the GPU, or takes over the one that an orchestrator
-// left in the folder, and returns once it has an active server. The caller closes
-// it. A *Problem says why MPS cannot run here.
+// left in the folder, and returns once it has an active server, or it is sure that
+// there will be none, StartTimeout later at most. The caller closes it. A *Problem says
+// why MPS cannot run here.
 func Start(ctx context.Context, o Options) (*Daemon, error) {
 	for _, d := range []struct {
 		at        *time.Duration
 		otherwise time.Duration
 	}{
 		{&o.StartTimeout, defaultStartTimeout}, {&o.AnswerTimeout, defaultAnswerTimeout}, {&o.QuitTimeout, defaultQuitTimeout},
-		{&o.RenewTimeout, defaultRenewTimeout},
+		{&o.RenewTimeout, defaultRenewTimeout}, {&o.ReplaceTimeout, defaultReplaceTimeout},
 	} {
 		if *d.at <= 0 {
 			*d.at = d.otherwise
@@ -164,7 +182,7 @@ func Start(ctx context.Context, o Options) (*Daemon, error) {
 	}
 	d := &Daemon{
 		o: o, folder: f, control: control{program, f, o.UUID, o.AnswerTimeout},
-		changes: make(chan struct{}, 1), kept: make(chan struct{}),
+		changes: make(chan struct{}, 1), kept: make(chan struct{}), patience: o.ReplaceTimeout,
 	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
 	if err := d.bring(ctx); err != nil {
@@ -249,40 +267,75 @@ func (d *Daemon) set(change func(*State)) {
 	}
 }
 
+// patiently bounds a start, and says at once when it is slow.
+func (d *Daemon) patiently(ctx context.Context, most time.Duration) (_ context.Context, end func()) {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	slow := time.AfterFunc(d.o.AnswerTimeout, func() {
+		d.o.Log.Warn().Str("folder", d.folder.pipe).
+			Msgf("MPS is not up after %v: its daemon or server is slow; waiting up to %v in all while the daemon lives", d.o.AnswerTimeout, most)
+	})
+	return ctx, func() {
+		slow.Stop()
+		cancel()
+	}
+}
+
 // bring makes the daemon and its server run, whatever there was before.
 func (d *Daemon) bring(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*d.o.StartTimeout)
-	defer cancel()
+	began := time.Now()
+	ctx, end := d.patiently(ctx, d.o.StartTimeout)
+	defer end()
 	if pid, ok := d.control.adoptable(ctx); ok {
-		return d.run(ctx, pid, true)
+		adopting, cancel := context.WithTimeout(ctx, d.o.ReplaceTimeout)
+		err := d.run(adopting, began, pid, true)
+		if cancel(); err == nil || ctx.Err() != nil {
+			return err
+		}
+		d.o.Log.Warn().Err(err).Msg("the MPS daemon that was left here brings no server; starting another")
+		d.unwatch()
 	}
-	return d.replace(ctx)
+	return d.begin(ctx, began)
 }
 
 // replace starts a daemon in place of whatever there was before, and its server.
 func (d *Daemon) replace(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*d.o.StartTimeout)
-	defer cancel()
+	ctx, end := d.patiently(ctx, d.patience)
+	defer end()
+	err := d.begin(ctx, time.Now())
+	switch {
+	case err == nil:
+		d.patience = d.o.ReplaceTimeout
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		// A machine that is so busy is not helped by starting it over and over.
+		d.patience = max(d.patience, min(2*d.patience, d.o.StartTimeout))
+	}
+	return err
+}
+
+func (d *Daemon) begin(ctx context.Context, began time.Time) error {
 	if err := sweep(d.folder); err != nil {
 		return &Problem{Why: err.Error()}
 	}
-	pid, err := d.control.launch(ctx, d.o.StartTimeout)
+	pid, err := d.control.launch(ctx, began)
 	if err != nil {
 		return err
 	}
-	return d.run(ctx, pid, false)
+	return d.run(ctx, began, pid, false)
 }
 
 // renew has the daemon start another server. One whose server was killed under load
-// may answer nobody for seconds (measured: 4 s): it gets RenewTimeout.
+// may answer nobody for seconds (measured: 4 s): it gets RenewTimeout. While a server
+// that it lists lives and begins, that time stands still.
 func (d *Daemon) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.o.RenewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, d.o.ReplaceTimeout)
 	defer cancel()
-	return d.serve(ctx)
+	mute := time.AfterFunc(d.o.RenewTimeout, cancel)
+	defer mute.Stop()
+	return d.serve(ctx, time.Now(), mute)
 }
 
 // run watches a daemon that answers and makes its server run.
-func (d *Daemon) run(ctx context.Context, pid int, adopted bool) error {
+func (d *Daemon) run(ctx context.Context, began time.Time, pid int, adopted bool) error {
 	w, err := watch(pid)
 	if err != nil {
 		return &Problem{Why: fmt.Sprintf("the MPS daemon ended at once: %v%s", err, d.folder.said())}
@@ -290,38 +343,86 @@ func (d *Daemon) run(ctx context.Context, pid int, adopted bool) error {
 	d.daemon = w
 	d.set(func(s *State) { s.Daemon = pid })
 	d.o.Log.Info().Int("pid", pid).Bool("found", adopted).Str("folder", d.folder.pipe).Msg("MPS daemon runs")
-	return d.serve(ctx)
+	return d.serve(ctx, began, nil)
 }
 
 // serve starts a server, unless there is one, and waits until it is active: the
-// first client then need not.
-func (d *Daemon) serve(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.o.StartTimeout)
+// first client then need not. It waits as long as ctx lets it and the daemon lives;
+// began is when the start began, and mute, which may be nil, stands still while there is
+// a server that may become active.
+func (d *Daemon) serve(ctx context.Context, began time.Time, mute *time.Timer) error {
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	began := time.Now()
-	for asked := false; ; time.Sleep(5 * time.Millisecond) {
-		servers, err := d.control.servers(ctx)
+	daemon := d.daemon
+	go func() {
+		select {
+		case <-daemon.gone:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	c, told, last := d.control, (chan struct{})(nil), error(nil)
+	defer func() {
+		if cancel(); told != nil {
+			<-told
+		}
+	}()
+	for ; ; time.Sleep(5 * time.Millisecond) {
+		servers, err := c.servers(ctx)
+		c = c.after(err)
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			return &Problem{Why: fmt.Sprintf("the MPS daemon does not answer: %v", err)}
+			last = err
 		case len(servers) > 0:
+			last = nil
 			server := servers[len(servers)-1]
+			if !alive(server) {
+				break // the daemon does not know yet
+			}
+			if mute != nil {
+				mute.Stop()
+			}
 			// The daemon answers when the server is ready.
-			answer, err := d.control.ask(ctx, fmt.Sprintf("get_server_status %d", server))
+			answer, err := c.ask(ctx, fmt.Sprintf("get_server_status %d", server))
 			if err == nil && active(answer) {
 				return d.watchServer(server, began)
 			}
-		case !asked:
-			asked = true
-			// Its answer says little: whether a server runs is seen.
-			d.control.ask(ctx, "start_server -uid "+strconv.Itoa(os.Getuid()))
-		}
-		if ctx.Err() != nil {
-			return &Problem{
-				Why:  fmt.Sprintf("the MPS server is not active within %v%s", time.Since(began).Round(100*time.Millisecond), d.folder.said()),
-				Mend: "nvidia-smi   # is another process holding the GPU? its compute mode may let in only one",
+			c = c.after(err)
+			if mute != nil {
+				mute.Reset(d.o.RenewTimeout)
 			}
+		case told == nil:
+			last = nil
+			told = make(chan struct{})
+			go func() {
+				defer close(told)
+				// Its answer says little: whether a server runs is seen. It is given all the
+				// time that there is, as nobody knows what a second one would do.
+				c := d.control
+				c.timeout = max(d.o.StartTimeout, d.o.ReplaceTimeout)
+				c.ask(ctx, "start_server -uid "+strconv.Itoa(os.Getuid()))
+			}()
+			select {
+			case <-told:
+			case <-time.After(d.o.AnswerTimeout):
+			case <-ctx.Done():
+			}
+		default:
+			last = nil
+		}
+		if ctx.Err() == nil {
+			continue
+		}
+		switch {
+		case daemon.over():
+			return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) ended before it had a server%s", daemon.pid, d.folder.said())}
+		case last != nil:
+			return &Problem{Why: fmt.Sprintf("the MPS daemon (process %d) lives and does not answer within %v: %v%s", daemon.pid, within(ctx, began), last, d.folder.said())}
+		}
+		return &Problem{
+			Why:  fmt.Sprintf("the MPS server is not active within %v%s", within(ctx, began), d.folder.said()),
+			Mend: "nvidia-smi   # is another process holding the GPU? its compute mode may let in only one",
 		}
 	}
 }

@@ -52,6 +52,10 @@ type Behaviour struct {
 	// initializes.
 	NoServer    bool          `json:",omitempty"`
 	ServerAfter time.Duration `json:",omitempty"`
+	// MuteAfterStart is how long the daemon answers nobody once it was told to start a
+	// server, and DieAfterStart makes it end then.
+	MuteAfterStart time.Duration `json:",omitempty"`
+	DieAfterStart  bool          `json:",omitempty"`
 	// Fault is the server's state.
 	Fault bool `json:",omitempty"`
 	// HangQuit makes quit wait, as it does for clients.
@@ -186,6 +190,7 @@ func ask() int {
 type servers struct {
 	mu   sync.Mutex
 	list []*one
+	mute time.Time // until then it answers nobody
 }
 
 type one struct {
@@ -264,7 +269,10 @@ func (s *servers) answer(w io.Writer, command string) {
 	if b.Mute || b.MuteDaemon == os.Getpid() {
 		select {}
 	}
-	time.Sleep(b.AnswerAfter)
+	s.mu.Lock()
+	mute := s.mute
+	s.mu.Unlock()
+	time.Sleep(max(b.AnswerAfter, time.Until(mute)))
 	words := strings.Fields(command)
 	asked := func() (*one, error) {
 		if len(words) < 2 {
@@ -282,6 +290,13 @@ func (s *servers) answer(w io.Writer, command string) {
 		if !b.NoServer {
 			s.start()
 		}
+		if b.DieAfterStart {
+			os.Exit(1)
+		}
+		s.mu.Lock()
+		s.mute = time.Now().Add(b.MuteAfterStart)
+		s.mu.Unlock()
+		time.Sleep(b.MuteAfterStart)
 	case "get_server_list":
 		s.mu.Lock()
 		defer s.mu.Unlock()
