@@ -274,7 +274,8 @@ func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 			return s, nil
 		}
 		s.withoutMPS(err, d.dir)
-		d.log.Warn().Str("why", s.why).Msg("no MPS: the inference functions share the GPU by time, and their shares are wishes")
+		d.log.Warn().Str("why", s.why).
+			Msg("no MPS: the inference functions share the GPU by time, and their shares are wishes; it is tried again when the node, or its manager, starts anew")
 	} else {
 		d.mu.Lock()
 		d.daemon = daemon

@@ -57,10 +57,13 @@ type verdict struct {
 	health mps.Health
 }
 
-// openDevice opens the device that a manager wants, unless it is open.
+// openDevice opens the device that a manager wants, unless it is open. One that has no
+// MPS though it is wanted is opened anew: nobody runs on it when a manager is adopted,
+// and what kept MPS from starting may be over.
 func (s *supervisor) openDevice(name string, grain int, noMPS bool) {
 	before := s.device
-	if before != nil && before.name == name && before.grain == grain && before.noMPS == noMPS {
+	fellBack := s.onGPU() && !s.together() && !noMPS
+	if before != nil && before.name == name && before.grain == grain && before.noMPS == noMPS && !fellBack {
 		return
 	}
 	s.device, s.gpu = nil, gpuState{}

@@ -449,6 +449,41 @@ func TestWithoutMPSTheGPUIsSharedByTime(t *testing.T) {
 	})
 }
 
+// It is not tried under functions that serve, which are no clients of it.
+func TestMPSThatDidNotStartIsTriedAgainWithTheNextManager(t *testing.T) {
+	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
+	amongGPU(t, all, func(n *node) {
+		n.machine.noMPS = &mps.Problem{Why: "the MPS daemon (process 7) lives and does not answer within 20s"}
+		n.want(apart(1, control.Serve, 0))
+		n.untilState(1, control.Active)
+		if o := n.link.observed(); o.Mechanism != "time-slicing" || o.Device.Why != "no MPS: the MPS daemon (process 7) lives and does not answer within 20s" {
+			t.Errorf("observed %+v, %+v", o, o.Device)
+		}
+		if !strings.Contains(n.log.String(), "tried again when the node, or its manager, starts anew") {
+			t.Error("the log does not say when it is tried again")
+		}
+		n.machine.noMPS = nil
+		time.Sleep(time.Minute)
+		if d := n.machine.daemon(); d != nil {
+			t.Error("a daemon was started beside functions that serve")
+		}
+		n.replaceManager("n")
+		n.want(apart(1, control.Serve, 0))
+		n.untilState(1, control.Active)
+		if o := n.link.observed(); o.Mechanism != "mps" || o.Device.Why != "" || n.machine.daemon() == nil {
+			t.Errorf("observed %+v, %+v", o, o.Device)
+		}
+		// One that runs stays.
+		d := n.machine.daemon()
+		n.replaceManager("o")
+		n.want(apart(1, control.Serve, 0))
+		n.untilState(1, control.Active)
+		if n.machine.daemon() != d {
+			t.Error("MPS was started anew for another manager")
+		}
+	})
+}
+
 func TestWithoutGroupsSharesArePercentages(t *testing.T) {
 	noGroups := fakeGPU
 	noGroups.groupSMs, noGroups.noGroups = nil, "cuGreenCtxCreate is missing"
