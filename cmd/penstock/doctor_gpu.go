@@ -16,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/libml/onnx"
@@ -178,11 +179,17 @@ func groups(s *cuda.Split) string {
 	return strings.Join(parts, " and ")
 }
 
-// mpsFinding tells of the daemon that a node runs here, or tries one.
+// mpsFinding tells of the daemon that a node runs here, or tries one, and of a node that
+// goes on without since one did not start.
 func mpsFinding(ctx context.Context, c configs.Config, d cuda.Device, session nvml.Session, ask gpuQuestions) finding {
 	f := finding{what: "mps", ok: true}
-	if pid, clients, ok := mps.Running(ctx, c.RuntimeDir, d.UUID()); ok {
+	switch pid, clients, ok := mps.Running(ctx, c.RuntimeDir, d.UUID()); {
+	case ok:
 		f.say = fmt.Sprintf("a node runs here: daemon %d, clients %d", pid, len(clients))
+		return f
+	case pid != 0:
+		f.ok = false
+		f.say = fmt.Sprintf("the daemon that a node runs here, process %d, lives and does not answer now; who has the GPU keeps it", pid)
 		return f
 	}
 	if err := ask.tryMPS(ctx, mps.Options{UUID: d.UUID(), Session: session, Log: zerolog.Nop()}); err != nil {
@@ -198,6 +205,10 @@ func mpsFinding(ctx context.Context, c configs.Config, d cuda.Device, session nv
 	if s := ask.strangers(c.RuntimeDir); len(s) > 0 {
 		f.say += fmt.Sprintf("; daemon %d in %s is another's, whose clients take turns with a node's", s[0].PID, s[0].Folder)
 		f.mend = s[0].Quit()
+	}
+	if s, err := control.ReadStatus(ctx, c.RuntimeDir); err == nil && s.Device != nil && s.Device.UUID == d.UUID() && s.Mechanism == "time-slicing" && s.Device.Why != "" {
+		f.ok, f.mend = false, "restart the node: it tries MPS when it starts"
+		f.say += "; but the node that runs here did without when it started: " + s.Device.Why
 	}
 	return f
 }

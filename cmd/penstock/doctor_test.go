@@ -2,18 +2,25 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda/fake"
 	"github.com/penstock/penstock/cuda/nvml"
 	fakenvml "github.com/penstock/penstock/cuda/nvml/fake"
 	"github.com/penstock/penstock/orchestrator/mps"
+	"github.com/penstock/penstock/orchestrator/mps/mpsfake"
 )
 
 // The tests run on a fake driver, whose one GPU is this.
@@ -146,4 +153,67 @@ func TestDoctorLooksWhereTheLoaderDoes(t *testing.T) {
 	expect(t, found, "cublas", false, "libcublas.so.12 not found, which "+cudaProvider+" needs", "apt-get install cuda-libraries-12-0")
 	t.Setenv("LD_LIBRARY_PATH", "/nowhere:"+filepath.Join(dir, "elsewhere"))
 	expect(t, look(), "cublas", true, filepath.Join(dir, "elsewhere", "libcublas.so.12"), "")
+}
+
+// A node whose MPS did not come up goes on by time, and would not be found out by trying.
+func TestDoctorTellsOfANodeThatDidWithoutMPS(t *testing.T) {
+	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "")
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, control.AdminSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := control.Status{Mechanism: "time-slicing", Device: &control.ObservedDevice{UUID: fakeUUID, Why: "no MPS: the daemon lives and does not answer within 20s"}}
+	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { json.NewEncoder(w).Encode(status) })}
+	go server.Serve(l)
+	defer server.Close()
+	examined := func() map[string]finding {
+		found := map[string]finding{}
+		for _, f := range examineGPU(t.Context(), configs.Config{RuntimeDir: dir, Device: configs.DeviceAuto}, questions(nil)) {
+			found[f.what] = f
+		}
+		return found
+	}
+	expect(t, examined(), "mps", false, "can run here (tried); but the node that runs here did without when it started: no MPS: the daemon lives", "restart the node")
+	status.Device.Why = "" // it is not wanted
+	expect(t, examined(), "mps", true, "can run here (tried)", "")
+}
+
+func TestDoctorTellsOfADaemonThatDoesNotAnswer(t *testing.T) {
+	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "")
+	remove, err := mpsfake.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remove()
+	programs, err := mpsfake.Install(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", filepath.Dir(programs.Control())+":"+os.Getenv("PATH"))
+	dir, err := os.MkdirTemp("/tmp", "mps") // short: a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	d, err := mps.Start(t.Context(), mps.Options{Dir: dir, UUID: fakeUUID, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	examined := func() map[string]finding {
+		found := map[string]finding{}
+		for _, f := range examineGPU(t.Context(), configs.Config{RuntimeDir: dir, Device: configs.DeviceAuto}, questions(nil)) {
+			found[f.what] = f
+		}
+		return found
+	}
+	expect(t, examined(), "mps", true, "a node runs here: daemon", "")
+	if err := programs.Behave(mpsfake.Behaviour{MuteDaemon: d.State().Daemon}); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, examined(), "mps", false, "lives and does not answer now", "")
+	if err := programs.Behave(mpsfake.Behaviour{}); err != nil {
+		t.Fatal(err)
+	}
 }
