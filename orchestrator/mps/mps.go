@@ -12,9 +12,9 @@
 //	Close: 8 quit, deadline, kill, sweep
 //
 // In 4 and 5 a daemon that lives and is slow is asked again and again: the driver locks
-// things for the whole machine, and where several nodes start at once a daemon was mute
-// for more than 2 s after start_server (in 5 of 376 starts, 4 H200). One that has ended
-// is not waited for. In keep nobody asks a daemon whose server lives: however busy the
+// things for the whole machine, and where four nodes started at once a daemon that had
+// answered before was mute for 2 s or more (in 5 of 376 starts, 4 H200). One that has
+// ended is not waited for. In keep nobody asks a daemon whose server lives: however busy the
 // machine, a slow answer alone costs no client its context.
 //
 // What the processes do (measured on an H200, driver 580): the daemon answers 10
