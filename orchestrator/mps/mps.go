@@ -78,9 +78,7 @@ type Options struct {
 	// start takes before the log says that it is slow; default 2 s.
 	AnswerTimeout time.Duration
 	QuitTimeout   time.Duration // of quit, before a kill; default 3 s
-	// RenewTimeout is how long a daemon has to list another server when one died, before
-	// it is replaced; default 500 ms. For that server to be active it has ReplaceTimeout.
-	RenewTimeout time.Duration
+	RenewTimeout  time.Duration // to another server when one died, before the daemon is replaced; default 500 ms
 }
 
 // Defaults. A daemon starts in 40 ms and a server in 260; a machine whose driver is
@@ -324,14 +322,12 @@ func (d *Daemon) begin(ctx context.Context, began time.Time) error {
 }
 
 // renew has the daemon start another server. One whose server was killed under load
-// may answer nobody for seconds (measured: 4 s): it gets RenewTimeout. While a server
-// that it lists lives and begins, that time stands still.
+// may answer nobody for seconds (measured: 4 s): it gets RenewTimeout. Nobody has a
+// context then that could be lost with it.
 func (d *Daemon) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.o.ReplaceTimeout)
+	ctx, cancel := context.WithTimeout(ctx, d.o.RenewTimeout)
 	defer cancel()
-	mute := time.AfterFunc(d.o.RenewTimeout, cancel)
-	defer mute.Stop()
-	return d.serve(ctx, time.Now(), mute)
+	return d.serve(ctx, time.Now())
 }
 
 // run watches a daemon that answers and makes its server run.
@@ -343,14 +339,13 @@ func (d *Daemon) run(ctx context.Context, began time.Time, pid int, adopted bool
 	d.daemon = w
 	d.set(func(s *State) { s.Daemon = pid })
 	d.o.Log.Info().Int("pid", pid).Bool("found", adopted).Str("folder", d.folder.pipe).Msg("MPS daemon runs")
-	return d.serve(ctx, began, nil)
+	return d.serve(ctx, began)
 }
 
 // serve starts a server, unless there is one, and waits until it is active: the
 // first client then need not. It waits as long as ctx lets it and the daemon lives;
-// began is when the start began, and mute, which may be nil, stands still while there is
-// a server that may become active.
-func (d *Daemon) serve(ctx context.Context, began time.Time, mute *time.Timer) error {
+// began is when the start began.
+func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	daemon := d.daemon
@@ -380,18 +375,12 @@ func (d *Daemon) serve(ctx context.Context, began time.Time, mute *time.Timer) e
 			if !alive(server) {
 				break // the daemon does not know yet
 			}
-			if mute != nil {
-				mute.Stop()
-			}
 			// The daemon answers when the server is ready.
 			answer, err := c.ask(ctx, fmt.Sprintf("get_server_status %d", server))
 			if err == nil && active(answer) {
 				return d.watchServer(server, began)
 			}
 			c = c.after(err)
-			if mute != nil {
-				mute.Reset(d.o.RenewTimeout)
-			}
 		case told == nil:
 			last = nil
 			told = make(chan struct{})

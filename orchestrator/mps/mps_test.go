@@ -453,20 +453,6 @@ func TestADaemonThatServesIsNotReplacedForBeingSlow(t *testing.T) {
 	}
 }
 
-// The driver may be busy: killing the daemon would only begin it all again.
-func TestADaemonWhoseNextServerIsSlowIsNotReplaced(t *testing.T) {
-	x := newBed(t, mpsfake.Behaviour{})
-	d := x.start()
-	defer x.close(d)
-	first := d.State()
-	x.behave(mpsfake.Behaviour{ServerAfter: 2 * defaultRenewTimeout})
-	kill(t, first.Server)
-	s := x.until(d, "there is another server", func(s State) bool { return s.Serving && s.Server != 0 && s.Server != first.Server })
-	if s.Daemon != first.Daemon || s.Losses != 1 {
-		t.Errorf("it is %+v, was %+v", s, first)
-	}
-}
-
 // Else a machine on which every start takes longer would never have MPS again.
 func TestAReplacementThatIsTooSlowHasLongerTheNextTime(t *testing.T) {
 	x := newBed(t, mpsfake.Behaviour{})
