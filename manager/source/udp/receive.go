@@ -15,9 +15,10 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// controlBytes is room for the three control messages that the kernel adds: the segment size
-// (an int) and the count of drops (32 bits), 24 bytes each with header and padding, and the
-// time of arrival (32).
+// controlBytes is room for the three control messages that the kernel adds: the time of arrival
+// (two 64-bit numbers), 32 bytes with its header, the count of drops (32 bits) and the segment
+// size (an int), 24 each with header and padding. A message whose control did not fit is dropped,
+// for its segment size comes last.
 const controlBytes = 96
 
 // dropped in place of a segment size marks a message that is not delivered.
@@ -35,6 +36,7 @@ type reader struct {
 	shed     []bool
 	polls    []unix.PollFd
 	zones    zoneNames
+	clocks   clocks
 
 	// got messages came with the last read; next is the one that is being split,
 	// chain what is left of it.
@@ -75,6 +77,7 @@ func newReader(messages int) reader {
 		r.headers[i].hdr.Iov = &r.iovecs[i*slab.MaxRuns]
 		r.headers[i].hdr.Control = &r.controls[i][0]
 	}
+	r.clocks.read() // before anything is received: what comes from now on is known
 	return r
 }
 
@@ -161,14 +164,14 @@ func (s *Source) keep(got int) {
 	r.got, r.next = got, 0
 	r.want = min(2*got, len(r.headers))
 	var datagrams, bytes, truncated uint64
-	clocks := readClocks()
+	r.clocks.read()
 	for i := range got {
 		h := &r.headers[i]
 		said := parseControl(r.controls[i][:h.hdr.Controllen])
 		if said.counted {
 			s.noteDrops(said.drops)
 		}
-		r.arrived[i] = clocks.arrival(said.stamp)
+		r.arrived[i] = r.clocks.arrival(said.stamp)
 		if h.hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 			r.segments[i] = dropped
 			truncated++
@@ -336,28 +339,6 @@ func parseControl(b []byte) (c control) {
 		b = b[min(uint64(len(b)), (size+7)&^7):]
 	}
 	return c
-}
-
-// clocks are the two clocks at one moment: the kernel stamps by one that may be set.
-type clocks struct{ now, wall int64 }
-
-func readClocks() (c clocks) {
-	c.wall = time.Now().UnixNano() // first: a pause between the two makes arrivals later, not earlier
-	c.now = shm.Now()
-	return c
-}
-
-// longestWait is what a datagram may have waited in a socket: what seems older came before
-// the clock was set.
-const longestWait = time.Second
-
-// arrival is when a message of that stamp came, of shm.Now's clock; 0 if it is not known.
-func (c clocks) arrival(stamp int64) int64 {
-	waited := c.wall - stamp
-	if stamp == 0 || waited < 0 || waited > int64(longestWait) {
-		return 0
-	}
-	return c.now - waited
 }
 
 // waitShedding waits for the socket; while requests are shed, until the next look at most.

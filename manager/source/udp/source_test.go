@@ -202,24 +202,6 @@ func TestDatagramsSayWhenTheyArrived(t *testing.T) {
 	}
 }
 
-func TestAStampOfAClockThatWasSetIsNotBelieved(t *testing.T) {
-	c := clocks{now: 5e9, wall: 1_700_000_000e9}
-	for _, test := range []struct {
-		what        string
-		stamp, want int64
-	}{
-		{"came just now", c.wall, c.now},
-		{"waited for 20 ms", c.wall - 20e6, c.now - 20e6},
-		{"no stamp", 0, 0},
-		{"the clock was set back", c.wall + 1, 0},
-		{"the clock was set forward by an hour", c.wall - 3600e9, 0},
-	} {
-		if got := c.arrival(test.stamp); got != test.want {
-			t.Errorf("%s: arrived at %d, want %d", test.what, got, test.want)
-		}
-	}
-}
-
 func TestFirstPayloadIsAligned(t *testing.T) {
 	s, c := openPair(t, Options{})
 	const headerBytes = 22
@@ -510,6 +492,53 @@ func TestSendReachesManyAddressesFromManyGoroutines(t *testing.T) {
 	<-done
 }
 
+// A system call that one sends with does not keep another's answers, nor a second one a third's.
+// When all senders are taken, who comes waits for one.
+func TestSendDoesNotWaitForAnother(t *testing.T) {
+	s, c := openPair(t, Options{})
+	send := func() <-chan error {
+		sent := make(chan error, 1)
+		go func() {
+			_, err := s.Send([]source.Packet{{To: c.addr(), Data: []byte("answer")}})
+			sent <- err
+		}()
+		return sent
+	}
+	const atOnce = 3
+	var last <-chan error
+	func() {
+		for i := range s.senders {
+			sent := send()
+			select {
+			case err := <-sent:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(10 * time.Second):
+				t.Errorf("while %d send, another waits", i)
+				return
+			}
+			s.senders[i].mu.Lock()
+			defer s.senders[i].mu.Unlock()
+		}
+		last = send()
+		select {
+		case err := <-last:
+			t.Errorf("sent while all senders were taken: %v", err)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}()
+	if t.Failed() {
+		return
+	}
+	if err := <-last; err != nil {
+		t.Fatal(err)
+	}
+	if got := len(c.receive(t, len(s.senders)+1)); got != atOnce+1 {
+		t.Errorf("%d could send before all waited, want %d", got-1, atOnce)
+	}
+}
+
 func blockedReceive(s *Source) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
@@ -529,21 +558,55 @@ func TestKernelDropsAreCounted(t *testing.T) {
 		t.Fatal("the kernel dropped nothing from a full buffer")
 	}
 	// What came and what was dropped are all that was sent.
+	drain(t, s)
+	if stats := s.Stats(); stats.Datagrams+stats.KernelDrops != sent {
+		t.Errorf("%d came and %d were dropped of %d", stats.Datagrams, stats.KernelDrops, sent)
+	}
+}
+
+// All that the kernel may say of one message has room: a chain that comes after a drop has a
+// segment size, a count and a stamp.
+func TestEverythingTheKernelSaysHasRoom(t *testing.T) {
+	for _, listen := range []netip.AddrPort{loopback4, netip.MustParseAddrPort("[::1]:0")} {
+		s, c := openPair(t, Options{Listen: listen, RecvBuffer: 4096})
+		if !s.GRO() {
+			t.Skip("this kernel has no UDP_GRO")
+		}
+		for s.Stats().KernelDrops == 0 {
+			c.send(make([]byte, 1000))
+		}
+		drain(t, s)
+		s.kernelDrops.Store(0) // so that it is the message that says it
+		const segment, total = 100, 250
+		before := shm.Now()
+		c.sendChain(segment, make([]byte, total))
+		for i, d := range sourcetest.Receive(t, s, 3, 3) {
+			if d.Length() != min(segment, total-i*segment) || d.Arrived < before {
+				t.Errorf("%v: datagram %d of the chain has %d bytes and came %v after it was sent", listen, i, d.Length(), time.Duration(d.Arrived-before))
+			}
+			sourcetest.Release(s, d)
+		}
+		if said := s.kernelDrops.Load(); said == 0 || s.Stats().Truncated != 0 {
+			t.Errorf("%v: the chain said that %d were dropped, and %d messages were cut; want more than 0, and 0", listen, said, s.Stats().Truncated)
+		}
+	}
+}
+
+// drain receives and releases what is there.
+func drain(t *testing.T, s *Source) {
+	t.Helper()
 	batch := make([]source.Datagram, 64)
 	for {
 		n, err := s.Receive(batch, shm.Now())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n == 0 {
-			break
-		}
 		for _, d := range batch[:n] {
 			sourcetest.Release(s, d)
 		}
-	}
-	if stats := s.Stats(); stats.Datagrams+stats.KernelDrops != sent {
-		t.Errorf("%d came and %d were dropped of %d", stats.Datagrams, stats.KernelDrops, sent)
+		if n == 0 {
+			return
+		}
 	}
 }
 
