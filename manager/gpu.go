@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/manager/pair"
 	"github.com/penstock/penstock/manager/partition"
 	"github.com/penstock/penstock/manager/share"
+	"github.com/penstock/penstock/models"
 )
 
 // The manager's part in sharing a GPU. It never touches one: the orchestrator says
@@ -172,9 +173,14 @@ func (m *Manager) roomFor(c configs.Function) error {
 	return nil
 }
 
-// floor is how many groups a model has needed so far.
+// floor is what an instance has found of what a model needs.
 type floor struct {
+	// groups is how many it has needed so far; 0: one.
 	groups int
+	// unfit are single groups that it did not run on, and fit some that it did. One group
+	// is not like another: it may lie across two of the GPU's processing clusters, and the
+	// odd one is what was left over in all of them.
+	unfit, fit []int
 	// last is the last generation that there was when it was learnt: up to it they may
 	// have been woken on fewer.
 	last uint32
@@ -188,41 +194,176 @@ const (
 	floorSteps   = 4
 )
 
-// outgrow raises the number of groups that a process's model gets when it says that it
-// cannot run on those that it was ordered to. That it ends for it is then not held
-// against the model.
+// placesTried is on how many groups, each alone, a model fails before one group is too
+// few for it.
+const placesTried = 2
+
+// outgrow learns from a process that says that it cannot run on the groups that it was
+// ordered to: that single group is none for its model, or its model needs more. That it
+// ends for it is then not held against the model.
 func (in *instance) outgrow(q *pair.Process, o *control.ObservedProcess) {
 	n, groups := len(o.GroupsUnfit), in.m.device.groups()
 	if n == 0 || len(groups) == 0 || in.f.change != configs.ChangePartition {
 		return
 	}
 	ends := o.State == control.Draining || o.State.Ended()
-	step := max(1, floorStepSMs/groups[0])
-	least := in.floors[q.Card]
+	known := in.floors[q.Card]
 	// One that stays where it was has shown that more of them do.
-	if sane := n < floorSteps*step || !ends && n < len(o.SMGroups); sane && n >= least.groups && n < len(groups) {
-		least = floor{groups: min(n+step, len(groups)), last: in.pair.Last()}
-		in.floors[q.Card] = least
-		in.m.device.redivide = true
-		in.log.Warn().Uint32("generation", q.Generation).Ints("groups", o.GroupsUnfit).Int("multiprocessors", in.m.device.sms(o.GroupsUnfit)).
-			Int("gets_groups", least.groups).Str("reason", o.Reason).Msg("model does not run on so few multiprocessors: it gets more")
+	sane := n < floorSteps*max(1, floorStepSMs/groups[0]) || !ends && n < len(o.SMGroups)
+	place := in.m.device.place(o.GroupsUnfit)
+	learnt := floor{groups: known.groups, unfit: known.unfit, fit: known.fit, last: in.pair.Last()}
+	switch {
+	case !sane || n >= len(groups):
+	case place < 0:
+		if n >= known.groups {
+			learnt.groups = min(in.m.device.more(n), len(groups))
+		}
+	case !slices.Contains(known.unfit, place):
+		learnt.unfit = append(slices.Clone(known.unfit), place)
+		learnt.fit = slices.DeleteFunc(slices.Clone(known.fit), func(g int) bool { return g == place })
+		if in.m.device.ordinary(learnt.unfit) >= placesTried {
+			learnt.groups = max(known.groups, in.m.device.more(1))
+		}
 	}
-	if ends && n < least.groups && q.Generation <= least.last {
+	if learnt.groups != known.groups || len(learnt.unfit) != len(known.unfit) {
+		known = learnt
+		in.floors[q.Card] = known
+		in.m.device.redivide = true
+		what := "model does not run on so few multiprocessors: it gets more"
+		if place >= 0 && known.groups <= 1 {
+			what = "model does not run on this group of multiprocessors alone: it gets another"
+		}
+		in.log.Warn().Uint32("generation", q.Generation).Ints("groups", o.GroupsUnfit).Int("multiprocessors", in.m.device.sms(o.GroupsUnfit)).
+			Int("gets_groups", max(1, in.least())).Ints("unfit_groups", known.unfit).Str("reason", o.Reason).Msg(what)
+	}
+	if ends && q.Generation <= known.last && (n < known.groups || place >= 0 && slices.Contains(known.unfit, place)) {
 		in.pair.Excuse(q.Generation)
 	}
 }
 
-// least is how many groups the instance's models need, as far as is known; 0 where
-// nothing is. A model that no process has any more is forgotten.
-func (in *instance) least() (groups int) {
-	for card, f := range in.floors {
+// place is the group that a model failed on where that says something of this group, and
+// not of how many it needs: a single one, large enough for a cluster of thread blocks;
+// -1 otherwise.
+func (d *device) place(unfit []int) int {
+	groups := d.groups()
+	if len(unfit) != 1 || unfit[0] < 0 || unfit[0] >= len(groups) || groups[0] < floorStepSMs {
+		return -1
+	}
+	return unfit[0]
+}
+
+// ordinary is how many of groups are of the common size.
+func (d *device) ordinary(groups []int) (n int) {
+	for _, g := range groups {
+		if d.groups()[g] == d.groups()[0] {
+			n++
+		}
+	}
+	return n
+}
+
+// more is how many groups a model is given that did not run on n: one more, and where
+// they are small 8 multiprocessors, 16 or 32, so that few starts fail.
+func (d *device) more(n int) int {
+	unit := d.groups()[0]
+	if unit >= floorStepSMs {
+		return n + 1
+	}
+	sms := floorStepSMs
+	for sms <= n*unit {
+		sms *= 2
+	}
+	return (sms + unit - 1) / unit
+}
+
+// needs is what is known of what the instance's models need: how many groups, 0 where
+// nothing is known, and the single groups that they do not run on. A model that no process
+// has any more is forgotten.
+//
+// What others of the same model have found is believed: of single groups, but for one
+// that this one serves on; and of how many it takes, unless one of them serves on fewer.
+func (in *instance) needs() (least int, unfit []int) {
+	cards := map[*models.Card]bool{in.pair.Card(): true}
+	for _, q := range in.pair.Processes() {
+		cards[q.Card] = true
+	}
+	for card := range in.floors {
 		if !in.uses(card) {
 			delete(in.floors, card)
+		}
+	}
+	for card := range cards {
+		if card == nil {
 			continue
 		}
-		groups = max(groups, f.groups)
+		if own, ok := in.floors[card]; ok {
+			least = max(least, own.groups)
+			unfit = append(unfit, own.unfit...)
+			// Nobody serves: it begins where it runs for sure, and moves to one group then.
+			if len(own.unfit) > 0 && !in.servesWhole(card) && !(len(in.groups) == 1 && slices.Contains(own.fit, in.groups[0])) {
+				least = max(least, 2)
+			}
+		}
+		others, fewest := 0, len(in.m.device.groups())+1
+		in.m.eachInstance(func(other *instance) {
+			if on := other.servesOn(card); on != nil {
+				fewest = min(fewest, len(on))
+			}
+			for c, f := range other.floors {
+				if other == in || !sameModel(c, card) {
+					continue
+				}
+				others = max(others, f.groups)
+				for _, g := range f.unfit {
+					if !slices.Equal(in.servesOn(card), []int{g}) {
+						unfit = append(unfit, g)
+					}
+				}
+			}
+		})
+		if others <= fewest {
+			least = max(least, others)
+		}
 	}
+	slices.Sort(unfit)
+	return least, slices.Compact(unfit)
+}
+
+// least is how many groups the instance's models need, as far as is known.
+func (in *instance) least() int {
+	groups, _ := in.needs()
 	return groups
+}
+
+// servesWhole reports whether the instance serves such a model with all its batch sizes.
+func (in *instance) servesWhole(card *models.Card) bool {
+	q := in.pair.Active()
+	return q != nil && !in.growing() && q.State == control.Active && sameModel(q.Card, card)
+}
+
+// servesOn are the groups that it does so on; nil where it does not, or is on its way to
+// others.
+func (in *instance) servesOn(card *models.Card) []int {
+	if !in.servesWhole(card) || len(in.groups) == 0 || !in.m.device.ledger.Settled(in.process(in.pair.Active().Generation), in.groups) {
+		return nil
+	}
+	return in.groups
+}
+
+// sameModel reports whether what one card's model needs the other's does.
+func sameModel(a, b *models.Card) bool {
+	return a == b || a.Name == b.Name && a.Version == b.Version && a.Framework == b.Framework && a.Model == b.Model &&
+		slices.Equal(a.Command, b.Command) && slices.Equal(a.Batches, b.Batches)
+}
+
+// noteFit notes that a model which failed on single groups runs on the one that it has.
+func (in *instance) noteFit() {
+	for card, f := range in.floors {
+		if on := in.servesOn(card); len(on) == 1 && len(f.unfit) > 0 && !slices.Contains(f.fit, on[0]) && !slices.Contains(f.unfit, on[0]) {
+			f.fit = append(f.fit, on[0])
+			in.floors[card] = f
+		}
+	}
 }
 
 // sms is how many multiprocessors groups have. They are a process's word, and may be any.
@@ -251,7 +392,11 @@ func (m *Manager) handOut() {
 	mine := map[share.ID]bool{}
 	m.eachInstance(func(in *instance) {
 		if in.f.change == configs.ChangePartition {
-			claims = append(claims, partition.Claim{ID: in.id(), Percent: in.pair.Share(), Least: in.least(), Ordered: in.groups, Busy: d.ledger.Busy(in.id())})
+			in.noteFit()
+			least, unfit := in.needs()
+			claims = append(claims, partition.Claim{
+				ID: in.id(), Percent: in.pair.Share(), Least: least, Unfit: unfit, Ordered: in.groups, Busy: d.ledger.Busy(in.id()),
+			})
 			instances = append(instances, in)
 			mine[in.id()] = true
 		}
@@ -358,12 +503,18 @@ func (in *instance) groupsOf(generation uint32, role control.Role) (groups []int
 		return nil, false
 	case role != control.Serve:
 		return in.last[generation], false
-	case len(in.groups) == 0, in.waits && len(in.groups) < in.least() && in.last[generation] == nil:
+	case len(in.groups) == 0, in.waits && in.last[generation] == nil && !in.suffices():
 		return nil, true
 	}
 	in.last[generation] = in.groups
 	in.visit(generation)
 	return in.groups, false
+}
+
+// suffices reports whether the models run on what the instance has, as far as is known.
+func (in *instance) suffices() bool {
+	least, unfit := in.needs()
+	return len(in.groups) >= least && !(len(in.groups) == 1 && slices.Contains(unfit, in.groups[0]))
 }
 
 // mostVisited bounds the device memory that a process has lost to sets of groups

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/partition"
+	"github.com/penstock/penstock/models"
 )
 
 func TestNothingIsDesiredBeforeTheDeviceIsKnown(t *testing.T) {
@@ -538,6 +539,214 @@ func TestAModelThatRunsNowhereIsAnOrdinaryFailure(t *testing.T) {
 	b.givenUp(end, tooFew)
 	if now, _ := b.serves("b"); now != was || b.instance("b", 0).least() != 0 {
 		t.Errorf("generation %d serves, at least %d groups; want %d, as before", now, b.instance("b", 0).least(), was)
+	}
+}
+
+// onGroups has a model fail on sets of groups, as a process says it.
+func (b *nodeBed) onGroups(unfit func(name string, groups []int) bool) {
+	b.needs = func(v victim) int {
+		if p := b.fakes[v]; p != nil && unfit(v.name, p.to) {
+			return len(p.to) + 1
+		}
+		return 0
+	}
+}
+
+// One group is not like another: it may lie across two of the GPU's processing clusters. A
+// model that failed on one begins on two, and gives the first away while it serves.
+func TestAModelThatFailedOnOneGroupServesOnAnother(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
+	bad := -1
+	b.onGroups(func(name string, groups []int) bool {
+		if name == "vgg" && bad < 0 {
+			bad = groups[0]
+		}
+		return name == "vgg" && slices.Equal(groups, []int{bad})
+	})
+	for range 3 {
+		b.turns()
+	}
+	generation, p := b.serves("vgg")
+	if generation != 2 || len(p.groups()) != 1 || p.groups()[0] == bad {
+		t.Errorf("generation %d serves on groups %v, want the second on one that is not %d", generation, p.groups(), bad)
+	}
+	if in := b.instance("vgg", 0); in.least() > 1 || in.moving() {
+		t.Errorf("at least %d groups, moving %v; want it settled on one", in.least(), in.moving())
+	}
+	// Its successor begins there too, and not on two.
+	b.fakes[victim{place{"vgg", 0}, generation}].die(control.Failed, "killed")
+	b.instance("vgg", 0).lost(generation)
+	b.instance("vgg", 0).heard(generation)
+	was := slices.Clone(b.instance("vgg", 0).groups)
+	for range 12 {
+		b.turn()
+		if got := b.instance("vgg", 0).groups; !slices.Equal(got, was) {
+			t.Fatalf("ordered %v after a death, want %v", got, was)
+		}
+	}
+	if next, p := b.serves("vgg"); next != 3 || !slices.Equal(p.groups(), was) {
+		t.Errorf("generation %d serves on %v, want the third on %v", next, p.groups(), was)
+	}
+}
+
+// The measured case: what had shrunk to a group that did not do kept two and the odd one.
+func TestAShareThatFallsToAGroupThatDoesNotDoEndsOnAnother(t *testing.T) {
+	percents := []float64{4, 11.84, 12.14, 4.45, 10.05, 10.05, 4, 10.34, 4, 8.91, 10.05, 10.17}
+	var functions []configs.Function
+	for i := range percents {
+		functions = append(functions, named(fmt.Sprintf("f%02d", i), 8.328))
+	}
+	b := newNode(t, "cuda", h200(), mechanismMPS, functions...)
+	b.turns()
+	first, p := b.serves("f03")
+	if len(p.groups()) != 2 {
+		t.Fatalf("it begins on groups %v, want two", p.groups())
+	}
+	home := p.groups()[0]
+	b.onGroups(func(name string, groups []int) bool { return name == "f03" && slices.Equal(groups, []int{home}) })
+	for _, low := range []bool{true, false} {
+		for i, f := range functions {
+			if (percents[i] < 8.328) == low {
+				b.instance(f.Name, 0).setShare(percents[i])
+			}
+		}
+		for range 4 {
+			b.turns()
+		}
+	}
+	generation, p := b.serves("f03")
+	if generation != first || b.sms(p.groups()) != 8 || p.groups()[0] == home {
+		t.Errorf("generation %d serves 4 %% on groups %v, %d multiprocessors; want %d on one that is not %d", generation, p.groups(), b.sms(p.groups()), first, home)
+	}
+	more := 0
+	for _, f := range functions {
+		if _, p := b.serves(f.Name); b.sms(p.groups()) > 8 {
+			more++
+		}
+	}
+	if more != 5 {
+		t.Errorf("%d of 12 functions have more than a group, want 5", more)
+	}
+}
+
+// The odd group is what is left over in all clusters: a model that fails on it alone needs
+// no two groups for that, and neither does another function's.
+func TestAModelThatFailsOnTheOddGroupNeedsNoMoreThanAnother(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
+	odd := len(h200().GroupSMs) - 1
+	b.onGroups(func(_ string, groups []int) bool { return slices.Equal(groups, []int{odd}) })
+	for range 4 {
+		b.turns()
+	}
+	for _, f := range b.functions {
+		g, p := b.serves(f.name)
+		if slices.Equal(p.groups(), []int{odd}) || g > 2 {
+			t.Errorf("%s: generation %d serves on groups %v", f.name, g, p.groups())
+		}
+		if least := f.instances[0].least(); least > 1 {
+			t.Errorf("%s needs %d groups for that", f.name, least)
+		}
+	}
+}
+
+// alike makes the models of these functions one.
+func alike(b *nodeBed, functions ...string) {
+	find := b.find
+	b.find = func(name string) (*models.Card, error) {
+		if slices.Contains(functions, name) {
+			name = functions[0]
+		}
+		return find(name)
+	}
+}
+
+func TestFunctionsOfOneModelLearnFromEachOther(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		needs int
+		want  int // groups of the second
+		began uint32
+	}{
+		{"that it needs two groups", 2, 2, 1},
+		{"which group does not do", 1, 1, 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 40), named("vgg", 3))
+			alike(b, "vgg", "vgg-2")
+			bad := -1
+			b.onGroups(func(name string, groups []int) bool {
+				if bad < 0 && name != "a" {
+					bad = groups[0]
+				}
+				return name != "a" && (slices.Equal(groups, []int{bad}) || len(groups) < c.needs)
+			})
+			for range 4 {
+				b.turns()
+			}
+			if err := b.add(named("vgg-2", 3)); err != nil {
+				t.Fatal(err)
+			}
+			for range 4 {
+				b.turns()
+			}
+			if g, p := b.serves("vgg-2"); g != c.began || len(p.groups()) != c.want || slices.Equal(p.groups(), []int{bad}) {
+				t.Errorf("generation %d serves on %v, want the first on %d, not on %d alone", g, p.groups(), c.want, bad)
+			}
+		})
+	}
+}
+
+// fine is an H200 split by twos.
+func fine() *control.ObservedDevice {
+	gpu := h200()
+	gpu.GroupSMs = slices.Repeat([]int{2}, 66)
+	return gpu
+}
+
+// Where groups are small, few starts fail before there are enough.
+func TestByTwosAModelGetsEightMultiprocessorsAndThenTwiceAsMany(t *testing.T) {
+	for _, c := range []struct {
+		needsSMs, wantSMs int
+		starts            uint32
+	}{{8, 8, 1}, {10, 16, 2}, {16, 16, 2}, {24, 32, 3}, {32, 32, 3}} {
+		t.Run(fmt.Sprint(c.needsSMs), func(t *testing.T) {
+			b := newNode(t, "cuda", fine(), mechanismMPS, named("a", 60), named("vgg", 1))
+			b.modelNeeds(map[string]int{"vgg": c.needsSMs / 2})
+			for range 3 {
+				b.turns()
+			}
+			if g, p := b.serves("vgg"); g != c.starts || b.sms(p.groups()) != c.wantSMs {
+				t.Errorf("generation %d serves on %d multiprocessors, want %d on %d", g, b.sms(p.groups()), c.starts, c.wantSMs)
+			}
+		})
+	}
+}
+
+// All models are such that want 8 multiprocessors at once; the light ones' shares fall below.
+func TestByTwosTwelveFunctionsGetWhatTheyDemand(t *testing.T) {
+	percents := []float64{4, 11.8, 12.1, 4.4, 9.5, 9.5, 4, 10.3, 4, 8.9, 9, 9.2}
+	var functions []configs.Function
+	needs := map[string]int{}
+	for i := range percents {
+		name := fmt.Sprintf("f%02d", i)
+		functions, needs[name] = append(functions, named(name, 8.328)), 4
+	}
+	b := newNode(t, "cuda", fine(), mechanismMPS, functions...)
+	b.modelNeeds(needs)
+	b.turns()
+	for i, f := range functions {
+		b.instance(f.Name, 0).setShare(percents[i])
+	}
+	for range 4 {
+		b.turns()
+	}
+	for i, f := range functions {
+		// The four that need more than their share take 9.6 multiprocessors from the others.
+		g, p := b.serves(f.Name)
+		want := max(8, 1.32*percents[i])
+		if got := float64(b.sms(p.groups())); g != 1 || got > want+2 || got < want-3.5 {
+			t.Errorf("%s: generation %d serves %v %% on %v multiprocessors, want %.1f", f.Name, g, percents[i], got, want)
+		}
 	}
 }
 

@@ -84,6 +84,7 @@ type world struct {
 	sms     []int
 	wants   map[share.ID]float64
 	needs   map[share.ID]int // groups, at least
+	unfit   map[share.ID][]int
 	ordered map[share.ID][]int
 	serving map[share.ID][]uint32 // generations that are desired
 	last    uint32
@@ -120,7 +121,7 @@ func (p *proc) may() []int {
 }
 
 func (w *world) claim(i share.ID) Claim {
-	return Claim{ID: i, Percent: w.wants[i], Least: w.needs[i], Ordered: w.ordered[i], Busy: w.ledger.Busy(i)}
+	return Claim{ID: i, Percent: w.wants[i], Least: w.needs[i], Unfit: w.unfit[i], Ordered: w.ordered[i], Busy: w.ledger.Busy(i)}
 }
 
 // decide is the manager's turn.
@@ -263,7 +264,7 @@ func TestTwoInstancesAreNeverOnOneGroup(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := &world{
 			t: t, sms: drawGroups(t, 4), wants: map[share.ID]float64{}, needs: map[share.ID]int{}, ordered: map[share.ID][]int{},
-			serving: map[share.ID][]uint32{}, procs: map[Process]*proc{},
+			serving: map[share.ID][]uint32{}, procs: map[Process]*proc{}, unfit: map[share.ID][]int{},
 		}
 		events := []string{"share", "share", "need", "remove", "kill", "break", "swap", "deliver", "deliver", "hear", "hear", "work", "work"}
 		for range rapid.IntRange(50, 150).Draw(t, "events") {
@@ -276,9 +277,11 @@ func TestTwoInstancesAreNeverOnOneGroup(t *testing.T) {
 				w.wants[i] = rapid.Float64Range(1, 60).Draw(t, "percent")
 			case "need": // its model does not run on fewer, or another one does
 				w.needs[i] = rapid.IntRange(0, 4).Draw(t, "groups")
+				w.unfit[i] = drawUnfit(t)
 			case "remove":
 				delete(w.wants, i)
 				delete(w.needs, i)
+				delete(w.unfit, i)
 				delete(w.serving, i)
 				delete(w.ordered, i)
 			case "kill": // by somebody

@@ -4,7 +4,8 @@
 //
 // The device splits into groups of equal size and, where they do not go up, an odd
 // last one; an index names the same physical multiprocessors in every process.
-// Shares are percent of all multiprocessors.
+// Shares are percent of all multiprocessors. An odd group that is smaller than the
+// others is given beside one of them, and alone only where there are not enough.
 //
 //		shares ──Divide──> target of each ──> what can be ordered now ──> processes
 //		                                             ^                        │
@@ -41,6 +42,9 @@ type Claim struct {
 	// Where there are not groups enough for all that need more than one, the first claims
 	// have theirs and others get one at least.
 	Least int
+	// Unfit are groups that its model does not run on when it has one of them alone. It
+	// is moved to another, as soon as one is free, and has a second one until then.
+	Unfit []int
 	// Ordered are the groups that it was last ordered, ascending; empty at first.
 	Ordered []int
 	// Busy are the groups that its processes may be running on, those that are
@@ -68,6 +72,14 @@ const (
 	loyalty = 1.0 / 4
 )
 
+// Where groups are finer than shares are exact, a claim keeps as many as it has: it
+// moves for a group more when it lacks more than lackSMs multiprocessors, and gives
+// one up that others do not want when it has more than excessSMs too many.
+const (
+	lackSMs   = 1.5
+	excessSMs = 2.0
+)
+
 // Divide says which groups each claim gets, in the order of the claims, whose IDs
 // differ. groupSMs are the sizes of the groups by index, all equal but perhaps for
 // the last. taken are groups that processes without a claim may still be running
@@ -90,6 +102,7 @@ func Divide(groupSMs []int, claims []Claim, taken []int) ([]Order, error) {
 	}
 	d := newDivision(groupSMs, claims, taken)
 	d.count()
+	d.steady()
 	d.choose()
 	return d.orders(), nil
 }
@@ -103,8 +116,12 @@ type division struct {
 	least  []int   // how many groups a claim gets at least
 	ideals []float64
 	owner  []int // who may be running on a group: a claim, nobody, or others
+	// refuges are the free groups that claims move to which have none that they can have
+	// alone; nobody for the others.
+	refuges []int
 
 	units   []int // ordinary groups, by claim
+	left    int   // ordinary groups that nobody gets
 	oddOf   int   // the claim that gets the odd group, -1 for none
 	targets [][]int
 }
@@ -124,8 +141,6 @@ func newDivision(groupSMs []int, claims []Claim, taken []int) *division {
 	for _, n := range groupSMs {
 		total += n
 	}
-	d.least = leastOf(len(groupSMs), claims)
-	d.ideals = idealsOf(float64(total), d.unit, claims, d.least)
 	d.owner = slices.Repeat([]int{nobody}, len(groupSMs))
 	own := func(i int, groups []int) {
 		for _, g := range groups {
@@ -141,7 +156,62 @@ func newDivision(groupSMs []int, claims []Claim, taken []int) *division {
 		own(i, c.Ordered)
 		own(i, c.Busy)
 	}
+	d.least = leastOf(d.countable(), claims)
+	left := d.countable()
+	for _, n := range d.least {
+		left -= n
+	}
+	d.refuges = slices.Repeat([]int{nobody}, len(claims))
+	for i := range claims {
+		if !d.stranded(i) {
+			continue
+		}
+		if d.refuges[i] = d.refuge(i); d.refuges[i] == nobody && left > 0 {
+			d.least[i]++ // until one is free that it can have alone
+			left--
+		}
+	}
+	d.ideals = idealsOf(float64(total), d.unit, claims, d.least)
 	return d
+}
+
+// stranded reports whether a claim that could do with one group has none that it can
+// have alone.
+func (d *division) stranded(i int) bool {
+	c := d.claims[i]
+	return c.Least <= 1 && len(c.Unfit) > 0 && !slices.ContainsFunc(c.Ordered, func(g int) bool {
+		return !slices.Contains(c.Unfit, g) && (g != d.odd || len(c.Ordered) == 1)
+	})
+}
+
+// refuge is a free ordinary group that a claim can have alone, as far as is known, and
+// that is nobody else's refuge; nobody where there is none.
+func (d *division) refuge(i int) int {
+	for _, g := range d.nearest(i, d.free()) {
+		if g != d.odd && !slices.Contains(d.claims[i].Unfit, g) {
+			return g
+		}
+	}
+	return nobody
+}
+
+// free are the groups that nobody may be running on and that are nobody's refuge.
+func (d *division) free() (groups []int) {
+	for g, owner := range d.owner {
+		if owner == nobody && !slices.Contains(d.refuges, g) {
+			groups = append(groups, g)
+		}
+	}
+	return groups
+}
+
+// countable is how many groups there are for what models need: a tiny one is none,
+// but where there are not enough.
+func (d *division) countable() int {
+	if d.tiny() && len(d.claims) < len(d.sms) {
+		return len(d.sms) - 1
+	}
+	return len(d.sms)
 }
 
 // leastOf says how many of the groups each claim gets at least: one, and what it needs
@@ -195,21 +265,24 @@ func idealsOf(total, unit float64, claims []Claim, least []int) []float64 {
 
 // count decides how many groups each claim gets.
 func (d *division) count() {
-	left, alone := len(d.sms), false
+	d.left = len(d.sms)
+	alone, spare := false, false // of the odd group: its owner has nothing else; nobody needs it
 	if d.odd >= 0 {
-		left--
-		alone = d.giveOdd(left)
+		d.left--
+		if spare = d.countable() == d.left; !spare {
+			alone = d.giveOdd(d.left)
+		}
 	}
 	have := make([]float64, len(d.claims))
 	had := make([]float64, len(d.claims))
 	give := func(i int) {
 		d.units[i]++
 		have[i] += d.unit
-		left--
+		d.left--
 	}
 	for i, c := range d.claims {
-		for _, g := range c.Ordered {
-			had[i] += float64(d.sms[g])
+		if had[i] = d.had(c); spare && slices.Contains(c.Ordered, d.odd) {
+			had[i] -= float64(d.sms[d.odd])
 		}
 		if i == d.oddOf {
 			have[i] = float64(d.sms[d.odd])
@@ -226,26 +299,76 @@ func (d *division) count() {
 		}
 		return d.ideals[i] - have[i]
 	}
+	loyal := func(i int) float64 {
+		lack := lacks(i)
+		if lack > trifle*d.unit && had[i] > have[i] {
+			lack += loyalty * d.unit
+		}
+		return lack
+	}
 	// Whole groups first, then the remainders: one group a claim, the largest first.
-	for left > 0 {
+	for d.left > 0 {
 		i, lack := most(len(d.claims), lacks)
 		if lack <= d.unit {
 			break
 		}
 		give(i)
 	}
-	for left > 0 {
-		i, lack := most(len(d.claims), func(i int) float64 {
-			lack := lacks(i)
-			if lack > trifle*d.unit && had[i] > have[i] {
-				lack += loyalty * d.unit
-			}
-			return lack
-		})
+	for d.left > 0 {
+		i, lack := most(len(d.claims), loyal)
 		if lack <= trifle*d.unit {
 			break
 		}
 		give(i)
+	}
+	if spare {
+		for i, c := range d.claims {
+			if had[i] = have[i]; slices.Contains(c.Ordered, d.odd) {
+				had[i]++
+			}
+		}
+		if i, lack := most(len(d.claims), loyal); lack > trifle*d.unit {
+			d.oddOf = i
+		}
+	}
+}
+
+// had is how many multiprocessors a claim was ordered last.
+func (d *division) had(c Claim) (sms float64) {
+	for _, g := range c.Ordered {
+		sms += float64(d.sms[g])
+	}
+	return sms
+}
+
+// tiny reports whether the odd group is smaller than the others.
+func (d *division) tiny() bool { return d.odd >= 0 && float64(d.sms[d.odd]) < d.unit }
+
+// steady takes back what is a group more or less and not worth a move. Groups of 8 are
+// never that.
+func (d *division) steady() {
+	change := func(i, by int) bool {
+		n := 0
+		for _, g := range d.claims[i].Ordered {
+			if g != d.odd {
+				n++
+			} else if i != d.oddOf {
+				return false
+			}
+		}
+		return n > 0 && d.units[i]-n == by && (i != d.oddOf || slices.Contains(d.claims[i].Ordered, d.odd))
+	}
+	for i, c := range d.claims {
+		if change(i, 1) && d.units[i] > d.least[i] && d.ideals[i]-d.had(c) <= min(lackSMs, d.unit) {
+			d.units[i]--
+			d.left++
+		}
+	}
+	for i, c := range d.claims {
+		if d.left > 0 && change(i, -1) && d.had(c)-d.ideals[i] <= min(excessSMs, d.unit) {
+			d.units[i]++
+			d.left--
+		}
 	}
 }
 
@@ -260,32 +383,66 @@ func most(n int, of func(i int) float64) (found int, value float64) {
 	return found, value
 }
 
-// giveOdd gives the odd group to who has it while that is of use, else to the
-// largest claim; to nobody where ordinary groups serve everyone. It reports whether
-// its new owner shall have nothing else: one that has only the odd group keeps it
-// until an ordinary one is free, for it could only wait for one while others may
-// wait for this.
+// giveOdd gives the odd group to who has it while its share asks for it, else to who
+// wants most beyond what its model needs; to nobody where ordinary groups serve
+// everyone. It reports whether its new owner shall have nothing else: one that cannot do
+// without the odd group keeps it until ordinary ones are free, for it could only wait for
+// one while others may wait for this.
 func (d *division) giveOdd(units int) (alone bool) {
-	one := d.unit * (1 + trifle) // up to here an ordinary group is enough
-	free := slices.Contains(d.owner[:d.odd], nobody)
-	largest, sum := 0, 0.0
+	// What a model needs is no share: ordinary groups are enough for it.
+	beyond := func(i int) float64 { return d.ideals[i] - d.unit*float64(d.least[i]) }
+	useful := func(i int) bool { return beyond(i) > d.unit*trifle && !d.unfitAlone(i) }
+	best, holder, sum := 0, nobody, 0.0
 	for i, c := range d.claims {
 		if slices.Contains(c.Ordered, d.odd) {
-			useful := d.ideals[i] > one
-			if useful || len(c.Ordered) == 1 && !free {
+			holder = i
+			free := d.freeUnits()
+			if d.refuges[i] != nobody {
+				free++
+			}
+			if useful(i) || free < d.least[i]-len(c.Ordered)+1 {
 				d.oddOf = i
-				return !useful
+				return !useful(i) && d.least[i] == 1
 			}
 		}
-		if d.ideals[i] > d.ideals[largest] {
-			largest = i
+		if d.before(i, best, beyond) {
+			best = i
 		}
 		sum += d.ideals[i]
 	}
-	if d.ideals[largest] > one || len(d.claims) > units || sum > float64(units)*d.unit {
-		d.oddOf = largest
+	switch short := len(d.claims) > units || sum > float64(units)*d.unit; {
+	case useful(best):
+		d.oddOf = best
+	case short && holder != nobody && !d.unfitAlone(holder):
+		d.oddOf = holder
+	case short:
+		d.oddOf = best
 	}
 	return false
+}
+
+// freeUnits is how many ordinary groups are free.
+func (d *division) freeUnits() (n int) {
+	for _, g := range d.free() {
+		if g != d.odd {
+			n++
+		}
+	}
+	return n
+}
+
+// before reports whether the odd group is better given to one claim than to another.
+func (d *division) before(i, other int, beyond func(int) float64) bool {
+	if a, b := d.unfitAlone(i), d.unfitAlone(other); a != b {
+		return b
+	}
+	return beyond(i) > beyond(other)
+}
+
+// unfitAlone reports whether a claim would have the odd group and nothing else, on which
+// its model does not run.
+func (d *division) unfitAlone(i int) bool {
+	return d.least[i] == 1 && d.ideals[i]-float64(d.sms[d.odd]) <= trifle*d.unit && slices.Contains(d.claims[i].Unfit, d.odd)
 }
 
 // choose decides which groups they are.
@@ -312,6 +469,11 @@ func (d *division) choose() {
 			}
 		}
 	}
+	for i, g := range d.refuges {
+		if g != nobody && lacks(i) {
+			give(i, g)
+		}
+	}
 	for i, c := range d.claims {
 		take(i, c.Ordered)
 	}
@@ -326,7 +488,7 @@ func (d *division) choose() {
 			leaving = append(leaving, g)
 		}
 	}
-	// Free ones go first to who must leave all that it has, since others wait for
+	// Free ones go first to who must leave what it cannot do without, since others wait for
 	// that; then to who has nothing, to start at once. The rest have something to run
 	// on while they wait.
 	order := make([]int, len(d.claims))
@@ -336,7 +498,7 @@ func (d *division) choose() {
 		switch {
 		case len(c.Ordered) == 0:
 			urgency[i] = 1
-		case len(d.targets[i]) == 0:
+		case len(d.targets[i]) < min(d.least[i], len(c.Ordered)):
 			urgency[i] = 2
 		}
 	}
@@ -354,14 +516,21 @@ func (d *division) choose() {
 // nearest sorts groups by how near they are to a claim's home: the claims live in
 // their order along the groups, the first at one end, the last at the other. A set
 // of groups costs a process memory once (cuda.Context.Green): the fewer, the better.
+// Those that its model does not run on alone are the last.
 func (d *division) nearest(i int, groups []int) []int {
 	last := max(1, len(d.claims)-1)
 	far := func(g int) int { // in parts of a group, last of them
 		off := g*last - i*(len(d.sms)-1)
 		return max(off, -off)
 	}
+	unfit := func(g int) int {
+		if slices.Contains(d.claims[i].Unfit, g) {
+			return 1
+		}
+		return 0
+	}
 	out := slices.Clone(groups)
-	slices.SortStableFunc(out, func(a, b int) int { return cmp.Compare(far(a), far(b)) })
+	slices.SortStableFunc(out, func(a, b int) int { return cmp.Or(cmp.Compare(unfit(a), unfit(b)), cmp.Compare(far(a), far(b))) })
 	return out
 }
 
@@ -382,9 +551,15 @@ func (d *division) orders() []Order {
 		now := can
 		if len(can) < len(target) && len(c.Ordered) > 0 {
 			// One move when all is free, not one for each that leaves.
-			if now = kept; len(kept) == 0 {
+			switch now = kept; {
+			case len(kept) >= min(d.least[i], len(c.Ordered)):
+			case slices.Contains(can, d.refuges[i]):
+				now = can // others may wait for what it leaves
+			default:
 				now = slices.Clone(c.Ordered)
 			}
+		} else if len(can) == 1 && len(target) > 1 && (can[0] == d.odd && d.tiny() || slices.Contains(c.Unfit, can[0])) {
+			now = nil // a start there would fail
 		}
 		out[i] = Order{ID: c.ID, Target: target, Now: now}
 	}
