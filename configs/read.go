@@ -441,18 +441,6 @@ func (f *Function) receivesReplay() error {
 	return nil
 }
 
-// SourcesOf is how many sources, each with a thread that receives, a function has: as many as
-// receivers, as DPDK's queues, or one that plays a capture.
-func (c *Config) SourcesOf(f Function) int {
-	switch {
-	case f.Replay.File != "":
-		return 1
-	case c.Source.DPDK != nil:
-		return c.Source.DPDK.Queues
-	}
-	return c.ReceiversOf(f)
-}
-
 // ReceiversOf is how many receivers a function has that kernel sockets feed.
 func (c *Config) ReceiversOf(f Function) int { return max(1, cmp.Or(f.Receivers, c.Receivers)) }
 

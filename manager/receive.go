@@ -52,7 +52,7 @@ const burst = 256
 const afterReceiveError = 10 * time.Millisecond
 
 func (r *receiver) receive() {
-	lockDataPath() // never unlocked: the thread ends with the goroutine
+	defer lockDataPath()() // never unlocked: the thread ends with the goroutine
 	f := r.f
 	var events aggregate.Events
 	var out outbox

@@ -25,7 +25,7 @@ import (
 const replyPatience = int64(time.Second)
 
 func (in *instance) reply() {
-	lockDataPath() // never unlocked: the thread ends with the goroutine
+	defer lockDataPath()() // never unlocked: the thread ends with the goroutine
 	f := in.f
 	t := &replyTurn{in: in, observe: f.m.metrics.of(f.name), sides: make([]replySide, len(f.receivers))}
 	slots := make([]uint32, f.geometry.Slots)

@@ -1,11 +1,12 @@
 package manager
 
 import (
-	"os"
 	"runtime"
-	"strconv"
+	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/shm/cpuset"
 )
 
 // dataPathNice is the priority of the data path's threads: they run for
@@ -18,25 +19,57 @@ const dataPathNice = -15
 // behind those that do not sleep.
 const processNice = -10
 
+// spareProcs are for the control loop, HTTP and the garbage collector: the data path's threads
+// block in system calls, and must never wait for a place to run when they come back.
+const spareProcs = 4
+
+// dataPath counts the threads of the data path, of all functions.
+var dataPath struct {
+	mu      sync.Mutex
+	threads int
+}
+
 // lockDataPath locks a goroutine of the data path to a thread of its own, with a
 // higher priority where the process may ask for one (root, or CAP_SYS_NICE); it
-// runs without it as well.
-func lockDataPath() {
+// runs without it as well. There is a place to run (GOMAXPROCS) for each. The goroutine calls
+// leave when it ends, and the thread ends with it.
+func lockDataPath() (leave func()) {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), dataPathNice)
+	dataPath.mu.Lock()
+	defer dataPath.mu.Unlock()
+	dataPath.threads++
+	if procs := dataPath.threads + spareProcs; procs > runtime.GOMAXPROCS(0) {
+		runtime.GOMAXPROCS(procs)
+	}
+	return func() {
+		dataPath.mu.Lock()
+		defer dataPath.mu.Unlock()
+		dataPath.threads--
+	}
 }
 
 // RaiseProcess gives the threads that this process has, and those that they start, a higher
 // priority than others', where it may ask for one. It is for a process that is a manager
-// and nothing else.
+// and nothing else: what it starts would have that priority, too. Those of the data path keep theirs.
 func RaiseProcess() {
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return
-	}
-	for _, t := range tasks {
-		if id, err := strconv.Atoi(t.Name()); err == nil {
-			_ = unix.Setpriority(unix.PRIO_PROCESS, id, processNice)
+	// A thread inherits from the one that made it, so a second look finds any that was made
+	// during the first.
+	for range 2 {
+		threads, err := cpuset.Threads()
+		if err != nil {
+			return
+		}
+		for _, id := range threads {
+			if now, err := niceOf(id); err == nil && now > processNice {
+				_ = unix.Setpriority(unix.PRIO_PROCESS, id, processNice)
+			}
 		}
 	}
+}
+
+// niceOf is the nice value of a thread. The system call gives 20 less it, which is never negative.
+func niceOf(thread int) (int, error) {
+	raw, err := unix.Getpriority(unix.PRIO_PROCESS, thread)
+	return 20 - raw, err
 }

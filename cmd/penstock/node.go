@@ -105,17 +105,10 @@ func managerCommand() *cobra.Command {
 	return cmd
 }
 
-// spareProcs are for the control loop, HTTP and the garbage collector: the data
-// path's threads block in system calls, and must never wait for a place to run
-// when they come back.
-const spareProcs = 4
-
 func runManager(ctx context.Context, c configs.Config, log zerolog.Logger) error {
-	threads := spareProcs
-	for _, f := range c.Functions {
-		threads += c.SourcesOf(f) + f.Instances
-	}
-	runtime.GOMAXPROCS(max(threads, runtime.NumCPU()))
+	// From now on Go leaves it as it is, however few CPUs the process is pinned to; the manager
+	// raises it as its data path wants.
+	runtime.GOMAXPROCS(runtime.NumCPU())
 	manager.RaiseProcess()
 	shm.Spin = max(shm.Spin, c.BusyPoll)
 	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)

@@ -1,0 +1,85 @@
+package manager
+
+import (
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/shm/cpuset"
+)
+
+// Each thread of the data path has a place to run, also those of a function that is added later.
+func TestEachThreadOfTheDataPathHasAPlaceToRun(t *testing.T) {
+	before := runtime.GOMAXPROCS(1)
+	defer runtime.GOMAXPROCS(before)
+	card := testCard()
+	newBed(t, card, 50, 50) // a receive thread and two reply threads
+	added := newBed(t, card, 25, 25, 25)
+	const threads = 3 + 4
+	added.eventually("there is a place for each thread, and some to spare", func() bool { return runtime.GOMAXPROCS(0) >= threads+spareProcs })
+}
+
+func TestRaiseProcessRaisesEveryThread(t *testing.T) {
+	own, err := niceOf(unix.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own <= processNice {
+		t.Skipf("these threads have a nice value of %d: want one above %d", own, processNice)
+	}
+	niceness := func() map[int]int {
+		threads, err := cpuset.Threads()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := map[int]int{}
+		for _, id := range threads {
+			if nice, err := niceOf(id); err == nil {
+				all[id] = nice
+			}
+		}
+		return all
+	}
+	// One that is of the data path, and stays so.
+	id, end, ended := make(chan int), make(chan bool), make(chan bool)
+	go func() {
+		defer close(ended)
+		defer lockDataPath()()
+		id <- unix.Gettid()
+		<-end
+	}()
+	first := <-id
+	defer func() {
+		close(end)
+		<-ended
+		for range 2 { // as it was, for other tests
+			for id := range niceness() {
+				_ = unix.Setpriority(unix.PRIO_PROCESS, id, own)
+			}
+		}
+	}()
+	had := niceness()
+	RaiseProcess()
+	want := processNice
+	if had[first] != dataPathNice {
+		want = own // without the right to it everything stays as it was
+	}
+	for id, nice := range niceness() {
+		switch {
+		case id == first && nice != had[first]:
+			t.Errorf("the data path's thread has nice %d, want %d still", nice, had[first])
+		case id != first && nice != want && had[id] > want:
+			t.Errorf("thread %d of the process has nice %d, want %d", id, nice, want)
+		}
+	}
+	made := make(chan int)
+	go func() { // locked, and never unlocked: its thread is one of its own
+		runtime.LockOSThread()
+		nice, _ := niceOf(unix.Gettid())
+		made <- nice
+	}()
+	if nice := <-made; nice != want {
+		t.Errorf("a thread that came later has nice %d, want %d", nice, want)
+	}
+}
