@@ -28,7 +28,8 @@ type metrics struct {
 
 // Stages of a request, in order (design.md, "the way of a request").
 const (
-	stageAggregate = iota // first piece -> whole
+	stageSocket    = iota // first piece at the machine -> received
+	stageAggregate        // first piece received -> whole
 	stageQueue            // whole -> dispatched
 	stageGather           // dispatched -> batch tensor ready
 	stageInfer            // gathered -> outputs ready
@@ -37,7 +38,7 @@ const (
 	numStages
 )
 
-var stageNames = [numStages]string{"aggregate", "queue", "gather", "infer", "reply", "release"}
+var stageNames = [numStages]string{"socket", "aggregate", "queue", "gather", "infer", "reply", "release"}
 
 func newMetrics(m *Manager) *metrics {
 	// 50 µs to 13 s in steps of 1.5: an SLO of 10 ms is told from 7 and 15.
@@ -46,7 +47,7 @@ func newMetrics(m *Manager) *metrics {
 		registry: prometheus.NewRegistry(),
 		request: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "penstock_request_seconds", Buckets: latency,
-			Help: "Time from a request's first piece to its reply.",
+			Help: "Time from the arrival of a request's first piece at the machine to its reply.",
 		}, []string{"function"}),
 		stage: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "penstock_stage_seconds", Buckets: prometheus.ExponentialBuckets(5e-6, 2, 22),

@@ -124,7 +124,7 @@ func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 	now := shm.Now()
 	result := wire.Result{
 		Status: wire.Status(said.Status), Kind: wire.Kind(said.Kind), Batch: said.Batch, ModelVersion: said.ModelVersion,
-		Aggregate: time.Duration(origin.Whole - origin.FirstPiece),
+		Aggregate: time.Duration(origin.Whole - origin.Received),
 	}
 	if !sane(&result, &said, len(payload), origin.Whole, now) {
 		result = wire.Result{Status: wire.StatusFailed, ModelVersion: f.version.Load(), Aggregate: result.Aggregate}
@@ -175,7 +175,8 @@ func (t *replyTurn) finish() {
 	for i := range t.stages {
 		s := &t.stages[i]
 		t.observe.request.Observe(seconds(sent - s.FirstPiece))
-		t.observe.stages[stageAggregate].Observe(seconds(s.Whole - s.FirstPiece))
+		t.observe.stages[stageSocket].Observe(seconds(s.Received - s.FirstPiece))
+		t.observe.stages[stageAggregate].Observe(seconds(s.Whole - s.Received))
 		if s.result.Inferred == 0 {
 			continue
 		}

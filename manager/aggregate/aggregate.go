@@ -117,7 +117,7 @@ type request struct {
 	extended bool // the extension has come
 	wishes   uint8
 
-	first    int64 // first piece
+	first    int64 // first piece, received
 	arrived  int64 // the same, at the machine: it may have waited to be received
 	whole    int64
 	progress int64 // last new piece
@@ -587,7 +587,7 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 	for slot := a.age.head; slot != none && a.slots[slot].first+int64(a.config.Deadline) <= a.now; slot = a.age.head {
 		r := &a.slots[slot]
 		result := wire.Result{
-			Status: wire.StatusIncomplete, Missing: r.count - uint16(r.got), Aggregate: time.Duration(a.now - r.arrived), SentAt: r.sentAt,
+			Status: wire.StatusIncomplete, Missing: r.count - uint16(r.got), Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt,
 		}
 		a.stats.Incomplete++
 		a.vacate(slot, events)
@@ -653,7 +653,7 @@ func (a *Aggregator) evict(slot uint32, shed bool, events *Events) {
 	r := &a.slots[slot]
 	a.stats.Evicted++
 	a.vacate(slot, events)
-	result := wire.Result{Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.arrived), SentAt: r.sentAt}
+	result := wire.Result{Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt}
 	if shed {
 		result.Credit = a.credit(r.client)
 	}
@@ -684,9 +684,9 @@ func (a *Aggregator) vacate(slot uint32, events *Events) {
 type Origin struct {
 	From      netip.AddrPort
 	RequestID uint32
-	// FirstPiece, when it arrived at the machine, and Whole are in nanoseconds of shm.Now's
-	// clock.
-	FirstPiece, Whole int64
+	// FirstPiece is when the first piece arrived at the machine, Received when it was received
+	// there, Whole when the last one was: nanoseconds of shm.Now's clock.
+	FirstPiece, Received, Whole int64
 	// SentAt is the client's own time, to be echoed.
 	SentAt uint64
 }
@@ -698,7 +698,7 @@ func (a *Aggregator) Origin(slot uint32) (o Origin, ok bool) {
 		return Origin{}, false
 	}
 	r := &a.slots[slot]
-	return Origin{From: r.from, RequestID: r.id, FirstPiece: r.arrived, Whole: r.whole, SentAt: r.sentAt}, true
+	return Origin{From: r.from, RequestID: r.id, FirstPiece: r.arrived, Received: r.first, Whole: r.whole, SentAt: r.sentAt}, true
 }
 
 // End ends a whole request with its answer: its spans go to events.Release, its

@@ -42,7 +42,7 @@ func TestAggregatorMakesARequestWholeInAnyOrder(t *testing.T) {
 					ID: 7, Pieces: testCount, Bytes: testRequest, FirstPiece: first, Whole: b.now, Deadline: first + int64(b.config.SLO),
 				})
 				o, ok := b.a.Origin(slot)
-				want(b, "origin", o, Origin{From: camera, RequestID: 7, FirstPiece: first, Whole: b.now})
+				want(b, "origin", o, Origin{From: camera, RequestID: 7, FirstPiece: first, Received: first, Whole: b.now})
 				want(b, "origin is known", ok, true)
 			})
 		})
@@ -591,7 +591,7 @@ func TestWhatWaitedToBeReceivedCountsFromItsArrival(t *testing.T) {
 		want(b, "first piece", r.FirstPiece, began-int64(waited))
 		want(b, "deadline", r.Deadline, began-int64(waited)+int64(b.config.SLO))
 		origin, _ := b.a.Origin(slot)
-		want(b, "origin", origin.FirstPiece, r.FirstPiece)
+		want(b, "origin", origin, Origin{From: camera, RequestID: 1, FirstPiece: r.FirstPiece, Received: began, Whole: b.now})
 		b.end(slot, wire.StatusOK, "")
 		// A clock that is ahead is not believed.
 		ahead := b.land(camera, piece{id: 2}.datagram(), 0)
@@ -600,6 +600,34 @@ func TestWhatWaitedToBeReceivedCountsFromItsArrival(t *testing.T) {
 		slot = b.send(camera, all(2, 0)...).Whole[0]
 		want(b, "first piece of one that is yet to come", b.table.requests[slot].FirstPiece, b.now)
 	})
+}
+
+// Clients take what is not in a result's times for the way, on which requests are that the manager
+// has not seen (docs/wire.md, Credit): so what waits in a socket is not in them.
+func TestWhatClientsAreToldCountsFromReception(t *testing.T) {
+	for _, test := range []struct {
+		what string
+		end  func(b *bed) *Events
+	}{
+		{"incomplete", func(b *bed) *Events { return b.pass(b.config.Deadline) }},
+		{"evicted", func(b *bed) *Events {
+			b.now += int64(b.config.Deadline)
+			b.events.Reset()
+			b.a.EvictOldest(b.now, &b.events)
+			b.settle()
+			return &b.events
+		}},
+	} {
+		onBed(t, nil, func(b *bed) {
+			first := b.land(camera, piece{id: 1}.datagram(), 0)
+			first.Arrived = b.now - int64(20*time.Millisecond)
+			b.add(first)
+			told := test.end(b).Told
+			if len(told) != 1 || told[0].Aggregate != b.config.Deadline {
+				t.Errorf("%s: told %+v, want one answer with an aggregate of %v", test.what, told, b.config.Deadline)
+			}
+		})
+	}
 }
 
 func TestTheExtensionCountsOnPieceZeroOnly(t *testing.T) {
