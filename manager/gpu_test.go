@@ -986,11 +986,17 @@ func TestANodeOnAGPUComesToRest(t *testing.T) {
 		b := newNode(t, "cuda", h200(), mechanismMPS)
 		b.log = b.log.Level(5)
 		names, need := []string{"a", "b", "c"}, map[string]int{}
-		b.needs = func(v victim) int { return need[v.name] }
+		bad := map[string][]int{}
+		b.needs = func(v victim) int {
+			if p := b.fakes[v]; len(p.to) == 1 && slices.Contains(bad[v.name], p.to[0]) {
+				return max(2, need[v.name])
+			}
+			return need[v.name]
+		}
 		for range rapid.IntRange(5, 30).Draw(r, "events") {
 			name := rapid.SampledFrom(names).Draw(r, "function")
 			f := b.function(name)
-			switch rapid.SampledFrom([]string{"add", "share", "remove", "break", "kill", "stuck", "free", "replace", "lose", "need"}).Draw(r, "event") {
+			switch rapid.SampledFrom([]string{"add", "share", "remove", "break", "kill", "stuck", "free", "replace", "lose", "need", "unfit"}).Draw(r, "event") {
 			case "add":
 				if f == nil {
 					if err := b.add(named(name, 30)); err != nil {
@@ -1027,6 +1033,8 @@ func TestANodeOnAGPUComesToRest(t *testing.T) {
 				b.stuck = false
 			case "need":
 				need[name] = rapid.IntRange(0, 4).Draw(r, "groups")
+			case "unfit":
+				bad[name] = rapid.SliceOfN(rapid.IntRange(0, 15), 0, 8).Draw(r, "unfit")
 			case "replace":
 				if f != nil && !f.removing {
 					f.replace(testCard(), "other")
