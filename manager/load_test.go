@@ -196,6 +196,54 @@ func TestALoadThatStepsIsAnotherLoad(t *testing.T) {
 	}
 }
 
+// The mean of a load that was says nothing of the one that comes: nobody is cut for it
+// between the two.
+func TestNobodyIsCutWhileItsLoadRises(t *testing.T) {
+	b := newNode(t, "cpu", nil, "governor", named("a", 40))
+	b.turns()
+	in, now := b.instance("a", 0), time.Now()
+	in.f.slo = 50 * time.Millisecond
+	b.cfg.Shares.Tune = false // until it could be cut
+	look := func(requests int) {
+		b.goThrough(in, &now, enoughTime, requests, 5*time.Millisecond, 5*time.Millisecond)
+	}
+	for range 6 {
+		look(400)
+	}
+	b.cfg.Shares.Tune = true
+	look(900)
+	if got := in.pair.Share(); got != 40 || in.load.known {
+		t.Errorf("it has %v %% of 40 after one look at twice the load, observed %+v", got, in.load.observed)
+	}
+	look(400)
+	if got := in.pair.Share(); got >= 40 {
+		t.Errorf("it has %v %% of 40 when that was one burst, observed %+v", got, in.load.observed)
+	}
+}
+
+// A ticker is a little early or late. A share stays for a hold-down, and not by chance for
+// an interval more.
+func TestAHoldDownEndsWithTheLookThatIsMeant(t *testing.T) {
+	cfg := configs.Shares{MinimumPercent: 5, DefaultPercent: 30, ThresholdPercent: 5, HoldDown: time.Second, Interval: 200 * time.Millisecond}
+	shares, err := share.NewController(shareConfig(cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := share.ID{IF: "a"}
+	if err := shares.Add(id, 40); err != nil {
+		t.Fatal(err)
+	}
+	const early = 100 * time.Microsecond
+	shares.Step(early, nil)
+	short := map[share.ID]share.Observation{id: {Latency: 75 * time.Millisecond, SLO: 50 * time.Millisecond, Throughput: 100, ArrivalRate: 50}}
+	if p := shares.Step(800*time.Millisecond, short); len(p.Changes) != 0 {
+		t.Errorf("changes %+v a look before the end of the hold-down", p.Changes)
+	}
+	if p := shares.Step(time.Second, short); len(p.Changes) != 1 {
+		t.Errorf("changes %+v at its end, want one", p.Changes)
+	}
+}
+
 // The next burst needs what the last one did.
 func TestAPauseBetweenBurstsIsNoLoad(t *testing.T) {
 	var l instanceLoad

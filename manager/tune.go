@@ -21,7 +21,9 @@ func shareConfig(c configs.Shares) share.Config {
 	s.MinimumPercent = c.MinimumPercent
 	s.UnknownPercent = c.DefaultPercent
 	s.ThresholdPercent = c.ThresholdPercent
-	s.HoldDown = c.HoldDown
+	// Shares are looked at every interval, a little sooner or later: the look at the end of a
+	// hold-down is meant, not by chance the next.
+	s.HoldDown = max(0, c.HoldDown-c.Interval/2)
 	s.SpreadSlack = c.SpreadSlack
 	s.Steps = c.Steps
 	return s
@@ -259,7 +261,9 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	if o.AggregationBound {
 		in.bound = "aggregation"
 	}
-	load.observed, load.known = o, haveLatency && haveThroughput && load.observations >= enough
+	// After one rate far above the mean, the mean is perhaps of a load that was: the next
+	// look says so. Until then nothing is cut for it.
+	load.observed, load.known = o, haveLatency && haveThroughput && load.observations >= enough && load.aside <= 0
 	return load.observed, load.known
 }
 

@@ -33,7 +33,8 @@ var (
 //     not enough for all, demands do not follow the grants that follow them: one
 //     that is not granted in full stands until the objective is met.
 //  3. What may not change is pinned: IFs in their hold-down, and changes within
-//     the threshold. The rest is allocated among the others.
+//     the threshold, but for cuts without which another IF would go short by more.
+//     The rest is allocated among the others.
 //
 // After an IF was added, replaced or removed, the next Step passes over hold-downs.
 type Controller struct {
@@ -284,17 +285,22 @@ func (c *Controller) allocate(held, free []*member) []Grant {
 		total -= m.percent
 	}
 	total = max(0, total) // a change that failed may leave more than 100 out
-	if c.cfg.SpreadSlack && !c.wanting(total, free) {
+	if c.cfg.SpreadSlack && len(c.owed(total, free)) == 0 {
 		return nil // what could change is slack alone
 	}
 	grants := c.worthwhile(total, free, true)
-	// Small cuts are not worth a swap, but for an IF that would go short by them
-	// and has no share to fall back on.
-	for _, ideal := range c.cfg.divide(total, c.demands(free)) {
-		for _, g := range grants {
-			if g.ID == ideal.ID && c.members[g.ID].percent == 0 && g.Percent < ideal.Percent && !c.small(ideal.Percent, g.Percent) {
-				return c.worthwhile(total, free, false)
-			}
+	gets := make(map[ID]float64)
+	for _, m := range free {
+		gets[m.id] = m.percent
+	}
+	for _, g := range grants {
+		gets[g.ID] = g.Percent
+	}
+	// Small cuts are not worth a swap, but for an IF that would go short by them: a little
+	// of a large share is a good part of a small one.
+	for _, owed := range c.owed(total, free) {
+		if got := gets[owed.ID]; got < owed.Percent && !c.small(owed.Percent, got) {
+			return c.worthwhile(total, free, false)
 		}
 	}
 	return grants
@@ -321,16 +327,15 @@ func (c *Controller) worthwhile(total float64, free []*member, sparing bool) []G
 	}
 }
 
-// wanting reports whether an IF is owed more than it has, slack left aside.
-func (c *Controller) wanting(total float64, free []*member) bool {
+// owed are the grants to those of free that would get more than they have, by more than the
+// threshold, slack left aside.
+func (c *Controller) owed(total float64, free []*member) []Grant {
 	frugal := c.cfg
 	frugal.SpreadSlack = false
-	for _, g := range frugal.divide(total, c.demands(free)) {
-		if has := c.members[g.ID].percent; g.Percent > has && !c.small(has, g.Percent) {
-			return true
-		}
-	}
-	return false
+	return slices.DeleteFunc(frugal.divide(total, c.demands(free)), func(g Grant) bool {
+		has := c.members[g.ID].percent
+		return g.Percent <= has || c.small(has, g.Percent)
+	})
 }
 
 // small reports whether a change of share is within the threshold.

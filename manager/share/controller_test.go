@@ -266,13 +266,43 @@ func TestSmallChangesAreNotMade(t *testing.T) {
 				}
 			}
 			p := k.Step(time.Duration(i)*time.Second, seen)
+			small := func(ch Change) bool { return math.Abs(ch.To-ch.From) <= ch.From*0.05 }
+			forIt := slices.ContainsFunc(p.Changes, func(ch Change) bool { return ch.To > ch.From && !small(ch) })
 			for _, ch := range p.Changes {
-				if math.Abs(ch.To-ch.From) <= ch.From*0.05 {
-					t.Fatalf("changed %+v, less than 5 %%", ch)
+				if small(ch) && (ch.To > ch.From || !forIt) {
+					t.Fatalf("changed %+v, less than 5 %%, of %+v", ch, p.Changes)
 				}
 			}
 		}
 	})
+}
+
+// A twentieth of a large share is a good part of a small one: it is not kept from who goes
+// short by it.
+func TestASmallCutIsMadeForOneThatGoesShortByIt(t *testing.T) {
+	for _, spread := range []bool{false, true} {
+		c := DefaultConfig()
+		c.SpreadSlack = spread
+		k := newController(t, c)
+		for id, percent := range map[ID]float64{face: 74, detect: 26} {
+			if err := k.Add(id, percent); err != nil {
+				t.Fatal(err)
+			}
+		}
+		k.Step(0, nil)
+		lacks := func(part float64) Observation { // of its throughput
+			return Observation{Latency: 51 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 100 * (1 + part), Fits: true}
+		}
+		content := Observation{Latency: 49 * ms, SLO: 50 * ms, Throughput: 100, ArrivalRate: 104, Fits: true}
+		// What detect lacks is within its own threshold: face keeps what it has.
+		if p := k.Step(10*time.Second, map[ID]Observation{face: content, detect: lacks(0.04)}); len(p.Changes) != 0 {
+			t.Errorf("spread %v: changes %+v for little, want none", spread, p.Changes)
+		}
+		p := k.Step(11*time.Second, map[ID]Observation{face: content, detect: lacks(0.12)})
+		if shareOf(p, detect) < 29 || shareOf(p, face) < 70.5 {
+			t.Errorf("spread %v: shares %v and %v, want 29 and what is left of 74", spread, shareOf(p, detect), shareOf(p, face))
+		}
+	}
 }
 
 // Whatever comes, goes, is observed or fails, no more than 100 % is ever out,

@@ -53,7 +53,7 @@ type Config struct {
 	// does not wait for it.
 	HoldDown time.Duration
 	// HeadroomPercent of what a smaller share is computed to need is left on top
-	// when a share is cut.
+	// when a share is cut; ThresholdPercent at most where batches fit (Tune).
 	HeadroomPercent float64
 	// Memory is for how long it is remembered, while the load stays, which share
 	// proved too little and which enough.

@@ -107,6 +107,15 @@ func TestCutLeavesHeadroom(t *testing.T) {
 	if got := Tune(40, o, DefaultConfig()); got.Percent != 25 || got.Direction != Cut {
 		t.Errorf("Tune = %+v, want a cut to 25: half is needed, a quarter of that on top", got)
 	}
+	o.Fits = true // and the rate has a margin for bursts
+	if got := Tune(40, o, DefaultConfig()); got.Percent != 21 || got.Direction != Cut {
+		t.Errorf("Tune = %+v where batches fit, want a cut to 21: the threshold on top of half", got)
+	}
+	o.Throughput = 1000
+	if got := Tune(40, o, DefaultConfig()); got.Percent != 10 || got.Direction != Cut {
+		t.Errorf("Tune = %+v where latency decides, want a cut to 10", got)
+	}
+	o.Throughput, o.Fits = 100, false
 	o.ArrivalRate = 90
 	if got := Tune(40, o, DefaultConfig()); got.Percent != 40 || got.Direction != Hold {
 		t.Errorf("Tune = %+v, want 40 held: a tenth over is less than the headroom", got)

@@ -80,7 +80,9 @@ const mostRaise = 1.0
 //	surplus     (SLO - latency) / SLO        (throughput - rate) / throughput
 //
 // A shortage s needs the share · (1 + s), a surplus s leaves enough with the
-// share · (1 - s). A cut leaves HeadroomPercent on top of that.
+// share · (1 - s). A cut leaves HeadroomPercent on top of that; only ThresholdPercent where
+// batches fit and throughput decides: that is short before latency is, and its rate has a
+// margin for bursts already. A shortage within the threshold would never be made good.
 func Tune(currentPercent float64, o Observation, c Config) Decision {
 	d := Decision{Percent: c.clamp(currentPercent), Why: whyEnough}
 	if o.AggregationBound {
@@ -111,7 +113,11 @@ func Tune(currentPercent float64, o Observation, c Config) Decision {
 		if s := 1 - o.ArrivalRate/o.Throughput; s < surplus {
 			surplus, why = s, whyThroughput
 		}
-		left := (1 - surplus) * (1 + c.HeadroomPercent/100)
+		headroom := c.HeadroomPercent
+		if o.Fits && why == whyThroughput {
+			headroom = min(headroom, c.ThresholdPercent)
+		}
+		left := (1 - surplus) * (1 + headroom/100)
 		if left >= 1 {
 			return d
 		}
