@@ -338,6 +338,7 @@ var variantColours = map[string]color.Color{
 	"static":           color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
 	"penstock-shadow":  blue,
 	"penstock":         green,
+	"penstock-fine":    color.RGBA{R: 0x1b, G: 0x5e, B: 0x20, A: 0xff},
 	"penstock-restart": red,
 	"mps-streams":      color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
 	"mps-gather":       color.RGBA{R: 0xb8, G: 0x86, B: 0x0b, A: 0xff},

@@ -344,7 +344,7 @@ func (v verdict) more() string {
 }
 
 // penstocks are the variants that are Penstock whole.
-var penstocks = []string{"penstock", "penstock-shadow"}
+var penstocks = []string{"penstock", "penstock-fine", "penstock-shadow"}
 
 // verdicts are in sentences what the numbers say, exceptions named.
 func (e *evaluation) verdicts() (list []string) {
