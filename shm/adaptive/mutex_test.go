@@ -54,9 +54,11 @@ func TestSleepersAreWoken(t *testing.T) {
 	for range 50 {
 		m.Lock()
 		var threads sync.WaitGroup
+		woken := 0 // guarded by m
 		for range 4 {
 			threads.Go(func() {
 				m.Lock()
+				woken++
 				m.Unlock()
 			})
 		}
@@ -73,6 +75,9 @@ func TestSleepersAreWoken(t *testing.T) {
 		case <-ended:
 		case <-time.After(10 * time.Second):
 			t.Fatal("somebody sleeps, and the lock is free")
+		}
+		if woken != 4 {
+			t.Fatalf("%d of 4 had the lock", woken)
 		}
 	}
 }
