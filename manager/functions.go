@@ -117,14 +117,19 @@ func (m *Manager) unknown(name string) error {
 
 // Reconfigure makes the functions those of c: new ones are added, missing ones
 // removed, changed models replaced. What else changed is said to need a restart.
-// Every error is returned; what could be done is done, but where a new function cannot
-// be nothing is: its entry may be a misspelt one of a function that serves.
+// Where an entry cannot be followed none is, and every error is returned: that of a new
+// function may be a misspelt one of a function that serves. What goes wrong after that is
+// returned, too, and the rest is done.
 func (m *Manager) Reconfigure(c configs.Config) error {
 	return m.do(func() error {
 		var errs []error
 		for _, want := range c.Functions {
-			if m.function(want.Name) == nil {
+			switch f := m.function(want.Name); {
+			case f == nil:
 				_, err := m.checked(want)
+				errs = append(errs, err)
+			case !f.removing:
+				_, err := f.changed(want)
 				errs = append(errs, err)
 			}
 		}
@@ -204,29 +209,40 @@ func (m *Manager) addWaiting() {
 	})
 }
 
-// reconfigure follows a changed entry of the configuration.
-func (f *function) reconfigure(want configs.Function) error {
+// changed is the model that a changed entry of the configuration asks for, nil for the one
+// that there is. What else changed is an error.
+func (f *function) changed(want configs.Function) (*models.Card, error) {
 	have, rest := f.config, want
 	rest.Model = have.Model
 	if !reflect.DeepEqual(have, rest) {
-		return fmt.Errorf("reconfigure function %s: only its model can change while it runs; take it out of the file, save, put it back", f.name)
+		return nil, fmt.Errorf("reconfigure function %s: only its model can change while it runs; take it out of the file, save, put it back", f.name)
 	}
 	model := cmp.Or(want.Model, want.Name)
-	if model != cmp.Or(have.Model, have.Name) {
-		card, err := f.m.find(model)
-		if err != nil {
-			return fmt.Errorf("replace model of %s: %w", f.name, err)
-		}
-		end, err := f.replace(card, want.Model)
-		if err != nil {
-			return err
-		}
-		go func() {
-			if err := <-end; err != nil {
-				f.log.Error().Err(err).Msg("configuration not followed")
-			}
-		}()
+	if model == cmp.Or(have.Model, have.Name) {
+		return nil, nil
 	}
+	card, err := f.m.find(model)
+	if err != nil {
+		return nil, fmt.Errorf("replace model of %s: %w", f.name, err)
+	}
+	return card, nil
+}
+
+// reconfigure follows a changed entry of the configuration.
+func (f *function) reconfigure(want configs.Function) error {
+	card, err := f.changed(want)
+	if err != nil || card == nil {
+		return err
+	}
+	end, err := f.replace(card, want.Model)
+	if err != nil {
+		return err
+	}
+	go func() {
+		if err := <-end; err != nil {
+			f.log.Error().Err(err).Msg("configuration not followed")
+		}
+	}()
 	return nil
 }
 

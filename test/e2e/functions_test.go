@@ -274,6 +274,31 @@ func TestAMisspeltEditTakesNoFunctionAway(t *testing.T) {
 	}
 }
 
+// An edit of which one entry cannot be followed changes nothing, though others could be.
+func TestAnEditThatCannotBeFollowedIsNotFollowedByHalf(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	second := fmt.Sprintf("  - {name: second, model: %s, port: 0}\n", card)
+	nd := start(t, oneFunction(card)+second)
+	text, err := os.ReadFile(nd.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := strings.Replace(strings.Replace(string(text), second, "", 1), "{name: fn,", "{name: fn, slo: 7s,", 1) +
+		fmt.Sprintf("  - {name: third, model: %s, port: 0}\n", card)
+	if err := os.WriteFile(nd.Config, []byte(edited), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "a complaint that names the function", func() bool { return strings.Contains(nd.Log(), "reconfigure function fn") })
+	for name, want := range map[string]bool{"fn": true, "second": true, "third": false} {
+		if _, err := nd.Function(name); (err == nil) != want {
+			t.Errorf("function %s: %v; want it there: %v", name, err, want)
+		}
+	}
+	if log := nd.Log(); strings.Contains(log, "function is being removed") {
+		t.Errorf("one was removed:\n%s", log)
+	}
+}
+
 // brokenCard is right, and its model file is cut short: loading it fails.
 func brokenCard(t *testing.T) string {
 	t.Helper()
