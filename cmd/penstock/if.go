@@ -36,7 +36,7 @@ func builtIn(card *models.Card) (libml.Framework, error) {
 
 func ifCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "if",
+		Use: "if", SuggestFor: []string{"status", "functions"},
 		Short: "Be an inference function's process, or change the functions of a running node",
 		Long: `Without a verb this is the process of an inference function, which the orchestrator
 starts. The verbs change the functions of the node that runs with this runtime
@@ -66,7 +66,8 @@ folder, while it runs.`,
 		Use: "add NAME", Short: "Add a function to the running node",
 		Long: `Adds a function to the running node and waits until it serves, or says why it cannot.
 It is not written into the node's configuration file: the next edit of that file makes
-the functions those of the file again.`,
+the functions those of the file again, and so does a restart of the node, or of its
+manager alone after that died. What is to stay belongs in the file.`,
 		Example: `  penstock if add face --port 5001 --slo 25ms
   penstock if add mine --model ./mine/card.yaml --port 0`,
 		Args: arguments(1),
@@ -102,6 +103,9 @@ the functions those of the file again.`,
 	}
 	replace := &cobra.Command{
 		Use: "replace NAME CARD", Short: "Bring another model into a function; the old one serves until the new one can",
+		Long: `Brings another model into a function and waits until it serves, or says why the old one
+goes on. It is not written into the node's configuration file: a restart of the node, or
+of its manager alone after that died, begins with the file's model.`,
 		Example: `  penstock if replace face ./face-v2/card.yaml`, Args: arguments(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			model, err := cardPath(args[1])
