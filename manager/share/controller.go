@@ -285,7 +285,8 @@ func (c *Controller) allocate(held, free []*member) []Grant {
 		total -= m.percent
 	}
 	total = max(0, total) // a change that failed may leave more than 100 out
-	if c.cfg.SpreadSlack && len(c.owed(total, free)) == 0 {
+	owed := c.owed(total, free)
+	if c.cfg.SpreadSlack && len(owed) == 0 {
 		return nil // what could change is slack alone
 	}
 	grants := c.worthwhile(total, free, true)
@@ -298,8 +299,8 @@ func (c *Controller) allocate(held, free []*member) []Grant {
 	}
 	// Small cuts are not worth a swap, but for an IF that would go short by them: a little
 	// of a large share is a good part of a small one.
-	for _, owed := range c.owed(total, free) {
-		if got := gets[owed.ID]; got < owed.Percent && !c.small(owed.Percent, got) {
+	for _, o := range owed {
+		if got := gets[o.ID]; got < o.Percent && !c.small(o.Percent, got) {
 			return c.worthwhile(total, free, false)
 		}
 	}
