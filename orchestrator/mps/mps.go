@@ -365,12 +365,12 @@ func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 	for ; ; time.Sleep(5 * time.Millisecond) {
 		servers, err := c.servers(ctx)
 		c = c.after(err)
-		switch {
-		case ctx.Err() != nil:
-		case err != nil:
+		if ctx.Err() == nil { // after that all errors are the same
 			last = err
+		}
+		switch {
+		case ctx.Err() != nil, err != nil:
 		case len(servers) > 0:
-			last = nil
 			server := servers[len(servers)-1]
 			if !alive(server) {
 				break // the daemon does not know yet
@@ -382,7 +382,6 @@ func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 			}
 			c = c.after(err)
 		case told == nil:
-			last = nil
 			told = make(chan struct{})
 			go func() {
 				defer close(told)
@@ -397,8 +396,6 @@ func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 			case <-time.After(d.o.AnswerTimeout):
 			case <-ctx.Done():
 			}
-		default:
-			last = nil
 		}
 		if ctx.Err() == nil {
 			continue
