@@ -304,29 +304,30 @@ func (in *instance) needs() (least int, unfit []int) {
 				least = max(least, 2)
 			}
 		}
-		others, fewest := 0, len(in.m.device.groups())+1
-		in.m.eachInstance(func(other *instance) {
-			if on := other.servesOn(card); on != nil {
-				fewest = min(fewest, len(on))
-			}
-			for c, f := range other.floors {
-				if other == in || !sameModel(c, card) {
-					continue
-				}
-				others = max(others, f.groups)
-				for _, g := range f.unfit {
-					if !slices.Equal(in.servesOn(card), []int{g}) {
-						unfit = append(unfit, g)
-					}
-				}
-			}
-		})
-		if others <= fewest {
-			least = max(least, others)
-		}
+		others, places := in.learntByOthers(card)
+		least, unfit = max(least, others), append(unfit, places...)
 	}
 	slices.Sort(unfit)
 	return least, slices.Compact(unfit)
+}
+
+// learntByOthers is what they have found of a model and this one believes, as needs says.
+func (in *instance) learntByOthers(card *models.Card) (least int, unfit []int) {
+	own, fewest := in.servesOn(card), len(in.m.device.groups())+1
+	in.m.eachInstance(func(other *instance) {
+		if on := other.servesOn(card); on != nil {
+			fewest = min(fewest, len(on))
+		}
+		for c, f := range other.floors {
+			if other != in && sameModel(c, card) {
+				least, unfit = max(least, f.groups), append(unfit, f.unfit...)
+			}
+		}
+	})
+	if least > fewest {
+		least = 0
+	}
+	return least, slices.DeleteFunc(unfit, func(g int) bool { return slices.Equal(own, []int{g}) })
 }
 
 // least is how many groups the instance's models need, as far as is known.
