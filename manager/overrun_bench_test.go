@@ -33,21 +33,8 @@ var (
 	overrunLength  = flag.Duration("overrun.length", 6*time.Second, "how long BenchmarkOverrunNode measures, after 3 s")
 )
 
-// slowPorts are kernel sockets whose receiver sleeps for each datagram, as one that has
-// more to copy would work.
-type slowPorts struct {
-	kernelPorts
-	pause time.Duration
-}
-
-func (p slowPorts) open(port uint16, receivers int) ([]source.Source, func() error, error) {
-	all, closeSlab, err := p.kernelPorts.open(port, receivers)
-	for i, s := range all {
-		all[i] = &slowSource{Source: s, pause: int64(p.pause)}
-	}
-	return all, closeSlab, err
-}
-
+// slowSource is one whose receiver sleeps for each datagram, as one that has more to copy
+// would work.
 type slowSource struct {
 	source.Source
 	pause, busyUntil int64 // ns
@@ -76,7 +63,7 @@ func overrunNode(t testing.TB, pause, slo time.Duration, slots, buffer int) *fun
 	cfg.Aggregate.Slots = slots
 	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), done: make(chan struct{}), generations: map[place]uint32{}}
 	m.metrics = newMetrics(m)
-	m.ports = slowPorts{kernelPorts{cfg: &m.cfg}, pause}
+	m.ports = wrappedPorts{kernelPorts{cfg: &m.cfg}, func(s source.Source) source.Source { return &slowSource{Source: s, pause: int64(pause)} }}
 	card := testCard()
 	card.Input.Height, card.Input.Width = 224, 224
 	card.Outputs = []models.Output{{Name: "a", Shape: []int64{16}}}

@@ -63,20 +63,21 @@ func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
 	}
 }
 
-// latePorts are kernel sockets in which each datagram has waited.
-type latePorts struct {
+// wrappedPorts are kernel sockets that something is done to.
+type wrappedPorts struct {
 	kernelPorts
-	waited time.Duration
+	wrap func(s source.Source) source.Source
 }
 
-func (p latePorts) open(port uint16, receivers int) ([]source.Source, func() error, error) {
+func (p wrappedPorts) open(port uint16, receivers int) ([]source.Source, func() error, error) {
 	all, closeSlab, err := p.kernelPorts.open(port, receivers)
 	for i, s := range all {
-		all[i] = lateSource{s, int64(p.waited)}
+		all[i] = p.wrap(s)
 	}
 	return all, closeSlab, err
 }
 
+// lateSource is one in which each datagram has waited.
 type lateSource struct {
 	source.Source
 	waited int64
@@ -97,7 +98,8 @@ func TestWhatWaitsInASocketIsTheObjectivesTimeAndNotAStage(t *testing.T) {
 	cfg := configs.Default()
 	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
-	b := newBedOn(t, latePorts{kernelPorts{cfg: &cfg}, waited}, testCard(), 100)
+	late := wrappedPorts{kernelPorts{cfg: &cfg}, func(s source.Source) source.Source { return lateSource{s, int64(waited)} }}
+	b := newBedOn(t, late, testCard(), 100)
 	c, s := b.owner(0, 1), b.dial()
 	before := shm.Now()
 	s.send(1)

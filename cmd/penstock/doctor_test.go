@@ -46,9 +46,15 @@ func questions(edit func(*nvml.Device)) gpuQuestions {
 
 func ask(t *testing.T, device string, q gpuQuestions) map[string]finding {
 	t.Helper()
+	return askIn(t, t.TempDir(), device, q)
+}
+
+// askIn is ask where a node may run in that runtime folder.
+func askIn(t *testing.T, dir, device string, q gpuQuestions) map[string]finding {
+	t.Helper()
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "") // what examineGPU sets is undone
 	found := map[string]finding{}
-	c := configs.Config{RuntimeDir: t.TempDir(), Device: device}
+	c := configs.Config{RuntimeDir: dir, Device: device}
 	for _, f := range examineGPU(context.Background(), c, q) {
 		found[f.what] = f
 		if !f.ok && f.say == "" {
@@ -167,13 +173,7 @@ func TestDoctorTellsOfANodeThatDidWithoutMPS(t *testing.T) {
 	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { json.NewEncoder(w).Encode(status) })}
 	go server.Serve(l)
 	defer server.Close()
-	examined := func() map[string]finding {
-		found := map[string]finding{}
-		for _, f := range examineGPU(t.Context(), configs.Config{RuntimeDir: dir, Device: configs.DeviceAuto}, questions(nil)) {
-			found[f.what] = f
-		}
-		return found
-	}
+	examined := func() map[string]finding { return askIn(t, dir, configs.DeviceAuto, questions(nil)) }
 	expect(t, examined(), "mps", false, "can run here (tried); but the node that runs here did without when it started: no MPS: the daemon lives", "restart the node")
 	status.Device.Why = "" // it is not wanted
 	expect(t, examined(), "mps", true, "can run here (tried)", "")
@@ -201,13 +201,7 @@ func TestDoctorTellsOfADaemonThatDoesNotAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	examined := func() map[string]finding {
-		found := map[string]finding{}
-		for _, f := range examineGPU(t.Context(), configs.Config{RuntimeDir: dir, Device: configs.DeviceAuto}, questions(nil)) {
-			found[f.what] = f
-		}
-		return found
-	}
+	examined := func() map[string]finding { return askIn(t, dir, configs.DeviceAuto, questions(nil)) }
 	expect(t, examined(), "mps", true, "a node runs here: daemon", "")
 	if err := programs.Behave(mpsfake.Behaviour{MuteDaemon: d.State().Daemon}); err != nil {
 		t.Fatal(err)

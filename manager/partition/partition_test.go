@@ -42,10 +42,10 @@ func settled(orders []Order, percents ...float64) []Claim {
 	return claims
 }
 
-// follow divides an H200 once, and has processes do at once as they are ordered.
-func follow(t *testing.T, claims []Claim) {
+// follow divides groups once, and has processes do at once as they are ordered.
+func follow(t *testing.T, groupSMs []int, claims []Claim) {
 	t.Helper()
-	orders, err := Divide(h200, claims, nil)
+	orders, err := Divide(groupSMs, claims, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func TestAModelThatNeedsMoreGroupsHasThem(t *testing.T) {
 	}
 	claims[last].Least = 2
 	for range 3 {
-		follow(t, claims)
+		follow(t, h200, claims)
 	}
 	if got := claims[last].Ordered; len(got) != 2 {
 		t.Errorf("it is on groups %v, want two", got)
@@ -269,7 +269,7 @@ func TestTwoThatTakeTurnsComeBackToTheSameGroups(t *testing.T) {
 		claims[0].Percent = 10 + float64(i*37%81)
 		claims[1].Percent = 100 - claims[0].Percent
 		for range 3 {
-			follow(t, claims)
+			follow(t, h200, claims)
 			for i, c := range claims {
 				sets[i][fmt.Sprint(c.Ordered)] = true
 			}
@@ -458,7 +458,7 @@ func TestTheOddGroupGoesToWhoIsShortAndNotToWhoNeedsMoreGroupsThanItsShare(t *te
 		claims = append(claims, c)
 	}
 	for range 4 {
-		follow(t, claims)
+		follow(t, h200, claims)
 	}
 	for i, c := range claims {
 		if slices.Contains(c.Ordered, 15) != (i == 2) {
@@ -472,17 +472,6 @@ func TestTheOddGroupGoesToWhoIsShortAndNotToWhoNeedsMoreGroupsThanItsShare(t *te
 
 func TestAModelThatDoesNotRunOnAGroupGetsAnother(t *testing.T) {
 	four := slices.Repeat([]int{8}, 4)
-	var claims []Claim
-	step := func() {
-		t.Helper()
-		orders, err := Divide(four, claims, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i, o := range orders {
-			claims[i].Ordered, claims[i].Busy = o.Now, o.Now
-		}
-	}
 	for _, c := range []struct {
 		name   string
 		claims []Claim
@@ -510,12 +499,12 @@ func TestAModelThatDoesNotRunOnAGroupGetsAnother(t *testing.T) {
 		}, [][]int{{2}, {2}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			claims = c.claims
+			claims := c.claims
 			for i := range claims {
 				claims[i].Busy = claims[i].Ordered
 			}
 			for i, want := range c.want {
-				if step(); !slices.Equal(claims[1].Ordered, want) {
+				if follow(t, four, claims); !slices.Equal(claims[1].Ordered, want) {
 					t.Errorf("division %d: groups %v, want %v; the others %+v", i+1, claims[1].Ordered, want, claims)
 				}
 			}
