@@ -37,7 +37,7 @@ func (b *nodeBed) consumer(name string) (*bed, *shm.Consumer) {
 
 func TestAFaultKillsWhoTouchedTheDeviceAndWakesEveryShadow(t *testing.T) {
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30), named("c", 30))
 	b.turns()
 	was, next := map[string]uint32{}, map[string]uint32{}
@@ -154,7 +154,7 @@ func TestAllThatOneFaultKilledSayIsOneFault(t *testing.T) {
 
 func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
 	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("bad", 30), named("good", 30))
 	b.turns()
 	b.fault("bad")

@@ -23,7 +23,7 @@ func RunPartitioned(t *testing.T, open Open, groupSMs []int) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
+			t.Cleanup(runtime.UnlockOSThread) // after the device is closed, on its thread
 			target, reqs := three(t, open)
 			p, ok := target.Device.(device.Partitioned)
 			if !ok {

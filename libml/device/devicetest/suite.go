@@ -53,7 +53,7 @@ func Run(t *testing.T, open Open) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			runtime.LockOSThread() // devices are bound to threads
-			defer runtime.UnlockOSThread()
+			t.Cleanup(runtime.UnlockOSThread) // after the device is closed, on its thread
 			c.run(t, open)
 		})
 	}
@@ -333,7 +333,7 @@ func refuses(t *testing.T, open Open) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			runtime.LockOSThread()
-			defer runtime.UnlockOSThread()
+			t.Cleanup(runtime.UnlockOSThread) // after the device is closed, on its thread
 			target, reqs := three(t, open)
 			c.spoil(&reqs[1])
 			refused := make([]bool, 3)
