@@ -52,7 +52,7 @@ func Run(t *testing.T, open Open) {
 		{"HasBatchesInFlightTogether", together},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			runtime.LockOSThread() // devices are bound to threads
+			runtime.LockOSThread()            // devices are bound to threads
 			t.Cleanup(runtime.UnlockOSThread) // after the device is closed, on its thread
 			c.run(t, open)
 		})
