@@ -1,0 +1,226 @@
+package e2e
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+// A storm can be longer, and another, by hand:
+//
+//	go test ./test/e2e -run Storm -timeout 1h -storm 10m -storm-seed 7
+var (
+	stormLength = flag.Duration("storm", 8*time.Second, "how long the storm lasts")
+	stormSeed   = flag.Uint64("storm-seed", 1, "which storm it is")
+)
+
+// storm is a node to which one harm after the other is done, whatever became of the
+// one before.
+type storm struct {
+	*testing.T
+	*node.Node
+	random   *rand.Rand
+	cards    [2]string
+	followed time.Time // since when the orchestrator has not been killed
+}
+
+// harms may find the node in any state, and insist on nothing.
+var harms = []struct {
+	name string
+	do   func(s *storm)
+}{
+	{"kill who serves", func(s *storm) { s.signal(syscall.SIGKILL, (*control.InstanceStatus).Serving) }},
+	{"kill who stands by", func(s *storm) { s.signal(syscall.SIGKILL, (*control.InstanceStatus).Standby) }},
+	{"stop who serves", func(s *storm) { s.signal(syscall.SIGSTOP, (*control.InstanceStatus).Serving) }},
+	{"kill both", func(s *storm) {
+		s.signal(syscall.SIGKILL, (*control.InstanceStatus).Serving)
+		s.signal(syscall.SIGKILL, (*control.InstanceStatus).Standby)
+	}},
+	{"kill the orchestrator", func(s *storm) {
+		// up gives up on a child that dies at once, over and over.
+		if time.Since(s.followed) < 3*time.Second {
+			return
+		}
+		for _, p := range processes(s.Dir) {
+			if p.command == "orchestrator" {
+				syscall.Kill(p.pid, syscall.SIGKILL)
+				s.followed = time.Now()
+			}
+		}
+	}},
+	{"share", func(s *storm) { s.run("share", "fn", fmt.Sprint(10+s.random.IntN(60))) }},
+	{"replace", func(s *storm) { s.run("replace", "fn", s.cards[s.random.IntN(2)]) }},
+	{"roll back", func(s *storm) { s.run("rollback", "fn") }},
+	{"add", func(s *storm) { s.run("add", "second", "--model", s.cards[0], "--share", "10") }},
+	{"remove", func(s *storm) { s.run("remove", "second") }},
+	{"nonsense", (*storm).nonsense},
+	{"beginnings", (*storm).beginnings},
+}
+
+func (s *storm) signal(signal syscall.Signal, find func(*control.InstanceStatus) (control.ProcessStatus, bool)) {
+	f, err := s.Function("fn")
+	if err != nil || len(f.Instances) == 0 {
+		return
+	}
+	if p, ok := find(&f.Instances[s.random.IntN(len(f.Instances))]); ok && p.PID != 0 {
+		syscall.Kill(p.PID, signal)
+	}
+}
+
+// run is `penstock if`, which may be refused, but in one line.
+func (s *storm) run(arguments ...string) {
+	if out, err := run(s.T, s.Dir, append([]string{"if"}, arguments...)...); err != nil && strings.Count(strings.TrimSpace(out), "\n") != 0 {
+		s.Errorf("if %s: %v, said more than a line:\n%s", strings.Join(arguments, " "), err, out)
+	}
+}
+
+// socket is a client's that keeps to no rule.
+func (s *storm) socket() net.Conn {
+	f, err := s.Function("fn")
+	if err != nil {
+		s.Fatal(err)
+	}
+	c, err := net.Dial("udp", fmt.Sprintf("127.0.0.1:%d", f.Port))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return c
+}
+
+// nonsense sends datagrams of random bytes, half of them with a header that is read.
+func (s *storm) nonsense() {
+	c := s.socket()
+	defer c.Close()
+	for range 200 {
+		b := make([]byte, s.random.IntN(1400))
+		for i := range b {
+			b[i] = byte(s.random.Uint32())
+		}
+		if s.random.IntN(2) == 0 {
+			b = append(s.header(), b...)
+		}
+		c.Write(b)
+	}
+}
+
+// beginnings sends first pieces of requests that never become whole.
+func (s *storm) beginnings() {
+	for range 4 {
+		c := s.socket()
+		for range 50 {
+			c.Write(append(s.header(), make([]byte, small/2)...))
+		}
+		c.Close()
+	}
+}
+
+// header is a request's first piece's that is sound.
+func (s *storm) header() []byte {
+	h := wire.Header{Type: wire.TypeData, RequestID: s.random.Uint32(), Total: small, Count: 2, Length: small / 2}
+	b := make([]byte, wire.HeaderSize)
+	h.Put(b)
+	return b
+}
+
+// A node to which anything is done but to its manager answers every request, rightly
+// where it says ok, and is afterwards what it was before.
+func TestStormLeavesANodeAsItWas(t *testing.T) {
+	cards := [2]string{nullCard(t, "digest", small), nullCard(t, "digest", small, "# the other")}
+	nd := start(t, fmt.Sprintf(`
+hang_timeout: 400ms
+shares: {tune: false}
+functions:
+  - {name: fn, model: %s, port: 0, share_percent: 30, instances: 2}
+`, cards[0]), "PENSTOCK_NULL=busy=1ms")
+	s := &storm{T: t, Node: nd, random: rand.New(rand.NewPCG(*stormSeed, 0)), cards: cards, followed: time.Now()}
+	s.whole()
+	before := s.resources()
+
+	got, sent, end := newAnswers(), 0, time.Now().Add(*stormLength)
+	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 30 * time.Second, QueueLimit: 1 << 16})
+	var traffic sync.WaitGroup
+	traffic.Go(func() {
+		for ; time.Now().Before(end); sent++ {
+			if _, err := c.Send(picture(small, sent), client.RequestOptions{Tag: uint64(sent)}); err != nil {
+				t.Errorf("send request %d: %v", sent, err)
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	})
+	var done []string
+	for time.Now().Before(end) && !t.Failed() {
+		h := harms[s.random.IntN(len(harms))]
+		done = append(done, h.name)
+		h.do(s)
+		time.Sleep(time.Duration(s.random.IntN(400)) * time.Millisecond)
+	}
+	traffic.Wait()
+	got.wait(sent)
+	s.run("remove", "second")
+	s.whole()
+	f := settled(t, nd, "fn")
+	t.Logf("storm %d: %s; %d requests, %s; %d hand-overs", *stormSeed, strings.Join(done, ", "), sent, got, f.Swaps)
+	if got.lost > 0 || got.wrong > 0 {
+		t.Errorf("%s; want every request answered, and right", got)
+	}
+	if got.by[wire.StatusOK] < sent/10 {
+		t.Errorf("%s; want some of it ok", got)
+	}
+	// What is closed may take a moment.
+	var after map[string]int
+	waitFor(t, "the node to be what it was", func() bool {
+		after = s.resources()
+		return fmt.Sprint(after) == fmt.Sprint(before) || time.Now().After(end.Add(40*time.Second))
+	})
+	if fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("the node has %v, had %v", after, before)
+	}
+}
+
+// whole waits until both instances have somebody who serves and somebody who stands by,
+// and nobody besides.
+func (s *storm) whole() {
+	s.Helper()
+	waitFor(s.T, "every process", func() bool {
+		status, err := s.Status()
+		if err != nil || len(status.Functions) != 1 {
+			return false
+		}
+		for i := range status.Functions[0].Instances {
+			in := &status.Functions[0].Instances[i]
+			_, serves := in.Serving()
+			_, stands := in.Standby()
+			if !serves || !stands || len(in.Processes) != 2 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// resources is how many processes there are of each kind, and the descriptors that the
+// two that stay have open.
+func (s *storm) resources() map[string]int {
+	all := map[string]int{}
+	for _, p := range processes(s.Dir) {
+		all[p.command]++
+		if p.command == "manager" || p.command == "orchestrator" {
+			open, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.pid))
+			all[p.command+"'s descriptors"] = len(open)
+		}
+	}
+	return all
+}
