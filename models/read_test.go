@@ -200,7 +200,7 @@ var spoiledCards = []spoiled{
 	{"a misspelt decoder's key", boxCard, "score_threshold", "score_treshold", `card.yaml:19:3: decoder: unknown key "score_treshold", did you mean "score_threshold"?`, false},
 	{"a key of another style", boxCard, "scale: 32", "scale: 32\n  bins: 11", `decoder: unknown key "bins"`, false},
 	{"a key from nowhere", card, "threads: 2", "colour: red", `unknown key "colour"; known are name, version`, false},
-	{"a key twice", card, "version: 3", "version: 3\nversion: 4", `card.yaml:3:1: mapping key "version" already defined`, true},
+	{"a key twice", card, "version: 3", "version: 3\nversion: 4", `card.yaml:3:1: key "version" stands twice, first in line 2`, true},
 	{"a key that is no word", card, "threads: 2", "2: 2", `card.yaml:19:1: key 2 is no plain word`, true},
 	{"no name", card, "name: shapes\n", "", `name: is missing, want lower case`, false},
 	{"an empty name", card, "name: shapes", `name: ""`, `name: is "", want lower case`, false},

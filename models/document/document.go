@@ -21,9 +21,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
-	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/lithammer/fuzzysearch/fuzzy"
@@ -74,20 +72,25 @@ func Parse(file string, data []byte) (*Document, error) {
 	switch {
 	case len(data) > MaxBytes:
 		return nil, &Problem{File: file, Text: fmt.Sprintf("has %d bytes, want at most %d", len(data), MaxBytes)}
-	case bytes.IndexByte(data, 0) >= 0:
-		return nil, &Problem{File: file, Text: "has a zero byte: not a text file"}
 	case depth(data) > maxDepth:
 		return nil, &Problem{File: file, Text: fmt.Sprintf("nests deeper than %d brackets", maxDepth)}
 	}
+	data, problem := d.text(data)
+	if problem != nil {
+		return nil, problem
+	}
 	parsed, err := parse(data)
 	if err != nil {
-		return nil, d.syntax(err)
+		return nil, d.syntax(data, err)
 	}
 	if len(parsed.Docs) > 1 {
-		at := parsed.Docs[1].Start // the ---; the document's own token may be missing
 		p := &Problem{File: file, Text: "second document begins; want one"}
-		if at != nil && at.Position != nil {
+		// The --- is missing after a ..., the document's own token where nothing follows.
+		if at := parsed.Docs[1].Start; at != nil && at.Position != nil {
 			p.Line, p.Column = at.Position.Line, at.Position.Column
+		} else if body := parsed.Docs[1].Body; body != nil {
+			at := d.value(body, "")
+			p.Line, p.Column = at.line, at.column
 		}
 		return nil, p
 	}
@@ -125,19 +128,6 @@ func depth(data []byte) int {
 		}
 	}
 	return deepest
-}
-
-func (d *Document) syntax(err error) *Problem {
-	p := &Problem{File: d.file, Text: err.Error()}
-	var located yaml.Error
-	if errors.As(err, &located) {
-		p.Text = located.GetMessage()
-		if at := located.GetToken(); at != nil && at.Position != nil {
-			p.Line, p.Column = at.Position.Line, at.Position.Column
-		}
-	}
-	p.Text = strings.Join(strings.Fields(p.Text), " ")
-	return p
 }
 
 // Root is the whole document.
@@ -195,13 +185,7 @@ func (v Value) SaysNull() bool { return v.null }
 // Reject notes that the value is wrong. The text says what it is and what would
 // be right.
 func (v Value) Reject(format string, args ...any) {
-	// What is quoted from the file may hold anything; a problem is one line.
-	text := strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return '�'
-		}
-		return r
-	}, fmt.Sprintf(format, args...))
+	text := plain(fmt.Sprintf(format, args...))
 	v.doc.problems = append(v.doc.problems, &Problem{
 		File: v.doc.file, Line: v.line, Column: v.column, Field: v.field, Text: text,
 	})
@@ -256,9 +240,15 @@ func (v Value) Map(keys ...string) Map {
 	}
 	node, ok := v.node.(ast.MapNode)
 	if !ok {
+		text, _ := v.text()
+		if what := noColon(text); what != "" && slices.ContainsFunc(keys, func(key string) bool { return strings.HasPrefix(text, key) }) {
+			v.Reject("%s", what)
+			return m
+		}
 		v.want("a map of " + strings.Join(keys, ", "))
 		return m
 	}
+	above := "" // the key above, where it has no value
 	for i := node.MapRange(); i.Next(); {
 		name, isString := i.Key().(*ast.StringNode)
 		if !isString {
@@ -271,7 +261,7 @@ func (v Value) Map(keys ...string) Map {
 		}
 		at := v.doc.value(i.Key(), v.field)
 		if !slices.Contains(keys, name.Value) {
-			at.Reject("unknown key %s%s", strconv.Quote(shorten(name.Value)), Meant(name.Value, keys))
+			at.Reject("unknown key %s%s", strconv.Quote(shorten(name.Value)), unknownKey(name.Value, above, keys))
 			m.meant = append(m.meant, nearest(name.Value, keys))
 			continue
 		}
@@ -280,12 +270,27 @@ func (v Value) Map(keys ...string) Map {
 			continue
 		}
 		value := v.doc.value(i.Value(), field)
+		if above = ""; value.Absent() {
+			above = name.Value
+		}
 		if value.line == 0 || value.Absent() {
 			value.line, value.column = at.line, at.column
 		}
 		m.values[name.Value] = value
 	}
 	return m
+}
+
+// unknownKey says what may be meant by a key, as the end of a sentence. above is the key
+// above it where that one has no value.
+func unknownKey(key, above string, keys []string) string {
+	if what := oddIn(key); what != "" {
+		return what
+	}
+	if near := meant(key, keys); near == "" && above != "" {
+		return fmt.Sprintf("; want it indented if it belongs to %q above it", above)
+	}
+	return Meant(key, keys)
 }
 
 // At is the map itself, to reject it as a whole.
