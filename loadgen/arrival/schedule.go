@@ -12,9 +12,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+
+	"github.com/penstock/penstock/models/document"
 )
 
 // Change is one line of a schedule: from At on, Function has the rate.
@@ -121,10 +122,11 @@ func parseCSV(name string, data []byte) (Schedule, error) {
 func parseYAML(name string, data []byte) (Schedule, error) {
 	file, err := parser.ParseBytes(data, 0)
 	if err != nil {
-		if syntax := (*yaml.SyntaxError)(nil); errors.As(err, &syntax) {
-			return nil, fmt.Errorf("%s:%d:%d: %s", name, syntax.Token.Position.Line, syntax.Token.Position.Column, syntax.Message)
+		// The reader of cards and configurations has words for the usual slips.
+		if _, said := document.Parse(name, data); said != nil {
+			err = said
 		}
-		return nil, fmt.Errorf("read %s: %w", name, err)
+		return nil, err
 	}
 	var schedule Schedule
 	for _, doc := range file.Docs {

@@ -67,6 +67,7 @@ func TestParseScheduleNamesTheLine(t *testing.T) {
 		{"a.yaml", "- time: 5s\n  function: [a, b]\n  rate: 1\n", "a.yaml:2:13: function must be a single value"},
 		{"a.yaml", "- {time: soon, function: face, rate: 1}\n", `a.yaml:1:4: time "soon" is not`},
 		{"a.yaml", "- {time: 5s, function: face, rate: 1\n", "a.yaml:1:"},
+		{"a.yaml", "- time: 5s\n\tfunction: face\n", "a.yaml:2:1: a tab; YAML indents with spaces"},
 	} {
 		_, err := arrival.ParseSchedule(test.name, []byte(test.text))
 		if err == nil || !strings.HasPrefix(err.Error(), test.want) {
