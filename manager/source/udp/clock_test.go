@@ -48,3 +48,36 @@ func TestAStampOfAClockThatWasSetIsNotBelieved(t *testing.T) {
 		}
 	}
 }
+
+// The first distance is of a reading in whose middle the thread was not stopped.
+func TestTheFirstReadingIsOneThatWasNotInterrupted(t *testing.T) {
+	const (
+		ms    = int64(time.Millisecond)
+		ahead = int64(1_700_000_000 * time.Second)
+	)
+	now := int64(100 * time.Second)
+	readings, stops := 0, 3
+	read := func() (before, wall, after int64) {
+		readings++
+		before, wall = now, now+ahead
+		if readings <= stops {
+			now += 20 * ms // after the wall clock was read
+		}
+		return before, wall, now
+	}
+	var c clocks
+	c.open(read)
+	if readings != stops+1 {
+		t.Errorf("read %d times, want %d: the first %d were interrupted", readings, stops+1, stops)
+	}
+	came := now + ms
+	now += 30 * ms
+	c.at(now, now+ahead, now)
+	if got := c.arrival(came + ahead); got != came {
+		t.Errorf("arrived at %d ms, want %d (0: not known)", got/ms, came/ms)
+	}
+	stops = readings + 1000
+	if c.open(read); c.from == 0 {
+		t.Error("no reading was taken where all are interrupted")
+	}
+}

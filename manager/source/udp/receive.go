@@ -77,7 +77,7 @@ func newReader(messages int) reader {
 		r.headers[i].hdr.Iov = &r.iovecs[i*slab.MaxRuns]
 		r.headers[i].hdr.Control = &r.controls[i][0]
 	}
-	r.clocks.read() // before anything is received: what comes from now on is known
+	r.clocks.open(bothClocks) // before anything is received: what comes from now on is known
 	return r
 }
 

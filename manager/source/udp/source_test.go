@@ -188,6 +188,7 @@ func TestSourceCutsChainsAtTheSegmentSize(t *testing.T) {
 func TestDatagramsSayWhenTheyArrived(t *testing.T) {
 	s, c := openPair(t, Options{})
 	const waits = 30 * time.Millisecond
+	awaitStamps(t, s, c)
 	before := shm.Now()
 	c.send([]byte("alone"))
 	c.sendChain(100, make([]byte, 250))
@@ -199,6 +200,26 @@ func TestDatagramsSayWhenTheyArrived(t *testing.T) {
 				i, time.Duration(d.Arrived-before), time.Duration(after-before))
 		}
 		sourcetest.Release(s, d)
+	}
+}
+
+// awaitStamps returns when datagrams are stamped as they arrive. Where no socket of the machine
+// had asked for that, the kernel begins a while after the first one does (net_enable_timestamp
+// leaves it to a worker); until then recvmsg says the time at which it is called.
+func awaitStamps(t *testing.T, s *Source, c client) {
+	t.Helper()
+	for deadline := time.Now().Add(sourcetest.Patience); ; {
+		c.send([]byte("when?"))
+		sent := shm.Now()
+		time.Sleep(5 * time.Millisecond)
+		d := sourcetest.Receive(t, s, 1, 1)[0]
+		sourcetest.Release(s, d)
+		if d.Arrived < sent+int64(time.Millisecond) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not stamped as it arrives after %v", sourcetest.Patience)
+		}
 	}
 }
 
