@@ -2,6 +2,8 @@ package shm
 
 import (
 	"errors"
+	"runtime"
+	"runtime/debug"
 	"testing"
 	"time"
 )
@@ -51,8 +53,13 @@ func TestAcquireWaitsForTheOldOwner(t *testing.T) {
 }
 
 // One that looks sees that the ring is free without being woken; one whose time to
-// look is over sleeps, and is.
+// look is over sleeps, and is. The owner is a process of its own elsewhere; here it is a
+// goroutine, for which there must be a place to run while the other one looks, also where
+// there is one CPU, and no collection, which waits for who looks, and for which all wait.
 func TestAnEagerOneNeedNotBeWoken(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))))
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	runtime.GC() // one that has begun is over
 	for name, c := range map[string]struct {
 		looks time.Duration
 		woken bool
