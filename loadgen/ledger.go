@@ -22,6 +22,7 @@ type ledger struct {
 	free     []uint32 // indices of entries that are not open
 	open     int
 	tally    tally
+	silence  silence
 	comparer answer.Comparer
 	// drained is closed once the ledger is ending and nothing is open.
 	drained chan struct{}
@@ -45,6 +46,7 @@ func newLedger(f *Function, references []answer.Answer) *ledger {
 		pictures:   f.Pictures,
 		references: references,
 		tally:      newTally(f.Pictures.Len()),
+		silence:    silence{limit: SilentAfter(f.SLO)},
 		comparer:   answer.Comparer{Tolerance: f.Tolerance},
 		drained:    make(chan struct{}),
 	}
@@ -64,6 +66,7 @@ func (l *ledger) begin(intended int64, lag time.Duration, picture int, counted b
 	*e = entry{intended: intended, picture: int32(picture), use: e.use + 1, counted: counted, open: true}
 	l.open++
 	l.tally.offered++
+	l.silence.sent(intended)
 	if counted {
 		l.tally.sent++
 		l.tally.lag.record(lag)
@@ -78,6 +81,9 @@ func (l *ledger) reply(r Reply) {
 	defer l.mu.Unlock()
 	if l.closed {
 		return
+	}
+	if r.Err == nil {
+		l.silence.heard(r.Arrived)
 	}
 	e, is := l.endLocked(r.Tag)
 	if !is {
@@ -144,6 +150,13 @@ func (l *ledger) drain() <-chan struct{} {
 		l.ending = true
 	}
 	return l.drained
+}
+
+// news is what there is to tell of its silence.
+func (l *ledger) news(now int64) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.silence.news(now)
 }
 
 // close makes the ledger deaf to replies.

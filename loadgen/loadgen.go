@@ -151,6 +151,10 @@ type Options struct {
 	// Observe is called ObserveEvery from a goroutine of its own, and once at the
 	// end; nil for nobody. The snapshot is the callee's.
 	Observe func(Snapshot)
+	// Tell is told at once, in a line, when a function or the manager's status page stops
+	// answering and when it answers again, from the goroutine that calls Observe; nil
+	// for nobody.
+	Tell func(line string)
 }
 
 // ObserveEvery is how often a run is observed: a line that changes four times a

@@ -41,6 +41,12 @@ func (p *Progress) Show(s Snapshot) {
 	}
 }
 
+// Say adds a line for good.
+func (p *Progress) Say(line string) {
+	p.End()
+	fmt.Fprintln(p.w, line)
+}
+
 // End leaves the terminal's line for what comes next.
 func (p *Progress) End() {
 	if p.width != nil {

@@ -42,6 +42,16 @@ func TestProgressWritesOverATerminalsLine(t *testing.T) {
 	}
 }
 
+func TestProgressSaysAThingForGood(t *testing.T) {
+	var out bytes.Buffer
+	progress := loadgen.NewProgress(&out, func() int { return 20 })
+	progress.Show(snapshot(0))
+	progress.Say("face: nothing has come back")
+	if want := "\r 30 s left │ face …\x1b[K" + "\r\x1b[Kface: nothing has come back\n"; out.String() != want {
+		t.Errorf("%q, want %q", out.String(), want)
+	}
+}
+
 func TestProgressAddsALineEveryFiveSecondsElsewhere(t *testing.T) {
 	var out bytes.Buffer
 	progress := loadgen.NewProgress(&out, nil)

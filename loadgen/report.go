@@ -21,6 +21,10 @@ type Report struct {
 	// ManagerError says why the manager could not be asked at the end: what it
 	// lost is not known then.
 	ManagerError string `json:"manager_error,omitempty"`
+	// Outages are when nothing came back, by functions and in the order of time.
+	Outages []Outage `json:"outages,omitempty"`
+	// Requirements are what Require found.
+	Requirements []Verdict `json:"requirements,omitempty"`
 }
 
 // FunctionReport is what a run measured of one function.
@@ -86,6 +90,9 @@ type FunctionReport struct {
 	SwapIdle *control.IdleMicros `json:"swap_idle_us,omitempty"`
 	// KernelDrops are datagrams that the kernel dropped for want of buffer.
 	KernelDrops *uint64 `json:"kernel_drops,omitempty"`
+	// Restarted says that the manager's counters began anew: it died and another one
+	// started, or the function was removed and added. Lost counts from there on.
+	Restarted bool `json:"restarted,omitempty"`
 
 	// Answers has the first ok answer to each picture; its payload is nil where
 	// none came.
@@ -142,6 +149,7 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 		first := w.firstShare(t.f.Name)
 		r.FirstSharePercent = &first
 	}
+	r.Restarted = w.began(t.f.Name)
 	return r
 }
 
@@ -186,14 +194,25 @@ func (r *Report) check() error {
 }
 
 // Faults are the reasons for which the run proves the system wrong, a line
-// each: requests lost, answers that differ, or that nobody can tell. Slowness
-// is none.
+// each: requests lost, answers that differ, a system that stopped answering, or
+// that nobody can tell. Slowness is none, and neither is a request or two that
+// the network may have lost.
 func (r *Report) Faults() []string {
 	var faults []string
 	if r.ManagerError != "" {
 		faults = append(faults, "what was lost is not known: "+r.ManagerError)
 	}
+	for _, o := range r.Outages {
+		faults = append(faults, o.String())
+	}
 	for _, f := range r.Functions {
+		switch {
+		case f.Sent > 0 && f.Answered == 0 && !r.Interrupted:
+			faults = append(faults, fmt.Sprintf("%s: none of %d requests was answered", f.Name, f.Sent))
+		case f.Restarted && f.Unanswered > 0:
+			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the manager's counters began anew: it died, or the function was taken off and added",
+				f.Name, f.Unanswered, f.Sent))
+		}
 		if f.Lost != nil && *f.Lost > 0 {
 			faults = append(faults, fmt.Sprintf("%s: %d accepted requests were never answered", f.Name, *f.Lost))
 		}
@@ -224,7 +243,11 @@ func percent(part, whole uint64) float64 {
 	if whole == 0 {
 		return 0
 	}
-	return rounded(100 * float64(part) / float64(whole))
+	p := rounded(100 * float64(part) / float64(whole))
+	if p == 100 && part < whole {
+		return 99.999 // all is said of all only
+	}
+	return p
 }
 
 func perSecond(count uint64, measured time.Duration) float64 {

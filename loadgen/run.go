@@ -154,8 +154,10 @@ func (r *run) measure(ctx, background context.Context) (*Report, error) {
 
 	report := &Report{Seconds: measured.Seconds(), Interrupted: interrupted}
 	report.ManagerError = errorText(r.watch.end(background))
+	end := r.options.Clock.Now()
 	for _, t := range r.traffic {
 		t.ledger.close()
+		report.Outages = append(report.Outages, t.ledger.silence.outages(t.f.Name, r.start+int64(r.spec.Warmup), end)...)
 		report.Functions = append(report.Functions, t.report(measured, r.watch))
 	}
 	if err := r.closeSenders(); err != nil {
@@ -225,11 +227,8 @@ func (r *run) drain(ctx context.Context) {
 	}
 }
 
-// observe shows the run to who wants to see it.
+// observe tells of the run, and shows it, to who wants to know.
 func (r *run) observe(ctx context.Context) {
-	if r.options.Observe == nil {
-		return
-	}
 	ticker := time.NewTicker(ObserveEvery)
 	defer ticker.Stop()
 	before := make([]uint64, len(r.traffic))
@@ -237,6 +236,7 @@ func (r *run) observe(ctx context.Context) {
 	for {
 		select {
 		case <-ticker.C:
+			r.tell()
 			last = r.show(before, last)
 		case <-ctx.Done():
 			r.show(before, last)
@@ -245,8 +245,27 @@ func (r *run) observe(ctx context.Context) {
 	}
 }
 
+// tell tells what stopped answering, or answers again.
+func (r *run) tell() {
+	if r.options.Tell == nil {
+		return
+	}
+	now := r.options.Clock.Now()
+	for _, t := range r.traffic {
+		if news := t.ledger.news(now); news != "" {
+			r.options.Tell(t.f.Name + ": " + news)
+		}
+	}
+	if news := r.watch.news(); news != "" {
+		r.options.Tell(news)
+	}
+}
+
 // show tells what was offered since before, and brings that up to date.
 func (r *run) show(before []uint64, last int64) int64 {
+	if r.options.Observe == nil {
+		return last
+	}
 	now := r.options.Clock.Now()
 	passed := time.Duration(now - r.start)
 	whole := r.spec.Warmup + r.spec.Duration

@@ -170,6 +170,12 @@ func ProbeFunction(spec Spec, function string, o Options) (Probe, error) {
 			return Trial{}, err
 		}
 		r := report.Functions[at]
+		switch {
+		case report.ManagerError != "":
+			return Trial{}, fmt.Errorf("the node is gone: %s", report.ManagerError)
+		case r.Restarted:
+			return Trial{}, errors.New("the node's manager died, or the function was taken off and added; its log says why")
+		}
 		return Trial{
 			PerSecond:  perSecond,
 			Held:       r.OK > 0 && r.P99Millis <= r.SLOMillis && r.WithinSLO >= heldWithinSLO,

@@ -39,6 +39,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 	for i := range r.Functions {
 		lines = append(lines, r.Functions[i].remarks()...)
 	}
+	if n := len(r.Requirements); n > 0 {
+		lines = append(lines, fmt.Sprintf("%d of %d requirements met", n-len(r.Missed()), n))
+	}
 	if r.Interrupted {
 		lines = append(lines, fmt.Sprintf("interrupted after %.1f s", r.Seconds))
 	}

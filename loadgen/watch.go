@@ -17,9 +17,21 @@ type watch struct {
 	first control.Status
 	last  control.Status
 	known bool
+	// anew are the functions whose counters fell.
+	anew map[string]bool
+	// failing is why the questions fail since failed of them; told that this was told.
+	failing error
+	failed  int
+	told    bool
 }
 
-func newWatch(ask func(context.Context) (control.Status, error)) *watch { return &watch{ask: ask} }
+// gone is how many questions fail before the page is said not to answer: one may come while
+// the machine is busy.
+const gone = 2
+
+func newWatch(ask func(context.Context) (control.Status, error)) *watch {
+	return &watch{ask: ask, anew: map[string]bool{}}
+}
 
 // begin takes the counters' first values.
 func (w *watch) begin(ctx context.Context) error {
@@ -56,13 +68,38 @@ func (w *watch) poll(ctx context.Context) {
 
 func (w *watch) update(ctx context.Context) error {
 	status, err := w.ask(ctx)
-	if err != nil {
-		return err
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.last = status
+	if err != nil {
+		if ctx.Err() == nil {
+			w.failing, w.failed = err, w.failed+1
+		}
+		return err
+	}
+	for _, before := range w.last.Functions {
+		now, is := status.Function(before.Name)
+		if is && (now.Accepted < before.Accepted || now.Replied < before.Replied || now.Swaps < before.Swaps) {
+			w.anew[before.Name] = true
+		}
+	}
+	w.last, w.failing, w.failed = status, nil, 0
 	return nil
+}
+
+// news is what has changed since it was asked last: that the status page answers no more, or
+// that it does again; empty for nothing.
+func (w *watch) news() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.failed >= gone && !w.told:
+		w.told = true
+		return "the node's status page does not answer: " + w.failing.Error()
+	case w.failed == 0 && w.told:
+		w.told = false
+		return "the node's status page answers again"
+	}
+	return ""
 }
 
 // end takes the counters' last values; without them nobody knows what was lost.
@@ -95,6 +132,13 @@ func (w *watch) function(name string) (control.FunctionStatus, bool) {
 	last.Lost = since(last.Lost, first.Lost)
 	last.KernelDrops = since(last.KernelDrops, first.KernelDrops)
 	return last, true
+}
+
+// began reports whether a function's counters began anew since the beginning.
+func (w *watch) began(name string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.anew[name]
 }
 
 // firstShare is a function's share at the beginning.

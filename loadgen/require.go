@@ -1,0 +1,175 @@
+package loadgen
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Requirement is a bound that a run must keep to, wished for.
+type Requirement struct {
+	// Function is whose figure it is; empty is each function of the run.
+	Function string
+	// Metric is the figure's name, one of Metrics; Bound the least or most that it may
+	// be, in per cent, milliseconds, or requests a second.
+	Metric string
+	Bound  float64
+}
+
+// Metrics are what a Requirement may bound, in the order of the help.
+var Metrics = []string{"within", "answered", "ok", "accuracy", "goodput", "p50", "p99", "p99.9"}
+
+// metric is a figure of a report.
+type metric struct {
+	unit string
+	most bool // the bound is the most that it may be, else the least
+	// of is the figure, or why there is none.
+	of func(f *FunctionReport) (figure float64, missing string)
+}
+
+var metrics = map[string]metric{
+	"within":   {unit: "%", of: ofSent(func(f *FunctionReport) float64 { return f.WithinSLO })},
+	"answered": {unit: "%", of: ofSent(func(f *FunctionReport) float64 { return percent(f.Answered, f.Sent) })},
+	"ok":       {unit: "%", of: ofSent(func(f *FunctionReport) float64 { return percent(f.OK, f.Sent) })},
+	"goodput":  {unit: "/s", of: ofSent(func(f *FunctionReport) float64 { return f.GoodputRPS })},
+	"p50":      {unit: "ms", most: true, of: ofOK(func(f *FunctionReport) float64 { return f.P50Millis })},
+	"p99":      {unit: "ms", most: true, of: ofOK(func(f *FunctionReport) float64 { return f.P99Millis })},
+	"p99.9":    {unit: "ms", most: true, of: ofOK(func(f *FunctionReport) float64 { return f.P999Millis })},
+	"accuracy": {unit: "%", of: func(f *FunctionReport) (float64, string) {
+		if f.Accuracy == nil {
+			return 0, "no labelled picture was answered"
+		}
+		return *f.Accuracy, ""
+	}},
+}
+
+func ofSent(figure func(*FunctionReport) float64) func(*FunctionReport) (float64, string) {
+	return func(f *FunctionReport) (float64, string) {
+		if f.Sent == 0 {
+			return 0, "nothing was sent"
+		}
+		return figure(f), ""
+	}
+}
+
+func ofOK(figure func(*FunctionReport) float64) func(*FunctionReport) (float64, string) {
+	return func(f *FunctionReport) (float64, string) {
+		if f.OK == 0 {
+			return 0, "nothing was answered ok"
+		}
+		return figure(f), ""
+	}
+}
+
+// ParseRequirement reads [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms. Per cents
+// have their sign and times their unit, so that 0.99 and 25 are not taken for something else.
+func ParseRequirement(text string) (Requirement, error) {
+	wrong := func(format string, args ...any) (Requirement, error) {
+		return Requirement{}, fmt.Errorf("%q: %s", text, fmt.Sprintf(format, args...))
+	}
+	left, bound, is := strings.Cut(text, "=")
+	if !is {
+		return wrong("want [FUNCTION:]METRIC=BOUND, like within=99%% or face:p99=25ms")
+	}
+	r := Requirement{Metric: left}
+	if function, name, is := strings.Cut(left, ":"); is {
+		if function == "" {
+			return wrong("no function stands before the colon; without the colon it is required of each")
+		}
+		r.Function, r.Metric = function, name
+	}
+	m, is := metrics[r.Metric]
+	if !is {
+		return wrong("metric %q is unknown; known are %s", r.Metric, strings.Join(Metrics, ", "))
+	}
+	switch m.unit {
+	case "%":
+		number, is := strings.CutSuffix(bound, "%")
+		v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
+		if !is || err != nil || !(v >= 0 && v <= 100) {
+			return wrong("want per cent of 0%% to 100%%, like %s=99%%", left)
+		}
+		r.Bound = v
+	case "ms":
+		d, err := time.ParseDuration(bound)
+		if err != nil || d <= 0 {
+			return wrong("want a duration with its unit, more than 0, like %s=25ms", left)
+		}
+		r.Bound = millis(d)
+	default:
+		v, err := strconv.ParseFloat(strings.TrimSuffix(bound, m.unit), 64)
+		if err != nil || !(v >= 0) || math.IsInf(v, 1) {
+			return wrong("want requests a second, like %s=50", left)
+		}
+		r.Bound = v
+	}
+	return r, nil
+}
+
+// Verdict is what became of a Requirement of one function.
+type Verdict struct {
+	Function string `json:"function"`
+	Metric   string `json:"metric"`
+	// Required is the bound, the most that Measured may be or the least, in Unit: "%",
+	// "ms" or "/s".
+	Required float64 `json:"required"`
+	Most     bool    `json:"most"`
+	Unit     string  `json:"unit"`
+	// Measured is null where there was nothing to measure, which Missing names; such a
+	// requirement is not met.
+	Measured *float64 `json:"measured"`
+	Missing  string   `json:"missing,omitempty"`
+	Met      bool     `json:"met"`
+}
+
+func (v Verdict) String() string {
+	measured, bound := "not known ("+v.Missing+")", "least"
+	if v.Measured != nil {
+		measured = number(*v.Measured) + " " + v.Unit
+	}
+	if v.Most {
+		bound = "most"
+	}
+	return fmt.Sprintf("%s: %s is %s, required is at %s %s", v.Function, v.Metric, measured, bound, number(v.Required)+" "+v.Unit)
+}
+
+// Require judges the report by requirements; the verdicts are in it from then on. A
+// requirement of a function that the report does not have is an error.
+func (r *Report) Require(requirements []Requirement) error {
+	for _, q := range requirements {
+		if q.Function != "" && !slices.ContainsFunc(r.Functions, func(f FunctionReport) bool { return f.Name == q.Function }) {
+			return fmt.Errorf("require %s of %s: nothing is sent to it", q.Metric, q.Function)
+		}
+		m := metrics[q.Metric]
+		for i := range r.Functions {
+			f := &r.Functions[i]
+			if q.Function != "" && q.Function != f.Name {
+				continue
+			}
+			v := Verdict{Function: f.Name, Metric: q.Metric, Required: q.Bound, Most: m.most, Unit: m.unit}
+			figure, missing := m.of(f)
+			if v.Missing = missing; missing == "" {
+				v.Measured, v.Met = &figure, figure >= q.Bound
+				if m.most {
+					v.Met = figure <= q.Bound
+				}
+			}
+			r.Requirements = append(r.Requirements, v)
+		}
+	}
+	return nil
+}
+
+// Missed are the requirements that were not met, a line each.
+func (r *Report) Missed() []string {
+	var missed []string
+	for _, v := range r.Requirements {
+		if !v.Met {
+			missed = append(missed, v.String())
+		}
+	}
+	return missed
+}

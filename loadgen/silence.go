@@ -1,0 +1,107 @@
+package loadgen
+
+import (
+	"fmt"
+	"time"
+)
+
+// Outage is a time in which nothing came back of what was sent to a function.
+type Outage struct {
+	Function string `json:"function"`
+	// FromSeconds is when the first request without a reply was meant to leave, counted
+	// from the start of the measured time: negative in the warm-up.
+	FromSeconds float64 `json:"from_s"`
+	// Seconds is how long it was until the next reply of any status or, where Ended is
+	// false, until the end of the run.
+	Seconds float64 `json:"seconds"`
+	Ended   bool    `json:"ended"`
+}
+
+func (o Outage) String() string {
+	to := "then it answered again"
+	if !o.Ended {
+		to = "to the end"
+	}
+	return fmt.Sprintf("%s: nothing came back for %.1f s, from second %.1f, %s", o.Function, o.Seconds, o.FromSeconds, to)
+}
+
+// SilentAfter is how long nothing comes back of what is sent to a function with this
+// objective before that is an Outage: a second longer than the longest a client waits.
+func SilentAfter(slo time.Duration) time.Duration { return Grace(slo) + time.Second }
+
+// silentRequests are so many that the network has hardly lost them all: of one that is sent
+// each minute, nothing comes back for a minute when it is lost.
+const silentRequests = 3
+
+// silence is since when nothing has come back. Its ledger's lock guards it.
+type silence struct {
+	limit    time.Duration
+	requests int   // sent since the last reply
+	since    int64 // when the first of them was meant to leave
+	told     bool
+	over     []spell
+}
+
+// spell is a silence that lasted at least the limit.
+type spell struct {
+	from  int64
+	lasts time.Duration
+}
+
+func (s *silence) sent(intended int64) {
+	if s.requests == 0 {
+		s.since = intended
+	}
+	s.requests++
+}
+
+func (s *silence) heard(at int64) {
+	// The one that is answered does not count where its silence was not told of.
+	if now, is := s.now(at); is && (s.told || s.requests > silentRequests) {
+		s.over = append(s.over, now)
+	}
+	s.requests = 0
+}
+
+// now is the silence that lasts at that moment; is is false where there is none yet.
+func (s *silence) now(at int64) (_ spell, is bool) {
+	lasts := time.Duration(at - s.since)
+	return spell{s.since, lasts}, s.requests >= silentRequests && lasts >= s.limit
+}
+
+// news is what has changed since it was asked last: that nothing comes back any more, or that
+// something does; empty for nothing.
+func (s *silence) news(at int64) string {
+	now, is := s.now(at)
+	switch {
+	case is && !s.told:
+		s.told = true
+		return fmt.Sprintf("nothing has come back for %.1f s, of %d requests", now.lasts.Seconds(), s.requests)
+	case !is && s.told:
+		s.told = false
+		if len(s.over) == 0 { // the reply was read in time and delivered late
+			return "answers again"
+		}
+		return fmt.Sprintf("answers again, after %.1f s", s.over[len(s.over)-1].lasts.Seconds())
+	}
+	return ""
+}
+
+// outages are all silences of a run that ends at that moment; start is the beginning of its
+// measured time.
+func (s *silence) outages(function string, start, end int64) []Outage {
+	var all []Outage
+	add := func(o spell, ended bool) {
+		all = append(all, Outage{
+			Function: function, FromSeconds: rounded(time.Duration(o.from - start).Seconds()),
+			Seconds: rounded(o.lasts.Seconds()), Ended: ended,
+		})
+	}
+	for _, o := range s.over {
+		add(o, true)
+	}
+	if now, is := s.now(end); is {
+		add(now, false)
+	}
+	return all
+}

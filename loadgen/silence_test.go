@@ -1,0 +1,151 @@
+package loadgen_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/fake"
+)
+
+// dead is a system that loses the requests from one number up to another.
+func dead(from, to int) *fake.System {
+	return &fake.System{Behave: func(r fake.Request) fake.Outcome {
+		return fake.Outcome{Lost: r.Number >= from && r.Number < to}
+	}}
+}
+
+func TestASystemThatStopsAnsweringIsToldAtOnceAndIsAFault(t *testing.T) {
+	// Requests leave every 100 ms from 0.1 s on: nothing comes back of those from 5.1 s to 10 s.
+	var lines []string
+	var at []time.Duration
+	report := run(t, constant(t, 10, 20*time.Second), dead(50, 100), func(o *loadgen.Options) {
+		began := time.Now()
+		o.Tell = func(line string) {
+			lines, at = append(lines, line), append(at, time.Since(began).Round(loadgen.ObserveEvery))
+		}
+	})
+	want := []string{"face: nothing has come back for 3.", "face: answers again, after 5.0 s"}
+	if len(lines) != 2 || !strings.HasPrefix(lines[0], want[0]) || lines[1] != want[1] {
+		t.Fatalf("told %q, want %q", lines, want)
+	}
+	if at[0] < 8*time.Second || at[0] > 8500*time.Millisecond || at[1] < 10*time.Second || at[1] > 10500*time.Millisecond {
+		t.Errorf("told after %v, want 8 s and 10 s", at)
+	}
+	if len(report.Outages) != 1 {
+		t.Fatalf("outages %+v", report.Outages)
+	}
+	if o := report.Outages[0]; o.Function != "face" || o.FromSeconds < 4.9 || o.FromSeconds > 5.2 || o.Seconds < 4.9 || o.Seconds > 5.1 || !o.Ended {
+		t.Errorf("outage %+v", o)
+	}
+	if faults := report.Faults(); len(faults) != 1 || !strings.HasPrefix(faults[0], "face: nothing came back for 5.0 s, from second 5.") || !strings.HasSuffix(faults[0], ", then it answered again") {
+		t.Errorf("faults %q", faults)
+	}
+}
+
+func TestAnOutageMayLastToTheEnd(t *testing.T) {
+	spec := constant(t, 10, 10*time.Second)
+	spec.Warmup = time.Second
+	report := run(t, spec, dead(50, 1e6))
+	if len(report.Outages) != 1 || report.Outages[0].Ended || report.Outages[0].FromSeconds > 4.2 || report.Outages[0].Seconds < 6 {
+		t.Errorf("outages %+v", report.Outages)
+	}
+	if faults := report.Faults(); len(faults) != 1 || !strings.HasSuffix(faults[0], ", to the end") {
+		t.Errorf("faults %q", faults)
+	}
+}
+
+func TestARequestThatTheNetworkLostIsNoOutage(t *testing.T) {
+	for name, test := range map[string]struct {
+		perSecond float64
+		system    *fake.System
+	}{
+		"one of a few":     {0.2, dead(3, 5)}, // nothing for 15 s, of two requests
+		"some in a moment": {50, dead(100, 200)},
+		"every other": {10, &fake.System{Behave: func(r fake.Request) fake.Outcome {
+			return fake.Outcome{Lost: r.Number%2 == 0}
+		}}},
+	} {
+		report := run(t, constant(t, test.perSecond, time.Minute), test.system)
+		if report.Functions[0].Unanswered == 0 {
+			t.Errorf("%s: nothing was lost", name)
+		}
+		if faults := report.Faults(); len(faults) > 0 {
+			t.Errorf("%s: %q", name, faults)
+		}
+	}
+}
+
+func TestASystemThatNeverAnsweredIsAFaultInAShortRunToo(t *testing.T) {
+	report := run(t, constant(t, 10, time.Second), dead(0, 1e6))
+	if faults := report.Faults(); len(faults) != 1 || faults[0] != "face: none of 10 requests was answered" {
+		t.Errorf("faults %q", faults)
+	}
+}
+
+// restarting is a manager that another takes the place of after some questions, and that does not
+// answer in between.
+func restarting(o *loadgen.Options) {
+	asked := 0
+	o.Status = func(context.Context) (control.Status, error) {
+		asked++
+		if asked > 5 && asked < 10 {
+			return control.Status{}, errors.New("connection refused")
+		}
+		return control.Status{Functions: []control.FunctionStatus{{Name: "face", Accepted: uint64(1000 - 99*asked)}}}, nil
+	}
+}
+
+func TestAManagerThatDiedIsAFaultWhereRequestsWereNotAnswered(t *testing.T) {
+	var lines []string
+	report := run(t, constant(t, 10, 10*time.Second), dead(20, 30), restarting, func(o *loadgen.Options) {
+		o.Tell = func(line string) { lines = append(lines, line) }
+	})
+	if want := []string{"the node's status page does not answer: connection refused", "the node's status page answers again"}; !slices.Equal(lines, want) {
+		t.Errorf("told %q, want %q", lines, want)
+	}
+	want := "face: 10 of 100 requests were never answered, and the manager's counters began anew: it died, or the function was taken off and added"
+	if faults := report.Faults(); len(faults) != 1 || faults[0] != want {
+		t.Errorf("faults %q, want %q", faults, want)
+	}
+	report = run(t, constant(t, 10, 10*time.Second), &fake.System{}, restarting)
+	if faults := report.Faults(); len(faults) != 0 || !report.Functions[0].Restarted {
+		t.Errorf("a manager that was replaced between two requests: %q", faults)
+	}
+}
+
+func TestASearchEndsWithTheNode(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*loadgen.Options)
+		want   string
+	}{
+		"died": {restarting, "the node's manager died"},
+		"gone": {func(o *loadgen.Options) {
+			asked := 0
+			o.Status = func(context.Context) (control.Status, error) {
+				if asked++; asked > 1 {
+					return control.Status{}, errors.New("connection refused")
+				}
+				return control.Status{}, nil
+			}
+		}, "the node is gone: connection refused"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			o := loadgen.Options{Dial: dead(20, 1e6).Dial, Clock: fake.Clock{}}
+			test.change(&o)
+			probe, err := loadgen.ProbeFunction(constant(t, 10, 10*time.Second), "face", o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := probe(t.Context(), 10); err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+}
