@@ -206,11 +206,16 @@ func (l *link[In]) publish(state any) error {
 	l.mu.Lock()
 	l.out = b
 	l.mu.Unlock()
+	l.tell()
+	return nil
+}
+
+// tell has the writer send what out is now.
+func (l *link[In]) tell() {
 	select {
 	case l.changed <- struct{}{}:
 	default:
 	}
-	return nil
 }
 
 func (l *link[In]) alive() bool {
@@ -274,15 +279,17 @@ func (l *link[In]) talk(z *zmtpConn) error {
 		written <- err
 	}()
 	err := l.read(z)
+
+	// The place is free before the peer sees the end: who comes back at once finds it so.
+	l.mu.Lock()
+	l.current = nil
+	l.mu.Unlock()
 	close(done)
 	z.close() // ends a write that waits
 	if werr := <-written; werr != nil && errors.Is(err, net.ErrClosed) {
 		err = werr
 	}
-
-	l.mu.Lock()
-	l.current = nil
-	l.mu.Unlock()
+	l.tell() // whoever writes now: of a change that the last writer took for its own
 	return err
 }
 
