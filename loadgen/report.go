@@ -202,12 +202,14 @@ func (r *Report) Faults() []string {
 	if r.ManagerError != "" {
 		faults = append(faults, "what was lost is not known: "+r.ManagerError)
 	}
+	out := map[string]bool{}
 	for _, o := range r.Outages {
 		faults = append(faults, o.String())
+		out[o.Function] = true
 	}
 	for _, f := range r.Functions {
 		switch {
-		case f.Sent > 0 && f.Answered == 0 && !r.Interrupted:
+		case f.Sent > 0 && f.Answered == 0 && !out[f.Name] && !r.Interrupted:
 			faults = append(faults, fmt.Sprintf("%s: none of %d requests was answered", f.Name, f.Sent))
 		case f.Restarted && f.Unanswered > 0:
 			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the manager's counters began anew: it died, or the function was taken off and added",

@@ -26,8 +26,10 @@ func (o Outage) String() string {
 }
 
 // SilentAfter is how long nothing comes back of what is sent to a function with this
-// objective before that is an Outage: a second longer than the longest a client waits.
-func SilentAfter(slo time.Duration) time.Duration { return Grace(slo) + time.Second }
+// objective before that is an Outage: a second longer than a client waits.
+func SilentAfter(slo time.Duration) time.Duration { return Grace(slo) + outageSlack }
+
+const outageSlack = time.Second
 
 // silentRequests are so many that the network has hardly lost them all: of one that is sent
 // each minute, nothing comes back for a minute when it is lost.
@@ -100,6 +102,8 @@ func (s *silence) outages(function string, start, end int64) []Outage {
 	for _, o := range s.over {
 		add(o, true)
 	}
+	// The last requests were waited for as long as any client waits.
+	s.limit -= outageSlack
 	if now, is := s.now(end); is {
 		add(now, false)
 	}

@@ -61,6 +61,13 @@ func TestAnOutageMayLastToTheEnd(t *testing.T) {
 	}
 }
 
+func TestASystemThatIsGoneAtTheEndHadItsGraceTime(t *testing.T) {
+	report := run(t, constant(t, 10, 5*time.Second), dead(45, 1e6))
+	if len(report.Outages) != 1 || report.Outages[0].Ended || report.Outages[0].Seconds > 2.7 {
+		t.Errorf("outages %+v", report.Outages)
+	}
+}
+
 func TestARequestThatTheNetworkLostIsNoOutage(t *testing.T) {
 	for name, test := range map[string]struct {
 		perSecond float64
@@ -83,8 +90,8 @@ func TestARequestThatTheNetworkLostIsNoOutage(t *testing.T) {
 }
 
 func TestASystemThatNeverAnsweredIsAFaultInAShortRunToo(t *testing.T) {
-	report := run(t, constant(t, 10, time.Second), dead(0, 1e6))
-	if faults := report.Faults(); len(faults) != 1 || faults[0] != "face: none of 10 requests was answered" {
+	report := run(t, constant(t, 2, time.Second), dead(0, 1e6))
+	if faults := report.Faults(); len(faults) != 1 || faults[0] != "face: none of 2 requests was answered" {
 		t.Errorf("faults %q", faults)
 	}
 }
