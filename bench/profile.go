@@ -196,54 +196,28 @@ func (p *Profiler) load(ctx context.Context, c sweep.Cell, percent float64) erro
 	if err != nil {
 		return err
 	}
-	began := time.Now()
-	added := p.bed.Order(control.AddPath, configs.Function{
+	limit, cancel := context.WithTimeoutCause(ctx, profiledPatience, fmt.Errorf("the model did not serve within %s", profiledPatience))
+	defer cancel()
+	// The answer comes when all its processes serve, or it was taken off again since one cannot.
+	_, err = control.SendOrder(limit, p.bed.Dir, control.AddPath, configs.Function{
 		Name: profiled, Model: file, SLO: profiledSLO, Instances: c.Processes, SharePercent: percent / float64(c.Processes),
 		Change: p.change, Streams: 1,
 	})
-	p.loaded = c
-	if _, err := p.bed.Function(profiled); err != nil {
-		p.loaded = sweep.Cell{} // it was refused
-		return errors.Join(added, err)
-	}
-	if added != nil && time.Since(began) < managersPatience {
-		// The rest of what the manager says is for who added a function by hand.
-		reason, _, _ := strings.Cut(added.Error(), "; it is tried again")
+	switch {
+	case err == nil || limit.Err() != nil: // it is there, if only for a while
+		p.loaded = c
+		if err != nil && ctx.Err() == nil {
+			err = errors.Join(err, p.unload(ctx))
+		}
+		return err
+	default:
+		// Who added a function by hand is told more.
+		reason, _, _ := strings.Cut(err.Error(), "; it was taken off again")
 		if _, after, ok := strings.Cut(reason, "its process "); ok {
 			reason = "a process " + after
 		}
-		err = errors.New(reason)
-	} else {
-		err = p.awaitServing(ctx)
+		return outOfMemory(errors.New(reason))
 	}
-	if err != nil && ctx.Err() == nil {
-		err = errors.Join(outOfMemory(err), p.unload(ctx))
-	}
-	return err
-}
-
-// managersPatience is less than the manager waits for a function that is added: an
-// error that comes sooner is a process that failed, one that comes later may be of a
-// model that loads slowly.
-const managersPatience = 20 * time.Second
-
-// awaitServing waits until every process serves, or one has failed.
-func (p *Profiler) awaitServing(ctx context.Context) error {
-	limit, cancel := context.WithTimeoutCause(ctx, profiledPatience, fmt.Errorf("the model did not serve within %s", profiledPatience))
-	defer cancel()
-	reason := ""
-	err := p.bed.WaitFor(limit, "the model", func() bool {
-		f, err := p.bed.Function(profiled)
-		if err != nil {
-			return false
-		}
-		reason = reasonOf(f)
-		return reason != "" || serves(f)
-	})
-	if err == nil && reason != "" {
-		err = errors.New(reason)
-	}
-	return err
 }
 
 // unload takes the function off the node, if there is one.
@@ -289,19 +263,6 @@ func serves(f control.FunctionStatus) bool {
 		}
 	}
 	return true
-}
-
-// reasonOf is why a process of the function failed, or waits to be tried again; empty
-// where none does.
-func reasonOf(f control.FunctionStatus) string {
-	for _, in := range f.Instances {
-		for _, p := range in.Processes {
-			if p.Reason != "" {
-				return p.Reason
-			}
-		}
-	}
-	return ""
 }
 
 // renewed reports whether every instance is served by another process than before.

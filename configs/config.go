@@ -64,6 +64,8 @@ type Config struct {
 	// File is where the configuration was read from, absolute; empty for the
 	// built-in one.
 	File string
+	// Digest tells the text that was read from any other: SHA-256, in hex.
+	Digest string
 }
 
 // Log says how much is logged and how.

@@ -3,7 +3,9 @@ package configs
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
 	_ "embed"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -106,6 +108,8 @@ func Decode(file string, data []byte) (Config, error) {
 		return Config{}, err
 	}
 	c := Default()
+	digest := sha256.Sum256(data)
+	c.Digest = hex.EncodeToString(digest[:])
 	c.decode(doc.Root())
 	if err := doc.Err(); err != nil {
 		return Config{}, err

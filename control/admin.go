@@ -21,9 +21,13 @@ import (
 // StatusPath is answered there, too.
 const AdminSocket = "admin.sock"
 
+// RecordFile is the name of the file in the runtime folder where a manager records what it
+// was told at run time, for the one that is started when it died.
+const RecordFile = "functions.json"
+
 // The paths of the admin socket.
 const (
-	AddPath      = "/add"      // a configs.Function
+	AddPath      = "/add"      // a configs.Function; answered when it serves, or was taken off again
 	RemovePath   = "/remove"   // NameOrder
 	ReplacePath  = "/replace"  // ReplaceOrder; answered when the new model serves, or cannot
 	RollbackPath = "/rollback" // NameOrder; as replace, with the model before

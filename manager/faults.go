@@ -126,8 +126,11 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 		}
 		clear(in.unheard)
 	})
-	if f := m.function(verdict.Blamed); f != nil && verdict.Held > 0 {
-		f.hold(verdict.Held)
+	if f := m.function(verdict.Blamed); f != nil {
+		f.fails("the device failed under it: " + lost[0].Reason)
+		if verdict.Held > 0 {
+			f.hold(verdict.Held)
+		}
 	}
 	// Whoever is killed for it may be said to have lost the device by it.
 	m.eachInstance(func(in *instance) {

@@ -32,6 +32,7 @@ type function struct {
 	config      configs.Function
 	card        *models.Card // the one wanted; control loop
 	previous    *models.Card // the one before it, for a rollback; control loop
+	before      string       // what previous was found by
 	slo         time.Duration
 	configured  configs.Change // how a share shall change, and how it does here
 	change      configs.Change
@@ -67,7 +68,9 @@ type function struct {
 	removing  bool
 	removeBy  time.Time // when patience with what is unanswered ends
 	replacing bool
-	held      string // why the function is held back; empty where it is not
+	held      string  // why the function is held back; empty where it is not
+	trial     *trial  // nil once it has served, and where the configuration has it
+	byHand    float64 // what each instance was given by hand, in percent, where shares do not tune themselves; else 0
 
 	// Counters for status and metrics.
 	accepted, replied atomic.Uint64
@@ -311,19 +314,6 @@ func (f *function) serving() bool {
 		}
 	}
 	return true
-}
-
-// behind is the state of the process that the function waits for to serve.
-func (f *function) behind() string {
-	for _, in := range f.instances {
-		switch q := in.pair.Active(); {
-		case q == nil || q.State == "":
-			return "not heard of"
-		case q.State != control.Active:
-			return string(q.State)
-		}
-	}
-	return string(control.Active)
 }
 
 // failure is why the last process of an instance that has none serving failed,

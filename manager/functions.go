@@ -77,7 +77,9 @@ func (m *Manager) remove(name string) error {
 	}
 	f.remove()
 	m.shareOut(f)
+	f.settle(fmt.Errorf("add function %s: it was removed again", name))
 	f.log.Info().Msg("function is being removed")
+	m.keep()
 	return nil
 }
 
@@ -104,7 +106,7 @@ func (m *Manager) rollback(name string) (<-chan error, error) {
 	if f.previous == nil {
 		return nil, fmt.Errorf("roll back %s: its model was never replaced", name)
 	}
-	return f.replace(f.previous, f.previous.Name)
+	return f.replace(f.previous, f.before)
 }
 
 func (m *Manager) unknown(name string) error {
@@ -150,9 +152,16 @@ func (m *Manager) Reconfigure(c configs.Config) error {
 				// Its name, its port or its groups are being given up: it comes when they are.
 				m.waiting = append(m.waiting, want)
 			default:
+				// It is the file's now, which is tried again and again.
+				f.settle(fmt.Errorf("add function %s: the configuration has it now; `penstock if list` says how it is", f.name))
 				errs = append(errs, f.reconfigure(want))
 			}
 		}
+		m.over = c.Digest
+		if errors.Join(errs...) != nil {
+			m.over = "" // what could not be followed is tried by the next manager
+		}
+		m.keep()
 		rest := m.cfg
 		rest.Functions = c.Functions
 		if !sameNode(rest, c) {
@@ -195,6 +204,9 @@ func (m *Manager) portLeaves(port uint16) bool {
 
 // addWaiting adds the functions whose names, ports and groups have become free.
 func (m *Manager) addWaiting() {
+	if len(m.waiting) == 0 {
+		return
+	}
 	m.waiting = slices.DeleteFunc(m.waiting, func(want configs.Function) bool {
 		if m.draining {
 			return true
@@ -203,10 +215,12 @@ func (m *Manager) addWaiting() {
 			return false
 		}
 		if err := m.add(want); err != nil {
+			m.over = ""
 			m.log.Error().Err(err).Msg("configuration not followed")
 		}
 		return true
 	})
+	m.keep()
 }
 
 // changed is the model that a changed entry of the configuration asks for, nil for the one
@@ -238,10 +252,17 @@ func (f *function) reconfigure(want configs.Function) error {
 	if err != nil {
 		return err
 	}
+	m := f.m
+	m.following++
 	go func() {
-		if err := <-end; err != nil {
+		err := <-end
+		if err != nil {
 			f.log.Error().Err(err).Msg("configuration not followed")
 		}
+		m.post(func() {
+			m.following--
+			m.keep()
+		})
 	}()
 	return nil
 }
@@ -284,20 +305,25 @@ func (f *function) replace(card *models.Card, model string) (<-chan error, error
 			errs = append(errs, <-end)
 		}
 		err := errors.Join(errs...)
-		f.m.post(func() {
-			f.replacing = false
-			if err == nil {
-				f.previous, f.config.Model = old, model
-				return
-			}
-			f.card = old
-			for _, in := range f.instances {
-				in.pair.Replace(old)
-			}
-		})
+		f.m.post(func() { f.replaced(old, model, err) })
 		done <- err
 	}()
 	return done, nil
+}
+
+// replaced notes how a replacement of the card old by model ended.
+func (f *function) replaced(old *models.Card, model string, err error) {
+	f.replacing = false
+	if err == nil {
+		f.previous, f.before = old, cmp.Or(f.config.Model, f.name)
+		f.config.Model, f.byHand = model, 0
+		f.m.keep()
+		return
+	}
+	f.card = old
+	for _, in := range f.instances {
+		in.pair.Replace(old)
+	}
 }
 
 // remove lets nothing new in; reap does the rest when it is time.
@@ -314,6 +340,9 @@ func (f *function) reap() bool {
 	}
 	now := time.Now()
 	if f.pending() > 0 && now.Before(f.removeBy) {
+		if f.failed() && !f.served() {
+			f.giveUp()
+		}
 		return false
 	}
 	gone := true
@@ -335,6 +364,7 @@ func (f *function) reap() bool {
 	f.m.faults.guard.Forget(f.name)
 	f.m.device.redivide = true
 	f.log.Info().Msg("function removed")
+	f.gone()
 	return true
 }
 
@@ -432,6 +462,10 @@ func (m *Manager) setShare(name string, percent float64) error {
 			return err
 		}
 	}
+	if !m.cfg.Shares.Tune {
+		f.byHand = percent
+		m.keep()
+	}
 	return nil
 }
 
@@ -440,5 +474,6 @@ func sameNode(a, b configs.Config) bool {
 	a.Functions, b.Functions = nil, nil
 	a.RuntimeDir, b.RuntimeDir = "", "" // a flag may have set it
 	a.Log, b.Log = configs.Log{}, configs.Log{}
+	a.Digest, b.Digest = "", ""
 	return reflect.DeepEqual(a, b)
 }

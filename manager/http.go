@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -79,7 +78,7 @@ func (m *Manager) health(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// ready answers 200 when every function has a process that serves.
+// ready answers 200 when every function that is to stay has a process that serves.
 func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 	err := m.do(func() error {
 		if m.draining {
@@ -90,7 +89,7 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 		}
 		var waits []string
 		for _, f := range m.functions {
-			if !f.serving() {
+			if !f.serving() && !f.removing {
 				waits = append(waits, strings.TrimSuffix(f.name+" ("+f.failure()+")", " ()"))
 			}
 		}
@@ -124,12 +123,7 @@ func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (m *Manager) takeAdd(w http.ResponseWriter, r *http.Request) {
-	take(w, r, func(o configs.Function) (string, error) {
-		if err := m.do(func() error { return m.add(o) }); err != nil {
-			return "", err
-		}
-		return m.awaitServing(r.Context(), o.Name)
-	})
+	take(w, r, func(o configs.Function) (string, error) { return m.awaitTrial(r.Context(), o) })
 }
 
 func (m *Manager) takeRemove(w http.ResponseWriter, r *http.Request) {
@@ -160,41 +154,6 @@ func (m *Manager) takeShare(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// addPatience is how long an addition waits for its first process.
-const addPatience = 30 * time.Second
-
-// awaitServing waits until a function that was added serves. It returns why not when
-// its first process fails; it is tried again all the same.
-func (m *Manager) awaitServing(ctx context.Context, name string) (done string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, addPatience)
-	defer cancel()
-	tick := time.NewTicker(tickEvery)
-	defer tick.Stop()
-	for {
-		serves, failure, state := false, "", ""
-		err = m.do(func() error {
-			f := m.function(name)
-			if f == nil {
-				return fmt.Errorf("%s was removed again", name)
-			}
-			serves, failure, state = f.serving(), f.failure(), f.behind()
-			done = fmt.Sprintf("%s serves at %s", name, f.localAddr())
-			return nil
-		})
-		switch {
-		case err != nil || serves:
-			return done, err
-		case failure != "":
-			return "", fmt.Errorf("%s was added, and its process cannot start: %s; it is tried again, `penstock if replace` or `if remove` ends that", name, failure)
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return "", fmt.Errorf("%s was added, and does not serve after %s: its process is %s; it goes on, `penstock if list` says how it is", name, addPatience, state)
-		}
-	}
-}
-
 // await starts something on the control loop and waits for its end.
 func (m *Manager) await(start func() (<-chan error, error)) error {
 	var end <-chan error
@@ -207,7 +166,8 @@ func (m *Manager) await(start func() (<-chan error, error)) error {
 	}
 	select {
 	case err := <-end:
-		return err
+		// What the end changes was posted before it came: who is told of it finds it done.
+		return errors.Join(err, m.do(func() error { return nil }))
 	case <-m.done:
 		return ErrStopped
 	}

@@ -61,6 +61,7 @@ type instance struct {
 	noted     []int                  // the last of them
 	replaced  chan error             // waits for the end of a replacement; nil otherwise
 	load      instanceLoad
+	lending
 	// cpuPerRequest is a smoothed mean, 0 where it is not known.
 	cpuPerRequest time.Duration
 
@@ -276,6 +277,7 @@ func (in *instance) status() control.InstanceStatus {
 // forget drops what was learnt of a model that serves no more.
 func (in *instance) forget() {
 	in.load, in.cpuPerRequest, in.cpu = instanceLoad{}, 0, control.Report{}
+	in.lending.renew()
 	in.f.mu.Lock()
 	in.tally = tally{ladder: in.tally.ladder}
 	in.f.mu.Unlock()
@@ -344,6 +346,9 @@ func (in *instance) observe(o control.ObservedProcess) {
 	}
 	if o.DeviceLost && in.m.device.mps {
 		in.pair.Excuse(o.Generation) // deviceFailed has blamed who is to blame
+	}
+	if active := in.pair.Active(); o.State == control.Failed && !q.Excused() && q.State != control.Active && (active == nil || active == q) {
+		in.f.fails(o.Reason)
 	}
 	in.pair.Observe(o.Generation, o.State, o.Reason)
 }

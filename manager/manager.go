@@ -42,6 +42,10 @@ type Options struct {
 	// FindModel finds a card by its name or file.
 	FindModel func(name string) (*models.Card, error)
 	Log       zerolog.Logger
+	// Run names the run of the node, `penstock up`, that this manager is of: it goes on with
+	// what another manager of the same run was told at run time, and leaves what it is told
+	// for the next. Empty: it begins with Config, and leaves nothing.
+	Run string
 }
 
 // Manager is a running IF Manager.
@@ -51,6 +55,7 @@ type Manager struct {
 	find func(string) (*models.Card, error)
 	log  zerolog.Logger
 	id   string
+	run  string
 
 	ports    ports
 	link     link
@@ -70,6 +75,10 @@ type Manager struct {
 	functions   []*function
 	generations map[place]uint32   // the last of instances that were removed
 	waiting     []configs.Function // to be added when names and ports are free
+	over        string             // the digest of the configuration that the functions are told over; empty: of none
+	following   int                // replacements that an edit of the configuration asked for, on their way
+	kept        []byte             // the record, as it was last written
+	had         map[string]uint16  // while functions are brought back, the ports that they had
 	desired     control.Desired
 	observed    control.Observed
 	peerAlive   bool
@@ -110,6 +119,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	m := &Manager{
 		cfg: o.Config, dir: o.Dir, find: o.FindModel, log: o.Log,
 		id:          hex.EncodeToString(id),
+		run:         o.Run,
 		calls:       make(chan func(), 64),
 		done:        make(chan struct{}),
 		generations: map[place]uint32{},
@@ -155,10 +165,8 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	}
 	defer web.close()
 	defer m.closeFunctions()
-	for _, fn := range m.cfg.Functions {
-		if err := m.add(fn); err != nil {
-			return err
-		}
+	if err := m.begin(); err != nil {
+		return err
 	}
 	m.threads.Go(m.acceptAttaches)
 	defer m.attach.Close() // before its thread and its connections are waited for
@@ -230,6 +238,7 @@ func (m *Manager) post(f func()) bool {
 // step lets every instance's policy act on what is known, and publishes what is
 // desired when that changed.
 func (m *Manager) step() {
+	m.judge()
 	for _, f := range m.functions {
 		for _, in := range f.instances {
 			in.step()

@@ -38,7 +38,15 @@ type ports interface {
 // openSource opens what feeds a function: a port, or a capture.
 func (m *Manager) openSource(c configs.Function) ([]source.Source, func() error, error) {
 	if c.Replay.File == "" {
-		return m.ports.open(c.Port, m.cfg.ReceiversOf(c))
+		receivers, had := m.cfg.ReceiversOf(c), m.had[c.Name]
+		if c.Port == 0 && had != 0 {
+			sources, closeSlab, err := m.ports.open(had, receivers)
+			if err == nil {
+				return sources, closeSlab, nil
+			}
+			m.log.Warn().Err(err).Str("if", c.Name).Msg("function gets another port than it had")
+		}
+		return m.ports.open(c.Port, receivers)
 	}
 	src, err := replay.Open(replay.Options{
 		Path: c.Replay.File, Port: c.Port, Speed: c.Replay.Speed,

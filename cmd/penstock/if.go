@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
@@ -64,10 +65,16 @@ folder, while it runs.`,
 	function, port := configs.Function{Instances: 1}, 0
 	add := &cobra.Command{
 		Use: "add NAME", Short: "Add a function to the running node",
-		Long: `Adds a function to the running node and waits until it serves, or says why it cannot.
-It is not written into the node's configuration file: the next edit of that file makes
-the functions those of the file again, and so does a restart of the node, or of its
-manager alone after that died. What is to stay belongs in the file.`,
+		Long: `Adds a function to the running node and waits until it serves. Where its process
+cannot start, the node takes it off again, and this says why: nothing is left of it.
+
+The node does both by itself. Ctrl-C, or 30 seconds without an end, stop the waiting
+only: the function stays if it comes to serve, and is taken off if it cannot, which the
+node's log says. "penstock if remove" takes it off before.
+
+The node has it until it ends, and goes on with it when its manager alone died. It is not
+written into the configuration file: the next edit of that file makes the functions those
+of the file again, and so does a restart of the node. What is to stay belongs in the file.`,
 		Example: `  penstock if add face --port 5001 --slo 25ms
   penstock if add mine --model ./mine/card.yaml --port 0`,
 		Args: arguments(1),
@@ -83,7 +90,7 @@ manager alone after that died. What is to stay belongs in the file.`,
 			if function.Model, err = cardPath(function.Model); err != nil {
 				return err
 			}
-			return send(cmd.Context(), folder(), control.AddPath, function)
+			return sendAdd(cmd.Context(), folder(), function)
 		},
 	}
 	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
@@ -104,8 +111,9 @@ manager alone after that died. What is to stay belongs in the file.`,
 	replace := &cobra.Command{
 		Use: "replace NAME CARD", Short: "Bring another model into a function; the old one serves until the new one can",
 		Long: `Brings another model into a function and waits until it serves, or says why the old one
-goes on. It is not written into the node's configuration file: a restart of the node, or
-of its manager alone after that died, begins with the file's model.`,
+goes on. The node has it until it ends, and goes on with it when its manager alone died. It
+is not written into the configuration file: the next edit of that file brings the file's
+model back, and so does a restart of the node. Ctrl-C stops the waiting only.`,
 		Example: `  penstock if replace face ./face-v2/card.yaml`, Args: arguments(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			model, err := cardPath(args[1])
@@ -138,6 +146,33 @@ func send(ctx context.Context, dir, path string, order any) error {
 		fmt.Println(done)
 	}
 	return err
+}
+
+// addPatience is how long an addition is waited for.
+const addPatience = 30 * time.Second
+
+// errSlow is why an addition is not waited for any longer.
+var errSlow = fmt.Errorf("no end of it within %s", addPatience)
+
+// sendAdd is send for an addition, which goes on when nobody waits for it any more.
+func sendAdd(ctx context.Context, dir string, f configs.Function) error {
+	wait, cancel := context.WithTimeoutCause(ctx, addPatience, errSlow)
+	defer cancel()
+	err := send(wait, dir, control.AddPath, f)
+	const goesOn = "the node goes on, and takes it off again if its process cannot start; `penstock if list` says how it is, `penstock if remove %s` takes it off now"
+	switch {
+	case err == nil || wait.Err() == nil:
+		return err
+	case ctx.Err() != nil:
+		return fmt.Errorf("interrupted while %s was added: "+goesOn, f.Name, f.Name)
+	}
+	state := ""
+	if status, err := control.ReadStatus(ctx, dir); err == nil {
+		if now, ok := status.Function(f.Name); ok {
+			state = ", " + stateText(&now)
+		}
+	}
+	return fmt.Errorf("%s was added%s after %s: "+goesOn, f.Name, state, addPatience, f.Name)
 }
 
 // cardPath makes a card's file absolute, since the manager works elsewhere; a

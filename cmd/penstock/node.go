@@ -3,12 +3,14 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -31,9 +33,11 @@ type nodeFlags struct {
 	config  string
 	dir     string
 	verbose bool
+	cmd     *cobra.Command
 }
 
 func (n *nodeFlags) register(cmd *cobra.Command) {
+	n.cmd = cmd
 	cmd.Flags().StringVarP(&n.config, "config", "c", "", "configuration file (YAML); the built-in one if left out")
 	cmd.Flags().StringVar(&n.dir, "runtime-dir", "", "folder for the sockets between this node's processes")
 	cmd.Flags().BoolVarP(&n.verbose, "verbose", "v", false, "log every process's states")
@@ -45,6 +49,7 @@ func (n *nodeFlags) load(name string) (configs.Config, zerolog.Logger, error) {
 	if err != nil {
 		return c, zerolog.Nop(), err
 	}
+	n.cmd.Annotations[logFormat] = c.Log.Format
 	if n.dir != "" {
 		c.RuntimeDir = n.dir
 	}
@@ -78,7 +83,7 @@ func newLogger(c configs.Log, name string) zerolog.Logger {
 		level = zerolog.InfoLevel
 	}
 	var log zerolog.Logger
-	if c.Format == "console" || c.Format != "json" && isTerminal(os.Stderr) {
+	if !logsJSON(c.Format) {
 		log = zerolog.New(zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !isTerminal(os.Stderr)})
 	} else {
 		log = zerolog.New(os.Stderr)
@@ -86,8 +91,14 @@ func newLogger(c configs.Log, name string) zerolog.Logger {
 	return log.Level(level).With().Timestamp().Str("process", name).Logger()
 }
 
+// logsJSON reports whether a log of that format is JSON here.
+func logsJSON(format string) bool {
+	return format == "json" || format != "console" && !isTerminal(os.Stderr)
+}
+
 func managerCommand() *cobra.Command {
 	var flags nodeFlags
+	var run string
 	cmd := &cobra.Command{
 		Use:     "manager",
 		Short:   "Run the IF Manager: packets in, batches out, shares",
@@ -98,14 +109,19 @@ func managerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return runManager(cmd.Context(), c, log)
+			return runManager(cmd.Context(), c, run, log)
 		},
 	}
 	flags.register(cmd)
+	cmd.Flags().StringVar(&run, runFlag, "", "the run of `penstock up` that it is of")
+	cmd.Flags().MarkHidden(runFlag)
 	return cmd
 }
 
-func runManager(ctx context.Context, c configs.Config, log zerolog.Logger) error {
+// runFlag is how up tells its managers, one after the other, that they are of one node.
+const runFlag = "run"
+
+func runManager(ctx context.Context, c configs.Config, run string, log zerolog.Logger) error {
 	// From now on Go leaves it as it is, however few CPUs the process is pinned to; the manager
 	// raises it as its data path wants.
 	runtime.GOMAXPROCS(runtime.NumCPU())
@@ -115,7 +131,7 @@ func runManager(ctx context.Context, c configs.Config, log zerolog.Logger) error
 	if err := cpuset.Pin(own); err != nil {
 		log.Warn().Err(err).Msg("the manager is not kept off the CPUs of the inference functions")
 	}
-	return manager.Run(ctx, manager.Options{Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log}, func(m *manager.Manager) {
+	return manager.Run(ctx, manager.Options{Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log, Run: run}, func(m *manager.Manager) {
 		if c.File != "" {
 			go followConfig(ctx, m, c.File, log)
 		}
@@ -229,8 +245,9 @@ func upCommand() *cobra.Command {
 		Use:   "up",
 		Short: "Run manager and orchestrator together",
 		Long: `Runs the manager and the orchestrator as two processes and looks after both: one
-that dies is started again. SIGTERM or Ctrl-C drains: what was accepted is
-answered, then everything ends.`,
+that dies is started again, a manager with the functions that it was last told to
+have (penstock if), as long as the configuration file is as it was. SIGTERM or
+Ctrl-C drains: what was accepted is answered, then everything ends.`,
 		Example: `  penstock up
   penstock up --config configs/demo.yaml`,
 		Args: cobra.NoArgs,
@@ -265,8 +282,8 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	orchestratorCtx, stopOrchestrator := context.WithCancel(context.Background())
 	defer stopOrchestrator()
 	manager, orchestrator := make(chan error, 1), make(chan error, 1)
-	start := func(ctx context.Context, verb string, ended chan<- error) {
-		err := keep(ctx, log, self, append([]string{verb}, args...), 5*c.DrainTimeout)
+	start := func(ctx context.Context, verb string, ended chan<- error, more ...string) {
+		err := keep(ctx, log, self, slices.Concat([]string{verb}, args, more), 5*c.DrainTimeout)
 		var status exitStatus
 		if err != nil && !errors.As(err, &status) {
 			err = fmt.Errorf("%s: %w", verb, err)
@@ -274,7 +291,7 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 		ended <- err
 	}
 	go start(orchestratorCtx, "orchestrator", orchestrator)
-	go start(managerCtx, "manager", manager)
+	go start(managerCtx, "manager", manager, "--"+runFlag, rand.Text())
 	select {
 	case err := <-manager:
 		stopOrchestrator()

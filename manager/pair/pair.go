@@ -239,6 +239,9 @@ func (p *Pair) Excuse(generation uint32) {
 	}
 }
 
+// Excused reports whether Excuse was told of the process.
+func (q *Process) Excused() bool { return q.excused }
+
 // reclaim says once that what a process held is free.
 func (p *Pair) reclaim(q *Process, reason string) {
 	if !q.reclaimed {
