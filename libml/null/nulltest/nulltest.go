@@ -266,41 +266,53 @@ func noNumbers(t *testing.T) {
 func workScales(t *testing.T) {
 	r := newRig(t, bytesInput(4, 4), null.Behaviour{Spin: 4 * time.Millisecond, SpinPerImage: time.Millisecond})
 	defer r.close()
-	took := func(n int) time.Duration {
-		best := time.Hour
+	// What the machine does beside only makes a batch take longer, so the least times are
+	// compared, of as many batches as it takes until they are as they should be.
+	const rounds = 40
+	never := time.Hour
+	one, four, onPart := never, never, never
+	least := func(best *time.Duration, n int) {
+		r.configure(0, n)
 		for range 5 {
 			began := time.Now()
 			r.begin(0, n)
 			r.wait(0)
-			best = min(best, time.Since(began))
+			*best = min(*best, time.Since(began))
 		}
-		return best
 	}
 	all, err := r.device.SMs(0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole := took(1)
-	near := func(what string, got, want float64) {
-		t.Helper()
-		if got < 0.85*want || got > 1.2*want {
-			t.Errorf("%s: %.2f times as long, want about %.2f", what, got, want)
+	near := func(got, want float64) bool { return got >= 0.85*want && got <= 1.2*want }
+	for round := 1; ; round++ {
+		least(&one, 1)
+		least(&four, 4)
+		if err := r.device.Repartition([]int{0}, []int{0, 1, 2, 3}); err != nil {
+			if errors.Is(err, cuda.ErrNotSupported) {
+				t.Skipf("this driver or device has no green contexts: %v", err)
+			}
+			t.Fatal(err)
+		}
+		part, err := r.device.SMs(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		least(&onPart, 1)
+		ofFour, wantOfFour := four.Seconds()/one.Seconds(), 8.0/5
+		ofPart, wantOfPart := onPart.Seconds()/one.Seconds(), float64(all)/float64(part)
+		if near(ofFour, wantOfFour) && near(ofPart, wantOfPart) {
+			t.Logf("work of 5ms on an H200 takes %v on %d multiprocessors, found in round %d", one, all, round)
+			return
+		}
+		if round == rounds {
+			t.Fatalf("a batch of 4 takes %.2f times as long as one of 1, want about %.2f; on %d multiprocessors it takes %.2f times as long as on %d, want about %.2f; %d rounds",
+				ofFour, wantOfFour, part, ofPart, all, wantOfPart, rounds)
+		}
+		if err := r.device.Repartition([]int{0}, nil); err != nil {
+			t.Fatal(err)
 		}
 	}
-	near("a batch of 4 against one of 1", took(4).Seconds()/whole.Seconds(), 8.0/5)
-	if err := r.device.Repartition([]int{0}, []int{0, 1, 2, 3}); err != nil {
-		if errors.Is(err, cuda.ErrNotSupported) {
-			t.Skipf("this driver or device has no green contexts: %v", err)
-		}
-		t.Fatal(err)
-	}
-	part, err := r.device.SMs(0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.configure(0, 1)
-	near(fmt.Sprintf("on %d multiprocessors against %d", part, all), took(1).Seconds()/whole.Seconds(), float64(all)/float64(part))
-	t.Logf("work of 5ms on an H200 takes %v on %d multiprocessors", whole, all)
 }
 
 func allocatesNothing(t *testing.T) {
