@@ -48,6 +48,8 @@ type loadOptions struct {
 	deadline     time.Duration
 	priority     uint8
 	output       string
+	require      []string
+	required     []loadgen.Requirement // what require says; see checkFlags
 }
 
 func loadCommand() *cobra.Command {
@@ -59,10 +61,22 @@ func loadCommand() *cobra.Command {
 before (open loop), and counts each latency from the moment at which its request
 was meant to leave. Answers are compared with the same model run in this process.
 
-The exit status is 1 when an accepted request was lost or an answer was wrong.`,
+The exit status is 1 when an accepted request was lost, an answer was wrong, the node
+stopped answering (nothing came back from a function for three seconds, or for four of
+its objectives and a second where that is longer; or at all; or its manager died with
+requests), or when what --require says was not met. That the network lost a request or
+two is no fault by itself: --require answered=100% makes it one.
+
+--require takes [FUNCTION:]METRIC=BOUND, of every function where none is named:
+  within, answered, ok, accuracy   at least that per cent: of what was sent, ok
+                                   within the objective, with any answer, with an ok
+                                   one; of labelled pictures, with the right class
+  goodput                          at least so many a second, ok within the objective
+  p50, p99, p99.9                  at most that latency, of the ok answers`,
 		Example: `  penstock load --rate face=60 --rate fashion=400 --duration 30s
   penstock load --rate detect=6 --arrivals 30fps --streams 2 -o json
   penstock load --schedule rates.csv --draw out
+  penstock load --rate face=60 --require within=99%,face:p99=25ms -o json || exit 1
   penstock load --find-max-rate fashion --duration 5s`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return load(cmd.Context(), o) },
@@ -84,6 +98,7 @@ The exit status is 1 when an accepted request was lost or an answer was wrong.`,
 	f.Float64Var(&o.precision, "precision", defaultPrecision, "how close --find-max-rate comes, as a part of the rate")
 	f.DurationVar(&o.deadline, "deadline", 0, "deadline told to the manager with each request")
 	f.Uint8Var(&o.priority, "priority", 0, "priority told to the manager with each request")
+	f.StringSliceVar(&o.require, "require", nil, "[function:]metric=bound that makes the exit status 1 when missed, like within=99% or face:p99=25ms; may be repeated")
 	f.StringVarP(&o.output, "output", "o", "table", "table, json or csv")
 	return cmd
 }
@@ -113,16 +128,21 @@ func load(ctx context.Context, o loadOptions) error {
 		Dial:    loadgen.DialClient(client.Options{}),
 		Status:  manager.Status,
 		Observe: progress.Show,
+		Tell:    func(line string) { progress.Say("penstock load: " + line) },
 	}
 	if o.check {
 		options.Reference = run.references
 	}
 	if o.findMaxRate != "" {
+		defer progress.End()
 		return findMaxRate(ctx, run.spec, options, o)
 	}
 	report, err := loadgen.Run(ctx, run.spec, options)
 	progress.End()
 	if err != nil {
+		return err
+	}
+	if err := report.Require(o.required); err != nil {
 		return err
 	}
 	if err := printReport(report, o.output); err != nil {
@@ -131,7 +151,7 @@ func load(ctx context.Context, o loadOptions) error {
 	if err := run.show(report, o); err != nil {
 		return err
 	}
-	if faults := report.Faults(); len(faults) > 0 {
+	if faults := append(report.Faults(), report.Missed()...); len(faults) > 0 {
 		for _, fault := range faults {
 			fmt.Fprintln(os.Stderr, "penstock load:", fault)
 		}
@@ -141,7 +161,7 @@ func load(ctx context.Context, o loadOptions) error {
 }
 
 // checkFlags says which flag is wrong, before anything is asked of the node.
-func (o loadOptions) checkFlags() error {
+func (o *loadOptions) checkFlags() error {
 	switch {
 	case o.duration <= 0:
 		return fmt.Errorf("--duration %v: want more than 0, like 30s", o.duration)
@@ -155,6 +175,15 @@ func (o loadOptions) checkFlags() error {
 		return fmt.Errorf("--precision %v: want more than 0, at most 1", o.precision)
 	case o.findMaxRate != "" && o.schedule != "":
 		return errors.New("--find-max-rate and --schedule: want one of them; a search sets its rate itself")
+	case o.findMaxRate != "" && len(o.require) > 0:
+		return errors.New("--find-max-rate and --require: want one of them; a search tries rates that miss")
+	}
+	for _, text := range o.require {
+		required, err := loadgen.ParseRequirement(text)
+		if err != nil {
+			return fmt.Errorf("--require %w", err)
+		}
+		o.required = append(o.required, required)
 	}
 	return nil
 }
@@ -271,7 +300,21 @@ func prepare(now control.Status, o loadOptions) (_ *prepared, err error) {
 			return nil, err
 		}
 	}
-	return p, nil
+	return p, p.requirable(o.required)
+}
+
+// requirable says which requirement is of a function that gets no traffic.
+func (p *prepared) requirable(required []loadgen.Requirement) error {
+	var names []string
+	for _, f := range p.spec.Functions {
+		names = append(names, f.Name)
+	}
+	for _, r := range required {
+		if r.Function != "" && !slices.Contains(names, r.Function) {
+			return fmt.Errorf("--require %s:%s: nothing is sent to %s, only to: %s", r.Function, r.Metric, r.Function, strings.Join(names, ", "))
+		}
+	}
+	return nil
 }
 
 func parseRates(given map[string]string, names []string) (map[string]float64, error) {

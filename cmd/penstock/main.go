@@ -24,14 +24,14 @@ func main() {
 	floor.MaybeChild()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := root().ExecuteContext(ctx)
+	cmd, err := root().ExecuteContextC(ctx)
 	var status exitStatus
 	switch {
 	case err == nil:
 	case errors.As(err, &status):
 		os.Exit(int(status))
 	default:
-		fmt.Fprintln(os.Stderr, "penstock:", err)
+		complain(cmd, err)
 		os.Exit(1)
 	}
 }
@@ -58,7 +58,8 @@ latency objective, in batches as large as the objective allows.`,
 		return fmt.Errorf("%w; `%s --help` shows what it takes", err, c.CommandPath())
 	})
 	cmd.CompletionOptions.HiddenDefaultCmd = true
-	cmd.AddCommand(upCommand(), managerCommand(), orchestratorCommand(), ifCommand(), weightsCommand(),
+	cmd.AddCommand(service("auto", upCommand()), service("auto", managerCommand()), service("auto", orchestratorCommand()),
+		service("json", ifCommand()), service("json", weightsCommand()),
 		modelsCommand(), profileCommand(), planCommand(), loadCommand(), demoCommand(), benchCommand(), doctorCommand(), versionCommand())
 	return cmd
 }
