@@ -210,39 +210,47 @@ func TestNothingOfTheEnvironmentIsAPercentageForAll(t *testing.T) {
 }
 
 func TestWhatCannotRunSaysWhyAndHowToMendIt(t *testing.T) {
-	const short = 300 * time.Millisecond
 	device := func(m nvml.ComputeMode) nvml.Session {
 		return fakenvml.New(nvml.Device{UUID: gpu, Name: "Fake One", ComputeMode: m})
 	}
 	for name, c := range map[string]struct {
 		behaviour mpsfake.Behaviour
-		edit      func(*Options)
-		why, mend string
+		edit      func(o *Options, short time.Duration)
+		why, mend string // SHORT and TWICE stand for the time that it has, and for twice that
 	}{
-		"no program": {edit: func(o *Options) { o.Program = "/nowhere/mps" }, why: "/nowhere/mps is no program", mend: "apt-get install nvidia-compute-utils-"},
-		"no program, but a driver": {edit: func(o *Options) { o.Program, o.Session = "/nowhere/mps", device(nvml.Default) },
+		"no program": {edit: func(o *Options, _ time.Duration) { o.Program = "/nowhere/mps" }, why: "/nowhere/mps is no program", mend: "apt-get install nvidia-compute-utils-"},
+		"no program, but a driver": {edit: func(o *Options, _ time.Duration) { o.Program, o.Session = "/nowhere/mps", device(nvml.Default) },
 			why: "is no program", mend: "apt-get install nvidia-compute-utils-999"},
-		"prohibited": {edit: func(o *Options) { o.Session = device(nvml.Prohibited) },
+		"prohibited": {edit: func(o *Options, _ time.Duration) { o.Session = device(nvml.Prohibited) },
 			why: "Fake One is in compute mode prohibited", mend: "nvidia-smi -i " + gpu + " -c DEFAULT"},
-		"no folder":     {edit: func(o *Options) { o.Dir = "/proc/1" }, why: "lock MPS folder", mend: "--runtime-dir"},
+		"no folder":     {edit: func(o *Options, _ time.Duration) { o.Dir = "/proc/1" }, why: "lock MPS folder", mend: "--runtime-dir"},
 		"refuses":       {behaviour: mpsfake.Behaviour{RefuseStart: "no /dev/nvidiactl:\n permission denied"}, why: "does not start: no /dev/nvidiactl: permission denied"},
-		"hangs":         {behaviour: mpsfake.Behaviour{HangStart: true}, edit: func(o *Options) { o.StartTimeout = short }, why: "does not start: it hangs for 300ms"},
-		"dies at once":  {behaviour: mpsfake.Behaviour{DieAtStart: true}, edit: func(o *Options) { o.StartTimeout = 2 * short }, why: "the MPS daemon "},
-		"never answers": {behaviour: mpsfake.Behaviour{Mute: true}, edit: func(o *Options) { o.StartTimeout, o.AnswerTimeout = 2*short, short/2 }, why: "does not answer within 600ms: "},
-		"is mute once told to start a server": {behaviour: mpsfake.Behaviour{MuteAfterStart: time.Hour}, edit: func(o *Options) { o.StartTimeout, o.AnswerTimeout, o.QuitTimeout = 2*short, short/6, short },
-			why: "lives and does not answer within 600ms: get_server_list: no answer within "},
-		"has no server":  {behaviour: mpsfake.Behaviour{NoServer: true}, edit: func(o *Options) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within 600ms", mend: "nvidia-smi"},
-		"has a slow one": {behaviour: mpsfake.Behaviour{ServerAfter: time.Minute}, edit: func(o *Options) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within 600ms", mend: "nvidia-smi"},
+		"hangs":         {behaviour: mpsfake.Behaviour{HangStart: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = short }, why: "does not start: it hangs for SHORT"},
+		"dies at once":  {behaviour: mpsfake.Behaviour{DieAtStart: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS daemon "},
+		"never answers": {behaviour: mpsfake.Behaviour{Mute: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout, o.AnswerTimeout = 2*short, short/2 }, why: "does not answer within TWICE: "},
+		"is mute once told to start a server": {behaviour: mpsfake.Behaviour{MuteAfterStart: time.Hour}, edit: func(o *Options, short time.Duration) {
+			o.StartTimeout, o.AnswerTimeout, o.QuitTimeout = 2*short, short/6, short
+		},
+			why: "lives and does not answer within TWICE: get_server_list: no answer within "},
+		"has no server":  {behaviour: mpsfake.Behaviour{NoServer: true}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within TWICE", mend: "nvidia-smi"},
+		"has a slow one": {behaviour: mpsfake.Behaviour{ServerAfter: time.Minute}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within TWICE", mend: "nvidia-smi"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			x := newBed(t, c.behaviour)
-			if c.edit != nil {
-				c.edit(&x.o)
-			}
-			_, err := Start(context.Background(), x.o)
-			var p *Problem
-			if !errors.As(err, &p) || !strings.Contains(p.Why, c.why) || strings.Contains(p.Why, "\n") || !strings.Contains(p.Mend, c.mend) {
-				t.Errorf("%v; %+v", err, p)
+			// What is short for one that works is enough to come so far, on one machine or another.
+			for short := 300 * time.Millisecond; ; short *= 4 {
+				x := newBed(t, c.behaviour)
+				if c.edit != nil {
+					c.edit(&x.o, short)
+				}
+				_, err := Start(context.Background(), x.o)
+				why := strings.NewReplacer("SHORT", short.String(), "TWICE", (2 * short).String()).Replace(c.why)
+				var p *Problem
+				if errors.As(err, &p) && strings.Contains(p.Why, why) && !strings.Contains(p.Why, "\n") && strings.Contains(p.Mend, c.mend) {
+					return
+				}
+				if short > 4*time.Second {
+					t.Fatalf("%v; %+v", err, p)
+				}
 			}
 		})
 	}
