@@ -204,6 +204,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 			if err == nil {
 				t.Fatalf("started, after %s:\n%s", time.Since(started), out)
 			}
+			out = strings.ReplaceAll(out, `\"`, `"`) // it is JSON
 			for _, want := range c.want {
 				if !strings.Contains(out, want) {
 					t.Errorf("said:\n%s\nwant %q in it", out, want)

@@ -1,0 +1,97 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/node"
+)
+
+// load runs `penstock load` at a node, and returns its exit status and both its outputs. said is
+// told each line of standard error when it comes.
+func load(t *testing.T, n *node.Node, said func(line string), arguments ...string) (status int, out, complaints string) {
+	t.Helper()
+	cmd := exec.CommandContext(testContext(t), penstock, append([]string{"load", "--http", n.HTTP.String(), "--check=false"}, arguments...)...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout = &stdout
+	pipe, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for lines := bufio.NewScanner(io.TeeReader(pipe, &stderr)); lines.Scan(); {
+		said(lines.Text())
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()
+}
+
+// TestLoadSaysAtOnceThatTheNodeStoppedAnswering, and its exit status says it again.
+func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
+	n := start(t, oneFunction(nullCard(t, "digest", small)))
+	var manager int
+	for _, p := range processes(n.Dir) {
+		if p.command == "manager" {
+			manager = p.pid
+		}
+	}
+	defer syscall.Kill(manager, syscall.SIGCONT)
+	var stopped, told time.Time
+	status, _, said := load(t, n, func(line string) {
+		switch {
+		case stopped.IsZero() && strings.Contains(line, " s left"):
+			if err := syscall.Kill(manager, syscall.SIGSTOP); err != nil {
+				t.Error(err)
+			}
+			stopped = time.Now()
+		case strings.Contains(line, "fn: nothing has come back for "):
+			told = time.Now()
+		}
+	}, "--rate", "fn=20", "--duration", "8s", "--warmup", "0s")
+	if after := told.Sub(stopped); told.IsZero() || after > loadgen.SilentAfter(time.Second)+2*time.Second {
+		t.Errorf("told %v after it stopped", after)
+	}
+	if status != 1 || !strings.Contains(said, "penstock load: the node's status page does not answer: ") || !strings.Contains(said, "fn: nothing came back for ") {
+		t.Errorf("exit status %d:\n%s", status, said)
+	}
+}
+
+// TestLoadFailsWhereARequirementIsMissed, and not where it is met.
+func TestLoadFailsWhereARequirementIsMissed(t *testing.T) {
+	n := start(t, oneFunction(nullCard(t, "digest", small)))
+	status, out, said := load(t, n, func(string) {}, "--rate", "fn=20", "--duration", "1s", "--require", "answered=50%,fn:p99=10s", "-o", "json")
+	var report loadgen.Report
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatalf("%v in %s", err, out)
+	}
+	if status != 0 || len(report.Requirements) != 2 || !report.Requirements[0].Met || !report.Requirements[1].Met {
+		t.Errorf("exit status %d, %+v\n%s", status, report.Requirements, said)
+	}
+	status, _, said = load(t, n, func(string) {}, "--rate", "fn=20", "--duration", "1s", "--require", "answered=50%", "--require", "p99=1ns")
+	if missed := strings.Count(said, "required is at"); status != 1 || missed != 1 || !strings.Contains(said, "penstock load: fn: p99 is ") {
+		t.Errorf("exit status %d:\n%s", status, said)
+	}
+	for argument, want := range map[string]string{
+		"p98=1s":     `penstock: --require "p98=1s": metric "p98" is unknown`,
+		"fm:p99=1s":  "penstock: --require fm:p99: nothing is sent to fm, only to: fn",
+		"within=0.9": `penstock: --require "within=0.9": want per cent`,
+	} {
+		if status, _, said := load(t, n, func(string) {}, "--require", argument); status != 1 || !strings.HasPrefix(said, want) {
+			t.Errorf("%s: exit status %d, %s", argument, status, said)
+		}
+	}
+}

@@ -1,0 +1,168 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// says runs the binary to its end, and returns what it said on standard error.
+func says(t *testing.T, arguments ...string) string {
+	t.Helper()
+	var said bytes.Buffer
+	cmd := exec.CommandContext(testContext(t), penstock, arguments...)
+	cmd.Stderr = &said
+	var exit *exec.ExitError
+	if err := cmd.Run(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
+		t.Errorf("%v: %v, want exit status 1", arguments, err)
+	}
+	return said.String()
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "node.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestWhyANodeEndsIsALineOfItsLog: where the log is JSON, so is the error that ends a process,
+// for who collects logs.
+func TestWhyANodeEndsIsALineOfItsLog(t *testing.T) {
+	taken, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	card := nullCard(t, "digest", small)
+	wrong := write(t, "htp: 127.0.0.1:0\nlate: soon\n")
+	busy := write(t, fmt.Sprintf("http: 127.0.0.1:0\nfunctions: [{name: fn, model: %s, port: %d}]\n", card, taken.LocalAddr().(*net.UDPAddr).Port))
+	for name, test := range map[string]struct {
+		arguments []string
+		want      []string // of the fatal lines' errors
+	}{
+		"a configuration that is wrong": {[]string{"up", "--config", wrong}, []string{wrong + ":1:1: unknown key", wrong + ":2:7: late: is"}},
+		"a manager's":                   {[]string{"manager", "--config", wrong}, []string{wrong + ":1:1:", wrong + ":2:7:"}},
+		"an orchestrator's":             {[]string{"orchestrator", "--config", wrong}, []string{wrong + ":1:1:", wrong + ":2:7:"}},
+		"a port that is taken":          {[]string{"up", "--config", busy}, []string{"address already in use"}},
+		"a flag that is not there":      {[]string{"up", "--bogus"}, []string{"unknown flag: --bogus"}},
+		"a process of nobody":           {[]string{"if"}, []string{"`penstock up` starts such a program"}},
+		"a holder of nothing":           {[]string{"weights"}, []string{""}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.arguments[0] != "if" && test.arguments[0] != "weights" {
+				test.arguments = append(test.arguments, "--runtime-dir", t.TempDir())
+			}
+			var fatal []string
+			said := says(t, test.arguments...)
+			for line := range strings.Lines(said) {
+				var record struct{ Level, Error, Message, Process, Time string }
+				if err := json.Unmarshal([]byte(line), &record); err != nil {
+					t.Fatalf("no line of JSON: %s", line)
+				}
+				if record.Level != "fatal" {
+					continue
+				}
+				fatal = append(fatal, record.Error)
+				if record.Message == "" || record.Process == "" || record.Time == "" {
+					t.Errorf("lacks something: %s", line)
+				}
+			}
+			if len(fatal) != len(test.want) {
+				t.Fatalf("%d fatal lines, want %d:\n%s", len(fatal), len(test.want), said)
+			}
+			for i, want := range test.want {
+				if !strings.Contains(fatal[i], want) {
+					t.Errorf("said %q, want %q", fatal[i], want)
+				}
+			}
+		})
+	}
+	t.Run("for people", func(t *testing.T) {
+		console := write(t, "log: {format: console}\ndevice: cuda:77\n")
+		for want, said := range map[string]string{
+			"penstock: device cuda:77":  says(t, "orchestrator", "--config", console, "--runtime-dir", t.TempDir()),
+			"penstock: ":                says(t, "if", "list", "--runtime-dir", t.TempDir()),
+			"penstock: unknown command": says(t, "if", "lst"),
+		} {
+			if last := said[strings.LastIndexByte(strings.TrimSuffix(said, "\n"), '\n')+1:]; !strings.HasPrefix(last, want) {
+				t.Errorf("said %q, want %q", last, want)
+			}
+		}
+	})
+}
+
+// TestANodeOutlivesWhoReadsItsLog: `penstock up 2>&1 | head -1` is a node that runs on.
+func TestANodeOutlivesWhoReadsItsLog(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := l.Addr().String()
+	l.Close()
+	config := write(t, fmt.Sprintf("http: %s\n%s", page, oneFunction(nullCard(t, "digest", small))))
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	up := exec.Command(penstock, "up", "--config", config, "--runtime-dir", dir)
+	up.Stdout, up.Stderr = writer, writer
+	if err := up.Start(); err != nil {
+		t.Fatal(err)
+	}
+	writer.Close()
+	defer up.Process.Kill()
+	if line, err := bufio.NewReaderSize(reader, 16).ReadString('\n'); err != nil {
+		t.Fatalf("read a line: %q, %v", line, err)
+	}
+	reader.Close() // the manager and the orchestrator have more to say until they are ready
+	waitFor(t, "the node to be ready", func() bool {
+		response, err := http.Get("http://" + page + "/readyz")
+		if err != nil {
+			return false
+		}
+		response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	})
+	before := processes(dir)
+	for _, order := range [][]string{{"share", "fn", "40"}, {"share", "fn", "60"}} { // it logs each
+		if out, err := exec.Command(penstock, append(append([]string{"if"}, order...), "--runtime-dir", dir)...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", order, err, out)
+		}
+	}
+	after := map[process]bool{}
+	for _, p := range processes(dir) {
+		after[p] = true
+	}
+	for _, p := range before {
+		if p.command != "if" && !after[p] {
+			t.Errorf("the %s of process %d has died", p.command, p.pid)
+		}
+	}
+	up.Process.Signal(syscall.SIGTERM)
+	ended := make(chan error, 1)
+	go func() { ended <- up.Wait() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("it ended so: %v", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("it does not end")
+	}
+}
