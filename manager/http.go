@@ -78,7 +78,8 @@ func (m *Manager) health(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// ready answers 200 when every function that is to stay has a process that serves.
+// ready answers 200 when every function that is to stay has a process that serves. One on
+// trial has yet to become the node's.
 func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 	err := m.do(func() error {
 		if m.draining {
@@ -89,7 +90,7 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 		}
 		var waits []string
 		for _, f := range m.functions {
-			if !f.serving() && !f.removing {
+			if !f.serving() && !f.removing && f.trial == nil {
 				waits = append(waits, strings.TrimSuffix(f.name+" ("+f.failure()+")", " ()"))
 			}
 		}

@@ -13,8 +13,9 @@ import (
 //	 │
 //	 └──a process of it fails──> takeBack ──its processes are gone──> settled: why
 //
-// Who asked for it may wait for the end or not: it comes to the same. The functions of the
-// configuration are not on trial: what the file says is tried again and again.
+// Who asked for it may wait for the end or not: it comes to the same. Until then the node is
+// as ready as it was without it. The functions of the configuration are not on trial: what
+// the file says is tried again and again.
 
 // trial is how an addition stands. It belongs to the control loop.
 type trial struct {

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -190,6 +191,80 @@ functions:
 	got := stream(t, nd, 200, func() {})
 	if got.by[wire.StatusOK] != 200 || got.wrong > 0 {
 		t.Errorf("%s; want 200 right answers from the new manager", got)
+	}
+}
+
+// newManager kills the manager and waits until the next one's functions serve.
+func newManager(t *testing.T, nd *node.Node) {
+	t.Helper()
+	old := childOf(t, nd, "manager")
+	kill(t, old)
+	waitFor(t, "another manager", func() bool {
+		for _, p := range processes(nd.Dir) {
+			if p.command == "manager" && p.pid != old && !alive(old) {
+				return true
+			}
+		}
+		return false
+	})
+	if err := nd.WaitReady(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What an operator did does not vanish at night: the manager that is started in the place
+// of a killed one goes on with it, until the file says something else.
+func TestWhatWasToldAtRunTimeOutlivesTheManager(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	nd := start(t, oneFunction(card)+fmt.Sprintf("  - {name: gone, model: %s, port: 0}\n", card))
+	for _, told := range [][]string{
+		{"add", "second", "--model", nullCard(t, "other", small)},
+		{"replace", "fn", secondVersion(t)},
+		{"remove", "gone"},
+		{"share", "second", "20"},
+	} {
+		if out, err := run(t, nd.Dir, append([]string{"if"}, told...)...); err != nil {
+			t.Fatalf("%s: %v\n%s", told[0], err, out)
+		}
+	}
+	waitFor(t, "the function to be gone", func() bool {
+		_, err := nd.Function("gone")
+		return err != nil
+	})
+	ports := map[string]string{"fn": address(t, nd, "fn"), "second": address(t, nd, "second")}
+
+	newManager(t, nd)
+	for name, port := range ports {
+		if now := address(t, nd, name); now != port {
+			t.Errorf("%s is at %s, and was at %s", name, now, port)
+		}
+	}
+	if _, err := nd.Function("gone"); err == nil {
+		t.Error("the function that was removed is back")
+	}
+	if f, err := nd.Function("second"); err != nil || f.SharePercent != 20 {
+		t.Errorf("second has %v %%, %v; want the 20 it was given", f.SharePercent, err)
+	}
+	if v := versionOf(t, nd, "fn"); v != 2 {
+		t.Errorf("version %d answers, want 2, which was brought in", v)
+	}
+	if out, err := run(t, nd.Dir, "if", "rollback", "fn"); err != nil {
+		t.Errorf("rollback: %v\n%s", err, out)
+	}
+	waitFor(t, "version 1 to answer", func() bool { return versionOf(t, nd, "fn") == 1 })
+
+	// A record that is damaged is none.
+	if err := os.Truncate(filepath.Join(nd.Dir, control.RecordFile), 100); err != nil {
+		t.Fatal(err)
+	}
+	newManager(t, nd)
+	for name, want := range map[string]bool{"fn": true, "gone": true, "second": false} {
+		if _, err := nd.Function(name); (err == nil) != want {
+			t.Errorf("function %s: %v; want it there: %v", name, err, want)
+		}
+	}
+	if !strings.Contains(nd.Log(), "what was done at run time is forgotten") {
+		t.Errorf("the node does not say what it forgot:\n%s", nd.Log())
 	}
 }
 

@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -38,12 +39,12 @@ func failsInOneLine(t *testing.T, nd *node.Node, words []string, arguments ...st
 	}
 }
 
-// refuses adds a function, which fails in one line with all these words, and removes it.
+// refuses adds a function, which fails in one line with all these words and leaves nothing.
 func refuses(t *testing.T, nd *node.Node, name, card string, words ...string) {
 	t.Helper()
-	failsInOneLine(t, nd, words, "if", "add", name, "--model", card)
-	if out, err := run(t, nd.Dir, "if", "remove", name); err != nil {
-		t.Errorf("remove: %v\n%s", err, out)
+	failsInOneLine(t, nd, append(words, "it was taken off again"), "if", "add", name, "--model", card)
+	if _, err := nd.Function(name); err == nil {
+		t.Errorf("%s is there, though its addition failed", name)
 	}
 }
 
@@ -116,45 +117,49 @@ func TestEditedConfigurationIsFollowed(t *testing.T) {
 func TestReplacementServesOrTheOldModelGoesOn(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	serving(t, nd, "fn")
-	version := func(v string) string {
-		path := nullCard(t, "digest", small)
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text = []byte(strings.Replace(string(text), "version: 1", "version: "+v, 1))
-		if err := os.WriteFile(path, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return path
-	}
-	ask := func() uint32 {
-		t.Helper()
-		c := dial(t, nd, "fn", client.Options{})
-		r, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.ModelVersion
-	}
-	if out, err := run(t, nd.Dir, "if", "replace", "fn", version("2")); err != nil {
+	if out, err := run(t, nd.Dir, "if", "replace", "fn", secondVersion(t)); err != nil {
 		t.Fatalf("replace: %v\n%s", err, out)
 	}
-	waitFor(t, "version 2 to answer", func() bool { return ask() == 2 })
+	waitFor(t, "version 2 to answer", func() bool { return versionOf(t, nd, "fn") == 2 })
 
 	bad := brokenCard(t)
 	got := stream(t, nd, 400, func() { failsInOneLine(t, nd, []string{"the old one goes on"}, "if", "replace", "fn", bad) })
 	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
 		t.Errorf("%s; want 400 right answers while the new model failed", got)
 	}
-	if v := ask(); v != 2 {
+	if v := versionOf(t, nd, "fn"); v != 2 {
 		t.Errorf("version %d answers, want 2", v)
 	}
 	if out, err := run(t, nd.Dir, "if", "rollback", "fn"); err != nil {
 		t.Fatalf("rollback: %v\n%s", err, out)
 	}
-	waitFor(t, "version 1 to answer", func() bool { return ask() == 1 })
+	waitFor(t, "version 1 to answer", func() bool { return versionOf(t, nd, "fn") == 1 })
 	settled(t, nd, "fn")
+}
+
+// secondVersion is the card of nullCard's digest, of version 2.
+func secondVersion(t *testing.T) string {
+	t.Helper()
+	path := nullCard(t, "digest", small)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), "version: 1", "version: 2", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// versionOf is the version of the model that answers for a function.
+func versionOf(t *testing.T, nd *node.Node, function string) uint32 {
+	t.Helper()
+	c := dial(t, nd, function, client.Options{})
+	r, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.ModelVersion
 }
 
 func TestReplacementOfAnotherSizeIsRefusedWithBoth(t *testing.T) {
@@ -217,7 +222,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 	}
 }
 
-// A model that never comes up leaves its function unready and the others alone.
+// A model that never comes up is taken off again and leaves the others alone.
 func TestModelThatDoesNotFitItsCardCostsItsOwnFunctionOnly(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "card.yaml")
@@ -235,9 +240,16 @@ decoder: {name: topk, k: 5}
 		t.Fatal(err)
 	}
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
-	out, err := run(t, nd.Dir, "if", "add", "wrong", "--model", file)
-	if err == nil || !strings.Contains(out, "28, 28]") || !strings.Contains(out, "28, 32]") {
-		t.Errorf("add: %v, said:\n%s\nwant both shapes", err, out)
+	refuses(t, nd, "wrong", file, "28, 28]", "28, 32]")
+	response, err := http.Get("http://" + nd.HTTP.String() + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if response.Body.Close(); response.StatusCode != http.StatusOK {
+		t.Errorf("readyz after a failed addition: %s, want 200", response.Status)
+	}
+	if out, err := run(t, nd.Dir, "if", "add", "wrong", "--model", nullCard(t, "right", small)); err != nil {
+		t.Errorf("adding a model that starts under the same name: %v\n%s", err, out)
 	}
 	got := stream(t, nd, 200, func() {})
 	if got.by[wire.StatusOK] != 200 {
@@ -341,11 +353,18 @@ func TestOldModelComesBackWhereAChangeRestarts(t *testing.T) {
 	settled(t, nd, "fn")
 }
 
+// What the file says is not taken off again, and is as the operator then says.
 func TestGoodModelReplacesOneThatNeverServed(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
-	if out, err := run(t, nd.Dir, "if", "add", "second", "--model", brokenCard(t)); err == nil || !strings.Contains(out, "model.onnx") {
-		t.Fatalf("add: %v, said:\n%s\nwant why it cannot start", err, out)
+	text, err := os.ReadFile(nd.Config)
+	if err != nil {
+		t.Fatal(err)
 	}
+	text = fmt.Appendf(text, "  - {name: second, model: %s, port: 0}\n", brokenCard(t))
+	if err := os.WriteFile(nd.Config, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the second function to be tried", func() bool { return strings.Contains(nd.Log(), "load model bad") })
 	if out, err := run(t, nd.Dir, "if", "replace", "second", nullCard(t, "digest", small)); err != nil {
 		t.Fatalf("replace: %v\n%s", err, out)
 	}
@@ -353,6 +372,46 @@ func TestGoodModelReplacesOneThatNeverServed(t *testing.T) {
 	if r, err := c.Do(testContext(t), picture(small, 1), client.RequestOptions{}); err != nil || r.ModelVersion != 1 {
 		t.Errorf("answer %+v, %v; want the good model's", r, err)
 	}
+}
+
+// The node does not need who added a function: it is taken off when it cannot start, and
+// stays when it can.
+func TestAnInterruptedAdditionGoesOn(t *testing.T) {
+	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=sleep=100ms") // warming up takes a while
+	interrupt := func(name, card string) {
+		t.Helper()
+		c := exec.CommandContext(testContext(t), penstock, "if", "add", name, "--model", card, "--runtime-dir", nd.Dir)
+		out := &strings.Builder{}
+		c.Stdout, c.Stderr = out, out
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, name+" to be added", func() bool {
+			_, err := nd.Function(name)
+			return err == nil
+		})
+		c.Process.Signal(os.Interrupt)
+		if err := c.Wait(); err == nil || !strings.Contains(out.String(), "interrupted while "+name+" was added: the node goes on") {
+			t.Errorf("interrupted addition of %s: %v, said:\n%s", name, err, out)
+		}
+	}
+	interrupt("never", programCard(t, "/bin/sleep", "1"))
+	waitFor(t, "the function that cannot start to be taken off", func() bool {
+		_, err := nd.Function("never")
+		return err != nil
+	})
+	if log := nd.Log(); !strings.Contains(log, "ended unasked") || !strings.Contains(log, "it is taken off again") {
+		t.Errorf("the node does not say why:\n%s", log)
+	}
+	interrupt("later", nullCard(t, "other", small))
+	waitFor(t, "the function that can start to serve", func() bool {
+		f, err := nd.Function("later")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, serves := f.Instances[0].Serving()
+		return serves
+	})
 }
 
 func TestFunctionThatIsRenamedKeepsItsPort(t *testing.T) {
