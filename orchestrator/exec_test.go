@@ -44,7 +44,9 @@ func aNode(t *testing.T) *realNode {
 	}
 	n := &realNode{t: t, dir: dir, self: self, log: &buffer{}}
 	t.Cleanup(func() {
-		n.manager.Close()
+		if n.manager != nil { // it may not have come so far
+			n.manager.Close()
+		}
 		os.RemoveAll(dir)
 		if t.Failed() {
 			t.Log(n.log.String())

@@ -173,15 +173,25 @@ func TestAKilledHolderLeavesNoLoader(t *testing.T) {
 	go func() {
 		for {
 			_, err := Get(socket, file, patience)
-			if !errors.Is(err, unix.ENOENT) { // it does not listen yet
+			if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ECONNREFUSED) { // it does not listen yet
 				got <- err
 				return
 			}
 		}
 	}()
-	said, err := os.ReadFile(says) // when there is a loader
-	if err != nil {
-		t.Fatal(err)
+	defer holder.Process.Kill()
+	heard := make(chan []byte, 1)
+	go func() {
+		said, _ := os.ReadFile(says) // when there is a loader
+		heard <- said
+	}()
+	var said []byte
+	select {
+	case said = <-heard:
+	case err := <-got:
+		t.Fatalf("no loader was started: %v", err)
+	case <-time.After(patience):
+		t.Fatalf("no loader was started within %v", patience)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(said)))
 	if err != nil {
