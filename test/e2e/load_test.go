@@ -49,7 +49,10 @@ func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
 			manager = p.pid
 		}
 	}
-	defer syscall.Kill(manager, syscall.SIGCONT)
+	defer func() {
+		syscall.Kill(manager, syscall.SIGCONT)
+		n.Stop()
+	}()
 	var stopped, told time.Time
 	status, _, said := load(t, n, func(line string) {
 		switch {
@@ -61,7 +64,7 @@ func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
 		case strings.Contains(line, "fn: nothing has come back for "):
 			told = time.Now()
 		}
-	}, "--rate", "fn=20", "--duration", "8s", "--warmup", "0s")
+	}, "--rate", "fn=20", "--duration", "6s", "--warmup", "0s")
 	if after := told.Sub(stopped); told.IsZero() || after > loadgen.SilentAfter(time.Second)+2*time.Second {
 		t.Errorf("told %v after it stopped", after)
 	}
