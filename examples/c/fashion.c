@@ -4,7 +4,7 @@
  * It builds with a C compiler alone; libcuda.so.1 is looked for where a GPU is used.
  *
  *     make examples
- *     bin/penstock if add fashion --model examples/c/fashion.yaml --port 5015
+ *     bin/penstock if add clothes-c --model examples/c/fashion.yaml --port 5015
  *
  * The network: four 3 x 3 convolutions with a border of zeros, each followed by
  * max(0, x), the first and the third by the largest of 2 x 2 pixels, too; the mean of

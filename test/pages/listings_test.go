@@ -9,6 +9,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/models/document"
+	"github.com/penstock/penstock/models/zoo"
 )
 
 const root = "../../"
@@ -50,6 +53,59 @@ func TestNoTwoExamplesAreTheSameFunction(t *testing.T) {
 	if n == 0 {
 		t.Error("no page adds a function")
 	}
+}
+
+// TestNoTwoExamplesAreTheSameModel: "penstock if list" and folders of cards tell models apart by
+// name, so no example's card has the name of another's or of a shipped one, and a page adds each
+// under its own.
+func TestNoTwoExamplesAreTheSameModel(t *testing.T) {
+	paths, err := filepath.Glob(root + "examples/*/*.yaml")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no example has a card: %v", err)
+	}
+	cards := map[string]string{}
+	for _, name := range zoo.Names() {
+		cards[name] = "the shipped " + name
+	}
+	names := map[string]string{}
+	for _, path := range paths {
+		name, file := nameOf(t, path), strings.TrimPrefix(path, root)
+		if other, taken := cards[name]; taken {
+			t.Errorf("%s: the name %s is that of %s", file, name, other)
+		}
+		cards[name], names[file] = file, name
+	}
+	for _, pattern := range []string{"README.md", "docs/*.md", "docs/libml/*.md", "examples/*/*.*"} {
+		files, err := filepath.Glob(root + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, found := range added.FindAllStringSubmatch(string(text), -1) {
+				if function, card := found[1], found[2]; names[card] != function {
+					t.Errorf("%s: adds %s of %s, which is called %s", file, function, card, names[card])
+				}
+			}
+		}
+	}
+}
+
+// nameOf is a card's name. Its model's file need not be there.
+func nameOf(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := document.Parse(path, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc.Root().Peek("name")
 }
 
 // listing is a fenced block of a page.
