@@ -1,0 +1,296 @@
+package manager
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/models"
+)
+
+// recordedNode is a node of a run in a runtime folder, which has begun with what is
+// recorded there, or else with the functions named.
+func recordedNode(t *testing.T, dir, run, digest string, change func(*nodeBed), functions ...configs.Function) *nodeBed {
+	t.Helper()
+	b := newNode(t, configs.DeviceCPU, nil, "governor")
+	b.dir, b.run = dir, run
+	b.cfg.Digest, b.cfg.Functions, b.cfg.Shares.Tune = digest, functions, false
+	if change != nil {
+		change(b)
+	}
+	if err := b.begin(); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	return b
+}
+
+// dies has a manager give everything up at once, as a process that is killed does.
+func (b *nodeBed) dies() {
+	b.closeFunctions()
+}
+
+func (b *nodeBed) replaced(name, model string) {
+	b.t.Helper()
+	end, err := b.replace(name, model)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.replacementEnds(end)
+}
+
+func (b *nodeBed) replacementEnds(end <-chan error) {
+	b.t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		b.turns()
+		select {
+		case err := <-end:
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			b.turns()
+			return
+		case <-time.After(time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			b.t.Fatal("the replacement goes on for ever")
+		}
+	}
+}
+
+func (b *nodeBed) names() (names []string) {
+	for _, f := range b.functions {
+		names = append(names, f.name)
+	}
+	return names
+}
+
+func TestTheNextManagerOfANodeGoesOnWithWhatWasTold(t *testing.T) {
+	dir := t.TempDir()
+	file := []configs.Function{named("stays", 20), named("goes", 20)}
+	b := recordedNode(t, dir, "run", "text", nil, file...)
+	b.on(configs.Function{Name: "comes", Model: "/cards/comes.yaml", Instances: 2, SharePercent: 5, SLO: time.Second, Environment: map[string]string{"A": "b"}})
+	b.turns()
+	if err := b.remove("goes"); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	b.replaced("stays", "/cards/better.yaml")
+	if err := b.setShare("stays", 40); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]configs.Function{}
+	ports := map[string]uint16{}
+	for _, f := range b.functions {
+		want[f.name], ports[f.name] = f.config, f.localAddr().Port()
+	}
+	b.dies()
+
+	next := recordedNode(t, dir, "run", "text", nil, file...)
+	if got := next.names(); !slices.Equal(got, []string{"stays", "comes"}) {
+		t.Fatalf("it has %v, want stays and comes", got)
+	}
+	for _, f := range next.functions {
+		if !reflect.DeepEqual(f.config, want[f.name]) {
+			t.Errorf("%s is %+v, want %+v", f.name, f.config, want[f.name])
+		}
+		if port := f.localAddr().Port(); port != ports[f.name] {
+			t.Errorf("%s is at port %d, and was at %d", f.name, port, ports[f.name])
+		}
+	}
+	if f := next.status("stays"); f.Model != "/cards/better.yaml" || f.SharePercent != 40 {
+		t.Errorf("stays runs %s with %v %%, want the better model with 40", f.Model, f.SharePercent)
+	}
+	end, err := next.rollback("stays")
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.replacementEnds(end)
+	if f := next.function("stays"); f.card.Name != "stays" || f.config.Model != "stays" {
+		t.Errorf("after the rollback it is %s by %q, want stays", f.card.Name, f.config.Model)
+	}
+	next.dies()
+
+	// The text is another one: it is what counts, at the ports that clients know.
+	edited := recordedNode(t, dir, "run", "edited text", nil, file...)
+	if got := edited.names(); !slices.Equal(got, []string{"stays", "goes"}) {
+		t.Errorf("after an edit it has %v, want those of the configuration", got)
+	}
+	if port := edited.function("stays").localAddr().Port(); port != ports["stays"] {
+		t.Errorf("stays is at port %d, and was at %d", port, ports["stays"])
+	}
+	edited.dies()
+
+	another := recordedNode(t, dir, "another run", "edited text", nil, named("first", 20))
+	if got := another.names(); !slices.Equal(got, []string{"first"}) {
+		t.Errorf("another run of the node has %v, want those of the configuration", got)
+	}
+}
+
+// What an edit changed is what counts from then on.
+func TestWhatIsToldAfterAnEditIsToldOverIt(t *testing.T) {
+	dir := t.TempDir()
+	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
+	c := b.cfg
+	c.Digest, c.Functions = "edited", []configs.Function{named("a", 20), named("b", 20)}
+	c.Functions[0].Model = "other"
+	done := make(chan error, 1)
+	go func() { done <- b.Reconfigure(c) }()
+	for b.function("b") == nil {
+		b.turns()
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if was, err := readRecord(dir, "run"); err != nil || was.Configuration != "" {
+		t.Errorf("%+v, %v; while an edit is followed the file is what counts", was, err)
+	}
+	for deadline := time.Now().Add(patience); b.following > 0; time.Sleep(time.Millisecond) {
+		if b.turns(); time.Now().After(deadline) {
+			t.Fatal("the edit is followed for ever")
+		}
+	}
+	b.on(named("c", 20))
+	b.turns()
+	b.dies()
+	next := recordedNode(t, dir, "run", "edited", nil, c.Functions...)
+	if got := next.names(); !slices.Equal(got, []string{"a", "b", "c"}) || next.function("a").card.Name != "other" {
+		t.Errorf("it has %v, a of %s; want a of other, b and c", got, next.function("a").card.Name)
+	}
+}
+
+// An addition that has not served is nobody's yet.
+func TestAnAdditionOnTrialIsNotGoneOnWith(t *testing.T) {
+	dir := t.TempDir()
+	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
+	b.on(named("b", 20))
+	b.turn()
+	if err := b.setShare("a", 30); err != nil { // which is recorded
+		t.Fatal(err)
+	}
+	b.dies()
+	if got := recordedNode(t, dir, "run", "text", nil, named("a", 20)).names(); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("it has %v, want a", got)
+	}
+}
+
+func TestARecordThatIsDamagedIsNone(t *testing.T) {
+	dir := t.TempDir()
+	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
+	b.on(named("b", 20))
+	b.turns()
+	b.dies()
+	whole, err := os.ReadFile(recordPath(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := decodeRecord(whole); err != nil || len(r.Functions) != 2 {
+		t.Fatalf("%s: %v", whole, err)
+	}
+	for name, text := range map[string]string{
+		"empty":           "",
+		"half":            string(whole[:len(whole)/2]),
+		"with more":       string(whole) + "{",
+		"no JSON":         "functions: []",
+		"another key":     `{"run":"run","configuration":"text","funktions":[]}`,
+		"no name":         `{"run":"run","configuration":"text","functions":[{"function":{"Instances":1}}]}`,
+		"two of one name": `{"run":"run","configuration":"text","functions":[{"function":{"Name":"b","Instances":1}},{"function":{"Name":"b","Instances":1}}]}`,
+		"no instance":     `{"run":"run","configuration":"text","functions":[{"function":{"Name":"b"}}]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := os.WriteFile(recordPath(dir), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			next := recordedNode(t, dir, "run", "text", nil, named("a", 20))
+			if got := next.names(); !slices.Equal(got, []string{"a"}) {
+				t.Errorf("it has %v, want a", got)
+			}
+			next.dies()
+		})
+	}
+}
+
+// What cannot be had any more is as the configuration says, or left out.
+func TestWhatCannotBeBroughtBackIsAsConfigured(t *testing.T) {
+	dir := t.TempDir()
+	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
+	b.on(named("b", 20))
+	b.on(named("c", 20))
+	b.turns()
+	b.replaced("a", "better")
+	at := b.function("c").localAddr()
+	b.dies()
+	taken, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	next := recordedNode(t, dir, "run", "text", func(b *nodeBed) {
+		find := b.find
+		b.find = func(name string) (*models.Card, error) {
+			if name == "better" || name == "b" {
+				return nil, errors.New("no such card")
+			}
+			return find(name)
+		}
+	}, named("a", 20))
+	if got := next.names(); !slices.Equal(got, []string{"a", "c"}) || next.function("a").card.Name != "a" {
+		t.Errorf("it has %v, a of %s; want a as configured, and c", got, next.function("a").card.Name)
+	}
+	if port := next.function("c").localAddr().Port(); port == at.Port() {
+		t.Errorf("c is at port %d, which is another's", port)
+	}
+}
+
+// A folder that cannot be written to costs the record only.
+func TestAManagerThatCannotRecordGoesOn(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "gone")
+	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
+	end := b.on(named("b", 20))
+	b.turns()
+	if err := b.ended(end); err != nil {
+		t.Error(err)
+	}
+}
+
+// A manager that is nobody's child, `penstock manager`, leaves nothing.
+func TestAManagerOfNoRunRecordsNothing(t *testing.T) {
+	dir := t.TempDir()
+	recordedNode(t, dir, "", "text", nil, named("a", 20))
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("it left %v, %v", left, err)
+	}
+}
+
+// The model that a rollback brings back is found by what it was named by, which may be a
+// card's file, and is that of the configuration again.
+func TestARollbackIsOfTheModelAsItWasNamed(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor")
+	b.find = func(name string) (*models.Card, error) {
+		c := testCard()
+		c.Name = strings.TrimSuffix(filepath.Base(name), ".yaml")
+		return c, nil
+	}
+	first := named("a", 20)
+	first.Model = "/cards/first.yaml"
+	if err := b.add(first); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	b.replaced("a", "/cards/second.yaml")
+	end, err := b.rollback("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.replacementEnds(end)
+	if f := b.function("a"); f.config.Model != first.Model || f.before != "/cards/second.yaml" {
+		t.Errorf("it runs %q, and %q before; want %q and /cards/second.yaml", f.config.Model, f.before, first.Model)
+	}
+}

@@ -1,0 +1,221 @@
+package manager
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// on adds a function on trial.
+func (b *nodeBed) on(c configs.Function) <-chan error {
+	b.t.Helper()
+	_, end, err := b.try(c)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return end
+}
+
+// cannotStart has every process of a function end before it is ready, until the function
+// is gone or has been tried some times.
+func (b *nodeBed) cannotStart(name, reason string) {
+	b.t.Helper()
+	for range 4 {
+		b.step()
+		b.follow()
+		for v, p := range b.fakes {
+			if v.name == name && !p.state.Ended() {
+				p.die(control.Failed, reason)
+			}
+		}
+		b.report()
+	}
+	b.turns()
+}
+
+// ended is how a trial ended, which must be so.
+func (b *nodeBed) ended(end <-chan error) error {
+	b.t.Helper()
+	select {
+	case err := <-end:
+		return err
+	default:
+		b.t.Fatal("the trial goes on")
+		return nil
+	}
+}
+
+func TestAnAdditionThatCannotStartLeavesNothing(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 60))
+	b.turns()
+	share := b.status("a").SharePercent
+	for range 2 { // its name is free at once
+		end := b.on(named("b", 80))
+		b.cannotStart("b", "no memory for the model")
+		if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "no memory for the model; it was taken off again") {
+			t.Errorf("the addition ended with %v, want why", err)
+		}
+		if b.function("b") != nil {
+			t.Fatal("b is there, though its addition failed")
+		}
+		for _, p := range b.told.Processes {
+			if p.IF == "b" {
+				t.Errorf("generation %d of b is desired", p.Generation)
+			}
+		}
+		if now := b.status("a").SharePercent; now != share {
+			t.Errorf("a has %v %%, and had %v before", now, share)
+		}
+	}
+	end := b.on(named("b", 20))
+	b.turns()
+	if err := b.ended(end); err != nil {
+		t.Errorf("an addition that serves ended with %v", err)
+	}
+}
+
+// What has served once is tried again, however often it fails.
+func TestAFunctionThatServedStays(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor")
+	end := b.on(named("b", 20))
+	b.turns()
+	if err := b.ended(end); err != nil {
+		t.Fatal(err)
+	}
+	b.cannotStart("b", "killed")
+	b.serves("b")
+}
+
+// So is what the configuration has.
+func TestAFunctionOfTheConfigurationStays(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))
+	b.cannotStart("a", "no memory for the model")
+	b.serves("a")
+}
+
+func TestAnAdditionThatIsRemovedSaysSo(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor")
+	end := b.on(named("b", 20))
+	b.turn()
+	if err := b.remove("b"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "it was removed again") {
+		t.Errorf("the addition ended with %v", err)
+	}
+	end = nil
+	b.turns()
+	b.on(named("b", 20))
+	end = b.function("b").trial.end
+	b.drain()
+	b.turns()
+	if err := b.ended(end); !errors.Is(err, ErrStopped) {
+		t.Errorf("in a drain the addition ended with %v, want %v", err, ErrStopped)
+	}
+}
+
+// All instances are one addition.
+func TestAnAdditionOfWhichOneInstanceCannotStartIsTakenBackWhole(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor")
+	end := b.on(configs.Function{Name: "b", Instances: 2, SharePercent: 20})
+	for range 6 {
+		b.step()
+		b.follow()
+		for v, p := range b.fakes {
+			if v.instance == 1 && !p.state.Ended() {
+				p.die(control.Failed, "no room for a second one")
+			}
+			b.live(v, p)
+		}
+		b.report()
+	}
+	b.turns()
+	if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "no room for a second one") || b.function("b") != nil {
+		t.Errorf("the addition ended with %v, and b is %v", err, b.function("b"))
+	}
+}
+
+// Requests that came before it was known are answered, not kept for nobody.
+func TestRequestsOfAnAdditionThatCannotStartAreAnswered(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor")
+	end := b.on(named("b", 20))
+	b.turn()
+	f := &bed{b.function("b"), t}
+	s := f.dial()
+	for tag := range uint64(3) {
+		s.send(tag)
+	}
+	f.eventually("the requests are there", func() bool { return f.inFlight() == 3 })
+	began := shm.Now()
+	b.cannotStart("b", "no memory for the model")
+	for tag, status := range s.statuses(3) {
+		if status != wire.StatusFailed {
+			t.Errorf("request %d is %v, want failed", tag, status)
+		}
+	}
+	f.eventually("the function is gone", func() bool {
+		b.turn()
+		return b.function("b") == nil
+	})
+	if waited := shm.Now() - began; waited > int64(b.cfg.DrainTimeout) {
+		t.Errorf("it was gone after %d ns, with nobody to wait for", waited)
+	}
+	if err := b.ended(end); err == nil {
+		t.Error("the addition is said to serve")
+	}
+}
+
+// A model that needs more multiprocessors than it was first given gets them.
+func TestAnAdditionThatNeedsMoreGroupsIsNoFailure(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30))
+	b.needs = func(v victim) int { return map[string]int{"b": 2}[v.name] }
+	b.turns()
+	end := b.on(named("b", 6))
+	b.turns()
+	b.turns()
+	if err := b.ended(end); err != nil {
+		t.Errorf("the addition ended with %v", err)
+	}
+	b.serves("b")
+}
+
+// A fault of the device is held against whose it was.
+func TestAnAdditionIsNotTakenBackForAnothersFault(t *testing.T) {
+	for blamed, stays := range map[string]bool{"a": true, "b": false} {
+		t.Run(blamed+" faults", func(t *testing.T) {
+			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30))
+			b.turns()
+			end := b.on(named("b", 30))
+			for range 20 {
+				if q := b.function("b").instances[0].pair.Processes(); len(q) > 0 && q[0].State == control.Ready {
+					break
+				}
+				b.turn()
+			}
+			var last victim
+			for v := range b.fakes {
+				if v.name == "b" {
+					last = v
+				}
+			}
+			if blamed == "a" {
+				b.fault("a")
+			}
+			p := b.fakes[last]
+			p.lost, p.server = true, blamed == "a"
+			p.die(control.Failed, "cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
+			b.report()
+			b.turns()
+			b.turns()
+			err := b.ended(end)
+			if there := b.function("b") != nil; there != stays || (err == nil) != stays {
+				t.Errorf("b is there: %v, ended with %v; want it to stay: %v", there, err, stays)
+			}
+		})
+	}
+}
