@@ -67,12 +67,13 @@ its objectives and a second where that is longer; or at all; or its manager died
 requests), or when what --require says was not met. That the network lost a request or
 two is no fault by itself: --require answered=100% makes it one.
 
---require takes [FUNCTION:]METRIC=BOUND, of every function where none is named:
-  within, answered, ok, accuracy   at least that per cent: of what was sent, ok
-                                   within the objective, with any answer, with an ok
-                                   one; of labelled pictures, with the right class
-  goodput                          at least so many a second, ok within the objective
-  p50, p99, p99.9                  at most that latency, of the ok answers`,
+--require is a bound, of each function that is sent to or of one (face:p99=25ms):
+  within=99%     at least so many of the requests were answered ok within the objective
+  ok=99%         were answered ok
+  answered=100%  were answered, be it late or busy
+  accuracy=90%   at least so many labelled pictures got their class
+  goodput=50     at least so many answers a second were ok and within the objective
+  p99=25ms       at most that latency, of the ok answers; also p50 and p99.9`,
 		Example: `  penstock load --rate face=60 --rate fashion=400 --duration 30s
   penstock load --rate detect=6 --arrivals 30fps --streams 2 -o json
   penstock load --schedule rates.csv --draw out
