@@ -81,10 +81,12 @@ type FunctionStatus struct {
 	Input     InputStatus `json:"input"`
 	// Limit is SLAB's batch limit, in requests.
 	Limit float64 `json:"limit"`
-	// Fit is the batching rule's word on the share, Bound why a share is held
-	// that Algorithm 1 would raise ("aggregation"); both mostly empty.
-	Fit   Fit    `json:"fit,omitempty"`
-	Bound string `json:"bound,omitempty"`
+	// Fit is the batching rule's word on the share, Bound why no share meets the objective:
+	// "aggregation", where requests are late before they are whole, or "objective", where
+	// one request takes longer than that. BoundWhy says it to people. All are mostly empty.
+	Fit      Fit    `json:"fit,omitempty"`
+	Bound    string `json:"bound,omitempty"`
+	BoundWhy string `json:"bound_why,omitempty"`
 	// Model and Version are of the model that serves.
 	Model   string `json:"model"`
 	Version uint32 `json:"version"`

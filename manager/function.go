@@ -249,6 +249,12 @@ func (f *function) pending() int {
 	return s.Gathering + s.InFlight
 }
 
+// unanswered reports whether there are requests that have begun and whose answers have not
+// left: an answer is on its way for a moment after its request has ended.
+func (f *function) unanswered() bool {
+	return f.pending() > 0 || f.replied.Load() != f.accepted.Load()
+}
+
 // localAddr is where the function listens.
 func (f *function) localAddr() netip.AddrPort { return f.receivers[0].source.LocalAddr() }
 
@@ -394,7 +400,9 @@ func (f *function) status() control.FunctionStatus {
 	}
 	for _, in := range f.instances {
 		s.Limit = max(s.Limit, in.limit)
-		s.Bound = cmp.Or(s.Bound, in.bound)
+		if bound, why := in.boundBy(); s.Bound == "" {
+			s.Bound, s.BoundWhy = bound, why
+		}
 		if in.fit == control.FitUnder || s.Fit == control.FitUnknown {
 			s.Fit = in.fit
 		}

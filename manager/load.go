@@ -23,6 +23,9 @@ type tally struct {
 	// pace is of the batches that ended, by the sizes that ran: of ladder's.
 	pace   share.Pace
 	ladder []int
+	// singles are those of the smallest size, and quickest what the quickest took.
+	singles  int
+	quickest time.Duration
 	// latencies are the last ones, whole -> batch end; answered counts them.
 	latencies [keptLatencies]time.Duration
 }
@@ -96,6 +99,11 @@ func (t *tally) answer(r shm.Request, result shm.Result, now int64, late time.Du
 		t.busy += took / time.Duration(size)
 		if first && took > 0 {
 			t.pace.Note(t.prepared(size), took)
+			if t.prepared(size) == t.prepared(1) {
+				if t.singles++; t.singles == 1 || took < t.quickest {
+					t.quickest = took
+				}
+			}
 		}
 	case wire.StatusLate:
 		latency = max(latency, late)

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -24,6 +25,8 @@ func shareConfig(c configs.Shares) share.Config {
 	// Shares are looked at every interval, a little sooner or later: the look at the end of a
 	// hold-down is meant, not by chance the next.
 	s.HoldDown = max(0, c.HoldDown-c.Interval/2)
+	// To lend and to be given back are two changes: no more than the hold-down allows.
+	s.Silence = max(s.Silence, 2*c.HoldDown)
 	s.SpreadSlack = c.SpreadSlack
 	s.Steps = c.Steps
 	return s
@@ -64,6 +67,18 @@ type instanceLoad struct {
 	observed share.Observation
 	known    bool
 }
+
+// lending is whether an instance has a use for its share; else it lends.
+type lending struct {
+	silence share.Silence
+	counted int // requests that had arrived of the tally at the last look
+	silent  bool
+	reach   share.Reach
+	unmet   string // says that its objective cannot be met, whatever its share; empty where it can or nobody knows
+}
+
+// renew drops what was learnt of another model.
+func (l *lending) renew() { l.reach, l.counted = share.Reach{}, 0 }
 
 // shareIn takes a new function's instances in and returns their shares; everybody
 // else's move at once. A function without shares is no affair of the others': theirs are
@@ -139,13 +154,34 @@ func (m *Manager) tune(now time.Time) {
 	observed := map[share.ID]share.Observation{}
 	for _, f := range m.functions {
 		for _, in := range f.instances {
-			if o, ok := in.measure(now); ok && !f.whole() {
-				observed[share.ID{IF: f.name, Instance: in.index}] = o
+			o, ok := in.measure(now)
+			if f.whole() {
+				continue
+			}
+			if ok {
+				observed[in.id()] = o
+			}
+			if m.cfg.Shares.Tune {
+				m.lend(in)
 			}
 		}
 	}
 	if m.cfg.Shares.Tune {
 		m.apply(m.shares.Step(now.Sub(m.started), observed), "")
+	}
+}
+
+// lend tells package share whether an instance has no use for its share.
+func (m *Manager) lend(in *instance) {
+	loan := share.NoLoan
+	switch {
+	case in.silent:
+		loan = share.Silent
+	case in.unmet != "":
+		loan = share.Vain
+	}
+	if err := m.shares.Lend(in.id(), loan); err != nil {
+		m.log.Error().Err(err).Msg("share out")
 	}
 }
 
@@ -201,6 +237,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 		in.tally = t.next()
 	}
 	f.mu.Unlock()
+	in.hearken(now, t.arrived, changed || full)
 	switch {
 	case changed:
 		// What was measured is of another share, of two at once, or of a part of the batch
@@ -212,6 +249,15 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 		return load.observed, load.known
 	}
 	load.since = now
+	in.reach.Note(percent, t.singles, t.quickest)
+	aggregation, _ := load.aggregation.Mean()
+	in.tryObjective(aggregation)
+	if t.arrived == 0 && t.answered == 0 {
+		// A pause, or silence: no word on a load.
+		load.forgetQueue(in.left(aggregation))
+		load.known = false
+		return o, false
+	}
 	if load.observations++; load.observations <= settling {
 		return o, false
 	}
@@ -231,10 +277,8 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	if t.arrived > 0 {
 		load.aggregation.Add(t.aggregation.Seconds() / float64(t.arrived))
 	}
-	aggregation, _ := load.aggregation.Mean()
-	// What a share can shorten comes after the pieces: they have had their part
-	// of the objective by then.
-	left := max(f.within()-duration(aggregation), f.slo/10)
+	aggregation, _ = load.aggregation.Mean()
+	left := in.left(aggregation)
 	switch {
 	case t.ran > 0 && t.busy > 0:
 		tail, throughput := in.atShare(&t, load.percent)
@@ -245,8 +289,6 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 		add(&load.batch, batch)
 	case t.answered > 0: // all late
 		add(&load.tail, t.tail().Seconds())
-	case t.arrived == 0:
-		load.forgetQueue(left)
 	}
 	tail, haveLatency := load.tail.Mean()
 	throughput, haveThroughput := load.throughput.Mean()
@@ -265,6 +307,64 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	// look says so. Until then nothing is cut for it.
 	load.observed, load.known = o, haveLatency && haveThroughput && load.observations >= enough && load.aside <= 0
 	return load.observed, load.known
+}
+
+// left is what a mean time of aggregation, in seconds, leaves of the objective. What a share
+// can shorten comes after the pieces: they have had their part by then.
+func (in *instance) left(aggregation float64) time.Duration {
+	return max(in.f.within()-duration(aggregation), in.f.slo/10)
+}
+
+// hearken takes in how many requests have arrived of a tally, which emptied says is the last
+// word of it. Nobody is silent whom nobody serves: there is no telling.
+func (in *instance) hearken(now time.Time, arrived int, emptied bool) {
+	came := arrived > in.counted
+	if in.counted = arrived; emptied {
+		in.counted = 0
+	}
+	if in.pair.Active() == nil {
+		in.silence, in.silent = share.Silence{}, false
+		return
+	}
+	in.silent = in.silence.Look(now.Sub(in.m.started), came, shareConfig(in.m.cfg.Shares))
+}
+
+// boundBy says why no share meets the objective, in a word and in a sentence; both are empty
+// where one may.
+func (in *instance) boundBy() (what, why string) {
+	switch {
+	case in.unmet != "":
+		return "objective", in.unmet
+	case in.bound != "":
+		return in.bound, fmt.Sprintf("objective %v is missed before requests are whole: their pieces come too late, and no share helps", in.f.slo)
+	}
+	return "", ""
+}
+
+// tryObjective notes whether the objective can be met at all, whatever the share: it cannot
+// where one request takes longer with the whole device. What takes longer by less than the
+// threshold is within what measuring tells.
+func (in *instance) tryObjective(aggregation float64) {
+	f := in.f
+	percent, least, whole := in.reach.Best()
+	beyond := f.within()
+	if in.unmet == "" {
+		beyond += time.Duration(float64(beyond) * in.m.cfg.Shares.ThresholdPercent / 100)
+	}
+	if whole <= beyond {
+		if in.unmet != "" {
+			in.unmet = ""
+			in.log.Info().Dur("slo", f.slo).Msg("nothing says any more that the objective cannot be met")
+		}
+		return
+	}
+	possible := whole + duration(aggregation) + in.m.cfg.Transit
+	told := in.unmet != ""
+	in.unmet = fmt.Sprintf("objective %v cannot be met: one request takes %v at least on %.0f %% of the device, and would take %v on all of it; the least objective would be about %v",
+		f.slo, brief(least), percent, brief(whole), brief(possible))
+	if !told {
+		in.log.Warn().Dur("slo", f.slo).Str("why", in.unmet).Msg("objective cannot be met")
+	}
 }
 
 // forgetQueue is called where nothing came: a latency beyond what is left of the objective
@@ -378,5 +478,14 @@ const (
 
 // round is for people: hundredths.
 func round(v float64) float64 { return math.Round(100*v) / 100 }
+
+// brief is for people, too: three digits.
+func brief(d time.Duration) time.Duration {
+	grain := time.Duration(1)
+	for d >= 1000*grain {
+		grain *= 10
+	}
+	return d.Round(grain)
+}
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }

@@ -136,10 +136,13 @@ func stateText(f *control.FunctionStatus) string {
 	return text
 }
 
-// reasons are what went wrong with a function's processes, each once. They are sentences
-// of any length: too much for a column.
+// reasons are why no share meets a function's objective, and what went wrong with its
+// processes, each once. They are sentences of any length: too much for a column.
 func reasons(f *control.FunctionStatus) []string {
 	var all []string
+	if f.BoundWhy != "" {
+		all = append(all, f.BoundWhy)
+	}
 	for i := range f.Instances {
 		for _, p := range f.Instances[i].Processes {
 			if p.Reason != "" && !slices.Contains(all, p.Reason) {

@@ -36,7 +36,10 @@ var (
 //     the threshold, but for cuts without which another IF would go short by more.
 //     The rest is allocated among the others.
 //
-// After an IF was added, replaced or removed, the next Step passes over hold-downs.
+// An IF that gains nothing from its share lends what others lack of it (Lend).
+//
+// After an IF was added, replaced or removed, or when one that lent needs its share again,
+// the next Step passes over hold-downs.
 type Controller struct {
 	cfg     Config
 	members map[ID]*member
@@ -52,6 +55,8 @@ type member struct {
 	direction Direction
 	why       string
 	waiting   bool          // nobody serves it yet
+	loan      Loan          // whether it lends
+	had       float64       // what it had when it began to
 	changed   time.Duration // when percent last changed
 	// The need lies between these two, as long as they last.
 	tooLittle, enough mark
@@ -65,6 +70,17 @@ type mark struct {
 }
 
 func (m mark) lasts(now time.Duration) bool { return m.percent > 0 && now < m.until }
+
+// reason is why its share is what it is.
+func (m *member) reason() string {
+	switch m.loan {
+	case Silent:
+		return whySilent
+	case Vain:
+		return whyVain
+	}
+	return m.why
+}
 
 // Change is one IF's new share.
 type Change struct {
@@ -140,6 +156,41 @@ func (c *Controller) Serves(id ID) bool {
 	return true
 }
 
+// Loan is whether an IF lends its share to those that lack it, and why.
+type Loan int8
+
+// The loans.
+const (
+	NoLoan Loan = iota
+	// Silent: nothing comes to it any more, or yet. It keeps what nobody lacks, is not
+	// judged, and what it wants stands until something comes.
+	Silent
+	// Vain: no share meets its objective. It wants an equal part at most.
+	Vain
+)
+
+// Lend says whether an IF lends. While it does it wants no more than those that do not lend
+// leave, and the minimum at least. Where nobody goes short nothing moves for it. One that
+// is silent no more is given what it wanted before by the next Step, which passes over
+// hold-downs if it had lent any: those of the others, too, since what they have of it is a
+// loan.
+func (c *Controller) Lend(id ID, loan Loan) error {
+	m, ok := c.members[id]
+	if !ok {
+		return fmt.Errorf("lend the share of %v: %w", id, ErrUnknown)
+	}
+	switch {
+	case loan == m.loan:
+		return nil
+	case m.loan == NoLoan:
+		m.had = m.percent
+	case m.loan == Silent && loan == NoLoan && m.percent < m.had:
+		m.why, c.forced = whyReturns, true
+	}
+	m.loan = loan
+	return nil
+}
+
 // Replace says that an IF runs another model now: what was learned of the old one
 // is forgotten, its share stays until the next Step, which reallocates at once.
 func (c *Controller) Replace(id ID, kneePercent float64) error {
@@ -147,7 +198,7 @@ func (c *Controller) Replace(id ID, kneePercent float64) error {
 	if !ok {
 		return fmt.Errorf("replace %v: %w", id, ErrUnknown)
 	}
-	*m = member{id: id, percent: m.percent, changed: m.changed, waiting: m.waiting, demand: c.elastic(kneePercent), why: whyUnobserved}
+	*m = member{id: id, percent: m.percent, changed: m.changed, waiting: m.waiting, loan: m.loan, had: m.had, demand: c.elastic(kneePercent), why: whyUnobserved}
 	c.forced = true
 	return nil
 }
@@ -205,7 +256,7 @@ func (c *Controller) Step(now time.Duration, observed map[ID]Observation) Plan {
 	var held, free []*member
 	for _, m := range members {
 		settled := m.percent > 0 && now-m.changed >= c.cfg.HoldDown
-		if o, ok := observed[m.id]; ok && settled {
+		if o, ok := observed[m.id]; ok && settled && m.loan != Silent {
 			c.tune(m, o, now)
 		}
 		if c.forced || settled || m.percent == 0 {
@@ -220,14 +271,14 @@ func (c *Controller) Step(now time.Duration, observed map[ID]Observation) Plan {
 		if g.Percent == m.percent {
 			continue
 		}
-		p.Changes = append(p.Changes, Change{ID: m.id, From: m.percent, To: g.Percent, Why: m.why})
+		p.Changes = append(p.Changes, Change{ID: m.id, From: m.percent, To: g.Percent, Why: m.reason()})
 		m.percent, m.changed = g.Percent, now
 	}
 	slices.SortStableFunc(p.Changes, func(a, b Change) int { // sorted by ID already
 		return cmp.Compare(a.direction(), b.direction())
 	})
 	for _, m := range members {
-		p.Status = append(p.Status, Status{ID: m.id, Percent: m.percent, Demand: m.demand, Why: m.why})
+		p.Status = append(p.Status, Status{ID: m.id, Percent: m.percent, Demand: m.demand, Why: m.reason()})
 	}
 	c.forced = false
 	return p
@@ -344,23 +395,64 @@ func (c *Controller) small(from, to float64) bool {
 	return from > 0 && math.Abs(to-from) <= from*c.cfg.ThresholdPercent/100
 }
 
-// demands are what IFs want.
+// demands are what IFs want, as far as those that wait or lend may have it.
 func (c *Controller) demands(members []*member) []Demand {
+	kept := c.kept()
 	left, waiting := 100.0, 0
 	for _, m := range c.members {
-		if m.waiting {
+		switch keeps, lends := kept[m.id]; {
+		case m.waiting:
 			waiting++
-		} else {
+		case lends:
+			left -= keeps
+		default:
 			left -= ceilTo(c.cfg.stepAbove(m.demand))
 		}
 	}
 	var ds []Demand
 	for _, m := range members {
 		d := Demand{ID: m.id, Percent: m.demand}
+		if keeps, lends := kept[m.id]; lends {
+			d.Percent = keeps
+		}
 		if m.waiting {
 			d.Percent = min(m.demand, max(c.cfg.MinimumPercent, c.cfg.stepBelow(left/float64(waiting))))
 		}
 		ds = append(ds, d)
 	}
 	return ds
+}
+
+// kept are the demands of IFs that lend: together they have no more than the others leave.
+func (c *Controller) kept() map[ID]float64 {
+	left := 100.0
+	var lenders []Demand
+	for _, m := range c.members {
+		switch {
+		case m.waiting:
+			left -= c.cfg.MinimumPercent
+		case m.loan == Silent:
+			// A raise would be a swap for nothing.
+			lenders = append(lenders, Demand{ID: m.id, Percent: min(m.demand, m.percent)})
+		case m.loan == Vain:
+			lenders = append(lenders, Demand{ID: m.id, Percent: min(m.demand, 100/float64(len(c.members)))})
+		default:
+			left -= c.claim(m)
+		}
+	}
+	frugal := c.cfg
+	frugal.SpreadSlack = false
+	kept := make(map[ID]float64)
+	for _, g := range frugal.divide(max(0, left), lenders) {
+		kept[g.ID] = max(c.cfg.MinimumPercent, g.Percent)
+	}
+	return kept
+}
+
+// claim is the share that an IF would have if there were enough for all.
+func (c *Controller) claim(m *member) float64 {
+	if wants := ceilTo(c.cfg.stepAbove(m.demand)); !c.small(m.percent, wants) {
+		return wants
+	}
+	return m.percent
 }

@@ -58,6 +58,8 @@ type Config struct {
 	// Memory is for how long it is remembered, while the load stays, which share
 	// proved too little and which enough.
 	Memory time.Duration
+	// Silence is how long nothing comes to an IF, at least, before it lends its share.
+	Silence time.Duration
 	// SpreadSlack hands out what nobody demanded, in proportion to the demands.
 	SpreadSlack bool
 	// Steps are the shares that may be given, ascending, where not any may: a GPU's
@@ -67,7 +69,7 @@ type Config struct {
 
 // DefaultConfig has the paper's values: 30 % for a model without a profile
 // (3.2.3), 5 % as threshold and 10 s as hold-down (3.2.1, 3.2.2). The minimum,
-// headroom and memory are ours.
+// headroom, memory and silence are ours.
 func DefaultConfig() Config {
 	return Config{
 		MinimumPercent:   5,
@@ -76,6 +78,7 @@ func DefaultConfig() Config {
 		HoldDown:         10 * time.Second,
 		HeadroomPercent:  25,
 		Memory:           10 * time.Minute,
+		Silence:          20 * time.Second,
 	}
 }
 
@@ -100,8 +103,8 @@ func (c Config) Validate() error {
 			return fmt.Errorf("share steps: %v do not ascend from above 0 to at most 100", c.Steps)
 		}
 	}
-	if c.HoldDown < 0 || c.Memory < 0 {
-		return fmt.Errorf("share hold_down and memory: %v and %v must not be negative", c.HoldDown, c.Memory)
+	if c.HoldDown < 0 || c.Memory < 0 || c.Silence < 0 {
+		return fmt.Errorf("share hold_down, memory and silence: %v, %v and %v must not be negative", c.HoldDown, c.Memory, c.Silence)
 	}
 	return nil
 }

@@ -60,6 +60,9 @@ const (
 	whyEnough      = "within the threshold"
 	whyLatency     = "latency"
 	whyThroughput  = "throughput"
+	whySilent      = "nothing comes: lent to who lacks it"
+	whyVain        = "no share meets its objective: lent to who lacks it"
+	whyReturns     = "requests come again"
 )
 
 // mostRaise bounds a raise to twice the share. A throughput near zero asks for

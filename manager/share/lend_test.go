@@ -1,0 +1,205 @@
+package share
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// lend says of several IFs that they lend.
+func (c *Controller) lend(t rapid.TB, loan Loan, ids ...ID) {
+	t.Helper()
+	for _, id := range ids {
+		if err := c.Lend(id, loan); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// hungry is an IF that needs twice what it has, whatever that is.
+var hungry = Observation{Latency: 49 * ms, SLO: 50 * ms, Throughput: 50, ArrivalRate: 100}
+
+// What nobody uses goes to who lacks it, step by step as demands rise, down to the minimum.
+func TestASilentIFLendsWhatOthersLack(t *testing.T) {
+	k := newController(t, DefaultConfig(), face, detect, third)
+	k.Step(0, nil)
+	k.lend(t, Silent, detect, third)
+	seen := map[ID]Observation{face: hungry}
+	for i, want := range [][3]float64{{60, 20, 20}, {90, 5, 5}, {90, 5, 5}} {
+		p := k.Step(time.Duration(i+1)*10*time.Second, seen)
+		if got := [3]float64{shareOf(p, face), shareOf(p, detect), shareOf(p, third)}; got != want {
+			t.Errorf("step %d: shares %v, want %v; changes %+v", i+1, got, want, p.Changes)
+		}
+	}
+}
+
+func TestASilentIFKeepsWhatNobodyLacks(t *testing.T) {
+	for _, spread := range []bool{false, true} {
+		cfg := DefaultConfig()
+		cfg.SpreadSlack = spread
+		k := newController(t, cfg, face, detect, third)
+		k.Step(0, nil)
+		k.lend(t, Silent, detect, third)
+		for i := range 20 {
+			if p := k.Step(time.Duration(i+1)*10*time.Second, map[ID]Observation{face: fine, detect: over}); len(p.Changes) != 0 {
+				t.Errorf("spread %v: changes %+v though nobody is short", spread, p.Changes)
+			}
+		}
+		k.lend(t, NoLoan, detect, third)
+		if p := k.Step(201*time.Second, nil); len(p.Changes) != 0 {
+			t.Errorf("spread %v: changes %+v for requests to who has lent nothing", spread, p.Changes)
+		}
+	}
+}
+
+// What it has is a loan to the others: it has it back at the next look, whoever is within a
+// hold-down.
+func TestWhoIsSilentNoMoreHasItsShareBack(t *testing.T) {
+	k := newController(t, DefaultConfig())
+	if err := errors.Join(k.Add(face, 40), k.Add(detect, 50)); err != nil {
+		t.Fatal(err)
+	}
+	k.Step(0, nil)
+	k.lend(t, Silent, detect)
+	p := k.Step(10*time.Second, map[ID]Observation{face: hungry})
+	if want := []Change{{ID: detect, From: 50, To: 20, Why: whySilent}, {ID: face, From: 40, To: 80, Why: whyThroughput}}; !slices.Equal(p.Changes, want) {
+		t.Fatalf("changes %+v, want %+v", p.Changes, want)
+	}
+	k.lend(t, NoLoan, detect)
+	p = k.Step(11*time.Second, nil)
+	if want := []Change{{ID: face, From: 80, To: 50, Why: whyThroughput}, {ID: detect, From: 20, To: 50, Why: whyReturns}}; !slices.Equal(p.Changes, want) {
+		t.Errorf("changes %+v, want %+v", p.Changes, want)
+	}
+}
+
+// It is not raised while it is silent, also where others let go: that would be a swap for
+// nothing.
+func TestASilentIFIsNotRaised(t *testing.T) {
+	k := newController(t, DefaultConfig(), face, detect, third)
+	k.Step(0, nil)
+	k.lend(t, Silent, detect, third)
+	k.Step(10*time.Second, map[ID]Observation{face: hungry})
+	k.Step(20*time.Second, map[ID]Observation{face: hungry})
+	p := k.Step(30*time.Second, map[ID]Observation{face: over})
+	if len(p.Changes) != 1 || p.Changes[0].ID != face {
+		t.Errorf("changes %+v, want face's cut alone", p.Changes)
+	}
+	if err := k.Remove(face); err != nil {
+		t.Fatal(err)
+	}
+	if p = k.Step(31*time.Second, nil); len(p.Changes) != 0 {
+		t.Errorf("changes %+v when who had borrowed is gone", p.Changes)
+	}
+}
+
+// Those that have less to lend are not asked for more than those that have more.
+func TestSilentIFsLendByMaxMin(t *testing.T) {
+	k := newController(t, DefaultConfig())
+	if err := errors.Join(k.Add(face, 30), k.Add(detect, 10), k.Add(third, 60)); err != nil {
+		t.Fatal(err)
+	}
+	k.Step(0, nil)
+	k.lend(t, Silent, detect, third)
+	p := k.Step(10*time.Second, map[ID]Observation{face: hungry})
+	if got := [3]float64{shareOf(p, face), shareOf(p, detect), shareOf(p, third)}; got != [3]float64{60, 10, 30} {
+		t.Errorf("shares %v, want 60, 10 and 30", got)
+	}
+}
+
+func TestALoanKeepsToSteps(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.Steps = []float64{10, 20, 30, 40, 50, 60, 70, 80, 90, 100}
+	k := newController(t, cfg, face, detect)
+	k.Step(0, nil)
+	k.lend(t, Silent, detect)
+	k.Step(10*time.Second, map[ID]Observation{face: hungry})
+	p := k.Step(20*time.Second, map[ID]Observation{face: hungry})
+	if shareOf(p, face) != 90 || shareOf(p, detect) != 10 {
+		t.Errorf("plan %+v, want 90 and 10", p.Status)
+	}
+}
+
+// Its neighbours have what meets their objectives; where they want nothing it has an equal
+// part, and no more.
+func TestWhoseObjectiveNoShareMeetsHasAnEqualPartAtMost(t *testing.T) {
+	for _, c := range []struct {
+		neighbour, want, wantNeighbour float64
+	}{{20, 50, 20}, {60, 40, 60}, {97, 5, 95}} {
+		k := newController(t, DefaultConfig())
+		if err := errors.Join(k.Add(face, 30), k.Add(detect, c.neighbour)); err != nil {
+			t.Fatal(err)
+		}
+		k.Step(0, nil)
+		k.lend(t, Vain, face)
+		var p Plan
+		for i := range 6 {
+			p = k.Step(time.Duration(i+1)*10*time.Second, map[ID]Observation{face: {Latency: 100 * ms, SLO: ms, Throughput: 10, ArrivalRate: 100}})
+		}
+		if shareOf(p, face) != c.want || shareOf(p, detect) != c.wantNeighbour {
+			t.Errorf("beside one that wants %v: %v %% and %v %%, want %v and %v", c.neighbour, shareOf(p, face), shareOf(p, detect), c.want, c.wantNeighbour)
+		}
+	}
+}
+
+func TestOnlyWhoIsThereLends(t *testing.T) {
+	if err := newController(t, DefaultConfig()).Lend(face, Silent); !errors.Is(err, ErrUnknown) {
+		t.Errorf("Lend = %v, want ErrUnknown", err)
+	}
+}
+
+// Whoever lends, the others have no less for it, and who lends has the minimum.
+func TestLoansKeepTheirPromises(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg := DefaultConfig()
+		cfg.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
+		cfg.HoldDown = time.Duration(rapid.IntRange(0, 3).Draw(t, "hold-down")) * time.Second
+		k := newController(t, cfg)
+		loans, percent := map[ID]Loan{}, map[ID]float64{}
+		for i := range rapid.IntRange(1, 8).Draw(t, "functions") {
+			id := ID{IF: fmt.Sprint("if", i)}
+			if err := k.Add(id, rapid.Float64Range(0, 100).Draw(t, "knee")); err != nil {
+				t.Fatal(err)
+			}
+			loans[id] = NoLoan
+		}
+		ids := slices.SortedFunc(maps.Keys(loans), ID.Compare)
+		for i := range rapid.IntRange(1, 30).Draw(t, "steps") {
+			seen := map[ID]Observation{}
+			for _, id := range ids {
+				loans[id] = rapid.SampledFrom([]Loan{loans[id], loans[id], loans[id], NoLoan, Silent, Vain}).Draw(t, "loan")
+				k.lend(t, loans[id], id)
+				seen[id] = rapid.SampledFrom([]Observation{fine, short, over, hungry, {}}).Draw(t, "observation")
+			}
+			p := k.Step(time.Duration(i)*time.Second, seen)
+			total, short, lent := 0.0, 0.0, 0.0
+			for _, s := range p.Status {
+				total += s.Percent
+				switch before, there := percent[s.ID]; {
+				case s.Percent < cfg.MinimumPercent-Quantum:
+					t.Fatalf("%v has %v %%, less than the minimum", s.ID, s.Percent)
+				case !cfg.SpreadSlack && loans[s.ID] == Silent && there && s.Percent > before:
+					t.Fatalf("%v is silent and was raised from %v to %v %%", s.ID, before, s.Percent)
+				}
+				if loans[s.ID] == NoLoan && s.Demand > 1.15*s.Percent {
+					short += s.Percent
+				}
+				if loans[s.ID] != NoLoan {
+					lent += s.Percent - cfg.MinimumPercent
+				}
+				percent[s.ID] = s.Percent
+			}
+			if total > 100 {
+				t.Fatalf("%v %% are out", total)
+			}
+			// Where nobody is held, who lends keeps nothing that is worth a change while others are short.
+			if cfg.HoldDown == 0 && short > 0 && lent > 0.1*short {
+				t.Fatalf("some have %v %% and are short, and %v %% are not lent: %+v", short, lent, p.Status)
+			}
+		}
+	})
+}
