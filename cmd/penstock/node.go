@@ -49,7 +49,7 @@ func (n *nodeFlags) load(name string) (configs.Config, zerolog.Logger, error) {
 	if err != nil {
 		return c, zerolog.Nop(), err
 	}
-	n.cmd.Annotations[logFormat] = c.Log.Format
+	logsAs(n.cmd, c.Log.Format)
 	if n.dir != "" {
 		c.RuntimeDir = n.dir
 	}

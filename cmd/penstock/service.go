@@ -39,6 +39,13 @@ func service(format string, cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
+// logsAs notes how a configuration wants a verb's log; one-shot verbs have none.
+func logsAs(cmd *cobra.Command, format string) {
+	if _, runs := cmd.Annotations[logFormat]; runs {
+		cmd.Annotations[logFormat] = format
+	}
+}
+
 // complain says why a verb ended.
 func complain(cmd *cobra.Command, err error) {
 	format, runs := cmd.Annotations[logFormat]
