@@ -339,7 +339,7 @@ func (f *function) reap() bool {
 		return false
 	}
 	now := time.Now()
-	if f.pending() > 0 && now.Before(f.removeBy) {
+	if f.unanswered() && now.Before(f.removeBy) {
 		if f.failed() && !f.served() {
 			f.giveUp()
 		}
@@ -355,7 +355,7 @@ func (f *function) reap() bool {
 	}
 	// Nobody is left to answer what is still here; nothing accepted goes
 	// unanswered.
-	if f.pending() > 0 && now.Before(f.removeBy.Add(2*f.m.cfg.DrainTimeout)) {
+	if f.unanswered() && now.Before(f.removeBy.Add(2*f.m.cfg.DrainTimeout)) {
 		f.giveUp()
 		return false
 	}

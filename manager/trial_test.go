@@ -140,6 +140,35 @@ func TestAnAdditionOfWhichOneInstanceCannotStartIsTakenBackWhole(t *testing.T) {
 	}
 }
 
+// An instance that served is none that cannot start, though the others have yet to come.
+func TestAnAdditionOfWhichOneInstanceServedGoesOn(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor")
+	end := b.on(configs.Function{Name: "b", Instances: 2, SharePercent: 20})
+	served := false
+	for range 12 {
+		b.step()
+		b.follow()
+		for v, p := range b.fakes {
+			switch {
+			case v.instance == 0:
+				b.live(v, p)
+			case p.state == control.Starting && served: // the second one takes its time
+				b.live(v, p)
+			}
+		}
+		b.report()
+		if q := b.instance("b", 0).pair.Active(); !served && q != nil && q.State == control.Active {
+			served = true
+			b.fakes[victim{place{"b", 0}, q.Generation}].die(control.Failed, "killed")
+			b.report()
+		}
+	}
+	b.turns()
+	if err := b.ended(end); err != nil || !served {
+		t.Errorf("the addition ended with %v after one served: %v", err, served)
+	}
+}
+
 // Requests that came before it was known are answered, not kept for nobody.
 func TestRequestsOfAnAdditionThatCannotStartAreAnswered(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
