@@ -1,10 +1,12 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -296,13 +298,27 @@ func TestSIGTERMUnderLoadAnswersAllThatWasAccepted(t *testing.T) {
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=5ms")
 	got := newAnswers()
 	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 3 * time.Second, InFlight: 32})
-	send(t, c, small, 0, 300, time.Millisecond)
+	// The load lasts until it is seen: what was sent before may all be answered by then.
+	loading, seen := context.WithCancel(t.Context())
+	var sender sync.WaitGroup
+	sender.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-loading.Done():
+				return
+			case <-time.After(time.Millisecond):
+			}
+			_, _ = c.Send(picture(small, i), client.RequestOptions{Tag: uint64(i)})
+		}
+	})
 	var before control.FunctionStatus
 	waitFor(t, "load", func() bool {
 		var err error
 		before, err = nd.Function("fn")
-		return err == nil && before.InFlight > 0
+		return err == nil && before.Accepted >= 300 && before.InFlight > 0
 	})
+	seen()
+	sender.Wait()
 	if err := nd.Stop(); err != nil {
 		t.Fatalf("want exit status 0: %v", err)
 	}
