@@ -41,7 +41,8 @@ func ifCommand() *cobra.Command {
 		Short: "Be an inference function's process, or change the functions of a running node",
 		Long: `Without a verb this is the process of an inference function, which the orchestrator
 starts. The verbs change the functions of the node that runs with this runtime
-folder, while it runs.`,
+folder, while it runs. A manager that "penstock up" starts in the place of one that died
+goes on with what they did; another node does not, and the configuration file stays as it is.`,
 		Example: `  penstock if list
   penstock if add face --port 5001
   penstock if replace face ./face-v2/card.yaml
