@@ -60,6 +60,7 @@ type instanceLoad struct {
 	aggregation share.EWMA
 	pace         share.Pace
 	observations int
+	answers      int  // to requests, in the observations that count
 	fits         bool // two batches that it can run fit the objective
 	// aside is how many rates in a row lay far from the mean: above, or, negative, below.
 	aside int
@@ -263,7 +264,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	}
 	stepped := load.stepped(t.arrived, elapsed)
 	if stepped {
-		load.aside, load.rate, load.aggregation = 0, share.EWMA{}, share.EWMA{}
+		load.aside, load.answers, load.rate, load.aggregation = 0, 0, share.EWMA{}, share.EWMA{}
 	}
 	// What nothing is heard of stays as it was: the share that it is of has not changed.
 	add := func(mean *share.EWMA, v float64) {
@@ -272,6 +273,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 		}
 		mean.Add(v)
 	}
+	load.answers += t.answered
 	load.rate.Add(float64(t.arrived) / elapsed.Seconds())
 	load.pace.Join(&t.pace)
 	if t.arrived > 0 {
@@ -296,6 +298,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	rate, _ := load.rate.Mean()
 	o = share.Observation{
 		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate * burstMargin(batch), SLO: left, Fits: load.fits,
+		Doubt: in.doubt(tail, t.answered),
 		// Paper 3.2.1: whichever part takes longer is the bottleneck.
 		AggregationBound: aggregation > tail && aggregation+tail > f.within().Seconds(),
 	}
@@ -405,6 +408,21 @@ func (l *instanceLoad) stepped(arrived int, elapsed time.Duration) bool {
 		l.aside = 0
 	}
 	return l.aside >= stepAfter || l.aside <= -fallAfter
+}
+
+// tailChance is how much a tail of enoughAnswers latencies varies from look to look, as a
+// part of it (its standard deviation): a quarter to a third behind a queue (M/D/1) that is
+// busy half to two thirds of the time.
+const tailChance = 0.25
+
+// doubt is how far the mean tail, in seconds, may be off by chance, when the last observation
+// had so many answers. On a GPU throughput decides, and it is not asked.
+func (in *instance) doubt(tail float64, answered int) time.Duration {
+	if in.m.onGPU() {
+		return 0
+	}
+	heard := min(in.load.answers, share.Remembered*answered)
+	return duration(tail * tailChance * math.Sqrt(enoughAnswers/float64(max(1, heard))))
 }
 
 // atShare turns what was measured into what the share stands for. On a GPU it is

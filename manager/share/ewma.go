@@ -8,8 +8,11 @@ type EWMA struct {
 }
 
 // ewmaWeight is the weight of the newest value: the mean is of some 2/weight - 1
-// = 9 values, and has forgotten nine tenths of a step after 11.
+// = Remembered values, and has forgotten nine tenths of a step after 11.
 const ewmaWeight = 0.2
+
+// Remembered is of how many values the mean of an EWMA is, where there were as many.
+const Remembered = 9
 
 // Add takes the next value into the mean. The first is taken whole.
 func (e *EWMA) Add(v float64) {

@@ -162,3 +162,25 @@ func TestTuneFitsAProportionalDevice(t *testing.T) {
 		}
 	})
 }
+
+// What may be chance is no residual, and a change is by what is more than that.
+func TestDoubtIsNoResidual(t *testing.T) {
+	o := Observation{SLO: 50 * ms, Throughput: 100, ArrivalRate: 10}
+	for _, c := range []struct {
+		latency, doubt time.Duration
+		want           float64
+	}{
+		{60 * ms, 0, 48},       // short by a fifth
+		{60 * ms, 5 * ms, 44},  // by a tenth for certain
+		{60 * ms, 8 * ms, 40},  // by less than the threshold
+		{60 * ms, 30 * ms, 40}, // perhaps not at all
+		{20 * ms, 0, 20},       // 60 % over, of which a quarter stays
+		{20 * ms, 10 * ms, 30},
+		{20 * ms, 28 * ms, 40},
+	} {
+		o.Latency, o.Doubt = c.latency, c.doubt
+		if got := Tune(40, o, DefaultConfig()).Percent; got != c.want {
+			t.Errorf("latency %v ± %v: %v %% of 40, want %v", c.latency, c.doubt, got, c.want)
+		}
+	}
+}

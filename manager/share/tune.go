@@ -10,6 +10,9 @@ import (
 type Observation struct {
 	// Latency is from a whole request to the end of its batch.
 	Latency time.Duration
+	// Doubt is how far Latency may be off by chance: what is within it of the objective is no
+	// residual.
+	Doubt time.Duration
 	// Throughput is requests per busy second at the current batch size. Not per
 	// second: an IF that keeps up answers as many as arrive, whatever its share.
 	Throughput float64
@@ -83,7 +86,7 @@ const mostRaise = 1.0
 //	surplus     (SLO - latency) / SLO        (throughput - rate) / throughput
 //
 // A shortage s needs the share · (1 + s), a surplus s leaves enough with the
-// share · (1 - s). A cut leaves HeadroomPercent on top of that; only ThresholdPercent where
+// share · (1 - s). Of latency's residual only what is beyond doubt counts. A cut leaves HeadroomPercent on top of that; only ThresholdPercent where
 // batches fit and throughput decides: that is short before latency is, and its rate has a
 // margin for bursts already. A shortage within the threshold would never be made good.
 func Tune(currentPercent float64, o Observation, c Config) Decision {
@@ -99,6 +102,7 @@ func Tune(currentPercent float64, o Observation, c Config) Decision {
 	threshold := c.ThresholdPercent / 100
 	// The residuals of the paper's print, diffL% and diffT%.
 	latency := 1 - o.Latency.Seconds()/o.SLO.Seconds()
+	latency = math.Copysign(max(0, math.Abs(latency)-o.Doubt.Seconds()/o.SLO.Seconds()), latency)
 	throughput := math.Inf(1)
 	if o.ArrivalRate > 0 {
 		throughput = o.Throughput/o.ArrivalRate - 1
