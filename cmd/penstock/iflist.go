@@ -22,7 +22,8 @@ func listCommand(folder func() string) *cobra.Command {
 		Long: `Lists the functions of the running node. "share" is the sum over a function's instances,
 with the multiprocessors that its processes count on a GPU; "whole" is no share: the
 function may use all of the device. "batch" is how many requests its batches may have now.
-Lost requests were accepted and never answered; there must be none.`,
+Lost requests were accepted and never answered; there must be none. Below the table stands
+why no share meets a function's objective, where that is known, and what went wrong.`,
 		Example: `  penstock if list
   penstock if list -o json | jq '.functions[].port'`,
 		Args: cobra.NoArgs,

@@ -53,6 +53,13 @@ func TestAReasonIsGivenOnceAndInFull(t *testing.T) {
 	}
 }
 
+func TestAnObjectiveThatCannotBeMetIsAReason(t *testing.T) {
+	f := control.FunctionStatus{Bound: "objective", BoundWhy: "objective 1ms cannot be met"}
+	if got := reasons(&f); len(got) != 1 || got[0] != f.BoundWhy {
+		t.Errorf("reasons %q, want %q", got, f.BoundWhy)
+	}
+}
+
 func TestTheDeviceIsNamed(t *testing.T) {
 	gpu := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1"}
 	lame := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1", Why: "no MPS: it is not installed"}
