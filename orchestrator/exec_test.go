@@ -351,6 +351,7 @@ func (n *realNode) orchestrate(mechanism string) *exec.Cmd {
 func TestChildrenEndWithAKilledOrchestrator(t *testing.T) {
 	n := aNode(t)
 	cmd := n.orchestrate("")
+	killed := cmd.Process.Pid
 	// They ignore all else: the parent-death signal has to reach them.
 	n.want(n.child(1, control.Serve, "stay", "ignoreTERM"), n.child(2, control.Shadow, "stay", "ignoreTERM"))
 	a, b := n.untilState(1, control.Active), n.untilState(2, control.Loaded)
@@ -376,21 +377,20 @@ func TestChildrenEndWithAKilledOrchestrator(t *testing.T) {
 		t.Errorf("after SIGTERM: %v", err)
 	}
 	n.untilGone(fresh.PID)
-	if left := orphanedGroups(); len(left) > 0 {
+	if left := groupsOf(killed, cmd.Process.Pid); len(left) > 0 {
 		t.Errorf("groups are left: %v", left)
 	}
 }
 
-// orphanedGroups are those of orchestrators that are no more.
-func orphanedGroups() []string {
+// groupsOf are the control groups of orchestrators that were these processes. There may be
+// others on the machine, whose end is their own affair.
+func groupsOf(pids ...int) []string {
 	var found []string
 	mounts, _ := cgroupMounts()
 	for _, m := range mounts {
-		matches, _ := filepath.Glob(filepath.Join(m.point, treePrefix+"*"))
-		for _, name := range matches {
-			if orphaned(filepath.Base(name)) {
-				found = append(found, name)
-			}
+		for _, pid := range pids {
+			matches, _ := filepath.Glob(filepath.Join(m.point, fmt.Sprintf("%s%d-*", treePrefix, pid)))
+			found = append(found, matches...)
 		}
 	}
 	return found
