@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/pair"
 	"github.com/penstock/penstock/manager/share"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -363,6 +364,27 @@ func TestAFunctionThatNobodyAsksLendsItsShare(t *testing.T) {
 				t.Errorf("shares %v a look after its first request, want 50 and 50", got)
 			}
 		})
+	}
+}
+
+// A process that ends asks for nothing: what was lent stays lent until somebody does.
+func TestWhoIsSilentStaysSoWhileNobodyServesIt(t *testing.T) {
+	_, b, look := lenders(t)
+	for range 30 {
+		look(time.Second, 200, 0)
+	}
+	if b.pair = pair.New(b.f.card, 5); b.pair.Active() != nil {
+		t.Fatal("somebody serves")
+	}
+	now := time.Now().Add(time.Hour)
+	if b.hearken(now, 0, false); !b.silent {
+		t.Error("it is heard of though nothing came")
+	}
+	if b.hearken(now, 1, false); b.silent {
+		t.Error("it is silent though a request came")
+	}
+	if b.hearken(now.Add(time.Hour), 1, false); b.silent {
+		t.Error("it fell silent while nobody served it")
 	}
 }
 

@@ -319,14 +319,16 @@ func (in *instance) left(aggregation float64) time.Duration {
 }
 
 // hearken takes in how many requests have arrived of a tally, which emptied says is the last
-// word of it. Nobody is silent whom nobody serves: there is no telling.
+// word of it. Nobody falls silent whom nobody serves: there is no telling.
 func (in *instance) hearken(now time.Time, arrived int, emptied bool) {
 	came := arrived > in.counted
 	if in.counted = arrived; emptied {
 		in.counted = 0
 	}
 	if in.pair.Active() == nil {
-		in.silence, in.silent = share.Silence{}, false
+		if in.silent = in.silent && !came; !in.silent {
+			in.silence = share.Silence{}
+		}
 		return
 	}
 	in.silent = in.silence.Look(now.Sub(in.m.started), came, shareConfig(in.m.cfg.Shares))
