@@ -43,11 +43,11 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&n.verbose, "verbose", "v", false, "log every process's states")
 }
 
-// load reads the configuration, prepares the runtime folder, and makes the logger.
-func (n *nodeFlags) load(name string) (configs.Config, zerolog.Logger, error) {
+// load reads the configuration and prepares the runtime folder.
+func (n *nodeFlags) load() (configs.Config, error) {
 	c, err := configs.Read(n.config)
 	if err != nil {
-		return c, zerolog.Nop(), err
+		return c, err
 	}
 	logsAs(n.cmd, c.Log.Format)
 	if n.dir != "" {
@@ -57,15 +57,15 @@ func (n *nodeFlags) load(name string) (configs.Config, zerolog.Logger, error) {
 		c.RuntimeDir = defaultRuntimeDir()
 	}
 	if c.RuntimeDir, err = filepath.Abs(c.RuntimeDir); err != nil {
-		return c, zerolog.Nop(), fmt.Errorf("find runtime folder: %w", err)
+		return c, fmt.Errorf("find runtime folder: %w", err)
 	}
 	if err := os.MkdirAll(c.RuntimeDir, 0o700); err != nil {
-		return c, zerolog.Nop(), fmt.Errorf("make runtime folder: %w", err)
+		return c, fmt.Errorf("make runtime folder: %w", err)
 	}
 	if n.verbose {
 		c.Log.Level = "debug"
 	}
-	return c, newLogger(c.Log, name), nil
+	return c, nil
 }
 
 func defaultRuntimeDir() string {
@@ -73,27 +73,6 @@ func defaultRuntimeDir() string {
 		return filepath.Join(dir, "penstock")
 	}
 	return filepath.Join(os.TempDir(), fmt.Sprintf("penstock-%d", os.Getuid()))
-}
-
-func newLogger(c configs.Log, name string) zerolog.Logger {
-	zerolog.TimeFieldFormat = "2006-01-02T15:04:05.000000Z07:00" // RFC 3339
-	zerolog.DurationFieldUnit = time.Millisecond
-	level, err := zerolog.ParseLevel(c.Level)
-	if err != nil {
-		level = zerolog.InfoLevel
-	}
-	var log zerolog.Logger
-	if !logsJSON(c.Format) {
-		log = zerolog.New(zerolog.ConsoleWriter{Out: os.Stderr, TimeFormat: "15:04:05.000", NoColor: !isTerminal(os.Stderr)})
-	} else {
-		log = zerolog.New(os.Stderr)
-	}
-	return log.Level(level).With().Timestamp().Str("process", name).Logger()
-}
-
-// logsJSON reports whether a log of that format is JSON here.
-func logsJSON(format string) bool {
-	return format == "json" || format != "console" && !isTerminal(os.Stderr)
 }
 
 func managerCommand() *cobra.Command {
@@ -105,10 +84,12 @@ func managerCommand() *cobra.Command {
 		Example: `  penstock manager --config node.yaml    # and beside it: penstock orchestrator --config node.yaml`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, log, err := flags.load("manager")
+			c, err := flags.load()
 			if err != nil {
 				return err
 			}
+			log, end := openLog(c.Log, "manager")
+			defer end()
 			return runManager(cmd.Context(), c, run, log)
 		},
 	}
@@ -189,10 +170,12 @@ func orchestratorCommand() *cobra.Command {
 		Example: `  penstock orchestrator --config node.yaml`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, log, err := flags.load("orchestrator")
+			c, err := flags.load()
 			if err != nil {
 				return err
 			}
+			log, end := openLog(c.Log, "orchestrator")
+			defer end()
 			if err := haveDevice(c); err != nil {
 				return err
 			}
@@ -252,10 +235,12 @@ Ctrl-C drains: what was accepted is answered, then everything ends.`,
   penstock up --config configs/demo.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, log, err := flags.load("up")
+			c, err := flags.load()
 			if err != nil {
 				return err
 			}
+			log, end := openLog(c.Log, "up")
+			defer end()
 			return up(cmd.Context(), flags, c, log)
 		},
 	}

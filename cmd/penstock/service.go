@@ -53,7 +53,8 @@ func complain(cmd *cobra.Command, err error) {
 		fmt.Fprintln(os.Stderr, "penstock:", err)
 		return
 	}
-	log := newLogger(configs.Log{Level: "info", Format: "json"}, cmd.Name())
+	log, end := openLog(configs.Log{Level: "info", Format: "json"}, cmd.Name())
+	defer end()
 	for _, err := range each(err) {
 		log.WithLevel(zerolog.FatalLevel).Err(err).Msg("cannot go on")
 	}

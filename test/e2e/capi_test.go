@@ -305,9 +305,7 @@ func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
 			nd := start(t, "weights: "+weights+"\n"+onGPU(exampleCard(t, "fashion"), "name: clothes, slo: 20s, share_percent: 50"),
 				withGPU(t, true)...)
 			answersAsONNXRuntime(t, nd, "clothes", slow)
-			if !strings.Contains(nd.Log(), says) {
-				t.Errorf("the log does not say %q", says)
-			}
+			logged(t, nd, says)
 			if weights == "private" {
 				return
 			}
@@ -320,9 +318,7 @@ func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
 			shadowServes(t, nd, "clothes", shadow)
 			answersAsONNXRuntime(t, nd, "clothes", slow)
 			settled(t, nd, "clothes")
-			if n := strings.Count(nd.Log(), says); n < 2 {
-				t.Errorf("the log has %d times %q, want it of the shadow, too", n, says)
-			}
+			waitFor(t, fmt.Sprintf("the log to say %q of the shadow, too", says), func() bool { return strings.Count(nd.Log(), says) >= 2 })
 		})
 	}
 }
@@ -373,9 +369,7 @@ func TestShadowTakesOverWhenACallbackEndsTheProcess(t *testing.T) {
 			if now.Generation != shadow.Generation || now.PID == active.PID {
 				t.Errorf("generation %d serves, want the shadow's, %d", now.Generation, shadow.Generation)
 			}
-			if !strings.Contains(nd.Log(), says) {
-				t.Errorf("the node's log does not say %q", says)
-			}
+			logged(t, nd, says)
 		})
 	}
 }

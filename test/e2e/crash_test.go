@@ -94,9 +94,7 @@ func badBatchesCostThemselvesOnly(t *testing.T, card, says string, environment .
 	if now, _ := serving(t, nd, "fn"); now.PID != before.PID {
 		t.Errorf("process %d serves, want %d still", now.PID, before.PID)
 	}
-	if !strings.Contains(nd.Log(), says) {
-		t.Errorf("the node's log does not say %q", says)
-	}
+	logged(t, nd, says)
 	settled(t, nd, "fn")
 }
 
@@ -265,9 +263,7 @@ func TestWhatWasToldAtRunTimeOutlivesTheManager(t *testing.T) {
 			t.Errorf("function %s: %v; want it there: %v", name, err, want)
 		}
 	}
-	if !strings.Contains(nd.Log(), "what was done at run time is forgotten") {
-		t.Errorf("the node does not say what it forgot:\n%s", nd.Log())
-	}
+	logged(t, nd, "what was done at run time is forgotten")
 }
 
 func TestHungProcessIsKilledAndItsBatchAnswered(t *testing.T) {

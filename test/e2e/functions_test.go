@@ -103,7 +103,7 @@ func TestEditedConfigurationIsFollowed(t *testing.T) {
 		return err == nil
 	})
 	edit("  - {name: third, prot: 0}\n")
-	waitFor(t, "a complaint that names the key", func() bool { return strings.Contains(nd.Log(), "prot") })
+	logged(t, nd, "prot")
 	if _, err := nd.Function("second"); err != nil {
 		t.Errorf("a wrong edit was followed: %v", err)
 	}
@@ -278,7 +278,7 @@ func TestAMisspeltEditTakesNoFunctionAway(t *testing.T) {
 	if err := os.WriteFile(nd.Config, []byte(wrong), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "a complaint that names the model", func() bool { return strings.Contains(nd.Log(), `unknown model \"nosuch\"`) })
+	logged(t, nd, `unknown model \"nosuch\"`)
 	if got := stream(t, nd, 50, func() {}); got.by[wire.StatusOK] != 50 {
 		t.Errorf("%s; want 50 ok of the function that was there", got)
 	}
@@ -301,7 +301,7 @@ func TestAnEditThatCannotBeFollowedIsNotFollowedByHalf(t *testing.T) {
 	if err := os.WriteFile(nd.Config, []byte(edited), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "a complaint that names the function", func() bool { return strings.Contains(nd.Log(), "reconfigure function fn") })
+	logged(t, nd, "reconfigure function fn")
 	for name, want := range map[string]bool{"fn": true, "second": true, "third": false} {
 		if _, err := nd.Function(name); (err == nil) != want {
 			t.Errorf("function %s: %v; want it there: %v", name, err, want)
@@ -364,7 +364,7 @@ func TestGoodModelReplacesOneThatNeverServed(t *testing.T) {
 	if err := os.WriteFile(nd.Config, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the second function to be tried", func() bool { return strings.Contains(nd.Log(), "load model bad") })
+	logged(t, nd, "load model bad")
 	if out, err := run(t, nd.Dir, "if", "replace", "second", nullCard(t, "digest", small)); err != nil {
 		t.Fatalf("replace: %v\n%s", err, out)
 	}
@@ -400,9 +400,8 @@ func TestAnInterruptedAdditionGoesOn(t *testing.T) {
 		_, err := nd.Function("never")
 		return err != nil
 	})
-	if log := nd.Log(); !strings.Contains(log, "ended unasked") || !strings.Contains(log, "it is taken off again") {
-		t.Errorf("the node does not say why:\n%s", log)
-	}
+	logged(t, nd, "ended unasked")
+	logged(t, nd, "it is taken off again")
 	interrupt("later", nullCard(t, "other", small))
 	waitFor(t, "the function that can start to serve", func() bool {
 		f, err := nd.Function("later")

@@ -272,6 +272,12 @@ func send(t *testing.T, c *client.Client, bytes, from, n int, gap time.Duration)
 	}
 }
 
+// logged waits until the node's log says so: what a process says takes a moment to get there.
+func logged(t *testing.T, n *node.Node, text string) {
+	t.Helper()
+	waitFor(t, fmt.Sprintf("the log to say %q", text), func() bool { return strings.Contains(n.Log(), text) })
+}
+
 // settled waits until nothing is in flight and no packet memory is held, and
 // checks that nothing accepted was lost.
 func settled(t *testing.T, n *node.Node, function string) control.FunctionStatus {

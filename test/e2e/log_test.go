@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // says runs the binary to its end, and returns what it said on standard error.
@@ -105,48 +107,87 @@ func TestWhyANodeEndsIsALineOfItsLog(t *testing.T) {
 	})
 }
 
-// TestANodeOutlivesWhoReadsItsLog: `penstock up 2>&1 | head -1` is a node that runs on.
-func TestANodeOutlivesWhoReadsItsLog(t *testing.T) {
-	dir := t.TempDir()
+// logging is a node with one function whose log goes into a pipe.
+type logging struct {
+	*testing.T
+	dir, page string
+	up        *exec.Cmd
+	reader    *os.File
+}
+
+func startLogging(t *testing.T) *logging {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	page := l.Addr().String()
+	n := &logging{T: t, dir: t.TempDir(), page: l.Addr().String()}
 	l.Close()
-	config := write(t, fmt.Sprintf("http: %s\n%s", page, oneFunction(nullCard(t, "digest", small))))
+	config := write(t, fmt.Sprintf("http: %s\n%s", n.page, oneFunction(nullCard(t, "digest", small))))
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer reader.Close()
-	up := exec.Command(penstock, "up", "--config", config, "--runtime-dir", dir)
-	up.Stdout, up.Stderr = writer, writer
-	if err := up.Start(); err != nil {
+	n.reader = reader
+	t.Cleanup(func() { reader.Close() })
+	n.up = exec.Command(penstock, "up", "--config", config, "--runtime-dir", n.dir)
+	n.up.Stdout, n.up.Stderr = writer, writer
+	if err := n.up.Start(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { n.up.Process.Kill() })
 	writer.Close()
-	defer up.Process.Kill()
-	if line, err := bufio.NewReaderSize(reader, 16).ReadString('\n'); err != nil {
-		t.Fatalf("read a line: %q, %v", line, err)
-	}
-	reader.Close() // the manager and the orchestrator have more to say until they are ready
-	waitFor(t, "the node to be ready", func() bool {
-		response, err := http.Get("http://" + page + "/readyz")
+	return n
+}
+
+func (n *logging) ready() {
+	n.Helper()
+	waitFor(n.T, "the node to be ready", func() bool {
+		response, err := http.Get("http://" + n.page + "/readyz")
 		if err != nil {
 			return false
 		}
 		response.Body.Close()
 		return response.StatusCode == http.StatusOK
 	})
-	before := processes(dir)
-	for _, order := range [][]string{{"share", "fn", "40"}, {"share", "fn", "60"}} { // it logs each
-		if out, err := exec.Command(penstock, append(append([]string{"if"}, order...), "--runtime-dir", dir)...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v\n%s", order, err, out)
-		}
+}
+
+// share is an order, and the manager logs it.
+func (n *logging) share(percent string) {
+	n.Helper()
+	if out, err := run(n.T, n.dir, "if", "share", "fn", percent); err != nil {
+		n.Fatalf("share: %v\n%s", err, out)
 	}
+}
+
+func (n *logging) end() {
+	n.Helper()
+	n.up.Process.Signal(syscall.SIGTERM)
+	ended := make(chan error, 1)
+	go func() { ended <- n.up.Wait() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			n.Errorf("it ended so: %v", err)
+		}
+	case <-time.After(patience):
+		n.Fatal("it does not end")
+	}
+}
+
+// TestANodeOutlivesWhoReadsItsLog: `penstock up 2>&1 | head -1` is a node that runs on.
+func TestANodeOutlivesWhoReadsItsLog(t *testing.T) {
+	n := startLogging(t)
+	if line, err := bufio.NewReaderSize(n.reader, 16).ReadString('\n'); err != nil {
+		t.Fatalf("read a line: %q, %v", line, err)
+	}
+	n.reader.Close() // the manager and the orchestrator have more to say until they are ready
+	n.ready()
+	before := processes(n.dir)
+	n.share("40")
+	n.share("60")
 	after := map[process]bool{}
-	for _, p := range processes(dir) {
+	for _, p := range processes(n.dir) {
 		after[p] = true
 	}
 	for _, p := range before {
@@ -154,15 +195,31 @@ func TestANodeOutlivesWhoReadsItsLog(t *testing.T) {
 			t.Errorf("the %s of process %d has died", p.command, p.pid)
 		}
 	}
-	up.Process.Signal(syscall.SIGTERM)
-	ended := make(chan error, 1)
-	go func() { ended <- up.Wait() }()
-	select {
-	case err := <-ended:
-		if err != nil {
-			t.Errorf("it ended so: %v", err)
-		}
-	case <-time.After(patience):
-		t.Fatal("it does not end")
+	n.end()
+}
+
+// TestANodeWaitsForNobodyToReadItsLog: a terminal that is stopped stops no node.
+func TestANodeWaitsForNobodyToReadItsLog(t *testing.T) {
+	n := startLogging(t)
+	if _, err := unix.FcntlInt(n.reader.Fd(), unix.F_SETPIPE_SZ, os.Getpagesize()); err != nil {
+		t.Fatal(err)
 	}
+	n.ready()
+	var unread int
+	for i := 0; unread < os.Getpagesize()-512; i++ {
+		n.share(fmt.Sprint(20 + i%50))
+		was := unread
+		var err error
+		if unread, err = unix.IoctlGetInt(int(n.reader.Fd()), unix.TIOCINQ); err != nil {
+			t.Fatal(err)
+		}
+		if i > 200 {
+			t.Fatalf("%d bytes wait to be read, %d before the last order: want a full pipe", unread, was)
+		}
+	}
+	n.share("30")
+	n.share("40")
+	n.share("50")
+	n.ready()
+	n.end()
 }

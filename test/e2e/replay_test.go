@@ -124,5 +124,5 @@ func TestACaptureThatIsNotThereIsNamed(t *testing.T) {
 	if err := os.WriteFile(nd.Config, append(text, more...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "a complaint that names the file", func() bool { return strings.Contains(nd.Log(), "nowhere.pcap: no such file") })
+	logged(t, nd, "nowhere.pcap: no such file")
 }
