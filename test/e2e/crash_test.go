@@ -43,11 +43,23 @@ func shadowServes(t *testing.T, n *node.Node, function string, shadow control.Pr
 	})
 }
 
-// stream sends n pictures at 500 a second and lets harm happen in the middle.
+// stream sends n pictures at 500 a second, again what was turned away, and lets harm happen
+// in the middle.
 func stream(t *testing.T, nd *node.Node, n int, harm func()) *answers {
 	t.Helper()
 	got := newAnswers()
-	c := dial(t, nd, "fn", client.Options{Deliver: got.deliver(small), Timeout: 20 * time.Second})
+	deliver := got.deliver(small)
+	var c *client.Client
+	c = dial(t, nd, "fn", client.Options{Timeout: 20 * time.Second, Deliver: func(r *client.Result) {
+		// A client reckons what the manager had not seen when it told the credit, and one on a
+		// machine that stands still may send a request too many.
+		if r.Err == nil && r.Status == wire.StatusBusy {
+			if _, err := c.Send(picture(small, int(r.Tag)), client.RequestOptions{Tag: r.Tag}); err == nil {
+				return
+			}
+		}
+		deliver(r)
+	}})
 	send(t, c, small, 0, n/2, 2*time.Millisecond)
 	harm()
 	send(t, c, small, n/2, n-n/2, 2*time.Millisecond)
