@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"os/exec"
@@ -65,8 +66,8 @@ func answersOf(t *testing.T, nd *node.Node, function string, bytes int, toleranc
 			}
 		}
 	}
-	if len(batches) < 2 {
-		t.Errorf("all rode in batches of one size: %v", batches)
+	if ridden := slices.Collect(maps.Keys(batches)); slices.Max(ridden) < 2 {
+		t.Errorf("all rode alone: %v", batches)
 	}
 }
 
