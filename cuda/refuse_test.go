@@ -235,7 +235,7 @@ func TestAnArenaThatIsHalfMadeIsGivenBack(t *testing.T) {
 func TestMemoryRunsOutAndComesBack(t *testing.T) {
 	b := newBench(t)
 	c := b.context
-	fake.Apply(t, fake.Memory(fake.Now().Bytes+fake.Now().GreenBytes+10<<20))
+	fake.Apply(t, fake.Memory(fake.Now().Taken()+10<<20))
 	free, total, err := c.Memory()
 	if err != nil || free != 10<<20 || total <= free {
 		t.Errorf("%d of %d are free, %v", free, total, err)

@@ -195,6 +195,9 @@ func (a Accounts) Out() Accounts {
 	return a
 }
 
+// Taken is how many bytes of device memory are not free: a Memory of that many has no more.
+func (a Accounts) Taken() int64 { return a.Bytes + a.GreenBytes }
+
 // ReadReport reads what a process with Report left.
 func ReadReport(path string) (Accounts, error) {
 	data, err := os.ReadFile(path)

@@ -452,7 +452,7 @@ func TestASizeThatCannotBeLinkedLeavesTheSmallerOnes(t *testing.T) {
 		r.tensors(n)
 	}
 	two, four := r.tensors(2), r.tensors(4)
-	fake.Set(t, fake.Memory(fake.Now().Bytes+80*mebi)) // a session of 2 and its try, not of 4
+	fake.Set(t, fake.Memory(fake.Now().Taken()+80*mebi)) // a session of 2 and its try, not of 4
 	r.configure(0, 2, two)
 	if len(r.f.gpu.sizes) != 2 || p.sessions != 2 {
 		t.Errorf("%d sizes and %d sessions, want 1 and 2", len(r.f.gpu.sizes), p.sessions)
@@ -907,7 +907,7 @@ func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 	t.Run("when it is tried", func(t *testing.T) {
 		r := newRig(t, &played{scratch: 64 * mebi})
 		r.loaded()
-		fake.Set(t, fake.Memory(fake.Now().Bytes+50*mebi))
+		fake.Set(t, fake.Memory(fake.Now().Taken()+50*mebi))
 		if _, err := r.f.LinkModel(); !errors.Is(err, cuda.ErrOutOfMemory) {
 			t.Errorf("got %v", err)
 		}
@@ -916,7 +916,7 @@ func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 		r := newRig(t, &played{scratch: 32 * mebi}).linked()
 		small, big := r.tensors(1), r.tensors(4)
 		r.configure(1, 1, small) // of the lane that LinkModel has not used
-		fake.Set(t, fake.Memory(fake.Now().Bytes+16*mebi))
+		fake.Set(t, fake.Memory(fake.Now().Taken()+16*mebi))
 		if _, err := r.f.ConfigureBatch(1, 4, big.input, big.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
 			t.Errorf("got %v", err)
 		}

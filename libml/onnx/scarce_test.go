@@ -39,7 +39,7 @@ func inEachStep(t *testing.T, try func(*testing.T, func() fake.Setting) (met boo
 	}
 	const grain = 2 * mebi // the driver's
 	n := int64(0)
-	for try(t, func() fake.Setting { return fake.Memory(fake.Now().Bytes + n*grain) }) {
+	for try(t, func() fake.Setting { return fake.Memory(fake.Now().Taken() + n*grain) }) {
 		if n++; n > most {
 			t.Fatal("no amount of memory is enough")
 		}
