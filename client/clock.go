@@ -8,10 +8,23 @@ import (
 
 // Go's monotonic clock is CLOCK_MONOTONIC, read through the vDSO, but it only
 // tells differences. So the kernel is asked once for the absolute value.
-var (
-	clockBase  = time.Now()
-	clockStart = monotonic()
-)
+var clockBase, clockStart = joinClocks(time.Now, monotonic)
+
+// joinClocks reads both clocks, the kernel's between two readings of Go's, and returns one
+// instant by each. Of several tries the one counts that took the least: a thread that was
+// stopped in the middle would have Now be wrong by as much for as long as the process lives.
+func joinClocks(now func() time.Time, kernel func() int64) (base time.Time, start int64) {
+	const tries = 16
+	least := time.Duration(1<<63 - 1)
+	for range tries {
+		before := now()
+		at := kernel()
+		if took := now().Sub(before); took < least {
+			least, base, start = took, before, at-int64(took/2)
+		}
+	}
+	return base, start
+}
 
 func monotonic() int64 {
 	var ts unix.Timespec
