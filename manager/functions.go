@@ -76,6 +76,7 @@ func (m *Manager) remove(name string) error {
 		return fmt.Errorf("remove function: %q is being removed already", name)
 	}
 	f.remove()
+	m.waiting = slices.DeleteFunc(m.waiting, func(w configs.Function) bool { return w.Name == name })
 	m.shareOut(f)
 	f.settle(fmt.Errorf("add function %s: it was removed again", name))
 	f.log.Info().Msg("function is being removed")
@@ -154,6 +155,10 @@ func (m *Manager) Reconfigure(c configs.Config) error {
 			default:
 				// It is the file's now, which is tried again and again.
 				f.settle(fmt.Errorf("add function %s: the configuration has it now; `penstock if list` says how it is", f.name))
+				if f.replacing { // which model it has then is yet to be seen
+					m.waiting = append(m.waiting, want)
+					continue
+				}
 				errs = append(errs, f.reconfigure(want))
 			}
 		}
@@ -202,7 +207,9 @@ func (m *Manager) portLeaves(port uint16) bool {
 	})
 }
 
-// addWaiting adds the functions whose names, ports and groups have become free.
+// addWaiting follows the entries of the configuration that can be followed now: functions
+// are added whose names, ports and groups have become free, and changed when a replacement
+// that was on its way has ended.
 func (m *Manager) addWaiting() {
 	if len(m.waiting) == 0 {
 		return
@@ -211,10 +218,17 @@ func (m *Manager) addWaiting() {
 		if m.draining {
 			return true
 		}
-		if m.function(want.Name) != nil || m.placeLeaves(want) {
+		f := m.function(want.Name)
+		var err error
+		switch {
+		case f != nil && (f.removing || f.replacing), f == nil && m.placeLeaves(want):
 			return false
+		case f != nil:
+			err = f.reconfigure(want)
+		default:
+			err = m.add(want)
 		}
-		if err := m.add(want); err != nil {
+		if err != nil {
 			m.over = ""
 			m.log.Error().Err(err).Msg("configuration not followed")
 		}

@@ -74,7 +74,7 @@ type Manager struct {
 	// Owned by the control loop.
 	functions   []*function
 	generations map[place]uint32   // the last of instances that were removed
-	waiting     []configs.Function // to be added when names and ports are free
+	waiting     []configs.Function // to be added when names and ports are free, or changed when a replacement has ended
 	over        string             // the digest of the configuration that the functions are told over; empty: of none
 	following   int                // replacements that an edit of the configuration asked for, on their way
 	kept        []byte             // the record, as it was last written

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 
 	"github.com/penstock/penstock/configs"
@@ -152,14 +153,17 @@ func (m *Manager) begin() error {
 		list = append(list, recorded{Function: f})
 	}
 	was := m.recall()
-	resumed := m.run != "" && was.Run == m.run && was.Configuration == m.over
-	if resumed {
+	again := m.run != "" && was.Run == m.run
+	if again && was.Configuration == m.over {
 		list = was.Functions
 	}
 	m.had = portsHad(was.Functions, list)
 	for _, r := range list {
-		if err := m.bringBack(r, resumed); err != nil {
-			return err
+		if err := m.bringBack(r); err != nil {
+			if !again {
+				return err
+			}
+			m.log.Error().Err(err).Msg("function is left out: it cannot be had any more, and the others go on")
 		}
 	}
 	m.had = nil
@@ -181,7 +185,7 @@ func (m *Manager) recall() (was record) {
 		return record{}
 	case was.Run == "":
 	case was.Configuration != m.cfg.Digest:
-		m.log.Warn().Msg("a manager of this node ended; the configuration was edited since, and is what counts: what was done at run time before is forgotten")
+		m.log.Warn().Msg("a manager of this node ended; the configuration was edited after what was done at run time, and is what counts: that is forgotten")
 	default:
 		m.log.Warn().Int("functions", len(was.Functions)).Msg("a manager of this node ended; going on with the functions that it was last told to have")
 	}
@@ -201,18 +205,22 @@ func portsHad(was, list []recorded) map[string]uint16 {
 	return had
 }
 
-// bringBack adds a function that the manager begins with. One that was told to the manager
-// before it and cannot be had any more is no reason to have no node: it is as in the
-// configuration, or left out.
-func (m *Manager) bringBack(r recorded, resumed bool) error {
+// bringBack adds a function that the manager begins with. One that was changed at run time
+// and cannot be had so any more is as in the configuration; who can be had neither way is
+// an error.
+func (m *Manager) bringBack(r recorded) error {
+	i := slices.IndexFunc(m.cfg.Functions, func(c configs.Function) bool { return c.Name == r.Function.Name })
 	err := m.add(r.Function)
-	if err != nil && resumed {
-		m.log.Error().Err(err).Str("if", r.Function.Name).Msg("function is not brought back as it was changed at run time; it is what the configuration says")
-		i := slices.IndexFunc(m.cfg.Functions, func(c configs.Function) bool { return c.Name == r.Function.Name })
-		if i < 0 {
-			return nil
+	if err != nil && i >= 0 {
+		if reflect.DeepEqual(r.Function, m.cfg.Functions[i]) {
+			m.over = "" // the next manager tries it again
+			return err
 		}
-		return m.add(m.cfg.Functions[i])
+		m.log.Error().Err(err).Msg("function is not brought back as it was changed at run time; it is what the configuration says")
+		if err = m.add(m.cfg.Functions[i]); err != nil {
+			m.over = ""
+		}
+		return err
 	}
 	if err != nil || r.Before == "" {
 		return err
@@ -227,23 +235,38 @@ func (m *Manager) bringBack(r recorded, resumed bool) error {
 	return nil
 }
 
-// giveByHand gives functions the shares that they were given by hand. Those that give
-// something up come first: there is 100 % for all.
+// giveByHand gives functions the shares that they were given by hand. All want theirs again
+// before anybody is given any: together they may want more than there is, as before. Then
+// those that give something up come first: there is 100 % for all.
 func (m *Manager) giveByHand(list []recorded) {
 	if m.cfg.Shares.Tune {
 		return
 	}
-	more := func(r recorded) float64 {
-		if f := m.function(r.Function.Name); f != nil {
-			return r.SharePercent*float64(len(f.instances)) - f.wantedPercent()
-		}
-		return 0
+	list = slices.DeleteFunc(slices.Clone(list), func(r recorded) bool {
+		f := m.function(r.Function.Name)
+		return r.SharePercent == 0 || f == nil || f.whole()
+	})
+	if len(list) == 0 {
+		return
 	}
-	list = slices.DeleteFunc(slices.Clone(list), func(r recorded) bool { return r.SharePercent == 0 || m.function(r.Function.Name) == nil })
+	for _, r := range list {
+		f := m.function(r.Function.Name)
+		f.byHand = r.SharePercent
+		for _, in := range f.instances {
+			if err := m.shares.Replace(in.id(), r.SharePercent); err != nil {
+				m.log.Error().Err(err).Msg("share out")
+			}
+		}
+	}
+	m.reshare("given by hand before")
+	more := func(r recorded) float64 {
+		f := m.function(r.Function.Name)
+		return r.SharePercent*float64(len(f.instances)) - f.wantedPercent()
+	}
 	slices.SortStableFunc(list, func(a, b recorded) int { return cmp.Compare(more(a), more(b)) })
 	for _, r := range list {
 		if err := m.setShare(r.Function.Name, r.SharePercent); err != nil {
-			m.log.Warn().Err(err).Msg("a share that was given by hand is not given again")
+			m.log.Info().Err(err).Msg("a share that was given by hand is as large as the others leave, as it was")
 		}
 	}
 }

@@ -294,3 +294,107 @@ func TestARollbackIsOfTheModelAsItWasNamed(t *testing.T) {
 		t.Errorf("it runs %q, and %q before; want %q and /cards/second.yaml", f.config.Model, f.before, first.Model)
 	}
 }
+
+// What was wanted by hand may be more than there is: everybody has of it what the others
+// leave, before and after.
+func TestSharesByHandThatDoNotAllFitAreAsTheyWere(t *testing.T) {
+	dir := t.TempDir()
+	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
+	if err := b.setShare("a", 90); err != nil {
+		t.Fatal(err)
+	}
+	b.on(named("b", 30))
+	b.turns()
+	was := []float64{b.status("a").SharePercent, b.status("b").SharePercent}
+	b.dies()
+	for range 2 { // it is what the one after the next is told, too
+		next := recordedNode(t, dir, "run", "text", nil, named("a", 20))
+		if is := []float64{next.status("a").SharePercent, next.status("b").SharePercent}; !slices.Equal(is, was) {
+			t.Errorf("a and b have %v %%, and had %v", is, was)
+		}
+		next.dies()
+	}
+}
+
+// One that cannot be had any more costs itself: the node goes on, and the next manager
+// tries again.
+func TestAFunctionOfTheFileThatCannotBeHadAnyMoreIsLeftOut(t *testing.T) {
+	dir := t.TempDir()
+	file := []configs.Function{named("a", 20), named("b", 20)}
+	recordedNode(t, dir, "run", "text", nil, file...).dies()
+	next := recordedNode(t, dir, "run", "text", func(b *nodeBed) {
+		find := b.find
+		b.find = func(name string) (*models.Card, error) {
+			if name == "a" {
+				return nil, errors.New("no such card")
+			}
+			return find(name)
+		}
+	}, file...)
+	if got := next.names(); !slices.Equal(got, []string{"b"}) {
+		t.Errorf("it has %v, want b", got)
+	}
+	next.dies()
+	if got := recordedNode(t, dir, "run", "text", nil, file...).names(); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("when a can be had again there are %v, want a and b", got)
+	}
+}
+
+// edit has the configuration name a with a model.
+func (b *nodeBed) edit(digest, model string) {
+	b.t.Helper()
+	c := b.cfg
+	c.Digest, c.Functions = digest, []configs.Function{named("a", 20)}
+	c.Functions[0].Model = model
+	done := make(chan error, 1)
+	go func() { done <- b.Reconfigure(c) }()
+	(<-b.calls)()
+	if err := <-done; err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// The file says one model, and another again before the first serves.
+func TestAnEditWhileAReplacementIsOnItsWayIsFollowedWhenThatHasEnded(t *testing.T) {
+	for name, second := range map[string]string{"back": "a", "on": "third"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
+			b.edit("second text", "other")
+			b.turn()
+			b.edit("third text", second)
+			f := &bed{b.function("a"), t}
+			f.eventually("both edits are followed", func() bool {
+				b.turns()
+				return len(b.waiting) == 0 && b.following == 0 && !f.replacing
+			})
+			if f.card.Name != second || f.config.Model != second {
+				t.Errorf("it runs %s as %q, and the file says %s", f.card.Name, f.config.Model, second)
+			}
+			was, err := readRecord(dir, "run")
+			if err != nil || was.Configuration != "third text" || was.Functions[0].Function.Model != second {
+				t.Errorf("recorded is %+v, %v", was, err)
+			}
+		})
+	}
+}
+
+// Who is removed by hand does not come back by an edit of before.
+func TestARemovalTakesWhatAnEditStillWaitsFor(t *testing.T) {
+	b := recordedNode(t, t.TempDir(), "run", "text", nil, named("a", 20))
+	b.edit("second text", "other")
+	b.turn()
+	b.edit("third text", "a")
+	if err := b.remove("a"); err != nil {
+		t.Fatal(err)
+	}
+	f := &bed{b.function("a"), t}
+	f.eventually("a is gone", func() bool {
+		b.turns()
+		return b.function("a") == nil
+	})
+	b.turns()
+	if got := b.names(); len(got) > 0 {
+		t.Errorf("it has %v, want none", got)
+	}
+}

@@ -114,18 +114,19 @@ func runManager(ctx context.Context, c configs.Config, run string, log zerolog.L
 	}
 	return manager.Run(ctx, manager.Options{Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log, Run: run}, func(m *manager.Manager) {
 		if c.File != "" {
-			go followConfig(ctx, m, c.File, log)
+			go followConfig(ctx, m, c, log)
 		}
 	})
 }
 
-// followConfig takes over the list of functions each time the file is written.
-func followConfig(ctx context.Context, m *manager.Manager, file string, log zerolog.Logger) {
+// followConfig takes over the list of functions each time the file is written after it was
+// read as begun.
+func followConfig(ctx context.Context, m follower, begun configs.Config, log zerolog.Logger) {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
 		defer watcher.Close()
 		// The folder, not the file: editors replace files.
-		err = watcher.Add(filepath.Dir(file))
+		err = watcher.Add(filepath.Dir(begun.File))
 	}
 	if err != nil {
 		log.Warn().Err(err).Msg("cannot watch the configuration; edits to it need a restart")
@@ -134,32 +135,49 @@ func followConfig(ctx context.Context, m *manager.Manager, file string, log zero
 	// Editors write in several steps; the last one counts.
 	const settle = 200 * time.Millisecond
 	var due <-chan time.Time
+	// A node takes seconds to begin, and nobody watched the file meanwhile. Where its text
+	// is the same, it was not written as far as anybody can tell.
+	unwatched := time.After(0)
+	follow := func(onlyAnother bool) {
+		c, err := configs.Read(begun.File)
+		if err == nil && onlyAnother && c.Digest == begun.Digest {
+			return
+		}
+		if err == nil {
+			err = m.Reconfigure(c)
+		}
+		if err != nil {
+			log.Error().Err(err).Msg("configuration not followed")
+		}
+	}
 	for {
 		select {
 		case event, ok := <-watcher.Events:
 			if !ok {
 				return
 			}
-			if filepath.Clean(event.Name) == file {
-				due = time.After(settle)
+			// Who changes its mode or its times has not written it.
+			if filepath.Clean(event.Name) == begun.File && event.Op != fsnotify.Chmod {
+				due, unwatched = time.After(settle), nil
 			}
 		case err, ok := <-watcher.Errors:
 			if !ok {
 				return
 			}
 			log.Warn().Err(err).Msg("watch configuration")
+		case <-unwatched:
+			follow(true)
 		case <-due:
-			c, err := configs.Read(file)
-			if err == nil {
-				err = m.Reconfigure(c)
-			}
-			if err != nil {
-				log.Error().Err(err).Msg("configuration not followed")
-			}
+			follow(false)
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+// follower is a manager that the list of functions can be changed of.
+type follower interface {
+	Reconfigure(configs.Config) error
 }
 
 func orchestratorCommand() *cobra.Command {

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+)
+
+// followed notes what a manager was told to follow.
+type followed chan configs.Config
+
+func (f followed) Reconfigure(c configs.Config) error {
+	f <- c
+	return nil
+}
+
+// follows watches a configuration that was read as text until the test ends; on has the
+// text that lies there when the watch begins.
+func follows(t *testing.T, text, on string) (told followed, file string) {
+	t.Helper()
+	file = filepath.Join(t.TempDir(), "node.yaml")
+	writes(t, file, text)
+	begun, err := configs.Read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writes(t, file, on)
+	told = make(followed, 16)
+	ctx, cancel := context.WithCancel(context.Background())
+	var ends sync.WaitGroup
+	ends.Go(func() { followConfig(ctx, told, begun, zerolog.Nop()) })
+	t.Cleanup(func() {
+		cancel()
+		ends.Wait()
+	})
+	return told, file
+}
+
+func writes(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const (
+	oneFunction  = "functions:\n  - name: face\n    port: 0\n"
+	twoFunctions = oneFunction + "  - name: fashion\n    port: 0\n"
+)
+
+// told is the next configuration to follow.
+func (f followed) next(t *testing.T) configs.Config {
+	t.Helper()
+	select {
+	case c := <-f:
+		return c
+	case <-time.After(30 * time.Second):
+		t.Fatal("nothing is followed")
+		return configs.Config{}
+	}
+}
+
+// A node takes seconds to begin.
+func TestAnEditWhileTheNodeBeginsIsFollowed(t *testing.T) {
+	told, _ := follows(t, oneFunction, twoFunctions)
+	if c := told.next(t); len(c.Functions) != 2 {
+		t.Errorf("followed %d functions, want the 2 of the edit", len(c.Functions))
+	}
+}
+
+// What was done at run time outlives who looks after files' modes.
+func TestOnlyWhatIsWrittenIsFollowed(t *testing.T) {
+	told, file := follows(t, oneFunction, oneFunction)
+	for range 3 { // the watch may begin after the first
+		time.Sleep(100 * time.Millisecond)
+		if err := os.Chmod(file, 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(500 * time.Millisecond)
+	select {
+	case c := <-told:
+		t.Errorf("followed %d functions, and nobody wrote the file", len(c.Functions))
+	default:
+	}
+	writes(t, file, twoFunctions)
+	if c := told.next(t); len(c.Functions) != 2 {
+		t.Errorf("followed %d functions, want the 2 of the edit", len(c.Functions))
+	}
+}
