@@ -46,7 +46,7 @@ func newLedger(f *Function, references []answer.Answer) *ledger {
 		pictures:   f.Pictures,
 		references: references,
 		tally:      newTally(f.Pictures.Len()),
-		silence:    silence{limit: SilentAfter(f.SLO)},
+		silence:    newSilence(f.SLO),
 		comparer:   answer.Comparer{Tolerance: f.Tolerance},
 		drained:    make(chan struct{}),
 	}
@@ -66,7 +66,7 @@ func (l *ledger) begin(intended int64, lag time.Duration, picture int, counted b
 	*e = entry{intended: intended, picture: int32(picture), use: e.use + 1, counted: counted, open: true}
 	l.open++
 	l.tally.offered++
-	l.silence.sent(intended)
+	l.silence.sent(intended + int64(lag))
 	if counted {
 		l.tally.sent++
 		l.tally.lag.record(lag)

@@ -93,6 +93,8 @@ type FunctionReport struct {
 	// Restarted says that the manager's counters began anew: it died and another one
 	// started, or the function was removed and added. Lost counts from there on.
 	Restarted bool `json:"restarted,omitempty"`
+	// Removed says that the node had the function at the beginning, and at the end no more.
+	Removed bool `json:"removed,omitempty"`
 
 	// Answers has the first ok answer to each picture; its payload is nil where
 	// none came.
@@ -149,7 +151,7 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 		first := w.firstShare(t.f.Name)
 		r.FirstSharePercent = &first
 	}
-	r.Restarted = w.began(t.f.Name)
+	r.Restarted, r.Removed = w.began(t.f.Name)
 	return r
 }
 
@@ -214,6 +216,8 @@ func (r *Report) Faults() []string {
 		case f.Restarted && f.Unanswered > 0:
 			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the manager's counters began anew: it died, or the function was taken off and added",
 				f.Name, f.Unanswered, f.Sent))
+		case f.Removed && f.Unanswered > 0:
+			faults = append(faults, fmt.Sprintf("%s: %d of %d requests were never answered, and the node has no such function any more", f.Name, f.Unanswered, f.Sent))
 		}
 		if f.Lost != nil && *f.Lost > 0 {
 			faults = append(faults, fmt.Sprintf("%s: %d accepted requests were never answered", f.Name, *f.Lost))

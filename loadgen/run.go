@@ -152,11 +152,13 @@ func (r *run) measure(ctx, background context.Context) (*Report, error) {
 	stopWatching()
 	watchers.Wait()
 
-	report := &Report{Seconds: measured.Seconds(), Interrupted: interrupted}
-	report.ManagerError = errorText(r.watch.end(background))
 	end := r.options.Clock.Now()
 	for _, t := range r.traffic {
-		t.ledger.close()
+		t.ledger.close() // the manager may take its time now
+	}
+	report := &Report{Seconds: measured.Seconds(), Interrupted: interrupted}
+	report.ManagerError = errorText(r.watch.end(background))
+	for _, t := range r.traffic {
 		report.Outages = append(report.Outages, t.ledger.silence.outages(t.f.Name, r.start+int64(r.spec.Warmup), end)...)
 		report.Functions = append(report.Functions, t.report(measured, r.watch))
 	}
@@ -247,17 +249,18 @@ func (r *run) observe(ctx context.Context) {
 
 // tell tells what stopped answering, or answers again.
 func (r *run) tell() {
-	if r.options.Tell == nil {
-		return
+	tell := r.options.Tell
+	if tell == nil {
+		tell = func(string) {}
 	}
 	now := r.options.Clock.Now()
 	for _, t := range r.traffic {
 		if news := t.ledger.news(now); news != "" {
-			r.options.Tell(t.f.Name + ": " + news)
+			tell(t.f.Name + ": " + news)
 		}
 	}
 	if news := r.watch.news(); news != "" {
-		r.options.Tell(news)
+		tell(news)
 	}
 }
 

@@ -175,6 +175,8 @@ func ProbeFunction(spec Spec, function string, o Options) (Probe, error) {
 			return Trial{}, fmt.Errorf("the node is gone: %s", report.ManagerError)
 		case r.Restarted:
 			return Trial{}, errors.New("the node's manager died, or the function was taken off and added; its log says why")
+		case r.Removed:
+			return Trial{}, fmt.Errorf("the node has no function %s any more", r.Name)
 		}
 		return Trial{
 			PerSecond:  perSecond,

@@ -8,8 +8,7 @@ import (
 // Outage is a time in which nothing came back of what was sent to a function.
 type Outage struct {
 	Function string `json:"function"`
-	// FromSeconds is when the first request without a reply was meant to leave, counted
-	// from the start of the measured time: negative in the warm-up.
+	// FromSeconds is when the first request without a reply left, counted from the start of the measured time: negative in the warm-up.
 	FromSeconds float64 `json:"from_s"`
 	// Seconds is how long it was until the next reply of any status or, where Ended is
 	// false, until the end of the run.
@@ -37,11 +36,18 @@ const silentRequests = 3
 
 // silence is since when nothing has come back. Its ledger's lock guards it.
 type silence struct {
-	limit    time.Duration
-	requests int   // sent since the last reply
-	since    int64 // when the first of them was meant to leave
-	told     bool
-	over     []spell
+	// limit is how long that must be; the last of silentRequests has then been waited for as
+	// long as a client waits, grace.
+	limit, grace time.Duration
+	requests     int   // sent since the last reply
+	since, last  int64 // when the first of them left, and the last of the first silentRequests
+	awake        int64 // when news was asked last
+	told         bool
+	over         []spell
+}
+
+func newSilence(slo time.Duration) silence {
+	return silence{limit: SilentAfter(slo), grace: Grace(slo)}
 }
 
 // spell is a silence that lasted at least the limit.
@@ -50,30 +56,46 @@ type spell struct {
 	lasts time.Duration
 }
 
-func (s *silence) sent(intended int64) {
+// sent counts a request that leaves now, whenever it was meant to.
+func (s *silence) sent(at int64) {
+	s.slept(at)
 	if s.requests == 0 {
-		s.since = intended
+		s.since = at
 	}
 	s.requests++
+	if s.requests <= silentRequests {
+		s.last = at
+	}
 }
 
 func (s *silence) heard(at int64) {
-	// The one that is answered does not count where its silence was not told of.
-	if now, is := s.now(at); is && (s.told || s.requests > silentRequests) {
+	s.slept(at)
+	if now, is := s.now(at); is {
 		s.over = append(s.over, now)
 	}
 	s.requests = 0
 }
 
+// slept begins anew where this program itself stood still (Ctrl-Z, a machine that was
+// suspended): what came meanwhile was not read.
+func (s *silence) slept(at int64) {
+	if s.awake != 0 && time.Duration(at-s.awake) > outageSlack && !s.told {
+		s.requests = 0
+	}
+}
+
 // now is the silence that lasts at that moment; is is false where there is none yet.
 func (s *silence) now(at int64) (_ spell, is bool) {
 	lasts := time.Duration(at - s.since)
-	return spell{s.since, lasts}, s.requests >= silentRequests && lasts >= s.limit
+	is = s.requests >= silentRequests && lasts >= s.limit && time.Duration(at-s.last) >= s.grace
+	return spell{s.since, lasts}, is
 }
 
 // news is what has changed since it was asked last: that nothing comes back any more, or that
 // something does; empty for nothing.
 func (s *silence) news(at int64) string {
+	s.slept(at)
+	s.awake = at
 	now, is := s.now(at)
 	switch {
 	case is && !s.told:
@@ -103,7 +125,7 @@ func (s *silence) outages(function string, start, end int64) []Outage {
 		add(o, true)
 	}
 	// The last requests were waited for as long as any client waits.
-	s.limit -= outageSlack
+	s.limit = s.grace
 	if now, is := s.now(end); is {
 		add(now, false)
 	}

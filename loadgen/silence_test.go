@@ -78,8 +78,12 @@ func TestARequestThatTheNetworkLostIsNoOutage(t *testing.T) {
 		"every other": {10, &fake.System{Behave: func(r fake.Request) fake.Outcome {
 			return fake.Outcome{Lost: r.Number%2 == 0}
 		}}},
+		// The third is answered after a second: nothing came for 11 s, of three requests.
+		"one of a few, and slow": {0.2, &fake.System{Behave: func(r fake.Request) fake.Outcome {
+			return fake.Outcome{Lost: r.Number >= 3 && r.Number < 5, Delay: time.Second}
+		}}},
 	} {
-		report := run(t, constant(t, test.perSecond, time.Minute), test.system)
+		report := run(t, constant(t, test.perSecond, time.Minute), test.system, func(o *loadgen.Options) { o.Tell = func(string) {} })
 		if report.Functions[0].Unanswered == 0 {
 			t.Errorf("%s: nothing was lost", name)
 		}
@@ -124,6 +128,65 @@ func TestAManagerThatDiedIsAFaultWhereRequestsWereNotAnswered(t *testing.T) {
 	report = run(t, constant(t, 10, 10*time.Second), &fake.System{}, restarting)
 	if faults := report.Faults(); len(faults) != 0 || !report.Functions[0].Restarted {
 		t.Errorf("a manager that was replaced between two requests: %q", faults)
+	}
+}
+
+// counting is a manager that accepts, and loses, as many as that of each question.
+func counting(accepted, lost func(asked int) uint64, there func(asked int) bool) func(*loadgen.Options) {
+	asked := 0
+	return func(o *loadgen.Options) {
+		o.Status = func(context.Context) (control.Status, error) {
+			asked++
+			if !there(asked) {
+				return control.Status{}, nil
+			}
+			return control.Status{Functions: []control.FunctionStatus{{Name: "face", Accepted: accepted(asked), Lost: lost(asked)}}}, nil
+		}
+	}
+}
+
+// TestAFunctionThatWasNotThereForAWhileBeganAnew: no two answers in a row show that its
+// counters fell, and what is lost since is more than was lost before.
+func TestAFunctionThatWasNotThereForAWhileBeganAnew(t *testing.T) {
+	report := run(t, constant(t, 10, 10*time.Second), dead(20, 30), counting(
+		func(asked int) uint64 { return uint64(1000 - 99*(asked/10)) }, func(int) uint64 { return 7 },
+		func(asked int) bool { return asked < 8 || asked > 12 }))
+	f := report.Functions[0]
+	if !f.Restarted || f.Removed || f.Lost == nil || *f.Lost != 7 {
+		t.Errorf("restarted %v, removed %v, lost %v", f.Restarted, f.Removed, f.Lost)
+	}
+	if faults := report.Faults(); len(faults) != 2 || !strings.Contains(faults[0], "began anew") || faults[1] != "face: 7 accepted requests were never answered" {
+		t.Errorf("faults %q", faults)
+	}
+}
+
+func TestAFunctionThatIsTakenOffIsAFaultWhereRequestsWereNotAnswered(t *testing.T) {
+	gone := func() func(*loadgen.Options) {
+		return counting(func(asked int) uint64 { return uint64(asked) }, func(int) uint64 { return 0 }, func(asked int) bool { return asked < 18 })
+	}
+	report := run(t, constant(t, 10, 10*time.Second), dead(90, 1e6), gone())
+	want := "face: 10 of 100 requests were never answered, and the node has no such function any more"
+	if faults := report.Faults(); !slices.Contains(faults, want) || report.Functions[0].Restarted {
+		t.Errorf("faults %q, want %q", faults, want)
+	}
+	if faults := run(t, constant(t, 10, 10*time.Second), &fake.System{}, gone()).Faults(); len(faults) != 0 {
+		t.Errorf("faults %q", faults)
+	}
+}
+
+// TestOneQuestionThatFailsAtTheEndIsAskedAgain: the machine was busy.
+func TestOneQuestionThatFailsAtTheEndIsAskedAgain(t *testing.T) {
+	asked := 0
+	report := run(t, constant(t, 10, 100*time.Millisecond), &fake.System{}, func(o *loadgen.Options) {
+		o.Status = func(context.Context) (control.Status, error) {
+			if asked++; asked == 2 {
+				return control.Status{}, errors.New("timeout")
+			}
+			return control.Status{Functions: []control.FunctionStatus{{Name: "face"}}}, nil
+		}
+	})
+	if asked != 3 || report.ManagerError != "" {
+		t.Errorf("asked %d times: %q", asked, report.ManagerError)
 	}
 }
 

@@ -17,7 +17,9 @@ type watch struct {
 	first control.Status
 	last  control.Status
 	known bool
-	// anew are the functions whose counters fell.
+	// of is what was said last of each function; anew are those whose counters fell, or that
+	// were not there for a while.
+	of   map[string]control.FunctionStatus
 	anew map[string]bool
 	// failing is why the questions fail since failed of them; told that this was told.
 	failing error
@@ -30,7 +32,7 @@ type watch struct {
 const gone = 2
 
 func newWatch(ask func(context.Context) (control.Status, error)) *watch {
-	return &watch{ask: ask, anew: map[string]bool{}}
+	return &watch{ask: ask, of: map[string]control.FunctionStatus{}, anew: map[string]bool{}}
 }
 
 // begin takes the counters' first values.
@@ -45,6 +47,9 @@ func (w *watch) begin(ctx context.Context) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.first, w.last, w.known = status, status, true
+	for _, f := range status.Functions {
+		w.of[f.Name] = f
+	}
 	return nil
 }
 
@@ -76,11 +81,14 @@ func (w *watch) update(ctx context.Context) error {
 		}
 		return err
 	}
-	for _, before := range w.last.Functions {
-		now, is := status.Function(before.Name)
-		if is && (now.Accepted < before.Accepted || now.Replied < before.Replied || now.Swaps < before.Swaps) {
-			w.anew[before.Name] = true
+	for name, before := range w.of {
+		now, is := status.Function(name)
+		if !is || now.Accepted < before.Accepted || now.Replied < before.Replied || now.Swaps < before.Swaps || now.KernelDrops < before.KernelDrops {
+			w.anew[name] = true
 		}
+	}
+	for _, f := range status.Functions {
+		w.of[f.Name] = f
 	}
 	w.last, w.failing, w.failed = status, nil, 0
 	return nil
@@ -107,7 +115,12 @@ func (w *watch) end(ctx context.Context) error {
 	if w.ask == nil {
 		return nil
 	}
-	err := w.update(ctx)
+	var err error
+	for range gone {
+		if err = w.update(ctx); err == nil {
+			break
+		}
+	}
 	if err != nil {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -126,6 +139,9 @@ func (w *watch) function(name string) (control.FunctionStatus, bool) {
 		return control.FunctionStatus{}, false
 	}
 	first, _ := w.first.Function(name)
+	if w.anew[name] { // what they were at the beginning is of other counters
+		first = control.FunctionStatus{}
+	}
 	last.Swaps = since(last.Swaps, first.Swaps)
 	last.Accepted = since(last.Accepted, first.Accepted)
 	last.Replied = since(last.Replied, first.Replied)
@@ -134,11 +150,13 @@ func (w *watch) function(name string) (control.FunctionStatus, bool) {
 	return last, true
 }
 
-// began reports whether a function's counters began anew since the beginning.
-func (w *watch) began(name string) bool {
+// began reports whether a function's counters began anew since the beginning, and whether it
+// is no longer there at all.
+func (w *watch) began(name string) (anew, removed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.anew[name]
+	_, is := w.last.Function(name)
+	return w.anew[name] && is, w.anew[name] && !is && w.known
 }
 
 // firstShare is a function's share at the beginning.
@@ -149,8 +167,7 @@ func (w *watch) firstShare(name string) float64 {
 	return first.SharePercent
 }
 
-// since is how far a counter rose; one that fell began anew, in a manager that
-// started meanwhile.
+// since is how far a counter rose; one that fell began anew.
 func since(last, first uint64) uint64 {
 	if last < first {
 		return last

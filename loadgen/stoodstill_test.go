@@ -1,0 +1,34 @@
+package loadgen
+
+import (
+	"testing"
+	"time"
+)
+
+// TestAProgramThatStoodStillItselfSawNoOutage: it was stopped for a minute (Ctrl-Z) with requests
+// on their way, sends at once what is due when it goes on, and reads replies only then.
+func TestAProgramThatStoodStillItselfSawNoOutage(t *testing.T) {
+	at := func(d time.Duration) int64 { return int64(time.Hour + d) }
+	for name, goesOn := range map[string]func(*silence, int64){
+		"it looks first":  func(s *silence, now int64) { s.news(now) },
+		"it sends first":  func(s *silence, now int64) { s.sent(now) },
+		"it reads first":  func(s *silence, now int64) { s.heard(now) },
+		"and reads a lot": func(s *silence, now int64) { s.sent(now); s.heard(now); s.news(now); s.heard(now) },
+	} {
+		s := newSilence(25 * time.Millisecond)
+		for i := range 10 {
+			s.sent(at(time.Duration(i) * 100 * time.Millisecond))
+		}
+		if news := s.news(at(time.Second)); news != "" {
+			t.Fatalf("%s: told %q", name, news)
+		}
+		goesOn(&s, at(time.Minute))
+		s.sent(at(time.Minute))
+		if news := s.news(at(time.Minute)); news != "" {
+			t.Errorf("%s: told %q", name, news)
+		}
+		if all := s.outages("face", 0, at(time.Minute)); len(all) > 0 {
+			t.Errorf("%s: outages %+v", name, all)
+		}
+	}
+}
