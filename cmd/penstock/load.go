@@ -64,7 +64,7 @@ was meant to leave. Answers are compared with the same model run in this process
 The exit status is 1 when an accepted request was lost, an answer was wrong, the node
 stopped answering (nothing came back from a function for three seconds, or for four of
 its objectives and a second where that is longer; or at all; or its manager died with
-requests), or when what --require says was not met. That the network lost a request or
+requests, or the function was taken off), or when what --require says was not met. That the network lost a request or
 two is no fault by itself: --require answered=100% makes it one.
 
 --require is a bound, of each function that is sent to or of one (face:p99=25ms):
@@ -80,7 +80,12 @@ two is no fault by itself: --require answered=100% makes it one.
   penstock load --rate face=60 --require within=99%,face:p99=25ms -o json || exit 1
   penstock load --find-max-rate fashion --duration 5s`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return load(cmd.Context(), o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("require") && len(o.require) == 0 {
+				return errors.New("--require is empty; want [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms, or leave it out")
+			}
+			return load(cmd.Context(), o)
+		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.http, "http", "127.0.0.1:9650", "where the node serves its status")
@@ -176,6 +181,8 @@ func (o *loadOptions) checkFlags() error {
 		return fmt.Errorf("--precision %v: want more than 0, at most 1", o.precision)
 	case o.findMaxRate != "" && o.schedule != "":
 		return errors.New("--find-max-rate and --schedule: want one of them; a search sets its rate itself")
+	case o.findMaxRate != "" && o.output == "csv":
+		return errors.New("--find-max-rate and --output csv: a search is written as table or json")
 	case o.findMaxRate != "" && len(o.require) > 0:
 		return errors.New("--find-max-rate and --require: want one of them; a search tries rates that miss")
 	}
@@ -330,7 +337,7 @@ func parseRates(given map[string]string, names []string) (map[string]float64, er
 			return nil, fmt.Errorf("--rate %s=%s: the node has no function %q; it has: %s", name, text, name, strings.Join(names, ", "))
 		}
 		rate, err := strconv.ParseFloat(text, 64)
-		if err != nil || rate < 0 || rate > 1e7 {
+		if err != nil || !(rate >= 0 && rate <= 1e7) {
 			return nil, fmt.Errorf("--rate %s=%s: want requests a second, 0 to ten million", name, text)
 		}
 		rates[name] = rate

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock/control"
+)
+
+// TestLoadsFlagsThatMeanNothingAreRefused, before anything is asked of a node.
+func TestLoadsFlagsThatMeanNothingAreRefused(t *testing.T) {
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{ // a script's variable that is not set
+			[]string{"--require="},
+			"--require is empty; want [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms, or leave it out",
+		},
+		{[]string{"--require", "ok=1%,"}, `--require "": want [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms`},
+		{[]string{"--find-max-rate", "face", "-o", "csv"}, "--find-max-rate and --output csv: a search is written as table or json"},
+		{[]string{"--find-max-rate", "face", "--require", "ok=1%"}, "--find-max-rate and --require: want one of them; a search tries rates that miss"},
+	} {
+		cmd := root()
+		cmd.SetArgs(append([]string{"load", "--http", "127.0.0.1:1"}, test.args...))
+		if err := cmd.Execute(); err == nil || err.Error() != test.want {
+			t.Errorf("%q: %v, want %s", test.args, err, test.want)
+		}
+	}
+}
+
+func TestARateThatIsNoNumberIsRefused(t *testing.T) {
+	for _, text := range []string{"NaN", "-1", "Inf", "1e8", "ten"} {
+		_, err := prepare(control.Status{Functions: []control.FunctionStatus{{Name: "face"}}}, loadOptions{arrivals: "poisson", rates: map[string]string{"face": text}})
+		if want := "--rate face=" + text + ": want requests a second, 0 to ten million"; err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
