@@ -36,11 +36,12 @@ type Grant struct {
 // The grants are sorted by ID; they depend on the demands alone, not on their
 // order, and their sum is never above 100. IDs are different from each other.
 func Allocate(demands []Demand, c Config) []Grant {
-	return c.divide(100, demands)
+	return c.divide(100, 0, demands)
 }
 
-// divide is Allocate for a total that may be less than 100.
-func (c Config) divide(total float64, demands []Demand) []Grant {
+// divide is Allocate for a total that may be less than 100. What others were granted, who
+// keep it, is a last grant, too: none gets less than granted, as far as it goes round.
+func (c Config) divide(total, granted float64, demands []Demand) []Grant {
 	n := len(demands)
 	if n == 0 {
 		return nil
@@ -53,13 +54,13 @@ func (c Config) divide(total float64, demands []Demand) []Grant {
 		return cmp.Or(cmp.Compare(a.Percent, b.Percent), a.ID.Compare(b.ID))
 	})
 	grants := make([]Grant, n)
-	remaining, last, i := total, min(c.MinimumPercent, total/float64(n)), 0
+	remaining, last, i := total, min(max(c.MinimumPercent, granted), total/float64(n)), 0
 	for ; i < n && sorted[i].Percent <= remaining/float64(n-i); i++ {
-		last = floorTo(sorted[i].Percent)
-		grants[i] = Grant{ID: sorted[i].ID, Percent: last}
-		remaining -= last
+		grants[i] = Grant{ID: sorted[i].ID, Percent: floorTo(sorted[i].Percent)}
+		remaining -= grants[i].Percent
+		last = max(last, grants[i].Percent)
 	}
-	proportional(grants[i:], sorted[i:], remaining, last)
+	proportional(grants[i:], sorted[i:], remaining, min(last, remaining/float64(max(1, n-i))))
 	if c.SpreadSlack && i == n {
 		spread(grants, sorted, remaining)
 	}

@@ -56,7 +56,7 @@ type member struct {
 	why       string
 	waiting   bool          // nobody serves it yet
 	loan      Loan          // whether it lends
-	had       float64       // what it had when it began to
+	had       float64       // what it had when it began to, or was to have
 	changed   time.Duration // when percent last changed
 	// The need lies between these two, as long as they last.
 	tooLittle, enough mark
@@ -182,6 +182,8 @@ func (c *Controller) Lend(id ID, loan Loan) error {
 	switch {
 	case loan == m.loan:
 		return nil
+	case m.loan == NoLoan && (m.waiting || m.percent == 0):
+		m.had = max(m.percent, m.demand)
 	case m.loan == NoLoan:
 		m.had = m.percent
 	case m.loan == Silent && loan == NoLoan && m.percent < m.had:
@@ -198,7 +200,8 @@ func (c *Controller) Replace(id ID, kneePercent float64) error {
 	if !ok {
 		return fmt.Errorf("replace %v: %w", id, ErrUnknown)
 	}
-	*m = member{id: id, percent: m.percent, changed: m.changed, waiting: m.waiting, loan: m.loan, had: m.had, demand: c.elastic(kneePercent), why: whyUnobserved}
+	*m = member{id: id, percent: m.percent, changed: m.changed, waiting: m.waiting, loan: m.loan, demand: c.elastic(kneePercent), why: whyUnobserved}
+	m.had = max(m.percent, m.demand)
 	c.forced = true
 	return nil
 }
@@ -336,8 +339,8 @@ func (c *Controller) allocate(held, free []*member) []Grant {
 		total -= m.percent
 	}
 	total = max(0, total) // a change that failed may leave more than 100 out
-	owed := c.owed(total, free)
-	if c.cfg.SpreadSlack && len(owed) == 0 {
+	fair := c.fair(total, free)
+	if c.cfg.SpreadSlack && !slices.ContainsFunc(fair, c.owed) {
 		return nil // what could change is slack alone
 	}
 	grants := c.worthwhile(total, free, true)
@@ -350,8 +353,8 @@ func (c *Controller) allocate(held, free []*member) []Grant {
 	}
 	// Small cuts are not worth a swap, but for an IF that would go short by them: a little
 	// of a large share is a good part of a small one.
-	for _, o := range owed {
-		if got := gets[o.ID]; got < o.Percent && !c.small(o.Percent, got) {
+	for _, g := range fair {
+		if got := gets[g.ID]; got < g.Percent && !c.small(g.Percent, got) {
 			return c.worthwhile(total, free, false)
 		}
 	}
@@ -362,32 +365,39 @@ func (c *Controller) allocate(held, free []*member) []Grant {
 // the threshold; the others keep theirs, and what they keep is not divided. Small
 // cuts are kept from only if sparing.
 func (c *Controller) worthwhile(total float64, free []*member, sparing bool) []Grant {
-	rest := slices.Clone(free)
+	rest, granted := slices.Clone(free), 0.0
 	for {
-		kept := len(rest)
-		grants := c.cfg.divide(total, c.demands(rest))
+		kept, most := len(rest), granted
+		grants := c.cfg.divide(total, granted, c.demands(rest))
 		for _, g := range grants {
 			m := c.members[g.ID]
 			if c.small(m.percent, g.Percent) && m.percent <= total && (sparing || g.Percent >= m.percent) {
 				total -= m.percent
+				if g.Percent >= floorTo(m.demand) {
+					most = max(most, g.Percent)
+				}
 				rest = slices.DeleteFunc(rest, func(r *member) bool { return r == m })
 			}
 		}
 		if len(rest) == kept {
 			return grants
 		}
+		granted = most
 	}
 }
 
-// owed are the grants to those of free that would get more than they have, by more than the
-// threshold, slack left aside.
-func (c *Controller) owed(total float64, free []*member) []Grant {
+// fair is what those of free would get if no change were too small, slack left aside.
+func (c *Controller) fair(total float64, free []*member) []Grant {
 	frugal := c.cfg
 	frugal.SpreadSlack = false
-	return slices.DeleteFunc(frugal.divide(total, c.demands(free)), func(g Grant) bool {
-		has := c.members[g.ID].percent
-		return g.Percent <= has || c.small(has, g.Percent)
-	})
+	return frugal.divide(total, 0, c.demands(free))
+}
+
+// owed reports whether an IF would get more than it has by a grant, by more than the
+// threshold.
+func (c *Controller) owed(g Grant) bool {
+	has := c.members[g.ID].percent
+	return g.Percent > has && !c.small(has, g.Percent)
 }
 
 // small reports whether a change of share is within the threshold.
@@ -443,7 +453,7 @@ func (c *Controller) kept() map[ID]float64 {
 	frugal := c.cfg
 	frugal.SpreadSlack = false
 	kept := make(map[ID]float64)
-	for _, g := range frugal.divide(max(0, left), lenders) {
+	for _, g := range frugal.divide(max(0, left), 0, lenders) {
 		kept[g.ID] = max(c.cfg.MinimumPercent, g.Percent)
 	}
 	return kept

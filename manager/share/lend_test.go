@@ -203,3 +203,153 @@ func TestLoansKeepTheirPromises(t *testing.T) {
 		}
 	})
 }
+
+// Whatever comes, goes, waits, falls silent or is given by hand, in whatever order: no more
+// than all is out, in shares that there are, minimums and hold-downs are kept, and who asks
+// again has what it wants at the next step, where that is no more than an equal part.
+func TestLoansKeepTheirPromisesAmongAllThatHappens(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		cfg := DefaultConfig()
+		cfg.SpreadSlack = rapid.Bool().Draw(t, "spread slack")
+		cfg.HoldDown = time.Duration(rapid.IntRange(0, 5).Draw(t, "hold-down")) * time.Second
+		k := newController(t, cfg)
+		type known struct {
+			percent float64
+			had     float64 // when it began to lend
+			loan    Loan
+			waits   bool
+			changed time.Duration
+		}
+		there := map[ID]*known{}
+		now := time.Duration(0)
+		for range rapid.IntRange(1, 60).Draw(t, "events") {
+			forced := false
+			var again []ID
+			for range rapid.IntRange(0, 3).Draw(t, "at once") {
+				id := ID{IF: fmt.Sprint("if", rapid.IntRange(0, 5).Draw(t, "function")), Instance: rapid.IntRange(0, 1).Draw(t, "instance")}
+				f := there[id]
+				if f == nil {
+					if err := k.Add(id, rapid.Float64Range(0, 100).Draw(t, "knee")); err != nil {
+						t.Fatal(err)
+					}
+					there[id], forced = &known{waits: rapid.Bool().Draw(t, "waits")}, true
+					if there[id].waits {
+						if err := k.Wait(id); err != nil {
+							t.Fatal(err)
+						}
+					}
+					continue
+				}
+				switch rapid.SampledFrom([]string{"lend", "lend", "lend", "serve", "remove", "replace", "by hand"}).Draw(t, "what") {
+				case "lend":
+					loan := rapid.SampledFrom([]Loan{NoLoan, Silent, Silent, Vain}).Draw(t, "loan")
+					if f.loan == NoLoan {
+						f.had = f.percent
+					} else if f.loan == Silent && loan == NoLoan {
+						again = append(again, id)
+					}
+					f.loan = loan
+					k.lend(t, loan, id)
+				case "serve":
+					forced = k.Serves(id) || forced
+					f.waits = false
+				case "remove":
+					if err := k.Remove(id); err != nil {
+						t.Fatal(err)
+					}
+					delete(there, id)
+					forced = true
+				case "replace":
+					if err := k.Replace(id, rapid.Float64Range(0, 100).Draw(t, "knee")); err != nil {
+						t.Fatal(err)
+					}
+					forced = true
+				case "by hand":
+					sum := 0.0
+					for other, o := range there {
+						if other != id {
+							sum += o.percent
+						}
+					}
+					if left := floorTo(100 - sum); f.percent > 0 && left > cfg.MinimumPercent {
+						f.percent = floorTo(rapid.Float64Range(cfg.MinimumPercent, left).Draw(t, "percent"))
+						if err := k.Failed(id, f.percent); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+			}
+			now += time.Duration(rapid.SampledFrom([]int{200, 1000, 6000}).Draw(t, "ms")) * ms
+			seen := map[ID]Observation{}
+			for _, id := range slices.SortedFunc(maps.Keys(there), ID.Compare) {
+				if rapid.Bool().Draw(t, "seen") {
+					seen[id] = rapid.SampledFrom([]Observation{fine, short, over, hungry}).Draw(t, "observation")
+				}
+			}
+			p := k.Step(now, seen)
+			total, minimum := 0.0, min(cfg.MinimumPercent, 100/float64(max(1, len(there))))
+			lasting := map[ID]bool{}
+			for _, id := range again {
+				lasting[id], forced = there[id] != nil && there[id].loan == NoLoan && !there[id].waits && there[id].percent < there[id].had, true
+			}
+			for _, s := range p.Status {
+				f := there[s.ID]
+				total += s.Percent
+				switch {
+				case s.Percent < minimum*(1-cfg.ThresholdPercent/100)-Quantum: // what others keep within the threshold it may lack
+					t.Fatalf("%v has %v %%, less than the minimum", s.ID, s.Percent)
+				case s.Percent != floorTo(s.Percent):
+					t.Fatalf("%v has %v %%, no multiple of %v", s.ID, s.Percent, Quantum)
+				case s.Percent != f.percent && !forced && f.percent > 0 && now-f.changed < cfg.HoldDown:
+					t.Fatalf("%v: %v to %v %% %v after its last change", s.ID, f.percent, s.Percent, now-f.changed)
+				}
+				if lasting[s.ID] && s.Why == whyReturns && s.Demand <= 100/float64(len(there)) && s.Percent < s.Demand*(1-cfg.ThresholdPercent/100)-2*Quantum {
+					t.Fatalf("%v asks again, wants %v %% and has %v: %+v", s.ID, s.Demand, s.Percent, p.Status)
+				}
+				if s.Percent != f.percent {
+					f.percent, f.changed = s.Percent, now
+				}
+			}
+			if total > 100 {
+				t.Fatalf("%v %% are out", total)
+			}
+		}
+	})
+}
+
+// Who fell silent while it was loaded, with what others left it, has what it wants with its
+// first request.
+func TestWhoWasSilentFromTheStartIsGivenWhatItWants(t *testing.T) {
+	k := newController(t, DefaultConfig())
+	if err := errors.Join(k.Add(face, 95), k.Add(detect, 40), k.Wait(detect)); err != nil {
+		t.Fatal(err)
+	}
+	k.Step(0, nil)
+	k.lend(t, Silent, detect)
+	if p := k.Step(time.Second, nil); !k.Serves(detect) || shareOf(p, detect) != 5 {
+		t.Fatalf("plan %+v, want 5 %% for who waits", p.Status)
+	}
+	k.Step(2*time.Second, nil)
+	k.lend(t, NoLoan, detect)
+	if p := k.Step(3*time.Second, nil); shareOf(p, detect) != 40 {
+		t.Errorf("plan %+v, want 40 %% for who is asked", p.Status)
+	}
+}
+
+// None of those that share the rest gets less than one that is granted what it wants, also
+// where that one keeps what it has.
+func TestNoneGetsLessThanWhoKeepsItsShare(t *testing.T) {
+	k := newController(t, DefaultConfig())
+	if err := errors.Join(k.Add(face, 25), k.Add(detect, 40), k.Add(third, 35)); err != nil {
+		t.Fatal(err)
+	}
+	k.Step(0, nil)
+	// face keeps its 25; in proportion alone detect would have 75 * 40 / 140 = 21.
+	if err := k.Replace(third, 100); err != nil {
+		t.Fatal(err)
+	}
+	p := k.Step(time.Second, nil)
+	if shareOf(p, face) != 25 || shareOf(p, detect) < 25 {
+		t.Errorf("shares %+v, want 25 for each of the first two at least", p.Status)
+	}
+}
