@@ -160,6 +160,24 @@ func TestAFunctionThatWasNotThereForAWhileBeganAnew(t *testing.T) {
 	}
 }
 
+// TestAManagerThatDiedIsAnotherForAllFunctions, also for one of which it had counted nothing.
+func TestAManagerThatDiedIsAnotherForAllFunctions(t *testing.T) {
+	asked := 0
+	report := run(t, constant(t, 10, 5*time.Second), dead(5, 8), func(o *loadgen.Options) {
+		o.Status = func(context.Context) (control.Status, error) {
+			asked++
+			other := uint64(100 * asked)
+			if asked > 3 {
+				other = uint64(asked)
+			}
+			return control.Status{Functions: []control.FunctionStatus{{Name: "face", Accepted: uint64(asked), Lost: 2}, {Name: "other", Accepted: other}}}, nil
+		}
+	})
+	if faults := report.Faults(); len(faults) != 1 || !strings.HasPrefix(faults[0], "face: 3 of 50 requests were never answered, and the manager's counters began anew") {
+		t.Errorf("faults %q", faults)
+	}
+}
+
 func TestAFunctionThatIsTakenOffIsAFaultWhereRequestsWereNotAnswered(t *testing.T) {
 	gone := func() func(*loadgen.Options) {
 		return counting(func(asked int) uint64 { return uint64(asked) }, func(int) uint64 { return 0 }, func(asked int) bool { return asked < 18 })

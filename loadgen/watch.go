@@ -21,6 +21,9 @@ type watch struct {
 	// were not there for a while.
 	of   map[string]control.FunctionStatus
 	anew map[string]bool
+	// died says that a counter fell: the manager that counted is another one now, also where
+	// what it counted of a function shows nothing.
+	died bool
 	// failing is why the questions fail since failed of them; told that this was told.
 	failing error
 	failed  int
@@ -85,6 +88,7 @@ func (w *watch) update(ctx context.Context) error {
 		now, is := status.Function(name)
 		if !is || now.Accepted < before.Accepted || now.Replied < before.Replied || now.Swaps < before.Swaps || now.KernelDrops < before.KernelDrops {
 			w.anew[name] = true
+			w.died = w.died || is
 		}
 	}
 	for _, f := range status.Functions {
@@ -156,7 +160,7 @@ func (w *watch) began(name string) (anew, removed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, is := w.last.Function(name)
-	return w.anew[name] && is, w.anew[name] && !is && w.known
+	return (w.anew[name] || w.died) && is, w.anew[name] && !is && w.known
 }
 
 // firstShare is a function's share at the beginning.

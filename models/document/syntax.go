@@ -88,6 +88,7 @@ func (d *Document) syntax(data []byte, err error) *Problem {
 	for _, explain := range []func(*stumble) bool{
 		(*stumble).tab, (*stumble).quote, (*stumble).bracket, (*stumble).reserved, (*stumble).dash, (*stumble).twice,
 		(*stumble).colon, (*stumble).colonInText, (*stumble).deeper, (*stumble).indentation, (*stumble).afterQuote,
+		(*stumble).item, (*stumble).above, (*stumble).afterBracket, (*stumble).otherwise,
 	} {
 		if explain(&s) {
 			break
@@ -232,6 +233,8 @@ var (
 	noSpaceAfterColon = regexp.MustCompile(`^([\w-]+):([^\s:/].*)$`)
 	equals            = regexp.MustCompile(`^([\w-]+) *=+ *(.*)$`)
 	word              = regexp.MustCompile(`^[\w-]+$`)
+	twoWords          = regexp.MustCompile(`^([\w-]+) +(\S+)$`)
+	comment           = regexp.MustCompile(`(^|\s+)#.*$`)
 )
 
 // noColon says what is wrong with text where a key, its colon and its value should be;
@@ -249,6 +252,12 @@ func noColon(text string) string {
 	if word.MatchString(text) {
 		return fmt.Sprintf("%q has no colon, want %s: and its value", shorten(text), text)
 	}
+	if found := twoWords.FindStringSubmatch(text); found != nil {
+		return fmt.Sprintf("%q has no colon, want %s: %s", shorten(text), found[1], shorten(found[2]))
+	}
+	if strings.Contains(text, " ") && !strings.ContainsAny(text[:1], "\"'[]{}&*!|>%@`?:") && !strings.Contains(text, ": ") && !strings.HasSuffix(text, ":") {
+		return fmt.Sprintf("%q has no key and colon; want them before a value, # before a comment", shorten(text))
+	}
 	return ""
 }
 
@@ -258,10 +267,15 @@ func (s *stumble) colon() bool {
 	default:
 		return false
 	}
-	blanks, rest := indented(s.line(s.Line))
+	return s.keyless(s.Line)
+}
+
+// keyless says it where a key, its colon and its value should be in a line and are not.
+func (s *stumble) keyless(n int) bool {
+	blanks, rest := indented(s.line(n))
 	item := strings.TrimLeft(strings.TrimPrefix(rest, "-"), " ")
-	what := noColon(item)
-	return what != "" && s.say(s.Line, blanks+len(rest)-len(item)+1, "%s", what)
+	what := noColon(comment.ReplaceAllString(item, ""))
+	return what != "" && s.say(n, blanks+len(rest)-len(item)+1, "%s", what)
 }
 
 const noValueHere = "mapping value is not allowed in this context"
@@ -323,6 +337,7 @@ func (s *stumble) indent(n int) bool {
 		return false
 	}
 	slices.Reverse(want)
+	want = slices.Compact(want)
 	return s.say(n, blanks+1, "is indented by %d, want %s, as the lines above", blanks, strings.Join(want, " or "))
 }
 
@@ -335,6 +350,66 @@ func (s *stumble) afterQuote() bool {
 		quoted = fmt.Sprintf("the text in quotes that begins in line %d, column %d", s.before.Line, s.before.Column)
 	}
 	return s.say(s.Line, s.Column, "%q follows %s; want the quotes to end where the value ends", shorten(s.rest()), quoted)
+}
+
+// item finds a list's item among a map's keys.
+func (s *stumble) item() bool {
+	blanks, rest := indented(s.line(s.Line))
+	if s.Text != nothingHere && s.Text != noMapHere || s.Column > blanks+1 || !strings.HasPrefix(rest, "- ") {
+		return false
+	}
+	return s.say(s.Line, blanks+1, "a list's item among keys; want the key above it that the list belongs to, as in key: and below it - item")
+}
+
+const (
+	nothingHere = "value is not allowed in this context"
+	noMapHere   = "non-map value is specified"
+)
+
+// above finds that the line above has no colon: the parser took it for a value, and complains
+// of the key after it.
+func (s *stumble) above() bool {
+	if _, _, opened := s.open(); s.Text != nothingHere || opened != 0 {
+		return false
+	}
+	for n := s.Line - 1; n >= 1; n-- {
+		if _, rest := indented(s.line(n)); rest != "" && !strings.HasPrefix(rest, "#") {
+			return s.keyless(n)
+		}
+	}
+	return false
+}
+
+// afterBracket finds what follows a bracket that closed.
+func (s *stumble) afterBracket() bool {
+	line := []rune(s.line(s.Line))
+	before := strings.TrimRight(string(line[:min(s.Column-1, len(line))]), " ")
+	if s.Text != nothingHere || !strings.HasSuffix(before, "]") && !strings.HasSuffix(before, "}") {
+		return false
+	}
+	return s.say(s.Line, s.Column, "%q follows the %s that closes; want a line of its own, or # before a comment", shorten(s.rest()), before[len(before)-1:])
+}
+
+// inWords are the parser's complaints that help nobody who does not know the parser.
+var inWords = map[string]string{
+	nothingHere:                                          "neither a list nor a map goes on with this; want a - before an item, a key and a colon before a value, as in the lines above",
+	noMapHere:                                            "a value among keys; want a key and a colon before it",
+	"unexpected key name":                                "no key; want a key, a colon and a value, or # before a comment",
+	"could not find flow map content":                    "want a key, a colon and a value in braces, like {a: 1}",
+	"could not find map value":                           "want a key, a colon and a value in braces, like {a: 1}",
+	"found an invalid key for this map":                  "no key; want a key, a colon and a value, like a: 1",
+	"unexpected map key":                                 "no key; want a key, a colon and a value, like a: 1",
+	"unexpected scalar value type":                       "no key; want a key, a colon and a value, like a: 1",
+	"could not find '[' character corresponding to ']'":  "a ] that closes nothing; want it away, or a [ that opens before",
+	"could not find '{' character corresponding to '}'":  "a } that closes nothing; want it away, or a { that opens before",
+	"tab character cannot use as a map key directly":     "a tab before a key; want spaces",
+	noValueHere:                                          "a colon where no key can be; want it away, or the text in quotes",
+	"map key definition includes an implicit line break": "a key that goes on in the next line; want key and colon in one",
+}
+
+func (s *stumble) otherwise() bool {
+	text, is := inWords[s.Text]
+	return is && s.say(s.Line, s.Column, "%s", text)
 }
 
 // oddIn names the first character of a key that looks like a space, or like nothing, as the
