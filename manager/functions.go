@@ -211,7 +211,8 @@ func (m *Manager) portLeaves(port uint16) bool {
 // are added whose names, ports and groups have become free, and changed when a replacement
 // that was on its way has ended.
 func (m *Manager) addWaiting() {
-	if len(m.waiting) == 0 {
+	waited := len(m.waiting)
+	if waited == 0 {
 		return
 	}
 	m.waiting = slices.DeleteFunc(m.waiting, func(want configs.Function) bool {
@@ -234,7 +235,9 @@ func (m *Manager) addWaiting() {
 		}
 		return true
 	})
-	m.keep()
+	if len(m.waiting) < waited {
+		m.keep()
+	}
 }
 
 // changed is the model that a changed entry of the configuration asks for, nil for the one

@@ -1,6 +1,7 @@
 package manager
 
 import (
+	"bytes"
 	"errors"
 	"net"
 	"os"
@@ -10,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/models"
@@ -402,5 +405,24 @@ func TestARemovalTakesWhatAnEditStillWaitsFor(t *testing.T) {
 	b.turns()
 	if got := b.names(); len(got) > 0 {
 		t.Errorf("it has %v, want none", got)
+	}
+}
+
+// The control loop turns twenty times a second at least.
+func TestThatNothingCanBeRecordedIsNotSaidAtEveryTurn(t *testing.T) {
+	b := recordedNode(t, t.TempDir(), "run", "text", nil, named("a", 20))
+	b.edit("second text", "other")
+	b.turn()
+	b.edit("third text", "a")
+	var said bytes.Buffer
+	b.dir, b.log = filepath.Join(b.dir, "gone"), zerolog.New(&said)
+	for range 5 {
+		b.step()
+	}
+	if len(b.waiting) == 0 {
+		t.Fatal("the edit waits for nothing")
+	}
+	if said.Len() > 0 {
+		t.Errorf("nothing was told, and it says:\n%s", &said)
 	}
 }
