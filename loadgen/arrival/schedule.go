@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
 
 	"github.com/penstock/penstock/models/document"
 )
@@ -85,7 +84,8 @@ const (
 )
 
 func parseCSV(name string, data []byte) (Schedule, error) {
-	reader := csv.NewReader(bytes.NewReader(data))
+	// Spreadsheets put a byte order mark before UTF-8.
+	reader := csv.NewReader(bytes.NewReader(bytes.TrimPrefix(data, []byte("\ufeff"))))
 	reader.Comment = '#'
 	reader.TrimLeadingSpace = true
 	reader.FieldsPerRecord = 3
@@ -120,12 +120,8 @@ func parseCSV(name string, data []byte) (Schedule, error) {
 }
 
 func parseYAML(name string, data []byte) (Schedule, error) {
-	file, err := parser.ParseBytes(data, 0)
+	file, err := document.Tree(name, data)
 	if err != nil {
-		// The reader of cards and configurations has words for the usual slips.
-		if _, said := document.Parse(name, data); said != nil {
-			err = said
-		}
 		return nil, err
 	}
 	var schedule Schedule

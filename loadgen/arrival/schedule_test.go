@@ -41,6 +41,19 @@ func TestParseScheduleReadsCSVAndYAMLAlike(t *testing.T) {
 	}
 }
 
+// TestParseScheduleSkipsAByteOrderMark, which Windows' editors and spreadsheets write.
+func TestParseScheduleSkipsAByteOrderMark(t *testing.T) {
+	for name, text := range map[string]string{
+		"a.csv":  "\ufefftime,function,rate\r\n5s,face,60\r\n",
+		"a.yaml": "\ufeff- {time: 5s, function: face, rate: 60}\r\n- time: 6s\r\n  function: face\r\n  rate: 6\r\n",
+	} {
+		schedule, err := arrival.ParseSchedule(name, []byte(text))
+		if err != nil || len(schedule) == 0 || schedule[0].PerSecond != 60 {
+			t.Errorf("%s: %v, %v", name, schedule, err)
+		}
+	}
+}
+
 func TestParseScheduleOfNothingChangesNothing(t *testing.T) {
 	for _, name := range []string{"empty.csv", "empty.yaml"} {
 		if schedule, err := arrival.ParseSchedule(name, nil); err != nil || len(schedule) != 0 {
@@ -67,6 +80,8 @@ func TestParseScheduleNamesTheLine(t *testing.T) {
 		{"a.yaml", "- time: 5s\n  function: [a, b]\n  rate: 1\n", "a.yaml:2:13: function must be a single value"},
 		{"a.yaml", "- {time: soon, function: face, rate: 1}\n", `a.yaml:1:4: time "soon" is not`},
 		{"a.yaml", "- {time: 5s, function: face, rate: 1\n", "a.yaml:1:"},
+		{"a.yaml", "\ufeff- time: 5s\n\tfunction: face\n", "a.yaml:2:1: a tab; YAML indents with spaces"},
+		{"a.yaml", "# " + strings.Repeat("long", 1<<16) + "\n- time: 5s\n\tfunction: face\n", "a.yaml:3:1: a tab; YAML indents with spaces"},
 		{"a.yaml", "- time: 5s\n\tfunction: face\n", "a.yaml:2:1: a tab; YAML indents with spaces"},
 	} {
 		_, err := arrival.ParseSchedule(test.name, []byte(test.text))

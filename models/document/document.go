@@ -69,19 +69,12 @@ type Document struct {
 // Parse reads YAML. The error is a *Problem.
 func Parse(file string, data []byte) (*Document, error) {
 	d := &Document{file: file}
-	switch {
-	case len(data) > MaxBytes:
+	if len(data) > MaxBytes {
 		return nil, &Problem{File: file, Text: fmt.Sprintf("has %d bytes, want at most %d", len(data), MaxBytes)}
-	case depth(data) > maxDepth:
-		return nil, &Problem{File: file, Text: fmt.Sprintf("nests deeper than %d brackets", maxDepth)}
 	}
-	data, problem := d.text(data)
-	if problem != nil {
-		return nil, problem
-	}
-	parsed, err := parse(data)
+	parsed, err := d.tree(data)
 	if err != nil {
-		return nil, d.syntax(data, err)
+		return nil, err
 	}
 	if len(parsed.Docs) > 1 {
 		p := &Problem{File: file, Text: "second document begins; want one"}
@@ -102,6 +95,28 @@ func Parse(file string, data []byte) (*Document, error) {
 		return nil, &Problem{File: file, Text: "is empty"}
 	}
 	return d, nil
+}
+
+// Tree is Parse for readers with rules of their own: any number of documents, of any size,
+// as the parser's tree. The error is a *Problem.
+func Tree(file string, data []byte) (*ast.File, error) {
+	d := &Document{file: file}
+	return d.tree(data)
+}
+
+func (d *Document) tree(data []byte) (*ast.File, error) {
+	if depth(data) > maxDepth {
+		return nil, &Problem{File: d.file, Text: fmt.Sprintf("nests deeper than %d brackets", maxDepth)}
+	}
+	data, problem := d.text(data)
+	if problem != nil {
+		return nil, problem
+	}
+	parsed, err := parse(data)
+	if err != nil {
+		return nil, d.syntax(data, err)
+	}
+	return parsed, nil
 }
 
 // parse keeps a fault of the parser, which is another project's, to the file that
