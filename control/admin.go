@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -116,6 +117,9 @@ func ask(dir string, request *http.Request) ([]byte, error) {
 		var noise *url.Error // "Post http://manager/add" is no place that a person knows
 		if errors.As(err, &noise) {
 			err = noise.Err
+		}
+		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
+			return nil, fmt.Errorf("reach manager: it ended before it answered: %w; `penstock if list` says what is there when another runs", err)
 		}
 		return nil, fmt.Errorf("reach manager: %w; is a node running with this runtime folder? --runtime-dir says which", err)
 	}

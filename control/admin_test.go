@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -25,5 +26,27 @@ func TestAManagerThatSaysNothingIsGivenUp(t *testing.T) {
 	}
 	if _, err := ReadStatus(context.Background(), dir); !errors.Is(err, errMute) {
 		t.Errorf("status: %v", err)
+	}
+}
+
+// One that dies in the middle of an order had a runtime folder, the right one.
+func TestAManagerThatEndsBeforeItAnswersIsSaidToHaveEnded(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, AdminSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		conn.Read(make([]byte, 1<<16))
+		conn.Close()
+	}()
+	_, err = SendOrder(context.Background(), dir, AddPath, NameOrder{Name: "face"})
+	if err == nil || !strings.Contains(err.Error(), "it ended before it answered") || strings.Contains(err.Error(), "--runtime-dir") {
+		t.Errorf("an order: %v", err)
 	}
 }

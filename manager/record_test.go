@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/models"
@@ -424,5 +425,41 @@ func TestThatNothingCanBeRecordedIsNotSaidAtEveryTurn(t *testing.T) {
 	}
 	if said.Len() > 0 {
 		t.Errorf("nothing was told, and it says:\n%s", &said)
+	}
+}
+
+// Who was told that a function serves finds it again, whenever the manager dies.
+func TestAnAdditionIsRecordedBeforeItIsSaidToServe(t *testing.T) {
+	dir := t.TempDir()
+	b := recordedNode(t, dir, "run", "text", nil)
+	// A pipe that nobody reads: who records waits.
+	pipe := recordPath(dir) + ".new"
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	end := b.on(named("b", 20))
+	turned := make(chan bool)
+	go func() {
+		defer close(turned)
+		b.turns()
+	}()
+	select {
+	case err := <-end:
+		t.Errorf("it ended with %v, and is not recorded", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	r, err := os.Open(pipe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	<-turned
+	text := make([]byte, 1<<16)
+	n, err := r.Read(text)
+	if was, bad := decodeRecord(text[:n]); err != nil || bad != nil || len(was.Functions) != 1 {
+		t.Errorf("recorded is %s: %v, %v", text[:n], err, bad)
+	}
+	if err := b.ended(end); err != nil {
+		t.Error(err)
 	}
 }

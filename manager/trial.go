@@ -47,8 +47,10 @@ func (m *Manager) judge() {
 		switch {
 		case f.trial == nil, f.removing:
 		case f.serving():
-			f.settle(nil)
-			m.keep()
+			end := f.trial.end
+			f.trial = nil
+			m.keep() // before anybody is told that it is there
+			end <- nil
 		case f.trial.failure != "":
 			f.takeBack()
 		}
