@@ -78,6 +78,18 @@ func (t *tally) tail() time.Duration {
 	return t.latencies[int(tailQuantile*float64(n-1)+0.5)]
 }
 
+// beyond is how many answers took longer than that; of more than are kept, as many as among
+// those.
+func (t *tally) beyond(d time.Duration) (n int) {
+	kept := min(t.answered, keptLatencies)
+	for _, latency := range t.latencies[:kept] {
+		if latency > d {
+			n++
+		}
+	}
+	return n * t.answered / max(1, kept)
+}
+
 // arrive notes a request that became whole.
 func (t *tally) arrive(r shm.Request) {
 	t.arrived++

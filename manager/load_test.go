@@ -377,13 +377,13 @@ func TestWhoIsSilentStaysSoWhileNobodyServesIt(t *testing.T) {
 		t.Fatal("somebody serves")
 	}
 	now := time.Now().Add(time.Hour)
-	if b.hearken(now, 0, false); !b.silent {
+	if b.hearken(now, 0, false, false); !b.silent {
 		t.Error("it is heard of though nothing came")
 	}
-	if b.hearken(now, 1, false); b.silent {
+	if b.hearken(now, 1, false, false); b.silent {
 		t.Error("it is silent though a request came")
 	}
-	if b.hearken(now.Add(time.Hour), 1, false); b.silent {
+	if b.hearken(now.Add(time.Hour), 1, false, false); b.silent {
 		t.Error("it fell silent while nobody served it")
 	}
 }
@@ -470,7 +470,7 @@ func TestAnObjectiveThatNoShareMeetsIsTold(t *testing.T) {
 	for range 20 {
 		look(4 * time.Millisecond)
 	}
-	want := "objective 2ms cannot be met: one request takes 4ms at least on 50 % of the device, and would take 4ms on all of it; the least objective would be about 4ms"
+	want := "objective 2ms cannot be met: one request takes 4ms at least on 50 % of the device, and would take 2.97ms at least on all of it; the least objective would be 2.97ms or more"
 	if s := in.f.status(); s.Bound != "objective" || s.BoundWhy != want {
 		t.Errorf("status %q, %q, want %q", s.Bound, s.BoundWhy, want)
 	}
@@ -653,5 +653,127 @@ func TestWhatAProcessSaysMustBeSane(t *testing.T) {
 				t.Errorf("sane = %v, want %v", got, c.want)
 			}
 		})
+	}
+}
+
+// Of few requests a tail is known badly for ever; that too many are late is known in time.
+func TestAShortageOfFewRequestsIsSeenInTime(t *testing.T) {
+	for _, c := range []struct {
+		late  int // of 12
+		moves bool
+	}{{2, true}, {1, false}, {0, false}} {
+		b := newNode(t, "cpu", nil, "governor", named("a", 30))
+		b.turns()
+		in, now := b.instance("a", 0), time.Now()
+		in.f.slo, b.cfg.Transit = 50*time.Millisecond, 0
+		moved := 0
+		for i := range 60 { // five minutes
+			now = now.Add(5 * time.Second)
+			in.f.mu.Lock()
+			t := &in.tally
+			t.arrived, t.answered, t.ran, t.busy = 12, 12, 12, 12*20*time.Millisecond
+			for j := range 12 {
+				if t.latencies[j] = 30 * time.Millisecond; j < c.late && (c.late > 1 || i%2 == 0) {
+					t.latencies[j] = 60 * time.Millisecond
+				}
+			}
+			in.f.mu.Unlock()
+			b.tune(now)
+			b.turns()
+			if moved == 0 && in.pair.Share() > 30 {
+				moved = i + 1
+			}
+		}
+		if moves := moved > 0; moves != c.moves || moved > 24 {
+			t.Errorf("%d of 12 late by a fifth: %v %% at last, raised at look %d, want %v", c.late, in.pair.Share(), moved, c.moves)
+		}
+	}
+}
+
+// One whose requests wait for their answers is not silent, however long ago they came.
+func TestWhoHasRequestsIsNotSilent(t *testing.T) {
+	_, b, look := lenders(t)
+	look(time.Second, 200, 1)
+	b.f.mu.Lock()
+	b.inFlight = 1
+	b.f.mu.Unlock()
+	for range 60 {
+		look(time.Second, 200, 0)
+	}
+	if got := b.pair.Share(); got != 50 {
+		t.Errorf("it has %v %% while a request of its is answered, want 50", got)
+	}
+}
+
+// One that is being removed has no share to lend, and nobody is told that every second.
+func TestWhoIsRemovedLendsNothing(t *testing.T) {
+	b := newNode(t, "cpu", nil, "governor", named("a", 30), named("b", 50))
+	b.turns()
+	var log bytes.Buffer
+	b.log = zerolog.New(&log)
+	b.instance("b", 0).f.removing = true
+	b.shareOut(b.instance("b", 0).f)
+	b.tune(time.Now().Add(time.Second))
+	if strings.Contains(log.String(), `"level":"error"`) {
+		t.Errorf("log %s", &log)
+	}
+}
+
+// Where multiprocessors come in groups two shares may be the same of them: that more of the
+// device is no quicker is not shown by that.
+func TestTwoSharesOfTheSameMultiprocessorsProveNothing(t *testing.T) {
+	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 25), named("b", 25), named("c", 25), named("d", 25))
+	b.turns()
+	in, now := b.instance("a", 0), time.Now()
+	in.f.slo, b.cfg.Transit = 4*time.Millisecond, 0
+	for _, percent := range []float64{20, 25} {
+		in.setShare(percent)
+		b.turns()
+		for range 8 {
+			in.seen[in.pair.Active().Generation] = sight{sms: 32, batches: []int{1}}
+			now = now.Add(5 * time.Second)
+			answerAll(in, 8, 0, 5*time.Millisecond)
+			in.measure(now)
+		}
+	}
+	if percent, least, _ := in.reach.Best(); math.Abs(percent-100*32.0/132) > 1e-9 || least != 5*time.Millisecond {
+		t.Errorf("%v with %v %%, want 5ms with 32 of 132 multiprocessors", least, percent)
+	}
+	if in.unmet != "" {
+		t.Errorf("told: %s", in.unmet)
+	}
+}
+
+// What is known of an objective is of a model.
+func TestAnotherModelsObjectiveIsTriedAnew(t *testing.T) {
+	b := newNode(t, "cpu", nil, "governor", named("a", 30), named("b", 30), named("c", 30))
+	b.turns()
+	in := b.instance("a", 0)
+	in.unmet = "cannot be met"
+	b.lend(in)
+	in.f.config.SharePercent = 40
+	in.forget()
+	b.shareReplaced(in)
+	b.turns()
+	if in.unmet != "" || in.pair.Share() != 40 {
+		t.Errorf("%q, %v %%, want 40 %% and no verdict on the new model", in.unmet, in.pair.Share())
+	}
+}
+
+// The batch that ran while a share changed is of both.
+func TestWhatIsQuickOfTheShareBeforeIsNotOfTheNextOne(t *testing.T) {
+	b := newNode(t, "cpu", nil, "governor", named("a", 20))
+	b.turns()
+	in, now := b.instance("a", 0), time.Now()
+	for i := range 4 {
+		now = now.Add(5 * time.Second)
+		if i == 1 { // the first of a share: the look before emptied what was before
+			answerAll(in, 1, 0, time.Millisecond)
+		}
+		answerAll(in, 8, 0, 5*time.Millisecond)
+		in.measure(now)
+	}
+	if _, least, _ := in.reach.Best(); least != 5*time.Millisecond {
+		t.Errorf("%v at least, want 5ms", least)
 	}
 }

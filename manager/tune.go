@@ -61,6 +61,7 @@ type instanceLoad struct {
 	pace         share.Pace
 	observations int
 	answers      int  // to requests, in the observations that count
+	late         int  // of them, those beyond what was left of the objective
 	fits         bool // two batches that it can run fit the objective
 	// aside is how many rates in a row lay far from the mean: above, or, negative, below.
 	aside int
@@ -122,6 +123,7 @@ func (m *Manager) shareServed(in *instance) {
 // shareReplaced forgets what was learnt of an instance's old model; shares move at
 // once.
 func (m *Manager) shareReplaced(in *instance) {
+	in.tryObjective(0) // what no share of the old model's met, one of the new one's may
 	if in.f.whole() {
 		return
 	}
@@ -131,6 +133,7 @@ func (m *Manager) shareReplaced(in *instance) {
 		return
 	}
 	if m.cfg.Shares.Tune {
+		m.lend(in)
 		m.reshare("the model of " + in.f.name + " was replaced")
 	}
 }
@@ -162,7 +165,7 @@ func (m *Manager) tune(now time.Time) {
 			if ok {
 				observed[in.id()] = o
 			}
-			if m.cfg.Shares.Tune {
+			if m.cfg.Shares.Tune && !f.removing { // its share is the others' already
 				m.lend(in)
 			}
 		}
@@ -232,13 +235,13 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	percent := in.sharePercent()
 	changed := percent != load.percent || in.pair.Changing() || in.moving() || in.growing() || in.pair.Active() == nil
 	f.mu.Lock()
-	t := in.tally
+	t, asked := in.tally, in.inFlight > 0
 	full := t.answered >= enoughAnswers || elapsed >= enoughTime && (t.answered >= leastAnswers || t.arrived == 0)
 	if changed || full {
 		in.tally = t.next()
 	}
 	f.mu.Unlock()
-	in.hearken(now, t.arrived, changed || full)
+	in.hearken(now, t.arrived, changed || full, asked)
 	switch {
 	case changed:
 		// What was measured is of another share, of two at once, or of a part of the batch
@@ -250,7 +253,6 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 		return load.observed, load.known
 	}
 	load.since = now
-	in.reach.Note(percent, t.singles, t.quickest)
 	aggregation, _ := load.aggregation.Mean()
 	in.tryObjective(aggregation)
 	if t.arrived == 0 && t.answered == 0 {
@@ -262,9 +264,10 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	if load.observations++; load.observations <= settling {
 		return o, false
 	}
+	in.reach.Note(in.onPercent(percent), t.singles, t.quickest)
 	stepped := load.stepped(t.arrived, elapsed)
 	if stepped {
-		load.aside, load.answers, load.rate, load.aggregation = 0, 0, share.EWMA{}, share.EWMA{}
+		load.aside, load.answers, load.late, load.rate, load.aggregation = 0, 0, 0, share.EWMA{}, share.EWMA{}
 	}
 	// What nothing is heard of stays as it was: the share that it is of has not changed.
 	add := func(mean *share.EWMA, v float64) {
@@ -281,6 +284,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	}
 	aggregation, _ = load.aggregation.Mean()
 	left := in.left(aggregation)
+	load.late += t.beyond(left)
 	switch {
 	case t.ran > 0 && t.busy > 0:
 		tail, throughput := in.atShare(&t, load.percent)
@@ -298,7 +302,7 @@ func (in *instance) measure(now time.Time) (o share.Observation, ok bool) {
 	rate, _ := load.rate.Mean()
 	o = share.Observation{
 		Latency: duration(tail), Throughput: throughput, ArrivalRate: rate * burstMargin(batch), SLO: left, Fits: load.fits,
-		Doubt: in.doubt(tail, t.answered),
+		Doubt: in.doubt(tail, left, t.answered),
 		// Paper 3.2.1: whichever part takes longer is the bottleneck.
 		AggregationBound: aggregation > tail && aggregation+tail > f.within().Seconds(),
 	}
@@ -319,9 +323,10 @@ func (in *instance) left(aggregation float64) time.Duration {
 }
 
 // hearken takes in how many requests have arrived of a tally, which emptied says is the last
-// word of it. Nobody falls silent whom nobody serves: there is no telling.
-func (in *instance) hearken(now time.Time, arrived int, emptied bool) {
-	came := arrived > in.counted
+// word of it, and whether some wait for their answers: they are served with its share, how
+// long ago they came. Nobody falls silent whom nobody serves: there is no telling.
+func (in *instance) hearken(now time.Time, arrived int, emptied, asked bool) {
+	came := arrived > in.counted || asked
 	if in.counted = arrived; emptied {
 		in.counted = 0
 	}
@@ -332,6 +337,17 @@ func (in *instance) hearken(now time.Time, arrived int, emptied bool) {
 		return
 	}
 	in.silent = in.silence.Look(now.Sub(in.m.started), came, shareConfig(in.m.cfg.Shares))
+}
+
+// onPercent is how much of the device the process that serves has with a share, in percent:
+// on a GPU multiprocessors come in groups, and two shares may give the same.
+func (in *instance) onPercent(share float64) float64 {
+	if gpu, q := in.m.device.gpu, in.pair.Active(); gpu != nil && gpu.SMs > 0 && q != nil {
+		if sms := in.seen[q.Generation].sms; sms > 0 {
+			return 100 * min(1, float64(sms)/float64(gpu.SMs))
+		}
+	}
+	return share
 }
 
 // boundBy says why no share meets the objective, in a word and in a sentence; both are empty
@@ -365,7 +381,7 @@ func (in *instance) tryObjective(aggregation float64) {
 	}
 	possible := whole + duration(aggregation) + in.m.cfg.Transit
 	told := in.unmet != ""
-	in.unmet = fmt.Sprintf("objective %v cannot be met: one request takes %v at least on %.0f %% of the device, and would take %v on all of it; the least objective would be about %v",
+	in.unmet = fmt.Sprintf("objective %v cannot be met: one request takes %v at least on %.0f %% of the device, and would take %v at least on all of it; the least objective would be %v or more",
 		f.slo, brief(least), percent, brief(whole), brief(possible))
 	if !told {
 		in.log.Warn().Dur("slo", f.slo).Str("why", in.unmet).Msg("objective cannot be met")
@@ -418,13 +434,22 @@ func (l *instanceLoad) stepped(arrived int, elapsed time.Duration) bool {
 const tailChance = 0.25
 
 // doubt is how far the mean tail, in seconds, may be off by chance, when the last observation
-// had so many answers. On a GPU throughput decides, and it is not asked.
-func (in *instance) doubt(tail float64, answered int) time.Duration {
-	if in.m.onGPU() {
+// had so many answers. Of few that is much, and the mean is of few for ever; so where more
+// were late than the tail allows, too many for chance, a tail beyond what is left of the
+// objective is no chance. On a GPU throughput decides, and it is not asked.
+func (in *instance) doubt(tail float64, left time.Duration, answered int) time.Duration {
+	if in.m.onGPU() || tail > left.Seconds() && in.load.missed() {
 		return 0
 	}
 	heard := min(in.load.answers, share.Remembered*answered)
 	return duration(tail * tailChance * math.Sqrt(enoughAnswers/float64(max(1, heard))))
+}
+
+// missed reports whether more answers were late than the tail allows, by more than chance:
+// by four standard deviations, since late ones come together.
+func (l *instanceLoad) missed() bool {
+	allowed := (1 - tailQuantile) * float64(l.answers)
+	return float64(l.late) > allowed+4*math.Sqrt(tailQuantile*allowed)
 }
 
 // atShare turns what was measured into what the share stands for. On a GPU it is

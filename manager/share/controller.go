@@ -55,6 +55,7 @@ type member struct {
 	direction Direction
 	why       string
 	waiting   bool          // nobody serves it yet
+	held      bool          // its share stays, at this step
 	loan      Loan          // whether it lends
 	had       float64       // what it had when it began to, or was to have
 	changed   time.Duration // when percent last changed
@@ -262,7 +263,7 @@ func (c *Controller) Step(now time.Duration, observed map[ID]Observation) Plan {
 		if o, ok := observed[m.id]; ok && settled && m.loan != Silent {
 			c.tune(m, o, now)
 		}
-		if c.forced || settled || m.percent == 0 {
+		if m.held = !c.forced && !settled && m.percent > 0; !m.held {
 			free = append(free, m)
 		} else {
 			held = append(held, m)
@@ -459,9 +460,9 @@ func (c *Controller) kept() map[ID]float64 {
 	return kept
 }
 
-// claim is the share that an IF would have if there were enough for all.
+// claim is the share that an IF would have now if there were enough for all.
 func (c *Controller) claim(m *member) float64 {
-	if wants := ceilTo(c.cfg.stepAbove(m.demand)); !c.small(m.percent, wants) {
+	if wants := ceilTo(c.cfg.stepAbove(m.demand)); !m.held && !c.small(m.percent, wants) {
 		return wants
 	}
 	return m.percent

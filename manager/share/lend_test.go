@@ -353,3 +353,21 @@ func TestNoneGetsLessThanWhoKeepsItsShare(t *testing.T) {
 		t.Errorf("shares %+v, want 25 for each of the first two at least", p.Status)
 	}
 }
+
+// Nothing is taken for one that cannot have it yet: by the end of its hold-down it may want
+// it no more.
+func TestNothingIsLentToWhoIsHeld(t *testing.T) {
+	k := newController(t, DefaultConfig())
+	if err := errors.Join(k.Add(face, 30), k.Add(detect, 50)); err != nil {
+		t.Fatal(err)
+	}
+	k.Step(0, nil)
+	k.Step(10*time.Second, map[ID]Observation{face: hungry}) // wants 60, has 50
+	k.lend(t, Silent, detect)
+	if p := k.Step(15*time.Second, nil); len(p.Changes) != 0 {
+		t.Errorf("changes %+v while who lacks it is held", p.Changes)
+	}
+	if p := k.Step(20*time.Second, map[ID]Observation{face: fine}); len(p.Changes) != 0 {
+		t.Errorf("changes %+v though nobody lacks anything any more", p.Changes)
+	}
+}

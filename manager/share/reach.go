@@ -29,6 +29,10 @@ const (
 	// reachEnough batches at a share show its least time: one that the machine's other
 	// work leaves alone is among them.
 	reachEnough = 8
+	// reachDoubt is how much too long a least time may be, as a part of it: the machine's
+	// other work slows what runs beside it. Where two shares are close, all that the step
+	// between them seems to have brought, or not, may be that.
+	reachDoubt = 0.1
 )
 
 // Note takes in batches of the smallest size at a share, the quickest of which took least.
@@ -49,16 +53,17 @@ func (r *Reach) Note(percent float64, batches int, least time.Duration) {
 // nothing is known.
 //
 // More of a device never makes a batch quicker than in proportion, and makes it quicker by
-// less and less: what the step from the smallest share to the largest brought, the rest
-// brings at most.
+// less and less: what the step from the smallest share to the largest brought at most, the
+// rest brings at most.
 func (r *Reach) Best() (percent float64, least, whole time.Duration) {
 	var low, high *trial
+	quickest := math.Inf(1)
 	for i := range r.tried {
 		if t := &r.tried[i]; t.batches >= reachEnough {
 			if low == nil {
 				low = t
 			}
-			high = t
+			high, quickest = t, min(quickest, t.least) // what a smaller share did a larger one does
 		}
 	}
 	if high == nil {
@@ -66,8 +71,8 @@ func (r *Reach) Best() (percent float64, least, whole time.Duration) {
 	}
 	gain := 1.0 // time is the share to the power of -gain
 	if high.percent >= reachStep*low.percent {
-		gain = min(max(math.Log(low.least/high.least)/math.Log(high.percent/low.percent), 0), 1)
+		gain = min(max(math.Log((1+reachDoubt)*low.least/quickest)/math.Log(high.percent/low.percent), 0), 1)
 	}
-	at := high.least * math.Pow(min(high.percent, 100)/100, gain)
-	return high.percent, time.Duration(high.least * 1e9), time.Duration(at * 1e9)
+	at := quickest * math.Pow(min(high.percent, 100)/100, gain)
+	return high.percent, time.Duration(quickest * 1e9), time.Duration(at * 1e9)
 }

@@ -1,6 +1,7 @@
 package share
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 )
@@ -61,5 +62,25 @@ func TestALongPauseIsForgotten(t *testing.T) {
 	}
 	if got := after(601); got != 20 {
 		t.Errorf("silent %d s after a load of ten minutes, want 20", got)
+	}
+}
+
+// A heartbeat that trembles is no silence once its pause is known, however long it beats:
+// the longest pause of late is forgotten, not those after it.
+func TestAHeartbeatThatTremblesLendsOnce(t *testing.T) {
+	for _, period := range []int{15, 25, 40, 60, 250} {
+		random := rand.New(rand.NewPCG(uint64(period), 0))
+		next, beats := 0, 0
+		var s Silence
+		for i := range 8 * 3600 {
+			came := i == next
+			if came {
+				beats++
+				next += period - random.IntN(1+period/10)
+			}
+			if s.Look(time.Duration(i)*time.Second, came, DefaultConfig()) && beats > 1 {
+				t.Fatalf("one request every %d s or a little less: silent after %d s", period, i)
+			}
+		}
 	}
 }
