@@ -27,6 +27,9 @@ func (m *Manager) add(c configs.Function) error {
 	if m.function(c.Name) != nil {
 		return fmt.Errorf("add function: there is a function %q already", c.Name)
 	}
+	if n := len(m.functions); n >= configs.MaxFunctions {
+		return fmt.Errorf("add function %s: there are %d, want at most %d", c.Name, n, configs.MaxFunctions)
+	}
 	if err := m.roomFor(c); err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
 	}
@@ -177,13 +180,13 @@ func (m *Manager) Reconfigure(c configs.Config) error {
 }
 
 // placeLeaves reports whether a function that is being removed has what this one needs:
-// its port, or groups of multiprocessors where none are left.
+// its port, or its place or groups of multiprocessors where none are left.
 func (m *Manager) placeLeaves(want configs.Function) bool {
 	if m.portLeaves(want.Port) {
 		return true
 	}
 	leaves := slices.ContainsFunc(m.functions, func(f *function) bool { return f.removing })
-	return leaves && errors.Is(m.roomFor(want), partition.ErrTooMany)
+	return leaves && (len(m.functions) >= configs.MaxFunctions || errors.Is(m.roomFor(want), partition.ErrTooMany))
 }
 
 // portHolder names the function that has the port which c wants from the network; it

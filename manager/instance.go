@@ -347,7 +347,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if o.DeviceLost && in.m.device.mps {
 		in.pair.Excuse(o.Generation) // deviceFailed has blamed who is to blame
 	}
-	if active := in.pair.Active(); o.State == control.Failed && !q.Excused() && q.State != control.Active && (active == nil || active == q) {
+	if active := in.pair.Active(); o.State == control.Failed && !q.Excused() && q.State != control.Active && q.Card == in.pair.Card() && (active == nil || active == q) {
 		in.f.fails(o.Reason)
 	}
 	in.pair.Observe(o.Generation, o.State, o.Reason)

@@ -2,6 +2,7 @@ package manager
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -246,5 +247,53 @@ func TestAnAdditionIsNotTakenBackForAnothersFault(t *testing.T) {
 				t.Errorf("b is there: %v, ended with %v; want it to stay: %v", there, err, stays)
 			}
 		})
+	}
+}
+
+// Who gives it a model that starts need not take it off and add it again.
+func TestAnAdditionWhoseModelIsReplacedIsJudgedByTheNewOne(t *testing.T) {
+	for name, fails := range map[string]bool{"that starts": false, "that fails": true} {
+		t.Run(name, func(t *testing.T) {
+			b := newNode(t, configs.DeviceCPU, nil, "governor")
+			end := b.on(named("b", 20))
+			b.turn()
+			if _, err := b.replace("b", "other"); err != nil {
+				t.Fatal(err)
+			}
+			for range 4 {
+				b.step()
+				b.follow()
+				for v, p := range b.fakes {
+					q := b.instance(v.name, v.instance)
+					if q == nil || p.state.Ended() {
+						continue
+					}
+					if of := q.pair.Process(v.generation); of != nil && (fails || of.Card.Name == "b") {
+						p.die(control.Failed, "no memory for "+of.Card.Name)
+					}
+				}
+				b.report()
+			}
+			b.turns()
+			err := b.ended(end)
+			if there := b.function("b") != nil; there == fails || (err != nil) != fails {
+				t.Errorf("b is there: %v, ended with %v; want it to fail: %v", there, err, fails)
+			}
+			if fails && err != nil && !strings.Contains(err.Error(), "no memory for other") {
+				t.Errorf("it ended with %v, want why the new model cannot start", err)
+			}
+		})
+	}
+}
+
+// A record of more would be none.
+func TestThereAreAsManyFunctionsAsAConfigurationMayHave(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))
+	one := b.functions
+	b.functions = slices.Repeat(one, configs.MaxFunctions)
+	_, _, err := b.try(named("b", 20))
+	b.functions = one
+	if err == nil || !strings.Contains(err.Error(), "want at most") {
+		t.Errorf("one more than there may be: %v", err)
 	}
 }
