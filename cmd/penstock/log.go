@@ -27,11 +27,16 @@ func openLog(c configs.Log, name string) (log zerolog.Logger, end func()) {
 	of := func(w io.Writer) zerolog.Logger {
 		return zerolog.New(w).Level(level).With().Timestamp().Str("process", name).Logger()
 	}
-	straight := of(out)
-	w := newPatientWriter(out, func(lines uint64) {
-		straight.Warn().Uint64("lines", lines).Msg("lines of this log are missing here: it was not read in time")
-	})
+	w := newPatientWriter(out, missingFrom(of(out)))
 	return of(w), w.end
+}
+
+// missingFrom says in a log that lines of it are missing, also where it has errors only.
+func missingFrom(log zerolog.Logger) func(lines uint64) {
+	log = log.Level(zerolog.WarnLevel)
+	return func(lines uint64) {
+		log.Warn().Uint64("lines", lines).Msg("lines of this log are missing here: it was not read in time")
+	}
 }
 
 // logsJSON reports whether a log of that format is JSON here.

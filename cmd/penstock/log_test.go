@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
+
+	"github.com/rs/zerolog"
 )
 
 // stuck is a reader of lines that begins to read when it is told to.
@@ -64,4 +68,12 @@ func TestALogThatNobodyReadsEnds(t *testing.T) {
 		}
 	}
 	w.end()
+}
+
+func TestALogOfErrorsSaysWhatIsMissingToo(t *testing.T) {
+	var out bytes.Buffer
+	missingFrom(zerolog.New(&out).Level(zerolog.ErrorLevel))(7)
+	if !strings.HasPrefix(out.String(), `{"level":"warn","lines":7,`) {
+		t.Errorf("logged %q", &out)
+	}
 }
