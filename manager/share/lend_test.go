@@ -371,3 +371,23 @@ func TestNothingIsLentToWhoIsHeld(t *testing.T) {
 		t.Errorf("changes %+v though nobody lacks anything any more", p.Changes)
 	}
 }
+
+// Nor is one cut that has no more than its due, for a little of a large share.
+func TestNoneIsCutForWhatALargeShareWouldHardlyMiss(t *testing.T) {
+	k := newController(t, DefaultConfig())
+	small := []ID{{IF: "a"}, {IF: "b"}, {IF: "c"}}
+	err := k.Add(face, 78)
+	for _, id := range small {
+		err = errors.Join(err, k.Add(id, 6.25))
+	}
+	k.Step(0, nil)
+	if err = errors.Join(err, k.Add(third, 5)); err != nil {
+		t.Fatal(err)
+	}
+	p := k.Step(time.Second, nil)
+	for _, id := range small {
+		if got := shareOf(p, id); got != 6.25 {
+			t.Errorf("%v has %v %%, want 6.25: %+v", id, got, p.Status)
+		}
+	}
+}
