@@ -372,22 +372,17 @@ func TestNothingIsLentToWhoIsHeld(t *testing.T) {
 	}
 }
 
-// Nor is one cut that has no more than its due, for a little of a large share.
-func TestNoneIsCutForWhatALargeShareWouldHardlyMiss(t *testing.T) {
+// Nor is one cut to less than its due, since a little of a large share is not worth a swap.
+func TestNoneIsCutToLessThanItsDueForASmallCutOfAnother(t *testing.T) {
 	k := newController(t, DefaultConfig())
-	small := []ID{{IF: "a"}, {IF: "b"}, {IF: "c"}}
-	err := k.Add(face, 78)
-	for _, id := range small {
-		err = errors.Join(err, k.Add(id, 6.25))
-	}
+	err := errors.Join(k.Add(face, 100), k.Add(detect, 60))
 	k.Step(0, nil)
-	if err = errors.Join(err, k.Add(third, 5)); err != nil {
+	err = errors.Join(err, k.Failed(face, 62), k.Failed(detect, 38), k.Add(third, 5))
+	if err != nil {
 		t.Fatal(err)
 	}
 	p := k.Step(time.Second, nil)
-	for _, id := range small {
-		if got := shareOf(p, id); got != 6.25 {
-			t.Errorf("%v has %v %%, want 6.25: %+v", id, got, p.Status)
-		}
+	if got := [3]float64{shareOf(p, face), shareOf(p, detect), shareOf(p, third)}; got != [3]float64{59.375, 35.625, 5} {
+		t.Errorf("shares %v, want 59.375, 35.625 and 5", got)
 	}
 }
