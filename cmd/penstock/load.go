@@ -273,6 +273,10 @@ func prepare(now control.Status, o loadOptions) (_ *prepared, err error) {
 	if err != nil {
 		return nil, err
 	}
+	now.Functions, err = fromNetwork(now.Functions, o)
+	if err != nil {
+		return nil, err
+	}
 	var names []string
 	for _, f := range now.Functions {
 		names = append(names, f.Name)
@@ -309,6 +313,24 @@ func prepare(now control.Status, o loadOptions) (_ *prepared, err error) {
 		}
 	}
 	return p, p.requirable(o.required)
+}
+
+// fromNetwork are the functions that can be sent to: those that a capture feeds hear nothing.
+func fromNetwork(all []control.FunctionStatus, o loadOptions) ([]control.FunctionStatus, error) {
+	var out []control.FunctionStatus
+	for _, f := range all {
+		_, named := o.rates[f.Name]
+		switch {
+		case f.Replay == "":
+			out = append(out, f)
+		case named || o.findMaxRate == f.Name:
+			return nil, fmt.Errorf("%s is fed by the capture %s and takes nothing from the network; want another function", f.Name, f.Replay)
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.New("the node has no function that takes requests from the network")
+	}
+	return out, nil
 }
 
 // requirable says which requirement is of a function that gets no traffic.

@@ -36,3 +36,25 @@ func TestARateThatIsNoNumberIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestAFunctionThatACaptureFeedsGetsNoLoad: it does not listen, and would be a node that does
+// not answer.
+func TestAFunctionThatACaptureFeedsGetsNoLoad(t *testing.T) {
+	node := control.Status{Functions: []control.FunctionStatus{
+		{Name: "played", Replay: "a.pcap", SLOMillis: 25, Input: control.InputStatus{Bytes: 4}},
+		{Name: "fn", SLOMillis: 25, Port: 1, Input: control.InputStatus{Bytes: 4}},
+	}}
+	p, err := prepare(node, loadOptions{arrivals: "poisson", streams: 1, duration: 1})
+	if err != nil || len(p.spec.Functions) != 1 || p.spec.Functions[0].Name != "fn" {
+		t.Errorf("%v: %+v", err, p)
+	}
+	want := "played is fed by the capture a.pcap and takes nothing from the network; want another function"
+	for _, o := range []loadOptions{{arrivals: "poisson", rates: map[string]string{"played": "1"}}, {arrivals: "poisson", findMaxRate: "played"}} {
+		if _, err := prepare(node, o); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	if _, err := prepare(control.Status{Functions: node.Functions[:1]}, loadOptions{arrivals: "poisson"}); err == nil {
+		t.Error("nothing to send to is no error")
+	}
+}
