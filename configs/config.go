@@ -64,7 +64,9 @@ type Config struct {
 	// File is where the configuration was read from, absolute; empty for the
 	// built-in one.
 	File string
-	// Digest tells the text that was read from any other: SHA-256, in hex.
+	// Text is what was read, not to be changed, and Digest tells it from any other: SHA-256,
+	// in hex.
+	Text   []byte
 	Digest string
 }
 

@@ -63,18 +63,27 @@ func Read(file string) (Config, error) {
 	if file == "" {
 		return Decode("built-in configuration", builtIn)
 	}
+	return ReadCopy(file, file)
+}
+
+// ReadCopy is Read of a file whose text stands in another: errors name file, relative paths
+// are as seen from there, and the configuration is file's.
+func ReadCopy(file, copied string) (Config, error) {
 	path, err := filepath.Abs(file)
+	if err == nil {
+		copied, err = filepath.Abs(copied)
+	}
 	if err != nil {
 		return Config{}, fmt.Errorf("read configuration: %w", err)
 	}
-	info, err := os.Stat(path)
+	info, err := os.Stat(copied)
 	if err != nil {
 		return Config{}, fmt.Errorf("read configuration: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > document.MaxBytes {
-		return Config{}, fmt.Errorf("read configuration: %s is no regular file of at most %d bytes", path, document.MaxBytes)
+		return Config{}, fmt.Errorf("read configuration: %s is no regular file of at most %d bytes", copied, document.MaxBytes)
 	}
-	data, err := os.ReadFile(path)
+	data, err := os.ReadFile(copied)
 	if err != nil {
 		return Config{}, fmt.Errorf("read configuration: %w", err)
 	}
@@ -109,7 +118,7 @@ func Decode(file string, data []byte) (Config, error) {
 	}
 	c := Default()
 	digest := sha256.Sum256(data)
-	c.Digest = hex.EncodeToString(digest[:])
+	c.Text, c.Digest = bytes.Clone(data), hex.EncodeToString(digest[:])
 	c.decode(doc.Root())
 	if err := doc.Err(); err != nil {
 		return Config{}, err

@@ -58,7 +58,7 @@ func TestReferenceStatesTheDefaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Default()
-	want.File, want.Digest, want.Functions = c.File, c.Digest, c.Functions
+	want.File, want.Text, want.Digest, want.Functions = c.File, c.Text, c.Digest, c.Functions
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("reference.yaml says\n%+v, the defaults are\n%+v", c, want)
 	}

@@ -494,6 +494,7 @@ func sameNode(a, b configs.Config) bool {
 	a.Functions, b.Functions = nil, nil
 	a.RuntimeDir, b.RuntimeDir = "", "" // a flag may have set it
 	a.Log, b.Log = configs.Log{}, configs.Log{}
+	a.Text, b.Text = nil, nil
 	a.Digest, b.Digest = "", ""
 	return reflect.DeepEqual(a, b)
 }

@@ -41,7 +41,7 @@ and which command mends it. The exit status is 1 when a node could not run here.
 		Example: `  penstock doctor`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := flags.load()
+			c, _, err := flags.load()
 			if err != nil {
 				return err
 			}

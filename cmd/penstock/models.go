@@ -37,7 +37,7 @@ holds and what its largest batch takes beside.`,
   penstock models --profiles profiles`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := flags.load()
+			c, _, err := flags.load()
 			if err != nil {
 				return err
 			}

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"syscall"
 	"time"
 
@@ -33,6 +32,7 @@ type nodeFlags struct {
 	config  string
 	dir     string
 	verbose bool
+	run     string // the run of `penstock up` that the process is of, empty where it is of none
 	cmd     *cobra.Command
 }
 
@@ -43,11 +43,33 @@ func (n *nodeFlags) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVarP(&n.verbose, "verbose", "v", false, "log every process's states")
 }
 
-// load reads the configuration and prepares the runtime folder.
-func (n *nodeFlags) load() (configs.Config, error) {
-	c, err := configs.Read(n.config)
+// registerRun is for the verbs that up starts.
+func (n *nodeFlags) registerRun(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&n.run, runFlag, "", "the run of `penstock up` that it is of")
+	cmd.Flags().MarkHidden(runFlag)
+}
+
+// runFlag is how up tells its managers and orchestrators, one after the other, that they are of
+// one node.
+const runFlag = "run"
+
+// begin is load, and opens the log, which end ends.
+func (n *nodeFlags) begin(name string) (c configs.Config, log zerolog.Logger, end func(), err error) {
+	c, unread, err := n.load()
 	if err != nil {
-		return c, err
+		return c, zerolog.Nop(), nil, err
+	}
+	log, end = openLog(c.Log, name)
+	if unread != nil {
+		log.Error().Err(unread).Msg("configuration cannot be read; going on with what was last followed of it")
+	}
+	return c, log, end, nil
+}
+
+// load reads the configuration, as readConfig, and prepares the runtime folder.
+func (n *nodeFlags) load() (c configs.Config, unread, err error) {
+	if c, unread, err = readConfig(n.config, n.dir, n.run); err != nil {
+		return c, nil, err
 	}
 	logsAs(n.cmd, c.Log.Format)
 	if n.dir != "" {
@@ -57,15 +79,15 @@ func (n *nodeFlags) load() (configs.Config, error) {
 		c.RuntimeDir = defaultRuntimeDir()
 	}
 	if c.RuntimeDir, err = filepath.Abs(c.RuntimeDir); err != nil {
-		return c, fmt.Errorf("find runtime folder: %w", err)
+		return c, nil, fmt.Errorf("find runtime folder: %w", err)
 	}
 	if err := os.MkdirAll(c.RuntimeDir, 0o700); err != nil {
-		return c, fmt.Errorf("make runtime folder: %w", err)
+		return c, nil, fmt.Errorf("make runtime folder: %w", err)
 	}
 	if n.verbose {
 		c.Log.Level = "debug"
 	}
-	return c, nil
+	return c, unread, nil
 }
 
 func defaultRuntimeDir() string {
@@ -77,30 +99,24 @@ func defaultRuntimeDir() string {
 
 func managerCommand() *cobra.Command {
 	var flags nodeFlags
-	var run string
 	cmd := &cobra.Command{
 		Use:     "manager",
 		Short:   "Run the IF Manager: packets in, batches out, shares",
 		Example: `  penstock manager --config node.yaml    # and beside it: penstock orchestrator --config node.yaml`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := flags.load()
+			c, log, end, err := flags.begin("manager")
 			if err != nil {
 				return err
 			}
-			log, end := openLog(c.Log, "manager")
 			defer end()
-			return runManager(cmd.Context(), c, run, log)
+			return runManager(cmd.Context(), c, flags.run, log)
 		},
 	}
 	flags.register(cmd)
-	cmd.Flags().StringVar(&run, runFlag, "", "the run of `penstock up` that it is of")
-	cmd.Flags().MarkHidden(runFlag)
+	flags.registerRun(cmd)
 	return cmd
 }
-
-// runFlag is how up tells its managers, one after the other, that they are of one node.
-const runFlag = "run"
 
 func runManager(ctx context.Context, c configs.Config, run string, log zerolog.Logger) error {
 	// From now on Go leaves it as it is, however few CPUs the process is pinned to; the manager
@@ -113,15 +129,25 @@ func runManager(ctx context.Context, c configs.Config, run string, log zerolog.L
 		log.Warn().Err(err).Msg("the manager is not kept off the CPUs of the inference functions")
 	}
 	return manager.Run(ctx, manager.Options{Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log, Run: run}, func(m *manager.Manager) {
+		keep := func(c configs.Config) {}
+		if run != "" {
+			dir := c.RuntimeDir // of a flag, perhaps
+			keep = func(c configs.Config) {
+				if err := keepConfig(dir, c); err != nil {
+					log.Warn().Err(err).Msg("should the file become unreadable, a process that dies ends the node")
+				}
+			}
+		}
 		if c.File != "" {
-			go followConfig(ctx, m, c, log)
+			keep(c)
+			go followConfig(ctx, m, c, keep, log)
 		}
 	})
 }
 
 // followConfig takes over the list of functions each time the file is written after it was
-// read as begun.
-func followConfig(ctx context.Context, m follower, begun configs.Config, log zerolog.Logger) {
+// read as begun, and has what was followed kept.
+func followConfig(ctx context.Context, m follower, begun configs.Config, keep func(configs.Config), log zerolog.Logger) {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
 		defer watcher.Close()
@@ -148,7 +174,9 @@ func followConfig(ctx context.Context, m follower, begun configs.Config, log zer
 		}
 		if err != nil {
 			log.Error().Err(err).Msg("configuration not followed")
+			return
 		}
+		keep(c)
 	}
 	for {
 		select {
@@ -188,11 +216,10 @@ func orchestratorCommand() *cobra.Command {
 		Example: `  penstock orchestrator --config node.yaml`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := flags.load()
+			c, log, end, err := flags.begin("orchestrator")
 			if err != nil {
 				return err
 			}
-			log, end := openLog(c.Log, "orchestrator")
 			defer end()
 			if err := haveDevice(c); err != nil {
 				return err
@@ -214,6 +241,7 @@ func orchestratorCommand() *cobra.Command {
 		},
 	}
 	flags.register(cmd)
+	flags.registerRun(cmd)
 	return cmd
 }
 
@@ -247,17 +275,17 @@ func upCommand() *cobra.Command {
 		Short: "Run manager and orchestrator together",
 		Long: `Runs the manager and the orchestrator as two processes and looks after both: one
 that dies is started again, a manager with the functions that it was last told to
-have (penstock if), as long as the configuration file is as it was. SIGTERM or
-Ctrl-C drains: what was accepted is answered, then everything ends.`,
+have (penstock if), as long as the configuration file is as it was, or cannot be
+read. SIGTERM or Ctrl-C drains: what was accepted is answered, then everything
+ends.`,
 		Example: `  penstock up
   penstock up --config configs/demo.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := flags.load()
+			c, log, end, err := flags.begin("up")
 			if err != nil {
 				return err
 			}
-			log, end := openLog(c.Log, "up")
 			defer end()
 			return up(cmd.Context(), flags, c, log)
 		},
@@ -273,7 +301,7 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	if err != nil {
 		return fmt.Errorf("find own binary: %w", err)
 	}
-	args := []string{"--runtime-dir", c.RuntimeDir}
+	args := []string{"--runtime-dir", c.RuntimeDir, "--" + runFlag, rand.Text()}
 	if flags.config != "" {
 		args = append(args, "--config", flags.config)
 	}
@@ -285,8 +313,8 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 	orchestratorCtx, stopOrchestrator := context.WithCancel(context.Background())
 	defer stopOrchestrator()
 	manager, orchestrator := make(chan error, 1), make(chan error, 1)
-	start := func(ctx context.Context, verb string, ended chan<- error, more ...string) {
-		err := keep(ctx, log, self, slices.Concat([]string{verb}, args, more), 5*c.DrainTimeout)
+	start := func(ctx context.Context, verb string, ended chan<- error) {
+		err := keep(ctx, log, self, append([]string{verb}, args...), 5*c.DrainTimeout)
 		var status exitStatus
 		if err != nil && !errors.As(err, &status) {
 			err = fmt.Errorf("%s: %w", verb, err)
@@ -294,7 +322,7 @@ func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logg
 		ended <- err
 	}
 	go start(orchestratorCtx, "orchestrator", orchestrator)
-	go start(managerCtx, "manager", manager, "--"+runFlag, rand.Text())
+	go start(managerCtx, "manager", manager)
 	select {
 	case err := <-manager:
 		stopOrchestrator()

@@ -35,7 +35,7 @@ func follows(t *testing.T, text, on string) (told followed, file string) {
 	told = make(followed, 16)
 	ctx, cancel := context.WithCancel(context.Background())
 	var ends sync.WaitGroup
-	ends.Go(func() { followConfig(ctx, told, begun, zerolog.Nop()) })
+	ends.Go(func() { followConfig(ctx, told, begun, func(configs.Config) {}, zerolog.Nop()) })
 	t.Cleanup(func() {
 		cancel()
 		ends.Wait()

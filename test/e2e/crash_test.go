@@ -224,6 +224,46 @@ func newManager(t *testing.T, nd *node.Node) {
 	}
 }
 
+// A slip in the configuration is one line in the log, also where it is followed by a crash.
+func TestANodeOutlivesAConfigurationThatCannotBeRead(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	nd := start(t, oneFunction(card))
+	edit := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(nd.Config, []byte(fmt.Sprintf("http: %s\n%s", nd.HTTP, text)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func(name string) func() bool {
+		return func() bool { _, err := nd.Function(name); return err == nil }
+	}
+	edit(oneFunction(card) + fmt.Sprintf("  - {name: edited, model: %s, port: 0}\n", card))
+	waitFor(t, "the edit to be followed", has("edited"))
+	if err := nd.WaitReady(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(t, nd.Dir, "if", "add", "told", "--model", nullCard(t, "other", small)); err != nil {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+	edit("functions: [{name: fn\n")
+	logged(t, nd, "configuration not followed")
+
+	time.Sleep(2500 * time.Millisecond) // up gives up on a child that dies at once
+	kill(t, childOf(t, nd, "orchestrator"))
+	logged(t, nd, "going on with what was last followed of it")
+	newManager(t, nd)
+	for _, name := range []string{"fn", "edited", "told"} {
+		if !has(name)() {
+			t.Errorf("function %s is gone", name)
+		}
+	}
+	if got := stream(t, nd, 50, func() {}); got.by[wire.StatusOK] != 50 {
+		t.Errorf("%s; want 50 right answers", got)
+	}
+	edit(oneFunction(card))
+	waitFor(t, "the mended file to be followed", func() bool { return !has("edited")() && !has("told")() && has("fn")() })
+}
+
 // What an operator did does not vanish at night: the manager that is started in the place
 // of a killed one goes on with it, until the file says something else.
 func TestWhatWasToldAtRunTimeOutlivesTheManager(t *testing.T) {

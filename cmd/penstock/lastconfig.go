@@ -1,0 +1,50 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/penstock/penstock/configs"
+)
+
+// What a node last followed of its configuration outlives an edit that nobody can read: a
+// process of it that dies is started again with that, where the file would end the node.
+
+// lastConfigFile is the name, in the runtime folder, of the text that was last followed. The
+// manager writes it when it is there, which only one can be, and after each edit.
+const lastConfigFile = "followed.yaml"
+
+// keepConfig makes a configuration the one that was last followed. The built-in one needs no
+// keeping.
+func keepConfig(dir string, c configs.Config) error {
+	if c.File == "" {
+		return nil
+	}
+	path := filepath.Join(dir, lastConfigFile)
+	half := path + ".new"
+	err := os.WriteFile(half, c.Text, 0o600)
+	if err == nil {
+		err = os.Rename(half, path)
+	}
+	if err != nil {
+		os.Remove(path) // an older one would be another node's
+		return fmt.Errorf("keep the configuration for processes that are started again: %w", err)
+	}
+	return nil
+}
+
+// readConfig reads a configuration for a process of the node whose runtime folder is dir: the
+// one that was last followed where file cannot be read, which unread says why; none where the
+// process is of no node that `penstock up` runs.
+func readConfig(file, dir, run string) (c configs.Config, unread, err error) {
+	c, err = configs.Read(file)
+	if err == nil || run == "" {
+		return c, nil, err
+	}
+	last, lastErr := configs.ReadCopy(file, filepath.Join(dir, lastConfigFile))
+	if lastErr != nil {
+		return c, nil, err // what is wrong with the file is what can be mended
+	}
+	return last, err, nil
+}
