@@ -147,6 +147,7 @@ func TestConfigurationsAreRead(t *testing.T) {
 			}
 			// What differs between variants is named in their fields.
 			got.MPS, got.Shares, got.Batching, got.Gather = true, configs.Shares{}, configs.Batching{}, ""
+			got.Text, got.Digest = nil, ""
 			for i := range got.Functions {
 				got.Functions[i].SharePercent, got.Functions[i].Streams = 0, 0
 			}
