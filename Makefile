@@ -75,7 +75,7 @@ examples: library
 	CC="$(CC)" examples/c/build.sh bin/lib bin/examples/c
 
 test: build examples
-	$(GO) test ./...
+	$(GO) test -timeout 20m ./...
 
 demo: build
 	bin/penstock demo --duration $(DURATION) --out out
