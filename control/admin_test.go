@@ -10,14 +10,21 @@ import (
 	"time"
 )
 
-// A manager that is stopped takes connections, as its kernel does that, and says nothing.
-func TestAManagerThatSaysNothingIsGivenUp(t *testing.T) {
-	dir := t.TempDir()
+// adminSocket is a manager's in a runtime folder, until the test ends.
+func adminSocket(t *testing.T) (dir string, l net.Listener) {
+	t.Helper()
+	dir = t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, AdminSocket))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	t.Cleanup(func() { l.Close() })
+	return dir, l
+}
+
+// A manager that is stopped takes connections, as its kernel does that, and says nothing.
+func TestAManagerThatSaysNothingIsGivenUp(t *testing.T) {
+	dir, _ := adminSocket(t)
 	interrupted := errors.New("interrupted")
 	ctx, stop := context.WithCancelCause(context.Background())
 	time.AfterFunc(10*time.Millisecond, func() { stop(interrupted) })
@@ -31,12 +38,7 @@ func TestAManagerThatSaysNothingIsGivenUp(t *testing.T) {
 
 // One that dies in the middle of an order had a runtime folder, the right one.
 func TestAManagerThatEndsBeforeItAnswersIsSaidToHaveEnded(t *testing.T) {
-	dir := t.TempDir()
-	l, err := net.Listen("unix", filepath.Join(dir, AdminSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	dir, l := adminSocket(t)
 	go func() {
 		conn, err := l.Accept()
 		if err != nil {
@@ -45,7 +47,7 @@ func TestAManagerThatEndsBeforeItAnswersIsSaidToHaveEnded(t *testing.T) {
 		conn.Read(make([]byte, 1<<16))
 		conn.Close()
 	}()
-	_, err = SendOrder(context.Background(), dir, AddPath, NameOrder{Name: "face"})
+	_, err := SendOrder(context.Background(), dir, AddPath, NameOrder{Name: "face"})
 	if err == nil || !strings.Contains(err.Error(), "it ended before it answered") || strings.Contains(err.Error(), "--runtime-dir") {
 		t.Errorf("an order: %v", err)
 	}

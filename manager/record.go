@@ -99,17 +99,6 @@ func decodeRecord(data []byte) (r record, err error) {
 	return r, nil
 }
 
-// write puts data in the place of the node's record, whole or not at all.
-func write(dir string, data []byte) error {
-	path := recordPath(dir)
-	// One name for all: what a manager that died left half is written over.
-	half := path + ".new"
-	if err := os.WriteFile(half, data, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(half, path)
-}
-
 // keep records what the manager was told. Functions on trial, and those that are being
 // removed, are not what it shall have.
 func (m *Manager) keep() {
@@ -135,7 +124,7 @@ func (m *Manager) keep() {
 	}
 	data, err := json.Marshal(r)
 	if err == nil && !bytes.Equal(data, m.kept) {
-		err = write(m.dir, data)
+		err = control.ReplaceFile(recordPath(m.dir), data)
 	}
 	if err != nil {
 		m.log.Warn().Err(err).Msg("cannot record the functions: what was done at run time is forgotten when this manager dies")

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
 )
 
 // What a node last followed of its configuration outlives an edit that nobody can read: a
@@ -15,19 +16,10 @@ import (
 // manager writes it when it is there, which only one can be, and after each edit.
 const lastConfigFile = "followed.yaml"
 
-// keepConfig makes a configuration the one that was last followed. The built-in one needs no
-// keeping.
+// keepConfig makes a configuration the one that was last followed.
 func keepConfig(dir string, c configs.Config) error {
-	if c.File == "" {
-		return nil
-	}
 	path := filepath.Join(dir, lastConfigFile)
-	half := path + ".new"
-	err := os.WriteFile(half, c.Text, 0o600)
-	if err == nil {
-		err = os.Rename(half, path)
-	}
-	if err != nil {
+	if err := control.ReplaceFile(path, c.Text); err != nil {
 		os.Remove(path) // an older one would be another node's
 		return fmt.Errorf("keep the configuration for processes that are started again: %w", err)
 	}

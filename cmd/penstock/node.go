@@ -129,19 +129,20 @@ func runManager(ctx context.Context, c configs.Config, run string, log zerolog.L
 		log.Warn().Err(err).Msg("the manager is not kept off the CPUs of the inference functions")
 	}
 	return manager.Run(ctx, manager.Options{Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log, Run: run}, func(m *manager.Manager) {
-		keep := func(c configs.Config) {}
-		if run != "" {
-			dir := c.RuntimeDir // of a flag, perhaps
-			keep = func(c configs.Config) {
-				if err := keepConfig(dir, c); err != nil {
-					log.Warn().Err(err).Msg("should the file become unreadable, a process that dies ends the node")
-				}
+		if c.File == "" {
+			return // the built-in one stays as it is
+		}
+		dir := c.RuntimeDir // of a flag, perhaps
+		keep := func(c configs.Config) {
+			if run == "" {
+				return // nobody starts another in the place of this one
+			}
+			if err := keepConfig(dir, c); err != nil {
+				log.Warn().Err(err).Msg("should the file become unreadable, a process that dies ends the node")
 			}
 		}
-		if c.File != "" {
-			keep(c)
-			go followConfig(ctx, m, c, keep, log)
-		}
+		keep(c)
+		go followConfig(ctx, m, c, keep, log)
 	})
 }
 
