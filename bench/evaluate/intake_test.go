@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/bits"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -165,6 +166,42 @@ func TestSettingsCoverTheIntake(t *testing.T) {
 				}
 			})
 			add(fmt.Sprintf("another %s", kind.Field(i).Name))
+		})
+	}
+}
+
+// A report is gone on with as long as nothing has changed for its own variants.
+func TestSettingsCoverTheFiguresOwnVariants(t *testing.T) {
+	f, err := Find("fig8")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, err := f.fingerprint(Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range variants {
+		v := &variants[i]
+		t.Run(v.name, func(t *testing.T) {
+			old := *v
+			t.Cleanup(func() { *v = old })
+			v.label += ", told otherwise"
+			same, err := f.fingerprint(Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if same != before {
+				t.Error("another label changes the settings")
+			}
+			v.grain++
+			after, err := f.fingerprint(Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			used := slices.ContainsFunc(f.Cases, func(c Case) bool { return slices.Contains(c.Variants, v.name) })
+			if changed := after != before; changed != used {
+				t.Errorf("the figure has it: %v; its settings change with it: %v", used, changed)
+			}
 		})
 	}
 }

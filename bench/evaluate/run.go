@@ -225,17 +225,29 @@ func newRunner(o Options) (*runner, error) {
 	return r, nil
 }
 
-// fingerprint is of all that a figure's measurements rest on, the number of runs left
-// aside.
+// fingerprint is of all that a figure's measurements rest on, the number of runs and
+// other figures' variants left aside.
 func (f *Figure) fingerprint(o Options) (string, error) {
+	var names, ways []string
+	for i := range f.Cases {
+		names = append(names, f.Cases[i].Variants...)
+	}
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		v, err := variantOf(name)
+		if err != nil {
+			return "", err
+		}
+		ways = append(ways, v.fingerprint())
+	}
 	text, err := json.Marshal(struct {
 		Figure   *Figure
-		Variants string
+		Variants []string
 		Seed     uint64
 		Quick    bool
 		Weights  string
 		Intake   intakeRules
-	}{f, fmt.Sprintf("%+v", variants), o.Seed, o.Quick, o.Weights, rules})
+	}{f, ways, o.Seed, o.Quick, o.Weights, rules})
 	if err != nil {
 		return "", fmt.Errorf("describe figure %s: %w", f.Name, err)
 	}

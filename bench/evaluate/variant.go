@@ -3,6 +3,7 @@ package evaluate
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 
@@ -129,6 +130,20 @@ func fixed(size int) string { return fmt.Sprintf("%s%d", fixedPrefix, size) }
 // settings is what the variant says of itself in a report.
 func (v variant) settings() VariantSetting {
 	return VariantSetting{Name: v.name, Label: v.label, What: v.what, Baseline: v.baseline}
+}
+
+// fingerprint is what v does, not how it is described: the fields that say something, so
+// that one which is new changes nothing for variants that do without.
+func (v variant) fingerprint() string {
+	v.label, v.what = "", ""
+	var text strings.Builder
+	fields := reflect.ValueOf(v)
+	for i := range fields.NumField() {
+		if f := fields.Field(i); !f.IsZero() {
+			fmt.Fprintf(&text, "%s:%v ", fields.Type().Field(i).Name, f)
+		}
+	}
+	return text.String()
 }
 
 // nodeOptions are what is the same for all variants of a case.
