@@ -121,10 +121,19 @@ type gpu struct {
 type launch struct {
 	stream     cuda.Stream
 	executable *cuda.Executable // nil where the model runs node by node
-	hosts      [][]byte         // pinned memory that only this executable copies from
+	hosts      *hosts           // what it copies from
 	binding    binding          // then this is run
 	scratch    *pool
 	ephemeral  int64
+}
+
+// close gives the launch back; it is not in flight.
+func (l *launch) close(in *cuda.Context) error {
+	if l.executable == nil {
+		l.binding.close()
+		return nil
+	}
+	return errors.Join(l.executable.Destroy(), l.hosts.release(in))
 }
 
 func newGPU(env libml.Environment) *gpu {
@@ -485,21 +494,17 @@ func (g *gpu) configureBatch(slot, n int, input []byte, outputs [][]byte) (ephem
 
 func (g *gpu) configureGraph(slot int, s *size, in place, outs []place) (*launch, error) {
 	stream := cuda.StreamOf(g.env.Stream(slot))
-	executable, c, err := s.prepare(slot%lanes, stream, in, outs)
+	l, apart, err := s.prepare(slot%lanes, stream, in, outs)
 	if err != nil {
 		return nil, err
 	}
-	if err := executable.Upload(stream); err != nil {
-		return nil, errors.Join(err, executable.Destroy())
+	if err := l.executable.Upload(stream); err != nil {
+		return nil, errors.Join(err, l.close(g.context))
 	}
-	if c.apart {
+	if apart {
 		g.mu.Lock()
 		g.apart = true
 		g.mu.Unlock()
-	}
-	l := &launch{stream: stream, executable: executable, ephemeral: c.ephemeral}
-	if c.graph == nil { // it is this one's alone
-		l.hosts, c.hosts = c.hosts, nil
 	}
 	return l, nil
 }
@@ -583,14 +588,10 @@ func (g *gpu) drop(k key) error {
 	l := g.batches[k]
 	delete(g.batches, k)
 	g.mu.Unlock()
-	switch {
-	case l == nil:
-	case l.executable != nil:
-		return errors.Join(l.executable.Destroy(), free(g.context, l.hosts))
-	default:
-		l.binding.close()
+	if l == nil {
+		return nil
 	}
-	return nil
+	return l.close(g.context)
 }
 
 // deinit gives everything back.

@@ -653,6 +653,40 @@ func TestAGraphKeepsWhatItReadsOfTheHost(t *testing.T) {
 	r.context.FreeHost(host)
 }
 
+// Slots of a lane over different buffers capture one after the other: what one reads of
+// the host stays when the other takes its graph's place.
+func TestASlotKeepsWhatItReadsOfTheHostWhenAnotherIsConfigured(t *testing.T) {
+	b := &played{}
+	r := newRig(t, b)
+	host, err := r.context.AllocateHost(8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(host, "constant")
+	b.fromHost = host
+	r.linked()
+	before := fake.Now().HostAllocations
+	first, second := r.tensors(1), r.tensors(1)
+	r.configure(0, 1, first)
+	copy(host, "another.") // it may get the place of the first's
+	r.configure(2, 1, second)
+	clear(host)
+	r.infer(0, 1)
+	r.infer(2, 1)
+	if one, other := string(r.output(first)), string(r.output(second)); !strings.HasPrefix(one, "constant") || !strings.HasPrefix(other, "another.") {
+		t.Errorf("answered %q and %q", one, other)
+	}
+	r.configure(0, 1, second) // the graph that slot 2 was configured with is there
+	if got := fake.Now().HostAllocations - before; got != 1 {
+		t.Errorf("%d pieces of pinned memory for one graph", got)
+	}
+	r.end()
+	if got := fake.Now().HostAllocations - before; got != 0 {
+		t.Errorf("%d pieces of pinned memory are left", got)
+	}
+	r.context.FreeHost(host)
+}
+
 // One that cannot be copied is captured again for each move, with what it reads of the
 // host: what the one before it read is given back.
 func TestGraphsThatCannotBeCopiedDoNotPileUp(t *testing.T) {

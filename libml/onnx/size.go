@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/penstock/penstock/cuda"
 )
@@ -39,8 +40,8 @@ type captured struct {
 	ephemeral int64
 	// apart: it writes to memory that is neither its lane's nor its outputs.
 	apart bool
-	// hosts is pinned memory that the graph copies from, and every executable of it.
-	hosts [][]byte
+	// hosts is what the graph copies from, and every executable of it.
+	hosts *hosts
 }
 
 // close gives graph and pinned memory back; nothing of it is in flight.
@@ -50,15 +51,56 @@ func (c *captured) close(in *cuda.Context) error {
 		errs = append(errs, c.graph.Destroy())
 		c.graph = nil
 	}
-	errs = append(errs, free(in, c.hosts))
+	errs = append(errs, c.hosts.release(in))
 	c.hosts = nil
 	return errors.Join(errs...)
 }
 
-func free(in *cuda.Context, hosts [][]byte) error {
+// instantiate makes an executable that runs where stream does. A graph that cannot be
+// copied becomes the executable, and is one no more.
+func (c *captured) instantiate(stream cuda.Stream) (*cuda.Executable, error) {
+	x, err := c.graph.Retarget(stream)
+	if !errors.Is(err, cuda.ErrNotSupported) {
+		return x, err
+	}
+	graph := c.graph
+	c.graph = nil
+	if err := graph.Move(stream); err != nil {
+		return nil, errors.Join(err, graph.Destroy())
+	}
+	x, err = graph.Instantiate()
+	return x, errors.Join(err, graph.Destroy())
+}
+
+// hosts is pinned memory that a graph copies from when it is launched. A graph that is
+// given back leaves it to the executables that it was instantiated into: the last of
+// them all frees it.
+type hosts struct {
+	pieces [][]byte
+	users  atomic.Int32
+}
+
+// newHosts has one user.
+func newHosts() *hosts {
+	h := &hosts{}
+	h.users.Store(1)
+	return h
+}
+
+// keep is h with another user.
+func (h *hosts) keep() *hosts {
+	h.users.Add(1)
+	return h
+}
+
+// release frees the memory with its last user. It does nothing to none.
+func (h *hosts) release(in *cuda.Context) error {
+	if h == nil || h.users.Add(-1) > 0 {
+		return nil
+	}
 	var errs []error
-	for _, host := range hosts {
-		errs = append(errs, in.FreeHost(host))
+	for _, piece := range h.pieces {
+		errs = append(errs, in.FreeHost(piece))
 	}
 	return errors.Join(errs...)
 }
@@ -214,36 +256,39 @@ func (s *size) tensors(memory *pool) (in place, outs []place, err error) {
 	return s.g.places(s.n, input, outputs)
 }
 
-// prepare makes an executable of a batch over these buffers that runs where stream
-// does.
-func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (x *cuda.Executable, c *captured, err error) {
+// prepare makes a batch over these buffers ready to be launched on stream; apart as
+// captured says.
+func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l *launch, apart bool, err error) {
 	err = s.thread.do(func() error {
-		c = s.captured[lane]
-		if c != nil && c.graph != nil && c.over(in, outs) {
-			x, err = c.graph.Retarget(stream)
+		c, err := s.capturedOver(lane, in, outs)
+		if err != nil {
 			return err
 		}
-		if err := s.forget(lane); err != nil {
+		x, err := c.instantiate(stream)
+		if err != nil {
 			return err
 		}
-		if c, err = s.capture(s.g.scratch[lane], in, outs); err != nil {
-			return err
-		}
-		s.captured[lane] = c
-		x, err = c.graph.Retarget(stream)
-		if !errors.Is(err, cuda.ErrNotSupported) {
-			return err
-		}
-		// It cannot be copied: what was captured becomes the executable.
-		graph := c.graph
-		c.graph = nil
-		if err := graph.Move(stream); err != nil {
-			return errors.Join(err, graph.Destroy())
-		}
-		x, err = graph.Instantiate()
-		return errors.Join(err, graph.Destroy())
+		l, apart = &launch{stream: stream, executable: x, hosts: c.hosts.keep(), ephemeral: c.ephemeral}, c.apart
+		return nil
 	})
-	return x, c, err
+	return l, apart, err
+}
+
+// capturedOver is the batch over these buffers as a graph: what the lane has, or a new
+// one in its place.
+func (s *size) capturedOver(lane int, in place, outs []place) (*captured, error) {
+	if c := s.captured[lane]; c != nil && c.graph != nil && c.over(in, outs) {
+		return c, nil
+	}
+	if err := s.forget(lane); err != nil {
+		return nil, err
+	}
+	c, err := s.capture(s.g.scratch[lane], in, outs)
+	if err != nil {
+		return nil, err
+	}
+	s.captured[lane] = c
+	return c, nil
 }
 
 // forget gives back what was captured for a lane.
@@ -282,9 +327,9 @@ func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err 
 		}
 		return nil, fmt.Errorf("%w: %w", errNoGraph, firstOf(ran, ended))
 	}
-	c := &captured{input: in, outputs: outs, graph: graph, ephemeral: state.peak}
+	c := &captured{input: in, outputs: outs, graph: graph, ephemeral: state.peak, hosts: newHosts()}
 	if err := s.examine(c, state.all); err != nil {
-		return nil, errors.Join(err, free(s.g.context, c.hosts)) // the graph goes above
+		return nil, errors.Join(err, c.hosts.release(s.g.context)) // the graph goes above
 	}
 	return c, nil
 }
@@ -326,7 +371,7 @@ func (s *size) examine(c *captured, scratch cuda.Range) error {
 		if err != nil {
 			return err
 		}
-		c.hosts = append(c.hosts, host)
+		c.hosts.pieces = append(c.hosts.pieces, host)
 		copyHost(cuda.At(host), copied.From.At, len(host))
 		if err := c.graph.ReadFrom(copied, cuda.At(host)); err != nil {
 			return err
