@@ -82,7 +82,7 @@ func (m *Manager) learnDevice(o *control.Observed) {
 	if n := m.partitioned(); n > len(d.groups()) && len(d.groups()) > 0 {
 		d.whole = true
 		m.log.Error().Int("instances", n).Int("groups", len(d.groups())).
-			Msg("more instances than groups of multiprocessors: shares change by shadows; a smaller `shares.sm_grain` makes more groups")
+			Msg("more instances than groups of multiprocessors: shares change by shadows; a smaller `shares.sm_grain` makes more groups, which models in f16 do not run on")
 	}
 	for _, f := range m.functions {
 		f.setChange()
@@ -164,7 +164,7 @@ func (m *Manager) roomFor(c configs.Function) error {
 	m.eachInstance(func(in *instance) { taken += max(0, in.least()-1) })
 	switch {
 	case n > have:
-		return fmt.Errorf("%w: %d instances would run, the GPU's multiprocessors come in %d groups; a smaller `shares.sm_grain` makes more (it needs a restart), `change: shadow` needs none",
+		return fmt.Errorf("%w: %d instances would run, the GPU's multiprocessors come in %d groups; `change: shadow` needs none; a smaller `shares.sm_grain` makes more (it needs a restart, and models in f16 do not run on them)",
 			partition.ErrTooMany, n, have)
 	case n+taken > have:
 		return fmt.Errorf("%w: %d instances would run, of %d groups %d more are needed by models that do not run on one; `change: shadow` needs none",

@@ -94,7 +94,6 @@ func Figures() []Figure {
 	const slo = 25 * ms
 	sharing := []string{defaultMPS, timeSliceSLAB, mpsSLAB, mpsAIMD, static, shadow, partition}
 	biting := []string{timeSliceSLAB, mpsSLAB, static, partition}
-	large := append(slices.Clone(biting), fine)
 	return []Figure{
 		{
 			Name: "fig10a", Title: "Two inference functions, within 25 ms", Paper: "Figure 10a, Table 3",
@@ -188,9 +187,9 @@ func Figures() []Figure {
 		{
 			Name: "fig10-large", Title: "Mixes of 8 and 12 functions, within 25 ms", Paper: "Figure 10, Table 3, with mixes that fill the device",
 			Cases: []Case{
-				loads("8 functions", mix(slo, 12, alexnet, resnet50, resnext50, vgg16, vgg19, resnet152, gnmt, resnet50), large...),
+				loads("8 functions", mix(slo, 12, alexnet, resnet50, resnext50, vgg16, vgg19, resnet152, gnmt, resnet50), biting...),
 				loads("12 functions", mix(slo, 8, alexnet, resnet50, resnext50, vgg16, vgg19, resnet152, gnmt, resnet50,
-					alexnet, resnet50, vgg16, vgg19), large...),
+					alexnet, resnet50, vgg16, vgg19), biting...),
 			},
 		},
 	}

@@ -193,7 +193,7 @@ func TestSettingsCoverTheFiguresOwnVariants(t *testing.T) {
 			if same != before {
 				t.Error("another label changes the settings")
 			}
-			v.grain++
+			v.streams++
 			after, err := f.fingerprint(Options{})
 			if err != nil {
 				t.Fatal(err)

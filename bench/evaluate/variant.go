@@ -25,8 +25,6 @@ type variant struct {
 	gather       string // kernel or copy
 	streams      int    // 0: libml decides
 
-	grain int // multiprocessors of a group; 0: as they come
-
 	// by is what bounds a KindBare measurement: percentage, groups, or nothing.
 	by string
 }
@@ -41,7 +39,6 @@ const (
 	static         = "static"
 	shadow         = "penstock-shadow"
 	partition      = "penstock"
-	fine           = "penstock-fine"
 	restart        = "penstock-restart"
 	mpsStreams     = "mps-streams"
 	mpsGather      = "mps-gather"
@@ -87,8 +84,6 @@ var variants = []variant{
 		mps: true, change: configs.ChangeShadow, shares: true, tune: true, batching: slab, gather: gatherKernel},
 	{name: partition, label: "Penstock", what: "groups of multiprocessors that tune themselves, in place",
 		mps: true, change: configs.ChangePartition, shares: true, tune: true, batching: slab, gather: gatherKernel},
-	{name: fine, label: "Penstock, groups of 2", what: "the same, and a group is two multiprocessors, where it is eight else",
-		mps: true, change: configs.ChangePartition, shares: true, tune: true, batching: slab, gather: gatherKernel, grain: 2},
 	{name: restart, label: "stop and start", what: "MPS percentages that tune themselves, by stopping a process and starting another",
 		baseline: true, mps: true, change: configs.ChangeRestart, shares: true, tune: true, batching: slab, gather: gatherKernel},
 	{name: mpsStreams, label: "+ two streams", what: "default MPS, and two batches in flight",
@@ -195,8 +190,8 @@ func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 			return "", fmt.Errorf("write configuration: %w", err)
 		}
 	}
-	fmt.Fprintf(&text, "shares: {change: %s, sm_grain: %d, tune: %v, interval: %v, hold_down: %v, minimum_percent: %d, spread_slack: %v, steps: %s}\n",
-		v.change, v.grain, v.tune, tuneInterval, tuneHoldDown, least, v.tune && !o.frugal, steps)
+	fmt.Fprintf(&text, "shares: {change: %s, tune: %v, interval: %v, hold_down: %v, minimum_percent: %d, spread_slack: %v, steps: %s}\n",
+		v.change, v.tune, tuneInterval, tuneHoldDown, least, v.tune && !o.frugal, steps)
 	text.WriteString("functions:\n")
 	for _, f := range functions {
 		line, err := json.Marshal(v.function(o, f))

@@ -155,7 +155,7 @@ func groupsFinding(d cuda.Device, grain int) finding {
 	f.ok = true
 	f.say = fmt.Sprintf("cuda:%d in %s", d.Ordinal(), groups(split))
 	if finest, err := d.Split(2); err == nil && len(finest.GroupSMs()) > len(split.GroupSMs()) {
-		f.say += "; the finest, by shares.sm_grain: " + groups(finest)
+		f.say += "; the finest, by shares.sm_grain, for models without thread block clusters (not f16): " + groups(finest)
 	}
 	return f
 }

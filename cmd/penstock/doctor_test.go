@@ -78,7 +78,7 @@ func TestDoctorSaysWhatTheGPUCan(t *testing.T) {
 	expect(t, found, "nvml", true, "driver 999.99", "")
 	expect(t, found, "cuda:0", true, fakeUUID, "")
 	expect(t, found, "cuda:0", true, "132 multiprocessors, 100 of 1024 MiB used, compute mode default, MIG off", "")
-	expect(t, found, "green contexts", true, "cuda:0 in 15 groups of 8 and 1 of 12; the finest, by shares.sm_grain: 66 groups of 2", "")
+	expect(t, found, "green contexts", true, "cuda:0 in 15 groups of 8 and 1 of 12; the finest, by shares.sm_grain, for models without thread block clusters (not f16): 66 groups of 2", "")
 	expect(t, found, "mps", true, "can run here (tried)", "")
 	expect(t, found, "onnx on cuda", false, "no libonnxruntime_providers_shared.so beside", "PENSTOCK_ONNXRUNTIME=")
 }

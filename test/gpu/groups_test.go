@@ -9,45 +9,57 @@ import (
 )
 
 // Functions that demand less than any process can run on get the least that it does run
-// on, coarse groups or fine ones: kernels in clusters (VGG-16's) need several
-// multiprocessors side by side, and a process that lacks them says so and is given more.
+// on: kernels in clusters (VGG-16's) need several multiprocessors side by side, and a
+// process that lacks them says so and is given more.
 func TestFunctionsServeOnTheLeastGroupsTheyRunOn(t *testing.T) {
-	for _, grain := range []string{"0", "2"} {
-		t.Run("sm_grain "+grain, func(t *testing.T) {
-			names := []string{"vgg16", "vgg16-2", "resnet50", "fashion"}
-			n := start(t, `
-shares: {tune: false, change: partition, sm_grain: `+grain+`}
+	serveOnTheLeast(t, 25, []string{"vgg16", "vgg16-2", "resnet50", "fashion"}, `
+shares: {tune: false, change: partition}
 functions:
   - {name: vgg16, model: `+exported(t, "vgg16")+`, port: 0, slo: 5s, share_percent: 2}
   - {name: vgg16-2, model: `+exported(t, "vgg16")+`, port: 0, slo: 5s, share_percent: 2}
   - {name: resnet50, model: `+exported(t, "resnet50")+`, port: 0, slo: 5s, share_percent: 2}
   - {name: fashion, port: 0, slo: 5s, share_percent: 2}
 `)
-			total := multiprocessors(t, n)
-			for _, name := range names {
-				send(t, n, name, 50).flows(t)
+}
+
+// Groups of two keep no clusters together: they are for models that have none.
+func TestAModelWithoutClustersServesOnGroupsOfTwo(t *testing.T) {
+	serveOnTheLeast(t, 7, []string{"fashion", "fashion-2"}, `
+shares: {tune: false, change: partition, sm_grain: 2}
+functions:
+  - {name: fashion, port: 0, slo: 5s, share_percent: 2}
+  - {name: fashion-2, model: fashion, port: 0, slo: 5s, share_percent: 5}
+`)
+}
+
+// serveOnTheLeast starts a node and checks that its functions, of these names, serve on
+// multiprocessors of their own, some and this percentage of them at most.
+func serveOnTheLeast(t *testing.T, most float64, names []string, config string) {
+	t.Helper()
+	n := start(t, config)
+	total := multiprocessors(t, n)
+	for _, name := range names {
+		send(t, n, name, 50).flows(t)
+	}
+	for _, name := range names {
+		var p control.ProcessStatus
+		waitFor(t, name+" to have its batch sizes", func() bool {
+			f, err := n.Function(name)
+			serves := false
+			if err == nil && len(f.Instances) > 0 {
+				p, serves = f.Instances[0].Serving()
 			}
-			for _, name := range names {
-				var p control.ProcessStatus
-				waitFor(t, name+" to have its batch sizes", func() bool {
-					f, err := n.Function(name)
-					serves := false
-					if err == nil && len(f.Instances) > 0 {
-						p, serves = f.Instances[0].Serving()
-					}
-					return serves && !p.Growing
-				})
-				t.Logf("%s runs on %d of %d multiprocessors, groups %v", name, p.SMs, total, p.SMGroups)
-				if p.SMs == 0 || percentOf(p.SMs, total) > 25 {
-					t.Errorf("%s runs on %d of %d multiprocessors; want some, a quarter at most", name, p.SMs, total)
-				}
-			}
-			apart(t, n)
-			for _, name := range names {
-				s := send(t, n, name, 100)
-				s.flows(t)
-				s.stop().answeredAll(t, 0)
-			}
+			return serves && !p.Growing
 		})
+		t.Logf("%s runs on %d of %d multiprocessors, groups %v", name, p.SMs, total, p.SMGroups)
+		if p.SMs == 0 || percentOf(p.SMs, total) > most {
+			t.Errorf("%s runs on %d of %d multiprocessors; want some, %g %% at most", name, p.SMs, total, most)
+		}
+	}
+	apart(t, n)
+	for _, name := range names {
+		s := send(t, n, name, 100)
+		s.flows(t)
+		s.stop().answeredAll(t, 0)
 	}
 }
