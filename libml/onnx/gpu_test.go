@@ -630,18 +630,31 @@ func TestAConfiguredBatchAllocatesNothingToRun(t *testing.T) {
 	r.streams[0].Synchronize()
 }
 
-// What a model reads of the host's memory as it is captured, a graph would read again
-// when it is launched, when the memory is somebody else's.
-func TestAGraphKeepsWhatItReadsOfTheHost(t *testing.T) {
+// readingHost is a rig, linked, whose batches begin their outputs with 8 bytes of the
+// host's memory: "constant", until the caller changes it.
+func readingHost(t *testing.T) (r *rig, host []byte) {
+	t.Helper()
 	b := &played{}
-	r := newRig(t, b)
+	r = newRig(t, b)
 	host, err := r.context.AllocateHost(8)
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		r.end()
+		if err := r.context.FreeHost(host); err != nil {
+			t.Error(err)
+		}
+	})
 	copy(host, "constant")
 	b.fromHost = host
-	r.linked()
+	return r.linked(), host
+}
+
+// What a model reads of the host's memory as it is captured, a graph would read again
+// when it is launched, when the memory is somebody else's.
+func TestAGraphKeepsWhatItReadsOfTheHost(t *testing.T) {
+	r, host := readingHost(t)
 	tensors := r.tensors(1)
 	r.configure(0, 1, tensors)
 	clear(host)
@@ -649,22 +662,12 @@ func TestAGraphKeepsWhatItReadsOfTheHost(t *testing.T) {
 	if got := r.output(tensors); !strings.HasPrefix(string(got), "constant") {
 		t.Errorf("answered %q", got)
 	}
-	r.end()
-	r.context.FreeHost(host)
 }
 
 // Slots of a lane over different buffers capture one after the other: what one reads of
 // the host stays when the other takes its graph's place.
 func TestASlotKeepsWhatItReadsOfTheHostWhenAnotherIsConfigured(t *testing.T) {
-	b := &played{}
-	r := newRig(t, b)
-	host, err := r.context.AllocateHost(8)
-	if err != nil {
-		t.Fatal(err)
-	}
-	copy(host, "constant")
-	b.fromHost = host
-	r.linked()
+	r, host := readingHost(t)
 	before := fake.Now().HostAllocations
 	first, second := r.tensors(1), r.tensors(1)
 	r.configure(0, 1, first)
@@ -684,21 +687,12 @@ func TestASlotKeepsWhatItReadsOfTheHostWhenAnotherIsConfigured(t *testing.T) {
 	if got := fake.Now().HostAllocations - before; got != 0 {
 		t.Errorf("%d pieces of pinned memory are left", got)
 	}
-	r.context.FreeHost(host)
 }
 
 // One that cannot be copied is captured again for each move, with what it reads of the
 // host: what the one before it read is given back.
 func TestGraphsThatCannotBeCopiedDoNotPileUp(t *testing.T) {
-	b := &played{}
-	r := newRig(t, b)
-	host, err := r.context.AllocateHost(8)
-	if err != nil {
-		t.Fatal(err)
-	}
-	copy(host, "constant")
-	b.fromHost = host
-	r.linked()
+	r, _ := readingHost(t)
 	fake.Set(t, fake.Refuse("cuGraphClone", 0, cuda.NotSupported))
 	tensors := r.tensors(1)
 	r.configure(0, 1, tensors)
@@ -714,8 +708,6 @@ func TestGraphsThatCannotBeCopiedDoNotPileUp(t *testing.T) {
 	if got := fake.Now().HostAllocations; got != before {
 		t.Errorf("%d pieces of pinned memory, were %d", got, before)
 	}
-	r.end()
-	r.context.FreeHost(host)
 }
 
 // ONNX Runtime makes some things when a session first runs: they must not be made in a
