@@ -119,6 +119,28 @@ func (e *evaluation) results(name, variant string) (all []*evaluate.Result) {
 	return all
 }
 
+// typical is the run whose time line is the median by a number, the lower of two in the
+// middle; nil where no run has a time line.
+func typical(all []*evaluate.Result, by func(*evaluate.Result) float64) *evaluate.Result {
+	all = slices.DeleteFunc(slices.Clone(all), func(r *evaluate.Result) bool { return r.Timeline == nil })
+	if len(all) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(all, func(a, b *evaluate.Result) int { return cmp.Compare(by(a), by(b)) })
+	return all[(len(all)-1)/2]
+}
+
+// inTime is how many requests of all functions were answered within their objectives.
+func inTime(r *evaluate.Result) float64 {
+	n := 0
+	for i := range r.Timeline.Functions {
+		for _, b := range r.Timeline.Functions[i].Bins {
+			n += b.Within
+		}
+	}
+	return float64(n)
+}
+
 // failed is how many of a case's runs with a variant failed and were not made good, and why
 // the last of them did.
 func (e *evaluation) failed(name, variant string) (count int, reason string) {
@@ -338,10 +360,13 @@ var variantColours = map[string]color.Color{
 	"static":           color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
 	"penstock-shadow":  blue,
 	"penstock":         green,
-	"penstock-fine":    color.RGBA{R: 0x1b, G: 0x5e, B: 0x20, A: 0xff},
 	"penstock-restart": red,
 	"mps-streams":      color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
-	"mps-gather":       color.RGBA{R: 0xb8, G: 0x86, B: 0x0b, A: 0xff},
+	"mps-gather":       color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff},
+	"fixed-1":          color.RGBA{R: 0xf4, G: 0xa5, B: 0x82, A: 0xff},
+	"fixed-4":          color.RGBA{R: 0xd6, G: 0x60, B: 0x4d, A: 0xff},
+	"fixed-8":          color.RGBA{R: 0xb2, G: 0x18, B: 0x2b, A: 0xff},
+	"fixed-16":         color.RGBA{R: 0x67, G: 0x00, B: 0x1f, A: 0xff},
 	"mps-only-slab":    purple,
 	"mps-only-shares":  blue,
 	"streams-1":        blue,
@@ -354,7 +379,7 @@ func variantColour(name string) color.Color {
 	if c, ok := variantColours[name]; ok {
 		return c
 	}
-	return red // fixed sizes
+	return black // another fixed size
 }
 
 // functionColours are those of the functions of a time line, in order.

@@ -506,3 +506,33 @@ func TestAPercentageThatFailedIsSaid(t *testing.T) {
 		t.Errorf("failures are %q, want %q", got, want)
 	}
 }
+
+// A time line that is drawn is the run in the middle, whichever came first.
+func TestTheTypicalRunIsTheMedian(t *testing.T) {
+	of := func(within ...int) (all []*evaluate.Result) {
+		for i, n := range within {
+			r := &evaluate.Result{Run: i + 1}
+			if n >= 0 {
+				half := evaluate.FunctionTimeline{Bins: []evaluate.Bin{{Within: n / 2}}}
+				r.Timeline = &evaluate.Timeline{Functions: []evaluate.FunctionTimeline{half, half}}
+			}
+			all = append(all, r)
+		}
+		return all
+	}
+	for _, c := range []struct {
+		within []int
+		want   int // a run; 0 for none
+	}{
+		{nil, 0}, {[]int{-1}, 0}, {[]int{10}, 1}, {[]int{-1, 10}, 2},
+		{[]int{10, 40}, 1}, {[]int{40, 10}, 2}, {[]int{10, 40, 30}, 3}, {[]int{30, 10, 40}, 1}, {[]int{-1, 40, 10, 30}, 4},
+	} {
+		got := 0
+		if r := typical(of(c.within...), inTime); r != nil {
+			got = r.Run
+		}
+		if got != c.want {
+			t.Errorf("of %v it is run %d, want %d", c.within, got, c.want)
+		}
+	}
+}

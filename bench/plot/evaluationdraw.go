@@ -284,19 +284,19 @@ func lowest(points plotter.XYs) float64 {
 	return least
 }
 
-// drawTimeline shows the first run of each variant of a case, a column each: what was
-// answered in time, how late, in which batches, and with which share.
+// drawTimeline shows the median run of each variant of a case, by what was answered in
+// time, a column each: what was answered in time, how late, in which batches, and with which share.
 func (e *evaluation) drawTimeline(c evaluate.CaseSetting) error {
 	var columns []*evaluate.Result
 	for _, v := range c.Variants {
-		if all := e.results(c.Name, v); len(all) > 0 && all[0].Timeline != nil {
-			columns = append(columns, all[0])
+		if r := typical(e.results(c.Name, v), inTime); r != nil {
+			columns = append(columns, r)
 		}
 	}
 	if len(columns) == 0 {
 		return nil
 	}
-	s := sheet{title: fmt.Sprintf("%s, %s (%s), run 1", e.Title, c.Name, e.Device), high: 4.6 * vg.Centimeter, rows: make([][]*plot.Plot, 4)}
+	s := sheet{title: fmt.Sprintf("%s, %s (%s): each variant's median run", e.Title, c.Name, e.Device), high: 4.6 * vg.Centimeter, rows: make([][]*plot.Plot, 4)}
 	for i, f := range c.Functions {
 		s.legend = append(s.legend, entry{f.Name, functionColour(i), false})
 	}
@@ -435,19 +435,24 @@ func (e *evaluation) drawConvergence(cases []evaluate.CaseSetting) error {
 	if err := bars.save(e.dir, e.Figure); err != nil {
 		return err
 	}
-	lines := sheet{title: e.where() + ", run 1", legend: append(e.legend(variants), objectiveEntry), high: 5.6 * vg.Centimeter, rows: [][]*plot.Plot{nil, nil}}
+	lines := sheet{title: e.where() + ": each rule's median run", legend: append(e.legend(variants), objectiveEntry), high: 5.6 * vg.Centimeter, rows: [][]*plot.Plot{nil, nil}}
 	for _, c := range cases {
 		slo := c.Functions[0].SLOMillis
 		batch, late := small(c.Name+": mean batch", "", "requests"), small(c.Name+": p99", "s", "ms")
 		most, worst := 1.0, slo
 		for _, v := range variants {
-			all := e.results(c.Name, v)
-			if len(all) == 0 || only(all[0]) == nil {
+			r := typical(e.results(c.Name, v), func(r *evaluate.Result) float64 {
+				if f := only(r); f != nil {
+					return f.T90Seconds
+				}
+				return 0
+			})
+			if r == nil || only(r) == nil {
 				continue
 			}
-			t := all[0].Timeline
-			sizes := series(t, only(all[0]), func(b *evaluate.Bin) float64 { return some(b.MeanBatch) })
-			tails := series(t, only(all[0]), func(b *evaluate.Bin) float64 { return some(b.P99Millis) })
+			t := r.Timeline
+			sizes := series(t, only(r), func(b *evaluate.Bin) float64 { return some(b.MeanBatch) })
+			tails := series(t, only(r), func(b *evaluate.Bin) float64 { return some(b.P99Millis) })
 			most, worst = max(most, highest(sizes)), max(worst, highest(tails))
 			if err := cmp.Or(trace(batch, variantColour(v), false, sizes), trace(late, variantColour(v), false, tails)); err != nil {
 				return err

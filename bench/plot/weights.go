@@ -95,9 +95,12 @@ func weightsTable(dir string) (string, error) {
 	pair := func(own, shared float64, write func(float64) string) string {
 		return fmt.Sprintf("%s → %s (%s×)", write(own), write(shared), short(own/shared))
 	}
+	times := func(m *bench.WeightsModel, by func(*bench.WeightsInstance) float64) float64 {
+		return ofRuns(&m.Private.Ladder, by).median / ofRuns(&m.Shared.Ladder, by).median
+	}
 	of := func(m *bench.WeightsModel, by func(*bench.WeightsInstance) float64) string {
 		own, shared := ofRuns(&m.Private.Ladder, by), ofRuns(&m.Shared.Ladder, by)
-		return fmt.Sprintf("%s → %s (%s×)", own.text(number, ""), shared.text(number, ""), short(own.median/shared.median))
+		return fmt.Sprintf("%s → %s (%s×)", own.text(number, ""), shared.text(number, ""), short(times(m, by)))
 	}
 	fit := func(own, shared float64) string {
 		if own == 0 {
@@ -111,8 +114,8 @@ func weightsTable(dir string) (string, error) {
 	var faster, sooner, more []float64
 	for i := range r.Models {
 		m := &r.Models[i]
-		faster = append(faster, loads(&m.Private.Ladder)/loads(&m.Shared.Ladder))
-		sooner = append(sooner, starts(&m.Private.Ladder)/starts(&m.Shared.Ladder))
+		faster = append(faster, times(m, loads))
+		sooner = append(sooner, times(m, starts))
 		if m.Private.Fit > 0 {
 			more = append(more, 100*(float64(m.Shared.Fit)/float64(m.Private.Fit)-1))
 		}
