@@ -124,7 +124,7 @@ type supervisor struct {
 	managerID string
 	processes map[key]*child
 	past      map[key]bool
-	backoffs  map[place]*backoff
+	backoffs  map[place]*backoff // of places where something is wanted
 	reports   chan report
 
 	// On a GPU; see gpu.go.
@@ -147,6 +147,7 @@ type child struct {
 	desired  control.DesiredProcess
 	process  process // nil where it was never started
 	governor bool    // its share is libml's to hold
+	pardoned bool    // nothing was wanted in its place any more: how it ends says nothing of who comes there
 	notice   control.Notice
 
 	// On a GPU.
@@ -244,6 +245,27 @@ func (s *supervisor) hear(d control.Desired) {
 		return // an older word that came late
 	}
 	s.wish.desired = &d
+	if d.ManagerID == s.managerID {
+		s.pardon(d.Processes)
+	}
+}
+
+// pardon forgets the early failures of places where nothing is wanted any more, and those
+// to come of what still ends there: who has the place next is another function, whatever
+// its name.
+func (s *supervisor) pardon(wanted []control.DesiredProcess) {
+	stays := map[place]bool{}
+	for _, p := range wanted {
+		stays[keyOf(p).place()] = true
+	}
+	for p := range s.backoffs {
+		if !stays[p] {
+			delete(s.backoffs, p)
+		}
+	}
+	for k, c := range s.processes {
+		c.pardoned = c.pardoned || !stays[k.place()]
+	}
 }
 
 // act carries plans out until there is nothing left to do, and says when there
@@ -549,13 +571,15 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 	b := s.backoffs[k.place()]
 	if b == nil {
 		b = &backoff{}
-		s.backoffs[k.place()] = b
+		if !c.pardoned {
+			s.backoffs[k.place()] = b
+		}
 	}
 	if s.onGPU() {
 		s.release(c)
 	}
 	// What all lose together is nobody's early failure.
-	if c.failed.IsZero() && !(c.outgrown && b.outgrew(len(c.unfit), c.reason)) {
+	if c.failed.IsZero() && !c.pardoned && !(c.outgrown && b.outgrew(len(c.unfit), c.reason)) {
 		b.ended(now, lived, state == control.Failed, c.reason)
 	}
 	e := s.log.Info()

@@ -372,6 +372,52 @@ func TestWhatComesUpAgainSaysWhyTheLastOneFailed(t *testing.T) {
 	})
 }
 
+// What is taken off and added again under the same name is another function, perhaps with
+// another model.
+func TestWhatIsAddedAgainDoesNotWait(t *testing.T) {
+	for name, late := range map[string]bool{"all have ended": false, "the last ends later, and fails": true} {
+		t.Run(name, func(t *testing.T) {
+			lives := func(sp spec) life {
+				switch g := sp.key.generation; {
+				case g < 6:
+					return life{dies: time.Millisecond, how: exit{code: 3}}
+				case g == 6:
+					return life{ignoreDrain: true, ignoreTerm: true, dies: 3 * time.Second, how: exit{code: 3}}
+				}
+				return life{handshake: time.Second}
+			}
+			among(t, lives, func(n *node) {
+				last := uint32(5)
+				for g := uint32(1); g <= last; g++ {
+					n.want(one(g, control.Shadow, 30))
+					n.untilState(g, control.Failed)
+				}
+				if late {
+					last = 6
+					n.want(one(last, control.Shadow, 30))
+					n.untilState(last, control.Loaded)
+				}
+				n.want()
+				time.Sleep(100 * time.Millisecond)
+				if late {
+					n.want(one(7, control.Shadow, 30))
+					n.until("the one before is gone", func(control.Observed) bool { return len(n.spawner.living()) == 1 })
+				}
+				wanted := time.Now()
+				n.want(one(8, control.Shadow, 30))
+				p := n.untilState(8, control.Starting)
+				if p.PID == 0 || p.Reason != "" {
+					t.Errorf("it is %+v", p)
+				}
+				n.untilState(8, control.Loaded)
+				if d := n.spawner.generation(8).born.Sub(wanted); d > 200*time.Millisecond {
+					t.Errorf("it waited %v", d)
+				}
+			})
+		})
+	}
+}
+
 func TestAnotherInstanceDoesNotWaitForIt(t *testing.T) {
 	lives := func(sp spec) life {
 		if sp.key.instance == 0 {
