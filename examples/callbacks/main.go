@@ -2,8 +2,12 @@
 // fills in the six callbacks, and is started by the orchestrator as the card
 // beside it says. It answers with a picture's mean red, green and blue.
 //
-//	make examples
+//	make build examples
+//	bin/penstock up &
 //	bin/penstock if add mean --model examples/callbacks/card.yaml --port 5014
+//	bin/penstock load --rate mean=50 --duration 5s
+//
+// docs/libml.md goes through it part by part.
 package main
 
 import (
