@@ -3,6 +3,7 @@
 package fake_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -135,5 +136,64 @@ func TestASourceThatDoesNotCompileIsTold(t *testing.T) {
 	}
 	if _, err := fake.Build("/nowhere"); err == nil {
 		t.Error("built where nothing is")
+	}
+}
+
+// A driver's cuGraphLaunch crashes, or copies what is somebody else's by then.
+func TestAGraphOverMemoryThatWasGivenBackLosesTheDevice(t *testing.T) {
+	for what, pinned := range map[string]bool{"pinned": true, "of the device": false} {
+		for _, again := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, in use again: %v", what, again), func(t *testing.T) {
+				const bytes = 64 << 10
+				c := open(t)
+				defer c.Close()
+				defer fake.Reset()
+				made := func() cuda.Pointer {
+					if pinned {
+						mem, err := c.AllocateHost(bytes)
+						check(t, err)
+						return cuda.At(mem)
+					}
+					p, err := c.Allocate(bytes)
+					check(t, err)
+					return p
+				}
+				gone := func(p cuda.Pointer) {
+					if pinned {
+						check(t, c.FreeHost(cuda.Bytes(p, bytes)))
+					} else {
+						check(t, c.Free(p))
+					}
+				}
+				to, err := c.Allocate(bytes)
+				check(t, err)
+				from := made()
+				s, err := c.NewStream()
+				check(t, err)
+				check(t, s.Capture())
+				check(t, s.Copy(to, from, bytes))
+				g, err := s.EndCapture()
+				check(t, err)
+				x, err := g.Retarget(s)
+				check(t, err)
+				check(t, errors.Join(x.Launch(s), s.Synchronize()))
+				gone(from)
+				if again {
+					defer func(p cuda.Pointer) { fake.Reset(); gone(p) }(made())
+				}
+				if err := x.Launch(s); !errors.Is(err, cuda.ErrLost) {
+					t.Errorf("got %v", err)
+				}
+				fake.Reset()
+				check(t, errors.Join(x.Destroy(), g.Destroy(), s.Destroy(), c.Free(to)))
+			})
+		}
+	}
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }

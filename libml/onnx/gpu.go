@@ -227,6 +227,7 @@ func (g *gpu) linkModel() (persistentBytes int64, err error) {
 		// It may be the way in which they are shared.
 		why := err
 		g.keepPrivate(fmt.Errorf("a session over them cannot be made: %w", why))
+		clear(g.byNode)
 		if err = g.link([]int{smallest}); err == nil {
 			if noted := g.store.Refuse(g.key, why); noted != nil {
 				g.env.Log.Warn().Err(noted).Msg("the next process tries it again")
@@ -426,21 +427,27 @@ func (g *gpu) linkRest(n int) error {
 	return err
 }
 
-// plainSize is the session that runs batches of n node by node on the slot's stream,
-// made anew where the stream has changed.
-func (g *gpu) plainSize(slot, n int) (*size, error) {
+// leave gives back the sessions that a slot has on the stream that it ran on before.
+func (g *gpu) leave(slot int) error {
 	stream := cuda.StreamOf(g.env.Stream(slot))
-	// The slot has moved: all that it had where it was goes at once, while that stream
-	// is still there. Another move may follow before the other sizes are configured.
+	// All at once, while that stream is still there: another move may follow before the
+	// other sizes are configured.
 	for k, s := range g.plain {
 		if k.slot != slot || s.stream == stream {
 			continue
 		}
 		delete(g.plain, k)
 		if err := errors.Join(g.drop(k), s.close()); err != nil {
-			return nil, err
+			return err
 		}
 	}
+	return nil
+}
+
+// plainSize is the session that runs batches of n node by node on the slot's stream,
+// made anew where the stream has changed.
+func (g *gpu) plainSize(slot, n int) (*size, error) {
+	stream := cuda.StreamOf(g.env.Stream(slot))
 	k := key{slot, n}
 	if s := g.plain[k]; s != nil {
 		return s, nil
@@ -469,7 +476,8 @@ func (g *gpu) configureBatch(slot, n int, input []byte, outputs [][]byte) (ephem
 		return 0, g.fail(fmt.Sprintf("prepare batch of %d", n), err)
 	}
 	var l *launch
-	if g.sizes[n] == nil && !g.byNode[n] {
+	err = g.leave(slot)
+	if err == nil && g.sizes[n] == nil && !g.byNode[n] {
 		err = g.linkRest(n)
 	}
 	switch {
@@ -554,6 +562,7 @@ func (g *gpu) inferBatch(slot, n int) error {
 	var err error
 	switch {
 	case l.executable == nil:
+		l.scratch.mark()
 		err = short(l.scratch, l.binding.run(l.scratch))
 	case apart:
 		err = g.launchApart(l)

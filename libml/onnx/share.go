@@ -344,7 +344,8 @@ func (g *gpu) optimised(model []byte) (out []byte, err error) {
 		if err = g.scarce(short(memory, err)); errors.Is(err, cuda.ErrLost) {
 			return err
 		}
-		return errors.Join(err, stream.Destroy())
+		// What one that failed has queued uses the memory.
+		return errors.Join(err, stream.Synchronize(), stream.Destroy())
 	})
 	return out, err
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 
 	"github.com/penstock/penstock/cuda"
 )
@@ -40,11 +39,11 @@ type captured struct {
 	ephemeral int64
 	// apart: it writes to memory that is neither its lane's nor its outputs.
 	apart bool
-	// hosts is what the graph copies from, and every executable of it.
+	// hosts is what the graph, and every executable of it, copies from.
 	hosts *hosts
 }
 
-// close gives graph and pinned memory back; nothing of it is in flight.
+// close gives the graph back, and its part in the pinned memory; nothing of it is in flight.
 func (c *captured) close(in *cuda.Context) error {
 	var errs []error
 	if c.graph != nil {
@@ -68,34 +67,35 @@ func (c *captured) instantiate(stream cuda.Stream) (*cuda.Executable, error) {
 	if err := graph.Move(stream); err != nil {
 		return nil, errors.Join(err, graph.Destroy())
 	}
-	x, err = graph.Instantiate()
-	return x, errors.Join(err, graph.Destroy())
+	if x, err = graph.Instantiate(); err != nil {
+		return nil, errors.Join(err, graph.Destroy())
+	}
+	if err := graph.Destroy(); err != nil {
+		return nil, errors.Join(err, x.Destroy())
+	}
+	return x, nil
 }
 
 // hosts is pinned memory that a graph copies from when it is launched. A graph that is
 // given back leaves it to the executables that it was instantiated into: the last of
-// them all frees it.
+// them all frees it. One batch is configured at a time.
 type hosts struct {
 	pieces [][]byte
-	users  atomic.Int32
-}
-
-// newHosts has one user.
-func newHosts() *hosts {
-	h := &hosts{}
-	h.users.Store(1)
-	return h
+	users  int
 }
 
 // keep is h with another user.
 func (h *hosts) keep() *hosts {
-	h.users.Add(1)
+	h.users++
 	return h
 }
 
 // release frees the memory with its last user. It does nothing to none.
 func (h *hosts) release(in *cuda.Context) error {
-	if h == nil || h.users.Add(-1) > 0 {
+	if h == nil {
+		return nil
+	}
+	if h.users--; h.users != 0 {
 		return nil
 	}
 	var errs []error
@@ -327,7 +327,7 @@ func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err 
 		}
 		return nil, fmt.Errorf("%w: %w", errNoGraph, firstOf(ran, ended))
 	}
-	c := &captured{input: in, outputs: outs, graph: graph, ephemeral: state.peak, hosts: newHosts()}
+	c := &captured{input: in, outputs: outs, graph: graph, ephemeral: state.peak, hosts: &hosts{users: 1}}
 	if err := s.examine(c, state.all); err != nil {
 		return nil, errors.Join(err, c.hosts.release(s.g.context)) // the graph goes above
 	}
@@ -401,6 +401,8 @@ func (s *size) close() error {
 		if s.session != nil {
 			s.session.close()
 			s.session = nil
+		} else if s.stream != (cuda.Stream{}) {
+			errs = append(errs, s.stream.Synchronize()) // what one that could not be made has queued
 		}
 		for _, p := range append(s.kept, s.weights) {
 			errs = append(errs, p.close())

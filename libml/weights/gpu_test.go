@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -40,6 +41,9 @@ func TestMain(m *testing.M) {
 		case "ask": // SOCKET FILE
 			_, err := Get(os.Args[2], os.Args[3], patience)
 			fmt.Println(err)
+			os.Exit(0)
+		case "shorten": // FILE
+			shorten(os.Args[2])
 			os.Exit(0)
 		}
 	}
@@ -235,4 +239,29 @@ func TestAMappingThatFailsHangsUp(t *testing.T) {
 	if err := m.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A file that gets shorter while it is loaded: a piece is on its way to memory that goes.
+// It is loaded in a process of its own, whose end a loader leaves its context to.
+func TestAFileThatGetsShorterLosesNoDevice(t *testing.T) {
+	file := fileOf(t, t.TempDir(), "weights", noise(t))
+	child := exec.Command(os.Args[0], "shorten", file)
+	child.Env = append(os.Environ(), "PENSTOCK_FAKE="+string(fake.Late(50*time.Millisecond))+" "+string(fake.Delay("cuEventCreate", 100*time.Millisecond)))
+	said, err := child.CombinedOutput()
+	if err != nil || !strings.Contains(string(said), "fewer than its") || !strings.HasSuffix(string(said), "\nlosses 0\n") {
+		t.Errorf("%v: %s", err, said)
+	}
+}
+
+// shorten loads a file of which one piece only is left by the time that the second is read.
+func shorten(file string) {
+	runtime.LockOSThread()
+	f, err := os.Open(file)
+	if err == nil {
+		time.AfterFunc(50*time.Millisecond, func() { os.Truncate(file, pieceBytes) })
+		_, _, err = load(f)
+	}
+	fmt.Println(err)
+	time.Sleep(200 * time.Millisecond) // what is late has run
+	fmt.Println("losses", fake.Now().Lost)
 }

@@ -83,6 +83,7 @@ func load(file *os.File) (l Loaded, memory *os.File, err error) {
 	if err != nil {
 		return l, nil, err
 	}
+	defer stream.Synchronize() // a piece may be on its way to the arena when another cannot be read
 	host, err := c.AllocateHost(2 * pieceBytes)
 	if err != nil {
 		return l, nil, err

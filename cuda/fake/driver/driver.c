@@ -26,6 +26,10 @@
 // cuModuleLoad and cuGreenCtxCreate until what is queued is done, and never gives
 // back 4 MiB for each green context that it made.
 //
+// Where a driver would crash, or use what is somebody else's by now, the device is lost: a
+// graph is launched that copies from or to memory which was given back since it was
+// captured, though the same addresses be in use again.
+//
 // Calls are counted from the setting on. Under MPS, which is where
 // $CUDA_MPS_PIPE_DIRECTORY holds a file "control", the multiprocessors are
 // $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of the device's, as an H200 rounds them.
@@ -207,6 +211,7 @@ struct op {
 	struct op *next;
 	uint64_t losses; // of the device when it was queued
 	uint64_t dst, src, bytes, value;
+	uint64_t dst_memory, src_memory; // of a node: which memory these lie in, or 0
 	struct event *event;
 	uint64_t turn; // of the event
 	struct function *function;
@@ -258,6 +263,7 @@ enum place { DEVICE = 1, HOST, REGISTERED, IMPORTED, RESERVED, MAPPED };
 struct range {
 	enum place place;
 	uint64_t at, bytes;
+	uint64_t number; // no other has, or will have
 	int fd, read_only;
 	unsigned long long memory; // that is mapped
 	struct range *next;
@@ -693,7 +699,9 @@ static struct range *range_of(uint64_t at, enum place place) {
 }
 
 static struct range *add_range(enum place place, uint64_t at, uint64_t bytes, int fd) {
+	static uint64_t made;
 	struct range *r = calloc(1, sizeof *r);
+	r->number = ++made;
 	r->place = place;
 	r->at = at;
 	r->bytes = bytes;
@@ -1078,7 +1086,6 @@ CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
 	struct range *r = next_mapped(at, bytes);
 	if (r == NULL || r->at != at || r->bytes != bytes)
 		LEAVE(INVALID_VALUE);
-	settle_all();
 	mmap((void *)(uintptr_t)at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 	drop_memory(r->memory);
 	drop_range(r);
@@ -1207,8 +1214,14 @@ static void record_launch(const struct op *op, const struct stream *s) {
 	accounts->launches++;
 }
 
+static int memory_gone(const struct op *op);
+
 // work_locked does one op; mu is given up while it moves bytes.
 static void work_locked(struct stream *s, struct op *op) {
+	if (memory_gone(op)) {
+		lose(ILLEGAL_ADDRESS);
+		return;
+	}
 	int code = 0;
 	switch (op->work) {
 	case COPY:
@@ -1343,12 +1356,30 @@ static int stream_of(struct stream **s) {
 			LEAVE(stream_code_); \
 	} while (0)
 
+// memory_at is which memory an address lies in; 0 where the driver was told of none.
+static uint64_t memory_at(uint64_t at) {
+	struct range *r = range_at(at, 1);
+	return r != NULL ? r->number : 0;
+}
+
+static void find_memory(struct op *op) {
+	op->dst_memory = memory_at(op->dst);
+	op->src_memory = memory_at(op->src);
+}
+
+// memory_gone says whether what find_memory found was given back.
+static int memory_gone(const struct op *op) {
+	return (op->dst_memory != 0 && op->dst_memory != memory_at(op->dst)) ||
+		(op->src_memory != 0 && op->src_memory != memory_at(op->src));
+}
+
 // submit queues an op, or adds it to the graph that the stream is captured to.
 static void submit(struct stream *s, struct op *op) {
 	if (s->capturing != NULL) {
 		struct node *n = calloc(1, sizeof *n);
 		n->op = *op;
 		n->op.next = NULL;
+		find_memory(&n->op);
 		n->graph = s->capturing;
 		enter_object(n, NODE);
 		*s->capturing->tail = n;
@@ -1357,6 +1388,8 @@ static void submit(struct stream *s, struct op *op) {
 		free(op);
 		return;
 	}
+	if (op->dst_memory == 0 && op->src_memory == 0)
+		find_memory(op);
 	op->losses = losses;
 	*s->tail = op;
 	s->tail = &op->next;
@@ -2028,6 +2061,7 @@ CUresult cuGraphMemcpyNodeSetParams(CUgraphNode n, const CUDA_MEMCPY3D *in) {
 	n->op.src = in->src_type == 1 ? (uintptr_t)in->src_host + in->src_at[0] : in->src_device + in->src_at[0];
 	n->op.dst = in->dst_type == 1 ? (uintptr_t)in->dst_host + in->dst_at[0] : in->dst_device + in->dst_at[0];
 	n->op.bytes = in->width;
+	find_memory(&n->op);
 	LEAVE(SUCCESS);
 }
 
@@ -2073,6 +2107,11 @@ CUresult cuGraphLaunch(CUgraphExec x, CUstream s) {
 	STREAM_OR_LEAVE(s);
 	if (!known(x, EXEC))
 		LEAVE(INVALID_VALUE);
+	for (uint64_t i = 0; i < x->count; i++)
+		if (memory_gone(&x->ops[i])) {
+			lose(ILLEGAL_ADDRESS);
+			LEAVE(loss());
+		}
 	for (uint64_t i = 0; i < x->count; i++) {
 		struct op *op = copy_op(&x->ops[i]);
 		if (op->work == RECORD)
