@@ -1,12 +1,17 @@
 package control
 
+import "time"
+
 // StatusPath is where the manager's HTTP server answers with a Status.
 const StatusPath = "/status.json"
 
 // Status is what the manager tells a load generator or a person who asks: its
 // inference functions as they are now. Counters count since the manager
-// started; one that falls tells of another manager.
+// started, or since the function was added where that was later; one that falls
+// tells that the function was taken off and added.
 type Status struct {
+	// Started is when the manager did: another time is another manager.
+	Started time.Time `json:"started"`
 	// Mechanism is Observed.Mechanism, Device the GPU, nil on a CPU.
 	Mechanism string           `json:"mechanism"`
 	Device    *ObservedDevice  `json:"device,omitempty"`

@@ -160,21 +160,43 @@ func TestAFunctionThatWasNotThereForAWhileBeganAnew(t *testing.T) {
 	}
 }
 
-// TestAManagerThatDiedIsAnotherForAllFunctions, also for one of which it had counted nothing.
+// TestAManagerThatDiedIsAnotherForAllFunctions, also where the one before had counted nothing yet.
 func TestAManagerThatDiedIsAnotherForAllFunctions(t *testing.T) {
-	asked := 0
-	report := run(t, constant(t, 10, 5*time.Second), dead(5, 8), func(o *loadgen.Options) {
-		o.Status = func(context.Context) (control.Status, error) {
-			asked++
-			other := uint64(100 * asked)
-			if asked > 3 {
-				other = uint64(asked)
+	for name, before := range map[string]uint64{"counted": 1, "counted nothing": 0} {
+		asked, started := 0, time.Now()
+		report := run(t, constant(t, 10, 5*time.Second), dead(5, 8), func(o *loadgen.Options) {
+			o.Status = func(context.Context) (control.Status, error) {
+				asked++
+				f := control.FunctionStatus{Name: "face", Accepted: before, Lost: before}
+				if asked > 3 {
+					f.Accepted, f.Lost = uint64(asked), 2
+					return control.Status{Started: started.Add(time.Second), Functions: []control.FunctionStatus{f}}, nil
+				}
+				return control.Status{Started: started, Functions: []control.FunctionStatus{f}}, nil
 			}
-			return control.Status{Functions: []control.FunctionStatus{{Name: "face", Accepted: uint64(asked), Lost: 2}, {Name: "other", Accepted: other}}}, nil
+		})
+		faults := report.Faults()
+		if len(faults) != 2 || !strings.HasPrefix(faults[0], "face: 3 of 50 requests were never answered, and the manager's counters began anew") || faults[1] != "face: 2 accepted requests were never answered" {
+			t.Errorf("%s: faults %q", name, faults)
 		}
-	})
-	if faults := report.Faults(); len(faults) != 1 || !strings.HasPrefix(faults[0], "face: 3 of 50 requests were never answered, and the manager's counters began anew") {
-		t.Errorf("faults %q", faults)
+	}
+}
+
+// TestAFunctionThatWasAddedAnewSaysNothingOfOthers: the manager is the same.
+func TestAFunctionThatWasAddedAnewSaysNothingOfOthers(t *testing.T) {
+	for added, want := range map[string]bool{"face": true, "other": false} {
+		counts, started := map[string]uint64{"face": 500, "other": 500}, time.Now()
+		report := run(t, constant(t, 10, 5*time.Second), dead(5, 8), func(o *loadgen.Options) {
+			o.Status = func(context.Context) (control.Status, error) {
+				counts[added]--
+				return control.Status{Started: started, Functions: []control.FunctionStatus{
+					{Name: "face", Accepted: counts["face"]}, {Name: "other", Accepted: counts["other"]},
+				}}, nil
+			}
+		})
+		if got := report.Functions[0].Restarted; got != want {
+			t.Errorf("%s was added anew: restarted is %v of face, want %v", added, got, want)
+		}
 	}
 }
 

@@ -18,12 +18,10 @@ type watch struct {
 	last  control.Status
 	known bool
 	// of is what was said last of each function; anew are those whose counters fell, or that
-	// were not there for a while.
+	// were not there for a while: they were taken off and added. All are where the manager
+	// that counts is another one now.
 	of   map[string]control.FunctionStatus
 	anew map[string]bool
-	// died says that a counter fell: the manager that counted is another one now, also where
-	// what it counted of a function shows nothing.
-	died bool
 	// failing is why the questions fail since failed of them; told that this was told.
 	failing error
 	failed  int
@@ -84,11 +82,11 @@ func (w *watch) update(ctx context.Context) error {
 		}
 		return err
 	}
+	died := !status.Started.Equal(w.last.Started)
 	for name, before := range w.of {
 		now, is := status.Function(name)
-		if !is || now.Accepted < before.Accepted || now.Replied < before.Replied || now.Swaps < before.Swaps || now.KernelDrops < before.KernelDrops {
+		if died || !is || now.Accepted < before.Accepted || now.Replied < before.Replied || now.Swaps < before.Swaps || now.KernelDrops < before.KernelDrops {
 			w.anew[name] = true
-			w.died = w.died || is
 		}
 	}
 	for _, f := range status.Functions {
@@ -160,7 +158,7 @@ func (w *watch) began(name string) (anew, removed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	_, is := w.last.Function(name)
-	return (w.anew[name] || w.died) && is, w.anew[name] && !is && w.known
+	return w.anew[name] && is, w.anew[name] && !is && w.known
 }
 
 // firstShare is a function's share at the beginning.

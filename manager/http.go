@@ -107,7 +107,7 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 }
 
 func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
-	status := control.Status{Functions: []control.FunctionStatus{}}
+	status := control.Status{Started: m.started.UTC(), Functions: []control.FunctionStatus{}}
 	err := m.do(func() error {
 		status.Mechanism, status.Device, status.Faults = m.observed.Mechanism, m.device.gpu, m.faults.status()
 		for _, f := range m.functions {

@@ -1,0 +1,34 @@
+package manager
+
+import (
+	"encoding/json"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+)
+
+// page is the status page.
+func (b *nodeBed) page() (s control.Status) {
+	b.t.Helper()
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		(<-b.calls)()
+	}()
+	page := httptest.NewRecorder()
+	b.Manager.status(page, nil)
+	<-answered
+	if err := json.NewDecoder(page.Body).Decode(&s); err != nil {
+		b.t.Fatal(err)
+	}
+	return s
+}
+
+func TestTheStatusPageSaysWhenItsManagerStarted(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))
+	if s := b.page(); s.Started.IsZero() || !s.Started.Equal(b.started) || len(s.Functions) != 1 {
+		t.Errorf("the page says %+v, and the manager started at %v", s, b.started)
+	}
+}
