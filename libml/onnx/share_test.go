@@ -230,6 +230,33 @@ func TestASessionThatCannotShareIsMadePrivately(t *testing.T) {
 }
 
 // What is wrong with the model itself is no reason to refuse it for ever.
+// A model that over shared weights is no graph, and cannot be made node by node either, is
+// a graph over its own: nothing of the first is left.
+func TestASizeThatWasNoGraphOverSharedWeightsIsOneOverItsOwn(t *testing.T) {
+	r, _ := sharingRig(t, t.TempDir())
+	made := 0
+	r.played.unmade = func(s settings) error {
+		if made++; len(s.initializers) > 0 && made > 1 {
+			return &ortError{code: 1, text: "no place"}
+		}
+		return nil
+	}
+	r.played.unqueued = func(s settings) error {
+		if len(s.initializers) > 0 {
+			return s.stream.Synchronize() // refused in a capture
+		}
+		return nil
+	}
+	r.linked()
+	b := r.tensors(1)
+	r.configure(0, 1, b)
+	ran := r.played.ran
+	r.infer(0, 1)
+	if r.played.ran != ran || len(r.f.gpu.byNode) != 0 {
+		t.Errorf("it runs node by node: %v", r.f.gpu.byNode)
+	}
+}
+
 func TestAModelThatCannotBeMadeAtAllIsNotRefused(t *testing.T) {
 	processes(t, func(t *testing.T, r *rig, _ *shares) {
 		r.played.unmade = func(settings) error { return &ortError{code: 1, text: "no kernel"} }
