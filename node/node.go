@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -55,6 +56,7 @@ type Node struct {
 
 // Start starts a node and waits until every function has a process that serves.
 // It returns an error, with what the node last said, when the node ends before.
+// The node drains when this process ends, however it does.
 func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	n := &Node{HTTP: o.HTTP, ended: make(chan struct{}), tail: &tail{}}
 	if n.Dir, err = os.MkdirTemp("", "penstock-node-"); err != nil {
@@ -88,18 +90,29 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	n.command.Stdout = n.command.Stderr
 	// The log's pipe is held by grandchildren that drain; nobody waits for them.
 	n.command.WaitDelay = time.Second
-	n.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if err := n.command.Start(); err != nil {
+	n.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	started := make(chan error, 1)
+	go n.keep(started)
+	if err := <-started; err != nil {
 		return nil, fmt.Errorf("start node: %w", err)
 	}
-	go func() {
-		n.err = n.command.Wait()
-		close(n.ended)
-	}()
 	if err := n.WaitReady(ctx); err != nil {
 		return nil, err
 	}
 	return n, nil
+}
+
+// keep starts the command and waits for its end.
+func (n *Node) keep(started chan<- error) {
+	// The children of this thread are signalled when it ends (PDEATHSIG), so it stays.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := n.command.Start()
+	started <- err
+	if err == nil {
+		n.err = n.command.Wait()
+		close(n.ended)
+	}
 }
 
 // browser gives up on a node that does not answer.
