@@ -68,10 +68,12 @@ type FunctionStatus struct {
 	Swaps    uint64     `json:"swaps"`
 	SwapIdle IdleMicros `json:"swap_idle_us"`
 	// Accepted requests were aggregated whole and admitted; Replied ones got
-	// their answer, whatever its status. Lost ones were accepted, are no longer
-	// anywhere in the manager, and were never answered: it must stay 0.
+	// their answer, whatever its status, Failed ones that they failed. Lost ones
+	// were accepted, are no longer anywhere in the manager, and were never
+	// answered: it must stay 0.
 	Accepted uint64 `json:"accepted"`
 	Replied  uint64 `json:"replied"`
+	Failed   uint64 `json:"failed"`
 	Lost     uint64 `json:"lost"`
 	// KernelDrops is what the kernel dropped for want of socket buffer, or to shed
 	// whole requests, in datagrams (a chain of them counts as one).

@@ -147,6 +147,7 @@ func (w *watch) function(name string) (control.FunctionStatus, bool) {
 	last.Swaps = since(last.Swaps, first.Swaps)
 	last.Accepted = since(last.Accepted, first.Accepted)
 	last.Replied = since(last.Replied, first.Replied)
+	last.Failed = since(last.Failed, first.Failed)
 	last.Lost = since(last.Lost, first.Lost)
 	last.KernelDrops = since(last.KernelDrops, first.KernelDrops)
 	return last, true

@@ -383,7 +383,7 @@ func (f *function) status() control.FunctionStatus {
 		Receivers: len(f.receivers),
 		Swaps:     f.swaps.Load(), SwapIdle: f.idle.summary(),
 		Accepted: f.accepted.Load(), Replied: f.replied.Load(),
-		Lost:        f.lost(),
+		Failed: f.results[wire.StatusFailed].Load(), Lost: f.lost(),
 		KernelDrops: src.KernelDrops, SheddingPercent: 100 * src.Shedding, HeldBytes: src.HeldBytes, InFlight: f.inFlight(),
 		Input: control.InputStatus{
 			Height: f.card.Input.Height, Width: f.card.Input.Width, Channels: f.card.Input.Channels,

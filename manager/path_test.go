@@ -176,6 +176,10 @@ func TestLateAndFailedReachTheClient(t *testing.T) {
 	if e := s.next(); e.Status != wire.StatusFailed || e.Infer != time.Microsecond {
 		t.Errorf("answer is %+v, want failed after 1 µs of inference", e.Result.Result)
 	}
+	b.eventually("both are answered", func() bool { return b.replied.Load() == 2 })
+	if got := b.status(); got.Replied != 2 || got.Failed != 1 {
+		t.Errorf("status says %d answered, %d failed; want 2, 1", got.Replied, got.Failed)
+	}
 }
 
 func TestWhatADeadProcessHadStartedFailsAndTheRestGoesToTheNext(t *testing.T) {

@@ -22,7 +22,8 @@ func listCommand(folder func() string) *cobra.Command {
 		Long: `Lists the functions of the running node. "share" is the sum over a function's instances,
 with the multiprocessors that its processes count on a GPU; "whole" is no share: the
 function may use all of the device. "batch" is how many requests its batches may have now.
-Lost requests were accepted and never answered; there must be none. Below the table stands
+Of the answered requests some failed: their clients were told so, and the node's log says
+why. Lost requests were accepted and never answered; there must be none. Below the table stands
 why no share meets a function's objective, where that is known, and what went wrong.`,
 		Example: `  penstock if list
   penstock if list -o json | jq '.functions[].port'`,
@@ -45,7 +46,7 @@ why no share meets a function's objective, where that is known, and what went wr
 			t := table.NewWriter()
 			t.SetStyle(table.StyleLight)
 			t.SetOutputMirror(out)
-			t.AppendHeader(table.Row{"function", "address", "model", "slo", "share", "batching", "batch", "answered", "in flight", "lost", "state"})
+			t.AppendHeader(table.Row{"function", "address", "model", "slo", "share", "batching", "batch", "answered", "failed", "in flight", "lost", "state"})
 			for i := range status.Functions {
 				t.AppendRow(functionRow(&status.Functions[i]))
 			}
@@ -77,7 +78,7 @@ func functionRow(f *control.FunctionStatus) table.Row {
 	return table.Row{
 		f.Name, fmt.Sprintf("%s:%d", f.Address, f.Port), fmt.Sprintf("%s v%d", f.Model, f.Version),
 		strconv.FormatFloat(f.SLOMillis, 'f', -1, 64) + " ms", shareOf(f), f.Batching, strconv.FormatFloat(f.Limit, 'f', 0, 64),
-		f.Replied, f.InFlight, f.Lost, stateText(f),
+		f.Replied, f.Failed, f.InFlight, f.Lost, stateText(f),
 	}
 }
 

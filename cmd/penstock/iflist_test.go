@@ -18,9 +18,9 @@ func TestAFunctionsRowSaysHowItIs(t *testing.T) {
 		says []string
 	}{
 		{"one that serves", control.FunctionStatus{
-			Name: "face", Address: "127.0.0.1", Port: 5001, Model: "face", Version: 2, SLOMillis: 2.5, SharePercent: 30, Batching: "slab", Limit: 4.75, Replied: 7,
+			Name: "face", Address: "127.0.0.1", Port: 5001, Model: "face", Version: 2, SLOMillis: 2.5, SharePercent: 30, Batching: "slab", Limit: 4.75, Replied: 85, Failed: 61,
 			Instances: []control.InstanceStatus{{Processes: []control.ProcessStatus{serves, shadow}}},
-		}, []string{"face", "127.0.0.1:5001", "face v2", "2.5 ms", "30.0 %, 40 SMs", "slab", "5", "7", "serves, a shadow stands by"}},
+		}, []string{"face", "127.0.0.1:5001", "face v2", "2.5 ms", "30.0 %, 40 SMs", "slab", "5", "85 61", "serves, a shadow stands by"}},
 		{"one without a share, two instances", control.FunctionStatus{
 			SharePercent: 100,
 			Instances: []control.InstanceStatus{
