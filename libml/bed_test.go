@@ -258,6 +258,7 @@ type fake struct {
 	serving bool  // after the warm-up
 	calls   []string
 	failing func(step string) error
+	idle    bool // a batch writes nothing
 	// In a batch, where they are not nil: entered says so, then gate is waited for.
 	entered, gate chan struct{}
 }
@@ -362,7 +363,9 @@ func (f *fake) InferBatch(slot, n int) error {
 	if f.gpu != nil {
 		return f.gpu.Queue(b.stream, b.compute)
 	}
-	b.compute()
+	if !f.idle {
+		b.compute()
+	}
 	return nil
 }
 

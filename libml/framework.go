@@ -23,7 +23,8 @@ import (
 // and configures again over the buffers that active and shadow share. On a GPU it
 // configures and runs each size; or, where nobody serves, the smallest alone, and
 // configures the others when the process serves with that one: then the first run of a
-// size is a batch of requests.
+// size is a batch of requests. On a CPU a size that leaves a value of its outputs
+// unwritten when it is warmed up ends the process.
 //
 // Goroutines: no two callbacks run at once, with these exceptions. InferBatch of
 // different slots may run at once, each from a goroutine of its own. And on a GPU

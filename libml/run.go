@@ -547,9 +547,14 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 		if _, err := p.configure(0, n, scratch); err != nil {
 			return err
 		}
+		outputs := scratch.outputs(n)
+		wipe(outputs)
 		elapsed, err := p.warmUpBatch(0, n, scratch)
 		if err != nil {
 			return err
+		}
+		if err := written(p.card, outputs); err != nil {
+			return fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
 		}
 		p.warm = append(p.warm, warmUp{n, elapsed})
 		if p.finished() {
