@@ -22,8 +22,11 @@ graph (Environment.graph), and no batch runs any Python.
 """
 
 import ctypes
+import io
 import json
+import operator
 import os
+import reprlib
 import sys
 import traceback
 
@@ -68,19 +71,21 @@ class Framework:
         device, and nothing uses the CPU once it has returned."""
 
     def link_model(self):
-        """Put the model on the device. Return the bytes that it holds there until deinit."""
+        """Put the model on the device. Return the bytes that it holds there until deinit,
+        or None."""
         return 0
 
     def configure_batch(self, slot, n, input, outputs):
         """Prepare batches of n images in a slot. input and outputs are HostTensor, or
         DeviceTensor on a GPU, over the library's buffers; they are good until the next
         call for the same slot and n. Only infer_batch reads the input and writes the
-        outputs. Return the bytes that such a batch takes beyond both, or 0."""
+        outputs. Return the bytes that such a batch takes beyond both, or None."""
         return 0
 
     def infer_batch(self, slot, n):
-        """Run a batch. On a CPU the outputs are written when it returns; on a GPU the
-        work is queued on env.stream(slot). Not called where env.graph gave the batch."""
+        """Run a batch: write to the outputs of configure_batch, and return nothing. On a
+        CPU they are written when it returns; on a GPU the work is queued on
+        env.stream(slot). Not called where env.graph gave the batch."""
         raise NotImplementedError("%s has no infer_batch, and its configure_batch gave no graph" % type(self).__name__)
 
     def deinit(self):
@@ -292,6 +297,36 @@ def reason_of(e):
     return "%s: %s" % (name, lines[0])
 
 
+def _told(value):
+    """What a callback returned, in a few words of one line: its value where that is
+    short, else its type."""
+    name = type(value).__qualname__
+    if isinstance(value, (float, str)) or isinstance(value, int) and value.bit_length() <= 128:
+        return "%s (%s)" % (reprlib.repr(value), name)
+    if type(value).__module__ != "builtins":
+        name = "%s.%s" % (type(value).__module__, name)
+    return "%s %s" % ("an" if name[0] in "aeiouAEIOU" else "a", name)
+
+
+# An int64_t's.
+_MOST_BYTES = (1 << 63) - 1
+
+
+def _size(callback, value, of):
+    """The bytes that a callback returned, or None for 0; of says whose bytes they are."""
+    if value is None:
+        return 0
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        whole = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
+    except TypeError:
+        raise ValueError("%s returned %s, want the bytes that %s, or None" % (callback, _told(value), of)) from None
+    if not 0 <= whole <= _MOST_BYTES:
+        raise ValueError("%s returned %s, want the bytes that %s, 0 to %d, or None" % (callback, _told(value), of, _MOST_BYTES))
+    return whole
+
+
 class _Process:
     """The table of callbacks of one framework; it must outlive penstock_run."""
 
@@ -322,7 +357,7 @@ class _Process:
 
     def link_model(self, _, persistent):
         try:
-            persistent[0] = int(self.framework.link_model() or 0)
+            persistent[0] = _size("link_model", self.framework.link_model(), "it holds on the device")
             return _library.OK
         except BaseException as e:
             return self.fail(e)
@@ -331,15 +366,19 @@ class _Process:
         try:
             env = self.env
             make = DeviceTensor if env.on_gpu else HostTensor
-            ephemeral[0] = int(self.framework.configure_batch(
-                slot, n, make(input or 0, n, env.input), [make(outputs[i] or 0, n, o) for i, o in enumerate(env.outputs)]) or 0)
+            bytes = self.framework.configure_batch(
+                slot, n, make(input or 0, n, env.input), [make(outputs[i] or 0, n, o) for i, o in enumerate(env.outputs)])
+            ephemeral[0] = _size("configure_batch", bytes, "a batch takes beyond its input and outputs")
             return _library.OK
         except BaseException as e:
             return self.fail(e)
 
     def infer_batch(self, _, slot, n):
         try:
-            self.framework.infer_batch(slot, n)
+            result = self.framework.infer_batch(slot, n)
+            if result is not None:
+                # The library puts the callback's name before it.
+                raise ValueError("returned %s: write to the outputs in place, and return nothing" % _told(result))
             return _library.OK
         except BaseException as e:
             return self.fail(e)
@@ -365,6 +404,13 @@ class _Process:
 SWITCH_SECONDS = 0.0005
 
 
+def _by_lines():
+    """Have print write line by line. A node's pipe is no terminal: Python would keep some
+    kilobytes, which a process that is killed takes with it. stderr goes by lines anyway."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
 def run(framework):
     """The whole life of an inference function's process, which a node started: it
     returns after a drain, and raises Error. SIGTERM and SIGINT drain while it runs. It
@@ -375,6 +421,7 @@ def run(framework):
             "the class %s itself" % framework.__name__ if isinstance(framework, type) else type(framework).__name__))
     library = _library.load()
     process = _Process(library, framework)
+    _by_lines()
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
     code = library.penstock_run(ctypes.byref(process.table), None)
     if code != _library.OK:

@@ -1,8 +1,13 @@
 import ctypes
 import json
 import os
+import reprlib
+import signal
 import struct
+import subprocess
+import sys
 import tempfile
+import types
 import unittest
 
 import penstock
@@ -133,6 +138,60 @@ class Callbacks(unittest.TestCase):
         held = ctypes.c_int64()
         self.assertEqual(process.table.link_model(None, ctypes.byref(held)), 0)
         self.assertEqual(held.value, 12)
+
+    def test_no_bytes_are_none_and_0(self):
+        for value, want in ((None, 0), (0, 0), (12, 12), (12.0, 12), (2**63 - 1, 2**63 - 1)):
+            self.assertEqual(penstock._size("link_model", value, ""), want, repr(value))
+
+    def test_results_of_other_kinds_are_refused(self):
+        holds, takes = "it holds on the device", "a batch takes beyond its input and outputs"
+        array, limits = type("ndarray", (), {"__module__": "numpy"})(), "0 to 9223372036854775807"
+        for value, told, limited in (
+            ("three", "'three' (str)", ""), ("x" * 1000, reprlib.repr("x" * 1000) + " (str)", ""), (float("nan"), "nan (float)", ""),
+            (float("inf"), "inf (float)", ""), (1.5, "1.5 (float)", ""), (True, "True (bool)", ""), ("", "'' (str)", ""), ([0], "a list", ""),
+            (array, "a numpy.ndarray", ""), (1 << 70, "1180591620717411303424 (int)", ", " + limits), (-1, "-1 (int)", ", " + limits),
+            (10**5000, "an int", ", " + limits),
+        ):
+            class Wrong(penstock.Framework):
+                def link_model(self):
+                    return value
+
+                def configure_batch(self, slot, n, input, outputs):
+                    return value
+            library, held = Recorder(), ctypes.c_int64()
+            process = penstock._Process(library, Wrong())
+            self.assertEqual(process.table.link_model(None, ctypes.byref(held)), _library.FAILED, told)
+            self.assertEqual(library.reason.decode(), "link_model returned %s, want the bytes that %s%s, or None" % (told, holds, limited))
+            process.env = types.SimpleNamespace(on_gpu=False, input=penstock.Spec("x", (1,), "u8", "hwc", 1), outputs=[])
+            self.assertEqual(process.table.configure_batch(None, 0, 1, None, None, ctypes.byref(held)), _library.FAILED, told)
+            self.assertEqual(library.reason.decode(), "configure_batch returned %s, want the bytes that %s%s, or None" % (told, takes, limited))
+            self.assertEqual(held.value, 0)
+
+    def test_outputs_are_written_and_not_returned(self):
+        for value, told in (([], "a list"), (0, "0 (int)"), (penstock.Spec("x", (), "u8", "", 1), "a penstock.Spec"), ({}, "a dict")):
+            class Returns(penstock.Framework):
+                def infer_batch(self, slot, n):
+                    return value
+            library = Recorder()
+            process = penstock._Process(library, Returns())
+            self.assertEqual(process.table.infer_batch(None, 0, 1), _library.FAILED, told)
+            self.assertEqual(library.reason.decode(), "returned %s: write to the outputs in place, and return nothing" % told)
+
+
+class Output(unittest.TestCase):
+    def test_a_line_is_written_before_the_process_is_killed(self):
+        code = """if True:
+            import os, signal, types, penstock
+            def penstock_run(table, self):
+                print("in a callback")
+                os.kill(os.getpid(), signal.SIGKILL)
+            penstock._library.load = lambda: types.SimpleNamespace(penstock_run=penstock_run)
+            print("before run")
+            penstock.run(penstock.Framework())
+        """
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+        child = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment)
+        self.assertEqual((child.returncode, child.stdout), (-signal.SIGKILL, b"before run\nin a callback\n"))
 
 
 class Flat(unittest.TestCase):

@@ -11,7 +11,7 @@ class PyTorch(penstock.Framework):
         try:
             import torch
         except ImportError as e:
-            raise ValueError("python %s has no PyTorch (%s); PENSTOCK_PYTHON names another python3" % (sys.executable, e)) from None
+            raise ValueError("python %s has no PyTorch (%s); PENSTOCK_PYTHON of the node names another python3, and penstock doctor says which has it" % (sys.executable, e)) from None
         # TorchScript is what files are; newer versions say at each that it goes.
         warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated", category=FutureWarning)
         warnings.filterwarnings("ignore", message=".*torch.jit.* is deprecated", category=DeprecationWarning)
@@ -48,7 +48,10 @@ def main(arguments):
     if not arguments:
         penstock.main(PyTorch())
     if len(arguments) == 3 and arguments[0] == "flat":
-        from . import files
+        try:
+            from . import files
+        except ImportError as e:
+            sys.exit("penstock.pytorch: python %s has no PyTorch (%s); run this with a python3 that has it" % (sys.executable, e))
         try:
             size = files.write_flat(arguments[1], arguments[2])
         except (ValueError, OSError, RuntimeError) as e:
