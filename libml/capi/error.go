@@ -52,8 +52,11 @@ func (e *Error) what() string {
 	}
 	switch e.Code {
 	case Failed:
-	case OutOfMemory, DeviceLost:
-		return fmt.Sprintf("%v: %s", e.Unwrap(), reason)
+	case OutOfMemory:
+		// Not cuda.ErrOutOfMemory's text: the callback may have run on a CPU.
+		return "out of memory: " + reason
+	case DeviceLost:
+		return fmt.Sprintf("%v: %s", device.ErrLost, reason)
 	case NoHostStage:
 		return e.Callback + " returned PENSTOCK_NO_HOST_STAGE, which only load_model may"
 	default:

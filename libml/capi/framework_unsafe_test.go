@@ -236,7 +236,8 @@ func TestErrorsCrossWithTheirTextAndMeaning(t *testing.T) {
 				t.Errorf("error %v, want one without the last one's reason", err)
 			}
 			c.Answer(test.callback, 3, "12 GB")
-			if err := test.call(f); !errors.Is(err, cuda.ErrOutOfMemory) || !strings.Contains(err.Error(), "12 GB") {
+			if err := test.call(f); !errors.Is(err, cuda.ErrOutOfMemory) || !strings.HasSuffix(err.Error(), "out of memory: 12 GB") ||
+				strings.Contains(err.Error(), "cuda") {
 				t.Errorf("error %v of PENSTOCK_OUT_OF_MEMORY", err)
 			}
 			c.Answer(test.callback, 4, "")
