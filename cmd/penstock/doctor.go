@@ -48,7 +48,7 @@ and which command mends it. The exit status is 1 when a node could not run here.
 			healthy := true
 			list := examine(int64(c.Slab.ReceiveBuffer), c.ReservedCPUs)
 			list = append(list, examineGPU(cmd.Context(), c, gpuQuestions{nvml.Open, mps.Try, mps.Strangers, onnx.Library})...)
-			list = append(list, examinePython(cmd.Context(), pythonQuestions{python.Command, python.PyTorch})...)
+			list = append(list, examinePython(cmd.Context(), pythonQuestions{python.Command, python.PyTorch, python.PyTorchElsewhere})...)
 			list = append(list, examineDPDK(dpdkMachine{root: "/", version: dpdk.Version()}, dpdkWishOf(c))...)
 			for _, f := range list {
 				mark := "ok  "

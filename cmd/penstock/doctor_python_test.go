@@ -17,14 +17,23 @@ func TestDoctorSaysWhetherModelsInPythonRun(t *testing.T) {
 	well := pythonQuestions{
 		command: func(module string) ([]string, error) { return []string{"/usr/bin/python3", "-m", module}, nil },
 		pyTorch: func(context.Context) (string, error) { return "2.11.0, CUDA 13.0", nil },
+		elsewhere: func(context.Context) (string, string) {
+			t.Error("asked for another PyTorch beside one that is there")
+			return "", ""
+		},
 	}
 	list := found(well)
 	expect(t, list, "python", true, "/usr/bin/python3", "")
 	expect(t, list, "pytorch", true, "2.11.0, CUDA 13.0", "")
-	list = found(pythonQuestions{
-		command: func(string) ([]string, error) { return nil, errors.New("libpenstock.so: not found") },
-		pyTorch: func(context.Context) (string, error) { return "", errors.New("no module named torch") },
-	})
+	missing := pythonQuestions{
+		command:   func(string) ([]string, error) { return nil, errors.New("libpenstock.so: not found") },
+		pyTorch:   func(context.Context) (string, error) { return "", errors.New("no module named torch") },
+		elsewhere: func(context.Context) (string, string) { return "/usr/bin/python3", "1.13.0, no CUDA" },
+	}
+	expect(t, found(missing), "pytorch", false, "no module named torch", "PENSTOCK_PYTHON=/usr/bin/python3   # it has PyTorch 1.13.0, no CUDA")
+	missing.elsewhere = func(context.Context) (string, string) { return "", "" }
+	list = found(missing)
+	expect(t, list, "pytorch", false, "no module named torch", "apt-get install python3-torch   # for a CPU, with PENSTOCK_PYTHON=/usr/bin/python3;")
 	expect(t, list, "python", false, "libpenstock.so: not found", "")
 	expect(t, list, "pytorch", false, "no module named torch", "PENSTOCK_PYTHON=")
 	for what, f := range list {

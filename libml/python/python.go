@@ -66,12 +66,12 @@ func Library() (string, error) {
 
 // find looks for a place that has a file, or is one; origin is where one comes from.
 func find(what, variable string, places func(dir string) []string, file, origin string) (string, error) {
-	there := func(place string) bool {
+	has := func(place string) bool {
 		info, err := os.Stat(filepath.Join(place, file))
 		return err == nil && info.Mode().IsRegular()
 	}
 	if place := os.Getenv(variable); place != "" {
-		if !there(place) {
+		if !has(place) {
 			return "", fmt.Errorf("%s: %w: %s says %s", what, ErrMissing, variable, place)
 		}
 		return filepath.Abs(place)
@@ -86,7 +86,7 @@ func find(what, variable string, places func(dir string) []string, file, origin 
 	var looked []string
 	for _, place := range places(filepath.Dir(exe)) {
 		place = filepath.Clean(place)
-		if there(place) {
+		if has(place) {
 			return place, nil
 		}
 		looked = append(looked, place)
@@ -135,6 +135,51 @@ func PyTorch(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return pyTorchOf(ctx, interpreter)
+}
+
+// Debian is the python3 that Debian's packages are installed for, python3-torch of them.
+const Debian = "/usr/bin/python3"
+
+// PyTorchElsewhere looks for PyTorch in every other python3 of PATH and in Debian's, in
+// this order: the interpreter that has it, and what PyTorch says of it. Both are empty
+// where none has.
+func PyTorchElsewhere(ctx context.Context) (interpreter, version string) {
+	return pyTorchElsewhere(ctx, Debian)
+}
+
+func pyTorchElsewhere(ctx context.Context, last string) (interpreter, version string) {
+	var places []string
+	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+		places = append(places, filepath.Join(dir, "python3"))
+	}
+	tried := map[string]bool{}
+	if asked, err := Interpreter(); err == nil {
+		tried[there(asked)] = true
+	}
+	for _, place := range append(places, last) {
+		path, err := exec.LookPath(place)
+		if err != nil || !filepath.IsAbs(path) || tried[there(path)] {
+			continue
+		}
+		tried[there(path)] = true
+		if version, err := pyTorchOf(ctx, path); err == nil {
+			return path, version
+		}
+	}
+	return "", ""
+}
+
+// there is a path whose folder is no link: of /bin/python3 it is /usr/bin/python3. The
+// file may be a link, as a venv's is to another python3 that finds other packages.
+func there(path string) string {
+	if dir, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
+		return filepath.Join(dir, filepath.Base(path))
+	}
+	return path
+}
+
+func pyTorchOf(ctx context.Context, interpreter string) (string, error) {
 	const patience = 60 * time.Second
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

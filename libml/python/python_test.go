@@ -95,3 +95,44 @@ func TestChildrenFindTheModule(t *testing.T) {
 		t.Errorf("PYTHONPATH is %q, want %q", got, want)
 	}
 }
+
+// interpreterIn writes a python3 that answers any question with those words, or fails
+// where there are none.
+func interpreterIn(t *testing.T, dir, says string) string {
+	t.Helper()
+	script := "#!/bin/sh\nexit 1\n"
+	if says != "" {
+		script = "#!/bin/sh\necho " + says + "\n"
+	}
+	path := filepath.Join(dir, "python3")
+	if err := os.WriteFile(path, []byte(script), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestPyTorchIsFoundInAnotherInterpreter(t *testing.T) {
+	without, with, linked := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "linked")
+	asked, other := interpreterIn(t, without, ""), interpreterIn(t, with, "2.11.0, CUDA 13.0")
+	if err := os.Symlink(with, linked); err != nil {
+		t.Fatal(err)
+	}
+	debian := interpreterIn(t, t.TempDir(), "1.13.1, no CUDA")
+	for name, c := range map[string]struct{ variable, path, want string }{
+		"later in PATH":                 {"", without + ":" + with, other},
+		"in PATH beside the variable's": {asked, with, other},
+		"where the variable's is none":  {"/nowhere/python3", without + ":" + with, other},
+		"not the one that was asked":    {other, linked, debian},
+		"out of PATH":                   {"", without, debian},
+		"nowhere":                       {debian, without, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv(InterpreterVariable, c.variable)
+			t.Setenv("PATH", c.path)
+			says := map[string]string{other: "2.11.0, CUDA 13.0", debian: "1.13.1, no CUDA"}[c.want]
+			if got, version := pyTorchElsewhere(t.Context(), debian); got != c.want || version != says {
+				t.Errorf("found %q, %q; want %q, %q", got, version, c.want, says)
+			}
+		})
+	}
+}
