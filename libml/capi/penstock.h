@@ -270,9 +270,10 @@ void *penstock_stream(int32_t slot);
    and launches it for each batch, in place of infer_batch, which is not called for them
    until a configure_batch of the slot and size hands over none. So a process that moves
    to other multiprocessors may hand over again what it captured once, as long as the
-   buffers are the same. What a graph's kernels need stays where it is until they are
-   replaced or deinit is called: slots 0 and 2, and 1 and 3, are never in flight
-   together, the others may be.
+   buffers are the same. What a graph's kernels and copies need, memory of the host
+   included, stays where it is until every slot and size that the graph was handed over
+   for has got another, or deinit is called: slots 0 and 2, and 1 and 3, are never in
+   flight together, the others may be.
 
    PENSTOCK_FAILED: not on a GPU, not in that configure_batch, or a graph that cannot be
    copied or moved (one that allocates memory, or has other graphs in it).
