@@ -75,6 +75,10 @@ type FunctionStatus struct {
 	Replied  uint64 `json:"replied"`
 	Failed   uint64 `json:"failed"`
 	Lost     uint64 `json:"lost"`
+	// Hangs is how many processes were killed because a request had no answer after
+	// HangTimeoutMillis.
+	Hangs             uint64  `json:"hangs"`
+	HangTimeoutMillis float64 `json:"hang_timeout_ms"`
 	// KernelDrops is what the kernel dropped for want of socket buffer, or to shed
 	// whole requests, in datagrams (a chain of them counts as one).
 	KernelDrops uint64 `json:"kernel_drops"`

@@ -384,6 +384,7 @@ func (f *function) status() control.FunctionStatus {
 		Swaps:     f.swaps.Load(), SwapIdle: f.idle.summary(),
 		Accepted: f.accepted.Load(), Replied: f.replied.Load(),
 		Failed: f.results[wire.StatusFailed].Load(), Lost: f.lost(),
+		Hangs: f.hangs.Load(), HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
 		KernelDrops: src.KernelDrops, SheddingPercent: 100 * src.Shedding, HeldBytes: src.HeldBytes, InFlight: f.inFlight(),
 		Input: control.InputStatus{
 			Height: f.card.Input.Height, Width: f.card.Input.Width, Channels: f.card.Input.Channels,

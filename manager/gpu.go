@@ -481,7 +481,7 @@ func (in *instance) hurry(now time.Time) {
 	}
 	if on := in.m.device.ledger.On(in.process(q.Generation)); len(on) > 0 && !slices.Equal(on, in.groups) {
 		in.log.Error().Uint32("generation", q.Generation).Ints("on", on).Ints("ordered", in.groups).
-			Dur("after", after).Msg("process does not move to its groups; killed")
+			Dur("after_ms", after).Msg("process does not move to its groups; killed")
 		in.pair.Kill(q.Generation)
 	}
 }

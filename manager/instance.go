@@ -572,7 +572,9 @@ func (in *instance) watch(now int64) {
 	// before was another's.
 	if now-max(oldest, in.promoted) >= patience {
 		if q := in.holder(); q != nil && q.Role != control.Kill {
-			in.log.Error().Uint32("generation", q.Generation).Dur("after", time.Duration(now-oldest)).Msg("process hangs; killed")
+			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", time.Duration(now-oldest)).
+				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed")
+			in.failure = fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
 			in.pair.Kill(q.Generation)
 			in.f.hangs.Add(1)
 		}

@@ -204,7 +204,7 @@ func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l
 	case p.state == control.Starting && due(p.spawned.Add(l.load)):
 		return action{kind: kill, fault: "not loaded within " + l.load.String()}, true
 	case p.state == control.Linking && due(p.since.Add(l.load)):
-		return action{kind: kill, fault: "not ready within " + l.load.String()}, true
+		return action{kind: kill, fault: "not ready within " + l.load.String() + " of linking and warm-up"}, true
 	case !p.growing.IsZero() && due(p.growing.Add(l.load)):
 		return action{kind: kill, fault: "not all batch sizes within " + l.load.String()}, true
 	case p.moving && p.growing.IsZero() && due(p.ordered.Add(l.load)):

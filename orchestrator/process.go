@@ -83,6 +83,11 @@ func (e exit) String() string {
 	if e.signal != 0 {
 		s = fmt.Sprintf("ended by signal %d (%v)", int(e.signal), e.signal)
 	}
+	return e.after(s)
+}
+
+// after is what it last said, after how it ended.
+func (e exit) after(s string) string {
 	if len(e.tail) > 0 {
 		s += ": " + strings.Join(e.tail, " | ")
 	}

@@ -544,6 +544,9 @@ func (s *supervisor) noteExit(k key, c *child, e exit) {
 	ours := e.signal == syscall.SIGKILL && !c.killed.IsZero() || e.signal == syscall.SIGTERM && !c.termed.IsZero()
 	state := control.Failed
 	switch {
+	case c.fault != "" && e.signal == syscall.SIGKILL && !c.killed.IsZero():
+		// Not a signal from elsewhere, as where memory ran out.
+		c.reason = because(c.fault, e.after("killed by the orchestrator"))
 	case c.fault != "":
 		c.reason = because(c.fault, e.String())
 	case c.asked != "" && e.clean():

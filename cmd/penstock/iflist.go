@@ -138,12 +138,15 @@ func stateText(f *control.FunctionStatus) string {
 	return text
 }
 
-// reasons are why no share meets a function's objective, and what went wrong with its
-// processes, each once. They are sentences of any length: too much for a column.
+// reasons are why no share meets a function's objective, how often a process of it hung, and
+// what else went wrong with its processes, each once. They are sentences of any length: too much for a column.
 func reasons(f *control.FunctionStatus) []string {
 	var all []string
 	if f.BoundWhy != "" {
 		all = append(all, f.BoundWhy)
+	}
+	if f.Hangs > 0 {
+		all = append(all, fmt.Sprintf("processes that were killed because a request had no answer after %v ms (hang_timeout): %d", f.HangTimeoutMillis, f.Hangs))
 	}
 	for i := range f.Instances {
 		for _, p := range f.Instances[i].Processes {

@@ -60,6 +60,17 @@ func TestAnObjectiveThatCannotBeMetIsAReason(t *testing.T) {
 	}
 }
 
+func TestHangsAreAReason(t *testing.T) {
+	f := control.FunctionStatus{Hangs: 3, HangTimeoutMillis: 2000}
+	if got := reasons(&f); len(got) != 1 || !strings.HasSuffix(got[0], "no answer after 2000 ms (hang_timeout): 3") {
+		t.Errorf("reasons %q", got)
+	}
+	f.Hangs = 0
+	if got := reasons(&f); len(got) != 0 {
+		t.Errorf("reasons %q without a hang", got)
+	}
+}
+
 func TestTheDeviceIsNamed(t *testing.T) {
 	gpu := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1"}
 	lame := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1", Why: "no MPS: it is not installed"}

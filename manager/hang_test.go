@@ -1,0 +1,48 @@
+package manager
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+)
+
+func TestAProcessThatHangsIsSaidToInWords(t *testing.T) {
+	b := newNode(t, configs.DeviceCPU, nil, "governor")
+	b.cfg.HangTimeout = 2 * time.Second
+	if err := b.add(named("a", 20)); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	f, in := b.function("a"), b.instance("a", 0)
+	var log bytes.Buffer
+	in.log = zerolog.New(&log)
+	before, _ := b.serves("a")
+	bed := &bed{f, t}
+	bed.dial().send(1)
+	bed.eventually("the request is there", func() bool { return f.inFlight() == 1 })
+	in.watch(max(f.oldest(in), in.promoted) + int64(f.hangTimeout))
+	if q := in.pair.Process(before); q.Role != control.Kill {
+		t.Fatalf("the process is %+v, want it killed", q)
+	}
+	for _, want := range []string{`"message":"process hangs; killed"`, `"after_ms":`, `"hang_timeout_ms":2000`} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("the log %q does not say %s", log.String(), want)
+		}
+	}
+	if got, want := f.failure(), "no answer after 2s (hang_timeout)"; !strings.Contains(got, want) {
+		t.Errorf("the failure is %q, want %q", got, want)
+	}
+	b.turns()
+	if now, _ := b.serves("a"); now == before {
+		t.Error("it serves still")
+	}
+	if s := b.status("a"); s.Hangs != 1 || s.HangTimeoutMillis != 2000 {
+		t.Errorf("status says %d hangs after %v ms, want 1 after 2000", s.Hangs, s.HangTimeoutMillis)
+	}
+}
