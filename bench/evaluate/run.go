@@ -199,6 +199,10 @@ func newRunner(o Options) (*runner, error) {
 		return nil, fmt.Errorf("%s was measured with other settings (models, times, loads, seed): take another folder, or remove it", r.file)
 	case r.report.Device != shown:
 		return nil, fmt.Errorf("%s was measured on %s, this is %s: take another folder, or remove it", r.file, r.report.Device, shown)
+	default:
+		if err := r.report.wholeFor(figure); err != nil {
+			return nil, fmt.Errorf("read report %s: %w: %w; remove it, and the figure is measured again", r.file, errDamaged, err)
+		}
 	}
 	p := r.report
 	for i := range p.Results {

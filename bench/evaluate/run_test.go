@@ -249,7 +249,7 @@ func TestAResultKeepsTheVersionThatMeasuredIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.report.Results = []Result{{Case: "wrong shares", Variant: partition, Run: 1}}
+	r.report.Results = []Result{{Case: "wrong shares", Variant: partition, Run: 1, Error: "nobody served"}}
 	if err := r.report.Write(r.file); err != nil {
 		t.Fatal(err)
 	}
