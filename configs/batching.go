@@ -2,6 +2,7 @@ package configs
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/models"
@@ -61,7 +62,10 @@ const (
 	LateRun    Late = "run"
 )
 
-const batchingRule = "slab, aimd, none (one request a batch), or {fixed: 8, delay: 5ms}"
+// fixedForm is how Fixed is written.
+const fixedForm = "{fixed: 8, delay: 5ms}"
+
+const batchingRule = "slab, aimd, none (one request a batch), or " + fixedForm
 
 var (
 	rules   = []Rule{SLAB, AIMD, One}
@@ -80,10 +84,14 @@ func (b *Batching) decode(v document.Value) {
 		b.Size = int(m.Need("fixed", "the batch size, one of the model's").Int(1, models.MaxBatchSize))
 		b.Delay = m.Need("delay", "how long a request may wait for the batch to fill, like 5ms").Duration(0, maxTimeout)
 	case v.Plain() == string(Fixed):
-		v.Reject("is fixed, want its size and delay, like {fixed: 8, delay: 5ms}")
+		v.Reject("is fixed, want its size and delay, like %s", fixedForm)
 	default:
 		*b = Batching{}
-		choose(v, &b.Rule, rules...)
+		choose(v, &b.Rule, append(slices.Clone(rules), fixedForm)...)
+		if b.Rule == fixedForm {
+			v.Reject("is a text, want %s without the quotes", fixedForm)
+			b.Rule = ""
+		}
 	}
 }
 

@@ -137,8 +137,11 @@ func (c *Config) decode(root document.Value) {
 		}
 	}
 	if v := m.May("mps"); !v.Absent() {
+		before := c.MPS
 		c.MPS = v.Bool()
-		if err := c.mpsOn(c.Device); err != nil {
+		if _, is := v.Plain().(bool); !is {
+			c.MPS = before // what is wrong is said once
+		} else if err := c.mpsOn(c.Device); err != nil {
 			v.Reject("%v", err)
 		}
 	}

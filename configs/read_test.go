@@ -101,26 +101,29 @@ var wrong = map[string][]string{
 	"shares: {change: partition}":                        {"change", "cpu", "shadow", "device: cuda"},
 	"{device: cuda, shares: {change: in-place}}":         {"change", "cuda", "partition"},
 	"functions: [{name: a, port: 1, change: partition}]": {"change", "cpu", "shadow"},
-	"{device: GPU-1a2b, functions: [{name: a, port: 1, change: in-place}]}":               {"change", "GPU-1a2b", "partition"},
-	"functions: [{name: a, port: 1, streams: 3}]":                                         {"streams", "3", "auto"},
-	"functions: [{name: a, port: 1, streams: many}]":                                      {"streams", "many", "auto"},
-	"shares: {sm_grain: -8}":                                                              {"sm_grain", "-8"},
-	"functions: {name: a}":                                                                {"functions"},
-	"shares: {minimum_percent: 101}":                                                      {"minimum_percent", "101"},
-	"shares: {tune: maybe}":                                                               {"tune", "maybe"},
-	"shares: {hold_down: -1s}":                                                            {"hold_down"},
-	"aggregate: {slots: 65}":                                                              {"slots", "65"},
-	"aggregate: {slots: 32}":                                                              {"slots", "32"},
-	"aggregate: {deadline: soon}":                                                         {"deadline", "soon"},
-	"slab: {size: lots}":                                                                  {"size", "lots"},
-	"fault_hold: long":                                                                    {"fault_hold", "long"},
-	"busy_poll: 2s":                                                                       {"busy_poll", "1s"},
-	"batching: clipper":                                                                   {"clipper", "slab", "aimd"},
-	"log: {level: loud}":                                                                  {"loud", "debug"},
-	"source: kernel":                                                                      {"f.yaml:1:", "source", `"kernel"`, "udp", "dpdk"},
-	"source: dpdk":                                                                        {"source", "port", "addresses"},
-	"source: [udp]":                                                                       {"source", "udp"},
-	"source: {}":                                                                          {"source.dpdk", "missing", "port"},
+	"{device: GPU-1a2b, functions: [{name: a, port: 1, change: in-place}]}": {"change", "GPU-1a2b", "partition"},
+	"functions: [{name: a, port: 1, streams: 3}]":                           {"streams", "3", "auto"},
+	"functions: [{name: a, port: 1, streams: many}]":                        {"streams", "many", "auto"},
+	"shares: {sm_grain: -8}":                                                {"sm_grain", "-8"},
+	"functions: {name: a}":                                                  {"functions"},
+	"shares: {minimum_percent: 101}":                                        {"minimum_percent", "101"},
+	"shares: {tune: maybe}":                                                 {"tune", "maybe"},
+	"shares: {hold_down: -1s}":                                              {"hold_down"},
+	"aggregate: {slots: 65}":                                                {"slots", "65"},
+	"aggregate: {slots: 32}":                                                {"slots", "32"},
+	"aggregate: {deadline: soon}":                                           {"deadline", "soon"},
+	"slab: {size: lots}":                                                    {"size", "lots"},
+	"fault_hold: long":                                                      {"fault_hold", "long"},
+	"busy_poll: 2s":                                                         {"busy_poll", "1s"},
+	"batching: clipper":                                                     {"clipper", "slab", "aimd", "{fixed: 8, delay: 5ms}"},
+	"batching: aimdd":                                                       {`"aimdd"`, "want slab, aimd, none or {fixed: 8, delay: 5ms}"},
+	"batching: 8":                                                           {"is 8", "want slab, aimd, none or {fixed: 8, delay: 5ms}"},
+	"batching: '{fixed: 8, delay: 5ms}'":                                    {"is a text", "{fixed: 8, delay: 5ms}"},
+	"log: {level: loud}":                                                    {"loud", "debug"},
+	"source: kernel":                                                        {"f.yaml:1:", "source", `"kernel"`, "udp", "dpdk"},
+	"source: dpdk":                                                          {"source", "port", "addresses"},
+	"source: [udp]":                                                         {"source", "udp"},
+	"source: {}":                                                            {"source.dpdk", "missing", "port"},
 	"source: {dkdp: {port: net_ring0, addresses: [10.0.0.2]}}":                            {`"dkdp"`, `"dpdk"`},
 	"source: {dpdk: {port: net_ring0}}":                                                   {"source.dpdk.addresses", "missing", "10.0.0.2"},
 	"source: {dpdk: {addresses: [10.0.0.2]}}":                                             {"source.dpdk.port", "missing", "0000:3b:00.0"},
@@ -236,6 +239,18 @@ func TestReaderFindsWhatSchemasCannot(t *testing.T) {
 		for _, word := range words {
 			if !strings.Contains(err.Error(), word) {
 				t.Errorf("%q: error %q does not name %q", text, err, word)
+			}
+		}
+	}
+}
+
+// One wrong value is one error, and not one about what its default would have meant too.
+func TestAnMPSThatIsNoTruthIsSaidOnce(t *testing.T) {
+	for _, is := range []string{"flase", "0", `"false"`, "[]", "~x"} {
+		for _, rest := range []string{"", ", shares: {change: shadow}", ", device: cuda"} {
+			_, err := Decode("f.yaml", []byte("{mps: "+is+rest+"}"))
+			if err == nil || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), "want true or false") {
+				t.Errorf("mps: %s%s: error %v, want one, that it is true or false", is, rest, err)
 			}
 		}
 	}
