@@ -54,6 +54,9 @@ const deviceRule = "cpu, auto, cuda, cuda:N, or a GPU's UUID (nvidia-smi -L)"
 
 var devicePattern = regexp.MustCompile(`^(cpu|auto|cuda(:[0-9]{1,3})?|GPU-[0-9a-fA-F-]{1,36})$`)
 
+// IsDevice reports whether a text names one device, be it there or not.
+func IsDevice(name string) bool { return devicePattern.MatchString(name) && name != DeviceAuto }
+
 var changes = []Change{ChangeAuto, ChangeShadow, ChangePartition, ChangeInPlace, ChangeRestart, ChangeNone}
 
 // Read reads the configuration in file, the built-in one where file is empty.

@@ -41,6 +41,8 @@ type Report struct {
 	Results  []Result   `json:"results"`
 	// Left is how many measurements are still to be made.
 	Left int `json:"left"`
+	// Tried is how many this call began, those that failed among them.
+	Tried int `json:"-"`
 }
 
 // version of the report's format.

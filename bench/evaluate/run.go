@@ -67,6 +67,8 @@ type Plan struct {
 	// these.
 	Steps, Left int
 	Takes       time.Duration
+	// Shortest is an estimate of the least time in which a call makes one of these.
+	Shortest time.Duration
 	// Cases has a line for each case: its variants and what is left.
 	Cases []PlannedCase
 }
@@ -112,6 +114,9 @@ func (r *runner) plan() (p Plan, err error) {
 		}
 		at := slices.IndexFunc(p.Cases, func(c PlannedCase) bool { return c.Name == s.c.Name })
 		takes := r.takes(s)
+		if p.Left == 0 || takes < p.Shortest {
+			p.Shortest = takes
+		}
 		p.Left++
 		p.Takes += takes
 		p.Cases[at].Left++
@@ -119,6 +124,7 @@ func (r *runner) plan() (p Plan, err error) {
 	}
 	if p.Left > 0 {
 		p.Takes += r.capacityTakes()
+		p.Shortest += r.capacityTakes()
 	}
 	return p, nil
 }
@@ -314,6 +320,7 @@ func (r *runner) run(ctx context.Context) (_ *Report, err error) {
 			break
 		}
 		r.Options.say("%s, run %d: %s, %s", r.figure.Name, s.run, s.c.Name, s.variant.label)
+		r.report.Tried++
 		x := r.step(ctx, s)
 		if ctx.Err() != nil {
 			return r.report, context.Cause(ctx)

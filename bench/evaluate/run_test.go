@@ -197,8 +197,12 @@ func TestALimitLeavesTheRest(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "table5")
 	o.Limit = time.Millisecond
 	r, err := Run(t.Context(), o)
-	if err != nil || r.Left != 1 || len(r.Results) != 0 {
+	if err != nil || r.Left != 1 || r.Tried != 0 || len(r.Results) != 0 {
 		t.Errorf("%+v, %v: want one measurement left and none made", r, err)
+	}
+	p, err := Prepare(o)
+	if err != nil || p.Shortest != p.Takes || p.Shortest <= o.Limit {
+		t.Errorf("%+v, %v: want the shortest to be the one that there is", p, err)
 	}
 }
 

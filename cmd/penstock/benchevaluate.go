@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/bench"
 	"github.com/penstock/penstock/bench/evaluate"
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
@@ -69,6 +70,9 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 				o.Options = bench.Options{Device: flags.device, Models: flags.models, Machine: bench.ThisMachine(version)}
 				return dryRun(print, o, figures)
 			}
+			if !configs.IsDevice(flags.device) {
+				return fmt.Errorf("--device %s: want cuda, cuda:N, a GPU's UUID (nvidia-smi -L), or cpu", flags.device)
+			}
 			if o.Options, err = flags.options(); err != nil {
 				return err
 			}
@@ -102,6 +106,9 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 			default:
 				said = print(reports, evaluateRows(reports))
 			}
+			if line := nothingMeasured(o, figures, reports); line != "" && len(failed) == 0 {
+				fmt.Fprintln(os.Stderr, line)
+			}
 			return errors.Join(append(failed, said)...)
 		},
 	}
@@ -117,6 +124,33 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 	cmd.Flags().BoolVar(&names, "names", false, "print the figures' names, and measure nothing")
 	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what is left and how long it is expected to take, and measure nothing")
 	return cmd
+}
+
+// nothingMeasured is a line for a call whose limit left no time for a measurement; empty for
+// one that began some, or has none left.
+func nothingMeasured(o evaluate.Options, figures []string, reports []*evaluate.Report) string {
+	for _, r := range reports {
+		if r.Tried > 0 {
+			return ""
+		}
+	}
+	var shortest time.Duration
+	left := 0
+	for _, name := range figures {
+		o.Figure = name
+		p, err := evaluate.Prepare(o)
+		if err != nil || p.Left == 0 {
+			continue
+		}
+		if left == 0 || p.Shortest < shortest {
+			shortest = p.Shortest
+		}
+		left += p.Left
+	}
+	if left == 0 {
+		return ""
+	}
+	return fmt.Sprintf("nothing was measured within --limit %v, and %d measurements are left: the shortest takes about %v", o.Limit, left, shortest.Round(time.Second))
 }
 
 // figureNames are the figures that were asked for.

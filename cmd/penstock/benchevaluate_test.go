@@ -5,7 +5,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/penstock/penstock/bench"
 	"github.com/penstock/penstock/bench/evaluate"
 	"github.com/penstock/penstock/shm/cpuset"
 )
@@ -56,5 +58,37 @@ func TestCPUsThatAreNotHereAreRefused(t *testing.T) {
 	}
 	if after, err := cpuset.Allowed(); err != nil || !slices.Equal(after, before) {
 		t.Errorf("may use %v, %v, want %v as before", after, err, before)
+	}
+}
+
+// A name that no device has is answered with those that there may be, and not with what this
+// machine lacks.
+func TestADeviceThatIsNoNameIsRefused(t *testing.T) {
+	for _, name := range []string{"nope", "auto", "cuda:x", "cuda:1x", "gpu-1"} {
+		cmd := evaluateCommand(nil)
+		cmd.SilenceErrors, cmd.SilenceUsage = true, true
+		cmd.SetArgs([]string{"--figure", "fig16", "--device", name, "--out", t.TempDir()})
+		want := "--device " + name + ": want cuda, cuda:N, a GPU's UUID (nvidia-smi -L), or cpu"
+		if err := cmd.Execute(); err == nil || err.Error() != want {
+			t.Errorf("says %v, want %s", err, want)
+		}
+	}
+}
+
+// A call with too short a limit says how long it would have to be.
+func TestACallThatMeasuresNothingSaysSo(t *testing.T) {
+	o := evaluate.Options{Options: bench.Options{Device: "cpu"}, Out: t.TempDir(), Runs: 1, Quick: true, Limit: time.Millisecond}
+	figures := []string{"fig11", "table5"}
+	o.Figure = "table5"
+	p, err := evaluate.Prepare(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("the shortest takes about %v", p.Shortest.Round(time.Second))
+	if line := nothingMeasured(o, figures, nil); !strings.Contains(line, "nothing was measured within --limit 1ms") || !strings.HasSuffix(line, want) {
+		t.Errorf("says %q, want %q at its end", line, want)
+	}
+	if line := nothingMeasured(o, figures, []*evaluate.Report{{Tried: 0}, {Tried: 1}}); line != "" {
+		t.Errorf("a call that measured says %q", line)
 	}
 }
