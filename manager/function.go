@@ -175,6 +175,8 @@ func (f *function) batches(card *models.Card) error {
 	case b.Delay >= f.hangTimeout:
 		// What waits to be a batch would be taken for one that hangs.
 		return fmt.Errorf("batching of %s is %s, and hang_timeout is %s: want a delay that is shorter", f.name, b, f.hangTimeout)
+	case f.slo-b.Delay < f.slo/10:
+		f.log.Warn().Msgf("batching is %s, and the objective is %s: a request that waits that long has at most %s left; most will be late, want a delay that is shorter", b, f.slo, f.slo-b.Delay)
 	}
 	return nil
 }
