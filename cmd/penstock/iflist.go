@@ -138,8 +138,9 @@ func stateText(f *control.FunctionStatus) string {
 	return text
 }
 
-// reasons are why no share meets a function's objective, how often a process of it hung, and
-// what else went wrong with its processes, each once. They are sentences of any length: too much for a column.
+// reasons are why no share meets a function's objective, how often a process of it hung,
+// and what else went wrong with its processes, each once. They are sentences of any
+// length: too much for a column.
 func reasons(f *control.FunctionStatus) []string {
 	var all []string
 	if f.BoundWhy != "" {
