@@ -1,6 +1,9 @@
+import contextlib
 import os
 import tempfile
+import types
 import unittest
+import unittest.mock
 import warnings
 
 try:
@@ -8,7 +11,7 @@ try:
 except ImportError as e:
     raise unittest.SkipTest("PyTorch is missing: %s" % e)
 
-from penstock.pytorch import card, files
+from penstock.pytorch import card, files, gpu
 
 warnings.simplefilter("ignore", FutureWarning)
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -136,6 +139,48 @@ class Outputs(unittest.TestCase):
         nan = card.distance(one, one * float("nan"))
         self.assertFalse(nan <= card.FARTHEST)
         self.assertFalse(card.distance(torch.zeros(1, 4), one) <= card.FARTHEST)
+
+
+class Trials(unittest.TestCase):
+    """Where a size is tried, with streams and pools that are only names."""
+
+    def setUp(self):
+        self.now = []  # what is in use
+
+        @contextlib.contextmanager
+        def using(what):
+            self.now.append(what)
+            yield
+            self.now.remove(what)
+
+        cuda = types.SimpleNamespace(
+            Stream=lambda: "a stream", MemPool=lambda: "a pool", stream=using, use_mem_pool=using, memory_reserved=lambda: 0)
+        for patch in (unittest.mock.patch.object(torch, "cuda", cuda),
+                      unittest.mock.patch.object(gpu.card, "try_on", self.ran)):
+            patch.start()
+            self.addCleanup(patch.stop)
+        self.gpu = gpu.GPU.__new__(gpu.GPU)
+        self.gpu.env = types.SimpleNamespace(input=types.SimpleNamespace(shape=(3,)))
+        self.gpu.module, self.gpu.reference, self.gpu.aside = None, None, "aside"
+        self.gpu.sample = unittest.mock.MagicMock()
+        self.lane = gpu.Lane()
+        self.lane.stream, self.lane.pool = "the lane's stream", "the lane's pool"
+
+    def ran(self, *_):
+        self.where = set(self.now)
+        return []
+
+    def test_the_first_size_is_where_its_graph_will_be(self):
+        self.gpu.try_size(self.lane, 1)
+        self.assertEqual(self.where, {"the lane's stream", "the lane's pool"})
+
+    def test_a_size_is_tried_aside_while_a_graph_may_be_in_flight(self):
+        self.lane.graphs[1] = "in flight"
+        self.gpu.try_size(self.lane, 2)
+        self.assertEqual(self.where, {"aside"})
+        self.where = None
+        self.gpu.try_size(self.lane, 2)
+        self.assertIsNone(self.where, "it is tried twice")
 
 
 if __name__ == "__main__":

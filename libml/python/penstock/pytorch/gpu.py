@@ -13,13 +13,15 @@ PyTorch lives on one thread: cuBLAS's and cuDNN's handles are a thread's, and ea
 memory of its own. A lane (slots 0 and 2, or 1 and 3) has a stream to capture on, since
 cuBLAS's workspace is a stream's and graphs of two lanes run beside each other; and a
 pool, from which its graphs take what they need in between. Graphs of one lane never run
-together, and none reads what another left, so they share it.
+together, and none reads what another left, so they share it. A size that is tried while
+a graph of the lane may be in flight runs aside, on another stream and from no lane's pool.
 
 The choice of kernels is cuDNN's heuristics' (torch.backends.cudnn.benchmark stays off):
 active and shadow choose alike, and answer alike. f32 is not rounded to TF32.
 """
 
 import concurrent.futures
+import contextlib
 import copy
 import ctypes
 import os
@@ -95,6 +97,7 @@ class GPU:
         self.module, took = self.model.put(device, self.lend)
         self.model.module = None  # the host's copy
         self.lanes = [Lane() for _ in range(LANES)]
+        self.aside = torch.cuda.Stream()
         self.try_size(self.lanes[0], self.env.batches[0])
         left, _ = torch.cuda.mem_get_info()
         # Handles and code are in the difference, and so are other processes' comings and
@@ -128,7 +131,11 @@ class GPU:
         answers are held against the CPU's."""
         if n in lane.ran:
             return
-        with _Counted(lane), torch.cuda.use_mem_pool(lane.pool), torch.cuda.stream(lane.stream):
+        # Where the lane has no graph, what the trial took is there for the capture.
+        stream, pool = lane.stream, torch.cuda.use_mem_pool(lane.pool)
+        if lane.graphs:
+            stream, pool = self.aside, contextlib.nullcontext()
+        with _Counted(lane), pool, torch.cuda.stream(stream):
             x = self.sample.to("cuda:0").expand((n,) + self.env.input.shape).contiguous()
             for _ in range(2):
                 y = card.try_on(self.env, self.module, x)
