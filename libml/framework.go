@@ -19,8 +19,8 @@ import (
 // Deinit may follow any of them, also one that failed, and is the last.
 // ConfigureBatch is called for each (slot, batch size) of the card's ladder, the
 // smallest first; a second call for the same pair replaces the buffers of the first. On
-// a CPU libml warms a process up so: it configures over scratch, runs each size once,
-// and configures again over the buffers that active and shadow share. On a GPU it
+// a CPU libml warms a process up so: it configures over scratch, the largest first, runs
+// each size twice, and configures again over the buffers that active and shadow share. On a GPU it
 // configures and runs each size; or, where nobody serves, the smallest alone, and
 // configures the others when the process serves with that one: then the first run of a
 // size is a batch of requests. On a CPU a size that leaves a value of its outputs

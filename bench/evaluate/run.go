@@ -67,8 +67,8 @@ type Plan struct {
 	// these.
 	Steps, Left int
 	Takes       time.Duration
-	// Shortest is an estimate of the least time in which a call makes one of these.
-	Shortest time.Duration
+	// Next is an estimate of the time in which a call makes the first of these.
+	Next time.Duration
 	// Cases has a line for each case: its variants and what is left.
 	Cases []PlannedCase
 }
@@ -114,8 +114,8 @@ func (r *runner) plan() (p Plan, err error) {
 		}
 		at := slices.IndexFunc(p.Cases, func(c PlannedCase) bool { return c.Name == s.c.Name })
 		takes := r.takes(s)
-		if p.Left == 0 || takes < p.Shortest {
-			p.Shortest = takes
+		if p.Left == 0 {
+			p.Next = takes
 		}
 		p.Left++
 		p.Takes += takes
@@ -124,7 +124,7 @@ func (r *runner) plan() (p Plan, err error) {
 	}
 	if p.Left > 0 {
 		p.Takes += r.capacityTakes()
-		p.Shortest += r.capacityTakes()
+		p.Next += r.capacityTakes()
 	}
 	return p, nil
 }

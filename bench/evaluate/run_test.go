@@ -201,7 +201,7 @@ func TestALimitLeavesTheRest(t *testing.T) {
 		t.Errorf("%+v, %v: want one measurement left and none made", r, err)
 	}
 	p, err := Prepare(o)
-	if err != nil || p.Shortest != p.Takes || p.Shortest <= o.Limit {
+	if err != nil || p.Next != p.Takes || p.Next <= o.Limit {
 		t.Errorf("%+v, %v: want the shortest to be the one that there is", p, err)
 	}
 }

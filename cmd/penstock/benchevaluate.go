@@ -66,12 +66,12 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 					return fmt.Errorf("--cpus %s: %w", cpus, err)
 				}
 			}
+			if !configs.IsDevice(flags.device) {
+				return fmt.Errorf("--device %s: want cuda, cuda:N, a GPU's UUID (nvidia-smi -L), or cpu", flags.device)
+			}
 			if dry {
 				o.Options = bench.Options{Device: flags.device, Models: flags.models, Machine: bench.ThisMachine(version)}
 				return dryRun(print, o, figures)
-			}
-			if !configs.IsDevice(flags.device) {
-				return fmt.Errorf("--device %s: want cuda, cuda:N, a GPU's UUID (nvidia-smi -L), or cpu", flags.device)
 			}
 			if o.Options, err = flags.options(); err != nil {
 				return err
@@ -134,7 +134,7 @@ func nothingMeasured(o evaluate.Options, figures []string, reports []*evaluate.R
 			return ""
 		}
 	}
-	var shortest time.Duration
+	var next time.Duration
 	left := 0
 	for _, name := range figures {
 		o.Figure = name
@@ -142,15 +142,15 @@ func nothingMeasured(o evaluate.Options, figures []string, reports []*evaluate.R
 		if err != nil || p.Left == 0 {
 			continue
 		}
-		if left == 0 || p.Shortest < shortest {
-			shortest = p.Shortest
+		if left == 0 || p.Next < next {
+			next = p.Next
 		}
 		left += p.Left
 	}
 	if left == 0 {
 		return ""
 	}
-	return fmt.Sprintf("nothing was measured within --limit %v, and %d measurements are left: the shortest takes about %v", o.Limit, left, shortest.Round(time.Second))
+	return fmt.Sprintf("no measurement was made within --limit %v, and %d are left: the next takes about %v", o.Limit, left, next.Round(time.Second))
 }
 
 // figureNames are the figures that were asked for.

@@ -84,8 +84,8 @@ func TestACallThatMeasuresNothingSaysSo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := fmt.Sprintf("the shortest takes about %v", p.Shortest.Round(time.Second))
-	if line := nothingMeasured(o, figures, nil); !strings.Contains(line, "nothing was measured within --limit 1ms") || !strings.HasSuffix(line, want) {
+	want := fmt.Sprintf("the next takes about %v", p.Next.Round(time.Second))
+	if line := nothingMeasured(o, figures, nil); !strings.Contains(line, "no measurement was made within --limit 1ms") || !strings.HasSuffix(line, want) {
 		t.Errorf("says %q, want %q at its end", line, want)
 	}
 	if line := nothingMeasured(o, figures, []*evaluate.Report{{Tried: 0}, {Tried: 1}}); line != "" {

@@ -209,8 +209,8 @@ typedef struct penstock_framework {
 		int64_t *ephemeral_bytes);
 
 	/* infer_batch runs a batch of a configured size. On a CPU the input is whole when
-	   it is called and all outputs are written when it returns PENSTOCK_OK. On a GPU
-	   both hold for when the slot's stream gets there: it queues and returns. */
+	   it is called and every value of all outputs is written when it returns
+	   PENSTOCK_OK. On a GPU both hold for when the slot's stream gets there: it queues and returns. */
 	int (*infer_batch)(void *self, int32_t slot, int32_t n);
 
 	/* deinit gives everything back. Nothing is in flight; it copes with whatever was

@@ -562,7 +562,9 @@ func (g *gpu) inferBatch(slot, n int) error {
 	var err error
 	switch {
 	case l.executable == nil:
-		l.scratch.mark()
+		if l.scratch.look().refused != nil {
+			l.scratch.mark() // by a batch before; else a capture beside this may want its peak
+		}
 		err = short(l.scratch, l.binding.run(l.scratch))
 	case apart:
 		err = g.launchApart(l)

@@ -229,7 +229,6 @@ func TestASessionThatCannotShareIsMadePrivately(t *testing.T) {
 	})
 }
 
-// What is wrong with the model itself is no reason to refuse it for ever.
 // A model that over shared weights is no graph, and cannot be made node by node either, is
 // a graph over its own: nothing of the first is left.
 func TestASizeThatWasNoGraphOverSharedWeightsIsOneOverItsOwn(t *testing.T) {
@@ -257,6 +256,7 @@ func TestASizeThatWasNoGraphOverSharedWeightsIsOneOverItsOwn(t *testing.T) {
 	}
 }
 
+// What is wrong with the model itself is no reason to refuse it for ever.
 func TestAModelThatCannotBeMadeAtAllIsNotRefused(t *testing.T) {
 	processes(t, func(t *testing.T, r *rig, _ *shares) {
 		r.played.unmade = func(settings) error { return &ortError{code: 1, text: "no kernel"} }

@@ -246,7 +246,7 @@ func TestAMappingThatFailsHangsUp(t *testing.T) {
 func TestAFileThatGetsShorterLosesNoDevice(t *testing.T) {
 	file := fileOf(t, t.TempDir(), "weights", noise(t))
 	child := exec.Command(os.Args[0], "shorten", file)
-	child.Env = append(os.Environ(), "PENSTOCK_FAKE="+string(fake.Late(50*time.Millisecond))+" "+string(fake.Delay("cuEventCreate", 100*time.Millisecond)))
+	child.Env = append(os.Environ(), "PENSTOCK_FAKE="+string(fake.Late(50*time.Millisecond))+" "+string(fake.Delay("cuEventCreate", 400*time.Millisecond)))
 	said, err := child.CombinedOutput()
 	if err != nil || !strings.Contains(string(said), "fewer than its") || !strings.HasSuffix(string(said), "\nlosses 0\n") {
 		t.Errorf("%v: %s", err, said)
@@ -258,7 +258,7 @@ func shorten(file string) {
 	runtime.LockOSThread()
 	f, err := os.Open(file)
 	if err == nil {
-		time.AfterFunc(50*time.Millisecond, func() { os.Truncate(file, pieceBytes) })
+		time.AfterFunc(400*time.Millisecond, func() { os.Truncate(file, pieceBytes) })
 		_, _, err = load(f)
 	}
 	fmt.Println(err)

@@ -317,13 +317,13 @@ def _size(callback, value, of):
     if value is None:
         return 0
     try:
-        if isinstance(value, bool):
+        if type(value).__name__ in ("bool", "bool_"):  # numpy's, too
             raise TypeError
         whole = int(value) if isinstance(value, float) and value.is_integer() else operator.index(value)
     except TypeError:
         raise ValueError("%s returned %s, want the bytes that %s, or None" % (callback, _told(value), of)) from None
     if not 0 <= whole <= _MOST_BYTES:
-        raise ValueError("%s returned %s, want the bytes that %s, 0 to %d, or None" % (callback, _told(value), of, _MOST_BYTES))
+        raise ValueError("%s returned %s, want the bytes that %s, 0 to %d, or None" % (callback, _told(whole), of, _MOST_BYTES))
     return whole
 
 
@@ -366,9 +366,9 @@ class _Process:
         try:
             env = self.env
             make = DeviceTensor if env.on_gpu else HostTensor
-            bytes = self.framework.configure_batch(
+            held = self.framework.configure_batch(
                 slot, n, make(input or 0, n, env.input), [make(outputs[i] or 0, n, o) for i, o in enumerate(env.outputs)])
-            ephemeral[0] = _size("configure_batch", bytes, "a batch takes beyond its input and outputs")
+            ephemeral[0] = _size("configure_batch", held, "a batch takes beyond its input and outputs")
             return _library.OK
         except BaseException as e:
             return self.fail(e)
