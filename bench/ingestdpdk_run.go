@@ -334,9 +334,13 @@ func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
 	begin := time.Now()
 	err = end.soak(ctx, begin.Add(o.Soak), g)
 	s.Seconds = time.Since(begin).Seconds()
-	// While nobody polls:
-	failed := group.Inline(func(func(int), func(int) uint64, func(int) uint64) { err = errors.Join(err, g.Close()) })
-	a, stats := end.aggregate.Stats(), group.Stats()
+	// While nobody polls: without the generator the device has frames of its own.
+	var stats dpdk.GroupStats
+	failed := group.Inline(func(func(int), func(int) uint64, func(int) uint64) {
+		err = errors.Join(err, g.Close())
+		stats = group.Stats()
+	})
+	a := end.aggregate.Stats()
 	s.Datagrams, s.Requests, s.Missed = a.Datagrams, a.Whole, stats.Missed
 	s.Incomplete = a.Evicted + a.Incomplete
 	s.Mbufs, s.MbufsAbsent = stats.Mbufs, stats.MbufsHeld
