@@ -40,6 +40,9 @@ type Options struct {
 	Environment []string
 	// Log receives the node's log; what it last said is in every error.
 	Log io.Writer
+	// OnThread starts the node from the caller's thread, whose namespaces it has then. It
+	// does not end with this process.
+	OnThread bool
 }
 
 // Node is a running node.
@@ -56,7 +59,7 @@ type Node struct {
 
 // Start starts a node and waits until every function has a process that serves.
 // It returns an error, with what the node last said, when the node ends before.
-// The node drains when this process ends, however it does.
+// The node drains when this process ends, however it does; see Options.OnThread.
 func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	n := &Node{HTTP: o.HTTP, ended: make(chan struct{}), tail: &tail{}}
 	if n.Dir, err = os.MkdirTemp("", "penstock-node-"); err != nil {
@@ -90,10 +93,18 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	n.command.Stdout = n.command.Stderr
 	// The log's pipe is held by grandchildren that drain; nobody waits for them.
 	n.command.WaitDelay = time.Second
-	n.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	started := make(chan error, 1)
-	go n.keep(started)
-	if err := <-started; err != nil {
+	n.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if o.OnThread {
+		if err = n.command.Start(); err == nil {
+			go n.wait()
+		}
+	} else {
+		n.command.SysProcAttr.Pdeathsig = syscall.SIGTERM
+		started := make(chan error, 1)
+		go n.keep(started)
+		err = <-started
+	}
+	if err != nil {
 		return nil, fmt.Errorf("start node: %w", err)
 	}
 	if err := n.WaitReady(ctx); err != nil {
@@ -110,9 +121,13 @@ func (n *Node) keep(started chan<- error) {
 	err := n.command.Start()
 	started <- err
 	if err == nil {
-		n.err = n.command.Wait()
-		close(n.ended)
+		n.wait()
 	}
+}
+
+func (n *Node) wait() {
+	n.err = n.command.Wait()
+	close(n.ended)
 }
 
 // browser gives up on a node that does not answer.

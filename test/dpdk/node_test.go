@@ -124,6 +124,7 @@ func (l *laboratory) try(t *testing.T, s setup) (*running, error) {
 	l.node.do(func() {
 		n, err = node.Start(ctx, node.Options{
 			Binary: penstock, Config: text, Args: s.args, HTTP: netip.MustParseAddrPort(nodeMgmt + ":9650"),
+			OnThread: true, // the thread's network
 		})
 	})
 	if err != nil {
