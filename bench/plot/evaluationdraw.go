@@ -285,7 +285,8 @@ func lowest(points plotter.XYs) float64 {
 }
 
 // drawTimeline shows the median run of each variant of a case, by what was answered in
-// time, a column each: what was answered in time, how late, in which batches, and with which share.
+// time, a column each: what was answered in time, how late, in which batches, and with
+// which share.
 func (e *evaluation) drawTimeline(c evaluate.CaseSetting) error {
 	var columns []*evaluate.Result
 	for _, v := range c.Variants {

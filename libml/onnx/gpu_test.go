@@ -472,19 +472,24 @@ func TestASizeThatCannotBeLinkedLeavesTheSmallerOnes(t *testing.T) {
 	}
 }
 
-// The smallest size can be captured, a larger one cannot.
-func TestALargerSizeThatCannotBeCapturedRunsNodeByNode(t *testing.T) {
-	p := &played{}
-	smallest := cuda.Stream{}
-	p.unqueued = func(s settings) error {
-		if smallest == (cuda.Stream{}) {
-			smallest = s.stream
+// firstQueues is a played.unqueued: only the first session, which is the smallest size's, can
+// be captured.
+func firstQueues() func(settings) error {
+	first := cuda.Stream{}
+	return func(s settings) error {
+		if first == (cuda.Stream{}) {
+			first = s.stream
 		}
-		if s.stream != smallest {
+		if s.stream != first {
 			return s.stream.Synchronize() // which is refused in a capture
 		}
 		return nil
 	}
+}
+
+// The smallest size can be captured, a larger one cannot.
+func TestALargerSizeThatCannotBeCapturedRunsNodeByNode(t *testing.T) {
+	p := &played{unqueued: firstQueues()}
 	r := newRig(t, p)
 	r.f.gpu.env.Threads = 1
 	r.loaded()

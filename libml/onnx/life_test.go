@@ -52,17 +52,7 @@ func (s *strictSession) close() {
 // A slot whose smallest batch is a graph and a larger one none moves, and the move fails at
 // the smallest: the larger one's session stays on a stream that the next move destroys.
 func TestASlotThatMovesLeavesNoSessionOnAStreamThatGoes(t *testing.T) {
-	p := &played{}
-	smallest := cuda.Stream{}
-	p.unqueued = func(s settings) error {
-		if smallest == (cuda.Stream{}) {
-			smallest = s.stream
-		}
-		if s.stream != smallest {
-			return s.stream.Synchronize() // refused in a capture
-		}
-		return nil
-	}
+	p := &played{unqueued: firstQueues()}
 	r := newRig(t, p)
 	b := &strict{played: p}
 	r.f.gpu.backend, r.f.gpu.env.Threads = b, 1
