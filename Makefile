@@ -1,12 +1,17 @@
 # Penstock. `make demo` and `make test` are all that most people need.
 #
 #   make build   bin/penstock, and beside it in bin/lib ONNX Runtime and libpenstock.so
-#   make test    build, then every test
+#   make test    build, then the tests; property tests draw fewer values
+#   make test-all  build, then the tests with every draw and the long cases, as in CI
 #   make demo    three real models answer real pictures for DURATION (30s)
+#   make lab     bin/penstock-lab: benchmarks, the paper's evaluation, comparisons (research/)
 #   make examples  bin/examples, the programs of examples/
 #   make check   gofmt, go vet, staticcheck
 #   make fuzz    each fuzz target for FUZZTIME (10s)
-#   make race    every test under the race detector
+#   make race    the packages with threads, timers or processes under the race detector
+#   make soak    property tests and packages with threads, random seeds, for SOAKTIME (30m)
+#   make flaky   packages with threads 20 times, others 3 times, on a loaded machine;
+#                continues where it stopped (test/repeat.sh)
 #   make ptx     the kernels' PTX from the .cu beside it, with nvcc or clang (PTXCC=...)
 #
 #   make build-dpdk  bin/penstock with packets from DPDK (apt-get install libdpdk-dev pkg-config)
@@ -18,14 +23,20 @@
 #   make test-gpu               there: every test that needs a GPU; fails where one is skipped
 #   make bench-gpu WHAT=all     there: gather, overhead, swap, limit, fault, weights, dpdk; JSON into OUT (out)
 #   make evaluate-gpu FIGURE=all  there: the paper's evaluation; goes on where it stopped; JSON into OUT/evaluation
-#   make plots                  figures and tables of docs/benchmarks and docs/evaluation, from the JSON beside them
+#   make plots                  figures and tables of docs/benchmarks and docs/evaluation, from the JSON beside them (research/plots)
 #   make bench-plan             the planner's policies beside each other, half an hour; JSON for make plots
 
 GO       ?= go
 DURATION ?= 30s
 FUZZTIME ?= 10s
+SOAKTIME ?= 30m
 VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 ARCH     := $(shell uname -m)
+
+# Packages of both modules. research/go.work names the modules; what users build does not
+# see it.
+MODULES := ./... ./research/...
+WORK    := GOWORK=$(CURDIR)/research/go.work
 
 # The module that carries libonnxruntime.so; its version and hash stand in
 # go.mod and go.sum.
@@ -34,15 +45,32 @@ ORT_amd64 := x86_64-unknown-linux-gnu
 ORT_arm64 := aarch64-unknown-linux-gnu
 GOARCH  := $(shell $(GO) env GOARCH 2>/dev/null)
 
+# Property tests draw the same values in every run, so that a failure is the fault of
+# the change at hand. `make soak` and `make flaky` draw others.
+export RAPID_SEED ?= 20261122
+# A failure names its seed; files that repeat it would stay in the tree.
+export RAPID_NOFAILFILE ?= 1
+
+# STRICT=1, as in CI: a skipped test fails the run (internal/testing/strict).
+GOTEST = $(WORK) $(if $(STRICT),$(GO) run ./internal/testing/strict,$(GO) test)
+
+# Every package but the one that make test-dpdk runs. The first one takes longest and
+# mostly waits, so it starts first and one more package runs than the usual one per CPU.
+# `make check` has all of go vet.
+TESTED = -vet=off -p $$(($$(nproc) + 1)) ./test/e2e $$($(WORK) $(GO) list $(MODULES) | grep -v '/test/dpdk$$')
+
 export PENSTOCK_ONNXRUNTIME := $(CURDIR)/bin/lib/libonnxruntime.so
 
 # What `make ptx` compiles with: nvcc or clang, whichever is found first.
 PTXCC    ?=
 
-.PHONY: build library examples test demo check fuzz race ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots
+.PHONY: build lab library examples test test-all demo check fuzz race soak flaky ptx clean build-dpdk test-dpdk gpu-kit test-gpu bench-gpu evaluate-gpu bench-plan plots
 
 build: bin/lib/libonnxruntime.so library
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
+
+lab: build
+	$(GO) build -C research -trimpath -ldflags "-X main.version=$(VERSION)" -o $(CURDIR)/bin/penstock-lab ./cmd/penstock-lab
 
 # libml for programs in C and Python. It shows what libml/capi/penstock.h declares.
 CAPI_LDFLAGS := -s -w -extldflags '-Wl,-soname,libpenstock.so -Wl,--version-script=$(CURDIR)/libml/capi/penstock.map'
@@ -62,41 +90,47 @@ bin/lib/libonnxruntime.so: go.mod
 build-dpdk: bin/lib/libonnxruntime.so
 	@pkg-config --exists libdpdk || { echo "no DPDK to build with: apt-get install libdpdk-dev pkg-config" >&2; exit 1; }
 	$(GO) build -tags dpdk -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/penstock ./cmd/penstock
+	$(GO) build -C research -tags dpdk -trimpath -ldflags "-X main.version=$(VERSION)" -o $(CURDIR)/bin/penstock-lab ./cmd/penstock-lab
 
 # The packages that change with the tag, then whole nodes on real traffic.
 test-dpdk: build-dpdk
 	@test "$$(id -u)" = 0 || { echo "make test-dpdk makes network namespaces and opens raw sockets: run it as root" >&2; exit 1; }
-	$(GO) vet -tags dpdk ./...
-	$(GO) test -tags dpdk -count=1 ./manager/... ./cmd/... ./bench/...
-	PENSTOCK_DPDK_BINARY=$(CURDIR)/bin/penstock $(GO) test -tags dpdk -count=1 -timeout 20m $(TESTFLAGS) ./test/dpdk
+	$(WORK) $(GO) vet -tags dpdk $(MODULES)
+	$(GOTEST) -tags dpdk -count=1 ./manager/... ./cmd/... ./research/bench/... ./research/cmd/...
+	PENSTOCK_DPDK_BINARY=$(CURDIR)/bin/penstock $(GOTEST) -tags dpdk -count=1 -timeout 20m $(TESTFLAGS) ./test/dpdk
 
 examples: library
 	$(GO) build -trimpath -o bin/examples/callbacks ./examples/callbacks
 	CC="$(CC)" examples/c/build.sh bin/lib bin/examples/c
 
+test: export RAPID_CHECKS ?= 30
 test: build examples
-	$(GO) test -timeout 20m ./...
+	$(GOTEST) -short -timeout 20m $(TESTED)
+
+test-all: build examples
+	$(GOTEST) -timeout 40m $(TESTED)
 
 demo: build
 	bin/penstock demo --duration $(DURATION) --out out
 
 check:
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt-ed:" $$unformatted; exit 1; fi
-	$(GO) vet ./...
-	CGO_ENABLED=0 $(GO) vet ./...
-	$(GO) tool staticcheck ./...
+	$(WORK) $(GO) vet $(MODULES)
+	CGO_ENABLED=0 $(WORK) $(GO) vet $(MODULES)
+	$(WORK) $(GO) tool staticcheck $(MODULES)
 
+# Whole nodes are other processes, which the race detector does not see.
 race: build
-	$(GO) test -race ./...
+	$(WORK) $(GO) test -race -short -timeout 30m $$($(WORK) GO="$(GO)" test/threaded.sh | grep -vE '/test/(e2e|dpdk|gpu)$$')
 
-# Few tries at making each interesting input smaller: a minute an input, which is the
-# default, would be all that a short run does.
+soak: build examples
+	$(WORK) GO="$(GO)" test/repeat.sh soak $(SOAKTIME)
+
+flaky: build examples
+	$(WORK) GO="$(GO)" test/repeat.sh flaky
+
 fuzz: build
-	@for pkg in $$($(GO) list ./...); do \
-	  for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
-	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$pkg || exit 1; \
-	  done; \
-	done
+	$(WORK) GO="$(GO)" FUZZTIME=$(FUZZTIME) test/fuzz.sh $(MODULES)
 
 ptx:
 	libml/device/gpu/ptx.sh "$(PTXCC)"
@@ -115,16 +149,17 @@ bench-gpu:
 evaluate-gpu:
 	test/gpu/run.sh evaluate $(or $(FIGURE),all)
 
-bench-plan: build
+bench-plan: lab
 	mkdir -p docs/benchmarks/planner
-	bin/penstock bench plan --only delays --limit 60s -o json > docs/benchmarks/planner/delays.json
-	bin/penstock bench plan --only counts -o json > docs/benchmarks/planner/counts.json
+	bin/penstock-lab plan --only delays --limit 60s -o json > docs/benchmarks/planner/delays.json
+	bin/penstock-lab plan --only counts -o json > docs/benchmarks/planner/counts.json
+
+# The first python3 that has matplotlib.
+PYTHON ?= $(shell for p in $$PENSTOCK_PYTHON python3 /usr/bin/python3; do "$$p" -c 'import matplotlib' 2>/dev/null && echo "$$p" && break; done)
 
 plots:
-	$(GO) run ./bench/plot docs/benchmarks/h200
-	$(GO) run ./bench/plot docs/benchmarks/ingest
-	$(GO) run ./bench/plot docs/benchmarks/planner
-	$(GO) run ./bench/plot docs/evaluation
+	@test -n "$(PYTHON)" || { echo "no python3 has matplotlib: apt-get install python3-matplotlib, or PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -B research/plots/plot.py docs/benchmarks/h200 docs/benchmarks/ingest docs/benchmarks/planner docs/evaluation
 
 clean:
 	rm -rf bin out

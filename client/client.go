@@ -8,9 +8,12 @@
 //		Send ──> queued ──credit──> flying ──answer──────> Deliver
 //		           │                  │ └─ wish: the pieces named go again
 //		           │                  │ └─ silence for ResendAfter: piece 0 goes again
+//		           │                  │ └─ busy, with a new cookie: piece 0 goes again
+//		           ├── late           │
 //		           └── Timeout ───────┴─────────────────> Deliver with an error
 //
-//	 1. Send queues the request and never blocks (client.go).
+//	 1. Send queues the request and never blocks (client.go). A queued request that
+//	    can no longer be answered in time is dropped (queue.go).
 //	 2. The sending goroutine takes it when the credit allows, and puts its
 //	    pieces on the wire as the pace allows (send.go, credit.go, pace.go,
 //	    transmit.go).
@@ -27,6 +30,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -40,6 +44,11 @@ import (
 var (
 	// ErrUnanswered is a request's end when no whole answer came within Timeout.
 	ErrUnanswered = errors.New("no answer within the timeout")
+	// ErrLate is a request's end when it waited for credit for so long that its answer
+	// would have come too late: after its Deadline, or after the function's objective.
+	// Not one byte of it left. (A request that was sent in vain is answered
+	// wire.StatusLate.)
+	ErrLate = errors.New("late: no credit in time, not sent")
 	// ErrUnsent is a request's end when the credit did not allow to send it
 	// within Timeout: not one byte of it left.
 	ErrUnsent = errors.New("no credit within the timeout")
@@ -68,7 +77,8 @@ type Options struct {
 	// the client again when Deliver returns. It should be quick, for answers wait
 	// behind it; it may call Send, and must not call Do or Close. May be nil.
 	Deliver func(*Result)
-	// PieceBytes is how a picture is split, wire.DefaultPieceBytes by default.
+	// PieceBytes is how a picture is split, wire.DefaultPieceBytes by default. A
+	// manager refuses pieces below 512 bytes by default, unless the picture is one.
 	PieceBytes int
 	// Pad fills each datagram up to a multiple of wire.PaddingUnit, so that
 	// payloads keep their alignment where a receiver packs datagrams together.
@@ -76,7 +86,8 @@ type Options struct {
 	// InFlight is how many requests may be in flight before the first answer
 	// says, 8 by default.
 	InFlight int
-	// QueueLimit is how many requests may wait for credit, 1,024 by default.
+	// QueueLimit is how many requests may wait for credit, 8,192 by default. Their wait
+	// is bounded by time as well, see ErrLate.
 	QueueLimit int
 	// PaceBytes is how many bytes a second leave at most, headers included; 0
 	// leaves the speed to the credit alone.
@@ -89,7 +100,8 @@ type Options struct {
 	// by default.
 	Timeout time.Duration
 	// ResendAfter is the silence after which piece 0 is sent again, to learn how
-	// the request is doing; it doubles with each time. 100 ms by default.
+	// the request is doing; it doubles with each time. 100 ms by default. A request
+	// that lost pieces asks sooner: see package recovery.
 	ResendAfter time.Duration
 	// MaxResultBytes bounds a result's payload, 16 MiB by default.
 	MaxResultBytes int
@@ -101,7 +113,7 @@ type Options struct {
 // The defaults of Options.
 const (
 	defaultInFlight       = 8
-	defaultQueueLimit     = 1024
+	defaultQueueLimit     = 8192
 	defaultBurstBytes     = 128 << 10
 	defaultTimeout        = 2 * time.Second
 	defaultResendAfter    = 100 * time.Millisecond
@@ -142,8 +154,10 @@ func (o *Options) complete() error {
 // RequestOptions say what one request wants. The zero value wants nothing
 // special.
 type RequestOptions struct {
-	// Deadline is how long after Intended an answer is still worth having; 0
-	// leaves it to the manager.
+	// Deadline is how long after Intended an answer is still worth having; 0 means the
+	// function's latency objective, which the first answer tells. A longer one makes the
+	// request wait longer for credit. The manager still answers late what it cannot
+	// answer within the objective from its arrival.
 	Deadline time.Duration
 	// Priority is higher for what should go first.
 	Priority uint8
@@ -192,11 +206,12 @@ type Client struct {
 	mu       sync.Mutex          // guards all below, and the requests
 	unread   sync.Cond           // on mu: a request's picture is no longer being read
 	requests map[uint32]*request // all that have not ended, by id
-	queued   list                // wait for credit, in Send's order
+	queued   queue               // wait for credit
 	flying   list                // in the order that they were sent in
 	sending  list                // flying, with pieces to send now
 	checkAt  int64               // when the next of the flying may need attention
 	credit   credit
+	cookie   uint64 // of the last answer that had one
 	nextID   uint32
 	closed   bool
 	free     []*request
@@ -219,7 +234,7 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 		wake:     make(chan struct{}, 1),
 		closing:  make(chan struct{}),
 		requests: make(map[uint32]*request),
-		queued:   list{in: inLife},
+		queued:   queue{list: list{in: inLife}, checkAt: math.MaxInt64},
 		flying:   list{in: inLife},
 		sending:  list{in: inSending},
 		credit:   credit{more: o.InFlight},
@@ -320,7 +335,7 @@ func (c *Client) submit(picture []byte, o RequestOptions, wait chan Result) (uin
 	r.queuedAt, r.timeoutAt = now, now+int64(c.options.Timeout)
 	c.nextID++
 	c.requests[r.id] = r
-	c.queued.pushBack(r)
+	c.queued.push(r, c.credit.roundTrip)
 	id := r.id
 	c.mu.Unlock()
 	c.wakeSender()

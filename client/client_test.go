@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"os"
 	"runtime"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/client"
-	"github.com/penstock/penstock/client/clienttest"
+	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/internal/testing/openfiles"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -26,11 +26,7 @@ const patience = 30 * time.Second
 func leavesNothing(t *testing.T) {
 	t.Helper()
 	count := func() (goroutines, descriptors int) {
-		names, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatalf("count descriptors: %v", err)
-		}
-		return runtime.NumGoroutine(), len(names)
+		return runtime.NumGoroutine(), openfiles.Count(t)
 	}
 	goroutines, descriptors := count()
 	t.Cleanup(func() {
@@ -395,6 +391,66 @@ func TestABusyManagerIsProbedUntilItHasRoom(t *testing.T) {
 	}
 }
 
+func TestProof(t *testing.T) {
+	const cookie = 0xa7a6a5a4a3a2a1a0
+	t.Run("one per cookie", func(t *testing.T) {
+		leavesNothing(t)
+		m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{Cookie: cookie})
+		c := dial(t, m.Addr(), client.Options{ResendAfter: patience})
+		for i := range uint64(5) {
+			sent := picture(5000, i)
+			r, err := c.Do(context.Background(), sent, client.RequestOptions{})
+			if err != nil || !bytes.Equal(r.Payload, sent) {
+				t.Fatalf("request %d: %v", i, err)
+			}
+		}
+		if n := c.Stats().Proofs; n != 1 {
+			t.Errorf("%d proofs, want 1", n)
+		}
+		if whole, runs := m.Requests(); whole != 5 || runs != 1 {
+			t.Errorf("%d requests ran, one of them %d times; want 5, once each", whole, runs)
+		}
+	})
+	t.Run("earlier questions are answered busy", func(t *testing.T) {
+		leavesNothing(t)
+		requests := make(chan clienttest.Request, 1)
+		m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+			requests <- q
+			return wire.Result{}, nil, false
+		}, clienttest.ManagerOptions{})
+		c := dial(t, m.Addr(), client.Options{ResendAfter: time.Millisecond})
+		done := make(chan error, 1)
+		go func() {
+			_, err := c.Do(context.Background(), []byte{1}, client.RequestOptions{})
+			done <- err
+		}()
+		q := <-requests
+		until(t, "the client asks", func() bool { return c.Stats().Resends > 0 })
+		busy := wire.Result{Status: wire.StatusBusy, Cookie: cookie}
+		for range 2 {
+			m.Inject(q.From, wire.AppendResult(nil, q.ID, &busy, nil, wire.DefaultPieceBytes, 0, true))
+		}
+		m.Answer(q.From, q.ID, wire.Result{Status: wire.StatusOK}, nil)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("busy after the proof is final", func(t *testing.T) {
+		leavesNothing(t)
+		m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) {
+			return wire.Result{Status: wire.StatusBusy}, nil, true
+		}, clienttest.ManagerOptions{Cookie: cookie})
+		c := dial(t, m.Addr(), client.Options{ResendAfter: patience})
+		var got client.StatusError
+		if _, err := c.Do(context.Background(), []byte{1}, client.RequestOptions{}); !errors.As(err, &got) || wire.Status(got) != wire.StatusBusy {
+			t.Errorf("got %v, want busy", err)
+		}
+		if n := c.Stats().Proofs; n != 1 {
+			t.Errorf("%d proofs, want 1", n)
+		}
+	})
+}
+
 func TestDoTellsStatusesOtherThanOK(t *testing.T) {
 	leavesNothing(t)
 	for status := wire.StatusLate; status < wire.NumStatuses; status++ {
@@ -427,9 +483,8 @@ func TestDeadlineAndPriorityReachTheManagerAndTheSendTimeComesBack(t *testing.T)
 		{client.RequestOptions{}, false, func(d time.Duration) bool { return d == 0 }},
 		{client.RequestOptions{Priority: 9}, true, func(d time.Duration) bool { return d == 0 }},
 		{client.RequestOptions{Deadline: time.Hour}, true, func(d time.Duration) bool { return d > 0 && d <= time.Hour }},
-		// What the wait cost is taken off, and nothing left is not "none".
+		// The wait is taken off.
 		{client.RequestOptions{Deadline: day, Intended: client.Now() - int64(day-time.Hour)}, true, func(d time.Duration) bool { return d > 0 && d <= time.Hour }},
-		{client.RequestOptions{Deadline: time.Hour, Intended: client.Now() - int64(day)}, true, func(d time.Duration) bool { return d == time.Microsecond }},
 	} {
 		r, err := c.Do(context.Background(), picture(3000, 1), c2.o)
 		if err != nil {
@@ -689,5 +744,86 @@ func TestDialRefusesOptionsThatCannotBe(t *testing.T) {
 	if c, err := client.Dial(context.Background(), "no port", client.Options{}); err == nil {
 		_ = c.Close()
 		t.Error("an address without a port was accepted")
+	}
+}
+
+// A request that gets no credit within the objective ends late and unsent, and one whose
+// deadline is longer waits on.
+func TestClientDropsLateRequests(t *testing.T) {
+	leavesNothing(t)
+	const objective = 20 * time.Millisecond
+	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		switch len(q.Picture) {
+		case 1: // leaves credit for one
+			return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 1, Objective: objective}, nil, true
+		case 2: // holds the credit
+			return wire.Result{}, nil, false
+		}
+		return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 1, Objective: objective}, nil, true
+	}, clienttest.ManagerOptions{})
+	ends := make(chan client.Result, 10)
+	c := dial(t, m.Addr(), client.Options{Timeout: 10 * time.Second, Deliver: func(r *client.Result) { ends <- *r }})
+	if _, err := c.Do(t.Context(), make([]byte, 1), client.RequestOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	send := func(bytes int, o client.RequestOptions) uint32 {
+		t.Helper()
+		id, err := c.Send(make([]byte, bytes), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	holder := send(2, client.RequestOptions{Deadline: time.Minute})
+	began := client.Now()
+	late, patient := send(3, client.RequestOptions{}), send(4, client.RequestOptions{Deadline: time.Minute})
+	stale := send(5, client.RequestOptions{Intended: began - int64(time.Second)})
+	for _, want := range []uint32{stale, late} {
+		r := <-ends
+		if r.ID != want || !errors.Is(r.Err, client.ErrLate) || r.Sent != 0 {
+			t.Fatalf("request %d ended with %v, sent at %d; want %d with client.ErrLate, unsent", r.ID, r.Err, r.Sent, want)
+		}
+		if after := time.Duration(r.Received - began); want == late && after < objective/2 {
+			t.Errorf("dropped after %v, want about %v", after, objective)
+		}
+	}
+	if got := c.Stats().Late; got != 2 {
+		t.Errorf("Stats.Late is %d, want 2", got)
+	}
+	if whole, _ := m.Requests(); whole != 2 {
+		t.Errorf("%d requests came, want the first two", whole)
+	}
+	m.Answer(c.LocalAddr(), holder, wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 1, Objective: objective}, nil)
+	for _, want := range []uint32{holder, patient} {
+		if r := <-ends; r.ID != want || r.Err != nil {
+			t.Fatalf("request %d ended with %v, want %d answered", r.ID, r.Err, want)
+		}
+	}
+}
+
+// A request without a deadline has the objective as its deadline.
+func TestObjectiveIsTheDeadline(t *testing.T) {
+	leavesNothing(t)
+	const objective = time.Hour
+	got := make(chan wire.Extension, 3)
+	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
+		got <- q.Extension
+		return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: 8, Objective: objective}, nil, true
+	}, clienttest.ManagerOptions{})
+	c := dial(t, m.Addr(), client.Options{})
+	for _, row := range []struct {
+		name     string
+		options  client.RequestOptions
+		from, to time.Duration
+	}{
+		{"objective unknown", client.RequestOptions{}, 0, 0},
+		{"objective", client.RequestOptions{Intended: client.Now() - int64(time.Minute)}, objective - 2*time.Minute, objective - time.Minute},
+	} {
+		if _, err := c.Do(t.Context(), []byte{1}, row.options); err != nil {
+			t.Fatal(err)
+		}
+		if e := <-got; e.Deadline < row.from || e.Deadline > row.to {
+			t.Errorf("%s: the manager was told a deadline of %v, want %v to %v", row.name, e.Deadline, row.from, row.to)
+		}
 	}
 }

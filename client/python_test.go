@@ -1,6 +1,8 @@
 package client_test
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,13 +11,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/client/clienttest"
+	"github.com/penstock/penstock/internal/testing/clienttest"
+	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/wire"
 )
 
 // The client that closes docs/wire.md is written from the page alone; if it
 // works, so does the page.
 func TestTheClientOfTheStandardWorks(t *testing.T) {
+	t.Run("loopback", func(t *testing.T) { testPythonClient(t, 0) })
+	t.Run("proof of the address", func(t *testing.T) { testPythonClient(t, 0xa7a6a5a4a3a2a1a0) })
+}
+
+func testPythonClient(t *testing.T, cookie uint64) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
 		t.Skip("needs python3 to run the client of docs/wire.md")
@@ -42,7 +50,7 @@ func TestTheClientOfTheStandardWorks(t *testing.T) {
 		arrived <- q.Picture
 		topk := wire.AppendTopK(nil, []wire.Class{{Class: 9, P: 0.75}, {Class: 300, P: 0.125}})
 		return wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK, Batch: 4, ModelVersion: 2, Infer: 1500 * time.Microsecond}, topk, true
-	}, clienttest.ManagerOptions{PieceBytes: 5}) // the result is in three pieces
+	}, clienttest.ManagerOptions{PieceBytes: 5, Cookie: cookie}) // the result is in three pieces
 	firstAnswer := func(b []byte) bool {
 		h, err := wire.DecodeHeader(b)
 		return err == nil && h.Type == wire.TypeResult && h.Flags&wire.FlagRetransmitted == 0
@@ -61,7 +69,45 @@ func TestTheClientOfTheStandardWorks(t *testing.T) {
 	if got := <-arrived; string(got) != string(sent) {
 		t.Error("the picture arrived otherwise than it was sent")
 	}
-	if relay.Lost.Load() < 4 { // piece 70, and the answer's three
-		t.Errorf("only %d datagrams were lost", relay.Lost.Load())
+	lost := uint64(4) // piece 70, and the answer's three
+	if cookie != 0 {
+		lost = 1 // the answer is a repeat
+	}
+	if relay.Lost.Load() < lost {
+		t.Errorf("only %d datagrams were lost, want at least %d", relay.Lost.Load(), lost)
+	}
+}
+
+// The page's pictures are what the built-in models take, and its program that
+// prepares them is valid Python.
+func TestPreparedPictures(t *testing.T) {
+	page, err := os.ReadFile("../docs/wire.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range zoo.Names() {
+		card, err := zoo.Registry{Cache: t.TempDir()}.Find(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size, bytes := card.Input, card.Input.WireBytes()
+		row := fmt.Sprintf(`(?m)^\| %s \| %d × %d × %d, u8, (RGB|grey), (%d,)?%d bytes \|`, name, size.Height, size.Width, size.Channels, bytes/1000, bytes%1000)
+		if !regexp.MustCompile(row).Match(page) {
+			t.Errorf("docs/wire.md has no row that matches %s", row)
+		}
+	}
+
+	program := regexp.MustCompile("(?ms)^```python prepare\n(.*?)^```").FindSubmatch(page)
+	if program == nil {
+		t.Fatal("docs/wire.md does not show how to prepare pictures")
+	}
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("needs python3 to compile the program of docs/wire.md")
+	}
+	compile := exec.Command(python, "-c", "import sys; compile(sys.stdin.read(), 'prepare', 'exec')")
+	compile.Stdin = bytes.NewReader(program[1])
+	if out, err := compile.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -117,6 +117,22 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		c.mu.Unlock()
 		return nil
 	}
+	if result.Cookie != 0 {
+		c.cookie = result.Cookie
+	}
+	c.queued.setObjective(int64(result.Objective))
+	if result.Status == wire.StatusBusy && result.Credit == 0 && result.Cookie != 0 {
+		r.busy++
+		prove := result.Cookie != r.echoed
+		if prove {
+			c.proveLocked(r)
+		}
+		if prove || r.busy <= r.unproved { // else it is the answer to the proof
+			c.mu.Unlock()
+			c.wakeSender()
+			return nil
+		}
+	}
 	if h.Total > uint32(min(c.options.MaxResultBytes, 1<<32-1)) {
 		c.giveUpLocked(r, at, ErrResultSize)
 		c.mu.Unlock()
@@ -133,7 +149,9 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		}
 		if r.answer.got < int(h.Count) {
 			if fresh {
-				c.heardLocked(r, at)
+				before := r.recovery.AskAt()
+				r.recovery.Heard(at)
+				c.askEarlierLocked(r, before)
 			}
 			c.mu.Unlock()
 			return nil
@@ -154,6 +172,20 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 	return nil
 }
 
+// proveLocked sends piece 0 of a request again, with the cookie: the manager has
+// something to say that it says only to an address that has proved itself.
+func (c *Client) proveLocked(r *request) {
+	c.counts.proofs.Add(1)
+	r.recovery.Prove()
+	// Each question before this one may draw a busy block with the same cookie. One
+	// more is the answer.
+	r.echoed, r.unproved = c.cookie, r.questions
+	r.sendAgain(0)
+	if !r.isIn(inSending) {
+		c.sending.pushFront(r)
+	}
+}
+
 // sentSinceLocked is how many requests in flight were sent after that time.
 func (c *Client) sentSinceLocked(at int64) int {
 	n := 0
@@ -162,10 +194,6 @@ func (c *Client) sentSinceLocked(at int64) int {
 	}
 	return n
 }
-
-// firstDeafness is how long after the first pieces sent again a wish is
-// disregarded: more than a round trip in a machine room.
-const firstDeafness = 500 * time.Microsecond
 
 // handleWish has the pieces that a wish names sent again.
 func (c *Client) handleWish(b []byte, at int64) error {
@@ -185,31 +213,33 @@ func (c *Client) handleWish(b []byte, at int64) error {
 		return nil
 	}
 	c.counts.wishes.Add(1)
-	c.heardLocked(r, at)
-	if r.unsent() || at < r.deafUntil {
-		return nil // it will be repeated, or asked for
+	missing := 0
+	for range w.Missing {
+		missing++
 	}
-	r.deafness = min(max(2*r.deafness, firstDeafness), c.options.ResendAfter)
+	before := r.recovery.AskAt()
+	if !r.recovery.NACK(at, missing) {
+		c.askEarlierLocked(r, before)
+		return nil
+	}
 	for index := range w.Missing {
 		r.sendAgain(index)
 	}
-	r.askAt = 0
 	c.sending.pushFront(r) // it is older than what is being sent
 	c.wakeSender()
 	return nil
 }
 
-// heardLocked takes note that the manager works on r: patience begins anew.
-func (c *Client) heardLocked(r *request, at int64) {
-	shorter := r.patience > c.options.ResendAfter
-	r.patience = c.options.ResendAfter
-	if r.askAt == 0 {
+// askEarlierLocked wakes the sender if r's next question, which was due at before,
+// is due earlier now: it may be asleep for longer.
+func (c *Client) askEarlierLocked(r *request, before int64) {
+	at := r.recovery.AskAt()
+	if at == 0 {
 		return // pieces leave; the silence begins after them
 	}
-	r.askAt = at + int64(r.patience)
 	c.checkLocked(r)
-	if shorter {
-		c.wakeSender() // it may be asleep for longer
+	if at < before {
+		c.wakeSender()
 	}
 }
 

@@ -2,8 +2,8 @@ package client
 
 import (
 	"math/bits"
-	"time"
 
+	"github.com/penstock/penstock/client/recovery"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -29,14 +29,12 @@ type request struct {
 	again     []uint64 // pieces to send again, one bit a piece
 	againLeft int
 	resends   int
-	// deafUntil is when a wish is listened to again: one that comes before may
-	// name pieces that are on their way, and answering it would send everything
-	// twice just when the path is full. It lies after the last piece that left
-	// by deafness, which doubles with each wish.
-	deafUntil int64
-	deafness  time.Duration
-	patience  time.Duration // how long to wait in silence
-	askAt     int64         // when the silence is too long; 0 while pieces leave
+	recovery  recovery.Request
+
+	echoed    uint64 // the cookie in the last piece 0 that left
+	questions int    // how often piece 0 left
+	unproved  int    // questions before the proof
+	busy      int    // answers that asked for proof
 
 	answer answer
 	result Result

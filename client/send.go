@@ -26,6 +26,7 @@ func (c *Client) send() {
 	for {
 		now := Now()
 		c.mu.Lock()
+		c.expireQueuedLocked(now)
 		c.expireLocked(now)
 		c.fillLocked(now)
 		until, paced := c.idleLocked(now)
@@ -54,13 +55,32 @@ func (c *Client) send() {
 	}
 }
 
+// expireQueuedLocked ends what has waited for credit for too long.
+func (c *Client) expireQueuedLocked(now int64) {
+	if now < c.queued.checkAt {
+		return
+	}
+	c.queued.checkAt = math.MaxInt64
+	for r, next := c.queued.head, (*request)(nil); r != nil; r = next {
+		next = r.links[inLife].next
+		dropAt := c.queued.dropAt(r, c.credit.roundTrip)
+		switch {
+		case dropAt <= now:
+			c.counts.late.Add(1)
+			c.giveUpLocked(r, now, ErrLate)
+		case r.timeoutAt <= now:
+			c.giveUpLocked(r, now, ErrUnsent)
+		default:
+			c.queued.checkAt = min(c.queued.checkAt, dropAt, r.timeoutAt)
+			continue
+		}
+		c.sender.ended = append(c.sender.ended, r)
+	}
+}
+
 // expireLocked ends what timed out, and asks after what is silent for too long.
 func (c *Client) expireLocked(now int64) {
 	s := &c.sender
-	for r := c.queued.head; r != nil && r.timeoutAt <= now; r = c.queued.head {
-		c.giveUpLocked(r, now, ErrUnsent)
-		s.ended = append(s.ended, r)
-	}
 	if now < c.checkAt {
 		return
 	}
@@ -72,9 +92,7 @@ func (c *Client) expireLocked(now int64) {
 			s.ended = append(s.ended, r)
 			continue
 		}
-		if r.askAt != 0 && r.askAt <= now {
-			r.askAt = 0
-			r.patience *= 2
+		if r.recovery.Ask(now) {
 			r.sendAgain(0)
 			c.sending.pushBack(r)
 		}
@@ -85,8 +103,8 @@ func (c *Client) expireLocked(now int64) {
 // checkLocked has expireLocked look at r in time.
 func (c *Client) checkLocked(r *request) {
 	c.checkAt = min(c.checkAt, r.timeoutAt)
-	if r.askAt != 0 {
-		c.checkAt = min(c.checkAt, r.askAt)
+	if at := r.recovery.AskAt(); at != 0 {
+		c.checkAt = min(c.checkAt, at)
 	}
 }
 
@@ -96,7 +114,7 @@ func (c *Client) fillLocked(now int64) {
 	for budget := s.pace.budget(now); budget > 0 && s.out.room(); {
 		r := c.sending.head
 		if r == nil {
-			if r = c.queued.head; r == nil {
+			if r = c.queued.next(now); r == nil {
 				return
 			}
 			ok, probe := c.credit.may(now, c.flying.n)
@@ -107,7 +125,8 @@ func (c *Client) fillLocked(now int64) {
 			c.queued.remove(r)
 			c.flying.pushBack(r)
 			c.sending.pushBack(r)
-			r.flying, r.probe, r.sentAt, r.patience = true, probe, now, c.options.ResendAfter
+			r.flying, r.probe, r.sentAt = true, probe, now
+			r.recovery.Begin(r.count, c.options.ResendAfter)
 			c.checkLocked(r)
 		}
 		size := int64(c.sendPieceLocked(r, now))
@@ -115,8 +134,7 @@ func (c *Client) fillLocked(now int64) {
 		s.pace.spend(size)
 		if !r.unsent() {
 			c.sending.remove(r)
-			r.askAt = now + int64(r.patience)
-			r.deafUntil = now + max(int64(r.deafness), c.credit.roundTrip)
+			r.recovery.Sent(now, c.credit.roundTrip)
 			c.checkLocked(r)
 		}
 	}
@@ -131,6 +149,9 @@ func (c *Client) sendPieceLocked(r *request, now int64) int {
 		s.reading = append(s.reading, r)
 	}
 	index, again := r.takePiece()
+	if index == 0 {
+		r.questions++
+	}
 	h := wire.PieceHeader(wire.TypeData, r.id, len(r.picture), c.options.PieceBytes, index)
 	if again {
 		h.Flags |= wire.FlagRetransmitted
@@ -140,13 +161,15 @@ func (c *Client) sendPieceLocked(r *request, now int64) int {
 		h.Flags |= wire.FlagPadded
 	}
 	var e wire.Extension
-	if index == 0 && (r.options.Deadline > 0 || r.options.Priority > 0) {
+	dropAt := c.queued.dropAt(r, c.credit.roundTrip)
+	if index == 0 && (dropAt != never || r.options.Priority > 0 || c.cookie != 0) {
 		h.Flags |= wire.FlagExtension
-		e = wire.Extension{Priority: r.options.Priority, SentAt: uint64(now)}
-		if r.options.Deadline > 0 {
-			// What is left of it; a deadline that has passed is for the manager
-			// to tell, and must not read as none.
-			e.Deadline = max(r.options.Deadline-time.Duration(now-r.options.Intended), 1)
+		e = wire.Extension{Priority: r.options.Priority, SentAt: uint64(now), Cookie: c.cookie}
+		r.echoed = c.cookie
+		if dropAt != never {
+			// A deadline that has passed is for the manager to tell, and must not read
+			// as none.
+			e.Deadline = max(time.Duration(dropAt-now), 1)
 		}
 	}
 	return s.out.add(&h, &e, r.picture[h.Offset:][:h.Length])
@@ -161,7 +184,7 @@ func (c *Client) idleLocked(now int64) (until int64, paced bool) {
 	}
 	next := c.queued.head
 	if next != nil {
-		until = min(until, next.timeoutAt)
+		until = min(until, c.queued.checkAt)
 		if c.credit.probeAt != 0 {
 			until = min(until, c.credit.probeAt)
 		}

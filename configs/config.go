@@ -1,132 +1,186 @@
-// Package configs is Penstock's configuration: one YAML file, checked whole
-// before anything starts. penstock.schema.json says the same to editors.
+// Package configs is Penstock's configuration: one YAML file, checked whole before anything starts.
 //
-// A Config is pure data. Read reports the first thing wrong as file:line:column,
-// what stands there and what would be right.
+// A Config is pure data. Its tagged fields are the only definition of each key. The decoder
+// (models/document) and the defaults follow them; `UPDATE=1 go test ./configs` writes
+// penstock.schema.json, reference.yaml and the table in docs/configuration.md from them. Read reports
+// every mistake as file:line:column, the value, and what would be right.
 package configs
 
 import (
 	"net/netip"
 	"time"
+
+	"github.com/docker/go-units"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models/document"
 )
 
-// Config is a node's whole configuration. Read fills what the file leaves out.
+// Config is a node's whole configuration. The comments of its fields, and of those of its sections,
+// are what an operator reads.
 type Config struct {
-	// Device is where models run: "cpu", "cuda" (the first GPU), "cuda:N", a GPU's
-	// UUID or a beginning of it, or DeviceAuto.
-	Device string
-	// MPS lets the processes on a GPU run at the same time, on parts of it. Where it is
-	// false there is no MPS daemon: they take turns on the whole GPU, have no shares,
-	// and a fault stays with its process.
-	MPS bool
-	// Listen is the address that model ports are opened on; loopback unless told
-	// otherwise.
-	Listen netip.Addr
-	// Source is where datagrams come from.
-	Source Source
-	// HTTP is where metrics, health and status are served.
-	HTTP netip.AddrPort
-	// RuntimeDir holds the sockets between the processes of this node; empty means
+	// Where models run: cpu; cuda (the first GPU), cuda:N or a GPU's UUID or its first digits; auto: the
+	// first GPU if there is one, else cpu.
+	Device string `yaml:"device" default:"cpu" pattern:"^(cpu|auto|cuda(:[0-9]{1,3})?|GPU-[0-9a-fA-F-]{1,36})$" want:"cpu, auto, cuda, cuda:N, or a GPU's UUID (nvidia-smi -L)"`
+	// Address of the functions' ports; 0.0.0.0 is every interface.
+	Listen netip.Addr `yaml:"listen" default:"127.0.0.1" want:"an IP address, like 127.0.0.1 for this machine only or 0.0.0.0 for every interface"`
+	// Networks of gateways and NAT, whose addresses stand for many machines: each port of an address
+	// counts as an address when slots run short.
+	Trusted []netip.Prefix `yaml:"trusted" default:"[]" maxItems:"64" pattern:"^[0-9a-fA-F.:]+/[0-9]{1,3}$" want:"a network like 10.0.0.0/8 or 192.0.2.7/32"`
+	// Where datagrams come from: the kernel's sockets, or a port that DPDK polls (docs/dpdk.md).
+	Source Source `yaml:"source" default:"udp" want:"udp, or {dpdk: {port: ..., addresses: [...]}}"`
+	// Address of /metrics, /healthz, /readyz and /status.json.
+	HTTP netip.AddrPort `yaml:"http" default:"127.0.0.1:9650" pattern:":[0-9]+$" want:"ADDRESS:PORT, like 127.0.0.1:9650"`
+	// Folder of the sockets between the processes of this node. If left out, it is
 	// $XDG_RUNTIME_DIR/penstock, or penstock-UID in the temporary folder.
-	RuntimeDir string
-	Log        Log
-	// ReservedCPUs are kept for the manager; the rest are 100 % for inference
-	// functions. 0 means an eighth, at least one where there are two.
-	ReservedCPUs int
-	// Models are folders searched for cards, in order, before the built-in ones.
-	Models []string
-	Slab   Slab
-	// Receivers is how many sockets, and threads that receive, each function has: clients
-	// are spread over them. A DPDK port says it with its queues.
-	Receivers int
-	Aggregate Aggregate
-	Shares    Shares
-	Batching  Batching
-	Gather    Gather
-	Late      Late
-	Weights   Weights
-	Functions []Function
-	// Transit is the part of each objective, a tenth of it at most, that is left for
-	// what a node does not see: the way of the first piece to it and of the result back.
-	Transit time.Duration
-	// HangTimeout is how long a batch may run before its process is taken for
-	// hung and killed; 0 means ten times the objective, at least 2 s.
-	HangTimeout time.Duration
-	// FaultHold is how long a function is held back the first time that it takes the
-	// GPU down again within a minute; 0: never.
-	FaultHold time.Duration
-	// BusyPoll is how long a thread on the way of a request looks for work before it
-	// sleeps; 0 is a few microseconds.
-	BusyPoll time.Duration
-	// DrainTimeout bounds the drain at SIGTERM.
-	DrainTimeout time.Duration
+	RuntimeDir string `yaml:"runtime_dir" want:"a folder" example:"/run/penstock"`
+	// The level and format of the log.
+	Log Log `yaml:"log"`
+	// The rights of the processes of functions (docs/security.md). `sandbox: off` gives them all rights of
+	// the node, for debugging.
+	Sandbox Sandbox `yaml:"sandbox" want:"off, or {user: NAME, readable: [FOLDER]}"`
+	// CPUs that are kept for the manager; the others are 100 % for inference functions. 0 is an eighth of
+	// the CPUs, at least one if there are two.
+	ReservedCPUs int `yaml:"reserved_cpus" default:"0" min:"0" max:"1024"`
+	// Folders with model cards, searched in order before the built-in models.
+	Models []string `yaml:"models" default:"[]" want:"a folder with cards"`
+	// Packet memory of each function, in equal parts of its receivers.
+	Slab Slab `yaml:"slab"`
+	// Sockets, and threads that receive, per function: clients are spread over them (docs/receivers.md).
+	// With DPDK, source.dpdk.queues says it.
+	Receivers int `yaml:"receivers" default:"1" min:"1" max:"16"`
+	// How fragments become requests.
+	Aggregate Aggregate `yaml:"aggregate"`
+	// How the device is divided between functions.
+	Shares Shares `yaml:"shares"`
+	// The place of a model's weights on a GPU: shared, the default (once for all processes of the model,
+	// docs/gpu.md), or private (in each process).
+	Weights Weights `yaml:"weights" oneof:"shared|private" example:"shared"`
+	// The part of each objective that is left for the network: the way of the first packet to the node
+	// and of the result back. It is limited to a tenth of the objective.
+	Transit time.Duration `yaml:"transit" default:"500us" min:"0s" max:"1h"`
+	// A process whose batch runs longer is killed; ten objectives, at least 2s, if left out.
+	HangTimeout time.Duration `yaml:"hang_timeout" min:"1ms" max:"1h" example:"2s"`
+	// How long a function is refused after its model took the GPU down twice within a minute; 0s: never.
+	FaultHold time.Duration `yaml:"fault_hold" default:"1m" min:"0s" max:"1h"`
+	// How long a thread of the data path looks for work before it sleeps; 0s is a few microseconds. It
+	// costs a CPU per thread while requests come faster than that (docs/gpu.md).
+	BusyPoll time.Duration `yaml:"busy_poll" default:"0s" min:"0s" max:"1s"`
+	// At SIGTERM, the time for requests that were accepted.
+	DrainTimeout time.Duration `yaml:"drain_timeout" default:"10s" min:"1ms" max:"1h"`
+	// The inference functions.
+	Functions []Function `yaml:"functions" maxItems:"256" want:"{name: NAME, port: PORT}"`
 
-	// File is where the configuration was read from, absolute; empty for the
-	// built-in one.
+	// File is the absolute path of the configuration; empty for the built-in one.
 	File string
-	// Text is what was read, not to be changed, and Digest tells it from any other: SHA-256,
-	// in hex.
+	// Text is what was read, not to be changed. Digest is its SHA-256, in hex.
 	Text   []byte
 	Digest string
+	// Lab is not part of the file: ReadLab reads it.
+	Lab Lab
 }
 
-// Log says how much is logged and how.
+// The limits of keys that other packages keep, too.
+const (
+	MaxFunctions = 256     // functions
+	MaxInstances = 64      // functions[].instances
+	MaxSlots     = 1 << 14 // aggregate.slots
+	MaxReceivers = 16      // receivers
+)
+
+// The values of Config.Device that are no GPU's.
+const (
+	DeviceCPU  = control.DeviceCPU
+	DeviceAuto = control.DeviceAuto
+)
+
+// Log is the log of the node's processes.
 type Log struct {
-	Level  string // debug, info, warn, error
-	Format string // auto (console on a terminal, else JSON), console, json
+	// Lines below this level are left out.
+	Level string `yaml:"level" default:"info" oneof:"debug|info|warn|error"`
+	// auto is console on a terminal, else json.
+	Format string `yaml:"format" default:"auto" oneof:"auto|console|json"`
 }
+
+// Sandbox confines the processes of inference functions.
+type Sandbox struct {
+	// Off starts them with all rights of the node, for debugging.
+	Off bool
+	// System user of the processes if the node runs as root. If left out, it is penstock if that user
+	// exists, else nobody.
+	User string `yaml:"user" want:"the name of a user" example:"penstock"`
+	// More files and folders that the processes may read.
+	Readable []string `yaml:"readable" default:"[]" pattern:"^/" want:"an absolute path of a file or folder"`
+}
+
+// Words are the forms of the key that are no map.
+func (s *Sandbox) Words() []string { return []string{"off"} }
+
+// SetWord takes one of Words.
+func (s *Sandbox) SetWord(string) { s.Off = true }
 
 // Slab is the packet memory of each inference function, in equal parts of its receivers.
 type Slab struct {
-	Size          Size
-	HugePages     bool // where there are any
-	ReceiveBuffer Size
+	// Packet memory of each function.
+	Size Size `yaml:"size" default:"64MiB" min:"1MiB" max:"64GiB"`
+	// Use huge pages if there are any.
+	HugePages bool `yaml:"huge_pages" default:"true"`
+	// Receive buffer of each socket; the kernel may allow less (penstock doctor).
+	ReceiveBuffer Size `yaml:"receive_buffer" default:"8MiB" min:"64KiB" max:"1GiB"`
 }
 
-// Aggregate bounds how pieces become requests.
+// Aggregate bounds how fragments become requests.
 type Aggregate struct {
-	// Slots is how many requests an inference function may have in flight: a
-	// power of two, at least 64.
-	Slots int
-	// Deadline is from the first piece; 0 means a quarter of the SLO.
-	Deadline time.Duration
-	// AnsweredFor is how long an answer is kept to be given again.
-	AnsweredFor time.Duration
-	// MinimumPiece is the smallest piece, but the last, that is accepted; it
-	// bounds the descriptors a request needs.
-	MinimumPiece Size
+	// Max requests in flight per function. auto follows the rate of its answers times its objective,
+	// from 64 up to what the slab holds.
+	Slots int `yaml:"slots" default:"auto" zero:"auto" oneof:"64|128|256|512|1024|2048|4096|8192|16384" want:"a power of two from 64 to 16384"`
+	// Time from the first fragment of a request to its last; a quarter of the objective if left out.
+	Deadline time.Duration `yaml:"deadline" min:"100us" max:"1h" example:"5ms"`
+	// How long an answer is kept, for clients that ask again.
+	AnsweredFor time.Duration `yaml:"answered_for" default:"2s" min:"1ms" max:"1h"`
+	// Smaller fragments are refused, except the last of a request. It bounds the descriptors that a
+	// request needs.
+	MinimumPiece Size `yaml:"minimum_piece" default:"512" min:"64" max:"64KiB"`
 }
 
-// Shares is how the node's CPUs (or GPU) are shared out (paper 3.2).
+// Shares is how the node's CPUs or its GPU are divided between functions.
 type Shares struct {
-	Change Change
-	// SMGrain is how many multiprocessors of a GPU go into one group, where shares
-	// change by partition; 0 leaves it to the driver (8 on Hopper).
-	SMGrain          int
-	Interval         time.Duration // how often Algorithm 1 runs
-	HoldDown         time.Duration
-	ThresholdPercent float64
-	MinimumPercent   float64
-	// DefaultPercent is the demand of a model whose knee is not known.
-	DefaultPercent float64
-	SpreadSlack    bool
-	// Steps are the shares that may be given, in percent, ascending; empty: any. A GPU's
-	// libraries may answer wrongly at other percentages of MPS (docs/adr/0007).
-	Steps []float64
-	// Tune switches Algorithm 1 off when false: shares stay as configured.
-	Tune bool
+	// guarantee: functions share the whole device, and priorities protect each function's
+	// guaranteed part of its time (docs/sharing.md). gslice: each function has a share of the device
+	// that tunes itself, as in the GSLICE paper; the other keys of this section belong to it.
+	Policy Policy `yaml:"policy" default:"guarantee" oneof:"guarantee|gslice"`
+	// How a share changes: shadow (a swap to the hot-standby process), in-place (the CPU quota of the
+	// running process), or partition (other multiprocessors of a GPU for the running process). auto is
+	// partition if the GPU can do it, else shadow.
+	Change Change `yaml:"change" default:"auto" oneof:"auto|shadow|partition|in-place"`
+	// How often guarantees or shares are computed.
+	Interval time.Duration `yaml:"interval" default:"1s" min:"10ms" max:"1h"`
+	// Minimum time between two changes of one instance (paper 3.2.1).
+	HoldDown time.Duration `yaml:"hold_down" default:"10s" min:"0s" max:"1h"`
+	// Residuals and changes below it change nothing (paper 3.2.2).
+	ThresholdPercent float64 `yaml:"threshold_percent" default:"5" min:"0" max:"100"`
+	// Minimum share of an instance.
+	MinimumPercent float64 `yaml:"minimum_percent" default:"5" min:"0.1" max:"100"`
+	// Demand of a model whose knee is not known (paper 3.2.3).
+	DefaultPercent float64 `yaml:"default_percent" default:"30" min:"1" max:"100"`
+	// false: shares stay as configured.
+	Tune bool `yaml:"tune" default:"true"`
 }
+
+// Policy is how a device is divided between functions.
+type Policy string
+
+// The values of Shares.Policy.
+const (
+	PolicyGuarantee Policy = "guarantee"
+	PolicyGSLICE    Policy = "gslice"
+)
 
 // Change is how a new share comes in.
 type Change string
 
-// ChangeShadow is the paper's swap to a hot-standby process. ChangePartition moves
-// the running process to other multiprocessors of a GPU; ChangeInPlace writes the
-// CPU quota of the running one. ChangeRestart stops the process and starts
-// another, what there was before shadows, kept to compare with (Fig. 16).
-// ChangeAuto is partition on a GPU whose multiprocessors can be handed out, else
-// shadow. ChangeNone gives no shares: each process may use the whole device, which
-// under MPS is MPS's default.
+// The values of Shares.Change. Only a Lab sets the last two: ChangeRestart stops the process and starts
+// another, and with ChangeNone each process may use the whole device.
 const (
 	ChangeAuto      Change = "auto"
 	ChangeShadow    Change = "shadow"
@@ -136,96 +190,75 @@ const (
 	ChangeNone      Change = "none"
 )
 
-// The devices that have a name of their own. DeviceAuto is the first GPU where
-// there is one, else the CPU.
-const (
-	DeviceCPU  = "cpu"
-	DeviceAuto = "auto"
-)
-
 // Weights says where a model's weights lie on a GPU.
 type Weights string
 
-// WeightsShared: once a GPU, for all batch sizes, instances and shadows of the model, in
-// memory of a process of their own, where the model's framework can take them from there.
-// WeightsPrivate: each process has its own.
+// The values of Config.Weights. The weight server keeps shared ones, if the model's framework can take
+// them from there.
 const (
 	WeightsShared  Weights = "shared"
 	WeightsPrivate Weights = "private"
 )
 
-// Function is one inference function: a model behind a UDP port.
+// Function is one inference function: a model behind a UDP port. Keys that are live may change while it
+// runs; the others decide how its memory and threads are laid out when it is added.
 type Function struct {
-	Name string
-	// Model is a card's name, or a card file (relative to the configuration); the
-	// function's name where left out.
-	Model string
-	Port  uint16 // 0: any free one; /status.json tells which
-	// SLO overrides the card's objective.
-	SLO       time.Duration
-	Instances int
-	// SharePercent fixes the first share of each instance; 0 means the demand. There
-	// are none with ChangeNone.
-	SharePercent float64
-	Change       Change   // as shares.change where left out
-	Batching     Batching // as the node's where left out, and so are Gather, Late and Weights
-	Gather       Gather
-	Late         Late
-	Weights      Weights
-	// Receivers is as the node's where 0.
-	Receivers int
-	// Streams is how many batches of it may be in flight on a GPU, 1 or 2; 0 leaves
-	// it to libml.
-	Streams int
-	// Environment is added to the processes' own.
-	Environment map[string]string
-	// Replay feeds the function from a capture in place of the network; Port is then the
-	// one that datagrams of the capture were sent to, 0 for all.
-	Replay Replay
+	// The function's name in metrics and commands.
+	Name string `yaml:"name" live:"true" required:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"lower case letters, digits, '-' and '_', at most 64" example:"face"`
+	// A card's name, or its file, relative to the configuration; the function's name if left out.
+	Model string `yaml:"model,omitempty" live:"true" want:"a card's name, or its file" example:"face"`
+	// UDP port; 0 is any free one, which /status.json shows.
+	Port uint16 `yaml:"port" live:"true" required:"true" min:"0" max:"65535" example:"5001"`
+	// Latency objective; the card's if left out.
+	SLO time.Duration `yaml:"slo,omitempty" live:"true" min:"1us" max:"1h" example:"25ms"`
+	// Processes that serve at the same time; with `policy: gslice` each needs shares.minimum_percent.
+	Instances int `yaml:"instances,omitempty" default:"1" min:"1" max:"64"`
+	// The guarantee of each instance, in percent of the device's time; computed from its requests if
+	// left out. With `policy: gslice` the first share; the model's knee if left out. All together are
+	// at most 100.
+	SharePercent float64 `yaml:"share_percent,omitempty" live:"true" min:"0.1" max:"100" example:"20"`
+	// As shares.change, for this function.
+	Change Change `yaml:"change,omitempty" oneof:"auto|shadow|partition|in-place" example:"shadow"`
+	// As weights, for this function.
+	Weights Weights `yaml:"weights,omitempty" live:"true" oneof:"shared|private" example:"private"`
+	// As receivers, for this function.
+	Receivers int `yaml:"receivers,omitempty" min:"1" max:"16" example:"4"`
+	// Batches in flight on a GPU; libml chooses if left out.
+	Streams int `yaml:"streams,omitempty" live:"true" zero:"auto" min:"1" max:"2" example:"auto"`
+	// Variables that are added to the processes' environment.
+	Environment map[string]string `yaml:"environment,omitempty" live:"true" example:"{OMP_NUM_THREADS: \"1\"}"`
+	// Plays, once, what a capture holds for the port (0: for all), in place of the network. Answers are
+	// counted and sent to no client.
+	Replay Replay `yaml:"replay,omitempty" example:"{file: capture.pcap, speed: 1}"`
 }
 
-// Replay is a capture file that is played, once, from when the function serves; its
-// zero value is none. The answers are counted, and sent to nobody.
+// Replay is a capture file that is played, once, from when the function serves. The zero value is none.
 type Replay struct {
-	File string // pcap or pcapng, relative to the configuration
-	// Speed is how many seconds of the capture pass in one of ours; 0 is as fast as the
-	// node takes it.
-	Speed float64
+	// pcap or pcapng, relative to the configuration.
+	File string `yaml:"file" required:"true" want:"a capture, pcap or pcapng"`
+	// Seconds of the capture per second; 0 is as fast as it is answered.
+	Speed float64 `yaml:"speed" default:"1" min:"0" max:"1000000"`
 }
 
 // Size is a number of bytes, written as 512, 64KiB or 8MiB.
 type Size int64
 
+// Want is what the errors of all keys of this type say.
+func (Size) Want() string { return "a size" }
+
+// Pattern is what the text of a size looks like.
+func (Size) Pattern() string { return `^[0-9]+(\.[0-9]+)? ?([kKmMgGtT]i?)?[bB]?$` }
+
+// UnmarshalText reads a size with its unit.
+func (s *Size) UnmarshalText(text []byte) error {
+	n, err := units.RAMInBytes(string(text))
+	*s = Size(n)
+	return err
+}
+
 // Default is the configuration of a file that says nothing.
-func Default() Config {
-	return Config{
-		Device:    DeviceCPU,
-		MPS:       true,
-		Listen:    netip.AddrFrom4([4]byte{127, 0, 0, 1}),
-		HTTP:      netip.MustParseAddrPort("127.0.0.1:9650"),
-		Log:       Log{Level: "info", Format: "auto"},
-		Slab:      Slab{Size: 64 << 20, HugePages: true, ReceiveBuffer: 8 << 20},
-		Receivers: 1,
-		Aggregate: Aggregate{
-			Slots:        64,
-			AnsweredFor:  2 * time.Second,
-			MinimumPiece: 512,
-		},
-		Shares: Shares{
-			Change:           ChangeAuto,
-			Interval:         time.Second,
-			HoldDown:         10 * time.Second, // paper 3.2.1
-			ThresholdPercent: 5,                // paper 3.2.2
-			MinimumPercent:   5,
-			DefaultPercent:   30, // paper 3.2.3
-			Tune:             true,
-		},
-		Batching:     Batching{Rule: SLAB},
-		Gather:       GatherKernel,
-		Late:         LateAnswer,
-		Weights:      WeightsShared,
-		Transit:      500 * time.Microsecond,
-		FaultHold:    time.Minute,
-		DrainTimeout: 10 * time.Second,
-	}
+func Default() (c Config) {
+	document.SetDefaults(&c)
+	c.Weights = WeightsShared // by default only on a GPU; written in the file, it asks for one
+	return c
 }

@@ -9,7 +9,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/santhosh-tekuri/jsonschema/v6"
@@ -94,99 +93,52 @@ var wrong = map[string][]string{
 	"functions: [{name: a, port: 1, instances: 0}]":        {"instances", "0"},
 	"functions: [{name: a, port: 1, change: swap}]":        {"swap", "shadow", "in-place"},
 	"functions: [{name: a, port: 1, environment: {A: 1}}]": {"environment", "A"},
-	"device: gpu":                                        {"f.yaml:1:", "device", `"gpu"`, "cuda"},
-	"device: cuda:one":                                   {"device", "cuda:N"},
-	"devcie: cuda":                                       {`"devcie"`, `"device"`},
-	"shares: {change: partiton}":                         {"partiton", `"partition"`},
-	"shares: {change: partition}":                        {"change", "cpu", "shadow", "device: cuda"},
-	"{device: cuda, shares: {change: in-place}}":         {"change", "cuda", "partition"},
-	"functions: [{name: a, port: 1, change: partition}]": {"change", "cpu", "shadow"},
-	"{device: GPU-1a2b, functions: [{name: a, port: 1, change: in-place}]}": {"change", "GPU-1a2b", "partition"},
-	"functions: [{name: a, port: 1, streams: 3}]":                           {"streams", "3", "auto"},
-	"functions: [{name: a, port: 1, streams: many}]":                        {"streams", "many", "auto"},
-	"shares: {sm_grain: -8}":                                                {"sm_grain", "-8"},
-	"functions: {name: a}":                                                  {"functions"},
-	"shares: {minimum_percent: 101}":                                        {"minimum_percent", "101"},
-	"shares: {tune: maybe}":                                                 {"tune", "maybe"},
-	"shares: {hold_down: -1s}":                                              {"hold_down"},
-	"aggregate: {slots: 65}":                                                {"slots", "65"},
-	"aggregate: {slots: 32}":                                                {"slots", "32"},
-	"aggregate: {deadline: soon}":                                           {"deadline", "soon"},
-	"slab: {size: lots}":                                                    {"size", "lots"},
-	"fault_hold: long":                                                      {"fault_hold", "long"},
-	"busy_poll: 2s":                                                         {"busy_poll", "1s"},
-	"batching: clipper":                                                     {"clipper", "slab", "aimd", "{fixed: 8, delay: 5ms}"},
-	"batching: aimdd":                                                       {`"aimdd"`, "want slab, aimd, none or {fixed: 8, delay: 5ms}"},
-	"batching: 8":                                                           {"is 8", "want slab, aimd, none or {fixed: 8, delay: 5ms}"},
-	"batching: '{fixed: 8, delay: 5ms}'":                                    {"is a text", "{fixed: 8, delay: 5ms}"},
-	"log: {level: loud}":                                                    {"loud", "debug"},
-	"source: kernel":                                                        {"f.yaml:1:", "source", `"kernel"`, "udp", "dpdk"},
-	"source: dpdk":                                                          {"source", "port", "addresses"},
-	"source: [udp]":                                                         {"source", "udp"},
-	"source: {}":                                                            {"source.dpdk", "missing", "port"},
-	"source: {dkdp: {port: net_ring0, addresses: [10.0.0.2]}}":                            {`"dkdp"`, `"dpdk"`},
-	"source: {dpdk: {port: net_ring0}}":                                                   {"source.dpdk.addresses", "missing", "10.0.0.2"},
-	"source: {dpdk: {addresses: [10.0.0.2]}}":                                             {"source.dpdk.port", "missing", "0000:3b:00.0"},
-	"source: {dpdk: {port: '3b:00.0', addresses: [10.0.0.2]}}":                            {"port", "0000:3b:00.0"},
-	"source: {dpdk: {port: eth0, addresses: [10.0.0.2]}}":                                 {`"eth0"`, "0000:3b:00.0", "iface=veth1"},
-	"source: {dpdk: {port: net_af_packet0, addresses: [10.0.0.2]}}":                       {"interface", "net_af_packet0,iface="},
-	"source: {dpdk: {port: 'net_af_xdp0,iface=', addresses: [10.0.0.2]}}":                 {"interface", "net_af_xdp0,iface="},
-	"source: {dpdk: {port: 'net_tap,iface=d0', addresses: [10.0.0.2]}}":                   {"number", "net_tap0,iface=d0"},
-	"source: {dpdk: {port: net_afpacket0, addresses: [10.0.0.2]}}":                        {"net_afpacket", "net_af_packet"},
-	"source: {dpdk: {port: 'net_ring0 ', addresses: [10.0.0.2]}}":                         {"net_ring0 ", "PCI"},
-	"source: {dpdk: {port: net_ring0, addresses: []}}":                                    {"addresses", "1 to 16"},
-	"source: {dpdk: {port: net_ring0, addresses: 10.0.0.2}}":                              {"addresses", "list"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2/24]}}":                         {"addresses[0]", "10.0.0.2/24", "alone"},
-	"source: {dpdk: {port: net_ring0, addresses: ['fe80::1%eth0']}}":                      {"addresses[0]", "zone"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2, 10.0.0.2]}}":                  {"addresses[1]", "twice"},
-	"source: {dpdk: {port: net_ring0, addresses: [here]}}":                                {"addresses[0]", "here"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], queues: 0}}":                 {"queues", "0", "64"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], queues: many}}":              {"queues", "many"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], lcores: [1, 1]}}":            {"lcores[1]", "1", "another"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], lcores: [-1]}}":              {"lcores[0]", "-1"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], mtu: 100}}":                  {"mtu", "100", "1280"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], memory: lots}}":              {"memory", "lots"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], mbufs: 1}}":                  {"mbufs", "4096"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], huge_pages: some}}":          {"huge_pages", "some"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], checksums: never}}":          {"never", "auto", "ignore"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: --log-level=8}}":        {"eal", "list"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['--vdev=net_null0']}}": {"eal[0]", "--vdev", "source.dpdk.port"},
-	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['-l1,2']}}":            {"eal[0]", "-l1,2", "lcores"},
-	"{listen: 10.0.0.2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":        {"listen", "source.dpdk.addresses"},
-	"{slab: {size: 64MiB}, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":     {"slab", "source.dpdk.memory"},
-	"{device: cuda, mps: maybe}":                                                          {"mps", "maybe"},
-	"mps: false":                                                                          {"f.yaml:1:", "mps", "cpu", "device: cuda"},
-	"{device: cuda, mps: false, shares: {change: shadow}}":                                {"change", "shadow", "mps", "none"},
-	"{device: cuda, mps: false, functions: [{name: a, port: 1, change: partition}]}":      {"change", "partition", "mps", "none"},
-	"{device: cuda, mps: false, functions: [{name: a, port: 1, share_percent: 30}]}":      {"share_percent", "30", "mps", "left out"},
-	"functions: [{name: a, port: 1, change: none, share_percent: 30}]":                    {"share_percent", "30", "change is none"},
+	"device: gpu":                {"f.yaml:1:", "device", `"gpu"`, "cuda"},
+	"device: cuda:one":           {"device", "cuda:N"},
+	"devcie: cuda":               {`"devcie"`, `"device"`},
+	"shares: {change: partiton}": {"partiton", `"partition"`},
+	"functions: [{name: a, port: 1, streams: 3}]":    {"streams", "3", "auto"},
+	"functions: [{name: a, port: 1, streams: many}]": {"streams", "many", "auto"},
+	"functions: {name: a}":                           {"functions"},
+	"shares: {minimum_percent: 101}":                 {"minimum_percent", "101"},
+	"shares: {tune: maybe}":                          {"tune", "maybe"},
+	"shares: {hold_down: -1s}":                       {"hold_down"},
+	"aggregate: {slots: 65}":                         {"slots", "65", "auto, or a power of two from 64 to 16384"},
+	"aggregate: {slots: 32}":                         {"slots", "32"},
+	"aggregate: {slots: many}":                       {"slots", "many", "auto"},
+	"aggregate: {deadline: soon}":                    {"deadline", "soon"},
+	"slab: {size: lots}":                             {"size", "lots"},
+	"fault_hold: long":                               {"fault_hold", "long"},
+	"log: {level: loud}":                             {"loud", "debug"},
+	"source: kernel":                                 {"f.yaml:1:", "source", `"kernel"`, "udp", "dpdk"},
+	"source: dpdk":                                   {"source", "port", "addresses"},
+	"source: [udp]":                                  {"source", "udp"},
+	"source: {}":                                     {"source.dpdk", "missing", "port"},
+	"source: {dkdp: {port: net_ring0, addresses: [10.0.0.2]}}":                     {`"dkdp"`, `"dpdk"`},
+	"source: {dpdk: {port: net_ring0}}":                                            {"source.dpdk.addresses", "missing", "10.0.0.2"},
+	"source: {dpdk: {addresses: [10.0.0.2]}}":                                      {"source.dpdk.port", "missing", "0000:3b:00.0"},
+	"source: {dpdk: {port: net_ring0, addresses: []}}":                             {"addresses", "1 to 16"},
+	"source: {dpdk: {port: net_ring0, addresses: 10.0.0.2}}":                       {"addresses", "list"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2, 10.0.0.2]}}":           {"addresses[1]", "already"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], queues: 0}}":          {"queues", "0", "64"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], queues: many}}":       {"queues", "many"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], lcores: [1, 1]}}":     {"lcores[1]", "1", "already"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], lcores: [-1]}}":       {"lcores[0]", "-1"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], mtu: 100}}":           {"mtu", "100", "1280"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], memory: lots}}":       {"memory", "lots"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], mbufs: 1}}":           {"mbufs", "4096"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], huge_pages: some}}":   {"huge_pages", "some"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], checksums: never}}":   {"never", "auto", "ignore"},
+	"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: --log-level=8}}": {"eal", "list"},
+	"trusted: [here]": {"trusted[0]", "192.0.2.7/32"},
 	"receivers: 0":    {"receivers", "0", "16"},
 	"receivers: 17":   {"receivers", "17", "16"},
 	"receivers: many": {"receivers", "many"},
-	"functions: [{name: a, port: 1, receivers: 17}]":                                                            {"functions[0].receivers", "17", "16"},
-	"functions: [{name: a, port: 1, receivers: 2, replay: {file: a.pcap}}]":                                     {"functions[0].receivers", "is 2", "capture", "left out"},
-	"{receivers: 2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":                                  {"receivers", "is 2", "source.dpdk.queues"},
-	"{functions: [{name: a, port: 1, receivers: 2}], source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}": {"functions[0].receivers", "is 2", "source.dpdk.queues"},
-	"gather: dma":  {"dma", "kernel", "copy"},
-	"gather: copy": {"gather", "cpu", "device: cuda"},
-	"functions: [{name: a, port: 1, gather: copy}]": {"functions[0].gather", "cpu", "device: cuda"},
-	"weights: shared": {"f.yaml:1:", "weights", "shared", "cpu", "device: cuda"},
-	"functions: [{name: a, port: 1, weights: shared}]": {"functions[0].weights", "cpu", "device: cuda"},
-	"functions: [{name: a, port: 1, streams: 2}]":      {"functions[0].streams", "is 2", "cpu", "auto"},
-	"late: drop": {"late", "drop", "answer", "run"},
-	"functions: [{name: a, port: 1, late: never}]": {"functions[0].late", "never", "answer"},
-	"batching: fixed":                                                    {"batching", "{fixed: 8, delay: 5ms}"},
-	"batching: {delay: 5ms}":                                             {"batching.fixed", "missing", "batch size"},
-	"batching: {fixed: 8}":                                               {"batching.delay", "missing", "5ms"},
-	"batching: {fixed: 0, delay: 5ms}":                                   {"batching.fixed", "0", "1024"},
-	"batching: {fixed: 8, delay: 5}":                                     {"batching.delay", "5"},
-	"batching: {fixed: 8, delay: -5ms}":                                  {"batching.delay", "-5ms"},
-	"batching: {fixed: 8, dealy: 5ms}":                                   {`"dealy"`, `"delay"`},
-	"functions: [{name: a, port: 1, batching: one}]":                     {"functions[0].batching", "one", "none"},
+	"functions: [{name: a, port: 1, receivers: 17}]":                     {"functions[0].receivers", "17", "16"},
 	"functions: [{name: a, port: 1, replay: a.pcap}]":                    {"replay", "file"},
 	"functions: [{name: a, port: 1, replay: {speed: 1}}]":                {"replay.file", "missing", "pcap"},
 	"functions: [{name: a, port: 1, replay: {file: a.pcap, speed: -1}}]": {"replay.speed", "-1"},
-	"lsiten: 127.0.0.1":                                                  {`"lsiten"`, `"listen"`},
+	"lsiten: 127.0.0.1": {`"lsiten"`, `"listen"`},
 }
 
 func TestWrongConfigurationsAreNamedByReaderAndSchema(t *testing.T) {
@@ -211,25 +163,71 @@ func TestWrongConfigurationsAreNamedByReaderAndSchema(t *testing.T) {
 	}
 }
 
+func TestValueErrors(t *testing.T) {
+	for text, want := range map[string]string{
+		"listen: 5":               "is 5, want an IP address, like 127.0.0.1",
+		"listen: 300.1.1.1":       `is "300.1.1.1", want an IP address, like 127.0.0.1`,
+		"http: 9650":              "is 9650, want ADDRESS:PORT, like 127.0.0.1:9650",
+		`http: ""`:                `is "", want ADDRESS:PORT, like 127.0.0.1:9650`,
+		"http: '127.0.0.1:99999'": `is "127.0.0.1:99999", want ADDRESS:PORT, like 127.0.0.1:9650`,
+		`device: ""`:              `is "", want cpu, auto, cuda`,
+		"device: gpu":             `is "gpu", want cpu, auto, cuda`,
+		"weights: soon":           `is "soon", want shared or private`,
+	} {
+		_, err := Decode("f.yaml", []byte(text))
+		if err == nil || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v; want one line with %q", text, err, want)
+		}
+	}
+
+	// The hint of a size is within its bounds.
+	_, err := Decode("f.yaml", []byte("aggregate: {minimum_piece: 64MiB}"))
+	if err == nil || strings.Contains(err.Error(), "like 64MiB") {
+		t.Errorf("error %v; want no size as an example that is out of range", err)
+	}
+}
+
 // What no schema can say.
 func TestReaderFindsWhatSchemasCannot(t *testing.T) {
 	for text, words := range map[string][]string{
-		"shares: {change: none, steps: [8, 50]}":                                              {"shares.steps", "change is none", "left out"},
-		"{device: cuda, mps: false, shares: {steps: [8]}}":                                    {"shares.steps", "change is none"},
-		"{shares: {steps: [8], change: none}, functions: [{name: a, port: 1, change: none}]}": {"shares.steps", "change is none"},
-		"listen: nowhere": {"listen", "127.0.0.1"},
-		"http: nowhere:1": {"http", "127.0.0.1:9650"},
+		"{listen: 10.0.0.2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}": {"listen", "source.dpdk.addresses"},
+		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['-l1,2']}}":     {"eal[0]", "-l1,2", "lcores"},
+		"functions: [{name: a, port: 1, streams: 2}]":                                  {"functions[0].streams", "is 2", "cpu", "auto"},
+		"shares: {change: partition}":                                                  {"change", "cpu", "shadow", "device: cuda"},
+		"source: {dpdk: {port: '3b:00.0', addresses: [10.0.0.2]}}":                     {"port", "0000:3b:00.0"},
+		"source: {dpdk: {port: eth0, addresses: [10.0.0.2]}}":                          {`"eth0"`, "0000:3b:00.0", "iface=veth1"},
+		"source: {dpdk: {port: 'net_af_xdp0,iface=', addresses: [10.0.0.2]}}":          {"interface", "net_af_xdp0,iface="},
+		"source: {dpdk: {port: 'net_tap,iface=d0', addresses: [10.0.0.2]}}":            {"number", "net_tap0,iface=d0"},
+		"busy_poll: 2s": {"busy_poll", "1s"},
+		"source: {dpdk: {port: 'net_ring0 ', addresses: [10.0.0.2]}}":                                               {"net_ring0 ", "PCI"},
+		"{slab: {size: 64MiB}, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":                           {"slab", "source.dpdk.memory"},
+		"source: {dpdk: {port: net_af_packet0, addresses: [10.0.0.2]}}":                                             {"interface", "net_af_packet0,iface="},
+		"source: {dpdk: {port: net_afpacket0, addresses: [10.0.0.2]}}":                                              {"net_afpacket", "net_af_packet"},
+		"{functions: [{name: a, port: 1, receivers: 2}], source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}": {"functions[0].receivers", "is 2", "source.dpdk.queues"},
+		"{device: GPU-1a2b, functions: [{name: a, port: 1, change: in-place}]}":                                     {"change", "GPU-1a2b", "partition"},
+		"functions: [{name: a, port: 1, receivers: 2, replay: {file: a.pcap}}]":                                     {"functions[0].receivers", "is 2", "capture", "left out"},
+		"{device: cuda, shares: {change: in-place}}":                                                                {"change", "cuda", "partition"},
+		"source: {dpdk: {port: net_ring0, addresses: [here]}}":                                                      {"addresses[0]", "here"},
+		"functions: [{name: a, port: 1, change: partition}]":                                                        {"change", "cpu", "shadow"},
+		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2/24]}}":                                               {"addresses[0]", "10.0.0.2/24", "alone"},
+		"source: {dpdk: {port: net_ring0, addresses: ['fe80::1%eth0']}}":                                            {"addresses[0]", "zone"},
+		"weights: shared": {"f.yaml:1:", "weights", "shared", "cpu", "device: cuda"},
+		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], eal: ['--vdev=net_null0']}}": {"eal[0]", "--vdev", "source.dpdk.port"},
+		"{receivers: 2, source: {dpdk: {port: net_ring0, addresses: [10.0.0.2]}}}":            {"receivers", "is 2", "source.dpdk.queues"},
+		"functions: [{name: a, port: 1, weights: shared}]":                                    {"functions[0].weights", "cpu", "device: cuda"},
+		"functions: [{name: a, port: 1, slo: 0s}]":                                            {"functions[0].slo", "0s"},
+		"listen: nowhere":       {"listen", "127.0.0.1"},
+		"trusted: [10.1.2.3/8]": {"trusted[0]", "10.0.0.0/8"},
+		"http: nowhere:1":       {"http", "127.0.0.1:9650"},
 		"source: {dpdk: {port: net_ring0, addresses: [127.0.0.1]}}":                           {"127.0.0.1", "another machine"},
 		"source: {dpdk: {port: net_ring0, addresses: ['::ffff:10.0.0.2']}}":                   {"10.0.0.2"},
 		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], memory: 1MiB}}":              {"memory", "1MiB", "64MiB"},
 		"source: {dpdk: {port: net_ring0, addresses: [10.0.0.2], queues: 3, lcores: [1, 2]}}": {"lcores", "2 CPUs for 3 queues"},
 		"slab: {size: 1KiB}":                 {"size", "1KiB", "MiB"},
 		"{slab: {size: 1MiB}, receivers: 5}": {"receivers", "is 5", "slab.size", "256KiB"},
-		"{slab: {size: 1MiB}, functions: [{name: a, port: 1, receivers: 8}]}":          {"functions[0].receivers", "is 8", "slab.size"},
-		"functions: [{name: a, port: 1}, {name: a, port: 2}]":                          {`"a"`, "another function"},
-		"functions: [{name: a, port: 1}, {name: b, port: 1}]":                          {"port", `"a"`},
-		"{shares: {change: none}, functions: [{name: a, port: 1, share_percent: 30}]}": {"share_percent", "change is none"},
-		"{functions: [{name: a, port: 1, share_percent: 30}], shares: {change: none}}": {"share_percent", "change is none"},
+		"{slab: {size: 1MiB}, functions: [{name: a, port: 1, receivers: 8}]}": {"functions[0].receivers", "is 8", "slab.size"},
+		"functions: [{name: a, port: 1}, {name: a, port: 2}]":                 {`"a"`, "another function"},
+		"functions: [{name: a, port: 1}, {name: b, port: 1}]":                 {"port", `"a"`},
 	} {
 		_, err := Decode("f.yaml", []byte(text))
 		if err == nil {
@@ -239,18 +237,6 @@ func TestReaderFindsWhatSchemasCannot(t *testing.T) {
 		for _, word := range words {
 			if !strings.Contains(err.Error(), word) {
 				t.Errorf("%q: error %q does not name %q", text, err, word)
-			}
-		}
-	}
-}
-
-// One wrong value is one error, and not one about what its default would have meant too.
-func TestAnMPSThatIsNoTruthIsSaidOnce(t *testing.T) {
-	for _, is := range []string{"flase", "0", `"false"`, "[]", "~x"} {
-		for _, rest := range []string{"", ", shares: {change: shadow}", ", device: cuda"} {
-			_, err := Decode("f.yaml", []byte("{mps: "+is+rest+"}"))
-			if err == nil || strings.Count(err.Error(), "\n") != 0 || !strings.Contains(err.Error(), "want true or false") {
-				t.Errorf("mps: %s%s: error %v, want one, that it is true or false", is, rest, err)
 			}
 		}
 	}
@@ -299,7 +285,7 @@ source:
 	want := DPDK{
 		Port: "0000:3b:00.0", Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("fd00::2")},
 		Queues: 2, LCores: []int{2, 3}, MTU: 9000, Memory: 2 << 30, Mbufs: 65536,
-		Checksums: ChecksumsVerify, EAL: []string{"--log-level=8"},
+		Checksums: "verify", EAL: []string{"--log-level=8"},
 	}
 	if !reflect.DeepEqual(*c.Source.DPDK, want) {
 		t.Errorf("it reads\n%+v, want\n%+v", *c.Source.DPDK, want)
@@ -444,74 +430,68 @@ func TestReceiversAreReadByReaderAndSchema(t *testing.T) {
 	}
 }
 
-// What `make evaluate-gpu` compares is named by configuration.
-func TestBaselinesAreReadByReaderAndSchema(t *testing.T) {
+// Keys and values of an earlier version are refused with what replaces them.
+func TestGoneKeys(t *testing.T) {
 	s := schema(t)
-	for text, is := range map[string]func(c Config) bool{
-		"{device: cuda, mps: false}":                         func(c Config) bool { return !c.MPS && c.ChangeOf(c.Functions[0]) == ChangeNone },
-		"{device: cuda, mps: false, shares: {change: none}}": func(c Config) bool { return !c.MPS && c.ChangeOf(c.Functions[0]) == ChangeNone },
-		"{device: cuda, mps: false, shares: {change: auto}}": func(c Config) bool { return c.ChangeOf(c.Functions[0]) == ChangeNone },
-		"{device: auto, mps: false, gather: copy}":           func(c Config) bool { return !c.MPS && c.Gather == GatherCopy },
-		"{device: cuda, shares: {change: none}}":             func(c Config) bool { return c.MPS && c.ChangeOf(c.Functions[0]) == ChangeNone },
-		"shares: {change: none}":                             func(c Config) bool { return c.ChangeOf(c.Functions[0]) == ChangeNone },
-		"{device: cuda, shares: {change: shadow, tune: false}}": func(c Config) bool {
-			return c.ChangeOf(c.Functions[0]) == ChangeShadow && !c.Shares.Tune
-		},
-		"batching: slab":                   func(c Config) bool { return c.Batching == Batching{Rule: SLAB} },
-		"batching: aimd":                   func(c Config) bool { return c.Batching == Batching{Rule: AIMD} },
-		"batching: none":                   func(c Config) bool { return c.Batching == Batching{Rule: One} },
-		"batching: {fixed: 8, delay: 5ms}": func(c Config) bool { return c.Batching == Batching{Fixed, 8, 5 * time.Millisecond} },
-		"batching: {fixed: 8, delay: 0s}":  func(c Config) bool { return c.Batching == Batching{Rule: Fixed, Size: 8} },
-		"late: run":                        func(c Config) bool { return c.Late == LateRun },
-		"{device: cuda, weights: private}": func(c Config) bool { return c.Weights == WeightsPrivate },
-		"{device: auto, weights: shared, functions: [{name: a, port: 1, streams: 2}]}": func(c Config) bool { return c.Weights == WeightsShared },
-		"weights: private":             func(c Config) bool { return c.Weights == WeightsPrivate },
-		"{device: cuda, gather: copy}": func(c Config) bool { return c.Gather == GatherCopy },
-		"{}": func(c Config) bool {
-			return c.MPS && c.Batching == Batching{Rule: SLAB} && c.Gather == GatherKernel && c.Late == LateAnswer && c.ChangeOf(c.Functions[0]) == ChangeAuto
-		},
+	for text, words := range map[string][]string{
+		"mps: false":                                       {"f.yaml:1:6: mps", "penstock-lab", "left out"},
+		"batching: {fixed: 8, delay: 5ms}":                 {"batching", "penstock-lab"},
+		"gather: kernel":                                   {"gather", "penstock-lab"},
+		"late: run":                                        {"late", "penstock-lab"},
+		"shares: {change: none}":                           {"shares.change", "is none", "penstock-lab", "want auto, shadow, partition or in-place"},
+		"shares: {change: restart, tune: false}":           {"shares.change", "is restart", "penstock-lab"},
+		"shares: {spread_slack: true}":                     {"shares.spread_slack", "penstock-lab"},
+		"shares: {sm_grain: 2}":                            {"shares.sm_grain", "is gone", "f16"},
+		"shares: {steps: [8, 50]}":                         {"shares.steps", "is gone", "docs/gpu.md"},
+		"functions: [{name: a, port: 1, change: restart}]": {"functions[0].change", "is restart", "penstock-lab"},
+		"functions: [{name: a, port: 1, batching: aimd}]":  {"functions[0].batching", "penstock-lab"},
+		"functions: [{name: a, port: 1, gather: copy}]":    {"functions[0].gather", "penstock-lab"},
+		"functions: [{name: a, port: 1, late: answer}]":    {"functions[0].late", "penstock-lab"},
+		// No gone key is suggested.
+		"mp: true":            {`unknown key "mp"`},
+		"batchin: slab":       {`unknown key "batchin"`},
+		"shares: {step: [8]}": {`unknown key "step"`},
+	} {
+		_, err := Decode("f.yaml", []byte(text))
+		if err == nil || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: error %v, want one line", text, err)
+			continue
+		}
+		for _, word := range words {
+			if !strings.Contains(err.Error(), word) {
+				t.Errorf("%s: error %q does not name %q", text, err, word)
+			}
+		}
+		for _, key := range []string{`"mps"`, `"batching"`, `"steps"`} {
+			if strings.Contains(err.Error(), key) {
+				t.Errorf("%s: error %q suggests %s", text, err, key)
+			}
+		}
+		if valid(t, s, text) == nil {
+			t.Errorf("schema accepts %q", text)
+		}
+	}
+}
+
+func TestWeightsAreReadByReaderAndSchema(t *testing.T) {
+	s := schema(t)
+	for text, want := range map[string]Weights{
+		"{device: cuda, weights: private}":                                             WeightsPrivate,
+		"{device: auto, weights: shared, functions: [{name: a, port: 1, streams: 2}]}": WeightsShared,
+		"weights: private": WeightsPrivate,
+		"{}":               WeightsShared,
 	} {
 		c, err := Decode("f.yaml", []byte(text))
 		if err != nil {
 			t.Error(err)
 			continue
 		}
-		c.Functions = []Function{{Name: "a", Instances: 1}}
-		if !is(c) {
-			t.Errorf("%q reads %+v", text, c)
-		}
-		if err := c.On(c.Device); err != nil {
-			t.Errorf("%q: %v", text, err)
+		if c.Weights != want {
+			t.Errorf("%q: weights are %s, want %s", text, c.Weights, want)
 		}
 		if err := valid(t, s, text); err != nil {
 			t.Errorf("%q: schema: %v", text, err)
 		}
-	}
-	text := "{device: cuda, functions: [{name: a, port: 1, batching: {fixed: 4, delay: 1ms}, gather: copy, late: run, weights: private, change: none}]}"
-	c, err := Decode("f.yaml", []byte(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := Function{Name: "a", Port: 1, Instances: 1, Batching: Batching{Fixed, 4, time.Millisecond}, Gather: GatherCopy, Late: LateRun, Weights: WeightsPrivate, Change: ChangeNone}
-	if !reflect.DeepEqual(c.Functions[0], want) {
-		t.Errorf("it reads\n%+v, want\n%+v", c.Functions[0], want)
-	}
-	if err := valid(t, s, text); err != nil {
-		t.Errorf("schema: %v", err)
-	}
-}
-
-func TestStepsAreForWhoeverHasAShare(t *testing.T) {
-	c, err := Decode("f.yaml", []byte("{shares: {change: none, steps: [8]}, functions: [{name: a, port: 1}, {name: b, port: 2, change: shadow}]}"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.On(c.Device); err != nil {
-		t.Error(err)
-	}
-	c.Functions = c.Functions[:1]
-	if err := c.On(c.Device); err == nil || !strings.Contains(err.Error(), "shares.steps") {
-		t.Errorf("steps of nobody: error %v", err)
 	}
 }
 
@@ -533,31 +513,26 @@ func TestACaptureIsFoundBesideItsConfiguration(t *testing.T) {
 		t.Errorf("schema: %v", err)
 	}
 	f := Function{Name: "a", Instances: 1, Replay: Replay{"a.pcap", -1}}
-	if err := f.Check(); err == nil || !strings.Contains(err.Error(), "speed -1") {
+	if err := f.Check(); err == nil || !strings.Contains(err.Error(), "speed of a is -1") {
 		t.Errorf("a negative speed: %v", err)
 	}
 }
 
 // A function that is added while the node runs comes from no file.
 func TestAFunctionThatDoesNotGoWithItsNodeIsRefused(t *testing.T) {
-	turns, whole := Default(), Default()
-	turns.MPS, whole.Shares.Change = false, ChangeNone
+	whole := Default()
+	whole.Lab.Change = ChangeNone
 	for _, c := range []struct {
 		node   Config
 		device string
 		f      Function
 		says   []string
 	}{
-		{turns, "cuda", Function{Name: "a"}, nil},
-		{turns, "cuda", Function{Name: "a", Change: ChangeShadow}, []string{"change of function a", "shadow", "mps is false"}},
-		{turns, "cuda", Function{Name: "a", SharePercent: 30}, []string{"share of function a", "mps is false"}},
-		{whole, "cpu", Function{Name: "a", SharePercent: 30}, []string{"share of function a", "change is none"}},
-		{whole, "cpu", Function{Name: "a", SharePercent: 30, Change: ChangeShadow}, nil},
+		{whole, "cpu", Function{Name: "a", SharePercent: 30}, []string{"share_percent of function a", "30 %", LabVariable}},
 		{whole, "cpu", Function{Name: "a", Streams: 1, Weights: WeightsPrivate}, nil},
 		{whole, "cuda", Function{Name: "a", Streams: 2, Weights: WeightsShared}, nil},
 		{whole, "cpu", Function{Name: "a", Streams: 2}, []string{"streams of function a", "cpu"}},
 		{whole, "cpu", Function{Name: "a", Weights: WeightsShared}, []string{"weights of function a", "cpu"}},
-		{whole, "cpu", Function{Name: "a", Gather: GatherCopy}, []string{"gather of function a", "cpu"}},
 	} {
 		err := c.f.Under(&c.node, c.device)
 		if c.says == nil {
@@ -572,23 +547,7 @@ func TestAFunctionThatDoesNotGoWithItsNodeIsRefused(t *testing.T) {
 			}
 		}
 	}
-	turns.Functions = nil
-	if err := turns.On("cpu"); err == nil || !strings.Contains(err.Error(), "mps is false") {
-		t.Errorf("mps: false on a CPU: error %v", err)
-	}
-	for batching, says := range map[Batching]string{
-		{Rule: "guess"}:              "slab, aimd, none",
-		{Rule: SLAB, Size: 8}:        "only fixed",
-		{Rule: Fixed}:                "1 to 1024",
-		{Rule: Fixed, Size: 1 << 20}: "1 to 1024",
-		{Fixed, 8, -time.Second}:     "from 0s",
-	} {
-		f := Function{Name: "a", Instances: 1, Batching: batching}
-		if err := f.Check(); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "batching of a") {
-			t.Errorf("%v: error %v, want one that says %q", batching, err, says)
-		}
-	}
-	for word, f := range map[string]Function{"kernel or copy": {Gather: "dma"}, "answer or run": {Late: "drop"}, "shared or private": {Weights: "mine"}, "restart or none": {Change: "swap"}} {
+	for word, f := range map[string]Function{"shared or private": {Weights: "mine"}, "partition or in-place": {Change: ChangeRestart}} {
 		f.Name, f.Instances = "a", 1
 		if err := f.Check(); err == nil || !strings.Contains(err.Error(), word) {
 			t.Errorf("error %v, want one that says %q", err, word)

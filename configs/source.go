@@ -10,178 +10,98 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// Source says where the datagrams of all functions come from. Its zero value is
-// the kernel's UDP sockets, bound to Config.Listen, each with a slab of its own.
+// Source is where the datagrams of all functions come from. Its zero value is the kernel's UDP
+// sockets, bound to Config.Listen. Each socket has its slab.
 type Source struct {
-	// DPDK is the port that DPDK polls; nil for kernel UDP. The penstock that reads
-	// it must be built with DPDK (make build-dpdk).
-	DPDK *DPDK
+	// A port that DPDK polls, in place of listen, slab and receivers. The penstock that reads it must
+	// be built with DPDK (make build-dpdk).
+	DPDK *DPDK `yaml:"dpdk" required:"true" want:"{port: ..., addresses: [...]}"`
 }
+
+// Words are the forms of the key that are no map.
+func (s *Source) Words() []string { return []string{"udp"} }
+
+// SetWord takes one of Words.
+func (s *Source) SetWord(string) { s.DPDK = nil }
 
 // DPDK is one Ethernet port that the manager owns and polls.
 type DPDK struct {
-	// Port is a NIC's PCI address, like 0000:3b:00.0, or a virtual device of DPDK's
-	// with its arguments, like net_af_packet0,iface=veth1.
-	Port string
-	// Addresses are the port's IP addresses, on which all functions' UDP ports are
-	// reached. Nobody else answers for them: the manager does, ARP, neighbour
-	// discovery and echo.
-	Addresses []netip.Addr
-	// Queues is how many receive queues are polled; LCores are the CPUs that poll
-	// them, one each, of the manager's choice where there are none.
-	Queues int
-	LCores []int
-	// MTU is the largest IP packet of the network, in bytes.
-	MTU int
-	// Memory is the packet memory that all functions share, on huge pages unless
-	// told otherwise. Mbufs is how many packets it holds; 0 means as many as fit.
-	Memory    Size
-	HugePages bool
-	Mbufs     int
-	Checksums Checksums
-	// EAL are more arguments for DPDK's environment.
-	EAL []string
+	// A NIC's PCI address, or a virtual device of DPDK's with its arguments, like
+	// net_af_packet0,iface=veth1.
+	Port string `yaml:"port" required:"true" want:"a PCI address like 0000:3b:00.0, or a virtual device like net_af_packet0,iface=veth1" example:"0000:3b:00.0"`
+	// The port's IP addresses. The manager answers ARP, neighbour discovery and echo for them.
+	Addresses []netip.Addr `yaml:"addresses" required:"true" minItems:"1" maxItems:"16" unique:"true" pattern:"^[0-9a-fA-F.:]+(%.*)?$" want:"an IP address alone, like 10.0.0.2" example:"[10.0.0.2]"`
+	// Receive queues, and threads that receive.
+	Queues int `yaml:"queues" default:"1" min:"1" max:"64"`
+	// CPUs that poll, one per queue; the manager chooses if left out.
+	LCores []int `yaml:"lcores" maxItems:"64" unique:"true" min:"0" max:"1023" example:"[2]"`
+	// Largest IP packet of the network, in bytes. The minimum is that of IPv6 (RFC 8200, 5).
+	MTU int `yaml:"mtu" default:"1500" min:"1280" max:"9600"`
+	// Packet memory of all functions.
+	Memory Size `yaml:"memory" default:"512MiB" min:"64MiB" max:"256GiB"`
+	// false: small pages, for tests.
+	HugePages bool `yaml:"huge_pages" default:"true"`
+	// Packets that the memory holds; as many as fit if left out.
+	Mbufs int `yaml:"mbufs" min:"4096" max:"67108864" example:"131072"`
+	// auto: the NIC verifies checksums if it can, else the manager, which accepts what a virtual
+	// device leaves unfilled for an offload; verify: accept nothing unfilled; ignore: accept all.
+	Checksums Checksums `yaml:"checksums" default:"auto" oneof:"auto|verify|ignore"`
+	// More arguments for DPDK's environment abstraction layer.
+	EAL []string `yaml:"eal" default:"[]" want:"an EAL argument, like --log-level=8"`
 }
 
 // Checksums says who verifies the checksums of what is received.
 type Checksums string
 
-// ChecksumsAuto leaves to a NIC what it can verify, verifies the rest, and takes
-// from a virtual device what its sender's kernel left unfilled for an offload.
-// ChecksumsVerify takes nothing that is unfilled, ChecksumsIgnore whatever comes.
-const (
-	ChecksumsAuto   Checksums = "auto"
-	ChecksumsVerify Checksums = "verify"
-	ChecksumsIgnore Checksums = "ignore"
-)
-
-// Limits of a DPDK port.
-const (
-	maxPortText  = 1 << 10
-	maxAddresses = 16
-	maxQueues    = 64
-	maxLCore     = 1023
-	minMTU       = 1280 // IPv6's least (RFC 8200 5)
-	maxMTU       = 9600
-	minDPDK      = 64 << 20
-	maxDPDK      = 256 << 30
-	minMbufs     = 4096
-	maxMbufs     = 1 << 26
-)
+// maxPortText bounds DPDK.Port, in bytes.
+const maxPortText = 1 << 10
 
 // DefaultDPDK is a port of which only what must be given is not.
-func DefaultDPDK() DPDK {
-	return DPDK{Queues: 1, MTU: 1500, Memory: 512 << 20, HugePages: true, Checksums: ChecksumsAuto}
+func DefaultDPDK() (d DPDK) {
+	document.SetDefaults(&d)
+	return d
 }
 
-const sourceRule = "udp, or {dpdk: {port: ..., addresses: [...]}}"
-
-// decode reads the key source of a configuration's root, and what does not go
-// with it.
-func (s *Source) decode(root document.Map) {
-	v := root.May("source")
-	if v.Absent() {
+// check reports what the keys of a source do not say by themselves.
+func (s *Source) check(root document.Value) {
+	d := s.DPDK
+	if d == nil {
 		return
 	}
-	if !v.IsMap() {
-		if word := v.Text(sourceRule); word != "udp" && word != "" {
-			v.Reject("is %q, want %s", word, sourceRule)
-		}
-		return
+	if root.Has("listen") {
+		root.Find("listen").Reject("is where kernel sockets listen, and source is dpdk; its addresses stand in source.dpdk.addresses")
 	}
-	d := DefaultDPDK()
-	m := v.Map("dpdk")
-	if d.decode(m.Need("dpdk", "{port: ..., addresses: [...]}")) {
-		s.DPDK = &d
+	if root.Has("slab") {
+		root.Find("slab").Reject("is the memory of kernel sockets, and source is dpdk; its memory stands in source.dpdk.memory")
 	}
-	if v := root.May("listen"); !v.Absent() {
-		v.Reject("is where kernel sockets listen, and source is dpdk; its addresses stand in source.dpdk.addresses")
-	}
-	if v := root.May("slab"); !v.Absent() {
-		v.Reject("is the memory of kernel sockets, and source is dpdk; its memory stands in source.dpdk.memory")
-	}
-}
-
-// decode reports whether there is anything to be read.
-func (d *DPDK) decode(v document.Value) bool {
-	if v.Absent() {
-		return false
-	}
-	m := v.Map("port", "addresses", "queues", "lcores", "mtu", "memory", "huge_pages", "mbufs", "checksums", "eal")
-	port := m.Need("port", portRule)
-	if d.Port = port.Text(portRule); d.Port != "" {
-		if err := CheckPort(d.Port); err != nil {
-			port.Reject("%v", err)
+	at := root.Find("source", "dpdk")
+	if d.Port != "" {
+		if err := checkPort(d.Port); err != nil {
+			at.Find("port").Reject("%v", err)
 		}
 	}
-	d.decodeAddresses(m.Need("addresses", addressesRule))
-	queues, lcores := m.May("queues"), m.May("lcores")
-	if !queues.Absent() {
-		d.Queues = int(queues.Int(1, maxQueues))
-	}
-	for _, v := range lcores.List("a list of CPUs, one a queue") {
-		cpu := int(v.Int(0, maxLCore))
-		if slices.Contains(d.LCores, cpu) {
-			v.Reject("is %d, which polls another queue already", cpu)
-		}
-		d.LCores = append(d.LCores, cpu)
-	}
-	switch {
-	case len(d.LCores) == 0, len(d.LCores) == d.Queues:
-	case queues.Absent() && len(d.LCores) <= maxQueues:
-		d.Queues = len(d.LCores)
-	case d.Queues > 0: // else that is said already
-		lcores.Reject("names %d CPUs for %d queues, want one a queue", len(d.LCores), d.Queues)
-	}
-	if v := m.May("mtu"); !v.Absent() {
-		d.MTU = int(v.Int(minMTU, maxMTU))
-	}
-	size(m.May("memory"), &d.Memory, minDPDK, maxDPDK)
-	if v := m.May("huge_pages"); !v.Absent() {
-		d.HugePages = v.Bool()
-	}
-	if v := m.May("mbufs"); !v.Absent() {
-		d.Mbufs = int(v.Int(minMbufs, maxMbufs))
-	}
-	choose(m.May("checksums"), &d.Checksums, ChecksumsAuto, ChecksumsVerify, ChecksumsIgnore)
-	for _, v := range m.May("eal").List("a list of DPDK's EAL arguments") {
-		argument := v.Text("an EAL argument, like --log-level=8")
-		if instead, own := ownArgument(argument); own {
-			v.Reject("is %q, which the manager gives itself; %s", argument, instead)
-		}
-		d.EAL = append(d.EAL, argument)
-	}
-	return true
-}
-
-const addressesRule = "a list of the port's IP addresses, like [10.0.0.2]"
-
-func (d *DPDK) decodeAddresses(v document.Value) {
-	list := v.List(addressesRule)
-	if v.IsList() && (len(list) == 0 || len(list) > maxAddresses) {
-		v.Reject("has %d elements, want 1 to %d", len(list), maxAddresses)
-	}
-	for _, v := range list {
-		text := v.Text("an IP address")
-		if text == "" {
-			continue
-		}
-		addr, err := netip.ParseAddr(text)
+	for i, addr := range d.Addresses {
+		at := at.Find("addresses", i)
 		switch {
-		case err != nil && strings.Contains(text, "/"):
-			v.Reject("is %q, want the address alone, without its network's length: answers go back the way that requests came", text)
-		case err != nil:
-			v.Reject("is %q, which is no IP address", text)
+		case !addr.IsValid(): // reported
 		case addr.Zone() != "":
-			v.Reject("is %q, want the address without a zone: the port is the only one", text)
+			at.Reject("is %q, want the address without a zone: the port is the only one", addr)
 		case addr.Is4In6():
-			v.Reject("is %q, want it written %s", text, addr.Unmap())
+			at.Reject("is %q, want it written %s", addr, addr.Unmap())
 		case addr.IsUnspecified(), addr.IsLoopback(), addr.IsMulticast(), addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
-			v.Reject("is %q, want an address that another machine can send to", text)
-		case slices.Contains(d.Addresses, addr):
-			v.Reject("is %q, which stands there twice", text)
-		default:
-			d.Addresses = append(d.Addresses, addr)
+			at.Reject("is %q, want an address that another machine can send to", addr)
+		}
+	}
+	switch n := len(d.LCores); {
+	case n == 0:
+	case !at.Has("queues"):
+		d.Queues = n
+	case n != d.Queues:
+		at.Find("lcores").Reject("names %d CPUs for %d queues, want one per queue", n, d.Queues)
+	}
+	for i, argument := range d.EAL {
+		if instead, own := ownArgument(argument); own {
+			at.Find("eal", i).Reject("is %q, which the manager gives itself; %s", argument, instead)
 		}
 	}
 }
@@ -204,8 +124,8 @@ var (
 	}
 )
 
-// CheckPort reports what is wrong with the name of a DPDK port.
-func CheckPort(port string) error {
+// checkPort reports what is wrong with the name of a DPDK port.
+func checkPort(port string) error {
 	switch {
 	case len(port) > maxPortText:
 		return fmt.Errorf("has %d bytes, want at most %d", len(port), maxPortText)

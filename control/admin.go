@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/penstock/penstock/private"
 )
 
 // AdminSocket is the name of the manager's Unix socket, in the runtime folder,
@@ -21,6 +23,16 @@ import (
 // one line that says what was done, or 400 with the one that says what was wrong. GET of
 // StatusPath is answered there, too.
 const AdminSocket = "admin.sock"
+
+// ListenAdmin opens the admin socket of the manager whose runtime folder is dir. ErrInUse is
+// returned when another process listens there.
+func ListenAdmin(dir string) (*Listener, error) {
+	l, err := openListener("unix", filepath.Join(dir, AdminSocket))
+	if err != nil {
+		return nil, fmt.Errorf("open admin socket: %w", err)
+	}
+	return l, nil
+}
 
 // RecordFile is the name of the file in the runtime folder where a manager records what it
 // was told at run time, for the one that is started when it died.
@@ -31,7 +43,7 @@ const (
 	AddPath      = "/add"      // a configs.Function; answered when it serves, or was taken off again
 	RemovePath   = "/remove"   // NameOrder
 	ReplacePath  = "/replace"  // ReplaceOrder; answered when the new model serves, or cannot
-	RollbackPath = "/rollback" // NameOrder; as replace, with the model before
+	RollbackPath = "/rollback" // NameOrder; as replace, with the model before the one that it runs
 	SharePath    = "/share"    // ShareOrder
 )
 
@@ -101,7 +113,16 @@ const maxAnswer = 16 << 20
 
 // ask has the manager whose runtime folder is dir answer a request.
 func ask(dir string, request *http.Request) ([]byte, error) {
-	socket := filepath.Join(dir, AdminSocket)
+	// Another user's socket would get the order, and could answer anything.
+	folder, err := private.OpenFolder(dir)
+	if errors.Is(err, private.ErrNotPrivate) {
+		return nil, fmt.Errorf("reach manager: open runtime folder: %w; use a node as its user", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reach manager: open runtime folder: %w; is a node running with this runtime folder? --runtime-dir says which", err)
+	}
+	defer folder.Close()
+	socket := filepath.Join(folder.Path(), AdminSocket)
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -27,6 +27,9 @@ import (
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
 // Longest messages of the attach link. Attached carries a resolved card with up to
@@ -38,13 +41,10 @@ const (
 	maxReportBytes   = 4 << 10
 )
 
-// MaxAttachFiles is how many descriptors one packet carries (SCM_MAX_FD of
-// linux/net/scm.h).
-const MaxAttachFiles = 253
-
 // AttachListener is where the manager hands out shared memory.
 type AttachListener struct {
-	listener *net.UnixListener
+	listener *Listener
+	uid      int // whose processes may attach
 	log      zerolog.Logger
 	arrived  chan arrival
 	stop     chan struct{}
@@ -63,16 +63,17 @@ type arrival struct {
 	attach Attach
 }
 
-// ListenAttach opens the manager's attach socket at path (see AttachSocketPath).
-// ErrInUse is returned when another process listens there. What comes to nothing
-// is logged, and counted by Rejected.
-func ListenAttach(path string, log zerolog.Logger) (*AttachListener, error) {
-	l, err := listenFresh("unixpacket", path)
+// ListenAttach opens the manager's attach socket at path (see AttachSocketPath), for
+// processes of the user uid and of root. Only root can name another user than its own.
+// ErrInUse is returned when another process listens there. Connections that do not become
+// an attachment are logged, and counted by Rejected.
+func ListenAttach(path string, uid int, log zerolog.Logger) (*AttachListener, error) {
+	l, err := openListenerFor("unixpacket", path, uid)
 	if err != nil {
 		return nil, fmt.Errorf("open attach socket: %w", err)
 	}
 	a := &AttachListener{
-		listener: l, log: log,
+		listener: l, uid: uid, log: log,
 		arrived: make(chan arrival), stop: make(chan struct{}),
 		shaking: map[*net.UnixConn]struct{}{},
 	}
@@ -93,6 +94,9 @@ func (a *AttachListener) Accept() (*AttachConn, Attach, error) {
 		return nil, Attach{}, net.ErrClosed
 	}
 }
+
+// Restore is Listener.Restore of the attach socket.
+func (a *AttachListener) Restore() (restored bool, err error) { return a.listener.Restore() }
 
 // Rejected counts the connections that Accept never returned.
 func (a *AttachListener) Rejected() uint64 { return a.rejected.Load() }
@@ -165,7 +169,7 @@ func (a *AttachListener) remove(c *net.UnixConn) {
 
 func (a *AttachListener) shake(c *net.UnixConn) {
 	conn := &AttachConn{conn: c}
-	attach, err := conn.readAttach()
+	attach, err := conn.readAttach(a.uid)
 	if err == nil {
 		select {
 		case a.arrived <- arrival{conn, attach}:
@@ -186,16 +190,18 @@ type AttachConn struct {
 	buf  []byte // for ReadReport
 }
 
-func (c *AttachConn) readAttach() (Attach, error) {
+func (c *AttachConn) readAttach(uid int) (Attach, error) {
 	var a Attach
-	cred, err := checkPeer(c.conn)
+	cred, err := unixsock.Peer(c.conn, uid)
 	if err != nil {
 		return a, err
 	}
-	if err := c.conn.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
-		return a, fmt.Errorf("read attach: %w", err)
-	}
-	message, err := readPacket(c.conn, make([]byte, maxAttachBytes))
+	var message []byte
+	buf := make([]byte, maxAttachBytes)
+	err = runclock.Within(handshakeTimeout, c.conn.SetReadDeadline, func() (err error) {
+		message, err = readPacket(c.conn, buf)
+		return err
+	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return a, fmt.Errorf("read attach: %w: process %d said nothing for %v", ErrSilent, cred.Pid, handshakeTimeout)
 	}
@@ -250,46 +256,9 @@ func (c *AttachConn) send(a Attached, files []*os.File) error {
 	if len(b) > maxAttachedBytes {
 		return fmt.Errorf("%w: %d bytes, at most %d", ErrTooLong, len(b), maxAttachedBytes)
 	}
-	if len(files) > MaxAttachFiles {
-		return fmt.Errorf("%w: %d descriptors, at most %d", ErrTooLong, len(files), MaxAttachFiles)
-	}
-	if err := c.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
-		return err
-	}
-	err = withFDs(files, func(fds []int) error {
-		var rights []byte
-		if len(fds) > 0 {
-			rights = unix.UnixRights(fds...)
-		}
-		_, _, err := c.conn.WriteMsgUnix(b, rights, nil)
-		return err
+	return runclock.Within(writeTimeout, c.conn.SetWriteDeadline, func() error {
+		return unixsock.Send(c.conn, b, files...)
 	})
-	return err
-}
-
-// withFDs calls f with the descriptors of files, which none can be closed under.
-// File.Fd would make them blocking, for their owners too.
-func withFDs(files []*os.File, f func([]int) error) error {
-	fds := make([]int, 0, len(files))
-	var next func(rest []*os.File) error
-	next = func(rest []*os.File) error {
-		if len(rest) == 0 {
-			return f(fds)
-		}
-		raw, err := rest[0].SyscallConn()
-		if err != nil {
-			return err
-		}
-		var inner error
-		if err := raw.Control(func(fd uintptr) {
-			fds = append(fds, int(fd))
-			inner = next(rest[1:])
-		}); err != nil {
-			return err
-		}
-		return inner
-	}
-	return next(files)
 }
 
 // ReadReport waits for the process's next report; one goroutine reads. io.EOF is
@@ -311,7 +280,7 @@ func (c *AttachConn) ReadReport() (Report, error) {
 		return r, fmt.Errorf("read report: %w", err)
 	}
 	switch r.Fit {
-	case FitUnknown, FitUnder, FitOver:
+	case FitUnknown, FitUnder, fitOver:
 	default:
 		return r, fmt.Errorf("read report: %w: fit %q", ErrBadMessage, r.Fit)
 	}
@@ -321,19 +290,13 @@ func (c *AttachConn) ReadReport() (Report, error) {
 // Close hangs up: the process sees Gone, and ends.
 func (c *AttachConn) Close() error { return c.conn.Close() }
 
-// readPacket reads one packet into buf, and no descriptors: the kernel closes
-// those that a peer sends uncalled-for.
+// readPacket reads one packet into buf, and no files. io.EOF is the end of either side.
 func readPacket(c *net.UnixConn, buf []byte) ([]byte, error) {
-	n, _, flags, _, err := c.ReadMsgUnix(buf, nil)
-	switch {
-	case errors.Is(err, io.EOF), isClosed(err), errors.Is(err, net.ErrClosed):
+	message, _, err := unixsock.Receive(c, buf, 0)
+	if errors.Is(err, net.ErrClosed) {
 		return nil, io.EOF
-	case err != nil:
-		return nil, err
-	case flags&unix.MSG_TRUNC != 0:
-		return nil, fmt.Errorf("%w: more than %d bytes", ErrTooLong, len(buf))
 	}
-	return buf[:n], nil
+	return message, err
 }
 
 // Attachment is the process's end of the attach link.
@@ -377,23 +340,27 @@ func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error
 const answerTimeout = 10 * time.Second
 
 func shakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.File, err error) {
-	if err := c.SetDeadline(time.Now().Add(answerTimeout)); err != nil {
+	end := runclock.Now() + answerTimeout
+	err = runclock.Until(end, c.SetWriteDeadline, func() error {
+		_, err := c.Write(attach)
+		return err
+	})
+	if err != nil {
 		return granted, nil, err
 	}
-	if _, err := c.Write(attach); err != nil {
-		return granted, nil, err
-	}
+
 	buf := make([]byte, maxAttachedBytes)
-	rights := make([]byte, unix.CmsgSpace(4*MaxAttachFiles))
-	// Go receives with MSG_CMSG_CLOEXEC, so no child inherits them by accident.
-	n, rn, flags, _, err := c.ReadMsgUnix(buf, rights)
+	var message []byte
+	err = runclock.Until(end, c.SetReadDeadline, func() (err error) {
+		message, files, err = unixsock.Receive(c, buf, unixsock.MaxFiles)
+		return err
+	})
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return granted, nil, fmt.Errorf("%w: no answer for %v", ErrSilent, answerTimeout)
 	}
 	if err != nil {
 		return granted, nil, fmt.Errorf("read answer: %w", err)
 	}
-	files, err = receivedFiles(rights[:rn])
 	defer func() {
 		if err != nil {
 			for _, f := range files {
@@ -402,44 +369,16 @@ func shakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.
 			files = nil
 		}
 	}()
-	if err != nil {
+	if err := peekVersion("manager", message); err != nil {
 		return granted, files, err
 	}
-	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-		return granted, files, fmt.Errorf("read answer: %w", ErrTooLong)
-	}
-	if err := peekVersion("manager", buf[:n]); err != nil {
-		return granted, files, err
-	}
-	if err := strict(buf[:n], &granted); err != nil {
+	if err := strict(message, &granted); err != nil {
 		return granted, files, fmt.Errorf("read answer: %w", err)
 	}
 	if granted.Refused != "" {
 		return granted, files, fmt.Errorf("%w: %s", ErrRefused, granted.Refused)
 	}
 	return granted, files, c.SetDeadline(time.Time{})
-}
-
-// receivedFiles takes the descriptors out of control messages.
-func receivedFiles(rights []byte) ([]*os.File, error) {
-	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
-		return nil, fmt.Errorf("read descriptors: %w", err)
-	}
-	var files []*os.File
-	for i := range messages {
-		if messages[i].Header.Level != unix.SOL_SOCKET || messages[i].Header.Type != unix.SCM_RIGHTS {
-			continue
-		}
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			return files, fmt.Errorf("read descriptors: %w", err)
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), fmt.Sprintf("attached %d", len(files))))
-		}
-	}
-	return files, nil
 }
 
 // Report tells the manager without ever waiting for it; any goroutine may.

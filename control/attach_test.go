@@ -13,6 +13,8 @@ import (
 
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
 var face = Attach{IF: "face", Generation: 3}
@@ -20,7 +22,7 @@ var face = Attach{IF: "face", Generation: 3}
 func listenAttach(t *testing.T, log zerolog.Logger) (*AttachListener, string) {
 	t.Helper()
 	path := AttachSocketPath(socketDir(t))
-	l, err := ListenAttach(path, log)
+	l, err := ListenAttach(path, os.Getuid(), log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +72,7 @@ func TestAttachHandsOutDescriptors(t *testing.T) {
 		fmt.Fprint(f, "memory ", i)
 		files = append(files, f)
 	}
-	granted := Attached{SLONanos: 25e6, Batching: "slab", Card: json.RawMessage(`{"name":"face"}`), SlabBytes: []int64{1 << 20}}
+	granted := Attached{Setup: Setup{SLONanos: 25e6, Batching: Batching{Rule: BatchFixed, Size: 8, Delay: 5e6}}, Card: json.RawMessage(`{"name":"face"}`), SlabBytes: []int64{1 << 20}}
 	conns := granting(t, l, func(c *AttachConn, a Attach) error {
 		if a.IF != "face" || a.Generation != 3 || a.PID != os.Getpid() {
 			t.Errorf("attached as %+v", a)
@@ -200,12 +202,12 @@ func TestAttachListenerRemovesAStaleSocketAndSparesALiveOne(t *testing.T) {
 	}
 	stale.SetUnlinkOnClose(false)
 	stale.Close()
-	l, err := ListenAttach(path, zerolog.Nop())
+	l, err := ListenAttach(path, os.Getuid(), zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := ListenAttach(path, zerolog.Nop()); !errors.Is(err, ErrInUse) {
+	if _, err := ListenAttach(path, os.Getuid(), zerolog.Nop()); !errors.Is(err, ErrInUse) {
 		t.Errorf("got %v, want ErrInUse", err)
 	}
 }
@@ -215,11 +217,11 @@ func TestStrangersDoNotAttach(t *testing.T) {
 	for name, c := range map[string]struct{ packet, want string }{
 		"says nothing":      {"", "peer is silent"},
 		"no JSON":           {"hello", "bad message"},
-		"another version":   {`{"version":9,"later":1}`, "process speaks control version 9, this program speaks 5"},
-		"another process":   {fmt.Sprintf(`{"version":5,"if":"face","generation":1,"pid":%d}`, self+1), "claims to be"},
-		"a name with slash": {fmt.Sprintf(`{"version":5,"if":"a/b","generation":1,"pid":%d}`, self), "letters, digits"},
-		"generation 0":      {fmt.Sprintf(`{"version":5,"if":"face","pid":%d}`, self), "generation 0"},
-		"an unknown field":  {fmt.Sprintf(`{"version":5,"if":"face","generation":1,"pid":%d,"root":1}`, self), "root"},
+		"another version":   {`{"version":9,"later":1}`, "process speaks control version 9, this program speaks 8"},
+		"another process":   {fmt.Sprintf(`{"version":8,"if":"face","generation":1,"pid":%d}`, self+1), "claims to be"},
+		"a name with slash": {fmt.Sprintf(`{"version":8,"if":"a/b","generation":1,"pid":%d}`, self), "letters, digits"},
+		"generation 0":      {fmt.Sprintf(`{"version":8,"if":"face","pid":%d}`, self), "generation 0"},
+		"an unknown field":  {fmt.Sprintf(`{"version":8,"if":"face","generation":1,"pid":%d,"root":1}`, self), "root"},
 		"too long":          {strings.Repeat("x", maxAttachBytes+1), "message too long"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -265,7 +267,7 @@ func TestDescriptorsSentToTheManagerDoNotStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	report, _ := json.Marshal(Report{})
-	if _, _, err := mine.conn.WriteMsgUnix(report, unix.UnixRights(int(w.Fd())), nil); err != nil {
+	if err := unixsock.Send(mine.conn, report, w); err != nil {
 		t.Fatal(err)
 	}
 	w.Close()
@@ -313,11 +315,11 @@ func TestDialAttachClosesTheDescriptorsOfABadAnswer(t *testing.T) {
 		}
 		defer c.Close()
 		c.Read(make([]byte, 1024))
-		c.WriteMsgUnix([]byte(`{"version":9}`), unix.UnixRights(int(w.Fd())), nil)
+		unixsock.Send(c, []byte(`{"version":9}`), w)
 		w.Close()
 	}()
 	_, _, _, err = DialAttach(path, face)
-	if want := "manager speaks control version 9, this program speaks 5"; err == nil || !strings.Contains(err.Error(), want) {
+	if want := "manager speaks control version 9, this program speaks 8"; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	if _, err := r.Read(make([]byte, 1)); err != io.EOF {

@@ -8,10 +8,10 @@ import (
 	"path/filepath"
 )
 
-// MaxNameBytes is the longest name of an inference function. Names become parts
+// maxNameBytes is the longest name of an inference function. Names become parts
 // of cgroup and file names (255 bytes, NAME_MAX of limits.h) beside two numbers
 // of at most 20 digits.
-const MaxNameBytes = 128
+const maxNameBytes = 128
 
 // strict reads one JSON value into v and refuses unknown fields and a tail.
 func strict(message []byte, v any) error {
@@ -28,8 +28,8 @@ func strict(message []byte, v any) error {
 
 // CheckName refuses a name that could not be part of a file name.
 func CheckName(name string) error {
-	if name == "" || len(name) > MaxNameBytes {
-		return fmt.Errorf("%w: name %.20q has %d bytes, want 1 to %d", ErrBadMessage, name, len(name), MaxNameBytes)
+	if name == "" || len(name) > maxNameBytes {
+		return fmt.Errorf("%w: name %.20q has %d bytes, want 1 to %d", ErrBadMessage, name, len(name), maxNameBytes)
 	}
 	for _, c := range []byte(name) {
 		switch {

@@ -1,10 +1,12 @@
 package control
 
 // The link between the orchestrator and a child is a socket pair that the child
-// inherits as ChildFD, with one JSON object a line in each direction:
+// inherits as ChildFD, with one JSON object per line in each direction. It keeps lines
+// apart (SOCK_SEQPACKET): an orchestrator that dies while it reads or writes leaves
+// nothing half done to the next one.
 //
 //	orchestrator                         child
-//	1 SocketPair, spawn
+//	1 socket pair, StartLine, spawn
 //	2 Order{start, version} ───────────> OpenChild checks the version
 //	3 ReadNotice  <───── Notice{version, pid, starting}, the handshake
 //	4 Order{wake, share, drain} ───────> Orders
@@ -22,18 +24,19 @@ import (
 	"net"
 	"os"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// MaxLineBytes is the longest order or notice. The longest honest one is a
+// maxLineBytes is the longest order or notice. The longest honest one is a
 // failure whose reason quotes a framework.
-const MaxLineBytes = 64 << 10
+const maxLineBytes = 64 << 10
 
 // lines is one end of the socket pair.
 type lines struct {
-	conn   net.Conn
+	conn   *timedConn
 	reader *bufio.Reader
 
 	mu sync.Mutex // guards writes to conn
@@ -41,12 +44,12 @@ type lines struct {
 
 // newLines takes f over and closes it.
 func newLines(f *os.File) (*lines, error) {
-	defer f.Close()
-	c, err := net.FileConn(f)
+	c, err := unixsock.Conn(f)
 	if err != nil {
 		return nil, fmt.Errorf("open child link: %w", err)
 	}
-	return &lines{conn: c, reader: bufio.NewReaderSize(c, MaxLineBytes)}, nil
+	timed := &timedConn{Conn: c}
+	return &lines{conn: timed, reader: bufio.NewReaderSize(timed, maxLineBytes)}, nil
 }
 
 func (l *lines) write(v any) error {
@@ -54,17 +57,18 @@ func (l *lines) write(v any) error {
 	if err != nil {
 		return fmt.Errorf("write line: %w", err)
 	}
-	if len(b) >= MaxLineBytes {
-		return fmt.Errorf("write line: %w: %d bytes, at most %d", ErrTooLong, len(b), MaxLineBytes-1)
+	if len(b) >= maxLineBytes {
+		return fmt.Errorf("write line: %w: %d bytes, at most %d", ErrTooLong, len(b), maxLineBytes-1)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err := l.conn.SetWriteDeadline(time.Now().Add(writeTimeout)); err != nil {
-		return fmt.Errorf("write line: %w", err)
-	}
+	l.conn.limitWrites(writeTimeout)
 	if _, err := l.conn.Write(append(b, '\n')); err != nil {
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return fmt.Errorf("write line: %w: it reads nothing", ErrSilent)
+		}
+		if isClosed(err) {
+			return fmt.Errorf("write line: %w: %w", ErrHungUp, err)
 		}
 		return fmt.Errorf("write line: %w", err)
 	}
@@ -79,7 +83,7 @@ func (l *lines) read() ([]byte, error) {
 	case err == nil:
 		return line[:len(line)-1], nil
 	case errors.Is(err, bufio.ErrBufferFull):
-		return nil, fmt.Errorf("read line: %w: more than %d bytes", ErrTooLong, MaxLineBytes)
+		return nil, fmt.Errorf("read line: %w: more than %d bytes", ErrTooLong, maxLineBytes)
 	case errors.Is(err, io.EOF), isClosed(err), errors.Is(err, net.ErrClosed):
 		return nil, io.EOF
 	default:
@@ -93,16 +97,38 @@ type Parent struct {
 	shook bool
 }
 
+// StartLine is the first order, as it is written to the link.
+func StartLine(s Start) ([]byte, error) {
+	s.Version = Version
+	b, err := json.Marshal(Order{Do: DoStart, Start: &s})
+	if err != nil {
+		return nil, fmt.Errorf("encode start: %w", err)
+	}
+	if len(b) >= maxLineBytes {
+		return nil, fmt.Errorf("encode start: %w: %d bytes, at most %d", ErrTooLong, len(b), maxLineBytes-1)
+	}
+	return append(b, '\n'), nil
+}
+
+// NewParent opens the orchestrator's end f, which it takes over, of a link to a child.
+// shook: the child's first notice was read before, by another orchestrator.
+func NewParent(f *os.File, shook bool) (*Parent, error) {
+	l, err := newLines(f)
+	if err != nil {
+		return nil, err
+	}
+	return &Parent{l: l, shook: shook}, nil
+}
+
 // SocketPair makes the link: the orchestrator's end, and the file that the child
 // is to inherit as ChildFD, which the caller closes once the child is started.
 // Neither survives an exec by accident.
 func SocketPair() (*Parent, *os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	parent, child, err := unixsock.Pair()
 	if err != nil {
 		return nil, nil, fmt.Errorf("make child link: %w", err)
 	}
-	child := os.NewFile(uintptr(fds[1]), "child link")
-	l, err := newLines(os.NewFile(uintptr(fds[0]), "parent link"))
+	l, err := newLines(parent)
 	if err != nil {
 		child.Close()
 		return nil, nil, err
@@ -111,7 +137,8 @@ func SocketPair() (*Parent, *os.File, error) {
 }
 
 // Order sends o; any goroutine may. ErrSilent is returned when the child leaves
-// its orders unread. It sets the version of a Start.
+// its orders unread, ErrHungUp when it has closed its end or exited. It sets the
+// version of a Start.
 func (p *Parent) Order(o Order) error {
 	if o.Start != nil {
 		start := *o.Start
@@ -183,7 +210,7 @@ func checkInherited(fd int) error {
 	if err != nil {
 		return fmt.Errorf("%w: descriptor %d: %w", ErrNotStarted, fd, err)
 	}
-	if domain != unix.AF_UNIX || kind != unix.SOCK_STREAM {
+	if domain != unix.AF_UNIX || kind != unix.SOCK_SEQPACKET {
 		return fmt.Errorf("%w: descriptor %d is another kind of socket", ErrNotStarted, fd)
 	}
 	return nil
@@ -206,9 +233,7 @@ func NewChild(f *os.File) (*Child, error) {
 }
 
 func (c *Child) shake() error {
-	if err := c.l.conn.SetReadDeadline(time.Now().Add(handshakeTimeout)); err != nil {
-		return fmt.Errorf("wait for start: %w", err)
-	}
+	c.l.conn.limitReads(handshakeTimeout)
 	line, err := c.l.read()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("wait for start: %w: nothing for %v", ErrSilent, handshakeTimeout)
@@ -237,9 +262,7 @@ func (c *Child) shake() error {
 		return fmt.Errorf("wait for start: %w: order %q came first", ErrBadMessage, o.Do)
 	}
 	c.start = *o.Start
-	if err := c.l.conn.SetReadDeadline(time.Time{}); err != nil {
-		return fmt.Errorf("wait for start: %w", err)
-	}
+	c.l.conn.limitReads(0)
 	return c.Notify(Notice{Version: Version, PID: os.Getpid(), State: Starting})
 }
 
@@ -289,7 +312,7 @@ func (o Order) check() error {
 	switch o.Do {
 	case DoWake, DoShare:
 		return checkShare("order", o.SharePercent)
-	case DoDrain:
+	case DoDrain, DoReport, DoPrepared:
 		return nil
 	default:
 		return fmt.Errorf("%w: order %q", ErrBadMessage, o.Do)

@@ -136,10 +136,10 @@ func TestParentRefusesNonsense(t *testing.T) {
 		want error
 	}{
 		"no JSON":          {"boo\n", ErrBadMessage},
-		"unknown field":    {`{"version":5,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
-		"unknown state":    {`{"version":5,"state":"tired"}` + "\n", ErrBadMessage},
-		"line without end": {strings.Repeat("x", MaxLineBytes+1), ErrTooLong},
-		"half a line":      {`{"version":5`, io.EOF},
+		"unknown field":    {`{"version":8,"state":"ready","mood":"good"}` + "\n", ErrBadMessage},
+		"unknown state":    {`{"version":8,"state":"tired"}` + "\n", ErrBadMessage},
+		"line without end": {strings.Repeat("x", maxLineBytes+1), ErrTooLong},
+		"half a line":      {`{"version":8`, io.EOF},
 	} {
 		t.Run(name, func(t *testing.T) {
 			invariants(t)
@@ -167,7 +167,7 @@ func TestChildEndsOnNonsense(t *testing.T) {
 }
 
 func TestChildRefusesAStartThatIsNone(t *testing.T) {
-	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":5}}`} {
+	for _, line := range []string{"boo", `{"do":"drain"}`, `{"do":"start"}`, `{"do":"drain","start":{"version":8}}`} {
 		t.Run(line, func(t *testing.T) {
 			invariants(t)
 			p, f := pair(t)
@@ -221,11 +221,11 @@ func TestOpenChildSaysThatNobodyStartedIt(t *testing.T) {
 }
 
 func FuzzReadNotice(f *testing.F) {
-	f.Add([]byte(`{"version":5,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
+	f.Add([]byte(`{"version":8,"pid":1,"state":"starting"}` + "\n" + `{"state":"loaded"}` + "\n"))
 	f.Add([]byte("\n\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		a, c := net.Pipe()
-		p := &Parent{l: &lines{conn: a, reader: bufio.NewReaderSize(a, MaxLineBytes)}}
+		p := &Parent{l: &lines{conn: &timedConn{Conn: a}, reader: bufio.NewReaderSize(a, maxLineBytes)}}
 		go func() { c.Write(b); c.Close() }()
 		defer a.Close()
 		for {

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control/runclock"
 )
 
 // claimName is the file in the runtime folder that its orchestrator holds locked.
@@ -19,20 +21,22 @@ const claimName = "orchestrator.lock"
 const claimPatience = time.Second
 
 // ClaimOrchestrator takes the place of the one orchestrator in the runtime folder dir,
-// which it makes if need be. A second one gets ErrInUse, with the process that has the
+// which it makes if need be; see MakeRuntimeDir. A second one gets ErrInUse, with the process that has the
 // place. It is free again after release, or when the process has ended however it did.
 func ClaimOrchestrator(dir string) (release func(), err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make runtime folder: %w", err)
+	folder, err := MakeRuntimeDir(dir)
+	if err != nil {
+		return nil, err
 	}
+	defer folder.Close()
 	path := filepath.Join(dir, claimName)
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := folder.Open(claimName, os.O_CREATE|os.O_RDWR)
 	if err != nil {
 		return nil, fmt.Errorf("claim runtime folder: %w", err)
 	}
-	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+	for start := runclock.Now(); ; time.Sleep(10 * time.Millisecond) {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Since(start) > claimPatience {
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || runclock.Now()-start > claimPatience {
 			break
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"syscall"
 	"time"
+
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
 // Sentinels; every error that a peer can cause wraps one of them, or is a
@@ -15,11 +17,14 @@ var (
 	// not JSON, a field that is unknown or of the wrong type, a value out of its range.
 	ErrBadMessage = errors.New("bad message")
 	// ErrTooLong is returned when a message is longer than its link allows.
-	ErrTooLong = errors.New("message too long")
+	ErrTooLong = unixsock.ErrTooLong
 	// ErrInUse is returned when another process listens where we would.
 	ErrInUse = errors.New("socket in use")
 	// ErrSilent is returned when a peer said nothing until its deadline.
 	ErrSilent = errors.New("peer is silent")
+	// ErrHungUp is returned when a peer has closed its end, or has exited. The exit
+	// status comes from wait(2), not from the link.
+	ErrHungUp = errors.New("peer closed its end")
 	// ErrRefused is returned when the manager does not let a process attach; the
 	// text around it says why.
 	ErrRefused = errors.New("refused by the manager")

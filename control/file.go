@@ -1,13 +1,27 @@
 package control
 
-import "os"
+import (
+	"path/filepath"
 
-// ReplaceFile puts data in the place of a file of the runtime folder, whole or not at all. It
-// has one writer; what that left half when it died is written over.
+	"github.com/penstock/penstock/private"
+)
+
+// ReplaceFile replaces a file of the runtime folder; see private.Folder.ReplaceFile.
 func ReplaceFile(path string, data []byte) error {
-	half := path + ".new"
-	if err := os.WriteFile(half, data, 0o600); err != nil {
+	folder, err := private.OpenFolder(filepath.Dir(path))
+	if err != nil {
 		return err
 	}
-	return os.Rename(half, path)
+	defer folder.Close()
+	return folder.ReplaceFile(filepath.Base(path), data)
+}
+
+// ReadFile reads a file of the runtime folder; see private.Folder.ReadFile.
+func ReadFile(path string, maxBytes int64) ([]byte, error) {
+	folder, err := private.OpenFolder(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
+	return folder.ReadFile(filepath.Base(path), maxBytes)
 }

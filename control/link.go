@@ -20,19 +20,23 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
 // ManagerLink is the manager's end: it publishes Desired and hears Observed.
 // All methods may be called from any goroutine.
 type ManagerLink struct {
 	l        link[Observed]
-	listener *net.UnixListener
+	listener *Listener
 }
 
 // ListenManager opens the manager's end in the runtime folder dir (made if it is
@@ -42,7 +46,7 @@ type ManagerLink struct {
 // Publish soon, if only an empty state: until then the orchestrator hears nothing
 // and takes the manager for silent.
 func ListenManager(dir string, log zerolog.Logger) (*ManagerLink, error) {
-	listener, err := listenFresh("unix", filepath.Join(dir, linkSocketName))
+	listener, err := openListener("unix", filepath.Join(dir, linkSocketName))
 	if err != nil {
 		return nil, fmt.Errorf("open manager's link: %w", err)
 	}
@@ -68,8 +72,12 @@ func (m *ManagerLink) Publish(d Desired) error {
 // too. It holds one: a reader that is late finds the latest. It is closed by Close.
 func (m *ManagerLink) Observed() <-chan Observed { return m.l.in }
 
-// PeerAlive reports whether a valid state came within SilentAfter.
+// PeerAlive reports whether a valid state came within SilentAfter of this process's
+// running time (package runclock).
 func (m *ManagerLink) PeerAlive() bool { return m.l.alive() }
+
+// Restore is Listener.Restore of the link's socket.
+func (m *ManagerLink) Restore() (restored bool, err error) { return m.listener.Restore() }
 
 // Close ends the link, waits for its goroutines, and removes the socket file.
 func (m *ManagerLink) Close() error {
@@ -114,7 +122,8 @@ func (m *ManagerLink) accept() {
 // OrchestratorLink is the orchestrator's end: it publishes Observed and hears
 // Desired. All methods may be called from any goroutine.
 type OrchestratorLink struct {
-	l link[Desired]
+	l      link[Desired]
+	exists atomic.Bool
 }
 
 // DialOrchestrator opens the orchestrator's end in the runtime folder dir. The
@@ -143,8 +152,12 @@ func (o *OrchestratorLink) Publish(s Observed) error {
 // Desired gives the states that the manager repeats; see ManagerLink.Observed.
 func (o *OrchestratorLink) Desired() <-chan Desired { return o.l.in }
 
-// PeerAlive reports whether a valid state came within SilentAfter.
+// PeerAlive is ManagerLink.PeerAlive.
 func (o *OrchestratorLink) PeerAlive() bool { return o.l.alive() }
+
+// PeerExists reports whether a process holds the manager's end, as the kernel tells:
+// it is connected, or it listens. If PeerAlive is false then, the peer is stopped or hangs.
+func (o *OrchestratorLink) PeerExists() bool { return o.exists.Load() }
 
 // Close ends the link and waits for its goroutines.
 func (o *OrchestratorLink) Close() error {
@@ -157,7 +170,9 @@ func (o *OrchestratorLink) dial(path string) {
 	defer o.l.background.Done()
 	var dialer net.Dialer
 	for o.l.ctx.Err() == nil {
-		if c, err := dialer.DialContext(o.l.ctx, "unix", path); err == nil {
+		c, err := dialer.DialContext(o.l.ctx, "unix", path)
+		o.exists.Store(err == nil)
+		if err == nil {
 			o.l.serve(c.(*net.UnixConn), false, func() {})
 		}
 		// After a refusal as after a failure: the other side may be another one soon.
@@ -177,8 +192,7 @@ type link[In any] struct {
 
 	in      chan In
 	closeIn sync.Once
-	heard   atomic.Int64  // when the last valid state came, as time since start; 0 never
-	start   time.Time     // an instant before any state
+	heard   atomic.Int64  // when the last valid state came, by runclock.Now, plus 1; 0 never
 	changed chan struct{} // holds one: out is newer than what was sent
 
 	mu      sync.Mutex
@@ -192,7 +206,6 @@ func (l *link[In]) init(peer string, decode func([]byte) (In, error), log zerolo
 	l.ctx, l.cancel = context.WithCancel(context.Background())
 	l.in = make(chan In, 1)
 	l.changed = make(chan struct{}, 1)
-	l.start = time.Now().Add(-time.Nanosecond)
 }
 
 func (l *link[In]) publish(state any) error {
@@ -200,8 +213,8 @@ func (l *link[In]) publish(state any) error {
 	if err != nil {
 		return fmt.Errorf("publish state: %w", err)
 	}
-	if len(b) > MaxMessageBytes {
-		return fmt.Errorf("publish state: %w: %d bytes, at most %d", ErrTooLong, len(b), MaxMessageBytes)
+	if len(b) > maxMessageBytes {
+		return fmt.Errorf("publish state: %w: %d bytes, at most %d", ErrTooLong, len(b), maxMessageBytes)
 	}
 	l.mu.Lock()
 	l.out = b
@@ -220,7 +233,7 @@ func (l *link[In]) tell() {
 
 func (l *link[In]) alive() bool {
 	heard := l.heard.Load()
-	return heard != 0 && time.Since(l.start)-time.Duration(heard) < SilentAfter
+	return heard != 0 && runclock.Now()-time.Duration(heard-1) < SilentAfter
 }
 
 // finish waits for the background and closes what it wrote to.
@@ -253,7 +266,7 @@ func (l *link[In]) serve(c *net.UnixConn, server bool, shaken func()) {
 }
 
 func (l *link[In]) shake(c *net.UnixConn, server bool) (*zmtpConn, error) {
-	if _, err := checkPeer(c); err != nil {
+	if _, err := unixsock.Peer(c, os.Getuid()); err != nil {
 		c.Close()
 		return nil, err
 	}
@@ -324,7 +337,7 @@ func (l *link[In]) read(z *zmtpConn) error {
 		if err != nil {
 			return err
 		}
-		l.heard.Store(int64(time.Since(l.start)))
+		l.heard.Store(int64(runclock.Now()) + 1)
 		offer(l.in, state)
 		if first {
 			l.mu.Lock()

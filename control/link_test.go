@@ -343,7 +343,7 @@ func TestPeerOfAnotherVersionIsRefusedWithBothVersions(t *testing.T) {
 }
 
 func TestLinkRefusesNonsense(t *testing.T) {
-	long := binary.BigEndian.AppendUint64([]byte{flagLong}, MaxMessageBytes+1)
+	long := binary.BigEndian.AppendUint64([]byte{flagLong}, maxMessageBytes+1)
 	huge := binary.BigEndian.AppendUint64([]byte{flagLong}, 1<<63-1)
 	frame := func(s string) []byte { return append([]byte{0, byte(len(s))}, s...) }
 	for name, c := range map[string]struct {
@@ -352,11 +352,11 @@ func TestLinkRefusesNonsense(t *testing.T) {
 	}{
 		"not JSON":               {frame("hello"), "bad message"},
 		"no version":             {frame("{}"), "version 0"},
-		"an unknown field":       {frame(`{"version":5,"orchestrator_id":"o","bogus":1}`), "bogus"},
-		"a wrong type":           {frame(`{"version":5,"processes":7}`), "bad message"},
-		"a second value":         {frame(`{"version":5}{}`), "bad message"},
-		"an unknown state":       {frame(`{"version":5,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`), "happy"},
-		"a name with a slash":    {frame(`{"version":5,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`), "letters, digits"},
+		"an unknown field":       {frame(`{"version":8,"orchestrator_id":"o","bogus":1}`), "bogus"},
+		"a wrong type":           {frame(`{"version":8,"processes":7}`), "bad message"},
+		"a second value":         {frame(`{"version":8}{}`), "bad message"},
+		"an unknown state":       {frame(`{"version":8,"orchestrator_id":"o","processes":[{"if":"f","generation":1,"state":"happy"}]}`), "happy"},
+		"a name with a slash":    {frame(`{"version":8,"orchestrator_id":"o","processes":[{"if":"../f","generation":1,"state":"ready"}]}`), "letters, digits"},
 		"a long message":         {long, "message too long"},
 		"a length that overruns": {huge, "message too long"},
 		"a message in parts":     {[]byte{flagMore, 1, 'x'}, "in parts"},
@@ -415,13 +415,59 @@ func TestSilentStrangerIsDropped(t *testing.T) {
 	}
 }
 
+func TestLinkStrangers(t *testing.T) {
+	connect := func(t *testing.T, dir string) net.Conn {
+		t.Helper()
+		c, err := net.Dial("unix", filepath.Join(dir, linkSocketName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+
+	t.Run("silent", func(t *testing.T) {
+		invariants(t)
+		dir := socketDir(t)
+		m := listen(t, dir, zerolog.Nop())
+		for range maxStrangers - 1 {
+			connect(t, dir)
+		}
+
+		start := time.Now()
+		o := dial(t, dir, zerolog.Nop())
+		publish(t, o, observed(1))
+		hear(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 1 })
+		// One handshake after the other would take maxStrangers-1 times handshakeTimeout.
+		if waited := time.Since(start); waited > 3*handshakeTimeout {
+			t.Errorf("the peer was heard after %v", waited)
+		}
+	})
+
+	t.Run("failed handshakes", func(t *testing.T) {
+		dir := socketDir(t)
+		listen(t, dir, zerolog.Nop())
+		before := descriptors(t)
+		for range 50 {
+			c := connect(t, dir)
+			c.Write(make([]byte, greetingBytes))
+			c.SetReadDeadline(time.Now().Add(patience))
+			if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Fatal("the manager does not hang up")
+			}
+			c.Close()
+		}
+		eventually(t, "no descriptor is left", func() bool { return descriptors(t) <= before })
+	})
+}
+
 func TestPublishRefusesWhatThePeerWould(t *testing.T) {
 	invariants(t)
 	m := listen(t, socketDir(t), zerolog.Nop())
 	for name, spoil := range map[string]func(*Desired){
 		"no manager id":     func(d *Desired) { d.ManagerID = "" },
 		"empty name":        func(d *Desired) { d.Processes[0].IF = "" },
-		"long name":         func(d *Desired) { d.Processes[0].IF = strings.Repeat("a", MaxNameBytes+1) },
+		"long name":         func(d *Desired) { d.Processes[0].IF = strings.Repeat("a", maxNameBytes+1) },
 		"dots":              func(d *Desired) { d.Processes[0].IF = ".." },
 		"negative instance": func(d *Desired) { d.Processes[0].Instance = -1 },
 		"generation 0":      func(d *Desired) { d.Processes[0].Generation = 0 },
@@ -451,7 +497,7 @@ func FuzzDecodeStates(f *testing.F) {
 		}
 		f.Add(b)
 	}
-	f.Add([]byte(`{"version":5}`))
+	f.Add([]byte(`{"version":8}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if d, err := decodeDesired(b); err == nil {
 			if err := d.Check(); err != nil {
@@ -504,7 +550,7 @@ func badFrame(b []byte) bool {
 		} else {
 			size = uint64(b[1])
 		}
-		if size > MaxMessageBytes {
+		if size > maxMessageBytes {
 			return true
 		}
 		b = b[header:]

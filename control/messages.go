@@ -11,11 +11,19 @@ package control
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/penstock/penstock/control/budget"
 )
 
 // Version is spoken in every handshake; peers that differ refuse each other
 // with a line that names both.
-const Version = 5
+const Version = 8
+
+// The devices that have a name of their own. DeviceAuto is the first GPU if there is one, else the CPU.
+const (
+	DeviceCPU  = "cpu"
+	DeviceAuto = "auto"
+)
 
 // State is where an inference function's process is in its life.
 //
@@ -37,6 +45,29 @@ const (
 	Stopped  State = "stopped"  // ended as it was told to
 	Failed   State = "failed"   // ended, or could not start, for a reason
 )
+
+// Change says for the log that a process has come to this state.
+func (s State) Change() string {
+	switch s {
+	case Starting:
+		return "process starts"
+	case Loaded:
+		return "process has loaded its model"
+	case Linking:
+		return "process links its model"
+	case Ready:
+		return "process is ready"
+	case Active:
+		return "process serves"
+	case Draining:
+		return "process drains"
+	case Stopped:
+		return "process stopped"
+	case Failed:
+		return "process failed"
+	}
+	return "process is in an unknown state"
+}
 
 // Ended reports whether the process is gone.
 func (s State) Ended() bool { return s == Stopped || s == Failed }
@@ -70,11 +101,8 @@ type Desired struct {
 	// a manager's life; empty is "cpu". "auto" is the first GPU where there is one,
 	// else the CPU.
 	Device string `json:"device,omitempty"`
-	// SMGrain is how many multiprocessors go into one group, like Device for life;
-	// 0 leaves it to the driver.
-	SMGrain int `json:"sm_grain,omitempty"`
-	// NoMPS: processes take turns on the GPU, as they do where MPS cannot run. It is for
-	// life, too.
+	// NoMPS: processes take turns on the GPU, as they do if MPS cannot run. It is fixed for
+	// a manager's life, too.
 	NoMPS     bool             `json:"no_mps,omitempty"`
 	Processes []DesiredProcess `json:"processes"`
 }
@@ -89,6 +117,12 @@ type DesiredProcess struct {
 	// SharePercent of the CPUs reserved for inference functions (or of the GPU). 0: no
 	// share, the process may use all of it.
 	SharePercent float64 `json:"share_percent"`
+	// GuaranteePercent of the device's time is the process's at Level, a priority of
+	// package budget; work beyond it runs at the lowest. Level 0: the share alone counts.
+	// BalanceNanos is how much of the guarantee, in device time, may be saved up on a CPU.
+	GuaranteePercent float64      `json:"guarantee_percent,omitempty"`
+	Level            budget.Level `json:"level,omitempty"`
+	BalanceNanos     int64        `json:"balance_ns,omitempty"`
 	// SMGroups are the groups of multiprocessors that the process shall run on,
 	// ascending indices into ObservedDevice.GroupSMs; empty where the share is a
 	// percentage. No two processes that serve are ever given the same.
@@ -100,12 +134,22 @@ type DesiredProcess struct {
 	// SharedWeights: on a GPU the process may ask the node's holder of weights for its
 	// model's.
 	SharedWeights bool `json:"shared_weights,omitempty"`
+	// Started: the manager has seen the process run. If the orchestrator does not have the
+	// process, it has ended, and its generation is not started again.
+	Started bool `json:"started,omitempty"`
 	// Command is the program and its arguments; empty means this binary's `if`, or the
 	// program of Framework where that is one of its own ("pytorch").
 	Command   []string `json:"command,omitempty"`
 	Framework string   `json:"framework,omitempty"`
-	// Dir is the working folder, absolute.
-	Dir string `json:"dir,omitempty"`
+	// Dir is the working folder, absolute. Model is the model's file, which the process
+	// must be able to read; empty if it has none.
+	Dir   string `json:"dir,omitempty"`
+	Model string `json:"model,omitempty"`
+	// Card is the card's file, absolute.
+	Card string `json:"card,omitempty"`
+	// Ticket is the secret that the process shows when it attaches. The processes of all
+	// functions run as one user, so the user proves nothing.
+	Ticket string `json:"ticket,omitempty"`
 	// Environment is added to the orchestrator's own.
 	Environment map[string]string `json:"environment,omitempty"`
 }
@@ -162,6 +206,10 @@ type ObservedProcess struct {
 	PID          int     `json:"pid"`
 	State        State   `json:"state"`
 	SharePercent float64 `json:"share_percent"`
+	// DeviceNanos is how much time of all CPUs a process with a guarantee has used, and
+	// DemotedNanos the part of it beyond the guarantee; 0 on a GPU (Report has them).
+	DeviceNanos  int64 `json:"device_ns,omitempty"`
+	DemotedNanos int64 `json:"demoted_ns,omitempty"`
 	// Reason says why a process failed, or waits (backoff).
 	Reason string `json:"reason,omitempty"`
 	// PersistentBytes is device memory after link_model, EphemeralBytes what
@@ -191,8 +239,8 @@ type ObservedProcess struct {
 	GroupsUnfit []int `json:"groups_unfit,omitempty"`
 }
 
-// RepeatEvery is how often both sides repeat their state; a peer silent for
-// SilentAfter has failed.
+// RepeatEvery is how often both sides repeat their state. A peer that says nothing
+// for SilentAfter of this process's running time (package runclock) has failed.
 const (
 	RepeatEvery = 100 * time.Millisecond
 	SilentAfter = 2 * time.Second
@@ -207,10 +255,15 @@ type Order struct {
 	SharePercent float64   `json:"share_percent,omitempty"`
 	// Governor tells libml to hold the share itself, where no cgroup can.
 	Governor bool `json:"governor,omitempty"`
+	// GuaranteePercent and Level are DesiredProcess's (DoWake, DoShare).
+	GuaranteePercent float64      `json:"guarantee_percent,omitempty"`
+	Level            budget.Level `json:"level,omitempty"`
 	// SMGroups are the groups of multiprocessors to run on; empty: all of them.
 	SMGroups []int `json:"sm_groups,omitempty"`
 	// Early is DesiredProcess.Early (DoWake).
 	Early bool `json:"early,omitempty"`
+	// Failed is why the model could not be prepared, empty if it was (DoPrepared).
+	Failed string `json:"failed,omitempty"`
 	// Environment is set in the process before it touches its device (DoWake).
 	Environment map[string]string `json:"environment,omitempty"`
 }
@@ -219,12 +272,17 @@ type Order struct {
 type OrderKind string
 
 // DoStart is first and once; DoWake ends a shadow's sleep; DoShare changes the
-// share in place; DoDrain finishes the batch, gives up the ring and ends.
+// share in place; DoDrain finishes the batch, gives up the ring and ends. DoReport asks
+// for one notice with the whole state, after another orchestrator has taken over.
+// DoPrepared answers Notice.Prepare.
 const (
 	DoStart OrderKind = "start"
 	DoWake  OrderKind = "wake"
 	DoShare OrderKind = "share"
 	DoDrain OrderKind = "drain"
+	// DoReport asks for a whole notice.
+	DoReport   OrderKind = "report"
+	DoPrepared OrderKind = "prepared"
 )
 
 // Start tells a child who it is.
@@ -234,12 +292,18 @@ type Start struct {
 	Instance     int    `json:"instance"`
 	Generation   uint32 `json:"generation"`
 	AttachSocket string `json:"attach_socket"`
+	// Ticket is DesiredProcess.Ticket, to be shown in Attach.
+	Ticket string `json:"ticket,omitempty"`
 	// CPUs is how many CPUs make 100 %.
 	CPUs int `json:"cpus"`
 	// Device is "cpu", or the UUID of the GPU to run on.
 	Device string `json:"device"`
 	// GroupSMs are ObservedDevice.GroupSMs: the split that SMGroups speak of.
 	GroupSMs []int `json:"group_sms,omitempty"`
+	// Prepared is the folder of the node's prepared models, which the process may read: it
+	// asks for its own with Notice.Prepare. If empty, the process prepares its model itself,
+	// in a folder of its own.
+	Prepared string `json:"prepared,omitempty"`
 	// WeightsSocket is where the holder of shared weights is asked; empty where the
 	// process loads its own.
 	WeightsSocket string `json:"weights_socket,omitempty"`
@@ -266,11 +330,15 @@ type Notice struct {
 	PersistentBytes int64   `json:"persistent_bytes,omitempty"`
 	EphemeralBytes  int64   `json:"ephemeral_bytes,omitempty"`
 	WarmupMillis    float64 `json:"warmup_ms,omitempty"`
+	// Woken says, in the answer to DoReport, that the process has been woken.
+	Woken bool `json:"woken,omitempty"`
 	// Batches are the sizes that the process runs, said when it is ready and, with
 	// EphemeralBytes, whenever it has more. While Growing it is getting the card's
 	// others.
 	Batches []int `json:"batches,omitempty"`
 	Growing bool  `json:"growing,omitempty"`
+	// Prepare asks the orchestrator to have the process's model prepared.
+	Prepare bool `json:"prepare,omitempty"`
 	// SMs is how many multiprocessors the process counts, from linking on, and
 	// after each move to other groups.
 	SMs int `json:"sms,omitempty"`
@@ -293,6 +361,9 @@ type Attach struct {
 	Instance   int    `json:"instance"`
 	Generation uint32 `json:"generation"`
 	PID        int    `json:"pid"`
+	// Ticket is Start.Ticket: it proves that the orchestrator started this process as the
+	// one that it claims to be.
+	Ticket string `json:"ticket,omitempty"`
 }
 
 // Attached answers Attach. With it come the file descriptors, in this order:
@@ -303,14 +374,21 @@ type Attached struct {
 	Refused string `json:"refused,omitempty"` // why not; nothing else is set then
 	// Card is the resolved models.Card, as JSON.
 	Card json.RawMessage `json:"card,omitempty"`
+	Setup
+	// Geometry is shm.Geometry, as JSON.
+	Geometry json.RawMessage `json:"geometry,omitempty"`
+	// TensorBytes is the size of the input and output buffers that active and
+	// shadow share; SlabBytes the size of each slab.
+	TensorBytes int64   `json:"tensor_bytes,omitempty"`
+	SlabBytes   []int64 `json:"slab_bytes,omitempty"`
+}
+
+// Setup is what a process is given besides its model, for its life.
+type Setup struct {
 	// SLONanos is the objective in force, which a configuration may set apart
 	// from the card, less what is left for the way to the node and back.
-	SLONanos int64 `json:"slo_ns,omitempty"`
-	// Batching is the batching rule's name: "slab", "aimd", "none" or "fixed". BatchSize
-	// and BatchDelayNanos are of the last.
-	Batching        string `json:"batching,omitempty"`
-	BatchSize       int    `json:"batch_size,omitempty"`
-	BatchDelayNanos int64  `json:"batch_delay_ns,omitempty"`
+	SLONanos int64    `json:"slo_ns,omitempty"`
+	Batching Batching `json:"batching,omitzero"`
 	// RunLate: requests that can no longer make their objective are run all the same.
 	RunLate bool `json:"run_late,omitempty"`
 	// Copy: on a GPU the CPU puts the pieces of a batch together and one copy brings them
@@ -322,16 +400,34 @@ type Attached struct {
 	// BusyPollNanos is how long the process looks for work before it sleeps; 0 leaves it
 	// to shm.
 	BusyPollNanos int64 `json:"busy_poll_ns,omitempty"`
-	// Geometry is shm.Geometry, as JSON.
-	Geometry json.RawMessage `json:"geometry,omitempty"`
-	// TensorBytes is the size of the input and output buffers that active and
-	// shadow share; SlabBytes the size of each slab.
-	TensorBytes int64   `json:"tensor_bytes,omitempty"`
-	SlabBytes   []int64 `json:"slab_bytes,omitempty"`
 }
 
-// Report is what libml tells the manager of its batching, at most every
-// ReportEvery, and at once when Fit changes.
+// Batching is a batching rule. The zero value is SLAB.
+type Batching struct {
+	Rule BatchingRule `json:"rule,omitempty"`
+	// Size and Delay belong to BatchFixed.
+	Size  int           `json:"size,omitempty"`
+	Delay time.Duration `json:"delay_ns,omitempty"`
+}
+
+// BatchingRule names a batching rule of package libml/slab.
+type BatchingRule string
+
+// BatchSLAB is the paper's self-learning adaptive batching. The others are compared with it
+// (docs/adr/0010-baselines.md). BatchAIMD is Clipper's rule. BatchOne runs one request per
+// batch. BatchFixed runs batches of one size, or smaller ones after a delay.
+const (
+	BatchSLAB  BatchingRule = "slab"
+	BatchAIMD  BatchingRule = "aimd"
+	BatchOne   BatchingRule = "none"
+	BatchFixed BatchingRule = "fixed"
+)
+
+// BatchingRules are all rules.
+var BatchingRules = []BatchingRule{BatchSLAB, BatchAIMD, BatchOne, BatchFixed}
+
+// Report is what libml tells the manager of its batching, every ReportEvery if something has
+// changed. News of the process's life goes to the orchestrator instead, in a Notice.
 type Report struct {
 	Generation uint32 `json:"generation"`
 	// Limit is SLAB's batch limit, in requests; TailNanos its tail estimate.
@@ -342,6 +438,16 @@ type Report struct {
 	// when it began to serve; Ran how many requests it has run in that time.
 	CPUNanos int64 `json:"cpu_ns"`
 	Ran      int64 `json:"ran"`
+	// On a GPU DeviceNanos is the cost of those batches, as if each had run alone, and
+	// DemotedNanos the part of it beyond the guarantee.
+	DeviceNanos  int64 `json:"device_ns,omitempty"`
+	DemotedNanos int64 `json:"demoted_ns,omitempty"`
+	// Unprotected says that batches beyond the guarantee are not demoted, and why: the GPU or
+	// the framework has one stream priority. It is empty if they are.
+	Unprotected Unprotected `json:"unprotected,omitempty"`
+	// A batch of n costs FixedNanos + n * EachNanos.
+	FixedNanos int64 `json:"fixed_ns,omitempty"`
+	EachNanos  int64 `json:"each_ns,omitempty"`
 	// Handovers counts the hand-overs of the ring to this process and, on a GPU,
 	// its moves to other multiprocessors. IdleNanos is, of the last of them, how
 	// long the ring stood still with work waiting: last batch before it ended ->
@@ -349,6 +455,15 @@ type Report struct {
 	IdleNanos int64  `json:"idle_ns,omitempty"`
 	Handovers uint64 `json:"handovers"`
 }
+
+// Unprotected is why a function's work is not demoted.
+type Unprotected string
+
+// The values of Unprotected. The manager says UnprotectedByDevice of a GPU without MPS, too.
+const (
+	UnprotectedByDevice    Unprotected = "device"
+	UnprotectedByFramework Unprotected = "framework"
+)
 
 // Fit is SLAB's word on the share (paper 3.3.1); it only makes the manager look.
 type Fit string
@@ -358,7 +473,7 @@ type Fit string
 const (
 	FitUnknown Fit = ""
 	FitUnder   Fit = "under-provisioned"
-	FitOver    Fit = "perhaps-over-provisioned"
+	fitOver    Fit = "perhaps-over-provisioned"
 )
 
 // ReportEvery is how often libml reports.

@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/unixsock"
+	"github.com/penstock/penstock/private"
 )
 
 // Names of the sockets in the runtime folder.
@@ -20,6 +23,20 @@ const (
 // AttachSocketPath is where a manager whose runtime folder is dir hands out
 // shared memory: the AttachSocket of its Desired.
 func AttachSocketPath(dir string) string { return filepath.Join(dir, attachSocketName) }
+
+// MakeRuntimeDir opens a node's runtime folder, and makes it if need be. It returns
+// private.ErrNotPrivate if another user could change the folder: such a user could give the
+// node functions, and a function is a command.
+func MakeRuntimeDir(dir string) (*private.Folder, error) {
+	folder, err := private.MakeFolder(dir, 0o700)
+	if errors.Is(err, private.ErrNotPrivate) {
+		return nil, fmt.Errorf("open runtime folder: %w; choose another folder (--runtime-dir), or remove a folder that Penstock made", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("make runtime folder: %w", err)
+	}
+	return folder, nil
+}
 
 // maxSocketPath is the longest path of a Unix socket: sun_path of sys/un.h has
 // 108 bytes, one of them the end.
@@ -33,9 +50,10 @@ func checkSocketPath(path string) error {
 }
 
 // listenFresh binds a Unix socket ("unix" or "unixpacket") at path, which only
-// this user may connect to. A socket file that nobody listens on, as a killed
-// process leaves it, is removed first; one that somebody listens on gives
-// ErrInUse. Close of the listener removes the file.
+// this user may connect to. It makes the folder of path if need be, and returns
+// private.ErrNotPrivate if another user could change that folder. It first
+// removes the socket file of a killed process, and returns ErrInUse if another process still
+// listens. Close of the listener removes the file.
 //
 // Two that start at once are put in order by a lock on a file beside the socket,
 // held between the look and the bind.
@@ -43,10 +61,12 @@ func listenFresh(network, path string) (*net.UnixListener, error) {
 	if err := checkSocketPath(path); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("make runtime folder: %w", err)
+	folder, err := MakeRuntimeDir(filepath.Dir(path))
+	if err != nil {
+		return nil, err
 	}
-	lock, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	defer folder.Close()
+	lock, err := folder.Open(filepath.Base(path)+".lock", os.O_CREATE|os.O_RDWR)
 	if err != nil {
 		return nil, fmt.Errorf("lock socket: %w", err)
 	}
@@ -81,8 +101,8 @@ func removeStale(network, path string) error {
 	c, err := net.DialUnix(network, nil, &net.UnixAddr{Net: network, Name: path})
 	if err == nil {
 		pid := "unknown"
-		if cred, err := peerCredentials(c); err == nil {
-			pid = fmt.Sprint(cred.Pid)
+		if peer, _ := unixsock.Peer(c, os.Getuid()); peer != nil { // of whatever user
+			pid = fmt.Sprint(peer.Pid)
 		}
 		c.Close()
 		return fmt.Errorf("listen on %s: process %s listens there already, want another runtime folder (--runtime-dir): %w", path, pid, ErrInUse)
@@ -95,36 +115,4 @@ func removeStale(network, path string) error {
 		return fmt.Errorf("remove stale socket: %w", err)
 	}
 	return nil
-}
-
-// peerCredentials says who is at the other end, as the kernel noted it at connect.
-func peerCredentials(c *net.UnixConn) (*unix.Ucred, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return nil, fmt.Errorf("read peer credentials: %w", err)
-	}
-	var cred *unix.Ucred
-	var inner error
-	if err := raw.Control(func(fd uintptr) {
-		cred, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return nil, fmt.Errorf("read peer credentials: %w", err)
-	}
-	if inner != nil {
-		return nil, fmt.Errorf("read peer credentials: %w", inner)
-	}
-	return cred, nil
-}
-
-// checkPeer refuses a peer of another user. Root may talk to anybody: it could
-// anyway.
-func checkPeer(c *net.UnixConn) (*unix.Ucred, error) {
-	cred, err := peerCredentials(c)
-	if err != nil {
-		return nil, err
-	}
-	if uid := os.Getuid(); int(cred.Uid) != uid && cred.Uid != 0 {
-		return nil, fmt.Errorf("%w: process %d belongs to user %d, this one to %d", ErrBadMessage, cred.Pid, cred.Uid, uid)
-	}
-	return cred, nil
 }

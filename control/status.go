@@ -12,12 +12,46 @@ const StatusPath = "/status.json"
 type Status struct {
 	// Started is when the manager did: another time is another manager.
 	Started time.Time `json:"started"`
+	// Policy is shares.policy: "guarantee" or "gslice".
+	Policy string `json:"policy"`
 	// Mechanism is Observed.Mechanism, Device the GPU, nil on a CPU.
-	Mechanism string           `json:"mechanism"`
-	Device    *ObservedDevice  `json:"device,omitempty"`
-	Faults    FaultStatus      `json:"faults"`
-	Functions []FunctionStatus `json:"functions"`
+	Mechanism string `json:"mechanism"`
+	// Sandbox says how the processes of functions are confined: "off", "own user", or "user"
+	// and its name.
+	Sandbox string          `json:"sandbox"`
+	Device  *ObservedDevice `json:"device,omitempty"`
+	Faults  FaultStatus     `json:"faults"`
+	// Lab is what makes the node behave unlike Penstock, for comparisons (configs.Lab), as JSON;
+	// empty if nothing does.
+	Lab string `json:"lab,omitempty"`
+	// Configuration says whether the node is what its configuration file says.
+	Configuration ConfigurationStatus `json:"configuration"`
+	Functions     []FunctionStatus    `json:"functions"`
 }
+
+// ConfigurationStatus is how a node stands with its configuration file.
+type ConfigurationStatus struct {
+	// File is the absolute path; empty if the node runs on the built-in configuration.
+	File string `json:"file"`
+	// Followed reports whether the functions are those of the file as it is now. If not, Error
+	// says why, and the node goes on with what it followed last.
+	Followed bool   `json:"followed"`
+	Error    string `json:"error,omitempty"`
+	// Since is when the file was last followed, or when Error was first found.
+	Since time.Time `json:"since"`
+	// NeedRestart are the keys of the file that take effect only when the node is restarted.
+	NeedRestart []string `json:"need_restart,omitempty"`
+}
+
+// Unsaved says how a function differs from the configuration file: `penstock if` added it, or
+// gave it another model or share.
+type Unsaved string
+
+// The values of Unsaved that are not empty.
+const (
+	UnsavedAdded   Unsaved = "added"
+	UnsavedChanged Unsaved = "changed"
+)
 
 // FaultStatus is how often the GPU failed under all inference functions at once,
 // and how long the node was without answers the last time.
@@ -49,18 +83,15 @@ type FunctionStatus struct {
 	ReplayEnded bool   `json:"replay_ended,omitempty"`
 	// SLOMillis is the latency objective in force.
 	SLOMillis float64 `json:"slo_ms"`
-	// SharePercent is the sum over the instances, or 100 where they have no shares and
-	// each may use the whole device.
+	// SharePercent is the sum over the instances: of their guarantees, or of their shares. It
+	// is 100 if they have neither.
 	SharePercent float64 `json:"share_percent"`
+	// Guarantee is nil with the policy gslice.
+	Guarantee *GuaranteeStatus `json:"guarantee,omitempty"`
 	// Change is how shares change here: "shadow", "partition", "in-place", "restart", or
-	// "none" where there are none. Batching is the batching rule as a configuration has
-	// it, Late "answer" or "run". Gather is "kernel" or "copy", empty on a CPU; Streams
-	// is as configured, 0 where libml chooses.
-	Change   string `json:"change"`
-	Batching string `json:"batching"`
-	Late     string `json:"late"`
-	Gather   string `json:"gather,omitempty"`
-	Streams  int    `json:"streams,omitempty"`
+	// "none" if there are none. Streams is as configured, 0 if libml chooses.
+	Change  string `json:"change"`
+	Streams int    `json:"streams,omitempty"`
 	// Receivers is how many threads receive for it, each with clients of its own.
 	Receivers int `json:"receivers"`
 	// Swaps is how often the ring was handed over; SwapIdle how long it stood
@@ -101,8 +132,32 @@ type FunctionStatus struct {
 	// Model and Version are of the model that serves.
 	Model   string `json:"model"`
 	Version uint32 `json:"version"`
+	// Unsaved is empty if the function is what the configuration file says.
+	Unsaved Unsaved `json:"unsaved,omitempty"`
 	// Instances are the function's instances, in order.
 	Instances []InstanceStatus `json:"instances"`
+}
+
+// GuaranteeStatus is how a function's instances stand with their guarantees, in percent of
+// the device's time, and summed up.
+type GuaranteeStatus struct {
+	Percent float64 `json:"percent"`
+	// NeedPercent keeps up with the requests of late, with a margin for bursts.
+	NeedPercent float64 `json:"need_percent"`
+	// CostMillis is the device time per request, as if the function had the device alone; 0 if
+	// it is not known yet.
+	CostMillis float64 `json:"cost_ms"`
+	// UsePercent is what they used lately, DemotedPercent the part of it beyond the
+	// guarantee, which ran at the lowest priority.
+	UsePercent     float64 `json:"use_percent"`
+	DemotedPercent float64 `json:"demoted_percent"`
+	// Level is the priority of guaranteed work, 1 to 5.
+	Level int `json:"level"`
+	// Infeasible says why the objective is not guaranteed, empty if it is.
+	Infeasible string `json:"infeasible,omitempty"`
+	// Unprotected is "device" or "framework" if that runs all of the function's work at one
+	// priority, so that work beyond the guarantee holds up the others; else empty.
+	Unprotected Unprotected `json:"unprotected,omitempty"`
 }
 
 // InstanceStatus is one instance of a function.
@@ -115,6 +170,18 @@ type InstanceStatus struct {
 	// share is a percentage.
 	SMGroups  []int           `json:"sm_groups,omitempty"`
 	Processes []ProcessStatus `json:"processes"`
+	// LastFailure is how the last process that failed did; nil if none has.
+	LastFailure *ProcessFailure `json:"last_failure,omitempty"`
+}
+
+// ProcessFailure is the end of a process that should not have ended.
+type ProcessFailure struct {
+	Generation uint32    `json:"generation"`
+	PID        int       `json:"pid"`
+	At         time.Time `json:"at"`
+	// Reason names the exit status or signal as the kernel gave it, and what the process
+	// last logged.
+	Reason string `json:"reason"`
 }
 
 // Serving is the process that holds the ring; ok is false where none does.

@@ -6,15 +6,14 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"time"
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/go-zeromq/zmq4/security/null"
 )
 
-// MaxMessageBytes is the longest Desired or Observed. A process takes about 200
+// maxMessageBytes is the longest Desired or Observed. A process takes about 200
 // bytes in either, so this is room for about 5,000.
-const MaxMessageBytes = 1 << 20
+const maxMessageBytes = 1 << 20
 
 // ZMTP 3.0 (rfc.zeromq.org/spec/23): a greeting of 64 bytes, then frames of a
 // flags byte, a length of 1 byte or of 8 big-endian ones, and a body.
@@ -28,13 +27,11 @@ const (
 
 // zmtpConn is one ZeroMQ connection between PAIR sockets, over a Unix socket.
 //
-// It is zmq4's connection without zmq4's socket: the socket keeps a pool of
-// connections that it broadcasts to, queues for peers that are away, and never
-// times out. One peer at a time, and deadlines, are what this protocol needs, and
-// they are the link's.
+// It is a connection of zmq4 without its sockets, which do not survive a hostile peer
+// (docs/adr/0020-zeromq-without-sockets.md). The link has one peer at a time, and deadlines.
 type zmtpConn struct {
 	zmtp  *zmq4.Conn
-	guard *frameGuard
+	timed *timedConn
 }
 
 // openZMTP takes c over (and closes it on an error) and shakes hands within
@@ -50,36 +47,29 @@ func openZMTP(c net.Conn, server bool) (_ *zmtpConn, err error) {
 			c.Close()
 		}
 	}()
-	guard := &frameGuard{Conn: c, body: greetingBytes}
-	if err := c.SetDeadline(time.Now().Add(handshakeTimeout)); err != nil {
-		return nil, fmt.Errorf("set handshake deadline: %w", err)
-	}
+	timed := &timedConn{Conn: c}
+	guard := &frameGuard{Conn: timed, body: greetingBytes}
+	timed.limitReads(handshakeTimeout)
+	timed.limitWrites(handshakeTimeout)
 	z, err := zmq4.Open(guard, null.Security(), zmq4.Pair, zmq4.SocketIdentity("penstock"), server, nil)
 	if err != nil {
 		return nil, fmt.Errorf("shake hands: %w", err)
 	}
-	if err := c.SetDeadline(time.Time{}); err != nil {
-		return nil, fmt.Errorf("clear handshake deadline: %w", err)
-	}
 	guard.established = true
-	return &zmtpConn{zmtp: z, guard: guard}, nil
+	return &zmtpConn{zmtp: z, timed: timed}, nil
 }
 
 // send writes one message; one goroutine at a time. A peer that does not read for
 // SilentAfter is an error.
 func (c *zmtpConn) send(message []byte) error {
-	if err := c.guard.Conn.SetWriteDeadline(time.Now().Add(SilentAfter)); err != nil {
-		return fmt.Errorf("set deadline: %w", err)
-	}
+	c.timed.limitWrites(SilentAfter)
 	return c.zmtp.SendMsg(zmq4.NewMsg(message))
 }
 
 // receive reads one message; one goroutine at a time. The whole message has to
 // come within SilentAfter.
 func (c *zmtpConn) receive() ([]byte, error) {
-	if err := c.guard.Conn.SetReadDeadline(time.Now().Add(SilentAfter)); err != nil {
-		return nil, fmt.Errorf("set deadline: %w", err)
-	}
+	c.timed.limitReads(SilentAfter)
 	m, err := c.zmtp.RecvMsg()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		return nil, fmt.Errorf("%w: nothing for %v", ErrSilent, SilentAfter)
@@ -138,7 +128,7 @@ func (g *frameGuard) check(p []byte) error {
 		default:
 			continue // the header goes on
 		}
-		limit := uint64(MaxMessageBytes)
+		limit := uint64(maxMessageBytes)
 		if flags&flagCommand != 0 {
 			limit = maxCommandBytes
 		}

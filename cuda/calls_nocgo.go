@@ -87,6 +87,10 @@ func memoryImportFD(int) (uint64, int32) { return 0, noCgo }
 
 func streamCreate() (uint64, int32) { return 0, noCgo }
 
+func streamCreatePriority(int) (uint64, int32) { return 0, noCgo }
+
+func streamPriorities() (lowest, highest int, code int32) { return 0, 0, noCgo }
+
 func streamDestroy(uint64) int32 { return noCgo }
 
 func streamSynchronize(uint64) int32 { return noCgo }
@@ -175,7 +179,7 @@ func deviceResource(int32) (resource, int32) { return resource{}, noCgo }
 
 func greenResource(uint64) (resource, int32) { return resource{}, noCgo }
 
-func resourceSplit(resource, uint32, int, []resource) (int, resource, int32) {
+func resourceSplit(resource, int, []resource) (int, resource, int32) {
 	return 0, resource{}, noCgo
 }
 
@@ -185,4 +189,4 @@ func greenDestroy(uint64) int32 { return noCgo }
 
 func greenContext(uint64) (uint64, int32) { return 0, noCgo }
 
-func greenStream(uint64) (uint64, int32) { return 0, noCgo }
+func greenStream(uint64, int) (uint64, int32) { return 0, noCgo }

@@ -165,6 +165,16 @@ func memoryImportFD(fd int) (uint64, int32) { return first(C.pcu_import_fd(C.int
 
 func streamCreate() (uint64, int32) { return first(C.pcu_stream_create()) }
 
+func streamCreatePriority(priority int) (uint64, int32) {
+	return first(C.pcu_stream_create_priority(C.int(priority)))
+}
+
+func streamPriorities() (lowest, highest int, code int32) {
+	var low, high C.int
+	code = int32(C.pcu_stream_priorities(&low, &high))
+	return int(low), int(high), code
+}
+
 func streamDestroy(stream uint64) int32 { return int32(C.pcu_stream_destroy(C.uint64_t(stream))) }
 
 func streamSynchronize(stream uint64) int32 {
@@ -371,8 +381,8 @@ func greenResource(green uint64) (r resource, code int32) {
 }
 
 // resourceSplit fills groups, or with no groups says how many there would be.
-func resourceSplit(whole resource, flags uint32, smallest int, groups []resource) (count int, rest resource, code int32) {
-	w := C.pcu_resource_split(cResource(&whole), C.uint(flags), C.uint(smallest),
+func resourceSplit(whole resource, smallest int, groups []resource) (count int, rest resource, code int32) {
+	w := C.pcu_resource_split(cResource(&whole), C.uint(smallest),
 		(*C.pcu_resource)(unsafe.Pointer(unsafe.SliceData(groups))), C.uint32_t(len(groups)), cResource(&rest))
 	return int(w.value), rest, int32(w.code)
 }
@@ -395,4 +405,6 @@ func greenContext(green uint64) (uint64, int32) {
 	return first(C.pcu_green_context(C.uint64_t(green)))
 }
 
-func greenStream(green uint64) (uint64, int32) { return first(C.pcu_green_stream(C.uint64_t(green))) }
+func greenStream(green uint64, priority int) (uint64, int32) {
+	return first(C.pcu_green_stream(C.uint64_t(green), C.int(priority)))
+}

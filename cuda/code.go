@@ -13,11 +13,11 @@ type Code int32
 const (
 	InvalidValue        Code = 1
 	OutOfMemory         Code = 2
-	NotInitialized      Code = 3
-	NoDevice            Code = 100
+	notInitialized      Code = 3
+	noDevice            Code = 100
 	InvalidContext      Code = 201
 	IllegalAddress      Code = 700
-	NotReady            Code = 600
+	notReady            Code = 600
 	NotSupported        Code = 801
 	MPSConnectionFailed Code = 805
 	MPSServerNotReady   Code = 807
@@ -205,11 +205,11 @@ func (e *Error) Is(target error) bool {
 	case ErrTooFewSMs:
 		return e.Code == 720 || e.Code == InvalidClusterSize
 	case ErrNotReady:
-		return e.Code == NotReady
+		return e.Code == notReady
 	case ErrNotSupported:
 		return e.Code == NotSupported
 	case ErrNoDevice:
-		return e.Code == NoDevice || e.Code == 101
+		return e.Code == noDevice || e.Code == 101
 	}
 	return false
 }

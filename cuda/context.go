@@ -12,7 +12,7 @@ type ContextFlags uint32
 const (
 	ScheduleAuto  ContextFlags = 0 // the driver chooses: it spins where there are more CPUs than contexts
 	ScheduleSpin  ContextFlags = 1 // shortest answer, one CPU busy
-	ScheduleYield ContextFlags = 2
+	scheduleYield ContextFlags = 2
 	ScheduleBlock ContextFlags = 4 // the thread sleeps
 )
 
@@ -24,7 +24,7 @@ type Context struct {
 	handle uint64
 
 	mu     sync.Mutex
-	greens map[string]*keptGreen // by grain and groups
+	greens map[string]*keptGreen // by groups
 }
 
 // OpenContext makes the device's primary context, or joins it where there is one

@@ -35,6 +35,6 @@
 // What succeeds allocates nothing in Launch, Copy, Set, WriteValue, Record,
 // Query, Synchronize, Wait and Executable.Launch.
 //
-// The package fake beside it builds a driver library that needs no GPU; cudatest
-// is one suite for both.
+// Package internal/testing/cudafake builds a driver library that needs no GPU;
+// cudatest, beside it, is one suite for both.
 package cuda

@@ -12,7 +12,7 @@ import (
 func TestWithoutCgoEverythingSaysSo(t *testing.T) {
 	_, devices := cuda.Devices()
 	_, find := cuda.Find("cuda")
-	_, split := cuda.Device{}.Split(0)
+	_, split := cuda.Device{}.Split()
 	_, open := cuda.Device{}.OpenContext(cuda.ScheduleAuto)
 	for _, err := range []error{cuda.Open(), devices, find, split, open, cuda.StreamOf(1).Synchronize()} {
 		if !errors.Is(err, cuda.ErrNoCgo) {

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
 // captured is a graph of a set and a kernel, captured on a stream.
@@ -34,8 +34,8 @@ func must(t *testing.T, err error) {
 }
 
 func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
-	fake.Check(t)
-	fake.Reset()
+	cudafake.Check(t)
+	cudafake.Reset()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	d, err := Find("cuda")
@@ -43,7 +43,7 @@ func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
 	c, err := d.OpenContext(ScheduleAuto)
 	must(t, err)
 	must(t, c.Bind())
-	ptx, err := os.ReadFile("cudatest/kernels.ptx")
+	ptx, err := os.ReadFile("../internal/testing/cudatest/kernels.ptx")
 	must(t, err)
 	m, err := c.Load(ptx)
 	must(t, err)
@@ -51,7 +51,7 @@ func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
 	must(t, err)
 	out, err := c.Allocate(64)
 	must(t, err)
-	split, err := d.Split(0)
+	split, err := d.Split()
 	must(t, err)
 	green, err := c.Green(split, []int{0, 1})
 	must(t, err)
@@ -130,7 +130,7 @@ func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
 	must(t, x.Launch(whole))
 	must(t, whole.Synchronize())
 	var ran [][2]uint32
-	for _, l := range fake.Launches() {
+	for _, l := range cudafake.Launches() {
 		ran = append(ran, [2]uint32{l.Block[0], l.SMs})
 	}
 	if !slices.Equal(ran, [][2]uint32{{4, 132}, {2, 16}, {3, 132}}) {
@@ -144,7 +144,7 @@ func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
 }
 
 func TestAGraphWithoutNodesHasNone(t *testing.T) {
-	fake.Check(t)
+	cudafake.Check(t)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	d, err := Find("cuda")

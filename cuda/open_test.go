@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
 func init() {
@@ -71,22 +71,22 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 	if err := os.WriteFile(text, []byte("no library"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	old, err := fake.Build(dir, fake.Without("cuMemcpyAsync"))
+	old, err := cudafake.Build(dir, cudafake.Without("cuMemcpyAsync"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	here := fake.Library(os.Getenv("PENSTOCK_LIBCUDA"))
+	here := cudafake.Library(os.Getenv("PENSTOCK_LIBCUDA"))
 	for _, c := range []struct {
 		name string
 		env  []string
 		says []string
 	}{
-		{"a file that is not there", []string{fake.Library("/nowhere/libcuda.so.1")}, []string{"[cuda: no driver library]", "/nowhere/libcuda.so.1"}},
-		{"a file that is no library", []string{fake.Library(text)}, []string{"[cuda: no driver library]", "text.so"}},
-		{"a library without a function", []string{fake.Library(old)}, []string{"[cuda: the driver library lacks a function]", old, "cuMemcpyAsync"}},
-		{"a machine without a GPU", []string{here, fake.Env(fake.Devices(0))}, []string{"[cuda: no such device]", "cuInit: CUDA_ERROR_NO_DEVICE (100)"}},
-		{"a driver that does not start", []string{here, fake.Env(fake.Refuse("cuInit", 0, 803))}, []string{"cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"}},
-		{"an MPS daemon that is not there", []string{here, fake.Env(fake.Refuse("cuInit", 0, 805))}, []string{"[cuda: the device is lost to this process]", "MPS_CONNECTION_FAILED (805)"}},
+		{"a file that is not there", []string{cudafake.Library("/nowhere/libcuda.so.1")}, []string{"[cuda: no driver library]", "/nowhere/libcuda.so.1"}},
+		{"a file that is no library", []string{cudafake.Library(text)}, []string{"[cuda: no driver library]", "text.so"}},
+		{"a library without a function", []string{cudafake.Library(old)}, []string{"[cuda: the driver library lacks a function]", old, "cuMemcpyAsync"}},
+		{"a machine without a GPU", []string{here, cudafake.Env(cudafake.Devices(0))}, []string{"[cuda: no such device]", "cuInit: CUDA_ERROR_NO_DEVICE (100)"}},
+		{"a driver that does not start", []string{here, cudafake.Env(cudafake.Refuse("cuInit", 0, 803))}, []string{"cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"}},
+		{"an MPS daemon that is not there", []string{here, cudafake.Env(cudafake.Refuse("cuInit", 0, 805))}, []string{"[cuda: the device is lost to this process]", "MPS_CONNECTION_FAILED (805)"}},
 		{"a driver that serves", []string{here}, []string{"<nil>"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -107,15 +107,15 @@ func TestNothingIsCalledBeforeOpen(t *testing.T) {
 }
 
 func TestOpenWaitsForAnMPSServerThatComesUpAgain(t *testing.T) {
-	var settings []fake.Setting
+	var settings []cudafake.Setting
 	for nth, code := range []cuda.Code{cuda.MPSServerNotReady, cuda.MPSConnectionFailed, cuda.MPSServerNotReady, cuda.MPSConnectionFailed, cuda.MPSServerNotReady} {
-		settings = append(settings, fake.Refuse("cuInit", nth+1, code), fake.Refuse("cuDevicePrimaryCtxRetain", nth+1, code))
+		settings = append(settings, cudafake.Refuse("cuInit", nth+1, code), cudafake.Refuse("cuDevicePrimaryCtxRetain", nth+1, code))
 	}
-	if said := inChild(t, "context", fake.Env(settings...)); said != "<nil>" {
+	if said := inChild(t, "context", cudafake.Env(settings...)); said != "<nil>" {
 		t.Errorf("the sixth time the server was ready, and the error is %q", said)
 	}
 	start := time.Now()
-	said := inChild(t, "open", fake.Env(fake.Refuse("cuInit", 0, cuda.MPSServerNotReady)))
+	said := inChild(t, "open", cudafake.Env(cudafake.Refuse("cuInit", 0, cuda.MPSServerNotReady)))
 	if took := time.Since(start); took < cuda.ReadyTimeout || !strings.Contains(said, "(807)") || !strings.Contains(said, "lost") {
 		t.Errorf("after %v the error is %q", took, said)
 	}

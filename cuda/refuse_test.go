@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/cudatest"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/cudatest"
 )
 
 // bench is everything that a call may need, on the fake GPU.
@@ -42,7 +42,7 @@ var one = [3]uint32{1, 1, 1}
 // newBench makes it, until the test's end, after which nothing is left.
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	fake.Check(t)
+	cudafake.Check(t)
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	device := must(cuda.Find("cuda"))(t)
@@ -68,7 +68,7 @@ func newBench(t *testing.T) *bench {
 	b.fill = must(b.module.Function("penstock_fill"))(t)
 	b.args = cuda.NewArgs(8, 4, 4)
 	b.args.SetPointer(0, b.memory)
-	b.split = must(device.Split(0))(t)
+	b.split = must(device.Split())(t)
 	b.green = must(c.Green(b.split, []int{0}))(t)
 	undo(b.green.Destroy)
 	b.arena = must(c.NewArena(1))(t)
@@ -130,7 +130,12 @@ func (b *bench) calls() map[string]func() error {
 		"cuMemImportFromShareableHandle": func() error {
 			return second(c.ImportArena(0, 2<<20, false))
 		},
-		"cuStreamCreate":          func() error { return second(c.NewStream()) },
+		"cuStreamCreate":             func() error { return second(c.NewStream()) },
+		"cuStreamCreateWithPriority": func() error { return second(c.NewPriorityStream(-1)) },
+		"cuCtxGetStreamPriorityRange": func() error {
+			_, _, err := c.StreamPriorities()
+			return err
+		},
 		"cuStreamSynchronize":     b.stream.Synchronize,
 		"cuStreamQuery":           func() error { return second(b.stream.Query()) },
 		"cuStreamWaitEvent":       func() error { return b.stream.Wait(b.event) },
@@ -153,8 +158,8 @@ func (b *bench) calls() map[string]func() error {
 		},
 		"cuGraphLaunch":               func() error { return b.executable.Launch(b.stream) },
 		"cuGraphUpload":               func() error { return b.executable.Upload(b.stream) },
-		"cuDeviceGetDevResource":      func() error { return second(c.Device().Split(0)) },
-		"cuDevSmResourceSplitByCount": func() error { return second(c.Device().Split(0)) },
+		"cuDeviceGetDevResource":      func() error { return second(c.Device().Split()) },
+		"cuDevSmResourceSplitByCount": func() error { return second(c.Device().Split()) },
 		"cuDevResourceGenerateDesc":   func() error { return second(c.Green(b.split, []int{1})) },
 		"cuGreenCtxCreate":            func() error { return second(c.Green(b.split, []int{1})) },
 		"cuCtxFromGreenCtx":           func() error { return second(c.Green(b.split, []int{1})) },
@@ -174,15 +179,15 @@ func reopen(c *cuda.Context) error {
 func TestARefusedCallIsAnErrorAndLeavesNothing(t *testing.T) {
 	b := newBench(t)
 	for symbol, call := range b.calls() {
-		before := fake.Now().Out()
-		fake.Set(t, fake.Refuse(symbol, 0, 46))
+		before := cudafake.Now().Out()
+		cudafake.Set(t, cudafake.Refuse(symbol, 0, 46))
 		err := call()
 		var refused *cuda.Error
 		if !errors.As(err, &refused) || refused.Code != 46 || refused.Op+"_v2" != symbol && refused.Op != symbol {
 			t.Errorf("%s: the error is %v", symbol, err)
 		}
-		fake.Reset()
-		if after := fake.Now().Out(); after != before {
+		cudafake.Reset()
+		if after := cudafake.Now().Out(); after != before {
 			t.Errorf("%s left\nbefore %+v\nafter  %+v", symbol, before, after)
 		}
 	}
@@ -204,12 +209,12 @@ func TestARefusedEndIsAnError(t *testing.T) {
 		"cuGraphDestroy":               b.graph.Destroy,
 		"cuGraphExecDestroy":           b.executable.Destroy,
 	} {
-		fake.Set(t, fake.Refuse(symbol, 0, 46))
+		cudafake.Set(t, cudafake.Refuse(symbol, 0, 46))
 		var refused *cuda.Error
 		if err := call(); !errors.As(err, &refused) || refused.Code != 46 {
 			t.Errorf("%s: the error is %v", symbol, err)
 		}
-		fake.Reset()
+		cudafake.Reset()
 	}
 	ok(t, c.Bind()) // Close has unbound this thread
 }
@@ -220,13 +225,13 @@ func TestAnArenaThatIsHalfMadeIsGivenBack(t *testing.T) {
 	file := os.NewFile(uintptr(fd), "arena")
 	defer file.Close()
 	for _, symbol := range []string{"cuMemAddressReserve", "cuMemMap", "cuMemSetAccess"} {
-		before := fake.Now()
-		fake.Set(t, fake.Refuse(symbol, 0, cuda.OutOfMemory))
+		before := cudafake.Now()
+		cudafake.Set(t, cudafake.Refuse(symbol, 0, cuda.OutOfMemory))
 		if a, err := b.context.ImportArena(fd, b.arena.Bytes(), true); !errors.Is(err, cuda.ErrOutOfMemory) || a != nil {
 			t.Errorf("%s: %v, %v", symbol, a, err)
 		}
-		fake.Reset()
-		if after := fake.Now(); after != before {
+		cudafake.Reset()
+		if after := cudafake.Now(); after != before {
 			t.Errorf("%s left %+v", symbol, after)
 		}
 	}
@@ -235,7 +240,7 @@ func TestAnArenaThatIsHalfMadeIsGivenBack(t *testing.T) {
 func TestMemoryRunsOutAndComesBack(t *testing.T) {
 	b := newBench(t)
 	c := b.context
-	fake.Apply(t, fake.Memory(fake.Now().Taken()+10<<20))
+	cudafake.Apply(t, cudafake.Memory(cudafake.Now().Taken()+10<<20))
 	free, total, err := c.Memory()
 	if err != nil || free != 10<<20 || total <= free {
 		t.Errorf("%d of %d are free, %v", free, total, err)
@@ -258,7 +263,7 @@ func TestMemoryRunsOutAndComesBack(t *testing.T) {
 
 func TestWorkThatIsLateIsNotDone(t *testing.T) {
 	b := newBench(t)
-	fake.Apply(t, fake.Hold)
+	cudafake.Apply(t, cudafake.Hold)
 	clear(b.pinned)
 	ok(t, b.stream.Set(cuda.At(b.pinned), 7, 64))
 	ok(t, b.event.Record(b.stream))
@@ -272,12 +277,12 @@ func TestWorkThatIsLateIsNotDone(t *testing.T) {
 		t.Error("held, the work was done")
 	}
 	start := time.Now() // before the time begins after which it is let go
-	time.AfterFunc(20*time.Millisecond, func() { fake.Set(t, fake.Release) })
+	time.AfterFunc(20*time.Millisecond, func() { cudafake.Set(t, cudafake.Release) })
 	ok(t, b.event.Synchronize())
 	if took := time.Since(start); took < 20*time.Millisecond || b.pinned[0] != 7 {
 		t.Errorf("after %v the work is done: %d", took, b.pinned[0])
 	}
-	fake.Set(t, fake.Late(5*time.Millisecond))
+	cudafake.Set(t, cudafake.Late(5*time.Millisecond))
 	for try := 1; ; try++ { // a thread that was stopped in between queued for longer
 		start = time.Now()
 		ok(t, b.stream.Set(b.memory, 1, 64))
@@ -292,7 +297,7 @@ func TestWorkThatIsLateIsNotDone(t *testing.T) {
 			break
 		}
 	}
-	fake.Set(t, fake.Delay("cuCtxSetCurrent", 10*time.Millisecond))
+	cudafake.Set(t, cudafake.Delay("cuCtxSetCurrent", 10*time.Millisecond))
 	start = time.Now()
 	ok(t, b.context.Bind())
 	if took := time.Since(start); took < 10*time.Millisecond {
@@ -302,7 +307,7 @@ func TestWorkThatIsLateIsNotDone(t *testing.T) {
 
 func TestAFaultIsToldByEveryCallThatFollows(t *testing.T) {
 	b := newBench(t)
-	fake.Apply(t, fake.Fault("penstock_fill", 2, cuda.IllegalAddress))
+	cudafake.Apply(t, cudafake.Fault("penstock_fill", 2, cuda.IllegalAddress))
 	clear(b.pinned)
 	ok(t, b.fill.Launch(one, one, 0, b.stream, b.args))
 	ok(t, b.stream.WriteValue(cuda.At(b.pinned), 1))
@@ -326,16 +331,16 @@ func TestAFaultIsToldByEveryCallThatFollows(t *testing.T) {
 			t.Errorf("%s: after the fault the error is %v", symbol, err)
 		}
 	}
-	if fake.Now().Lost != 700 {
-		t.Errorf("the device was lost with %d", fake.Now().Lost)
+	if cudafake.Now().Lost != 700 {
+		t.Errorf("the device was lost with %d", cudafake.Now().Lost)
 	}
 }
 
 func TestADeviceIsLostWhileAThreadWaits(t *testing.T) {
 	b := newBench(t)
-	fake.Apply(t, fake.Hold)
+	cudafake.Apply(t, cudafake.Hold)
 	ok(t, b.stream.Set(b.memory, 1, 64))
-	time.AfterFunc(10*time.Millisecond, func() { fake.Set(t, fake.Lose[cuda.Code](719)) })
+	time.AfterFunc(10*time.Millisecond, func() { cudafake.Set(t, cudafake.Lose[cuda.Code](719)) })
 	if err := b.stream.Synchronize(); !errors.Is(err, cuda.ErrLost) {
 		t.Errorf("the thread that waited was told %v", err)
 	}
@@ -363,7 +368,7 @@ func TestAThreadThatIsNotBoundIsRefused(t *testing.T) {
 	for range 5 {
 		ok(t, <-refused)
 	}
-	ran := fake.Launches()
+	ran := cudafake.Launches()
 	if n := len(ran); n == 0 || ran[n-1].SMs != uint32(b.green.SMs()) {
 		t.Errorf("a stream made where a green context is bound is not on it: %+v", ran)
 	}
@@ -382,7 +387,7 @@ func TestCloseUnbindsTheThread(t *testing.T) {
 
 func TestALaunchIsWhatWasAskedFor(t *testing.T) {
 	b := newBench(t)
-	fake.Reset()
+	cudafake.Reset()
 	s := must(b.green.NewStream())(t)
 	defer func() { ok(t, s.Destroy()) }()
 	b.args.SetUint32(1, 17)
@@ -393,7 +398,7 @@ func TestALaunchIsWhatWasAskedFor(t *testing.T) {
 	ok(t, b.fill.Launch(one, one, 0, b.stream, b.args))
 	ok(t, s.Synchronize())
 	ok(t, b.stream.Synchronize())
-	ran := fake.Launches()
+	ran := cudafake.Launches()
 	if len(ran) != 2 {
 		t.Fatalf("%d launches ran", len(ran))
 	}
@@ -464,7 +469,7 @@ func init() {
 			return errors.Join(errors.New("SMs are counted without cuCtxGetExecAffinity"), err)
 		}
 		for symbol, use := range map[string]func() error{
-			"cuDeviceGetDevResource":        func() error { return second(d.Split(0)) },
+			"cuDeviceGetDevResource":        func() error { return second(d.Split()) },
 			"cuMemGetAllocationGranularity": func() error { return second(c.NewArena(1)) },
 			"cuIpcGetMemHandle":             func() error { return second(c.Export(1)) },
 			"cuStreamBeginCapture_v2":       s.Capture,
@@ -494,7 +499,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		s, err := d.Split(0)
+		s, err := d.Split()
 		if err := errors.Join(err, c.Bind()); err != nil {
 			return err
 		}
@@ -510,8 +515,8 @@ func init() {
 }
 
 func TestACloseThatLeavesGreenContextsSaysSo(t *testing.T) {
-	said := inChild(t, "greens", fake.Env(fake.Refuse("cuGreenCtxDestroy", 0, 46)))
-	for _, want := range []string{"cuGreenCtxDestroy: CUDA_ERROR_DEVICE_UNAVAILABLE", "8 [0 1] is in use"} {
+	said := inChild(t, "greens", cudafake.Env(cudafake.Refuse("cuGreenCtxDestroy", 0, 46)))
+	for _, want := range []string{"cuGreenCtxDestroy: CUDA_ERROR_DEVICE_UNAVAILABLE", "groups [0 1] is in use"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("Close says %q, without %q", said, want)
 		}
@@ -520,10 +525,10 @@ func TestACloseThatLeavesGreenContextsSaysSo(t *testing.T) {
 
 func TestAGreenContextWaitsForWhatRuns(t *testing.T) {
 	b := newBench(t)
-	fake.Apply(t, fake.Hold)
+	cudafake.Apply(t, cudafake.Hold)
 	ok(t, b.stream.Set(b.memory, 1, 64))
 	start := time.Now()
-	time.AfterFunc(10*time.Millisecond, func() { fake.Set(t, fake.Release) })
+	time.AfterFunc(10*time.Millisecond, func() { cudafake.Set(t, cudafake.Release) })
 	ok(t, must(b.context.Green(b.split, []int{5}))(t).Destroy())
 	if took := time.Since(start); took < 10*time.Millisecond {
 		t.Errorf("it was made in %v", took)
@@ -531,10 +536,10 @@ func TestAGreenContextWaitsForWhatRuns(t *testing.T) {
 }
 
 func TestAnOldDriverLacksWhatItLacksAndServesOtherwise(t *testing.T) {
-	old, err := fake.Build(t.TempDir(), fake.Without("cuDeviceGetDevResource", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle",
+	old, err := cudafake.Build(t.TempDir(), cudafake.Without("cuDeviceGetDevResource", "cuMemGetAllocationGranularity", "cuIpcGetMemHandle",
 		"cuStreamBeginCapture_v2", "cuStreamWriteValue32_v2", "cuFuncGetParamInfo", "cuCtxGetExecAffinity"))
 	ok(t, err)
-	if said := inChild(t, "old", fake.Library(old)); said != "<nil>" {
+	if said := inChild(t, "old", cudafake.Library(old)); said != "<nil>" {
 		t.Error(said)
 	}
 }

@@ -10,12 +10,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
 func TestARetargetedGraphRunsOnThePartitionAndTheGraphStays(t *testing.T) {
 	c, whole, f, m := node(t)
-	split, err := c.Device().Split(0)
+	split, err := c.Device().Split()
 	must(t, err)
 	green, err := c.Green(split, []int{0, 1})
 	must(t, err)
@@ -33,13 +33,13 @@ func TestARetargetedGraphRunsOnThePartitionAndTheGraphStays(t *testing.T) {
 	must(t, err)
 	back, err := g.Retarget(whole)
 	must(t, err)
-	fake.Reset()
+	cudafake.Reset()
 	for _, x := range []*Executable{first, moved, second, back} {
 		must(t, x.Launch(part))
 	}
 	must(t, part.Synchronize())
 	var ran []uint32
-	for _, l := range fake.Launches() {
+	for _, l := range cudafake.Launches() {
 		ran = append(ran, l.SMs)
 	}
 	if !slices.Equal(ran, []uint32{132, 16, 132, 132}) {
@@ -49,10 +49,10 @@ func TestARetargetedGraphRunsOnThePartitionAndTheGraphStays(t *testing.T) {
 	must(t, g.Move(part))
 	third, err := g.Instantiate()
 	must(t, err)
-	fake.Reset()
+	cudafake.Reset()
 	must(t, third.Launch(whole))
 	must(t, whole.Synchronize())
-	if l := fake.Launches(); len(l) != 1 || l[0].SMs != 16 {
+	if l := cudafake.Launches(); len(l) != 1 || l[0].SMs != 16 {
 		t.Errorf("a graph that was moved launched %v", l)
 	}
 
@@ -139,7 +139,7 @@ func TestADriverTooOldToRetargetSaysSo(t *testing.T) {
 	must(t, err)
 	g := captured(t, s, f, out)
 	for _, symbol := range []string{"cuGraphClone", "cuStreamGetCtx", "cuGraphKernelNodeSetParams_v2"} {
-		fake.Set(t, fake.Refuse(symbol, 0, NotSupported))
+		cudafake.Set(t, cudafake.Refuse(symbol, 0, NotSupported))
 		x, err := g.Retarget(s)
 		if symbol == "cuGraphKernelNodeSetParams_v2" {
 			// The kernels are where they should be: nothing is to be set.
@@ -148,7 +148,7 @@ func TestADriverTooOldToRetargetSaysSo(t *testing.T) {
 		} else if !errors.Is(err, ErrNotSupported) || !strings.Contains(err.Error(), strings.TrimSuffix(symbol, "_v2")) {
 			t.Errorf("%s refused: %v", symbol, err)
 		}
-		fake.Reset()
+		cudafake.Reset()
 	}
 	must(t, errors.Join(g.Destroy(), c.Free(out), s.Destroy(), m.Unload(), c.Close()))
 }
@@ -167,8 +167,8 @@ func TestASymbolIsFoundByName(t *testing.T) {
 // node opens the device, with a stream and the kernel that fills.
 func node(t *testing.T) (*Context, Stream, Function, *Module) {
 	t.Helper()
-	fake.Check(t)
-	fake.Reset()
+	cudafake.Check(t)
+	cudafake.Reset()
 	runtime.LockOSThread()
 	t.Cleanup(runtime.UnlockOSThread)
 	d, err := Find("cuda")
@@ -178,7 +178,7 @@ func node(t *testing.T) (*Context, Stream, Function, *Module) {
 	must(t, c.Bind())
 	s, err := c.NewStream()
 	must(t, err)
-	ptx, err := os.ReadFile("cudatest/kernels.ptx")
+	ptx, err := os.ReadFile("../internal/testing/cudatest/kernels.ptx")
 	must(t, err)
 	m, err := c.Load(ptx)
 	must(t, err)

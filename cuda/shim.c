@@ -199,6 +199,8 @@ enum {
 	MAY(cuMemExportToShareableHandle, (void *, CUmemGenericAllocationHandle, int, unsigned long long)) \
 	MAY(cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle *, void *, int)) \
 	NEED(cuStreamCreate, (CUstream *, unsigned int)) \
+	MAY(cuStreamCreateWithPriority, (CUstream *, unsigned int, int)) \
+	MAY(cuCtxGetStreamPriorityRange, (int *, int *)) \
 	NEED(cuStreamDestroy_v2, (CUstream)) \
 	NEED(cuStreamSynchronize, (CUstream)) \
 	NEED(cuStreamQuery, (CUstream)) \
@@ -413,6 +415,14 @@ pcu_word pcu_stream_create(void) {
 	int32_t code = CALL(cuStreamCreate, &stream, CU_STREAM_NON_BLOCKING);
 	return (pcu_word){code, (POINTER)stream};
 }
+pcu_word pcu_stream_create_priority(int priority) {
+	CUstream stream = NULL;
+	int32_t code = CALL(cuStreamCreateWithPriority, &stream, CU_STREAM_NON_BLOCKING, priority);
+	return (pcu_word){code, (POINTER)stream};
+}
+int32_t pcu_stream_priorities(int *lowest, int *highest) {
+	return CALL(cuCtxGetStreamPriorityRange, lowest, highest);
+}
 int32_t pcu_stream_destroy(uint64_t stream) { return CALL(cuStreamDestroy_v2, STREAM(stream)); }
 int32_t pcu_stream_synchronize(uint64_t stream) { return CALL(cuStreamSynchronize, STREAM(stream)); }
 int32_t pcu_stream_query(uint64_t stream) { return CALL(cuStreamQuery, STREAM(stream)); }
@@ -589,11 +599,11 @@ int32_t pcu_device_resource(int device, pcu_resource *out) {
 int32_t pcu_green_resource(uint64_t green, pcu_resource *out) {
 	return CALL(cuGreenCtxGetDevResource, GREEN(green), (CUdevResource *)out, CU_DEV_RESOURCE_TYPE_SM);
 }
-pcu_word pcu_resource_split(const pcu_resource *whole, unsigned flags, unsigned smallest,
+pcu_word pcu_resource_split(const pcu_resource *whole, unsigned smallest,
 	pcu_resource *groups, uint32_t room, pcu_resource *rest) {
 	unsigned int count = room;
 	int32_t code = CALL(cuDevSmResourceSplitByCount, (CUdevResource *)groups, &count,
-		(const CUdevResource *)whole, (CUdevResource *)rest, flags, smallest);
+		(const CUdevResource *)whole, (CUdevResource *)rest, 0, smallest);
 	return (pcu_word){code, count};
 }
 // step says which call the code is of: 0 cuDevResourceGenerateDesc, 1 cuGreenCtxCreate.
@@ -614,8 +624,8 @@ pcu_word pcu_green_context(uint64_t green) {
 	int32_t code = CALL(cuCtxFromGreenCtx, &context, GREEN(green));
 	return (pcu_word){code, (POINTER)context};
 }
-pcu_word pcu_green_stream(uint64_t green) {
+pcu_word pcu_green_stream(uint64_t green, int priority) {
 	CUstream stream = NULL;
-	int32_t code = CALL(cuGreenCtxStreamCreate, &stream, GREEN(green), CU_STREAM_NON_BLOCKING, 0);
+	int32_t code = CALL(cuGreenCtxStreamCreate, &stream, GREEN(green), CU_STREAM_NON_BLOCKING, priority);
 	return (pcu_word){code, (POINTER)stream};
 }

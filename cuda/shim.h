@@ -75,6 +75,8 @@ pcu_word pcu_import_fd(int fd);
 
 // Streams and events.
 pcu_word pcu_stream_create(void);
+pcu_word pcu_stream_create_priority(int priority);
+int32_t pcu_stream_priorities(int *lowest, int *highest);
 int32_t pcu_stream_destroy(uint64_t stream);
 int32_t pcu_stream_synchronize(uint64_t stream);
 int32_t pcu_stream_query(uint64_t stream);
@@ -155,11 +157,11 @@ pcu_sms pcu_resource_sms(const pcu_resource *resource);
 int32_t pcu_device_resource(int device, pcu_resource *out);
 int32_t pcu_green_resource(uint64_t green, pcu_resource *out);
 // groups may be null: then the answer is how many there would be.
-pcu_word pcu_resource_split(const pcu_resource *whole, unsigned flags, unsigned smallest,
+pcu_word pcu_resource_split(const pcu_resource *whole, unsigned smallest,
 	pcu_resource *groups, uint32_t room, pcu_resource *rest);
 pcu_word pcu_green_create(int device, const pcu_resource *groups, uint32_t count, int32_t *step);
 int32_t pcu_green_destroy(uint64_t green);
 pcu_word pcu_green_context(uint64_t green);
-pcu_word pcu_green_stream(uint64_t green);
+pcu_word pcu_green_stream(uint64_t green, int priority);
 
 #endif

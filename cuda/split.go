@@ -11,53 +11,36 @@ type resource [18]uint64
 
 // Split is how a device's multiprocessors can be handed out: disjoint groups. It
 // is plain data and holds nothing. A group's index names the same physical
-// multiprocessors in every process that splits the same device by the same grain
-// (measured on an H200 under MPS), so that processes which were given disjoint
-// indices share no multiprocessor.
+// multiprocessors in every process that splits the same device (measured on an H200
+// under MPS), so that processes which were given disjoint indices share no
+// multiprocessor.
 type Split struct {
 	device Device
-	grain  int
 	groups []resource
 	sms    []int
 }
 
-// ignoreCoscheduling is CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING: finer
-// groups, whose kernels cannot use large thread-block clusters.
-const ignoreCoscheduling = 0x1
-
-// Split splits the device's multiprocessors into as many groups of grain as it
-// has; those left over are one more group, the last. Grain 0 is the driver's own
-// (8 on Hopper), which keeps thread-block clusters whole; another grain is used
-// as far as the driver allows, 2 being the finest. It needs no context. Any
-// goroutine. Where there are no green contexts, which came with CUDA 12.4, the
-// error is ErrNotSupported.
-func (d Device) Split(grain int) (*Split, error) {
+// Split splits the device's multiprocessors into the smallest groups that keep thread-block
+// clusters whole (8 on Hopper); those left over are one more group, the last. It needs no
+// context. Any goroutine. If there are no green contexts, which came with CUDA 12.4, the error is
+// ErrNotSupported.
+func (d Device) Split() (*Split, error) {
 	if err := Open(); err != nil {
 		return nil, err
-	}
-	if grain < 0 {
-		return nil, fmt.Errorf("split %v by %d: %w", d, grain, &Error{Op: "cuDevSmResourceSplitByCount", Code: InvalidValue})
 	}
 	whole, code := deviceResource(d.handle)
 	if err := check("cuDeviceGetDevResource", code); err != nil {
 		return nil, fmt.Errorf("split %v: %w", d, err)
 	}
 	all, smallest := resourceSMs(whole)
-	flags := uint32(0)
-	switch {
-	case grain == 0:
-		grain = smallest
-	case grain < smallest || grain%smallest != 0:
-		flags = ignoreCoscheduling
-	}
-	count, _, code := resourceSplit(whole, flags, grain, nil)
+	count, _, code := resourceSplit(whole, smallest, nil)
 	if err := check("cuDevSmResourceSplitByCount", code); err != nil {
-		return nil, fmt.Errorf("split %v by %d: %w", d, grain, err)
+		return nil, fmt.Errorf("split %v by %d: %w", d, smallest, err)
 	}
-	s := &Split{device: d, grain: grain, groups: make([]resource, count)}
-	made, rest, code := resourceSplit(whole, flags, grain, s.groups)
+	s := &Split{device: d, groups: make([]resource, count)}
+	made, rest, code := resourceSplit(whole, smallest, s.groups)
 	if err := check("cuDevSmResourceSplitByCount", code); err != nil {
-		return nil, fmt.Errorf("split %v by %d: %w", d, grain, err)
+		return nil, fmt.Errorf("split %v by %d: %w", d, smallest, err)
 	}
 	s.groups = s.groups[:min(made, len(s.groups))]
 	for _, g := range s.groups {
@@ -72,12 +55,8 @@ func (d Device) Split(grain int) (*Split, error) {
 }
 
 // GroupSMs returns how many multiprocessors each group has, by its index; the
-// caller's. What is left over by the grain is the last group.
+// caller's. The last group has the remainder.
 func (s *Split) GroupSMs() []int { return slices.Clone(s.sms) }
-
-// Grain is the grain that the device was split by: the driver's own where 0 was
-// asked for.
-func (s *Split) Grain() int { return s.grain }
 
 // Device is the device that was split.
 func (s *Split) Device() Device { return s.device }
@@ -122,7 +101,7 @@ func (c *Context) Green(s *Split, groups []int) (*Green, error) {
 	if wrong != "" {
 		return nil, fmt.Errorf("green context of groups %v: %s: %w", groups, wrong, &Error{Op: "cuDevResourceGenerateDesc", Code: InvalidValue})
 	}
-	name := fmt.Sprint(s.grain, sorted)
+	name := fmt.Sprint(sorted)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kept := c.greens[name]
@@ -181,8 +160,12 @@ func makeGreen(d Device, parts []resource) (*keptGreen, error) {
 
 // NewStream makes a stream on the green context's multiprocessors, in microseconds,
 // whatever runs. It is destroyed before the green context is.
-func (g *Green) NewStream() (Stream, error) {
-	handle, code := greenStream(g.kept.handle)
+func (g *Green) NewStream() (Stream, error) { return g.NewPriorityStream(0) }
+
+// NewPriorityStream makes a stream as NewStream does, of a priority as in
+// Context.NewPriorityStream.
+func (g *Green) NewPriorityStream(priority int) (Stream, error) {
+	handle, code := greenStream(g.kept.handle, priority)
 	return Stream{handle}, check("cuGreenCtxStreamCreate", code)
 }
 

@@ -13,6 +13,24 @@ func (c *Context) NewStream() (Stream, error) {
 	return Stream{handle}, check("cuStreamCreate", code)
 }
 
+// NewPriorityStream makes a stream as NewStream does. The multiprocessors take the thread
+// blocks of streams with lower numbers first, at the next free place: a block that runs is
+// not interrupted. 0 is the priority of NewStream. The driver clamps numbers outside
+// StreamPriorities. A graph runs at the priority of the stream that it is launched on. Under
+// MPS the order holds between processes too.
+func (c *Context) NewPriorityStream(priority int) (Stream, error) {
+	handle, code := streamCreatePriority(priority)
+	return Stream{handle}, check("cuStreamCreateWithPriority", code)
+}
+
+// StreamPriorities returns the numbers of the lowest and of the highest priority that a
+// stream can have, such as 0 and -5. They are equal if the device has no priorities. It
+// needs a bound thread.
+func (c *Context) StreamPriorities() (lowest, highest int, err error) {
+	lowest, highest, code := streamPriorities()
+	return lowest, highest, check("cuCtxGetStreamPriorityRange", code)
+}
+
 // StreamOf is a stream that somebody else made, by its CUstream.
 func StreamOf(handle uintptr) Stream { return Stream{uint64(handle)} }
 
@@ -32,7 +50,7 @@ func settled(symbol string, code int32) (done bool, err error) {
 	switch Code(code) {
 	case 0:
 		return true, nil
-	case NotReady:
+	case notReady:
 		return false, nil
 	}
 	return false, refused(symbol, code)

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/cuda/cudatest"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/cudatest"
 )
 
 // childEnv names what this process plays for a test that needs a process of its
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	cudatest.Child()
-	fake.Main(m, fake.Kernels(cudatest.Kernels))
+	cudafake.Main(m, cudafake.Kernels(cudatest.Kernels))
 }
 
 // inChild runs a child and returns what it said: the text of its error, "<nil>"
@@ -44,6 +44,6 @@ func inChild(t *testing.T, name string, env ...string) string {
 }
 
 func TestTheSuiteOnTheFake(t *testing.T) {
-	fake.Check(t)
+	cudafake.Check(t)
 	cudatest.Run(t)
 }

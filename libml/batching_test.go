@@ -9,15 +9,16 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
 
 // batching is the rule that a process is granted.
-func batching(rule string, size int, delay time.Duration) func(*control.Attached) {
-	return func(a *control.Attached) { a.Batching, a.BatchSize, a.BatchDelayNanos = rule, size, int64(delay) }
+func batching(rule control.BatchingRule, size int, delay time.Duration) func(*control.Attached) {
+	return func(a *control.Attached) {
+		a.Batching = control.Batching{Rule: rule, Size: size, Delay: delay}
+	}
 }
 
 // onBoth runs a test on a CPU and on a GPU.
@@ -31,7 +32,7 @@ func onBoth(t *testing.T, test func(t *testing.T, b *bed, f *fake)) {
 }
 
 func TestEveryBatchingRuleAnswersEveryRequest(t *testing.T) {
-	for _, rule := range []string{slab.SLAB, slab.AIMD, slab.One, slab.Fixed} {
+	for _, rule := range control.BatchingRules {
 		for _, streams := range []int{0, 2} {
 			t.Run(fmt.Sprintf("%s, %d streams", rule, streams), func(t *testing.T) {
 				onBoth(t, func(t *testing.T, b *bed, f *fake) {
@@ -52,7 +53,7 @@ func TestEveryBatchingRuleAnswersEveryRequest(t *testing.T) {
 					}
 					b.silent()
 					sizes, _ := f.history()
-					most := map[string]int{slab.SLAB: 8, slab.AIMD: 8, slab.One: 1, slab.Fixed: 4}[rule]
+					most := map[control.BatchingRule]int{control.BatchSLAB: 8, control.BatchAIMD: 8, control.BatchOne: 1, control.BatchFixed: 4}[rule]
 					if slices.Max(sizes) > most {
 						t.Errorf("ran batches of %d, want %d at most", slices.Max(sizes), most)
 					}
@@ -67,7 +68,7 @@ func TestEveryBatchingRuleAnswersEveryRequest(t *testing.T) {
 // that it missed would cost an hour.
 func TestAFullBatchOfAFixedSizeBeginsAtOnce(t *testing.T) {
 	onBoth(t, func(t *testing.T, b *bed, f *fake) {
-		b.grant = batching(slab.Fixed, 4, time.Hour)
+		b.grant = batching(control.BatchFixed, 4, time.Hour)
 		c := b.serving(f, 1)
 		random := rand.New(rand.NewPCG(3, 4))
 		for range 100 {
@@ -92,7 +93,7 @@ func TestAFullBatchOfAFixedSizeBeginsAtOnce(t *testing.T) {
 func TestABatchThatIsNotFullWaitsForItsDelayAsleep(t *testing.T) {
 	const delay = 10 * time.Minute
 	onBoth(t, func(t *testing.T, b *bed, f *fake) {
-		b.grant = batching(slab.Fixed, 8, delay)
+		b.grant = batching(control.BatchFixed, 8, delay)
 		l := b.loop(f)
 		began := shm.Now()
 		for slot := range uint32(2) {
@@ -128,7 +129,7 @@ func TestABatchThatIsNotFullWaitsForItsDelayAsleep(t *testing.T) {
 // wakes it, at least once in so many.
 func TestADelayEndsBeforeAnIdleLoopLooksRound(t *testing.T) {
 	onBoth(t, func(t *testing.T, b *bed, f *fake) {
-		b.grant = batching(slab.Fixed, 8, time.Millisecond)
+		b.grant = batching(control.BatchFixed, 8, time.Millisecond)
 		c := b.serving(f, 1)
 		shortest := time.Duration(math.MaxInt64)
 		for range 20 {
@@ -148,13 +149,13 @@ func TestADelayEndsBeforeAnIdleLoopLooksRound(t *testing.T) {
 func TestARequestThatWaitsForABatchIsNotLostInADrain(t *testing.T) {
 	b := newBed(t, testCard())
 	f := b.fake()
-	b.grant = batching(slab.Fixed, 8, time.Hour)
+	b.grant = batching(control.BatchFixed, 8, time.Hour)
 	c := b.serving(f, 1)
 	b.publish(5, b.picture(5), nil)
 	b.publish(6, b.picture(6), nil)
 	c.drained()
 	b.silent()
-	b.grant = batching(slab.One, 0, 0)
+	b.grant = batching(control.BatchOne, 0, 0)
 	next := b.fake()
 	d := b.serving(next, 2)
 	for _, slot := range b.replies(2) {
@@ -168,7 +169,7 @@ func TestARequestThatWaitsForABatchIsNotLostInADrain(t *testing.T) {
 
 func TestWhatIsLateIsRunWhereItIsGrantedSo(t *testing.T) {
 	past := func(r *shm.Request, _ []shm.Piece) { r.Deadline = r.Whole - 1 }
-	for _, rule := range []string{slab.SLAB, slab.AIMD, slab.One, slab.Fixed} {
+	for _, rule := range control.BatchingRules {
 		b, f := newBed(t, testCard()), newFake()
 		b.grant = func(a *control.Attached) {
 			batching(rule, 2, 0)(a)

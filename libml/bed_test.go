@@ -19,10 +19,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/devicetest"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/cpu"
-	"github.com/penstock/penstock/libml/device/devicetest"
-	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -47,6 +46,7 @@ type bed struct {
 	device   string             // as Start.Device
 	split    []int              // groups that the orchestrator believes in, if others
 	streams  int                // Attached.Streams
+	wake     control.Order      // of loop's process: level and guarantee
 	grant    func(*control.Attached)
 	opened   func(control.Start) // when a process opens its device; may be nil
 	copies   bool                // what it was then told
@@ -172,8 +172,8 @@ func (b *bed) attached() (control.Attached, []*os.File) {
 		b.t.Fatal(err)
 	}
 	attached := control.Attached{
-		Version: control.Version, Card: card, Geometry: geometry, Batching: slab.SLAB, SLONanos: int64(b.slo),
-		Streams: b.streams, TensorBytes: int64(b.tensors.Size()), SlabBytes: []int64{int64(b.slab.Size())},
+		Version: control.Version, Card: card, Geometry: geometry, Setup: control.Setup{SLONanos: int64(b.slo), Streams: b.streams},
+		TensorBytes: int64(b.tensors.Size()), SlabBytes: []int64{int64(b.slab.Size())},
 	}
 	if b.grant != nil {
 		b.grant(&attached)
@@ -249,13 +249,15 @@ func (b *bed) picture(seed byte) []byte {
 type fake struct {
 	card    *models.Card
 	gpu     *devicetest.Queued // nil on a CPU
-	stream  func(slot int) uintptr
+	env     Environment
 	batches map[fakeKey]*fakeBatch
 
 	mu      sync.Mutex
 	ran     []int // sizes that ran since serve
 	slots   []int // and where
-	serving bool  // after the warm-up
+	demoted []bool
+	fixed   bool // its batches cannot be demoted
+	serving bool // after the warm-up
 	calls   []string
 	failing func(step string) error
 	idle    bool // a batch writes nothing
@@ -308,7 +310,7 @@ func (f *fake) fail(failing func(step string) error) {
 func (f *fake) serve() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.serving, f.ran, f.slots = true, make([]int, 0, 1<<16), make([]int, 0, 1<<16)
+	f.serving, f.ran, f.slots, f.demoted = true, make([]int, 0, 1<<16), make([]int, 0, 1<<16), make([]bool, 0, 1<<16)
 }
 
 // history is the sizes that ran since serve, and the slots.
@@ -319,7 +321,7 @@ func (f *fake) history() (sizes, slots []int) {
 }
 
 func (f *fake) Init(env Environment) error {
-	f.stream = env.Stream
+	f.env = env
 	return f.step("init")
 }
 
@@ -330,7 +332,7 @@ func (f *fake) Deinit() error             { return f.step("deinit") }
 func (f *fake) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int64, error) {
 	b := &fakeBatch{input: input, outputs: outputs}
 	if f.gpu != nil {
-		b.stream, b.input, b.outputs = f.stream(slot), f.gpu.View(input), nil
+		b.stream, b.input, b.outputs = f.env.Stream(slot), f.gpu.View(input), nil
 		for _, out := range outputs {
 			b.outputs = append(b.outputs, f.gpu.View(out))
 		}
@@ -342,6 +344,9 @@ func (f *fake) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int6
 	return int64(10 * n), f.step("configure")
 }
 
+// Demotable is whether a test has not said otherwise.
+func (f *fake) Demotable(int, int) bool { return !f.fixed }
+
 // input is where a batch in slot 0 finds its images.
 func (f *fake) input(n int) []byte { return f.batches[fakeKey{0, n}].input }
 
@@ -351,6 +356,7 @@ func (f *fake) InferBatch(slot, n int) error {
 	serving, b := f.serving, f.batches[fakeKey{slot, n}]
 	if serving {
 		f.ran, f.slots = append(f.ran, n), append(f.slots, slot)
+		f.demoted = append(f.demoted, f.gpu != nil && f.env.BatchStream(slot) != f.env.Stream(slot))
 	}
 	f.mu.Unlock()
 	if serving && f.gate != nil {
@@ -361,7 +367,7 @@ func (f *fake) InferBatch(slot, n int) error {
 		return err
 	}
 	if f.gpu != nil {
-		return f.gpu.Queue(b.stream, b.compute)
+		return f.gpu.Queue(f.env.BatchStream(slot), b.compute)
 	}
 	if !f.idle {
 		b.compute()
@@ -433,7 +439,8 @@ func (b *bed) loop(f *fake) *loop {
 	if err := p.load(); err != nil {
 		b.t.Fatal(err)
 	}
-	if _, err := p.link(control.Order{}, attached, files); err != nil {
+	p.follow(b.wake)
+	if _, err := p.link(b.wake, attached, files); err != nil {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(p.memory.close)
@@ -495,7 +502,7 @@ func (b *bed) start(generation uint32, build Build, tamper func(*control.Attache
 	}
 	b.t.Cleanup(func() { os.RemoveAll(dir) })
 	socket := filepath.Join(dir, "attach")
-	listener, err := control.ListenAttach(socket, zerolog.Nop())
+	listener, err := control.ListenAttach(socket, os.Getuid(), zerolog.Nop())
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -618,4 +625,18 @@ func (c *child) handover() control.Report {
 		c.t.Fatal("no report of a hand-over")
 		return control.Report{}
 	}
+}
+
+// finish ends the batch in flight that is done first, and returns the slots of its answers. It
+// allocates nothing.
+func (b *bed) finish(l *loop, slots []uint32) []uint32 {
+	b.t.Helper()
+	if err := l.finish(); err != nil {
+		b.t.Fatal(err)
+	}
+	n, err := b.channel.Receive(slots, shm.Now()+int64(patience))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return slots[:n]
 }

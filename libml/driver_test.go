@@ -7,26 +7,26 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/gputest"
+	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/device/gpu/gputest"
 	"github.com/penstock/penstock/libml/null"
-	"github.com/penstock/penstock/libml/null/nulltest"
 )
 
 func TestMain(m *testing.M) {
-	fake.Main(m, fake.Kernels(gputest.Twins), fake.Kernels(nulltest.Twins))
+	cudafake.Main(m, cudafake.Kernels(gputest.Twins), cudafake.Kernels(nulltest.Twins))
 }
 
 // A batch changes when an answer comes, never what it is, on a GPU either: here on
 // a driver without one.
 func TestAProcessOnAGPUAnswersAsTheReferenceDoes(t *testing.T) {
-	fake.Check(t)
+	cudafake.Check(t)
 	d, err := cuda.Find("cuda")
 	if err != nil {
 		t.Fatal(err)
 	}
-	split, err := d.Split(0)
+	split, err := d.Split()
 	if err != nil {
 		t.Fatal(err)
 	}

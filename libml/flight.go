@@ -1,10 +1,13 @@
 package libml
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/slab"
@@ -34,7 +37,8 @@ type flight struct {
 	aggregated time.Duration // of the batch's oldest request
 	waited     time.Duration // as slab.WaitForRunning said
 	late       int
-	alone      bool // it began beside no other
+	alone      bool // it has run beside no other
+	demoted    bool // it runs at the lowest priority
 
 	dispatched, gathered int64
 	bad                  error // why single requests were refused
@@ -69,6 +73,9 @@ func (l *loop) begin() error {
 	at := (l.first + l.flying) % len(l.flights)
 	f := &l.flights[at]
 	f.alone = l.flying == 0
+	for i := range l.flying {
+		l.flights[(l.first+i)%len(l.flights)].alone = false
+	}
 	l.flying++
 	n := len(l.batch)
 	f.slot = l.base + at
@@ -92,12 +99,18 @@ func (l *loop) begin() error {
 		}
 	}
 	l.batch = nil
-	l.pending = l.pending[:copy(l.pending, l.pending[n:])]
+	l.pending = slices.Delete(l.pending, l.reserved, l.reserved+n)
 
 	l.c.Start(f.slots)
 	oldest := l.c.Request(oldestOf(f.batch).Slot)
 	f.aggregated = time.Duration(oldest.Whole - oldest.FirstPiece)
 	f.dispatched = shm.Now()
+	l.account.begin(f.dispatched, f, l.demoted)
+	if l.p.level != budget.Demoted {
+		if err := l.p.prioritized.Choose(f.slot, l.account.levelOf(f)); err != nil {
+			l.p.log.Warn().Err(err).Msg("batch runs at the priority of the one before it")
+		}
+	}
 	f.bad, f.err = l.gather(f)
 	f.gathered = shm.Now()
 	if f.err == nil {
@@ -159,16 +172,40 @@ func oldestOf(batch []slab.Request) *slab.Request {
 // oldestFlight is the one that began first of those in flight.
 func (l *loop) oldestFlight() *flight { return &l.flights[l.first] }
 
-// finish waits for the oldest batch in flight and answers each of its requests. The
-// error, which it has logged if there is one, has cost them an honest answer and, but
+// newest is the flight that began last of those in flight.
+func (l *loop) newest() *flight { return &l.flights[(l.first+l.flying-1)%len(l.flights)] }
+
+// mixed reports whether a batch within the guarantee and a demoted one are in flight:
+// either may be done first.
+func (l *loop) mixed() bool { return l.flying > 1 && l.oldestFlight().demoted != l.newest().demoted }
+
+// done is a batch in flight that has ended, or nil.
+func (l *loop) done() *flight {
+	f := l.oldestFlight()
+	if done, _ := l.m.device.Done(f.slot); done {
+		return f
+	}
+	if l.mixed() {
+		f = l.newest()
+		if done, _ := l.m.device.Done(f.slot); done {
+			return f
+		}
+	}
+	return nil
+}
+
+// finish waits for the oldest batch in flight, unless another is done that need not wait
+// for it, and answers each of its requests. The error, which it has logged if there is one, has cost them an honest answer and, but
 // for a lost device, nothing else.
 func (l *loop) finish() error {
-	f := l.oldestFlight()
+	f := cmp.Or(l.done(), l.oldestFlight())
 	took, err := l.m.device.Wait(f.slot)
 	inferred := shm.Now()
 	if took > 0 {
 		f.gathered = max(f.dispatched, inferred-int64(took))
-		l.lead += (time.Duration(f.gathered-f.dispatched) - l.lead) / 8
+		if !f.demoted {
+			l.lead += (time.Duration(f.gathered-f.dispatched) - l.lead) / 8
+		}
 	}
 	f.err = worse(f.err, err)
 	err = l.complete(f, inferred)
@@ -178,7 +215,7 @@ func (l *loop) finish() error {
 	return err
 }
 
-// complete answers the batch and takes it out of flight; it is the oldest.
+// complete answers the batch and takes it out of flight; it is the oldest or the newest.
 func (l *loop) complete(f *flight, inferred int64) error {
 	n := len(f.batch)
 	var firstErr error
@@ -202,20 +239,32 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	ended := shm.Now()
 	l.c.BatchEnded(ended)
 	l.c.Flush()
-	l.first = (l.first + 1) % len(l.flights)
+	if f == l.oldestFlight() {
+		l.first = (l.first + 1) % len(l.flights)
+	}
 	l.flying--
 	l.settle()
+	l.account.end(f, inferred)
 
 	l.pause = l.governor.spend(l.p.share.Load(), f.dispatched, ended)
-	l.state = l.rule.Next(l.state, slab.Observation{
-		Batch: n, Padded: f.padded,
-		Elapsed:    time.Duration(ended-f.dispatched) + l.pause,
-		Aggregated: f.aggregated,
-		Waited:     f.waited,
-		Late:       f.late,
-	})
+	if f.err == nil { // the time of a batch that failed says nothing
+		o := slab.Observation{
+			Batch: n, Padded: f.padded, Demoted: f.demoted,
+			Elapsed:    time.Duration(ended-f.dispatched) + l.pause,
+			Ended:      ended,
+			Aggregated: f.aggregated,
+			Waited:     f.waited,
+			Late:       f.late,
+		}
+		l.state = l.rule.Next(l.state, o)
+		if l.streams == 0 && len(l.flights) > 1 {
+			l.overlap = l.overlap.Next(o)
+		}
+	}
 	l.ran.Add(int64(n))
-	l.began, l.ended = f.dispatched, ended+int64(l.pause)
+	if !f.demoted { // no request within the guarantee waits for a demoted batch
+		l.began, l.ended = f.dispatched, ended+int64(l.pause)
+	}
 	l.publish()
 	return firstErr
 }

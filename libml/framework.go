@@ -5,6 +5,7 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/models"
 )
 
@@ -41,6 +42,10 @@ import (
 // before it reads the input, and has written the outputs when it returns. A slot's
 // stream changes only between batches, and ConfigureBatch is called then for every
 // size, so a framework asks for the stream in ConfigureBatch.
+//
+// Priorities: a batch beyond the function's guarantee is queued on another stream of the
+// slot, of the lowest priority, if the framework is Demotable. Else all batches are on
+// Environment.Stream.
 //
 // Buffers: the input and output buffers are libml's, 64-byte aligned
 // (models.TensorAlignment) where they are shared memory, and 8-byte aligned at
@@ -103,6 +108,13 @@ type Framework interface {
 	Deinit() error
 }
 
+// Demotable is implemented by a Framework that asks for the stream of each batch.
+type Demotable interface {
+	// Demotable reports whether InferBatch queues a configured batch of n images in slot on
+	// Environment.BatchStream.
+	Demotable(slot, n int) bool
+}
+
 // ErrNoHostStage is returned by LoadModel of a framework that has no host stage
 // (footnote 8 of the paper: some frameworks put a model on the device in the one
 // call that reads it). It is no failure: LinkModel loads and links.
@@ -122,6 +134,9 @@ type Environment struct {
 	// Stream is the GPU's stream (CUstream, in the primary context) of a slot; nil
 	// on a CPU. It may be called from LinkModel on; see Framework on streams.
 	Stream func(slot int) uintptr
+	// BatchStream is the stream of the batch that InferBatch is called for: Stream, or for a
+	// Demotable framework another of the slot. Only InferBatch asks. Nil stands for Stream.
+	BatchStream func(slot int) uintptr
 	// Weights gives a file's bytes in the GPU's memory, which all processes share that
 	// ask for the same file: read-only, from LinkModel on, until Deinit has returned. A
 	// file that is asked for again is the same memory. It is nil on a CPU, and where
@@ -129,6 +144,12 @@ type Environment struct {
 	// reason (the reason is in it): then the framework loads its own, and says so in a
 	// line.
 	Weights func(file string) (Weights, error)
+	// Prepared is the folder of the node's prepared models, which this process may only
+	// read, and Prepare has its model prepared there, from LinkModel on. Models are shared by
+	// all processes, so a process that runs one must not write them. If Prepared is empty the
+	// process prepares its own.
+	Prepared string
+	Prepare  func() error
 }
 
 // Weights is a file in a GPU's memory, from its first byte on. Kernels can read it; one
@@ -145,4 +166,4 @@ type Weights struct {
 var ErrNoWeights = errors.New("no shared weights")
 
 // DeviceCPU is the Environment.Device of the embedded default.
-const DeviceCPU = "cpu"
+const DeviceCPU = control.DeviceCPU

@@ -10,8 +10,9 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/devicetest"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/devicetest"
+	"github.com/penstock/penstock/libml/slab"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -108,14 +109,7 @@ func TestTwoBatchesInFlightAllocateNothing(t *testing.T) {
 			if !l.await() {
 				t.Fatal("another batch may begin beside two")
 			}
-			if err := l.finish(); err != nil {
-				t.Fatal(err)
-			}
-			n, err := b.channel.Receive(slots, shm.Now()+int64(patience))
-			if err != nil {
-				t.Fatal(err)
-			}
-			got += n
+			got += len(b.finish(l, slots))
 		}
 	}
 	if n := allocations(10, turn); n != 0 {
@@ -164,10 +158,30 @@ func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
 }
 
 func TestASecondBatchWaitsUntilItIsHalfAWholeOne(t *testing.T) {
-	b := newGPUBed(t, testCard())
-	b.streams = 2
-	f := b.fake()
-	l := b.loop(f)
+	t.Run("configured", func(t *testing.T) {
+		b := newGPUBed(t, testCard())
+		b.streams = 2
+		l := b.loop(b.fake())
+		testHalfFull(t, b, l)
+		if (l.overlap != slab.Overlap{}) {
+			t.Errorf("the number in flight is measured: %+v", l.overlap)
+		}
+	})
+	t.Run("on trial", func(t *testing.T) {
+		b := newGPUBed(t, testCard())
+		l := b.loop(b.fake())
+		for ended := int64(1); !l.overlap.HalfFull(); ended++ {
+			l.overlap = l.overlap.Next(slab.Observation{Batch: 8, Elapsed: 1, Ended: ended, Late: 1})
+		}
+		testHalfFull(t, b, l)
+		if l.overlap.HalfFull() {
+			t.Error("a trial goes on over a pause of the device")
+		}
+	})
+}
+
+func testHalfFull(t *testing.T, b *bed, l *loop) {
+	t.Helper()
 	l.state.Limit = 8
 	release := b.hold()
 	b.publish(0, b.picture(0), nil)

@@ -1,6 +1,7 @@
 package libml
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -40,13 +41,18 @@ type loop struct {
 	state    slab.State
 	governor governor
 
+	account account
+
 	pending  []slab.Request // taken, and not in a batch yet
 	batch    []slab.Request // a part of pending: the next one
+	demoted  bool           // it is beyond the guarantee
+	reserved int            // before it in pending: they wait for the guarantee
 	late     int            // answered late in the dispatch of this batch
 	waited   time.Duration  // as slab.WaitForRunning says, before it
 	expected func(n int) time.Duration
-	busyPoll bool          // look, and never nap, while a batch is in flight
-	halfFull bool          // when to begin a batch beside another: slab.HalfFull, or NearEnd
+	busyPoll bool // look, and never nap, while a batch is in flight
+	streams  int  // in flight, as configured; 0: overlap chooses
+	overlap  slab.Overlap
 	lead     time.Duration // from dispatch to gathered, beside others too
 	// overslept is how much longer than asked for a nap takes.
 	overslept time.Duration
@@ -85,9 +91,9 @@ const waitAtMost = 100 * time.Millisecond
 
 func newLoop(p *process, attached control.Attached) (*loop, error) {
 	ruleOf := func(ladder []int) (*slab.Rule, error) {
-		return slab.New(attached.Batching, slab.Config{
+		return slab.New(string(cmp.Or(attached.Batching.Rule, control.BatchSLAB)), slab.Config{
 			SLO: p.slo, Ladder: ladder, RunLate: attached.RunLate,
-			Fixed: attached.BatchSize, Delay: time.Duration(attached.BatchDelayNanos),
+			Fixed: attached.Batching.Size, Delay: attached.Batching.Delay,
 		})
 	}
 	rule, err := ruleOf(p.ladder)
@@ -99,7 +105,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 		p: p, m: p.memory, c: p.memory.consumer, rule: rule, ruleOf: ruleOf, state: rule.Start(),
 		governor: newGovernor(p.start.CPUs, p.threads()),
 		busyPoll: attached.BusyPollNanos > 0,
-		halfFull: attached.Streams > 1,
+		streams:  attached.Streams,
 		lead:     firstLead,
 		pending:  make([]slab.Request, 0, n),
 		taken:    make([]uint32, n),
@@ -113,6 +119,7 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	for _, w := range p.warm {
 		l.state = rule.Warm(l.state, w.size, w.elapsed)
 	}
+	l.account.open(p, shm.Now())
 	return l, nil
 }
 
@@ -194,6 +201,7 @@ func (l *loop) run() error {
 func (l *loop) take() {
 	for _, slot := range l.taken[:l.c.Take(l.taken)] {
 		l.pend(slot)
+		l.account.retry = 0
 	}
 }
 
@@ -204,15 +212,28 @@ func (l *loop) mayBegin() bool {
 		return false
 	case !l.ready():
 		return false
+	}
+	now := shm.Now()
+	demoted := !l.guaranteed(now)
+	switch {
+	case demoted && (now < l.account.retry || l.flying > 0 && l.newest().demoted):
+		return false
 	case l.flying == 0:
 		return true
 	case l.moved != nil && l.movedIdle == unknown:
 		return true // its first batch there, beside the last one here
-	case l.halfFull:
+	case !demoted && l.newest().demoted:
+		return true // a demoted batch keeps no other waiting
+	case l.streams > 1 || l.overlap.HalfFull():
 		return slab.HalfFull(len(l.pending), l.rule.Size(l.state))
 	}
 	f := l.oldestFlight()
-	return slab.NearEnd(len(l.pending), l.left(shm.Now()), min(l.lead, l.rule.Typical(l.state, f.padded)/2))
+	return slab.NearEnd(len(l.pending), l.left(f, now), min(l.lead, l.rule.Typical(l.state, f.padded)/2))
+}
+
+// guaranteed reports whether a batch that begins now is within the guarantee.
+func (l *loop) guaranteed(now int64) bool {
+	return l.account.guaranteed(now, l.p.share.Load(), l.rule.Size(l.state))
 }
 
 // ready reports whether the rule lets what is pending be a batch now.
@@ -226,39 +247,43 @@ func (l *loop) ready() bool {
 func (l *loop) waitUntil() int64 {
 	until := shm.Now() + int64(waitAtMost)
 	if len(l.pending) > 0 {
-		until = min(until, l.rule.ReadyAt(l.state, l.pending))
+		until = min(until, max(l.rule.ReadyAt(l.state, l.pending), l.account.retry))
 	}
 	return until
 }
 
-// left is how long the batch that is alone in flight is expected to take from now.
-func (l *loop) left(now int64) time.Duration {
-	f := l.oldestFlight()
-	return l.rule.Typical(l.state, f.padded) - time.Duration(now-f.dispatched)
+// left is how long a batch in flight is expected to take from now. A demoted one may take
+// any time: it is looked at less often, the longer it has taken.
+func (l *loop) left(f *flight, now int64) time.Duration {
+	ran := time.Duration(now - f.dispatched)
+	left := l.rule.Typical(l.state, f.padded) - ran
+	if f.demoted {
+		left = max(left, ran/8)
+	}
+	return left
 }
 
 // firstLead is believed until a lead was measured.
 const firstLead = 100 * time.Microsecond
 
-// await returns true when it is time to finish the oldest batch in flight, or false
-// when another may begin beside it or a move is to be made. Where none may, finish
-// waits. Else it looks at the device and at the ring, and naps between two looks, the
+// await returns true when it is time to finish a batch in flight, or false when another
+// may begin beside it or a move is to be made. If none may, finish waits, unless either of
+// two batches may be done first. Else it looks at the device and at the ring, and naps between two looks, the
 // shorter the nearer the end is expected; at last it looks without pause.
 func (l *loop) await() bool {
-	if l.flying == len(l.flights) {
+	if l.flying == len(l.flights) && !l.mixed() {
 		return true
 	}
-	f := l.oldestFlight()
 	for {
 		for range looks {
-			if done, _ := l.m.device.Done(f.slot); done {
+			if l.done() != nil {
 				return true
 			}
 		}
 		if !l.c.Entitled() || l.p.finished() {
 			return true // none may begin any more
 		}
-		if l.take(); l.next.Load() != nil || l.mayBegin() {
+		if l.take(); l.flying < len(l.flights) && l.next.Load() != nil || l.mayBegin() {
 			return false
 		}
 		l.napABit()
@@ -270,7 +295,10 @@ func (l *loop) await() bool {
 // as naps have been known to end when they should.
 func (l *loop) napABit() {
 	now := shm.Now()
-	left := l.left(now)
+	left := l.left(l.oldestFlight(), now)
+	if l.mixed() {
+		left = min(left, l.left(l.newest(), now))
+	}
 	if len(l.pending) > 0 {
 		left -= l.lead
 	}
@@ -279,7 +307,14 @@ func (l *loop) napABit() {
 		return
 	}
 	nap(d)
-	l.overslept += (time.Duration(shm.Now()-now) - d - l.overslept) / 8
+	l.overslept = oversleep(l.overslept, d, time.Duration(shm.Now()-now))
+}
+
+// oversleep is the estimate of how much longer naps take after one of d took that long.
+// A stall counts as longestNap: with a larger estimate the loop would never nap again, so
+// nothing would correct it.
+func oversleep(estimate, d, took time.Duration) time.Duration {
+	return estimate + (min(took-d, longestNap)-estimate)/8
 }
 
 const (
@@ -350,27 +385,33 @@ func (l *loop) pend(slot uint32) {
 // pending until it begins.
 func (l *loop) pick() {
 	now := shm.Now()
+	l.demoted = !l.guaranteed(now)
 	began, ended := l.began, l.ended
-	if l.flying > 0 {
+	if l.flying > 0 && !l.newest().demoted {
 		// The batch that the newest in flight is to this one: it runs until now.
-		began, ended = l.flights[(l.first+l.flying-1)%len(l.flights)].dispatched, now
+		began, ended = l.newest().dispatched, now
 	}
 	l.waited = slab.WaitForRunning(l.pending, began, ended)
-	batch, late := l.rule.Pick(l.state, l.pending, now, l.expected)
-	l.batch, l.late = l.pending[:batch], late
+	l.reserved = 0
+	if l.demoted {
+		l.reserved = l.rule.Reserve(l.state, l.pending, now, l.account.refill(now), l.expected)
+	}
+	batch, late := l.rule.Pick(l.state, l.pending[l.reserved:], now, l.demoted, l.expected)
+	l.batch, l.late = l.pending[l.reserved:][:batch], late
+	if l.demoted && batch == 0 {
+		l.account.waits(now)
+	}
 	if late == 0 {
 		return
 	}
 	on := len(l.pending) - late
-	left := int64(math.MinInt64)
 	for _, r := range l.pending[on:] {
-		left = max(left, r.Deadline-now)
 		l.c.Complete(r.Slot, shm.Result{Status: uint8(wire.StatusLate), ModelVersion: l.p.card.Version})
 	}
 	l.pending = l.pending[:on]
 	l.c.Flush()
 	if batch == 0 {
-		l.state = l.rule.Next(l.state, slab.Observation{Late: late, Left: time.Duration(left)})
+		l.state = l.rule.Next(l.state, slab.Observation{Late: late})
 		l.publish()
 	}
 }
@@ -442,6 +483,10 @@ func (l *loop) reportWhile(done <-chan struct{}) {
 			Fit:        control.Fit(slab.Fit(l.fit.Load()).String()),
 			CPUNanos:   cpuTime() - began,
 			Ran:        l.ran.Load(),
+
+			DeviceNanos: l.account.charged.Load(), DemotedNanos: l.account.demoted.Load(),
+			Unprotected: l.unprotected(),
+			FixedNanos:  l.account.fixed.Load(), EachNanos: l.account.each.Load(),
 		}
 		if over := l.report.Load(); over != nil {
 			r.Handovers, r.IdleNanos = over.Handovers, over.IdleNanos

@@ -298,3 +298,19 @@ func TestABatchAllocatesNothing(t *testing.T) {
 	}
 	b.answered(0, picture)
 }
+
+func TestOversleep(t *testing.T) {
+	estimate := time.Duration(0)
+	for range 100 {
+		estimate = oversleep(estimate, shortestNap, 10*time.Second)
+	}
+	if estimate > longestNap {
+		t.Errorf("naps take %v longer after stalls, want %v at most: no batch would be napped through", estimate, longestNap)
+	}
+	for range 100 {
+		estimate = oversleep(estimate, longestNap, longestNap+5*time.Microsecond)
+	}
+	if estimate > 6*time.Microsecond {
+		t.Errorf("naps take %v longer after naps that took 5 µs longer", estimate)
+	}
+}

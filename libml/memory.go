@@ -37,12 +37,7 @@ func openDevice(start control.Start, in models.Input, copies bool) (device.Devic
 		}
 		return d, nil
 	}
-	options := gpu.Options{Device: start.Device, Copy: copies}
-	if len(start.GroupSMs) > 0 {
-		// Only the last group, what is left over, is of another size.
-		options.Grain = start.GroupSMs[0]
-	}
-	d, err := gpu.New(in, options)
+	d, err := gpu.New(in, gpu.Options{Device: start.Device, Copy: copies})
 	if err != nil {
 		return nil, err
 	}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/devicetest"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/devicetest"
 )
 
 func (c *child) moveTo(groups ...int) {

@@ -171,7 +171,7 @@ func TestAProcessRefusesMemoryThatDoesNotFit(t *testing.T) {
 		{"a slab that is smaller than said", func(a *control.Attached) { a.SlabBytes[0] += 1 << 20 }, "map slab"},
 		{"another geometry", func(a *control.Attached) { a.Geometry = []byte(`{"slots":128,"max_pieces":2,"result_bytes":256}`) }, "attach to channel"},
 		{"no card", func(a *control.Attached) { a.Card = []byte(`"none"`) }, "read card"},
-		{"an unknown rule", func(a *control.Attached) { a.Batching = "guess" }, "guess"},
+		{"an unknown rule", func(a *control.Attached) { a.Batching.Rule = "guess" }, "guess"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			b, f := newBed(t, testCard()), newFake()

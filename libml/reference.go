@@ -58,8 +58,8 @@ func NewReference(card *models.Card, build Build) (_ *Reference, err error) {
 	if _, err := framework.LinkModel(); err != nil {
 		return nil, fmt.Errorf("link model %s: %w", card.Name, err)
 	}
-	if _, err := framework.ConfigureBatch(0, 1, r.tensors.input(1), r.tensors.outputs(1)); err != nil {
-		return nil, fmt.Errorf("configure batch 1 of %s: %w", card.Name, err)
+	if _, err := framework.ConfigureBatch(0, r.batch(), r.tensors.input(r.batch()), r.tensors.outputs(r.batch())); err != nil {
+		return nil, fmt.Errorf("configure batch %d of %s: %w", r.batch(), card.Name, err)
 	}
 	return r, nil
 }
@@ -70,12 +70,16 @@ func (r *Reference) Answer(picture []byte) (payload []byte, kind uint8, err erro
 	if err := cpu.Direct(r.card.Input, picture, r.tensors.input(1)); err != nil {
 		return nil, 0, err
 	}
-	if err := r.framework.InferBatch(0, 1); err != nil {
+	if err := r.framework.InferBatch(0, r.batch()); err != nil {
 		return nil, 0, fmt.Errorf("infer %s: %w", r.card.Name, err)
 	}
 	r.tensors.image(r.image, 0)
 	return r.decoder.Append(nil, r.image)
 }
+
+// batch is the smallest batch size of the model. The picture is its first image, and
+// the others are zero.
+func (r *Reference) batch() int { return r.card.Batches[0] }
 
 // Close gives the framework and its memory back.
 func (r *Reference) Close() error { return errors.Join(r.framework.Deinit(), r.memory.free()) }

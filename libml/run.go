@@ -1,6 +1,7 @@
 package libml
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/weights"
@@ -25,30 +27,13 @@ import (
 // Build makes the framework that runs a card's model.
 type Build func(card *models.Card) (Framework, error)
 
-// Run is the whole of an inference function's process: it meets the
-// orchestrator that started it, gets its memory from the manager, and runs
-// batches with the framework until it is told to drain. It is what a user's
-// main calls; `penstock if` calls it with the built-in frameworks.
+// Run runs the process of an inference function until the orchestrator drains it, see the
+// package comment. A program calls it once, and exits afterwards.
 //
-// The steps, and the state that the orchestrator sees after each:
-//
-//  1. handshake with the orchestrator and the manager
-//  2. Init, LoadModel                                     -> loaded (a shadow sleeps here)
-//  3. woken: open the device, map memory, LinkModel, ConfigureBatch
-//     and warm-up runs of every batch size of the ladder;
-//     early on a GPU, of the smallest (grow.go)           -> ready
-//  4. the epoch names this generation, the ring is free   -> active
-//  5. batches, until the epoch moves on or drain          -> draining
-//  6. Deinit, and the process ends                        -> stopped
-//
-// Nothing touches a GPU before 3, nor before the environment that came with the wake
-// is set: its share of the GPU is in there.
-//
-// Run returns nil after a drain. It returns an error, one line, when a step
-// fails, and when the orchestrator or the manager is gone: an inference function
-// without them has nobody to work for. An error that wraps device.ErrLost says that
-// the GPU failed: the program must end at once, as nothing that touches it may ever
-// return.
+// Run returns nil after a drain, also by ctx. It returns an error of one line if a step
+// fails, or if the orchestrator or the manager has exited. If the error wraps
+// device.ErrLost, the GPU has failed and calls that touch it may never return: the program
+// must exit at once.
 func Run(ctx context.Context, log zerolog.Logger, build Build) error {
 	// The loop's thread is in C or in the kernel most of the time; when it comes
 	// back it must not wait for a place to run, however few CPUs there are.
@@ -77,8 +62,12 @@ type process struct {
 	memory    *memory
 	weights   *weights.Mappings // nil: the framework loads its own
 	inFlight  int               // how many batches may be in flight
-	private   scratch           // for the warm-up; nil but for that
-	warm      []warmUp
+	// level is of batches within the guarantee, on a GPU with priorities: prioritized.
+	// budget.Demoted if no guarantee was ordered at the wake.
+	level       budget.Level
+	prioritized device.Partitioned
+	private     scratch // for the warm-up; nil but for that
+	warm        []warmUp
 	// ladder are the card's batch sizes that are configured; ephemeral is what the largest
 	// takes in each slot that may be in flight. Once there is a mover they are its own.
 	ladder    []int
@@ -91,25 +80,32 @@ type process struct {
 	awake    bool
 	woken    chan control.Order // the wake, once
 	groups   chan []int         // where to move, the last order
+	prepared chan string        // why the model could not be prepared; empty if it was
 	failed   atomic.Pointer[error]
 	unfit    atomic.Pointer[error] // why it must not serve any more
 	lost     atomic.Pointer[error] // why nobody is left to work for
 	nudge    atomic.Pointer[shm.Consumer]
 
-	sayMu    sync.Mutex    // guards what follows
-	state    control.State // as last said
-	standing string        // the reason that is said where there is no other
+	sayMu    sync.Mutex     // guards what follows
+	state    control.State  // as last said
+	standing string         // the reason that is said where there is no other
+	whole    control.Notice // all notices so far, merged
 }
 
 // warmUp is what a batch size took in its warm-up run.
 type warmUp struct {
 	size    int
 	elapsed time.Duration
+	cost    time.Duration // of the device, 0 if the process keeps no account
 }
 
 type shareOrder struct {
 	percent  float64
 	governor bool
+	// guarantee is a percentage of the device's time; level is not budget.Demoted if there
+	// are guarantees.
+	guarantee float64
+	level     budget.Level
 }
 
 var errManagerGone = errors.New("manager is gone")
@@ -123,6 +119,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	p.log = p.log.With().Str("if", p.start.IF).Int("instance", p.start.Instance).Uint32("generation", p.start.Generation).Logger()
 	attached, files, conn, err := control.DialAttach(p.start.AttachSocket, control.Attach{
 		Version: control.Version, IF: p.start.IF, Instance: p.start.Instance, Generation: p.start.Generation, PID: os.Getpid(),
+		Ticket: p.start.Ticket,
 	})
 	if err != nil {
 		return err
@@ -163,7 +160,7 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 		return err
 	}
 
-	p.woken, p.groups = make(chan control.Order, 1), make(chan []int, 1)
+	p.woken, p.groups, p.prepared = make(chan control.Order, 1), make(chan []int, 1), make(chan string, 1)
 	gone := make(chan struct{})
 	go p.watch(ctx, gone)
 	p.say(control.Notice{State: control.Loaded})
@@ -239,7 +236,35 @@ func (p *process) say(n control.Notice) {
 		n.Reason = p.standing
 	}
 	p.state = n.State
+	p.remember(n)
 	p.child.Notify(n)
+}
+
+// remember merges a notice into p.whole. sayMu is held.
+func (p *process) remember(n control.Notice) {
+	whole := &p.whole
+	whole.State, whole.Reason = n.State, n.Reason
+	whole.DeviceLost, whole.Blameless = n.DeviceLost, n.Blameless
+	whole.PersistentBytes = cmp.Or(n.PersistentBytes, whole.PersistentBytes)
+	whole.EphemeralBytes = cmp.Or(n.EphemeralBytes, whole.EphemeralBytes)
+	whole.WarmupMillis = cmp.Or(n.WarmupMillis, whole.WarmupMillis)
+	if len(n.Batches) > 0 {
+		whole.Batches, whole.Growing = n.Batches, n.Growing
+	}
+	if n.SMs != 0 {
+		whole.SMs, whole.SMGroups, whole.GroupsUnfit = n.SMs, n.SMGroups, n.GroupsUnfit
+	}
+}
+
+// report sends the whole state to an orchestrator that has taken over.
+func (p *process) report() {
+	p.sayMu.Lock()
+	defer p.sayMu.Unlock()
+	n := p.whole
+	n.Woken = p.awake
+	if n.State != "" { // else it will soon say Loaded
+		p.child.Notify(n)
+	}
 }
 
 // loseDevice ends the process from another goroutine than the loop's, because the
@@ -305,8 +330,15 @@ func (p *process) watch(ctx context.Context, gone chan<- struct{}) {
 			}
 			switch order.Do {
 			case control.DoWake, control.DoShare:
-				p.share.Store(&shareOrder{percent: order.SharePercent, governor: order.Governor})
+				p.follow(order)
 				p.moveTo(order)
+			case control.DoReport:
+				p.report()
+			case control.DoPrepared:
+				select {
+				case p.prepared <- order.Failed:
+				default: // it did not ask
+				}
 			case control.DoDrain:
 				finish(nil)
 				return
@@ -319,6 +351,14 @@ func (p *process) watch(ctx context.Context, gone chan<- struct{}) {
 			return
 		}
 	}
+}
+
+// follow keeps what an order says of the share.
+func (p *process) follow(order control.Order) {
+	p.share.Store(&shareOrder{
+		percent: order.SharePercent, governor: order.Governor,
+		guarantee: order.GuaranteePercent, level: order.Level,
+	})
 }
 
 // moveTo passes on where to run: to whoever waits to be woken, at first, and to the
@@ -364,10 +404,13 @@ func (p *process) onGPU() bool { return p.start.Device != "" && p.start.Device !
 func (p *process) load() error {
 	env := Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: DeviceCPU}
 	if p.onGPU() {
-		env.Device, env.Stream = p.start.Device, p.stream
+		env.Device, env.Stream, env.BatchStream = p.start.Device, p.stream, p.batchStream
 		if p.start.WeightsSocket != "" {
 			p.weights = weights.NewMappings(p.start.WeightsSocket)
 			env.Weights = p.sharedWeights
+		}
+		if p.start.Prepared != "" {
+			env.Prepared, env.Prepare = p.start.Prepared, p.prepare
 		}
 	}
 	if err := p.framework.Init(env); err != nil {
@@ -383,6 +426,14 @@ func (p *process) load() error {
 func (p *process) stream(slot int) uintptr {
 	if d, ok := p.memory.device.(device.Partitioned); ok {
 		return d.Stream(slot)
+	}
+	return 0
+}
+
+// batchStream is Environment.BatchStream.
+func (p *process) batchStream(slot int) uintptr {
+	if d, ok := p.memory.device.(device.Partitioned); ok {
+		return d.BatchStream(slot)
 	}
 	return 0
 }
@@ -405,7 +456,7 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	if attached.Streams > 0 {
 		p.inFlight = min(p.inFlight, attached.Streams)
 	}
-	if err := p.place(&notice, wake.SMGroups); err != nil {
+	if err := p.place(&notice, wake); err != nil {
 		return notice, err
 	}
 	p.ladder = p.card.Batches
@@ -424,7 +475,8 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 }
 
 // place has the device run where it was ordered to, before anything is made there.
-func (p *process) place(notice *control.Notice, groups []int) error {
+func (p *process) place(notice *control.Notice, wake control.Order) error {
+	groups := wake.SMGroups
 	d, ok := p.memory.device.(device.Partitioned)
 	if !ok {
 		if len(groups) > 0 {
@@ -432,10 +484,20 @@ func (p *process) place(notice *control.Notice, groups []int) error {
 		}
 		return nil
 	}
+	slots := []int{0, 1}[:p.inFlight]
 	if len(groups) > 0 {
-		slots := []int{0, 1}[:p.inFlight]
 		if err := d.Repartition(slots, groups); err != nil {
 			return fmt.Errorf("run on groups %v of multiprocessors: %w", groups, err)
+		}
+	}
+	if wake.Level != budget.Demoted {
+		switch err := d.Prioritize(slots, wake.Level); {
+		case errors.Is(err, cuda.ErrNotSupported):
+			p.log.Warn().Err(err).Msg("batches beyond the guarantee are not demoted: the GPU has no stream priorities")
+		case err != nil:
+			return err
+		default:
+			p.level, p.prioritized = wake.Level, d
 		}
 	}
 	var err error
@@ -480,7 +542,7 @@ func (p *process) warmUp(notice *control.Notice) error {
 				return err
 			}
 			if slot == 0 {
-				p.warm = append(p.warm, warmUp{n, elapsed})
+				p.warm = append(p.warm, warmUp{size: n, elapsed: elapsed})
 			}
 			if p.finished() {
 				return nil
@@ -488,6 +550,55 @@ func (p *process) warmUp(notice *control.Notice) error {
 		}
 	}
 	notice.EphemeralBytes = p.ephemeralBytes()
+	if p.level == budget.Demoted {
+		return nil
+	}
+	for i := range p.warm {
+		if err := p.measureCost(&p.warm[i]); err != nil || p.finished() {
+			return err
+		}
+	}
+	return nil
+}
+
+// measureCost measures how much of the device's time a batch takes at the function's level,
+// with as many in flight as there may be. Other processes use the device, too, so the
+// shortest of several runs counts. Short batches run several times, each time several in a
+// row: the host's part of a run counts for more in them.
+func (p *process) measureCost(w *warmUp) error {
+	const (
+		most  = 5
+		limit = 5 * time.Millisecond // for all runs, but for the first
+	)
+	d := p.memory.device
+	rounds := int(max(1, min(4, limit/4/max(1, w.elapsed))))
+	began := shm.Now()
+	for run := range most {
+		start := shm.Now()
+		if run > 0 && time.Duration(start-began) > limit {
+			break
+		}
+		var err error
+		for range rounds {
+			for slot := range p.inFlight {
+				err = worse(err, p.framework.InferBatch(slot, w.size))
+			}
+		}
+		for slot := range p.inFlight {
+			err = worse(err, d.Fetch(slot, 0))
+		}
+		for slot := range p.inFlight {
+			_, waitErr := d.Wait(slot)
+			err = worse(err, waitErr)
+		}
+		if err != nil {
+			return fmt.Errorf("measure %s at batch %d: %w", p.card.Name, w.size, err)
+		}
+		cost := time.Duration(shm.Now()-start) / time.Duration(rounds*p.inFlight)
+		if run == 0 || cost < w.cost {
+			w.cost = cost
+		}
+	}
 	return nil
 }
 
@@ -556,7 +667,7 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 		if err := written(p.card, outputs); err != nil {
 			return fmt.Errorf("warm up %s at batch %d: %w", p.card.Name, n, err)
 		}
-		p.warm = append(p.warm, warmUp{n, elapsed})
+		p.warm = append(p.warm, warmUp{size: n, elapsed: elapsed})
 		if p.finished() {
 			return nil
 		}

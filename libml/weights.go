@@ -3,6 +3,8 @@ package libml
 import (
 	"fmt"
 	"time"
+
+	"github.com/penstock/penstock/control"
 )
 
 // sharedWeights is Environment.Weights: the node's holder of weights is asked, and its
@@ -18,4 +20,27 @@ func (p *process) sharedWeights(file string) (Weights, error) {
 	}
 	p.log.Debug().Str("file", file).Int64("bytes", loaded.Bytes).Dur("took", time.Since(began)).Msg("weights are mapped")
 	return Weights{Address: uintptr(at), Bytes: int(loaded.Bytes), CRC32C: loaded.CRC}, nil
+}
+
+// prepare is Environment.Prepare: the orchestrator has the model prepared by a process that runs
+// no requests.
+func (p *process) prepare() error {
+	p.say(control.Notice{Prepare: true})
+
+	// The orchestrator ends a process that takes too long; this one ends if it is drained.
+	drained := time.NewTicker(50 * time.Millisecond)
+	defer drained.Stop()
+	for {
+		select {
+		case failed := <-p.prepared:
+			if failed != "" {
+				return fmt.Errorf("%w: prepare model: %s", ErrNoWeights, failed)
+			}
+			return nil
+		case <-drained.C:
+			if p.finished() {
+				return fmt.Errorf("%w: prepare model: the process is drained", ErrNoWeights)
+			}
+		}
+	}
 }

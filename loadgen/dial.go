@@ -24,12 +24,13 @@ func DialClient(options client.Options) Dialer {
 				Arrived: r.Received,
 				Err:     r.Err,
 				Unsent:  errors.Is(r.Err, client.ErrUnsent),
+				Dropped: errors.Is(r.Err, client.ErrLate),
 			})
 		}
 		if f.PaceBytes > 0 {
 			o.PaceBytes = f.PaceBytes
 		}
-		o.Timeout = max(o.Timeout, Grace(f.SLO))
+		o.Timeout = max(o.Timeout, replyGrace(f.SLO))
 		c, err := client.Dial(ctx, f.Addr, o)
 		if err != nil {
 			return nil, err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/internal/testing/clienttest"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/wire"
 )
@@ -72,5 +73,29 @@ func TestDialClientSendsOverTheWire(t *testing.T) {
 	}
 	if f.P50Millis <= 0 {
 		t.Errorf("p50 %v ms: an answer before its request", f.P50Millis)
+	}
+}
+
+// A function that stops answering leaves no credit: what waits for it is late.
+func TestDialClientCountsDropped(t *testing.T) {
+	const objective = 20 * time.Millisecond
+	m, err := clienttest.NewManager(func(q clienttest.Request) (wire.Result, []byte, bool) {
+		return wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK, Batch: 1, Credit: 1, Objective: objective}, topK(1, 1), q.Picture[0] == 0
+	}, clienttest.ManagerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	spec := constant(t, 100, 500*time.Millisecond)
+	spec.Grace = 300 * time.Millisecond
+	spec.Functions[0].Addr, spec.Functions[0].SLO = m.Addr().String(), objective
+	spec.Functions[0].Pictures = pictures(t, 50)
+	report, err := loadgen.Run(t.Context(), spec, loadgen.Options{Dial: loadgen.DialClient(client.Options{})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := report.Functions[0]
+	if f.Sent != 50 || f.OK != 1 || f.Dropped < 30 || f.Late != f.Dropped || f.Unsent != 0 {
+		t.Errorf("%d sent, %d ok, %d late, %d dropped, %d unsent; want 50, 1, all but a few late and dropped, 0", f.Sent, f.OK, f.Late, f.Dropped, f.Unsent)
 	}
 }

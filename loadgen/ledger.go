@@ -75,7 +75,7 @@ func (l *ledger) begin(intended int64, lag time.Duration, picture int, counted b
 }
 
 // reply ends a request. Replies to what is not open (given twice, or after the
-// grace time) are dropped. A request given up stays unanswered.
+// grace time) are dropped. A request given up stays unanswered, unless it was dropped as late.
 func (l *ledger) reply(r Reply) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,7 +90,11 @@ func (l *ledger) reply(r Reply) {
 		return
 	}
 	if r.Err != nil {
-		if e.counted {
+		switch {
+		case !e.counted:
+		case r.Dropped:
+			l.tally.dropped++
+		default:
 			l.tally.giveUp(r.Err, r.Unsent)
 		}
 		return

@@ -129,9 +129,10 @@ type Reply struct {
 	// run's Clock.
 	Arrived int64
 	// Err is set when the sender gave the request up without a reply; Unsent that
-	// it did so before a byte had left. Nothing else but the tag is set then.
-	Err    error
-	Unsent bool
+	// it did so before a byte had left. Dropped says that the request could not be
+	// answered in time any more and was never sent. Nothing else but the tag is set then.
+	Err             error
+	Unsent, Dropped bool
 }
 
 // Dialer opens the socket of one stream. Replies are delivered from any
@@ -158,16 +159,16 @@ type Options struct {
 }
 
 // ObserveEvery is how often a run is observed: a line that changes four times a
-// second can still be read. StatusEvery is how often the manager is asked
+// second can still be read. statusEvery is how often the manager is asked
 // meanwhile.
 const (
 	ObserveEvery = 250 * time.Millisecond
-	StatusEvery  = 500 * time.Millisecond
+	statusEvery  = 500 * time.Millisecond
 )
 
-// Grace is what outstanding requests get at the end of a run: two seconds, or
+// replyGrace is what outstanding requests get at the end of a run: two seconds, or
 // four times the objective where that is more.
-func Grace(slo time.Duration) time.Duration { return max(2*time.Second, 4*slo) }
+func replyGrace(slo time.Duration) time.Duration { return max(2*time.Second, 4*slo) }
 
 // interruptedGrace is what is left of the grace time when a person interrupts.
 const interruptedGrace = time.Second
@@ -198,7 +199,7 @@ func (s Spec) complete() (Spec, error) {
 	}
 	if s.Grace == 0 {
 		for _, f := range s.Functions {
-			s.Grace = max(s.Grace, Grace(f.SLO))
+			s.Grace = max(s.Grace, replyGrace(f.SLO))
 		}
 	}
 	return s, s.Schedule.CheckFunctions(known)

@@ -62,11 +62,11 @@ func (s Snapshot) String() string {
 		b.WriteString(", warming up")
 	}
 	for _, f := range s.Functions {
-		fmt.Fprintf(&b, " │ %s %.0f/s p99 ", f.Name, f.PerSecond)
+		fmt.Fprintf(&b, " │ %s %.0f/s ", f.Name, f.PerSecond)
 		if f.P99 == 0 {
-			b.WriteString(unknown)
+			fmt.Fprintf(&b, "p99 %s", unknown)
 		} else {
-			fmt.Fprintf(&b, "%.1f", millis(f.P99))
+			fmt.Fprintf(&b, "%.1f %% in time, p99 %.1f", f.WithinSLO, millis(f.P99))
 		}
 		fmt.Fprintf(&b, " of %s ms", number(millis(f.SLO)))
 		if f.ShareKnown {

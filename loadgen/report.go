@@ -35,10 +35,13 @@ type FunctionReport struct {
 	SLOMillis float64 `json:"slo_ms"`
 	// Sent are the requests that were meant to be sent in the measured time;
 	// Answered those that got a reply of any status.
-	Sent       uint64 `json:"sent"`
-	Answered   uint64 `json:"answered"`
-	OK         uint64 `json:"ok"`
+	Sent     uint64 `json:"sent"`
+	Answered uint64 `json:"answered"`
+	OK       uint64 `json:"ok"`
+	// Late requests could not meet the objective any more and were not run. Dropped are
+	// those of Late that the client never sent.
 	Late       uint64 `json:"late"`
+	Dropped    uint64 `json:"dropped"`
 	Incomplete uint64 `json:"incomplete"`
 	Busy       uint64 `json:"busy"`
 	Refused    uint64 `json:"refused"`
@@ -119,12 +122,13 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 		Sent:             a.sent,
 		Answered:         answered,
 		OK:               a.statuses[wire.StatusOK],
-		Late:             a.statuses[wire.StatusLate],
+		Late:             a.statuses[wire.StatusLate] + a.dropped,
+		Dropped:          a.dropped,
 		Incomplete:       a.statuses[wire.StatusIncomplete],
 		Busy:             a.statuses[wire.StatusBusy],
 		Refused:          a.statuses[wire.StatusRefused],
 		Failed:           a.statuses[wire.StatusFailed],
-		Unanswered:       a.sent - answered,
+		Unanswered:       a.sent - answered - a.dropped,
 		WithinSLO:        percent(a.within, a.sent),
 		GoodputRPS:       perSecond(a.within, measured),
 		OfferedRPS:       perSecond(a.sent, measured),
@@ -188,8 +192,8 @@ func (r *FunctionReport) accuracy(l *ledger) {
 func (r *Report) check() error {
 	for _, f := range r.Functions {
 		sum := f.OK + f.Late + f.Incomplete + f.Busy + f.Refused + f.Failed + f.Unanswered
-		if f.Sent != sum || f.Sent != f.Answered+f.Unanswered || f.Unsent > f.Unanswered {
-			return fmt.Errorf("report of %s does not add up: %d sent, %d accounted for, %d answered, %d unsent", f.Name, f.Sent, sum, f.Answered, f.Unsent)
+		if f.Sent != sum || f.Sent != f.Answered+f.Dropped+f.Unanswered || f.Unsent > f.Unanswered || f.Dropped > f.Late {
+			return fmt.Errorf("report of %s does not add up: %d sent, %d accounted for, %d answered, %d dropped, %d unsent", f.Name, f.Sent, sum, f.Answered, f.Dropped, f.Unsent)
 		}
 	}
 	return nil

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/jedib0t/go-pretty/v6/text"
+
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/answer"
@@ -26,7 +28,7 @@ func sample() *loadgen.Report {
 	return &loadgen.Report{
 		Seconds: 30,
 		Functions: []loadgen.FunctionReport{{
-			Name: "fashion", SLOMillis: 10, Sent: 1000, Answered: 995, OK: 980, Late: 5, Incomplete: 1, Busy: 4, Refused: 2, Failed: 3, Unanswered: 5,
+			Name: "fashion", SLOMillis: 10, Sent: 1000, Answered: 994, OK: 980, Late: 5, Dropped: 1, Incomplete: 1, Busy: 4, Refused: 2, Failed: 3, Unanswered: 5,
 			WithinSLO: 97.5, GoodputRPS: 32.5, P50Millis: 1.234, P99Millis: 8.5, P999Millis: 9.75, MeanBatch: 3.25,
 			SharePercent: pointer(40.0), Swaps: pointer(uint64(2)), Lost: pointer(uint64(0)), Accuracy: pointer(91.9),
 			ReferenceAccuracy: pointer(91.8), Labelled: 1000, Checked: 980, Wrong: 1, Differences: []string{"picture 3: place 1: class 4 with 0.9000, want 0.8000"},
@@ -89,15 +91,16 @@ func TestTableTellsWhatPeopleLookFor(t *testing.T) {
 	report := sample()
 	report.Interrupted = true
 	var buffer bytes.Buffer
-	if err := report.WriteTable(&buffer); err != nil {
+	if err := report.WriteTable(&buffer, 0); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"97.50 %", "8.50", "9.75", "25.0 → 40.0 %", "42, max 55", "91.90 % │", "91.80 % │", "fashion: the accuracy is of 1000 labelled pictures",
+		"97.50 %", "8.50", "9.75", "25.0 → 40.0 %", "fashion: work waited 42 µs (p50), 55 µs (max) for a swap",
+		"fashion: accuracy 91.90 % (1000 labelled pictures), 91.80 % in this process",
 		"fashion: 980 ok, 5 late, 1 incomplete, 4 busy, 2 refused, 3 failed, 5 unanswered",
 		"fashion: the client gave up (2 before sending): no credit within the timeout",
 		"fashion: the kernel dropped 7 datagrams",
-		"fashion: 980 answers compared with the same model run in process, 1 differ",
+		"fashion: checked 980 answers (with warm-up) in this process, 1 differ",
 		"fashion:   picture 3: place 1",
 		"detect: 0 ok, 3 unanswered",
 		"interrupted after 30.0 s",
@@ -106,7 +109,10 @@ func TestTableTellsWhatPeopleLookFor(t *testing.T) {
 			t.Errorf("the table lacks %q", want)
 		}
 	}
-	if strings.Contains(buffer.String(), "late to send") {
+	if n := text.LongestLineLen(buffer.String()); n > 80 {
+		t.Errorf("the report is %d columns wide, want at most 80", n)
+	}
+	if strings.Contains(buffer.String(), "behind schedule") {
 		t.Error("a lag of 0.15 ms is complained of")
 	}
 	if t.Failed() {
@@ -118,10 +124,10 @@ func TestTableComplainsOfAGeneratorThatIsLate(t *testing.T) {
 	report := sample()
 	report.Functions[0].SendLagP99Millis = 3
 	var buffer bytes.Buffer
-	if err := report.WriteTable(&buffer); err != nil {
+	if err := report.WriteTable(&buffer, 0); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(buffer.String(), "fashion: this program was late to send, by 3.00 ms at p99") {
+	if !strings.Contains(buffer.String(), "fashion: the load generator ran 3.00 ms behind schedule (p99)") {
 		t.Errorf("\n%s", &buffer)
 	}
 }
@@ -164,7 +170,7 @@ func TestWritersTellWhenTheyCannot(t *testing.T) {
 	report := sample()
 	found := &loadgen.Found{}
 	for name, write := range map[string]func() error{
-		"table":        func() error { return report.WriteTable(full{}) },
+		"table":        func() error { return report.WriteTable(full{}, 0) },
 		"JSON":         func() error { return report.WriteJSON(full{}) },
 		"CSV":          func() error { return report.WriteCSV(full{}) },
 		"search":       func() error { return found.WriteTable(full{}) },

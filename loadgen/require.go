@@ -13,14 +13,14 @@ import (
 type Requirement struct {
 	// Function is whose figure it is; empty is each function of the run.
 	Function string
-	// Metric is the figure's name, one of Metrics; Bound the least or most that it may
+	// Metric is the figure's name, one of metrics; Bound the least or most that it may
 	// be, in per cent, milliseconds, or requests a second.
 	Metric string
 	Bound  float64
 }
 
-// Metrics are what a Requirement may bound, in the order of the help.
-var Metrics = []string{"within", "answered", "ok", "accuracy", "goodput", "p50", "p99", "p99.9"}
+// functionMetrics are what a Requirement may bound, in the order of the help.
+var functionMetrics = []string{"within", "answered", "ok", "accuracy", "goodput", "p50", "p99", "p99.9"}
 
 // metric is a figure of a report.
 type metric struct {
@@ -83,7 +83,7 @@ func ParseRequirement(text string) (Requirement, error) {
 	}
 	m, is := metrics[r.Metric]
 	if !is {
-		return wrong("metric %q is unknown; known are %s", r.Metric, strings.Join(Metrics, ", "))
+		return wrong("metric %q is unknown; known are %s", r.Metric, strings.Join(functionMetrics, ", "))
 	}
 	switch m.unit {
 	case "%":

@@ -305,8 +305,10 @@ type Live struct {
 	SLO  time.Duration
 	// PerSecond is the rate sent since the snapshot before.
 	PerSecond float64
-	// P99 is of the ok answers so far, 0 while there are none; Outstanding are
-	// the requests without an answer yet.
+	// WithinSLO is the per cent of the requests that have ended with an ok answer within
+	// the objective. P99 is of the ok answers so far, 0 while there are none; Outstanding
+	// are the requests without an answer yet.
+	WithinSLO   float64
 	P99         time.Duration
 	Outstanding int
 	// SharePercent is the share in force; ShareKnown is false where no manager
@@ -320,10 +322,12 @@ type Live struct {
 func (l *ledger) live() Live {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	t := &l.tally
 	return Live{
-		P99:         time.Duration(l.tally.latency.ValueAtPercentile(99)),
+		WithinSLO:   percent(t.within, t.answered()+t.dropped+t.givenUp),
+		P99:         time.Duration(t.latency.ValueAtPercentile(99)),
 		Outstanding: l.open,
-		offered:     l.tally.offered,
+		offered:     t.offered,
 	}
 }
 

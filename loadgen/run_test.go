@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/loadfake"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/loadgen/arrival"
-	"github.com/penstock/penstock/loadgen/fake"
 	"github.com/penstock/penstock/loadgen/picture"
 	"github.com/penstock/penstock/wire"
 	"pgregory.net/rapid"
@@ -51,11 +51,11 @@ func constant(t testing.TB, perSecond float64, duration time.Duration) loadgen.S
 }
 
 // run runs a spec in virtual time, and checks that nothing is left.
-func run(t *testing.T, spec loadgen.Spec, system *fake.System, change ...func(*loadgen.Options)) *loadgen.Report {
+func run(t *testing.T, spec loadgen.Spec, system *loadfake.System, change ...func(*loadgen.Options)) *loadgen.Report {
 	t.Helper()
 	var report *loadgen.Report
 	synctest.Test(t, func(t *testing.T) {
-		o := loadgen.Options{Dial: system.Dial, Clock: fake.Clock{}}
+		o := loadgen.Options{Dial: system.Dial, Clock: loadfake.Clock{}}
 		for _, c := range change {
 			c(&o)
 		}
@@ -79,30 +79,34 @@ func topK(class uint16, p float32) []byte {
 func TestRunCountsEveryRequestOnce(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		// What happens to request n is drawn before; it repeats from there.
-		kinds := rapid.SliceOfN(rapid.IntRange(0, 9), 1, 40).Draw(rt, "outcomes")
+		kinds := rapid.SliceOfN(rapid.IntRange(0, 10), 1, 40).Draw(rt, "outcomes")
 		var mu sync.Mutex
 		var want [wire.NumStatuses]uint64
-		var unanswered, unsent uint64
-		system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
+		var unanswered, unsent, dropped uint64
+		system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 			mu.Lock()
 			defer mu.Unlock()
 			delay := time.Duration(r.Number%7) * time.Millisecond
 			switch kind := kinds[r.Number%len(kinds)]; {
 			case kind < wire.NumStatuses:
 				want[kind]++
-				return fake.Outcome{Delay: delay, Result: wire.Result{Status: wire.Status(kind)}}
+				return loadfake.Outcome{Delay: delay, Result: wire.Result{Status: wire.Status(kind)}}
 			case kind == 6:
 				unanswered++
-				return fake.Outcome{Lost: true}
+				return loadfake.Outcome{Lost: true}
 			case kind == 7:
 				unsent++
-				return fake.Outcome{Refused: errors.New("queue full")}
+				return loadfake.Outcome{Refused: errors.New("queue full")}
 			case kind == 8:
 				unanswered++
-				return fake.Outcome{Delay: delay, Err: errors.New("no answer")}
+				return loadfake.Outcome{Delay: delay, Err: errors.New("no answer")}
+			case kind == 9:
+				want[wire.StatusLate]++
+				dropped++
+				return loadfake.Outcome{Delay: delay, Err: errors.New("late"), Dropped: true}
 			default:
 				want[wire.StatusOK]++
-				return fake.Outcome{Delay: delay, Times: 3}
+				return loadfake.Outcome{Delay: delay, Times: 3}
 			}
 		}}
 		spec := loadgen.Spec{Duration: time.Second, Seed: rapid.Uint64().Draw(rt, "seed"), Functions: []loadgen.Function{
@@ -111,20 +115,21 @@ func TestRunCountsEveryRequestOnce(t *testing.T) {
 		}}
 		report := run(t, spec, system)
 		var got [wire.NumStatuses]uint64
-		var gotUnanswered, gotUnsent, sent uint64
+		var gotUnanswered, gotUnsent, gotDropped, sent uint64
 		for _, f := range report.Functions {
 			for status, n := range []uint64{f.OK, f.Late, f.Incomplete, f.Busy, f.Refused, f.Failed} {
 				got[status] += n
 			}
 			gotUnanswered += f.Unanswered
 			gotUnsent += f.Unsent
+			gotDropped += f.Dropped
 			sent += f.Sent
-			if f.Sent != f.OK+f.Late+f.Incomplete+f.Busy+f.Refused+f.Failed+f.Unanswered || f.Answered != f.Sent-f.Unanswered {
+			if f.Sent != f.OK+f.Late+f.Incomplete+f.Busy+f.Refused+f.Failed+f.Unanswered || f.Answered != f.Sent-f.Dropped-f.Unanswered {
 				rt.Errorf("%s does not add up: %+v", f.Name, f)
 			}
 		}
-		if got != want || gotUnanswered != unanswered+unsent || gotUnsent != unsent {
-			rt.Errorf("statuses %v, unanswered %d, unsent %d; want %v, %d, %d", got, gotUnanswered, gotUnsent, want, unanswered+unsent, unsent)
+		if got != want || gotUnanswered != unanswered+unsent || gotUnsent != unsent || gotDropped != dropped {
+			rt.Errorf("statuses %v, unanswered %d, unsent %d, dropped %d; want %v, %d, %d, %d", got, gotUnanswered, gotUnsent, gotDropped, want, unanswered+unsent, unsent, dropped)
 		}
 		if sent < 150 || sent > 450 {
 			rt.Errorf("%d requests sent, want about 300", sent)
@@ -135,12 +140,12 @@ func TestRunCountsEveryRequestOnce(t *testing.T) {
 func TestSlowAnswersDoNotHoldBackSending(t *testing.T) {
 	var at []time.Duration
 	begin := time.Time{}
-	system := &fake.System{Service: time.Second, Behave: func(fake.Request) fake.Outcome {
+	system := &loadfake.System{Service: time.Second, Behave: func(loadfake.Request) loadfake.Outcome {
 		if begin.IsZero() {
 			begin = time.Now()
 		}
 		at = append(at, time.Since(begin))
-		return fake.Outcome{}
+		return loadfake.Outcome{}
 	}}
 	spec := constant(t, 100, 2*time.Second)
 	spec.Grace = time.Hour
@@ -170,7 +175,7 @@ func (s *stalling) Send(picture []byte, intended int64, tag uint64) error {
 }
 
 func TestLatencyIsCountedFromTheIntendedMoment(t *testing.T) {
-	system := &fake.System{}
+	system := &loadfake.System{}
 	report := run(t, constant(t, 100, 10*time.Second), system, func(o *loadgen.Options) {
 		o.Dial = func(ctx context.Context, f loadgen.Function, stream int, deliver func(loadgen.Reply)) (loadgen.Sender, error) {
 			sender, err := system.Dial(ctx, f, stream, deliver)
@@ -197,8 +202,8 @@ func TestLatencyIsCountedFromTheIntendedMoment(t *testing.T) {
 
 func TestReportIsOfTheNumbersOfTheRun(t *testing.T) {
 	// Every fifth answer takes 40 ms of an objective of 25, the others 10.
-	system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
-		o := fake.Outcome{Delay: 10 * time.Millisecond, Result: wire.Result{Batch: 2, Infer: 7 * time.Millisecond, Queue: time.Millisecond}}
+	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
+		o := loadfake.Outcome{Delay: 10 * time.Millisecond, Result: wire.Result{Batch: 2, Infer: 7 * time.Millisecond, Queue: time.Millisecond}}
 		if r.Number%5 == 4 {
 			o.Delay = 40 * time.Millisecond
 			o.Result.Batch = 8
@@ -233,11 +238,11 @@ func TestReportIsOfTheNumbersOfTheRun(t *testing.T) {
 }
 
 func TestLatencyIsOfOkAnswersOnly(t *testing.T) {
-	system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
+	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		if r.Number%2 == 0 {
-			return fake.Outcome{Result: wire.Result{Status: wire.StatusLate}} // quick, and worth nothing
+			return loadfake.Outcome{Result: wire.Result{Status: wire.StatusLate}} // quick, and worth nothing
 		}
-		return fake.Outcome{Delay: 20 * time.Millisecond}
+		return loadfake.Outcome{Delay: 20 * time.Millisecond}
 	}}
 	f := run(t, constant(t, 100, time.Second), system).Functions[0]
 	if f.P50Millis < 19.9 || f.Late != 50 || f.WithinSLO != 50 {
@@ -247,12 +252,12 @@ func TestLatencyIsOfOkAnswersOnly(t *testing.T) {
 
 func TestWarmupIsSentAndNotCounted(t *testing.T) {
 	requests := 0
-	system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
+	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		requests++
 		if r.Number < 100 {
-			return fake.Outcome{Delay: time.Second}
+			return loadfake.Outcome{Delay: time.Second}
 		}
-		return fake.Outcome{}
+		return loadfake.Outcome{}
 	}}
 	spec := constant(t, 100, 2*time.Second)
 	spec.Warmup = time.Second
@@ -266,7 +271,7 @@ func TestScheduleCountsFromTheEndOfTheWarmup(t *testing.T) {
 	spec := constant(t, 100, 10*time.Second)
 	spec.Warmup = 2 * time.Second
 	spec.Schedule = arrival.Schedule{{At: 5 * time.Second, Function: "face", PerSecond: 10}}
-	if f := run(t, spec, &fake.System{}).Functions[0]; f.Sent < 549 || f.Sent > 551 {
+	if f := run(t, spec, &loadfake.System{}).Functions[0]; f.Sent < 549 || f.Sent > 551 {
 		t.Errorf("%d sent, want 5 s of 100/s and 5 s of 10/s", f.Sent)
 	}
 }
@@ -274,10 +279,10 @@ func TestScheduleCountsFromTheEndOfTheWarmup(t *testing.T) {
 func TestPicturesAreSentInTurn(t *testing.T) {
 	var got []byte
 	streams := map[int]bool{}
-	system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
+	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		got = append(got, r.Picture...)
 		streams[r.Stream] = true
-		return fake.Outcome{}
+		return loadfake.Outcome{}
 	}}
 	spec := constant(t, 7, time.Second)
 	spec.Functions[0].Streams = 4
@@ -299,9 +304,9 @@ func TestCamerasMakeUpTheRate(t *testing.T) {
 		{"faster cameras", 120, 2, 120, 60},
 	} {
 		perStream := map[int]int{}
-		system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
+		system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 			perStream[r.Stream]++
-			return fake.Outcome{}
+			return loadfake.Outcome{}
 		}}
 		spec := constant(t, test.perSecond, time.Second)
 		spec.Functions[0].Arrivals = arrival.Process{Shape: arrival.Video, FramesPerSecond: 30}
@@ -313,8 +318,8 @@ func TestCamerasMakeUpTheRate(t *testing.T) {
 }
 
 func TestGraceTimeEndsTheWait(t *testing.T) {
-	system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
-		return fake.Outcome{Delay: time.Duration(r.Number) * time.Second} // the first at once, the second after 1 s…
+	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
+		return loadfake.Outcome{Delay: time.Duration(r.Number) * time.Second} // the first at once, the second after 1 s…
 	}}
 	spec := constant(t, 5, time.Second)
 	spec.Grace = 2500 * time.Millisecond
@@ -324,8 +329,8 @@ func TestGraceTimeEndsTheWait(t *testing.T) {
 }
 
 func TestGivenUpRequestsSayWhy(t *testing.T) {
-	system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
-		return fake.Outcome{Refused: fmt.Errorf("queue full at %d", r.Number)}
+	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
+		return loadfake.Outcome{Refused: fmt.Errorf("queue full at %d", r.Number)}
 	}}
 	if f := run(t, constant(t, 10, time.Second), system).Functions[0]; f.Unsent != 10 || f.Unanswered != 10 || f.GaveUp != "queue full at 0" {
 		t.Errorf("%d unsent, %d unanswered, %q", f.Unsent, f.Unanswered, f.GaveUp)
@@ -333,14 +338,14 @@ func TestGivenUpRequestsSayWhy(t *testing.T) {
 }
 
 func TestInterruptedRunReportsWhatItHas(t *testing.T) {
-	system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
-		return fake.Outcome{Lost: r.Number == 7, Delay: 300 * time.Millisecond}
+	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
+		return loadfake.Outcome{Lost: r.Number == 7, Delay: 300 * time.Millisecond}
 	}}
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(2*time.Second+time.Millisecond, cancel)
 		begin := time.Now()
-		report, err := loadgen.Run(ctx, constant(t, 10, time.Minute), loadgen.Options{Dial: system.Dial, Clock: fake.Clock{}})
+		report, err := loadgen.Run(ctx, constant(t, 10, time.Minute), loadgen.Options{Dial: system.Dial, Clock: loadfake.Clock{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -377,12 +382,12 @@ func TestWrongAnswersAreCountedAndDescribed(t *testing.T) {
 		1: {Kind: wire.KindTopK, Payload: topK(6, 0.9)},
 		2: {Kind: wire.KindTopK, Payload: topK(7, 0.9)},
 	}
-	system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
+	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		class := uint16(5 + r.Picture[0])
 		if class == 6 {
 			class = 1
 		}
-		return fake.Outcome{Result: wire.Result{Kind: wire.KindTopK}, Payload: topK(class, 0.9005)}
+		return loadfake.Outcome{Result: wire.Result{Kind: wire.KindTopK}, Payload: topK(class, 0.9005)}
 	}}
 	spec := constant(t, 30, time.Second)
 	spec.Functions[0].Pictures = pictures(t, 3, 5, 6, 8)
@@ -406,21 +411,21 @@ func TestWrongAnswersAreCountedAndDescribed(t *testing.T) {
 func TestFunctionWithoutReferenceIsNotChecked(t *testing.T) {
 	spec := constant(t, 30, time.Second)
 	spec.Functions[0].Name = "unknown"
-	report := run(t, spec, &fake.System{}, func(o *loadgen.Options) { o.Reference = book{} })
+	report := run(t, spec, &loadfake.System{}, func(o *loadgen.Options) { o.Reference = book{} })
 	if f := report.Functions[0]; f.Checked != 0 || f.Wrong != 0 || f.Accuracy != nil || report.Faults() != nil {
 		t.Errorf("%d checked, %d wrong, accuracy %v, faults %v", f.Checked, f.Wrong, f.Accuracy, report.Faults())
 	}
 }
 
 func TestFirstAnswerToEachPictureIsKept(t *testing.T) {
-	system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
+	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		switch {
 		case r.Picture[0] == 1:
-			return fake.Outcome{Result: wire.Result{Status: wire.StatusFailed}}
+			return loadfake.Outcome{Result: wire.Result{Status: wire.StatusFailed}}
 		case r.Picture[0] == 2:
-			return fake.Outcome{Result: wire.Result{Kind: wire.KindBoxes}} // no boxes
+			return loadfake.Outcome{Result: wire.Result{Kind: wire.KindBoxes}} // no boxes
 		}
-		return fake.Outcome{Result: wire.Result{Kind: wire.KindTopK}, Payload: topK(uint16(r.Number), 1)}
+		return loadfake.Outcome{Result: wire.Result{Kind: wire.KindTopK}, Payload: topK(uint16(r.Number), 1)}
 	}}
 	answers := run(t, constant(t, 30, time.Second), system).Functions[0].Answers
 	if len(answers) != 3 || answers[0].Top() != 0 || answers[1].Payload != nil || answers[2].Payload == nil || answers[2].Kind != wire.KindBoxes {
@@ -430,7 +435,7 @@ func TestFirstAnswerToEachPictureIsKept(t *testing.T) {
 
 func TestManagersCountersAreThoseOfTheRun(t *testing.T) {
 	asked := 0
-	report := run(t, constant(t, 30, 3*time.Second), &fake.System{}, func(o *loadgen.Options) {
+	report := run(t, constant(t, 30, 3*time.Second), &loadfake.System{}, func(o *loadgen.Options) {
 		o.Status = func(context.Context) (control.Status, error) {
 			asked++
 			f := control.FunctionStatus{
@@ -453,7 +458,7 @@ func TestManagersCountersAreThoseOfTheRun(t *testing.T) {
 
 func TestRestartedManagerCountsFromZero(t *testing.T) {
 	asked := 0
-	report := run(t, constant(t, 30, time.Second), &fake.System{}, func(o *loadgen.Options) {
+	report := run(t, constant(t, 30, time.Second), &loadfake.System{}, func(o *loadgen.Options) {
 		o.Status = func(context.Context) (control.Status, error) {
 			asked++
 			return control.Status{Functions: []control.FunctionStatus{{Name: "face", Swaps: uint64(7 / min(asked, 3))}}}, nil
@@ -466,7 +471,7 @@ func TestRestartedManagerCountsFromZero(t *testing.T) {
 
 func TestUnknownLossesAreAFault(t *testing.T) {
 	asked := 0
-	report := run(t, constant(t, 30, time.Second), &fake.System{}, func(o *loadgen.Options) {
+	report := run(t, constant(t, 30, time.Second), &loadfake.System{}, func(o *loadgen.Options) {
 		o.Status = func(context.Context) (control.Status, error) {
 			if asked++; asked > 1 {
 				return control.Status{}, errors.New("connection refused")
@@ -484,8 +489,8 @@ func TestUnknownLossesAreAFault(t *testing.T) {
 
 func TestRunIsObserved(t *testing.T) {
 	var snapshots []loadgen.Snapshot
-	system := &fake.System{
-		Behave: func(fake.Request) fake.Outcome { return fake.Outcome{Delay: 15 * time.Millisecond} },
+	system := &loadfake.System{
+		Behave: func(loadfake.Request) loadfake.Outcome { return loadfake.Outcome{Delay: 15 * time.Millisecond} },
 		Share:  func(_ string, requests int) float64 { return float64(requests / 100) },
 	}
 	spec := constant(t, 100, 3*time.Second)
@@ -528,7 +533,7 @@ func TestRunRefusesSpecsThatMakeNoSense(t *testing.T) {
 	} {
 		spec := constant(t, 10, time.Second)
 		change(&spec)
-		_, err := loadgen.Run(context.Background(), spec, loadgen.Options{Dial: new(fake.System).Dial})
+		_, err := loadgen.Run(context.Background(), spec, loadgen.Options{Dial: new(loadfake.System).Dial})
 		if err == nil || !strings.HasPrefix(err.Error(), "check load: "+want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -536,7 +541,7 @@ func TestRunRefusesSpecsThatMakeNoSense(t *testing.T) {
 }
 
 func TestRunThatCannotBeginLeavesNothing(t *testing.T) {
-	system := &fake.System{}
+	system := &loadfake.System{}
 	for name, test := range map[string]struct {
 		change func(*loadgen.Options)
 		want   string

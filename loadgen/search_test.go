@@ -10,9 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock/internal/testing/loadfake"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/arrival"
-	"github.com/penstock/penstock/loadgen/fake"
 	"pgregory.net/rapid"
 )
 
@@ -125,10 +125,10 @@ func TestFindMaxRateOfAQueue(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				system := &fake.System{Service: 5 * time.Millisecond}
+				system := &loadfake.System{Service: 5 * time.Millisecond}
 				spec := constant(t, 0, 4*time.Second)
 				spec.Functions[0].Arrivals = test.arrivals
-				probe, err := loadgen.ProbeFunction(spec, "face", loadgen.Options{Dial: system.Dial, Clock: fake.Clock{}})
+				probe, err := loadgen.ProbeFunction(spec, "face", loadgen.Options{Dial: system.Dial, Clock: loadfake.Clock{}})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -146,9 +146,9 @@ func TestFindMaxRateOfAQueue(t *testing.T) {
 
 func TestProbeChangesOneFunctionAndDropsTheSchedule(t *testing.T) {
 	counts := map[string]int{}
-	system := &fake.System{Behave: func(r fake.Request) fake.Outcome {
+	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		counts[r.Function]++
-		return fake.Outcome{}
+		return loadfake.Outcome{}
 	}}
 	synctest.Test(t, func(t *testing.T) {
 		spec := constant(t, 10, time.Second)
@@ -156,7 +156,7 @@ func TestProbeChangesOneFunctionAndDropsTheSchedule(t *testing.T) {
 		other.Name = "detect"
 		spec.Functions = append(spec.Functions, other)
 		spec.Schedule = arrival.Schedule{{Function: "detect", PerSecond: 1000}}
-		probe, err := loadgen.ProbeFunction(spec, "face", loadgen.Options{Dial: system.Dial, Clock: fake.Clock{}})
+		probe, err := loadgen.ProbeFunction(spec, "face", loadgen.Options{Dial: system.Dial, Clock: loadfake.Clock{}})
 		if err != nil {
 			t.Fatal(err)
 		}

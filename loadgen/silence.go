@@ -24,9 +24,9 @@ func (o Outage) String() string {
 	return fmt.Sprintf("%s: nothing came back for %.1f s, from second %.1f, %s", o.Function, o.Seconds, o.FromSeconds, to)
 }
 
-// SilentAfter is how long nothing comes back of what is sent to a function with this
+// silentAfter is how long nothing comes back of what is sent to a function with this
 // objective before that is an Outage: a second longer than a client waits.
-func SilentAfter(slo time.Duration) time.Duration { return Grace(slo) + outageSlack }
+func silentAfter(slo time.Duration) time.Duration { return replyGrace(slo) + outageSlack }
 
 const outageSlack = time.Second
 
@@ -47,7 +47,7 @@ type silence struct {
 }
 
 func newSilence(slo time.Duration) silence {
-	return silence{limit: SilentAfter(slo), grace: Grace(slo)}
+	return silence{limit: silentAfter(slo), grace: replyGrace(slo)}
 }
 
 // spell is a silence that lasted at least the limit.

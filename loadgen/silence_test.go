@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/loadfake"
 	"github.com/penstock/penstock/loadgen"
-	"github.com/penstock/penstock/loadgen/fake"
 )
 
 // dead is a system that loses the requests from one number up to another.
-func dead(from, to int) *fake.System {
-	return &fake.System{Behave: func(r fake.Request) fake.Outcome {
-		return fake.Outcome{Lost: r.Number >= from && r.Number < to}
+func dead(from, to int) *loadfake.System {
+	return &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
+		return loadfake.Outcome{Lost: r.Number >= from && r.Number < to}
 	}}
 }
 
@@ -71,16 +71,16 @@ func TestASystemThatIsGoneAtTheEndHadItsGraceTime(t *testing.T) {
 func TestARequestThatTheNetworkLostIsNoOutage(t *testing.T) {
 	for name, test := range map[string]struct {
 		perSecond float64
-		system    *fake.System
+		system    *loadfake.System
 	}{
 		"one of a few":     {0.2, dead(3, 5)}, // nothing for 15 s, of two requests
 		"some in a moment": {50, dead(100, 200)},
-		"every other": {10, &fake.System{Behave: func(r fake.Request) fake.Outcome {
-			return fake.Outcome{Lost: r.Number%2 == 0}
+		"every other": {10, &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
+			return loadfake.Outcome{Lost: r.Number%2 == 0}
 		}}},
 		// The third is answered after a second: nothing came for 11 s, of three requests.
-		"one of a few, and slow": {0.2, &fake.System{Behave: func(r fake.Request) fake.Outcome {
-			return fake.Outcome{Lost: r.Number >= 3 && r.Number < 5, Delay: time.Second}
+		"one of a few, and slow": {0.2, &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
+			return loadfake.Outcome{Lost: r.Number >= 3 && r.Number < 5, Delay: time.Second}
 		}}},
 	} {
 		report := run(t, constant(t, test.perSecond, time.Minute), test.system, func(o *loadgen.Options) { o.Tell = func(string) {} })
@@ -125,7 +125,7 @@ func TestAManagerThatDiedIsAFaultWhereRequestsWereNotAnswered(t *testing.T) {
 	if faults := report.Faults(); len(faults) != 1 || faults[0] != want {
 		t.Errorf("faults %q, want %q", faults, want)
 	}
-	report = run(t, constant(t, 10, 10*time.Second), &fake.System{}, restarting)
+	report = run(t, constant(t, 10, 10*time.Second), &loadfake.System{}, restarting)
 	if faults := report.Faults(); len(faults) != 0 || !report.Functions[0].Restarted {
 		t.Errorf("a manager that was replaced between two requests: %q", faults)
 	}
@@ -209,7 +209,7 @@ func TestAFunctionThatIsTakenOffIsAFaultWhereRequestsWereNotAnswered(t *testing.
 	if faults := report.Faults(); !slices.Contains(faults, want) || report.Functions[0].Restarted {
 		t.Errorf("faults %q, want %q", faults, want)
 	}
-	if faults := run(t, constant(t, 10, 10*time.Second), &fake.System{}, gone()).Faults(); len(faults) != 0 {
+	if faults := run(t, constant(t, 10, 10*time.Second), &loadfake.System{}, gone()).Faults(); len(faults) != 0 {
 		t.Errorf("faults %q", faults)
 	}
 }
@@ -217,7 +217,7 @@ func TestAFunctionThatIsTakenOffIsAFaultWhereRequestsWereNotAnswered(t *testing.
 // TestOneQuestionThatFailsAtTheEndIsAskedAgain: the machine was busy.
 func TestOneQuestionThatFailsAtTheEndIsAskedAgain(t *testing.T) {
 	asked := 0
-	report := run(t, constant(t, 10, 100*time.Millisecond), &fake.System{}, func(o *loadgen.Options) {
+	report := run(t, constant(t, 10, 100*time.Millisecond), &loadfake.System{}, func(o *loadgen.Options) {
 		o.Status = func(context.Context) (control.Status, error) {
 			if asked++; asked == 2 {
 				return control.Status{}, errors.New("timeout")
@@ -247,7 +247,7 @@ func TestASearchEndsWithTheNode(t *testing.T) {
 		}, "the node is gone: connection refused"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			o := loadgen.Options{Dial: dead(20, 1e6).Dial, Clock: fake.Clock{}}
+			o := loadgen.Options{Dial: dead(20, 1e6).Dial, Clock: loadfake.Clock{}}
 			test.change(&o)
 			probe, err := loadgen.ProbeFunction(constant(t, 10, 10*time.Second), "face", o)
 			if err != nil {

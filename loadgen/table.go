@@ -7,35 +7,30 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/jedib0t/go-pretty/v6/table"
-	"github.com/jedib0t/go-pretty/v6/text"
+	"github.com/penstock/penstock/loadgen/tabular"
 )
 
 // unknown stands where nobody could be asked.
 const unknown = "–"
 
-// WriteTable writes the report for people: a table, then what the numbers do not
-// tell by themselves.
-func (r *Report) WriteTable(w io.Writer) error {
-	t := table.NewWriter()
-	t.SetStyle(table.StyleRounded)
-	t.Style().Format.Header = text.FormatDefault
-	t.AppendHeader(table.Row{"function", "SLO ms", "sent", "answered", "within SLO", "p50 ms", "p99 ms", "p99.9 ms", "goodput /s", "batch", "share", "swaps", "idle µs", "lost", "accuracy", "in process"})
-	var right []table.ColumnConfig
-	for column := 2; column <= 16; column++ {
-		right = append(right, table.ColumnConfig{Number: column, Align: text.AlignRight, AlignHeader: text.AlignRight})
-	}
-	t.SetColumnConfigs(right)
+// columns of the table, in the order of their importance.
+var columns = []tabular.Column{
+	{Name: "function", Left: true}, {Name: "SLO ms"}, {Name: "sent"}, {Name: "within SLO"}, {Name: "late"}, {Name: "dropped"}, {Name: "p99 ms"}, {Name: "lost"},
+	{Name: "answered"}, {Name: "p50 ms"}, {Name: "p99.9 ms"}, {Name: "goodput /s"}, {Name: "batch"}, {Name: "share"}, {Name: "swaps"},
+}
+
+// WriteTable writes the report for people: tables that are at most width columns
+// wide (0 for tabular.DefaultWidth), then remarks on what the numbers do not show.
+func (r *Report) WriteTable(w io.Writer, width int) error {
+	var rows [][]string
 	for i := range r.Functions {
 		f := &r.Functions[i]
-		t.AppendRow(table.Row{
-			f.Name, number(f.SLOMillis), f.Sent, f.Answered, fixed(f.WithinSLO, 2) + " %",
-			f.latency(f.P50Millis), f.latency(f.P99Millis), f.latency(f.P999Millis), fixed(f.GoodputRPS, 1),
-			fixed(f.MeanBatch, 2), f.shares(), orUnknown(f.Swaps), f.idle(), orUnknown(f.Lost),
-			percentOrEmpty(f.Accuracy), percentOrEmpty(f.ReferenceAccuracy),
+		rows = append(rows, []string{
+			f.Name, number(f.SLOMillis), count(f.Sent), fixed(f.WithinSLO, 2) + " %", count(f.Late), count(f.Dropped), f.latency(f.P99Millis), orUnknown(f.Lost),
+			count(f.Answered), f.latency(f.P50Millis), f.latency(f.P999Millis), fixed(f.GoodputRPS, 1), fixed(f.MeanBatch, 2), f.shares(), orUnknown(f.Swaps),
 		})
 	}
-	lines := []string{t.Render()}
+	lines := []string{tabular.Render(width, columns, rows)}
 	for i := range r.Functions {
 		lines = append(lines, r.Functions[i].remarks()...)
 	}
@@ -71,23 +66,12 @@ func (f *FunctionReport) shares() string {
 	return last
 }
 
-// idle is the median and the longest time that the ring stood still for a swap
-// with work waiting.
+// idle is how long work waited while shadows took over.
 func (f *FunctionReport) idle() string {
-	if f.SwapIdle == nil || f.SwapIdle.Count == 0 {
-		return unknown
-	}
 	if f.SwapIdle.Count == 1 {
-		return fixed(f.SwapIdle.Last, 0)
+		return fixed(f.SwapIdle.Last, 0) + " µs"
 	}
-	return fmt.Sprintf("%s, max %s", fixed(f.SwapIdle.P50, 0), fixed(f.SwapIdle.Max, 0))
-}
-
-func percentOrEmpty(v *float64) string {
-	if v == nil {
-		return ""
-	}
-	return fixed(*v, 2) + " %"
+	return fmt.Sprintf("%s µs (p50), %s µs (max)", fixed(f.SwapIdle.P50, 0), fixed(f.SwapIdle.Max, 0))
 }
 
 // remarks are lines for what is not as it should be, and for the answers'
@@ -112,7 +96,14 @@ func (f *FunctionReport) remarks() []string {
 		add("%d ok, %s", f.OK, strings.Join(others, ", "))
 	}
 	if f.Accuracy != nil {
-		add("the accuracy is of %d labelled pictures", f.Labelled)
+		inProcess := ""
+		if f.ReferenceAccuracy != nil {
+			inProcess = fmt.Sprintf(", %s %% in this process", fixed(*f.ReferenceAccuracy, 2))
+		}
+		add("accuracy %s %% (%d labelled pictures)%s", fixed(*f.Accuracy, 2), f.Labelled, inProcess)
+	}
+	if f.SwapIdle != nil && f.SwapIdle.Count > 0 {
+		add("work waited %s for a swap", f.idle())
 	}
 	if f.GaveUp != "" {
 		add("the client gave up (%d before sending): %s", f.Unsent, f.GaveUp)
@@ -121,10 +112,10 @@ func (f *FunctionReport) remarks() []string {
 		add("the kernel dropped %d datagrams", *f.KernelDrops)
 	}
 	if f.SendLagP99Millis > f.SLOMillis/10 {
-		add("this program was late to send, by %s ms at p99: the latencies hold that", fixed(f.SendLagP99Millis, 2))
+		add("the load generator ran %s ms behind schedule (p99); latencies include it", fixed(f.SendLagP99Millis, 2))
 	}
 	if f.Checked > 0 {
-		add("%d answers compared with the same model run in process, %d differ", f.Checked, f.Wrong)
+		add("checked %d answers (with warm-up) in this process, %d differ", f.Checked, f.Wrong)
 	}
 	for _, difference := range f.Differences {
 		add("  %s", difference)
@@ -136,7 +127,7 @@ func (f *FunctionReport) remarks() []string {
 func (r *Report) WriteCSV(w io.Writer) error {
 	out := csv.NewWriter(w)
 	header := []string{
-		"name", "slo_ms", "sent", "answered", "ok", "late", "incomplete", "busy", "refused", "failed", "unanswered",
+		"name", "slo_ms", "sent", "answered", "ok", "late", "dropped", "incomplete", "busy", "refused", "failed", "unanswered",
 		"within_slo", "goodput_rps", "p50_ms", "p99_ms", "p999_ms", "mean_batch", "share", "swaps", "lost", "accuracy",
 		"checked", "wrong", "offered_rps", "unsent", "send_lag_p99_ms",
 	}
@@ -144,7 +135,7 @@ func (r *Report) WriteCSV(w io.Writer) error {
 	_ = out.Write(header)
 	for _, f := range r.Functions {
 		_ = out.Write([]string{
-			f.Name, number(f.SLOMillis), count(f.Sent), count(f.Answered), count(f.OK), count(f.Late), count(f.Incomplete),
+			f.Name, number(f.SLOMillis), count(f.Sent), count(f.Answered), count(f.OK), count(f.Late), count(f.Dropped), count(f.Incomplete),
 			count(f.Busy), count(f.Refused), count(f.Failed), count(f.Unanswered), number(f.WithinSLO), number(f.GoodputRPS),
 			number(f.P50Millis), number(f.P99Millis), number(f.P999Millis), number(f.MeanBatch), numberOrNone(f.SharePercent),
 			countOrNone(f.Swaps), countOrNone(f.Lost), numberOrNone(f.Accuracy), count(f.Checked), count(f.Wrong),

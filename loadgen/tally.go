@@ -12,10 +12,12 @@ import (
 type tally struct {
 	// offered are all requests since the start; sent those of the measured time.
 	offered, sent uint64
-	// unsent are those of sent of which no byte left; gaveUp is why the first
-	// request without an answer was given up.
-	unsent   uint64
-	gaveUp   error
+	// givenUp are those of sent that were given up without an answer, unsent those of
+	// them of which no byte left; gaveUp is why the first was given up.
+	givenUp, unsent uint64
+	gaveUp          error
+	// dropped are those of sent that the client never sent because they were late.
+	dropped  uint64
 	statuses [wire.NumStatuses]uint64
 	// within are ok answers within the objective.
 	within uint64
@@ -66,6 +68,7 @@ func (t *tally) reply(r *wire.Result, latency, slo time.Duration) {
 }
 
 func (t *tally) giveUp(err error, unsent bool) {
+	t.givenUp++
 	if t.gaveUp == nil {
 		t.gaveUp = err
 	}

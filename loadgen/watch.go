@@ -60,7 +60,7 @@ func (w *watch) poll(ctx context.Context) {
 	if w.ask == nil {
 		return
 	}
-	ticker := time.NewTicker(StatusEvery)
+	ticker := time.NewTicker(statusEvery)
 	defer ticker.Stop()
 	for {
 		select {

@@ -1,33 +1,41 @@
 package manager
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/wire"
 )
 
-// whole is a function without shares.
-func whole(name string) configs.Function {
-	return configs.Function{Name: name, Instances: 1, Change: configs.ChangeNone}
+// whole is a function without shares on a node that gives none.
+func whole(name string) configs.Function { return configs.Function{Name: name, Instances: 1} }
+
+// withoutShares makes a node without functions one that gives no shares, and adds some.
+func withoutShares(b *nodeBed, functions ...configs.Function) *nodeBed {
+	b.cfg.Lab.Change = configs.ChangeNone
+	for _, f := range functions {
+		if err := b.add(f); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	return b
 }
 
 func TestAFunctionWithoutSharesMayUseTheWholeDevice(t *testing.T) {
 	for name, node := range map[string]func() *nodeBed{
 		"under MPS": func() *nodeBed {
-			return newNode(t, "cuda", h200(), mechanismMPS, whole("a"), whole("b"), named("c", 30))
+			return withoutShares(newNode(t, "cuda", h200(), mechanismMPS), whole("a"), whole("b"))
 		},
-		"on a CPU": func() *nodeBed { return newNode(t, "cpu", nil, "cgroup-v2", whole("a"), whole("b"), named("c", 30)) },
+		"on a CPU": func() *nodeBed { return withoutShares(newNode(t, "cpu", nil, "cgroup-v2"), whole("a"), whole("b")) },
 	} {
 		b := node()
 		b.turns()
 		for _, p := range b.told.Processes {
-			if none := p.IF != "c"; (p.SharePercent == 0) != none || none && len(p.SMGroups) > 0 {
+			if p.SharePercent != 0 || len(p.SMGroups) > 0 {
 				t.Errorf("%s: %s is desired with %v %% and groups %v", name, p.IF, p.SharePercent, p.SMGroups)
 			}
 		}
@@ -35,15 +43,12 @@ func TestAFunctionWithoutSharesMayUseTheWholeDevice(t *testing.T) {
 		if s.Change != "none" || s.SharePercent != 100 || !s.Instances[0].Whole || s.Instances[0].SharePercent != 100 {
 			t.Errorf("%s: status says %+v", name, s)
 		}
-		if s := b.status("c"); s.Change == "none" || s.Instances[0].Whole || s.SharePercent != 30 {
-			t.Errorf("%s: of c, status says %+v", name, s)
-		}
-		// Nobody gives it one by hand, and c may have all that there is to share.
+		// No operator gives it one.
 		if err := b.setShare("a", 40); err == nil || !strings.Contains(err.Error(), "change is none") {
 			t.Errorf("%s: a share by hand: %v", name, err)
 		}
-		if err := b.setShare("c", 100); err != nil {
-			t.Errorf("%s: %v", name, err)
+		if err := b.add(named("c", 30)); err == nil || !strings.Contains(err.Error(), "share_percent of function c is 30 %") {
+			t.Errorf("%s: a function with a share: %v", name, err)
 		}
 		// Nor does Algorithm 1.
 		first, _ := b.serves("a")
@@ -89,7 +94,7 @@ func TestAFunctionWithoutSharesMayUseTheWholeDevice(t *testing.T) {
 func TestInstancesWithoutSharesShareTheRequestsEvenly(t *testing.T) {
 	f := whole("a")
 	f.Instances = 3
-	b := newNode(t, "cpu", nil, "cgroup-v2", f)
+	b := withoutShares(newNode(t, "cpu", nil, "cgroup-v2"), f)
 	b.turns()
 	fn := b.function("a")
 	for slot := range uint32(9) {
@@ -105,16 +110,12 @@ func TestInstancesWithoutSharesShareTheRequestsEvenly(t *testing.T) {
 	}
 }
 
-func TestWithoutMPSByConfigurationNobodyHasAShare(t *testing.T) {
+func TestTimeSlicing(t *testing.T) {
 	alone := h200()
 	alone.GroupSMs = nil
 	b := newNode(t, "cuda", alone, mechanismTimeSlicing)
-	b.cfg.MPS = false
-	for _, name := range []string{"a", "b"} {
-		if err := b.add(configs.Function{Name: name, Instances: 1}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	b.cfg.Lab.TimeSlicing = true
+	withoutShares(b, whole("a"), whole("b"))
 	b.turns()
 	for _, p := range b.told.Processes {
 		if p.SharePercent != 0 {
@@ -134,81 +135,32 @@ func TestWithoutMPSByConfigurationNobodyHasAShare(t *testing.T) {
 	if got, _ := b.serves("a"); got != next {
 		t.Errorf("generation %d serves a, want its shadow, %d", got, next)
 	}
-	for says, f := range map[string]configs.Function{
-		"change of function c": {Name: "c", Instances: 1, Change: configs.ChangeShadow},
-		"share of function c":  {Name: "c", Instances: 1, SharePercent: 30},
-	} {
-		if err := b.add(f); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "mps is false") {
-			t.Errorf("added %+v: %v, want an error that says %q", f, err, says)
-		}
-	}
 }
 
-func TestAFixedBatchMustBeOneOfTheModels(t *testing.T) {
-	fixed := func(size int, delay time.Duration) configs.Function {
-		return configs.Function{Name: "a", Instances: 1, Batching: configs.Batching{Rule: configs.Fixed, Size: size, Delay: delay}}
-	}
+func TestFixedBatchFitsModel(t *testing.T) {
 	b := newNode(t, "cpu", nil, "cgroup-v2")
-	for _, c := range []struct {
-		f    configs.Function
-		says []string
-	}{
-		{fixed(3, 0), []string{"batching of a", "{fixed: 3, delay: 0s}", "[1 2 4]"}},
-		{fixed(2, time.Hour), []string{"batching of a", "1m0s", "shorter"}},
-		{configs.Function{Name: "a", Instances: 1, Batching: configs.Batching{Rule: "guess"}}, []string{"guess", "slab"}},
-		{configs.Function{Name: "a", Instances: 1, Gather: configs.GatherCopy}, []string{"gather of function a", "cpu"}},
-	} {
-		err := b.add(c.f)
-		for _, word := range c.says {
-			if err == nil || !strings.Contains(err.Error(), word) {
-				t.Errorf("%+v: error %v does not name %q", c.f, err, word)
-			}
-		}
+	b.cfg.Lab.Batching = control.Batching{Rule: control.BatchFixed, Size: 3}
+	if err := b.add(whole("a")); err == nil || !strings.Contains(err.Error(), "want one of the model's, [1 2 4]") {
+		t.Errorf("batches of 3: %v", err)
 	}
-	b.cfg.HangTimeout = 5 * time.Millisecond
-	if err := b.add(fixed(4, 5*time.Millisecond)); err == nil || !strings.Contains(err.Error(), "hang_timeout is 5ms") {
-		t.Errorf("a delay as long as a batch may run: %v", err)
-	}
-	b.cfg.HangTimeout = 0
-	if err := b.add(fixed(4, 5*time.Millisecond)); err != nil {
+	b.cfg.Lab.Batching.Size = 4
+	if err := b.add(whole("a")); err != nil {
 		t.Fatal(err)
 	}
-	if s := b.status("a"); s.Batching != "{fixed: 4, delay: 5ms}" || s.Late != "answer" || s.Gather != "" {
-		t.Errorf("status says %+v", s)
-	}
-}
-
-func TestAFunctionsOwnWayIsBeforeTheNodes(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS)
-	b.cfg.Batching, b.cfg.Gather, b.cfg.Late = configs.Batching{Rule: configs.One}, configs.GatherCopy, configs.LateRun
-	own := configs.Function{
-		Name: "own", Instances: 1, Batching: configs.Batching{Rule: configs.AIMD}, Gather: configs.GatherKernel, Late: configs.LateAnswer, Streams: 2,
-	}
-	for _, f := range []configs.Function{{Name: "as", Instances: 1}, own} {
-		if err := b.add(f); err != nil {
-			t.Fatal(err)
-		}
-	}
 	b.turns()
-	got := []string{}
-	for _, name := range []string{"as", "own"} {
-		s := b.status(name)
-		got = append(got, s.Batching, s.Gather, s.Late, s.Change)
-	}
-	if want := []string{"none", "copy", "run", "partition", "aimd", "kernel", "answer", "partition"}; !slices.Equal(got, want) {
-		t.Errorf("status says %v, want %v", got, want)
-	}
-	if s := b.status("own"); s.Streams != 2 {
-		t.Errorf("streams are %d, want 2", s.Streams)
+	other := testCard()
+	other.Name, other.Version, other.Batches = "other", 9, []int{1, 8}
+	if err := b.function("a").takes(other, b.setupOf(whole("a"), other)); err == nil || !strings.Contains(err.Error(), "[1 8]") {
+		t.Errorf("a model without batches of 4: %v", err)
 	}
 }
 
 // Where every request is run, a backlog beyond capacity is no sign of a process that
 // hangs; one that answers nothing is.
 func TestALongBacklogIsNoHangWhileAnswersCome(t *testing.T) {
-	for late, hangs := range map[configs.Late]bool{configs.LateRun: false, configs.LateAnswer: true} {
+	for runLate, hangs := range map[bool]bool{true: false, false: true} {
 		b := newBed(t, testCard(), 100)
-		b.late = late
+		b.m.cfg.Lab.RunLate = runLate
 		in, s := b.instances[0], b.dial()
 		c := b.owner(0, 1)
 		s.send(1)
@@ -216,25 +168,25 @@ func TestALongBacklogIsNoHangWhileAnswersCome(t *testing.T) {
 		b.eventually("both are published", func() bool { return b.inFlight() == 2 })
 		slots := b.take(c, 2)
 		old := b.oldest(in)
-		b.eventually("time moves on", func() bool { return shm.Now() > old+int64(time.Millisecond) })
+		b.eventually("time moves on", func() bool { return runclock.Now() > old+time.Millisecond })
 		b.answer(c, slots[1:], nil)
 		if e := s.next(); e.Status != wire.StatusOK {
 			t.Fatalf("request %d is %v, want ok", e.Tag, e.Status)
 		}
-		answered := in.lastGood.Load()
-		in.watch(max(old, answered-1) + 2*int64(b.hangTimeout))
+		answered := time.Duration(in.answeredAt.Load())
+		in.watch(max(old, answered-1) + 2*b.hangTimeout)
 		if hangs {
 			if e := s.next(); e.Status != wire.StatusFailed {
-				t.Errorf("late: %s: request %d is %v, want failed", late, e.Tag, e.Status)
+				t.Errorf("late requests are run, %v: request %d is %v, want failed", runLate, e.Tag, e.Status)
 			}
 			continue
 		}
 		if n := b.inFlight(); n != 1 {
-			t.Errorf("late: %s: %d requests in flight, want 1 still", late, n)
+			t.Errorf("late requests are run, %v: %d requests in flight, want 1 still", runLate, n)
 		}
-		in.watch(answered + 2*int64(b.hangTimeout) + 1)
+		in.watch(answered + 2*b.hangTimeout + 1)
 		if e := s.next(); e.Status != wire.StatusFailed {
-			t.Errorf("late: %s: request %d is %v after long silence, want failed", late, e.Tag, e.Status)
+			t.Errorf("late requests are run, %v: request %d is %v after long silence, want failed", runLate, e.Tag, e.Status)
 		}
 	}
 }

@@ -56,6 +56,13 @@ func newBed(t *testing.T, card *models.Card, shares ...float64) *bed {
 func newBedOn(t *testing.T, own ports, card *models.Card, shares ...float64) *bed {
 	t.Helper()
 	cfg := configs.Default()
+	cfg.Shares.Policy = configs.PolicyGSLICE
+	return newBedFor(t, cfg, own, card, shares...)
+}
+
+// newBedFor is newBedOn with a configuration.
+func newBedFor(t *testing.T, cfg configs.Config, own ports, card *models.Card, shares ...float64) *bed {
+	t.Helper()
 	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
 	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), done: make(chan struct{}), generations: map[place]uint32{}}

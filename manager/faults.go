@@ -5,8 +5,9 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/fault"
-	"github.com/penstock/penstock/manager/pair"
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/policy/fault"
+	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/shm"
 )
 
@@ -189,7 +190,7 @@ func (m *Manager) lastGood() int64 {
 	m.eachInstance(func(in *instance) {
 		good = max(good, in.lastGood.Load())
 		if t := in.f.oldest(in); t != 0 {
-			oldest = min(oldest, t)
+			oldest = min(oldest, now-int64(runclock.Now()-t))
 		}
 	})
 	return max(good, oldest)

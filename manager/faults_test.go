@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/pair"
+	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )

@@ -14,8 +14,9 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/adaptive"
@@ -26,23 +27,21 @@ import (
 // the wire is the port; a request's identity inside is its slot, the same index
 // in the aggregator, the request table and the rings.
 type function struct {
-	m           *Manager
-	name        string
-	log         zerolog.Logger
-	config      configs.Function
-	card        *models.Card // the one wanted; control loop
-	previous    *models.Card // the one before it, for a rollback; control loop
-	before      string       // what previous was found by
-	slo         time.Duration
-	configured  configs.Change // how a share shall change, and how it does here
-	change      configs.Change
-	batching    configs.Batching
-	gather      configs.Gather
-	late        configs.Late
-	weights     configs.Weights
-	environment map[string]string
-	hangTimeout time.Duration
-	geometry    shm.Geometry
+	m          *Manager
+	name       string
+	log        zerolog.Logger
+	config     configs.Function
+	card       *models.Card   // the one wanted; control loop
+	answers    *models.Card   // the one that a process served last, nil before the first; control loop
+	older      []olderModel   // those before it, for rollbacks, the last one last; control loop
+	configured configs.Change // how a share shall change, and how it does here
+	change     configs.Change
+	geometry   shm.Geometry
+	replay     configs.Replay // fixed
+	// setup is the one in force; the control loop writes it under mu. setups has that of each
+	// card that a process runs or shall run; control loop.
+	setup
+	setups map[*models.Card]setup
 
 	receivers []*receiver  // one a source, fixed; their sources have one port and one slab
 	closeSlab func() error // when nobody uses the sources' slab any more
@@ -68,8 +67,10 @@ type function struct {
 	removing  bool
 	removeBy  time.Time // when patience with what is unanswered ends
 	replacing bool
-	held      string  // why the function is held back; empty where it is not
-	trial     *trial  // nil once it has served, and where the configuration has it
+	held      string // why the function is held back; empty where it is not
+	trial     *trial // nil once it has served, and where the configuration has it
+	leaving   uint16 // the port before its last change, which stays open until leavesAt
+	leavesAt  time.Time
 	byHand    float64 // what each instance was given by hand, in percent, where shares do not tune themselves; else 0
 
 	// Counters for status and metrics.
@@ -82,10 +83,20 @@ type function struct {
 	idle              idleTimes
 }
 
+// olderModel is a model that a function ran before.
+type olderModel struct {
+	card *models.Card
+	name string // by which it is found: a card's name or file
+}
+
+// maxOlder is how many models a function can be rolled back over.
+const maxOlder = 16
+
 // flight is a whole request on its way through an instance.
 type flight struct {
-	instance  *instance // nil: the slot is not in flight
-	published int64     // shm.Now
+	instance  *instance     // nil: the slot is not in flight
+	published time.Duration // runclock.Now
+	answered  bool          // at its deadline: the slot is awaited, the client is not
 }
 
 // leastResultBytes leaves room for a replacement that says more than the model
@@ -96,31 +107,21 @@ const leastResultBytes = 4096
 func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function, err error) {
 	f := &function{
 		m: m, name: c.Name, config: c, card: card,
-		log:         m.log.With().Str("if", c.Name).Logger(),
-		slo:         cmp.Or(c.SLO, card.SLO),
-		configured:  m.cfg.ChangeOf(c),
-		batching:    cmp.Or(c.Batching, m.cfg.Batching),
-		gather:      cmp.Or(c.Gather, m.cfg.Gather),
-		late:        cmp.Or(c.Late, m.cfg.Late),
-		weights:     cmp.Or(c.Weights, m.cfg.Weights),
-		environment: c.Environment,
+		log:        m.log.With().Str("if", c.Name).Logger(),
+		configured: m.cfg.ChangeOf(c),
+		replay:     c.Replay,
+		setup:      m.setupOf(c, card),
 	}
-	f.hangTimeout = cmp.Or(m.cfg.HangTimeout, max(2*time.Second, 10*f.slo))
-	if err := f.batches(card); err != nil {
-		return nil, err
-	}
+	f.setups = map[*models.Card]setup{card: f.setup}
 	f.change = m.device.changeOn(f.configured)
 	minimum := min(int(m.cfg.Aggregate.MinimumPiece), card.Input.WireBytes())
 	// A piece that straddled two runs of free slab needs two descriptors.
 	const descriptors = 2
 	pieces := (card.Input.WireBytes() + minimum - 1) / minimum
 	f.geometry = shm.Geometry{
-		Slots:       uint32(m.cfg.Aggregate.Slots),
 		MaxPieces:   uint32(descriptors * pieces),
 		ResultBytes: uint32(max(leastResultBytes, card.ResultBytes())),
 	}
-	f.flights = make([]flight, f.geometry.Slots)
-	f.owners = make([]atomic.Uint32, f.geometry.Slots)
 	f.version.Store(card.Version)
 
 	defer func() {
@@ -133,6 +134,11 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		return nil, fmt.Errorf("open port of %s: %w", c.Name, err)
 	}
 	f.closeSlab = closeSlab
+	slab := sources[0].Slab().Bytes()
+	slots := cmp.Or(m.cfg.Aggregate.Slots, aggregate.AutoSlots(len(slab), card.Input.WireBytes()))
+	f.geometry.Slots = uint32(slots)
+	f.flights = make([]flight, slots)
+	f.owners = make([]atomic.Uint32, slots)
 	for i, src := range sources {
 		f.receivers = append(f.receivers, &receiver{f: f, index: i, source: src})
 	}
@@ -140,15 +146,17 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		return nil, fmt.Errorf("make request table of %s: %w", c.Name, err)
 	}
 	aggregators := aggregate.NewSeveral(len(sources), aggregate.Config{
-		Slots:         m.cfg.Aggregate.Slots,
+		Slots:         slots,
+		Follow:        m.cfg.Aggregate.Slots == 0,
 		RequestBytes:  card.Input.WireBytes(),
 		MaxPieces:     int(f.geometry.MaxPieces),
 		MinPieceBytes: minimum,
 		SLO:           f.slo,
 		Transit:       m.cfg.Transit,
-		Deadline:      cmp.Or(m.cfg.Aggregate.Deadline, f.slo/4),
+		Deadline:      f.gatherTimeout(),
 		AnsweredFor:   m.cfg.Aggregate.AnsweredFor,
-	}, sources[0].Slab().Bytes(), f.table)
+		Trusted:       m.cfg.Trusted,
+	}, slab, f.table)
 	for i, r := range f.receivers {
 		r.aggregate = aggregators[i]
 	}
@@ -160,25 +168,6 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 		f.instances = append(f.instances, in)
 	}
 	return f, nil
-}
-
-// batches reports whether the function's batching rule can run a card's batches.
-func (f *function) batches(card *models.Card) error {
-	b := f.batching
-	switch {
-	case b.Rule != configs.Fixed:
-		return nil
-	case !slices.Contains(card.Batches, b.Size):
-		return fmt.Errorf("batching of %s is %s, and %s has batches of %v: want one of these", f.name, b, card.Name, card.Batches)
-	case b.Delay >= f.slo:
-		return fmt.Errorf("batching of %s is %s, and its objective is %s: want a delay that is shorter", f.name, b, f.slo)
-	case b.Delay >= f.hangTimeout:
-		// What waits to be a batch would be taken for one that hangs.
-		return fmt.Errorf("batching of %s is %s, and hang_timeout is %s: want a delay that is shorter", f.name, b, f.hangTimeout)
-	case f.slo-b.Delay < f.slo/10:
-		f.log.Warn().Msgf("batching is %s, and the objective is %s: a request that waits that long has at most %s left; most will be late, want a delay that is shorter", b, f.slo, f.slo-b.Delay)
-	}
-	return nil
 }
 
 // within is the part of the objective that is the node's.
@@ -204,10 +193,10 @@ func (f *function) run() {
 
 // oldest is when the oldest unanswered request of an instance was handed to it;
 // 0 where it has none.
-func (f *function) oldest(in *instance) int64 {
+func (f *function) oldest(in *instance) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	oldest := int64(0)
+	oldest := time.Duration(0)
 	for i := range f.flights {
 		if fl := &f.flights[i]; fl.instance == in && (oldest == 0 || fl.published < oldest) {
 			oldest = fl.published
@@ -260,11 +249,19 @@ func (f *function) unanswered() bool {
 // localAddr is where the function listens.
 func (f *function) localAddr() netip.AddrPort { return f.receivers[0].source.LocalAddr() }
 
+// sources are what feeds the function.
+func (f *function) sources() (all []ingest.Source) {
+	for _, r := range f.receivers {
+		all = append(all, r.source)
+	}
+	return all
+}
+
 // slab is where its datagrams lie.
 func (f *function) slab() shm.Memory { return f.receivers[0].source.Slab() }
 
 // sourceStats are the counters of all its sources; Shedding is that of the one that sheds most.
-func (f *function) sourceStats() source.Stats {
+func (f *function) sourceStats() ingest.Stats {
 	sum := f.receivers[0].source.Stats()
 	for _, r := range f.receivers[1:] {
 		s := r.source.Stats()
@@ -349,7 +346,7 @@ func (f *function) processes() int {
 
 // watch looks for processes that hang.
 func (f *function) watch() {
-	now := shm.Now()
+	now := runclock.Now()
 	if f.held != "" && f.pending() > 0 {
 		f.giveUp()
 	}
@@ -381,9 +378,8 @@ func (f *function) status() control.FunctionStatus {
 		Name: f.name, Address: f.m.ports.address().String(), Port: int(f.localAddr().Port()),
 		SLOMillis:    float64(f.slo) / float64(time.Millisecond),
 		SharePercent: f.sharePercent(), Change: string(f.change),
-		Batching: f.batching.String(), Late: string(f.late), Streams: f.config.Streams,
-		Receivers: len(f.receivers),
-		Swaps:     f.swaps.Load(), SwapIdle: f.idle.summary(),
+		Streams: f.streams, Receivers: len(f.receivers),
+		Swaps: f.swaps.Load(), SwapIdle: f.idle.summary(),
 		Accepted: f.accepted.Load(), Replied: f.replied.Load(),
 		Failed: f.results[wire.StatusFailed].Load(), Lost: f.lost(),
 		Hangs: f.hangs.Load(), HangTimeoutMillis: float64(f.hangTimeout) / float64(time.Millisecond),
@@ -393,11 +389,12 @@ func (f *function) status() control.FunctionStatus {
 			Bytes: f.card.Input.WireBytes(), WireType: string(f.card.Input.WireType), WireLayout: string(f.card.Input.WireLayout),
 		},
 		Model: f.card.Name, Version: f.card.Version,
+		Unsaved: f.unsaved(),
 	}
-	s.Replay, s.ReplayEnded = f.config.Replay.File, f.played.Load()
-	if f.m.onGPU() {
-		s.Gather = string(f.gather)
+	if s.Guarantee = f.guaranteeStatus(); s.Guarantee != nil {
+		s.SharePercent = s.Guarantee.Percent
 	}
+	s.Replay, s.ReplayEnded = f.replay.File, f.played.Load()
 	if q := f.instances[0].pair.Active(); q != nil {
 		s.Model, s.Version = q.Card.Name, q.Card.Version // the one that serves
 	}

@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/manager/partition"
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/models"
 )
 
@@ -18,7 +18,7 @@ import (
 // one is ready. Adding reallocates the shares at once.
 func (m *Manager) add(c configs.Function) error {
 	if m.draining {
-		return ErrStopped
+		return errStopped
 	}
 	card, err := m.checked(c)
 	if err != nil {
@@ -29,6 +29,9 @@ func (m *Manager) add(c configs.Function) error {
 	}
 	if n := len(m.functions); n >= configs.MaxFunctions {
 		return fmt.Errorf("add function %s: there are %d, want at most %d", c.Name, n, configs.MaxFunctions)
+	}
+	if err := m.cfg.FitShare(&c, m.configured()); err != nil {
+		return fmt.Errorf("add function %s: share %w", c.Name, err)
 	}
 	if err := m.roomFor(c); err != nil {
 		return fmt.Errorf("add function %s: %w", c.Name, err)
@@ -46,23 +49,26 @@ func (m *Manager) add(c configs.Function) error {
 	m.functions = append(m.functions, f)
 	f.run()
 	f.log.Info().Stringer("port", f.localAddr()).Str("model", card.Name).Dur("slo", f.slo).
-		Int("request_bytes", card.Input.WireBytes()).Stringer("batching", f.batching).Str("late", string(f.late)).Str("gather", string(f.gather)).
-		Str("change", string(f.configured)).Msg("function added")
+		Int("request_bytes", card.Input.WireBytes()).Str("change", string(f.configured)).Msg("function added")
 	return nil
+}
+
+// configured are the functions that are to stay.
+func (m *Manager) configured() (list []configs.Function) {
+	for _, f := range m.functions {
+		if !f.removing {
+			list = append(list, f.config)
+		}
+	}
+	return list
 }
 
 // checked is the card of a function that may be added, as far as that can be told
 // while others have its place.
 func (m *Manager) checked(c configs.Function) (*models.Card, error) {
-	if err := c.Check(); err != nil {
-		return nil, fmt.Errorf("add function: %w", err)
-	}
-	if err := c.Under(&m.cfg, m.cfg.Device); err != nil {
-		return nil, fmt.Errorf("add function: %w", err)
-	}
-	card, err := m.find(cmp.Or(c.Model, c.Name))
-	if err != nil {
-		return nil, fmt.Errorf("add function %s: %w", c.Name, err)
+	card, problem := checkFunction(&m.cfg, c, m.find)
+	if problem != nil {
+		return nil, fmt.Errorf("add function %s: %w", c.Name, problem.Err)
 	}
 	return card, nil
 }
@@ -79,7 +85,12 @@ func (m *Manager) remove(name string) error {
 		return fmt.Errorf("remove function: %q is being removed already", name)
 	}
 	f.remove()
-	m.waiting = slices.DeleteFunc(m.waiting, func(w configs.Function) bool { return w.Name == name })
+	m.waiting = slices.DeleteFunc(m.waiting, func(w configs.Function) bool {
+		if w.Name == name {
+			m.entries[name] = w // the edit is followed no further
+		}
+		return w.Name == name
+	})
 	m.shareOut(f)
 	f.settle(fmt.Errorf("add function %s: it was removed again", name))
 	f.log.Info().Msg("function is being removed")
@@ -98,20 +109,33 @@ func (m *Manager) replace(name, model string) (<-chan error, error) {
 	if err != nil {
 		return nil, fmt.Errorf("replace model of %s: %w", name, err)
 	}
-	return f.replace(card, model)
+	if err := f.takes(card, m.setupOf(f.config, card)); err != nil {
+		return nil, err
+	}
+	if f.answers != nil && card.Version <= f.answers.Version {
+		return nil, fmt.Errorf("replace model of %s: %s has version %d, and the function runs version %d: want a higher `version` in the card, by which clients tell models apart; `penstock if rollback %s` goes back to the model before",
+			name, card.Name, card.Version, f.answers.Version, name)
+	}
+	return f.replace(card, model, m.setupOf(f.config, card), f.outdated(f.config))
 }
 
-// rollback brings back the model that the last replacement took off.
+// rollback brings back the model that the function ran before the one it runs. Each rollback
+// goes one model further back; a model that was rolled back comes again by a replacement.
 func (m *Manager) rollback(name string) (<-chan error, error) {
 	f := m.function(name)
 	if f == nil {
 		return nil, m.unknown(name)
 	}
-	if f.previous == nil {
-		return nil, fmt.Errorf("roll back %s: its model was never replaced", name)
+	last := len(f.older) - 1
+	if last < 0 {
+		return nil, fmt.Errorf("roll back %s: there is no model before %s; `penstock if replace %s CARD` brings in another one", name, modelName(f.card), name)
 	}
-	return f.replace(f.previous, f.before)
+	to := f.older[last]
+	return f.replace(to.card, to.name, m.setupOf(f.config, to.card), f.older[:last])
 }
+
+// modelName names a model as people tell it apart from its older versions.
+func modelName(card *models.Card) string { return fmt.Sprintf("%s v%d", card.Name, card.Version) }
 
 func (m *Manager) unknown(name string) error {
 	var names []string
@@ -121,188 +145,45 @@ func (m *Manager) unknown(name string) error {
 	return fmt.Errorf("there is no function %q; there are: %s", name, strings.Join(names, ", "))
 }
 
-// Reconfigure makes the functions those of c: new ones are added, missing ones
-// removed, changed models replaced. What else changed is said to need a restart.
-// Where an entry cannot be followed none is, and every error is returned: that of a new
-// function may be a misspelt one of a function that serves. What goes wrong after that is
-// returned, too, and the rest is done.
-func (m *Manager) Reconfigure(c configs.Config) error {
-	return m.do(func() error {
-		var errs []error
-		for _, want := range c.Functions {
-			switch f := m.function(want.Name); {
-			case f == nil:
-				_, err := m.checked(want)
-				errs = append(errs, err)
-			case !f.removing:
-				_, err := f.changed(want)
-				errs = append(errs, err)
-			}
-		}
-		if err := errors.Join(errs...); err != nil {
-			return err
-		}
-		for _, f := range m.functions {
-			if !slices.ContainsFunc(c.Functions, func(w configs.Function) bool { return w.Name == f.name }) && !f.removing {
-				errs = append(errs, m.remove(f.name))
-			}
-		}
-		m.waiting = m.waiting[:0]
-		for _, want := range c.Functions {
-			switch f := m.function(want.Name); {
-			case f == nil && !m.placeLeaves(want):
-				errs = append(errs, m.add(want))
-			case f == nil, f.removing:
-				// Its name, its port or its groups are being given up: it comes when they are.
-				m.waiting = append(m.waiting, want)
-			default:
-				// It is the file's now, which is tried again and again.
-				f.settle(fmt.Errorf("add function %s: the configuration has it now; `penstock if list` says how it is", f.name))
-				if f.replacing { // which model it has then is yet to be seen
-					m.waiting = append(m.waiting, want)
-					continue
-				}
-				errs = append(errs, f.reconfigure(want))
-			}
-		}
-		m.over = c.Digest
-		if errors.Join(errs...) != nil {
-			m.over = "" // what could not be followed is tried by the next manager
-		}
-		m.keep()
-		rest := m.cfg
-		rest.Functions = c.Functions
-		if !sameNode(rest, c) {
-			m.log.Warn().Msg("only the list of functions is followed while running; the other changes wait for a restart")
-		}
-		return errors.Join(errs...)
-	})
+// outdated is what older is when another model has replaced that of the configuration before. A model
+// that never served is none to go back to.
+func (f *function) outdated(before configs.Function) []olderModel {
+	if f.answers != f.card {
+		return f.older
+	}
+	list := append(slices.Clone(f.older), olderModel{f.card, cmp.Or(before.Model, f.name)})
+	return list[max(0, len(list)-maxOlder):]
 }
 
-// placeLeaves reports whether a function that is being removed has what this one needs:
-// its port, or its place or groups of multiprocessors where none are left.
-func (m *Manager) placeLeaves(want configs.Function) bool {
-	if m.portLeaves(want.Port) {
-		return true
+// takes reports whether a card's model can replace the function's with that setup: it has the
+// same requests, and its results fit.
+func (f *function) takes(card *models.Card, s setup) error {
+	if have, want := f.card.Input.WireBytes(), card.Input.WireBytes(); have != want {
+		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, the function's are %d; add it as a function of its own",
+			f.name, card.Name, want, have)
 	}
-	leaves := slices.ContainsFunc(m.functions, func(f *function) bool { return f.removing })
-	return leaves && (len(m.functions) >= configs.MaxFunctions || errors.Is(m.roomFor(want), partition.ErrTooMany))
-}
-
-// portHolder names the function that has the port which c wants from the network; it
-// is empty where none has.
-func (m *Manager) portHolder(c configs.Function) string {
-	if c.Port == 0 || c.Replay.File != "" {
-		return ""
+	if err := f.m.cfg.Lab.FitsBatches(card.Batches, s.slo, s.hangTimeout); err != nil {
+		return fmt.Errorf("replace model of %s: %w", f.name, err)
 	}
-	for _, f := range m.functions {
-		if f.config.Replay.File == "" && f.localAddr().Port() == c.Port {
-			return f.name
-		}
+	if bytes := card.ResultBytes(); bytes > int(f.geometry.ResultBytes) {
+		return fmt.Errorf("replace model of %s: %s answers with up to %d bytes, the function has room for %d; add it as a function of its own",
+			f.name, card.Name, bytes, f.geometry.ResultBytes)
 	}
-	return ""
-}
-
-// portLeaves reports whether a function that is being removed has that port.
-func (m *Manager) portLeaves(port uint16) bool {
-	return port != 0 && slices.ContainsFunc(m.functions, func(f *function) bool {
-		return f.removing && f.localAddr().Port() == port
-	})
-}
-
-// addWaiting follows the entries of the configuration that can be followed now: functions
-// are added whose names, ports and groups have become free, and changed when a replacement
-// that was on its way has ended.
-func (m *Manager) addWaiting() {
-	waited := len(m.waiting)
-	if waited == 0 {
-		return
-	}
-	m.waiting = slices.DeleteFunc(m.waiting, func(want configs.Function) bool {
-		if m.draining {
-			return true
-		}
-		f := m.function(want.Name)
-		var err error
-		switch {
-		case f != nil && (f.removing || f.replacing), f == nil && m.placeLeaves(want):
-			return false
-		case f != nil:
-			err = f.reconfigure(want)
-		default:
-			err = m.add(want)
-		}
-		if err != nil {
-			m.over = ""
-			m.log.Error().Err(err).Msg("configuration not followed")
-		}
-		return true
-	})
-	if len(m.waiting) < waited {
-		m.keep()
-	}
-}
-
-// changed is the model that a changed entry of the configuration asks for, nil for the one
-// that there is. What else changed is an error.
-func (f *function) changed(want configs.Function) (*models.Card, error) {
-	have, rest := f.config, want
-	rest.Model = have.Model
-	if !reflect.DeepEqual(have, rest) {
-		return nil, fmt.Errorf("reconfigure function %s: only its model can change while it runs; take it out of the file, save, put it back", f.name)
-	}
-	model := cmp.Or(want.Model, want.Name)
-	if model == cmp.Or(have.Model, have.Name) {
-		return nil, nil
-	}
-	card, err := f.m.find(model)
-	if err != nil {
-		return nil, fmt.Errorf("replace model of %s: %w", f.name, err)
-	}
-	return card, nil
-}
-
-// reconfigure follows a changed entry of the configuration.
-func (f *function) reconfigure(want configs.Function) error {
-	card, err := f.changed(want)
-	if err != nil || card == nil {
-		return err
-	}
-	end, err := f.replace(card, want.Model)
-	if err != nil {
-		return err
-	}
-	m := f.m
-	m.following++
-	go func() {
-		err := <-end
-		if err != nil {
-			f.log.Error().Err(err).Msg("configuration not followed")
-		}
-		m.post(func() {
-			m.following--
-			m.keep()
-		})
-	}()
 	return nil
 }
 
-// replace asks every instance for card.
-func (f *function) replace(card *models.Card, model string) (<-chan error, error) {
+// replace asks every instance for a model with a setup; older is what the function can be rolled
+// back to when they all serve it.
+func (f *function) replace(model *models.Card, name string, s setup, older []olderModel) (<-chan error, error) {
 	if f.replacing {
 		return nil, fmt.Errorf("replace model of %s: a replacement is on its way already", f.name)
 	}
-	if have, want := f.card.Input.WireBytes(), card.Input.WireBytes(); have != want {
-		return nil, fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, the function's are %d; add it as a function of its own",
-			f.name, card.Name, want, have)
+	if err := f.takes(model, s); err != nil {
+		return nil, err
 	}
-	if err := f.batches(card); err != nil {
-		return nil, fmt.Errorf("replace model of %s: %w", f.name, err)
-	}
-	if bytes := card.ResultBytes(); bytes > int(f.geometry.ResultBytes) {
-		return nil, fmt.Errorf("replace model of %s: %s answers with up to %d bytes, the function has room for %d; add it as a function of its own",
-			f.name, card.Name, bytes, f.geometry.ResultBytes)
-	}
+	// A copy: the same model with another setup is another card to the instances.
+	card := new(*model)
+	f.setups[card] = s
 	if f.m.device.known { // their size depends on it; admit makes them otherwise
 		for _, in := range f.instances {
 			if err := in.makeTensors(card); err != nil {
@@ -317,7 +198,7 @@ func (f *function) replace(card *models.Card, model string) (<-chan error, error
 		ends = append(ends, in.replace(card))
 	}
 	f.card, f.replacing = card, true
-	f.log.Info().Str("model", card.Name).Uint32("version", card.Version).Msg("replacing model")
+	f.log.Info().Str("model", card.Name).Uint32("version", card.Version).Msg("replacing processes")
 	done := make(chan error, 1)
 	go func() {
 		var errs []error
@@ -325,31 +206,38 @@ func (f *function) replace(card *models.Card, model string) (<-chan error, error
 			errs = append(errs, <-end)
 		}
 		err := errors.Join(errs...)
-		f.m.post(func() { f.replaced(old, model, err) })
+		f.m.post(func() { f.replaced(old, name, older, err) })
 		done <- err
 	}()
 	return done, nil
 }
 
 // replaced notes how a replacement of the card old by model ended.
-func (f *function) replaced(old *models.Card, model string, err error) {
+func (f *function) replaced(old *models.Card, model string, older []olderModel, err error) {
 	f.replacing = false
-	if err == nil {
-		f.previous, f.before = old, cmp.Or(f.config.Model, f.name)
-		f.config.Model, f.byHand = model, 0
-		f.m.keep()
+	if err != nil {
+		f.card = old
+		for _, in := range f.instances {
+			in.pair.Replace(old)
+		}
 		return
 	}
-	f.card = old
-	for _, in := range f.instances {
-		in.pair.Replace(old)
+	f.older = older
+	if !reflect.DeepEqual(old, f.card) {
+		f.byHand = 0 // it was the old model's
 	}
+	f.config.Model = model
+	f.adopt(f.setups[f.card])
+	maps.DeleteFunc(f.setups, func(card *models.Card, _ setup) bool {
+		return !slices.ContainsFunc(f.instances, func(in *instance) bool { return in.uses(card) })
+	})
+	f.m.keep()
 }
 
 // remove lets nothing new in; reap does the rest when it is time.
 func (f *function) remove() {
 	f.removing = true
-	f.removeBy = time.Now().Add(f.m.cfg.DrainTimeout)
+	f.removeBy = runclock.Time().Add(f.m.cfg.DrainTimeout)
 	f.refuse()
 }
 
@@ -358,7 +246,7 @@ func (f *function) reap() bool {
 	if !f.removing {
 		return false
 	}
-	now := time.Now()
+	now := runclock.Time()
 	if f.unanswered() && now.Before(f.removeBy) {
 		if f.failed() && !f.served() {
 			f.giveUp()
@@ -457,7 +345,7 @@ func (m *Manager) setShare(name string, percent float64) error {
 	if f == nil {
 		return m.unknown(name)
 	}
-	if f.whole() {
+	if f.whole() && !m.cfg.Guarantees() {
 		return fmt.Errorf("share of %s cannot be set: its change is none, each of its processes may use the whole device", name)
 	}
 	if !(percent > 0 && percent <= 100) {
@@ -466,11 +354,17 @@ func (m *Manager) setShare(name string, percent float64) error {
 	others := 0.0
 	for _, other := range m.functions {
 		if other != f {
-			others += other.wantedPercent()
+			others += m.claimedPercent(other)
 		}
 	}
-	if sum := others + percent*float64(len(f.instances)); sum > 100 {
-		return fmt.Errorf("share of %s is %v for each of %d instances: with the others that is %.1f %%, want at most 100", name, percent, len(f.instances), sum)
+	if err := configs.CheckSum(percent, len(f.instances), others); err != nil {
+		return fmt.Errorf("share of %s %w", name, err)
+	}
+	if m.cfg.Guarantees() {
+		f.byHand = percent
+		m.keep()
+		m.guarantees()
+		return nil
 	}
 	told := m.shares.Set
 	if m.cfg.Shares.Tune {
@@ -489,12 +383,11 @@ func (m *Manager) setShare(name string, percent float64) error {
 	return nil
 }
 
-// sameNode reports whether two configurations differ in their functions at most.
-func sameNode(a, b configs.Config) bool {
-	a.Functions, b.Functions = nil, nil
-	a.RuntimeDir, b.RuntimeDir = "", "" // a flag may have set it
-	a.Log, b.Log = configs.Log{}, configs.Log{}
-	a.Text, b.Text = nil, nil
-	a.Digest, b.Digest = "", ""
-	return reflect.DeepEqual(a, b)
+// claimedPercent is what no other function can be given by hand: a function's shares, or the
+// guarantees that were set by hand.
+func (m *Manager) claimedPercent(f *function) float64 {
+	if m.cfg.Guarantees() {
+		return cmp.Or(f.byHand, f.config.SharePercent) * float64(len(f.instances))
+	}
+	return f.wantedPercent()
 }

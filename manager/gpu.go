@@ -7,9 +7,10 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/pair"
-	"github.com/penstock/penstock/manager/partition"
-	"github.com/penstock/penstock/manager/share"
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/policy/gslice"
+	"github.com/penstock/penstock/manager/policy/pair"
+	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/models"
 )
 
@@ -75,17 +76,20 @@ func (m *Manager) learnDevice(o *control.Observed) {
 				false: "inference functions take turns on the GPU, and their shares are wishes: MPS does not run",
 			}[mps])
 		} else if !mps {
-			m.log.Info().Msg("inference functions take turns on the GPU, without shares, as `mps: false` says")
+			m.log.Info().Msg("inference functions take turns on the GPU, without shares, as " + configs.LabVariable + " says")
 		}
 	}
 	d.whole = false
 	if n := m.partitioned(); n > len(d.groups()) && len(d.groups()) > 0 {
 		d.whole = true
 		m.log.Error().Int("instances", n).Int("groups", len(d.groups())).
-			Msg("more instances than groups of multiprocessors: shares change by shadows; a smaller `shares.sm_grain` makes more groups, which models in f16 do not run on")
+			Msg("more instances than groups of multiprocessors: shares change by shadows")
 	}
 	for _, f := range m.functions {
 		f.setChange()
+	}
+	if m.steps() != nil {
+		m.reshare("the GPU answers wrongly at other percentages")
 	}
 	d.redivide = true
 }
@@ -164,7 +168,7 @@ func (m *Manager) roomFor(c configs.Function) error {
 	m.eachInstance(func(in *instance) { taken += max(0, in.least()-1) })
 	switch {
 	case n > have:
-		return fmt.Errorf("%w: %d instances would run, the GPU's multiprocessors come in %d groups; `change: shadow` needs none; a smaller `shares.sm_grain` makes more (it needs a restart, and models in f16 do not run on them)",
+		return fmt.Errorf("%w: %d instances would run, the GPU's multiprocessors come in %d groups; `change: shadow` needs none",
 			partition.ErrTooMany, n, have)
 	case n+taken > have:
 		return fmt.Errorf("%w: %d instances would run, of %d groups %d more are needed by models that do not run on one; `change: shadow` needs none",
@@ -390,7 +394,7 @@ func (m *Manager) handOut() {
 	}
 	var claims []partition.Claim
 	var instances []*instance
-	mine := map[share.ID]bool{}
+	mine := map[gslice.ID]bool{}
 	m.eachInstance(func(in *instance) {
 		if in.f.change == configs.ChangePartition {
 			in.noteFit()
@@ -426,7 +430,7 @@ func (in *instance) order(groups []int) {
 		return
 	}
 	in.log.Info().Ints("from", in.groups).Ints("to", groups).Float64("share_percent", round(in.pair.Share())).Msg("multiprocessor groups")
-	in.groups, in.orderedAt = groups, time.Now()
+	in.groups, in.orderedAt = groups, runclock.Now()
 	in.m.device.redivide = true
 }
 
@@ -438,7 +442,7 @@ func (m *Manager) publishGroups() {
 	wanted := map[partition.Process][]int{}
 	for _, p := range m.desired.Processes {
 		if len(p.SMGroups) > 0 {
-			wanted[partition.Process{ID: share.ID{IF: p.IF, Instance: p.Instance}, Generation: p.Generation}] = p.SMGroups
+			wanted[partition.Process{ID: gslice.ID{IF: p.IF, Instance: p.Instance}, Generation: p.Generation}] = p.SMGroups
 		}
 	}
 	m.device.ledger.Publish(m.desired.Seq, wanted)
@@ -452,7 +456,7 @@ func (m *Manager) observeGroups(o *control.Observed) {
 	}
 	seen := map[partition.Process]partition.Seen{}
 	for _, p := range o.Processes {
-		seen[partition.Process{ID: share.ID{IF: p.IF, Instance: p.Instance}, Generation: p.Generation}] =
+		seen[partition.Process{ID: gslice.ID{IF: p.IF, Instance: p.Instance}, Generation: p.Generation}] =
 			partition.Seen{Groups: p.SMGroups, Ended: p.State.Ended()}
 	}
 	m.device.ledger.Observe(o.AckSeq, seen)
@@ -471,11 +475,11 @@ func (in *instance) moving() bool {
 const moveTimeout = 30 * time.Second
 
 // hurry kills a process that does not move; its shadow starts on the right groups.
-func (in *instance) hurry(now time.Time) {
+func (in *instance) hurry(now time.Duration) {
 	q := in.pair.Active()
 	// Before it was given the ring it was linking, and could not move; nor until it has
 	// all its batch sizes, which the orchestrator gives it its time for.
-	after := min(now.Sub(in.orderedAt), now.Sub(in.since), now.Sub(in.wholeAt))
+	after := now - max(in.orderedAt, in.since, in.wholeAt)
 	if q == nil || in.growing() || in.f.change != configs.ChangePartition || q.State != control.Active || q.Role == control.Kill || after < moveTimeout {
 		return
 	}
@@ -488,7 +492,7 @@ func (in *instance) hurry(now time.Time) {
 
 // id and process are an instance and its generations as packages share and
 // partition name them.
-func (in *instance) id() share.ID { return share.ID{IF: in.f.name, Instance: in.index} }
+func (in *instance) id() gslice.ID { return gslice.ID{IF: in.f.name, Instance: in.index} }
 
 func (in *instance) process(generation uint32) partition.Process {
 	return partition.Process{ID: in.id(), Generation: generation}

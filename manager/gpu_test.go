@@ -16,7 +16,8 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/partition"
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/policy/partition"
 	"github.com/penstock/penstock/models"
 )
 
@@ -167,10 +168,10 @@ func TestGroupsOfARemovedFunctionAreGivenOutWhenItsProcessesAreGone(t *testing.T
 }
 
 func TestANewcomerWaitsUntilSomebodyHasLeft(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 100))
+	b := newNode(t, "cuda", h200(), mechanismMPS, wanting("a", 100))
 	b.turns()
 	b.stuck = true
-	if err := b.add(named("new", 50)); err != nil {
+	if err := b.add(wanting("new", 50)); err != nil {
 		t.Fatal(err)
 	}
 	b.turns()
@@ -190,43 +191,13 @@ func TestANewcomerWaitsUntilSomebodyHasLeft(t *testing.T) {
 	}
 }
 
-// A newcomer's model is loaded on what its neighbours leave; they give way when it serves
-// with all its batch sizes.
-func TestANewcomerTakesItsShareWhenItServes(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
-	b.turns()
-	if err := b.add(named("new", 50)); err != nil {
-		t.Fatal(err)
-	}
-	in := b.instance("new", 0)
-	early := false
-	for turn := 0; in.pair.Active() == nil || in.growing(); turn++ {
-		if a, other, own := b.instance("a", 0).sharePercent(), b.instance("b", 0).sharePercent(), in.pair.Share(); own > 5 || a+other < 95 {
-			t.Fatalf("turn %d: a has %v, b %v, the newcomer %v, which is not whole", turn, a, other, own)
-		}
-		if b.turn(); turn > 12 {
-			t.Fatal("it never serves with all batch sizes")
-		}
-		early = early || in.pair.Active() != nil && in.growing()
-	}
-	if !early {
-		t.Error("it does not serve before it is whole")
-	}
-	b.turns()
-	for _, name := range []string{"a", "b", "new"} {
-		if _, p := b.serves(name); math.Abs(float64(b.sms(p.on))-44) > 8 {
-			t.Errorf("%s is on %d multiprocessors, want a third", name, b.sms(p.on))
-		}
-	}
-}
-
 // Where shares do not tune themselves, those that were set by hand are what functions want,
 // also when one that was set while its model was loaded begins to serve.
 func TestSharesThatWereSetByHandAreWantedWhenANewcomerServes(t *testing.T) {
-	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
+	b := newNode(t, "cuda", h200(), mechanismMPS, wanting("a", 50), wanting("b", 50))
 	b.cfg.Shares.Tune = false
 	b.turns()
-	if err := b.add(named("new", 50)); err != nil {
+	if err := b.add(wanting("new", 50)); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]float64{"a": 30, "b": 20, "new": 40}
@@ -303,8 +274,8 @@ func TestAFunctionForWhichThereIsNoGroupIsRefused(t *testing.T) {
 	b := newNode(t, "cuda", two, mechanismMPS, named("a", 30), named("b", 30))
 	b.turns()
 	err := b.add(named("c", 30))
-	if !errors.Is(err, partition.ErrTooMany) || !strings.Contains(err.Error(), "sm_grain") {
-		t.Errorf("error %v, want ErrTooMany that names sm_grain", err)
+	if !errors.Is(err, partition.ErrTooMany) || !strings.Contains(err.Error(), "change: shadow") {
+		t.Errorf("error %v, want ErrTooMany that names `change: shadow`", err)
 	}
 	b.turns()
 	b.serves("a")
@@ -380,11 +351,11 @@ func TestAProcessThatDoesNotMoveIsKilled(t *testing.T) {
 	in := b.instance("a", 0)
 	in.setShare(25)
 	b.turns()
-	in.hurry(time.Now().Add(moveTimeout / 2))
+	in.hurry(runclock.Now() + moveTimeout/2)
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed before its time")
 	}
-	in.hurry(time.Now().Add(moveTimeout))
+	in.hurry(runclock.Now() + moveTimeout)
 	b.turns()
 	if next, p := b.serves("a"); next == first || !slices.Equal(p.on, in.groups) {
 		t.Errorf("generation %d serves on %v, want another on %v", next, p.on, in.groups)
@@ -399,12 +370,12 @@ func TestAProcessHasTimeToMoveFromWhenItIsGivenTheRing(t *testing.T) {
 	in := b.instance("a", 0)
 	in.setShare(25)
 	b.turns()
-	in.orderedAt = time.Now().Add(-2 * moveTimeout) // while it was linking
-	in.hurry(time.Now())
+	in.orderedAt = runclock.Now() - 2*moveTimeout // while it was linking
+	in.hurry(runclock.Now())
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed though it serves only now")
 	}
-	in.hurry(time.Now().Add(moveTimeout))
+	in.hurry(runclock.Now() + moveTimeout)
 	if in.pair.Process(first).Role != control.Kill {
 		t.Error("it does not move, and lives")
 	}
@@ -758,7 +729,7 @@ func TestHowManyGroupsAModelNeedsIsForgottenWithIt(t *testing.T) {
 	for _, c := range []struct {
 		model string
 		want  int
-	}{{"small", 1}, {"two", 2}, {"small", 1}} {
+	}{{"small", 1}, {"two", 2}, {"smaller", 1}} {
 		end, err := b.replace("vgg", c.model)
 		if err != nil {
 			t.Fatal(err)
@@ -876,18 +847,18 @@ func TestAProcessHasTimeToMoveFromWhenItIsWhole(t *testing.T) {
 	in := b.instance("a", 0)
 	in.setShare(25)
 	b.turns()
-	in.hurry(time.Now().Add(2 * moveTimeout))
+	in.hurry(runclock.Now() + 2*moveTimeout)
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed while it grows")
 	}
 	b.small = false
 	b.turns()
-	in.orderedAt, in.since = time.Now().Add(-2*moveTimeout), time.Now().Add(-2*moveTimeout)
-	in.hurry(time.Now())
+	in.orderedAt, in.since = runclock.Now()-2*moveTimeout, runclock.Now()-2*moveTimeout
+	in.hurry(runclock.Now())
 	if in.pair.Process(first).Role != control.Serve {
 		t.Error("it is killed though it is whole only now")
 	}
-	in.hurry(time.Now().Add(moveTimeout))
+	in.hurry(runclock.Now() + moveTimeout)
 	if in.pair.Process(first).Role != control.Kill {
 		t.Error("it does not move, and lives")
 	}
@@ -1037,7 +1008,7 @@ func TestANodeOnAGPUComesToRest(t *testing.T) {
 				bad[name] = rapid.SliceOfN(rapid.IntRange(0, 15), 0, 8).Draw(r, "unfit")
 			case "replace":
 				if f != nil && !f.removing {
-					f.replace(testCard(), "other")
+					f.replace(testCard(), "other", f.setup, nil)
 				}
 			}
 			for range rapid.IntRange(0, 3).Draw(r, "turns") {

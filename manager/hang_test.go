@@ -26,7 +26,7 @@ func TestAProcessThatHangsIsSaidToInWords(t *testing.T) {
 	bed := &bed{f, t}
 	bed.dial().send(1)
 	bed.eventually("the request is there", func() bool { return f.inFlight() == 1 })
-	in.watch(max(f.oldest(in), in.promoted) + int64(f.hangTimeout))
+	in.watch(max(f.oldest(in), in.since) + f.hangTimeout)
 	if q := in.pair.Process(before); q.Role != control.Kill {
 		t.Fatalf("the process is %+v, want it killed", q)
 	}

@@ -1,17 +1,18 @@
 package manager
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
@@ -21,7 +22,8 @@ import (
 // health, status), and one on a Unix socket in the runtime folder that takes
 // orders from `penstock if`, guarded by the folder's permissions.
 type servers struct {
-	list []*http.Server
+	list   []*http.Server
+	orders *control.Listener
 }
 
 func (m *Manager) serveHTTP() (*servers, error) {
@@ -34,14 +36,10 @@ func (m *Manager) serveHTTP() (*servers, error) {
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics: %w; is another Penstock running? `http:` in the configuration sets the address", err)
 	}
-	path := filepath.Join(m.dir, control.AdminSocket)
-	// The control link, which is opened before, makes sure that no other manager
-	// lives in this folder: what lies here is a dead one's.
-	os.Remove(path)
-	orders, err := net.Listen("unix", path)
+	orders, err := control.ListenAdmin(m.dir)
 	if err != nil {
 		listener.Close()
-		return nil, fmt.Errorf("open admin socket: %w", err)
+		return nil, err
 	}
 	take := http.NewServeMux()
 	take.HandleFunc("GET "+control.StatusPath, m.status)
@@ -50,17 +48,28 @@ func (m *Manager) serveHTTP() (*servers, error) {
 	take.HandleFunc("POST "+control.ReplacePath, m.takeReplace)
 	take.HandleFunc("POST "+control.RollbackPath, m.takeRollback)
 	take.HandleFunc("POST "+control.SharePath, m.takeShare)
-	s := &servers{}
-	s.serve(listener, tell)
-	s.serve(orders, take)
+	s := &servers{orders: orders}
+	s.serve(listener, tell, m.log)
+	s.serve(orders, take, m.log)
 	m.log.Info().Stringer("http", listener.Addr()).Msg("metrics, health and status")
 	return s, nil
 }
 
-func (s *servers) serve(l net.Listener, h http.Handler) {
-	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second}
+func (s *servers) serve(l net.Listener, h http.Handler, to zerolog.Logger) {
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ErrorLog: log.New(serverErrors{to, l.Addr()}, "", 0)}
 	s.list = append(s.list, server)
 	go server.Serve(l)
+}
+
+// serverErrors turns the lines of an http.Server into records.
+type serverErrors struct {
+	log     zerolog.Logger
+	address net.Addr
+}
+
+func (e serverErrors) Write(line []byte) (int, error) {
+	e.log.Error().Stringer("listener", e.address).Bytes("error", bytes.TrimSpace(line)).Msg("http server")
+	return len(line), nil
 }
 
 func (s *servers) close() {
@@ -81,9 +90,14 @@ func (m *Manager) health(w http.ResponseWriter, _ *http.Request) {
 // ready answers 200 when every function that is to stay has a process that serves. One on
 // trial has yet to become the node's.
 func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
+	var restored uint64
 	err := m.do(func() error {
+		restored = m.folder.restored
 		if m.draining {
 			return errors.New("draining")
+		}
+		if m.folder.err != nil {
+			return fmt.Errorf("runtime folder %s cannot be restored: %w", m.dir, m.folder.err)
 		}
 		if !m.device.known && len(m.functions) > 0 {
 			return fmt.Errorf("the orchestrator has not found device %s yet; its log says why", m.cfg.Device)
@@ -104,12 +118,16 @@ func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	fmt.Fprintln(w, "ready")
+	if restored > 0 {
+		fmt.Fprintf(w, "the runtime folder was emptied and restored %d times\n", restored)
+	}
 }
 
 func (m *Manager) status(w http.ResponseWriter, _ *http.Request) {
-	status := control.Status{Started: m.started.UTC(), Functions: []control.FunctionStatus{}}
+	status := control.Status{Started: m.started.UTC(), Sandbox: m.sandbox, Policy: string(m.cfg.Shares.Policy), Lab: m.cfg.Lab.String(), Functions: []control.FunctionStatus{}}
 	err := m.do(func() error {
 		status.Mechanism, status.Device, status.Faults = m.observed.Mechanism, m.device.gpu, m.faults.status()
+		status.Configuration = m.configuration
 		for _, f := range m.functions {
 			status.Functions = append(status.Functions, f.status())
 		}
@@ -136,16 +154,30 @@ func (m *Manager) takeRemove(w http.ResponseWriter, r *http.Request) {
 
 func (m *Manager) takeReplace(w http.ResponseWriter, r *http.Request) {
 	take(w, r, func(o control.ReplaceOrder) (string, error) {
-		return o.Name + " runs " + o.Model,
-			m.await(func() (<-chan error, error) { return m.replace(o.Name, o.Model) })
+		return m.awaitModel("%s: replaced %s by %s", o.Name, func() (<-chan error, error) { return m.replace(o.Name, o.Model) })
 	})
 }
 
 func (m *Manager) takeRollback(w http.ResponseWriter, r *http.Request) {
 	take(w, r, func(o control.NameOrder) (string, error) {
-		return o.Name + " runs the model before",
-			m.await(func() (<-chan error, error) { return m.rollback(o.Name) })
+		return m.awaitModel("%s: rolled back from %s to %s", o.Name, func() (<-chan error, error) { return m.rollback(o.Name) })
 	})
+}
+
+// awaitModel is await for what brings another model into a function. The text is said of the
+// function, its model before, and its model after.
+func (m *Manager) awaitModel(text, name string, start func() (<-chan error, error)) (done string, err error) {
+	err = m.await(func() (<-chan error, error) {
+		before := m.function(name)
+		if before == nil {
+			return nil, m.unknown(name)
+		}
+		from := modelName(before.card)
+		end, err := start()
+		done = fmt.Sprintf(text, name, from, modelName(before.card))
+		return end, err
+	})
+	return done, err
 }
 
 func (m *Manager) takeShare(w http.ResponseWriter, r *http.Request) {
@@ -170,7 +202,7 @@ func (m *Manager) await(start func() (<-chan error, error)) error {
 		// What the end changes was posted before it came: who is told of it finds it done.
 		return errors.Join(err, m.do(func() error { return nil }))
 	case <-m.done:
-		return ErrStopped
+		return errStopped
 	}
 }
 

@@ -9,17 +9,28 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// page is the status page.
-func (b *nodeBed) page() (s control.Status) {
-	b.t.Helper()
+// asked answers what question asks of the control loop.
+func (b *nodeBed) asked(question func()) {
 	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		(<-b.calls)()
+		question()
 	}()
+	for {
+		select {
+		case call := <-b.calls:
+			call()
+		case <-answered:
+			return
+		}
+	}
+}
+
+// page is the status page.
+func (b *nodeBed) page() (s control.Status) {
+	b.t.Helper()
 	page := httptest.NewRecorder()
-	b.Manager.status(page, nil)
-	<-answered
+	b.asked(func() { b.Manager.status(page, nil) })
 	if err := json.NewDecoder(page.Body).Decode(&s); err != nil {
 		b.t.Fatal(err)
 	}

@@ -2,10 +2,14 @@ package manager
 
 import (
 	"cmp"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -14,7 +18,8 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/pair"
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/policy/pair"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -31,37 +36,40 @@ type instance struct {
 	closed  atomic.Bool // the reply thread shall end
 
 	// Owned by the control loop.
-	pair     *pair.Pair
-	tensors  map[*models.Card]*shm.Region // by the card whose tensors they are
-	conns    map[uint32]*control.AttachConn
-	pids     map[uint32]int
-	dying    map[uint32]time.Time // ended, and nobody has said why yet: until when to wait
-	fit      control.Fit
-	bound    string
-	limit    float64
-	cpu      control.Report       // the last report, for its CPU time
-	failure  string               // why the last process failed; empty once one serves
-	promoted int64                // when the ring was given to somebody last, shm.Now
-	since    time.Time            // the same moment
-	wholeAt  time.Time            // when a process got the last of its batch sizes, the last time
-	handed   handovers            // those that were noted
-	unheard  map[uint32]bool      // gone, and the orchestrator has not said whether with the GPU
-	doubts   map[uint32]time.Time // failed while linking, and until when that may prove to be a fault of the GPU
-	seen     map[uint32]sight     // what processes say they run on, by generation
+	pair    *pair.Pair
+	tensors map[*models.Card]*shm.Region // by the card whose tensors they are
+	conns   map[uint32]*control.AttachConn
+	pids    map[uint32]int
+	dying   map[uint32]time.Time // ended, and nobody has said why yet: until when to wait
+	fit     control.Fit
+	bound   string
+	limit   float64
+	cpu     control.Report // the last report, for its CPU time
+	failure string         // why the last process failed; empty once one serves
+	// lastFailure is of the last process that failed, nil if none has.
+	lastFailure *control.ProcessFailure
+	promoted    int64                // when the ring was given to somebody last, shm.Now
+	since       time.Duration        // the same moment by runclock.Now, as all times of this struct that are a time.Duration
+	wholeAt     time.Duration        // when a process got the last of its batch sizes, the last time
+	handed      handovers            // those that were noted
+	unheard     map[uint32]bool      // gone, and the orchestrator has not said whether with the GPU
+	doubts      map[uint32]time.Time // failed while linking, and until when that may prove to be a fault of the GPU
+	seen        map[uint32]sight     // what processes say they run on, by generation
 	// On a GPU whose multiprocessors are handed out: the groups ordered, since when,
 	// whether more are to come when others have left, and what each generation was
 	// desired on last.
 	groups    []int
-	orderedAt time.Time
+	orderedAt time.Duration
 	waits     bool
 	last      map[uint32][]int
 	floors    map[*models.Card]floor // of those that did not run on the groups that they had
 	short     bool                   // there are not as many groups as they need
 	visited   map[string]bool        // the sets of groups that the active process was desired on
 	noted     []int                  // the last of them
+	ran, runs *models.Card           // what the process that had the ring before, and the one that has it, run
 	replaced  chan error             // waits for the end of a replacement; nil otherwise
 	load      instanceLoad
-	lending
+	entitled  entitlement
 	// cpuPerRequest is a smoothed mean, 0 where it is not known.
 	cpuPerRequest time.Duration
 
@@ -69,15 +77,20 @@ type instance struct {
 	inFlight int     // requests that this instance has
 	serving  bool    // a process has been given the ring
 	weight   float64 // its share, for choosing among instances
+	arrivals int     // requests, ever
 	tally    tally
 	// What the reply thread must answer for processes that cannot: what these
 	// generations had started, and what was published before that time.
 	abandoned    []uint32
-	expireBefore int64
+	expireBefore time.Duration
 
 	// When requests were answered well: the last time, and the first since a process
 	// was given the ring, 0 for not yet. shm.Now, written by the reply thread.
 	lastGood, firstGood atomic.Int64
+	// answeredAt is lastGood by runclock.Now.
+	answeredAt atomic.Int64
+	// resting: the reply thread looks for nothing but replies.
+	resting atomic.Bool
 }
 
 // sight is what a process uses of a GPU, and which batch sizes it runs, as it says.
@@ -86,6 +99,7 @@ type sight struct {
 	groups  []int
 	batches []int
 	growing bool // it is getting more
+	spent   spending
 }
 
 // handovers are those that a generation has reported.
@@ -167,15 +181,13 @@ func (in *instance) step() {
 		switch c.Kind {
 		case pair.SetEpoch:
 			in.channel.SetEpoch(c.Generation)
-			in.promoted, in.since = shm.Now(), time.Now()
+			in.promoted, in.since = shm.Now(), runclock.Now()
 			in.firstGood.Store(0)
+			in.f.answers = in.pair.Active().Card
+			in.ran, in.runs = in.runs, in.pair.Active().Card
 			clear(in.visited)
 			in.setServing(true)
-			in.setLadder(in.pair.Active().Card.Batches)
 			in.log.Debug().Uint32("generation", c.Generation).Msg("ring handed over")
-			if !in.growing() {
-				in.m.shareServed(in)
-			}
 		case pair.Reclaim:
 			in.reclaim(c.Generation)
 		case pair.Promoted:
@@ -183,9 +195,12 @@ func (in *instance) step() {
 			in.log.Info().Uint32("generation", c.Generation).Float64("share_percent", in.pair.Share()).Msg("shadow takes over")
 		case pair.Replaced:
 			in.f.version.Store(in.pair.Card().Version)
-			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("model replaced")
-			in.forget()
-			in.m.shareReplaced(in)
+			in.log.Info().Uint32("model_version", in.pair.Card().Version).Msg("processes replaced")
+			if in.ran == nil || !reflect.DeepEqual(in.ran, in.runs) {
+				in.forget()
+				in.m.shareReplaced(in)
+			}
+			in.load = instanceLoad{} // it was judged by another objective
 			in.settle(nil)
 		case pair.Rejected:
 			in.log.Error().Str("reason", c.Reason).Msg("new model refused; the old one goes on")
@@ -211,13 +226,6 @@ func (in *instance) reclaim(generation uint32) {
 	in.channel.Disown(generation)
 	in.channel.Wake()
 	in.dropTensors()
-}
-
-// setLadder says what batches are of from now on.
-func (in *instance) setLadder(batches []int) {
-	in.f.mu.Lock()
-	in.tally.ladder = batches
-	in.f.mu.Unlock()
 }
 
 func (in *instance) setServing(serving bool) {
@@ -263,7 +271,7 @@ func (in *instance) sharePercent() float64 {
 
 // status is the instance as a person sees it.
 func (in *instance) status() control.InstanceStatus {
-	s := control.InstanceStatus{SharePercent: in.sharePercent(), Whole: in.f.whole(), SMGroups: in.groups}
+	s := control.InstanceStatus{SharePercent: in.sharePercent(), Whole: in.f.whole(), SMGroups: in.groups, LastFailure: in.lastFailure}
 	for _, q := range in.pair.Processes() {
 		on := in.seen[q.Generation]
 		s.Processes = append(s.Processes, control.ProcessStatus{
@@ -277,9 +285,9 @@ func (in *instance) status() control.InstanceStatus {
 // forget drops what was learnt of a model that serves no more.
 func (in *instance) forget() {
 	in.load, in.cpuPerRequest, in.cpu = instanceLoad{}, 0, control.Report{}
-	in.lending.renew()
+	in.entitled.fixed, in.entitled.cost = 0, 0
 	in.f.mu.Lock()
-	in.tally = tally{ladder: in.tally.ladder}
+	in.tally = tally{}
 	in.f.mu.Unlock()
 }
 
@@ -294,17 +302,23 @@ func (in *instance) settle(err error) {
 // desire appends the processes that should exist.
 func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess {
 	for _, q := range in.pair.Processes() {
-		role := q.Role
+		role, with := q.Role, in.f.setupFor(q.Card)
 		groups, wait := in.groupsOf(q.Generation, role)
 		if wait {
 			role = control.Shadow
 		}
-		to = append(to, control.DesiredProcess{
+		p := control.DesiredProcess{
 			IF: in.f.name, Instance: in.index, Generation: q.Generation,
 			Role: role, SharePercent: q.SharePercent, SMGroups: groups, Early: q.Early && in.m.onGPU(),
-			SharedWeights: in.f.weights == configs.WeightsShared && in.m.onGPU(),
-			Command:       q.Card.Command, Framework: q.Card.Apart(), Dir: q.Card.Dir, Environment: in.f.environment,
-		})
+			SharedWeights: with.weights == configs.WeightsShared && in.m.onGPU(),
+			Started:       q.Attached || in.pids[q.Generation] != 0,
+			Command:       q.Card.Command, Framework: q.Card.Apart(), Dir: q.Card.Dir, Model: q.Card.Model, Card: q.Card.File,
+			Environment: with.environment, Ticket: in.ticket(q.Generation),
+		}
+		if in.m.cfg.Guarantees() {
+			in.terms(&p)
+		}
+		to = append(to, p)
 	}
 	return to
 }
@@ -324,7 +338,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	if q.State == o.State && q.Reason == o.Reason {
 		return
 	}
-	if in.doubtful(q, &o, time.Now()) {
+	if in.doubtful(q, &o, runclock.Time()) {
 		return
 	}
 	event := in.log.Debug()
@@ -334,10 +348,11 @@ func (in *instance) observe(o control.ObservedProcess) {
 	case o.Reason != "":
 		event = in.log.Warn()
 	}
-	event.Uint32("generation", o.Generation).Str("state", string(o.State)).Str("reason", o.Reason).Msg("process")
+	event.Uint32("generation", o.Generation).Str("state", string(o.State)).Str("reason", o.Reason).Msg(o.State.Change())
 	switch o.State {
 	case control.Failed:
 		in.failure = o.Reason
+		in.lastFailure = &control.ProcessFailure{Generation: o.Generation, PID: o.PID, At: time.Now(), Reason: o.Reason}
 	case control.Active:
 		in.failure = ""
 	}
@@ -359,7 +374,8 @@ func (in *instance) see(o *control.ObservedProcess) {
 		return
 	}
 	before := in.seen[o.Generation]
-	now := sight{o.SMs, o.SMGroups, o.Batches, o.Growing}
+	now := sight{o.SMs, o.SMGroups, o.Batches, o.Growing, spending{time.Duration(o.DeviceNanos), time.Duration(o.DemotedNanos)}}
+	in.entitled.noteSpending(before.spent, now.spent)
 	in.seen[o.Generation] = now
 	if len(now.batches) > 0 && !now.growing {
 		in.pair.Whole(o.Generation)
@@ -368,8 +384,7 @@ func (in *instance) see(o *control.ObservedProcess) {
 		in.noteBytes(o)
 	}
 	if before.growing && !now.growing {
-		in.wholeAt = time.Now()
-		in.m.shareServed(in)
+		in.wholeAt = runclock.Now()
 		in.log.Info().Uint32("generation", o.Generation).Ints("batches", now.batches).Msg("process has its batch sizes")
 	}
 }
@@ -386,11 +401,22 @@ func (in *instance) growing() bool {
 	return q != nil && in.seen[q.Generation].growing
 }
 
+// ticket is what the process of a generation has to show when it attaches. It is derived,
+// as a desired state is sent many times.
+func (in *instance) ticket(generation uint32) string {
+	mac := hmac.New(sha256.New, in.m.seal)
+	fmt.Fprintf(mac, "%s/%d/%d", in.f.name, in.index, generation)
+	return hex.EncodeToString(mac.Sum(nil)[:16])
+}
+
 // admit hands a process its memory.
 func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error {
 	q := in.pair.Process(hello.Generation)
 	if q == nil {
 		return fmt.Errorf("generation %d of %s/%d is not wanted (any more)", hello.Generation, in.f.name, in.index)
+	}
+	if !hmac.Equal([]byte(hello.Ticket), []byte(in.ticket(hello.Generation))) {
+		return fmt.Errorf("process %d is not the one that was started as generation %d of %s/%d", hello.PID, hello.Generation, in.f.name, in.index)
 	}
 	if in.conns[hello.Generation] != nil {
 		return fmt.Errorf("generation %d of %s/%d is attached already", hello.Generation, in.f.name, in.index)
@@ -407,13 +433,10 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err := in.makeTensors(q.Card); err != nil {
 		return err
 	}
-	slab, tensors := in.f.slab(), in.tensors[q.Card]
+	slab, tensors, with := in.f.slab(), in.tensors[q.Card], in.f.setupFor(q.Card)
 	err = conn.Grant(control.Attached{
-		Version: control.Version, Card: card, SLONanos: int64(in.f.within()),
-		Batching: string(in.f.batching.Rule), BatchSize: in.f.batching.Size, BatchDelayNanos: int64(in.f.batching.Delay),
-		RunLate: in.f.late == configs.LateRun, Copy: in.f.gather == configs.GatherCopy,
-		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())}, Streams: in.f.config.Streams,
-		BusyPollNanos: int64(in.m.cfg.BusyPoll),
+		Version: control.Version, Card: card, Setup: with.attached(&in.m.cfg),
+		Geometry: geometry, TensorBytes: int64(tensors.Size()), SlabBytes: []int64{int64(slab.Size())},
 	}, []*os.File{in.f.table.File(), in.channel.RingFile(), in.channel.RepliesFile(), tensors.File(), slab.File()})
 	if err != nil {
 		return err
@@ -460,11 +483,13 @@ func (in *instance) lost(generation uint32) {
 		return
 	}
 	if q.State == control.Active {
-		in.pair.Gone(generation, "process ended")
+		// The shadow takes over now. The process stays desired until the orchestrator
+		// has reported how it ended.
+		in.pair.Died(generation, "process ended")
 		return
 	}
 	// Nobody waits for it, so there is time to hear from the orchestrator why.
-	in.dying[generation] = time.Now().Add(hearWhy)
+	in.dying[generation] = runclock.Time().Add(hearWhy)
 }
 
 // hearWhy is how long the orchestrator has to say why a process ended.
@@ -503,11 +528,25 @@ func (in *instance) report(generation uint32, r control.Report) {
 		return
 	}
 	in.limit = r.Limit
+	in.entitled.unprotected = r.Unprotected
+	if in.m.onGPU() {
+		was := spending{}
+		if r.Generation == in.cpu.Generation {
+			was = spending{time.Duration(in.cpu.DeviceNanos), time.Duration(in.cpu.DemotedNanos)}
+		}
+		in.entitled.noteSpending(was, spending{time.Duration(r.DeviceNanos), time.Duration(r.DemotedNanos)})
+	}
 	switch {
 	case r.Generation != in.cpu.Generation:
 		in.cpu = r
 	case r.Ran > in.cpu.Ran: // batches in between would lend their CPU time to others
-		each := time.Duration((r.CPUNanos - in.cpu.CPUNanos) / (r.Ran - in.cpu.Ran))
+		ran := r.Ran - in.cpu.Ran
+		if in.m.onGPU() {
+			in.entitled.fixed, in.entitled.cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
+		} else {
+			in.entitled.noteCost(time.Duration(r.CPUNanos-in.cpu.CPUNanos)/time.Duration(max(1, in.m.observed.CPUs)), ran)
+		}
+		each := time.Duration((r.CPUNanos - in.cpu.CPUNanos) / ran)
 		if in.cpuPerRequest == 0 {
 			in.cpuPerRequest = each
 		}
@@ -556,23 +595,27 @@ func (in *instance) noteHandovers(generation uint32, r control.Report) {
 // answered them is killed, and its death then seen like any other; what is still
 // there after as long again, because there is no process or one that makes no
 // sense, is answered for it.
-func (in *instance) watch(now int64) {
-	in.bury(time.Now())
-	in.hurry(time.Now())
+//
+// now is the running time (package runclock): a manager that was stopped did not wait
+// for its processes.
+func (in *instance) watch(now time.Duration) {
+	in.bury(runclock.Time())
+	in.hurry(now)
+	in.rouse()
 	oldest := in.f.oldest(in)
 	if oldest == 0 {
 		return
 	}
-	if in.f.late == configs.LateRun {
+	if in.m.cfg.Lab.RunLate {
 		// A backlog may be as long as there are slots: while answers come, nobody hangs.
-		oldest = max(oldest, in.lastGood.Load())
+		oldest = max(oldest, time.Duration(in.answeredAt.Load()))
 	}
-	patience := int64(in.f.hangTimeout)
+	patience := in.f.hangTimeout
 	// A process answers for the time since it was given the ring: what waited
 	// before was another's.
-	if now-max(oldest, in.promoted) >= patience {
+	if now-max(oldest, in.since) >= patience {
 		if q := in.holder(); q != nil && q.Role != control.Kill {
-			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", time.Duration(now-oldest)).
+			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", now-oldest).
 				Dur("hang_timeout_ms", in.f.hangTimeout).Msg("process hangs; killed")
 			in.failure = fmt.Sprintf("a request had no answer after %s (hang_timeout), and its process was killed", in.f.hangTimeout)
 			in.pair.Kill(q.Generation)
@@ -581,7 +624,7 @@ func (in *instance) watch(now int64) {
 	}
 	if now-oldest >= 2*patience {
 		in.f.mu.Lock()
-		in.expireBefore = now - int64(in.f.hangTimeout)
+		in.expireBefore = now - patience
 		in.f.mu.Unlock()
 		in.channel.Wake()
 	}

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/penstock/penstock/manager/share"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -20,12 +19,6 @@ type tally struct {
 	// once over both.
 	aggregation, busy time.Duration
 	running           span
-	// pace is of the batches that ended, by the sizes that ran: of ladder's.
-	pace   share.Pace
-	ladder []int
-	// singles are those of the smallest size, and quickest what the quickest took.
-	singles  int
-	quickest time.Duration
 	// latencies are the last ones, whole -> batch end; answered counts them.
 	latencies [keptLatencies]time.Duration
 }
@@ -36,27 +29,19 @@ type span struct {
 	dispatched, inferred, before int64
 }
 
-// alone is the part of a batch's time in which none before it still ran, and whether this
-// is the first word of it. Batches come in the order of their ends, each as often as it
-// has requests. On a CPU none begins before the last one has ended.
-func (s *span) alone(dispatched, inferred int64) (took time.Duration, first bool) {
-	if first = dispatched != s.dispatched || inferred != s.inferred; first {
+// alone is the part of a batch's time in which none before it still ran. Batches come in the
+// order of their ends, each as often as it has requests. On a CPU none begins before the
+// last one has ended.
+func (s *span) alone(dispatched, inferred int64) time.Duration {
+	if dispatched != s.dispatched || inferred != s.inferred {
 		s.before = max(s.before, s.inferred)
 		s.dispatched, s.inferred = dispatched, inferred
 	}
-	return time.Duration(max(0, inferred-max(dispatched, s.before))), first
+	return time.Duration(max(0, inferred-max(dispatched, s.before)))
 }
 
 // next is an empty tally for what comes after t.
-func (t *tally) next() tally { return tally{running: t.running, ladder: t.ladder} }
-
-// prepared is the size in which a batch of n ran: the ladder's next step.
-func (t *tally) prepared(n int) int {
-	if i, _ := slices.BinarySearch(t.ladder, n); i < len(t.ladder) {
-		return t.ladder[i]
-	}
-	return n
-}
+func (t *tally) next() tally { return tally{running: t.running} }
 
 // keptLatencies bound what the tail is taken of.
 const keptLatencies = 512
@@ -65,7 +50,7 @@ const keptLatencies = 512
 // raise by as much as one raise may be.
 const lateFactor = 2
 
-// tailQuantile is the latency that Algorithm 1 looks at (docs/adr/0003-measuring-shares-on-a-cpu.md).
+// tailQuantile is the latency that Algorithm 1 looks at (docs/adr/0001-shares.md).
 const tailQuantile = 0.95
 
 // tail is the tail of the latencies, 0 where there are none. It sorts them.
@@ -76,18 +61,6 @@ func (t *tally) tail() time.Duration {
 	}
 	slices.Sort(t.latencies[:n])
 	return t.latencies[int(tailQuantile*float64(n-1)+0.5)]
-}
-
-// beyond is how many answers took longer than that; of more than are kept, as many as among
-// those.
-func (t *tally) beyond(d time.Duration) (n int) {
-	kept := min(t.answered, keptLatencies)
-	for _, latency := range t.latencies[:kept] {
-		if latency > d {
-			n++
-		}
-	}
-	return n * t.answered / max(1, kept)
 }
 
 // arrive notes a request that became whole.
@@ -106,17 +79,7 @@ func (t *tally) answer(r shm.Request, result shm.Result, now int64, late time.Du
 	case wire.StatusOK:
 		latency = time.Duration(result.Inferred - r.Whole)
 		t.ran++
-		size := max(1, int(result.Batch))
-		took, first := t.running.alone(result.Dispatched, result.Inferred)
-		t.busy += took / time.Duration(size)
-		if first && took > 0 {
-			t.pace.Note(t.prepared(size), took)
-			if t.prepared(size) == t.prepared(1) {
-				if t.singles++; t.singles == 1 || took < t.quickest {
-					t.quickest = took
-				}
-			}
-		}
+		t.busy += t.running.alone(result.Dispatched, result.Inferred) / time.Duration(max(1, result.Batch))
 	case wire.StatusLate:
 		latency = max(latency, late)
 	}

@@ -16,11 +16,13 @@
 package manager
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"reflect"
 	"slices"
 	"sync"
@@ -30,7 +32,8 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/share"
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/models"
 )
 
@@ -46,6 +49,14 @@ type Options struct {
 	// what another manager of the same run was told at run time, and leaves what it is told
 	// for the next. Empty: it begins with Config, and leaves nothing.
 	Run string
+	// Unread is why the configuration file could not be read, and Config is what was last
+	// followed of it; nil if it was read.
+	Unread error
+	// ProcessUser is the id of the user that inference functions run as; 0 is the manager's
+	// own.
+	ProcessUser int
+	// Sandbox is control.Status.Sandbox.
+	Sandbox string
 }
 
 // Manager is a running IF Manager.
@@ -56,6 +67,9 @@ type Manager struct {
 	log  zerolog.Logger
 	id   string
 	run  string
+	seal []byte // the key of tickets
+	// sandbox is for the status.
+	sandbox string
 
 	ports    ports
 	link     link
@@ -64,7 +78,7 @@ type Manager struct {
 	done     chan struct{} // closed when the control loop has ended
 	threads  sync.WaitGroup
 	metrics  *metrics
-	shares   *share.Controller
+	shares   *gslice.Controller
 	device   device
 	faults   faults
 	started  time.Time
@@ -72,16 +86,17 @@ type Manager struct {
 	tuned    time.Time // when shares were last looked at
 
 	// Owned by the control loop.
-	functions   []*function
-	generations map[place]uint32   // the last of instances that were removed
-	waiting     []configs.Function // to be added when names and ports are free, or changed when a replacement has ended
-	over        string             // the digest of the configuration that the functions are told over; empty: of none
-	following   int                // replacements that an edit of the configuration asked for, on their way
-	kept        []byte             // the record, as it was last written
-	had         map[string]uint16  // while functions are brought back, the ports that they had
-	desired     control.Desired
-	observed    control.Observed
-	peerAlive   bool
+	functions     []*function
+	generations   map[place]uint32            // the last of instances that were removed
+	waiting       []configs.Function          // to be added when names and ports are free, or changed when a replacement has ended
+	entries       map[string]configs.Function // the functions of the configuration, as they were followed last
+	configuration control.ConfigurationStatus
+	kept          []byte            // the record, as it was last written
+	had           map[string]uint16 // while functions are brought back, the ports that they had
+	folder        folder
+	desired       control.Desired
+	observed      control.Observed
+	peerAlive     bool
 }
 
 // link is a control.ManagerLink, or a test's.
@@ -107,8 +122,8 @@ const tickEvery = 50 * time.Millisecond
 // requests, one for processes, one for what neither has ended.
 const drainPatience = 4
 
-// ErrStopped is returned by calls on a manager that has ended.
-var ErrStopped = errors.New("manager has stopped")
+// errStopped is returned by calls on a manager that has ended.
+var errStopped = errors.New("manager has stopped")
 
 // Run runs a manager until ctx ends, then drains: nothing new is accepted, what
 // was accepted is answered, the processes end. ready, if not nil, is called once
@@ -119,25 +134,36 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	m := &Manager{
 		cfg: o.Config, dir: o.Dir, find: o.FindModel, log: o.Log,
 		id:          hex.EncodeToString(id),
+		seal:        []byte(rand.Text()),
+		sandbox:     o.Sandbox,
 		run:         o.Run,
 		calls:       make(chan func(), 64),
 		done:        make(chan struct{}),
 		generations: map[place]uint32{},
+		entries:     map[string]configs.Function{},
 		started:     time.Now(),
 	}
+	m.tuned = m.started
+	m.judgeConfiguration(o.Unread)
 	m.faults.guard.Hold = m.cfg.FaultHold
 	m.device.known = m.cfg.Device == configs.DeviceCPU
 	m.metrics = newMetrics(m)
 	defer m.threads.Wait()
 	defer close(m.done)
 
-	if m.cfg.Device != configs.DeviceAuto { // read.go has said so of a file, better
+	if m.cfg.Device != configs.DeviceAuto { // configs/read.go has said so of a file, better
 		if err := m.cfg.On(m.cfg.Device); err != nil {
 			return fmt.Errorf("configuration: %w", err)
 		}
 	}
+	if lab := m.cfg.Lab.String(); lab != "" {
+		m.log.Warn().Str("lab", lab).Msg(configs.LabVariable + " makes this node a baseline to compare Penstock with, not Penstock")
+	}
+	if keys := m.cfg.Unused(); len(keys) > 0 {
+		m.log.Warn().Strs("keys", keys).Msg("keys of another policy of shares have no effect: `shares: {policy: gslice}` uses them")
+	}
 	var err error
-	if m.shares, err = share.NewController(shareConfig(o.Config.Shares)); err != nil {
+	if m.shares, err = gslice.NewController(shareConfig(&o.Config)); err != nil {
 		return fmt.Errorf("shares: %w", err)
 	}
 	// Before anybody may talk to this process: DPDK takes seconds to take its memory.
@@ -150,13 +176,13 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	}
 	defer m.link.Close()
 	socket := control.AttachSocketPath(m.dir)
-	if m.attach, err = control.ListenAttach(socket, m.log); err != nil {
+	if m.attach, err = control.ListenAttach(socket, cmp.Or(o.ProcessUser, os.Getuid()), m.log); err != nil {
 		return err
 	}
 	defer m.attach.Close()
 	m.desired = control.Desired{
 		Version: control.Version, ManagerID: m.id, AttachSocket: socket,
-		Device: m.cfg.Device, SMGrain: m.cfg.Shares.SMGrain, NoMPS: !m.cfg.MPS,
+		Device: m.cfg.Device, NoMPS: m.cfg.Lab.TimeSlicing,
 	}
 
 	web, err := m.serveHTTP()
@@ -164,6 +190,11 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		return err
 	}
 	defer web.close()
+	for _, s := range []any{m.link, m.attach, web.orders} {
+		if r, ok := s.(restorer); ok {
+			m.folder.sockets = append(m.folder.sockets, r)
+		}
+	}
 	defer m.closeFunctions()
 	if err := m.begin(); err != nil {
 		return err
@@ -183,7 +214,7 @@ func (m *Manager) loop(ctx context.Context) error {
 	tune := time.NewTicker(m.cfg.Shares.Interval)
 	defer tune.Stop()
 	stop := ctx.Done()
-	var giveUp <-chan time.Time
+	giveUpAt := time.Duration(0) // by runclock.Now
 	for {
 		m.step()
 		if m.draining && m.drained() {
@@ -195,16 +226,18 @@ func (m *Manager) loop(ctx context.Context) error {
 		case o := <-m.link.Observed():
 			m.observe(o)
 		case <-tick.C:
+			if giveUpAt != 0 && runclock.Now() >= giveUpAt {
+				return fmt.Errorf("drain: not finished after %s: %s", drainPatience*m.cfg.DrainTimeout, m.undrained())
+			}
 			m.watch()
+			m.watchFolder()
 		case <-tune.C:
 			m.tune(time.Now())
 		case <-stop:
 			stop = nil
 			m.log.Info().Msg("draining")
 			m.drain()
-			giveUp = time.After(drainPatience * m.cfg.DrainTimeout)
-		case <-giveUp:
-			return fmt.Errorf("drain: not finished after %s: %s", drainPatience*m.cfg.DrainTimeout, m.undrained())
+			giveUpAt = runclock.Now() + drainPatience*m.cfg.DrainTimeout
 		}
 	}
 }
@@ -215,13 +248,13 @@ func (m *Manager) do(f func() error) error {
 	select {
 	case m.calls <- func() { result <- f() }:
 	case <-m.done:
-		return ErrStopped
+		return errStopped
 	}
 	select {
 	case err := <-result:
 		return err
 	case <-m.done:
-		return ErrStopped
+		return errStopped
 	}
 }
 
@@ -250,6 +283,9 @@ func (m *Manager) step() {
 	m.addWaiting()
 	m.heal()
 	m.handOut()
+	if m.cfg.Guarantees() && m.missesGuarantee() {
+		m.guarantees()
+	}
 	processes := []control.DesiredProcess{}
 	if m.device.known { // what a process gets depends on it
 		for _, f := range m.functions {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/source/dpdk/frame"
+	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -26,7 +26,7 @@ type metrics struct {
 	swapIdle *prometheus.HistogramVec
 }
 
-// Stages of a request, in order (design.md, "the way of a request").
+// Stages of a request, in order (docs/architecture.md, "the way of a request").
 const (
 	stageSocket    = iota // first piece at the machine -> received
 	stageAggregate        // first piece received -> whole
@@ -101,10 +101,24 @@ type snapshot struct{ m *Manager }
 var (
 	descShare = prometheus.NewDesc("penstock_share_ratio",
 		"Share of the device, 1 is all of it.", []string{"function", "instance"}, nil)
+	descGuarantee = prometheus.NewDesc("penstock_guarantee_ratio",
+		"Part of the device's time that is guaranteed, 1 is all of it.", []string{"function", "instance"}, nil)
+	descNeed = prometheus.NewDesc("penstock_need_ratio",
+		"Part of the device's time that keeps up with the requests of late.", []string{"function", "instance"}, nil)
+	descDeviceTime = prometheus.NewDesc("penstock_device_seconds_total",
+		"Device time used, by whether it was within the guarantee.", []string{"function", "instance", "priority"}, nil)
+	descFeasible = prometheus.NewDesc("penstock_objective_guaranteed",
+		"1 if the objective is kept whatever other functions do, else 0.", []string{"function", "instance"}, nil)
 	descSwaps = prometheus.NewDesc("penstock_swaps_total",
 		"Hand-overs from an active process to its shadow, and moves of one to other multiprocessors.", []string{"function"}, nil)
 	descSMs = prometheus.NewDesc("penstock_share_multiprocessors",
 		"Multiprocessors of a GPU that the serving process counts.", []string{"function", "instance"}, nil)
+	descConfiguration = prometheus.NewDesc("penstock_configuration_rejected",
+		"1 while the node cannot follow the configuration file as it is, else 0; /status.json says why.", nil, nil)
+	descFolder = prometheus.NewDesc("penstock_runtime_folder_restored_total",
+		"How often files of the runtime folder were removed, and made again.", nil, nil)
+	descFolderLost = prometheus.NewDesc("penstock_runtime_folder_lost",
+		"1 while the runtime folder cannot be restored, else 0; /readyz says why.", nil, nil)
 	descFaults = prometheus.NewDesc("penstock_device_faults_total",
 		"How often the GPU failed under all functions at once.", nil, nil)
 	descOutage = prometheus.NewDesc("penstock_device_fault_seconds",
@@ -149,6 +163,8 @@ var (
 		"Replies of a process that made no sense and were dropped.", []string{"function"}, nil)
 	descWishes = prometheus.NewDesc("penstock_wishes_total",
 		"Clients asked to send pieces again.", []string{"function"}, nil)
+	descWithheld = prometheus.NewDesc("penstock_answers_withheld_total",
+		"Busy blocks sent in place of an answer to a client that has to prove its address first.", []string{"function"}, nil)
 	descEvicted = prometheus.NewDesc("penstock_requests_evicted_total",
 		"Incomplete requests that lost their place or their memory to others, or the rest of which was shed.", []string{"function"}, nil)
 	descShed = prometheus.NewDesc("penstock_requests_shed_total",
@@ -178,6 +194,17 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	s.m.do(func() error {
+		unfollowed := 0.0
+		if !s.m.configuration.Followed {
+			unfollowed = 1
+		}
+		gauge(descConfiguration, unfollowed)
+		counter(descFolder, s.m.folder.restored)
+		lost := 0.0
+		if s.m.folder.err != nil {
+			lost = 1
+		}
+		gauge(descFolderLost, lost)
 		if gpu := s.m.device.gpu; gpu != nil {
 			counter(descFaults, s.m.faults.count)
 			gauge(descOutage, s.m.faults.last.Seconds())
@@ -211,7 +238,11 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 		for _, f := range s.m.functions {
 			rejected := uint64(0)
 			for i, in := range f.instances {
-				gauge(descShare, in.sharePercent()/100, f.name, strconv.Itoa(i))
+				if s.m.cfg.Guarantees() {
+					collectGuarantee(out, in)
+				} else {
+					gauge(descShare, in.sharePercent()/100, f.name, strconv.Itoa(i))
+				}
 				if q := in.pair.Active(); q != nil && s.m.onGPU() {
 					gauge(descSMs, float64(in.seen[q.Generation].sms), f.name, strconv.Itoa(i))
 				}
@@ -239,6 +270,7 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 				counter(descResults, f.results[status].Load(), f.name, wire.Status(status).String())
 			}
 			counter(descWishes, counts.Wishes, f.name)
+			counter(descWithheld, counts.Withheld, f.name)
 			counter(descEvicted, counts.Evicted, f.name)
 			counter(descShed, counts.Shed, f.name)
 			counter(descUnsent, f.unsent.Load(), f.name)
@@ -251,6 +283,24 @@ func (s *snapshot) Collect(out chan<- prometheus.Metric) {
 		}
 		return nil
 	})
+}
+
+func collectGuarantee(out chan<- prometheus.Metric, in *instance) {
+	labels := []string{in.f.name, strconv.Itoa(in.index)}
+	gauge := func(d *prometheus.Desc, v float64) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	e := &in.entitled
+	gauge(descGuarantee, e.action.Guarantee)
+	gauge(descNeed, e.action.Need)
+	feasible := 1.0
+	if e.action.Infeasible != "" {
+		feasible = 0
+	}
+	gauge(descFeasible, feasible)
+	for priority, spent := range map[string]time.Duration{"guaranteed": e.spent.total - e.spent.demoted, "demoted": e.spent.demoted} {
+		out <- prometheus.MustNewConstMetric(descDeviceTime, prometheus.CounterValue, spent.Seconds(), append(slices.Clone(labels), priority)...)
+	}
 }
 
 // idleTimes keeps the idle times of the last swaps for the status page; the

@@ -14,7 +14,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/manager/share"
+	"github.com/penstock/penstock/manager/policy/gslice"
 	"github.com/penstock/penstock/models"
 )
 
@@ -83,20 +83,26 @@ func h200() *control.ObservedDevice {
 func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
 	t.Helper()
 	cfg := configs.Default()
+	cfg.Shares.Policy = configs.PolicyGSLICE
 	cfg.Listen = netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	cfg.Slab = configs.Slab{Size: 1 << 20, ReceiveBuffer: 1 << 18}
 	cfg.Device = device
-	shares, err := share.NewController(shareConfig(cfg.Shares))
+	shares, err := gslice.NewController(shareConfig(&cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
+	versions := map[string]uint32{}
 	b := &nodeBed{t: t, fakes: map[victim]*fakeProcess{}, device: device, gpu: gpu, mechanism: mechanism}
 	b.Manager = &Manager{
 		cfg: cfg, log: zerolog.New(zerolog.NewTestWriter(t)), id: "m", started: time.Now(),
-		done: make(chan struct{}), calls: make(chan func(), 64), generations: map[place]uint32{},
+		done: make(chan struct{}), calls: make(chan func(), 64), generations: map[place]uint32{}, entries: map[string]configs.Function{},
 		find: func(name string) (*models.Card, error) {
+			if versions[name] == 0 { // each model that is asked for is newer than those before
+				versions[name] = uint32(len(versions) + 1)
+			}
 			c := testCard()
-			c.Name = name
+			c.Name, c.Version = name, versions[name]
+			fmt.Sscanf(name, "knee-%f", &c.KneePercent)
 			return c, nil
 		},
 		link: b, shares: shares,
@@ -120,6 +126,11 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 
 func named(name string, percent float64) configs.Function {
 	return configs.Function{Name: name, Instances: 1, SharePercent: percent}
+}
+
+// wanting returns a function without a share of its own; its demand is the knee of its model.
+func wanting(name string, percent float64) configs.Function {
+	return configs.Function{Name: name, Instances: 1, Model: fmt.Sprintf("knee-%v", percent)}
 }
 
 // turn lets everybody do the next thing: the manager, the orchestrator, every

@@ -6,13 +6,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/wire"
 )
 
-// replyPieceBytes is the largest piece of a result: with its header and block it
-// fits every common MTU.
-const replyPieceBytes = wire.DefaultPieceBytes
+// replyPieceBytes is the largest piece of a result.
+const replyPieceBytes = aggregate.ReplyPieceBytes
 
 // outbox collects datagrams to be sent together. One thread uses it; it allocates
 // nothing once it has grown to what a burst takes.
@@ -20,12 +20,16 @@ type outbox struct {
 	bytes   []byte
 	ends    []int // of each datagram in bytes
 	to      []netip.AddrPort
-	packets []source.Packet
+	packets []ingest.Packet
 }
 
 // result adds an answer, in as many datagrams as its payload takes. The payload is
-// copied. again marks one that was given before.
+// copied, and left out if the status is not ok: the client may have to prove its
+// address first. again marks an answer that was given before.
 func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []byte, again bool) {
+	if r.Status != wire.StatusOK {
+		payload = nil
+	}
 	for i := range wire.Pieces(len(payload), replyPieceBytes) {
 		o.bytes = wire.AppendResult(o.bytes, id, r, payload, replyPieceBytes, i, again)
 		o.done(to)
@@ -50,20 +54,20 @@ func (o *outbox) done(to netip.AddrPort) {
 // send hands all that was collected to the source and says how many datagrams it
 // did not take: an address that nothing can be sent to costs its own reply, a full
 // socket the rest. They are lost like any datagram: clients ask again.
-func (o *outbox) send(to source.Source) (lost int) {
+func (o *outbox) send(to ingest.Source) (lost int) {
 	if len(o.ends) == 0 {
 		return 0
 	}
 	from := 0
 	for i, end := range o.ends {
-		o.packets = append(o.packets, source.Packet{To: o.to[i], Data: o.bytes[from:end]})
+		o.packets = append(o.packets, ingest.Packet{To: o.to[i], Data: o.bytes[from:end]})
 		from = end
 	}
 	for left := o.packets; len(left) > 0; {
 		n, err := to.Send(left)
 		left = left[min(n, len(left)):]
 		switch {
-		case err == nil && n == 0, errors.Is(err, unix.EAGAIN), errors.Is(err, source.ErrClosed):
+		case err == nil && n == 0, errors.Is(err, unix.EAGAIN), errors.Is(err, ingest.ErrClosed):
 			lost += len(left)
 			left = nil
 		case err != nil && len(left) > 0:

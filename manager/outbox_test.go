@@ -9,25 +9,25 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/penstock/penstock/manager/source"
-	"github.com/penstock/penstock/manager/source/memory"
+	"github.com/penstock/penstock/internal/testing/ingestfake"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/wire"
 )
 
 // sink takes all that is sent and keeps nothing.
-type sink struct{ source.Source }
+type sink struct{ ingest.Source }
 
-func (sink) Send(packets []source.Packet) (int, error) { return len(packets), nil }
+func (sink) Send(packets []ingest.Packet) (int, error) { return len(packets), nil }
 
 // script takes as many packets as it is told to, call by call.
 type script struct {
-	source.Source
+	ingest.Source
 	takes []int
 	errs  []error
 	sent  []uint32 // request ids
 }
 
-func (s *script) Send(packets []source.Packet) (int, error) {
+func (s *script) Send(packets []ingest.Packet) (int, error) {
 	n, err := s.takes[0], s.errs[0]
 	s.takes, s.errs = s.takes[1:], s.errs[1:]
 	for _, p := range packets[:n] {
@@ -40,9 +40,9 @@ func (s *script) Send(packets []source.Packet) (int, error) {
 	return n, err
 }
 
-func memorySource(t *testing.T) *memory.Source {
+func memorySource(t *testing.T) *ingestfake.Source {
 	t.Helper()
-	s, err := memory.New(memory.Options{})
+	s, err := ingestfake.New(ingestfake.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,6 +109,24 @@ func TestAnOutboxSendsEachDatagramToWhomItIsFor(t *testing.T) {
 	}
 }
 
+func TestOutboxWithheld(t *testing.T) {
+	s := memorySource(t)
+	var out outbox
+	busy := wire.Result{Status: wire.StatusBusy, Cookie: 7}
+	out.result(netip.MustParseAddrPort("192.0.2.7:1000"), 1, &busy, make([]byte, 6000), false)
+	if lost := out.send(s); lost != 0 {
+		t.Fatalf("lost %d datagrams", lost)
+	}
+
+	sent := s.Sent()
+	if len(sent) != 1 {
+		t.Fatalf("sent %d datagrams, want 1", len(sent))
+	}
+	if h, r, payload, err := wire.DecodeResult(sent[0].Data); err != nil || h.Count != 1 || len(payload) != 0 || r != busy {
+		t.Errorf("sent %+v, %d bytes of payload, %v; want %+v", r, len(payload), err, busy)
+	}
+}
+
 func TestAnOutboxCountsWhatCouldNotBeSent(t *testing.T) {
 	to := netip.MustParseAddrPort("192.0.2.7:1000")
 	unreachable := errors.New("no way there")
@@ -125,7 +143,7 @@ func TestAnOutboxCountsWhatCouldNotBeSent(t *testing.T) {
 		{"an address is bad", []int{1, 2}, []error{unreachable, nil}, 1, []uint32{0, 2, 3}},
 		{"every address is bad", []int{0, 0, 0, 0}, []error{unreachable, unreachable, unreachable, unreachable}, 4, nil},
 		{"the socket is full", []int{1}, []error{unix.EAGAIN}, 3, []uint32{0}},
-		{"the source is closed", []int{0}, []error{source.ErrClosed}, 4, nil},
+		{"the source is closed", []int{0}, []error{ingest.ErrClosed}, 4, nil},
 		{"the source takes nothing and says nothing", []int{0}, []error{nil}, 4, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -154,7 +172,7 @@ func TestAnOutboxThatHasGrownAllocatesNothing(t *testing.T) {
 	to := netip.MustParseAddrPort("192.0.2.7:1000")
 	ok, payload := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1}, make([]byte, 3000)
 	present := []uint64{1, 2, 3}
-	var s source.Source = sink{}
+	var s ingest.Source = sink{}
 	if n := testing.AllocsPerRun(100, func() {
 		for id := range uint32(20) {
 			out.result(to, id, &ok, payload, false)

@@ -17,7 +17,7 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -36,12 +36,12 @@ var (
 // slowSource is one whose receiver sleeps for each datagram, as one that has more to copy
 // would work.
 type slowSource struct {
-	source.Source
+	ingest.Source
 	pause, busyUntil int64 // ns
 }
 
 // Receive is slow: what it overslept it makes good.
-func (s *slowSource) Receive(batch []source.Datagram, deadline int64) (int, error) {
+func (s *slowSource) Receive(batch []ingest.Datagram, deadline int64) (int, error) {
 	if rest := s.busyUntil - shm.Now(); rest > 0 {
 		ts := unix.NsecToTimespec(rest)
 		_ = unix.Nanosleep(&ts, nil)
@@ -63,7 +63,7 @@ func overrunNode(t testing.TB, pause, slo time.Duration, slots, buffer int) *fun
 	cfg.Aggregate.Slots = slots
 	m := &Manager{cfg: cfg, log: zerolog.Nop(), started: time.Now(), done: make(chan struct{}), generations: map[place]uint32{}}
 	m.metrics = newMetrics(m)
-	m.ports = wrappedPorts{kernelPorts{cfg: &m.cfg}, func(s source.Source) source.Source { return &slowSource{Source: s, pause: int64(pause)} }}
+	m.ports = wrappedPorts{kernelPorts{cfg: &m.cfg}, func(s ingest.Source) ingest.Source { return &slowSource{Source: s, pause: int64(pause)} }}
 	card := testCard()
 	card.Input.Height, card.Input.Width = 224, 224
 	card.Outputs = []models.Output{{Name: "a", Shape: []int64{16}}}

@@ -12,7 +12,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/client"
-	"github.com/penstock/penstock/manager/source/udp"
+	"github.com/penstock/penstock/manager/ingest/udp"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -52,7 +52,7 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 			t.Fatalf("%d requests were shed of %d, want %d", f.counts().Shed, total, shed)
 		}
 		for ; left < clients*512; left++ {
-			if _, err := all[total%clients].Send(picture, client.RequestOptions{}); err != nil {
+			if _, err := all[total%clients].Send(picture, client.RequestOptions{Deadline: patience}); err != nil {
 				t.Fatal(err)
 			}
 			total++
@@ -65,8 +65,9 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 	}
 	mu.Lock()
 	ok, busy := ends[wire.StatusOK], ends[wire.StatusBusy]
-	if other := total - ok - busy - ends[wire.StatusIncomplete]; ok == 0 || busy < shed || other != 0 {
-		t.Errorf("requests ended %v, want ok, at least %d busy, perhaps incomplete", ends, shed)
+	// A busy machine may also answer late: the objective is 100 ms.
+	if other := total - ok - busy - ends[wire.StatusIncomplete] - ends[wire.StatusLate]; ok == 0 || busy < shed || other != 0 {
+		t.Errorf("requests ended %v, want ok, at least %d busy, perhaps incomplete or late", ends, shed)
 	}
 	mu.Unlock()
 	// The clients have their credit, and the node its slots.

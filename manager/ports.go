@@ -4,14 +4,15 @@ import (
 	"errors"
 	"math"
 	"net/netip"
+	"time"
 
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/manager/source"
-	"github.com/penstock/penstock/manager/source/dpdk"
-	"github.com/penstock/penstock/manager/source/replay"
-	"github.com/penstock/penstock/manager/source/udp"
+	"github.com/penstock/penstock/manager/ingest"
+	"github.com/penstock/penstock/manager/ingest/dpdk"
+	"github.com/penstock/penstock/manager/ingest/replay"
+	"github.com/penstock/penstock/manager/ingest/udp"
 )
 
 // ports opens the UDP ports of functions. Which kind of source a node has is known
@@ -22,7 +23,9 @@ type ports interface {
 	// the port. All datagrams of a client come from one of
 	// them. closeSlab gives their memory back when all are closed and nobody uses the
 	// slab any more.
-	open(port uint16, receivers int) (sources []source.Source, closeSlab func() error, err error)
+	open(port uint16, receivers int) (sources []ingest.Source, closeSlab func() error, err error)
+	// move opens another port for the sources of one, which go on as they are until Commit.
+	move(sources []ingest.Source, port uint16) (portMove, error)
 	// parted reports whether each source of a port receives into a part of the slab that
 	// is its own.
 	parted() bool
@@ -35,8 +38,16 @@ type ports interface {
 	close() error
 }
 
+// portMove is a port that is open and does not receive yet.
+type portMove interface {
+	// Commit lets the sources receive from the port. The one before stays open for linger: what
+	// comes there is answered from there.
+	Commit(linger time.Duration)
+	Abort()
+}
+
 // openSource opens what feeds a function: a port, or a capture.
-func (m *Manager) openSource(c configs.Function) ([]source.Source, func() error, error) {
+func (m *Manager) openSource(c configs.Function) ([]ingest.Source, func() error, error) {
 	if c.Replay.File == "" {
 		receivers, had := m.cfg.ReceiversOf(c), m.had[c.Name]
 		if c.Port == 0 && had != 0 {
@@ -55,7 +66,7 @@ func (m *Manager) openSource(c configs.Function) ([]source.Source, func() error,
 	if err != nil {
 		return nil, nil, err
 	}
-	return []source.Source{src}, src.CloseSlab, nil
+	return []ingest.Source{src}, src.CloseSlab, nil
 }
 
 // newPorts makes ready for opening ports, as the configuration says. What a port
@@ -86,7 +97,7 @@ type kernelPorts struct {
 	log zerolog.Logger
 }
 
-func (p kernelPorts) open(port uint16, receivers int) (sources []source.Source, closeSlab func() error, err error) {
+func (p kernelPorts) open(port uint16, receivers int) (sources []ingest.Source, closeSlab func() error, err error) {
 	all, err := udp.OpenSeveral(udp.Options{
 		BusyPoll:   p.cfg.BusyPoll,
 		Listen:     netip.AddrPortFrom(p.cfg.Listen, port),
@@ -121,9 +132,9 @@ func logOverrun(log zerolog.Logger, port uint16, o udp.Overrun) {
 
 // together are the sources of a port, and what gives their memory up.
 func together[S interface {
-	source.Source
+	ingest.Source
 	CloseSlab() error
-}](all []S) (sources []source.Source, closeSlab func() error) {
+}](all []S) (sources []ingest.Source, closeSlab func() error) {
 	for _, src := range all {
 		sources = append(sources, src)
 	}
@@ -133,6 +144,18 @@ func together[S interface {
 		}
 		return err
 	}
+}
+
+func (p kernelPorts) move(sources []ingest.Source, port uint16) (portMove, error) {
+	var all []*udp.Source
+	for _, src := range sources {
+		all = append(all, src.(*udp.Source))
+	}
+	move, err := udp.OpenMove(all, netip.AddrPortFrom(p.cfg.Listen, port))
+	if err != nil {
+		return nil, err
+	}
+	return move, nil
 }
 
 func (kernelPorts) parted() bool { return true }
@@ -147,13 +170,17 @@ type dpdkPorts struct {
 	addr  netip.Addr
 }
 
-func (p dpdkPorts) open(port uint16, _ int) (sources []source.Source, closeSlab func() error, err error) {
+func (p dpdkPorts) open(port uint16, _ int) (sources []ingest.Source, closeSlab func() error, err error) {
 	all, err := p.group.ListenSeveral(port, p.group.Queues())
 	if err != nil {
 		return nil, nil, err
 	}
 	sources, closeSlab = together(all)
 	return sources, closeSlab, nil
+}
+
+func (dpdkPorts) move([]ingest.Source, uint16) (portMove, error) {
+	return nil, errors.New("source is dpdk, which cannot change a port while its function runs: take the function out of the file, save, put it back")
 }
 
 func (dpdkPorts) parted() bool          { return false }

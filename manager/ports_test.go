@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/manager/source/dpdk"
+	"github.com/penstock/penstock/manager/ingest/dpdk"
 )
 
 func TestAManagerWithoutDPDKSaysHowToGetIt(t *testing.T) {

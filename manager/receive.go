@@ -9,9 +9,10 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/source"
-	"github.com/penstock/penstock/manager/source/replay"
+	"github.com/penstock/penstock/manager/ingest"
+	"github.com/penstock/penstock/manager/ingest/replay"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/shm/adaptive"
 )
@@ -34,7 +35,7 @@ import (
 type receiver struct {
 	f      *function
 	index  int // in function.receivers
-	source source.Source
+	source ingest.Source
 
 	// mu guards the aggregator: the receive thread adds, reply threads end. It is held
 	// for a burst.
@@ -56,7 +57,7 @@ func (r *receiver) receive() {
 	f := r.f
 	var events aggregate.Events
 	var out outbox
-	batch := make([]source.Datagram, burst)
+	batch := make([]ingest.Datagram, burst)
 	noRoom := uint64(0)
 	next := int64(0)
 	f.awaitPlay()
@@ -71,9 +72,9 @@ func (r *receiver) receive() {
 			n, err = r.source.Receive(batch[:min(room, burst)], next)
 		}
 		switch {
-		case errors.Is(err, source.ErrClosed), f.config.Replay.File == "" && errors.Is(err, io.EOF):
+		case errors.Is(err, ingest.ErrClosed), f.replay.File == "" && errors.Is(err, io.EOF):
 			return
-		case f.config.Replay.File != "" && err != nil:
+		case f.replay.File != "" && err != nil:
 			f.endPlay(err)
 			n = 0
 		case err != nil:
@@ -98,9 +99,10 @@ func (r *receiver) receive() {
 		r.oldest.Store(r.aggregate.Oldest())
 		r.mu.Unlock()
 		if len(events.Whole) > 0 {
+			ran := runclock.Now()
 			f.mu.Lock()
 			for _, slot := range events.Whole {
-				f.publish(r, slot, now)
+				f.publish(r, slot, ran)
 			}
 			f.mu.Unlock()
 		}
@@ -152,7 +154,7 @@ const (
 // as it is taken keeps half of the slots for requests whose pieces it mixes: none is
 // refused that would have found room a moment later.
 func (f *function) playRoom() int {
-	if f.config.Replay.File == "" || f.config.Replay.Speed != 0 {
+	if f.replay.File == "" || f.replay.Speed != 0 {
 		return burst
 	}
 	half := max(1, int(f.geometry.Slots)/2)
@@ -161,7 +163,7 @@ func (f *function) playRoom() int {
 
 // awaitPlay returns when datagrams may be received: on a network at once.
 func (f *function) awaitPlay() {
-	if f.config.Replay.File == "" {
+	if f.replay.File == "" {
 		return
 	}
 	for !f.closed.Load() {
@@ -169,7 +171,7 @@ func (f *function) awaitPlay() {
 		serving := slices.ContainsFunc(f.instances, func(in *instance) bool { return in.serving })
 		f.mu.Unlock()
 		if serving {
-			f.log.Info().Str("file", f.config.Replay.File).Float64("speed", f.config.Replay.Speed).Msg("plays capture")
+			f.log.Info().Str("file", f.replay.File).Float64("speed", f.replay.Speed).Msg("plays capture")
 			return
 		}
 		time.Sleep(beforePlay)
@@ -183,7 +185,7 @@ func (f *function) endPlay(why error) {
 	if !errors.Is(why, io.EOF) {
 		e = f.log.Error().Err(why)
 	}
-	e = e.Str("file", f.config.Replay.File).Uint64("datagrams", f.sourceStats().Datagrams)
+	e = e.Str("file", f.replay.File).Uint64("datagrams", f.sourceStats().Datagrams)
 	if r, ok := f.receivers[0].source.(*replay.Source); ok {
 		s := r.Skipped()
 		e = e.Dict("skipped_frames", zerolog.Dict().Uint64("foreign", s.Foreign).Uint64("fragments", s.Fragments).
@@ -194,7 +196,7 @@ func (f *function) endPlay(why error) {
 
 // publish hands a whole request to the instance, of those that have a process,
 // with the least to do for its share. mu is held: the ring has one producer at a time.
-func (f *function) publish(r *receiver, slot uint32, now int64) {
+func (f *function) publish(r *receiver, slot uint32, now time.Duration) {
 	in := f.instances[0]
 	for _, other := range f.instances[1:] {
 		if other.serving && !in.serving ||
@@ -205,6 +207,7 @@ func (f *function) publish(r *receiver, slot uint32, now int64) {
 	f.flights[slot] = flight{instance: in, published: now}
 	f.owners[slot].Store(uint32(r.index))
 	in.inFlight++
+	in.arrivals++
 	in.tally.arrive(f.table.Request(slot))
 	f.accepted.Add(1)
 	in.channel.Publish(slot)

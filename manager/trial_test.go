@@ -52,11 +52,11 @@ func (b *nodeBed) ended(end <-chan error) error {
 }
 
 func TestAnAdditionThatCannotStartLeavesNothing(t *testing.T) {
-	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 60))
+	b := newNode(t, configs.DeviceCPU, nil, "governor", wanting("a", 60))
 	b.turns()
 	share := b.status("a").SharePercent
 	for range 2 { // its name is free at once
-		end := b.on(named("b", 80))
+		end := b.on(wanting("b", 80))
 		b.cannotStart("b", "no memory for the model")
 		if err := b.ended(end); err == nil || !strings.Contains(err.Error(), "no memory for the model; it was taken off again") {
 			t.Errorf("the addition ended with %v, want why", err)
@@ -73,7 +73,7 @@ func TestAnAdditionThatCannotStartLeavesNothing(t *testing.T) {
 			t.Errorf("a has %v %%, and had %v before", now, share)
 		}
 	}
-	end := b.on(named("b", 20))
+	end := b.on(wanting("b", 20))
 	b.turns()
 	if err := b.ended(end); err != nil {
 		t.Errorf("an addition that serves ended with %v", err)
@@ -115,8 +115,8 @@ func TestAnAdditionThatIsRemovedSaysSo(t *testing.T) {
 	end = b.function("b").trial.end
 	b.drain()
 	b.turns()
-	if err := b.ended(end); !errors.Is(err, ErrStopped) {
-		t.Errorf("in a drain the addition ended with %v, want %v", err, ErrStopped)
+	if err := b.ended(end); !errors.Is(err, errStopped) {
+		t.Errorf("in a drain the addition ended with %v, want %v", err, errStopped)
 	}
 }
 

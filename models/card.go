@@ -97,8 +97,10 @@ func (c *Card) Apart() string {
 
 // Knee is the share past which more buys little for batches of one size.
 type Knee struct {
-	Batch   int
-	Percent float64
+	// A batch size.
+	Batch int `yaml:"batch" required:"true" min:"1" max:"1024" want:"a batch size"`
+	// The knee of that batch size.
+	Percent float64 `yaml:"percent" required:"true" min:"0" max:"100"`
 }
 
 // Input says what arrives on the wire and what tensor the model wants of it.

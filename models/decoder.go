@@ -24,115 +24,90 @@ func (c *Card) decodeDecoder(v document.Value) {
 	if v.Absent() {
 		return
 	}
-	// The keys that are right depend on the name, and on the style.
-	name, style := v.Peek("name"), v.Peek("style")
-	anchorKeys := []string{"scale", "score_activation", "grids"}
-	dflKeys := []string{"size", "bins", "levels"}
-	var keys []string
-	if name != "topk" && name != "raw" {
-		keys = append(keys, "style", "score_threshold", "iou_threshold", "max_boxes")
-		if style != "dfl" {
-			keys = append(keys, anchorKeys...)
-		}
-		if style != "ssd-anchors" {
-			keys = append(keys, dflKeys...)
-		}
+	name := v.Peek("name")
+	switch {
+	case name == "topk":
+		var f topKFile
+		v.Decode(&f)
+		c.checkTopK(v, f.K)
+	case name == "boxes":
+		c.decodeBoxes(v)
+	case name == "raw" || !v.IsMap():
+		v.Decode(new(rawFile))
+	case !v.Has("name"):
+		v.Find("name").Reject("is missing, want topk, boxes or raw")
+	default:
+		v.Find("name").Reject("is %q, want topk, boxes or raw%s", name, document.Near(name, []string{"topk", "boxes", "raw"}))
 	}
-	if name != "boxes" && name != "raw" {
-		keys = append(keys, "k")
-	}
-	m := v.Map(append(keys, "name")...)
-	c.Decoder.Name = m.Need("name", "topk, boxes or raw").Choice(Decoders...)
+	c.Decoder.Name = name
 	if plain, ok := v.Plain().(map[string]any); ok {
 		delete(plain, "name")
 		c.Decoder.Params = plain
 	}
-	switch c.Decoder.Name {
-	case "topk":
-		c.checkTopK(m)
-	case "boxes":
-		c.checkBoxes(m, style)
-	}
 }
 
-func (c *Card) checkTopK(m document.Map) {
+func (c *Card) checkTopK(v document.Value, k int64) {
 	if len(c.Outputs) == 0 {
-		return // said already
+		return // reported
 	}
 	classes := int64(c.Outputs[0].Elements())
-	m.May("k").Int(1, classes)
-	if len(c.Outputs) != 1 {
-		m.At().Reject("topk reads one output, the card has %d", len(c.Outputs))
+	if k > classes {
+		v.Find("k").Reject("is %d, want an integer from 1 to %d", k, classes)
 	}
-	c.checkClasses(m, classes)
+	if len(c.Outputs) != 1 {
+		v.Reject("topk reads one output, the card has %d", len(c.Outputs))
+	}
+	c.checkClasses(v, classes)
 }
 
 // checkClasses holds the labels against the number of classes.
-func (c *Card) checkClasses(m document.Map, classes int64) {
+func (c *Card) checkClasses(v document.Value, classes int64) {
 	if n := int64(len(c.Labels)); n > 0 && n != classes {
-		m.At().Reject("the outputs have %d classes, the labels name %d", classes, n)
+		v.Reject("the outputs have %d classes, the labels name %d", classes, n)
 	}
 }
 
-// maxBoxes bounds the answer to a picture: 22 bytes a box on the wire.
+// maxBoxes is how many boxes an answer has at most, if the card does not say it.
 const maxBoxes = 1000
 
-func (c *Card) checkBoxes(m document.Map, style string) {
-	m.Need("style", "ssd-anchors or dfl").Choice("ssd-anchors", "dfl")
-	m.May("score_threshold").Float(0, 1)
-	m.May("iou_threshold").Float(0, 1)
-	m.May("max_boxes").Int(1, maxBoxes)
-	switch style {
+func (c *Card) decodeBoxes(v document.Value) {
+	switch v.Peek("style") {
 	case "ssd-anchors":
-		m.Need("scale", "the pixels that the raw boxes are in").Float(1e-6, MaxSide)
-		m.May("score_activation").Choice("sigmoid", "none")
-		const rule = "a list of {size, anchors, scores, boxes}"
-		grids := m.Need("grids", rule)
-		list := grids.List(rule)
-		if grids.IsList() && len(list) == 0 {
-			grids.Reject("is empty, want %s", rule)
-		}
-		for i, e := range list {
-			g := e.Map("size", "anchors", "scores", "boxes")
-			size := g.Need("size", "cells along a side").Int(1, MaxSide)
-			anchors := g.Need("anchors", "anchors a cell").Int(1, 1<<10)
-			scores := c.output(g.Need("scores", "an output"), size*size*anchors, 1)
-			c.output(g.Need("boxes", "an output"), size*size*anchors, 4)
+		var f anchorsFile
+		v.Decode(&f)
+		for i, g := range f.Grids {
+			at, rows := v.Find("grids", i), g.Size*g.Size*g.Anchors
+			scores := c.output(at.Find("scores"), g.Scores, rows, 1)
+			c.output(at.Find("boxes"), g.Boxes, rows, 4)
 			if i == 0 && scores != nil {
-				c.checkClasses(m, scores.Shape[len(scores.Shape)-1])
+				c.checkClasses(v, scores.Shape[len(scores.Shape)-1])
 			}
 		}
 	case "dfl":
-		m.Need("size", "the pixels that the strides count in").Int(1, MaxSide)
-		bins := m.Need("bins", "bins a distance").Int(2, 1<<10)
-		const rule = "a list of {stride, classes, boxes}"
-		levels := m.Need("levels", rule)
-		list := levels.List(rule)
-		if levels.IsList() && len(list) == 0 {
-			levels.Reject("is empty, want %s", rule)
-		}
-		for i, e := range list {
-			l := e.Map("stride", "classes", "boxes")
-			l.Need("stride", "pixels between cells").Int(1, MaxSide)
-			classes := c.output(l.Need("classes", "an output"), 0, 1)
-			boxes := l.Need("boxes", "an output")
-			if o := c.output(boxes, 0, 4); o != nil && bins > 0 && o.Shape[len(o.Shape)-1] != 4*bins {
-				boxes.Reject("%s has shape %v, want 4 distances of %d bins: %d in the last dimension", o.Name, o.Shape, bins, 4*bins)
+		var f dflFile
+		v.Decode(&f)
+		for i, l := range f.Levels {
+			at := v.Find("levels", i)
+			classes := c.output(at.Find("classes"), l.Classes, 0, 1)
+			boxes := at.Find("boxes")
+			if o := c.output(boxes, l.Boxes, 0, 4); o != nil && f.Bins > 0 && o.Shape[len(o.Shape)-1] != 4*f.Bins {
+				boxes.Reject("%s has shape %v, want 4 distances of %d bins: %d in the last dimension", o.Name, o.Shape, f.Bins, 4*f.Bins)
 			} else if o != nil && classes != nil && classes.Shape[0] != o.Shape[0] {
 				boxes.Reject("%s has %d rows, %s has %d, want as many", o.Name, o.Shape[0], classes.Name, classes.Shape[0])
 			}
 			if i == 0 && classes != nil {
-				c.checkClasses(m, classes.Shape[len(classes.Shape)-1])
+				c.checkClasses(v, classes.Shape[len(classes.Shape)-1])
 			}
 		}
+	default:
+		v.Find("style").Reject("is %q, want ssd-anchors or dfl", v.Peek("style"))
 	}
 }
 
 // output finds the output that v names and checks that it is [rows, columns],
 // rows as given (0: any), columns at least so many. It returns nil where it is
 // not.
-func (c *Card) output(v document.Value, rows, columns int64) *Output {
-	name := v.Text("an output's name")
+func (c *Card) output(v document.Value, name string, rows, columns int64) *Output {
 	if name == "" {
 		return nil
 	}

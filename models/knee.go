@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// ErrCannotEdit is returned by WriteKnees for a card in which it finds no place for
+// errCannotEdit is returned by WriteKnees for a card in which it finds no place for
 // the knees, or whose file changed under it.
-var ErrCannotEdit = errors.New("card cannot be edited")
+var errCannotEdit = errors.New("card cannot be edited")
 
 // KneeLines are the two lines of a card that hold its knees.
 func KneeLines(percent float64, knees []Knee) string {
@@ -33,7 +33,7 @@ func kneeList(knees []Knee) string {
 
 // WriteKnees writes knee_percent and knees into a card's file and leaves every other
 // byte as it is. The new card is read before it takes the old one's place at once: it
-// must be the old one but for these two. The error wraps ErrCannotEdit where that
+// must be the old one but for these two. The error wraps errCannotEdit if that
 // fails, and the file is as it was.
 func WriteKnees(file string, percent float64, knees []Knee) error {
 	file, err := filepath.EvalSymlinks(file)
@@ -54,11 +54,11 @@ func WriteKnees(file string, percent float64, knees []Knee) error {
 	}
 	is, err := decodeCard(was.File, []byte(text))
 	if err != nil {
-		return fmt.Errorf("write knees into %s: %w: %w", file, ErrCannotEdit, err)
+		return fmt.Errorf("write knees into %s: %w: %w", file, errCannotEdit, err)
 	}
 	was.KneePercent, was.Knees = percent, knees
 	if !reflect.DeepEqual(is, was) {
-		return fmt.Errorf("write knees into %s: %w: another key would change", file, ErrCannotEdit)
+		return fmt.Errorf("write knees into %s: %w: another key would change", file, errCannotEdit)
 	}
 	if err := replaceFile(file, []byte(text)); err != nil {
 		return fmt.Errorf("write knees: %w", err)
@@ -95,7 +95,7 @@ func withKnees(text string, percent float64, knees []Knee) (string, error) {
 	lines := strings.SplitAfter(text, "\n")
 	at := lineOf(lines, "slo") // every card has it
 	if at < 0 && !strings.Contains(text, "{") {
-		return "", fmt.Errorf("%w: no line begins with slo", ErrCannotEdit)
+		return "", fmt.Errorf("%w: no line begins with slo", errCannotEdit)
 	}
 	if at < 0 { // one map in braces, as in JSON
 		for _, k := range slices.Backward(keys) {

@@ -103,7 +103,7 @@ func TestACardThatCannotBeEditedStaysAsItIs(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := WriteKnees(file, 40, measured); !errors.Is(err, ErrCannotEdit) {
+	if err := WriteKnees(file, 40, measured); !errors.Is(err, errCannotEdit) {
 		t.Errorf("%v, want that it cannot be edited", err)
 	}
 	if after, err := os.ReadFile(file); err != nil || string(after) != text {

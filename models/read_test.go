@@ -15,6 +15,7 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/keydoc"
 	"github.com/penstock/penstock/models/document"
 )
 
@@ -200,7 +201,7 @@ var spoiledCards = []spoiled{
 	{"a misspelt decoder's key", boxCard, "score_threshold", "score_treshold", `card.yaml:19:3: decoder: unknown key "score_treshold", did you mean "score_threshold"?`, false},
 	{"a key of another style", boxCard, "scale: 32", "scale: 32\n  bins: 11", `decoder: unknown key "bins"`, false},
 	{"a key from nowhere", card, "threads: 2", "colour: red", `unknown key "colour"; known are name, version`, false},
-	{"a key twice", card, "version: 3", "version: 3\nversion: 4", `card.yaml:3:1: key "version" stands twice, first in line 2`, true},
+	{"a key twice", card, "version: 3", "version: 3\nversion: 4", `card.yaml:3:1: mapping key "version" already defined at [2:1]: "version: 4"`, true},
 	{"a key that is no word", card, "threads: 2", "2: 2", `card.yaml:19:1: key 2 is no plain word`, true},
 	{"no name", card, "name: shapes\n", "", `name: is missing, want lower case`, false},
 	{"an empty name", card, "name: shapes", `name: ""`, `name: is "", want lower case`, false},
@@ -215,8 +216,8 @@ var spoiledCards = []spoiled{
 	{"no program at all", card, "framework: onnx\n", "", `card.yaml:1:1: has neither framework (onnx, pytorch, null) nor command`, false},
 	{"pytorch without a file", card, "framework: onnx\nmodel: model.onnx\n", "framework: pytorch\n", `model`, false},
 	{"two programs", card, "framework: onnx", "framework: onnx\ncommand: [cat]", `command: stands beside framework`, false},
-	{"an empty command", ownCard, "[./program, --fast]", "[]", `command: is empty`, false},
-	{"a command that is a string", ownCard, "[./program, --fast]", "./program", `command: is "./program", want a program and its arguments`, false},
+	{"an empty command", ownCard, "[./program, --fast]", "[]", `command: has 0 elements, want at least 1`, false},
+	{"a command that is a string", ownCard, "[./program, --fast]", "./program", `command: is "./program", want a list, each element a part of a command, like [./my-if, --flag]`, false},
 	{"a program that is not there", ownCard, "./program", "./gone", `command[0]: program `, true},
 	{"a program that is not executable", ownCard, "./program", "./model.onnx", `is not executable`, true},
 	{"no model", card, "model: model.onnx\n", "", `model: is missing, want the model's file`, false},
@@ -226,7 +227,7 @@ var spoiledCards = []spoiled{
 	{"no input", card, card[strings.Index(card, "input:"):strings.Index(card, "outputs:")], "", `input: is missing`, false},
 	{"an input that is a list", card, card[strings.Index(card, "input:"):strings.Index(card, "outputs:")], "input: [1, 2]\n", `input: is a list of 2, want a map of name, size`, false},
 	{"an input without a name", card, "  name: image\n", "", `input.name: is missing`, false},
-	{"two dimensions", card, "[4, 6, 3]", "[4, 6]", `input.size: has 2 elements, want [height, width, channels]`, false},
+	{"two dimensions", card, "[4, 6, 3]", "[4, 6]", `input.size: has 2 elements, want 3 (height, width, channels)`, false},
 	{"a side of nothing", card, "[4, 6, 3]", "[0, 6, 3]", `card.yaml:7:10: input.size[0]: is 0, want an integer from 1 to 16384`, false},
 	{"a side too long", card, "[4, 6, 3]", "[4, 16385, 3]", `input.size[1]: is 16385`, false},
 	{"a picture too large", card, "[4, 6, 3]", "[16384, 16384, 3]", `is 805306368 bytes on the wire, want at most 67107840`, true},
@@ -236,33 +237,33 @@ var spoiledCards = []spoiled{
 	{"a wire without a layout", card, "{type: u8, layout: hwc}", "{type: u8}", `input.wire.layout: is missing`, false},
 	{"reversed in words", card, "reverse_channels: true", "reverse_channels: yes please", `input.reverse_channels: is "yes please", want true or false`, false},
 	{"one channel reversed", ownCard, "  wire:", "  reverse_channels: true\n  wire:", `reverse_channels: is true, want false`, true},
-	{"a mean too few", card, "[1, 2.5, 3]", "[1, 2.5]", `card.yaml:11:9: input.mean: has 2 elements, want 3, one a channel`, true},
+	{"a mean too few", card, "[1, 2.5, 3]", "[1, 2.5]", `card.yaml:11:9: input.mean: has 2 elements, want 3, one per channel`, true},
 	{"a mean that is no number", card, "[1, 2.5, 3]", "[1, .nan, 3]", `input.mean[1]: is .nan, want a number`, true},
 	{"a mean without end", card, "[1, 2.5, 3]", "[1, .inf, 3]", `input.mean[1]: is .inf, want a number`, true},
 	{"a mean alone", card, "  std: [1, 2, 4.0]\n", "", `input.mean: stands without std`, false},
 	{"a deviation alone", card, "  mean: [1, 2.5, 3]\n", "", `input.std: stands without mean`, false},
-	{"a deviation of nothing", card, "[1, 2, 4.0]", "[1, 0, 4]", `card.yaml:12:12: input.std[1]: is 0, want a number from 1e-06`, false},
+	{"a deviation of nothing", card, "[1, 2, 4.0]", "[1, 0, 4]", `card.yaml:12:12: input.std[1]: is 0, want a number from 1e-6`, false},
 	{"no outputs", card, "outputs:\n  - {name: prob, shape: [3]}", "outputs: []", `outputs: has 0 elements, want 1 to 32`, false},
 	{"an output without a shape", card, ", shape: [3]}", "}", `outputs[0].shape: is missing`, false},
-	{"a shape of nothing", card, "shape: [3]", "shape: []", `outputs[0].shape: has 0 dimensions`, false},
+	{"a shape of nothing", card, "shape: [3]", "shape: []", `outputs[0].shape: has 0 elements, want 1 to 8`, false},
 	{"a negative dimension", card, "shape: [3]", "shape: [-1]", `outputs[0].shape[0]: is -1`, false},
 	{"a shape too large", card, "shape: [3]", "shape: [100000, 100000, 100000]", `outputs[0].shape: has more than 268435456 elements`, true},
 	{"an output twice", boxCard, "name: places", "name: scores", `"scores" stands twice`, true},
 	{"an output's name with a blank", card, "name: prob", "name: pr ob", `outputs[0].name: is "pr ob"`, false},
-	{"batches without 1", card, "batches: [1, 2, 4]", "batches: [2, 4]", `card.yaml:15:11: batches[0]: is 2, want 1`, false},
+	{"batches with 0", card, "batches: [1, 2, 4]", "batches: [0, 4]", `card.yaml:15:11: batches[0]: is 0, want an integer from 1 to 1024`, false},
 	{"batches that fall", card, "batches: [1, 2, 4]", "batches: [1, 4, 2]", `batches[2]: is 2 after 4, want batch sizes, ascending`, true},
-	{"a batch twice", card, "batches: [1, 2, 4]", "batches: [1, 2, 2]", `batches[2]: is 2 after 2`, false},
+	{"a batch twice", card, "batches: [1, 2, 4]", "batches: [1, 2, 2]", `batches[2]: is 2, which the list already has`, false},
 	{"no batches", card, "batches: [1, 2, 4]", "batches: []", `batches: has 0 elements`, false},
 	{"a batch of thousands", card, "batches: [1, 2, 4]", "batches: [1, 2000]", `batches[1]: is 2000`, false},
 	{"tensors too large", card, "shape: [3]", "shape: [100000000]", `card.yaml:15:10: batches: tensors of a batch of 4 take 1600001152 bytes, want at most`, true},
 	{"an objective without a unit", card, "slo: 25ms", "slo: 25", `card.yaml:16:6: slo: is 25, want a duration with its unit`, false},
-	{"an objective of nothing", card, "slo: 25ms", "slo: 0s", `slo: is "0s", want a duration with its unit from 1µs to 1h`, true},
+	{"an objective of nothing", card, "slo: 25ms", "slo: 0s", `slo: is "0s", want a duration with its unit from 1us to 1h`, true},
 	{"a negative objective", card, "slo: 25ms", "slo: -25ms", `slo: is "-25ms"`, false},
 	{"no objective", card, "slo: 25ms\n", "", `slo: is missing`, false},
 	{"a knee past the end", card, "knee_percent: 30", "knee_percent: 130", `knee_percent: is 130, want a number from 0 to 100`, false},
 	{"a knee without a batch", card, "{batch: 1, percent: 20}", "{percent: 20}", `knees[0].batch: is missing, want a batch size`, false},
 	{"knees that fall", card, "{batch: 4, percent: 30}", "{batch: 1, percent: 30}", `knees[1].batch: is 1 after 1, want a list of {batch, percent}, ascending by batch`, true},
-	{"knees that are no list", card, "knees: [{batch: 1, percent: 20}, {batch: 4, percent: 30}]", "knees: 20", `knees: is 20, want a list of {batch, percent}`, false},
+	{"knees that are no list", card, "knees: [{batch: 1, percent: 20}, {batch: 4, percent: 30}]", "knees: 20", `knees: is 20, want a list, each element {batch, percent}`, false},
 	{"negative threads", card, "threads: 2", "threads: -1", `threads: is -1`, false},
 	{"an unknown decoder", card, "{name: topk, k: 2}", "{name: top-k, k: 2}", `decoder.name: is "top-k", want topk, boxes or raw, did you mean "topk"?`, false},
 	{"a decoder without a name", card, "{name: topk, k: 2}", "{k: 2}", `decoder.name: is missing`, false},
@@ -271,7 +272,7 @@ var spoiledCards = []spoiled{
 	{"keys for raw", card, "{name: topk, k: 2}", "{name: raw, k: 2}", `decoder: unknown key "k"`, false},
 	{"an unknown style", boxCard, "ssd-anchors", "ssd", `decoder.style: is "ssd", want ssd-anchors or dfl`, false},
 	{"a threshold past 1", boxCard, "score_threshold: 0.5", "score_threshold: 50", `decoder.score_threshold: is 50, want a number from 0 to 1`, false},
-	{"no grids", boxCard, "    - {size: 8, anchors: 2, scores: scores, boxes: places}\n", "    []\n", `decoder.grids: is empty`, false},
+	{"no grids", boxCard, "    - {size: 8, anchors: 2, scores: scores, boxes: places}\n", "    []\n", `decoder.grids: has 0 elements, want at least 1`, false},
 	{"an output that is not there", boxCard, "scores: scores", "scores: score", `card.yaml:22:37: decoder.grids[0].scores: no output is called "score", did you mean "scores"?`, true},
 	{"a grid of another size", boxCard, "anchors: 2", "anchors: 6", `scores has shape [128 2], want [384, at least 1]`, true},
 	{"scores and boxes swapped", boxCard, "scores: scores, boxes: places", "scores: places, boxes: scores", `scores has shape [128 2], want [128, at least 4]`, true},
@@ -439,14 +440,48 @@ func TestTheSchemaAgreesWithTheReader(t *testing.T) {
 	}
 }
 
-func TestTheSchemasBoundsAreTheReaders(t *testing.T) {
-	data, err := os.ReadFile("../configs/card.schema.json")
-	if err != nil {
-		t.Fatal(err)
+func TestGeneratedSchema(t *testing.T) {
+	comments := keydoc.ReadComments(t, ".")
+	var decoders []any
+	for _, of := range []reflect.Type{reflect.TypeFor[rawFile](), reflect.TypeFor[topKFile](), reflect.TypeFor[anchorsFile](), reflect.TypeFor[dflFile]()} {
+		decoders = append(decoders, comments.Object(of))
 	}
-	for _, bound := range []int{MaxSide, MaxChannels, MaxBatchSize, MaxLadder, MaxOutputs, MaxRank, MaxLabels, MaxThreads, maxBoxes, MaxTensorBytes / 4} {
-		if !strings.Contains(string(data), fmt.Sprintf(`imum": %d`, bound)) && !strings.Contains(string(data), fmt.Sprintf(`Items": %d`, bound)) {
-			t.Errorf("no bound %d in the schema", bound)
+	for i, style := range []string{"ssd-anchors", "dfl"} {
+		decoders[2+i].(map[string]any)["properties"].(map[string]any)["style"] = map[string]any{"const": style}
+	}
+	keydoc.Golden(t, "../configs/card.schema.json", keydoc.Schema(reflect.TypeFor[cardFile](), comments, "Penstock model card",
+		"Describes one model. The reader checks more: that files exist, that products stay in bounds, that the decoder's outputs are the card's.",
+		map[string]any{
+			"decoder": map[string]any{"oneOf": decoders},
+			"labels": map[string]any{"oneOf": []any{
+				map[string]any{"type": "string", "minLength": 1},
+				map[string]any{"type": "array", "maxItems": maxLabels, "items": map[string]any{"type": "string", "minLength": 1, "maxLength": maxLabelBytes}},
+			}},
+		}, json.RawMessage(programRules)))
+}
+
+// programRules say which keys name the program that runs a model, and mean and std with each other.
+const programRules = `[
+	{"oneOf": [{"required": ["framework"], "not": {"required": ["command"]}}, {"required": ["command"], "not": {"required": ["framework"]}}]},
+	{"if": {"properties": {"framework": {"const": "onnx"}}, "required": ["framework"]}, "then": {"required": ["model"], "properties": {"input": {"required": ["name"]}}}},
+	{"if": {"properties": {"framework": {"const": "pytorch"}}, "required": ["framework"]}, "then": {"required": ["model"]}},
+	{"properties": {"input": {"dependentRequired": {"mean": ["std"], "std": ["mean"]}}}}
+]`
+
+func TestConstantsAreTheTags(t *testing.T) {
+	for _, row := range []struct {
+		k    document.Key
+		tag  string
+		want any
+	}{
+		{document.KeyOf[cardFile]("name"), "pattern", NamePattern},
+		{document.KeyOf[cardFile]("batches"), "max", MaxBatchSize},
+		{document.KeyOf[Knee]("batch"), "max", MaxBatchSize},
+		{document.KeyOf[outputFile]("shape"), "max", maxTensorBytes / 4},
+		{document.KeyOf[boxesFile]("max_boxes"), "max", maxBoxes},
+	} {
+		if got := row.k.Tag.Get(row.tag); got != fmt.Sprint(row.want) {
+			t.Errorf("%s: %s is %s, want %v", row.k.Name, row.tag, got, row.want)
 		}
 	}
 }
@@ -465,10 +500,10 @@ func TestACardThatIsTakenHasBoundedBuffers(t *testing.T) {
 		if err != nil {
 			return
 		}
-		if n := c.TensorBytes(); n <= 0 || n > 2*MaxTensorBytes {
+		if n := c.TensorBytes(); n <= 0 || n > 2*maxTensorBytes {
 			rt.Fatalf("tensors of %d bytes", n)
 		}
-		if n := c.Input.WireBytes(); n <= 0 || n > MaxRequestBytes {
+		if n := c.Input.WireBytes(); n <= 0 || n > maxRequestBytes {
 			rt.Fatalf("requests of %d bytes", n)
 		}
 	})
@@ -500,7 +535,7 @@ func FuzzReadCard(f *testing.F) {
 		if (c.Framework == "") == (len(c.Command) == 0) || c.Framework == "onnx" && c.Model == "" {
 			t.Errorf("took a card that nothing runs: %+v", c)
 		}
-		if n := c.TensorBytes(); n <= 0 || n > 2*MaxTensorBytes {
+		if n := c.TensorBytes(); n <= 0 || n > 2*maxTensorBytes {
 			t.Errorf("tensors of %d bytes", n)
 		}
 	})

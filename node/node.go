@@ -40,6 +40,8 @@ type Options struct {
 	Environment []string
 	// Log receives the node's log; what it last said is in every error.
 	Log io.Writer
+	// User is the id of the user that the node runs as; 0 is this process's.
+	User int
 	// OnThread starts the node from the caller's thread, whose namespaces it has then. It
 	// does not end with this process.
 	OnThread bool
@@ -94,6 +96,11 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 	// The log's pipe is held by grandchildren that drain; nobody waits for them.
 	n.command.WaitDelay = time.Second
 	n.command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if o.User != 0 {
+		if err := n.belongTo(o.User); err != nil {
+			return nil, fmt.Errorf("start node as user %d: %w", o.User, err)
+		}
+	}
 	if o.OnThread {
 		if err = n.command.Start(); err == nil {
 			go n.wait()
@@ -111,6 +118,13 @@ func Start(ctx context.Context, o Options) (_ *Node, err error) {
 		return nil, err
 	}
 	return n, nil
+}
+
+// belongTo gives the node and its files to another user.
+func (n *Node) belongTo(user int) error {
+	n.command.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(user), Gid: uint32(user)}
+	n.command.Env = append(n.command.Env, "HOME="+n.Dir, "XDG_CACHE_HOME="+filepath.Join(n.Dir, "cache"))
+	return errors.Join(os.Chown(n.Dir, user, user), os.Chown(n.Config, user, user))
 }
 
 // keep starts the command and waits for its end.

@@ -19,6 +19,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/rs/zerolog"
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control/budget"
 )
 
 // errNoController is returned where the kernel offers no cpu controller in a version.
@@ -70,12 +72,12 @@ func (m mount) under(own string) string {
 	return path.Join("/", rel)
 }
 
-// Names of the groups that hold all others carry whose they are: the process id
-// and, as ids come again, the time of its start in clock ticks since boot.
+// Names of the groups that hold all others carry whose they are: the id of the process that
+// is the parent of those in them and, as ids come again, the time of its start in clock
+// ticks since boot.
 const treePrefix = "penstock-"
 
-func treeName() (string, error) {
-	pid := os.Getpid()
+func treeName(pid int) (string, error) {
 	started, err := startTime(pid)
 	if err != nil {
 		return "", err
@@ -205,7 +207,7 @@ type treeV1 struct {
 	dir     string
 }
 
-func openV1(cpus int, log zerolog.Logger) (shares, error) {
+func openV1(cpus, owner int, log zerolog.Logger) (shares, error) {
 	mounts, err := cgroupMounts()
 	if err != nil {
 		return nil, err
@@ -218,7 +220,7 @@ func openV1(cpus int, log zerolog.Logger) (shares, error) {
 		if m.kind != "cgroup" || !has(m.options, string(cgroup1.Cpu)) {
 			continue
 		}
-		name, err := treeName()
+		name, err := treeName(owner)
 		if err != nil {
 			return nil, err
 		}
@@ -237,7 +239,7 @@ func openV1(cpus int, log zerolog.Logger) (shares, error) {
 		if err != nil {
 			return nil, fmt.Errorf("make group: %w", err)
 		}
-		return opened(newCgroups(&treeV1{control: c, dir: filepath.Join(dir, name)}, cpus))
+		return opened(newCgroups(&treeV1{control: c, dir: filepath.Join(dir, name)}, cpus, log))
 	}
 	return nil, fmt.Errorf("cgroup version 1: %w is mounted", errNoController)
 }
@@ -292,6 +294,10 @@ func (t *treeV1) child(name string) (group, error) {
 	return &groupV1{control: c, dir: filepath.Join(t.dir, name)}, nil
 }
 
+func (t *treeV1) weigh(n int) error {
+	return writeInt(filepath.Join(t.dir, weightFileV1), min(n*weightV1, 256*weightV1))
+}
+
 func (t *treeV1) remove() error { return t.control.Delete() }
 
 type groupV1 struct {
@@ -323,6 +329,17 @@ func (g *groupV1) get() (quota, error) {
 	return quota{runtime: micros(runtime), period: micros(period)}, nil
 }
 
+// The weight of an ordinary process. Version 1 calls weights shares. The kernel takes up to
+// 256 times as much in version 1, and 100 times in version 2.
+const (
+	weightFileV1, weightV1 = "cpu.shares", 1024
+	weightFileV2, weightV2 = "cpu.weight", 100
+)
+
+func (g *groupV1) prioritize(l budget.Level) error {
+	return writePriority(g.dir, weightFileV1, weightV1, 2, l)
+}
+
 func (g *groupV1) add(pid int) error { return g.control.AddProc(uint64(pid)) }
 func (g *groupV1) remove() error     { return g.control.Delete() }
 
@@ -346,7 +363,7 @@ type treeV2 struct {
 // openV2 makes the tree in the own group or the nearest one above it that takes
 // it. Version 2 gives no controller to the children of a group that holds
 // processes itself (but for the root), so as a rule it is the one above.
-func openV2(cpus int, log zerolog.Logger) (shares, error) {
+func openV2(cpus, owner int, log zerolog.Logger) (shares, error) {
 	mounts, err := cgroupMounts()
 	if err != nil {
 		return nil, err
@@ -359,12 +376,12 @@ func openV2(cpus int, log zerolog.Logger) (shares, error) {
 		if m.kind != "cgroup2" {
 			continue
 		}
-		return openV2At(m, own, cpus, log)
+		return openV2At(m, own, cpus, owner, log)
 	}
 	return nil, fmt.Errorf("cgroup version 2: %w is mounted", errNoController)
 }
 
-func openV2At(m mount, own string, cpus int, log zerolog.Logger) (shares, error) {
+func openV2At(m mount, own string, cpus, owner int, log zerolog.Logger) (shares, error) {
 	b, err := os.ReadFile(filepath.Join(m.point, "cgroup.controllers"))
 	if err != nil {
 		return nil, fmt.Errorf("cgroup version 2: %w", err)
@@ -372,7 +389,7 @@ func openV2At(m mount, own string, cpus int, log zerolog.Logger) (shares, error)
 	if !has(strings.Join(strings.Fields(string(b)), ","), "cpu") {
 		return nil, fmt.Errorf("cgroup version 2 at %s: %w, only %q", m.point, errNoController, strings.TrimSpace(string(b)))
 	}
-	name, err := treeName()
+	name, err := treeName(owner)
 	if err != nil {
 		return nil, err
 	}
@@ -404,7 +421,7 @@ func openV2In(mountpoint, at string, cpus int, log zerolog.Logger) (shares, erro
 	if err != nil {
 		return nil, err
 	}
-	return opened(newCgroups(&treeV2{manager: manager, dir: dir}, cpus))
+	return opened(newCgroups(&treeV2{manager: manager, dir: dir}, cpus, log))
 }
 
 func mendV2(err error) string {
@@ -422,6 +439,10 @@ func (t *treeV2) child(name string) (group, error) {
 		return nil, err
 	}
 	return &groupV2{manager: m, dir: filepath.Join(t.dir, name)}, nil
+}
+
+func (t *treeV2) weigh(n int) error {
+	return writeInt(filepath.Join(t.dir, weightFileV2), min(n*weightV2, 100*weightV2))
 }
 
 func (t *treeV2) remove() error { return t.manager.Delete() }
@@ -466,6 +487,38 @@ func parseCPUMax(text string) (quota, error) {
 		return quota{}, fmt.Errorf("read cpu.max: %w", err)
 	}
 	return quota{runtime: micros(runtime), period: micros(period)}, nil
+}
+
+func (g *groupV2) prioritize(l budget.Level) error {
+	return writePriority(g.dir, weightFileV2, weightV2, 1, l)
+}
+
+// writePriority gives a group in dir a weight: normal at MinLevel, and twice as much at each
+// level above. A demoted group is idle if the kernel can do that (cpu.idle, since Linux
+// 5.15): it yields at once to a group that wakes. Else it has the min weight, and yields when
+// its time slice is over.
+func writePriority(dir, weightFile string, normal, lowest int, l budget.Level) error {
+	idle := filepath.Join(dir, "cpu.idle")
+	if l == budget.Demoted {
+		if err := writeInt(idle, 1); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return writeInt(filepath.Join(dir, weightFile), lowest)
+	}
+	// The kernel refuses a weight for an idle group, and forgets the one that it had.
+	if err := writeInt(idle, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return writeInt(filepath.Join(dir, weightFile), normal<<(l-budget.MinLevel))
+}
+
+func writeInt(name string, n int) error {
+	f, err := os.OpenFile(name, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(strconv.Itoa(n))
+	return errors.Join(err, f.Close())
 }
 
 func (g *groupV2) add(pid int) error { return g.manager.AddProc(uint64(pid)) }

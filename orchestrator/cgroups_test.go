@@ -19,7 +19,7 @@ import (
 func quotas(t *testing.T, cpus int) *cgroupShares {
 	t.Helper()
 	needQuotas(t)
-	s, err := openShares("", cpus, zerolog.Nop())
+	s, err := openShares("", cpus, os.Getpid(), zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +39,7 @@ func needQuotas(t *testing.T) {
 	t.Helper()
 	f := Probe()
 	if !f[0].Usable && !f[1].Usable {
-		t.Skipf("needs a writable cpu controller; this machine has none: %+v", f)
+		t.Skipf("not on this machine: needs a writable cpu controller: %+v", f)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestQuotaIsWrittenForTheProcess(t *testing.T) {
 	c := quotas(t, 2)
 	cmd := sleeper(t)
 	for _, percent := range []float64{30, 100, 1, 75, 0} {
-		enforced, err := c.apply(face1, cmd.Process.Pid, percent)
+		enforced, err := c.apply(face1, cmd.Process.Pid, terms{percent: percent})
 		if err != nil || !enforced {
 			t.Fatalf("%v %%: %v, %v", percent, enforced, err)
 		}
@@ -79,7 +79,7 @@ func TestQuotaIsWrittenForTheProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if name, _ := treeName(); !strings.Contains(string(b), name+"/face-0-1\n") {
+	if name, _ := treeName(os.Getpid()); !strings.Contains(string(b), name+"/face-0-1\n") {
 		t.Errorf("the process is in\n%s", b)
 	}
 	endProcess(cmd)
@@ -95,7 +95,7 @@ func TestQuotaOfAProcessThatIsGoneIsAnError(t *testing.T) {
 	c := quotas(t, 1)
 	cmd := sleeper(t)
 	endProcess(cmd)
-	if enforced, err := c.apply(face1, cmd.Process.Pid, 30); err == nil || enforced {
+	if enforced, err := c.apply(face1, cmd.Process.Pid, terms{percent: 30}); err == nil || enforced {
 		t.Errorf("got %v, %v", enforced, err)
 	}
 	if len(c.groups) != 0 {
@@ -106,7 +106,7 @@ func TestQuotaOfAProcessThatIsGoneIsAnError(t *testing.T) {
 func TestTwoOrchestratorsDoNotSweepEachOther(t *testing.T) {
 	c := quotas(t, 1)
 	cmd := sleeper(t)
-	if _, err := c.apply(face1, cmd.Process.Pid, 30); err != nil {
+	if _, err := c.apply(face1, cmd.Process.Pid, terms{percent: 30}); err != nil {
 		t.Fatal(err)
 	}
 	for _, m := range mounted(t) {
@@ -134,7 +134,7 @@ func TestSweepRemovesWhatDeadOrchestratorsLeft(t *testing.T) {
 	if err := dead.Run(); err != nil {
 		t.Fatal(err)
 	}
-	own, err := treeName()
+	own, err := treeName(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,7 +187,7 @@ func TestProbeFindsWhatRunTakes(t *testing.T) {
 	if len(findings) != 3 || findings[2].Mechanism != mechanismGovernor || !findings[2].Usable {
 		t.Fatalf("found %+v", findings)
 	}
-	s, err := openShares("", 1, zerolog.Nop())
+	s, err := openShares("", 1, os.Getpid(), zerolog.Nop())
 	if err != nil {
 		t.Fatal(err)
 	}

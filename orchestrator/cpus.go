@@ -7,16 +7,16 @@ import (
 )
 
 // IFCPUs divides the CPUs that this process may run on (sched_getaffinity)
-// between the manager and the inference functions; see SplitCPUs. Call it where
+// between the manager and the inference functions; see splitCPUs. Call it where
 // the affinity is still the one that the node was started with.
-func IFCPUs(reserved int) (manager, ifs []int) { return SplitCPUs(allowedCPUs(), reserved) }
+func IFCPUs(reserved int) (manager, ifs []int) { return splitCPUs(allowedCPUs(), reserved) }
 
-// SplitCPUs gives the manager the first reserved of the allowed CPUs, and the
+// splitCPUs gives the manager the first reserved of the allowed CPUs, and the
 // inference functions the rest: their 100 %. Without a wish (reserved ≤ 0) the
 // manager gets an eighth, at least one: two cores send and receive 4.2
 // GB/s of datagrams between them, which is more than the models of eight can eat. The
 // functions are left at least one; with a single CPU both share it.
-func SplitCPUs(allowed []int, reserved int) (manager, ifs []int) {
+func splitCPUs(allowed []int, reserved int) (manager, ifs []int) {
 	n := len(allowed)
 	if n <= 1 {
 		return allowed, allowed

@@ -17,12 +17,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
 	"github.com/penstock/penstock/orchestrator/mps"
-)
-
-// The names of Desired.Device that are not a GPU's.
-const (
-	cpuDevice  = "cpu"
-	autoDevice = "auto"
+	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 // How a GPU's shares are held, in control.Observed.
@@ -34,7 +29,7 @@ const (
 // machine finds GPUs. Its methods may take seconds, and are called from any goroutine.
 type machine interface {
 	// find makes no context on the device.
-	find(name string, grain int) (foundGPU, error)
+	find(name string) (foundGPU, error)
 	session() (nvml.Session, error)
 	startMPS(context.Context, mps.Options) (mpsDaemon, error)
 }
@@ -60,10 +55,12 @@ type foundGPU struct {
 
 // realMachine is this one.
 type realMachine struct {
-	dir string // the runtime folder
+	dir     string // the runtime folder
+	self    string // the binary that is the launcher
+	sandbox *Sandbox
 }
 
-func (m realMachine) find(name string, grain int) (foundGPU, error) {
+func (m realMachine) find(name string) (foundGPU, error) {
 	if err := StayOut(m.dir); err != nil {
 		return foundGPU{}, err
 	}
@@ -76,7 +73,7 @@ func (m realMachine) find(name string, grain int) (foundGPU, error) {
 		return foundGPU{}, fmt.Errorf("ask for properties of %v: %w", d, err)
 	}
 	f := foundGPU{uuid: d.UUID(), name: d.Name(), sms: p.SMs, memoryBytes: p.MemoryBytes}
-	split, err := d.Split(grain)
+	split, err := d.Split()
 	if err != nil {
 		f.noGroups = line(err.Error())
 	} else {
@@ -87,7 +84,10 @@ func (m realMachine) find(name string, grain int) (foundGPU, error) {
 
 func (realMachine) session() (nvml.Session, error) { return nvml.Open() }
 
-func (realMachine) startMPS(ctx context.Context, o mps.Options) (mpsDaemon, error) {
+func (m realMachine) startMPS(ctx context.Context, o mps.Options) (mpsDaemon, error) {
+	if m.sandbox != nil && m.sandbox.User != nil {
+		o.UID, o.Confine = m.sandbox.User.UID, sandbox.AsUser(m.sandbox.User, m.self, m.dir)
+	}
 	d, err := mps.Start(ctx, o)
 	if err != nil {
 		return nil, err // not a nil *Daemon in an interface
@@ -136,7 +136,6 @@ type gpuState struct {
 // What it finds comes over states.
 type device struct {
 	name    string
-	grain   int
 	noMPS   bool // none is wanted
 	machine machine
 	dir     string
@@ -165,10 +164,10 @@ const (
 const releaseTimeout = 2 * time.Second
 
 // openDevice opens a device once before has closed, if that is not nil.
-func openDevice(before *device, name string, grain int, noMPS bool, m machine, dir string, log zerolog.Logger) *device {
+func openDevice(before *device, name string, noMPS bool, m machine, dir string, log zerolog.Logger) *device {
 	ctx, cancel := context.WithCancel(context.Background())
 	d := &device{
-		name: name, grain: grain, noMPS: noMPS, machine: m, dir: dir, log: log,
+		name: name, noMPS: noMPS, machine: m, dir: dir, log: log,
 		states: make(chan gpuState, 1), kick: make(chan struct{}, 1), cancel: cancel, done: make(chan struct{}),
 		ends: map[int]time.Time{},
 	}
@@ -244,12 +243,12 @@ func (d *device) run(ctx context.Context) {
 func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 	s := gpuState{opened: true, usedBytes: -1, freeBytes: -1}
 	name := d.name
-	if name == autoDevice {
+	if name == control.DeviceAuto {
 		name = "cuda"
 	}
 	began := time.Now()
-	if s.foundGPU, s.err = d.machine.find(name, d.grain); s.err != nil {
-		if d.name == autoDevice && missing(s.err) {
+	if s.foundGPU, s.err = d.machine.find(name); s.err != nil {
+		if d.name == control.DeviceAuto && missing(s.err) {
 			s.cpu, s.err = true, nil
 			d.log.Info().Msg("there is no GPU; models run on the CPU")
 			return s, nil
@@ -404,7 +403,7 @@ func (d *device) health(ctx context.Context) mps.Health {
 // what the orchestrator's own says of MPS is not for it.
 func inherited(device string) []string {
 	env := os.Environ()
-	if device == cpuDevice {
+	if device == control.DeviceCPU {
 		return env
 	}
 	return slices.DeleteFunc(env, func(e string) bool {

@@ -34,8 +34,12 @@
 // MPS is down (gpu.go). The orchestrator never makes a context, and is no client of
 // MPS.
 //
-// No process outlives the orchestrator: they carry a parent-death signal, and
-// their end of the control link closes. None outlives the manager: they lose the
+// Processes outlive the orchestrator if a keeper of `penstock up` holds them (saved.go):
+// the next orchestrator goes on with them. None outlives the keeper, whose children they
+// are: they carry a parent-death signal. None outlives the manager: they lose the
 // attach link and end by themselves, and after control.SilentAfter the
-// orchestrator ends what is left.
+// orchestrator ends what is left. A manager that is stopped, or hangs, is not gone.
+//
+// All deadlines are of running time (package runclock): an orchestrator that was
+// stopped does not judge manager and processes by the time that it missed.
 package orchestrator

@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/cuda/fake"
-	"github.com/penstock/penstock/orchestrator/mps/mpsfake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/mpsfake"
 )
 
 // fakeGPUs puts a driver and MPS that need no GPU where the processes that the test
@@ -19,7 +19,7 @@ import (
 func fakeGPUs(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
-	library, err := fake.Build(dir)
+	library, err := cudafake.Build(dir)
 	if err != nil {
 		t.Skipf("no fake driver: %v", err)
 	}

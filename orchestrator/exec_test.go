@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,6 +30,8 @@ type realNode struct {
 	manager *control.ManagerLink
 	last    control.Observed
 	desired control.Desired
+
+	prepared string // the folder of prepared models of an orchestrator in a process of its own
 }
 
 // aNode starts a manager's end only.
@@ -226,6 +229,142 @@ func TestRealProcessThatFails(t *testing.T) {
 	}
 }
 
+// The reason is the kernel's, also if an order failed before the exit was seen.
+func TestRealProcessThatIsKilled(t *testing.T) {
+	for signal, want := range map[syscall.Signal]string{
+		syscall.SIGKILL: "killed by signal 9 (not by Penstock)",
+		syscall.SIGBUS:  "exit status 2: SIGBUS", // Go's runtime catches it
+		syscall.SIGTERM: "ended by signal 15 (terminated)",
+	} {
+		t.Run(signal.String(), func(t *testing.T) {
+			n := aNode(t).run()
+			for g := uint32(1); g <= 5; g++ {
+				n.want(n.child(g, control.Serve))
+				p := n.untilState(g, control.Active)
+				if err := syscall.Kill(p.PID, signal); err != nil {
+					t.Fatal(err)
+				}
+				if signal == syscall.SIGKILL {
+					n.want(n.child(g, control.Drain)) // as the manager does when the attach link ends
+				}
+				if p = n.untilState(g, control.Failed); !strings.HasPrefix(p.Reason, want) {
+					t.Errorf("generation %d failed: %q, want %q", g, p.Reason, want)
+				}
+			}
+		})
+	}
+}
+
+func TestRealProcessWithoutMemory(t *testing.T) {
+	// Room for an orchestrator under the race detector. More would take a busy machine
+	// longer to fill: the kernel clears each page.
+	group := limitMemory(t, 64<<20)
+	n := aNode(t)
+	cmd := n.orchestrate(mechanismGovernor)
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(cmd.Process.Pid)), 0); err != nil {
+		t.Fatal(err)
+	}
+	n.want(n.child(1, control.Serve, "hog"))
+	var p control.ObservedProcess
+	n.until("generation 1 is started", func(o control.Observed) bool {
+		if len(o.Processes) > 0 {
+			p = o.Processes[0]
+		}
+		return p.PID != 0
+	})
+	// The kernel's part takes as long as the machine is busy; only the orchestrator's has
+	// a limit.
+	n.untilKilled(p.PID, group)
+	p = n.untilState(1, control.Failed)
+	want := "out of memory: the kernel's OOM killer sent signal 9 (memory cgroup "
+	if !strings.HasPrefix(p.Reason, want) || !strings.Contains(p.Reason, filepath.Base(group)) {
+		t.Errorf("failed: %q, want %q…%s", p.Reason, want, filepath.Base(group))
+	}
+
+	// The next SIGKILL is not one of those that the group has counted.
+	n.want(n.child(2, control.Serve))
+	p = n.untilState(2, control.Active)
+	if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if p = n.untilState(2, control.Failed); p.Reason != "killed by signal 9 (not by Penstock)" {
+		t.Errorf("failed: %q", p.Reason)
+	}
+	cmd.Process.Signal(syscall.SIGTERM)
+	cmd.Wait()
+}
+
+// untilKilled waits until a process that fills a memory cgroup has ended, as long as it
+// gets processor time.
+func (n *realNode) untilKilled(pid int, group string) {
+	n.t.Helper()
+	last, moved := processorTime(pid), time.Now()
+	for ; ; time.Sleep(5 * time.Millisecond) {
+		if state := processState(pid); state == "" || state == "Z" {
+			return
+		}
+		if now := processorTime(pid); now != last {
+			last, moved = now, time.Now()
+		}
+		if time.Since(moved) > patience {
+			procs, _ := os.ReadFile(filepath.Join(group, "cgroup.procs"))
+			n.t.Fatalf("process %d has not run for %v, and fills no memory; its cgroup has processes %q", pid, patience, procs)
+		}
+	}
+}
+
+// processorTime is what all threads of a process have used, in clock ticks; empty if
+// there is no process.
+func processorTime(pid int) string {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	text := string(b)
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	if len(fields) < 13 {
+		return ""
+	}
+	return fields[11] + "+" + fields[12] // utime and stime, proc_pid_stat(5)
+}
+
+// limitMemory makes a memory cgroup inside of this process's own.
+func limitMemory(t *testing.T, bytes int) (dir string) {
+	t.Helper()
+	own, err := memoryGroupOf(os.Getpid())
+	if err != nil {
+		t.Skipf("not on this machine: needs a memory cgroup: %v", err)
+	}
+	if dir, err = os.MkdirTemp(filepath.Dir(own.File), "penstock-test-"); err != nil {
+		t.Skipf("not on this machine: needs a memory cgroup that it may write: %v", err)
+	}
+	t.Cleanup(func() {
+		for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
+			if err := os.Remove(dir); err == nil || time.Now().After(deadline) {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+		}
+	})
+	limit := "memory.limit_in_bytes"
+	if filepath.Base(own.File) == "memory.events" {
+		limit = "memory.max"
+	}
+	if err := os.WriteFile(filepath.Join(dir, limit), []byte(strconv.Itoa(bytes)), 0); err != nil {
+		t.Skipf("not on this machine: needs a memory cgroup that it may limit: %v", err)
+	}
+	return dir
+}
+
+func TestRealProgramThatCrashes(t *testing.T) {
+	n := aNode(t).run()
+	p := one(1, control.Shadow, 30)
+	p.Command = []string{"/bin/sh", "-c", "kill -SEGV $$"} // without a runtime that catches it
+	n.want(p)
+	if q := n.untilState(1, control.Failed); q.Reason != "ended by signal 11 (segmentation fault)" {
+		t.Errorf("failed: %s", q.Reason)
+	}
+}
+
 func TestRealProgramThatIsNotThereFails(t *testing.T) {
 	n := aNode(t).run()
 	p := one(1, control.Shadow, 30)
@@ -328,9 +467,9 @@ func TestRealProcessesEndWhenTheManagerIsSilent(t *testing.T) {
 }
 
 // orchestrate runs an orchestrator as a process of its own.
-func (n *realNode) orchestrate(mechanism string) *exec.Cmd {
+func (n *realNode) orchestrate(mechanism string, with ...string) *exec.Cmd {
 	n.t.Helper()
-	options, err := json.Marshal(plainOptions{Dir: n.dir, Mechanism: mechanism})
+	options, err := json.Marshal(plainOptions{Dir: n.dir, Mechanism: mechanism, Sandbox: slices.Contains(with, "sandbox"), Prepared: n.prepared})
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -1,11 +1,13 @@
 package orchestrator
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,6 +30,7 @@ type life struct {
 	ignoreDrain bool
 	ignoreTerm  bool
 	deaf        bool // its orders are not taken
+	hungUp      bool // its end of the link is closed
 
 	lingers time.Duration // how long even SIGKILL takes
 
@@ -77,6 +80,14 @@ func (s *fakeSpawner) spawn(sp spec) (process, error) {
 	return p, nil
 }
 
+func (s *fakeSpawner) held() []heldProcess { return nil }
+
+func (s *fakeSpawner) resume(heldProcess, key, memoryGroup) (process, error) {
+	return nil, errors.New("not held")
+}
+
+func (s *fakeSpawner) drop(heldProcess, time.Duration) {}
+
 func (s *fakeSpawner) close() error {
 	if n := len(s.living()); n > 0 {
 		return fmt.Errorf("%d fake processes are left", n)
@@ -117,20 +128,40 @@ type fakeProcess struct {
 	moved                      chan control.Order
 	faulted                    chan string
 
-	mu      sync.Mutex
-	living  bool
-	orders  []control.Order
-	signals []syscall.Signal
+	mu        sync.Mutex
+	living    bool
+	orders    []control.Order
+	signals   []syscall.Signal
+	noted     json.RawMessage
+	forgotten bool
 }
 
 func (p *fakeProcess) pid() int             { return p.id }
 func (p *fakeProcess) events() <-chan event { return p.out }
+func (p *fakeProcess) memoryGroup() memoryGroup {
+	return memoryGroup{}
+}
+
+func (p *fakeProcess) note(note json.RawMessage) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.noted = note
+}
+
+func (p *fakeProcess) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.forgotten = true
+}
 
 func (p *fakeProcess) order(o control.Order) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.life.deaf {
 		return control.ErrSilent
+	}
+	if p.life.hungUp {
+		return fmt.Errorf("write line: %w", control.ErrHungUp)
 	}
 	p.orders = append(p.orders, o)
 	switch o.Do {
@@ -219,9 +250,9 @@ func (p *fakeProcess) live() exit {
 			}
 		})
 	}
-	after(p.killed, p.life.lingers, exit{code: -1, signal: syscall.SIGKILL})
+	after(p.killed, p.life.lingers, exit{code: -1, signal: syscall.SIGKILL, ours: true})
 	if !p.life.ignoreTerm {
-		after(p.told, 0, exit{code: -1, signal: syscall.SIGTERM})
+		after(p.told, 0, exit{code: -1, signal: syscall.SIGTERM, ours: true})
 	}
 	if p.life.dies > 0 {
 		now := make(chan struct{})
@@ -312,7 +343,7 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 	if !wait(p.life.link, nil) {
 		return
 	}
-	gpu := p.spec.start.Device != cpuDevice
+	gpu := p.spec.start.Device != control.DeviceCPU
 	ready := control.Notice{State: control.Ready, PersistentBytes: 1000, EphemeralBytes: 200, WarmupMillis: 7}
 	at := p.wake()
 	lose := func(why string) {
@@ -376,12 +407,19 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 // (and loses some), and it keeps the last that was published.
 type fakeLink struct {
 	desired chan control.Desired
+	exists  atomic.Bool
 
 	mu   sync.Mutex
 	last control.Observed
 }
 
-func newFakeLink() *fakeLink { return &fakeLink{desired: make(chan control.Desired, 1)} }
+func newFakeLink() *fakeLink {
+	l := &fakeLink{desired: make(chan control.Desired, 1)}
+	l.exists.Store(true)
+	return l
+}
+
+func (l *fakeLink) PeerExists() bool { return l.exists.Load() }
 
 func (l *fakeLink) Desired() <-chan control.Desired { return l.desired }
 
@@ -422,7 +460,7 @@ func newFakeShares() *fakeShares {
 
 func (s *fakeShares) mechanism() string { return mechanismV1 }
 
-func (s *fakeShares) apply(k key, pid int, percent float64) (bool, error) {
+func (s *fakeShares) apply(k key, pid int, t terms) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pids[k] = pid
@@ -432,9 +470,14 @@ func (s *fakeShares) apply(k key, pid int, percent float64) (bool, error) {
 	if s.refuse != nil && s.refuse(k) {
 		return false, errNoQuota
 	}
-	s.percent[k] = percent
+	s.percent[k] = t.percent
 	return true, nil
 }
+
+func (s *fakeShares) spent(key) (total, demoted time.Duration) { return 0, 0 }
+
+func (s *fakeShares) yields() <-chan struct{} { return nil }
+func (s *fakeShares) yielding(key) bool       { return false }
 
 func (s *fakeShares) remove(k key) error {
 	s.mu.Lock()

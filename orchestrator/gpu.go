@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
@@ -60,23 +61,23 @@ type verdict struct {
 // openDevice opens the device that a manager wants, unless it is open. One that has no
 // MPS though it is wanted is opened anew: nobody runs on it when a manager is adopted,
 // and what kept MPS from starting may be over.
-func (s *supervisor) openDevice(name string, grain int, noMPS bool) {
+func (s *supervisor) openDevice(name string, noMPS bool) {
 	before := s.device
 	fellBack := s.onGPU() && !s.together() && !noMPS
-	if before != nil && before.name == name && before.grain == grain && before.noMPS == noMPS && !fellBack {
+	if before != nil && before.name == name && before.noMPS == noMPS && !fellBack {
 		return
 	}
 	s.device, s.gpu = nil, gpuState{}
 	clear(s.releasing)
 	s.weights.close()
 	s.weights = nil
-	if name == "" || name == cpuDevice {
+	if name == "" || name == control.DeviceCPU {
 		if before != nil {
 			s.closing.Go(before.close)
 		}
 		return
 	}
-	s.device = openDevice(before, name, grain, noMPS, s.o.machine, s.o.Dir, s.log)
+	s.device = openDevice(before, name, noMPS, s.o.machine, s.o.Dir, s.log)
 }
 
 func (s *supervisor) closeDevice() {
@@ -206,15 +207,21 @@ func (s *supervisor) place(c *child, o *control.Order) {
 	}
 }
 
-// regroup orders a process that is awake to other groups. One that sleeps is told
-// when it is woken, and one that moves when it is there.
+// regroup tells a process that is awake its terms and its groups. A process that sleeps
+// learns them when it is woken, and one that moves learns other groups when it is there.
 func (s *supervisor) regroup(k key, c *child) {
-	c.sharePercent = c.desired.SharePercent
-	if !c.woken || c.moving || slices.Equal(c.groups, c.desired.SMGroups) {
+	c.terms = termsOf(c.desired)
+	if !c.woken {
 		return
 	}
-	o := control.Order{Do: control.DoShare, SharePercent: c.sharePercent}
-	s.place(c, &o)
+	o := s.orderOf(k, c, control.DoShare)
+	o.SMGroups = c.groups
+	switch {
+	case !c.moving && !slices.Equal(c.groups, c.desired.SMGroups):
+		s.place(c, &o)
+	case c.terms.level == budget.Demoted:
+		return // MPS keeps a percentage for the process's life
+	}
 	s.order(k, c, o)
 }
 
@@ -298,7 +305,7 @@ func (s *supervisor) lose(k key, c *child) {
 func (s *supervisor) ask(k key) {
 	d := s.device
 	s.closing.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), verdictTimeout)
+		ctx, cancel := s.clock.WithTimeout(context.Background(), verdictTimeout)
 		defer cancel()
 		v := verdict{k, d.health(ctx)}
 		select {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/cuda/nvml"
-	fakenvml "github.com/penstock/penstock/cuda/nvml/fake"
+	fakenvml "github.com/penstock/penstock/internal/testing/nvmlfake"
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
@@ -29,7 +29,6 @@ type fakeMachine struct {
 	takes  time.Duration // to find the GPU, and again to start MPS
 
 	mu      sync.Mutex
-	grain   int
 	daemons []*fakeMPS
 }
 
@@ -37,7 +36,7 @@ func newFakeMachine() *fakeMachine {
 	return &fakeMachine{gpus: fakenvml.New(nvml.Device{UUID: fakeGPU.uuid, Name: fakeGPU.name, MemoryBytes: fakeGPU.memoryBytes})}
 }
 
-func (m *fakeMachine) find(name string, grain int) (foundGPU, error) {
+func (m *fakeMachine) find(name string) (foundGPU, error) {
 	time.Sleep(m.takes)
 	if m.noGPU != nil {
 		return foundGPU{}, m.noGPU
@@ -45,9 +44,6 @@ func (m *fakeMachine) find(name string, grain int) (foundGPU, error) {
 	if name != "cuda" {
 		return foundGPU{}, fmt.Errorf("%w %q", cuda.ErrNoDevice, name)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.grain = grain
 	return fakeGPU, nil
 }
 

@@ -72,7 +72,6 @@ func TestNothingStartsBeforeTheGPUIsOpen(t *testing.T) {
 
 func TestAProcessIsToldItsGPUAndItsPercentage(t *testing.T) {
 	amongGPU(t, nil, func(n *node) {
-		n.desired.SMGrain = 2
 		p := one(1, control.Serve, 30)
 		p.Environment = map[string]string{"MODEL": "x", "CUDA_VISIBLE_DEVICES": "7"}
 		n.want(p)
@@ -81,8 +80,8 @@ func TestAProcessIsToldItsGPUAndItsPercentage(t *testing.T) {
 			t.Errorf("active as %+v", q)
 		}
 		f := n.spawner.generation(1)
-		if f.spec.start.Device != fakeGPU.uuid || !slices.Equal(f.spec.start.GroupSMs, fakeGPU.groupSMs) || n.machine.grain != 2 {
-			t.Errorf("started as %+v, grain %d", f.spec.start, n.machine.grain)
+		if f.spec.start.Device != fakeGPU.uuid || !slices.Equal(f.spec.start.GroupSMs, fakeGPU.groupSMs) {
+			t.Errorf("started as %+v", f.spec.start)
 		}
 		want := map[string]string{"MODEL": "x", "CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_MPS_PIPE_DIRECTORY": "/run/mps", "CUDA_MPS_LOG_DIRECTORY": "/run/mps-log"}
 		if !reflect.DeepEqual(f.spec.environment, want) {
@@ -559,28 +558,19 @@ func TestAnotherManagersDeviceIsOpenedAnew(t *testing.T) {
 		if n.machine.daemon() != first || first.closed {
 			t.Error("MPS was started again for the same device")
 		}
-		// Another grain, another device: MPS is ended, and started after that.
-		n.replaceManager("o")
-		n.desired.SMGrain = 4
-		n.want(one(3, control.Serve, 30))
-		n.untilState(3, control.Active)
-		if n.machine.daemon() == first || !first.closed {
-			t.Error("MPS was not started again")
-		}
 		// The same device by time: MPS is ended, and started again for who wants it.
-		second := n.machine.daemon()
 		n.replaceManager("p")
 		n.desired.NoMPS = true
 		n.want(one(4, control.Serve, 0))
 		n.untilState(4, control.Active)
-		if o := n.link.observed(); o.Mechanism != mechanismTimeSlicing || n.machine.daemon() != second || !second.closed {
+		if o := n.link.observed(); o.Mechanism != mechanismTimeSlicing || n.machine.daemon() != first || !first.closed {
 			t.Errorf("without MPS: observed %+v", o)
 		}
 		n.replaceManager("q")
 		n.desired.NoMPS = false
 		n.want(one(5, control.Serve, 30))
 		n.untilState(5, control.Active)
-		if n.machine.daemon() == second {
+		if n.machine.daemon() == first {
 			t.Error("MPS was not started again")
 		}
 		n.replaceManager("r")
@@ -926,7 +916,7 @@ func TestNothingIsLeftOnAGPUWhateverHappens(t *testing.T) {
 					case 7:
 						if r.IntN(4) == 0 {
 							n.replaceManager(fmt.Sprint("m", i))
-							n.desired.SMGrain = r.IntN(2) * 2
+							n.desired.NoMPS = r.IntN(4) == 0
 							processes = nil
 						}
 					}

@@ -21,7 +21,10 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/orchestrator/keeper"
+	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 // patience bounds every wait on a real process: only a hang takes that long.
@@ -30,16 +33,23 @@ const patience = 30 * time.Second
 // TestMain runs this binary as a child of the orchestrator, or as an orchestrator,
 // where the tests start it as one.
 func TestMain(m *testing.M) {
+	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
+	sandbox.MaybeLaunch()
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "child":
 			os.Exit(childMain(os.Args[2:]))
+		case "confined":
+			os.Exit(confinedMain(os.Args[2]))
+		case "prepare":
+			os.Exit(prepareMain(os.Args[2:]))
 		case "weights":
 			os.Exit(holderMain(os.Args[2:]))
 		case "orchestrate":
 			os.Exit(orchestrateMain(os.Args[2]))
 		}
 	}
+	runclock.Process() // ticks until the process ends
 	before := goroutines()
 	code := m.Run()
 	if code == 0 {
@@ -83,7 +93,7 @@ func children() []int {
 
 // ownGroups are the control groups that this process made, of either version.
 func ownGroups() []string {
-	name, err := treeName()
+	name, err := treeName(os.Getpid())
 	if err != nil {
 		return nil
 	}
@@ -143,10 +153,20 @@ func childMain(how []string) int {
 		os.WriteFile(how[len(how)-1], []byte(strconv.Itoa(sleep.Process.Pid)), 0o600)
 	}
 	fmt.Println("hello from", child.Start().IF)
-	child.Notify(control.Notice{State: control.Loaded})
+	said, woken := control.Notice{State: control.Loaded}, false
+	child.Notify(said)
 	for o := range child.Orders() {
 		switch o.Do {
 		case control.DoWake:
+			if is("prepares") {
+				child.Notify(control.Notice{State: control.Linking, Prepare: true})
+				answer := <-child.Orders()
+				_, err := os.ReadFile(filepath.Join(child.Start().Prepared, "entry"))
+				fmt.Printf("prepared %q %q %v\n", answer.Do, answer.Failed, err)
+				if os.WriteFile(filepath.Join(child.Start().Prepared, "mine"), nil, 0o600) == nil {
+					fmt.Println("it writes prepared models")
+				}
+			}
 			if is("gpu") {
 				n, err := onGPU(child.Start(), o)
 				if err != nil {
@@ -155,13 +175,20 @@ func childMain(how []string) int {
 				}
 				child.Notify(n)
 				child.Notify(control.Notice{State: control.Active})
+				said, woken = n, true
+				said.State = control.Active
 				continue
 			}
+			woken = true
 			for _, s := range []control.State{control.Linking, control.Ready, control.Active} {
-				child.Notify(control.Notice{State: s, Reason: allowed()})
+				said = control.Notice{State: s, Reason: allowed()}
+				child.Notify(said)
 			}
 			if is("crash") {
 				syscall.Kill(os.Getpid(), syscall.SIGSEGV)
+			}
+			if is("hog") {
+				hog()
 			}
 			if is("spin") {
 				for range 2 * runtime.NumCPU() {
@@ -171,6 +198,9 @@ func childMain(how []string) int {
 					}()
 				}
 			}
+		case control.DoReport:
+			said.Woken = woken
+			child.Notify(said)
 		case control.DoDrain:
 			if is("ignoreDrain") {
 				continue
@@ -212,6 +242,20 @@ func onGPU(start control.Start, wake control.Order) (control.Notice, error) {
 	return n, nil
 }
 
+// hog takes memory until the kernel refuses.
+func hog() {
+	const step = 16 << 20
+	for {
+		block := make([]byte, step)
+		for i := 0; i < step; i += 4096 {
+			block[i] = 1
+		}
+		hoarded = append(hoarded, block)
+	}
+}
+
+var hoarded [][]byte
+
 // forever hangs, in a way that the runtime does not take for a deadlock.
 func forever() {
 	for {
@@ -245,6 +289,14 @@ func orchestrateMain(options string) int {
 	}
 	plain.to(&o)
 	o.Log, o.Self = zerolog.New(os.Stderr), os.Args[0]
+	if plain.Kept {
+		k, err := keeper.Connect(os.NewFile(3, "keeper"))
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 2
+		}
+		o.Keeper = k
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	if err := Run(ctx, o); err != nil {
@@ -258,12 +310,23 @@ func orchestrateMain(options string) int {
 type plainOptions struct {
 	Dir       string
 	Mechanism string
+	Kept      bool // descriptor 3 is a keeper
+	Sandbox   bool
+	Prepared  string
 }
 
 // to fills in deadlines that no process misses but one that hangs; a test that
 // waits for such a one shortens its own.
 func (p plainOptions) to(o *Options) {
 	o.Dir, o.Mechanism = p.Dir, p.Mechanism
+	o.Prepared = p.Prepared
+	if p.Sandbox {
+		u, err := sandbox.FindUser("")
+		if err != nil {
+			panic(err)
+		}
+		o.Sandbox = &Sandbox{User: u}
+	}
 	o.HandshakeTimeout, o.LoadTimeout, o.DrainTimeout, o.TermTimeout = patience, patience, patience, patience
 }
 

@@ -57,7 +57,7 @@ func relay(log zerolog.Logger, stream, text string) string {
 	}
 	for _, k := range []string{
 		zerolog.LevelFieldName, zerolog.MessageFieldName, zerolog.TimestampFieldName,
-		"if", "instance", "generation", // the logger has them
+		"process", "if", "instance", "generation", // the logger has them: a key must not come twice
 	} {
 		delete(record, k)
 	}

@@ -13,19 +13,24 @@ type wish struct {
 	desired *control.Desired
 	// ending: the orchestrator itself is to end.
 	ending bool
+	// waiting: the processes are another orchestrator's, and their manager has not said
+	// anything to this one yet. Nothing is done meanwhile.
+	waiting bool
 }
 
 // fact is one process as it is.
 type fact struct {
-	state        control.State
-	sharePercent float64 // that was last written or ordered
-	woken        bool
-	shook        bool      // it has said its version
-	spawned      time.Time // 0: it never was
-	since        time.Time // when state was entered
+	state   control.State
+	terms   terms // that were last written or ordered
+	woken   bool
+	shook   bool      // it has said its version
+	spawned time.Time // 0: it never was
+	since   time.Time // when state was entered
 
 	// When it was asked, told and made to end; zero: not yet.
 	drained, termed, killed time.Time
+	// hungUp is when an order found the process's end of the link closed; zero: not yet.
+	hungUp time.Time
 
 	// On a GPU: the groups that it was last ordered to, whether and since when it
 	// has to say that it is there, and when its device failed.
@@ -60,6 +65,7 @@ type limits struct {
 	drain     time.Duration // asked -> told
 	term      time.Duration // told -> made
 	lost      time.Duration // its device failed -> made
+	hangUp    time.Duration // it closed its link -> made
 }
 
 // actionKind is one thing to do to one process.
@@ -83,6 +89,12 @@ const (
 
 func (k actionKind) String() string {
 	return [...]string{"?", "adopt", "spawn", "bury", "wake", "reshare", "drain", "term", "kill", "forget"}[k]
+}
+
+// message says for the log what the orchestrator does.
+func (k actionKind) message() string {
+	return [...]string{"?", "adopt manager", "start process", "give up process that did not start", "wake process",
+		"change process's share", "drain process", "terminate process", "kill process", "forget process"}[k]
 }
 
 // action is a step of a plan. wanted is set for spawn, bury, wake and reshare.
@@ -124,7 +136,7 @@ func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Ti
 		d, desired := wanted[k]
 		switch {
 		case p.state.Ended():
-			if !desired {
+			if !desired && !w.waiting {
 				todo = append(todo, action{kind: forget, key: k})
 			}
 		case stranger:
@@ -155,6 +167,8 @@ func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Ti
 			todo = append(todo, action{kind: bury, key: k, wanted: d, why: "this generation has ended before"})
 		case d.Role == control.Drain || d.Role == control.Kill:
 			todo = append(todo, action{kind: bury, key: k, wanted: d, why: "it was not started"})
+		case d.Started:
+			todo = append(todo, action{kind: bury, key: k, wanted: d, why: "it ended with another orchestrator"})
 		case w.ending:
 			todo = append(todo, action{kind: bury, key: k, wanted: d, why: "the orchestrator ends"})
 		case !f.unready && due(f.held(k.place())):
@@ -175,6 +189,13 @@ func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l
 	if !p.failed.IsZero() && due(p.failed.Add(l.lost)) {
 		return action{kind: kill, fault: deviceFailed}, true
 	}
+	if !p.hungUp.IsZero() {
+		// Most likely it has exited, and its exit status says why. It takes no orders.
+		if due(p.hungUp.Add(l.hangUp)) {
+			return action{kind: kill, fault: "it closed its link and still ran " + l.hangUp.String() + " later"}, true
+		}
+		return action{}, false
+	}
 	if !p.termed.IsZero() {
 		if due(p.termed.Add(l.term)) {
 			return action{kind: kill, why: "it did not end after SIGTERM"}, true
@@ -190,8 +211,10 @@ func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l
 	switch {
 	case w.ending:
 		return end(p, "the orchestrator ends"), true
+	case w.desired == nil && w.waiting:
+		return action{}, false
 	case w.desired == nil:
-		return end(p, "the manager is silent"), true
+		return end(p, "the manager is gone"), true
 	case !desired:
 		return end(p, "it is no longer wanted"), true
 	case d.Role == control.Drain:
@@ -213,7 +236,7 @@ func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l
 	switch {
 	case d.Role == control.Serve && !p.woken && p.state == control.Loaded && !asleep:
 		return action{kind: wake, wanted: d}, true
-	case p.sharePercent != d.SharePercent, p.woken && !p.moving && !slices.Equal(p.groups, d.SMGroups):
+	case p.terms != termsOf(d), p.woken && !p.moving && !slices.Equal(p.groups, d.SMGroups):
 		return action{kind: reshare, wanted: d}, true
 	}
 	return action{}, false

@@ -14,7 +14,7 @@ import (
 var (
 	t0   = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	some = limits{handshake: time.Second, load: 10 * time.Second, drain: 5 * time.Second, term: 2 * time.Second,
-		lost: 100 * time.Millisecond}
+		lost: 100 * time.Millisecond, hangUp: time.Second}
 	face1  = key{"face", 0, 1}
 	never  = func(key) bool { return false }
 	atOnce = func(place) time.Time { return time.Time{} }
@@ -31,7 +31,7 @@ var nothing = wish{desired: &control.Desired{ManagerID: "m"}}
 
 // alive is a process in a state, at the share that want desires.
 func alive(state control.State, edits ...func(*fact)) *fact {
-	f := &fact{state: state, sharePercent: 30, shook: true, spawned: t0, since: t0}
+	f := &fact{state: state, terms: terms{percent: 30}, shook: true, spawned: t0, since: t0}
 	for _, e := range edits {
 		e(f)
 	}
@@ -48,6 +48,8 @@ func TestPlan(t *testing.T) {
 	grouped := func(w wish) wish { w.desired.Processes[0].SMGroups = []int{1, 2}; return w }
 	moving := func(f *fact) { f.moving = true; at(&f.ordered, 0) }
 	growing := func(f *fact) { at(&f.growing, 5*time.Second) }
+	seen := func(w wish) wish { w.desired.Processes[0].Started = true; return w }
+	hungUp := func(f *fact) { at(&f.hungUp, 0) }
 	lost := func(f *fact) { at(&f.failed, 0) }
 	stranger := wish{desired: &control.Desired{ManagerID: "other"}}
 	for name, c := range map[string]struct {
@@ -67,7 +69,7 @@ func TestPlan(t *testing.T) {
 		"a generation is not started again":        {wish: want(control.Serve, 30), past: true, do: "bury has ended before", next: -1},
 		"what is to drain is not started":          {wish: want(control.Drain, 30), do: "bury not started", next: -1},
 		"what is to be killed is not started":      {wish: want(control.Kill, 30), do: "bury not started", next: -1},
-		"nothing is started at the end":            {wish: wish{want(control.Serve, 30).desired, true}, do: "bury the orchestrator ends", next: -1},
+		"nothing is started at the end":            {wish: wish{desired: want(control.Serve, 30).desired, ending: true}, do: "bury the orchestrator ends", next: -1},
 		"a handshake has a second":                 {wish: want(control.Shadow, 30), is: alive(control.Starting, unshaken), next: time.Second},
 		"and then it is missing":                   {wish: want(control.Shadow, 30), is: alive(control.Starting, unshaken), now: time.Second, do: "kill no handshake", next: -1},
 		"loading has ten":                          {wish: want(control.Shadow, 30), is: alive(control.Starting), now: time.Second, next: 10 * time.Second},
@@ -82,8 +84,8 @@ func TestPlan(t *testing.T) {
 		"a shadow's, too":                          {wish: want(control.Shadow, 40), is: alive(control.Loaded), do: "reshare", next: -1},
 		"a drain is asked for":                     {wish: want(control.Drain, 30), is: alive(control.Active, woken), do: "drain the manager ordered it", next: -1},
 		"as for one that is wanted no more":        {wish: nothing, is: alive(control.Active, woken), do: "drain no longer wanted", next: -1},
-		"and when the manager is silent":           {wish: wish{}, is: alive(control.Active, woken), do: "drain silent", next: -1},
-		"and at the end":                           {wish: wish{want(control.Serve, 30).desired, true}, is: alive(control.Active, woken), do: "drain the orchestrator ends", next: -1},
+		"and when the manager is gone":             {wish: wish{}, is: alive(control.Active, woken), do: "drain gone", next: -1},
+		"and at the end":                           {wish: wish{desired: want(control.Serve, 30).desired, ending: true}, is: alive(control.Active, woken), do: "drain the orchestrator ends", next: -1},
 		"one that starts has nothing to drain":     {wish: nothing, is: alive(control.Starting), do: "term no longer wanted", next: -1},
 		"a drain has five seconds":                 {wish: nothing, is: alive(control.Draining, drained), next: 5 * time.Second},
 		"then it is told":                          {wish: nothing, is: alive(control.Draining, drained), now: 5 * time.Second, do: "term did not end when it was drained", next: -1},
@@ -100,7 +102,7 @@ func TestPlan(t *testing.T) {
 		"and waited for":                           {wish: stranger, is: alive(control.Active, killed), next: -1},
 		"and forgotten":                            {wish: stranger, is: alive(control.Stopped), do: "forget", next: -1},
 		"before that manager is the one":           {wish: stranger, do: "adopt", next: -1},
-		"but not at the end":                       {wish: wish{stranger.desired, true}, next: -1},
+		"but not at the end":                       {wish: wish{desired: stranger.desired, ending: true}, next: -1},
 		"nothing is started without a device":      {wish: want(control.Serve, 30), gpu: "unready", next: -1},
 		"nobody is woken when nobody may be":       {wish: want(control.Serve, 30), is: alive(control.Loaded), gpu: "asleep", next: -1},
 		"other groups are ordered":                 {wish: grouped(want(control.Serve, 30)), is: alive(control.Active, woken), do: "reshare", next: -1},
@@ -112,6 +114,11 @@ func TestPlan(t *testing.T) {
 		"a lost device is left at once":            {wish: want(control.Serve, 30), is: alive(control.Active, woken, lost), next: 100 * time.Millisecond},
 		"or made to be":                            {wish: want(control.Serve, 30), is: alive(control.Active, woken, lost), now: 100 * time.Millisecond, do: "kill the GPU failed", next: -1},
 		"in a drain, too, whoever wishes it":       {wish: nothing, is: alive(control.Draining, drained, lost), now: 100 * time.Millisecond, do: "kill the GPU failed", next: -1},
+		"a process that was seen is not started":   {wish: seen(want(control.Serve, 30)), do: "bury ended with another", next: -1},
+		"a manager may be silent at first":         {wish: wish{waiting: true}, is: alive(control.Active, woken), next: -1},
+		"then what has ended is still to be told":  {wish: wish{waiting: true}, is: alive(control.Failed), next: -1},
+		"a closed link gives the exit its time":    {wish: nothing, is: alive(control.Active, hungUp), next: time.Second},
+		"and is a fault if there is none":          {wish: nothing, is: alive(control.Active, hungUp), now: time.Second, do: "kill closed its link", next: -1},
 		"without a manager there is nothing to do": {wish: wish{}, next: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -209,7 +216,7 @@ func (w *world) do(a action) {
 		refuse(w.now.Before(w.held[a.key.place()]), "has to wait")
 		refuse(w.facts.unready, "has no device")
 		w.started[a.key] = true
-		w.facts.processes[a.key] = fact{state: control.Starting, sharePercent: a.wanted.SharePercent, spawned: w.now, since: w.now}
+		w.facts.processes[a.key] = fact{state: control.Starting, terms: termsOf(a.wanted), spawned: w.now, since: w.now}
 		return
 	case bury:
 		refuse(there, "is there")
@@ -229,13 +236,13 @@ func (w *world) do(a action) {
 		refuse(f.woken || f.state != control.Loaded, "does not sleep")
 		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end")
 		refuse(w.facts.asleep, "may not be woken")
-		f.woken, f.sharePercent = true, a.wanted.SharePercent
+		f.woken, f.terms = true, termsOf(a.wanted)
 		f.groups, f.ordered, f.moving = a.wanted.SMGroups, w.now, len(a.wanted.SMGroups) > 0
 	case reshare:
 		refuse(!f.drained.IsZero() || !f.termed.IsZero(), "is to end")
-		same := f.sharePercent == a.wanted.SharePercent
+		same := f.terms == termsOf(a.wanted)
 		refuse(same && (f.moving || !f.woken), "may not move")
-		f.sharePercent = a.wanted.SharePercent
+		f.terms = termsOf(a.wanted)
 		if f.woken && !f.moving && !slices.Equal(f.groups, a.wanted.SMGroups) {
 			f.groups, f.ordered, f.moving = a.wanted.SMGroups, w.now, true
 		}

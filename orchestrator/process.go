@@ -2,11 +2,14 @@ package orchestrator
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 // key names a process for ever.
@@ -36,6 +39,10 @@ type spec struct {
 	// environment is added to the orchestrator's own.
 	environment map[string]string
 	start       control.Start
+	// note is what another orchestrator will need to go on with the process.
+	note json.RawMessage
+	// confined is what the process may do; nil lets it do all that the orchestrator may.
+	confined *sandbox.Spec
 }
 
 // spawner makes processes. It is called from one goroutine.
@@ -43,8 +50,14 @@ type spawner interface {
 	// spawn starts a process and gives it its Start. An error says why it could
 	// not be started; nothing of it is left then.
 	spawn(spec) (process, error)
-	// close is called when all processes have ended.
-	close() error
+	// held lists the processes that another orchestrator started, once. Each is then
+	// resumed or dropped.
+	held() []heldProcess
+	// resume goes on with a process.
+	resume(h heldProcess, k key, memory memoryGroup) (process, error)
+	// drop ends a process with SIGTERM and, after patience, SIGKILL, and waits for its
+	// end. Any goroutine may call it.
+	drop(h heldProcess, patience time.Duration)
 }
 
 // process is one that was started. Its methods may be called from any goroutine.
@@ -58,6 +71,11 @@ type process interface {
 	// events gives what the process says, then its end, and is closed. They have to
 	// be read.
 	events() <-chan event
+	// note replaces spec.note.
+	note(json.RawMessage)
+	// forget is called after the end, when the manager has been told of it.
+	forget()
+	memoryGroup() memoryGroup
 }
 
 // event is one thing that a process did: exactly one of the fields is set.
@@ -71,6 +89,8 @@ type event struct {
 type exit struct {
 	code   int            // exit status, or -1 after a signal
 	signal syscall.Signal // that ended it, or 0
+	ours   bool           // the orchestrator sent that signal while the process ran
+	oom    string         // set if the kernel's OOM killer sent it: where the kernel says so
 	tail   []string       // its last lines on standard error
 }
 
@@ -80,7 +100,12 @@ func (e exit) clean() bool { return e.signal == 0 && e.code == 0 }
 // String is one line: how it ended and what it last said.
 func (e exit) String() string {
 	s := fmt.Sprintf("exit status %d", e.code)
-	if e.signal != 0 {
+	switch {
+	case e.oom != "":
+		s = fmt.Sprintf("out of memory: the kernel's OOM killer sent signal %d (%s)", int(e.signal), e.oom)
+	case e.signal == syscall.SIGKILL && !e.ours:
+		s = "killed by signal 9 (not by Penstock)"
+	case e.signal != 0:
 		s = fmt.Sprintf("ended by signal %d (%v)", int(e.signal), e.signal)
 	}
 	return e.after(s)

@@ -129,7 +129,7 @@ func TestSplitCPUs(t *testing.T) {
 		{[]int{2, 4, 6, 8}, 2, []int{2, 4}, []int{6, 8}},
 		{[]int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, 0, []int{0, 1}, []int{2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}},
 	} {
-		manager, ifs := SplitCPUs(c.allowed, c.reserved)
+		manager, ifs := splitCPUs(c.allowed, c.reserved)
 		if !slices.Equal(manager, c.manager) || !slices.Equal(ifs, c.ifs) {
 			t.Errorf("%v with %d reserved: %v and %v, want %v and %v", c.allowed, c.reserved, manager, ifs, c.manager, c.ifs)
 		}
@@ -142,7 +142,7 @@ func TestSplitCPUsGivesEachCPUOnce(t *testing.T) {
 		for i := range allowed {
 			allowed[i] = 2 * i
 		}
-		manager, ifs := SplitCPUs(allowed, rapid.IntRange(-5, 400).Draw(t, "reserved"))
+		manager, ifs := splitCPUs(allowed, rapid.IntRange(-5, 400).Draw(t, "reserved"))
 		if len(manager) == 0 || len(ifs) == 0 || !slices.Equal(slices.Concat(manager, ifs), allowed) {
 			t.Fatalf("%v and %v of %v", manager, ifs, allowed)
 		}
@@ -207,6 +207,7 @@ func TestRelayKeepsARecordsLevelAndFields(t *testing.T) {
 		{"plain", `{"level":"info","stream":"stderr","message":"plain"}`, "plain"},
 		{`{"level":"info","time":"x","if":"f","n":3,"message":"ready"}`, `{"level":"info","n":3,"message":"ready"}`, ""},
 		{`{"level":"error","error":"no such file","message":"load model"}`, `{"level":"error","error":"no such file","message":"load model"}`, "load model: no such file"},
+		{`{"level":"error","process":"if","if":"f","instance":0,"generation":1,"message":"cannot go on"}`, `{"level":"error","message":"cannot go on"}`, "cannot go on"},
 		{`{"level":"fatal","message":"boom"}`, `{"level":"error","message":"boom"}`, "boom"},
 		{`{"not":`, `{"level":"info","stream":"stderr","message":"{\"not\":"}`, `{"not":`},
 	} {

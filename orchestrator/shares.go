@@ -3,19 +3,29 @@ package orchestrator
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
+	"time"
 
 	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control/budget"
 )
 
 // shares holds processes to their part of the CPUs. Any goroutine may call it.
 type shares interface {
 	// mechanism is the name that control.Observed carries.
 	mechanism() string
-	// apply gives the process a percentage of the CPUs, now or anew. enforced is
-	// false where the process has to hold it itself; err then says why, unless that
-	// is the mechanism.
-	apply(k key, pid int, percent float64) (enforced bool, err error)
+	// apply holds the process to its terms, now or anew. enforced is false if the
+	// process has to do that itself; err then says why, unless that is the mechanism.
+	apply(k key, pid int, t terms) (enforced bool, err error)
+	// spent returns how much time of all CPUs a process with a guarantee has used, and
+	// the part of it beyond the guarantee.
+	spent(k key) (total, demoted time.Duration)
+	// yields tells that yielding has changed for some process, which then has to limit
+	// itself to its guarantee, or need not any more; nil if it never changes.
+	yields() <-chan struct{}
+	yielding(k key) bool
 	// remove forgets a process, which has ended.
 	remove(k key) error
 	// close removes all that was made. No process is left then.
@@ -47,7 +57,7 @@ func Probe() []Finding {
 	var findings []Finding
 	for _, m := range mechanisms {
 		f := Finding{Mechanism: m.name, Usable: true}
-		s, err := m.open(1, zerolog.Nop())
+		s, err := m.open(1, os.Getpid(), zerolog.Nop())
 		if err == nil {
 			err = s.close()
 		}
@@ -61,7 +71,7 @@ func Probe() []Finding {
 
 var mechanisms = []struct {
 	name string
-	open func(cpus int, log zerolog.Logger) (shares, error)
+	open func(cpus, owner int, log zerolog.Logger) (shares, error)
 	mend func(error) string
 }{
 	{mechanismV2, openV2, mendV2},
@@ -72,13 +82,14 @@ var mechanisms = []struct {
 // errUnknownMechanism is returned for a mechanism that is none of the three.
 var errUnknownMechanism = errors.New("unknown mechanism")
 
-// openShares opens the mechanism that is named, or the first that works.
-func openShares(name string, cpus int, log zerolog.Logger) (shares, error) {
+// openShares opens the mechanism that is named, or the first that works. The groups are
+// named for owner, the parent of the processes: another orchestrator finds them again.
+func openShares(name string, cpus, owner int, log zerolog.Logger) (shares, error) {
 	for _, m := range mechanisms {
 		if name != "" && name != m.name {
 			continue
 		}
-		s, err := m.open(cpus, log)
+		s, err := m.open(cpus, owner, log)
 		if err == nil {
 			return s, nil
 		}
@@ -90,18 +101,50 @@ func openShares(name string, cpus int, log zerolog.Logger) (shares, error) {
 	return nil, fmt.Errorf("%w %q: want %s, %s or %s", errUnknownMechanism, name, mechanismV2, mechanismV1, mechanismGovernor)
 }
 
-// governor leaves the share to libml's loop, which sleeps between batches.
-type governor struct{}
+// governor leaves limits to libml's loop, which sleeps between batches. A process with a
+// guarantee has to limit itself to it while its balance is used up and the CPUs are busy.
+type governor struct {
+	budgets *budgets
+	changed chan struct{} // holds one
+}
 
-func openGovernor(int, zerolog.Logger) (shares, error) { return governor{}, nil }
+func openGovernor(cpus, _ int, log zerolog.Logger) (shares, error) {
+	g := &governor{budgets: newBudgets(cpus, log), changed: make(chan struct{}, 1)}
+	g.budgets.onlyWhenBusy = true
+	return g, nil
+}
 
-func (governor) mechanism() string                     { return mechanismGovernor }
-func (governor) apply(key, int, float64) (bool, error) { return false, nil }
-func (governor) remove(key) error                      { return nil }
-func (governor) close() error                          { return nil }
+func (*governor) mechanism() string { return mechanismGovernor }
+
+func (g *governor) apply(k key, pid int, t terms) (bool, error) {
+	if t.level == budget.Demoted {
+		return false, nil
+	}
+	return false, g.budgets.set(k, pid, t, g)
+}
+
+func (g *governor) prioritize(budget.Level) error {
+	select {
+	case g.changed <- struct{}{}:
+	default: // the receiver has not looked yet
+	}
+	return nil
+}
+
+func (g *governor) yields() <-chan struct{}                    { return g.changed }
+func (g *governor) yielding(k key) bool                        { return g.budgets.demoted(k) }
+func (g *governor) spent(k key) (total, demoted time.Duration) { return g.budgets.spent(k) }
+
+func (g *governor) remove(k key) error {
+	g.budgets.remove(k)
+	return nil
+}
+
+func (g *governor) close() error { return nil }
 
 // group is one control group, whatever the version.
 type group interface {
+	prioritizer
 	set(quota) error
 	get() (quota, error)
 	add(pid int) error
@@ -112,24 +155,29 @@ type group interface {
 type tree interface {
 	mechanism() string
 	child(name string) (group, error)
+	// weigh gives the tree the weight of n ordinary processes per CPU.
+	weigh(n int) error
 	remove() error
 }
 
 // cgroupShares are shares over either version.
 type cgroupShares struct {
-	tree tree
-	cpus int
+	tree    tree
+	cpus    int
+	log     zerolog.Logger
+	budgets *budgets
 
 	mu     sync.Mutex
 	groups map[key]group
+	light  bool // the tree's weight could not be written
 }
 
 // newCgroups takes t over, once it has really held a quota.
-func newCgroups(t tree, cpus int) (*cgroupShares, error) {
+func newCgroups(t tree, cpus int, log zerolog.Logger) (*cgroupShares, error) {
 	if err := try(t); err != nil {
 		return nil, errors.Join(err, t.remove())
 	}
-	return &cgroupShares{tree: t, cpus: cpus, groups: map[key]group{}}, nil
+	return &cgroupShares{tree: t, cpus: cpus, log: log, budgets: newBudgets(cpus, log), groups: map[key]group{}}, nil
 }
 
 // try makes a group, writes the finest quota there is, reads it back, and removes it.
@@ -146,41 +194,73 @@ func try(t tree) error {
 			err = fmt.Errorf("wrote a quota of %v in %v, read %v in %v", want.runtime, want.period, got.runtime, got.period)
 		}
 	}
+	for _, level := range []budget.Level{budget.MaxLevel, budget.Demoted, budget.MinLevel} {
+		if err == nil {
+			err = g.prioritize(level)
+		}
+	}
 	return errors.Join(err, g.remove())
 }
 
 func (c *cgroupShares) mechanism() string { return c.tree.mechanism() }
 
-func (c *cgroupShares) apply(k key, pid int, percent float64) (bool, error) {
+func (c *cgroupShares) apply(k key, pid int, t terms) (bool, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if g, ok := c.groups[k]; ok {
-		if err := g.set(quotaFor(percent, c.cpus)); err != nil {
-			return false, fmt.Errorf("write quota of %v: %w", k, err)
+	g, there := c.groups[k]
+	if !there {
+		var err error
+		if g, err = c.tree.child(groupName(k)); err != nil {
+			return false, fmt.Errorf("make group of %v: %w", k, err)
 		}
-		return true, nil
 	}
-	g, err := c.tree.child(fmt.Sprintf("%s-%d-%d", k.name, k.instance, k.generation))
-	if err != nil {
-		return false, fmt.Errorf("make group of %v: %w", k, err)
-	}
-	err = g.set(quotaFor(percent, c.cpus))
-	if err == nil {
+	err := c.limit(k, pid, t, g)
+	if err == nil && !there {
 		err = g.add(pid)
 	}
+	if err != nil && !there {
+		c.budgets.remove(k)
+		err = errors.Join(err, g.remove())
+	}
 	if err != nil {
-		return false, errors.Join(fmt.Errorf("limit %v: %w", k, err), g.remove())
+		return false, fmt.Errorf("limit %v: %w", k, err)
 	}
 	c.groups[k] = g
+	// Groups must not make functions smaller: to the rest of the machine each process weighs
+	// what it would weigh without them.
+	if err := c.tree.weigh(len(c.groups) * c.cpus); err != nil && !c.light {
+		c.light = true
+		c.log.Warn().Err(err).Msg("functions together weigh as much as one other process of the machine")
+	}
 	return true, nil
 }
 
+// limit writes a group's quota or level.
+func (c *cgroupShares) limit(k key, pid int, t terms, g group) error {
+	if t.level != budget.Demoted {
+		return c.budgets.set(k, pid, t, g)
+	}
+	return g.set(quotaFor(t.percent, c.cpus))
+}
+
+func (c *cgroupShares) yields() <-chan struct{} { return nil }
+func (c *cgroupShares) yielding(key) bool       { return false }
+
+func (c *cgroupShares) spent(k key) (total, demoted time.Duration) { return c.budgets.spent(k) }
+
+func groupName(k key) string { return fmt.Sprintf("%s-%d-%d", k.name, k.instance, k.generation) }
+
 func (c *cgroupShares) remove(k key) error {
+	c.budgets.remove(k)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	g, ok := c.groups[k]
 	if !ok {
-		return nil
+		// Another orchestrator may have made it; then it is made again to be removed.
+		var err error
+		if g, err = c.tree.child(groupName(k)); err != nil {
+			return nil
+		}
 	}
 	delete(c.groups, k)
 	if err := g.remove(); err != nil {
@@ -194,6 +274,7 @@ func (c *cgroupShares) close() error {
 	defer c.mu.Unlock()
 	var errs []error
 	for k, g := range c.groups {
+		c.budgets.remove(k)
 		errs = append(errs, g.remove())
 		delete(c.groups, k)
 	}

@@ -1,6 +1,7 @@
 package orchestrator
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,54 +13,40 @@ import (
 	"time"
 
 	"github.com/rs/zerolog"
-	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/keeper"
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// execSpawner starts real processes. All of them are forked by one operating
-// system thread that lives until close, for two things that belong to a thread:
-// the parent-death signal comes when the thread that forked ends, and a child
-// inherits that thread's CPU affinity.
+// execSpawner starts real processes, which a keeper holds.
 type execSpawner struct {
 	log    zerolog.Logger
-	starts chan func()
-	ended  chan struct{}
+	keeper keeper.Keeper
+	cpus   []int
+	self   string // the binary that is the launcher
+	dir    string // the runtime folder
+	oom    oomKills
 }
 
-// newExecSpawner starts the thread, on the CPUs of the inference functions.
-func newExecSpawner(cpus []int, log zerolog.Logger) (*execSpawner, error) {
-	s := &execSpawner{log: log, starts: make(chan func()), ended: make(chan struct{})}
+// newExecSpawner starts processes with k, on these CPUs. The caller closes k.
+func newExecSpawner(k keeper.Keeper, cpus []int, self, dir string, log zerolog.Logger) (*execSpawner, error) {
+	if err := tryCPUs(cpus); err != nil {
+		return nil, fmt.Errorf("CPUs of the inference functions: %w", err)
+	}
+	return &execSpawner{log: log, keeper: k, cpus: cpus, self: self, dir: dir}, nil
+}
+
+// tryCPUs reports whether a thread can be pinned to these.
+func tryCPUs(cpus []int) error {
 	failed := make(chan error)
-	go s.thread(cpus, failed)
-	if err := <-failed; err != nil {
-		<-s.ended
-		return nil, err
-	}
-	return s, nil
-}
-
-func (s *execSpawner) thread(cpus []int, failed chan<- error) {
-	defer close(s.ended)
-	// Never unlocked: the thread ends with this goroutine, and does not go back,
-	// with its affinity, to run others.
-	runtime.LockOSThread()
-	if err := cpuset.PinThread(0, cpus); err != nil {
-		failed <- fmt.Errorf("CPUs of the inference functions: %w", err)
-		return
-	}
-	failed <- nil
-	for start := range s.starts {
-		start()
-	}
-}
-
-// close ends the thread, and with it whatever process should still be there.
-func (s *execSpawner) close() error {
-	close(s.starts)
-	<-s.ended
-	return nil
+	go func() {
+		// Never unlocked: the thread ends with this goroutine, and does not go back, with its
+		// affinity, to run others.
+		runtime.LockOSThread()
+		failed <- cpuset.PinThread(0, cpus)
+	}()
+	return <-failed
 }
 
 // afterlife is how long output and notices are still read once a process is gone:
@@ -67,146 +54,161 @@ func (s *execSpawner) close() error {
 const afterlife = 200 * time.Millisecond
 
 func (s *execSpawner) spawn(sp spec) (process, error) {
-	parent, end, err := control.SocketPair()
+	fail := func(err error) (process, error) { return nil, fmt.Errorf("start %v: %w", sp.key, err) }
+	greeting, err := control.StartLine(sp.start)
 	if err != nil {
-		return nil, fmt.Errorf("start %v: %w", sp.key, err)
+		return fail(err)
 	}
-	defer end.Close()
-	var pipes [2]struct{ r, w *os.File }
-	for i := range pipes {
-		if pipes[i].r, pipes[i].w, err = os.Pipe(); err != nil {
-			break
+	cmd := exec.Command(sp.command[0], sp.command[1:]...)
+	if cmd.Err != nil {
+		return fail(cmd.Err)
+	}
+	cmd.Dir, cmd.Env = sp.dir, os.Environ()
+	if len(sp.environment) > 0 {
+		cmd.Env = inherited(sp.start.Device)
+		for name, value := range sp.environment {
+			cmd.Env = append(cmd.Env, name+"="+value)
 		}
 	}
-	c := &execProcess{link: parent, out: make(chan event)}
-	if err == nil {
-		c.cmd = exec.Command(sp.command[0], sp.command[1:]...)
-		c.cmd.Dir = sp.dir
-		if len(sp.environment) > 0 {
-			c.cmd.Env = inherited(sp.start.Device)
-			for name, value := range sp.environment {
-				c.cmd.Env = append(c.cmd.Env, name+"="+value)
-			}
-		}
-		c.cmd.Stdout, c.cmd.Stderr = pipes[0].w, pipes[1].w
-		c.cmd.ExtraFiles = []*os.File{end} // becomes control.ChildFD
-		c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-		done := make(chan struct{})
-		s.starts <- func() {
-			err = c.cmd.Start()
-			close(done)
-		}
-		<-done
-	}
-	for _, p := range pipes {
-		if p.w != nil {
-			p.w.Close()
+	if sp.confined != nil {
+		sp.confined.Parent = s.keeper.PID()
+		if err := confineCommand(cmd, s.self, sp.confined); err != nil {
+			return fail(err)
 		}
 	}
+	p, err := s.keeper.Start(keeper.Command{
+		ID: sp.key.String(), Path: cmd.Path, Args: cmd.Args, Dir: cmd.Dir, Env: cmd.Env, CPUs: s.cpus, Greeting: greeting, Note: sp.note,
+	})
 	if err != nil {
-		for _, p := range pipes {
-			if p.r != nil {
-				p.r.Close()
-			}
+		if sp.confined != nil {
+			err = errors.Join(err, os.RemoveAll(sp.confined.Private))
 		}
-		parent.Close()
-		return nil, fmt.Errorf("start %v: %w", sp.key, err)
+		return fail(err)
 	}
-	c.stdout, c.stderr = pipes[0].r, pipes[1].r
-	log := s.log.With().Str("if", sp.key.name).Int("instance", sp.key.instance).
-		Uint32("generation", sp.key.generation).Logger()
-	go c.watch(log)
-	// A process that cannot even take this is dying; its end comes as an event.
-	if err := parent.Order(control.Order{Do: control.DoStart, Start: &sp.start}); err != nil {
-		log.Warn().Err(err).Msg("process does not take its start")
+	memory, err := memoryGroupOf(p.PID)
+	if err != nil {
+		s.log.Debug().Err(err).Int("pid", p.PID).Msg("OOM kills of the process are looked for in the kernel log")
 	}
+	c, err := s.watch(p, sp.key, false)
+	if err != nil {
+		s.keeper.Signal(p.ID, syscall.SIGKILL)
+		go func() {
+			<-p.Exit
+			s.keeper.Forget(p.ID)
+		}()
+		return fail(err)
+	}
+	c.memory = memory
+	go c.run()
 	return c, nil
+}
+
+// held lists the processes that another orchestrator started. Their events begin with
+// resume.
+func (s *execSpawner) held() []heldProcess {
+	var list []heldProcess
+	for _, p := range s.keeper.Held() {
+		list = append(list, heldProcess{id: p.ID, note: p.Note, age: time.Since(p.Started), exited: p.Exited, held: p})
+	}
+	return list
+}
+
+// resume goes on with a process that is held. The last orchestrator may have read its
+// handshake and died before it could note that. A process checks the version itself.
+func (s *execSpawner) resume(h heldProcess, k key, memory memoryGroup) (process, error) {
+	const shook = true
+	c, err := s.watch(h.held, k, shook)
+	if err != nil {
+		return nil, fmt.Errorf("go on with %v: %w", k, err)
+	}
+	c.memory = memory
+	go c.run()
+	return c, nil
+}
+
+// drop ends a process that is held, cleanly if it can, and forgets it. It returns when the
+// process has ended.
+func (s *execSpawner) drop(h heldProcess, patience time.Duration) {
+	p := h.held
+	p.Link.Close()
+	p.Stdout.Close()
+	p.Stderr.Close()
+	s.keeper.Signal(p.ID, syscall.SIGTERM)
+	late := time.AfterFunc(patience, func() { s.keeper.Signal(p.ID, syscall.SIGKILL) })
+	defer late.Stop()
+	<-p.Exit
+	s.keeper.Forget(p.ID)
+}
+
+// watch makes a process of what the keeper holds.
+func (s *execSpawner) watch(p *keeper.Process, k key, shook bool) (*execProcess, error) {
+	link, err := control.NewParent(p.Link, shook)
+	if err != nil {
+		p.Stdout.Close()
+		p.Stderr.Close()
+		return nil, err
+	}
+	return &execProcess{
+		held: p, keeper: s.keeper, link: link, private: privateFolder(s.dir, k), out: make(chan event), oom: &s.oom,
+		log: s.log.With().Str("if", k.name).Int("instance", k.instance).Uint32("generation", k.generation).Logger(),
+	}, nil
 }
 
 // execProcess is one real process.
 type execProcess struct {
-	cmd            *exec.Cmd
-	link           *control.Parent
-	stdout, stderr *os.File
-	out            chan event
-
-	mu     sync.Mutex
-	reaped bool // its process id, and its group's, may be another's
+	held   *keeper.Process
+	keeper keeper.Keeper
+	link   *control.Parent
+	out    chan event
+	log    zerolog.Logger
+	oom    *oomKills
+	memory memoryGroup
+	// private is its private folder, which may not exist.
+	private string
 }
 
-func (c *execProcess) pid() int                    { return c.cmd.Process.Pid }
+func (c *execProcess) pid() int                    { return c.held.PID }
 func (c *execProcess) order(o control.Order) error { return c.link.Order(o) }
 func (c *execProcess) events() <-chan event        { return c.out }
-func (c *execProcess) group(sig syscall.Signal)    { _ = unix.Kill(-c.pid(), sig) }
+func (c *execProcess) signal(sig syscall.Signal)   { c.keeper.Signal(c.held.ID, sig) }
+func (c *execProcess) note(note json.RawMessage)   { c.keeper.Note(c.held.ID, note) }
+func (c *execProcess) forget()                     { c.keeper.Forget(c.held.ID) }
+func (c *execProcess) memoryGroup() memoryGroup    { return c.memory }
 
-func (c *execProcess) signal(sig syscall.Signal) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.reaped {
-		// Only ESRCH is possible: all of the group is gone, which is what a signal is for.
-		c.group(sig)
-	}
-}
-
-// watch is the one goroutine that waits for the process, and says how it ended.
-func (c *execProcess) watch(log zerolog.Logger) {
+// run passes on what the process says, and how it exited.
+func (c *execProcess) run() {
 	defer close(c.out)
 	var readers sync.WaitGroup
 	var tail tail
-	readers.Add(3)
-	go func() {
-		defer readers.Done()
-		readLines(c.stdout, func(l string) { relay(log, "stdout", l) })
-	}()
-	go func() {
-		defer readers.Done()
-		readLines(c.stderr, func(l string) {
-			tail.add(relay(log, "stderr", l))
+	readers.Go(func() {
+		readLines(c.held.Stdout, func(l string) { relay(c.log, "stdout", l) })
+	})
+	readers.Go(func() {
+		readLines(c.held.Stderr, func(l string) {
+			tail.add(relay(c.log, "stderr", l))
 		})
-	}()
-	go func() {
-		defer readers.Done()
-		c.readNotices()
-	}()
+	})
+	readers.Go(c.readNotices)
 
-	waitUnreaped(c.pid())
-	c.mu.Lock()
-	c.group(syscall.SIGKILL) // what it started and left behind
-	err := c.cmd.Wait()
-	c.reaped = true
-	c.mu.Unlock()
+	end := <-c.held.Exit
 
 	deadline := time.Now().Add(afterlife)
 	hangup := time.AfterFunc(afterlife, func() { c.link.Close() })
-	c.stdout.SetReadDeadline(deadline)
-	c.stderr.SetReadDeadline(deadline)
+	c.held.Stdout.SetReadDeadline(deadline)
+	c.held.Stderr.SetReadDeadline(deadline)
 	readers.Wait()
 	hangup.Stop()
 	c.link.Close()
-	c.stdout.Close()
-	c.stderr.Close()
-	c.out <- event{exit: c.exit(err, tail.lines())}
-}
-
-// waitUnreaped waits until the process has ended, and leaves its id taken.
-func waitUnreaped(pid int) {
-	for {
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			return
-		}
+	c.held.Stdout.Close()
+	c.held.Stderr.Close()
+	if err := removePrivate(c.private); err != nil {
+		c.log.Warn().Err(err).Msg("remove private folder")
 	}
-}
-
-func (c *execProcess) exit(err error, tail []string) *exit {
-	e := &exit{code: c.cmd.ProcessState.ExitCode(), tail: tail}
-	if status, ok := c.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		e.signal = status.Signal()
+	e := exit{code: end.Code, signal: end.Signal, ours: end.Ours, tail: tail.lines()}
+	if e.signal == syscall.SIGKILL && !e.ours {
+		e.oom = c.oom.claim(c.memory, c.pid(), c.held.Started)
 	}
-	if e.signal == 0 && e.code < 0 { // cannot be, unless somebody else has waited for it
-		e.tail = append(e.tail, fmt.Sprint("wait: ", err))
-	}
-	return e
+	c.out <- event{exit: &e}
 }
 
 // readNotices passes on what the process says, until it says nonsense or nothing more.

@@ -5,7 +5,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"syscall"
@@ -14,6 +17,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/runclock"
+	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
 // Options say where and how to run. Times of zero get their defaults.
@@ -24,16 +29,24 @@ type Options struct {
 	// Self is the path of this binary, whose verb `if` runs where a process has no
 	// command of its own.
 	Self string
+	// Prepared is the folder of prepared models, which only a process of its own writes
+	// (prepare.go); empty leaves them to the processes that run them.
+	Prepared string
 	// Program is the command of a framework that is a program of its own. The error, a
 	// line, says what is missing. It is not called for others, and may be nil.
 	Program func(framework string) (command []string, err error)
-	// ReservedCPUs is how many CPUs are the manager's; 0 leaves it to SplitCPUs.
+	// Sandbox confines the processes; nil starts them with all rights of this one.
+	Sandbox *Sandbox
+	// ReservedCPUs is how many CPUs are the manager's; 0 leaves it to splitCPUs.
 	ReservedCPUs int
-	// CPUs are those of the inference functions, where SplitCPUs is not asked.
+	// CPUs are those of the inference functions, where splitCPUs is not asked.
 	CPUs []int
 	// Mechanism forces how shares are held ("cgroup-v2", "cgroup-v1", "governor");
 	// empty takes the first that works, in this order.
 	Mechanism string
+	// Keeper is the parent of the processes, which are gone on with if another
+	// orchestrator started them. Run closes it. Nil: the processes are this one's children.
+	Keeper keeper.Keeper
 
 	HandshakeTimeout time.Duration // spawn to handshake; default 10 s
 	LoadTimeout      time.Duration // spawn to loaded, and waking to ready, and that to whole; default 2 min
@@ -44,6 +57,7 @@ type Options struct {
 	spawner spawner
 	shares  shares
 	machine machine
+	clock   *runclock.Clock
 }
 
 // Defaults. A program needs no time for its handshake, but a busy machine may
@@ -57,6 +71,11 @@ const (
 	defaultTermTimeout      = 2 * time.Second
 )
 
+// hangUpTimeout is how long a process that has closed its link may take to exit. The
+// kernel closes the descriptors of a dying process before it reports the exit; in
+// between it frees the process's memory.
+const hangUpTimeout = time.Second
+
 // Run runs an orchestrator until ctx ends, then drains and ends all processes and
 // returns nil. An error is returned when it cannot begin, or the GPU that the manager
 // names is not there.
@@ -69,8 +88,19 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer release()
+	if o.Keeper == nil && o.spawner == nil {
+		o.Keeper = keeper.NewLocal()
+	}
+	owner := os.Getpid()
+	if o.Keeper != nil {
+		defer o.Keeper.Close()
+		owner = o.Keeper.PID()
+	}
+	if err := o.Sandbox.prepare(o.Dir, o.Prepared, o.Log); err != nil {
+		return err
+	}
 	if o.shares == nil {
-		s, err := openShares(o.Mechanism, len(o.CPUs), o.Log)
+		s, err := openShares(o.Mechanism, len(o.CPUs), owner, o.Log)
 		if err != nil {
 			return fmt.Errorf("open shares: %w", err)
 		}
@@ -82,15 +112,17 @@ func Run(ctx context.Context, o Options) error {
 		}
 	}()
 	if o.spawner == nil {
-		s, err := newExecSpawner(o.CPUs, o.Log)
+		s, err := newExecSpawner(o.Keeper, o.CPUs, o.Self, o.Dir, o.Log)
 		if err != nil {
 			return fmt.Errorf("open spawner: %w", err)
 		}
 		o.spawner = s
 	}
-	defer o.spawner.close()
+	if o.Keeper != nil {
+		defer o.Keeper.Close() // again: before the shares, whose groups must be empty
+	}
 	if o.machine == nil {
-		o.machine = realMachine{o.Dir}
+		o.machine = realMachine{o.Dir, o.Self, o.Sandbox}
 	}
 	link, err := control.DialOrchestrator(o.Dir, o.Log)
 	if err != nil {
@@ -98,13 +130,32 @@ func Run(ctx context.Context, o Options) error {
 	}
 	defer link.Close()
 	o.Log.Info().Str("mechanism", o.shares.mechanism()).Ints("cpus", o.CPUs).Msg("orchestrator started")
-	return newSupervisor(o, link).run(ctx)
+	s := newSupervisor(o, link)
+	s.restore(o.spawner.held())
+	if o.Keeper == nil {
+		return s.run(ctx)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-o.Keeper.Gone():
+			cancel(keeper.ErrClosed)
+		case <-ctx.Done():
+		}
+	}()
+	err = s.run(ctx)
+	if errors.Is(context.Cause(ctx), keeper.ErrClosed) {
+		err = errors.Join(err, keeper.ErrClosed)
+	}
+	return err
 }
 
 // managerLink is what the supervisor needs of control.OrchestratorLink.
 type managerLink interface {
 	Desired() <-chan control.Desired
 	Publish(control.Observed) error
+	PeerExists() bool
 }
 
 // supervisor is the circle of the package doc. All of it belongs to run's goroutine.
@@ -114,10 +165,11 @@ type supervisor struct {
 	log    zerolog.Logger
 	link   managerLink
 	id     string
-	now    func() time.Time
+	clock  *runclock.Clock
 
 	wish       wish
 	heard      time.Time // when the manager was last heard
+	mute       bool      // the manager exists and has been silent for control.SilentAfter
 	attachment string    // the manager's attach socket
 	ackSeq     uint64
 
@@ -139,6 +191,12 @@ type supervisor struct {
 	over               chan struct{} // closed when run has ended
 	closing            sync.WaitGroup
 	weights            *weightsHolder // nil: nobody shares any
+	// lastWeights is the weight server of the last orchestrator, until this one takes over.
+	lastWeights *keeper.Process
+
+	// Of models that are being prepared, by the card's file: the processes that wait.
+	preparing    map[string][]key
+	preparations chan preparation
 }
 
 // child is a process with all that is known of it.
@@ -147,6 +205,7 @@ type child struct {
 	desired  control.DesiredProcess
 	process  process // nil where it was never started
 	governor bool    // its share is libml's to hold
+	yields   bool    // it limits itself to its guarantee
 	pardoned bool    // nothing was wanted in its place any more: how it ends says nothing of who comes there
 	notice   control.Notice
 
@@ -163,6 +222,8 @@ type child struct {
 	asked        string  // why it was made to end, if it was
 	fault        string  // what it did wrong, if it did
 	reason       string  // once it has ended
+
+	noted json.RawMessage // the note as it was last written
 }
 
 // report is an event of one process.
@@ -174,6 +235,9 @@ type report struct {
 func newSupervisor(o Options, link managerLink) *supervisor {
 	id := make([]byte, 8)
 	rand.Read(id)
+	if o.clock == nil {
+		o.clock = runclock.Process()
+	}
 	or := func(d, otherwise time.Duration) time.Duration {
 		if d > 0 {
 			return d
@@ -181,13 +245,14 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 		return otherwise
 	}
 	return &supervisor{
-		o: o, log: o.Log, link: link, id: hex.EncodeToString(id), now: time.Now,
+		o: o, log: o.Log, link: link, id: hex.EncodeToString(id), clock: o.clock,
 		limits: limits{
 			handshake: or(o.HandshakeTimeout, defaultHandshakeTimeout),
 			load:      or(o.LoadTimeout, defaultLoadTimeout),
 			drain:     or(o.DrainTimeout, defaultDrainTimeout),
 			term:      or(o.TermTimeout, defaultTermTimeout),
 			lost:      lostTimeout,
+			hangUp:    hangUpTimeout,
 		},
 		processes: map[key]*child{},
 		past:      map[key]bool{},
@@ -195,9 +260,15 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 		reports:   make(chan report),
 		releasing: map[int]release{},
 		verdicts:  make(chan verdict),
-		over:      make(chan struct{}),
+
+		preparing: map[string][]key{}, preparations: make(chan preparation),
+		over: make(chan struct{}),
 	}
 }
+
+// now is the supervisor's time, which stands still while the process is stopped: all
+// that it waits for may have happened meanwhile.
+func (s *supervisor) now() time.Time { return s.clock.Time() }
 
 // run goes round until ctx has ended, or the device turns out not to be there, and no
 // process is left.
@@ -209,6 +280,7 @@ func (s *supervisor) run(ctx context.Context) error {
 	stop := ctx.Done()
 	for {
 		next := s.act()
+		s.save()
 		s.publish()
 		if s.wish.ending && s.living() == 0 {
 			return s.gpu.err
@@ -231,9 +303,23 @@ func (s *supervisor) run(ctx context.Context) error {
 			s.note(r)
 		case g := <-s.deviceStates():
 			s.noteGPU(g)
+		case r := <-s.preparations:
+			s.notePrepared(r)
 		case v := <-s.verdicts:
 			s.noteVerdict(v)
+		case <-s.o.shares.yields():
+			s.noteYields()
 		case <-timer.C:
+		}
+	}
+}
+
+// noteYields tells processes whose balance is used up to limit themselves, and others that
+// they need not any more.
+func (s *supervisor) noteYields() {
+	for _, k := range sortedKeys(s.processes) {
+		if c := s.processes[k]; c.woken && !c.state.Ended() && c.yields != s.o.shares.yielding(k) {
+			s.order(k, c, s.orderOf(k, c, control.DoShare))
 		}
 	}
 }
@@ -241,10 +327,14 @@ func (s *supervisor) run(ctx context.Context) error {
 // hear takes the manager's word.
 func (s *supervisor) hear(d control.Desired) {
 	s.heard = s.now()
+	if s.mute {
+		s.mute = false
+		s.log.Info().Msg("manager answers again")
+	}
 	if w := s.wish.desired; w != nil && w.ManagerID == d.ManagerID && d.Seq < w.Seq {
 		return // an older word that came late
 	}
-	s.wish.desired = &d
+	s.wish.desired, s.wish.waiting = &d, false
 	if d.ManagerID == s.managerID {
 		s.pardon(d.Processes)
 	}
@@ -271,11 +361,7 @@ func (s *supervisor) pardon(wanted []control.DesiredProcess) {
 // act carries plans out until there is nothing left to do, and says when there
 // will be.
 func (s *supervisor) act() (next time.Time) {
-	silentAt := s.heard.Add(control.SilentAfter)
-	if s.wish.desired != nil && !s.now().Before(silentAt) {
-		s.log.Warn().Dur("silent_ms", s.now().Sub(s.heard)).Int("processes", s.living()).Msg("manager is silent; ending its processes")
-		s.wish.desired = nil
-	}
+	silentAt := s.judgeManager()
 	for {
 		todo, due := plan(s.now(), s.wish, s.facts(), s.limits)
 		if len(todo) == 0 {
@@ -289,6 +375,9 @@ func (s *supervisor) act() (next time.Time) {
 	if again := s.wakesHeldUntil(); !again.IsZero() && (next.IsZero() || again.Before(next)) {
 		next = again
 	}
+	if s.wish.waiting && (next.IsZero() || silentAt.Before(next)) {
+		next = silentAt
+	}
 	if d := s.wish.desired; d != nil {
 		if d.ManagerID == s.managerID {
 			s.ackSeq = d.Seq
@@ -298,6 +387,26 @@ func (s *supervisor) act() (next time.Time) {
 		}
 	}
 	return next
+}
+
+// judgeManager ends the processes of a manager that is gone, and returns when to look
+// again. A manager that exists is stopped or hangs: its processes go on, since the data
+// path may work, and it finds them when it goes on itself.
+func (s *supervisor) judgeManager() (again time.Time) {
+	silent := s.now().Sub(s.heard)
+	switch {
+	case s.wish.desired == nil && !s.wish.waiting, silent < control.SilentAfter:
+		return s.heard.Add(control.SilentAfter)
+	case s.link.PeerExists():
+		if !s.mute {
+			s.mute = true
+			s.log.Warn().Dur("silent_ms", silent).Msg("manager is stopped or hangs; its processes go on")
+		}
+		return s.now().Add(control.RepeatEvery)
+	}
+	s.log.Warn().Dur("silent_ms", silent).Int("processes", s.living()).Msg("manager is gone; ending its processes")
+	s.wish.desired, s.wish.waiting, s.mute = nil, false, false
+	return time.Time{}
 }
 
 func (s *supervisor) facts() facts {
@@ -327,7 +436,7 @@ func (s *supervisor) do(a action) {
 		if a.fault != "" || a.kind == kill || a.kind == term {
 			e = s.log.Warn()
 		}
-		s.about(e, a.key).Stringer("do", a.kind).Str("why", a.why+a.fault).Msg("process")
+		s.about(e, a.key).Stringer("do", a.kind).Str("why", a.why+a.fault).Msg(a.kind.message())
 	}
 	switch a.kind {
 	case adopt:
@@ -336,7 +445,7 @@ func (s *supervisor) do(a action) {
 		s.ackSeq = 0
 		clear(s.past)
 		clear(s.backoffs)
-		s.openDevice(s.wish.desired.Device, s.wish.desired.SMGrain, s.wish.desired.NoMPS)
+		s.openDevice(s.wish.desired.Device, s.wish.desired.NoMPS)
 		s.log.Info().Str("manager_id", s.managerID).Msg("manager has started")
 	case spawn:
 		s.spawn(a)
@@ -364,6 +473,9 @@ func (s *supervisor) do(a action) {
 	case kill:
 		s.kill(c, a.fault, a.why)
 	case forget:
+		if c.process != nil {
+			c.process.forget()
+		}
 		delete(s.processes, a.key)
 		s.remember(a.key)
 	}
@@ -384,7 +496,7 @@ func (s *supervisor) kill(c *child, fault, why string) {
 func (s *supervisor) spawn(a action) {
 	now := s.now()
 	c := &child{
-		fact:    fact{state: control.Starting, spawned: now, since: now, sharePercent: a.wanted.SharePercent},
+		fact:    fact{state: control.Starting, spawned: now, since: now, terms: termsOf(a.wanted)},
 		desired: a.wanted,
 	}
 	s.processes[a.key] = c
@@ -398,14 +510,22 @@ func (s *supervisor) spawn(a action) {
 		key: a.key, command: command, dir: a.wanted.Dir, environment: a.wanted.Environment,
 		start: control.Start{
 			IF: a.key.name, Instance: a.key.instance, Generation: a.key.generation,
-			AttachSocket: s.attachment, CPUs: len(s.o.CPUs), Device: cpuDevice,
+			AttachSocket: s.attachment, Ticket: a.wanted.Ticket, CPUs: len(s.o.CPUs), Device: control.DeviceCPU,
 		},
 	}
 	s.onDevice(&sp)
 	if a.wanted.SharedWeights && s.onGPU() {
 		sp.start.WeightsSocket = s.shareWeights()
+		if s.o.Sandbox != nil {
+			sp.start.Prepared = s.o.Prepared
+		}
 	}
-	p, err := s.o.spawner.spawn(sp)
+	sp.note = s.noteOf(a.key, c)
+	c.noted = sp.note
+	var p process
+	if err = s.confine(&sp, a.wanted.Model); err == nil {
+		p, err = s.o.spawner.spawn(sp)
+	}
 	if err != nil {
 		c.reason = line(err.Error())
 		s.ended(a.key, c, control.Failed)
@@ -414,9 +534,14 @@ func (s *supervisor) spawn(a action) {
 	c.process = p
 	// Loading is work, too: from its first instant on a process has its share.
 	s.limit(a.key, c)
+	s.follow(a.key, p)
+}
+
+// follow has the events of a process reported.
+func (s *supervisor) follow(k key, p process) {
 	go func() {
 		for e := range p.events() {
-			s.reports <- report{a.key, e}
+			s.reports <- report{k, e}
 		}
 	}()
 }
@@ -436,36 +561,53 @@ func (s *supervisor) command(wanted control.DesiredProcess) ([]string, error) {
 
 // share writes the desired share and tells a process that is awake.
 func (s *supervisor) share(k key, c *child, do control.OrderKind) {
-	c.sharePercent = c.desired.SharePercent
+	c.terms = termsOf(c.desired)
 	s.limit(k, c)
 	if c.woken {
-		o := control.Order{Do: do, SharePercent: c.sharePercent, Governor: c.governor}
+		o := s.orderOf(k, c, do)
 		if s.onGPU() {
 			s.place(c, &o)
-			c.wokenPercent = c.sharePercent
+			c.wokenPercent = c.terms.percent
 		}
 		s.order(k, c, o)
 	}
 }
 
-// limit writes c's share. Where no quota can be written libml holds it. A GPU's
-// share is not one of the CPUs, and who has none may use all of them.
+// orderOf is an order with the process's terms.
+func (s *supervisor) orderOf(k key, c *child, do control.OrderKind) control.Order {
+	o := control.Order{
+		Do: do, SharePercent: c.terms.percent, Governor: c.governor,
+		GuaranteePercent: 100 * c.terms.guarantee, Level: c.terms.level,
+	}
+	if c.yields = s.o.shares.yielding(k); c.yields {
+		o.SharePercent = o.GuaranteePercent
+	}
+	return o
+}
+
+// limit holds a process to its terms on the CPUs. libml holds those of a GPU, and those that
+// no control group can.
 func (s *supervisor) limit(k key, c *child) {
-	if s.onGPU() || c.sharePercent == 0 {
+	if s.onGPU() || c.terms == (terms{}) {
 		return
 	}
-	enforced, err := s.o.shares.apply(k, c.process.pid(), c.sharePercent)
+	enforced, err := s.o.shares.apply(k, c.process.pid(), c.terms)
 	if err != nil && !c.governor {
 		// The process may just have ended; then its end tells more.
-		s.about(s.log.Warn(), k).Err(err).Msg("no quota for the process; its governor holds the share")
+		s.about(s.log.Warn(), k).Err(err).Msg("no control group for the process; it limits itself")
 	}
 	c.governor = !enforced
 }
 
 func (s *supervisor) order(k key, c *child, o control.Order) {
-	if err := c.process.order(o); err != nil {
-		// One that is dying does not read: then its end says why. One that hangs
-		// would ignore the next order, too.
+	err := c.process.order(o)
+	switch {
+	case errors.Is(err, control.ErrHungUp):
+		// Its exit comes as an event, and says why.
+		c.hungUp = s.now()
+		s.about(s.log.Debug(), k).Err(err).Str("order", string(o.Do)).Msg("order not delivered: process closed its link")
+	case err != nil:
+		// A process that hangs would ignore the next order, too.
 		s.about(s.log.Warn(), k).Err(err).Str("order", string(o.Do)).Msg("process does not take its order")
 		s.kill(c, "it does not take orders: "+err.Error(), "")
 	}
@@ -488,6 +630,7 @@ func (s *supervisor) note(r report) {
 
 func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	c.shook = true
+	c.woken = c.woken || n.Woken
 	if n.State.Ended() {
 		// It says that it is about to end. Its end is believed when it is seen, and
 		// it gets no more time for it than a drained one.
@@ -513,7 +656,7 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	}
 	if n.State != c.state {
 		c.since = s.now()
-		s.about(s.log.Info(), k).Int("pid", c.process.pid()).Str("state", string(n.State)).Msg("process")
+		s.about(s.log.Info(), k).Int("pid", c.process.pid()).Str("state", string(n.State)).Msg(n.State.Change())
 	}
 	c.state = n.State
 	if n.PersistentBytes != 0 {
@@ -526,6 +669,9 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 		c.notice.WarmupMillis = n.WarmupMillis
 	}
 	s.noteBatches(c, n)
+	if n.Prepare {
+		s.prepareModel(k, c)
+	}
 	c.notice.Reason = line(n.Reason)
 	if s.onGPU() {
 		s.notePlace(k, c, n)
@@ -541,18 +687,19 @@ func (s *supervisor) noteExit(k key, c *child, e exit) {
 			s.about(s.log.Warn(), k).Err(err).Msg("remove share")
 		}
 	}
-	ours := e.signal == syscall.SIGKILL && !c.killed.IsZero() || e.signal == syscall.SIGTERM && !c.termed.IsZero()
 	state := control.Failed
 	switch {
-	case c.fault != "" && e.signal == syscall.SIGKILL && !c.killed.IsZero():
-		// Not a signal from elsewhere, as where memory ran out.
+	case e.signal != 0 && !e.ours:
+		// It did not end for what the orchestrator asked of it, or held against it.
+		c.reason = because(c.lastWords, e.String())
+	case c.fault != "" && e.signal == syscall.SIGKILL:
 		c.reason = because(c.fault, e.after("killed by the orchestrator"))
 	case c.fault != "":
 		c.reason = because(c.fault, e.String())
 	case c.asked != "" && e.clean():
 		state = control.Stopped
 		c.reason = c.asked
-	case c.asked != "" && ours:
+	case c.asked != "" && e.ours:
 		state = control.Stopped
 		c.reason = because(c.asked, e.String())
 	case e.clean() && c.state == control.Draining:
@@ -649,7 +796,7 @@ func (s *supervisor) publish() {
 	for _, k := range sortedKeys(s.processes) {
 		c := s.processes[k]
 		q := observe(k)
-		q.State, q.SharePercent, q.Reason = c.state, c.sharePercent, c.notice.Reason
+		q.State, q.SharePercent, q.Reason = c.state, c.terms.percent, c.notice.Reason
 		if c.process != nil {
 			q.PID = c.process.pid()
 		}
@@ -658,6 +805,9 @@ func (s *supervisor) publish() {
 		}
 		if s.onGPU() {
 			s.observeChild(k, c, q)
+		} else {
+			total, demoted := s.o.shares.spent(k)
+			q.DeviceNanos, q.DemotedNanos = int64(total), int64(demoted)
 		}
 		if q.Reason == "" {
 			q.Reason = s.triedAgain(k, c)

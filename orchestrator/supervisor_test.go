@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/runclock"
 )
 
 // node is a supervisor among fakes, in a bubble of its own time, with a manager
@@ -32,6 +34,7 @@ type node struct {
 	err     error // how it ended; valid once stopped is closed
 	desired control.Desired
 	silence chan struct{} // closed: the manager says nothing more
+	missed  atomic.Int64  // time that passed while the process was stopped
 	words   chan control.Desired
 }
 
@@ -45,9 +48,23 @@ func among(t *testing.T, lives func(spec) life, f func(*node)) {
 			stop: cancel, stopped: make(chan struct{}), silence: make(chan struct{}), words: make(chan control.Desired),
 			desired: control.Desired{Version: control.Version, ManagerID: "m", AttachSocket: "/run/a"},
 		}
+		began := time.Now()
+		clock := runclock.New(func() time.Duration { return time.Since(began) + time.Duration(n.missed.Load()) })
+		go func() {
+			tick := time.NewTicker(runclock.TickEvery)
+			defer tick.Stop()
+			for {
+				select {
+				case <-tick.C:
+					clock.Tick()
+				case <-n.stopped:
+					return
+				}
+			}
+		}()
 		s := newSupervisor(Options{
 			Self: "/bin/penstock", CPUs: []int{1, 2}, Log: zerolog.New(&n.log), spawner: n.spawner, shares: n.shares,
-			machine: n.machine,
+			machine: n.machine, clock: clock,
 		}, n.link)
 		go func() {
 			defer close(n.stopped)
@@ -242,6 +259,8 @@ func TestHowALifeEnds(t *testing.T) {
 			reason: "said loaded after active", signals: []syscall.Signal{syscall.SIGKILL}},
 		"takes no orders": {life: life{deaf: true}, role: control.Serve, state: control.Failed,
 			reason: "it does not take orders", signals: []syscall.Signal{syscall.SIGKILL}},
+		"closes its link and runs on": {life: life{hungUp: true}, role: control.Drain, state: control.Failed,
+			reason: "it closed its link and still ran 1s later: killed by the orchestrator", signals: []syscall.Signal{syscall.SIGKILL}},
 		"drains": {life: life{drains: 4 * second}, role: control.Drain, state: control.Stopped,
 			reason: "the manager ordered it", orders: []control.OrderKind{control.DoDrain}},
 		"ignores drain": {life: life{ignoreDrain: true}, role: control.Drain, state: control.Stopped,
@@ -288,6 +307,24 @@ func TestHowALifeEnds(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The link of a killed process is closed before its exit can be waited for.
+func TestExitBeatsClosedLink(t *testing.T) {
+	killed := exit{code: -1, signal: syscall.SIGKILL}
+	among(t, func(spec) life { return life{hungUp: true, dies: time.Second, how: killed} }, func(n *node) {
+		n.want(one(1, control.Shadow, 30))
+		n.untilState(1, control.Loaded)
+		time.Sleep(500 * time.Millisecond)
+		n.want(one(1, control.Drain, 30))
+		p := n.untilState(1, control.Failed)
+		if p.Reason != "killed by signal 9 (not by Penstock)" {
+			t.Errorf("reason %q", p.Reason)
+		}
+		if _, signals := n.spawner.generation(1).got(); len(signals) != 0 {
+			t.Errorf("signals %v", signals)
+		}
+	})
 }
 
 func TestEarlyFailuresDelayTheNextGeneration(t *testing.T) {
@@ -502,6 +539,67 @@ func TestANewManagerEndsTheOldOnesProcessesFirst(t *testing.T) {
 	})
 }
 
+// TestManagerStopped: a manager that says nothing and exists keeps its processes.
+func TestManagerStopped(t *testing.T) {
+	among(t, nil, func(n *node) {
+		n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
+		n.untilState(1, control.Active)
+		n.untilState(2, control.Loaded)
+		n.silent()
+		time.Sleep(10 * control.SilentAfter)
+		synctest.Wait()
+		if living := n.spawner.living(); len(living) != 2 {
+			t.Errorf("%d processes live, want 2", len(living))
+		}
+		if got := strings.Count(n.log.String(), "manager is stopped or hangs"); got != 1 {
+			t.Errorf("the log says %d times that the manager is stopped, want once", got)
+		}
+		n.link.desired <- n.desired
+		synctest.Wait()
+		if !strings.Contains(n.log.String(), "manager answers again") {
+			t.Error("the log does not say that the manager answers again")
+		}
+	})
+}
+
+// TestSupervisorStopped stops the supervisor for an hour at a time, while it waits for
+// the manager, for a start, for a drain and after SIGTERM.
+func TestSupervisorStopped(t *testing.T) {
+	for _, row := range []struct {
+		name string
+		life life
+		role control.Role
+	}{
+		{"while a process serves", life{}, control.Serve},
+		{"while a process shakes hands", life{handshake: 9 * time.Second}, control.Shadow},
+		{"while a process drains", life{drains: 4 * time.Second}, control.Drain},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			among(t, func(spec) life { return row.life }, func(n *node) {
+				n.want(one(1, control.Serve, 30))
+				if row.role != control.Shadow {
+					n.untilState(1, control.Active)
+				}
+				if row.role == control.Drain {
+					n.want(one(1, control.Drain, 30))
+				}
+				for range 5 {
+					time.Sleep(500 * time.Millisecond)
+					n.missed.Add(int64(time.Hour))
+				}
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				if _, signals := n.spawner.generation(1).got(); len(signals) != 0 {
+					t.Errorf("process got signals %v, want none", signals)
+				}
+				if living := len(n.spawner.living()); (living == 1) != (row.role != control.Drain) {
+					t.Errorf("%d processes live", living)
+				}
+			})
+		})
+	}
+}
+
 func TestASilentManagersProcessesEnd(t *testing.T) {
 	among(t, nil, func(n *node) {
 		n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
@@ -512,6 +610,7 @@ func TestASilentManagersProcessesEnd(t *testing.T) {
 			t.Fatal("they ended too soon")
 		}
 		n.silent()
+		n.link.exists.Store(false)
 		time.Sleep(control.SilentAfter / 2)
 		synctest.Wait()
 		if len(n.spawner.living()) != 2 {

@@ -3,11 +3,11 @@ package orchestrator
 import (
 	"context"
 	"encoding/json"
-	"io"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -15,56 +15,79 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/keeper"
+	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// The holder of shared weights is a process of this binary, `penstock weights`, beside
-// those of the inference functions. It is started when the first process that shares is,
-// and again, after a pause, when it has ended. Nobody waits for it: a process that finds no holder loads
+// The weight server is a process of this binary, `penstock weights`, beside those of the
+// inference functions. It is started when the first process that shares is, and again,
+// after a pause, when it has ended. No process waits for it: one that finds no server loads
 // its own weights, and what is mapped stays mapped without one.
 
-// weightsSocketName is the holder's, in the runtime folder.
-const weightsSocketName = "weights.sock"
+// weightsSocketName is the server's, in a folder of the runtime folder that belongs to the
+// server's user.
+const weightsSocketName = "weights/weights.sock"
 
-// holderGrace is how long a holder has to end: it kills its loaders.
+// weightsID is the server's name with the keeper.
+const weightsID = "weights"
+
+// holderGrace is how long a server has to end: it kills its loaders.
 const holderGrace = 2 * time.Second
 
-// weightsHolder looks after the holder.
+// weightsHolder looks after the weight server.
 type weightsHolder struct {
 	socket string
+	uuid   string
+	keeper keeper.Keeper
 	cancel context.CancelFunc
 	done   chan struct{}
 
 	mu   sync.Mutex
-	held *control.WeightsHeld // nil while there is no holder
+	held *control.WeightsHeld // nil while there is no server
 }
 
-// shareWeights starts the holder, unless it is there, and returns its socket.
+// savedWeights is the server's note.
+type savedWeights struct {
+	Version int                  `json:"version"` // control.Version
+	UUID    string               `json:"uuid"`
+	Held    *control.WeightsHeld `json:"held,omitempty"`
+}
+
+// shareWeights starts the server, unless it is there, and returns its socket.
 func (s *supervisor) shareWeights() string {
 	if s.weights == nil {
-		s.weights = startHolder(s.o.Self, s.o.Dir, s.gpu.uuid, s.log)
+		s.weights = startHolder(s.o.Keeper, s.lastWeights, s.o.Self, s.o.Dir, s.gpu.uuid, s.o.Sandbox, s.log)
+		s.lastWeights = nil
 	}
 	return s.weights.socket
 }
 
-func startHolder(self, dir, uuid string, log zerolog.Logger) *weightsHolder {
+// startHolder looks after a weight server for the GPU. last is the one that another
+// orchestrator started, nil if there is none.
+func startHolder(k keeper.Keeper, last *keeper.Process, self, dir, uuid string, confined *Sandbox, log zerolog.Logger) *weightsHolder {
 	ctx, cancel := context.WithCancel(context.Background())
-	h := &weightsHolder{socket: filepath.Join(dir, weightsSocketName), cancel: cancel, done: make(chan struct{})}
+	h := &weightsHolder{socket: filepath.Join(dir, weightsSocketName), uuid: uuid, keeper: k, cancel: cancel, done: make(chan struct{})}
 	// No client of MPS, whatever MPS there is: a fault of others' must not reach it.
 	environment := append(inherited(uuid), "CUDA_VISIBLE_DEVICES="+uuid, "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(dir, "no-mps"))
 	go func() {
 		defer close(h.done)
-		// The parent-death signal comes when the thread that forked ends: this one.
-		runtime.LockOSThread()
 		var failures backoff
 		for ctx.Err() == nil {
 			began := time.Now()
-			err := h.run(ctx, environment, log, self, "weights", "--socket", h.socket)
+			var err error
+			p := h.resume(last, log)
+			if last = nil; p == nil {
+				p, err = h.start(self, environment, confined)
+			}
+			if err == nil {
+				err = h.run(ctx, p, log)
+			}
 			h.set(nil)
 			if ctx.Err() != nil {
 				return
 			}
 			failures.ended(time.Now(), time.Since(began), true, "")
-			log.Warn().Err(err).Dur("again_in_ms", failures.delay()).Msg("the holder of weights has ended; processes load their own meanwhile")
+			log.Warn().Err(err).Dur("again_in_ms", failures.delay()).Msg("weight server has ended; processes load their own weights meanwhile")
 			select {
 			case <-time.After(failures.delay()):
 			case <-ctx.Done():
@@ -74,37 +97,99 @@ func startHolder(self, dir, uuid string, log zerolog.Logger) *weightsHolder {
 	return h
 }
 
-// run is one life of the holder.
-func (h *weightsHolder) run(ctx context.Context, environment []string, log zerolog.Logger, command ...string) error {
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	cmd.Env = environment
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	// Its loaders have its stderr, and one that hangs in the driver cannot be killed.
-	cmd.WaitDelay = holderGrace
-	out, stdout := io.Pipe()
-	said, stderr := io.Pipe()
-	cmd.Stdout, cmd.Stderr = stdout, stderr
-	if err := cmd.Start(); err != nil {
-		return err
+// start starts a server, in the sandbox if there is one.
+func (h *weightsHolder) start(self string, environment []string, confined *Sandbox) (*keeper.Process, error) {
+	folder := filepath.Dir(h.socket)
+	if err := confined.makeOwn(folder); err != nil {
+		return nil, fmt.Errorf("make folder for the weight server: %w", err)
 	}
+	cmd := exec.Command(self, "weights", "--socket", h.socket)
+	cmd.Env = slices.Clip(environment)
+	if confined != nil {
+		// It writes to its folder only. Its loaders are this binary as well.
+		spec := sandbox.Base(true)
+		spec.User, spec.Dir, spec.Parent = confined.User, folder, h.keeper.PID()
+		spec.Reach, spec.Write = []string{filepath.Dir(folder)}, append(spec.Write, folder)
+		if err := confineCommand(cmd, self, &spec); err != nil {
+			return nil, err
+		}
+	}
+	return h.keeper.Start(keeper.Command{
+		ID: weightsID, Path: cmd.Path, Args: cmd.Args, Env: cmd.Env, CPUs: allowedCPUs(), Note: h.note(nil),
+	})
+}
+
+// resume goes on with the server of another orchestrator. One of another version, or for
+// another GPU, is ended; nil is returned then.
+func (h *weightsHolder) resume(last *keeper.Process, log zerolog.Logger) *keeper.Process {
+	if last == nil {
+		return nil
+	}
+	var n savedWeights
+	err := json.Unmarshal(last.Note, &n)
+	if err == nil && n.Version == control.Version && n.UUID == h.uuid {
+		h.set(n.Held)
+		return last
+	}
+	log.Warn().Err(err).Int("version", n.Version).Str("uuid", n.UUID).Msg("end weight server of another orchestrator: cannot go on with it")
+	endHolder(h.keeper, last)
+	return nil
+}
+
+// endHolder ends a server and waits for its end.
+func endHolder(k keeper.Keeper, p *keeper.Process) {
+	p.Link.Close()
+	p.Stdout.Close()
+	p.Stderr.Close()
+	k.Signal(p.ID, syscall.SIGTERM)
+	late := time.AfterFunc(holderGrace, func() { k.Signal(p.ID, syscall.SIGKILL) })
+	defer late.Stop()
+	<-p.Exit
+	k.Forget(p.ID)
+}
+
+// run is one life of the server. It returns how that ended.
+func (h *weightsHolder) run(ctx context.Context, p *keeper.Process, log zerolog.Logger) error {
+	p.Link.Close() // it speaks over its output only
 	var readers sync.WaitGroup
-	readers.Go(func() { readLines(said, func(l string) { relay(log, "stderr", l) }) })
+	readers.Go(func() { readLines(p.Stderr, func(l string) { relay(log, "stderr", l) }) })
 	readers.Go(func() {
-		readLines(out, func(l string) {
+		readLines(p.Stdout, func(l string) {
 			var now control.WeightsHeld
 			if err := json.Unmarshal([]byte(l), &now); err != nil || now.Files < 0 || now.Bytes < 0 {
-				log.Warn().Err(err).Msg("the holder of weights talks nonsense")
+				log.Warn().Err(err).Msg("read state of weight server: not understood")
 				return
 			}
 			h.set(&now)
+			h.keeper.Note(p.ID, h.note(&now))
 		})
 	})
-	err := cmd.Wait()
-	stdout.Close()
-	stderr.Close()
+
+	var end keeper.Exit
+	select {
+	case end = <-p.Exit:
+	case <-ctx.Done():
+		h.keeper.Signal(p.ID, syscall.SIGTERM)
+		late := time.AfterFunc(holderGrace, func() { h.keeper.Signal(p.ID, syscall.SIGKILL) })
+		end = <-p.Exit
+		late.Stop()
+	}
+
+	// Its loaders have its stderr, and one that hangs in the driver cannot be killed.
+	deadline := time.Now().Add(afterlife)
+	p.Stdout.SetReadDeadline(deadline)
+	p.Stderr.SetReadDeadline(deadline)
 	readers.Wait()
-	return err
+	p.Stdout.Close()
+	p.Stderr.Close()
+	h.keeper.Forget(p.ID)
+	return fmt.Errorf("%s", exit{code: end.Code, signal: end.Signal, ours: end.Ours})
+}
+
+// note is what another orchestrator needs to go on with the server.
+func (h *weightsHolder) note(held *control.WeightsHeld) json.RawMessage {
+	b, _ := json.Marshal(savedWeights{Version: control.Version, UUID: h.uuid, Held: held}) // plain data
+	return b
 }
 
 func (h *weightsHolder) set(now *control.WeightsHeld) {
@@ -113,7 +198,7 @@ func (h *weightsHolder) set(now *control.WeightsHeld) {
 	h.mu.Unlock()
 }
 
-// state is what is held; nil while there is no holder.
+// state is what is held; nil while there is no server.
 func (h *weightsHolder) state() *control.WeightsHeld {
 	if h == nil {
 		return nil
@@ -123,7 +208,7 @@ func (h *weightsHolder) state() *control.WeightsHeld {
 	return h.held
 }
 
-// close ends the holder. The processes have ended.
+// close ends the server. The processes have ended.
 func (h *weightsHolder) close() {
 	if h == nil {
 		return

@@ -15,13 +15,14 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
 // holderMain is a holder of weights that holds nothing. It says its process id in the
 // place of the bytes.
 func holderMain(arguments []string) int {
 	socket := arguments[len(arguments)-1]
-	if os.Getenv("CUDA_MPS_PIPE_DIRECTORY") != filepath.Join(filepath.Dir(socket), "no-mps") || !strings.HasPrefix(os.Getenv("CUDA_VISIBLE_DEVICES"), "GPU-") {
+	if os.Getenv("CUDA_MPS_PIPE_DIRECTORY") != filepath.Join(filepath.Dir(filepath.Dir(socket)), "no-mps") || !strings.HasPrefix(os.Getenv("CUDA_VISIBLE_DEVICES"), "GPU-") {
 		fmt.Fprintln(os.Stderr, "it is a client of MPS, or sees other GPUs")
 		return 1
 	}
@@ -34,6 +35,7 @@ func holderMain(arguments []string) int {
 	if _, err := os.Stat(socket + ".orphan"); err == nil {
 		orphan := exec.Command("/bin/sleep", "1000")
 		orphan.Stderr = os.Stderr
+		orphan.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // not ended with the group
 		if err := orphan.Start(); err != nil {
 			return 1
 		}
@@ -41,6 +43,12 @@ func holderMain(arguments []string) int {
 	}
 	<-stop
 	return 0
+}
+
+func aKeeper(t *testing.T) keeper.Keeper {
+	k := keeper.NewLocal()
+	t.Cleanup(func() { k.Close() })
+	return k
 }
 
 // until waits for a state of the holder.
@@ -62,12 +70,15 @@ func (h *weightsHolder) until(t *testing.T, what string, is func(*control.Weight
 
 func TestAHolderOfWeightsIsStartedAgainWhenItDies(t *testing.T) {
 	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(filepath.Join(dir, weightsSocketName+".talk"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "/somebody's")
 	var log buffer
-	h := startHolder(os.Args[0], dir, "GPU-1", zerolog.New(&log))
+	h := startHolder(aKeeper(t), nil, os.Args[0], dir, "GPU-1", nil, zerolog.New(&log))
 	t.Cleanup(h.close)
 	there := func(w *control.WeightsHeld) bool { return w != nil }
 	first := h.until(t, "it is there", there)
@@ -75,7 +86,7 @@ func TestAHolderOfWeightsIsStartedAgainWhenItDies(t *testing.T) {
 		t.Fatal(err)
 	}
 	second := h.until(t, "another is there", func(w *control.WeightsHeld) bool { return w != nil && w.Bytes != first.Bytes })
-	for _, words := range []string{"the holder of weights has ended", "talks nonsense"} {
+	for _, words := range []string{"weight server has ended", "not understood"} {
 		if !log.has(words) {
 			t.Errorf("the log does not say %q", words)
 		}
@@ -93,10 +104,13 @@ func TestAHolderOfWeightsIsStartedAgainWhenItDies(t *testing.T) {
 // holder's stderr open.
 func TestAHolderIsStartedAgainWhoseLoaderHangs(t *testing.T) {
 	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(filepath.Join(dir, weightsSocketName+".orphan"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	h := startHolder(os.Args[0], dir, "GPU-1", zerolog.Nop())
+	h := startHolder(aKeeper(t), nil, os.Args[0], dir, "GPU-1", nil, zerolog.Nop())
 	t.Cleanup(h.close)
 	hangs := func(w *control.WeightsHeld) bool { return w != nil && w.Files > 1 }
 	first := h.until(t, "its loader hangs", hangs)
@@ -115,7 +129,7 @@ func TestAHolderIsStartedAgainWhoseLoaderHangs(t *testing.T) {
 // A holder that cannot be started is nobody's business: it is tried again, later and later.
 func TestAHolderThatCannotBeStartedIsTriedAgain(t *testing.T) {
 	var log buffer
-	h := startHolder("/nowhere/penstock", t.TempDir(), "GPU-1", zerolog.New(&log))
+	h := startHolder(aKeeper(t), nil, "/nowhere/penstock", t.TempDir(), "GPU-1", nil, zerolog.New(&log))
 	for deadline := time.Now().Add(patience); !log.has(`"again_in_ms":200`); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("it is not tried again")

@@ -27,11 +27,11 @@ type Plan struct {
 	GPUs int `json:"gpus"`
 	// GPCs is the sum of the segments' sizes.
 	GPCs int `json:"gpcs"`
-	// InternalSlack is 1 − Σ SMs × load / throughput over Σ SMs: the share of the
+	// internalSlack is 1 − Σ SMs × load / throughput over Σ SMs: the share of the
 	// segments' multiprocessors that the rates leave idle (the paper measures it
 	// as SM activity, Eq. 3).
 	InternalSlack float64 `json:"internal_slack"`
-	// ExternalFragmentation is the paper's Eq. 4: 1 − Σ SMs of segments over Σ SMs
+	// externalFragmentation is the paper's Eq. 4: 1 − Σ SMs of segments over Σ SMs
 	// of the GPUs in use, of SMsPerGPU each.
 	ExternalFragmentation float64 `json:"external_fragmentation"`
 	// Optimal says that the policy has proved that no legal plan within the same
@@ -148,8 +148,8 @@ func New(p *Problem, policy string, segments []Segment) *Plan {
 		}
 	}
 	pl.Notes = p.Estimates(segments)
-	pl.InternalSlack = InternalSlack(segments, gpus)
-	pl.ExternalFragmentation = ExternalFragmentation(segments, gpus)
+	pl.InternalSlack = internalSlack(segments, gpus)
+	pl.ExternalFragmentation = externalFragmentation(segments, gpus)
 	return pl
 }
 
@@ -174,9 +174,9 @@ func (p *Problem) Estimates(segments []Segment) (notes []string) {
 	return notes
 }
 
-// InternalSlack is 1 − Σ SMs × load / throughput over Σ SMs of the segments,
+// internalSlack is 1 − Σ SMs × load / throughput over Σ SMs of the segments,
 // gpus being the tables by name; 0 where there are no segments.
-func InternalSlack(segments []Segment, gpus map[string]GPU) float64 {
+func internalSlack(segments []Segment, gpus map[string]GPU) float64 {
 	var all, busy float64
 	for _, s := range segments {
 		size, _ := gpus[s.GPUModel].Size(s.GPCs)
@@ -189,9 +189,9 @@ func InternalSlack(segments []Segment, gpus map[string]GPU) float64 {
 	return 1 - busy/all
 }
 
-// ExternalFragmentation is the paper's Eq. 4: 1 − Σ SMs of the segments over
+// externalFragmentation is the paper's Eq. 4: 1 − Σ SMs of the segments over
 // Σ usable SMs of the GPUs that they lie on; 0 where there are no segments.
-func ExternalFragmentation(segments []Segment, gpus map[string]GPU) float64 {
+func externalFragmentation(segments []Segment, gpus map[string]GPU) float64 {
 	var used, there float64
 	seen := map[int]bool{}
 	for _, s := range segments {

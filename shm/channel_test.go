@@ -383,7 +383,8 @@ func TestNewConsumerRefusesOtherFiles(t *testing.T) {
 			if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%q does not say %q in one line", err, test.want)
 			}
-			if after := openFiles(); after != before {
+			// Fewer: the garbage collector has closed files of tests before.
+			if after := openFiles(); after > before {
 				t.Errorf("%d files are open, %d were before", after, before)
 			}
 		})

@@ -12,7 +12,8 @@ import (
 //	 0  u32 deadline, µs, 0 for none
 //	 4  u8 priority · 3 × zero
 //	 8  u64 the client's send time
-//	16  48 × zero, ignored when read
+//	16  u64 address cookie, 0 for none
+//	24  40 × zero, ignored when read
 type Extension struct {
 	// Deadline is how long after the client's send an answer is still worth
 	// having; 0 means that the client does not say. The manager, which does not
@@ -23,6 +24,10 @@ type Extension struct {
 	Priority uint8
 	// SentAt is any clock of the client's; it comes back in the result.
 	SentAt uint64
+	// Cookie echoes Result.Cookie of an earlier answer: it proves that the client
+	// receives at the address that it sends from (RFC 9000, section 8.1). 0 means
+	// that the client has none.
+	Cookie uint64
 }
 
 // Put writes the extension to the first BlockSize bytes of b.
@@ -32,6 +37,7 @@ func (e *Extension) Put(b []byte) {
 	binary.LittleEndian.PutUint32(b[0:], micros(e.Deadline+time.Microsecond-1))
 	b[4] = e.Priority
 	binary.LittleEndian.PutUint64(b[8:], e.SentAt)
+	binary.LittleEndian.PutUint64(b[16:], e.Cookie)
 }
 
 // DecodeExtension reads the extension that b begins with: the bytes that
@@ -44,6 +50,7 @@ func DecodeExtension(b []byte) (Extension, error) {
 		Deadline: time.Duration(binary.LittleEndian.Uint32(b[0:])) * time.Microsecond,
 		Priority: b[4],
 		SentAt:   binary.LittleEndian.Uint64(b[8:]),
+		Cookie:   binary.LittleEndian.Uint64(b[16:]),
 	}, nil
 }
 

@@ -45,6 +45,7 @@ func FuzzDecodeHeader(f *testing.F) {
 // FuzzDecodeExtension checks that what is read survives being written.
 func FuzzDecodeExtension(f *testing.F) {
 	f.Add(exampleData(0, FlagExtension, &exampleExtension)[HeaderSize:])
+	f.Add(exampleData(0, FlagExtension, &exampleProof)[HeaderSize:])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e, err := DecodeExtension(b)
 		if err != nil {
@@ -73,7 +74,7 @@ func FuzzDecodeResult(f *testing.F) {
 		r.Put(again[HeaderSize:])
 		again = append(again, payload...)
 		want := bytes.Clone(b)
-		clear(want[HeaderSize+40 : HeaderSize+BlockSize])
+		clear(want[HeaderSize+52 : HeaderSize+BlockSize])
 		if !bytes.Equal(again, want) {
 			t.Fatalf("% x is read and written back as % x", want, again)
 		}

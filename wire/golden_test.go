@@ -30,6 +30,11 @@ func examplePicture() []byte {
 	return b
 }
 
+// exampleCookie is the bytes a0 a1 … a7.
+const exampleCookie = 0xa7a6a5a4a3a2a1a0
+
+var exampleProof = Extension{Cookie: exampleCookie}
+
 var exampleExtension = Extension{Deadline: 25 * time.Millisecond, Priority: 3, SentAt: 0x1122334455667788}
 
 var (
@@ -42,7 +47,9 @@ var (
 	exampleBoxes      = []Box{{Class: 1, Score: 0.5, X0: 0, Y0: 0.25, X1: 0.5, Y1: 1}}
 	exampleBoxResult  = Result{Status: StatusOK, Kind: KindBoxes, Batch: 1, Credit: 64, ModelVersion: 1}
 	exampleIncomplete = Result{Status: StatusIncomplete, Credit: 8, Missing: 1, ModelVersion: 2, Aggregate: 6250 * time.Microsecond}
+	exampleLate       = Result{Status: StatusLate, Credit: 5, ModelVersion: 2, Aggregate: 300 * time.Microsecond, Queue: 18 * time.Millisecond, Objective: 25 * time.Millisecond}
 	exampleBusy       = Result{Status: StatusBusy, ModelVersion: 2}
+	exampleProve      = Result{Status: StatusBusy, ModelVersion: 2, Cookie: exampleCookie}
 )
 
 // exampleData is a data datagram as docs/wire.md tells a client to make it.
@@ -72,6 +79,9 @@ func examples() map[string][]byte {
 		"result":        AppendResult(nil, exampleID, &exampleTopK, AppendTopK(nil, exampleClasses), DefaultPieceBytes, 0, false),
 		"result-pieces": AppendResult(nil, exampleID, &exampleBoxResult, boxes, examplePiece, 1, true),
 		"incomplete":    AppendResult(nil, exampleID, &exampleIncomplete, nil, DefaultPieceBytes, 0, false),
+		"late":          AppendResult(nil, exampleID, &exampleLate, nil, DefaultPieceBytes, 0, false),
+		"busy-cookie":   AppendResult(nil, exampleID, &exampleProve, nil, DefaultPieceBytes, 0, false),
+		"data-cookie":   exampleData(0, FlagExtension|FlagRetransmitted, &exampleProof),
 		"busy":          AppendResult(nil, exampleID, &exampleBusy, nil, DefaultPieceBytes, 0, false),
 	}
 }
@@ -130,6 +140,8 @@ func TestDecodersReadTheBytesOfTheStandard(t *testing.T) {
 	}
 	for name, want := range map[string]Header{
 		"data-first":    header(TypeData, FlagExtension, 0, 40, 0, 3, 16),
+		"data-cookie":   header(TypeData, FlagExtension|FlagRetransmitted, 0, 40, 0, 3, 16),
+		"busy-cookie":   header(TypeBusy, FlagLast, 0, 0, 0, 1, 0),
 		"data-middle":   header(TypeData, 0, 16, 40, 1, 3, 16),
 		"data-last":     header(TypeData, FlagLast, 32, 40, 2, 3, 8),
 		"data-again":    header(TypeData, FlagRetransmitted|FlagPadded, 16, 40, 1, 3, 16),
@@ -138,6 +150,7 @@ func TestDecodersReadTheBytesOfTheStandard(t *testing.T) {
 		"result-pieces": header(TypeResult, FlagLast|FlagRetransmitted, 16, 22, 1, 2, 6),
 		"incomplete":    header(TypeResult, FlagLast, 0, 0, 0, 1, 0),
 		"busy":          header(TypeBusy, FlagLast, 0, 0, 0, 1, 0),
+		"late":          header(TypeResult, FlagLast, 0, 0, 0, 1, 0),
 	} {
 		b := shown[name]
 		got, err := DecodeHeader(b)
@@ -153,8 +166,12 @@ func TestDecodersReadTheBytesOfTheStandard(t *testing.T) {
 	if e, err := DecodeExtension(shown["data-first"][HeaderSize:]); err != nil || e != exampleExtension {
 		t.Errorf("extension: got %+v, %v; want %+v", e, err, exampleExtension)
 	}
+	if e, err := DecodeExtension(shown["data-cookie"][HeaderSize:]); err != nil || e != exampleProof {
+		t.Errorf("extension with a cookie: got %+v, %v; want %+v", e, err, exampleProof)
+	}
 	for name, want := range map[string]Result{
-		"result": exampleTopK, "result-pieces": exampleBoxResult, "incomplete": exampleIncomplete, "busy": exampleBusy,
+		"busy-cookie": exampleProve,
+		"result":      exampleTopK, "result-pieces": exampleBoxResult, "incomplete": exampleIncomplete, "busy": exampleBusy, "late": exampleLate,
 	} {
 		if _, got, _, err := DecodeResult(shown[name]); err != nil || got != want {
 			t.Errorf("%s: got %+v, %v; want %+v", name, got, err, want)

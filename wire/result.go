@@ -83,7 +83,9 @@ func (k Kind) String() string {
 //	 8  u32 model version
 //	12  u32 aggregate · u32 queue · u32 gather · u32 infer · u32 reply, all µs
 //	32  u64 the client's send time
-//	40  24 × zero, ignored when read
+//	40  u64 address cookie, 0 for none
+//	48  u32 the function's latency objective, µs, 0 for unknown
+//	52  12 × zero, ignored when read
 type Result struct {
 	Status Status
 	Kind   Kind
@@ -107,6 +109,13 @@ type Result struct {
 	Aggregate, Queue, Gather, Infer, Reply time.Duration
 	// SentAt repeats Extension.SentAt, 0 where the request had no extension.
 	SentAt uint64
+	// Cookie is for the client to echo in Extension.Cookie. 0 means that the
+	// manager needs no proof of the client's address.
+	Cookie uint64
+	// Objective is the latency objective of the function, counted like
+	// Extension.Deadline. 0 means that the manager does not say: it is older than this
+	// field. It is carried in whole microseconds, at most 71 minutes.
+	Objective time.Duration
 }
 
 // StageNames are what reports call the stages, in the order of a request's way.
@@ -137,7 +146,9 @@ func (r *Result) Put(b []byte) {
 	binary.LittleEndian.PutUint32(b[24:], micros(r.Infer))
 	binary.LittleEndian.PutUint32(b[28:], micros(r.Reply))
 	binary.LittleEndian.PutUint64(b[32:], r.SentAt)
-	clear(b[40:])
+	binary.LittleEndian.PutUint64(b[40:], r.Cookie)
+	binary.LittleEndian.PutUint32(b[48:], micros(r.Objective))
+	clear(b[52:])
 }
 
 // AppendResult appends the datagram that is piece index of an answer with that
@@ -187,6 +198,8 @@ func DecodeResult(b []byte) (h Header, r Result, payload []byte, err error) {
 		Infer:        time.Duration(binary.LittleEndian.Uint32(block[24:])) * time.Microsecond,
 		Reply:        time.Duration(binary.LittleEndian.Uint32(block[28:])) * time.Microsecond,
 		SentAt:       binary.LittleEndian.Uint64(block[32:]),
+		Cookie:       binary.LittleEndian.Uint64(block[40:]),
+		Objective:    time.Duration(binary.LittleEndian.Uint32(block[48:])) * time.Microsecond,
 	}
 	switch {
 	case r.Status >= NumStatuses, (r.Status == StatusBusy) != (h.Type == TypeBusy):

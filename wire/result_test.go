@@ -40,11 +40,11 @@ func TestDecodeResultAcceptsAnEmptyListOfBoxes(t *testing.T) {
 
 func TestReservedBytesAreIgnored(t *testing.T) {
 	first, result := exampleData(0, FlagExtension, &exampleExtension), examples()["result"]
-	for i := range 48 {
-		first[HeaderSize+16+i] = 0xaa
+	for i := range 40 {
+		first[HeaderSize+24+i] = 0xaa
 	}
-	for i := range 24 {
-		result[HeaderSize+40+i] = 0xaa
+	for i := range 12 {
+		result[HeaderSize+52+i] = 0xaa
 	}
 	if e, err := DecodeExtension(first[HeaderSize:]); err != nil || e != exampleExtension {
 		t.Errorf("extension: got %+v, %v", e, err)

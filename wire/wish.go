@@ -66,6 +66,13 @@ func AppendWish(dst []byte, requestID, total uint32, count uint16, present []uin
 	return dst, nextAbsent(present, last+1, int(count))
 }
 
+// MaxWishesBytes is the max size in bytes of all wishes for one request of count
+// pieces, and the max number of datagrams that carry them.
+func MaxWishesBytes(count uint16) (bytes, datagrams int) {
+	datagrams = (int(count) + 8*MaxWishBytes - 1) / (8 * MaxWishBytes)
+	return datagrams*(HeaderSize+wishHead) + (int(count)+7)/8, datagrams
+}
+
 // presentByte is bits i to i+7 of present; i is a multiple of 8.
 func presentByte(present []uint64, i int) byte {
 	if i/64 >= len(present) {

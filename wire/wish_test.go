@@ -28,6 +28,7 @@ func TestWishesNameExactlyTheAbsentPieces(t *testing.T) {
 				want = append(want, i)
 			}
 		}
+		bytes, datagrams := 0, 0
 		for next := from; ; {
 			b, after := AppendWish(nil, 9, 1<<20, uint16(count), present, next)
 			if b == nil {
@@ -44,6 +45,10 @@ func TestWishesNameExactlyTheAbsentPieces(t *testing.T) {
 				t.Fatalf("wish from %d goes on at %d", next, after)
 			}
 			got, next = append(got, missing(w)...), after
+			bytes, datagrams = bytes+len(b), datagrams+1
+		}
+		if maxBytes, maxDatagrams := MaxWishesBytes(uint16(count)); bytes > maxBytes || datagrams > maxDatagrams {
+			t.Fatalf("%d bytes in %d datagrams, want at most %d in %d", bytes, datagrams, maxBytes, maxDatagrams)
 		}
 		if !slices.Equal(got, want) {
 			t.Fatalf("got %v, want %v", got, want)

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"time"
@@ -10,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -20,14 +24,15 @@ func demoCommand() *cobra.Command {
 	var out, format string
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Three real models answer real pictures while shares move under them",
+		Short: "Three real models answer real pictures; then one of them is overloaded",
 		Long: `Runs ` + "`penstock up`" + ` with the built-in configuration and ` + "`penstock load`" + ` against it.
-Half way the rates change, so that shares are retuned and shadows take over.`,
+In the second half one function gets twice the requests that it can answer, and the
+others stay in time.`,
 		Example: `  penstock demo --duration 30s --out out`,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if duration < 4*time.Second {
-				return fmt.Errorf("--duration %s: want at least 4s, or there is no time for a share to change", duration)
+				return fmt.Errorf("--duration %s: want at least 4s, 2s for each half", duration)
 			}
 			return demo(cmd.Context(), duration, out, format)
 		},
@@ -38,16 +43,19 @@ Half way the rates change, so that shares are retuned and shadows take over.`,
 	return cmd
 }
 
-// The demo's traffic, in requests a second, before and after half time: faces
-// become many, clothes few.
+// The demo's traffic, in requests per second. In the second half the overloaded function gets
+// overload times what the device can do.
 var demoRates = []struct {
-	function      string
-	before, after int
-}{
-	{"face", 40, 120},
-	{"fashion", 400, 150},
-	{"detect", 3, 2},
-}
+	function  string
+	perSecond int
+}{{"face", 40}, {"fashion", 400}, {"detect", 3}}
+
+const (
+	overloaded = "detect"
+	overload   = 2
+	// quietMachine is the part of the CPUs that other programs may use without a word about it.
+	quietMachine = 0.05
+)
 
 func demo(ctx context.Context, duration time.Duration, out, format string) error {
 	self, err := os.Executable()
@@ -65,6 +73,10 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 	defer log.Close()
 
 	fmt.Fprintf(os.Stderr, "penstock up (its log: %s)\n", logPath)
+	machine, err := testbed.NewForeignTime()
+	if err != nil {
+		return err
+	}
 	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("no process of some function was ready within a minute"))
 	defer cancel()
 	nd, err := node.Start(starting, node.Options{Binary: self, Config: string(configs.BuiltIn()), Log: log})
@@ -80,24 +92,75 @@ func demo(ctx context.Context, duration time.Duration, out, format string) error
 	}
 
 	rates := map[string]string{}
-	command, schedule := "penstock load", "time,function,rate\n"
 	for _, r := range demoRates {
-		rates[r.function] = fmt.Sprint(r.before)
-		command += fmt.Sprintf(" --rate %s=%d", r.function, r.before)
-		schedule += fmt.Sprintf("%s,%s,%d\n", duration/2, r.function, r.after)
+		rates[r.function] = fmt.Sprint(r.perSecond)
 	}
-	fmt.Fprintf(os.Stderr, "%s --duration %s; after %s:", command, duration, duration/2)
-	for _, r := range demoRates {
-		fmt.Fprintf(os.Stderr, " %s=%d", r.function, r.after)
+	half := func(what string, warmup time.Duration, check bool) (*loadgen.Report, error) {
+		fmt.Fprintf(os.Stderr, "%s: penstock load --duration %s", what, duration/2)
+		for _, r := range demoRates {
+			fmt.Fprintf(os.Stderr, " --rate %s=%s", r.function, rates[r.function])
+		}
+		fmt.Fprintln(os.Stderr)
+		o := loadOptions{
+			runtimeDir: nd.Dir, rates: rates, duration: duration / 2, warmup: warmup,
+			arrivals: "poisson", streams: 1, seed: 1, check: check, figuresOnly: !check, output: format, precision: defaultPrecision,
+		}
+		if check {
+			o.draw = out
+		}
+		return runLoad(ctx, o)
 	}
-	fmt.Fprintln(os.Stderr)
-	loadErr := load(ctx, loadOptions{
-		http: nd.HTTP.String(), rates: rates, duration: duration, warmup: time.Second,
-		arrivals: "poisson", streams: 1, scheduleText: schedule, seed: 1, draw: out, check: true, output: format,
-		precision: defaultPrecision,
-	})
-	if err := nd.Stop(); err != nil && loadErr == nil {
+	steady, err := half("first half", time.Second, true)
+	if err != nil {
 		return err
 	}
-	return loadErr
+	if rates[overloaded], err = overloadRate(nd); err != nil {
+		return err
+	}
+	busy, err := half(fmt.Sprintf("second half, %s gets %d times what it can answer", overloaded, overload), time.Second, false)
+	if err != nil {
+		return err
+	}
+	foreign, err := machine.End(nd)
+	if err != nil {
+		return err
+	}
+	if format == "table" {
+		printDemo(os.Stdout, steady, busy, foreign)
+	}
+	return nil
+}
+
+// overloadRate is the rate that takes overload times the device.
+func overloadRate(nd *node.Node) (string, error) {
+	f, err := nd.Function(overloaded)
+	if err != nil {
+		return "", err
+	}
+	rate := 500.0 // as many as the load generator can send
+	if cost := f.Guarantee.CostMillis; cost > 0 {
+		rate = min(rate, math.Ceil(1000*overload/cost))
+	}
+	return fmt.Sprint(rate), nil
+}
+
+// printDemo says what the demo has shown.
+func printDemo(w io.Writer, steady, busy *loadgen.Report, foreign float64) {
+	for _, after := range busy.Functions {
+		for _, before := range steady.Functions {
+			switch {
+			case before.Name != after.Name:
+			case after.Name == overloaded:
+				fmt.Fprintf(w, "%s: %.1f %% of %.0f requests/s in time; overloaded: %.1f of %.0f requests/s in time\n",
+					after.Name, before.WithinSLO, before.OfferedRPS, after.GoodputRPS, after.OfferedRPS)
+			default:
+				fmt.Fprintf(w, "%s: %.1f %% of its requests in time; next to the overloaded function: %.1f %%\n", after.Name, before.WithinSLO, after.WithinSLO)
+			}
+		}
+	}
+	if foreign > quietMachine {
+		fmt.Fprintf(w, "This machine is busy: other programs used %.0f %% of its CPUs. On a quiet machine the figures are better.\n", 100*foreign)
+	} else {
+		fmt.Fprintf(w, "Other programs used %.0f %% of the CPUs.\n", 100*foreign)
+	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -16,32 +17,16 @@ import (
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/null"
-	"github.com/penstock/penstock/libml/onnx"
-	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/libml/frameworks"
 )
-
-// builtIn makes the framework that a card names.
-func builtIn(card *models.Card) (libml.Framework, error) {
-	switch card.Framework {
-	case "onnx":
-		return onnx.New(), nil
-	case "null":
-		return null.New(), nil
-	}
-	if apart := card.Apart(); apart != "" {
-		return nil, fmt.Errorf("framework %q is a program of its own, which this one cannot run", apart)
-	}
-	return nil, fmt.Errorf("framework %q is not built in; there are: %s", card.Framework, strings.Join(models.Frameworks, ", "))
-}
 
 func ifCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "if", SuggestFor: []string{"status", "functions"},
 		Short: "Be an inference function's process, or change the functions of a running node",
 		Long: `Without a verb this is the process of an inference function, which the orchestrator
-starts. The verbs change the functions of the node that runs with this runtime
-folder, while it runs. A manager that "penstock up" starts in the place of one that died
+starts. The verbs change the functions of a running node. --runtime-dir chooses the
+node; leave it out if this user runs only one. A manager that "penstock up" starts in the place of one that died
 goes on with what they did; another node does not, and the configuration file stays as it is.`,
 		Example: `  penstock if list
   penstock if add face --port 5001
@@ -52,18 +37,23 @@ goes on with what they did; another node does not, and the configuration file st
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log := zerolog.New(os.Stderr).With().Timestamp().Logger()
-			return libml.Run(cmd.Context(), log, builtIn)
+			err := libml.Run(cmd.Context(), log, frameworks.New)
+			if errors.Is(err, control.ErrNotStarted) {
+				return fmt.Errorf("%w; `penstock if list` shows the functions of a running node", err)
+			}
+			return err
 		},
 	}
-	dir := cmd.PersistentFlags().String("runtime-dir", "", "runtime folder of the node")
-	folder := func() string {
-		if *dir != "" {
-			return *dir
+	dir := cmd.PersistentFlags().String("runtime-dir", "", nodeUsage)
+	folder := func() string { return *dir }
+	cmd.PersistentPreRunE = func(verb *cobra.Command, _ []string) (err error) {
+		if verb != cmd { // without a verb it is a process of the node, not a client
+			*dir, err = nodeFolder(*dir)
 		}
-		return defaultRuntimeDir()
+		return err
 	}
 
-	function, port := configs.Function{Instances: 1}, 0
+	function, port, save := configs.Function{Instances: 1}, 0, false
 	add := &cobra.Command{
 		Use: "add NAME", Short: "Add a function to the running node",
 		Long: `Adds a function to the running node and waits until it serves. Where its process
@@ -73,15 +63,18 @@ The node does both by itself. Ctrl-C, or 30 seconds without an end, stop the wai
 only: the function stays if it comes to serve, and is taken off if it cannot, which the
 node's log says. "penstock if remove" takes it off before.
 
-The node has it until it ends, and goes on with it when its manager alone died. It is not
-written into the configuration file: the next edit of that file makes the functions those
-of the file again, and so does a restart of the node. What is to stay belongs in the file.`,
+The node has it until it ends, and goes on with it when its manager alone died. It survives
+edits of the configuration file that do not name it, and is forgotten by a restart of the
+node, unless --save writes it into that file. Comments and order of the file stay.`,
 		Example: `  penstock if add face --port 5001 --slo 25ms
-  penstock if add mine --model ./mine/card.yaml --port 0`,
+  penstock if add mine --model ./mine/card.yaml --port 5009 --save`,
 		Args: arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if port < 0 || port > math.MaxUint16 {
 				return fmt.Errorf("--port %d: want 1 to %d, or 0 for any free one", port, math.MaxUint16)
+			}
+			if err := zeroFlags(cmd); err != nil {
+				return err
 			}
 			function.Name, function.Port = args[0], uint16(port)
 			if err := function.Check(); err != nil {
@@ -90,6 +83,9 @@ of the file again, and so does a restart of the node. What is to stay belongs in
 			var err error
 			if function.Model, err = cardPath(function.Model); err != nil {
 				return err
+			}
+			if save {
+				return addAndSave(cmd.Context(), folder(), function)
 			}
 			return sendAdd(cmd.Context(), folder(), function)
 		},
@@ -100,6 +96,7 @@ of the file again, and so does a restart of the node. What is to stay belongs in
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
 	add.Flags().IntVar(&function.Instances, "instances", 1, "how many processes serve it at once")
 	add.Flags().Float64Var(&function.SharePercent, "share", 0, "first share of each instance, in percent")
+	add.Flags().BoolVar(&save, "save", false, "write it into the node's configuration file, too")
 
 	name := func(use, short, path string) *cobra.Command {
 		return &cobra.Command{
@@ -112,9 +109,10 @@ of the file again, and so does a restart of the node. What is to stay belongs in
 	replace := &cobra.Command{
 		Use: "replace NAME CARD", Short: "Bring another model into a function; the old one serves until the new one can",
 		Long: `Brings another model into a function and waits until it serves, or says why the old one
-goes on. The node has it until it ends, and goes on with it when its manager alone died. It
-is not written into the configuration file: the next edit of that file brings the file's
-model back, and so does a restart of the node. Ctrl-C stops the waiting only.`,
+goes on. The card must have a higher version than the model that the function runs: clients
+tell models apart by it. "penstock if rollback" goes back. The node has the new one until it
+ends, and goes on with it when its manager alone died. It is not written into the configuration file: an edit of the function's entry there brings the
+file's model back, and so does a restart of the node. Ctrl-C stops the waiting only.`,
 		Example: `  penstock if replace face ./face-v2/card.yaml`, Args: arguments(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			model, err := cardPath(args[1])
@@ -136,8 +134,31 @@ model back, and so does a restart of the node. Ctrl-C stops the waiting only.`,
 		},
 	}
 	cmd.AddCommand(listCommand(folder), add, name("remove", "Take a function off the running node", control.RemovePath),
-		replace, name("rollback", "Bring back the model before the last replacement", control.RollbackPath), share)
+		replace, name("rollback", "Go back to the model that a function ran before, one further with each rollback", control.RollbackPath), share)
 	return cmd
+}
+
+// zeroFlags refuses a flag that is given as 0: it would silently mean the value that the flag
+// has if it is left out.
+func zeroFlags(cmd *cobra.Command) error {
+	for name, instead := range map[string]string{"slo": "the card's objective", "share": "the model's knee", "receivers": "the node's number"} {
+		flag := cmd.Flags().Lookup(name)
+		if flag.Changed && flag.Value.String() == flag.DefValue {
+			return fmt.Errorf("--%s %s: want more than 0, or leave it out for %s", name, flag.Value, instead)
+		}
+	}
+	return nil
+}
+
+// nodeUsage describes the flag that chooses a node, for every verb that has it.
+const nodeUsage = "runtime folder of the node; found if left out and this user runs one node"
+
+// nodeFolder is the runtime folder that a client was given, or that of the one running node.
+func nodeFolder(given string) (string, error) {
+	if given != "" {
+		return given, nil
+	}
+	return control.FindNode()
 }
 
 // send sends an order and prints what was done.

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
+	"time"
 
-	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/loadgen/tabular"
 )
 
 // listCommand is `penstock if list`: the functions of the node whose runtime folder
@@ -19,12 +22,15 @@ func listCommand(folder func() string) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use: "list", Short: "List the functions of the running node, and how they are",
-		Long: `Lists the functions of the running node. "share" is the sum over a function's instances,
-with the multiprocessors that its processes count on a GPU; "whole" is no share: the
-function may use all of the device. "batch" is how many requests its batches may have now.
+		Long: `Lists the functions of the running node. "guarantee" is the part of the device's time that
+a function can count on, "use" what it used lately, and "demoted" the part of its use beyond
+the guarantee, at the lowest priority. Nothing is reserved: time that a function does not use
+belongs to the others. With "policy: gslice" the table has "share" instead: the sum over a
+function's instances, with the multiprocessors that its processes count on a GPU.
+"batch" is how many requests its batches may have now.
 Of the answered requests some failed: their clients were told so, and the node's log says
 why. Lost requests were accepted and never answered; there must be none. Below the table stands
-why no share meets a function's objective, where that is known, and what went wrong.`,
+why a function's objective is not guaranteed, and what went wrong.`,
 		Example: `  penstock if list
   penstock if list -o json | jq '.functions[].port'`,
 		Args: cobra.NoArgs,
@@ -43,14 +49,15 @@ why no share meets a function's objective, where that is known, and what went wr
 				return e.Encode(status)
 			}
 			fmt.Fprintln(out, deviceLine(&status))
-			t := table.NewWriter()
-			t.SetStyle(table.StyleLight)
-			t.SetOutputMirror(out)
-			t.AppendHeader(table.Row{"function", "address", "model", "slo", "share", "batching", "batch", "answered", "failed", "in flight", "lost", "state"})
+			var rows [][]string
 			for i := range status.Functions {
-				t.AppendRow(functionRow(&status.Functions[i]))
+				rows = append(rows, functionRow(&status.Functions[i]))
 			}
-			t.Render()
+			columns := functionColumns(status.Policy == string(configs.PolicyGuarantee))
+			fmt.Fprintln(out, tabular.Render(outputWidth(), columns, rows))
+			for _, line := range configurationLines(&status) {
+				fmt.Fprintln(out, line)
+			}
 			for i := range status.Functions {
 				for _, why := range reasons(&status.Functions[i]) {
 					fmt.Fprintf(out, "%s: %s\n", status.Functions[i].Name, why)
@@ -67,24 +74,62 @@ why no share meets a function's objective, where that is known, and what went wr
 func deviceLine(s *control.Status) string {
 	switch {
 	case s.Device == nil:
-		return "CPU, shares by " + cmp.Or(s.Mechanism, "nobody yet: no orchestrator has been heard")
+		return "CPU, shared by " + cmp.Or(s.Mechanism, "nothing yet: no orchestrator has been heard")
 	case s.Device.Why != "":
 		return fmt.Sprintf("%s (%s), %s; %s", s.Device.Name, s.Device.UUID, s.Mechanism, s.Device.Why)
 	}
 	return fmt.Sprintf("%s (%s), %s", s.Device.Name, s.Device.UUID, s.Mechanism)
 }
 
-func functionRow(f *control.FunctionStatus) table.Row {
-	return table.Row{
-		f.Name, fmt.Sprintf("%s:%d", f.Address, f.Port), fmt.Sprintf("%s v%d", f.Model, f.Version),
-		strconv.FormatFloat(f.SLOMillis, 'f', -1, 64) + " ms", shareOf(f), f.Batching, strconv.FormatFloat(f.Limit, 'f', 0, 64),
-		f.Replied, f.Failed, f.InFlight, f.Lost, stateText(f),
+// configurationLines say what of the node is not in its configuration file, and the other way
+// round.
+func configurationLines(s *control.Status) (lines []string) {
+	file := cmp.Or(s.Configuration.File, "the built-in configuration")
+	for i := range s.Functions {
+		switch f := &s.Functions[i]; f.Unsaved {
+		case control.UnsavedAdded:
+			lines = append(lines, fmt.Sprintf("%s: unsaved: added by `penstock if add`, not in %s", f.Name, file))
+		case control.UnsavedChanged:
+			lines = append(lines, fmt.Sprintf("%s: unsaved: changed by `penstock if`, and other than in %s", f.Name, file))
+		}
 	}
+	if s.Configuration.Error != "" {
+		lines = append(lines, fmt.Sprintf("%s is not followed since %s: %s", file, s.Configuration.Since.Local().Format(time.DateTime), s.Configuration.Error))
+	}
+	if keys := s.Configuration.NeedRestart; len(keys) > 0 {
+		lines = append(lines, fmt.Sprintf("%s: %s: in force after a restart of the node", file, strings.Join(keys, ", ")))
+	}
+	return lines
 }
+
+// functionColumns are in the order of their importance.
+func functionColumns(guarantees bool) []tabular.Column {
+	columns := []tabular.Column{{Name: "function", Left: true}, {Name: "state", Left: true}, {Name: "slo"}}
+	if guarantees {
+		columns = append(columns, tabular.Column{Name: "guarantee"}, tabular.Column{Name: "use"}, tabular.Column{Name: "demoted"})
+	} else {
+		columns = append(columns, tabular.Column{Name: "share"})
+	}
+	return append(columns, tabular.Column{Name: "answered"}, tabular.Column{Name: "failed"}, tabular.Column{Name: "lost"},
+		tabular.Column{Name: "address", Left: true}, tabular.Column{Name: "model", Left: true}, tabular.Column{Name: "batch"}, tabular.Column{Name: "in flight"})
+}
+
+func functionRow(f *control.FunctionStatus) []string {
+	row := []string{f.Name, stateText(f), strconv.FormatFloat(f.SLOMillis, 'f', -1, 64) + " ms"}
+	if g := f.Guarantee; g != nil {
+		row = append(row, percentText(g.Percent), percentText(g.UsePercent), percentText(g.DemotedPercent))
+	} else {
+		row = append(row, shareOf(f))
+	}
+	return append(row, fmt.Sprint(f.Replied), fmt.Sprint(f.Failed), fmt.Sprint(f.Lost),
+		fmt.Sprintf("%s:%d", f.Address, f.Port), fmt.Sprintf("%s v%d", f.Model, f.Version), strconv.FormatFloat(f.Limit, 'f', 0, 64), fmt.Sprint(f.InFlight))
+}
+
+func percentText(percent float64) string { return strconv.FormatFloat(percent, 'f', 1, 64) + " %" }
 
 // shareOf is a function's share as people say it.
 func shareOf(f *control.FunctionStatus) string {
-	text := strconv.FormatFloat(f.SharePercent, 'f', 1, 64) + " %"
+	text := percentText(f.SharePercent)
 	sms := 0
 	for i := range f.Instances {
 		if f.Instances[i].Whole {
@@ -131,9 +176,9 @@ func stateText(f *control.FunctionStatus) string {
 	}
 	switch {
 	case shadows == 1:
-		text += ", a shadow stands by"
+		text += ", shadow ready"
 	case shadows > 1:
-		text += fmt.Sprintf(", %d shadows stand by", shadows)
+		text += fmt.Sprintf(", %d shadows ready", shadows)
 	}
 	return text
 }
@@ -143,6 +188,17 @@ func stateText(f *control.FunctionStatus) string {
 // length: too much for a column.
 func reasons(f *control.FunctionStatus) []string {
 	var all []string
+	if f.Guarantee != nil {
+		switch f.Guarantee.Unprotected {
+		case control.UnprotectedByDevice:
+			all = append(all, "unprotected: the GPU runs all work at one priority, so functions beyond their guarantees hold up others")
+		case control.UnprotectedByFramework:
+			all = append(all, "unprotected: its framework runs all work at one priority, so it holds up others if it exceeds its guarantee")
+		}
+	}
+	if f.Guarantee != nil && f.Guarantee.Infeasible != "" {
+		all = append(all, "objective is not guaranteed: "+f.Guarantee.Infeasible)
+	}
 	if f.BoundWhy != "" {
 		all = append(all, f.BoundWhy)
 	}
@@ -154,6 +210,9 @@ func reasons(f *control.FunctionStatus) []string {
 			if p.Reason != "" && !slices.Contains(all, p.Reason) {
 				all = append(all, p.Reason)
 			}
+		}
+		if l := f.Instances[i].LastFailure; l != nil {
+			all = append(all, fmt.Sprintf("process %d (generation %d) failed %v ago: %s", l.PID, l.Generation, time.Since(l.At).Round(time.Second), l.Reason))
 		}
 	}
 	return all

@@ -1,11 +1,12 @@
 package main
 
 import (
-	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/loadgen/tabular"
 )
 
 func TestAFunctionsRowSaysHowItIs(t *testing.T) {
@@ -18,26 +19,46 @@ func TestAFunctionsRowSaysHowItIs(t *testing.T) {
 		says []string
 	}{
 		{"one that serves", control.FunctionStatus{
-			Name: "face", Address: "127.0.0.1", Port: 5001, Model: "face", Version: 2, SLOMillis: 2.5, SharePercent: 30, Batching: "slab", Limit: 4.75, Replied: 85, Failed: 61,
+			Name: "face", Address: "127.0.0.1", Port: 5001, Model: "face", Version: 2, SLOMillis: 2.5, SharePercent: 30, Limit: 4.75, Replied: 85, Failed: 61,
 			Instances: []control.InstanceStatus{{Processes: []control.ProcessStatus{serves, shadow}}},
-		}, []string{"face", "127.0.0.1:5001", "face v2", "2.5 ms", "30.0 %, 40 SMs", "slab", "5", "85 61", "serves, a shadow stands by"}},
+		}, []string{"face", "127.0.0.1:5001", "face v2", "2.5 ms", "30.0 %, 40 SMs", "5", "85 61", "serves, shadow ready"}},
 		{"one without a share, two instances", control.FunctionStatus{
 			SharePercent: 100,
 			Instances: []control.InstanceStatus{
 				{Whole: true, Processes: []control.ProcessStatus{shadow}},
 				{Whole: true, Processes: []control.ProcessStatus{serves, shadow}},
 			},
-		}, []string{"whole, 40 SMs", "1 of 2 serve, 2 shadows stand by"}},
+		}, []string{"whole, 40 SMs", "1 of 2 serve, 2 shadows ready"}},
 		{"one that cannot start", control.FunctionStatus{
 			Instances: []control.InstanceStatus{{Processes: []control.ProcessStatus{failed}}},
 		}, []string{"does not serve (starting)"}},
 	} {
-		row := fmt.Sprint(functionRow(&c.f)...)
+		row := strings.Join(functionRow(&c.f), " ")
 		for _, word := range c.says {
 			if !strings.Contains(row, word) {
 				t.Errorf("%s: %q does not say %q", c.name, row, word)
 			}
 		}
+	}
+}
+
+func TestFunctionColumns(t *testing.T) {
+	f := control.FunctionStatus{
+		Name: "fashion", Address: "127.0.0.1", Port: 5002, Model: "fashion", Version: 1, SLOMillis: 400, SharePercent: 33.3, Limit: 16, Replied: 12345678,
+		Instances: []control.InstanceStatus{{Processes: []control.ProcessStatus{{Role: control.Serve, State: control.Active}, {Role: control.Shadow, State: control.Loaded}}}},
+	}
+	got := tabular.Render(80, functionColumns(false), [][]string{functionRow(&f)})
+	first, second, _ := strings.Cut(got, "╰")
+	for _, word := range []string{"serves, shadow ready", "400 ms", "33.3 %", "12345678", "failed", "lost"} {
+		if !strings.Contains(first, word) {
+			t.Errorf("the first table lacks %q", word)
+		}
+	}
+	if !strings.Contains(second, "127.0.0.1:5002") || strings.Count(got, "╭") != 2 {
+		t.Error("want two tables, the second with the address")
+	}
+	if t.Failed() {
+		t.Logf("\n%s", got)
 	}
 }
 
@@ -71,17 +92,58 @@ func TestHangsAreAReason(t *testing.T) {
 	}
 }
 
+func TestLastFailureIsAReason(t *testing.T) {
+	failed := &control.ProcessFailure{Generation: 3, PID: 4711, At: time.Now().Add(-12 * time.Second), Reason: "killed by signal 9 (not by Penstock)"}
+	f := control.FunctionStatus{Instances: []control.InstanceStatus{{}, {LastFailure: failed}}}
+	const want = "process 4711 (generation 3) failed 12s ago: killed by signal 9 (not by Penstock)"
+	if got := reasons(&f); len(got) != 1 || got[0] != want {
+		t.Errorf("reasons %q, want %q", got, want)
+	}
+}
+
 func TestTheDeviceIsNamed(t *testing.T) {
 	gpu := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1"}
 	lame := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1", Why: "no MPS: it is not installed"}
 	for want, s := range map[string]control.Status{
-		"CPU, shares by cgroup-v2":                                       {Mechanism: "cgroup-v2"},
-		"CPU, shares by nobody yet: no orchestrator has been heard":      {},
+		"CPU, shared by cgroup-v2":                                       {Mechanism: "cgroup-v2"},
+		"CPU, shared by nothing yet: no orchestrator has been heard":     {},
 		"NVIDIA H200 (GPU-1), mps":                                       {Mechanism: "mps", Device: gpu},
 		"NVIDIA H200 (GPU-1), time-slicing; no MPS: it is not installed": {Mechanism: "time-slicing", Device: lame},
 	} {
 		if got := deviceLine(&s); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
+	}
+}
+
+func TestConfigurationLines(t *testing.T) {
+	s := control.Status{
+		Configuration: control.ConfigurationStatus{File: "/etc/node.yaml", Error: "node.yaml:3:1: no", Since: time.Now(), NeedRestart: []string{"listen", "http"}},
+		Functions:     []control.FunctionStatus{{Name: "a"}, {Name: "b", Unsaved: control.UnsavedAdded}, {Name: "c", Unsaved: control.UnsavedChanged}},
+	}
+	got := strings.Join(configurationLines(&s), "\n")
+	for _, want := range []string{"b: unsaved: added", "c: unsaved: changed", "/etc/node.yaml is not followed since", "node.yaml:3:1: no", "listen, http: in force after a restart"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q does not name %q", got, want)
+		}
+	}
+	if got := configurationLines(&control.Status{Functions: []control.FunctionStatus{{Name: "a"}}}); len(got) != 0 {
+		t.Errorf("%q, want nothing: all is as in the file", got)
+	}
+}
+
+func TestGuaranteeColumns(t *testing.T) {
+	f := control.FunctionStatus{Name: "face", Guarantee: &control.GuaranteeStatus{
+		Percent: 30, UsePercent: 45.25, DemotedPercent: 15.25, Level: 3,
+		Infeasible: "one batch takes 30ms, and the objective leaves 25ms", Unprotected: control.UnprotectedByFramework,
+	}}
+	got := tabular.Render(200, functionColumns(true), [][]string{functionRow(&f)})
+	for _, want := range []string{"guarantee", "use", "demoted", "30.0 %", "45.2 %", "15.2 %"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if why := strings.Join(reasons(&f), "\n"); !strings.Contains(why, "objective is not guaranteed: one batch") || !strings.Contains(why, "unprotected: its framework") {
+		t.Errorf("reasons\n%s", why)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models/document"
 )
 
 // What a node last followed of its configuration outlives an edit that nobody can read: a
@@ -34,9 +35,14 @@ func readConfig(file, dir, run string) (c configs.Config, unread, err error) {
 	if err == nil || run == "" {
 		return c, nil, err
 	}
-	last, lastErr := configs.ReadCopy(file, filepath.Join(dir, lastConfigFile))
+	// An error of the file itself says what the operator can correct, so it goes first.
+	text, lastErr := control.ReadFile(filepath.Join(dir, lastConfigFile), document.MaxBytes)
 	if lastErr != nil {
-		return c, nil, err // what is wrong with the file is what can be mended
+		return c, nil, err
+	}
+	last, lastErr := configs.ReadText(file, text)
+	if lastErr != nil {
+		return c, nil, err
 	}
 	return last, err, nil
 }

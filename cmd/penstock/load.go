@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/frameworks"
 	"github.com/penstock/penstock/loadgen"
 	"github.com/penstock/penstock/loadgen/answer"
 	"github.com/penstock/penstock/loadgen/arrival"
@@ -30,7 +31,8 @@ import (
 
 // loadOptions are the flags of `penstock load`; the demo fills them in itself.
 type loadOptions struct {
-	http         string
+	runtimeDir   string
+	http         string // in place of runtimeDir
 	rates        map[string]string
 	duration     time.Duration
 	warmup       time.Duration
@@ -50,6 +52,8 @@ type loadOptions struct {
 	output       string
 	require      []string
 	required     []loadgen.Requirement // what require says; see checkFlags
+	// figuresOnly leaves out what was seen on the pictures.
+	figuresOnly bool
 }
 
 func loadCommand() *cobra.Command {
@@ -88,7 +92,8 @@ two is no fault by itself: --require answered=100% makes it one.
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.http, "http", "127.0.0.1:9650", "where the node serves its status")
+	f.StringVar(&o.runtimeDir, "runtime-dir", "", nodeUsage)
+	f.StringVar(&o.http, "http", "", "where the node serves its status, like 127.0.0.1:9650; for a node of another user or machine")
 	f.StringToStringVar(&o.rates, "rate", nil, "function=requests a second; may be repeated; 10 for every function if left out")
 	f.DurationVar(&o.duration, "duration", 30*time.Second, "measured time")
 	f.DurationVar(&o.warmup, "warmup", time.Second, "time before, not measured")
@@ -111,28 +116,40 @@ two is no fault by itself: --require answered=100% makes it one.
 
 // load runs the traffic and prints the report.
 func load(ctx context.Context, o loadOptions) error {
+	_, err := runLoad(ctx, o)
+	return err
+}
+
+// runLoad is load, and returns the report; nil after a search. A report with an error has
+// faults, which were printed.
+func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 	if !slices.Contains([]string{"table", "json", "csv"}, o.output) {
-		return fmt.Errorf("output %q: want table, json or csv", o.output)
+		return nil, fmt.Errorf("output %q: want table, json or csv", o.output)
 	}
 	if err := o.checkFlags(); err != nil {
-		return err
+		return nil, err
 	}
-	manager := status.New(o.http)
-	defer manager.Close()
-	now, err := manager.Status(ctx)
+	ask, err := o.node()
 	if err != nil {
-		return fmt.Errorf("%w; is a node running? `penstock up` starts one, --http says where it serves its status", err)
+		return nil, err
+	}
+	now, err := ask(ctx)
+	if err != nil && o.http != "" {
+		err = fmt.Errorf("%w; is a node running? `penstock up` starts one, --http says where it serves its status", err)
+	}
+	if err != nil {
+		return nil, err
 	}
 	run, err := prepare(now, o)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer run.close()
 
 	progress := loadgen.NewProgress(os.Stderr, terminalWidth())
 	options := loadgen.Options{
 		Dial:    loadgen.DialClient(client.Options{}),
-		Status:  manager.Status,
+		Status:  ask,
 		Observe: progress.Show,
 		Tell:    func(line string) { progress.Say("penstock load: " + line) },
 	}
@@ -141,34 +158,50 @@ func load(ctx context.Context, o loadOptions) error {
 	}
 	if o.findMaxRate != "" {
 		defer progress.End()
-		return findMaxRate(ctx, run.spec, options, o)
+		return nil, findMaxRate(ctx, run.spec, options, o)
 	}
 	report, err := loadgen.Run(ctx, run.spec, options)
 	progress.End()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := report.Require(o.required); err != nil {
-		return err
+		return nil, err
 	}
 	if err := printReport(report, o.output); err != nil {
-		return err
+		return nil, err
 	}
-	if err := run.show(report, o); err != nil {
-		return err
+	if !o.figuresOnly {
+		if err := run.show(report, o); err != nil {
+			return nil, err
+		}
 	}
 	if faults := append(report.Faults(), report.Missed()...); len(faults) > 0 {
 		for _, fault := range faults {
 			fmt.Fprintln(os.Stderr, "penstock load:", fault)
 		}
-		return exitStatus(1)
+		return report, exitStatus(1)
 	}
-	return nil
+	return report, nil
+}
+
+// node returns how to ask the node for its status.
+func (o *loadOptions) node() (func(context.Context) (control.Status, error), error) {
+	if o.http != "" {
+		return status.New(o.http).Status, nil
+	}
+	dir, err := nodeFolder(o.runtimeDir)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context) (control.Status, error) { return control.ReadStatus(ctx, dir) }, nil
 }
 
 // checkFlags says which flag is wrong, before anything is asked of the node.
 func (o *loadOptions) checkFlags() error {
 	switch {
+	case o.http != "" && o.runtimeDir != "":
+		return errors.New("--http and --runtime-dir: want one of them; both choose the node")
 	case o.duration <= 0:
 		return fmt.Errorf("--duration %v: want more than 0, like 30s", o.duration)
 	case o.warmup < 0:
@@ -203,7 +236,16 @@ func printReport(r *loadgen.Report, output string) error {
 	case "csv":
 		return r.WriteCSV(os.Stdout)
 	}
-	return r.WriteTable(os.Stdout)
+	return r.WriteTable(os.Stdout, outputWidth())
+}
+
+// outputWidth is how wide the standard output's terminal is, 0 if it is none.
+func outputWidth() int {
+	width, _, err := term.GetSize(int(os.Stdout.Fd()))
+	if err != nil {
+		return 0
+	}
+	return width
 }
 
 func terminalWidth() func() int {
@@ -416,7 +458,7 @@ func (p *prepared) add(f control.FunctionStatus, rate float64, process arrival.P
 	case o.check && (made.card.Framework == "" || made.card.Apart() != ""):
 		fmt.Fprintf(os.Stderr, "penstock load: answers of %s are not checked: %s is a program of its own\n", f.Name, f.Model)
 	case o.check:
-		reference, err := libml.NewReference(made.card, builtIn)
+		reference, err := libml.NewReference(made.card, frameworks.New)
 		if err != nil {
 			return fmt.Errorf("run %s in this process: %w", f.Model, err)
 		}
@@ -482,12 +524,17 @@ func noise(bytes int, seed uint64) (loadgen.Pictures, error) {
 func readPhotos(dir string) ([]picture.Photo, error) {
 	var fsys fs.FS = zoo.PictureFS()
 	if dir != "" {
+		if info, err := os.Stat(dir); err != nil {
+			return nil, fmt.Errorf("--pictures %s: %w", dir, errors.Unwrap(err))
+		} else if !info.IsDir() {
+			return nil, fmt.Errorf("--pictures %s: is a file; want the folder that it is in", dir)
+		}
 		fsys = os.DirFS(dir)
 	}
 	photos, err := picture.Read(fsys, "*.png", "*.jpg", "*.jpeg", "*.PNG", "*.JPG", "*.JPEG")
 	if err != nil {
 		if errors.Is(err, picture.ErrNone) {
-			return nil, fmt.Errorf("--pictures %s: there is no PNG or JPEG file in that folder", dir)
+			return nil, fmt.Errorf("--pictures %s: the folder has no PNG or JPEG file", dir)
 		}
 		return nil, fmt.Errorf("read pictures: %w", err)
 	}

@@ -1,6 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/control"
@@ -56,5 +60,35 @@ func TestAFunctionThatACaptureFeedsGetsNoLoad(t *testing.T) {
 	}
 	if _, err := prepare(control.Status{Functions: node.Functions[:1]}, loadOptions{arrivals: "poisson"}); err == nil {
 		t.Error("nothing to send to is no error")
+	}
+}
+
+func TestReadPhotos(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "notes.txt")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	missing := filepath.Join(dir, "missing")
+	for dir, want := range map[string]string{
+		missing: "--pictures " + missing + ": no such file or directory",
+		file:    "--pictures " + file + ": is a file; want the folder that it is in",
+		dir:     "--pictures " + dir + ": the folder has no PNG or JPEG file",
+	} {
+		if _, err := readPhotos(dir); err == nil || err.Error() != want {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
+func TestVersion(t *testing.T) {
+	for _, arg := range []string{"version", "--version"} {
+		var out bytes.Buffer
+		cmd := root()
+		cmd.SetArgs([]string{arg})
+		cmd.SetOut(&out)
+		if err := cmd.Execute(); err != nil || strings.TrimSpace(out.String()) != "penstock "+version {
+			t.Errorf("penstock %s: %v, prints %q", arg, err, out.String())
+		}
 	}
 }

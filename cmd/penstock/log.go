@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"io"
+	stdlog "log"
 	"os"
 	"sync/atomic"
 	"time"
@@ -28,7 +30,18 @@ func openLog(c configs.Log, name string) (log zerolog.Logger, end func()) {
 		return zerolog.New(w).Level(level).With().Timestamp().Str("process", name).Logger()
 	}
 	w := newPatientWriter(out, missingFrom(of(out)))
-	return of(w), w.end
+	log = of(w)
+	stdlog.SetFlags(0)
+	stdlog.SetOutput(libraryLines{log})
+	return log, w.end
+}
+
+// libraryLines turns the lines of libraries that use the standard logger into records.
+type libraryLines struct{ log zerolog.Logger }
+
+func (l libraryLines) Write(line []byte) (int, error) {
+	l.log.Warn().Bytes("text", bytes.TrimSpace(line)).Msg("library")
+	return len(line), nil
 }
 
 // missingFrom says in a log that lines of it are missing, also where it has errors only.

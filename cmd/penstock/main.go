@@ -13,7 +13,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/penstock/penstock/orchestrator/sandbox"
 	"github.com/penstock/penstock/shm/floor"
 )
 
@@ -21,6 +23,7 @@ import (
 var version = "unknown"
 
 func main() {
+	sandbox.MaybeLaunch()
 	floor.MaybeChild()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -51,17 +54,36 @@ latency objective, in batches as large as the objective allows.`,
 		Example: `  penstock up                     # manager and orchestrator, with the built-in models
   penstock load --rate face=30    # send pictures at it
   penstock doctor                 # what this machine can and cannot do`,
+		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	cmd.SetVersionTemplate("penstock {{.Version}}\n")
 	cmd.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		var invalid *pflag.InvalidValueError
+		if errors.As(err, &invalid) {
+			if want := flagRules[invalid.GetFlag().Value.Type()]; want != "" {
+				err = fmt.Errorf("--%s is %q, want %s", invalid.GetFlag().Name, invalid.GetValue(), want)
+			}
+		}
 		return fmt.Errorf("%w; `%s --help` shows what it takes", err, c.CommandPath())
 	})
 	cmd.CompletionOptions.HiddenDefaultCmd = true
 	cmd.AddCommand(service("auto", upCommand()), service("auto", managerCommand()), service("auto", orchestratorCommand()),
-		service("json", ifCommand()), service("json", weightsCommand()),
-		modelsCommand(), profileCommand(), planCommand(), loadCommand(), demoCommand(), benchCommand(), doctorCommand(), versionCommand())
+		service("json", ifCommand()), service("json", weightsCommand()), service("json", prepareCommand()),
+		modelsCommand(), profileCommand(), planCommand(), loadCommand(), demoCommand(), benchMoved(), doctorCommand(), checkCommand(), loadModelCommand(), versionCommand())
 	return cmd
+}
+
+// flagRules are what values of pflag's types look like; pflag's own errors name Go's parsers.
+var flagRules = map[string]string{
+	"bool":     "true or false",
+	"duration": "a duration with its unit, like 25ms",
+	"float64":  "a number, like 12.5",
+	"int":      "an integer",
+	"int64":    "an integer",
+	"uint64":   "an integer from 0",
+	"uint8":    "an integer from 0 to 255",
 }
 
 // arguments wants n arguments, which the command's use names.

@@ -21,6 +21,8 @@ func (f followed) Reconfigure(c configs.Config) error {
 	return nil
 }
 
+func (f followed) RejectConfiguration(error) {}
+
 // follows watches a configuration that was read as text until the test ends; on has the
 // text that lies there when the watch begins.
 func follows(t *testing.T, text, on string) (told followed, file string) {

@@ -52,9 +52,8 @@ The policies:
   parvagpu              ParvaGPU's Algorithms 1 and 2
   parvagpu-single       the same without MPS: one process a segment
   parvagpu-unoptimized  the same without its last stage, allocation optimisation
-  gpulet, igniter, mig-serving
-                        the planners that ParvaGPU's paper compares with, as far as
-                        their papers say how`,
+
+gpulet, iGniter and MIG-serving, which ParvaGPU's paper compares with: penstock-lab plan`,
 		Example: `  penstock plan --profiles prof_data --services services.csv
   penstock plan --profiles prof_data --services scenarios.csv --scenario S3 -o html > plan.html
   penstock plan --profiles prof_data --services services.csv --policy parvagpu --replay
@@ -159,9 +158,7 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	if err != nil {
 		return explained(err, problem)
 	}
-	if problem, err = policies.Solved(problem, printed.Plan); err != nil {
-		return err
-	}
+	problem = policies.Solved(problem, printed.Plan)
 	printed.Notes = append(printed.Notes, unused(problem)...)
 	if err := verify.Plan(problem, printed.Plan); err != nil {
 		return fmt.Errorf("the plan does not hold, which is a mistake in Penstock; it is not printed: %w", err)
@@ -208,9 +205,8 @@ func made(ctx context.Context, policy string, problem *plan.Problem) (*plan.Plan
 
 // changed moves as little of an old plan as possible.
 func changed(ctx context.Context, old *plan.Plan, problem *plan.Problem) (*plan.Plan, *change.Change, error) {
-	problem, err := policies.Shared(old.Policy, problem)
-	if err != nil {
-		return nil, nil, err
+	if _, err := policies.Find(old.Policy); err != nil {
+		return nil, nil, fmt.Errorf("--from: %w: %w", change.ErrOldPlan, err)
 	}
 	if old.Policy != simulated.Name { // which has learnt its own
 		if err := ofHalf(old); err != nil {

@@ -397,7 +397,7 @@ func TestEachBadInputHasOneClearError(t *testing.T) {
 
 		{"no profile of a model", on(services(t, "alexnet,3,100\n")), `service "alexnet": no profile of model "alexnet" on a100-80; there are: bert, densenet121`},
 		{"an objective that nothing meets", on(services(t, "vgg19,100,3\n")), `SLO 3 ms leaves a batch less than 1.35 ms; the fastest point (size 7, batch 1, 1 process) takes 2 ms, 0.65 ms too long`},
-		{"a rate that a policy does not divide", on(services(t, "vgg19,100000,200\n"), "--policy", "igniter"), "rate 100000 requests/s: the best segment within 90 ms a batch"},
+		{"a policy of the lab", on(good, "--policy", "igniter"), "bin/penstock-lab plan --policy igniter"},
 		{"no such policy", on(good, "--policy", "best"), `no policy "best"; there are: penstock, penstock-sim, parvagpu`},
 
 		{"no table", on(good, "--gpu", "a100"), `--gpu "a100": no placement table for this GPU; there are: a30`},

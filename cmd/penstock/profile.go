@@ -15,27 +15,39 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/bench"
-	"github.com/penstock/penstock/bench/sweep"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/models/zoo"
 	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/profiler"
+	"github.com/penstock/penstock/profiler/sweep"
 )
 
 // profileFlags are what `penstock profile` takes.
 type profileFlags struct {
-	deviceFlags
+	device, models             string
 	shares, batches, processes []int
 	sizes                      bool
 	window                     time.Duration
 	precision                  float64
 	windows                    int
 	out                        string
-	again, keepCard            bool
+	again, keepCard, quick     bool
 }
+
+// The defaults of --quick. The node starts and the last point ends
+// within a minute, of which the sweep has quickBudget.
+const (
+	quickBudget    = 45 * time.Second
+	quickWindow    = 200 * time.Millisecond
+	quickPrecision = 10
+	quickWindows   = 8
+)
+
+var quickShares = []int{20, 50, 100}
 
 func profileCommand() *cobra.Command {
 	var f profileFlags
@@ -53,17 +65,17 @@ What cannot help is left out: along shares, batches or processes, what follows t
 points in a row that brought no 2 % more; and what needs no less memory than a point
 that ran out of it.
 
-The profile, MODEL.csv, and a plot, MODEL.svg, go beside the card, and the knees into
-it. While points are missing the file is MODEL.csv.partial: stopped with Ctrl-C, the
-same command goes on from there.`,
+The profile, MODEL.csv, goes beside the card, and the knees into it. While points are
+missing the file is MODEL.csv.partial: stopped with Ctrl-C, the same command goes on
+from there.`,
 		Example: `  penstock profile fashion
   penstock profile fashion --device cpu --shares 20,40,60,80,100 --batches 1,8 --processes 1,2 --out profiles
   penstock profile fashion --device cuda --sizes   # MIG's sizes, by MPS percentages`,
 		Args: arguments(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return f.run(cmd, args[0]) },
 	}
-	f.register(cmd, configs.DeviceAuto)
-	cmd.Flags().Lookup("device").Usage = "cuda, cuda:N, a GPU's UUID, cpu, or auto: the first GPU, else the CPU"
+	cmd.Flags().StringVar(&f.device, "device", configs.DeviceAuto, "cuda, cuda:N, a GPU's UUID, cpu, or auto: the first GPU, else the CPU")
+	cmd.Flags().StringVar(&f.models, "models", "", "folder of cards, searched before the built-in models")
 	cmd.Flags().IntSliceVar(&f.shares, "shares", nil, "shares to measure, in percent (with --sizes, in GPCs); 10,20,...,100 if left out")
 	cmd.Flags().IntSliceVar(&f.batches, "batches", nil, "batch sizes; the card's ladder if left out")
 	cmd.Flags().IntSliceVar(&f.processes, "processes", []int{1, 2, 3, 4, 5}, "numbers of processes within a share")
@@ -71,7 +83,8 @@ same command goes on from there.`,
 	cmd.Flags().DurationVar(&f.window, "window", 250*time.Millisecond, "length of a window; longer where ten batches take longer")
 	cmd.Flags().Float64Var(&f.precision, "precision", 5, "when a point is stable: half the confidence interval, in percent of the mean")
 	cmd.Flags().IntVar(&f.windows, "windows", 20, "most windows of a point; it is taken as it is then")
-	cmd.Flags().StringVar(&f.out, "out", "", "folder for profile and plot; beside the card if left out, and ./profiles for a built-in model")
+	cmd.Flags().StringVar(&f.out, "out", "", "folder for the profile; beside the card if left out, and ./profiles for a built-in model")
+	cmd.Flags().BoolVar(&f.quick, "quick", false, "take a minute: three shares, the smallest and the largest batch, one process, short windows; cells that there is no time for are left out")
 	cmd.Flags().BoolVar(&f.again, "again", false, "forget what was measured before")
 	cmd.Flags().BoolVar(&f.keepCard, "keep-card", false, "leave the card as it is")
 	return cmd
@@ -80,16 +93,40 @@ same command goes on from there.`,
 // leastWindows of a point: fewer say little of how much they vary.
 const leastWindows = 4
 
+// quicken sets what --quick means, except for flags that were given.
+func (f *profileFlags) quicken(given func(flag string) bool) {
+	if !given("processes") {
+		f.processes = []int{1}
+	}
+	if !given("window") {
+		f.window = quickWindow
+	}
+	if !given("precision") {
+		f.precision = quickPrecision
+	}
+	if !given("windows") {
+		f.windows = quickWindows
+	}
+}
+
 func (f *profileFlags) run(cmd *cobra.Command, model string) error {
+	began := time.Now()
+	if f.quick {
+		f.quicken(cmd.Flags().Changed)
+	}
 	if err := f.check(); err != nil {
 		return err
 	}
 	if f.device == configs.DeviceAuto {
 		f.device = deviceHere()
 	}
-	o, err := f.options()
-	if err != nil {
-		return err
+	if err := testbed.CheckDevice(f.device); err != nil {
+		return fmt.Errorf("--device %s: %w", f.device, err)
+	}
+	o := testbed.Setup{Device: f.device, Models: f.models, Machine: testbed.ThisMachine(version)}
+	var err error
+	if o.Binary, err = os.Executable(); err != nil {
+		return fmt.Errorf("find own binary: %w", err)
 	}
 	find := zoo.Registry{}
 	if f.models != "" {
@@ -114,10 +151,10 @@ func (f *profileFlags) run(cmd *cobra.Command, model string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(cmd.ErrOrStderr(), "%s on %s: at most %d points, into %s\n", card.Name, f.device, len(sweep.Cells(grid)), place.file)
+	fmt.Fprintf(cmd.ErrOrStderr(), "%s on %s: at most %d points, into %s\n%s\n", card.Name, f.device, len(sweep.Cells(grid)), place.file, f.duration(grid))
 
 	ctx := cmd.Context()
-	profiler, err := bench.NewProfiler(ctx, bench.ProfileOptions{Options: o, Card: card, MostBatch: slices.Max(grid.Batches),
+	profiler, err := profiler.New(ctx, profiler.Options{Setup: o, Card: card, MostBatch: slices.Max(grid.Batches),
 		MostProcesses: slices.Max(grid.Processes), Percent: scale.percent, MemoryMiB: scale.memoryMiB})
 	if err != nil {
 		return stoppedBefore(ctx, err)
@@ -129,7 +166,11 @@ func (f *profileFlags) run(cmd *cobra.Command, model string) error {
 	}
 	header.Date = time.Now().UTC().Truncate(time.Second)
 	show := newSweepProgress(cmd.ErrOrStderr(), isTerminal(os.Stderr), scale.unit)
-	report, err := sweep.Run(ctx, profiler, sweep.Options{File: place.file, Header: header, Again: f.again, Progress: show.hear})
+	options := sweep.Options{File: place.file, Header: header, Again: f.again, Progress: show.hear}
+	if f.quick {
+		options.Budget, options.Elapsed = quickBudget, func() time.Duration { return time.Since(began) }
+	}
+	report, err := sweep.Run(ctx, profiler, options)
 	show.end()
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		if len(report.Profile.Points) == 0 {
@@ -141,11 +182,24 @@ func (f *profileFlags) run(cmd *cobra.Command, model string) error {
 	if err != nil {
 		return err
 	}
-	if err := place.draw(report.Profile); err != nil {
-		return err
-	}
 	printSweep(cmd.OutOrStdout(), &report)
 	return place.writeKnees(cmd.OutOrStdout(), card, report.Profile)
+}
+
+// duration says how long a measurement takes, before it begins.
+func (f *profileFlags) duration(grid profile.Sweep) string {
+	if f.quick {
+		return "this takes up to a minute"
+	}
+	minutes := func(d time.Duration) string {
+		if d < 2*time.Minute {
+			return fmt.Sprintf("%.0f s", d.Seconds())
+		}
+		return fmt.Sprintf("%.0f min", d.Minutes())
+	}
+	least, most := sweep.Estimate(grid)
+	return fmt.Sprintf("this takes %s to %s: less if points cannot help, more if a batch takes longer than %s; --quick takes a minute",
+		minutes(least), minutes(most), f.window/10)
 }
 
 // interrupted is the exit status of a program that Ctrl-C ended (128 + SIGINT).
@@ -200,7 +254,7 @@ func count(list []int, n int) (times int) {
 
 // deviceHere is the first GPU where there is one, else the CPU.
 func deviceHere() string {
-	if bench.CheckDevice("cuda") == nil {
+	if testbed.CheckDevice("cuda") == nil {
 		return "cuda"
 	}
 	return configs.DeviceCPU
@@ -279,11 +333,18 @@ func (f *profileFlags) grid(card *models.Card, s scale) (profile.Sweep, error) {
 		Shares: f.shares, Batches: f.batches, Processes: f.processes,
 		WindowSeconds: f.window.Seconds(), PrecisionPercent: f.precision, LeastWindows: leastWindows, MostWindows: f.windows,
 	}
+	g.Quick = f.quick
 	if len(g.Shares) == 0 {
 		g.Shares = s.shares
+		if f.quick && s.unit == profile.Percent {
+			g.Shares = quickShares
+		}
 	}
 	if len(g.Batches) == 0 {
 		g.Batches = card.Batches
+		if f.quick && len(g.Batches) > 2 {
+			g.Batches = []int{g.Batches[0], g.Batches[len(g.Batches)-1]}
+		}
 	}
 	for _, share := range g.Shares {
 		if share > s.total || s.unit == profile.GPCs && !slices.Contains(s.shares, share) {
@@ -337,6 +398,12 @@ func printSweep(w io.Writer, r *sweep.Report) {
 	}
 	if n := len(h.Unsteady); n > 0 {
 		fmt.Fprintf(w, "%d points varied by more than %v %% to the last; the header names them\n", n, h.Sweep.PrecisionPercent)
+	}
+	if n := len(h.LoadBound); n > 0 {
+		fmt.Fprintf(w, "%d points are bounded by the load: the model waits for pictures, so their throughput is the node's\n", n)
+	}
+	if n := len(r.Late); n > 0 {
+		fmt.Fprintf(w, "%d points left out: --quick had no time for them\n", n)
 	}
 	for _, c := range r.Left {
 		fmt.Fprintf(w, "left out: share %d, batch %d, %d processes: %v\n", c.Share, c.Batch, c.Processes, sweep.ErrNotFilled)
@@ -404,19 +471,9 @@ func writable(dir string) error {
 	return errors.Join(tmp.Close(), os.Remove(tmp.Name()))
 }
 
-func (p *profilePlace) plot() string { return strings.TrimSuffix(p.file, ".csv") + ".svg" }
-
-func (p *profilePlace) draw(of profile.Profile) error {
-	w, err := os.Create(p.plot())
-	if err != nil {
-		return fmt.Errorf("draw profile: %w", err)
-	}
-	return errors.Join(sweep.Plot(w, of), w.Close())
-}
-
 // writeKnees says where the profile went and writes its knees into the card.
 func (p *profilePlace) writeKnees(w io.Writer, card *models.Card, of profile.Profile) error {
-	fmt.Fprintf(w, "profile: %s\nplot:    %s\n", p.file, p.plot())
+	fmt.Fprintf(w, "profile: %s\n", p.file)
 	knee, ok := of.KneeFor(card.SLO)
 	if !ok {
 		fmt.Fprintln(w, "card:    as it was: a knee needs two shares at least")
@@ -540,6 +597,9 @@ func endedText(e *sweep.Ended) string {
 	text := fmt.Sprintf("%.1f images/s, %s a batch, ±%.1f %%", e.Point.Total(), milliseconds(e.Point.Latency), 100*e.Precision)
 	if !e.Stable {
 		text += ", not stable"
+	}
+	if e.LoadBound {
+		text += fmt.Sprintf(", bounded by the load (%.0f %% in batches)", 100*e.Busy)
 	}
 	return text
 }

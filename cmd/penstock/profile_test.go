@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/bench/sweep"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/profiler/sweep"
 )
 
 func TestProfileRefusesWhatItCannotMeasure(t *testing.T) {

@@ -39,8 +39,8 @@ import (
 // ErrMode is returned for a GPU on which MIG mode is off.
 var ErrMode = errors.New("MIG mode is off")
 
-// ErrNoGPU is returned for a wish on a GPU that is not there or cannot be cut.
-var ErrNoGPU = errors.New("no such GPU with MIG")
+// errNoGPU is returned for a wish on a GPU that is not there or cannot be cut.
+var errNoGPU = errors.New("no such GPU with MIG")
 
 // ErrNoProfile is returned for a wish that the GPU has no profile for.
 var ErrNoProfile = errors.New("no such profile")
@@ -48,8 +48,8 @@ var ErrNoProfile = errors.New("no such profile")
 // ErrPlacement is returned for a profile where it cannot start.
 var ErrPlacement = errors.New("a profile cannot start there")
 
-// ErrOverlap is returned for two wishes for the same memory slice.
-var ErrOverlap = errors.New("two instances want the same slot")
+// errOverlap is returned if two instances need the same memory slice.
+var errOverlap = errors.New("two instances want the same slot")
 
 // A GPU is one that can be cut, and how it is cut now.
 type GPU struct {
@@ -208,9 +208,9 @@ func Steps(gpus []GPU, wanted []Placement) ([]Step, error) {
 				have = append(have, g.UUID)
 			}
 			if len(have) == 0 {
-				return nil, fmt.Errorf("%s at slot %d: %q: %w; there is none", w.Profile, w.Start, w.GPU, ErrNoGPU)
+				return nil, fmt.Errorf("%s at slot %d: %q: %w; there is none", w.Profile, w.Start, w.GPU, errNoGPU)
 			}
-			return nil, fmt.Errorf("%s at slot %d: %q: %w; there are: %s", w.Profile, w.Start, w.GPU, ErrNoGPU, strings.Join(have, ", "))
+			return nil, fmt.Errorf("%s at slot %d: %q: %w; there are: %s", w.Profile, w.Start, w.GPU, errNoGPU, strings.Join(have, ", "))
 		}
 	}
 	var steps []Step
@@ -295,7 +295,7 @@ func (g GPU) lay(wanted []Placement) ([]Step, error) {
 		what := fmt.Sprintf("%s at slot %d", w.Profile, w.Start)
 		for slot := w.Start; slot < w.Start+p.Size; slot++ {
 			if other, ok := taken[slot]; ok {
-				return nil, fmt.Errorf("%s of %v: %w: slot %d is that of %s, too; %s takes %s", what, g, ErrOverlap, slot, other, w.Profile, slots(w.Start, p.Size))
+				return nil, fmt.Errorf("%s of %v: %w: slot %d is that of %s, too; %s takes %s", what, g, errOverlap, slot, other, w.Profile, slots(w.Start, p.Size))
 			}
 			taken[slot] = what
 		}

@@ -112,14 +112,14 @@ func TestAWishThatNoGPUGrantsIsRefusedWithWhatWouldBeRight(t *testing.T) {
 		err    error
 		says   string
 	}{
-		{"another GPU", []Placement{{"gpu-7", "1g.10gb", 0}}, ErrNoGPU, `1g.10gb at slot 0: "gpu-7": no such GPU with MIG; there are: gpu-0`},
+		{"another GPU", []Placement{{"gpu-7", "1g.10gb", 0}}, errNoGPU, `1g.10gb at slot 0: "gpu-7": no such GPU with MIG; there are: gpu-0`},
 		{"another GPU's profile", []Placement{{"gpu-0", "3g.20gb", 4}}, ErrNoProfile,
 			"3g.20gb at slot 4 of GPU 0 (gpu-0), A100: no such profile; there are: 1g.10gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb"},
 		{"a wrong start", []Placement{{"gpu-0", "2g.20gb", 5}}, ErrPlacement,
 			"2g.20gb at slot 5 of GPU 0 (gpu-0): a profile cannot start there; it can start at 0, 2 or 4"},
-		{"slot 3 under a 3g", []Placement{{"gpu-0", "3g.40gb", 0}, {"gpu-0", "1g.10gb", 3}}, ErrOverlap,
+		{"slot 3 under a 3g", []Placement{{"gpu-0", "3g.40gb", 0}, {"gpu-0", "1g.10gb", 3}}, errOverlap,
 			"1g.10gb at slot 3 of GPU 0 (gpu-0): two instances want the same slot: slot 3 is that of 3g.40gb at slot 0, too; 1g.10gb takes slot 3"},
-		{"the same twice", []Placement{{"gpu-0", "7g.80gb", 0}, {"gpu-0", "7g.80gb", 0}}, ErrOverlap, "slot 0 is that of 7g.80gb"},
+		{"the same twice", []Placement{{"gpu-0", "7g.80gb", 0}, {"gpu-0", "7g.80gb", 0}}, errOverlap, "slot 0 is that of 7g.80gb"},
 	} {
 		steps, err := Steps(Blank(1, "A100", a100), c.wanted)
 		if !errors.Is(err, c.err) || !strings.Contains(err.Error(), c.says) || steps != nil {

@@ -14,8 +14,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/cuda/mig"
-	"github.com/penstock/penstock/cuda/mig/strict"
 	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/internal/testing/migfake"
 )
 
 // failer is what rapid's and testing's T have in common.
@@ -27,9 +27,9 @@ type failer interface {
 
 // dgx is go-nvml's mock of a DGX A100 (eight A100-SXM4-40GB), made to refuse as its
 // GPUs do, with MIG mode on where said, and a session on it.
-func dgx(t failer, modes ...int) (*strict.Server, mig.Session) {
+func dgx(t failer, modes ...int) (*migfake.Server, mig.Session) {
 	t.Helper()
-	s := strict.Over(dgxa100.New())
+	s := migfake.Over(dgxa100.New())
 	for _, i := range modes {
 		d, _ := s.DeviceGetHandleByIndex(i)
 		if ret, activation := d.SetMigMode(lib.DEVICE_MIG_ENABLE); ret != lib.SUCCESS || activation != lib.SUCCESS {
@@ -192,7 +192,7 @@ func TestOnlyRootCutsAGPU(t *testing.T) {
 }
 
 // old is a driver that lacks a function.
-type old struct{ *strict.Server }
+type old struct{ *migfake.Server }
 
 func (o old) Extensions() lib.ExtendedInterface { return without{} }
 

@@ -75,7 +75,7 @@ type ComputeMode int
 // The modes that there are.
 const (
 	Default          ComputeMode = 0
-	ExclusiveThread  ComputeMode = 1 // no longer offered by drivers
+	exclusiveThread  ComputeMode = 1 // no longer offered by drivers
 	Prohibited       ComputeMode = 2 // nobody
 	ExclusiveProcess ComputeMode = 3 // one process; an MPS server is one
 )
@@ -84,7 +84,7 @@ func (m ComputeMode) String() string {
 	switch m {
 	case Default:
 		return "default"
-	case ExclusiveThread:
+	case exclusiveThread:
 		return "exclusive thread"
 	case Prohibited:
 		return "prohibited"

@@ -7,20 +7,20 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Card is a card in the words of its own file, for penstock_environment.card.
+// cardFile is a card in the words of its own file, for penstock_environment.card.
 // Unlike the file it has everything that has a default, and absolute paths.
-type Card struct {
+type cardFile struct {
 	Name        string         `json:"name"`
 	Version     uint32         `json:"version"`
 	Framework   string         `json:"framework,omitempty"`
 	Command     []string       `json:"command,omitempty"`
 	Model       string         `json:"model,omitempty"`
-	Input       CardInput      `json:"input"`
-	Outputs     []CardOutput   `json:"outputs"`
+	Input       cardInput      `json:"input"`
+	Outputs     []cardOutput   `json:"outputs"`
 	Batches     []int          `json:"batches"`
 	SLO         float64        `json:"slo"` // seconds
 	KneePercent float64        `json:"knee_percent,omitempty"`
-	Knees       []CardKnee     `json:"knees,omitempty"`
+	Knees       []cardKnee     `json:"knees,omitempty"`
 	Threads     int            `json:"threads"`
 	Decoder     map[string]any `json:"decoder"`
 	Labels      []string       `json:"labels,omitempty"`
@@ -30,53 +30,53 @@ type Card struct {
 	Dir  string `json:"dir"`
 }
 
-// CardInput is the card's input.
-type CardInput struct {
+// cardInput is the card's input.
+type cardInput struct {
 	Name            string     `json:"name,omitempty"`
 	Size            [3]int     `json:"size"`
-	Wire            CardFormat `json:"wire"`
-	Tensor          CardFormat `json:"tensor"`
+	Wire            cardFormat `json:"wire"`
+	Tensor          cardFormat `json:"tensor"`
 	ReverseChannels bool       `json:"reverse_channels"`
 	Mean            []float32  `json:"mean,omitempty"`
 	Std             []float32  `json:"std,omitempty"`
 }
 
-// CardFormat is what bytes are.
-type CardFormat struct {
+// cardFormat is what bytes are.
+type cardFormat struct {
 	Type   models.DType  `json:"type"`
 	Layout models.Layout `json:"layout"`
 }
 
-// CardOutput is one of the card's outputs.
-type CardOutput struct {
+// cardOutput is one of the card's outputs.
+type cardOutput struct {
 	Name  string  `json:"name"`
 	Shape []int64 `json:"shape"`
 }
 
-// CardKnee is one of the card's knees.
-type CardKnee struct {
+// cardKnee is one of the card's knees.
+type cardKnee struct {
 	Batch   int     `json:"batch"`
 	Percent float64 `json:"percent"`
 }
 
-// CardJSON is a card as penstock_environment.card has it.
-func CardJSON(c *models.Card) ([]byte, error) {
+// cardJSON is a card as penstock_environment.card has it.
+func cardJSON(c *models.Card) ([]byte, error) {
 	in := &c.Input
-	card := Card{
+	card := cardFile{
 		Name: c.Name, Version: c.Version, Framework: c.Framework, Command: c.Command, Model: c.Model,
-		Input: CardInput{
+		Input: cardInput{
 			Name: in.Name, Size: [3]int{in.Height, in.Width, in.Channels},
-			Wire: CardFormat{in.WireType, in.WireLayout}, Tensor: CardFormat{in.TensorType, in.TensorLayout},
+			Wire: cardFormat{in.WireType, in.WireLayout}, Tensor: cardFormat{in.TensorType, in.TensorLayout},
 			ReverseChannels: in.ReverseChannels, Mean: in.Mean, Std: in.Std,
 		},
 		Batches: c.Batches, SLO: c.SLO.Seconds(), KneePercent: c.KneePercent, Threads: c.Threads,
 		Decoder: map[string]any{}, Labels: c.Labels, File: c.File, Dir: c.Dir,
 	}
 	for _, o := range c.Outputs {
-		card.Outputs = append(card.Outputs, CardOutput(o))
+		card.Outputs = append(card.Outputs, cardOutput(o))
 	}
 	for _, k := range c.Knees {
-		card.Knees = append(card.Knees, CardKnee(k))
+		card.Knees = append(card.Knees, cardKnee(k))
 	}
 	for key, value := range c.Decoder.Params {
 		card.Decoder[key] = value

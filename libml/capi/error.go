@@ -11,33 +11,33 @@ import (
 	"github.com/penstock/penstock/libml/device"
 )
 
-// Code is what calls and callbacks return: enum penstock_code of penstock.h.
-type Code int32
+// errorCode is what calls and callbacks return: enum penstock_code of penstock.h.
+type errorCode int32
 
 // The codes of penstock.h.
 const (
-	OK          Code = 0
-	Failed      Code = 1
-	NoHostStage Code = 2
-	OutOfMemory Code = 3
-	DeviceLost  Code = 4
-	NotShared   Code = 5
+	codeOK          errorCode = 0
+	codeFailed      errorCode = 1
+	codeNoHostStage errorCode = 2
+	codeOutOfMemory errorCode = 3
+	codeDeviceLost  errorCode = 4
+	codeNotShared   errorCode = 5
 )
 
-// Error is a callback that failed. It wraps cuda.ErrOutOfMemory or device.ErrLost where
+// codedError is a callback that failed. It wraps cuda.ErrOutOfMemory or device.ErrLost where
 // the callback returned the code of it.
-type Error struct {
+type codedError struct {
 	// Callback is the field of the table, "infer_batch".
 	Callback string
 	// Code is what it returned.
-	Code Code
+	Code errorCode
 	// Reason is the line that it left with penstock_error; may be empty.
 	Reason string
 }
 
 // Error begins with the callback's name where it is infer_batch: of the others libml says
 // what it was doing.
-func (e *Error) Error() string {
+func (e *codedError) Error() string {
 	if e.Callback == "infer_batch" {
 		return e.Callback + ": " + e.what()
 	}
@@ -45,19 +45,19 @@ func (e *Error) Error() string {
 }
 
 // what says what went wrong in the callback.
-func (e *Error) what() string {
+func (e *codedError) what() string {
 	reason := e.Reason
 	if reason == "" {
 		reason = "it left no reason (penstock_error)"
 	}
 	switch e.Code {
-	case Failed:
-	case OutOfMemory:
+	case codeFailed:
+	case codeOutOfMemory:
 		// Not cuda.ErrOutOfMemory's text: the callback may have run on a CPU.
 		return "out of memory: " + reason
-	case DeviceLost:
+	case codeDeviceLost:
 		return fmt.Sprintf("%v: %s", device.ErrLost, reason)
-	case NoHostStage:
+	case codeNoHostStage:
 		return e.Callback + " returned PENSTOCK_NO_HOST_STAGE, which only load_model may"
 	default:
 		return fmt.Sprintf("returned %d, want PENSTOCK_OK (0), PENSTOCK_FAILED (1), PENSTOCK_OUT_OF_MEMORY (3) or PENSTOCK_DEVICE_LOST (4): %s",
@@ -67,36 +67,36 @@ func (e *Error) what() string {
 }
 
 // Unwrap is what libml knows the error by, or nil.
-func (e *Error) Unwrap() error {
+func (e *codedError) Unwrap() error {
 	switch e.Code {
-	case OutOfMemory:
+	case codeOutOfMemory:
 		return cuda.ErrOutOfMemory
-	case DeviceLost:
+	case codeDeviceLost:
 		return device.ErrLost
 	}
 	return nil
 }
 
 // codeOf is what penstock_run returns for an error.
-func codeOf(err error) Code {
+func codeOf(err error) errorCode {
 	switch {
 	case err == nil:
-		return OK
+		return codeOK
 	case errors.Is(err, device.ErrLost), errors.Is(err, cuda.ErrLost):
-		return DeviceLost
+		return codeDeviceLost
 	}
-	return Failed
+	return codeFailed
 }
 
 // callback turns what a callback returned into what libml takes it for.
-func callback(name string, code Code, reason string) error {
-	if code == OK {
+func callback(name string, code errorCode, reason string) error {
+	if code == codeOK {
 		return nil
 	}
-	if code == NoHostStage && name == "load_model" {
+	if code == codeNoHostStage && name == "load_model" {
 		return libml.ErrNoHostStage
 	}
-	return &Error{Callback: name, Code: code, Reason: line(reason)}
+	return &codedError{Callback: name, Code: code, Reason: line(reason)}
 }
 
 // line makes one line of a text that C wrote.

@@ -39,7 +39,7 @@ var (
 // guard turns a panic into a code and a text.
 func guard(call string, code *C.int, why **C.char) {
 	if v := recover(); v != nil {
-		*code, *why = C.int(Failed), C.CString(line(fmt.Sprintf("%s: panic: %v: this is an error of libpenstock", call, v)))
+		*code, *why = C.int(codeFailed), C.CString(line(fmt.Sprintf("%s: panic: %v: this is an error of libpenstock", call, v)))
 	}
 }
 
@@ -114,16 +114,16 @@ func pcapiGraph(slot, n C.int32_t, graph C.uint64_t, why **C.char) (code C.int) 
 	f := running.Load()
 	if f == nil {
 		*why = C.CString("penstock_graph: no callback is running")
-		return C.int(Failed)
+		return C.int(codeFailed)
 	}
 	if err := f.handOver(int(slot), int(n), uintptr(graph)); err != nil {
 		*why = C.CString(line("penstock_graph: " + err.Error()))
 		if errors.Is(err, cuda.ErrOutOfMemory) {
-			return C.int(OutOfMemory)
+			return C.int(codeOutOfMemory)
 		}
 		return C.int(codeOf(err))
 	}
-	return C.int(OK)
+	return C.int(codeOK)
 }
 
 // pcapiWeights is penstock_weights; places says that there is somewhere to put the two
@@ -132,22 +132,22 @@ func pcapiGraph(slot, n C.int32_t, graph C.uint64_t, why **C.char) (code C.int) 
 //export pcapiWeights
 func pcapiWeights(file *C.char, places C.int, address, bytes *C.uint64_t, why **C.char) (code C.int) {
 	defer guard("penstock_weights", &code, why)
-	fail := func(code Code, text string) C.int {
+	fail := func(code errorCode, text string) C.int {
 		*why = C.CString(line("penstock_weights: " + text))
 		return C.int(code)
 	}
 	if file == nil || places == 0 {
-		return fail(Failed, "an argument is NULL; want a file's path and places for its address and length")
+		return fail(codeFailed, "an argument is NULL; want a file's path and places for its address and length")
 	}
 	shared, err := weights(C.GoString(file))
 	switch {
-	case codeOf(err) != DeviceLost && errors.Is(err, libml.ErrNoWeights):
-		return fail(NotShared, err.Error())
+	case codeOf(err) != codeDeviceLost && errors.Is(err, libml.ErrNoWeights):
+		return fail(codeNotShared, err.Error())
 	case err != nil:
 		return fail(codeOf(err), err.Error())
 	}
 	*address, *bytes = C.uint64_t(shared.Address), C.uint64_t(shared.Bytes)
-	return C.int(OK)
+	return C.int(codeOK)
 }
 
 // weights is Environment.Weights of the framework that runs.

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/models"
 )
@@ -43,7 +44,10 @@ type Framework struct {
 // batch is what is configured.
 type batch struct{ slot, n int }
 
-var _ libml.Framework = (*Framework)(nil)
+var (
+	_ libml.Framework = (*Framework)(nil)
+	_ libml.Demotable = (*Framework)(nil)
+)
 
 // New makes a framework of a penstock_framework and what it calls self. The table is
 // copied. The error wraps ErrTable.
@@ -104,7 +108,7 @@ func (f *Framework) text(s string) *C.char {
 
 // failed is callback with what the callback left on this thread.
 func failed(name string, code C.int) error {
-	return callback(name, Code(code), C.GoString(C.pcapi_reason()))
+	return callback(name, errorCode(code), C.GoString(C.pcapi_reason()))
 }
 
 // Init is libml.Framework's.
@@ -122,7 +126,7 @@ func (f *Framework) Init(env libml.Environment) error {
 // describe fills in penstock_environment.
 func (f *Framework) describe(env *libml.Environment) error {
 	e, card := &f.handle.environment, env.Card
-	text, err := CardJSON(card)
+	text, err := cardJSON(card)
 	if err != nil {
 		return err
 	}
@@ -224,13 +228,17 @@ func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) 
 // nothing.
 func (f *Framework) InferBatch(slot, n int) error {
 	if l := f.graphs.of(batch{slot, n}); l != nil {
-		return l.run()
+		return l.run(cuda.StreamOf(f.batchStream(slot)))
 	}
 	if code := C.pcapi_infer(f.handle, C.int32_t(slot), C.int32_t(n)); code != 0 {
 		return failed("infer_batch", code)
 	}
 	return nil
 }
+
+// Demotable is true of a batch that was handed over as a graph: infer_batch queues its
+// work on the stream that configure_batch asked for.
+func (f *Framework) Demotable(slot, n int) bool { return f.graphs.of(batch{slot, n}) != nil }
 
 // Deinit is libml.Framework's. What the callbacks were told stays until Close.
 func (f *Framework) Deinit() error {
@@ -270,4 +278,13 @@ func (f *Framework) stream(slot int) uintptr {
 		return 0
 	}
 	return env.Stream(slot)
+}
+
+// batchStream is the stream of a batch that is a graph.
+func (f *Framework) batchStream(slot int) uintptr {
+	env := f.env.Load()
+	if env.BatchStream == nil {
+		return env.Stream(slot)
+	}
+	return env.BatchStream(slot)
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/capitest"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/capi"
-	"github.com/penstock/penstock/libml/capi/capitest"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 )

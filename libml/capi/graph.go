@@ -23,7 +23,6 @@ type graphs struct {
 // launch is a batch of one slot and size.
 type launch struct {
 	executable *cuda.Executable
-	stream     cuda.Stream
 }
 
 // of is the batch's launch, nil where infer_batch runs it.
@@ -92,28 +91,28 @@ func (f *Framework) fitting(err error) error {
 // setGraph launches a batch by a copy of the graph from now on.
 func (f *Framework) setGraph(slot, n int, graph uintptr) error {
 	env := f.env.Load()
-	stream := f.stream(slot)
+	stream := cuda.StreamOf(f.stream(slot))
 	switch {
 	case env == nil || env.Stream == nil:
 		return errors.New("there is no GPU to launch a graph on")
-	case stream == 0:
+	case stream == (cuda.Stream{}):
 		return fmt.Errorf("slot %d has no stream: graphs are handed over in configure_batch", slot)
 	case graph == 0:
 		return errors.New("the graph is NULL")
 	}
-	l := &launch{stream: cuda.StreamOf(stream)}
+	l := &launch{}
 	var err error
-	if l.executable, err = cuda.GraphOf(graph).Retarget(l.stream); err != nil {
+	if l.executable, err = cuda.GraphOf(graph).Retarget(stream); err != nil {
 		return lost(fmt.Sprintf("batch of %d in slot %d", n, slot), err)
 	}
-	if err := l.executable.Upload(l.stream); err != nil {
+	if err := l.executable.Upload(stream); err != nil {
 		return lost(fmt.Sprintf("batch of %d in slot %d", n, slot), errors.Join(err, l.executable.Destroy()))
 	}
 	return f.graphs.set(batch{slot, n}, l)
 }
 
-// run queues the batch.
-func (l *launch) run() error { return lost("launch graph", l.executable.Launch(l.stream)) }
+// run queues the batch on a stream.
+func (l *launch) run(on cuda.Stream) error { return lost("launch graph", l.executable.Launch(on)) }
 
 // lost names what failed, and makes it device.ErrLost where nothing will work again.
 func lost(doing string, err error) error {

@@ -10,21 +10,21 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/capitest"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/capi/capitest"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/null/nulltest"
 	"github.com/penstock/penstock/models"
 )
 
-func TestMain(m *testing.M) { fake.Main(m, fake.Kernels(nulltest.Twins)) }
+func TestMain(m *testing.M) { cudafake.Main(m, cudafake.Kernels(nulltest.Twins)) }
 
 // captured is a framework on the fake GPU whose slot 0 has the whole device and whose
 // slot 2 has a part of it, and a graph of one kernel.
 func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph *cuda.Graph, partSMs uint32) {
 	t.Helper()
-	fake.Check(t)
+	cudafake.Check(t)
 	closing := func(give func() error) {
 		t.Cleanup(func() {
 			if err := give(); err != nil {
@@ -56,7 +56,7 @@ func captured(t *testing.T) (f *Framework, callbacks *capitest.Callbacks, graph 
 	memory, err := context.Allocate(1 << 10)
 	must(err)
 	closing(func() error { return context.Free(memory) })
-	split, err := devices[0].Split(0)
+	split, err := devices[0].Split()
 	must(err)
 	part, err := context.Green(split, []int{1})
 	must(err)
@@ -104,16 +104,16 @@ func TestGraphIsLaunchedOnItsSlotsMultiprocessors(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	seen := len(fake.Launches())
+	seen := len(cudafake.Launches())
 	for _, slot := range []int{0, 2} {
 		if err := f.InferBatch(slot, 1); err != nil {
 			t.Fatal(err)
 		}
-		if err := f.graphs.of(batch{slot, 1}).stream.Synchronize(); err != nil {
+		if err := cuda.StreamOf(f.stream(slot)).Synchronize(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	launches := fake.Launches()[seen:]
+	launches := cudafake.Launches()[seen:]
 	if len(launches) != 2 || launches[0].SMs == partSMs || launches[1].SMs != partSMs {
 		t.Errorf("launched %+v, want the second on %d multiprocessors", launches, partSMs)
 	}
@@ -125,8 +125,33 @@ func TestGraphIsLaunchedOnItsSlotsMultiprocessors(t *testing.T) {
 		t.Errorf("a launch allocates %v times", n)
 	}
 	// The kernels' memory is freed next.
-	if err := f.graphs.of(batch{0, 1}).stream.Synchronize(); err != nil {
+	if err := cuda.StreamOf(f.stream(0)).Synchronize(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A graph runs on the stream of each batch, so that the batch can be demoted.
+func TestStreamOfAGraph(t *testing.T) {
+	f, _, graph, _ := captured(t)
+	if f.Demotable(0, 1) {
+		t.Error("a batch of infer_batch can be demoted")
+	}
+	if err := f.setGraph(0, 1, graph.Handle()); err != nil {
+		t.Fatal(err)
+	}
+	if !f.Demotable(0, 1) {
+		t.Error("a batch that is a graph cannot be demoted")
+	}
+	env := *f.env.Load()
+	low := f.stream(2) // any other
+	env.BatchStream = func(int) uintptr { return low }
+	f.env.Store(&env)
+	cudafake.Reset()
+	if err := errors.Join(f.InferBatch(0, 1), cuda.StreamOf(low).Synchronize()); err != nil {
+		t.Fatal(err)
+	}
+	if l := cudafake.Launches(); len(l) != 1 || l[0].Stream != low {
+		t.Errorf("launched %+v, want one on stream %#x", l, low)
 	}
 }
 
@@ -150,7 +175,7 @@ func TestGraphThatCannotBeLaunchedIsRefused(t *testing.T) {
 
 func TestGraphsErrorsHaveTheirMeaning(t *testing.T) {
 	f, _, graph, _ := captured(t)
-	fake.Apply(t, fake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.OutOfMemory))
+	cudafake.Apply(t, cudafake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.OutOfMemory))
 	if err := f.setGraph(0, 1, graph.Handle()); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("%v, want out of memory", err)
 	}
@@ -171,7 +196,7 @@ func TestAGraphThatDoesNotFitIsWhatItsBatchFailsWith(t *testing.T) {
 	if err := f.handOver(0, 1, graph.Handle()); err != nil || f.fitting(said) != said {
 		t.Errorf("%v, then %v; want what the callback said", err, f.fitting(said))
 	}
-	fake.Apply(t, fake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
+	cudafake.Apply(t, cudafake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
 	if err := f.handOver(0, 1, graph.Handle()); !errors.Is(err, cuda.ErrTooFewSMs) {
 		t.Errorf("%v, want too few multiprocessors", err)
 	}
@@ -180,7 +205,7 @@ func TestAGraphThatDoesNotFitIsWhatItsBatchFailsWith(t *testing.T) {
 	}
 }
 
-// Twice for the same batch: the first is given back, and fake.Check counts.
+// Twice for the same batch: the first is given back, and cudafake.Check counts.
 func TestGraphReplacesTheOneBefore(t *testing.T) {
 	f, _, graph, _ := captured(t)
 	for range 3 {
@@ -210,16 +235,16 @@ func TestGraphIsTheLastConfigureBatchs(t *testing.T) {
 		if _, err := f.ConfigureBatch(slot, n, input, [][]byte{output}); err != nil {
 			t.Fatal(err)
 		}
-		calls, launches := c.Calls(capitest.Infer), len(fake.Launches())
+		calls, launches := c.Calls(capitest.Infer), len(cudafake.Launches())
 		if err := f.InferBatch(slot, n); err != nil {
 			t.Fatal(err)
 		}
-		if launched := f.graphs.of(batch{slot, n}); launched != nil {
-			if err := launched.stream.Synchronize(); err != nil {
+		if f.graphs.of(batch{slot, n}) != nil {
+			if err := cuda.StreamOf(f.stream(slot)).Synchronize(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		calls, launches = c.Calls(capitest.Infer)-calls, len(fake.Launches())-launches
+		calls, launches = c.Calls(capitest.Infer)-calls, len(cudafake.Launches())-launches
 		if want := map[bool][2]int{false: {1, 0}, true: {0, 1}}[hands]; [2]int{calls, launches} != want {
 			t.Errorf("round %d: %d calls and %d launches, want %v", round, calls, launches, want)
 		}
@@ -263,7 +288,7 @@ func TestGraphThatIsNotTakenBackLeavesTheBuffersPinned(t *testing.T) {
 	})
 	c.HandOver(0)
 	const invalidValue = cuda.Code(1)
-	fake.Apply(t, fake.Refuse("cuGraphExecDestroy", 1, invalidValue))
+	cudafake.Apply(t, cudafake.Refuse("cuGraphExecDestroy", 1, invalidValue))
 	input, outputs = buffers()
 	if _, err := f.ConfigureBatch(0, 1, input, outputs); err == nil || !strings.Contains(err.Error(), "give a graph back") {
 		t.Errorf("error %v, want one of a graph that is not given back", err)

@@ -166,8 +166,9 @@ typedef struct penstock_environment {
 	const penstock_tensor *outputs;
 	uint32_t output_count;
 
-	/* The ladder of batch sizes, ascending, from 1. configure_batch is called with no
-	   other, so the last is the largest batch. */
+	/* The ladder of batch sizes, ascending; from 1, unless the model's batch is
+	   fixed. configure_batch is called with no other, so the last is the largest
+	   batch. */
 	uint32_t batch_count;
 	const int32_t *batches;
 } penstock_environment;
@@ -273,7 +274,8 @@ void *penstock_stream(int32_t slot);
    buffers are the same. What a graph's kernels and copies need, memory of the host
    included, stays where it is until every slot and size that the graph was handed over
    for has got another, or deinit is called: slots 0 and 2, and 1 and 3, are never in
-   flight together, the others may be.
+   flight together, the others may be. Graphs run at the priority of each batch; what
+   infer_batch queues runs at the priority of penstock_stream.
 
    PENSTOCK_FAILED: not on a GPU, not in that configure_batch, or a graph that cannot be
    copied or moved (one that allocates memory, or has other graphs in it).

@@ -41,12 +41,12 @@ import (
 // Returned by Append. They are made beforehand: one costs a request, thousands a
 // second may.
 var (
-	// ErrNotANumber is returned, with the output's name, when an output that the
+	// errNotANumber is returned, with the output's name, when an output that the
 	// result depends on is NaN or infinite.
-	ErrNotANumber = errors.New("not a finite number")
-	// ErrOutputs is returned when the outputs are not those of the card: one
+	errNotANumber = errors.New("not a finite number")
+	// errOutputs is returned when the outputs are not those of the card: one
 	// slice an output, 4 bytes an element.
-	ErrOutputs = errors.New("outputs do not have the card's sizes")
+	errOutputs = errors.New("outputs do not have the card's sizes")
 )
 
 // Decoder turns one image's outputs into a result. It has scratch memory of its
@@ -86,7 +86,7 @@ func New(card *models.Card) (Decoder, error) {
 // declared is what the card says of one output.
 type declared struct {
 	bytes     int   // of one image
-	notFinite error // ErrNotANumber with the output's name
+	notFinite error // errNotANumber with the output's name
 }
 
 func declaredBy(card *models.Card) []declared {
@@ -95,20 +95,20 @@ func declaredBy(card *models.Card) []declared {
 		o := &card.Outputs[i]
 		list[i] = declared{
 			bytes:     4 * o.Elements(),
-			notFinite: fmt.Errorf("output %q: %w", o.Name, ErrNotANumber),
+			notFinite: fmt.Errorf("output %q: %w", o.Name, errNotANumber),
 		}
 	}
 	return list
 }
 
-// check returns ErrOutputs unless the outputs have the sizes that were declared.
+// check returns errOutputs unless the outputs have the sizes that were declared.
 func check(declared []declared, outputs [][]byte) error {
 	if len(outputs) != len(declared) {
-		return ErrOutputs
+		return errOutputs
 	}
 	for i, o := range outputs {
 		if len(o) != declared[i].bytes {
-			return ErrOutputs
+			return errOutputs
 		}
 	}
 	return nil

@@ -473,7 +473,7 @@ func TestWhatIsNotFiniteIsAnErrorThatNamesTheOutput(t *testing.T) {
 			for _, v := range []float32{nan, -nan, infinity, -infinity} {
 				set(outputs[c.output], c.at, v)
 				got, _, err := d.Append([]byte("before"), outputs)
-				if !errors.Is(err, ErrNotANumber) || err.Error() != want || string(got) != "before" {
+				if !errors.Is(err, errNotANumber) || err.Error() != want || string(got) != "before" {
 					t.Errorf("%v: Append = %q, %v, want dst as it was and %s", v, got, err, want)
 				}
 			}
@@ -500,7 +500,7 @@ func TestABoxTooLargeForAFloatIsAnError(t *testing.T) {
 	set(outputs[2], 16*7, math.MaxFloat32)
 	set(outputs[2], 16*7+2, math.MaxFloat32)
 	d := newDecoder(t, card)
-	if got, _, err := d.Append(nil, outputs); !errors.Is(err, ErrNotANumber) || got != nil {
+	if got, _, err := d.Append(nil, outputs); !errors.Is(err, errNotANumber) || got != nil {
 		t.Errorf("Append = %x, %v, want ErrNotANumber", got, err)
 	}
 }
@@ -513,7 +513,7 @@ func TestOutputsOfAnotherSizeAreRefused(t *testing.T) {
 		short := slices.Clone(outputs)
 		short[last] = short[last][:len(short[last])-4]
 		for name, o := range map[string][][]byte{"none": nil, "one less": outputs[:last], "a shorter one": short} {
-			if _, _, err := d.Append(nil, o); !errors.Is(err, ErrOutputs) {
+			if _, _, err := d.Append(nil, o); !errors.Is(err, errOutputs) {
 				t.Errorf("%s, %s: %v, want ErrOutputs", card.Name, name, err)
 			}
 		}
@@ -606,7 +606,7 @@ func TestAppendAllocatesNothing(t *testing.T) {
 		}
 		set(outputs[0], 0, nan)
 		if n := testing.AllocsPerRun(20, func() {
-			if _, _, err := d.Append(dst, outputs); !errors.Is(err, ErrNotANumber) {
+			if _, _, err := d.Append(dst, outputs); !errors.Is(err, errNotANumber) {
 				t.Fatal(err)
 			}
 		}); n != 0 {
@@ -665,7 +665,7 @@ func FuzzAppend(f *testing.F) {
 			}
 			payload, kind, err := d.Append(nil, outputs)
 			if err != nil {
-				if !errors.Is(err, ErrNotANumber) {
+				if !errors.Is(err, errNotANumber) {
 					t.Fatal(err)
 				}
 				continue

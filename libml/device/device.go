@@ -25,6 +25,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -145,9 +146,25 @@ type Partitioned interface {
 	SMs(slot int) (int, error)
 
 	// Stream is the stream (CUstream) on which the slot's batches are queued, by
-	// the device and by the framework. It changes with Repartition. Any goroutine
-	// may ask, but not during a Repartition of that slot.
+	// the device and by the framework, unless Choose has another. It changes with
+	// Repartition and Prioritize. Any goroutine may ask, but not during one of these of
+	// that slot.
 	Stream(slot int) uintptr
+
+	// Prioritize moves these slots, with nothing in flight, to streams of this level, 1 or
+	// higher, and keeps a stream of level budget.Demoted beside each. Slots that
+	// Repartition moves from then on have both. It is called once. The error wraps
+	// cuda.ErrNotSupported if the device does not have that level.
+	Prioritize(slots []int, level budget.Level) error
+
+	// Choose has the slot's next batches, with nothing in flight in it, run at a level from
+	// budget.Demoted to that of Prioritize. It does nothing to a slot that was not
+	// prioritized. Repartition undoes it. An error leaves the level as it was.
+	Choose(slot int, level budget.Level) error
+
+	// BatchStream is the stream that Choose chose. It is called from the goroutine that
+	// calls Gather.
+	BatchStream(slot int) uintptr
 
 	// Repartition has these slots, with nothing in flight, run on the
 	// multiprocessors of these groups, ascending, from now on; no groups: on all
@@ -202,10 +219,10 @@ var (
 	ErrSlab = errors.New("piece is in an unknown slab")
 	// ErrOutsideSlab is returned when a piece's bytes are not all in its slab.
 	ErrOutsideSlab = errors.New("piece reaches outside its slab")
-	// ErrOutsideRequest is returned when a piece's place is not all in the request.
-	ErrOutsideRequest = errors.New("piece reaches outside its request")
-	// ErrEmpty is returned when a piece has no bytes.
-	ErrEmpty = errors.New("piece is empty")
+	// errOutsideRequest is returned when a piece's place is not all in the request.
+	errOutsideRequest = errors.New("piece reaches outside its request")
+	// errEmpty is returned when a piece has no bytes.
+	errEmpty = errors.New("piece is empty")
 	// ErrOverlap is returned when two pieces cover the same byte.
 	ErrOverlap = errors.New("pieces overlap")
 	// ErrGap is returned when some byte of the request is in no piece.
@@ -229,11 +246,11 @@ func Order(scratch []shm.Piece, req Request, slabBytes []uint64) (ordered []shm.
 		case int(p.Slab) >= len(slabBytes):
 			return ordered, i, ErrSlab
 		case p.Length == 0:
-			return ordered, i, ErrEmpty
+			return ordered, i, errEmpty
 		case uint64(p.Length) > slabBytes[p.Slab] || p.Offset > slabBytes[p.Slab]-uint64(p.Length):
 			return ordered, i, ErrOutsideSlab
 		case uint64(p.Place)+uint64(p.Length) > uint64(req.Bytes):
-			return ordered, i, ErrOutsideRequest
+			return ordered, i, errOutsideRequest
 		}
 		sorted = sorted && uint64(p.Place) == next
 		next = uint64(p.Place) + uint64(p.Length)

@@ -95,7 +95,6 @@ func (g *gpu) close() (err error) {
 // launches are a batch's kernels with their arguments.
 type launches struct {
 	gpu    *gpu
-	stream cuda.Stream
 	images uint32
 	digest *cuda.Args
 	values []*cuda.Args // by output
@@ -126,9 +125,9 @@ func rounds(d time.Duration) uint32 {
 }
 
 // prepare makes the kernels of a batch of n in a slot.
-func (g *gpu) prepare(card *models.Card, slot, n int, b batch, stream uintptr, do *Behaviour) *launches {
+func (g *gpu) prepare(card *models.Card, slot, n int, b batch, do *Behaviour) *launches {
 	digests := g.scratch + cuda.Pointer(slot*g.most*digestBytes)
-	l := &launches{gpu: g, stream: cuda.StreamOf(stream), images: uint32(n), digest: cuda.NewArgs(8, 4, 8)}
+	l := &launches{gpu: g, images: uint32(n), digest: cuda.NewArgs(8, 4, 8)}
 	l.digest.SetPointer(0, cuda.At(b.input))
 	l.digest.SetUint32(1, uint32(card.Input.TensorBytes()))
 	l.digest.SetPointer(2, digests)
@@ -153,25 +152,25 @@ func (g *gpu) prepare(card *models.Card, slot, n int, b batch, stream uintptr, d
 	return l
 }
 
-// queue queues the batch, with a fault at its head if that was ordered. It allocates
+// queue queues the batch on a stream, with a fault at its head if that was ordered. It allocates
 // nothing.
-func (l *launches) queue(fault bool) error {
+func (l *launches) queue(stream cuda.Stream, fault bool) error {
 	if fault {
-		if err := l.gpu.fault.Launch([3]uint32{1, 1, 1}, [3]uint32{1, 1, 1}, 0, l.stream, l.gpu.faulty); err != nil {
+		if err := l.gpu.fault.Launch([3]uint32{1, 1, 1}, [3]uint32{1, 1, 1}, 0, stream, l.gpu.faulty); err != nil {
 			return err
 		}
 	}
 	if l.work != nil {
-		if err := l.gpu.work.Launch([3]uint32{workBlocks, 1, 1}, [3]uint32{workThreads, 1, 1}, 0, l.stream, l.work); err != nil {
+		if err := l.gpu.work.Launch([3]uint32{workBlocks, 1, 1}, [3]uint32{workThreads, 1, 1}, 0, stream, l.work); err != nil {
 			return err
 		}
 	}
 	grid, block := [3]uint32{l.images, 1, 1}, [3]uint32{answerBlock, 1, 1}
-	if err := l.gpu.digest.Launch(grid, block, 0, l.stream, l.digest); err != nil {
+	if err := l.gpu.digest.Launch(grid, block, 0, stream, l.digest); err != nil {
 		return err
 	}
 	for _, a := range l.values {
-		if err := l.gpu.values.Launch(grid, block, 0, l.stream, a); err != nil {
+		if err := l.gpu.values.Launch(grid, block, 0, stream, a); err != nil {
 			return err
 		}
 	}

@@ -11,21 +11,21 @@ import (
 
 	"github.com/rs/zerolog"
 
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/gputest"
+	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/device/gpu/gputest"
 	"github.com/penstock/penstock/libml/null"
-	"github.com/penstock/penstock/libml/null/nulltest"
 	"github.com/penstock/penstock/models"
 )
 
 func TestMain(m *testing.M) {
 	nulltest.Child()
-	fake.Main(m, fake.Kernels(nulltest.Twins), fake.Kernels(gputest.Twins))
+	cudafake.Main(m, cudafake.Kernels(nulltest.Twins), cudafake.Kernels(gputest.Twins))
 }
 
 func TestTheSuiteOnTheFake(t *testing.T) {
-	fake.Check(t)
+	cudafake.Check(t)
 	nulltest.Run(t)
 }
 

@@ -44,6 +44,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
@@ -96,8 +97,8 @@ var (
 	steps = []string{"init", "load", "link", "configure", "infer"}
 )
 
-// ParseBehaviour reads what PENSTOCK_NULL says.
-func ParseBehaviour(s string) (Behaviour, error) {
+// parseBehaviour reads what PENSTOCK_NULL says.
+func parseBehaviour(s string) (Behaviour, error) {
 	var b Behaviour
 	for word := range strings.SplitSeq(s, ",") {
 		if word = strings.TrimSpace(word); word == "" {
@@ -174,9 +175,9 @@ type Framework struct {
 	mu        sync.RWMutex                // guards batches
 	batches   [device.Slots]map[int]batch // of a slot, by size
 	ran       atomic.Int64
-	name      string // of the GPU; "": on the CPU
-	stream    func(slot int) uintptr
-	gpu       *gpu // from LinkModel on
+	name      string                 // of the GPU; "": on the CPU
+	stream    func(slot int) uintptr // of the next batch
+	gpu       *gpu                   // from LinkModel on
 }
 
 type batch struct {
@@ -185,7 +186,10 @@ type batch struct {
 	kernels *launches // on a GPU
 }
 
-var _ libml.Framework = (*Framework)(nil)
+var (
+	_ libml.Framework = (*Framework)(nil)
+	_ libml.Demotable = (*Framework)(nil)
+)
 
 // New returns a framework that does what PENSTOCK_NULL says.
 func New() *Framework { return new(Framework) }
@@ -203,7 +207,7 @@ func (f *Framework) step(name string) error {
 // Init reads the behaviour.
 func (f *Framework) Init(env libml.Environment) error {
 	if f.behaviour == nil {
-		b, err := ParseBehaviour(os.Getenv(Variable))
+		b, err := parseBehaviour(os.Getenv(Variable))
 		if err != nil {
 			return err
 		}
@@ -214,7 +218,9 @@ func (f *Framework) Init(env libml.Environment) error {
 		f.batches[slot] = make(map[int]batch)
 	}
 	if env.Stream != nil {
-		f.name, f.stream = env.Device, env.Stream
+		if f.name, f.stream = env.Device, env.BatchStream; f.stream == nil {
+			f.stream = env.Stream
+		}
 	} else if word := f.behaviour.needsGPU(); word != "" {
 		return fmt.Errorf("read %s: %q is for a GPU, and the function runs on the CPU", Variable, word)
 	}
@@ -240,14 +246,17 @@ func (f *Framework) LinkModel() (persistentBytes int64, err error) {
 	return int64(f.gpu.scratchBytes()) + f.behaviour.Allocate, nil
 }
 
-// ConfigureBatch remembers the buffers, and the stream.
+// Demotable is true.
+func (f *Framework) Demotable(int, int) bool { return true }
+
+// ConfigureBatch remembers the buffers.
 func (f *Framework) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error) {
 	if len(input) != n*f.card.Input.TensorBytes() || len(outputs) != len(f.card.Outputs) {
 		return 0, fmt.Errorf("batch of %d: input has %d bytes and there are %d outputs", n, len(input), len(outputs))
 	}
 	b := batch{input: input, outputs: slices.Clone(outputs)}
 	if f.gpu != nil {
-		b.kernels = f.gpu.prepare(f.card, slot, n, b, f.stream(slot), f.behaviour)
+		b.kernels = f.gpu.prepare(f.card, slot, n, b, f.behaviour)
 	}
 	f.mu.Lock()
 	f.batches[slot][n] = b
@@ -280,7 +289,7 @@ func (f *Framework) InferBatch(slot, n int) error {
 		time.Sleep(do.Sleep)
 	}
 	if b.kernels != nil {
-		return b.kernels.queue(do.FaultAt > 0 && batch >= do.FaultAt)
+		return b.kernels.queue(cuda.StreamOf(f.stream(slot)), do.FaultAt > 0 && batch >= do.FaultAt)
 	}
 
 	size := f.card.Input.TensorBytes()

@@ -244,11 +244,11 @@ func TestParseBehaviourSaysWhatIsWrong(t *testing.T) {
 		"allocate=-1":    "a number of bytes",
 		"zzz":            "known are busy",
 	} {
-		if _, err := ParseBehaviour(words); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), Variable) {
+		if _, err := parseBehaviour(words); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), Variable) {
 			t.Errorf("%s: got %v, want %s", words, err, want)
 		}
 	}
-	if b, err := ParseBehaviour(" busy=1ms , nan,"); err != nil || b.Busy != time.Millisecond || !b.NaN || b.HangAt != 0 {
+	if b, err := parseBehaviour(" busy=1ms , nan,"); err != nil || b.Busy != time.Millisecond || !b.NaN || b.HangAt != 0 {
 		t.Errorf("got %+v, %v", b, err)
 	}
 }

@@ -23,9 +23,9 @@ import (
 // at 20, 30, 40, 60, 70 and 80 %, right at 10, 50 and above 90; PyTorch's matrix
 // product likewise). A green context shows it the whole device, and is right.
 
-// ErrWrongAnswers is returned by LinkModel and ConfigureBatch on a GPU where the model's answers are not
+// errWrongAnswers is returned by LinkModel and ConfigureBatch on a GPU if the model's answers are not
 // the CPU's.
-var ErrWrongAnswers = errors.New("model answers wrongly on this GPU")
+var errWrongAnswers = errors.New("model answers wrongly on this GPU")
 
 // farthest is how far a value may be from the CPU's, for the largest of its output.
 // Of models that are right the farthest were at 0.06 (f16) and 3e-5 (f32); of those
@@ -56,18 +56,23 @@ func newReference(env libml.Environment, model []byte) (_ *reference, err error)
 	if r.input, err = sample(card.Input); err != nil {
 		return nil, err
 	}
+	// A model with a fixed batch has no batch of 1. Its first image is the sample, and
+	// the others are zero.
+	n := card.Batches[0]
+	input := make([]byte, n*len(r.input))
+	copy(input, r.input)
 	var outputs [][]byte
 	for i := range card.Outputs {
-		outputs = append(outputs, make([]byte, card.Outputs[i].Bytes()))
+		outputs = append(outputs, make([]byte, n*card.Outputs[i].Bytes()))
 	}
-	if _, err := f.ConfigureBatch(0, 1, r.input, outputs); err != nil {
+	if _, err := f.ConfigureBatch(0, n, input, outputs); err != nil {
 		return nil, err
 	}
-	if err := f.InferBatch(0, 1); err != nil {
+	if err := f.InferBatch(0, n); err != nil {
 		return nil, err
 	}
-	for _, o := range outputs {
-		r.outputs = append(r.outputs, floats(o))
+	for i, o := range outputs {
+		r.outputs = append(r.outputs, floats(o[:card.Outputs[i].Bytes()]))
 	}
 	return r, nil
 }
@@ -126,7 +131,7 @@ func (r *reference) check(c *cuda.Context, stream cuda.Stream, in place, outs []
 		each := len(got) / n
 		for i := range n {
 			if d := distance(r.outputs[k], got[i*each:(i+1)*each]); !(d <= farthest) {
-				return fmt.Errorf("%w: output %s is %.2g of its largest value away from the CPU's", ErrWrongAnswers, o.name, d)
+				return fmt.Errorf("%w: output %s is %.2g of its largest value away from the CPU's", errWrongAnswers, o.name, d)
 			}
 		}
 	}

@@ -39,7 +39,10 @@ func shape(dims []int64) string {
 // both.
 func fits(card *models.Card, inputs, outputs []tensor) error {
 	if len(inputs) != 1 {
-		return fmt.Errorf("model takes %d inputs (%s), a card describes one", len(inputs), names(inputs))
+		return fmt.Errorf("model takes %d inputs (%s); want one, of %s: a request is one picture", len(inputs), described(inputs), inputTypes)
+	}
+	if t := inputs[0]; !slices.Contains([]string{string(models.U8), string(models.F16), string(models.F32)}, t.dtype) {
+		return fmt.Errorf("input %q is %s in the model; want %s: put a Cast in front of it", t.name, t, inputTypes)
 	}
 	in := &card.Input
 	want := tensor{name: in.Name, dtype: string(in.TensorType), dims: append([]int64{-1}, in.Shape(1)[1:]...)}
@@ -71,15 +74,22 @@ func matches(kind string, card *models.Card, want tensor, have []tensor) error {
 	if !same {
 		return fmt.Errorf("%s %q is %s in the model, %s in the card", kind, want.name, got, want)
 	}
-	if len(got.dims) > 0 && got.dims[0] >= 0 {
-		for _, n := range card.Batches {
-			if got.dims[0] != int64(n) {
-				return fmt.Errorf("%s %q is %s in the model, fixed at batch %d; the card has batches %v",
-					kind, want.name, got, got.dims[0], card.Batches)
-			}
-		}
+	if len(got.dims) > 0 && got.dims[0] >= 0 && (len(card.Batches) != 1 || got.dims[0] != int64(card.Batches[0])) {
+		return fmt.Errorf("%s %q is %s in the model, fixed at batch %d; the card has batches %v, want [%d]: smaller batches are padded",
+			kind, want.name, got, got.dims[0], card.Batches, got.dims[0])
 	}
 	return nil
+}
+
+// inputTypes are the element types that the gather writes.
+const inputTypes = "u8, f16 or f32"
+
+func described(ts []tensor) string {
+	s := make([]string, len(ts))
+	for i, t := range ts {
+		s[i] = fmt.Sprintf("%q %s", t.name, t)
+	}
+	return strings.Join(s, ", ")
 }
 
 func names(ts []tensor) string {

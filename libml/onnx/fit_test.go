@@ -32,14 +32,15 @@ func TestAModelMustFitItsCard(t *testing.T) {
 			`input "x" is f16 [n, 3, 4, 6] in the model, f32 [n, 3, 4, 6] in the card`},
 		{"another input", []tensor{{"image", "f32", []int64{-1, 3, 4, 6}}}, []tensor{y, z},
 			`no input "x", which the card names; it has "image"`},
-		{"two inputs", []tensor{x, y}, []tensor{y, z}, `2 inputs ("x", "y")`},
+		{"two inputs", []tensor{x, y}, []tensor{y, z}, `model takes 2 inputs ("x" f32 [n, 3, 4, 6], "y" f32 [n, 10]); want one, of u8, f16 or f32`},
+		{"integers", []tensor{{"x", "int64", []int64{-1, 3, 4, 6}}}, []tensor{y, z}, `input "x" is int64 [n, 3, 4, 6] in the model; want u8, f16 or f32`},
 		{"fewer classes", []tensor{x}, []tensor{{"y", "f32", []int64{-1, 9}}, z},
 			`output "y" is f32 [n, 9] in the model, f32 [n, 10] in the card`},
 		{"a dimension more", []tensor{x}, []tensor{{"y", "f32", []int64{-1, 10, 1}}, z},
 			`output "y" is f32 [n, 10, 1] in the model, f32 [n, 10] in the card`},
 		{"an output missing", []tensor{x}, []tensor{y}, `no output "z", which the card names; it has "y"`},
 		{"fixed at batch 1", []tensor{{"x", "f32", []int64{1, 3, 4, 6}}}, []tensor{y, z},
-			`input "x" is f32 [1, 3, 4, 6] in the model, fixed at batch 1; the card has batches [1 2]`},
+			`input "x" is f32 [1, 3, 4, 6] in the model, fixed at batch 1; the card has batches [1 2], want [1]`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			err := fits(card, c.in, c.out)

@@ -9,7 +9,7 @@ package onnx
 //	LinkModel       a session for the smallest batch; it answers the picture as well (check.go)
 //	ConfigureBatch  the first of another size: sessions for all the others, at once, each checked
 //	                captures that size over libml's buffers, moves the graph to the slot's stream, uploads it
-//	InferBatch      one cuGraphLaunch
+//	InferBatch      one cuGraphLaunch, on the stream of the batch
 //	Deinit          gives graphs, sessions, memory and context back
 //
 // A session a batch size, because a session keeps no more than one cuDNN plan for a
@@ -119,7 +119,6 @@ type gpu struct {
 
 // launch is a configured batch.
 type launch struct {
-	stream     cuda.Stream
 	executable *cuda.Executable // nil where the model runs node by node
 	hosts      *hosts           // what it copies from
 	binding    binding          // then this is run
@@ -137,6 +136,9 @@ func (l *launch) close(in *cuda.Context) error {
 }
 
 func newGPU(env libml.Environment) *gpu {
+	if env.BatchStream == nil {
+		env.BatchStream = env.Stream
+	}
 	return &gpu{
 		env: env, backend: onnxRuntime{}, preload: loadProvider, ask: newReference, version: ort.GetVersion,
 		batches: make(map[key]*launch), sizes: make(map[int]*size), byNode: make(map[int]bool), plain: make(map[key]*size),
@@ -150,7 +152,7 @@ func loadProvider() error {
 		return err
 	}
 	if err := openProvider(environment.path); err != nil {
-		return fmt.Errorf("%w: load the CUDA provider of %s: %w", ErrNoProvider, environment.path, err)
+		return fmt.Errorf("%w: load the CUDA provider of %s: %w", errNoProvider, environment.path, err)
 	}
 	return nil
 }
@@ -353,7 +355,7 @@ func (g *gpu) link(batches []int) error {
 			continue
 		case failed == nil:
 			failed = errs[i]
-			if errors.Is(failed, ErrWrongAnswers) {
+			if errors.Is(failed, errWrongAnswers) {
 				failed = g.explain(failed)
 			}
 		}
@@ -530,7 +532,7 @@ func (g *gpu) configurePlain(slot, n int, in place, outs []place) (*launch, erro
 	}); err != nil {
 		return nil, err
 	}
-	return &launch{stream: s.stream, binding: b, scratch: scratch}, nil
+	return &launch{binding: b, scratch: scratch}, nil
 }
 
 // places are libml's buffers as tensors.
@@ -567,9 +569,9 @@ func (g *gpu) inferBatch(slot, n int) error {
 		}
 		err = short(l.scratch, l.binding.run(l.scratch))
 	case apart:
-		err = g.launchApart(l)
+		err = g.launchApart(l, cuda.StreamOf(g.env.BatchStream(slot)))
 	default:
-		err = l.executable.Launch(l.stream)
+		err = l.executable.Launch(cuda.StreamOf(g.env.BatchStream(slot)))
 	}
 	if err != nil {
 		return g.fail(fmt.Sprintf("run batch of %d in slot %d", n, slot), err)
@@ -577,20 +579,30 @@ func (g *gpu) inferBatch(slot, n int) error {
 	return nil
 }
 
-// launchApart queues the batch behind the one before, of whatever slot.
-func (g *gpu) launchApart(l *launch) error {
+// demotable reports whether the batch is a graph: a session that runs node by node is
+// bound to a stream for its life.
+func (g *gpu) demotable(slot, n int) bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	l := g.batches[key{slot, n}]
+	return l != nil && l.executable != nil
+}
+
+// launchApart queues the batch behind the one before, of whatever slot. So one within the
+// guarantee may wait for a demoted one.
+func (g *gpu) launchApart(l *launch, on cuda.Stream) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.after != l.stream {
-		if err := l.stream.Wait(g.last); err != nil {
+	if g.after != on {
+		if err := on.Wait(g.last); err != nil {
 			return err
 		}
 	}
-	if err := l.executable.Launch(l.stream); err != nil {
+	if err := l.executable.Launch(on); err != nil {
 		return err
 	}
-	g.after = l.stream
-	return g.last.Record(l.stream)
+	g.after = on
+	return g.last.Record(on)
 }
 
 // drop gives a configured batch back; it is not in flight.

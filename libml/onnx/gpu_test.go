@@ -19,8 +19,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/cudatest"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/cudatest"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/cpu"
@@ -209,7 +209,7 @@ func newRig(t *testing.T, b *played) *rig {
 	r.f.gpu.backend, r.f.gpu.preload = b, func() error { return nil }
 	r.f.gpu.ask = func(libml.Environment, []byte) (*reference, error) { return nil, errors.New("is not asked") }
 	t.Cleanup(func() {
-		fake.Reset()
+		cudafake.Reset()
 		r.end()
 		if b.sessions != 0 {
 			t.Errorf("%d sessions are left", b.sessions)
@@ -336,16 +336,16 @@ func TestABatchRunsAsAGraphOnItsSlotsStream(t *testing.T) {
 	r := newRig(t, &played{}).linked()
 	b := r.tensors(4)
 	r.fillWith(b, 7)
-	fake.Reset()
+	cudafake.Reset()
 	r.configure(0, 4, b)
-	if len(fake.Launches()) != 0 {
+	if len(cudafake.Launches()) != 0 {
 		t.Error("something ran when the batch was configured")
 	}
 	r.infer(0, 4)
 	if got := r.output(b); !all(got, 7) {
 		t.Errorf("answered %v", got)
 	}
-	launches := fake.Launches()
+	launches := cudafake.Launches()
 	if len(launches) != 1 || launches[0].Stream != r.streams[0].Handle() {
 		t.Errorf("launches: %v", launches)
 	}
@@ -354,6 +354,38 @@ func TestABatchRunsAsAGraphOnItsSlotsStream(t *testing.T) {
 	r.infer(0, 4)
 	if got := r.output(b); !all(got, 9) || r.played.ran != ran {
 		t.Errorf("the second time it answered %v, and ONNX Runtime ran %d times", got, r.played.ran-ran)
+	}
+}
+
+// A graph is launched on the stream of each batch; also where batches wait for each other.
+func TestStreamOfABatch(t *testing.T) {
+	for name, apart := range map[string]bool{"lanes of their own": false, "apart": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, &played{outside: apart}).linked()
+			b := r.tensors(4)
+			r.configure(0, 4, b)
+			if r.f.gpu.apart != apart {
+				t.Fatalf("apart is %v", r.f.gpu.apart)
+			}
+			if !r.f.Demotable(0, 4) || r.f.Demotable(1, 4) {
+				t.Error("the batch that is a graph cannot be demoted, or one that is not configured can")
+			}
+			other := r.newStream()
+			on := r.streams[0]
+			r.f.gpu.env.BatchStream = func(int) uintptr { return on.Handle() }
+			for i, stream := range []cuda.Stream{r.streams[0], other, r.streams[0], other} {
+				on = stream
+				r.fillWith(b, byte(7+i))
+				cudafake.Reset()
+				if err := errors.Join(r.f.InferBatch(0, 4), stream.Synchronize()); err != nil {
+					t.Fatal(err)
+				}
+				launches := cudafake.Launches()
+				if len(launches) != 1 || launches[0].Stream != stream.Handle() {
+					t.Errorf("launched on %v, want stream %#x", launches, stream.Handle())
+				}
+			}
+		})
 	}
 }
 
@@ -452,7 +484,7 @@ func TestASizeThatCannotBeLinkedLeavesTheSmallerOnes(t *testing.T) {
 		r.tensors(n)
 	}
 	two, four := r.tensors(2), r.tensors(4)
-	fake.Set(t, fake.Memory(fake.Now().Taken()+80*mebi)) // a session of 2 and its try, not of 4
+	cudafake.Set(t, cudafake.Memory(cudafake.Now().Taken()+80*mebi)) // a session of 2 and its try, not of 4
 	r.configure(0, 2, two)
 	if len(r.f.gpu.sizes) != 2 || p.sessions != 2 {
 		t.Errorf("%d sizes and %d sessions, want 1 and 2", len(r.f.gpu.sizes), p.sessions)
@@ -465,7 +497,7 @@ func TestASizeThatCannotBeLinkedLeavesTheSmallerOnes(t *testing.T) {
 	if got := r.output(two); !all(got, 2) {
 		t.Errorf("answered %v", got)
 	}
-	fake.Reset() // there is memory again
+	cudafake.Reset() // there is memory again
 	r.configure(0, 4, four)
 	if len(r.f.gpu.sizes) != 4 {
 		t.Errorf("%d sizes, want all", len(r.f.gpu.sizes))
@@ -545,7 +577,7 @@ func TestASlotInAPartitionRunsOnItsMultiprocessors(t *testing.T) {
 	b := r.tensors(2)
 	r.fillWith(b, 3)
 	r.configure(0, 2, b)
-	split, err := r.context.Device().Split(0)
+	split, err := r.context.Device().Split()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -563,11 +595,11 @@ func TestASlotInAPartitionRunsOnItsMultiprocessors(t *testing.T) {
 	if r.played.ran != ran {
 		t.Error("ONNX Runtime ran the model to move it")
 	}
-	fake.Reset()
+	cudafake.Reset()
 	r.infer(0, 2)
 	r.infer(2, 2)
 	var sms []uint32
-	for _, l := range fake.Launches() {
+	for _, l := range cudafake.Launches() {
 		sms = append(sms, l.SMs)
 	}
 	if !slices.Equal(sms, []uint32{132, 16}) {
@@ -586,10 +618,10 @@ func TestBatchesInFlightShareNoScratch(t *testing.T) {
 	r := newRig(t, &played{scratch: mebi}).linked()
 	var scratch [device.Slots]cuda.Pointer
 	for slot := range scratch {
-		fake.Reset()
+		cudafake.Reset()
 		r.configure(slot, 4, r.tensors(4))
 		r.infer(slot, 4)
-		l := fake.Launches()
+		l := cudafake.Launches()
 		if len(l) != 1 {
 			t.Fatalf("launches: %v", l)
 		}
@@ -606,12 +638,12 @@ func TestConfiguringAgainReplacesAndFrees(t *testing.T) {
 	r := newRig(t, &played{}).linked()
 	b, other := r.tensors(2), r.tensors(2)
 	r.configure(0, 2, b)
-	before := fake.Now()
+	before := cudafake.Now()
 	for range 10 {
 		r.configure(0, 2, other)
 		r.configure(0, 2, b)
 	}
-	if after := fake.Now(); after.Executables != before.Executables || after.Graphs != before.Graphs || after.Bytes != before.Bytes {
+	if after := cudafake.Now(); after.Executables != before.Executables || after.Graphs != before.Graphs || after.Bytes != before.Bytes {
 		t.Errorf("before %+v\nafter  %+v", before, after)
 	}
 	r.fillWith(other, 5)
@@ -673,7 +705,7 @@ func TestAGraphKeepsWhatItReadsOfTheHost(t *testing.T) {
 // the host stays when the other takes its graph's place.
 func TestASlotKeepsWhatItReadsOfTheHostWhenAnotherIsConfigured(t *testing.T) {
 	r, host := readingHost(t)
-	before := fake.Now().HostAllocations
+	before := cudafake.Now().HostAllocations
 	first, second := r.tensors(1), r.tensors(1)
 	r.configure(0, 1, first)
 	copy(host, "another.") // it may get the place of the first's
@@ -685,11 +717,11 @@ func TestASlotKeepsWhatItReadsOfTheHostWhenAnotherIsConfigured(t *testing.T) {
 		t.Errorf("answered %q and %q", one, other)
 	}
 	r.configure(0, 1, second) // the graph that slot 2 was configured with is there
-	if got := fake.Now().HostAllocations - before; got != 1 {
+	if got := cudafake.Now().HostAllocations - before; got != 1 {
 		t.Errorf("%d pieces of pinned memory for one graph", got)
 	}
 	r.end()
-	if got := fake.Now().HostAllocations - before; got != 0 {
+	if got := cudafake.Now().HostAllocations - before; got != 0 {
 		t.Errorf("%d pieces of pinned memory are left", got)
 	}
 }
@@ -698,10 +730,10 @@ func TestASlotKeepsWhatItReadsOfTheHostWhenAnotherIsConfigured(t *testing.T) {
 // host: what the one before it read is given back.
 func TestGraphsThatCannotBeCopiedDoNotPileUp(t *testing.T) {
 	r, _ := readingHost(t)
-	fake.Set(t, fake.Refuse("cuGraphClone", 0, cuda.NotSupported))
+	cudafake.Set(t, cudafake.Refuse("cuGraphClone", 0, cuda.NotSupported))
 	tensors := r.tensors(1)
 	r.configure(0, 1, tensors)
-	before := fake.Now().HostAllocations
+	before := cudafake.Now().HostAllocations
 	for range 5 {
 		r.streams[0] = r.newStream()
 		r.configure(0, 1, tensors)
@@ -710,7 +742,7 @@ func TestGraphsThatCannotBeCopiedDoNotPileUp(t *testing.T) {
 			t.Errorf("answered %q", got)
 		}
 	}
-	if got := fake.Now().HostAllocations; got != before {
+	if got := cudafake.Now().HostAllocations; got != before {
 		t.Errorf("%d pieces of pinned memory, were %d", got, before)
 	}
 }
@@ -736,7 +768,7 @@ func TestAGraphThatWritesElsewhereRunsAlone(t *testing.T) {
 	if !r.f.gpu.apart {
 		t.Fatal("it may run beside another")
 	}
-	waits := func() bool { return fake.Now().Events > 0 }
+	waits := func() bool { return cudafake.Now().Events > 0 }
 	if !waits() {
 		t.Fatal("no event to wait for")
 	}
@@ -858,7 +890,7 @@ func TestAModelThatAnswersOtherwiseIsNotLinked(t *testing.T) {
 				t.Fatalf("the CPU answered %+v", r.f.gpu.reference)
 			}
 			_, err := r.f.LinkModel()
-			if !errors.Is(err, ErrWrongAnswers) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), c.absent) {
+			if !errors.Is(err, errWrongAnswers) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), c.absent) {
 				t.Errorf("got %v", err)
 			}
 			r.end()
@@ -925,8 +957,8 @@ func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 	t.Run("when it is linked", func(t *testing.T) {
 		r := newRig(t, &played{weights: 64 * mebi})
 		r.loaded()
-		before := fake.Now()
-		fake.Set(t, fake.Memory(before.Bytes+50*mebi))
+		before := cudafake.Now()
+		cudafake.Set(t, cudafake.Memory(before.Bytes+50*mebi))
 		_, err := r.f.LinkModel()
 		if !errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, device.ErrLost) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("got %v", err)
@@ -938,7 +970,7 @@ func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 	t.Run("when it is tried", func(t *testing.T) {
 		r := newRig(t, &played{scratch: 64 * mebi})
 		r.loaded()
-		fake.Set(t, fake.Memory(fake.Now().Taken()+50*mebi))
+		cudafake.Set(t, cudafake.Memory(cudafake.Now().Taken()+50*mebi))
 		if _, err := r.f.LinkModel(); !errors.Is(err, cuda.ErrOutOfMemory) {
 			t.Errorf("got %v", err)
 		}
@@ -947,13 +979,13 @@ func TestOutOfMemoryIsToldAndLeavesNothing(t *testing.T) {
 		r := newRig(t, &played{scratch: 32 * mebi}).linked()
 		small, big := r.tensors(1), r.tensors(4)
 		r.configure(1, 1, small) // of the lane that LinkModel has not used
-		fake.Set(t, fake.Memory(fake.Now().Taken()+16*mebi))
+		cudafake.Set(t, cudafake.Memory(cudafake.Now().Taken()+16*mebi))
 		if _, err := r.f.ConfigureBatch(1, 4, big.input, big.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
 			t.Errorf("got %v", err)
 		}
 		// What was there before still runs, and with memory the rest does.
 		r.infer(1, 1)
-		fake.Reset()
+		cudafake.Reset()
 		r.configure(1, 4, big)
 		r.infer(1, 4)
 	})
@@ -974,7 +1006,7 @@ func TestALostDeviceIsToldByWhateverIsCalled(t *testing.T) {
 		r := newRig(t, &played{}).linked()
 		b := r.tensors(1)
 		r.configure(0, 1, b)
-		fake.Set(t, fake.Lose(cuda.IllegalAddress))
+		cudafake.Set(t, cudafake.Lose(cuda.IllegalAddress))
 		for what, err := range map[string]error{
 			"run":       r.f.InferBatch(0, 1),
 			"configure": func() error { _, err := r.f.ConfigureBatch(0, 2, b.input, b.outputs); return err }(),
@@ -983,21 +1015,21 @@ func TestALostDeviceIsToldByWhateverIsCalled(t *testing.T) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
-		fake.Reset()
+		cudafake.Reset()
 	})
 	t.Run("what ONNX Runtime was refused", func(t *testing.T) {
 		p := &played{}
 		r := newRig(t, p)
 		r.card.Batches = []int{1}
 		p.unmade = func(settings) error {
-			fake.Set(t, fake.Lose(cuda.IllegalAddress))
+			cudafake.Set(t, cudafake.Lose(cuda.IllegalAddress))
 			return &ortError{code: 11, text: "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=x"}
 		}
 		r.loaded()
 		if _, err := r.f.LinkModel(); !errors.Is(err, device.ErrLost) || !strings.Contains(err.Error(), "CUDA failure 700") {
 			t.Errorf("got %v", err)
 		}
-		fake.Reset()
+		cudafake.Reset()
 	})
 }
 
@@ -1006,7 +1038,7 @@ func TestTooFewMultiprocessorsAreTold(t *testing.T) {
 	t.Run("for a graph", func(t *testing.T) {
 		r := newRig(t, &played{}).linked()
 		b := r.tensors(1)
-		fake.Apply(t, fake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
+		cudafake.Apply(t, cudafake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
 		if _, err := r.f.ConfigureBatch(0, 1, b.input, b.outputs); !errors.Is(err, cuda.ErrTooFewSMs) || errors.Is(err, device.ErrLost) {
 			t.Errorf("got %v", err)
 		}
@@ -1101,11 +1133,11 @@ func TestOnAGPUDeinitCopesWithWhateverWasReached(t *testing.T) {
 			if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
 				t.Fatal(err)
 			}
-			fake.Set(t, fake.Refuse(call, 0, cuda.Code(999)))
+			cudafake.Set(t, cudafake.Refuse(call, 0, cuda.Code(999)))
 			if _, err := r.f.LinkModel(); err == nil || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%s refused: %v", call, err)
 			}
-			fake.Reset()
+			cudafake.Reset()
 		})
 	}
 }
@@ -1116,7 +1148,7 @@ func TestInitOnAGPUNamesTheProviderThatIsMissing(t *testing.T) {
 	err := f.Init(libml.Environment{
 		Card: shipped(t, "fashion"), Threads: 1, Device: "GPU-1", Stream: func(int) uintptr { return 0 },
 	})
-	if !errors.Is(err, ErrNoProvider) {
+	if !errors.Is(err, errNoProvider) {
 		t.Fatalf("got %v", err)
 	}
 	for _, part := range []string{bridgeFile, LibraryVariable, "CUDA 13"} {
@@ -1161,7 +1193,7 @@ func TestALibraryThatTheProviderNeedsIsNamedWithWhatBringsIt(t *testing.T) {
 		}
 		return nil
 	})
-	if !errors.Is(err, ErrNoProvider) || !strings.Contains(err.Error(), "libcudnn.so.9") || !strings.Contains(err.Error(), "cuDNN 9 brings it") {
+	if !errors.Is(err, errNoProvider) || !strings.Contains(err.Error(), "libcudnn.so.9") || !strings.Contains(err.Error(), "cuDNN 9 brings it") {
 		t.Errorf("got %v", err)
 	}
 	if err := missing("libcuda.so.1", "p", errors.New("x")); !strings.Contains(err.Error(), "NVIDIA driver") {

@@ -14,8 +14,8 @@ import (
 // ONNX Runtime: the path of libonnxruntime.so.
 const LibraryVariable = "PENSTOCK_ONNXRUNTIME"
 
-// ErrNoLibrary is returned by Library when ONNX Runtime is nowhere to be found.
-var ErrNoLibrary = errors.New("ONNX Runtime (libonnxruntime.so) not found")
+// errNoLibrary is returned by Library when ONNX Runtime is nowhere to be found.
+var errNoLibrary = errors.New("ONNX Runtime (libonnxruntime.so) not found")
 
 const libraryFile = "libonnxruntime.so"
 
@@ -33,7 +33,7 @@ const carrier = "github.com/k2-fsa/sherpa-onnx-go-linux@v1.13.4"
 func Library() (string, error) {
 	if path := os.Getenv(LibraryVariable); path != "" {
 		if err := usable(path); err != nil {
-			return "", fmt.Errorf("%w: %s says %s: %w", ErrNoLibrary, LibraryVariable, path, err)
+			return "", fmt.Errorf("%w: %s says %s: %w", errNoLibrary, LibraryVariable, path, err)
 		}
 		return path, nil
 	}
@@ -44,7 +44,7 @@ func Library() (string, error) {
 		}
 	}
 	return "", fmt.Errorf("%w: not at %s; `make build` puts it beside the binary, or set %s",
-		ErrNoLibrary, strings.Join(places, ", "), LibraryVariable)
+		errNoLibrary, strings.Join(places, ", "), LibraryVariable)
 }
 
 func candidates() []string {

@@ -34,7 +34,7 @@ func TestAWrongVariableIsNotPassedOver(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nowhere.so")
 	t.Setenv(LibraryVariable, path)
 	_, err := Library()
-	if !errors.Is(err, ErrNoLibrary) || !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
+	if !errors.Is(err, errNoLibrary) || !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -64,7 +64,7 @@ func TestALibraryThatIsNowhereIsExplained(t *testing.T) {
 	t.Setenv(LibraryVariable, "")
 	t.Setenv("GOMODCACHE", empty)
 	_, err := Library()
-	if !errors.Is(err, ErrNoLibrary) {
+	if !errors.Is(err, errNoLibrary) {
 		t.Fatalf("got %v", err)
 	}
 	for _, part := range []string{empty, "make build", LibraryVariable} {

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
 // What is given back while something still refers to it, the fake driver answers with the
@@ -70,11 +70,11 @@ func TestASlotThatMovesLeavesNoSessionOnAStreamThatGoes(t *testing.T) {
 	r.configure(2, 4, four)
 	r.infer(2, 4)
 	r.streams[2] = r.newStream()
-	fake.Apply(t, fake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
+	cudafake.Apply(t, cudafake.Refuse("cuGraphInstantiateWithFlags", 1, cuda.InvalidClusterSize))
 	if _, err := r.f.ConfigureBatch(2, 1, one.input, one.outputs); !errors.Is(err, cuda.ErrTooFewSMs) {
 		t.Fatalf("got %v", err)
 	}
-	fake.Reset()
+	cudafake.Reset()
 	if err := before.Destroy(); err != nil {
 		t.Fatal(err)
 	}
@@ -91,12 +91,12 @@ func TestASessionThatFailsWithWorkQueuedLosesNoDevice(t *testing.T) {
 	r := newRig(t, &played{})
 	r.f.gpu.backend = &strict{played: r.played, fails: func(settings) bool { return true }}
 	r.loaded()
-	fake.Apply(t, fake.Late(20*time.Millisecond))
+	cudafake.Apply(t, cudafake.Late(20*time.Millisecond))
 	if _, err := r.f.LinkModel(); err == nil || errors.Is(err, cuda.ErrLost) {
 		t.Errorf("got %v", err)
 	}
 	time.Sleep(100 * time.Millisecond) // what is late has run
-	if fake.Now().Lost != 0 {
+	if cudafake.Now().Lost != 0 {
 		t.Error("the device is lost")
 	}
 }
@@ -115,11 +115,11 @@ func TestABatchThatFoundNoMemoryCostsNoOther(t *testing.T) {
 	r.linked()
 	b := r.tensors(4)
 	r.configure(0, 4, b)
-	fake.Apply(t, fake.Memory(fake.Now().Taken()))
+	cudafake.Apply(t, cudafake.Memory(cudafake.Now().Taken()))
 	if err := r.f.InferBatch(0, 4); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Fatalf("got %v", err)
 	}
-	fake.Reset()
+	cudafake.Reset()
 	r.fillWith(b, 3)
 	r.infer(0, 4)
 	if got := r.output(b); !all(got, 3) {

@@ -5,9 +5,9 @@ package onnx
 import (
 	"testing"
 
-	"github.com/penstock/penstock/cuda/cudatest"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/cudatest"
 )
 
 // The tests of the GPU path run on the fake driver. The others know nothing of it.
-func TestMain(m *testing.M) { fake.Main(m, fake.Kernels(cudatest.Kernels)) }
+func TestMain(m *testing.M) { cudafake.Main(m, cudafake.Kernels(cudatest.Kernels)) }

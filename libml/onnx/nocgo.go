@@ -7,7 +7,10 @@ package onnx
 import (
 	"errors"
 
+	"github.com/rs/zerolog"
+
 	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/models"
 )
 
 // ErrNoCgo is returned by every callback but Deinit.
@@ -38,3 +41,6 @@ func (*Framework) InferBatch(int, int) error { return ErrNoCgo }
 
 // Deinit has nothing to give back.
 func (*Framework) Deinit() error { return nil }
+
+// Prepare returns ErrNoCgo.
+func Prepare(*models.Card, string, string, int, zerolog.Logger) error { return ErrNoCgo }

@@ -43,7 +43,10 @@ type Framework struct {
 	batches map[key]*batch
 }
 
-var _ libml.Framework = (*Framework)(nil)
+var (
+	_ libml.Framework = (*Framework)(nil)
+	_ libml.Demotable = (*Framework)(nil)
+)
 
 // New returns a framework for one model.
 func New() *Framework { return new(Framework) }
@@ -287,6 +290,9 @@ func (b *batch) destroy() error {
 	b.pins.Unpin()
 	return err
 }
+
+// Demotable is true on a GPU of batches that run as graphs.
+func (f *Framework) Demotable(slot, n int) bool { return f.gpu != nil && f.gpu.demotable(slot, n) }
 
 // InferBatch runs a batch. Batches in two slots may run at once: a session may be
 // run from several threads, each with a binding of its own.

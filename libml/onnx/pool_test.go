@@ -10,15 +10,15 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
 // bound locks the test to its thread and binds it to the fake's context, until the
 // test's end.
 func bound(t *testing.T) *cuda.Context {
 	t.Helper()
-	fake.Check(t)
-	fake.Reset()
+	cudafake.Check(t)
+	cudafake.Reset()
 	runtime.LockOSThread()
 	devices, err := cuda.Devices()
 	if err != nil {
@@ -35,7 +35,7 @@ func bound(t *testing.T) *cuda.Context {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		fake.Reset()
+		cudafake.Reset()
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
@@ -145,7 +145,7 @@ func TestAPoolGivesBackWhatNothingLiesIn(t *testing.T) {
 func TestAPoolWithoutMemoryRefuses(t *testing.T) {
 	p := pools(t, bound(t))
 	kept := p.allocate(2 * mebi)
-	fake.Set(t, fake.Memory(8*mebi))
+	cudafake.Set(t, cudafake.Memory(8*mebi))
 	at := p.allocate(64 * mebi)
 	if s := p.look(); !errors.Is(s.refused, cuda.ErrOutOfMemory) || at != 0 || s.mapped != 2*mebi {
 		t.Errorf("%#x, %+v", at, s)
@@ -158,7 +158,7 @@ func TestAPoolWithoutMemoryRefuses(t *testing.T) {
 		t.Error(err)
 	}
 	p.mark()
-	fake.Reset()
+	cudafake.Reset()
 	if at := p.allocate(64 * mebi); at == 0 || p.look().refused != nil || p.look().mapped != 66*mebi {
 		t.Errorf("with memory again: %#x, %+v", at, p.look())
 	}
@@ -166,8 +166,8 @@ func TestAPoolWithoutMemoryRefuses(t *testing.T) {
 
 func TestAPoolThatCannotBeMadeSaysSo(t *testing.T) {
 	c := bound(t)
-	fake.Set(t, fake.Refuse("cuMemAddressReserve", 0, cuda.OutOfMemory))
-	defer fake.Reset()
+	cudafake.Set(t, cudafake.Refuse("cuMemAddressReserve", 0, cuda.OutOfMemory))
+	defer cudafake.Reset()
 	if _, err := newPool(c.Device()); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("no addresses: %v", err)
 	}

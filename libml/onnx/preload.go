@@ -12,9 +12,9 @@ import (
 	"strings"
 )
 
-// ErrNoProvider is returned by Init on a GPU where ONNX Runtime, or what it needs for
+// errNoProvider is returned by Init on a GPU where ONNX Runtime, or what it needs for
 // CUDA, is not there.
-var ErrNoProvider = errors.New("ONNX Runtime cannot run on a GPU")
+var errNoProvider = errors.New("ONNX Runtime cannot run on a GPU")
 
 // The files that make ONNX Runtime's CUDA provider. ONNX Runtime looks for them beside
 // its own library.
@@ -47,19 +47,19 @@ func provider(library string) (path string, needs []string, err error) {
 		path = filepath.Join(filepath.Dir(library), name)
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
 			return "", nil, fmt.Errorf("%w: %s is not there; the ONNX Runtime that `make build` brings is for CPUs: have one for CUDA 13 in one folder, and %s say where its libonnxruntime.so is",
-				ErrNoProvider, path, LibraryVariable)
+				errNoProvider, path, LibraryVariable)
 		} else if err != nil {
-			return "", nil, fmt.Errorf("%w: %w", ErrNoProvider, err)
+			return "", nil, fmt.Errorf("%w: %w", errNoProvider, err)
 		}
 	}
 	f, err := elf.Open(path)
 	if err != nil {
-		return "", nil, fmt.Errorf("%w: read %s: %w", ErrNoProvider, path, err)
+		return "", nil, fmt.Errorf("%w: read %s: %w", errNoProvider, path, err)
 	}
 	defer f.Close()
 	all, err := f.ImportedLibraries()
 	if err != nil {
-		return "", nil, fmt.Errorf("%w: read %s: %w", ErrNoProvider, path, err)
+		return "", nil, fmt.Errorf("%w: read %s: %w", errNoProvider, path, err)
 	}
 	for _, name := range all {
 		if strings.HasPrefix(name, "libcu") || strings.HasPrefix(name, "libnv") {
@@ -100,5 +100,5 @@ func missing(name, provider string, err error) error {
 	default:
 		hint = "the CUDA toolkit of that version brings it; " + hint
 	}
-	return fmt.Errorf("%w: %s, which %s needs, cannot be loaded: %w; %s", ErrNoProvider, name, provider, err, hint)
+	return fmt.Errorf("%w: %s, which %s needs, cannot be loaded: %w; %s", errNoProvider, name, provider, err, hint)
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
 )
@@ -26,11 +26,11 @@ var takers = []string{
 // inEachStep has try run again and again: with each call of each of the takers refused,
 // one a run, and with memory for none of them, for the first, for the first two ... A run
 // says whether it met with a refusal; the counts are of runs that did.
-func inEachStep(t *testing.T, try func(*testing.T, func() fake.Setting) (met bool)) {
+func inEachStep(t *testing.T, try func(*testing.T, func() cudafake.Setting) (met bool)) {
 	const most = 100
 	for _, call := range takers {
 		n := 1
-		for try(t, func() fake.Setting { return fake.Refuse(call, n, cuda.OutOfMemory) }) {
+		for try(t, func() cudafake.Setting { return cudafake.Refuse(call, n, cuda.OutOfMemory) }) {
 			if n++; n > most {
 				t.Fatalf("%s: no end of its calls", call)
 			}
@@ -39,7 +39,7 @@ func inEachStep(t *testing.T, try func(*testing.T, func() fake.Setting) (met boo
 	}
 	const grain = 2 * mebi // the driver's
 	n := int64(0)
-	for try(t, func() fake.Setting { return fake.Memory(fake.Now().Taken() + n*grain) }) {
+	for try(t, func() cudafake.Setting { return cudafake.Memory(cudafake.Now().Taken() + n*grain) }) {
 		if n++; n > most {
 			t.Fatal("no amount of memory is enough")
 		}
@@ -68,7 +68,7 @@ func TestWithoutMemoryForAnyStepOfLinkingItIsToldOrServes(t *testing.T) {
 		"a size's own":           {private: true},
 	} {
 		t.Run(what, func(t *testing.T) {
-			inEachStep(t, func(t *testing.T, scarce func() fake.Setting) (met bool) {
+			inEachStep(t, func(t *testing.T, scarce func() cudafake.Setting) (met bool) {
 				dir := t.TempDir()
 				if is.prepared {
 					t.Run("before", func(t *testing.T) {
@@ -86,9 +86,9 @@ func TestWithoutMemoryForAnyStepOfLinkingItIsToldOrServes(t *testing.T) {
 						r.played.unqueued = uncaptured
 					}
 					r.loaded()
-					fake.Set(t, scarce())
+					cudafake.Set(t, scarce())
 					_, err := r.f.LinkModel()
-					fake.Reset()
+					cudafake.Reset()
 					if met = err != nil || r.said("OUT_OF_MEMORY"); err == nil {
 						r.answers(r.card.Batches[0])
 						r.answers(r.card.MaxBatch())
@@ -107,7 +107,7 @@ func TestWithoutMemoryForAnyStepOfLinkingItIsToldOrServes(t *testing.T) {
 
 // Nor does a larger batch that finds no memory cost those that serve.
 func TestWithoutMemoryForAnyStepOfALargerBatchTheSmallerServe(t *testing.T) {
-	inEachStep(t, func(t *testing.T, scarce func() fake.Setting) (met bool) {
+	inEachStep(t, func(t *testing.T, scarce func() cudafake.Setting) (met bool) {
 		t.Run("process", func(t *testing.T) {
 			r, _ := sharingRig(t, t.TempDir())
 			r.card.Batches = []int{1, 4}
@@ -117,9 +117,9 @@ func TestWithoutMemoryForAnyStepOfALargerBatchTheSmallerServe(t *testing.T) {
 			}
 			r.answers(1)
 			b := r.tensors(4)
-			fake.Set(t, scarce())
+			cudafake.Set(t, scarce())
 			_, err := r.f.ConfigureBatch(0, 4, b.input, b.outputs)
-			fake.Reset()
+			cudafake.Reset()
 			if met = err != nil || r.said("OUT_OF_MEMORY"); err != nil {
 				r.isOfMemory(err)
 			}

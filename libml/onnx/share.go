@@ -3,6 +3,7 @@
 package onnx
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -13,8 +14,11 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"time"
+
+	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
@@ -73,7 +77,7 @@ func (g *gpu) original() ([]byte, error) {
 // is the card's: that it does not describe the model.
 func (g *gpu) openPrepared() error {
 	card := g.env.Card
-	dir := g.cache
+	dir := cmp.Or(g.cache, g.env.Prepared)
 	err := error(nil)
 	if dir == "" {
 		dir, err = prepared.DefaultDir()
@@ -205,7 +209,7 @@ func (g *gpu) share() error {
 // find sets the entry, and the initializers where the node's holder has its weights.
 func (g *gpu) find() error {
 	if g.entry == nil {
-		if err := g.prepare(); err != nil {
+		if err := g.havePrepared(); err != nil {
 			return err
 		}
 	}
@@ -224,6 +228,10 @@ func (g *gpu) find() error {
 func (g *gpu) damaged() error {
 	file := g.entry.Weights()
 	g.closeEntry()
+	if g.env.Prepare != nil {
+		// It is made anew for the next process. This one has lost time enough.
+		return errors.Join(fmt.Errorf("%w: %s is damaged", libml.ErrNoWeights, file), g.env.Prepare())
+	}
 	return errors.Join(fmt.Errorf("%w: %s is damaged", libml.ErrNoWeights, file), g.store.Remove(g.key))
 }
 
@@ -278,6 +286,79 @@ func (g *gpu) copyOwn() (err error) {
 
 // ownPieceBytes is what copyOwn reads at once.
 const ownPieceBytes = 16 << 20
+
+// havePrepared sets the entry: the node prepares the model if this process may not.
+func (g *gpu) havePrepared() error {
+	if g.env.Prepare == nil {
+		return g.prepare()
+	}
+	if err := g.env.Prepare(); err != nil {
+		return err
+	}
+	var err error
+	if g.entry, err = g.store.Open(g.key); err != nil {
+		return fmt.Errorf("read prepared model: %w", err)
+	}
+	return nil
+}
+
+// Prepare prepares the model of a card for the first GPU that this process sees, in the folder
+// dir, unless that has been done and the result is intact. It returns ErrNotShareable (package
+// prepared) if the model's weights cannot be shared. After an error that wraps cuda.ErrLost the
+// process must end.
+func Prepare(card *models.Card, device, dir string, threads int, log zerolog.Logger) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := open(); err != nil {
+		return err
+	}
+	g := newGPU(libml.Environment{
+		Card: card, Device: device, Prepared: dir, Threads: threads, Log: log,
+		Stream:  func(int) uintptr { return 0 },
+		Weights: func(string) (libml.Weights, error) { return libml.Weights{}, libml.ErrNoWeights },
+	})
+	if err := g.init(); err != nil {
+		return err
+	}
+	err := g.prepareOnly()
+	if !errors.Is(err, cuda.ErrLost) {
+		err = errors.Join(err, g.deinit())
+	}
+	return err
+}
+
+// prepareOnly is Prepare after the libraries have been loaded.
+func (g *gpu) prepareOnly() error {
+	if err := g.loadModel(); err != nil {
+		return err
+	}
+	if g.unshared {
+		return prepared.ErrNotShareable
+	}
+	if g.entry != nil {
+		err := g.entry.Verify()
+		if err == nil {
+			g.closeEntry()
+			return nil
+		}
+		g.env.Log.Warn().Err(err).Msg("prepared model is damaged; preparing it again")
+		if err := g.damaged(); !errors.Is(err, libml.ErrNoWeights) {
+			return err
+		}
+		// Its reference answer came from there.
+		g.reference = nil
+		if err := g.loadModel(); err != nil {
+			return err
+		}
+	}
+	if err := g.open(); err != nil {
+		return g.fail("open GPU", err)
+	}
+	g.nhwc = g.wantsNHWC()
+	err := g.prepare()
+	g.closeEntry()
+	return err
+}
 
 // prepare has ONNX Runtime optimise the model for this GPU, and keeps what comes of it.
 func (g *gpu) prepare() error {

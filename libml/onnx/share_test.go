@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/libml"
 )
 
@@ -167,7 +167,7 @@ func TestWithoutMemoryForACopySessionsMakeTheirOwn(t *testing.T) {
 	made := false
 	r.played.unmade = func(settings) error { made = true; return nil }
 	r.loaded()
-	s.before = func() { fake.Set(t, fake.Refuse("cuMemCreate", 1, cuda.OutOfMemory)) }
+	s.before = func() { cudafake.Set(t, cudafake.Refuse("cuMemCreate", 1, cuda.OutOfMemory)) }
 	r.whole()
 	for _, with := range r.played.made {
 		if len(with.initializers) != 0 {
@@ -320,5 +320,77 @@ func TestDamagedEntriesAreMadeAnew(t *testing.T) {
 		if r.played.optimises != 1 || !r.said("it is prepared anew") || len(r.played.made[0].initializers) != 1 {
 			t.Errorf("optimised %d times: %s", r.played.optimises, r.log.String())
 		}
+	})
+}
+
+// A process under the node's sandbox reads prepared models and writes none: the node prepares
+// them.
+func TestPreparedByTheNode(t *testing.T) {
+	// process runs one process; its node prepares the model, or fails with answer.
+	process := func(t *testing.T, dir string, answer error, check func(r *rig, s *shares, asked int)) {
+		t.Run("process", func(t *testing.T) {
+			r, s := sharingRig(t, dir)
+			asked := 0
+			r.f.gpu.env.Prepared = dir
+			r.f.gpu.env.Prepare = func() error {
+				asked++
+				if answer != nil {
+					return answer
+				}
+				var err error
+				t.Run("node", func(t *testing.T) {
+					node, _ := sharingRig(t, dir)
+					err = errors.Join(node.f.gpu.prepareOnly(), node.f.gpu.deinit())
+				})
+				return err
+			}
+			r.linked()
+			if r.played.optimises > 0 {
+				t.Errorf("it optimised the model itself: %s", r.log.String())
+			}
+			check(r, s, asked)
+		})
+	}
+	shared := func(r *rig) bool { return len(r.played.made[0].initializers) == 1 }
+
+	t.Run("once", func(t *testing.T) {
+		dir := t.TempDir()
+		for i := range 2 {
+			process(t, dir, nil, func(r *rig, s *shares, asked int) {
+				if asked != 1-i || len(s.asked) != 1 || !shared(r) {
+					t.Errorf("asked the node %d times, for weights %v: %s", asked, s.asked, r.log.String())
+				}
+			})
+		}
+	})
+	t.Run("failed", func(t *testing.T) {
+		process(t, t.TempDir(), fmt.Errorf("%w: no GPU memory", libml.ErrNoWeights), func(r *rig, _ *shares, asked int) {
+			if asked != 1 || !r.said("no GPU memory") || shared(r) {
+				t.Errorf("asked %d times: %s", asked, r.log.String())
+			}
+		})
+	})
+	t.Run("damaged weights", func(t *testing.T) {
+		dir := t.TempDir()
+		weights := ""
+		process(t, dir, nil, func(_ *rig, s *shares, _ int) { weights = s.asked[0] })
+		text, err := os.ReadFile(weights)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text[0]++
+		if err := os.WriteFile(weights, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		process(t, dir, nil, func(r *rig, _ *shares, asked int) {
+			if asked != 1 || shared(r) {
+				t.Errorf("asked %d times: %s", asked, r.log.String())
+			}
+		})
+		process(t, dir, nil, func(r *rig, _ *shares, asked int) {
+			if asked != 0 || !shared(r) {
+				t.Errorf("asked %d times after the repair: %s", asked, r.log.String())
+			}
+		})
 	})
 }

@@ -268,7 +268,7 @@ func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l 
 		if err != nil {
 			return err
 		}
-		l, apart = &launch{stream: stream, executable: x, hosts: c.hosts.keep(), ephemeral: c.ephemeral}, c.apart
+		l, apart = &launch{executable: x, hosts: c.hosts.keep(), ephemeral: c.ephemeral}, c.apart
 		return nil
 	})
 	return l, apart, err

@@ -19,47 +19,47 @@ const (
 	// InterpreterVariable names the python3 that runs models of framework pytorch: a
 	// path, or a name that is looked up in PATH.
 	InterpreterVariable = "PENSTOCK_PYTHON"
-	// FolderVariable names the folder that has the module penstock.
-	FolderVariable = "PENSTOCK_PYTHONPATH"
-	// LibraryVariable names libpenstock.so; the module reads it, too.
-	LibraryVariable = "PENSTOCK_LIBRARY"
+	// folderVariable names the folder that has the module penstock.
+	folderVariable = "PENSTOCK_PYTHONPATH"
+	// libraryVariable names libpenstock.so; the module reads it, too.
+	libraryVariable = "PENSTOCK_LIBRARY"
 )
 
-// ErrMissing is wrapped where something is nowhere to be found.
-var ErrMissing = errors.New("not found")
+// errMissing is wrapped if a file or an interpreter is not found.
+var errMissing = errors.New("not found")
 
-// Interpreter is the python3 that runs models.
-func Interpreter() (string, error) {
+// findInterpreter is the python3 that runs models.
+func findInterpreter() (string, error) {
 	name, from := os.Getenv(InterpreterVariable), InterpreterVariable+" says "
 	if name == "" {
 		name, from = "python3", ""
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("python: %s%s: %w; install Debian's python3, or name one in %s", from, name, ErrMissing, InterpreterVariable)
+		return "", fmt.Errorf("python: %s%s: %w; install Debian's python3, or name one in %s", from, name, errMissing, InterpreterVariable)
 	}
 	return path, nil
 }
 
-// Folder has the module penstock. It is looked for
+// moduleFolder has the module penstock. It is looked for
 //
 //  1. where PENSTOCK_PYTHONPATH says; when that is set, nowhere else
 //  2. in lib/python beside the executable
 //  3. in ../lib/python, as installed under a prefix
 //  4. in ../libml/python, in a clone
-func Folder() (string, error) {
-	return find("module penstock", FolderVariable, func(dir string) []string {
+func moduleFolder() (string, error) {
+	return find("module penstock", folderVariable, func(dir string) []string {
 		return []string{filepath.Join(dir, "lib", "python"), filepath.Join(dir, "..", "lib", "python"), filepath.Join(dir, "..", "libml", "python")}
 	}, filepath.Join("penstock", "__init__.py"), "a clone has it in libml/python")
 }
 
-// Library is libpenstock.so. It is looked for
+// findLibrary is libpenstock.so. It is looked for
 //
 //  1. where PENSTOCK_LIBRARY says; when that is set, nowhere else
 //  2. in lib beside the executable, where `make build` puts it
 //  3. in ../lib, as installed under a prefix
-func Library() (string, error) {
-	return find("libpenstock.so", LibraryVariable, func(dir string) []string {
+func findLibrary() (string, error) {
+	return find("libpenstock.so", libraryVariable, func(dir string) []string {
 		return []string{filepath.Join(dir, "lib", "libpenstock.so"), filepath.Join(dir, "..", "lib", "libpenstock.so")}
 	}, "", "`make build` makes it")
 }
@@ -72,7 +72,7 @@ func find(what, variable string, places func(dir string) []string, file, origin 
 	}
 	if place := os.Getenv(variable); place != "" {
 		if !has(place) {
-			return "", fmt.Errorf("%s: %w: %s says %s", what, ErrMissing, variable, place)
+			return "", fmt.Errorf("%s: %w: %s says %s", what, errMissing, variable, place)
 		}
 		return filepath.Abs(place)
 	}
@@ -91,20 +91,20 @@ func find(what, variable string, places func(dir string) []string, file, origin 
 		}
 		looked = append(looked, place)
 	}
-	return "", fmt.Errorf("%s: %w: not at %s; %s, and %s names another place", what, ErrMissing, strings.Join(looked, ", "), origin, variable)
+	return "", fmt.Errorf("%s: %w: not at %s; %s, and %s names another place", what, errMissing, strings.Join(looked, ", "), origin, variable)
 }
 
 // SetEnvironment has the children of this process find module and library, where they
 // are there: a card's own command in Python imports penstock then.
 func SetEnvironment() error {
-	if folder, err := Folder(); err == nil {
+	if folder, err := moduleFolder(); err == nil {
 		if err := os.Setenv("PYTHONPATH", joined(folder, os.Getenv("PYTHONPATH"))); err != nil {
 			return fmt.Errorf("set PYTHONPATH: %w", err)
 		}
 	}
-	if library, err := Library(); err == nil {
-		if err := os.Setenv(LibraryVariable, library); err != nil {
-			return fmt.Errorf("set %s: %w", LibraryVariable, err)
+	if library, err := findLibrary(); err == nil {
+		if err := os.Setenv(libraryVariable, library); err != nil {
+			return fmt.Errorf("set %s: %w", libraryVariable, err)
 		}
 	}
 	return nil
@@ -119,9 +119,9 @@ func joined(first, rest string) string {
 
 // Command runs a module of the folder. The error names all that is missing.
 func Command(module string) ([]string, error) {
-	interpreter, err := Interpreter()
-	_, folderErr := Folder()
-	_, libraryErr := Library()
+	interpreter, err := findInterpreter()
+	_, folderErr := moduleFolder()
+	_, libraryErr := findLibrary()
 	if err := errors.Join(err, folderErr, libraryErr); err != nil {
 		return nil, fmt.Errorf("run %s: %w", module, err)
 	}
@@ -131,7 +131,7 @@ func Command(module string) ([]string, error) {
 // PyTorch asks the interpreter for its PyTorch: "2.11.0+cu130, CUDA 13.0", or
 // "1.13.1, no CUDA". It takes as long as the import, seconds; no GPU is touched.
 func PyTorch(ctx context.Context) (string, error) {
-	interpreter, err := Interpreter()
+	interpreter, err := findInterpreter()
 	if err != nil {
 		return "", err
 	}
@@ -154,7 +154,7 @@ func pyTorchElsewhere(ctx context.Context, last string) (interpreter, version st
 		places = append(places, filepath.Join(dir, "python3"))
 	}
 	tried := map[string]bool{}
-	if asked, err := Interpreter(); err == nil {
+	if asked, err := findInterpreter(); err == nil {
 		tried[there(asked)] = true
 	}
 	for _, place := range append(places, last) {

@@ -58,23 +58,23 @@ func TestWhatVariablesNameIsTakenOrRefused(t *testing.T) {
 		variable, good, bad string
 		find                func() (string, error)
 	}{
-		{LibraryVariable, library, dir, Library},
-		{FolderVariable, dir, filepath.Join(dir, "penstock"), Folder},
-		{InterpreterVariable, "/bin/sh", library, Interpreter},
+		{libraryVariable, library, dir, findLibrary},
+		{folderVariable, dir, filepath.Join(dir, "penstock"), moduleFolder},
+		{InterpreterVariable, "/bin/sh", library, findInterpreter},
 	} {
 		t.Setenv(c.variable, c.good)
 		if got, err := c.find(); err != nil || got != c.good {
 			t.Errorf("%s=%s: found %q, %v", c.variable, c.good, got, err)
 		}
 		t.Setenv(c.variable, c.bad)
-		if got, err := c.find(); !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), c.variable) || !strings.Contains(err.Error(), c.bad) {
+		if got, err := c.find(); !errors.Is(err, errMissing) || !strings.Contains(err.Error(), c.variable) || !strings.Contains(err.Error(), c.bad) {
 			t.Errorf("%s=%s: found %q, %v; want a refusal that names both", c.variable, c.bad, got, err)
 		}
 	}
 	// All that is missing is said at once.
-	t.Setenv(LibraryVariable, dir)
+	t.Setenv(libraryVariable, dir)
 	_, err := Command("penstock.pytorch")
-	for _, variable := range []string{LibraryVariable, FolderVariable, InterpreterVariable} {
+	for _, variable := range []string{libraryVariable, folderVariable, InterpreterVariable} {
 		if err == nil || !strings.Contains(err.Error(), variable) {
 			t.Errorf("%v; want %s in it", err, variable)
 		}
@@ -86,7 +86,7 @@ func TestChildrenFindTheModule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(FolderVariable, here)
+	t.Setenv(folderVariable, here)
 	t.Setenv("PYTHONPATH", "/somewhere")
 	if err := SetEnvironment(); err != nil {
 		t.Fatal(err)

@@ -69,7 +69,7 @@ func TestAFixedBatchIsFullOrItsOldestHasWaited(t *testing.T) {
 		// It takes all that there are, though padding costs: here a batch of 16 takes 16
 		// times what one takes.
 		inProportion := func(n int) time.Duration { return time.Duration(r.Pad(n)) }
-		if batch, late := r.Pick(s, pending, 0, inProportion); batch != min(size, len(pending)) || late != 0 {
+		if batch, late := r.Pick(s, pending, 0, false, inProportion); batch != min(size, len(pending)) || late != 0 {
 			t.Fatalf("batch of %d and %d late of %d, want %d", batch, late, len(pending), min(size, len(pending)))
 		}
 	})
@@ -100,13 +100,13 @@ func TestWhoIsLateIsRunWhereTheRuleSaysSo(t *testing.T) {
 		s := r.Start()
 		s.Limit = max(s.Limit, 2)
 		pending := late()
-		if batch, n := r.Pick(s, pending, 0, each); n != 2 || batch == 0 {
+		if batch, n := r.Pick(s, pending, 0, false, each); n != 2 || batch == 0 {
 			t.Errorf("%s: batch of %d, %d late, want two late", name, batch, n)
 		}
 		cfg.RunLate = true
 		r = newRule(t, name, cfg)
 		pending = late()
-		batch, n := r.Pick(s, pending, 0, each)
+		batch, n := r.Pick(s, pending, 0, false, each)
 		if want := min(r.Size(s), 4); n != 0 || batch != want {
 			t.Errorf("%s runs all: batch of %d, %d late, want %d and none", name, batch, n, want)
 		}
@@ -130,7 +130,7 @@ func TestAllThatWaitsIsRunInTheEnd(t *testing.T) {
 		s, now := r.Start(), int64(0)
 		for len(pending) > 0 {
 			now = max(now, r.ReadyAt(s, pending))
-			batch, late := r.Pick(s, pending, now, each)
+			batch, late := r.Pick(s, pending, now, false, each)
 			if late != 0 || batch < 1 || batch > r.Size(s) {
 				t.Fatalf("batch of %d, %d late, size %d", batch, late, r.Size(s))
 			}

@@ -1,6 +1,9 @@
 package slab
 
-import "math"
+import (
+	"cmp"
+	"math"
+)
 
 const (
 	// memory is the weight that a batch keeps when the next is learned: the level
@@ -10,7 +13,7 @@ const (
 	// before the slope that they show weighs as much as the remembered shape: 10 %
 	// of one batch. With less, the noise of the level would be taken for slope.
 	slopeTrust = 0.01
-	// leastSlope is the least part of a batch's time that grows with its size,
+	// leastSlope is the least part of the largest batch's time that grows with its size,
 	// so that no size is thought to be free.
 	leastSlope = 0.01
 	// tailDeviations: a normal variable is within 2.58 deviations above its mean
@@ -26,8 +29,10 @@ const (
 	// how far off one must be at least.
 	outlier      = 4
 	leastOutlier = 0.10
-	// forgiven is what a dispatch that ran nothing leaves of the level.
-	forgiven = 1 - 1.0/64
+	// mostDeviation is the largest deviation that a tail estimate believes in, so that
+	// noise alone never predicts a batch late that takes half the objective on average.
+	// docs/adr/0002-slab.md has what it changes.
+	mostDeviation = 0.2
 )
 
 // model is a line through the recent batches: time = slope · (shape + size), in
@@ -47,6 +52,7 @@ type model struct {
 	together   float64 // the same of size with time
 	shape      float64 // fixed cost in units of the cost of one more; ≥ 0
 	variance   float64 // of the relative deviation from the line
+	largest    float64 // size that was ever timed: beyond it, any shape may be true
 	surprise   int     // +1, -1: the last batch was an outlier above, below
 }
 
@@ -76,36 +82,34 @@ func (m model) sizeFor(t float64) float64 {
 	return t/m.slope() - m.shape
 }
 
-// learn is the model after a batch of n that took t seconds.
-func (m model) learn(n, t float64) model {
+// learn is the model after a batch of n that took t seconds. wrong says that the level is
+// known to be wrong before.
+func (m model) learn(n, t float64, wrong bool) model {
 	if m.weight == 0 {
-		m.weight, m.size, m.time = 1, n, t
+		m.weight, m.size, m.time, m.largest = 1, n, t, n
 		return m
 	}
 	expected := m.at(n)
-	off := t/expected - 1
-	known := math.Abs(n-m.size) <= m.size/2 // the line is not tried far from where it was learned
-	if bound := max(leastOutlier, outlier*m.deviation()); known && math.Abs(off) > bound {
-		side := 1
-		if off < 0 {
-			side = -1
-		}
-		if m.surprise != side {
-			m.surprise = side
-			off = math.Copysign(bound, off)
-			t = expected * (1 + off)
-		} else {
-			// The device changed its speed: the line is scaled through this
-			// batch, its shape stays.
-			m.surprise = 0
-			m.weight, m.size, m.time = 1, n, t
-			m.spread, m.together = 0, 0
-			return m
-		}
-	} else {
-		m.surprise = 0
+	low, high := expected, expected
+	if n > m.largest {
+		low, high = m.time, m.time*n/m.size // all cost fixed, or none
+		m.largest = n
 	}
-	if known {
+	bound := max(leastOutlier, outlier*m.deviation())
+	clipped := min(max(t, low/(1+bound)), high*(1+bound))
+	side := cmp.Compare(t, clipped)
+
+	if wrong || side != 0 && side == m.surprise {
+		// The device changed its speed: the line is scaled through this batch, its
+		// shape stays.
+		m.surprise = 0
+		m.weight, m.size, m.time = 1, n, t
+		m.spread, m.together = 0, 0
+		return m
+	}
+	m.surprise, t = side, clipped
+	if math.Abs(n-m.size) <= m.size/2 { // the line may be wrong far from where it was learned
+		off := t/expected - 1
 		m.variance += (1 - deviationMemory) * (off*off - m.variance)
 	}
 
@@ -119,14 +123,7 @@ func (m model) learn(n, t float64) model {
 	// Ridge regression towards the remembered shape at the present level.
 	trust := slopeTrust * m.size * m.size
 	slope := (m.together + trust*m.slope()) / (m.spread + trust)
-	slope = min(max(slope, leastSlope*m.time/m.size), m.time/m.size)
+	slope = min(max(slope, leastSlope*m.time/m.largest), m.time/m.size)
 	m.shape = max(0, m.time/slope-m.size)
-	return m
-}
-
-// fade is the model after a dispatch that ran nothing.
-func (m model) fade() model {
-	m.time *= forgiven
-	m.together *= forgiven
 	return m
 }

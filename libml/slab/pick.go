@@ -38,15 +38,96 @@ type Request struct {
 //
 // It allocates nothing.
 func Pick(pending []Request, now int64, limit int, expected func(n int) time.Duration) (batch, late int) {
-	return pick(pending, now, limit, expected, false, false)
+	return pick(pending, now, dispatch{limit: limit, slower: 1}, expected)
 }
 
 // Pick is the function of that name as the rule has it: at most Size requests; nobody is
 // late where late ones are run, and the most overdue go first; and a batch of a fixed
 // size takes all that there are, whatever its padding costs.
-func (r *Rule) Pick(s State, pending []Request, now int64, expected func(n int) time.Duration) (batch, late int) {
-	return pick(pending, now, r.Size(s), expected, r.cfg.RunLate, r.name == Fixed)
+//
+// demoted says that the batch would run at low priority. It then takes only requests that
+// it will answer in time at the recent low-priority rate. The others wait on, unless
+// they would be late in a guaranteed batch as well.
+//
+// If all are predicted late and no such batch has ended for probeEvery, the request with
+// the most time left runs alone, as a probe. Otherwise nothing would correct a wrong estimate.
+func (r *Rule) Pick(s State, pending []Request, now int64, demoted bool, expected func(n int) time.Duration) (batch, late int) {
+	d := dispatch{limit: r.Size(s), slower: 1, runLate: r.cfg.RunLate, all: r.name == Fixed || s.probe > 0}
+	ended := s.ended
+	if demoted {
+		d.slower, ended = s.stretch, s.demoted
+	}
+	batch, late = pick(pending, now, d, expected)
+
+	if batch == 0 && len(pending) > 0 && pending[0].Deadline > now && now-ended >= int64(r.probeEvery()) {
+		batch, late = 1, min(late, len(pending)-1)
+	}
+	return batch, late
 }
+
+// Refill says when batches within a guarantee can begin: the next one Wait from now, and
+// then one every Every. Wait is less than 0 if none can.
+type Refill struct{ Wait, Every time.Duration }
+
+// Reserve chooses the pending requests that wait for batches within the guarantee instead
+// of going in a demoted batch now. It reorders pending in place, pending[:reserved] wait.
+//
+//   - If a demoted batch is predicted to end no later than the next guaranteed batch, or
+//     within half the time that its most urgent request has left, no request waits.
+//   - Otherwise those wait that guaranteed batches of Size requests will answer in time.
+//
+// So a function that exceeds its guarantee uses an idle device at once. On a busy device the
+// requests are demoted that the guarantee cannot serve in time: the latest ones, which have
+// the most time left. It allocates nothing.
+func (r *Rule) Reserve(s State, pending []Request, now int64, refill Refill, expected func(n int) time.Duration) (reserved int) {
+	size := r.Size(s)
+	takes := expected(min(size, len(pending)))
+	if refill.Wait < 0 || refill.Wait > r.cfg.SLO || r.cfg.RunLate {
+		return 0
+	}
+	demoted := stretched(takes, s.stretchAt(now))
+	if demoted <= refill.Wait+takes || now+2*int64(demoted) <= earliest(pending) {
+		return 0
+	}
+	slices.SortFunc(pending, byPriority)
+	end := now + int64(refill.Wait+takes)
+	for i := range pending {
+		if pending[i].Deadline < end {
+			continue
+		}
+		pending[reserved], pending[i] = pending[i], pending[reserved]
+		if reserved++; reserved%size == 0 {
+			end += int64(refill.Every)
+		}
+	}
+	return reserved
+}
+
+// earliest is the first deadline.
+func earliest(pending []Request) int64 {
+	first := int64(math.MaxInt64)
+	for i := range pending {
+		first = min(first, pending[i].Deadline)
+	}
+	return first
+}
+
+// stretchAt is the stretch that Reserve believes in. It halves every few seconds without a
+// demoted batch, so that a demoted batch is tried again some time after the device was busy.
+func (s State) stretchAt(now int64) float64 {
+	const half = 5 * time.Second
+	return 1 + (s.stretch-1)*math.Exp2(-float64(max(0, now-s.demoted))/float64(half))
+}
+
+func stretched(takes time.Duration, stretch float64) time.Duration {
+	return time.Duration(min(float64(takes)*stretch, math.MaxInt64/4))
+}
+
+// probeEvery is how long no batch must have run before a request that is predicted late
+// runs as a probe. Two objectives bound the device time that probes cost to a third if
+// batches take slightly longer than the objective. 100 ms allow for ten probes in the
+// second in which an estimate must recover; one suffices if it is answered in time.
+func (r *Rule) probeEvery() time.Duration { return min(2*r.cfg.SLO, 100*time.Millisecond) }
 
 // ReadyAt is from when on the pending requests, one at least, may be a batch, in the
 // clock of Request.Whole: at once (math.MinInt64) but where a batch of a fixed size
@@ -79,30 +160,43 @@ func (r *Rule) Since(s State, batch []Request) int64 {
 	return oldest + int64(r.cfg.Delay)
 }
 
-func pick(pending []Request, now int64, limit int, expected func(n int) time.Duration, runLate, all bool) (batch, late int) {
+// dispatch is what a pick depends on besides the requests.
+type dispatch struct {
+	limit   int     // requests per batch
+	slower  float64 // how many times the expected time this batch takes, at least 1
+	runLate bool    // no request is late
+	all     bool    // padding costs nothing
+}
+
+func pick(pending []Request, now int64, d dispatch, expected func(n int) time.Duration) (batch, late int) {
 	if len(pending) == 0 {
 		return 0, 0
 	}
 	slices.SortFunc(pending, byDeadline)
-	late = len(pending)
-	var cost time.Duration // of the batch
-	for n := 1; n <= min(max(1, limit), len(pending)); n++ {
-		takes := expected(n)
-		tooLate := 0
-		if !runLate {
-			tooLate, _ = slices.BinarySearchFunc(pending, now+int64(takes), compareDeadline)
+	before := func(t time.Duration) int { // how many would be late if they took t
+		if d.runLate {
+			return 0
 		}
-		if n > len(pending)-tooLate {
+		n, _ := slices.BinarySearchFunc(pending, now+int64(t), compareDeadline)
+		return n
+	}
+	late = before(expected(1))
+	missed := len(pending) // by this batch
+	var cost time.Duration // of the batch
+	for n := 1; n <= min(max(1, d.limit), len(pending)); n++ {
+		takes := expected(n)
+		misses := before(stretched(takes, d.slower))
+		if n > len(pending)-misses {
 			break
 		}
 		// n a second against batch a second, to a thousandth.
-		if batch == 0 || all || 1000*float64(n)*float64(cost) >= 999*float64(batch)*float64(takes) {
-			batch, late, cost = n, tooLate, takes
+		if batch == 0 || d.all || 1000*float64(n)*float64(cost) >= 999*float64(batch)*float64(takes) {
+			batch, late, missed, cost = n, before(takes), misses, takes
 		}
 	}
-	// By deadline, the late ones came first: they go last.
+	// By deadline, the late ones came first, then those that this batch misses: they go last.
 	slices.Reverse(pending)
-	slices.SortFunc(pending[:len(pending)-late], byPriority)
+	slices.SortFunc(pending[:len(pending)-missed], byPriority)
 	return batch, late
 }
 

@@ -41,25 +41,28 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/penstock/penstock/control"
 )
 
-// The names of the rules, as configurations and control.Attached spell them.
+// Names of the rules.
 const (
-	SLAB  = "slab"
-	AIMD  = "aimd"
-	One   = "none"  // one request a batch
-	Fixed = "fixed" // Config.Fixed of them, or what there is after Config.Delay
+	SLAB  = string(control.BatchSLAB)
+	AIMD  = string(control.BatchAIMD)
+	One   = string(control.BatchOne)
+	Fixed = string(control.BatchFixed) // see Config.Fixed and Config.Delay
 )
 
-// ErrUnknownRule is returned when New is given a name that is no rule's.
-var ErrUnknownRule = errors.New("unknown batching rule")
+// errUnknownRule is returned when New is given a name that is no rule's.
+var errUnknownRule = errors.New("unknown batching rule")
 
 // Config is what a rule holds on to. It does not change while a State lives.
 type Config struct {
 	// SLO is the latency objective, from a request's first piece to the end of
 	// its batch.
 	SLO time.Duration
-	// Ladder holds the batch sizes that are prepared, ascending, the first 1.
+	// Ladder holds the batch sizes that are prepared, ascending. The first is 1, or
+	// the batch of a model whose batch is fixed.
 	// Empty means every size from 1 to MaxBatch.
 	Ladder []int
 	// MaxBatch is the largest batch; with a Ladder it may be 0, and the ladder's
@@ -77,24 +80,24 @@ type Config struct {
 // itself: it makes the manager look.
 type Fit uint8
 
-// Under: FitAfter successive misses at limit 1. Over: FitAfter successive batches
+// Under: fitAfter successive misses at limit 1. Over: fitAfter successive batches
 // within the objective.
 const (
-	FitUnknown Fit = iota
-	FitUnder
-	FitOver
+	fitUnknown Fit = iota
+	fitUnder
+	fitOver
 )
 
-// FitAfter is how many successive occurrences make a Fit ("5 successive",
+// fitAfter is how many successive occurrences make a Fit ("5 successive",
 // paper 3.3.1).
-const FitAfter = 5
+const fitAfter = 5
 
 // String is the fit as control.Fit spells it.
 func (f Fit) String() string {
 	switch f {
-	case FitUnder:
+	case fitUnder:
 		return "under-provisioned"
-	case FitOver:
+	case fitOver:
 		return "perhaps-over-provisioned"
 	}
 	return ""
@@ -107,6 +110,11 @@ type Observation struct {
 	Batch, Padded int
 	// Elapsed is gather + infer: batch start to batch end.
 	Elapsed time.Duration
+	// Ended is when the batch ended, in the clock of Request.Whole.
+	Ended int64
+	// Demoted is set if the batch ran at low priority, on what other work left of the
+	// device. Elapsed then contains the time in which others ran.
+	Demoted bool
 	// Aggregated is the time from first piece to whole of the batch's oldest
 	// request (the one that was whole first).
 	Aggregated time.Duration
@@ -114,9 +122,6 @@ type Observation struct {
 	Waited time.Duration
 	// Late is how many this dispatch answered late, uninferred.
 	Late int
-	// Left, where nothing ran, is the most time that one of them had to its
-	// deadline; 0 or less where there was none.
-	Left time.Duration
 }
 
 // WaitForRunning is how long the oldest pending request sat through the batch
@@ -142,7 +147,7 @@ type State struct {
 	// Fit is the standing word on the share.
 	Fit Fit
 	// Hits and Misses count the latest successive batches within and beyond the
-	// objective; at most one of them is not 0. Misses are those at limit 1.
+	// objective; at most one of them is not 0. Misses are those at the smallest limit.
 	Hits, Misses int
 
 	model model
@@ -156,15 +161,18 @@ type State struct {
 	previous float64
 	// overload is 1 when requests were answered late, and fades (0..1).
 	overload float64
-	// largest is the largest size that was ever timed: beyond lies unknown
-	// territory.
-	largest int
 	// content counts successive batches at the limit, all within the objective,
 	// that did not raise it; patience is how many make a probe worthwhile.
 	content, patience int
 	// probe is the size that the limit was raised to on trial and that has not
 	// run yet, 0 when there is none.
 	probe int
+
+	// ended is when the last batch ended, and demoted the same of the last demoted one.
+	ended, demoted int64
+	// stretch is the recent ratio of a demoted batch's time to what the model expects,
+	// leaning high; at least 1.
+	stretch float64
 }
 
 // Rule is one batching rule with its configuration. It is immutable: any number
@@ -172,13 +180,16 @@ type State struct {
 type Rule struct {
 	name string
 	cfg  Config
+	// min is the smallest limit: 1, or the ladder's first step. A model with a fixed
+	// batch has no smaller one, and fewer requests take as long.
+	min  int
 	next func(*Rule, State, Observation, bool) State
 }
 
 // New returns the rule of that name: SLAB, AIMD, One or Fixed. The configuration's ladder
 // is copied.
 func New(name string, c Config) (*Rule, error) {
-	r := &Rule{name: name, cfg: c}
+	r := &Rule{name: name, cfg: c, min: 1}
 	switch name {
 	case SLAB:
 		r.next = nextSLAB
@@ -187,7 +198,7 @@ func New(name string, c Config) (*Rule, error) {
 	case One, Fixed:
 		r.next = nextSame
 	default:
-		return nil, fmt.Errorf("batching rule %q: %w (%s, %s, %s, %s)", name, ErrUnknownRule, SLAB, AIMD, One, Fixed)
+		return nil, fmt.Errorf("batching rule %q: %w (%s, %s, %s, %s)", name, errUnknownRule, SLAB, AIMD, One, Fixed)
 	}
 	if name == Fixed && (c.Fixed < 1 || c.Delay < 0) {
 		return nil, fmt.Errorf("batching rule %s: a size of %d and a delay of %v, want 1 or more, and no less than 0", name, c.Fixed, c.Delay)
@@ -197,8 +208,8 @@ func New(name string, c Config) (*Rule, error) {
 	}
 	r.cfg.Ladder = slices.Clone(c.Ladder)
 	for i, n := range c.Ladder {
-		if i == 0 && n != 1 {
-			return nil, fmt.Errorf("batching rule %s: ladder starts at %d, not at 1", name, n)
+		if i == 0 && n < 1 {
+			return nil, fmt.Errorf("batching rule %s: ladder starts at %d, want at least 1", name, n)
 		}
 		if i > 0 && n <= c.Ladder[i-1] {
 			return nil, fmt.Errorf("batching rule %s: ladder step %d does not ascend", name, n)
@@ -207,6 +218,9 @@ func New(name string, c Config) (*Rule, error) {
 	if len(c.Ladder) > 0 {
 		if last := c.Ladder[len(c.Ladder)-1]; c.MaxBatch == 0 || c.MaxBatch > last {
 			r.cfg.MaxBatch = last
+		}
+		if name != One {
+			r.min = min(c.Ladder[0], max(1, r.cfg.MaxBatch))
 		}
 	}
 	if r.cfg.MaxBatch < 1 {
@@ -218,13 +232,13 @@ func New(name string, c Config) (*Rule, error) {
 // Name is the rule's name.
 func (r *Rule) Name() string { return r.name }
 
-// Start is the state before anything was observed: a limit of 1, or of what is fixed.
+// Start is the state before anything was observed: the smallest limit, or the fixed one.
 func (r *Rule) Start() State {
-	limit := 1
+	limit := r.min
 	if r.name == Fixed {
 		limit = r.cfg.Fixed
 	}
-	return State{Limit: float64(limit), sat: 1, patience: firstPatience, model: newModel()}
+	return State{Limit: float64(limit), sat: 1, patience: firstPatience, model: newModel(), stretch: 1}
 }
 
 // Warm teaches the state the time of a batch of that size that carried no
@@ -234,8 +248,7 @@ func (r *Rule) Warm(s State, padded int, elapsed time.Duration) State {
 	if padded < 1 || elapsed <= 0 {
 		return s
 	}
-	s.model = s.model.learn(float64(padded), elapsed.Seconds())
-	s.largest = max(s.largest, padded)
+	s.model = s.model.learn(float64(padded), elapsed.Seconds(), false)
 	return s
 }
 
@@ -254,15 +267,18 @@ func (r *Rule) Grown(s State, before *Rule) State {
 }
 
 // Size is how many requests may go in the next batch, at least 1: the largest
-// prepared size within the limit.
+// prepared size within the limit. Only One goes below the smallest prepared size.
 func (r *Rule) Size(s State) int {
-	n := max(1, min(int(s.Limit), r.cfg.MaxBatch))
+	n := max(r.min, min(int(s.Limit), r.cfg.MaxBatch))
 	if len(r.cfg.Ladder) == 0 {
 		return n
 	}
 	i, found := slices.BinarySearch(r.cfg.Ladder, n)
 	if !found {
 		i--
+	}
+	if i < 0 {
+		return n
 	}
 	return r.cfg.Ladder[i]
 }
@@ -279,7 +295,7 @@ func (r *Rule) Pad(n int) int {
 // Expected is the tail estimate of gather + infer for a batch of n requests,
 // padding included; 0 as long as nothing was observed.
 func (r *Rule) Expected(s State, n int) time.Duration {
-	return seconds(s.model.at(float64(r.Pad(n))) * (1 + tailDeviations*s.model.deviation()))
+	return seconds(s.model.at(float64(r.Pad(n))) * (1 + tailDeviations*min(s.model.deviation(), mostDeviation)))
 }
 
 // Typical is the mean time of gather + infer for a batch of n requests, where Expected
@@ -291,16 +307,21 @@ func (r *Rule) Typical(s State, n int) time.Duration {
 // Next is the state after an observation. It allocates nothing.
 func (r *Rule) Next(s State, o Observation) State {
 	if o.Batch < 1 || o.Padded < o.Batch || o.Elapsed <= 0 {
-		return r.nextAllLate(s, o)
+		return r.count(s, true) // all candidates were late
 	}
+	if o.Demoted {
+		return r.nextDemoted(s, o)
+	}
+	s.ended = o.Ended
 	t := o.Elapsed.Seconds()
 	if s.previous > 0 {
 		s.sat = lean(s.sat, min(1, o.Waited.Seconds()/s.previous))
 	}
 	s.aggregated = lean(s.aggregated, o.Aggregated.Seconds())
 	s.previous = t
-	s.model = s.model.learn(float64(o.Padded), t)
-	s.largest = max(s.largest, o.Padded)
+	left := r.cfg.SLO - o.Aggregated
+	wrong := o.Elapsed <= left && r.Expected(s, o.Padded) > left // a probe shows it
+	s.model = s.model.learn(float64(o.Padded), t, wrong)
 
 	if o.Late > 0 {
 		s.overload = 1
@@ -312,18 +333,24 @@ func (r *Rule) Next(s State, o Observation) State {
 	return r.next(r, s, o, miss)
 }
 
-// nextAllLate is the state after a dispatch in which every candidate was late. A
-// rule that believes the device to be too slow even for a request that has not
-// waited would never run a batch again, and never learn better: so that belief
-// fades a little each time, until a batch is tried.
-func (r *Rule) nextAllLate(s State, o Observation) State {
-	// One that had most of the objective left was turned away by that belief alone:
-	// a backlog uses time up.
-	turnedAway := o.Left > r.cfg.SLO/2
-	if turnedAway || r.Expected(s, 1).Seconds() > r.left(s) {
-		s.model = s.model.fade()
+// nextDemoted is the state after a demoted batch. Its time says nothing about the
+// guaranteed ones, so model, limit and fit stay as they are.
+//
+// A batch that took longer than the objective counts as if it took the objective: both
+// predict that requests are late, and a stall is forgotten after a few probes.
+func (r *Rule) nextDemoted(s State, o Observation) State {
+	s.demoted = o.Ended
+	expected := s.model.at(float64(o.Padded))
+	if expected == 0 {
+		return s
 	}
-	return r.count(s, true)
+	ratio := max(1, min(o.Elapsed, r.cfg.SLO).Seconds()/expected)
+	if ratio > s.stretch {
+		s.stretch += (ratio - s.stretch) / 2
+	} else {
+		s.stretch += (ratio - s.stretch) / 8
+	}
+	return s
 }
 
 // left is what the objective leaves after aggregation, in seconds.
@@ -334,20 +361,20 @@ func (r *Rule) count(s State, miss bool) State {
 	switch {
 	case !miss:
 		s.Misses = 0
-		s.Hits = min(s.Hits+1, FitAfter)
-	case r.Size(s) == 1:
+		s.Hits = min(s.Hits+1, fitAfter)
+	case r.Size(s) == r.min:
 		s.Hits = 0
-		s.Misses = min(s.Misses+1, FitAfter)
+		s.Misses = min(s.Misses+1, fitAfter)
 	default:
 		s.Hits, s.Misses = 0, 0
 	}
 	switch {
-	case s.Hits == FitAfter:
-		s.Fit = FitOver
-	case s.Misses == FitAfter:
-		s.Fit = FitUnder
+	case s.Hits == fitAfter:
+		s.Fit = fitOver
+	case s.Misses == fitAfter:
+		s.Fit = fitUnder
 	default:
-		s.Fit = FitUnknown
+		s.Fit = fitUnknown
 	}
 	return s
 }
@@ -385,11 +412,11 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 	atLimit := r.atLimit(s, o)
 	fits := s.model.sizeFor(r.target(s))
 	if fits <= s.Limit {
-		s.Limit = max(1, fits)
+		s.Limit = max(float64(r.min), fits)
 	} else if atLimit {
 		// Only a full batch shows that a larger limit would be used, and what
 		// batches near it cost.
-		reach := float64(max(mostGrowth*o.Batch, s.largest, r.step(size)))
+		reach := max(float64(max(mostGrowth*o.Batch, r.step(size))), s.model.largest)
 		s.Limit = max(s.Limit, min(fits, reach, float64(r.cfg.MaxBatch)))
 	}
 	if miss || r.Size(s) != size {
@@ -452,7 +479,7 @@ const (
 func nextAIMD(r *Rule, s State, o Observation, miss bool) State {
 	switch {
 	case miss:
-		s.Limit = max(1, s.Limit*aimdDecrease)
+		s.Limit = max(float64(r.min), s.Limit*aimdDecrease)
 	case r.atLimit(s, o):
 		s.Limit = min(s.Limit+aimdIncrease, float64(r.cfg.MaxBatch))
 	}

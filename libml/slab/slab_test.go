@@ -2,6 +2,7 @@ package slab
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -27,21 +28,30 @@ func newRule(t rapid.TB, name string, c Config) *Rule {
 	return r
 }
 
-// saturate runs full batches back to back and returns the last state and how many
-// of the second half's batches were beyond the objective for a request that came
-// just after the batch before began.
-func saturate(r *Rule, s State, d device, batches int) (State, int) {
-	beyond := 0
-	previous := time.Duration(0)
-	for i := range batches {
+// run runs full batches back to back and returns the last state. It reports for each
+// batch whether a request that came just after the previous batch began missed the
+// objective; a batch of 1 cannot be made smaller and counts as in time.
+func run(r *Rule, s State, d device, batches int, report func(missed bool)) State {
+	for range batches {
+		previous := seconds(s.previous)
 		n := r.Size(s)
 		took := d(r.Pad(n))
-		if i >= batches/2 && n > 1 && previous+took > r.cfg.SLO {
+		report(n > 1 && previous+took > r.cfg.SLO)
+		s = r.Next(s, Observation{Batch: n, Padded: r.Pad(n), Elapsed: took, Waited: previous})
+	}
+	return s
+}
+
+// saturate is run that counts the misses in the second half.
+func saturate(r *Rule, s State, d device, batches int) (State, int) {
+	beyond := 0
+	i := 0
+	s = run(r, s, d, batches, func(missed bool) {
+		if missed && i >= batches/2 {
 			beyond++
 		}
-		s = r.Next(s, Observation{Batch: n, Padded: r.Pad(n), Elapsed: took, Waited: previous})
-		previous = took
-	}
+		i++
+	})
 	return s, beyond
 }
 
@@ -63,7 +73,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 		{"clipper", Config{SLO: time.Second, MaxBatch: 1}, `"clipper"`},
 		{SLAB, Config{MaxBatch: 8}, "objective"},
 		{SLAB, Config{SLO: time.Second}, "largest batch 0"},
-		{SLAB, Config{SLO: time.Second, Ladder: []int{2, 4}}, "starts at 2"},
+		{SLAB, Config{SLO: time.Second, Ladder: []int{0, 4}}, "starts at 0"},
 		{AIMD, Config{SLO: time.Second, Ladder: []int{1, 4, 4}}, "4 does not ascend"},
 	} {
 		_, err := New(c.rule, c.cfg)
@@ -71,7 +81,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 			t.Errorf("New(%s, %+v) = %v, want it to say %q", c.rule, c.cfg, err, c.want)
 		}
 	}
-	if _, err := New("", Config{SLO: 1, MaxBatch: 1}); !errors.Is(err, ErrUnknownRule) {
+	if _, err := New("", Config{SLO: 1, MaxBatch: 1}); !errors.Is(err, errUnknownRule) {
 		t.Errorf("New of no name = %v, want ErrUnknownRule", err)
 	}
 }
@@ -142,19 +152,70 @@ func anyDevice(t *rapid.T, name string) (*Rule, time.Duration, time.Duration) {
 	return newRule(t, name, c), fixed, one - fixed
 }
 
+// A noisyDevice is a linear device whose batches deviate by 3 %.
+type noisyDevice struct {
+	fixed, each time.Duration
+	seed        uint64
+}
+
+func (n noisyDevice) device() device {
+	noise, mean := rand.New(rand.NewPCG(n.seed, 0)), linear(n.fixed, n.each)
+	return func(size int) time.Duration {
+		return time.Duration(float64(mean(size)) * math.Exp(0.03*noise.NormFloat64()))
+	}
+}
+
+// checkSettled runs r on d under saturation until it settles and fails if it then
+// misses the objective in more than 1 % of the batches, or for a while in far more.
+//
+// The objective is a rate, so the sample is large. Where a larger batch costs almost
+// nothing more, the true rate is 0.4 % and misses come in clusters, because the model
+// remembers seven batches: one run of 500 batches in 200 then has 8 misses (1.6 %).
+// A window of 500 therefore only shows whether SLAB settled above the objective.
+func checkSettled(t rapid.TB, r *Rule, d device) {
+	t.Helper()
+	const settling, window, windows = 500, 500, 20
+
+	s := run(r, r.Start(), d, settling, func(bool) {})
+	total := 0
+	for i := range windows {
+		beyond := 0
+		s = run(r, s, d, window, func(missed bool) {
+			if missed {
+				beyond++
+			}
+		})
+		if beyond > window/20 {
+			t.Fatalf("window %d: %d of %d batches beyond the objective, limit %.2f", i, beyond, window, s.Limit)
+		}
+		total += beyond
+	}
+	if total > windows*window/100 {
+		t.Fatalf("%d of %d batches beyond the objective, limit %.2f", total, windows*window, s.Limit)
+	}
+}
+
 func TestSLABNeverSettlesAboveTheObjective(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, fixed, each := anyDevice(t, SLAB)
-		noise := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
-		d := func(n int) time.Duration {
-			return time.Duration(float64(linear(fixed, each)(n)) * math.Exp(0.03*noise.NormFloat64()))
-		}
-		s, beyond := saturate(r, r.Start(), d, 1000)
-		// 1 % of 500; a probe now and then is no settling.
-		if beyond > 5+2 {
-			t.Fatalf("%d of 500 batches beyond the objective, limit %.2f", beyond, s.Limit)
-		}
+		n := noisyDevice{fixed, each, rapid.Uint64().Draw(t, "seed")}
+		checkSettled(t, r, n.device())
 	})
+}
+
+// In this draw 6 of the batches 500 to 999 are beyond the objective: by chance, not
+// because SLAB settled there.
+func TestSLABOnAnAlmostFlatDevice(t *testing.T) {
+	slo := 5 * time.Millisecond
+	one := time.Duration(0.4 * float64(slo))
+	fixed := time.Duration(0.99 * float64(one))
+	n := noisyDevice{fixed: fixed, each: one - fixed, seed: 0xef}
+
+	r := newRule(t, SLAB, Config{SLO: slo, MaxBatch: 64})
+	if _, beyond := saturate(r, r.Start(), n.device(), 1000); beyond != 6 {
+		t.Errorf("%d of the batches 500 to 999 beyond the objective, want the 6 that were seen", beyond)
+	}
+	checkSettled(t, r, n.device())
 }
 
 // One batch of the tightest objective that a device can hold: the limit is 1 and
@@ -340,7 +401,7 @@ func TestWarmedRuleGrowsAtOnce(t *testing.T) {
 	for _, n := range r.cfg.Ladder {
 		s = r.Warm(s, n, d(n))
 	}
-	if r.Size(s) != 1 || s.Fit != FitUnknown {
+	if r.Size(s) != 1 || s.Fit != fitUnknown {
 		t.Fatalf("warming moved the limit to %v, fit %v", s.Limit, s.Fit)
 	}
 	if s = r.Next(s, Observation{Batch: 1, Padded: 1, Elapsed: d(1)}); r.Size(s) != 16 {
@@ -418,15 +479,15 @@ func TestFitIsReportedAfterFiveInARow(t *testing.T) {
 		seen []Observation
 		want Fit
 	}{
-		{"nothing", nil, FitUnknown},
-		{"four misses", times(miss, 4), FitUnknown},
-		{"five misses", times(miss, 5), FitUnder},
-		{"a hit between misses", append(append(times(miss, 4), hit), miss), FitUnknown},
-		{"a hit after five misses", append(times(miss, 5), hit), FitUnknown},
-		{"four hits", times(hit, 4), FitUnknown},
-		{"five hits", times(hit, 5), FitOver},
-		{"a miss after five hits", append(times(hit, 5), miss), FitUnknown},
-		{"five dispatches with all late", times(dropped, 5), FitUnder},
+		{"nothing", nil, fitUnknown},
+		{"four misses", times(miss, 4), fitUnknown},
+		{"five misses", times(miss, 5), fitUnder},
+		{"a hit between misses", append(append(times(miss, 4), hit), miss), fitUnknown},
+		{"a hit after five misses", append(times(miss, 5), hit), fitUnknown},
+		{"four hits", times(hit, 4), fitUnknown},
+		{"five hits", times(hit, 5), fitOver},
+		{"a miss after five hits", append(times(hit, 5), miss), fitUnknown},
+		{"five dispatches with all late", times(dropped, 5), fitUnder},
 	} {
 		s := r.Start()
 		for _, o := range c.seen {
@@ -442,30 +503,8 @@ func TestFitIsReportedAfterFiveInARow(t *testing.T) {
 		large.Limit = 4
 		large = r.Next(large, Observation{Batch: 4, Padded: 4, Elapsed: 60 * time.Millisecond})
 	}
-	if large.Fit != FitUnknown {
+	if large.Fit != fitUnknown {
 		t.Errorf("misses at limit 4 reported as %q: the limit has room to shrink", large.Fit)
-	}
-}
-
-// A rule that takes the device for slower than the objective runs nothing, and
-// must find out all the same when the device has recovered.
-func TestRuleTriesAgainWhenAllWereLate(t *testing.T) {
-	for _, name := range []string{SLAB, AIMD} {
-		r := newRule(t, name, Config{SLO: 50 * time.Millisecond, MaxBatch: 8})
-		s := r.Start()
-		for range 20 {
-			s = r.Next(s, Observation{Batch: 1, Padded: 1, Elapsed: 500 * time.Millisecond})
-		}
-		tries := 0
-		for ; r.Expected(s, 1) > r.cfg.SLO; tries++ {
-			if tries > 1000 {
-				t.Fatalf("%s: still expects %v after 1000 dispatches that ran nothing", name, r.Expected(s, 1))
-			}
-			s = r.Next(s, Observation{Late: 1})
-		}
-		if tries < 10 {
-			t.Errorf("%s: forgot a slow device after %d dispatches", name, tries)
-		}
 	}
 }
 
@@ -582,24 +621,95 @@ func TestSLABFollowsADrift(t *testing.T) {
 	}
 }
 
-// A belief that is just short of the objective turns every request away, for each
-// has lost a little on its way; it must fade all the same.
-func TestRuleThatTurnsFreshRequestsAwayTriesOneAtLast(t *testing.T) {
-	const slo = 25 * time.Millisecond
-	r, err := New(SLAB, Config{SLO: slo, Ladder: []int{1, 2, 4, 8}})
-	if err != nil {
-		t.Fatal(err)
+// A model with a fixed batch has no size of 1: fewer requests run as its size.
+func TestFixedModelBatch(t *testing.T) {
+	for _, c := range []struct {
+		rule   string
+		ladder []int
+		size   int // at the start, and after misses
+	}{{SLAB, []int{4}, 4}, {SLAB, []int{4, 8}, 4}, {AIMD, []int{4, 8}, 4}, {Fixed, []int{4}, 4}, {One, []int{4}, 1}} {
+		t.Run(fmt.Sprint(c.rule, c.ladder), func(t *testing.T) {
+			r, err := New(c.rule, Config{SLO: 20 * time.Millisecond, Ladder: c.ladder, Fixed: 4})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := r.Start()
+			if got := r.Size(s); got != c.size {
+				t.Errorf("takes %d requests at the start, want %d", got, c.size)
+			}
+			if got := r.Pad(1); got != 4 {
+				t.Errorf("pads 1 request to %d, want 4", got)
+			}
+			// Far beyond the objective, whatever the number of requests.
+			for i := range 4 * fitAfter {
+				n := min(1+i%4, r.Size(s))
+				s = r.Next(s, Observation{Batch: n, Padded: r.Pad(n), Elapsed: 50 * time.Millisecond})
+				if got := r.Size(s); got != c.size {
+					t.Fatalf("takes %d requests after %d misses, want %d", got, i+1, c.size)
+				}
+			}
+			if s.Fit != fitUnder {
+				t.Errorf("fit is %v after misses at the smallest size, want %v", s.Fit, fitUnder)
+			}
+		})
 	}
-	s := r.Warm(r.Start(), 1, 23*time.Millisecond)
-	left := slo - 300*time.Microsecond // after aggregation
-	if r.Expected(s, 1) <= left {
-		t.Fatalf("expected time %v fits %v: the test proves nothing", r.Expected(s, 1), left)
-	}
-	for range 100 {
-		if r.Expected(s, 1) <= left {
-			return
+}
+
+// A demoted batch teaches nothing about the guaranteed ones, whatever it took.
+func TestDemotedBatchesLeaveLimitAndModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r, fixed, each := anyDevice(t, SLAB)
+		s, _ := saturate(r, r.Start(), linear(fixed, each), rapid.IntRange(1, 50).Draw(t, "batches"))
+		before := s
+		for range rapid.IntRange(1, 50).Draw(t, "demoted") {
+			o := observed(t, r, s)
+			o.Demoted = true
+			if o.Batch == 0 {
+				continue
+			}
+			s = r.Next(s, o)
+			if longest := float64(r.cfg.SLO) / float64(r.Typical(s, 1)); s.stretch < 1 || s.stretch > longest*1.001 {
+				t.Fatalf("stretch %v, want from 1 to what makes a batch of 1 late, %v", s.stretch, longest)
+			}
 		}
-		s = r.Next(s, Observation{Late: 1, Left: left})
-	}
-	t.Errorf("after 100 requests turned away a batch of 1 is still expected to take %v", r.Expected(s, 1))
+		s.stretch, s.demoted = before.stretch, before.demoted
+		if s != before {
+			t.Fatalf("state is %+v, was %+v", s, before)
+		}
+	})
+}
+
+// Demoted batches begin again within a second after the device was taken for any time.
+func TestDemotedRecovery(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		slo := time.Duration(rapid.IntRange(5, 100).Draw(t, "slo_ms")) * time.Millisecond
+		took := time.Duration(rapid.Float64Range(0.01, 0.45).Draw(t, "batch of 1, part of slo") * float64(slo))
+		r := newRule(t, SLAB, Config{SLO: slo, MaxBatch: 1})
+		s := r.Warm(r.Start(), 1, took)
+		for range 50 {
+			s = r.Next(s, Observation{Batch: 1, Padded: 1, Elapsed: took})
+		}
+		expected := func(n int) time.Duration { return r.Expected(s, n) }
+		now := int64(time.Hour)
+		for range rapid.IntRange(1, 20).Draw(t, "slow batches") {
+			now += rapid.Int64Range(1e6, 1e10).Draw(t, "stall")
+			s = r.Next(s, Observation{Batch: 1, Padded: 1, Elapsed: time.Duration(rapid.Int64Range(1e6, 1e10).Draw(t, "elapsed")), Ended: now, Demoted: true})
+		}
+		for end := now + int64(time.Second); ; {
+			batch, late := r.Pick(s, []Request{{Deadline: now + int64(slo)}}, now, true, expected)
+			if late > 0 {
+				t.Fatal("a demoted batch makes a request late that a guaranteed one would answer in time")
+			}
+			if now > end {
+				if batch == 0 {
+					t.Fatalf("no demoted batch begins 1 s after a stall: stretch %v", s.stretch)
+				}
+				return
+			}
+			now += int64(took)
+			if batch > 0 {
+				s = r.Next(s, Observation{Batch: 1, Padded: 1, Elapsed: took, Ended: now, Demoted: true})
+			}
+		}
+	})
 }

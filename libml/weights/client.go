@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lease is memory that the holder keeps for this process.
-type Lease struct {
+// holderLease is memory that the holder keeps for this process.
+type holderLease struct {
 	Loaded
 	memory *os.File
 	conn   *net.UnixConn
 }
 
-// Get asks the holder at a socket for a file, and waits at most timeout; the holder may
+// getWeights asks the holder at a socket for a file, and waits at most timeout; the holder may
 // have to read it first. The lease is the caller's until Close, or until the process
-// ends. ErrRefused has the holder's reason; any other error says that there is no holder
+// ends. errRefused has the holder's reason; any other error says that there is no holder
 // that answers.
-func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
+func getWeights(socket, file string, timeout time.Duration) (_ *holderLease, err error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("ask for weights: %w", err)
@@ -38,7 +38,7 @@ func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
 			err = fmt.Errorf("ask for weights: %w", err)
 		}
 	}()
-	if err := send(c, ask{Version: Version}, f); err != nil {
+	if err := send(c, ask{Version: version}, f); err != nil {
 		return nil, hungUp(err)
 	}
 	if err := c.SetReadDeadline(time.Now().Add(timeout)); err != nil {
@@ -52,12 +52,12 @@ func Get(socket, file string, timeout time.Duration) (_ *Lease, err error) {
 	if err != nil {
 		return nil, hungUp(err)
 	}
-	l := &Lease{Loaded: a.Loaded, memory: memory, conn: c}
+	l := &holderLease{Loaded: a.Loaded, memory: memory, conn: c}
 	switch {
-	case a.Version != Version:
-		err = fmt.Errorf("%w: it speaks version %d, this process %d", ErrRefused, a.Version, Version)
+	case a.Version != version:
+		err = fmt.Errorf("%w: it speaks version %d, this process %d", errRefused, a.Version, version)
 	case a.Refused != "":
-		err = fmt.Errorf("%w: %s", ErrRefused, a.Refused)
+		err = fmt.Errorf("%w: %s", errRefused, a.Refused)
 	case memory == nil || a.Bytes <= 0 || a.MemoryBytes < a.Bytes:
 		err = fmt.Errorf("%w: %d bytes in %d", errBadMessage, a.Bytes, a.MemoryBytes)
 	}
@@ -95,6 +95,6 @@ func dial(socket string) (*net.UnixConn, error) {
 }
 
 // Close hangs up: the holder counts one process fewer. Memory that is mapped stays so.
-func (l *Lease) Close() error {
+func (l *holderLease) Close() error {
 	return errors.Join(l.memory.Close(), l.conn.Close())
 }

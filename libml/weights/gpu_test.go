@@ -21,11 +21,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
 // TestMain is a loader where a holder starts it as one.
 func TestMain(m *testing.M) {
+	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "load":
@@ -39,7 +40,7 @@ func TestMain(m *testing.M) {
 			}
 			os.Exit(0)
 		case "ask": // SOCKET FILE
-			_, err := Get(os.Args[2], os.Args[3], patience)
+			_, err := getWeights(os.Args[2], os.Args[3], patience)
 			fmt.Println(err)
 			os.Exit(0)
 		case "shorten": // FILE
@@ -47,7 +48,7 @@ func TestMain(m *testing.M) {
 			os.Exit(0)
 		}
 	}
-	fake.Main(m)
+	cudafake.Main(m)
 }
 
 func loading() Options {
@@ -66,7 +67,7 @@ func noise(t *testing.T) []byte {
 }
 
 func TestAFileIsInTheGPUsMemoryAndReadOnly(t *testing.T) {
-	fake.Check(t)
+	cudafake.Check(t)
 	dir, want := t.TempDir(), noise(t)
 	file := fileOf(t, dir, "weights", want)
 	h := hold(t, dir, loading(), nil)
@@ -103,7 +104,7 @@ func TestAFileIsInTheGPUsMemoryAndReadOnly(t *testing.T) {
 }
 
 func TestNobodyLeftFreesTheGPUsMemory(t *testing.T) {
-	fake.Check(t)
+	cudafake.Check(t)
 	dir := t.TempDir()
 	h := hold(t, dir, loading(), nil)
 	m := NewMappings(h.socket)
@@ -119,13 +120,13 @@ func TestNobodyLeftFreesTheGPUsMemory(t *testing.T) {
 func TestALoaderSaysWhatIsWrong(t *testing.T) {
 	dir := t.TempDir()
 	file := fileOf(t, dir, "weights", noise(t))
-	t.Setenv("PENSTOCK_FAKE", string(fake.Memory(4<<20)))
+	t.Setenv("PENSTOCK_FAKE", string(cudafake.Memory(4<<20)))
 	h := hold(t, dir, loading(), nil)
-	if _, err := Get(h.socket, file, patience); !errors.Is(err, ErrRefused) || !bytes.Contains([]byte(err.Error()), []byte("OUT_OF_MEMORY")) {
+	if _, err := getWeights(h.socket, file, patience); !errors.Is(err, errRefused) || !bytes.Contains([]byte(err.Error()), []byte("OUT_OF_MEMORY")) {
 		t.Errorf("%v", err)
 	}
 	t.Setenv("PENSTOCK_LIBCUDA", filepath.Join(dir, "no.so"))
-	if _, err := Get(h.socket, file, patience); !errors.Is(err, ErrRefused) || !bytes.Contains([]byte(err.Error()), []byte("no.so")) {
+	if _, err := getWeights(h.socket, file, patience); !errors.Is(err, errRefused) || !bytes.Contains([]byte(err.Error()), []byte("no.so")) {
 		t.Errorf("%v", err)
 	}
 }
@@ -176,7 +177,7 @@ func TestAKilledHolderLeavesNoLoader(t *testing.T) {
 	got := make(chan error, 1)
 	go func() {
 		for {
-			_, err := Get(socket, file, patience)
+			_, err := getWeights(socket, file, patience)
 			if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ECONNREFUSED) { // it does not listen yet
 				got <- err
 				return
@@ -230,7 +231,7 @@ func TestAKilledHolderLeavesNoLoader(t *testing.T) {
 func TestAMappingThatFailsHangsUp(t *testing.T) {
 	dir := t.TempDir()
 	h := hold(t, dir, loading(), nil)
-	fake.Apply(t, fake.Refuse("cuMemImportFromShareableHandle", 0, cuda.OutOfMemory))
+	cudafake.Apply(t, cudafake.Refuse("cuMemImportFromShareableHandle", 0, cuda.OutOfMemory))
 	m := NewMappings(h.socket)
 	if _, _, err := m.Map(fileOf(t, dir, "weights", []byte("weights"))); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("%v", err)
@@ -246,7 +247,7 @@ func TestAMappingThatFailsHangsUp(t *testing.T) {
 func TestAFileThatGetsShorterLosesNoDevice(t *testing.T) {
 	file := fileOf(t, t.TempDir(), "weights", noise(t))
 	child := exec.Command(os.Args[0], "shorten", file)
-	child.Env = append(os.Environ(), "PENSTOCK_FAKE="+string(fake.Late(50*time.Millisecond))+" "+string(fake.Delay("cuEventCreate", 400*time.Millisecond)))
+	child.Env = append(os.Environ(), "PENSTOCK_FAKE="+string(cudafake.Late(50*time.Millisecond))+" "+string(cudafake.Delay("cuEventCreate", 400*time.Millisecond)))
 	said, err := child.CombinedOutput()
 	if err != nil || !strings.Contains(string(said), "fewer than its") || !strings.HasSuffix(string(said), "\nlosses 0\n") {
 		t.Errorf("%v: %s", err, said)
@@ -263,5 +264,5 @@ func shorten(file string) {
 	}
 	fmt.Println(err)
 	time.Sleep(200 * time.Millisecond) // what is late has run
-	fmt.Println("losses", fake.Now().Lost)
+	fmt.Println("losses", cudafake.Now().Lost)
 }

@@ -15,6 +15,8 @@ import (
 	"github.com/rs/zerolog"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/unixsock"
+	"github.com/penstock/penstock/private"
 )
 
 // Options of a holder.
@@ -140,9 +142,11 @@ func listen(path string) (*net.UnixListener, error) {
 	if path == "" { // the kernel would make one up
 		return nil, errors.New("no socket is named")
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+	folder, err := private.MakeFolder(filepath.Dir(path), 0o700)
+	if err != nil {
 		return nil, err
 	}
+	defer folder.Close()
 	if info, err := os.Lstat(path); err == nil {
 		if info.Mode()&os.ModeSocket == 0 {
 			return nil, fmt.Errorf("%s is there and no socket", path)
@@ -199,11 +203,11 @@ func (h *holder) serve(ctx context.Context, c *net.UnixConn) error {
 		source.Close()
 	}
 	if err != nil {
-		_ = send(c, answer{Version: Version, Refused: line(err)}, nil) // it may be gone
+		_ = send(c, answer{Version: version, Refused: line(err)}, nil) // it may be gone
 		return err
 	}
 	defer h.put(f)
-	if err := send(c, answer{Version: Version, Loaded: f.loaded}, f.memory); err != nil {
+	if err := send(c, answer{Version: version, Loaded: f.loaded}, f.memory); err != nil {
 		return fmt.Errorf("hand weights over: %w", err)
 	}
 	// It says nothing more; it ends, and that is the end of its use. One that talks is
@@ -229,11 +233,11 @@ func (h *holder) asked(c *net.UnixConn) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = sameUser(c)
+	_, err = unixsock.Peer(c, os.Getuid()) // root may ask: it could open the files anyway
 	switch {
 	case err != nil:
-	case a.Version != Version:
-		err = fmt.Errorf("it speaks version %d, this holder %d", a.Version, Version)
+	case a.Version != version:
+		err = fmt.Errorf("it speaks version %d, this holder %d", a.Version, version)
 	case source == nil:
 		err = fmt.Errorf("%w: no file came with the question", errBadMessage)
 	}

@@ -6,16 +6,14 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"runtime"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
 // The descriptors that a loader inherits.
@@ -32,7 +30,7 @@ const loadTimeout = 30 * time.Second
 // memory of the first GPU that it sees, and the memory's descriptor to whoever started
 // it. What goes wrong is told to him as well.
 func Load() error {
-	end, err := connOf(os.NewFile(loaderSocket, "holder"))
+	end, err := unixsock.Conn(os.NewFile(loaderSocket, "holder"))
 	if err != nil {
 		return fmt.Errorf("load weights: %w", err)
 	}
@@ -43,13 +41,13 @@ func Load() error {
 	defer runtime.UnlockOSThread()
 	loaded, memory, err := load(file)
 	if err != nil {
-		a := answer{Version: Version, Refused: line(err)}
+		a := answer{Version: version, Refused: line(err)}
 		if errors.Is(err, cuda.ErrOutOfMemory) {
 			a.Refused = outOfMemory + a.Refused
 		}
 		return errors.Join(err, send(end, a, nil))
 	}
-	return send(end, answer{Version: Version, Loaded: loaded}, memory)
+	return send(end, answer{Version: version, Loaded: loaded}, memory)
 }
 
 // outOfMemory begins the reason of a loader for whose file the GPU has no memory.
@@ -131,12 +129,11 @@ type loader struct {
 }
 
 func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory *os.File, err error) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	ours, theirs, err := unixsock.Pair()
 	if err != nil {
 		return loaded, nil, err
 	}
-	theirs := os.NewFile(uintptr(pair[1]), "loader")
-	end, err := connOf(os.NewFile(uintptr(pair[0]), "holder"))
+	end, err := unixsock.Conn(ours)
 	if err != nil {
 		theirs.Close()
 		return loaded, nil, err
@@ -165,7 +162,7 @@ func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory 
 		err = fmt.Errorf("the loader ended without a word: %w", errors.Join(ended, err))
 	case a.Refused != "":
 		err = errors.New(a.Refused)
-	case a.Version != Version || memory == nil || a.Bytes <= 0:
+	case a.Version != version || memory == nil || a.Bytes <= 0:
 		err = errBadMessage
 	}
 	if err != nil && memory != nil {
@@ -173,19 +170,4 @@ func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory 
 		memory = nil
 	}
 	return a.Loaded, memory, err
-}
-
-// connOf takes a socket over.
-func connOf(f *os.File) (*net.UnixConn, error) {
-	defer f.Close()
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, err
-	}
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		c.Close()
-		return nil, errors.New("it is no Unix socket")
-	}
-	return u, nil
 }

@@ -25,7 +25,7 @@ type Mappings struct {
 }
 
 type mapping struct {
-	lease *Lease
+	lease *holderLease
 	arena *cuda.Arena
 }
 
@@ -47,7 +47,7 @@ func (m *Mappings) Map(file string) (cuda.Pointer, Loaded, error) {
 	if k := m.files[file]; k != nil {
 		return k.arena.Pointer(), k.lease.Loaded, nil
 	}
-	lease, err := Get(m.socket, file, askTimeout)
+	lease, err := getWeights(m.socket, file, askTimeout)
 	if err != nil {
 		return 0, Loaded{}, err
 	}

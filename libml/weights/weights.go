@@ -26,20 +26,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// Version is spoken by both sides; others are refused.
-const Version = 1
+// version is spoken by both sides; others are refused.
+const version = 1
 
-// ErrRefused is returned by Get where the holder says no: its reason is in the text.
-var ErrRefused = errors.New("the holder of weights refuses")
+// errRefused is returned by getWeights if the holder refuses; the text has its reason.
+var errRefused = errors.New("the holder of weights refuses")
 
 // errBadMessage is for what is no message of this protocol.
 var errBadMessage = errors.New("no message of this protocol")
@@ -87,94 +88,31 @@ func send(c *net.UnixConn, message any, file *os.File) error {
 		return err
 	}
 	if file == nil {
-		_, err := c.Write(b)
-		return err
+		return unixsock.Send(c, b)
 	}
-	raw, err := file.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var inner error
-	// File.Fd would make it blocking, for its owner too.
-	if err := raw.Control(func(fd uintptr) { _, _, inner = c.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil) }); err != nil {
-		return err
-	}
-	return inner
+	return unixsock.Send(c, b, file)
 }
 
-// receive reads one message into message, and the descriptor that came with it, nil
-// where none did. More than one is no message: all are closed.
+// receive reads one message into message, and returns the file that came with it or nil.
+// The caller owns the file.
 func receive(c *net.UnixConn, message any) (file *os.File, err error) {
-	buf := make([]byte, maxMessage)
-	rights := make([]byte, unix.CmsgSpace(4*4))
-	// Go receives with MSG_CMSG_CLOEXEC.
-	n, rn, flags, _, err := c.ReadMsgUnix(buf, rights)
+	text, files, err := unixsock.Receive(c, make([]byte, maxMessage), 1)
+	if errors.Is(err, unixsock.ErrTooLong) {
+		return nil, fmt.Errorf("%w: %w", errBadMessage, err)
+	}
 	if err != nil {
 		return nil, err
 	}
-	files := filesOf(rights[:rn])
-	defer func() {
-		if err == nil {
-			return
-		}
-		for _, f := range files {
-			f.Close()
-		}
-	}()
-	switch {
-	case n == 0:
-		return nil, io.EOF
-	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 || len(files) > 1:
-		return nil, fmt.Errorf("%w: more than %d bytes, or than one descriptor", errBadMessage, maxMessage)
+	if len(files) > 0 {
+		file = files[0]
 	}
-	if err := json.Unmarshal(buf[:n], message); err != nil {
+	if err := json.Unmarshal(text, message); err != nil {
+		if file != nil {
+			file.Close()
+		}
 		return nil, fmt.Errorf("%w: %w", errBadMessage, err)
 	}
-	if len(files) == 0 {
-		return nil, nil
-	}
-	return files[0], nil
-}
-
-// filesOf takes over the descriptors that came, all of them.
-func filesOf(rights []byte) (files []*os.File) {
-	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
-		return nil
-	}
-	for i := range messages {
-		fds, err := unix.ParseUnixRights(&messages[i])
-		if err != nil {
-			continue
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "received"))
-		}
-	}
-	return files
-}
-
-// sameUser refuses a peer of another user, as the kernel noted it at connect. Root may
-// ask: it could open the files anyway.
-func sameUser(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var cred *unix.Ucred
-	var inner error
-	if err := raw.Control(func(fd uintptr) {
-		cred, inner = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return err
-	}
-	if inner != nil {
-		return inner
-	}
-	if uid := os.Getuid(); int(cred.Uid) != uid && cred.Uid != 0 {
-		return fmt.Errorf("process %d belongs to user %d, the holder to %d", cred.Pid, cred.Uid, uid)
-	}
-	return nil
+	return file, nil
 }
 
 // identity tells a file from all others, and from itself written anew.

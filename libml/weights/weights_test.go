@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testing/openfiles"
+	"github.com/penstock/penstock/internal/unixsock"
 )
 
 // patience bounds what has to happen.
@@ -131,9 +133,9 @@ func fileOf(t *testing.T, dir, name string, content []byte) string {
 	return path
 }
 
-func (h *held) get(file string) *Lease {
+func (h *held) get(file string) *holderLease {
 	h.t.Helper()
-	l, err := Get(h.socket, file, patience)
+	l, err := getWeights(h.socket, file, patience)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -141,7 +143,7 @@ func (h *held) get(file string) *Lease {
 	return l
 }
 
-func content(t *testing.T, l *Lease) string {
+func content(t *testing.T, l *holderLease) string {
 	t.Helper()
 	b, err := io.ReadAll(io.NewSectionReader(l.memory, 0, l.Bytes))
 	if err != nil {
@@ -157,7 +159,7 @@ func TestAFileIsLoadedOnceForAll(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 20 {
 		wg.Go(func() {
-			l, err := Get(h.socket, file, patience)
+			l, err := getWeights(h.socket, file, patience)
 			if err != nil {
 				t.Error(err)
 				return
@@ -239,13 +241,13 @@ func waitUnused(t *testing.T, h *held, loader *memfds, dir string) {
 	t.Helper()
 	for i := 0; ; i++ {
 		loader.full.Store(true)
-		l, err := Get(h.socket, fileOf(t, dir, fmt.Sprint("c", i), []byte("c")), patience)
+		l, err := getWeights(h.socket, fileOf(t, dir, fmt.Sprint("c", i), []byte("c")), patience)
 		if err == nil {
 			defer l.Close()
 			h.files(2)
 			return
 		}
-		if !errors.Is(err, ErrRefused) || i > 1000 {
+		if !errors.Is(err, errRefused) || i > 1000 {
 			t.Fatal(err)
 		}
 	}
@@ -256,7 +258,7 @@ func TestOutOfMemoryIsARefusalWithItsReason(t *testing.T) {
 	h := hold(t, dir, Options{}, &memfds{fail: errors.New(outOfMemory + "cuMemCreate")})
 	file := fileOf(t, dir, "a", []byte("a"))
 	for range 2 { // it is tried anew each time
-		if _, err := Get(h.socket, file, patience); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "cuMemCreate") {
+		if _, err := getWeights(h.socket, file, patience); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "cuMemCreate") {
 			t.Errorf("%v", err)
 		}
 	}
@@ -268,8 +270,8 @@ func TestAnyReasonIsTold(t *testing.T) {
 	dir := t.TempDir()
 	for _, said := range []string{strings.Repeat("<", 5000), strings.Repeat("\xff", 5000), strings.Repeat("\u2028", 5000), strings.Repeat("two\nlines\x00", 500)} {
 		h := hold(t, t.TempDir(), Options{}, &memfds{fail: errors.New(said)})
-		_, err := Get(h.socket, fileOf(t, dir, "a", []byte("a")), patience)
-		if !errors.Is(err, ErrRefused) || strings.ContainsAny(err.Error(), "\n\x00") {
+		_, err := getWeights(h.socket, fileOf(t, dir, "a", []byte("a")), patience)
+		if !errors.Is(err, errRefused) || strings.ContainsAny(err.Error(), "\n\x00") {
 			t.Errorf("%.10q...: %v", said, err)
 		}
 	}
@@ -285,7 +287,7 @@ func TestAHolderThatEndsTakesNothingAway(t *testing.T) {
 	if content(t, l) != "weights" {
 		t.Error("the memory has gone")
 	}
-	if _, err := Get(h.socket, file, patience); err == nil || errors.Is(err, ErrRefused) {
+	if _, err := getWeights(h.socket, file, patience); err == nil || errors.Is(err, errRefused) {
 		t.Errorf("without a holder: %v", err)
 	}
 	if h := hold(t, dir, Options{}, new(memfds)); content(t, h.get(file)) != "weights" {
@@ -301,7 +303,7 @@ func TestAHolderThatStartsIsWaitedFor(t *testing.T) {
 	go func() {
 		for n := 0; ; n++ {
 			began := time.Now()
-			l, err := Get(filepath.Join(dir, "w.sock"), file, patience)
+			l, err := getWeights(filepath.Join(dir, "w.sock"), file, patience)
 			coming := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ECONNREFUSED)
 			if coming && time.Since(began) >= startTimeout { // else it did not wait
 				if n == 0 {
@@ -339,7 +341,7 @@ func TestAHolderThatEndsMeanwhileIsNone(t *testing.T) {
 		}
 		got := make(chan error)
 		go func() {
-			_, err := Get(socket, fileOf(t, dir, "a", []byte("a")), patience)
+			_, err := getWeights(socket, fileOf(t, dir, "a", []byte("a")), patience)
 			got <- err
 		}()
 		c, err := l.AcceptUnix()
@@ -356,7 +358,7 @@ func TestAHolderThatEndsMeanwhileIsNone(t *testing.T) {
 		}
 		c.Close()
 		l.Close()
-		if err := <-got; err == nil || errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "hung up") {
+		if err := <-got; err == nil || errors.Is(err, errRefused) || !strings.Contains(err.Error(), "hung up") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -365,7 +367,7 @@ func TestAHolderThatEndsMeanwhileIsNone(t *testing.T) {
 func TestAHolderThatHangsIsNotWaitedForLonger(t *testing.T) {
 	dir, loader := t.TempDir(), &memfds{gate: make(chan struct{})}
 	h := hold(t, dir, Options{}, loader)
-	if _, err := Get(h.socket, fileOf(t, dir, "a", []byte("a")), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "no answer") {
+	if _, err := getWeights(h.socket, fileOf(t, dir, "a", []byte("a")), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "no answer") {
 		t.Errorf("%v", err)
 	}
 	close(loader.gate)
@@ -401,7 +403,7 @@ func TestHostileQuestionsAreRefused(t *testing.T) {
 	defer empty.Close()
 	sparse := fileOf(t, dir, "sparse", []byte("x"))
 	if err := os.Truncate(sparse, maxFileBytes+1); err != nil {
-		t.Skipf("no large files here: %v", err)
+		t.Skipf("not on this machine: no large files: %v", err)
 	}
 	large, err := os.Open(sparse)
 	if err != nil {
@@ -419,15 +421,10 @@ func TestHostileQuestionsAreRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer folder.Close()
-	question := ask{Version: Version}
+	question := ask{Version: version}
 	raw := func(b []byte, files ...*os.File) func(*net.UnixConn) error {
 		return func(c *net.UnixConn) error {
-			var fds []int
-			for _, f := range files {
-				fds = append(fds, int(f.Fd()))
-			}
-			_, _, err := c.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
-			return err
+			return unixsock.Send(c, b, files...)
 		}
 	}
 	for what, say := range map[string]func(*net.UnixConn) error{
@@ -438,7 +435,7 @@ func TestHostileQuestionsAreRefused(t *testing.T) {
 		"at most":       func(c *net.UnixConn) error { return send(c, question, large) },
 		"version 7":     func(c *net.UnixConn) error { return send(c, ask{Version: 7}, file) },
 		"no message":    raw([]byte("x"), file),
-		"one desc":      raw([]byte(`{"version":1}`), file, file),
+		"files than 1":  raw([]byte(`{"version":1}`), file, file),
 		"more than":     raw(bytes.Repeat([]byte(" "), maxMessage+1), file),
 		"said nothing ": nil,
 	} {
@@ -464,7 +461,7 @@ func TestHostileQuestionsAreRefused(t *testing.T) {
 		t.Errorf("after all that it answers %q", got)
 	}
 	// No descriptor of theirs is kept.
-	before := descriptors(t)
+	before := openfiles.Count(t)
 	for range 50 {
 		c := h.dial()
 		if err := raw([]byte(`{"version":1}`), file, folder, empty)(c); err != nil {
@@ -476,16 +473,7 @@ func TestHostileQuestionsAreRefused(t *testing.T) {
 		}
 		c.Close()
 	}
-	h.until("descriptors are closed", func() bool { return descriptors(t) <= before+2 })
-}
-
-func descriptors(t *testing.T) int {
-	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(list)
+	h.until("descriptors are closed", func() bool { return openfiles.Count(t) <= before+2 })
 }
 
 // A process that talks after its question is hung up on, and counted no more.
@@ -522,7 +510,7 @@ func TestALoaderThatCannotBeStartedIsARefusal(t *testing.T) {
 	file := fileOf(t, dir, "a", []byte("a"))
 	for _, command := range [][]string{{"/nowhere/loader"}, {"/bin/true"}, {"/bin/false"}} {
 		h := hold(t, t.TempDir(), Options{Loader: command}, nil)
-		if _, err := Get(h.socket, file, patience); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "loader") {
+		if _, err := getWeights(h.socket, file, patience); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "loader") {
 			t.Errorf("%v: %v", command, err)
 		}
 		h.stop()

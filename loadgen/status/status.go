@@ -14,9 +14,9 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// Timeout ends one question: a manager on the same machine answers in
+// timeout ends one question: a manager on the same machine answers in
 // milliseconds, a loaded one in tens.
-const Timeout = 2 * time.Second
+const timeout = 2 * time.Second
 
 // MaxBytes is the longest answer that is read: a thousand functions take less.
 const MaxBytes = 1 << 20
@@ -35,7 +35,7 @@ func New(address string) *Client {
 	}
 	return &Client{
 		url:  strings.TrimSuffix(address, "/") + control.StatusPath,
-		http: http.Client{Timeout: Timeout, Transport: &http.Transport{}},
+		http: http.Client{Timeout: timeout, Transport: &http.Transport{}},
 	}
 }
 

@@ -18,9 +18,15 @@
 //
 //	        first piece             last piece                End
 //	free ───────────────> gathering ──────────> whole ──────────────┐
-//	 ^                        │ Expire: incomplete                  │
-//	 │                        │ EvictOldest, no slot left: evicted  │
-//	 └────────────────────────┴─────────────────────────────────────┘
+//	 ^                        │ Expire: incomplete  │ AnswerEarly    │
+//	 │                        │ EvictOldest,        v                │
+//	 │                        │ unfair: evicted     answered         │
+//	 │                        │                     │ Free           │
+//	 └────────────────────────┴─────────────────────┴────────────────┘
+//
+// A slot that is answered has no request any more: its client knows the end, and
+// may ask for it again. The slot counts for its client's credit, and its spans stay
+// where they are, until no process can read them.
 //
 // Every request that begins becomes exactly one of whole, incomplete and evicted;
 // its client is told once, and its spans are in Events.Release once.
@@ -30,11 +36,13 @@
 // A request that held a slot and was answered (ok, late, incomplete, failed) is
 // remembered for AnsweredFor: its pieces are late and dropped, so it is never
 // run twice, and a client that asks (piece 0, retransmitted) gets the same answer
-// again, with the credit of the day, at most every AgainAfter. That holds for
+// again, with the credit of the day, at most every againAfter. That holds for
 // incomplete as well: a client tries again under a new id. A request that was
 // turned away, evicted or refused is remembered for TurnedAwayFor, long enough
 // for the rest of its pieces to come and go; after that the same id begins anew.
-// One that was shed before it was received (source.Datagram.Shed) is turned away
+// If the client had not proved its address (proof.go), piece 0 with its cookie begins
+// the request again at once. The file fair.go divides the slots when they run short.
+// One that was shed before it was received (ingest.Datagram.Shed) is turned away
 // busy, but with the client's credit: there is room for others.
 // Both memories are bounded and forget their oldest first.
 //
@@ -49,7 +57,7 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -84,18 +92,17 @@ type Aggregator struct {
 
 	// age holds the gathering slots, oldest first: the order of their deadlines.
 	age list
-	// quiet[k] holds those for which k wishes were sent, the one without a sign
-	// of life for longest first; within one list the wait is the same, so each is
-	// in the order of its timers.
+	// quiet[k] holds the gathering slots for which k NACKs were sent since the last
+	// new piece. Within one list the wait is the same, so each is in the order of
+	// its timers.
 	quiet []list
-	// noneQuietBefore is a time before which no gathering request can be quiet
-	// enough to be evicted for a new one.
-	noneQuietBefore int64
 
 	ended   history // answered
 	turned  history // turned away, evicted, refused
 	answers arena   // the payloads of ended
-	clients clients
+	clients clients // that have proved their address
+	// strangers are the clients that have not. This table serves only their credit.
+	strangers clients
 
 	heldBytes uint64
 	stats     Stats
@@ -115,7 +122,10 @@ type request struct {
 	used     uint32 // descriptors
 	priority uint8
 	extended bool // the extension has come
+	proved   bool // the client receives at its address
 	wishes   uint8
+	headers  uint32 // bytes in front of each of its datagrams
+	budget   budget // what may be sent without proof
 
 	first    int64 // first piece, received
 	arrived  int64 // the same, at the machine: it may have waited to be received
@@ -128,16 +138,21 @@ type request struct {
 
 	present []uint64 // bit i%64 of word i/64: piece i is here
 	pieces  []shm.Piece
-	spans   []source.Span // the datagrams, headers and all; adjacent ones merged
+	spans   []ingest.Span // the datagrams, headers and all; adjacent ones merged
 }
 
 type state uint8
 
 const (
 	stateFree state = iota
+	// stateAnswered: the client was answered, and a process may still use the slot.
+	stateAnswered
 	stateGathering
 	stateWhole
 )
+
+// live reports whether a slot has a request that was not answered.
+func (r *request) live() bool { return r.state > stateAnswered }
 
 // New makes an aggregator over a slab's memory. It panics when the configuration
 // is not valid (see Config.Validate), or the table does not fit it.
@@ -155,7 +170,9 @@ func newAggregator(config Config, memory []byte, table Table, shared *common) *A
 		hash:    newHasher(),
 		quiet:   make([]list, config.MaxWishes+1),
 		answers: newArena(config.AnsweredBytes),
-		clients: newClients(max(minClients, 2*config.Slots), &shared.clients),
+		clients: newClients(config.clients(), &shared.clients, shared),
+
+		strangers: newClients(config.clients(), &shared.strangers, nil),
 	}
 	a.requests = newIndex(config.Slots + config.AnsweredRequests + config.TurnedAwayRequests)
 	a.ended = newHistory(config.AnsweredRequests, config.Slots)
@@ -180,7 +197,7 @@ func newAggregator(config Config, memory []byte, table Table, shared *common) *A
 
 // Add takes a batch of datagrams, and their spans with it: each is given back
 // through some Events.Release, exactly once.
-func (a *Aggregator) Add(now int64, batch []source.Datagram, events *Events) {
+func (a *Aggregator) Add(now int64, batch []ingest.Datagram, events *Events) {
 	a.tick(now)
 	for i := range batch {
 		a.add(&batch[i], events)
@@ -194,14 +211,21 @@ func (a *Aggregator) Add(now int64, batch []source.Datagram, events *Events) {
 func (a *Aggregator) tick(now int64) {
 	a.now = max(a.now, now)
 	for a.ended.expired(a.now) {
-		a.requests.remove(a.ended.pop())
+		a.forget(&a.ended)
 	}
 	for a.turned.expired(a.now) {
-		a.requests.remove(a.turned.pop())
+		a.forget(&a.turned)
 	}
 }
 
-func (a *Aggregator) add(d *source.Datagram, events *Events) {
+// forget forgets the oldest record.
+func (a *Aggregator) forget(m *history) {
+	if hash, ref, void := m.pop(); !void {
+		a.requests.remove(hash, ref)
+	}
+}
+
+func (a *Aggregator) add(d *ingest.Datagram, events *Events) {
 	a.stats.Datagrams++
 	var scratch [wire.HeaderSize]byte
 	var h wire.Header
@@ -218,7 +242,7 @@ func (a *Aggregator) add(d *source.Datagram, events *Events) {
 		events.release(d)
 		return
 	}
-	if r := &a.slots[a.last]; r.id == h.RequestID && r.state != stateFree && r.from == d.From {
+	if r := &a.slots[a.last]; r.id == h.RequestID && r.live() && r.from == d.From {
 		a.piece(a.last, d, &h, events)
 		return
 	}
@@ -237,7 +261,7 @@ func (a *Aggregator) add(d *source.Datagram, events *Events) {
 
 // bytes is len(scratch) bytes of a datagram, from an offset on, fewer where it
 // ends before: in the slab if they lie in one span, else copied to scratch.
-func (a *Aggregator) bytes(d *source.Datagram, from int, scratch []byte) []byte {
+func (a *Aggregator) bytes(d *ingest.Datagram, from int, scratch []byte) []byte {
 	to, first := min(from+len(scratch), d.Length()), int(d.First.Length)
 	switch {
 	case from >= to:
@@ -267,35 +291,37 @@ func (a *Aggregator) find(hash uint32, from netip.AddrPort, id uint32) (ref uint
 }
 
 // begin gives a new request a slot, or sends it away.
-func (a *Aggregator) begin(hash uint32, d *source.Datagram, h *wire.Header, events *Events) {
-	client := a.clients.touch(a.hash.client(d.From), d.From, a.now)
+func (a *Aggregator) begin(hash uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
+	proved := local(d.From) || a.proves(d, h)
+	client := a.side(proved).touch(a.hash.client(d.From), d.From, a.now)
 	size := wire.PieceSize(h)
 	switch {
 	case int(h.Total) != a.config.RequestBytes, int(h.Count) > a.config.maxCount(),
 		h.Count > 1 && int(size) < a.config.MinPieceBytes:
 		a.stats.Refused++
-		a.drop(DropForeign, d, events)
-		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusRefused, Credit: a.credit(client)}, events)
+		a.drop(dropForeign, d, events)
+		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusRefused, Credit: a.credit(client, proved)}, false, events)
 		return
 	}
 	if d.Shed {
 		a.stats.Busy++
 		a.stats.Shed++
-		a.drop(DropShed, d, events)
-		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusBusy, Credit: a.credit(client)}, events)
+		a.drop(dropShed, d, events)
+		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusBusy, Credit: a.credit(client, proved)}, false, events)
 		return
 	}
-	slot, ok := a.takeSlot(events)
+	slot, ok := a.takeSlot(a.party(client, proved), events)
 	if !ok {
 		a.stats.Busy++
-		a.drop(DropBusy, d, events)
-		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusBusy}, events)
+		a.drop(dropBusy, d, events)
+		a.turnAway(hash, d, h, wire.Result{Status: wire.StatusBusy}, !proved, events)
 		return
 	}
 	r := &a.slots[slot]
 	r.from, r.id, r.hash, r.state = d.From, h.RequestID, hash, stateGathering
 	r.client, r.count, r.size = client, h.Count, size
 	r.got, r.used, r.priority, r.extended, r.wishes = 0, 0, 0, false, 0
+	r.proved, r.headers, r.budget = proved, headerBytes(d.From), 0
 	r.first, r.progress, r.mark, r.wished = a.now, a.now, a.now, a.now
 	if r.arrived = a.now; d.Arrived != 0 {
 		r.arrived = min(d.Arrived, a.now)
@@ -305,41 +331,100 @@ func (a *Aggregator) begin(hash uint32, d *source.Datagram, h *wire.Header, even
 	a.requests.insert(hash, slot)
 	a.age.push(slot)
 	a.quiet[0].push(slot)
-	a.clients.began(client)
+	a.began(r)
 	a.stats.Begun++
 	a.last = slot
 	a.piece(slot, d, h, events)
 }
 
-// takeSlot is a slot for a new request, if need be that of one that has been quiet; ok is
-// false when there is none to be had.
-func (a *Aggregator) takeSlot(events *Events) (slot uint32, ok bool) {
+// takeSlot is a slot for a new request, if need be that of a party above its share;
+// ok is false if the party gets none.
+func (a *Aggregator) takeSlot(p party, events *Events) (slot uint32, ok bool) {
 	if a.draining {
 		return 0, false
 	}
-	for {
+	if a.common.mayTake(p) {
 		if slot, ok = a.common.take(); ok {
 			a.taken++
 			return slot, true
 		}
-		// Of several aggregators another may be faster to have what this one lets go.
-		if !a.evictQuiet(events) {
-			if a.common.several {
-				a.common.wantedAt.Store(a.now)
-			}
-			return 0, false
+	}
+	// Another aggregator may be faster to take what this one evicts.
+	for a.evictAbove(p, events) {
+		if slot, ok = a.common.take(); ok {
+			a.taken++
+			return slot, true
 		}
+	}
+	if a.common.several && p.group != nil && int(p.group.held.Load()) < a.common.supply().equal {
+		a.common.wantedAt.Store(a.now)
+	}
+	return 0, false
+}
+
+// side is the table that a client is in.
+func (a *Aggregator) side(proved bool) *clients {
+	if proved {
+		return &a.clients
+	}
+	return &a.strangers
+}
+
+// began counts the slot of a request to its client and its party.
+func (a *Aggregator) began(r *request) {
+	a.side(r.proved).began(r.client)
+	p := a.party(r.client, r.proved)
+	if p.group == nil {
+		a.common.class.Add(1)
+		return
+	}
+	if p.held == 1 {
+		p.group.holders.Add(1)
+	}
+	if p.group.held.Add(1) == 1 {
+		a.common.holders.Add(1)
 	}
 }
 
+// uncount takes it off again.
+func (a *Aggregator) uncount(r *request) {
+	switch p := a.party(r.client, r.proved); {
+	case p.group == nil:
+		a.common.class.Add(-1)
+	default:
+		if p.held == 1 {
+			p.group.holders.Add(-1)
+		}
+		if p.group.held.Add(-1) == 0 {
+			a.common.holders.Add(-1)
+		}
+	}
+	a.side(r.proved).ended(r.client, a.now)
+}
+
+// prove moves a request whose client has proved its address out of the class
+// without proof.
+func (a *Aggregator) prove(r *request) {
+	a.uncount(r)
+	r.proved = true
+	r.client = a.clients.touch(a.hash.client(r.from), r.from, a.now)
+	a.began(r)
+}
+
 // piece adds a piece to a live request.
-func (a *Aggregator) piece(slot uint32, d *source.Datagram, h *wire.Header, events *Events) {
+func (a *Aggregator) piece(slot uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	r := &a.slots[slot]
+	if !r.proved {
+		r.budget.receive(r.headers, d.Length())
+		if a.proves(d, h) {
+			a.prove(r)
+		}
+	}
 	switch {
 	case !a.agrees(r, h):
-		reason := DropContradictory
+		reason := dropContradictory
 		if a.overlaps(r, h) {
-			reason = DropOverlapping
+			reason = dropOverlapping
 		}
 		a.drop(reason, d, events)
 		return
@@ -351,14 +436,14 @@ func (a *Aggregator) piece(slot uint32, d *source.Datagram, h *wire.Header, even
 			}
 			a.evict(slot, true, events)
 		}
-		a.drop(DropShed, d, events)
+		a.drop(dropShed, d, events)
 		return
 	case r.present[h.Index/64]&(1<<(h.Index%64)) != 0:
-		a.drop(DropDuplicate, d, events)
+		a.drop(dropDuplicate, d, events)
 		a.asked(slot, h, events)
 		return
 	case !a.describe(r, d, h):
-		a.drop(DropFragmented, d, events)
+		a.drop(dropFragmented, d, events)
 		a.evict(slot, false, events)
 		return
 	}
@@ -375,10 +460,10 @@ func (a *Aggregator) piece(slot uint32, d *source.Datagram, h *wire.Header, even
 		return
 	}
 	if r.progress != a.now {
-		r.progress, r.mark = a.now, a.now
-		quiet := &a.quiet[r.wishes]
-		quiet.remove(slot)
-		quiet.push(slot)
+		// Only NACKs without an effect are limited: a new piece starts the count again.
+		a.quiet[r.wishes].remove(slot)
+		r.progress, r.mark, r.wishes = a.now, a.now, 0
+		a.quiet[0].push(slot)
 	}
 	a.asked(slot, h, events)
 }
@@ -415,7 +500,7 @@ func (a *Aggregator) overlaps(r *request, h *wire.Header) bool {
 // describe writes the descriptors of a piece's payload: one, or two where it
 // lies in both of the datagram's spans. It reports false when there are none
 // left.
-func (a *Aggregator) describe(r *request, d *source.Datagram, h *wire.Header) bool {
+func (a *Aggregator) describe(r *request, d *ingest.Datagram, h *wire.Header) bool {
 	from, length, first := uint32(wire.PayloadOffset(h)), uint32(h.Length), d.First.Length
 	to := r.pieces[r.used:]
 	switch {
@@ -438,16 +523,25 @@ func (a *Aggregator) describe(r *request, d *source.Datagram, h *wire.Header) bo
 }
 
 // extend reads what the client says of its request.
-func (a *Aggregator) extend(r *request, d *source.Datagram) {
+func (a *Aggregator) extend(r *request, d *ingest.Datagram) {
 	if e, ok := a.extension(d); ok {
 		r.extended, r.priority, r.sentAt, r.wanted = true, e.Priority, e.SentAt, int64(e.Deadline)
 	}
 }
 
-func (a *Aggregator) extension(d *source.Datagram) (wire.Extension, bool) {
+func (a *Aggregator) extension(d *ingest.Datagram) (wire.Extension, bool) {
 	var scratch [wire.BlockSize]byte
 	e, err := wire.DecodeExtension(a.bytes(d, wire.HeaderSize, scratch[:]))
 	return e, err == nil
+}
+
+// proves reports whether a piece proves the address that it came from.
+func (a *Aggregator) proves(d *ingest.Datagram, h *wire.Header) bool {
+	if h.Index != 0 || h.Flags&wire.FlagExtension == 0 {
+		return false
+	}
+	e, ok := a.extension(d)
+	return ok && a.common.cookies.proves(a.now, d.From, e.Cookie)
 }
 
 // complete makes a request whole.
@@ -476,7 +570,7 @@ func (a *Aggregator) deadline(r *request) int64 {
 // asked answers a client that asks after a request which lacks pieces.
 func (a *Aggregator) asked(slot uint32, h *wire.Header, events *Events) {
 	r := &a.slots[slot]
-	if asks(h) && r.state == stateGathering && a.now-r.wished >= max(int64(AgainAfter), int64(a.config.WishAfter)) {
+	if asks(h) && r.state == stateGathering && a.now-r.wished >= int64(againAfter) {
 		a.wish(slot, events)
 	}
 }
@@ -485,33 +579,65 @@ func (a *Aggregator) asked(slot uint32, h *wire.Header, events *Events) {
 func asks(h *wire.Header) bool { return h.Index == 0 && h.Flags&wire.FlagRetransmitted != 0 }
 
 // late drops a piece of a request that has ended, and answers again if asked.
-func (a *Aggregator) late(ref uint32, d *source.Datagram, h *wire.Header, events *Events) {
+func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	r := a.remembered(ref)
+	if r.stranger && !d.Shed && a.proves(d, h) {
+		// There may be room for it now that its client has proved its address.
+		a.requests.remove(r.hash, ref)
+		r.void = true
+		a.begin(r.hash, d, h, events)
+		return
+	}
 	switch {
 	case d.Shed:
-		a.drop(DropShed, d, events)
+		a.drop(dropShed, d, events)
 	case r.result.Status == wire.StatusRefused:
-		a.drop(DropForeign, d, events)
+		a.drop(dropForeign, d, events)
 	case r.result.Status == wire.StatusBusy:
-		a.drop(DropBusy, d, events)
+		a.drop(dropBusy, d, events)
 	default:
-		a.drop(DropLate, d, events)
+		a.drop(dropLate, d, events)
 	}
-	if !asks(h) || a.now-r.answered < int64(AgainAfter) {
+	headers := headerBytes(r.from)
+	r.budget.receive(headers, d.Length())
+	if !asks(h) {
+		return
+	}
+	proved := local(d.From) || a.proves(d, h)
+	if a.now-r.answered < int64(againAfter) && !(r.withheld && proved) {
 		return
 	}
 	payload, ok := a.answers.get(r.payload)
-	if !ok {
+	if !ok && !r.withheld {
 		a.stats.Forgotten++
 		return
 	}
-	r.answered = a.now
-	a.stats.Again++
 	answer := Answer{To: r.from, RequestID: r.id, Result: r.result, Payload: events.keep(payload)}
-	if answer.Status != wire.StatusBusy || r.shed {
-		answer.Credit = a.Credit(r.from)
+	if !ok { // it was never given: its client must not wait for it
+		a.stats.Forgotten++
+		answer.Status, answer.Kind = wire.StatusFailed, wire.KindNone
 	}
+	switch {
+	case proved || r.budget.spend(answerBytes(headers, len(answer.Payload)), 0):
+		r.withheld = false
+		a.stats.Again++
+		if answer.Status != wire.StatusBusy || r.shed {
+			answer.Credit = a.Credit(r.from)
+		}
+	case r.budget.spend(answerBytes(headers, 0), 0):
+		a.stats.Withheld++
+		answer.Payload, answer.Result = nil, withheld(&answer.Result)
+	default:
+		return
+	}
+	r.answered = a.now
+	answer.Cookie, answer.Objective = a.common.cookies.at(a.now, r.from), a.config.SLO
 	events.Again = append(events.Again, answer)
+}
+
+// withheld makes the busy block that replaces an answer beyond the budget.
+func withheld(r *wire.Result) wire.Result {
+	return wire.Result{Status: wire.StatusBusy, ModelVersion: r.ModelVersion, SentAt: r.SentAt}
 }
 
 func (a *Aggregator) remembered(ref uint32) *record {
@@ -522,23 +648,28 @@ func (a *Aggregator) remembered(ref uint32) *record {
 }
 
 // drop counts a datagram that is of no use and gives its memory back.
-func (a *Aggregator) drop(reason Drop, d *source.Datagram, events *Events) {
+func (a *Aggregator) drop(reason Drop, d *ingest.Datagram, events *Events) {
 	a.stats.Dropped[reason]++
 	events.release(d)
 }
 
 // turnAway tells a client that its request gets no slot, once, and remembers it.
-func (a *Aggregator) turnAway(hash uint32, d *source.Datagram, h *wire.Header, result wire.Result, events *Events) {
+func (a *Aggregator) turnAway(hash uint32, d *ingest.Datagram, h *wire.Header, result wire.Result, stranger bool, events *Events) {
 	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 {
 		if e, ok := a.extension(d); ok {
 			result.SentAt = e.SentAt
 		}
 	}
-	a.tell(&a.turned, record{from: d.From, id: h.RequestID, hash: hash, result: result, shed: d.Shed && result.Status == wire.StatusBusy}, events)
+	r := record{from: d.From, id: h.RequestID, hash: hash, result: result, shed: d.Shed && result.Status == wire.StatusBusy, stranger: stranger}
+	a.tell(&a.turned, r, events)
 }
 
-// tell tells a client how its request ended, and remembers it.
+// tell tells a client how its request ended, and remembers it. The budget covers
+// the block: the smallest datagram pays for one, and NACKs leave room for one. The
+// record starts without a budget: each datagram that asks again pays for the block
+// that it may draw.
 func (a *Aggregator) tell(m *history, r record, events *Events) {
+	r.result.Cookie, r.result.Objective = a.common.cookies.at(a.now, r.from), a.config.SLO
 	events.Told = append(events.Told, Answer{To: r.from, RequestID: r.id, Result: r.result})
 	a.remember(m, r)
 }
@@ -552,13 +683,21 @@ func (a *Aggregator) remember(m *history, r record) {
 	}
 	r.answered, r.expires = a.now, a.now+int64(life)
 	if m.full() {
-		a.requests.remove(m.pop())
+		a.forget(m)
 	}
 	a.requests.insert(r.hash, m.push(r))
 }
 
-// wishFor is how long a request that had k wishes may be quiet before its next.
+// wishFor is how long a request may be quiet before its next NACK, after k NACKs
+// without an effect.
 func (a *Aggregator) wishFor(k int) int64 { return int64(a.config.WishAfter) << k }
+
+// SetObjective changes Config.SLO and Config.Deadline, and WishAfter with them. Requests that have
+// begun and are not whole get the new ones, too.
+func (a *Aggregator) SetObjective(slo, deadline time.Duration) {
+	defaults := Config{SLO: slo, Deadline: deadline}.withDefaults()
+	a.config.SLO, a.config.Deadline, a.config.WishAfter = slo, deadline, defaults.WishAfter
+}
 
 // NextDeadline is when Expire has something to do, 0 for never. One of several also has
 // its clients to forget, who count for the others' fair parts.
@@ -573,8 +712,10 @@ func (a *Aggregator) NextDeadline() int64 {
 		}
 	}
 	if a.common.several {
-		if at := a.clients.nextExpiry(); at != 0 && (next == 0 || at < next) {
-			next = at
+		for _, c := range []*clients{&a.clients, &a.strangers} {
+			if at := c.nextExpiry(); at != 0 && (next == 0 || at < next) {
+				next = at
+			}
 		}
 	}
 	return next
@@ -591,7 +732,7 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 		}
 		a.stats.Incomplete++
 		a.vacate(slot, events)
-		result.Credit = a.credit(r.client)
+		result.Credit = a.credit(r.client, r.proved)
 		a.tell(&a.ended, record{from: r.from, id: r.id, hash: r.hash, result: result}, events)
 	}
 	for k := len(a.quiet) - 2; k >= 0; k-- {
@@ -601,6 +742,7 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 	}
 	if a.common.several {
 		a.clients.expire(a.now)
+		a.strangers.expire(a.now)
 		a.makeRoom(events)
 	}
 }
@@ -612,40 +754,24 @@ func (a *Aggregator) wish(slot uint32, events *Events) {
 	r.wishes = uint8(min(int(r.wishes)+1, len(a.quiet)-1))
 	r.mark, r.wished = a.now, a.now
 	a.quiet[r.wishes].push(slot)
+	if !r.proved && !r.budget.spend(nackBytes(r.headers, r.count), answerBytes(r.headers, 0)) {
+		return // the client asks, and pays for the next one
+	}
 	a.stats.Wishes++
 	events.wish(r, uint32(a.config.RequestBytes))
 }
 
-// EvictOldest ends the request that has been gathering for longest, so that its
-// packet memory is free for others; its client is told busy. It reports false
-// when none is gathering.
+// EvictOldest ends an incomplete request, so that its packet memory is free for
+// others: the oldest of the party that holds the most slots. The answer is busy.
+// It reports false when none is gathering.
 func (a *Aggregator) EvictOldest(now int64, events *Events) bool {
 	a.tick(now)
-	if a.age.head == none {
+	slot := a.richest()
+	if slot == none {
 		return false
 	}
-	a.evict(a.age.head, false, events)
+	a.evict(slot, false, events)
 	return true
-}
-
-// evictQuiet makes room for a new request: the oldest that no piece has come for
-// in twice WishAfter has to go. It reports false when there is none.
-func (a *Aggregator) evictQuiet(events *Events) bool {
-	if a.now < a.noneQuietBefore {
-		return false
-	}
-	patience := 2 * int64(a.config.WishAfter)
-	earliest := a.now + patience
-	for slot := a.age.head; slot != none; slot = a.age.links[slot].next {
-		quietAt := a.slots[slot].progress + patience
-		if quietAt <= a.now {
-			a.evict(slot, false, events)
-			return true
-		}
-		earliest = min(earliest, quietAt)
-	}
-	a.noneQuietBefore = earliest
-	return false
 }
 
 // evict ends a gathering request busy: for want of room, or because the rest of it is shed.
@@ -655,9 +781,9 @@ func (a *Aggregator) evict(slot uint32, shed bool, events *Events) {
 	a.vacate(slot, events)
 	result := wire.Result{Status: wire.StatusBusy, Aggregate: time.Duration(a.now - r.first), SentAt: r.sentAt}
 	if shed {
-		result.Credit = a.credit(r.client)
+		result.Credit = a.credit(r.client, r.proved)
 	}
-	a.tell(&a.turned, record{from: r.from, id: r.id, hash: r.hash, result: result, shed: shed}, events)
+	a.tell(&a.turned, record{from: r.from, id: r.id, hash: r.hash, result: result, shed: shed, stranger: !shed && !r.proved}, events)
 }
 
 // vacate frees a slot, of a live request, and its spans. What else the slot says
@@ -668,8 +794,10 @@ func (a *Aggregator) vacate(slot uint32, events *Events) {
 		a.age.remove(slot)
 		a.quiet[r.wishes].remove(slot)
 	}
-	a.requests.remove(r.hash, slot)
-	a.clients.ended(r.client, a.now)
+	if r.live() {
+		a.requests.remove(r.hash, slot)
+	}
+	a.uncount(r)
 	for _, s := range r.spans {
 		a.heldBytes -= uint64(s.Length)
 		events.Release = hold(events.Release, s)
@@ -703,25 +831,66 @@ func (a *Aggregator) Origin(slot uint32) (o Origin, ok bool) {
 
 // End ends a whole request with its answer: its spans go to events.Release, its
 // slot is free, and the answer is kept (the payload is copied) to be given again.
-// It fills result.Credit and result.SentAt in; the caller then sends the answer.
-// It reports false, and does nothing, when the slot holds no whole request: then
-// it has ended already.
+// It fills result.Credit, result.SentAt, result.Cookie and result.Objective in; the caller then sends
+// the answer. If the client must prove its address first, result becomes the busy
+// block to send, and the payload must not be sent. It reports false, and does
+// nothing, when the slot holds no whole request: then it has ended already.
 func (a *Aggregator) End(now int64, slot uint32, result *wire.Result, payload []byte, events *Events) bool {
 	if int(slot) >= len(a.slots) || a.slots[slot].state != stateWhole {
 		return false
 	}
 	a.tick(now)
-	r := &a.slots[slot]
 	a.vacate(slot, events)
+	a.conclude(&a.slots[slot], result, payload)
+	return true
+}
+
+// AnswerEarly ends a whole request like End, without a payload, and keeps its slot
+// until Free: a process may still read its spans, or write its result.
+func (a *Aggregator) AnswerEarly(now int64, slot uint32, result *wire.Result) bool {
+	if int(slot) >= len(a.slots) || a.slots[slot].state != stateWhole {
+		return false
+	}
+	a.tick(now)
+	r := &a.slots[slot]
+	a.requests.remove(r.hash, slot)
+	r.state = stateAnswered
+	a.conclude(r, result, nil)
+	return true
+}
+
+// Free frees a slot whose request AnswerEarly has ended: its spans go to
+// events.Release. It reports false, and does nothing, for any other slot.
+func (a *Aggregator) Free(now int64, slot uint32, events *Events) bool {
+	if int(slot) >= len(a.slots) || a.slots[slot].state != stateAnswered {
+		return false
+	}
+	a.tick(now)
+	a.vacate(slot, events)
+	return true
+}
+
+// conclude completes a request's answer and remembers it.
+func (a *Aggregator) conclude(r *request, result *wire.Result, payload []byte) {
 	result.SentAt = r.sentAt
+	if result.Status == wire.StatusOK {
+		a.common.open.answered(a.now, a.config.SLO)
+	}
 	m := &a.ended
 	if result.Status == wire.StatusBusy {
 		m, result.Credit = &a.turned, 0
 	} else {
-		result.Credit = a.credit(r.client)
+		result.Credit = a.credit(r.client, r.proved)
 	}
-	a.remember(m, record{from: r.from, id: r.id, hash: r.hash, result: *result, payload: a.answers.put(payload)})
-	return true
+	end := record{from: r.from, id: r.id, hash: r.hash, budget: r.budget, result: *result, payload: a.answers.put(payload)}
+	if !r.proved && !end.budget.spend(answerBytes(r.headers, len(payload)), 0) {
+		a.stats.Withheld++
+		end.withheld = true
+		end.budget.spend(answerBytes(r.headers, 0), 0)
+		*result = withheld(result)
+	}
+	result.Cookie, result.Objective = a.common.cookies.at(a.now, r.from), a.config.SLO
+	a.remember(m, end)
 }
 
 // Drain turns new requests away from now on; those that have begun go on.
@@ -730,29 +899,43 @@ func (a *Aggregator) Drain() { a.draining = true }
 // Resume ends a Drain.
 func (a *Aggregator) Resume() { a.draining = false }
 
-// Credit is how many more requests a client may have in flight now: its fair part
-// of the slots (one at least) less what it has, within what is free.
+// Credit is how many more requests a client may have in flight now. It is an equal
+// share of the slots, at least one, less what the client has; and no more than the
+// client would get now.
 func (a *Aggregator) Credit(client netip.AddrPort) uint16 {
+	hash := a.hash.client(client)
 	a.clients.expire(a.now)
-	at, ok := a.clients.find(a.hash.client(client), client)
-	if !ok {
-		return a.share(a.activeClients()+1, 0)
+	if at, ok := a.clients.find(hash, client); ok {
+		return a.credit(at, true)
 	}
-	return a.credit(at)
+	a.strangers.expire(a.now)
+	if at, ok := a.strangers.find(hash, client); ok {
+		return a.credit(at, false)
+	}
+	// A new client gets a group of its own when it proves its address.
+	slots := a.common.supply()
+	slots = slotsOf(slots.total, slots.free, slots.parties+1, slots.holders)
+	return a.grant(slots.room(0, slots.total/slots.parties))
 }
 
-func (a *Aggregator) credit(client uint32) uint16 {
-	a.clients.expire(a.now)
-	return a.share(a.activeClients(), a.clients.inFlight(client))
+func (a *Aggregator) credit(client uint32, proved bool) uint16 {
+	c := a.common
+	a.side(proved).expire(a.now)
+	if !proved {
+		class := c.classSupply()
+		fair := max(class.total/max(int(c.strangers.Load()), 1), 1) - a.strangers.inFlight(client)
+		return a.grant(class.room(int(c.class.Load()), fair))
+	}
+	p, slots := a.party(client, true), c.supply()
+	fair := max(slots.total/(slots.parties*int(p.group.ports.Load())), 1) - p.held
+	fair = p.group.supply(slots.limit()).room(p.held, fair)
+	return a.grant(slots.room(int(p.group.held.Load()), fair))
 }
 
-// activeClients are those of all aggregators.
-func (a *Aggregator) activeClients() int { return int(a.common.clients.Load()) }
-
-func (a *Aggregator) share(active, inFlight int) uint16 {
+// grant is a credit as an answer carries it.
+func (a *Aggregator) grant(credit int) uint16 {
 	if a.draining {
 		return 0
 	}
-	fair := max(len(a.slots)/max(active, 1), 1)
-	return uint16(min(max(fair-inFlight, 0), int(a.common.left.Load()), 1<<16-1))
+	return uint16(min(credit, 1<<16-1))
 }

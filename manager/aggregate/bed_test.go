@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -75,9 +75,9 @@ func newBed(t failer, change func(c *Config)) *bed {
 
 // land puts a datagram in the slab as a source does; at more than 0 it straddles
 // two runs, that many bytes in the first.
-func (b *bed) land(from netip.AddrPort, datagram []byte, at int) source.Datagram {
+func (b *bed) land(from netip.AddrPort, datagram []byte, at int) ingest.Datagram {
 	b.t.Helper()
-	put := func(data []byte) source.Span {
+	put := func(data []byte) ingest.Span {
 		b.t.Helper()
 		for tries := 0; slices.Contains(b.held[min(b.next, len(b.held)):min(b.next+len(data), len(b.held))], true) || b.next+len(data) > len(b.memory); tries++ {
 			if b.next += 64; b.next+len(data) > len(b.memory) {
@@ -87,7 +87,7 @@ func (b *bed) land(from netip.AddrPort, datagram []byte, at int) source.Datagram
 				b.t.Fatalf("test slab is full")
 			}
 		}
-		s := source.Span{Offset: uint64(b.next), Length: uint32(len(data))}
+		s := ingest.Span{Offset: uint64(b.next), Length: uint32(len(data))}
 		copy(b.memory[b.next:], data)
 		for i := range data {
 			b.held[b.next+i] = true
@@ -96,7 +96,7 @@ func (b *bed) land(from netip.AddrPort, datagram []byte, at int) source.Datagram
 		b.next += len(data)
 		return s
 	}
-	d := source.Datagram{From: from}
+	d := ingest.Datagram{From: from}
 	if at <= 0 || at >= len(datagram) {
 		d.First = put(datagram)
 		return d
@@ -108,7 +108,7 @@ func (b *bed) land(from netip.AddrPort, datagram []byte, at int) source.Datagram
 }
 
 // add has a batch come in now.
-func (b *bed) add(batch ...source.Datagram) *Events {
+func (b *bed) add(batch ...ingest.Datagram) *Events {
 	b.t.Helper()
 	b.events.Reset()
 	b.a.Add(b.now, batch, &b.events)
@@ -145,12 +145,53 @@ func (b *bed) end(slot uint32, status wire.Status, payload string) wire.Result {
 		b.t.Fatalf("End(%d) = false", slot)
 	}
 	b.settle()
+	result.Cookie = 0
+	b.takeObjective(&result)
 	return result
 }
 
-// settle releases what the events say, and looks at the invariants.
+// takeObjective checks the objective of an answer, and takes it out.
+func (b *bed) takeObjective(r *wire.Result) {
+	b.t.Helper()
+	if r.Objective != b.a.config.SLO {
+		b.t.Fatalf("answer says an objective of %v, want %v", r.Objective, b.a.config.SLO)
+	}
+	r.Objective = 0
+}
+
+func (b *bed) answerEarly(slot uint32) wire.Result {
+	b.t.Helper()
+	b.events.Reset()
+	result := wire.Result{Status: wire.StatusLate}
+	if !b.a.AnswerEarly(b.now, slot, &result) {
+		b.t.Fatalf("AnswerEarly(%d) = false", slot)
+	}
+	b.settle()
+	return result
+}
+
+func (b *bed) free(slot uint32) bool {
+	b.t.Helper()
+	b.events.Reset()
+	ok := b.a.Free(b.now, slot, &b.events)
+	b.settle()
+	return ok
+}
+
+// settle releases what the events say, checks the answers' cookies and objectives and
+// takes them out, and checks the invariants.
 func (b *bed) settle() {
 	b.t.Helper()
+	for _, answers := range [][]Answer{b.events.Told, b.events.Again} {
+		for i := range answers {
+			a := &answers[i]
+			if !b.a.common.cookies.proves(b.a.now, a.To, a.Cookie) && !(a.Cookie == 0 && local(a.To)) {
+				b.t.Fatalf("cookie %x is not one of %v", a.Cookie, a.To)
+			}
+			a.Cookie = 0
+			b.takeObjective(&a.Result)
+		}
+	}
 	for _, s := range b.events.Release {
 		for i := s.Offset; i < s.Offset+uint64(s.Length); i++ {
 			if !b.held[i] {
@@ -195,8 +236,12 @@ func want[T any](b *bed, what string, got, want T) {
 	}
 }
 
+// outsider is a client that has to prove its address (RFC 5737).
+var outsider = netip.MustParseAddrPort("192.0.2.1:5000")
+
+// address is a client on this machine, which needs no proof.
 func address(n int) netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(n)}), uint16(5000+n/256)) // RFC 5737
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, byte(n)}), uint16(5000+n/256))
 }
 
 // picture is some request's payload.
@@ -253,7 +298,7 @@ func (p piece) datagram() []byte {
 // send has pieces of one client come in, in one batch.
 func (b *bed) send(from netip.AddrPort, pieces ...piece) *Events {
 	b.t.Helper()
-	var batch []source.Datagram
+	var batch []ingest.Datagram
 	for _, p := range pieces {
 		d := b.land(from, p.datagram(), 0)
 		d.Shed = p.shed
@@ -289,6 +334,7 @@ func (b *bed) atEnd() {
 		if b.a.slots[slot].state == stateWhole {
 			b.end(uint32(slot), wire.StatusOK, "")
 		}
+		b.free(uint32(slot))
 	}
 	b.pass(time.Hour)
 	b.add() // forgets

@@ -65,7 +65,7 @@ func (a *Aggregator) checkRequest(r *request) error {
 	if got != int(r.got) || got == 0 || got > int(r.count) {
 		return fmt.Errorf("%d pieces are marked, %d counted, of %d", got, r.got, r.count)
 	}
-	if (got == int(r.count)) != (r.state == stateWhole) {
+	if (got == int(r.count)) != (r.state == stateWhole || r.state == stateAnswered) {
 		return fmt.Errorf("%d of %d pieces in state %d", got, r.count, r.state)
 	}
 	// Each descriptor lies in a span that the slot holds, and covers bytes of a
@@ -159,7 +159,7 @@ func (a *Aggregator) checkIndex() error {
 		return nil
 	}
 	for i := range a.slots {
-		if r := &a.slots[i]; r.state != stateFree {
+		if r := &a.slots[i]; r.live() {
 			if err := look("slot", r.hash, uint32(i), &record{from: r.from, id: r.id}); err != nil {
 				return err
 			}
@@ -170,6 +170,9 @@ func (a *Aggregator) checkIndex() error {
 		for i := range m.n {
 			at := (m.first + i) % len(m.records)
 			r := &m.records[at]
+			if r.void {
+				continue
+			}
 			if err := look("record", r.hash, uint32(at)+m.base, r); err != nil {
 				return err
 			}
@@ -186,28 +189,81 @@ func (a *Aggregator) checkIndex() error {
 }
 
 func (a *Aggregator) checkClients() error {
+	for _, proved := range []bool{true, false} {
+		if err := a.checkSide(proved); err != nil {
+			return err
+		}
+	}
+	if a.common.several {
+		return nil // others hold slots of the same groups
+	}
+	held, class := make(map[*group]int), 0
+	for i := range a.slots {
+		if r := &a.slots[i]; r.state != stateFree && r.proved {
+			held[a.party(r.client, true).group]++
+		} else if r.state != stateFree {
+			class++
+		}
+	}
+	if n := int(a.common.class.Load()); n != class {
+		return fmt.Errorf("the class without proof holds %d slots, counts %d", class, n)
+	}
+	ports := make(map[*group]int)
+	for at := a.clients.recent.head; at != none; at = a.clients.recent.links[at].next {
+		g := a.party(at, true).group
+		if key := a.config.groupKey(a.clients.all[at].from); g.key != key {
+			return fmt.Errorf("client %v is in group %v, want %v", a.clients.all[at].from, g.key, key)
+		}
+		ports[g]++
+	}
+	holders := make(map[*group]int)
+	for at := range a.clients.all {
+		if c := &a.clients.all[at]; c.inFlight > 0 {
+			holders[a.party(uint32(at), true).group]++
+		}
+	}
+	if n := int(a.common.holders.Load()); n != len(held) {
+		return fmt.Errorf("%d groups hold slots, counts %d", len(held), n)
+	}
+	for g, n := range ports {
+		if h := int(g.holders.Load()); h != holders[g] {
+			return fmt.Errorf("%d clients of group %v hold slots, counts %d", holders[g], g.key, h)
+		}
+		if int(g.ports.Load()) != n || int(g.held.Load()) != held[g] {
+			return fmt.Errorf("group %v has %d ports and %d slots, counts %d and %d", g.key, n, held[g], g.ports.Load(), g.held.Load())
+		}
+	}
+	if n := int(a.common.parties.Load()); n != len(ports) || n != a.common.groups.byKey.used {
+		return fmt.Errorf("%d groups have clients, %d are counted, %d indexed", len(ports), n, a.common.groups.byKey.used)
+	}
+	return nil
+}
+
+// checkSide checks the clients with, or those without, proof.
+func (a *Aggregator) checkSide(proved bool) error {
+	c := a.side(proved)
 	inFlight := make(map[uint32]int32)
 	for i := range a.slots {
-		if r := &a.slots[i]; r.state != stateFree {
-			if a.clients.all[r.client].from != r.from {
-				return fmt.Errorf("slot %d is of %v, its client is %v", i, r.from, a.clients.all[r.client].from)
+		if r := &a.slots[i]; r.state != stateFree && r.proved == proved {
+			if c.all[r.client].from != r.from {
+				return fmt.Errorf("slot %d is of %v, its client is %v", i, r.from, c.all[r.client].from)
 			}
 			inFlight[r.client]++
 		}
 	}
 	n := 0
-	for at := a.clients.recent.head; at != none; at = a.clients.recent.links[at].next {
-		c := &a.clients.all[at]
-		if c.inFlight != inFlight[at] {
-			return fmt.Errorf("client %v has %d requests in flight, counts %d", c.from, inFlight[at], c.inFlight)
+	for at := c.recent.head; at != none; at = c.recent.links[at].next {
+		k := &c.all[at]
+		if k.inFlight != inFlight[at] {
+			return fmt.Errorf("client %v has %d requests in flight, counts %d", k.from, inFlight[at], k.inFlight)
 		}
-		if ref, ok := a.clients.find(c.hash, c.from); !ok || ref != at {
-			return fmt.Errorf("client %v is found at %d, is at %d", c.from, ref, at)
+		if ref, ok := c.find(k.hash, k.from); !ok || ref != at {
+			return fmt.Errorf("client %v is found at %d, is at %d", k.from, ref, at)
 		}
 		n++
 	}
-	if n != a.clients.active() || n != a.clients.byKey.used {
-		return fmt.Errorf("%d clients are listed, %d active, %d indexed", n, a.clients.active(), a.clients.byKey.used)
+	if n != c.active() || n != c.byKey.used {
+		return fmt.Errorf("%d clients are listed, %d active, %d indexed", n, c.active(), c.byKey.used)
 	}
 	return nil
 }
@@ -229,7 +285,7 @@ func (a *Aggregator) checkSums() error {
 		switch r := &a.slots[i]; r.state {
 		case stateGathering:
 			gathering++
-		case stateWhole:
+		case stateWhole, stateAnswered:
 			whole++
 		}
 		for _, span := range a.slots[i].spans {

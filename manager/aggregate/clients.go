@@ -13,17 +13,20 @@ type clients struct {
 	byKey  index
 	recent list // the one not seen for longest first
 	total  *atomic.Int64
+	// joins has the client join the group of its address; nil without groups.
+	joins *common
 }
 
 type client struct {
 	from     netip.AddrPort
 	hash     uint32
 	inFlight int32
+	group    uint32
 	seen     int64
 }
 
-func newClients(most int, total *atomic.Int64) clients {
-	c := clients{total: total, all: make([]client, most), free: make([]uint32, most), byKey: newIndex(most), recent: newList(most)}
+func newClients(most int, total *atomic.Int64, joins *common) clients {
+	c := clients{total: total, joins: joins, all: make([]client, most), free: make([]uint32, most), byKey: newIndex(most), recent: newList(most)}
 	for i := range c.free {
 		c.free[i] = uint32(most - 1 - i)
 	}
@@ -64,6 +67,9 @@ func (c *clients) touch(hash uint32, from netip.AddrPort, now int64) uint32 {
 	at = c.free[len(c.free)-1]
 	c.free = c.free[:len(c.free)-1]
 	c.all[at] = client{from: from, hash: hash, seen: now}
+	if c.joins != nil {
+		c.all[at].group = c.joins.join(from)
+	}
 	c.byKey.insert(hash, at)
 	c.recent.push(at)
 	c.total.Add(1)
@@ -111,4 +117,7 @@ func (c *clients) forget(at uint32) {
 	c.byKey.remove(c.all[at].hash, at)
 	c.free = append(c.free, at)
 	c.total.Add(-1)
+	if c.joins != nil {
+		c.joins.leave(c.all[at].group)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"time"
 
 	"github.com/penstock/penstock/wire"
@@ -12,9 +13,11 @@ import (
 // Config is what an aggregator is made for. Fields that say so have a default,
 // which zero stands for.
 type Config struct {
-	// Slots is how many requests may be in flight: a power of two from MinSlots
-	// to MaxSlots.
-	Slots int
+	// Slots is how many requests may be in flight: a power of two from minSlots
+	// to maxSlots. With Follow, only as many slots are open as answers come in time
+	// (open.go), at least minSlots.
+	Slots  int
+	Follow bool
 	// RequestBytes is the exact size of a request.
 	RequestBytes int
 	// MaxPieces is how many descriptors a slot has in the table. A piece takes
@@ -32,13 +35,18 @@ type Config struct {
 	// Deadline is when a request that is not whole is given up, from when its first
 	// piece was received; a quarter of SLO by default.
 	Deadline time.Duration
-	// WishAfter is how long an incomplete request is without a new piece before
-	// the client is asked for what is missing; then twice as long each time, at
-	// most MaxWishes times. By default an eighth of Deadline, from 100 µs to 5 ms,
-	// so that the default of 3 wishes (after 1, 3 and 7 eighths) fit in it.
+	// WishAfter is how long an incomplete request is without a new piece before the
+	// manager sends a NACK. It waits twice as long for each further NACK, and stops
+	// after MaxWishes; a new piece starts this again. The default is an eighth of
+	// Deadline, from 100 µs to 5 ms: 3 NACKs (after 1, 3 and 7 eighths) fit in it.
 	WishAfter time.Duration
-	// MaxWishes is 3 by default, at most 8; a negative one is none.
+	// MaxWishes is how many NACKs in a row may be without an effect: 3 by default,
+	// at most 8. A negative value turns them off; questions are still answered.
 	MaxWishes int
+
+	// Trusted addresses stand for many machines each, as a gateway's does: every
+	// port of theirs gets the share of an address.
+	Trusted []netip.Prefix
 
 	// AnsweredFor is how long an answered request is remembered; 2 s by default,
 	// as long as clients try (docs/wire.md). AnsweredRequests bounds how many are
@@ -47,8 +55,8 @@ type Config struct {
 	AnsweredRequests int
 	AnsweredBytes    int
 	// TurnedAwayFor is how long one that was turned away, evicted or refused is
-	// remembered; 100 ms by default. TurnedAwayRequests bounds how many are, 16
-	// for each slot by default.
+	// remembered; 100 ms by default. TurnedAwayRequests bounds how many are: 16
+	// for each slot by default, at most 16,384.
 	TurnedAwayFor      time.Duration
 	TurnedAwayRequests int
 }
@@ -56,13 +64,13 @@ type Config struct {
 // The bounds of Config.Slots: what the design promises, and what shm.Geometry
 // takes.
 const (
-	MinSlots = 64
-	MaxSlots = 1 << 16
+	minSlots = 64
+	maxSlots = 1 << 16
 )
 
-// AgainAfter is how long after an answer the same request is answered again at
-// the earliest, however often a client asks.
-const AgainAfter = time.Millisecond
+// againAfter is the shortest time between an answer or a wish and the next one that
+// a client's question for the same request draws. An earlier question is ignored.
+const againAfter = time.Millisecond
 
 const (
 	// maxWishes keeps WishAfter << MaxWishes far from the end of an int64.
@@ -97,23 +105,23 @@ func (c Config) withDefaults() Config {
 		c.AnsweredBytes = 4 << 20
 	}
 	if c.TurnedAwayRequests == 0 {
-		c.TurnedAwayRequests = 16 * c.Slots
+		c.TurnedAwayRequests = min(16*c.Slots, 16<<10)
 	}
 	return c
 }
 
-// ErrConfig is wrapped by what Validate returns.
-var ErrConfig = errors.New("aggregation cannot be configured like this")
+// errConfig is wrapped by what Validate returns.
+var errConfig = errors.New("aggregation cannot be configured like this")
 
 // Validate says what New would panic with.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	wrong := func(format string, args ...any) error {
-		return fmt.Errorf("%w: "+format, append([]any{ErrConfig}, args...)...)
+		return fmt.Errorf("%w: "+format, append([]any{errConfig}, args...)...)
 	}
 	switch {
-	case c.Slots < MinSlots || c.Slots > MaxSlots || c.Slots&(c.Slots-1) != 0:
-		return wrong("%d slots: want a power of two from %d to %d", c.Slots, MinSlots, MaxSlots)
+	case c.Slots < minSlots || c.Slots > maxSlots || c.Slots&(c.Slots-1) != 0:
+		return wrong("%d slots: want a power of two from %d to %d", c.Slots, minSlots, maxSlots)
 	case c.RequestBytes < 1 || uint64(c.RequestBytes) > math.MaxUint32:
 		return wrong("requests of %d bytes: want 1 to 4 GiB", c.RequestBytes)
 	case c.MinPieceBytes < 1:
@@ -131,6 +139,9 @@ func (c Config) Validate() error {
 	}
 	return nil
 }
+
+// clients is how many clients an aggregator tells apart: more than have slots.
+func (c *Config) clients() int { return max(minClients, 2*c.Slots) }
 
 // maxCount is the largest piece count of a request: no piece is too small, and
 // each has a descriptor.

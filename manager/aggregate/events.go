@@ -3,7 +3,7 @@ package aggregate
 import (
 	"net/netip"
 
-	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -12,7 +12,7 @@ import (
 // may be read after the aggregator's lock was let go.
 type Events struct {
 	// Release is packet memory to give back to the source, now.
-	Release []source.Span
+	Release []ingest.Span
 	// Whole is slots whose request has become whole, to be published; the caller
 	// ends each with End.
 	Whole []uint32
@@ -55,7 +55,7 @@ type Wish struct {
 }
 
 // release gives a datagram back.
-func (e *Events) release(d *source.Datagram) {
+func (e *Events) release(d *ingest.Datagram) {
 	e.Release = hold(hold(e.Release, d.First), d.Rest)
 }
 
@@ -80,7 +80,7 @@ const maxSpanBytes = 1 << 30
 
 // hold appends a span, joined to the last where it follows it: the datagrams of
 // one read lie back to back, so that a request of hundreds has few spans.
-func hold(spans []source.Span, s source.Span) []source.Span {
+func hold(spans []ingest.Span, s ingest.Span) []ingest.Span {
 	if s.Length == 0 {
 		return spans
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -18,7 +18,7 @@ type stream struct {
 	a      *Aggregator
 	memory []byte
 	table  *paper
-	batch  []source.Datagram
+	batch  []ingest.Datagram
 	events Events
 	now    int64
 	id     uint32
@@ -27,7 +27,7 @@ type stream struct {
 	interleave int
 }
 
-func newStream(count, interleave int) *stream {
+func newStream(from netip.Addr, count, interleave int) *stream {
 	const pieceBytes = 1024
 	s := &stream{count: count, interleave: interleave, now: 1}
 	total := count * pieceBytes
@@ -38,8 +38,8 @@ func newStream(count, interleave int) *stream {
 			at := (i*interleave + n) * len(datagram)
 			p := piece{id: n, total: total, size: pieceBytes, index: i}
 			copy(s.memory[at:], p.datagram())
-			s.batch = append(s.batch, source.Datagram{
-				From: netip.AddrPortFrom(camera.Addr(), uint16(6000+n)), First: source.Span{Offset: uint64(at), Length: uint32(len(datagram))},
+			s.batch = append(s.batch, ingest.Datagram{
+				From: netip.AddrPortFrom(from, uint16(6000+n)), First: ingest.Span{Offset: uint64(at), Length: uint32(len(datagram))},
 			})
 		}
 	}
@@ -73,8 +73,12 @@ func (s *stream) round() int {
 }
 
 func TestAddAndEndAllocateNothing(t *testing.T) {
-	for _, interleave := range []int{1, 8} {
-		s := newStream(147, interleave)
+	for _, row := range []struct {
+		from       netip.Addr
+		interleave int
+	}{{camera.Addr(), 1}, {camera.Addr(), 8}, {outsider.Addr(), 1}, {outsider.Addr(), 8}} {
+		interleave := row.interleave
+		s := newStream(row.from, 147, interleave)
 		lossy := s.batch[3]
 		for range 20 {
 			s.round()
@@ -84,28 +88,60 @@ func TestAddAndEndAllocateNothing(t *testing.T) {
 				t.Fatalf("%d requests became whole, want %d", got, interleave)
 			}
 		}); n != 0 {
-			t.Errorf("%d interleaved: %v allocations a round", interleave, n)
+			t.Errorf("%v, %d interleaved: %v allocations per round", row.from, interleave, n)
 		}
 		// Wishes, incomplete, late, asked again: in steady state none either.
 		mishap := func() {
 			s.id++
 			binary.LittleEndian.PutUint32(s.memory[lossy.First.Offset+4:], s.id)
 			s.events.Reset()
-			s.a.Add(s.now, []source.Datagram{lossy}, &s.events)
+			s.a.Add(s.now, []ingest.Datagram{lossy}, &s.events)
 			for s.a.NextDeadline() != 0 {
 				s.now = s.a.NextDeadline()
 				s.a.Expire(s.now, &s.events)
 			}
 			s.memory[lossy.First.Offset+3] |= byte(wire.FlagRetransmitted)
-			s.a.Add(s.now, []source.Datagram{lossy}, &s.events)
+			s.a.Add(s.now, []ingest.Datagram{lossy}, &s.events)
 			if len(s.events.Told) != 1 || len(s.events.Wishes) == 0 {
 				t.Fatalf("told %d, wishes %d", len(s.events.Told), len(s.events.Wishes))
 			}
 		}
 		mishap()
 		if n := testing.AllocsPerRun(100, mishap); n != 0 {
-			t.Errorf("%d interleaved: %v allocations a mishap", interleave, n)
+			t.Errorf("%v, %d interleaved: %v allocations per mishap", row.from, interleave, n)
 		}
+	}
+}
+
+// TestEvictionAllocatesNothing has two clients compete for all slots, and a third
+// whose address is not proved.
+func TestEvictionAllocatesNothing(t *testing.T) {
+	s := newStream(camera.Addr(), 10, 1)
+	from := []netip.AddrPort{address(1), address(2), outsider}
+	d := s.batch[3]
+	compete := func() {
+		for i := range 3 * 64 {
+			s.id++
+			binary.LittleEndian.PutUint32(s.memory[d.First.Offset+4:], s.id)
+			// The first takes all, then the others want their part.
+			d.From = from[min(i/64, len(from)-1)]
+			s.now += 1000
+			s.events.Reset()
+			s.a.Add(s.now, []ingest.Datagram{d}, &s.events)
+		}
+		s.now += int64(s.a.config.Deadline)
+		s.events.Reset()
+		s.a.Expire(s.now, &s.events)
+	}
+	for range 20 {
+		compete()
+	}
+	before := s.a.Stats().Evicted
+	if n := testing.AllocsPerRun(50, compete); n != 0 {
+		t.Errorf("%v allocations per round", n)
+	}
+	if s.a.Stats().Evicted == before {
+		t.Error("no request was evicted")
 	}
 }
 
@@ -117,7 +153,7 @@ func BenchmarkAdd(b *testing.B) {
 	for _, count := range []int{147, 507} {
 		for _, interleave := range []int{1, 16} {
 			b.Run(fmt.Sprintf("%dx1KB/interleave=%d", count, interleave), func(b *testing.B) {
-				s := newStream(count, interleave)
+				s := newStream(camera.Addr(), count, interleave)
 				s.round()
 				b.ReportAllocs()
 				for b.Loop() {

@@ -3,6 +3,7 @@ package aggregate
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
@@ -10,7 +11,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -22,6 +23,8 @@ type model struct {
 	c      Config
 	live   []*gathered // in the order in which they began
 	ended  map[key]*ended
+	ports  map[netip.AddrPort]map[netip.AddrPort]bool // clients with proof, by group
+	proves func(k key, p piece) bool
 	whole  []key
 	told   []string
 	again  []string
@@ -39,7 +42,8 @@ type gathered struct {
 	pieces                  map[int]bool
 	first, progress, wished int64
 	wishes                  int
-	whole                   bool
+	whole, proved           bool
+	answered                bool // and its slot is not free
 	sentAt                  uint64
 	extended                bool
 }
@@ -48,11 +52,101 @@ type ended struct {
 	status            wire.Status
 	payload           string
 	answered, expires int64
+	stranger          bool
+}
+
+func (k key) group() netip.AddrPort { return netip.AddrPortFrom(k.from.Addr(), 0) }
+
+// held is how many slots the clients hold that are true of.
+func (m *model) held(of func(g *gathered) bool) (n int) {
+	for _, g := range m.live {
+		if of(g) {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *model) heldBy(k key, proved bool) int {
+	return m.held(func(g *gathered) bool { return g.proved == proved && (!proved || g.group() == k.group()) })
+}
+
+func (m *model) heldByPort(k key) int {
+	return m.held(func(g *gathered) bool { return g.proved && g.from == k.from })
+}
+
+// holders is how many parties with proof hold slots; of names a party, and the zero
+// value none.
+func (m *model) holders(of func(k key) netip.AddrPort) int {
+	parties := map[netip.AddrPort]bool{}
+	for _, g := range m.live {
+		if p := of(g.key); g.proved && p.IsValid() {
+			parties[p] = true
+		}
+	}
+	return len(parties)
+}
+
+func inGroup(o, k key) netip.AddrPort {
+	if o.group() != k.group() {
+		return netip.AddrPort{}
+	}
+	return o.from
+}
+
+// room is whether a new request gets a slot, and the request that it takes it from.
+func (m *model) room(k key, proved bool) (victim *gathered, ok bool) {
+	total, free, parties, ports := m.c.Slots, m.c.Slots-len(m.live), len(m.ports), len(m.ports[k.group()])
+	held, l := m.heldBy(k, proved), slotsOf(total, free, parties, m.holders(key.group)).limit()
+	class := m.heldBy(key{}, false)
+	share := max(l, slotsOf(total, free, parties, 1).equal)
+	if free > 0 && !proved && held < classOf(total, free, m.holders(key.group)).limit() {
+		return nil, true
+	}
+	if free > 0 && proved && held < l && m.heldByPort(k) < portsOf(l, held, ports, m.holders(func(o key) netip.AddrPort { return inGroup(o, k) })).limit() {
+		return nil, true
+	}
+	belowPort := m.heldByPort(k)*ports < held
+	belowGroup := held*parties <= total-free-class && m.heldByPort(k)*ports <= held
+	if !proved {
+		belowPort, belowGroup = false, class < total/classPart
+	}
+	for _, g := range m.live {
+		other := m.heldBy(g.key, g.proved)
+		switch {
+		case g.whole:
+		case !g.proved && proved && belowGroup && class > total/classPart,
+			g.proved && proved && g.group() == k.group() && belowPort && m.heldByPort(g.key) >= m.heldByPort(k)+2,
+			g.proved && !(proved && g.group() == k.group()) && belowGroup && other > share && other >= held+2 &&
+				m.heldByPort(g.key)*len(m.ports[g.group()]) >= other:
+			return g, true
+		}
+	}
+	return nil, false
+}
+
+// richest is whose memory goes when there is none left.
+func (m *model) richest() (found *gathered) {
+	for _, g := range m.live {
+		if !g.whole && (found == nil || m.heldBy(g.key, g.proved) > m.heldBy(found.key, found.proved)) {
+			found = g
+		}
+	}
+	return found
+}
+
+func (m *model) seen(k key, proved bool) {
+	if proved {
+		if m.ports[k.group()] == nil {
+			m.ports[k.group()] = map[netip.AddrPort]bool{}
+		}
+		m.ports[k.group()][k.from] = true
+	}
 }
 
 func (m *model) find(k key) *gathered {
 	for _, g := range m.live {
-		if g.key == k {
+		if g.key == k && !g.answered {
 			return g
 		}
 	}
@@ -64,24 +158,41 @@ func (m *model) end(now int64, g *gathered, status wire.Status, payload string) 
 	m.remember(now, g.key, status, payload)
 }
 
+// answerEarly ends a request and leaves it its slot.
+func (m *model) answerEarly(now int64, g *gathered) {
+	g.answered = true
+	m.remember(now, g.key, wire.StatusLate, "")
+}
+
+// free frees the slot of a request that was answered early.
+func (m *model) free(k key) {
+	at := slices.IndexFunc(m.live, func(o *gathered) bool { return o.key == k && o.answered })
+	m.live = slices.Delete(m.live, at, at+1)
+}
+
 func (m *model) remember(now int64, k key, status wire.Status, payload string) {
 	life := m.c.AnsweredFor
 	if status == wire.StatusBusy || status == wire.StatusRefused {
 		life = m.c.TurnedAwayFor
 	}
-	m.ended[k] = &ended{status, payload, now, now + int64(life)}
+	m.ended[k] = &ended{status: status, payload: payload, answered: now, expires: now + int64(life)}
 }
 
 func (m *model) tell(now int64, g *gathered, status wire.Status) {
 	m.told = append(m.told, fmt.Sprint(g.key, status, g.sentAt))
 	m.end(now, g, status, "")
+	m.ended[g.key].stranger = status == wire.StatusBusy && !g.proved
 }
 
 func (m *model) add(now int64, k key, p piece) {
 	h := wire.PieceHeader(wire.TypeData, k.id, p.total, p.size, p.index)
 	asks := p.again && p.index == 0
+	proved := m.proves(k, p)
+	if e := m.ended[k]; e != nil && e.stranger && proved && !p.shed {
+		delete(m.ended, k)
+	}
 	if e := m.ended[k]; e != nil && e.expires > now {
-		if asks && now-e.answered >= int64(AgainAfter) {
+		if asks && now-e.answered >= int64(againAfter) {
 			e.answered = now
 			m.again = append(m.again, fmt.Sprint(k, e.status, e.payload))
 		}
@@ -89,7 +200,8 @@ func (m *model) add(now int64, k key, p piece) {
 	}
 	g := m.find(k)
 	if g == nil {
-		g = &gathered{key: k, count: int(h.Count), size: p.size, pieces: map[int]bool{}, first: now, progress: now, wished: now}
+		m.seen(k, proved)
+		g = &gathered{key: k, proved: proved, count: int(h.Count), size: p.size, pieces: map[int]bool{}, first: now, progress: now, wished: now}
 		if p.extension != nil && p.index == 0 {
 			g.sentAt = p.extension.SentAt
 		}
@@ -99,17 +211,22 @@ func (m *model) add(now int64, k key, p piece) {
 		}
 		if p.shed {
 			m.tell(now, g, wire.StatusBusy)
+			m.ended[k].stranger = false
 			return
 		}
-		if len(m.live) == m.c.Slots {
-			at := slices.IndexFunc(m.live, func(o *gathered) bool { return !o.whole && now-o.progress >= 2*int64(m.c.WishAfter) })
-			if at < 0 {
-				m.tell(now, g, wire.StatusBusy)
-				return
-			}
-			m.tell(now, m.live[at], wire.StatusBusy)
+		victim, ok := m.room(k, proved)
+		if !ok {
+			m.tell(now, g, wire.StatusBusy)
+			return
+		}
+		if victim != nil {
+			m.tell(now, victim, wire.StatusBusy)
 		}
 		m.live = append(m.live, g)
+	}
+	if proved && !g.proved {
+		g.proved = true
+		m.seen(k, true)
 	}
 	if p.total != m.c.RequestBytes || p.size != g.size {
 		return
@@ -120,12 +237,15 @@ func (m *model) add(now int64, k key, p piece) {
 				g.sentAt = p.extension.SentAt
 			}
 			m.tell(now, g, wire.StatusBusy)
+			m.ended[k].stranger = false
 		}
 		return
 	}
 	if !g.pieces[p.index] && !g.whole {
 		g.pieces[p.index] = true
-		g.progress = now
+		if g.progress != now {
+			g.progress, g.wishes = now, 0
+		}
 		if p.extension != nil && p.index == 0 && !g.extended {
 			g.extended, g.sentAt = true, p.extension.SentAt
 		}
@@ -134,7 +254,7 @@ func (m *model) add(now int64, k key, p piece) {
 			m.whole = append(m.whole, k)
 		}
 	}
-	if asks && !g.whole && now-g.wished >= int64(m.c.WishAfter) {
+	if asks && !g.whole && now-g.wished >= int64(againAfter) {
 		m.wish(now, g)
 	}
 }
@@ -174,9 +294,14 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 			c.AnsweredFor, c.TurnedAwayFor = 40*time.Millisecond, 15*time.Millisecond
 			c.MaxWishes = 2
 		})
-		m := &model{c: b.config, ended: map[key]*ended{}}
-		whole := map[uint32]key{}
-		slotsTaken := rapid.SampledFrom([]int{0, b.config.Slots - 4, b.config.Slots - 2}).Draw(t, "slots taken from the start")
+		m := &model{c: b.config, ended: map[key]*ended{}, ports: map[netip.AddrPort]map[netip.AddrPort]bool{}}
+		m.proves = func(k key, p piece) bool {
+			return k.from.Addr().IsLoopback() ||
+				p.index == 0 && p.extension != nil && b.a.common.cookies.proves(b.now, k.from, p.extension.Cookie)
+		}
+		clients := []netip.AddrPort{address(1), address(2), netip.MustParseAddrPort("127.0.0.1:5001"), address(3), outsider, netip.MustParseAddrPort("192.0.2.1:5001")}
+		whole, answered := map[uint32]key{}, map[uint32]key{}
+		slotsTaken := rapid.SampledFrom([]int{0, b.config.Slots - 6, b.config.Slots}).Draw(t, "slots taken from the start")
 		compare := func() {
 			t.Helper()
 			var got []key
@@ -222,19 +347,25 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 			m.whole, m.told, m.again, m.wishes = nil, nil, nil, nil
 		}
 		// Most slots are full of whole requests, so that a handful fills the rest.
+		// Some are not, so that they can be evicted.
+		incomplete := rapid.SampledFrom([]int{1000, 7, 2}).Draw(t, "every which request from the start is incomplete")
 		for id := range slotsTaken {
-			b.send(address(99), all(id)...)
-			for _, p := range all(id) {
-				p.total, p.size = testRequest, testPiece
-				m.add(b.now, key{address(99), uint32(id)}, p)
+			from, pieces := address(97+id%3), all(id)
+			if id%incomplete == incomplete-1 {
+				pieces = all(id, 0)
 			}
+			for i := range pieces {
+				pieces[i].total, pieces[i].size = testRequest, testPiece
+				m.add(b.now, key{from, uint32(id)}, pieces[i])
+			}
+			b.send(from, pieces...)
 			compare()
 		}
 		t.Repeat(map[string]func(*rapid.T){
 			"pieces": func(t *rapid.T) {
-				var batch []source.Datagram
+				var batch []ingest.Datagram
 				for range rapid.IntRange(1, 12).Draw(t, "pieces") {
-					k := key{address(rapid.IntRange(1, 3).Draw(t, "client")), uint32(rapid.IntRange(1, 3).Draw(t, "id"))}
+					k := key{rapid.SampledFrom(clients).Draw(t, "client"), uint32(rapid.IntRange(1, 8).Draw(t, "id"))}
 					p := piece{id: int(k.id), total: testRequest, size: testPiece, again: rapid.Bool().Draw(t, "retransmitted"), padded: rapid.Bool().Draw(t, "padded")}
 					switch rapid.IntRange(0, 40).Draw(t, "kind") {
 					case 0:
@@ -247,6 +378,9 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 					p.index = rapid.IntRange(0, wire.Pieces(p.total, p.size)-1).Draw(t, "index")
 					if rapid.Bool().Draw(t, "extended") {
 						p.extension = &wire.Extension{SentAt: uint64(rapid.IntRange(1, 9).Draw(t, "sent at"))}
+						if rapid.Bool().Draw(t, "cookie") {
+							p.extension.Cookie = b.a.common.cookies.at(b.now, k.from)
+						}
 					}
 					p.shed = p.index == 0 && rapid.IntRange(0, 3).Draw(t, "shed") == 0
 					d := p.datagram()
@@ -259,7 +393,7 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 				compare()
 			},
 			"the rest of a request": func(t *rapid.T) {
-				k := key{address(rapid.IntRange(1, 3).Draw(t, "client")), uint32(rapid.IntRange(1, 3).Draw(t, "id"))}
+				k := key{rapid.SampledFrom(clients).Draw(t, "client"), uint32(rapid.IntRange(1, 8).Draw(t, "id"))}
 				pieces := rapid.Permutation(all(int(k.id))).Draw(t, "order")
 				for i := range pieces {
 					pieces[i].total, pieces[i].size = testRequest, testPiece
@@ -285,6 +419,29 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 				b.end(slot, status, payload)
 				compare()
 			},
+			"answer early": func(t *rapid.T) {
+				if len(whole) == 0 {
+					t.Skip("nothing is whole")
+				}
+				slot := rapid.SampledFrom(slices.Sorted(maps.Keys(whole))).Draw(t, "slot")
+				m.answerEarly(b.now, m.find(whole[slot]))
+				answered[slot] = whole[slot]
+				delete(whole, slot)
+				b.answerEarly(slot)
+				compare()
+			},
+			"free": func(t *rapid.T) {
+				if len(answered) == 0 {
+					t.Skip("nothing was answered early")
+				}
+				slot := rapid.SampledFrom(slices.Sorted(maps.Keys(answered))).Draw(t, "slot")
+				m.free(answered[slot])
+				delete(answered, slot)
+				if !b.free(slot) {
+					t.Fatalf("slot %d was answered early and is not freed", slot)
+				}
+				compare()
+			},
 			"time": func(t *rapid.T) {
 				d := time.Duration(rapid.IntRange(1, 12).Draw(t, "half milliseconds")) * time.Millisecond / 2
 				for at, g, wish := m.next(); g != nil && at <= b.now+int64(d); at, g, wish = m.next() {
@@ -298,8 +455,8 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 				compare()
 			},
 			"pressure": func(t *rapid.T) {
-				if at := slices.IndexFunc(m.live, func(g *gathered) bool { return !g.whole }); at >= 0 && rapid.IntRange(0, 9).Draw(t, "how bad") == 0 {
-					m.tell(b.now, m.live[at], wire.StatusBusy)
+				if g := m.richest(); g != nil && rapid.IntRange(0, 9).Draw(t, "how bad") == 0 {
+					m.tell(b.now, g, wire.StatusBusy)
 					b.events.Reset()
 					b.a.EvictOldest(b.now, &b.events)
 					b.settle()

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/manager/source"
-	"github.com/penstock/penstock/manager/source/memory"
+	"github.com/penstock/penstock/internal/testing/ingestfake"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/shm"
 	"github.com/penstock/penstock/wire"
 )
@@ -18,7 +18,7 @@ import (
 func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 	const count, requests = 40, 300
 	total := count*testPiece - 17
-	src, err := memory.New(memory.Options{Loss: 0.05, Duplicate: 0.05, Reorder: 0.2, Straddle: 0.1, Seed: 1})
+	src, err := ingestfake.New(ingestfake.Options{Loss: 0.05, Duplicate: 0.05, Reorder: 0.2, Straddle: 0.1, Seed: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 	}, src.Slab().Bytes(), table)
 
 	now, endings, wholes := int64(1), map[uint32]int{}, 0
-	batch := make([]source.Datagram, 16)
+	batch := make([]ingest.Datagram, 16)
 	var events Events
 	turn := func() {
 		t.Helper()
@@ -110,7 +110,7 @@ func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 		}
 	}
 	s := a.Stats()
-	if wholes < requests*9/10 || s.Wishes == 0 || s.Dropped[DropDuplicate] == 0 {
+	if wholes < requests*9/10 || s.Wishes == 0 || s.Dropped[dropDuplicate] == 0 {
 		t.Errorf("%d whole, of %d: the network or the wishes do nothing: %+v", wholes, requests, s)
 	}
 	if held := src.Stats().HeldBytes; held != 0 {

@@ -13,6 +13,10 @@ type record struct {
 	hash     uint32
 	result   wire.Result
 	shed     bool // busy, though there was room
+	stranger bool // busy, and its client had not proved its address
+	void     bool // forgotten before its time
+	withheld bool // the client has to prove its address before it gets the answer
+	budget   budget
 	payload  stored
 	answered int64 // the last time
 	expires  int64
@@ -37,13 +41,14 @@ func (m *history) full() bool { return m.n == len(m.records) }
 func (m *history) expired(now int64) bool { return m.n > 0 && m.records[m.first].expires <= now }
 
 // pop forgets the oldest.
-func (m *history) pop() (hash, ref uint32) {
-	hash, ref = m.records[m.first].hash, uint32(m.first)+m.base
+func (m *history) pop() (hash, ref uint32, void bool) {
+	r := &m.records[m.first]
+	hash, ref, void = r.hash, uint32(m.first)+m.base, r.void
 	if m.first++; m.first == len(m.records) {
 		m.first = 0
 	}
 	m.n--
-	return hash, ref
+	return hash, ref, void
 }
 
 // push remembers a record; there is room.

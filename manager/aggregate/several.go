@@ -1,6 +1,7 @@
 package aggregate
 
 import (
+	"net/netip"
 	"sync/atomic"
 
 	"github.com/penstock/penstock/shm/adaptive"
@@ -22,10 +23,24 @@ type common struct {
 	// wantedAt is when an aggregator turned a request away that it had no slot for, and
 	// none of its own to take one from.
 	wantedAt atomic.Int64
+	cookies  cookies
+
+	config    *Config
+	slots     int
+	open      *open
+	groups    groups       // guarded by mu, but for the counters
+	parties   atomic.Int64 // groups
+	holders   atomic.Int64 // groups that hold slots
+	class     atomic.Int64 // slots of requests without proof
+	strangers atomic.Int64 // clients without proof
 }
 
-func newCommon(slots int, several bool) *common {
-	c := &common{several: several, free: make([]uint32, slots)}
+func newCommon(config *Config, aggregators int) *common {
+	slots := config.Slots
+	c := &common{
+		several: aggregators > 1, free: make([]uint32, slots), cookies: newCookies(),
+		config: config, slots: slots, open: newOpen(config), groups: newGroups(aggregators * config.clients()),
+	}
 	for i := range c.free {
 		c.free[i] = uint32(slots - 1 - i)
 	}
@@ -57,6 +72,25 @@ func (c *common) give(slot uint32) {
 	c.left.Store(int64(len(c.free)))
 }
 
+func (c *common) join(from netip.AddrPort) uint32 {
+	if c.several {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+	}
+	at := c.groups.join(c.config.groupKey(from))
+	c.parties.Store(int64(c.groups.byKey.used))
+	return at
+}
+
+func (c *common) leave(at uint32) {
+	if c.several {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+	}
+	c.groups.leave(at)
+	c.parties.Store(int64(c.groups.byKey.used))
+}
+
 // NewSeveral makes n aggregators that take their slots from one set: all of them together
 // have at most Config.Slots requests in flight, and a client's credit is its fair part of
 // these slots among the clients of all. All of a client's datagrams go to one of them: who
@@ -70,7 +104,7 @@ func NewSeveral(n int, config Config, memory []byte, table Table) []*Aggregator 
 	if err := config.Validate(); err != nil {
 		panic(err)
 	}
-	shared := newCommon(config.Slots, n > 1)
+	shared := newCommon(&config, n)
 	all := make([]*Aggregator, n)
 	for i := range all {
 		all[i] = newAggregator(config, memory, table, shared)
@@ -78,17 +112,20 @@ func NewSeveral(n int, config Config, memory []byte, table Table) []*Aggregator 
 	return all
 }
 
-// makeRoom lets an own request go that has been quiet, where another aggregator lacked a
-// slot a moment ago and there is none yet.
+// makeRoom evicts an own request of a party above its share, if another aggregator
+// lacked a slot for one below a moment ago, and few are free yet.
 func (a *Aggregator) makeRoom(events *Events) {
 	at := a.common.wantedAt.Load()
-	if at == 0 || a.now-at > 2*int64(a.config.WishAfter) || a.common.left.Load() > 0 {
+	if at == 0 || a.now-at > 2*int64(a.config.WishAfter) || a.common.plenty() {
 		return
 	}
-	if a.evictQuiet(events) {
+	if a.evictAbove(party{group: &newcomer}, events) {
 		a.common.wantedAt.CompareAndSwap(at, 0)
 	}
 }
+
+// newcomer is a group that holds nothing.
+var newcomer group
 
 // Oldest is when the request that has been gathering for longest began, 0 where none is
 // gathering: EvictOldest would end it.

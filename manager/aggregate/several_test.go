@@ -10,7 +10,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/penstock/penstock/manager/source"
+	"github.com/penstock/penstock/manager/ingest"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -96,7 +96,7 @@ func (s *several) look() {
 		s.t.Fatalf("%d slots are taken, %d free, %d counted free, of %d", taken, len(common.free), common.left.Load(), s.config.Slots)
 	case sum.HeldBytes != s.bytes:
 		s.t.Fatalf("aggregators hold %d bytes of the slab, %d are held", sum.HeldBytes, s.bytes)
-	case sum.Clients != int(common.clients.Load()):
+	case sum.Clients != int(common.clients.Load()+common.strangers.Load()):
 		s.t.Fatalf("%d clients, %d counted", sum.Clients, common.clients.Load())
 	case sum.Gathering+sum.InFlight != taken:
 		s.t.Fatalf("%d gathering, %d in flight, %d slots taken", sum.Gathering, sum.InFlight, taken)
@@ -106,7 +106,7 @@ func (s *several) look() {
 func (s *several) send(client, id, index int) *Events {
 	s.t.Helper()
 	d := s.land(address(client), piece{id: id, index: index}.datagram(), 0)
-	return s.do(s.of(client), func(a *Aggregator, events *Events) { a.Add(s.now, []source.Datagram{d}, events) })
+	return s.do(s.of(client), func(a *Aggregator, events *Events) { a.Add(s.now, []ingest.Datagram{d}, events) })
 }
 
 func (s *several) answer(slot uint32) {
@@ -206,11 +206,17 @@ func TestSeveralAggregatorsShareTheLimitOnRequestsInFlight(t *testing.T) {
 			s.send(0, id, i)
 		}
 	}
-	if len(s.owner) != s.config.Slots {
-		t.Fatalf("%d requests are whole, want %d", len(s.owner), s.config.Slots)
+	if len(s.owner) != alone {
+		t.Fatalf("%d requests are whole, want %d", len(s.owner), alone)
+	}
+	const second = 5 // the last slots are for a third client
+	for id := range second {
+		if e := s.send(1, id, 0); len(e.Told) != 0 {
+			t.Fatalf("told %+v, want nothing: slots are free", e.Told)
+		}
 	}
 	if e := s.send(1, 1000, 0); len(e.Told) != 1 || e.Told[0].Status != wire.StatusBusy {
-		t.Fatalf("told %+v, want busy: the other aggregator has every slot", e.Told)
+		t.Fatalf("told %+v, want busy: there is no slot left", e.Told)
 	}
 	s.answer(0)
 	if e := s.send(1, 1001, 0); len(e.Told) != 0 {
@@ -225,11 +231,11 @@ func TestSeveralAggregatorsShareTheLimitOnRequestsInFlight(t *testing.T) {
 			}
 		}
 	})
-	if got := s.all[0].Credit(address(0)); got != uint16(s.config.Slots/2-24) {
-		t.Errorf("client 0, with 24 requests in flight, has a credit of %d, want %d", got, s.config.Slots/2-24)
+	if got := s.all[0].Credit(address(0)); got != uint16(s.config.Slots/2-17) {
+		t.Errorf("client 0, with 17 requests in flight, has a credit of %d, want %d", got, s.config.Slots/2-17)
 	}
-	if got := s.all[1].Credit(address(1)); got != uint16(s.config.Slots/2-1) {
-		t.Errorf("client 1, with one request in flight, has a credit of %d, want %d", got, s.config.Slots/2-1)
+	if got := s.all[1].Credit(address(1)); got != uint16(s.config.Slots/2-6) {
+		t.Errorf("client 1, with 6 requests in flight, has a credit of %d, want %d", got, s.config.Slots/2-6)
 	}
 	// Clients that say nothing any more are forgotten, also where nothing comes.
 	for slot := range s.owner {
@@ -246,13 +252,16 @@ func TestSeveralAggregatorsShareTheLimitOnRequestsInFlight(t *testing.T) {
 	}
 }
 
-// A request that is quiet makes room for a new one, whichever aggregator has it.
-func TestAQuietRequestMakesRoomInAnotherAggregator(t *testing.T) {
+// A request of a client above its share makes room for one below, whichever
+// aggregator has it.
+func TestEvictionAcrossAggregators(t *testing.T) {
 	s := newSeveral(t, 2, nil)
 	for id := range s.config.Slots {
 		s.send(0, id, 0)
 	}
-	s.now += 2*int64(s.config.WishAfter) + 1
+	for id := range 5 {
+		s.send(1, id, 0)
+	}
 	if e := s.send(1, 1000, 0); len(e.Told) != 1 || e.Told[0].Status != wire.StatusBusy {
 		t.Fatalf("told %+v, want busy", e.Told)
 	}
@@ -270,7 +279,7 @@ func TestAQuietRequestMakesRoomInAnotherAggregator(t *testing.T) {
 func TestSeveralAggregatorsAtOnce(t *testing.T) {
 	const each, clients = 400, 3
 	config := Config{
-		Slots: MinSlots, RequestBytes: testRequest, MaxPieces: 2 * testCount, MinPieceBytes: testPiece, SLO: time.Minute,
+		Slots: minSlots, RequestBytes: testRequest, MaxPieces: 2 * testCount, MinPieceBytes: testPiece, SLO: time.Minute,
 	}
 	memory := make([]byte, 3*16<<10)
 	table := newPaper(config.Slots, config.MaxPieces)
@@ -299,11 +308,11 @@ func TestSeveralAggregatorsAtOnce(t *testing.T) {
 			part := memory[i*16<<10:]
 			for id := range each {
 				at := 0
-				var batch []source.Datagram
+				var batch []ingest.Datagram
 				for n := range testCount {
 					d := piece{id: id, index: n}.datagram()
 					copy(part[at:], d)
-					batch = append(batch, source.Datagram{From: address(i + len(all)*(id%clients)), First: source.Span{Offset: uint64(i*16<<10 + at), Length: uint32(len(d))}})
+					batch = append(batch, ingest.Datagram{From: address(i + len(all)*(id%clients)), First: ingest.Span{Offset: uint64(i*16<<10 + at), Length: uint32(len(d))}})
 					at += len(d)
 				}
 				locks[i].Lock()
@@ -343,7 +352,7 @@ func BenchmarkSeveral(b *testing.B) {
 		b.Run(fmt.Sprintf("aggregators=%d", n), func(b *testing.B) {
 			var streams []*stream
 			for range n {
-				streams = append(streams, newStream(147, 1))
+				streams = append(streams, newStream(camera.Addr(), 147, 1))
 			}
 			for i, a := range NewSeveral(n, streams[0].a.config, nil, streams[0].table) {
 				// Each reads its own datagrams; slots, and the table, are everybody's.

@@ -7,33 +7,33 @@ type Drop uint8
 
 // The reasons.
 const (
-	// DropLate pieces are of a request that was answered.
-	DropLate Drop = iota
-	// DropDuplicate pieces are here already.
-	DropDuplicate
-	// DropContradictory pieces have another total, count or piece size than the
+	// dropLate pieces are of a request that was answered.
+	dropLate Drop = iota
+	// dropDuplicate pieces are here already.
+	dropDuplicate
+	// dropContradictory pieces have another total, count or piece size than the
 	// first of their request.
-	DropContradictory
-	// DropOverlapping pieces are contradictory, and cover bytes that are here.
-	DropOverlapping
-	// DropForeign pieces are of requests that are not the model's: of another
+	dropContradictory
+	// dropOverlapping pieces are contradictory, and cover bytes that are here.
+	dropOverlapping
+	// dropForeign pieces are of requests that are not the model's: of another
 	// size, or in pieces that are too many or too small.
-	DropForeign
-	// DropBusy pieces are of requests that got no slot, or lost it.
-	DropBusy
-	// DropFragmented pieces needed one descriptor more than there are; their
+	dropForeign
+	// dropBusy pieces are of requests that got no slot, or lost it.
+	dropBusy
+	// dropFragmented pieces needed one descriptor more than there are; their
 	// request is evicted.
-	DropFragmented
-	// DropShed are what is left of requests that were shed before they were received.
-	DropShed
-	// NumDrops is the size of an array indexed by Drop.
-	NumDrops
+	dropFragmented
+	// dropShed are what is left of requests that were shed before they were received.
+	dropShed
+	// numDrops is the size of an array indexed by Drop.
+	numDrops
 )
 
-var dropWords = [NumDrops]string{"late", "duplicate", "contradictory", "overlapping", "foreign", "busy", "fragmented", "shed"}
+var dropWords = [numDrops]string{"late", "duplicate", "contradictory", "overlapping", "foreign", "busy", "fragmented", "shed"}
 
 func (d Drop) String() string {
-	if d < NumDrops {
+	if d < numDrops {
 		return dropWords[d]
 	}
 	return "unknown"
@@ -48,7 +48,7 @@ type Stats struct {
 	// Malformed datagrams break a rule of package wire, by reason.
 	Malformed [wire.NumReasons]uint64
 	// Dropped datagrams are well-formed, by reason.
-	Dropped [NumDrops]uint64
+	Dropped [numDrops]uint64
 
 	// Begun requests got a slot, and became Whole, Incomplete or Evicted.
 	Begun, Whole, Incomplete, Evicted uint64
@@ -59,6 +59,9 @@ type Stats struct {
 	// Wishes were sent, answers given Again; Forgotten answers could not be,
 	// because their payload was gone.
 	Wishes, Again, Forgotten uint64
+	// Withheld counts the busy blocks that were sent in place of an answer to
+	// clients that have to prove their address first.
+	Withheld uint64
 
 	// What is held now: requests that gather, requests that are whole and not
 	// ended, clients seen lately, requests that have ended and are remembered,
@@ -87,6 +90,7 @@ func (s *Stats) Add(o *Stats) {
 	s.Wishes += o.Wishes
 	s.Again += o.Again
 	s.Forgotten += o.Forgotten
+	s.Withheld += o.Withheld
 	s.Gathering += o.Gathering
 	s.InFlight += o.InFlight
 	s.Clients += o.Clients
@@ -99,7 +103,7 @@ func (a *Aggregator) Stats() Stats {
 	s := a.stats
 	s.Gathering = int(s.Begun - s.Whole - s.Incomplete - s.Evicted)
 	s.InFlight = a.taken - s.Gathering
-	s.Clients = a.clients.active()
+	s.Clients = a.clients.active() + a.strangers.active()
 	s.Remembered = a.ended.n + a.turned.n
 	s.HeldBytes = a.heldBytes
 	return s

@@ -14,15 +14,16 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// python is a python3 that has numpy and onnx: PENSTOCK_PYTHON, or the one in PATH.
+// python is a python3 that has numpy and onnx: PENSTOCK_PYTHON, the one in PATH, or the
+// distribution's, for which its package manager installs them.
 func python(t *testing.T) string {
 	t.Helper()
-	for _, name := range []string{os.Getenv("PENSTOCK_PYTHON"), "python3"} {
+	for _, name := range []string{os.Getenv("PENSTOCK_PYTHON"), "python3", "/usr/bin/python3"} {
 		if name != "" && exec.Command(name, "-c", "import numpy, onnx").Run() == nil {
 			return name
 		}
 	}
-	t.Skip("no python3 has numpy and onnx (pip install onnx, or PENSTOCK_PYTHON=...): the export of models is not tested here")
+	t.Skip("no python3 has numpy and onnx (apt-get install python3-onnx, pip install onnx, or PENSTOCK_PYTHON=...): the export of models is not tested here")
 	return ""
 }
 

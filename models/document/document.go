@@ -2,10 +2,9 @@
 // every complaint is one line: file, line, column, the field, what stands there,
 // and what would be right.
 //
-// The flow: Parse gives a Document; its Root is walked with Map, Need, May, List
-// and the scalar readers, which note what they do not like and go on; Err
-// returns all that was noted. A value that is absent or wrong reads as the zero
-// value, so the walk has no error handling in it.
+// The flow: Parse gives a Document; Decode reads its Root into a struct whose tags
+// define the keys, notes what is wrong, and goes on; the caller notes with Reject what
+// a tag cannot say; Err returns all that was noted.
 //
 // What is read is plain data: one document, no anchors, aliases, merge keys or
 // tags, no key twice.
@@ -20,7 +19,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
@@ -92,7 +90,7 @@ func Parse(file string, data []byte) (*Document, error) {
 		d.root = d.value(parsed.Docs[0].Body, "")
 	}
 	if d.root.Absent() {
-		return nil, &Problem{File: file, Text: "is empty"}
+		return nil, &Problem{File: file, Text: "is empty, want a map of keys and values"}
 	}
 	return d, nil
 }
@@ -239,28 +237,27 @@ func shorten(s string) string {
 	return s
 }
 
-// Map is a map whose keys are known.
-type Map struct {
+// mapping is a map whose keys are known.
+type mapping struct {
 	at     Value
 	values map[string]Value
 	meant  []string // keys that a misspelt one stands for
 }
 
-// Map reads a map that may have these keys and no others; a misspelt one is
+// keyed reads a map that may have these keys and no others; a misspelt one is
 // noted with the key that was meant.
-func (v Value) Map(keys ...string) Map {
-	m := Map{at: v, values: make(map[string]Value)}
+func (v Value) keyed(keys ...string) mapping {
+	m := mapping{at: v, values: make(map[string]Value)}
 	if v.Absent() {
 		return m
 	}
 	node, ok := v.node.(ast.MapNode)
 	if !ok {
-		text, _ := v.text()
-		if what := noColon(text); what != "" && slices.ContainsFunc(keys, func(key string) bool { return strings.HasPrefix(text, key) }) {
-			v.Reject("%s", what)
-			return m
+		what := "a map of " + strings.Join(keys, ", ")
+		if _, isText := v.text(); isText {
+			what += ", with a colon and a space after each key"
 		}
-		v.want("a map of " + strings.Join(keys, ", "))
+		v.want(what)
 		return m
 	}
 	above := "" // the key above, where it has no value
@@ -299,20 +296,14 @@ func (v Value) Map(keys ...string) Map {
 // unknownKey says what may be meant by a key, as the end of a sentence. above is the key
 // above it where that one has no value.
 func unknownKey(key, above string, keys []string) string {
-	if what := oddIn(key); what != "" {
-		return what
-	}
-	if near := meant(key, keys); near == "" && above != "" {
+	if near := Near(key, keys); near == "" && above != "" {
 		return fmt.Sprintf("; want it indented if it belongs to %q above it", above)
 	}
 	return Meant(key, keys)
 }
 
-// At is the map itself, to reject it as a whole.
-func (m Map) At() Value { return m.at }
-
-// May returns the key's value, absent where the key is not there.
-func (m Map) May(key string) Value {
+// may returns the key's value, which is absent if the key is.
+func (m mapping) may(key string) Value {
 	if v, ok := m.values[key]; ok {
 		return v
 	}
@@ -325,11 +316,11 @@ func (m Map) May(key string) Value {
 	return v
 }
 
-// Need is May for a key that must be there: what says what would be right.
+// need is may for a key that must be there: what says what would be right.
 // Where the map itself is absent, or the key is there misspelt, that is noted
 // and no more.
-func (m Map) Need(key, what string) Value {
-	v := m.May(key)
+func (m mapping) need(key, what string) Value {
+	v := m.may(key)
 	if v.Absent() && !m.at.Absent() && !slices.Contains(m.meant, key) {
 		if _, isMap := m.at.node.(ast.MapNode); isMap {
 			v.Reject("is missing, want %s", what)
@@ -338,7 +329,7 @@ func (m Map) Need(key, what string) Value {
 	return v
 }
 
-// List returns the elements; what says what would be right.
+// List returns the elements, absent ones too, which it reports; what says what would be right.
 func (v Value) List(what string) []Value {
 	if v.Absent() {
 		return nil
@@ -353,7 +344,6 @@ func (v Value) List(what string) []Value {
 		e := v.doc.value(n, fmt.Sprintf("%s[%d]", v.field, i))
 		if e.Absent() {
 			e.Reject("is missing, want %s", what)
-			continue
 		}
 		out = append(out, e)
 	}
@@ -411,40 +401,6 @@ func (v Value) Peek(key string) string {
 	return ""
 }
 
-// Choice reads one of some words.
-func (v Value) Choice(words ...string) string {
-	if v.Absent() {
-		return ""
-	}
-	what := words[0]
-	if last := len(words) - 1; last > 0 {
-		what = strings.Join(words[:last], ", ") + " or " + words[last]
-	}
-	s, ok := v.node.(*ast.StringNode)
-	if !ok {
-		v.want(what)
-		return ""
-	}
-	if !slices.Contains(words, s.Value) {
-		v.Reject("is %s, want %s%s", v.describe(), what, meant(s.Value, words))
-		return ""
-	}
-	return s.Value
-}
-
-// Int reads an integer in [least, most].
-func (v Value) Int(least, most int64) int64 {
-	if v.Absent() {
-		return 0
-	}
-	n, ok := v.integer()
-	if !ok || n < least || n > most {
-		v.want(fmt.Sprintf("an integer from %d to %d", least, most))
-		return 0
-	}
-	return n
-}
-
 func (v Value) integer() (int64, bool) {
 	n, ok := v.node.(*ast.IntegerNode)
 	if !ok {
@@ -457,65 +413,6 @@ func (v Value) integer() (int64, bool) {
 		return int64(x), x <= math.MaxInt64
 	}
 	return 0, false
-}
-
-// Float reads a finite number in [least, most].
-func (v Value) Float(least, most float64) float64 {
-	if v.Absent() {
-		return 0
-	}
-	var x float64
-	n, ok := v.integer()
-	if ok {
-		x = float64(n)
-	} else if f, isFloat := v.node.(*ast.FloatNode); isFloat {
-		x, ok = f.Value, true
-	}
-	// The comparison is false for NaN.
-	if !ok || !(x >= least && x <= most) {
-		v.want(fmt.Sprintf("a number from %g to %g", least, most))
-		return 0
-	}
-	return x
-}
-
-// Bool reads true or false.
-func (v Value) Bool() bool {
-	if v.Absent() {
-		return false
-	}
-	b, ok := v.node.(*ast.BoolNode)
-	if !ok {
-		v.want("true or false")
-		return false
-	}
-	return b.Value
-}
-
-// Duration reads a duration with its unit, in [least, most].
-func (v Value) Duration(least, most time.Duration) time.Duration {
-	if v.Absent() {
-		return 0
-	}
-	if s, ok := v.node.(*ast.StringNode); ok {
-		if d, err := time.ParseDuration(s.Value); err == nil && d >= least && d <= most {
-			return d
-		}
-	}
-	v.want(fmt.Sprintf("a duration with its unit from %s to %s, like 25ms", brief(least), brief(most)))
-	return 0
-}
-
-// brief drops the zero units that Duration prints: 1h0m0s is 1h.
-func brief(d time.Duration) string {
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
 }
 
 // Plain returns the value as plain data: map[string]any, []any, string, bool,
@@ -561,13 +458,14 @@ func (v Value) Plain() any {
 // Meant says which of the words a misspelt one may stand for, as the end of a
 // sentence; where none is near it lists them all.
 func Meant(word string, words []string) string {
-	if m := meant(word, words); m != "" {
+	if m := Near(word, words); m != "" {
 		return m
 	}
 	return "; known are " + strings.Join(words, ", ")
 }
 
-func meant(word string, words []string) string {
+// Near is Meant that is empty if no word is near.
+func Near(word string, words []string) string {
 	if w := nearest(word, words); w != "" {
 		return fmt.Sprintf(", did you mean %q?", w)
 	}
@@ -605,4 +503,42 @@ func sameLetters(a, b string) bool {
 	slices.Sort(x)
 	slices.Sort(y)
 	return bytes.Equal(x, y)
+}
+
+// Has reports whether a map has something at a key.
+func (v Value) Has(key string) bool { return v.Find(key).node != v.node }
+
+// Find is the value at a path of keys (string) and list indexes (int). If there is none, it is the
+// last value on the way there, with the field of the whole path: what is missing is reported where
+// it would stand.
+func (v Value) Find(path ...any) Value {
+	field := v.field
+	found := true
+	for _, step := range path {
+		next := Value{}
+		switch step := step.(type) {
+		case string:
+			if field != "" {
+				field += "."
+			}
+			field += step
+			if node, ok := v.node.(ast.MapNode); ok && found {
+				for i := node.MapRange(); i.Next(); {
+					if name, ok := i.Key().(*ast.StringNode); ok && name.Value == step {
+						next = v.doc.value(i.Value(), field)
+					}
+				}
+			}
+		case int:
+			field += fmt.Sprintf("[%d]", step)
+			if list, ok := v.node.(*ast.SequenceNode); ok && found && step < len(list.Values) {
+				next = v.doc.value(list.Values[step], field)
+			}
+		}
+		if found = found && next.node != nil; found {
+			v = next
+		}
+	}
+	v.field = field
+	return v
 }

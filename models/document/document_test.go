@@ -5,7 +5,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 )
 
 func parsed(t *testing.T, text string) *Document {
@@ -17,44 +16,12 @@ func parsed(t *testing.T, text string) *Document {
 	return d
 }
 
-func TestEveryReaderTakesWhatItIsFor(t *testing.T) {
-	d := parsed(t, "text: a b\nblock: |\n  c\nint: -3\nfloat: 1.5\nwhole: 2\nbool: true\nduration: 1m30s\nlist: [a, b]\nchoice: red\n")
-	m := d.Root().Map("text", "block", "int", "float", "whole", "bool", "duration", "list", "choice", "absent")
-	var list []string
-	for _, v := range m.May("list").List("words") {
-		list = append(list, v.Text("a word"))
-	}
-	for _, c := range []struct{ got, want any }{
-		{m.May("text").Text("text"), "a b"},
-		{m.May("block").Text("text"), "c\n"},
-		{m.May("int").Int(-5, 5), int64(-3)},
-		{m.May("float").Float(0, 2), 1.5},
-		{m.May("whole").Float(0, 2), 2.0},
-		{m.May("bool").Bool(), true},
-		{m.May("duration").Duration(0, time.Hour), 90 * time.Second},
-		{list, []string{"a", "b"}},
-		{m.May("choice").Choice("red", "blue"), "red"},
-		{m.May("absent").Absent(), true},
-		{m.May("absent").Text("text"), ""},
-		{m.May("absent").Int(1, 2), int64(0)},
-		{m.May("absent").Float(1, 2), 0.0},
-		{m.May("absent").Duration(1, 2), time.Duration(0)},
-		{m.May("absent").Choice("red"), ""},
-	} {
-		if !reflect.DeepEqual(c.got, c.want) {
-			t.Errorf("got %#v, want %#v", c.got, c.want)
-		}
-	}
-	if err := d.Err(); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestProblemsComeInTheOrderOfTheFile(t *testing.T) {
 	d := parsed(t, "b: x\na: y\n")
-	m := d.Root().Map("a", "b")
-	m.May("a").Int(0, 1)
-	m.May("b").Int(0, 1)
+	d.Root().Decode(&struct {
+		A int `yaml:"a" min:"0" max:"1"`
+		B int `yaml:"b" min:"0" max:"1"`
+	}{})
 	want := "f.yaml:1:4: b: is \"x\", want an integer from 0 to 1\nf.yaml:2:4: a: is \"y\", want an integer from 0 to 1"
 	err := d.Err()
 	if err == nil || err.Error() != want {
@@ -68,8 +35,10 @@ func TestProblemsComeInTheOrderOfTheFile(t *testing.T) {
 
 func TestAProblemIsOneLineWhateverItQuotes(t *testing.T) {
 	d := parsed(t, `a: "x\ny"`)
-	d.Root().Map("a").May("a").Choice("z")
-	d.Root().Map("a").May("a").Reject("file %s", "x\ny")
+	d.Root().Decode(&struct {
+		A string `yaml:"a" oneof:"z"`
+	}{})
+	d.Root().Find("a").Reject("file %s", "x\ny")
 	for _, p := range d.problems {
 		if strings.ContainsAny(p.Error(), "\n\r") {
 			t.Errorf("%q", p.Error())
@@ -77,31 +46,24 @@ func TestAProblemIsOneLineWhateverItQuotes(t *testing.T) {
 	}
 }
 
-func TestAMisspeltKeyIsNotMissingAsWell(t *testing.T) {
-	d := parsed(t, "nmae: x\n")
-	d.Root().Map("name", "version").Need("name", "a name")
-	if err := d.Err(); err == nil || err.Error() != `f.yaml:1:1: unknown key "nmae", did you mean "name"?` {
-		t.Errorf("got %v", err)
+func TestMissingKeys(t *testing.T) {
+	type inner struct {
+		C string `yaml:"c" required:"true" want:"a thing"`
 	}
-}
-
-func TestAnAbsentMapHasNoMissingKeys(t *testing.T) {
-	d := parsed(t, "a: 1\n")
-	d.Root().Map("a", "b").May("b").Map("c").Need("c", "a thing")
-	if err := d.Err(); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestNullIsAbsent(t *testing.T) {
-	d := parsed(t, "a:\nb: ~\n")
-	m := d.Root().Map("a", "b")
-	if !m.May("a").Absent() || !m.May("b").Absent() {
-		t.Error("null stands for something")
-	}
-	m.Need("b", "a thing")
-	if err := d.Err(); err == nil || err.Error() != "f.yaml:2:1: b: is missing, want a thing" {
-		t.Errorf("got %v", err)
+	for text, want := range map[string]string{
+		"nmae: x\n":          `f.yaml:1:1: unknown key "nmae", did you mean "name"?`, // and not missing as well
+		"name: x\n":          "",                                                     // what is below an absent map is not missing
+		"name: x\nb: {}\n":   "f.yaml:2:4: b.c: is missing, want a thing",
+		"name:\nb: {c: x}\n": "f.yaml:1:1: name: is missing, want a name",
+	} {
+		d := parsed(t, text)
+		d.Root().Decode(&struct {
+			Name string `yaml:"name" required:"true" want:"a name"`
+			B    inner  `yaml:"b"`
+		}{})
+		if err := d.Err(); (err == nil) != (want == "") || err != nil && err.Error() != want {
+			t.Errorf("%q: got %v, want %s", text, err, want)
+		}
 	}
 }
 

@@ -17,31 +17,33 @@ var slips = []struct{ name, text, want string }{
 	{"a tab before a comment", "a: 1\n\t# c\nb: 1\n", "f.yaml:2:1: a tab; YAML indents with spaces"},
 	{"a tab in a block", "a: |\n\tb\n", "f.yaml:2:1: a tab; YAML indents with spaces"},
 
-	{"a quote left open", "a: 1\nb: \"x\nc: 1\n", `f.yaml:2:4: the quote " that opens here is never closed`},
-	{"the other quote left open", "b: 'x\nc: 1\n", `f.yaml:1:4: the quote ' that opens here is never closed`},
-	{"a quote closed by the next", "a: \"x\nb: \"y\"\n", `f.yaml:2:5: "y\"" follows the text in quotes that begins in line 1, column 4; want the quotes to end where the value ends`},
-	{"a word after a quote", "a: 'x' y\n", `f.yaml:1:8: "y" follows the text in quotes that begins in line 1, column 4`},
+	{"a quote left open", "a: 1\nb: \"x\nc: 1\n", `f.yaml:2:4: could not find end character of double-quoted text: "b: \"x"`},
+	{"the other quote left open", "b: 'x\nc: 1\n", `f.yaml:1:4: could not find end character of single-quoted text: "b: 'x"`},
+	{"a quote closed by the next", "a: \"x\nb: \"y\"\n", `f.yaml:2:5: value is not allowed in this context. map key-value is pre-defined: "b: \"y\""; want quotes to end where the value ends, and each key in a line of its own`},
+	{"a word after a quote", "a: 'x' y\n", `f.yaml:1:8: value is not allowed in this context. map key-value is pre-defined: "a: 'x' y"; want quotes to end where the value ends, and each key in a line of its own`},
 	{"keys below a quoted value", "a: 'x'\n  b: 1\n", "f.yaml:2:3: is indented by 2, want 0, as the lines above"},
 
-	{"no space after the first colon", "a:b\nc: 1\n", `f.yaml:1:1: "a:b" has no space after its colon, want a: b`},
-	{"no space after a later colon", "c: 1\na:b\n", `f.yaml:2:1: "a:b" has no space after its colon, want a: b`},
-	{"no space after a colon in a list", "c:\n  - a:b\n    d: 1\n", `f.yaml:2:5: "a:b" has no space after its colon, want a: b`},
-	{"an equals sign", "c: 1\na = b\n", `f.yaml:2:1: "a = b" has no colon, want a: b`},
-	{"no colon", "c: 1\na\nb: 1\n", `f.yaml:2:1: "a" has no colon, want a: and its value`},
-	{"no colon between key and value", "a: 1\nport 5003 # c\nb: 1\n", `f.yaml:2:1: "port 5003" has no colon, want port: 5003`},
-	{"no colon after a map's first key", "a:\n  change shadow # c: d\n  b: 1\n", `f.yaml:2:3: "change shadow" has no colon, want change: shadow`},
-	{"no colon after an item's first key", "a:\n  - change shadow\n\n    # c\n    b: 1\n", `f.yaml:2:5: "change shadow" has no colon, want change: shadow`},
-	{"a first comment without its mark", "# a\n comment of two lines\na: 1\n", `f.yaml:2:2: "comment of two lines" has no key and colon; want them before a value, # before a comment`},
-	{"a list among keys", "a: 1\n- b: 1\n", "f.yaml:2:1: a list's item among keys; want the key above it"},
-	{"a list's first item without its dash", "a:\n    b: 1\n  - c: 1\n", "f.yaml:3:3: a list's item among keys; want the key above it"},
-	{"braces without a colon", "a:\n  - {b: p, c [10]}\n", "f.yaml:2:12: want a key, a colon and a value in braces, like {a: 1}"},
+	{"no space after the first colon", "a:b\nc: 1\n", "f.yaml:1:1: unexpected key name: \"a:b\"; want `key: value`, with a space after the colon, or # before a comment"},
+	{"no space after a later colon", "c: 1\na:b\n", "f.yaml:2:1: non-map value is specified: \"a:b\"; want `key: value`, with a space after the colon"},
+	{"no space after a colon in a list", "c:\n  - a:b\n    d: 1\n", "f.yaml:2:5: unexpected key name: \"- a:b\"; want `key: value`, with a space after the colon, or # before a comment"},
+	{"an equals sign", "c: 1\na = b\n", "f.yaml:2:1: non-map value is specified: \"a = b\"; want `key: value`, with a space after the colon"},
+	{"no colon", "c: 1\na\nb: 1\n", "f.yaml:2:1: non-map value is specified: \"a\"; want `key: value`, with a space after the colon"},
+	{"no colon between key and value", "a: 1\nport 5003 # c\nb: 1\n", "f.yaml:2:1: non-map value is specified: \"port 5003 # c\"; want `key: value`, with a space after the colon"},
+	{"no colon after a map's first key", "a:\n  change shadow # c: d\n  b: 1\n", "f.yaml:2:3: unexpected key name: \"change shadow # c: d\"; want `key: value`, with a space after the colon, or # before a comment"},
+	{"no colon after a map's first key, without a comment", "a:\n  change shadow\n  b: 1\n", "f.yaml:2:3: unexpected key name: \"change shadow\"; want `key: value`, with a space after the colon, or # before a comment"},
+	{"no colon after a quoted first key", "a:\n  'change'\n  b: 1\n", "f.yaml:2:3: unexpected key name: \"'change'\"; want `key: value`, with a space after the colon, or # before a comment"},
+	{"no colon after an item's first key", "a:\n  - change shadow\n\n    # c\n    b: 1\n", "f.yaml:2:5: unexpected key name: \"- change shadow\"; want `key: value`, with a space after the colon, or # before a comment"},
+	{"a first comment without its mark", "# a\n comment of two lines\na: 1\n", "f.yaml:2:2: unexpected key name: \"comment of two lines\"; want `key: value`, with a space after the colon, or # before a comment"},
+	{"a list among keys", "a: 1\n- b: 1\n", "f.yaml:2:1: non-map value is specified: \"- b: 1\"; want `key: value`, with a space after the colon"},
+	{"a list's first item without its dash", "a:\n    b: 1\n  - c: 1\n", "f.yaml:3:3: value is not allowed in this context: \"- c: 1\"; want `key: value`, in the line above too, and lists and maps to go on as they begin"},
+	{"braces without a colon", "a:\n  - {b: p, c [10]}\n", "f.yaml:2:12: could not find flow map content: \"- {b: p, c [10]}\"; want `key: value` in braces, with a space after the colon"},
 	{"indentation that is wrong in two ways", "a:\n  - b: x\n    c:\n      d: 1\n   e: 1\n", "f.yaml:5:4: is indented by 3, want 0 or 4 or 6, as the lines above"},
-	{"a comment without its mark behind brackets", "a: [] c\nb: 1\n", `f.yaml:1:7: "c" follows the ] that closes; want a line of its own, or # before a comment`},
-	{"two items in a line", "- {a: 1}- {a: 2}\n", `f.yaml:1:9: "- {a: 2}" follows the } that closes`},
-	{"an item's first line is missing", "- {a: 1}\n  b: 1\n", "f.yaml:2:3: neither a list nor a map goes on with this; want a - before an item"},
-	{"no space after a dash", "c:\n  -a: b\n    d: 1\n", `f.yaml:2:3: want a space after the dash: - a: b`},
+	{"a comment without its mark behind brackets", "a: [] c\nb: 1\n", "f.yaml:1:7: value is not allowed in this context: \"a: [] c\"; want `key: value`, in the line above too, and lists and maps to go on as they begin"},
+	{"two items in a line", "- {a: 1}- {a: 2}\n", "f.yaml:1:9: value is not allowed in this context: \"- {a: 1}- {a: 2}\"; want `key: value`, in the line above too, and lists and maps to go on as they begin"},
+	{"an item's first line is missing", "- {a: 1}\n  b: 1\n", "f.yaml:2:3: value is not allowed in this context: \"b: 1\"; want `key: value`, in the line above too, and lists and maps to go on as they begin"},
+	{"no space after a dash", "c:\n  -a: b\n    d: 1\n", `f.yaml:2:3: no space after the dash: "-a: b"`},
 
-	{"a key twice", "a: 1\nb: 1\na: 2\n", `f.yaml:3:1: key "a" stands twice, first in line 1`},
+	{"a key twice", "a: 1\nb: 1\na: 2\n", `f.yaml:3:1: mapping key "a" already defined at [1:1]: "a: 2"`},
 
 	{"too deep", "a:\n  b: x\n   c: 1\n", "f.yaml:3:4: is indented by 3, want 0 or 2, as the lines above"},
 	{"too deep after a comment", "a:\n  b: x\n# c\n\n   c: 1\n", "f.yaml:5:4: is indented by 3, want 0 or 2, as the lines above"},
@@ -51,22 +53,25 @@ var slips = []struct{ name, text, want string }{
 	{"not deep enough in a list", "a:\n  - b: x\n   c: 1\n", "f.yaml:3:4: is indented by 3, want 0 or 4, as the lines above"},
 	{"a dash between", "a:\n  - b: x\n    c: 1\n   - b: y\n", "f.yaml:4:4: is indented by 3, want 2, as the lines above"},
 
-	{"a colon in a value", "a: 1\nb: x: y\n", "f.yaml:2:4: a colon in a text without quotes; want quotes: 'x: y'"},
-	{"a colon that ends a value", "a: x:\n", "f.yaml:1:4: a colon in a text without quotes; want quotes: 'x:'"},
+	{"a colon in a value", "a: 1\nb: x: y\n", `f.yaml:2:4: mapping value is not allowed in this context: "b: x: y"; want quotes around a text with a colon`},
+	{"a colon that ends a value", "a: x:\n", `f.yaml:1:4: mapping value is not allowed in this context: "a: x:"; want quotes around a text with a colon`},
 
-	{"a bracket left open", "a: [x, y\nb: 1\n", "f.yaml:2:1: want , or ]: the [ of line 1, column 4 is still open"},
-	{"a brace left open", "a:\n  - {b: \"}\", c: '['\n  - {b: 1}\n", "f.yaml:3:3: want , or }: the { of line 2, column 5 is still open"},
-	{"the wrong bracket", "a: {b: [1, 2} # [\n", "f.yaml:1:13: want , or ]: the [ of line 1, column 8 is still open"},
-	{"a bracket left open at the end", "a: [x", "f.yaml:1:4: the [ that opens here is never closed"},
-	{"a brace too many", "a: {b: 1}}\n", "f.yaml:1:10: this } closes nothing"},
-	{"a bracket too many", "a: ]\n", "f.yaml:1:4: this ] closes nothing"},
+	{"a bracket left open", "a: [x, y\nb: 1\n", `f.yaml:2:1: ',' or ']' must be specified: "b: 1"; want the [ of line 1, column 4 to be closed`},
+	{"a bracket left open, and the next line indented", "a: {b: [1, 2\n c: 1}\nd: 1\n", `f.yaml:2:2: ',' or ']' must be specified: "c: 1}"; want the [ of line 1, column 8 to be closed`},
+	{"a bracket left open behind one closed", "a: [[x], {y: z}, u\n\nb: 1\n", `f.yaml:3:1: ',' or ']' must be specified: "b: 1"; want the [ of line 1, column 4 to be closed`},
+	{"a brace left open before a key", "a: {\n  b: 1,\nc: 2\n", `f.yaml:1:4: could not find flow mapping end token '}': "a: {"; want the bracket to be closed`},
+	{"a brace left open", "a:\n  - {b: \"}\", c: '['\n  - {b: 1}\n", `f.yaml:3:3: ',' or '}' must be specified: "- {b: 1}"; want the { of line 2, column 5 to be closed`},
+	{"the wrong bracket", "a: {b: [1, 2} # [\n", `f.yaml:1:13: ',' or ']' must be specified: "a: {b: [1, 2} # ["; want the [ of line 1, column 8 to be closed`},
+	{"a bracket left open at the end", "a: [x", `f.yaml:1:4: sequence end token ']' not found: "a: [x"; want the bracket to be closed`},
+	{"a brace too many", "a: {b: 1}}\n", "f.yaml:1:10: value is not allowed in this context: \"a: {b: 1}}\"; want `key: value`, in the line above too, and lists and maps to go on as they begin"},
+	{"a bracket too many", "a: ]\n", `f.yaml:1:4: could not find '[' character corresponding to ']': "a: ]"`},
 
-	{"an at", "a: @x\n", "f.yaml:1:4: begins with @, which means something else in YAML; want quotes: '@x'"},
-	{"a backtick", "a: `x`\n", "f.yaml:1:4: begins with `, which means something else in YAML; want quotes: '`x`'"},
-	{"a percent sign", "%a: 1\n", "f.yaml:1:1: begins with %, which means something else in YAML; want quotes: '%a: 1'"},
-	{"an ampersand", "a: &x\n", "f.yaml:1:4: begins with &, which means something else in YAML; want quotes: '&x'"},
-	{"a dash for a value", "a: - x\n", "f.yaml:1:4: begins with -, which means something else in YAML; want quotes: '- x'"},
-	{"a greater for a value", "a: >x\n", "f.yaml:1:4: begins with >, which means something else in YAML; want quotes: '>x'"},
+	{"an at", "a: @x\n", `f.yaml:1:4: '@' is a reserved character: "a: @x"; want quotes around the text`},
+	{"a backtick", "a: `x`\n", "f.yaml:1:4: '`' is a reserved character: \"a: `x`\"; want quotes around the text"},
+	{"a percent sign", "%a: 1\n", `f.yaml:1:1: unexpected directive value. document not started: "%a: 1"; want quotes around the text`},
+	{"an ampersand", "a: &x\n", `f.yaml:1:4: undefined anchor value: "a: &x"; want quotes around the text`},
+	{"a dash for a value", "a: - x\n", `f.yaml:1:4: block sequence entries are not allowed in this context: "a: - x"; want the list below its key, or quotes around the text`},
+	{"a greater for a value", "a: >x\n", `f.yaml:1:4: invalid header option: "x": "a: >x"; want quotes around the text`},
 
 	{"a zero byte", "a: 1\nb: x\x00y\n", "f.yaml:2:5: a zero byte: this is not a text file, or a damaged one"},
 	{"Latin-1", "a: 1\nb: \xe9\n", "f.yaml:2:4: byte 0xE9 is not UTF-8; want UTF-8: save it so, or `iconv -t UTF-8` it"},
@@ -108,19 +113,21 @@ func TestSlipsOfThePenAreNamed(t *testing.T) {
 
 func TestKeysAreMissedInWordsThatHelp(t *testing.T) {
 	for text, want := range map[string]string{
-		"a:b\n":                  `f.yaml:1:1: "a:b" has no space after its colon, want a: b`,
-		"a = b":                  `f.yaml:1:1: "a = b" has no colon, want a: b`,
-		"a:\u00a0b":              `f.yaml:1:1: "a:\u00a0b" holds U+00A0, which looks like a space or like nothing; want plain spaces`,
-		"hello world":            `f.yaml:1:1: is "hello world", want a map of a, b`,
-		"a: {}\n\u00a0b: 1\n":    `f.yaml:2:1: unknown key "\u00a0b" holds U+00A0, which looks like a space or like nothing; want plain spaces`,
-		"a:\nqueue: 1\n":         `f.yaml:2:1: unknown key "queue"; want it indented if it belongs to "a" above it`,
-		"a: {}\nb:\nqueue: 1\n":  `f.yaml:3:1: unknown key "queue"; want it indented if it belongs to "b" above it`,
-		"a:\nb: 1\nqueue: 1\n":   `f.yaml:3:1: unknown key "queue"; known are a, b`,
-		"a:\n  inner:1\n":        `f.yaml:2:3: a: "inner:1" has no space after its colon, want inner: 1`,
-		"a:\n  outer:1\nb: {}\n": `f.yaml:2:3: a: is "outer:1", want a map of inner`,
+		"a:b\n":                 `f.yaml:1:1: is "a:b", want a map of a, b, with a colon and a space after each key`,
+		"a = b":                 `f.yaml:1:1: is "a = b", want a map of a, b, with a colon and a space after each key`,
+		"a: {}\n\u00a0b: 1\n":   `f.yaml:2:1: unknown key "\u00a0b", did you mean "b"?`,
+		"a:\nqueue: 1\n":        `f.yaml:2:1: unknown key "queue"; want it indented if it belongs to "a" above it`,
+		"a: {}\nb:\nqueue: 1\n": `f.yaml:3:1: unknown key "queue"; want it indented if it belongs to "b" above it`,
+		"a:\nb: 1\nqueue: 1\n":  `f.yaml:3:1: unknown key "queue"; known are a, b`,
+		"a:\n  inner:1\n":       `f.yaml:2:3: a: is "inner:1", want a map of inner, with a colon and a space after each key`,
 	} {
 		d := parsed(t, text)
-		d.Root().Map("a", "b").May("a").Map("inner")
+		d.Root().Decode(&struct {
+			A struct {
+				Inner int `yaml:"inner"`
+			} `yaml:"a"`
+			B Value `yaml:"b"`
+		}{})
 		if err := d.Err(); err == nil || err.Error() != want {
 			t.Errorf("%q: got\n  %v, want\n  %s", text, err, want)
 		}
@@ -129,7 +136,9 @@ func TestKeysAreMissedInWordsThatHelp(t *testing.T) {
 
 func TestAMarkBeforeUTF8IsNoPartOfTheText(t *testing.T) {
 	d := parsed(t, "\ufeffa: x\n")
-	d.Root().Map("a").May("a").Int(0, 1)
+	d.Root().Decode(&struct {
+		A int `yaml:"a" min:"0" max:"1"`
+	}{})
 	if err := d.Err(); err == nil || err.Error() != `f.yaml:1:4: a: is "x", want an integer from 0 to 1` {
 		t.Errorf("got %v", err)
 	}

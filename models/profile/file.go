@@ -18,9 +18,9 @@ type File struct {
 	lines   map[Point]int
 }
 
-// PointError is what is wrong with a point: a *SyntaxError with the place of its row.
+// PointError is what is wrong with a point: a *syntaxError with the place of its row.
 func (f *File) PointError(pt Point, format string, args ...any) error {
-	e := &SyntaxError{File: f.Name, Line: f.lines[pt.key()], Text: fmt.Sprintf(format, args...)}
+	e := &syntaxError{File: f.Name, Line: f.lines[pt.key()], Text: fmt.Sprintf(format, args...)}
 	if e.Line > 0 {
 		e.Column = 1
 	}
@@ -28,9 +28,9 @@ func (f *File) PointError(pt Point, format string, args ...any) error {
 }
 
 // HeaderError is what is wrong with a field of the header, by its name in the file: a
-// *SyntaxError with the field's place, or about the whole file where there is none.
+// *syntaxError with the field's place, or about the whole file if there is none.
 func (f *File) HeaderError(field, format string, args ...any) error {
-	e := &SyntaxError{File: f.Name, Text: fmt.Sprintf(format, args...)}
+	e := &syntaxError{File: f.Name, Text: fmt.Sprintf(format, args...)}
 	if at := bytes.Index(f.comment, []byte(strconv.Quote(field))); at >= 0 {
 		e.Line, e.Column = place(f.comment, int64(at))
 	}

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// KneeFraction is the part of a batch's best throughput that its knee has.
+// kneeFraction is the part of a batch's best throughput that its knee has.
 //
 // GSLICE 2.1.3 calls the share a knee "after" which "performance improvement reaches
 // a point of diminishing returns": past it more is "only a marginal improvement". It
@@ -14,7 +14,7 @@ import (
 // 70 % VGG-19, read off curves), and says that knees move up with the batch. The rule
 // here is
 //
-//	knee(batch) = the least share that has at least KneeFraction of the best
+//	knee(batch) = the least share that has at least kneeFraction of the best
 //	              throughput at that batch, one process
 //
 // so that all the rest of the device buys less than 1/0.85 - 1 = 18 % more. The
@@ -29,7 +29,7 @@ import (
 // nearly straight: the other half buys 56 % more there, which is not little. The largest
 // throughput²/share (1 % more share buys less than 0.5 % more throughput) says 30, 20
 // and 80 %.
-const KneeFraction = 0.85
+const kneeFraction = 0.85
 
 // Knees finds the knee of each batch, ascending by batch, from its points with the
 // fewest processes. A batch measured at one share only has no knee, nor has one that
@@ -63,7 +63,7 @@ func Knees(points []Point) []Knee {
 func kneeOf(curve []Point) int {
 	curve = slices.SortedFunc(slices.Values(curve), Point.Compare)
 	top := slices.MaxFunc(curve, func(a, b Point) int { return cmp.Compare(a.Total(), b.Total()) }).Total()
-	i := slices.IndexFunc(curve, func(p Point) bool { return p.Total() >= KneeFraction*top })
+	i := slices.IndexFunc(curve, func(p Point) bool { return p.Total() >= kneeFraction*top })
 	return curve[i].Share
 }
 

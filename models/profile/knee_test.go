@@ -118,10 +118,10 @@ func TestKneesOfGSLICEsModelsOnAV100(t *testing.T) {
 
 func TestNoOtherFractionIsNearerToThePapersKnees(t *testing.T) {
 	points := gslice(t)
-	ours := distance(points, fraction(KneeFraction))
+	ours := distance(points, fraction(kneeFraction))
 	for _, f := range []float64{0.70, 0.75, 0.80, 0.90, 0.95} {
 		if d := distance(points, fraction(f)); d < ours {
-			t.Errorf("%.2f is %d points of GPU%% from the paper, %.2f is %d", f, d, KneeFraction, ours)
+			t.Errorf("%.2f is %d points of GPU%% from the paper, %.2f is %d", f, d, kneeFraction, ours)
 		}
 	}
 	for name, rule := range map[string]func([]Point) int{"kneedle": kneedle, "throughput²/share": efficacy} {

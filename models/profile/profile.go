@@ -79,6 +79,9 @@ type Header struct {
 	EphemeralMiB  float64 `json:"ephemeral_mib,omitempty"`
 	// Unsteady are the points that were taken although they were not stable.
 	Unsteady []Unsteady `json:"unsteady,omitempty"`
+	// LoadBound are the points at which the model waited for pictures: it is faster
+	// than the node can feed it.
+	LoadBound []LoadBound `json:"load_bound,omitempty"`
 	// Knees are the knees of each batch, ascending by batch; filled in when the
 	// profile is complete.
 	Knees []Knee `json:"knees,omitempty"`
@@ -97,6 +100,18 @@ type Sweep struct {
 	PrecisionPercent float64 `json:"precision_percent"`
 	LeastWindows     int     `json:"least_windows"`
 	MostWindows      int     `json:"most_windows"`
+	// Quick says that the measurement was bounded to a minute: windows are shorter,
+	// and cells may be missing.
+	Quick bool `json:"quick,omitempty"`
+}
+
+// LoadBound is a point whose processes waited for pictures.
+type LoadBound struct {
+	Share     int `json:"share"`
+	Batch     int `json:"batch"`
+	Processes int `json:"processes"`
+	// BusyPercent is the part of the time that a process was in a batch.
+	BusyPercent float64 `json:"busy_percent"`
 }
 
 // Unsteady is a point whose throughput varied too much to the last.

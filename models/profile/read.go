@@ -22,10 +22,10 @@ import (
 // The limits of a file: far above any sweep of use, and low enough that a wrong
 // file is refused before it fills the memory.
 const (
-	MaxBytes     = 8 << 20
-	MaxShare     = 100
-	MaxBatch     = 1 << 16
-	MaxProcesses = 1 << 10
+	maxBytes     = 8 << 20
+	maxShare     = 100
+	maxBatch     = 1 << 16
+	maxProcesses = 1 << 10
 	maxRate      = 1e12
 	maxLatency   = time.Hour
 	maxMemoryMiB = 1 << 30
@@ -36,8 +36,8 @@ var columns = []string{"Mig instance", "Batch size", "Workload Number", "Through
 
 const memoryColumn = "Memory"
 
-// SyntaxError is something wrong in a profile file.
-type SyntaxError struct {
+// syntaxError is something wrong in a profile file.
+type syntaxError struct {
 	File string
 	// Line and Column count from 1, Column in bytes; 0 where it is about the whole.
 	Line, Column int
@@ -45,7 +45,7 @@ type SyntaxError struct {
 }
 
 // Error is the problem on one line.
-func (e *SyntaxError) Error() string {
+func (e *syntaxError) Error() string {
 	if e.File == "" {
 		return e.Text
 	}
@@ -56,7 +56,7 @@ func (e *SyntaxError) Error() string {
 }
 
 // Read reads a profile; file is the name that errors give. The error is a
-// *SyntaxError, but for one of r.
+// *syntaxError, but for one of r.
 //
 // A file without a JSON header is ParvaGPU's: its shares are GPCs.
 func Read(r io.Reader, file string) (Profile, error) {
@@ -65,13 +65,13 @@ func Read(r io.Reader, file string) (Profile, error) {
 }
 
 func read(r io.Reader, file string) (File, error) {
-	data, err := io.ReadAll(io.LimitReader(r, MaxBytes+1))
+	data, err := io.ReadAll(io.LimitReader(r, maxBytes+1))
 	if err != nil {
 		return File{}, fmt.Errorf("read %s: %w", file, err)
 	}
 	d := decoder{file: file}
-	if len(data) > MaxBytes {
-		return File{}, d.errorf(0, 0, "has more than %d bytes, want a profile", MaxBytes)
+	if len(data) > maxBytes {
+		return File{}, d.errorf(0, 0, "has more than %d bytes, want a profile", maxBytes)
 	}
 	return d.decode(data)
 }
@@ -150,7 +150,7 @@ type decoder struct {
 }
 
 func (d *decoder) errorf(line, column int, format string, args ...any) error {
-	return &SyntaxError{File: d.file, Line: line, Column: column, Text: fmt.Sprintf(format, args...)}
+	return &syntaxError{File: d.file, Line: line, Column: column, Text: fmt.Sprintf(format, args...)}
 }
 
 func (d *decoder) decode(data []byte) (File, error) {
@@ -215,8 +215,8 @@ func (d *decoder) header(comment []byte, h *Header) error {
 		return d.errorf(1, 1, "header: version is %d, want %d", h.Version, Version)
 	case h.Unit != GPCs && h.Unit != Percent:
 		return d.errorf(1, 1, "header: share is %q, want %q or %q", h.Unit, GPCs, Percent)
-	case h.Total < 0 || h.Total > MaxShare:
-		return d.errorf(1, 1, "header: total is %d, want at most %d", h.Total, MaxShare)
+	case h.Total < 0 || h.Total > maxShare:
+		return d.errorf(1, 1, "header: total is %d, want at most %d", h.Total, maxShare)
 	}
 	return nil
 }
@@ -312,9 +312,9 @@ type row struct {
 
 func (r *row) point(unit Unit) Point {
 	p := Point{
-		Share:      r.integer(0, MaxShare, "share in "+string(unit)),
-		Batch:      r.integer(1, MaxBatch, "number of images"),
-		Processes:  r.integer(2, MaxProcesses, "number of processes"),
+		Share:      r.integer(0, maxShare, "share in "+string(unit)),
+		Batch:      r.integer(1, maxBatch, "number of images"),
+		Processes:  r.integer(2, maxProcesses, "number of processes"),
 		Throughput: r.number(3, maxRate, "throughput"),
 	}
 	seconds := r.number(4, maxLatency.Seconds(), "latency in seconds")

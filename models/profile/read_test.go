@@ -41,7 +41,7 @@ func TestWhatIsWrongIsSaidWithItsPlace(t *testing.T) {
 		{"a zero byte", "Mig\x00", "p.csv: has a zero byte"},
 	} {
 		_, err := Read(strings.NewReader(c.text), "p.csv")
-		var syntax *SyntaxError
+		var syntax *syntaxError
 		if !errors.As(err, &syntax) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v\nwant %s", c.name, err, c.want)
 		}
@@ -80,7 +80,7 @@ func TestAnyProfileSurvivesTheFile(t *testing.T) {
 		}}
 		seen := map[Point]bool{}
 		for range rapid.IntRange(0, 20).Draw(t, "points") {
-			q := Point{Share: rapid.IntRange(1, MaxShare).Draw(t, "share"), Batch: rapid.IntRange(1, 256).Draw(t, "batch"), Processes: rapid.IntRange(1, 5).Draw(t, "processes")}
+			q := Point{Share: rapid.IntRange(1, maxShare).Draw(t, "share"), Batch: rapid.IntRange(1, 256).Draw(t, "batch"), Processes: rapid.IntRange(1, 5).Draw(t, "processes")}
 			if seen[q] {
 				continue
 			}

@@ -12,13 +12,13 @@ import (
 	"sync"
 )
 
-// FolderVariable names the environment variable that says where the files of the
+// folderVariable names the environment variable that says where the files of the
 // shipped models are, in a build with the tag slim.
-const FolderVariable = "PENSTOCK_ZOO"
+const folderVariable = "PENSTOCK_ZOO"
 
-// ErrNoFolder is what every file of the zoo fails with where they are nowhere to be
+// errNoFolder is what every file of the zoo fails with where they are nowhere to be
 // found.
-var ErrNoFolder = errors.New("the shipped models are not in this binary (built with the tag slim), and their folder was not found")
+var errNoFolder = errors.New("the shipped models are not in this binary (built with the tag slim), and their folder was not found")
 
 // files are all that ships, by path below this folder. They are looked for
 //
@@ -27,9 +27,9 @@ var ErrNoFolder = errors.New("the shipped models are not in this binary (built w
 //  3. in models/zoo of a folder above the executable or the working folder: a
 //     source tree
 var files = sync.OnceValue(func() fs.FS {
-	if dir := os.Getenv(FolderVariable); dir != "" {
+	if dir := os.Getenv(folderVariable); dir != "" {
 		if !holdsZoo(dir) {
-			return missing{fmt.Errorf("%w: %s says %s, which has no face/card.yaml", ErrNoFolder, FolderVariable, dir)}
+			return missing{fmt.Errorf("%w: %s says %s, which has no face/card.yaml", errNoFolder, folderVariable, dir)}
 		}
 		return os.DirFS(dir)
 	}
@@ -48,7 +48,7 @@ var files = sync.OnceValue(func() fs.FS {
 			return os.DirFS(dir)
 		}
 	}
-	return missing{fmt.Errorf("%w: not at %s; %s says where", ErrNoFolder, strings.Join(places, ", "), FolderVariable)}
+	return missing{fmt.Errorf("%w: not at %s; %s says where", errNoFolder, strings.Join(places, ", "), folderVariable)}
 })
 
 // above are models/zoo in dir and in each folder over it.

@@ -13,9 +13,9 @@ import (
 // The folder is looked for once a process, so a process of its own looks where it
 // is told.
 func TestASlimBinarySaysWhereItLookedForTheZoo(t *testing.T) {
-	if os.Getenv(FolderVariable) != "" {
+	if os.Getenv(folderVariable) != "" {
 		_, err := (Registry{Cache: t.TempDir()}).Find("face")
-		if !errors.Is(err, ErrNoFolder) {
+		if !errors.Is(err, errNoFolder) {
 			t.Fatalf("got %v, want ErrNoFolder", err)
 		}
 		t.Log(err)
@@ -23,7 +23,7 @@ func TestASlimBinarySaysWhereItLookedForTheZoo(t *testing.T) {
 	}
 	empty := t.TempDir()
 	c := exec.Command(os.Args[0], "-test.run", t.Name()+"$", "-test.v")
-	c.Env = append(os.Environ(), FolderVariable+"="+empty)
+	c.Env = append(os.Environ(), folderVariable+"="+empty)
 	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), empty) {
 		t.Errorf("%v: %s; want a line that names %s", err, out, empty)
 	}

@@ -25,6 +25,7 @@ import (
 
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/document"
+	"github.com/penstock/penstock/private"
 )
 
 // ErrUnknownModel is returned by Registry.Find for a name that no card has.
@@ -36,8 +37,7 @@ type Registry struct {
 	// Dirs are folders of cards, searched in order before the shipped ones.
 	Dirs []string
 	// Cache is where the files of shipped models are put, because frameworks and
-	// other processes open files by path. Empty means penstock in the user's cache
-	// folder, or in the temporary folder where there is none.
+	// other processes open files by path. Empty means private.MakeCache.
 	Cache string
 }
 
@@ -89,7 +89,10 @@ func (r Registry) Find(ref string) (*models.Card, error) {
 // Shipped reports whether a card is a shipped one in the cache, where it would be
 // replaced if it were changed.
 func (r Registry) Shipped(card *models.Card) bool {
-	cache, err := filepath.Abs(r.unpacked())
+	cache, err := r.unpacked()
+	if err == nil {
+		cache, err = filepath.Abs(cache)
+	}
 	if err != nil {
 		return false
 	}
@@ -98,28 +101,21 @@ func (r Registry) Shipped(card *models.Card) bool {
 }
 
 // unpacked is where the folders of shipped models are.
-func (r Registry) unpacked() string {
+func (r Registry) unpacked() (string, error) {
 	cache := r.Cache
 	if cache == "" {
-		cache = userCache()
+		folder, err := private.MakeCache()
+		if err != nil {
+			return "", err
+		}
+		cache = folder.Path()
+		folder.Close()
 	}
-	return filepath.Join(cache, "zoo")
+	return filepath.Join(cache, "zoo"), nil
 }
 
 // Names are the shipped models.
 func Names() []string { return []string{"detect", "face", "fashion"} }
-
-// userCache is the user's cache folder, or one of the temporary folder where there
-// is none: no HOME, or one that is not there, as a service's user often has.
-func userCache() string {
-	if user, err := os.UserCacheDir(); err == nil {
-		cache := filepath.Join(user, "penstock")
-		if os.MkdirAll(cache, 0o755) == nil {
-			return cache
-		}
-	}
-	return filepath.Join(os.TempDir(), fmt.Sprintf("penstock-%d", os.Getuid()))
-}
 
 // unpack puts a shipped model's files into a folder of the cache that is named
 // for their contents, so that two versions of Penstock do not disturb each other,
@@ -141,12 +137,19 @@ func (r Registry) unpack(name string) (string, error) {
 		sum.Write(data)
 		files[e.Name()] = data
 	}
-	dir := filepath.Join(r.unpacked(), name+"-"+hex.EncodeToString(sum.Sum(nil))[:12])
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	cache, err := r.unpacked()
+	if err != nil {
 		return "", err
 	}
+	// A card may name a command, so a folder that another user could change is not used.
+	dir := filepath.Join(cache, name+"-"+hex.EncodeToString(sum.Sum(nil))[:12])
+	folder, err := private.MakeFolder(dir, 0o755)
+	if err != nil {
+		return "", err
+	}
+	defer folder.Close()
 	for file, data := range files {
-		if err := place(filepath.Join(dir, file), data); err != nil {
+		if err := place(folder, file, data); err != nil {
 			return "", err
 		}
 	}
@@ -155,11 +158,11 @@ func (r Registry) unpack(name string) (string, error) {
 
 // place makes a file hold data. A reader sees the whole file or none: one that
 // is another's, or cut short by a full disk, is replaced.
-func place(file string, data []byte) error {
-	if old, err := os.ReadFile(file); err == nil && bytes.Equal(old, data) {
+func place(folder *private.Folder, file string, data []byte) error {
+	if old, err := folder.ReadFile(file, int64(len(data))); err == nil && bytes.Equal(old, data) {
 		return nil
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(file), ".unpack-*")
+	tmp, err := os.CreateTemp(folder.Path(), ".unpack-*")
 	if err != nil {
 		return err
 	}
@@ -168,7 +171,7 @@ func place(file string, data []byte) error {
 	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
 		return err
 	}
-	return os.Rename(tmp.Name(), file)
+	return os.Rename(tmp.Name(), filepath.Join(folder.Path(), file))
 }
 
 // Picture is a shipped picture.

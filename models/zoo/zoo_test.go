@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/private"
 )
 
 func TestEveryShippedModelIsFoundAndReadable(t *testing.T) {
@@ -157,6 +158,38 @@ func TestASpoiledCacheIsMadeGood(t *testing.T) {
 	again, err := os.ReadFile(card.Model)
 	if err != nil || !bytes.Equal(again, good) {
 		t.Errorf("%d bytes, want %d (%v)", len(again), len(good), err)
+	}
+}
+
+// TestFolderIsPrivate: a card may name a command, so the folder decides what a node executes.
+func TestFolderIsPrivate(t *testing.T) {
+	r := Registry{Cache: t.TempDir()}
+	card, err := r.Find("fashion")
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	for _, folder := range []string{card.Dir, filepath.Dir(card.Dir), r.Cache} {
+		if err := os.Chmod(folder, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Find("fashion"); !errors.Is(err, private.ErrNotPrivate) || !strings.Contains(err.Error(), folder+" is owned by") {
+			t.Errorf("%s can be changed by all: %v, want %v", folder, err, private.ErrNotPrivate)
+		}
+		if err := os.Chmod(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// A file that all can write is replaced, whatever it has now.
+	if err := os.Chmod(card.Model, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Find("fashion"); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(card.Model); err != nil || info.Mode().Perm() != 0o644 {
+		t.Errorf("the model's file: %v, %v; want mode 0644", info, err)
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/control/runclock"
 )
 
 // control talks to the daemon of a folder, through the control program: a command
@@ -20,13 +22,24 @@ type control struct {
 	folder  folder
 	uuid    string
 	timeout time.Duration // of one answer
+	confine func(*exec.Cmd) error
+}
+
+// run runs a command as the daemon's user.
+func (c control) run(cmd *exec.Cmd) error {
+	if c.confine != nil {
+		if err := c.confine(cmd); err != nil {
+			return err
+		}
+	}
+	return cmd.Run()
 }
 
 // lookUp finds the control program, "" if there is none.
 func lookUp(program string) string {
 	names := []string{program}
 	if program == "" {
-		names = []string{Program, filepath.Join("/usr/local/nvidia/bin", Program)}
+		names = []string{controlProgram, filepath.Join("/usr/local/nvidia/bin", controlProgram)}
 	}
 	for _, name := range names {
 		if path, err := exec.LookPath(name); err == nil {
@@ -59,7 +72,7 @@ var errNoAnswer = errors.New("no answer")
 // ask gives the daemon a command and returns what it says. A daemon that is not
 // there, or does not answer in time, is an error; the answer may say why.
 func (c control) ask(ctx context.Context, command string) (string, error) {
-	asked, cancel := context.WithTimeout(ctx, c.timeout)
+	asked, cancel := runclock.Process().WithTimeout(ctx, c.timeout)
 	defer cancel()
 	cmd := exec.CommandContext(asked, c.program)
 	cmd.Env = c.environment()
@@ -67,7 +80,7 @@ func (c control) ask(ctx context.Context, command string) (string, error) {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	cmd.WaitDelay = grace
-	err := cmd.Run()
+	err := c.run(cmd)
 	answer := strings.TrimSpace(out.String())
 	switch {
 	case ctx.Err() != nil:
@@ -127,7 +140,7 @@ func (c control) clients(ctx context.Context) ([]Client, error) {
 
 // daemonPID reads the pid file that the daemon writes.
 func (c control) daemonPID() int {
-	b, err := os.ReadFile(filepath.Join(c.folder.pipe, Program+".pid"))
+	b, err := readOwn(filepath.Join(c.folder.pipe, controlProgram+".pid"))
 	if err != nil {
 		return 0
 	}
@@ -161,8 +174,11 @@ const endedAfter = 200 * time.Millisecond
 // launch starts a daemon and waits until it answers, as long as ctx lets it and the
 // daemon lives. began is when the start began, for what is said.
 func (c control) launch(ctx context.Context, began time.Time) (int, error) {
-	// Not a pipe: the daemon may keep it open.
-	out, err := os.Create(filepath.Join(c.folder.log, "start.log"))
+	// Not a pipe: the daemon may keep it open. A new file: the daemon's user, who owns the
+	// folder, may have put a link there.
+	path := filepath.Join(c.folder.log, "start.log")
+	os.Remove(path)
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return 0, &Problem{Why: fmt.Sprintf("start MPS daemon: %v", err)}
 	}
@@ -175,13 +191,13 @@ func (c control) launch(ctx context.Context, began time.Time) (int, error) {
 	cmd.Env = c.environment()
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = out, out
-	if err := cmd.Run(); err != nil {
+	if err := c.run(cmd); err != nil {
 		if ctx.Err() != nil {
 			err = fmt.Errorf("it hangs for %v", within(ctx, began))
 		}
 		return 0, &Problem{Why: "the MPS daemon does not start: " + c.reason(err)}
 	}
-	seen := time.Now()
+	seen := runclock.Now()
 	for last := errors.New("not asked"); ; {
 		_, err := c.servers(ctx)
 		pid := c.daemonPID()
@@ -190,14 +206,14 @@ func (c control) launch(ctx context.Context, began time.Time) (int, error) {
 		}
 		c = c.after(err)
 		if err == nil {
-			err = fmt.Errorf("it writes no %s.pid", Program)
+			err = fmt.Errorf("it writes no %s.pid", controlProgram)
 		}
 		if ctx.Err() == nil { // after that all errors are the same
 			last = err
 		}
 		if pid > 0 && alive(pid) || len(belonging(c.folder)) > 0 {
-			seen = time.Now()
-		} else if time.Since(seen) > endedAfter {
+			seen = runclock.Now()
+		} else if runclock.Now()-seen > endedAfter {
 			return 0, &Problem{Why: "the MPS daemon ended at once: " + c.reason(last)}
 		}
 		select {
@@ -210,8 +226,8 @@ func (c control) launch(ctx context.Context, began time.Time) (int, error) {
 
 // within is how long a start has taken, or may have where its time is over, for a message.
 func within(ctx context.Context, began time.Time) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
-		return deadline.Sub(began).Round(10 * time.Millisecond)
+	if limit, ok := runclock.Limit(ctx); ok && errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+		return limit
 	}
 	return time.Since(began).Round(10 * time.Millisecond)
 }
@@ -220,7 +236,7 @@ func within(ctx context.Context, began time.Time) time.Duration {
 // ended, and its log.
 func (c control) reason(err error) string {
 	text := err.Error()
-	if b, err := os.ReadFile(filepath.Join(c.folder.log, "start.log")); err == nil && len(bytes.TrimSpace(b)) > 0 {
+	if b, err := readOwn(filepath.Join(c.folder.log, "start.log")); err == nil && len(bytes.TrimSpace(b)) > 0 {
 		text = strings.Join(strings.Fields(string(b)), " ")
 	}
 	return text + c.folder.said()

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,6 +14,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/private"
 )
 
 // folder is where a daemon lives.
@@ -43,9 +46,9 @@ func pipeFolder(dir string) string {
 	return filepath.Join("/tmp", name)
 }
 
-// openFolder makes the folders of a runtime folder and locks them. A *Problem is
+// openFolder makes the folders of a runtime folder, for the user uid, and locks them. A *Problem is
 // returned where another process holds the lock, or a folder cannot be trusted.
-func openFolder(dir string) (folder, error) {
+func openFolder(dir string, uid int) (folder, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return folder{}, &Problem{Why: fmt.Sprintf("find runtime folder: %v", err)}
@@ -55,7 +58,7 @@ func openFolder(dir string) (folder, error) {
 		return f, err
 	}
 	for _, d := range []string{f.pipe, f.log} {
-		if err := ownFolder(d); err != nil {
+		if err := ownFolder(d, uid); err != nil {
 			f.lock.Close()
 			return f, err
 		}
@@ -65,8 +68,12 @@ func openFolder(dir string) (folder, error) {
 
 // lock takes the runtime folder's lock. It ends with the process, however it ends.
 func lock(dir string) (*os.File, error) {
-	path := filepath.Join(dir, "mps.lock")
-	l, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+	folder, err := private.OpenFolder(dir)
+	if err != nil {
+		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Mend: "give the node a runtime folder of its own: --runtime-dir"}
+	}
+	defer folder.Close()
+	l, err := folder.Open("mps.lock", os.O_CREATE|os.O_RDWR)
 	if err != nil {
 		return nil, &Problem{Why: fmt.Sprintf("lock MPS folder: %v", err), Mend: "give the node a runtime folder that it can write: --runtime-dir"}
 	}
@@ -80,24 +87,36 @@ func lock(dir string) (*os.File, error) {
 	return l, nil
 }
 
-// ownFolder makes a folder, and refuses one that somebody else could have put
+// ownFolder makes a folder of the user uid, and refuses one that another user could have put
 // there.
-func ownFolder(path string) error {
-	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+func ownFolder(path string, uid int) error {
+	if uid != os.Getuid() && ownedBy(path, uid) {
+		return nil // from an orchestrator before
+	}
+	folder, err := private.MakeFolder(path, 0o700)
+	switch {
+	case errors.Is(err, private.ErrNotPrivate):
+		return &Problem{Why: fmt.Sprintf("open MPS folder: %v", err), Mend: "rm -r " + path}
+	case err != nil:
 		return &Problem{Why: fmt.Sprintf("make MPS folder: %v", err), Mend: "give the node a runtime folder that it can write: --runtime-dir"}
 	}
-	info, err := os.Lstat(path)
-	if err != nil {
-		return &Problem{Why: fmt.Sprintf("make MPS folder: %v", err)}
-	}
-	owner, ok := info.Sys().(*syscall.Stat_t)
-	if !info.IsDir() || !ok || int(owner.Uid) != os.Getuid() || info.Mode().Perm()&0o022 != 0 {
-		return &Problem{
-			Why:  fmt.Sprintf("%s is not a folder that only this user can write", path),
-			Mend: "rm -r " + path,
+	defer folder.Close()
+	if uid != os.Getuid() {
+		if err := os.Lchown(path, uid, -1); err != nil {
+			return &Problem{Why: fmt.Sprintf("give MPS folder to user %d: %v", uid, err)}
 		}
 	}
 	return nil
+}
+
+// ownedBy reports whether a path is a folder that only the user uid, and root, can write.
+func ownedBy(path string, uid int) bool {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return false
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	return ok && info.IsDir() && int(owner.Uid) == uid && info.Mode().Perm()&0o022 == 0
 }
 
 // release gives the folders back; the pipe folder goes, the logs stay.
@@ -113,7 +132,7 @@ func (f folder) release() error {
 // message.
 func (f folder) said() string {
 	for _, name := range []string{"server.log", "control.log"} {
-		b, err := os.ReadFile(f.logFile(name))
+		b, err := readOwn(f.logFile(name))
 		if err != nil {
 			continue
 		}
@@ -133,6 +152,25 @@ func (f folder) said() string {
 		}
 	}
 	return ""
+}
+
+// readOwn reads a file of the daemon's. Its user may have put another thing in its place: a
+// link to a file that only this process may read, or a pipe that never ends.
+func readOwn(path string) ([]byte, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("read %s: it is no regular file", path)
+	}
+	const maxBytes = 64 << 20 // a log that was written for days
+	return io.ReadAll(io.LimitReader(f, maxBytes))
 }
 
 // sweep kills what runs in the folder and has no owner, and empties it. The caller

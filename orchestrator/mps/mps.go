@@ -36,10 +36,12 @@
 package mps
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -49,12 +51,13 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda/nvml"
 )
 
-// Program is the control program's name, looked for in PATH and in
+// controlProgram is the control program's name, looked for in PATH and in
 // /usr/local/nvidia/bin, where container runtimes put it.
-const Program = "nvidia-cuda-mps-control"
+const controlProgram = "nvidia-cuda-mps-control"
 
 // Options say which GPU and where. Times of zero get their defaults.
 type Options struct {
@@ -67,6 +70,12 @@ type Options struct {
 	Log     zerolog.Logger
 	// Program is the control program; empty looks for it.
 	Program string
+	// UID is the user of the daemon, its server and its clients; 0 is this process's own. A
+	// server serves one user.
+	UID int
+	// Confine, if not nil, is called with each command before it is started: it makes the
+	// command run as UID.
+	Confine func(*exec.Cmd) error `json:"-"`
 
 	// StartTimeout is how long Start waits in all for an active server, while the daemon
 	// lives; default 20 s.
@@ -174,12 +183,12 @@ func Start(ctx context.Context, o Options) (*Daemon, error) {
 	if err := permitted(o); err != nil {
 		return nil, err
 	}
-	f, err := openFolder(o.Dir)
+	f, err := openFolder(o.Dir, cmp.Or(o.UID, os.Getuid()))
 	if err != nil {
 		return nil, err
 	}
 	d := &Daemon{
-		o: o, folder: f, control: control{program, f, o.UUID, o.AnswerTimeout},
+		o: o, folder: f, control: control{program, f, o.UUID, o.AnswerTimeout, o.Confine},
 		changes: make(chan struct{}, 1), kept: make(chan struct{}), patience: o.ReplaceTimeout,
 	}
 	d.ctx, d.stop = context.WithCancel(context.Background())
@@ -267,7 +276,7 @@ func (d *Daemon) set(change func(*State)) {
 
 // patiently bounds a start, and says at once when it is slow.
 func (d *Daemon) patiently(ctx context.Context, most time.Duration) (_ context.Context, end func()) {
-	ctx, cancel := context.WithTimeout(ctx, most)
+	ctx, cancel := runclock.Process().WithTimeout(ctx, most)
 	slow := time.AfterFunc(d.o.AnswerTimeout, func() {
 		d.o.Log.Warn().Str("folder", d.folder.pipe).
 			Msgf("MPS is not up after %v: its daemon or server is slow; waiting up to %v in all while the daemon lives", d.o.AnswerTimeout, most)
@@ -284,7 +293,7 @@ func (d *Daemon) bring(ctx context.Context) error {
 	ctx, end := d.patiently(ctx, d.o.StartTimeout)
 	defer end()
 	if pid, ok := d.control.adoptable(ctx); ok {
-		adopting, cancel := context.WithTimeout(ctx, d.o.ReplaceTimeout)
+		adopting, cancel := runclock.Process().WithTimeout(ctx, d.o.ReplaceTimeout)
 		err := d.run(adopting, began, pid, true)
 		if cancel(); err == nil || ctx.Err() != nil {
 			return err
@@ -303,7 +312,7 @@ func (d *Daemon) replace(ctx context.Context) error {
 	switch {
 	case err == nil:
 		d.patience = d.o.ReplaceTimeout
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		// A machine that is so busy is not helped by starting it over and over.
 		d.patience = max(d.patience, min(2*d.patience, d.o.StartTimeout))
 	}
@@ -325,7 +334,7 @@ func (d *Daemon) begin(ctx context.Context, began time.Time) error {
 // may answer nobody for seconds (measured: 4 s): it gets RenewTimeout. Nobody has a
 // context then that could be lost with it.
 func (d *Daemon) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, d.o.RenewTimeout)
+	ctx, cancel := runclock.Process().WithTimeout(ctx, d.o.RenewTimeout)
 	defer cancel()
 	return d.serve(ctx, time.Now())
 }
@@ -389,7 +398,7 @@ func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 				// time that there is, as nobody knows what a second one would do.
 				c := d.control
 				c.timeout = max(d.o.StartTimeout, d.o.ReplaceTimeout)
-				c.ask(ctx, "start_server -uid "+strconv.Itoa(os.Getuid()))
+				c.ask(ctx, "start_server -uid "+strconv.Itoa(cmp.Or(d.o.UID, os.Getuid())))
 			}()
 			select {
 			case <-told:
@@ -526,7 +535,7 @@ func (d *Daemon) end() error {
 	if len(running) == 0 {
 		return sweep(d.folder)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), d.o.QuitTimeout)
+	ctx, cancel := runclock.Process().WithTimeout(context.Background(), d.o.QuitTimeout)
 	defer cancel()
 	_, err := d.control.ask(ctx, "quit")
 	for err == nil && len(living(slices.Clone(running))) > 0 && ctx.Err() == nil {
@@ -543,7 +552,7 @@ func find(o Options) (string, error) {
 	if path := lookUp(o.Program); path != "" {
 		return path, nil
 	}
-	p := &Problem{Why: Program + " is not installed", Mend: "apt-get install nvidia-compute-utils-<the driver's branch>, or put its folder on the PATH"}
+	p := &Problem{Why: controlProgram + " is not installed", Mend: "apt-get install nvidia-compute-utils-<the driver's branch>, or put its folder on the PATH"}
 	if o.Program != "" {
 		p.Why = o.Program + " is no program"
 	}

@@ -18,14 +18,18 @@ import (
 
 	"github.com/rs/zerolog"
 
+	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda/nvml"
-	fakenvml "github.com/penstock/penstock/cuda/nvml/fake"
-	"github.com/penstock/penstock/orchestrator/mps/mpsfake"
+	"github.com/penstock/penstock/internal/testing/mpsfake"
+	fakenvml "github.com/penstock/penstock/internal/testing/nvmlfake"
+	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 // TestMain runs this binary as an owner that is to crash, where the tests start it
 // as one, and checks that nothing is left.
 func TestMain(m *testing.M) {
+	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
+	sandbox.MaybeLaunch()
 	if len(os.Args) > 2 && os.Args[1] == "own" {
 		os.Exit(own(os.Args[2]))
 	}
@@ -34,6 +38,7 @@ func TestMain(m *testing.M) {
 		fmt.Println(err)
 		os.Exit(1)
 	}
+	runclock.Process() // ticks until the process ends
 	goroutines := runtime.NumGoroutine()
 	code := m.Run()
 	remove()
@@ -236,6 +241,7 @@ func TestWhatCannotRunSaysWhyAndHowToMendIt(t *testing.T) {
 		"has a slow one": {behaviour: mpsfake.Behaviour{ServerAfter: time.Minute}, edit: func(o *Options, short time.Duration) { o.StartTimeout = 2 * short }, why: "the MPS server is not active within TWICE", mend: "nvidia-smi"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			// What is short for one that works is enough to come so far, on one machine or another.
 			for short := 300 * time.Millisecond; ; short *= 4 {
 				x := newBed(t, c.behaviour)
@@ -416,12 +422,13 @@ func TestOneThatIsNotAsItShouldBeIsReplaced(t *testing.T) {
 			stop(x.t, s.Daemon)
 		}},
 		"it has another GPU": {func(x *bed, s State) { x.o.UUID = "GPU-2" }},
-		"its files are gone": {func(x *bed, s State) { os.Remove(filepath.Join(x.o.Dir, "mps", Program+".pid")) }},
+		"its files are gone": {func(x *bed, s State) { os.Remove(filepath.Join(x.o.Dir, "mps", controlProgram+".pid")) }},
 		"its files lie": {func(x *bed, s State) {
-			os.WriteFile(filepath.Join(x.o.Dir, "mps", Program+".pid"), []byte("1\n"), 0o600)
+			os.WriteFile(filepath.Join(x.o.Dir, "mps", controlProgram+".pid"), []byte("1\n"), 0o600)
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			x := newBed(t, mpsfake.Behaviour{})
 			left := x.crash()
 			c.before(x, left)
@@ -462,7 +469,7 @@ func TestOneThatWasLeftInAFaultIsReplaced(t *testing.T) {
 // reason to take their contexts.
 func TestADaemonThatServesIsNotReplacedForBeingSlow(t *testing.T) {
 	x := newBed(t, mpsfake.Behaviour{})
-	x.o.AnswerTimeout = 50 * time.Millisecond
+	x.o.AnswerTimeout = 500 * time.Millisecond // each answer is a process, also on a busy machine
 	x.o.StartTimeout = 10 * time.Second
 	d := x.start()
 	defer x.close(d)
@@ -609,7 +616,7 @@ func TestAFolderOfSomebodyElsesIsRefused(t *testing.T) {
 	}
 	_, err := Start(context.Background(), x.o)
 	var p *Problem
-	if !errors.As(err, &p) || !strings.Contains(p.Why, pipe+" is not a folder that only this user can write") || p.Mend != "rm -r "+pipe {
+	if !errors.As(err, &p) || !strings.Contains(p.Why, pipe+" is a symbolic link") || p.Mend != "rm -r "+pipe {
 		t.Errorf("%v", err)
 	}
 	os.Remove(pipe)
@@ -665,4 +672,66 @@ func TestStrangersAreSeen(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	x.close(d)
+}
+
+func TestDaemonOfAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can start processes as another user")
+	}
+	x := newBed(t, mpsfake.Behaviour{})
+	// As the orchestrator does with its runtime folder.
+	if err := errors.Join(os.Chmod(x.o.Dir, 0o711), os.Chmod(filepath.Join(filepath.Dir(x.programs.Control()), "behaviour.json"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const nobody = 65534
+	x.o.UID = nobody
+	x.o.Confine = sandbox.AsUser(&sandbox.User{Name: "nobody", UID: nobody, GID: nobody}, self, x.o.Dir)
+	ownerOf := func(path string) uint32 {
+		info, err := os.Lstat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Sys().(*syscall.Stat_t).Uid
+	}
+
+	// A folder from a node without the sandbox is taken over.
+	if err := os.Mkdir(filepath.Join(x.o.Dir, "mps-log"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// What its user may put into the folders is not followed.
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := errors.Join(os.WriteFile(secret, []byte("] error: secret"), 0o600), os.Symlink(secret, filepath.Join(x.o.Dir, "mps-log", "start.log"))); err != nil {
+		t.Fatal(err)
+	}
+	d, err := Start(context.Background(), x.o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := d.State()
+	for what, path := range map[string]string{
+		"daemon": fmt.Sprintf("/proc/%d", state.Daemon), "server": fmt.Sprintf("/proc/%d", state.Server),
+		"pipe folder": filepath.Join(x.o.Dir, "mps"), "log folder": filepath.Join(x.o.Dir, "mps-log"),
+	} {
+		if uid := ownerOf(path); uid != nobody {
+			t.Errorf("the %s is of user %d, want %d", what, uid, nobody)
+		}
+	}
+	if text, err := os.ReadFile(secret); err != nil || string(text) != "] error: secret" {
+		t.Errorf("a link in the log folder was followed: %q, %v", text, err)
+	}
+	if err := os.Symlink(secret, d.folder.logFile("server.log")); err == nil {
+		if said := d.folder.said(); strings.Contains(said, "secret") {
+			t.Errorf("a link in the log folder is read: %s", said)
+		}
+	}
+	if health, err := d.Health(context.Background()); err != nil || health != Well {
+		t.Errorf("health %v, %v", health, err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
 }

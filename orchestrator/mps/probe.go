@@ -4,7 +4,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/private"
 )
 
 // Running tells of the daemon that another process owns in a runtime folder: its
@@ -15,7 +21,19 @@ func Running(ctx context.Context, dir, uuid string) (pid int, clients []Client, 
 	if err != nil || program == "" {
 		return 0, nil, false
 	}
-	c := control{program, folder{pipe: pipeFolder(dir), log: filepath.Join(dir, "mps-log")}, uuid, defaultAnswerTimeout}
+	// A daemon in another user's folder could report anything. In the runtime folder the
+	// pipe folder may be the functions' user's.
+	pipe := pipeFolder(dir)
+	trusted := pipe
+	if filepath.Dir(pipe) == dir {
+		trusted = dir
+	}
+	judged, err := private.OpenFolder(trusted)
+	if err != nil {
+		return 0, nil, false
+	}
+	defer judged.Close()
+	c := control{program, folder{pipe: pipe, log: filepath.Join(dir, "mps-log")}, uuid, defaultAnswerTimeout, asOwnerOf(pipe)}
 	if pid = c.daemonPID(); pid == 0 || !isMPS(pid) || !alive(pid) {
 		return 0, nil, false
 	}
@@ -39,4 +57,18 @@ func Try(ctx context.Context, o Options) (err error) {
 		return &Problem{Why: fmt.Sprintf("it does not end: %v", err)}
 	}
 	return nil
+}
+
+// asOwnerOf runs commands as the owner of a folder, which is the user that its daemon serves.
+func asOwnerOf(path string) func(*exec.Cmd) error {
+	return func(cmd *exec.Cmd) error {
+		var about unix.Stat_t
+		if err := unix.Stat(path, &about); err != nil {
+			return fmt.Errorf("find owner of MPS folder: %w", err)
+		}
+		if os.Getuid() == 0 && about.Uid != 0 {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: about.Uid, Gid: about.Gid}}
+		}
+		return nil
+	}
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control/runclock"
 )
 
 // isMPS reports whether a process is a control daemon or a server, by its name
@@ -79,7 +81,7 @@ func belonging(f folder) []int {
 func killAll(f folder) error {
 	const most = 2 * time.Second
 	killed := map[int]bool{}
-	for deadline := time.Now().Add(most); ; time.Sleep(2 * time.Millisecond) {
+	for end := runclock.Now() + most; ; time.Sleep(2 * time.Millisecond) {
 		for _, pid := range belonging(f) {
 			unix.Kill(pid, unix.SIGKILL)
 			killed[pid] = true
@@ -88,7 +90,7 @@ func killAll(f folder) error {
 		if len(left) == 0 {
 			return nil
 		}
-		if time.Now().After(deadline) {
+		if runclock.Now() > end {
 			return fmt.Errorf("MPS processes %v do not end within %v of a kill", left, most)
 		}
 	}
@@ -108,7 +110,7 @@ type Stranger struct {
 
 // Quit is the command that ends it.
 func (s Stranger) Quit() string {
-	return fmt.Sprintf("echo quit | CUDA_MPS_PIPE_DIRECTORY=%s %s", s.Folder, Program)
+	return fmt.Sprintf("echo quit | CUDA_MPS_PIPE_DIRECTORY=%s %s", s.Folder, controlProgram)
 }
 
 // Strangers lists the MPS control daemons of this machine that are not of the
@@ -121,7 +123,7 @@ func Strangers(dir string) []Stranger {
 	var list []Stranger
 	for _, pid := range processes() {
 		cmdline, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		if err != nil || !strings.HasPrefix(filepath.Base(strings.Split(string(cmdline), "\x00")[0]), Program) {
+		if err != nil || !strings.HasPrefix(filepath.Base(strings.Split(string(cmdline), "\x00")[0]), controlProgram) {
 			continue // a server
 		}
 		s := Stranger{PID: pid, Folder: "?"}

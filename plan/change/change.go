@@ -57,8 +57,8 @@ const (
 	// Retune starts other processes in an instance that stays, beside the old ones
 	// (shadows under MPS), and ends the old ones when the new ones serve.
 	Retune Op = "retune"
-	// Destroy drains a segment and removes its instance.
-	Destroy Op = "destroy"
+	// opDestroy drains a segment and removes its instance.
+	opDestroy Op = "destroy"
 )
 
 // A Step is one thing to do, done before the next begins.

@@ -159,7 +159,7 @@ func hold(t fataler, old *plan.Plan, p *plan.Problem, c *Change) {
 				t.Fatalf("step %d, %s: there is %+v", i, s, now[at])
 			}
 			now[at] = g
-		case Destroy:
+		case opDestroy:
 			now = slices.Delete(now, at, at+1)
 		}
 		if s.ShortRPS > 0 {
@@ -419,7 +419,7 @@ func TestWithoutASpareTheChangeSaysHowMuchIsShort(t *testing.T) {
 	c := changed(t, old, p)
 	var short []float64
 	for _, s := range c.Steps {
-		if s.Op == Destroy {
+		if s.Op == opDestroy {
 			short = append(short, s.ShortRPS)
 		}
 	}
@@ -609,7 +609,7 @@ func TestChangesHoldWithoutMIG(t *testing.T) {
 			there := slices.Clone(first.Plan.Segments)
 			for _, s := range c.Steps[:i+1] {
 				there = slices.DeleteFunc(there, func(g plan.Segment) bool { return samePlace(g, s.Segment) })
-				if s.Op != Destroy {
+				if s.Op != opDestroy {
 					there = append(there, s.Segment)
 				}
 			}

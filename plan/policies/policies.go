@@ -4,13 +4,10 @@ package policies
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/penstock/penstock/plan"
-	"github.com/penstock/penstock/plan/baseline"
-	"github.com/penstock/penstock/plan/gpulet"
-	"github.com/penstock/penstock/plan/igniter"
-	"github.com/penstock/penstock/plan/migserving"
 	"github.com/penstock/penstock/plan/pack"
 	"github.com/penstock/penstock/plan/parvagpu"
 	"github.com/penstock/penstock/plan/simulated"
@@ -19,13 +16,11 @@ import (
 // Default is the policy that is taken where none is named.
 const Default = "penstock"
 
-// All are the policies, our own first, then the paper's and its variants, then the
-// baselines that the paper compares with.
+// All are the policies, our own first, then the paper's and its variants.
 func All() []plan.Policy {
 	return []plan.Policy{
 		pack.New(), simulated.New(),
 		parvagpu.New(), parvagpu.Single(), parvagpu.Unoptimized(),
-		gpulet.New(), igniter.New(), migserving.New(),
 	}
 }
 
@@ -37,8 +32,14 @@ func Names() (names []string) {
 	return names
 }
 
+// lab are the policies that are only compared with, which left the product in 0.1.0.
+var lab = []string{"gpulet", "igniter", "mig-serving"}
+
 // Find is the policy of that name. The error lists the names.
 func Find(name string) (plan.Policy, error) {
+	if slices.Contains(lab, name) {
+		return nil, fmt.Errorf("policy %s is only for comparisons: make lab && bin/penstock-lab plan --policy %s", name, name)
+	}
 	for _, p := range All() {
 		if p.Name() == name {
 			return p, nil
@@ -47,30 +48,18 @@ func Find(name string) (plan.Policy, error) {
 	return nil, fmt.Errorf("no policy %q; there are: %s", name, strings.Join(Names(), ", "))
 }
 
-// Shared is the problem as a policy shares its GPUs: with MIG off for gpulet and
-// iGniter, which know MPS percentages alone, p itself for the others.
-func Shared(policy string, p *plan.Problem) (*plan.Problem, error) {
-	switch policy {
-	case gpulet.Name, igniter.Name:
-		return baseline.Percent(p, policy)
-	}
-	return p, nil
-}
-
 // Solved is the problem that a policy's plan solves, which is what the plan is to be
-// checked and replayed with: p as the policy shares the GPUs, and, where the policy
-// has latency bounds of its own, with these.
-func Solved(p *plan.Problem, made *plan.Plan) (*plan.Problem, error) {
-	p, err := Shared(made.Policy, p)
-	if err == nil && made.Policy == simulated.Name {
-		p = Bounded(p, made)
+// checked and replayed with: if the policy has latency bounds of its own, p with these.
+func Solved(p *plan.Problem, made *plan.Plan) *plan.Problem {
+	if made.Policy == simulated.Name {
+		return boundedBy(p, made)
 	}
-	return p, err
+	return p
 }
 
-// Bounded is a problem with the latency bounds that a plan says it was made with, as
+// boundedBy is a problem with the latency bounds that a plan says it was made with, as
 // far as they are within the objectives.
-func Bounded(p *plan.Problem, made *plan.Plan) *plan.Problem {
+func boundedBy(p *plan.Problem, made *plan.Plan) *plan.Problem {
 	own := make(map[string]float64, len(made.Services))
 	for _, s := range made.Services {
 		own[s.Service] = s.LatencyBoundMS

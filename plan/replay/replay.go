@@ -87,8 +87,8 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-// Confidence is that of all intervals in a Report.
-const Confidence = 0.95
+// confidenceLevel is that of all intervals in a Report.
+const confidenceLevel = 0.95
 
 // A Report says what the requests of all services met with.
 type Report struct {
@@ -170,7 +170,7 @@ func Run(p *plan.Problem, pl *plan.Plan, c Config) (*Report, error) {
 			return nil, fmt.Errorf("replay: service %q has no segment", s.Service)
 		}
 	}
-	report := &Report{Seed: c.Seed, Routing: c.Routing, Rule: c.Rule, Confidence: Confidence,
+	report := &Report{Seed: c.Seed, Routing: c.Routing, Rule: c.Rule, Confidence: confidenceLevel,
 		Services: make([]Service, len(pl.Services)), Segments: make([]Segment, len(pl.Segments))}
 	work := make(chan int)
 	var done sync.WaitGroup

@@ -114,7 +114,7 @@ func TestEachSegmentGetsItsShareOfTheLoad(t *testing.T) {
 		p, pl := shop(t, 600, 200, []plan.Point{small, large}, segment(0, 0, small), segment(0, 4, large))
 		r := replayed(t, p, pl, Config{Routing: how})
 		share := r.Segments[0].ReceivedRPS / (r.Segments[0].ReceivedRPS + r.Segments[1].ReceivedRPS)
-		if how == ByDelay {
+		if how == routeByDelay {
 			if share > 0.2 {
 				t.Errorf("the small segment got %.3f of the requests: want them where they end first", share)
 			}

@@ -10,18 +10,18 @@ const (
 	// the plan's load_rps to the letter, which a balancer can do that hears nothing
 	// from the segments. It evens out the arrivals at each segment.
 	ByLoad Routing = "load"
-	// ByChance draws the segment, with the loads as weights: what many clients do
+	// routeByChance draws the segment, with the loads as weights: what many clients do
 	// that know nothing of each other. Arrivals at each segment are Poisson again.
-	ByChance Routing = "chance"
-	// ByDelay sends a request where it is expected to end first, by the queues'
+	routeByChance Routing = "chance"
+	// routeByDelay sends a request where it is expected to end first, by the queues'
 	// lengths and the batches that run: what a balancer can do that sits in front
 	// of all segments of a service and watches them. It does not keep to load_rps:
 	// fast segments get more while there is little to do.
-	ByDelay Routing = "delay"
+	routeByDelay Routing = "delay"
 )
 
 // Routings are all there are.
-func Routings() []Routing { return []Routing{ByLoad, ByChance, ByDelay} }
+func Routings() []Routing { return []Routing{ByLoad, routeByChance, routeByDelay} }
 
 // A router chooses a server for each request of a run.
 type router interface {
@@ -34,9 +34,9 @@ func newRouter(how Routing, servers []server, chance *rand.Rand) router {
 		return only{}
 	}
 	switch how {
-	case ByChance:
+	case routeByChance:
 		return byChance{}
-	case ByDelay:
+	case routeByDelay:
 		return byDelay{}
 	}
 	due := make([]float64, len(servers))

@@ -15,8 +15,8 @@ import (
 // Name is the name that --policy takes.
 const Name = "penstock-sim"
 
-// A Policy plans with what the replay teaches it.
-type Policy struct {
+// simulatedPolicy plans with what the replay teaches it.
+type simulatedPolicy struct {
 	// Threshold is the share of a service's requests that may miss the objective.
 	Threshold float64
 	// Replay is how the plan is replayed. Services learn with as much of it as they
@@ -30,10 +30,12 @@ type Policy struct {
 const learning = 1000
 
 // New is the policy with a threshold of 1 %, on the replay's defaults.
-func New() plan.Policy { return Policy{Threshold: 0.01, Replay: replay.Config{Seed: learning}} }
+func New() plan.Policy {
+	return simulatedPolicy{Threshold: 0.01, Replay: replay.Config{Seed: learning}}
+}
 
 // Name is the name that --policy takes.
-func (Policy) Name() string { return Name }
+func (simulatedPolicy) Name() string { return Name }
 
 // Unmet is returned when no bound and headroom keep a service's violations at the
 // threshold.
@@ -51,7 +53,7 @@ func (e *Unmet) Error() string {
 
 // Plan plans, see the package doc; Problem.Bound is not asked. Beside the errors
 // of plan.Policy it returns *Unmet.
-func (pl Policy) Plan(p *plan.Problem) (*plan.Plan, error) {
+func (pl simulatedPolicy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
@@ -150,7 +152,7 @@ func together(p *plan.Problem, students []*student) (*plan.Plan, error) {
 
 // better returns the learnt plan, or the one with half of each objective where
 // that does as well with no more, and says what was learnt.
-func (pl Policy) better(p *plan.Problem, learnt *plan.Plan, report *replay.Report, students []*student, rounds int) (*plan.Plan, error) {
+func (pl simulatedPolicy) better(p *plan.Problem, learnt *plan.Plan, report *replay.Report, students []*student, rounds int) (*plan.Plan, error) {
 	half := *p
 	half.Bound = nil
 	compared := "half of each objective as the bound: not all can be met"

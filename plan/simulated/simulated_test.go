@@ -188,7 +188,7 @@ func TestAFleetThatIsTooSmallIsToldInTheRatesThatAreWanted(t *testing.T) {
 
 func TestThresholdsOutsideOfSharesAreRefused(t *testing.T) {
 	for _, threshold := range []float64{0, -1, 1.5} {
-		if _, err := (Policy{Threshold: threshold}).Plan(slow(1)); err == nil || !strings.Contains(err.Error(), "threshold") {
+		if _, err := (simulatedPolicy{Threshold: threshold}).Plan(slow(1)); err == nil || !strings.Contains(err.Error(), "threshold") {
 			t.Errorf("%v: %v", threshold, err)
 		}
 	}
@@ -213,7 +213,7 @@ func TestPlansHoldWhatTheyPromise(t *testing.T) {
 			}
 		}
 		quick := replay.Config{Requests: 3000, LeastRuns: 3, MostRuns: 10}
-		pl, err := Policy{Threshold: 0.02, Replay: quick}.Plan(&p)
+		pl, err := simulatedPolicy{Threshold: 0.02, Replay: quick}.Plan(&p)
 		var unmet *Unmet
 		var infeasible *plan.Infeasible
 		if errors.As(err, &unmet) || errors.As(err, &infeasible) {

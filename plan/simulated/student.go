@@ -29,7 +29,7 @@ type pair struct {
 
 // A student learns what one service needs.
 type student struct {
-	policy  Policy
+	policy  simulatedPolicy
 	problem *plan.Problem
 	service plan.Service
 	// open are pairs that were planned and not yet replayed; seen has all that ever
@@ -43,7 +43,7 @@ type student struct {
 	err    error   // why the loosest bound has no plan
 }
 
-func newStudent(policy Policy, p *plan.Problem, s plan.Service) *student {
+func newStudent(policy simulatedPolicy, p *plan.Problem, s plan.Service) *student {
 	st := &student{policy: policy, problem: p, service: s, passed: map[string]bool{}, least: 1}
 	st.seen = make([][]bool, len(levels))
 	for i := range st.seen {

@@ -12,9 +12,9 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/plantest"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/plan/parvagpu"
-	"github.com/penstock/penstock/plan/plantest"
 	"github.com/penstock/penstock/plan/verify"
 )
 

@@ -44,7 +44,7 @@ func where(t *testing.T) map[int]string {
 func TestPinKeepsEveryThreadOnTheCPUs(t *testing.T) {
 	all := allowed(t)
 	if len(all) < 2 {
-		t.Skipf("one CPU, %v, is allowed here: whoever is pinned to it was there", all)
+		t.Skipf("not on this machine: one CPU, %v, is allowed: whoever is pinned to it was there", all)
 	}
 	// Threads that there are before: their goroutines hold them until the end.
 	const others = 4
@@ -95,7 +95,7 @@ func TestPinKeepsEveryThreadOnTheCPUs(t *testing.T) {
 func TestPinThreadMovesNoOther(t *testing.T) {
 	all := allowed(t)
 	if len(all) < 2 {
-		t.Skipf("one CPU, %v, is allowed here", all)
+		t.Skipf("not on this machine: one CPU, %v, is allowed", all)
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

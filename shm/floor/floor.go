@@ -33,9 +33,9 @@ const childVariable = "PENSTOCK_FLOOR_CHILD"
 // cpuVariable tells the child which CPU to keep to, if that is not -1.
 const cpuVariable = "PENSTOCK_FLOOR_CPU"
 
-// Gap is how long the sleeper is left alone before each wake, so that it and its
+// wakeGap is how long the sleeper is left alone before each wake, so that it and its
 // CPU really sleep.
-const Gap = 200 * time.Microsecond
+const wakeGap = 200 * time.Microsecond
 
 // patience is how long either side waits for the other before it takes it for
 // dead.
@@ -48,9 +48,9 @@ const maxSamples = 1 << 20
 // each on its own cache line.
 const regionBytes = 3 * 64
 
-// ErrNoAnswer is returned by MeasureWake when the child does not answer, as when
+// errNoAnswer is returned by MeasureWake when the child does not answer, as when
 // the program does not call MaybeChild.
-var ErrNoAnswer = errors.New("woken process does not answer")
+var errNoAnswer = errors.New("woken process does not answer")
 
 // words are the region's.
 type words struct {
@@ -100,7 +100,7 @@ func answer(n int) error {
 	for i := range uint32(n + 1) {
 		for w.bell.Load() == i {
 			if futex.Wait(w.bell, i, shm.Now()+int64(patience)) {
-				return ErrNoAnswer
+				return errNoAnswer
 			}
 		}
 		w.stamp.Store(shm.Now())
@@ -113,7 +113,7 @@ func answer(n int) error {
 // each took: from before the wake call to the woken process's first instruction.
 // Both are Go programs with locked threads. The calling program must call
 // MaybeChild first thing in main.
-func MeasureWake(n int) (samples []time.Duration, err error) { return measure(n, Gap, -1) }
+func MeasureWake(n int) (samples []time.Duration, err error) { return measure(n, wakeGap, -1) }
 
 // MeasureWakeAcross is MeasureWake with another gap, and each side kept to a CPU of its
 // own where there are two: the longer a CPU has slept, the longer it may take to come,
@@ -179,7 +179,7 @@ func wakes(w words, n int, gap time.Duration) ([]time.Duration, error) {
 		futex.Ring(w.bell)
 		for w.answer.Load() == i {
 			if futex.Wait(w.answer, i, before+int64(patience)) {
-				return nil, ErrNoAnswer
+				return nil, errNoAnswer
 			}
 		}
 		if i > 0 {

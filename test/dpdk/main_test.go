@@ -27,6 +27,7 @@ const (
 var penstock, why string
 
 func TestMain(m *testing.M) {
+	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
 	flag.Parse()
 	penstock = os.Getenv(wantedVariable)
 	switch {

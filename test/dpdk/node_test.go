@@ -52,7 +52,7 @@ func (s setup) config(t *testing.T) (text, models string) {
 	card := nullCard(t, s.bytes)
 	text = fmt.Sprintf(`
 log: {level: debug, format: console}
-shares: {tune: false}
+shares: {policy: gslice, tune: false}
 %s
 source:
   dpdk:

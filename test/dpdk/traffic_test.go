@@ -214,7 +214,7 @@ func backwards(frames [][]byte) (out [][]byte) {
 func TestTheKernelsBadNetworkIsSurvived(t *testing.T) {
 	l := newLaboratory(t)
 	if err := kernelHas("netem", "loss", "1%"); err != nil {
-		t.Skipf("this kernel has no netem (CONFIG_NET_SCH_NETEM): TestPicturesComeThroughABadNetwork does without: %v", err)
+		t.Skipf("not on this machine: the kernel has no netem (CONFIG_NET_SCH_NETEM): TestPicturesComeThroughABadNetwork does without: %v", err)
 	}
 	r := devices[0].start(t, l, setup{})
 	must(t, run("tc", "qdisc", "add", "dev", "cam0", "root", "netem", "delay", "1ms", "1ms", "loss", "1%", "duplicate", "1%", "reorder", "5%", "50%"))

@@ -2,51 +2,61 @@ package e2e
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/wire"
 )
 
-// What Penstock is compared with is Penstock in another configuration
+// What Penstock is compared with is Penstock with PENSTOCK_LAB
 // (docs/adr/0010-baselines.md): each answers every request, and says what it is.
 func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
+	t.Parallel()
 	const n = 240
 	card := nullCard(t, "digest", small)
-	type says struct{ mechanism, change, batching, gather, late string }
+	type says struct{ mechanism, change string }
+	fixed := func(size int, delay time.Duration) control.Batching {
+		return control.Batching{Rule: control.BatchFixed, Size: size, Delay: delay}
+	}
+	aimd, one := control.Batching{Rule: control.BatchAIMD}, control.Batching{Rule: control.BatchOne}
+	const cpu, gpu, shares = "", "device: cuda\n", "shares: {policy: gslice}"
 	for _, c := range []struct {
 		name   string
 		config string // of the node, beside its functions
-		gpu    bool
+		lab    configs.Lab
 		says   says
-		most   float64 // the batch limit, where the rule has one
+		most   float64 // the batch limit, if the rule has one
 	}{
-		{"on a CPU, no shares", "shares: {change: none}", false, says{"", "none", "slab", "", "answer"}, 0},
-		{"on a CPU, static percentages", "shares: {change: in-place, tune: false}", false, says{"", "in-place", "slab", "", "answer"}, 0},
-		{"on a CPU, AIMD", "batching: aimd", false, says{"", "shadow", "aimd", "", "answer"}, 0},
-		{"on a CPU, one request a batch", "batching: none\nlate: run", false, says{"", "shadow", "none", "", "run"}, 1},
-		{"on a CPU, fixed batches", "batching: {fixed: 4, delay: 3ms}", false, says{"", "shadow", "{fixed: 4, delay: 3ms}", "", "answer"}, 4},
-		{"time slicing", "device: cuda\nmps: false", true, says{"time-slicing", "none", "slab", "kernel", "answer"}, 0},
-		{"time slicing, one request a batch, every one run", "device: cuda\nmps: false\nbatching: none\nlate: run\ngather: copy", true,
-			says{"time-slicing", "none", "none", "copy", "run"}, 1},
-		{"default MPS", "device: cuda\nshares: {change: none}\nbatching: none\nlate: run", true, says{"mps", "none", "none", "kernel", "run"}, 1},
-		{"default MPS and SLAB", "device: cuda\nshares: {change: none}", true, says{"mps", "none", "slab", "kernel", "answer"}, 0},
-		{"default MPS and fixed batches", "device: cuda\nshares: {change: none}\nbatching: {fixed: 8, delay: 2ms}\nlate: run", true,
-			says{"mps", "none", "{fixed: 8, delay: 2ms}", "kernel", "run"}, 8},
-		{"static percentages", "device: cuda\nshares: {change: shadow, tune: false}", true, says{"mps", "shadow", "slab", "kernel", "answer"}, 0},
-		{"AIMD on partitions", "device: cuda\nbatching: aimd", true, says{"mps", "partition", "aimd", "kernel", "answer"}, 0},
-		{"the CPU gathers, on partitions", "device: cuda\ngather: copy", true, says{"mps", "partition", "slab", "copy", "answer"}, 0},
+		{"on a CPU, guarantees", cpu, configs.Lab{}, says{"", "none"}, 0},
+		{"guarantees", gpu, configs.Lab{}, says{"mps", "none"}, 0},
+		{"on a CPU, no shares", cpu, configs.Lab{Change: configs.ChangeNone}, says{"", "none"}, 0},
+		{"on a CPU, static percentages", cpu + "shares: {policy: gslice, change: in-place, tune: false}", configs.Lab{}, says{"", "in-place"}, 0},
+		{"on a CPU, AIMD", cpu + shares, configs.Lab{Batching: aimd}, says{"", "shadow"}, 0},
+		{"on a CPU, one request a batch", cpu + shares, configs.Lab{Batching: one, RunLate: true}, says{"", "shadow"}, 1},
+		{"on a CPU, fixed batches", cpu + shares, configs.Lab{Batching: fixed(4, 3*time.Millisecond)}, says{"", "shadow"}, 4},
+		{"time slicing", gpu, configs.Lab{TimeSlicing: true}, says{"time-slicing", "none"}, 0},
+		{"time slicing, one request a batch, every one run", gpu, configs.Lab{TimeSlicing: true, Batching: one, RunLate: true, CopyGather: true}, says{"time-slicing", "none"}, 1},
+		{"default MPS", gpu, configs.Lab{Change: configs.ChangeNone, Batching: one, RunLate: true}, says{"mps", "none"}, 1},
+		{"default MPS and SLAB", gpu, configs.Lab{Change: configs.ChangeNone}, says{"mps", "none"}, 0},
+		{"default MPS and fixed batches", gpu, configs.Lab{Change: configs.ChangeNone, Batching: fixed(8, 2*time.Millisecond), RunLate: true}, says{"mps", "none"}, 8},
+		{"static percentages", gpu + "shares: {policy: gslice, change: shadow, tune: false}", configs.Lab{}, says{"mps", "shadow"}, 0},
+		{"AIMD on partitions", gpu + shares, configs.Lab{Batching: aimd}, says{"mps", "partition"}, 0},
+		{"the CPU gathers, on partitions", gpu + shares, configs.Lab{CopyGather: true}, says{"mps", "partition"}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			share := ", share_percent: 30"
 			if c.says.change == "none" {
 				share = ""
 			}
 			text := c.config + fmt.Sprintf("\nlog: {level: debug}\nfunctions:\n  - {name: fn, model: %s, port: 0%s}\n  - {name: other, model: %s, port: 0%s}\n", card, share, card, share)
-			var environment []string
-			if c.gpu {
-				environment = withGPU(t, true)
+			environment, onGPU := []string{c.lab.Environment()}, strings.HasPrefix(c.config, gpu)
+			if onGPU {
+				environment = append(environment, withGPU(t, true)...)
 			}
 			nd := start(t, text, environment...)
 			first, shadow := serving(t, nd, "fn")
@@ -59,20 +69,27 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 				t.Fatal(err)
 			}
 			f, _ := status.Function("fn")
-			is := says{status.Mechanism, f.Change, f.Batching, f.Gather, f.Late}
-			if !c.gpu {
+			is := says{status.Mechanism, f.Change}
+			if !onGPU {
 				is.mechanism = ""
 			}
-			if is != c.says {
-				t.Errorf("status says %+v, want %+v", is, c.says)
+			want := c.lab
+			if want.TimeSlicing {
+				want.Change = configs.ChangeNone
+			}
+			if is != c.says || status.Lab != want.String() {
+				t.Errorf("status says %+v and lab %s, want %+v and %s", is, status.Lab, c.says, want)
+			}
+			if warned := strings.Contains(nd.Log(), "makes this node a baseline"); warned != (want != configs.Lab{}) {
+				t.Errorf("the log warns of a baseline: %v", warned)
 			}
 			if c.most > 0 && f.Limit != c.most {
 				t.Errorf("batches of %v, want %v", f.Limit, c.most)
 			}
-			if in := f.Instances[0]; in.Whole != (c.says.change == "none") || in.Whole && f.SharePercent != 100 {
+			if in := f.Instances[0]; in.Whole != (c.says.change == "none") || in.Whole && f.Guarantee == nil && f.SharePercent != 100 {
 				t.Errorf("a share of %v %%, the whole device %v", f.SharePercent, in.Whole)
 			}
-			if c.gpu && c.says.change == "none" && first.SMs != status.Device.SMs {
+			if onGPU && c.says.change == "none" && first.SMs != status.Device.SMs {
 				t.Errorf("it counts %d multiprocessors of %d", first.SMs, status.Device.SMs)
 			}
 			// A process that dies has its shadow take over, whatever is compared.
@@ -86,14 +103,14 @@ func TestEveryBaselineAnswersEveryRequest(t *testing.T) {
 // Processes that take turns have contexts of their own: one that faults takes nobody with
 // it, and nobody is asked how an MPS server is.
 func TestByTimeAFaultIsItsProcesssOwn(t *testing.T) {
+	t.Parallel()
 	card := nullCard(t, "digest", small)
 	nd := start(t, fmt.Sprintf(`
 device: cuda
-mps: false
 functions:
   - {name: fn, model: %s, port: 0}
   - {name: bad, model: %s, port: 0, environment: {PENSTOCK_NULL: "fault_after=30"}}
-`, card, card), withGPU(t, true)...)
+`, card, card), append(withGPU(t, true), configs.Lab{TimeSlicing: true}.Environment())...)
 	first, _ := serving(t, nd, "fn")
 	faulty, _ := serving(t, nd, "bad")
 	bad := newAnswers()

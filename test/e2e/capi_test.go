@@ -34,7 +34,7 @@ import (
 // programs builds libpenstock.so as `make library` does, and the programs over it, once;
 // it is their folder.
 var programs = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp(filepath.Dir(penstock), "c-")
+	dir, err := openFolder(filepath.Dir(penstock), "c-")
 	if err != nil {
 		return "", err
 	}
@@ -63,6 +63,7 @@ func programsIn(t *testing.T) string {
 
 // The library shows what the header declares and no more, and needs nothing of CUDA's.
 func TestTheLibraryShowsTheHeader(t *testing.T) {
+	t.Parallel()
 	header, err := os.ReadFile("../../libml/capi/penstock.h")
 	if err != nil {
 		t.Fatal(err)
@@ -110,6 +111,7 @@ func TestTheLibraryShowsTheHeader(t *testing.T) {
 
 // The header is C99's, and C++'s where there is such a compiler.
 func TestTheHeaderCompiles(t *testing.T) {
+	t.Parallel()
 	program := filepath.Join(t.TempDir(), "program")
 	const text = "#include \"penstock.h\"\nstatic penstock_framework f = {PENSTOCK_FRAMEWORK};\n" +
 		"int code(void) { return f.size == sizeof f ? PENSTOCK_OK : penstock_fail(\"%d\", 1); }\n"
@@ -148,6 +150,7 @@ func fashionTwins() (string, error) {
 
 // The PTX that fashion.c embeds is what `make ptx` makes of its source.
 func TestPTXOfTheExampleIsOfItsSource(t *testing.T) {
+	t.Parallel()
 	source, err := os.ReadFile("../../examples/c/fashion.cu")
 	if err != nil {
 		t.Fatal(err)
@@ -164,6 +167,7 @@ func TestPTXOfTheExampleIsOfItsSource(t *testing.T) {
 
 // What costs the example's process its life costs any.
 func TestTheExampleKnowsWhatLosesADevice(t *testing.T) {
+	t.Parallel()
 	source, err := os.ReadFile("../../examples/c/fashion.c")
 	if err != nil {
 		t.Fatal(err)
@@ -301,7 +305,8 @@ func answersAsONNXRuntime(t *testing.T, nd *node.Node, function string, n int) {
 }
 
 func TestModelsInCAnswer(t *testing.T) {
-	nd := start(t, fmt.Sprintf("shares: {tune: false}\nfunctions:\n"+
+	t.Parallel()
+	nd := start(t, fmt.Sprintf("shares: {policy: gslice, tune: false}\nfunctions:\n"+
 		"  - {name: clothes, model: %s, port: 0, slo: 20s, share_percent: 50}\n"+
 		"  - {name: colour, model: %s, port: 0, slo: 20s, share_percent: 30}\n",
 		exampleCard(t, "fashion"), exampleCard(t, "colour")))
@@ -310,6 +315,7 @@ func TestModelsInCAnswer(t *testing.T) {
 }
 
 func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
+	t.Parallel()
 	for weights, says := range map[string]string{
 		"private": "penstock_weights: no shared weights", "shared": "the parameters are those that the node shares",
 	} {
@@ -337,6 +343,7 @@ func TestModelInCOnAGPUAnswersAsONNXRuntimeDoes(t *testing.T) {
 }
 
 func TestTableOfCallbacksThatIsNotSoundIsRefusedInOneLine(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	for role, want := range map[string]string{
 		"null": "infer_batch is NULL",
@@ -353,6 +360,7 @@ func TestTableOfCallbacksThatIsNotSoundIsRefusedInOneLine(t *testing.T) {
 }
 
 func TestBatchesThatFailInCCostThemselvesOnly(t *testing.T) {
+	t.Parallel()
 	for role, want := range map[string]string{
 		"every=5": "is one of every 5",
 		"code=5":  "infer_batch: returned 17, want PENSTOCK_OK (0)",
@@ -364,10 +372,11 @@ func TestBatchesThatFailInCCostThemselvesOnly(t *testing.T) {
 }
 
 func TestShadowTakesOverWhenACallbackEndsTheProcess(t *testing.T) {
+	t.Parallel()
 	for role, says := range map[string]string{"crash": "SIGSEGV", "lost": "device is lost: the card fell off the bus"} {
 		t.Run(role, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), role)
-			nd := start(t, oneFunction(digestCard(t, role+"="+file)))
+			nd := start(t, unconfined+oneFunction(digestCard(t, role+"="+file)))
 			active, shadow := serving(t, nd, "fn")
 			got := stream(t, nd, 600, func() {
 				if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -389,6 +398,7 @@ func TestShadowTakesOverWhenACallbackEndsTheProcess(t *testing.T) {
 
 // What a C program gets from outside is a drain, too.
 func TestProgramInCThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
+	t.Parallel()
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 		t.Run(signal.String(), func(t *testing.T) {
 			nd := start(t, oneFunction(digestCard(t, "stage")))
@@ -410,6 +420,7 @@ func TestProgramInCThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
 
 // A profiler's timer in the program does no harm: the signals come to threads of Go's, too.
 func TestSIGPROFDoesNotDisturb(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(digestCard(t, "profile")))
 	got := stream(t, nd, 500, func() { time.Sleep(200 * time.Millisecond) })
 	allAnswered(t, got, 500)

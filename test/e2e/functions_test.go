@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/tinymodel"
 	"github.com/penstock/penstock/node"
 	"github.com/penstock/penstock/wire"
 )
@@ -49,6 +51,7 @@ func refuses(t *testing.T, nd *node.Node, name, card string, words ...string) {
 }
 
 func TestFunctionsAreAddedAndRemovedWhileOthersServe(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	got := stream(t, nd, 400, func() {
 		if out, err := run(t, nd.Dir, "if", "add", "second", "--model", nullCard(t, "other", small)); err != nil {
@@ -85,6 +88,7 @@ func TestFunctionsAreAddedAndRemovedWhileOthersServe(t *testing.T) {
 }
 
 func TestEditedConfigurationIsFollowed(t *testing.T) {
+	t.Parallel()
 	card := nullCard(t, "digest", small)
 	nd := start(t, oneFunction(card))
 	text, err := os.ReadFile(nd.Config)
@@ -114,7 +118,92 @@ func TestEditedConfigurationIsFollowed(t *testing.T) {
 	})
 }
 
+// A configuration that a node runs with is right, though its ports are taken: by that node.
+func TestCheckOfARunningNode(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	nd := start(t, fmt.Sprintf("functions:\n  - {name: fn, model: %s, port: 15905}\n", card))
+	out, err := run(t, nd.Dir, "check", nd.Config)
+	if err != nil || !strings.Contains(out, "port 15905 of fn: function fn of the node in "+nd.Dir) || !strings.Contains(out, "a node can run with it") {
+		t.Errorf("check: %v\n%s", err, out)
+	}
+	if out, err := run(t, t.TempDir(), "check", nd.Config); err == nil || !strings.Contains(out, "port 15905 is taken") {
+		t.Errorf("check for another runtime folder: %v\n%s", err, out)
+	}
+}
+
+func TestIfAddSave(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	nd := start(t, oneFunction(card)+"# the end\n")
+	if out, err := run(t, nd.Dir, "if", "add", "kept", "--model", card, "--slo", "3s", "--save"); err != nil || !strings.Contains(out, "kept is saved in "+nd.Config) {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+	text, err := os.ReadFile(nd.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"# the end", "  - name: kept\n", "slo: 3s"} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("the file does not have %q:\n%s", want, text)
+		}
+	}
+	if f, err := nd.Function("kept"); err != nil || f.Unsaved != "" || f.SLOMillis != 3000 {
+		t.Errorf("function %+v, %v; want it saved", f, err)
+	}
+	if out, err := run(t, nd.Dir, "if", "add", "loose", "--model", card); err != nil {
+		t.Fatalf("add: %v\n%s", err, out)
+	}
+	if out, err := run(t, nd.Dir, "if", "list"); err != nil || !strings.Contains(out, "loose: unsaved") || strings.Contains(out, "kept: unsaved") {
+		t.Errorf("list: %v\n%s", err, out)
+	}
+	// A file that is wrong is left as it is, and so is the node.
+	if err := os.WriteFile(nd.Config, append(text, "slab: {size: lots}\n"...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	logged(t, nd, "configuration not followed")
+	failsInOneLine(t, nd, []string{"save function", "does not follow", "slab.size"}, "if", "add", "third", "--model", card, "--save")
+	if _, err := nd.Function("third"); err == nil {
+		t.Error("a function that cannot be saved was added")
+	}
+}
+
+// Objective, share and port change while requests are on their way, and none is lost.
+func TestEditsUnderLoad(t *testing.T) {
+	card := nullCard(t, "digest", small)
+	entry := func(rest string) string {
+		return fmt.Sprintf("shares: {policy: gslice, tune: false}\nfunctions:\n  - {name: fn, model: %s, %s}\n", card, rest)
+	}
+	nd := start(t, entry("port: 15903, slo: 5s, share_percent: 30"), "PENSTOCK_NULL=busy=1ms")
+	serving(t, nd, "fn")
+	text, err := os.ReadFile(nd.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := string(text[:strings.Index(string(text), "shares:")]) // what the harness put there
+	got := stream(t, nd, 400, func() {
+		edited := head + "# a comment\n" + entry("port: 15904, slo: 4s, share_percent: 60")
+		if err := os.WriteFile(nd.Config, []byte(edited), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, "the edit to be followed", func() bool {
+			f, err := nd.Function("fn")
+			return err == nil && f.Port == 15904 && f.SLOMillis == 4000 && f.SharePercent == 60
+		})
+		// The second half of the stream still goes to the port before.
+	})
+	if got.by[wire.StatusOK] != 400 || got.wrong > 0 {
+		t.Errorf("%s; want 400 right answers by the port before", got)
+	}
+	if got := stream(t, nd, 50, func() {}); got.by[wire.StatusOK] != 50 {
+		t.Errorf("%s; want 50 right answers by the new port", got)
+	}
+	settled(t, nd, "fn")
+	if metric(t, nd, "penstock_configuration_rejected") != 0 {
+		t.Error("the edit counts as rejected")
+	}
+}
+
 func TestReplacementServesOrTheOldModelGoesOn(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	serving(t, nd, "fn")
 	if out, err := run(t, nd.Dir, "if", "replace", "fn", secondVersion(t)); err != nil {
@@ -163,6 +252,7 @@ func versionOf(t *testing.T, nd *node.Node, function string) uint32 {
 }
 
 func TestReplacementOfAnotherSizeIsRefusedWithBoth(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	out, err := run(t, nd.Dir, "if", "replace", "fn", nullCard(t, "bigger", 2*small))
 	if err == nil || !strings.Contains(out, "4096") || !strings.Contains(out, "2048") {
@@ -172,6 +262,7 @@ func TestReplacementOfAnotherSizeIsRefusedWithBoth(t *testing.T) {
 
 // Nodes that cannot start say why in one line, and leave nothing behind.
 func TestWhatCannotStartSaysWhy(t *testing.T) {
+	t.Parallel()
 	taken, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +282,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 		"a missing model":        {fmt.Sprintf("functions: [{name: fn, model: %s, port: 0}]", missing), []string{"nowhere.onnx", "no such file"}},
 		"an unknown model":       {"functions: [{name: fcae, port: 0}]", []string{`"fcae"`, "face"}},
 		"shares out of range":    {"shares: {minimum_percent: 400}", []string{"config.yaml:2:", "minimum_percent"}},
-		"a slab of no size":      {"slab: {size: lots}", []string{"config.yaml:2:", "lots", "64MiB"}},
+		"a slab of no size":      {"slab: {size: lots}", []string{"config.yaml:2:", "lots", "want a size from 1MiB to 64GiB"}},
 		"more than the memory":   {fmt.Sprintf("slab: {size: 4096GiB}\nfunctions: [{name: fn, model: %s, port: 0}]", card), []string{"config.yaml:2:", "4096GiB"}},
 		"a slab over all memory": {fmt.Sprintf("slab: {size: 60GiB}\nfunctions: [{name: fn, model: %s, port: 0}]", card), []string{"make slab", "64424509440 bytes"}},
 		"slots no power of two":  {"aggregate: {slots: 100}", []string{"power of two"}},
@@ -224,6 +315,7 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 
 // A model that never comes up is taken off again and leaves the others alone.
 func TestModelThatDoesNotFitItsCardCostsItsOwnFunctionOnly(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "card.yaml")
 	text := fmt.Sprintf(`name: wrong
@@ -258,11 +350,13 @@ decoder: {name: topk, k: 5}
 }
 
 func TestAPortThatIsTakenOrNoneIsNamed(t *testing.T) {
-	nd := start(t, fmt.Sprintf("functions:\n  - {name: first, model: %s, port: 15903}\n", nullCard(t, "digest", small)))
+	t.Parallel()
+	taken := freePort(t)
+	nd := start(t, fmt.Sprintf("functions:\n  - {name: first, model: %s, port: %d}\n", nullCard(t, "digest", small), taken))
 	for port, want := range map[string]string{
-		"15903": `port 15903 is function "first"'s`,
-		"65536": "--port 65536: want 1 to 65535",
-		"-1":    "--port -1: want 1 to 65535",
+		fmt.Sprint(taken): fmt.Sprintf(`port %d is function "first"'s`, taken),
+		"65536":           "--port 65536: want 1 to 65535",
+		"-1":              "--port -1: want 1 to 65535",
 	} {
 		out, err := run(t, nd.Dir, "if", "add", "second", "--port", port, "--model", nullCard(t, "other", small))
 		if err == nil || !strings.Contains(out, want) {
@@ -273,6 +367,7 @@ func TestAPortThatIsTakenOrNoneIsNamed(t *testing.T) {
 
 // A name that is misspelt in an edit is another function's, and the old one's is gone.
 func TestAMisspeltEditTakesNoFunctionAway(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	wrong := "functions:\n  - {name: fm, model: nosuch, port: 0}\n"
 	if err := os.WriteFile(nd.Config, []byte(wrong), 0o600); err != nil {
@@ -289,6 +384,7 @@ func TestAMisspeltEditTakesNoFunctionAway(t *testing.T) {
 
 // An edit of which one entry cannot be followed changes nothing, though others could be.
 func TestAnEditThatCannotBeFollowedIsNotFollowedByHalf(t *testing.T) {
+	t.Parallel()
 	card := nullCard(t, "digest", small)
 	second := fmt.Sprintf("  - {name: second, model: %s, port: 0}\n", card)
 	nd := start(t, oneFunction(card)+second)
@@ -296,7 +392,7 @@ func TestAnEditThatCannotBeFollowedIsNotFollowedByHalf(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	edited := strings.Replace(strings.Replace(string(text), second, "", 1), "{name: fn,", "{name: fn, slo: 7s,", 1) +
+	edited := strings.Replace(strings.Replace(string(text), second, "", 1), "{name: fn,", "{name: fn, receivers: 2,", 1) +
 		fmt.Sprintf("  - {name: third, model: %s, port: 0}\n", card)
 	if err := os.WriteFile(nd.Config, []byte(edited), 0o600); err != nil {
 		t.Fatal(err)
@@ -312,35 +408,18 @@ func TestAnEditThatCannotBeFollowedIsNotFollowedByHalf(t *testing.T) {
 	}
 }
 
-// brokenCard is right, and its model file is cut short: loading it fails.
+// brokenCard writes a card whose model cannot be loaded.
 func brokenCard(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "model.onnx"), []byte("\x08\x07cut short"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	card := filepath.Join(dir, "card.yaml")
-	text := `name: bad
-version: 3
-framework: onnx
-model: model.onnx
-input: {name: x, size: [2, 1024, 1], wire: {type: u8, layout: hwc}, tensor: {type: f32, layout: hwc}}
-outputs: [{name: sum, shape: [1]}]
-batches: [1]
-slo: 1s
-decoder: {name: raw}
-`
-	if err := os.WriteFile(card, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return card
+	return tinymodel.Card{Name: "bad", Version: 3, Height: 2, Width: 1024, Outputs: 1, Model: tinymodel.Truncated}.Write(t, t.TempDir())
 }
 
 // Where a change restarts the process, the old model is gone when the new one
 // fails, and comes back.
 func TestOldModelComesBackWhereAChangeRestarts(t *testing.T) {
-	nd := start(t, oneFunction(nullCard(t, "digest", small), ", change: restart"))
-	if out, err := run(t, nd.Dir, "if", "replace", "fn", brokenCard(t)); err == nil || !strings.Contains(out, "model.onnx") {
+	t.Parallel()
+	nd := start(t, oneFunction(nullCard(t, "digest", small)), configs.Lab{Change: configs.ChangeRestart}.Environment())
+	if out, err := run(t, nd.Dir, "if", "replace", "fn", brokenCard(t)); err == nil || !strings.Contains(out, "bad.onnx") {
 		t.Errorf("replacing with a broken model: %v, said:\n%s\nwant why it failed", err, out)
 	}
 	if err := nd.WaitReady(testContext(t)); err != nil {
@@ -355,6 +434,7 @@ func TestOldModelComesBackWhereAChangeRestarts(t *testing.T) {
 
 // What the file says is not taken off again, and is as the operator then says.
 func TestGoodModelReplacesOneThatNeverServed(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	text, err := os.ReadFile(nd.Config)
 	if err != nil {
@@ -377,6 +457,7 @@ func TestGoodModelReplacesOneThatNeverServed(t *testing.T) {
 // The node does not need who added a function: it is taken off when it cannot start, and
 // stays when it can.
 func TestAnInterruptedAdditionGoesOn(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=sleep=100ms") // warming up takes a while
 	interrupt := func(name, card string) {
 		t.Helper()
@@ -414,8 +495,10 @@ func TestAnInterruptedAdditionGoesOn(t *testing.T) {
 }
 
 func TestFunctionThatIsRenamedKeepsItsPort(t *testing.T) {
+	t.Parallel()
 	card := nullCard(t, "digest", small)
-	nd := start(t, fmt.Sprintf("functions:\n  - {name: before, model: %s, port: 15902}\n", card))
+	port := freePort(t)
+	nd := start(t, fmt.Sprintf("functions:\n  - {name: before, model: %s, port: %d}\n", card, port))
 	text, err := os.ReadFile(nd.Config)
 	if err != nil {
 		t.Fatal(err)
@@ -425,6 +508,11 @@ func TestFunctionThatIsRenamedKeepsItsPort(t *testing.T) {
 	}
 	waitFor(t, "the function under its new name", func() bool {
 		f, err := nd.Function("after")
-		return err == nil && f.Port == 15902
+		return err == nil && f.Port == port
 	})
+
+	// A manager that is told to end before the function has a process waits 20 s for one.
+	if err := nd.WaitReady(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -12,11 +12,11 @@ import (
 
 	"github.com/penstock/penstock/client"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/cuda/fake"
-	"github.com/penstock/penstock/libml/device/gpu/gputest"
-	"github.com/penstock/penstock/libml/null/nulltest"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/gputest"
+	"github.com/penstock/penstock/internal/testing/mpsfake"
+	"github.com/penstock/penstock/internal/testing/nulltest"
 	"github.com/penstock/penstock/node"
-	"github.com/penstock/penstock/orchestrator/mps/mpsfake"
 	"github.com/penstock/penstock/wire"
 )
 
@@ -25,7 +25,7 @@ import (
 
 // fakeGPU builds both once, in the folder of the binaries that are tested.
 var fakeGPU = sync.OnceValues(func() (driver string, err error) {
-	dir, err := os.MkdirTemp(filepath.Dir(penstock), "gpu-")
+	dir, err := openFolder(filepath.Dir(penstock), "gpu-")
 	if err != nil {
 		return "", err
 	}
@@ -33,7 +33,7 @@ var fakeGPU = sync.OnceValues(func() (driver string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if driver, err = fake.Build(dir, fake.Kernels(gputest.Twins), fake.Kernels(nulltest.Twins), fake.Kernels(fashion)); err != nil {
+	if driver, err = cudafake.Build(dir, cudafake.Kernels(gputest.Twins), cudafake.Kernels(nulltest.Twins), cudafake.Kernels(fashion)); err != nil {
 		return "", err
 	}
 	if removeMPS, err = mpsfake.Build(); err != nil {
@@ -53,7 +53,7 @@ func withGPU(t *testing.T, mps bool) []string {
 		t.Skipf("no fake driver: %v", err)
 	}
 	// Half a gigabyte is what a process takes on an H200 before it does anything.
-	environment := []string{fake.Library(driver), fake.Env(fake.Memory(16 << 30))}
+	environment := []string{cudafake.Library(driver), cudafake.Env(cudafake.Memory(16 << 30))}
 	if mps {
 		environment = append(environment, "PATH="+filepath.Dir(driver)+":"+os.Getenv("PATH"))
 	}
@@ -62,7 +62,7 @@ func withGPU(t *testing.T, mps bool) []string {
 
 // onGPU is a configuration of functions that the null model serves.
 func onGPU(card string, functions ...string) string {
-	text := "device: cuda\nlog: {level: debug}\nshares: {tune: false}\nfunctions:\n"
+	text := "device: cuda\nlog: {level: debug}\nshares: {policy: gslice, tune: false}\nfunctions:\n"
 	for _, f := range functions {
 		text += fmt.Sprintf("  - {model: %s, port: 0, %s}\n", card, f)
 	}
@@ -173,6 +173,7 @@ func TestSharesOfAGPUMoveInPlaceUnderLoad(t *testing.T) {
 }
 
 func TestAFaultOfTheGPUWakesEveryShadowAndEveryRequestIsAnswered(t *testing.T) {
+	t.Parallel()
 	nd := start(t, onGPU(nullCard(t, "digest", small),
 		"name: fn, share_percent: 50", `name: bad, share_percent: 30, environment: {PENSTOCK_NULL: "fault_after=30"}`),
 		withGPU(t, true)...)
@@ -239,6 +240,7 @@ func TestAFaultOfTheGPUWakesEveryShadowAndEveryRequestIsAnswered(t *testing.T) {
 }
 
 func TestWithoutMPSAGPUIsSharedByTimeAndTheOutputSaysSo(t *testing.T) {
+	t.Parallel()
 	nd := start(t, onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, false)...)
 	status, err := nd.Status()
 	if err != nil {

@@ -5,14 +5,18 @@ package e2e
 import (
 	"context"
 	"encoding/binary"
+	"flag"
 	"fmt"
 	"math"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,16 +34,19 @@ var penstock string
 const patience = 60 * time.Second
 
 func TestMain(m *testing.M) {
+	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
 	if role := os.Getenv(roleVariable); role != "" {
 		os.Exit(play(role)) // this binary is the hostile process of a card
 	}
-	dir, err := os.MkdirTemp("", "penstock-e2e-")
+	parallel()
+	dir, err := openFolder("", "penstock-e2e-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	os.Setenv("XDG_RUNTIME_DIR", filepath.Join(dir, "run")) // nodes of tests register here
 	penstock = filepath.Join(dir, "penstock")
-	build := exec.Command("go", "build", "-o", penstock, "../../cmd/penstock")
+	build := exec.Command("go", "build", "-ldflags", "-s -w", "-o", penstock, "../../cmd/penstock")
 	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "build penstock: %v\n%s", err, out)
 		os.Exit(1)
@@ -49,6 +56,45 @@ func TestMain(m *testing.M) {
 	os.RemoveAll(dir)
 	os.Exit(code)
 }
+
+// parallel lets twice as many tests run at a time as there are CPUs, if the command line
+// does not say how many: most of them wait for processes to start and to end.
+func parallel() {
+	const name = "test.parallel"
+	flag.Parse()
+
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
+	if given {
+		return
+	}
+	if err := flag.Set(name, strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+		panic(err)
+	}
+}
+
+// freePort finds a UDP port of the loopback address that nothing uses.
+func freePort(t *testing.T) int {
+	t.Helper()
+	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).Port
+}
+
+// openFolder makes a folder whose files the processes of functions may use.
+func openFolder(parent, pattern string) (string, error) {
+	dir, err := os.MkdirTemp(parent, pattern)
+	if err == nil {
+		err = os.Chmod(dir, 0o755)
+	}
+	return dir, err
+}
+
+// unconfined is for functions that remove files of their tests.
+const unconfined = "sandbox: off\n"
 
 func testContext(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("no patience left after %s", patience))
@@ -129,7 +175,7 @@ input:
 outputs:
   - {name: digest, shape: [1]}
 batches: [1, 2, 4, 8]
-slo: 1s
+slo: 10s
 decoder: {name: raw}
 %s
 `, name, bytes/1024, strings.Join(lines, "\n"))
@@ -172,7 +218,7 @@ func absolute(t *testing.T, path string) string {
 func oneFunction(card string, more ...string) string {
 	return fmt.Sprintf(`
 log: {level: debug}
-shares: {tune: false}
+shares: {policy: gslice, tune: false}
 functions:
   - {name: fn, model: %s, port: 0, share_percent: 50%s}
 `, card, strings.Join(more, ""))
@@ -237,14 +283,18 @@ func (a *answers) deliver(bytes int) func(*client.Result) {
 		default:
 			a.by[r.Status]++
 			if r.Status == wire.StatusOK {
-				want := digest(picture(bytes, int(r.Tag)))
-				if len(r.Payload) != 4 || math.Float32frombits(binary.LittleEndian.Uint32(r.Payload)) != want {
+				if !right(r, bytes) {
 					a.wrong++
 				}
 			}
 		}
 		a.changed.Broadcast()
 	}
+}
+
+// right reports whether an ok answer is the digest of the picture that its tag names.
+func right(r *client.Result, bytes int) bool {
+	return len(r.Payload) == 4 && math.Float32frombits(binary.LittleEndian.Uint32(r.Payload)) == digest(picture(bytes, int(r.Tag)))
 }
 
 func (a *answers) wait(n int) {

@@ -30,7 +30,7 @@ func play(role string) int {
 	}
 	s := child.Start()
 	attached, files, conn, err := control.DialAttach(s.AttachSocket, control.Attach{
-		Version: control.Version, IF: s.IF, Instance: s.Instance, Generation: s.Generation, PID: os.Getpid(),
+		Version: control.Version, IF: s.IF, Instance: s.Instance, Generation: s.Generation, PID: os.Getpid(), Ticket: s.Ticket,
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -75,6 +75,7 @@ func play(role string) int {
 }
 
 func TestProcessThatWritesNonsenseCostsItsOwnFunctionOnly(t *testing.T) {
+	t.Parallel()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

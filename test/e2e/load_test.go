@@ -41,7 +41,8 @@ func load(t *testing.T, n *node.Node, said func(line string), arguments ...strin
 
 // TestLoadSaysAtOnceThatTheNodeStoppedAnswering, and its exit status says it again.
 func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
-	n := start(t, oneFunction(nullCard(t, "digest", small)))
+	t.Parallel()
+	n := start(t, oneFunction(nullCard(t, "digest", small), ", slo: 1s")) // penstock load waits some objectives for answers
 	var manager int
 	for _, p := range processes(n.Dir) {
 		if p.command == "manager" {
@@ -74,6 +75,7 @@ func TestLoadSaysAtOnceThatTheNodeStoppedAnswering(t *testing.T) {
 
 // TestLoadFailsWhereARequirementIsMissed, and not where it is met.
 func TestLoadFailsWhereARequirementIsMissed(t *testing.T) {
+	t.Parallel()
 	n := start(t, oneFunction(nullCard(t, "digest", small)))
 	status, out, said := load(t, n, func(string) {}, "--rate", "fn=20", "--duration", "1s", "--require", "answered=50%,fn:p99=10s", "-o", "json")
 	var report loadgen.Report

@@ -85,12 +85,14 @@ func answersMeanColour(t *testing.T, nd *node.Node, function string) {
 }
 
 func TestExampleInPythonAnswers(t *testing.T) {
-	nd := start(t, fmt.Sprintf("shares: {tune: false}\nfunctions:\n"+
+	t.Parallel()
+	nd := start(t, fmt.Sprintf("shares: {policy: gslice, tune: false}\nfunctions:\n"+
 		"  - {name: colour, model: %s, port: 0, slo: 20s, share_percent: 50}\n", absolute(t, "../../examples/python/card.yaml")), withPython(t)...)
 	answersMeanColour(t, nd, "colour")
 }
 
 func TestPythonThatCannotStartSaysWhyInOneLine(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), withPython(t)...)
 	for role, want := range map[string]string{
 		"init":   ": init digest: the first line",
@@ -107,6 +109,7 @@ func TestPythonThatCannotStartSaysWhyInOneLine(t *testing.T) {
 }
 
 func TestBatchesThatRaiseCostThemselvesOnly(t *testing.T) {
+	t.Parallel()
 	for role, want := range map[string]string{
 		"every=5": "LookupError: one of every 5",
 		"exit=5":  "SystemExit: one of every 5",
@@ -117,10 +120,11 @@ func TestBatchesThatRaiseCostThemselvesOnly(t *testing.T) {
 	}
 }
 
-// survives harms the process that serves in the middle of 1,000 requests.
-func survives(t *testing.T, card string, mayFail int, harm func(active int)) {
+// survives harms the process that serves in the middle of 1,000 requests; config is more of
+// the node's configuration.
+func survives(t *testing.T, card string, mayFail int, harm func(active int), config ...string) {
 	t.Helper()
-	nd := start(t, oneFunction(card), withPython(t)...)
+	nd := start(t, strings.Join(config, "")+oneFunction(card), withPython(t)...)
 	active, shadow := serving(t, nd, "fn")
 	got := stream(t, nd, 1000, func() { harm(active.PID) })
 	if got.lost > 0 || got.wrong > 0 || got.by[wire.StatusFailed] > mayFail {
@@ -134,20 +138,23 @@ func survives(t *testing.T, card string, mayFail int, harm func(active int)) {
 }
 
 func TestShadowTakesOverFromPythonThatIsKilled(t *testing.T) {
+	t.Parallel()
 	survives(t, pyDigestCard(t, "well"), 8, func(pid int) { kill(t, pid) })
 }
 
 func TestShadowTakesOverWherePythonCrashes(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "crash")
 	survives(t, pyDigestCard(t, "crash="+file), 8, func(int) {
 		if err := os.WriteFile(file, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-	})
+	}, unconfined)
 }
 
 // The main thread is in C when the signal comes.
 func TestPythonThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
+	t.Parallel()
 	survives(t, pyDigestCard(t, "stage"), 0, func(pid int) {
 		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -158,6 +165,7 @@ func TestPythonThatIsSentSIGTERMAnswersWhatItTook(t *testing.T) {
 // The shadow takes over at each change of share, and the process before it drains and
 // ends well.
 func TestPythonDrainsWhenItsShadowTakesOver(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(pyDigestCard(t, "well"), ", change: shadow"), withPython(t)...)
 	for _, percent := range []float64{30, 60} {
 		before, shadow := serving(t, nd, "fn")
@@ -185,6 +193,7 @@ func digestGPUCard(t *testing.T, arguments ...string) string {
 
 // Where there is no memory for the largest batches it serves the others.
 func TestPythonWithoutMemoryForLargeBatchesServesSmallOnes(t *testing.T) {
+	t.Parallel()
 	nd := start(t, onGPU(digestGPUCard(t, "8"), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
 	var now control.ProcessStatus
 	waitFor(t, "it to have all that it will have", func() bool {
@@ -207,6 +216,7 @@ func TestPythonWithoutMemoryForLargeBatchesServesSmallOnes(t *testing.T) {
 // On a GPU, which is a fake here, no batch runs Python: the program hands over graphs,
 // and what it captured once moves with the process.
 func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
+	t.Parallel()
 	nd := start(t, onGPU(digestGPUCard(t), "name: fn, slo: 20s, share_percent: 50"), append(withGPU(t, true), withPython(t)...)...)
 	all := func() {
 		t.Helper()
@@ -312,9 +322,10 @@ func answersQuadrants(t *testing.T, nd *node.Node, function string) {
 }
 
 func TestPyTorchAnswersAndOutlivesItsProcess(t *testing.T) {
+	t.Parallel()
 	interpreter, environment := withPyTorch(t)
 	card := quadrantsCard(t, interpreter, environment)
-	nd := start(t, fmt.Sprintf("log: {level: debug}\nshares: {tune: false}\nfunctions:\n"+
+	nd := start(t, fmt.Sprintf("log: {level: debug}\nshares: {policy: gslice, tune: false}\nfunctions:\n"+
 		"  - {name: fn, model: %s, port: 0, slo: 20s, share_percent: 50}\n", card), environment...)
 	answersQuadrants(t, nd, "fn")
 	active, shadow := serving(t, nd, "fn")
@@ -329,6 +340,7 @@ func TestPyTorchAnswersAndOutlivesItsProcess(t *testing.T) {
 
 // Other kinds of files hold the same model.
 func TestPyTorchRunsFrozenAndFlatModels(t *testing.T) {
+	t.Parallel()
 	interpreter, environment := withPyTorch(t)
 	for name, write := range map[string]func(t *testing.T, dir string){
 		"frozen": func(t *testing.T, dir string) {
@@ -343,15 +355,17 @@ func TestPyTorchRunsFrozenAndFlatModels(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			card := quadrantsCard(t, interpreter, environment)
 			write(t, filepath.Dir(card))
-			nd := start(t, fmt.Sprintf("shares: {tune: false}\nfunctions:\n  - {name: fn, model: %s, port: 0, slo: 20s, share_percent: 50}\n", card), environment...)
+			nd := start(t, fmt.Sprintf("shares: {policy: gslice, tune: false}\nfunctions:\n  - {name: fn, model: %s, port: 0, slo: 20s, share_percent: 50}\n", card), environment...)
 			answersQuadrants(t, nd, "fn")
 		})
 	}
 }
 
 func TestPyTorchModelThatDoesNotFitItsCardIsRefused(t *testing.T) {
+	t.Parallel()
 	interpreter, environment := withPyTorch(t)
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), environment...)
 	for name, c := range map[string]struct {
@@ -368,6 +382,7 @@ func TestPyTorchModelThatDoesNotFitItsCardIsRefused(t *testing.T) {
 		"bytes":  {model: "open(f, 'wb').write(b'no archive')", want: []string{"quadrants.pt", "is neither of torch.jit.save"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			card := quadrantsCard(t, interpreter, environment, c.oldnew...)
 			if c.model != "" {
 				python(t, interpreter, environment, "-c", "import sys, torch\nf = sys.argv[1]\n"+c.model, filepath.Join(filepath.Dir(card), "quadrants.pt"))
@@ -379,6 +394,7 @@ func TestPyTorchModelThatDoesNotFitItsCardIsRefused(t *testing.T) {
 
 // What is missing is said in the function's state, and costs the others nothing.
 func TestPyTorchThatIsMissingIsSaidSo(t *testing.T) {
+	t.Parallel()
 	environment := withPython(t)
 	card := filepath.Join(t.TempDir(), "card.yaml")
 	text, err := os.ReadFile("../../examples/pytorch/card.yaml")
@@ -396,7 +412,7 @@ func TestPyTorchThatIsMissingIsSaidSo(t *testing.T) {
 		"no torch":       {withoutTorch(t), "has no PyTorch"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			nd := start(t, oneFunction(nullCard(t, "digest", small)), append(environment, "PENSTOCK_PYTHON="+c.interpreter)...)
+			nd := start(t, unconfined+oneFunction(nullCard(t, "digest", small)), append(environment, "PENSTOCK_PYTHON="+c.interpreter)...)
 			refuses(t, nd, "torch", card, c.want)
 			if got := stream(t, nd, 100, func() {}); got.by[wire.StatusOK] != 100 {
 				t.Errorf("the neighbour: %s; want 100 ok", got)

@@ -102,6 +102,7 @@ func TestSIGTERMWithSeveralReceiversAnswersAllThatWasAccepted(t *testing.T) {
 // A second node on the port of a function with several sockets is told, and so is one of
 // several sockets on a lone one's.
 func TestAPortOfSeveralReceiversIsTaken(t *testing.T) {
+	t.Parallel()
 	card := nullCard(t, "digest", small)
 	nd := start(t, "receivers: 3\n"+oneFunction(card))
 	_, port, _ := strings.Cut(address(t, nd, "fn"), ":")

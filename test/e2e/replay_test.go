@@ -61,6 +61,7 @@ func captured(t *testing.T, port, n int) string {
 }
 
 func TestAFunctionIsFedByACapture(t *testing.T) {
+	t.Parallel()
 	const n, port = 200, 5001
 	card := nullCard(t, "digest", small)
 	nd := start(t, fmt.Sprintf(`
@@ -115,6 +116,7 @@ functions:
 }
 
 func TestACaptureThatIsNotThereIsNamed(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	text, err := os.ReadFile(nd.Config)
 	if err != nil {

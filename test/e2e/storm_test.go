@@ -137,10 +137,11 @@ func (s *storm) header() []byte {
 // A node to which anything is done but to its manager answers every request, rightly
 // where it says ok, and is afterwards what it was before.
 func TestStormLeavesANodeAsItWas(t *testing.T) {
+	t.Parallel()
 	cards := [2]string{nullCard(t, "digest", small), nullCard(t, "digest", small, "# the other")}
 	nd := start(t, fmt.Sprintf(`
 hang_timeout: 400ms
-shares: {tune: false}
+shares: {policy: gslice, tune: false}
 functions:
   - {name: fn, model: %s, port: 0, share_percent: 30, instances: 2}
 `, cards[0]), "PENSTOCK_NULL=busy=1ms")

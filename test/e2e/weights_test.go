@@ -10,6 +10,7 @@ import (
 // A node whose functions share weights has a holder, which is there again when it was
 // killed, and gone when the node is. The null model has no weights: nothing is held.
 func TestANodeHasAHolderOfWeightsWhereTheyAreShared(t *testing.T) {
+	t.Parallel()
 	text := "weights: shared\n" + onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50", "name: own, share_percent: 50, weights: private")
 	nd := start(t, text, withGPU(t, true)...)
 	held := func() *control.WeightsHeld {
@@ -31,6 +32,7 @@ func TestANodeHasAHolderOfWeightsWhereTheyAreShared(t *testing.T) {
 }
 
 func TestANodeHasNoHolderWhereWeightsArePrivate(t *testing.T) {
+	t.Parallel()
 	nd := start(t, "weights: private\n"+onGPU(nullCard(t, "digest", small), "name: fn, share_percent: 50"), withGPU(t, true)...)
 	onGroups(t, nd, "fn")
 	s, err := nd.Status()

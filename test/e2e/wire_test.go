@@ -54,6 +54,7 @@ func answer(c net.Conn, patience time.Duration) (wire.Header, *wire.Result, []by
 }
 
 func TestEveryWrongKindOfDatagramIsCountedAndNothingElseHappens(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	c := socket(t, address(t, nd, "fn"))
 	good := datagrams(7, picture(small, 0))[0]
@@ -99,6 +100,7 @@ func TestEveryWrongKindOfDatagramIsCountedAndNothingElseHappens(t *testing.T) {
 }
 
 func TestClientThatStopsHalfWayIsToldAndItsMemoryComesBack(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", large)))
 	c := socket(t, address(t, nd, "fn"))
 	all := datagrams(1, picture(large, 0))
@@ -115,6 +117,7 @@ func TestClientThatStopsHalfWayIsToldAndItsMemoryComesBack(t *testing.T) {
 }
 
 func TestTwoClientsMayUseTheSameRequestIDs(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	var conns [2]net.Conn
 	for i := range conns {
@@ -142,6 +145,7 @@ func TestTwoClientsMayUseTheSameRequestIDs(t *testing.T) {
 }
 
 func TestRequestAnsweredOnceIsAnsweredTheSameAgainAndNotRunTwice(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)))
 	c := socket(t, address(t, nd, "fn"))
 	all := datagrams(3, picture(small, 5))
@@ -166,6 +170,7 @@ func TestRequestAnsweredOnceIsAnsweredTheSameAgainAndNotRunTwice(t *testing.T) {
 }
 
 func TestMoreRequestsThanFitAreToldBusyWithCreditZero(t *testing.T) {
+	t.Parallel()
 	nd := start(t, oneFunction(nullCard(t, "digest", small)), "PENSTOCK_NULL=busy=20ms")
 	c := socket(t, address(t, nd, "fn"))
 	for id := range uint32(200) {
@@ -188,8 +193,9 @@ func TestMoreRequestsThanFitAreToldBusyWithCreditZero(t *testing.T) {
 			ok++
 		}
 	}
-	if busy == 0 || ok < 64 {
-		t.Errorf("%d ok, %d busy; want at least the 64 slots answered and some busy", ok, busy)
+	const alone = 57 // of 64 slots; the rest is kept for other clients
+	if busy == 0 || ok < alone {
+		t.Errorf("%d ok, %d busy; want at least %d answered and some busy", ok, busy, alone)
 	}
 	settled(t, nd, "fn")
 }

@@ -5,31 +5,37 @@ package gpu
 import (
 	"fmt"
 	"testing"
+	"time"
 
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/wire"
 )
 
-// What Penstock is compared with is Penstock in another configuration
+// What Penstock is compared with is Penstock with PENSTOCK_LAB
 // (docs/adr/0010-baselines.md). Each gives the CPU's answers, says what it is, and has its
 // shadows take over.
 func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
-	type says struct{ mechanism, change, batching, gather, late string }
+	type says struct{ mechanism, change string }
+	fixed := func(size int, delay time.Duration) control.Batching {
+		return control.Batching{Rule: control.BatchFixed, Size: size, Delay: delay}
+	}
+	one := control.Batching{Rule: control.BatchOne}
 	for _, c := range []struct {
 		name, config string
+		lab          configs.Lab
 		says         says
 		share        bool
 	}{
-		{"time slicing", "mps: false\nbatching: none\nlate: run", says{"time-slicing", "none", "none", "kernel", "run"}, false},
-		{"time slicing and SLAB", "mps: false", says{"time-slicing", "none", "slab", "kernel", "answer"}, false},
-		{"default MPS", "shares: {change: none}\nbatching: none\nlate: run", says{"mps", "none", "none", "kernel", "run"}, false},
-		{"default MPS and SLAB", "shares: {change: none}", says{"mps", "none", "slab", "kernel", "answer"}, false},
-		{"default MPS, AIMD", "shares: {change: none}\nbatching: aimd", says{"mps", "none", "aimd", "kernel", "answer"}, false},
-		{"default MPS, fixed batches", "shares: {change: none}\nbatching: {fixed: 8, delay: 5ms}\nlate: run",
-			says{"mps", "none", "{fixed: 8, delay: 5ms}", "kernel", "run"}, false},
-		{"static percentages", "shares: {change: shadow, tune: false}", says{"mps", "shadow", "slab", "kernel", "answer"}, true},
-		{"the CPU gathers", "shares: {change: none}\ngather: copy", says{"mps", "none", "slab", "copy", "answer"}, false},
-		{"the CPU gathers, on partitions", "shares: {tune: false}\ngather: copy\nbatching: {fixed: 4, delay: 0s}",
-			says{"mps", "partition", "{fixed: 4, delay: 0s}", "copy", "answer"}, true},
+		{"time slicing", "", configs.Lab{TimeSlicing: true, Batching: one, RunLate: true}, says{"time-slicing", "none"}, false},
+		{"time slicing and SLAB", "", configs.Lab{TimeSlicing: true}, says{"time-slicing", "none"}, false},
+		{"default MPS", "", configs.Lab{Change: configs.ChangeNone, Batching: one, RunLate: true}, says{"mps", "none"}, false},
+		{"default MPS and SLAB", "", configs.Lab{Change: configs.ChangeNone}, says{"mps", "none"}, false},
+		{"default MPS, AIMD", "", configs.Lab{Change: configs.ChangeNone, Batching: control.Batching{Rule: control.BatchAIMD}}, says{"mps", "none"}, false},
+		{"default MPS, fixed batches", "", configs.Lab{Change: configs.ChangeNone, Batching: fixed(8, 5*time.Millisecond), RunLate: true}, says{"mps", "none"}, false},
+		{"static percentages", "shares: {policy: gslice, change: shadow, tune: false}", configs.Lab{}, says{"mps", "shadow"}, true},
+		{"the CPU gathers", "", configs.Lab{Change: configs.ChangeNone, CopyGather: true}, says{"mps", "none"}, false},
+		{"the CPU gathers, on partitions", "shares: {policy: gslice, tune: false}", configs.Lab{CopyGather: true, Batching: fixed(4, 0)}, says{"mps", "partition"}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			share := ""
@@ -38,19 +44,19 @@ func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
 			}
 			text := c.config + "\nfunctions:\n"
 			names := []string{"fashion", "face"}
-			if c.says.gather == "copy" {
+			if c.lab.CopyGather {
 				names = append(names, "detect") // whose pictures are the largest
 			}
 			for _, name := range names {
 				text += fmt.Sprintf("  - {name: %s, port: 0, slo: 20s%s}\n", name, share)
 			}
-			n := start(t, text)
+			n := start(t, text, c.lab.Environment())
 			for _, name := range names {
 				t.Run(name, func(t *testing.T) { answersAsOnTheCPU(t, n, name) })
 			}
 			s := status(t, n)
 			f, _ := s.Function("fashion")
-			if is := (says{s.Mechanism, f.Change, f.Batching, f.Gather, f.Late}); is != c.says {
+			if is := (says{s.Mechanism, f.Change}); is != c.says {
 				t.Errorf("status says %+v, want %+v", is, c.says)
 			}
 			if daemon := mpsProcess(n, mpsDaemon); (daemon != 0) != (c.says.mechanism == "mps") {
@@ -76,11 +82,10 @@ func TestEveryBaselineAnswersAsOnTheCPU(t *testing.T) {
 // with it.
 func TestByTimeANeighboursIllegalAccessIsItsOwn(t *testing.T) {
 	n := start(t, `
-mps: false
 functions:
   - {name: fashion, port: 0, slo: 10s}
   - {name: face, port: 0, slo: 10s}
-`+neighbour(t, ""))
+`+neighbour(t, ""), configs.Lab{TimeSlicing: true}.Environment())
 	fashion, face := send(t, n, "fashion", 400), send(t, n, "face", 100)
 	fashion.flows(t)
 	face.flows(t)

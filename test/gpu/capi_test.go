@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock/penstock/configs"
 )
 
 // exampleInC is the card of examples/c/fashion.yaml, from the source tree, with the
@@ -33,7 +35,7 @@ func exampleInC(t *testing.T) string {
 func TestModelInCAnswersAsOnTheCPU(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
 weights: shared
-shares: {tune: false, change: partition}
+shares: {policy: gslice, tune: false, change: partition}
 functions:
   - {name: fashion, model: %s, port: 0, slo: 20s, share_percent: 40}
   - {name: face, port: 0, slo: 20s, share_percent: 40}
@@ -68,10 +70,9 @@ functions:
 // Without MPS, where processes take turns, it is the same.
 func TestModelInCAnswersByTime(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
-mps: false
 functions:
   - {name: fashion, model: %s, port: 0, slo: 20s}
-`, exampleInC(t)))
+`, exampleInC(t)), configs.Lab{TimeSlicing: true}.Environment())
 	answersAsOnTheCPU(t, n, "fashion")
 	settled(t, n, "fashion")
 }

@@ -68,7 +68,7 @@ func neighbourFaults(t *testing.T, n *node.Node) {
 // touched CUDA, are woken at once.
 func TestANeighboursIllegalAccessCostsNobodyAnAnswer(t *testing.T) {
 	n := start(t, `
-shares: {tune: false}
+shares: {policy: gslice, tune: false}
 functions:
   - {name: fashion, port: 0, slo: 10s, share_percent: 40}
   - {name: face, port: 0, slo: 10s, share_percent: 40}

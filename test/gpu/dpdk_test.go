@@ -7,25 +7,49 @@ import (
 	"encoding/json"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
-
-	"github.com/penstock/penstock/bench"
 )
+
+// dpdkReport is what is read of the report of penstock-lab dpdk.
+type dpdkReport struct {
+	Ways []struct {
+		Source    string  `json:"source"`
+		Memory    string  `json:"memory"`
+		MappedMiB float64 `json:"mapped_read_only_mib"`
+		Mbufs     uint64  `json:"mbufs"`
+		MbufsHeld uint64  `json:"mbufs_held"`
+		Lacks     string  `json:"lacks"`
+		Functions []struct {
+			Model  string      `json:"model"`
+			Alone  dpdkTraffic `json:"alone"`
+			Loaded dpdkTraffic `json:"loaded"`
+		} `json:"functions"`
+	} `json:"ways"`
+}
+
+type dpdkTraffic struct {
+	InFlight   int `json:"in_flight"`
+	Requests   int `json:"requests"`
+	Wrong      int `json:"wrong"`
+	Refused    int `json:"refused"`
+	Unanswered int `json:"unanswered"`
+}
 
 // A node behind a port of DPDK whose other end is another process, and one behind kernel
 // sockets: the function maps DPDK's packet memory read-only, registers it, gathers from
 // the mbufs, and answers the same.
 func TestFunctionsGatherFromDPDKsMbufs(t *testing.T) {
 	exported(t, "resnet50")
-	command := exec.CommandContext(t.Context(), penstock, "bench", "dpdk", "--device", "cuda", "--models", os.Getenv("PENSTOCK_MODELS"),
+	command := exec.CommandContext(t.Context(), filepath.Join(filepath.Dir(penstock), "penstock-lab"), "dpdk", "--device", "cuda", "--models", os.Getenv("PENSTOCK_MODELS"),
 		"--model", "null", "--model", "resnet50", "--source", "udp,memif", "--alone", "500ms", "--loaded", "1s", "-o", "json")
 	var said bytes.Buffer
 	command.Stderr = &said
 	out, err := command.Output()
 	if err != nil {
-		t.Fatalf("bench dpdk: %v; it said:\n%s", err, said.String())
+		t.Fatalf("penstock-lab dpdk: %v; it said:\n%s", err, said.String())
 	}
-	var r bench.DPDKNode
+	var r dpdkReport
 	if err := json.Unmarshal(out, &r); err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +65,7 @@ func TestFunctionsGatherFromDPDKsMbufs(t *testing.T) {
 			t.Errorf("%s: the process that serves maps %.0f MiB it cannot write, want all packet memory", w.Source, w.MappedMiB)
 		}
 		for _, f := range w.Functions {
-			for _, traffic := range []bench.DPDKNodeTraffic{f.Alone, f.Loaded} {
+			for _, traffic := range []dpdkTraffic{f.Alone, f.Loaded} {
 				t.Logf("  %s: %+v", f.Model, traffic)
 				if traffic.Requests == 0 || traffic.Wrong+traffic.Refused+traffic.Unanswered > 0 {
 					t.Errorf("%s, %s, %d in flight: %d answered, %d wrong, %d refused, %d without an answer",

@@ -13,22 +13,12 @@ import (
 // process that lacks them says so and is given more.
 func TestFunctionsServeOnTheLeastGroupsTheyRunOn(t *testing.T) {
 	serveOnTheLeast(t, 25, []string{"vgg16", "vgg16-2", "resnet50", "fashion"}, `
-shares: {tune: false, change: partition}
+shares: {policy: gslice, tune: false, change: partition}
 functions:
   - {name: vgg16, model: `+exported(t, "vgg16")+`, port: 0, slo: 5s, share_percent: 2}
   - {name: vgg16-2, model: `+exported(t, "vgg16")+`, port: 0, slo: 5s, share_percent: 2}
   - {name: resnet50, model: `+exported(t, "resnet50")+`, port: 0, slo: 5s, share_percent: 2}
   - {name: fashion, port: 0, slo: 5s, share_percent: 2}
-`)
-}
-
-// Groups of two keep no clusters together: they are for models that have none.
-func TestAModelWithoutClustersServesOnGroupsOfTwo(t *testing.T) {
-	serveOnTheLeast(t, 7, []string{"fashion", "fashion-2"}, `
-shares: {tune: false, change: partition, sm_grain: 2}
-functions:
-  - {name: fashion, port: 0, slo: 5s, share_percent: 2}
-  - {name: fashion-2, model: fashion, port: 0, slo: 5s, share_percent: 5}
 `)
 }
 

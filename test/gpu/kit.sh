@@ -3,8 +3,8 @@
 # `make gpu-kit ORT_CUDA=DIR`. run.sh unpacks it there.
 #
 #   lib*.so.xz      ONNX Runtime with its CUDA provider, from ORT_CUDA
-#   programs.tar.xz penstock (without the zoo, which the source tree has), the GPU
-#                   tests, libpenstock.so and the examples in C, one archive: they
+#   programs.tar.xz penstock (without the zoo, which the source tree has), penstock-lab,
+#                   the GPU tests, libpenstock.so and the examples in C, one archive: they
 #                   share half their code; where DPDK is
 #                   installed here, penstock has it, and its libraries and drivers of
 #                   virtual ports lie beside it
@@ -54,7 +54,7 @@ for lib in "${libraries[@]}"; do
 	mv "$work/lib.xz" "$kit/$lib.xz"
 done
 
-echo "build penstock, gpu.test"
+echo "build penstock, penstock-lab, gpu.test"
 export CGO_ENABLED=1
 flags=(-trimpath -ldflags "-s -w -X main.version=$version")
 # The server's C library is Debian's or a newer one; DPDK's libraries come along.
@@ -65,6 +65,7 @@ else
 	echo "gpu-kit: without DPDK: apt-get install libdpdk-dev pkg-config" >&2
 fi
 "$go" build "${flags[@]}" -tags $tags -o "$work/penstock" ./cmd/penstock
+"$go" build -C research "${flags[@]}" -tags $tags -o "$work/penstock-lab" ./cmd/penstock-lab
 mkdir "$work/lib"
 if [ $tags != slim ]; then
 	drivers=$(pkg-config --variable=libdir libdpdk)/dpdk/pmds-23.0
@@ -78,7 +79,7 @@ fi
 make --no-print-directory GO="$go" LIBRARY="$work/lib/libpenstock.so" library >/dev/null
 examples/c/build.sh "$work/lib" "$work/c"
 cp test/gpu/run.sh "$work/"
-tar -C "$work" --owner=0 --group=0 -c penstock gpu.test run.sh lib c | xz --x86 --lzma2=preset=9e,dict=64MiB -c >$kit/programs.tar.xz
+tar -C "$work" --owner=0 --group=0 -c penstock penstock-lab gpu.test run.sh lib c | xz --x86 --lzma2=preset=9e,dict=64MiB -c >$kit/programs.tar.xz
 {
 	echo "version $version"
 	echo "commit $(git rev-parse HEAD 2>/dev/null || echo unknown)"

@@ -10,15 +10,16 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/cudatest"
 	"github.com/penstock/penstock/cuda/nvml"
-	"github.com/penstock/penstock/libml/device/gpu/gputest"
-	"github.com/penstock/penstock/libml/null/nulltest"
-	"github.com/penstock/penstock/libml/onnx/onnxtest"
-	"github.com/penstock/penstock/orchestrator/mps/mpstest"
+	"github.com/penstock/penstock/internal/testing/cudatest"
+	"github.com/penstock/penstock/internal/testing/gputest"
+	"github.com/penstock/penstock/internal/testing/mpstest"
+	"github.com/penstock/penstock/internal/testing/nulltest"
+	"github.com/penstock/penstock/internal/testing/onnxtest"
 )
 
 var (
@@ -30,6 +31,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
 	cudatest.Child()
 	gputest.Child()
 	nulltest.Child()

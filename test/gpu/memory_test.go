@@ -95,7 +95,7 @@ var (
 func TestOutOfMemoryCostsItsOwnFunctionOnly(t *testing.T) {
 	card := exported(t, "vgg19")
 	n := start(t, `
-shares: {tune: false, change: shadow}
+shares: {policy: gslice, tune: false, change: shadow}
 functions:
   - {name: fashion, port: 0, slo: 5s, share_percent: 30}
 `)

@@ -14,7 +14,7 @@ import (
 // twoFunctions are fashion and face, with a share of 40 % each.
 func twoFunctions(change string) string {
 	return `
-shares: {tune: false, change: ` + change + `}
+shares: {policy: gslice, tune: false, change: ` + change + `}
 functions:
   - {name: fashion, port: 0, slo: 5s, share_percent: 40}
   - {name: face, port: 0, slo: 5s, share_percent: 40}

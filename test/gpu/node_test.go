@@ -39,18 +39,18 @@ const slackBytes = 64 << 20
 
 // start starts a node on the GPU. When the test ends all its processes are gone, the
 // MPS daemon's too, and the GPU holds what it held before.
-func start(t *testing.T, config string) *node.Node {
+func start(t *testing.T, config string, environment ...string) *node.Node {
 	t.Helper()
-	return startIn(t, "", config)
+	return startIn(t, "", config, environment...)
 }
 
 // startIn is start with a runtime folder that there is; "" makes one.
-func startIn(t *testing.T, dir, config string) *node.Node {
+func startIn(t *testing.T, dir, config string, environment ...string) *node.Node {
 	t.Helper()
 	before := usedBytes(t)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), patience, fmt.Errorf("not ready within %s", patience))
 	defer cancel()
-	o := node.Options{Binary: penstock, Config: "device: cuda\n" + config}
+	o := node.Options{Binary: penstock, Config: "device: cuda\n" + config, Environment: environment}
 	if dir != "" {
 		o.Args = []string{"--runtime-dir", dir}
 	}

@@ -219,7 +219,7 @@ func TestPyTorchAnswersAsInAProcessOfItsOwn(t *testing.T) {
 	for name, tolerance := range map[string]float64{"resnet18": closeF32, "flat": closeF32, "exported": closeF32, "half": closeF16} {
 		t.Run(name, func(t *testing.T) {
 			line, s := pyTorchFunction(t, name, 50)
-			n := start(t, "log: {level: debug}\nshares: {tune: false, change: partition}\nfunctions:\n"+line)
+			n := start(t, "log: {level: debug}\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n"+line)
 			active, _ := serving(t, n, name)
 			t.Logf("%d multiprocessors, batches %v", active.SMs, active.Batches)
 			s.round(t, n, name, tolerance)
@@ -232,7 +232,7 @@ func TestPyTorchAnswersAsInAProcessOfItsOwn(t *testing.T) {
 func TestPyTorchMovesBetweenPartitionsUnderLoad(t *testing.T) {
 	plain, s := pyTorchFunction(t, "resnet18", 40)
 	half, other := pyTorchFunction(t, "half", 40)
-	n := start(t, "log: {level: debug}\nshares: {tune: false, change: partition}\nfunctions:\n"+plain+half)
+	n := start(t, "log: {level: debug}\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n"+plain+half)
 	first, _ := serving(t, n, "resnet18")
 	serving(t, n, "half")
 	stop, stopOther := s.asks(t, n, "resnet18", closeF32), other.asks(t, n, "half", closeF16)
@@ -252,7 +252,7 @@ func TestPyTorchMovesBetweenPartitionsUnderLoad(t *testing.T) {
 // With percentages a shadow takes over; and one does where the process is killed.
 func TestPyTorchSwapsShadowsUnderLoad(t *testing.T) {
 	line, s := pyTorchFunction(t, "resnet18", 40)
-	n := start(t, "log: {level: debug}\nshares: {tune: false, change: shadow}\nfunctions:\n"+line)
+	n := start(t, "log: {level: debug}\nshares: {policy: gslice, tune: false, change: shadow}\nfunctions:\n"+line)
 	serving(t, n, "resnet18")
 	stop := s.asks(t, n, "resnet18", closeF32)
 	for _, percent := range []float64{20, 50, 30} {
@@ -273,7 +273,7 @@ func TestPyTorchSwapsShadowsUnderLoad(t *testing.T) {
 func TestPyTorchSharesWeights(t *testing.T) {
 	line, s := pyTorchFunction(t, "flat", 30)
 	twin := strings.Replace(line, "name: flat", "name: twin", 1)
-	n := start(t, "log: {level: debug}\nweights: shared\nshares: {tune: false, change: partition}\nfunctions:\n"+line+twin)
+	n := start(t, "log: {level: debug}\nweights: shared\nshares: {policy: gslice, tune: false, change: partition}\nfunctions:\n"+line+twin)
 	serving(t, n, "flat")
 	serving(t, n, "twin")
 	if got := strings.Count(n.Log(), "weights are shared"); got < 2 {
@@ -298,7 +298,7 @@ func TestPythonOnAGPUHandsOverItsGraphs(t *testing.T) {
 	if err := os.WriteFile(card, []byte(strings.Replace(string(text), `framework: "null"`, command, 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n := start(t, fmt.Sprintf("shares: {tune: false, change: partition}\nfunctions:\n  - {name: fn, model: %s, port: 0, share_percent: 50}\n", card))
+	n := start(t, fmt.Sprintf("shares: {policy: gslice, tune: false, change: partition}\nfunctions:\n  - {name: fn, model: %s, port: 0, share_percent: 50}\n", card))
 	first, _ := serving(t, n, "fn")
 	fn := send(t, n, "fn", 400)
 	fn.flows(t)

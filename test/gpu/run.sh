@@ -6,8 +6,8 @@
 #   run.sh export [NAME] makes the models of the evaluation (random weights) in MODELS
 #   run.sh test [ARGS]   runs the GPU tests; ARGS go to the test binary
 #   run.sh bench WHAT    gather, overhead, swap, limit, fault, weights, dpdk or all: JSON into OUT
-#   run.sh evaluate FIGURE...   figures of the paper's evaluation (penstock bench evaluate), table1
-#                        (penstock bench weights), or all: JSON into OUT/evaluation. What is in
+#   run.sh evaluate FIGURE...   figures of the paper's evaluation (penstock-lab evaluate), table1
+#                        (penstock-lab weights), or all: JSON into OUT/evaluation. What is in
 #                        .kit/evaluation or there is gone on with
 #   run.sh exec CMD...   runs CMD with the kit's environment
 #
@@ -24,8 +24,8 @@ set -euo pipefail
 KIT=${KIT:-.kit/gpu} WORK=${WORK:-${TMPDIR:-/tmp}/penstock-gpu} OUT=${OUT:-out}
 MODELS=${MODELS:-$WORK/models}
 here=$PWD
-# What there is to evaluate, known without the kit; bench/evaluate's tests hold it.
-FIGURES="fig10a fig10b fig8 fig9 fig16 fig15 fig12c-14 fig1 fig12ab table5 fig5-7 fig2-3 fig11 fig10-slo fig10-large table1"
+# What there is to evaluate, known without the kit; research/evaluate's tests hold it.
+FIGURES="fig10a fig10b fig8 fig9 fig16 fig15 fig12c-14 fig1 fig12ab table5 fig5-7 fig2-3 fig11 fig10-slo fig10-large guarantees table1"
 
 die() {
 	echo "gpu: $*" >&2
@@ -99,15 +99,15 @@ export_models() {
 	python3 models/convert/export_torchvision.py "$MODELS" "$@" # what is there stays
 }
 
-# bench NAME ARGS... writes what penstock bench says of NAME into OUT/FILE.json.
+# bench NAME ARGS... writes what penstock-lab says of NAME into OUT/FILE.json.
 bench() {
 	local file=$1
 	shift
 	mkdir -p "$OUT"
-	echo "penstock bench $*" >&2
-	if ! "$WORK/penstock" bench "$@" -o json >"$OUT/$file.json.new"; then
+	echo "penstock-lab $*" >&2
+	if ! "$WORK/penstock-lab" "$@" -o json >"$OUT/$file.json.new"; then
 		rm -f "$OUT/$file.json.new"
-		echo "gpu: penstock bench $* failed" >&2
+		echo "gpu: penstock-lab $* failed" >&2
 		failed=1
 		return
 	fi
@@ -123,7 +123,7 @@ evaluate() {
 	[ "$gpus" -gt 0 ] || die "GPUS=$gpus: want 1 or more"
 	figures=$*
 	if [ "$figures" = all ]; then
-		figures="$("$WORK/penstock" bench evaluate --names) table1"
+		figures="$("$WORK/penstock-lab" evaluate --names) table1"
 	fi
 	mkdir -p "$OUT/evaluation"
 	for f in .kit/evaluation/*.json; do
@@ -161,14 +161,14 @@ evaluate_on() {
 		mkdir "$claims/$figure" 2>/dev/null || continue
 		[ $((end - SECONDS)) -gt 20 ] || break
 		if [ "$figure" = table1 ]; then # a benchmark of its own, gone on with a model at a time
-			if ! "$WORK/penstock" bench weights --models "$MODELS" --device "cuda:$gpu" --runs "${RUNS:-3}" \
+			if ! "$WORK/penstock-lab" weights --models "$MODELS" --device "cuda:$gpu" --runs "${RUNS:-3}" \
 				--report "$OUT/evaluation/weights.json" --limit "$((end - SECONDS))s" -o json >/dev/null; then
 				echo "gpu: figure $figure failed" >&2
 				bad=1
 			fi
 			continue
 		fi
-		if ! "$WORK/penstock" bench evaluate --figure "$figure" --models "$MODELS" --out "$OUT/evaluation" --limit "$((end - SECONDS))s" \
+		if ! "$WORK/penstock-lab" evaluate --figure "$figure" --models "$MODELS" --out "$OUT/evaluation" --limit "$((end - SECONDS))s" \
 			--runs "${RUNS:-3}" --device "cuda:$gpu" --cpus "$cpus" ${QUICK:+--quick} ${WEIGHTS:+--weights "$WEIGHTS"} -o json >/dev/null; then
 			echo "gpu: figure $figure failed" >&2
 			bad=1

@@ -5,13 +5,13 @@ package gpu
 import (
 	"testing"
 
-	"github.com/penstock/penstock/cuda/cudatest"
-	"github.com/penstock/penstock/cuda/nvml/nvmltest"
-	"github.com/penstock/penstock/libml/device/gpu/gputest"
-	"github.com/penstock/penstock/libml/null/nulltest"
-	"github.com/penstock/penstock/libml/onnx/onnxtest"
+	"github.com/penstock/penstock/internal/testing/cudatest"
+	"github.com/penstock/penstock/internal/testing/gputest"
+	"github.com/penstock/penstock/internal/testing/mpstest"
+	"github.com/penstock/penstock/internal/testing/nulltest"
+	"github.com/penstock/penstock/internal/testing/nvmltest"
+	"github.com/penstock/penstock/internal/testing/onnxtest"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/orchestrator/mps/mpstest"
 )
 
 func TestCUDA(t *testing.T) { cudatest.Run(t) }

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/libml/onnx/onnxtest"
+	"github.com/penstock/penstock/internal/testing/onnxtest"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/node"
 )
@@ -41,7 +41,7 @@ func TestONNXOverSharedWeights(t *testing.T) {
 func sharing(t *testing.T, cache string, functions ...string) *node.Node {
 	t.Helper()
 	t.Setenv("XDG_CACHE_HOME", cache)
-	text := "weights: shared\nlog: {level: debug}\nshares: {tune: false, change: shadow}\nfunctions:\n"
+	text := "weights: shared\nlog: {level: debug}\nshares: {policy: gslice, tune: false, change: shadow}\nfunctions:\n"
 	for i, model := range functions {
 		// 30 multiprocessors, for which cuBLAS is right in f16 (docs/adr/0007).
 		text += fmt.Sprintf("  - {name: f%d, model: %s, port: 0, slo: 5s, share_percent: 24}\n", i, exported(t, model))
@@ -144,11 +144,11 @@ func TestAKilledHolderIsNoticedByNobody(t *testing.T) {
 func TestWithoutAHolderEverybodyServes(t *testing.T) {
 	dir := t.TempDir()
 	// A folder where the socket would be.
-	if err := os.MkdirAll(filepath.Join(dir, "weights.sock", "x"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, "weights", "weights.sock", "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
-	n := startIn(t, dir, fmt.Sprintf("weights: shared\nshares: {tune: false}\nfunctions:\n  - {name: f0, model: %s, port: 0, slo: 5s, share_percent: 50}\n", exported(t, "resnet50")))
+	n := startIn(t, dir, fmt.Sprintf("weights: shared\nshares: {policy: gslice, tune: false}\nfunctions:\n  - {name: f0, model: %s, port: 0, slo: 5s, share_percent: 50}\n", exported(t, "resnet50")))
 	load := send(t, n, "f0", 200)
 	load.flows(t)
 	serving(t, n, "f0")
@@ -165,7 +165,7 @@ func TestWeightsOutliveAFault(t *testing.T) {
 	n := start(t, fmt.Sprintf(`
 weights: shared
 log: {level: debug}
-shares: {tune: false}
+shares: {policy: gslice, tune: false}
 functions:
   - {name: f0, model: %s, port: 0, slo: 10s, share_percent: 40}
   - {name: f1, model: %s, port: 0, slo: 10s, share_percent: 40}

@@ -18,23 +18,43 @@ const module = "github.com/penstock/penstock/"
 // layers are the floors of the house, from the top. A package may import what
 // lies on a lower floor; a folder stands for everything below it.
 var layers = [][]string{
-	{"cmd", "test", "examples"},
-	{"bench"},
+	{"research"},
+	{"cmd", "test", "examples", "internal/testing"},
+	{"profiler"},
+	{"internal/testbed"},
 	{"manager", "orchestrator", "libml", "loadgen", "node"},
 	{"configs", "plan"},
 	{"client", "control", "shm", "models", "cuda"},
-	{"wire"},
+	{"wire", "private", "internal/unixsock"},
+}
+
+// inner are the floors inside a folder. "" is the folder's own package.
+var inner = map[string][][]string{
+	"manager": {
+		{""},
+		{"aggregate", "policy"},
+		{"ingest"},
+	},
+	"libml": {
+		{"frameworks"},
+		{"capi", "null", "onnx"},
+		{""},
+		{"decode", "device", "python", "slab", "weights"},
+	},
 }
 
 // pure packages have no clock, no I/O and no memory of their own: they are
 // tested as functions and run in simulation.
 var pure = map[string][]string{
 	"wire":                      {"os", "net", "syscall", "io"},
-	"manager/share":             {"os", "net", "syscall", "io"},
-	"manager/fault":             {"os", "net", "syscall", "io"},
-	"manager/pair":              {"os", "net", "syscall", "io"},
-	"manager/partition":         {"os", "net", "syscall", "io"},
-	"manager/source/dpdk/frame": {"os", "net", "syscall", "io"},
+	"client/recovery":           {"os", "net", "syscall", "io"},
+	"control/budget":            {"os", "net", "syscall", "io"},
+	"manager/policy/gslice":     {"os", "net", "syscall", "io"},
+	"manager/policy/fault":      {"os", "net", "syscall", "io"},
+	"manager/policy/guarantee":  {"os", "net", "syscall", "io"},
+	"manager/policy/pair":       {"os", "net", "syscall", "io"},
+	"manager/policy/partition":  {"os", "net", "syscall", "io"},
+	"manager/ingest/dpdk/frame": {"os", "net", "syscall", "io"},
 	"libml/slab":                {"os", "net", "syscall", "io"},
 	"libml/decode":              {"os", "net", "syscall", "io"},
 	"plan":                      {"os", "net", "syscall", "math/rand"},
@@ -55,32 +75,47 @@ type pkg struct {
 
 func packages(t *testing.T) []pkg {
 	t.Helper()
-	out, err := exec.Command("go", "list", "-json=ImportPath,Dir,GoFiles,Imports", module+"...").Output()
+	list := exec.Command("go", "list", "-json=ImportPath,Dir,GoFiles,Imports", module+"...")
+	workspace, err := filepath.Abs("../../research/go.work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list.Env = append(os.Environ(), "GOWORK="+workspace) // both modules
+	out, err := list.Output()
 	if err != nil {
 		t.Fatalf("list packages: %v", err)
 	}
-	var list []pkg
+	var all []pkg
 	for decoder := json.NewDecoder(strings.NewReader(string(out))); decoder.More(); {
 		var p pkg
 		if err := decoder.Decode(&p); err != nil {
 			t.Fatal(err)
 		}
-		list = append(list, p)
+		all = append(all, p)
 	}
-	if len(list) < 10 {
-		t.Fatalf("found %d packages; the test looks in the wrong place", len(list))
+	for _, name := range []string{"wire", "research/bench"} {
+		if !slices.ContainsFunc(all, func(p pkg) bool { return p.ImportPath == module+name }) {
+			t.Fatalf("found no %s among %d packages; the test looks in the wrong place", name, len(all))
+		}
 	}
-	return list
+	return all
 }
 
-// folder is the first part of a package's path, which the layers speak of.
+// folder is the part of a package's path that the layers name: the first, or the first
+// two of internal/.
 func folder(path string) string {
-	name, _, _ := strings.Cut(strings.TrimPrefix(path, module), "/")
+	name, rest, _ := strings.Cut(strings.TrimPrefix(path, module), "/")
+	if name == "internal" {
+		second, _, _ := strings.Cut(rest, "/")
+		name += "/" + second
+	}
 	return name
 }
 
-func floor(name string) int {
-	return slices.IndexFunc(layers, func(l []string) bool { return slices.Contains(l, name) })
+func floor(name string) int { return floorOf(layers, name) }
+
+func floorOf(floors [][]string, name string) int {
+	return slices.IndexFunc(floors, func(l []string) bool { return slices.Contains(l, name) })
 }
 
 func TestImportsPointDown(t *testing.T) {
@@ -99,6 +134,43 @@ func TestImportsPointDown(t *testing.T) {
 				continue
 			}
 			t.Errorf("%s imports %s: %s may not know %s", p.ImportPath, path, from, to)
+		}
+	}
+}
+
+// TestInnerImportsPointDown is TestImportsPointDown inside manager/ and libml/.
+func TestInnerImportsPointDown(t *testing.T) {
+	arrows := map[string]int{}
+	for _, p := range packages(t) {
+		top := folder(p.ImportPath)
+		floors, ok := inner[top]
+		if !ok {
+			continue
+		}
+		// part is the folder below top that a package lies in.
+		part := func(path string) (name string, ok bool) {
+			rest, ok := strings.CutPrefix(path+"/", module+top+"/")
+			name, _, _ = strings.Cut(rest, "/")
+			return name, ok
+		}
+		from, _ := part(p.ImportPath)
+		if floorOf(floors, from) < 0 {
+			t.Errorf("%s is on no floor inside %s", p.ImportPath, top)
+		}
+		for _, path := range p.Imports {
+			to, inside := part(path)
+			if !inside || to == from {
+				continue
+			}
+			arrows[top]++
+			if floorOf(floors, to) <= floorOf(floors, from) {
+				t.Errorf("%s imports %s, which lies no lower", p.ImportPath, path)
+			}
+		}
+	}
+	for top := range inner {
+		if arrows[top] == 0 {
+			t.Errorf("found no import inside %s; the test looks in the wrong place", top)
 		}
 	}
 }
@@ -195,6 +267,38 @@ func TestDrawingNamesEveryFolder(t *testing.T) {
 	for _, p := range packages(t) {
 		if name := folder(p.ImportPath); !strings.Contains(string(text), name+"/") {
 			t.Errorf("docs/architecture.md does not name %s/", name)
+		}
+	}
+}
+
+// TestDependenciesAreJustified holds docs/adr/0021-dependencies.md to go.mod.
+func TestDependenciesAreJustified(t *testing.T) {
+	out, err := exec.Command("go", "mod", "edit", "-json", filepath.Join("..", "..", "go.mod")).Output()
+	if err != nil {
+		t.Fatalf("read go.mod: %v", err)
+	}
+	var file struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+	}
+	if err := json.Unmarshal(out, &file); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "adr", "0021-dependencies.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct := map[string]bool{}
+	for _, r := range file.Require {
+		if direct[r.Path] = !r.Indirect; !r.Indirect && !strings.Contains(string(text), "`"+r.Path+"`") {
+			t.Errorf("docs/adr/0021-dependencies.md does not justify %s", r.Path)
+		}
+	}
+	for _, m := range regexp.MustCompile("`([a-z0-9.-]+\\.[a-z]+/[^` ]+)`").FindAllStringSubmatch(string(text), -1) {
+		if !direct[m[1]] {
+			t.Errorf("docs/adr/0021-dependencies.md names %s, which go.mod does not require", m[1])
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
@@ -60,7 +61,7 @@ func New(in models.Input, slabs [][]byte) (*Device, error) {
 }
 
 // Name is "cpu".
-func (d *Device) Name() string { return "cpu" }
+func (d *Device) Name() string { return control.DeviceCPU }
 
 // AddSlab makes a slab known; see device.Device.
 func (d *Device) AddSlab(mem []byte) error {
@@ -90,12 +91,12 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, e
 	return slices.Repeat([]device.Tensors{{Input: laid[0], Outputs: laid[1:], Results: laid[1:]}}, device.Slots), nil
 }
 
-// ErrTensor is returned when a batch does not fit the tensor it should go to, or
+// errTensor is returned when a batch does not fit the tensor it should go to, or
 // the tensor is not aligned for its elements.
-var ErrTensor = errors.New("tensor does not hold the batch")
+var errTensor = errors.New("tensor does not hold the batch")
 
-// ErrSlot is returned for a slot outside 0 .. device.Slots-1.
-var ErrSlot = errors.New("no such slot")
+// errSlot is returned for a slot outside 0 .. device.Slots-1.
+var errSlot = errors.New("no such slot")
 
 // Gather fills a batch tensor; see device.Device. It allocates only when a
 // request has more pieces than any before it in the slot, and for its error.
@@ -139,7 +140,7 @@ func (d *Device) gather(w *workspace, image []byte, req device.Request) (bad int
 // Pad blanks images from up to, not including, to.
 func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 	if from < 0 || to < from {
-		return fmt.Errorf("pad images %d to %d: %w", from, to, ErrTensor)
+		return fmt.Errorf("pad images %d to %d: %w", from, to, errTensor)
 	}
 	if err := d.check(slot, dst, to); err != nil {
 		return fmt.Errorf("pad images %d to %d: %w", from, to, err)
@@ -151,11 +152,11 @@ func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 func (d *Device) check(slot int, dst []byte, images int) error {
 	switch {
 	case slot < 0 || slot >= len(d.slots):
-		return ErrSlot
+		return errSlot
 	case images > len(dst)/d.imageBytes:
-		return fmt.Errorf("%w: %d images of %d bytes, %d bytes", ErrTensor, images, d.imageBytes, len(dst))
+		return fmt.Errorf("%w: %d images of %d bytes, %d bytes", errTensor, images, d.imageBytes, len(dst))
 	case !aligned(dst, d.elementBytes):
-		return fmt.Errorf("%w: not aligned to its elements' %d bytes", ErrTensor, d.elementBytes)
+		return fmt.Errorf("%w: not aligned to its elements' %d bytes", errTensor, d.elementBytes)
 	}
 	return nil
 }
@@ -164,9 +165,9 @@ func (d *Device) check(slot int, dst []byte, images int) error {
 func (d *Device) Fetch(slot int, images int) error {
 	switch {
 	case slot < 0 || slot >= len(d.slots):
-		return fmt.Errorf("fetch outputs of slot %d: %w", slot, ErrSlot)
+		return fmt.Errorf("fetch outputs of slot %d: %w", slot, errSlot)
 	case images < 0 || images > d.images:
-		return fmt.Errorf("fetch outputs of %d images: %w: it has %d", images, ErrTensor, d.images)
+		return fmt.Errorf("fetch outputs of %d images: %w: it has %d", images, errTensor, d.images)
 	}
 	return nil
 }
@@ -174,7 +175,7 @@ func (d *Device) Fetch(slot int, images int) error {
 // Done is always true: what was asked was done when the call returned.
 func (d *Device) Done(slot int) (bool, error) {
 	if slot < 0 || slot >= len(d.slots) {
-		return true, fmt.Errorf("look at slot %d: %w", slot, ErrSlot)
+		return true, fmt.Errorf("look at slot %d: %w", slot, errSlot)
 	}
 	return true, nil
 }
@@ -182,7 +183,7 @@ func (d *Device) Done(slot int) (bool, error) {
 // Wait returns at once; the host's clock has measured all there is.
 func (d *Device) Wait(slot int) (inferred time.Duration, err error) {
 	if slot < 0 || slot >= len(d.slots) {
-		return 0, fmt.Errorf("wait for slot %d: %w", slot, ErrSlot)
+		return 0, fmt.Errorf("wait for slot %d: %w", slot, errSlot)
 	}
 	return 0, nil
 }
@@ -204,9 +205,9 @@ func Direct(in models.Input, picture, dst []byte) error {
 	case len(picture) != in.WireBytes():
 		return fmt.Errorf("convert picture of %d bytes: %w of %d", len(picture), device.ErrSize, in.WireBytes())
 	case len(dst) != in.TensorBytes():
-		return fmt.Errorf("convert picture to %d bytes: %w: an image has %d", len(dst), ErrTensor, in.TensorBytes())
+		return fmt.Errorf("convert picture to %d bytes: %w: an image has %d", len(dst), errTensor, in.TensorBytes())
 	case !aligned(dst, in.TensorType.Bytes()):
-		return fmt.Errorf("convert picture: %w: not aligned to its elements' %d bytes", ErrTensor, in.TensorType.Bytes())
+		return fmt.Errorf("convert picture: %w: not aligned to its elements' %d bytes", errTensor, in.TensorType.Bytes())
 	}
 	var at cursor
 	k.feed(dst, &at, picture)

@@ -10,8 +10,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock/penstock/internal/testing/devicetest"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/devicetest"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/shm"
 )
@@ -190,10 +190,10 @@ func TestDirectPreparesOnePicture(t *testing.T) {
 	if err := Direct(in, picture[1:], got); !errors.Is(err, device.ErrSize) {
 		t.Errorf("a picture that is too short: %v", err)
 	}
-	if err := Direct(in, picture, got[4:]); !errors.Is(err, ErrTensor) {
+	if err := Direct(in, picture, got[4:]); !errors.Is(err, errTensor) {
 		t.Errorf("a tensor that is too short: %v", err)
 	}
-	if err := Direct(in, picture, devicetest.Aligned(len(got) + 1)[1:]); !errors.Is(err, ErrTensor) {
+	if err := Direct(in, picture, devicetest.Aligned(len(got) + 1)[1:]); !errors.Is(err, errTensor) {
 		t.Errorf("a tensor that is not aligned: %v", err)
 	}
 }

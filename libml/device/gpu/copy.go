@@ -98,7 +98,7 @@ func (s *slot) gatherByCopy(d *Device, dst []byte, reqs []device.Request, refuse
 			}
 		}
 	}
-	if err := s.gathered.Record(s.lane.stream); err != nil {
+	if err := s.gathered.Record(s.stream); err != nil {
 		return nil, err
 	}
 	s.measured = 1
@@ -131,10 +131,10 @@ func from(slabs [][]byte, p *shm.Piece) []byte {
 func (s *slot) bringOver(d *Device, dst cuda.Pointer, pictures int) error {
 	c, bytes := s.copies, pictures*d.kernel.plan.wireBytes
 	if c.on == 0 {
-		return s.lane.stream.Copy(dst, cuda.At(c.staged), bytes)
+		return s.stream.Copy(dst, cuda.At(c.staged), bytes)
 	}
-	if err := s.lane.stream.Copy(c.on, cuda.At(c.staged), bytes); err != nil {
+	if err := s.stream.Copy(c.on, cuda.At(c.staged), bytes); err != nil {
 		return err
 	}
-	return s.launch.Gather(s.lane.stream, cuda.At(c.descriptors), pictures*c.each, dst, pictures)
+	return s.launch.Gather(s.stream, cuda.At(c.descriptors), pictures*c.each, dst, pictures)
 }

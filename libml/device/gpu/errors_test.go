@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/penstock/penstock/cuda"
-	"github.com/penstock/penstock/cuda/fake"
+	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/libml/device/cpu"
 	"github.com/penstock/penstock/libml/device/gpu"
@@ -102,8 +102,8 @@ func TestADeviceThatCannotBeOpenedLeavesNothing(t *testing.T) {
 		for nth := range times {
 			t.Run(call, func(t *testing.T) {
 				runtime.LockOSThread()
-				fake.Check(t)
-				fake.Apply(t, fake.Refuse(call, nth+1, outOfMemory))
+				cudafake.Check(t)
+				cudafake.Apply(t, cudafake.Refuse(call, nth+1, outOfMemory))
 				if d, err := open(); err == nil {
 					t.Errorf("opened all the same: %v", d.Close())
 				} else if !errors.Is(err, cuda.ErrOutOfMemory) {
@@ -116,7 +116,7 @@ func TestADeviceThatCannotBeOpenedLeavesNothing(t *testing.T) {
 
 func TestAnInputThatMakesNoSenseIsRefused(t *testing.T) {
 	runtime.LockOSThread()
-	fake.Check(t)
+	cudafake.Check(t)
 	in := input
 	in.WireType = "u16"
 	if _, err := gpu.New(in, gpu.Options{Device: "cuda"}); !errors.Is(err, cpu.ErrInput) {
@@ -133,12 +133,12 @@ func TestTensorsThatDoNotFitAreRefused(t *testing.T) {
 		for nth := range times {
 			t.Run(call, func(t *testing.T) {
 				runtime.LockOSThread()
-				fake.Check(t)
+				cudafake.Check(t)
 				d, err := open()
 				if err != nil {
 					t.Fatal(err)
 				}
-				fake.Apply(t, fake.Refuse(call, nth+1, outOfMemory))
+				cudafake.Apply(t, cudafake.Refuse(call, nth+1, outOfMemory))
 				if _, err := d.Tensors(memory(t), sizes); !errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, device.ErrLost) {
 					t.Errorf("tensors says %v", err)
 				}
@@ -151,7 +151,7 @@ func TestTensorsThatDoNotFitAreRefused(t *testing.T) {
 }
 
 func TestMoreSlabsThanTheKernelTakesAreRefused(t *testing.T) {
-	fake.Check(t)
+	cudafake.Check(t)
 	d, tensors := opened(t)
 	for range gpu.Slabs - 1 {
 		if err := d.AddSlab(memory(t)); err != nil {
@@ -176,9 +176,9 @@ func TestABatchThatIsRefusedIsFollowedByOthers(t *testing.T) {
 	for _, call := range []string{"cuLaunchKernel", "cuEventRecord", "cuStreamWriteValue32_v2"} {
 		for nth := 1; nth <= 2; nth++ {
 			t.Run(call, func(t *testing.T) {
-				fake.Check(t)
+				cudafake.Check(t)
 				d, tensors := opened(t)
-				fake.Apply(t, fake.Refuse(call, nth, outOfResources))
+				cudafake.Apply(t, cudafake.Refuse(call, nth, outOfResources))
 				failed := 0
 				for range 3 {
 					if err := batch(d, tensors, 0); err != nil {
@@ -200,12 +200,12 @@ func TestABatchThatIsRefusedIsFollowedByOthers(t *testing.T) {
 }
 
 func TestABatchIsNotDoneBeforeItIs(t *testing.T) {
-	fake.Check(t)
+	cudafake.Check(t)
 	d, tensors := opened(t)
 	if done, err := d.Done(0); !done || err != nil {
 		t.Errorf("of a slot that was asked nothing Done says %v, %v", done, err)
 	}
-	fake.Apply(t, fake.Hold)
+	cudafake.Apply(t, cudafake.Hold)
 	if err := begin(d, tensors, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestABatchIsNotDoneBeforeItIs(t *testing.T) {
 	if err := d.Repartition([]int{0, 1}, nil); !errors.Is(err, gpu.ErrBusy) {
 		t.Errorf("a slot in flight is moved: %v", err)
 	}
-	fake.Set(t, fake.Release)
+	cudafake.Set(t, cudafake.Release)
 	if inferred, err := d.Wait(0); err != nil || inferred <= 0 {
 		t.Errorf("Wait says %v, %v", inferred, err)
 	}
@@ -247,8 +247,8 @@ func TestALostDeviceIsLostForGood(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			before := fake.Now().Out()
-			fake.Set(t, fake.Fault("gather_copy", 1, illegalAddress))
+			before := cudafake.Now().Out()
+			cudafake.Set(t, cudafake.Fault("gather_copy", 1, illegalAddress))
 			if err := begin(d, tensors, 0); err != nil && !errors.Is(err, device.ErrLost) {
 				t.Fatal(err)
 			}
@@ -265,11 +265,11 @@ func TestALostDeviceIsLostForGood(t *testing.T) {
 				}
 			}
 			// The process ends now. Here the device comes back, and all is given back.
-			fake.Reset()
+			cudafake.Reset()
 			if err := d.Close(); err != nil {
 				t.Errorf("close: %v", err)
 			}
-			if after := fake.Now().Out(); after == before || after != (fake.Accounts{}) {
+			if after := cudafake.Now().Out(); after == before || after != (cudafake.Accounts{}) {
 				t.Errorf("left on the fake GPU: %+v", after)
 			}
 		})
@@ -280,7 +280,7 @@ func TestASlotThatCannotBeMovedStaysWhereItIs(t *testing.T) {
 	for call, times := range map[string]int{"cuDeviceGetDevResource": 1, "cuGreenCtxCreate": 1, "cuGreenCtxStreamCreate": 2, "cuStreamDestroy_v2": 1} {
 		for nth := range times {
 			t.Run(call, func(t *testing.T) {
-				fake.Check(t)
+				cudafake.Check(t)
 				d, tensors := opened(t)
 				if call != "cuDeviceGetDevResource" {
 					for _, groups := range [][]int{{0}, {1}} { // so that there is something to destroy
@@ -294,7 +294,7 @@ func TestASlotThatCannotBeMovedStaysWhereItIs(t *testing.T) {
 					t.Fatal(err)
 				}
 				stream := d.Stream(0)
-				fake.Apply(t, fake.Refuse(call, nth+1, notSupported))
+				cudafake.Apply(t, cudafake.Refuse(call, nth+1, notSupported))
 				if err := d.Repartition([]int{0, 1}, []int{2, 3}); !errors.Is(err, cuda.ErrNotSupported) {
 					t.Errorf("repartition says %v", err)
 				}
@@ -317,7 +317,7 @@ func TestASlotThatCannotBeMovedStaysWhereItIs(t *testing.T) {
 
 // Where a slot ran before lives until it moves again, and no longer.
 func TestPartitionsAreGivenBack(t *testing.T) {
-	fake.Check(t)
+	cudafake.Check(t)
 	d, _ := opened(t)
 	for i := range 20 {
 		slots := []int{0, 1}
@@ -329,7 +329,7 @@ func TestPartitionsAreGivenBack(t *testing.T) {
 		}
 		// Each slot has the stream that it runs on, and the one before.
 		want := int64(min(device.Slots+2*(i+1), 2*device.Slots))
-		if got := fake.Now().Streams; got != want {
+		if got := cudafake.Now().Streams; got != want {
 			t.Fatalf("after %d moves there are %d streams, want %d", i+1, got, want)
 		}
 	}
@@ -337,7 +337,7 @@ func TestPartitionsAreGivenBack(t *testing.T) {
 
 func TestLargeOutputsAreCopiedByTheCopyEngine(t *testing.T) {
 	runtime.LockOSThread()
-	fake.Check(t)
+	cudafake.Check(t)
 	d, err := open()
 	if err != nil {
 		t.Fatal(err)
@@ -352,9 +352,9 @@ func TestLargeOutputsAreCopiedByTheCopyEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fake.Apply(t)
+	cudafake.Apply(t)
 	for images, want := range map[int][]string{5: {"fetch"}, 8: nil} {
-		fake.Reset()
+		cudafake.Reset()
 		if err := d.Fetch(0, images); err != nil {
 			t.Fatal(err)
 		}
@@ -362,7 +362,7 @@ func TestLargeOutputsAreCopiedByTheCopyEngine(t *testing.T) {
 			t.Fatal(err)
 		}
 		var names []string
-		for _, l := range fake.Launches() {
+		for _, l := range cudafake.Launches() {
 			names = append(names, l.Name)
 		}
 		if !slices.Equal(names, want) {

@@ -31,6 +31,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/models"
@@ -43,11 +44,11 @@ const inFlight = 2
 
 // What a Device refuses.
 var (
-	// ErrSlot is returned for a slot that is not 0 to device.Slots-1.
-	ErrSlot = errors.New("no such slot")
-	// ErrTensor is returned when a batch does not lie in its slot's input tensor,
+	// errSlot is returned for a slot that is not 0 to device.Slots-1.
+	errSlot = errors.New("no such slot")
+	// errTensor is returned when a batch does not lie in its slot's input tensor,
 	// does not fit it, or is not aligned.
-	ErrTensor = errors.New("batch does not fit its tensor")
+	errTensor = errors.New("batch does not fit its tensor")
 	// ErrBusy is returned when a slot is to be moved that has work in flight.
 	ErrBusy = errors.New("slot is in flight")
 )
@@ -56,9 +57,6 @@ var (
 type Options struct {
 	// Device is what cuda.Find takes: "cuda", "cuda:1", a UUID or its beginning.
 	Device string
-	// Grain is what cuda.Device.Split takes: multiprocessors to a group, 0 for the
-	// driver's own.
-	Grain int
 	// Copy has the CPU put the pieces of a batch together, and one copy bring them over,
 	// in place of the kernel that reads them where they lie (copy.go).
 	Copy bool
@@ -67,7 +65,6 @@ type Options struct {
 // Device is a GPU. It implements device.Partitioned.
 type Device struct {
 	device  cuda.Device
-	grain   int
 	context *cuda.Context
 	kernel  *Kernel
 	control []byte // pinned; a line of each slot, see slot.go
@@ -86,6 +83,7 @@ type Device struct {
 
 	mu    sync.Mutex // guards what follows, and lanes of slots while they are moved
 	split *cuda.Split
+	level budget.Level // of new lanes; budget.Demoted until Prioritize
 }
 
 var _ device.Partitioned = (*Device)(nil)
@@ -109,7 +107,7 @@ func New(in models.Input, o Options) (_ *Device, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open GPU: %w", err)
 	}
-	d := &Device{device: found, grain: o.Grain, copy: o.Copy}
+	d := &Device{device: found, copy: o.Copy}
 	defer func() {
 		if err != nil {
 			err = d.fail("open GPU", err)
@@ -205,7 +203,7 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 	case d.memory != 0:
 		return nil, errors.New("tensors are made once")
 	case need > 0 && cuda.At(shared)%device.TensorAlign != 0:
-		return nil, fmt.Errorf("%w: shared memory is not aligned to %d bytes", ErrTensor, device.TensorAlign)
+		return nil, fmt.Errorf("%w: shared memory is not aligned to %d bytes", errTensor, device.TensorAlign)
 	}
 	defer func() {
 		if err != nil {
@@ -310,7 +308,7 @@ func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 	s, err := d.slot(slot)
 	if err == nil && (from < 0 || to < from) {
-		err = ErrTensor
+		err = errTensor
 	}
 	if err == nil {
 		err = s.holds(d, dst, to)
@@ -324,7 +322,7 @@ func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 	if err := s.blank(d, dst, from, to); err != nil {
 		return d.fail("pad", err)
 	}
-	if err := s.gathered.Record(s.lane.stream); err != nil {
+	if err := s.gathered.Record(s.stream); err != nil {
 		return d.fail("pad", err)
 	}
 	return nil
@@ -335,7 +333,7 @@ func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 func (d *Device) Fetch(slot int, images int) error {
 	s, err := d.slot(slot)
 	if err == nil && (images < 0 || images > d.images) {
-		err = fmt.Errorf("%w: it has %d", ErrTensor, d.images)
+		err = fmt.Errorf("%w: it has %d", errTensor, d.images)
 	}
 	if err != nil {
 		return fmt.Errorf("fetch outputs of %d images: %w", images, err)
@@ -377,7 +375,7 @@ func (d *Device) Wait(slot int) (inferred time.Duration, err error) {
 
 func (d *Device) slot(i int) (*slot, error) {
 	if i < 0 || i >= len(d.slots) {
-		return nil, ErrSlot
+		return nil, errSlot
 	}
 	if lost := d.lost.Load(); lost != nil {
 		return nil, *lost

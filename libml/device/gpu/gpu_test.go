@@ -5,17 +5,17 @@ package gpu_test
 import (
 	"testing"
 
-	"github.com/penstock/penstock/cuda/cudatest"
-	"github.com/penstock/penstock/cuda/fake"
-	"github.com/penstock/penstock/libml/device/gpu/gputest"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/cudatest"
+	"github.com/penstock/penstock/internal/testing/gputest"
 )
 
 func TestMain(m *testing.M) {
 	gputest.Child()
-	fake.Main(m, fake.Kernels(gputest.Twins), fake.Kernels(cudatest.Kernels))
+	cudafake.Main(m, cudafake.Kernels(gputest.Twins), cudafake.Kernels(cudatest.Kernels))
 }
 
 func TestTheSuiteOnTheFake(t *testing.T) {
-	fake.Check(t)
+	cudafake.Check(t)
 	gputest.Run(t)
 }

@@ -152,7 +152,7 @@ func (l *Launch) Gather(s cuda.Stream, descriptors cuda.Pointer, count int, tens
 }
 
 // FetchPart sets part i of what Fetch copies: to pinned host memory, from device
-// memory, each aligned to 16 bytes. There may be FetchParts.
+// memory, each aligned to 16 bytes. There may be fetchParts.
 func (l *Launch) FetchPart(i int, to, from cuda.Pointer, bytes int) {
 	parts := l.fetch.Bytes(0)
 	binary.LittleEndian.PutUint64(parts[atFrom+8*i:], uint64(from))

@@ -1,9 +1,11 @@
 package gpu
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 )
@@ -15,21 +17,36 @@ type place struct {
 	lanes int
 }
 
-// lane is a stream at a place; the zero lane is none.
+// lane has a slot's streams at a place, by level: one of the lane's level and, unless that is
+// budget.Demoted, one for demoted batches. Others are made when Choose first asks for them.
+// The zero lane is none.
+//
+// The streams of a process map to CUDA_DEVICE_MAX_CONNECTIONS channels, 8 by default, and
+// work on one channel is done in order. So only the slots that libml uses get more than the
+// one stream that New makes: a process has six streams, or eight after its function has
+// exceeded its guarantee. Slots 2 and 3 get theirs when they are moved, in place of slots 0
+// and 1. The streams that frameworks make are idle after linking.
 type lane struct {
-	stream cuda.Stream
-	place  *place
+	level   budget.Level // of Stream
+	streams [budget.MaxLevel + 1]cuda.Stream
+	place   *place
 }
 
-// close destroys the stream, and the place with its last. A stream that cannot be
+// close destroys the streams, and the place with its last lane. A stream that cannot be
 // destroyed stays, for Close to try again.
 func (l *lane) close(errs *closing) {
 	if l.place == nil {
 		return
 	}
-	if err := l.stream.Destroy(); err != nil {
-		errs.add(err)
-		return
+	for i, s := range l.streams {
+		if s == (cuda.Stream{}) {
+			continue
+		}
+		if err := s.Destroy(); err != nil {
+			errs.add(err)
+			return
+		}
+		l.streams[i] = cuda.Stream{}
 	}
 	l.place.leave(errs)
 	*l = lane{}
@@ -61,15 +78,91 @@ func (d *Device) SMs(slot int) (int, error) {
 	return n, nil
 }
 
-// Stream is the slot's CUstream.
+// Stream is the slot's CUstream of the device's level.
 func (d *Device) Stream(slot int) uintptr {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.slots[slot].lane.stream.Handle()
+	l := &d.slots[slot].lane
+	return l.streams[l.level].Handle()
+}
+
+// Choose makes the stream of a level when a slot first needs it, in some 10 µs.
+func (d *Device) Choose(slot int, level budget.Level) error {
+	s := &d.slots[slot]
+	if s.lane.level == budget.Demoted {
+		return nil
+	}
+	stream := &s.lane.streams[level]
+	if *stream == (cuda.Stream{}) {
+		made, err := d.newStream(s.lane.place, level)
+		if err != nil {
+			return d.fail(fmt.Sprintf("have slot %d run at level %d", slot, level), err)
+		}
+		*stream = made
+	}
+	s.stream = *stream
+	return nil
+}
+
+// BatchStream is the CUstream that Choose chose.
+func (d *Device) BatchStream(slot int) uintptr { return d.slots[slot].stream.Handle() }
+
+// Prioritize makes streams of the priority -level.
+func (d *Device) Prioritize(slots []int, level budget.Level) error {
+	if err := d.prioritize(slots, level); err != nil {
+		return d.fail(fmt.Sprintf("give slots %v level %d", slots, level), err)
+	}
+	return nil
+}
+
+func (d *Device) prioritize(slots []int, level budget.Level) error {
+	if err := d.idle(slots); err != nil {
+		return err
+	}
+	lowest, highest, err := d.context.StreamPriorities()
+	if err != nil {
+		return err
+	}
+	if level <= budget.Demoted || -int(level) < highest {
+		return fmt.Errorf("stream priorities are %d to %d: %w", lowest, highest, cuda.ErrNotSupported)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.level != budget.Demoted {
+		return fmt.Errorf("level is %d already", d.level)
+	}
+	for _, slot := range slots {
+		s := &d.slots[slot]
+		stream, err := d.newStream(s.lane.place, level)
+		if err != nil {
+			return err
+		}
+		on := lane{level: level, place: s.lane.place}
+		on.streams[level], on.streams[budget.Demoted] = stream, s.lane.streams[budget.Demoted]
+		s.runOn(on)
+	}
+	d.level = level
+	return nil
+}
+
+// idle checks slots that are to change streams.
+func (d *Device) idle(slots []int) error {
+	for i, slot := range slots {
+		s, err := d.slot(slot)
+		switch {
+		case err != nil:
+			return err
+		case slices.Contains(slots[:i], slot):
+			return fmt.Errorf("%w twice", errSlot)
+		case s.asked:
+			return fmt.Errorf("slot %d: %w", slot, ErrBusy)
+		}
+	}
+	return nil
 }
 
 // Repartition makes a green context of the groups, in one to two milliseconds, and
-// streams in it. Other slots are not disturbed. cuda.ErrNotSupported where the
+// streams in it. Other slots are not disturbed. The error wraps cuda.ErrNotSupported if the
 // driver or the device has no green contexts.
 func (d *Device) Repartition(slots []int, groups []int) error {
 	if err := d.repartition(slots, groups); err != nil {
@@ -79,16 +172,8 @@ func (d *Device) Repartition(slots []int, groups []int) error {
 }
 
 func (d *Device) repartition(slots, groups []int) (err error) {
-	for i, slot := range slots {
-		s, err := d.slot(slot)
-		switch {
-		case err != nil:
-			return err
-		case slices.Contains(slots[:i], slot):
-			return fmt.Errorf("%w twice", ErrSlot)
-		case s.asked:
-			return fmt.Errorf("slot %d: %w", slot, ErrBusy)
-		}
+	if err := d.idle(slots); err != nil {
+		return err
 	}
 	for i, g := range groups {
 		if i > 0 && g <= groups[i-1] {
@@ -125,8 +210,10 @@ func (d *Device) repartition(slots, groups []int) (err error) {
 	}
 	for i, slot := range slots {
 		s := &d.slots[slot]
-		s.before, s.lane = s.lane, lanes[i]
+		s.before = s.lane
+		s.runOn(lanes[i])
 		clear(s.took) // another share, other times
+		clear(s.tookDemoted)
 	}
 	return nil
 }
@@ -139,7 +226,7 @@ func (d *Device) newPlace(groups []int) (*place, error) {
 	}
 	var err error
 	if d.split == nil {
-		if d.split, err = d.device.Split(d.grain); err != nil {
+		if d.split, err = d.device.Split(); err != nil {
 			return nil, err
 		}
 	}
@@ -147,15 +234,27 @@ func (d *Device) newPlace(groups []int) (*place, error) {
 	return p, err
 }
 
-func (d *Device) newLane(at *place) (lane, error) {
-	newStream := d.context.NewStream
-	if at.green != nil {
-		newStream = at.green.NewStream
-	}
-	stream, err := newStream()
-	if err != nil {
+// newLane makes the streams of the device's level.
+func (d *Device) newLane(at *place) (_ lane, err error) {
+	l := lane{level: d.level, place: at}
+	if l.streams[d.level], err = d.newStream(at, d.level); err != nil {
 		return lane{}, err
 	}
+	if d.level != budget.Demoted {
+		if l.streams[budget.Demoted], err = d.newStream(at, budget.Demoted); err != nil {
+			return lane{}, errors.Join(err, l.streams[d.level].Destroy())
+		}
+	}
 	at.lanes++
-	return lane{stream, at}, nil
+	return l, nil
+}
+
+func (d *Device) newStream(at *place, level budget.Level) (cuda.Stream, error) {
+	switch {
+	case at.green != nil:
+		return at.green.NewPriorityStream(-int(level))
+	case level == budget.Demoted:
+		return d.context.NewStream()
+	}
+	return d.context.NewPriorityStream(-int(level))
 }

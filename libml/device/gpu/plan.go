@@ -46,13 +46,13 @@ const (
 	channelBytes  = 16
 	batchBytes    = atThree + 3*channelBytes
 
-	// FetchParts is how many parts Launch.Fetch copies at most.
-	FetchParts = 32
+	// fetchParts is how many parts Launch.Fetch copies at most.
+	fetchParts = 32
 	// Fetch, the parameter of the kernel of that name.
 	atFrom     = 0
-	atTo       = atFrom + 8*FetchParts
-	atBytes    = atTo + 8*FetchParts
-	atParts    = atBytes + 8*FetchParts
+	atTo       = atFrom + 8*fetchParts
+	atBytes    = atTo + 8*fetchParts
+	atParts    = atBytes + 8*fetchParts
 	fetchBytes = atParts + 8
 )
 

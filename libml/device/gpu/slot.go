@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/control/budget"
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/device"
 	"github.com/penstock/penstock/shm"
@@ -21,8 +22,9 @@ const (
 
 // slot is where one batch is in flight.
 type slot struct {
-	lane   lane // what it runs on
-	before lane // what it ran on before, which a framework may still hold
+	lane   lane        // what it runs on
+	before lane        // what it ran on before, which a framework may still hold
+	stream cuda.Stream // of lane, for the next batch
 
 	tensors     device.Tensors
 	control     []byte
@@ -43,8 +45,9 @@ type slot struct {
 	checked  int64  // when the driver was last asked, shm.Now
 	failed   error
 
-	took []estimate // by images: from fenced to done
-	_    [64]byte   // slots are used from different threads
+	took        []estimate // by images: from fenced to done
+	tookDemoted []estimate
+	_           [64]byte // slots are used from different threads
 }
 
 func (s *slot) open(d *Device, i int, whole *place) (err error) {
@@ -56,20 +59,22 @@ func (s *slot) open(d *Device, i int, whole *place) (err error) {
 	if s.ended, err = d.context.NewEvent(true); err != nil {
 		return err
 	}
-	stream, err := d.context.NewStream()
+	on, err := d.newLane(whole)
 	if err != nil {
 		return err
 	}
-	s.lane = lane{stream, whole}
-	whole.lanes++
+	s.runOn(on)
 	return nil
 }
+
+// runOn has the next batches run on a lane, at the device's level.
+func (s *slot) runOn(l lane) { s.lane, s.stream = l, l.streams[l.level] }
 
 // prepare makes room for the largest batch in packets of half a kilobyte.
 func (s *slot) prepare(d *Device, tensors device.Tensors) error {
 	const usual = 512
 	s.tensors = tensors
-	s.took = make([]estimate, d.images+1)
+	s.took, s.tookDemoted = make([]estimate, d.images+1), make([]estimate, d.images+1)
 	if s.copies != nil {
 		return nil
 	}
@@ -97,11 +102,11 @@ func (s *slot) holds(d *Device, dst []byte, images int) error {
 	size := d.kernel.plan.imageBytes
 	switch {
 	case images > len(dst)/size:
-		return fmt.Errorf("%w: %d images of %d bytes, %d bytes", ErrTensor, images, size, len(dst))
+		return fmt.Errorf("%w: %d images of %d bytes, %d bytes", errTensor, images, size, len(dst))
 	case at < input || at+cuda.Pointer(len(dst)) > input+cuda.Pointer(len(s.tensors.Input)):
-		return fmt.Errorf("%w: not in the slot's input", ErrTensor)
+		return fmt.Errorf("%w: not in the slot's input", errTensor)
 	case at%device.TensorAlign != 0:
-		return fmt.Errorf("%w: not aligned to %d bytes", ErrTensor, device.TensorAlign)
+		return fmt.Errorf("%w: not aligned to %d bytes", errTensor, device.TensorAlign)
 	}
 	return nil
 }
@@ -113,7 +118,7 @@ func (s *slot) settled() error {
 		return nil
 	}
 	s.reset()
-	return s.lane.stream.Synchronize()
+	return s.stream.Synchronize()
 }
 
 func (s *slot) reset() { s.asked, s.fenced, s.measured, s.images = false, false, 0, 0 }
@@ -147,11 +152,11 @@ func (s *slot) describe(d *Device, n int, req device.Request, image int) (next, 
 func (s *slot) gather(d *Device, dst []byte, count, images int) error {
 	s.asked, s.fenced = true, false
 	if count > 0 {
-		if err := s.launch.Gather(s.lane.stream, cuda.At(s.descriptors), count, cuda.At(dst), images); err != nil {
+		if err := s.launch.Gather(s.stream, cuda.At(s.descriptors), count, cuda.At(dst), images); err != nil {
 			return err
 		}
 	}
-	if err := s.gathered.Record(s.lane.stream); err != nil {
+	if err := s.gathered.Record(s.stream); err != nil {
 		return err
 	}
 	s.measured = 1
@@ -162,7 +167,7 @@ func (s *slot) gather(d *Device, dst []byte, count, images int) error {
 func (s *slot) blank(d *Device, dst []byte, from, to int) error {
 	s.asked, s.fenced = true, false
 	size := d.kernel.plan.imageBytes
-	return s.lane.stream.Set(cuda.At(dst)+cuda.Pointer(from*size), 0, (to-from)*size)
+	return s.stream.Set(cuda.At(dst)+cuda.Pointer(from*size), 0, (to-from)*size)
 }
 
 // fetch queues the outputs' copy and the fence.
@@ -171,7 +176,7 @@ func (s *slot) fetch(d *Device, images int) error {
 	if err := s.bring(d, images); err != nil {
 		return err
 	}
-	if err := s.ended.Record(s.lane.stream); err != nil {
+	if err := s.ended.Record(s.stream); err != nil {
 		return err
 	}
 	if s.measured == 1 {
@@ -194,15 +199,15 @@ func (s *slot) bring(d *Device, images int) error {
 	for o, from := range s.tensors.Outputs {
 		n := len(from) / d.images * images
 		bytes += n
-		if o < FetchParts {
+		if o < fetchParts {
 			s.launch.FetchPart(o, cuda.At(s.tensors.Results[o]), cuda.At(from), n)
 		}
 	}
-	if len(s.tensors.Outputs) <= FetchParts && bytes <= byKernel {
-		return s.launch.Fetch(s.lane.stream, len(s.tensors.Outputs), bytes)
+	if len(s.tensors.Outputs) <= fetchParts && bytes <= byKernel {
+		return s.launch.Fetch(s.stream, len(s.tensors.Outputs), bytes)
 	}
 	for o, from := range s.tensors.Outputs {
-		if err := s.lane.stream.Copy(cuda.At(s.tensors.Results[o]), cuda.At(from), len(from)/d.images*images); err != nil {
+		if err := s.stream.Copy(cuda.At(s.tensors.Results[o]), cuda.At(from), len(from)/d.images*images); err != nil {
 			return err
 		}
 	}
@@ -212,7 +217,7 @@ func (s *slot) bring(d *Device, images int) error {
 // fence queues the batch's number for the word.
 func (s *slot) fence() error {
 	s.number++
-	if err := s.lane.stream.WriteValue(cuda.At(s.control)+atWord, s.number); err != nil {
+	if err := s.stream.WriteValue(cuda.At(s.control)+atWord, s.number); err != nil {
 		return err
 	}
 	s.fenced = true
@@ -246,7 +251,7 @@ func (s *slot) look(now int64) (bool, error) {
 		return false, nil
 	}
 	s.checked = now
-	if _, err := s.lane.stream.Query(); err != nil {
+	if _, err := s.stream.Query(); err != nil {
 		s.failed = err
 		return true, err
 	}
@@ -263,10 +268,13 @@ func (s *slot) wait(d *Device) (inferred time.Duration, err error) {
 		return 0, err
 	}
 	var expect *estimate
-	if s.images > 0 {
-		expect = &s.took[s.images]
-	} else {
+	switch {
+	case s.images == 0:
 		expect = new(estimate)
+	case s.lane.level != budget.Demoted && s.stream == s.lane.streams[budget.Demoted]:
+		expect = &s.tookDemoted[s.images]
+	default:
+		expect = &s.took[s.images]
 	}
 	for !done {
 		if n := expect.nap(now - s.begun); n > 0 {

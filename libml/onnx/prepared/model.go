@@ -9,12 +9,12 @@
 package prepared
 
 import (
-	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // Fields of onnx.proto (ONNX 1.20), by their messages.
@@ -75,8 +75,8 @@ type Tensor struct {
 var ErrNotShareable = errors.New("weights cannot be shared")
 
 const (
-	// WeightsFile is what the graph calls the file of weights.
-	WeightsFile = "weights.bin"
+	// weightsFile is what the graph calls the file of weights.
+	weightsFile = "weights.bin"
 	// leastBytes is the smallest tensor that goes there: a bias of a few numbers costs
 	// more as a tensor of its own than as a copy.
 	leastBytes = 1 << 10
@@ -147,7 +147,7 @@ func readTensor(message []byte) (t tensor, err error) {
 	err = fields(message, func(f field) error {
 		switch f.number {
 		case tensorDims:
-			if f.kind == kindVarint {
+			if f.kind == protowire.VarintType {
 				t.Shape = append(t.Shape, int64(f.value))
 				return nil
 			}
@@ -179,11 +179,11 @@ func (t *tensor) whole() bool {
 	return n == int64(len(t.raw)) && n > 0
 }
 
-// Split takes an optimised model apart that ONNX Runtime has saved: into its graph, whose
+// splitModel takes an optimised model apart that ONNX Runtime has saved: into its graph, whose
 // larger weights are references into a file, and that file's tensors. write is called
 // with the file's bytes, in order. ErrNotShareable where the model runs on the CPU in
 // part, or has its weights elsewhere.
-func Split(model []byte, write func([]byte) error) (graph []byte, tensors []Tensor, err error) {
+func splitModel(model []byte, write func([]byte) error) (graph []byte, tensors []Tensor, err error) {
 	var body []byte
 	if err := fields(model, func(f field) error {
 		if f.number == modelGraph {
@@ -343,7 +343,7 @@ func rename(message []byte) (out []byte, err error) {
 		}
 		return nil
 	})
-	return appendBytes(appendBytes(out, nodeOpType, nhwcConv), nodeDomain, microsoft), err
+	return appendString(appendString(out, nodeOpType, nhwcConv), nodeDomain, microsoft), err
 }
 
 // reference is a TensorProto whose values lie in the file of weights.
@@ -352,11 +352,11 @@ func reference(t Tensor) (out []byte) {
 		out = appendVarint(out, tensorDims, uint64(d))
 	}
 	out = appendVarint(out, tensorType, uint64(t.Type))
-	out = appendBytes(out, tensorName, t.Name)
+	out = appendString(out, tensorName, t.Name)
 	for _, e := range [][2]string{
-		{"location", WeightsFile}, {"offset", strconv.FormatInt(t.Offset, 10)}, {"length", strconv.FormatInt(t.Bytes, 10)},
+		{"location", weightsFile}, {"offset", strconv.FormatInt(t.Offset, 10)}, {"length", strconv.FormatInt(t.Bytes, 10)},
 	} {
-		out = appendBytes(out, tensorExternal, appendBytes(appendBytes(nil, entryKey, e[0]), entryValue, e[1]))
+		out = appendBytes(out, tensorExternal, appendString(appendString(nil, entryKey, e[0]), entryValue, e[1]))
 	}
 	return appendVarint(out, tensorLocation, locationExternal)
 }
@@ -372,7 +372,7 @@ func around(model, graph []byte, convolutions bool) (out []byte, err error) {
 			return nil
 		case modelOpset:
 			if err := fields(f.data, func(o field) error {
-				imported = imported || o.number == opsetDomain && bytes.Equal(o.data, []byte(microsoft))
+				imported = imported || o.number == opsetDomain && string(o.data) == microsoft
 				return nil
 			}); err != nil {
 				return err
@@ -382,7 +382,7 @@ func around(model, graph []byte, convolutions bool) (out []byte, err error) {
 		return nil
 	})
 	if convolutions && !imported {
-		out = appendBytes(out, modelOpset, appendVarint(appendBytes(nil, opsetDomain, microsoft), opsetVersion, 1))
+		out = appendBytes(out, modelOpset, appendVarint(appendString(nil, opsetDomain, microsoft), opsetVersion, 1))
 	}
 	return out, err
 }
@@ -390,9 +390,9 @@ func around(model, graph []byte, convolutions bool) (out []byte, err error) {
 // packed calls take with each number of a packed field.
 func packed(data []byte, take func(uint64)) error {
 	for len(data) > 0 {
-		v, n := binary.Uvarint(data)
-		if n <= 0 {
-			return errWire
+		v, n := protowire.ConsumeVarint(data)
+		if n < 0 {
+			return malformed(n)
 		}
 		take(v)
 		data = data[n:]

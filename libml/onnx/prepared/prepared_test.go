@@ -15,14 +15,18 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/penstock/penstock/private"
 )
 
 // proto makes messages for the tests.
 type proto []byte
 
-func (p proto) text(number int, s string) proto { return appendBytes(p, number, s) }
-func (p proto) sub(number int, m proto) proto   { return appendBytes(p, number, []byte(m)) }
-func (p proto) number(number int, v uint64) proto {
+func (p proto) text(number protowire.Number, s string) proto { return appendString(p, number, s) }
+func (p proto) sub(number protowire.Number, m proto) proto   { return appendBytes(p, number, m) }
+func (p proto) number(number protowire.Number, v uint64) proto {
 	return appendVarint(p, number, v)
 }
 
@@ -108,7 +112,7 @@ func look(t *testing.T, model []byte) (nodes []node, tensors []tensor, values []
 
 func split(t *testing.T, model []byte) (graph []byte, tensors []Tensor, weights []byte) {
 	t.Helper()
-	graph, tensors, err := Split(model, func(b []byte) error { weights = append(weights, b...); return nil })
+	graph, tensors, err := splitModel(model, func(b []byte) error { weights = append(weights, b...); return nil })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +139,7 @@ func TestLargeWeightsGoToTheFileAndSmallOnesStay(t *testing.T) {
 			t.Errorf("%s is in the file: %v", tensors[i].Name, tensors[i].external)
 		}
 	}
-	if !bytes.Contains(graph, []byte(WeightsFile)) || !bytes.Contains(graph, []byte("1536")) {
+	if !bytes.Contains(graph, []byte(weightsFile)) || !bytes.Contains(graph, []byte("1536")) {
 		t.Error("the graph does not say where they are")
 	}
 }
@@ -209,7 +213,7 @@ func TestModelsThatCannotShareSaySo(t *testing.T) {
 		"file":     modelOf(withTensor(external)),
 		"none of ": modelOf(withTensor(tensorOf("b", 10, counted(2), 2))),
 	} {
-		if _, _, err := Split(m, func([]byte) error { return nil }); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), what) {
+		if _, _, err := splitModel(m, func([]byte) error { return nil }); !errors.Is(err, ErrNotShareable) || !strings.Contains(err.Error(), what) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -217,8 +221,33 @@ func TestModelsThatCannotShareSaySo(t *testing.T) {
 
 func TestAFullDiskIsAnError(t *testing.T) {
 	full := errors.New("no space")
-	if _, _, err := Split(modelOf(withTensor(tensorOf("w", 10, counted(1024), 1024))), func([]byte) error { return full }); !errors.Is(err, full) {
+	if _, _, err := splitModel(modelOf(withTensor(tensorOf("w", 10, counted(1024), 1024))), func([]byte) error { return full }); !errors.Is(err, full) {
 		t.Errorf("%v", err)
+	}
+}
+
+func TestSplitMalformed(t *testing.T) {
+	for name, model := range map[string][]byte{
+		"empty":                   {},
+		"no graph":                proto(nil).number(1, 8),
+		"tag cut off":             {0x80},
+		"tag of 65 bits":          {0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02},
+		"field number 0":          {0x00, 0x00},
+		"field number of 30 bits": {0x80, 0x80, 0x80, 0x80, 0x10, 0x00},
+		"varint cut off":          {0x08, 0xff},
+		"varint of 65 bits":       {0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02},
+		"length beyond the end":   {0x3a, 0x02, 0x00},
+		"length of 64 bits":       {0x3a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01},
+		"fixed32 cut off":         {0x0d, 1, 2, 3},
+		"fixed64 cut off":         {0x09, 1, 2, 3, 4, 5, 6, 7},
+		"group":                   {0x0b, 0x0c},
+		"unused wire type":        {0x0e, 0x00},
+		"packed shape cut off":    modelOf(withTensor(proto(nil).sub(tensorDims, proto{0x80}))),
+		"node cut off":            modelOf(withNode(proto{0x0a, 0x02})),
+	} {
+		if _, _, err := splitModel(model, func([]byte) error { return nil }); !errors.Is(err, errWire) {
+			t.Errorf("%s: error %v, want %v", name, err, errWire)
+		}
 	}
 }
 
@@ -227,7 +256,7 @@ func FuzzSplit(f *testing.F) {
 	f.Add([]byte{0x3a, 0xff, 0xff, 0xff, 0xff, 0x0f})
 	f.Fuzz(func(t *testing.T, model []byte) {
 		var weights int64
-		graph, tensors, err := Split(model, func(b []byte) error { weights += int64(len(b)); return nil })
+		graph, tensors, err := splitModel(model, func(b []byte) error { weights += int64(len(b)); return nil })
 		if err != nil {
 			return
 		}
@@ -236,7 +265,7 @@ func FuzzSplit(f *testing.F) {
 				t.Errorf("%+v of %d bytes", r, weights)
 			}
 		}
-		if _, _, err := Split(graph, func([]byte) error { return nil }); err != nil && !errors.Is(err, ErrNotShareable) && !errors.Is(err, errWire) {
+		if _, _, err := splitModel(graph, func([]byte) error { return nil }); err != nil && !errors.Is(err, ErrNotShareable) && !errors.Is(err, errWire) {
 			t.Errorf("what it made: %v", err)
 		}
 	})
@@ -333,8 +362,8 @@ func TestDamagedEntriesAreRemoved(t *testing.T) {
 		"graph":      func(dir string) error { return os.WriteFile(filepath.Join(dir, graphFile), []byte("x"), 0o600) },
 		"no graph":   func(dir string) error { return os.Remove(filepath.Join(dir, graphFile)) },
 		"no index":   func(dir string) error { return os.Remove(filepath.Join(dir, indexFile)) },
-		"no weights": func(dir string) error { return os.Remove(filepath.Join(dir, WeightsFile)) },
-		"short":      func(dir string) error { return os.Truncate(filepath.Join(dir, WeightsFile), 100) },
+		"no weights": func(dir string) error { return os.Remove(filepath.Join(dir, weightsFile)) },
+		"short":      func(dir string) error { return os.Truncate(filepath.Join(dir, weightsFile), 100) },
 		"index":      func(dir string) error { return os.WriteFile(filepath.Join(dir, indexFile), []byte("{"), 0o600) },
 		"other's":    func(dir string) error { return os.WriteFile(filepath.Join(dir, indexFile), []byte("{}"), 0o600) },
 		"index beyond": func(dir string) error {
@@ -497,33 +526,16 @@ func TestTheFolderIsBounded(t *testing.T) {
 	}
 }
 
-func TestTheCacheFolderIsTheUsers(t *testing.T) {
-	t.Setenv("XDG_CACHE_HOME", "/somewhere")
-	if dir, err := DefaultDir(); err != nil || dir != "/somewhere/penstock/onnx" {
+func TestDefaultDir(t *testing.T) {
+	cache := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", cache)
+	if dir, err := DefaultDir(); err != nil || dir != filepath.Join(cache, "penstock", "onnx") {
 		t.Errorf("%s, %v", dir, err)
 	}
-	t.Setenv("XDG_CACHE_HOME", "")
-	t.Setenv("HOME", "")
-	t.Setenv("TMPDIR", t.TempDir())
-	dir, err := DefaultDir()
-	if err != nil || !strings.HasPrefix(dir, os.TempDir()) {
-		t.Errorf("without a home %s, %v", dir, err)
-	}
-	users := filepath.Dir(filepath.Dir(dir))
-	if err := os.Chmod(users, 0o777); err != nil {
+	if err := os.Chmod(filepath.Join(cache, "penstock", "onnx"), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if dir, err := DefaultDir(); err == nil {
-		t.Errorf("a folder of everybody's: %s", dir)
-	}
-	if os.Getuid() != 0 {
-		t.Skip("only root can give a folder to another user")
-	}
-	const nobody = 65534
-	if err := errors.Join(os.Chmod(users, 0o700), os.Chown(users, nobody, nobody)); err != nil {
-		t.Fatal(err)
-	}
-	if dir, err := DefaultDir(); err == nil {
-		t.Errorf("a folder of another user's: %s", dir)
+	if dir, err := DefaultDir(); !errors.Is(err, private.ErrNotPrivate) {
+		t.Errorf("a folder that all can write: %s, %v", dir, err)
 	}
 }

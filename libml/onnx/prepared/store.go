@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/private"
 )
 
 // Key names an entry: what it was made of and for. Another key is another entry.
@@ -95,7 +98,7 @@ type Index struct {
 type Entry struct {
 	Index
 	Graph []byte
-	// Dir has the graph and, under WeightsFile, the weights.
+	// Dir has the graph and, under weightsFile, the weights.
 	Dir string
 	// use holds a lock: an entry that is in use is not removed to make room.
 	use *os.File
@@ -105,7 +108,25 @@ type Entry struct {
 func (e *Entry) Close() error { return e.use.Close() }
 
 // Weights is the path of the file of weights.
-func (e *Entry) Weights() string { return filepath.Join(e.Dir, WeightsFile) }
+func (e *Entry) Weights() string { return filepath.Join(e.Dir, weightsFile) }
+
+// Verify reads the weights and returns an error if they are not what they were.
+func (e *Entry) Verify() error {
+	f, err := os.Open(e.Weights())
+	if err != nil {
+		return damaged(err)
+	}
+	defer f.Close()
+	sum := crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	n, err := io.Copy(sum, f)
+	if err != nil {
+		return damaged(err)
+	}
+	if n != e.Bytes || sum.Sum32() != e.CRC32C {
+		return fmt.Errorf("verify %s: %d bytes with CRC-32C %#x, want %d with %#x", e.Weights(), n, sum.Sum32(), e.Bytes, e.CRC32C)
+	}
+	return nil
+}
 
 // Store is a folder of entries. Several processes may use it at once.
 type Store struct {
@@ -127,22 +148,18 @@ const (
 	maxGraphBytes  = 1 << 30
 )
 
-// DefaultDir is the folder for entries, of this user: $XDG_CACHE_HOME/penstock/onnx.
+// DefaultDir is this user's folder for entries: onnx in private.MakeCache.
 func DefaultDir() (string, error) {
-	dir, err := os.UserCacheDir()
+	cache, err := private.MakeCache()
 	if err != nil {
-		// A service without a home: nothing of it outlives a restart of the machine.
-		dir = filepath.Join(os.TempDir(), fmt.Sprintf("penstock-cache-%d", os.Getuid()))
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return "", err
-		}
-		// Anybody may have made it before.
-		var about unix.Stat_t
-		if err := unix.Lstat(dir, &about); err != nil || about.Mode&unix.S_IFMT != unix.S_IFDIR || about.Mode&0o077 != 0 || int(about.Uid) != os.Getuid() {
-			return "", fmt.Errorf("folder %s is not this user's alone", dir)
-		}
+		return "", err
 	}
-	return filepath.Join(dir, "penstock", "onnx"), nil
+	defer cache.Close()
+	folder, err := private.MakeFolder(filepath.Join(cache.Path(), "onnx"), 0o700)
+	if err != nil {
+		return "", err
+	}
+	return folder.Path(), folder.Close()
 }
 
 // Open reads an entry, but not its weights. fs.ErrNotExist where there is none,
@@ -272,7 +289,7 @@ func (s Store) Refuse(k Key, why error) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	if err := os.WriteFile(filepath.Join(dir, indexFile), text, 0o600); err != nil {
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, indexFile), text, fileMode), share(dir)); err != nil {
 		return err
 	}
 	if err := s.Remove(k); err != nil {
@@ -282,14 +299,14 @@ func (s Store) Refuse(k Key, why error) error {
 }
 
 func (i *Index) write(dir string, optimised []byte) error {
-	f, err := os.OpenFile(filepath.Join(dir, WeightsFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	f, err := os.OpenFile(filepath.Join(dir, weightsFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, fileMode)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
 	to := bufio.NewWriterSize(f, 1<<20)
 	table := crc32.MakeTable(crc32.Castagnoli)
-	graph, tensors, err := Split(optimised, func(b []byte) error {
+	graph, tensors, err := splitModel(optimised, func(b []byte) error {
 		i.CRC32C = crc32.Update(i.CRC32C, table, b)
 		i.Bytes += int64(len(b))
 		_, err := to.Write(b)
@@ -312,7 +329,26 @@ func (i *Index) write(dir string, optimised []byte) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(os.WriteFile(filepath.Join(dir, graphFile), graph, 0o600), os.WriteFile(filepath.Join(dir, indexFile), text, 0o600))
+	return errors.Join(os.WriteFile(filepath.Join(dir, graphFile), graph, fileMode), os.WriteFile(filepath.Join(dir, indexFile), text, fileMode), share(dir))
+}
+
+// fileMode is of an entry's files: a node gives the folder to the group of its functions, which
+// read the entries and must not change them. Without such a group the folder is its owner's.
+const fileMode = 0o640
+
+// share lets the folder's group read an entry, whatever the mask says. Its files have the group
+// from the folder that the store is in (set-group-ID).
+func share(dir string) error {
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, f := range list {
+		if err := os.Chmod(filepath.Join(dir, f.Name()), fileMode); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(dir, 0o750)
 }
 
 // Remove takes an entry out, that turned out to be damaged. Who has its files open keeps
@@ -370,7 +406,7 @@ func (s Store) trim(room int64) {
 			continue
 		}
 		e := old{dir: dir, used: about.ModTime()}
-		for _, name := range []string{WeightsFile, graphFile, indexFile} {
+		for _, name := range []string{weightsFile, graphFile, indexFile} {
 			if about, err := os.Stat(filepath.Join(dir, name)); err == nil {
 				e.bytes += about.Size()
 			}

@@ -1,70 +1,56 @@
 package prepared
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
+
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// Protocol buffers as they lie in a file (protobuf.dev, "Encoding"): a message is
-// fields, each a number, a kind and a value. Nothing that is not changed is understood,
-// and it goes over byte for byte.
-
-// The kinds that there are.
-const (
-	kindVarint = 0
-	kind64     = 1
-	kindBytes  = 2
-	kind32     = 5
-)
+// A model is walked field by field (protobuf.dev, "Encoding"), not decoded into messages:
+// fields that Split does not change are copied byte for byte, and weights are never copied.
 
 var errWire = errors.New("it is no protocol buffer")
 
-// field is one of a message: Value for a varint, Data for bytes. Raw is all of it, its
-// key as well.
+// field is one field of a message. Its slices alias the message.
 type field struct {
-	number int
-	kind   int
-	value  uint64
-	data   []byte
-	raw    []byte
+	number protowire.Number
+	kind   protowire.Type
+	value  uint64 // of a varint
+	data   []byte // of a length-delimited field
+	raw    []byte // the whole field with its tag
 }
 
-// fields calls take with each field of a message, in order, until it fails.
+// fields calls take with each field of a message, in order, until take fails. Groups are
+// errWire: ONNX has none.
 func fields(message []byte, take func(field) error) error {
 	for len(message) > 0 {
-		key, n := binary.Uvarint(message)
-		if n <= 0 || key>>3 == 0 || key>>3 > 1<<29-1 {
-			return errWire
+		number, kind, tag := protowire.ConsumeTag(message)
+		if tag < 0 {
+			return malformed(tag)
 		}
-		f := field{number: int(key >> 3), kind: int(key & 7)}
-		rest := message[n:]
-		switch f.kind {
-		case kindVarint:
-			if f.value, n = binary.Uvarint(rest); n <= 0 {
-				return errWire
-			}
-			rest = rest[n:]
-		case kindBytes:
-			length, n := binary.Uvarint(rest)
-			if n <= 0 || length > uint64(len(rest)-n) {
-				return errWire
-			}
-			f.data, rest = rest[n:n+int(length)], rest[n+int(length):]
-		case kind64, kind32:
-			size := 8
-			if f.kind == kind32 {
-				size = 4
-			}
-			if len(rest) < size {
-				return errWire
-			}
-			rest = rest[size:]
+		if !number.IsValid() {
+			return fmt.Errorf("%w: field number %d", errWire, number)
+		}
+
+		f := field{number: number, kind: kind}
+		rest := message[tag:]
+		var n int
+		switch kind {
+		case protowire.VarintType:
+			f.value, n = protowire.ConsumeVarint(rest)
+		case protowire.BytesType:
+			f.data, n = protowire.ConsumeBytes(rest)
+		case protowire.Fixed32Type, protowire.Fixed64Type:
+			n = protowire.ConsumeFieldValue(number, kind, rest)
 		default:
-			return fmt.Errorf("%w: a field of kind %d", errWire, f.kind)
+			return fmt.Errorf("%w: field %d has wire type %d", errWire, number, kind)
 		}
-		f.raw = message[:len(message)-len(rest)]
-		message = rest
+		if n < 0 {
+			return malformed(n)
+		}
+
+		f.raw, message = message[:tag+n], rest[n:]
 		if err := take(f); err != nil {
 			return err
 		}
@@ -72,11 +58,17 @@ func fields(message []byte, take func(field) error) error {
 	return nil
 }
 
-func appendVarint(to []byte, number int, v uint64) []byte {
-	return binary.AppendUvarint(binary.AppendUvarint(to, uint64(number)<<3|kindVarint), v)
+// malformed is the error of a negative length that protowire returned.
+func malformed(code int) error { return fmt.Errorf("%w: %w", errWire, protowire.ParseError(code)) }
+
+func appendVarint(to []byte, number protowire.Number, v uint64) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(to, number, protowire.VarintType), v)
 }
 
-func appendBytes[T ~string | ~[]byte](to []byte, number int, data T) []byte {
-	to = binary.AppendUvarint(to, uint64(number)<<3|kindBytes)
-	return append(binary.AppendUvarint(to, uint64(len(data))), data...)
+func appendBytes(to []byte, number protowire.Number, data []byte) []byte {
+	return protowire.AppendBytes(protowire.AppendTag(to, number, protowire.BytesType), data)
+}
+
+func appendString(to []byte, number protowire.Number, s string) []byte {
+	return protowire.AppendString(protowire.AppendTag(to, number, protowire.BytesType), s)
 }

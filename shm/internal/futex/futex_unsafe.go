@@ -56,9 +56,9 @@ func wait(word *atomic.Uint32, seen uint32, deadline int64, flag uintptr) (timed
 	panic(fmt.Sprintf("futex wait: %v", errno))
 }
 
-// Wake wakes all who wait on word. It never sleeps, so the scheduler is not
+// wakeWaiters wakes all who wait on word. It never sleeps, so the scheduler is not
 // told.
-func Wake(word *atomic.Uint32) { wake(word, 1<<31-1, 0) }
+func wakeWaiters(word *atomic.Uint32) { wake(word, 1<<31-1, 0) }
 
 // WakeOneOwn wakes one of those who are in WaitOwn on word. It never sleeps either.
 func WakeOneOwn(word *atomic.Uint32) { wake(word, 1, private) }
@@ -70,5 +70,5 @@ func wake(word *atomic.Uint32, most, flag uintptr) {
 // Ring changes a doorbell and wakes all who wait on it.
 func Ring(bell *atomic.Uint32) {
 	bell.Add(1)
-	Wake(bell)
+	wakeWaiters(bell)
 }

@@ -1,0 +1,191 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testing/tinymodel"
+)
+
+// truncated writes a card whose model cannot be loaded.
+func truncated(t *testing.T, dir string) {
+	t.Helper()
+	tinymodel.Card{Name: "cut", Version: 1, Height: 2, Width: 2, Outputs: 1, Model: tinymodel.Truncated}.Write(t, dir)
+}
+
+func TestCheckNode(t *testing.T) {
+	dir := t.TempDir()
+	truncated(t, dir)
+	taken, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	web, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer web.Close()
+	check := func(text string) error {
+		t.Helper()
+		file := filepath.Join(dir, "node.yaml")
+		writes(t, file, text)
+		c, err := configs.Read(file)
+		if err != nil {
+			return err
+		}
+		c.RuntimeDir = filepath.Join(dir, "run")
+		_, err = checkNode(context.Background(), c)
+		return err
+	}
+
+	port := taken.LocalAddr().(*net.UDPAddr).Port
+	err = check(fmt.Sprintf(`http: %s
+models: [nowhere]
+functions:
+  - name: face
+    port: %d
+  - name: nosuch
+    port: 0
+  - {name: cut, model: ./cut.yaml, port: 0}
+  - name: fashion
+    port: 0
+    replay: {file: none.pcap}
+`, web.Addr(), port))
+	if err == nil {
+		t.Fatal("it was accepted")
+	}
+	lines := strings.Split(err.Error(), "\n")
+	for i, want := range []string{
+		"node.yaml:1:7: http: " + web.Addr().String() + " is taken by another process",
+		"node.yaml:2:10: models[0]: ",
+		fmt.Sprintf("node.yaml:5:11: functions[0].port: port %d is taken by another process", port),
+		`node.yaml:6:11: functions[1].name: find card: unknown model "nosuch"`,
+		"node.yaml:8:24: functions[2].model: load model cut",
+		"node.yaml:11:20: functions[3].replay.file: ",
+	} {
+		if i >= len(lines) || !strings.Contains(lines[i], want) {
+			t.Errorf("line %d is not %q of:\n%v", i, want, err)
+		}
+	}
+	if len(lines) != 6 {
+		t.Errorf("%d lines, want 6:\n%v", len(lines), err)
+	}
+
+	if err := check("http: 127.0.0.1:0\nfunctions:\n  - {name: face, port: 0}\n  - {name: again, model: face, port: 0}\n"); err != nil {
+		t.Errorf("a right configuration: %v", err)
+	}
+}
+
+func TestCheckRuntimeDir(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "node.yaml")
+	plain := filepath.Join(dir, "plain")
+	open := filepath.Join(dir, "open")
+	writes(t, plain, "")
+	if err := os.Mkdir(open, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(open, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct{ dir, want string }{
+		"missing":          {filepath.Join(dir, "a", "b"), ""},
+		"file":             {plain, "node.yaml:1:14: runtime_dir: make runtime folder"},
+		"below a file":     {filepath.Join(plain, "x"), "node.yaml:1:14: runtime_dir: make runtime folder"},
+		"others may write": {open, "node.yaml:1:14: runtime_dir: open runtime folder"},
+		"missing in that":  {filepath.Join(open, "x"), "node.yaml:1:14: runtime_dir: open runtime folder"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			writes(t, file, fmt.Sprintf("runtime_dir: %s\nhttp: 127.0.0.1:0\nfunctions: [{name: fashion, port: 0}]\n", c.dir))
+			before := tree(t, dir)
+			cmd := checkCommand()
+			cmd.SetArgs([]string{file})
+			cmd.SetOut(io.Discard)
+			cmd.SilenceUsage, cmd.SilenceErrors = true, true
+			err := cmd.ExecuteContext(t.Context())
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n")) {
+				t.Errorf("error %v; want one line with %q", err, c.want)
+			}
+			if after := tree(t, dir); !slices.Equal(before, after) {
+				t.Errorf("files before %v, after %v", before, after)
+			}
+		})
+	}
+}
+
+// tree is the paths of all files in a folder.
+func tree(t *testing.T, dir string) (paths []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		paths = append(paths, path)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+func TestCheckReservedCPUs(t *testing.T) {
+	dir := t.TempDir()
+	for reserved, want := range map[int]bool{0: false, 1024: true} {
+		file := filepath.Join(dir, "node.yaml")
+		writes(t, file, fmt.Sprintf("reserved_cpus: %d\nhttp: 127.0.0.1:0\nfunctions: []\n", reserved))
+		c, err := configs.Read(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.RuntimeDir = filepath.Join(dir, "run")
+		notes, err := checkNode(t.Context(), c)
+		if got := strings.Contains(strings.Join(notes, "\n"), "reserved_cpus: is 1024, the manager gets "); err != nil || got != want {
+			t.Errorf("%d reserved: notes %q, error %v", reserved, notes, err)
+		}
+	}
+}
+
+func TestCheckSandbox(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root starts functions as another user")
+	}
+	dir := t.TempDir()
+	truncated(t, dir)
+	model := filepath.Join(dir, "cut.onnx")
+	for name, c := range map[string]struct {
+		sandbox string
+		mode    os.FileMode
+		want    string
+	}{
+		"closed":       {"{user: nobody}", 0o600, "user nobody cannot read " + model + ": it has mode 0600"},
+		"open":         {"{user: nobody}", 0o644, "load model cut"},
+		"off":          {`"off"`, 0o600, "load model cut"},
+		"unknown user": {"{user: no-such-user}", 0o644, "node.yaml:1:11: sandbox: find user of the sandbox: look up user no-such-user"},
+		"no such path": {"{user: nobody, readable: [" + model + ", /no/such/path]}", 0o644, "sandbox.readable[1]: stat /no/such/path: no such file or directory"},
+		"readable":     {"{user: nobody, readable: [" + model + "]}", 0o600, "node.yaml:1:35: sandbox.readable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(dir, "node.yaml")
+			writes(t, file, "sandbox: "+c.sandbox+"\nfunctions:\n  - {name: cut, model: ./cut.yaml, port: 0}\n")
+			if err := os.Chmod(model, c.mode); err != nil {
+				t.Fatal(err)
+			}
+			read, err := configs.Read(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			read.RuntimeDir = filepath.Join(dir, "run")
+			if _, err := checkNode(context.Background(), read); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v; want %q in it", err, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,42 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+
+	"github.com/penstock/penstock/orchestrator"
+)
+
+var cpuChecks = []check{
+	{subject: "cpus", run: cpus},
+	{each: shareMechanisms},
+}
+
+func cpus(_ context.Context, m *machine) Finding {
+	managerCPUs, ifCPUs := orchestrator.IFCPUs(m.Config.ReservedCPUs)
+	text := fmt.Sprintf("%d; manager on %v, inference functions on %v (their 100 %%)", runtime.NumCPU(), managerCPUs, ifCPUs)
+	if len(managerCPUs) == 0 {
+		return fail(text, "one CPU is shared by manager and inference functions; expect late answers")
+	}
+	return pass(text)
+}
+
+// shareMechanisms lists what can enforce CPU shares. The node uses the first that works, so
+// only those before it need fixing.
+func shareMechanisms(context.Context, *machine) (list []Finding) {
+	found := false
+	for _, p := range orchestrator.Probe() {
+		f := Finding{Subject: p.Mechanism, OK: p.Usable, Text: p.Why, Fix: p.Mend}
+		switch {
+		case p.Usable && !found:
+			f.Text, found = "holds the shares here", true
+		case p.Usable:
+			f.Text = "works too"
+		case found:
+			f.Fix = ""
+		}
+		list = append(list, f)
+	}
+	return list
+}

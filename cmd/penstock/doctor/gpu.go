@@ -1,0 +1,175 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/orchestrator"
+)
+
+// Without a usable GPU the first check says why, and the others do not apply.
+var gpuChecks = []check{
+	{subject: "gpu", run: gpuDriver},
+	{subject: "nvml", run: nvmlLibrary, applies: hasGPU},
+	{each: gpuDevices, applies: hasGPU},
+	{subject: "mps", run: mpsDaemon, applies: hasGPU},
+	{each: cudaProvider, applies: hasGPU},
+}
+
+// gpus are the GPUs of a machine.
+type gpus struct {
+	devices []cuda.Device
+	chosen  cuda.Device // the device that the configuration names, or the first one
+	session nvml.Session
+	err     error // no GPU is usable, or not the configured one
+	nvmlErr error // session is nil
+	mpsErr  error // CUDA must not be asked: this process would become a client of MPS
+}
+
+func hasGPU(m *machine) bool { return len(m.gpus().devices) > 0 }
+
+// needsGPU reports whether the configuration names a GPU.
+func (m *machine) needsGPU() bool {
+	return m.Config.Device != configs.DeviceCPU && m.Config.Device != configs.DeviceAuto
+}
+
+func (m *machine) findGPUs() (g gpus) {
+	if g.mpsErr = orchestrator.StayOut(m.Config.RuntimeDir); g.mpsErr != nil {
+		return g
+	}
+	devices, err := cuda.Devices()
+	if err == nil && m.needsGPU() {
+		g.chosen, err = cuda.Find(m.Config.Device)
+	}
+	if err != nil {
+		g.err = err
+		return g
+	}
+	if g.devices = devices; len(devices) == 0 {
+		return g
+	}
+	if !m.needsGPU() {
+		g.chosen = devices[0]
+	}
+	g.session, g.nvmlErr = m.openNVML()
+	return g
+}
+
+func gpuDriver(_ context.Context, m *machine) Finding {
+	g := m.gpus()
+	none := errors.Is(g.err, cuda.ErrNoDriver) || errors.Is(g.err, cuda.ErrNoDevice) || errors.Is(g.err, cuda.ErrNoCgo)
+	switch {
+	case g.mpsErr != nil:
+		return failed(g.mpsErr)
+	case none && !m.needsGPU(), g.err == nil && len(g.devices) == 0:
+		return pass("none here; models run on the CPU")
+	case g.err == nil:
+		version, _ := cuda.DriverVersion()
+		return pass(fmt.Sprintf("driver for CUDA %d.%d, %s", version/1000, version%1000/10, cuda.Library()))
+	}
+
+	f := failed(g.err)
+	switch {
+	case errors.Is(g.err, cuda.ErrNoDriver):
+		f.Fix = "install NVIDIA's driver (Ubuntu: ubuntu-drivers install --gpgpu), or name its folder in LD_LIBRARY_PATH"
+	case errors.Is(g.err, cuda.ErrNoCgo):
+		f.Fix = "CGO_ENABLED=1 make build"
+	default:
+		f.Fix = "nvidia-smi -L   # what the driver sees; CUDA_VISIBLE_DEVICES hides the others"
+	}
+	if m.needsGPU() {
+		f.Text = fmt.Sprintf("the configuration wants %s: %v", m.Config.Device, g.err)
+	}
+	return f.fatalIf(m.needsGPU())
+}
+
+func nvmlLibrary(_ context.Context, m *machine) Finding {
+	g := m.gpus()
+	if g.nvmlErr != nil {
+		return fail(g.nvmlErr.Error()+"; used memory and compute modes are not known",
+			"ldconfig -p | grep libnvidia-ml   # it comes with the driver; PENSTOCK_LIBNVML names one elsewhere")
+	}
+	version, _, err := g.session.Driver()
+	if err != nil {
+		return failed(err)
+	}
+	return pass("driver " + version)
+}
+
+// gpuDevices has two findings per GPU: whether it may be used, and how its multiprocessors
+// can be divided.
+func gpuDevices(_ context.Context, m *machine) (list []Finding) {
+	g := m.gpus()
+	known := map[string]nvml.Device{}
+	if g.session != nil {
+		devices, _ := g.session.Devices()
+		for _, d := range devices {
+			known[d.UUID] = d
+		}
+	}
+	for _, d := range g.devices {
+		list = append(list,
+			gpuDevice(d, known, g.session).about(fmt.Sprintf("cuda:%d", d.Ordinal())),
+			greenContexts(d).about("green contexts"))
+	}
+	return list
+}
+
+func gpuDevice(d cuda.Device, known map[string]nvml.Device, session nvml.Session) Finding {
+	p, err := d.Properties()
+	if err != nil {
+		return failed(err)
+	}
+	text := fmt.Sprintf("%s, %s, compute capability %d.%d, %d multiprocessors, ", d.Name(), d.UUID(), p.Major, p.Minor, p.SMs)
+	memory := fmt.Sprintf("%d MiB", p.MemoryBytes>>20)
+	n, ok := known[d.UUID()]
+	if !ok {
+		return pass(text + memory)
+	}
+
+	if u, err := session.Usage(d.UUID()); err == nil {
+		memory = fmt.Sprintf("%d of %d MiB used", u.UsedBytes>>20, u.TotalBytes>>20)
+	}
+	text += fmt.Sprintf("%s, compute mode %v", memory, n.ComputeMode)
+	switch {
+	case n.MIG:
+		return fail(text+"; MIG divides it by hardware, and its instances are not supported",
+			fmt.Sprintf("nvidia-smi -i %s -mig 0   # as root, when nobody uses it", d.UUID()))
+	case n.ComputeMode == nvml.Prohibited:
+		return fail(text+": nobody may use it", fmt.Sprintf("nvidia-smi -i %s -c DEFAULT   # as root", d.UUID()))
+	}
+	return pass(text + ", MIG off")
+}
+
+func greenContexts(d cuda.Device) Finding {
+	split, err := d.Split()
+	if err != nil {
+		return fail(fmt.Sprintf("%v; shares change by shadows only", err), "a driver for CUDA 12.4 or newer (branch 550)")
+	}
+	return pass(fmt.Sprintf("cuda:%d in %s", d.Ordinal(), formatGroups(split)))
+}
+
+// formatGroups counts the groups of a split by their sizes: "15 groups of 8 and 1 of 12".
+func formatGroups(s *cuda.Split) string {
+	sizes := s.GroupSMs()
+	count := map[int]int{}
+	for _, sms := range sizes {
+		count[sms]++
+	}
+	slices.Sort(sizes)
+	var parts []string
+	for _, sms := range slices.Compact(sizes) {
+		noun := " of"
+		if len(parts) == 0 {
+			noun = " groups of"
+		}
+		parts = append(parts, fmt.Sprintf("%d%s %d", count[sms], noun, sms))
+	}
+	return strings.Join(parts, " and ")
+}

@@ -1,0 +1,225 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/cuda/nvml"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/mpsfake"
+	"github.com/penstock/penstock/internal/testing/nvmlfake"
+	"github.com/penstock/penstock/orchestrator/mps"
+	"github.com/penstock/penstock/orchestrator/sandbox"
+)
+
+// The tests run on a fake driver, whose one GPU is this.
+const fakeUUID = "GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f"
+
+func TestMain(m *testing.M) {
+	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
+	sandbox.MaybeLaunch()
+	cudafake.Main(m)
+}
+
+// withGPU is a machine without faults, except that ONNX Runtime has no CUDA.
+func withGPU(edit func(*nvml.Device)) machine {
+	d := nvml.Device{UUID: fakeUUID, Name: "Fake", MemoryBytes: 1 << 30}
+	if edit != nil {
+		edit(&d)
+	}
+	s := nvmlfake.New(d)
+	s.Hold(fakeUUID, 100<<20)
+	return machine{
+		openNVML:    func() (nvml.Session, error) { return s, nil },
+		tryMPS:      func(context.Context, mps.Options) error { return nil },
+		foreignMPS:  func(string) []mps.Stranger { return nil },
+		onnxLibrary: func() (string, error) { return "/nowhere/libonnxruntime.so", nil },
+	}
+}
+
+func checkGPU(t *testing.T, device string, m machine) map[string]Finding {
+	t.Helper()
+	return checkGPUIn(t, t.TempDir(), device, m)
+}
+
+// checkGPUIn is checkGPU for the runtime folder dir, in which a node may run.
+func checkGPUIn(t *testing.T, dir, device string, m machine) map[string]Finding {
+	t.Helper()
+	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "") // undoes what the checks set
+	m.Config = configs.Config{RuntimeDir: dir, Device: device}
+	m.gpus = sync.OnceValue(m.findGPUs)
+	found := bySubject(run(context.Background(), &m, gpuChecks))
+	for subject, f := range found {
+		if !f.OK && f.Text == "" {
+			t.Errorf("%s fails without a text", subject)
+		}
+	}
+	return found
+}
+
+func bySubject(r Report) map[string]Finding {
+	found := map[string]Finding{}
+	for _, f := range r {
+		found[f.Subject] = f
+	}
+	return found
+}
+
+func expect(t *testing.T, found map[string]Finding, subject string, ok bool, text, fix string) {
+	t.Helper()
+	f, there := found[subject]
+	if !there || f.OK != ok || !strings.Contains(f.Text, text) || fix == "" != (f.Fix == "") || !strings.Contains(f.Fix, fix) {
+		t.Errorf("%s: %+v, want %v, %q, %q", subject, f, ok, text, fix)
+	}
+}
+
+func TestDoctorSaysWhatTheGPUCan(t *testing.T) {
+	found := checkGPU(t, configs.DeviceCPU, withGPU(nil))
+	expect(t, found, "gpu", true, "driver for CUDA 1", "")
+	expect(t, found, "nvml", true, "driver 999.99", "")
+	expect(t, found, "cuda:0", true, fakeUUID, "")
+	expect(t, found, "cuda:0", true, "132 multiprocessors, 100 of 1024 MiB used, compute mode default, MIG off", "")
+	expect(t, found, "green contexts", true, "cuda:0 in 15 groups of 8 and 1 of 12", "")
+	expect(t, found, "mps", true, "can run here (tried)", "")
+	expect(t, found, "onnx on cuda", false, "no libonnxruntime_providers_shared.so beside", "PENSTOCK_ONNXRUNTIME=")
+}
+
+func TestDoctorSaysWhatTheGPUCannotAndHowToMendIt(t *testing.T) {
+	prohibited := checkGPU(t, configs.DeviceAuto, withGPU(func(d *nvml.Device) { d.ComputeMode = nvml.Prohibited }))
+	expect(t, prohibited, "cuda:0", false, "compute mode prohibited: nobody may use it", "nvidia-smi -i "+fakeUUID+" -c DEFAULT")
+	mig := checkGPU(t, configs.DeviceAuto, withGPU(func(d *nvml.Device) { d.MIG = true }))
+	expect(t, mig, "cuda:0", false, "MIG divides it", "nvidia-smi -i "+fakeUUID+" -mig 0")
+
+	m := withGPU(nil)
+	m.openNVML = func() (nvml.Session, error) { return nil, nvml.ErrUnavailable }
+	m.tryMPS = func(context.Context, mps.Options) error {
+		return &mps.Problem{Why: "nvidia-cuda-mps-control is not installed", Mend: "apt-get install it"}
+	}
+	m.onnxLibrary = func() (string, error) { return "", errors.New("none") }
+	found := checkGPU(t, configs.DeviceAuto, m)
+	expect(t, found, "nvml", false, "no NVML", "ldconfig -p")
+	expect(t, found, "cuda:0", true, "132 multiprocessors, 1024 MiB", "")
+	expect(t, found, "mps", false, "nvidia-cuda-mps-control is not installed; inference functions take turns on the GPU, and their shares are wishes", "apt-get install it")
+	expect(t, found, "onnx on cuda", false, "no ONNX Runtime at all", "make build")
+
+	m = withGPU(nil)
+	m.foreignMPS = func(string) []mps.Stranger { return []mps.Stranger{{PID: 7, Folder: "/tmp/nvidia-mps"}} }
+	found = checkGPU(t, configs.DeviceAuto, m)
+	expect(t, found, "mps", true, "daemon 7 in /tmp/nvidia-mps is another's", "echo quit | CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps nvidia-cuda-mps-control")
+
+	cudafake.Apply(t, cudafake.Refuse("cuDeviceGetDevResource", 0, 801))
+	found = checkGPU(t, configs.DeviceAuto, withGPU(nil))
+	expect(t, found, "green contexts", false, "shares change by shadows only", "CUDA 12.4")
+}
+
+func TestDoctorOfAMachineWithoutTheGPU(t *testing.T) {
+	found := checkGPU(t, "cuda:3", withGPU(nil))
+	expect(t, found, "gpu", false, `the configuration wants cuda:3: cuda: no such device "cuda:3": there is cuda:0`, "nvidia-smi -L")
+	if len(found) != 1 || !found["gpu"].Fatal {
+		t.Errorf("found %+v", found)
+	}
+	cudafake.Apply(t, cudafake.Devices(0))
+	for _, device := range []string{configs.DeviceCPU, configs.DeviceAuto} {
+		found = checkGPU(t, device, withGPU(nil))
+		expect(t, found, "gpu", true, "none here; models run on the CPU", "")
+		if len(found) != 1 {
+			t.Errorf("found %+v", found)
+		}
+	}
+}
+
+// TestDoctorLooksWhereTheLoaderDoes builds a provider that is linked with one library
+// and opens another, which its run path has.
+func TestDoctorLooksWhereTheLoaderDoes(t *testing.T) {
+	dir := t.TempDir()
+	cc := func(args ...string) {
+		t.Helper()
+		cmd := exec.Command("cc", args...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Skipf("no C compiler: %v %s", err, out)
+		}
+	}
+	os.WriteFile(filepath.Join(dir, "empty.c"), []byte("int unused;\n"), 0o600)
+	os.Mkdir(filepath.Join(dir, "elsewhere"), 0o700)
+	cc("-shared", "-o", "libcudnn.so.9", "-Wl,-soname,libcudnn.so.9", "empty.c")
+	cc("-shared", "-o", "elsewhere/libcublas.so.12", "-Wl,-soname,libcublas.so.12", "empty.c")
+	cc("-shared", "-o", sharedProviderName, "empty.c")
+	cc("-shared", "-o", cudaProviderName, "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN", "empty.c", "elsewhere/libcublas.so.12")
+	look := func() map[string]Finding {
+		m := &machine{onnxLibrary: func() (string, error) { return filepath.Join(dir, "libonnxruntime.so"), nil }}
+		return bySubject(cudaProvider(context.Background(), m))
+	}
+	t.Setenv("LD_LIBRARY_PATH", "")
+	found := look()
+	expect(t, found, "onnx on cuda", true, cudaProviderName, "")
+	expect(t, found, "cudnn", true, filepath.Join(dir, "libcudnn.so.9"), "")
+	expect(t, found, "cublas", false, "libcublas.so.12 not found, which "+cudaProviderName+" needs", "apt-get install cuda-libraries-12-0")
+	t.Setenv("LD_LIBRARY_PATH", "/nowhere:"+filepath.Join(dir, "elsewhere"))
+	expect(t, look(), "cublas", true, filepath.Join(dir, "elsewhere", "libcublas.so.12"), "")
+}
+
+// A node whose MPS did not come up goes on by time, and would not be found out by trying.
+func TestDoctorTellsOfANodeThatDidWithoutMPS(t *testing.T) {
+	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "")
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, control.AdminSocket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := control.Status{Mechanism: "time-slicing", Device: &control.ObservedDevice{UUID: fakeUUID, Why: "no MPS: the daemon lives and does not answer within 20s"}}
+	server := http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { json.NewEncoder(w).Encode(status) })}
+	go server.Serve(l)
+	defer server.Close()
+	examined := func() map[string]Finding { return checkGPUIn(t, dir, configs.DeviceAuto, withGPU(nil)) }
+	expect(t, examined(), "mps", false, "can run here (tried); but the node that runs here did without when it started: no MPS: the daemon lives", "restart the node")
+	status.Device.Why = "" // it is not wanted
+	expect(t, examined(), "mps", true, "can run here (tried)", "")
+}
+
+func TestDoctorTellsOfADaemonThatDoesNotAnswer(t *testing.T) {
+	t.Setenv("CUDA_MPS_PIPE_DIRECTORY", "")
+	remove, err := mpsfake.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remove()
+	programs, err := mpsfake.Install(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", filepath.Dir(programs.Control())+":"+os.Getenv("PATH"))
+	dir, err := os.MkdirTemp("/tmp", "mps") // short: a socket's path
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	d, err := mps.Start(t.Context(), mps.Options{Dir: dir, UUID: fakeUUID, Log: zerolog.Nop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	examined := func() map[string]Finding { return checkGPUIn(t, dir, configs.DeviceAuto, withGPU(nil)) }
+	expect(t, examined(), "mps", true, "a node runs here: daemon", "")
+	if err := programs.Behave(mpsfake.Behaviour{MuteDaemon: d.State().Daemon}); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, examined(), "mps", false, "lives and does not answer now", "")
+	if err := programs.Behave(mpsfake.Behaviour{}); err != nil {
+		t.Fatal(err)
+	}
+}

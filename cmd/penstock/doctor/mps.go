@@ -1,0 +1,43 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/mps"
+)
+
+// mpsDaemon looks at the MPS daemon of the node that runs here, or else tries to start one. A
+// node whose daemon did not start keeps running without MPS; that is a finding too.
+func mpsDaemon(ctx context.Context, m *machine) Finding {
+	g, dir := m.gpus(), m.Config.RuntimeDir
+	uuid := g.chosen.UUID()
+	switch pid, clients, ok := mps.Running(ctx, dir, uuid); {
+	case ok:
+		return pass(fmt.Sprintf("a node runs here: daemon %d, clients %d", pid, len(clients)))
+	case pid != 0:
+		return fail(fmt.Sprintf("the daemon that a node runs here, process %d, lives and does not answer now; who has the GPU keeps it", pid), "")
+	}
+	if err := m.tryMPS(ctx, mps.Options{UUID: uuid, Session: g.session, Log: zerolog.Nop()}); err != nil {
+		f := fail(fmt.Sprintf("%v; inference functions take turns on the GPU, and their shares are wishes", err), "")
+		if p, ok := errors.AsType[*mps.Problem](err); ok {
+			f.Fix = p.Mend
+		}
+		return f
+	}
+
+	f := pass("can run here (tried)")
+	if s := m.foreignMPS(dir); len(s) > 0 {
+		f.Text += fmt.Sprintf("; daemon %d in %s is another's, whose clients take turns with a node's", s[0].PID, s[0].Folder)
+		f.Fix = s[0].Quit()
+	}
+	if s, err := control.ReadStatus(ctx, dir); err == nil && s.Device != nil && s.Device.UUID == uuid && s.Mechanism == "time-slicing" && s.Device.Why != "" {
+		f.OK, f.Fix = false, "restart the node: it tries MPS when it starts"
+		f.Text += "; but the node that runs here did without when it started: " + s.Device.Why
+	}
+	return f
+}

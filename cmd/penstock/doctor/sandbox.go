@@ -1,0 +1,63 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/penstock/penstock/orchestrator/sandbox"
+)
+
+var sandboxChecks = []check{
+	{subject: "sandbox", run: processSandbox},
+}
+
+// processSandbox starts a process in the sandbox, which reports its rights.
+func processSandbox(ctx context.Context, m *machine) Finding {
+	if m.Config.Sandbox.Off {
+		return fail("off: processes of functions have all rights of the node", "take `sandbox: off` out of the configuration")
+	}
+	user, err := sandbox.FindUser(m.Config.Sandbox.User)
+	if err != nil {
+		return fail(fmt.Sprintf("sandbox: %v", err), "useradd --system penstock   # or name a user: sandbox: {user: NAME}").fatalIf(true)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return failed(err)
+	}
+	state, err := m.trySandbox(ctx, user, self)
+	if err != nil {
+		return fail(err.Error(), "sandbox: off   # in the configuration, if you trust all models").fatalIf(true)
+	}
+
+	f := Finding{OK: state.Whole(), Text: state.String()}
+	switch {
+	case state.Landlock == 0:
+		f.Fix = "Linux 5.13 or newer with landlock in lsm= of the kernel's command line"
+	case state.Landlock < sandbox.SignalsApart:
+		f.Fix = "Linux 6.12 or newer"
+	}
+	if closed := closedDevice(user); closed != "" {
+		f.OK = false
+		f.Text += "; user " + user.Name + " cannot use " + closed
+		f.Fix = fmt.Sprintf("chmod a+rw %s   # or add the user to its group", closed)
+	}
+	return f
+}
+
+// closedDevice is a GPU's device file that the user cannot read, empty if there is none.
+func closedDevice(u *sandbox.User) string {
+	if u == nil {
+		return ""
+	}
+	for _, pattern := range []string{"/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm"} {
+		files, _ := filepath.Glob(pattern) // the patterns are valid
+		for _, file := range files {
+			if sandbox.CheckReadable(u, []string{file}) != nil {
+				return file
+			}
+		}
+	}
+	return ""
+}

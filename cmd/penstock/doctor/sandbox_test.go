@@ -1,0 +1,62 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/orchestrator/sandbox"
+)
+
+func TestDoctorSandbox(t *testing.T) {
+	whole := sandbox.State{User: "nobody", NoNewPrivs: true, Seccomp: true, Landlock: 7}
+	without := whole
+	without.Landlock = 0
+	old := whole
+	old.Landlock = 4
+	for name, c := range map[string]struct {
+		config    configs.Sandbox
+		state     sandbox.State
+		err       error
+		ok, fatal bool
+		want      string
+	}{
+		"whole":               {state: whole, ok: true, want: "user nobody, no capabilities, no_new_privs, Landlock ABI 7, seccomp"},
+		"off":                 {config: configs.Sandbox{Off: true}, want: "all rights of the node"},
+		"no Landlock":         {state: without, want: "no Landlock"},
+		"an old Landlock":     {state: old, want: "can signal each other"},
+		"it cannot start":     {err: errors.New("become user nobody: operation not permitted"), fatal: true, want: "operation not permitted"},
+		"a user that is none": {config: configs.Sandbox{User: "no-such-user"}, fatal: true, want: "no-such-user"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &machine{trySandbox: func(context.Context, *sandbox.User, string) (sandbox.State, error) { return c.state, c.err }}
+			m.Config.Sandbox = c.config
+			f := processSandbox(context.Background(), m)
+			if f.OK != c.ok || f.Fatal != c.fatal || !strings.Contains(f.Text, c.want) || !f.OK && f.Fix == "" {
+				t.Errorf("%+v; want ok %v, fatal %v, %q", f, c.ok, c.fatal, c.want)
+			}
+		})
+	}
+}
+
+// The launcher is this test binary: see TestMain.
+func TestTrySandbox(t *testing.T) {
+	u, err := sandbox.FindUser("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := sandbox.Try(context.Background(), u, self)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if state.Capabilities || !state.NoNewPrivs || !state.Seccomp {
+		t.Errorf("in force: %v", state)
+	}
+}

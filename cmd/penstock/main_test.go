@@ -1,0 +1,21 @@
+package main
+
+import (
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/orchestrator/sandbox"
+)
+
+// The tests run on a fake driver, which has one GPU.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == loadVerb { // a check starts this program as penstock
+		main()
+		return
+	}
+	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
+	sandbox.MaybeLaunch()
+	cudafake.Main(m)
+}

@@ -1,0 +1,18 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// benchMoved is the old command, which names the new one; remove it after 0.1.0.
+func benchMoved() *cobra.Command {
+	return &cobra.Command{
+		Use: "bench", Hidden: true, DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			return fmt.Errorf("bench is a program of its own: make lab && %s", strings.Join(append([]string{"bin/penstock-lab"}, args...), " "))
+		},
+	}
+}

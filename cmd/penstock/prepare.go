@@ -1,0 +1,41 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"runtime"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/libml/onnx"
+	modelstore "github.com/penstock/penstock/libml/onnx/prepared"
+	"github.com/penstock/penstock/models"
+)
+
+// prepareCommand prepares one model for a GPU; the orchestrator starts it.
+func prepareCommand() *cobra.Command {
+	var card, device, dir string
+	cmd := &cobra.Command{
+		Use:    "prepare",
+		Short:  "Prepare a model so that its weights can be shared; the orchestrator starts it",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			c, err := models.ReadCard(card)
+			if err != nil {
+				return err
+			}
+			log := zerolog.New(os.Stderr).With().Timestamp().Logger()
+			err = onnx.Prepare(c, device, dir, runtime.NumCPU(), log)
+			if errors.Is(err, modelstore.ErrNotShareable) {
+				return nil // the store says so to those who ask
+			}
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&card, "card", "", "the model's card")
+	cmd.Flags().StringVar(&device, "device", "", "UUID of the GPU")
+	cmd.Flags().StringVar(&dir, "dir", "", "folder of prepared models")
+	return cmd
+}

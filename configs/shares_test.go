@@ -1,0 +1,62 @@
+package configs
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestFitShare(t *testing.T) {
+	for name, row := range map[string]struct {
+		text  string
+		words []string // of the one error; nil: accepted
+	}{
+		"exactly 100":                {"functions: [{name: a, port: 1, share_percent: 60}, {name: b, port: 2, share_percent: 40}]", nil},
+		"thirds":                     {"functions: [{name: a, port: 1, share_percent: 33.334, instances: 3}]", nil},
+		"two functions":              {"functions: [{name: a, port: 1, share_percent: 60}, {name: b, port: 2, share_percent: 50}]", []string{"f.yaml:1:86: functions[1].share_percent", "is 50 %", "60 %", "110 % together", "at most 100 %"}},
+		"instances":                  {"functions: [{name: a, port: 1, share_percent: 40, instances: 3}]", []string{"functions[0].share_percent", "is 40 % for each of 3 instances", "120 %"}},
+		"one sum is said once":       {"functions: [{name: a, port: 1, share_percent: 60}, {name: b, port: 2, share_percent: 50}, {name: c, port: 3, share_percent: 40}]", []string{"functions[1]"}},
+		"20 of the minimum":          {"functions: [{name: a, port: 1, instances: 20}]", nil},
+		"40 of the minimum":          {"{shares: {policy: gslice}, functions: [{name: a, port: 1, instances: 40}]}", []string{"functions[0].instances", "minimum_percent", "5 % for each of 40 instances", "200 %", "fewer instances"}},
+		"40 of a smaller one":        {"{shares: {policy: gslice, minimum_percent: 2.5}, functions: [{name: a, port: 1, instances: 40}]}", nil},
+		"share below minimum":        {"{shares: {policy: gslice}, functions: [{name: a, port: 1, share_percent: 96}, {name: b, port: 2, share_percent: 1}]}", []string{"functions[1].share_percent", "minimum_percent", "101 %"}},
+		"no share left at all":       {"{shares: {policy: gslice}, functions: [{name: a, port: 1, share_percent: 100}, {name: b, port: 2}]}", []string{"functions[1].name", "minimum_percent", "105 %"}},
+		"minimum after the list":     {"{functions: [{name: a, port: 1, instances: 40}], shares: {policy: gslice, minimum_percent: 2}}", nil},
+		"guarantees have no minimum": {"functions: [{name: a, port: 1, share_percent: 100}, {name: b, port: 2, instances: 40}]", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Decode("f.yaml", []byte(row.text))
+			if row.words == nil {
+				if err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			if err == nil || strings.Contains(err.Error(), "\n") {
+				t.Fatalf("error %v, want one line", err)
+			}
+			for _, word := range row.words {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("error %q does not name %q", err, word)
+				}
+			}
+		})
+	}
+}
+
+func TestUnused(t *testing.T) {
+	const functions = "functions: [{name: a, port: 1, change: shadow}, {name: b, port: 2}]"
+	for text, want := range map[string]string{
+		"{" + functions + "}": "change of a",
+		"{shares: {change: shadow, tune: false}, " + functions + "}":    "shares.change shares.tune change of a",
+		"{shares: {policy: gslice, change: shadow}, " + functions + "}": "",
+		"functions: [{name: b, port: 2}]":                               "",
+	} {
+		c, err := Decode("f.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(c.Unused(), " "); got != want {
+			t.Errorf("%s: keys %q have no effect, want %q", text, got, want)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/private"
+)
+
+// TestRuntimeDir has every way into a runtime folder that another user could change: none is
+// taken, by the processes of a node or by its clients.
+func TestRuntimeDir(t *testing.T) {
+	for name, make := range map[string]func(t *testing.T) string{
+		"writable by all": func(t *testing.T) string {
+			dir := t.TempDir()
+			if err := os.Chmod(dir, 0o777); err != nil {
+				t.Fatal(err)
+			}
+			return dir
+		},
+		"a link": func(t *testing.T) string {
+			dir := filepath.Join(t.TempDir(), "run")
+			if err := os.Symlink(t.TempDir(), dir); err != nil {
+				t.Fatal(err)
+			}
+			return dir
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := make(t)
+			// A manager of that user, which would answer.
+			l, err := net.Listen("unix", filepath.Join(dir, AdminSocket))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			go func() {
+				if c, err := l.Accept(); err == nil {
+					t.Error("a client connected")
+					c.Close()
+				}
+			}()
+
+			before, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for verb, err := range map[string]error{
+				"make":    second(MakeRuntimeDir(dir)),
+				"claim":   second(ClaimOrchestrator(dir)),
+				"link":    second(ListenManager(dir, zerolog.Nop())),
+				"attach":  second(ListenAttach(AttachSocketPath(dir), os.Getuid(), zerolog.Nop())),
+				"admin":   second(ListenAdmin(dir)),
+				"order":   second(SendOrder(context.Background(), dir, AddPath, NameOrder{Name: "face"})),
+				"status":  second(ReadStatus(context.Background(), dir)),
+				"read":    second(ReadFile(filepath.Join(dir, RecordFile), 1)),
+				"replace": ReplaceFile(filepath.Join(dir, RecordFile), nil),
+			} {
+				if !errors.Is(err, private.ErrNotPrivate) || strings.Contains(err.Error(), "\n") {
+					t.Errorf("%s: got %v, want one line of %v", verb, err, private.ErrNotPrivate)
+				}
+			}
+			if _, err := ReadStatus(context.Background(), dir); !strings.HasSuffix(err.Error(), "use a node as its user") {
+				t.Errorf("status: %v, want a hint", err)
+			}
+			if after, err := os.ReadDir(dir); err != nil || len(after) != len(before) {
+				t.Errorf("the folder has %v, had %v (%v)", after, before, err)
+			}
+		})
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// TestRuntimeDirPermissions: what a node makes itself is for its user only.
+func TestRuntimeDirPermissions(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	admin, err := ListenAdmin(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer admin.Close()
+	if err := ReplaceFile(filepath.Join(dir, RecordFile), nil); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]fs.FileMode{".": 0o700, AdminSocket: 0o600, AdminSocket + ".lock": 0o600, RecordFile: 0o600} {
+		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != want {
+			t.Errorf("%s: %v, %v; want mode %v", name, info, err, want)
+		}
+	}
+}

@@ -1,0 +1,121 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+)
+
+// Listener listens on a Unix socket in the runtime folder, and can make the socket file
+// again: cleaners of temporary folders remove old files. Any goroutine may call its
+// methods.
+type Listener struct {
+	network, path string
+	uid           int // who may connect, beside root
+
+	mu     sync.Mutex
+	l      *net.UnixListener
+	file   os.FileInfo // of the socket as it was bound
+	closed bool
+}
+
+// openListener is listenFresh for a Listener.
+func openListener(network, path string) (*Listener, error) {
+	return openListenerFor(network, path, os.Getuid())
+}
+
+// openListenerFor is openListener for processes of the user uid. Only root can name
+// another user than its own.
+func openListenerFor(network, path string, uid int) (*Listener, error) {
+	l := &Listener{network: network, path: path, uid: uid}
+	if err := l.bind(); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// bind takes a new socket file into use. The caller holds mu, or is alone.
+func (l *Listener) bind() error {
+	fresh, err := listenFresh(l.network, l.path)
+	if err != nil {
+		return err
+	}
+	if l.uid != os.Getuid() {
+		if err := os.Chown(l.path, l.uid, -1); err != nil {
+			return errors.Join(fmt.Errorf("give socket away: %w", err), fresh.Close())
+		}
+	}
+	file, err := os.Lstat(l.path)
+	if err != nil {
+		return errors.Join(fmt.Errorf("look at socket: %w", err), fresh.Close())
+	}
+	l.l, l.file = fresh, file
+	return nil
+}
+
+// Restore makes the socket file again if it is gone, and its folder too, and reports
+// whether it had to. Connections that were accepted live on. ErrInUse is returned if
+// another process has taken the path.
+func (l *Listener) Restore() (restored bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false, nil
+	}
+	if file, err := os.Lstat(l.path); err == nil && os.SameFile(file, l.file) {
+		return false, nil
+	}
+
+	old := l.l
+	if err := l.bind(); err != nil {
+		return false, fmt.Errorf("make socket again: %w", err)
+	}
+	old.SetUnlinkOnClose(false) // the path is the new one's
+	old.Close()
+	return true, nil
+}
+
+// AcceptUnix waits for a connection. It returns net.ErrClosed after Close.
+func (l *Listener) AcceptUnix() (*net.UnixConn, error) {
+	for {
+		l.mu.Lock()
+		current := l.l
+		l.mu.Unlock()
+
+		c, err := current.AcceptUnix()
+		if !errors.Is(err, net.ErrClosed) || l.isCurrent(current) {
+			return c, err
+		}
+	}
+}
+
+func (l *Listener) isCurrent(u *net.UnixListener) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.l == u
+}
+
+// Accept is AcceptUnix for net.Listener.
+func (l *Listener) Accept() (net.Conn, error) {
+	c, err := l.AcceptUnix()
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Addr is the address of the socket.
+func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Net: l.network, Name: l.path} }
+
+// Close stops listening, and removes the socket file if it is this listener's.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	if file, err := os.Lstat(l.path); err != nil || !os.SameFile(file, l.file) {
+		l.l.SetUnlinkOnClose(false)
+	}
+	return l.l.Close()
+}

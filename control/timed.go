@@ -1,0 +1,60 @@
+package control
+
+import (
+	"net"
+	"time"
+
+	"github.com/penstock/penstock/control/runclock"
+)
+
+// timedConn is a stream connection whose time limits count only the time in which
+// this process ran: a deadline that passed while it was stopped says nothing of the
+// peer. One goroutine reads and sets the read limit, one writes and sets the write
+// limit.
+type timedConn struct {
+	net.Conn
+	readBy, writeBy time.Duration // by runclock.Now; 0: no limit
+}
+
+// limitReads bounds the reads from now on by limit in all; 0 lifts the bound.
+func (c *timedConn) limitReads(limit time.Duration) { c.readBy = endOf(limit) }
+
+// limitWrites is limitReads for writes.
+func (c *timedConn) limitWrites(limit time.Duration) { c.writeBy = endOf(limit) }
+
+func endOf(limit time.Duration) time.Duration {
+	if limit == 0 {
+		return 0
+	}
+	return runclock.Now() + limit
+}
+
+func (c *timedConn) Read(p []byte) (n int, err error) {
+	read := func() error {
+		n, err = c.Conn.Read(p)
+		return err
+	}
+	if c.readBy == 0 {
+		return n, c.unlimited(c.SetReadDeadline, read)
+	}
+	return n, runclock.Until(c.readBy, c.SetReadDeadline, read)
+}
+
+func (c *timedConn) Write(p []byte) (n int, err error) {
+	write := func() error {
+		m, err := c.Conn.Write(p[n:])
+		n += m
+		return err
+	}
+	if c.writeBy == 0 {
+		return n, c.unlimited(c.SetWriteDeadline, write)
+	}
+	return n, runclock.Until(c.writeBy, c.SetWriteDeadline, write)
+}
+
+func (c *timedConn) unlimited(setDeadline func(time.Time) error, op func() error) error {
+	if err := setDeadline(time.Time{}); err != nil {
+		return err
+	}
+	return op()
+}

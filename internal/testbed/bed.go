@@ -1,0 +1,360 @@
+// Package testbed is a whole node under measurement: the machine and its device, the node
+// (Bed), and the load on one of its functions (Traffic). `penstock profile` and the
+// benchmarks of research/ use it.
+package testbed
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/shm/cpuset"
+)
+
+// Setup is what measurements have in common: the node's binary, its device, its models.
+type Setup struct {
+	// Binary is the penstock binary, of which nodes are made.
+	Binary string
+	// Device is as configs.Config.Device; a measurement of a GPU can be
+	// tried on a CPU.
+	Device string
+	// Models is a folder of cards, searched before the shipped ones.
+	Models string
+	// Machine is copied into the report.
+	Machine Machine
+	// Progress, if not nil, is told what is being measured.
+	Progress func(what string)
+}
+
+// Say reports progress.
+func (o *Setup) Say(format string, args ...any) {
+	if o.Progress != nil {
+		o.Progress(fmt.Sprintf(format, args...))
+	}
+}
+
+// Card finds a model's card in Models, else among the shipped ones.
+func (o *Setup) Card(name string) (*models.Card, error) {
+	r := zoo.Registry{}
+	if o.Models != "" {
+		r.Dirs = []string{o.Models}
+	}
+	card, err := r.Find(name)
+	if err != nil && o.Models == "" {
+		return nil, fmt.Errorf("%w; --models names a folder of cards", err)
+	}
+	return card, err
+}
+
+// Variant writes a card like that one, with another ladder of batch sizes, into dir.
+// It is written as JSON, which is YAML too.
+func Variant(dir string, card *models.Card, batches []int) (file string, err error) {
+	type object = map[string]any
+	decoder := object{"name": card.Decoder.Name}
+	for key, value := range card.Decoder.Params {
+		decoder[key] = value
+	}
+	in := &card.Input
+	input := object{
+		"size":   []int{in.Height, in.Width, in.Channels},
+		"wire":   object{"type": in.WireType, "layout": in.WireLayout},
+		"tensor": object{"type": in.TensorType, "layout": in.TensorLayout},
+	}
+	if in.Name != "" {
+		input["name"] = in.Name
+	}
+	if in.ReverseChannels {
+		input["reverse_channels"] = true
+	}
+	if len(in.Mean) > 0 {
+		input["mean"], input["std"] = in.Mean, in.Std
+	}
+	var outputs []object
+	for _, o := range card.Outputs {
+		outputs = append(outputs, object{"name": o.Name, "shape": o.Shape})
+	}
+	whole := object{
+		"name": card.Name, "version": card.Version, "input": input, "outputs": outputs,
+		"batches": batches, "slo": "10s", "threads": card.Threads, "decoder": decoder,
+	}
+	if card.Framework != "" {
+		whole["framework"] = card.Framework
+	} else {
+		whole["command"] = card.Command
+	}
+	if card.Model != "" {
+		whole["model"] = card.Model
+	}
+	text, err := json.MarshalIndent(whole, "", "  ")
+	if err != nil {
+		return "", fmt.Errorf("write card of %s: %w", card.Name, err)
+	}
+	file = filepath.Join(dir, fmt.Sprintf("%s-%s.yaml", card.Name, strings.Trim(strings.ReplaceAll(fmt.Sprint(batches), " ", "-"), "[]")))
+	if err := os.WriteFile(file, append(text, '\n'), 0o600); err != nil {
+		return "", fmt.Errorf("write card of %s: %w", card.Name, err)
+	}
+	return file, nil
+}
+
+// Ladder is {1, n}, or {1}.
+func Ladder(n int) []int { return slices.Compact([]int{1, n}) }
+
+// NoisePicture is one of a model's wire size, of noise.
+func NoisePicture(card *models.Card) []byte {
+	const seed = 2
+	return Noise(card, seed)
+}
+
+// Bed is a node that is measured.
+type Bed struct {
+	*node.Node
+	cpus cpuPlan
+}
+
+// Served is one function of a bed's node.
+type Served struct {
+	Name, Card  string
+	Percent     float64
+	Streams     int
+	Environment map[string]string
+}
+
+// Options say what node to start.
+type Options struct {
+	Device    string
+	Change    configs.Change
+	Functions []Served
+	// Slots is as aggregate.slots; 0 is 256.
+	Slots int
+	// SlabMiB is as slab.size; 0 is 512 MiB.
+	SlabMiB  int
+	BusyPoll time.Duration
+	// Source, if not empty, is configured in place of kernel sockets.
+	Source string
+}
+
+// NewDir makes the folder of a bed to come.
+func NewDir() (string, error) {
+	dir, err := os.MkdirTemp("", "penstock-bench-")
+	if err != nil {
+		return "", fmt.Errorf("make folder: %w", err)
+	}
+	return dir, nil
+}
+
+// Start starts a node whose shares only move when they are told to and that holds
+// nobody back for a fault, and keeps this process, which makes the load, off its CPUs.
+func Start(ctx context.Context, binary string, o Options) (*Bed, error) {
+	b := &Bed{cpus: PlanCPUs()}
+	slots := o.Slots
+	if slots == 0 {
+		slots = 256
+	}
+	change, lab := o.Change, configs.Lab{}
+	if change == configs.ChangeRestart {
+		change, lab.Change = configs.ChangeAuto, change
+	}
+	var config strings.Builder
+	fmt.Fprintf(&config, `
+log: {level: info}
+device: %s
+reserved_cpus: %d
+fault_hold: 0s
+busy_poll: %v
+aggregate: {slots: %d}
+shares: {policy: gslice, tune: false, change: %s, minimum_percent: 1}
+`, o.Device, b.cpus.Reserved, o.BusyPoll, slots, change)
+	if o.Source != "" {
+		config.WriteString(o.Source)
+	} else {
+		fmt.Fprintf(&config, "slab: {size: %dMiB, receive_buffer: 64MiB}\n", cmp.Or(o.SlabMiB, 512))
+	}
+	if len(o.Functions) == 0 {
+		config.WriteString("functions: []\n")
+	} else {
+		config.WriteString("functions:\n")
+	}
+	for _, f := range o.Functions {
+		entry := map[string]any{"name": f.Name, "model": f.Card, "port": 0, "share_percent": f.Percent, "slo": "10s"}
+		if f.Streams > 0 {
+			entry["streams"] = f.Streams
+		}
+		if len(f.Environment) > 0 {
+			entry["environment"] = f.Environment
+		}
+		line, err := json.Marshal(entry)
+		if err != nil {
+			return nil, fmt.Errorf("write configuration: %w", err)
+		}
+		fmt.Fprintf(&config, "  - %s\n", line)
+	}
+	if err := cpuset.Pin(b.cpus.Node); err != nil {
+		return nil, err
+	}
+	limit, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("no process of some function was ready within two minutes"))
+	defer cancel()
+	var err error
+	b.Node, err = node.Start(limit, node.Options{Binary: binary, Config: config.String(), Environment: []string{lab.Environment()}})
+	if pinErr := cpuset.Pin(b.cpus.Load); err == nil && pinErr != nil {
+		b.Node.Kill()
+		err = pinErr
+	}
+	if err == nil {
+		if err = b.whole(limit); err != nil {
+			b.Kill()
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, cpuset.Pin(b.cpus.All))
+	}
+	return b, nil
+}
+
+// whole waits until every process that serves has all its batch sizes.
+func (b *Bed) whole(ctx context.Context) error {
+	return b.WaitFor(ctx, "every batch size", func() bool {
+		status, err := b.Status()
+		return err == nil && !slices.ContainsFunc(status.Functions, func(f control.FunctionStatus) bool {
+			return slices.ContainsFunc(f.Instances, func(in control.InstanceStatus) bool {
+				p, _ := in.Serving()
+				return p.Growing
+			})
+		})
+	})
+}
+
+// End drains the node, and lets this process run anywhere again.
+func (b *Bed) End() error {
+	return errors.Join(b.Stop(), cpuset.Pin(b.cpus.All))
+}
+
+// Kill is end for a node that may have failed; it may be called after end.
+func (b *Bed) Kill() {
+	b.Node.Kill()
+	_ = cpuset.Pin(b.cpus.All) // it worked before
+}
+
+// cpuPlan divides the machine: a node's CPUs, of which the manager gets the first
+// reserved, and the load's.
+type cpuPlan struct {
+	All, Node, Load []int
+	Reserved        int
+}
+
+// LeastCPUs are needed for a load that has its own.
+const LeastCPUs = 8
+
+// PlanCPUs gives the load three eighths: it makes checksums and copies of every
+// datagram, as the manager does, and puts answers together besides. Half of the
+// rest are the manager's. On a small machine the load shares the manager's.
+func PlanCPUs() cpuPlan {
+	own, ifs := orchestrator.IFCPUs(0)
+	all := slices.Concat(own, ifs)
+	slices.Sort(all)
+	all = slices.Compact(all)
+	if len(all) < LeastCPUs {
+		return cpuPlan{All: all, Node: all, Load: own}
+	}
+	n := len(all) - 3*len(all)/8
+	return cpuPlan{All: all, Node: all[:n:n], Load: all[n:], Reserved: n / 2}
+}
+
+// Serving is the process of a function's first instance that serves, and the
+// instance.
+func (b *Bed) Serving(name string) (p control.ProcessStatus, in control.InstanceStatus, f control.FunctionStatus, err error) {
+	f, err = b.Function(name)
+	if err != nil {
+		return p, in, f, err
+	}
+	if len(f.Instances) == 0 {
+		return p, in, f, fmt.Errorf("function %s has no instance", name)
+	}
+	in = f.Instances[0]
+	p, _ = in.Serving()
+	return p, in, f, nil
+}
+
+// SetShare orders a share and waits until the process that serves has it.
+func (b *Bed) SetShare(ctx context.Context, name string, percent float64, change configs.Change) error {
+	before, _, f, err := b.Serving(name)
+	if err != nil {
+		return err
+	}
+	if Same(f.SharePercent, percent) {
+		return nil
+	}
+	if err := b.Order(control.SharePath, control.ShareOrder{Name: name, SharePercent: percent}); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("share %.1f of %s was not in force within a minute", percent, name))
+	defer cancel()
+	return b.WaitFor(limit, "a share", func() bool {
+		p, in, f, err := b.Serving(name)
+		if err != nil || p.PID == 0 || p.Growing || !Same(f.SharePercent, percent) {
+			return false
+		}
+		switch change {
+		case configs.ChangePartition:
+			return len(in.SMGroups) > 0 && slices.Equal(in.SMGroups, p.SMGroups)
+		case configs.ChangeInPlace:
+			return true
+		}
+		return p.Generation != before.Generation
+	})
+}
+
+// Remove takes a function off the node and waits until it is gone.
+func (b *Bed) Remove(ctx context.Context, name string) error {
+	if err := b.Order(control.RemovePath, control.NameOrder{Name: name}); err != nil {
+		return err
+	}
+	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s was there a minute after its removal", name))
+	defer cancel()
+	return b.WaitFor(limit, "a removal", func() bool {
+		status, err := b.Status()
+		if err != nil {
+			return false
+		}
+		_, there := status.Function(name)
+		return !there
+	})
+}
+
+func Same(a, b float64) bool { return a-b < 0.01 && b-a < 0.01 }
+
+// ShadowReady waits until a function has all its batch sizes and a shadow asleep, so that
+// the next change finds it.
+func (b *Bed) ShadowReady(ctx context.Context, name string) error {
+	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, fmt.Errorf("%s had no shadow within a minute", name))
+	defer cancel()
+	return b.WaitFor(limit, "a shadow", func() bool {
+		p, in, _, err := b.Serving(name)
+		return err == nil && !p.Growing && slices.ContainsFunc(in.Processes, func(p control.ProcessStatus) bool {
+			return p.Role == control.Shadow && p.State == control.Loaded
+		})
+	})
+}
+
+// Noise is a picture of a model's wire size, of noise.
+func Noise(card *models.Card, seed uint64) []byte {
+	random := rand.New(rand.NewPCG(1, seed))
+	p := make([]byte, card.Input.WireBytes())
+	for i := range p {
+		p[i] = byte(random.Uint32())
+	}
+	return p
+}

@@ -1,0 +1,294 @@
+package clienttest
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/penstock/penstock/wire"
+)
+
+// Request is a whole picture as it came.
+type Request struct {
+	From      netip.AddrPort
+	ID        uint32
+	Picture   []byte // the handler's to keep
+	Extension wire.Extension
+	// Extended says that the request came with an extension.
+	Extended bool
+}
+
+// Handler answers a request. It runs on the manager's only goroutine and must
+// not call the manager. The manager fills in SentAt. To leave the request
+// without an answer for now it returns ok false; Answer gives one later.
+type Handler func(q Request) (r wire.Result, payload []byte, ok bool)
+
+// Echo answers with the picture itself, as raw, and that credit.
+func Echo(credit uint16) Handler {
+	return func(q Request) (wire.Result, []byte, bool) {
+		return wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Batch: 1, Credit: credit}, q.Picture, true
+	}
+}
+
+// Manager keeps to docs/wire.md as far as a client can see: it aggregates,
+// wishes for what is missing, runs a request once and answers it again the
+// same. It never forgets a request.
+type Manager struct {
+	conn    *net.UDPConn
+	options ManagerOptions
+	handler Handler
+	loop    sync.WaitGroup
+
+	mu       sync.Mutex // guards below
+	requests map[key]*held
+	bad      []error
+	most     int
+}
+
+// ManagerOptions say how a Manager behaves.
+type ManagerOptions struct {
+	// WishAfter is the silence after which it wishes for missing pieces, 5 ms by
+	// default; negative for never.
+	WishAfter time.Duration
+	// PieceBytes is how results are split, wire.DefaultPieceBytes by default.
+	PieceBytes int
+	// Cookie, if not 0, is in every answer, and a request gets its answer only
+	// after its piece 0 has echoed it: until then it is answered busy.
+	Cookie uint64
+	// Listen is the address, a free port of 127.0.0.1 by default.
+	Listen netip.AddrPort
+}
+
+type key struct {
+	from netip.AddrPort
+	id   uint32
+}
+
+// held is a request: being aggregated, being run, or answered.
+type held struct {
+	total, size uint32
+	count       uint16
+	got         int
+	present     []uint64
+	picture     []byte
+	extension   wire.Extension
+	extended    bool
+	heard       time.Time
+	proved      bool
+	runs        int
+	answers     [][]byte // the answer's datagrams
+}
+
+// NewManager listens and answers through h. The caller closes it.
+func NewManager(h Handler, o ManagerOptions) (*Manager, error) {
+	if o.WishAfter == 0 {
+		o.WishAfter = 5 * time.Millisecond
+	}
+	if o.PieceBytes == 0 {
+		o.PieceBytes = wire.DefaultPieceBytes
+	}
+	if !o.Listen.IsValid() {
+		o.Listen = netip.MustParseAddrPort("127.0.0.1:0")
+	}
+	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(o.Listen))
+	if err != nil {
+		return nil, fmt.Errorf("open fake manager: %w", err)
+	}
+	_ = conn.SetReadBuffer(4 << 20) // as much as the kernel grants
+	m := &Manager{conn: conn, options: o, handler: h, requests: make(map[key]*held)}
+	m.loop.Add(1)
+	go func() {
+		defer m.loop.Done()
+		m.serve()
+	}()
+	return m, nil
+}
+
+// Addr is where clients send to.
+func (m *Manager) Addr() netip.AddrPort { return m.conn.LocalAddr().(*net.UDPAddr).AddrPort() }
+
+// Close stops it and returns when nothing runs any more.
+func (m *Manager) Close() {
+	m.conn.Close()
+	m.loop.Wait()
+}
+
+// Requests is how many requests came whole, and MostRuns how often the one was
+// run that was run most often: never more than once.
+func (m *Manager) Requests() (whole, mostRuns int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, q := range m.requests {
+		if q.runs > 0 {
+			whole++
+		}
+		mostRuns = max(mostRuns, q.runs)
+	}
+	return whole, mostRuns
+}
+
+// MostHeld is the largest number of requests that were held at once, begun and
+// not answered.
+func (m *Manager) MostHeld() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.most
+}
+
+// Faults are the datagrams that no client may send.
+func (m *Manager) Faults() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return errors.Join(m.bad...)
+}
+
+// Answer answers a request that the handler left, or answers one again with
+// something else.
+func (m *Manager) Answer(from netip.AddrPort, id uint32, r wire.Result, payload []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	q := m.requests[key{from, id}]
+	if q == nil {
+		q = &held{}
+		m.requests[key{from, id}] = q
+	}
+	m.answerLocked(key{from, id}, q, r, payload)
+}
+
+// Inject sends any bytes to a client.
+func (m *Manager) Inject(to netip.AddrPort, b []byte) { _, _ = m.conn.WriteToUDPAddrPort(b, to) }
+
+func (m *Manager) serve() {
+	b := make([]byte, 64<<10)
+	var deadline time.Time // for the next look at what is missing
+	for {
+		if wishAfter := m.options.WishAfter; wishAfter > 0 && !time.Now().Before(deadline) {
+			m.wishAll()
+			deadline = time.Now().Add(wishAfter)
+			_ = m.conn.SetReadDeadline(deadline)
+		}
+		n, from, err := m.conn.ReadFromUDPAddrPort(b)
+		switch {
+		case err == nil:
+			m.take(from, b[:n])
+		case errors.Is(err, os.ErrDeadlineExceeded):
+		case errors.Is(err, net.ErrClosed):
+			return
+		}
+	}
+}
+
+// take takes one datagram.
+func (m *Manager) take(from netip.AddrPort, b []byte) {
+	h, err := wire.DecodeHeader(b)
+	if err == nil && h.Type != wire.TypeData {
+		err = wire.ErrType
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		m.bad = append(m.bad, fmt.Errorf("from %v: %w: % x", from, err, b[:min(len(b), wire.HeaderSize)]))
+		return
+	}
+	k := key{from, h.RequestID}
+	q := m.requests[k]
+	if q == nil {
+		q = &held{
+			total: h.Total, size: wire.PieceSize(&h), count: h.Count,
+			present: make([]uint64, (int(h.Count)+63)/64), picture: make([]byte, h.Total),
+		}
+		m.requests[k] = q
+		m.most = max(m.most, m.heldLocked())
+	}
+	if h.Total != q.total || h.Count != q.count || wire.PieceSize(&h) != q.size {
+		m.bad = append(m.bad, fmt.Errorf("request %d: contradictory piece %+v", h.RequestID, h))
+		return
+	}
+	q.heard = time.Now()
+	bit := uint64(1) << (h.Index % 64)
+	fresh := q.present[h.Index/64]&bit == 0
+	if fresh {
+		q.present[h.Index/64] |= bit
+		q.got++
+		copy(q.picture[h.Offset:], b[wire.PayloadOffset(&h):][:h.Length])
+		if h.Flags&wire.FlagExtension != 0 && h.Index == 0 {
+			q.extension, _ = wire.DecodeExtension(b[wire.HeaderSize:])
+			q.extended = true
+		}
+	}
+	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 && !q.proved {
+		e, _ := wire.DecodeExtension(b[wire.HeaderSize:])
+		q.proved = e.Cookie != 0 && e.Cookie == m.options.Cookie
+	}
+	switch {
+	case fresh && q.got == int(q.count):
+		q.runs++
+		r, payload, ok := m.handler(Request{From: from, ID: h.RequestID, Picture: q.picture, Extension: q.extension, Extended: q.extended})
+		if ok {
+			m.answerLocked(k, q, r, payload)
+		}
+	case h.Flags&wire.FlagRetransmitted == 0 || h.Index != 0:
+	case q.answers != nil:
+		m.sendLocked(k, q, true)
+	case q.got < int(q.count):
+		m.wishLocked(k, q)
+	}
+}
+
+func (m *Manager) heldLocked() int {
+	n := 0
+	for _, q := range m.requests {
+		if q.answers == nil {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *Manager) answerLocked(k key, q *held, r wire.Result, payload []byte) {
+	r.SentAt, r.Cookie = q.extension.SentAt, m.options.Cookie
+	q.answers = nil
+	for i := range wire.Pieces(len(payload), m.options.PieceBytes) {
+		q.answers = append(q.answers, wire.AppendResult(nil, k.id, &r, payload, m.options.PieceBytes, i, false))
+	}
+	m.sendLocked(k, q, false)
+}
+
+func (m *Manager) sendLocked(k key, q *held, again bool) {
+	if m.options.Cookie != 0 && !q.proved {
+		busy := wire.Result{Status: wire.StatusBusy, SentAt: q.extension.SentAt, Cookie: m.options.Cookie}
+		m.Inject(k.from, wire.AppendResult(nil, k.id, &busy, nil, m.options.PieceBytes, 0, again))
+		return
+	}
+	for _, d := range q.answers {
+		if again {
+			d[3] |= byte(wire.FlagRetransmitted)
+		}
+		m.Inject(k.from, d)
+	}
+}
+
+func (m *Manager) wishAll() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for k, q := range m.requests {
+		if q.answers == nil && q.got < int(q.count) && time.Since(q.heard) >= m.options.WishAfter {
+			m.wishLocked(k, q)
+		}
+	}
+}
+
+func (m *Manager) wishLocked(k key, q *held) {
+	q.heard = time.Now()
+	for next := 0; ; {
+		var d []byte
+		if d, next = wire.AppendWish(nil, k.id, q.total, q.count, q.present, next); d == nil {
+			return
+		}
+		m.Inject(k.from, d)
+	}
+}

@@ -1,0 +1,591 @@
+package devicetest
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+)
+
+// What a Queued device fails with, apart from device.ErrLost.
+var (
+	// ErrMemory is returned when the device is told to have no memory left.
+	ErrMemory = errors.New("device is out of memory")
+	// errBusy is returned when a slot is to be moved with a batch in flight.
+	errBusy = errors.New("slot is in flight")
+	// ErrGroups is returned for groups that the device does not have.
+	ErrGroups = errors.New("no such groups")
+	// errStream is returned for work on a stream that is gone.
+	errStream = errors.New("no such stream")
+)
+
+// inFlight is how many batches a Queued device has in flight.
+const inFlight = 2
+
+// Queued is a GPU as libml sees it, on the host: what it is asked is queued on a
+// slot's stream and done later, by a goroutine of the stream; its tensors are
+// addresses that must not be read (a read is a fault of the process) and its results
+// are memory apart, in shared, which needs room for the outputs of two slots. It has
+// groups of multiprocessors and priorities, and it is late, runs out of memory, refuses to move and
+// is lost as a test tells it to. The knobs may be turned at any time. Used without
+// them it allocates nothing for a batch.
+type Queued struct {
+	// Late is how much longer each batch takes, in nanoseconds.
+	Late atomic.Int64
+	// FailRepartition has that many of the next calls fail with ErrMemory.
+	FailRepartition atomic.Int64
+	// NoPriorities makes Prioritize fail with cuda.ErrNotSupported.
+	NoPriorities atomic.Bool
+	// NoMemory makes Tensors fail with ErrMemory.
+	NoMemory atomic.Bool
+
+	gather   device.Device // does the work
+	in       models.Input
+	groupSMs []int
+	lost     atomic.Bool
+	level    atomic.Int64 // budget.Demoted until Prioritize
+	gate     sync.RWMutex // held for writing: nothing is done, but for demoted batches
+	// demotedGate is the same for these.
+	demotedGate sync.RWMutex
+	slabs       []uint64 // their sizes
+
+	sizes   device.Sizes
+	tensors []device.Tensors
+	private region
+	slots   [device.Slots]queuedSlot
+
+	mu      sync.Mutex // guards what follows
+	next    uintptr
+	streams map[uintptr]*stream
+}
+
+// queuedSlot is one slot. asked belongs to who calls the device.
+type queuedSlot struct {
+	asked    uint64
+	finished atomic.Uint64
+	failed   atomic.Pointer[error]
+	// inferred and gathered are the stream's: nanoseconds of the last batch's part
+	// after the gather, and when that ended.
+	inferred, gathered atomic.Int64
+
+	mu      sync.Mutex // guards what follows, to requests
+	current lane
+	before  lane
+	chosen  budget.Level // Choose's last word
+	groups  []int
+	// Room for copies of what Gather is given.
+	requests []device.Request
+	pieces   []shm.Piece
+	ordered  []shm.Piece
+	refused  []bool
+}
+
+// lane has a slot's streams, by level: one of the lane's own and, if the slot was prioritized,
+// one for demoted batches. Choose makes others.
+type lane struct {
+	level   budget.Level
+	streams [budget.MaxLevel + 1]*stream
+}
+
+// stream does what is queued, one after the other.
+type stream struct {
+	handle uintptr
+	slot   int
+	level  budget.Level
+	work   chan step
+	ended  chan struct{}
+}
+
+type step struct {
+	kind     stepKind
+	dst      []byte
+	reqs     []device.Request
+	from, to int
+	do       func()
+}
+
+type stepKind int
+
+const (
+	gatherStep stepKind = iota
+	padStep
+	fetchStep
+	workStep
+)
+
+// Queue makes a device that gathers as gather does, which it closes, with these
+// groups of multiprocessors.
+func Queue(gather device.Device, in models.Input, groupSMs ...int) *Queued {
+	q := &Queued{gather: gather, in: in, groupSMs: groupSMs, streams: map[uintptr]*stream{}}
+	for slot := range q.slots {
+		q.slots[slot].run(q.newLane(slot))
+	}
+	return q
+}
+
+// newLane makes the streams that a slot has at the device's level.
+func (q *Queued) newLane(slot int) lane {
+	l := lane{level: budget.Level(q.level.Load())}
+	for _, level := range []budget.Level{budget.Demoted, l.level} {
+		if l.streams[level] == nil {
+			l.streams[level] = q.newStream(slot, level)
+		}
+	}
+	return l
+}
+
+func (q *Queued) newStream(slot int, level budget.Level) *stream {
+	const atOnce = 64 // steps that wait
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.next++
+	s := &stream{handle: 0x5000 + q.next, slot: slot, level: level, work: make(chan step, atOnce), ended: make(chan struct{})}
+	q.streams[s.handle] = s
+	go q.serve(s)
+	return s
+}
+
+func (q *Queued) endStreams(l lane) {
+	for _, s := range l.streams {
+		if s != nil {
+			q.endStream(s)
+		}
+	}
+}
+
+func (q *Queued) endStream(s *stream) {
+	q.mu.Lock()
+	delete(q.streams, s.handle)
+	q.mu.Unlock()
+	close(s.work)
+	<-s.ended
+}
+
+// serve is a stream's goroutine.
+func (q *Queued) serve(s *stream) {
+	defer close(s.ended)
+	slot := &q.slots[s.slot]
+	for w := range s.work {
+		gate := &q.gate
+		if q.level.Load() != int64(budget.Demoted) && s.level == budget.Demoted {
+			gate = &q.demotedGate
+		}
+		gate.RLock()
+		if !q.lost.Load() {
+			q.perform(s.slot, w)
+		}
+		gate.RUnlock()
+		if w.kind != workStep {
+			slot.finished.Add(1)
+		}
+	}
+}
+
+func (q *Queued) perform(at int, w step) {
+	slot := &q.slots[at]
+	var err error
+	switch w.kind {
+	case gatherStep:
+		// Sound requests, or refused and blanked: the caller has been told.
+		if err = q.gather.Gather(at, q.View(w.dst), w.reqs, slot.refused[:len(w.reqs)]); isRefusal(err) {
+			err = nil
+		}
+		slot.gathered.Store(shm.Now())
+	case padStep:
+		err = q.gather.Pad(at, q.View(w.dst), w.from, w.to)
+		slot.gathered.Store(shm.Now())
+	case workStep:
+		w.do()
+	case fetchStep:
+		time.Sleep(time.Duration(q.Late.Load()))
+		for o, output := range q.tensors[at].Outputs {
+			n := len(output) / q.images() * w.to
+			copy(q.tensors[at].Results[o][:n], q.View(output))
+		}
+		slot.inferred.Store(shm.Now() - slot.gathered.Load())
+	}
+	if err != nil {
+		failed := err
+		slot.failed.Store(&failed)
+	}
+}
+
+func isRefusal(err error) bool {
+	if err == nil {
+		return false
+	}
+	var refused *device.RequestError
+	return errors.As(err, &refused)
+}
+
+func (q *Queued) images() int { return q.sizes.Input / q.in.TensorBytes() }
+
+// Target is the device under test by the suite.
+func (q *Queued) Target() Target {
+	return Target{
+		Device: q,
+		Read:   func(tensor []byte) []byte { return slices.Clone(q.View(tensor)) },
+		Write:  func(tensor, data []byte) { copy(q.View(tensor), data) },
+	}
+}
+
+// Queue queues work on a stream, as a framework's kernels are.
+func (q *Queued) Queue(handle uintptr, work func()) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s := q.streams[handle]
+	switch {
+	case q.lost.Load():
+		return fmt.Errorf("queue work: %w", device.ErrLost)
+	case s == nil:
+		return fmt.Errorf("queue work on %#x: %w", handle, errStream)
+	}
+	s.work <- step{kind: workStep, do: work}
+	return nil
+}
+
+// HoldDemoted stops the streams of demoted batches until release is called, once: the
+// others keep the device full.
+func (q *Queued) HoldDemoted() (release func()) {
+	q.demotedGate.Lock()
+	return q.demotedGate.Unlock
+}
+
+// Hold stops the other streams, all of them before Prioritize, until release is called,
+// once.
+func (q *Queued) Hold() (release func()) {
+	q.gate.Lock()
+	return q.gate.Unlock
+}
+
+// Lose makes the device one that has failed for good.
+func (q *Queued) Lose() { q.lost.Store(true) }
+
+// Groups are the groups that a slot runs on; nil for all.
+func (q *Queued) Groups(slot int) []int {
+	s := &q.slots[slot]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.groups)
+}
+
+// Name is a name as GPUs have.
+func (q *Queued) Name() string { return "GPU-00000000-0000-0000-0000-000000000000" }
+
+// Bind fails once the device is lost.
+func (q *Queued) Bind() error { return q.check("bind", 0) }
+
+// AddSlab makes a slab known.
+func (q *Queued) AddSlab(mem []byte) error {
+	q.slabs = append(q.slabs, uint64(len(mem)))
+	return q.gather.AddSlab(mem)
+}
+
+// Tensors makes inputs and outputs for slots 0 and 1 that only View can read; slots 2
+// and 3 have the same.
+func (q *Queued) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, error) {
+	if err := q.check("make tensors", 0); err != nil {
+		return nil, err
+	}
+	if q.NoMemory.Load() {
+		return nil, fmt.Errorf("make tensors: %w", ErrMemory)
+	}
+	results, err := device.Lay(shared, slices.Repeat(sizes.Outputs, inFlight)...)
+	if err != nil {
+		return nil, err
+	}
+	wanted := slices.Repeat(append([]int{sizes.Input}, sizes.Outputs...), inFlight)
+	bytes := 0
+	for _, n := range wanted {
+		bytes += models.Aligned(n)
+	}
+	if q.private, err = newRegion(bytes); err != nil {
+		return nil, err
+	}
+	laid, err := device.Lay(q.private.device, wanted...)
+	if err != nil {
+		return nil, err
+	}
+	q.sizes = sizes
+	outputs := len(sizes.Outputs)
+	for slot := range device.Slots {
+		at := slot % inFlight
+		own := laid[at*(1+outputs):][:1+outputs]
+		q.tensors = append(q.tensors, device.Tensors{Input: own[0], Outputs: own[1:], Results: results[at*outputs:][:outputs]})
+		s := &q.slots[slot]
+		s.refused = make([]bool, q.images())
+	}
+	return q.tensors, nil
+}
+
+// InFlight is 2.
+func (q *Queued) InFlight() int { return inFlight }
+
+func (q *Queued) check(op string, slot int) error {
+	switch {
+	case slot < 0 || slot >= len(q.slots):
+		return fmt.Errorf("%s: there is no slot %d", op, slot)
+	case q.lost.Load():
+		return fmt.Errorf("%s: %w", op, device.ErrLost)
+	}
+	return nil
+}
+
+func (q *Queued) ask(slot int, w step) {
+	s := &q.slots[slot]
+	s.asked++
+	s.stream().work <- w
+}
+
+// Gather checks the requests and queues their gather.
+func (q *Queued) Gather(slot int, dst []byte, reqs []device.Request, refused []bool) error {
+	if err := q.check("gather", slot); err != nil {
+		return err
+	}
+	if len(reqs)*q.in.TensorBytes() > len(dst) {
+		return fmt.Errorf("gather %d requests: the tensor has %d bytes", len(reqs), len(dst))
+	}
+	s := &q.slots[slot]
+	s.requests, s.pieces = s.requests[:0], s.pieces[:0]
+	for _, r := range reqs {
+		s.pieces = append(s.pieces, r.Pieces...)
+	}
+	at := 0
+	var first *device.RequestError
+	for i, r := range reqs {
+		own := s.pieces[at : at+len(r.Pieces)]
+		at += len(own)
+		s.requests = append(s.requests, device.Request{Pieces: own, Bytes: r.Bytes})
+		bad, err := -1, error(nil)
+		if r.Bytes != uint32(q.in.WireBytes()) {
+			err = device.ErrSize
+		} else {
+			s.ordered, bad, err = device.Order(s.ordered, r, q.slabs)
+		}
+		if refused[i] = err != nil; refused[i] && first == nil {
+			first = &device.RequestError{Request: i, Piece: bad, Err: err}
+		}
+	}
+	q.ask(slot, step{kind: gatherStep, dst: dst, reqs: s.requests})
+	if first != nil {
+		return first
+	}
+	return nil
+}
+
+// Pad queues blank images.
+func (q *Queued) Pad(slot int, dst []byte, from, to int) error {
+	if err := q.check("pad", slot); err != nil {
+		return err
+	}
+	if from < 0 || to < from || to*q.in.TensorBytes() > len(dst) {
+		return fmt.Errorf("pad images %d to %d: the tensor has %d bytes", from, to, len(dst))
+	}
+	q.ask(slot, step{kind: padStep, dst: dst, from: from, to: to})
+	return nil
+}
+
+// Fetch queues the copy of the outputs.
+func (q *Queued) Fetch(slot, images int) error {
+	if err := q.check("fetch", slot); err != nil {
+		return err
+	}
+	if images < 0 || images > q.images() {
+		return fmt.Errorf("fetch outputs of %d images: the tensors have %d", images, q.images())
+	}
+	q.ask(slot, step{kind: fetchStep, to: images})
+	return nil
+}
+
+// Done looks whether the stream got there.
+func (q *Queued) Done(slot int) (bool, error) {
+	if err := q.check("look", slot); err != nil {
+		return true, err
+	}
+	s := &q.slots[slot]
+	if s.finished.Load() < s.asked {
+		return false, nil
+	}
+	if failed := s.failed.Load(); failed != nil {
+		return true, *failed
+	}
+	return true, nil
+}
+
+// Wait looks until it is done.
+func (q *Queued) Wait(slot int) (time.Duration, error) {
+	for {
+		done, err := q.Done(slot)
+		if !done {
+			time.Sleep(20 * time.Microsecond)
+			continue
+		}
+		if slot < 0 || slot >= len(q.slots) {
+			return 0, err
+		}
+		s := &q.slots[slot]
+		s.failed.Store(nil)
+		return time.Duration(s.inferred.Load()), err
+	}
+}
+
+// SMs counts the slot's groups' multiprocessors.
+func (q *Queued) SMs(slot int) (n int, err error) {
+	if err := q.check("count multiprocessors", slot); err != nil {
+		return 0, err
+	}
+	groups := q.Groups(slot)
+	for i, sms := range q.groupSMs {
+		if len(groups) == 0 || slices.Contains(groups, i) {
+			n += sms
+		}
+	}
+	return n, nil
+}
+
+// Stream is the handle of a slot's stream.
+func (q *Queued) Stream(slot int) uintptr {
+	s := &q.slots[slot]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.current.streams[s.current.level].handle
+}
+
+// stream is that of the next batch.
+func (s *queuedSlot) stream() *stream { return s.current.streams[s.chosen] }
+
+// run has the slot's batches run on a lane, at its level.
+func (s *queuedSlot) run(l lane) { s.current, s.chosen = l, l.level }
+
+// Prioritize gives the slots a second stream.
+func (q *Queued) Prioritize(slots []int, level budget.Level) error {
+	for _, slot := range slots {
+		if err := q.check("prioritize", slot); err != nil {
+			return err
+		}
+		if done, _ := q.Done(slot); !done {
+			return fmt.Errorf("prioritize slot %d: %w", slot, errBusy)
+		}
+	}
+	switch {
+	case q.NoPriorities.Load():
+		return fmt.Errorf("prioritize slots %v: %w", slots, cuda.ErrNotSupported)
+	case level <= budget.Demoted || level > budget.MaxLevel || !q.level.CompareAndSwap(int64(budget.Demoted), int64(level)):
+		return fmt.Errorf("prioritize slots %v: level %d", slots, level)
+	}
+	for _, slot := range slots {
+		s := &q.slots[slot]
+		fresh := q.newLane(slot)
+		s.mu.Lock()
+		gone := s.current
+		s.run(fresh)
+		s.mu.Unlock()
+		q.endStreams(gone)
+	}
+	return nil
+}
+
+// Choose chooses the stream of the slot's next batches.
+func (q *Queued) Choose(slot int, level budget.Level) error {
+	s := &q.slots[slot]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current.level == budget.Demoted {
+		return nil
+	}
+	if level > s.current.level {
+		return fmt.Errorf("choose level %d in slot %d of level %d", level, slot, s.current.level)
+	}
+	if s.current.streams[level] == nil {
+		s.current.streams[level] = q.newStream(slot, level)
+	}
+	s.chosen = level
+	return nil
+}
+
+// BatchStream is the handle of the stream that Choose chose.
+func (q *Queued) BatchStream(slot int) uintptr { return q.slots[slot].stream().handle }
+
+// Repartition gives slots new streams; the ones before them end with the next.
+func (q *Queued) Repartition(slots, groups []int) error {
+	for _, slot := range slots {
+		if err := q.check("move", slot); err != nil {
+			return err
+		}
+		if done, _ := q.Done(slot); !done {
+			return fmt.Errorf("move slot %d: %w", slot, errBusy)
+		}
+	}
+	if take(&q.FailRepartition) {
+		return fmt.Errorf("move slots %v: %w", slots, ErrMemory)
+	}
+	for i, g := range groups {
+		if g < 0 || g >= len(q.groupSMs) || i > 0 && g <= groups[i-1] {
+			return fmt.Errorf("move slots %v to %v: %w", slots, groups, ErrGroups)
+		}
+	}
+	for _, slot := range slots {
+		s := &q.slots[slot]
+		fresh := q.newLane(slot)
+		s.mu.Lock()
+		gone := s.before
+		s.before, s.groups = s.current, slices.Clone(groups)
+		s.run(fresh)
+		s.mu.Unlock()
+		q.endStreams(gone)
+	}
+	return nil
+}
+
+// Close ends the streams and gives the tensors back.
+func (q *Queued) Close() error {
+	q.mu.Lock()
+	open := slices.Collect(maps.Values(q.streams))
+	q.mu.Unlock()
+	for _, s := range open {
+		q.endStream(s)
+	}
+	return errors.Join(q.private.free(), q.gather.Close())
+}
+
+// region is memory mapped twice: at addresses that cannot be read, and at others.
+type region struct{ device, host []byte }
+
+func newRegion(bytes int) (_ region, err error) {
+	fd, err := unix.MemfdCreate("device", unix.MFD_CLOEXEC)
+	if err != nil {
+		return region{}, fmt.Errorf("make device memory: %w", err)
+	}
+	defer unix.Close(fd)
+	bytes = max(bytes, 1)
+	if err := unix.Ftruncate(fd, int64(bytes)); err != nil {
+		return region{}, fmt.Errorf("make device memory: %w", err)
+	}
+	var r region
+	if r.device, err = unix.Mmap(fd, 0, bytes, unix.PROT_NONE, unix.MAP_SHARED); err != nil {
+		return region{}, fmt.Errorf("map device memory: %w", err)
+	}
+	if r.host, err = unix.Mmap(fd, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return region{}, errors.Join(fmt.Errorf("map device memory: %w", err), unix.Munmap(r.device))
+	}
+	return r, nil
+}
+
+func (r *region) free() (err error) {
+	if r.device != nil {
+		err = errors.Join(unix.Munmap(r.device), unix.Munmap(r.host))
+	}
+	*r = region{}
+	return err
+}

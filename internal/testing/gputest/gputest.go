@@ -1,0 +1,432 @@
+// Package gputest is what the GPU device and its gather kernel must do, as tests:
+// on the fake driver with a twin of the kernel in package gpu's own tests, and on a
+// GPU, where test/gpu runs it.
+//
+//	func TestMain(m *testing.M) { gputest.Child(); os.Exit(m.Run()) }
+//	func TestGPU(t *testing.T) { gputest.Run(t) }
+package gputest
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/cudatest"
+	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+)
+
+// Twins does on the fake driver what gather.cu does on a GPU: for cudafake.Kernels.
+//
+//go:embed twins/gather.c
+var Twins string
+
+// Run puts the first device through everything. Nothing is left on it. It takes
+// about a minute, most of it thousands of random pictures.
+func Run(t *testing.T) {
+	runtime.LockOSThread() // for good: what is cleaned up needs the bound thread too
+	b := newBed(t)
+	opens := func(o gpu.Options) devicetest.Open {
+		return func(in models.Input) (devicetest.Target, error) {
+			d, err := gpu.New(in, o)
+			if err != nil {
+				return devicetest.Target{}, err
+			}
+			return devicetest.Target{Device: d, Read: b.read, Write: b.write}, nil
+		}
+	}
+	open := opens(gpu.Options{Device: "cuda"})
+	t.Run("ItIsADevice", func(t *testing.T) { devicetest.Run(t, open) })
+	t.Run("ItIsADeviceWhereTheCPUGathers", func(t *testing.T) { devicetest.Run(t, opens(gpu.Options{Device: "cuda", Copy: true})) })
+	t.Run("ItHasPartitions", func(t *testing.T) {
+		split, err := b.context.Device().Split()
+		if errors.Is(err, cuda.ErrNotSupported) {
+			t.Skipf("this driver or device has no green contexts: %v", err)
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		devicetest.RunPartitioned(t, open, split.GroupSMs())
+	})
+	for _, test := range []struct {
+		name string
+		run  func(*testing.T, *bed)
+	}{
+		{"RandomPicturesGatherLikeTheCPUs", agrees},
+		{"EveryAlignmentOfSourceAndPlaceIsRight", alignments},
+		{"LongPiecesAreCut", longPieces},
+		{"BadDescriptorsAreReportedAndWriteNothing", badDescriptors},
+		{"RandomDescriptorsWriteNothingOutside", randomDescriptors},
+		{"ASlabThatIsMappedReadOnlyIsRead", readOnly},
+		{"WhatIsCopiedIsWhatTheKernelGathers", bothWays},
+		{"ABatchAllocatesNothing", allocatesNothing},
+		{"AWaitingThreadSleeps", sleeps},
+		{"ALostDeviceIsToldSoon", tellsLoss},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			runtime.LockOSThread()
+			b.bind(t)
+			test.run(t, b)
+		})
+	}
+}
+
+// bed is a context that stays open, and a way in and out of device memory.
+type bed struct {
+	context *cuda.Context
+	stream  cuda.Stream
+	stage   []byte
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	found, err := cuda.Find("cuda")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{}
+	if b.context, err = found.OpenContext(cuda.ScheduleAuto); err != nil {
+		t.Fatal(err)
+	}
+	b.bind(t)
+	if b.stream, err = b.context.NewStream(); err != nil {
+		t.Fatal(err)
+	}
+	if b.stage, err = b.context.AllocateHost(stageBytes); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		b.bind(t)
+		if err := errors.Join(b.context.FreeHost(b.stage), b.stream.Destroy(), b.context.Close()); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// stageBytes bounds what is copied at a time.
+const stageBytes = 1 << 20
+
+func (b *bed) bind(t *testing.T) {
+	t.Helper()
+	if err := b.context.Bind(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// read copies device memory out.
+func (b *bed) read(tensor []byte) []byte {
+	var out []byte
+	for at := 0; at < len(tensor); at += stageBytes {
+		n := min(stageBytes, len(tensor)-at)
+		b.copy(cuda.At(b.stage), cuda.At(tensor)+cuda.Pointer(at), n)
+		out = append(out, b.stage[:n]...)
+	}
+	return out
+}
+
+// write copies into device memory.
+func (b *bed) write(tensor, data []byte) {
+	for at := 0; at < len(data); at += stageBytes {
+		n := copy(b.stage, data[at:])
+		b.copy(cuda.At(tensor)+cuda.Pointer(at), cuda.At(b.stage), n)
+	}
+}
+
+// copy panics where it fails: the tests that it serves have no way to say so.
+func (b *bed) copy(dst, src cuda.Pointer, n int) {
+	if err := errors.Join(b.stream.Copy(dst, src, n), b.stream.Synchronize()); err != nil {
+		panic(fmt.Sprintf("copy %d bytes: %v", n, err))
+	}
+}
+
+// pages are whole pages of zeros until the test's end.
+func pages(t *testing.T, n int) []byte {
+	t.Helper()
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Munmap(b); err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// small is a device for pictures of 64 bytes that are not converted, with a slab
+// and tensors for eight.
+func small(t *testing.T, slab []byte) (*gpu.Device, []device.Tensors) {
+	t.Helper()
+	return smallWith(t, slab, gpu.Options{Device: "cuda"})
+}
+
+func smallWith(t *testing.T, slab []byte, o gpu.Options) (*gpu.Device, []device.Tensors) {
+	t.Helper()
+	d, err := gpu.New(models.Input{
+		Height: 8, Width: 8, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
+	}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	if err := d.AddSlab(slab); err != nil {
+		t.Fatal(err)
+	}
+	sizes := device.Sizes{Input: 8 * 64, Outputs: []int{8 * 400, 8 * 4}}
+	tensors, err := d.Tensors(pages(t, gpu.SharedBytes(sizes)), sizes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, tensors
+}
+
+func requests(n int) []device.Request {
+	reqs := make([]device.Request, n)
+	for i := range reqs {
+		reqs[i] = device.Request{Bytes: 64, Pieces: []shm.Piece{{Offset: uint64(64 * i), Length: 64}}}
+	}
+	return reqs
+}
+
+func readOnly(t *testing.T, b *bed) {
+	fd, err := unix.MemfdCreate("slab", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	want := make([]byte, 4096)
+	for i := range want {
+		want[i] = byte(i*7 + 1)
+	}
+	if _, err := unix.Write(fd, want); err != nil {
+		t.Fatal(err)
+	}
+	slab, err := unix.Mmap(fd, 0, len(want), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Munmap(slab); err != nil {
+			t.Error(err)
+		}
+	})
+	d, tensors := small(t, slab)
+	if err := d.Gather(0, tensors[0].Input, requests(8), make([]bool, 8)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Wait(0); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.read(tensors[0].Input); !slices.Equal(got, want[:len(got)]) {
+		t.Error("what was gathered is not what the slab has")
+	}
+}
+
+func allocatesNothing(t *testing.T, b *bed) {
+	for _, copies := range []bool{false, true} {
+		b.bind(t)
+		d, tensors := smallWith(t, pages(t, 4096), gpu.Options{Device: "cuda", Copy: copies})
+		batchesAllocateNothing(t, d, tensors)
+	}
+}
+
+func batchesAllocateNothing(t *testing.T, d *gpu.Device, tensors []device.Tensors) {
+	reqs, refused := requests(6), make([]bool, 6)
+	batch := func() {
+		for slot := range 2 {
+			err := errors.Join(d.Gather(slot, tensors[slot].Input, reqs, refused), d.Pad(slot, tensors[slot].Input, 6, 8), d.Fetch(slot, 8))
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for slot := range 2 {
+			for done := false; !done; {
+				var err error
+				if done, err = d.Done(slot); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if inferred, err := d.Wait(slot); err != nil || inferred < 0 {
+				t.Fatal(inferred, err)
+			}
+		}
+	}
+	// errors.Join of nothing but nil allocates nothing.
+	if n := testing.AllocsPerRun(100, batch); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// sleeps has batches take some milliseconds, by copies where a framework would work,
+// and looks at how busy the waiting thread is, and how much later it knows than one
+// that looks all the time.
+func sleeps(t *testing.T, b *bed) {
+	d, tensors := small(t, pages(t, 4096))
+	target, err := b.context.Allocate(stageBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.context.Free(target); err != nil {
+			t.Error(err)
+		}
+	}()
+	const batches, copies = 40, 150
+	run := func(spin bool) (busy, all, after time.Duration) {
+		for i := range batches {
+			if err := d.Gather(0, tensors[0].Input, requests(8), make([]bool, 8)); err != nil {
+				t.Fatal(err)
+			}
+			for range copies {
+				if err := cuda.StreamOf(d.Stream(0)).Copy(target, cuda.At(b.stage), stageBytes); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := d.Fetch(0, 8); err != nil {
+				t.Fatal(err)
+			}
+			from, cpu := time.Now(), threadTime(t)
+			for done := !spin; !done; {
+				if done, err = d.Done(0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			inferred, err := d.Wait(0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i >= batches/2 { // the first half teaches how long a batch takes
+				took := time.Since(from)
+				busy, all, after = busy+threadTime(t)-cpu, all+took, after+took-inferred
+			}
+		}
+		return busy / (batches / 2), all / (batches / 2), after / (batches / 2)
+	}
+	busy, all, after := run(false)
+	_, watched, least := run(true)
+	t.Logf("a batch of %v: busy for %v of it; watched all the time it takes %v; known %v later than if watched", all, busy, watched, after-least)
+	if busy > all*9/10 {
+		t.Errorf("the thread was busy for %v of the %v that it waited", busy, all)
+	}
+}
+
+func threadTime(t *testing.T) time.Duration {
+	t.Helper()
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+const childEnv = "PENSTOCK_GPUTEST"
+
+// Child plays the process whose device is lost, and exits, where this process is
+// one: a context does not survive it. Every TestMain whose package calls Run calls
+// Child first.
+func Child() {
+	if os.Getenv(childEnv) == "" {
+		return
+	}
+	if err := loseDevice(); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func tellsLoss(t *testing.T, _ *bed) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("the process that loses its device: %v\n%s", err, out)
+	}
+}
+
+// soon is how long a batch may be awaited that never ends: the driver is asked every
+// millisecond, and takes its time to find out.
+const soon = 2 * time.Second
+
+// loseDevice has a kernel write where nothing is, in the middle of a batch.
+func loseDevice() error {
+	runtime.LockOSThread()
+	d, err := gpu.New(models.Input{
+		Height: 8, Width: 8, Channels: 1, WireType: models.U8, WireLayout: models.HWC, TensorType: models.U8, TensorLayout: models.HWC,
+	}, gpu.Options{Device: "cuda"})
+	if err != nil {
+		return err
+	}
+	memory, err := unix.Mmap(-1, 0, 1<<16, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANON)
+	if err != nil {
+		return err
+	}
+	if err := d.AddSlab(memory[:4096]); err != nil {
+		return err
+	}
+	tensors, err := d.Tensors(memory[8192:], device.Sizes{Input: 8 * 64, Outputs: []int{64}})
+	if err != nil {
+		return err
+	}
+	found, err := cuda.Find("cuda")
+	if err != nil {
+		return err
+	}
+	context, err := found.OpenContext(cuda.ScheduleAuto)
+	if err != nil {
+		return err
+	}
+	module, err := context.Load(cudatest.PTX)
+	if err != nil {
+		return err
+	}
+	faulty, err := module.Function("penstock_fault")
+	if err != nil {
+		return err
+	}
+	args := cuda.NewArgs(8)
+	args.SetPointer(0, 0x10)
+	if err := d.Gather(0, tensors[0].Input, requests(8), make([]bool, 8)); err != nil {
+		return err
+	}
+	one := [3]uint32{1, 1, 1}
+	if err := faulty.Launch(one, one, 0, cuda.StreamOf(d.Stream(0)), args); err != nil {
+		return err
+	}
+	if err := d.Fetch(0, 8); err != nil && !errors.Is(err, device.ErrLost) {
+		return fmt.Errorf("fetch: %w", err)
+	}
+	from := time.Now()
+	if _, err := d.Wait(0); !errors.Is(err, device.ErrLost) {
+		return fmt.Errorf("wait says %v, want %w", err, device.ErrLost)
+	}
+	if took := time.Since(from); took > soon {
+		return fmt.Errorf("the loss was told after %v", took)
+	}
+	for what, err := range map[string]error{
+		"gather": d.Gather(1, tensors[1].Input, requests(8), make([]bool, 8)),
+		"fetch":  d.Fetch(1, 1),
+		"close":  d.Close(),
+	} {
+		if !errors.Is(err, device.ErrLost) {
+			return fmt.Errorf("after the loss %s says %v", what, err)
+		}
+	}
+	return nil
+}

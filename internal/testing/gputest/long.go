@@ -1,0 +1,70 @@
+package gputest
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/penstock/penstock/internal/testing/devicetest"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/libml/device/gpu"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+)
+
+// longPieces sends pictures in jumbo frames, and in one piece as long as can be, and
+// more pieces than the device has made room for.
+func longPieces(t *testing.T, b *bed) {
+	for _, in := range []models.Input{
+		{Height: 120, Width: 120, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW},
+		{Height: 70, Width: 77, Channels: 3, WireType: models.F32, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.HWC, ReverseChannels: true},
+		{Height: 97, Width: 111, Channels: 5, WireType: models.F16, WireLayout: models.CHW, TensorType: models.F32, TensorLayout: models.HWC},
+		{Height: 101, Width: 101, Channels: 4, WireType: models.U8, WireLayout: models.CHW, TensorType: models.U8, TensorLayout: models.CHW},
+	} {
+		d, err := gpu.New(in, gpu.Options{Device: "cuda"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		slab := pages(t, 2*in.WireBytes()+4096)
+		if err := d.AddSlab(slab); err != nil {
+			t.Fatal(err)
+		}
+		sizes := device.Sizes{Input: in.TensorBytes()}
+		tensors, err := d.Tensors(nil, sizes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		random := rand.New(rand.NewPCG(9, 9))
+		for _, length := range []int{65535, 8972, 1921, 11} {
+			picture := make([]byte, in.WireBytes())
+			for i := range picture {
+				picture[i] = byte(random.Uint32()) & 0xbb
+			}
+			req := device.Request{Bytes: uint32(len(picture))}
+			for at, place := 0, 0; place < len(picture); {
+				n := min(length, len(picture)-place)
+				at += random.IntN(min(23, length))
+				copy(slab[at:], picture[place:place+n])
+				req.Pieces = append(req.Pieces, shm.Piece{Offset: uint64(at), Place: uint32(place), Length: uint16(n)})
+				at, place = at+n, place+n
+			}
+			if err := d.Gather(0, tensors[0].Input, []device.Request{req}, make([]bool, 1)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := d.Wait(0); err != nil {
+				t.Fatal(err)
+			}
+			want := devicetest.Aligned(in.TensorBytes())
+			if err := cpu.Direct(in, picture, want); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(b.read(tensors[0].Input), want) {
+				t.Errorf("%+v in pieces of %d bytes differs from the CPU's", in, length)
+			}
+		}
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,339 @@
+// Package mpsfake stands for nvidia-cuda-mps-control and its server in tests, as
+// real processes. It starts, answers and quits as they do (driver 580), and
+// refuses, hangs, answers late and dies on wish.
+//
+//	func TestMain(m *testing.M) {
+//		remove, err := mpsfake.Build()
+//		…
+//		code := m.Run()
+//		remove()
+//		os.Exit(code)
+//	}
+package mpsfake
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	control = "nvidia-cuda-mps-control"
+	server  = "nvidia-cuda-mps-server"
+	// role tells the daemon apart from the program that starts it, as its own
+	// environment variable.
+	role = "PENSTOCK_MPSFAKE_ROLE"
+)
+
+// Behaviour is how the programs behave; the zero value is well.
+type Behaviour struct {
+	// RefuseStart is what `-d` says as it fails, HangStart makes it never end, and
+	// DieAtStart makes the daemon end as soon as it has begun.
+	RefuseStart string `json:",omitempty"`
+	HangStart   bool   `json:",omitempty"`
+	DieAtStart  bool   `json:",omitempty"`
+	// AnswerAfter delays every answer; Mute gives none, nor does the daemon MuteDaemon.
+	AnswerAfter time.Duration `json:",omitempty"`
+	Mute        bool          `json:",omitempty"`
+	MuteDaemon  int           `json:",omitempty"`
+	// NoServer makes start_server start none; ServerAfter is how long one
+	// initializes.
+	NoServer    bool          `json:",omitempty"`
+	ServerAfter time.Duration `json:",omitempty"`
+	// MuteAfterStart is how long the daemon answers nobody once it was told to start a
+	// server, and DieAfterStart makes it end then.
+	MuteAfterStart time.Duration `json:",omitempty"`
+	DieAfterStart  bool          `json:",omitempty"`
+	// Fault is the server's state.
+	Fault bool `json:",omitempty"`
+	// HangQuit makes quit wait, as it does for clients.
+	HangQuit bool `json:",omitempty"`
+	// Clients are the process ids that get_client_list lists.
+	Clients []int `json:",omitempty"`
+}
+
+// Programs are the fake programs in a folder.
+type Programs struct{ dir string }
+
+// built is the program that Build built.
+var built string
+
+// Build builds the programs, once a test binary, with the go command. remove removes
+// them.
+func Build() (remove func(), err error) {
+	dir, err := os.MkdirTemp("", "mpsfake-")
+	if err != nil {
+		return nil, fmt.Errorf("build fake MPS: %w", err)
+	}
+	built = filepath.Join(dir, "program")
+	const source = "github.com/penstock/penstock/internal/testing/mpsfake/program"
+	if out, err := exec.Command("go", "build", "-o", built, source).CombinedOutput(); err != nil {
+		os.RemoveAll(dir)
+		return nil, fmt.Errorf("build fake MPS: %w: %s", err, out)
+	}
+	return func() { os.RemoveAll(dir) }, nil
+}
+
+// Install puts the programs that were built into a folder.
+func Install(dir string) (*Programs, error) {
+	for _, name := range []string{control, server} {
+		if err := os.Symlink(built, filepath.Join(dir, name)); err != nil {
+			return nil, fmt.Errorf("install fake MPS: %w", err)
+		}
+	}
+	return &Programs{dir}, nil
+}
+
+// Control is the control program's path.
+func (p *Programs) Control() string { return filepath.Join(p.dir, control) }
+
+// Behave makes the programs, the running ones too, behave so from now on.
+func (p *Programs) Behave(b Behaviour) error {
+	text, err := json.Marshal(b)
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(p.dir, "behaviour.json")
+	if err := os.WriteFile(file+".new", text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
+}
+
+func behaviour() (b Behaviour) {
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(os.Args[0]), "behaviour.json"))
+	if err == nil {
+		json.Unmarshal(text, &b)
+	}
+	return b
+}
+
+// Main is the programs' main.
+func Main() {
+	switch filepath.Base(os.Args[0]) {
+	case server:
+		io.Copy(io.Discard, os.Stdin) // the end of its daemon is its own
+		os.Exit(0)
+	}
+	switch {
+	case os.Getenv(role) == "daemon":
+		os.Exit(daemon())
+	case slices.Contains(os.Args[1:], "-d"):
+		os.Exit(start())
+	}
+	os.Exit(ask())
+}
+
+func pipe(name string) string { return filepath.Join(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), name) }
+
+// start makes a daemon, as `-d` does.
+func start() int {
+	b := behaviour()
+	switch {
+	case b.RefuseStart != "":
+		fmt.Println(b.RefuseStart)
+		return 1
+	case b.HangStart:
+		select {}
+	}
+	if c, err := net.Dial("unix", pipe("control")); err == nil {
+		c.Close()
+		fmt.Println("An instance of this daemon is already running")
+		return 1
+	}
+	d := exec.Command(os.Args[0])
+	d.Env = append(os.Environ(), role+"=daemon")
+	d.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	out, err := d.StdoutPipe()
+	if err == nil {
+		err = d.Start()
+	}
+	if err == nil {
+		_, err = bufio.NewReader(out).ReadString('\n') // it listens
+	}
+	if err != nil {
+		fmt.Println("start:", err)
+		return 1
+	}
+	return 0
+}
+
+// ask is the control program without an argument: commands on standard input.
+func ask() int {
+	c, err := net.Dial("unix", pipe("control"))
+	if err != nil {
+		fmt.Println("Cannot find MPS control daemon process")
+		return 1
+	}
+	defer c.Close()
+	go func() {
+		io.Copy(c, os.Stdin)
+		c.(*net.UnixConn).CloseWrite()
+	}()
+	io.Copy(os.Stdout, c)
+	return 0
+}
+
+// servers are the daemon's.
+type servers struct {
+	mu   sync.Mutex
+	list []*one
+	mute time.Time // until then it answers nobody
+}
+
+type one struct {
+	cmd     *exec.Cmd
+	stdin   io.Closer // held open: its end ends the server
+	started time.Time
+}
+
+func (s *servers) start() {
+	cmd := exec.Command(filepath.Join(filepath.Dir(os.Args[0]), server))
+	stdin, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		return
+	}
+	o := &one{cmd, stdin, time.Now()}
+	s.mu.Lock()
+	s.list = append(s.list, o)
+	s.mu.Unlock()
+	go func() {
+		cmd.Wait()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.list = slices.DeleteFunc(s.list, func(x *one) bool { return x == o })
+	}()
+}
+
+func (s *servers) find(pid int) *one {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range s.list {
+		if o.cmd.Process.Pid == pid {
+			return o
+		}
+	}
+	return nil
+}
+
+func daemon() int {
+	pid := []byte(strconv.Itoa(os.Getpid()) + "\n")
+	if err := os.WriteFile(pipe(control+".pid"), pid, 0o600); err != nil {
+		return 1
+	}
+	os.Remove(pipe("control"))
+	l, err := net.Listen("unix", pipe("control"))
+	if err != nil {
+		return 1
+	}
+	os.WriteFile(filepath.Join(os.Getenv("CUDA_MPS_LOG_DIRECTORY"), "control.log"), []byte("[now Control 1] Starting control daemon\n"), 0o600)
+	fmt.Println("listening")
+	os.Stdout.Close()
+	if behaviour().DieAtStart {
+		return 1
+	}
+	var s servers
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return 1
+		}
+		go func() {
+			defer c.Close()
+			for lines := bufio.NewScanner(c); lines.Scan(); {
+				s.answer(c, lines.Text())
+			}
+		}()
+	}
+}
+
+var errNotFound = errors.New("not found")
+
+func (s *servers) answer(w io.Writer, command string) {
+	b := behaviour()
+	if b.Mute || b.MuteDaemon == os.Getpid() {
+		select {}
+	}
+	s.mu.Lock()
+	mute := s.mute
+	s.mu.Unlock()
+	time.Sleep(max(b.AnswerAfter, time.Until(mute)))
+	words := strings.Fields(command)
+	asked := func() (*one, error) {
+		if len(words) < 2 {
+			return nil, errNotFound
+		}
+		pid, _ := strconv.Atoi(words[1])
+		if o := s.find(pid); o != nil {
+			return o, nil
+		}
+		fmt.Fprintf(w, "Server %s not found\n", words[1])
+		return nil, errNotFound
+	}
+	switch words[0] {
+	case "start_server":
+		if !b.NoServer {
+			s.start()
+		}
+		if b.DieAfterStart {
+			os.Exit(1)
+		}
+		s.mu.Lock()
+		s.mute = time.Now().Add(b.MuteAfterStart)
+		s.mu.Unlock()
+		time.Sleep(b.MuteAfterStart)
+	case "get_server_list":
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, o := range s.list {
+			fmt.Fprintln(w, o.cmd.Process.Pid)
+		}
+	case "get_server_status":
+		if o, err := asked(); err == nil {
+			if time.Sleep(time.Until(o.started.Add(b.ServerAfter))); b.Fault {
+				fmt.Fprintln(w, "FAULT")
+			} else {
+				fmt.Fprintln(w, "ACTIVE")
+			}
+		}
+	case "get_client_list":
+		if _, err := asked(); err == nil {
+			for _, pid := range b.Clients {
+				fmt.Fprintln(w, pid)
+			}
+		}
+	case "quit":
+		if b.HangQuit {
+			select {}
+		}
+		for _, name := range []string{control + ".pid", "control"} {
+			os.Remove(pipe(name))
+		}
+		s.mu.Lock()
+		for _, o := range s.list {
+			o.stdin.Close()
+		}
+		s.mu.Unlock()
+		for len(func() []*one { s.mu.Lock(); defer s.mu.Unlock(); return s.list }()) > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		os.Exit(0)
+	default:
+		fmt.Fprintf(w, "Unknown command: %s\n", command)
+	}
+}

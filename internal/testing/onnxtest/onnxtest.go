@@ -1,0 +1,774 @@
+// Package onnxtest is what the framework onnx must do on a GPU, as tests: test/gpu
+// runs them on a GPU server. Package onnx's own tests play a model on the fake driver.
+//
+//	func TestMain(m *testing.M) { onnxtest.Child(); os.Exit(m.Run()) }
+//	func TestONNX(t *testing.T) { onnxtest.Run(t, onnxtest.Zoo(t)...) }
+package onnxtest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/zoo"
+)
+
+// tolerance is how far a value of an answer may lie from the CPU's, for each of the
+// answer's size and 1 in absolute terms: another order of summing in f32, and for
+// models in f16 its 11 bits of mantissa through some fifty layers. TF32 is off.
+func tolerance(card *models.Card) float64 {
+	if card.Input.TensorType == models.F16 {
+		return 2e-2
+	}
+	return 1e-3
+}
+
+// Zoo are the cards of the shipped models.
+func Zoo(t testing.TB) (cards []*models.Card) {
+	t.Helper()
+	for _, name := range zoo.Names() {
+		card, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cards = append(cards, card)
+	}
+	return cards
+}
+
+// Run puts each model through everything on the first GPU. Nothing is left on it. A
+// model takes some seconds, and some more where cuDNN compiles its kernels.
+func Run(t *testing.T, cards ...*models.Card) {
+	t.Run("LoadingTouchesNoGPU", func(t *testing.T) { touchesNothing(t, cards[0]) })
+	for _, card := range cards {
+		t.Run(card.Name, func(t *testing.T) {
+			b := newBed(t, card)
+			run(t, b, append([]test{{"AnswersAreTheCPUs", answers}}, common...)...)
+			b.close()
+			t.Run("DeinitLeavesNothing", func(t *testing.T) { leavesNothing(t, card) })
+		})
+	}
+}
+
+// test is one of a model that is linked.
+type test struct {
+	name string
+	run  func(*testing.T, *bed)
+}
+
+var (
+	common = []test{
+		{"ARowOfABatchIsTheImagesOwnAnswer", rows},
+		{"EverySizeStaysRightWhenTheOthersHaveRun", sizes},
+		{"InferBatchQueuesAndReturns", queues},
+		{"InferBatchAllocatesNothing", allocatesNothing},
+		{"BatchesInFlightDoNotMeet", inFlight},
+		{"ConfiguringAgainReplacesTheBuffers", replaces},
+		{"APartitionGivesTheSameAnswersBitForBit", partitions},
+		{"ASlotIsConfiguredBesideABatchInFlight", configuresBeside},
+	}
+	shared = append([]test{{"AnswersAreThoseOfPrivateWeights", asPrivate}}, common...)
+)
+
+func run(t *testing.T, b *bed, tests ...test) {
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			runtime.LockOSThread()
+			if err := b.context.Bind(); err != nil {
+				t.Fatal(err)
+			}
+			test.run(t, b)
+		})
+	}
+}
+
+// bed is a model that is linked on the GPU, streams, and its twin on the CPU.
+type bed struct {
+	t       *testing.T
+	card    *models.Card
+	context *cuda.Context
+	uuid    string
+	streams [device.Slots]cuda.Stream
+	gpu     libml.Framework
+	cpu     libml.Framework
+	closers []func() error
+}
+
+func newBed(t *testing.T, card *models.Card) *bed { return newBedOver(t, card, false) }
+
+// newSharedBed is a model whose weights are shared. It is linked twice: the first prepares
+// it.
+func newSharedBed(t *testing.T, card *models.Card) *bed { return newBedOver(t, card, true) }
+
+func newBedOver(t *testing.T, card *models.Card, shared bool) *bed {
+	t.Helper()
+	runtime.LockOSThread()
+	b := &bed{t: t, card: card}
+	found, err := cuda.Find("cuda")
+	b.uuid = found.UUID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.context, err = found.OpenContext(cuda.ScheduleAuto); err == nil {
+		err = b.context.Bind()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.closers = append(b.closers, b.context.Close)
+	for i := range b.streams {
+		if b.streams[i], err = b.context.NewStream(); err != nil {
+			t.Fatal(err)
+		}
+		b.closers = append(b.closers, b.streams[i].Destroy)
+	}
+	stream := func(slot int) uintptr { return b.streams[slot].Handle() }
+	if !shared {
+		b.gpu = b.framework(found.UUID(), stream, nil)
+	} else {
+		h := &held{context: b.context, files: make(map[string]libml.Weights)}
+		b.closers = append(b.closers, h.close)
+		for i := range 2 {
+			if b.gpu != nil {
+				if err := b.gpu.Deinit(); err != nil {
+					t.Fatal(err)
+				}
+				b.closers = b.closers[:len(b.closers)-1]
+			}
+			b.gpu = b.framework(found.UUID(), stream, h.weights)
+			if h.asked != i+1 || len(h.files) != 1 {
+				t.Fatalf("it asked %d times for weights, which are %d files", h.asked, len(h.files))
+			}
+		}
+	}
+	b.cpu = b.framework(libml.DeviceCPU, nil, nil)
+	return b
+}
+
+func (b *bed) framework(device string, stream func(int) uintptr, weights func(string) (libml.Weights, error)) libml.Framework {
+	b.t.Helper()
+	f := onnx.New()
+	env := libml.Environment{Card: b.card, Threads: runtime.GOMAXPROCS(0), Log: zerolog.New(os.Stderr), Device: device, Stream: stream, Weights: weights}
+	if err := f.Init(env); err != nil {
+		b.t.Fatal(err)
+	}
+	b.closers = append(b.closers, f.Deinit)
+	if err := f.LoadModel(); err != nil {
+		b.t.Fatal(err)
+	}
+	began := time.Now()
+	persistent, err := f.LinkModel()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Logf("%s on %s: linked for %v in %v, %.1f MB", b.card.Name, device, b.card.Batches, time.Since(began).Round(time.Millisecond), float64(persistent)/1e6)
+	return f
+}
+
+func (b *bed) close() {
+	for _, f := range slices.Backward(b.closers) {
+		if err := f(); err != nil {
+			b.t.Errorf("close: %v", err)
+		}
+	}
+	b.closers = nil
+}
+
+// tensors are a batch's, in the GPU's memory.
+type tensors struct {
+	input   []byte
+	outputs [][]byte
+}
+
+// make allocates tensors that live as long as the bed.
+func (b *bed) make(t *testing.T, n int) tensors {
+	t.Helper()
+	at := func(bytes int) []byte {
+		p, err := b.context.Allocate(bytes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.closers = append(b.closers, func() error { return b.context.Free(p) })
+		return cuda.Bytes(p, bytes)
+	}
+	x := tensors{input: at(n * b.card.Input.TensorBytes())}
+	for i := range b.card.Outputs {
+		x.outputs = append(x.outputs, at(n*b.card.Outputs[i].Bytes()))
+	}
+	return x
+}
+
+// prefix are the tensors of a smaller batch in the same memory.
+func (b *bed) prefix(x tensors, n int) tensors {
+	y := tensors{input: x.input[:n*b.card.Input.TensorBytes()]}
+	for i, o := range x.outputs {
+		y.outputs = append(y.outputs, o[:n*b.card.Outputs[i].Bytes()])
+	}
+	return y
+}
+
+// noise is the input of n images as a gather would normalise random pixels.
+func (b *bed) noise(n int, seed uint64) []byte {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	in := b.card.Input
+	in.WireType = models.U8
+	picture, out := make([]byte, in.WireBytes()), make([]byte, n*in.TensorBytes())
+	for i := range n {
+		for k := range picture {
+			picture[k] = byte(rng.IntN(256))
+		}
+		if err := cpu.Direct(in, picture, out[i*in.TensorBytes():][:in.TensorBytes()]); err != nil {
+			panic(err) // the card was read, so its input can be gathered
+		}
+	}
+	return out
+}
+
+func (b *bed) write(t *testing.T, dst, src []byte) {
+	t.Helper()
+	b.move(t, src, func(host []byte) (to, from cuda.Pointer) { copy(host, src); return cuda.At(dst), cuda.At(host) })
+}
+
+// read returns all outputs, and blanks them.
+func (b *bed) read(t *testing.T, x tensors) (out []float32) {
+	t.Helper()
+	for _, o := range x.outputs {
+		b.move(t, o, func(host []byte) (to, from cuda.Pointer) { return cuda.At(host), cuda.At(o) }, func(host []byte) {
+			values := make([]float32, len(host)/4)
+			if _, err := binary.Decode(host, binary.LittleEndian, values); err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, values...)
+		})
+		s := cuda.Stream{}
+		if err := errors.Join(s.Set(cuda.At(o), 0, len(o)), s.Synchronize()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return out
+}
+
+// move copies by way of pinned memory as long as like.
+func (b *bed) move(t *testing.T, like []byte, ends func(host []byte) (to, from cuda.Pointer), then ...func([]byte)) {
+	t.Helper()
+	host, err := b.context.AllocateHost(len(like))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.context.FreeHost(host)
+	to, from := ends(host)
+	s := cuda.Stream{}
+	if err := errors.Join(s.Copy(to, from, len(host)), s.Synchronize()); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range then {
+		f(host)
+	}
+}
+
+func (b *bed) configure(t *testing.T, slot, n int, x tensors) int64 {
+	t.Helper()
+	ephemeral, err := b.gpu.ConfigureBatch(slot, n, x.input, x.outputs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ephemeral
+}
+
+func (b *bed) infer(t *testing.T, slot, n int) {
+	t.Helper()
+	if err := b.gpu.InferBatch(slot, n); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.streams[slot].Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// answer is what the GPU makes of an input in a slot with memory of its own.
+func (b *bed) answer(t *testing.T, slot, n int, x tensors, input []byte) []float32 {
+	t.Helper()
+	b.configure(t, slot, n, x)
+	b.write(t, x.input, input)
+	b.infer(t, slot, n)
+	return b.read(t, x)
+}
+
+func (b *bed) onCPU(t *testing.T, n int, input []byte) (out []float32) {
+	t.Helper()
+	var outputs [][]byte
+	for i := range b.card.Outputs {
+		outputs = append(outputs, make([]byte, n*b.card.Outputs[i].Bytes()))
+	}
+	if _, err := b.cpu.ConfigureBatch(0, n, input, outputs); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.cpu.InferBatch(0, n); err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range outputs {
+		values := make([]float32, len(o)/4)
+		if _, err := binary.Decode(o, binary.LittleEndian, values); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, values...)
+	}
+	return out
+}
+
+// furthest is the largest difference, for each of the value's size and 1.
+func furthest(want, got []float32) (worst float64) {
+	if len(want) != len(got) {
+		return math.Inf(1)
+	}
+	for i := range want {
+		d := math.Abs(float64(want[i])-float64(got[i])) / (1 + math.Abs(float64(want[i])))
+		if !(d <= worst) { // a NaN is furthest of all
+			worst = d
+		}
+		if math.IsNaN(d) {
+			return math.Inf(1)
+		}
+	}
+	return worst
+}
+
+func answers(t *testing.T, b *bed) {
+	for _, n := range b.card.Batches {
+		x := b.make(t, n)
+		for seed := range uint64(2) {
+			input := b.noise(n, seed)
+			d := furthest(b.onCPU(t, n, input), b.answer(t, 0, n, x, input))
+			t.Logf("batch of %d: %.2g from the CPU's", n, d)
+			if d > tolerance(b.card) {
+				t.Errorf("batch of %d: %g from the CPU's, more than %g", n, d, tolerance(b.card))
+			}
+		}
+	}
+}
+
+func rows(t *testing.T, b *bed) {
+	n := b.card.MaxBatch()
+	x, one := b.make(t, n), b.make(t, 1)
+	input := b.noise(n, 3)
+	all := b.answer(t, 0, n, x, input)
+	size := b.card.Input.TensorBytes()
+	for i := range n {
+		alone := b.answer(t, 1, 1, one, input[i*size:(i+1)*size])
+		var row []float32
+		at := 0
+		for k := range b.card.Outputs {
+			values := b.card.Outputs[k].Bytes() / 4
+			row = append(row, all[at+i*values:at+(i+1)*values]...)
+			at += n * values
+		}
+		if d := furthest(alone, row); d > tolerance(b.card) {
+			t.Errorf("image %d in a batch of %d is %g from its own answer", i, n, d)
+		}
+	}
+}
+
+func sizes(t *testing.T, b *bed) {
+	x := b.make(t, b.card.MaxBatch())
+	input := b.noise(b.card.MaxBatch(), 4)
+	for _, n := range b.card.Batches {
+		b.configure(t, 0, n, b.prefix(x, n))
+	}
+	run := func(n int) []float32 {
+		y := b.prefix(x, n)
+		b.write(t, y.input, input[:len(y.input)])
+		b.infer(t, 0, n)
+		return b.read(t, y)
+	}
+	first := map[int][]float32{}
+	for _, n := range b.card.Batches {
+		first[n] = run(n)
+	}
+	for range 3 {
+		for _, n := range b.card.Batches {
+			if got := run(n); !slices.Equal(got, first[n]) {
+				t.Errorf("a batch of %d answers %g from what it answered before", n, furthest(first[n], got))
+			}
+		}
+	}
+}
+
+func queues(t *testing.T, b *bed) {
+	n := b.card.MaxBatch()
+	x := b.make(t, n)
+	b.write(t, x.input, b.noise(n, 5))
+	b.configure(t, 0, n, x)
+	b.infer(t, 0, n)
+	const batches = 50
+	began := time.Now()
+	for range batches {
+		if err := b.gpu.InferBatch(0, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	queued := time.Since(began)
+	if err := b.streams[0].Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+	done := time.Since(began)
+	t.Logf("batch of %d: queued in %v, done in %v", n, queued/batches, done/batches)
+	if queued > done*9/10 {
+		t.Errorf("%d batches of %d were queued in %v and done in %v: it waits", batches, n, queued, done)
+	}
+}
+
+func allocatesNothing(t *testing.T, b *bed) {
+	x := b.make(t, 1)
+	b.configure(t, 0, 1, x)
+	b.infer(t, 0, 1)
+	if n := testing.AllocsPerRun(100, func() {
+		if err := b.gpu.InferBatch(0, 1); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%g allocations", n)
+	}
+	if err := b.streams[0].Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func inFlight(t *testing.T, b *bed) {
+	var x [2]tensors
+	var alone [2]map[int][]float32
+	for slot := range x {
+		x[slot] = b.make(t, b.card.MaxBatch())
+		b.write(t, x[slot].input, b.noise(b.card.MaxBatch(), 10+uint64(slot)))
+		alone[slot] = map[int][]float32{}
+		for _, n := range b.card.Batches {
+			b.configure(t, slot, n, b.prefix(x[slot], n))
+		}
+	}
+	for slot := range x {
+		for _, n := range b.card.Batches {
+			b.infer(t, slot, n)
+			alone[slot][n] = b.read(t, b.prefix(x[slot], n))
+		}
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	wrong, rounds := 0, 60
+	for range rounds {
+		var n [2]int
+		for slot := range n {
+			n[slot] = b.card.Batches[rng.IntN(len(b.card.Batches))]
+		}
+		for range 4 {
+			for slot := range n {
+				if err := b.gpu.InferBatch(slot, n[slot]); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for slot := range n {
+			if err := b.streams[slot].Synchronize(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for slot := range n {
+			if got := b.read(t, b.prefix(x[slot], n[slot])); !slices.Equal(got, alone[slot][n[slot]]) {
+				wrong++
+			}
+		}
+	}
+	if wrong > 0 {
+		t.Errorf("%d of %d batches in flight with another are not what they are alone", wrong, 2*rounds)
+	}
+}
+
+func replaces(t *testing.T, b *bed) {
+	n := b.card.Batches[0]
+	old, now := b.make(t, n), b.make(t, n)
+	input := b.noise(n, 6)
+	want := b.answer(t, 0, n, old, input)
+	b.write(t, now.input, input)
+	b.configure(t, 0, n, now)
+	b.infer(t, 0, n)
+	if got := b.read(t, now); !slices.Equal(got, want) {
+		t.Errorf("over other buffers it answers %g from what it answered", furthest(want, got))
+	}
+	if left := b.read(t, old); slices.ContainsFunc(left, func(v float32) bool { return v != 0 }) {
+		t.Error("it wrote to replaced outputs")
+	}
+}
+
+// partitions configures a slot on ever other groups of multiprocessors, as a running
+// function's are changed.
+func partitions(t *testing.T, b *bed) {
+	split, err := b.context.Device().Split()
+	if errors.Is(err, cuda.ErrNotSupported) {
+		t.Skipf("this driver or device has no green contexts: %v", err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	x := b.make(t, b.card.MaxBatch())
+	input := b.noise(b.card.MaxBatch(), 7)
+	b.write(t, x.input, input)
+	want := map[int][]float32{}
+	whole := map[int]time.Duration{}
+	for _, n := range b.card.Batches {
+		y := b.prefix(x, n)
+		b.configure(t, 0, n, y)
+		b.infer(t, 0, n)
+		want[n] = b.read(t, y)
+		whole[n] = b.pace(t, 0, n)
+		t.Logf("the whole device: batch of %d in %v", n, whole[n])
+	}
+	before := b.streams[2]
+	defer func() { b.streams[2] = before }()
+	groups := len(split.GroupSMs())
+	for _, part := range [][2]int{{0, 2}, {2, 6}, {groups - 8, groups}} {
+		var list []int
+		for g := max(0, part[0]); g < min(part[1], groups); g++ {
+			list = append(list, g)
+		}
+		green, err := b.context.Green(split, list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b.streams[2], err = green.NewStream(); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		for _, n := range b.card.Batches {
+			b.configure(t, 2, n, b.prefix(x, n))
+		}
+		if err := b.streams[2].Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+		took := time.Since(began)
+		var paces []string
+		for _, n := range b.card.Batches {
+			b.infer(t, 2, n)
+			if got := b.read(t, b.prefix(x, n)); !slices.Equal(got, want[n]) {
+				t.Errorf("a batch of %d on %d multiprocessors answers %g from the whole device", n, green.SMs(), furthest(want[n], got))
+			}
+			paces = append(paces, fmt.Sprintf("%d: %.2fx", n, float64(b.pace(t, 2, n))/float64(whole[n])))
+		}
+		t.Logf("%d multiprocessors: %d sizes configured in %v; time of a batch against the whole device: %s",
+			green.SMs(), len(b.card.Batches), took.Round(10*time.Microsecond), strings.Join(paces, ", "))
+		for _, n := range b.card.Batches {
+			b.configure(t, 2, n, b.prefix(x, n)) // again: nothing is left of the last
+		}
+		if err := b.streams[2].Synchronize(); err != nil {
+			t.Fatal(err)
+		}
+		stream := b.streams[2]
+		b.streams[2] = before
+		for _, n := range b.card.Batches {
+			b.configure(t, 2, n, b.prefix(x, n))
+		}
+		if err := errors.Join(stream.Destroy(), green.Destroy()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// pace is how long a batch takes, one behind the other.
+func (b *bed) pace(t *testing.T, slot, n int) time.Duration {
+	t.Helper()
+	b.infer(t, slot, n)
+	const batches = 20
+	began := time.Now()
+	for range batches {
+		if err := b.gpu.InferBatch(slot, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := b.streams[slot].Synchronize(); err != nil {
+		t.Fatal(err)
+	}
+	return time.Since(began) / batches
+}
+
+func configuresBeside(t *testing.T, b *bed) {
+	n := b.card.MaxBatch()
+	x, other := b.make(t, n), b.make(t, n)
+	b.write(t, x.input, b.noise(n, 8))
+	b.configure(t, 0, n, x)
+	b.infer(t, 0, n)
+	want := b.read(t, x)
+	stop, ended := make(chan struct{}), make(chan error, 1)
+	configured := 0
+	go func() {
+		runtime.LockOSThread()
+		err := b.context.Bind()
+		for err == nil {
+			select {
+			case <-stop:
+				ended <- nil
+				return
+			default:
+			}
+			// Slot 2 is slot 0's lane: it must not touch its memory.
+			for _, size := range b.card.Batches {
+				y := b.prefix(other, size)
+				if configured%2 == 0 {
+					y = b.prefix(x, size)
+				}
+				if _, err = b.gpu.ConfigureBatch(2, size, y.input, y.outputs); err != nil {
+					break
+				}
+			}
+			configured++
+		}
+		ended <- err
+	}()
+	wrong := 0
+	for range 200 {
+		b.infer(t, 0, n)
+		if got := b.read(t, x); !slices.Equal(got, want) {
+			wrong++
+		}
+	}
+	close(stop)
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("configured %d times beside 200 batches", configured)
+	if wrong > 0 || configured == 0 {
+		t.Errorf("%d of 200 batches are wrong while another slot is configured %d times", wrong, configured)
+	}
+}
+
+// leavesNothing links and gives back again and again. What the libraries keep for
+// good is there after the first time.
+func leavesNothing(t *testing.T, card *models.Card) {
+	runtime.LockOSThread()
+	found, err := cuda.Find("cuda")
+	if err != nil {
+		t.Fatal(err)
+	}
+	context, err := found.OpenContext(cuda.ScheduleAuto)
+	if err == nil {
+		err = context.Bind()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer context.Close()
+	small := *card
+	small.Batches = card.Batches[:1]
+	cycle := func() {
+		b := newBed(t, &small)
+		x := b.make(t, 1)
+		for slot := range device.Slots {
+			b.configure(t, slot, 1, x)
+			b.infer(t, slot, 1)
+		}
+		b.close()
+		// Which has unbound the thread.
+		if err := context.Bind(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cycle()
+	free := func() int64 {
+		free, _, err := context.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return free
+	}
+	before := free()
+	const cycles = 4
+	for range cycles {
+		cycle()
+	}
+	lost := before - free()
+	t.Logf("%d bytes less are free after %d more times", lost, cycles)
+	if lost > cycles*mebi {
+		t.Errorf("%d bytes less are free after linking %d times", lost, cycles)
+	}
+}
+
+const mebi = 1 << 20
+
+// childEnv has this process load a model and say which devices it opened.
+const childEnv = "PENSTOCK_ONNXTEST_CHILD"
+
+// Child is what a test's other process does; in the test's own it returns at once.
+func Child() {
+	path := os.Getenv(childEnv)
+	if path == "" {
+		return
+	}
+	fmt.Println(opened(path))
+	os.Exit(0)
+}
+
+func opened(path string) string {
+	card, err := models.ReadCard(path)
+	if err != nil {
+		return err.Error()
+	}
+	f := onnx.New()
+	env := libml.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: "GPU", Stream: func(int) uintptr { return 0 }}
+	began := time.Now()
+	if err := f.Init(env); err != nil {
+		return err.Error()
+	}
+	loaded := time.Since(began)
+	if err := f.LoadModel(); err != nil {
+		return err.Error()
+	}
+	files, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return err.Error()
+	}
+	for _, file := range files {
+		if name, err := os.Readlink(filepath.Join("/proc/self/fd", file.Name())); err == nil && strings.HasPrefix(name, "/dev/nvidia") {
+			return "it opened " + name
+		}
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return err.Error()
+	}
+	for _, library := range []string{"libonnxruntime_providers_cuda.so", "libcudnn", "libcublasLt"} {
+		if !strings.Contains(string(maps), library) {
+			return library + " is not loaded"
+		}
+	}
+	return fmt.Sprintf("untouched; libraries in %v", loaded.Round(time.Millisecond))
+}
+
+func touchesNothing(t *testing.T, card *models.Card) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), childEnv+"="+filepath.Join(card.Dir, "card.yaml"))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("the process that loads a model: %v\n%s", err, out)
+	}
+	t.Logf("%s", strings.TrimSpace(string(out)))
+	if !strings.HasPrefix(string(out), "untouched") {
+		t.Errorf("a process that has loaded a model: %s", out)
+	}
+}

@@ -1,0 +1,18 @@
+// Package openfiles counts the descriptors of a test's process, to find those that code
+// leaves open.
+package openfiles
+
+import (
+	"os"
+	"testing"
+)
+
+// Count returns how many descriptors are open. One of them is its own.
+func Count(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatalf("count open files: %v", err)
+	}
+	return len(entries)
+}

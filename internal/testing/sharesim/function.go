@@ -1,0 +1,338 @@
+package sharesim
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/manager/policy/guarantee"
+)
+
+// lanes is how many batches of a function may be in flight.
+const lanes = 2
+
+// lead is the time from a batch's dispatch to the end of its gather.
+const lead = 100 * time.Microsecond
+
+// function is a function that serves: libml's loop and account in virtual time, and what
+// the manager knows of it.
+type function struct {
+	Function
+	rules    Rules
+	arrivals arrivals
+	noise    *rand.Rand
+	device   *device
+
+	// The loop.
+	serves       bool
+	rule         *slab.Rule
+	state        slab.State
+	overlap      slab.Overlap
+	expected     func(n int) time.Duration
+	pending      []slab.Request
+	flights      []*batch // in the order in which they began
+	slot         uint32
+	began, ended int64 // of the last guaranteed batch
+
+	// The account.
+	balance budget.Balance
+	size    int   // the largest batch that the balance holds
+	retry   int64 // when a demoted batch is tried again
+
+	// The manager.
+	action            guarantee.Action
+	demand            guarantee.Demand
+	arrived, observed int
+	reported          bool // its costs
+
+	// The measurement.
+	from    int64
+	phase   int             // the next one
+	need    float64         // the true one, at the present rate
+	within  int64           // since when it has been within the guarantee; MaxInt64: it is not
+	counted map[uint32]bool // requests within the guarantee that are not answered
+	result  Result
+}
+
+func newFunction(f Function, c *Config, d *device, index int) (*function, error) {
+	rule, err := slab.New(slab.SLAB, slab.Config{SLO: f.Objective, Ladder: ladder})
+	if err != nil {
+		return nil, err
+	}
+	s := &function{
+		Function: f, rules: c.Rules, rule: rule, state: rule.Start(), device: d,
+		noise:    rand.New(rand.NewPCG(c.Seed, uint64(2*index+1))),
+		arrivals: newArrivals(f, rand.New(rand.NewPCG(c.Seed, uint64(2*index)))),
+		counted:  map[uint32]bool{}, from: int64(c.Settle), within: math.MaxInt64,
+	}
+	s.result.Function = f
+	s.expected = func(n int) time.Duration { return s.rule.Expected(s.state, n) }
+	for _, n := range ladder {
+		s.state = rule.Warm(s.state, n, time.Duration(float64(f.Time(n))/d.speed))
+	}
+	return s, nil
+}
+
+// guaranteed follows libml's account.
+func (f *function) guaranteed(now int64) bool {
+	if f.action.Level == budget.Demoted || f.rules.NoBalance {
+		return true // alone on its part of the device
+	}
+	if size := f.rule.Size(f.state); size != f.size {
+		f.size = size
+		f.retry = 0
+		f.setBalance(now)
+	}
+	return f.balance.Guaranteed(now)
+}
+
+func (f *function) setBalance(now int64) {
+	f.balance.Set(now, f.action.Guarantee, budget.Capacity(f.action.Guarantee, f.Objective, f.estimate(f.size)))
+}
+
+// estimate is what libml believes a batch to cost.
+func (f *function) estimate(n int) time.Duration {
+	return time.Duration(float64(f.Time(n)) * f.costError())
+}
+
+// act is what the manager has decided.
+func (f *function) act(now int64, a guarantee.Action) {
+	was := f.action
+	if was.Level == a.Level && math.Abs(a.Guarantee-was.Guarantee) < 0.01 {
+		a.Guarantee, a.Saved = was.Guarantee, was.Saved
+	}
+	f.action, f.retry = a, 0
+	if was.Level == budget.Demoted {
+		f.size = f.rule.Size(f.state)
+		f.balance = budget.NewBalance(now, a.Guarantee, budget.Capacity(a.Guarantee, f.Objective, f.estimate(f.size)))
+	} else {
+		f.setBalance(now)
+	}
+}
+
+// wants is the manager's instance.wants. The costs are known when batches have run.
+func (f *function) wants() guarantee.Function {
+	batch := f.demand.Rate() * f.Objective.Seconds() / 2
+	w := guarantee.Function{
+		Name: f.Name, Objective: f.Objective, Rate: f.demand.Rate(), Batch: min(max(1, batch), max(1, f.state.Limit)),
+		Blocking: f.kernel(),
+	}
+	if f.reported {
+		each := (f.estimate(maxBatch) - f.estimate(1)) / (maxBatch - 1)
+		w.Cost, w.Fixed = each, f.estimate(1)-each
+	}
+	return w
+}
+
+func (f *function) kernel() time.Duration {
+	return f.Time(ladder[len(ladder)-1]) / time.Duration(f.Kernels)
+}
+
+// receive takes a request in.
+func (f *function) receive(at int64) {
+	f.slot++
+	f.arrived++
+	f.retry = 0
+	f.pending = append(f.pending, slab.Request{Slot: f.slot, Whole: at, Deadline: at + int64(f.Objective)})
+	if at < f.from {
+		return
+	}
+	f.result.Requests++
+	if at >= f.within {
+		f.counted[f.slot] = true
+		f.result.Within++
+	}
+}
+
+// answer counts an answer.
+func (f *function) answer(r slab.Request, at int64) {
+	good := at <= r.Deadline
+	if r.Whole >= f.from && good {
+		f.result.Good++
+	}
+	if f.counted[r.Slot] {
+		delete(f.counted, r.Slot)
+		if good {
+			f.result.WithinGood++
+		}
+	}
+}
+
+// step lets the loop do what it can do now.
+func (f *function) step(now int64) {
+	for f.mayBegin(now) {
+		if !f.begin(now) {
+			return
+		}
+	}
+}
+
+func (f *function) newest() *batch { return f.flights[len(f.flights)-1] }
+
+// mayBegin is libml's.
+func (f *function) mayBegin(now int64) bool {
+	if len(f.pending) == 0 || len(f.flights) == lanes || !f.serves {
+		return false
+	}
+	demoted := !f.guaranteed(now)
+	switch {
+	case demoted && (now < f.retry || len(f.flights) > 0 && f.newest().demoted):
+		return false
+	case len(f.flights) == 0:
+		return true
+	case !demoted && f.newest().demoted:
+		return true
+	}
+	if f.overlap.HalfFull() {
+		return slab.HalfFull(len(f.pending), f.rule.Size(f.state))
+	}
+	oldest := f.flights[0]
+	return slab.NearEnd(len(f.pending), f.left(oldest, now), f.leadOf(oldest))
+}
+
+func (f *function) leadOf(b *batch) time.Duration {
+	return min(lead, f.rule.Typical(f.state, b.padded)/2)
+}
+
+func (f *function) left(b *batch, now int64) time.Duration {
+	ran := time.Duration(now - b.dispatched)
+	left := f.rule.Typical(f.state, b.padded) - ran
+	if b.demoted {
+		left = max(left, ran/8)
+	}
+	return left
+}
+
+// looks is when mayBegin may become true as time passes.
+func (f *function) looks(now int64) int64 {
+	if len(f.pending) == 0 || len(f.flights) == lanes || !f.serves {
+		return math.MaxInt64
+	}
+	at := int64(math.MaxInt64)
+	if !f.guaranteed(now) {
+		if wait := f.balance.Wait(now); wait < math.MaxInt64/2 {
+			at = now + max(1, int64(wait))
+		}
+	}
+	if len(f.flights) == 1 && !f.overlap.HalfFull() {
+		b := f.flights[0]
+		left := f.left(b, now) - f.leadOf(b)
+		at = min(at, now+max(int64(left), int64(20*time.Microsecond)))
+	}
+	return at
+}
+
+// refill is when batches within the guarantee can begin.
+func (f *function) refill(now int64) slab.Refill {
+	wait := f.balance.Wait(now)
+	if f.action.Guarantee <= 0 || wait == math.MaxInt64 {
+		return slab.Refill{Wait: -1}
+	}
+	return slab.Refill{Wait: wait, Every: time.Duration(float64(f.estimate(f.size)) / f.action.Guarantee)}
+}
+
+// begin dispatches a batch. It returns false if there was none to begin.
+func (f *function) begin(now int64) bool {
+	demoted := !f.guaranteed(now)
+	began, ended := f.began, f.ended
+	if len(f.flights) > 0 && !f.newest().demoted {
+		began, ended = f.newest().dispatched, now
+	}
+	waited := slab.WaitForRunning(f.pending, began, ended)
+	reserved := 0
+	if demoted && !f.rules.NeverWait {
+		reserved = f.rule.Reserve(f.state, f.pending, now, f.refill(now), f.expected)
+	}
+	n, late := f.rule.Pick(f.state, f.pending[reserved:], now, demoted, f.expected)
+	on := len(f.pending) - late
+	for _, r := range f.pending[on:] {
+		f.answer(r, math.MaxInt64)
+	}
+	f.pending = f.pending[:on]
+	if n == 0 {
+		if late > 0 {
+			f.state = f.rule.Next(f.state, slab.Observation{Late: late})
+		}
+		if demoted {
+			f.retry = math.MaxInt64
+			if wait := f.balance.Wait(now); wait < math.MaxInt64/2 {
+				f.retry = now + int64(wait)
+			}
+		}
+		return late > 0
+	}
+	b := &batch{
+		of: f, level: f.action.Level, demoted: demoted, padded: f.rule.Pad(n), dispatched: now, waited: waited, late: late,
+		requests: slices.Clone(f.pending[reserved : reserved+n]),
+	}
+	f.pending = slices.Delete(f.pending, reserved, reserved+n)
+	b.work = float64(f.Time(b.padded)) * math.Exp(sigma*f.noise.NormFloat64())
+	b.kernel = b.work / float64(f.Kernels)
+	switch {
+	case demoted:
+		b.level = budget.Demoted
+	case f.rules.InvertLevels:
+		b.level = budget.MaxLevel + budget.MinLevel - b.level
+	}
+	if !demoted || f.rules.ChargeDemoted {
+		f.balance.Charge(now, f.estimate(b.padded))
+	}
+	f.flights = append(f.flights, b)
+	f.device.add(b)
+	return true
+}
+
+// finish answers a batch that has run.
+func (f *function) finish(b *batch, now int64) {
+	for _, r := range b.requests {
+		f.answer(r, now)
+	}
+	f.flights = slices.DeleteFunc(f.flights, func(other *batch) bool { return other == b })
+	f.reported = true
+	o := slab.Observation{
+		Batch: len(b.requests), Padded: b.padded, Demoted: b.demoted, Elapsed: time.Duration(now - b.dispatched),
+		Ended: now, Waited: b.waited, Late: b.late,
+	}
+	f.state = f.rule.Next(f.state, o)
+	f.overlap = f.overlap.Next(o)
+	if b.demoted {
+		f.result.Demoted += f.Time(b.padded)
+		return
+	}
+	f.result.Guaranteed += f.Time(b.padded)
+	f.began, f.ended = b.dispatched, now
+}
+
+// phaseEnds returns when the rate changes next.
+func (f *function) phaseEnds() int64 {
+	if f.phase == len(f.Phases) {
+		return math.MaxInt64
+	}
+	return int64(f.Phases[f.phase].At)
+}
+
+// follow keeps the true need, and since when it has been within the guarantee.
+func (f *function) follow(now int64) {
+	for f.phaseEnds() <= now {
+		f.need = f.Need(f.Phases[f.phase].Rate)
+		f.phase++
+	}
+	switch {
+	case f.action.Level == budget.Demoted, f.need > f.action.Guarantee:
+		f.within = math.MaxInt64
+	case f.within == math.MaxInt64:
+		f.within = now + int64(f.Objective)
+	}
+}
+
+// unanswered returns the requests that wait or run.
+func (f *function) unanswered() []slab.Request {
+	all := slices.Clone(f.pending)
+	for _, b := range f.flights {
+		all = append(all, b.requests...)
+	}
+	return all
+}

@@ -1,0 +1,256 @@
+// Package sharesim simulates functions that share a GPU, in virtual time: it is the
+// simulation behind `penstock-lab simulate`. The real code decides: guarantees
+// (manager/policy/guarantee), balances and levels (control/budget), and batches
+// (libml/slab). The device, the clients, and libml's loop around these are simulated.
+// The same Config gives the same Report on any machine.
+//
+//	arrivals ──> pending ──slab.Pick──> batch ──balance?──> level n, or 0 if demoted
+//	                                                            │
+//	answered in time, or late <── device: highest level first ──┘
+//
+// # The device
+//
+// Only batches at the highest level run. Batches at one level share the device equally.
+// A batch that is preempted first ends its current kernel, and keeps the higher level
+// waiting until then. A batch takes Fixed + PerImage × padded size of device time, times
+// log-normal noise.
+//
+// # What is measured
+//
+// A request is within the guarantee if the true need of its function was no larger than
+// its guarantee when the request arrived, and for one objective before. The true need
+// follows from the rate of the generator, not from what the manager measured.
+package sharesim
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/manager/policy/guarantee"
+)
+
+// ladder holds the batch sizes of all functions.
+var ladder = []int{1, 2, 4, 8, 16, maxBatch}
+
+const maxBatch = 32
+
+// sigma is the deviation of a batch's time.
+const sigma = 0.03
+
+// decideEvery is the manager's interval.
+const decideEvery = time.Second
+
+// Function is a simulated function.
+type Function struct {
+	Name      string
+	Objective time.Duration // the node's part
+	// A batch takes Fixed + PerImage × its padded size, and consists of Kernels equal parts
+	// that cannot be preempted.
+	Fixed, PerImage time.Duration
+	Kernels         int
+	// Phases are its load. It serves from the first one on.
+	Phases []Phase
+	// CostError is what libml's cost is of the true one; 0: 1.
+	CostError float64
+}
+
+// Time returns the device time of a batch.
+func (f *Function) Time(n int) time.Duration { return f.Fixed + time.Duration(n)*f.PerImage }
+
+func (f *Function) costError() float64 {
+	if f.CostError == 0 {
+		return 1
+	}
+	return f.CostError
+}
+
+// largest is the largest batch that takes at most half the objective.
+func (f *Function) largest() int {
+	best := 1
+	for _, n := range ladder {
+		if f.Time(n) <= f.Objective/2 {
+			best = n
+		}
+	}
+	return best
+}
+
+// Weight is the device time that a request of the function is worth: its cost in the
+// largest batch that takes at most half the objective.
+func (f *Function) Weight() time.Duration {
+	n := f.largest()
+	return f.Time(n) / time.Duration(n)
+}
+
+// Need is the part of the device that this many requests per second need, at the batch
+// size that the rate and half the objective give.
+func (f *Function) Need(rate float64) float64 {
+	if rate == 0 {
+		return 0
+	}
+	n := min(max(1, rate*f.Objective.Seconds()/2), float64(f.largest()))
+	return guarantee.Decide([]guarantee.Function{{
+		Objective: f.Objective, Rate: rate, Fixed: f.Fixed, Cost: f.PerImage, Batch: n,
+	}})[0].Need
+}
+
+// Rules are what the tests break to see that the figures show it. The zero value is the
+// rule as it is.
+type Rules struct {
+	ChargeDemoted bool // demoted batches are charged
+	InvertLevels  bool // the longer the objective, the higher the level
+	NoBalance     bool // no work is demoted
+	NeverWait     bool // without a balance each request goes in a demoted batch at once
+}
+
+// Config is one simulation.
+type Config struct {
+	Functions []Function
+	Rules     Rules
+	Seed      uint64
+	// Duration is the virtual time of the run, of which Settle is not measured.
+	Duration, Settle time.Duration
+}
+
+// Result is what became of a function's requests.
+type Result struct {
+	Function Function `json:"-"`
+	// Requests arrived in the measured time; Good of them were answered in time.
+	Requests, Good int
+	// Within of the requests were within the guarantee; WithinGood in time.
+	Within, WithinGood int
+	// Guaranteed and Demoted are device time.
+	Guaranteed, Demoted time.Duration
+	// Infeasible is the part of the run in which Decide said that the objective is.
+	Infeasible float64
+}
+
+// Run simulates the functions on one device.
+func Run(c Config) ([]Result, error) {
+	return run(c, true, 1)
+}
+
+// alone simulates one function, on a fixed part of the device.
+func alone(c Config, index int, part float64) (Result, error) {
+	functions := make([]Function, len(c.Functions))
+	copy(functions, c.Functions)
+	for i := range functions {
+		if i != index {
+			functions[i].Phases = []Phase{{}}
+		}
+	}
+	c.Functions = functions
+	r, err := run(c, false, part)
+	if err != nil {
+		return Result{}, err
+	}
+	return r[index], nil
+}
+
+func run(c Config, shared bool, speed float64) ([]Result, error) {
+	if c.Duration <= c.Settle {
+		return nil, fmt.Errorf("simulate sharing: duration %v is not longer than the %v before it is measured", c.Duration, c.Settle)
+	}
+	d := &device{speed: speed}
+	var functions []*function
+	for i, f := range c.Functions {
+		s, err := newFunction(f, &c, d, i)
+		if err != nil {
+			return nil, fmt.Errorf("simulate sharing: %w", err)
+		}
+		functions = append(functions, s)
+	}
+	m := manager{functions: functions, shared: shared}
+	for now := int64(0); ; {
+		next := min(d.next(), m.next())
+		for _, f := range functions {
+			next = min(next, f.arrivals.next(), f.looks(now))
+		}
+		if now = max(now, next); now >= int64(c.Duration) {
+			break
+		}
+		d.advance(now)
+		for b := d.ended(); b != nil; b = d.ended() {
+			b.of.finish(b, now)
+		}
+		m.tick(now)
+		for _, f := range functions {
+			for f.arrivals.next() <= now {
+				f.receive(now)
+				f.arrivals.advance()
+			}
+			f.step(now)
+		}
+	}
+	var results []Result
+	for _, f := range functions {
+		// Requests without an answer are left out.
+		f.result.Within -= len(f.counted)
+		for _, r := range f.unanswered() {
+			if r.Whole >= f.from {
+				f.result.Requests--
+			}
+		}
+		f.result.Infeasible /= c.Duration.Seconds()
+		results = append(results, f.result)
+	}
+	return results, nil
+}
+
+// manager decides guarantees, and follows the true needs.
+type manager struct {
+	functions []*function
+	shared    bool
+	decides   int64 // next
+	decided   int64 // last
+}
+
+// next returns when there is something to do.
+func (m *manager) next() int64 {
+	at := m.decides
+	for _, f := range m.functions {
+		at = min(at, f.phaseEnds())
+	}
+	return at
+}
+
+func (m *manager) tick(now int64) {
+	fresh := false
+	for _, f := range m.functions {
+		if !f.serves && now >= int64(f.Phases[0].At) && (len(f.Phases) > 1 || f.Phases[0].Rate > 0) {
+			f.serves, fresh = true, true
+		}
+	}
+	if m.shared && (fresh || now >= m.decides) {
+		m.decide(now)
+	}
+	if now >= m.decides {
+		m.decides += int64(decideEvery)
+	}
+	for _, f := range m.functions {
+		f.follow(now)
+	}
+}
+
+func (m *manager) decide(now int64) {
+	elapsed := time.Duration(now - m.decided)
+	m.decided = now
+	var serving []*function
+	var functions []guarantee.Function
+	for _, f := range m.functions {
+		if !f.serves {
+			continue
+		}
+		f.demand.Observe(f.arrived-f.observed, elapsed)
+		f.observed = f.arrived
+		serving = append(serving, f)
+		functions = append(functions, f.wants())
+	}
+	for i, a := range guarantee.Decide(functions) {
+		f := serving[i]
+		if f.action.Infeasible != "" {
+			f.result.Infeasible += elapsed.Seconds()
+		}
+		f.act(now, a)
+	}
+}

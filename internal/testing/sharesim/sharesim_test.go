@@ -1,0 +1,140 @@
+package sharesim
+
+import (
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/control/budget"
+)
+
+// mixes are some of the evaluation's, with functions that are overloaded.
+func mixes(rules Rules) (few []Mix) {
+	names := map[string]bool{
+		"C2 at 90 %": true, "C1 at 150 %": true, "C2, 10 ms at 90 %": true, "8 functions at 30 %": true,
+		"resnet50 and mobilenetv2 next to vgg19": true,
+	}
+	for _, m := range EvaluationMixes() {
+		if names[m.Name] {
+			m.Duration, m.Settle, m.Rules = 5*time.Second, 2*time.Second, rules
+			few = append(few, m)
+		}
+	}
+	return few
+}
+
+// A function within its guarantee has 99 % in time. Each part of the rule is needed for it.
+func TestGuarantees(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		rules Rules
+		holds bool
+	}{
+		{"the rule", Rules{}, true},
+		{"demoted batches are charged", Rules{ChargeDemoted: true}, false},
+		{"inverted levels", Rules{InvertLevels: true}, false},
+		{"no balance", Rules{NoBalance: true}, false},
+		{"no request waits for the balance", Rules{NeverWait: true}, false},
+	} {
+		reports, err := Simulate(mixes(c.rules), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := Summarize(c.name, reports)
+		t.Logf("%s: %d of %d functions below 99 %%, the worst has %.1f %%", c.name, s.Below, s.Functions, s.WorstPercent)
+		if (s.Below == 0) != c.holds {
+			t.Errorf("%s: the guarantees hold: %v, want %v: %q", c.name, !c.holds, c.holds, s.Short)
+		}
+		if s.Functions < 10 {
+			t.Errorf("%s: %d functions are within their guarantees, want at least 10", c.name, s.Functions)
+		}
+	}
+}
+
+func TestRunRepeats(t *testing.T) {
+	m := RandomMix(7)
+	first, err := Run(m.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := Run(m.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range first {
+		if first[i].Good != second[i].Good || first[i].Demoted != second[i].Demoted || first[i].Requests == 0 {
+			t.Errorf("function %d: %+v, then %+v", i, first[i], second[i])
+		}
+	}
+}
+
+func TestDevice(t *testing.T) {
+	type begun struct {
+		at, work int64
+		level    budget.Level
+		kernel   int64
+	}
+	for _, c := range []struct {
+		name    string
+		batches []begun
+		want    []int64 // ends
+	}{
+		{"alone", []begun{{0, 100, 1, 10}}, []int64{100}},
+		{"equal levels share", []begun{{0, 100, 1, 10}, {0, 50, 1, 10}}, []int64{150, 100}},
+		{"a higher level goes first", []begun{{0, 100, 0, 10}, {0, 50, 3, 10}}, []int64{150, 50}},
+		{"a lower level waits", []begun{{0, 100, 3, 10}, {20, 50, 0, 10}}, []int64{100, 150}},
+		{"after the kernel that runs", []begun{{0, 100, 0, 30}, {40, 50, 3, 10}}, []int64{150, 110}},
+		{"after both kernels that run", []begun{{0, 100, 0, 30}, {0, 100, 0, 30}, {40, 50, 3, 10}}, []int64{250, 250, 110}},
+	} {
+		d := &device{speed: 1}
+		ends := map[*batch]int64{}
+		var all []*batch
+		for now, next := int64(0), 0; len(ends) < len(c.batches); {
+			at := d.next()
+			if next < len(c.batches) {
+				at = min(at, c.batches[next].at)
+			}
+			now = at
+			d.advance(now)
+			for b := d.ended(); b != nil; b = d.ended() {
+				ends[b] = now
+			}
+			for ; next < len(c.batches) && c.batches[next].at <= now; next++ {
+				n := c.batches[next]
+				b := &batch{level: n.level, work: float64(n.work), kernel: float64(n.kernel)}
+				all = append(all, b)
+				d.add(b)
+			}
+		}
+		for i, b := range all {
+			if ends[b] != c.want[i] {
+				t.Errorf("%s: batch %d ends at %d, want %d", c.name, i, ends[b], c.want[i])
+			}
+		}
+	}
+}
+
+func TestBestDivision(t *testing.T) {
+	// Either function alone could use the device; each request of one is worth as much as one
+	// of the other.
+	c := Config{Seed: 1, Duration: 3 * time.Second, Settle: time.Second}
+	for range 2 {
+		f := Function{Objective: 50 * time.Millisecond, Fixed: time.Millisecond, PerImage: time.Millisecond, Kernels: 10}
+		f.Phases = []Phase{{0, 100}}
+		c.Functions = append(c.Functions, f)
+	}
+	worth, possible, err := BestDivision(c, []bool{true, true})
+	if err != nil || !possible {
+		t.Fatalf("a division that keeps two functions at a fifth of the device each: %v, %v", possible, err)
+	}
+	if full := 2 * 100 * 2 * c.Functions[0].Weight().Seconds(); worth < 0.9*full || worth > 1.1*full {
+		t.Errorf("worth %.2f device seconds, want some %.2f", worth, full)
+	}
+	c.Functions[0].Phases[0].Rate = 5000
+	if _, possible, err = BestDivision(c, []bool{true, true}); err != nil || possible {
+		t.Errorf("a division that keeps a function at five times the device: %v, %v", possible, err)
+	}
+	open, possible, err := BestDivision(c, []bool{false, true})
+	if err != nil || !possible || open <= worth {
+		t.Errorf("worth %.2f of a division that keeps one of them, %v, %v; want more than %.2f", open, possible, err, worth)
+	}
+}

@@ -1,0 +1,377 @@
+// Package slabsim measures batching rules in virtual time: it is the simulation
+// behind `penstock-lab slab`. The rules and the dispatch are the ones that
+// libml runs (libml/slab); only the device and the clients are made up. It is
+// pure: the same Config gives the same Report, on any machine.
+//
+// # The simulation
+//
+//	Poisson arrivals ──whole──> pending ──Rule.Pick──> device: (a + b·n) · noise ──> answered
+//	                                        └──> late, uninferred
+//
+// A request is whole when it arrives; its latency is from then to the end of its
+// batch, its deadline the objective. The device runs one batch at a time. Its
+// time is linear in the padded size, times log-normal noise of median 1. Rules
+// start cold: no warm-up batch has told them anything.
+//
+// # What is reported
+//
+// Each rule runs under a saturating load (saturatingFactor times what the device
+// does in the largest batch that takes half the objective) and under
+// busyFactor (80 %) of it. The numbers of a load are taken from the second half
+// of the run, but for t90. p99_ms counts every request that was inferred there,
+// within the objective or not; late answers have no latency, they are missing
+// from goodput_rps. A report's top-level numbers are those of the saturating
+// load, but p99_ms and t90_ms are the worse of the two loads.
+package slabsim
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/libml/slab"
+)
+
+const (
+	// saturatingFactor times the device's rate arrives under the saturating load.
+	saturatingFactor = 2
+	// busyFactor times the device's rate arrives under the other.
+	busyFactor = 0.8
+)
+
+// Device is a device whose batch of n takes (Fixed + PerImage·n) · e^(Sigma·N),
+// N standard normal.
+type Device struct {
+	Fixed, PerImage time.Duration
+	Sigma           float64
+}
+
+// VGG19 resembles VGG-19 on a whole V100 as GSLICE's authors measured it (CNTK:
+// 5.4, 8.6, 14.4, 23.6, 29.7 and 56.1 ms at 1, 2, 4, 8, 16 and 32; the line of
+// least squares is 6.6 + 1.55·n).
+var VGG19 = Device{Fixed: 6600 * time.Microsecond, PerImage: 1550 * time.Microsecond, Sigma: 0.03}
+
+// Config is one simulation; DefaultConfig fills it.
+type Config struct {
+	SLO    time.Duration
+	Device Device
+	// Ladder and MaxBatch are the rules' (slab.Config).
+	Ladder   []int
+	MaxBatch int
+	// Seed of noise and arrivals: rules see the same arrivals.
+	Seed uint64
+	// Duration is the virtual time of each run.
+	Duration time.Duration
+}
+
+// DefaultConfig is what `penstock-lab slab` runs for an objective: VGG19, every
+// batch size up to 64, for a virtual minute; AIMD needs some 10 s to settle.
+func DefaultConfig(slo time.Duration) Config {
+	return Config{SLO: slo, Device: VGG19, MaxBatch: 64, Seed: 1, Duration: time.Minute}
+}
+
+// Report is what `penstock-lab slab -o json` prints.
+type Report struct {
+	SLOMillis float64 `json:"slo_ms"`
+	Result
+	AIMD Result `json:"aimd"`
+	// Met: t90 within 250 ms, p99 within the objective, and at each load goodput
+	// of at least 0.98 of AIMD's.
+	Met    bool   `json:"met"`
+	Device string `json:"device"`
+}
+
+// Result is how one rule did.
+type Result struct {
+	T90Millis  float64 `json:"t90_ms"`
+	FinalBatch float64 `json:"final_batch"`
+	P99Millis  float64 `json:"p99_ms"`
+	GoodputRPS float64 `json:"goodput_rps"`
+	// Loads are the saturating load and the one of 80 %, in this order.
+	Loads []Load `json:"loads"`
+}
+
+// Load is how one rule did under one load.
+type Load struct {
+	Name    string  `json:"name"`
+	RateRPS float64 `json:"rate_rps"`
+	// T90Millis is when the batch limit first reached 90 % of FinalBatch, and kept
+	// it over the next 5 dispatches. A limit that did not bind, since
+	// without one the batch had been no larger, counts as FinalBatch.
+	T90Millis float64 `json:"t90_ms"`
+	// FinalBatch is the mean batch limit of the second half of the run.
+	FinalBatch float64 `json:"final_batch"`
+	// MeanBatch is the mean number of requests in its batches.
+	MeanBatch float64 `json:"mean_batch"`
+	// P99Millis is of all inferred requests of the second half.
+	P99Millis float64 `json:"p99_ms"`
+	// GoodputRPS counts answers within the objective, a second.
+	GoodputRPS float64 `json:"goodput_rps"`
+	// LatePercent of the requests were answered late, uninferred.
+	LatePercent float64 `json:"late_percent"`
+}
+
+// The targets of the design: t90, and goodput as a part of AIMD's.
+const (
+	mostT90Millis = 250
+	leastGoodput  = 0.98
+)
+
+// Run simulates both rules under both loads. It fails only for a configuration
+// that the rules refuse.
+func Run(c Config) (Report, error) {
+	if c.Device.Fixed < 0 || c.Device.PerImage <= 0 || c.Device.Sigma < 0 {
+		return Report{}, fmt.Errorf("simulate batching: device %+v is none", c.Device)
+	}
+	if c.Duration <= 0 {
+		return Report{}, fmt.Errorf("simulate batching: duration %v is not positive", c.Duration)
+	}
+	s, err := runRule(slab.SLAB, c)
+	if err != nil {
+		return Report{}, err
+	}
+	a, err := runRule(slab.AIMD, c)
+	if err != nil {
+		return Report{}, err
+	}
+	r := Report{SLOMillis: millis(c.SLO), Result: s, AIMD: a, Device: c.Device.String()}
+	r.Met = s.T90Millis <= mostT90Millis && s.P99Millis <= r.SLOMillis
+	for i := range s.Loads {
+		r.Met = r.Met && s.Loads[i].GoodputRPS >= leastGoodput*a.Loads[i].GoodputRPS
+	}
+	return r, nil
+}
+
+// String is the device's formula.
+func (d Device) String() string {
+	return fmt.Sprintf("%v + %v a picture, sigma %g", d.Fixed, d.PerImage, d.Sigma)
+}
+
+// Time is the time of a batch of that padded size without noise.
+func (d Device) Time(padded int) time.Duration {
+	return d.Fixed + time.Duration(padded)*d.PerImage
+}
+
+// Rule is a batching rule by its name, with what slab.Config has for it.
+type Rule struct {
+	Name    string
+	Fixed   int
+	Delay   time.Duration
+	RunLate bool
+}
+
+// String is the rule for people.
+func (r Rule) String() string {
+	text := r.Name
+	if r.Name == slab.Fixed {
+		text = fmt.Sprintf("%s %d, %v", r.Name, r.Fixed, r.Delay)
+	}
+	if r.RunLate {
+		text += ", all run"
+	}
+	return text
+}
+
+// slots is how many requests wait at most where rules are compared; more are refused,
+// and missing from the goodput.
+const slots = 1024
+
+// Compare simulates rules, which see the same arrivals, under a load of factor times what
+// the device does (saturatingFactor's rate). The loads come in the order of the rules.
+func Compare(c Config, factor float64, rules ...Rule) ([]Load, error) {
+	var loads []Load
+	for _, r := range rules {
+		rule, err := c.rule(r)
+		if err != nil {
+			return nil, err
+		}
+		loads = append(loads, runLoad(rule, c, Load{Name: r.String(), RateRPS: factor * c.capacity(rule)}, slots))
+	}
+	return loads, nil
+}
+
+func (c *Config) rule(r Rule) (*slab.Rule, error) {
+	rule, err := slab.New(r.Name, slab.Config{
+		SLO: c.SLO, Ladder: c.Ladder, MaxBatch: c.MaxBatch, Fixed: r.Fixed, Delay: r.Delay, RunLate: r.RunLate,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("simulate batching: %w", err)
+	}
+	return rule, nil
+}
+
+func runRule(name string, c Config) (Result, error) {
+	rule, err := c.rule(Rule{Name: name})
+	if err != nil {
+		return Result{}, err
+	}
+	capacity := c.capacity(rule)
+	var r Result
+	for _, l := range []Load{
+		{Name: "saturating", RateRPS: saturatingFactor * capacity},
+		{Name: "80 %", RateRPS: busyFactor * capacity},
+	} {
+		r.Loads = append(r.Loads, runLoad(rule, c, l, math.MaxInt))
+	}
+	saturating, busy := r.Loads[0], r.Loads[1]
+	r.FinalBatch, r.GoodputRPS = saturating.FinalBatch, saturating.GoodputRPS
+	r.T90Millis = max(saturating.T90Millis, busy.T90Millis)
+	r.P99Millis = max(saturating.P99Millis, busy.P99Millis)
+	return r, nil
+}
+
+// capacity is the rate in requests/s of the device in the largest prepared batch
+// that takes at most half the objective without noise, at least of a batch of 1.
+func (c *Config) capacity(rule *slab.Rule) float64 {
+	most := c.MaxBatch
+	if n := len(c.Ladder); n > 0 {
+		most = c.Ladder[n-1]
+	}
+	best := 1
+	for n := 2; n <= most && c.Device.Time(n) <= c.SLO/2; n++ {
+		if rule.Pad(n) == n {
+			best = n
+		}
+	}
+	return float64(best) / c.Device.Time(best).Seconds()
+}
+
+// runLoad is one run: arrivals, dispatch, device, all in virtual nanoseconds. Of what
+// waits most is the rest refused.
+func runLoad(rule *slab.Rule, c Config, l Load, most int) Load {
+	arrivals := rand.New(rand.NewPCG(c.Seed, 1))
+	noise := rand.New(rand.NewPCG(c.Seed, 2))
+	interval := float64(time.Second) / l.RateRPS
+
+	var (
+		end       = int64(c.Duration)
+		steady    = end / 2
+		state     = rule.Start()
+		expected  = func(n int) time.Duration { return rule.Expected(state, n) }
+		exactly   = func(n int) time.Duration { return c.Device.Time(rule.Pad(n)) }
+		next      = arrivals.ExpFloat64() * interval // when the next request is whole
+		slot      uint32
+		pending   []slab.Request
+		copied    []slab.Request // of pending, to see what no limit would do
+		began     int64          // of the batch before
+		ended     int64
+		trace     []limitAt
+		latencies []int64
+		sizes     []int64 // of the batches
+		arrived   int
+		good      int
+		late      int
+	)
+	for now := int64(0); now < end; {
+		for int64(next) <= now {
+			whole := int64(next)
+			if len(pending) < most {
+				pending = append(pending, slab.Request{Slot: slot, Whole: whole, Deadline: whole + int64(c.SLO)})
+			}
+			slot++
+			next += arrivals.ExpFloat64() * interval
+			if whole >= steady {
+				arrived++
+			}
+		}
+		if len(pending) == 0 {
+			now = int64(next) + 1
+			continue
+		}
+		if at := rule.ReadyAt(state, pending); at > now {
+			now = min(at, int64(next)+1)
+			continue
+		}
+		o := slab.Observation{Waited: slab.WaitForRunning(pending, began, ended)}
+		copied = append(copied[:0], pending...)
+		unbound, _ := slab.Pick(copied, now, len(copied), exactly)
+		batch, tooLate := rule.Pick(state, pending, now, false, expected)
+		o.Late = tooLate
+		if now >= steady {
+			late += tooLate
+		}
+		if batch > 0 {
+			o.Batch, o.Padded = batch, rule.Pad(batch)
+			o.Elapsed = time.Duration(float64(c.Device.Time(o.Padded)) * math.Exp(c.Device.Sigma*noise.NormFloat64()))
+			began, ended = now, now+int64(o.Elapsed)
+			now, o.Ended = ended, ended
+			if now >= steady {
+				sizes = append(sizes, int64(batch))
+				for _, r := range pending[:batch] {
+					latencies = append(latencies, ended-r.Whole)
+					if ended <= r.Deadline {
+						good++
+					}
+				}
+			}
+		}
+		pending = append(pending[:0], pending[batch:len(pending)-tooLate]...)
+		state = rule.Next(state, o)
+		trace = append(trace, limitAt{at: now, size: rule.Size(state), free: unbound <= batch})
+		if batch == 0 && len(pending) == 0 {
+			now = max(now, int64(next)+1)
+		}
+	}
+	l.FinalBatch = meanSize(trace, steady)
+	l.T90Millis = t90(trace, l.FinalBatch)
+	l.MeanBatch = float64(len(latencies)) / float64(max(1, len(sizes)))
+	l.P99Millis = millis(time.Duration(percentile(latencies, 0.99)))
+	l.GoodputRPS = float64(good) / time.Duration(end-steady).Seconds()
+	l.LatePercent = 100 * float64(late) / float64(max(1, arrived))
+	return l
+}
+
+// limitAt is the batch limit after a dispatch; free when the dispatch would have
+// been no larger without a limit.
+type limitAt struct {
+	at   int64
+	size int
+	free bool
+}
+
+// meanSize is the mean limit of the dispatches from that time on.
+func meanSize(trace []limitAt, from int64) float64 {
+	var sum, n float64
+	for _, l := range trace {
+		if l.at >= from {
+			sum += float64(l.size)
+			n++
+		}
+	}
+	return sum / max(1, n)
+}
+
+// t90 is when the limit reached 90 % of final and kept it over the next
+// dispatches; when the run ended if it never did. A mean of whole limits may lie
+// between two of them: then the lower is near enough.
+func t90(trace []limitAt, final float64) float64 {
+	const kept = 5
+	near := min(0.9*final, math.Floor(final))
+	reached := 0 // how many in a row
+	for i, l := range trace {
+		if !l.free && float64(l.size) < near {
+			reached = 0
+			continue
+		}
+		if reached++; reached > kept {
+			return millis(time.Duration(trace[i-kept].at))
+		}
+	}
+	if len(trace) == 0 {
+		return 0
+	}
+	return millis(time.Duration(trace[len(trace)-1].at))
+}
+
+// percentile is the smallest value with at least that part of all at or below.
+func percentile(values []int64, part float64) int64 {
+	if len(values) == 0 {
+		return 0
+	}
+	slices.Sort(values)
+	return values[max(0, int(math.Ceil(part*float64(len(values))))-1)]
+}
+
+func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,219 @@
+package libml
+
+import (
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/slab"
+)
+
+// account is what the batch loop knows of its function's time on a GPU: the balance of
+// its guarantee (package budget), and what a batch of each size costs.
+//
+// A batch that begins while the balance is positive runs at the function's level and is
+// charged. Any other is demoted: it runs at the lowest priority and is not charged. Demoted
+// batches take at most one of the loop's two places, so that the other stays free for a
+// batch within the guarantee.
+//
+// The cost of a batch is what it takes of the device when the function is alone there,
+// with as many batches in flight as there may be. It is measured before the process
+// serves, and only falls afterwards: what is measured then contains waiting.
+type account struct {
+	level     budget.Level // budget.Demoted: no account is kept, no batch is demoted
+	framework Demotable    // nil: no batch can be demoted
+	objective time.Duration
+
+	balance budget.Balance
+	share   *shareOrder // that the balance follows
+	size    int         // the largest batch that it holds
+	costs   []time.Duration
+	recent  recent
+
+	// retry is when a demoted batch is tried again after none was worth beginning.
+	retry int64
+
+	charged, demoted atomic.Int64 // costs of all batches, in nanoseconds
+	fixed, each      atomic.Int64 // a batch of n costs fixed + n * each nanoseconds
+	refused          atomic.Bool  // the last batch beyond the guarantee could not be demoted
+}
+
+// unprotected says why batches beyond the guarantee are not demoted; empty if they are, or
+// there were none. On CPUs the orchestrator demotes the process.
+func (l *loop) unprotected() control.Unprotected {
+	share := l.p.share.Load()
+	switch {
+	case !l.p.onGPU() || share == nil || share.level == budget.Demoted:
+		return ""
+	case l.p.level == budget.Demoted:
+		return control.UnprotectedByDevice
+	case l.account.refused.Load() || l.account.framework == nil:
+		return control.UnprotectedByFramework
+	}
+	return ""
+}
+
+// recent is a number of successive batches of one kind, which left no gap.
+type recent struct {
+	padded  int
+	demoted bool
+	batches int
+	began   int64 // the end of the batch before the first
+	ended   int64 // the end of the last
+}
+
+// enough is how many batches tell the rate of their kind.
+const enough = 8
+
+// open begins the account of a process of this level with a full balance.
+func (a *account) open(p *process, now int64) {
+	a.level, a.objective = p.level, p.slo
+	if a.level == budget.Demoted {
+		return
+	}
+	a.framework, _ = p.framework.(Demotable)
+	a.costs = make([]time.Duration, p.card.MaxBatch()+1)
+	for _, w := range p.warm {
+		a.costs[w.size] = w.cost
+	}
+	a.draw()
+	a.share, a.size = p.share.Load(), p.ladder[0]
+	a.balance = budget.NewBalance(now, a.guarantee(), a.capacity())
+}
+
+func (a *account) guarantee() float64 {
+	if a.share == nil {
+		return 0
+	}
+	return a.share.guarantee / 100
+}
+
+func (a *account) capacity() time.Duration {
+	return budget.Capacity(a.guarantee(), a.objective, a.cost(a.size))
+}
+
+// guaranteed reports whether a batch that begins now runs at the function's level. The
+// balance follows the last order, and holds a batch of this size.
+func (a *account) guaranteed(now int64, share *shareOrder, size int) bool {
+	if a.level == budget.Demoted || a.framework == nil {
+		return true
+	}
+	if share != a.share || size != a.size {
+		a.share, a.size, a.retry = share, size, 0
+		a.balance.Set(now, a.guarantee(), a.capacity())
+	}
+	if share == nil || share.level == budget.Demoted {
+		return true // nothing is guaranteed to any function now
+	}
+	return a.balance.Guaranteed(now)
+}
+
+// begin charges a batch, or demotes it if its framework can run it so.
+func (a *account) begin(now int64, f *flight, demoted bool) {
+	f.demoted = demoted && a.framework != nil && a.framework.Demotable(f.slot, f.padded)
+	if demoted {
+		a.refused.Store(!f.demoted)
+	}
+	if a.level != budget.Demoted && !f.demoted {
+		a.balance.Charge(now, a.cost(f.padded))
+	}
+}
+
+// levelOf is the priority of a batch that begins: the one that was last ordered, at most that
+// of the process's streams.
+func (a *account) levelOf(f *flight) budget.Level {
+	switch {
+	case f.demoted:
+		return budget.Demoted
+	case a.share == nil || a.share.level == budget.Demoted:
+		return a.level // nothing is guaranteed to any function now
+	}
+	return min(a.level, a.share.level)
+}
+
+// cost is of a batch of a configured size. If the size was not measured, each image costs
+// as much as in the next smaller size that was: too much rather than too little.
+func (a *account) cost(padded int) time.Duration {
+	for n := min(padded, len(a.costs)-1); n > 0; n-- {
+		if a.costs[n] > 0 {
+			return a.costs[n] * time.Duration(padded) / time.Duration(n)
+		}
+	}
+	return 0
+}
+
+// end takes in a batch that has run.
+func (a *account) end(f *flight, inferred int64) {
+	if a.level == budget.Demoted || f.err != nil {
+		return
+	}
+	if f.alone {
+		a.learn(f.padded, time.Duration(inferred-f.dispatched))
+	}
+	if r := &a.recent; f.padded == r.padded && f.demoted == r.demoted && f.dispatched <= r.ended {
+		r.batches++
+		r.ended = inferred
+		if r.batches == enough {
+			a.learn(f.padded, time.Duration((r.ended-r.began)/enough))
+			r.batches, r.began = 0, r.ended
+		}
+	} else {
+		*r = recent{padded: f.padded, demoted: f.demoted, began: inferred, ended: inferred}
+	}
+	cost := int64(a.cost(f.padded))
+	a.charged.Add(cost)
+	if f.demoted {
+		a.demoted.Add(cost)
+	}
+}
+
+// learn lowers the cost of a size.
+func (a *account) learn(padded int, took time.Duration) {
+	if took > 0 && took < a.cost(padded) {
+		a.costs[padded] = took
+		a.size = 0 // the balance holds less
+		a.draw()
+	}
+}
+
+// draw puts a line through the smallest and the largest size whose costs are known.
+func (a *account) draw() {
+	smallest, largest := 0, 0
+	for n, cost := range a.costs {
+		if cost > 0 {
+			largest = n
+			if smallest == 0 {
+				smallest = n
+			}
+		}
+	}
+	if smallest == 0 {
+		return
+	}
+	each := a.costs[smallest] / time.Duration(smallest)
+	if largest > smallest {
+		each = min(each, max(0, a.costs[largest]-a.costs[smallest])/time.Duration(largest-smallest))
+	}
+	a.each.Store(int64(each))
+	a.fixed.Store(int64(a.costs[smallest]) - int64(each)*int64(smallest))
+}
+
+// refill is when batches within the guarantee can begin.
+func (a *account) refill(now int64) slab.Refill {
+	wait := a.balance.Wait(now)
+	if a.guarantee() <= 0 || wait == math.MaxInt64 {
+		return slab.Refill{Wait: -1}
+	}
+	return slab.Refill{Wait: wait, Every: time.Duration(float64(a.cost(a.size)) / a.guarantee())}
+}
+
+// waits says that no demoted batch is worth beginning until there is a balance, or other
+// requests.
+func (a *account) waits(now int64) {
+	a.retry = math.MaxInt64
+	if wait := a.balance.Wait(now); wait < math.MaxInt64-time.Duration(now) {
+		a.retry = now + int64(wait)
+	}
+}

@@ -1,0 +1,483 @@
+package libml
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/libml/slab"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm"
+)
+
+// accounted is a loop on a GPU whose function has a level and a guarantee of so little
+// that its balance changes only by the test.
+func accounted(b *bed, f *fake) *loop {
+	b.t.Helper()
+	b.wake = control.Order{Level: 3, GuaranteePercent: 1e-6}
+	l := b.loop(f)
+	l.expected = func(int) time.Duration { return time.Microsecond }
+	return l
+}
+
+func (l *loop) refillBalance() {
+	l.account.balance = budget.NewBalance(shm.Now(), l.account.guarantee(), time.Hour)
+}
+
+func (l *loop) emptyBalance() { l.account.balance.Charge(shm.Now(), 2*time.Hour) }
+
+// beginOne takes what was published and begins a batch.
+func (l *loop) beginOne(t *testing.T) {
+	t.Helper()
+	if l.take(); !l.mayBegin() {
+		t.Fatal("no batch may begin")
+	}
+	if l.pick(); len(l.batch) == 0 {
+		t.Fatal("no batch was picked")
+	}
+	if err := l.begin(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A batch beyond the guarantee runs on the stream of the lowest priority, and the next
+// within it on the function's own again.
+func TestBatchBeyondGuarantee(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	l := accounted(b, f)
+	for round, refill := range []bool{true, false, false, true, false, true} {
+		if l.emptyBalance(); refill {
+			l.refillBalance()
+		}
+		b.publish(uint32(round), b.picture(byte(round)), nil)
+		l.beginOne(t)
+		if err := l.finish(); err != nil {
+			t.Fatal(err)
+		}
+		b.answered(b.replies(1)[0], b.picture(byte(round)))
+	}
+	if want := []bool{false, true, true, false, true, false}; !slices.Equal(f.demoted, want) {
+		t.Errorf("demoted: %v, want %v", f.demoted, want)
+	}
+	if all, demoted := l.account.charged.Load(), l.account.demoted.Load(); demoted <= 0 || demoted >= all {
+		t.Errorf("cost %d of the device, %d of it demoted, want a part", all, demoted)
+	}
+}
+
+// A batch within the guarantee begins beside a demoted one, ends before it, and is
+// answered at once.
+func TestGuaranteedBatchPassesDemotedOne(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	l := accounted(b, f)
+	l.emptyBalance()
+	release := b.gpu.HoldDemoted()
+	released := false
+	t.Cleanup(func() {
+		if !released {
+			release()
+		}
+	})
+	b.publish(0, b.picture(0), nil)
+	l.beginOne(t)
+	b.publish(1, b.picture(1), nil)
+	if l.take(); l.mayBegin() {
+		t.Fatal("a second demoted batch may begin")
+	}
+	for slot := uint32(1); slot < 5; slot++ {
+		l.refillBalance()
+		if slot > 1 {
+			b.publish(slot, b.picture(byte(slot)), nil)
+		}
+		if slot == 1 && l.await() {
+			t.Fatal("a batch is done that was held")
+		}
+		l.beginOne(t)
+		if l.take(); l.mayBegin() {
+			t.Fatal("a third batch may begin")
+		}
+		if !l.await() {
+			t.Fatal("another batch may begin beside two")
+		}
+		if err := l.finish(); err != nil {
+			t.Fatal(err)
+		}
+		if got := b.replies(1); !slices.Equal(got, []uint32{slot}) {
+			t.Fatalf("answered slot %d first, want %d", got, slot)
+		}
+		b.answered(slot, b.picture(byte(slot)))
+	}
+	b.silent()
+	release()
+	released = true
+	if err := l.finish(); err != nil {
+		t.Fatal(err)
+	}
+	b.answered(b.replies(1)[0], b.picture(0))
+	if want := []int{0, 1, 1, 1, 1}; !slices.Equal(f.slots, want) {
+		t.Errorf("batches ran in slots %v, want %v", f.slots, want)
+	}
+	if want := []bool{true, false, false, false, false}; !slices.Equal(f.demoted, want) {
+		t.Errorf("demoted: %v, want %v", f.demoted, want)
+	}
+}
+
+// Of a demoted batch and one within the guarantee, the demoted one may end first, too.
+func TestDemotedBatchEndsFirst(t *testing.T) {
+	for _, demotedFirst := range []bool{false, true} {
+		b := newGPUBed(t, testCard())
+		b.streams = 2
+		l := accounted(b, b.fake())
+		release := b.hold() // the batch within the guarantee
+		for slot := range uint32(2) {
+			if l.refillBalance(); (slot == 0) == demotedFirst {
+				l.emptyBalance()
+			}
+			b.publish(slot, b.picture(byte(slot)), nil)
+			l.beginOne(t)
+		}
+		if !l.mixed() || !l.await() {
+			t.Fatal("no demoted batch is done beside another")
+		}
+		if err := l.finish(); err != nil {
+			t.Fatal(err)
+		}
+		want := uint32(1)
+		if demotedFirst {
+			want = 0
+		}
+		b.answered(b.replies(1)[0], b.picture(byte(want)))
+		release()
+		if err := l.finish(); err != nil {
+			t.Fatal(err)
+		}
+		b.answered(b.replies(1)[0], b.picture(byte(1-want)))
+	}
+}
+
+func TestBatchesThatAreNotDemoted(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		level budget.Level
+		gpu   func(*bed)
+		fake  func(*fake)
+		order *control.Order // after the wake
+		cost  bool           // there is an account
+		says  control.Unprotected
+	}{
+		{name: "no level"},
+		{name: "a GPU without priorities", level: 3, gpu: func(b *bed) { b.gpu.NoPriorities.Store(true) }, says: control.UnprotectedByDevice},
+		{name: "a framework with one stream per slot", level: 3, fake: func(f *fake) { f.fixed = true }, cost: true, says: control.UnprotectedByFramework},
+		{name: "guarantees are given up", level: 3, order: &control.Order{SharePercent: 50}, cost: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newGPUBed(t, testCard())
+			f := b.fake()
+			if c.gpu != nil {
+				c.gpu(b)
+			}
+			if c.fake != nil {
+				c.fake(f)
+			}
+			b.wake = control.Order{Level: c.level, GuaranteePercent: 1}
+			l := b.loop(f)
+			if c.order != nil {
+				l.p.follow(*c.order)
+			}
+			for round := range uint32(5) {
+				b.publish(round, b.picture(1), nil)
+				l.emptyBalance()
+				l.beginOne(t)
+				if err := l.finish(); err != nil {
+					t.Fatal(err)
+				}
+				b.answered(b.replies(1)[0], b.picture(1))
+			}
+			if slices.Contains(f.demoted, true) {
+				t.Errorf("demoted: %v, want none", f.demoted)
+			}
+			if got := l.unprotected(); got != c.says {
+				t.Errorf("unprotected by %q, want %q", got, c.says)
+			}
+			if cost := l.account.charged.Load(); cost > 0 != c.cost {
+				t.Errorf("batches cost %v of the device", time.Duration(cost))
+			}
+		})
+	}
+}
+
+// However much work there is, no more of it is within the guarantee than the guarantee,
+// what was saved and one batch; and not much less.
+func TestOverloadIsCharged(t *testing.T) {
+	const percent, cost = 20, 2 * time.Millisecond
+	b := newGPUBed(t, testCard())
+	b.streams = 2
+	b.wake = control.Order{Level: 3, GuaranteePercent: percent}
+	l := b.loop(b.fake())
+	l.account.objective = 1 // the balance holds one batch
+	l.account.balance = budget.NewBalance(shm.Now(), percent/100.0, cost)
+	b.gpu.Late.Store(int64(200 * time.Microsecond))
+	picture := b.picture(1)
+	slots := make([]uint32, b.geometry.Slots)
+	for slot := range b.geometry.Slots {
+		b.publish(slot, picture, nil)
+	}
+	began := shm.Now()
+	for shm.Now()-began < int64(300*time.Millisecond) {
+		for l.take(); l.mayBegin(); {
+			for n := range l.account.costs {
+				l.account.costs[n] = cost // not what the fake takes
+			}
+			if l.pick(); len(l.batch) == 0 {
+				continue
+			}
+			if err := l.begin(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if l.flying == 0 {
+			continue
+		}
+		if !l.await() {
+			continue
+		}
+		for _, slot := range b.finish(l, slots) {
+			b.publish(slot, picture, nil)
+		}
+	}
+	for l.flying > 0 {
+		if err := l.finish(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	took := time.Duration(shm.Now() - began)
+	f := l.p.framework.(*fake)
+	guaranteed := time.Duration(0)
+	for _, demoted := range f.demoted {
+		if !demoted {
+			guaranteed += cost
+		}
+	}
+	if most := took*percent/100 + 2*cost; guaranteed > most {
+		t.Errorf("%v within the guarantee in %v, want at most %v", guaranteed, took, most)
+	}
+	if least := took * percent / 100 / 2; guaranteed < least {
+		t.Errorf("%v within the guarantee in %v, want at least %v", guaranteed, took, least)
+	}
+	if !slices.Contains(f.demoted, true) {
+		t.Error("nothing was demoted in overload")
+	}
+}
+
+// The level of a batch is the ordered one, at most that of the process's streams.
+func TestLevelOfABatch(t *testing.T) {
+	a := account{level: 3}
+	for _, c := range []struct {
+		share   *shareOrder
+		demoted bool
+		want    budget.Level
+	}{
+		{nil, false, 3}, {&shareOrder{}, false, 3}, {&shareOrder{level: 3}, false, 3}, {&shareOrder{level: 2}, false, 2},
+		{&shareOrder{level: 5}, false, 3}, {&shareOrder{level: 2}, true, budget.Demoted},
+	} {
+		a.share = c.share
+		if got := a.levelOf(&flight{demoted: c.demoted}); got != c.want {
+			t.Errorf("level %d of a batch with %+v, demoted %v; want %d", got, c.share, c.demoted, c.want)
+		}
+	}
+}
+
+// The same in a simulation of any costs and times.
+func TestAccountBounds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		percent := rapid.Float64Range(0.5, 100).Draw(t, "percent")
+		costs := rapid.SliceOfN(rapid.Int64Range(1e4, 1e8), 8, 8).Draw(t, "costs")
+		slices.Sort(costs)
+		p := &process{card: &models.Card{Batches: []int{1, 2, 3, 4, 5, 6, 7, 8}}, level: 2, slo: 10 * time.Millisecond, framework: &fake{}}
+		p.ladder = p.card.Batches
+		for i, c := range costs {
+			p.warm = append(p.warm, warmUp{size: i + 1, cost: time.Duration(c)})
+		}
+		share := &shareOrder{guarantee: percent, level: 2}
+		p.share.Store(share)
+		var a account
+		now := int64(0)
+		a.open(p, now)
+		var charged, largest time.Duration
+		for range rapid.IntRange(1, 100).Draw(t, "batches") {
+			limit := rapid.IntRange(1, 8).Draw(t, "limit")
+			f := flight{padded: rapid.IntRange(1, limit).Draw(t, "padded")}
+			a.begin(now, &f, !a.guaranteed(now, share, limit))
+			if !f.demoted {
+				charged += a.cost(f.padded)
+			}
+			largest = max(largest, a.cost(limit))
+			now += rapid.Int64Range(0, 1e8).Draw(t, "time")
+			capacity := budget.Capacity(percent/100, p.slo, largest)
+			if most := float64(capacity+largest) + percent/100*float64(now) + 1; float64(charged) > most {
+				t.Fatalf("charged %v in %v at %v %%, want at most %v", charged, time.Duration(now), percent, time.Duration(most))
+			}
+		}
+	})
+}
+
+// Costs only fall, to what a batch took that had the process to itself, and to the rate of
+// successive batches of one kind without a gap.
+func TestCostOfABatch(t *testing.T) {
+	const ms = int64(time.Millisecond)
+	p := &process{card: &models.Card{Batches: []int{1, 4, 8}}, level: 2, framework: &fake{}, warm: []warmUp{{size: 1, cost: 3 * time.Millisecond}}}
+	p.ladder = p.card.Batches[:1]
+	var a account
+	a.open(p, 0)
+	want := func(when string, padded int, cost float64) {
+		t.Helper()
+		if got := a.cost(padded); got != time.Duration(cost*float64(ms)) {
+			t.Errorf("%s a batch of %d costs %v, want %v ms", when, padded, got, cost)
+		}
+	}
+	line := func(when string, fixed, each float64) {
+		t.Helper()
+		f, e := a.fixed.Load(), a.each.Load()
+		if math.Abs(float64(f)-fixed*float64(ms)) > 10 || math.Abs(float64(e)-each*float64(ms)) > 10 {
+			t.Errorf("%s a batch of n costs %v + n * %v, want %v and %v ms", when, time.Duration(f), time.Duration(e), fixed, each)
+		}
+	}
+	want("measured", 1, 3)
+	want("not measured", 4, 12)
+	line("one size", 0, 3)
+	end := func(began, ended float64, f flight) {
+		f.dispatched = int64(began * float64(ms))
+		a.end(&f, int64(ended*float64(ms)))
+	}
+	end(0, 5, flight{padded: 4, alone: true})
+	want("alone", 4, 5)
+	want("not measured", 8, 10)
+	line("two sizes", 3-2.0/3, 2.0/3)
+	end(10, 18, flight{padded: 4, alone: true})
+	want("slow", 4, 5)
+	end(20, 21, flight{padded: 4})
+	want("not alone", 4, 5)
+	end(20, 21, flight{padded: 4, alone: true, err: errors.New("failed")})
+	want("failed", 4, 5)
+	for i := range enough + 1 { // two in flight, one ends every 2 ms
+		end(float64(100+2*i-4), float64(100+2*i), flight{padded: 4})
+	}
+	want("two in flight", 4, 2)
+	for i := range enough + 1 { // with a gap before each
+		end(float64(201+2*i-1), float64(201+2*i), flight{padded: 4})
+	}
+	want("gaps", 4, 2)
+	for i := range enough + 1 { // of two kinds
+		end(float64(300+i-2), float64(300+i), flight{padded: 4, demoted: i%2 == 0})
+	}
+	want("mixed", 4, 2)
+}
+
+// A process measures costs before it serves, if there are guarantees.
+func TestCostsAreMeasured(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	b.wake = control.Order{Level: 1, GuaranteePercent: 50}
+	b.gpu.Late.Store(int64(time.Millisecond))
+	l := b.loop(b.fake())
+	for _, n := range b.card.Batches {
+		if cost := l.account.costs[n]; cost < 100*time.Microsecond {
+			t.Errorf("a batch of %d costs %v, want about 1 ms between several", n, cost)
+		}
+	}
+}
+
+func TestDemotedBatchesAllocateNothing(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	b.streams = 2
+	f := b.fake()
+	l := accounted(b, f)
+	picture := b.picture(1)
+	slots := make([]uint32, b.geometry.Slots)
+	turn := func() {
+		for slot := range uint32(8) {
+			b.publish(slot, picture, nil)
+		}
+		for got := 0; got < 8; {
+			for l.take(); l.mayBegin(); {
+				if l.pick(); len(l.batch) == 0 {
+					continue
+				}
+				l.begin()
+				if l.refillBalance(); !l.newest().demoted {
+					l.emptyBalance()
+				}
+			}
+			if !l.await() {
+				continue
+			}
+			got += len(b.finish(l, slots))
+		}
+	}
+	if n := allocations(10, turn); n != 0 {
+		t.Errorf("%v allocations in eight requests, want none", n)
+	}
+	if !slices.Contains(f.demoted, true) || !slices.Contains(f.demoted, false) {
+		t.Errorf("demoted: %v, want some", f.demoted)
+	}
+	b.answered(0, picture)
+}
+
+// While demoted batches are slow, a request that the guarantee will serve in time waits for
+// it; one that it cannot serve does not.
+func TestRequestsWaitForTheGuarantee(t *testing.T) {
+	b := newGPUBed(t, testCard())
+	f := b.fake()
+	l := accounted(b, f)
+	l.expected = func(int) time.Duration { return time.Millisecond }
+	l.p.share.Store(&shareOrder{guarantee: 10, level: 3})
+	l.account.share = l.p.share.Load()
+	l.account.costs[1] = time.Second // one batch every ten seconds
+	l.account.balance = budget.NewBalance(shm.Now(), 0.1, 0)
+	l.account.balance.Charge(shm.Now(), time.Second) // the first in ten seconds
+	for range 30 {                                   // a demoted one takes twelve
+		l.state = l.rule.Next(l.state, slab.Observation{
+			Batch: 1, Padded: 1, Demoted: true, Elapsed: 12000 * l.rule.Typical(l.state, 1), Ended: shm.Now(),
+		})
+	}
+	l.state.Limit = 1
+	due := func(r *shm.Request, _ []shm.Piece) { r.Deadline = r.Whole + int64(15*time.Second) }
+	b.publish(0, b.picture(0), due)
+	if l.take(); !l.mayBegin() {
+		t.Fatal("a request is not looked at")
+	}
+	if l.pick(); len(l.batch) != 0 || l.reserved != 1 {
+		t.Fatalf("a demoted batch of %d begins, %d wait", len(l.batch), l.reserved)
+	}
+	if l.mayBegin() {
+		t.Error("the same request is looked at again before there is a balance")
+	}
+	if until := l.waitUntil(); until <= shm.Now() {
+		t.Error("the loop does not wait for the balance")
+	}
+	// The guarantee is too late for the second.
+	b.publish(1, b.picture(1), due)
+	l.beginOne(t)
+	if err := l.finish(); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.replies(1); !slices.Equal(got, []uint32{1}) || len(l.pending) != 1 {
+		t.Fatalf("answered %v, and %d wait; want 1 and one", got, len(l.pending))
+	}
+	b.answered(1, b.picture(1))
+	l.refillBalance()
+	l.beginOne(t)
+	if err := l.finish(); err != nil {
+		t.Fatal(err)
+	}
+	b.answered(b.replies(1)[0], b.picture(0))
+	if want := []bool{true, false}; !slices.Equal(f.demoted, want) {
+		t.Errorf("demoted: %v, want %v", f.demoted, want)
+	}
+}

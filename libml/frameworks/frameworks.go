@@ -1,0 +1,27 @@
+// Package frameworks makes the frameworks that cards name.
+package frameworks
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/models"
+)
+
+// New makes the framework that a card names. It returns an error for a framework that is
+// a separate program.
+func New(card *models.Card) (libml.Framework, error) {
+	switch card.Framework {
+	case "onnx":
+		return onnx.New(), nil
+	case "null":
+		return null.New(), nil
+	}
+	if apart := card.Apart(); apart != "" {
+		return nil, fmt.Errorf("framework %q is a program of its own, which this one cannot run", apart)
+	}
+	return nil, fmt.Errorf("framework %q is not built in; there are: %s", card.Framework, strings.Join(models.Frameworks, ", "))
+}

@@ -1,0 +1,124 @@
+package libml_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/penstock/penstock/internal/testing/tinymodel"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/models"
+)
+
+// TestONNXModels serves generated models in a process and compares each answer with
+// what the model's weights make of the picture, and with the reference.
+func TestONNXModels(t *testing.T) {
+	const dynamic = tinymodel.Dynamic
+	for _, c := range []struct {
+		name    string
+		element tinymodel.Type
+		dtype   models.DType
+		batch   int64 // of the model
+		ladder  []int
+	}{
+		{"f32", tinymodel.F32, models.F32, dynamic, []int{1, 2, 4}},
+		{"f16", tinymodel.F16, models.F16, dynamic, []int{1, 2, 4}},
+		{"u8", tinymodel.U8, models.U8, dynamic, []int{1, 2, 4}},
+		{"f32 fixed at 1", tinymodel.F32, models.F32, 1, []int{1}},
+		{"f32 fixed at 4", tinymodel.F32, models.F32, 4, []int{4}},
+		{"f16 fixed at 4", tinymodel.F16, models.F16, 4, []int{4}},
+		{"u8 fixed at 4", tinymodel.U8, models.U8, 4, []int{4}},
+		{"dynamic, ladder from 2", tinymodel.F32, models.F32, dynamic, []int{2, 8}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			const outputs = 4
+			card := card()
+			in := &card.Input
+			in.Name, in.TensorType, in.TensorLayout = "x", c.dtype, models.HWC
+			in.ReverseChannels, in.Mean, in.Std = false, nil, nil
+			card.Name, card.Framework, card.Batches = "tiny", "onnx", c.ladder
+			card.Outputs = []models.Output{{Name: "y", Shape: []int64{outputs}}}
+			card.Model = filepath.Join(t.TempDir(), "tiny.onnx")
+			model := tinymodel.Linear(c.element, outputs, c.batch, int64(in.Height), int64(in.Width), int64(in.Channels))
+			if err := os.WriteFile(card.Model, model.Encode(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			build := func(*models.Card) (libml.Framework, error) { return onnx.New(), nil }
+
+			random := rand.New(rand.NewPCG(1, 2))
+			pictures := make([][]byte, 7) // no multiple of a batch: the last is padded
+			for i := range pictures {
+				pictures[i] = make([]byte, in.WireBytes())
+				for j := range pictures[i] {
+					pictures[i][j] = byte(random.Uint32())
+				}
+			}
+			reference, err := libml.NewReference(card, build)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := reference.Close(); err != nil {
+					t.Error(err)
+				}
+			}()
+			for i, got := range libml.Answers(t, card, build, pictures) {
+				var want []byte
+				for o := range outputs {
+					sum := 0 // in 1024ths, exact in f32
+					for k, v := range pictures[i] {
+						sum += int(v) * (k + 1) * (o + 1)
+					}
+					want = binary.LittleEndian.AppendUint32(want, math.Float32bits(float32(sum)/1024))
+				}
+				alone, _, err := reference.Answer(pictures[i])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if string(got) != string(want) || string(alone) != string(want) {
+					t.Errorf("picture %d: the process answers % x, the reference % x, want % x", i, got, alone, want)
+				}
+			}
+		})
+	}
+}
+
+func TestRefusedONNXModels(t *testing.T) {
+	const dynamic = tinymodel.Dynamic
+	two := tinymodel.Linear(tinymodel.F32, 4, dynamic, 6, 5, 3)
+	two.Inputs = append(two.Inputs, tinymodel.Value{Name: "mask", Type: tinymodel.I64, Dims: []int64{dynamic, 7}})
+	two.Nodes = append(two.Nodes, tinymodel.Node{Op: "Identity", Inputs: []string{"mask"}, Outputs: []string{"kept"}})
+	for _, c := range []struct {
+		name  string
+		model tinymodel.Model
+		want  string
+	}{
+		{"i64", tinymodel.Linear(tinymodel.I64, 4, dynamic, 6, 5, 3),
+			`input "x" is int64 [n, 6, 5, 3] in the model; want u8, f16 or f32: put a Cast in front of it`},
+		{"two inputs", two,
+			`model takes 2 inputs ("x" f32 [n, 6, 5, 3], "mask" int64 [n, 7]); want one, of u8, f16 or f32: a request is one picture`},
+		{"fixed batch, another ladder", tinymodel.Linear(tinymodel.F32, 4, 4, 6, 5, 3),
+			`input "x" is f32 [4, 6, 5, 3] in the model, fixed at batch 4; the card has batches [1 2 4 8], want [4]: smaller batches are padded`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			card := card()
+			card.Input.Name, card.Input.TensorLayout = "x", models.HWC
+			card.Name, card.Framework = "tiny", "onnx"
+			card.Outputs = []models.Output{{Name: "y", Shape: []int64{4}}}
+			card.Model = filepath.Join(t.TempDir(), "tiny.onnx")
+			if err := os.WriteFile(card.Model, c.model.Encode(), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, err := libml.NewReference(card, func(*models.Card) (libml.Framework, error) { return onnx.New(), nil })
+			want := fmt.Sprintf("load model tiny: model %s does not fit its card: %s", card.Model, c.want)
+			if err == nil || err.Error() != want {
+				t.Errorf("got  %v\nwant %s", err, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,399 @@
+package manager
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models"
+)
+
+// beganWith is a node of a configuration file with these functions.
+func beganWith(t *testing.T, device string, gpu *control.ObservedDevice, functions ...configs.Function) *nodeBed {
+	t.Helper()
+	mechanism := "governor"
+	if gpu != nil {
+		mechanism = mechanismMPS
+	}
+	b := newNode(t, device, gpu, mechanism)
+	b.cfg.Functions, b.cfg.File, b.cfg.Shares.Tune = functions, "/etc/node.yaml", false
+	if err := b.begin(); err != nil {
+		t.Fatal(err)
+	}
+	b.judgeConfiguration(nil)
+	b.turns()
+	return b
+}
+
+// edited has the configuration file these functions; the error is what the edit is rejected for.
+func (b *nodeBed) edited(functions ...configs.Function) error {
+	b.t.Helper()
+	c := b.cfg
+	c.Functions = slices.Clone(functions)
+	return b.followed(c)
+}
+
+func (b *nodeBed) followed(c configs.Config) error {
+	b.t.Helper()
+	var err error
+	b.asked(func() { err = b.Reconfigure(c) })
+	b.turns()
+	return err
+}
+
+// settles lets the processes of an edit come up.
+func (b *nodeBed) settles(name string) {
+	b.t.Helper()
+	f := &bed{b.function(name), b.t}
+	f.eventually("the edit of "+name+" is followed to its end", func() bool {
+		b.turns()
+		return !f.replacing && len(b.calls) == 0
+	})
+	time.Sleep(10 * time.Millisecond) // the goroutine that notes the end
+	b.turns()
+}
+
+// Each key of a function changes while it runs, or the edit says that it cannot.
+func TestEditOfEachKey(t *testing.T) {
+	process := func(is func(s setup) bool) func(b *nodeBed) bool {
+		return func(b *nodeBed) bool {
+			generation, _ := b.serves("a")
+			f := b.function("a")
+			return generation > 1 && is(f.setupFor(b.instance("a", 0).pair.Active().Card)) && is(f.setup)
+		}
+	}
+	free := func() uint16 {
+		c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		return uint16(c.LocalAddr().(*net.UDPAddr).Port)
+	}()
+	rows := map[string]struct {
+		edit func(c *configs.Function)
+		live func(b *nodeBed) bool // whether it is in force; nil: it cannot change
+	}{
+		"model":         {func(c *configs.Function) { c.Model = "other" }, func(b *nodeBed) bool { return b.status("a").Model == "other" }},
+		"port":          {func(c *configs.Function) { c.Port = free }, func(b *nodeBed) bool { return b.status("a").Port == int(free) }},
+		"slo":           {func(c *configs.Function) { c.SLO = 70 * time.Millisecond }, process(func(s setup) bool { return s.slo == 70*time.Millisecond })},
+		"share_percent": {func(c *configs.Function) { c.SharePercent = 60 }, func(b *nodeBed) bool { return b.status("a").SharePercent == 60 }},
+		"weights":       {func(c *configs.Function) { c.Weights = configs.WeightsPrivate }, process(func(s setup) bool { return s.weights == configs.WeightsPrivate })},
+		"streams":       {func(c *configs.Function) { c.Streams = 2 }, process(func(s setup) bool { return s.streams == 2 })},
+		"environment":   {func(c *configs.Function) { c.Environment = map[string]string{"A": "b"} }, process(func(s setup) bool { return s.environment["A"] == "b" })},
+		"instances":     {func(c *configs.Function) { c.Instances = 2 }, nil},
+		"change":        {func(c *configs.Function) { c.Change = configs.ChangeShadow }, nil},
+		"receivers":     {func(c *configs.Function) { c.Receivers = 2 }, nil},
+		"replay":        {func(c *configs.Function) { c.Replay = configs.Replay{File: "/a.pcap"} }, nil},
+		"name":          {nil, nil}, // another name is another function
+	}
+	for i := range reflect.TypeFor[configs.Function]().NumField() {
+		key, _, _ := strings.Cut(reflect.TypeFor[configs.Function]().Field(i).Tag.Get("yaml"), ",")
+		row, ok := rows[key]
+		if !ok {
+			t.Errorf("key %q of a function: decide whether it changes while it runs", key)
+		}
+		if row.edit == nil {
+			continue
+		}
+		t.Run(key, func(t *testing.T) {
+			b := beganWith(t, "cuda", h200(), named("a", 40), named("b", 20))
+			want := named("a", 40)
+			row.edit(&want)
+			err := b.edited(want, named("b", 20))
+			if row.live == nil {
+				refused(t, err, "function a: "+key, "cannot change while it runs", "take the function out of the file, save, put it back")
+				if s := b.page(); s.Configuration.Followed || !strings.Contains(s.Configuration.Error, key) {
+					t.Errorf("status says %+v, want that %s is not followed", s.Configuration, key)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.settles("a")
+			if !row.live(b) {
+				t.Errorf("the edit is not in force: %+v", b.status("a"))
+			}
+			if generation, _ := b.serves("b"); generation != 1 {
+				t.Errorf("generation %d of the other function serves, want the first", generation)
+			}
+			if !reflect.DeepEqual(b.function("a").config, want) || b.status("a").Unsaved != "" {
+				t.Errorf("it is %+v, unsaved %q; want the edit", b.function("a").config, b.status("a").Unsaved)
+			}
+		})
+	}
+}
+
+// Defaults that are written out change nothing.
+func TestEditThatWritesDefaults(t *testing.T) {
+	b := beganWith(t, configs.DeviceCPU, nil, configs.Function{Name: "a", Instances: 1})
+	want := configs.Function{
+		Name: "a", Instances: 1, Model: "a", Port: b.function("a").localAddr().Port(), SLO: testCard().SLO,
+		Change: configs.ChangeAuto, Receivers: 1,
+	}
+	if err := b.edited(want); err != nil {
+		t.Fatal(err)
+	}
+	if generation, _ := b.serves("a"); generation != 1 || b.function("a").replacing {
+		t.Errorf("generation %d serves, want the first", generation)
+	}
+}
+
+func TestEditSLO(t *testing.T) {
+	t.Run("a process that cannot start", func(t *testing.T) {
+		b := beganWith(t, configs.DeviceCPU, nil, named("a", 40))
+		want := named("a", 50)
+		want.SLO = time.Second
+		if err := b.edited(want); err != nil {
+			t.Fatal(err)
+		}
+		b = beganWith(t, configs.DeviceCPU, nil, named("a", 40))
+		c := b.cfg
+		c.Functions = []configs.Function{want}
+		b.asked(func() {
+			if err := b.Reconfigure(c); err != nil {
+				t.Error(err)
+			}
+		})
+		for range 6 { // every process but the one that serves ends
+			b.step()
+			b.follow()
+			for v, p := range b.fakes {
+				if v.generation > 2 && !p.state.Ended() {
+					p.die(control.Failed, "no memory")
+				} else if v.generation == 2 {
+					b.live(v, p)
+				}
+			}
+			b.report()
+		}
+		b.settles("a")
+		f := b.function("a")
+		if f.slo != testCard().SLO || f.config.SLO != 0 || f.config.SharePercent != 50 {
+			t.Errorf("objective %v, configured %v, share %v; want the old objective, and the share of the edit", f.slo, f.config.SLO, f.config.SharePercent)
+		}
+		if s := b.page().Configuration; s.Followed || !strings.Contains(s.Error, "no memory") {
+			t.Errorf("status says %+v, want why", s)
+		}
+		// Any later edit tries it again.
+		if err := b.edited(want); err != nil {
+			t.Fatal(err)
+		}
+		b.settles("a")
+		if f.slo != time.Second || !b.page().Configuration.Followed {
+			t.Errorf("objective %v, %+v; want that of the file", f.slo, b.page().Configuration)
+		}
+	})
+	t.Run("of the new model", func(t *testing.T) {
+		b := beganWith(t, configs.DeviceCPU, nil, named("a", 40))
+		find := b.find
+		b.find = func(name string) (*models.Card, error) {
+			card, err := find(name)
+			card.SLO = 3 * time.Second
+			return card, err
+		}
+		b.replaced("a", "slower")
+		if f := b.function("a"); f.slo != 3*time.Second {
+			t.Errorf("objective %v, want the new card's: the function has none of its own", f.slo)
+		}
+	})
+}
+
+func TestEditPort(t *testing.T) {
+	at := func(port uint16) configs.Function {
+		c := named("a", 20)
+		c.Port = port
+		return c
+	}
+	taken, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := uint16(taken.LocalAddr().(*net.UDPAddr).Port)
+	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20), named("b", 20))
+	old := b.function("a").localAddr().Port()
+
+	// A port that cannot be opened rejects all of the edit.
+	other := named("b", 20)
+	other.SLO = time.Second
+	err = b.edited(at(port), other)
+	refused(t, err, "change port of a from", "taken by another process", "the old one goes on")
+	b.turns()
+	if got := b.function("a").localAddr().Port(); got != old || b.function("b").slo == time.Second {
+		t.Errorf("a is at port %d, b has objective %v; want both as they were", got, b.function("b").slo)
+	}
+	err = b.edited(at(b.function("b").localAddr().Port()), named("b", 20))
+	refused(t, err, "is function \"b\"'s", "a first edit")
+
+	taken.Close()
+	if err := b.edited(at(port), other); err != nil {
+		t.Fatal(err)
+	}
+	b.settles("b")
+	if got := b.function("a").localAddr().Port(); got != port || b.function("b").slo != time.Second {
+		t.Errorf("a is at port %d, b has objective %v; want %d and 1s", got, b.function("b").slo, port)
+	}
+	// The port before stays open for a while.
+	if got := b.portHolder(at(old)); got != "a" {
+		t.Errorf("port %d is %q's, want a's while it is open", old, got)
+	}
+}
+
+func TestEditKeepsWhatWasDoneAtRunTime(t *testing.T) {
+	a, gone := named("a", 20), named("gone", 20)
+	b := beganWith(t, configs.DeviceCPU, nil, a, gone)
+	b.on(named("added", 10))
+	b.turns()
+	b.replaced("a", "better")
+	if err := b.setShare("a", 40); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.remove("gone"); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	if got := []control.Unsaved{b.status("a").Unsaved, b.status("added").Unsaved}; !slices.Equal(got, []control.Unsaved{control.UnsavedChanged, control.UnsavedAdded}) {
+		t.Errorf("unsaved are %q", got)
+	}
+
+	// Of another function, of a comment, of nothing.
+	for _, functions := range [][]configs.Function{{a, gone}, {a, gone, named("b", 5)}, {named("b", 5), gone, a}} {
+		if err := b.edited(functions...); err != nil {
+			t.Fatal(err)
+		}
+		if f := b.status("a"); f.Model != "better" || f.SharePercent != 40 {
+			t.Errorf("a runs %s with %v %%, want what it was given at run time", f.Model, f.SharePercent)
+		}
+		if b.function("added") == nil || b.function("gone") != nil {
+			t.Errorf("it has %v, want added and not gone", b.names())
+		}
+	}
+
+	// An entry that is edited counts.
+	a.SLO, gone.SLO = time.Second, time.Second
+	added := named("added", 10)
+	added.SLO = time.Second
+	var log bytes.Buffer
+	b.function("added").log = zerolog.New(&log)
+	if err := b.edited(a, gone, added); err != nil {
+		t.Fatal(err)
+	}
+	b.settles("a")
+	b.settles("added")
+	for _, name := range []string{"a", "gone", "added"} {
+		if f := b.status(name); f.SLOMillis != 1000 || f.Model != name || f.Unsaved != "" {
+			t.Errorf("%s: objective %v ms, model %s, unsaved %q; want what the file says", name, f.SLOMillis, f.Model, f.Unsaved)
+		}
+	}
+	if b.status("a").SharePercent != 20 {
+		t.Errorf("a has %v %%, want the 20 of the file", b.status("a").SharePercent)
+	}
+	if !strings.Contains(log.String(), "penstock if add") {
+		t.Errorf("log does not say that the file wins: %s", &log)
+	}
+
+	// A function whose entry is taken out is removed, even if it was added at run time first.
+	if err := b.edited(a, gone); err != nil {
+		t.Fatal(err)
+	}
+	if b.function("added") != nil {
+		t.Error("a function that the file no longer names is there")
+	}
+}
+
+func TestEditTakesThePortOfAnAddedFunction(t *testing.T) {
+	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20))
+	b.on(named("added", 10))
+	b.turns()
+	want := named("b", 10)
+	want.Port = b.function("added").localAddr().Port()
+	if err := b.edited(named("a", 20), want); err != nil {
+		t.Fatal(err)
+	}
+	b.turns()
+	if b.function("added") != nil || b.function("b") == nil || b.function("b").localAddr().Port() != want.Port {
+		t.Errorf("it has %v, want a, and b at the port of added", b.names())
+	}
+}
+
+func TestEditBeyondWhatAddedFunctionsLeave(t *testing.T) {
+	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20))
+	b.on(named("added", 50))
+	b.turns()
+	err := b.edited(named("a", 60))
+	refused(t, err, "keep function added", "110 %", "penstock if remove added")
+	if got := b.status("a").SharePercent; got != 20 {
+		t.Errorf("a has %v %%, want 20 as before", got)
+	}
+}
+
+func TestConfigurationStatus(t *testing.T) {
+	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20))
+	metric := func() float64 {
+		t.Helper()
+		var families []*dto.MetricFamily
+		var err error
+		b.asked(func() { families, err = b.metrics.registry.Gather() })
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() == "penstock_configuration_rejected" {
+				return f.GetMetric()[0].GetGauge().GetValue()
+			}
+		}
+		t.Fatal("no metric penstock_configuration_rejected")
+		return 0
+	}
+	var log bytes.Buffer
+	b.log = zerolog.New(&log)
+	if s := b.page().Configuration; !s.Followed || s.File != "/etc/node.yaml" || s.Error != "" || s.Since.IsZero() {
+		t.Errorf("status says %+v", s)
+	}
+	if metric() != 0 {
+		t.Error("metric says that the configuration is rejected")
+	}
+
+	b.RejectConfiguration(errors.New("node.yaml:3:1: no"))
+	b.turn()
+	first := b.page().Configuration
+	if first.Followed || first.Error != "node.yaml:3:1: no" {
+		t.Errorf("status says %+v", first)
+	}
+	if metric() != 1 {
+		t.Error("metric says that the configuration is followed")
+	}
+	b.RejectConfiguration(errors.New("node.yaml:3:1: no"))
+	b.turn()
+	if again := b.page().Configuration; again.Since != first.Since {
+		t.Errorf("since %v, want since the first time, %v", again.Since, first.Since)
+	}
+
+	c := b.cfg
+	c.Functions = []configs.Function{named("a", 20)}
+	c.Listen, c.Shares.Interval = netip.MustParseAddr("0.0.0.0"), time.Minute
+	if err := b.followed(c); err != nil {
+		t.Fatal(err)
+	}
+	s := b.page().Configuration
+	if !s.Followed || s.Error != "" || !slices.Equal(s.NeedRestart, []string{"listen", "shares.interval"}) {
+		t.Errorf("status says %+v, want it followed, and listen and shares.interval to wait for a restart", s)
+	}
+	for _, want := range []string{"configuration is followed again", `"keys":["listen","shares.interval"]`} {
+		if !strings.Contains(log.String(), want) {
+			t.Errorf("log does not say %q:\n%s", want, &log)
+		}
+	}
+}

@@ -1,0 +1,64 @@
+package manager
+
+import (
+	"cmp"
+	"errors"
+	"time"
+
+	"github.com/penstock/penstock/control/runclock"
+)
+
+// folder watches the runtime folder, whose files a cleaner of temporary folders may remove.
+// It belongs to the control loop.
+type folder struct {
+	sockets  []restorer
+	lookAt   time.Duration // when to look next, by runclock.Now
+	restored uint64
+	err      error // why it cannot be restored
+}
+
+// restorer is a socket that can be made again; see control.Listener.
+type restorer interface {
+	Restore() (restored bool, err error)
+}
+
+// folderEvery is how often the sockets' files are looked at: some system calls each.
+const folderEvery = 500 * time.Millisecond
+
+// watchFolder makes again what was removed from the runtime folder: sockets, the record of
+// functions, and the files of models that were unpacked there.
+func (m *Manager) watchFolder() {
+	w := &m.folder
+	if now := runclock.Now(); now < w.lookAt {
+		return
+	} else {
+		w.lookAt = now + folderEvery
+	}
+
+	var failed error
+	restored := 0
+	for _, s := range w.sockets {
+		ok, err := s.Restore()
+		if ok {
+			restored++
+		}
+		failed = errors.Join(failed, err)
+	}
+	if failed != nil && (w.err == nil || w.err.Error() != failed.Error()) {
+		m.log.Error().Err(failed).Msg("runtime folder cannot be restored; no process can start, and `penstock if` does not work")
+	}
+	w.err = failed
+	if restored == 0 {
+		return
+	}
+
+	w.restored++
+	m.kept = nil
+	m.keep()
+	for _, f := range m.functions {
+		if _, err := m.find(cmp.Or(f.config.Model, f.name)); err != nil {
+			m.log.Error().Err(err).Str("if", f.name).Msg("unpack model again")
+		}
+	}
+	m.log.Warn().Str("dir", m.dir).Int("sockets", restored).Msg("runtime folder was emptied; its files are made again")
+}

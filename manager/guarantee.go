@@ -1,0 +1,159 @@
+package manager
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/manager/policy/guarantee"
+)
+
+// The manager's part in guarantees: it measures demand and cost, package guarantee
+// decides, and the decisions ride in the desired processes. On CPUs the orchestrator
+// enforces them, on a GPU each process by the stream that it launches a batch on.
+
+// entitlement is an instance's guarantee, and what it is decided by. It belongs to the
+// control loop. The zero value has none.
+type entitlement struct {
+	action  guarantee.Action
+	demand  guarantee.Demand
+	arrived int // requests, when demand was observed
+	// A batch of n takes the device for fixed + n * cost; cost is 0 if it is not known. On
+	// CPUs cost is a smoothed mean, and fixed 0.
+	fixed, cost time.Duration
+
+	spent   spending // of the processes that ran, since the instance was made
+	counted spending // when use was computed
+	// use is the part of the device's time that the instance used lately, demoted the part
+	// of it beyond the guarantee.
+	use, demoted float64
+	unprotected  control.Unprotected
+}
+
+// spending is device time.
+type spending struct{ total, demoted time.Duration }
+
+// guarantees lets the policy decide by what was observed. It is called every
+// shares.interval, after an order, and when an instance has no guarantee yet.
+func (m *Manager) guarantees() {
+	var instances []*instance
+	var functions []guarantee.Function
+	m.eachInstance(func(in *instance) {
+		if in.f.removing {
+			return
+		}
+		instances = append(instances, in)
+		functions = append(functions, in.wants())
+	})
+	for i, a := range guarantee.Decide(functions) {
+		instances[i].guarantee(a)
+	}
+}
+
+// missesGuarantee reports whether an instance waits for its first guarantee.
+func (m *Manager) missesGuarantee() bool {
+	return slices.ContainsFunc(m.functions, func(f *function) bool {
+		return !f.removing && slices.ContainsFunc(f.instances, func(in *instance) bool { return in.entitled.action.Level == budget.Demoted })
+	})
+}
+
+// observeDemand takes in what arrived, and what was spent, in elapsed.
+func (in *instance) observeDemand(elapsed time.Duration) {
+	in.f.mu.Lock()
+	arrived := in.arrivals
+	in.f.mu.Unlock()
+	e := &in.entitled
+	e.demand.Observe(arrived-e.arrived, elapsed)
+	e.arrived = arrived
+	e.use = (e.spent.total - e.counted.total).Seconds() / elapsed.Seconds()
+	e.demoted = (e.spent.demoted - e.counted.demoted).Seconds() / elapsed.Seconds()
+	e.counted = e.spent
+}
+
+// wants is the instance as the policy knows it.
+func (in *instance) wants() guarantee.Function {
+	e := &in.entitled
+	return guarantee.Function{
+		Name: in.f.name, Objective: in.f.within(),
+		Rate: e.demand.Rate(), Fixed: e.fixed, Cost: e.cost, Batch: in.batch(),
+		SharePercent: cmp.Or(in.f.byHand, in.f.config.SharePercent),
+	}
+}
+
+// batch is how many requests ride together when the device is short: as many as arrive in
+// half the objective.
+func (in *instance) batch() float64 {
+	arrive := in.entitled.demand.Rate() * in.f.within().Seconds() / 2
+	return min(max(1, arrive), max(1, in.limit))
+}
+
+// minGuaranteeChange is the smallest change of a guarantee, as a part of the device, that is
+// published.
+const minGuaranteeChange = 0.01
+
+// guarantee gives the instance what the policy decided.
+func (in *instance) guarantee(a guarantee.Action) {
+	was := in.entitled.action
+	if was.Level == a.Level && math.Abs(a.Guarantee-was.Guarantee) < minGuaranteeChange && a.Guarantee > 0 == (was.Guarantee > 0) {
+		a.Guarantee, a.Saved = was.Guarantee, was.Saved
+	}
+	if in.entitled.action = a; was.Level == budget.Demoted {
+		in.log.Info().Float64("guarantee_percent", round(100*a.Guarantee)).Int("level", int(a.Level)).Msg("function has a guarantee")
+	}
+	if (a.Infeasible == "") != (was.Infeasible == "") {
+		if a.Infeasible != "" {
+			in.log.Warn().Dur("slo", in.f.slo).Str("why", a.Infeasible).Msg("objective is not guaranteed")
+		} else {
+			in.log.Info().Dur("slo", in.f.slo).Msg("objective is guaranteed")
+		}
+	}
+}
+
+// terms completes a desired process. A process that does not serve has no guarantee: it
+// loads its model on what the functions leave.
+func (in *instance) terms(p *control.DesiredProcess) {
+	a := &in.entitled.action
+	p.Level = a.Level
+	if p.Role == control.Serve || p.Role == control.Drain {
+		p.GuaranteePercent, p.BalanceNanos = round(100*a.Guarantee), int64(a.Saved)
+	}
+}
+
+// noteCost takes in what a process has spent on so many requests, in device time.
+func (e *entitlement) noteCost(spent time.Duration, requests int64) {
+	each := time.Duration(int64(spent) / requests)
+	if e.cost == 0 {
+		e.cost = each
+	}
+	e.cost += (each - e.cost) / 8
+}
+
+// noteSpending takes in what a process has spent since it began: is, after was.
+func (e *entitlement) noteSpending(was, is spending) {
+	e.spent.total += is.total - was.total
+	e.spent.demoted += is.demoted - was.demoted
+}
+
+// guaranteeStatus sums up the instances; nil if the node has no guarantees.
+func (f *function) guaranteeStatus() *control.GuaranteeStatus {
+	if !f.m.cfg.Guarantees() {
+		return nil
+	}
+	s := &control.GuaranteeStatus{}
+	for _, in := range f.instances {
+		e := &in.entitled
+		s.Percent += round(100 * e.action.Guarantee)
+		s.NeedPercent += round(100 * e.action.Need)
+		s.UsePercent += round(100 * e.use)
+		s.DemotedPercent += round(100 * e.demoted)
+		s.CostMillis = (float64(e.fixed)/in.batch() + float64(e.cost)) / float64(time.Millisecond)
+		s.Level, s.Infeasible, s.Unprotected = int(e.action.Level), e.action.Infeasible, e.unprotected
+	}
+	if f.m.onGPU() && !f.m.device.mps {
+		s.Unprotected = control.UnprotectedByDevice
+	}
+	return s
+}

@@ -1,0 +1,190 @@
+package manager
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
+)
+
+// newGuaranteedNode is newNode with the default policy.
+func newGuaranteedNode(t *testing.T, device string, functions ...configs.Function) *nodeBed {
+	t.Helper()
+	gpu, mechanism := h200(), mechanismMPS
+	if device == configs.DeviceCPU {
+		gpu, mechanism = nil, "cgroup-v2"
+	}
+	b := newNode(t, device, gpu, mechanism)
+	b.cfg.Shares.Policy = configs.PolicyGuarantee
+	for _, f := range functions {
+		if err := b.add(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.turns()
+	return b
+}
+
+func objective(name string, slo time.Duration) configs.Function {
+	return configs.Function{Name: name, Instances: 1, SLO: slo}
+}
+
+// wanted is what the manager wants of the processes of a function, by role.
+func (b *nodeBed) wanted(name string) map[control.Role]control.DesiredProcess {
+	all := map[control.Role]control.DesiredProcess{}
+	for _, p := range b.told.Processes {
+		if p.IF == name {
+			all[p.Role] = p
+		}
+	}
+	return all
+}
+
+// load has an instance receive so many requests per second of that cost, for a second.
+func (b *nodeBed) load(name string, rate int, cost time.Duration) {
+	in := b.instance(name, 0)
+	in.arrivals += rate
+	in.entitled.cost = cost
+	in.observeDemand(time.Second)
+	b.guarantees()
+	b.turn()
+}
+
+func TestGuarantee(t *testing.T) {
+	for _, device := range []string{configs.DeviceCPU, "cuda"} {
+		t.Run(device, func(t *testing.T) {
+			b := newGuaranteedNode(t, device, objective("quick", 8*time.Millisecond), objective("slow", time.Second))
+			generation := map[string]uint32{}
+			for _, name := range []string{"quick", "slow"} {
+				generation[name], _ = b.serves(name)
+				all := b.wanted(name)
+				serve, shadow := all[control.Serve], all[control.Shadow]
+				if serve.GuaranteePercent != 45 || serve.SharePercent != 0 || len(serve.SMGroups) > 0 {
+					t.Errorf("%s: wanted %+v, want a guarantee of 45 %% and no share", name, serve)
+				}
+				if shadow.Generation == 0 || shadow.GuaranteePercent != 0 || shadow.Level != serve.Level {
+					t.Errorf("%s: shadow wanted %+v, want no guarantee before it serves", name, shadow)
+				}
+			}
+			if q, s := b.wanted("quick")[control.Serve].Level, b.wanted("slow")[control.Serve].Level; q != budget.MaxLevel || s != budget.MinLevel {
+				t.Errorf("levels %d and %d, want 5 and 1", q, s)
+			}
+
+			// An overloaded function gets what the others leave, and moves nothing.
+			for range 10 {
+				b.load("slow", 1000, 10*time.Millisecond)
+				b.load("quick", 100, time.Millisecond)
+			}
+			quick, slow := b.wanted("quick")[control.Serve], b.wanted("slow")[control.Serve]
+			if quick.GuaranteePercent < 14 || quick.GuaranteePercent > 17 || math.Abs(quick.GuaranteePercent+slow.GuaranteePercent-90) > 1 {
+				t.Errorf("guarantees %v %% and %v %%, want some 15 and the rest of 90", quick.GuaranteePercent, slow.GuaranteePercent)
+			}
+			if slow.BalanceNanos < int64(500*time.Millisecond) {
+				t.Errorf("slow may save up %v, want its guarantee for an objective", time.Duration(slow.BalanceNanos))
+			}
+			for name, g := range generation {
+				if now, _ := b.serves(name); now != g {
+					t.Errorf("%s: generation %d serves, %d did before the load changed", name, now, g)
+				}
+			}
+
+			// A function that comes has a guarantee at once, one that goes leaves its own.
+			if err := b.add(objective("new", 20*time.Millisecond)); err != nil {
+				t.Fatal(err)
+			}
+			b.turn()
+			if in := b.instance("new", 0); in.entitled.action.Guarantee == 0 {
+				t.Error("a new function has no guarantee")
+			}
+			if err := b.remove("slow"); err != nil {
+				t.Fatal(err)
+			}
+			b.guarantees()
+			b.turns()
+			sum := 0.0
+			for _, name := range []string{"quick", "new"} {
+				sum += b.wanted(name)[control.Serve].GuaranteePercent
+			}
+			if math.Abs(sum-90) > 2 {
+				t.Errorf("the guarantees that are left add up to %v %%, want 90", sum)
+			}
+		})
+	}
+}
+
+func TestGuaranteeByHand(t *testing.T) {
+	byHand := objective("a", time.Second)
+	byHand.SharePercent = 30
+	b := newGuaranteedNode(t, configs.DeviceCPU, byHand, objective("b", time.Second))
+	if got := b.wanted("a")[control.Serve].GuaranteePercent; got != 30 {
+		t.Errorf("a has %v %%, its share_percent is 30", got)
+	}
+	if err := b.setShare("b", 80); err == nil || !strings.Contains(err.Error(), "110 % together") {
+		t.Errorf("80 %% beside 30 %%: %v", err)
+	}
+	if err := b.setShare("b", 50); err != nil {
+		t.Fatal(err)
+	}
+	b.turn()
+	if got := b.wanted("b")[control.Serve].GuaranteePercent; got != 50 {
+		t.Errorf("b has %v %%, it was given 50", got)
+	}
+	if s := b.status("b"); s.Guarantee == nil || s.Guarantee.Percent != 50 || s.SharePercent != 50 {
+		t.Errorf("status %+v, guarantee %+v", s.SharePercent, s.Guarantee)
+	}
+}
+
+// A guarantee that was given by hand outlives the manager.
+func TestGuaranteeIsRecorded(t *testing.T) {
+	dir := t.TempDir()
+	policy := func(b *nodeBed) { b.cfg.Shares.Policy = configs.PolicyGuarantee }
+	functions := []configs.Function{objective("a", time.Second), objective("b", time.Second)}
+	b := recordedNode(t, dir, "run", "digest", policy, functions...)
+	if err := b.setShare("a", 20); err != nil {
+		t.Fatal(err)
+	}
+	b.dies()
+	b = recordedNode(t, dir, "run", "digest", policy, functions...)
+	if got := b.wanted("a")[control.Serve].GuaranteePercent; got != 20 {
+		t.Errorf("a has %v %% after a restart of the manager, want 20", got)
+	}
+}
+
+func TestGuaranteeUse(t *testing.T) {
+	b := newGuaranteedNode(t, configs.DeviceCPU, objective("a", time.Second))
+	generation, _ := b.serves("a")
+	in := b.instance("a", 0)
+	seen := control.ObservedProcess{
+		IF: "a", Generation: generation, State: control.Active, Batches: testCard().Batches,
+		DeviceNanos: int64(600 * time.Millisecond), DemotedNanos: int64(150 * time.Millisecond),
+	}
+	in.see(&seen)
+	in.observeDemand(time.Second)
+	if s := b.status("a").Guarantee; s.UsePercent != 60 || s.DemotedPercent != 15 {
+		t.Errorf("uses %v %%, %v %% demoted; want 60 and 15", s.UsePercent, s.DemotedPercent)
+	}
+	// A request of 10 ms of one CPU is 5 ms of both.
+	in.report(generation, control.Report{Generation: generation})
+	in.report(generation, control.Report{Generation: generation, CPUNanos: int64(100 * time.Millisecond), Ran: 10})
+	if in.entitled.cost != 5*time.Millisecond {
+		t.Errorf("a request costs %v of the device, want 5ms", in.entitled.cost)
+	}
+	in.arrivals += 10
+	in.observeDemand(time.Second)
+	b.guarantees()
+	if s := b.status("a").Guarantee; s.UsePercent != 0 || math.Abs(s.NeedPercent-7.5) > 0.1 {
+		t.Errorf("uses %v %% and needs %v %%, want 0 and 7.5: 10 per second of 5 ms and a margin", s.UsePercent, s.NeedPercent)
+	}
+}
+
+func TestInfeasibleObjectiveIsTold(t *testing.T) {
+	b := newGuaranteedNode(t, configs.DeviceCPU, objective("a", 10*time.Millisecond))
+	b.load("a", 10, 20*time.Millisecond)
+	if s := b.status("a").Guarantee; !strings.Contains(s.Infeasible, "one batch takes 20ms") {
+		t.Errorf("status %+v", s)
+	}
+}

@@ -1,0 +1,400 @@
+//go:build dpdk
+
+package eal
+
+// #cgo noescape pst_send
+// #cgo nocallback pst_send
+// #include <stdlib.h>
+// #include "shim.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Info is what a driver says of its port.
+type Info struct {
+	Name   string // of the port
+	Driver string // as "net_af_packet"
+	MAC    [6]byte
+	// PCI: a device on that bus, not one made of software.
+	PCI bool
+	// Socket is the NUMA node, -1 where it has none.
+	Socket int
+	// MaxQueues can be had, for receiving and for sending each.
+	MaxQueues int
+	MaxMTU    int
+	// RSS spreads flows over queues.
+	RSS bool
+}
+
+// Config of a port.
+type Config struct {
+	Queues      int // for receiving, and as many for sending
+	Descriptors int // of a queue; the driver's limits hold
+	MTU         int
+	// Checksums asks the NIC to verify what comes and fill what goes.
+	Checksums bool
+}
+
+// Taken is what the driver made of a Config.
+type Taken struct {
+	MTU, RxDescriptors, TxDescriptors int
+	// VerifiesChecksums, FillsChecksums: by the NIC.
+	VerifiesChecksums, FillsChecksums bool
+	RSS                               bool
+}
+
+// Counters are the driver's own, since the port was started.
+type Counters struct {
+	Frames, Bytes         uint64 // received
+	SentFrames, SentBytes uint64
+	Missed                uint64 // no descriptor was free: the poller came too late
+	Errors, SendErrors    uint64
+	NoMbuf                uint64 // no mbuf was free
+}
+
+// Device is an Ethernet port that DPDK owns. One goroutine at a time configures it.
+//
+//	OpenDevice ──> Configure ──> Start ──────────────> Close
+//	                               │ ^                  ^
+//	                         Leave v │ Return           │
+//	                              absent ───────────────┘
+type Device struct {
+	id     C.uint16_t
+	spec   string
+	info   Info
+	port   *C.struct_pst_port // shared with pollers and sinks, whatever becomes of the device
+	pool   *Pool
+	config Config
+	taken  Taken
+	// iface is the index of the kernel's interface that it stands on, 0 where there is
+	// none. network is a socket in the network namespace that the device was opened in:
+	// which interfaces are there is asked through it, from any thread.
+	iface   uint32
+	network int
+	run     bool
+	absent  bool // there is no device of that id now
+}
+
+// OpenDevice finds a NIC by its PCI address, which Options.Allow names, or makes a
+// virtual device: "net_af_packet0,iface=veth1". A device that is there already (a
+// port of rings) is taken as it is.
+func OpenDevice(spec string) (*Device, error) {
+	name, _, _ := strings.Cut(spec, ",")
+	d := &Device{spec: spec, network: -1}
+	if interfaceOf(spec) != "" {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return nil, fmt.Errorf("open a socket to ask for %s: %w", interfaceOf(spec), err)
+		}
+		d.network = fd
+	}
+	cname := C.CString(name)
+	defer C.free(unsafe.Pointer(cname))
+	err := error(nil)
+	if C.pst_find(cname, &d.id) == 0 {
+		err = d.readInfo()
+	} else {
+		err = d.attach()
+	}
+	if err != nil {
+		d.closeNetwork()
+		return nil, err
+	}
+	return d, nil
+}
+
+func (d *Device) closeNetwork() {
+	if d.network >= 0 {
+		unix.Close(d.network)
+		d.network = -1
+	}
+}
+
+// attach makes or takes the device.
+func (d *Device) attach() error {
+	name, _, _ := strings.Cut(d.spec, ",")
+	cname, cspec := C.CString(name), C.CString(d.spec)
+	defer C.free(unsafe.Pointer(cname))
+	defer C.free(unsafe.Pointer(cspec))
+	if err := code(C.pst_probe(cspec, cname, &d.id)); err != nil {
+		return fmt.Errorf("attach %s: %w", d.spec, explainProbe(name, err))
+	}
+	d.absent = false
+	return d.readInfo()
+}
+
+// errProbe is what DPDK says with -1, whatever it was.
+var errProbe = errors.New("DPDK could not attach it")
+
+func explainProbe(name string, err error) error {
+	if errors.Is(err, unix.EPERM) { // -1
+		err = errProbe
+	}
+	switch {
+	case !strings.HasPrefix(name, "net_"):
+		return fmt.Errorf("%w: there is no such NIC, or its driver is the kernel's; penstock doctor says which, and the command that binds it to vfio-pci", err)
+	case unix.Geteuid() != 0:
+		return fmt.Errorf("%w: run as root, or with CAP_NET_ADMIN and CAP_NET_RAW (DPDK has written to stderr what it misses)", err)
+	}
+	return fmt.Errorf("%w: it has no such driver, or refused an argument or an interface (it has written which to stderr)", err)
+}
+
+func (d *Device) readInfo() error {
+	var i C.struct_pst_info
+	if err := code(C.pst_info(d.id, &i)); err != nil {
+		return fmt.Errorf("read what DPDK port %s can do: %w", d.spec, err)
+	}
+	d.iface = d.interfaceIndex()
+	d.info = Info{
+		Name: C.GoString(&i.name[0]), Driver: C.GoString(&i.driver[0]), PCI: i.pci != 0, Socket: int(i.socket),
+		MaxQueues: int(min(i.max_rxq, i.max_txq)), MaxMTU: int(i.max_mtu), RSS: i.rss_hf != 0,
+	}
+	for b := range d.info.MAC {
+		d.info.MAC[b] = byte(i.mac[b])
+	}
+	return nil
+}
+
+// Info is what the driver says.
+func (d *Device) Info() Info { return d.info }
+
+// Spec is how the device was named.
+func (d *Device) Spec() string { return d.spec }
+
+// Configure sets the port up, over a pool that everything it receives lands in. It is
+// called once.
+func (d *Device) Configure(c Config, pool *Pool) (Taken, error) {
+	if err := d.configure(c, pool); err != nil {
+		return Taken{}, err
+	}
+	if d.port = C.pst_port_new(); d.port == nil {
+		return Taken{}, unix.ENOMEM
+	}
+	d.pool, d.config = pool, c
+	d.port.base, d.port.bytes, d.port.pool, d.port.id = pool.base(), C.uint64_t(pool.memory.Size()), pool.handle(), d.id
+	return d.taken, nil
+}
+
+func (d *Device) configure(c Config, pool *Pool) error {
+	if c.Queues < 1 || c.Queues > d.info.MaxQueues || c.Queues > C.PST_QUEUES {
+		return fmt.Errorf("configure DPDK port %s: %d queues: driver %s has 1 to %d", d.spec, c.Queues, d.info.Driver, min(d.info.MaxQueues, C.PST_QUEUES))
+	}
+	cc := C.struct_pst_config{
+		rxq: C.uint16_t(c.Queues), txq: C.uint16_t(c.Queues), rxd: C.uint16_t(c.Descriptors), txd: C.uint16_t(c.Descriptors),
+		mtu: C.uint16_t(c.MTU), rss: 1,
+	}
+	if c.Checksums {
+		cc.checksum_rx, cc.checksum_tx = 1, 1
+	}
+	if err := code(C.pst_configure(d.id, &cc, pool.handle())); err != nil {
+		return fmt.Errorf("configure DPDK port %s (%s): %d queues of %d descriptors, MTU %d: %w", d.spec, d.info.Driver, c.Queues, c.Descriptors, c.MTU, err)
+	}
+	d.taken = Taken{
+		MTU: int(cc.mtu), RxDescriptors: int(cc.rxd), TxDescriptors: int(cc.txd),
+		VerifiesChecksums: cc.checksum_rx != 0, FillsChecksums: cc.checksum_tx != 0, RSS: cc.rss != 0,
+	}
+	return nil
+}
+
+// Start lets frames in. Queues need pollers, or fill.
+func (d *Device) Start() error {
+	if err := code(C.pst_start(d.id, d.port)); err != nil {
+		return fmt.Errorf("start DPDK port %s: %w", d.spec, err)
+	}
+	d.run = true
+	return nil
+}
+
+// Close stops the port and lets go of it. Its pollers have stopped, and its sinks are
+// closed. Mbufs that were handed over stay with whoever has them.
+func (d *Device) Close() (err error) {
+	if d.run {
+		err = code(C.pst_stop(d.id, d.port))
+	}
+	if !d.absent {
+		err = errors.Join(err, code(C.pst_remove(d.id)))
+	}
+	d.closeNetwork()
+	C.pst_release(unsafe.Pointer(d.port))
+	d.port = nil
+	if err != nil {
+		return fmt.Errorf("close DPDK port %s: %w", d.spec, err)
+	}
+	return nil
+}
+
+// Leave lets go of a device that has disappeared, so that it can Return. Its pollers have
+// stopped, and nobody sends. What its driver says on the way does not matter any more.
+func (d *Device) Leave() error {
+	if d.run {
+		C.pst_stop(d.id, d.port)
+		d.run = false
+	}
+	if err := code(C.pst_remove(d.id)); err != nil && !errors.Is(err, unix.ENODEV) { // gone already
+		return fmt.Errorf("let go of DPDK port %s: %w", d.spec, err)
+	}
+	d.absent = true
+	return nil
+}
+
+// Return makes or takes a device anew that was left, and sets it up as it was. Pollers
+// may start then; its rules are gone.
+func (d *Device) Return() (Taken, error) {
+	err := d.attach()
+	if err == nil {
+		err = d.configure(d.config, d.pool)
+	}
+	if err == nil {
+		d.port.id = d.id
+		storeWord(&d.port.removed, 0)
+		err = d.Start()
+	}
+	if err != nil && !d.absent {
+		err = errors.Join(err, d.Leave())
+	}
+	if err != nil {
+		return Taken{}, err
+	}
+	return d.taken, nil
+}
+
+// Absent reports whether the device was left, and has not returned.
+func (d *Device) Absent() bool { return d.absent }
+
+// Counters reads the driver's.
+func (d *Device) Counters() (Counters, error) {
+	if d.absent {
+		return Counters{}, nil
+	}
+	var s C.struct_pst_stats
+	if err := code(C.pst_stats(d.id, &s)); err != nil {
+		return Counters{}, fmt.Errorf("read counters of DPDK port %s: %w", d.spec, err)
+	}
+	return Counters{
+		Frames: uint64(s.ipackets), Bytes: uint64(s.ibytes), SentFrames: uint64(s.opackets), SentBytes: uint64(s.obytes),
+		Missed: uint64(s.imissed), Errors: uint64(s.ierrors), SendErrors: uint64(s.oerrors), NoMbuf: uint64(s.nombuf),
+	}, nil
+}
+
+// Link reports whether the link is up, and its speed where the driver knows it.
+func (d *Device) Link() (up bool, mbps int) {
+	if d.absent {
+		return false, 0
+	}
+	var speed C.uint32_t
+	up = C.pst_link(d.id, &speed) == 1
+	return up, int(speed)
+}
+
+// Removed reports whether the device said that it is gone (hot unplug).
+func (d *Device) Removed() bool { return loadWord(&d.port.removed) != 0 }
+
+// Rules steer a UDP destination port to a queue.
+type Rules []unsafe.Pointer
+
+// Steer has a NIC put IPv4 and IPv6 datagrams for a UDP port into a queue (rte_flow). An
+// error says why the driver does not; then nothing has changed.
+func (d *Device) Steer(udpPort uint16, queue int) (Rules, error) {
+	var rules Rules
+	why := (*C.char)(C.malloc(256))
+	defer C.free(unsafe.Pointer(why))
+	for v6 := range 2 {
+		rule := C.pst_flow(d.id, C.int(v6), C.uint16_t(udpPort), C.uint16_t(queue), why, 256)
+		if rule == nil {
+			err := fmt.Errorf("steer UDP port %d of DPDK port %s to queue %d: %s", udpPort, d.spec, queue, C.GoString(why))
+			return nil, errors.Join(err, d.Unsteer(rules))
+		}
+		rules = append(rules, rule)
+	}
+	return rules, nil
+}
+
+// Unsteer takes rules away.
+func (d *Device) Unsteer(rules Rules) (err error) {
+	for _, rule := range rules {
+		if e := code(C.pst_flow_destroy(d.id, rule)); e != nil {
+			err = errors.Join(err, fmt.Errorf("take a rule of DPDK port %s away: %w", d.spec, e))
+		}
+	}
+	return err
+}
+
+// Offload is what the NIC shall fill in a frame that is sent: the UDP checksum, and
+// IPv4's; 0 for nothing.
+type Offload uint32
+
+// FillChecksums is such an offload, for headers of these lengths in bytes.
+func FillChecksums(ether, ip int, v6 bool) Offload {
+	o := Offload(ether | ip<<8)
+	if v6 {
+		o |= 1 << 24
+	}
+	return o
+}
+
+// Send sends frames that lie in mbufs of the pool, Burst at most: which, how long each
+// is. Those that it cannot send within a millisecond are freed, from sent on. One
+// goroutine at a time uses a queue.
+func (d *Device) Send(queue int, mbufs []uint64, lengths []uint32, offloads []Offload) (sent int) {
+	if len(mbufs) == 0 {
+		return 0
+	}
+	if d.absent {
+		d.pool.Free(mbufs)
+		return 0
+	}
+	_, _ = lengths[len(mbufs)-1], offloads[len(mbufs)-1]
+	return int(C.pst_send(d.id, C.uint16_t(queue), d.port.base, (*C.uint64_t)(&mbufs[0]), (*C.uint32_t)(&lengths[0]),
+		(*C.uint32_t)(&offloads[0]), C.uint32_t(len(mbufs))))
+}
+
+// Drain polls a queue so many times and frees what comes: the bare way of a frame,
+// which a benchmark compares with.
+func (d *Device) Drain(queue, polls int) (frames uint64) {
+	return uint64(C.pst_drain(d.id, C.uint16_t(queue), C.uint64_t(polls)))
+}
+
+// DrainRead is Drain with every frame's first cache line read, where its headers lie.
+func (d *Device) DrainRead(queue, polls int) (frames uint64) {
+	var sum C.uint64_t
+	return uint64(C.pst_drain_read(d.id, C.uint16_t(queue), C.uint64_t(polls), &sum))
+}
+
+// interfaceOf is the kernel's interface that a virtual device stands on (iface=…), empty
+// where it has none.
+func interfaceOf(spec string) string {
+	for _, arg := range strings.Split(spec, ",")[1:] {
+		if name, ok := strings.CutPrefix(arg, "iface="); ok {
+			return name
+		}
+	}
+	return ""
+}
+
+// interfaceIndex is the index of that interface, 0 where there is none.
+func (d *Device) interfaceIndex() uint32 {
+	r, err := unix.NewIfreq(interfaceOf(d.spec))
+	if err != nil || unix.IoctlIfreq(d.network, unix.SIOCGIFINDEX, r) != nil {
+		return 0
+	}
+	return r.Uint32()
+}
+
+// InterfaceThere reports whether the kernel's interface that the device stands on is
+// there, and the same one; true where it stands on none.
+func (d *Device) InterfaceThere() bool {
+	return interfaceOf(d.spec) == "" || d.iface != 0 && d.interfaceIndex() == d.iface
+}
+
+// InterfaceMade reports whether there is an interface for an absent device to stand on, or
+// its driver makes it.
+func (d *Device) InterfaceMade() bool {
+	return interfaceOf(d.spec) == "" || strings.HasPrefix(d.spec, "net_tap") || d.interfaceIndex() != 0
+}

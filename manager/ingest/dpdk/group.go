@@ -1,0 +1,703 @@
+//go:build dpdk && cgo
+
+package dpdk
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/manager/ingest/dpdk/eal"
+	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/cpuset"
+)
+
+const (
+	// rxDescriptors of a queue: 2 ms of 1 KB frames at 10 Gb/s.
+	rxDescriptors = 2048
+	// napOfVirtual is how long the poller of an idle virtual device sleeps: the
+	// kernel, or another process, holds its frames meanwhile.
+	napOfVirtual = 20 * time.Microsecond
+	// neighbours is how many clients' addresses are known the way to.
+	neighbours = 1 << 14
+	// environmentBytes is what DPDK takes of its memory for itself, and
+	// memoryShare the part of the rest that goes to mbufs; the remainder is for their
+	// bookkeeping.
+	environmentBytes = 8 << 20
+	memoryShare      = 0.97
+	// strayShare is the part of the mbufs, one in so many, that may lie with the group's own
+	// thread: whoever sends more than it looks at takes none from the functions.
+	strayShare = 4
+	// firstFree is where Listen looks for a free port, the first of those that nobody
+	// registers (RFC 6335 6).
+	firstFree = 49152
+	// watchEvery is between two looks at the link.
+	watchEvery = 500 * time.Millisecond
+)
+
+// Group is an Ethernet port, with the sources that share it. Its methods may be
+// called from any goroutine.
+type Group struct {
+	options Options
+	device  *eal.Device
+	pool    *eal.Pool
+	taken   eal.Taken
+	pollers []*eal.Poller
+	face    atomic.Pointer[face]
+	table   *frame.Neighbours
+	checks  frame.Checks
+	senders []sender // one a transmit queue
+
+	// held mbufs lie with sources' owners; capacity is how many may, and lowWater how
+	// few may be left before requests are let go.
+	held               atomic.Int64
+	capacity, lowWater int64
+	// lowSince is when mbufs became few, 0 when they are not.
+	lowSince atomic.Int64
+
+	reasons             [frame.Reasons]atomic.Uint64
+	unsent, noNeighbour atomic.Uint64
+	linkUp              atomic.Bool
+
+	control *eal.Sink
+	closing atomic.Bool
+	threads sync.WaitGroup
+
+	mu      sync.Mutex         // guards the following
+	byPort  map[uint16]*Source // the first of each port's
+	numbers [eal.MaxSinks]bool
+	queues  []bool // which have rules that lead there
+	closed  bool
+	// before is what was counted by devices that have gone.
+	before struct {
+		missed, noMbuf uint64
+		answered       frame.ResponderStats
+	}
+	// sources is the same for those who only look: replaced, never written.
+	sources atomic.Pointer[[]*Source]
+}
+
+// face is who the port is to its network, and who answers for it. A port that comes back
+// may have another Ethernet address.
+type face struct {
+	host      frame.Host
+	responder *frame.Responder
+}
+
+func (g *Group) newFace(mac [6]byte) *face {
+	host := frame.Host{MAC: mac, Addresses: g.options.Addresses}
+	return &face{host, frame.NewResponder(host, g.table)}
+}
+
+// Open starts DPDK, takes the port and polls it. It fails where something is missing,
+// and says what.
+func Open(o Options) (*Group, error) {
+	g, err := open(o)
+	if err != nil {
+		return nil, fmt.Errorf("open DPDK port %s: %w", o.Port, err)
+	}
+	return g, nil
+}
+
+func open(o Options) (_ *Group, err error) {
+	if len(o.Addresses) == 0 {
+		return nil, errors.New("no address: which does it have? (source.dpdk.addresses)")
+	}
+	if o.Queues == 0 {
+		o.Queues = max(1, len(o.LCores))
+	}
+	of := describe(o.Port, o.Addresses[0], o.MTU, o.Queues)
+	if err := startEnvironment(o, of); err != nil {
+		return nil, err
+	}
+	g := &Group{options: o, table: frame.NewNeighbours(neighbours), byPort: map[uint16]*Source{}}
+	g.sources.Store(&[]*Source{})
+	g.numbers[eal.Control] = true
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, g.close())
+		}
+	}()
+	if g.device, err = eal.OpenDevice(of.spec); err != nil {
+		return nil, err
+	}
+	info := g.device.Info()
+	mbufs := o.Mbufs
+	if mbufs == 0 {
+		mbufs = int(float64(o.Memory-environmentBytes) * memoryShare / float64(eal.StrideBytes(of.frameBytes)))
+	}
+	if g.pool, err = eal.NewPool(poolName(), mbufs, of.frameBytes+eal.HeadroomBytes, info.Socket, info.PCI); err != nil {
+		return nil, err
+	}
+	if g.taken, err = g.device.Configure(eal.Config{
+		Queues: o.Queues, Descriptors: rxDescriptors, MTU: o.MTU,
+		// What a virtual device "offloads" is done in software all the same, and
+		// before anybody can say that an unfilled checksum will do.
+		Checksums: info.PCI && o.Checksums != ignore,
+	}, g.pool); err != nil {
+		return nil, err
+	}
+	if err := g.measure(info); err != nil {
+		return nil, err
+	}
+	g.face.Store(g.newFace(info.MAC))
+	g.checks = checksFor(o.Checksums, info.PCI)
+	g.senders = make([]sender, o.Queues)
+	g.queues = make([]bool, o.Queues)
+	return g, g.start(info)
+}
+
+// checksFor says what the parser verifies, of what no NIC has.
+func checksFor(c Checksums, pci bool) frame.Checks {
+	switch {
+	case c == ignore:
+		return 0
+	case c == Auto && !pci:
+		return frame.CheckIP | frame.CheckUDP | frame.AllowUnfilled
+	}
+	return frame.CheckIP | frame.CheckUDP
+}
+
+// measure says how many mbufs sources may hold.
+func (g *Group) measure(info eal.Info) error {
+	own := 0
+	if info.PCI {
+		// A NIC's descriptors have mbufs of their own; the transmit queues keep what
+		// was sent until they need the place.
+		own = g.options.Queues * (g.taken.RxDescriptors + g.taken.TxDescriptors)
+	}
+	g.capacity = int64(g.pool.Mbufs() - own)
+	if least := int64(g.options.Queues * eal.Burst); own > 0 && g.capacity < least {
+		return fmt.Errorf("%d mbufs: the NIC's %d queues take %d themselves; configure more memory, or mbufs: %d or more", g.pool.Mbufs(), g.options.Queues, own, int64(own)+least)
+	}
+	g.lowWater = max(g.capacity/16, min(eal.Burst, g.capacity/8), 1)
+	return nil
+}
+
+// start lets frames in, when there is somebody to take them.
+func (g *Group) start(info eal.Info) (err error) {
+	nap := napOfVirtual
+	if info.PCI {
+		nap = 0
+	}
+	pollers := min(g.options.Queues, eal.FreeLcores())
+	if pollers == 0 {
+		return fmt.Errorf("poll: %w", eal.ErrNoLcore)
+	}
+	if g.control, err = g.device.NewSink(eal.Control, pollers, g.ringEntries()); err != nil {
+		return err
+	}
+	g.device.SetStrays(max(g.pool.Mbufs()/strayShare/pollers, 1))
+	g.device.SetBacklog(g.pool.Mbufs())
+	g.control.Attach(0)
+	for i := range pollers {
+		var queues []int
+		for q := i; q < g.options.Queues; q += pollers {
+			queues = append(queues, q)
+		}
+		p, err := g.device.NewPoller(i, queues, g.options.BusyPoll, nap)
+		if err != nil {
+			return err
+		}
+		g.pollers = append(g.pollers, p)
+	}
+	if err := g.device.Start(); err != nil {
+		return err
+	}
+	for _, p := range g.pollers {
+		p.Start()
+	}
+	g.linkUp.Store(true) // until a look says otherwise
+	g.threads.Go(g.serve)
+	return nil
+}
+
+// ringEntries is the room of a ring: every mbuf fits.
+func (g *Group) ringEntries() int { return powerOfTwo(g.pool.Mbufs()) }
+
+var pools atomic.Uint32
+
+// poolName is one that no pool of this process had.
+func poolName() string { return fmt.Sprintf("penstock%d", pools.Add(1)) }
+
+// startEnvironment starts DPDK as the options want it. One that runs already is taken as
+// it is: a process has one, and what a port misses of it the port says.
+func startEnvironment(o Options, of device) error {
+	cpus, err := cpuset.Allowed()
+	if err != nil {
+		return err
+	}
+	e := eal.Options{
+		MainCPUs: cpuset.Format(cpus), MemoryMiB: o.Memory >> 20, NoHuge: !o.HugePages, Extra: o.EAL, Socket: -1,
+	}
+	pins := o.LCores
+	if len(pins) == 0 && len(cpus) > o.Queues {
+		pins = cpus[len(cpus)-o.Queues:] // the first ones take the interrupts, as a rule
+	}
+	if !eal.Started() && (of.pci != "" || o.BusyPoll > 0) {
+		// Who polls without a pause holds up by a scheduler's slice, milliseconds, what
+		// else of this process lands on its CPU.
+		// DPDK pins its own threads elsewhere.
+		if rest := without(cpus, pins); len(rest) > 0 && len(rest) < len(cpus) {
+			if err := cpuset.Pin(rest); err != nil {
+				return err
+			}
+			e.MainCPUs = cpuset.Format(rest)
+		}
+	}
+	var lcores []string
+	for i := range o.Queues {
+		where := "(" + cpuset.Format(cpus) + ")"
+		if i < len(pins) {
+			where = strconv.Itoa(pins[i])
+		}
+		lcores = append(lcores, fmt.Sprintf("%d@%s", i+1, where))
+	}
+	e.Lcores = strings.Join(lcores, ",")
+	if of.pci != "" {
+		e.Allow = []string{of.spec}
+		if node, err := os.ReadFile("/sys/bus/pci/devices/" + of.pci + "/numa_node"); err == nil {
+			if n, err := strconv.Atoi(strings.TrimSpace(string(node))); err == nil {
+				e.Socket = n
+			}
+		}
+	}
+	if err := eal.Start(e); !errors.Is(err, eal.ErrStarted) {
+		return err
+	}
+	return nil
+}
+
+func without(cpus, others []int) []int {
+	return slices.DeleteFunc(slices.Clone(cpus), func(cpu int) bool { return slices.Contains(others, cpu) })
+}
+
+// serve is the group's own thread: it answers and counts what no source takes, and
+// watches the link.
+func (g *Group) serve() {
+	entries := make([]eal.Entry, eal.Burst)
+	mbufs := make([]uint64, 0, eal.Burst)
+	timeout := unix.NsecToTimespec(int64(watchEvery))
+	next := int64(0)
+	var say announcer
+	for !g.closing.Load() {
+		n := g.control.Take(entries)
+		mbufs = mbufs[:0]
+		now := shm.Now()
+		for _, e := range entries[:n] {
+			if !g.handle(e, now) {
+				mbufs = g.appendMbuf(mbufs, e)
+			}
+		}
+		g.pool.Free(mbufs)
+		if now >= next {
+			g.watch()
+			if g.linkUp.Load() {
+				say.tell(now, g.announce)
+			} else {
+				say = announcer{}
+			}
+			next = now + int64(watchEvery)
+		}
+		if n == 0 {
+			if err := g.control.Sleep(&timeout); err != nil {
+				g.options.Log.Error().Err(err).Msg("wait for frames")
+				time.Sleep(watchEvery)
+			}
+		}
+	}
+}
+
+func (g *Group) appendMbuf(mbufs []uint64, e eal.Entry) []uint64 {
+	if _, mbuf, ok := g.pool.Mbuf(e.At); ok {
+		mbufs = append(mbufs, mbuf)
+	}
+	return mbufs
+}
+
+// frame is the bytes of an entry.
+func (g *Group) frame(e eal.Entry) []byte {
+	return g.pool.Memory().Bytes()[e.At : e.At+uint64(e.Length) : e.At+uint64(e.Length)]
+}
+
+// parse takes a frame apart and says whether it is for us.
+func (g *Group) parse(e eal.Entry, d *frame.Datagram) frame.Reason {
+	checks, reason := g.checksOf(&e)
+	if reason != frame.OK {
+		return reason
+	}
+	return g.face.Load().host.Parse(g.frame(e), e.Tag, checks, d)
+}
+
+// checksOf says which checksums of a frame the NIC has not looked at.
+func (g *Group) checksOf(e *eal.Entry) (frame.Checks, frame.Reason) {
+	checks := g.checks
+	if checks == 0 || e.Flags == 0 {
+		return checks, frame.OK
+	}
+	if e.Flags&(eal.IPBad|eal.UDPBad) != 0 {
+		return 0, frame.BadChecksum
+	}
+	if e.Flags&eal.IPGood != 0 {
+		checks &^= frame.CheckIP
+	}
+	if e.Flags&eal.UDPGood != 0 {
+		checks &^= frame.CheckUDP
+	}
+	return checks, frame.OK
+}
+
+// handle answers and counts a frame of the control sink's. It is true where a source
+// has the frame now.
+func (g *Group) handle(e eal.Entry, now int64) (taken bool) {
+	var d frame.Datagram
+	reason := g.parse(e, &d)
+	switch reason {
+	case frame.OK:
+		// What the pollers do not look through: extension headers, three tags; and
+		// what came while its source opened or closed.
+		g.mu.Lock()
+		s := g.byPort[d.To.Port()]
+		taken = s != nil && s.members[eal.Member(d.From, len(s.members))].sink.Put(e)
+		g.mu.Unlock()
+		if taken {
+			return true
+		}
+		reason = frame.ForeignPort
+	case frame.ARP, frame.ICMP:
+		g.answer(e, now)
+	}
+	g.reasons[reason].Add(1)
+	return false
+}
+
+// answer sends what a kernel would answer.
+func (g *Group) answer(e eal.Entry, now int64) {
+	tag := uint16(0)
+	if e.Flags&eal.Tagged != 0 {
+		tag = e.Tag
+	}
+	question := g.frame(e)
+	g.sendFrame(func(out []byte) int { return g.face.Load().responder.Answer(now, question, tag, out) })
+}
+
+// sendFrame sends the frame that write makes, if any.
+func (g *Group) sendFrame(write func(out []byte) int) {
+	q := &g.senders[0]
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if g.pool.Alloc(q.mbufs[:1], q.data[:1]) != nil {
+		g.unsent.Add(1)
+		return
+	}
+	n := write(g.room(q.data[0]))
+	if n == 0 {
+		g.pool.Free(q.mbufs[:1])
+		return
+	}
+	q.lengths[0], q.offloads[0] = uint32(n), 0
+	if g.device.Send(0, q.mbufs[:1], q.lengths[:1], q.offloads[:1]) == 0 {
+		g.unsent.Add(1)
+	}
+}
+
+// room is where a frame may be written, from its mbuf's first byte of data.
+func (g *Group) room(data uint64) []byte {
+	return g.pool.Memory().Bytes()[data : data+uint64(g.pool.FrameBytes()) : data+uint64(g.pool.FrameBytes())]
+}
+
+// watch looks whether the link is still there. A port that has disappeared is let go of,
+// and taken again when it is back: a network interface of the same name, or the card in
+// its place.
+func (g *Group) watch() {
+	if g.device.Absent() {
+		g.fetchBack()
+	}
+	gone := g.device.Absent() || g.device.Removed() || !g.device.InterfaceThere()
+	up, mbps := g.device.Link()
+	up = up && !gone
+	was := g.linkUp.Swap(up)
+	switch {
+	case gone && g.pollers[0].Started(): // once, whatever the driver says
+		g.options.Log.Error().Str("port", g.options.Port).Msg("the DPDK port has disappeared: nothing is received until it is back")
+		g.letGo()
+	case up == was:
+	case !up:
+		g.options.Log.Warn().Str("port", g.options.Port).Msg("link of the DPDK port is down")
+	default:
+		g.options.Log.Info().Str("port", g.options.Port).Int("mbps", mbps).Msg("link of the DPDK port is up")
+	}
+}
+
+// letGo stops what uses the device, and lets go of it.
+func (g *Group) letGo() {
+	defer g.lockAll()()
+	for _, p := range g.pollers {
+		if !p.Started() {
+			continue
+		}
+		if err := p.Stop(); err != nil {
+			g.options.Log.Error().Err(err).Msg("stop polling")
+		}
+	}
+	if c, err := g.device.Counters(); err == nil {
+		g.before.missed += c.Missed
+		g.before.noMbuf += c.NoMbuf
+	}
+	if err := g.device.Leave(); err != nil {
+		g.options.Log.Error().Err(err).Msg("the manager wants to be started anew to have the DPDK port again")
+		return
+	}
+	for _, s := range g.byPort {
+		s.rules, s.steering = nil, "the port is gone"
+	}
+	clear(g.queues)
+}
+
+// fetchBack takes the device again, if it is there.
+func (g *Group) fetchBack() {
+	if !g.device.InterfaceMade() {
+		return
+	}
+	defer g.lockAll()()
+	taken, err := g.device.Return()
+	if err != nil {
+		g.options.Log.Debug().Err(err).Msg("the DPDK port is not back yet")
+		return
+	}
+	g.taken = taken
+	old := g.face.Load()
+	g.before.answered = sumAnswered(g.before.answered, old.responder.Stats())
+	g.face.Store(g.newFace(g.device.Info().MAC))
+	for _, s := range g.byPort {
+		g.steerLocked(s)
+	}
+	for _, p := range g.pollers {
+		p.Start()
+	}
+	g.options.Log.Info().Str("port", g.options.Port).Msg("the DPDK port is back")
+}
+
+// lockAll keeps everybody off the device, until the function that it returns is called.
+func (g *Group) lockAll() (unlock func()) {
+	g.mu.Lock()
+	for i := range g.senders {
+		g.senders[i].mu.Lock()
+	}
+	return func() {
+		for i := range g.senders {
+			g.senders[i].mu.Unlock()
+		}
+		g.mu.Unlock()
+	}
+}
+
+func sumAnswered(a, b frame.ResponderStats) frame.ResponderStats {
+	return frame.ResponderStats{ARP: a.ARP + b.ARP, Neighbour: a.Neighbour + b.Neighbour, Echo: a.Echo + b.Echo, Conflicts: a.Conflicts + b.Conflicts}
+}
+
+// announcer says when to tell a network where the port's addresses are, after its link
+// has come: several times, each twice as late as the one before, since the first ones
+// are lost where a switch takes its time (RFC 5227 2.3 and RFC 4861 7.2.6 have two and
+// three). Its zero value begins anew.
+type announcer struct {
+	next, wait int64
+	told       int
+}
+
+const (
+	announcements = 5
+	announceAfter = time.Second
+)
+
+func (a *announcer) tell(now int64, announce func()) {
+	if a.told == announcements || now < a.next {
+		return
+	}
+	announce()
+	a.told++
+	a.wait = max(2*a.wait, int64(announceAfter))
+	a.next = now + a.wait
+}
+
+// announce tells the network where the addresses are.
+func (g *Group) announce() {
+	for i := range g.options.Addresses {
+		g.sendFrame(func(out []byte) int { return g.face.Load().responder.Announce(i, out) })
+	}
+}
+
+// low reports whether a source shall let requests go, because mbufs are few.
+func (g *Group) low(s *Source) bool {
+	sources := *g.sources.Load()
+	free := g.capacity - g.held.Load()
+	for _, other := range sources {
+		if other != s { // its own have landed already, and may complete requests
+			free -= int64(other.waiting.Load())
+		}
+	}
+	if free >= g.lowWater {
+		if g.lowSince.Load() != 0 {
+			g.lowSince.Store(0)
+		}
+		return false
+	}
+	now := shm.Now()
+	since := g.lowSince.Load()
+	if since == 0 {
+		g.lowSince.CompareAndSwap(0, now)
+		since = now
+	}
+	most := s.first
+	for _, other := range sources {
+		if other == other.first && other.heldByAll() > most.heldByAll() {
+			most = other
+		}
+	}
+	most = most.holder()
+	if most != s {
+		most.ask()
+	}
+	return s.held.Load() > 0 && (most == s || now-since > int64(lowPatience))
+}
+
+// heldByAll is how many mbufs the sources of s's port hold.
+func (s *Source) heldByAll() (n int64) {
+	for _, m := range s.members {
+		n += m.held.Load()
+	}
+	return n
+}
+
+// holder is the source of s's port that holds the most.
+func (s *Source) holder() *Source {
+	most := s
+	for _, m := range s.members {
+		if m.held.Load() > most.held.Load() {
+			most = m
+		}
+	}
+	return most
+}
+
+// lowPatience is how long the largest holder alone is asked for mbufs.
+const lowPatience = time.Millisecond
+
+// Stats reads the counters.
+func (g *Group) Stats() GroupStats {
+	var s GroupStats
+	for i := range s.Frames {
+		s.Frames[i] = g.reasons[i].Load()
+	}
+	s.Unsent, s.NoNeighbour = g.unsent.Load(), g.noNeighbour.Load()
+	s.LinkUp = g.linkUp.Load()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s.Answered = sumAnswered(g.before.answered, g.face.Load().responder.Stats())
+	if g.closed {
+		return s
+	}
+	s.Missed, s.NoMbuf = g.before.missed, g.before.noMbuf
+	if c, err := g.device.Counters(); err == nil { // drivers without any have none to add
+		s.Missed += c.Missed
+		s.NoMbuf += c.NoMbuf
+	}
+	for _, p := range g.pollers {
+		polled := p.Polled()
+		s.Frames[frame.Scattered] += polled.Scattered
+		s.Missed += polled.Full
+		s.NoMbuf += polled.NoCopy
+	}
+	s.Mbufs = uint64(g.pool.Mbufs())
+	s.MbufsHeld = s.Mbufs - uint64(g.pool.Available())
+	return s
+}
+
+// Steering says how each function's datagrams find their queue, for a person.
+func (g *Group) Steering() map[uint16]string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	how := map[uint16]string{}
+	for port, s := range g.byPort {
+		how[port] = s.steering
+	}
+	return how
+}
+
+// Close closes the port. Its sources are closed, and their memory is given up.
+func (g *Group) Close() error {
+	g.mu.Lock()
+	open, closed := len(g.byPort), g.closed
+	g.closed = open == 0 // nobody opens or closes it meanwhile
+	g.mu.Unlock()
+	switch {
+	case closed:
+		return nil
+	case open > 0:
+		return fmt.Errorf("close DPDK port %s: %d of its sources are open", g.options.Port, open)
+	}
+	if err := g.close(); err != nil {
+		return fmt.Errorf("close DPDK port %s: %w", g.options.Port, err)
+	}
+	return nil
+}
+
+// close undoes what open has done, as far as it came.
+func (g *Group) close() (err error) {
+	for _, p := range g.pollers {
+		if p.Started() {
+			err = errors.Join(err, p.Stop())
+		}
+	}
+	g.closing.Store(true)
+	if g.control != nil {
+		g.control.Wake()
+		g.threads.Wait()
+		g.drain(g.control)
+		g.control.Detach(0)
+		err = errors.Join(err, g.control.Close())
+	}
+	g.mu.Lock()
+	g.closed = true
+	g.mu.Unlock()
+	for _, p := range g.pollers {
+		p.Close()
+	}
+	if g.device != nil {
+		err = errors.Join(err, g.device.Close())
+	}
+	if g.pool != nil {
+		if held := g.held.Load(); held != 0 {
+			// Whoever has them may still read them: better lost than written over.
+			return errors.Join(err, fmt.Errorf("%d mbufs were not given back", held))
+		}
+		err = errors.Join(err, g.pool.Close())
+	}
+	return err
+}
+
+// drain frees what lies in a sink that nobody fills or reads any more.
+func (g *Group) drain(sink *eal.Sink) {
+	var entries [eal.Burst]eal.Entry
+	var mbufs [eal.Burst]uint64
+	for n := sink.Take(entries[:]); n > 0; n = sink.Take(entries[:]) {
+		list := mbufs[:0]
+		for _, e := range entries[:n] {
+			list = g.appendMbuf(list, e)
+		}
+		g.pool.Free(list)
+	}
+}
+
+// address is the first of the group's own, for a source's LocalAddr.
+func (g *Group) address() netip.Addr { return g.options.Addresses[0] }

@@ -1,0 +1,56 @@
+//go:build dpdk && cgo
+
+package dpdk
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/testing/ingesttest"
+	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
+)
+
+// Whoever sends frames that no function takes, faster than they are looked at, costs
+// frames of that kind, and no function its mbufs.
+func TestStraysThatNobodyLooksAtLeaveMbufsToFunctions(t *testing.T) {
+	b := newBed(t, Options{Mbufs: 1024})
+	s := b.listen(9000)
+	stray := b.datagram(b.link(), client4, netip.AddrPortFrom(own4, 9999), []byte("stray"))
+	func() {
+		b.mu.Lock() // the group's own thread gets no further than the first
+		defer b.mu.Unlock()
+		for put, deadline := 0, time.Now().Add(ingesttest.Patience); put < 3000; {
+			n, err := b.wire.Put(b.pool, 0, stray)
+			if put += n; err == nil {
+				continue
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("after %d strays: %v", put, err)
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		b.send(s, client4, []byte("a function's"))
+		release(s, ingesttest.Receive(t, s, 1, 1)...)
+	}()
+	b.eventually("each is counted", func() bool {
+		stats := b.Group.Stats()
+		return stats.Frames[frame.ForeignPort]+stats.Missed == 3000 && stats.Missed > 0
+	})
+}
+
+// A driver that does not let go of a device that has disappeared is asked once.
+func TestAPortThatWasLetGoOfCanBeLetGoOfAgain(t *testing.T) {
+	b := newBed(t, Options{})
+	done := make(chan struct{})
+	go func() {
+		b.letGo()
+		b.letGo()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(ingesttest.Patience):
+		t.Fatal("it waits for a poller that has stopped")
+	}
+}

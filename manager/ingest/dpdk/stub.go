@@ -1,0 +1,32 @@
+//go:build !dpdk || !cgo
+
+package dpdk
+
+import "github.com/penstock/penstock/manager/ingest"
+
+// Group is a port with the sources that share it. Without DPDK there is none.
+type Group struct{}
+
+// Open returns ErrNotBuilt.
+func Open(Options) (*Group, error) { return nil, ErrNotBuilt }
+
+// Listen opens a function's UDP port, 0 for any free one.
+func (*Group) Listen(uint16) (*Source, error) { return nil, ErrNotBuilt }
+
+// ListenSeveral opens a function's UDP port as so many sources.
+func (*Group) ListenSeveral(uint16, int) ([]*Source, error) { return nil, ErrNotBuilt }
+
+// Queues is how many receive queues the port has.
+func (*Group) Queues() int { return 0 }
+
+// Stats reads the counters.
+func (*Group) Stats() GroupStats { return GroupStats{} }
+
+// Close closes the port, when all its sources are closed.
+func (*Group) Close() error { return nil }
+
+// Source is a function's part of a Group.
+type Source struct{ ingest.Source }
+
+// CloseSlab gives up the memory, after Close.
+func (*Source) CloseSlab() error { return nil }

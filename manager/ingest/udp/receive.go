@@ -1,0 +1,446 @@
+package udp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/manager/ingest"
+	"github.com/penstock/penstock/manager/ingest/slab"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// controlBytes is room for the three control messages that the kernel adds: the time of arrival
+// (two 64-bit numbers), 32 bytes with its header, the count of drops (32 bits) and the segment
+// size (an int), 24 each with header and padding. A message whose control did not fit is dropped,
+// for its segment size comes last.
+const controlBytes = 96
+
+// dropped in place of a segment size marks a message that is not delivered.
+const dropped = -1
+
+// reader is what a read needs, made once. It is Receive's own.
+type reader struct {
+	headers  []mmsghdr
+	iovecs   []unix.Iovec // slab.MaxRuns a message
+	runs     []ingest.Span
+	names    [][sockaddrBytes]byte
+	controls [][controlBytes]byte
+	segments []int   // of each message, or dropped
+	arrived  []int64 // of each message, as ingest.Datagram.Arrived
+	shed     []bool
+	polls    []unix.PollFd
+	zones    zoneNames
+	clocks   clocks
+
+	// got messages came with the last read; next is the one that is being split,
+	// chain what is left of it.
+	got, next int
+	// fromFormer says that it was of the port before a Move.
+	fromFormer bool
+	chain      chain
+	// want is how many messages to plan room for: twice what came last, so that a
+	// quiet socket costs little planning.
+	want int
+}
+
+// chain is the rest of one message: datagrams of segment bytes each (the last may
+// be shorter), back to back in runs.
+type chain struct {
+	from    netip.AddrPort
+	arrived int64
+	runs    []ingest.Span // not yet delivered, the first one trimmed
+	left    int           // bytes
+	segment int
+	empty   bool // one datagram of 0 bytes
+	shed    bool // one datagram, cut by the filter
+}
+
+func newReader(messages int) reader {
+	r := reader{
+		headers:  make([]mmsghdr, messages),
+		iovecs:   make([]unix.Iovec, messages*slab.MaxRuns),
+		runs:     make([]ingest.Span, messages*slab.MaxRuns),
+		names:    make([][sockaddrBytes]byte, messages),
+		controls: make([][controlBytes]byte, messages),
+		segments: make([]int, messages),
+		arrived:  make([]int64, messages),
+		shed:     make([]bool, messages),
+		polls:    make([]unix.PollFd, 3),
+		want:     min(2, messages),
+	}
+	for i := range r.headers {
+		r.headers[i].hdr.Name = &r.names[i][0]
+		r.headers[i].hdr.Iov = &r.iovecs[i*slab.MaxRuns]
+		r.headers[i].hdr.Control = &r.controls[i][0]
+	}
+	r.clocks.open(bothClocks) // before anything is received: what comes from now on is known
+	return r
+}
+
+// runsOf is message i's share of runs.
+func (r *reader) runsOf(i int) []ingest.Span {
+	return r.runs[i*slab.MaxRuns : (i+1)*slab.MaxRuns]
+}
+
+// Receive fills batch; see ingest.Source. When the slab is full it waits for a
+// moment, counts NoRoom and returns 0: the caller evicts, or the kernel drops. While
+// requests are shed it may return 0 before the deadline.
+func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (n int, err error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if len(batch) == 0 {
+		return 0, nil
+	}
+	for {
+		if s.closed.Load() {
+			return 0, ingest.ErrClosed
+		}
+		for n < len(batch) && s.split(&batch[n]) {
+			n++
+		}
+		if n > 0 {
+			return n, nil
+		}
+		planned := s.plan()
+		if planned == 0 {
+			s.noRoom.Add(1)
+			s.shed()
+			return 0, s.waitForRoom(deadline)
+		}
+		got, err := s.read(planned)
+		switch {
+		case err == nil:
+			s.keep(got)
+			if got < planned && !s.reader.fromFormer {
+				s.shedder.emptied = true
+			}
+			if got == planned || s.shedder.shedding.on {
+				s.shed()
+			}
+		case errors.Is(err, unix.EAGAIN):
+			s.shedder.emptied = true
+			if ready, err := s.waitShedding(deadline); !ready {
+				return 0, err
+			}
+		case errors.Is(err, unix.EINTR):
+		default:
+			return 0, fmt.Errorf("receive on %v: %w", s.LocalAddr(), err)
+		}
+	}
+}
+
+// read is one recvmmsg of n messages. While two ports are open they take turns.
+func (s *Source) read(n int) (got int, err error) {
+	r := &s.reader
+	if s.former < 0 {
+		r.fromFormer = false
+		return recvmmsg(s.socket, r.headers[:n], unix.MSG_DONTWAIT)
+	}
+	for range 2 {
+		socket := s.former
+		if r.fromFormer = !r.fromFormer; !r.fromFormer {
+			socket = s.socket
+		}
+		if got, err = recvmmsg(socket, r.headers[:n], unix.MSG_DONTWAIT); !errors.Is(err, unix.EAGAIN) {
+			break
+		}
+	}
+	return got, err
+}
+
+// plan gives the next messages their room, and returns how many have it.
+func (s *Source) plan() int {
+	r := &s.reader
+	var from uint64
+	for i := range r.want {
+		runs := r.runsOf(i)
+		n, next := s.slab.Free(runs, from, slab.MessageBytes)
+		if n == 0 {
+			return i
+		}
+		from = next
+		iovecs := r.iovecs[i*slab.MaxRuns:]
+		for j, run := range runs[:n] {
+			iovecs[j].Base = &s.slab.Bytes()[run.Offset]
+			iovecs[j].SetLen(int(run.Length))
+		}
+		h := &r.headers[i].hdr
+		h.SetIovlen(n)
+		h.Namelen = sockaddrBytes
+		h.SetControllen(controlBytes)
+		h.Flags = 0
+	}
+	return r.want
+}
+
+// keep holds what a read brought, and drops messages that were cut off.
+func (s *Source) keep(got int) {
+	r := &s.reader
+	r.got, r.next = got, 0
+	r.want = min(2*got, len(r.headers))
+	var datagrams, bytes, truncated uint64
+	r.clocks.read()
+	for i := range got {
+		h := &r.headers[i]
+		said := parseControl(r.controls[i][:h.hdr.Controllen])
+		if said.counted && !r.fromFormer {
+			s.noteDrops(said.drops)
+		}
+		r.arrived[i] = r.clocks.arrival(said.stamp)
+		if h.hdr.Flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+			r.segments[i] = dropped
+			truncated++
+			continue
+		}
+		size, segment := int(h.n), said.segment
+		if segment <= 0 || segment > size {
+			segment = size
+		}
+		r.segments[i] = segment
+		datagrams++
+		if segment > 0 {
+			datagrams += uint64((size - 1) / segment)
+		}
+		bytes += uint64(size)
+		for _, run := range r.runsOf(i) {
+			if size == 0 {
+				break
+			}
+			run.Length = min(run.Length, uint32(size))
+			s.slab.Hold(run)
+			size -= int(run.Length)
+		}
+		if r.shed[i] = s.shedder.shedding.on && s.wasCut(i); r.shed[i] {
+			s.shedder.cut++
+		} else {
+			s.shedder.messages++
+		}
+	}
+	s.datagrams.Add(datagrams)
+	s.bytes.Add(bytes)
+	if truncated > 0 {
+		s.truncated.Add(truncated)
+	}
+}
+
+// wasCut reports whether message i is what the filter leaves of a request that is shed. A
+// chain that was cut still says its segment size, which is more than its length.
+func (s *Source) wasCut(i int) bool {
+	size := int(s.reader.headers[i].n)
+	if size != wire.HeaderSize && size != wire.HeaderSize+wire.BlockSize {
+		return false
+	}
+	var scratch [wire.HeaderSize]byte
+	b := scratch[:0]
+	for _, run := range s.reader.runsOf(i) {
+		if b = append(b, s.slab.Bytes()[run.Offset:][:min(int(run.Length), wire.HeaderSize-len(b))]...); len(b) == wire.HeaderSize {
+			break
+		}
+	}
+	return isCut(b, size)
+}
+
+// isCut reports whether a datagram of that size, which begins with the header b, is a piece 0
+// without its payload, of a request of which a filter leaves so much.
+func isCut(b []byte, size int) bool {
+	var h wire.Header
+	return h.ReadCut(b) == nil && h.Type == wire.TypeData && h.Index == 0 && h.Total >= answeredBytes && wire.PayloadOffset(&h) == size
+}
+
+// split takes the next datagram of the last read.
+func (s *Source) split(d *ingest.Datagram) bool {
+	r := &s.reader
+	for {
+		c := &r.chain
+		for c.left > 0 || c.empty {
+			d.From, d.Arrived, d.Shed = c.from, c.arrived, c.shed
+			if s.cut(c, d) {
+				return true
+			}
+		}
+		if r.next == r.got {
+			return false
+		}
+		i := r.next
+		r.next++
+		if r.segments[i] == dropped {
+			continue
+		}
+		*c = chain{
+			from:    r.zones.decode(&r.names[i]),
+			arrived: r.arrived[i],
+			runs:    r.runsOf(i),
+			left:    int(r.headers[i].n),
+			segment: r.segments[i],
+			empty:   r.headers[i].n == 0,
+			shed:    r.shed[i],
+		}
+		switch {
+		case s.former < 0:
+		case r.fromFormer:
+			s.clients.remove(c.from)
+		default:
+			s.clients.add(c.from)
+		}
+	}
+}
+
+// cut takes one datagram off the chain. It reports false for one that had to be
+// dropped.
+func (s *Source) cut(c *chain, d *ingest.Datagram) bool {
+	size := uint32(min(c.segment, c.left))
+	c.left -= int(size)
+	c.empty = false
+	d.First = c.take(size)
+	d.Rest = ingest.Span{}
+	if size -= d.First.Length; size == 0 {
+		return true
+	}
+	d.Rest = c.take(size)
+	if size -= d.Rest.Length; size == 0 {
+		return true
+	}
+	return s.join(c, d, size)
+}
+
+// take cuts at most size bytes off the first run.
+func (c *chain) take(size uint32) ingest.Span {
+	run := &c.runs[0]
+	span := ingest.Span{Offset: run.Offset, Length: min(run.Length, size)}
+	run.Offset += uint64(span.Length)
+	run.Length -= span.Length
+	if run.Length == 0 {
+		c.runs = c.runs[1:]
+	}
+	return span
+}
+
+// join copies a datagram that lies in more than two runs into one, or drops it
+// where there is none: a jumbo that was received into the holes of a slab.
+func (s *Source) join(c *chain, d *ingest.Datagram, size uint32) bool {
+	var parts [slab.MaxRuns]ingest.Span
+	parts[0], parts[1] = d.First, d.Rest
+	n := 2
+	for ; size > 0; n++ {
+		parts[n] = c.take(size)
+		size -= parts[n].Length
+	}
+	whole, ok := s.slab.Join(parts[:n])
+	if !ok {
+		s.truncated.Add(1)
+	}
+	d.First, d.Rest = whole, ingest.Span{}
+	return ok
+}
+
+// control is what the kernel says of a message.
+type control struct {
+	segment int // size of a chain's datagrams; 0 where it is none
+	drops   uint32
+	counted bool  // drops was said
+	stamp   int64 // arrival, nanoseconds of CLOCK_REALTIME; 0 where it was not said
+}
+
+func parseControl(b []byte) (c control) {
+	for len(b) >= unix.SizeofCmsghdr {
+		size := binary.NativeEndian.Uint64(b)
+		level := binary.NativeEndian.Uint32(b[8:])
+		kind := binary.NativeEndian.Uint32(b[12:])
+		if size < unix.SizeofCmsghdr || size > uint64(len(b)) {
+			break
+		}
+		data := b[unix.SizeofCmsghdr:size]
+		switch {
+		case level == unix.SOL_UDP && kind == unix.UDP_GRO && len(data) >= 4:
+			c.segment = int(int32(binary.NativeEndian.Uint32(data)))
+		case level == unix.SOL_SOCKET && kind == unix.SO_RXQ_OVFL && len(data) >= 4:
+			c.drops, c.counted = binary.NativeEndian.Uint32(data), true
+		case level == unix.SOL_SOCKET && kind == unix.SO_TIMESTAMPNS_NEW && len(data) >= 16:
+			c.stamp = int64(binary.NativeEndian.Uint64(data))*int64(time.Second) + int64(binary.NativeEndian.Uint64(data[8:]))
+		}
+		b = b[min(uint64(len(b)), (size+7)&^7):]
+	}
+	return c
+}
+
+// waitShedding waits for the socket; while requests are shed, until the next look at most.
+func (s *Source) waitShedding(deadline int64) (bool, error) {
+	if s.shedder.shedding.on {
+		s.shed()
+		if look := s.shedder.shedding.next(); deadline == 0 || look < deadline {
+			deadline = look
+		}
+	}
+	return s.wait(true, deadline)
+}
+
+// wait looks for a while as configured, then sleeps, until the socket (if asked for)
+// is readable, Wake, Close, or the deadline. It reports whether Receive should go on.
+func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
+	r := &s.reader
+	r.polls[0] = unix.PollFd{Fd: int32(s.event), Events: unix.POLLIN}
+	r.polls[1] = unix.PollFd{Fd: int32(s.socket), Events: unix.POLLIN}
+	r.polls[2] = unix.PollFd{Fd: int32(s.former), Events: unix.POLLIN}
+	polls := r.polls
+	switch {
+	case !forSocket:
+		polls = polls[:1]
+	case s.former < 0:
+		polls = polls[:2]
+	}
+	var looksUntil int64
+	if s.busyPoll > 0 {
+		looksUntil = shm.Now() + s.busyPoll
+	}
+	for s.awaited.Load() == 0 {
+		var timeout *unix.Timespec
+		var ts unix.Timespec
+		looks := false
+		if deadline != 0 || looksUntil != 0 {
+			now := shm.Now()
+			looks = now < looksUntil && (deadline == 0 || now < deadline)
+			switch {
+			case looks:
+				timeout = &ts
+			case deadline != 0:
+				ts = unix.NsecToTimespec(max(deadline-now, 0))
+				timeout = &ts
+			}
+		}
+		n, err := ppoll(polls, timeout)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return false, fmt.Errorf("poll %v: %w", s.LocalAddr(), err)
+		case s.closed.Load():
+			return false, ingest.ErrClosed
+		case n == 0 && looks:
+			continue
+		case n == 0:
+			return false, nil
+		case polls[0].Revents != 0:
+			var count [8]byte
+			_, _ = unix.Read(s.event, count[:]) // empties it; EAGAIN if another did
+			return false, nil
+		}
+		return true, nil
+	}
+	return false, nil
+}
+
+// waitForRoom gives others a moment to release.
+func (s *Source) waitForRoom(deadline int64) error {
+	until := shm.Now() + int64(noRoomPause)
+	if deadline != 0 {
+		until = min(until, deadline)
+	}
+	_, err := s.wait(false, until)
+	return err
+}

@@ -1,0 +1,63 @@
+package manager
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+)
+
+// A process is granted what the node's Lab says of batches, and Penstock's own way without one.
+func TestProcessIsGrantedTheLab(t *testing.T) {
+	fixed := control.Batching{Rule: control.BatchFixed, Size: 2, Delay: time.Millisecond}
+	for name, lab := range map[string]configs.Lab{
+		"none":    {},
+		"fixed":   {Batching: fixed},
+		"late":    {RunLate: true},
+		"gathers": {CopyGather: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 40))
+			b.cfg.Lab = lab
+			b.turns()
+			in := b.instance("a", 0)
+			generation := in.pair.Active().Generation
+			delete(in.conns, generation)
+
+			path := filepath.Join(t.TempDir(), "a")
+			l, err := control.ListenAttach(path, os.Getuid(), zerolog.Nop())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			admitted := make(chan error, 1)
+			go func() {
+				conn, hello, err := l.Accept()
+				if err == nil {
+					err = in.admit(conn, hello)
+				}
+				admitted <- err
+			}()
+			hello := control.Attach{Version: control.Version, IF: "a", Generation: generation, PID: os.Getpid(), Ticket: in.ticket(generation)}
+			got, files, conn, err := control.DialAttach(path, hello)
+			if err := <-admitted; err != nil {
+				t.Fatal(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			for _, f := range files {
+				f.Close()
+			}
+			if got.Batching != lab.Batching || got.RunLate != lab.RunLate || got.Copy != lab.CopyGather {
+				t.Errorf("granted %+v, want what %s says", got, lab)
+			}
+		})
+	}
+}

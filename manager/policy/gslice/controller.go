@@ -1,0 +1,234 @@
+package gslice
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+)
+
+// Returned by Controller's methods.
+var (
+	// errKnown is returned when an IF is added that is there already.
+	errKnown = errors.New("is there already")
+	// errUnknown is returned when an IF is named that was never added, or removed.
+	errUnknown = errors.New("is not there")
+)
+
+// Controller decides when shares change. It is a state machine without a clock:
+// times are given to it, as durations since any fixed start. It is not safe for
+// concurrent use.
+//
+// At each Step Algorithm 1 tunes the demand of every IF that is past its hold-down. Earlier
+// observations are of the share before the change. Then shares are
+// allocated among all IFs past their hold-down; the others keep theirs, and so do IFs
+// whose share would change by no more than the threshold.
+//
+// After an IF was added, replaced or removed the next Step passes over hold-downs and the
+// threshold.
+type Controller struct {
+	cfg     Config
+	members map[ID]*member
+	forced  bool // an IF came, went or was replaced since the last Step
+}
+
+// member is one IF.
+type member struct {
+	id      ID
+	percent float64       // its share; 0 until it has one
+	demand  float64       // what it wants
+	why     string        // how that came about
+	changed time.Duration // when percent last changed
+}
+
+// Change is one IF's new share.
+type Change struct {
+	ID ID
+	// From is 0 for an IF that had no share.
+	From, To float64
+	Why      string
+}
+
+// Status is what an IF wants and has.
+type Status struct {
+	ID              ID
+	Percent, Demand float64
+	Why             string
+}
+
+// Plan is what a Step decided.
+type Plan struct {
+	// Changes are to be made in this order: cuts come first, so that at no time
+	// more than 100 % are out. They count as made; Failed tells otherwise.
+	Changes []Change
+	// Status has every IF, sorted by ID.
+	Status []Status
+}
+
+// NewController returns a controller of no IFs.
+func NewController(c Config) (*Controller, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	return &Controller{cfg: c, members: make(map[ID]*member)}, nil
+}
+
+// Add takes an IF in; it gets a share at the next Step. kneePercent is its demand until
+// there are observations (3.2.3), 0 if it is not known.
+func (c *Controller) Add(id ID, kneePercent float64) error {
+	if _, ok := c.members[id]; ok {
+		return fmt.Errorf("add %v: %w", id, errKnown)
+	}
+	c.members[id] = &member{id: id, demand: c.elastic(kneePercent), why: whyUnobserved}
+	c.forced = true
+	return nil
+}
+
+// Replace says that an IF runs another model now: what was learned of the old one
+// is forgotten, its share stays until the next Step.
+func (c *Controller) Replace(id ID, kneePercent float64) error {
+	m, err := c.member(id)
+	if err != nil {
+		return err
+	}
+	m.demand, m.why, c.forced = c.elastic(kneePercent), whyUnobserved, true
+	return nil
+}
+
+// Remove lets an IF go. The next Step gives its share to those that want it.
+func (c *Controller) Remove(id ID) error {
+	if _, err := c.member(id); err != nil {
+		return err
+	}
+	delete(c.members, id)
+	c.forced = true
+	return nil
+}
+
+// Failed says that a change could not be made and the IF still has that share.
+func (c *Controller) Failed(id ID, percent float64) error {
+	m, err := c.member(id)
+	if err != nil {
+		return err
+	}
+	m.percent = floorTo(percent)
+	return nil
+}
+
+// Set says that an IF was given a share by hand, and wants that much until it is tuned or
+// replaced.
+func (c *Controller) Set(id ID, percent float64) error {
+	m, err := c.member(id)
+	if err != nil {
+		return err
+	}
+	m.percent, m.demand, m.why = floorTo(percent), c.cfg.clamp(percent), whySet
+	return nil
+}
+
+// SetSteps sets Config.Steps. The next Step moves shares that are none of the new ones and passes
+// over hold-downs if the steps have changed.
+func (c *Controller) SetSteps(steps []float64) {
+	if !slices.Equal(steps, c.cfg.Steps) {
+		c.cfg.Steps, c.forced = slices.Clone(steps), true
+	}
+}
+
+func (c *Controller) member(id ID) (*member, error) {
+	m, ok := c.members[id]
+	if !ok {
+		return nil, fmt.Errorf("share of %v: %w", id, errUnknown)
+	}
+	return m, nil
+}
+
+// elastic is the demand of an IF without observations: its knee (3.2.3).
+func (c *Controller) elastic(kneePercent float64) float64 {
+	if !(kneePercent > 0) {
+		kneePercent = c.cfg.UnknownPercent
+	}
+	return c.cfg.clamp(kneePercent)
+}
+
+// Step decides. observed has the IFs of which something was observed since their
+// share last changed.
+func (c *Controller) Step(now time.Duration, observed map[ID]Observation) Plan {
+	members := make([]*member, 0, len(c.members))
+	for _, m := range c.members {
+		members = append(members, m)
+	}
+	slices.SortFunc(members, func(a, b *member) int { return a.id.Compare(b.id) })
+
+	total := 100.0
+	var free []*member
+	for _, m := range members {
+		settled := m.percent > 0 && now-m.changed >= c.cfg.HoldDown
+		if o, ok := observed[m.id]; ok && settled {
+			d := tune(m.percent, o, c.cfg)
+			m.demand, m.why = d.percent, d.why
+		}
+		if c.forced || settled || m.percent == 0 {
+			free = append(free, m)
+		} else {
+			total -= m.percent
+		}
+	}
+	var p Plan
+	for _, g := range c.allocate(max(0, total), free) {
+		m := c.members[g.ID]
+		if g.Percent == m.percent {
+			continue
+		}
+		p.Changes = append(p.Changes, Change{ID: m.id, From: m.percent, To: g.Percent, Why: m.why})
+		m.percent, m.changed = g.Percent, now
+	}
+	slices.SortStableFunc(p.Changes, func(a, b Change) int { // sorted by ID already
+		return cmp.Compare(direction(a), direction(b))
+	})
+	for _, m := range members {
+		p.Status = append(p.Status, Status{ID: m.id, Percent: m.percent, Demand: m.demand, Why: m.why})
+	}
+	c.forced = false
+	return p
+}
+
+// direction is -1 for a cut.
+func direction(c Change) int {
+	if c.To < c.From {
+		return -1
+	}
+	return 1
+}
+
+// allocate divides total among those of free whose share changes by more than the
+// threshold. The others keep theirs, which is not divided.
+func (c *Controller) allocate(total float64, free []*member) []grant {
+	rest := slices.Clone(free)
+	for {
+		demands := make([]shareDemand, len(rest))
+		for i, m := range rest {
+			demands[i] = shareDemand{ID: m.id, Percent: m.demand}
+		}
+		grants, kept := c.cfg.divide(total, demands), len(rest)
+		for _, g := range grants {
+			if m := c.members[g.ID]; !c.forced && c.small(m.percent, g.Percent) && m.percent <= total {
+				total -= m.percent
+				rest = slices.DeleteFunc(rest, func(r *member) bool { return r == m })
+			}
+		}
+		if len(rest) == kept {
+			return grants
+		}
+	}
+}
+
+// small reports whether a change of share is within the threshold. A change to a share
+// that may be given, from one that may not, never is.
+func (c *Controller) small(from, to float64) bool {
+	if c.cfg.allows(to) && !c.cfg.allows(from) {
+		return false
+	}
+	return from > 0 && math.Abs(to-from) <= from*c.cfg.ThresholdPercent/100
+}

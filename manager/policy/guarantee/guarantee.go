@@ -1,0 +1,208 @@
+// Package guarantee decides how much of a device's time each function may count on
+// (docs/sharing.md). It is pure.
+//
+//	Demand    what clients ask of a function: Observe
+//	  need    rate × cost per request × a margin for bursts
+//	Decide    max-min fairness over the needs; what is left is divided equally
+//	Action    guarantee, level, and whether the objective can be kept
+//
+// A guarantee reserves nothing: processes and drivers enforce it with priorities
+// (package control/budget), and time that a function does not use belongs to the
+// others. That is why an idle function keeps its need, and why a change of guarantee
+// costs nothing.
+package guarantee
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/control/budget"
+)
+
+// guaranteed is the part of the device that is handed out. The rest covers what no
+// function is charged for: the data path, launches, switches between processes.
+const guaranteed = 0.9
+
+// excess times its guarantee is what a function must need to lose a level. The margin
+// keeps levels from changing with the noise of a rate.
+const excess = 1.05
+
+// The rate follows a rise in some two seconds and a fall in ten: a rate that fell may
+// rise again, and a guarantee that is too large costs nothing.
+const (
+	riseTime = 2 * time.Second
+	fallTime = 10 * time.Second
+)
+
+// Demand follows the rate of a function's requests. The zero value has seen none.
+type Demand struct {
+	rate  float64 // requests per second
+	known bool
+}
+
+// Observe takes in that this many requests arrived in elapsed. Silence changes nothing:
+// an idle function takes part with its last need.
+func (d *Demand) Observe(arrived int, elapsed time.Duration) {
+	if arrived == 0 || elapsed <= 0 {
+		return
+	}
+	now := float64(arrived) / elapsed.Seconds()
+	if !d.known {
+		d.rate, d.known = now, true
+		return
+	}
+	over := fallTime
+	if now > d.rate {
+		over = riseTime
+	}
+	d.rate += (now - d.rate) * -math.Expm1(-elapsed.Seconds()/over.Seconds())
+}
+
+// Rate returns requests per second.
+func (d *Demand) Rate() float64 { return d.rate }
+
+// Function is what Decide knows of one instance of a function. Device times are of the
+// whole device, as if the work had it alone.
+type Function struct {
+	Name      string
+	Objective time.Duration // the node's part of it
+	Rate      float64       // requests per second; 0: none came yet
+	// A batch of n takes Fixed + n * Cost. Cost is 0 if it is not known yet.
+	Fixed, Cost time.Duration
+	Batch       float64 // requests per batch at that rate; 0: not known
+	// Blocking is how long a part of a batch that cannot be interrupted keeps a higher
+	// level waiting; 0 if it is not known.
+	Blocking time.Duration
+	// SharePercent is the guarantee that the operator set, 0 if none.
+	SharePercent float64
+}
+
+// batchCost is the device time of one batch.
+func (f *Function) batchCost() time.Duration {
+	return f.Fixed + time.Duration(max(1, f.Batch)*float64(f.Cost))
+}
+
+// need is the part of the device that keeps up with the rate; of known cost.
+func (f *Function) need() float64 {
+	if f.Rate == 0 {
+		// One batch per objective, until requests tell.
+		return min(1, f.batchCost().Seconds()/f.Objective.Seconds())
+	}
+	return min(1, f.Rate*f.batchCost().Seconds()/max(1, f.Batch)*burstMargin(f.Batch))
+}
+
+// burstMargin times its mean is what a random stream's rate counts as. The number of
+// arrivals during a batch of n varies by the square root of n, so large batches need less. A
+// device that is busy two thirds of the time makes a single request wait for one other on
+// average (M/D/1). Batches' times vary too, by some 5 %.
+func burstMargin(batch float64) float64 { return 1.05 + 0.45/math.Sqrt(max(1, batch)) }
+
+// Action is what a function gets.
+type Action struct {
+	Need      float64 // part of the device; 0 if not known
+	Guarantee float64 // part of the device
+	Level     budget.Level
+	Saved     time.Duration // device time that the balance may hold
+	// Infeasible says why the objective cannot be kept whatever the others do, in a
+	// sentence; empty if it can.
+	Infeasible string
+}
+
+// Decide returns an Action for each function, in the same order. Guarantees that the
+// operator set come first. The other functions divide the rest by max-min fairness: no
+// function gets more than it needs while another lacks something. They divide equally what
+// is left then. A function of unknown cost takes part with an equal part.
+//
+// A function that needs more than its guarantee comes after others of its objective: it
+// always has work, and would fill the queue of its level.
+func Decide(functions []Function) []Action {
+	actions := make([]Action, len(functions))
+	left := guaranteed
+	var open []int
+	for i := range functions {
+		f, a := &functions[i], &actions[i]
+		a.Level = budget.LevelOf(f.Objective)
+		a.Need = guaranteed / float64(len(functions))
+		if f.Cost > 0 {
+			a.Need = f.need()
+		}
+		if f.SharePercent > 0 {
+			a.Guarantee = min(1, f.SharePercent/100)
+			left -= a.Guarantee
+			continue
+		}
+		open = append(open, i)
+	}
+	divide(max(0, left), open, actions)
+	for i := range functions {
+		f, a := &functions[i], &actions[i]
+		if a.Need > excess*a.Guarantee && a.Level > budget.MinLevel {
+			a.Level--
+		}
+		a.Saved = budget.Capacity(a.Guarantee, f.Objective, f.batchCost())
+	}
+	for i := range functions {
+		actions[i].Infeasible = infeasible(functions, actions, i)
+	}
+	return actions
+}
+
+// divide gives what is left of the device to the open functions, which have their needs.
+func divide(left float64, open []int, actions []Action) {
+	slices.SortStableFunc(open, func(i, j int) int {
+		switch a, b := actions[i].Need, actions[j].Need; {
+		case a < b:
+			return -1
+		case a > b:
+			return 1
+		}
+		return 0
+	})
+	for n, i := range open {
+		actions[i].Guarantee = min(actions[i].Need, left/float64(len(open)-n))
+		left -= actions[i].Guarantee
+	}
+	for _, i := range open {
+		actions[i].Guarantee += max(0, left) / float64(len(open))
+	}
+}
+
+// infeasible is the response-time test of function i. Three times must fit its objective: a
+// batch of its own, the longest uninterruptible part of a lower level, and the work of equal
+// and higher levels. That work is the need of each for so long, and one batch that waits.
+func infeasible(functions []Function, actions []Action, i int) string {
+	f, a := &functions[i], &actions[i]
+	if f.Cost == 0 {
+		return ""
+	}
+	own, blocking, others := f.batchCost(), time.Duration(0), time.Duration(0)
+	for j := range functions {
+		switch {
+		case j == i:
+		case actions[j].Level < a.Level:
+			blocking = max(blocking, functions[j].Blocking)
+		default:
+			need := min(actions[j].Need, actions[j].Guarantee)
+			others += time.Duration(need*float64(f.Objective)) + functions[j].batchCost()
+		}
+	}
+	switch {
+	case own > f.Objective:
+		return fmt.Sprintf("one batch takes %v, and the objective leaves %v", brief(own), brief(f.Objective))
+	case own+blocking+others > f.Objective:
+		return fmt.Sprintf("one batch takes %v, others of equal or shorter objectives may take %v before it, one of a longer objective %v; the objective leaves %v",
+			brief(own), brief(others), brief(blocking), brief(f.Objective))
+	}
+	return ""
+}
+
+// brief rounds to three digits.
+func brief(d time.Duration) time.Duration {
+	grain := time.Duration(1)
+	for d >= 1000*grain {
+		grain *= 10
+	}
+	return d.Round(grain)
+}

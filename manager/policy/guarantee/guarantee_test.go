@@ -1,0 +1,155 @@
+package guarantee
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/control/budget"
+)
+
+const ms = time.Millisecond
+
+func TestDecide(t *testing.T) {
+	// A busy function at 10 requests per second of 30 ms needs 0.45 of the device with its
+	// margin for bursts.
+	busy := Function{Objective: 100 * ms, Rate: 10, Cost: 30 * ms, Batch: 1}
+	small := Function{Objective: 10 * ms, Rate: 10, Cost: 2 * ms, Batch: 1} // 0.03
+	greedy := Function{Objective: 100 * ms, Rate: 100, Cost: 30 * ms, Batch: 1}
+	idle := Function{Objective: 20 * ms, Cost: 2 * ms, Batch: 1} // one batch per objective: 0.1
+	unknown := Function{Objective: 20 * ms}
+	byHand := Function{Objective: 20 * ms, Rate: 10, Cost: ms, SharePercent: 40}
+	for _, c := range []struct {
+		name      string
+		functions []Function
+		want      []float64
+	}{
+		{"none", nil, nil},
+		{"alone", []Function{small}, []float64{0.9}},
+		// 800 per second in batches of 8 of 3 ms: 0.3, with a margin of 1.209.
+		{"batches", []Function{{Objective: 20 * ms, Rate: 800, Fixed: ms, Cost: ms / 4, Batch: 8}, greedy}, []float64{0.3 * (1.05 + 0.45/math.Sqrt(8)), 0.9 - 0.3*(1.05+0.45/math.Sqrt(8))}},
+		{"rest is divided equally", []Function{small, busy}, []float64{0.03 + 0.21, 0.45 + 0.21}},
+		{"greedy gets the rest", []Function{small, greedy, busy}, []float64{0.03, 0.435, 0.435}},
+		{"two greedy", []Function{greedy, small, greedy}, []float64{0.435, 0.03, 0.435}},
+		{"idle keeps a batch per objective", []Function{idle, greedy}, []float64{0.1, 0.8}},
+		{"unknown takes an equal part", []Function{unknown, greedy}, []float64{0.45, 0.45}},
+		{"by hand", []Function{byHand, greedy}, []float64{0.4, 0.5}},
+		{"by hand only", []Function{byHand}, []float64{0.4}},
+		{"nothing left", []Function{{Objective: ms, SharePercent: 100}, greedy}, []float64{1, 0}},
+	} {
+		var got []float64
+		for _, a := range Decide(c.functions) {
+			got = append(got, a.Guarantee)
+		}
+		if !slices.EqualFunc(got, c.want, func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+func TestLevel(t *testing.T) {
+	modest := Function{Objective: 25 * ms, Rate: 10, Cost: 10 * ms, Batch: 1}
+	greedy := Function{Objective: 25 * ms, Rate: 1000, Cost: 10 * ms, Batch: 1}
+	slow := Function{Objective: time.Hour, Rate: 1000, Cost: 10 * ms, Batch: 1}
+	var got []budget.Level
+	for _, a := range Decide([]Function{modest, greedy, slow}) {
+		got = append(got, a.Level)
+	}
+	if want := []budget.Level{3, 2, 1}; !slices.Equal(got, want) {
+		t.Errorf("levels %v, want %v: a function beyond its guarantee comes after others of its objective", got, want)
+	}
+}
+
+func TestDecideBounds(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		functions := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) Function {
+			return Function{
+				Objective: time.Duration(rapid.Int64Range(1e6, 1e9).Draw(t, "objective")),
+				Rate:      rapid.Float64Range(0, 1e4).Draw(t, "rate"),
+				Cost:      time.Duration(rapid.Int64Range(0, 1e8).Draw(t, "cost")),
+				Batch:     rapid.Float64Range(0, 64).Draw(t, "batch"),
+			}
+		}), 1, 12).Draw(t, "functions")
+		sum, fewest := 0.0, 1.0
+		actions := Decide(functions)
+		for _, a := range actions {
+			sum += a.Guarantee
+			fewest = min(fewest, a.Guarantee)
+			if a.Level < budget.MinLevel || a.Level > budget.MaxLevel || a.Saved < 0 {
+				t.Fatalf("action %+v", a)
+			}
+		}
+		if math.Abs(sum-guaranteed) > 1e-9 {
+			t.Fatalf("the guarantees add up to %v, want %v", sum, guaranteed)
+		}
+		for i, a := range actions {
+			// A function that lacks something has no less than any other, and at least an equal part.
+			for _, b := range actions {
+				if a.Guarantee < a.Need-1e-9 && b.Guarantee > a.Guarantee+1e-9 {
+					t.Fatalf("function %d needs %v and has %v, another has %v", i, a.Need, a.Guarantee, b.Guarantee)
+				}
+			}
+			if a.Guarantee < min(a.Need, guaranteed/float64(len(actions)))-1e-9 {
+				t.Fatalf("function %d needs %v and has %v of %d equal parts", i, a.Need, a.Guarantee, len(actions))
+			}
+		}
+	})
+}
+
+func TestDemand(t *testing.T) {
+	var d Demand
+	if d.Observe(0, time.Second); d.Rate() != 0 {
+		t.Errorf("rate is %v before anything came", d.Rate())
+	}
+	for range 20 {
+		d.Observe(100, time.Second)
+	}
+	if d.Rate() < 99 || d.Rate() > 101 {
+		t.Errorf("rate is %v of 100 per second", d.Rate())
+	}
+	for range 1000 {
+		d.Observe(0, time.Second)
+	}
+	if d.Rate() < 99 {
+		t.Errorf("rate is %v after silence, want the last", d.Rate())
+	}
+	for range 4 {
+		d.Observe(1000, time.Second)
+	}
+	if d.Rate() < 800 {
+		t.Errorf("rate is %v four seconds after a step from 100 to 1000", d.Rate())
+	}
+	for range 4 {
+		d.Observe(100, time.Second)
+	}
+	if d.Rate() < 500 {
+		t.Errorf("rate is %v four seconds after a step down, want most of it kept", d.Rate())
+	}
+}
+
+func TestInfeasible(t *testing.T) {
+	quick := Function{Objective: 8 * ms, Rate: 10, Cost: 2 * ms, Batch: 1}
+	light := Function{Objective: 8 * ms, Rate: 10, Cost: ms / 2, Batch: 1}
+	slow := Function{Objective: 200 * ms, Rate: 10, Cost: 40 * ms, Batch: 1, Blocking: ms}
+	for _, c := range []struct {
+		name      string
+		functions []Function
+		want      string
+	}{
+		{"alone", []Function{quick}, ""},
+		{"next to a lower level", []Function{quick, slow}, ""},
+		{"next to equal levels that need little", []Function{light, light, light, light}, ""},
+		{"own batch", []Function{{Objective: 8 * ms, Rate: 1, Cost: 9 * ms}}, "one batch takes 9ms, and the objective leaves 8ms"},
+		{"blocked", []Function{quick, {Objective: time.Second, Rate: 1, Cost: ms, Blocking: 7 * ms}}, "one of a longer objective 7ms"},
+		{"equal levels", []Function{quick, quick, quick, quick}, "others of equal or shorter objectives"},
+	} {
+		got := Decide(c.functions)[0].Infeasible
+		if (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: %q, want %q in it", c.name, got, c.want)
+		}
+	}
+}

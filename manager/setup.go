@@ -1,0 +1,87 @@
+package manager
+
+import (
+	"cmp"
+	"reflect"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/models"
+)
+
+// setup is what the processes of a function are given besides their model. It is pure data, and
+// fixed for the life of a process: a function gets another setup as it gets another model, by a
+// shadow swap.
+type setup struct {
+	slo         time.Duration
+	hangTimeout time.Duration
+	weights     configs.Weights
+	streams     int // 0 leaves it to libml
+	environment map[string]string
+}
+
+// setupOf is the setup that a function's configuration comes to with a model.
+func (m *Manager) setupOf(c configs.Function, card *models.Card) setup {
+	return setupUnder(&m.cfg, c, card)
+}
+
+func setupUnder(cfg *configs.Config, c configs.Function, card *models.Card) setup {
+	s := setup{
+		slo:         cmp.Or(c.SLO, card.SLO),
+		weights:     cmp.Or(c.Weights, cfg.Weights),
+		streams:     c.Streams,
+		environment: c.Environment,
+	}
+	s.hangTimeout = cmp.Or(cfg.HangTimeout, max(2*time.Second, 10*s.slo))
+	return s
+}
+
+// attached is the setup as a process gets it.
+func (s setup) attached(cfg *configs.Config) control.Setup {
+	return control.Setup{
+		SLONanos:      int64(aggregate.Within(s.slo, cfg.Transit)),
+		Streams:       s.streams,
+		BusyPollNanos: int64(cfg.BusyPoll),
+		Batching:      cfg.Lab.Batching,
+		RunLate:       cfg.Lab.RunLate,
+		Copy:          cfg.Lab.CopyGather,
+	}
+}
+
+// equal reports whether processes with either setup do the same.
+func (s setup) equal(other setup) bool {
+	if len(s.environment) == 0 && len(other.environment) == 0 {
+		s.environment, other.environment = nil, nil
+	}
+	return reflect.DeepEqual(s, other)
+}
+
+// setupFor is the setup of processes that run a card.
+func (f *function) setupFor(card *models.Card) setup {
+	if s, ok := f.setups[card]; ok {
+		return s
+	}
+	return f.setup
+}
+
+// adopt makes a setup the one in force, when processes with it serve: new requests get its
+// deadlines, and measurements are judged by its objective.
+func (f *function) adopt(s setup) {
+	if f.setup.equal(s) {
+		return
+	}
+	f.mu.Lock()
+	f.setup = s
+	f.mu.Unlock()
+	for _, r := range f.receivers {
+		r.mu.Lock()
+		r.aggregate.SetObjective(s.slo, f.gatherTimeout())
+		r.mu.Unlock()
+	}
+	f.log.Info().Dur("slo", f.slo).Msg("function has another setup")
+}
+
+// gatherTimeout is how long a request may take to be whole.
+func (f *function) gatherTimeout() time.Duration { return cmp.Or(f.m.cfg.Aggregate.Deadline, f.slo/4) }

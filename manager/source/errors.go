@@ -1,6 +1,0 @@
-package source
-
-import "errors"
-
-// ErrClosed is returned by Receive and Send after Close.
-var ErrClosed = errors.New("source is closed")

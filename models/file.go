@@ -1,0 +1,142 @@
+package models
+
+import (
+	"time"
+
+	"github.com/penstock/penstock/models/document"
+)
+
+// cardFile is a card as it is written. Its tagged fields are the only definition of each key: the
+// reader and configs/card.schema.json follow them.
+type cardFile struct {
+	// The model's name.
+	Name string `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"lower case letters, digits, '-' and '_', at most 64"`
+	// Clients get it with every result; a replacement has a higher one.
+	Version uint32 `yaml:"version" required:"true" min:"1" max:"4294967295"`
+	// A framework that comes with Penstock; pytorch needs a python3 with PyTorch. Leave it out if command
+	// names your own program.
+	Framework string `yaml:"framework" oneof:"onnx|pytorch|null"`
+	// Your own program that links libml, and its arguments. With a '/' it is relative to the card's
+	// folder, else it is looked up in PATH.
+	Command []string `yaml:"command" minItems:"1" want:"a part of a command, like [./my-if, --flag]"`
+	// The model's file, relative to the card's folder.
+	Model string `yaml:"model" want:"the model's file, beside the card"`
+	// The picture on the wire, and the tensor that the model takes.
+	Input inputFile `yaml:"input" required:"true" want:"what arrives and what tensor the model wants"`
+	// The outputs of the model that are used, each f32 of shape [batch, shape...].
+	Outputs []outputFile `yaml:"outputs" required:"true" minItems:"1" maxItems:"32" want:"{name, shape}"`
+	// The batch sizes that are prepared, ascending. A batch between two of them is padded. The first is 1,
+	// or the only one is the size of a model with a fixed batch. [1] if left out.
+	Batches []int `yaml:"batches" minItems:"1" maxItems:"16" unique:"true" min:"1" max:"1024"`
+	// Latency objective, from the first packet sent to the reply.
+	SLO time.Duration `yaml:"slo" required:"true" min:"1us" max:"1h"`
+	// The share beyond which more helps little; 0: not known.
+	KneePercent float64 `yaml:"knee_percent" default:"0" min:"0" max:"100"`
+	// The knee of each batch size, as `penstock profile` measured them, ascending by batch; knee_percent is
+	// one of them.
+	Knees []Knee `yaml:"knees" want:"{batch, percent}, ascending by batch"`
+	// CPU threads of the framework; 0: as many as there are CPUs for inference functions.
+	Threads int `yaml:"threads" default:"0" min:"0" max:"1024"`
+	// The decoder that makes the answer from the outputs of an image; raw if left out.
+	Decoder document.Value `yaml:"decoder"`
+	// The names of the classes, in order: a list, or a file beside the card with one name per line.
+	Labels document.Value `yaml:"labels"`
+}
+
+type inputFile struct {
+	// The model's input; onnx needs it.
+	Name string `yaml:"name" pattern:"^[!-~]{1,255}$" want:"a tensor's name, printable and without blanks"`
+	// Height, width and channels, the same on the wire and in the tensor.
+	Size []int `yaml:"size" required:"true" elements:"height, width, channels" minItems:"3" maxItems:"3" min:"1" max:"16384"`
+	// The payload of a request.
+	Wire formatFile `yaml:"wire" required:"true" want:"{type: u8, layout: hwc}"`
+	// One image of the batch tensor.
+	Tensor formatFile `yaml:"tensor" required:"true" want:"{type: f32, layout: chw}"`
+	// Turns RGB on the wire to BGR in the tensor, or back. mean and std are in the tensor's order.
+	ReverseChannels bool `yaml:"reverse_channels" default:"false"`
+	// Each tensor channel becomes (v - mean) / std: one number per channel.
+	Mean []float32 `yaml:"mean" minItems:"1" min:"-1e6" max:"1e6"`
+	// One number per channel.
+	Std []float32 `yaml:"std" minItems:"1" min:"1e-6" max:"1e6"`
+}
+
+type formatFile struct {
+	// Element type.
+	Type DType `yaml:"type" required:"true" oneof:"u8|f16|f32"`
+	// Order of the axes.
+	Layout Layout `yaml:"layout" required:"true" oneof:"hwc|chw"`
+}
+
+type outputFile struct {
+	// The model's output.
+	Name string `yaml:"name" required:"true" pattern:"^[!-~]{1,255}$" want:"a tensor's name, printable and without blanks"`
+	// The shape of one image's output, without the batch.
+	Shape []int64 `yaml:"shape" required:"true" minItems:"1" maxItems:"8" min:"1" max:"268435456"`
+}
+
+// The decoders, by name and style.
+
+type rawFile struct {
+	// Name of the decoder.
+	Name string `yaml:"name" required:"true" oneof:"raw"`
+}
+
+type topKFile struct {
+	// Name of the decoder.
+	Name string `yaml:"name" required:"true" oneof:"topk"`
+	// How many classes an answer has, best first.
+	K int64 `yaml:"k" min:"1" max:"268435456"`
+}
+
+type boxesFile struct {
+	// Name of the decoder.
+	Name string `yaml:"name" required:"true" oneof:"boxes"`
+	// How boxes are encoded.
+	Style string `yaml:"style" required:"true" oneof:"ssd-anchors|dfl"`
+	// Boxes with a lower score are left out.
+	ScoreThreshold float64 `yaml:"score_threshold" min:"0" max:"1"`
+	// Of boxes that overlap more, one is left.
+	IoUThreshold float64 `yaml:"iou_threshold" min:"0" max:"1"`
+	// Maximum number of boxes in an answer: 22 bytes each on the wire.
+	MaxBoxes int `yaml:"max_boxes" min:"1" max:"1000"`
+}
+
+type anchorsFile struct {
+	boxesFile
+	// The pixels that the raw boxes are in.
+	Scale float64 `yaml:"scale" required:"true" min:"1e-6" max:"16384"`
+	// The function that makes a score of a raw score.
+	ScoreActivation string `yaml:"score_activation" oneof:"sigmoid|none"`
+	// The grids of anchors.
+	Grids []gridFile `yaml:"grids" required:"true" minItems:"1" want:"{size, anchors, scores, boxes}"`
+}
+
+type gridFile struct {
+	// Cells along a side.
+	Size int64 `yaml:"size" required:"true" min:"1" max:"16384"`
+	// Anchors per cell.
+	Anchors int64 `yaml:"anchors" required:"true" min:"1" max:"1024"`
+	// An output of shape [cells x anchors, classes].
+	Scores string `yaml:"scores" required:"true" want:"an output's name"`
+	// An output of shape [cells x anchors, 4 or more].
+	Boxes string `yaml:"boxes" required:"true" want:"an output's name"`
+}
+
+type dflFile struct {
+	boxesFile
+	// The pixels that the strides count in.
+	Size int64 `yaml:"size" required:"true" min:"1" max:"16384"`
+	// Bins per distance.
+	Bins int64 `yaml:"bins" required:"true" min:"2" max:"1024"`
+	// The levels of the pyramid.
+	Levels []levelFile `yaml:"levels" required:"true" minItems:"1" want:"{stride, classes, boxes}"`
+}
+
+type levelFile struct {
+	// Pixels between cells.
+	Stride int64 `yaml:"stride" required:"true" min:"1" max:"16384"`
+	// An output of shape [cells, classes].
+	Classes string `yaml:"classes" required:"true" want:"an output's name"`
+	// An output of shape [cells, 4 x bins].
+	Boxes string `yaml:"boxes" required:"true" want:"an output's name"`
+}

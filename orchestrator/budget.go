@@ -1,0 +1,227 @@
+package orchestrator
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/control/budget"
+	"github.com/penstock/penstock/shm"
+)
+
+// terms say how much of the device a process may use, and at which priority.
+type terms struct {
+	// percent is a share of the policy gslice, 0 if the process may use the whole device.
+	percent float64
+	// guarantee is a part of the CPUs' time, which is the process's at this level; saved
+	// bounds how much of it the process may save up. Level Demoted means no guarantee: with
+	// percent 0 the process competes like any other of the machine.
+	guarantee float64
+	saved     time.Duration
+	level     budget.Level
+}
+
+func termsOf(d control.DesiredProcess) terms {
+	return terms{
+		percent: d.SharePercent, guarantee: d.GuaranteePercent / 100, level: d.Level,
+		saved: time.Duration(d.BalanceNanos),
+	}
+}
+
+// budgetTick is how often budgets looks at what processes have used. A process that
+// overdraws its balance is demoted at most that much later.
+const budgetTick = 20 * time.Millisecond
+
+// prioritizer gives a process its level. Level Demoted yields to all others of the node.
+type prioritizer interface {
+	prioritize(budget.Level) error
+}
+
+// budgets holds processes on the CPUs to their guarantees: it charges each for its CPU
+// time, and demotes those whose balance is used up (package budget). Any goroutine may
+// call its methods.
+type budgets struct {
+	cpus int
+	log  zerolog.Logger
+	now  func() int64                         // shm.Now
+	used func(pid int) (time.Duration, error) // CPU time of all threads so far
+
+	// onlyWhenBusy demotes no process while the CPUs have time left: for mechanisms that
+	// make a demoted process wait.
+	onlyWhenBusy bool
+
+	mu       sync.Mutex
+	spenders map[key]*spender
+	looked   int64         // when look was last called
+	stop     chan struct{} // ends run; nil while no process has a guarantee
+}
+
+// busy is the part of the CPUs' time at which they count as busy.
+const busy = 0.9
+
+// spender is a process with a guarantee.
+type spender struct {
+	pid      int
+	priority prioritizer
+	level    budget.Level // of its guaranteed work
+	balance  budget.Balance
+	used     time.Duration // when last looked at
+	spent    time.Duration // of the CPUs, in the last look
+	at       budget.Level  // that it runs at
+	total    time.Duration // of the CPUs, since it began
+	demoted  time.Duration // the part of it at level Demoted
+}
+
+func newBudgets(cpus int, log zerolog.Logger) *budgets {
+	return &budgets{cpus: cpus, log: log, now: shm.Now, used: cpuTimeOf, spenders: map[key]*spender{}}
+}
+
+// set gives a process its terms, now or anew.
+func (b *budgets) set(k key, pid int, t terms, p prioritizer) error {
+	now := b.now()
+	// A burst that is shorter than the time between two looks is not worth a demotion, which
+	// lasts as long. Nothing is saved without a guarantee.
+	saved := t.saved
+	if t.guarantee > 0 {
+		saved = max(saved, budgetTick)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.spenders[k]
+	if s == nil {
+		used, err := b.used(pid)
+		if err != nil {
+			return err
+		}
+		s = &spender{pid: pid, priority: p, level: t.level, balance: budget.NewBalance(now, t.guarantee, saved), used: used}
+		if err := s.run(s.due(now)); err != nil {
+			return err
+		}
+		b.spenders[k] = s
+		if b.stop == nil {
+			b.stop = make(chan struct{})
+			go b.run(b.stop)
+		}
+		return nil
+	}
+	s.balance.Set(now, t.guarantee, saved)
+	s.level = t.level
+	if s.at == budget.Demoted || s.at == s.level {
+		return nil
+	}
+	return s.run(s.level)
+}
+
+// due is the level that the balance allows.
+func (s *spender) due(now int64) budget.Level {
+	if s.balance.Guaranteed(now) {
+		return s.level
+	}
+	return budget.Demoted
+}
+
+// run has the process run at a level. After an error it runs as before, and the next look
+// tries again.
+func (s *spender) run(l budget.Level) error {
+	if err := s.priority.prioritize(l); err != nil {
+		return err
+	}
+	s.at = l
+	return nil
+}
+
+// remove forgets a process.
+func (b *budgets) remove(k key) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.spenders, k)
+	if len(b.spenders) == 0 && b.stop != nil {
+		close(b.stop)
+		b.stop = nil
+	}
+}
+
+// spent returns how much time of all CPUs a process has used, and the part of it beyond its
+// guarantee.
+func (b *budgets) spent(k key) (total, demoted time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s := b.spenders[k]; s != nil {
+		return s.total, s.demoted
+	}
+	return 0, 0
+}
+
+// demoted reports whether a process has used up its balance.
+func (b *budgets) demoted(k key) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.spenders[k]
+	return s != nil && s.at == budget.Demoted
+}
+
+func (b *budgets) run(stop <-chan struct{}) {
+	tick := time.NewTicker(budgetTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+			b.look()
+		}
+	}
+}
+
+// look charges all processes for what they have used, and moves them between their level
+// and Demoted.
+func (b *budgets) look() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.now()
+	all := time.Duration(0)
+	for _, s := range b.spenders {
+		s.spent = 0
+		if used, err := b.used(s.pid); err == nil { // else it has ended, and remove follows
+			s.spent = (used - s.used) / time.Duration(b.cpus)
+			s.used = used
+			all += s.spent
+		}
+	}
+	idle := b.onlyWhenBusy && float64(all) < busy*float64(now-b.looked)
+	b.looked = now
+	for k, s := range b.spenders {
+		spent := s.spent
+		s.total += spent
+		if s.at == budget.Demoted {
+			s.demoted += spent
+		} else {
+			s.balance.Charge(now, spent)
+		}
+		at := s.due(now)
+		if idle {
+			at = s.level
+		}
+		if at == s.at {
+			continue
+		}
+		if err := s.run(at); err != nil {
+			b.log.Debug().Err(err).Str("if", k.name).Int("instance", k.instance).Uint32("generation", k.generation).
+				Int("level", int(at)).Msg("change priority of process")
+		}
+	}
+}
+
+// cpuTimeOf reads the CPU-time clock of a process, as clock_getcpuclockid(3) names it.
+func cpuTimeOf(pid int) (time.Duration, error) {
+	const schedClock = 2 // CPUCLOCK_SCHED, include/linux/posix-timers.h
+	var t unix.Timespec
+	if err := unix.ClockGettime(^int32(pid)<<3|schedClock, &t); err != nil {
+		return 0, fmt.Errorf("read CPU time of process %d: %w", pid, err)
+	}
+	return time.Duration(t.Nano()), nil
+}

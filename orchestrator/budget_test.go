@@ -1,0 +1,299 @@
+package orchestrator
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/control/budget"
+)
+
+// fakeCPU is a machine whose processes use what the test says.
+type fakeCPU struct {
+	now    int64
+	used   map[int]time.Duration
+	levels map[int]budget.Level
+	refuse bool // no level can be written
+}
+
+type fakePriority struct {
+	cpu *fakeCPU
+	pid int
+}
+
+func (p fakePriority) prioritize(l budget.Level) error {
+	if p.cpu.refuse {
+		return errors.New("read-only file system")
+	}
+	p.cpu.levels[p.pid] = l
+	return nil
+}
+
+func (c *fakeCPU) budgets(cpus int) *budgets {
+	b := newBudgets(cpus, zerolog.Nop())
+	b.now = func() int64 { return c.now }
+	b.used = func(pid int) (time.Duration, error) {
+		if u, ok := c.used[pid]; ok {
+			return u, nil
+		}
+		return 0, fmt.Errorf("no process %d", pid)
+	}
+	b.stop = make(chan struct{}) // the test looks, not run
+	return b
+}
+
+func TestBudgetsDemote(t *testing.T) {
+	c := &fakeCPU{used: map[int]time.Duration{1: 0, 2: 0}, levels: map[int]budget.Level{}}
+	b := c.budgets(2)
+	greedy, modest := key{"greedy", 0, 1}, key{"modest", 0, 1}
+	for pid, k := range map[int]key{1: greedy, 2: modest} {
+		if err := b.set(k, pid, terms{guarantee: 0.45, level: 3}, fakePriority{c, pid}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	atLevel := 0
+	const looks = 1000
+	for range looks {
+		c.now += int64(budgetTick)
+		c.used[1] += 2 * budgetTick         // both CPUs
+		c.used[2] += 2 * budgetTick * 2 / 5 // 40 % of them
+		b.look()
+		if c.levels[2] != 3 {
+			t.Fatalf("a process within its guarantee is at level %d after %v", c.levels[2], time.Duration(c.now))
+		}
+		if c.levels[1] == 3 {
+			atLevel++
+		}
+	}
+	if part := float64(atLevel) / looks; part < 0.43 || part > 0.47 {
+		t.Errorf("a process that uses everything is at its level for %.3f of the time, want its guarantee of 0.45", part)
+	}
+	total, demoted := b.spent(greedy)
+	if total != looks*budgetTick || demoted < total/2 || demoted > total*6/10 {
+		t.Errorf("spent %v, %v of it demoted, in %v", total, demoted, looks*budgetTick)
+	}
+	if total, demoted := b.spent(modest); total != looks*budgetTick*2/5 || demoted != 0 {
+		t.Errorf("the other one spent %v, %v of it demoted", total, demoted)
+	}
+}
+
+// A process without a guarantee, like a shadow that loads, is demoted from the start.
+func TestBudgetsDemoteShadow(t *testing.T) {
+	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
+	b := c.budgets(1)
+	k := key{"shadow", 0, 2}
+	if err := b.set(k, 1, terms{level: 4}, fakePriority{c, 1}); err != nil || c.levels[1] != budget.Demoted {
+		t.Fatalf("level %d, %v; want demoted", c.levels[1], err)
+	}
+	if err := b.set(k, 1, terms{guarantee: 0.5, level: 4, saved: time.Millisecond}, fakePriority{c, 1}); err != nil {
+		t.Fatal(err)
+	}
+	if c.now += int64(budgetTick); c.levels[1] != budget.Demoted {
+		t.Fatal("promoted before it had a balance")
+	}
+	if b.look(); c.levels[1] != 4 {
+		t.Errorf("level %d one look after it got a guarantee, want 4", c.levels[1])
+	}
+}
+
+// Whatever processes do, none has more time at its level than its guarantee gives, what it
+// may save up, and one look's overdraft.
+func TestBudgetsBound(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := &fakeCPU{used: map[int]time.Duration{7: 0}, levels: map[int]budget.Level{}}
+		cpus := rapid.IntRange(1, 64).Draw(t, "cpus")
+		b := c.budgets(cpus)
+		guarantee := rapid.Float64Range(0, 1).Draw(t, "guarantee")
+		saved := time.Duration(rapid.Int64Range(0, 1e9).Draw(t, "saved"))
+		k := key{"f", 0, 1}
+		if err := b.set(k, 7, terms{guarantee: guarantee, saved: saved, level: 1}, fakePriority{c, 7}); err != nil {
+			t.Fatal(err)
+		}
+		for range rapid.IntRange(1, 300).Draw(t, "looks") {
+			c.now += int64(budgetTick)
+			c.used[7] += time.Duration(rapid.Int64Range(0, int64(cpus)*int64(budgetTick)).Draw(t, "used"))
+			b.look()
+			total, demoted := b.spent(k)
+			most := guarantee*float64(c.now) + max(float64(saved), float64(budgetTick)) + float64(budgetTick)
+			if charged := total - demoted; float64(charged) > most+1 {
+				t.Fatalf("%v at its level in %v, want at most %v", charged, time.Duration(c.now), time.Duration(most))
+			}
+		}
+	})
+}
+
+// A level that could not be written is written at a later look.
+func TestBudgetsTryAgain(t *testing.T) {
+	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
+	b := c.budgets(1)
+	k := key{"f", 0, 1}
+	if err := b.set(k, 1, terms{guarantee: 0.5, level: 2}, fakePriority{c, 1}); err != nil {
+		t.Fatal(err)
+	}
+	c.refuse = true
+	c.now, c.used[1] = c.now+int64(budgetTick), time.Second
+	b.look()
+	if c.levels[1] != 2 {
+		t.Fatalf("level %d, want 2: the other one was refused", c.levels[1])
+	}
+	c.refuse = false
+	c.now += int64(budgetTick)
+	if b.look(); c.levels[1] != budget.Demoted {
+		t.Errorf("level %d one look later, want it demoted", c.levels[1])
+	}
+}
+
+func TestBudgetsForgetTheDead(t *testing.T) {
+	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
+	b := c.budgets(1)
+	k := key{"f", 0, 1}
+	if err := b.set(k, 1, terms{guarantee: 1, level: 1}, fakePriority{c, 1}); err != nil {
+		t.Fatal(err)
+	}
+	delete(c.used, 1)
+	b.look()
+	b.remove(k)
+	if total, _ := b.spent(k); total != 0 || b.stop != nil {
+		t.Errorf("still there: spent %v, stop %v", total, b.stop)
+	}
+	if err := b.set(k, 1, terms{guarantee: 1, level: 1}, fakePriority{c, 1}); err == nil {
+		t.Error("a process that has ended got a guarantee")
+	}
+}
+
+// Two busy processes on one CPU: when one overdraws its guarantee, the other gets what it
+// asks for.
+func TestBudgetsOnThisMachine(t *testing.T) {
+	c := quotas(t, 1)
+	spin := func() *exec.Cmd {
+		cmd := exec.Command("taskset", "-c", "0", "sh", "-c", "while :; do :; done")
+		if err := cmd.Start(); err != nil {
+			t.Skipf("not on this machine: needs taskset: %v", err)
+		}
+		t.Cleanup(func() { endProcess(cmd) })
+		return cmd
+	}
+	greedy, modest := spin(), spin()
+	set := func(name string, cmd *exec.Cmd, guarantee float64) {
+		if _, err := c.apply(key{name, 0, 1}, cmd.Process.Pid, terms{guarantee: guarantee, level: 3}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("greedy", greedy, 0.1)
+	set("modest", modest, 0.9)
+	t.Cleanup(func() {
+		for name, cmd := range map[string]*exec.Cmd{"greedy": greedy, "modest": modest} {
+			endProcess(cmd)
+			c.remove(key{name, 0, 1})
+		}
+	})
+	// A busy machine gives both less; their proportion stays.
+	var got float64
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
+		before := [2]time.Duration{cpuTime(t, greedy), cpuTime(t, modest)}
+		time.Sleep(2 * time.Second)
+		used := [2]time.Duration{cpuTime(t, greedy) - before[0], cpuTime(t, modest) - before[1]}
+		if got = float64(used[0]) / float64(used[0]+used[1]); got < 0.3 {
+			return
+		}
+	}
+	t.Errorf("a process with a guarantee of 10 %% got %.0f %% of what both used", 100*got)
+}
+
+func cpuTime(t *testing.T, cmd *exec.Cmd) time.Duration {
+	t.Helper()
+	used, err := cpuTimeOf(cmd.Process.Pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return used
+}
+
+// The kernel forgets the weight of a group that was idle.
+func TestPriorityIsWritten(t *testing.T) {
+	c := quotas(t, 1)
+	cmd := sleeper(t)
+	if _, err := c.apply(face1, cmd.Process.Pid, terms{guarantee: 0.5, level: 2}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { endProcess(cmd); c.remove(face1) })
+	dir, file, normal := "", "", 0
+	switch g := c.groups[face1].(type) {
+	case *groupV1:
+		dir, file, normal = g.dir, "cpu.shares", 1024
+	case *groupV2:
+		dir, file, normal = g.dir, "cpu.weight", 100
+	}
+	for _, l := range []budget.Level{budget.Demoted, 1, budget.Demoted, 5, 3} {
+		if err := c.groups[face1].prioritize(l); err != nil {
+			t.Fatalf("level %d: %v", l, err)
+		}
+		idle, idleErr := os.ReadFile(filepath.Join(dir, "cpu.idle"))
+		weight, err := os.ReadFile(filepath.Join(dir, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprint(normal << max(0, l-1))
+		switch {
+		case l == budget.Demoted && idleErr == nil && strings.TrimSpace(string(idle)) != "1":
+			t.Errorf("demoted, and cpu.idle is %s", idle)
+		case l != budget.Demoted && strings.TrimSpace(string(weight)) != want:
+			t.Errorf("level %d: %s is %s, want %s", l, file, weight, want)
+		}
+	}
+}
+
+// Without control groups a process limits itself while its balance is used up and the CPUs
+// are busy, and only then.
+func TestGovernorYields(t *testing.T) {
+	c := &fakeCPU{used: map[int]time.Duration{1: 0, 2: 0}, levels: map[int]budget.Level{}}
+	s, err := openGovernor(1, 0, zerolog.Nop())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := s.(*governor)
+	g.budgets.now = func() int64 { return c.now }
+	g.budgets.used = func(pid int) (time.Duration, error) { return c.used[pid], nil }
+	g.budgets.stop = make(chan struct{}) // the test looks
+	greedy, modest := key{"greedy", 0, 1}, key{"modest", 0, 1}
+	for pid, k := range map[int]key{1: greedy, 2: modest} {
+		if enforced, err := g.apply(k, pid, terms{guarantee: 0.45, level: 1}); enforced || err != nil {
+			t.Fatalf("enforced %v, %v", enforced, err)
+		}
+	}
+	<-g.yields() // what apply said
+	look := func(greedyUses, modestUses time.Duration) {
+		c.now += int64(budgetTick)
+		c.used[1] += greedyUses
+		c.used[2] += modestUses
+		g.budgets.look()
+	}
+	for range 100 {
+		if look(budgetTick*8/10, 0); g.yielding(greedy) {
+			t.Fatal("a process yields though the CPU has time left")
+		}
+	}
+	look(budgetTick*8/10, budgetTick*2/10)
+	if !g.yielding(greedy) || g.yielding(modest) {
+		t.Errorf("with a busy CPU the greedy process yields: %v, the other: %v", g.yielding(greedy), g.yielding(modest))
+	}
+	select {
+	case <-g.yields():
+	default:
+		t.Error("the change was not told")
+	}
+	for range 100 {
+		look(0, budgetTick*4/10)
+	}
+	if g.yielding(greedy) {
+		t.Error("a process yields though its balance is full")
+	}
+}

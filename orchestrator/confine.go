@@ -1,0 +1,212 @@
+package orchestrator
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/orchestrator/sandbox"
+)
+
+// Sandbox says how the processes of functions are confined; package sandbox does it.
+type Sandbox struct {
+	// User is the user that they run as, and MPS and the weight server with them. nil is
+	// this process's own, which is the only choice without root.
+	User *sandbox.User
+	// Readable are more files and folders that they may read.
+	Readable []string
+}
+
+// privateFolders holds the private folders of processes, in the runtime folder.
+const privateFolders = "private"
+
+// privateFolder is the private folder of a process, in a runtime folder.
+func privateFolder(dir string, k key) string {
+	return filepath.Join(dir, privateFolders, fmt.Sprintf("%s-%d-%d", k.name, k.instance, k.generation))
+}
+
+// loopNice is the niceness that libml's batch loop gives itself on a GPU (libml/priority.go).
+const loopNice = -15
+
+// prepare opens the runtime folder for the processes' user: it may pass through to the
+// sockets and folders that are its own, and see no names. Private folders that an
+// orchestrator left behind are removed.
+func (b *Sandbox) prepare(dir, prepared string, log zerolog.Logger) error {
+	if b == nil {
+		return nil
+	}
+	if prepared != "" {
+		if err := b.openPrepared(prepared); err != nil {
+			return err
+		}
+	}
+	if b.User != nil {
+		if err := os.Chmod(dir, 0o711); err != nil {
+			return fmt.Errorf("open runtime folder for user %s: %w", b.User.Name, err)
+		}
+	}
+	folder := filepath.Join(dir, privateFolders)
+	if err := os.Mkdir(folder, 0o711); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make folder for private folders: %w", err)
+	}
+	left, err := os.ReadDir(folder)
+	if err != nil {
+		return fmt.Errorf("look for private folders: %w", err)
+	}
+	for _, d := range left {
+		if err := removePrivate(filepath.Join(folder, d.Name())); err != nil {
+			log.Warn().Err(err).Msg("remove private folder of a process that has ended")
+		}
+	}
+	return nil
+}
+
+// openPrepared makes the folder of prepared models, readable for the processes' group: what is
+// made in it inherits the group (set-group-ID).
+func (b *Sandbox) openPrepared(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make folder of prepared models: %w", err)
+	}
+	if b.User == nil {
+		return nil
+	}
+	err := os.Lchown(dir, -1, b.User.GID)
+	if err == nil {
+		err = os.Chmod(dir, 0o750|fs.ModeSetgid)
+	}
+	if err != nil {
+		return fmt.Errorf("open folder of prepared models for user %s: %w", b.User.Name, err)
+	}
+	return nil
+}
+
+// reopen makes the folder of private folders again, and opens the runtime folder around it.
+func (b *Sandbox) reopen(folder string) error {
+	if err := os.MkdirAll(filepath.Dir(folder), 0o700); err != nil {
+		return err
+	}
+	if b != nil && b.User != nil {
+		if err := os.Chmod(filepath.Dir(folder), 0o711); err != nil {
+			return err
+		}
+	}
+	return os.MkdirAll(folder, 0o711)
+}
+
+// makeOwn makes a folder that belongs to the user of the processes.
+func (b *Sandbox) makeOwn(path string) error {
+	err := os.Mkdir(path, 0o700)
+	if errors.Is(err, fs.ErrNotExist) { // the runtime folder was emptied
+		if err = b.reopen(filepath.Dir(path)); err == nil {
+			err = os.Mkdir(path, 0o700)
+		}
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	if b == nil || b.User == nil {
+		return nil
+	}
+	return os.Lchown(path, b.User.UID, b.User.GID)
+}
+
+// removePrivate removes a private folder, unless a process holds it (see
+// sandbox.Spec.Private).
+func removePrivate(path string) error {
+	f, err := os.OpenFile(path, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		return nil // a process lives
+	}
+	return os.RemoveAll(path)
+}
+
+// confine completes the spec of a process with what it may do.
+func (s *supervisor) confine(sp *spec, model string) error {
+	b := s.o.Sandbox
+	if b == nil {
+		return nil
+	}
+	gpu := s.onGPU()
+	c := sandbox.Base(gpu)
+	c.User, c.Dir = b.User, sp.dir
+	c.Private = privateFolder(s.o.Dir, sp.key)
+	c.Reach = []string{s.o.Dir}
+	// Programs look for libraries beside this binary.
+	c.AllowProgram(s.o.Self)
+	c.Read = append(c.Read, b.Readable...)
+	c.Read = append(c.Read, nonEmpty(sp.start.Prepared)...)
+	if sp.dir != "" {
+		c.Read = append(c.Read, sp.dir)
+	}
+	if model != "" {
+		c.Read = append(c.Read, model)
+	}
+	if gpu {
+		c.Nice = loopNice
+		for _, name := range []string{"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"} {
+			if folder := sp.environment[name]; folder != "" {
+				c.Write = append(c.Write, folder)
+			}
+		}
+	}
+	if err := c.Check(slices.Concat(b.Readable, nonEmpty(model))); err != nil {
+		return fmt.Errorf("start %v: %w", sp.key, err)
+	}
+	sp.confined = &c
+	return nil
+}
+
+func nonEmpty(path string) []string {
+	if path == "" {
+		return nil
+	}
+	return []string{path}
+}
+
+// confineCommand makes the private folder and has a command started by the launcher.
+func confineCommand(cmd *exec.Cmd, self string, c *sandbox.Spec) error {
+	if cmd.Env == nil {
+		cmd.Env = os.Environ()
+	}
+	program := cmd.Path
+	if !filepath.IsAbs(program) {
+		program = filepath.Join(cmd.Dir, program)
+	}
+	c.AllowProgram(program)
+	c.AllowArguments(cmd.Args[1:])
+	c.AllowEnvironment(cmd.Env)
+	if c.Private != "" {
+		if err := os.RemoveAll(c.Private); err != nil {
+			return fmt.Errorf("remove old private folder: %w", err)
+		}
+		if err := (&Sandbox{User: c.User}).makeOwn(c.Private); err != nil {
+			return fmt.Errorf("make private folder: %w", err)
+		}
+		cmd.Env = append(cmd.Env, privateEnvironment(c.Private)...)
+	}
+	return sandbox.Command(cmd, self, *c)
+}
+
+// privateEnvironment has programs keep their files in the private folder. Python packages
+// that the user installed for itself are found as before.
+func privateEnvironment(folder string) []string {
+	e := []string{"HOME=" + folder, "TMPDIR=" + folder, "XDG_CACHE_HOME=" + filepath.Join(folder, ".cache")}
+	if home, err := os.UserHomeDir(); err == nil && os.Getenv("PYTHONUSERBASE") == "" {
+		e = append(e, "PYTHONUSERBASE="+filepath.Join(home, ".local"))
+	}
+	return e
+}

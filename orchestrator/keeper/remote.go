@@ -1,0 +1,452 @@
+package keeper
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/internal/unixsock"
+)
+
+// version is of the messages below. The first message of each side is {"version": N} and
+// more; that never changes. A keeper ends all processes of a client of another version.
+const version = 1
+
+// message is one packet. Which fields count depends on Op.
+type message struct {
+	Version int    `json:"version,omitempty"`
+	Op      op     `json:"op,omitempty"`
+	ID      string `json:"id,omitempty"`
+	// Of start: its Command is a file in memory, since an environment may be too large for
+	// a packet. Of started and held, with the files link, stdout and stderr.
+	PID     int             `json:"pid,omitempty"`
+	Started time.Time       `json:"started,omitzero"`
+	Note    json.RawMessage `json:"note,omitempty"`
+	Error   string          `json:"error,omitempty"`
+	Signal  syscall.Signal  `json:"signal,omitempty"`
+	Exit    *Exit           `json:"exit,omitempty"`
+	Exited  bool            `json:"exited,omitempty"`
+}
+
+type op string
+
+const (
+	opStart  op = "start"
+	opSignal op = "signal"
+	opNote   op = "note"
+	opForget op = "forget"
+
+	opHeld    op = "held"  // once for each process, before
+	opReady   op = "ready" // which ends the list
+	opStarted op = "started"
+	opExited  op = "exited"
+)
+
+// maxPacketBytes is the longest packet; notes are the longest part of one.
+const maxPacketBytes = 64 << 10
+
+// maxFiles is the largest number of files of a message: link, stdout and stderr.
+const maxFiles = 3
+
+// conn is one end of the socket pair.
+type conn struct {
+	c  *net.UnixConn
+	mu sync.Mutex // guards writes
+}
+
+func newConn(f *os.File) (*conn, error) {
+	c, err := unixsock.Conn(f)
+	if err != nil {
+		return nil, fmt.Errorf("open keeper's socket: %w", err)
+	}
+	return &conn{c: c}, nil
+}
+
+// SocketPair makes the ends of a connection: the keeper's, for Serve, and the
+// orchestrator's, which it is to inherit, for Connect.
+func SocketPair() (keeper, orchestrator *os.File, err error) {
+	keeper, orchestrator, err = unixsock.Pair()
+	if err != nil {
+		return nil, nil, fmt.Errorf("make keeper's socket: %w", err)
+	}
+	return keeper, orchestrator, nil
+}
+
+// send sends m with files, which stay the caller's.
+func (c *conn) send(m message, files ...*os.File) error {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	if len(b) > maxPacketBytes {
+		return fmt.Errorf("message %s of %d bytes, at most %d", m.Op, len(b), maxPacketBytes)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return unixsock.Send(c.c, b, files...)
+}
+
+// receive waits for a message; its files are the caller's. If this process can open no more
+// files, the message comes without them. One goroutine receives.
+func (c *conn) receive(buf []byte) (m message, files []*os.File, err error) {
+	text, files, err := unixsock.Receive(c.c, buf, maxFiles)
+	if err != nil && !errors.Is(err, unixsock.ErrFilesLost) {
+		return m, nil, err
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		closeAll(files)
+		return m, nil, err
+	}
+	return m, files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// Remote is a Keeper in the parent process.
+type Remote struct {
+	conn *conn
+	pid  int // the keeper's
+	held []*Process
+	done chan struct{} // closed when the keeper has gone
+
+	mu       sync.Mutex
+	exits    map[string]chan Exit     // of processes that run
+	starting map[string]chan *Process // nil: it could not be
+	why      map[string]error         // then
+}
+
+// ErrVersion is returned by Connect to a keeper of another version. It has ended all
+// processes that it held.
+var ErrVersion = errors.New("keeper of another version")
+
+// Connect takes over f, the orchestrator's end of SocketPair.
+func Connect(f *os.File) (*Remote, error) {
+	c, err := newConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return connect(c)
+}
+
+func connect(c *conn) (*Remote, error) {
+	r := &Remote{conn: c, done: make(chan struct{}), exits: map[string]chan Exit{}, starting: map[string]chan *Process{}, why: map[string]error{}}
+	if err := r.shake(); err != nil {
+		c.c.Close()
+		for _, p := range r.held {
+			p.closeFiles()
+		}
+		return nil, fmt.Errorf("connect to keeper: %w", err)
+	}
+	go r.read()
+	return r, nil
+}
+
+// shake exchanges versions and takes the list of what is held.
+func (r *Remote) shake() error {
+	if err := r.conn.send(message{Version: version}); err != nil {
+		return err
+	}
+	buf := make([]byte, maxPacketBytes)
+	for first := true; ; first = false {
+		m, files, err := r.conn.receive(buf)
+		if err != nil {
+			return err
+		}
+		switch {
+		case first && m.Version != version:
+			closeAll(files)
+			return fmt.Errorf("%w: it speaks %d, want %d", ErrVersion, m.Version, version)
+		case first:
+			r.pid = m.PID
+		case m.Op == opHeld:
+			if p, err := r.process(m, files); err == nil {
+				r.held = append(r.held, p)
+			}
+		case m.Op == opExited && m.Exit != nil:
+			r.exited(m) // of a process that had exited before, and comes as soon as it is handed over
+		case m.Op == opReady:
+			return nil
+		default:
+			closeAll(files)
+		}
+	}
+}
+
+// process makes a handle of a message held or started. A process without its files cannot
+// be used: it is killed, and forgotten when it has exited.
+func (r *Remote) process(m message, files []*os.File) (*Process, error) {
+	if len(files) != maxFiles {
+		closeAll(files)
+		go r.Signal(m.ID, syscall.SIGKILL) // the keeper may wait until this goroutine reads
+		return nil, fmt.Errorf("receive the files of process %s: %w", m.ID, unix.EMFILE)
+	}
+	exit := make(chan Exit, 1)
+	r.mu.Lock()
+	r.exits[m.ID] = exit
+	r.mu.Unlock()
+	return &Process{
+		ID: m.ID, PID: m.PID, Started: m.Started, Note: m.Note, Exit: exit, Exited: m.Exited,
+		Link: files[0], Stdout: files[1], Stderr: files[2],
+	}, nil
+}
+
+func (r *Remote) read() {
+	defer close(r.done)
+	buf := make([]byte, maxPacketBytes)
+	for {
+		m, files, err := r.conn.receive(buf)
+		if err != nil {
+			break
+		}
+		switch {
+		case m.Op == opStarted:
+			r.started(m, files)
+		case m.Op == opExited && m.Exit != nil:
+			r.exited(m)
+		default:
+			closeAll(files)
+		}
+	}
+	// The keeper's end has ended its processes.
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id, exit := range r.exits {
+		exit <- Exit{Code: -1, Signal: syscall.SIGKILL, Ours: true}
+		delete(r.exits, id)
+	}
+}
+
+// exited publishes how a process exited.
+func (r *Remote) exited(m message) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	exit := r.exits[m.ID]
+	if exit == nil { // its files were lost
+		go r.Forget(m.ID)
+		return
+	}
+	exit <- *m.Exit
+	delete(r.exits, m.ID)
+}
+
+func (r *Remote) started(m message, files []*os.File) {
+	var p *Process
+	var err error
+	if m.Error == "" {
+		p, err = r.process(m, files)
+	} else {
+		closeAll(files)
+		err = errors.New(m.Error)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if wait := r.starting[m.ID]; wait != nil {
+		if err != nil {
+			r.why[m.ID] = err
+		}
+		delete(r.starting, m.ID)
+		wait <- p
+	}
+}
+
+// Start is Keeper.Start.
+func (r *Remote) Start(c Command) (*Process, error) {
+	text, err := json.Marshal(c)
+	if err != nil {
+		return nil, fmt.Errorf("encode command: %w", err)
+	}
+	file, err := inMemory(text)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	wait := make(chan *Process, 1)
+	r.mu.Lock()
+	_, taken := r.starting[c.ID]
+	if !taken {
+		r.starting[c.ID] = wait
+	}
+	r.mu.Unlock()
+	if taken {
+		return nil, fmt.Errorf("process %s is being started already", c.ID)
+	}
+	if err := r.conn.send(message{Op: opStart, ID: c.ID}, file); err != nil {
+		r.mu.Lock()
+		delete(r.starting, c.ID)
+		r.mu.Unlock()
+		return nil, fmt.Errorf("ask keeper: %w", err)
+	}
+	select {
+	case p := <-wait:
+		if p != nil {
+			return p, nil
+		}
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		err := r.why[c.ID]
+		delete(r.why, c.ID)
+		return nil, err
+	case <-r.done:
+		return nil, ErrClosed
+	}
+}
+
+// inMemory is a file in memory that holds text.
+func inMemory(text []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate("penstock-command", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make memory file: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "command")
+	if _, err := f.Write(text); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("write memory file: %w", err)
+	}
+	return f, nil
+}
+
+// Held is Keeper.Held.
+func (r *Remote) Held() []*Process { return r.held }
+
+// A keeper that is gone takes no more messages: Process.Exit and Start say so.
+
+// Signal is Keeper.Signal.
+func (r *Remote) Signal(id string, sig syscall.Signal) {
+	_ = r.conn.send(message{Op: opSignal, ID: id, Signal: sig})
+}
+
+// Note is Keeper.Note.
+func (r *Remote) Note(id string, note json.RawMessage) {
+	_ = r.conn.send(message{Op: opNote, ID: id, Note: note})
+}
+
+// Forget is Keeper.Forget.
+func (r *Remote) Forget(id string) { _ = r.conn.send(message{Op: opForget, ID: id}) }
+
+// PID is Keeper.PID.
+func (r *Remote) PID() int { return r.pid }
+
+// Gone is Keeper.Gone.
+func (r *Remote) Gone() <-chan struct{} { return r.done }
+
+// Close hangs up. The processes run on.
+func (r *Remote) Close() error {
+	err := r.conn.c.Close()
+	<-r.done
+	return err
+}
+
+// Serve lends the keeper to the process at the other end of f, which it takes over, until
+// that hangs up or dies.
+func (l *Local) Serve(f *os.File) error {
+	c, err := newConn(f)
+	if err != nil {
+		return err
+	}
+	defer c.c.Close()
+	// What the last client has ordered before its death is done first: it may be a start.
+	l.serving.Lock()
+	defer l.serving.Unlock()
+	buf := make([]byte, maxPacketBytes)
+	hello, files, err := c.receive(buf)
+	closeAll(files)
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	if err != nil || hello.Version != version {
+		l.EndAll()
+		_ = c.send(message{Version: version})
+		return fmt.Errorf("orchestrator speaks version %d of the keeper's messages, want %d; its processes were ended: %w",
+			hello.Version, version, errors.Join(ErrVersion, err))
+	}
+	if err := c.send(message{Version: version, PID: os.Getpid()}); err != nil {
+		return err
+	}
+	for _, p := range l.Held() {
+		l.hand(c, opHeld, p)
+	}
+	if err := c.send(message{Op: opReady}); err != nil {
+		return err
+	}
+	for {
+		m, files, err := c.receive(buf)
+		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		switch m.Op {
+		case opStart:
+			l.serveStart(c, m, files)
+		case opSignal:
+			l.Signal(m.ID, m.Signal)
+		case opNote:
+			l.Note(m.ID, m.Note)
+		case opForget:
+			l.Forget(m.ID)
+		}
+		closeAll(files)
+	}
+}
+
+func (l *Local) serveStart(c *conn, m message, files []*os.File) {
+	p, err := func() (*Process, error) {
+		if len(files) != 1 {
+			return nil, fmt.Errorf("receive command: %w", unix.EMFILE)
+		}
+		command, err := readCommand(files[0])
+		if err != nil {
+			return nil, err
+		}
+		return l.Start(command)
+	}()
+	if err != nil {
+		_ = c.send(message{Op: opStarted, ID: m.ID, Error: err.Error()})
+		return
+	}
+	l.hand(c, opStarted, p)
+}
+
+func readCommand(f *os.File) (c Command, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return c, fmt.Errorf("read command: %w", err)
+	}
+	const most = 16 << 20
+	if info.Size() > most {
+		return c, fmt.Errorf("read command: %d bytes, at most %d", info.Size(), most)
+	}
+	text := make([]byte, info.Size())
+	if n, err := f.ReadAt(text, 0); n != len(text) {
+		return c, fmt.Errorf("read command: %d of %d bytes: %w", n, len(text), err)
+	}
+	return c, json.Unmarshal(text, &c)
+}
+
+// hand tells the client of a process, and later how it exited. A client that is gone has
+// another after it.
+func (l *Local) hand(c *conn, op op, p *Process) {
+	m := message{Op: op, ID: p.ID, PID: p.PID, Started: p.Started, Exited: p.Exited}
+	if op == opHeld {
+		m.Note = p.Note
+	}
+	_ = c.send(m, p.Link, p.Stdout, p.Stderr)
+	p.closeFiles()
+	go func() {
+		exit := <-p.Exit
+		_ = c.send(message{Op: opExited, ID: p.ID, Exit: &exit})
+	}()
+}

@@ -1,6 +1,0 @@
-// Program is the fake programs of package mpsfake, by the name that it is run under.
-package main
-
-import "github.com/penstock/penstock/orchestrator/mps/mpsfake"
-
-func main() { mpsfake.Main() }

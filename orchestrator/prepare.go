@@ -1,0 +1,131 @@
+package orchestrator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/sandbox"
+)
+
+// A prepared model is shared by the processes of all functions that run it, so no such process
+// may write it: one that an attacker controls would control the others.
+//
+//	process                       orchestrator                    penstock prepare
+//	1 Notice{prepare}  ─────────> one run per card      ────────> 2 optimises the model on the
+//	                                                                GPU, writes the entry, ends
+//	4 opens the entry <────────── 3 Order{prepared}
+//
+// The card is the one that the manager named, never one that a process names. The preparing
+// process runs as the node's user, without capabilities, in a sandbox that may write the folder
+// of prepared models. It is no client of MPS, like the loaders of weights.
+
+// preparation is how the preparation of a card's model ended.
+type preparation struct {
+	card string
+	err  error
+}
+
+// prepareModel has the model of a process prepared, unless that is under way.
+func (s *supervisor) prepareModel(k key, c *child) {
+	card := c.desired.Card
+	if s.o.Prepared == "" || s.o.Sandbox == nil || !s.onGPU() || card == "" {
+		s.order(k, c, control.Order{Do: control.DoPrepared, Failed: "the orchestrator prepares no models"})
+		return
+	}
+	waiting, running := s.preparing[card]
+	s.preparing[card] = append(waiting, k)
+	if running {
+		return
+	}
+	s.about(s.log.Info(), k).Str("card", card).Msg("preparing model for the GPU")
+	p := preparer{
+		self: s.o.Self, dir: s.o.Dir, prepared: s.o.Prepared, uuid: s.gpu.uuid, card: card,
+		read: slices.Concat([]string{card}, nonEmpty(c.desired.Dir), nonEmpty(c.desired.Model)), log: s.log,
+	}
+	s.closing.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), s.limits.load)
+		defer cancel()
+		go func() {
+			select {
+			case <-s.over:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		err := p.run(ctx)
+		select {
+		case s.preparations <- preparation{card, err}:
+		case <-s.over:
+		}
+	})
+}
+
+// notePrepared answers the processes that wait for a model.
+func (s *supervisor) notePrepared(p preparation) {
+	order := control.Order{Do: control.DoPrepared}
+	if p.err != nil {
+		s.log.Warn().Err(p.err).Str("card", p.card).Msg("model is not prepared; its processes have weights of their own")
+		order.Failed = line(p.err.Error())
+	}
+	for _, k := range s.preparing[p.card] {
+		if c := s.processes[k]; c != nil && c.process != nil && !c.state.Ended() {
+			s.order(k, c, order)
+		}
+	}
+	delete(s.preparing, p.card)
+}
+
+// preparer is one run of `penstock prepare`.
+type preparer struct {
+	self, dir, prepared, uuid, card string
+	read                            []string
+	log                             zerolog.Logger
+}
+
+func (p *preparer) run(ctx context.Context) error {
+	// The parent-death signal comes when the thread that forked ends: this one.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+
+	cmd := exec.CommandContext(ctx, p.self, "prepare", "--card", p.card, "--device", p.uuid, "--dir", p.prepared)
+	cmd.Env = append(inherited(p.uuid), "CUDA_VISIBLE_DEVICES="+p.uuid, "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(p.dir, "no-mps"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	cmd.WaitDelay = holderGrace
+	var said tail
+	out, stderr := io.Pipe()
+	cmd.Stderr = stderr
+
+	spec := sandbox.Base(true)
+	spec.Read = append(spec.Read, p.read...)
+	spec.Write = append(spec.Write, p.prepared)
+	if err := confineCommand(cmd, p.self, &spec); err != nil {
+		return fmt.Errorf("start preparation: %w", err)
+	}
+	var reader sync.WaitGroup
+	reader.Go(func() { readLines(out, func(l string) { said.add(relay(p.log, "stderr", l)) }) })
+	err := cmd.Run()
+	stderr.Close()
+	reader.Wait()
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("prepare model: %w", context.Cause(ctx))
+	}
+	if lines := said.lines(); len(lines) > 0 {
+		err = errors.New(strings.Join(lines, " | "))
+	}
+	return fmt.Errorf("prepare model: %w", err)
+}

@@ -1,0 +1,87 @@
+package sandbox
+
+import (
+	"fmt"
+
+	"golang.org/x/net/bpf"
+	"golang.org/x/sys/unix"
+)
+
+// The seccomp filter refuses system calls that no inference function needs: they change
+// the machine, look into other processes, or open large parts of the kernel to attack. It
+// is a list of refusals, as GPU drivers, PyTorch and users' programs call what no list of
+// permissions would foresee.
+//
+// It is assembled here: libraries for Go take a foreign architecture's calls (int 0x80) for
+// permitted ones, which would be a way around a list of refusals.
+
+// refused fail with EPERM.
+var refused = append([]uint32{
+	// file systems
+	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT,
+	unix.SYS_FSPICK, unix.SYS_OPEN_TREE, unix.SYS_MOVE_MOUNT, unix.SYS_MOUNT_SETATTR, unix.SYS_OPEN_BY_HANDLE_AT,
+	unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD, unix.SYS_FANOTIFY_INIT, unix.SYS_ACCT,
+	// other processes
+	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PIDFD_GETFD, unix.SYS_KCMP,
+	// namespaces
+	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_SETHOSTNAME, unix.SYS_SETDOMAINNAME,
+	// large parts of the kernel
+	unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
+	unix.SYS_USERFAULTFD, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY, unix.SYS_KEYCTL, unix.SYS_PERSONALITY,
+	// the machine
+	unix.SYS_REBOOT, unix.SYS_KEXEC_LOAD, unix.SYS_KEXEC_FILE_LOAD, unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE,
+	unix.SYS_DELETE_MODULE, unix.SYS_SYSLOG, unix.SYS_VHANGUP, unix.SYS_SETTIMEOFDAY, unix.SYS_CLOCK_SETTIME,
+}, refusedHere...)
+
+// newNamespaces are the flags of clone that make namespaces (sched.h).
+const newNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
+	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
+
+// Offsets in struct seccomp_data (seccomp.h), little-endian: the lower half of an argument
+// comes first.
+const (
+	offsetNumber       = 0
+	offsetArchitecture = 4
+	offsetArgument0    = 16
+)
+
+// filter is the program, in cBPF. Calls of a foreign architecture end the process. clone3
+// has its flags in memory, where no filter sees them: it fails with ENOSYS, after which
+// libraries call clone.
+func filter() ([]bpf.RawInstruction, error) {
+	var (
+		pass    = bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}
+		refuse  = bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)}
+		unknown = bpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)}
+	)
+	p := []bpf.Instruction{
+		bpf.LoadAbsolute{Off: offsetArchitecture, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: architecture, SkipTrue: 1},
+		bpf.RetConstant{Val: unix.SECCOMP_RET_KILL_PROCESS},
+		bpf.LoadAbsolute{Off: offsetNumber, Size: 4},
+		// amd64's x32 calls have this bit; other architectures have no such numbers.
+		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: 1 << 30, SkipTrue: 1},
+		unknown,
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE3, SkipTrue: 1},
+		unknown,
+		// socket: AF_UNIX only.
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_SOCKET, SkipTrue: 4},
+		bpf.LoadAbsolute{Off: offsetArgument0, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_UNIX, SkipTrue: 1},
+		refuse,
+		pass,
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: unix.SYS_CLONE, SkipTrue: 4},
+		bpf.LoadAbsolute{Off: offsetArgument0, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpBitsNotSet, Val: newNamespaces, SkipTrue: 1},
+		refuse,
+		pass,
+	}
+	for _, number := range refused {
+		p = append(p, bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: number, SkipTrue: 1}, refuse)
+	}
+	raw, err := bpf.Assemble(append(p, pass))
+	if err != nil {
+		return nil, fmt.Errorf("assemble seccomp filter: %w", err)
+	}
+	return raw, nil
+}

@@ -1,0 +1,47 @@
+package sandbox
+
+import (
+	"fmt"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// become changes groups and user of the calling thread alone. Package syscall would change
+// all threads, by way of libc, and execve ends the others anyway.
+func become(u *User) error {
+	groups := make([]uint32, len(u.Groups))
+	for i, g := range u.Groups {
+		groups[i] = uint32(g)
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(unsafe.Pointer(unsafe.SliceData(groups))), 0); errno != 0 {
+		return fmt.Errorf("set groups of user %s: %w", u.Name, errno)
+	}
+	gid, uid := uintptr(u.GID), uintptr(u.UID)
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESGID, gid, gid, gid); errno != 0 {
+		return fmt.Errorf("become group %d: %w", u.GID, errno)
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, uid, uid, uid); errno != 0 {
+		return fmt.Errorf("become user %s: %w", u.Name, errno)
+	}
+	return nil
+}
+
+// restrictCalls installs the seccomp filter on the calling thread.
+func restrictCalls() error {
+	raw, err := filter()
+	if err != nil {
+		return err
+	}
+	code := make([]unix.SockFilter, len(raw))
+	for i, r := range raw {
+		code[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+	}
+	program := unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
+	if _, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&program))); errno != 0 {
+		return fmt.Errorf("install seccomp filter: %w", errno)
+	}
+	runtime.KeepAlive(code)
+	return nil
+}

@@ -1,0 +1,245 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A passage makes a path reachable below a folder that the user may not search, as /root
+// is: in a mount namespace of the process's own, the closed folder is covered by an empty
+// one that has nothing but the way to the path. The path's own mode counts as before.
+//
+//	/root           0700           /root           0755, empty but for
+//	├── .ssh                       └── models
+//	└── models/face      ──>           └── face    the same folder as outside
+//
+// Without it a node in root's home, or in a temporary folder, could not start functions as
+// another user.
+
+// closedFolder is a path that a user cannot use.
+type closedFolder struct {
+	Path string
+	// At is the file or folder whose mode keeps the user out.
+	At   string
+	Mode fs.FileMode
+	User string
+}
+
+func (c *closedFolder) Error() string {
+	if c.At == c.Path {
+		return fmt.Sprintf("user %s cannot read %s: it has mode %04o; run chmod a+rX %s", c.User, c.Path, c.Mode.Perm(), c.At)
+	}
+	return fmt.Sprintf("user %s cannot reach %s: folder %s has mode %04o; move the file, or run chmod a+x %s", c.User, c.Path, c.At, c.Mode.Perm(), c.At)
+}
+
+// may reports whether the user has a right (r: 4, x: 1) on a file.
+func (u *User) may(right uint32, about *unix.Stat_t) bool {
+	switch {
+	case int(about.Uid) == u.UID:
+		right <<= 6
+	case int(about.Gid) == u.GID || slices.Contains(u.Groups, int(about.Gid)):
+		right <<= 3
+	}
+	return about.Mode&right == right
+}
+
+// closedAbove returns the first folder above a path that the user may not search; it is
+// empty if there is none, or the path does not exist.
+func (u *User) closedAbove(path string) string {
+	for i := 1; i < len(path); i++ {
+		if path[i] != '/' {
+			continue
+		}
+		var about unix.Stat_t
+		if err := unix.Stat(path[:i], &about); err != nil {
+			return ""
+		}
+		if !u.may(1, &about) {
+			return path[:i]
+		}
+	}
+	return ""
+}
+
+// entry is a path below a covered folder: a link if it has a target, else a file or
+// folder that is brought along. An empty one is a folder that is closed itself: it
+// exists, as a working folder must, and has only the entries below it.
+type entry struct {
+	path   string
+	target string
+	empty  bool
+}
+
+// passages are what is brought along below each closed folder. Paths behind links are
+// followed to their ends.
+func passages(u *User, paths []string) map[string][]entry {
+	covered := map[string][]entry{}
+	seen := map[string]bool{}
+	var add func(path string)
+	add = func(path string) {
+		if seen[path] {
+			return
+		}
+		seen[path] = true
+		if at, target, ok := firstLink(path); ok {
+			if top := u.closedAbove(at); top != "" {
+				covered[top] = append(covered[top], entry{path: at, target: target})
+			}
+			rest := strings.TrimPrefix(path, at)
+			if !filepath.IsAbs(target) {
+				target = filepath.Join(filepath.Dir(at), target)
+			}
+			add(filepath.Clean(target + rest))
+			return
+		}
+		var about unix.Stat_t
+		if unix.Stat(path, &about) != nil {
+			return
+		}
+		// A closed folder that is brought along would hide what is needed in it.
+		closed := about.Mode&unix.S_IFMT == unix.S_IFDIR && !u.may(1, &about)
+		if top := u.closedAbove(path); top != "" {
+			covered[top] = append(covered[top], entry{path: path, empty: closed})
+		}
+	}
+	for _, p := range paths {
+		add(p)
+	}
+	for top, entries := range covered {
+		slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(a.path, b.path) })
+		covered[top] = slices.Compact(withoutInner(entries))
+	}
+	return covered
+}
+
+// firstLink is the first component of a path that is a symbolic link.
+func firstLink(path string) (at, target string, ok bool) {
+	for i := 1; i <= len(path); i++ {
+		if i < len(path) && path[i] != '/' {
+			continue
+		}
+		if target, err := os.Readlink(path[:i]); err == nil {
+			return path[:i], target, true
+		}
+	}
+	return "", "", false
+}
+
+// withoutInner drops what lies within a folder that is brought along, from sorted entries.
+func withoutInner(entries []entry) (kept []entry) {
+	outer := "" // the last folder that was kept, with a slash
+	for _, e := range entries {
+		if outer != "" && strings.HasPrefix(e.path+"/", outer) {
+			continue
+		}
+		kept = append(kept, e)
+		if e.target == "" && !e.empty {
+			outer = e.path + "/"
+		}
+	}
+	return kept
+}
+
+// openPassages makes all paths reachable for the user, where they exist. It changes the
+// mount namespace of the calling thread, and does nothing if the user reaches them all.
+func openPassages(u *User, paths []string) error {
+	if u == nil {
+		return nil
+	}
+	covered := passages(u, paths)
+	if len(covered) == 0 {
+		return nil
+	}
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		for top, entries := range covered {
+			return fmt.Errorf("user %s cannot reach %s: folder %s is closed to it, and a passage needs CAP_SYS_ADMIN (%w); move it, or run chmod o+x %s",
+				u.Name, entries[0].path, top, err, top)
+		}
+	}
+	// The folders made below are to be searched by others, whatever the orchestrator's mask.
+	defer unix.Umask(unix.Umask(0o022))
+	// What is mounted here must not be seen outside.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("open passages: %w", err)
+	}
+	for top, entries := range covered {
+		if err := cover(top, entries); err != nil {
+			return fmt.Errorf("open passage below %s: %w", top, err)
+		}
+	}
+	return nil
+}
+
+// cover mounts an empty folder over one, and in it what is brought along.
+func cover(top string, entries []entry) error {
+	type tree struct {
+		entry
+		fd     int
+		folder bool
+	}
+	var trees []tree
+	defer func() {
+		for _, t := range trees {
+			if t.fd >= 0 {
+				unix.Close(t.fd)
+			}
+		}
+	}()
+	for _, e := range entries {
+		t := tree{entry: e, fd: -1}
+		if e.target == "" && !e.empty {
+			info, err := os.Stat(e.path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			t.folder = info.IsDir()
+			if t.fd, err = unix.OpenTree(unix.AT_FDCWD, e.path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE); err != nil {
+				return fmt.Errorf("copy mount of %s: %w", e.path, err)
+			}
+		}
+		trees = append(trees, t)
+	}
+	if err := unix.Mount("penstock", top, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m"); err != nil {
+		return fmt.Errorf("cover: %w", err)
+	}
+	for _, t := range trees {
+		if err := os.MkdirAll(filepath.Dir(t.path), 0o755); err != nil {
+			return err
+		}
+		if t.target != "" {
+			if err := os.Symlink(t.target, t.path); err != nil {
+				return err
+			}
+			continue
+		}
+		if t.empty {
+			if err := os.MkdirAll(t.path, 0o755); err != nil {
+				return err
+			}
+			continue
+		}
+		var err error
+		if t.folder {
+			err = os.MkdirAll(t.path, 0o755)
+		} else {
+			err = os.WriteFile(t.path, nil, 0o600)
+		}
+		if err != nil {
+			return err
+		}
+		if err := unix.MoveMount(t.fd, "", unix.AT_FDCWD, t.path, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+			return fmt.Errorf("bring %s along: %w", t.path, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,234 @@
+package orchestrator
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/orchestrator/keeper"
+)
+
+// An orchestrator that takes over from one that died goes on with its processes:
+//
+//	1 the keeper hands out what it holds: links, output, exit statuses, and a note for
+//	  each, which the dead orchestrator wrote before it started the process
+//	2 the note says whose process it is and what was ordered
+//	3 each process is asked to repeat its state (control.DoReport)
+//	4 the manager's next word is followed as if nothing had been
+//
+// What happened between the last note and the death is not lost: notices wait in the link,
+// an order that was sent is answered by the report, and orders that come twice change
+// nothing. A process that has exited stays with the keeper until the manager has been
+// told, so its generation is not started again.
+//
+// A note of another version is of another binary: its process is ended.
+
+// saved is the note of a process. It is valid for one version of control's messages.
+type saved struct {
+	Version      int    `json:"version"`
+	ManagerID    string `json:"manager_id"`
+	AttachSocket string `json:"attach_socket"`
+
+	IF         string `json:"if"`
+	Instance   int    `json:"instance"`
+	Generation uint32 `json:"generation"`
+
+	State        control.State `json:"state"`
+	Shook        bool          `json:"shook,omitempty"`
+	Woken        bool          `json:"woken,omitempty"`
+	SharePercent float64       `json:"share_percent"`
+	Governor     bool          `json:"governor,omitempty"`
+	WokenPercent float64       `json:"woken_percent,omitempty"`
+	Groups       []int         `json:"groups,omitempty"`
+	Moving       bool          `json:"moving,omitempty"`
+
+	Drained   bool   `json:"drained,omitempty"`
+	Termed    bool   `json:"termed,omitempty"`
+	Killed    bool   `json:"killed,omitempty"`
+	Asked     string `json:"asked,omitempty"`
+	Fault     string `json:"fault,omitempty"`
+	LastWords string `json:"last_words,omitempty"`
+
+	Memory memoryGroup `json:"memory"`
+	GPU    *savedGPU   `json:"gpu,omitempty"`
+}
+
+// savedGPU is the device that a process was started for.
+type savedGPU struct {
+	Device string `json:"device"` // as the manager names it
+	NoMPS  bool   `json:"no_mps,omitempty"`
+
+	UUID        string            `json:"uuid"`
+	Name        string            `json:"name"`
+	SMs         int               `json:"sms"`
+	MemoryBytes int64             `json:"memory_bytes"`
+	GroupSMs    []int             `json:"group_sms,omitempty"`
+	NoGroups    string            `json:"no_groups,omitempty"`
+	Why         string            `json:"why,omitempty"`
+	Mechanism   string            `json:"mechanism"`
+	Environment map[string]string `json:"environment,omitempty"`
+}
+
+// heldProcess is a process that another orchestrator started.
+type heldProcess struct {
+	id     string
+	note   json.RawMessage
+	age    time.Duration
+	exited bool // its process id may be another's
+	held   *keeper.Process
+}
+
+// readSaved reads a note of this version.
+func readSaved(note json.RawMessage) (saved, error) {
+	var v struct {
+		Version int `json:"version"`
+	}
+	var n saved
+	if err := json.Unmarshal(note, &v); err != nil {
+		return n, fmt.Errorf("read note: %w", err)
+	}
+	if v.Version != control.Version {
+		return n, &control.VersionError{Peer: "the last orchestrator", Theirs: v.Version, Ours: control.Version}
+	}
+	if err := json.Unmarshal(note, &n); err != nil {
+		return n, fmt.Errorf("read note: %w", err)
+	}
+	if n.Generation == 0 || control.CheckName(n.IF) != nil || n.ManagerID == "" || !n.State.Known() {
+		return n, fmt.Errorf("read note: %w: %.100s", control.ErrBadMessage, note)
+	}
+	return n, nil
+}
+
+// noteOf is the note of a process as it is now.
+func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
+	n := saved{
+		Version: control.Version, ManagerID: s.managerID, AttachSocket: s.attachment,
+		IF: k.name, Instance: k.instance, Generation: k.generation,
+		State: c.state, Shook: c.shook, Woken: c.woken, SharePercent: c.terms.percent, Governor: c.governor,
+		WokenPercent: c.wokenPercent, Groups: c.groups, Moving: c.moving,
+		Drained: !c.drained.IsZero(), Termed: !c.termed.IsZero(), Killed: !c.killed.IsZero(),
+		Asked: c.asked, Fault: c.fault, LastWords: c.lastWords,
+	}
+	if c.process != nil {
+		n.Memory = c.process.memoryGroup()
+	}
+	if s.onGPU() {
+		g := &s.gpu
+		n.GPU = &savedGPU{
+			Device: s.device.name, NoMPS: s.device.noMPS,
+			UUID: g.uuid, Name: g.name, SMs: g.sms, MemoryBytes: g.memoryBytes, GroupSMs: g.groupSMs, NoGroups: g.noGroups,
+			Why: g.why, Mechanism: g.mechanism, Environment: g.environment,
+		}
+	}
+	b, err := json.Marshal(n)
+	if err != nil {
+		s.about(s.log.Error(), k).Err(err).Msg("encode note of process")
+	}
+	return b
+}
+
+// save writes the notes that have changed.
+func (s *supervisor) save() {
+	for k, c := range s.processes {
+		if c.process == nil || c.state.Ended() {
+			continue
+		}
+		if note := s.noteOf(k, c); !bytes.Equal(note, c.noted) {
+			c.noted = note
+			c.process.note(note)
+		}
+	}
+}
+
+// restore goes on with the processes that the keeper holds. All that were started for
+// another manager than the rest, or by another version, are ended.
+func (s *supervisor) restore(held []heldProcess) {
+	for _, h := range held {
+		if h.id == weightsID {
+			s.lastWeights = h.held
+			continue
+		}
+		n, err := readSaved(h.note)
+		if err == nil && s.managerID != "" && n.ManagerID != s.managerID {
+			err = fmt.Errorf("it is of manager %s, others are of %s", n.ManagerID, s.managerID)
+		}
+		if err != nil {
+			s.log.Warn().Err(err).Str("process", h.id).Msg("end process of another orchestrator: cannot go on with it")
+			s.closing.Go(func() { s.o.spawner.drop(h, s.limits.term) })
+			continue
+		}
+		s.resume(h, n)
+	}
+	if last := s.lastWeights; last != nil && s.onGPU() {
+		s.shareWeights()
+	} else if last != nil {
+		s.lastWeights = nil
+		s.closing.Go(func() { endHolder(s.o.Keeper, last) })
+	}
+	if len(s.processes) == 0 {
+		return
+	}
+	s.heard = s.now()
+	s.wish.waiting = true
+	s.log.Info().Int("processes", len(s.processes)).Str("manager_id", s.managerID).Msg("went on with the processes of the last orchestrator")
+}
+
+// resume goes on with one process.
+func (s *supervisor) resume(h heldProcess, n saved) {
+	k := key{n.IF, n.Instance, n.Generation}
+	now := s.now()
+	when := func(did bool) time.Time {
+		if did {
+			return now
+		}
+		return time.Time{}
+	}
+	c := &child{
+		fact: fact{
+			state: n.State, terms: terms{percent: n.SharePercent}, woken: n.Woken, shook: n.Shook,
+			spawned: now.Add(-h.age), since: now,
+			drained: when(n.Drained), termed: when(n.Termed), killed: when(n.Killed),
+			groups: n.Groups, moving: n.Moving, ordered: now,
+		},
+		desired:  control.DesiredProcess{IF: n.IF, Instance: n.Instance, Generation: n.Generation, SharePercent: n.SharePercent, SMGroups: n.Groups},
+		governor: n.Governor, wokenPercent: n.WokenPercent,
+		asked: n.Asked, fault: n.Fault, lastWords: n.LastWords,
+	}
+	p, err := s.o.spawner.resume(h, k, n.Memory)
+	if err != nil {
+		s.about(s.log.Warn(), k).Err(err).Msg("end process of another orchestrator: cannot go on with it")
+		s.closing.Go(func() { s.o.spawner.drop(h, s.limits.term) })
+		return
+	}
+	c.process = p
+	if s.managerID == "" {
+		s.managerID, s.attachment = n.ManagerID, n.AttachSocket
+		s.restoreGPU(n.GPU)
+	}
+	s.processes[k] = c
+	s.follow(k, p)
+	if h.exited {
+		return
+	}
+	s.limit(k, c)
+	if c.killed.IsZero() {
+		s.order(k, c, control.Order{Do: control.DoReport})
+	}
+}
+
+// restoreGPU opens the device of the processes again. Until that has been done it is as the
+// note says, and no process is woken.
+func (s *supervisor) restoreGPU(g *savedGPU) {
+	if g == nil {
+		return
+	}
+	s.openDevice(g.Device, g.NoMPS)
+	s.gpu = gpuState{
+		opened:   true,
+		foundGPU: foundGPU{uuid: g.UUID, name: g.Name, sms: g.SMs, memoryBytes: g.MemoryBytes, groupSMs: g.GroupSMs, noGroups: g.NoGroups},
+		why:      g.Why, mechanism: g.Mechanism, environment: g.Environment,
+		idle: "waits until the GPU is opened again", usedBytes: -1, freeBytes: -1,
+	}
+}

@@ -1,0 +1,372 @@
+// Package private opens folders and files that no other user can have changed.
+//
+// A path below a shared folder such as /tmp proves nothing: any user can make a folder of that
+// name first, or put a symbolic link there. A process that runs as root and trusts such a folder
+// hands root to its owner. This package therefore judges what it has opened, never a name:
+//
+//	1 walk from / one component at a time, relative to the folder that was judged before
+//	2 judge each folder on the way: only root or this user can replace what is in it
+//	3 judge the last folder: it belongs to this user, and only this user can write to it
+//	4 open files relative to that folder, without following links, and judge each like 3
+//
+// After step 3 no other user can change what the path leads to, so Folder.Path may be used by
+// name, for sockets and by other processes.
+//
+// "This user" is the effective user of the process. POSIX access lists need no extra check:
+// Linux shows their mask as the group's permissions.
+package private
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotPrivate is in the chain of every error that says that another user could have changed a
+// folder or a file.
+var ErrNotPrivate = errors.New("another user could have changed it")
+
+// pathError says what is wrong with a folder or a file, and what would be right.
+type pathError struct {
+	Path  string
+	Found string // like "is owned by user 65534, mode 0777"
+	Want  string // like "owner 0, no write permission for group or others"
+}
+
+func (e *pathError) Error() string { return fmt.Sprintf("%s %s; want %s", e.Path, e.Found, e.Want) }
+
+// Unwrap makes errors.Is(err, ErrNotPrivate) true.
+func (e *pathError) Unwrap() error { return ErrNotPrivate }
+
+// Folder is an open folder that only this user can change. Any goroutine may use it.
+type Folder struct {
+	path string
+	file *os.File
+}
+
+// OpenFolder opens the folder at path. The last component must not be a symbolic link. Links
+// before it are followed if root or this user made them.
+//
+// It returns an *Error if another user could have changed the folder or the way to it, and
+// fs.ErrNotExist if there is no folder.
+func OpenFolder(path string) (*Folder, error) { return open(path, 0) }
+
+// MakeFolder opens the folder at path as OpenFolder does. It first makes the folder, and those
+// above it, with the given permissions if they are missing. The umask applies.
+func MakeFolder(path string, mode fs.FileMode) (*Folder, error) {
+	if mode.Perm() == 0 {
+		return nil, fmt.Errorf("make folder %s: no permissions given", path)
+	}
+	return open(path, mode.Perm())
+}
+
+// Path is the absolute path of the folder, without symbolic links.
+func (f *Folder) Path() string { return f.path }
+
+// Close closes the folder; files that were opened in it stay open.
+func (f *Folder) Close() error { return f.file.Close() }
+
+// Lock waits until no other process, and no other Folder of this one, has the folder locked. Close
+// ends the lock.
+func (f *Folder) Lock() error {
+	_, err := ignoringEINTR(func() (int, error) { return 0, unix.Flock(int(f.file.Fd()), unix.LOCK_EX) })
+	if err != nil {
+		return &fs.PathError{Op: "lock", Path: f.path, Err: err}
+	}
+	return nil
+}
+
+// Open opens a regular file of the folder with the flags of os.OpenFile; a new file has the mode
+// 0600. It returns an *Error if another user could have written the file.
+func (f *Folder) Open(name string, flag int) (*os.File, error) {
+	path := filepath.Join(f.path, name)
+	if name != filepath.Base(name) || name == "." || name == ".." {
+		return nil, fmt.Errorf("open %s: want a name without folders", path)
+	}
+
+	// O_NONBLOCK: a pipe without a writer must not stop the caller.
+	fd, err := ignoringEINTR(func() (int, error) {
+		return unix.Openat(int(f.file.Fd()), name, flag|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0o600)
+	})
+	if errors.Is(err, unix.ELOOP) {
+		return nil, symlink(path)
+	}
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	file := os.NewFile(uintptr(fd), path)
+
+	var about unix.Stat_t
+	err = unix.Fstat(fd, &about)
+	if err == nil && about.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = fmt.Errorf("open %s: not a regular file", path)
+	}
+	if err == nil {
+		err = judgeOwn(path, &about)
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
+// ReadFile reads a file of the folder; see Open for its errors. A file of more than maxBytes is
+// an error.
+func (f *Folder) ReadFile(name string, maxBytes int64) ([]byte, error) {
+	file, err := f.Open(name, os.O_RDONLY)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+
+	data, err := io.ReadAll(io.LimitReader(file, maxBytes+1))
+	if err == nil && int64(len(data)) > maxBytes {
+		err = fmt.Errorf("read %s: more than %d bytes", file.Name(), maxBytes)
+	}
+	return data, err
+}
+
+// ReplaceFile replaces a file of the folder: readers see the old content or the new content,
+// never a part. It supports one writer at a time. A writer that dies leaves name + ".new",
+// which the next writer removes.
+func (f *Folder) ReplaceFile(name string, data []byte) error {
+	half, folder := name+".new", int(f.file.Fd())
+	if err := unix.Unlinkat(folder, half, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return &fs.PathError{Op: "remove", Path: filepath.Join(f.path, half), Err: err}
+	}
+	file, err := f.Open(half, os.O_CREATE|os.O_EXCL|os.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(data)
+	if err = errors.Join(err, file.Close()); err != nil {
+		return err
+	}
+	if err := unix.Renameat(folder, half, folder, name); err != nil {
+		return &os.LinkError{Op: "rename", Old: file.Name(), New: filepath.Join(f.path, name), Err: err}
+	}
+	return nil
+}
+
+// maxLinks is the number of symbolic links that one path may have (MAXSYMLINKS of
+// linux/namei.h).
+const maxLinks = 40
+
+// open walks to a folder and makes what is missing if mode is not 0.
+func open(path string, mode fs.FileMode) (*Folder, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	w := walk{wanted: path, rest: components(path)}
+	defer w.close()
+	if err := w.root(); err != nil {
+		return nil, err
+	}
+	for links := 0; len(w.rest) > 0; {
+		last := len(w.rest) == 1
+		about, err := w.enter(mode)
+		switch {
+		case err == nil && !last:
+			err = w.judgeParent(about)
+		case errors.Is(err, unix.ENOTDIR):
+			if links++; links > maxLinks {
+				return nil, &fs.PathError{Op: "open", Path: path, Err: unix.ELOOP}
+			}
+			err = w.follow(last)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+
+	about, err := w.stat()
+	if err == nil {
+		err = judgeOwn(w.path, about)
+	}
+	if err != nil {
+		return nil, err
+	}
+	file, err := reopen(w.fd, w.path)
+	if err != nil {
+		return nil, err
+	}
+	return &Folder{path: w.path, file: file}, nil
+}
+
+// walk is a way through the file system, one component at a time.
+type walk struct {
+	wanted string // the path that the caller gave
+	path   string // of fd, without symbolic links
+	fd     int
+	opened bool
+	rest   []string // components still to enter
+	owner  uint32   // of /
+}
+
+// root begins, or begins again, at /.
+func (w *walk) root() error {
+	fd, err := ignoringEINTR(func() (int, error) {
+		return unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: "/", Err: err}
+	}
+	w.move(fd, "/")
+	about, err := w.stat()
+	if err != nil {
+		return err
+	}
+	w.owner = about.Uid
+	return nil
+}
+
+// enter goes to the next component, and makes it if it is missing and mode is not 0. It returns
+// ENOTDIR, and stays, if the component is not a folder.
+func (w *walk) enter(mode fs.FileMode) (*unix.Stat_t, error) {
+	name, path := w.rest[0], filepath.Join(w.path, w.rest[0])
+	// O_DIRECTORY triggers an automount, which O_PATH alone does not.
+	open := func() (int, error) {
+		return unix.Openat(w.fd, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	}
+	fd, err := ignoringEINTR(open)
+	if errors.Is(err, unix.ENOENT) && mode != 0 {
+		// Another process may make it at the same time.
+		if err := unix.Mkdirat(w.fd, name, uint32(mode)); err != nil && !errors.Is(err, unix.EEXIST) {
+			return nil, &fs.PathError{Op: "mkdir", Path: path, Err: err}
+		}
+		fd, err = ignoringEINTR(open)
+	}
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	w.rest = w.rest[1:]
+	w.move(fd, path)
+	return w.stat()
+}
+
+// follow replaces the next component, which is not a folder, by what it links to.
+func (w *walk) follow(last bool) error {
+	name, path := w.rest[0], filepath.Join(w.path, w.rest[0])
+	fd, err := ignoringEINTR(func() (int, error) {
+		return unix.Openat(w.fd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+
+	var about unix.Stat_t
+	if err := unix.Fstat(fd, &about); err != nil {
+		return &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	switch {
+	case about.Mode&unix.S_IFMT != unix.S_IFLNK:
+		return &fs.PathError{Op: "open", Path: path, Err: unix.ENOTDIR}
+	case last:
+		return symlink(path)
+	case !w.trusts(about.Uid):
+		return &pathError{path, fmt.Sprintf("is a symbolic link of user %d", about.Uid), fmt.Sprintf("a folder, or a link of user %d or root", os.Geteuid())}
+	}
+
+	target := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(fd, "", target)
+	if err != nil {
+		return &fs.PathError{Op: "readlink", Path: path, Err: err}
+	}
+	w.rest = append(components(string(target[:n])), w.rest[1:]...)
+	if filepath.IsAbs(string(target[:n])) {
+		return w.root()
+	}
+	return nil
+}
+
+// move makes fd the folder that the walk has reached.
+func (w *walk) move(fd int, path string) {
+	w.close()
+	w.fd, w.path, w.opened = fd, path, true
+}
+
+func (w *walk) close() {
+	if w.opened {
+		unix.Close(w.fd)
+		w.opened = false
+	}
+}
+
+func (w *walk) stat() (*unix.Stat_t, error) {
+	var about unix.Stat_t
+	if err := unix.Fstat(w.fd, &about); err != nil {
+		return nil, &fs.PathError{Op: "stat", Path: w.path, Err: err}
+	}
+	return &about, nil
+}
+
+// trusts reports whether a user can be relied on not to replace folders: this user, and root.
+// The owner of / counts as root: root has another number in a user namespace that does not map
+// user 0.
+func (w *walk) trusts(uid uint32) bool {
+	return uid == 0 || uid == w.owner || int(uid) == os.Geteuid()
+}
+
+// judgeParent returns an *Error if an untrusted user can replace what is in a folder. In a
+// sticky folder only the owner of an entry can, and the walk judges that owner next.
+func (w *walk) judgeParent(about *unix.Stat_t) error {
+	if w.trusts(about.Uid) && (about.Mode&othersWrite == 0 || about.Mode&unix.S_ISVTX != 0) {
+		return nil
+	}
+	want := fmt.Sprintf("owner root or %d, and no write permission for group or others or the sticky bit (chmod +t), since it leads to %s", os.Geteuid(), w.wanted)
+	return &pathError{w.path, describe(about), want}
+}
+
+const othersWrite = unix.S_IWGRP | unix.S_IWOTH
+
+// judgeOwn returns an *Error unless a folder or file belongs to this user, and only this user
+// can write to it.
+func judgeOwn(path string, about *unix.Stat_t) error {
+	if int(about.Uid) == os.Geteuid() && about.Mode&othersWrite == 0 {
+		return nil
+	}
+	return &pathError{path, describe(about), fmt.Sprintf("owner %d, no write permission for group or others", os.Geteuid())}
+}
+
+func describe(about *unix.Stat_t) string {
+	return fmt.Sprintf("is owned by user %d, mode %04o", about.Uid, about.Mode&0o7777)
+}
+
+func symlink(path string) error {
+	return &pathError{path, "is a symbolic link", "no link here"}
+}
+
+// components splits a path, without empty components and ".".
+func components(path string) []string {
+	return strings.FieldsFunc(path, func(r rune) bool { return r == '/' })
+}
+
+// reopen turns a descriptor that only names a folder (O_PATH) into one that can be used.
+func reopen(fd int, path string) (*os.File, error) {
+	usable, err := ignoringEINTR(func() (int, error) {
+		return unix.Openat(fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	return os.NewFile(uintptr(usable), path), nil
+}
+
+// ignoringEINTR repeats a call that a signal interrupted, as package os does.
+func ignoringEINTR(call func() (int, error)) (int, error) {
+	for {
+		n, err := call()
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package profiler
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/profile"
+	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/plan"
+)
+
+// Header says what of a profile is known before its first point: the card, the machine
+// that the Profiler's node found, and what the figures depend on.
+func (p *Profiler) Header(grid profile.Sweep, unit profile.Unit, total int) (profile.Header, error) {
+	card, m := p.options.Card, p.options.Machine
+	digest, err := digestOf(card)
+	if err != nil {
+		return profile.Header{}, err
+	}
+	h := profile.Header{
+		Version: profile.Version, Model: card.Name, ModelVersion: card.Version, ModelDigest: digest,
+		Device: configs.DeviceCPU, Unit: unit, Total: total, HeldBy: p.HeldBy(), Sweep: &grid,
+		Versions: map[string]string{"penstock": m.Penstock, "kernel": m.Kernel},
+	}
+	for name, version := range map[string]string{"driver": m.Driver, "cuda": m.CUDA} {
+		if version != "" && p.Device() != nil {
+			h.Versions[name] = version
+		}
+	}
+	if card.Framework == "onnx" {
+		h.Versions["onnxruntime"] = cmp.Or(m.ONNXRuntime, "unknown")
+	}
+	if d := p.Device(); d != nil {
+		h.Device, h.GPU = "cuda", gpuName(d)
+		return h, nil
+	}
+	_, cpus := orchestrator.IFCPUs(0)
+	h.GPU = fmt.Sprintf("%s, %d of %d CPUs", m.CPU, len(cpus), m.CPUs)
+	return h, nil
+}
+
+// gpuName is the name of a GPU's placement table, or the driver's name where there is
+// no table.
+func gpuName(d *control.ObservedDevice) string {
+	if g, err := plan.ForDevice(d.Name); err == nil {
+		return g.Name
+	}
+	return d.Name
+}
+
+// digestOf is the first half of the SHA-256 of a card and its model's file, without
+// what no figure depends on: names of folders, the objective, the knees.
+func digestOf(card *models.Card) (string, error) {
+	bare := *card
+	bare.File, bare.Dir, bare.Model, bare.SLO, bare.KneePercent, bare.Knees, bare.Batches = "", "", "", 0, 0, nil, nil
+	sum := sha256.New()
+	if err := json.NewEncoder(sum).Encode(bare); err != nil {
+		return "", fmt.Errorf("digest of card %s: %w", card.Name, err)
+	}
+	if card.Model != "" {
+		f, err := os.Open(card.Model)
+		if err != nil {
+			return "", fmt.Errorf("digest of model %s: %w", card.Name, err)
+		}
+		defer f.Close()
+		if _, err := io.Copy(sum, f); err != nil {
+			return "", fmt.Errorf("digest of model %s: %w", card.Name, err)
+		}
+	}
+	return hex.EncodeToString(sum.Sum(nil)[:sha256.Size/2]), nil
+}

@@ -1,0 +1,90 @@
+// Package bench measures Penstock against floors: each figure stands beside what
+// the bare mechanism does in the same run on the same machine, so that a noisy
+// machine moves both. `penstock-lab` prints the reports; docs/benchmarks.md says
+// what each must be.
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/penstock/penstock/internal/testbed"
+)
+
+// Setup is what the benchmarks of a device have in common.
+type Setup struct {
+	testbed.Setup
+	// Lab is the penstock-lab binary, for what is measured in a process of its own.
+	Lab string
+}
+
+// Micros are percentiles in microseconds.
+type Micros struct {
+	P50 float64 `json:"p50"`
+	P99 float64 `json:"p99"`
+	Max float64 `json:"max"`
+}
+
+// micros sums samples up; it sorts them.
+func micros(samples []time.Duration) Micros {
+	if len(samples) == 0 {
+		return Micros{}
+	}
+	slices.Sort(samples)
+	at := func(q float64) float64 {
+		i := min(len(samples)-1, int(q*float64(len(samples))))
+		return float64(samples[i].Nanoseconds()) / 1000
+	}
+	return Micros{P50: at(0.50), P99: at(0.99), Max: at(1)}
+}
+
+// nullCard is a model that computes nothing, for requests of that many bytes.
+func nullCard(dir, name string, bytes int, batches string) (string, error) {
+	rows := 1
+	for bytes%2 == 0 && bytes > 1<<13 { // no side of a picture is longer than 16,384
+		rows, bytes = 2*rows, bytes/2
+	}
+	text := fmt.Sprintf(`name: %s
+version: 1
+framework: "null"
+input:
+  size: [%d, %d, 1]
+  wire: {type: u8, layout: hwc}
+  tensor: {type: u8, layout: hwc}
+outputs:
+  - {name: sum, shape: [1]}
+batches: %s
+slo: 1s
+decoder: {name: raw}
+`, name, rows, bytes, batches)
+	path := filepath.Join(dir, name+".yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return "", fmt.Errorf("write card: %w", err)
+	}
+	return path, nil
+}
+
+// WriteReport writes a report as JSON into a file, whole or not at all, and makes the
+// file's folder where there is none.
+func WriteReport(file string, report any) error {
+	text, err := json.MarshalIndent(report, "", " ")
+	if err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	fresh := file + ".new"
+	if err := os.WriteFile(fresh, append(text, '\n'), 0o644); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	if err := os.Rename(fresh, file); err != nil {
+		return fmt.Errorf("write report: %w", errors.Join(err, os.Remove(fresh)))
+	}
+	return nil
+}

@@ -1,0 +1,14 @@
+//go:build !dpdk || !cgo
+
+package bench
+
+import (
+	"context"
+
+	"github.com/penstock/penstock/manager/ingest/dpdk"
+)
+
+// RunDPDKNode wants a build with DPDK.
+func RunDPDKNode(context.Context, DPDKNodeOptions) (DPDKNode, error) {
+	return DPDKNode{}, dpdk.ErrNotBuilt
+}

@@ -1,0 +1,248 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/wire"
+)
+
+// Fault is the report of `penstock-lab fault`: a neighbour's kernel reads where it may not,
+// which under MPS ends every process on the GPU.
+type Fault struct {
+	Machine       testbed.Machine `json:"machine"`
+	Device        string          `json:"device"`
+	Mechanism     string          `json:"mechanism"`
+	RatePerSecond float64         `json:"rate_per_s"` // of each function
+	Functions     []string        `json:"functions"`
+	Faults        []FaultResult   `json:"faults"`
+	// Silence sums up the longest silence of each fault; Node what the node itself
+	// says of it.
+	Silence PartMillis `json:"silence_ms"`
+	Node    PartMillis `json:"node_silence_ms"`
+	// Answers are to all requests of all functions but the neighbour's, from
+	// beginning to end. Lost were accepted and never answered, the neighbour's too.
+	Requests uint64          `json:"requests"`
+	Answers  testbed.Answers `json:"answers"`
+	Lost     uint64          `json:"lost"`
+}
+
+// FaultResult is one fault.
+type FaultResult struct {
+	// SilenceMillis is how long each function gave no ok answer around the fault,
+	// Longest the longest of them, NodeMillis how long the node says it was.
+	SilenceMillis map[string]float64 `json:"silence_ms"`
+	Longest       float64            `json:"longest_ms"`
+	NodeMillis    float64            `json:"node_ms"`
+	// Answers are those to requests that ended while the node was out.
+	Answers testbed.Answers `json:"answers"`
+}
+
+// FaultOptions say what is disturbed.
+type FaultOptions struct {
+	Setup
+	ModelNames []string
+	Number     int
+	// RatePerSecond is each function's open-loop load.
+	RatePerSecond float64
+}
+
+const neighbour = "neighbour"
+
+// faultFor is what the framework null is told so that it takes the device down (or,
+// on a CPU, itself) in the 51st batch of a process.
+func faultFor(device string) string {
+	if device == configs.DeviceCPU {
+		return "crash_after=50"
+	}
+	return "fault_after=50"
+}
+
+// RunFault has the neighbour fault so many times under load.
+func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
+	r = Fault{Machine: o.Machine, RatePerSecond: o.RatePerSecond}
+	dir, err := testbed.NewDir()
+	if err != nil {
+		return r, err
+	}
+	defer os.RemoveAll(dir)
+	const requestBytes = 1024
+	null, err := nullCard(dir, neighbour, requestBytes, "[1]")
+	if err != nil {
+		return r, err
+	}
+	functions := []testbed.Served{{Name: neighbour, Card: null, Percent: 10, Environment: map[string]string{"PENSTOCK_NULL": faultFor(o.Device)}}}
+	pictures := map[string][]byte{}
+	for _, name := range o.ModelNames {
+		card, err := o.Card(name)
+		if err != nil {
+			return r, err
+		}
+		file, err := testbed.Variant(dir, card, []int{1, 2, 4, 8})
+		if err != nil {
+			return r, err
+		}
+		r.Functions = append(r.Functions, card.Name)
+		pictures[card.Name] = testbed.NoisePicture(card)
+		functions = append(functions, testbed.Served{Name: card.Name, Card: file, Percent: float64(90 / len(o.ModelNames))})
+	}
+	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: configs.ChangeAuto, Functions: functions})
+	if err != nil {
+		return r, err
+	}
+	defer b.Kill()
+	status, err := b.Status()
+	if err != nil {
+		return r, err
+	}
+	r.Device, r.Mechanism = deviceName(&status), status.Mechanism
+
+	loads := map[string]*testbed.Traffic{}
+	defer func() {
+		for _, l := range loads {
+			l.Stop()
+		}
+	}()
+	for name, picture := range pictures {
+		f, err := b.Function(name)
+		if err != nil {
+			return r, err
+		}
+		// As many in flight as come in two seconds of silence.
+		loads[name], err = testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: f.Port, Flows: 1, InFlight: 256, Picture: picture, Timeout: 20 * time.Second})
+		if err != nil {
+			return r, err
+		}
+		loads[name].Pace(o.RatePerSecond)
+	}
+	var longest, told []time.Duration
+	for i := range o.Number {
+		o.Say("fault %d of %d", i+1, o.Number)
+		f, err := o.fault(ctx, b, loads)
+		if err != nil {
+			return r, fmt.Errorf("fault %d: %w", i+1, err)
+		}
+		r.Faults = append(r.Faults, f)
+		longest = append(longest, time.Duration(f.Longest*float64(time.Millisecond)))
+		told = append(told, time.Duration(f.NodeMillis*float64(time.Millisecond)))
+	}
+	r.Silence, r.Node = partMillis(longest), partMillis(told)
+	var all []testbed.Answered
+	for _, l := range loads {
+		l.Stop()
+		r.Requests += l.Sent()
+		all = append(all, l.Between(0, 0)...)
+	}
+	r.Answers = testbed.Count(all)
+	if status, err = b.Status(); err != nil {
+		return r, err
+	}
+	for _, f := range status.Functions {
+		r.Lost += f.Lost
+	}
+	return r, b.End()
+}
+
+// fault waits until everybody has a shadow, has the neighbour fault, and measures
+// until everybody answers again.
+func (o *FaultOptions) fault(ctx context.Context, b *testbed.Bed, loads map[string]*testbed.Traffic) (r FaultResult, err error) {
+	for name := range loads {
+		if err := b.ShadowReady(ctx, name); err != nil {
+			return r, err
+		}
+	}
+	if err := b.ShadowReady(ctx, neighbour); err != nil {
+		return r, err
+	}
+	if err := testbed.Pause(ctx, time.Second); err != nil { // of answers, to measure the silence against
+		return r, err
+	}
+	before := client.Now()
+	if err := provoke(ctx, b); err != nil {
+		return r, err
+	}
+	began := client.Now()
+	// Everybody answers again, and has done so for a while.
+	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("not everybody answered again within a minute"))
+	defer cancel()
+	err = b.WaitFor(limit, "answers", func() bool {
+		for _, l := range loads {
+			if testbed.Count(l.Between(max(began, client.Now()-int64(time.Second/2)), 0)).OK == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	if err != nil {
+		return r, err
+	}
+	if err := testbed.Pause(ctx, 2*time.Second); err != nil {
+		return r, err
+	}
+	r.SilenceMillis = map[string]float64{}
+	var during []testbed.Answered
+	for name, l := range loads {
+		all := l.Between(before-int64(time.Second), 0)
+		silence, from, to := longestSilence(all)
+		r.SilenceMillis[name] = silence.Seconds() * 1000
+		r.Longest = max(r.Longest, r.SilenceMillis[name])
+		during = append(during, l.Between(from+1, to)...)
+	}
+	r.Answers = testbed.Count(during)
+	status, err := b.Status()
+	if err != nil {
+		return r, err
+	}
+	r.NodeMillis = status.Faults.LastMillis
+	return r, nil
+}
+
+// provoke asks the neighbour, one request at a time, until it is gone.
+func provoke(ctx context.Context, b *testbed.Bed) error {
+	f, err := b.Function(neighbour)
+	if err != nil {
+		return err
+	}
+	c, err := client.Dial(ctx, fmt.Sprintf("127.0.0.1:%d", f.Port), client.Options{Timeout: 10 * time.Second})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	picture := make([]byte, f.Input.Bytes)
+	const most = 1000
+	for range most {
+		_, err := c.Do(ctx, picture, client.RequestOptions{})
+		var status client.StatusError
+		switch {
+		case err == nil:
+		case errors.As(err, &status) && wire.Status(status) == wire.StatusFailed:
+			return nil
+		default:
+			return fmt.Errorf("the neighbour's request ended without an honest answer: %w", err)
+		}
+	}
+	return fmt.Errorf("the neighbour answered %d requests and did not fault: %s", most, strings.TrimSpace(b.Log()))
+}
+
+// longestSilence is the longest time between two ok answers, and when it was. all
+// ascends in time.
+func longestSilence(all []testbed.Answered) (silence time.Duration, from, to int64) {
+	last := int64(0)
+	for _, a := range all {
+		if a.Lost || a.Status != wire.StatusOK {
+			continue
+		}
+		if gap := time.Duration(a.At - last); last > 0 && gap > silence {
+			silence, from, to = gap, last, a.At
+		}
+		last = a.At
+	}
+	return silence, from, to
+}

@@ -1,0 +1,40 @@
+//go:build cgo
+
+package bench
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/gputest"
+	"github.com/penstock/penstock/models"
+)
+
+func TestMain(m *testing.M) { cudafake.Main(m, cudafake.Kernels(gputest.Twins)) }
+
+// What it measures is the fake driver; that it measures, and leaves nothing, is
+// tested.
+func TestGatherIsMeasuredOnTheFake(t *testing.T) {
+	cudafake.Check(t)
+	runtime.LockOSThread()
+	slab, err := newGatherSlab()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slab.close()
+	b := gatherBench{
+		in:       models.Input{Height: 224, Width: 224, Channels: 3, WireType: models.U8, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.CHW},
+		pictures: 2, slab: slab, n: 1,
+	}
+	c, _, err := b.run("cuda", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Kernel != "gather_three_f16_planes" || c.Alignment != "odd" || c.PictureBytes != 150528 {
+		t.Errorf("measured %+v", c)
+	}
+	if c.GigabytesPerSecond <= 0 || c.CopyGBPerSecond <= 0 || c.PieceCopyGBPerSecond <= 0 || c.CPUCopyGBPerSecond <= 0 || c.Ratio <= 0 || c.Call.P50 <= 0 || c.Seen.P50 < c.Call.P50 {
+		t.Errorf("a figure is missing: %+v", c)
+	}
+}

@@ -1,0 +1,321 @@
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/ingest"
+	"github.com/penstock/penstock/manager/ingest/udp"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// Ingest is the report of `penstock-lab ingest`: what one receive thread makes of
+// datagrams, from the socket to whole requests, beside a loop that receives the
+// same datagrams and does nothing with them. The first case's numbers stand at the
+// top, too.
+type Ingest struct {
+	IngestCase
+	Cases []IngestCase `json:"cases"`
+}
+
+// IngestCase is one size of request. Bytes are the pictures', headers left out.
+type IngestCase struct {
+	Pieces             int     `json:"pieces"`
+	PieceBytes         int     `json:"piece_bytes"`
+	Requests           uint64  `json:"requests"`
+	DatagramsPerSecond float64 `json:"datagrams_per_s"`
+	BytesPerSecond     float64 `json:"bytes_per_s"`
+	BareBytesPerSecond float64 `json:"bare_bytes_per_s"`
+	// Ratio is the median of the ratios of neighbouring measurements.
+	Ratio             float64 `json:"ratio"`
+	AllocsPerDatagram float64 `json:"allocs_per_datagram"`
+	Lost              uint64  `json:"lost"`      // requests
+	BareLost          uint64  `json:"bare_lost"` // datagrams
+}
+
+// ingestRounds is how often ours and the bare loop take turns.
+const ingestRounds = 5
+
+// RunIngest measures requests of 147 and of 507 pieces of 1 KB (a picture of 224 x
+// 224 and of 416 x 416, RGB), for that long each.
+func RunIngest(ctx context.Context, each time.Duration) (Ingest, error) {
+	var r Ingest
+	for _, pieces := range []int{147, 507} {
+		c, err := ingestCase(ctx, pieces, 1024, each)
+		if err != nil {
+			return r, err
+		}
+		r.Cases = append(r.Cases, c)
+	}
+	r.IngestCase = r.Cases[0]
+	return r, nil
+}
+
+func ingestCase(ctx context.Context, pieces, pieceBytes int, each time.Duration) (IngestCase, error) {
+	c := IngestCase{Pieces: pieces, PieceBytes: pieceBytes}
+	turn := each / ingestRounds
+	var ratios, ours, bare []float64
+	var mallocs, datagrams uint64
+	for range ingestRounds {
+		if err := ctx.Err(); err != nil {
+			return c, err
+		}
+		b, err := bareTurn(pieces, pieceBytes, turn)
+		if err != nil {
+			return c, err
+		}
+		o, err := ingestTurn(pieces, pieceBytes, turn)
+		if err != nil {
+			return c, err
+		}
+		ours, bare = append(ours, o.perSecond()), append(bare, b.perSecond())
+		ratios = append(ratios, o.perSecond()/b.perSecond())
+		c.Requests += o.requests
+		c.Lost += o.lost
+		c.BareLost += b.lost
+		mallocs += o.mallocs
+		datagrams += o.datagrams
+	}
+	c.BytesPerSecond, c.BareBytesPerSecond, c.Ratio = median(ours), median(bare), median(ratios)
+	c.DatagramsPerSecond = c.BytesPerSecond / float64(pieceBytes)
+	c.AllocsPerDatagram = float64(mallocs) / float64(datagrams)
+	return c, nil
+}
+
+func median(v []float64) float64 {
+	slices.Sort(v)
+	return v[len(v)/2]
+}
+
+// turn is what one measurement saw.
+type turn struct {
+	datagrams, requests, lost, mallocs uint64
+	bytes                              uint64 // of whole requests, or of datagrams' payloads
+	took                               time.Duration
+}
+
+func (t turn) perSecond() float64 { return float64(t.bytes) / t.took.Seconds() }
+
+// receiveBuffer is asked of both sockets; window is how many bytes the sender keeps
+// on the way, well within it, so that none is lost.
+const (
+	receiveBuffer = 8 << 20
+	window        = 1 << 20
+)
+
+// ingestTurn runs source and aggregation as the manager's receive thread does,
+// with an inference function that answers at once.
+func ingestTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error) {
+	src, err := udp.Open(udp.Options{
+		Listen: netip.MustParseAddrPort("127.0.0.1:0"), SlabBytes: 64 << 20, RecvBuffer: receiveBuffer, HugePages: true,
+	})
+	if err != nil {
+		return t, err
+	}
+	defer func() { err = errors.Join(err, src.CloseSlab()) }()
+	defer src.Close()
+	g := shm.Geometry{Slots: 64, MaxPieces: uint32(2 * pieces), ResultBytes: 64}
+	table, err := shm.NewTable("penstock-bench", g)
+	if err != nil {
+		return t, err
+	}
+	defer table.Close()
+	requestBytes := pieces * pieceBytes
+	a := aggregate.New(aggregate.Config{
+		Slots: int(g.Slots), RequestBytes: requestBytes, MaxPieces: int(g.MaxPieces), MinPieceBytes: pieceBytes,
+		SLO: 10 * time.Second,
+	}, src.Slab().Bytes(), table)
+
+	s, err := newIngestSender(src.LocalAddr(), pieces, pieceBytes)
+	if err != nil {
+		return t, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	batch := make([]ingest.Datagram, 256)
+	var events aggregate.Events
+	answer := wire.Result{Kind: wire.KindRaw}
+	loop := func(until func() bool) error {
+		for !until() {
+			n, err := src.Receive(batch, shm.Now()+int64(10*time.Millisecond))
+			if err != nil {
+				return fmt.Errorf("receive: %w", err)
+			}
+			now := shm.Now()
+			events.Reset()
+			a.Add(now, batch[:n], &events)
+			for _, slot := range events.Whole {
+				a.End(now, slot, &answer, nil, &events)
+			}
+			src.Release(events.Release)
+			s.received.Add(uint64(n))
+		}
+		return nil
+	}
+	stop := s.start()
+	// A tenth of the time warms up memory and caches.
+	begin := time.Now().Add(length / 10)
+	if err := loop(func() bool { return time.Now().After(begin) }); err != nil {
+		stop()
+		return t, err
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	wholeBefore, datagramsBefore, started := a.Stats().Whole, a.Stats().Datagrams, time.Now()
+	end := started.Add(length)
+	err = loop(func() bool { return time.Now().After(end) })
+	stats := a.Stats()
+	t.took = time.Since(started)
+	runtime.ReadMemStats(&after)
+	stop()
+	if err != nil {
+		return t, err
+	}
+	// What is still on its way comes in; what does not is lost.
+	last := time.Now().Add(time.Second)
+	if err := loop(func() bool { return a.Stats().Whole >= s.requests || time.Now().After(last) }); err != nil {
+		return t, err
+	}
+	t.requests = stats.Whole - wholeBefore
+	t.datagrams = stats.Datagrams - datagramsBefore
+	t.bytes = t.requests * uint64(requestBytes)
+	t.lost = s.requests - a.Stats().Whole
+	t.mallocs = after.Mallocs - before.Mallocs
+	return t, nil
+}
+
+// bareTurn receives the same datagrams into the same few buffers and looks at
+// nothing but their number.
+func bareTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error) {
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return t, fmt.Errorf("open bare socket: %w", err)
+	}
+	defer conn.Close()
+	bare, err := newBareLoop(conn, receiveBuffer)
+	if err != nil {
+		return t, err
+	}
+	s, err := newIngestSender(conn.LocalAddr().(*net.UDPAddr).AddrPort(), pieces, pieceBytes)
+	if err != nil {
+		return t, err
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	datagramBytes := uint64(wire.HeaderSize + pieceBytes)
+	loop := func(until func() bool) (datagrams uint64, err error) {
+		for !until() {
+			n, err := bare.receive(10 * time.Millisecond)
+			if err != nil {
+				return datagrams, fmt.Errorf("receive bare: %w", err)
+			}
+			s.received.Add(n / datagramBytes)
+			datagrams += n / datagramBytes
+		}
+		return datagrams, nil
+	}
+	stop := s.start()
+	begin := time.Now().Add(length / 10)
+	all, err := loop(func() bool { return time.Now().After(begin) })
+	if err != nil {
+		stop()
+		return t, err
+	}
+	started := time.Now()
+	end := started.Add(length)
+	t.datagrams, err = loop(func() bool { return time.Now().After(end) })
+	t.took = time.Since(started)
+	stop()
+	if err != nil {
+		return t, err
+	}
+	last := time.Now().Add(100 * time.Millisecond)
+	rest, err := loop(func() bool { return time.Now().After(last) })
+	if err != nil {
+		return t, err
+	}
+	t.bytes = t.datagrams * uint64(pieceBytes)
+	t.lost = s.requests*uint64(pieces) - (all + t.datagrams + rest)
+	return t, nil
+}
+
+// ingestSender sends whole requests as fast as they are received, in trains that
+// the kernel cuts (UDP_SEGMENT).
+type ingestSender struct {
+	conn     *net.UDPConn
+	datagram int // bytes
+	pieces   int
+	request  []byte // all datagrams of one, back to back
+	control  []byte
+	train    int // datagrams a train
+
+	received atomic.Uint64 // datagrams, told by the receiver
+	requests uint64        // sent; read after stop
+}
+
+func newIngestSender(to netip.AddrPort, pieces, pieceBytes int) (*ingestSender, error) {
+	conn, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
+	if err != nil {
+		return nil, fmt.Errorf("open sender: %w", err)
+	}
+	s := &ingestSender{conn: conn, datagram: wire.HeaderSize + pieceBytes, pieces: pieces}
+	for i := range pieces {
+		b := make([]byte, s.datagram)
+		h := wire.PieceHeader(wire.TypeData, 0, pieces*pieceBytes, pieceBytes, i)
+		h.Put(b)
+		s.request = append(s.request, b...)
+	}
+	const maxSegments = 64 // UDP_MAX_SEGMENTS of older kernels
+	s.train = min(maxSegments, wire.MaxDatagram/s.datagram)
+	s.control = segmentControl(uint16(s.datagram))
+	return s, nil
+}
+
+// start sends from a thread of its own until stop.
+func (s *ingestSender) start() (stop func()) {
+	var stopping atomic.Bool
+	var done sync.WaitGroup
+	done.Go(func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		sent := uint64(0)
+		for id := uint32(0); !stopping.Load(); id++ {
+			for i := range s.pieces {
+				binary.LittleEndian.PutUint32(s.request[i*s.datagram+4:], id)
+			}
+			for from := 0; from < s.pieces; from += s.train {
+				n := min(s.train, s.pieces-from)
+				for !stopping.Load() && sent+uint64(n)-s.received.Load() > uint64(window/s.datagram) {
+					unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+				}
+				b := s.request[from*s.datagram : (from+n)*s.datagram]
+				if _, _, err := s.conn.WriteMsgUDP(b, s.control, nil); err != nil {
+					continue // lost: it will be missing at the receiver
+				}
+				sent += uint64(n)
+			}
+			s.requests++
+		}
+	})
+	var once sync.Once
+	return func() {
+		once.Do(func() {
+			stopping.Store(true) // the request that is on its way goes out whole
+			done.Wait()
+			s.conn.Close()
+		})
+	}
+}

@@ -1,0 +1,425 @@
+//go:build dpdk && cgo
+
+package bench
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/manager/ingest"
+	"github.com/penstock/penstock/manager/ingest/dpdk/eal"
+	"github.com/penstock/penstock/manager/ingest/udp"
+	"github.com/penstock/penstock/research/generate"
+)
+
+// portKind is a kind of port and what its sender is.
+type portKind struct {
+	name, device, sender string
+	// bridged ports make an interface of their own, which a bridge joins to the cable.
+	bridged string
+}
+
+const (
+	kernelSender = "a kernel UDP socket across veth, UDP_SEGMENT cut before the cable"
+	trainSender  = "a kernel UDP socket across veth, UDP_SEGMENT trains whole (UDP_GRO)"
+	memifFeed    = "DPDK in the same process, bursts of 64"
+)
+
+var portKinds = []portKind{
+	{name: "udp", sender: trainSender},
+	{name: "udp, cut", sender: kernelSender},
+	{name: "af_packet", device: "net_af_packet0,iface=node0", sender: kernelSender},
+	{name: "tap", device: "net_tap0,iface=dtap0", sender: kernelSender, bridged: "dtap0"},
+	{name: "af_xdp", device: "net_af_xdp0,iface=node0", sender: kernelSender},
+	{name: "memif", sender: memifFeed},
+}
+
+const portPieces, portPieceBytes = 147, 1024
+
+// measurePorts measures every kind in network namespaces of its own, which end with
+// it. What a machine lacks stands in the report.
+func measurePorts(ctx context.Context, o DPDKOptions) (list []PortIngest, err error) {
+	camera, node, err := newNetworks()
+	if err != nil {
+		return nil, err
+	}
+	defer camera.close()
+	defer node.close()
+	for _, k := range portKinds {
+		if err := ctx.Err(); err != nil {
+			return list, err
+		}
+		o.say("port " + k.name)
+		p, err := k.measure(camera, node, o.Each)
+		p.Port, p.Sender = k.name, k.sender
+		if err != nil {
+			p.Lacks = err.Error()
+		}
+		list = append(list, p)
+	}
+	return list, nil
+}
+
+func (k portKind) measure(camera, node *network, each time.Duration) (p PortIngest, err error) {
+	if k.name == "memif" {
+		return measureMemif(each)
+	}
+	if err := layCable(camera, node, k); err != nil {
+		return p, err
+	}
+	defer camera.run("ip", "link", "del", "cam0")
+	var src ingest.Source
+	var stop func() error
+	node.do(func() { src, stop, err = k.open(node) })
+	if err != nil {
+		return p, err
+	}
+	defer func() { err = errors.Join(err, stop()) }()
+	if k.bridged != "" {
+		if err := bridge(node, k.bridged); err != nil {
+			return p, err
+		}
+		defer node.run("ip", "link", "del", "br0")
+	}
+	var s *ingestSender
+	camera.do(func() { s, err = newIngestSender(dpdkTo, portPieces, portPieceBytes) })
+	if err != nil {
+		return p, err
+	}
+	return receiveFrom(src, &socketSender{s: s}, each)
+}
+
+// open opens the source in the node's network.
+func (k portKind) open(node *network) (ingest.Source, func() error, error) {
+	if k.device == "" {
+		if err := run("ip", "addr", "add", dpdkTo.Addr().String()+"/24", "dev", "node0"); err != nil {
+			return nil, nil, err
+		}
+		s, err := udp.Open(udp.Options{Listen: dpdkTo, SlabBytes: 64 << 20, RecvBuffer: receiveBuffer, HugePages: true})
+		if err != nil {
+			return nil, nil, err
+		}
+		return s, func() error { return errors.Join(s.Close(), s.CloseSlab()) }, nil
+	}
+	group, s, err := openPort(k.device, manyMbufs)
+	if err != nil {
+		return nil, nil, err
+	}
+	return s, func() error { return errors.Join(s.Close(), s.CloseSlab(), group.Close()) }, nil
+}
+
+// sender sends requests from a thread of its own until stop, and is told what has come.
+type sender interface {
+	start() (stop func())
+	sent() uint64 // datagrams
+	came(n uint64)
+}
+
+// receiveFrom measures a source that a sender feeds.
+func receiveFrom(src ingest.Source, s sender, each time.Duration) (p PortIngest, err error) {
+	end, err := newIngestEnd(src, portPieces, portPieceBytes, time.Second, 100*time.Millisecond)
+	if err != nil {
+		return p, err
+	}
+	defer end.table.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	stop := s.start()
+	defer stop()
+	loop := func(length time.Duration) error {
+		for until := time.Now().Add(length); time.Now().Before(until); {
+			n, err := end.receive(10 * time.Millisecond)
+			if err != nil {
+				return err
+			}
+			s.came(uint64(n))
+		}
+		return nil
+	}
+	if err := loop(each / 4); err != nil { // the neighbours find each other, memory warms up
+		return p, err
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	sent, pieces, began := s.sent(), end.aggregate.Stats().Pieces, time.Now()
+	if err := loop(each); err != nil {
+		return p, err
+	}
+	took := time.Since(began).Seconds()
+	runtime.ReadMemStats(&after)
+	sent, pieces = s.sent()-sent, end.aggregate.Stats().Pieces-pieces
+	if pieces == 0 {
+		return p, fmt.Errorf("nothing came of %d datagrams", sent)
+	}
+	p.SentPerSecond, p.ReceivedPerSecond = float64(sent)/took, float64(pieces)/took
+	p.BytesPerSecond = p.ReceivedPerSecond * portPieceBytes
+	p.LostPercent = max(0, 100*(1-float64(pieces)/float64(max(sent, 1))))
+	p.AllocsPerDatagram = float64(after.Mallocs-before.Mallocs) / float64(pieces)
+	stop()
+	return p, end.empty()
+}
+
+// socketSender is an ingestSender that gives up what does not come: its window would
+// never open again.
+type socketSender struct {
+	s     *ingestSender
+	count atomic.Uint64 // sent, and all those that were received or given up
+	ended atomic.Uint64
+	last  atomic.Int64 // when something came, time.Now in ns
+}
+
+func (s *socketSender) sent() uint64  { return s.count.Load() }
+func (s *socketSender) came(n uint64) { s.ended.Add(n); s.last.Store(time.Now().UnixNano()) }
+
+// givenUpAfter is the silence after which what is on its way is lost.
+const givenUpAfter = 20 * time.Millisecond
+
+func (s *socketSender) start() (stop func()) {
+	return sendUntilStopped(func(stopping *atomic.Bool) {
+		defer s.s.conn.Close()
+		for id := uint32(0); !stopping.Load(); id++ {
+			for i := range s.s.pieces {
+				binary.LittleEndian.PutUint32(s.s.request[i*s.s.datagram+4:], id)
+			}
+			for from := 0; from < s.s.pieces && !stopping.Load(); from += s.s.train {
+				n := min(s.s.train, s.s.pieces-from)
+				waitForRoom(stopping, &s.count, &s.ended, &s.last, uint64(window/s.s.datagram), uint64(n))
+				b := s.s.request[from*s.s.datagram : (from+n)*s.s.datagram]
+				if _, _, err := s.s.conn.WriteMsgUDP(b, s.s.control, nil); err == nil {
+					s.count.Add(uint64(n))
+				}
+			}
+		}
+	})
+}
+
+// waitForRoom waits until n more fit into the window, or what is in it is given up.
+func waitForRoom(stopping *atomic.Bool, count, ended *atomic.Uint64, last *atomic.Int64, most, n uint64) {
+	begin := time.Now().UnixNano()
+	for !stopping.Load() && count.Load()+n > ended.Load()+most {
+		unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+		if now := time.Now().UnixNano(); now-max(last.Load(), begin) > int64(givenUpAfter) {
+			ended.Store(count.Load())
+		}
+	}
+}
+
+// sendUntilStopped runs send on a thread of its own.
+func sendUntilStopped(send func(stopping *atomic.Bool)) (stop func()) {
+	var stopping atomic.Bool
+	var done sync.WaitGroup
+	done.Go(func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		send(&stopping)
+	})
+	return sync.OnceFunc(func() {
+		stopping.Store(true)
+		done.Wait()
+	})
+}
+
+// measureMemif has two ports of shared memory in one process: one is the source's, the
+// other sends.
+func measureMemif(each time.Duration) (p PortIngest, err error) {
+	dir, err := os.MkdirTemp("", "penstock-memif-")
+	if err != nil {
+		return p, err
+	}
+	defer os.RemoveAll(dir)
+	where := ",id=0,rsize=11,socket-abstract=no,socket=" + filepath.Join(dir, "s")
+	group, src, err := openPort("net_memif0,role=server"+where, manyMbufs)
+	if err != nil {
+		return p, err
+	}
+	defer func() { err = errors.Join(err, src.Close(), src.CloseSlab(), group.Close()) }()
+	s, err := newMemifSender("net_memif1,role=client"+where, group.MAC())
+	if err != nil {
+		return p, err
+	}
+	defer func() { err = errors.Join(err, s.close()) }()
+	return receiveFrom(src, s, each)
+}
+
+// memifSender makes frames in its own mbufs and sends them in bursts.
+type memifSender struct {
+	pool    *eal.Pool
+	device  *eal.Device
+	headers []byte
+	count   atomic.Uint64
+	ended   atomic.Uint64
+	last    atomic.Int64
+}
+
+func newMemifSender(device string, to [6]byte) (_ *memifSender, err error) {
+	t := generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: portPieces, PieceBytes: portPieceBytes}
+	s := &memifSender{headers: t.Headers(to)}
+	if s.pool, err = eal.NewPool("memif-sender", 8192, 2048+eal.HeadroomBytes, -1, false); err != nil {
+		return nil, err
+	}
+	if s.device, err = eal.OpenDevice(device); err != nil {
+		return nil, errors.Join(err, s.pool.Close())
+	}
+	_, err = s.device.Configure(eal.Config{Queues: 1, Descriptors: 2048, MTU: 1500}, s.pool)
+	if err == nil {
+		err = s.device.Start()
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.close())
+	}
+	for until := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if up, _ := s.device.Link(); up {
+			return s, nil
+		}
+		if time.Now().After(until) {
+			return nil, errors.Join(errors.New("the two ends of memif do not find each other"), s.close())
+		}
+	}
+}
+
+func (s *memifSender) close() error { return errors.Join(s.device.Close(), s.pool.Close()) }
+
+func (s *memifSender) sent() uint64  { return s.count.Load() }
+func (s *memifSender) came(n uint64) { s.ended.Add(n); s.last.Store(time.Now().UnixNano()) }
+
+func (s *memifSender) start() (stop func()) {
+	return sendUntilStopped(func(stopping *atomic.Bool) {
+		var mbufs, data [eal.Burst]uint64
+		var lengths [eal.Burst]uint32
+		var offloads [eal.Burst]eal.Offload
+		payload := make([]byte, portPieceBytes)
+		memory := s.pool.Memory().Bytes()
+		next := uint64(0)
+		for !stopping.Load() {
+			waitForRoom(stopping, &s.count, &s.ended, &s.last, window/portPieceBytes, eal.Burst)
+			if s.pool.Alloc(mbufs[:], data[:]) != nil {
+				unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+				continue
+			}
+			for i := range mbufs {
+				n := copy(memory[data[i]:], s.headers)
+				generate.Piece(memory[data[i]:], uint32((next+uint64(i))/portPieces), int((next+uint64(i))%portPieces), portPieces, portPieceBytes)
+				n += copy(memory[data[i]+uint64(n):], payload)
+				lengths[i] = uint32(n)
+			}
+			sent := s.device.Send(0, mbufs[:], lengths[:], offloads[:])
+			next += uint64(sent)
+			s.count.Add(uint64(sent))
+		}
+	})
+}
+
+// network is a network namespace, held by a thread that lives in it.
+type network struct {
+	jobs chan func()
+	path string
+}
+
+func newNetworks() (camera, node *network, err error) {
+	if camera, err = newNetwork(); err != nil {
+		return nil, nil, err
+	}
+	if node, err = newNetwork(); err != nil {
+		camera.close()
+		return nil, nil, err
+	}
+	return camera, node, nil
+}
+
+func newNetwork() (*network, error) {
+	n := &network{jobs: make(chan func())}
+	made := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the namespace ends with the thread
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			n.path = fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), unix.Gettid())
+			err = errors.Join(
+				os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0),
+				run("ip", "link", "set", "lo", "up"))
+		}
+		made <- err
+		for job := range n.jobs {
+			job()
+		}
+	}()
+	if err := <-made; err != nil {
+		close(n.jobs)
+		return nil, fmt.Errorf("make a network namespace: %w", err)
+	}
+	return n, nil
+}
+
+func (n *network) close() { close(n.jobs) }
+
+func (n *network) do(job func()) {
+	done := make(chan struct{})
+	n.jobs <- func() {
+		defer close(done)
+		job()
+	}
+	<-done
+}
+
+func (n *network) run(name string, args ...string) (err error) {
+	n.do(func() { err = run(name, args...) })
+	return err
+}
+
+func run(name string, args ...string) error {
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s %v: %w: %s", name, args, err, out)
+	}
+	return nil
+}
+
+// steps runs commands in a network until one fails.
+func (n *network) steps(commands ...[]string) error {
+	for _, c := range commands {
+		if err := n.run(c[0], c[1:]...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// layCable makes a veth pair between the networks; its ends are cam0 and node0.
+func layCable(camera, node *network, k portKind) error {
+	if err := camera.steps(
+		[]string{"ip", "link", "add", "cam0", "type", "veth", "peer", "name", "node0", "netns", node.path},
+		[]string{"ip", "addr", "add", dpdkFrom.Addr().String() + "/24", "dev", "cam0"},
+		[]string{"ip", "link", "set", "cam0", "txqueuelen", "10000", "up"},
+	); err != nil {
+		return err
+	}
+	if k.sender == kernelSender {
+		if err := camera.run("ethtool", "-K", "cam0", "tx-udp-segmentation", "off", "gso", "off", "tso", "off"); err != nil {
+			return err
+		}
+	}
+	return node.run("ip", "link", "set", "node0", "up")
+}
+
+func bridge(node *network, iface string) error {
+	return node.steps(
+		[]string{"ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0"},
+		[]string{"ip", "link", "set", "node0", "master", "br0"},
+		// A tap's kernel end has the port's own address; a bridge would keep its frames.
+		[]string{"ip", "link", "set", iface, "address", "02:00:00:00:ff:01"},
+		[]string{"ip", "link", "set", iface, "master", "br0"},
+		[]string{"ip", "link", "set", iface, "txqueuelen", "10000", "up"},
+		[]string{"ip", "link", "set", "br0", "up"},
+	)
+}

@@ -1,0 +1,381 @@
+//go:build dpdk && cgo
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rs/zerolog"
+	"golang.org/x/sys/unix"
+
+	"github.com/penstock/penstock/manager/aggregate"
+	"github.com/penstock/penstock/manager/ingest"
+	"github.com/penstock/penstock/manager/ingest/dpdk"
+	"github.com/penstock/penstock/research/generate"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/wire"
+)
+
+// benchMemory is the packet memory of every port measured: DPDK starts once a
+// process, with one size.
+const benchMemory = 256 << 20
+
+// The function's address, the client's, and its UDP port.
+var (
+	dpdkTo   = netip.MustParseAddrPort("10.77.0.2:9000")
+	dpdkFrom = netip.MustParseAddrPort("10.77.0.1:5000")
+)
+
+// RunIngestDPDK measures what one core makes of a port of memory, then, as asked, the
+// ports of this machine, and runs the soak.
+func RunIngestDPDK(ctx context.Context, o DPDKOptions) (IngestDPDK, error) {
+	r := IngestDPDK{Machine: o.Machine, Memory: "ordinary pages"}
+	if hugeEnough() {
+		r.Memory = "huge pages"
+	}
+	for _, pieces := range []int{147, 507} {
+		for _, whole := range []bool{false, true} {
+			o.say(fmt.Sprintf("one core, %d pieces", pieces))
+			c, err := oneCore(ctx, generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: pieces, PieceBytes: 1024, Whole: whole}, o.Each)
+			if err != nil {
+				return r, err
+			}
+			r.OneCore = append(r.OneCore, c)
+		}
+	}
+	if o.Ports {
+		var err error
+		if r.Ports, err = measurePorts(ctx, o); err != nil {
+			return r, err
+		}
+	}
+	if o.Soak > 0 {
+		s, err := soak(ctx, o)
+		if err != nil {
+			return r, err
+		}
+		r.Soak = &s
+	}
+	return r, nil
+}
+
+// hugeEnough reports whether the machine has free huge pages for benchMemory and
+// DPDK's own.
+func hugeEnough() bool {
+	text, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+	if err != nil {
+		return false
+	}
+	free, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	return err == nil && free<<21 >= benchMemory+64<<20
+}
+
+// openPort opens a port with one function's source.
+func openPort(device string, mbufs int) (g *dpdk.Group, s *dpdk.Source, err error) {
+	g, err = dpdk.Open(dpdk.Options{
+		Port: device, Addresses: []netip.Addr{dpdkTo.Addr()}, Queues: 1, MTU: 1500,
+		Memory: benchMemory, HugePages: hugeEnough(), Mbufs: mbufs, Checksums: dpdk.Auto, Log: zerolog.Nop(),
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	if s, err = g.Listen(dpdkTo.Port()); err != nil {
+		return nil, nil, errors.Join(err, g.Close())
+	}
+	return g, s, nil
+}
+
+// manyMbufs hold 64 requests of 507 pieces; fewMbufs what is under way on one core, where
+// every request is answered as soon as it is whole.
+const (
+	manyMbufs = 40000
+	fewMbufs  = 4096
+)
+
+// ingestEnd is an aggregator whose requests are answered as soon as they are whole.
+type ingestEnd struct {
+	table     *shm.Table
+	aggregate *aggregate.Aggregator
+	events    aggregate.Events
+	answer    wire.Result
+	batch     []ingest.Datagram
+	src       ingest.Source
+	noRoom    uint64
+	hold      time.Duration // from whole to answered, in receive
+	held      []heldSlot
+}
+
+func newIngestEnd(src ingest.Source, pieces, pieceBytes int, slo, deadline time.Duration) (*ingestEnd, error) {
+	g := shm.Geometry{Slots: 64, MaxPieces: uint32(2 * pieces), ResultBytes: 64}
+	table, err := shm.NewTable("penstock-bench", g)
+	if err != nil {
+		return nil, err
+	}
+	return &ingestEnd{
+		table: table, src: src, batch: make([]ingest.Datagram, 256), answer: wire.Result{Kind: wire.KindRaw},
+		aggregate: aggregate.New(aggregate.Config{
+			Slots: int(g.Slots), RequestBytes: pieces * pieceBytes, MaxPieces: int(g.MaxPieces), MinPieceBytes: pieceBytes,
+			SLO: slo, Deadline: deadline,
+		}, src.Slab().Bytes(), table),
+	}, nil
+}
+
+// turn receives until the deadline at the latest, and answers what is whole.
+func (e *ingestEnd) turn(deadline int64) (int, error) {
+	n, err := e.src.Receive(e.batch, deadline)
+	if err != nil {
+		return 0, fmt.Errorf("receive: %w", err)
+	}
+	now := shm.Now()
+	e.events.Reset()
+	e.aggregate.Add(now, e.batch[:n], &e.events)
+	for _, slot := range e.events.Whole {
+		e.aggregate.End(now, slot, &e.answer, nil, &e.events)
+	}
+	e.src.Release(e.events.Release)
+	return n, nil
+}
+
+// receive is a turn of a node's receive thread: it waits that long at most, ends what
+// has expired, and evicts where memory is short.
+func (e *ingestEnd) receive(wait time.Duration) (int, error) {
+	n, err := e.src.Receive(e.batch, shm.Now()+int64(wait))
+	if err != nil {
+		return 0, fmt.Errorf("receive: %w", err)
+	}
+	starved := false
+	if n == 0 {
+		had := e.src.Stats().NoRoom
+		starved, e.noRoom = had != e.noRoom, had
+	}
+	now := shm.Now()
+	e.events.Reset()
+	e.aggregate.Add(now, e.batch[:n], &e.events)
+	if next := e.aggregate.NextDeadline(); next != 0 && next <= now {
+		e.aggregate.Expire(now, &e.events)
+	}
+	if starved {
+		e.aggregate.EvictOldest(now, &e.events)
+	}
+	for _, slot := range e.events.Whole {
+		e.held = append(e.held, heldSlot{slot, now})
+	}
+	for len(e.held) > 0 && now-e.held[0].since >= int64(e.hold) {
+		e.aggregate.End(now, e.held[0].slot, &e.answer, nil, &e.events)
+		e.held = slices.Delete(e.held, 0, 1)
+	}
+	e.src.Release(e.events.Release)
+	return n, nil
+}
+
+// empty receives until nothing has come for a while, and gives everything back.
+func (e *ingestEnd) empty() error {
+	e.hold = 0
+	for quiet := 0; quiet < 10; quiet++ {
+		n, err := e.receive(10 * time.Millisecond)
+		if err != nil {
+			return err
+		}
+		if n > 0 {
+			quiet = 0
+		}
+		e.events.Reset()
+		for e.aggregate.EvictOldest(shm.Now(), &e.events) {
+		}
+		e.src.Release(e.events.Release)
+	}
+	return nil
+}
+
+// heldSlot is a request that was whole at that time.
+type heldSlot struct {
+	slot  uint32
+	since int64
+}
+
+// burstsATurn is how many bursts are polled before what came is handed on: a batch of
+// the receive thread's.
+const burstsATurn = 4
+
+// passed is a deadline that has passed.
+const passed = 1
+
+func oneCore(ctx context.Context, t generate.Traffic, each time.Duration) (c OneCore, err error) {
+	c = OneCore{Pieces: t.Pieces, PieceBytes: t.PieceBytes, Frames: "headers"}
+	if t.Whole {
+		c.Frames = "whole"
+	}
+	device := t.Device()
+	group, src, err := openPort(device, fewMbufs)
+	if err != nil {
+		return c, err
+	}
+	defer func() {
+		err = errors.Join(err, src.Close(), src.CloseSlab(), group.Close())
+	}()
+	end, err := newIngestEnd(src, t.Pieces, t.PieceBytes, 10*time.Second, 0)
+	if err != nil {
+		return c, err
+	}
+	defer end.table.Close()
+	var failed error
+	err = group.Inline(func(poll func(int), drain, read func(int) uint64) {
+		g, err := generate.Attach(device, 0, t)
+		if err != nil {
+			failed = err
+			return
+		}
+		failed = errors.Join(c.measure(ctx, g, end, poll, drain, read, each), g.Close())
+	})
+	return c, errors.Join(err, failed)
+}
+
+// measure takes turns between ours and the bare loop, on the thread that calls it.
+func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *ingestEnd, poll func(int), drain, read func(int) uint64, each time.Duration) error {
+	var failed error
+	ours := func() {
+		poll(burstsATurn)
+		if _, err := end.turn(passed); err != nil {
+			failed = err
+		}
+	}
+	bare := func() { drain(burstsATurn) }
+	reading := func() { read(burstsATurn) }
+	// during has one of them work for that long, and then to the end of the request
+	// that is on its way, so that the other begins with a new one.
+	during := func(step func(), length time.Duration) (perSecond float64, frames uint64) {
+		g.Allow(generate.Forever)
+		made, begin := g.Made(), coreTime()
+		for until := shm.Now() + int64(length); shm.Now() < until && failed == nil; {
+			step()
+		}
+		took := coreTime() - begin
+		frames = g.Made() - made
+		last := (g.Made()/uint64(c.Pieces) + 1) * uint64(c.Pieces)
+		g.Allow(last)
+		for g.Made() < last && failed == nil {
+			step()
+		}
+		step()
+		return float64(frames) / took.Seconds(), g.Made() - made
+	}
+	slice := each / (3 * ingestRounds)
+	during(ours, slice/2)
+	during(bare, slice/2)
+	var rates, floors, ratios, reads, readRatios []float64
+	var datagrams, mallocs uint64
+	wholeBefore := end.aggregate.Stats().Whole
+	var before, after runtime.MemStats
+	for range ingestRounds {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		floor, _ := during(bare, slice)
+		second, _ := during(reading, slice)
+		runtime.ReadMemStats(&before)
+		rate, frames := during(ours, slice)
+		runtime.ReadMemStats(&after)
+		mallocs += after.Mallocs - before.Mallocs
+		datagrams += frames
+		rates, floors, ratios = append(rates, rate), append(floors, floor), append(ratios, rate/floor)
+		reads, readRatios = append(reads, second), append(readRatios, rate/second)
+	}
+	c.DatagramsPerSecond, c.BareDatagramsPerSecond, c.Ratio = median(rates), median(floors), median(ratios)
+	c.ReadDatagramsPerSecond, c.RatioRead = median(reads), median(readRatios)
+	c.AllocsPerDatagram = float64(mallocs) / float64(datagrams)
+	c.Requests = end.aggregate.Stats().Whole - wholeBefore
+	c.Lost = datagrams/uint64(c.Pieces) - c.Requests
+	return failed
+}
+
+// coreTime is what this thread has had of its core: other things that run there do
+// not count, to ours or to the floor.
+func coreTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		panic(err) // no Linux is without
+	}
+	return time.Duration(t.Nano())
+}
+
+// soak runs the port as a node does, an lcore that polls and a thread that receives,
+// for o.Soak. Requests are held for some turns after they are whole; every so often the
+// receiver rests, so that frames are missed and requests stay incomplete.
+func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
+	o.say("soak for " + o.Soak.String())
+	t := generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: 147, PieceBytes: 1024}
+	device := t.Device()
+	group, src, err := openPort(device, manyMbufs)
+	if err != nil {
+		return s, err
+	}
+	defer func() {
+		err = errors.Join(err, src.Close(), src.CloseSlab(), group.Close())
+	}()
+	end, err := newIngestEnd(src, t.Pieces, t.PieceBytes, time.Second, 100*time.Millisecond)
+	if err != nil {
+		return s, err
+	}
+	defer end.table.Close()
+	g, err := generate.Attach(device, 0, t)
+	if err != nil {
+		return s, err
+	}
+	g.Allow(generate.Forever)
+	begin := time.Now()
+	err = end.soak(ctx, begin.Add(o.Soak), g)
+	s.Seconds = time.Since(begin).Seconds()
+	// While nobody polls: without the generator the device has frames of its own.
+	var stats dpdk.GroupStats
+	failed := group.Inline(func(func(int), func(int) uint64, func(int) uint64) {
+		err = errors.Join(err, g.Close())
+		stats = group.Stats()
+	})
+	a := end.aggregate.Stats()
+	s.Datagrams, s.Requests, s.Missed = a.Datagrams, a.Whole, stats.Missed
+	s.Incomplete = a.Evicted + a.Incomplete
+	s.Mbufs, s.MbufsAbsent = stats.Mbufs, stats.MbufsHeld
+	return s, errors.Join(err, failed)
+}
+
+// Of the soak: how long a whole request is held, how often the receiver rests, and how
+// long then.
+const (
+	heldFor   = time.Millisecond
+	restEvery = time.Second
+	restFor   = 20 * time.Millisecond
+)
+
+// soak receives until then, and then until everything has come back.
+func (e *ingestEnd) soak(ctx context.Context, until time.Time, g *generate.Generator) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	e.hold = heldFor
+	rest := time.Now().Add(restEvery)
+	for now := time.Now(); now.Before(until) && ctx.Err() == nil; now = time.Now() {
+		if now.After(rest) {
+			time.Sleep(restFor)
+			rest = now.Add(restEvery)
+		}
+		if _, err := e.receive(10 * time.Millisecond); err != nil {
+			return err
+		}
+	}
+	g.Allow(0)
+	return errors.Join(e.empty(), context.Cause(ctx))
+}
+
+func (o *DPDKOptions) say(what string) {
+	if o.Progress != nil {
+		o.Progress(what)
+	}
+}

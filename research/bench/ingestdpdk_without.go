@@ -1,0 +1,14 @@
+//go:build !dpdk || !cgo
+
+package bench
+
+import (
+	"context"
+
+	"github.com/penstock/penstock/manager/ingest/dpdk"
+)
+
+// RunIngestDPDK wants a build with DPDK.
+func RunIngestDPDK(context.Context, DPDKOptions) (IngestDPDK, error) {
+	return IngestDPDK{}, dpdk.ErrNotBuilt
+}

@@ -1,0 +1,295 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/models"
+)
+
+// Limit is the report of `penstock-lab limit`: what a model does under each limit, alone and
+// beside an aggressor that has all the rest.
+type Limit struct {
+	Machine testbed.Machine `json:"machine"`
+	Device  string          `json:"device"`
+	Model   string          `json:"model"`
+	Batch   int             `json:"batch"`
+	// Aggressor is what the neighbour runs: a model, or "spin".
+	Aggressor string        `json:"aggressor"`
+	GroupSMs  []int         `json:"group_sms,omitempty"`
+	SMs       int           `json:"sms,omitempty"`
+	Series    []LimitSeries `json:"series"`
+}
+
+// LimitSeries is one mechanism.
+type LimitSeries struct {
+	// Change is how the limit is set: "shadow" (a percentage under MPS), "partition"
+	// (SM groups of one's own), on a CPU "in-place" (a quota).
+	Change    string       `json:"change"`
+	Mechanism string       `json:"mechanism"`
+	Points    []LimitPoint `json:"points"`
+}
+
+// LimitPoint is one limit.
+type LimitPoint struct {
+	Percent float64 `json:"percent"`
+	// Groups is how many SM groups were ordered, SMs how many multiprocessors the
+	// process counted.
+	Groups int       `json:"groups,omitempty"`
+	SMs    int       `json:"sms,omitempty"`
+	Alone  LimitLoad `json:"alone"`
+	// Beside is the same while the aggressor is kept busy; nil at 100 %.
+	Beside *LimitLoad `json:"beside,omitempty"`
+	// AggressorSMs is what the neighbour had meanwhile.
+	AggressorSMs int `json:"aggressor_sms,omitempty"`
+}
+
+// LimitLoad is what a closed loop got out of it.
+type LimitLoad struct {
+	ImagesPerSecond float64         `json:"images_per_s"`
+	MeanBatch       float64         `json:"mean_batch"`
+	Latency         Micros          `json:"latency_us"`
+	Answers         testbed.Answers `json:"answers"`
+	// AggressorImagesPerSecond is what the neighbour did meanwhile.
+	AggressorImagesPerSecond float64 `json:"aggressor_images_per_s,omitempty"`
+}
+
+// Spin is the aggressor that is no model: kernels that keep every multiprocessor
+// that they may use busy and touch no memory.
+const Spin = "spin"
+
+// LimitOptions say what is limited.
+type LimitOptions struct {
+	Setup
+	Model     string
+	Batch     int
+	Aggressor string
+	Changes   []configs.Change
+	// Percents are the limits of a percentage; a partition has each number of groups.
+	Percents []float64
+	Duration time.Duration // of each measurement
+}
+
+// RunLimit measures each limit of each mechanism.
+func RunLimit(ctx context.Context, o LimitOptions) (Limit, error) {
+	r := Limit{Machine: o.Machine, Model: o.Model, Batch: o.Batch, Aggressor: o.Aggressor}
+	for _, change := range o.Changes {
+		s, err := o.series(ctx, &r, change)
+		if err != nil {
+			return r, fmt.Errorf("limits by %s: %w", change, err)
+		}
+		r.Series = append(r.Series, s)
+	}
+	return r, nil
+}
+
+const (
+	limited   = "limited"
+	aggressor = "aggressor"
+)
+
+func (o *LimitOptions) series(ctx context.Context, r *Limit, change configs.Change) (s LimitSeries, err error) {
+	s = LimitSeries{Change: string(change)}
+	card, err := o.Card(o.Model)
+	if err != nil {
+		return s, err
+	}
+	dir, err := testbed.NewDir()
+	if err != nil {
+		return s, err
+	}
+	defer os.RemoveAll(dir)
+	file, err := testbed.Variant(dir, card, testbed.Ladder(o.Batch))
+	if err != nil {
+		return s, err
+	}
+	neighbour, neighbourCard, err := o.neighbour(dir)
+	if err != nil {
+		return s, err
+	}
+	neighbour.Percent = 90
+	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: change,
+		Functions: []testbed.Served{{Name: limited, Card: file, Percent: 10}, neighbour}})
+	if err != nil {
+		return s, err
+	}
+	defer b.Kill()
+	status, err := b.Status()
+	if err != nil {
+		return s, err
+	}
+	s.Mechanism, r.Device = status.Mechanism, deviceName(&status)
+	percents := o.Percents
+	if status.Device != nil {
+		r.SMs = status.Device.SMs
+		if change == configs.ChangePartition {
+			r.GroupSMs = status.Device.GroupSMs
+			if len(r.GroupSMs) == 0 {
+				return s, fmt.Errorf("%s cannot be partitioned: %s", r.Device, status.Device.Why)
+			}
+			percents = groupPercents(r.GroupSMs)
+		}
+	}
+	pictures := [2][]byte{testbed.NoisePicture(card), testbed.NoisePicture(neighbourCard)}
+	for _, percent := range percents {
+		o.Say("%s: %.1f %%", change, percent)
+		p, err := o.point(ctx, b, change, percent, pictures)
+		if err != nil {
+			return s, fmt.Errorf("at %.1f %%: %w", percent, err)
+		}
+		s.Points = append(s.Points, p)
+	}
+	return s, b.End()
+}
+
+// groupPercents are the shares of 1, 2, ... all groups: the first ones' part of the
+// multiprocessors.
+func groupPercents(groups []int) (percents []float64) {
+	total, sum := 0, 0
+	for _, sms := range groups {
+		total += sms
+	}
+	for _, sms := range groups {
+		sum += sms
+		percents = append(percents, 100*float64(sum)/float64(total))
+	}
+	return percents
+}
+
+// neighbour is the aggressor's function, and its card.
+func (o *LimitOptions) neighbour(dir string) (testbed.Served, *models.Card, error) {
+	s := testbed.Served{Name: aggressor}
+	if o.Aggressor != Spin {
+		card, err := o.Card(o.Aggressor)
+		if err != nil {
+			return s, nil, err
+		}
+		s.Card, err = testbed.Variant(dir, card, testbed.Ladder(o.Batch))
+		return s, card, err
+	}
+	const requestBytes = 1024
+	file, err := nullCard(dir, Spin, requestBytes, "[1]")
+	if err != nil {
+		return s, nil, err
+	}
+	s.Card = file
+	s.Environment = map[string]string{"PENSTOCK_NULL": spinFor(o.Device)}
+	card, err := models.ReadCard(file)
+	return s, card, err
+}
+
+// spinFor is what the framework null is told so that a batch keeps the device busy.
+func spinFor(device string) string {
+	if device == configs.DeviceCPU {
+		return "busy=2ms"
+	}
+	return "spin=2ms"
+}
+
+// point sets one limit, the aggressor getting the rest, and measures it.
+func (o *LimitOptions) point(ctx context.Context, b *testbed.Bed, change configs.Change, percent float64, pictures [2][]byte) (p LimitPoint, err error) {
+	p.Percent = percent
+	rest := math.Floor(100*(100-percent)) / 100 // together never a rounding error above 100
+	// What shrinks goes first: together they never have more than there is.
+	steps := []struct {
+		name    string
+		percent float64
+	}{{aggressor, rest}, {limited, percent}}
+	if _, _, f, err := b.Serving(limited); err != nil {
+		return p, err
+	} else if f.SharePercent > percent {
+		slices.Reverse(steps)
+	}
+	for _, s := range steps {
+		if s.name == aggressor && rest < 0.1 {
+			if err := b.Remove(ctx, aggressor); err != nil {
+				return p, err
+			}
+			continue
+		}
+		if change == configs.ChangeShadow {
+			if err := b.ShadowReady(ctx, s.name); err != nil {
+				return p, err
+			}
+		}
+		if err := b.SetShare(ctx, s.name, s.percent, change); err != nil {
+			return p, err
+		}
+	}
+	_, _, f, err := b.Serving(limited)
+	if err != nil {
+		return p, err
+	}
+	own, err := testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: f.Port, Flows: 2, InFlight: 2 * o.Batch, Picture: pictures[0]})
+	if err != nil {
+		return p, err
+	}
+	defer own.Stop()
+	if err := own.Keep(2 * o.Batch); err != nil {
+		return p, err
+	}
+	if p.Alone, err = o.measure(ctx, own, nil); err != nil {
+		return p, err
+	}
+	// Counted when it has run there, and not in the middle of its move.
+	process, in, _, err := b.Serving(limited)
+	if err != nil {
+		return p, err
+	}
+	if p.SMs, p.Groups = process.SMs, len(in.SMGroups); rest < 0.1 {
+		return p, nil
+	}
+	process, _, f, err = b.Serving(aggressor)
+	if err != nil {
+		return p, err
+	}
+	p.AggressorSMs = process.SMs
+	other, err := testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: f.Port, Flows: 1, InFlight: 4 * o.Batch, Picture: pictures[1]})
+	if err != nil {
+		return p, err
+	}
+	defer other.Stop()
+	if err := other.Keep(4 * o.Batch); err != nil {
+		return p, err
+	}
+	beside, err := o.measure(ctx, own, other)
+	if err != nil {
+		return p, err
+	}
+	p.Beside = &beside
+	own.Stop()
+	other.Stop()
+	if n := testbed.Count(append(own.Between(0, 0), other.Between(0, 0)...)); n.Unanswered > 0 {
+		return p, fmt.Errorf("%d requests were not answered: %s", n.Unanswered, strings.TrimSpace(b.Log()))
+	}
+	return p, nil
+}
+
+// measure watches loads that run already: a third of the time to settle, then all of
+// it.
+func (o *LimitOptions) measure(ctx context.Context, own, other *testbed.Traffic) (l LimitLoad, err error) {
+	if err := testbed.Pause(ctx, o.Duration/3); err != nil {
+		return l, err
+	}
+	from := client.Now()
+	if err := testbed.Pause(ctx, o.Duration); err != nil {
+		return l, err
+	}
+	to := client.Now()
+	seconds := time.Duration(to - from).Seconds()
+	all := own.Between(from, to)
+	l.Answers, l.MeanBatch, l.Latency = testbed.Count(all), testbed.MeanBatch(all), micros(testbed.Latencies(all))
+	l.ImagesPerSecond = float64(l.Answers.OK) / seconds
+	if other != nil {
+		l.AggressorImagesPerSecond = float64(testbed.Count(other.Between(from, to)).OK) / seconds
+	}
+	return l, nil
+}

@@ -1,0 +1,359 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/shm/floor"
+	"github.com/penstock/penstock/wire"
+)
+
+// Overhead is the report of `penstock-lab overhead`: Penstock from UDP in to reply out,
+// through a whole node, beside the bare framework at the same batch in the same run.
+type Overhead struct {
+	Machine testbed.Machine `json:"machine"`
+	Device  string          `json:"device"`
+	// Floor: a bare futex wake of one process by another, one way. A way that sleeps
+	// has two of them in what is added.
+	Floor Micros         `json:"floor_us"`
+	Cases []OverheadCase `json:"cases"`
+}
+
+// OverheadCase is one model at one batch size.
+type OverheadCase struct {
+	Model string `json:"model"`
+	Batch int    `json:"batch"`
+	// Bare is the framework alone, one batch in flight, the median of the runs before
+	// and after Penstock's; BareOverlapped with two. BareBatch is one batch's time.
+	BareImagesPerSecond           float64 `json:"bare_images_per_s"`
+	BareOverlappedImagesPerSecond float64 `json:"bare_overlapped_images_per_s,omitempty"`
+	BareBatch                     Micros  `json:"bare_batch_us"`
+	// Ways are Penstock's: as it comes, and with busy_poll.
+	Ways []OverheadWay `json:"ways"`
+}
+
+// OverheadWay is Penstock with one setting of busy_poll.
+type OverheadWay struct {
+	BusyPollMillis float64 `json:"busy_poll_ms"`
+	// Throughput is under a closed loop, a row for each number of ports that was tried;
+	// Best is the one of the highest ratio.
+	Throughput []ThroughputCase `json:"throughput"`
+	Best       ThroughputCase   `json:"best"`
+	Latency    LatencyCase      `json:"latency"`
+}
+
+// ThroughputCase is what a node does under a closed loop.
+type ThroughputCase struct {
+	// Ports is how many functions, each with a port, a receive thread and a process
+	// of its own, serve the model; Flows how many sockets send to each.
+	Ports int `json:"ports"`
+	Flows int `json:"flows"`
+	// InFlight is how many requests each flow keeps in flight.
+	InFlight        int             `json:"in_flight"`
+	Seconds         float64         `json:"seconds"`
+	ImagesPerSecond float64         `json:"images_per_s"`
+	BytesPerSecond  float64         `json:"bytes_per_s"`
+	MeanBatch       float64         `json:"mean_batch"`
+	Answers         testbed.Answers `json:"answers"`
+	KernelDrops     uint64          `json:"kernel_drops"`
+	// Ratio is to the bare framework with one batch in flight, RatioOverlapped to it
+	// with two; the better of the bare ones counts for the target where there is more
+	// than one.
+	Ratio           float64 `json:"ratio"`
+	RatioOverlapped float64 `json:"ratio_overlapped,omitempty"`
+	// Busy is how much of the time the busiest thread of each kind ran, in percent of
+	// one CPU; Limit names what was full.
+	Busy  Busy   `json:"busiest_thread_percent"`
+	Limit string `json:"limit"`
+}
+
+// LatencyCase is what Penstock adds, on a device with nothing else to do, to a batch
+// whose last packets all arrive at once.
+type LatencyCase struct {
+	// Volleys of Batch requests were sent, Whole of them rode in one batch of that
+	// size; only these are measured.
+	Volleys int `json:"volleys"`
+	Whole   int `json:"whole"`
+	// Added: last packet received -> reply sent, less the gather and less the bare
+	// framework's median batch. AddedWithGather is the same with the gather in it.
+	Added           Micros `json:"added_us"`
+	AddedWithGather Micros `json:"added_with_gather_us"`
+	// Queue, Gather, Infer and Reply are its stages.
+	Queue  Micros `json:"queue_us"`
+	Gather Micros `json:"gather_us"`
+	Infer  Micros `json:"infer_us"`
+	Reply  Micros `json:"reply_us"`
+}
+
+// OverheadOptions say what is measured.
+type OverheadOptions struct {
+	Setup
+	ModelNames []string
+	Batches    []int
+	// Duration is of each measurement of throughput; Volleys how many are sent.
+	Duration time.Duration
+	Volleys  int
+	// Ports are the numbers of ports to try, in order, until one reaches enough.
+	Ports []int
+	Flows int
+	// BusyPoll are the settings of busy_poll.
+	BusyPoll []time.Duration
+}
+
+// enough is the ratio that Penstock must reach (design: 95 % of the throughput).
+const enough = 0.95
+
+// floorSamples take half a second; the sleeper sleeps about as long as between volleys.
+const floorSamples = 500
+
+// RunOverhead measures every model at every batch size.
+func RunOverhead(ctx context.Context, o OverheadOptions) (Overhead, error) {
+	r := Overhead{Machine: o.Machine}
+	samples, err := floor.MeasureWakeAcross(floorSamples, 2*idleGap)
+	if err != nil {
+		return r, err
+	}
+	r.Floor = micros(samples)
+	for _, name := range o.ModelNames {
+		card, err := o.Card(name)
+		if err != nil {
+			return r, err
+		}
+		for _, batch := range o.Batches {
+			c, device, err := o.overheadCase(ctx, card, name, batch)
+			if err != nil {
+				return r, fmt.Errorf("%s at batch %d: %w", name, batch, err)
+			}
+			r.Device = device
+			r.Cases = append(r.Cases, c)
+		}
+	}
+	return r, nil
+}
+
+func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, name string, batch int) (c OverheadCase, device string, err error) {
+	c = OverheadCase{Model: card.Name, Batch: batch}
+	dir, err := testbed.NewDir()
+	if err != nil {
+		return c, "", err
+	}
+	defer os.RemoveAll(dir)
+	file, err := testbed.Variant(dir, card, testbed.Ladder(batch))
+	if err != nil {
+		return c, "", err
+	}
+	o.Say("%s, batch %d: the bare framework", name, batch)
+	before, err := bareApart(ctx, o.Setup, name, batch, 1, o.Duration)
+	if err != nil {
+		return c, "", err
+	}
+	c.BareBatch = before.Time
+	if before.Device != configs.DeviceCPU {
+		overlapped, err := bareApart(ctx, o.Setup, name, batch, 2, o.Duration)
+		if err != nil {
+			return c, "", err
+		}
+		c.BareOverlappedImagesPerSecond = overlapped.ImagesPerSecond
+	}
+	picture := testbed.NoisePicture(card)
+	for _, busy := range o.BusyPoll {
+		w := OverheadWay{BusyPollMillis: busy.Seconds() * 1000}
+		for i, ports := range o.Ports {
+			o.Say("%s, batch %d: Penstock, busy_poll %v, %d port(s)", name, batch, busy, ports)
+			t, err := o.throughput(ctx, &c, &w, busy, file, picture, ports, i == 0)
+			if err != nil {
+				return c, "", err
+			}
+			w.Throughput = append(w.Throughput, t)
+			if t.ImagesPerSecond >= enough*max(before.ImagesPerSecond, c.BareOverlappedImagesPerSecond) {
+				break
+			}
+		}
+		c.Ways = append(c.Ways, w)
+	}
+	o.Say("%s, batch %d: the bare framework again", name, batch)
+	after, err := bareApart(ctx, o.Setup, name, batch, 1, o.Duration)
+	if err != nil {
+		return c, "", err
+	}
+	c.BareImagesPerSecond = (before.ImagesPerSecond + after.ImagesPerSecond) / 2
+	for i := range c.Ways {
+		w := &c.Ways[i]
+		for j := range w.Throughput {
+			t := &w.Throughput[j]
+			t.Ratio = t.ImagesPerSecond / c.BareImagesPerSecond
+			if c.BareOverlappedImagesPerSecond > 0 {
+				t.RatioOverlapped = t.ImagesPerSecond / c.BareOverlappedImagesPerSecond
+			}
+			t.Limit = t.limit(w.BusyPollMillis > 0)
+		}
+		w.Best = slices.MaxFunc(w.Throughput, func(a, b ThroughputCase) int { return cmp.Compare(a.Ratio, b.Ratio) })
+	}
+	return c, o.deviceName(before.Device), nil
+}
+
+// deviceName is the name of the GPU with that UUID, or what it was given.
+func (o *OverheadOptions) deviceName(uuid string) string {
+	for _, g := range o.Machine.GPUs {
+		if g.UUID == uuid {
+			return g.Name
+		}
+	}
+	return uuid
+}
+
+// limit names what was full: a thread above nine tenths of its CPU, else the device
+// where the bare framework does no more, else the hand-overs between them. With
+// busy_poll all threads are always full, and that of the load alone says something.
+func (t *ThroughputCase) limit(busyPoll bool) string {
+	const full = 90
+	better := t.Ratio
+	if t.RatioOverlapped > 0 {
+		better = min(better, t.RatioOverlapped)
+	}
+	switch {
+	case better >= enough:
+		return "the device"
+	case t.Answers.OK > 0 && t.KernelDrops > t.Answers.OK/100:
+		return "the receive buffer: the kernel dropped datagrams"
+	case t.Busy.Manager >= full && !busyPoll:
+		return "a thread of the manager"
+	case t.Busy.Load >= full:
+		return "a thread of the load"
+	case t.Busy.IF >= full && !busyPoll:
+		return "the batch loop's thread"
+	case t.MeanBatch > 0 && better < enough:
+		return "the gaps between batches"
+	}
+	return ""
+}
+
+// throughput runs a node with so many functions of the card under a closed loop;
+// with latency, it is asked for the latency of volleys first.
+func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *OverheadWay, busy time.Duration, file string, picture []byte, ports int, latency bool) (_ ThroughputCase, err error) {
+	t := ThroughputCase{Ports: ports, Flows: o.Flows, Seconds: o.Duration.Seconds()}
+	// Four batches: two in flight, one whole, one on its way; at least 8.
+	t.InFlight = max(8, (4*c.Batch+o.Flows-1)/o.Flows)
+	var functions []testbed.Served
+	for i := range ports {
+		functions = append(functions, testbed.Served{Name: "fn" + strconv.Itoa(i), Card: file, Percent: float64(100 / ports)})
+	}
+	slots := 64
+	for slots < 2*t.InFlight*o.Flows {
+		slots *= 2
+	}
+	b, err := testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: configs.ChangeAuto, Functions: functions, Slots: slots, BusyPoll: busy})
+	if err != nil {
+		return t, err
+	}
+	defer b.Kill()
+	if latency {
+		if err := o.volleys(ctx, b, c, &w.Latency, picture); err != nil {
+			return t, err
+		}
+	}
+	var loads []*testbed.Traffic
+	defer func() {
+		for _, l := range loads {
+			l.Stop()
+		}
+	}()
+	for i := range ports {
+		f, err := b.Function("fn" + strconv.Itoa(i))
+		if err != nil {
+			return t, err
+		}
+		l, err := testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: f.Port, Flows: o.Flows, InFlight: t.InFlight, Picture: picture, Expect: 1 << 18})
+		if err != nil {
+			return t, err
+		}
+		loads = append(loads, l)
+		if err := l.Keep(t.InFlight); err != nil {
+			return t, err
+		}
+	}
+	// SLAB finds its batch, and the clients their credit.
+	if err := testbed.Pause(ctx, time.Second+o.Duration/4); err != nil {
+		return t, err
+	}
+	threads := readThreads(b.PID())
+	from := client.Now()
+	if err := testbed.Pause(ctx, o.Duration); err != nil {
+		return t, err
+	}
+	to := client.Now()
+	t.Busy = busiest(threads, readThreads(b.PID()), time.Duration(to-from))
+	var all []testbed.Answered
+	for i, l := range loads {
+		all = append(all, l.Between(from, to)...)
+		f, err := b.Function("fn" + strconv.Itoa(i))
+		if err != nil {
+			return t, err
+		}
+		t.KernelDrops += f.KernelDrops
+	}
+	for _, l := range loads {
+		l.Stop()
+	}
+	t.Answers, t.MeanBatch = testbed.Count(all), testbed.MeanBatch(all)
+	t.Seconds = time.Duration(to - from).Seconds()
+	t.ImagesPerSecond = float64(t.Answers.OK) / t.Seconds
+	t.BytesPerSecond = t.ImagesPerSecond * float64(len(picture))
+	if t.Answers.Unanswered > 0 {
+		return t, fmt.Errorf("%d requests were not answered: %s", t.Answers.Unanswered, strings.TrimSpace(b.Log()))
+	}
+	if t.Answers.OK == 0 {
+		return t, fmt.Errorf("no request was answered ok: %+v; the node said: %s", t.Answers, strings.TrimSpace(b.Log()))
+	}
+	return t, b.End()
+}
+
+// volleys measures what is added to batches whose last packets arrive at once.
+func (o *OverheadOptions) volleys(ctx context.Context, b *testbed.Bed, c *OverheadCase, l *LatencyCase, picture []byte) error {
+	f, err := b.Function("fn0")
+	if err != nil {
+		return err
+	}
+	v, err := newVolley(f.Port, c.Batch, picture)
+	if err != nil {
+		return err
+	}
+	defer v.close()
+	var added, with, queue, gather, infer, reply []time.Duration
+	bare := time.Duration(c.BareBatch.P50 * float64(time.Microsecond))
+	for i := range o.Volleys + o.Volleys/10 {
+		results, err := v.fire(ctx, 5*time.Second)
+		if err != nil {
+			return err
+		}
+		if i < o.Volleys/10 {
+			continue // they warm up, and SLAB finds its batch
+		}
+		l.Volleys++
+		if slices.ContainsFunc(results, func(r wire.Result) bool { return r.Status != wire.StatusOK || int(r.Batch) != c.Batch }) {
+			continue
+		}
+		l.Whole++
+		for _, r := range results {
+			total := r.Queue + r.Gather + r.Infer + r.Reply
+			added = append(added, total-r.Gather-bare)
+			with = append(with, total-bare)
+			queue, gather = append(queue, r.Queue), append(gather, r.Gather)
+			infer, reply = append(infer, r.Infer), append(reply, r.Reply)
+		}
+		time.Sleep(idleGap)
+	}
+	l.Added, l.AddedWithGather = micros(added), micros(with)
+	l.Queue, l.Gather, l.Infer, l.Reply = micros(queue), micros(gather), micros(infer), micros(reply)
+	return nil
+}

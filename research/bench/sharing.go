@@ -1,0 +1,201 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/node"
+)
+
+// Sharing compares ways to share the CPUs of one machine: the default, no limits, and
+// CPU quotas that tune themselves. Runs are interleaved, each on a node of its own.
+type Sharing struct {
+	Machine testbed.Machine `json:"machine"`
+	Seconds float64         `json:"seconds"` // of a run
+	Rounds  int             `json:"rounds"`
+	Mixes   []SharingMix    `json:"mixes"`
+}
+
+// SharingMix is one load.
+type SharingMix struct {
+	Name     string           `json:"name"`
+	Variants []SharingVariant `json:"variants"`
+}
+
+// SharingVariant is how one way of sharing did with it.
+type SharingVariant struct {
+	Name      string            `json:"name"`
+	Functions []SharingFunction `json:"functions"`
+	// Foreign is the part of the CPUs' time that other programs used, or the hypervisor
+	// took: the largest of any run.
+	Foreign float64 `json:"foreign"`
+}
+
+// SharingFunction has a value per run, in the order of the rounds.
+type SharingFunction struct {
+	Name    string    `json:"name"`
+	Within  []float64 `json:"within_percent"` // of the requests sent, answered within the objective
+	Goodput []float64 `json:"goodput"`        // such answers per second
+	Late    []float64 `json:"late_percent"`
+	P99     []float64 `json:"p99_ms"` // of the ok answers, 0 if there was none
+}
+
+// SharingOptions say how long to measure. Only, if not empty, names the mixes.
+type SharingOptions struct {
+	testbed.Setup
+	Duration time.Duration
+	Rounds   int
+	Only     []string
+}
+
+// load is what penstock load is told.
+type sharingLoad struct {
+	name  string
+	rates map[string]float64
+	// before is how long the node serves before the load begins: a fresh start has none.
+	before time.Duration
+}
+
+// The functions are those of the built-in configuration.
+var sharingLoads = []sharingLoad{
+	{name: "face alone, fresh start", rates: map[string]float64{"face": 120}},
+	{name: "fashion alone, fresh start", rates: map[string]float64{"fashion": 1000}},
+	{name: "detect alone, fresh start", rates: map[string]float64{"detect": 12}},
+	{name: "demo", rates: map[string]float64{"face": 40, "fashion": 400, "detect": 3}, before: 2 * time.Second},
+	{name: "demo, detect 15/s", rates: map[string]float64{"face": 40, "fashion": 400, "detect": 15}, before: 2 * time.Second},
+	{name: "demo, detect 40/s", rates: map[string]float64{"face": 40, "fashion": 400, "detect": 40}, before: 2 * time.Second},
+	{name: "demo, halved", rates: map[string]float64{"face": 20, "fashion": 200, "detect": 1.5}, before: 2 * time.Second},
+	{name: "demo, doubled", rates: map[string]float64{"face": 80, "fashion": 800, "detect": 6}, before: 2 * time.Second},
+}
+
+var sharingVariants = []struct {
+	name, shares string
+	lab          configs.Lab
+}{
+	{name: "guarantees"},
+	{name: "no shares", lab: configs.Lab{Change: configs.ChangeNone}},
+	{name: "quotas", shares: "shares: {policy: gslice, change: in-place}\n"},
+}
+
+// RunSharing measures each mix with each variant in turn, Rounds times.
+func RunSharing(ctx context.Context, o SharingOptions) (Sharing, error) {
+	r := Sharing{Machine: o.Machine, Seconds: o.Duration.Seconds(), Rounds: o.Rounds}
+	for _, l := range sharingLoads {
+		if len(o.Only) > 0 && !slices.Contains(o.Only, l.name) {
+			continue
+		}
+		mix := SharingMix{Name: l.name}
+		for _, v := range sharingVariants {
+			mix.Variants = append(mix.Variants, SharingVariant{Name: v.name})
+		}
+		r.Mixes = append(r.Mixes, mix)
+	}
+	if len(r.Mixes) == 0 {
+		var names []string
+		for _, l := range sharingLoads {
+			names = append(names, l.name)
+		}
+		return r, fmt.Errorf("no mix is named %q: want some of %q", o.Only, names)
+	}
+	for round := range o.Rounds {
+		for m := range r.Mixes {
+			mix := &r.Mixes[m]
+			l := sharingLoads[slices.IndexFunc(sharingLoads, func(l sharingLoad) bool { return l.name == mix.Name })]
+			for i := range mix.Variants {
+				// Another variant begins each round.
+				v := (i + round) % len(mix.Variants)
+				o.Say("round %d of %d: %s, %s", round+1, o.Rounds, mix.Name, mix.Variants[v].Name)
+				if err := o.sharingRun(ctx, l, v, uint64(round+1), &mix.Variants[v]); err != nil {
+					return r, fmt.Errorf("%s, %s: %w", mix.Name, mix.Variants[v].Name, err)
+				}
+			}
+		}
+	}
+	return r, nil
+}
+
+// sharingRun adds one run's values to to.
+func (o *SharingOptions) sharingRun(ctx context.Context, l sharingLoad, variant int, seed uint64, to *SharingVariant) error {
+	v := sharingVariants[variant]
+	machine, err := testbed.NewForeignTime()
+	if err != nil {
+		return err
+	}
+	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("no process of some function was ready within a minute"))
+	defer cancel()
+	nd, err := node.Start(starting, node.Options{
+		Binary: o.Binary, Config: v.shares + string(configs.BuiltIn()), Environment: []string{v.lab.Environment()},
+	})
+	if err != nil {
+		return err
+	}
+	defer nd.Kill()
+	if err := testbed.Pause(ctx, l.before); err != nil {
+		return err
+	}
+	report, err := o.runLoad(ctx, nd.Dir, l.rates, seed)
+	if err != nil {
+		return err
+	}
+	foreign, err := machine.End(nd)
+	if err != nil {
+		return err
+	}
+	to.Foreign = max(to.Foreign, foreign)
+	for _, f := range report.Functions {
+		i := slices.IndexFunc(to.Functions, func(g SharingFunction) bool { return g.Name == f.Name })
+		if i < 0 {
+			i = len(to.Functions)
+			to.Functions = append(to.Functions, SharingFunction{Name: f.Name})
+		}
+		g := &to.Functions[i]
+		g.Within = append(g.Within, f.WithinSLO)
+		g.Goodput = append(g.Goodput, f.GoodputRPS)
+		g.Late = append(g.Late, 100*float64(f.Late)/float64(max(1, f.Sent)))
+		g.P99 = append(g.P99, f.P99Millis)
+	}
+	return nil
+}
+
+// runLoad is `penstock load`, as an operator would run it.
+func (o *SharingOptions) runLoad(ctx context.Context, dir string, rates map[string]float64, seed uint64) (r loadgen.Report, err error) {
+	args := []string{"load", "--runtime-dir", dir, "--check=false", "-o", "json", "--warmup", "0s",
+		"--duration", o.Duration.String(), "--seed", fmt.Sprint(seed)}
+	for name, rate := range rates {
+		args = append(args, "--rate", fmt.Sprintf("%s=%v", name, rate))
+	}
+	cmd := exec.CommandContext(ctx, o.Binary, args...)
+	var errors bytes.Buffer
+	cmd.Stderr = &errors
+	cmd.Env = append(os.Environ(), "PENSTOCK_LAB=")
+	out, err := cmd.Output()
+	if err != nil {
+		lines := strings.Split(strings.TrimSpace(errors.String()), "\n")
+		return r, fmt.Errorf("penstock load: %w: %s", err, lines[len(lines)-1])
+	}
+	if err := json.Unmarshal(out, &r); err != nil {
+		return r, fmt.Errorf("read report of penstock load: %w", err)
+	}
+	return r, nil
+}
+
+// Spread is the median of values and their smallest and largest.
+func Spread(values []float64) (median, smallest, largest float64) {
+	sorted := slices.Sorted(slices.Values(values))
+	if len(sorted) == 0 {
+		return math.NaN(), math.NaN(), math.NaN()
+	}
+	return sorted[len(sorted)/2], sorted[0], sorted[len(sorted)-1]
+}

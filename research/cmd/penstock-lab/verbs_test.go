@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/cuda"
+)
+
+// patience bounds each run: it is for hangs, not for slow machines.
+const patience = 3 * time.Minute
+
+// onCPU are runs of each verb that needs no more than CPUs, as short as options allow.
+// positive are numbers in the report that show that something was measured: keys from the top,
+// an index for a list.
+var onCPU = []struct {
+	args     []string
+	positive [][]any
+}{
+	{words("ingest --duration 50ms"), [][]any{{"requests"}, {"bare_bytes_per_s"}}},
+	{words("dispatch -n 5"), [][]any{{"requests"}, {"complete_to_batch_us", "p50"}, {"floor_us", "p50"}}},
+	{words("slab"), [][]any{{"goodput_rps"}}},
+	{words("simulate --evaluation=false --first 4 --last 5"), [][]any{{0, "functions"}, {0, "ratios", 0}}},
+	{words("swap -n 2 --restarts 1"), [][]any{{"idle_us", "p50"}, {"answered"}, {"restart_idle_ms"}}},
+	{words("bare --device cpu --model face --duration 100ms"), [][]any{{"images_per_s"}}},
+	{words("overhead --device cpu --model face --batch 1 --duration 100ms --volleys 3 --ports 1 --flows 1 --busy-poll 0s"),
+		[][]any{{"cases", 0, "bare_images_per_s"}, {"cases", 0, "ways", 0, "throughput", 0, "images_per_s"}}},
+	{words("limit --device cpu --model face --batch 1 --change in-place --percent 50 --duration 200ms"),
+		[][]any{{"series", 0, "points", 0, "alone", "images_per_s"}, {"series", 0, "points", 0, "beside", "images_per_s"}}},
+	{words("fault --device cpu --model face -n 1 --rate 50"), [][]any{{"requests"}, {"faults", 0, "longest_ms"}}},
+	{append(words("sharing --rounds 1 --duration 1s --mix"), "face alone, fresh start"),
+		[][]any{{"mixes", 0, "variants", 0, "functions", 0, "goodput", 0}}},
+	{words("plan --only delays --count 1"), [][]any{{"delays", 0, "gpus"}}},
+	{words("plan --only counts --scenario S1 --times 1"), [][]any{{"counts", 0, "gpus"}}},
+}
+
+// withGPU and withDPDK are runs that say what is missing.
+var (
+	withGPU  = [][]string{{"gather"}, {"weights"}, words("swap --device cuda"), words("evaluate --figure fig16 --device cuda --out /nowhere")}
+	withDPDK = [][]string{{"dpdk"}, words("ingest --source dpdk")}
+)
+
+// elsewhere are verbs that other tests run: research/evaluate measures on a CPU and starts
+// ready, research/bench starts instance.
+var elsewhere = []string{"evaluate", "ready", "instance"}
+
+func words(text string) []string { return strings.Fields(text) }
+
+func TestVerbs(t *testing.T) {
+	lab := build(t)
+	for _, verb := range onCPU {
+		t.Run(verb.args[0], func(t *testing.T) {
+			t.Parallel()
+			var report any
+			if err := json.Unmarshal(run(t, lab, append(verb.args, "-o", "json")...), &report); err != nil {
+				t.Fatalf("report is not JSON: %v", err)
+			}
+			for _, path := range verb.positive {
+				if n, _ := value(report, path).(float64); n <= 0 {
+					t.Errorf("report: %v is %v, want a number above 0", path, value(report, path))
+				}
+			}
+		})
+	}
+	t.Run("table", func(t *testing.T) {
+		t.Parallel()
+		if out := string(run(t, lab, "slab")); !strings.Contains(out, "aimd") || !strings.Contains(out, "┌") {
+			t.Errorf("slab printed no table:\n%s", out)
+		}
+	})
+	t.Run("without GPU", func(t *testing.T) {
+		t.Parallel()
+		if _, err := cuda.Find("cuda"); err == nil {
+			t.Skip("this machine has a GPU; test/gpu runs what needs it")
+		}
+		for _, args := range withGPU {
+			refused(t, lab, "no GPU on this machine", args)
+		}
+	})
+	t.Run("without DPDK", func(t *testing.T) {
+		t.Parallel()
+		for _, args := range withDPDK {
+			refused(t, lab, "built without DPDK", args)
+		}
+	})
+}
+
+// TestVerbsAreComplete fails if a new verb has no run above.
+func TestVerbsAreComplete(t *testing.T) {
+	run := slices.Concat(elsewhere, []string{"completion", "help"})
+	for _, verb := range onCPU {
+		run = append(run, verb.args[0])
+	}
+	for _, args := range slices.Concat(withGPU, withDPDK) {
+		run = append(run, args[0])
+	}
+	for _, cmd := range root().Commands() {
+		if !slices.Contains(run, cmd.Name()) {
+			t.Errorf("penstock-lab %s: no test runs it", cmd.Name())
+		}
+	}
+}
+
+// value follows a path into parsed JSON. It is nil if the path leads nowhere.
+func value(in any, path []any) any {
+	for _, step := range path {
+		switch step := step.(type) {
+		case string:
+			object, _ := in.(map[string]any)
+			in = object[step]
+		case int:
+			list, _ := in.([]any)
+			if step >= len(list) {
+				return nil
+			}
+			in = list[step]
+		}
+	}
+	return in
+}
+
+// build makes penstock-lab and, beside it, penstock.
+func build(t *testing.T) (lab string) {
+	t.Helper()
+	dir := t.TempDir()
+	// The user of the sandbox runs what is in it.
+	for folder := dir; folder != os.TempDir() && folder != "/"; folder = filepath.Dir(folder) {
+		if err := os.Chmod(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, from := range map[string]string{"penstock": "../../../cmd/penstock", "penstock-lab": "."} {
+		build := exec.Command("go", "build", "-ldflags", "-s -w", "-o", filepath.Join(dir, name), from)
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("build %s: %v\n%s", name, err, out)
+		}
+	}
+	return filepath.Join(dir, "penstock-lab")
+}
+
+func run(t *testing.T, lab string, args ...string) []byte {
+	t.Helper()
+	out, err := output(t, lab, args)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// refused tests that a run fails at once and says why.
+func refused(t *testing.T, lab, why string, args []string) {
+	t.Helper()
+	if _, err := output(t, lab, args); err == nil || !strings.Contains(err.Error(), why) {
+		t.Errorf("penstock-lab %s: %v, want %q", strings.Join(args, " "), err, why)
+	}
+}
+
+func output(t *testing.T, lab string, args []string) ([]byte, error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, lab, args...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its nodes
+	cmd.WaitDelay = 10 * time.Second
+	cmd.Dir = "../../.." // plan reads profiles of the repository
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if ctx.Err() != nil {
+		err = errors.Join(err, ctx.Err())
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, strings.TrimSpace(said.String()))
+	}
+	return out, err
+}

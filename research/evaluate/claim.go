@@ -1,0 +1,89 @@
+package evaluate
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// errInUse is returned when another call measures the same figure into the same folder, or
+// on the same device into it.
+var errInUse = errors.New("another call is measuring")
+
+// claim makes the folder of the reports and takes a figure and a device in it, so that no
+// other call measures there what this one would spoil; calls for other figures on other
+// devices may work beside it. Both are free after release, or when the process has ended
+// however it did. A folder that cannot be written is found here, before anything is
+// measured.
+func claim(out, figure, device string) (release func(), err error) {
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return nil, fmt.Errorf("make folder of reports: %w", err)
+	}
+	onDevice, err := lock(out, device)
+	if err != nil {
+		return nil, err
+	}
+	ofFigure, err := lock(out, figure)
+	if err != nil {
+		onDevice()
+		return nil, err
+	}
+	return func() {
+		ofFigure()
+		onDevice()
+	}, nil
+}
+
+// lock takes what is called so in a folder.
+func lock(out, what string) (release func(), err error) {
+	path := filepath.Join(out, "."+what+".lock")
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+		if err != nil {
+			return nil, fmt.Errorf("write into folder of reports: %w", err)
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			f.Close()
+			continue
+		case errors.Is(err, unix.EWOULDBLOCK):
+			holder, _ := os.ReadFile(path)
+			f.Close()
+			return nil, fmt.Errorf("%w: process %s has %s in %s; wait for it, or take another folder", errInUse, strings.TrimSpace(string(holder)), what, out)
+		case err != nil:
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		if !still(f, path) { // who had it has removed it meanwhile
+			f.Close()
+			continue
+		}
+		if err = f.Truncate(0); err == nil {
+			_, err = fmt.Fprintln(f, os.Getpid()) // for people
+		}
+		release := func() {
+			os.Remove(path) // first: nobody else has it yet
+			f.Close()
+		}
+		if err != nil {
+			release()
+			return nil, fmt.Errorf("write into folder of reports: %w", err)
+		}
+		return release, nil
+	}
+}
+
+// still reports whether an open file is the one at path.
+func still(f *os.File, path string) bool {
+	opened, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	there, err := os.Stat(path)
+	return err == nil && os.SameFile(opened, there)
+}

@@ -1,0 +1,348 @@
+package evaluate
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+const ms = time.Millisecond
+
+// The models, as models/convert/export_torchvision.py names them.
+const (
+	alexnet   = "alexnet"
+	mobilenet = "mobilenetv2"
+	resnet50  = "resnet50"
+	resnet152 = "resnet152"
+	resnext50 = "resnext50"
+	vgg16     = "vgg16"
+	vgg19     = "vgg19"
+	gnmt      = "gnmt"
+)
+
+// ladderOf is a model's batch sizes. cuDNN compiles MobileNet's kernels for three seconds
+// a size, which all variants wait for at every start: it has fewer.
+func ladderOf(model string) []int {
+	if model == mobilenet {
+		return []int{1, 8, 32}
+	}
+	return []int{1, 2, 4, 8, 16, 32}
+}
+
+// Fixed shares are percentages at which f16 models answer rightly on an H200 under MPS
+// (docs/adr/0007): 8 % are 10 multiprocessors, 12 are 14, 24 are 30, 26 are 34,
+// 50 are 66, 90 are 118.
+
+// one is a function alone.
+func one(model string, slo time.Duration) []Function {
+	return []Function{{Name: model, Model: model, SLO: slo, Batches: ladderOf(model), Weight: 1, Percent: 100}}
+}
+
+// mix is models that share the device: each offers an equal part of what it can do alone,
+// so that at level 1 they together need the whole of it, were it handed from one to the
+// next without a loss.
+func mix(slo time.Duration, percent float64, models ...string) (functions []Function) {
+	count := map[string]int{}
+	for _, m := range models {
+		name := m
+		if count[m]++; count[m] > 1 {
+			name = fmt.Sprintf("%s-%d", m, count[m])
+		}
+		functions = append(functions, Function{Name: name, Model: m, SLO: slo, Batches: ladderOf(m), Weight: 1 / float64(len(models)), Percent: percent})
+	}
+	return functions
+}
+
+// with sets the percentage of the functions of a model.
+func with(functions []Function, model string, percent float64) []Function {
+	for i := range functions {
+		if functions[i].Model == model {
+			functions[i].Percent = percent
+		}
+	}
+	return functions
+}
+
+// ladders gives all functions a ladder.
+func ladders(functions []Function, batches ...int) []Function {
+	for i := range functions {
+		functions[i].Batches = batches
+	}
+	return functions
+}
+
+// loads is an open loop at three levels, from light to more than there is room for.
+func loads(name string, functions []Function, variants ...string) Case {
+	return Case{Name: name, Kind: kindLoads, Functions: functions, Variants: variants,
+		Levels: []float64{0.3, 0.9, 1.5}, Settle: 1500 * ms, Warmup: 1200 * ms, Measure: 1200 * ms}
+}
+
+// levels replaces a case's levels.
+func (c Case) levels(all ...float64) Case {
+	c.Levels = all
+	return c
+}
+
+// noted adds a note.
+func (c Case) noted(text string) Case {
+	c.Note = text
+	return c
+}
+
+// allFigures are all there are, in the order in which they are worth measuring.
+func allFigures() []Figure {
+	const slo = 25 * ms
+	sharing := []string{defaultMPS, timeSliceSLAB, mpsSLAB, mpsAIMD, static, shadow, partition}
+	biting := []string{timeSliceSLAB, mpsSLAB, static, partition}
+	return []Figure{
+		{
+			Name: "fig10a", Title: "Two inference functions, within 25 ms", Paper: "Figure 10a, Table 3",
+			Cases: []Case{
+				loads("C1", mix(slo, 50, alexnet, resnet50), sharing...),
+				loads("C2", mix(slo, 50, alexnet, vgg19), sharing...),
+			},
+		},
+		{
+			Name: "fig10b", Title: "Three and four inference functions, within 25 ms", Paper: "Figure 10b, Table 3",
+			Cases: []Case{
+				loads("C3", with(mix(slo, 24, alexnet, resnet50, vgg19), vgg19, 50), sharing...),
+				loads("C4", mix(slo, 24, alexnet, resnet50, vgg19, mobilenet), sharing...),
+			},
+		},
+		{
+			Name: "fig8", Title: "One inference function of the lighter ones, within 25 ms", Paper: "Figure 8, Table 2",
+			Cases: singles(slo, alexnet, mobilenet, resnet50),
+		},
+		{
+			Name: "fig9", Title: "One inference function of the heavier ones, within 25 ms", Paper: "Figure 9, Table 2",
+			Cases: singles(slo, vgg16, vgg19, gnmt),
+		},
+		{
+			Name: "fig16", Title: "Shares that begin wrong", Paper: "Figure 16",
+			Cases: []Case{{
+				Name: "wrong shares", Kind: kindTimeline, Variants: []string{partition, shadow, restart},
+				Functions: tuned(), Length: 14 * time.Second, Bin: 100 * ms, Frugal: true,
+				Events: []Cue{{0, cueBegin, resnet50, 0.06}, {0, cueBegin, vgg19, 0.45}},
+				Note:   "both begin with 26 %; vgg19 needs more, resnet50 less; what nobody demands stays free",
+			}},
+		},
+		{
+			Name: "fig15", Title: "A neighbour that comes, and a function that goes", Paper: "Figure 15",
+			Cases: []Case{{
+				Name: "workload change", Kind: kindTimeline, Variants: []string{mpsSLAB, mpsAIMD, static, partition},
+				Functions: changing(), Length: 15 * time.Second, Bin: 100 * ms,
+				Events: []Cue{{0, cueBegin, vgg16, 0.6}, {3 * time.Second, cueBegin, vgg19, 0.6}, {11 * time.Second, cueEnd, vgg16, 0}},
+				Note:   "each is offered 60 % of what it can do alone: together more than there is; vgg19 is added at 3 s and gets its traffic when it serves",
+			}},
+		},
+		{
+			Name: "fig12c-14", Title: "SLAB against AIMD", Paper: "Figures 12c and 14",
+			Cases: converging(25*ms, 50*ms, 75*ms, 100*ms),
+		},
+		{
+			Name: "fig1", Title: "Functions added one after another", Paper: "Figure 1",
+			Cases: []Case{
+				adding("baselines without batching", 0.07, timeSlice, defaultMPS, partition),
+				adding("all with SLAB", 0.35, timeSliceSLAB, mpsSLAB, static, partition),
+			},
+		},
+		{
+			Name: "fig12ab", Title: "What each part brings", Paper: "Figures 12a and 12b",
+			Cases: []Case{
+				part(one(alexnet, slo)), part(one(resnet50, slo)), part(one(vgg19, slo)),
+				brief(loads("C3", with(mix(slo, 24, alexnet, resnet50, vgg19), vgg19, 50), defaultMPS, mpsOnlyShares, partition).levels(0.1, 0.9)),
+			},
+		},
+		{
+			Name: "table5", Title: "Batch sizes", Paper: "Table 5",
+			Cases: []Case{bare("ready batches", []string{whole}, Ready{[]int{8, 16, 32}, []int{1, 2}, 400 * ms}, resnet50, vgg19)},
+		},
+		{
+			Name: "fig5-7", Title: "Streams", Paper: "Figures 5, 6 and 7",
+			Cases: []Case{
+				bare("streams", []string{whole}, Ready{[]int{1, 8}, []int{1, 2}, 400 * ms}, resnet50, alexnet, vgg19),
+				closedLoop("alexnet alone", one(alexnet, time.Second), mpsSLAB),
+				closedLoop("resnext50 alone", one(resnext50, time.Second), mpsSLAB),
+				closedLoop("alexnet and resnext50", mix(time.Second, 50, alexnet, resnext50), timeSliceSLAB, mpsSLAB, static, partition),
+			},
+		},
+		{
+			Name: "fig2-3", Title: "Knees: multiprocessors and batch sizes", Paper: "Figures 2 and 3",
+			Cases: []Case{
+				knees("models", []int{1, 8, 32}, resnet50, vgg19, gnmt),
+				knees("alexnet", []int{1, 2, 4, 8, 16, 32}, alexnet),
+			},
+		},
+		{
+			Name: "fig11", Title: "Batches that are ready against fixed ones with a delay", Paper: "Figure 11, Table 4",
+			Cases: []Case{capped(1), capped(4), capped(8), capped(16)},
+		},
+		{
+			Name: "fig10-slo", Title: "Mixes within 5 and 10 ms", Paper: "Figure 10, Table 3, with objectives that bite here",
+			Cases: []Case{
+				loads("C2, 10 ms", mix(10*ms, 50, alexnet, vgg19), biting...), loads("C2, 5 ms", mix(5*ms, 50, alexnet, vgg19), biting...),
+				loads("C3, 5 ms", with(mix(5*ms, 24, alexnet, resnet50, vgg19), vgg19, 50), biting...),
+			},
+		},
+		{
+			Name: "fig10-large", Title: "Mixes of 8 and 12 functions, within 25 ms", Paper: "Figure 10, Table 3, with mixes that fill the device",
+			Cases: []Case{
+				loads("8 functions", mix(slo, 12, alexnet, resnet50, resnext50, vgg16, vgg19, resnet152, gnmt, resnet50), biting...),
+				loads("12 functions", mix(slo, 8, alexnet, resnet50, resnext50, vgg16, vgg19, resnet152, gnmt, resnet50,
+					alexnet, resnet50, vgg16, vgg19), biting...),
+			},
+		},
+		{
+			Name: "guarantees", Title: "Two mixes next to an overloaded function, within 25 ms",
+			Cases: []Case{
+				beside("ResNet-152 next to VGG-19", rate(resnet152, 400), rate(vgg19, 9000)),
+				beside("ResNet-50 and MobileNetV2 next to VGG-19", rate(resnet50, 2000), rate(mobilenet, 3000), rate(vgg19, 9000)),
+			},
+		},
+	}
+}
+
+// rate is a function that is offered so many requests per second.
+func rate(model string, perSecond float64) Function {
+	return Function{Name: model, Model: model, SLO: 25 * ms, Batches: ladderOf(model), PerSecond: perSecond}
+}
+
+// beside compares guarantees with no shares and with partitions. The second level
+// overloads the last function.
+func beside(name string, functions ...Function) Case {
+	c := loads(name, functions, guaranteed, mpsSLAB, partition).levels(0.5, 1)
+	c.Settle, c.Warmup, c.Measure = 3*time.Second, time.Second, 4*time.Second
+	for i := range c.Functions {
+		c.Functions[i].Percent = 24
+	}
+	return c
+}
+
+func singles(slo time.Duration, models ...string) (cases []Case) {
+	for _, model := range models {
+		c := loads(model, one(model, slo), timeSlice, defaultMPS, mpsSLAB, mpsAIMD, partition).levels(0.15, 0.9, 1.3)
+		cases = append(cases, brief(c))
+	}
+	return cases
+}
+
+// brief shortens a case.
+func brief(c Case) Case {
+	c.Settle, c.Warmup, c.Measure = 700*ms, 300*ms, 800*ms
+	return c
+}
+
+// part is one function, with each component alone.
+func part(functions []Function) Case {
+	return brief(loads(functions[0].Name, functions, defaultMPS, mpsStreams, mpsGather, mpsOnlySLAB, partition).levels(0.1, 0.9))
+}
+
+// tuned are Figure 16's functions: each begins with what neither needs.
+func tuned() []Function {
+	functions := mix(50*ms, 26, resnet50, vgg19)
+	functions[0].Weight, functions[1].Weight = 1, 1
+	return functions
+}
+
+func changing() []Function {
+	functions := mix(50*ms, 50, vgg16, vgg19)
+	functions[0].Weight, functions[1].Weight = 1, 1
+	return functions
+}
+
+// converging is vgg19 under a full load from the first moment, at each objective. Its
+// ladder is long enough that the objective bounds the batch and not the ladder.
+func converging(objectives ...time.Duration) (cases []Case) {
+	for _, slo := range objectives {
+		cases = append(cases, Case{
+			Name: slo.String(), Kind: kindTimeline, Variants: []string{mpsSLAB, mpsAIMD},
+			Functions: ladders(one(vgg19, slo), 1, 2, 4, 8, 16, 32, 64, 128, 256),
+			Length:    5 * time.Second, Bin: 50 * ms,
+			Events: []Cue{{0, cueBegin, vgg19, 0.95}},
+		})
+	}
+	return cases
+}
+
+// adding is Figure 1: two of resnet50, then vgg19 beside them, each offered that part of
+// what it can do alone.
+func adding(name string, level float64, variants ...string) Case {
+	functions := with(mix(50*ms, 24, resnet50, resnet50, vgg19), vgg19, 50)
+	for i := range functions {
+		functions[i].Weight = 1
+	}
+	return Case{
+		Name: name, Kind: kindTimeline, Functions: functions, Variants: variants, Length: 13 * time.Second, Bin: 100 * ms,
+		Events: []Cue{{0, cueBegin, functions[0].Name, level}, {2500 * ms, cueBegin, functions[1].Name, level}, {6 * time.Second, cueBegin, functions[2].Name, level}},
+	}
+}
+
+func bare(name string, variants []string, ready Ready, models ...string) Case {
+	c := Case{Name: name, Kind: kindBare, Variants: variants, Ready: ready}
+	for _, m := range models {
+		c.Functions = append(c.Functions, Function{Name: m, Model: m, Batches: ready.Batches})
+	}
+	return c
+}
+
+func knees(name string, batches []int, models ...string) Case {
+	c := bare(name, []string{byPercentage, byGroups}, Ready{batches, []int{1}, 100 * ms}, models...)
+	c.Percents = []float64{8, 24, 50, 90, 100}
+	return c.noted("percentages at which f16 models answer rightly: 10, 30, 66, 118 and 132 multiprocessors")
+}
+
+func closedLoop(name string, functions []Function, variants ...string) Case {
+	return Case{Name: name, Kind: kindClosed, Functions: functions, Variants: variants, Warmup: 1500 * ms, Measure: 1500 * ms}
+}
+
+// capped is resnet50 with batches of at most n: as they come, on two streams, against
+// always n or what there is after a delay.
+func capped(n int) Case {
+	sizes := []int{1, 2, 4, 8, 16}
+	sizes = sizes[:slices.Index(sizes, n)+1]
+	c := brief(loads(fmt.Sprintf("batches of at most %d", n), ladders(one(resnet50, 25*ms), sizes...), fixed(n), streams2)).levels(0.1, 0.5, 1.0)
+	return c.noted("not Triton: its way of batching, in the same server")
+}
+
+// quick is the figure with short times and two cases, on a CPU with small models that
+// come with Penstock: it shows that the machinery works, and nothing else.
+func (f *Figure) quick(onCPU bool) *Figure {
+	q := *f
+	q.Cases = nil
+	for _, c := range f.Cases[:min(2, len(f.Cases))] {
+		if len(c.Levels) > 2 {
+			c.Levels = []float64{c.Levels[0], c.Levels[len(c.Levels)-1]}
+		}
+		c.Settle, c.Warmup, c.Measure = c.Settle/5, c.Warmup/2, c.Measure/3
+		// A function that is added takes some seconds to serve: these time lines stay.
+		if !slices.ContainsFunc(c.Events, func(e Cue) bool { return e.What == cueBegin && e.At > 0 }) {
+			c.Length = 2 * c.Length / 5
+		}
+		c.Ready.Duration /= 4
+		if len(c.Percents) > 2 {
+			c.Percents = []float64{c.Percents[0], c.Percents[len(c.Percents)-1]}
+		}
+		c.Functions = slices.Clone(c.Functions)
+		if onCPU {
+			c = c.onCPU()
+		}
+		q.Cases = append(q.Cases, c)
+	}
+	return &q
+}
+
+// onCPU stands two small models in for all others.
+func (c Case) onCPU() Case {
+	small := []string{"fashion", "face"}
+	for i := range c.Functions {
+		f := &c.Functions[i]
+		f.Model, f.Batches = small[i%len(small)], []int{1, 2, 4}
+		f.SLO = max(f.SLO, 100*ms)
+		f.PerSecond /= 50
+	}
+	if c.Kind == kindBare {
+		c.Functions = c.Functions[:1]
+		c.Ready.Batches, c.Ready.Streams = []int{1, 4}, []int{1}
+	}
+	return c
+}

@@ -1,0 +1,114 @@
+package evaluate
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A call that is killed takes its node with it: the next would measure beside it.
+func TestANodeEndsWithItsCall(t *testing.T) {
+	command := exec.Command(builtLab(t), "evaluate", "--figure", "fig16", "--device", "cpu", "--quick", "--runs", "1", "--out", t.TempDir())
+	// What a killed call leaves in the temporary folder goes with this; the name is short, as
+	// a socket's path in it is.
+	folder, err := os.MkdirTemp("", "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(folder) })
+	command.Env = append(os.Environ(), "TMPDIR="+folder)
+	var said bytes.Buffer
+	command.Stderr = &said
+	command.WaitDelay = time.Second // nobody waits for those that have the pipe
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = command.Wait() // it is killed
+	}()
+	// `up`, a manager, an orchestrator, and an inference function.
+	const node = 4
+	var below map[int]string
+	await(t, "a whole node", func() bool {
+		before := below
+		below = descendants(t, command.Process.Pid)
+		// Twice the same: none that has its parent's command line still.
+		return len(below) >= node && maps.Equal(below, before)
+	})
+	command.Process.Kill()
+	<-ended
+	// What was started while they were counted ends with its parent.
+	left := func() (pids []int) {
+		for pid, line := range below {
+			if commandLine(pid) == line {
+				pids = append(pids, pid)
+			}
+		}
+		return pids
+	}
+	defer func() {
+		for _, pid := range left() {
+			_ = unix.Kill(pid, unix.SIGKILL) // the test has failed
+		}
+	}()
+	await(t, fmt.Sprintf("the end of %v", below), func() bool { return len(left()) == 0 })
+}
+
+func await(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited a minute for %s", what)
+		}
+	}
+}
+
+// descendants are the processes below one, with their command lines.
+func descendants(t *testing.T, of int) map[int]string {
+	t.Helper()
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	children := map[int][]int{}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		stat, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "stat")) // it may be gone
+		// proc_pid_stat(5): pid, name in brackets, state, parent.
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if len(fields) > 1 {
+			if parent, err := strconv.Atoi(fields[1]); err == nil {
+				children[parent] = append(children[parent], pid)
+			}
+		}
+	}
+	below := map[int]string{}
+	for next := children[of]; len(next) > 0; next = next[1:] {
+		if line := commandLine(next[0]); line != "" {
+			below[next[0]] = line
+		}
+		next = append(next, children[next[0]]...)
+	}
+	return below
+}
+
+// commandLine is a process's, with zero bytes between the words; empty where it has ended,
+// though nobody waited for it yet.
+func commandLine(pid int) string {
+	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	return string(line)
+}

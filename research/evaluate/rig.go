@@ -1,0 +1,305 @@
+package evaluate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/research/bench"
+	"github.com/penstock/penstock/shm/cpuset"
+)
+
+// cpus divides the CPUs that this process was started with: the node's, of which the
+// manager gets the first reserved, and those of the load, which this process keeps to
+// while a node runs.
+type cpus struct {
+	all, node, load []int
+	reserved        int
+}
+
+// leastCPUs are needed for a load that has its own.
+const leastCPUs = 8
+
+// divideCPUs gives the load three eighths, and the manager half of the rest, as the
+// other benchmarks do: the load makes and puts together every datagram that the manager
+// takes apart. Few CPUs are shared.
+func divideCPUs() cpus {
+	own, ifs := orchestrator.IFCPUs(0)
+	all := slices.Sorted(slices.Values(slices.Concat(own, ifs)))
+	all = slices.Compact(all)
+	if len(all) < leastCPUs {
+		return cpus{all: all, node: all, load: all}
+	}
+	n := len(all) - 3*len(all)/8
+	return cpus{all: all, node: all[:n:n], load: all[n:], reserved: n / 2}
+}
+
+// rig is a node that is measured, with one variant's configuration.
+type rig struct {
+	*node.Node
+	cpus      cpus
+	variant   variant
+	options   nodeOptions
+	functions []Function
+	cards     map[string]*models.Card // by function
+	pictures  map[string]*noise       // by function
+	full      map[string]float64      // requests a second at level 1, by function
+}
+
+// startPatience bounds a node's start: a model that cuDNN compiles kernels for takes
+// some seconds a batch size.
+const startPatience = 90 * time.Second
+
+// startBed starts a node for a case, with those functions that it begins with.
+func (r *runner) startBed(ctx context.Context, v variant, c *Case, first []Function) (_ *rig, err error) {
+	b := &rig{cpus: r.cpus, variant: v, functions: c.Functions, cards: map[string]*models.Card{}, pictures: map[string]*noise{}, full: map[string]float64{}}
+	b.options = nodeOptions{device: r.device, reserved: r.cpus.reserved, frugal: c.Frugal, weights: r.Weights, cards: map[string]string{}}
+	for _, f := range c.Functions {
+		card, err := r.Card(f.Model)
+		if err != nil {
+			return nil, err
+		}
+		b.cards[f.Name], b.pictures[f.Name], b.full[f.Name] = card, newNoise(card), r.full(c, &f, card)
+		if b.options.cards[f.Name], err = r.ladder(card, f.Batches); err != nil {
+			return nil, err
+		}
+	}
+	b.options.intake = r.intake(c, b.cards)
+	config, err := v.config(b.options, first)
+	if err != nil {
+		return nil, err
+	}
+	at, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	if err := cpuset.Pin(r.cpus.node); err != nil {
+		return nil, err
+	}
+	limit, cancel := context.WithTimeoutCause(ctx, startPatience, fmt.Errorf("no process of some function served within %v", startPatience))
+	defer cancel()
+	watched, stop := context.WithCancelCause(limit)
+	go watchStart(watched, stop, at)
+	b.Node, err = node.Start(watched, node.Options{
+		Binary: r.Binary, Config: config, HTTP: at, Environment: []string{v.lab(b.options).Environment()},
+	})
+	if pinErr := cpuset.Pin(r.cpus.load); err == nil && pinErr != nil {
+		b.Kill()
+		err = pinErr
+	}
+	if err == nil {
+		if err = b.whole(watched); err != nil {
+			b.Kill()
+		}
+	}
+	stop(nil)
+	if err == nil && r.device != configs.DeviceCPU {
+		if err = b.held(); err != nil {
+			b.Kill()
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, cpuset.Pin(r.cpus.all))
+	}
+	return b, nil
+}
+
+// held reports an error where processes share the GPU in another way than the variant's:
+// a node whose MPS does not start goes on without.
+func (b *rig) held() error {
+	status, err := b.Status()
+	if err != nil {
+		return err
+	}
+	want := "mps"
+	if !b.variant.mps {
+		want = "time-slicing"
+	}
+	if status.Mechanism == want {
+		return nil
+	}
+	why := ""
+	if status.Device != nil {
+		why = status.Device.Why
+	}
+	return fmt.Errorf("processes are held by %q, want %q: %s; the node said: %s", status.Mechanism, want, why, b.Log())
+}
+
+// watchStart ends the start of a node in which a process says why it cannot serve, and
+// still says so a while later.
+func watchStart(ctx context.Context, stop context.CancelCauseFunc, at netip.AddrPort) {
+	const patience = 3 * time.Second
+	n := node.Node{HTTP: at}
+	since, said := time.Time{}, ""
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(250 * time.Millisecond):
+		}
+		status, err := n.Status()
+		if err != nil {
+			continue
+		}
+		name, reason := refusal(&status)
+		switch {
+		case reason == "":
+			since, said = time.Time{}, ""
+		case since.IsZero():
+			since, said = time.Now(), reason
+		case time.Since(since) > patience:
+			stop(fmt.Errorf("%s does not serve: %s", name, said))
+			return
+		}
+	}
+}
+
+// refusal is the first function that nobody serves, and the reason that a process of it
+// gives; none where there is no reason.
+func refusal(status *control.Status) (name, reason string) {
+	for _, f := range status.Functions {
+		for i := range f.Instances {
+			if _, serves := f.Instances[i].Serving(); serves {
+				continue
+			}
+			for _, p := range f.Instances[i].Processes {
+				if p.Reason != "" {
+					return f.Name, p.Reason
+				}
+			}
+		}
+	}
+	return "", ""
+}
+
+// whole waits until every function has a process that serves with all its batch sizes.
+func (b *rig) whole(ctx context.Context) error {
+	return b.WaitFor(ctx, "every batch size", func() bool {
+		status, err := b.Status()
+		return err == nil && !slices.ContainsFunc(status.Functions, func(f control.FunctionStatus) bool { return !wholly(&f) })
+	})
+}
+
+func wholly(f *control.FunctionStatus) bool {
+	for i := range f.Instances {
+		if p, ok := f.Instances[i].Serving(); !ok || p.Growing {
+			return false
+		}
+	}
+	return true
+}
+
+// end drains the node and lets this process run anywhere again.
+func (b *rig) end() error { return errors.Join(b.Stop(), cpuset.Pin(b.cpus.all)) }
+
+// kill is end for a node that may have failed; it may be called after end.
+func (b *rig) kill() {
+	b.Kill()
+	_ = cpuset.Pin(b.cpus.all) // it worked before
+}
+
+// lost is how many requests the node accepted and never answered.
+func lost(status *control.Status) (n uint64) {
+	for _, f := range status.Functions {
+		n += f.Lost
+	}
+	return n
+}
+
+// ladder is the file of a card like that one with those batch sizes.
+func (r *runner) ladder(card *models.Card, batches []int) (string, error) {
+	return bench.WriteVariant(r.dir, card, batches)
+}
+
+// noise is a few pictures of a model's wire size, all of noise: it implements
+// loadgen.Pictures.
+type noise struct{ pictures [][]byte }
+
+func newNoise(card *models.Card) *noise {
+	const count = 4
+	n := &noise{}
+	for i := range count {
+		n.pictures = append(n.pictures, testbed.Noise(card, uint64(i)))
+	}
+	return n
+}
+
+func (n *noise) Len() int { return len(n.pictures) }
+
+func (n *noise) Picture(i int) ([]byte, int) { return n.pictures[i], -1 }
+
+func freePort() (netip.AddrPort, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("find a free port: %w", err)
+	}
+	defer l.Close()
+	return netip.ParseAddrPort(l.Addr().String())
+}
+
+// resolve makes a device's name one that means the same GPU to everybody: its UUID. It
+// returns the GPU's name too. visible is CUDA_VISIBLE_DEVICES, which CUDA numbers by.
+func resolve(name, visible string, machine *testbed.Machine) (device, shown string, err error) {
+	if name == configs.DeviceCPU {
+		return name, cmp.Or(machine.CPU, name), nil
+	}
+	gpus := seen(visible, machine.GPUs)
+	index := 0
+	for _, g := range gpus {
+		if g.UUID == name {
+			return g.UUID, g.Name, nil
+		}
+	}
+	if name != "cuda" {
+		if n, err := fmt.Sscanf(name, "cuda:%d", &index); n != 1 || err != nil {
+			return "", "", fmt.Errorf("device %q: want cpu, cuda, cuda:N or the UUID of a GPU that is here", name)
+		}
+	}
+	if index < 0 || index >= len(gpus) {
+		return "", "", fmt.Errorf("device %s: %d of this machine's %d GPUs can be seen", name, len(gpus), len(machine.GPUs))
+	}
+	return gpus[index].UUID, gpus[index].Name, nil
+}
+
+// seen are the GPUs that CUDA_VISIBLE_DEVICES lets a process see, in its order: numbers and
+// (beginnings of) UUIDs, up to the first that means none. Empty: all.
+func seen(visible string, all []testbed.GPU) (gpus []testbed.GPU) {
+	if visible == "" {
+		return all
+	}
+	for _, entry := range strings.Split(visible, ",") {
+		entry = strings.TrimSpace(entry)
+		i := slices.IndexFunc(all, func(g testbed.GPU) bool { return entry != "" && strings.HasPrefix(g.UUID, entry) })
+		if n, err := strconv.Atoi(entry); err == nil {
+			i = n
+		}
+		if i < 0 || i >= len(all) {
+			break
+		}
+		gpus = append(gpus, all[i])
+	}
+	return gpus
+}
+
+// newDir makes the folder of a figure's cards.
+func newDir() (string, error) {
+	dir, err := os.MkdirTemp("", "penstock-evaluate-")
+	if err != nil {
+		return "", fmt.Errorf("make folder: %w", err)
+	}
+	return dir, nil
+}

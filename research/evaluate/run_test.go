@@ -1,0 +1,331 @@
+package evaluate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/internal/testbed"
+	"github.com/penstock/penstock/research/bench"
+)
+
+// The programs that nodes are made of are built once.
+var programs string
+
+func TestMain(m *testing.M) {
+	var err error
+	if programs, err = os.MkdirTemp("", "penstock-evaluate-test-"); err != nil {
+		panic(err)
+	}
+	// The user of the sandbox runs what is in it.
+	if err = os.Chmod(programs, 0o755); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	removeMPS()
+	os.RemoveAll(programs)
+	os.Exit(code)
+}
+
+var penstock = sync.OnceValues(func() (string, error) {
+	binary := filepath.Join(programs, "penstock")
+	out, err := exec.Command("go", "build", "-ldflags", "-s -w", "-o", binary, "../../cmd/penstock").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("build penstock: %w: %s", err, out)
+	}
+	return binary, err
+})
+
+// builtPenstock is the binary that nodes are made of.
+func builtPenstock(t *testing.T) string {
+	t.Helper()
+	binary, err := penstock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return binary
+}
+
+// lab is built once.
+var lab = sync.OnceValues(func() (string, error) {
+	binary := filepath.Join(programs, "penstock-lab")
+	out, err := exec.Command("go", "build", "-o", binary, "../cmd/penstock-lab").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("build penstock-lab: %w: %s", err, out)
+	}
+	return binary, err
+})
+
+// builtLab is the binary of what is measured in a process of its own.
+func builtLab(t *testing.T) string {
+	t.Helper()
+	binary, err := lab()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return binary
+}
+
+// quickly are options for a figure with small models on the CPU.
+func quickly(t *testing.T, binary, figure string) Options {
+	t.Helper()
+	o := Options{Setup: bench.Setup{Setup: testbed.Setup{Binary: binary, Device: configs.DeviceCPU, Machine: testbed.ThisMachine("test")}, Lab: builtLab(t)},
+		Figure: figure, Out: t.TempDir(), Runs: 1, Seed: 1, Quick: true}
+	o.Progress = func(what string) { t.Log(what) }
+	return o
+}
+
+// Whole nodes under open loops, and again under a script: that every request is counted
+// once is all that can be asked on a machine that others use.
+func TestFiguresAreMeasuredOnTheCPU(t *testing.T) {
+	binary := builtPenstock(t)
+	t.Run("loads", func(t *testing.T) {
+		everyoneHasSeveralReceivers(t)
+		r := measured(t, quickly(t, binary, "fig11"))
+		for _, x := range r.Results {
+			if len(x.Loads) != 2 {
+				t.Fatalf("%s, %s: %d loads", x.Case, x.Variant, len(x.Loads))
+			}
+			for _, l := range x.Loads {
+				for _, f := range l.Functions {
+					checkSum(t, x, f)
+					if f.Receivers != rules.MostReceivers {
+						t.Errorf("%s, %s, %s: %d receivers, want %d", x.Case, x.Variant, f.Name, f.Receivers, rules.MostReceivers)
+					}
+				}
+			}
+		}
+		if len(r.Capacity) == 0 || r.Capacity[0].PerSecond <= 0 {
+			t.Errorf("capacity %+v", r.Capacity)
+		}
+	})
+	t.Run("timeline", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("plays scripts of several seconds; make test-all runs it")
+		}
+		r := measured(t, quickly(t, binary, "fig16"))
+		for _, x := range r.Results {
+			if x.Timeline == nil || len(x.Timeline.Functions) != 2 {
+				t.Fatalf("%s, %s: %+v", x.Case, x.Variant, x.Timeline)
+			}
+			begun := 0
+			for _, e := range x.Timeline.Events {
+				if e.What == cueBegin {
+					begun++
+				}
+			}
+			if begun != 2 {
+				t.Errorf("%s: %d functions began: %+v", x.Variant, begun, x.Timeline.Events)
+			}
+			for _, f := range x.Timeline.Functions {
+				checkSum(t, x, f.Total)
+				if f.Total.Receivers != 1 {
+					t.Errorf("%s, %s: %d receivers for a small load", x.Variant, f.Name, f.Total.Receivers)
+				}
+				offered := 0
+				for _, b := range f.Bins {
+					offered += b.Offered
+				}
+				if uint64(offered) != f.Total.Sent {
+					t.Errorf("%s, %s: the bins have %d requests of %d", x.Variant, f.Name, offered, f.Total.Sent)
+				}
+			}
+		}
+	})
+}
+
+// measured runs a figure to its end.
+func measured(t *testing.T, o Options) *Report {
+	t.Helper()
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	written, err := read(filepath.Join(o.Out, o.Figure+".json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := Prepare(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Left != 0 || written.Left != 0 || p.Left != 0 || len(written.Results) != p.Steps {
+		t.Errorf("%d of %d are left, %d as it is written: %+v", r.Left, p.Steps, written.Left, written.Results)
+	}
+	for _, x := range written.Results {
+		if x.Error != "" || x.Lost != 0 {
+			t.Errorf("%s, %s: %d lost, %q", x.Case, x.Variant, x.Lost, x.Error)
+		}
+	}
+	return written
+}
+
+func checkSum(t *testing.T, x Result, f FunctionLoad) {
+	t.Helper()
+	if sum := f.OK + f.Late + f.Incomplete + f.Busy + f.Refused + f.Failed + f.Unanswered; f.Sent == 0 || sum != f.Sent {
+		t.Errorf("%s, %s, %s: %d sent, %d accounted for", x.Case, x.Variant, f.Name, f.Sent, sum)
+	}
+}
+
+// A call that is killed loses the measurement that it was at, and no other.
+func TestAFigureGoesOnWhereItWasKilled(t *testing.T) {
+	binary := builtPenstock(t)
+	o := quickly(t, binary, "table5")
+	o.Runs = 4
+	file := filepath.Join(o.Out, "table5.json")
+	command := exec.Command(builtLab(t), "evaluate", "--figure", "table5", "--device", "cpu", "--quick", "--runs", "4", "--out", o.Out)
+	var said strings.Builder
+	command.Stderr = &said
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- command.Wait() }()
+	deadline := time.After(time.Minute)
+	for {
+		if r, err := read(file); err == nil && len(r.Results) > 0 {
+			break
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("ended before it was killed: %v\n%s", err, said.String())
+		case <-deadline:
+			command.Process.Kill()
+			t.Fatalf("nothing was written within a minute:\n%s", said.String())
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+	command.Process.Kill()
+	<-ended
+	before, err := read(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after := measured(t, o)
+	if len(before.Results) >= len(after.Results) {
+		t.Skipf("all %d measurements were made before the kill", len(before.Results))
+	}
+	for i, x := range before.Results {
+		if after.Results[i].TookSeconds != x.TookSeconds {
+			t.Errorf("run %d was measured again", x.Run)
+		}
+	}
+}
+
+// What is not expected to end within the limit is not begun, and is still left.
+func TestALimitLeavesTheRest(t *testing.T) {
+	o := quickly(t, "/nowhere/penstock", "table5")
+	o.Limit = time.Millisecond
+	r, err := Run(t.Context(), o)
+	if err != nil || r.Left != 1 || r.Tried != 0 || len(r.Results) != 0 {
+		t.Errorf("%+v, %v: want one measurement left and none made", r, err)
+	}
+	p, err := Prepare(o)
+	if err != nil || p.Next != p.Takes || p.Next <= o.Limit {
+		t.Errorf("%+v, %v: want the shortest to be the one that there is", p, err)
+	}
+}
+
+// A measurement that fails stands in the report with its reason, and is made again by the
+// next call.
+func TestAFailureIsNotedAndTriedAgain(t *testing.T) {
+	o := quickly(t, builtPenstock(t), "table5")
+	o.Lab = "/nowhere/penstock-lab"
+	_, err := Run(t.Context(), o)
+	if err == nil || !strings.Contains(err.Error(), "/nowhere/penstock-lab") {
+		t.Fatalf("without a binary: %v", err)
+	}
+	r, err := read(filepath.Join(o.Out, "table5.json"))
+	if err != nil || len(r.Results) != 1 || !strings.Contains(r.Results[0].Error, "/nowhere/penstock-lab") || r.Left != 1 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	o.Lab = builtLab(t)
+	if r := measured(t, o); len(r.Results) != 1 || len(r.Results[0].Points) == 0 {
+		t.Errorf("tried again: %+v", r.Results)
+	}
+}
+
+func TestFailureAfterFailureEndsACall(t *testing.T) {
+	o := quickly(t, builtPenstock(t), "table5")
+	o.Lab, o.Runs = "/nowhere/penstock-lab", 10
+	r, err := Run(t.Context(), o)
+	if err == nil || len(r.Results) != hopeless || r.Left != 10 {
+		t.Errorf("%d of 10 were tried, %d left, %v: want %d tried", len(r.Results), r.Left, err, hopeless)
+	}
+}
+
+func TestAnInterruptEndsARun(t *testing.T) {
+	o := quickly(t, "/bin/true", "table5")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, o); err == nil {
+		t.Error("an interrupted run reports no error")
+	}
+	if _, err := os.Stat(filepath.Join(o.Out, "table5.json")); err == nil {
+		t.Error("an interrupted measurement was written")
+	}
+}
+
+// A figure that another version goes on with keeps what is said of its first runs.
+func TestAResultKeepsTheVersionThatMeasuredIt(t *testing.T) {
+	o := quickly(t, "", "fig16")
+	o.Machine.Penstock = "first"
+	r, err := newRunner(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.report.Results = []Result{{Case: "wrong shares", Variant: partition, Run: 1, Error: "nobody served"}}
+	if err := r.report.Write(r.file); err != nil {
+		t.Fatal(err)
+	}
+	o.Machine.Penstock = "second"
+	if r, err = newRunner(o); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.report.Results[0].Penstock; got != "first" {
+		t.Errorf("the result is of version %q, want first", got)
+	}
+}
+
+// An error that is too long for a report keeps what failed and what was said last.
+func TestALongErrorKeepsItsEnds(t *testing.T) {
+	long := shortened(errors.New("vgg16 does not serve: " + strings.Repeat("é", 5000) + " the end"))
+	if !strings.HasPrefix(long, "vgg16 does not serve: ") || !strings.HasSuffix(long, " the end") || len([]rune(long)) > 810 {
+		t.Errorf("%d characters: %s", len([]rune(long)), long)
+	}
+	if short := shortened(errors.New("no GPU")); short != "no GPU" {
+		t.Errorf("a short one is %q", short)
+	}
+}
+
+// What fails slowly is expected to take as long again; what was measured, as long as it took.
+func TestAStepIsExpectedToTakeWhatItTook(t *testing.T) {
+	r, err := newRunner(quickly(t, "", "fig16"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := variantOf(partition)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := step{c: &r.figure.Cases[0], variant: v, run: 2}
+	guess := s.c.takes(v)
+	for _, test := range []struct {
+		took  float64
+		err   string
+		wants time.Duration
+	}{{1000, "nobody serves", 1000 * time.Second}, {0.5, "no such model", guess}, {1, "", time.Second}} {
+		r.report.Results = []Result{{Case: s.c.Name, Variant: v.name, Run: 1, TookSeconds: test.took, Error: test.err}}
+		if got := r.takes(s); got != test.wants {
+			t.Errorf("after %v s, %q: expects %v, want %v", test.took, test.err, got, test.wants)
+		}
+	}
+}

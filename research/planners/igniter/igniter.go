@@ -1,0 +1,219 @@
+// Package igniter plans as iGniter does (Xu et al., "iGniter: Interference-Aware
+// GPU Resource Provisioning for Predictable DNN Inference in the Cloud", IEEE TPDS
+// 34(3), 2022; github icloud-ecnu/igniter): MPS percentages, as many services a GPU
+// as fit, each a little larger for what its neighbours cost it.
+//
+// The way of a plan:
+//
+//  1. A service's lower bound: the least share that meets its rate and bound alone,
+//     in units of 2.5 %.
+//  2. Services by lower bound, the largest first.
+//  3. Each is tried on every GPU. There the shares of all that are on it grow by a
+//     unit each, again and again, until every one meets its rate and bound beside
+//     the others, or the GPU is full.
+//  4. It goes where the shares grow least, the first of equals, or on a new GPU.
+//
+// How far this is iGniter:
+//
+//   - Steps 2 to 4 are its Algorithms 1 and 2.
+//   - iGniter fits latency as a function of share and batch to a few samples. Here
+//     the profile itself is read (with percentages from MIG sizes where none were
+//     measured: baseline.Percent), so its errors of prediction, which ParvaGPU's
+//     paper blames for much of its slack, are not repeated: this one is better.
+//   - The batch is what the service's least share needs, among those measured,
+//     where iGniter's is half the objective × rate.
+//   - iGniter's interference has three terms: kernel scheduling, L2 cache and power,
+//     with coefficients of each model that were published for four models on a
+//     V100. Here a batch takes longer by baseline.Pair for a neighbour of the share
+//     that it was measured with (42 %), in proportion for others: a model's use of
+//     the L2 cache grows with its share.
+//   - As in the paper, a service is not divided: a rate that no GPU carries alone
+//     is refused (ParvaGPU's paper has no result of iGniter for S5 and S6 for that
+//     reason).
+//
+// On the paper's scenarios S1 to S4 it takes 2, 4, 5, 11 GPUs, and it refuses S5 and
+// S6: ParvaGPU saves 15 % of them on average, where its paper reports 34.6 %.
+package igniter
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/research/planners/baseline"
+)
+
+// Name is the policy's name.
+const Name = "igniter"
+
+// unitPercent is by how much a share grows at a time (r_unit of the published code).
+const unitPercent = 2.5
+
+// disturbance is by how much a batch takes longer for each part of the GPU that
+// neighbours have: baseline.Pair was measured with a neighbour of 42 %.
+const disturbance = baseline.Pair / 0.42
+
+type policy struct{}
+
+// New is iGniter's planner. It plans on MPS percentages: a problem on a GPU with MIG is
+// planned, and must be verified, as baseline.Percent has it.
+func New() plan.Policy { return policy{} }
+
+func (policy) Name() string { return Name }
+
+// workload is a service with its batch and the points of that batch.
+type workload struct {
+	service plan.Service
+	bound   float64
+	// at is the point at each unit from 0 up; Batch 0 where it does not serve.
+	at    []plan.Point
+	lower int // units
+}
+
+// share is a workload on a GPU.
+type share struct {
+	*workload
+	units int
+}
+
+// gpu is what is on a GPU.
+type gpu struct {
+	shares []share
+	steps  int // of all shares
+}
+
+// memory is what all shares hold, in MiB, as far as it was measured.
+func memory(shares []share) float64 {
+	sum := 0.0
+	for _, s := range shares {
+		sum += s.at[s.units].MemoryMiB
+	}
+	return sum
+}
+
+func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
+	p, g, err := baseline.Begin(p, Name)
+	if err != nil {
+		return nil, err
+	}
+	units := unitsOf(g)
+	workloads := make([]*workload, len(p.Services))
+	for i, s := range p.Services {
+		if workloads[i], err = lowerBound(p, g, units, s); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(workloads, func(a, b *workload) int {
+		return cmp.Or(units[b.lower]-units[a.lower], cmp.Compare(a.service.Name, b.service.Name))
+	})
+	var gpus []gpu
+	for _, w := range workloads {
+		best, least := -1, 0
+		var grown []share
+		for i := range gpus {
+			shares, steps, ok := gpus[i].with(w, units, g.GPCs)
+			ok = ok && memory(shares) <= baseline.Memory(g)
+			if ok && (best < 0 || steps-gpus[i].steps < least) {
+				best, least, grown = i, steps-gpus[i].steps, shares
+			}
+		}
+		if best < 0 {
+			gpus = append(gpus, gpu{[]share{{w, w.lower}}, units[w.lower]})
+			continue
+		}
+		gpus[best] = gpu{grown, gpus[best].steps + least}
+	}
+	var segments []plan.Segment
+	for i, used := range gpus {
+		slot := 0
+		for _, s := range used.shares {
+			segments = append(segments, plan.SegmentOf(i, g, slot, s.service, s.at[s.units]))
+			slot += units[s.units]
+		}
+	}
+	return baseline.Finish(p, Name, segments,
+		"MPS percentages where not measured are read from MIG sizes; services that share a GPU are planned to be slower than the profile, which the figures here do not show")
+}
+
+// unitsOf are the steps of each number of units, from 0 up.
+func unitsOf(g plan.GPU) []int {
+	steps := []int{0}
+	for percent := unitPercent; percent <= 100; percent += unitPercent {
+		steps = append(steps, g.Steps(percent))
+	}
+	return steps
+}
+
+// lowerBound finds the least share that carries a service alone, and the batch that
+// does it there; of several the fastest.
+func lowerBound(p *plan.Problem, g plan.GPU, units []int, s plan.Service) (*workload, error) {
+	points, err := baseline.Points(p, g, s)
+	if err != nil {
+		return nil, err
+	}
+	w := &workload{service: s, bound: p.BoundMS(s), at: make([]plan.Point, len(units))}
+	var most plan.Point
+	batch := 0
+	for u := 1; u < len(units) && batch == 0; u++ {
+		fastest := 0.0
+		for _, pt := range points[units[u]] {
+			if pt.ThroughputRPS > most.ThroughputRPS {
+				most = pt
+			}
+			if pt.ThroughputRPS >= s.RateRPS && (batch == 0 || pt.LatencyMS < fastest) {
+				batch, fastest, w.lower = pt.Batch, pt.LatencyMS, u
+			}
+		}
+	}
+	if batch == 0 {
+		return nil, &plan.Infeasible{Service: s, GPU: g.Name, BoundMS: w.bound, Best: most, RateMissed: true,
+			Reason: "iGniter does not divide a service"}
+	}
+	for u := w.lower; u < len(units); u++ {
+		for _, pt := range points[units[u]] {
+			if pt.Batch == batch {
+				w.at[u] = pt
+			}
+		}
+	}
+	return w, nil
+}
+
+// with is the GPU with one more workload: all shares grown until everybody is
+// content, and the steps that they take; or that it has no room.
+func (g gpu) with(w *workload, units []int, whole int) ([]share, int, bool) {
+	steps := g.steps + units[w.lower]
+	if steps > whole {
+		return nil, 0, false
+	}
+	shares := append(slices.Clone(g.shares), share{w, w.lower})
+	for grew := true; grew; {
+		grew = false
+		before := steps // neighbours are those of the round before
+		for i := range shares {
+			s := &shares[i]
+			others := float64(before-units[s.units]) / float64(whole)
+			if s.content(others) {
+				continue
+			}
+			if s.units+1 == len(units) {
+				return nil, 0, false
+			}
+			steps += units[s.units+1] - units[s.units]
+			s.units++
+			grew = true
+		}
+		if steps > whole {
+			return nil, 0, false
+		}
+	}
+	return shares, steps, true
+}
+
+// content says whether a share meets its rate and bound beside others that have so
+// much of the GPU.
+func (s share) content(others float64) bool {
+	slower := 1 + disturbance*others
+	pt := s.at[s.units]
+	return pt.Batch > 0 && pt.LatencyMS*slower < s.bound && pt.ThroughputRPS >= s.service.RateRPS*slower
+}

@@ -1,0 +1,48 @@
+// Package planners lists the policies that penstock-lab compares: the product's, and those
+// that ParvaGPU's paper compares with.
+package planners
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/penstock/penstock/plan"
+	"github.com/penstock/penstock/plan/policies"
+	"github.com/penstock/penstock/research/planners/baseline"
+	"github.com/penstock/penstock/research/planners/gpulet"
+	"github.com/penstock/penstock/research/planners/igniter"
+	"github.com/penstock/penstock/research/planners/migserving"
+)
+
+// All are the policies, the product's first.
+func All() []plan.Policy {
+	return append(policies.All(), gpulet.New(), igniter.New(), migserving.New())
+}
+
+// Names are the policies' names, in All's order.
+func Names() (names []string) {
+	for _, p := range All() {
+		names = append(names, p.Name())
+	}
+	return names
+}
+
+// Find is the policy of that name. The error lists the names.
+func Find(name string) (plan.Policy, error) {
+	for _, p := range All() {
+		if p.Name() == name {
+			return p, nil
+		}
+	}
+	return nil, fmt.Errorf("no policy %q; there are: %s", name, strings.Join(Names(), ", "))
+}
+
+// Solved is the problem that a policy's plan solves, as policies.Solved has it. gpulet and
+// iGniter know MPS percentages alone, so for them MIG is off.
+func Solved(p *plan.Problem, made *plan.Plan) (*plan.Problem, error) {
+	switch made.Policy {
+	case gpulet.Name, igniter.Name:
+		return baseline.Percent(p, made.Policy)
+	}
+	return policies.Solved(p, made), nil
+}

@@ -1,0 +1,434 @@
+"""Tests of the plots: python3 -m unittest, in this folder."""
+
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from xml.etree import ElementTree
+
+from PIL import Image
+
+import evaluation_tables as tables
+import plot
+import profiles
+import text
+import verdict
+from evaluation import Evaluation, reason, median_run
+from report import Reports, decode
+from text import Spread
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+class Folder(unittest.TestCase):
+    """A test with a temporary copy of docs."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+    def copy(self, name: str) -> Path:
+        """Copies a folder's reports and its page without its figures."""
+        folder = self.root / name
+        shutil.copytree(DOCS / name, folder, ignore=shutil.ignore_patterns("*.png"))
+        if page(DOCS / name).parent != DOCS / name:
+            shutil.copy(page(DOCS / name), page(folder))
+        return folder
+
+    def write(self, name: str, report: dict) -> Path:
+        path = self.root / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(report))
+        return path
+
+    def run_main(self, folder: Path) -> tuple[int, str]:
+        """Returns the exit status and standard error."""
+        errors = io.StringIO()
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+            return plot.main([str(folder)]), errors.getvalue()
+
+
+def page(folder: Path) -> Path:
+    return folder / "README.md" if folder.name == "evaluation" else folder.parent / f"{folder.name}.md"
+
+
+class Pages(Folder):
+    """The committed pages are what the committed reports give."""
+
+    def check(self, name: str, width: int) -> None:
+        folder = self.copy(name)
+        self.assertEqual(self.run_main(folder), (0, ""))
+        written = page(folder).read_text()
+        self.assertEqual(written, page(DOCS / name).read_text(), "run make plots")
+        shown = re.findall(r"^!\[(.*)\]\(.*\.png\)$", written, re.MULTILINE)
+        pictures = {p.stem: p.read_bytes() for p in folder.glob("*.png")}
+        self.assertEqual(sorted(shown), sorted(pictures))
+        self.assertEqual(sorted(shown), sorted(p.stem for p in (DOCS / name).glob("*.png")), "run make plots")
+        for p in shown:
+            with Image.open(folder / f"{p}.png") as image, Image.open(DOCS / name / f"{p}.png") as committed:
+                self.assertEqual((image.width, image.size), (width, committed.size), p)
+                self.assertGreater(len(image.getcolors(256)), 20, f"{p} is empty")
+
+    def test_h200(self) -> None:
+        self.check("benchmarks/h200", 945)
+
+    def test_second_run(self) -> None:
+        folder = self.copy("benchmarks/ingest")
+        self.write("benchmarks/evaluation/fig8.json", json.loads((DOCS / "evaluation/fig8.json").read_text()))
+        command = [sys.executable, plot.__file__, folder, folder.parent / "evaluation"]
+        runs = []
+        for seed in ("1", "2"):  # of the order of sets
+            subprocess.run(command, check=True, capture_output=True, env=os.environ | {"PYTHONHASHSEED": seed})
+            runs.append({p.name: p.read_bytes() for p in folder.parent.glob("*/*.png")})
+        self.assertEqual(len(runs[0]), 5)
+        self.assertEqual([name for name, first in runs[0].items() if runs[1][name] != first], [])
+
+    def test_ingest(self) -> None:
+        self.check("benchmarks/ingest", 945)
+
+    def test_planner(self) -> None:
+        self.check("benchmarks/planner", 945)
+
+    def test_evaluation(self) -> None:
+        self.check("evaluation", 1181)
+
+
+class BadInput(Folder):
+    def fails(self, folder: Path, *parts: str) -> None:
+        status, errors = self.run_main(folder)
+        self.assertEqual((status, errors.count("\n")), (1, 1), errors)
+        for part in parts:
+            self.assertIn(part, errors)
+
+    def edited(self, change) -> Path:
+        """Returns a folder with an edited report of Figure 8."""
+        r = json.loads((DOCS / "evaluation/fig8.json").read_text())
+        change(r)
+        return self.write("evaluation/fig8.json", r).parent
+
+    def test_damaged_json(self) -> None:
+        path = self.write("evaluation/fig8.json", {})
+        path.write_text('{\n "version": 1,\n "cases": [}')
+        self.fails(path.parent, "evaluation/fig8.json:3:12: not JSON")
+        path.write_text('{"version": NaN}')
+        self.fails(path.parent, "evaluation/fig8.json", "NaN is not a JSON number")
+        path.write_bytes(b'{"title": "\xff"}')
+        self.fails(path.parent, "evaluation/fig8.json")
+
+    def test_wrong_types(self) -> None:
+        for change, place in (
+            (lambda r: r["results"][3]["loads"][0].update(level="x"), 'results[3].loads[0].level: want a number, found "x"'),
+            (lambda r: r.update(cases=1), "cases: want a list, found 1"),
+            (lambda r: r["results"][0].update(run=1.5), "results[0].run: want a whole number, found 1.5"),
+            (lambda r: r["results"][0].update(run=True), "results[0].run: want a whole number, found true"),
+            (lambda r: r["results"].insert(0, []), "results[0]: want an object, found []"),
+        ):
+            with self.subTest(place):
+                self.fails(self.edited(change), "evaluation/fig8.json", place)
+
+    def test_contradictions(self) -> None:
+        for change, place in (
+            (lambda r: r.update(version=2), "version: want 1, found 2"),
+            (lambda r: r.update(figure="fig9"), "figure: want fig8, found fig9"),
+            (lambda r: r["cases"][0].update(kind="odd"), "case alexnet: want kind"),
+            (lambda r: r["results"][1].update(case="odd"), "results[1] (odd,"),
+            (lambda r: r["results"][1].update(variant="odd"), "want a case and variant"),
+            (lambda r: r["results"].append(r["results"][0]), "want each run once"),
+            (lambda r: r["results"][2].pop("loads"), "results[2]"),
+            (lambda r: r["results"][2]["loads"][0]["functions"][0].update(name="odd"), "want the functions of its case"),
+        ):
+            with self.subTest(place):
+                self.fails(self.edited(change), "evaluation/fig8.json", place)
+
+    def test_empty_parts(self) -> None:
+        for name, r, place in (
+            ("h200/overhead.json", {"cases": [{}]}, "cases[0].ways"),
+            ("h200/fault.json", {}, "faults"),
+            ("ingest/dpdk.json", {"one_core": [{}]}, "one_core[0]"),
+            ("planner/delays.json", {}, "policies"),
+            ("evaluation/weights.json", {}, "models"),
+        ):
+            with self.subTest(name):
+                path = self.write(name, r)
+                self.fails(path.parent, name, place)
+                path.unlink()
+
+    def test_unknown_report(self) -> None:
+        self.fails(self.write("evaluation/fig99.json", {}).parent, "evaluation/fig99.json: unknown report", "want fig1, ")
+
+    def test_unknown_folder(self) -> None:
+        self.fails(self.root / "h201", "h201: unknown page", "evaluation, h200, ingest, planner")
+
+    def test_missing_marks(self) -> None:
+        for mark in ("<!-- begin soak -->", "<!-- end soak -->"):
+            with self.subTest(mark):
+                folder = self.copy("benchmarks/ingest")
+                page(folder).write_text(page(folder).read_text().replace(mark, ""))
+                self.fails(folder, "ingest.md", mark, "soak")
+                shutil.rmtree(folder)
+
+
+class LeftOut(Folder):
+    def test_nothing_measured(self) -> None:
+        for name in plot.PAGES:
+            folder = self.root / name
+            folder.mkdir()
+            marks = "".join(f"<!-- begin {s} -->\nold\n<!-- end {s} -->\n" for s, _, _ in plot.PAGES[name].SECTIONS)
+            page(folder).write_text(marks)
+            self.assertEqual(self.run_main(folder), (0, ""))
+            self.assertEqual(list(folder.glob("*.png")), [])
+            self.assertNotIn("old", page(folder).read_text())
+            self.assertIn("Not measured yet.", page(folder).read_text())
+
+    def test_trial(self) -> None:
+        folder = self.write("evaluation/fig8.json", json.loads((DOCS / "evaluation/fig8.json").read_text()) | {"quick": True}).parent
+        self.assertEqual(self.run_main(folder), (0, ""))
+        self.assertEqual([p.name for p in folder.iterdir()], ["fig8.json"])
+
+    def test_source_that_is_lacking(self) -> None:
+        dpdk = {
+            "memory": "huge pages",
+            "ports": [{"port": "af_xdp", "sender": "a socket", "lacks": "no such thing"}],
+            "soak": {"seconds": 3600.4, "mbufs_absent": 3},
+        }
+        folder = self.write("ingest/dpdk.json", dpdk).parent
+        self.write("ingest/h200.json", {"ways": [{"source": "tap", "lacks": "no device"}]})
+        shutil.copy(DOCS / "benchmarks/ingest.md", page(folder))
+        self.assertEqual(self.run_main(folder), (0, ""))
+        written = page(folder).read_text()
+        for want in ("not on this machine: no such thing", "not measured: no device", "| 1h0m0s | 0 |", "| 3 | **no** |"):
+            self.assertIn(want, written)
+        self.write("ingest/soak.json", {"soak": {"seconds": 7200}})  # stands for the short one
+        self.assertEqual(self.run_main(folder), (0, ""))
+        self.assertIn("2h0m0s", page(folder).read_text())
+
+    def test_plans_that_are_missing(self) -> None:
+        policies = ["penstock", "parvagpu", "igniter"]
+        delays = [{"policy": p, "services": 10, "gpus": 5, "delay_ms": i + 0.5} for i, p in enumerate(policies[:2])]
+        counts = [
+            {"policy": p, "scenario": "S3", "grow": "services", "times": 1, "gpus": 9 + i, "optimal": i == 0, "lower_bound": 8}
+            for i, p in enumerate(policies)
+        ]
+        folder = self.write(
+            "planner/delays.json",
+            {
+                "policies": policies,
+                "delays": delays,
+                "missing": [
+                    {"policy": "igniter", "services": 1000, "why": "made up"},
+                    {"policy": "igniter", "services": 2000, "why": "later"},
+                ],
+            },
+        ).parent
+        self.write("planner/counts.json", {"policies": policies, "counts": counts, "missing": None})
+        shutil.copy(DOCS / "benchmarks/planner.md", page(folder))
+        self.assertEqual(self.run_main(folder), (0, ""))
+        for want in (
+            "| 10 | 500 µs / 5 | 1.5 ms / 5 | – |\n", "| S3 | 1 | **9** | 10 | 11 | 8 |\n", "| igniter | 2 | 1,000 services: made up |\n",
+            "| igniter | 11 | 9.1 % | 34.6 % | – |  |\n", "| penstock | 90.0 % | – | 1 | 1 | 0 | 1 | 0.0 % | 0.0 % |\n",
+        ):  # fmt: skip
+            self.assertIn(want, page(folder).read_text())
+
+
+class Profiles(Folder):
+    HEADER = ",".join(profiles.COLUMNS) + "\n"
+
+    def draw(self, rows: str) -> str:
+        path = self.root / "made-up.csv"
+        path.write_text(rows)
+        self.assertEqual(self.run_main(path), (0, ""))
+        svg = path.with_suffix(".svg")
+        first = svg.read_bytes()
+        self.assertEqual((self.run_main(path), svg.read_bytes()), ((0, ""), first), "differs in a second run")
+        ElementTree.fromstring(first)
+        return first.decode()
+
+    def test_published(self) -> None:
+        for path in (DOCS.parent / "plan/testdata/parvagpu/prof_data").glob("*.csv"):
+            drawing = self.draw(path.read_text())
+            self.assertIn("<!-- batch 128 -->", drawing)
+            self.assertIn("<!-- share: GPCs -->", drawing)
+
+    def test_nothing(self) -> None:
+        for rows in ("", "1,1,1,0,0\n", "1,1,1,1,1\n"):
+            self.draw(self.HEADER + rows)
+
+    def test_curves(self) -> None:
+        path = self.root / "made-up.csv"
+        header = '# {\n#   "model": "fashion",\n#   "share": "percent"\n# }\n'
+        path.write_text(header + self.HEADER + "10,8,1,10,0.8\n50,8,1,95,0.1\n100,8,1,100,0.08\n50,8,2,60,0.2\n")
+        h, curves = profiles.read(path)
+        self.assertEqual((h.model, h.share, curves[8].shares, curves[8].more), ("fashion", "percent", [10, 50, 100], [(50, 120)]))
+        self.assertEqual(curves[8].knee(), 1)
+
+    def test_damaged(self) -> None:
+        path = self.root / "made-up.csv"
+        for rows, want in (
+            ("a,b\n", "made-up.csv:1: want the columns"),
+            (self.HEADER + "1,1,1,1\n", "made-up.csv:2: want numbers"),
+            ("# {\n" + self.HEADER, "made-up.csv: header: "),
+        ):
+            path.write_text(rows)
+            status, errors = self.run_main(path)
+            self.assertEqual((status, errors.count("\n")), (1, 1))
+            self.assertIn(want, errors)
+
+
+class Text(unittest.TestCase):
+    def test_number(self) -> None:
+        for value, want in ((0, "0"), (999, "999"), (999.5, "1,000"), (0.5, "1"), (1234567, "1,234,567"), (-12345, "-12,345")):
+            self.assertEqual(text.number(value), want)
+
+    def test_short(self) -> None:
+        for value, want in ((0.125, "0.13"), (3, "3"), (9.999, "10"), (12.34, "12.3"), (99.99, "100"), (1234.5, "1,235")):
+            self.assertEqual(text.short(value), want)
+
+    def test_span(self) -> None:
+        for value, want in ((12, "12 ns"), (999.5, "1 µs"), (15400000, "15.4 ms"), (2.5e9, "2.5 s")):
+            self.assertEqual(text.span(value), want)
+
+    def test_spread(self) -> None:
+        for values, unit, want in (
+            ([math.nan], "", "–"), ([3], "", "3"), ([5, 2, 3], "", "3 (2–5)"), ([4, math.nan, 3, 4.5], " ms", "4 (3–4.5) ms"), ([2.001, 2.002], "", "2"),
+        ):  # fmt: skip
+            self.assertEqual(Spread.from_values(values).text(text.short, unit), want)
+
+
+def evaluation(goods: dict[str, list[float]], behind: bool = False) -> Evaluation:
+    """Returns one case at one load: goodput of each variant's runs, of 1,000 offered."""
+    return decode(Evaluation, {"version": 1, "figure": "fig8", **one_case("C1", goods, behind)}, "")
+
+
+def one_case(case: str, goods: dict[str, list[float]], behind: bool = False) -> dict:
+    return {
+        "cases": [{"name": case, "kind": "loads", "functions": [{"name": "f"}], "variants": list(goods)}],
+        "variants": [{"name": v, "label": v, "baseline": v != "penstock"} for v in goods],
+        "results": [
+            {"case": case, "variant": v, "run": i, "loads": [
+                {"level": 1, "goodput_rps": g, "within_percent": g / 10, "sender_behind": behind, "functions": [{"name": "f", "ok": 1}]},
+            ]} for v, all_goods in goods.items() for i, g in enumerate(all_goods, 1)
+        ],
+    }  # fmt: skip
+
+
+MPS = [500, 510, 490]
+
+
+class Verdicts(unittest.TestCase):
+    def test_comparisons(self) -> None:
+        for name, mine, theirs, behind, outcomes, sentences, want in (
+            ("above", [900, 910, 905], MPS, False, ["above"], 2, "misses the objective for more than 1 %: **true** (1)."),
+            ("below", [400, 410, 405], MPS, False, ["below"], 2, "**false**: below in 1 of 1: C1 at 100 % beside mps (-19.0 %)."),
+            ("overlap", [480, 505, 495], MPS, False, ["same"], 2, "**false**: not above in 1 of 1: C1 at 100 % beside mps (-1.0 %)."),
+            ("less than a percent", [995, 996, 995], [999, 999, 1000], False, ["same"], 1, "spread: **true** (1)."),
+            ("a baseline of nothing", [900, 910, 905], [0, 0, 0], False, ["above"], 2, "**true** (1)"),
+            ("the sender was late", [400, 410, 405], MPS, True, [], 0, ""),
+            ("one run", [400], MPS, False, [], 0, ""),
+            ("nothing to compare with", [400, 410, 405], [], False, [], 0, ""),
+        ):
+            with self.subTest(name):
+                e = evaluation({"penstock": mine, "mps": theirs}, behind)
+                self.assertEqual([c.outcome for c in verdict.compare(e, "penstock")[0]], outcomes)
+                self.assertEqual(len(verdict.verdicts(e)), sentences)
+                self.assertIn(want, "\n".join(verdict.verdicts(e)))
+
+    def test_late_run_does_not_count(self) -> None:
+        e = evaluation({"penstock": [400, 410, 405], "mps": [500, 510, 390]})
+        e.results[-1].loads[0].sender_behind = True
+        self.assertEqual([c.outcome for c in verdict.compare(e, "penstock")[0]], ["below"])
+
+    def test_open(self) -> None:
+        e = evaluation({"penstock": [900, 910, 905], "mps": MPS, "aimd": [500]})
+        self.assertEqual(verdict.Verdict(e, "penstock").never(), "**true** (1) so far (open: 1)")
+
+    def test_many_exceptions(self) -> None:
+        one = verdict.compare(evaluation({"penstock": [1, 1], "mps": [9, 9]}), "penstock")[0][0]
+        names = [verdict.Comparison(f"C{i}", 1, one.baseline, one.percent, one.outcome, True, False) for i in range(9)]
+        self.assertTrue(verdict.exceptions(names).endswith("C5 at 100 % beside mps (-88.9 %), and 3 more."))
+        failed = verdict.Comparison("C1", 1, one.baseline, one.percent, one.outcome, True, True)
+        self.assertEqual(verdict.exceptions([failed, failed]), ": C1 (all runs failed).")
+
+    def test_given_up_is_outside_objective(self) -> None:
+        line = {"bin_s": 1, "seconds": 1, "functions": [{"name": "vgg19", "bins": [{}], "total": {"p99_ms": 20, "within_percent": 60}}]}
+        cases = [{"name": "25 ms", "kind": "timeline", "functions": [{"name": "vgg19"}], "variants": ["mps-slab"]}]
+        results = [{"case": "25 ms", "variant": "mps-slab", "run": 1, "timeline": line}]
+        e = decode(Evaluation, {"cases": cases, "results": results}, "")
+        self.assertIn("**false**, 25 ms: 40 % are not", "\n".join(verdict.convergence_verdicts(e)))
+
+
+class Failures(Folder):
+    def setUp(self) -> None:
+        super().setUp()
+        r = {"version": 1, "figure": "fig10a", "left": 3, **one_case("C1", {"penstock": [900, 910, 905], "mps": MPS})}
+        other = one_case("C2", {"penstock": [], "mps": MPS})
+        error = 'wait: vgg16 does not serve: too | small; node last said:\n{"reason":"another","time":"now"}'
+        r["cases"] += other["cases"]
+        r["results"] += other["results"] + [{"case": "C2", "variant": "penstock", "run": i, "error": error} for i in (1, 2, 3)]
+        self.report = r
+        self.evaluation = decode(Evaluation, r, "")
+
+    def test_all_runs_failed(self) -> None:
+        sentences = "\n".join(verdict.verdicts(self.evaluation))
+        self.assertIn("never below a baseline beyond the spread: **false**: below in 1 of 2: C2 (all runs failed).", sentences)
+        self.assertIn("**false**: not above in 1 of 2: C2 (all runs failed).", sentences)
+        want = "**C2, penstock, failed** in all its runs, 3: wait: vgg16 does not serve: too / small; node last said:"
+        self.assertEqual(self.evaluation.failures(), [want])
+        self.assertEqual(tables.state(self.evaluation), "0 to 3 runs of each, seed 0; **3 failed**")
+
+    def test_table(self) -> None:
+        folder = self.write("evaluation/fig10a.json", self.report).parent
+        written = tables.report_table("fig10a", tables.loads_table)(Reports(folder))
+        self.assertEqual(written.count("| C2 | 100 %: 0/s | failed |"), 2, "goodput and latency")
+        self.assertIn("- **C2, penstock, failed** in all its runs, 3: wait: vgg16 does not serve", written)
+
+    def test_percentage(self) -> None:
+        points = [{"model": "vgg19", "batch": 1, "percent": 50}, {"model": "vgg19", "percent": 8, "error": "wrong answers"}]
+        cases = [{"name": "models", "kind": "bare", "variants": ["percentage"]}]
+        results = [{"case": "models", "variant": "percentage", "run": i, "points": points} for i in (1, 2)]
+        e = decode(Evaluation, {"cases": cases, "results": results}, "")
+        self.assertEqual(e.failures(), ["**models, percentage, failed** with vgg19 at 8 %: wrong answers"])
+
+    def test_reason(self) -> None:
+        for error, want in (
+            ("node did not come up", "node did not come up"),
+            ('start: vgg16 does not serve: no memory\n{"reason":"x","time":""}', "start: vgg16 does not serve: no memory"),
+            ('… "}\n{"state":"linking","reason":"wrong | size","time":""}', "wrong / size"),
+            ('… "process"}\n{"message":"process"}\n', "only the end of the node's log is left of it, in the report"),
+            ("ä" * 300, "ä" * 240 + " …"),
+        ):
+            self.assertEqual(reason(error), want)
+
+
+class Timelines(unittest.TestCase):
+    def test_around_changes(self) -> None:
+        """The first share that is seen is no change, and neither is a rate."""
+        events = [
+            {"at_s": 0, "what": "share", "function": "a"},
+            {"at_s": 2, "what": "share", "function": "a"},
+            {"at_s": 3, "what": "rate", "function": "a"},
+        ]
+        bins = [{"offered": 10, "ok": 10, "p99_ms": 30 if 1.85 < i * 0.1 < 2.45 else 5} for i in range(40)]
+        line = {"bin_s": 0.1, "seconds": 4, "events": events, "functions": [{"name": "b", "bins": bins}]}
+        for kept, want in (events, "30 → 5 ms"), (events[:1], "–"):
+            e = decode(Evaluation, {"results": [{"timeline": {**line, "events": kept}}]}, "")
+            self.assertEqual(tables.around_changes(e.results, "b"), want)
+
+    def test_typical(self) -> None:
+        for within, want in (
+            ([], 0), ([-1], 0), ([10], 1), ([-1, 10], 2), ([10, 40], 1), ([40, 10], 2), ([10, 40, 30], 3), ([30, 10, 40], 1), ([-1, 40, 10, 30], 4),
+        ):  # fmt: skip
+            half = [{"bins": [{"within": n // 2}]} for n in within]
+            results = [{"run": i, "timeline": {"functions": [h, h]} if n >= 0 else None} for i, (n, h) in enumerate(zip(within, half), 1)]
+            r = median_run(decode(Evaluation, {"results": results}, "").results, lambda r: r.in_time())
+            self.assertEqual(r.run if r else 0, want, within)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,189 @@
+package e2e
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/wire"
+)
+
+// The floods send about floodPerSecond datagrams together, as one socket did in
+// the trial that found slots to be unfair.
+const floodPerSecond = 20_000
+
+// flood has sockets send datagrams in turn, each made for an id, until stop is
+// called. It reads nothing.
+func flood(t *testing.T, sockets []net.Conn, make func(id uint32) []byte) (sent *atomic.Int64, stop func()) {
+	t.Helper()
+	sent = new(atomic.Int64)
+	end, loops := new(atomic.Bool), sync.WaitGroup{}
+	loops.Add(1)
+	go func() {
+		defer loops.Done()
+		const step = time.Millisecond
+		start := time.Now()
+		for id := uint32(1); !end.Load(); {
+			for due := int64(time.Since(start).Seconds() * floodPerSecond); sent.Load() < due; id++ {
+				c := sockets[int(id)%len(sockets)]
+				if _, err := c.Write(make(id)); err == nil || !end.Load() {
+					sent.Add(1) // an ICMP error of an earlier datagram is no failure
+				}
+			}
+			time.Sleep(step)
+		}
+	}()
+	stop = sync.OnceFunc(func() {
+		end.Store(true)
+		loops.Wait()
+	})
+	t.Cleanup(stop)
+	return sent, stop
+}
+
+// local opens sockets to a function from some ports of some addresses of
+// 127.0.0.0/8 each.
+func local(t *testing.T, to string, addresses, ports int) (all []net.Conn) {
+	t.Helper()
+	for a := range addresses {
+		for range ports {
+			from := netip.AddrFrom4([4]byte{127, 0, 1, byte(1 + a)})
+			dialer := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0))}
+			c, err := dialer.Dial("udp", to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// gap is the min time between two requests of a well-behaved client: 100 requests
+// per second are within an equal share of the node's 4,000 in every flood here.
+const gap = 10 * time.Millisecond
+
+// bound is the part of its requests that a well-behaved client keeps.
+const bound = 0.95
+
+// behave sends n requests of a well-behaved client and returns the part that was
+// answered ok. The client has one request in flight, which is within an equal share
+// of the slots. If the machine gives the node no CPU for a moment, the client waits.
+// On a schedule it would ask for more than its share, and be rightly told busy.
+func behave(t *testing.T, c *client.Client, bytes, n int) (kept float64, ended *answers) {
+	t.Helper()
+	ended = newAnswers()
+	deliver := ended.deliver(bytes)
+	for i := range n {
+		next := time.Now().Add(gap)
+		r, _ := c.Do(testContext(t), picture(bytes, i), client.RequestOptions{Tag: uint64(i)})
+		deliver(&r)
+		time.Sleep(time.Until(next))
+	}
+	if ended.wrong > 0 {
+		t.Errorf("client got wrong answers: %s", ended)
+	}
+	return float64(ended.by[wire.StatusOK]) / float64(n), ended
+}
+
+// fairNode is a node that takes 4,000 pictures a second in batches of 8.
+func fairNode(t *testing.T, listen string) string {
+	return fmt.Sprintf(`
+listen: %s
+shares: {policy: gslice, tune: false}
+functions:
+  - {name: fn, model: %s, port: 0, share_percent: 40, environment: {%s: sleep=2ms}}
+  - {name: large, model: %s, port: 0, share_percent: 40}
+`, listen, nullCard(t, "small", small), null.Variable, nullCard(t, "large", large))
+}
+
+// TestFairness floods a node from addresses of 127.0.0.0/8, which need no proof,
+// while a client sends within its share.
+func TestFairness(t *testing.T) {
+	nd := start(t, fairNode(t, "127.0.0.1"))
+	complete := func(id uint32) []byte { return datagram(id, small, small, 0, 0) }
+	last := func(id uint32) []byte { return datagram(id, small, 1024, 1, 0) }
+	first := func(id uint32) []byte { return datagram(id, large, 1024, 0, 0) }
+	for _, row := range []struct {
+		name, function   string
+		bytes            int
+		addresses, ports int
+		make             func(id uint32) []byte
+	}{
+		{"last pieces", "fn", small, 1, 1, last},
+		{"first pieces of large pictures", "large", large, 1, 1, first},
+		{"complete requests", "fn", small, 1, 1, complete},
+		{"last pieces, 200 ports of one address", "fn", small, 1, 200, last},
+		{"complete requests, 200 ports of one address", "fn", small, 1, 200, complete},
+		{"last pieces, 30 addresses", "fn", small, 30, 2, last},
+		{"complete requests, 10 addresses", "fn", small, 10, 5, complete},
+	} {
+		if testing.Short() && row.ports > 5 {
+			continue // 5 s per row; make test-all has all rows
+		}
+
+		c := dial(t, nd, row.function, client.Options{Timeout: 20 * time.Second})
+		behave(t, c, row.bytes, 1) // the manager knows the client before the flood
+
+		sent, stop := flood(t, local(t, address(t, nd, row.function), row.addresses, row.ports), row.make)
+		time.Sleep(200 * time.Millisecond) // the flood has taken what it gets
+		began, before := time.Now(), sent.Load()
+		kept, ended := behave(t, c, row.bytes, 200)
+		rate := float64(sent.Load()-before) / time.Since(began).Seconds()
+		stop()
+		c.Close()
+
+		t.Logf("%-45s %6.0f datagrams/s: the client keeps %5.1f %%, bound %.0f %%", row.name, rate, 100*kept, 100*bound)
+		if kept < bound {
+			t.Errorf("%s: the client keeps %.1f %%, want at least %.0f %%: %s", row.name, 100*kept, 100*bound, ended)
+		}
+	}
+}
+
+// TestFairnessWithoutProof is the same with a flood from an address that never
+// proves itself, and one client on this machine and one outside that prove theirs.
+func TestFairnessWithoutProof(t *testing.T) {
+	host := newOutside(t)
+	nd := start(t, fairNode(t, "0.0.0.0"))
+	f, err := nd.Function("fn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var sockets []net.Conn
+	for range 200 {
+		sockets = append(sockets, host.socket(t, f.Port))
+	}
+	for _, row := range []struct {
+		name string
+		make func(id uint32) []byte
+	}{
+		{"last pieces", func(id uint32) []byte { return datagram(id, small, 1024, 1, 0) }},
+		{"complete requests", func(id uint32) []byte { return datagram(id, small, small, 0, 0) }},
+	} {
+		_, stop := flood(t, sockets, row.make)
+		time.Sleep(200 * time.Millisecond)
+		for _, where := range []string{"this machine", "outside"} {
+			options := client.Options{Timeout: 20 * time.Second}
+			var c *client.Client
+			if where == "outside" {
+				c = host.dial(t, f.Port, options)
+			} else {
+				c = dial(t, nd, "fn", options)
+			}
+			kept, ended := behave(t, c, small, 200)
+			t.Logf("%-20s without proof: a client on %-12s keeps %5.1f %%, bound %.0f %%", row.name, where, 100*kept, 100*bound)
+			if kept < bound {
+				t.Errorf("%s: a client on %s keeps %.1f %%, want at least %.0f %%: %s", row.name, where, 100*kept, 100*bound, ended)
+			}
+			c.Close()
+		}
+		stop()
+	}
+}

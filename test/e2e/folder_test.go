@@ -1,0 +1,126 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/node"
+)
+
+// TestFolderRemoved removes what is in the runtime folder under traffic, as a cleaner of
+// temporary folders does, and then the folder itself.
+func TestFolderRemoved(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		remove func(dir string) error
+	}{
+		{"files", func(dir string) error {
+			entries, err := os.ReadDir(dir)
+			for _, e := range entries {
+				if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+					return err
+				}
+			}
+			return err
+		}},
+		{"folder", os.RemoveAll},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			nd := startApart(t, oneFunction(nullCard(t, "digest", small)))
+			active, _ := serving(t, nd, "fn")
+			p := startProbe(t, nd, "fn")
+			time.Sleep(200 * time.Millisecond)
+
+			removed := time.Now()
+			if err := row.remove(nd.Dir); err != nil { // restored meanwhile
+				t.Logf("remove again after: %v", err)
+				if err := row.remove(nd.Dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			waitFor(t, "penstock if list", func() bool {
+				_, err := run(t, nd.Dir, "if", "list")
+				return err == nil
+			})
+			took := time.Since(removed)
+			t.Logf("`penstock if list` works again after %v, goal 2s", took.Round(time.Millisecond))
+			if took > 10*time.Second { // the rest is for a busy machine
+				t.Errorf("`penstock if list` works again after %v, want 2 s", took)
+			}
+			if outage := p.outage(removed, time.Now()); outage > time.Second {
+				t.Errorf("requests had no answer for %v, want no outage", outage)
+			}
+
+			kill(t, active.PID)
+			waitFor(t, "another process", func() bool {
+				now, standby := serving(t, nd, "fn")
+				return now.PID != active.PID && standby.PID != active.PID
+			})
+			logged(t, nd, "runtime folder was emptied")
+			if n := strings.Count(nd.Log(), "runtime folder was emptied"); n > 2 {
+				t.Errorf("the log says %d times that the folder was emptied, want once", n) // twice if the node looked between two removals
+			}
+			if n := metric(t, nd, "penstock_runtime_folder_restored_total"); n < 1 || n > 2 {
+				t.Errorf("the metric counts %v, want 1", n)
+			}
+			if err := nd.WaitReady(testContext(t)); err != nil {
+				t.Fatal(err)
+			}
+			if says := readiness(t, nd); !strings.Contains(says, "restored ") {
+				t.Errorf("/readyz says %q, want that the folder was restored", says)
+			}
+			if info, err := os.Stat(nd.Dir); err != nil || info.Mode().Perm()&0o066 != 0 {
+				t.Errorf("the folder is %v, %v; want that others cannot read or write it", info, err)
+			}
+		})
+	}
+}
+
+// startApart is start with the configuration outside of the runtime folder.
+func startApart(t *testing.T, config string) *node.Node {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := l.Addr().(*net.TCPAddr).AddrPort()
+	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+	l.Close()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, fmt.Appendf(nil, "http: %s\n%s", at, config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	nd, err := node.Start(testContext(t), node.Options{Binary: penstock, ConfigFile: path, HTTP: at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		nd.Kill()
+		if t.Failed() {
+			t.Logf("node said:\n%s", nd.Log())
+		}
+	})
+	return nd
+}
+
+func readiness(t *testing.T, nd *node.Node) string {
+	t.Helper()
+	response, err := http.Get("http://" + nd.HTTP.String() + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}

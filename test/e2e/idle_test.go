@@ -1,0 +1,82 @@
+package e2e
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/wire"
+)
+
+// TestReturnFromIdle sends requests to a function that was idle next to an overloaded one. The
+// idle function has kept its guarantee, so its first requests run at its level. How many of them
+// are late on this machine is only reported: other programs use it, too.
+func TestReturnFromIdle(t *testing.T) {
+	const (
+		n    = 41
+		goal = 2 // late requests, of n
+		idle = 3 * time.Second
+	)
+	card := nullCard(t, "digest", small)
+	nd := start(t, fmt.Sprintf(`
+shares: {interval: 100ms}
+functions:
+  - {name: busy, model: %s, port: 0, slo: 50ms, environment: {PENSTOCK_NULL: "busy=4ms,busy_per_image=4ms"}}
+  - {name: idle, model: %s, port: 0, slo: 60ms, environment: {PENSTOCK_NULL: "busy=10ms"}}
+`, card, card))
+	serving(t, nd, "busy")
+	serving(t, nd, "idle")
+
+	load := dial(t, nd, "busy", client.Options{})
+	done := make(chan struct{})
+	var sender sync.WaitGroup
+	sender.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			case <-time.After(8 * time.Millisecond):
+			}
+			_, _ = load.Send(picture(small, i), client.RequestOptions{})
+		}
+	})
+	defer sender.Wait()
+	defer close(done)
+	time.Sleep(idle)
+	f, err := nd.Function("idle")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A function of unknown cost has an equal part.
+	if g := f.Guarantee; g == nil || g.Percent < 44 {
+		t.Errorf("guarantee of the idle function %+v, want half of 90 %%", g)
+	}
+
+	var mu sync.Mutex
+	onTime := make([]bool, n)
+	got := newAnswers()
+	deliver := got.deliver(small)
+	c := dial(t, nd, "idle", client.Options{Timeout: 10 * time.Second, Deliver: func(r *client.Result) {
+		mu.Lock()
+		onTime[r.Tag] = r.Err == nil && r.Status == wire.StatusOK && time.Duration(r.Received-r.Sent) <= 60*time.Millisecond
+		mu.Unlock()
+		deliver(r)
+	}})
+	send(t, c, small, 0, n, 100*time.Millisecond)
+	got.wait(n)
+
+	mu.Lock()
+	defer mu.Unlock()
+	late := 0
+	for _, ok := range onTime {
+		if !ok {
+			late++
+		}
+	}
+	t.Logf("%d of %d requests late after the return, goal %d", late, n, goal)
+	if got.lost > 0 || got.wrong > 0 {
+		t.Errorf("%s; want every request answered, and right", got)
+	}
+}

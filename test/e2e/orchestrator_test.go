@@ -1,0 +1,358 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+// outageBound is how long a function may be without answers because its orchestrator died.
+// Nothing that serves is touched then; the bound is for a machine that runs much else.
+const outageBound = 1500 * time.Millisecond
+
+// record keeps all of a node's log.
+type record struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (r *record) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.Write(p)
+}
+
+func (r *record) String() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text.String()
+}
+
+// startRecorded is start, with all of the log kept.
+func startRecorded(t *testing.T, config string, environment ...string) (*node.Node, *record) {
+	t.Helper()
+	log := &record{}
+	n, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: config, Environment: environment, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.Kill()
+		if t.Failed() {
+			t.Logf("node said:\n%s", n.Log())
+		}
+		waitFor(t, "the node's processes to end", func() bool { return len(processes(n.Dir)) == 0 })
+	})
+	return n, log
+}
+
+// traffic sends pictures to a function until stop, and notes when answers came.
+type traffic struct {
+	function string
+	got      *answers
+	sent     int
+	stop     chan struct{}
+	done     chan struct{}
+
+	mu   sync.Mutex
+	last time.Time
+	gap  time.Duration // the longest between two answers
+}
+
+func drive(t *testing.T, nd *node.Node, function string, every time.Duration) *traffic {
+	t.Helper()
+	f := &traffic{function: function, got: newAnswers(), stop: make(chan struct{}), done: make(chan struct{})}
+	deliver := f.got.deliver(small)
+	c := dial(t, nd, function, client.Options{Timeout: 20 * time.Second, InFlight: 64, Deliver: func(r *client.Result) {
+		f.mu.Lock()
+		now := time.Now()
+		if !f.last.IsZero() {
+			f.gap = max(f.gap, now.Sub(f.last))
+		}
+		f.last = now
+		f.mu.Unlock()
+		deliver(r)
+	}})
+	go func() {
+		defer close(f.done)
+		for ; ; f.sent++ {
+			select {
+			case <-f.stop:
+				return
+			case <-time.After(every):
+			}
+			if _, err := c.Send(picture(small, f.sent), client.RequestOptions{Tag: uint64(f.sent)}); err != nil {
+				t.Errorf("send to %s: %v", function, err)
+				return
+			}
+		}
+	}()
+	return f
+}
+
+// since begins a new longest gap, and returns the last.
+func (f *traffic) since() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	gap := f.gap
+	if !f.last.IsZero() {
+		gap = max(gap, time.Since(f.last))
+	}
+	f.gap, f.last = 0, time.Now()
+	return gap
+}
+
+// end stops sending, and wants every request answered, and right.
+func (f *traffic) end(t *testing.T, nd *node.Node) {
+	t.Helper()
+	close(f.stop)
+	<-f.done
+	f.got.wait(f.sent)
+	if ok := f.got.by[wire.StatusOK] + f.got.by[wire.StatusLate]; ok != f.sent || f.got.lost > 0 || f.got.wrong > 0 {
+		t.Errorf("%s: %d sent, %s; want every request answered, and right", f.function, f.sent, f.got)
+	}
+	settled(t, nd, f.function)
+}
+
+// threeFunctions are a configuration with shares that change by a swap.
+func threeFunctions(t *testing.T) string {
+	t.Helper()
+	config := "log: {level: debug}\nshares: {policy: gslice, tune: false, change: shadow}\nfunctions:\n"
+	for _, name := range []string{"face", "fashion", "detect"} {
+		config += fmt.Sprintf("  - {name: %s, model: %s, port: 0, share_percent: 20}\n", name, nullCard(t, "digest", small))
+	}
+	return config
+}
+
+var threeNames = []string{"face", "fashion", "detect"}
+
+// nodeProcesses are the node's inference functions, by instance and generation.
+func nodeProcesses(t *testing.T, nd *node.Node) map[string]int {
+	t.Helper()
+	all := map[string]int{}
+	waitFor(t, "active processes and shadows", func() bool {
+		status, err := nd.Status()
+		if err != nil {
+			return false
+		}
+		clear(all)
+		for _, f := range status.Functions {
+			_, serves := f.Instances[0].Serving()
+			_, standsBy := f.Instances[0].Standby()
+			if !serves || !standsBy || len(f.Instances[0].Processes) != 2 {
+				return false
+			}
+			for _, p := range f.Instances[0].Processes {
+				all[fmt.Sprintf("%s#%d", f.Name, p.Generation)] = p.PID
+			}
+		}
+		return len(all) == 6
+	})
+	return all
+}
+
+// killOrchestrator kills the orchestrator and waits for the next one.
+func killOrchestrator(t *testing.T, nd *node.Node) (back time.Duration) {
+	t.Helper()
+	old := childOf(t, nd, "orchestrator")
+	began := time.Now()
+	kill(t, old)
+	waitFor(t, "another orchestrator", func() bool {
+		return slices.ContainsFunc(processes(nd.Dir), func(p process) bool {
+			return p.command == "orchestrator" && p.pid != old && !alive(old)
+		})
+	})
+	return time.Since(began)
+}
+
+// checkGenerations reads from the log that no generation had two processes, and that the
+// manager refused none.
+func checkGenerations(t *testing.T, log *record) {
+	t.Helper()
+	had := map[string]int{}
+	for line := range strings.Lines(log.String()) {
+		var l struct {
+			Message, If string
+			Instance    int
+			Generation  uint32
+			PID         int
+		}
+		if json.Unmarshal([]byte(line), &l) != nil {
+			continue
+		}
+		if l.Message == "attach refused" {
+			t.Errorf("refused: %s", line)
+		}
+		if l.PID != 0 && l.Generation != 0 {
+			id := fmt.Sprintf("%s/%d#%d", l.If, l.Instance, l.Generation)
+			if before := had[id]; before != 0 && before != l.PID {
+				t.Errorf("%s was process %d, and then %d", id, before, l.PID)
+			}
+			had[id] = l.PID
+		}
+	}
+	if len(had) == 0 {
+		t.Error("the log has no process")
+	}
+}
+
+func TestOrchestratorKilled(t *testing.T) {
+	t.Parallel()
+	nd, log := startRecorded(t, threeFunctions(t))
+	before := nodeProcesses(t, nd)
+	var all []*traffic
+	for _, name := range threeNames {
+		all = append(all, drive(t, nd, name, 5*time.Millisecond))
+	}
+	time.Sleep(2500 * time.Millisecond) // up waits before it replaces a child that died at once
+	for _, f := range all {
+		t.Logf("%s: longest gap %v with nothing killed", f.function, f.since().Round(time.Millisecond))
+	}
+	for i := range 5 {
+		back := killOrchestrator(t, nd)
+		time.Sleep(2500 * time.Millisecond)
+		for _, f := range all {
+			gap := f.since()
+			t.Logf("kill %d (orchestrator back after %v): %s: longest gap %v, bound %v", i+1, back.Round(time.Millisecond), f.function, gap.Round(time.Millisecond), outageBound)
+			if gap > outageBound {
+				t.Errorf("%s had no answer for %v, want at most %v", f.function, gap, outageBound)
+			}
+		}
+	}
+	killOrchestrator(t, nd) // and twice in a row
+	killOrchestrator(t, nd)
+	for _, f := range all {
+		f.end(t, nd)
+	}
+	if after := nodeProcesses(t, nd); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("processes %v, want still %v", after, before)
+	}
+	checkGenerations(t, log)
+
+	// The last one is in charge.
+	if out, err := run(t, nd.Dir, "if", "share", "face", "30"); err != nil {
+		t.Fatalf("share: %v\n%s", err, out)
+	}
+	waitFor(t, "the new share", func() bool {
+		f, err := nd.Function("face")
+		return err == nil && f.SharePercent == 30
+	})
+	if err := nd.Stop(); err != nil {
+		t.Errorf("want exit status 0: %v", err)
+	}
+}
+
+func TestOrchestratorKilledInSwap(t *testing.T) {
+	t.Parallel()
+	nd, log := startRecorded(t, threeFunctions(t))
+	nodeProcesses(t, nd)
+	f := drive(t, nd, "face", 5*time.Millisecond)
+	time.Sleep(2500 * time.Millisecond)
+	f.since()
+	swaps := func() uint64 {
+		s, err := nd.Function("face")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Swaps
+	}
+	for i, delay := range []time.Duration{0, 2, 5, 10, 20, 40, 80} {
+		had := swaps()
+		share := 20 + float64(i%2)*5 + 5
+		if out, err := run(t, nd.Dir, "if", "share", "face", fmt.Sprint(share)); err != nil {
+			t.Fatalf("share: %v\n%s", err, out)
+		}
+		time.Sleep(delay * time.Millisecond)
+		killOrchestrator(t, nd)
+		waitFor(t, "the swap", func() bool { return swaps() == had+1 })
+		nodeProcesses(t, nd)
+		s, err := nd.Function("face")
+		if err != nil || s.SharePercent != share {
+			t.Errorf("the share is %v, %v; want %v", s.SharePercent, err, share)
+		}
+		gap := f.since()
+		t.Logf("kill %v after the order of a swap: longest gap %v, bound %v", delay*time.Millisecond, gap.Round(time.Millisecond), outageBound)
+		if gap > outageBound {
+			t.Errorf("no answer for %v, want at most %v", gap, outageBound)
+		}
+	}
+	f.end(t, nd)
+	checkGenerations(t, log)
+}
+
+func TestOrchestratorKilledAsProcessesStart(t *testing.T) {
+	t.Parallel()
+	nd, log := startRecorded(t, oneFunction(nullCard(t, "digest", small)))
+	serving(t, nd, "fn")
+	card := nullCard(t, "other", small)
+	for i, delay := range []time.Duration{0, 1, 3, 10, 30} {
+		name := fmt.Sprintf("more%d", i)
+		added := make(chan error, 1)
+		go func() {
+			out, err := run(t, nd.Dir, "if", "add", name, "--model", card)
+			if err != nil {
+				err = fmt.Errorf("%w: %s", err, out)
+			}
+			added <- err
+		}()
+		waitFor(t, "the function", func() bool { _, err := nd.Function(name); return err == nil })
+		time.Sleep(delay * time.Millisecond)
+		killOrchestrator(t, nd)
+		if err := <-added; err != nil {
+			t.Errorf("add %s: %v", name, err)
+		}
+		serving(t, nd, name)
+		if out, err := run(t, nd.Dir, "if", "remove", name); err != nil {
+			t.Errorf("remove %s: %v\n%s", name, err, out)
+		}
+	}
+	checkGenerations(t, log)
+}
+
+// A process that dies while there is no orchestrator is replaced by its shadow, which the
+// next orchestrator wakes.
+func TestOrchestratorAndProcessKilled(t *testing.T) {
+	t.Parallel()
+	nd, log := startRecorded(t, oneFunction(nullCard(t, "digest", small)))
+	active, shadow := serving(t, nd, "fn")
+	time.Sleep(2500 * time.Millisecond)
+	kill(t, childOf(t, nd, "orchestrator"))
+	kill(t, active.PID)
+	shadowServes(t, nd, "fn", shadow)
+	now, _ := serving(t, nd, "fn")
+	if now.PID != shadow.PID {
+		t.Errorf("process %d serves, want the shadow, %d", now.PID, shadow.PID)
+	}
+	var last *control.ProcessFailure
+	waitFor(t, "the reason", func() bool {
+		f, err := nd.Function("fn")
+		if err != nil {
+			return false
+		}
+		last = f.Instances[0].LastFailure
+		return last != nil
+	})
+	if last.PID != active.PID || last.Reason != "killed by signal 9 (not by Penstock)" {
+		t.Errorf("last failure %+v", last)
+	}
+	checkGenerations(t, log)
+}
+
+// All processes end with up, also if it is killed.
+func TestUpKilled(t *testing.T) {
+	t.Parallel()
+	nd, _ := startRecorded(t, oneFunction(nullCard(t, "digest", small)))
+	serving(t, nd, "fn")
+	kill(t, nd.PID())
+	waitFor(t, "all processes to end", func() bool { return len(processes(nd.Dir)) == 0 })
+}

@@ -1,0 +1,58 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/libml/null"
+	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/arrival"
+	pictures "github.com/penstock/penstock/loadgen/picture"
+)
+
+// TestOverload offers a function more than it can do. It answers as many requests in time
+// as without the overload, and the client drops the rest. Batches of 8 sleep for 40 ms,
+// so that a busy machine changes little.
+func TestOverload(t *testing.T) {
+	const (
+		capacity  = 200 // per second
+		objective = 400 * time.Millisecond
+	)
+	nd := start(t, fmt.Sprintf(`
+shares: {tune: false}
+functions:
+  - {name: fn, model: %s, port: 0, slo: %v, environment: {%s: sleep=40ms}}
+`, nullCard(t, "small", small), objective, null.Variable))
+	set, err := pictures.NewLabelled([][]byte{make([]byte, small)}, []int{pictures.NoLabel})
+	if err != nil {
+		t.Fatal(err)
+	}
+	offer := func(perSecond float64) loadgen.FunctionReport {
+		t.Helper()
+		report, err := loadgen.Run(t.Context(), loadgen.Spec{Warmup: time.Second, Duration: 3 * time.Second, Seed: 1, Functions: []loadgen.Function{{
+			Name: "fn", Addr: address(t, nd, "fn"), SLO: objective, PerSecond: perSecond,
+			Arrivals: arrival.Process{Shape: arrival.Poisson}, Pictures: set,
+		}}}, loadgen.Options{Dial: loadgen.DialClient(client.Options{})})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := report.Functions[0]
+		t.Logf("%.0f/s: %.0f/s in time, p99 %.1f ms, batch %.1f; %d late, %d of them dropped, %d busy, %d incomplete, %d unanswered",
+			perSecond, f.GoodputRPS, f.P99Millis, f.MeanBatch, f.Late, f.Dropped, f.Busy, f.Incomplete, f.Unanswered)
+		return f
+	}
+	below := offer(0.9 * capacity)
+	for _, times := range []float64{2, 5} {
+		f := offer(times * capacity)
+		// It is nearly all on a quiet machine, and nothing if requests wait for credit for as
+		// long as they may.
+		if f.GoodputRPS < 0.6*below.GoodputRPS {
+			t.Errorf("at %v times its capacity, %.0f requests per second are answered in time; below it, %.0f", times, f.GoodputRPS, below.GoodputRPS)
+		}
+		if f.Unanswered > 0 {
+			t.Errorf("at %v times its capacity, %d requests end without an answer: %s", times, f.Unanswered, f.GaveUp)
+		}
+	}
+}

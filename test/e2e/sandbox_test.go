@@ -1,0 +1,135 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/client"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/libml/onnx"
+	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/node"
+	"github.com/penstock/penstock/wire"
+)
+
+const nobody = 65534
+
+// rights are the lines of a process's status that the sandbox changes.
+func rights(t *testing.T, pid int) string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		switch name {
+		case "Uid", "CapEff", "NoNewPrivs", "Seccomp":
+			lines = append(lines, name+"="+strings.Fields(value)[0])
+		}
+	}
+	return strings.Join(lines, " ")
+}
+
+// public lets every user read a file of a test's folder.
+func public(t *testing.T, file string) {
+	t.Helper()
+	dir := filepath.Dir(file)
+	if err := errors.Join(os.Chmod(file, 0o644), os.Chmod(dir, 0o755), os.Chmod(filepath.Dir(dir), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSandbox(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can start nodes of other users")
+	}
+	// The module cache may be root's own.
+	library, err := onnx.Library()
+	if err != nil {
+		t.Skip(err)
+	}
+	shared := filepath.Join(t.TempDir(), filepath.Base(library))
+	text, err := os.ReadFile(library)
+	if err := errors.Join(err, os.WriteFile(shared, text, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	public(t, shared)
+
+	const none, all = "0000000000000000", "000001ff"
+	for name, c := range map[string]struct {
+		config string // more of the configuration
+		user   int    // of the node
+		status string
+		rights string
+	}{
+		"root":         {status: "user nobody", rights: "Uid=65534 CapEff=" + none + " NoNewPrivs=1 Seccomp=2"},
+		"without root": {user: nobody, status: "own user", rights: "Uid=65534 CapEff=" + none + " NoNewPrivs=1 Seccomp=2"},
+		"off":          {config: "sandbox: off\n", status: "off", rights: "Uid=0 CapEff=" + all},
+	} {
+		t.Run(name, func(t *testing.T) {
+			card := nullCard(t, "digest", small)
+			public(t, card)
+			config := c.config + oneFunction("face", ", slo: 2s") + "  - {name: other, model: " + card + ", port: 0, share_percent: 25}\n"
+			n, err := node.Start(testContext(t), node.Options{Binary: penstock, Config: config, User: c.user, Environment: []string{onnx.LibraryVariable + "=" + shared}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				n.Kill()
+				if t.Failed() {
+					t.Logf("node said:\n%s", n.Log())
+				}
+			})
+			status, err := n.Status()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if status.Sandbox != c.status {
+				t.Errorf("status says %q, want %q", status.Sandbox, c.status)
+			}
+			for _, f := range status.Functions {
+				for _, p := range f.Instances[0].Processes {
+					if p.PID == 0 || p.State == control.Starting {
+						continue // its launcher may still be at work
+					}
+					if got := rights(t, p.PID); !strings.HasPrefix(got, c.rights) {
+						t.Errorf("process %d of %s: %s, want %s", p.PID, f.Name, got, c.rights)
+					}
+				}
+			}
+
+			// Functions share a user: another process cannot claim to be one without its ticket.
+			serves, _ := serving(t, n, "fn")
+			_, _, _, err = control.DialAttach(control.AttachSocketPath(n.Dir), control.Attach{
+				IF: "fn", Generation: serves.Generation, Ticket: strings.Repeat("0", 32),
+			})
+			if !errors.Is(err, control.ErrRefused) || !strings.Contains(err.Error(), "is not the one that was started") {
+				t.Errorf("attach without a ticket: %v", err)
+			}
+
+			// The shipped model runs in ONNX Runtime, the other one computes a digest.
+			model, err := (zoo.Registry{Cache: t.TempDir()}).Find("face")
+			if err != nil {
+				t.Fatal(err)
+			}
+			for function, bytes := range map[string]int{"fn": model.Input.WireBytes(), "other": small} {
+				result, err := dial(t, n, function, client.Options{}).Do(t.Context(), picture(bytes, 1), client.RequestOptions{Tag: 1})
+				if err != nil || result.Status != wire.StatusOK {
+					t.Errorf("%s: %v, %v", function, result.Status, err)
+				}
+				if function == "other" && !right(&result, bytes) {
+					t.Error("other: wrong digest")
+				}
+			}
+			if err := n.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
