@@ -78,11 +78,17 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 		time.Sleep(time.Millisecond)
 	}
 	for _, c := range all {
-		for range 10 {
-			if r, err := c.Do(context.Background(), picture, client.RequestOptions{}); err != nil {
+		for answered := 0; answered < 10; {
+			r, err := c.Do(context.Background(), picture, client.RequestOptions{})
+			switch {
+			case errors.Is(err, client.StatusError(wire.StatusBusy)) && time.Now().Before(deadline):
+				// For a second after an overrun, a receiver that gets no CPU time sheds again.
+			case err != nil:
 				t.Fatal(err)
-			} else if r.Credit < 250 {
+			case r.Credit < 250:
 				t.Fatalf("credit %d after the overrun, want nearly half of 512", r.Credit)
+			default:
+				answered++
 			}
 		}
 	}
