@@ -94,6 +94,7 @@ func allFigures() []Figure {
 	const slo = 25 * ms
 	sharing := []string{defaultMPS, timeSliceSLAB, mpsSLAB, mpsAIMD, static, shadow, partition}
 	biting := []string{timeSliceSLAB, mpsSLAB, static, partition}
+	policies := []string{guaranteed, mpsSLAB, partition}
 	return []Figure{
 		{
 			Name: "fig10a", Title: "Two inference functions, within 25 ms", Paper: "Figure 10a, Table 3",
@@ -199,6 +200,29 @@ func allFigures() []Figure {
 				beside("ResNet-50 and MobileNetV2 next to VGG-19", rate(resnet50, 2000), rate(mobilenet, 3000), rate(vgg19, 9000)),
 			},
 		},
+		{
+			Name: "mixes", Title: "The mixes of Figure 10 with guarantees, within 25 ms", Paper: "Figure 10, Table 3",
+			Cases: []Case{
+				loads("C1", mix(slo, 50, alexnet, resnet50), policies...),
+				loads("C2", mix(slo, 50, alexnet, vgg19), policies...),
+				loads("C3", with(mix(slo, 24, alexnet, resnet50, vgg19), vgg19, 50), policies...),
+				loads("C4", mix(slo, 24, alexnet, resnet50, vgg19, mobilenet), policies...),
+				loads("8 functions", mix(slo, 12, alexnet, resnet50, resnext50, vgg16, vgg19, resnet152, gnmt, resnet50), policies...),
+				loads("12 functions", mix(slo, 8, alexnet, resnet50, resnext50, vgg16, vgg19, resnet152, gnmt, resnet50,
+					alexnet, resnet50, vgg16, vgg19), policies...),
+			},
+		},
+		{
+			Name: "new-mixes", Title: "Five mixes with several objectives, of which the last function is overloaded",
+			Cases: []Case{
+				overloaded("N1", offered(resnet50, 10*ms, 0.4), offered(vgg19, 50*ms, 1.2)),
+				overloaded("N2", offered(mobilenet, 10*ms, 0.25), offered(resnext50, 25*ms, 0.25), offered(gnmt, 100*ms, 1)),
+				overloaded("N3", offered(alexnet, 10*ms, 0.2), offered(vgg16, 25*ms, 0.2), offered(resnet152, 50*ms, 0.2), offered(gnmt, 100*ms, 0.8)),
+				overloaded("N4", offered(resnet50, 15*ms, 0.12), offered(resnet50, 15*ms, 0.12), offered(resnet50, 30*ms, 0.12),
+					offered(mobilenet, 10*ms, 0.12), offered(gnmt, 60*ms, 0.12), offered(vgg16, 30*ms, 0.8)),
+				overloaded("N5", offered(resnet152, 30*ms, 0.25), offered(vgg19, 50*ms, 0.25), offered(vgg19, 50*ms, 1)),
+			},
+		},
 	}
 }
 
@@ -216,6 +240,23 @@ func beside(name string, functions ...Function) Case {
 		c.Functions[i].Percent = 24
 	}
 	return c
+}
+
+// offered is a function that is offered a part of what it can do alone.
+func offered(model string, slo time.Duration, weight float64) Function {
+	return Function{Name: model, Model: model, SLO: slo, Batches: ladderOf(model), Weight: weight, Percent: 12}
+}
+
+// overloaded compares the policies on a mix. At the second level the last function is offered
+// more than its guarantee, and the others less than theirs.
+func overloaded(name string, functions ...Function) Case {
+	count := map[string]int{}
+	for i := range functions {
+		if count[functions[i].Model]++; count[functions[i].Model] > 1 {
+			functions[i].Name = fmt.Sprintf("%s-%d", functions[i].Model, count[functions[i].Model])
+		}
+	}
+	return loads(name, functions, guaranteed, mpsSLAB, partition).levels(0.5, 1)
 }
 
 func singles(slo time.Duration, models ...string) (cases []Case) {

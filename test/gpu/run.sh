@@ -25,7 +25,7 @@ KIT=${KIT:-.kit/gpu} WORK=${WORK:-${TMPDIR:-/tmp}/penstock-gpu} OUT=${OUT:-out}
 MODELS=${MODELS:-$WORK/models}
 here=$PWD
 # What there is to evaluate, known without the kit; research/evaluate's tests hold it.
-FIGURES="fig10a fig10b fig8 fig9 fig16 fig15 fig12c-14 fig1 fig12ab table5 fig5-7 fig2-3 fig11 fig10-slo fig10-large guarantees table1"
+FIGURES="fig10a fig10b fig8 fig9 fig16 fig15 fig12c-14 fig1 fig12ab table5 fig5-7 fig2-3 fig11 fig10-slo fig10-large guarantees mixes new-mixes table1"
 
 die() {
 	echo "gpu: $*" >&2
