@@ -8,10 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/profile"
-	"github.com/penstock/penstock/models/zoo"
-	"github.com/penstock/penstock/profiler/sweep"
 )
 
 func TestProfileRefusesWhatItCannotMeasure(t *testing.T) {
@@ -59,60 +56,6 @@ func measured() profile.Profile {
 	return p
 }
 
-func TestAShippedModelsKneesGoIntoACopyOfItsCard(t *testing.T) {
-	find := zoo.Registry{Cache: t.TempDir()}
-	card, err := find.Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
-	before, err := os.ReadFile(card.File)
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := profileFlags{out: filepath.Join(t.TempDir(), "profiles")}
-	place, err := f.place(card, find.Shipped(card))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var said bytes.Buffer
-	if err := place.writeKnees(&said, card, measured()); err != nil {
-		t.Fatal(err)
-	}
-	copied, err := (zoo.Registry{Dirs: []string{f.out}, Cache: find.Cache}).Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The objective is 10 ms: batches of 8 fit into half of it.
-	if copied.KneePercent != 70 || len(copied.Knees) != 2 || copied.Knees[0] != (models.Knee{Batch: 1, Percent: 60}) {
-		t.Errorf("the copy's knees are %v and %v", copied.KneePercent, copied.Knees)
-	}
-	if after, err := os.ReadFile(card.File); err != nil || !bytes.Equal(before, after) {
-		t.Errorf("the shipped card changed, %v", err)
-	}
-	if want := "built in and cannot be changed; `models: [" + f.out + "]`"; !strings.Contains(said.String(), want) {
-		t.Errorf("said\n%s\nwant %s", &said, want)
-	}
-}
-
-func TestACardThatIsToBeKeptIsKept(t *testing.T) {
-	f := profileFlags{out: t.TempDir(), keepCard: true}
-	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
-	if err != nil {
-		t.Fatal(err)
-	}
-	place, err := f.place(card, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var said bytes.Buffer
-	if err := place.writeKnees(&said, card, measured()); err != nil || !strings.Contains(said.String(), "knee_percent: 70\nknees: [{batch: 1, percent: 60}, {batch: 8, percent: 70}]\n") {
-		t.Errorf("said\n%s\n%v", &said, err)
-	}
-	if _, err := os.Stat(filepath.Join(f.out, "fashion")); !os.IsNotExist(err) {
-		t.Errorf("a copy was made: %v", err)
-	}
-}
-
 func TestModelsShowKneeAndMemoryOfAProfile(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	dir := t.TempDir()
@@ -139,29 +82,5 @@ func TestModelsShowKneeAndMemoryOfAProfile(t *testing.T) {
 	}
 	if _, err := list("--profiles", filepath.Join(dir, "nowhere")); err == nil || !strings.Contains(err.Error(), "nowhere: no such file") {
 		t.Errorf("a folder that is not there: %v", err)
-	}
-}
-
-func TestProgressIsALineAPointWhereThereIsNoTerminal(t *testing.T) {
-	var b bytes.Buffer
-	s := newSweepProgress(&b, false, profile.Percent)
-	cell := sweep.Cell{Share: 30, Batch: 8, Processes: 2}
-	s.hear(sweep.Progress{Cell: cell, Done: 3, Cells: 10})
-	s.hear(sweep.Progress{Cell: cell, Done: 4, Cells: 10, Ended: &sweep.Ended{Point: profile.Point{OOM: true}}})
-	s.end()
-	if got := b.String(); !strings.HasPrefix(got, "4 of 10, ") || !strings.HasSuffix(got, " left: 30 %, batch 8, 2 processes: out of memory\n") {
-		t.Errorf("%q", got)
-	}
-}
-
-func TestProgressIsABarOnATerminal(t *testing.T) {
-	var b bytes.Buffer
-	s := newSweepProgress(&b, true, profile.GPCs)
-	s.hear(sweep.Progress{Cell: sweep.Cell{Share: 3, Batch: 8, Processes: 2}, Done: 5, Cells: 10})
-	s.hear(sweep.Progress{Cell: sweep.Cell{Share: 3, Batch: 8, Processes: 2}, Done: 10, Cells: 10, Ended: &sweep.Ended{}})
-	s.end()
-	const began, ended = "\r[###############...............] 5 of 10: 3 GPCs, batch 8, 2 processes", "\r[##############################] 10 of 10, 0s left"
-	if got, want := b.String(), began+ended+strings.Repeat(" ", len(began)-len(ended))+"\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
 	}
 }

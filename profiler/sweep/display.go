@@ -1,0 +1,86 @@
+package sweep
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/models/profile"
+)
+
+// Display shows how far a sweep is: one line that is written over on a terminal, one
+// line per point elsewhere.
+type Display struct {
+	w        io.Writer
+	terminal bool
+	unit     profile.Unit
+	began    time.Time
+	first    int // done when it began
+	wide     int // of the line that stands
+}
+
+// NewDisplay makes a display that writes to w; terminal says whether w is one.
+func NewDisplay(w io.Writer, terminal bool, unit profile.Unit) *Display {
+	return &Display{w: w, terminal: terminal, unit: unit, first: -1}
+}
+
+// Show is for Options.Progress.
+func (d *Display) Show(p Progress) {
+	if d.first < 0 {
+		d.began, d.first = time.Now(), p.Done
+	}
+	cell := fmt.Sprintf("%s, batch %d, %d processes", shareText(d.unit, p.Cell.Share), p.Cell.Batch, p.Cell.Processes)
+	left := ""
+	if done := p.Done - d.first; done > 0 {
+		rest := time.Since(d.began) * time.Duration(p.Cells-p.Done) / time.Duration(done)
+		left = fmt.Sprintf(", %s left", rest.Round(time.Second))
+	}
+	if !d.terminal {
+		if p.Ended != nil {
+			fmt.Fprintf(d.w, "%d of %d%s: %s: %s\n", p.Done, p.Cells, left, cell, endedText(p.Ended))
+		}
+		return
+	}
+	if p.Ended != nil && (p.Ended.Left != nil || p.Ended.Point.OOM) {
+		d.over("")
+		fmt.Fprintf(d.w, "\r%s: %s\n", cell, endedText(p.Ended))
+	}
+	const width = 30
+	filled := width * p.Done / p.Cells
+	line := fmt.Sprintf("[%s%s] %d of %d%s", strings.Repeat("#", filled), strings.Repeat(".", width-filled), p.Done, p.Cells, left)
+	if p.Ended == nil {
+		line += ": " + cell
+	}
+	d.over(line)
+}
+
+// over writes over the line that stands.
+func (d *Display) over(line string) {
+	fmt.Fprintf(d.w, "\r%-*s", d.wide, line)
+	d.wide = len(line)
+}
+
+// End leaves the line.
+func (d *Display) End() {
+	if d.terminal && d.wide > 0 {
+		fmt.Fprintln(d.w)
+	}
+}
+
+func endedText(e *Ended) string {
+	switch {
+	case e.Left != nil:
+		return "left out: " + e.Left.Error()
+	case e.Point.OOM:
+		return "out of memory"
+	}
+	text := fmt.Sprintf("%.1f images/s, %s a batch, ±%.1f %%", e.Point.Total(), milliseconds(e.Point.Latency), 100*e.Precision)
+	if !e.Stable {
+		text += ", not stable"
+	}
+	if e.LoadBound {
+		text += fmt.Sprintf(", bounded by the load (%.0f %% in batches)", 100*e.Busy)
+	}
+	return text
+}
