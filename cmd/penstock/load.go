@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"math/rand/v2"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -20,38 +17,33 @@ import (
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/frameworks"
 	"github.com/penstock/penstock/loadgen"
-	"github.com/penstock/penstock/loadgen/answer"
-	"github.com/penstock/penstock/loadgen/arrival"
-	"github.com/penstock/penstock/loadgen/picture"
 	"github.com/penstock/penstock/loadgen/status"
+	"github.com/penstock/penstock/loadgen/traffic"
 	"github.com/penstock/penstock/models"
-	"github.com/penstock/penstock/models/zoo"
-	"github.com/penstock/penstock/wire"
 )
 
 // loadOptions are the flags of `penstock load`; the demo fills them in itself.
 type loadOptions struct {
-	runtimeDir   string
-	http         string // in place of runtimeDir
-	rates        map[string]string
-	duration     time.Duration
-	warmup       time.Duration
-	arrivals     string
-	streams      int
-	schedule     string
-	scheduleText string // in place of the file
-	seed         uint64
-	pictures     string
-	models       []string
-	draw         string
-	check        bool
-	findMaxRate  string
-	precision    float64
-	deadline     time.Duration
-	priority     uint8
-	output       string
-	require      []string
-	required     []loadgen.Requirement // what require says; see checkFlags
+	runtimeDir  string
+	http        string // in place of runtimeDir
+	rates       map[string]string
+	duration    time.Duration
+	warmup      time.Duration
+	arrivals    string
+	streams     int
+	schedule    string
+	seed        uint64
+	pictures    string
+	models      []string
+	draw        string
+	check       bool
+	findMaxRate string
+	precision   float64
+	deadline    time.Duration
+	priority    uint8
+	output      string
+	require     []string
+	required    []loadgen.Requirement // what require says; see checkFlags
 	// figuresOnly leaves out what was seen on the pictures.
 	figuresOnly bool
 }
@@ -140,11 +132,11 @@ func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	run, err := prepare(now, o)
+	run, err := traffic.New(now, o.traffic())
 	if err != nil {
 		return nil, err
 	}
-	defer run.close()
+	defer run.Close()
 
 	progress := loadgen.NewProgress(os.Stderr, terminalWidth())
 	options := loadgen.Options{
@@ -154,13 +146,13 @@ func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 		Tell:    func(line string) { progress.Say("penstock load: " + line) },
 	}
 	if o.check {
-		options.Reference = run.references
+		options.Reference = run
 	}
 	if o.findMaxRate != "" {
 		defer progress.End()
-		return nil, findMaxRate(ctx, run.spec, options, o)
+		return nil, findMaxRate(ctx, run.Spec, options, o)
 	}
-	report, err := loadgen.Run(ctx, run.spec, options)
+	report, err := loadgen.Run(ctx, run.Spec, options)
 	progress.End()
 	if err != nil {
 		return nil, err
@@ -172,7 +164,7 @@ func runLoad(ctx context.Context, o loadOptions) (*loadgen.Report, error) {
 		return nil, err
 	}
 	if !o.figuresOnly {
-		if err := run.show(report, o); err != nil {
+		if err := o.show(run, report); err != nil {
 			return nil, err
 		}
 	}
@@ -282,290 +274,26 @@ func findMaxRate(ctx context.Context, spec loadgen.Spec, options loadgen.Options
 	return found.WriteTable(os.Stdout)
 }
 
-// prepared is a run with all that it needs.
-type prepared struct {
-	spec       loadgen.Spec
-	references references
-	functions  []preparedFunction
-}
-
-type preparedFunction struct {
-	name   string
-	card   *models.Card // nil where no card was found: unchecked
-	photos *picture.Photos
-}
-
-const defaultRate = 10
-
 // defaultPrecision is how close --find-max-rate comes.
 const defaultPrecision = 0.05
 
-// prepare makes traffic for the functions that the node has.
-func prepare(now control.Status, o loadOptions) (_ *prepared, err error) {
-	p := &prepared{
-		spec:       loadgen.Spec{Duration: o.duration, Warmup: o.warmup, Seed: o.seed},
-		references: references{},
+// traffic is what the flags say of the traffic.
+func (o *loadOptions) traffic() traffic.Options {
+	t := traffic.Options{
+		Spec:  loadgen.Spec{Duration: o.duration, Warmup: o.warmup, Seed: o.seed},
+		Rates: o.rates, Arrivals: o.arrivals, Streams: o.streams, Schedule: o.schedule, Search: o.findMaxRate, Require: o.required,
+		Pictures: o.pictures, Models: o.models, Deadline: o.deadline, Priority: o.priority,
+		Warn: func(line string) { fmt.Fprintln(os.Stderr, "penstock load:", line) },
 	}
-	defer func() {
-		if err != nil {
-			p.close()
-		}
-	}()
-	process, err := arrival.Parse(o.arrivals)
-	if err != nil {
-		return nil, err
+	if o.check {
+		t.Reference = func(card *models.Card) (traffic.Model, error) { return libml.NewReference(card, frameworks.New) }
 	}
-	now.Functions, err = fromNetwork(now.Functions, o)
-	if err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, f := range now.Functions {
-		names = append(names, f.Name)
-	}
-	rates, err := parseRates(o.rates, names)
-	if err != nil {
-		return nil, err
-	}
-	if o.findMaxRate != "" {
-		if !slices.Contains(names, o.findMaxRate) {
-			return nil, fmt.Errorf("--find-max-rate %s: the node has no function %q; it has: %s", o.findMaxRate, o.findMaxRate, strings.Join(names, ", "))
-		}
-		if len(o.rates) == 0 {
-			rates = map[string]float64{}
-		}
-		if rates[o.findMaxRate] == 0 {
-			rates[o.findMaxRate] = defaultRate
-		}
-	}
-	if err := p.readSchedule(o, names); err != nil {
-		return nil, err
-	}
-	photos, err := readPhotos(o.pictures)
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range now.Functions {
-		rate, ok := rates[f.Name]
-		if !ok {
-			continue
-		}
-		if err := p.add(f, rate, process, photos, o); err != nil {
-			return nil, err
-		}
-	}
-	return p, p.requirable(o.required)
-}
-
-// fromNetwork are the functions that can be sent to: those that a capture feeds hear nothing.
-func fromNetwork(all []control.FunctionStatus, o loadOptions) ([]control.FunctionStatus, error) {
-	var out []control.FunctionStatus
-	for _, f := range all {
-		_, named := o.rates[f.Name]
-		switch {
-		case f.Replay == "":
-			out = append(out, f)
-		case named || o.findMaxRate == f.Name:
-			return nil, fmt.Errorf("%s is fed by the capture %s and takes nothing from the network; want another function", f.Name, f.Replay)
-		}
-	}
-	if len(out) == 0 {
-		return nil, errors.New("the node has no function that takes requests from the network")
-	}
-	return out, nil
-}
-
-// requirable says which requirement is of a function that gets no traffic.
-func (p *prepared) requirable(required []loadgen.Requirement) error {
-	var names []string
-	for _, f := range p.spec.Functions {
-		names = append(names, f.Name)
-	}
-	for _, r := range required {
-		if r.Function != "" && !slices.Contains(names, r.Function) {
-			return fmt.Errorf("--require %s:%s: nothing is sent to %s, only to: %s", r.Function, r.Metric, r.Function, strings.Join(names, ", "))
-		}
-	}
-	return nil
-}
-
-func parseRates(given map[string]string, names []string) (map[string]float64, error) {
-	rates := map[string]float64{}
-	if len(given) == 0 {
-		for _, name := range names {
-			rates[name] = defaultRate
-		}
-	}
-	for name, text := range given {
-		if !slices.Contains(names, name) {
-			return nil, fmt.Errorf("--rate %s=%s: the node has no function %q; it has: %s", name, text, name, strings.Join(names, ", "))
-		}
-		rate, err := strconv.ParseFloat(text, 64)
-		if err != nil || !(rate >= 0 && rate <= 1e7) {
-			return nil, fmt.Errorf("--rate %s=%s: want requests a second, 0 to ten million", name, text)
-		}
-		rates[name] = rate
-	}
-	return rates, nil
-}
-
-func (p *prepared) readSchedule(o loadOptions, names []string) (err error) {
-	switch {
-	case o.scheduleText != "":
-		p.spec.Schedule, err = arrival.ParseSchedule("schedule.csv", []byte(o.scheduleText))
-	case o.schedule != "":
-		var data []byte
-		if data, err = os.ReadFile(o.schedule); err != nil {
-			return fmt.Errorf("read schedule: %w", err)
-		}
-		p.spec.Schedule, err = arrival.ParseSchedule(o.schedule, data)
-	}
-	if err != nil {
-		return err
-	}
-	return p.spec.Schedule.CheckFunctions(names)
-}
-
-// add makes one function's traffic: labelled pictures where there are some of its
-// shape, photos where it takes photos, else bytes that mean nothing.
-func (p *prepared) add(f control.FunctionStatus, rate float64, process arrival.Process, photos []picture.Photo, o loadOptions) error {
-	made := preparedFunction{name: f.Name}
-	in := f.Input
-	size := picture.Size{Height: in.Height, Width: in.Width, Channels: in.Channels}
-	var pictures loadgen.Pictures
-	var err error
-	switch {
-	case in.WireType != string(models.U8) || in.WireLayout != string(models.HWC) || in.Channels != 1 && in.Channels != 3:
-		pictures, err = noise(in.Bytes, o.seed)
-	case size == fashionSize && o.pictures == "":
-		pictures, err = fashion()
-	default:
-		made.photos = picture.NewPhotos(photos, size, picture.Letterbox)
-		pictures = made.photos
-	}
-	if err != nil {
-		return err
-	}
-	tolerance := answer.Default
-	made.card, err = zoo.Registry{Dirs: o.models}.Find(f.Model)
-	switch {
-	case errors.Is(err, zoo.ErrUnknownModel):
-		if o.check {
-			fmt.Fprintf(os.Stderr, "penstock load: answers of %s are not checked: no card %q here (--models names folders)\n", f.Name, f.Model)
-		}
-	case err != nil:
-		return err
-	case o.check && (made.card.Framework == "" || made.card.Apart() != ""):
-		fmt.Fprintf(os.Stderr, "penstock load: answers of %s are not checked: %s is a program of its own\n", f.Name, f.Model)
-	case o.check:
-		reference, err := libml.NewReference(made.card, frameworks.New)
-		if err != nil {
-			return fmt.Errorf("run %s in this process: %w", f.Model, err)
-		}
-		p.references[f.Name] = reference
-		if threshold, ok := made.card.Decoder.Params["score_threshold"].(float64); ok {
-			tolerance.Threshold = threshold
-		}
-	}
-	p.functions = append(p.functions, made)
-	p.spec.Functions = append(p.spec.Functions, loadgen.Function{
-		Name: f.Name,
-		Addr: fmt.Sprintf("%s:%d", hostOf(f.Address), f.Port),
-		SLO:  time.Duration(f.SLOMillis * float64(time.Millisecond)), PerSecond: rate, Arrivals: process,
-		Streams: o.streams, Pictures: pictures, Deadline: o.deadline, Priority: o.priority, Tolerance: tolerance,
-	})
-	return nil
-}
-
-// hostOf is where to send to what listens on that address.
-func hostOf(address string) string {
-	switch address {
-	case "", "0.0.0.0", "::":
-		return "127.0.0.1"
-	}
-	if strings.Contains(address, ":") {
-		return "[" + address + "]"
-	}
-	return address
-}
-
-func (p *prepared) close() {
-	for _, r := range p.references {
-		r.Close()
-	}
-}
-
-var fashionSize = picture.Size{Height: 28, Width: 28, Channels: 1}
-
-func fashion() (loadgen.Pictures, error) {
-	images, classes, err := zoo.FashionTest()
-	if err != nil {
-		return nil, err
-	}
-	labels := make([]int, len(classes))
-	for i, class := range classes {
-		labels[i] = int(class)
-	}
-	return picture.NewLabelled(images, labels)
-}
-
-// noise is a few pictures of random bytes.
-func noise(bytes int, seed uint64) (loadgen.Pictures, error) {
-	random := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
-	const count = 8
-	pictures, labels := make([][]byte, count), make([]int, count)
-	for i := range pictures {
-		pictures[i], labels[i] = make([]byte, bytes), picture.NoLabel
-		random.Read(pictures[i])
-	}
-	return picture.NewLabelled(pictures, labels)
-}
-
-func readPhotos(dir string) ([]picture.Photo, error) {
-	var fsys fs.FS = zoo.PictureFS()
-	if dir != "" {
-		if info, err := os.Stat(dir); err != nil {
-			return nil, fmt.Errorf("--pictures %s: %w", dir, errors.Unwrap(err))
-		} else if !info.IsDir() {
-			return nil, fmt.Errorf("--pictures %s: is a file; want the folder that it is in", dir)
-		}
-		fsys = os.DirFS(dir)
-	}
-	photos, err := picture.Read(fsys, "*.png", "*.jpg", "*.jpeg", "*.PNG", "*.JPG", "*.JPEG")
-	if err != nil {
-		if errors.Is(err, picture.ErrNone) {
-			return nil, fmt.Errorf("--pictures %s: the folder has no PNG or JPEG file", dir)
-		}
-		return nil, fmt.Errorf("read pictures: %w", err)
-	}
-	return photos, nil
-}
-
-// references are the models that answers are compared with.
-type references map[string]*libml.Reference
-
-// Answer implements loadgen.Reference.
-func (r references) Answer(function string, bytes []byte) (answer.Answer, error) {
-	reference, ok := r[function]
-	if !ok {
-		return answer.Answer{}, loadgen.ErrNoReference
-	}
-	payload, kind, err := reference.Answer(bytes)
-	return answer.Answer{Kind: wire.Kind(kind), Payload: payload}, err
+	return t
 }
 
 // show prints what was found in the photos, and draws it where that is asked for.
-func (p *prepared) show(report *loadgen.Report, o loadOptions) error {
-	var views []loadgen.View
-	for i, f := range p.functions {
-		if f.photos == nil || f.card == nil {
-			continue
-		}
-		views = append(views, loadgen.View{
-			Function: f.name, Photos: f.photos, Answers: report.Functions[i].Answers, Labels: f.card.Labels,
-		})
-	}
-	seen, err := loadgen.Look(views)
+func (o *loadOptions) show(run *traffic.Traffic, report *loadgen.Report) error {
+	seen, err := run.Look(report)
 	if err != nil {
 		return err
 	}

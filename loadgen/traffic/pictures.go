@@ -1,0 +1,75 @@
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/picture"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/zoo"
+)
+
+// pictures are labelled ones if there are some of a function's shape, photos if it takes
+// photos, else bytes that mean nothing.
+func (o *Options) pictures(f *function, in control.InputStatus, photos []picture.Photo) (loadgen.Pictures, error) {
+	size := picture.Size{Height: in.Height, Width: in.Width, Channels: in.Channels}
+	switch {
+	case in.WireType != string(models.U8) || in.WireLayout != string(models.HWC) || in.Channels != 1 && in.Channels != 3:
+		return noise(in.Bytes, o.Spec.Seed)
+	case size == fashionSize && o.Pictures == "":
+		return fashion()
+	}
+	f.photos = picture.NewPhotos(photos, size, picture.Letterbox)
+	return f.photos, nil
+}
+
+var fashionSize = picture.Size{Height: 28, Width: 28, Channels: 1}
+
+func fashion() (loadgen.Pictures, error) {
+	images, classes, err := zoo.FashionTest()
+	if err != nil {
+		return nil, err
+	}
+	labels := make([]int, len(classes))
+	for i, class := range classes {
+		labels[i] = int(class)
+	}
+	return picture.NewLabelled(images, labels)
+}
+
+// noise is a few pictures of random bytes.
+func noise(bytes int, seed uint64) (loadgen.Pictures, error) {
+	random := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
+	const count = 8
+	pictures, labels := make([][]byte, count), make([]int, count)
+	for i := range pictures {
+		pictures[i], labels[i] = make([]byte, bytes), picture.NoLabel
+		random.Read(pictures[i])
+	}
+	return picture.NewLabelled(pictures, labels)
+}
+
+func readPhotos(dir string) ([]picture.Photo, error) {
+	var fsys fs.FS = zoo.PictureFS()
+	if dir != "" {
+		if info, err := os.Stat(dir); err != nil {
+			return nil, fmt.Errorf("--pictures %s: %w", dir, errors.Unwrap(err))
+		} else if !info.IsDir() {
+			return nil, fmt.Errorf("--pictures %s: is a file; want the folder that it is in", dir)
+		}
+		fsys = os.DirFS(dir)
+	}
+	photos, err := picture.Read(fsys, "*.png", "*.jpg", "*.jpeg", "*.PNG", "*.JPG", "*.JPEG")
+	if err != nil {
+		if errors.Is(err, picture.ErrNone) {
+			return nil, fmt.Errorf("--pictures %s: the folder has no PNG or JPEG file", dir)
+		}
+		return nil, fmt.Errorf("read pictures: %w", err)
+	}
+	return photos, nil
+}

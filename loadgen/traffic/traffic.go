@@ -1,0 +1,281 @@
+// Package traffic makes the traffic for the functions of a node: who gets how many
+// requests, with which pictures, and what the answers are compared with.
+package traffic
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/loadgen"
+	"github.com/penstock/penstock/loadgen/answer"
+	"github.com/penstock/penstock/loadgen/arrival"
+	"github.com/penstock/penstock/loadgen/picture"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/wire"
+)
+
+// Options are what `penstock load` says of the traffic. Errors name its flags.
+type Options struct {
+	// Spec has the times and the seed; New adds the functions and the schedule.
+	Spec loadgen.Spec
+	// Rates are requests per second by function; if empty, each function gets DefaultRate.
+	Rates    map[string]string
+	Arrivals string
+	Streams  int
+	Schedule string // file; empty for none
+	Pictures string // folder; the built-in pictures if empty
+	Models   []string
+	// Search, if not empty, is the function whose highest rate is searched for: without
+	// Rates the others get nothing.
+	Search   string
+	Require  []loadgen.Requirement
+	Deadline time.Duration
+	Priority uint8
+	// Reference runs a card's model in this process; nil leaves answers unchecked.
+	Reference func(*models.Card) (Model, error)
+	// Warn is called with each reason why answers are not checked.
+	Warn func(line string)
+}
+
+// DefaultRate is the rate of a function without one, in requests per second.
+const DefaultRate = 10
+
+// Model answers as libml.Reference does.
+type Model interface {
+	Answer(picture []byte) (payload []byte, kind uint8, err error)
+	Close() error
+}
+
+// Traffic is a run with all that it needs. It is the run's loadgen.Reference.
+type Traffic struct {
+	Spec loadgen.Spec
+
+	options   Options
+	models    map[string]Model // by function
+	functions []function       // in Spec's order
+}
+
+type function struct {
+	name   string
+	card   *models.Card // nil where no card was found: unchecked
+	photos *picture.Photos
+}
+
+// New makes traffic for the functions that the node has. The caller closes it.
+func New(node control.Status, o Options) (_ *Traffic, err error) {
+	t := &Traffic{Spec: o.Spec, options: o, models: map[string]Model{}}
+	defer func() {
+		if err != nil {
+			t.Close()
+		}
+	}()
+	process, err := arrival.Parse(o.Arrivals)
+	if err != nil {
+		return nil, err
+	}
+	functions, err := o.fromNetwork(node.Functions)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, f := range functions {
+		names = append(names, f.Name)
+	}
+	rates, err := o.rates(names)
+	if err != nil {
+		return nil, err
+	}
+	if t.Spec.Schedule, err = readSchedule(o.Schedule, names); err != nil {
+		return nil, err
+	}
+	photos, err := readPhotos(o.Pictures)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range functions {
+		rate, ok := rates[f.Name]
+		if !ok {
+			continue
+		}
+		if err := t.add(f, rate, process, photos); err != nil {
+			return nil, err
+		}
+	}
+	return t, t.checkRequired()
+}
+
+// Close gives the models back.
+func (t *Traffic) Close() {
+	for _, m := range t.models {
+		m.Close()
+	}
+}
+
+// Answer implements loadgen.Reference.
+func (t *Traffic) Answer(function string, picture []byte) (answer.Answer, error) {
+	model, ok := t.models[function]
+	if !ok {
+		return answer.Answer{}, loadgen.ErrNoReference
+	}
+	payload, kind, err := model.Answer(picture)
+	return answer.Answer{Kind: wire.Kind(kind), Payload: payload}, err
+}
+
+// Look returns what a run of this traffic found in the photos.
+func (t *Traffic) Look(report *loadgen.Report) ([]loadgen.Seen, error) {
+	var views []loadgen.View
+	for i, f := range t.functions {
+		if f.photos == nil || f.card == nil {
+			continue
+		}
+		views = append(views, loadgen.View{
+			Function: f.name, Photos: f.photos, Answers: report.Functions[i].Answers, Labels: f.card.Labels,
+		})
+	}
+	return loadgen.Look(views)
+}
+
+// fromNetwork are the functions that can be sent to: one that a capture feeds does not
+// listen.
+func (o *Options) fromNetwork(all []control.FunctionStatus) ([]control.FunctionStatus, error) {
+	var out []control.FunctionStatus
+	for _, f := range all {
+		_, named := o.Rates[f.Name]
+		switch {
+		case f.Replay == "":
+			out = append(out, f)
+		case named || o.Search == f.Name:
+			return nil, fmt.Errorf("%s is fed by the capture %s and takes nothing from the network; want another function", f.Name, f.Replay)
+		}
+	}
+	if len(out) == 0 {
+		return nil, errors.New("the node has no function that takes requests from the network")
+	}
+	return out, nil
+}
+
+// rates are the rates of those of the named functions that get traffic.
+func (o *Options) rates(names []string) (map[string]float64, error) {
+	rates, err := parseRates(o.Rates, names)
+	if err != nil || o.Search == "" {
+		return rates, err
+	}
+	if !slices.Contains(names, o.Search) {
+		return nil, fmt.Errorf("--find-max-rate %s: the node has no function %q; it has: %s", o.Search, o.Search, strings.Join(names, ", "))
+	}
+	if len(o.Rates) == 0 {
+		rates = map[string]float64{}
+	}
+	if rates[o.Search] == 0 {
+		rates[o.Search] = DefaultRate
+	}
+	return rates, nil
+}
+
+func parseRates(given map[string]string, names []string) (map[string]float64, error) {
+	rates := map[string]float64{}
+	if len(given) == 0 {
+		for _, name := range names {
+			rates[name] = DefaultRate
+		}
+	}
+	for name, text := range given {
+		if !slices.Contains(names, name) {
+			return nil, fmt.Errorf("--rate %s=%s: the node has no function %q; it has: %s", name, text, name, strings.Join(names, ", "))
+		}
+		rate, err := strconv.ParseFloat(text, 64)
+		if err != nil || !(rate >= 0 && rate <= 1e7) {
+			return nil, fmt.Errorf("--rate %s=%s: want requests a second, 0 to ten million", name, text)
+		}
+		rates[name] = rate
+	}
+	return rates, nil
+}
+
+// readSchedule reads a file of rates for the named functions; none without a file.
+func readSchedule(file string, names []string) (s arrival.Schedule, err error) {
+	if file == "" {
+		return nil, nil
+	}
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read schedule: %w", err)
+	}
+	if s, err = arrival.ParseSchedule(file, data); err != nil {
+		return nil, err
+	}
+	return s, s.CheckFunctions(names)
+}
+
+// checkRequired refuses a requirement of a function that gets no traffic.
+func (t *Traffic) checkRequired() error {
+	var names []string
+	for _, f := range t.Spec.Functions {
+		names = append(names, f.Name)
+	}
+	for _, r := range t.options.Require {
+		if r.Function != "" && !slices.Contains(names, r.Function) {
+			return fmt.Errorf("--require %s:%s: nothing is sent to %s, only to: %s", r.Function, r.Metric, r.Function, strings.Join(names, ", "))
+		}
+	}
+	return nil
+}
+
+// add makes one function's traffic.
+func (t *Traffic) add(f control.FunctionStatus, rate float64, process arrival.Process, photos []picture.Photo) error {
+	o := &t.options
+	made := function{name: f.Name}
+	pictures, err := o.pictures(&made, f.Input, photos)
+	if err != nil {
+		return err
+	}
+	tolerance := answer.Default
+	made.card, err = zoo.Registry{Dirs: o.Models}.Find(f.Model)
+	switch {
+	case errors.Is(err, zoo.ErrUnknownModel):
+		if o.Reference != nil {
+			o.Warn(fmt.Sprintf("answers of %s are not checked: no card %q here (--models names folders)", f.Name, f.Model))
+		}
+	case err != nil:
+		return err
+	case o.Reference == nil:
+	case made.card.Framework == "" || made.card.Apart() != "":
+		o.Warn(fmt.Sprintf("answers of %s are not checked: %s is a program of its own", f.Name, f.Model))
+	default:
+		model, err := o.Reference(made.card)
+		if err != nil {
+			return fmt.Errorf("run %s in this process: %w", f.Model, err)
+		}
+		t.models[f.Name] = model
+		if threshold, ok := made.card.Decoder.Params["score_threshold"].(float64); ok {
+			tolerance.Threshold = threshold
+		}
+	}
+	t.functions = append(t.functions, made)
+	t.Spec.Functions = append(t.Spec.Functions, loadgen.Function{
+		Name: f.Name,
+		Addr: fmt.Sprintf("%s:%d", hostOf(f.Address), f.Port),
+		SLO:  time.Duration(f.SLOMillis * float64(time.Millisecond)), PerSecond: rate, Arrivals: process,
+		Streams: o.Streams, Pictures: pictures, Deadline: o.Deadline, Priority: o.Priority, Tolerance: tolerance,
+	})
+	return nil
+}
+
+// hostOf is where to send to what listens on that address.
+func hostOf(address string) string {
+	switch address {
+	case "", "0.0.0.0", "::":
+		return "127.0.0.1"
+	}
+	if strings.Contains(address, ":") {
+		return "[" + address + "]"
+	}
+	return address
+}
