@@ -424,39 +424,45 @@ func TestARefusalByAnotherIsTold(t *testing.T) {
 	}
 }
 
-// Whoever has an entry open has its files, whatever others make and remove; and nobody
-// finds a damaged one.
+// A process that has an entry open keeps its files, whatever other processes make and
+// remove. No process finds a damaged entry.
 func TestAnEntryThatIsOpenStaysWhole(t *testing.T) {
 	s, k := keyed(t)
-	s.MostBytes = 1 // each that is made removes all that are not in use
+	s.MostBytes = 1 // each Make removes all entries that are not in use
 	var wg sync.WaitGroup
 	for i := range 4 {
 		wg.Go(func() {
 			for n := range 150 {
 				k := k
 				k.Modified = int64((i + n) % 2)
-				e, err := s.Open(k)
-				if errors.Is(err, fs.ErrNotExist) {
-					if e, err = s.Make(k, sharedModel(), inputs, outputs, answer); errors.Is(err, fs.ErrNotExist) {
-						continue // it was removed before it was opened
-					}
-				}
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				for range 3 {
-					if _, err := os.Stat(e.Weights()); err != nil {
-						t.Errorf("in use: %v", err)
-					}
-				}
-				if err := e.Close(); err != nil {
+				if err := useEntry(s, k); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
 	wg.Wait()
+}
+
+// useEntry opens or makes an entry, and returns an error if its files do not stay until Close.
+func useEntry(s Store, k Key) error {
+	e, err := s.Open(k)
+	if errors.Is(err, fs.ErrNotExist) {
+		e, err = s.Make(k, sharedModel(), inputs, outputs, answer)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // another process removed it before Make opened it
+		}
+	}
+	if err != nil {
+		return err
+	}
+
+	var errs []error
+	for range 3 {
+		_, err := os.Stat(e.Weights())
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, e.Close())...)
 }
 
 func TestManyMakeOneEntry(t *testing.T) {

@@ -22,24 +22,26 @@ import (
 	"github.com/penstock/penstock/private"
 )
 
-// Key names an entry: what it was made of and for. Another key is another entry.
+// Key names an entry: the model that it was made from, and the machine that it was made
+// for. Another key is another entry.
 type Key struct {
-	// File is the model's path. The rest tells the file from others that take its place,
-	// which may have its size and, unpacked or copied with its times, its time Modified: by
-	// inode and Changed, which nobody can set. Times are in nanoseconds.
+	// File is the model's path. Bytes, Modified, Changed and Inode tell the file from
+	// another file at the same path. A copied or unpacked file may have the same size and
+	// the same time Modified, but no program can set Changed or the inode. Times are in
+	// nanoseconds.
 	File     string `json:"file"`
 	Bytes    int64  `json:"bytes"`
 	Modified int64  `json:"modified"`
 	Changed  int64  `json:"changed"`
 	Inode    uint64 `json:"inode"`
-	// Runtime is ONNX Runtime's version, Device the GPU, Layout the layout that it was
-	// optimised for.
+	// Runtime is ONNX Runtime's version, Device the GPU, and Layout the layout of the
+	// optimised model.
 	Runtime string `json:"runtime"`
 	Device  string `json:"device"`
 	Layout  string `json:"layout"`
 }
 
-// KeyOf looks at a model's file.
+// KeyOf returns the key of the model in file.
 func KeyOf(file, runtime, device, layout string) (Key, error) {
 	path, err := filepath.Abs(file)
 	if err != nil {
@@ -55,42 +57,43 @@ func KeyOf(file, runtime, device, layout string) (Key, error) {
 	}, nil
 }
 
-// name is the entry's folder.
+// name returns the name of the entry's folder.
 func (k Key) name() string {
-	text, _ := json.Marshal(k) // strings and numbers
+	text, _ := json.Marshal(k) // cannot fail: strings and numbers
 	sum := sha256.Sum256(append(text, format))
 	return hex.EncodeToString(sum[:16])
 }
 
-// format is of the entries; others are not read.
+// format is the version of the entries. Entries of other versions are not read.
 const format = 1
 
-// Port is an input or output as the model declares it: a type by its name, and -1 for a
-// dimension that is open.
+// Port is an input or output as the model declares it: the name of its type, and -1 for a
+// dynamic dimension.
 type Port struct {
 	Name string  `json:"name"`
 	Type string  `json:"type"`
 	Dims []int64 `json:"dims"`
 }
 
-// Answer is what the CPU answered to an input, which Sample is the SHA-256 of.
+// Answer is the CPU's answer to an input. Sample is the SHA-256 of the input.
 type Answer struct {
 	Sample  string      `json:"sample"`
 	Outputs [][]float32 `json:"outputs"`
 }
 
-// Index is what an entry says of itself.
+// Index describes an entry.
 type Index struct {
 	Key     Key      `json:"key"`
 	Tensors []Tensor `json:"tensors"`
-	// GraphSHA256 is the graph's; Bytes and CRC32C (Castagnoli) are the weights'.
+	// GraphSHA256 is the checksum of the graph. Bytes and CRC32C (Castagnoli) are those of
+	// the file of weights.
 	GraphSHA256 string  `json:"graph_sha256"`
 	Bytes       int64   `json:"bytes"`
 	CRC32C      uint32  `json:"crc32c"`
 	Inputs      []Port  `json:"inputs"`
 	Outputs     []Port  `json:"outputs"`
 	Answer      *Answer `json:"answer,omitempty"`
-	// Refused is why the model's weights cannot be shared; then there is nothing else.
+	// Refused is the reason if the weights cannot be shared. The entry then has only its Key.
 	Refused string `json:"refused,omitempty"`
 }
 
@@ -98,19 +101,19 @@ type Index struct {
 type Entry struct {
 	Index
 	Graph []byte
-	// Dir has the graph and, under weightsFile, the weights.
+	// Dir is the folder of the graph and of the weights (weightsFile).
 	Dir string
-	// use holds a lock: an entry that is in use is not removed to make room.
+	// use holds a lock, so that trim does not remove an entry in use.
 	use *os.File
 }
 
-// Close says that the entry's files are not needed any more.
+// Close ends the use of the entry's files.
 func (e *Entry) Close() error { return e.use.Close() }
 
-// Weights is the path of the file of weights.
+// Weights returns the path of the file of weights.
 func (e *Entry) Weights() string { return filepath.Join(e.Dir, weightsFile) }
 
-// Verify reads the weights and returns an error if they are not what they were.
+// Verify reads the weights and returns an error if their length or checksum has changed.
 func (e *Entry) Verify() error {
 	f, err := os.Open(e.Weights())
 	if err != nil {
@@ -131,8 +134,8 @@ func (e *Entry) Verify() error {
 // Store is a folder of entries. Several processes may use it at once.
 type Store struct {
 	Dir string
-	// MostBytes bounds all entries together: the ones that were used longest ago go. 0 is
-	// defaultMost.
+	// MostBytes bounds the size of all entries together. trim removes the least recently
+	// used ones. 0 stands for defaultMost.
 	MostBytes int64
 }
 
@@ -140,15 +143,15 @@ const (
 	defaultMost = 16 << 30
 	indexFile   = "index.json"
 	graphFile   = "graph.onnx"
-	// making begins the names of entries that are being made.
+	// making begins the names of unfinished entries.
 	making = "making-"
-	// A process that made one and died leaves it behind for so long.
+	// abandonedAfter is the age at which an unfinished entry is removed: its process died.
 	abandonedAfter = time.Hour
 	maxIndexBytes  = 64 << 20
 	maxGraphBytes  = 1 << 30
 )
 
-// DefaultDir is this user's folder for entries: onnx in private.MakeCache.
+// DefaultDir returns this user's folder for entries: onnx in private.MakeCache.
 func DefaultDir() (string, error) {
 	cache, err := private.MakeCache()
 	if err != nil {
@@ -162,15 +165,15 @@ func DefaultDir() (string, error) {
 	return folder.Path(), folder.Close()
 }
 
-// Open reads an entry, but not its weights. fs.ErrNotExist where there is none,
-// ErrNotShareable where there can be none; one that is damaged is removed. The entry's
-// files stay until Close.
+// Open reads an entry, but not its weights. It returns fs.ErrNotExist if the store has no
+// such entry, and ErrNotShareable if the weights cannot be shared. It removes a damaged
+// entry. The entry's files stay until Close.
 func (s Store) Open(k Key) (*Entry, error) {
 	dir := filepath.Join(s.Dir, k.name())
 	e, err := read(dir, k)
 	if err == nil {
 		now := time.Now()
-		_ = os.Chtimes(dir, now, now) // it was used; an entry of root's stays as it is
+		_ = os.Chtimes(dir, now, now) // for trim; fails for an entry of root
 		return e, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, ErrNotShareable) {
@@ -218,15 +221,24 @@ func read(dir string, k Key) (_ *Entry, err error) {
 	if about.Size() != e.Bytes {
 		return nil, fmt.Errorf("its weights have %d bytes and had %d", about.Size(), e.Bytes)
 	}
-	for _, t := range e.Tensors {
-		if t.Offset < 0 || t.Bytes <= 0 || t.Offset > e.Bytes-t.Bytes || t.Offset%alignment != 0 || elementBytes[t.Type] == 0 {
-			return nil, fmt.Errorf("its index is damaged: %s lies at %d, %d bytes of %d", t.Name, t.Offset, t.Bytes, e.Bytes)
-		}
+	if err := e.checkTensors(); err != nil {
+		return nil, err
 	}
 	return e, nil
 }
 
-// damaged is an error of a file that should be there: it is not that there is no entry.
+// checkTensors returns an error if a tensor does not lie within the file of weights.
+func (i *Index) checkTensors() error {
+	for _, t := range i.Tensors {
+		if t.Offset < 0 || t.Bytes <= 0 || t.Offset > i.Bytes-t.Bytes || t.Offset%alignment != 0 || elementBytes[t.Type] == 0 {
+			return fmt.Errorf("its index is damaged: %s lies at %d, %d bytes of %d", t.Name, t.Offset, t.Bytes, i.Bytes)
+		}
+	}
+	return nil
+}
+
+// damaged describes the error of a file that an entry has to have. It does not wrap err:
+// fs.ErrNotExist means that the store has no such entry.
 func damaged(err error) error { return fmt.Errorf("it is not whole: %v", err) }
 
 func readFile(path string, most int64) ([]byte, error) {
@@ -240,8 +252,9 @@ func readFile(path string, most int64) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// Make makes an entry of a model that ONNX Runtime has saved, unless another process has
-// made it meanwhile, and opens it. ErrNotShareable as for Split.
+// Make makes an entry of an optimised model that ONNX Runtime saved, and opens it. If
+// another process has made the entry meanwhile, Make opens that one. It returns
+// ErrNotShareable as splitModel does.
 func (s Store) Make(k Key, optimised []byte, inputs, outputs []Port, answer *Answer) (*Entry, error) {
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("prepare model: %w", err)
@@ -250,7 +263,8 @@ func (s Store) Make(k Key, optimised []byte, inputs, outputs []Port, answer *Ans
 	if err != nil {
 		return nil, fmt.Errorf("prepare model: %w", err)
 	}
-	defer os.RemoveAll(dir) // what is left of it
+	defer os.RemoveAll(dir) // if it was not renamed
+
 	i := Index{Key: k, Inputs: inputs, Outputs: outputs, Answer: answer}
 	if err := i.write(dir, optimised); err != nil {
 		if errors.Is(err, ErrNotShareable) {
@@ -263,7 +277,7 @@ func (s Store) Make(k Key, optimised []byte, inputs, outputs []Port, answer *Ans
 		if err = os.Rename(dir, filepath.Join(s.Dir, k.name())); !errors.Is(err, fs.ErrExist) {
 			break
 		}
-		// Another process was faster, unless its entry has gone again.
+		// Another process was faster. Its entry may have been removed again.
 		if e, opened := s.Open(k); opened == nil || errors.Is(opened, ErrNotShareable) {
 			return e, opened
 		}
@@ -274,8 +288,8 @@ func (s Store) Make(k Key, optimised []byte, inputs, outputs []Port, answer *Ans
 	return s.Open(k)
 }
 
-// Refuse notes that a model's weights cannot be shared, in the place of its entry: nobody
-// is to try it again.
+// Refuse records in place of an entry that the model's weights cannot be shared, so that no
+// process tries it again.
 func (s Store) Refuse(k Key, why error) error {
 	text, err := json.Marshal(Index{Key: k, Refused: why.Error()})
 	if err != nil {
@@ -318,8 +332,8 @@ func (i *Index) write(dir string, optimised []byte) error {
 	if err := to.Flush(); err != nil {
 		return err
 	}
-	// A machine that stops here shall not leave an entry that looks whole: an index names
-	// the size and the sum of what is on the disk.
+	// Write the index only after the weights are on the disk: if the machine stops in
+	// between, the entry must not look complete.
 	if err := f.Sync(); err != nil {
 		return err
 	}
@@ -332,12 +346,12 @@ func (i *Index) write(dir string, optimised []byte) error {
 	return errors.Join(os.WriteFile(filepath.Join(dir, graphFile), graph, fileMode), os.WriteFile(filepath.Join(dir, indexFile), text, fileMode), share(dir))
 }
 
-// fileMode is of an entry's files: a node gives the folder to the group of its functions, which
-// read the entries and must not change them. Without such a group the folder is its owner's.
+// fileMode is the mode of an entry's files. A node gives the folder to the group of its
+// functions, which may read entries but not change them.
 const fileMode = 0o640
 
-// share lets the folder's group read an entry, whatever the mask says. Its files have the group
-// from the folder that the store is in (set-group-ID).
+// share lets the folder's group read an entry, whatever the umask is. The files have the
+// group of the store's folder (set-group-ID).
 func share(dir string) error {
 	list, err := os.ReadDir(dir)
 	if err != nil {
@@ -351,12 +365,11 @@ func share(dir string) error {
 	return os.Chmod(dir, 0o750)
 }
 
-// Remove takes an entry out, that turned out to be damaged. Who has its files open keeps
-// them.
+// Remove removes a damaged entry. Processes that have its files open keep them.
 func (s Store) Remove(k Key) error { return s.discard(filepath.Join(s.Dir, k.name())) }
 
-// discard takes an entry's folder out, if it is there, all at once: nobody sees, and a
-// process that dies meanwhile does not leave, the half of one.
+// discard removes an entry's folder if it exists. It renames the folder first, so that no
+// process sees an incomplete entry, even if this process dies meanwhile.
 func (s Store) discard(dir string) error {
 	aside, err := os.MkdirTemp(s.Dir, making)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -371,50 +384,67 @@ func (s Store) discard(dir string) error {
 	return errors.Join(err, os.RemoveAll(aside))
 }
 
-// trim makes room for so many bytes: entries that were used longest ago go, and what was
-// left behind half made.
-func (s Store) trim(room int64) {
+// trim makes room for newBytes: it removes the least recently used entries that are not in
+// use, and abandoned unfinished ones. One process trims at a time.
+func (s Store) trim(newBytes int64) {
 	one, err := os.OpenFile(filepath.Join(s.Dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return
 	}
-	defer one.Close() // and with it the lock
+	defer one.Close() // releases the lock
 	if unix.Flock(int(one.Fd()), unix.LOCK_EX) != nil {
 		return
 	}
+
 	list, err := os.ReadDir(s.Dir)
 	if err != nil {
 		return
 	}
-	type old struct {
-		dir   string
-		used  time.Time
-		bytes int64
-	}
-	var entries []old
-	sum := room
+	var entries []storedEntry
 	for _, d := range list {
 		about, err := d.Info()
-		if err != nil || !d.IsDir() {
-			continue
+		switch {
+		case err != nil || !d.IsDir():
+		case strings.HasPrefix(d.Name(), making):
+			s.removeAbandoned(about)
+		default:
+			entries = append(entries, s.measure(about))
 		}
-		dir := filepath.Join(s.Dir, d.Name())
-		if strings.HasPrefix(d.Name(), making) {
-			if time.Since(about.ModTime()) > abandonedAfter {
-				os.RemoveAll(dir)
-			}
-			continue
-		}
-		e := old{dir: dir, used: about.ModTime()}
-		for _, name := range []string{weightsFile, graphFile, indexFile} {
-			if about, err := os.Stat(filepath.Join(dir, name)); err == nil {
-				e.bytes += about.Size()
-			}
-		}
-		sum += e.bytes
-		entries = append(entries, e)
 	}
-	slices.SortFunc(entries, func(a, b old) int { return a.used.Compare(b.used) })
+	s.removeOldest(entries, newBytes)
+}
+
+// storedEntry is an entry as trim sees it.
+type storedEntry struct {
+	dir   string
+	used  time.Time
+	bytes int64
+}
+
+func (s Store) measure(folder fs.FileInfo) storedEntry {
+	e := storedEntry{dir: filepath.Join(s.Dir, folder.Name()), used: folder.ModTime()}
+	for _, name := range []string{weightsFile, graphFile, indexFile} {
+		if about, err := os.Stat(filepath.Join(e.dir, name)); err == nil {
+			e.bytes += about.Size()
+		}
+	}
+	return e
+}
+
+func (s Store) removeAbandoned(folder fs.FileInfo) {
+	if time.Since(folder.ModTime()) > abandonedAfter {
+		os.RemoveAll(filepath.Join(s.Dir, folder.Name()))
+	}
+}
+
+// removeOldest removes entries until the others and newBytes are within the bound.
+func (s Store) removeOldest(entries []storedEntry, newBytes int64) {
+	sum := newBytes
+	for _, e := range entries {
+		sum += e.bytes
+	}
+
+	slices.SortFunc(entries, func(a, b storedEntry) int { return a.used.Compare(b.used) })
 	for _, e := range entries {
 		if sum <= cmp.Or(s.MostBytes, defaultMost) {
 			return
@@ -425,8 +455,8 @@ func (s Store) trim(room int64) {
 	}
 }
 
-// discardUnused takes an entry out that nobody has open, and reports whether it did. Who
-// opens it meanwhile waits, and finds none.
+// discardUnused removes an entry that no process has open, and reports whether it did. A
+// process that opens it meanwhile waits, and finds no entry.
 func (s Store) discardUnused(dir string) bool {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -436,19 +466,21 @@ func (s Store) discardUnused(dir string) bool {
 	return lock(f, unix.LOCK_EX|unix.LOCK_NB) == nil && s.discard(dir) == nil
 }
 
-// lock locks an entry's open folder until it is closed. fs.ErrNotExist where the folder is
-// not there any more: another may have its name.
+// lock locks an entry's open folder until it is closed. It returns fs.ErrNotExist if the
+// folder was removed: another may have its name.
 func lock(f *os.File, how int) error {
 	if err := unix.Flock(int(f.Fd()), how); err != nil {
 		return fmt.Errorf("lock it: %w", err)
 	}
-	its, err := f.Stat()
+	locked, err := f.Stat()
 	if err != nil {
 		return err
 	}
-	if there, err := os.Stat(f.Name()); err != nil {
+	named, err := os.Stat(f.Name())
+	if err != nil {
 		return err
-	} else if !os.SameFile(its, there) {
+	}
+	if !os.SameFile(locked, named) {
 		return fs.ErrNotExist
 	}
 	return nil

@@ -7,8 +7,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// A model is walked field by field (protobuf.dev, "Encoding"), not decoded into messages:
-// fields that Split does not change are copied byte for byte, and weights are never copied.
+// Models are read field by field (protobuf.dev, "Encoding"), not decoded into messages.
+// splitModel copies the fields that it does not change byte for byte. Weights are not
+// copied.
 
 var errWire = errors.New("it is no protocol buffer")
 
@@ -21,8 +22,8 @@ type field struct {
 	raw    []byte // the whole field with its tag
 }
 
-// fields calls take with each field of a message, in order, until take fails. Groups are
-// errWire: ONNX has none.
+// fields calls take with each field of a message, in order, until take fails. It returns
+// errWire for a group: ONNX has none.
 func fields(message []byte, take func(field) error) error {
 	for len(message) > 0 {
 		number, kind, tag := protowire.ConsumeTag(message)
@@ -58,7 +59,7 @@ func fields(message []byte, take func(field) error) error {
 	return nil
 }
 
-// malformed is the error of a negative length that protowire returned.
+// malformed returns the error for a negative length from protowire.
 func malformed(code int) error { return fmt.Errorf("%w: %w", errWire, protowire.ParseError(code)) }
 
 func appendVarint(to []byte, number protowire.Number, v uint64) []byte {
