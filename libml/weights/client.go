@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// holderLease is memory that the holder keeps for this process.
-type holderLease struct {
+// serverLease is memory that the weight server keeps for this process.
+type serverLease struct {
 	Loaded
 	memory *os.File
 	conn   *net.UnixConn
 }
 
-// getWeights asks the holder at a socket for a file, and waits at most timeout; the holder may
-// have to read it first. The lease is the caller's until Close, or until the process
-// ends. errRefused has the holder's reason; any other error says that there is no holder
-// that answers.
-func getWeights(socket, file string, timeout time.Duration) (_ *holderLease, err error) {
+// getWeights asks the weight server at a socket for a file, and waits at most timeout: the
+// server may have to read the file first. The caller owns the lease until Close, or until
+// the process ends. errRefused wraps the server's reason. Any other error means that no
+// server answers.
+func getWeights(socket, file string, timeout time.Duration) (_ *serverLease, err error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("ask for weights: %w", err)
@@ -52,7 +52,7 @@ func getWeights(socket, file string, timeout time.Duration) (_ *holderLease, err
 	if err != nil {
 		return nil, hungUp(err)
 	}
-	l := &holderLease{Loaded: a.Loaded, memory: memory, conn: c}
+	l := &serverLease{Loaded: a.Loaded, memory: memory, conn: c}
 	switch {
 	case a.Version != version:
 		err = fmt.Errorf("%w: it speaks version %d, this process %d", errRefused, a.Version, version)
@@ -70,7 +70,7 @@ func getWeights(socket, file string, timeout time.Duration) (_ *holderLease, err
 	return l, nil
 }
 
-// hungUp says of an error that it is the end of the holder, where it is.
+// hungUp describes an error that means that the weight server has closed the connection.
 func hungUp(err error) error {
 	for _, end := range []error{io.EOF, unix.ECONNRESET, unix.EPIPE} {
 		if errors.Is(err, end) {
@@ -80,8 +80,8 @@ func hungUp(err error) error {
 	return err
 }
 
-// startTimeout is how long a holder is waited for that does not listen: it starts together
-// with the first processes, or anew.
+// startTimeout is how long dial waits for a weight server that does not listen yet. The
+// server starts together with the first processes, or restarts.
 const startTimeout = 300 * time.Millisecond
 
 func dial(socket string) (*net.UnixConn, error) {
@@ -94,7 +94,7 @@ func dial(socket string) (*net.UnixConn, error) {
 	}
 }
 
-// Close hangs up: the holder counts one process fewer. Memory that is mapped stays so.
-func (l *holderLease) Close() error {
+// Close ends the lease. Memory that is mapped stays mapped.
+func (l *serverLease) Close() error {
 	return errors.Join(l.memory.Close(), l.conn.Close())
 }

@@ -22,13 +22,13 @@ const (
 	loaderSocket = 4
 )
 
-// loadTimeout is how long a loader may take: a context and a file of some gigabytes from
-// a disk.
+// loadTimeout bounds the time of a loader, which opens a context and reads some gigabytes
+// from a disk.
 const loadTimeout = 30 * time.Second
 
-// Load is the whole of a loader's process: the file that it inherits goes into the
-// memory of the first GPU that it sees, and the memory's descriptor to whoever started
-// it. What goes wrong is told to him as well.
+// Load is all that a loader's process does. It copies the file that it inherits to memory of
+// the first GPU that it sees, and sends the memory's descriptor to the weight server that
+// started it. It also sends the text of an error there.
 func Load() error {
 	end, err := unixsock.Conn(os.NewFile(loaderSocket, "holder"))
 	if err != nil {
@@ -50,21 +50,18 @@ func Load() error {
 	return send(end, answer{Version: version, Loaded: loaded}, memory)
 }
 
-// outOfMemory begins the reason of a loader for whose file the GPU has no memory.
+// outOfMemory begins the reason of a loader that found no memory for its file.
 const outOfMemory = "out of memory: "
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// pieceBytes is what is read and sent at once: two of them, one is read while the other
-// is on its way.
-const pieceBytes = 8 << 20
-
-// load puts a file into memory of its own. The context is left to the process's end.
+// load copies a file to newly allocated memory. The context stays open until the process ends.
 func load(file *os.File) (l Loaded, memory *os.File, err error) {
 	about, err := identify(file)
 	if err != nil {
 		return l, nil, fmt.Errorf("look at the file: %w", err)
 	}
+
 	c, err := openFirst()
 	if err != nil {
 		return l, nil, err
@@ -77,43 +74,9 @@ func load(file *os.File) (l Loaded, memory *os.File, err error) {
 		return l, nil, err
 	}
 	defer func() { err = errors.Join(err, arena.Close()) }()
-	stream, err := c.NewStream()
-	if err != nil {
-		return l, nil, err
-	}
-	defer stream.Synchronize() // a piece may be on its way to the arena when another cannot be read
-	host, err := c.AllocateHost(2 * pieceBytes)
-	if err != nil {
-		return l, nil, err
-	}
+
 	l = Loaded{Bytes: about.bytes, MemoryBytes: int64(arena.Bytes())}
-	var sent [2]cuda.Event
-	for i := range sent {
-		if sent[i], err = c.NewEvent(false); err != nil {
-			return l, nil, err
-		}
-	}
-	for at, turn := int64(0), 0; at < l.Bytes; turn ^= 1 {
-		if err := sent[turn].Synchronize(); err != nil {
-			return l, nil, err
-		}
-		piece := host[turn*pieceBytes:][:min(pieceBytes, l.Bytes-at)]
-		if _, err := file.ReadAt(piece, at); err != nil {
-			if errors.Is(err, io.EOF) {
-				err = fmt.Errorf("it has fewer than its %d bytes", l.Bytes)
-			}
-			return l, nil, fmt.Errorf("read the file: %w", err)
-		}
-		l.CRC = crc32.Update(l.CRC, castagnoli, piece)
-		if err := stream.Copy(arena.Pointer()+cuda.Pointer(at), cuda.At(piece), len(piece)); err != nil {
-			return l, nil, err
-		}
-		if err := sent[turn].Record(stream); err != nil {
-			return l, nil, err
-		}
-		at += int64(len(piece))
-	}
-	if err := stream.Synchronize(); err != nil {
+	if l.CRC, err = upload(c, file, arena.Pointer(), l.Bytes); err != nil {
 		return l, nil, err
 	}
 	fd, err := arena.ExportFD()
@@ -123,11 +86,59 @@ func load(file *os.File) (l Loaded, memory *os.File, err error) {
 	return l, os.NewFile(uintptr(fd), "memory"), nil
 }
 
-// loader runs `command` with a file and a socket, and returns what it loaded.
+// pieceBytes is the size of one read and one copy. upload has two pieces: it reads one while
+// the GPU copies the other.
+const pieceBytes = 8 << 20
+
+// upload copies a file to the GPU and returns the file's checksum. It has ended all copies
+// when it returns. The context is bound.
+func upload(c *cuda.Context, file *os.File, to cuda.Pointer, bytes int64) (crc uint32, err error) {
+	stream, err := c.NewStream()
+	if err != nil {
+		return 0, err
+	}
+	defer stream.Synchronize() // after an error, a copy may still run
+
+	host, err := c.AllocateHost(2 * pieceBytes)
+	if err != nil {
+		return 0, err
+	}
+	var sent [2]cuda.Event // each records the end of its piece's copy
+	for i := range sent {
+		if sent[i], err = c.NewEvent(false); err != nil {
+			return 0, err
+		}
+	}
+
+	for at, turn := int64(0), 0; at < bytes; turn ^= 1 {
+		if err := sent[turn].Synchronize(); err != nil {
+			return 0, err
+		}
+		piece := host[turn*pieceBytes:][:min(pieceBytes, bytes-at)]
+		if _, err := file.ReadAt(piece, at); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = fmt.Errorf("it has fewer than its %d bytes", bytes)
+			}
+			return 0, fmt.Errorf("read the file: %w", err)
+		}
+		crc = crc32.Update(crc, castagnoli, piece)
+		if err := stream.Copy(to+cuda.Pointer(at), cuda.At(piece), len(piece)); err != nil {
+			return 0, err
+		}
+		if err := sent[turn].Record(stream); err != nil {
+			return 0, err
+		}
+		at += int64(len(piece))
+	}
+	return crc, stream.Synchronize()
+}
+
+// loader starts a loader's process: command, with a file and a socket.
 type loader struct {
 	command []string
 }
 
+// load runs the process, and returns the file's memory. The caller owns the descriptor.
 func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory *os.File, err error) {
 	ours, theirs, err := unixsock.Pair()
 	if err != nil {
@@ -151,12 +162,13 @@ func (l loader) load(ctx context.Context, file *os.File) (loaded Loaded, memory 
 	if err != nil {
 		return loaded, nil, fmt.Errorf("start a loader: %w", err)
 	}
-	// The deadline is the process's: where it ends, so does the socket.
+
+	// The socket needs no deadline: it ends with the process, which has one.
 	var a answer
 	memory, err = receive(end, &a)
 	ended := cmd.Wait()
 	switch {
-	case ctx.Err() != nil: // late, or the holder ends
+	case ctx.Err() != nil: // timeout, or the weight server stops
 		err = context.Cause(ctx)
 	case err != nil:
 		err = fmt.Errorf("the loader ended without a word: %w", errors.Join(ended, err))

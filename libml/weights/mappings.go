@@ -10,11 +10,11 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-// askTimeout is how long a process waits for the holder before it loads weights of its
-// own: as long as a loader has, and a little.
+// askTimeout is how long a process waits for the weight server before it loads private
+// weights: somewhat longer than a loader may take.
 const askTimeout = loadTimeout + 2*time.Second
 
-// Mappings are the files that this process has mapped.
+// Mappings are the files that this process has mapped. Any goroutine may use them.
 type Mappings struct {
 	socket string
 
@@ -25,19 +25,18 @@ type Mappings struct {
 }
 
 type mapping struct {
-	lease *holderLease
+	lease *serverLease
 	arena *cuda.Arena
 }
 
-// NewMappings asks nothing yet. The socket is the holder's.
+// NewMappings returns mappings of the weight server at a socket. It does not connect.
 func NewMappings(socket string) *Mappings {
 	return &Mappings{socket: socket, files: make(map[string]*mapping)}
 }
 
-// Map returns where a file lies in the memory of the GPU that this process sees, and
-// what the holder says of it; until Close. Kernels can read it, and fault where they
-// write. It makes or joins the primary context, so it is called when that may be; any
-// goroutine.
+// Map returns a file's address in the memory of the GPU that this process sees, and the
+// weight server's description of it. Both hold until Close. Kernels can read the memory; a
+// kernel that writes to it faults. Map makes or joins the primary context.
 func (m *Mappings) Map(file string) (cuda.Pointer, Loaded, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -51,7 +50,16 @@ func (m *Mappings) Map(file string) (cuda.Pointer, Loaded, error) {
 	if err != nil {
 		return 0, Loaded{}, err
 	}
-	var arena *cuda.Arena
+	arena, err := m.mapLeased(lease)
+	if err != nil {
+		return 0, Loaded{}, errors.Join(fmt.Errorf("map weights %s: %w", file, err), lease.Close())
+	}
+	m.files[file] = &mapping{lease, arena}
+	return arena.Pointer(), lease.Loaded, nil
+}
+
+// mapLeased maps the memory of a lease, read-only.
+func (m *Mappings) mapLeased(lease *serverLease) (arena *cuda.Arena, err error) {
 	err = onThread(func() (err error) {
 		if m.context == nil {
 			if m.context, err = openFirst(); err != nil {
@@ -61,6 +69,7 @@ func (m *Mappings) Map(file string) (cuda.Pointer, Loaded, error) {
 		if err := m.context.Bind(); err != nil {
 			return err
 		}
+
 		raw, err := lease.memory.SyscallConn()
 		if err != nil {
 			return err
@@ -69,14 +78,10 @@ func (m *Mappings) Map(file string) (cuda.Pointer, Loaded, error) {
 		err = raw.Control(func(fd uintptr) { arena, inner = m.context.ImportArena(int(fd), int(lease.MemoryBytes), true) })
 		return errors.Join(err, inner)
 	})
-	if err != nil {
-		return 0, Loaded{}, errors.Join(fmt.Errorf("map weights %s: %w", file, err), lease.Close())
-	}
-	m.files[file] = &mapping{lease, arena}
-	return arena.Pointer(), lease.Loaded, nil
+	return arena, err
 }
 
-// Close unmaps all, and tells the holder. Nothing that reads it is in flight.
+// Close unmaps all files and ends their leases. No kernel that reads them is in flight.
 func (m *Mappings) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -96,7 +101,7 @@ func (m *Mappings) Close() error {
 	})
 }
 
-// openFirst opens the context of the only GPU that the process sees.
+// openFirst opens the context of the first GPU that the process sees.
 func openFirst() (*cuda.Context, error) {
 	devices, err := cuda.Devices()
 	if err != nil {
@@ -108,8 +113,8 @@ func openFirst() (*cuda.Context, error) {
 	return devices[0].OpenContext(cuda.ScheduleAuto)
 }
 
-// onThread does f on a thread that ends with it: contexts are bound to threads, and the
-// caller's has its own.
+// onThread calls f on a new thread, which ends afterwards. Contexts are bound to threads, and
+// the caller's thread may be bound to another one.
 func onThread(f func() error) error {
 	done := make(chan error)
 	go func() {

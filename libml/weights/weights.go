@@ -1,25 +1,26 @@
-// Package weights keeps files in a GPU's memory for the processes of a node: each file
-// once, whoever asks for it. A process of its own holds them, `penstock weights`:
+// Package weights keeps files in a GPU's memory for the processes of a node: one copy per
+// file, for all processes. A separate process, the weight server, holds them (`penstock
+// weights`):
 //
-//	inference function              holder                          loader (a moment)
-//	1 Ask, and the file ──────────> peer and file are looked at
-//	2                               the file is there, or ────────> 3 context, memory,
-//	                                                                  the file into it
-//	                                5 keeps the descriptor <─────── 4 its descriptor; ends
-//	6 maps it read-only <────────── the memory's descriptor
-//	7 hangs up, or dies ──────────> one fewer; with none for a while, the memory is freed
+//	inference function              weight server                   loader (ends soon)
+//	1 sends question and file ────> checks peer and file
+//	2                               file not held: ───────────────> 3 opens a context, copies
+//	                                                                  the file to memory
+//	                                5 keeps the descriptor <─────── 4 sends its descriptor
+//	6 maps it read-only <────────── sends the memory's descriptor
+//	7 closes, or ends ────────────> removes a user; later frees unused memory
 //
-// The memory is an allocation of the driver's that a file descriptor keeps alive
-// (cuMemExportToShareableHandle), so the holder needs no context: it takes nothing of the
-// GPU for itself, and no fault and no MPS server that dies can take anything from it.
-// A loader is no client of MPS and has touched nothing else.
+// The memory is an allocation that a file descriptor keeps alive
+// (cuMemExportToShareableHandle), so the server needs no context. It uses no other memory of
+// the GPU, and neither a fault nor the end of an MPS server affects it. A loader is not a
+// client of MPS and uses no other memory.
 //
-// A file is told by what the kernel says of the descriptor that comes with the question
-// (device, inode, size, times), never by a name: nobody gets at a file that he could not
-// open, and one that is written anew is another.
+// The kernel's description of the descriptor (device, inode, size, times) identifies a file,
+// never a name. So a process gets only files that it can open, and a file that was
+// written again is another file.
 //
-// Who has mapped the memory keeps it, whatever becomes of the holder. A holder that is
-// started again begins with nothing.
+// Processes that have mapped the memory keep it if the server ends. A restarted server holds
+// no files.
 package weights
 
 import (
@@ -36,21 +37,21 @@ import (
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// version is spoken by both sides; others are refused.
+// version of the protocol. Each side refuses another.
 const version = 1
 
-// errRefused is returned by getWeights if the holder refuses; the text has its reason.
+// errRefused is returned by getWeights if the weight server refuses. It wraps the reason.
 var errRefused = errors.New("the holder of weights refuses")
 
-// errBadMessage is for what is no message of this protocol.
+// errBadMessage is returned for a message that does not follow the protocol.
 var errBadMessage = errors.New("no message of this protocol")
 
-// ask is the first and only thing that a process says. The file comes with it.
+// ask is the only message of a process. The file comes with it.
 type ask struct {
 	Version int `json:"version"`
 }
 
-// answer comes with the memory's descriptor, or with none where it was refused.
+// answer comes with the memory's descriptor, unless the server refused.
 type answer struct {
 	Version int    `json:"version"`
 	Refused string `json:"refused,omitempty"`
@@ -59,26 +60,25 @@ type answer struct {
 
 // Loaded is a file in a GPU's memory.
 type Loaded struct {
-	// Bytes are the file's, MemoryBytes those of the allocation: whole pages of the
-	// driver's.
+	// Bytes is the file's size, MemoryBytes that of the allocation: a multiple of the
+	// driver's page size.
 	Bytes       int64 `json:"bytes"`
 	MemoryBytes int64 `json:"memory_bytes"`
-	// CRC is the file's CRC-32C (Castagnoli), taken from what went to the GPU.
+	// CRC is the CRC-32C (Castagnoli) of the bytes that were copied to the GPU.
 	CRC uint32 `json:"crc32c"`
 }
 
-// maxMessage is the longest message: an answer with its reason.
+// maxMessage is the length of the longest message: an answer with its reason.
 const maxMessage = 4 << 10
 
-// maxReason bounds what is wrong in one line: JSON makes six bytes of some (\u003c), and the
-// message has to hold it.
+// maxReason bounds a reason, so that it fits a message: JSON encodes some bytes as six
+// (\u003c).
 const maxReason = maxMessage/6 - 64
 
-// sendTimeout is how long a peer may take to read: its socket's buffer is empty.
+// sendTimeout bounds a send. It is short because the socket's buffer is empty.
 const sendTimeout = 2 * time.Second
 
-// send writes one message, with a descriptor if file is not nil; the file stays the
-// caller's.
+// send writes one message, with a descriptor if file is not nil. The caller keeps the file.
 func send(c *net.UnixConn, message any, file *os.File) error {
 	b, err := json.Marshal(message)
 	if err != nil {
@@ -93,8 +93,8 @@ func send(c *net.UnixConn, message any, file *os.File) error {
 	return unixsock.Send(c, b, file)
 }
 
-// receive reads one message into message, and returns the file that came with it or nil.
-// The caller owns the file.
+// receive reads one message into message. It returns the file that came with it, or nil. The
+// caller owns the file.
 func receive(c *net.UnixConn, message any) (file *os.File, err error) {
 	text, files, err := unixsock.Receive(c, make([]byte, maxMessage), 1)
 	if errors.Is(err, unixsock.ErrTooLong) {
@@ -115,15 +115,15 @@ func receive(c *net.UnixConn, message any) (file *os.File, err error) {
 	return file, nil
 }
 
-// identity tells a file from all others, and from itself written anew.
+// identity tells a file from all others, and from a later version of itself.
 type identity struct {
 	device, inode    uint64
 	bytes            int64
 	modified, change int64 // nanoseconds
 }
 
-// identify looks at an open file. It must be a regular one with something in it: others
-// may block whoever reads them, or have no end.
+// identify returns the identity of an open file. It refuses empty files, and files that are
+// not regular: a read of those may block, or have no end.
 func identify(f *os.File) (identity, error) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -145,7 +145,7 @@ func identify(f *os.File) (identity, error) {
 	return identity{uint64(about.Dev), about.Ino, about.Size, about.Mtim.Nano(), about.Ctim.Nano()}, nil
 }
 
-// line makes an error's text one line of bounded length.
+// line returns an error's text as one line of bounded length.
 func line(err error) string {
 	text := []byte(err.Error())
 	for i, b := range text {

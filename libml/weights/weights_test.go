@@ -91,7 +91,7 @@ func hold(t *testing.T, dir string, o Options, loader *memfds) *held {
 		if o.Linger == 0 {
 			o.Linger = time.Hour
 		}
-		done <- (&holder{o: o, loader: loader}).run(ctx)
+		done <- (&server{o: o, loader: loader}).run(ctx)
 	}()
 	h.stop = sync.OnceFunc(func() {
 		cancel()
@@ -133,7 +133,7 @@ func fileOf(t *testing.T, dir, name string, content []byte) string {
 	return path
 }
 
-func (h *held) get(file string) *holderLease {
+func (h *held) get(file string) *serverLease {
 	h.t.Helper()
 	l, err := getWeights(h.socket, file, patience)
 	if err != nil {
@@ -143,7 +143,7 @@ func (h *held) get(file string) *holderLease {
 	return l
 }
 
-func content(t *testing.T, l *holderLease) string {
+func content(t *testing.T, l *serverLease) string {
 	t.Helper()
 	b, err := io.ReadAll(io.NewSectionReader(l.memory, 0, l.Bytes))
 	if err != nil {
@@ -391,68 +391,45 @@ func (h *held) dial() *net.UnixConn {
 func TestHostileQuestionsAreRefused(t *testing.T) {
 	dir, loader := t.TempDir(), new(memfds)
 	h := hold(t, dir, Options{}, loader)
-	file, err := os.Open(fileOf(t, dir, "a", []byte("a")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	empty, err := os.Open(fileOf(t, dir, "empty", nil))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer empty.Close()
+	file := opened(t, fileOf(t, dir, "a", []byte("a")))
+	empty := opened(t, fileOf(t, dir, "empty", nil))
+	folder := opened(t, dir)
 	sparse := fileOf(t, dir, "sparse", []byte("x"))
 	if err := os.Truncate(sparse, maxFileBytes+1); err != nil {
 		t.Skipf("not on this machine: no large files: %v", err)
 	}
-	large, err := os.Open(sparse)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer large.Close()
+	large := opened(t, sparse)
 	read, write, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer read.Close()
 	defer write.Close()
-	folder, err := os.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer folder.Close()
+
 	question := ask{Version: version}
 	raw := func(b []byte, files ...*os.File) func(*net.UnixConn) error {
 		return func(c *net.UnixConn) error {
 			return unixsock.Send(c, b, files...)
 		}
 	}
-	for what, say := range map[string]func(*net.UnixConn) error{
-		"no file":       func(c *net.UnixConn) error { return send(c, question, nil) },
-		"no regular":    func(c *net.UnixConn) error { return send(c, question, read) },
-		"regular file":  func(c *net.UnixConn) error { return send(c, question, folder) },
-		"empty":         func(c *net.UnixConn) error { return send(c, question, empty) },
-		"at most":       func(c *net.UnixConn) error { return send(c, question, large) },
-		"version 7":     func(c *net.UnixConn) error { return send(c, ask{Version: 7}, file) },
-		"no message":    raw([]byte("x"), file),
-		"files than 1":  raw([]byte(`{"version":1}`), file, file),
-		"more than":     raw(bytes.Repeat([]byte(" "), maxMessage+1), file),
-		"said nothing ": nil,
+	for reason, say := range map[string]func(*net.UnixConn) error{
+		"no file":      func(c *net.UnixConn) error { return send(c, question, nil) },
+		"no regular":   func(c *net.UnixConn) error { return send(c, question, read) },
+		"regular file": func(c *net.UnixConn) error { return send(c, question, folder) },
+		"empty":        func(c *net.UnixConn) error { return send(c, question, empty) },
+		"at most":      func(c *net.UnixConn) error { return send(c, question, large) },
+		"version 7":    func(c *net.UnixConn) error { return send(c, ask{Version: 7}, file) },
+		"no message":   raw([]byte("x"), file),
+		"files than 1": raw([]byte(`{"version":1}`), file, file),
+		"more than":    raw(bytes.Repeat([]byte(" "), maxMessage+1), file),
+		"timeout":      func(*net.UnixConn) error { return nil }, // sends nothing
 	} {
-		c := h.dial()
-		if say != nil {
-			if err := say(c); err != nil {
-				t.Fatalf("%s: %v", what, err)
+		t.Run(reason, func(t *testing.T) {
+			a, memory := h.answerTo(t, say)
+			if memory != nil || !strings.Contains(a.Refused, reason) {
+				t.Errorf("answered %+v", a)
 			}
-		} else {
-			what = "timeout"
-		}
-		var a answer
-		memory, err := receive(c, &a)
-		if err != nil || memory != nil || !strings.Contains(a.Refused, what) {
-			t.Errorf("%s: answered %+v, %v", what, a, err)
-		}
-		c.Close()
+		})
 	}
 	if loader.loads.Load() != 0 {
 		t.Errorf("%d of them were loaded", loader.loads.Load())
@@ -460,20 +437,40 @@ func TestHostileQuestionsAreRefused(t *testing.T) {
 	if got := content(t, h.get(file.Name())); got != "a" {
 		t.Errorf("after all that it answers %q", got)
 	}
-	// No descriptor of theirs is kept.
-	before := openfiles.Count(t)
-	for range 50 {
-		c := h.dial()
-		if err := raw([]byte(`{"version":1}`), file, folder, empty)(c); err != nil {
-			t.Fatal(err)
+
+	t.Run("descriptors are closed", func(t *testing.T) {
+		before := openfiles.Count(t)
+		for range 50 {
+			h.answerTo(t, raw([]byte(`{"version":1}`), file, folder, empty))
 		}
-		var a answer
-		if _, err := receive(c, &a); err != nil {
-			t.Fatal(err)
-		}
-		c.Close()
+		h.until("descriptors are closed", func() bool { return openfiles.Count(t) <= before+2 })
+	})
+}
+
+// opened opens a file or folder until the test's end.
+func opened(t *testing.T, path string) *os.File {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
 	}
-	h.until("descriptors are closed", func() bool { return openfiles.Count(t) <= before+2 })
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+// answerTo sends a question on a new connection, and returns the server's answer.
+func (h *held) answerTo(t *testing.T, say func(*net.UnixConn) error) (a answer, memory *os.File) {
+	t.Helper()
+	c := h.dial()
+	defer c.Close()
+	if err := say(c); err != nil {
+		t.Fatal(err)
+	}
+	memory, err := receive(c, &a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, memory
 }
 
 // A process that talks after its question is hung up on, and counted no more.

@@ -1,0 +1,383 @@
+package weights
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/internal/unixsock"
+	"github.com/penstock/penstock/private"
+)
+
+// Options of a weight server.
+type Options struct {
+	// Socket is the path of the Unix socket that processes connect to.
+	Socket string
+	// Loader is the command of a program that calls Load: it copies a file to the GPU.
+	Loader []string
+	Log    zerolog.Logger
+	// Linger is how long the server keeps a file that no process uses. 0 stands for a minute:
+	// processes that a fault has ended are back long before.
+	Linger time.Duration
+	// Tell is called with the files that are held, at the start and after each change; one
+	// call at a time.
+	Tell func(control.WeightsHeld)
+}
+
+// Bounds for peers.
+const (
+	maxPeers      = 4096             // connections: several per process of a node
+	askDeadline   = 2 * time.Second  // from the connection to its question
+	defaultLinger = time.Minute      //
+	maxFileBytes  = int64(256) << 30 // more than a GPU has memory
+	loadsAtOnce   = 2                // each loader has a context of some 500 MB
+)
+
+type server struct {
+	o      Options
+	loader interface {
+		load(context.Context, *os.File) (Loaded, *os.File, error)
+	}
+	loads chan struct{} // one element per running loader
+
+	mu    sync.Mutex // guards held and peers
+	held  map[identity]*file
+	peers map[*net.UnixConn]struct{}
+
+	tell sync.Mutex // one call of Options.Tell at a time
+}
+
+// file is a file that is held, or that a loader is loading.
+type file struct {
+	ready  chan struct{} // closed when the load has ended; err, loaded and memory are set then
+	err    error         // of the load; the file is then no longer in held
+	loaded Loaded
+	memory *os.File
+	users  int       // connections that have it, or wait for it
+	since  time.Time // when users became 0
+}
+
+// Hold serves weights until ctx ends. It returns an error only if it cannot listen: no
+// message of a peer ends it. Processes keep the memory that they have mapped.
+func Hold(ctx context.Context, o Options) error {
+	if o.Linger <= 0 {
+		o.Linger = defaultLinger
+	}
+	if o.Tell == nil {
+		o.Tell = func(control.WeightsHeld) {}
+	}
+	s := &server{o: o, loader: loader{o.Loader}}
+	return s.run(ctx)
+}
+
+func (s *server) run(ctx context.Context) error {
+	s.loads = make(chan struct{}, loadsAtOnce)
+	s.held, s.peers = make(map[identity]*file), make(map[*net.UnixConn]struct{})
+	l, err := listen(s.o.Socket)
+	if err != nil {
+		return fmt.Errorf("hold weights: %w", err)
+	}
+
+	ctx, cancel := context.WithCancel(ctx)
+	var background sync.WaitGroup
+	defer func() {
+		cancel()
+		l.Close()
+		s.hangUp()
+		background.Wait()
+		s.closeFiles()
+	}()
+	background.Go(func() {
+		<-ctx.Done()
+		l.Close()
+	})
+	background.Go(func() { s.sweep(ctx) })
+	s.report()
+
+	for {
+		c, err := l.AcceptUnix()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				c.Close()
+			}
+			return nil
+		case err != nil:
+			s.o.Log.Error().Err(err).Msg("accept a process that asks for weights")
+			select {
+			case <-time.After(100 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		case !s.add(c):
+			c.Close()
+		default:
+			background.Go(func() {
+				defer s.remove(c)
+				if err := s.serve(ctx, c); err != nil && ctx.Err() == nil {
+					s.o.Log.Warn().Err(err).Msg("no weights for a process")
+				}
+			})
+		}
+	}
+}
+
+// hangUp closes all connections.
+func (s *server) hangUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.peers {
+		c.Close()
+	}
+}
+
+// closeFiles closes all files. No other goroutine uses h any more.
+func (s *server) closeFiles() {
+	for id, f := range s.held {
+		f.memory.Close()
+		delete(s.held, id)
+	}
+}
+
+// listen binds the socket. Only this user may connect to it. listen removes the socket of
+// an earlier server: the orchestrator starts one at a time.
+func listen(path string) (*net.UnixListener, error) {
+	if path == "" { // the kernel would choose a path
+		return nil, errors.New("no socket is named")
+	}
+	folder, err := private.MakeFolder(filepath.Dir(path), 0o700)
+	if err != nil {
+		return nil, err
+	}
+	defer folder.Close()
+	if info, err := os.Lstat(path); err == nil {
+		if info.Mode()&os.ModeSocket == 0 {
+			return nil, fmt.Errorf("%s is there and no socket", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Net: "unixpacket", Name: path})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+func (s *server) add(c *net.UnixConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.peers) >= maxPeers {
+		return false
+	}
+	s.peers[c] = struct{}{}
+	return true
+}
+
+func (s *server) remove(c *net.UnixConn) {
+	c.Close()
+	s.mu.Lock()
+	delete(s.peers, c)
+	s.mu.Unlock()
+}
+
+// serve answers one process, and returns when the process hangs up.
+func (s *server) serve(ctx context.Context, c *net.UnixConn) error {
+	source, err := s.asked(c)
+	if errors.Is(err, io.EOF) {
+		return nil // it only checked whether the server listens
+	}
+	var id identity
+	if err == nil {
+		id, err = identify(source)
+	}
+	if err == nil && id.bytes > maxFileBytes {
+		err = fmt.Errorf("the file has %d bytes, at most %d are held", id.bytes, maxFileBytes)
+	}
+	var f *file
+	if err == nil {
+		f, err = s.get(ctx, id, source)
+	}
+	if source != nil {
+		source.Close()
+	}
+	if err != nil {
+		_ = send(c, answer{Version: version, Refused: line(err)}, nil) // the process may have ended
+		return err
+	}
+	defer s.put(f)
+	if err := send(c, answer{Version: version, Loaded: f.loaded}, f.memory); err != nil {
+		return fmt.Errorf("hand weights over: %w", err)
+	}
+
+	// The process uses the memory until it closes the connection. It has to send nothing
+	// more.
+	if err := c.SetReadDeadline(time.Time{}); err != nil {
+		return err
+	}
+	n, _, _, _, err := c.ReadMsgUnix(make([]byte, 1), nil)
+	if err == nil && n > 0 {
+		return fmt.Errorf("%w: a process talks after its question", errBadMessage)
+	}
+	return nil
+}
+
+// asked reads the question and its file. It reads the question before it checks the peer:
+// if a socket is closed with an unread message, the peer does not receive the reason.
+func (s *server) asked(c *net.UnixConn) (*os.File, error) {
+	if err := c.SetReadDeadline(time.Now().Add(askDeadline)); err != nil {
+		return nil, err
+	}
+	var a ask
+	source, err := receive(c, &a)
+	if err != nil {
+		return nil, err
+	}
+	_, err = unixsock.Peer(c, os.Getuid()) // root may ask: it can open the files anyway
+	switch {
+	case err != nil:
+	case a.Version != version:
+		err = fmt.Errorf("it speaks version %d, this holder %d", a.Version, version)
+	case source == nil:
+		err = fmt.Errorf("%w: no file came with the question", errBadMessage)
+	}
+	if err != nil && source != nil {
+		source.Close()
+	}
+	return source, err
+}
+
+// get returns a held file, and adds a user to it. The first call for a file loads it; other
+// calls wait for that.
+func (s *server) get(ctx context.Context, id identity, source *os.File) (*file, error) {
+	s.mu.Lock()
+	f := s.held[id]
+	first := f == nil
+	if first {
+		f = &file{ready: make(chan struct{})}
+		s.held[id] = f
+	}
+	f.users++
+	s.mu.Unlock()
+	if first {
+		s.fill(ctx, id, f, source)
+	}
+	select {
+	case <-f.ready:
+	case <-ctx.Done():
+		s.put(f)
+		return nil, ctx.Err()
+	}
+	if f.err != nil {
+		s.put(f)
+		return nil, f.err
+	}
+	return f, nil
+}
+
+// put removes a user from a file.
+func (s *server) put(f *file) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.users--
+	f.since = time.Now()
+}
+
+// fill loads a file into f, and closes f.ready.
+func (s *server) fill(ctx context.Context, id identity, f *file, source *os.File) {
+	began := time.Now()
+	loaded, memory, err := s.load(ctx, source)
+	if err == nil && loaded.Bytes != id.bytes {
+		memory.Close()
+		err = fmt.Errorf("the file had %d bytes and has %d", id.bytes, loaded.Bytes)
+	}
+	s.mu.Lock()
+	if f.err = err; err == nil {
+		f.loaded, f.memory = loaded, memory
+	} else {
+		delete(s.held, id)
+	}
+	s.mu.Unlock()
+	close(f.ready)
+	if err == nil {
+		s.o.Log.Info().Int64("bytes", loaded.Bytes).Dur("took", time.Since(began)).Msg("weights are on the GPU")
+		s.report()
+	}
+}
+
+// load runs a loader. If the GPU has no memory, load frees the unused files and tries again.
+func (s *server) load(ctx context.Context, source *os.File) (Loaded, *os.File, error) {
+	select {
+	case s.loads <- struct{}{}:
+		defer func() { <-s.loads }()
+	case <-ctx.Done():
+		return Loaded{}, nil, ctx.Err()
+	}
+	loaded, memory, err := s.loader.load(ctx, source)
+	if err != nil && strings.HasPrefix(err.Error(), outOfMemory) && s.free(0) > 0 {
+		loaded, memory, err = s.loader.load(ctx, source)
+	}
+	return loaded, memory, err
+}
+
+// sweep frees files that were unused for Options.Linger.
+func (s *server) sweep(ctx context.Context) {
+	every := time.NewTicker(max(s.o.Linger/4, 10*time.Millisecond))
+	defer every.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-every.C:
+			s.free(s.o.Linger)
+		}
+	}
+}
+
+// free frees the files that were unused for at least that long, and returns their number.
+func (s *server) free(unused time.Duration) (n int) {
+	s.mu.Lock()
+	for id, f := range s.held {
+		if f.memory == nil || f.users > 0 || time.Since(f.since) < unused {
+			continue
+		}
+		f.memory.Close()
+		delete(s.held, id)
+		n++
+		s.o.Log.Info().Int64("bytes", f.loaded.Bytes).Msg("weights that nobody uses are freed")
+	}
+	s.mu.Unlock()
+	if n > 0 {
+		s.report()
+	}
+	return n
+}
+
+// report calls Options.Tell with the files that are held now.
+func (s *server) report() {
+	s.tell.Lock()
+	defer s.tell.Unlock()
+	var now control.WeightsHeld
+	s.mu.Lock()
+	for _, f := range s.held {
+		if f.memory != nil {
+			now.Files++
+			now.Bytes += f.loaded.MemoryBytes
+		}
+	}
+	s.mu.Unlock()
+	s.o.Tell(now)
+}
