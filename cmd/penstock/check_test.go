@@ -22,6 +22,13 @@ func truncated(t *testing.T, dir string) {
 	tinymodel.Card{Name: "cut", Version: 1, Height: 2, Width: 2, Outputs: 1, Model: tinymodel.Truncated}.Write(t, dir)
 }
 
+func writes(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestCheckNode(t *testing.T) {
 	dir := t.TempDir()
 	truncated(t, dir)

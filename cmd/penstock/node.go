@@ -14,11 +14,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/configs/configfile"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/control/runclock"
 	"github.com/penstock/penstock/cuda"
@@ -88,9 +88,9 @@ func (n *nodeFlags) load() (c configs.Config, unread, err error) {
 	return c, unread, nil
 }
 
-// read reads the configuration, as readConfig, and changes nothing.
+// read reads the configuration, as configfile.Read, and changes nothing.
 func (n *nodeFlags) read() (c configs.Config, unread, err error) {
-	if c, unread, err = readConfig(n.config, n.dir, n.run); err != nil {
+	if c, unread, err = configfile.Read(n.config, n.dir, n.run); err != nil {
 		return c, nil, err
 	}
 	if c.Lab, err = configs.ReadLab(); err != nil {
@@ -167,79 +167,13 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 			if flags.run == "" {
 				return // nobody starts another in the place of this one
 			}
-			if err := keepConfig(dir, c); err != nil {
+			if err := configfile.Keep(dir, c); err != nil {
 				log.Warn().Err(err).Msg("should the file become unreadable, a process that dies ends the node")
 			}
 		}
 		keep(c)
-		go followConfig(ctx, m, c, keep, log)
+		go configfile.Follow(ctx, m, c, keep, log)
 	})
-}
-
-// followConfig takes over the list of functions each time the file is written after it was
-// read as begun, and has what was followed kept.
-func followConfig(ctx context.Context, m follower, begun configs.Config, keep func(configs.Config), log zerolog.Logger) {
-	watcher, err := fsnotify.NewWatcher()
-	if err == nil {
-		defer watcher.Close()
-		// The folder, not the file: editors replace files.
-		err = watcher.Add(filepath.Dir(begun.File))
-	}
-	if err != nil {
-		log.Warn().Err(err).Msg("cannot watch the configuration; edits to it need a restart")
-		return
-	}
-	// Editors write in several steps; the last one counts.
-	const settle = 200 * time.Millisecond
-	var due <-chan time.Time
-	// A node takes seconds to begin, and nobody watched the file meanwhile. Where its text
-	// is the same, it was not written as far as anybody can tell.
-	unwatched := time.After(0)
-	follow := func(onlyAnother bool) {
-		c, err := configs.Read(begun.File)
-		if err == nil && onlyAnother && c.Digest == begun.Digest {
-			return
-		}
-		if err != nil {
-			m.RejectConfiguration(err)
-		} else {
-			err = m.Reconfigure(c)
-		}
-		if err != nil {
-			log.Error().Err(err).Msg("configuration not followed")
-			return
-		}
-		keep(c)
-	}
-	for {
-		select {
-		case event, ok := <-watcher.Events:
-			if !ok {
-				return
-			}
-			// Who changes its mode or its times has not written it.
-			if filepath.Clean(event.Name) == begun.File && event.Op != fsnotify.Chmod {
-				due, unwatched = time.After(settle), nil
-			}
-		case err, ok := <-watcher.Errors:
-			if !ok {
-				return
-			}
-			log.Warn().Err(err).Msg("watch configuration")
-		case <-unwatched:
-			follow(true)
-		case <-due:
-			follow(false)
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// follower is a manager that the list of functions can be changed of.
-type follower interface {
-	Reconfigure(configs.Config) error
-	RejectConfiguration(error)
 }
 
 // keptFlag tells an orchestrator that up is the parent of its processes.

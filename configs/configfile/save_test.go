@@ -1,4 +1,4 @@
-package main
+package configfile
 
 import (
 	"os"
@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestReplaceText(t *testing.T) {
+func TestReplace(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "node.yaml"), filepath.Join(dir, "link.yaml")
 	writes(t, file, "before")
@@ -25,11 +25,11 @@ func TestReplaceText(t *testing.T) {
 			t.Errorf("folder has %v, %v; want the file and the link", left, err)
 		}
 	}
-	if err := replaceText(link, []byte("edited by another"), []byte("after")); err == nil {
+	if err := Replace(link, []byte("edited by another"), []byte("after")); err == nil {
 		t.Error("a text that was edited meanwhile was replaced")
 	}
 	holds("before")
-	if err := replaceText(link, []byte("before"), []byte("after")); err != nil {
+	if err := Replace(link, []byte("before"), []byte("after")); err != nil {
 		t.Fatal(err)
 	}
 	holds("after")

@@ -1,4 +1,4 @@
-package main
+package configfile
 
 import (
 	"context"
@@ -37,7 +37,7 @@ func follows(t *testing.T, text, on string) (told followed, file string) {
 	told = make(followed, 16)
 	ctx, cancel := context.WithCancel(context.Background())
 	var ends sync.WaitGroup
-	ends.Go(func() { followConfig(ctx, told, begun, func(configs.Config) {}, zerolog.Nop()) })
+	ends.Go(func() { Follow(ctx, told, begun, func(configs.Config) {}, zerolog.Nop()) })
 	t.Cleanup(func() {
 		cancel()
 		ends.Wait()
@@ -70,7 +70,7 @@ func (f followed) next(t *testing.T) configs.Config {
 }
 
 // A node takes seconds to begin.
-func TestAnEditWhileTheNodeBeginsIsFollowed(t *testing.T) {
+func TestFollowEditBeforeWatch(t *testing.T) {
 	told, _ := follows(t, oneFunction, twoFunctions)
 	if c := told.next(t); len(c.Functions) != 2 {
 		t.Errorf("followed %d functions, want the 2 of the edit", len(c.Functions))
@@ -78,7 +78,7 @@ func TestAnEditWhileTheNodeBeginsIsFollowed(t *testing.T) {
 }
 
 // What was done at run time outlives who looks after files' modes.
-func TestOnlyWhatIsWrittenIsFollowed(t *testing.T) {
+func TestFollowIgnoresModes(t *testing.T) {
 	told, file := follows(t, oneFunction, oneFunction)
 	for range 3 { // the watch may begin after the first
 		time.Sleep(100 * time.Millisecond)

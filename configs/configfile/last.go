@@ -1,4 +1,4 @@
-package main
+package configfile
 
 import (
 	"fmt"
@@ -10,16 +10,16 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// What a node last followed of its configuration outlives an edit that nobody can read: a
+// What a node last followed of its configuration outlives an edit that cannot be read: a
 // process of it that dies is started again with that, where the file would end the node.
 
-// lastConfigFile is the name, in the runtime folder, of the text that was last followed. The
+// lastFile is the name, in the runtime folder, of the text that was last followed. The
 // manager writes it when it is there, which only one can be, and after each edit.
-const lastConfigFile = "followed.yaml"
+const lastFile = "followed.yaml"
 
-// keepConfig makes a configuration the one that was last followed.
-func keepConfig(dir string, c configs.Config) error {
-	path := filepath.Join(dir, lastConfigFile)
+// Keep makes a configuration the one that was last followed.
+func Keep(dir string, c configs.Config) error {
+	path := filepath.Join(dir, lastFile)
 	if err := control.ReplaceFile(path, c.Text); err != nil {
 		os.Remove(path) // an older one would be another node's
 		return fmt.Errorf("keep the configuration for processes that are started again: %w", err)
@@ -27,16 +27,16 @@ func keepConfig(dir string, c configs.Config) error {
 	return nil
 }
 
-// readConfig reads a configuration for a process of the node whose runtime folder is dir: the
+// Read reads a configuration for a process of the node whose runtime folder is dir: the
 // one that was last followed where file cannot be read, which unread says why; none where the
 // process is of no node that `penstock up` runs.
-func readConfig(file, dir, run string) (c configs.Config, unread, err error) {
+func Read(file, dir, run string) (c configs.Config, unread, err error) {
 	c, err = configs.Read(file)
 	if err == nil || run == "" {
 		return c, nil, err
 	}
 	// An error of the file itself says what the operator can correct, so it goes first.
-	text, lastErr := control.ReadFile(filepath.Join(dir, lastConfigFile), document.MaxBytes)
+	text, lastErr := control.ReadFile(filepath.Join(dir, lastFile), document.MaxBytes)
 	if lastErr != nil {
 		return c, nil, err
 	}
