@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"runtime"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/configs/configfile"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager"
+	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/shm"
+	"github.com/penstock/penstock/shm/cpuset"
+)
+
+func managerCommand() *cobra.Command {
+	var flags nodeFlags
+	cmd := &cobra.Command{
+		Use:     "manager",
+		Short:   "Run the IF Manager: packets in, batches out, shares",
+		Example: `  penstock manager --config node.yaml    # and beside it: penstock orchestrator --config node.yaml`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			flags.takeRun()
+			c, log, end, err := flags.begin("manager")
+			if err != nil {
+				return err
+			}
+			defer end()
+			return runManager(cmd.Context(), c, flags, log)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zerolog.Logger) error {
+	// From now on Go leaves it as it is, however few CPUs the process is pinned to; the manager
+	// raises it as its data path wants.
+	runtime.GOMAXPROCS(runtime.NumCPU())
+	manager.RaiseProcess()
+	shm.Spin = max(shm.Spin, c.BusyPoll)
+	own, _ := orchestrator.IFCPUs(c.ReservedCPUs)
+	if err := cpuset.Pin(own); err != nil {
+		log.Warn().Err(err).Msg("the manager is not kept off the CPUs of the inference functions")
+	}
+	confined, err := sandboxOf(c)
+	if err != nil {
+		return err
+	}
+	user, sandboxed := processUser(confined)
+	release := func() {}
+	defer func() { release() }()
+	return manager.Run(ctx, manager.Options{
+		Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log, Run: flags.run, Unread: flags.unread,
+		ProcessUser: user, Sandbox: sandboxed,
+	}, func(m *manager.Manager) {
+		if r, err := control.RegisterNode(c.RuntimeDir); err != nil {
+			log.Warn().Err(err).Msg("clients cannot find this node without --runtime-dir")
+		} else {
+			release = r
+		}
+		if c.File == "" {
+			return // the built-in one stays as it is
+		}
+		dir := c.RuntimeDir // of a flag, perhaps
+		keep := func(c configs.Config) {
+			if flags.run == "" {
+				return // nobody starts another in the place of this one
+			}
+			if err := configfile.Keep(dir, c); err != nil {
+				log.Warn().Err(err).Msg("should the file become unreadable, a process that dies ends the node")
+			}
+		}
+		keep(c)
+		go configfile.Follow(ctx, m, c, keep, log)
+	})
+}

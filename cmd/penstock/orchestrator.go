@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/onnx"
+	modelstore "github.com/penstock/penstock/libml/onnx/prepared"
+	"github.com/penstock/penstock/libml/python"
+	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/keeper"
+	"github.com/penstock/penstock/shm/cpuset"
+)
+
+// keptFlag tells an orchestrator that up is the parent of its processes.
+const keptFlag = "kept"
+
+// connectKeeper goes on with what up holds. An up of another version, from before an
+// upgrade, has ended what it held.
+func connectKeeper(log zerolog.Logger) (keeper.Keeper, error) {
+	k, err := keeper.Connect(os.NewFile(3, "keeper"))
+	if errors.Is(err, keeper.ErrVersion) {
+		log.Warn().Err(err).Msg("start processes anew; restart penstock up to let them outlive the orchestrator")
+		return keeper.NewLocal(), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+func orchestratorCommand() *cobra.Command {
+	var flags nodeFlags
+	var kept bool
+	cmd := &cobra.Command{
+		Use:     "orchestrator",
+		Short:   "Start, watch and stop the inference functions' processes",
+		Example: `  penstock orchestrator --config node.yaml`,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			flags.takeRun()
+			c, log, end, err := flags.begin("orchestrator")
+			if err != nil {
+				return err
+			}
+			defer end()
+			return runOrchestrator(cmd.Context(), c, kept, log)
+		},
+	}
+	flags.register(cmd)
+	cmd.Flags().BoolVar(&kept, keptFlag, false, "descriptor 3 is a keeper of processes")
+	cmd.Flags().MarkHidden(keptFlag)
+	return cmd
+}
+
+// runOrchestrator runs until ctx ends; kept says that up is the parent of its processes.
+func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerolog.Logger) error {
+	if err := haveDevice(c); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own binary: %w", err)
+	}
+	own, ifs := orchestrator.IFCPUs(c.ReservedCPUs)
+	if err := cpuset.Pin(own); err != nil {
+		log.Warn().Err(err).Msg("the orchestrator is not kept off the CPUs of the inference functions")
+	}
+	if err := python.SetEnvironment(); err != nil {
+		return err
+	}
+	// Processes have another HOME, so they cannot look for the library themselves.
+	if library, err := onnx.Library(); err == nil {
+		if err := os.Setenv(onnx.LibraryVariable, library); err != nil {
+			return fmt.Errorf("set %s: %w", onnx.LibraryVariable, err)
+		}
+	}
+
+	o := orchestrator.Options{Dir: c.RuntimeDir, Log: log, Self: self, CPUs: ifs, Program: program}
+	if o.Sandbox, err = sandboxOf(c); err != nil {
+		return err
+	}
+	if o.Prepared, err = modelstore.DefaultDir(); err != nil {
+		log.Warn().Err(err).Msg("no folder for prepared models; processes on a GPU prepare their own")
+	}
+	if kept {
+		if o.Keeper, err = connectKeeper(log); err != nil {
+			return err
+		}
+	}
+	return orchestrator.Run(ctx, o)
+}
+
+// program is the command of a framework that is a program of its own.
+func program(framework string) ([]string, error) {
+	if framework == models.PyTorch {
+		return python.Command("penstock.pytorch")
+	}
+	return nil, fmt.Errorf("framework %s has no program", framework)
+}
+
+// haveDevice says, before anything is started, why there is no GPU of the name that
+// the configuration wants.
+func haveDevice(c configs.Config) error {
+	if c.Device == configs.DeviceCPU || c.Device == configs.DeviceAuto {
+		return nil
+	}
+	if err := orchestrator.StayOut(c.RuntimeDir); err != nil {
+		return err
+	}
+	if _, err := cuda.Find(c.Device); err != nil {
+		return fmt.Errorf("device %s: %w; `penstock doctor` says what is there, `device: auto` falls back to the CPU", c.Device, err)
+	}
+	return nil
+}

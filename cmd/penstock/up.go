@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+
+	"github.com/rs/zerolog"
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/node/supervisor"
+	"github.com/penstock/penstock/orchestrator/keeper"
+)
+
+func upCommand() *cobra.Command {
+	var flags nodeFlags
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Run manager and orchestrator together",
+		Long: `Runs the manager and the orchestrator as two processes and starts one that
+dies again. An orchestrator goes on with the processes that run. A manager goes on
+with the functions that it had last (penstock if), unless the configuration file has
+been changed and can be read. SIGTERM or Ctrl-C drains: what was accepted is answered, then everything
+ends.`,
+		Example: `  penstock up
+  penstock up --config configs/demo.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, log, end, err := flags.begin("up")
+			if err != nil {
+				return err
+			}
+			defer end()
+			if flags.unread == nil {
+				problems, err := checkFunctions(c)
+				if err != nil {
+					return err
+				}
+				if err := problems.Err(); err != nil {
+					return err
+				}
+			}
+			return up(cmd.Context(), flags, c, log)
+		},
+	}
+	flags.register(cmd)
+	return cmd
+}
+
+// up keeps a manager and an orchestrator running until ctx ends.
+func up(ctx context.Context, flags nodeFlags, c configs.Config, log zerolog.Logger) error {
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own binary: %w", err)
+	}
+	args := []string{"--runtime-dir", c.RuntimeDir}
+	if flags.config != "" {
+		args = append(args, "--config", flags.config)
+	}
+	if flags.verbose {
+		args = append(args, "--verbose")
+	}
+	// The inference functions' processes are this process's children, so that they outlive
+	// an orchestrator that crashes.
+	processes := keeper.NewLocal()
+	defer processes.Close()
+	err = supervisor.Run(ctx, supervisor.Options{
+		Binary: self, Args: args, OrchestratorArgs: []string{"--" + keptFlag},
+		Environment: append(os.Environ(), runVariable+"="+rand.Text()),
+		Patience:    5 * c.DrainTimeout, Lend: lendKeeper(processes, log), Log: log,
+	})
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		return exitStatus(exit.ExitCode()) // the child has said why
+	}
+	return err
+}
+
+// lendKeeper has a child go on with the processes of the one before.
+func lendKeeper(k *keeper.Local, log zerolog.Logger) supervisor.Lender {
+	return func(child *exec.Cmd) (func(), error) {
+		ours, theirs, err := keeper.SocketPair()
+		if err != nil {
+			return nil, err
+		}
+		child.ExtraFiles = []*os.File{theirs}
+		go func() {
+			if err := k.Serve(ours); err != nil {
+				log.Warn().Err(err).Msg("serve orchestrator")
+			}
+		}()
+		return func() { theirs.Close() }, nil
+	}
+}

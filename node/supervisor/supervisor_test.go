@@ -1,0 +1,91 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rs/zerolog"
+)
+
+// program is a shell script that stands in for penstock: the verb is $1. say appends a line to
+// the file that said returns.
+func program(t *testing.T, script string) (o Options, said func() []string) {
+	t.Helper()
+	dir := t.TempDir()
+	binary, file := filepath.Join(dir, "penstock"), filepath.Join(dir, "said")
+	text := "#!/bin/sh\nsay() { echo \"$1\" >> " + file + "; }\n" + script
+	if err := os.WriteFile(binary, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return Options{Binary: binary, Environment: os.Environ(), Patience: 30 * time.Second, Log: zerolog.Nop()}, func() []string {
+		text, err := os.ReadFile(file)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			t.Fatal(err)
+		}
+		return strings.Fields(string(text))
+	}
+}
+
+// await waits until as many lines are said.
+func await(t *testing.T, said func() []string, lines int) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); len(said()) < lines; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("said %q, want %d lines", said(), lines)
+		}
+	}
+}
+
+func TestRunEndsManagerFirst(t *testing.T) {
+	o, said := program(t, "trap 'say $1-ends; exit 0' TERM\nsay $1\nwhile :; do sleep 0.02; done\n")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, o) }()
+	await(t, said, 2)
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	if got := strings.Join(said()[2:], " "); got != "manager-ends orchestrator-ends" {
+		t.Errorf("said %q", got)
+	}
+}
+
+func TestRunReturnsExitStatus(t *testing.T) {
+	o, _ := program(t, "test $1 = orchestrator && exit 3\ntrap 'say $1-ends; exit 0' TERM\nwhile :; do sleep 0.02; done\n")
+	var exit *exec.ExitError
+	if err := Run(t.Context(), o); !errors.As(err, &exit) || exit.ExitCode() != 3 {
+		t.Errorf("error %v, want exit status 3", err)
+	}
+}
+
+func TestRunStartsKilledChildAgain(t *testing.T) {
+	o, said := program(t, "say $1\ntest $1 = manager && test $(grep -c manager "+"$(dirname $0)/said) = 1 && kill -9 $$\nexec sleep 100\n")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, o) }()
+	await(t, said, 3)
+	cancel()
+	if err := <-ended; err == nil || !strings.HasPrefix(err.Error(), "manager: signal: terminated") {
+		t.Errorf("error %v, want how the manager ended", err)
+	}
+}
+
+func TestRunKillsChildThatDoesNotEnd(t *testing.T) {
+	o, said := program(t, "trap '' TERM\nsay $1\nwhile :; do sleep 0.02; done\n")
+	o.Patience = 50 * time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, o) }()
+	await(t, said, 2)
+	cancel()
+	if err := <-ended; err == nil || err.Error() != "manager: did not end within 50ms of SIGTERM and was killed" {
+		t.Errorf("error %v", err)
+	}
+}
