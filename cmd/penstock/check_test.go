@@ -1,95 +1,20 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/internal/testing/tinymodel"
 )
-
-// truncated writes a card whose model cannot be loaded.
-func truncated(t *testing.T, dir string) {
-	t.Helper()
-	tinymodel.Card{Name: "cut", Version: 1, Height: 2, Width: 2, Outputs: 1, Model: tinymodel.Truncated}.Write(t, dir)
-}
 
 func writes(t *testing.T, file, text string) {
 	t.Helper()
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
-	}
-}
-
-func TestCheckNode(t *testing.T) {
-	dir := t.TempDir()
-	truncated(t, dir)
-	taken, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer taken.Close()
-	web, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer web.Close()
-	check := func(text string) error {
-		t.Helper()
-		file := filepath.Join(dir, "node.yaml")
-		writes(t, file, text)
-		c, err := configs.Read(file)
-		if err != nil {
-			return err
-		}
-		c.RuntimeDir = filepath.Join(dir, "run")
-		_, err = checkNode(context.Background(), c)
-		return err
-	}
-
-	port := taken.LocalAddr().(*net.UDPAddr).Port
-	err = check(fmt.Sprintf(`http: %s
-models: [nowhere]
-functions:
-  - name: face
-    port: %d
-  - name: nosuch
-    port: 0
-  - {name: cut, model: ./cut.yaml, port: 0}
-  - name: fashion
-    port: 0
-    replay: {file: none.pcap}
-`, web.Addr(), port))
-	if err == nil {
-		t.Fatal("it was accepted")
-	}
-	lines := strings.Split(err.Error(), "\n")
-	for i, want := range []string{
-		"node.yaml:1:7: http: " + web.Addr().String() + " is taken by another process",
-		"node.yaml:2:10: models[0]: ",
-		fmt.Sprintf("node.yaml:5:11: functions[0].port: port %d is taken by another process", port),
-		`node.yaml:6:11: functions[1].name: find card: unknown model "nosuch"`,
-		"node.yaml:8:24: functions[2].model: load model cut",
-		"node.yaml:11:20: functions[3].replay.file: ",
-	} {
-		if i >= len(lines) || !strings.Contains(lines[i], want) {
-			t.Errorf("line %d is not %q of:\n%v", i, want, err)
-		}
-	}
-	if len(lines) != 6 {
-		t.Errorf("%d lines, want 6:\n%v", len(lines), err)
-	}
-
-	if err := check("http: 127.0.0.1:0\nfunctions:\n  - {name: face, port: 0}\n  - {name: again, model: face, port: 0}\n"); err != nil {
-		t.Errorf("a right configuration: %v", err)
 	}
 }
 
@@ -141,58 +66,4 @@ func tree(t *testing.T, dir string) (paths []string) {
 		t.Fatal(err)
 	}
 	return paths
-}
-
-func TestCheckReservedCPUs(t *testing.T) {
-	dir := t.TempDir()
-	for reserved, want := range map[int]bool{0: false, 1024: true} {
-		file := filepath.Join(dir, "node.yaml")
-		writes(t, file, fmt.Sprintf("reserved_cpus: %d\nhttp: 127.0.0.1:0\nfunctions: []\n", reserved))
-		c, err := configs.Read(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.RuntimeDir = filepath.Join(dir, "run")
-		notes, err := checkNode(t.Context(), c)
-		if got := strings.Contains(strings.Join(notes, "\n"), "reserved_cpus: is 1024, the manager gets "); err != nil || got != want {
-			t.Errorf("%d reserved: notes %q, error %v", reserved, notes, err)
-		}
-	}
-}
-
-func TestCheckSandbox(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("only root starts functions as another user")
-	}
-	dir := t.TempDir()
-	truncated(t, dir)
-	model := filepath.Join(dir, "cut.onnx")
-	for name, c := range map[string]struct {
-		sandbox string
-		mode    os.FileMode
-		want    string
-	}{
-		"closed":       {"{user: nobody}", 0o600, "user nobody cannot read " + model + ": it has mode 0600"},
-		"open":         {"{user: nobody}", 0o644, "load model cut"},
-		"off":          {`"off"`, 0o600, "load model cut"},
-		"unknown user": {"{user: no-such-user}", 0o644, "node.yaml:1:11: sandbox: find user of the sandbox: look up user no-such-user"},
-		"no such path": {"{user: nobody, readable: [" + model + ", /no/such/path]}", 0o644, "sandbox.readable[1]: stat /no/such/path: no such file or directory"},
-		"readable":     {"{user: nobody, readable: [" + model + "]}", 0o600, "node.yaml:1:35: sandbox.readable"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(dir, "node.yaml")
-			writes(t, file, "sandbox: "+c.sandbox+"\nfunctions:\n  - {name: cut, model: ./cut.yaml, port: 0}\n")
-			if err := os.Chmod(model, c.mode); err != nil {
-				t.Fatal(err)
-			}
-			read, err := configs.Read(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			read.RuntimeDir = filepath.Join(dir, "run")
-			if _, err := checkNode(context.Background(), read); err == nil || !strings.Contains(err.Error(), c.want) {
-				t.Errorf("%v; want %q in it", err, c.want)
-			}
-		})
-	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/cmd/penstock/doctor"
 )
 
@@ -24,7 +25,7 @@ and which command mends it. The exit status is 1 when a node could not run here.
 			}
 			o := doctor.Options{Config: c}
 			if flags.config != "" {
-				o.CheckConfig = func(ctx context.Context) ([]string, error) { return checkNode(ctx, c) }
+				o.CheckConfig = func(ctx context.Context) ([]string, error) { return check.Node(ctx, c) }
 			}
 
 			report := doctor.Examine(cmd.Context(), o)

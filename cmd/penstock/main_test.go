@@ -5,13 +5,14 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
 // The tests run on a fake driver, which has one GPU.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == loadVerb { // a check starts this program as penstock
+	if len(os.Args) > 1 && os.Args[1] == check.LoadVerb { // a check starts this program as penstock
 		main()
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/configs/configfile"
 	"github.com/penstock/penstock/control"
@@ -47,7 +48,7 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 	if err := cpuset.Pin(own); err != nil {
 		log.Warn().Err(err).Msg("the manager is not kept off the CPUs of the inference functions")
 	}
-	confined, err := sandboxOf(c)
+	confined, err := check.Sandbox(c)
 	if err != nil {
 		return err
 	}
@@ -55,7 +56,7 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 	release := func() {}
 	defer func() { release() }()
 	return manager.Run(ctx, manager.Options{
-		Config: c, Dir: c.RuntimeDir, FindModel: registry(c).Find, Log: log, Run: flags.run, Unread: flags.unread,
+		Config: c, Dir: c.RuntimeDir, FindModel: check.Registry(c).Find, Log: log, Run: flags.run, Unread: flags.unread,
 		ProcessUser: user, Sandbox: sandboxed,
 	}, func(m *manager.Manager) {
 		if r, err := control.RegisterNode(c.RuntimeDir); err != nil {
@@ -78,4 +79,16 @@ func runManager(ctx context.Context, c configs.Config, flags nodeFlags, log zero
 		keep(c)
 		go configfile.Follow(ctx, m, c, keep, log)
 	})
+}
+
+// processUser is the id of the user that inference functions run as, 0 for the node's own, and
+// the line for the status.
+func processUser(s *orchestrator.Sandbox) (uid int, status string) {
+	switch {
+	case s == nil:
+		return 0, "off"
+	case s.User == nil:
+		return 0, "own user"
+	}
+	return s.User.UID, "user " + s.User.Name
 }

@@ -12,17 +12,11 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/models/zoo"
 )
-
-// registry is where a configuration's models are found: its folders, then the
-// models that come with Penstock.
-func registry(c configs.Config) zoo.Registry {
-	return zoo.Registry{Dirs: c.Models, Cache: c.RuntimeDir}
-}
 
 func modelsCommand() *cobra.Command {
 	var flags nodeFlags
@@ -48,7 +42,7 @@ holds and what its largest batch takes beside.`,
 				cards, problems = append(cards, found...), append(problems, err)
 			}
 			for _, name := range zoo.Names() {
-				card, err := registry(c).Find(name)
+				card, err := check.Registry(c).Find(name)
 				if err != nil {
 					problems = append(problems, err)
 					continue

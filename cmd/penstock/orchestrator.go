@@ -9,12 +9,11 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/check"
 	"github.com/penstock/penstock/configs"
-	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml/onnx"
 	modelstore "github.com/penstock/penstock/libml/onnx/prepared"
 	"github.com/penstock/penstock/libml/python"
-	"github.com/penstock/penstock/models"
 	"github.com/penstock/penstock/orchestrator"
 	"github.com/penstock/penstock/orchestrator/keeper"
 	"github.com/penstock/penstock/shm/cpuset"
@@ -63,7 +62,7 @@ func orchestratorCommand() *cobra.Command {
 
 // runOrchestrator runs until ctx ends; kept says that up is the parent of its processes.
 func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerolog.Logger) error {
-	if err := haveDevice(c); err != nil {
+	if err := check.Device(c); err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -84,8 +83,8 @@ func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerol
 		}
 	}
 
-	o := orchestrator.Options{Dir: c.RuntimeDir, Log: log, Self: self, CPUs: ifs, Program: program}
-	if o.Sandbox, err = sandboxOf(c); err != nil {
+	o := orchestrator.Options{Dir: c.RuntimeDir, Log: log, Self: self, CPUs: ifs, Program: check.Program}
+	if o.Sandbox, err = check.Sandbox(c); err != nil {
 		return err
 	}
 	if o.Prepared, err = modelstore.DefaultDir(); err != nil {
@@ -97,27 +96,4 @@ func runOrchestrator(ctx context.Context, c configs.Config, kept bool, log zerol
 		}
 	}
 	return orchestrator.Run(ctx, o)
-}
-
-// program is the command of a framework that is a program of its own.
-func program(framework string) ([]string, error) {
-	if framework == models.PyTorch {
-		return python.Command("penstock.pytorch")
-	}
-	return nil, fmt.Errorf("framework %s has no program", framework)
-}
-
-// haveDevice says, before anything is started, why there is no GPU of the name that
-// the configuration wants.
-func haveDevice(c configs.Config) error {
-	if c.Device == configs.DeviceCPU || c.Device == configs.DeviceAuto {
-		return nil
-	}
-	if err := orchestrator.StayOut(c.RuntimeDir); err != nil {
-		return err
-	}
-	if _, err := cuda.Find(c.Device); err != nil {
-		return fmt.Errorf("device %s: %w; `penstock doctor` says what is there, `device: auto` falls back to the CPU", c.Device, err)
-	}
-	return nil
 }

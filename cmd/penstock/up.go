@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 
+	"github.com/penstock/penstock/cmd/penstock/check"
+
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
@@ -36,7 +38,7 @@ ends.`,
 			}
 			defer end()
 			if flags.unread == nil {
-				problems, err := checkFunctions(c)
+				problems, err := check.Functions(c)
 				if err != nil {
 					return err
 				}

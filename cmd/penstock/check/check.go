@@ -1,0 +1,145 @@
+// Package check finds what a node needs of this machine (models, a device, a user for the
+// sandbox, ports, a runtime folder), and says what would keep the node from running.
+package check
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/control"
+	"github.com/penstock/penstock/manager"
+	"github.com/penstock/penstock/models/zoo"
+	"github.com/penstock/penstock/orchestrator"
+	"github.com/penstock/penstock/orchestrator/sandbox"
+)
+
+// Registry is where a configuration's models are found: its folders, then the
+// models that come with Penstock.
+func Registry(c configs.Config) zoo.Registry {
+	return zoo.Registry{Dirs: c.Models, Cache: c.RuntimeDir}
+}
+
+// Functions is what `penstock up` checks before it starts anything. The caller may add to
+// the problems.
+func Functions(c configs.Config) (*configs.Problems, error) {
+	problems, err := c.Problems()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range manager.Check(c, Registry(c).Find) {
+		problems.Add(p.Err, "functions", p.Function, p.Key)
+	}
+	return problems, nil
+}
+
+// node is a check of a configuration with the state of this machine.
+type node struct {
+	config   configs.Config
+	confined *orchestrator.Sandbox
+	running  control.Status   // of the node that has the runtime folder, if one runs
+	loaded   map[string]error // by card file
+	problems *configs.Problems
+	notes    []string
+}
+
+// Node is Functions and all that needs more time, or the state of this machine. Notes say
+// what is no problem and may surprise.
+func Node(ctx context.Context, c configs.Config) (notes []string, err error) {
+	folders, missing := modelFolders(c.Models)
+	c.Models = folders // a folder that is missing is one problem, not one for each function
+	confined, sandboxErr := Sandbox(c)
+	dir, remove, dirErr := runtimeDir(c.RuntimeDir, confined)
+	if dirErr != nil { // one problem, not one for each model that is unpacked
+		remove()
+		if dir, remove, err = runtimeDir(filepath.Join(os.TempDir(), ".penstock-check"), confined); err != nil {
+			return nil, dirErr
+		}
+	}
+	defer remove()
+	c.RuntimeDir = dir
+
+	n := node{config: c, confined: confined, loaded: map[string]error{}}
+	if n.problems, err = Functions(c); err != nil {
+		return nil, err
+	}
+	n.problems.Add(dirErr, "runtime_dir")
+	for i, err := range missing {
+		n.problems.Add(err, "models", i)
+	}
+	n.problems.Add(Device(c), "device")
+	running, statusErr := control.ReadStatus(ctx, c.RuntimeDir)
+	if statusErr == nil {
+		n.running = running
+	}
+	held, err := httpAddress(c, statusErr == nil)
+	n.notes = append(n.notes, held...)
+	n.problems.Add(err, "http")
+	if own, _ := orchestrator.IFCPUs(c.ReservedCPUs); c.ReservedCPUs > len(own) {
+		n.notes = append(n.notes, fmt.Sprintf("reserved_cpus: is %d, the manager gets %d: inference functions keep at least one of the CPUs that the node may use", c.ReservedCPUs, len(own)))
+	}
+	n.problems.Add(sandboxErr, "sandbox")
+	n.readable()
+	for i := range c.Functions {
+		n.function(ctx, i)
+	}
+	return n.notes, n.problems.Err()
+}
+
+// modelFolders are the folders of models that there are, and by index why others are not.
+func modelFolders(dirs []string) (there []string, missing map[int]error) {
+	missing = map[int]error{}
+	for i, dir := range dirs {
+		switch info, err := os.Stat(dir); {
+		case err != nil:
+			missing[i] = err
+		case !info.IsDir():
+			missing[i] = fmt.Errorf("%s is no folder", dir)
+		default:
+			there = append(there, dir)
+		}
+	}
+	return there, missing
+}
+
+// readable checks what the sandbox's user shall read.
+func (n *node) readable() {
+	if n.confined == nil {
+		return
+	}
+	n.problems.Add(sandbox.CheckReadable(n.confined.User, n.confined.Readable), "sandbox", "readable")
+	for i, path := range n.confined.Readable {
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			n.problems.Add(err, "sandbox", "readable", i)
+		}
+	}
+}
+
+// function checks the port, the capture and the model of a function.
+func (n *node) function(ctx context.Context, i int) {
+	f := n.config.Functions[i]
+	notes, err := port(n.config, f, n.running)
+	n.notes = append(n.notes, notes...)
+	n.problems.Add(err, "functions", i, "port")
+	if f.Replay.File != "" {
+		_, err := os.Stat(f.Replay.File)
+		n.problems.Add(err, "functions", i, "replay", "file")
+	}
+	card, err := Registry(n.config).Find(cmp.Or(f.Model, f.Name))
+	if err != nil {
+		return // Functions has said so
+	}
+	if _, done := n.loaded[card.File]; !done {
+		n.loaded[card.File] = n.load(ctx, card)
+	}
+	key := "model"
+	if f.Model == "" {
+		key = "name"
+	}
+	n.problems.Add(n.loaded[card.File], "functions", i, key)
+}

@@ -1,0 +1,119 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/penstock/penstock/orchestrator/sandbox"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/frameworks"
+	"github.com/penstock/penstock/libml/python"
+	"github.com/penstock/penstock/models"
+)
+
+// loadPatience is how long a model may take to be loaded in a check.
+const loadPatience = time.Minute
+
+// load loads a model, after it has checked that the sandbox's user may read it.
+func (n *node) load(ctx context.Context, card *models.Card) error {
+	if n.confined != nil && card.Model != "" {
+		if err := sandbox.CheckReadable(n.confined.User, []string{card.Model}); err != nil {
+			return err
+		}
+	}
+	return loads(ctx, card)
+}
+
+// loads opens a model as its framework does. It uses a separate process, because a bad model may take
+// all memory or crash its framework.
+func loads(ctx context.Context, card *models.Card) error {
+	if len(card.Command) > 0 {
+		return findProgram(card)
+	}
+	if card.Apart() != "" {
+		command, err := Program(card.Apart())
+		if err != nil {
+			return err
+		}
+		if _, err := exec.LookPath(command[0]); err != nil {
+			return fmt.Errorf("find program of framework %s: %w", card.Framework, err)
+		}
+		if _, err := python.PyTorch(ctx); err != nil {
+			return fmt.Errorf("framework %s: %w", card.Framework, err)
+		}
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find own binary: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, loadPatience)
+	defer cancel()
+	var said strings.Builder
+	child := exec.CommandContext(ctx, self, LoadVerb, card.File)
+	child.Stderr = &said
+	child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	err = child.Run()
+	switch text := strings.TrimPrefix(strings.TrimSpace(said.String()), "penstock: "); {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("load model %s: not done within %s", card.Name, loadPatience)
+	case text != "":
+		return errors.New(text)
+	}
+	return fmt.Errorf("load model %s: %w", card.Name, err)
+}
+
+// findProgram reports whether the program of a card can be executed.
+func findProgram(card *models.Card) error {
+	path := card.Command[0]
+	if strings.Contains(path, "/") && !filepath.IsAbs(path) {
+		path = filepath.Join(card.Dir, path)
+	}
+	if _, err := exec.LookPath(path); err != nil {
+		return fmt.Errorf("find program of model %s: %w", card.Name, err)
+	}
+	return nil
+}
+
+// LoadVerb is the verb of the process that a check loads a model in. Its main calls LoadModel.
+const LoadVerb = "load-model"
+
+// LoadModel loads the model of a card, given its file, as its framework does.
+func LoadModel(file string) error {
+	card, err := models.ReadCard(file)
+	if err != nil {
+		return err
+	}
+	framework, err := frameworks.New(card)
+	if err != nil {
+		return err
+	}
+	if err := framework.Init(libml.Environment{Card: card, Threads: 1, Log: zerolog.Nop(), Device: configs.DeviceCPU}); err != nil {
+		return fmt.Errorf("start framework of model %s: %w", card.Name, err)
+	}
+	if err := framework.LoadModel(); err != nil && !errors.Is(err, libml.ErrNoHostStage) {
+		return fmt.Errorf("load model %s: %w", card.Name, err)
+	}
+	return nil
+}
+
+// Program is the command of a framework that is a program of its own.
+func Program(framework string) ([]string, error) {
+	if framework == models.PyTorch {
+		return python.Command("penstock.pytorch")
+	}
+	return nil, fmt.Errorf("framework %s has no program", framework)
+}
