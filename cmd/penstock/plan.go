@@ -12,13 +12,18 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cuda/mig"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/plan/change"
+	"github.com/penstock/penstock/plan/cutting"
 	"github.com/penstock/penstock/plan/policies"
 	"github.com/penstock/penstock/plan/replay"
 	"github.com/penstock/penstock/plan/simulated"
 	"github.com/penstock/penstock/plan/verify"
 )
+
+// openMIG opens this machine's driver; tests have others.
+var openMIG = mig.Open
 
 // planOptions are the flags of `penstock plan`.
 type planOptions struct {
@@ -143,7 +148,7 @@ func (o *planOptions) check(cmd *cobra.Command) error {
 //  3. the verifier checks it;
 //  4. the replay feeds it, and the steps to it are looked up, where asked for;
 //  5. it is printed (planprint.go);
-//  6. the steps are taken, where asked for (planapply.go).
+//  6. the steps are taken, where asked for (package cutting).
 func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	problem, old, err := o.read()
 	if err != nil {
@@ -171,20 +176,20 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 	}
 	if o.apply {
 		if old != nil {
-			printed.cutting, err = follow(old, printed.Change, openMIG, o.dryRun)
+			printed.cutting, err = cutting.OfChange(old, printed.Change, openMIG, o.dryRun)
 		} else {
-			printed.cutting, err = cut(printed.Plan, openMIG, o.dryRun)
+			printed.cutting, err = cutting.Of(printed.Plan, openMIG, o.dryRun)
 		}
 		if err != nil {
 			return err
 		}
-		printed.MIGSteps = printed.cutting.strings()
+		printed.MIGSteps = printed.cutting.Strings()
 	}
 	if err := printed.print(out, o.output); err != nil {
 		return err
 	}
 	if o.apply && !o.dryRun {
-		return printed.cutting.do(progress)
+		return printed.cutting.Do(progress)
 	}
 	return nil
 }

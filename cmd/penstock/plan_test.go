@@ -17,6 +17,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/penstock/penstock/cuda/mig"
+	"github.com/penstock/penstock/internal/testing/migfake"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/plan/policies"
 )
@@ -326,13 +327,13 @@ func TestADryRunSaysTheSteps(t *testing.T) {
 		t.Errorf("%d steps, %v: want 12", len(p.Steps), err)
 	}
 
-	m := a100s(t, 2)
-	openMIG = m.open
-	if out = plannedWith(t, args...); !strings.Contains(out, "GPU 1 of the plan is GPU 2 (GPU-a100-80-2).") || len(m.taken) > 0 {
-		t.Errorf("took %v, said\n%s", m.taken, out)
+	m := migfake.A100s(t, 2)
+	openMIG = m.Open
+	if out = plannedWith(t, args...); !strings.Contains(out, "GPU 1 of the plan is GPU 2 (GPU-a100-80-2).") || len(m.Taken) > 0 {
+		t.Errorf("took %v, said\n%s", m.Taken, out)
 	}
-	if plannedWith(t, args[:len(args)-1]...); len(m.taken) != 12 {
-		t.Errorf("without --dry-run it took %d steps, want 12", len(m.taken))
+	if plannedWith(t, args[:len(args)-1]...); len(m.Taken) != 12 {
+		t.Errorf("without --dry-run it took %d steps, want 12", len(m.Taken))
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/plan/change"
+	"github.com/penstock/penstock/plan/cutting"
 	"github.com/penstock/penstock/plan/render"
 	"github.com/penstock/penstock/plan/replay"
 )
@@ -18,7 +19,7 @@ type printedPlan struct {
 	Replay *replay.Report
 	// MIGSteps are cutting's, which is nil where they were not asked for.
 	MIGSteps []string
-	cutting  *cutting
+	cutting  *cutting.Cutting
 }
 
 func (p printedPlan) print(w io.Writer, output string) error {
@@ -99,7 +100,7 @@ func (p printedPlan) sections() (list []render.Section) {
 		list = append(list, replaySection(p.Replay))
 	}
 	if p.cutting != nil {
-		list = append(list, p.cutting.section())
+		list = append(list, p.cutting.Section())
 	}
 	return list
 }

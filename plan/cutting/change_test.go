@@ -1,4 +1,4 @@
-package main
+package cutting
 
 import (
 	"errors"
@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/cuda/mig"
+	"github.com/penstock/penstock/internal/testing/migfake"
 	"github.com/penstock/penstock/plan"
 	"github.com/penstock/penstock/plan/change"
 )
@@ -16,15 +17,15 @@ import (
 // driver is a machine whose GPUs change by the steps that it takes, and which
 // refuses what a GPU refuses. It numbers compute instances as it likes.
 type driver struct {
-	machine
+	migfake.Machine
 	next int
 }
 
-func (d *driver) open() (mig.Session, error) { return d, nil }
+func (d *driver) Open() (mig.Session, error) { return d, nil }
 
 func (d *driver) Take(s mig.Step) error {
-	d.taken = append(d.taken, s)
-	g := &d.gpus[slices.IndexFunc(d.gpus, func(g mig.GPU) bool { return g.UUID == s.GPU })]
+	d.Taken = append(d.Taken, s)
+	g := &d.Has[slices.IndexFunc(d.Has, func(g mig.GPU) bool { return g.UUID == s.GPU })]
 	at := slices.IndexFunc(g.Instances, func(i mig.Instance) bool { return i.Start == s.Start && i.Profile == s.Profile })
 	if s.Op != mig.CreateInstance && at < 0 {
 		return fmt.Errorf("%v: there is none", s)
@@ -87,15 +88,15 @@ func crowded(t *testing.T) (old *plan.Plan, c *change.Change) {
 // cutLike is a machine of two A100s (and an A30) that are cut as a plan has it.
 func cutLike(t *testing.T, p *plan.Plan) *driver {
 	t.Helper()
-	d := &driver{machine: *a100s(t, 2), next: 40}
-	c, err := cut(p, d.open, false)
+	d := &driver{Machine: *migfake.A100s(t, 2), next: 40}
+	c, err := Of(p, d.Open, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.do(io.Discard); err != nil {
+	if err := c.Do(io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	d.taken = nil
+	d.Taken = nil
 	return d
 }
 
@@ -127,22 +128,22 @@ func promised(c *change.Change) (list []string) {
 func TestAChangeIsAppliedInTheOrderThatItSays(t *testing.T) {
 	old, c := crowded(t)
 	d := cutLike(t, old)
-	cut, err := follow(old, c, d.open, false)
+	cut, err := OfChange(old, c, d.Open, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cut.do(io.Discard); err != nil {
+	if err := cut.Do(io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	number := map[string]int{"GPU-a100-80-0": 0, "GPU-a100-80-2": 1}
-	if got, want := inOrder(d.taken, number), promised(c); !slices.Equal(got, want) {
+	if got, want := inOrder(d.Taken, number), promised(c); !slices.Equal(got, want) {
 		t.Errorf("did\n%s\nwant, as the change says,\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if len(c.Spares) != 4 || len(d.gpus[0].Instances) != 2 || len(d.gpus[2].Instances) != 0 {
-		t.Errorf("%d spares, cut into %v and %v", len(c.Spares), d.gpus[0].Instances, d.gpus[2].Instances)
+	if len(c.Spares) != 4 || len(d.Has[0].Instances) != 2 || len(d.Has[2].Instances) != 0 {
+		t.Errorf("%d spares, cut into %v and %v", len(c.Spares), d.Has[0].Instances, d.Has[2].Instances)
 	}
 	// Once more, nothing is left to do.
-	if again, err := follow(old, c, d.open, false); err != nil || len(again.steps) != 0 {
+	if again, err := OfChange(old, c, d.Open, false); err != nil || len(again.steps) != 0 {
 		t.Errorf("%v, %v: want nothing to do on GPUs that are cut as the new plan has it", again, err)
 	}
 }
@@ -150,17 +151,17 @@ func TestAChangeIsAppliedInTheOrderThatItSays(t *testing.T) {
 func TestADryRunAwayFromGPUsStartsFromTheOldPlan(t *testing.T) {
 	old, c := crowded(t)
 	none := func() (mig.Session, error) { return nil, errors.New("no driver to be had") }
-	cut, err := follow(old, c, none, true)
+	cut, err := OfChange(old, c, none, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := inOrder(cut.steps, map[string]int{"plan-0": 0, "plan-1": 1}), promised(c); !slices.Equal(got, want) {
 		t.Errorf("says\n%s\nwant, as the change says,\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if s := cut.section(); len(s.Rows) != len(cut.steps) || s.Rows[0][1] != "1" || s.Rows[2][1] != "2" || !strings.Contains(strings.Join(s.Text, " "), "cut as the plan of --from has it") {
+	if s := cut.Section(); len(s.Rows) != len(cut.steps) || s.Rows[0][1] != "1" || s.Rows[2][1] != "2" || !strings.Contains(strings.Join(s.Text, " "), "cut as the plan of --from has it") {
 		t.Errorf("%+v", s)
 	}
-	if _, err := follow(old, c, none, false); err == nil || !strings.Contains(err.Error(), "--dry-run") {
+	if _, err := OfChange(old, c, none, false); err == nil || !strings.Contains(err.Error(), "--dry-run") {
 		t.Errorf("%v, want that there is no driver, and how to see the steps", err)
 	}
 }
@@ -168,72 +169,36 @@ func TestADryRunAwayFromGPUsStartsFromTheOldPlan(t *testing.T) {
 func TestAChangeOfGPUsThatAreCutOtherwiseIsRefused(t *testing.T) {
 	old, c := crowded(t)
 	d := cutLike(t, old)
-	d.gpus[0].Instances = d.gpus[0].Instances[1:]
-	if _, err := follow(old, c, d.open, false); err == nil || !strings.Contains(err.Error(), "GPU 0 of the plan, GPU 0 (GPU-a100-80-0), is cut into 1g.10gb at slot") ||
-		!strings.Contains(err.Error(), "as the new one has them, or all uncut") || len(d.taken) > 0 {
-		t.Errorf("%v, %v taken", err, d.taken)
+	d.Has[0].Instances = d.Has[0].Instances[1:]
+	if _, err := OfChange(old, c, d.Open, false); err == nil || !strings.Contains(err.Error(), "GPU 0 of the plan, GPU 0 (GPU-a100-80-0), is cut into 1g.10gb at slot") ||
+		!strings.Contains(err.Error(), "as the new one has them, or all uncut") || len(d.Taken) > 0 {
+		t.Errorf("%v, %v taken", err, d.Taken)
 	}
-	if dry, err := follow(old, c, d.open, true); err != nil || !slices.Equal(inOrder(dry.steps, map[string]int{"plan-0": 0, "plan-1": 1}), promised(c)) {
+	if dry, err := OfChange(old, c, d.Open, true); err != nil || !slices.Equal(inOrder(dry.steps, map[string]int{"plan-0": 0, "plan-1": 1}), promised(c)) {
 		t.Errorf("%+v, %v: want the change's steps all the same", dry, err)
 	}
 	// Where a shadow should go there is somebody else's.
 	d = cutLike(t, old)
-	d.gpus[2].Instances = []mig.Instance{{Profile: "7g.80gb", Slices: 7, Size: 8, Compute: []mig.Compute{{Slices: 7}}}}
-	if _, err := follow(old, c, d.open, false); err == nil || !strings.Contains(err.Error(), "GPU 1 of the plan, GPU 2 (GPU-a100-80-2), is cut into 7g.80gb at slot 0, and the plan of --from has nothing") {
+	d.Has[2].Instances = []mig.Instance{{Profile: "7g.80gb", Slices: 7, Size: 8, Compute: []mig.Compute{{Slices: 7}}}}
+	if _, err := OfChange(old, c, d.Open, false); err == nil || !strings.Contains(err.Error(), "GPU 1 of the plan, GPU 2 (GPU-a100-80-2), is cut into 7g.80gb at slot 0, and the plan of --from has nothing") {
 		t.Errorf("%v", err)
 	}
 	// One GPU has no room for the shadows.
-	one := a100s(t, 1)
-	one.gpus[0].Instances = cutLike(t, old).gpus[0].Instances
-	if _, err := follow(old, c, one.open, false); err == nil || !strings.Contains(err.Error(), "needs 2 × a100-80 with MIG, this machine has 1; --fleet") {
+	one := migfake.A100s(t, 1)
+	one.Has[0].Instances = cutLike(t, old).Has[0].Instances
+	if _, err := OfChange(old, c, one.Open, false); err == nil || !strings.Contains(err.Error(), "needs 2 × a100-80 with MIG, this machine has 1; --fleet") {
 		t.Errorf("%v", err)
 	}
 }
 
 func TestGPUsThatAreNotCutYetAreCutAsTheNewPlanHasIt(t *testing.T) {
 	old, c := crowded(t)
-	d := &driver{machine: *a100s(t, 2)}
-	cut, err := follow(old, c, d.open, false)
+	d := &driver{Machine: *migfake.A100s(t, 2)}
+	cut, err := OfChange(old, c, d.Open, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cut.do(io.Discard); err != nil || len(cut.steps) != 4 || len(d.gpus[0].Instances) != 2 {
-		t.Errorf("%v, %v, %v", cut.steps, d.gpus[0].Instances, err)
-	}
-}
-
-func TestFromAndApplyTogetherFollowTheChange(t *testing.T) {
-	opened := openMIG
-	t.Cleanup(func() { openMIG = opened })
-	openMIG = func() (mig.Session, error) { return nil, errors.New("nothing to be had") }
-	rows := "resnet50,100,100\n"
-	from := file(t, "old.json", plannedWith(t, "--services", services(t, rows), "-o", "json"))
-	out := plannedWith(t, "--services", services(t, rows+"vgg19,50,300\n"), "--from", from, "--apply", "--dry-run")
-	if strings.Count(out, "create ") != 2+1 || strings.Contains(out, "uncut") || !strings.Contains(out, "vgg19 is new") {
-		t.Errorf("want what is created for vgg19 and nothing else (an instance, its compute instance, the change's step):\n%s", out)
-	}
-}
-
-// What a plan says of its own bounds is not believed: it would be served as late as
-// whoever edits the file likes.
-func TestAnOldPlanWithAnotherLatencyBoundIsRefused(t *testing.T) {
-	rows := "resnet50,100,100\n"
-	for _, policy := range []string{"penstock", "parvagpu"} {
-		text := plannedWith(t, "--services", services(t, rows), "--policy", policy, "-o", "json")
-		for _, bound := range []string{"99", "0", "44.9"} {
-			edited := strings.Replace(text, `"latency_bound_ms": 45`, `"latency_bound_ms": `+bound, 1)
-			if edited == text {
-				t.Fatal(text)
-			}
-			_, err := penstock(t, "plan", "--profiles", published, "--services", services(t, rows), "--from", file(t, "old.json", edited))
-			if err == nil || !strings.Contains(err.Error(), "resnet50 has latency_bound_ms "+bound+": policy "+policy+" plans with half of slo_ms × 0.9, which is 45") {
-				t.Errorf("%s, %s: %v", policy, bound, err)
-			}
-		}
-		// As it was, it goes on, with the bound of another objective where that is wanted.
-		out := plannedWith(t, "--services", services(t, "resnet50,100,130\n"), "--from", file(t, "old.json", text), "-o", "json")
-		if bound := read(t, out).Services[0].LatencyBoundMS; bound != 58.5 {
-			t.Errorf("%s: %v", policy, bound)
-		}
+	if err := cut.Do(io.Discard); err != nil || len(cut.steps) != 4 || len(d.Has[0].Instances) != 2 {
+		t.Errorf("%v, %v, %v", cut.steps, d.Has[0].Instances, err)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package cutting
 
 import (
 	"fmt"
@@ -11,13 +11,13 @@ import (
 	"github.com/penstock/penstock/plan/change"
 )
 
-// follow looks for the GPUs of a change in this machine and says what is done there
+// OfChange looks for the GPUs of a change in this machine and says what is done there
 // for each of its steps, in the change's order: so that what it creates before it
 // destroys is created before. The GPUs must be cut as the old plan has it. Those that
 // are cut as the new one already need nothing, and those that are not cut at all are
 // cut as the new one has it, at once. A dry run makes do with GPUs that are not there,
 // or are cut otherwise: it shows the steps for such as the old plan has.
-func follow(old *plan.Plan, c *change.Change, open func() (mig.Session, error), dryRun bool) (*cutting, error) {
+func OfChange(old *plan.Plan, c *change.Change, open func() (mig.Session, error), dryRun bool) (*Cutting, error) {
 	all := slices.Concat(old.Segments, c.Plan.Segments)
 	for _, s := range c.Steps {
 		all = append(all, s.Segment) // shadows, too
@@ -112,58 +112,71 @@ func imagined(segments []plan.Segment, wanted []wish) map[int]mig.GPU {
 // take turns a change's steps into those on the GPUs that the plan's are. A segment
 // that is retuned stays in its instance. What a GPU would refuse on the way is an
 // error of package mig.
-func (c *cutting) take(steps []change.Step, is map[int]mig.GPU) error {
-	now := map[int][]mig.Placement{}
-	for _, number := range slices.Sorted(maps.Keys(is)) {
-		g := is[number]
+func (c *Cutting) take(steps []change.Step, is map[int]mig.GPU) error {
+	r := recutting{gpus: is, now: map[int][]mig.Placement{}, asked: map[int]bool{}}
+	for number, g := range is {
 		for _, i := range g.Instances {
-			now[number] = append(now[number], mig.Placement{GPU: g.UUID, Profile: i.Profile, Start: i.Start})
+			r.now[number] = append(r.now[number], mig.Placement{GPU: g.UUID, Profile: i.Profile, Start: i.Start})
 		}
 	}
 	c.of = []int{}
-	say := func(of int, list ...mig.Step) {
-		for _, s := range list {
-			c.steps, c.of = append(c.steps, s), append(c.of, of)
-		}
-	}
-	asked := map[int]bool{} // to turn on MIG mode
 	for i, s := range steps {
 		w, ok := wishOf(s.Segment)
 		if !ok || s.Op == change.Retune {
 			continue
 		}
-		g := is[w.gpu]
-		place := placed([]wish{w}, is)[0]
-		at := slices.IndexFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == place.Profile })
-		if s.Op == change.Create {
-			if !g.MIG && !asked[w.gpu] {
-				asked[w.gpu] = true
-				say(i+1, mig.Step{Op: mig.EnableMode, GPU: g.UUID, Index: g.Index})
-			}
-			now[w.gpu] = append(now[w.gpu], place)
-			g.Instances = nil
-			if _, err := mig.Steps([]mig.GPU{g}, now[w.gpu]); err != nil {
-				return fmt.Errorf("step %d of the change: %w", i+1, err)
-			}
-		} else {
-			now[w.gpu] = slices.DeleteFunc(now[w.gpu], func(p mig.Placement) bool { return p == place })
+		list, err := r.step(w, s.Op == change.Create)
+		if err != nil {
+			return fmt.Errorf("step %d of the change: %w", i+1, err)
 		}
-		if at < 0 {
-			return fmt.Errorf("step %d of the change: %s on %v: %w", i+1, place.Profile, g, mig.ErrNoProfile)
-		}
-		p := g.Profiles[at]
-		outer := mig.Step{GPU: g.UUID, Index: g.Index, Profile: p.Name, Number: p.Number, Start: place.Start, Size: p.Size}
-		inner := outer
-		inner.Compute = mig.Compute{Slices: p.Slices}
-		if s.Op == change.Create {
-			outer.Op, inner.Op = mig.CreateInstance, mig.CreateCompute
-			say(i+1, outer, inner)
-		} else {
-			outer.Op, inner.Op = mig.DestroyInstance, mig.DestroyCompute
-			say(i+1, inner, outer)
+		for _, taken := range list {
+			c.steps, c.of = append(c.steps, taken), append(c.of, i+1)
 		}
 	}
 	return nil
+}
+
+// recutting is how GPUs are cut after some of a change's steps. Its maps have the plan's
+// numbers of GPUs.
+type recutting struct {
+	gpus  map[int]mig.GPU // as they were before the change
+	now   map[int][]mig.Placement
+	asked map[int]bool // to turn on MIG mode
+}
+
+// step creates or destroys an instance.
+func (r *recutting) step(w wish, create bool) (list []mig.Step, err error) {
+	g := r.gpus[w.gpu]
+	place := placed([]wish{w}, r.gpus)[0]
+	if create {
+		if !g.MIG && !r.asked[w.gpu] {
+			r.asked[w.gpu] = true
+			list = append(list, mig.Step{Op: mig.EnableMode, GPU: g.UUID, Index: g.Index})
+		}
+		r.now[w.gpu] = append(r.now[w.gpu], place)
+		uncut := g
+		uncut.Instances = nil
+		if _, err := mig.Steps([]mig.GPU{uncut}, r.now[w.gpu]); err != nil {
+			return nil, err
+		}
+	} else {
+		r.now[w.gpu] = slices.DeleteFunc(r.now[w.gpu], func(p mig.Placement) bool { return p == place })
+	}
+
+	at := slices.IndexFunc(g.Profiles, func(p mig.Profile) bool { return p.Name == place.Profile })
+	if at < 0 {
+		return nil, fmt.Errorf("%s on %v: %w", place.Profile, g, mig.ErrNoProfile)
+	}
+	p := g.Profiles[at]
+	outer := mig.Step{GPU: g.UUID, Index: g.Index, Profile: p.Name, Number: p.Number, Start: place.Start, Size: p.Size}
+	inner := outer
+	inner.Compute = mig.Compute{Slices: p.Slices}
+	if create {
+		outer.Op, inner.Op = mig.CreateInstance, mig.CreateCompute
+		return append(list, outer, inner), nil
+	}
+	outer.Op, inner.Op = mig.DestroyInstance, mig.DestroyCompute
+	return append(list, inner, outer), nil
 }
 
 // byPlace is a session in which the compute instance that is to be destroyed is the

@@ -1,54 +1,15 @@
-package main
+package cutting
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/cuda/mig"
+	"github.com/penstock/penstock/internal/testing/migfake"
 	"github.com/penstock/penstock/plan"
 )
-
-// machine is one with GPUs that take what steps they are told to.
-type machine struct {
-	gpus  []mig.GPU
-	taken []mig.Step
-	fail  int // the step, from 1, that fails
-}
-
-func (m *machine) GPUs() ([]mig.GPU, error) { return m.gpus, nil }
-
-func (m *machine) Take(s mig.Step) error {
-	if m.fail--; m.fail == 0 {
-		return fmt.Errorf("%v: it does not please me", s)
-	}
-	m.taken = append(m.taken, s)
-	return nil
-}
-
-// a100s is a machine of that many, uncut, and an A30 among them.
-func a100s(t *testing.T, n int) *machine {
-	t.Helper()
-	m := &machine{}
-	for i := range n + 1 {
-		name, product := "a100-80", "NVIDIA A100-SXM4-80GB"
-		if i == 1 {
-			name, product = "a30", "NVIDIA A30"
-		}
-		table, err := plan.Lookup(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		g := mig.Blank(1, product, profilesOf(table))[0]
-		g.Index, g.UUID = i, fmt.Sprintf("GPU-%s-%d", name, i)
-		m.gpus = append(m.gpus, g)
-	}
-	return m
-}
-
-func (m *machine) open() (mig.Session, error) { return m, nil }
 
 // planOn is a plan with a 1g in the first slot of GPUs of these models.
 func planOn(t *testing.T, models map[int]string) *plan.Plan {
@@ -74,7 +35,7 @@ func TestAPlansGPUsAreTheMachinesOfTheirModel(t *testing.T) {
 		{"a number beyond what there is", map[int]string{0: "a100-80", 7: "a100-80"}, []string{"GPU-a100-80-0", "GPU-a100-80-2"}},
 		{"two beyond", map[int]string{6: "a100-80", 7: "a100-80"}, []string{"GPU-a100-80-0", "GPU-a100-80-2"}},
 	} {
-		cut, err := cut(planOn(t, c.models), a100s(t, 3).open, true)
+		cut, err := Of(planOn(t, c.models), migfake.A100s(t, 3).Open, true)
 		if err != nil {
 			t.Errorf("%s: %v", c.name, err)
 			continue
@@ -96,13 +57,13 @@ func TestAPlansGPUsAreTheMachinesOfTheirModel(t *testing.T) {
 func TestAMachineWithoutThePlansGPUsOnlyShowsTheSteps(t *testing.T) {
 	p := planOn(t, map[int]string{0: "a100-80", 1: "a100-80", 2: "a100-80"})
 	for name, open := range map[string]func() (mig.Session, error){
-		"this machine has 2":  a100s(t, 2).open,
+		"this machine has 2":  migfake.A100s(t, 2).Open,
 		"no driver to be had": func() (mig.Session, error) { return nil, errors.New("no driver to be had") },
 	} {
-		if _, err := cut(p, open, false); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "--dry-run") {
+		if _, err := Of(p, open, false); err == nil || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "--dry-run") {
 			t.Errorf("%v, want %q, and how to see the steps", err, name)
 		}
-		dry, err := cut(p, open, true)
+		dry, err := Of(p, open, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -113,45 +74,45 @@ func TestAMachineWithoutThePlansGPUsOnlyShowsTheSteps(t *testing.T) {
 }
 
 func TestAPlanByPercentagesCutsNothing(t *testing.T) {
-	if _, err := cut(planOn(t, map[int]string{0: "v100"}), a100s(t, 1).open, true); err == nil || !strings.Contains(err.Error(), "MPS percentage") {
+	if _, err := Of(planOn(t, map[int]string{0: "v100"}), migfake.A100s(t, 1).Open, true); err == nil || !strings.Contains(err.Error(), "MPS percentage") {
 		t.Errorf("%v, want that there is nothing to cut", err)
 	}
-	both, err := cut(planOn(t, map[int]string{0: "v100", 1: "a100-80"}), a100s(t, 1).open, true)
+	both, err := Of(planOn(t, map[int]string{0: "v100", 1: "a100-80"}), migfake.A100s(t, 1).Open, true)
 	if err != nil || len(both.steps) != 2 || !strings.Contains(strings.Join(both.about, " "), "GPU 0 of the plan is not cut") {
 		t.Errorf("%+v, %v: want the A100 cut and the V100 named", both, err)
 	}
 }
 
 func TestStepsAreTakenAndSaid(t *testing.T) {
-	m := a100s(t, 1)
-	c, err := cut(planOn(t, map[int]string{0: "a100-80"}), m.open, false)
+	m := migfake.A100s(t, 1)
+	c, err := Of(planOn(t, map[int]string{0: "a100-80"}), m.Open, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var said strings.Builder
-	if err := c.do(&said); err != nil {
+	if err := c.Do(&said); err != nil {
 		t.Fatal(err)
 	}
-	if len(m.taken) != 2 || !strings.HasPrefix(said.String(), "done: create 1g.10gb in slot 0 of GPU 0 (GPU-a100-80-0)\n") {
-		t.Errorf("took %v, said %q", m.taken, said.String())
+	if len(m.Taken) != 2 || !strings.HasPrefix(said.String(), "done: create 1g.10gb in slot 0 of GPU 0 (GPU-a100-80-0)\n") {
+		t.Errorf("took %v, said %q", m.Taken, said.String())
 	}
-	m.gpus[0].Instances = []mig.Instance{{Profile: "1g.10gb", Slices: 1, Size: 1, Compute: []mig.Compute{{Slices: 1}}}}
-	if c, err = cut(planOn(t, map[int]string{0: "a100-80"}), m.open, false); err != nil || len(c.steps) != 0 {
+	m.Has[0].Instances = []mig.Instance{{Profile: "1g.10gb", Slices: 1, Size: 1, Compute: []mig.Compute{{Slices: 1}}}}
+	if c, err = Of(planOn(t, map[int]string{0: "a100-80"}), m.Open, false); err != nil || len(c.steps) != 0 {
 		t.Errorf("%v, %v: want nothing to do on a GPU that is cut like this", c.steps, err)
 	}
-	if text := c.section().Text; !strings.Contains(text[len(text)-1], "Nothing is to be done") {
+	if text := c.Section().Text; !strings.Contains(text[len(text)-1], "Nothing is to be done") {
 		t.Errorf("said %q", text)
 	}
 }
 
 func TestAStepThatFailsEndsWithAnError(t *testing.T) {
-	m := a100s(t, 1)
-	m.fail = 1
-	c, err := cut(planOn(t, map[int]string{0: "a100-80"}), m.open, false)
+	m := migfake.A100s(t, 1)
+	m.Fail = 1
+	c, err := Of(planOn(t, map[int]string{0: "a100-80"}), m.Open, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.do(&strings.Builder{}); err == nil || !strings.Contains(err.Error(), "it does not please me") {
+	if err := c.Do(&strings.Builder{}); err == nil || !strings.Contains(err.Error(), "it does not please me") {
 		t.Errorf("%v", err)
 	}
 }

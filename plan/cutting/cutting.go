@@ -1,4 +1,6 @@
-package main
+// Package cutting cuts the GPUs of this machine as a plan has them: it turns a plan, or a
+// change from one plan to another, into steps on MIG instances.
+package cutting
 
 import (
 	"errors"
@@ -12,11 +14,8 @@ import (
 	"github.com/penstock/penstock/plan/render"
 )
 
-// openMIG opens this machine's driver; tests have others.
-var openMIG = mig.Open
-
-// cutting is what has to be done so that GPUs are cut as a plan has it.
-type cutting struct {
+// Cutting is what has to be done so that GPUs are cut as a plan has it.
+type Cutting struct {
 	session mig.Session // nil where the steps are for GPUs that are not there
 	steps   []mig.Step
 	// about says which GPUs the plan's are, and what is not done here.
@@ -26,9 +25,9 @@ type cutting struct {
 	of []int
 }
 
-// cut looks for the plan's GPUs in this machine and says what would change on them.
-// A dry run makes do with GPUs that are not there, all uncut.
-func cut(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*cutting, error) {
+// Of looks for the plan's GPUs in this machine and says what would change on them. open
+// opens the machine's driver. A dry run makes do with GPUs that are not there, all uncut.
+func Of(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*Cutting, error) {
 	wanted, c, err := begin(p.Segments)
 	if err != nil {
 		return nil, err
@@ -53,12 +52,12 @@ func cut(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*cutting,
 
 // begin says what is wished for, and begins to say what is done about it. It fails
 // where no segment is on a GPU with MIG.
-func begin(segments []plan.Segment) (wanted []wish, c *cutting, err error) {
+func begin(segments []plan.Segment) (wanted []wish, c *Cutting, err error) {
 	wanted, percent := wishes(segments)
 	if len(wanted) == 0 {
 		return nil, nil, errors.New("--apply: the plan cuts no GPU: without MIG a share is an MPS percentage, which a process is started with")
 	}
-	c = &cutting{}
+	c = &Cutting{}
 	for _, gpu := range percent {
 		c.about = append(c.about, fmt.Sprintf("GPU %d of the plan is not cut: its shares are MPS percentages, which a process is started with.", gpu))
 	}
@@ -127,25 +126,16 @@ func planned(gpu int) string { return fmt.Sprintf("plan-%d", gpu) }
 // GPU's number is for good, though those before it may have fallen empty
 // (plan.Plan.IdleGPUs): it goes by its number, not counting those of other models,
 // and where there are not so many, by what is left.
-func (c *cutting) match(segments []plan.Segment, there []mig.GPU) (map[int]mig.GPU, error) {
-	have := map[string][]mig.GPU{}
-	for _, g := range there {
-		if table, err := plan.ForDevice(g.Name); err == nil {
-			have[table.Name] = append(have[table.Name], g)
-		}
-	}
-	models := map[int]string{}
-	need := map[string]int{}
-	for _, s := range segments {
-		if _, cut := wishOf(s); !cut {
-			continue
-		}
-		if _, seen := models[s.GPU]; !seen {
-			models[s.GPU] = s.GPUModel
-			need[s.GPUModel]++
-		}
-	}
+func (c *Cutting) match(segments []plan.Segment, there []mig.GPU) (map[int]mig.GPU, error) {
+	models, have := modelsOf(segments), byModel(there)
 	numbers := slices.Sorted(maps.Keys(models))
+	for _, number := range numbers {
+		model := models[number]
+		if need := count(numbers, func(n int) bool { return models[n] == model }); len(have[model]) < need {
+			return nil, fmt.Errorf("the plan needs %d × %s with MIG, this machine has %d", need, model, len(have[model]))
+		}
+	}
+
 	is := map[int]mig.GPU{}
 	taken := map[string]bool{} // by UUID
 	take := func(number int, g mig.GPU) {
@@ -154,17 +144,9 @@ func (c *cutting) match(segments []plan.Segment, there []mig.GPU) (map[int]mig.G
 		}
 	}
 	for i, number := range numbers {
-		model, others := models[number], 0
-		if len(have[model]) < need[model] {
-			return nil, fmt.Errorf("the plan needs %d × %s with MIG, this machine has %d", need[model], model, len(have[model]))
-		}
-		for _, before := range numbers[:i] {
-			if models[before] != model {
-				others++
-			}
-		}
-		if at := number - others; at < len(have[model]) {
-			take(number, have[model][at])
+		others := count(numbers[:i], func(n int) bool { return models[n] != models[number] })
+		if gpus, at := have[models[number]], number-others; at < len(gpus) {
+			take(number, gpus[at])
 		}
 	}
 	for _, number := range numbers {
@@ -174,6 +156,37 @@ func (c *cutting) match(segments []plan.Segment, there []mig.GPU) (map[int]mig.G
 		c.about = append(c.about, fmt.Sprintf("GPU %d of the plan is %v.", number, is[number]))
 	}
 	return is, nil
+}
+
+// modelsOf are the models of the GPUs that segments cut, by the plan's numbers.
+func modelsOf(segments []plan.Segment) map[int]string {
+	models := map[int]string{}
+	for _, s := range segments {
+		if _, cut := wishOf(s); cut {
+			models[s.GPU] = s.GPUModel
+		}
+	}
+	return models
+}
+
+// byModel are the GPUs of each model that has a placement table.
+func byModel(gpus []mig.GPU) map[string][]mig.GPU {
+	have := map[string][]mig.GPU{}
+	for _, g := range gpus {
+		if table, err := plan.ForDevice(g.Name); err == nil {
+			have[table.Name] = append(have[table.Name], g)
+		}
+	}
+	return have
+}
+
+func count(list []int, of func(int) bool) (n int) {
+	for _, v := range list {
+		if of(v) {
+			n++
+		}
+	}
+	return n
 }
 
 // blank are the GPUs that segments lie on as they would be with nothing cut out of
@@ -201,8 +214,8 @@ func profilesOf(g plan.GPU) (list []mig.Profile) {
 	return list
 }
 
-// strings are the steps as they are printed.
-func (c *cutting) strings() []string {
+// Strings are the steps as they are printed.
+func (c *Cutting) Strings() []string {
 	list := make([]string, len(c.steps))
 	for i, s := range c.steps {
 		list[i] = s.String()
@@ -210,7 +223,8 @@ func (c *cutting) strings() []string {
 	return list
 }
 
-func (c *cutting) section() render.Section {
+// Section shows the steps.
+func (c *Cutting) Section() render.Section {
 	s := render.Section{Title: "Steps", Text: c.about}
 	if len(c.steps) == 0 {
 		s.Text = append(s.Text, "Nothing is to be done: the GPUs are cut like this.")
@@ -218,19 +232,19 @@ func (c *cutting) section() render.Section {
 	}
 	if c.of != nil {
 		s.Head = []string{"step", "of the change's", "what"}
-		for i, step := range c.strings() {
+		for i, step := range c.Strings() {
 			s.Rows = append(s.Rows, []string{fmt.Sprint(i + 1), fmt.Sprint(c.of[i]), step})
 		}
 		return s
 	}
 	s.Head = []string{"step", "what"}
-	for i, step := range c.strings() {
+	for i, step := range c.Strings() {
 		s.Rows = append(s.Rows, []string{fmt.Sprint(i + 1), step})
 	}
 	return s
 }
 
-// do takes the steps, and says which it has taken.
-func (c *cutting) do(progress io.Writer) error {
+// Do takes the steps, and says which it has taken.
+func (c *Cutting) Do(progress io.Writer) error {
 	return mig.Do(c.session, c.steps, func(s mig.Step) { fmt.Fprintln(progress, "done:", s) })
 }

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/cuda/mig"
+)
+
+func TestFromAndApplyTogetherFollowTheChange(t *testing.T) {
+	opened := openMIG
+	t.Cleanup(func() { openMIG = opened })
+	openMIG = func() (mig.Session, error) { return nil, errors.New("nothing to be had") }
+	rows := "resnet50,100,100\n"
+	from := file(t, "old.json", plannedWith(t, "--services", services(t, rows), "-o", "json"))
+	out := plannedWith(t, "--services", services(t, rows+"vgg19,50,300\n"), "--from", from, "--apply", "--dry-run")
+	if strings.Count(out, "create ") != 2+1 || strings.Contains(out, "uncut") || !strings.Contains(out, "vgg19 is new") {
+		t.Errorf("want what is created for vgg19 and nothing else (an instance, its compute instance, the change's step):\n%s", out)
+	}
+}
+
+// What a plan says of its own bounds is not believed: it would be served as late as
+// whoever edits the file likes.
+func TestAnOldPlanWithAnotherLatencyBoundIsRefused(t *testing.T) {
+	rows := "resnet50,100,100\n"
+	for _, policy := range []string{"penstock", "parvagpu"} {
+		text := plannedWith(t, "--services", services(t, rows), "--policy", policy, "-o", "json")
+		for _, bound := range []string{"99", "0", "44.9"} {
+			edited := strings.Replace(text, `"latency_bound_ms": 45`, `"latency_bound_ms": `+bound, 1)
+			if edited == text {
+				t.Fatal(text)
+			}
+			_, err := penstock(t, "plan", "--profiles", published, "--services", services(t, rows), "--from", file(t, "old.json", edited))
+			if err == nil || !strings.Contains(err.Error(), "resnet50 has latency_bound_ms "+bound+": policy "+policy+" plans with half of slo_ms × 0.9, which is 45") {
+				t.Errorf("%s, %s: %v", policy, bound, err)
+			}
+		}
+		// As it was, it goes on, with the bound of another objective where that is wanted.
+		out := plannedWith(t, "--services", services(t, "resnet50,100,130\n"), "--from", file(t, "old.json", text), "-o", "json")
+		if bound := read(t, out).Services[0].LatencyBoundMS; bound != 58.5 {
+			t.Errorf("%s: %v", policy, bound)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+// Package migfake stands in for a machine's GPUs with MIG.
+package migfake
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/penstock/penstock/cuda/mig"
+	"github.com/penstock/penstock/plan"
+)
+
+// Machine is a mig.Session whose GPUs do not change: it notes the steps that it takes.
+type Machine struct {
+	Has   []mig.GPU
+	Taken []mig.Step
+	Fail  int // the step, from 1, that fails
+}
+
+// A100s is a machine of that many uncut A100s, and an A30 after the first.
+func A100s(t *testing.T, n int) *Machine {
+	t.Helper()
+	m := &Machine{}
+	for i := range n + 1 {
+		name, product := "a100-80", "NVIDIA A100-SXM4-80GB"
+		if i == 1 {
+			name, product = "a30", "NVIDIA A30"
+		}
+		table, err := plan.Lookup(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var profiles []mig.Profile
+		for _, s := range table.Sizes {
+			profiles = append(profiles, mig.Profile{Name: s.Profile, Slices: s.GPCs, Size: s.Slots, Starts: s.Starts})
+		}
+		g := mig.Blank(1, product, profiles)[0]
+		g.Index, g.UUID = i, fmt.Sprintf("GPU-%s-%d", name, i)
+		m.Has = append(m.Has, g)
+	}
+	return m
+}
+
+// Open is for what opens a driver.
+func (m *Machine) Open() (mig.Session, error) { return m, nil }
+
+// GPUs implements mig.Session.
+func (m *Machine) GPUs() ([]mig.GPU, error) { return m.Has, nil }
+
+// Take implements mig.Session.
+func (m *Machine) Take(s mig.Step) error {
+	if m.Fail--; m.Fail == 0 {
+		return fmt.Errorf("%v: it does not please me", s)
+	}
+	m.Taken = append(m.Taken, s)
+	return nil
+}
