@@ -7,7 +7,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"testing"
 
@@ -19,10 +18,17 @@ import (
 // Scenarios are the names of the paper's six (Table IV), for Scenario.
 var Scenarios = []string{"S1", "S2", "S3", "S4", "S5", "S6"}
 
-// testdata is plan/testdata, wherever the test runs.
+// testdata is plan/testdata of the repository that the test runs in. The binary may not know
+// its path: -trimpath removes it.
 var testdata = sync.OnceValue(func() string {
-	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", "..", "plan", "testdata")
+	dir, _ := os.Getwd()
+	for ; filepath.Dir(dir) != dir; dir = filepath.Dir(dir) {
+		folder := filepath.Join(dir, "plan", "testdata")
+		if _, err := os.Stat(folder); err == nil {
+			return folder
+		}
+	}
+	return "plan/testdata"
 })
 
 // published are the published profiles of an A100-80GB; tests share them and
