@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/penstock/penstock/plan/cutting"
 	"github.com/penstock/penstock/plan/policies"
 	"github.com/penstock/penstock/plan/replay"
-	"github.com/penstock/penstock/plan/simulated"
 	"github.com/penstock/penstock/plan/verify"
 )
 
@@ -161,10 +159,10 @@ func (o *planOptions) run(ctx context.Context, out, progress io.Writer) error {
 		printed.Plan, err = made(ctx, o.policy, problem)
 	}
 	if err != nil {
-		return explained(err, problem)
+		return problem.Explain(err)
 	}
 	problem = policies.Solved(problem, printed.Plan)
-	printed.Notes = append(printed.Notes, unused(problem)...)
+	printed.Notes = append(printed.Notes, problem.Unused()...)
 	if err := verify.Plan(problem, printed.Plan); err != nil {
 		return fmt.Errorf("the plan does not hold, which is a mistake in Penstock; it is not printed: %w", err)
 	}
@@ -210,37 +208,12 @@ func made(ctx context.Context, policy string, problem *plan.Problem) (*plan.Plan
 
 // changed moves as little of an old plan as possible.
 func changed(ctx context.Context, old *plan.Plan, problem *plan.Problem) (*plan.Plan, *change.Change, error) {
-	if _, err := policies.Find(old.Policy); err != nil {
-		return nil, nil, fmt.Errorf("--from: %w: %w", change.ErrOldPlan, err)
-	}
-	if old.Policy != simulated.Name { // which has learnt its own
-		if err := ofHalf(old); err != nil {
-			return nil, nil, fmt.Errorf("--from: %w: %w", change.ErrOldPlan, err)
-		}
-		half := *problem
-		half.Bound = plan.HalfSLO
-		problem = &half
-	}
-	c, took, err := timed(ctx, func() (*change.Change, error) { return change.From(old, problem) })
+	c, took, err := timed(ctx, func() (*change.Change, error) { return policies.Change(old, problem) })
 	if err != nil {
 		return nil, nil, fmt.Errorf("--from: %w", err)
 	}
 	c.Plan.DelayMS = inMilliseconds(took)
 	return c.Plan, c, nil
-}
-
-// ofHalf says whether a plan's latency bounds are those of all policies that learn
-// none. A file that says otherwise was changed by hand, and what it calls served is
-// not.
-func ofHalf(p *plan.Plan) error {
-	for i, s := range p.Services {
-		want := plan.HalfSLO(plan.Service{SLOMS: s.SLOMS})
-		if !(math.Abs(s.LatencyBoundMS-want) <= 1e-9*want) {
-			return fmt.Errorf("services[%d]: %s has latency_bound_ms %v: policy %s plans with half of slo_ms × 0.9, which is %v",
-				i, s.Service, s.LatencyBoundMS, p.Policy, want)
-		}
-	}
-	return nil
 }
 
 func inMilliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

@@ -94,87 +94,13 @@ func wayOf(c *change.Change) *way {
 // sections are what more was asked, for who reads it.
 func (p printedPlan) sections() (list []render.Section) {
 	if p.Change != nil {
-		list = append(list, changeSection(p.Change))
+		list = append(list, render.Change(p.Change))
 	}
 	if p.Replay != nil {
-		list = append(list, replaySection(p.Replay))
+		list = append(list, render.Replay(p.Replay))
 	}
 	if p.cutting != nil {
 		list = append(list, p.cutting.Section())
 	}
 	return list
 }
-
-func changeSection(c *change.Change) render.Section {
-	s := render.Section{Title: "Change", Text: []string{
-		fmt.Sprintf("GPUs: %d before, %d after, at most %d on the way.", c.GPUsBefore, c.GPUsAfter, c.GPUsDuring),
-	}}
-	stay := 0
-	for _, v := range c.Services {
-		if v.Fate == change.Stays {
-			stay++
-			continue
-		}
-		s.Text = append(s.Text, fateOf(v))
-	}
-	s.Text = append(s.Text, fmt.Sprintf("%d of %d services stay as they are, and none of their segments moves.", stay, len(c.Services)))
-	for _, v := range c.Spares {
-		on := fmt.Sprintf("GPU %d", v.GPU)
-		if v.ExtraGPU {
-			on = fmt.Sprintf("one more %s, as GPU %d", v.GPUModel, v.GPU)
-		}
-		s.Text = append(s.Text, fmt.Sprintf("Spare for a shadow of %s: size %d in slot %d of %s.", v.Service, v.GPCs, v.Slot, on))
-	}
-	if len(c.Steps) == 0 {
-		return s
-	}
-	s.Head = []string{"step", "do", "service", "segment", "batch × processes", "why"}
-	for i, step := range c.Steps {
-		g := step.Segment
-		runs := fmt.Sprintf("%d × %d", g.Batch, g.Processes)
-		if step.Was != nil {
-			runs = fmt.Sprintf("%d × %d → %s", step.Was.Batch, step.Was.Processes, runs)
-		}
-		do := string(step.Op)
-		if step.Shadow {
-			do += " shadow"
-		}
-		s.Rows = append(s.Rows, []string{fmt.Sprint(i + 1), do, g.Service,
-			fmt.Sprintf("size %d in slot %d of GPU %d", g.GPCs, g.Slot, g.GPU), runs, step.Why})
-	}
-	return s
-}
-
-// fateOf says what becomes of a service that does not stay as it is.
-func fateOf(v change.Service) string {
-	said := fmt.Sprintf("%s %s", v.Service, map[change.Fate]string{change.Changes: "changes", change.New: "is new", change.Moves: "makes room", change.Removed: "is removed"}[v.Fate])
-	switch {
-	case v.Fate == change.New:
-		said += fmt.Sprintf(": %s requests/s within %s ms", render.Exact(v.RateRPS), render.Exact(v.SLOMS))
-	case v.Fate == change.Changes && v.RateRPS != v.OldRateRPS:
-		said += fmt.Sprintf(", from %s to %s requests/s", render.Exact(v.OldRateRPS), render.Exact(v.RateRPS))
-	}
-	if v.Fate == change.Changes && v.SLOMS != v.OldSLOMS {
-		said += fmt.Sprintf(", from an SLO of %s to %s ms", render.Exact(v.OldSLOMS), render.Exact(v.SLOMS))
-	}
-	return said + fmt.Sprintf(". Segments: %d kept, %d retuned, %d created, %d destroyed.", v.Kept, v.Retuned, v.Created, v.Destroyed)
-}
-
-func replaySection(r *replay.Report) render.Section {
-	missed := "No request misses its objective"
-	if r.Violations > 0 {
-		missed = fmt.Sprintf("%s of all requests miss their objective, most of %s", fine(r.Violations), r.Worst)
-	}
-	s := render.Section{Title: "Replay", Text: []string{
-		fmt.Sprintf("Poisson arrivals, seed %d; routing %s, rule %s. %s; processes are busy %s of the time.",
-			r.Seed, r.Routing, r.Rule, missed, render.Percent(r.Utilisation)),
-	}, Head: []string{"service", "SLO ms", "p50 ms", "p99 ms", "miss", "between", "late", "not run", "of requests", "load"}}
-	for _, v := range r.Services {
-		s.Rows = append(s.Rows, []string{v.Service, render.Exact(v.SLOMS), render.Decimal(v.P50MS), render.Decimal(v.P99MS),
-			fine(v.Violations), fine(v.Low) + " – " + fine(v.High), fmt.Sprint(v.Late), fmt.Sprint(v.Unserved), fmt.Sprint(v.Requests), render.Percent(v.Load)})
-	}
-	return s
-}
-
-// fine is a small part of one in percent.
-func fine(part float64) string { return fmt.Sprintf("%.3g %%", 100*part) }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -53,62 +52,6 @@ func (o *planOptions) read() (problem *plan.Problem, old *plan.Plan, err error) 
 	}
 	return nil, nil, fmt.Errorf("--profiles %s: none is of %s; there are profiles of %s", o.profiles, strings.Join(names, " or "),
 		strings.Join(slices.Sorted(maps.Keys(p.Profiles)), ", "))
-}
-
-// unused says which GPUs of a fleet there are no profiles of.
-func unused(p *plan.Problem) (said []string) {
-	for _, s := range p.Fleet {
-		switch {
-		case len(p.Profiles[s.GPU.Name]) > 0:
-		case s.Count < 0:
-			said = append(said, fmt.Sprintf("no profiles of %s, so those are not used", s.GPU.Name))
-		default:
-			said = append(said, fmt.Sprintf("no profiles of %s, so those %d are not used", s.GPU.Name, s.Count))
-		}
-	}
-	return said
-}
-
-// explained is a policy's error with what it leaves out: the GPUs that it could not
-// use where a fleet is too small, and, a line each, the other services that cannot be
-// served either.
-func explained(err error, p *plan.Problem) error {
-	var small *plan.TooSmall
-	if without := unused(p); errors.As(err, &small) && len(without) > 0 {
-		return fmt.Errorf("%w; %s", err, strings.Join(without, "; "))
-	}
-	var unknown *plan.NoProfile
-	var slow *plan.Infeasible
-	var service plan.Service
-	switch {
-	case errors.As(err, &unknown):
-		service = unknown.Service
-	case errors.As(err, &slow) && slow.BoundMS == p.BoundMS(slow.Service):
-		service = slow.Service
-	default:
-		return err // of a bound of the policy's own
-	}
-	all := []error{err}
-	for _, s := range p.Services {
-		if why := unserved(p, s); why != nil && s != service {
-			all = append(all, why)
-		} else if why == nil && s == service {
-			return err // of a rule of the policy's own
-		}
-	}
-	return errors.Join(all...)
-}
-
-// unserved says why no GPU that there is can serve a service.
-func unserved(p *plan.Problem, s plan.Service) (first error) {
-	for _, stock := range p.Stocks() {
-		_, err := p.Feasible(stock.GPU, s)
-		if err == nil {
-			return nil
-		}
-		first = cmp.Or(first, err)
-	}
-	return first
 }
 
 // gpuOf is the GPU that a plan goes on with where no flag says so: its own, or, where

@@ -1,0 +1,64 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+)
+
+// Unused says which GPUs of a fleet there are no profiles of.
+func (p *Problem) Unused() (said []string) {
+	for _, s := range p.Fleet {
+		switch {
+		case len(p.Profiles[s.GPU.Name]) > 0:
+		case s.Count < 0:
+			said = append(said, fmt.Sprintf("no profiles of %s, so those are not used", s.GPU.Name))
+		default:
+			said = append(said, fmt.Sprintf("no profiles of %s, so those %d are not used", s.GPU.Name, s.Count))
+		}
+	}
+	return said
+}
+
+// Explain is a policy's error with what it leaves out: the GPUs that it could not
+// use where a fleet is too small, and, a line each, the other services that cannot be
+// served either.
+func (p *Problem) Explain(err error) error {
+	var small *TooSmall
+	if without := p.Unused(); errors.As(err, &small) && len(without) > 0 {
+		return fmt.Errorf("%w; %s", err, strings.Join(without, "; "))
+	}
+	var unknown *NoProfile
+	var slow *Infeasible
+	var service Service
+	switch {
+	case errors.As(err, &unknown):
+		service = unknown.Service
+	case errors.As(err, &slow) && slow.BoundMS == p.BoundMS(slow.Service):
+		service = slow.Service
+	default:
+		return err // of a bound of the policy's own
+	}
+	all := []error{err}
+	for _, s := range p.Services {
+		if why := p.unserved(s); why != nil && s != service {
+			all = append(all, why)
+		} else if why == nil && s == service {
+			return err // of a rule of the policy's own
+		}
+	}
+	return errors.Join(all...)
+}
+
+// unserved says why no GPU that there is can serve a service.
+func (p *Problem) unserved(s Service) (first error) {
+	for _, stock := range p.Stocks() {
+		_, err := p.Feasible(stock.GPU, s)
+		if err == nil {
+			return nil
+		}
+		first = cmp.Or(first, err)
+	}
+	return first
+}
