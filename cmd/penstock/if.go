@@ -14,6 +14,7 @@ import (
 	"github.com/rs/zerolog"
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/cmd/penstock/functions"
 	"github.com/penstock/penstock/configs"
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/libml"
@@ -191,7 +192,7 @@ func sendAdd(ctx context.Context, dir string, f configs.Function) error {
 	state := ""
 	if status, err := control.ReadStatus(ctx, dir); err == nil {
 		if now, ok := status.Function(f.Name); ok {
-			state = ", " + stateText(&now)
+			state = ", " + functions.State(&now)
 		}
 	}
 	return fmt.Errorf("%s was added%s after %s: "+goesOn, f.Name, state, addPatience, f.Name)

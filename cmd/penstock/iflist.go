@@ -1,19 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
-	"slices"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/cmd/penstock/functions"
 	"github.com/penstock/penstock/control"
-	"github.com/penstock/penstock/loadgen/tabular"
 )
 
 // listCommand is `penstock if list`: the functions of the node whose runtime folder
@@ -48,172 +42,10 @@ why a function's objective is not guaranteed, and what went wrong.`,
 				e.SetIndent("", "  ")
 				return e.Encode(status)
 			}
-			fmt.Fprintln(out, deviceLine(&status))
-			var rows [][]string
-			for i := range status.Functions {
-				rows = append(rows, functionRow(&status.Functions[i]))
-			}
-			columns := functionColumns(status.Policy == string(configs.PolicyGuarantee))
-			fmt.Fprintln(out, tabular.Render(outputWidth(), columns, rows))
-			for _, line := range configurationLines(&status) {
-				fmt.Fprintln(out, line)
-			}
-			for i := range status.Functions {
-				for _, why := range reasons(&status.Functions[i]) {
-					fmt.Fprintf(out, "%s: %s\n", status.Functions[i].Name, why)
-				}
-			}
+			functions.Write(out, &status, outputWidth())
 			return nil
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
-}
-
-// deviceLine says what the functions share, and how.
-func deviceLine(s *control.Status) string {
-	switch {
-	case s.Device == nil:
-		return "CPU, shared by " + cmp.Or(s.Mechanism, "nothing yet: no orchestrator has been heard")
-	case s.Device.Why != "":
-		return fmt.Sprintf("%s (%s), %s; %s", s.Device.Name, s.Device.UUID, s.Mechanism, s.Device.Why)
-	}
-	return fmt.Sprintf("%s (%s), %s", s.Device.Name, s.Device.UUID, s.Mechanism)
-}
-
-// configurationLines say what of the node is not in its configuration file, and the other way
-// round.
-func configurationLines(s *control.Status) (lines []string) {
-	file := cmp.Or(s.Configuration.File, "the built-in configuration")
-	for i := range s.Functions {
-		switch f := &s.Functions[i]; f.Unsaved {
-		case control.UnsavedAdded:
-			lines = append(lines, fmt.Sprintf("%s: unsaved: added by `penstock if add`, not in %s", f.Name, file))
-		case control.UnsavedChanged:
-			lines = append(lines, fmt.Sprintf("%s: unsaved: changed by `penstock if`, and other than in %s", f.Name, file))
-		}
-	}
-	if s.Configuration.Error != "" {
-		lines = append(lines, fmt.Sprintf("%s is not followed since %s: %s", file, s.Configuration.Since.Local().Format(time.DateTime), s.Configuration.Error))
-	}
-	if keys := s.Configuration.NeedRestart; len(keys) > 0 {
-		lines = append(lines, fmt.Sprintf("%s: %s: in force after a restart of the node", file, strings.Join(keys, ", ")))
-	}
-	return lines
-}
-
-// functionColumns are in the order of their importance.
-func functionColumns(guarantees bool) []tabular.Column {
-	columns := []tabular.Column{{Name: "function", Left: true}, {Name: "state", Left: true}, {Name: "slo"}}
-	if guarantees {
-		columns = append(columns, tabular.Column{Name: "guarantee"}, tabular.Column{Name: "use"}, tabular.Column{Name: "demoted"})
-	} else {
-		columns = append(columns, tabular.Column{Name: "share"})
-	}
-	return append(columns, tabular.Column{Name: "answered"}, tabular.Column{Name: "failed"}, tabular.Column{Name: "lost"},
-		tabular.Column{Name: "address", Left: true}, tabular.Column{Name: "model", Left: true}, tabular.Column{Name: "batch"}, tabular.Column{Name: "in flight"})
-}
-
-func functionRow(f *control.FunctionStatus) []string {
-	row := []string{f.Name, stateText(f), strconv.FormatFloat(f.SLOMillis, 'f', -1, 64) + " ms"}
-	if g := f.Guarantee; g != nil {
-		row = append(row, percentText(g.Percent), percentText(g.UsePercent), percentText(g.DemotedPercent))
-	} else {
-		row = append(row, shareOf(f))
-	}
-	return append(row, fmt.Sprint(f.Replied), fmt.Sprint(f.Failed), fmt.Sprint(f.Lost),
-		fmt.Sprintf("%s:%d", f.Address, f.Port), fmt.Sprintf("%s v%d", f.Model, f.Version), strconv.FormatFloat(f.Limit, 'f', 0, 64), fmt.Sprint(f.InFlight))
-}
-
-func percentText(percent float64) string { return strconv.FormatFloat(percent, 'f', 1, 64) + " %" }
-
-// shareOf is a function's share as people say it.
-func shareOf(f *control.FunctionStatus) string {
-	text := percentText(f.SharePercent)
-	sms := 0
-	for i := range f.Instances {
-		if f.Instances[i].Whole {
-			text = "whole"
-		}
-		if p, ok := f.Instances[i].Serving(); ok {
-			sms += p.SMs
-		}
-	}
-	if sms > 0 {
-		text += fmt.Sprintf(", %d SMs", sms)
-	}
-	return text
-}
-
-// stateText says whether a function serves, or how far it is.
-func stateText(f *control.FunctionStatus) string {
-	serve, shadows := 0, 0
-	var state control.State
-	for i := range f.Instances {
-		in := &f.Instances[i]
-		if _, ok := in.Serving(); ok {
-			serve++
-		} else {
-			for _, p := range in.Processes {
-				if p.Role == control.Serve {
-					state = p.State
-				}
-			}
-		}
-		if _, ok := in.Standby(); ok {
-			shadows++
-		}
-	}
-	text := "serves"
-	switch {
-	case serve == 0:
-		text = "does not serve"
-	case len(f.Instances) > 1:
-		text = fmt.Sprintf("%d of %d serve", serve, len(f.Instances))
-	}
-	if state != "" {
-		text += fmt.Sprintf(" (%s)", state)
-	}
-	switch {
-	case shadows == 1:
-		text += ", shadow ready"
-	case shadows > 1:
-		text += fmt.Sprintf(", %d shadows ready", shadows)
-	}
-	return text
-}
-
-// reasons are why no share meets a function's objective, how often a process of it hung,
-// and what else went wrong with its processes, each once. They are sentences of any
-// length: too much for a column.
-func reasons(f *control.FunctionStatus) []string {
-	var all []string
-	if f.Guarantee != nil {
-		switch f.Guarantee.Unprotected {
-		case control.UnprotectedByDevice:
-			all = append(all, "unprotected: the GPU runs all work at one priority, so functions beyond their guarantees hold up others")
-		case control.UnprotectedByFramework:
-			all = append(all, "unprotected: its framework runs all work at one priority, so it holds up others if it exceeds its guarantee")
-		}
-	}
-	if f.Guarantee != nil && f.Guarantee.Infeasible != "" {
-		all = append(all, "objective is not guaranteed: "+f.Guarantee.Infeasible)
-	}
-	if f.BoundWhy != "" {
-		all = append(all, f.BoundWhy)
-	}
-	if f.Hangs > 0 {
-		all = append(all, fmt.Sprintf("processes that were killed because a request had no answer after %v ms (hang_timeout): %d", f.HangTimeoutMillis, f.Hangs))
-	}
-	for i := range f.Instances {
-		for _, p := range f.Instances[i].Processes {
-			if p.Reason != "" && !slices.Contains(all, p.Reason) {
-				all = append(all, p.Reason)
-			}
-		}
-		if l := f.Instances[i].LastFailure; l != nil {
-			all = append(all, fmt.Sprintf("process %d (generation %d) failed %v ago: %s", l.PID, l.Generation, time.Since(l.At).Round(time.Second), l.Reason))
-		}
-	}
-	return all
 }

@@ -1,4 +1,4 @@
-package main
+package functions
 
 import (
 	"strings"
@@ -69,7 +69,7 @@ func TestAReasonIsGivenOnceAndInFull(t *testing.T) {
 	if got := reasons(&f); len(got) != 1 || got[0] != long {
 		t.Errorf("%q", got)
 	}
-	if state := stateText(&f); strings.Contains(state, "file") {
+	if state := State(&f); strings.Contains(state, "file") {
 		t.Errorf("the column says %q", state)
 	}
 }
