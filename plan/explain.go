@@ -21,9 +21,9 @@ func (p *Problem) Unused() (said []string) {
 	return said
 }
 
-// Explain is a policy's error with what it leaves out: the GPUs that it could not
-// use where a fleet is too small, and, a line each, the other services that cannot be
-// served either.
+// Explain completes a policy's error. If a fleet is too small, it adds the GPUs that the
+// policy could not use. If a service cannot be served, it adds one line for each other
+// service that cannot be served either.
 func (p *Problem) Explain(err error) error {
 	var small *TooSmall
 	if without := p.Unused(); errors.As(err, &small) && len(without) > 0 {

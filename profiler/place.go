@@ -15,7 +15,7 @@ import (
 // Place is where a profile and its card's knees go.
 type Place struct {
 	File string // the profile
-	// card is the card to write the knees into; copied is true where that is a copy of
+	// card is the card to write the knees into; copied is true if that is a copy of
 	// a shipped one, to be made. Both are empty with --keep-card.
 	card   string
 	copied bool

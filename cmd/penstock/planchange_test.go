@@ -20,8 +20,8 @@ func TestFromAndApplyTogetherFollowTheChange(t *testing.T) {
 	}
 }
 
-// What a plan says of its own bounds is not believed: it would be served as late as
-// whoever edits the file likes.
+// A plan's file may have been edited: its latency bounds are checked, since services are
+// served as late as these allow.
 func TestAnOldPlanWithAnotherLatencyBoundIsRefused(t *testing.T) {
 	rows := "resnet50,100,100\n"
 	for _, policy := range []string{"penstock", "parvagpu"} {
@@ -36,7 +36,7 @@ func TestAnOldPlanWithAnotherLatencyBoundIsRefused(t *testing.T) {
 				t.Errorf("%s, %s: %v", policy, bound, err)
 			}
 		}
-		// As it was, it goes on, with the bound of another objective where that is wanted.
+		// The unchanged plan is accepted, with the bound of another objective.
 		out := plannedWith(t, "--services", services(t, "resnet50,100,130\n"), "--from", file(t, "old.json", text), "-o", "json")
 		if bound := read(t, out).Services[0].LatencyBoundMS; bound != 58.5 {
 			t.Errorf("%s: %v", policy, bound)

@@ -1,5 +1,5 @@
-// Package traffic makes the traffic for the functions of a node: who gets how many
-// requests, with which pictures, and what the answers are compared with.
+// Package traffic makes the traffic for the functions of a node: the rate of each, its
+// pictures, and the models that its answers are compared with.
 package traffic
 
 import (

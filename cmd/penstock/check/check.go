@@ -1,5 +1,5 @@
-// Package check finds what a node needs of this machine (models, a device, a user for the
-// sandbox, ports, a runtime folder), and says what would keep the node from running.
+// Package check finds what a node needs of this machine: models, a device, a user for the
+// sandbox, ports, a runtime folder. It says what would keep the node from running.
 package check
 
 import (
