@@ -3,153 +3,105 @@
 package onnx
 
 import (
-	"encoding/binary"
 	"errors"
-	"fmt"
-	"math"
-	"math/rand/v2"
 
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/device/cpu"
-	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/libml/onnx/answer"
 )
 
-// Before it serves on a GPU, each batch size answers one picture of noise, and the
-// answers are held against the CPU's, which LoadModel has made. It is there because
-// a GPU's libraries can be wrong in silence: cuBLAS 13.0 chooses its f16 kernels by
-// the number of multiprocessors that it sees, and where MPS shows it fewer than the
-// device has, some of them compute nonsense (measured on an H200: ResNet-50 is wrong
-// at 20, 30, 40, 60, 70 and 80 %, right at 10, 50 and above 90; PyTorch's matrix
-// product likewise). A green context shows it the whole device, and is right.
+// The answer check compares each batch size's answer to a picture of noise with the CPU's.
+// A process with wrong answers does not serve: LinkModel or ConfigureBatch returns
+// answer.ErrWrong. Package answer has the reasons and the measure.
+//
+// Active: on every GPU, for models that ONNX Runtime can run on the CPU. The CPU answers in
+// LoadModel, or has answered when the model was prepared. Otherwise the log says that
+// answers are not checked. There is no setting. It has found wrong answers only under MPS
+// percentages, in f16 (adr/0007).
 
-// errWrongAnswers is returned by LinkModel and ConfigureBatch on a GPU if the model's answers are not
-// the CPU's.
-var errWrongAnswers = errors.New("model answers wrongly on this GPU")
-
-// farthest is how far a value may be from the CPU's, for the largest of its output.
-// Of models that are right the farthest were at 0.06 (f16) and 3e-5 (f32); of those
-// that are wrong, most at 0.4 to infinity.
-const farthest = 0.25
-
-// reference is the sample and what the CPU answers to it.
-type reference struct {
-	input   []byte      // one image
-	outputs [][]float32 // none where the CPU cannot say
+// askReference has the CPU answer the sample. Without its answer, the reference has only the
+// sample.
+func (g *gpu) askReference(model []byte) (err error) {
+	if g.reference, err = g.ask(g.env, model); err == nil {
+		return nil
+	}
+	g.env.Log.Info().Err(brief(g.env.Card, err)).Msg("model does not run on the CPU: its answers on the GPU are not checked")
+	g.reference = new(answer.Reference)
+	g.reference.Input, err = answer.Sample(g.env.Card.Input)
+	return err
 }
 
-// newReference runs a model on the CPU, once.
-func newReference(env libml.Environment, model []byte) (_ *reference, err error) {
+// newReference runs a model once, on the CPU.
+func newReference(env libml.Environment, model []byte) (_ *answer.Reference, err error) {
 	card := env.Card
-	f := New()
-	env.Device, env.Stream = libml.DeviceCPU, nil
-	env.Threads = 1 // a shadow loads while others serve
-	if err := f.Init(env); err != nil {
+	env.Threads = 1 // a shadow loads while other processes serve
+	c := newCPU(env)
+	defer func() { err = errors.Join(err, c.deinit()) }()
+	if err := c.init(); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, f.Deinit()) }()
-	f.model = model
-	if _, err := f.LinkModel(); err != nil {
+	c.model = model
+	if _, err := c.linkModel(); err != nil {
 		return nil, err
 	}
-	r := new(reference)
-	if r.input, err = sample(card.Input); err != nil {
+
+	r := new(answer.Reference)
+	if r.Input, err = answer.Sample(card.Input); err != nil {
 		return nil, err
 	}
-	// A model with a fixed batch has no batch of 1. Its first image is the sample, and
-	// the others are zero.
+	// A model with a fixed batch has no batch of 1. The sample is its first image; the
+	// others are zero.
 	n := card.Batches[0]
-	input := make([]byte, n*len(r.input))
-	copy(input, r.input)
+	input := make([]byte, n*len(r.Input))
+	copy(input, r.Input)
 	var outputs [][]byte
 	for i := range card.Outputs {
 		outputs = append(outputs, make([]byte, n*card.Outputs[i].Bytes()))
 	}
-	if _, err := f.ConfigureBatch(0, n, input, outputs); err != nil {
+	if _, err := c.configureBatch(0, n, input, outputs); err != nil {
 		return nil, err
 	}
-	if err := f.InferBatch(0, n); err != nil {
+	if err := c.inferBatch(0, n); err != nil {
 		return nil, err
 	}
 	for i, o := range outputs {
-		r.outputs = append(r.outputs, floats(o[:card.Outputs[i].Bytes()]))
+		r.Outputs = append(r.Outputs, answer.Floats(o[:card.Outputs[i].Bytes()]))
 	}
 	return r, nil
 }
 
-func floats(data []byte) []float32 {
-	values := make([]float32, len(data)/4)
-	for i := range values {
-		values[i] = math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:]))
-	}
-	return values
-}
-
-// sample is a picture of noise as the gather would write it, of bytes whatever comes
-// over the wire: noise in floats has infinities in it.
-func sample(in models.Input) ([]byte, error) {
-	in.WireType = models.U8
-	rng := rand.New(rand.NewPCG(1, 2))
-	picture := make([]byte, in.WireBytes())
-	for i := range picture {
-		picture[i] = byte(rng.IntN(256))
-	}
-	tensor := make([]byte, in.TensorBytes())
-	if err := cpu.Direct(in, picture, tensor); err != nil {
-		return nil, fmt.Errorf("make a sample: %w", err)
-	}
-	return tensor, nil
-}
-
-// check has a batch of the sample run, by launch, over these tensors on the stream,
-// and compares each image's answer.
-func (r *reference) check(c *cuda.Context, stream cuda.Stream, in place, outs []place, launch func() error) (err error) {
-	bytes := len(r.input)
+// checkAnswer fills the input with copies of the sample, calls launch, which queues the batch
+// on the session's stream, and compares each image's answer.
+func (s *size) checkAnswer(in place, outs []place, launch func() error) (err error) {
+	r := s.g.reference
+	bytes := len(r.Input)
 	for _, o := range outs {
 		bytes = max(bytes, o.bytes)
 	}
-	host, err := c.AllocateHost(bytes)
+	host, err := s.g.context.AllocateHost(bytes)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.FreeHost(host)) }()
-	copy(host, r.input)
-	n := in.bytes / len(r.input)
+	defer func() { err = errors.Join(err, s.g.context.FreeHost(host)) }()
+
+	copy(host, r.Input)
+	n := in.bytes / len(r.Input)
 	for i := range n {
-		if err := stream.Copy(in.at+cuda.Pointer(i*len(r.input)), cuda.At(host), len(r.input)); err != nil {
+		if err := s.stream.Copy(in.at+cuda.Pointer(i*len(r.Input)), cuda.At(host), len(r.Input)); err != nil {
 			return err
 		}
 	}
-	if err := errors.Join(launch(), stream.Synchronize()); err != nil {
+	if err := errors.Join(launch(), s.stream.Synchronize()); err != nil {
 		return err
 	}
-	for k, o := range outs[:min(len(outs), len(r.outputs))] {
-		if err := errors.Join(stream.Copy(cuda.At(host), o.at, o.bytes), stream.Synchronize()); err != nil {
+
+	for k, o := range outs[:min(len(outs), len(r.Outputs))] {
+		if err := errors.Join(s.stream.Copy(cuda.At(host), o.at, o.bytes), s.stream.Synchronize()); err != nil {
 			return err
 		}
-		got := floats(host[:o.bytes])
-		each := len(got) / n
-		for i := range n {
-			if d := distance(r.outputs[k], got[i*each:(i+1)*each]); !(d <= farthest) {
-				return fmt.Errorf("%w: output %s is %.2g of its largest value away from the CPU's", errWrongAnswers, o.name, d)
-			}
+		if err := r.Compare(k, o.name, answer.Floats(host[:o.bytes]), n); err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-// distance is the largest difference for the largest value; NaN where there is one
-// that is not wanted.
-func distance(want, got []float32) float64 {
-	var largest, worst float64
-	for i := range want {
-		largest = max(largest, math.Abs(float64(want[i])))
-		if d := math.Abs(float64(got[i]) - float64(want[i])); d > worst || math.IsNaN(d) {
-			worst = d
-		}
-	}
-	if worst == 0 {
-		return 0
-	}
-	return worst / largest
 }

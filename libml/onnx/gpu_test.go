@@ -4,9 +4,7 @@ package onnx
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
-	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -23,7 +21,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudatest"
 	"github.com/penstock/penstock/libml"
 	"github.com/penstock/penstock/libml/device"
-	"github.com/penstock/penstock/libml/device/cpu"
+	"github.com/penstock/penstock/libml/onnx/answer"
 	"github.com/penstock/penstock/models"
 )
 
@@ -176,7 +174,8 @@ type rig struct {
 	context *cuda.Context
 	card    *models.Card
 	played  *played
-	f       *Framework
+	gpu     *gpu
+	f       *Framework // runs gpu
 	streams [device.Slots]cuda.Stream
 	log     bytes.Buffer
 	ended   bool
@@ -201,13 +200,13 @@ func newRig(t *testing.T, b *played) *rig {
 		r.streams[i] = r.newStream()
 	}
 	b.weights, b.scratch = max(b.weights, 1), max(b.scratch, 1)
-	r.f = New()
-	r.f.gpu = newGPU(libml.Environment{
+	r.gpu = newGPU(libml.Environment{
 		Card: r.card, Threads: 2, Log: zerolog.New(&r.log), Device: "GPU-fake",
 		Stream: func(slot int) uintptr { return r.streams[slot].Handle() },
 	})
-	r.f.gpu.backend, r.f.gpu.preload = b, func() error { return nil }
-	r.f.gpu.ask = func(libml.Environment, []byte) (*reference, error) { return nil, errors.New("is not asked") }
+	r.f = &Framework{runner: r.gpu}
+	r.gpu.backend, r.gpu.preload = b, func() error { return nil }
+	r.gpu.ask = func(libml.Environment, []byte) (*answer.Reference, error) { return nil, errors.New("is not asked") }
 	t.Cleanup(func() {
 		cudafake.Reset()
 		r.end()
@@ -243,7 +242,7 @@ func (r *rig) end() {
 
 func (r *rig) loaded() *rig {
 	r.t.Helper()
-	if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
+	if err := errors.Join(r.gpu.init(), r.f.LoadModel()); err != nil {
 		r.t.Fatal(err)
 	}
 	return r
@@ -261,7 +260,7 @@ func (r *rig) whole() *rig {
 	if _, err := r.f.LinkModel(); err != nil {
 		r.t.Fatal(err)
 	}
-	if err := r.f.gpu.linkRest(r.card.MaxBatch()); err != nil {
+	if err := r.gpu.linkRest(r.card.MaxBatch()); err != nil {
 		r.t.Fatal(err)
 	}
 	return r
@@ -364,15 +363,15 @@ func TestStreamOfABatch(t *testing.T) {
 			r := newRig(t, &played{outside: apart}).linked()
 			b := r.tensors(4)
 			r.configure(0, 4, b)
-			if r.f.gpu.apart != apart {
-				t.Fatalf("apart is %v", r.f.gpu.apart)
+			if r.gpu.order.exclusive != apart {
+				t.Fatalf("apart is %v", r.gpu.order.exclusive)
 			}
 			if !r.f.Demotable(0, 4) || r.f.Demotable(1, 4) {
 				t.Error("the batch that is a graph cannot be demoted, or one that is not configured can")
 			}
 			other := r.newStream()
 			on := r.streams[0]
-			r.f.gpu.env.BatchStream = func(int) uintptr { return on.Handle() }
+			r.gpu.env.BatchStream = func(int) uintptr { return on.Handle() }
 			for i, stream := range []cuda.Stream{r.streams[0], other, r.streams[0], other} {
 				on = stream
 				r.fillWith(b, byte(7+i))
@@ -449,7 +448,7 @@ func TestTheSmallestBatchRunsWhileTheOthersAreLinked(t *testing.T) {
 			t.Errorf("answered %v while others are linked, want %d", got, i)
 		}
 	}
-	before := r.f.gpu.scratch[0].look().mapped
+	before := r.gpu.scratch[0].look().mapped
 	close(gate)
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -457,7 +456,7 @@ func TestTheSmallestBatchRunsWhileTheOthersAreLinked(t *testing.T) {
 	if p.sessions != small+rest {
 		t.Errorf("%d sessions for %v", p.sessions, r.card.Batches)
 	}
-	if after := r.f.gpu.scratch[0].look(); after.used != 0 || before == 0 {
+	if after := r.gpu.scratch[0].look(); after.used != 0 || before == 0 {
 		t.Errorf("lane %+v, %d bytes before", after, before)
 	}
 	r.fillWith(four, 8)
@@ -475,7 +474,7 @@ func TestASizeThatCannotBeLinkedLeavesTheSmallerOnes(t *testing.T) {
 	p := &played{weights: 8 * mebi, scratch: 24 * mebi}
 	r := newRig(t, p)
 	r.card.Batches = []int{1, 2, 4, 8}
-	r.f.gpu.env.Threads = 1
+	r.gpu.env.Threads = 1
 	r.loaded()
 	if _, err := r.f.LinkModel(); err != nil {
 		t.Fatal(err)
@@ -486,8 +485,8 @@ func TestASizeThatCannotBeLinkedLeavesTheSmallerOnes(t *testing.T) {
 	two, four := r.tensors(2), r.tensors(4)
 	cudafake.Set(t, cudafake.Memory(cudafake.Now().Taken()+80*mebi)) // a session of 2 and its try, not of 4
 	r.configure(0, 2, two)
-	if len(r.f.gpu.sizes) != 2 || p.sessions != 2 {
-		t.Errorf("%d sizes and %d sessions, want 1 and 2", len(r.f.gpu.sizes), p.sessions)
+	if len(r.gpu.sizes) != 2 || p.sessions != 2 {
+		t.Errorf("%d sizes and %d sessions, want 1 and 2", len(r.gpu.sizes), p.sessions)
 	}
 	if _, err := r.f.ConfigureBatch(0, 4, four.input, four.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
 		t.Errorf("got %v", err)
@@ -499,8 +498,8 @@ func TestASizeThatCannotBeLinkedLeavesTheSmallerOnes(t *testing.T) {
 	}
 	cudafake.Reset() // there is memory again
 	r.configure(0, 4, four)
-	if len(r.f.gpu.sizes) != 4 {
-		t.Errorf("%d sizes, want all", len(r.f.gpu.sizes))
+	if len(r.gpu.sizes) != 4 {
+		t.Errorf("%d sizes, want all", len(r.gpu.sizes))
 	}
 }
 
@@ -523,7 +522,7 @@ func firstQueues() func(settings) error {
 func TestALargerSizeThatCannotBeCapturedRunsNodeByNode(t *testing.T) {
 	p := &played{unqueued: firstQueues()}
 	r := newRig(t, p)
-	r.f.gpu.env.Threads = 1
+	r.gpu.env.Threads = 1
 	r.loaded()
 	if _, err := r.f.LinkModel(); err != nil {
 		t.Fatal(err)
@@ -539,8 +538,8 @@ func TestALargerSizeThatCannotBeCapturedRunsNodeByNode(t *testing.T) {
 			t.Errorf("batch of %d answered %v", n, got)
 		}
 	}
-	if g := r.f.gpu; len(g.sizes) != 1 || len(g.plain) != 4 {
-		t.Errorf("%d sizes as graphs and %d sessions node by node, want 1 and 4", len(g.sizes), len(g.plain))
+	if g := r.gpu; len(g.sizes) != 1 || len(g.byNode.sessions) != 4 {
+		t.Errorf("%d sizes as graphs and %d sessions node by node, want 1 and 4", len(g.sizes), len(g.byNode.sessions))
 	}
 	if n := strings.Count(r.log.String(), "node by node"); n != 2 {
 		t.Errorf("%d lines of it: %s", n, r.log.String())
@@ -765,7 +764,7 @@ func TestAGraphThatWritesElsewhereRunsAlone(t *testing.T) {
 	for slot := range 2 {
 		r.configure(slot, 1, r.tensors(1))
 	}
-	if !r.f.gpu.apart {
+	if !r.gpu.order.exclusive {
 		t.Fatal("it may run beside another")
 	}
 	waits := func() bool { return cudafake.Now().Events > 0 }
@@ -796,8 +795,8 @@ func TestAModelThatIsCapturedOnlyInNCHWIsLinkedSo(t *testing.T) {
 	if made := r.played.made; len(made) != 4 || !made[0].nhwc || !made[0].tf32 || made[1].nhwc || made[3].nhwc {
 		t.Errorf("sessions were made with %+v", made)
 	}
-	if r.f.gpu.nhwc || len(r.f.gpu.sizes) != 3 || r.played.sessions != 3 {
-		t.Errorf("NHWC %v, %d sessions", r.f.gpu.nhwc, r.played.sessions)
+	if r.gpu.nhwc || len(r.gpu.sizes) != 3 || r.played.sessions != 3 {
+		t.Errorf("NHWC %v, %d sessions", r.gpu.nhwc, r.played.sessions)
 	}
 	b := r.tensors(1)
 	r.fillWith(b, 4)
@@ -851,12 +850,12 @@ func TestAModelThatCannotBeCapturedRunsNodeByNode(t *testing.T) {
 // What the played model answers is the beginning of its input.
 func TestAModelThatAnswersAsOnTheCPUIsLinked(t *testing.T) {
 	r := newRig(t, &played{})
-	r.f.gpu.ask = func(env libml.Environment, _ []byte) (*reference, error) {
-		picture, err := sample(env.Card.Input)
-		return &reference{input: picture, outputs: [][]float32{floats(picture[:40])}}, err
+	r.gpu.ask = func(env libml.Environment, _ []byte) (*answer.Reference, error) {
+		picture, err := answer.Sample(env.Card.Input)
+		return &answer.Reference{Input: picture, Outputs: [][]float32{answer.Floats(picture[:40])}}, err
 	}
 	r.linked()
-	if got := len(r.f.gpu.reference.input); got != r.card.Input.TensorBytes() {
+	if got := len(r.gpu.reference.Input); got != r.card.Input.TensorBytes() {
 		t.Errorf("a sample of %d bytes", got)
 	}
 }
@@ -883,14 +882,14 @@ func TestAModelThatAnswersOtherwiseIsNotLinked(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig(t, &played{})
-			r.f.gpu.ask = newReference // the real model's, on the CPU
+			r.gpu.ask = newReference // the real model's, on the CPU
 			c.spoil(t, r)
 			r.loaded()
-			if r.f.gpu.reference == nil || len(r.f.gpu.reference.outputs[0]) != 10 {
-				t.Fatalf("the CPU answered %+v", r.f.gpu.reference)
+			if r.gpu.reference == nil || len(r.gpu.reference.Outputs[0]) != 10 {
+				t.Fatalf("the CPU answered %+v", r.gpu.reference)
 			}
 			_, err := r.f.LinkModel()
-			if !errors.Is(err, errWrongAnswers) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), c.absent) {
+			if !errors.Is(err, answer.ErrWrong) || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), c.absent) {
 				t.Errorf("got %v", err)
 			}
 			r.end()
@@ -898,58 +897,6 @@ func TestAModelThatAnswersOtherwiseIsNotLinked(t *testing.T) {
 				t.Errorf("%d sessions are left", r.played.sessions)
 			}
 		})
-	}
-}
-
-func TestTheDistanceOfAnswers(t *testing.T) {
-	nan := float32(math.NaN())
-	for _, c := range []struct {
-		want, got []float32
-		near      bool
-	}{
-		{[]float32{0.5, 0.25}, []float32{0.5, 0.25}, true},
-		{[]float32{0.5, 0.25}, []float32{0.4, 0.3}, true},
-		{[]float32{0.5, 0.25}, []float32{0.25, 0.5}, false},
-		{[]float32{100, 1}, []float32{101, 20}, true},
-		{[]float32{0.5, 0.25}, []float32{0.5, nan}, false},
-		{[]float32{0, 0}, []float32{0, 0}, true},
-		{[]float32{0, 0}, []float32{0, 1}, false},
-	} {
-		if d := distance(c.want, c.got); (d <= farthest) != c.near {
-			t.Errorf("%v from %v: %g", c.got, c.want, d)
-		}
-	}
-}
-
-func TestTheSampleIsInTheTensorsTerms(t *testing.T) {
-	half := models.Input{Height: 1, Width: 1, Channels: 1, WireType: models.F32, WireLayout: models.HWC, TensorType: models.F16, TensorLayout: models.HWC}
-	for v, want := range map[float32]uint16{0: 0, 1: 0x3c00, -2: 0xc000, 0.5: 0x3800, 65504: 0x7bff, 1e6: 0x7c00, 1e-9: 0} {
-		got := make([]byte, 2)
-		if err := cpu.Direct(half, binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)), got); err != nil {
-			t.Fatal(err)
-		}
-		if binary.LittleEndian.Uint16(got) != want {
-			t.Errorf("%g is %#x in f16, not %#x", v, got, want)
-		}
-	}
-	in := models.Input{
-		Height: 8, Width: 8, Channels: 3, WireType: models.F32, WireLayout: models.CHW, TensorType: models.F32, TensorLayout: models.HWC,
-		Mean: []float32{10, 20, 30}, Std: []float32{2, 3, 4},
-	}
-	tensor, err := sample(in)
-	if err != nil {
-		t.Fatal(err)
-	}
-	different := map[float32]bool{}
-	for i, v := range floats(tensor) {
-		c := i % 3
-		if pixel := v*in.Std[c] + in.Mean[c]; pixel < -0.01 || pixel > 255.01 || math.Abs(float64(pixel)-math.Round(float64(pixel))) > 0.01 {
-			t.Errorf("value %d is %g, of a pixel of %g", i, v, pixel)
-		}
-		different[v] = true
-	}
-	if len(different) < 50 {
-		t.Errorf("%d different values, want noise", len(different))
 	}
 }
 
@@ -1130,7 +1077,7 @@ func TestOnAGPUDeinitCopesWithWhateverWasReached(t *testing.T) {
 	for _, call := range []string{"cuStreamCreate", "cuEventCreate", "cuMemAddressReserve", "cuMemGetInfo_v2"} {
 		t.Run(call, func(t *testing.T) {
 			r := newRig(t, &played{})
-			if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err != nil {
+			if err := errors.Join(r.gpu.init(), r.f.LoadModel()); err != nil {
 				t.Fatal(err)
 			}
 			cudafake.Set(t, cudafake.Refuse(call, 0, cuda.Code(999)))

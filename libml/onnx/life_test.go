@@ -55,7 +55,7 @@ func TestASlotThatMovesLeavesNoSessionOnAStreamThatGoes(t *testing.T) {
 	p := &played{unqueued: firstQueues()}
 	r := newRig(t, p)
 	b := &strict{played: p}
-	r.f.gpu.backend, r.f.gpu.env.Threads = b, 1
+	r.gpu.backend, r.gpu.env.Threads = b, 1
 	r.loaded()
 	if _, err := r.f.LinkModel(); err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestASlotThatMovesLeavesNoSessionOnAStreamThatGoes(t *testing.T) {
 
 func TestASessionThatFailsWithWorkQueuedLosesNoDevice(t *testing.T) {
 	r := newRig(t, &played{})
-	r.f.gpu.backend = &strict{played: r.played, fails: func(settings) bool { return true }}
+	r.gpu.backend = &strict{played: r.played, fails: func(settings) bool { return true }}
 	r.loaded()
 	cudafake.Apply(t, cudafake.Late(20*time.Millisecond))
 	if _, err := r.f.LinkModel(); err == nil || errors.Is(err, cuda.ErrLost) {

@@ -1,7 +1,7 @@
 //go:build !cgo
 
-// Package onnx is the framework "onnx". This build has no cgo, which it needs to
-// call ONNX Runtime: Init says so and nothing else works.
+// Package onnx is the framework "onnx". This build has no cgo, which the package needs to call
+// ONNX Runtime. Every callback except Deinit returns ErrNoCgo.
 package onnx
 
 import (
@@ -16,7 +16,7 @@ import (
 // ErrNoCgo is returned by every callback but Deinit.
 var ErrNoCgo = errors.New("framework onnx needs cgo: build with CGO_ENABLED=1 and a C compiler")
 
-// Framework stands in for the real one.
+// Framework takes the place of the framework that needs cgo.
 type Framework struct{}
 
 var _ libml.Framework = (*Framework)(nil)
@@ -39,7 +39,7 @@ func (*Framework) ConfigureBatch(int, int, []byte, [][]byte) (int64, error) { re
 // InferBatch returns ErrNoCgo.
 func (*Framework) InferBatch(int, int) error { return ErrNoCgo }
 
-// Deinit has nothing to give back.
+// Deinit has nothing to release.
 func (*Framework) Deinit() error { return nil }
 
 // Prepare returns ErrNoCgo.

@@ -443,7 +443,7 @@ func TestDeinitCopesWithWhateverWasReached(t *testing.T) {
 	if err := f.Deinit(); err != nil {
 		t.Errorf("after InferBatch: %v", err)
 	}
-	if len(f.batches) != 0 || f.session != nil {
+	if c := f.runner.(*cpu); len(c.batches) != 0 || c.session != nil {
 		t.Error("Deinit left something")
 	}
 }

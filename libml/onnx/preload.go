@@ -12,19 +12,20 @@ import (
 	"strings"
 )
 
-// errNoProvider is returned by Init on a GPU where ONNX Runtime, or what it needs for
-// CUDA, is not there.
+// errNoProvider is returned by Init on a GPU if ONNX Runtime's CUDA provider, or a library
+// that it needs, is missing.
 var errNoProvider = errors.New("ONNX Runtime cannot run on a GPU")
 
-// The files that make ONNX Runtime's CUDA provider. ONNX Runtime looks for them beside
+// The files of ONNX Runtime's CUDA provider. ONNX Runtime looks for them in the folder of
 // its own library.
 const (
 	providerFile = "libonnxruntime_providers_cuda.so"
 	bridgeFile   = "libonnxruntime_providers_shared.so"
 )
 
-// cuDNN is opened by the provider when it is first used, and opens its parts when
-// they are. Those marked may be missing: another version has other parts.
+// cudnnParts are the libraries of cuDNN. Without a preload, the provider opens cuDNN at its
+// first use, and cuDNN opens its parts at theirs. Optional parts may be missing: another
+// version has other parts.
 var cudnnParts = []struct {
 	name     string
 	optional bool
@@ -36,12 +37,23 @@ var cudnnParts = []struct {
 	{"libcudnn_heuristic.so.9", true},
 	{"libcudnn_engines_precompiled.so.9", true},
 	{"libcudnn_engines_runtime_compiled.so.9", true},
-	{"libnvrtc.so.13", true}, // which the runtime-compiled engines compile with
+	{"libnvrtc.so.13", true}, // the compiler of the runtime-compiled engines
 }
 
-// provider returns the path of the CUDA provider of an ONNX Runtime, and the
-// libraries that it was linked with. The error names what is missing and what would
-// be right.
+// loadProvider loads the CUDA provider of the open ONNX Runtime, and the libraries that it
+// needs.
+func loadProvider() error {
+	if err := preloadAll(environment.path, preload); err != nil {
+		return err
+	}
+	if err := openProvider(environment.path); err != nil {
+		return fmt.Errorf("%w: load the CUDA provider of %s: %w", errNoProvider, environment.path, err)
+	}
+	return nil
+}
+
+// provider returns the path of the CUDA provider of an ONNX Runtime, and the libraries that
+// it was linked with. The error names the missing file and the remedy.
 func provider(library string) (path string, needs []string, err error) {
 	for _, name := range []string{bridgeFile, providerFile} {
 		path = filepath.Join(filepath.Dir(library), name)
@@ -69,9 +81,9 @@ func provider(library string) (path string, needs []string, err error) {
 	return path, needs, nil
 }
 
-// preloadAll loads what a model on a GPU needs, so that nothing is left to be loaded
-// when a shadow is woken: 60 ms where the files are in memory, 0.4 s where they are
-// read. It calls nothing of CUDA: a library that is loaded has not touched a device.
+// preloadAll loads the libraries that a model on a GPU needs, so that a woken shadow does
+// not wait for them. It takes 60 ms if the files are in memory, and 0.4 s if they are read
+// from a disk. It calls nothing of CUDA: loading a library does not touch a device.
 func preloadAll(library string, load func(string) error) error {
 	path, needs, err := provider(library)
 	if err != nil {

@@ -80,7 +80,7 @@ func TestWithoutMemoryForAnyStepOfLinkingItIsToldOrServes(t *testing.T) {
 					r, s := sharingRig(t, dir)
 					s.refuses = is.refuses
 					if is.private {
-						r.f.gpu.env.Weights = nil
+						r.gpu.env.Weights = nil
 					}
 					if is.byNode {
 						r.played.unqueued = uncaptured

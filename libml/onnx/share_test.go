@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/onnx/answer"
 )
 
 // saved is a model as ONNX Runtime might save it: one tensor, w, of 1,024 halves.
@@ -70,8 +71,8 @@ func sharingRig(t *testing.T, dir string) (*rig, *shares) {
 	t.Helper()
 	r := newRig(t, &played{weights: 3 * mebi, optimised: saved()})
 	s := &shares{r: r, at: make(map[string]cuda.Pointer)}
-	r.f.gpu.env.Weights, r.f.gpu.cache = s.weights, dir
-	r.f.gpu.version = func() string { return "1" }
+	r.gpu.env.Weights, r.gpu.cache = s.weights, dir
+	r.gpu.version = func() string { return "1" }
 	// The same file for all processes of a test.
 	file := filepath.Join(dir, "model.onnx")
 	if _, err := os.Stat(file); err != nil {
@@ -122,15 +123,15 @@ func TestEverySizeUsesTheSharedWeights(t *testing.T) {
 	}, func(t *testing.T, r *rig, s *shares) {
 		// It finds all prepared: it reads no model, asks no CPU, optimises nothing.
 		r.loaded()
-		g := r.f.gpu
-		if g.model != nil || g.entry == nil || r.said("is not asked") {
-			t.Errorf("loaded: model of %d bytes, entry %v: %s", len(g.model), g.entry != nil, r.log.String())
+		g := r.gpu
+		if g.file.data != nil || g.shared.entry == nil || r.said("is not asked") {
+			t.Errorf("loaded: model of %d bytes, entry %v: %s", len(g.file.data), g.shared.entry != nil, r.log.String())
 		}
 		if len(s.asked) != 0 {
 			t.Errorf("a process that sleeps asked for %v", s.asked)
 		}
 		r.whole()
-		if r.played.optimises != 0 || len(s.asked) != 1 || g.model != nil || len(r.played.made[2].initializers) != 1 {
+		if r.played.optimises != 0 || len(s.asked) != 1 || g.file.data != nil || len(r.played.made[2].initializers) != 1 {
 			t.Errorf("optimised %d times, asked for %v, sessions with %+v", r.played.optimises, s.asked, r.played.made)
 		}
 	})
@@ -147,7 +148,7 @@ func TestWithoutAHolderAProcessHasOneCopy(t *testing.T) {
 			r, s := sharingRig(t, t.TempDir())
 			s.refuses = refuse
 			r.linked()
-			at := r.f.gpu.own.look().all.At
+			at := r.gpu.shared.own.look().all.At
 			for _, with := range r.played.made {
 				if len(with.initializers) != 1 || with.initializers[0].at != at {
 					t.Errorf("a session with %+v, own weights at %#x", with.initializers, at)
@@ -174,8 +175,8 @@ func TestWithoutMemoryForACopySessionsMakeTheirOwn(t *testing.T) {
 			t.Errorf("a session with %+v", with)
 		}
 	}
-	if !made || r.f.gpu.own != nil || !r.said("each batch size has its own weights") {
-		t.Errorf("own %v: %s", r.f.gpu.own, r.log.String())
+	if !made || r.gpu.shared.own != nil || !r.said("each batch size has its own weights") {
+		t.Errorf("own %v: %s", r.gpu.shared.own, r.log.String())
 	}
 }
 
@@ -186,7 +187,7 @@ func TestWhatCannotBeSharedIsPrivate(t *testing.T) {
 		"weights cannot be shared": func(r *rig, _ *shares) { r.played.optimised = []byte{7<<3 | 2, 0} },
 		"no protocol buffer":       func(r *rig, _ *shares) { r.played.optimised = []byte{0xff} },
 		"is damaged":               func(_ *rig, s *shares) { s.sum = 1 },
-		"not a directory":          func(r *rig, _ *shares) { r.f.gpu.cache = "/dev/null" },
+		"not a directory":          func(r *rig, _ *shares) { r.gpu.cache = "/dev/null" },
 	} {
 		t.Run(what, func(t *testing.T) {
 			r, s := sharingRig(t, t.TempDir())
@@ -251,8 +252,8 @@ func TestASizeThatWasNoGraphOverSharedWeightsIsOneOverItsOwn(t *testing.T) {
 	r.configure(0, 1, b)
 	ran := r.played.ran
 	r.infer(0, 1)
-	if r.played.ran != ran || len(r.f.gpu.byNode) != 0 {
-		t.Errorf("it runs node by node: %v", r.f.gpu.byNode)
+	if r.played.ran != ran || len(r.gpu.byNode.sizes) != 0 {
+		t.Errorf("it runs node by node: %v", r.gpu.byNode.sizes)
 	}
 }
 
@@ -282,7 +283,7 @@ func TestADeviceThatIsLostIsNotAboutSharing(t *testing.T) {
 func TestAPreparedModelIsHeldAgainstItsCard(t *testing.T) {
 	processes(t, func(_ *testing.T, r *rig, _ *shares) { r.linked() }, func(t *testing.T, r *rig, _ *shares) {
 		r.card.Outputs[0].Name = "another"
-		if err := errors.Join(r.f.gpu.init(), r.f.LoadModel()); err == nil || !strings.Contains(err.Error(), `"another"`) {
+		if err := errors.Join(r.gpu.init(), r.f.LoadModel()); err == nil || !strings.Contains(err.Error(), `"another"`) {
 			t.Errorf("%v", err)
 		}
 	})
@@ -292,7 +293,7 @@ func TestAPreparedModelIsHeldAgainstItsCard(t *testing.T) {
 func TestAnotherPictureIsAskedAgain(t *testing.T) {
 	processes(t, func(_ *testing.T, r *rig, _ *shares) { r.linked() }, func(t *testing.T, r *rig, _ *shares) {
 		asked := 0
-		r.f.gpu.ask = func(_ libml.Environment, model []byte) (*reference, error) {
+		r.gpu.ask = func(_ libml.Environment, model []byte) (*answer.Reference, error) {
 			asked++
 			if len(model) == 0 {
 				t.Error("without a model")
@@ -301,7 +302,7 @@ func TestAnotherPictureIsAskedAgain(t *testing.T) {
 		}
 		r.card.Input.Mean, r.card.Input.Std = []float32{3}, []float32{2}
 		r.loaded()
-		if asked != 1 || r.f.gpu.entry == nil {
+		if asked != 1 || r.gpu.shared.entry == nil {
 			t.Errorf("the CPU was asked %d times", asked)
 		}
 	})
@@ -331,8 +332,8 @@ func TestPreparedByTheNode(t *testing.T) {
 		t.Run("process", func(t *testing.T) {
 			r, s := sharingRig(t, dir)
 			asked := 0
-			r.f.gpu.env.Prepared = dir
-			r.f.gpu.env.Prepare = func() error {
+			r.gpu.env.Prepared = dir
+			r.gpu.env.Prepare = func() error {
 				asked++
 				if answer != nil {
 					return answer
@@ -340,7 +341,7 @@ func TestPreparedByTheNode(t *testing.T) {
 				var err error
 				t.Run("node", func(t *testing.T) {
 					node, _ := sharingRig(t, dir)
-					err = errors.Join(node.f.gpu.prepareOnly(), node.f.gpu.deinit())
+					err = errors.Join(node.gpu.prepareOnly(), node.gpu.deinit())
 				})
 				return err
 			}

@@ -8,9 +8,8 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-// thread is an operating system's thread that is bound to a context. ONNX Runtime
-// keeps state by thread (handles of cuBLAS and cuDNN), so that a session is made,
-// run and given back by one.
+// thread is an operating system thread that is bound to a context. ONNX Runtime keeps state
+// per thread (handles of cuBLAS and cuDNN), so one thread makes, runs and closes a session.
 type thread struct {
 	work chan func() error
 	done chan error
@@ -38,14 +37,25 @@ func (t *thread) loop(c *cuda.Context) {
 	close(t.done)
 }
 
-// do has the thread do f and waits. One goroutine at a time.
+// do calls f on the thread, and waits. Only one goroutine may call it at a time.
 func (t *thread) do(f func() error) error {
 	t.work <- f
 	return <-t.done
 }
 
-// end ends the thread, and returns when it has.
+// end ends the thread, and waits for its end.
 func (t *thread) end() {
 	close(t.work)
 	<-t.done
+}
+
+// closeElsewhere closes a context on another thread: Close unbinds its thread, and the
+// caller's thread belongs to libml's device.
+func closeElsewhere(c *cuda.Context) error {
+	t, err := newThread(c)
+	if err != nil {
+		return err
+	}
+	defer t.end()
+	return t.do(c.Close)
 }

@@ -57,6 +57,8 @@ var pure = map[string][]string{
 	"manager/ingest/dpdk/frame": {"os", "net", "syscall", "io"},
 	"libml/slab":                {"os", "net", "syscall", "io"},
 	"libml/decode":              {"os", "net", "syscall", "io"},
+	"libml/onnx/answer":         {"os", "net", "syscall", "io"},
+	"libml/onnx/signature":      {"os", "net", "syscall", "io"},
 	"plan":                      {"os", "net", "syscall", "math/rand"},
 }
 

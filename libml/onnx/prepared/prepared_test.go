@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/private"
 )
 
@@ -290,8 +291,8 @@ func keyed(t *testing.T) (Store, Key) {
 }
 
 var (
-	inputs  = []Port{{"picture", "f16", []int64{-1, 3, 224, 224}}}
-	outputs = []Port{{"prob", "f32", []int64{-1, 1000}}}
+	inputs  = []signature.Tensor{{Name: "picture", Type: "f16", Dims: []int64{-1, 3, 224, 224}}}
+	outputs = []signature.Tensor{{Name: "prob", Type: "f32", Dims: []int64{-1, 1000}}}
 	answer  = &Answer{Sample: "00", Outputs: [][]float32{{0.5, 1}}}
 )
 

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/penstock/penstock/libml/onnx/signature"
 	"github.com/penstock/penstock/private"
 )
 
@@ -67,14 +68,6 @@ func (k Key) name() string {
 // format is the version of the entries. Entries of other versions are not read.
 const format = 1
 
-// Port is an input or output as the model declares it: the name of its type, and -1 for a
-// dynamic dimension.
-type Port struct {
-	Name string  `json:"name"`
-	Type string  `json:"type"`
-	Dims []int64 `json:"dims"`
-}
-
 // Answer is the CPU's answer to an input. Sample is the SHA-256 of the input.
 type Answer struct {
 	Sample  string      `json:"sample"`
@@ -87,12 +80,12 @@ type Index struct {
 	Tensors []Tensor `json:"tensors"`
 	// GraphSHA256 is the checksum of the graph. Bytes and CRC32C (Castagnoli) are those of
 	// the file of weights.
-	GraphSHA256 string  `json:"graph_sha256"`
-	Bytes       int64   `json:"bytes"`
-	CRC32C      uint32  `json:"crc32c"`
-	Inputs      []Port  `json:"inputs"`
-	Outputs     []Port  `json:"outputs"`
-	Answer      *Answer `json:"answer,omitempty"`
+	GraphSHA256 string             `json:"graph_sha256"`
+	Bytes       int64              `json:"bytes"`
+	CRC32C      uint32             `json:"crc32c"`
+	Inputs      []signature.Tensor `json:"inputs"`
+	Outputs     []signature.Tensor `json:"outputs"`
+	Answer      *Answer            `json:"answer,omitempty"`
 	// Refused is the reason if the weights cannot be shared. The entry then has only its Key.
 	Refused string `json:"refused,omitempty"`
 }
@@ -255,7 +248,7 @@ func readFile(path string, most int64) ([]byte, error) {
 // Make makes an entry of an optimised model that ONNX Runtime saved, and opens it. If
 // another process has made the entry meanwhile, Make opens that one. It returns
 // ErrNotShareable as splitModel does.
-func (s Store) Make(k Key, optimised []byte, inputs, outputs []Port, answer *Answer) (*Entry, error) {
+func (s Store) Make(k Key, optimised []byte, inputs, outputs []signature.Tensor, answer *Answer) (*Entry, error) {
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("prepare model: %w", err)
 	}

@@ -1,0 +1,231 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"github.com/rs/zerolog"
+	ort "github.com/yalue/onnxruntime_go"
+
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/models"
+)
+
+// cpu is the framework on a CPU. It has one session for all batch sizes, and no mechanism of
+// the GPU path.
+//
+//	init            sets the session's options
+//	loadModel       reads the file, has ONNX Runtime parse it, checks it against the card
+//	linkModel       makes the session: the optimised graph, its weights, its threads
+//	configureBatch  binds libml's buffers as the session's input and outputs
+//	inferBatch      makes one call into C, without a copy or an allocation
+//	deinit          releases bindings and session
+type cpu struct {
+	card    *models.Card
+	threads int
+	log     zerolog.Logger
+	options *ort.SessionOptions
+	model   []byte // the file, from loadModel until linkModel
+	session *ort.DynamicAdvancedSession
+
+	mu      sync.RWMutex // guards batches
+	batches map[key]*batch
+}
+
+func newCPU(env libml.Environment) *cpu {
+	return &cpu{card: env.Card, threads: max(1, env.Threads), log: env.Log, batches: make(map[key]*batch)}
+}
+
+func (c *cpu) init() error {
+	options, err := newOptions(c.threads)
+	if err != nil {
+		return fmt.Errorf("set session options: %w", err)
+	}
+	c.options = options
+	c.log.Debug().Str("library", environment.path).Str("onnxruntime", ort.GetVersion()).Int("threads", c.threads).Msg("ONNX Runtime is open")
+	return nil
+}
+
+func newOptions(threads int) (*ort.SessionOptions, error) {
+	o, err := ort.NewSessionOptions()
+	if err != nil {
+		return nil, err
+	}
+	err = errors.Join(
+		o.SetExecutionMode(ort.ExecutionModeSequential),
+		o.SetIntraOpNumThreads(threads),
+		o.SetInterOpNumThreads(1),
+		// Threads that spin between two operators use the CPU time of the next batch.
+		o.AddSessionConfigEntry("session.intra_op.allow_spinning", "0"),
+		o.AddSessionConfigEntry("session.inter_op.allow_spinning", "0"),
+		// A denormal costs a hundred cycles and changes no answer.
+		o.AddSessionConfigEntry("session.set_denormal_as_zero", "1"),
+	)
+	if err != nil {
+		return nil, errors.Join(err, o.Destroy())
+	}
+	return o, nil
+}
+
+func (c *cpu) loadModel() (err error) {
+	c.model, _, _, err = readModel(c.card)
+	return err
+}
+
+// linkModel makes the session. The bytes are the growth of the process, and at least the
+// size of the model's file: ONNX Runtime does not report its memory.
+func (c *cpu) linkModel() (persistentBytes int64, err error) {
+	before := residentBytes()
+	c.session, err = ort.NewDynamicAdvancedSessionWithONNXData(c.model, nil, nil, c.options)
+	if err != nil {
+		return 0, fmt.Errorf("make session of %s: %w", c.card.Model, brief(c.card, err))
+	}
+	size := int64(len(c.model))
+	c.model = nil // the session has a copy
+	return max(size, residentBytes()-before), nil
+}
+
+// batch is the session's binding to the buffers of one batch.
+type batch struct {
+	binding *ort.IoBinding
+	tensors []*ort.CustomDataTensor
+	pins    runtime.Pinner
+	// ran is set by the first run, which measures ephemeral.
+	ran       bool
+	ephemeral int64
+}
+
+func (c *cpu) configureBatch(slot, n int, input []byte, outputs [][]byte) (ephemeralBytes int64, err error) {
+	b, err := c.bind(n, input, outputs)
+	if err != nil {
+		return 0, err
+	}
+
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if old := c.batches[key{slot, n}]; old != nil {
+		b.ran, b.ephemeral = old.ran, old.ephemeral
+		if err := old.destroy(); err != nil {
+			return 0, errors.Join(fmt.Errorf("replace batch of %d: %w", n, err), b.destroy())
+		}
+	}
+	c.batches[key{slot, n}] = b
+	return b.ephemeral, nil
+}
+
+// bind binds the session to the buffers of a batch.
+func (c *cpu) bind(n int, input []byte, outputs [][]byte) (_ *batch, err error) {
+	in := &c.card.Input
+	if len(input) != n*in.TensorBytes() || len(outputs) != len(c.card.Outputs) {
+		return nil, fmt.Errorf("batch of %d: input has %d bytes and there are %d outputs, want %d and %d",
+			n, len(input), len(outputs), n*in.TensorBytes(), len(c.card.Outputs))
+	}
+	binding, err := c.session.CreateIoBinding()
+	if err != nil {
+		return nil, fmt.Errorf("make binding: %w", err)
+	}
+	b := &batch{binding: binding}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.destroy())
+		}
+	}()
+
+	t, err := b.tensor(in.Shape(n), input, elementType(in.TensorType))
+	if err != nil {
+		return nil, fmt.Errorf("make input %s: %w", in.Name, err)
+	}
+	if err := binding.BindInput(in.Name, t); err != nil {
+		return nil, fmt.Errorf("bind input %s: %w", in.Name, err)
+	}
+	for i := range c.card.Outputs {
+		if err := b.bindOutput(&c.card.Outputs[i], n, outputs[i]); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+func (b *batch) bindOutput(o *models.Output, n int, data []byte) error {
+	if len(data) != n*o.Bytes() {
+		return fmt.Errorf("batch of %d: output %s has %d bytes, want %d", n, o.Name, len(data), n*o.Bytes())
+	}
+	t, err := b.tensor(append([]int64{int64(n)}, o.Shape...), data, ort.TensorElementDataTypeFloat)
+	if err != nil {
+		return fmt.Errorf("make output %s: %w", o.Name, err)
+	}
+	if err := b.binding.BindOutput(o.Name, t); err != nil {
+		return fmt.Errorf("bind output %s: %w", o.Name, err)
+	}
+	return nil
+}
+
+// tensor makes a tensor over a buffer, which stays pinned until destroy.
+func (b *batch) tensor(shape []int64, data []byte, t ort.TensorElementDataType) (*ort.CustomDataTensor, error) {
+	if len(data) > 0 {
+		b.pins.Pin(&data[0])
+	}
+	tensor, err := ort.NewCustomDataTensor(shape, data, t)
+	if err != nil {
+		return nil, err
+	}
+	b.tensors = append(b.tensors, tensor)
+	return tensor, nil
+}
+
+func (b *batch) destroy() error {
+	err := b.binding.Destroy()
+	for _, t := range b.tensors {
+		err = errors.Join(err, t.Destroy())
+	}
+	b.pins.Unpin()
+	return err
+}
+
+// inferBatch runs a batch. Several threads may run one session, each with its own binding.
+func (c *cpu) inferBatch(slot, n int) error {
+	c.mu.RLock()
+	b := c.batches[key{slot, n}]
+	c.mu.RUnlock()
+	if b == nil {
+		return fmt.Errorf("batch of %d in slot %d is not configured", n, slot)
+	}
+	if b.ran {
+		return c.session.RunWithBinding(b.binding)
+	}
+
+	// In the first run of a size, the arena grows to the size's needs.
+	before := residentBytes()
+	if err := c.session.RunWithBinding(b.binding); err != nil {
+		return brief(c.card, err)
+	}
+	b.ephemeral, b.ran = max(0, residentBytes()-before), true
+	return nil
+}
+
+// demotable reports false: a CPU has no streams.
+func (*cpu) demotable(slot, n int) bool { return false }
+
+func (c *cpu) deinit() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var errs []error
+	for k, b := range c.batches {
+		errs = append(errs, b.destroy())
+		delete(c.batches, k)
+	}
+	if c.session != nil {
+		errs = append(errs, c.session.Destroy())
+		c.session = nil
+	}
+	if c.options != nil {
+		errs = append(errs, c.options.Destroy())
+		c.options = nil
+	}
+	c.model = nil
+	return errors.Join(errs...)
+}

@@ -1,0 +1,38 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"fmt"
+	"sync"
+
+	ort "github.com/yalue/onnxruntime_go"
+)
+
+// environment is ONNX Runtime's. A process has one, and keeps it until it ends: the library
+// cannot be unloaded while its threads end.
+var environment struct {
+	mu   sync.Mutex
+	path string // of the library, once it is open
+}
+
+// open opens ONNX Runtime, unless it is open.
+func open() error {
+	environment.mu.Lock()
+	defer environment.mu.Unlock()
+	if environment.path != "" {
+		return nil
+	}
+
+	path, err := Library()
+	if err != nil {
+		return err
+	}
+	ort.SetSharedLibraryPath(path)
+	// Every problem is also returned as an error. Do not log it twice.
+	if err := ort.InitializeEnvironment(ort.WithLogLevelFatal()); err != nil {
+		return fmt.Errorf("open %s: %w", path, err)
+	}
+	environment.path = path
+	return nil
+}

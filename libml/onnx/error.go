@@ -1,0 +1,136 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/onnx/answer"
+)
+
+// ortError is an error message of ONNX Runtime or of the loader.
+type ortError struct {
+	code int32 // OrtErrorCode; -1 for the loader's
+	text string
+}
+
+// Error returns one line, without source positions and template names of ONNX Runtime.
+func (e *ortError) Error() string { return plain(e.text) }
+
+// outOfMemory reports whether the message means that memory is missing. It looks for the
+// codes of CUDA, cuBLAS and cuDNN as ONNX Runtime prints them.
+func (e *ortError) outOfMemory() bool {
+	for _, sign := range []string{"CUDA failure 2:", "out of memory", "ALLOC_FAILED", "cudaErrorMemoryAllocation", "resource allocation failed"} {
+		if strings.Contains(e.text, sign) {
+			return true
+		}
+	}
+	return false
+}
+
+// tooFewSMs reports whether the message means that a kernel does not fit the stream's
+// multiprocessors (cuda.ErrTooFewSMs).
+func (e *ortError) tooFewSMs() bool {
+	return strings.Contains(e.text, "CUDA failure 720:") || strings.Contains(e.text, "CUDA failure 912:")
+}
+
+// plain shortens a message of ONNX Runtime to one line: "CUDA failure 2: out of memory" from
+// half a page with template arguments, host name, file and expression.
+func plain(text string) string {
+	s := strings.Join(strings.Fields(text), " ")
+	for _, start := range []string{"CUDA failure ", "CUDNN failure ", "CUDNN_FE failure ", "CUBLAS failure ", "CUFFT failure "} {
+		at := strings.Index(s, start)
+		if at < 0 {
+			continue
+		}
+		rest, _, _ := strings.Cut(s[at:], " ;")
+		return afterNode(s, rest)
+	}
+	if _, message, found := strings.Cut(s, "Status Message: "); found {
+		s = afterNode(s, message)
+	}
+	const longest = 300
+	if len(s) > longest {
+		s = strings.ToValidUTF8(s[:longest], "") + "..."
+	}
+	return s
+}
+
+// afterNode puts the name of the node that was running before a message, if s has it.
+func afterNode(s, message string) string {
+	_, rest, _ := strings.Cut(s, "while running ")
+	node, _, found := strings.Cut(rest, " Status Message")
+	if node = strings.TrimSuffix(node, "."); !found || node == "" {
+		return message
+	}
+	return node + ": " + message
+}
+
+// fail says in an error which callback failed. The error wraps device.ErrLost if the device
+// is lost, and cuda.ErrOutOfMemory if memory is missing. ONNX Runtime's message does not
+// tell a lost device from other errors, so fail asks CUDA.
+func (g *gpu) fail(doing string, err error) error {
+	var reported *ortError
+	if errors.As(err, &reported) {
+		if reported.outOfMemory() && !errors.Is(err, cuda.ErrOutOfMemory) {
+			err = fmt.Errorf("%w: %w", cuda.ErrOutOfMemory, err)
+		}
+		if reported.tooFewSMs() {
+			err = fmt.Errorf("%w: %w", cuda.ErrTooFewSMs, err)
+		}
+		if g.stream != (cuda.Stream{}) {
+			if _, asked := g.stream.Query(); errors.Is(asked, cuda.ErrLost) {
+				err = fmt.Errorf("%w (%w)", err, asked)
+			}
+		}
+	}
+	if errors.Is(err, cuda.ErrLost) && !errors.Is(err, device.ErrLost) {
+		err = fmt.Errorf("%w: %w", device.ErrLost, err)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// short returns the pool's refusal if it had no memory, else err. ONNX Runtime's error after
+// a refusal is about the consequences.
+func short(p *pool, err error) error {
+	if refused := p.look().refused; refused != nil {
+		return refused
+	}
+	return err
+}
+
+// scarce adds cuda.ErrOutOfMemory to an error of ONNX Runtime if the device has almost no
+// free memory: cuDNN reports missing memory as an internal error.
+func (g *gpu) scarce(err error) error {
+	var reported *ortError
+	if !errors.As(err, &reported) || errors.Is(err, cuda.ErrOutOfMemory) {
+		return err
+	}
+	// A session also takes memory that is not from our pools: handles of cuBLAS and cuDNN,
+	// their workspaces and code.
+	const little = 256 << 20
+	if free, _, asked := g.context.Memory(); asked == nil && free < little {
+		return fmt.Errorf("%w, %d MiB are free: %w", cuda.ErrOutOfMemory, free>>20, err)
+	}
+	return err
+}
+
+// explain adds the known cause of wrong answers to answer.ErrWrong, if it applies: an MPS
+// percentage.
+func (g *gpu) explain(err error) error {
+	if !errors.Is(err, answer.ErrWrong) {
+		return err
+	}
+	percentage := os.Getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+	sms, countErr := g.context.SMs()
+	if percentage == "" || percentage == "100" || countErr != nil {
+		return err
+	}
+	return fmt.Errorf("%w; MPS shows it %d multiprocessors (%s %%), and cuBLAS has wrong kernels for some numbers of them: use partitions, or another percentage",
+		err, sms, percentage)
+}

@@ -1,0 +1,214 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/penstock/penstock/cuda"
+)
+
+// A batch runs as a CUDA graph:
+//
+//	1 capture      has ONNX Runtime queue the batch into a graph; nothing runs
+//	2 examine      refuses graphs that cannot be launched again, redirects host copies
+//	3 instantiate  makes an executable on the slot's multiprocessors
+//	4 uploadGraph  uploads it, so that the first launch is as fast as the others
+//
+// Active: on every GPU, for all batch sizes that can be captured; bynode.go runs the others.
+// There is no setting.
+//
+// A slot's stream may belong to a green context. Then the executable's kernels run in that
+// context (cuda.Graph.Retarget). A move to other multiprocessors needs neither a session nor
+// a warm-up. cuDNN chose its kernels for the whole device, so the answers are the same bit
+// for bit on any number of multiprocessors.
+
+// errNoGraph is returned by capture if a graph cannot do what the model does, or cannot do it
+// twice.
+var errNoGraph = errors.New("model cannot be captured as a graph")
+
+// captured is the graph of a batch over certain buffers.
+type captured struct {
+	input   place
+	outputs []place
+	graph   *cuda.Graph // nil if instantiate used it up
+	// ephemeral is the scratch memory that the graph uses, in bytes.
+	ephemeral int64
+	// exclusive graphs write to memory outside their lane and their buffers.
+	exclusive bool
+	// hosts is the memory that the graph and its executables copy from.
+	hosts *hosts
+}
+
+// close releases the graph and its use of pinned memory. It is not in flight.
+func (c *captured) close(in *cuda.Context) error {
+	var errs []error
+	if c.graph != nil {
+		errs = append(errs, c.graph.Destroy())
+		c.graph = nil
+	}
+	errs = append(errs, c.hosts.release(in))
+	c.hosts = nil
+	return errors.Join(errs...)
+}
+
+// instantiate makes an executable that runs in the stream's context. It copies the graph. It
+// uses up a graph that the driver cannot copy, as one that allocates memory.
+func (c *captured) instantiate(stream cuda.Stream) (*cuda.Executable, error) {
+	x, err := c.graph.Retarget(stream)
+	if !errors.Is(err, cuda.ErrNotSupported) {
+		return x, err
+	}
+
+	graph := c.graph
+	c.graph = nil
+	if err := graph.Move(stream); err != nil {
+		return nil, errors.Join(err, graph.Destroy())
+	}
+	if x, err = graph.Instantiate(); err != nil {
+		return nil, errors.Join(err, graph.Destroy())
+	}
+	if err := graph.Destroy(); err != nil {
+		return nil, errors.Join(err, x.Destroy())
+	}
+	return x, nil
+}
+
+// over reports whether the graph was captured over these buffers.
+func (c *captured) over(in place, outs []place) bool {
+	return c.input.span() == in.span() && slices.EqualFunc(c.outputs, outs, func(a, b place) bool { return a.span() == b.span() })
+}
+
+// uploadGraph prepares a batch over these buffers to be launched on the slot's stream.
+func (g *gpu) uploadGraph(slot int, s *size, in place, outs []place) (*launch, error) {
+	stream := cuda.StreamOf(g.env.Stream(slot))
+	l, exclusive, err := s.prepare(laneOf(slot), stream, in, outs)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.executable.Upload(stream); err != nil {
+		return nil, errors.Join(err, l.close(g.context))
+	}
+	if exclusive {
+		g.mu.Lock()
+		g.order.exclusive = true
+		g.mu.Unlock()
+	}
+	return l, nil
+}
+
+// prepare makes an executable of a batch over these buffers, and reports whether it is
+// exclusive.
+func (s *size) prepare(lane int, stream cuda.Stream, in place, outs []place) (l *launch, exclusive bool, err error) {
+	err = s.thread.do(func() error {
+		c, err := s.capturedOver(lane, in, outs)
+		if err != nil {
+			return err
+		}
+		x, err := c.instantiate(stream)
+		if err != nil {
+			return err
+		}
+		l, exclusive = &launch{executable: x, hosts: c.hosts.keep(), ephemeral: c.ephemeral}, c.exclusive
+		return nil
+	})
+	return l, exclusive, err
+}
+
+// capturedOver returns the lane's graph, if it is over these buffers, or captures one in its
+// place.
+func (s *size) capturedOver(lane int, in place, outs []place) (*captured, error) {
+	if c := s.captured[lane]; c != nil && c.graph != nil && c.over(in, outs) {
+		return c, nil
+	}
+	if err := s.forget(lane); err != nil {
+		return nil, err
+	}
+	c, err := s.capture(s.g.scratch[lane], in, outs)
+	if err != nil {
+		return nil, err
+	}
+	s.captured[lane] = c
+	return c, nil
+}
+
+// forget releases the lane's graph.
+func (s *size) forget(lane int) error {
+	c := s.captured[lane]
+	s.captured[lane] = nil
+	if c == nil {
+		return nil
+	}
+	return c.close(s.g.context)
+}
+
+// capture has ONNX Runtime queue the batch into a graph. Nothing runs.
+func (s *size) capture(scratch *pool, in place, outs []place) (_ *captured, err error) {
+	b, err := s.session.bind(in, outs)
+	if err != nil {
+		return nil, err
+	}
+	defer b.close()
+
+	scratch.mark()
+	if err := s.stream.CaptureRelaxed(); err != nil {
+		return nil, err
+	}
+	ran := b.run(scratch)
+	graph, ended := s.stream.EndCapture()
+	state := scratch.look()
+	defer func() {
+		if err != nil && graph != nil {
+			err = errors.Join(err, graph.Destroy())
+		}
+	}()
+	if err := short(scratch, errors.Join(ran, ended)); err != nil {
+		var reported *ortError
+		if errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrLost) || errors.As(err, &reported) && reported.outOfMemory() {
+			return nil, err
+		}
+		return nil, fmt.Errorf("%w: %w", errNoGraph, cmp.Or(ran, ended))
+	}
+
+	c := &captured{input: in, outputs: outs, graph: graph, ephemeral: state.peak, hosts: &hosts{users: 1}}
+	if err := s.examine(c, state.all); err != nil {
+		return nil, errors.Join(err, c.hosts.release(s.g.context)) // the deferred call destroys the graph
+	}
+	return c, nil
+}
+
+// examine returns errNoGraph if the graph would do something else at its second launch. It
+// redirects the graph's copies from the host, and finds out whether the graph is exclusive.
+func (s *size) examine(c *captured, scratch cuda.Range) error {
+	holds, err := c.graph.Contents()
+	if err != nil {
+		return err
+	}
+	if holds.Others > 0 {
+		return fmt.Errorf("%w: %d of its steps call the host, or are none that can be repeated", errNoGraph, holds.Others)
+	}
+
+	writes := holds.Sets
+	for _, copied := range holds.Copies {
+		if copied.ToHost {
+			return fmt.Errorf("%w: it copies %d bytes to the host on its way", errNoGraph, copied.To.Bytes)
+		}
+		writes = append(writes, copied.To)
+		if !copied.FromHost {
+			continue
+		}
+		if err := c.hosts.redirect(c.graph, copied, s.g.context); err != nil {
+			return err
+		}
+	}
+
+	ranges := []cuda.Range{scratch, c.input.span()}
+	for _, o := range c.outputs {
+		ranges = append(ranges, o.span())
+	}
+	c.exclusive = writesOutside(ranges, writes)
+	return nil
+}

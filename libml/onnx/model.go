@@ -1,0 +1,120 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+
+	ort "github.com/yalue/onnxruntime_go"
+
+	"github.com/penstock/penstock/libml/onnx/signature"
+	"github.com/penstock/penstock/models"
+)
+
+// modelFile is a model's file with the inputs and outputs that it declares. The GPU path
+// reads it only when it needs it: a prepared model replaces it.
+type modelFile struct {
+	mu              sync.Mutex // guards the others
+	data            []byte     // nil until the first read
+	inputs, outputs []signature.Tensor
+}
+
+// read returns the model's file. The first call reads it, and checks it against the card.
+func (m *modelFile) read(card *models.Card) ([]byte, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.data != nil {
+		return m.data, nil
+	}
+	var err error
+	m.data, m.inputs, m.outputs, err = readModel(card)
+	return m.data, err
+}
+
+// readModel reads a card's model, with its declared inputs and outputs. It returns an error
+// if the model does not fit the card.
+func readModel(card *models.Card) (data []byte, inputs, outputs []signature.Tensor, err error) {
+	if data, err = os.ReadFile(card.Model); err != nil {
+		return nil, nil, nil, fmt.Errorf("read model: %w", err)
+	}
+	if inputs, outputs, err = declared(card); err != nil {
+		return nil, nil, nil, fmt.Errorf("read model %s (%d bytes): %w", card.Model, len(data), brief(card, err))
+	}
+	if err := fits(card, inputs, outputs); err != nil {
+		return nil, nil, nil, err
+	}
+	return data, inputs, outputs, nil
+}
+
+// fits returns an error if a model with these inputs and outputs does not fit its card.
+func fits(card *models.Card, inputs, outputs []signature.Tensor) error {
+	if err := signature.Check(card, inputs, outputs); err != nil {
+		return fmt.Errorf("model %s does not fit its card: %w", card.Model, err)
+	}
+	return nil
+}
+
+// declared has ONNX Runtime parse the model without optimising it, and returns its declared
+// inputs and outputs.
+func declared(card *models.Card) (inputs, outputs []signature.Tensor, err error) {
+	options, err := newOptions(1)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer options.Destroy()
+	if err := options.SetGraphOptimizationLevel(ort.GraphOptimizationLevelDisableAll); err != nil {
+		return nil, nil, err
+	}
+	in, out, err := ort.GetInputOutputInfoWithOptions(card.Model, options)
+	if err != nil {
+		return nil, nil, err
+	}
+	return tensors(in), tensors(out), nil
+}
+
+func tensors(infos []ort.InputOutputInfo) []signature.Tensor {
+	out := make([]signature.Tensor, len(infos))
+	for i, info := range infos {
+		t := signature.Tensor{
+			Name: info.Name, Dims: info.Dimensions,
+			Type: strings.ToLower(strings.TrimPrefix(info.DataType.String(), "ONNX_TENSOR_ELEMENT_DATA_TYPE_")),
+		}
+		for _, d := range []models.DType{models.U8, models.F16, models.F32} {
+			if info.OrtValueType == ort.ONNXTypeTensor && info.DataType == elementType(d) {
+				t.Type = string(d)
+			}
+		}
+		out[i] = t
+	}
+	return out
+}
+
+func elementType(t models.DType) ort.TensorElementDataType {
+	switch t {
+	case models.U8:
+		return ort.TensorElementDataTypeUint8
+	case models.F16:
+		return ort.TensorElementDataTypeFloat16
+	default: // models.F32: a card has no other
+		return ort.TensorElementDataTypeFloat
+	}
+}
+
+// brief returns an error of ONNX Runtime as one line, without the wrapper's words and the
+// file's name: the caller adds them.
+func brief(card *models.Card, err error) error {
+	s := strings.Join(strings.Fields(err.Error()), " ")
+	for _, words := range []string{
+		"Error loading temporary session: ",
+		"Error creating C session: ",
+		"Error creating session: ",
+		"Load model from " + card.Model + " failed:",
+	} {
+		s = strings.TrimPrefix(s, words)
+	}
+	return errors.New(s)
+}

@@ -1,0 +1,55 @@
+package signature
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/models"
+)
+
+func TestCheck(t *testing.T) {
+	card := &models.Card{
+		Input: models.Input{Name: "x", Height: 4, Width: 6, Channels: 3,
+			WireType: models.U8, WireLayout: models.HWC, TensorType: models.F32, TensorLayout: models.CHW},
+		Outputs: []models.Output{{Name: "y", Shape: []int64{10}}, {Name: "z", Shape: []int64{5, 4}}},
+		Batches: []int{1, 2},
+	}
+	x := Tensor{"x", "f32", []int64{-1, 3, 4, 6}}
+	y := Tensor{"y", "f32", []int64{-1, 10}}
+	z := Tensor{"z", "f32", []int64{-1, 5, 4}}
+	for _, c := range []struct {
+		name    string
+		in, out []Tensor
+		want    string // in the error; empty for none
+	}{
+		{"as the card says", []Tensor{x}, []Tensor{y, z}, ""},
+		{"in another order, and more than the card wants", []Tensor{x}, []Tensor{{"a", "f32", nil}, z, y}, ""},
+		{"with dynamic sides", []Tensor{{"x", "f32", []int64{-1, 3, -1, -1}}}, []Tensor{y, z}, ""},
+		{"with a shape left open", []Tensor{x}, []Tensor{{"y", "f32", nil}, z}, ""},
+		{"another layout", []Tensor{{"x", "f32", []int64{-1, 4, 6, 3}}}, []Tensor{y, z},
+			`input "x" is f32 [n, 4, 6, 3] in the model, f32 [n, 3, 4, 6] in the card`},
+		{"another type", []Tensor{{"x", "f16", []int64{-1, 3, 4, 6}}}, []Tensor{y, z},
+			`input "x" is f16 [n, 3, 4, 6] in the model, f32 [n, 3, 4, 6] in the card`},
+		{"another input", []Tensor{{"image", "f32", []int64{-1, 3, 4, 6}}}, []Tensor{y, z},
+			`no input "x", which the card names; it has "image"`},
+		{"two inputs", []Tensor{x, y}, []Tensor{y, z}, `model takes 2 inputs ("x" f32 [n, 3, 4, 6], "y" f32 [n, 10]); want one, of u8, f16 or f32`},
+		{"integers", []Tensor{{"x", "int64", []int64{-1, 3, 4, 6}}}, []Tensor{y, z}, `input "x" is int64 [n, 3, 4, 6] in the model; want u8, f16 or f32`},
+		{"fewer classes", []Tensor{x}, []Tensor{{"y", "f32", []int64{-1, 9}}, z},
+			`output "y" is f32 [n, 9] in the model, f32 [n, 10] in the card`},
+		{"a dimension more", []Tensor{x}, []Tensor{{"y", "f32", []int64{-1, 10, 1}}, z},
+			`output "y" is f32 [n, 10, 1] in the model, f32 [n, 10] in the card`},
+		{"an output missing", []Tensor{x}, []Tensor{y}, `no output "z", which the card names; it has "y"`},
+		{"fixed at batch 1", []Tensor{{"x", "f32", []int64{1, 3, 4, 6}}}, []Tensor{y, z},
+			`input "x" is f32 [1, 3, 4, 6] in the model, fixed at batch 1; the card has batches [1 2], want [1]`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			err := Check(card, c.in, c.out)
+			switch {
+			case c.want == "" && err != nil:
+				t.Errorf("refused: %v", err)
+			case c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
+				t.Errorf("got %v, want %s", err, c.want)
+			}
+		})
+	}
+}
