@@ -8,26 +8,29 @@ import (
 	"github.com/penstock/penstock/libml/slab"
 )
 
-// device runs batches: of those that it has, the ones at the highest level, at equal
-// speed. A batch that is preempted first ends the kernel that it is in.
+// device runs batches, the highest level first. A batch uses a part of the device, its width,
+// and what it leaves is for other batches. If the batches of a level want more than there is,
+// all run slower by the same factor. A batch that loses its part first ends the kernel that it is in.
 type device struct {
-	speed   float64 // 1: the whole device
+	part    float64 // of the whole device; 1: all of it
 	at      int64   // when the batches were brought up to date
 	batches []*batch
 	busy    float64 // device time used, in nanoseconds
 }
 
-// batch is a batch in flight. Its work is in nanoseconds of the whole device.
+// batch is a batch in flight. Its work is in nanoseconds that it takes alone.
 type batch struct {
 	of      *function
 	level   budget.Level
 	demoted bool
 	padded  int
 
+	width    float64 // part of the device that it uses if it runs at full speed
 	work     float64 // left
 	done     float64
 	kernel   float64 // of one kernel
 	finishes float64 // what is left of the kernel that a preempted batch is in
+	speed    float64 // 1: as if it were alone
 
 	requests   []slab.Request
 	dispatched int64
@@ -38,64 +41,82 @@ type batch struct {
 // epsilon is work that no longer counts.
 const epsilon = 1e-3
 
-// served calls f for each batch that runs now.
-func (d *device) served(f func(*batch)) (count int) {
-	top, finishing := budget.Level(math.MinInt), false
-	for _, b := range d.batches {
-		top = max(top, b.level)
-		finishing = finishing || b.finishes > epsilon
-	}
-	for _, b := range d.batches {
-		if finishing && b.finishes <= epsilon || !finishing && b.level < top {
-			continue
+// share gives each batch its speed: first those that finish a kernel, then level by level.
+func (d *device) share() {
+	left := d.part
+	take := func(of func(*batch) bool) {
+		wanted := 0.0
+		for _, b := range d.batches {
+			if of(b) {
+				wanted += b.width
+			}
 		}
-		count++
-		if f != nil {
-			f(b)
+		speed := 1.0
+		if wanted > left {
+			speed = left / wanted
 		}
+		for _, b := range d.batches {
+			if of(b) {
+				b.speed = speed
+			}
+		}
+		left = max(0, left-wanted)
 	}
-	return count
+	finishing := func(b *batch) bool { return b.finishes > epsilon }
+	take(finishing)
+	for level := budget.MaxLevel; level >= budget.Demoted; level-- {
+		take(func(b *batch) bool { return b.level == level && !finishing(b) })
+	}
 }
 
 // advance brings the batches up to date.
 func (d *device) advance(now int64) {
-	elapsed := float64(now-d.at) * d.speed
+	elapsed := float64(now - d.at)
 	d.at = now
-	if elapsed <= 0 || len(d.batches) == 0 {
+	if elapsed <= 0 {
 		return
 	}
-	part := elapsed / float64(d.served(nil))
-	d.served(func(b *batch) {
-		b.work -= part
-		b.done += part
-		b.finishes = max(0, b.finishes-part)
-	})
-	d.busy += elapsed
+	for _, b := range d.batches {
+		b.work -= elapsed * b.speed
+		b.done += elapsed * b.speed
+		b.finishes = max(0, b.finishes-elapsed*b.speed)
+		d.busy += elapsed * b.speed * b.width
+	}
+	d.share()
 }
 
-// next returns when a batch ends or another set of batches runs, if none is added.
+// next returns when a batch or a kernel ends, if no batch is added.
 func (d *device) next() int64 {
-	least, count := math.Inf(1), 0
-	count = d.served(func(b *batch) {
-		least = min(least, b.work)
-		if b.finishes > epsilon {
-			least = min(least, b.finishes)
+	soonest := math.Inf(1)
+	for _, b := range d.batches {
+		if b.speed <= 0 {
+			continue
 		}
-	})
-	if count == 0 {
+		soonest = min(soonest, b.work/b.speed)
+		if b.finishes > epsilon {
+			soonest = min(soonest, b.finishes/b.speed)
+		}
+	}
+	if math.IsInf(soonest, 1) {
 		return math.MaxInt64
 	}
-	return d.at + max(1, int64(math.Ceil(least*float64(count)/d.speed)))
+	return d.at + max(1, int64(math.Ceil(soonest)))
 }
 
 // add begins a batch.
 func (d *device) add(b *batch) {
-	d.served(func(other *batch) {
-		if other.level < b.level && other.finishes <= epsilon && other.done > 0 {
+	d.batches = append(d.batches, b)
+	before := make(map[*batch]float64, len(d.batches))
+	for _, other := range d.batches {
+		before[other] = other.speed
+	}
+	d.share()
+	for _, other := range d.batches {
+		if other.level < b.level && other.speed < before[other] && other.finishes <= epsilon && other.done > 0 {
 			other.finishes = min(other.work, other.kernel-math.Mod(other.done, other.kernel))
 		}
-	})
-	d.batches = append(d.batches, b)
+	}
+	d.share()
 }
 
 // ended takes out a batch that has run, or returns nil.
@@ -103,6 +124,7 @@ func (d *device) ended() *batch {
 	for i, b := range d.batches {
 		if b.work <= epsilon {
 			d.batches = append(d.batches[:i], d.batches[i+1:]...)
+			d.share()
 			return b
 		}
 	}

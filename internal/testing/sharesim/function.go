@@ -71,7 +71,7 @@ func newFunction(f Function, c *Config, d *device, index int) (*function, error)
 	s.result.Function = f
 	s.expected = func(n int) time.Duration { return s.rule.Expected(s.state, n) }
 	for _, n := range ladder {
-		s.state = rule.Warm(s.state, n, time.Duration(float64(f.Time(n))/d.speed))
+		s.state = rule.Warm(s.state, n, f.timeOn(n, d.part))
 	}
 	return s, nil
 }
@@ -95,7 +95,7 @@ func (f *function) setBalance(now int64) {
 
 // estimate is what libml believes a batch to cost.
 func (f *function) estimate(n int) time.Duration {
-	return time.Duration(float64(f.Time(n)) * f.costError())
+	return time.Duration((narrow*float64(f.Fixed) + float64(n)*float64(f.PerImage)) * f.costError())
 }
 
 // act is what the manager has decided.
@@ -115,7 +115,7 @@ func (f *function) act(now int64, a guarantee.Action) {
 
 // wants is the manager's instance.wants. The costs are known when batches have run.
 func (f *function) wants() guarantee.Function {
-	batch := f.demand.Rate() * f.Objective.Seconds() / 2
+	batch := f.demand.Rate() * f.Objective.Seconds() / 4
 	w := guarantee.Function{
 		Name: f.Name, Objective: f.Objective, Rate: f.demand.Rate(), Batch: min(max(1, batch), max(1, f.state.Limit)),
 		Blocking: f.kernel(),
@@ -269,6 +269,7 @@ func (f *function) begin(now int64) bool {
 		requests: slices.Clone(f.pending[reserved : reserved+n]),
 	}
 	f.pending = slices.Delete(f.pending, reserved, reserved+n)
+	b.width = f.width(b.padded)
 	b.work = float64(f.Time(b.padded)) * math.Exp(sigma*f.noise.NormFloat64())
 	b.kernel = b.work / float64(f.Kernels)
 	switch {
@@ -299,10 +300,10 @@ func (f *function) finish(b *batch, now int64) {
 	f.state = f.rule.Next(f.state, o)
 	f.overlap = f.overlap.Next(o)
 	if b.demoted {
-		f.result.Demoted += f.Time(b.padded)
+		f.result.Demoted += f.uses(b.padded)
 		return
 	}
-	f.result.Guaranteed += f.Time(b.padded)
+	f.result.Guaranteed += f.uses(b.padded)
 	f.began, f.ended = b.dispatched, now
 }
 

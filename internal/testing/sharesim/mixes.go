@@ -124,12 +124,13 @@ func RandomMix(seed uint64) Mix {
 			Name: fmt.Sprintf("f%d", i), Objective: objective, Kernels: 10 + r.IntN(90),
 			Fixed: time.Duration(single - perImage), PerImage: time.Duration(perImage),
 		}
+		f.Narrow = 0.2 + 0.4*r.Float64()
 		if r.IntN(10) == 0 {
 			f.Kernels = 2 + r.IntN(4)
 		}
 		rates[i] = f.rateOf(load * parts[i] / sum)
 		mix.Functions = append(mix.Functions, f)
-		wants = append(wants, guarantee.Function{Objective: objective, Rate: rates[i], Batch: maxBatch, Cost: f.PerImage, Fixed: f.Fixed})
+		wants = append(wants, guarantee.Function{Objective: objective, Rate: rates[i], Batch: maxBatch, Cost: f.PerImage, Fixed: time.Duration(f.Narrow * float64(f.Fixed))})
 	}
 	actions := guarantee.Decide(wants)
 	for i := range mix.Functions {

@@ -7,7 +7,8 @@ import (
 	"github.com/penstock/penstock/control/budget"
 )
 
-// mixes are some of the evaluation's, with functions that are overloaded.
+// mixes are some of the evaluation's, with functions that are overloaded, and random ones of
+// which each fault of TestGuarantees hurts at least one.
 func mixes(rules Rules) (few []Mix) {
 	names := map[string]bool{
 		"C2 at 90 %": true, "C1 at 150 %": true, "C2, 10 ms at 90 %": true, "8 functions at 30 %": true,
@@ -18,6 +19,11 @@ func mixes(rules Rules) (few []Mix) {
 			m.Duration, m.Settle, m.Rules = 5*time.Second, 2*time.Second, rules
 			few = append(few, m)
 		}
+	}
+	for _, seed := range []uint64{4, 11, 14} {
+		m := RandomMix(seed)
+		m.Rules = rules
+		few = append(few, m)
 	}
 	return few
 }
@@ -85,7 +91,7 @@ func TestDevice(t *testing.T) {
 		{"after the kernel that runs", []begun{{0, 100, 0, 30}, {40, 50, 3, 10}}, []int64{150, 110}},
 		{"after both kernels that run", []begun{{0, 100, 0, 30}, {0, 100, 0, 30}, {40, 50, 3, 10}}, []int64{250, 250, 110}},
 	} {
-		d := &device{speed: 1}
+		d := &device{part: 1}
 		ends := map[*batch]int64{}
 		var all []*batch
 		for now, next := int64(0), 0; len(ends) < len(c.batches); {
@@ -100,7 +106,7 @@ func TestDevice(t *testing.T) {
 			}
 			for ; next < len(c.batches) && c.batches[next].at <= now; next++ {
 				n := c.batches[next]
-				b := &batch{level: n.level, work: float64(n.work), kernel: float64(n.kernel)}
+				b := &batch{level: n.level, width: 1, work: float64(n.work), kernel: float64(n.kernel)}
 				all = append(all, b)
 				d.add(b)
 			}
