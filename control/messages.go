@@ -445,7 +445,7 @@ type Report struct {
 	// Unprotected says that batches beyond the guarantee are not demoted, and why: the GPU or
 	// the framework has one stream priority. It is empty if they are.
 	Unprotected Unprotected `json:"unprotected,omitempty"`
-	// A batch of n costs FixedNanos + n * EachNanos.
+	// A batch of n uses FixedNanos + n * EachNanos of the device's time.
 	FixedNanos int64 `json:"fixed_ns,omitempty"`
 	EachNanos  int64 `json:"each_ns,omitempty"`
 	// Handovers counts the hand-overs of the ring to this process and, on a GPU,

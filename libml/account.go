@@ -2,6 +2,7 @@ package libml
 
 import (
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -18,18 +19,21 @@ import (
 // batches take at most one of the loop's two places, so that the other stays free for a
 // batch within the guarantee.
 //
-// The cost of a batch is what it takes of the device when the function is alone there,
-// with as many batches in flight as there may be. It is measured before the process
-// serves, and only falls afterwards: what is measured then contains waiting.
+// The cost of a batch is the device time that it uses. A batch that takes fixed + n * each
+// alone does not fill the device: launches and small kernels leave room for
+// other processes. Its cost is narrow * fixed + n * each (docs/adr/0023-stream-priorities.md).
+// Times are measured before the process serves, and only fall afterwards: what is measured
+// then contains waiting.
 type account struct {
 	level     budget.Level // budget.Demoted: no account is kept, no batch is demoted
 	framework Demotable    // nil: no batch can be demoted
 	objective time.Duration
 
 	balance budget.Balance
-	share   *shareOrder // that the balance follows
-	size    int         // the largest batch that it holds
-	costs   []time.Duration
+	share   *shareOrder     // that the balance follows
+	size    int             // the largest batch that it holds
+	times   []time.Duration // that a batch of each size takes alone; 0: not known
+	idle    time.Duration   // of these: what a batch leaves to other processes
 	recent  recent
 
 	// retry is when a demoted batch is tried again after none was worth beginning.
@@ -55,6 +59,11 @@ func (l *loop) unprotected() control.Unprotected {
 	return ""
 }
 
+// narrow is the part of the device that a batch's fixed time uses. On an H200, small batches of
+// ResNet-152 at a higher priority left VGG-19 as much as with 0.3, those of ResNet-50 and
+// MobileNetV2 as much as with 0.4.
+const narrow = 0.35
+
 // recent is a number of successive batches of one kind, which left no gap.
 type recent struct {
 	padded  int
@@ -74,9 +83,9 @@ func (a *account) open(p *process, now int64) {
 		return
 	}
 	a.framework, _ = p.framework.(Demotable)
-	a.costs = make([]time.Duration, p.card.MaxBatch()+1)
+	a.times = make([]time.Duration, p.card.MaxBatch()+1)
 	for _, w := range p.warm {
-		a.costs[w.size] = w.cost
+		a.times[w.size] = w.alone
 	}
 	a.draw()
 	a.share, a.size = p.share.Load(), p.ladder[0]
@@ -133,12 +142,17 @@ func (a *account) levelOf(f *flight) budget.Level {
 	return min(a.level, a.share.level)
 }
 
-// cost is of a batch of a configured size. If the size was not measured, each image costs
-// as much as in the next smaller size that was: too much rather than too little.
+// cost is the device time that a batch of a configured size uses.
 func (a *account) cost(padded int) time.Duration {
-	for n := min(padded, len(a.costs)-1); n > 0; n-- {
-		if a.costs[n] > 0 {
-			return a.costs[n] * time.Duration(padded) / time.Duration(n)
+	return max(0, a.time(padded)-a.idle)
+}
+
+// time is how long a batch takes alone. If the size was not measured, each image takes as
+// long as in the next smaller size that was: too long rather than too short.
+func (a *account) time(padded int) time.Duration {
+	for n := min(padded, len(a.times)-1); n > 0; n-- {
+		if a.times[n] > 0 {
+			return a.times[n] * time.Duration(padded) / time.Duration(n)
 		}
 	}
 	return 0
@@ -169,35 +183,40 @@ func (a *account) end(f *flight, inferred int64) {
 	}
 }
 
-// learn lowers the cost of a size.
+// learn lowers the time of a size.
 func (a *account) learn(padded int, took time.Duration) {
-	if took > 0 && took < a.cost(padded) {
-		a.costs[padded] = took
+	if took > 0 && took < a.time(padded) {
+		a.times[padded] = took
 		a.size = 0 // the balance holds less
 		a.draw()
 	}
 }
 
-// draw puts a line through the smallest and the largest size whose costs are known.
+// draw puts a line through the smallest size that is known, above which the others lie. A
+// size that has not run since the process began may have a time from then that contains
+// waiting. So no batch takes longer than a larger one, and the line need not meet the largest.
 func (a *account) draw() {
-	smallest, largest := 0, 0
-	for n, cost := range a.costs {
-		if cost > 0 {
-			largest = n
-			if smallest == 0 {
-				smallest = n
-			}
+	shortest := time.Duration(math.MaxInt64)
+	for n, t := range slices.Backward(a.times) {
+		if t > 0 {
+			shortest = min(shortest, t)
+			a.times[n] = shortest
 		}
 	}
-	if smallest == 0 {
+	smallest := slices.IndexFunc(a.times, func(t time.Duration) bool { return t > 0 })
+	if smallest < 0 {
 		return
 	}
-	each := a.costs[smallest] / time.Duration(smallest)
-	if largest > smallest {
-		each = min(each, max(0, a.costs[largest]-a.costs[smallest])/time.Duration(largest-smallest))
+	each := a.times[smallest] / time.Duration(smallest)
+	for n, t := range a.times[smallest+1:] {
+		if t > 0 {
+			each = min(each, max(0, t-a.times[smallest])/time.Duration(n+1))
+		}
 	}
+	fixed := a.times[smallest] - each*time.Duration(smallest)
+	a.idle = time.Duration((1 - narrow) * float64(fixed))
 	a.each.Store(int64(each))
-	a.fixed.Store(int64(a.costs[smallest]) - int64(each)*int64(smallest))
+	a.fixed.Store(int64(fixed - a.idle))
 }
 
 // refill is when batches within the guarantee can begin.

@@ -232,9 +232,10 @@ func TestOverloadIsCharged(t *testing.T) {
 	began := shm.Now()
 	for shm.Now()-began < int64(300*time.Millisecond) {
 		for l.take(); l.mayBegin(); {
-			for n := range l.account.costs {
-				l.account.costs[n] = cost // not what the fake takes
+			for n := range l.account.times[1:] {
+				l.account.times[n+1] = cost // not what the fake takes
 			}
+			l.account.idle = 0
 			if l.pick(); len(l.batch) == 0 {
 				continue
 			}
@@ -303,7 +304,7 @@ func TestAccountBounds(t *testing.T) {
 		p := &process{card: &models.Card{Batches: []int{1, 2, 3, 4, 5, 6, 7, 8}}, level: 2, slo: 10 * time.Millisecond, framework: &fake{}}
 		p.ladder = p.card.Batches
 		for i, c := range costs {
-			p.warm = append(p.warm, warmUp{size: i + 1, cost: time.Duration(c)})
+			p.warm = append(p.warm, warmUp{size: i + 1, alone: time.Duration(c)})
 		}
 		share := &shareOrder{guarantee: percent, level: 2}
 		p.share.Store(share)
@@ -328,18 +329,19 @@ func TestAccountBounds(t *testing.T) {
 	})
 }
 
-// Costs only fall, to what a batch took that had the process to itself, and to the rate of
-// successive batches of one kind without a gap.
+// Times only fall, to what a batch took that had the process to itself, and to the rate of
+// successive batches of one kind without a gap. The cost leaves out what a batch leaves to
+// other processes.
 func TestCostOfABatch(t *testing.T) {
 	const ms = int64(time.Millisecond)
-	p := &process{card: &models.Card{Batches: []int{1, 4, 8}}, level: 2, framework: &fake{}, warm: []warmUp{{size: 1, cost: 3 * time.Millisecond}}}
+	p := &process{card: &models.Card{Batches: []int{1, 4, 8}}, level: 2, framework: &fake{}, warm: []warmUp{{size: 1, alone: 3 * time.Millisecond}}}
 	p.ladder = p.card.Batches[:1]
 	var a account
 	a.open(p, 0)
 	want := func(when string, padded int, cost float64) {
 		t.Helper()
-		if got := a.cost(padded); got != time.Duration(cost*float64(ms)) {
-			t.Errorf("%s a batch of %d costs %v, want %v ms", when, padded, got, cost)
+		if got := a.time(padded); got != time.Duration(cost*float64(ms)) {
+			t.Errorf("%s a batch of %d takes %v, want %v ms", when, padded, got, cost)
 		}
 	}
 	line := func(when string, fixed, each float64) {
@@ -359,7 +361,11 @@ func TestCostOfABatch(t *testing.T) {
 	end(0, 5, flight{padded: 4, alone: true})
 	want("alone", 4, 5)
 	want("not measured", 8, 10)
-	line("two sizes", 3-2.0/3, 2.0/3)
+	fixed := 3 - 2.0/3
+	line("two sizes", narrow*fixed, 2.0/3)
+	if got, want := a.cost(4), narrow*fixed+4*2.0/3; math.Abs(got.Seconds()*1000-want) > 1e-3 {
+		t.Errorf("a batch of 4 costs %v, want %v ms", got, want)
+	}
 	end(10, 18, flight{padded: 4, alone: true})
 	want("slow", 4, 5)
 	end(20, 21, flight{padded: 4})
@@ -370,6 +376,7 @@ func TestCostOfABatch(t *testing.T) {
 		end(float64(100+2*i-4), float64(100+2*i), flight{padded: 4})
 	}
 	want("two in flight", 4, 2)
+	want("smaller than two in flight", 1, 2)
 	for i := range enough + 1 { // with a gap before each
 		end(float64(201+2*i-1), float64(201+2*i), flight{padded: 4})
 	}
@@ -387,8 +394,8 @@ func TestCostsAreMeasured(t *testing.T) {
 	b.gpu.Late.Store(int64(time.Millisecond))
 	l := b.loop(b.fake())
 	for _, n := range b.card.Batches {
-		if cost := l.account.costs[n]; cost < 100*time.Microsecond {
-			t.Errorf("a batch of %d costs %v, want about 1 ms between several", n, cost)
+		if alone := l.account.times[n]; alone < 100*time.Microsecond {
+			t.Errorf("a batch of %d takes %v alone, want about 1 ms between several", n, alone)
 		}
 	}
 }
@@ -438,7 +445,7 @@ func TestRequestsWaitForTheGuarantee(t *testing.T) {
 	l.expected = func(int) time.Duration { return time.Millisecond }
 	l.p.share.Store(&shareOrder{guarantee: 10, level: 3})
 	l.account.share = l.p.share.Load()
-	l.account.costs[1] = time.Second // one batch every ten seconds
+	l.account.times[1] = time.Second // one batch every ten seconds
 	l.account.balance = budget.NewBalance(shm.Now(), 0.1, 0)
 	l.account.balance.Charge(shm.Now(), time.Second) // the first in ten seconds
 	for range 30 {                                   // a demoted one takes twelve

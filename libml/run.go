@@ -96,7 +96,7 @@ type process struct {
 type warmUp struct {
 	size    int
 	elapsed time.Duration
-	cost    time.Duration // of the device, 0 if the process keeps no account
+	alone   time.Duration // that a batch takes without the host's part; 0 if the process keeps no account
 }
 
 type shareOrder struct {
@@ -554,49 +554,40 @@ func (p *process) warmUp(notice *control.Notice) error {
 		return nil
 	}
 	for i := range p.warm {
-		if err := p.measureCost(&p.warm[i]); err != nil || p.finished() {
+		if err := p.measureAlone(&p.warm[i]); err != nil || p.finished() {
 			return err
 		}
 	}
 	return nil
 }
 
-// measureCost measures how much of the device's time a batch takes at the function's level,
-// with as many in flight as there may be. Other processes use the device, too, so the
-// shortest of several runs counts. Short batches run several times, each time several in a
-// row: the host's part of a run counts for more in them.
-func (p *process) measureCost(w *warmUp) error {
+// measureAlone measures how long a batch takes at the function's level. Other processes use
+// the device, too, so the shortest of several runs counts. Short batches run several times
+// in a row, so that the host's part counts for less.
+func (p *process) measureAlone(w *warmUp) error {
 	const (
-		most  = 5
-		limit = 5 * time.Millisecond // for all runs, but for the first
+		fewest, most = 3, 8
+		limit        = 20 * time.Millisecond // for all runs after the third
 	)
 	d := p.memory.device
-	rounds := int(max(1, min(4, limit/4/max(1, w.elapsed))))
+	rounds := int(max(1, min(4, limit/16/max(1, w.elapsed))))
 	began := shm.Now()
 	for run := range most {
 		start := shm.Now()
-		if run > 0 && time.Duration(start-began) > limit {
+		if run >= fewest && time.Duration(start-began) > limit {
 			break
 		}
 		var err error
 		for range rounds {
-			for slot := range p.inFlight {
-				err = worse(err, p.framework.InferBatch(slot, w.size))
-			}
+			err = worse(err, p.framework.InferBatch(0, w.size))
 		}
-		for slot := range p.inFlight {
-			err = worse(err, d.Fetch(slot, 0))
-		}
-		for slot := range p.inFlight {
-			_, waitErr := d.Wait(slot)
-			err = worse(err, waitErr)
-		}
-		if err != nil {
+		err = worse(err, d.Fetch(0, 0))
+		_, waitErr := d.Wait(0)
+		if err = worse(err, waitErr); err != nil {
 			return fmt.Errorf("measure %s at batch %d: %w", p.card.Name, w.size, err)
 		}
-		cost := time.Duration(shm.Now()-start) / time.Duration(rounds*p.inFlight)
-		if run == 0 || cost < w.cost {
-			w.cost = cost
+		if took := time.Duration(shm.Now()-start) / time.Duration(rounds); run == 0 || took < w.alone {
+			w.alone = took
 		}
 	}
 	return nil

@@ -83,10 +83,11 @@ func (in *instance) wants() guarantee.Function {
 	}
 }
 
-// batch is how many requests ride together when the device is short: as many as arrive in
-// half the objective.
+// batch is how many requests ride together when the device is short: as many as arrive in a
+// quarter of the objective. A request waits for the batch before its own, and both may take
+// twice as long as they do alone.
 func (in *instance) batch() float64 {
-	arrive := in.entitled.demand.Rate() * in.f.within().Seconds() / 2
+	arrive := in.entitled.demand.Rate() * in.f.within().Seconds() / 4
 	return min(max(1, arrive), max(1, in.limit))
 }
 
