@@ -13,8 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
-// bound locks the test to its thread and binds it to the fake's context, until the
-// test's end.
+// bound locks the test to its thread and binds it to the fake's context, until the test ends.
 func bound(t *testing.T) *cuda.Context {
 	t.Helper()
 	cudafake.Check(t)
@@ -60,7 +59,7 @@ func pools(t *testing.T, c *cuda.Context) *pool {
 
 const mebi = 1 << 20
 
-func TestWhatAPoolHandsOutNeverOverlapsAndIsTakenFromBelow(t *testing.T) {
+func TestPoolAllocations(t *testing.T) {
 	c := bound(t)
 	rapid.Check(t, func(t *rapid.T) {
 		p, err := newPool(c.Device())
@@ -68,50 +67,26 @@ func TestWhatAPoolHandsOutNeverOverlapsAndIsTakenFromBelow(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer p.close()
-		live := map[cuda.Pointer]int{}
-		var used int64
+		live := allocations{}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			if len(live) > 0 && rapid.Bool().Draw(t, "give back") {
-				for at, bytes := range live {
-					release(at)
-					used -= int64((bytes + 511) &^ 511)
-					delete(live, at)
-					break
-				}
+				live.releaseOne()
 				continue
 			}
 			bytes := rapid.IntRange(1, 5*mebi).Draw(t, "bytes")
-			lowest := cuda.Pointer(0)
 			at := p.allocate(bytes)
-			for other, n := range live {
-				if at < other+cuda.Pointer(n) && other < at+cuda.Pointer(bytes) {
-					t.Fatalf("%d bytes at %#x lie in %d at %#x", bytes, at, n, other)
-				}
-				lowest = max(lowest, other+cuda.Pointer(n))
-			}
-			if at == 0 || at%512 != 0 {
-				t.Fatalf("%d bytes at %#x", bytes, at)
-			}
-			if lowest > 0 && at > lowest+511 {
-				t.Fatalf("%#x, though all above %#x is free", at, lowest)
-			}
+			live.check(t, at, bytes)
 			live[at] = bytes
-			used += int64((bytes + 511) &^ 511)
-			// It is memory, all of it.
-			s := cuda.Stream{}
-			if err := errors.Join(s.Set(at, 1, bytes), s.Synchronize()); err != nil {
-				t.Fatal(err)
-			}
+			write(t, at, bytes)
 		}
+
+		used := live.used()
 		if s := p.look(); s.used != used || s.mapped < used || s.peak < used || s.refused != nil {
 			t.Fatalf("%+v, used %d", s, used)
 		}
 		p.trim()
 		for at, bytes := range live {
-			s := cuda.Stream{}
-			if err := errors.Join(s.Set(at, 2, bytes), s.Synchronize()); err != nil {
-				t.Fatalf("after trim: %v", err)
-			}
+			write(t, at, bytes)
 		}
 		if s := p.look(); s.mapped < used {
 			t.Fatalf("trim left %d bytes for %d", s.mapped, used)
@@ -119,7 +94,53 @@ func TestWhatAPoolHandsOutNeverOverlapsAndIsTakenFromBelow(t *testing.T) {
 	})
 }
 
-func TestAPoolGivesBackWhatNothingLiesIn(t *testing.T) {
+// allocations are those of a pool that were not released: addresses and lengths.
+type allocations map[cuda.Pointer]int
+
+// releaseOne releases any one of them.
+func (a allocations) releaseOne() {
+	for at := range a {
+		release(at)
+		delete(a, at)
+		return
+	}
+}
+
+// used returns the bytes of all, in units of the pool's alignment.
+func (a allocations) used() (sum int64) {
+	for _, bytes := range a {
+		sum += int64((bytes + 511) &^ 511)
+	}
+	return sum
+}
+
+// check fails if a new allocation overlaps another, is not aligned, or does not lie as low as
+// it could.
+func (a allocations) check(t *rapid.T, at cuda.Pointer, bytes int) {
+	end := cuda.Pointer(0) // of the highest allocation
+	for other, n := range a {
+		if at < other+cuda.Pointer(n) && other < at+cuda.Pointer(bytes) {
+			t.Fatalf("%d bytes at %#x lie in %d at %#x", bytes, at, n, other)
+		}
+		end = max(end, other+cuda.Pointer(n))
+	}
+	if at == 0 || at%512 != 0 {
+		t.Fatalf("%d bytes at %#x", bytes, at)
+	}
+	if end > 0 && at > end+511 {
+		t.Fatalf("%#x, though all above %#x is free", at, end)
+	}
+}
+
+// write fails if the allocation has no memory.
+func write(t *rapid.T, at cuda.Pointer, bytes int) {
+	s := cuda.Stream{}
+	if err := errors.Join(s.Set(at, 1, bytes), s.Synchronize()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPoolTrim(t *testing.T) {
 	p := pools(t, bound(t))
 	first, second := p.allocate(4*mebi), p.allocate(3*mebi)
 	if s := p.look(); s.mapped != 8*mebi || s.peak != 7*mebi {
@@ -140,9 +161,8 @@ func TestAPoolGivesBackWhatNothingLiesIn(t *testing.T) {
 	}
 }
 
-// Where there is no memory a pool hands nothing out, and says why until somebody
-// begins anew.
-func TestAPoolWithoutMemoryRefuses(t *testing.T) {
+// Without memory a pool returns nothing, and reports the reason, until the next mark.
+func TestPoolWithoutMemory(t *testing.T) {
 	p := pools(t, bound(t))
 	kept := p.allocate(2 * mebi)
 	cudafake.Set(t, cudafake.Memory(8*mebi))
@@ -151,7 +171,7 @@ func TestAPoolWithoutMemoryRefuses(t *testing.T) {
 		t.Errorf("%#x, %+v", at, s)
 	}
 	if at := p.allocate(2 * mebi); at != 0 {
-		t.Errorf("%#x for work that is thrown away", at)
+		t.Errorf("%#x after a refusal", at)
 	}
 	null := cuda.Stream{}
 	if err := errors.Join(null.Set(kept, 2, 2*mebi), null.Synchronize()); err != nil {
@@ -164,7 +184,7 @@ func TestAPoolWithoutMemoryRefuses(t *testing.T) {
 	}
 }
 
-func TestAPoolThatCannotBeMadeSaysSo(t *testing.T) {
+func TestPoolWithoutAddresses(t *testing.T) {
 	c := bound(t)
 	cudafake.Set(t, cudafake.Refuse("cuMemAddressReserve", 0, cuda.OutOfMemory))
 	defer cudafake.Reset()

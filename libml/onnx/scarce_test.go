@@ -4,8 +4,6 @@ package onnx
 
 import (
 	"errors"
-	"os"
-	"os/exec"
 	"strings"
 	"testing"
 
@@ -15,17 +13,17 @@ import (
 	"github.com/penstock/penstock/libml/device"
 )
 
-// takers are the driver's functions that take memory on the way to a batch that is
-// configured, or may say that there is none.
+// takers are the driver's functions that take memory until a batch is configured, or that may
+// report that there is none.
 var takers = []string{
 	"cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuStreamCreate", "cuEventCreate",
 	"cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemAlloc_v2", "cuMemHostAlloc",
 	"cuStreamBeginCapture_v2", "cuGraphClone", "cuGraphInstantiateWithFlags", "cuGraphUpload",
 }
 
-// inEachStep has try run again and again: with each call of each of the takers refused,
-// one a run, and with memory for none of them, for the first, for the first two ... A run
-// says whether it met with a refusal; the counts are of runs that did.
+// inEachStep calls try many times. In each run one call of one of the takers is refused. Then
+// it gives each run more memory than the last: for no allocation, for one, for two, and so
+// on. try reports whether it met a refusal; the last run of each kind meets none.
 func inEachStep(t *testing.T, try func(*testing.T, func() cudafake.Setting) (met bool)) {
 	const most = 100
 	for _, call := range takers {
@@ -50,16 +48,10 @@ func inEachStep(t *testing.T, try func(*testing.T, func() cudafake.Setting) (met
 	t.Logf("%d MiB are enough", n*grain/mebi)
 }
 
-// Whichever step of linking finds no memory, the first attempt's or that of another way
-// after it: the process says so in one line, or it serves.
-func TestWithoutMemoryForAnyStepOfLinkingItIsToldOrServes(t *testing.T) {
-	uncaptured := func(s settings) error { return s.stream.Synchronize() } // which is refused in a capture
-	for what, is := range map[string]struct {
-		prepared bool  // by a process before
-		refuses  error // the holder of weights
-		private  bool
-		byNode   bool
-	}{
+// Whichever step of linking finds no memory, also in a later attempt of another kind: LinkModel
+// returns an error of one line, or the process serves.
+func TestLinkWithoutMemory(t *testing.T) {
+	for name, c := range map[string]scarceCase{
 		"prepared here, shared":  {},
 		"prepared here, its own": {refuses: libml.ErrNoWeights},
 		"shared":                 {prepared: true},
@@ -67,46 +59,56 @@ func TestWithoutMemoryForAnyStepOfLinkingItIsToldOrServes(t *testing.T) {
 		"node by node":           {prepared: true, byNode: true},
 		"a size's own":           {private: true},
 	} {
-		t.Run(what, func(t *testing.T) {
-			inEachStep(t, func(t *testing.T, scarce func() cudafake.Setting) (met bool) {
-				dir := t.TempDir()
-				if is.prepared {
-					t.Run("before", func(t *testing.T) {
-						r, _ := sharingRig(t, dir)
-						r.linked()
-					})
-				}
-				t.Run("process", func(t *testing.T) {
-					r, s := sharingRig(t, dir)
-					s.refuses = is.refuses
-					if is.private {
-						r.gpu.env.Weights = nil
-					}
-					if is.byNode {
-						r.played.unqueued = uncaptured
-					}
-					r.loaded()
-					cudafake.Set(t, scarce())
-					_, err := r.f.LinkModel()
-					cudafake.Reset()
-					if met = err != nil || r.said("OUT_OF_MEMORY"); err == nil {
-						r.answers(r.card.Batches[0])
-						r.answers(r.card.MaxBatch())
-						return
-					}
-					r.isOfMemory(err)
-					if r.played.sessions != 0 {
-						t.Errorf("%d sessions are left", r.played.sessions)
-					}
-				})
-				return met
-			})
-		})
+		t.Run(name, func(t *testing.T) { inEachStep(t, c.link) })
 	}
 }
 
-// Nor does a larger batch that finds no memory cost those that serve.
-func TestWithoutMemoryForAnyStepOfALargerBatchTheSmallerServe(t *testing.T) {
+type scarceCase struct {
+	prepared bool  // by an earlier process
+	refuses  error // of the weight server
+	private  bool  // nothing is shared
+	byNode   bool
+}
+
+// link links a model with the given memory, and reports whether it met a refusal.
+func (c scarceCase) link(t *testing.T, scarce func() cudafake.Setting) (met bool) {
+	dir := t.TempDir()
+	if c.prepared {
+		t.Run("before", func(t *testing.T) {
+			r, _ := sharingRig(t, dir)
+			r.linked()
+		})
+	}
+
+	t.Run("process", func(t *testing.T) {
+		r, s := sharingRig(t, dir)
+		s.refuses = c.refuses
+		if c.private {
+			r.gpu.env.Weights = nil
+		}
+		if c.byNode {
+			r.played.unqueued = func(s settings) error { return s.stream.Synchronize() } // refused in a capture
+		}
+		r.loaded()
+		cudafake.Set(t, scarce())
+		_, err := r.f.LinkModel()
+		cudafake.Reset()
+
+		if met = err != nil || r.logged("OUT_OF_MEMORY"); err == nil {
+			r.answers(r.card.Batches[0])
+			r.answers(r.card.MaxBatch())
+			return
+		}
+		r.isOfMemory(err)
+		if r.played.sessions != 0 {
+			t.Errorf("%d sessions are left", r.played.sessions)
+		}
+	})
+	return met
+}
+
+// A larger batch that finds no memory does not affect the batches that serve.
+func TestLargerBatchWithoutMemory(t *testing.T) {
 	inEachStep(t, func(t *testing.T, scarce func() cudafake.Setting) (met bool) {
 		t.Run("process", func(t *testing.T) {
 			r, _ := sharingRig(t, t.TempDir())
@@ -120,7 +122,7 @@ func TestWithoutMemoryForAnyStepOfALargerBatchTheSmallerServe(t *testing.T) {
 			cudafake.Set(t, scarce())
 			_, err := r.f.ConfigureBatch(0, 4, b.input, b.outputs)
 			cudafake.Reset()
-			if met = err != nil || r.said("OUT_OF_MEMORY"); err != nil {
+			if met = err != nil || r.logged("OUT_OF_MEMORY"); err != nil {
 				r.isOfMemory(err)
 			}
 			r.answers(1)
@@ -130,7 +132,7 @@ func TestWithoutMemoryForAnyStepOfALargerBatchTheSmallerServe(t *testing.T) {
 	})
 }
 
-// isOfMemory: what is told of too little memory is that, in one line.
+// isOfMemory fails unless the error reports missing memory in one line.
 func (r *rig) isOfMemory(err error) {
 	r.t.Helper()
 	if !errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, device.ErrLost) || strings.Contains(err.Error(), "\n") {
@@ -138,7 +140,7 @@ func (r *rig) isOfMemory(err error) {
 	}
 }
 
-// answers configures a batch and has it run.
+// answers configures a batch, runs it and checks its answer.
 func (r *rig) answers(n int) {
 	r.t.Helper()
 	b := r.tensors(n)
@@ -147,29 +149,5 @@ func (r *rig) answers(n int) {
 	r.infer(0, n)
 	if got := r.output(b); !all(got, 7) {
 		r.t.Errorf("batch of %d answered %v", n, got)
-	}
-}
-
-// What ONNX Runtime makes no session of is none, and not a nil pointer as a session. It is
-// opened in a process of its own: the others of this package play it.
-func TestASessionThatONNXRuntimeRefusesIsNone(t *testing.T) {
-	const child = "PENSTOCK_REFUSED_SESSION"
-	if os.Getenv(child) == "" {
-		c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-		c.Env = append(os.Environ(), child+"=1")
-		if out, err := c.CombinedOutput(); err != nil {
-			t.Errorf("%v: %s", err, out)
-		}
-		return
-	}
-	if err := open(); err != nil {
-		t.Fatal(err)
-	}
-	if err := openProvider(environment.path); err != nil {
-		t.Logf("it has no CUDA: %v", err) // and refuses for that
-	}
-	made, err := onnxRuntime{}.session([]byte("no model"), settings{}, new(pool))
-	if made != nil || err == nil {
-		t.Errorf("a session %#v of no model: %v", made, err)
 	}
 }

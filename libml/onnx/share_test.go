@@ -16,10 +16,9 @@ import (
 	"github.com/penstock/penstock/cuda"
 	"github.com/penstock/penstock/internal/testing/cudafake"
 	"github.com/penstock/penstock/libml"
-	"github.com/penstock/penstock/libml/onnx/answer"
 )
 
-// saved is a model as ONNX Runtime might save it: one tensor, w, of 1,024 halves.
+// saved returns a model as ONNX Runtime may save it, with one tensor, w, of 1,024 halves.
 func saved() []byte {
 	message := func(number int, data []byte) []byte {
 		b := binary.AppendUvarint(nil, uint64(number)<<3|2)
@@ -29,13 +28,13 @@ func saved() []byte {
 	return message(7, message(5, tensor))
 }
 
-// shares is an Environment.Weights that keeps files in a fake GPU's memory.
+// shares implements Environment.Weights with files in a fake GPU's memory.
 type shares struct {
 	r       *rig
-	asked   []string
-	before  func() // it is asked
+	asked   []string // files, in the order of the questions
+	before  func()   // called before each answer
 	refuses error
-	sum     uint32 // in place of the file's, if not 0
+	sum     uint32 // replaces the file's checksum, if not 0
 	at      map[string]cuda.Pointer
 }
 
@@ -66,14 +65,14 @@ func (s *shares) weights(file string) (libml.Weights, error) {
 	return libml.Weights{Address: uintptr(s.at[file]), Bytes: len(b), CRC32C: sum}, nil
 }
 
-// sharingRig is a rig whose process shares its weights, and keeps prepared models in dir.
+// sharingRig returns a rig with shared weights, and with prepared models in dir.
 func sharingRig(t *testing.T, dir string) (*rig, *shares) {
 	t.Helper()
 	r := newRig(t, &played{weights: 3 * mebi, optimised: saved()})
 	s := &shares{r: r, at: make(map[string]cuda.Pointer)}
 	r.gpu.env.Weights, r.gpu.cache = s.weights, dir
 	r.gpu.version = func() string { return "1" }
-	// The same file for all processes of a test.
+	// All processes of a test use the same file.
 	file := filepath.Join(dir, "model.onnx")
 	if _, err := os.Stat(file); err != nil {
 		b, err := os.ReadFile(r.card.Model)
@@ -85,7 +84,7 @@ func sharingRig(t *testing.T, dir string) (*rig, *shares) {
 	return r, s
 }
 
-// processes runs one process after the other, which have a folder in common.
+// processes runs one process after the other. They share a folder of prepared models.
 func processes(t *testing.T, each ...func(*testing.T, *rig, *shares)) {
 	dir := t.TempDir()
 	for i, f := range each {
@@ -96,35 +95,24 @@ func processes(t *testing.T, each ...func(*testing.T, *rig, *shares)) {
 	}
 }
 
-func (r *rig) said(words string) bool { return strings.Contains(r.log.String(), words) }
+func (r *rig) logged(words string) bool { return strings.Contains(r.log.String(), words) }
 
-func TestEverySizeUsesTheSharedWeights(t *testing.T) {
+// All sizes use the shared weights, in a process that prepares the model and in a later one.
+func TestSharedWeights(t *testing.T) {
 	processes(t, func(t *testing.T, r *rig, s *shares) {
 		r.linked()
 		if r.played.optimises != 1 || len(r.played.made) != 3 || len(s.asked) != 1 {
 			t.Fatalf("optimised %d times, %d sessions, asked for %v", r.played.optimises, len(r.played.made), s.asked)
 		}
 		for _, with := range r.played.made {
-			if len(with.initializers) != 1 || with.folder != filepath.Dir(s.asked[0]) || with.nhwc {
-				t.Fatalf("a session with %+v", with)
-			}
-			i := with.initializers[0]
-			if i.name != "w" || i.at != s.at[s.asked[0]] || i.bytes != 2048 || !slices.Equal(i.shape, []int64{4, 256}) || i.element != 10 {
-				t.Errorf("weights %+v, at %v", i, s.at)
-			}
+			s.checkUsed(with)
 		}
-		b := r.tensors(4)
-		r.fillWith(b, 7)
-		r.configure(0, 4, b)
-		r.infer(0, 4)
-		if got := r.output(b); !all(got, 7) {
-			t.Errorf("answered %v", got)
-		}
+		r.answers(4)
 	}, func(t *testing.T, r *rig, s *shares) {
-		// It finds all prepared: it reads no model, asks no CPU, optimises nothing.
+		// It reads no model, does not ask the CPU, and optimises nothing.
 		r.loaded()
 		g := r.gpu
-		if g.file.data != nil || g.shared.entry == nil || r.said("is not asked") {
+		if g.file.data != nil || g.shared.entry == nil || r.logged("is not asked") {
 			t.Errorf("loaded: model of %d bytes, entry %v: %s", len(g.file.data), g.shared.entry != nil, r.log.String())
 		}
 		if len(s.asked) != 0 {
@@ -137,9 +125,21 @@ func TestEverySizeUsesTheSharedWeights(t *testing.T) {
 	})
 }
 
-// Where nobody holds them, or only other ones, a prepared model's weights are the
-// process's own, once for all sizes.
-func TestWithoutAHolderAProcessHasOneCopy(t *testing.T) {
+// checkUsed fails unless a session has the shared weights.
+func (s *shares) checkUsed(with settings) {
+	s.r.t.Helper()
+	if len(with.initializers) != 1 || with.folder != filepath.Dir(s.asked[0]) || with.nhwc {
+		s.r.t.Fatalf("a session with %+v", with)
+	}
+	i := with.initializers[0]
+	if i.name != "w" || i.at != s.at[s.asked[0]] || i.bytes != 2048 || !slices.Equal(i.shape, []int64{4, 256}) || i.element != 10 {
+		s.r.t.Errorf("weights %+v, at %v", i, s.at)
+	}
+}
+
+// Without a weight server that has them, the process has one copy of a prepared model's
+// weights, for all sizes.
+func TestOwnCopyOfWeights(t *testing.T) {
 	for what, refuse := range map[string]error{
 		"no shared weights": fmt.Errorf("%w: dial: no such file", libml.ErrNoWeights),
 		"OUT_OF_MEMORY":     fmt.Errorf("%w: %w", libml.ErrNoWeights, &cuda.Error{Op: "cuMemImportFromShareableHandle", Code: cuda.OutOfMemory}),
@@ -154,15 +154,15 @@ func TestWithoutAHolderAProcessHasOneCopy(t *testing.T) {
 					t.Errorf("a session with %+v, own weights at %#x", with.initializers, at)
 				}
 			}
-			if n := strings.Count(r.log.String(), "weights are not shared"); n != 1 || !r.said(what) || len(r.played.made) != 3 {
+			if n := strings.Count(r.log.String(), "weights are not shared"); n != 1 || !r.logged(what) || len(r.played.made) != 3 {
 				t.Errorf("said %d times, %d sessions: %s", n, len(r.played.made), r.log.String())
 			}
 		})
 	}
 }
 
-// The copy that does not fit either leaves it to the sessions.
-func TestWithoutMemoryForACopySessionsMakeTheirOwn(t *testing.T) {
+// If that copy does not fit, each session has its own weights.
+func TestWeightsPerSession(t *testing.T) {
 	r, s := sharingRig(t, t.TempDir())
 	s.refuses = libml.ErrNoWeights
 	made := false
@@ -175,13 +175,13 @@ func TestWithoutMemoryForACopySessionsMakeTheirOwn(t *testing.T) {
 			t.Errorf("a session with %+v", with)
 		}
 	}
-	if !made || r.gpu.shared.own != nil || !r.said("each batch size has its own weights") {
+	if !made || r.gpu.shared.own != nil || !r.logged("each batch size has its own weights") {
 		t.Errorf("own %v: %s", r.gpu.shared.own, r.log.String())
 	}
 }
 
-// Whatever else is in the way, each session has its own weights, and the log says why, once.
-func TestWhatCannotBeSharedIsPrivate(t *testing.T) {
+// In all other cases too each session has its own weights, and the log has the reason once.
+func TestUnsharedWeights(t *testing.T) {
 	for what, spoil := range map[string]func(*rig, *shares){
 		"it cannot be saved":       func(r *rig, _ *shares) { r.played.optimised = nil },
 		"weights cannot be shared": func(r *rig, _ *shares) { r.played.optimised = []byte{7<<3 | 2, 0} },
@@ -198,7 +198,7 @@ func TestWhatCannotBeSharedIsPrivate(t *testing.T) {
 					t.Errorf("a session with %+v", with)
 				}
 			}
-			if n := strings.Count(r.log.String(), "weights are not shared"); n != 1 || !r.said(what) {
+			if n := strings.Count(r.log.String(), "weights are not shared"); n != 1 || !r.logged(what) {
 				t.Errorf("said %d times: %s", n, r.log.String())
 			}
 			if len(r.played.made) != 3 {
@@ -208,9 +208,9 @@ func TestWhatCannotBeSharedIsPrivate(t *testing.T) {
 	}
 }
 
-// A session over shared weights that does not work costs a second try, and the next
-// process none.
-func TestASessionThatCannotShareIsMadePrivately(t *testing.T) {
+// If a session over shared weights cannot be made, it is made privately. The next process does
+// not try again.
+func TestSessionOverSharedWeightsFails(t *testing.T) {
 	processes(t, func(t *testing.T, r *rig, _ *shares) {
 		r.played.unmade = func(s settings) error {
 			if len(s.initializers) > 0 {
@@ -219,20 +219,20 @@ func TestASessionThatCannotShareIsMadePrivately(t *testing.T) {
 			return nil
 		}
 		r.linked()
-		if !r.said("a session over them cannot be made") || len(r.played.made) != 3 {
+		if !r.logged("a session over them cannot be made") || len(r.played.made) != 3 {
 			t.Errorf("%d sessions: %s", len(r.played.made), r.log.String())
 		}
 	}, func(t *testing.T, r *rig, s *shares) {
 		r.linked()
-		if r.played.optimises != 0 || len(s.asked) != 0 || !r.said("weights are not shared") {
+		if r.played.optimises != 0 || len(s.asked) != 0 || !r.logged("weights are not shared") {
 			t.Errorf("optimised %d times, asked for %v: %s", r.played.optimises, s.asked, r.log.String())
 		}
 	})
 }
 
-// A model that over shared weights is no graph, and cannot be made node by node either, is
-// a graph over its own: nothing of the first is left.
-func TestASizeThatWasNoGraphOverSharedWeightsIsOneOverItsOwn(t *testing.T) {
+// A model cannot be captured over shared weights, nor run node by node over them. It is then
+// captured over private weights: nothing of the first attempt is left.
+func TestGraphAfterUnsharing(t *testing.T) {
 	r, _ := sharingRig(t, t.TempDir())
 	made := 0
 	r.played.unmade = func(s settings) error {
@@ -257,8 +257,8 @@ func TestASizeThatWasNoGraphOverSharedWeightsIsOneOverItsOwn(t *testing.T) {
 	}
 }
 
-// What is wrong with the model itself is no reason to refuse it for ever.
-func TestAModelThatCannotBeMadeAtAllIsNotRefused(t *testing.T) {
+// A model that cannot be linked in any way is not recorded as not shareable.
+func TestUnlinkableModelIsNotRefused(t *testing.T) {
 	processes(t, func(t *testing.T, r *rig, _ *shares) {
 		r.played.unmade = func(settings) error { return &ortError{code: 1, text: "no kernel"} }
 		if _, err := r.loaded().f.LinkModel(); err == nil {
@@ -271,127 +271,10 @@ func TestAModelThatCannotBeMadeAtAllIsNotRefused(t *testing.T) {
 	})
 }
 
-func TestADeviceThatIsLostIsNotAboutSharing(t *testing.T) {
+func TestLostDeviceWhileSharing(t *testing.T) {
 	r, s := sharingRig(t, t.TempDir())
 	s.refuses = fmt.Errorf("%w: %w", libml.ErrNoWeights, cuda.ErrLost)
 	if _, err := r.loaded().f.LinkModel(); !errors.Is(err, cuda.ErrLost) {
 		t.Errorf("%v", err)
 	}
-}
-
-// A prepared model is held against the card like the model.
-func TestAPreparedModelIsHeldAgainstItsCard(t *testing.T) {
-	processes(t, func(_ *testing.T, r *rig, _ *shares) { r.linked() }, func(t *testing.T, r *rig, _ *shares) {
-		r.card.Outputs[0].Name = "another"
-		if err := errors.Join(r.gpu.init(), r.f.LoadModel()); err == nil || !strings.Contains(err.Error(), `"another"`) {
-			t.Errorf("%v", err)
-		}
-	})
-}
-
-// The picture's answer is of the card that was asked: another has the CPU asked again.
-func TestAnotherPictureIsAskedAgain(t *testing.T) {
-	processes(t, func(_ *testing.T, r *rig, _ *shares) { r.linked() }, func(t *testing.T, r *rig, _ *shares) {
-		asked := 0
-		r.gpu.ask = func(_ libml.Environment, model []byte) (*answer.Reference, error) {
-			asked++
-			if len(model) == 0 {
-				t.Error("without a model")
-			}
-			return nil, errors.New("is not asked")
-		}
-		r.card.Input.Mean, r.card.Input.Std = []float32{3}, []float32{2}
-		r.loaded()
-		if asked != 1 || r.gpu.shared.entry == nil {
-			t.Errorf("the CPU was asked %d times", asked)
-		}
-	})
-}
-
-func TestDamagedEntriesAreMadeAnew(t *testing.T) {
-	weights := ""
-	processes(t, func(_ *testing.T, r *rig, s *shares) {
-		r.linked()
-		weights = s.asked[0]
-	}, func(t *testing.T, r *rig, _ *shares) {
-		if err := os.Truncate(weights, 7); err != nil {
-			t.Fatal(err)
-		}
-		r.linked()
-		if r.played.optimises != 1 || !r.said("it is prepared anew") || len(r.played.made[0].initializers) != 1 {
-			t.Errorf("optimised %d times: %s", r.played.optimises, r.log.String())
-		}
-	})
-}
-
-// A process under the node's sandbox reads prepared models and writes none: the node prepares
-// them.
-func TestPreparedByTheNode(t *testing.T) {
-	// process runs one process; its node prepares the model, or fails with answer.
-	process := func(t *testing.T, dir string, answer error, check func(r *rig, s *shares, asked int)) {
-		t.Run("process", func(t *testing.T) {
-			r, s := sharingRig(t, dir)
-			asked := 0
-			r.gpu.env.Prepared = dir
-			r.gpu.env.Prepare = func() error {
-				asked++
-				if answer != nil {
-					return answer
-				}
-				var err error
-				t.Run("node", func(t *testing.T) {
-					node, _ := sharingRig(t, dir)
-					err = errors.Join(node.gpu.prepareOnly(), node.gpu.deinit())
-				})
-				return err
-			}
-			r.linked()
-			if r.played.optimises > 0 {
-				t.Errorf("it optimised the model itself: %s", r.log.String())
-			}
-			check(r, s, asked)
-		})
-	}
-	shared := func(r *rig) bool { return len(r.played.made[0].initializers) == 1 }
-
-	t.Run("once", func(t *testing.T) {
-		dir := t.TempDir()
-		for i := range 2 {
-			process(t, dir, nil, func(r *rig, s *shares, asked int) {
-				if asked != 1-i || len(s.asked) != 1 || !shared(r) {
-					t.Errorf("asked the node %d times, for weights %v: %s", asked, s.asked, r.log.String())
-				}
-			})
-		}
-	})
-	t.Run("failed", func(t *testing.T) {
-		process(t, t.TempDir(), fmt.Errorf("%w: no GPU memory", libml.ErrNoWeights), func(r *rig, _ *shares, asked int) {
-			if asked != 1 || !r.said("no GPU memory") || shared(r) {
-				t.Errorf("asked %d times: %s", asked, r.log.String())
-			}
-		})
-	})
-	t.Run("damaged weights", func(t *testing.T) {
-		dir := t.TempDir()
-		weights := ""
-		process(t, dir, nil, func(_ *rig, s *shares, _ int) { weights = s.asked[0] })
-		text, err := os.ReadFile(weights)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text[0]++
-		if err := os.WriteFile(weights, text, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		process(t, dir, nil, func(r *rig, _ *shares, asked int) {
-			if asked != 1 || shared(r) {
-				t.Errorf("asked %d times: %s", asked, r.log.String())
-			}
-		})
-		process(t, dir, nil, func(r *rig, _ *shares, asked int) {
-			if asked != 0 || !shared(r) {
-				t.Errorf("asked %d times after the repair: %s", asked, r.log.String())
-			}
-		})
-	})
 }

@@ -247,39 +247,48 @@ func TestDetectFindsTheCatAndTheTie(t *testing.T) {
 	}
 }
 
-// A batch gives each image the answer that it gets alone, whichever slot and
-// wherever in the batch.
-func TestARowOfABatchIsTheImagesOwnAnswer(t *testing.T) {
+// In a batch each image gets the answer that it gets alone, in any slot and at any place.
+func TestRowOfBatch(t *testing.T) {
 	for _, name := range zoo.Names() {
 		t.Run(name, func(t *testing.T) {
 			card := shipped(t, name)
 			f := linked(t, card)
-			rng := rand.New(rand.NewPCG(1, 2))
 			n := card.MaxBatch()
 			all := makeBuffers(card, n)
-			wire := make([]byte, card.Input.WireBytes())
-			for i := range n {
-				for j := range wire {
-					wire[j] = byte(rng.Uint32())
-				}
-				gather(card, all.input, wire, i)
-			}
+			fillWithNoise(card, all.input, n)
 			infer(t, f, 0, n, all)
 			for i := range n {
 				one := makeBuffers(card, 1)
 				copy(one.input, all.input[i*card.Input.TensorBytes():])
 				infer(t, f, 1, 1, one)
-				for _, o := range card.Outputs {
-					want, got := one.output(t, card, o.Name, 0), all.output(t, card, o.Name, i)
-					for k := range want {
-						// Another batch size may sum in another order.
-						if d := math.Abs(float64(want[k] - got[k])); d > 1e-4*(1+math.Abs(float64(want[k]))) {
-							t.Fatalf("image %d, %s[%d]: %g in the batch, %g alone", i, o.Name, k, got[k], want[k])
-						}
-					}
-				}
+				compareRow(t, card, one, all, i)
 			}
 		})
+	}
+}
+
+func fillWithNoise(card *models.Card, input []byte, n int) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	wire := make([]byte, card.Input.WireBytes())
+	for i := range n {
+		for j := range wire {
+			wire[j] = byte(rng.Uint32())
+		}
+		gather(card, input, wire, i)
+	}
+}
+
+// compareRow fails if image i of a batch has another answer than the image alone.
+func compareRow(t *testing.T, card *models.Card, one, all buffers, i int) {
+	t.Helper()
+	for _, o := range card.Outputs {
+		want, got := one.output(t, card, o.Name, 0), all.output(t, card, o.Name, i)
+		for k := range want {
+			// Another batch size may sum in another order.
+			if d := math.Abs(float64(want[k] - got[k])); d > 1e-4*(1+math.Abs(float64(want[k]))) {
+				t.Fatalf("image %d, %s[%d]: %g in the batch, %g alone", i, o.Name, k, got[k], want[k])
+			}
+		}
 	}
 }
 

@@ -1,0 +1,124 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+)
+
+// The smallest size serves before the others are linked. Linking these uses no memory of its
+// lane.
+func TestSmallestRunsWhileOthersLink(t *testing.T) {
+	const small, rest = 1, 2
+	entered, gate := make(chan struct{}), make(chan struct{})
+	p := &played{}
+	made := 0
+	p.unmade = func(settings) error {
+		p.mu.Lock()
+		made++
+		n := made
+		p.mu.Unlock()
+		if n == small+rest {
+			close(entered)
+			<-gate
+		}
+		return nil
+	}
+	r := newRig(t, p)
+	r.loaded()
+	if _, err := r.f.LinkModel(); err != nil {
+		t.Fatal(err)
+	}
+	if p.sessions != small {
+		t.Fatalf("%d sessions when the model is linked, want one", p.sessions)
+	}
+	one, four := r.tensors(1), r.tensors(4)
+	r.configure(0, 1, one)
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		_, err := r.f.ConfigureBatch(0, 4, four.input, four.outputs)
+		done <- err
+	}()
+	<-entered
+	for i := range byte(20) {
+		r.fillWith(one, i)
+		r.infer(0, 1)
+		if got := r.output(one); !all(got, i) {
+			t.Errorf("answered %v while others are linked, want %d", got, i)
+		}
+	}
+	before := r.gpu.scratch[0].look().mapped
+	close(gate)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if p.sessions != small+rest {
+		t.Errorf("%d sessions for %v", p.sessions, r.card.Batches)
+	}
+	if after := r.gpu.scratch[0].look(); after.used != 0 || before == 0 {
+		t.Errorf("lane %+v, %d bytes before", after, before)
+	}
+	r.fillWith(four, 8)
+	r.infer(0, 4)
+	if got := r.output(four); !all(got, 8) {
+		t.Errorf("answered %v", got)
+	}
+	if n := strings.Count(r.log.String(), "batch size is linked"); n != small+rest {
+		t.Errorf("%d sizes in the log: %s", n, r.log.String())
+	}
+}
+
+// A size that cannot be linked releases itself and the larger ones.
+func TestLinkFailureKeepsSmallerSizes(t *testing.T) {
+	p := &played{weights: 8 * mebi, scratch: 24 * mebi}
+	r := newRig(t, p)
+	r.card.Batches = []int{1, 2, 4, 8}
+	r.gpu.env.Threads = 1
+	r.loaded()
+	if _, err := r.f.LinkModel(); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{1, 2} {
+		r.tensors(n)
+	}
+	two, four := r.tensors(2), r.tensors(4)
+	cudafake.Set(t, cudafake.Memory(cudafake.Now().Taken()+80*mebi)) // a session of 2 and its try, not of 4
+	r.configure(0, 2, two)
+	if len(r.gpu.sizes) != 2 || p.sessions != 2 {
+		t.Errorf("%d sizes and %d sessions, want 1 and 2", len(r.gpu.sizes), p.sessions)
+	}
+	if _, err := r.f.ConfigureBatch(0, 4, four.input, four.outputs); !errors.Is(err, cuda.ErrOutOfMemory) {
+		t.Errorf("got %v", err)
+	}
+	r.fillWith(two, 2)
+	r.infer(0, 2)
+	if got := r.output(two); !all(got, 2) {
+		t.Errorf("answered %v", got)
+	}
+	cudafake.Reset() // there is memory again
+	r.configure(0, 4, four)
+	if len(r.gpu.sizes) != 4 {
+		t.Errorf("%d sizes, want all", len(r.gpu.sizes))
+	}
+}
+
+func TestPersistentBytes(t *testing.T) {
+	r := newRig(t, &played{weights: 3 * mebi})
+	r.loaded()
+	persistent, err := r.f.LinkModel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 4 MiB for 3, in each of three sessions.
+	if persistent < 12*mebi || persistent > 16*mebi {
+		t.Errorf("%d bytes", persistent)
+	}
+}

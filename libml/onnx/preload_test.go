@@ -1,0 +1,73 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/libml"
+)
+
+// This machine has the ONNX Runtime for CPUs.
+func TestMissingProvider(t *testing.T) {
+	f := New()
+	err := f.Init(libml.Environment{
+		Card: shipped(t, "fashion"), Threads: 1, Device: "GPU-1", Stream: func(int) uintptr { return 0 },
+	})
+	if !errors.Is(err, errNoProvider) {
+		t.Fatalf("got %v", err)
+	}
+	for _, part := range []string{bridgeFile, LibraryVariable, "CUDA 13"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q does not say %q", err, part)
+		}
+	}
+	if err := f.Deinit(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestMissingLibrary(t *testing.T) {
+	dir := t.TempDir()
+	library, err := Library()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A provider that was linked with what it is here: any shared library will do.
+	for _, name := range []string{bridgeFile, providerFile} {
+		if err := os.Symlink(library, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mine := filepath.Join(dir, libraryFile)
+	var asked []string
+	if err := preloadAll(mine, func(name string) error {
+		asked = append(asked, name)
+		if strings.Contains(name, "ops") {
+			return errors.New("cannot open shared object file")
+		}
+		return nil
+	}); err != nil {
+		t.Errorf("a part that may be missing: %v", err)
+	}
+	if !slices.Contains(asked, "libcudnn.so.9") {
+		t.Errorf("asked for %v", asked)
+	}
+	err = preloadAll(mine, func(name string) error {
+		if name == "libcudnn.so.9" {
+			return errors.New("cannot open shared object file")
+		}
+		return nil
+	})
+	if !errors.Is(err, errNoProvider) || !strings.Contains(err.Error(), "libcudnn.so.9") || !strings.Contains(err.Error(), "cuDNN 9 brings it") {
+		t.Errorf("got %v", err)
+	}
+	if err := missing("libcuda.so.1", "p", errors.New("x")); !strings.Contains(err.Error(), "NVIDIA driver") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,141 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/onnx/answer"
+)
+
+// A prepared model has to fit the card, as the model's file has.
+func TestPreparedModelFitsCard(t *testing.T) {
+	processes(t, func(_ *testing.T, r *rig, _ *shares) { r.linked() }, func(t *testing.T, r *rig, _ *shares) {
+		r.card.Outputs[0].Name = "another"
+		if err := errors.Join(r.gpu.init(), r.f.LoadModel()); err == nil || !strings.Contains(err.Error(), `"another"`) {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// The stored answer belongs to the card's picture. For another picture the CPU is asked again.
+func TestPreparedAnswerOfAnotherPicture(t *testing.T) {
+	processes(t, func(_ *testing.T, r *rig, _ *shares) { r.linked() }, func(t *testing.T, r *rig, _ *shares) {
+		asked := 0
+		r.gpu.ask = func(_ libml.Environment, model []byte) (*answer.Reference, error) {
+			asked++
+			if len(model) == 0 {
+				t.Error("without a model")
+			}
+			return nil, errors.New("is not asked")
+		}
+		r.card.Input.Mean, r.card.Input.Std = []float32{3}, []float32{2}
+		r.loaded()
+		if asked != 1 || r.gpu.shared.entry == nil {
+			t.Errorf("the CPU was asked %d times", asked)
+		}
+	})
+}
+
+func TestDamagedPreparedModel(t *testing.T) {
+	weights := ""
+	processes(t, func(_ *testing.T, r *rig, s *shares) {
+		r.linked()
+		weights = s.asked[0]
+	}, func(t *testing.T, r *rig, _ *shares) {
+		if err := os.Truncate(weights, 7); err != nil {
+			t.Fatal(err)
+		}
+		r.linked()
+		if r.played.optimises != 1 || !r.logged("it is prepared anew") || len(r.played.made[0].initializers) != 1 {
+			t.Errorf("optimised %d times: %s", r.played.optimises, r.log.String())
+		}
+	})
+}
+
+// A process in the node's sandbox reads prepared models but cannot write them: the node
+// prepares them.
+func TestPreparedByTheNode(t *testing.T) {
+	t.Run("once", func(t *testing.T) {
+		dir := t.TempDir()
+		for i := range 2 {
+			sandboxed(t, dir, nil, func(r *rig, s *shares, asked int) {
+				if asked != 1-i || len(s.asked) != 1 || !r.shares() {
+					t.Errorf("asked the node %d times, for weights %v: %s", asked, s.asked, r.log.String())
+				}
+			})
+		}
+	})
+	t.Run("failed", func(t *testing.T) {
+		sandboxed(t, t.TempDir(), fmt.Errorf("%w: no GPU memory", libml.ErrNoWeights), func(r *rig, _ *shares, asked int) {
+			if asked != 1 || !r.logged("no GPU memory") || r.shares() {
+				t.Errorf("asked %d times: %s", asked, r.log.String())
+			}
+		})
+	})
+}
+
+// If the node's prepared weights are damaged, the node prepares the model for the next process.
+func TestDamagedWeightsOfTheNode(t *testing.T) {
+	dir := t.TempDir()
+	weights := ""
+	sandboxed(t, dir, nil, func(_ *rig, s *shares, _ int) { weights = s.asked[0] })
+	text, err := os.ReadFile(weights)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text[0]++
+	if err := os.WriteFile(weights, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+
+	sandboxed(t, dir, nil, func(r *rig, _ *shares, asked int) {
+		if asked != 1 || r.shares() {
+			t.Errorf("asked %d times: %s", asked, r.log.String())
+		}
+	})
+	sandboxed(t, dir, nil, func(r *rig, _ *shares, asked int) {
+		if asked != 0 || !r.shares() {
+			t.Errorf("asked %d times after the repair: %s", asked, r.log.String())
+		}
+	})
+}
+
+// sandboxed runs one process. Its node prepares the model if it is asked, or fails with answer.
+// asked is how often the node was asked.
+func sandboxed(t *testing.T, dir string, answer error, check func(r *rig, s *shares, asked int)) {
+	t.Run("process", func(t *testing.T) {
+		r, s := sharingRig(t, dir)
+		asked := 0
+		r.gpu.env.Prepared = dir
+		r.gpu.env.Prepare = func() error {
+			asked++
+			if answer != nil {
+				return answer
+			}
+			return prepareInNode(t, dir)
+		}
+		r.linked()
+		if r.played.optimises > 0 {
+			t.Errorf("it optimised the model itself: %s", r.log.String())
+		}
+		check(r, s, asked)
+	})
+}
+
+// prepareInNode prepares the model as the node does.
+func prepareInNode(t *testing.T, dir string) (err error) {
+	t.Run("node", func(t *testing.T) {
+		node, _ := sharingRig(t, dir)
+		err = errors.Join(node.gpu.prepareOnly(), node.gpu.deinit())
+	})
+	return err
+}
+
+// shares reports whether the first session uses shared weights.
+func (r *rig) shares() bool { return len(r.played.made[0].initializers) == 1 }

@@ -1,0 +1,364 @@
+//go:build cgo
+
+package onnx
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/rs/zerolog"
+
+	"github.com/penstock/penstock/cuda"
+	"github.com/penstock/penstock/internal/testing/cudafake"
+	"github.com/penstock/penstock/internal/testing/cudatest"
+	"github.com/penstock/penstock/libml"
+	"github.com/penstock/penstock/libml/device"
+	"github.com/penstock/penstock/libml/onnx/answer"
+	"github.com/penstock/penstock/models"
+)
+
+// played is a backend with a model that runs on the fake driver. The model copies a batch from
+// the input through scratch memory to the outputs, and launches a kernel in between.
+type played struct {
+	fill     cuda.Function
+	weights  int    // bytes
+	scratch  int    // bytes per image
+	fromHost []byte // pinned; if not nil, a batch copies it to the first bytes of each output
+	toHost   []byte // pinned; if not nil, a batch copies to it
+	// once makes a session fill its weights with 5 in its first run. Each batch answers with
+	// the weights.
+	once bool
+	// outside makes each batch also write to the weights' pool.
+	outside bool
+	// unmade returns the error of making a session, unqueued that of running it.
+	unmade   func(settings) error
+	unqueued func(settings) error
+	// optimised is the optimised model. If it is nil, the model cannot be optimised.
+	optimised []byte
+	optimises int // calls of optimise
+
+	mu       sync.Mutex
+	sessions int        // that are not closed
+	made     []settings // of all sessions
+	ran      int        // calls of run
+}
+
+// session returns a non-nil interface with a nil pointer beside an error: callers must not use
+// it.
+func (b *played) session(model []byte, s settings, weights *pool) (session, error) {
+	return b.newSession(s, weights)
+}
+
+func (b *played) newSession(s settings, weights *pool) (*playedSession, error) {
+	if b.unmade != nil {
+		if err := b.unmade(s); err != nil {
+			return nil, err
+		}
+	}
+	at := weights.allocate(b.weights)
+	if at == 0 {
+		return nil, &ortError{code: 6, text: "no addresses"}
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sessions++
+	b.made = append(b.made, s)
+	return &playedSession{b: b, s: s, weights: at}, nil
+}
+
+func (b *played) optimise(model []byte, s settings, weights *pool, file string) ([]byte, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.optimises++
+	if b.optimised == nil || len(model) == 0 || filepath.Dir(file) == "" {
+		return nil, &ortError{code: 1, text: "it cannot be saved"}
+	}
+	at := weights.allocate(b.weights)
+	if at == 0 {
+		return nil, &ortError{code: 6, text: "no addresses"}
+	}
+	release(at)
+	return b.optimised, nil
+}
+
+type playedSession struct {
+	b       *played
+	s       settings
+	weights cuda.Pointer
+	did     bool // the one-time work
+}
+
+func (s *playedSession) close() {
+	release(s.weights)
+	s.b.mu.Lock()
+	s.b.sessions--
+	s.b.mu.Unlock()
+}
+
+func (s *playedSession) bind(input place, outputs []place) (binding, error) {
+	args := cuda.NewArgs(8, 4, 4)
+	args.SetUint32(2, 4)
+	return &playedBinding{s, input, outputs, args}, nil
+}
+
+type playedBinding struct {
+	*playedSession
+	input   place
+	outputs []place
+	args    *cuda.Args
+}
+
+func (b *playedBinding) close() {}
+
+func (b *playedBinding) run(scratch *pool) error {
+	b.b.mu.Lock()
+	b.b.ran++
+	b.b.mu.Unlock()
+	if b.b.unqueued != nil {
+		if err := b.b.unqueued(b.s); err != nil {
+			return err
+		}
+	}
+	n := int(b.input.shape[0])
+	at := scratch.allocate(max(n*b.b.scratch, b.input.bytes) + 64)
+	if at == 0 {
+		return &ortError{code: 6, text: "no addresses"}
+	}
+	defer release(at)
+	stream := b.s.stream
+	b.args.SetPointer(0, at+cuda.Pointer(b.input.bytes))
+	one := [3]uint32{1, 1, 1}
+	errs := []error{
+		stream.Copy(at, b.input.at, b.input.bytes),
+		b.b.fill.Launch(one, [3]uint32{4, 1, 1}, 0, stream, b.args),
+	}
+	for _, o := range b.outputs {
+		// Each image's output is the beginning of its input.
+		each := b.input.bytes / n
+		for i := range n {
+			errs = append(errs, stream.Copy(o.at+cuda.Pointer(i*o.bytes/n), at+cuda.Pointer(i*each), o.bytes/n))
+		}
+		if b.b.fromHost != nil {
+			errs = append(errs, stream.Copy(o.at, cuda.At(b.b.fromHost), len(b.b.fromHost)))
+		}
+	}
+	if b.b.once {
+		if !b.did {
+			errs = append(errs, stream.Set(b.weights, 5, b.b.weights))
+		}
+		b.did = true
+		for _, o := range b.outputs {
+			errs = append(errs, stream.Copy(o.at, b.weights, o.bytes))
+		}
+	}
+	if b.b.outside {
+		errs = append(errs, stream.Set(b.weights, 1, 16))
+	}
+	if b.b.toHost != nil {
+		errs = append(errs, stream.Copy(cuda.At(b.b.toHost), at, len(b.b.toHost)))
+	}
+	return errors.Join(errs...)
+}
+
+// rig is a framework on the fake GPU, with a stream per slot.
+type rig struct {
+	t       *testing.T
+	context *cuda.Context
+	card    *models.Card
+	played  *played
+	gpu     *gpu
+	f       *Framework // runs gpu
+	streams [device.Slots]cuda.Stream
+	log     bytes.Buffer
+	ended   bool
+}
+
+func newRig(t *testing.T, b *played) *rig {
+	t.Helper()
+	c := bound(t)
+	r := &rig{t: t, context: c, card: shipped(t, "fashion"), played: b}
+	r.card.Batches = []int{1, 2, 4}
+	if err := open(); err != nil {
+		t.Fatal(err)
+	}
+	module, err := c.Load(cudatest.PTX)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.fill, err = module.Function("penstock_fill"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range r.streams {
+		r.streams[i] = r.newStream()
+	}
+	b.weights, b.scratch = max(b.weights, 1), max(b.scratch, 1)
+	r.gpu = newGPU(libml.Environment{
+		Card: r.card, Threads: 2, Log: zerolog.New(&r.log), Device: "GPU-fake",
+		Stream: func(slot int) uintptr { return r.streams[slot].Handle() },
+	})
+	r.f = &Framework{runner: r.gpu}
+	r.gpu.backend, r.gpu.preload = b, func() error { return nil }
+	r.gpu.ask = func(libml.Environment, []byte) (*answer.Reference, error) { return nil, errors.New("is not asked") }
+	t.Cleanup(func() {
+		cudafake.Reset()
+		r.end()
+		if b.sessions != 0 {
+			t.Errorf("%d sessions are left", b.sessions)
+		}
+		if err := module.Unload(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+func (r *rig) newStream() cuda.Stream {
+	r.t.Helper()
+	s, err := r.context.NewStream()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { s.Destroy() })
+	return s
+}
+
+func (r *rig) end() {
+	if r.ended {
+		return
+	}
+	r.ended = true
+	if err := r.f.Deinit(); err != nil {
+		r.t.Errorf("deinit: %v", err)
+	}
+}
+
+func (r *rig) loaded() *rig {
+	r.t.Helper()
+	if err := errors.Join(r.gpu.init(), r.f.LoadModel()); err != nil {
+		r.t.Fatal(err)
+	}
+	return r
+}
+
+// linked loads the model and links every batch size, as if a size beside the smallest was
+// configured.
+func (r *rig) linked() *rig {
+	r.t.Helper()
+	return r.loaded().whole()
+}
+
+func (r *rig) whole() *rig {
+	r.t.Helper()
+	if _, err := r.f.LinkModel(); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.gpu.linkRest(r.card.MaxBatch()); err != nil {
+		r.t.Fatal(err)
+	}
+	return r
+}
+
+// batchTensors are buffers of a batch on the device.
+type batchTensors struct {
+	input   []byte
+	outputs [][]byte
+}
+
+func (r *rig) tensors(n int) batchTensors {
+	r.t.Helper()
+	at := func(size int) []byte {
+		p, err := r.context.Allocate(size)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.t.Cleanup(func() { r.context.Free(p) })
+		return cuda.Bytes(p, size)
+	}
+	b := batchTensors{input: at(n * r.card.Input.TensorBytes())}
+	for i := range r.card.Outputs {
+		b.outputs = append(b.outputs, at(n*r.card.Outputs[i].Bytes()))
+	}
+	return b
+}
+
+func (r *rig) fillWith(b batchTensors, value byte) {
+	r.t.Helper()
+	s := cuda.Stream{}
+	if err := errors.Join(s.Set(cuda.At(b.input), value, len(b.input)), s.Synchronize()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *rig) output(b batchTensors) []byte {
+	r.t.Helper()
+	host, err := r.context.AllocateHost(len(b.outputs[0]))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer r.context.FreeHost(host)
+	s := cuda.Stream{}
+	if err := errors.Join(s.Copy(cuda.At(host), cuda.At(b.outputs[0]), len(host)), s.Synchronize()); err != nil {
+		r.t.Fatal(err)
+	}
+	return bytes.Clone(host)
+}
+
+func (r *rig) configure(slot, n int, b batchTensors) int64 {
+	r.t.Helper()
+	ephemeral, err := r.f.ConfigureBatch(slot, n, b.input, b.outputs)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return ephemeral
+}
+
+func (r *rig) infer(slot, n int) {
+	r.t.Helper()
+	if err := errors.Join(r.f.InferBatch(slot, n), r.streams[slot].Synchronize()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func all(b []byte, value byte) bool {
+	return len(b) > 0 && !slices.ContainsFunc(b, func(c byte) bool { return c != value })
+}
+
+// strict is a played backend with sessions that synchronize their stream in close, as ONNX
+// Runtime's do. It notices a stream that was destroyed too early. The fake driver itself
+// loses the device if memory in use is released.
+type strict struct {
+	*played
+	fails func(settings) bool // reports whether a session fails, with work queued
+	wrong []error             // of synchronizing
+}
+
+func (b *strict) session(model []byte, s settings, weights *pool) (session, error) {
+	if b.fails != nil && b.fails(s) {
+		const bytes = 4 * mebi
+		at := weights.allocate(bytes)
+		err := s.stream.Set(at, 1, bytes)
+		release(at)
+		return nil, errors.Join(err, &ortError{code: 6, text: "bad allocation"})
+	}
+	made, err := b.newSession(s, weights)
+	if err != nil {
+		return nil, err
+	}
+	return &strictSession{made, b}, nil
+}
+
+type strictSession struct {
+	*playedSession
+	b *strict
+}
+
+func (s *strictSession) close() {
+	if err := s.s.stream.Synchronize(); err != nil {
+		s.b.wrong = append(s.b.wrong, err)
+	}
+	s.playedSession.close()
+}
