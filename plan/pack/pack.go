@@ -77,8 +77,7 @@ func build(p *plan.Problem, v value) (*instance, error) {
 	var points [][]map[int]plan.Point // by kind, service and size
 	for _, stock := range merged(p.Stocks()) {
 		its := make([]map[int]plan.Point, len(p.Services))
-		used := map[int]bool{}
-		k := kind{first: in.items, limit: stock.Count}
+		memory := false
 		for s, service := range p.Services {
 			points, err := feasible(p, stock.GPU, service)
 			if err != nil {
@@ -87,38 +86,12 @@ func build(p *plan.Problem, v value) (*instance, error) {
 			}
 			usable[s] = true
 			its[s] = best(stock.GPU, points, v)
-			for size := range its[s] {
-				used[size] = true
-			}
-			if stock.GPU.Percent {
-				k.clients = stock.GPU.Clients
-				if slices.ContainsFunc(points, func(pt plan.Point) bool { return pt.MemoryMiB > 0 }) {
-					k.memory = float64(stock.GPU.MemoryMiB)
-				}
-			}
+			memory = memory || slices.ContainsFunc(points, func(pt plan.Point) bool { return pt.MemoryMiB > 0 })
 		}
-		if len(used) == 0 {
-			continue // no service can use it
+		if sizes := usedSizes(stock.GPU, its); len(sizes) > 0 {
+			in.addKind(stock, sizes, memory)
+			points = append(points, its)
 		}
-		var sizes []plan.Size
-		var widths []int
-		for _, size := range stock.GPU.Sizes {
-			if used[size.GPCs] {
-				sizes = append(sizes, size)
-				widths = append(widths, size.Slots)
-				k.gpcs = append(k.gpcs, float64(size.GPCs))
-			}
-		}
-		if stock.GPU.Percent {
-			k.cut = newStepped(stock.GPU.Slots, widths)
-		} else {
-			k.cut = newPartitioned(stock.GPU, sizes)
-		}
-		in.items += len(sizes)
-		in.sizes = append(in.sizes, sizes...)
-		in.kinds = append(in.kinds, k)
-		in.stocks = append(in.stocks, stock)
-		points = append(points, its)
 	}
 	if s := slices.Index(usable, false); s >= 0 {
 		return nil, errs[s]
@@ -128,27 +101,68 @@ func build(p *plan.Problem, v value) (*instance, error) {
 			in.gpcs = append(in.gpcs, in.cost(m, in.sizes[k.first+i]))
 		}
 	}
-	in.points = make([][]plan.Point, len(p.Services))
-	for s, service := range p.Services {
-		in.points[s] = make([]plan.Point, in.items)
-		d := demand{rate: service.RateRPS, gives: make([]float64, in.items), memory: make([]float64, in.items), clients: make([]int, in.items)}
-		for m, k := range in.kinds {
-			for i := range k.gpcs {
-				item := k.first + i
-				pt := points[m][s][in.sizes[item].GPCs]
-				in.points[s][item] = pt
-				d.gives[item] = pt.ThroughputRPS
-				d.memory[item] = pt.MemoryMiB
-				d.clients[item] = pt.Processes
-			}
+	for s := range p.Services {
+		if err := in.addDemand(s, points); err != nil {
+			return nil, err
 		}
-		if top := slices.Max(d.gives); service.RateRPS > mostSegments*top {
-			return nil, fmt.Errorf("service %q: rate %.6g requests/s: the best segment within %.4g ms a batch serves %.6g, and a plan of more than %d segments for a service is not made",
-				service.Name, service.RateRPS, p.BoundMS(service), top, mostSegments)
-		}
-		in.demands = append(in.demands, d)
 	}
 	return in, nil
+}
+
+// usedSizes are the sizes of a GPU that some service has a point of; points are by service and size.
+func usedSizes(g plan.GPU, points []map[int]plan.Point) (sizes []plan.Size) {
+	for _, size := range g.Sizes {
+		if slices.ContainsFunc(points, func(its map[int]plan.Point) bool { _, ok := its[size.GPCs]; return ok }) {
+			sizes = append(sizes, size)
+		}
+	}
+	return sizes
+}
+
+// addKind adds a model of GPU and the sizes that segments have on it; memory says that some take memory.
+func (in *instance) addKind(stock plan.Stock, sizes []plan.Size, memory bool) {
+	k := kind{first: in.items, limit: stock.Count}
+	var widths []int
+	for _, size := range sizes {
+		widths = append(widths, size.Slots)
+		k.gpcs = append(k.gpcs, float64(size.GPCs))
+	}
+	if stock.GPU.Percent {
+		k.cut = newStepped(stock.GPU.Slots, widths)
+		k.clients = stock.GPU.Clients
+		if memory {
+			k.memory = float64(stock.GPU.MemoryMiB)
+		}
+	} else {
+		k.cut = newPartitioned(stock.GPU, sizes)
+	}
+	in.items += len(sizes)
+	in.sizes = append(in.sizes, sizes...)
+	in.kinds = append(in.kinds, k)
+	in.stocks = append(in.stocks, stock)
+}
+
+// addDemand adds a service, given the points by kind, service and size.
+func (in *instance) addDemand(s int, points [][]map[int]plan.Point) error {
+	service := in.problem.Services[s]
+	its := make([]plan.Point, in.items)
+	d := demand{rate: service.RateRPS, gives: make([]float64, in.items), memory: make([]float64, in.items), clients: make([]int, in.items)}
+	for m, k := range in.kinds {
+		for item := k.first; item < k.first+len(k.gpcs); item++ {
+			pt := points[m][s][in.sizes[item].GPCs]
+			its[item] = pt
+			d.gives[item] = pt.ThroughputRPS
+			d.memory[item] = pt.MemoryMiB
+			d.clients[item] = pt.Processes
+		}
+	}
+	if top := slices.Max(d.gives); service.RateRPS > mostSegments*top {
+		return fmt.Errorf("service %q: rate %.6g requests/s: the best segment within %.4g ms a batch serves %.6g, and a plan of more than %d segments for a service is not made",
+			service.Name, service.RateRPS, in.problem.BoundMS(service), top, mostSegments)
+	}
+	in.points = append(in.points, its)
+	in.demands = append(in.demands, d)
+	return nil
 }
 
 // merged has one stock for each model, in the order of their first.
@@ -253,70 +267,86 @@ const (
 // still fits, and at last as much as can be had of a few that do not. unproved says that no plan was found and that
 // there may be one.
 func (in *instance) tooSmall(unproved bool) error {
-	rates := make([]float64, len(in.demands))
-	fits := func() bool {
-		part := *in.problem
-		part.Services = nil
-		for s, service := range in.problem.Services {
-			if rates[s] > 0 {
-				service.RateRPS = rates[s]
-				part.Services = append(part.Services, service)
+	f := fitting{instance: in, rates: make([]float64, len(in.demands)), tries: effort(len(in.demands), 0, fitTries, fitTries*100)}
+	front := f.front()
+	for s := front + 1; s < len(in.demands) && s < front+f.tries; s++ {
+		f.rates[s] = in.demands[s].rate
+		if !f.fits() {
+			f.rates[s] = 0
+		}
+	}
+	for s := front; s < len(in.demands) && f.tries > 0; s++ {
+		if f.rates[s] == 0 {
+			f.part(s)
+		}
+	}
+	e := &plan.TooSmall{Fleet: in.problem.Stocks(), Unproved: unproved}
+	for s, service := range in.problem.Services {
+		e.Services = append(e.Services, plan.Served{Service: service.Name, RateRPS: service.RateRPS, PlacedRPS: f.rates[s]})
+	}
+	return e
+}
+
+// fitting is a search for what fits into a fleet.
+type fitting struct {
+	*instance
+	rates []float64 // of the services: what is served
+	tries int       // that are left
+}
+
+// fits says whether there is a plan for the rates.
+func (f *fitting) fits() bool {
+	part := *f.problem
+	part.Services = nil
+	for s, service := range f.problem.Services {
+		if f.rates[s] > 0 {
+			service.RateRPS = f.rates[s]
+			part.Services = append(part.Services, service)
+		}
+	}
+	if len(part.Services) == 0 {
+		return true
+	}
+	its, err := build(&part, highest)
+	return err == nil && its.found()
+}
+
+// front serves as many services as fit from the front of the list, and returns their number.
+func (f *fitting) front() int {
+	serve := func(n int) {
+		for s, d := range f.demands {
+			f.rates[s] = 0
+			if s < n {
+				f.rates[s] = d.rate
 			}
 		}
-		if len(part.Services) == 0 {
-			return true
-		}
-		its, err := build(&part, highest)
-		return err == nil && its.found()
 	}
-	low, high := 0, len(in.demands)
+	low, high := 0, len(f.demands)
 	for low < high {
 		middle := (low + high + 1) / 2
-		for s, d := range in.demands {
-			rates[s] = 0
-			if s < middle {
-				rates[s] = d.rate
-			}
-		}
-		if fits() {
+		serve(middle)
+		if f.fits() {
 			low = middle
 		} else {
 			high = middle - 1
 		}
 	}
-	for s, d := range in.demands {
-		rates[s] = 0
-		if s < low {
-			rates[s] = d.rate
+	serve(low)
+	return low
+}
+
+// part serves as much of a service as fits.
+func (f *fitting) part(s int) {
+	least, most := 0.0, 1.0
+	for range fitHalving {
+		f.tries--
+		middle := (least + most) / 2
+		f.rates[s] = f.demands[s].rate * middle
+		if f.fits() {
+			least = middle
+		} else {
+			most = middle
 		}
 	}
-	tries := effort(len(in.demands), 0, fitTries, fitTries*100)
-	for s := low + 1; s < len(in.demands) && s < low+tries; s++ {
-		rates[s] = in.demands[s].rate
-		if !fits() {
-			rates[s] = 0
-		}
-	}
-	for s := low; s < len(in.demands) && tries > 0; s++ {
-		if rates[s] > 0 {
-			continue
-		}
-		least, most := 0.0, 1.0
-		for range fitHalving {
-			tries--
-			middle := (least + most) / 2
-			rates[s] = in.demands[s].rate * middle
-			if fits() {
-				least = middle
-			} else {
-				most = middle
-			}
-		}
-		rates[s] = in.demands[s].rate * least
-	}
-	e := &plan.TooSmall{Fleet: in.problem.Stocks(), Unproved: unproved}
-	for s, service := range in.problem.Services {
-		e.Services = append(e.Services, plan.Served{Service: service.Name, RateRPS: service.RateRPS, PlacedRPS: rates[s]})
-	}
-	return e
+	f.rates[s] = f.demands[s].rate * least
 }

@@ -49,17 +49,7 @@ func (t *task) solveFrom(lower, most int, quick bool) (best answer, ok bool) {
 		most = t.needs()
 	}
 	for gpus, step := lower, 1; gpus <= most; {
-		found := false
-		for _, split := range t.splits(gpus) {
-			a, fits := t.choose(gpus, split, quick)
-			if fits && (!ok || a.gpus < best.gpus || a.gpus == best.gpus && a.gpcs < best.gpcs) {
-				best, ok = a, true
-			}
-			if found = ok && best.gpus <= gpus; found {
-				break
-			}
-		}
-		if found {
+		if t.chooseSplit(gpus, quick, &best, &ok) {
 			break
 		}
 		if gpus <= lower+1 {
@@ -82,6 +72,20 @@ func (t *task) solveFrom(lower, most int, quick bool) (best answer, ok bool) {
 	}
 	best.leastGPUs = lower
 	return best, ok
+}
+
+// chooseSplit tries the splits of so many GPUs until the best answer has no more. ok says whether there is a best one.
+func (t *task) chooseSplit(gpus int, quick bool, best *answer, ok *bool) (found bool) {
+	for _, split := range t.splits(gpus) {
+		a, fits := t.choose(gpus, split, quick)
+		if fits && (!*ok || a.gpus < best.gpus || a.gpus == best.gpus && a.gpcs < best.gpcs) {
+			*best, *ok = a, true
+		}
+		if *ok && best.gpus <= gpus {
+			return true
+		}
+	}
+	return false
 }
 
 // splits proposes how many GPUs of each kind to use where there are gpus in all: ways to round what the relaxation
