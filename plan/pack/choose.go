@@ -158,9 +158,14 @@ func options(rows []row, columns []column, drop bool) []option {
 		}
 		list[i] = option{mix: c.mix, weight: c.weight, loads: loads}
 	}
-	if !drop {
-		return list
+	if drop {
+		return undominated(list)
 	}
+	return list
+}
+
+// undominated leaves out the options that another is no worse than in every row, and adds their weights to that one's.
+func undominated(list []option) []option {
 	kept := make([]option, 0, len(list))
 	instead := make([]int, len(list)) // index in list of what stands in for it
 	for i, a := range list {
@@ -237,31 +242,42 @@ func (s *search) beam(width int, hard bool) (choices []choice, whole bool) {
 			}
 		}
 		last := layers[len(layers)-1]
-		next = next[:0]
 		if need := len(last) * len(list) * R; cap(flat) < need {
 			flat = make([]float64, need)
 		}
-		used := 0
-		for i, st := range last {
-			for j, o := range list {
-				loads := flat[used : used+R : used+R]
-				for r := range loads {
-					loads[r] = st.loads[r] + o.loads[r]
-				}
-				if !s.possible(loads, floor, hard) {
-					continue
-				}
-				used += R
-				excess := st.excess + o.excess
-				next = append(next, state{loads: loads, excess: excess, score: excess + s.overshoot(loads, future),
-					parent: int32(i), option: int32(j)})
-			}
-		}
+		next = s.extend(next[:0], flat, last, list, outlook{floor, future, hard})
 		kept, all := s.best(next, width)
 		whole = whole && all
 		layers = append(layers, kept)
 	}
 	return s.choices(layers), whole
+}
+
+// outlook is what is still to come: at least, and in the relaxed mixes. hard is as beam's.
+type outlook struct {
+	floor, future []float64
+	hard          bool
+}
+
+// extend appends to next each state with each option, if it is possible. Their loads lie in flat.
+func (s *search) extend(next []state, flat []float64, last []state, list []option, ahead outlook) []state {
+	R, used := len(s.rows), 0
+	for i, st := range last {
+		for j, o := range list {
+			loads := flat[used : used+R : used+R]
+			for r := range loads {
+				loads[r] = st.loads[r] + o.loads[r]
+			}
+			if !s.possible(loads, ahead.floor, ahead.hard) {
+				continue
+			}
+			used += R
+			excess := st.excess + o.excess
+			next = append(next, state{loads: loads, excess: excess, score: excess + s.overshoot(loads, ahead.future),
+				parent: int32(i), option: int32(j)})
+		}
+	}
+	return next
 }
 
 // outlook is what is still to come before the first choice: of each demand the least of every row, the sum of these,

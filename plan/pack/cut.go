@@ -72,52 +72,67 @@ type partitioned struct {
 
 // newPartitioned enumerates what a placement table allows for the given sizes.
 func newPartitioned(gpu plan.GPU, sizes []plan.Size) *partitioned {
-	c := &partitioned{}
-	seen := map[string]bool{}
-	var places []place
-	counts := make(pattern, len(sizes))
-	key := make([]byte, len(sizes))
-	var fill func(size, from, gpcs int, taken uint64)
-	// Sizes are gone through from the largest and each from its last start, so that the first layout of a pattern
-	// has size 3 in slot 4 rather than in slot 0.
-	fill = func(size, from, gpcs int, taken uint64) {
-		if size < 0 {
-			for k, n := range counts {
-				key[k] = byte(n)
-			}
-			if !seen[string(key)] {
-				seen[string(key)] = true
-				c.patterns = append(c.patterns, slices.Clone(counts))
-				c.layouts = append(c.layouts, slices.Clone(places))
-			}
-			return
-		}
-		s := sizes[size]
-		if gpcs >= s.GPCs {
-			for i := from; i >= 0; i-- {
-				mask := (uint64(1)<<s.Slots - 1) << s.Starts[i]
-				if taken&mask != 0 || s.Starts[i]+s.Slots > gpu.Slots {
-					continue
-				}
-				counts[size]++
-				places = append(places, place{size, s.Starts[i]})
-				fill(size, i-1, gpcs-s.GPCs, taken|mask)
-				places = places[:len(places)-1]
-				counts[size]--
-			}
-		}
-		next := -1
-		if size > 0 {
-			next = len(sizes[size-1].Starts) - 1
-		}
-		fill(size-1, next, gpcs, taken)
-	}
+	e := enumeration{gpu: gpu, sizes: sizes, seen: map[string]bool{}, counts: make(pattern, len(sizes))}
 	if n := len(sizes); n > 0 {
-		fill(n-1, len(sizes[n-1].Starts)-1, gpu.GPCs, 0)
+		e.fill(n-1, len(sizes[n-1].Starts)-1, gpu.GPCs, 0)
 	}
+	c := &partitioned{patterns: e.patterns, layouts: e.layouts}
 	c.keepMaximal()
 	c.prices, c.whole = vertices(c.patterns, len(sizes))
 	return c
+}
+
+// enumeration goes through the ways to fill a GPU. Sizes are gone through from the largest and each from its last
+// start, so that the first layout of a pattern has size 3 in slot 4 rather than in slot 0.
+type enumeration struct {
+	gpu      plan.GPU
+	sizes    []plan.Size
+	counts   pattern // so far, with their places
+	places   []place
+	seen     map[string]bool
+	patterns []pattern
+	layouts  [][]place
+}
+
+// fill adds segments of a size, from a start on down, and of the smaller sizes, to what is taken.
+func (e *enumeration) fill(size, from, gpcs int, taken uint64) {
+	if size < 0 {
+		e.keep()
+		return
+	}
+	s := e.sizes[size]
+	if gpcs < s.GPCs {
+		from = -1
+	}
+	for i := from; i >= 0; i-- {
+		mask := (uint64(1)<<s.Slots - 1) << s.Starts[i]
+		if taken&mask != 0 || s.Starts[i]+s.Slots > e.gpu.Slots {
+			continue
+		}
+		e.counts[size]++
+		e.places = append(e.places, place{size, s.Starts[i]})
+		e.fill(size, i-1, gpcs-s.GPCs, taken|mask)
+		e.places = e.places[:len(e.places)-1]
+		e.counts[size]--
+	}
+	next := -1
+	if size > 0 {
+		next = len(e.sizes[size-1].Starts) - 1
+	}
+	e.fill(size-1, next, gpcs, taken)
+}
+
+// keep notes the pattern and its layout, if it is new.
+func (e *enumeration) keep() {
+	key := make([]byte, len(e.counts))
+	for k, n := range e.counts {
+		key[k] = byte(n)
+	}
+	if !e.seen[string(key)] {
+		e.seen[string(key)] = true
+		e.patterns = append(e.patterns, slices.Clone(e.counts))
+		e.layouts = append(e.layouts, slices.Clone(e.places))
+	}
 }
 
 func (c *partitioned) keepMaximal() {
@@ -218,37 +233,22 @@ func (s *packing) fill(left []int, gpus int) bool {
 		return false
 	}
 	rest := make([]int, len(left))
-	after := func(p pattern, times int) bool {
-		for k := range left {
-			rest[k] = max(0, left[k]-times*p[k])
-		}
-		return s.cut.least(rest) <= gpus-times
-	}
 	for _, p := range s.cut.patterns {
-		used := make(pattern, len(p))
-		times := gpus
-		helps := false
-		for k := range p {
-			used[k] = min(p[k], left[k])
-			helps = helps || used[k] > 0
-			if used[k] > 0 {
-				times = min(times, left[k]/used[k])
-			}
-		}
-		if !helps || !after(used, 1) {
+		used, most := usable(p, left, gpus)
+		if most == 0 || !s.leaves(rest, left, used, 1, gpus) {
 			continue
 		}
 		// As many GPUs alike as the bound allows: each takes at most 1 from it, so "too many" stays too many.
-		low, high := 1, max(1, times)
+		low, high := 1, most
 		for low < high {
 			middle := (low + high + 1) / 2
-			if after(used, middle) {
+			if s.leaves(rest, left, used, middle, gpus) {
 				low = middle
 			} else {
 				high = middle - 1
 			}
 		}
-		after(used, low)
+		s.leaves(rest, left, used, low, gpus)
 		if s.fill(slices.Clone(rest), gpus-low) {
 			s.bins = append(s.bins, bin{used, low})
 			return true
@@ -256,6 +256,31 @@ func (s *packing) fill(left []int, gpus int) bool {
 	}
 	s.failed[string(key)] = true
 	return false
+}
+
+// usable is the part of a pattern that counts fill, and how many GPUs they fill with it, at most gpus; 0 if it is
+// empty.
+func usable(p pattern, counts []int, gpus int) (used pattern, times int) {
+	used, times = make(pattern, len(p)), gpus
+	empty := true
+	for k := range p {
+		if used[k] = min(p[k], counts[k]); used[k] > 0 {
+			times, empty = min(times, counts[k]/used[k]), false
+		}
+	}
+	if empty {
+		return used, 0
+	}
+	return used, times
+}
+
+// leaves sets rest to what is left after times GPUs of a pattern, and says whether the bound lets the other GPUs
+// hold it.
+func (s *packing) leaves(rest, left []int, p pattern, times, gpus int) bool {
+	for k := range left {
+		rest[k] = max(0, left[k]-times*p[k])
+	}
+	return s.cut.least(rest) <= gpus-times
 }
 
 func (c *partitioned) slots(counts pattern) []place {
@@ -359,31 +384,38 @@ func (c *corners) choose(from int, chosen []reduced) {
 		if len(c.rows)-i < c.sizes-len(chosen) {
 			return
 		}
-		row := slices.Clone(c.rows[i])
-		right := c.right[i]
-		for _, r := range chosen {
-			if factor := row[r.lead]; factor != 0 {
-				for k := range row {
-					row[k] -= factor * r.row[k]
-				}
-				right -= factor * r.right
-			}
+		if r, ok := c.reduce(i, chosen); ok {
+			c.choose(i+1, append(chosen, r))
 		}
-		lead := -1
-		for k := range row {
-			if math.Abs(row[k]) > 1e-9 && (lead < 0 || math.Abs(row[k]) > math.Abs(row[lead])) {
-				lead = k
-			}
-		}
-		if lead < 0 {
-			continue
-		}
-		scale := 1 / row[lead]
-		for k := range row {
-			row[k] *= scale
-		}
-		c.choose(i+1, append(chosen, reduced{row, right * scale, lead}))
 	}
+}
+
+// reduce eliminates the variables of those chosen from a constraint; ok is false if nothing is left of it.
+func (c *corners) reduce(i int, chosen []reduced) (r reduced, ok bool) {
+	row := slices.Clone(c.rows[i])
+	right := c.right[i]
+	for _, r := range chosen {
+		if factor := row[r.lead]; factor != 0 {
+			for k := range row {
+				row[k] -= factor * r.row[k]
+			}
+			right -= factor * r.right
+		}
+	}
+	lead := -1
+	for k := range row {
+		if math.Abs(row[k]) > 1e-9 && (lead < 0 || math.Abs(row[k]) > math.Abs(row[lead])) {
+			lead = k
+		}
+	}
+	if lead < 0 {
+		return r, false
+	}
+	scale := 1 / row[lead]
+	for k := range row {
+		row[k] *= scale
+	}
+	return reduced{row, right * scale, lead}, true
 }
 
 // keep solves for the corner and keeps it where it is one of the region.

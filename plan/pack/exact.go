@@ -167,36 +167,54 @@ func (e *exhaustive) serve(at, from int, rest float64, bin int) bool {
 		}
 	}
 	for i := from; i < len(e.offers[s]); i++ {
-		o := &e.offers[s][i]
 		first := 0
 		if i == from {
 			first = bin
 		}
-		for b := first; b < len(e.bins); b++ {
-			f := &e.bins[b]
-			if f.kind != o.kind || slices.ContainsFunc(e.bins[first:b], func(other filled) bool { return other.like(f) }) || !e.fits(f, o) {
-				continue
-			}
-			if e.budget--; e.budget < 0 {
-				return false
-			}
-			if e.put(at, i, b, rest) {
-				return true
-			}
+		if e.putOpened(at, i, first, rest) || e.putNew(at, i, rest) {
+			return true
 		}
-		if k := &e.kinds[o.kind]; len(e.bins) < e.most && (k.limit < 0 || e.opened[o.kind] < k.limit) {
-			if e.budget--; e.budget < 0 {
-				return false
-			}
-			e.bins = append(e.bins, filled{kind: o.kind})
-			e.opened[o.kind]++
-			if e.put(at, i, len(e.bins)-1, rest) {
-				return true
-			}
-			e.bins = e.bins[:len(e.bins)-1]
-			e.opened[o.kind]--
+		if e.budget < 0 {
+			return false
 		}
 	}
+	return false
+}
+
+// putOpened puts a segment of an offer into one of the GPUs from first on, of which it tries one of those alike.
+func (e *exhaustive) putOpened(at, i, first int, rest float64) bool {
+	o := &e.offers[e.order[at]][i]
+	for b := first; b < len(e.bins); b++ {
+		f := &e.bins[b]
+		if f.kind != o.kind || slices.ContainsFunc(e.bins[first:b], func(other filled) bool { return other.like(f) }) || !e.fits(f, o) {
+			continue
+		}
+		if e.budget--; e.budget < 0 {
+			return false
+		}
+		if e.put(at, i, b, rest) {
+			return true
+		}
+	}
+	return false
+}
+
+// putNew puts a segment of an offer into a further GPU, if there is one.
+func (e *exhaustive) putNew(at, i int, rest float64) bool {
+	m := e.offers[e.order[at]][i].kind
+	if limit := e.kinds[m].limit; len(e.bins) >= e.most || limit >= 0 && e.opened[m] >= limit {
+		return false
+	}
+	if e.budget--; e.budget < 0 {
+		return false
+	}
+	e.bins = append(e.bins, filled{kind: m})
+	e.opened[m]++
+	if e.put(at, i, len(e.bins)-1, rest) {
+		return true
+	}
+	e.bins = e.bins[:len(e.bins)-1]
+	e.opened[m]--
 	return false
 }
 

@@ -120,25 +120,6 @@ func gpusOf(segments []plan.Segment) int {
 func (in *instance) settleShared(sh *shares, got *outcome, memory bool) {
 	n, stock := len(in.demands), in.stock()
 	enough := func() bool { return got.ok() && got.gpus <= got.least || stock >= 0 && got.least > stock }
-	beam := func(v value) {
-		most := stock
-		if got.ok() {
-			most = got.gpus - 1
-		}
-		other, err := build(in.problem, v)
-		if err != nil {
-			return // in was built from the same points
-		}
-		first := other.relax(goal{gpu: 1, item: make([]float64, other.items), gpus: -1}, rounds)
-		from := max(ceilGPUs(first.value), got.least)
-		if a, ok := other.solveFrom(from, most, memory); ok {
-			a.leastGPUs = 0
-			if memory {
-				a.leastGPCs = 0
-			}
-			got.take(a, other.segments(a), a.gpus)
-		}
-	}
 	if !memory {
 		if a, ok := in.solve(); ok {
 			got.take(a, in.segments(a), a.gpus)
@@ -161,6 +142,7 @@ func (in *instance) settleShared(sh *shares, got *outcome, memory bool) {
 	if !memory {
 		return
 	}
+
 	few := plainly
 	if len(in.kinds) > 1 {
 		few = plainlyMixed
@@ -169,7 +151,26 @@ func (in *instance) settleShared(sh *shares, got *outcome, memory bool) {
 		if enough() || n > few {
 			break
 		}
-		beam(v)
+		in.beamShared(v, got)
+	}
+}
+
+// beamShared has the beam look for fewer GPUs, with the points that a value picks. Where memory is shared it proves
+// nothing.
+func (in *instance) beamShared(v value, got *outcome) {
+	most := in.stock()
+	if got.ok() {
+		most = got.gpus - 1
+	}
+	other, err := build(in.problem, v)
+	if err != nil {
+		return // in was built from the same points
+	}
+	first := other.relax(goal{gpu: 1, item: make([]float64, other.items), gpus: -1}, rounds)
+	from := max(ceilGPUs(first.value), got.least)
+	if a, ok := other.solveFrom(from, most, true); ok {
+		a.leastGPUs, a.leastGPCs = 0, 0
+		got.take(a, other.segments(a), a.gpus)
 	}
 }
 
@@ -186,11 +187,7 @@ func (in *instance) divide(got *outcome, steps int) {
 		}
 	}
 	for s, service := range in.problem.Services {
-		anywhere := false
-		for _, k := range in.kinds {
-			anywhere = anywhere || k.limit < 0 && slices.ContainsFunc(k.of(in.demands[s].gives), func(gives float64) bool { return gives > 0 })
-		}
-		if anywhere {
+		if in.unlimited(s) {
 			free.Services = append(free.Services, service)
 		} else {
 			bound.Services = append(bound.Services, service)
@@ -218,6 +215,13 @@ func (in *instance) divide(got *outcome, steps int) {
 		gpus += one.gpus
 	}
 	got.take(answer{}, segments, gpus)
+}
+
+// unlimited says whether a service runs on a kind of GPU that has no end.
+func (in *instance) unlimited(s int) bool {
+	return slices.ContainsFunc(in.kinds, func(k kind) bool {
+		return k.limit < 0 && slices.ContainsFunc(k.of(in.demands[s].gives), func(gives float64) bool { return gives > 0 })
+	})
 }
 
 // found says whether there is a plan, without looking for the best.

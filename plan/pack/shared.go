@@ -240,19 +240,9 @@ func (sh *shares) fewest(mixes [][]int) int {
 func (sh *shares) fit(w weights, priced bool, mixes [][]int) (boards [][][]stowed, ok bool) {
 	barred := make([]uint64, len(mixes)) // by service: the kinds that it was moved off
 	for range evictions {
-		lists := make([][]parcel, len(sh.kinds))
-		for s, mix := range mixes {
-			for i, n := range mix {
-				o := &sh.offers[s][i]
-				for range n {
-					lists[o.kind] = append(lists[o.kind], parcel{stowed: stowed{service: s, point: o.point},
-						width: o.point.GPCs, memory: o.memory, clients: o.point.Processes})
-				}
-			}
-		}
 		boards = boards[:0]
 		fits := true
-		for m, list := range lists {
+		for m, list := range sh.parcels(mixes) {
 			packed := sh.packKind(m, list)
 			boards = append(boards, packed)
 			if limit := sh.kinds[m].limit; limit >= 0 && len(packed) > limit {
@@ -267,6 +257,21 @@ func (sh *shares) fit(w weights, priced bool, mixes [][]int) (boards [][][]stowe
 		}
 	}
 	return nil, false
+}
+
+// parcels are the segments of mixes, by kind.
+func (sh *shares) parcels(mixes [][]int) [][]parcel {
+	lists := make([][]parcel, len(sh.kinds))
+	for s, mix := range mixes {
+		for i, n := range mix {
+			o := &sh.offers[s][i]
+			for range n {
+				lists[o.kind] = append(lists[o.kind], parcel{stowed: stowed{service: s, point: o.point},
+					width: o.point.GPCs, memory: o.memory, clients: o.point.Processes})
+			}
+		}
+	}
+	return lists
 }
 
 // evictions is how many times mixes are packed at most.
@@ -378,53 +383,72 @@ func stow(list []parcel, steps, clients int) [][]stowed {
 		bm, bs := size(&b)
 		return cmp.Or(cmp.Compare(bm, am), cmp.Compare(bs, as))
 	})
-	type load struct {
-		memory  float64 // left, of 1
-		clients int     // left
-		holds   []stowed
-	}
-	var loads []load
-	byRoom := make([][]int, steps+1) // loads with so many steps left, by memory left
-	byMemory := func(i int, memory float64) int { return cmp.Compare(loads[i].memory, memory) }
+	on := stowage{steps: steps, clients: clients, byRoom: make([][]int, steps+1)}
 	for i := range list {
-		p := &list[i]
-		room, at, left := -1, 0, math.Inf(1)
-		for s := p.width; s <= steps; s++ {
-			spare := float64(s-p.width) / float64(steps)
-			if spare >= left {
-				break
-			}
-			first, _ := slices.BinarySearchFunc(byRoom[s], p.memory-tight, byMemory)
-			for j := first; j < len(byRoom[s]) && j < first+glances; j++ {
-				l := &loads[byRoom[s][j]]
-				if clients > 0 && l.clients < p.clients {
-					continue
-				}
-				if rest := spare + l.memory - p.memory; rest < left {
-					room, at, left = s, j, rest
-				}
-				break
-			}
-		}
-		on := len(loads)
-		if room >= 0 {
-			on = byRoom[room][at]
-			byRoom[room] = slices.Delete(byRoom[room], at, at+1)
-		} else {
-			loads = append(loads, load{memory: 1, clients: clients})
-			room = steps
-		}
-		l := &loads[on]
-		l.memory, l.clients, l.holds = l.memory-p.memory, l.clients-p.clients, append(l.holds, p.stowed)
-		to := room - p.width
-		j, _ := slices.BinarySearchFunc(byRoom[to], l.memory, byMemory)
-		byRoom[to] = slices.Insert(byRoom[to], j, on)
+		on.add(&list[i])
 	}
-	boards := make([][]stowed, len(loads))
-	for i := range loads {
-		boards[i] = loads[i].holds
+	boards := make([][]stowed, len(on.loads))
+	for i := range on.loads {
+		boards[i] = on.loads[i].holds
 	}
 	return boards
+}
+
+// stowage is the GPUs that parcels are stowed in.
+type stowage struct {
+	steps, clients int // of each
+	loads          []load
+	byRoom         [][]int // loads with so many steps left, by memory left
+}
+
+// load is what lies on a GPU, and what is left of it.
+type load struct {
+	memory  float64 // of 1
+	clients int
+	holds   []stowed
+}
+
+// add puts a parcel where it leaves least.
+func (g *stowage) add(p *parcel) {
+	on, room := len(g.loads), g.steps
+	if s, at := g.tightest(p); at >= 0 {
+		on, room = g.byRoom[s][at], s
+		g.byRoom[s] = slices.Delete(g.byRoom[s], at, at+1)
+	} else {
+		g.loads = append(g.loads, load{memory: 1, clients: g.clients})
+	}
+	l := &g.loads[on]
+	l.memory, l.clients, l.holds = l.memory-p.memory, l.clients-p.clients, append(l.holds, p.stowed)
+	to := room - p.width
+	j, _ := slices.BinarySearchFunc(g.byRoom[to], l.memory, g.byMemory)
+	g.byRoom[to] = slices.Insert(g.byRoom[to], j, on)
+}
+
+func (g *stowage) byMemory(i int, memory float64) int { return cmp.Compare(g.loads[i].memory, memory) }
+
+// tightest finds the GPU that a parcel leaves least of: by the steps that it has left, and its place among those; −1
+// if none has room.
+func (g *stowage) tightest(p *parcel) (room, at int) {
+	room, at = -1, -1
+	left := math.Inf(1)
+	for s := p.width; s <= g.steps; s++ {
+		spare := float64(s-p.width) / float64(g.steps)
+		if spare >= left {
+			break
+		}
+		first, _ := slices.BinarySearchFunc(g.byRoom[s], p.memory-tight, g.byMemory)
+		for j := first; j < len(g.byRoom[s]) && j < first+glances; j++ {
+			l := &g.loads[g.byRoom[s][j]]
+			if g.clients > 0 && l.clients < p.clients {
+				continue
+			}
+			if rest := spare + l.memory - p.memory; rest < left {
+				room, at, left = s, j, rest
+			}
+			break
+		}
+	}
+	return room, at
 }
 
 const (
