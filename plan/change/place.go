@@ -387,16 +387,7 @@ func (w *world) place(s plan.Service) float64 {
 		p.best[stock.GPU.Name] = largest(p.feasible[stock.GPU.Name])
 	}
 	numbers := slices.Sorted(maps.Keys(w.models))
-	var own float64
-	for _, n := range numbers {
-		for _, g := range w.lies[n] {
-			if g.Service == s.Name {
-				kept, retuned := p.stay(g)
-				own += max(throughput(kept), throughput(retuned))
-			}
-		}
-	}
-	p.suffices = own >= p.enough
+	p.suffices = p.reach(numbers) >= p.enough
 
 	labels := []*label{{}}
 	for _, n := range numbers {
@@ -408,36 +399,17 @@ func (w *world) place(s plan.Service) float64 {
 	for _, model := range w.models {
 		there[model]++
 	}
+	// New GPUs are numbered when they are known to be used.
 	next := 0
 	if len(numbers) > 0 {
 		next = numbers[len(numbers)-1] + 1
 	}
-	// New GPUs are numbered when they are known to be used.
 	for _, stock := range stocks {
-		empty := p.options(0, stock.GPU, nil, nil)
 		free := stock.Count - there[stock.GPU.Name]
 		if stock.Count < 0 {
 			free = math.MaxInt
 		}
-		first := 1
-		if most := empty[len(empty)-1]; most.throughput > 0 {
-			// All but a few of very many are alike.
-			bulk := min(free, int((p.enough-labels[len(labels)-1].throughput)/most.throughput)-searched)
-			for ; first <= bulk; first++ {
-				o := renumbered([]*label{most}, next)[0]
-				next++
-				for i, l := range labels {
-					labels[i] = &label{cost: l.cost.plus(o.cost), throughput: l.throughput + o.throughput, from: l, on: o}
-				}
-			}
-		}
-		for i := first; len(empty) > 1 && i <= free; i++ {
-			if last := labels[len(labels)-1]; last.throughput >= p.enough && last.cost[0] < i {
-				break // each further GPU costs more than this
-			}
-			labels = p.join(labels, renumbered(empty, next))
-			next++
-		}
+		labels, next = p.open(labels, stock.GPU, free, next)
 	}
 	last := labels[len(labels)-1]
 	if last.throughput < p.enough {
@@ -453,6 +425,44 @@ func (w *world) place(s plan.Service) float64 {
 		w.lies[g.GPU] = append(w.lies[g.GPU], g)
 	}
 	return last.throughput
+}
+
+// reach is the most that the service's own segments give where they are.
+func (p *placement) reach(numbers []int) (sum float64) {
+	for _, n := range numbers {
+		for _, g := range p.lies[n] {
+			if g.Service == p.service.Name {
+				kept, retuned := p.stay(g)
+				sum += max(throughput(kept), throughput(retuned))
+			}
+		}
+	}
+	return sum
+}
+
+// open adds up to free empty GPUs of a model to labels, numbered from next on; it returns the next number, too.
+func (p *placement) open(labels []*label, gpu plan.GPU, free, next int) ([]*label, int) {
+	empty := p.options(0, gpu, nil, nil)
+	first := 1
+	if most := empty[len(empty)-1]; most.throughput > 0 {
+		// All but a few of very many are alike.
+		bulk := min(free, int((p.enough-labels[len(labels)-1].throughput)/most.throughput)-searched)
+		for ; first <= bulk; first++ {
+			o := renumbered([]*label{most}, next)[0]
+			next++
+			for i, l := range labels {
+				labels[i] = &label{cost: l.cost.plus(o.cost), throughput: l.throughput + o.throughput, from: l, on: o}
+			}
+		}
+	}
+	for i := first; len(empty) > 1 && i <= free; i++ {
+		if last := labels[len(labels)-1]; last.throughput >= p.enough && last.cost[0] < i {
+			break // each further GPU costs more than this
+		}
+		labels = p.join(labels, renumbered(empty, next))
+		next++
+	}
+	return labels, next
 }
 
 // isOpen says whether a GPU has a slot that no other service has.
@@ -554,119 +564,6 @@ func throughput(g *plan.Segment) float64 {
 		return 0
 	}
 	return g.ThroughputRPS
-}
-
-// options are the ways to use one GPU: the slots from left to right, each free,
-// the first of an own segment that stays, or the first of a new one. The first
-// option is to have nothing there.
-func (p *placement) options(n int, table plan.GPU, lie, was []plan.Segment) []*label {
-	taken := make([]bool, table.Slots)   // by others
-	blocked := make([]bool, table.Slots) // until something is destroyed
-	own := map[int]plan.Segment{}
-	others := false
-	memory, clients := float64(table.MemoryMiB), table.Clients
-	for _, g := range lie {
-		if g.Service == p.service.Name {
-			own[g.Slot] = g
-			continue
-		}
-		others = true
-		memory -= p.memory(g)
-		clients -= g.Processes
-		cover(taken, g.Slot, p.slots(g))
-	}
-	for _, g := range was {
-		cover(blocked, g.Slot, p.slots(g))
-	}
-	ones, haveOnes := table.Size(1)
-
-	add := func(l *label, g plan.Segment, pt parts) *label {
-		size, _ := table.Size(g.GPCs)
-		pt.gpcs = g.GPCs
-		if haveOnes {
-			// Places for a single GPC that it covers beyond its own number.
-			for slot := g.Slot; slot < g.Slot+size.Slots; slot++ {
-				if ones.MayStart(slot) {
-					pt.waste++
-				}
-			}
-			pt.waste -= g.GPCs
-		}
-		next := &label{cost: l.cost.plus(pt.cost(p.suffices)), throughput: l.throughput + g.ThroughputRPS, segment: &g, from: l}
-		if table.Percent {
-			next.memory, next.processes = l.memory+p.memory(g), l.processes+g.Processes
-			if table.MemoryMiB > 0 && next.memory > memory || table.Clients > 0 && next.processes > clients {
-				return nil
-			}
-		}
-		return next
-	}
-
-	start := &label{}
-	leave := cost{} // of an own segment that could stay
-	at := make([][]*label, table.Slots+1)
-	at[0] = []*label{start}
-	for slot := range table.Slots {
-		labels := front(at[slot], p.enough, table.Percent)
-		g, mine := own[slot]
-		leave = cost{}
-		var kept, retuned *plan.Segment
-		if mine {
-			if kept, retuned = p.stay(g); kept != nil || retuned != nil {
-				leave = parts{moves: 1}.cost(p.suffices)
-			}
-		}
-		for _, l := range labels {
-			skip := l
-			if leave != (cost{}) {
-				skip = &label{cost: l.cost.plus(leave), throughput: l.throughput, memory: l.memory, processes: l.processes, from: l}
-			}
-			at[slot+1] = append(at[slot+1], skip)
-			put := func(to *label, slots int) {
-				if to != nil {
-					at[slot+slots] = append(at[slot+slots], to)
-				}
-			}
-			if kept != nil {
-				put(add(l, *kept, parts{}), p.slots(*kept))
-			}
-			if retuned != nil {
-				put(add(l, *retuned, parts{retuned: 1}), p.slots(*retuned))
-			}
-			for _, pt := range p.best[table.Name] {
-				size, _ := table.Size(pt.GPCs)
-				if !size.MayStart(slot) || slices.Contains(taken[slot:slot+size.Slots], true) || mine && g.GPCs == pt.GPCs {
-					continue
-				}
-				c := parts{created: 1}
-				if slices.Contains(blocked[slot:slot+size.Slots], true) {
-					c.blocked = 1
-				}
-				for s := slot; s < slot+size.Slots; s++ {
-					if o, ok := own[s]; ok {
-						if k, r := p.stay(o); k != nil || r != nil {
-							c.moves++
-						}
-					}
-				}
-				put(add(l, plan.SegmentOf(n, table, slot, p.service, pt), c), size.Slots)
-			}
-		}
-	}
-	options := at[table.Slots]
-	if !others {
-		for i, l := range options {
-			if l.throughput > 0 {
-				used := *l
-				used.cost = used.cost.plus(parts{gpus: 1}.cost(p.suffices))
-				options[i] = &used
-			}
-		}
-	}
-	for _, l := range options {
-		l.memory, l.processes = 0, 0
-	}
-	return front(options, p.enough, false)
 }
 
 // largest are the points of the highest throughput of each size (of the lower

@@ -324,22 +324,10 @@ func (t *transition) spare(g plan.Segment, lasting bool) (plan.Segment, bool) {
 	}
 	there := 0
 	for n := range last + 1 {
-		model, ok := t.models[n]
-		if !ok {
-			// The further ones hold shadows, or nothing yet.
-			for _, s := range t.shadows {
-				if s.GPU == n {
-					model, ok = s.GPUModel, true
-				}
-			}
+		if count := t.counts[g.GPUModel]; n == last && count >= 0 && there >= count {
+			return shadow, false
 		}
-		if n == last {
-			model = g.GPUModel
-			if count := t.counts[model]; count >= 0 && there >= count {
-				return shadow, false
-			}
-		}
-		if model != g.GPUModel {
+		if n < last && t.modelOf(n) != g.GPUModel {
 			continue
 		}
 		there++
@@ -354,6 +342,19 @@ func (t *transition) spare(g plan.Segment, lasting bool) (plan.Segment, bool) {
 		}
 	}
 	return shadow, false
+}
+
+// modelOf is the model of a GPU. Those beyond the plans' hold shadows.
+func (t *transition) modelOf(n int) string {
+	if model, ok := t.models[n]; ok {
+		return model
+	}
+	for _, s := range t.shadows {
+		if s.GPU == n {
+			return s.GPUModel
+		}
+	}
+	return ""
 }
 
 // lasts says whether a GPU has memory for a shadow beside all that the new plan has
