@@ -10,26 +10,26 @@ import (
 	"strings"
 )
 
-// LibraryVariable names the environment variable that overrides the search for
-// ONNX Runtime: the path of libonnxruntime.so.
+// LibraryVariable names the environment variable that has the path of libonnxruntime.so. If it
+// is set, Library does not search.
 const LibraryVariable = "PENSTOCK_ONNXRUNTIME"
 
-// errNoLibrary is returned by Library when ONNX Runtime is nowhere to be found.
+// errNoLibrary is returned by Library if it does not find ONNX Runtime.
 var errNoLibrary = errors.New("ONNX Runtime (libonnxruntime.so) not found")
 
 const libraryFile = "libonnxruntime.so"
 
-// carrier is the module that carries ONNX Runtime 1.27.0, as go.mod pins it.
+// carrier is the module with ONNX Runtime 1.27.0, in the version of go.mod.
 const carrier = "github.com/k2-fsa/sherpa-onnx-go-linux@v1.13.4"
 
-// Library returns the path of ONNX Runtime's shared library. It is looked for
+// Library returns the path of ONNX Runtime's shared library. It searches
 //
-//  1. where PENSTOCK_ONNXRUNTIME says; when that is set, nowhere else
-//  2. in lib beside the executable, where `make build` puts it
-//  3. in ../lib, as installed under a prefix
-//  4. in the module cache, for `go test` and `go run`
+//  1. the path in PENSTOCK_ONNXRUNTIME; if that is set, nothing else
+//  2. lib in the executable's folder: `make build` puts it there
+//  3. ../lib, for an installation under a prefix
+//  4. the module cache, for `go test` and `go run`
 //
-// The error names the places that were looked at.
+// The error names the paths that were searched.
 func Library() (string, error) {
 	if path := os.Getenv(LibraryVariable); path != "" {
 		if err := usable(path); err != nil {
@@ -56,7 +56,7 @@ func candidates() []string {
 		dir := filepath.Dir(exe)
 		places = append(places, filepath.Join(dir, "lib", libraryFile), filepath.Join(filepath.Dir(dir), "lib", libraryFile))
 	}
-	// The folder in the carrier for each architecture that it has.
+	// The carrier has a folder per architecture.
 	arch, ok := map[string]string{
 		"amd64": "x86_64-unknown-linux-gnu",
 		"arm64": "aarch64-unknown-linux-gnu",
@@ -68,8 +68,8 @@ func candidates() []string {
 	return places
 }
 
-// moduleCache is where the go command keeps modules, by its own rules but for
-// settings of `go env -w`; empty where nothing says.
+// moduleCache returns the go command's module cache, or "" if it is unknown. It ignores settings
+// of `go env -w`.
 func moduleCache() string {
 	if dir := os.Getenv("GOMODCACHE"); dir != "" {
 		return dir
@@ -83,7 +83,7 @@ func moduleCache() string {
 	return ""
 }
 
-// usable reports why a path is no library.
+// usable returns an error if a path is not a regular file.
 func usable(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"strconv"
 )
 
-// residentBytes is the process's anonymous memory in use: RssAnon of
-// /proc/self/status (proc_pid_status(5)), 0 where that cannot be read. Shared
-// buffers and the pages of files are not in it.
+// residentBytes returns the process's anonymous memory in use: RssAnon of /proc/self/status
+// (proc_pid_status(5)). It returns 0 if it cannot read that. Shared buffers and the pages of
+// files are not included.
 func residentBytes() int64 {
 	data, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -2,10 +2,10 @@
 
 package onnx
 
-// Every crossing into shim.c is here.
+// All calls into shim.c are in this file.
 
 /*
-// An exception passes pon_take on its way from the C++ library to ONNX Runtime.
+// pon_take throws a C++ exception, which passes through its frame to ONNX Runtime.
 #cgo CFLAGS: -fexceptions
 #cgo LDFLAGS: -ldl -lpthread
 #cgo noescape pon_run
@@ -24,7 +24,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// value is what a call returned, or its error.
+// value returns the value of a call, or its error.
 func value(r C.pon_result) (uint64, error) {
 	if r.error == nil {
 		return uint64(r.value), nil
@@ -41,8 +41,8 @@ func preload(library string) error {
 	return err
 }
 
-// shared guards what is made once a process.
-var shared struct {
+// global guards what is made once per process.
+var global struct {
 	mu      sync.Mutex
 	started bool
 }
@@ -50,8 +50,8 @@ var shared struct {
 // openProvider opens ONNX Runtime's C API and loads its CUDA provider. It calls
 // nothing of CUDA.
 func openProvider(library string) error {
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
+	global.mu.Lock()
+	defer global.mu.Unlock()
 	name := C.CString(library)
 	defer C.free(unsafe.Pointer(name))
 	if _, err := value(C.pon_open(name)); err != nil {
@@ -61,12 +61,12 @@ func openProvider(library string) error {
 	return err
 }
 
-// startPools tells the shim where the driver is. From here on sessions on a GPU take
-// their memory from pools.
+// startPools gives the shim the addresses of the driver's functions. After that, sessions on a
+// GPU take their memory from pools.
 func startPools() error {
-	shared.mu.Lock()
-	defer shared.mu.Unlock()
-	if shared.started {
+	global.mu.Lock()
+	defer global.mu.Unlock()
+	if global.started {
 		return nil
 	}
 	var d C.pon_driver
@@ -87,20 +87,20 @@ func startPools() error {
 	if _, err := value(C.pon_start(&d)); err != nil {
 		return err
 	}
-	shared.started = true
+	global.started = true
 	return nil
 }
 
-// pool is device memory of which parts are handed out: shim.h says how. It may be
-// used by several threads, each bound to the context.
+// pool allocates device memory, as described in shim.h. Several threads may use it, each bound
+// to the context.
 type pool struct{ handle C.uint64_t }
 
-// poolState is what a pool has.
+// poolState is the state of a pool.
 type poolState struct {
 	all          cuda.Range // its addresses
-	mapped, used int64      // bytes that have memory, and that are handed out
+	mapped, used int64      // bytes that have memory, and that are allocated
 	peak         int64      // bytes up to the highest address in use since mark
-	refused      error      // why there was no more memory since mark
+	refused      error      // the driver's error since mark, if it had no more memory
 }
 
 func newPool(d cuda.Device) (*pool, error) {
@@ -111,7 +111,7 @@ func newPool(d cuda.Device) (*pool, error) {
 	return &pool{handle}, nil
 }
 
-// close gives all of it back. Nothing that uses it is in flight.
+// close releases the pool. No work that uses it is in flight.
 func (p *pool) close() error {
 	if p == nil || p.handle == 0 {
 		return nil
@@ -124,19 +124,19 @@ func (p *pool) close() error {
 	return nil
 }
 
-// trim gives back memory that nothing lies in.
+// trim releases memory without allocations in it.
 func (p *pool) trim() { C.pon_pool_trim(p.handle) }
 
-// mark has peak and refused begin anew.
+// mark resets peak and refused.
 func (p *pool) mark() { C.pon_pool_mark(p.handle) }
 
-// allocate returns memory, 512-byte aligned; 0 where there are no addresses for it.
-// Where there is no memory the addresses are good for nothing, and refused says so.
+// allocate returns memory, 512-byte aligned. It returns 0 if the pool has no addresses or no
+// memory for it; the pool's state then has refused.
 func (p *pool) allocate(bytes int) cuda.Pointer {
 	return cuda.Pointer(C.pon_pool_allocate(p.handle, C.uint64_t(bytes)))
 }
 
-// release gives back what allocate of any pool returned.
+// release releases memory that allocate of any pool returned.
 func release(at cuda.Pointer) { C.pon_pool_release(C.uint64_t(at)) }
 
 func (p *pool) look() poolState {
@@ -151,7 +151,7 @@ func (p *pool) look() poolState {
 	return state
 }
 
-// pinned says whether an address is one of pinned host memory.
+// pinned reports whether an address is in pinned host memory.
 func pinned(at cuda.Pointer) bool { return C.pon_pinned(C.uint64_t(at)) != 0 }
 
 // copyHost copies host memory.
@@ -165,7 +165,7 @@ type onnxRuntime struct{}
 func (onnxRuntime) session(model []byte, s settings, weights *pool) (session, error) {
 	made, err := newSession(model, s, weights, "")
 	if err != nil {
-		return nil, err // and no nil *ortSession, which would be a session
+		return nil, err // not made: a nil *ortSession is a non-nil session
 	}
 	return made, nil
 }
@@ -180,7 +180,8 @@ func (onnxRuntime) optimise(model []byte, s settings, weights *pool, file string
 	return os.ReadFile(file)
 }
 
-// newSession makes a session that saves its optimised model, if that has a name.
+// newSession makes a session. If saved is not empty, ONNX Runtime writes the optimised model
+// there.
 func newSession(model []byte, s settings, weights *pool, saved string) (_ *ortSession, err error) {
 	options, err := value(C.pon_settings())
 	if err != nil {
@@ -231,9 +232,9 @@ func newSession(model []byte, s settings, weights *pool, saved string) (_ *ortSe
 	return made, nil
 }
 
-// share puts weights that are in the GPU's memory in the place of the model's.
+// share replaces the model's weights by those in the GPU's memory.
 func (s *ortSession) share(options C.uint64_t, with settings) error {
-	// What the model refers to is looked for there, though it is not read.
+	// ONNX Runtime looks for the file of weights in this folder, but does not read it.
 	const folderKey = "session.model_external_initializers_file_folder_path"
 	if err := withStrings([]string{folderKey, with.folder}, func(w []*C.char) C.pon_result { return C.pon_set(options, w[0], w[1]) }); err != nil {
 		return err
@@ -255,7 +256,7 @@ func (s *ortSession) share(options C.uint64_t, with settings) error {
 	return nil
 }
 
-// free gives the tensors of weights back, which the session does not use any more.
+// free releases the tensors of shared weights. The session is closed.
 func (s *ortSession) free() {
 	for _, v := range s.values {
 		C.pon_value_free(v)
@@ -263,7 +264,7 @@ func (s *ortSession) free() {
 	s.values = nil
 }
 
-// withStrings calls C with strings that live as long as the call.
+// withStrings calls a function with C strings, which it frees afterwards.
 func withStrings(words []string, call func([]*C.char) C.pon_result) error {
 	texts := make([]*C.char, len(words))
 	for i, w := range words {
@@ -277,12 +278,12 @@ func withStrings(words []string, call func([]*C.char) C.pon_result) error {
 type ortSession struct {
 	handle C.uint64_t
 	stream cuda.Stream
-	values []C.uint64_t // weights that are not its own
+	values []C.uint64_t // tensors of shared weights
 }
 
 func (s *ortSession) close() {
 	rest := C.pon_session_free(s.handle)
-	// A stream that fails has nothing queued any more.
+	// An error does not matter: a stream that failed has no queued work.
 	_ = s.stream.Synchronize()
 	if rest != 0 {
 		C.pon_rest_free(rest)
