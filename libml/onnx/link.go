@@ -189,11 +189,7 @@ func (g *gpu) linkOtherwise(s *size, n int, why error) (*size, error) {
 		return nil, err
 	}
 	if nhwc {
-		g.env.Log.Debug().Err(why).Int("batch", n).Msg("batch size cannot be captured in NHWC")
-		s, why = g.newTriedSize(n, cuda.Stream{}, false)
-		if why == nil {
-			why = s.tryGraph()
-		}
+		s, why = g.linkInNCHW(n, why)
 		if !errors.Is(why, errNoGraph) {
 			return s, why
 		}

@@ -19,26 +19,6 @@ type backend interface {
 	optimise(model []byte, s settings, weights *pool, file string) ([]byte, error)
 }
 
-// settings of a session.
-type settings struct {
-	stream cuda.Stream // for its work
-	nhwc   bool        // convolutions in NHWC if there are kernels for it
-	tf32   bool        // tensor cores; f32 values then have TF32's 11 bits of mantissa
-	// initializers are weights that are in the GPU's memory. The model is then optimised, and
-	// refers to a file in folder for its weights. ONNX Runtime does not read that file.
-	initializers []initializer
-	folder       string
-}
-
-// initializer is a tensor of weights in the GPU's memory, which the session only reads.
-type initializer struct {
-	name    string
-	at      cuda.Pointer
-	bytes   int64
-	shape   []int64
-	element int // ONNXTensorElementDataType
-}
-
 // session is made, captured and closed on one thread.
 type session interface {
 	// bind sets the session's input and outputs.
