@@ -22,43 +22,48 @@ const PublishedGPU = "a100-80"
 // several; a header that says otherwise is an error. Other folders are left
 // alone. What is wrong in a file is a *profile.SyntaxError with its place.
 func ReadProfiles(dir fs.FS) (map[string]map[string]Profile, error) {
-	all := map[string]map[string]Profile{}
-	add := func(folder, gpu string) error {
-		files, err := profile.ReadFolder(dir, folder)
-		if err != nil {
-			return err
-		}
-		for _, model := range sortedKeys(files) {
-			file := files[model]
-			p, err := fromFile(model, &file, gpu)
-			if err != nil {
-				return err
-			}
-			if folder != "." && p.GPU != gpu {
-				return file.HeaderError("gpu", "measured on %s: want it in a folder of that name", p.GPU)
-			}
-			if all[p.GPU] == nil {
-				all[p.GPU] = map[string]Profile{}
-			}
-			if _, twice := all[p.GPU][model]; twice {
-				return file.HeaderError("gpu", "there is a profile of %s for %s in the folder above already: want one", model, p.GPU)
-			}
-			all[p.GPU][model] = p
-		}
-		return nil
-	}
-	if err := add(".", PublishedGPU); err != nil {
+	all := profiles{}
+	if err := all.addFolder(dir, ".", PublishedGPU); err != nil {
 		return nil, err
 	}
 	for _, g := range tables() {
 		if info, err := fs.Stat(dir, g.Name); err != nil || !info.IsDir() {
 			continue
 		}
-		if err := add(g.Name, g.Name); err != nil {
+		if err := all.addFolder(dir, g.Name, g.Name); err != nil {
 			return nil, err
 		}
 	}
 	return all, nil
+}
+
+// profiles are by GPU and model.
+type profiles map[string]map[string]Profile
+
+// addFolder adds the files of a folder; gpu is theirs if they name none.
+func (all profiles) addFolder(dir fs.FS, folder, gpu string) error {
+	files, err := profile.ReadFolder(dir, folder)
+	if err != nil {
+		return err
+	}
+	for _, model := range sortedKeys(files) {
+		file := files[model]
+		p, err := fromFile(model, &file, gpu)
+		if err != nil {
+			return err
+		}
+		if folder != "." && p.GPU != gpu {
+			return file.HeaderError("gpu", "measured on %s: want it in a folder of that name", p.GPU)
+		}
+		if all[p.GPU] == nil {
+			all[p.GPU] = map[string]Profile{}
+		}
+		if _, twice := all[p.GPU][model]; twice {
+			return file.HeaderError("gpu", "there is a profile of %s for %s in the folder above already: want one", model, p.GPU)
+		}
+		all[p.GPU][model] = p
+	}
+	return nil
 }
 
 // FromProfile makes a planner's profile of a measured one. A header's GPU is a

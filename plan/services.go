@@ -57,52 +57,24 @@ func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	type row struct {
-		scenario string
-		service  Service
-	}
 	type place struct{ scenario, service string }
-	var rows []row
+	var rows []serviceRow
 	var scenarios []string
 	seen := map[place]int{}
 	for t.next() {
-		s := Service{Name: t.text("service"), Model: t.text("model")}
-		in := t.text("scenario")
-		if s.Model == "" {
-			return nil, t.fail("model", "no model: want the name of a profile")
-		}
-		if s.RateRPS, err = t.positive("rate_rps", "requests a second"); err != nil {
+		row, err := readService(t)
+		if err != nil {
 			return nil, err
 		}
-		if s.RateRPS > mostRPS {
-			return nil, t.fail("rate_rps", "rate_rps %q: want at most %.0f requests a second", t.text("rate_rps"), mostRPS)
+		at := place{row.scenario, row.service.Name}
+		if line := seen[at]; line > 0 {
+			return nil, t.fail(row.named, "service %q is already on line %d: want one row a service, told apart by the column service", row.service.Name, line)
 		}
-		if s.SLOMS, err = t.positive("slo_ms", "milliseconds"); err != nil {
-			return nil, err
+		seen[at] = t.line
+		if !slices.Contains(scenarios, row.scenario) {
+			scenarios = append(scenarios, row.scenario)
 		}
-		if t.has("scenario") && in == "" {
-			return nil, t.fail("scenario", "no scenario: want a name, as other rows have")
-		}
-		for _, column := range []string{"model", "service", "scenario"} {
-			switch text := t.text(column); {
-			case strings.ContainsFunc(text, unicode.IsControl):
-				return nil, t.fail(column, "%s %q: want no control characters in a name", column, text)
-			case !utf8.ValidString(text): // JSON would have another one
-				return nil, t.fail(column, "%s %q: want a name in UTF-8", column, text)
-			}
-		}
-		named := "service"
-		if s.Name == "" {
-			s.Name, named = s.Model, "model"
-		}
-		if line := seen[place{in, s.Name}]; line > 0 {
-			return nil, t.fail(named, "service %q is already on line %d: want one row a service, told apart by the column service", s.Name, line)
-		}
-		seen[place{in, s.Name}] = t.line
-		if !slices.Contains(scenarios, in) {
-			scenarios = append(scenarios, in)
-		}
-		rows = append(rows, row{in, s})
+		rows = append(rows, row)
 	}
 	if t.err != nil {
 		return nil, t.err
@@ -127,6 +99,47 @@ func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 		}
 	}
 	return services, nil
+}
+
+// serviceRow is a service and its scenario; named is the column that it has its name from.
+type serviceRow struct {
+	scenario string
+	service  Service
+	named    string
+}
+
+// readService reads a row of a services file.
+func readService(t *csvTable) (r serviceRow, err error) {
+	s := Service{Name: t.text("service"), Model: t.text("model")}
+	in := t.text("scenario")
+	if s.Model == "" {
+		return r, t.fail("model", "no model: want the name of a profile")
+	}
+	if s.RateRPS, err = t.positive("rate_rps", "requests a second"); err != nil {
+		return r, err
+	}
+	if s.RateRPS > mostRPS {
+		return r, t.fail("rate_rps", "rate_rps %q: want at most %.0f requests a second", t.text("rate_rps"), mostRPS)
+	}
+	if s.SLOMS, err = t.positive("slo_ms", "milliseconds"); err != nil {
+		return r, err
+	}
+	if t.has("scenario") && in == "" {
+		return r, t.fail("scenario", "no scenario: want a name, as other rows have")
+	}
+	for _, column := range []string{"model", "service", "scenario"} {
+		switch text := t.text(column); {
+		case strings.ContainsFunc(text, unicode.IsControl):
+			return r, t.fail(column, "%s %q: want no control characters in a name", column, text)
+		case !utf8.ValidString(text): // JSON would have another one
+			return r, t.fail(column, "%s %q: want a name in UTF-8", column, text)
+		}
+	}
+	r = serviceRow{in, s, "service"}
+	if s.Name == "" {
+		r.service.Name, r.named = s.Model, "model"
+	}
+	return r, nil
 }
 
 // csvTable reads a CSV file with a header row by row, and knows where it is.

@@ -99,6 +99,22 @@ func (c *checker) head() {
 	if c.pl.Policy == "" {
 		c.wrong("policy", "none: want the name of the policy")
 	}
+	c.stocks()
+	c.models()
+	for _, s := range c.p.Services {
+		bound := s.SLOMS / 2 * 0.9
+		if c.p.Bound != nil {
+			bound = c.p.Bound(s)
+		}
+		if _, twice := c.services[s.Name]; twice {
+			c.wrong(fmt.Sprintf("service %q", s.Name), "the problem has it twice: want each once")
+		}
+		c.services[s.Name] = &service{Service: s, bound: bound}
+	}
+}
+
+// stocks takes over what GPUs there are.
+func (c *checker) stocks() {
 	stocks := c.p.Fleet
 	if len(stocks) == 0 {
 		stocks = []plan.Stock{{GPU: c.p.GPU, Count: -1}}
@@ -111,6 +127,10 @@ func (c *checker) head() {
 			c.counts[s.GPU.Name] = n + s.Count
 		}
 	}
+}
+
+// models checks what the head says of the models of GPU.
+func (c *checker) models() {
 	var models []string
 	for _, s := range c.pl.Segments {
 		if !slices.Contains(models, s.GPUModel) {
@@ -131,16 +151,6 @@ func (c *checker) head() {
 	if len(c.pl.SMsPerGPU) > len(models) {
 		c.wrong("sms_per_gpu", "%d models: segments are on %d", len(c.pl.SMsPerGPU), len(models))
 	}
-	for _, s := range c.p.Services {
-		bound := s.SLOMS / 2 * 0.9
-		if c.p.Bound != nil {
-			bound = c.p.Bound(s)
-		}
-		if _, twice := c.services[s.Name]; twice {
-			c.wrong(fmt.Sprintf("service %q", s.Name), "the problem has it twice: want each once")
-		}
-		c.services[s.Name] = &service{Service: s, bound: bound}
-	}
 }
 
 // usable is the SM count of the largest size.
@@ -152,18 +162,20 @@ func usable(g plan.GPU) int {
 	return most
 }
 
+// gpu is what segments so far have of a GPU.
+type gpu struct {
+	model string
+	// covered has the segment that covers a slot.
+	covered         map[int]int
+	gpcs, processes int
+}
+
 // layout checks where the segments lie.
 func (c *checker) layout() {
-	type gpu struct {
-		model string
-		// covered has the segment that covers a slot.
-		covered         map[int]int
-		gpcs, processes int
-	}
 	gpus := map[int]*gpu{}
 	gpcs, numbers := 0, c.pl.GPUs+len(c.pl.IdleGPUs)
 	for i, s := range c.pl.Segments {
-		at := fmt.Sprintf("segments[%d]", i)
+		at := segmentAt(i)
 		gpcs += s.GPCs
 		if s.GPU < 0 || s.GPU >= numbers {
 			c.wrong(at, "gpu %d: want 0 to %d", s.GPU, numbers-1)
@@ -176,43 +188,58 @@ func (c *checker) layout() {
 			on = &gpu{model: s.GPUModel, covered: map[int]int{}}
 			gpus[s.GPU] = on
 		}
-		if on.model != s.GPUModel {
-			c.wrong(at, "gpu %d is a %s here and a %s above", s.GPU, s.GPUModel, on.model)
-		}
-		table, ok := c.tables[s.GPUModel]
-		if !ok {
-			c.wrong(at, "gpu_model %q: the problem has no such GPU", s.GPUModel)
-			continue
-		}
-		size, ok := sizeOf(table, s.GPCs)
-		if !ok {
-			c.wrong(at, "size_gpcs %d: %s cannot be cut so", s.GPCs, table.Name)
-			continue
-		}
-		legal := false
-		for _, start := range size.Starts {
-			legal = legal || start == s.Slot
-		}
-		if !legal {
-			c.wrong(at, "slot %d: size %d on %s starts at one of %v", s.Slot, s.GPCs, table.Name, size.Starts)
-		}
-		for slot := s.Slot; slot < s.Slot+size.Slots; slot++ {
-			if slot < 0 || slot >= table.Slots {
-				c.wrong(at, "covers slot %d: %s has 0 to %d", slot, table.Name, table.Slots-1)
-			}
-			if other, taken := on.covered[slot]; taken {
-				c.wrong(at, "covers slot %d of gpu %d, which segments[%d] covers", slot, s.GPU, other)
-				break
-			}
-			on.covered[slot] = i
-		}
-		if on.processes += s.Processes; table.Percent && table.Clients > 0 && on.processes > table.Clients {
-			c.wrong(at, "gpu %d has %d processes with it: MPS takes %d on %s", s.GPU, on.processes, table.Clients, table.Name)
-		}
-		if on.gpcs += s.GPCs; on.gpcs > table.GPCs {
-			c.wrong(at, "gpu %d has %d GPCs with it: %s has %d", s.GPU, on.gpcs, table.Name, table.GPCs)
-		}
+		c.place(i, on)
 	}
+	c.idle(gpus)
+	if len(gpus) != c.pl.GPUs {
+		c.wrong("gpus", "%d: segments lie on %d", c.pl.GPUs, len(gpus))
+	}
+	if gpcs != c.pl.GPCs {
+		c.wrong("gpcs", "%d: segments have %d", c.pl.GPCs, gpcs)
+	}
+}
+
+func segmentAt(i int) string { return fmt.Sprintf("segments[%d]", i) }
+
+// place checks where a segment lies on its GPU, and beside the segments before it.
+func (c *checker) place(i int, on *gpu) {
+	s, at := c.pl.Segments[i], segmentAt(i)
+	if on.model != s.GPUModel {
+		c.wrong(at, "gpu %d is a %s here and a %s above", s.GPU, s.GPUModel, on.model)
+	}
+	table, ok := c.tables[s.GPUModel]
+	if !ok {
+		c.wrong(at, "gpu_model %q: the problem has no such GPU", s.GPUModel)
+		return
+	}
+	size, ok := sizeOf(table, s.GPCs)
+	if !ok {
+		c.wrong(at, "size_gpcs %d: %s cannot be cut so", s.GPCs, table.Name)
+		return
+	}
+	if !slices.Contains(size.Starts, s.Slot) {
+		c.wrong(at, "slot %d: size %d on %s starts at one of %v", s.Slot, s.GPCs, table.Name, size.Starts)
+	}
+	for slot := s.Slot; slot < s.Slot+size.Slots; slot++ {
+		if slot < 0 || slot >= table.Slots {
+			c.wrong(at, "covers slot %d: %s has 0 to %d", slot, table.Name, table.Slots-1)
+		}
+		if other, taken := on.covered[slot]; taken {
+			c.wrong(at, "covers slot %d of gpu %d, which segments[%d] covers", slot, s.GPU, other)
+			break
+		}
+		on.covered[slot] = i
+	}
+	if on.processes += s.Processes; table.Percent && table.Clients > 0 && on.processes > table.Clients {
+		c.wrong(at, "gpu %d has %d processes with it: MPS takes %d on %s", s.GPU, on.processes, table.Clients, table.Name)
+	}
+	if on.gpcs += s.GPCs; on.gpcs > table.GPCs {
+		c.wrong(at, "gpu %d has %d GPCs with it: %s has %d", s.GPU, on.gpcs, table.Name, table.GPCs)
+	}
+}
+
+// idle checks that the GPUs between those in use are named, and no others.
+func (c *checker) idle(gpus map[int]*gpu) {
 	last := -1
 	for n := range gpus {
 		last = max(last, n)
@@ -223,12 +250,6 @@ func (c *checker) layout() {
 	}
 	if !ok {
 		c.wrong("idle_gpus", "%v: want the numbers below %d that no segment has, all of them, ascending", c.pl.IdleGPUs, max(last, 0))
-	}
-	if len(gpus) != c.pl.GPUs {
-		c.wrong("gpus", "%d: segments lie on %d", c.pl.GPUs, len(gpus))
-	}
-	if gpcs != c.pl.GPCs {
-		c.wrong("gpcs", "%d: segments have %d", c.pl.GPCs, gpcs)
 	}
 }
 
@@ -243,9 +264,9 @@ func sizeOf(g plan.GPU, gpcs int) (plan.Size, bool) {
 
 // points checks what the segments run.
 func (c *checker) points() {
-	memory := map[int]float64{}
+	memory := map[int]float64{} // by GPU
 	for i, s := range c.pl.Segments {
-		at := fmt.Sprintf("segments[%d]", i)
+		at := segmentAt(i)
 		wanted, ok := c.services[s.Service]
 		if !ok {
 			c.wrong(at, "service %q: the problem has none of that name", s.Service)
@@ -257,75 +278,78 @@ func (c *checker) points() {
 		if s.Model != wanted.Model {
 			c.wrong(at, "model %q: service %q has %q", s.Model, s.Service, wanted.Model)
 		}
-		profile, ok := c.p.Profiles[s.GPUModel][s.Model]
-		if !ok {
-			c.wrong(at, "model %q was not measured on %s", s.Model, s.GPUModel)
-			continue
+		if point := c.pointOf(i); point != nil {
+			c.runs(i, wanted, point)
+			c.holds(i, point, memory)
 		}
-		var point *plan.Point
-		for j := range profile.Points {
-			pt := &profile.Points[j]
-			if pt.GPCs == s.GPCs && pt.Batch == s.Batch && pt.Processes == s.Processes {
-				point = pt
-			}
+	}
+}
+
+// pointOf is the point of the profile that a segment runs at, nil if there is none.
+func (c *checker) pointOf(i int) (point *plan.Point) {
+	s, at := c.pl.Segments[i], segmentAt(i)
+	profile, ok := c.p.Profiles[s.GPUModel][s.Model]
+	if !ok {
+		c.wrong(at, "model %q was not measured on %s", s.Model, s.GPUModel)
+		return nil
+	}
+	for j := range profile.Points {
+		pt := &profile.Points[j]
+		if pt.GPCs == s.GPCs && pt.Batch == s.Batch && pt.Processes == s.Processes {
+			point = pt
 		}
-		if point == nil {
-			c.wrong(at, "size %d, batch %d, %d processes: %s on %s has no such point that serves", s.GPCs, s.Batch, s.Processes, s.Model, s.GPUModel)
-			continue
+	}
+	if point == nil {
+		c.wrong(at, "size %d, batch %d, %d processes: %s on %s has no such point that serves", s.GPCs, s.Batch, s.Processes, s.Model, s.GPUModel)
+	}
+	return point
+}
+
+// runs checks a segment's throughput, latency and load.
+func (c *checker) runs(i int, wanted *service, point *plan.Point) {
+	s, at := c.pl.Segments[i], segmentAt(i)
+	if !near(s.ThroughputRPS, point.ThroughputRPS) || !(point.ThroughputRPS > 0) {
+		c.wrong(at, "throughput_rps %v: the profile has %v", s.ThroughputRPS, point.ThroughputRPS)
+	}
+	if !near(s.LatencyMS, point.LatencyMS) {
+		c.wrong(at, "latency_ms %v: the profile has %v", s.LatencyMS, point.LatencyMS)
+	}
+	if most := min(wanted.bound, wanted.SLOMS); !(s.LatencyMS < most) {
+		c.wrong(at, "latency_ms %v: service %q wants less than %v", s.LatencyMS, s.Service, most)
+	}
+	if !(s.LoadRPS >= 0 && s.LoadRPS <= s.ThroughputRPS*(1+tolerance)) {
+		c.wrong(at, "load_rps %v: want 0 to its throughput, %v", s.LoadRPS, s.ThroughputRPS)
+	}
+}
+
+// holds checks a segment's memory; memory is what the segments before it take, by GPU.
+func (c *checker) holds(i int, point *plan.Point, memory map[int]float64) {
+	s, at := c.pl.Segments[i], segmentAt(i)
+	table := c.tables[s.GPUModel]
+	if table.Percent {
+		memory[s.GPU] += point.MemoryMiB
+		if table.MemoryMiB > 0 && memory[s.GPU] > float64(table.MemoryMiB)*(1+tolerance) {
+			c.wrong(at, "gpu %d holds %v MiB with it: %s has %d", s.GPU, memory[s.GPU], table.Name, table.MemoryMiB)
 		}
-		if !near(s.ThroughputRPS, point.ThroughputRPS) || !(point.ThroughputRPS > 0) {
-			c.wrong(at, "throughput_rps %v: the profile has %v", s.ThroughputRPS, point.ThroughputRPS)
-		}
-		if !near(s.LatencyMS, point.LatencyMS) {
-			c.wrong(at, "latency_ms %v: the profile has %v", s.LatencyMS, point.LatencyMS)
-		}
-		if most := min(wanted.bound, wanted.SLOMS); !(s.LatencyMS < most) {
-			c.wrong(at, "latency_ms %v: service %q wants less than %v", s.LatencyMS, s.Service, most)
-		}
-		if !(s.LoadRPS >= 0 && s.LoadRPS <= s.ThroughputRPS*(1+tolerance)) {
-			c.wrong(at, "load_rps %v: want 0 to its throughput, %v", s.LoadRPS, s.ThroughputRPS)
-		}
-		table := c.tables[s.GPUModel]
-		size, _ := sizeOf(table, s.GPCs)
-		if table.Percent {
-			memory[s.GPU] += point.MemoryMiB
-			if table.MemoryMiB > 0 && memory[s.GPU] > float64(table.MemoryMiB)*(1+tolerance) {
-				c.wrong(at, "gpu %d holds %v MiB with it: %s has %d", s.GPU, memory[s.GPU], table.Name, table.MemoryMiB)
-			}
-		} else if size.MemoryMiB > 0 && point.MemoryMiB > float64(size.MemoryMiB) {
-			c.wrong(at, "takes %v MiB: size %d on %s has %d", point.MemoryMiB, s.GPCs, table.Name, size.MemoryMiB)
-		}
+		return
+	}
+	if size, _ := sizeOf(table, s.GPCs); size.MemoryMiB > 0 && point.MemoryMiB > float64(size.MemoryMiB) {
+		c.wrong(at, "takes %v MiB: size %d on %s has %d", point.MemoryMiB, s.GPCs, table.Name, size.MemoryMiB)
 	}
 }
 
 // served checks what the services get.
 func (c *checker) served() {
-	for i, a := range c.pl.Services {
-		at := fmt.Sprintf("services[%d]", i)
-		s, ok := c.services[a.Service]
-		if !ok {
-			c.wrong(at, "service %q: the problem has none of that name", a.Service)
-			continue
-		}
-		if s.planned++; s.planned > 1 {
-			c.wrong(at, "service %q is there twice", a.Service)
-		}
-		if a.Model != s.Model || a.RateRPS != s.RateRPS || a.SLOMS != s.SLOMS {
-			c.wrong(at, "service %q wants %s at %v requests/s in %v ms: it is planned as %s at %v in %v",
-				a.Service, s.Model, s.RateRPS, s.SLOMS, a.Model, a.RateRPS, a.SLOMS)
-		}
-		if !near(a.LatencyBoundMS, s.bound) {
-			c.wrong(at, "latency_bound_ms %v: want %v", a.LatencyBoundMS, s.bound)
-		}
-		if !near(a.AssignedRPS, s.throughput) {
-			c.wrong(at, "assigned_rps %v: its segments reach %v", a.AssignedRPS, s.throughput)
-		}
+	for i := range c.pl.Services {
+		c.planned(i)
 	}
 	for i, g := range c.pl.Segments {
-		if s, ok := c.services[g.Service]; ok && s.throughput > 0 {
-			if want := s.RateRPS * g.ThroughputRPS / s.throughput; !near(g.LoadRPS, want) {
-				c.wrong(fmt.Sprintf("segments[%d]", i), "load_rps %v: want %v, in proportion to its throughput", g.LoadRPS, want)
-			}
+		s, ok := c.services[g.Service]
+		if !ok || !(s.throughput > 0) {
+			continue
+		}
+		if want := s.RateRPS * g.ThroughputRPS / s.throughput; !near(g.LoadRPS, want) {
+			c.wrong(segmentAt(i), "load_rps %v: want %v, in proportion to its throughput", g.LoadRPS, want)
 		}
 	}
 	for _, want := range c.p.Services {
@@ -340,6 +364,29 @@ func (c *checker) served() {
 		if !near(s.load, s.RateRPS) {
 			c.wrong(at, "wants %v requests/s: its segments carry %v", s.RateRPS, s.load)
 		}
+	}
+}
+
+// planned checks what a plan says of a service.
+func (c *checker) planned(i int) {
+	a, at := c.pl.Services[i], fmt.Sprintf("services[%d]", i)
+	s, ok := c.services[a.Service]
+	if !ok {
+		c.wrong(at, "service %q: the problem has none of that name", a.Service)
+		return
+	}
+	if s.planned++; s.planned > 1 {
+		c.wrong(at, "service %q is there twice", a.Service)
+	}
+	if a.Model != s.Model || a.RateRPS != s.RateRPS || a.SLOMS != s.SLOMS {
+		c.wrong(at, "service %q wants %s at %v requests/s in %v ms: it is planned as %s at %v in %v",
+			a.Service, s.Model, s.RateRPS, s.SLOMS, a.Model, a.RateRPS, a.SLOMS)
+	}
+	if !near(a.LatencyBoundMS, s.bound) {
+		c.wrong(at, "latency_bound_ms %v: want %v", a.LatencyBoundMS, s.bound)
+	}
+	if !near(a.AssignedRPS, s.throughput) {
+		c.wrong(at, "assigned_rps %v: its segments reach %v", a.AssignedRPS, s.throughput)
 	}
 }
 
