@@ -78,69 +78,17 @@ func Run(ctx context.Context, runner Runner, o Options) (r Report, err error) {
 	}
 	p := &r.Profile
 	r.Before = len(p.Points)
-	grid, unit := *o.Header.Sweep, o.Header.Unit
-	cells := len(Cells(grid))
-	left := map[Cell]bool{}
-	tell := func(c Cell, remaining int, ended *Ended) {
-		if o.Progress != nil {
-			o.Progress(Progress{Cell: c, Done: cells - remaining, Cells: cells, Ended: ended})
-		}
-	}
 	if o.Elapsed == nil {
 		began := time.Now()
 		o.Elapsed = func() time.Duration { return time.Since(began) }
 	}
-	longest, late := time.Duration(0), map[Cell]bool{}
-	for !p.Header.Complete {
-		c, remaining, ok := next(grid, unit, p.Points, left)
-		if !ok {
-			break
-		}
-		began := o.Elapsed()
-		if o.Budget > 0 && len(p.Points) > 0 && began+longest > o.Budget {
-			left[c], late[c] = true, true
-			continue
-		}
-		if err := context.Cause(ctx); err != nil {
+	s := sweep{Options: o, runner: runner, report: &r, left: map[Cell]bool{}, late: map[Cell]bool{}}
+	for more := !p.Header.Complete; more; {
+		if more, err = s.step(ctx); err != nil {
 			return r, err
 		}
-		tell(c, remaining, nil)
-		ended := Ended{Point: profile.Point{Share: c.Share, Batch: c.Batch, Processes: c.Processes}}
-		ended.Measured, err = measure(ctx, runner, ruleOf(grid), c)
-		switch {
-		case ctx.Err() != nil:
-			return r, context.Cause(ctx)
-		case errors.Is(err, ErrOutOfMemory):
-			ended.Point.OOM = true
-		case errors.Is(err, ErrNotFilled):
-			left[c], ended.Left = true, err
-		case err != nil:
-			return r, fmt.Errorf("measure share %d, batch %d, %d processes: %w", c.Share, c.Batch, c.Processes, err)
-		default:
-			ended.Point = point(c, ended.Measured)
-		}
-		longest = max(longest, o.Elapsed()-began)
-		if !left[c] {
-			add(p, ended)
-			r.New++
-			if err := save(o.File, *p); err != nil {
-				return r, err
-			}
-		}
-		_, remaining, _ = next(grid, unit, p.Points, left)
-		tell(c, remaining, &ended)
 	}
-	for _, c := range Cells(grid) {
-		if _, there := p.Find(c.Share, c.Batch, c.Processes); !there && !left[c] {
-			r.Saved++
-		}
-		switch {
-		case late[c]:
-			r.Late = append(r.Late, c)
-		case left[c]:
-			r.Left = append(r.Left, c)
-		}
-	}
+	s.countLeft()
 	if len(p.Points) == 0 {
 		return r, fmt.Errorf("no point could be measured: %w; measure smaller --batches, 1 is always filled", ErrNotFilled)
 	}
@@ -151,6 +99,97 @@ func Run(ctx context.Context, runner Runner, o Options) (r Report, err error) {
 		}
 	}
 	return r, nil
+}
+
+// sweep is a Run.
+type sweep struct {
+	Options
+	runner     Runner
+	report     *Report
+	left, late map[Cell]bool // late ones are left, too
+	longest    time.Duration // that a point took
+}
+
+// next is the next cell to measure, and how many there are with it; ok is false if there is none.
+func (s *sweep) next() (c Cell, remaining int, ok bool) {
+	return next(*s.Header.Sweep, s.Header.Unit, s.report.Profile.Points, s.left)
+}
+
+// step measures the next cell, or leaves it out; more is false if there is none.
+func (s *sweep) step(ctx context.Context) (more bool, err error) {
+	p := &s.report.Profile
+	c, remaining, ok := s.next()
+	if !ok {
+		return false, nil
+	}
+	began := s.Elapsed()
+	if s.Budget > 0 && len(p.Points) > 0 && began+s.longest > s.Budget {
+		s.left[c], s.late[c] = true, true
+		return true, nil
+	}
+	if err := context.Cause(ctx); err != nil {
+		return false, err
+	}
+	s.tell(c, remaining, nil)
+	ended, err := s.measure(ctx, c)
+	if err != nil {
+		return false, err
+	}
+	s.longest = max(s.longest, s.Elapsed()-began)
+	if ended.Left != nil {
+		s.left[c] = true
+	} else {
+		add(p, ended)
+		s.report.New++
+		if err := save(s.File, *p); err != nil {
+			return false, err
+		}
+	}
+	_, remaining, _ = s.next()
+	s.tell(c, remaining, &ended)
+	return true, nil
+}
+
+// measure measures a cell; ended.Left says that the load does not fill it.
+func (s *sweep) measure(ctx context.Context, c Cell) (ended Ended, err error) {
+	ended.Point = profile.Point{Share: c.Share, Batch: c.Batch, Processes: c.Processes}
+	ended.Measured, err = measure(ctx, s.runner, ruleOf(*s.Header.Sweep), c)
+	switch {
+	case ctx.Err() != nil:
+		return ended, context.Cause(ctx)
+	case errors.Is(err, ErrOutOfMemory):
+		ended.Point.OOM = true
+	case errors.Is(err, ErrNotFilled):
+		ended.Left = err
+	case err != nil:
+		return ended, fmt.Errorf("measure share %d, batch %d, %d processes: %w", c.Share, c.Batch, c.Processes, err)
+	default:
+		ended.Point = point(c, ended.Measured)
+	}
+	return ended, nil
+}
+
+func (s *sweep) tell(c Cell, remaining int, ended *Ended) {
+	if s.Progress != nil {
+		cells := len(Cells(*s.Header.Sweep))
+		s.Progress(Progress{Cell: c, Done: cells - remaining, Cells: cells, Ended: ended})
+	}
+}
+
+// countLeft reports the cells that were not measured.
+func (s *sweep) countLeft() {
+	r := s.report
+	for _, c := range Cells(*s.Header.Sweep) {
+		if _, there := r.Profile.Find(c.Share, c.Batch, c.Processes); !there && !s.left[c] {
+			r.Saved++
+		}
+		switch {
+		case s.late[c]:
+			r.Late = append(r.Late, c)
+		case s.left[c]:
+			r.Left = append(r.Left, c)
+		}
+	}
 }
 
 // point is what is recorded of a cell: throughput to a thousandth, latency to a
