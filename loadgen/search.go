@@ -100,30 +100,9 @@ var errInterrupted = errors.New("interrupted")
 
 // narrow is the search itself; try reports whether a rate holds.
 func (s Search) narrow(try func(perSecond float64) (bool, error)) error {
-	low, high := 0.0, math.Inf(1) // holds, fails
-	for rate := s.Start; ; {
-		held, err := try(rate)
-		if err != nil {
-			return err
-		}
-		if held {
-			low = rate
-			if rate == s.Max {
-				return nil
-			}
-			rate *= 2
-			if s.Max > 0 {
-				rate = min(rate, s.Max)
-			}
-		} else {
-			high = rate
-			if rate /= 2; rate < minRate {
-				return nil
-			}
-		}
-		if low > 0 && !math.IsInf(high, 1) {
-			break
-		}
+	low, high, err := s.bracket(try)
+	if err != nil || low == 0 {
+		return err
 	}
 	for high/low > 1+s.Precision {
 		middle := math.Sqrt(low) * math.Sqrt(high)
@@ -138,6 +117,32 @@ func (s Search) narrow(try func(perSecond float64) (bool, error)) error {
 		}
 	}
 	return nil
+}
+
+// bracket doubles or halves the rate until one that holds and one that fails are known. high is
+// low if Max holds, low is 0 if the lowest rate fails.
+func (s Search) bracket(try func(perSecond float64) (bool, error)) (low, high float64, err error) {
+	high = math.Inf(1)
+	for rate := s.Start; low == 0 || math.IsInf(high, 1); {
+		held, err := try(rate)
+		switch {
+		case err != nil:
+			return 0, 0, err
+		case held && rate == s.Max:
+			return rate, rate, nil
+		case held:
+			low, rate = rate, rate*2
+			if s.Max > 0 {
+				rate = min(rate, s.Max)
+			}
+		default:
+			high, rate = rate, rate/2
+			if rate < minRate {
+				return 0, high, nil
+			}
+		}
+	}
+	return low, high, nil
 }
 
 // Holding a rate means p99 within the objective and this per cent of what was

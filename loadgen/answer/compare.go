@@ -77,29 +77,38 @@ func (t Tolerance) classes(got, want []wire.Class) error {
 	if len(got) != len(want) {
 		return fmt.Errorf("%d classes, want %d", len(got), len(want))
 	}
-	most := unlisted(want)
-	for i, g := range got {
-		at := place(want, g.Class)
-		if at < 0 {
-			if !t.atMost(g.P, most) {
-				return fmt.Errorf("place %d: class %d with %.4f, which the reference does not list: it has at most %.4f", i+1, g.Class, g.P, most)
-			}
-		} else if !within(g.P, want[at].P, t.Probability) {
-			return fmt.Errorf("place %d: class %d with %.4f, want %.4f", i+1, g.Class, g.P, want[at].P)
-		}
-		for _, before := range got[:i] {
-			if before.Class == g.Class {
-				return fmt.Errorf("class %d is listed twice", g.Class)
-			}
-			if earlier := place(want, before.Class); at >= 0 && earlier >= 0 && !t.atMost(want[at].P, want[earlier].P) {
-				return fmt.Errorf("class %d before class %d, want it behind", before.Class, g.Class)
-			}
+	highest := unlisted(want)
+	for i := range got {
+		if err := t.class(got, want, i, highest); err != nil {
+			return err
 		}
 	}
-	most = unlisted(got)
+	most := unlisted(got)
 	for _, w := range want {
 		if place(got, w.Class) < 0 && !t.atMost(w.P, most) {
 			return fmt.Errorf("class %d with %.4f is not listed", w.Class, w.P)
+		}
+	}
+	return nil
+}
+
+// class compares the class at a place of got, and its order after those before it. unlisted is the
+// highest probability of a class that want leaves out.
+func (t Tolerance) class(got, want []wire.Class, i int, unlisted float32) error {
+	g := got[i]
+	at := place(want, g.Class)
+	switch {
+	case at < 0 && !t.atMost(g.P, unlisted):
+		return fmt.Errorf("place %d: class %d with %.4f, which the reference does not list: it has at most %.4f", i+1, g.Class, g.P, unlisted)
+	case at >= 0 && !within(g.P, want[at].P, t.Probability):
+		return fmt.Errorf("place %d: class %d with %.4f, want %.4f", i+1, g.Class, g.P, want[at].P)
+	}
+	for _, before := range got[:i] {
+		if before.Class == g.Class {
+			return fmt.Errorf("class %d is listed twice", g.Class)
+		}
+		if earlier := place(want, before.Class); at >= 0 && earlier >= 0 && !t.atMost(want[at].P, want[earlier].P) {
+			return fmt.Errorf("class %d before class %d, want it behind", before.Class, g.Class)
 		}
 	}
 	return nil
