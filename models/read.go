@@ -156,24 +156,31 @@ func (c *Card) checkProgram(root document.Value, f *cardFile) {
 		root.Find("command").Reject("stands beside framework, want one of the two")
 	}
 	c.Framework = f.Framework
-
 	for i, word := range f.Command {
-		at := root.Find("command", i)
-		if strings.ContainsRune(word, 0) {
-			at.Reject("has a zero byte, which no program can be given")
-		}
-		// A bare name is looked up in PATH when the program is started.
-		if i == 0 && strings.Contains(word, "/") {
-			word = c.resolve(word)
-			if info, err := os.Stat(word); err != nil {
-				at.Reject("program %s: %v", word, reason(err))
-			} else if !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
-				at.Reject("program %s is not executable", word)
-			}
-		}
-		c.Command = append(c.Command, word)
+		c.checkWord(root.Find("command", i), i, word)
 	}
+	c.checkModel(root, f)
+}
 
+// checkWord checks a word of the command, of which the first is the program.
+func (c *Card) checkWord(at document.Value, i int, word string) {
+	if strings.ContainsRune(word, 0) {
+		at.Reject("has a zero byte, which no program can be given")
+	}
+	// A bare name is looked up in PATH when the program is started.
+	if i == 0 && strings.Contains(word, "/") {
+		word = c.resolve(word)
+		if info, err := os.Stat(word); err != nil {
+			at.Reject("program %s: %v", word, reason(err))
+		} else if !info.Mode().IsRegular() || info.Mode()&0o111 == 0 {
+			at.Reject("program %s is not executable", word)
+		}
+	}
+	c.Command = append(c.Command, word)
+}
+
+// checkModel checks the model's file.
+func (c *Card) checkModel(root document.Value, f *cardFile) {
 	model := root.Find("model")
 	if f.Model == "" {
 		if !root.Has("model") && (c.Framework == "onnx" || c.Framework == PyTorch) {

@@ -251,19 +251,7 @@ func (v Value) decodeList(to reflect.Value, k Key) {
 		return
 	}
 	elements := v.List(k.Want())
-	least, most := k.integer("minItems", 0), k.integer("maxItems", math.MaxInt)
-	if n := len(elements); n < least || n > most {
-		want := fmt.Sprintf("%d to %d", least, most)
-		switch {
-		case least == most:
-			want = strconv.Itoa(least)
-		case most == math.MaxInt:
-			want = fmt.Sprintf("at least %d", least)
-		}
-		if elements := k.Tag.Get("elements"); elements != "" {
-			want += " (" + elements + ")"
-		}
-		v.Reject("has %d elements, want %s", n, want)
+	if !v.checkLength(len(elements), k) {
 		return
 	}
 	list := reflect.MakeSlice(to.Type(), len(elements), len(elements))
@@ -279,15 +267,40 @@ func (v Value) decodeList(to reflect.Value, k Key) {
 		}
 		e.decode(element, k)
 		if k.Tag.Get("unique") == "true" && !element.IsZero() {
-			for j := range i {
-				if list.Index(j).Equal(element) {
-					e.Reject("is %s, which the list already has", e.describe())
-				}
-			}
+			e.checkUnique(list, i)
 		}
 	}
 	if len(elements) > 0 {
 		to.Set(list)
+	}
+}
+
+// checkLength rejects a list that has too few or too many elements.
+func (v Value) checkLength(n int, k Key) bool {
+	least, most := k.integer("minItems", 0), k.integer("maxItems", math.MaxInt)
+	if n >= least && n <= most {
+		return true
+	}
+	want := fmt.Sprintf("%d to %d", least, most)
+	switch {
+	case least == most:
+		want = strconv.Itoa(least)
+	case most == math.MaxInt:
+		want = fmt.Sprintf("at least %d", least)
+	}
+	if elements := k.Tag.Get("elements"); elements != "" {
+		want += " (" + elements + ")"
+	}
+	v.Reject("has %d elements, want %s", n, want)
+	return false
+}
+
+// checkUnique rejects the element at i if the list has it before, too.
+func (v Value) checkUnique(list reflect.Value, i int) {
+	for j := range i {
+		if list.Index(j).Equal(list.Index(i)) {
+			v.Reject("is %s, which the list already has", v.describe())
+		}
 	}
 }
 

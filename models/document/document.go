@@ -522,16 +522,10 @@ func (v Value) Find(path ...any) Value {
 				field += "."
 			}
 			field += step
-			if node, ok := v.node.(ast.MapNode); ok && found {
-				for i := node.MapRange(); i.Next(); {
-					if name, ok := i.Key().(*ast.StringNode); ok && name.Value == step {
-						next = v.doc.value(i.Value(), field)
-					}
-				}
-			}
+			next = v.at(step, field)
 		case int:
 			field += fmt.Sprintf("[%d]", step)
-			if list, ok := v.node.(*ast.SequenceNode); ok && found && step < len(list.Values) {
+			if list, ok := v.node.(*ast.SequenceNode); ok && step < len(list.Values) {
 				next = v.doc.value(list.Values[step], field)
 			}
 		}
@@ -541,4 +535,18 @@ func (v Value) Find(path ...any) Value {
 	}
 	v.field = field
 	return v
+}
+
+// at is the value at a key of a map, without a node if there is none. The last one counts.
+func (v Value) at(key, field string) (found Value) {
+	node, ok := v.node.(ast.MapNode)
+	if !ok {
+		return Value{}
+	}
+	for i := node.MapRange(); i.Next(); {
+		if name, ok := i.Key().(*ast.StringNode); ok && name.Value == key {
+			found = v.doc.value(i.Value(), field)
+		}
+	}
+	return found
 }

@@ -128,3 +128,15 @@ func TestParseRefusesWhatIsNoSmallText(t *testing.T) {
 		}
 	}
 }
+
+func TestFindNull(t *testing.T) {
+	root := parsed(t, "given: 1\nnothing: null\nlist: [null]\n").Root()
+	for key, want := range map[string]bool{"given": true, "nothing": false, "missing": false} {
+		if got := root.Has(key); got != want {
+			t.Errorf("Has(%q) is %v, want %v", key, got, want)
+		}
+	}
+	if at := root.Find("list", 0); !at.IsList() {
+		t.Error("Find of a null element is not the list that has it")
+	}
+}

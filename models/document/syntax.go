@@ -187,30 +187,47 @@ func indented(line string) (blanks int, rest string) {
 // misindented finds a line whose indentation is that of none above it. The parser often blames the
 // line before: it took both for one text.
 func (p *Problem) misindented(lines []string) bool {
-	n := p.Line
-	if strings.HasPrefix(p.Text, "mapping value is not allowed") {
-		above, _ := indented(lines[n-1])
-		for n++; n <= len(lines); n++ {
-			if _, rest := indented(lines[n-1]); rest != "" && rest[0] != '#' {
-				break
-			}
-		}
-		if n > len(lines) {
-			return false
-		}
-		if blanks, _ := indented(lines[n-1]); blanks <= above {
-			return false
-		}
+	n, ok := p.blamed(lines)
+	if !ok {
+		return false
 	}
 	blanks, rest := indented(lines[n-1])
 	if n == p.Line && p.Column != blanks+1 || rest == "" {
 		return false
 	}
+	want := indentations(lines[:n-1], blanks, strings.HasPrefix(rest, "- "))
+	if len(want) == 0 || slices.Contains(want, blanks) {
+		return false
+	}
+	var words []string
+	for _, at := range slices.Backward(want) {
+		words = append(words, strconv.Itoa(at))
+	}
+	p.Line, p.Column = n, blanks+1
+	p.Text = fmt.Sprintf("is indented by %d, want %s, as the lines above", blanks, strings.Join(slices.Compact(words), " or "))
+	return true
+}
 
-	item := strings.HasPrefix(rest, "- ")
-	var want []string
-	for i, most := n-1, blanks+MaxBytes; i >= 1 && most > 0; i-- {
-		at, text := indented(lines[i-1])
+// blamed is the line that may be misindented: the parser's, or the next one that is indented deeper.
+func (p *Problem) blamed(lines []string) (n int, ok bool) {
+	if !strings.HasPrefix(p.Text, "mapping value is not allowed") {
+		return p.Line, true
+	}
+	above, _ := indented(lines[p.Line-1])
+	for n := p.Line + 1; n <= len(lines); n++ {
+		if blanks, rest := indented(lines[n-1]); rest != "" && rest[0] != '#' {
+			return n, blanks > above
+		}
+	}
+	return 0, false
+}
+
+// indentations are those that a line below may have, the deepest first. item says that it begins with a
+// dash.
+func indentations(lines []string, blanks int, item bool) (want []int) {
+	most := blanks + MaxBytes
+	for _, line := range slices.Backward(lines) {
+		at, text := indented(line)
 		if text == "" || text[0] == '#' || at >= most {
 			continue
 		}
@@ -218,18 +235,12 @@ func (p *Problem) misindented(lines []string) bool {
 		after, isItem := strings.CutPrefix(text, "-")
 		switch {
 		case !item:
-			want = append(want, strconv.Itoa(at+len(text)-len(strings.TrimLeft(after, " "))))
+			want = append(want, at+len(text)-len(strings.TrimLeft(after, " ")))
 		case isItem:
-			want = append(want, strconv.Itoa(at))
+			want = append(want, at)
 		}
 	}
-	if len(want) == 0 || slices.Contains(want, strconv.Itoa(blanks)) {
-		return false
-	}
-	slices.Reverse(want)
-	p.Line, p.Column = n, blanks+1
-	p.Text = fmt.Sprintf("is indented by %d, want %s, as the lines above", blanks, strings.Join(slices.Compact(want), " or "))
-	return true
+	return want
 }
 
 // plain keeps what is quoted from a file to one line.

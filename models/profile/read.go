@@ -256,21 +256,10 @@ func (d *decoder) points(rows []byte, lines int, unit Unit) (points []Point, fro
 	if err != nil {
 		return nil, nil, err
 	}
-	fields := slices.Concat(columns, []string{memoryColumn})
-	for i, name := range names {
-		line, column := reader.FieldPos(i)
-		if i >= len(fields) {
-			return nil, nil, d.errorf(lines+line, column, "column %q, want no more after %q", name, memoryColumn)
-		}
-		if !strings.EqualFold(strings.TrimSpace(name), fields[i]) {
-			return nil, nil, d.errorf(lines+line, column, "column %d is %q, want %q", i+1, name, fields[i])
-		}
+	fields, err := d.fields(reader, names, lines)
+	if err != nil {
+		return nil, nil, err
 	}
-	if len(names) < len(columns) {
-		line, _ := reader.FieldPos(0)
-		return nil, nil, d.errorf(lines+line, 1, "has %d columns, want %s", len(names), strings.Join(columns, ","))
-	}
-	fields = fields[:len(names)]
 
 	from = make(map[Point]int)
 	for {
@@ -299,6 +288,26 @@ func (d *decoder) points(rows []byte, lines int, unit Unit) (points []Point, fro
 	}
 	slices.SortFunc(points, Point.Compare)
 	return points, from, nil
+}
+
+// fields checks the names of the columns, which are the record that was just read, and returns them as they
+// are to be.
+func (d *decoder) fields(reader *csv.Reader, names []string, lines int) ([]string, error) {
+	fields := slices.Concat(columns, []string{memoryColumn})
+	for i, name := range names {
+		line, column := reader.FieldPos(i)
+		if i >= len(fields) {
+			return nil, d.errorf(lines+line, column, "column %q, want no more after %q", name, memoryColumn)
+		}
+		if !strings.EqualFold(strings.TrimSpace(name), fields[i]) {
+			return nil, d.errorf(lines+line, column, "column %d is %q, want %q", i+1, name, fields[i])
+		}
+	}
+	if len(names) < len(columns) {
+		line, _ := reader.FieldPos(0)
+		return nil, d.errorf(lines+line, 1, "has %d columns, want %s", len(names), strings.Join(columns, ","))
+	}
+	return fields[:len(names)], nil
 }
 
 // row reads the fields of one record and keeps the first error.

@@ -52,14 +52,8 @@ func (r Registry) Find(ref string) (*models.Card, error) {
 	known := Names()
 	var broken []error
 	for _, dir := range r.Dirs {
-		for _, file := range []string{ref + ".yaml", filepath.Join(ref, "card.yaml")} {
-			path := filepath.Join(dir, file)
-			if _, err := os.Stat(path); err != nil || !models.NamePattern.MatchString(ref) {
-				continue
-			}
-			if card, err := models.ReadCard(path); err != nil || card.Name == ref {
-				return card, err
-			}
+		if card, err := namedFor(dir, ref); card != nil || err != nil {
+			return card, err
 		}
 		cards, err := models.ReadDir(dir)
 		for _, c := range cards {
@@ -84,6 +78,23 @@ func (r Registry) Find(ref string) (*models.Card, error) {
 		return nil, fmt.Errorf("unpack model %s: %w", ref, err)
 	}
 	return models.ReadCard(filepath.Join(dir, "card.yaml"))
+}
+
+// namedFor reads the card of a model whose file or folder in dir has its name; nil if there is none.
+func namedFor(dir, name string) (*models.Card, error) {
+	if !models.NamePattern.MatchString(name) {
+		return nil, nil
+	}
+	for _, file := range []string{name + ".yaml", filepath.Join(name, "card.yaml")} {
+		path := filepath.Join(dir, file)
+		if _, err := os.Stat(path); err != nil {
+			continue
+		}
+		if card, err := models.ReadCard(path); err != nil || card.Name == name {
+			return card, err
+		}
+	}
+	return nil, nil
 }
 
 // Shipped reports whether a card is a shipped one in the cache, where it would be
