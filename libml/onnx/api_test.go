@@ -11,9 +11,8 @@ import (
 	"testing"
 )
 
-// held compares what shim.h says of ONNX Runtime's C API with its header: index and
-// prototype of every function that is used, constants, and the struct that it calls
-// our allocator through.
+// held compares shim.h with the header of ONNX Runtime's C API: index and prototype of every
+// function that is used, constants, and the struct of the allocator.
 const held = `
 #include "onnxruntime_c_api.h"
 #include "shim.h"
@@ -50,7 +49,7 @@ FIELD(statistics, GetStats);
 FIELD(allocate_on_stream, AllocOnStream);
 `
 
-func TestTheShimSaysWhatONNXRuntimesHeaderSays(t *testing.T) {
+func TestShimHeader(t *testing.T) {
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/yalue/onnxruntime_go").Output()
 	if err != nil {
 		t.Skipf("the go command, which knows where the header is, does not run: %v", err)
@@ -67,7 +66,7 @@ func TestTheShimSaysWhatONNXRuntimesHeaderSays(t *testing.T) {
 	}
 }
 
-// As ONNX Runtime does: C++ code that calls the allocator and catches what it throws.
+// catches is C++ code that calls the allocator and catches its exception, as ONNX Runtime does.
 const catches = `
 #include <cstddef>
 #include <new>
@@ -88,14 +87,14 @@ int main() {
 }
 `
 
-// finds is what pon_open does with ONNX Runtime's library.
+// finds looks up no_memory, as pon_open does.
 const finds = `
 #include "shim.c"
 void find_no_memory(void) { no_memory = (void (*)(void))dlsym(RTLD_DEFAULT, NO_MEMORY); }
 `
 
-// Nothing less than an exception keeps ONNX Runtime from using what it was not given.
-func TestTheAllocatorThrowsWhereThereIsNoMemory(t *testing.T) {
+// ONNX Runtime only notices missing memory by an exception.
+func TestAllocatorThrows(t *testing.T) {
 	compiler := cmp.Or(os.Getenv("CXX"), "c++")
 	if _, err := exec.LookPath(compiler); err != nil {
 		t.Skipf("no C++ compiler: %v", err)

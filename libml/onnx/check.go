@@ -16,8 +16,8 @@ import (
 //
 // Active: on every GPU, for models that ONNX Runtime can run on the CPU. The CPU answers in
 // LoadModel, or has answered when the model was prepared. Otherwise the log says that
-// answers are not checked. There is no setting. It has found wrong answers only under MPS
-// percentages, in f16 (adr/0007).
+// answers are not checked. There is no setting. The known cause of wrong answers is an MPS
+// percentage, for models in f16 (adr/0007).
 
 // askReference has the CPU answer the sample. Without its answer, the reference has only the
 // sample.

@@ -14,10 +14,7 @@ import (
 )
 
 // ortError is an error message of ONNX Runtime or of the loader.
-type ortError struct {
-	code int32 // OrtErrorCode; -1 for the loader's
-	text string
-}
+type ortError struct{ text string }
 
 // Error returns one line, without source positions and template names of ONNX Runtime.
 func (e *ortError) Error() string { return plain(e.text) }

@@ -50,7 +50,7 @@ func TestOutOfMemory(t *testing.T) {
 	})
 	t.Run("as ONNX Runtime says it", func(t *testing.T) {
 		r := newRig(t, &played{unmade: func(settings) error {
-			return &ortError{code: 11, text: "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=h ; file=x"}
+			return &ortError{text: "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; hostname=h ; file=x"}
 		}})
 		r.loaded()
 		_, err := r.f.LinkModel()
@@ -82,7 +82,7 @@ func TestLostDevice(t *testing.T) {
 		r.card.Batches = []int{1}
 		p.unmade = func(settings) error {
 			cudafake.Set(t, cudafake.Lose(cuda.IllegalAddress))
-			return &ortError{code: 11, text: "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=x"}
+			return &ortError{text: "CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; hostname=x"}
 		}
 		r.loaded()
 		if _, err := r.f.LinkModel(); !errors.Is(err, device.ErrLost) || !strings.Contains(err.Error(), "CUDA failure 700") {
@@ -108,7 +108,7 @@ func TestTooFewMultiprocessors(t *testing.T) {
 		r := newRig(t, p)
 		r.card.Batches = []int{1}
 		p.unmade = func(settings) error {
-			return &ortError{code: 11, text: "CUDA failure 912: invalid cluster size ; GPU=0 ; hostname=x"}
+			return &ortError{text: "CUDA failure 912: invalid cluster size ; GPU=0 ; hostname=x"}
 		}
 		r.loaded()
 		if _, err := r.f.LinkModel(); !errors.Is(err, cuda.ErrTooFewSMs) || errors.Is(err, cuda.ErrOutOfMemory) {

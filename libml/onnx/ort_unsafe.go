@@ -29,7 +29,7 @@ func value(r C.pon_result) (uint64, error) {
 	if r.error == nil {
 		return uint64(r.value), nil
 	}
-	err := &ortError{code: int32(r.code), text: C.GoString(r.error)}
+	err := &ortError{text: C.GoString(r.error)}
 	C.free(unsafe.Pointer(r.error))
 	return 0, err
 }

@@ -61,7 +61,7 @@ func (b *played) newSession(s settings, weights *pool) (*playedSession, error) {
 	}
 	at := weights.allocate(b.weights)
 	if at == 0 {
-		return nil, &ortError{code: 6, text: "no addresses"}
+		return nil, &ortError{text: "no addresses"}
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -75,11 +75,11 @@ func (b *played) optimise(model []byte, s settings, weights *pool, file string) 
 	defer b.mu.Unlock()
 	b.optimises++
 	if b.optimised == nil || len(model) == 0 || filepath.Dir(file) == "" {
-		return nil, &ortError{code: 1, text: "it cannot be saved"}
+		return nil, &ortError{text: "it cannot be saved"}
 	}
 	at := weights.allocate(b.weights)
 	if at == 0 {
-		return nil, &ortError{code: 6, text: "no addresses"}
+		return nil, &ortError{text: "no addresses"}
 	}
 	release(at)
 	return b.optimised, nil
@@ -126,7 +126,7 @@ func (b *playedBinding) run(scratch *pool) error {
 	n := int(b.input.shape[0])
 	at := scratch.allocate(max(n*b.b.scratch, b.input.bytes) + 64)
 	if at == 0 {
-		return &ortError{code: 6, text: "no addresses"}
+		return &ortError{text: "no addresses"}
 	}
 	defer release(at)
 	stream := b.s.stream
@@ -342,7 +342,7 @@ func (b *strict) session(model []byte, s settings, weights *pool) (session, erro
 		at := weights.allocate(bytes)
 		err := s.stream.Set(at, 1, bytes)
 		release(at)
-		return nil, errors.Join(err, &ortError{code: 6, text: "bad allocation"})
+		return nil, errors.Join(err, &ortError{text: "bad allocation"})
 	}
 	made, err := b.newSession(s, weights)
 	if err != nil {

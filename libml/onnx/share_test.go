@@ -214,7 +214,7 @@ func TestSessionOverSharedWeightsFails(t *testing.T) {
 	processes(t, func(t *testing.T, r *rig, _ *shares) {
 		r.played.unmade = func(s settings) error {
 			if len(s.initializers) > 0 {
-				return &ortError{code: 1, text: "no kernel"}
+				return &ortError{text: "no kernel"}
 			}
 			return nil
 		}
@@ -237,7 +237,7 @@ func TestGraphAfterUnsharing(t *testing.T) {
 	made := 0
 	r.played.unmade = func(s settings) error {
 		if made++; len(s.initializers) > 0 && made > 1 {
-			return &ortError{code: 1, text: "no place"}
+			return &ortError{text: "no place"}
 		}
 		return nil
 	}
@@ -260,7 +260,7 @@ func TestGraphAfterUnsharing(t *testing.T) {
 // A model that cannot be linked in any way is not recorded as not shareable.
 func TestUnlinkableModelIsNotRefused(t *testing.T) {
 	processes(t, func(t *testing.T, r *rig, _ *shares) {
-		r.played.unmade = func(settings) error { return &ortError{code: 1, text: "no kernel"} }
+		r.played.unmade = func(settings) error { return &ortError{text: "no kernel"} }
 		if _, err := r.loaded().f.LinkModel(); err == nil {
 			t.Error("it is linked")
 		}

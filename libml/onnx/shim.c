@@ -51,14 +51,14 @@ static struct {
 
 // --- pools -------------------------------------------------------------------
 
-// GRAIN is what the driver hands memory out in, ALIGNMENT what a pool does, and SPAN
-// how many addresses a pool has: more than a GPU has memory.
+// GRAIN is the unit of the driver's memory, and ALIGNMENT that of a pool's allocations. SPAN is
+// the number of a pool's addresses: more than a GPU has memory.
 #define GRAIN ((uint64_t)2 << 20)
 #define ALIGNMENT ((uint64_t)512)
 #define SPAN ((uint64_t)256 << 30)
 
-// A block is handed out; a chunk has memory. Both are offsets from the pool's base, in
-// ascending order.
+// A block is an allocation, and a chunk is memory from the driver. Both are offsets from the
+// pool's base, in ascending order.
 struct block { uint64_t at, bytes; };
 struct chunk { uint64_t at, bytes; unsigned long long memory; };
 
@@ -76,7 +76,7 @@ struct pool {
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER; // guards pools
 static struct pool *pools;
 
-static __thread struct pool *current; // that this thread's ONNX Runtime takes from
+static __thread struct pool *current; // of ONNX Runtime in this thread
 
 static int32_t give_memory(int device, address at, uint64_t bytes, unsigned long long *memory) {
 	properties of = {.type = PINNED, .where = {ON_DEVICE, device}};
@@ -109,7 +109,7 @@ static int room(void **list, size_t *have, size_t need, size_t each) {
 	return 1;
 }
 
-// fill gives memory to what has none in [at, at+bytes).
+// fill takes memory from the driver for the parts of [at, at+bytes) that have none.
 static int32_t fill(struct pool *p, uint64_t at, uint64_t bytes) {
 	uint64_t end = (at + bytes + GRAIN - 1) / GRAIN * GRAIN;
 	at = at / GRAIN * GRAIN;
@@ -147,7 +147,7 @@ static uint64_t allocate_locked(struct pool *p, uint64_t bytes) {
 		p->refused = OUT_OF_MEMORY;
 		return 0;
 	}
-	// One refusal, and the work is thrown away: nothing more is taken for it.
+	// After a refusal the caller discards its work. Take no more memory for it.
 	int32_t code = p->refused != 0 ? p->refused : fill(p, at, bytes);
 	if (code != 0) {
 		p->refused = code;
@@ -220,7 +220,7 @@ int32_t pon_pool_trim(uint64_t word) {
 void pon_pool_mark(uint64_t word) {
 	struct pool *p = pool_of(word);
 	pthread_mutex_lock(&mu);
-	p->refused = 0; // it is asked for again: there may be memory now
+	p->refused = 0; // there may be memory now
 	p->peak = p->block_count == 0 ? 0 : p->blocks[p->block_count - 1].at + p->blocks[p->block_count - 1].bytes;
 	pthread_mutex_unlock(&mu);
 }
@@ -269,7 +269,7 @@ void pon_copy(uint64_t to, uint64_t from, uint64_t bytes) {
 
 // --- ONNX Runtime ------------------------------------------------------------
 
-// ort is struct OrtApi: functions by index.
+// ort is struct OrtApi as a table of functions.
 static void *const *ort;
 #define FIND(name, index, result, parameters) \
 	typedef result (*name##_call) parameters; \
@@ -283,19 +283,19 @@ static struct OrtRunOptions *queued;
 
 static pon_result done(const void *value) { return (pon_result){.value = (uintptr_t)value}; }
 
-static pon_result wrong(int32_t code, const char *message) {
+static pon_result wrong(const char *message) {
 	char *text = strdup(message != NULL ? message : "no message");
-	return (pon_result){.error = text, .code = code};
+	return (pon_result){.error = text};
 }
 
-// failed takes a status over.
+// failed turns a status into a result, and releases it.
 static pon_result failed(struct OrtStatus *status) {
-	pon_result r = wrong((int32_t)ORT(GetErrorCode)(status), ORT(GetErrorMessage)(status));
+	pon_result r = wrong(ORT(GetErrorMessage)(status));
 	ORT(ReleaseStatus)(status);
 	return r;
 }
 
-// TRY leaves the function with what went wrong, after undoing.
+// TRY returns from the function if the call fails, after undo.
 #define TRY(call, undo) do { \
 		struct OrtStatus *refused = call; \
 		if (refused != NULL) { \
@@ -307,7 +307,7 @@ static pon_result failed(struct OrtStatus *status) {
 
 pon_result pon_preload(const char *library) {
 	if (dlopen(library, RTLD_NOW | RTLD_GLOBAL) == NULL)
-		return wrong(-1, dlerror());
+		return wrong(dlerror());
 	return done(NULL);
 }
 
@@ -316,31 +316,30 @@ typedef struct {
 	const char *(*version)(void);
 } ort_base;
 
-// no_memory throws std::bad_alloc. It is how ONNX Runtime's own allocators say that
-// they have none, and the only way that it understands: it does not look at what it is
-// given, and its next kernel writes to address 0, which costs every process on the GPU
-// its context. (Memory that many addresses share in place of what there is not is no
-// way out: kernels that wait for one another there wait for ever, and others compute
-// addresses from what they read.) ONNX Runtime catches it and returns a status.
+// no_memory throws std::bad_alloc, as ONNX Runtime's own allocators do. ONNX Runtime catches it
+// and returns a status. It does not check the address that an allocator returns. With 0, its
+// next kernel would write to address 0, and under MPS every process on the GPU would lose its
+// context. One piece of memory at many addresses does not help either: kernels that wait for
+// each other there wait for ever, and others compute addresses from its contents.
 static void (*no_memory)(void);
-#define NO_MEMORY "_ZSt17__throw_bad_allocv" // std::__throw_bad_alloc of the C++ library that it is linked with
+#define NO_MEMORY "_ZSt17__throw_bad_allocv" // std::__throw_bad_alloc of the C++ library that ONNX Runtime uses
 
 pon_result pon_open(const char *library) {
 	if (ort != NULL)
 		return done(ort);
 	void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
 	if (handle == NULL)
-		return wrong(-1, dlerror());
+		return wrong(dlerror());
 	const ort_base *(*base)(void) = (const ort_base *(*)(void))dlsym(handle, "OrtGetApiBase");
 	if (base == NULL)
-		return wrong(-1, dlerror());
+		return wrong(dlerror());
 	no_memory = (void (*)(void))dlsym(handle, NO_MEMORY);
 	if (no_memory == NULL)
-		return wrong(-1, dlerror());
+		return wrong(dlerror());
 	void *const *api = base()->api(PON_ORT_VERSION);
 	if (api == NULL) {
 		const char *version = base()->version();
-		return wrong(-1, version);
+		return wrong(version);
 	}
 	ort = api;
 	TRY(ORT(CreateEnv)(PON_LOGGING_FATAL, "penstock", &environment), ort = NULL);
@@ -350,7 +349,7 @@ pon_result pon_open(const char *library) {
 pon_result pon_provider(void) {
 	struct OrtCUDAProviderOptionsV2 *options = NULL;
 	TRY(ORT(CreateCUDAProviderOptions)(&options), );
-	// It is who reads an option that needs the library.
+	// Reading an option loads the library.
 	const char *key = "prefer_nhwc", *value = "1";
 	TRY(ORT(UpdateCUDAProviderOptions)(options, &key, &value, 1), ORT(ReleaseCUDAProviderOptions)(options));
 	ORT(ReleaseCUDAProviderOptions)(options);
@@ -423,7 +422,7 @@ void pon_settings_free(uint64_t word) {
 pon_result pon_settings(void) {
 	struct settings *s = calloc(1, sizeof *s);
 	if (s == NULL)
-		return wrong(-1, "out of memory");
+		return wrong("out of memory");
 #define UNDO pon_settings_free((uintptr_t)s)
 	TRY(ORT(CreateSessionOptions)(&s->session), UNDO);
 	TRY(ORT(CreateCUDAProviderOptions)(&s->provider), UNDO);
@@ -513,7 +512,7 @@ pon_result pon_bind(uint64_t binding, int output, const char *name, uint64_t at,
 	struct OrtValue *value = NULL;
 	TRY(ORT(CreateTensorWithDataAsOrtValue)(on_gpu, (void *)(uintptr_t)at, bytes, shape, rank, element, &value), );
 	struct OrtStatus *status = output ? ORT(BindOutput)(b, name, value) : ORT(BindInput)(b, name, value);
-	ORT(ReleaseValue)(value); // the binding keeps its own
+	ORT(ReleaseValue)(value); // the binding has its own reference
 	TRY(status, );
 	return done(NULL);
 }

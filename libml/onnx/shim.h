@@ -1,6 +1,6 @@
-// What Go calls of ONNX Runtime on a GPU: the C API by its table's indices, and the
-// allocator that ONNX Runtime takes device memory from. Handles and addresses are
-// 64-bit words. The CPU path does not come here.
+// The functions that Go calls for ONNX Runtime on a GPU: its C API, by the indices of its
+// table, and the allocator of its device memory. Handles and addresses are 64-bit words. The
+// CPU path does not use them.
 
 #ifndef PENSTOCK_ONNX_SHIM_H
 #define PENSTOCK_ONNX_SHIM_H
@@ -14,99 +14,94 @@ struct OrtMemoryInfo;
 struct OrtStatus;
 struct OrtSyncStream;
 
-// pon_result has error NULL where all went well; else it is ONNX Runtime's or the
-// loader's message, which the caller frees, and code says of what kind it is
-// (OrtErrorCode; -1 for the loader's).
-typedef struct { uint64_t value; char *error; int32_t code; } pon_result;
+// pon_result has a value, or the message of ONNX Runtime or of the loader, which the caller
+// frees.
+typedef struct { uint64_t value; char *error; } pon_result;
 
-// pon_preload loads a library for all that are loaded after it.
+// pon_preload loads a library. Libraries that are loaded later can use it.
 pon_result pon_preload(const char *library);
-// pon_open opens ONNX Runtime, once a process, or finds it open.
+// pon_open opens ONNX Runtime, unless it is open.
 pon_result pon_open(const char *library);
 // pon_provider loads the CUDA provider's library, and calls nothing of CUDA.
 pon_result pon_provider(void);
 
-// pon_driver is where the driver's functions are that pools are made with.
+// pon_driver has the addresses of the driver's functions for pools.
 typedef struct {
 	uint64_t reserve, unreserve, create, release, map, unmap, access, attribute;
 } pon_driver;
 
-// pon_start says where the driver's functions are, and has ONNX Runtime's sessions on
-// a GPU take their memory from pools; once a process.
+// pon_start makes ONNX Runtime's sessions on a GPU take their memory from pools. It is called
+// once per process.
 pon_result pon_start(const pon_driver *driver);
 
-// A pool is a range of addresses of the GPU, some of it with memory, that is handed
-// out from the lowest address on. The calling thread's context is bound.
+// A pool is a range of the GPU's addresses, and some of them have memory. An allocation gets the
+// lowest free addresses. The calling thread is bound to the context.
 uint64_t pon_pool_new(int device);
 int32_t pon_pool_free(uint64_t pool);
-// pon_pool_trim gives back memory that nothing handed out lies in.
+// pon_pool_trim releases memory without allocations in it.
 int32_t pon_pool_trim(uint64_t pool);
-// pon_pool_mark has peak begin anew, and forgets refusals.
+// pon_pool_mark resets peak and refused.
 void pon_pool_mark(uint64_t pool);
-// pon_pool_allocate returns 0 where there is no memory, and until the next mark from
-// then on.
+// pon_pool_allocate returns 0 if there is no memory. Until the next mark it then always does.
 uint64_t pon_pool_allocate(uint64_t pool, uint64_t bytes);
 void pon_pool_release(uint64_t address);
 typedef struct {
 	uint64_t base, reserved; // addresses
 	uint64_t mapped, used;   // bytes
-	uint64_t peak;           // bytes from base that were in use at once, since the mark
-	int32_t refused;         // what the driver said when it had no more memory, or 0
+	uint64_t peak;           // bytes from base to the highest address in use since the mark
+	int32_t refused;         // the driver's error when it had no more memory, or 0
 } pon_pool_state;
 pon_pool_state pon_pool_look(uint64_t pool);
 
-// pon_take is what ONNX Runtime takes memory with, from the pool that the calling thread
-// runs a session with. Where there is none it throws std::bad_alloc.
+// pon_take allocates memory for ONNX Runtime, from the pool of the session that the calling
+// thread makes or runs. It throws std::bad_alloc if there is none.
 void *pon_take(struct OrtAllocator *self, size_t bytes);
 
-// Settings of a session, of ONNX Runtime's own and of its CUDA provider.
+// Settings of a session: ONNX Runtime's and those of its CUDA provider.
 pon_result pon_settings(void);
 void pon_settings_free(uint64_t settings);
 pon_result pon_set(uint64_t settings, const char *key, const char *value);
-// pon_set_provider sets all of the provider's options: those that are not named get
-// their defaults, whatever was set before.
+// pon_set_provider sets all of the provider's options. Options without a key get their
+// defaults.
 pon_result pon_set_provider(uint64_t settings, const char *const *keys, const char *const *values, size_t count);
 pon_result pon_set_stream(uint64_t settings, uint64_t stream);
-// pon_set_level sets how much of a graph is optimised: 0 is nothing (ORT_DISABLE_ALL).
+// pon_set_level sets the optimisation level: 0 is none (ORT_DISABLE_ALL).
 pon_result pon_set_level(uint64_t settings, int level);
-// pon_set_saved has the session save its optimised model.
+// pon_set_saved makes the session save its optimised model.
 pon_result pon_set_saved(uint64_t settings, const char *path);
-// pon_value is a tensor at an address of the GPU, and pon_set_initializer puts it in the
-// place of a model's weights. It outlives the session.
+// pon_value makes a tensor at an address of the GPU. pon_set_initializer makes the session use
+// it in place of the model's weights. The tensor has to outlive the session.
 pon_result pon_value(uint64_t address, uint64_t bytes, const int64_t *shape, size_t rank, unsigned element);
 void pon_value_free(uint64_t value);
 pon_result pon_set_initializer(uint64_t settings, const char *name, uint64_t value);
 
-// pon_session makes a session, whose weights lie in the pool. It uses settings up:
-// they can only be freed after it.
+// pon_session makes a session with its weights in the pool. Afterwards settings can only be
+// freed.
 pon_result pon_session(uint64_t settings, const void *model, size_t bytes, uint64_t weights);
-// pon_session_free gives a session back. What it returns, if not 0, is to be given to
-// pon_rest_free once the session's stream has done all that was queued: ONNX Runtime
-// queues a call there that gives pinned memory back, and where that call turns out to
-// be the last to hold its allocator, it calls CUDA, which is not allowed there and
-// ends the process.
+// pon_session_free releases a session. If it returns another value than 0, the caller passes
+// that to pon_rest_free after it has synchronized the session's stream. ONNX Runtime queues a
+// call on the stream that releases pinned memory. If that call held the last reference to
+// the allocator, it would call CUDA from the stream, which ends the process.
 uint64_t pon_session_free(uint64_t session);
 void pon_rest_free(uint64_t rest);
 
-// A binding is what a session reads and writes. Tensors are addresses of the GPU;
-// element is an ONNXTensorElementDataType.
+// A binding has a session's input and outputs. They are addresses of the GPU. element is an
+// ONNXTensorElementDataType.
 pon_result pon_binding(uint64_t session);
 void pon_binding_free(uint64_t binding);
 pon_result pon_bind(uint64_t binding, int output, const char *name, uint64_t address, uint64_t bytes,
 	const int64_t *shape, size_t rank, unsigned element);
 
-// pon_run queues the model on the session's stream. What it needs besides is taken
-// from scratch and given back before it returns: work that is queued later may use the
-// same memory.
+// pon_run queues the model on the session's stream. It allocates temporary memory in scratch,
+// and releases it before it returns: work that is queued later may use the same memory.
 pon_result pon_run(uint64_t session, uint64_t binding, uint64_t scratch);
 
-// pon_pinned says whether an address is one of pinned host memory; pon_copy copies
-// within the host.
+// pon_pinned reports whether an address is in pinned host memory. pon_copy copies host memory.
 int pon_pinned(uint64_t address);
 void pon_copy(uint64_t to, uint64_t from, uint64_t bytes);
 
-// ORT_VERSION is the API's that indices and prototypes are of: that of
-// onnxruntime_c_api.h 1.24, which later libraries serve.
+// PON_ORT_VERSION is the API version of the indices and prototypes: onnxruntime_c_api.h 1.24.
+// Later libraries support it.
 enum { PON_ORT_VERSION = 24 };
 
 // pon_allocator is struct OrtAllocator.
@@ -120,7 +115,7 @@ struct pon_allocator {
 	void *(*allocate_on_stream)(struct OrtAllocator *, size_t, struct OrtSyncStream *);
 };
 
-// Constants, as onnxruntime_c_api.h has them.
+// Constants of onnxruntime_c_api.h.
 enum {
 	PON_LOGGING_FATAL = 4,      // ORT_LOGGING_LEVEL_FATAL
 	PON_SEQUENTIAL = 0,         // ORT_SEQUENTIAL
@@ -132,9 +127,8 @@ enum {
 	PON_FLOAT16 = 10,           // ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16
 };
 
-// PON_CALLS lists what is used of struct OrtApi: name, index, result, parameters.
+// PON_CALLS lists the functions of struct OrtApi that are used: name, index, result, parameters.
 #define PON_CALLS(CALL) \
-	CALL(GetErrorCode, 1, unsigned, (const struct OrtStatus *)) \
 	CALL(GetErrorMessage, 2, const char *, (const struct OrtStatus *)) \
 	CALL(CreateEnv, 3, struct OrtStatus *, (unsigned, const char *, struct OrtEnv **)) \
 	CALL(CreateSessionFromArray, 8, struct OrtStatus *, (const struct OrtEnv *, const void *, size_t, \
