@@ -3,7 +3,8 @@
 // Package onnx is the framework "onnx": ONNX Runtime behind libml's six callbacks, on a CPU
 // (cpu.go) or on a GPU (gpu.go).
 //
-// The GPU path has seven mechanisms. Each file says when its mechanism is active:
+// The GPU path needs an ONNX Runtime for CUDA 13, and with it NVIDIA's driver 580 or later. It
+// has seven mechanisms. Each file says when its mechanism is active:
 //
 //	size.go, link.go         one session per batch size
 //	graph.go, lane.go        batches run as CUDA graphs, in two lanes
