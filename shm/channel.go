@@ -217,7 +217,7 @@ func (c *Channel) Receive(dst []uint32, deadline int64) (n int, err error) {
 		return 0, nil
 	}
 	spinUntil := Now() + int64(Spin)
-	fruitless := 0
+	var sleeps sleeps
 	for {
 		if n = c.collect(dst); n > 0 {
 			return n, nil
@@ -233,21 +233,18 @@ func (c *Channel) Receive(dst []uint32, deadline int64) (n int, err error) {
 			return 0, nil
 		}
 		if now < spinUntil {
-			for range spinLooks {
-				if c.hasReplies() {
-					break
-				}
-			}
+			c.spin()
 			continue
 		}
-		sleepEnd := nextSleepEnd(now, deadline)
-		if fruitless >= maxFruitless {
-			pause(min(sleepEnd, now+int64(backoff)))
-			continue
-		}
-		fruitless++
-		if c.sleep(sleepEnd) {
-			fruitless = 0
+		sleeps.sleep(now, deadline, c.sleep)
+	}
+}
+
+// spin looks for replies, spinLooks times at most.
+func (c *Channel) spin() {
+	for range spinLooks {
+		if c.hasReplies() {
+			return
 		}
 	}
 }

@@ -147,7 +147,7 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 	if c.closed {
 		return false, ErrClosed
 	}
-	fruitless := 0
+	var sleeps sleeps
 	for {
 		seen := c.back.ownerBell.Load()
 		if c.named() && c.own() {
@@ -167,26 +167,23 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 			return false, nil
 		}
 		if c.isSoon(now) {
-			if !c.pinned {
-				c.pinned = true
-				pin()
-			}
-			for range spinLooks {
-				if c.named() && c.back.owner.Load() == 0 {
-					break
-				}
-			}
+			c.spinEagerly()
 			continue
 		}
 		c.Settle()
-		end := nextSleepEnd(now, deadline)
-		switch {
-		case fruitless >= maxFruitless:
-			pause(min(end, now+int64(backoff)))
-		case futex.Wait(c.back.ownerBell, seen, end):
-			fruitless = 0
-		default:
-			fruitless++
+		sleeps.sleep(now, deadline, func(end int64) bool { return futex.Wait(c.back.ownerBell, seen, end) })
+	}
+}
+
+// spinEagerly looks for the ring, spinLooks times at most, and is not preempted.
+func (c *Consumer) spinEagerly() {
+	if !c.pinned {
+		c.pinned = true
+		pin()
+	}
+	for range spinLooks {
+		if c.named() && c.back.owner.Load() == 0 {
+			return
 		}
 	}
 }
@@ -363,7 +360,7 @@ func (c *Consumer) takeFound(dst []uint32) (n int) {
 func (c *Consumer) Wait(deadline int64) {
 	c.Settle()
 	spinUntil := Now() + int64(Spin)
-	fruitless := 0
+	var sleeps sleeps
 	for {
 		if c.hasWork() || c.interrupted.Load() && c.interrupted.Swap(false) {
 			return
@@ -380,15 +377,7 @@ func (c *Consumer) Wait(deadline int64) {
 			}
 			continue
 		}
-		end := nextSleepEnd(now, deadline)
-		if fruitless >= maxFruitless {
-			pause(min(end, now+int64(backoff)))
-			continue
-		}
-		fruitless++
-		if c.sleep(end) {
-			fruitless = 0
-		}
+		sleeps.sleep(now, deadline, c.sleep)
 	}
 }
 

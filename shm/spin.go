@@ -38,6 +38,23 @@ const (
 	backoff      = time.Millisecond
 )
 
+// sleeps are those of one wait.
+type sleeps struct{ fruitless int }
+
+// sleep sleeps until the deadline (0 for none) at most: by wait, which reports whether
+// it slept for the whole time, or without it after too many fruitless rounds.
+func (s *sleeps) sleep(now, deadline int64, wait func(end int64) (timedOut bool)) {
+	end := nextSleepEnd(now, deadline)
+	if s.fruitless >= maxFruitless {
+		pause(min(end, now+int64(backoff)))
+		return
+	}
+	s.fruitless++
+	if wait(end) {
+		s.fruitless = 0
+	}
+}
+
 // nextSleepEnd is when a sleep must end: at the deadline (0 for none), or after
 // longestSleep.
 func nextSleepEnd(now, deadline int64) int64 {

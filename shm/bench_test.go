@@ -1,0 +1,84 @@
+package shm
+
+import "testing"
+
+// BenchmarkChannel is one request there and its answer back.
+func BenchmarkChannel(b *testing.B) {
+	for name, call := range map[string]func(*testing.B, *pair, *Consumer){"alone": alone, "across": across} {
+		b.Run(name, func(b *testing.B) {
+			p := makePair(b, testGeometry)
+			defer p.close()
+			c := p.attach(b, 1)
+			defer c.Close()
+			p.channel.SetEpoch(1)
+			acquire(b, c)
+			b.ReportAllocs()
+			call(b, p, c)
+		})
+	}
+}
+
+// alone finds something at the first look, on both sides.
+func alone(b *testing.B, p *pair, c *Consumer) {
+	slots := make([]uint32, 1)
+	for b.Loop() {
+		p.publish(0)
+		c.Wait(0)
+		answer(c, slots)
+		if n, err := p.channel.Receive(slots, 0); n != 1 || err != nil {
+			b.Fatalf("received %d, %v", n, err)
+		}
+	}
+}
+
+// across spins or sleeps on both sides.
+func across(b *testing.B, p *pair, c *Consumer) {
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		slots := make([]uint32, 1)
+		for c.Entitled() {
+			c.Wait(0)
+			answer(c, slots)
+		}
+	}()
+	slots := make([]uint32, 1)
+	for b.Loop() {
+		p.publish(0)
+		if n, err := p.channel.Receive(slots, 0); n != 1 || err != nil {
+			b.Fatalf("received %d, %v", n, err)
+		}
+	}
+	p.channel.SetEpoch(2)
+	c.Interrupt()
+	<-ended
+}
+
+// answer answers what can be taken, in slots' memory.
+func answer(c *Consumer, slots []uint32) {
+	n := c.Take(slots)
+	c.Start(slots[:n])
+	for _, slot := range slots[:n] {
+		c.Complete(slot, Result{Length: 1})
+	}
+	c.Flush()
+}
+
+// BenchmarkAcquire is a hand-over to a generation and back.
+func BenchmarkAcquire(b *testing.B) {
+	p := makePair(b, testGeometry)
+	defer p.close()
+	sides := []*Consumer{p.attach(b, 1), p.attach(b, 2)}
+	b.ReportAllocs()
+	generation := uint32(0)
+	for b.Loop() {
+		c := sides[generation%2]
+		generation++
+		p.channel.SetEpoch(c.Generation())
+		acquire(b, c)
+		c.Release()
+	}
+	for _, c := range sides {
+		c.Close()
+	}
+}
