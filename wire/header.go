@@ -277,16 +277,7 @@ func (h *Header) checkPiece() error {
 	offset, length, total := uint64(h.Offset), uint64(h.Length), uint64(h.Total)
 	index, count := uint64(h.Index), uint64(h.Count)
 	if total == 0 {
-		// Only an answer can be empty.
-		switch {
-		case h.Type == TypeData || length != 0:
-			return ErrTotal
-		case count != 1:
-			return ErrPieces
-		case offset != 0:
-			return ErrOffset
-		}
-		return nil
+		return h.checkEmpty()
 	}
 	if h.Type == TypeBusy {
 		return ErrTotal
@@ -297,15 +288,20 @@ func (h *Header) checkPiece() error {
 	if offset+length > total {
 		return ErrTotal
 	}
-	if !last {
-		if offset != index*length {
-			return ErrOffset
-		}
-		if (count-1)*length >= total || total > count*length {
-			return ErrPieces
-		}
-		return nil
+	if last {
+		return checkLast(index, offset, length, total)
 	}
+	if offset != index*length {
+		return ErrOffset
+	}
+	if (count-1)*length >= total || total > count*length {
+		return ErrPieces
+	}
+	return nil
+}
+
+// checkLast is checkPiece for the last piece.
+func checkLast(index, offset, length, total uint64) error {
 	if index == 0 {
 		if offset != 0 {
 			return ErrOffset
@@ -321,6 +317,19 @@ func (h *Header) checkPiece() error {
 	}
 	if offset+length != total {
 		return ErrPieces
+	}
+	return nil
+}
+
+// checkEmpty is checkPiece for a total of 0, which only an answer can have.
+func (h *Header) checkEmpty() error {
+	switch {
+	case h.Type == TypeData || h.Length != 0:
+		return ErrTotal
+	case h.Count != 1:
+		return ErrPieces
+	case h.Offset != 0:
+		return ErrOffset
 	}
 	return nil
 }
