@@ -19,15 +19,15 @@ import (
 
 // Header says what of a profile is known before its first point: the card, the machine
 // that the Profiler's node found, and what the figures depend on.
-func (p *Profiler) Header(grid profile.Sweep, unit profile.Unit, total int) (profile.Header, error) {
-	card, m := p.options.Card, p.options.Machine
+func (p *Profiler) Header() (profile.Header, error) {
+	card, scale, m := p.options.Card, p.options.Scale, p.options.Machine
 	digest, err := digestOf(card)
 	if err != nil {
 		return profile.Header{}, err
 	}
 	h := profile.Header{
 		Version: profile.Version, Model: card.Name, ModelVersion: card.Version, ModelDigest: digest,
-		Device: configs.DeviceCPU, Unit: unit, Total: total, HeldBy: p.HeldBy(), Sweep: &grid,
+		Device: configs.DeviceCPU, Unit: scale.Unit, Total: scale.Total, HeldBy: p.HeldBy(), Sweep: &p.options.Grid,
 		Versions: map[string]string{"penstock": m.Penstock, "kernel": m.Kernel},
 	}
 	for name, version := range map[string]string{"driver": m.Driver, "cuda": m.CUDA} {

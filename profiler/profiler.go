@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/penstock/penstock/control"
 	"github.com/penstock/penstock/internal/testbed"
 	"github.com/penstock/penstock/models"
+	"github.com/penstock/penstock/models/profile"
 	"github.com/penstock/penstock/profiler/sweep"
 )
 
@@ -24,13 +26,10 @@ import (
 type Options struct {
 	testbed.Setup
 	Card *models.Card
-	// MostBatch and MostProcesses are the largest of the sweep: the node has room for
-	// them.
-	MostBatch, MostProcesses int
-	// Percent is a share in percent of the device; MemoryMiB, if not nil, the memory
-	// that comes with it.
-	Percent   func(share int) float64
-	MemoryMiB func(share int) float64
+	// Grid has the cells: the node has room for the largest batch and the most processes.
+	Grid profile.Sweep
+	// Scale says what their shares are.
+	Scale Scale
 }
 
 // Profiler measures cells of a sweep on a whole node: the model runs in processes as a
@@ -75,22 +74,23 @@ func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 			err = errors.Join(err, p.Close())
 		}
 	}()
-	inFlight := p.inFlight(sweep.Cell{Batch: o.MostBatch, Processes: o.MostProcesses})
+	batch, processes := slices.Max(o.Grid.Batches), slices.Max(o.Grid.Processes)
+	inFlight := p.inFlight(sweep.Cell{Batch: batch, Processes: processes})
 	slots := 256
 	for slots < inFlight {
 		slots *= 2
 	}
 	if slots > configs.MaxSlots {
 		return nil, fmt.Errorf("%d processes with batches of %d: %d requests in flight, want at most %d; take smaller batches or fewer processes",
-			o.MostProcesses, o.MostBatch, inFlight, configs.MaxSlots)
+			processes, batch, inFlight, configs.MaxSlots)
 	}
 	// The largest batch must be one that a card may have.
-	file, err := testbed.Variant(p.dir, o.Card, p.ladder(o.MostBatch))
+	file, err := testbed.Variant(p.dir, o.Card, p.ladder(batch))
 	if err != nil {
 		return nil, err
 	}
 	if _, err := models.ReadCard(file); err != nil {
-		return nil, fmt.Errorf("batches of %d of %s: %w", o.MostBatch, o.Card.Name, err)
+		return nil, fmt.Errorf("batches of %d of %s: %w", batch, o.Card.Name, err)
 	}
 	// Twice what is in flight: pieces lie in slots of their own, and more are on their way.
 	slab := max(64, 2*inFlight*len(p.picture)>>20)
@@ -157,7 +157,7 @@ func (p *Profiler) ladder(batch int) []int {
 
 // Start makes the processes those of the cell, gives them their share, and the load.
 func (p *Profiler) Start(ctx context.Context, c sweep.Cell) (sweep.Running, error) {
-	percent := p.options.Percent(c.Share)
+	percent := p.options.Scale.Percent(c.Share)
 	var err error
 	switch {
 	case p.loaded.Batch != c.Batch || p.loaded.Processes != c.Processes:
@@ -174,12 +174,12 @@ func (p *Profiler) Start(ctx context.Context, c sweep.Cell) (sweep.Running, erro
 		return nil, err
 	}
 	r := &profiling{p: p, c: c}
-	if p.options.MemoryMiB != nil {
+	if p.options.Scale.MemoryMiB != nil {
 		m, err := r.Memory()
 		if err != nil {
 			return nil, err
 		}
-		need, have := float64(c.Processes)*(m.PersistentMiB+m.EphemeralMiB), p.options.MemoryMiB(c.Share)
+		need, have := float64(c.Processes)*(m.PersistentMiB+m.EphemeralMiB), p.options.Scale.MemoryMiB(c.Share)
 		if need > have {
 			return nil, fmt.Errorf("%d processes need %.0f MiB, share %d has %.0f: %w", c.Processes, need, c.Share, have, sweep.ErrOutOfMemory)
 		}

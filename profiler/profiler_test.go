@@ -39,8 +39,8 @@ func TestAModelThatCannotStartIsToldAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := New(t.Context(), Options{
-		Setup: testbed.Setup{Binary: builtPenstock(t), Device: configs.DeviceCPU}, Card: card, MostBatch: 1, MostProcesses: 1,
-		Percent: func(share int) float64 { return float64(share) },
+		Setup: testbed.Setup{Binary: builtPenstock(t), Device: configs.DeviceCPU}, Card: card, Scale: PercentScale(),
+		Grid: profile.Sweep{Batches: []int{1}, Processes: []int{1}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -62,8 +62,8 @@ func TestFashionProfiledOnTheCPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := New(t.Context(), Options{
-		Setup: testbed.Setup{Binary: binary, Device: configs.DeviceCPU}, Card: card, MostBatch: 8, MostProcesses: 2,
-		Percent: func(share int) float64 { return float64(share) },
+		Setup: testbed.Setup{Binary: binary, Device: configs.DeviceCPU}, Card: card, Scale: PercentScale(),
+		Grid: profile.Sweep{Batches: []int{8}, Processes: []int{2}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -102,8 +102,8 @@ func TestTinyModelProfiled(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := New(t.Context(), Options{
-		Setup: testbed.Setup{Binary: builtPenstock(t), Device: configs.DeviceCPU}, Card: card, MostBatch: 1, MostProcesses: 1,
-		Percent: func(share int) float64 { return float64(share) },
+		Setup: testbed.Setup{Binary: builtPenstock(t), Device: configs.DeviceCPU}, Card: card, Scale: PercentScale(),
+		Grid: profile.Sweep{Batches: []int{1}, Processes: []int{1}},
 	})
 	if err != nil {
 		t.Fatal(err)

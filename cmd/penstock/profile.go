@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"time"
@@ -102,6 +103,7 @@ func (f *profileFlags) quicken(given func(flag string) bool) {
 
 func (f *profileFlags) run(cmd *cobra.Command, model string) error {
 	began := time.Now()
+	elapsed := func() time.Duration { return time.Since(began) }
 	if f.quick {
 		f.quicken(cmd.Flags().Changed)
 	}
@@ -140,37 +142,41 @@ func (f *profileFlags) run(cmd *cobra.Command, model string) error {
 	progress := cmd.ErrOrStderr()
 	fmt.Fprintf(progress, "%s on %s: at most %d points, into %s\n%s\n", card.Name, f.device, len(sweep.Cells(grid)), place.File, f.duration(grid))
 
-	ctx := cmd.Context()
-	profiler, err := profiler.New(ctx, profiler.Options{Setup: o, Card: card, MostBatch: slices.Max(grid.Batches),
-		MostProcesses: slices.Max(grid.Processes), Percent: scale.Percent, MemoryMiB: scale.MemoryMiB})
-	if err != nil {
-		return stoppedBefore(ctx, err)
-	}
-	defer profiler.Close()
-	header, err := profiler.Header(grid, scale.Unit, scale.Total)
-	if err != nil {
-		return err
-	}
-	header.Date = time.Now().UTC().Truncate(time.Second)
-	show := sweep.NewDisplay(progress, isTerminal(os.Stderr), scale.Unit)
-	options := sweep.Options{File: place.File, Header: header, Again: f.again, Progress: show.Show}
-	if f.quick {
-		options.Budget, options.Elapsed = quickBudget, func() time.Duration { return time.Since(began) }
-	}
-	report, err := sweep.Run(ctx, profiler, options)
-	show.End()
-	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
-		if len(report.Profile.Points) == 0 {
-			return stoppedBefore(ctx, err)
-		}
-		fmt.Fprintf(progress, "stopped after %d points; the same command goes on from %s\n", len(report.Profile.Points), place.File+sweep.PartialSuffix)
-		return exitStatus(interrupted)
-	}
+	options := profiler.Options{Setup: o, Card: card, Grid: grid, Scale: scale}
+	report, err := f.measure(cmd.Context(), progress, options, sweep.Options{File: place.File, Again: f.again, Elapsed: elapsed})
 	if err != nil {
 		return err
 	}
 	report.WriteTable(cmd.OutOrStdout())
 	return place.WriteKnees(cmd.OutOrStdout(), card, report.Profile)
+}
+
+// measure measures what is missing of the profile, on a node of its own.
+func (f *profileFlags) measure(ctx context.Context, progress io.Writer, what profiler.Options, how sweep.Options) (sweep.Report, error) {
+	node, err := profiler.New(ctx, what)
+	if err != nil {
+		return sweep.Report{}, stoppedBefore(ctx, err)
+	}
+	defer node.Close()
+	if how.Header, err = node.Header(); err != nil {
+		return sweep.Report{}, err
+	}
+	how.Header.Date = time.Now().UTC().Truncate(time.Second)
+	if f.quick {
+		how.Budget = quickBudget
+	}
+	show := sweep.NewDisplay(progress, isTerminal(os.Stderr), what.Scale.Unit)
+	how.Progress = show.Show
+	report, err := sweep.Run(ctx, node, how)
+	show.End()
+	if ctx.Err() == nil || !errors.Is(err, context.Cause(ctx)) {
+		return report, err
+	}
+	if len(report.Profile.Points) == 0 {
+		return report, stoppedBefore(ctx, err)
+	}
+	fmt.Fprintf(progress, "stopped after %d points; the same command goes on from %s\n", len(report.Profile.Points), how.File+sweep.PartialSuffix)
+	return report, exitStatus(interrupted)
 }
 
 // card finds the card of a model; shipped says that it comes with Penstock.
