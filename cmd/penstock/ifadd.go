@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/penstock/penstock/cmd/penstock/functions"
+	"github.com/penstock/penstock/configs"
+	"github.com/penstock/penstock/configs/configfile"
+	"github.com/penstock/penstock/control"
+)
+
+// addCommand is `penstock if add`, for the node whose runtime folder folder says.
+func addCommand(folder func() string) *cobra.Command {
+	function, port, save := configs.Function{Instances: 1}, 0, false
+	add := &cobra.Command{
+		Use: "add NAME", Short: "Add a function to the running node",
+		Long: `Adds a function to the running node and waits until it serves. Where its process
+cannot start, the node takes it off again, and this says why: nothing is left of it.
+
+The node does both by itself. Ctrl-C, or 30 seconds without an end, stop the waiting
+only: the function stays if it comes to serve, and is taken off if it cannot, which the
+node's log says. "penstock if remove" takes it off before.
+
+The node has it until it ends, and goes on with it when its manager alone died. It survives
+edits of the configuration file that do not name it, and is forgotten by a restart of the
+node, unless --save writes it into that file. Comments and order of the file stay.`,
+		Example: `  penstock if add face --port 5001 --slo 25ms
+  penstock if add mine --model ./mine/card.yaml --port 5009 --save`,
+		Args: arguments(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if port < 0 || port > math.MaxUint16 {
+				return fmt.Errorf("--port %d: want 1 to %d, or 0 for any free one", port, math.MaxUint16)
+			}
+			if err := zeroFlags(cmd); err != nil {
+				return err
+			}
+			function.Name, function.Port = args[0], uint16(port)
+			if err := function.Check(); err != nil {
+				return err
+			}
+			var err error
+			if function.Model, err = cardPath(function.Model); err != nil {
+				return err
+			}
+			if save {
+				return addAndSave(cmd.Context(), folder(), function)
+			}
+			return sendAdd(cmd.Context(), folder(), function)
+		},
+	}
+	add.Flags().StringVar(&function.Model, "model", "", "a card's name or file; the function's name if left out")
+	add.Flags().IntVar(&port, "port", 0, "UDP port, 0 for any free one")
+	add.Flags().IntVar(&function.Receivers, "receivers", 0, "how many sockets receive for it; the node's if left out")
+	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
+	add.Flags().IntVar(&function.Instances, "instances", 1, "how many processes serve it at once")
+	add.Flags().Float64Var(&function.SharePercent, "share", 0, "first share of each instance, in percent")
+	add.Flags().BoolVar(&save, "save", false, "write it into the node's configuration file, too")
+	return add
+}
+
+// zeroFlags refuses a flag that is given as 0: it would silently mean the value that the flag
+// has if it is left out.
+func zeroFlags(cmd *cobra.Command) error {
+	for name, instead := range map[string]string{"slo": "the card's objective", "share": "the model's knee", "receivers": "the node's number"} {
+		flag := cmd.Flags().Lookup(name)
+		if flag.Changed && flag.Value.String() == flag.DefValue {
+			return fmt.Errorf("--%s %s: want more than 0, or leave it out for %s", name, flag.Value, instead)
+		}
+	}
+	return nil
+}
+
+// addPatience is how long an addition is waited for.
+const addPatience = 30 * time.Second
+
+// errSlow is why an addition is not waited for any longer.
+var errSlow = fmt.Errorf("no end of it within %s", addPatience)
+
+// sendAdd is send for an addition, which goes on when nobody waits for it any more.
+func sendAdd(ctx context.Context, dir string, f configs.Function) error {
+	wait, cancel := context.WithTimeoutCause(ctx, addPatience, errSlow)
+	defer cancel()
+	err := send(wait, dir, control.AddPath, f)
+	const goesOn = "the node goes on, and takes it off again if its process cannot start; `penstock if list` says how it is, `penstock if remove %s` takes it off now"
+	switch {
+	case err == nil || wait.Err() == nil:
+		return err
+	case ctx.Err() != nil:
+		return fmt.Errorf("interrupted while %s was added: "+goesOn, f.Name, f.Name)
+	}
+	state := ""
+	if status, err := control.ReadStatus(ctx, dir); err == nil {
+		if now, ok := status.Function(f.Name); ok {
+			state = ", " + functions.State(&now)
+		}
+	}
+	return fmt.Errorf("%s was added%s after %s: "+goesOn, f.Name, state, addPatience, f.Name)
+}
+
+// addAndSave adds a function to the node and to its configuration file. If the file cannot be
+// written, nothing is added.
+func addAndSave(ctx context.Context, dir string, f configs.Function) error {
+	status, err := control.ReadStatus(ctx, dir)
+	if err != nil {
+		return err
+	}
+	c := status.Configuration
+	switch {
+	case c.File == "":
+		return errors.New("save function: the node runs on the built-in configuration, which is no file; write one (configs/reference.yaml names every key) and start the node with `penstock up --config FILE`")
+	case c.Error != "":
+		return fmt.Errorf("save function: the node does not follow its configuration file: %s; mend that first", c.Error)
+	}
+	if _, _, err := configfile.WithFunction(c.File, f); err != nil {
+		return err
+	}
+	if err := sendAdd(ctx, dir, f); err != nil {
+		return err
+	}
+
+	before, after, err := configfile.WithFunction(c.File, f)
+	if err == nil {
+		err = configfile.Replace(c.File, before, after)
+	}
+	if err != nil {
+		return fmt.Errorf("%s serves and is not saved: %w", f.Name, err)
+	}
+	if err := awaitSaved(ctx, dir, f.Name); err != nil {
+		return err
+	}
+	fmt.Printf("%s is saved in %s\n", f.Name, c.File)
+	return nil
+}
+
+// savePatience is how long a node may take to follow its file: configfile.Follow waits for an editor
+// to end first.
+const savePatience = 10 * time.Second
+
+// awaitSaved waits until the node has found the function in its file.
+func awaitSaved(ctx context.Context, dir, name string) error {
+	for deadline := time.Now().Add(savePatience); ; {
+		status, err := control.ReadStatus(ctx, dir)
+		if err != nil {
+			return err
+		}
+		if f, ok := status.Function(name); ok && f.Unsaved == "" {
+			return nil
+		}
+		if status.Configuration.Error != "" {
+			return fmt.Errorf("%s is saved, and the node does not follow the file: %s", name, status.Configuration.Error)
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s is saved, and the node has not followed the file within %s; its log says why", name, savePatience)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
