@@ -137,17 +137,25 @@ func (c *Config) decode(root document.Value) {
 		for _, conflict := range f.conflicts(c, c.Device) {
 			at.Find(conflict.key).Reject("%v", conflict.err)
 		}
-		if err := c.FitShare(f, c.Functions[:i]); err != nil {
-			need := "name"
-			for _, key := range []string{"instances", "share_percent"} {
-				if at.Has(key) {
-					need = key
-				}
-			}
-			at.Find(need).Reject("%v", err)
-			f.SharePercent, f.Instances = 0, 0 // report one sum once
+		c.checkShare(at, i)
+	}
+}
+
+// checkShare checks that a function's share fits beside those of the functions before it.
+func (c *Config) checkShare(at document.Value, i int) {
+	f := &c.Functions[i]
+	err := c.FitShare(f, c.Functions[:i])
+	if err == nil {
+		return
+	}
+	need := "name"
+	for _, key := range []string{"instances", "share_percent"} {
+		if at.Has(key) {
+			need = key
 		}
 	}
+	at.Find(need).Reject("%v", err)
+	f.SharePercent, f.Instances = 0, 0 // report one sum once
 }
 
 func (c *Config) checkTrusted(v document.Value) {
