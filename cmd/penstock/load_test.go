@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestLoadsFlagsThatMeanNothingAreRefused, before anything is asked of a node.
-func TestLoadsFlagsThatMeanNothingAreRefused(t *testing.T) {
+// TestLoadFlags, before anything is asked of a node.
+func TestLoadFlags(t *testing.T) {
 	for _, test := range []struct {
 		args []string
 		want string

@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/cuda/mig"
 )
 
-func TestFromAndApplyTogetherFollowTheChange(t *testing.T) {
+func TestPlanFromApply(t *testing.T) {
 	opened := openMIG
 	t.Cleanup(func() { openMIG = opened })
 	openMIG = func() (mig.Session, error) { return nil, errors.New("nothing to be had") }
@@ -22,7 +22,7 @@ func TestFromAndApplyTogetherFollowTheChange(t *testing.T) {
 
 // A plan's file may have been edited: its latency bounds are checked, since services are
 // served as late as these allow.
-func TestAnOldPlanWithAnotherLatencyBoundIsRefused(t *testing.T) {
+func TestPlanFromOtherBound(t *testing.T) {
 	rows := "resnet50,100,100\n"
 	for _, policy := range []string{"penstock", "parvagpu"} {
 		text := plannedWith(t, "--services", services(t, rows), "--policy", policy, "-o", "json")

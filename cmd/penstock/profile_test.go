@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-func TestProfileRefusesWhatItCannotMeasure(t *testing.T) {
+func TestProfileFlags(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	t.Chdir(t.TempDir())
 	for args, want := range map[string]string{
@@ -56,7 +56,7 @@ func measured() profile.Profile {
 	return p
 }
 
-func TestModelsShowKneeAndMemoryOfAProfile(t *testing.T) {
+func TestModelsProfiles(t *testing.T) {
 	t.Setenv("HOME", t.TempDir())
 	dir := t.TempDir()
 	var text bytes.Buffer

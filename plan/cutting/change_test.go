@@ -125,7 +125,7 @@ func promised(c *change.Change) (list []string) {
 	return list
 }
 
-func TestAChangeIsAppliedInTheOrderThatItSays(t *testing.T) {
+func TestOfChange(t *testing.T) {
 	old, c := crowded(t)
 	d := cutLike(t, old)
 	cut, err := OfChange(old, c, d.Open, false)
@@ -148,7 +148,7 @@ func TestAChangeIsAppliedInTheOrderThatItSays(t *testing.T) {
 	}
 }
 
-func TestADryRunAwayFromGPUsStartsFromTheOldPlan(t *testing.T) {
+func TestOfChangeDryRun(t *testing.T) {
 	old, c := crowded(t)
 	none := func() (mig.Session, error) { return nil, errors.New("no driver to be had") }
 	cut, err := OfChange(old, c, none, true)
@@ -166,7 +166,7 @@ func TestADryRunAwayFromGPUsStartsFromTheOldPlan(t *testing.T) {
 	}
 }
 
-func TestAChangeOfGPUsThatAreCutOtherwiseIsRefused(t *testing.T) {
+func TestOfChangeRefusesOtherCuts(t *testing.T) {
 	old, c := crowded(t)
 	d := cutLike(t, old)
 	d.Has[0].Instances = d.Has[0].Instances[1:]
@@ -191,7 +191,7 @@ func TestAChangeOfGPUsThatAreCutOtherwiseIsRefused(t *testing.T) {
 	}
 }
 
-func TestGPUsThatAreNotCutYetAreCutAsTheNewPlanHasIt(t *testing.T) {
+func TestOfChangeUncut(t *testing.T) {
 	old, c := crowded(t)
 	d := &driver{Machine: *migfake.A100s(t, 2)}
 	cut, err := OfChange(old, c, d.Open, false)

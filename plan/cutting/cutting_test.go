@@ -23,7 +23,7 @@ func planOn(t *testing.T, models map[int]string) *plan.Plan {
 	return p
 }
 
-func TestAPlansGPUsAreTheMachinesOfTheirModel(t *testing.T) {
+func TestMatch(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		models map[int]string
@@ -54,7 +54,7 @@ func TestAPlansGPUsAreTheMachinesOfTheirModel(t *testing.T) {
 	}
 }
 
-func TestAMachineWithoutThePlansGPUsOnlyShowsTheSteps(t *testing.T) {
+func TestDryRunWithoutGPUs(t *testing.T) {
 	p := planOn(t, map[int]string{0: "a100-80", 1: "a100-80", 2: "a100-80"})
 	for name, open := range map[string]func() (mig.Session, error){
 		"this machine has 2":  migfake.A100s(t, 2).Open,
@@ -73,7 +73,7 @@ func TestAMachineWithoutThePlansGPUsOnlyShowsTheSteps(t *testing.T) {
 	}
 }
 
-func TestAPlanByPercentagesCutsNothing(t *testing.T) {
+func TestPercentages(t *testing.T) {
 	if _, err := Of(planOn(t, map[int]string{0: "v100"}), migfake.A100s(t, 1).Open, true); err == nil || !strings.Contains(err.Error(), "MPS percentage") {
 		t.Errorf("%v, want that there is nothing to cut", err)
 	}
@@ -83,7 +83,7 @@ func TestAPlanByPercentagesCutsNothing(t *testing.T) {
 	}
 }
 
-func TestStepsAreTakenAndSaid(t *testing.T) {
+func TestDo(t *testing.T) {
 	m := migfake.A100s(t, 1)
 	c, err := Of(planOn(t, map[int]string{0: "a100-80"}), m.Open, false)
 	if err != nil {
@@ -105,7 +105,7 @@ func TestStepsAreTakenAndSaid(t *testing.T) {
 	}
 }
 
-func TestAStepThatFailsEndsWithAnError(t *testing.T) {
+func TestDoFails(t *testing.T) {
 	m := migfake.A100s(t, 1)
 	m.Fail = 1
 	c, err := Of(planOn(t, map[int]string{0: "a100-80"}), m.Open, false)

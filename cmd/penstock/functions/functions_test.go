@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/loadgen/tabular"
 )
 
-func TestAFunctionsRowSaysHowItIs(t *testing.T) {
+func TestFunctionRow(t *testing.T) {
 	serves := control.ProcessStatus{Role: control.Serve, State: control.Active, SMs: 40}
 	shadow := control.ProcessStatus{Role: control.Shadow, State: control.Loaded}
 	failed := control.ProcessStatus{Role: control.Serve, State: control.Starting, Reason: "no such file"}
@@ -62,7 +62,7 @@ func TestFunctionColumns(t *testing.T) {
 	}
 }
 
-func TestAReasonIsGivenOnceAndInFull(t *testing.T) {
+func TestReasonOnce(t *testing.T) {
 	long := strings.Repeat("no such file; ", 40)
 	failed := control.ProcessStatus{Role: control.Serve, State: control.Starting, Reason: long}
 	f := control.FunctionStatus{Instances: []control.InstanceStatus{{Processes: []control.ProcessStatus{failed}}, {Processes: []control.ProcessStatus{failed, {}}}}}
@@ -74,14 +74,14 @@ func TestAReasonIsGivenOnceAndInFull(t *testing.T) {
 	}
 }
 
-func TestAnObjectiveThatCannotBeMetIsAReason(t *testing.T) {
+func TestReasonObjective(t *testing.T) {
 	f := control.FunctionStatus{Bound: "objective", BoundWhy: "objective 1ms cannot be met"}
 	if got := reasons(&f); len(got) != 1 || got[0] != f.BoundWhy {
 		t.Errorf("reasons %q, want %q", got, f.BoundWhy)
 	}
 }
 
-func TestHangsAreAReason(t *testing.T) {
+func TestReasonHangs(t *testing.T) {
 	f := control.FunctionStatus{Hangs: 3, HangTimeoutMillis: 2000}
 	if got := reasons(&f); len(got) != 1 || !strings.HasSuffix(got[0], "no answer after 2000 ms (hang_timeout): 3") {
 		t.Errorf("reasons %q", got)
@@ -92,7 +92,7 @@ func TestHangsAreAReason(t *testing.T) {
 	}
 }
 
-func TestLastFailureIsAReason(t *testing.T) {
+func TestReasonFailure(t *testing.T) {
 	failed := &control.ProcessFailure{Generation: 3, PID: 4711, At: time.Now().Add(-12 * time.Second), Reason: "killed by signal 9 (not by Penstock)"}
 	f := control.FunctionStatus{Instances: []control.InstanceStatus{{}, {LastFailure: failed}}}
 	const want = "process 4711 (generation 3) failed 12s ago: killed by signal 9 (not by Penstock)"
@@ -101,7 +101,7 @@ func TestLastFailureIsAReason(t *testing.T) {
 	}
 }
 
-func TestTheDeviceIsNamed(t *testing.T) {
+func TestDeviceLine(t *testing.T) {
 	gpu := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1"}
 	lame := &control.ObservedDevice{Name: "NVIDIA H200", UUID: "GPU-1", Why: "no MPS: it is not installed"}
 	for want, s := range map[string]control.Status{
