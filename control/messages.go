@@ -117,9 +117,9 @@ type DesiredProcess struct {
 	// SharePercent of the CPUs reserved for inference functions (or of the GPU). 0: no
 	// share, the process may use all of it.
 	SharePercent float64 `json:"share_percent"`
-	// GuaranteePercent of the device's time is the process's at Level, a priority of
-	// package budget; work beyond it runs at the lowest. Level 0: the share alone counts.
-	// BalanceNanos is how much of the guarantee, in device time, may be saved up on a CPU.
+	// GuaranteePercent of the device's time is what the process may use at Level, a priority
+	// of package budget; work beyond it runs at the lowest. Level 0: the share alone counts.
+	// BalanceNanos is how much of it, in device time, may be saved up on a CPU.
 	GuaranteePercent float64      `json:"guarantee_percent,omitempty"`
 	Level            budget.Level `json:"level,omitempty"`
 	BalanceNanos     int64        `json:"balance_ns,omitempty"`

@@ -83,11 +83,10 @@ func (in *instance) wants() guarantee.Function {
 	}
 }
 
-// batch is how many requests ride together when the device is short: as many as arrive in a
-// quarter of the objective. A request waits for the batch before its own, and both may take
-// twice as long as they do alone.
+// batch is how many requests ride together when the device is short: as many as arrive in
+// half the objective.
 func (in *instance) batch() float64 {
-	arrive := in.entitled.demand.Rate() * in.f.within().Seconds() / 4
+	arrive := in.entitled.demand.Rate() * in.f.within().Seconds() / 2
 	return min(max(1, arrive), max(1, in.limit))
 }
 
@@ -98,8 +97,9 @@ const minGuaranteeChange = 0.01
 // guarantee gives the instance what the policy decided.
 func (in *instance) guarantee(a guarantee.Action) {
 	was := in.entitled.action
-	if was.Level == a.Level && math.Abs(a.Guarantee-was.Guarantee) < minGuaranteeChange && a.Guarantee > 0 == (was.Guarantee > 0) {
-		a.Guarantee, a.Saved = was.Guarantee, was.Saved
+	near := func(a, b float64) bool { return math.Abs(a-b) < minGuaranteeChange && a > 0 == (b > 0) }
+	if was.Level == a.Level && near(a.Guarantee, was.Guarantee) && near(a.Allowance, was.Allowance) {
+		a.Guarantee, a.Allowance, a.Saved = was.Guarantee, was.Allowance, was.Saved
 	}
 	if in.entitled.action = a; was.Level == budget.Demoted {
 		in.log.Info().Float64("guarantee_percent", round(100*a.Guarantee)).Int("level", int(a.Level)).Msg("function has a guarantee")
@@ -119,7 +119,7 @@ func (in *instance) terms(p *control.DesiredProcess) {
 	a := &in.entitled.action
 	p.Level = a.Level
 	if p.Role == control.Serve || p.Role == control.Drain {
-		p.GuaranteePercent, p.BalanceNanos = round(100*a.Guarantee), int64(a.Saved)
+		p.GuaranteePercent, p.BalanceNanos = round(100*a.Allowance), int64(a.Saved)
 	}
 }
 

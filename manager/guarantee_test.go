@@ -80,8 +80,8 @@ func TestGuarantee(t *testing.T) {
 				b.load("quick", 100, time.Millisecond)
 			}
 			quick, slow := b.wanted("quick")[control.Serve], b.wanted("slow")[control.Serve]
-			if quick.GuaranteePercent < 14 || quick.GuaranteePercent > 17 || math.Abs(quick.GuaranteePercent+slow.GuaranteePercent-90) > 1 {
-				t.Errorf("guarantees %v %% and %v %%, want some 15 and the rest of 90", quick.GuaranteePercent, slow.GuaranteePercent)
+			if quick.GuaranteePercent < 28 || quick.GuaranteePercent > 34 || math.Abs(quick.GuaranteePercent/2+slow.GuaranteePercent-90) > 1 {
+				t.Errorf("may use %v %% and %v %%, want twice some 15, and the rest of 90", quick.GuaranteePercent, slow.GuaranteePercent)
 			}
 			if slow.BalanceNanos < int64(500*time.Millisecond) {
 				t.Errorf("slow may save up %v, want its guarantee for an objective", time.Duration(slow.BalanceNanos))
@@ -107,7 +107,7 @@ func TestGuarantee(t *testing.T) {
 			b.turns()
 			sum := 0.0
 			for _, name := range []string{"quick", "new"} {
-				sum += b.wanted(name)[control.Serve].GuaranteePercent
+				sum += 100 * b.instance(name, 0).entitled.action.Guarantee
 			}
 			if math.Abs(sum-90) > 2 {
 				t.Errorf("the guarantees that are left add up to %v %%, want 90", sum)

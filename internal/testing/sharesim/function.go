@@ -90,7 +90,7 @@ func (f *function) guaranteed(now int64) bool {
 }
 
 func (f *function) setBalance(now int64) {
-	f.balance.Set(now, f.action.Guarantee, budget.Capacity(f.action.Guarantee, f.Objective, f.estimate(f.size)))
+	f.balance.Set(now, f.action.Allowance, budget.Capacity(f.action.Allowance, f.Objective, f.estimate(f.size)))
 }
 
 // estimate is what libml believes a batch to cost.
@@ -101,13 +101,13 @@ func (f *function) estimate(n int) time.Duration {
 // act is what the manager has decided.
 func (f *function) act(now int64, a guarantee.Action) {
 	was := f.action
-	if was.Level == a.Level && math.Abs(a.Guarantee-was.Guarantee) < 0.01 {
-		a.Guarantee, a.Saved = was.Guarantee, was.Saved
+	if was.Level == a.Level && math.Abs(a.Allowance-was.Allowance) < 0.01 {
+		a.Guarantee, a.Allowance, a.Saved = was.Guarantee, was.Allowance, was.Saved
 	}
 	f.action, f.retry = a, 0
 	if was.Level == budget.Demoted {
 		f.size = f.rule.Size(f.state)
-		f.balance = budget.NewBalance(now, a.Guarantee, budget.Capacity(a.Guarantee, f.Objective, f.estimate(f.size)))
+		f.balance = budget.NewBalance(now, a.Allowance, budget.Capacity(a.Allowance, f.Objective, f.estimate(f.size)))
 	} else {
 		f.setBalance(now)
 	}
@@ -115,7 +115,7 @@ func (f *function) act(now int64, a guarantee.Action) {
 
 // wants is the manager's instance.wants. The costs are known when batches have run.
 func (f *function) wants() guarantee.Function {
-	batch := f.demand.Rate() * f.Objective.Seconds() / 4
+	batch := f.demand.Rate() * f.Objective.Seconds() / 2
 	w := guarantee.Function{
 		Name: f.Name, Objective: f.Objective, Rate: f.demand.Rate(), Batch: min(max(1, batch), max(1, f.state.Limit)),
 		Blocking: f.kernel(),
@@ -228,10 +228,10 @@ func (f *function) looks(now int64) int64 {
 // refill is when batches within the guarantee can begin.
 func (f *function) refill(now int64) slab.Refill {
 	wait := f.balance.Wait(now)
-	if f.action.Guarantee <= 0 || wait == math.MaxInt64 {
+	if f.action.Allowance <= 0 || wait == math.MaxInt64 {
 		return slab.Refill{Wait: -1}
 	}
-	return slab.Refill{Wait: wait, Every: time.Duration(float64(f.estimate(f.size)) / f.action.Guarantee)}
+	return slab.Refill{Wait: wait, Every: time.Duration(float64(f.estimate(f.size)) / f.action.Allowance)}
 }
 
 // begin dispatches a batch. It returns false if there was none to begin.

@@ -26,6 +26,7 @@ package sharesim
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/penstock/penstock/manager/policy/guarantee"
@@ -111,9 +112,7 @@ func (f *Function) Need(rate float64) float64 {
 		return 0
 	}
 	n := min(max(1, rate*f.Objective.Seconds()/2), float64(f.largest()))
-	return guarantee.Decide([]guarantee.Function{{
-		Objective: f.Objective, Rate: rate, Fixed: time.Duration(cmp.Or(f.Narrow, narrow) * float64(f.Fixed)), Cost: f.PerImage, Batch: n,
-	}})[0].Need
+	return min(1, rate*(float64(f.uses(0))/n+float64(f.PerImage))/1e9*(1.05+0.45/math.Sqrt(n)))
 }
 
 // Rules are what the tests break to see that the figures show it. The zero value is the

@@ -4,7 +4,7 @@
 //	Demand    what clients ask of a function: Observe
 //	  need    rate × cost per request × a margin for bursts
 //	Decide    max-min fairness over the needs; what is left is divided equally
-//	Action    guarantee, level, and whether the objective can be kept
+//	Action    guarantee, allowance, level, and whether the objective can be kept
 //
 // A guarantee reserves nothing: processes and drivers enforce it with priorities
 // (package control/budget), and time that a function does not use belongs to the
@@ -28,6 +28,9 @@ const guaranteed = 0.9
 // excess times its guarantee is what a function must need to lose a level. The margin
 // keeps levels from changing with the noise of a rate.
 const excess = 1.05
+
+// maxAllowance times its need is what a function that keeps its guarantee may use at its level.
+const maxAllowance = 2
 
 // The rate follows a rise in some two seconds and a fall in ten: a rate that fell may
 // rise again, and a guarantee that is too large costs nothing.
@@ -103,6 +106,7 @@ func burstMargin(batch float64) float64 { return 1.05 + 0.45/math.Sqrt(max(1, ba
 type Action struct {
 	Need      float64 // part of the device; 0 if not known
 	Guarantee float64 // part of the device
+	Allowance float64 // part of the device that it may use at its level, at least the guarantee
 	Level     budget.Level
 	Saved     time.Duration // device time that the balance may hold
 	// Infeasible says why the objective cannot be kept whatever the others do, in a
@@ -137,16 +141,61 @@ func Decide(functions []Function) []Action {
 	}
 	divide(max(0, left), open, actions)
 	for i := range functions {
-		f, a := &functions[i], &actions[i]
+		a := &actions[i]
 		if a.Need > excess*a.Guarantee && a.Level > budget.MinLevel {
 			a.Level--
 		}
-		a.Saved = budget.Capacity(a.Guarantee, f.Objective, f.batchCost())
+	}
+	allow(functions, actions)
+	for i := range actions {
+		actions[i].Saved = budget.Capacity(actions[i].Allowance, functions[i].Objective, functions[i].batchCost())
 	}
 	for i := range functions {
 		actions[i].Infeasible = infeasible(functions, actions, i)
 	}
 	return actions
+}
+
+// allow lets functions that need no more than their guarantees use more at their levels. Their
+// needs assume full batches. If the balance ran out at the need, requests would
+// wait for such batches although the device may be free.
+//
+// Functions beyond their guarantees come after others of their level, so what is left to
+// them is no concern here, unless their objectives are shorter than another's. Guarantees that
+// the operator set stay as they are.
+func allow(functions []Function, actions []Action) {
+	const (
+		byHand = iota
+		beyond
+		within
+	)
+	kind := func(i int) int {
+		switch {
+		case functions[i].SharePercent > 0:
+			return byHand
+		case actions[i].Need > excess*actions[i].Guarantee:
+			return beyond
+		}
+		return within
+	}
+	needs, room, lowest := 0.0, guaranteed, budget.MaxLevel
+	for i, a := range actions {
+		if kind(i) == within {
+			needs += a.Need
+			lowest = min(lowest, a.Level)
+		}
+	}
+	for i, a := range actions {
+		if k := kind(i); k == byHand || k == beyond && a.Level >= lowest {
+			room -= a.Guarantee
+		}
+	}
+	for i := range actions {
+		a := &actions[i]
+		if a.Allowance = a.Guarantee; kind(i) == within && needs > 0 {
+			a.Allowance = max(a.Guarantee, a.Need*min(maxAllowance, room/needs))
+		}
+	}
 }
 
 // divide gives what is left of the device to the open functions, which have their needs.

@@ -51,6 +51,38 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// Functions within their guarantees may use twice their needs, as far as these fit beside what
+// is guaranteed to an overloaded function of a shorter objective.
+func TestAllowance(t *testing.T) {
+	modest := Function{Objective: 25 * ms, Rate: 10, Cost: 10 * ms, Batch: 1} // 0.15
+	heavy := Function{Objective: 25 * ms, Rate: 20, Cost: 10 * ms, Batch: 1}  // 0.3
+	greedy := Function{Objective: 25 * ms, Rate: 1000, Cost: 10 * ms, Batch: 1}
+	short := greedy
+	short.Objective = 5 * ms
+	byHand := modest
+	byHand.SharePercent = 30
+	for _, c := range []struct {
+		name      string
+		functions []Function
+		want      []float64
+	}{
+		{"twice", []Function{modest, greedy}, []float64{0.3, 0.75}},
+		{"as far as they fit", []Function{heavy, heavy, greedy}, []float64{0.45, 0.45, 0.3}},
+		{"beside a short objective", []Function{modest, short}, []float64{0.15, 0.75}},
+		{"all within", []Function{modest, heavy}, []float64{0.375, 0.6}},
+		{"by hand", []Function{byHand, modest, greedy}, []float64{0.3, 0.3, 0.45}},
+		{"nobody asks", []Function{{Objective: 25 * ms, SharePercent: 30}}, []float64{0.3}},
+	} {
+		var got []float64
+		for _, a := range Decide(c.functions) {
+			got = append(got, a.Allowance)
+		}
+		if !slices.EqualFunc(got, c.want, func(a, b float64) bool { return math.Abs(a-b) < 1e-9 }) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
 func TestLevel(t *testing.T) {
 	modest := Function{Objective: 25 * ms, Rate: 10, Cost: 10 * ms, Batch: 1}
 	greedy := Function{Objective: 25 * ms, Rate: 1000, Cost: 10 * ms, Batch: 1}
@@ -79,7 +111,7 @@ func TestDecideBounds(t *testing.T) {
 		for _, a := range actions {
 			sum += a.Guarantee
 			fewest = min(fewest, a.Guarantee)
-			if a.Level < budget.MinLevel || a.Level > budget.MaxLevel || a.Saved < 0 {
+			if a.Level < budget.MinLevel || a.Level > budget.MaxLevel || a.Saved < 0 || a.Allowance < a.Guarantee {
 				t.Fatalf("action %+v", a)
 			}
 		}
