@@ -26,7 +26,9 @@ type Options struct {
 	// not begun that is not expected to end in time.
 	Limit time.Duration
 	Runs  int
-	Seed  uint64
+	// Variants are the ones that are measured; empty: all.
+	Variants []string
+	Seed     uint64
 	// Quick stands small models and short times in for the figure's.
 	Quick bool
 	// Weights is how all variants hold their models' weights, as configs.Config.Weights;
@@ -306,7 +308,9 @@ func (r *runner) run(ctx context.Context) (_ *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
-	steps = slices.DeleteFunc(steps, func(s step) bool { return r.report.result(s.c.Name, s.variant.name, s.run) != nil })
+	steps = slices.DeleteFunc(steps, func(s step) bool {
+		return len(r.Variants) > 0 && !slices.Contains(r.Variants, s.variant.name) || r.report.result(s.c.Name, s.variant.name, s.run) != nil
+	})
 	r.report.Left = len(steps)
 	if len(steps) == 0 {
 		return r.report, r.report.Write(r.file)

@@ -108,6 +108,12 @@ var variants = []variant{
 	{name: byGroups, label: "SM groups", what: "the framework alone in one process, on some groups of multiprocessors", by: byGroups},
 }
 
+// CheckVariant returns an error if there is no variant of that name.
+func CheckVariant(name string) error {
+	_, err := variantOf(name)
+	return err
+}
+
 func variantOf(name string) (variant, error) {
 	for _, v := range variants {
 		if v.name == name {
