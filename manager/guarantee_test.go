@@ -80,8 +80,11 @@ func TestGuarantee(t *testing.T) {
 				b.load("quick", 100, time.Millisecond)
 			}
 			quick, slow := b.wanted("quick")[control.Serve], b.wanted("slow")[control.Serve]
-			if quick.GuaranteePercent < 28 || quick.GuaranteePercent > 34 || math.Abs(quick.GuaranteePercent/2+slow.GuaranteePercent-90) > 1 {
-				t.Errorf("may use %v %% and %v %%, want twice some 15, and the rest of 90", quick.GuaranteePercent, slow.GuaranteePercent)
+			if g := 100 * b.instance("quick", 0).entitled.action.Guarantee; g < 14 || g > 17 || math.Abs(g+slow.GuaranteePercent-90) > 1 {
+				t.Errorf("guarantees %v %% and %v %%, want some 15 and the rest of 90", g, slow.GuaranteePercent)
+			}
+			if quick.GuaranteePercent != 90 {
+				t.Errorf("quick may use %v %% at its level, want all 90: slow comes after it", quick.GuaranteePercent)
 			}
 			if slow.BalanceNanos < int64(500*time.Millisecond) {
 				t.Errorf("slow may save up %v, want its guarantee for an objective", time.Duration(slow.BalanceNanos))

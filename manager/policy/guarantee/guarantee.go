@@ -29,9 +29,6 @@ const guaranteed = 0.9
 // keeps levels from changing with the noise of a rate.
 const excess = 1.05
 
-// maxAllowance times its need is what a function that keeps its guarantee may use at its level.
-const maxAllowance = 2
-
 // The rate follows a rise in some two seconds and a fall in ten: a rate that fell may
 // rise again, and a guarantee that is too large costs nothing.
 const (
@@ -193,7 +190,7 @@ func allow(functions []Function, actions []Action) {
 	for i := range actions {
 		a := &actions[i]
 		if a.Allowance = a.Guarantee; kind(i) == within && needs > 0 {
-			a.Allowance = max(a.Guarantee, a.Need*min(maxAllowance, room/needs))
+			a.Allowance = max(a.Guarantee, a.Need*room/needs)
 		}
 	}
 }

@@ -51,8 +51,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Functions within their guarantees may use twice their needs, as far as these fit beside what
-// is guaranteed to an overloaded function of a shorter objective.
+// Functions within their guarantees may use the whole device between them, except for what is
+// guaranteed to an overloaded function of a shorter objective, and by hand.
 func TestAllowance(t *testing.T) {
 	modest := Function{Objective: 25 * ms, Rate: 10, Cost: 10 * ms, Batch: 1} // 0.15
 	heavy := Function{Objective: 25 * ms, Rate: 20, Cost: 10 * ms, Batch: 1}  // 0.3
@@ -66,11 +66,11 @@ func TestAllowance(t *testing.T) {
 		functions []Function
 		want      []float64
 	}{
-		{"twice", []Function{modest, greedy}, []float64{0.3, 0.75}},
-		{"as far as they fit", []Function{heavy, heavy, greedy}, []float64{0.45, 0.45, 0.3}},
+		{"one", []Function{modest, greedy}, []float64{0.9, 0.75}},
+		{"in proportion", []Function{heavy, modest, greedy}, []float64{0.6, 0.3, 0.45}},
 		{"beside a short objective", []Function{modest, short}, []float64{0.15, 0.75}},
 		{"all within", []Function{modest, heavy}, []float64{0.375, 0.6}},
-		{"by hand", []Function{byHand, modest, greedy}, []float64{0.3, 0.3, 0.45}},
+		{"by hand", []Function{byHand, modest, greedy}, []float64{0.3, 0.6, 0.45}},
 		{"nobody asks", []Function{{Objective: 25 * ms, SharePercent: 30}}, []float64{0.3}},
 	} {
 		var got []float64
