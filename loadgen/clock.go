@@ -11,18 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Clock tells the time and wakes sleepers. Times are nanoseconds from an epoch
-// of its own. Any goroutine may use it.
+// Clock tells the time and wakes sleepers. Times are nanoseconds since the
+// clock's own epoch. Any goroutine may use it.
 type Clock interface {
 	Now() int64
-	// Alarm returns a sleeper whose sleep ends early when ctx does.
+	// Alarm returns a sleeper. Its sleep ends early when ctx ends.
 	Alarm(ctx context.Context) (Alarm, error)
 }
 
-// Alarm is one goroutine's sleeper.
+// Alarm puts one goroutine to sleep.
 type Alarm interface {
-	// Wait sleeps until a time and reports true; it reports false as soon as the
-	// alarm's context has ended.
+	// Wait sleeps until the given time and reports true. It reports false as
+	// soon as the alarm's context has ended.
 	Wait(until int64) bool
 	Close() error
 }
@@ -30,12 +30,11 @@ type Alarm interface {
 // SystemClock is CLOCK_MONOTONIC, the clock of package shm.
 //
 // Its alarms are timer descriptors, which the Go runtime polls as it polls
-// sockets: they are exact to tens of microseconds, where the runtime's own
-// timers are rounded up to its poll's millisecond, and a sleeper holds neither
-// a thread nor a processor. So nothing needs to spin.
+// sockets. They are exact to tens of microseconds; the runtime's own timers are
+// rounded up to the millisecond of its poll. A sleeper holds neither a thread
+// nor a processor, so nothing needs to spin.
 type SystemClock struct{}
 
-// Now is shm.Now.
 func (SystemClock) Now() int64 { return shm.Now() }
 
 // Alarm opens a timer descriptor.
@@ -45,7 +44,7 @@ func (SystemClock) Alarm(ctx context.Context) (Alarm, error) {
 		return nil, fmt.Errorf("create timer descriptor: %w", err)
 	}
 	a := &alarm{ctx: ctx, fd: fd, file: os.NewFile(uintptr(fd), "timerfd")}
-	// A deadline in the past wakes a blocked read, and fails every later one.
+	// A deadline in the past wakes a blocked read and fails all later reads.
 	a.stop = context.AfterFunc(ctx, func() { a.file.SetReadDeadline(time.Unix(1, 0)) })
 	return a, nil
 }
@@ -55,7 +54,7 @@ type alarm struct {
 	fd   int
 	file *os.File
 	stop func() bool
-	// expirations is what a read of the descriptor writes.
+	// expirations is the buffer for a read of the descriptor.
 	expirations [8]byte
 }
 

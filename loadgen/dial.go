@@ -7,11 +7,13 @@ import (
 	"github.com/penstock/penstock/client"
 )
 
-// DialClient returns a Dialer of package client's clients. The options are each
-// stream's, but for Deliver, for the pace where the function has one, and for
-// the timeout, which is at least the grace time (Grace) that the function's
-// objective asks for: a client that gives up earlier would hide late answers.
+// DialClient returns a Dialer that opens clients of package client. Each stream
+// uses the options, except for three of them. The Dialer sets Deliver. A
+// function's PaceBytes, if set, replaces the options' pace. The timeout is at
+// least replyGrace of the function's objective: a client that gave up earlier
+// would hide late answers.
 //
+// The run's Clock must be SystemClock, because the clients use that clock.
 // The run's Clock must be SystemClock, which is the clients'.
 func DialClient(options client.Options) Dialer {
 	return func(ctx context.Context, f Function, stream int, deliver func(Reply)) (Sender, error) {

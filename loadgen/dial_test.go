@@ -13,8 +13,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// answering is a socket that answers each request of one datagram with its
-// picture's first byte as the class, and picture 2 never.
+// answering returns the address of a socket that answers each one-datagram
+// request with the first byte of its picture as the class. It never answers
+// picture 2.
 func answering(t *testing.T) netip.AddrPort {
 	t.Helper()
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
@@ -76,7 +77,8 @@ func TestDialClientSendsOverTheWire(t *testing.T) {
 	}
 }
 
-// A function that stops answering leaves no credit: what waits for it is late.
+// When a function stops answering, it grants no more credit: requests that wait
+// for credit become late.
 func TestDialClientCountsDropped(t *testing.T) {
 	const objective = 20 * time.Millisecond
 	m, err := clienttest.NewManager(func(q clienttest.Request) (wire.Result, []byte, bool) {

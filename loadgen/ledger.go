@@ -9,12 +9,13 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// ledger knows every request of one function that is on its way, and the tally
-// of those that ended. Any goroutine may use it.
+// ledger tracks all outstanding requests of one function and counts those that
+// ended. Any goroutine may use it.
 type ledger struct {
 	slo      time.Duration
 	pictures Pictures
-	// references has the right answer to each picture; nil when none are checked.
+	// references has the right answer to each picture; nil if answers are not
+	// checked.
 	references []answer.Answer
 
 	mu       sync.Mutex
@@ -30,11 +31,11 @@ type ledger struct {
 	closed  bool
 }
 
-// entry is a request on its way.
+// entry is an outstanding request.
 type entry struct {
 	intended int64
 	picture  int32
-	// use rises each time the entry is opened: a tag of an earlier use is stale.
+	// use rises each time the entry is opened. A tag of an earlier use is stale.
 	use     uint32
 	counted bool
 	open    bool
@@ -52,7 +53,8 @@ func newLedger(f *Function, references []answer.Answer) *ledger {
 	}
 }
 
-// begin opens an entry and returns its tag. lag is how late the scheduler is.
+// begin opens an entry and returns its tag. lag is how far the scheduler is
+// behind schedule.
 func (l *ledger) begin(intended int64, lag time.Duration, picture int, counted bool) (tag uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,8 +76,9 @@ func (l *ledger) begin(intended int64, lag time.Duration, picture int, counted b
 	return uint64(e.use)<<32 | uint64(i)
 }
 
-// reply ends a request. Replies to what is not open (given twice, or after the
-// grace time) are dropped. A request given up stays unanswered, unless it was dropped as late.
+// reply ends a request. It drops a reply whose request is not open: a duplicate,
+// or a reply after the grace time. A request that the client gave up counts as
+// unanswered. If the client dropped it as late, it counts as dropped.
 func (l *ledger) reply(r Reply) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -123,7 +126,8 @@ func (l *ledger) endLocked(tag uint64) (entry, bool) {
 	return e, true
 }
 
-// maxDifferences is how many wrong answers are described; the rest are counted.
+// maxDifferences is how many wrong answers are described; the others are only
+// counted.
 const maxDifferences = 5
 
 func (l *ledger) checkLocked(picture int, got answer.Answer) {
@@ -138,13 +142,13 @@ func (l *ledger) checkLocked(picture int, got answer.Answer) {
 		}
 	}
 	if t.first[picture].Payload == nil {
-		// Not nil even when empty: an answer without boxes is an answer.
+		// Not nil even if empty: an answer without boxes is an answer.
 		t.first[picture] = answer.Answer{Kind: got.Kind, Payload: append(make([]byte, 0, len(got.Payload)), got.Payload...)}
 	}
 }
 
-// drain returns a channel that is closed when nothing is open any more. It is
-// called once, when nothing begins any more.
+// drain returns a channel that is closed when no request is open. It is called
+// once, after the last begin.
 func (l *ledger) drain() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -156,14 +160,15 @@ func (l *ledger) drain() <-chan struct{} {
 	return l.drained
 }
 
-// news is what there is to tell of its silence.
+// news returns what to report about the function's silence; empty if nothing
+// changed.
 func (l *ledger) news(now int64) string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.silence.news(now)
 }
 
-// close makes the ledger deaf to replies.
+// close makes the ledger ignore replies.
 func (l *ledger) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -20,7 +20,8 @@ func testLedger(references []answer.Answer) *ledger {
 	return newLedger(&Function{SLO: time.Second, Pictures: blank(4), Tolerance: answer.Default}, references)
 }
 
-// TestLedgerAgainstAModel runs random operations on a ledger and on a map.
+// TestLedgerAgainstAModel runs random operations on a ledger and on a map, and
+// compares them.
 func TestLedgerAgainstAModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := testLedger(nil)

@@ -1,5 +1,5 @@
-// Package loadgen sends pictures to inference functions as the world would, and
-// says how they were answered.
+// Package loadgen sends pictures to inference functions on a schedule and reports
+// how the functions answered.
 //
 //		Spec ─┬─ function: 1 arrivals ──when──> 2 scheduler ──picture, tag──> Sender ──UDP──> manager
 //		      │                                      │ 3 opens an entry                          │
@@ -7,25 +7,24 @@
 //		      └─ …                                   │ 5 the rest is unanswered after the grace time
 //		                                         6 Report
 //
-//	 1. Package arrival says, without a clock, when each request is meant to leave
-//	    and by which stream.
-//	 2. A scheduler goroutine a function sleeps until then and hands the picture to
-//	    the stream's Sender. It never waits for an answer (open loop): a slow
-//	    system is not spared by a client that holds back.
-//	 3. The ledger notes the intended moment, under a tag that comes back with the
-//	    reply.
-//	 4. Latency is counted from the intended moment to the reply's arrival, so a
-//	    request that left late because the system (or this program) stalled is
-//	    not counted as quick ("coordinated omission", G. Tene). An ok answer is
-//	    compared with the reference, where there is one.
-//	 5. At the end outstanding requests have a grace time; what is still without an
-//	    answer is unanswered.
+//	 1. Package arrival computes, without a clock, when each request is meant to leave
+//	    and which stream sends it.
+//	 2. One scheduler goroutine per function sleeps until then and hands the picture to
+//	    the stream's Sender. It never waits for an answer (open loop): a client that
+//	    holds back would hide that the system is slow.
+//	 3. The ledger records the intended moment under a tag. The reply carries the tag back.
+//	 4. Latency counts from the intended moment to the reply's arrival. A request that left
+//	    late because the system (or this program) stalled is therefore not counted as quick
+//	    ("coordinated omission", G. Tene). An ok answer is compared with the reference, if
+//	    there is one.
+//	 5. At the end, outstanding requests get a grace time. Requests without an answer after
+//	    it are unanswered.
 //	 6. Every request that was meant to be sent is in the report once.
 //
-// Subpackages are arrival (when), picture (what), answer (is it right) and status
-// (what the manager says). FindMaxRate searches over whole runs.
+// Subpackages are arrival (when), picture (what), answer (is the answer right) and
+// status (asks the manager). FindMaxRate searches over whole runs.
 //
-// Locks: a ledger's mu and the watch's mu are leaves; no callback is called with
+// Locks: a ledger's mu and the watch's mu are leaves. No callback is called with
 // one held.
 package loadgen
 
@@ -42,63 +41,64 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Spec is a run, wished for.
+// Spec describes a run.
 type Spec struct {
-	// Duration is the measured time. Warmup comes before it: its requests are
-	// sent and checked like others, and counted in nothing else.
+	// Duration is the measured time. Warmup comes before it. The run sends and
+	// checks the requests of the warm-up like others, but no other figure counts
+	// them.
 	Duration, Warmup time.Duration
-	// Grace is how long outstanding requests are waited for at the end; 0 means
-	// what the longest objective asks for, see the function Grace.
+	// Grace is how long a run waits at its end for outstanding requests. 0 means
+	// replyGrace of the longest objective.
 	Grace     time.Duration
 	Functions []Function
 	// Schedule changes rates. Its times count from the end of the warm-up.
 	Schedule arrival.Schedule
-	// Seed makes arrivals the same again.
+	// Seed makes the arrivals reproducible.
 	Seed uint64
 }
 
 // Function is one inference function's traffic.
 type Function struct {
 	Name string
-	// Addr is where its UDP port is, as the Dialer wants it.
+	// Addr is the address of its UDP port, in the form that the Dialer expects.
 	Addr string
 	// SLO is the latency objective, from the intended moment to the reply.
 	SLO time.Duration
-	// PerSecond is the rate of all streams together, until the schedule changes
-	// it; for a Video process 0 means the cameras' own rate.
+	// PerSecond is the rate of all streams together until the schedule changes it.
+	// For a Video process, 0 means the cameras' own rate.
 	PerSecond float64
 	Arrivals  arrival.Process
-	// Streams is how many clients send, each from its own socket; 0 means 1, and
-	// for a Video process as many as make up PerSecond.
+	// Streams is how many clients send, each from its own socket. 0 means 1. For a
+	// Video process it means as many as make up PerSecond.
 	Streams int
 	// Pictures are sent in turn.
 	Pictures Pictures
-	// Deadline and Priority are told to the manager with each request; the zero
-	// values tell nothing.
+	// Deadline and Priority go to the manager with each request. A zero value is
+	// not sent.
 	Deadline time.Duration
 	Priority uint8
-	// PaceBytes is how many bytes a second a stream sends at most; 0 is no limit.
+	// PaceBytes is the max number of bytes per second and stream; 0 is no limit.
 	PaceBytes int64
-	// Tolerance is how far an answer may lie from the reference; the zero value
+	// Tolerance is how far an answer may differ from the reference; the zero value
 	// means answer.Default.
 	Tolerance answer.Tolerance
 }
 
-// Pictures are requests' payloads. Any goroutine may use them; nobody changes
-// the bytes.
+// Pictures are requests' payloads. Any goroutine may use them. The bytes are
+// read-only.
 type Pictures interface {
-	// Len is how many there are, at least 1.
+	// Len is the number of pictures, at least 1.
 	Len() int
-	// Picture returns picture i, 0 <= i < Len, and its class, negative where that
-	// is not known.
+	// Picture returns picture i, 0 <= i < Len, and its class. The class is
+	// negative if it is not known.
 	Picture(i int) (bytes []byte, label int)
 }
 
-// Reference answers as the inference function should: the same model, run in
-// process. One goroutine uses it.
+// Reference computes the right answers: it runs the same model in this process.
+// One goroutine uses it.
 type Reference interface {
-	// Answer returns the function's answer to a picture, which the caller keeps,
-	// or ErrNoReference where it does not know the function.
+	// Answer returns the function's answer to a picture, which the caller keeps.
+	// It returns ErrNoReference if it does not know the function.
 	Answer(function string, picture []byte) (answer.Answer, error)
 }
 
@@ -107,73 +107,74 @@ var ErrNoReference = errors.New("no reference for this function")
 
 // Sender sends requests from one socket.
 type Sender interface {
-	// Send takes a request and returns without waiting for anything. It keeps the
-	// picture until the reply is delivered, which may be before Send returns. An
-	// error says that the request will not be sent, and nothing is delivered for
-	// it. intended is the moment that it was meant to leave, on the run's Clock.
-	// Only one goroutine calls it.
+	// Send takes a request and returns without waiting. It keeps the picture until
+	// the reply is delivered, which may be before Send returns. An error means
+	// that the request will not be sent and that nothing is delivered for it.
+	// intended is the time at which the request was meant to leave, on the run's
+	// Clock. Only one goroutine calls Send.
 	Send(picture []byte, intended int64, tag uint64) error
-	// Close ends the socket, and outstanding requests with an error; nothing is
-	// delivered after it returned.
+	// Close closes the socket and ends outstanding requests with an error. Nothing
+	// is delivered after Close has returned.
 	Close() error
 }
 
 // Reply is how a request ended.
 type Reply struct {
 	Tag uint64
-	// Result and Payload are what came; the payload is valid until the delivery
-	// returns.
+	// Result and Payload are the reply's contents. The payload is valid until the
+	// delivery returns.
 	Result  wire.Result
 	Payload []byte
 	// Arrived is when the reply's last datagram was read, in nanoseconds of the
 	// run's Clock.
 	Arrived int64
-	// Err is set when the sender gave the request up without a reply; Unsent that
-	// it did so before a byte had left. Dropped says that the request could not be
-	// answered in time any more and was never sent. Nothing else but the tag is set then.
+	// Err is set if the sender gave the request up without a reply. Unsent means
+	// that it gave up before a byte had left. Dropped means that the request could
+	// no longer be answered in time and was never sent. If Err is set, only the
+	// tag is valid besides these.
 	Err             error
 	Unsent, Dropped bool
 }
 
-// Dialer opens the socket of one stream. Replies are delivered from any
-// goroutine, also several at once, each tag once.
+// Dialer opens the socket of one stream. Replies are delivered from any goroutine,
+// possibly several at once, and once per tag.
 type Dialer func(ctx context.Context, f Function, stream int, deliver func(Reply)) (Sender, error)
 
-// Options are what a run needs of the world.
+// Options connect a run to its surroundings: sockets, clock, reference, manager,
+// display.
 type Options struct {
-	// Dial opens streams.
 	Dial Dialer
-	// Clock is SystemClock when nil.
+	// Clock is SystemClock if nil.
 	Clock Clock
 	// Reference checks the answers; nil checks none.
 	Reference Reference
-	// Status asks the manager; nil leaves shares, swaps and losses unknown.
+	// Status asks the manager. If nil, shares, swaps and losses are unknown.
 	Status func(ctx context.Context) (control.Status, error)
-	// Observe is called ObserveEvery from a goroutine of its own, and once at the
-	// end; nil for nobody. The snapshot is the callee's.
+	// Observe, if not nil, is called every ObserveEvery from its own goroutine,
+	// and once at the end. The callee owns the snapshot.
 	Observe func(Snapshot)
-	// Tell is told at once, in a line, when a function or the manager's status page stops
-	// answering and when it answers again, from the goroutine that calls Observe; nil
-	// for nobody.
+	// Tell, if not nil, gets a line when a function or the manager's status page
+	// stops answering, and when it answers again. The goroutine that calls Observe
+	// calls it.
 	Tell func(line string)
 }
 
-// ObserveEvery is how often a run is observed: a line that changes four times a
-// second can still be read. statusEvery is how often the manager is asked
-// meanwhile.
+// ObserveEvery is how often Observe is called: a line that changes four times per
+// second can still be read. statusEvery is how often the run asks the manager.
 const (
 	ObserveEvery = 250 * time.Millisecond
 	statusEvery  = 500 * time.Millisecond
 )
 
-// replyGrace is what outstanding requests get at the end of a run: two seconds, or
-// four times the objective where that is more.
+// replyGrace is how long a run waits at its end for outstanding requests: two
+// seconds, or four times the objective if that is more.
 func replyGrace(slo time.Duration) time.Duration { return max(2*time.Second, 4*slo) }
 
-// interruptedGrace is what is left of the grace time when a person interrupts.
+// interruptedGrace is the rest of the grace time after an interrupt.
 const interruptedGrace = time.Second
 
-// complete returns the spec with its defaults filled in, or what is wrong.
+// complete returns the spec with its defaults filled in, or an error if the spec
+// is invalid.
 func (s Spec) complete() (Spec, error) {
 	switch {
 	case s.Duration <= 0:

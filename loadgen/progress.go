@@ -8,30 +8,32 @@ import (
 	"unicode/utf8"
 )
 
-// Progress shows a run in one line: a terminal's line is written over each time,
-// elsewhere a line is added every progressEvery.
+// Progress shows a run in one line. On a terminal it overwrites the line each
+// time. On other outputs it adds a line every progressEvery.
 type Progress struct {
 	w io.Writer
-	// width is the terminal's, asked each time; nil elsewhere.
+	// width returns the terminal's current width; nil if the output is not a
+	// terminal.
 	width func() int
-	// shown is when the last line was added, -1 for never.
+	// shown is when the last line was added; -1 if none was.
 	shown time.Duration
 }
 
-// progressEvery keeps a log of half a minute to a screen.
+// progressEvery keeps the log of a run of half a minute within one screen.
 const progressEvery = 5 * time.Second
 
-// NewProgress returns a progress line on w. width tells how many columns the
-// terminal has, and is nil when w is none.
+// NewProgress returns a progress line on w. width returns the terminal's number
+// of columns; it is nil if w is not a terminal.
 func NewProgress(w io.Writer, width func() int) *Progress {
 	return &Progress{w: w, width: width, shown: -1}
 }
 
-// Show shows a snapshot; it is an Options.Observe.
+// Show shows a snapshot. Use it as Options.Observe.
 func (p *Progress) Show(s Snapshot) {
 	line := s.String()
 	if p.width != nil {
-		// To the line's beginning; the line; clear what is left of the one before.
+		// Return to the start of the line, write it, and clear the rest of the
+		// previous one.
 		fmt.Fprintf(p.w, "\r%s\x1b[K", cut(line, p.width()-1))
 		return
 	}
@@ -41,20 +43,20 @@ func (p *Progress) Show(s Snapshot) {
 	}
 }
 
-// Say adds a line for good.
+// Say adds a permanent line.
 func (p *Progress) Say(line string) {
 	p.End()
 	fmt.Fprintln(p.w, line)
 }
 
-// End leaves the terminal's line for what comes next.
+// End clears the terminal's line.
 func (p *Progress) End() {
 	if p.width != nil {
 		fmt.Fprint(p.w, "\r\x1b[K")
 	}
 }
 
-// String is the snapshot in one line.
+// String formats the snapshot as one line.
 func (s Snapshot) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%3.0f s left", s.Left.Seconds())
@@ -76,7 +78,8 @@ func (s Snapshot) String() string {
 	return b.String()
 }
 
-// cut keeps the first columns of a line, each rune of ours being one wide.
+// cut returns the first columns of a line. It assumes that each rune is one
+// column wide.
 func cut(line string, columns int) string {
 	if columns <= 0 || utf8.RuneCountInString(line) <= columns {
 		return line

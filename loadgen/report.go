@@ -15,31 +15,32 @@ import (
 // Report is what a run measured. It is plain data.
 type Report struct {
 	Functions []FunctionReport `json:"functions"`
-	// Seconds is the measured time; Interrupted says that it was cut short.
+	// Seconds is the measured time. Interrupted means that the run was cut
+	// short.
 	Seconds     float64 `json:"seconds"`
 	Interrupted bool    `json:"interrupted,omitempty"`
-	// ManagerError says why the manager could not be asked at the end: what it
-	// lost is not known then.
+	// ManagerError is why the manager could not be asked at the end. Lost
+	// requests are then unknown.
 	ManagerError string `json:"manager_error,omitempty"`
-	// Outages are when nothing came back, by functions and in the order of time.
+	// Outages are the times without any reply, by function and in order of time.
 	Outages []Outage `json:"outages,omitempty"`
-	// Requirements are what Require found.
+	// Requirements are the verdicts of Require.
 	Requirements []Verdict `json:"requirements,omitempty"`
 }
 
 // FunctionReport is what a run measured of one function.
 //
-// Sent = OK + Late + Incomplete + Busy + Refused + Failed + Unanswered, always.
+// Always: Sent = OK + Late + Incomplete + Busy + Refused + Failed + Unanswered.
 type FunctionReport struct {
 	Name      string  `json:"name"`
 	SLOMillis float64 `json:"slo_ms"`
-	// Sent are the requests that were meant to be sent in the measured time;
-	// Answered those that got a reply of any status.
+	// Sent counts the requests that were meant to be sent in the measured time.
+	// Answered counts those that got a reply of any status.
 	Sent     uint64 `json:"sent"`
 	Answered uint64 `json:"answered"`
 	OK       uint64 `json:"ok"`
-	// Late requests could not meet the objective any more and were not run. Dropped are
-	// those of Late that the client never sent.
+	// Late counts requests that could no longer meet the objective and were not
+	// run. Dropped counts those of Late that the client never sent.
 	Late       uint64 `json:"late"`
 	Dropped    uint64 `json:"dropped"`
 	Incomplete uint64 `json:"incomplete"`
@@ -47,64 +48,71 @@ type FunctionReport struct {
 	Refused    uint64 `json:"refused"`
 	Failed     uint64 `json:"failed"`
 	Unanswered uint64 `json:"unanswered"`
-	// WithinSLO is the per cent of Sent with an ok answer within the objective,
-	// counted from the intended moment; GoodputRPS those answers a second.
+	// WithinSLO is the percentage of Sent that got an ok answer within the
+	// objective, counted from the intended moment. GoodputRPS is the number of
+	// those answers per second.
 	WithinSLO  float64 `json:"within_slo"`
 	GoodputRPS float64 `json:"goodput_rps"`
-	// Percentiles of the ok answers' latency, 0 when there was none.
+	// Percentiles of the latency of ok answers; 0 if there were none.
 	P50Millis  float64 `json:"p50_ms"`
 	P99Millis  float64 `json:"p99_ms"`
 	P999Millis float64 `json:"p999_ms"`
-	// MeanBatch is the mean size of the batches that the ok answers rode in.
+	// MeanBatch is the mean size of the batches that contained the ok answers.
 	MeanBatch float64 `json:"mean_batch"`
-	// SharePercent is the share at the end. It, Swaps and Lost (accepted by the
-	// manager and never answered) come from the manager; null where it was not
-	// asked.
+	// SharePercent is the share at the end. Lost counts requests that the
+	// manager accepted and never answered. SharePercent, Swaps and Lost come
+	// from the manager; they are null if it was not asked.
 	SharePercent *float64 `json:"share"`
 	Swaps        *uint64  `json:"swaps"`
 	Lost         *uint64  `json:"lost"`
-	// Accuracy is the per cent of labelled pictures whose first ok answer has
-	// their class on top, null where none is labelled; ReferenceAccuracy is the
-	// reference's, on the same pictures; Labelled is how many they are.
+	// Accuracy is the percentage of labelled pictures whose first ok answer
+	// ranks their class first. It is null if no picture is labelled.
+	// ReferenceAccuracy is that of the reference on the same pictures. Labelled
+	// is the number of these pictures.
 	Accuracy          *float64 `json:"accuracy"`
 	ReferenceAccuracy *float64 `json:"reference_accuracy,omitempty"`
 	Labelled          int      `json:"labelled,omitempty"`
 
-	// Checked answers were compared with the reference; Wrong ones differ, the
-	// first of them as Differences tell. Both count the warm-up's as well.
+	// Checked counts the answers that were compared with the reference. Wrong
+	// counts those that differ; Differences describes the first of them. All
+	// include the warm-up.
 	Checked     uint64   `json:"checked"`
 	Wrong       uint64   `json:"wrong"`
 	Differences []string `json:"differences,omitempty"`
-	// OfferedRPS is Sent a second.
+	// OfferedRPS is Sent per second.
 	OfferedRPS float64 `json:"offered_rps"`
-	// Unsent are those of Unanswered of which the client sent nothing, for want
-	// of credit or room; GaveUp is why it gave up the first of Unanswered.
+	// Unsent counts those of Unanswered of which the client sent no byte,
+	// because it had no credit or no room. GaveUp is why the client gave up the
+	// first of Unanswered.
 	Unsent uint64 `json:"unsent"`
 	GaveUp string `json:"gave_up,omitempty"`
-	// SendLagP99Millis is how late this program was to hand requests over. The
-	// latencies hold it; where it is large, they measure this program.
+	// SendLagP99Millis is how late this program handed requests over (p99). The
+	// latencies include this lag: if it is large, they measure this program.
 	SendLagP99Millis float64 `json:"send_lag_p99_ms"`
-	// Stages split the ok answers' time in the manager: aggregate, queue, gather,
-	// infer, reply.
+	// Stages splits the time of the ok answers in the manager: aggregate, queue,
+	// gather, infer, reply.
 	Stages map[string]StageReport `json:"stages_ms"`
 	// FirstSharePercent is the share at the beginning.
 	FirstSharePercent *float64 `json:"first_share,omitempty"`
-	// SwapIdle is since the manager's start.
+	// SwapIdle counts from the manager's start.
 	SwapIdle *control.IdleMicros `json:"swap_idle_us,omitempty"`
-	// KernelDrops are datagrams that the kernel dropped for want of buffer.
+	// KernelDrops counts datagrams that the kernel dropped because a buffer was
+	// full.
 	KernelDrops *uint64 `json:"kernel_drops,omitempty"`
-	// Restarted says that the manager's counters began anew: it died and another one
-	// started, or the function was removed and added. Lost counts from there on.
+	// Restarted means that the manager's counters started again from 0. Either
+	// the manager died and another one started, or the function was removed and
+	// added. Lost counts from then on.
 	Restarted bool `json:"restarted,omitempty"`
-	// Removed says that the node had the function at the beginning, and at the end no more.
+	// Removed means that the node had the function at the beginning but not at
+	// the end.
 	Removed bool `json:"removed,omitempty"`
 
-	// Answers has the first ok answer to each picture; its payload is nil where
-	// none came.
+	// Answers has the first ok answer to each picture. Its payload is nil if
+	// there was none.
 	Answers []answer.Answer `json:"-"`
 }
 
-// StageReport is one stage of the way through the manager, in milliseconds.
+// StageReport is one stage of a request in the manager, in milliseconds.
 type StageReport struct {
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
@@ -159,9 +167,9 @@ func (t *traffic) report(measured time.Duration, w *watch) FunctionReport {
 	return r
 }
 
-// accuracy counts each labelled picture once, whatever the number of its
-// answers: they are the same, or counted as wrong. Answers that name no classes
-// have no accuracy.
+// accuracy counts each labelled picture once, regardless of how many answers it
+// got: these answers are equal, or counted as wrong. If answers name no classes,
+// there is no accuracy.
 func (r *FunctionReport) accuracy(l *ledger) {
 	right, referenceRight := uint64(0), uint64(0)
 	for i, got := range l.tally.first {
@@ -188,7 +196,7 @@ func (r *FunctionReport) accuracy(l *ledger) {
 	}
 }
 
-// check asserts that every request is counted once.
+// check returns an error unless every request is counted once.
 func (r *Report) check() error {
 	for _, f := range r.Functions {
 		sum := f.OK + f.Late + f.Incomplete + f.Busy + f.Refused + f.Failed + f.Unanswered
@@ -199,10 +207,10 @@ func (r *Report) check() error {
 	return nil
 }
 
-// Faults are the reasons for which the run proves the system wrong, a line
+// Faults returns the reasons for which the run proves the system wrong, one line
 // each: requests lost, answers that differ, a system that stopped answering, or
-// that nobody can tell. Slowness is none, and neither is a request or two that
-// the network may have lost.
+// losses that are unknown. Slowness is not a fault. Neither are one or two
+// requests that the network may have lost.
 func (r *Report) Faults() []string {
 	var faults []string
 	if r.ManagerError != "" {
@@ -255,7 +263,7 @@ func percent(part, whole uint64) float64 {
 	}
 	p := rounded(100 * float64(part) / float64(whole))
 	if p == 100 && part < whole {
-		return 99.999 // all is said of all only
+		return 99.999 // 100 % means all of them
 	}
 	return p
 }
@@ -267,5 +275,5 @@ func perSecond(count uint64, measured time.Duration) float64 {
 	return rounded(float64(count) / measured.Seconds())
 }
 
-// rounded is to a thousandth: histograms hold no more.
+// rounded rounds to a thousandth: the histograms are no more precise.
 func rounded(v float64) float64 { return math.Round(v*1000) / 1000 }

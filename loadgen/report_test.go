@@ -22,8 +22,8 @@ var update = flag.Bool("update", false, "write the golden files")
 
 func pointer[T any](v T) *T { return &v }
 
-// sample is a report with every field set, and one of a function that nobody
-// answered and no manager knows.
+// sample returns a report of two functions. The first sets every field. The
+// second was never answered, and the manager does not know it.
 func sample() *loadgen.Report {
 	return &loadgen.Report{
 		Seconds: 30,
@@ -62,8 +62,8 @@ func TestReportsJSONIsGolden(t *testing.T) {
 	}
 }
 
-// TestReportHasThePromisedFields: programs read these; all are there, also where
-// nothing is known.
+// TestReportHasThePromisedFields: programs read these fields, so all are
+// present, even if their values are unknown.
 func TestReportHasThePromisedFields(t *testing.T) {
 	var buffer bytes.Buffer
 	if err := sample().WriteJSON(&buffer); err != nil {
@@ -159,7 +159,7 @@ func TestCSVHasALineAFunction(t *testing.T) {
 	}
 }
 
-// full takes nothing.
+// full is a writer without space.
 type full struct{}
 
 var errFull = errors.New("no space left on device")

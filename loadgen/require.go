@@ -9,24 +9,25 @@ import (
 	"time"
 )
 
-// Requirement is a bound that a run must keep to, wished for.
+// Requirement is a bound that a run must meet.
 type Requirement struct {
-	// Function is whose figure it is; empty is each function of the run.
+	// Function is the function that the bound applies to; empty means each function of the
+	// run.
 	Function string
-	// Metric is the figure's name, one of metrics; Bound the least or most that it may
-	// be, in per cent, milliseconds, or requests a second.
+	// Metric is one of metrics. Bound is the metric's min or max, in percent, milliseconds or
+	// requests per second.
 	Metric string
 	Bound  float64
 }
 
-// functionMetrics are what a Requirement may bound, in the order of the help.
+// functionMetrics are the metrics that a Requirement may bound, in the order of the help.
 var functionMetrics = []string{"within", "answered", "ok", "accuracy", "goodput", "p50", "p99", "p99.9"}
 
-// metric is a figure of a report.
+// metric describes a figure of a report.
 type metric struct {
 	unit string
-	most bool // the bound is the most that it may be, else the least
-	// of is the figure, or why there is none.
+	most bool // the bound is a max; else it is a min
+	// of returns the figure, or why there is none.
 	of func(f *FunctionReport) (figure float64, missing string)
 }
 
@@ -64,8 +65,8 @@ func ofOK(figure func(*FunctionReport) float64) func(*FunctionReport) (float64, 
 	}
 }
 
-// ParseRequirement reads [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms. Per cents
-// have their sign and times their unit, so that 0.99 and 25 are not taken for something else.
+// ParseRequirement reads [FUNCTION:]METRIC=BOUND, like within=99% or face:p99=25ms.
+// Percentages need their sign and times their unit, so that 0.99 and 25 are not misread.
 func ParseRequirement(text string) (Requirement, error) {
 	wrong := func(format string, args ...any) (Requirement, error) {
 		return Requirement{}, fmt.Errorf("%q: %s", text, fmt.Sprintf(format, args...))
@@ -109,17 +110,17 @@ func ParseRequirement(text string) (Requirement, error) {
 	return r, nil
 }
 
-// Verdict is what became of a Requirement of one function.
+// Verdict is the result of one Requirement for one function.
 type Verdict struct {
 	Function string `json:"function"`
 	Metric   string `json:"metric"`
-	// Required is the bound, the most that Measured may be or the least, in Unit: "%",
-	// "ms" or "/s".
+	// Required is the bound: a max of Measured if Most is true, else a min. Unit is "%", "ms"
+	// or "/s".
 	Required float64 `json:"required"`
 	Most     bool    `json:"most"`
 	Unit     string  `json:"unit"`
-	// Measured is null where there was nothing to measure, which Missing names; such a
-	// requirement is not met.
+	// Measured is null if there was nothing to measure; Missing says why. Such a requirement
+	// is not met.
 	Measured *float64 `json:"measured"`
 	Missing  string   `json:"missing,omitempty"`
 	Met      bool     `json:"met"`
@@ -136,8 +137,8 @@ func (v Verdict) String() string {
 	return fmt.Sprintf("%s: %s is %s, required is at %s %s", v.Function, v.Metric, measured, bound, number(v.Required)+" "+v.Unit)
 }
 
-// Require judges the report by requirements; the verdicts are in it from then on. A
-// requirement of a function that the report does not have is an error.
+// Require checks the report against requirements and stores the verdicts in it. A requirement
+// for a function that the report does not have is an error.
 func (r *Report) Require(requirements []Requirement) error {
 	for _, q := range requirements {
 		if q.Function != "" && !slices.ContainsFunc(r.Functions, func(f FunctionReport) bool { return f.Name == q.Function }) {
@@ -163,7 +164,7 @@ func (r *Report) Require(requirements []Requirement) error {
 	return nil
 }
 
-// Missed are the requirements that were not met, a line each.
+// Missed returns the requirements that were not met, one line each.
 func (r *Report) Missed() []string {
 	var missed []string
 	for _, v := range r.Requirements {

@@ -58,7 +58,7 @@ func TestRequirementsThatMeanNothingAreRefused(t *testing.T) {
 	}
 }
 
-// require judges a report.
+// require returns what a report misses of the given requirements.
 func require(t *testing.T, r *loadgen.Report, texts ...string) []string {
 	t.Helper()
 	var all []loadgen.Requirement
@@ -104,7 +104,7 @@ func TestMissedRequirementsAreALineEach(t *testing.T) {
 	if err := json.Unmarshal(object.Bytes(), &read); err != nil || len(read.Requirements) != 12 {
 		t.Fatalf("%v, %v", read, err)
 	}
-	v := read.Requirements[3] // within of both comes first
+	v := read.Requirements[3] // "within" of both functions comes first
 	if v["function"] != "fashion" || v["metric"] != "p99" || v["required"] != 8.0 || v["most"] != true || v["unit"] != "ms" || v["measured"] != 8.5 || v["met"] != false {
 		t.Errorf("verdict %v", v)
 	}
@@ -124,7 +124,7 @@ func TestARequirementOfAFunctionWithoutTrafficIsAnError(t *testing.T) {
 	}
 }
 
-// TestAllMeansAll: one of very many that is missing is not rounded away.
+// TestAllMeansAll: rounding does not hide one missing answer among very many.
 func TestAllMeansAll(t *testing.T) {
 	report := run(t, constant(t, 5000, 60*time.Second), dead(7, 8))
 	if f := report.Functions[0]; f.Unanswered != 1 || f.WithinSLO == 100 {

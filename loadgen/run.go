@@ -11,12 +11,12 @@ import (
 	"github.com/penstock/penstock/loadgen/arrival"
 )
 
-// Run sends a spec's traffic and reports on it. It returns after the duration
-// and at most the grace time, with nothing of it left running.
+// Run sends a spec's traffic and reports on it. It returns after the duration and
+// at most the grace time. Nothing of the run is left running then.
 //
-// When ctx ends, sending stops at once, outstanding requests are waited for a
-// second at most, and the report of what was measured so far is returned
-// without an error, marked Interrupted.
+// When ctx ends, Run stops sending at once and waits at most a second for
+// outstanding requests. It then returns the report of the time so far without an
+// error, marked Interrupted.
 func Run(ctx context.Context, spec Spec, o Options) (*Report, error) {
 	spec, err := spec.complete()
 	if err != nil {
@@ -25,7 +25,8 @@ func Run(ctx context.Context, spec Spec, o Options) (*Report, error) {
 	if o.Clock == nil {
 		o.Clock = SystemClock{}
 	}
-	// What has been sent is waited for, and the manager is asked, after ctx ended.
+	// After ctx has ended, the run still waits for sent requests and asks the
+	// manager.
 	background, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 
@@ -50,7 +51,7 @@ func Run(ctx context.Context, spec Spec, o Options) (*Report, error) {
 	return r.measure(ctx, background)
 }
 
-// run is a Spec at work.
+// run is the state of a running Spec.
 type run struct {
 	spec    Spec
 	options Options
@@ -59,7 +60,7 @@ type run struct {
 	start   int64 // of the warm-up, by the clock
 }
 
-// traffic is a Function at work.
+// traffic is the state of a running Function.
 type traffic struct {
 	f        *Function
 	arrivals arrival.Arrivals
@@ -67,8 +68,8 @@ type traffic struct {
 	ledger   *ledger
 }
 
-// answers asks the reference for the right answer to each picture; nil when
-// there is no reference.
+// answers asks the reference for the right answer to each picture. It returns nil
+// if there is no reference.
 func answers(ctx context.Context, f *Function, reference Reference) ([]answer.Answer, error) {
 	if reference == nil {
 		return nil, nil
@@ -97,7 +98,7 @@ func dial(ctx context.Context, spec Spec, function int, l *ledger, dial Dialer) 
 	t := &traffic{
 		f:      f,
 		ledger: l,
-		// Functions arrive independently: each has a seed of its own.
+		// Functions arrive independently: each has its own seed.
 		arrivals: arrival.New(f.Arrivals, rate, f.Streams, spec.Seed+uint64(function)<<32),
 	}
 	for stream := range f.Streams {
@@ -154,7 +155,7 @@ func (r *run) measure(ctx, background context.Context) (*Report, error) {
 
 	end := r.options.Clock.Now()
 	for _, t := range r.traffic {
-		t.ledger.close() // the manager may take its time now
+		t.ledger.close() // replies that arrive while we ask the manager no longer count
 	}
 	report := &Report{Seconds: measured.Seconds(), Interrupted: interrupted}
 	report.ManagerError = errorText(r.watch.end(background))
@@ -176,21 +177,22 @@ func (r *run) closeSenders() error {
 	return errors.Join(errs...)
 }
 
-// elapsed is how much of the measured time has passed.
+// elapsed returns how much of the measured time has passed.
 func (r *run) elapsed() time.Duration {
 	passed := time.Duration(r.options.Clock.Now()-r.start) - r.spec.Warmup
 	return min(max(passed, 0), r.spec.Duration)
 }
 
-// schedule sends each request at its moment until the last one. When it is late
-// it sends at once what is due: the moments do not move.
+// schedule sends each request at its intended time until the run's end. If it is
+// late, it sends all due requests at once: intended times do not move.
 func (t *traffic) schedule(alarm Alarm, clock Clock, start int64, spec Spec) {
 	end := spec.Warmup + spec.Duration
 	pictures := t.f.Pictures.Len()
 	for i := 0; ; i++ {
 		next := t.arrivals.Next()
 		if next.At >= end {
-			// The run lasts to its end even when the last request was long before.
+			// The run lasts for its full duration, even if the last request was
+			// long before its end.
 			alarm.Wait(start + int64(end))
 			return
 		}
@@ -207,7 +209,7 @@ func (t *traffic) schedule(alarm Alarm, clock Clock, start int64, spec Spec) {
 	}
 }
 
-// drain waits until nothing is outstanding, at most the grace time.
+// drain waits until no request is outstanding, at most for the grace time.
 func (r *run) drain(ctx context.Context) {
 	grace := time.NewTimer(r.spec.Grace)
 	defer grace.Stop()
@@ -229,7 +231,7 @@ func (r *run) drain(ctx context.Context) {
 	}
 }
 
-// observe tells of the run, and shows it, to who wants to know.
+// observe periodically calls the Tell and Observe callbacks.
 func (r *run) observe(ctx context.Context) {
 	ticker := time.NewTicker(ObserveEvery)
 	defer ticker.Stop()
@@ -247,7 +249,7 @@ func (r *run) observe(ctx context.Context) {
 	}
 }
 
-// tell tells what stopped answering, or answers again.
+// tell reports what stopped answering, or answers again.
 func (r *run) tell() {
 	tell := r.options.Tell
 	if tell == nil {
@@ -264,7 +266,8 @@ func (r *run) tell() {
 	}
 }
 
-// show tells what was offered since before, and brings that up to date.
+// show reports the rate offered since last. It updates before and returns the new
+// last.
 func (r *run) show(before []uint64, last int64) int64 {
 	if r.options.Observe == nil {
 		return last
@@ -290,29 +293,29 @@ func (r *run) show(before []uint64, last int64) int64 {
 	return now
 }
 
-// Snapshot is a run as it is now.
+// Snapshot is the current state of a run.
 type Snapshot struct {
-	// Elapsed counts from the start of the warm-up; Left to the end of the
-	// measured time.
+	// Elapsed counts from the start of the warm-up. Left is the time to the end of
+	// the measured time.
 	Elapsed, Left time.Duration
 	WarmingUp     bool
 	Functions     []Live
 }
 
-// Live is a function's traffic as it is now.
+// Live is the current state of one function's traffic.
 type Live struct {
 	Name string
 	SLO  time.Duration
-	// PerSecond is the rate sent since the snapshot before.
+	// PerSecond is the rate sent since the previous snapshot.
 	PerSecond float64
-	// WithinSLO is the per cent of the requests that have ended with an ok answer within
-	// the objective. P99 is of the ok answers so far, 0 while there are none; Outstanding
-	// are the requests without an answer yet.
+	// WithinSLO is the percentage of ended requests that got an ok answer within
+	// the objective. P99 is that of the ok answers so far, 0 if there are none.
+	// Outstanding counts the requests without an answer yet.
 	WithinSLO   float64
 	P99         time.Duration
 	Outstanding int
-	// SharePercent is the share in force; ShareKnown is false where no manager
-	// was asked.
+	// SharePercent is the share in force. ShareKnown is false if no manager was
+	// asked.
 	SharePercent float64
 	ShareKnown   bool
 

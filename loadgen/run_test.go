@@ -21,7 +21,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// pictures are of one byte, their own number; labels may be nil.
+// pictures returns pictures of one byte, their own number. labels may be nil.
 func pictures(t testing.TB, n int, labels ...int) *picture.Labelled {
 	t.Helper()
 	all := make([][]byte, n)
@@ -38,7 +38,7 @@ func pictures(t testing.TB, n int, labels ...int) *picture.Labelled {
 	return set
 }
 
-// constant is a spec of one function with equally spaced requests.
+// constant returns a spec of one function with equally spaced requests.
 func constant(t testing.TB, perSecond float64, duration time.Duration) loadgen.Spec {
 	return loadgen.Spec{
 		Duration: duration,
@@ -50,7 +50,7 @@ func constant(t testing.TB, perSecond float64, duration time.Duration) loadgen.S
 	}
 }
 
-// run runs a spec in virtual time, and checks that nothing is left.
+// run runs a spec in virtual time, and checks that it leaves nothing running.
 func run(t *testing.T, spec loadgen.Spec, system *loadfake.System, change ...func(*loadgen.Options)) *loadgen.Report {
 	t.Helper()
 	var report *loadgen.Report
@@ -71,14 +71,15 @@ func run(t *testing.T, spec loadgen.Spec, system *loadfake.System, change ...fun
 	return report
 }
 
-// topK is a payload with one class.
+// topK returns a payload with one class.
 func topK(class uint16, p float32) []byte {
 	return wire.AppendTopK(nil, []wire.Class{{Class: class, P: p}})
 }
 
 func TestRunCountsEveryRequestOnce(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		// What happens to request n is drawn before; it repeats from there.
+		// The test draws the outcome of request n in advance; the list of
+		// outcomes repeats.
 		kinds := rapid.SliceOfN(rapid.IntRange(0, 10), 1, 40).Draw(rt, "outcomes")
 		var mu sync.Mutex
 		var want [wire.NumStatuses]uint64
@@ -160,7 +161,7 @@ func TestSlowAnswersDoNotHoldBackSending(t *testing.T) {
 	}
 }
 
-// stalling is a sender that is stuck once, as a whole client machine may be.
+// stalling is a sender that stalls once, as a whole client machine may.
 type stalling struct {
 	loadgen.Sender
 	left  int
@@ -183,9 +184,9 @@ func TestLatencyIsCountedFromTheIntendedMoment(t *testing.T) {
 		}
 	})
 	f := report.Functions[0]
-	// Stuck for a second, the hundred requests that were due meanwhile leave at
-	// once after it. Each was answered the moment it left; a latency from there
-	// would be 0 for all.
+	// The sender stalls for a second. The hundred requests that become due
+	// meanwhile leave at once after it. Each is answered the moment it leaves,
+	// so latencies from that moment would all be 0.
 	if f.Sent != 1000 || f.OK != 1000 {
 		t.Errorf("%d sent, %d ok; want 1000", f.Sent, f.OK)
 	}
@@ -201,7 +202,8 @@ func TestLatencyIsCountedFromTheIntendedMoment(t *testing.T) {
 }
 
 func TestReportIsOfTheNumbersOfTheRun(t *testing.T) {
-	// Every fifth answer takes 40 ms of an objective of 25, the others 10.
+	// Every fifth answer takes 40 ms, more than the objective of 25 ms; the
+	// others take 10 ms.
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		o := loadfake.Outcome{Delay: 10 * time.Millisecond, Result: wire.Result{Batch: 2, Infer: 7 * time.Millisecond, Queue: time.Millisecond}}
 		if r.Number%5 == 4 {
@@ -224,7 +226,8 @@ func TestReportIsOfTheNumbersOfTheRun(t *testing.T) {
 		{"p50", f.P50Millis, 10, 0.02},
 		{"p99", f.P99Millis, 40, 0.08},
 		{"p99.9", f.P999Millis, 40, 0.08},
-		// 800 requests in twos are 400 batches, 200 in eights 25.
+		// 800 requests in batches of two are 400 batches; 200 in batches of
+		// eight are 25.
 		{"mean batch", f.MeanBatch, 1000.0 / 425, 0.001},
 		{"infer", f.Stages["infer"].P50, 7, 0.1},
 		{"queue", f.Stages["queue"].P99, 1, 0.02},
@@ -240,7 +243,7 @@ func TestReportIsOfTheNumbersOfTheRun(t *testing.T) {
 func TestLatencyIsOfOkAnswersOnly(t *testing.T) {
 	system := &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		if r.Number%2 == 0 {
-			return loadfake.Outcome{Result: wire.Result{Status: wire.StatusLate}} // quick, and worth nothing
+			return loadfake.Outcome{Result: wire.Result{Status: wire.StatusLate}} // quick, but useless
 		}
 		return loadfake.Outcome{Delay: 20 * time.Millisecond}
 	}}
@@ -362,7 +365,7 @@ func TestInterruptedRunReportsWhatItHas(t *testing.T) {
 	}
 }
 
-// book is a Reference by the picture's number.
+// book is a Reference that looks answers up by the picture's number.
 type book map[byte]answer.Answer
 
 func (b book) Answer(function string, picture []byte) (answer.Answer, error) {
@@ -402,7 +405,7 @@ func TestWrongAnswersAreCountedAndDescribed(t *testing.T) {
 	if faults := report.Faults(); len(faults) != 1 || !strings.HasPrefix(faults[0], "face: 10 of 30 answers differ") {
 		t.Errorf("faults %q", faults)
 	}
-	// Of the labels 5, 6 and 8 the system got one, the reference two.
+	// Of the labels 5, 6 and 8 the system got one right, the reference two.
 	if f.Labelled != 3 || f.Accuracy == nil || *f.Accuracy != 33.333 || *f.ReferenceAccuracy != 66.667 {
 		t.Errorf("accuracy %v and %v of %d", *f.Accuracy, *f.ReferenceAccuracy, f.Labelled)
 	}
@@ -464,7 +467,7 @@ func TestRestartedManagerCountsFromZero(t *testing.T) {
 			return control.Status{Functions: []control.FunctionStatus{{Name: "face", Swaps: uint64(7 / min(asked, 3))}}}, nil
 		}
 	})
-	if f := report.Functions[0]; *f.Swaps != 2 { // 7 at first, 2 in the end
+	if f := report.Functions[0]; *f.Swaps != 2 { // 7 at first, 2 at the end
 		t.Errorf("%d swaps, want the new manager's 2", *f.Swaps)
 	}
 }

@@ -11,57 +11,59 @@ import (
 	"github.com/penstock/penstock/loadgen/arrival"
 )
 
-// Trial is one rate tried.
+// Trial is the result of one tried rate.
 type Trial struct {
 	PerSecond float64 `json:"rate_rps"`
-	// Held says that the system kept its objective at this rate; P99Millis,
-	// WithinSLO (per cent) and GoodputRPS by how much.
+	// Held means that the system met its objective at this rate. P99Millis,
+	// WithinSLO (percent) and GoodputRPS are the measured figures.
 	Held       bool    `json:"held"`
 	P99Millis  float64 `json:"p99_ms"`
 	WithinSLO  float64 `json:"within_slo"`
 	GoodputRPS float64 `json:"goodput_rps"`
 }
 
-// Probe tries a rate, in requests a second.
+// Probe tries a rate, in requests per second.
 type Probe func(ctx context.Context, perSecond float64) (Trial, error)
 
-// Search is a search for the highest rate, wished for.
+// Search describes a search for the highest rate.
 type Search struct {
-	// Start is the first rate tried; Max is never exceeded, 0 for no bound.
+	// Start is the first rate tried. Max is never exceeded; 0 is no bound.
 	Start, Max float64
-	// Precision is the relative width to which the answer is narrowed down, 0.05
-	// for one within 5 % below a rate that fails.
+	// Precision is the relative width at which the search ends. 0.05 means that
+	// the result is at most 5 % below a rate that fails.
 	Precision float64
-	// Confirm is how often a rate must fail in a row to be given up: more than
-	// once where other programs of the machine disturb a probe. 0 means 1.
+	// Confirm is how often a rate must fail in a row before the search rejects
+	// it. Use more than 1 if other programs on the machine disturb probes. 0
+	// means 1.
 	Confirm int
 }
 
-// Found is what a search came to.
+// Found is the result of a search.
 type Found struct {
-	// PerSecond is the highest rate that held, 0 when none did. Failed is the
-	// lowest that failed above it, 0 when Max held.
+	// PerSecond is the highest rate that held, 0 if none did. Failed is the
+	// lowest rate above it that failed, 0 if Max held.
 	PerSecond float64 `json:"max_rate_rps"`
 	Failed    float64 `json:"failed_rate_rps"`
-	// Best is the trial at PerSecond; Trials are all, in order.
+	// Best is the trial at PerSecond. Trials are all trials in order.
 	Best   Trial   `json:"best"`
 	Trials []Trial `json:"trials"`
-	// Precision is as it was asked for; Interrupted says that the search ended
-	// before it was reached.
+	// Precision is the requested one. Interrupted means that the search ended
+	// before it reached Precision.
 	Precision   float64 `json:"precision"`
 	Interrupted bool    `json:"interrupted,omitempty"`
 }
 
-// minRate ends a search downwards: a request in a hundred seconds, which no
-// probe of some seconds can tell from nothing.
+// minRate ends a search downwards: one request in a hundred seconds. A probe of
+// some seconds cannot tell it from zero.
 const minRate = 0.01
 
-// FindMaxRate searches for the highest rate that holds, supposing that a system
-// that holds a rate holds every lower one. It doubles (or halves) the rate until
-// a rate that holds and one that fails are known, then bisects between them, by
-// their geometric mean, until they are within the precision.
+// FindMaxRate searches for the highest rate that holds. It assumes that a
+// system that holds a rate holds every lower one. It doubles (or halves) the
+// rate until it knows a rate that holds and one that fails. Then it bisects
+// between them, by their geometric mean, until they are within the precision.
 //
-// When ctx ends it returns what is known so far, without an error.
+// When ctx ends, FindMaxRate returns what it has found so far, without an
+// error.
 func FindMaxRate(ctx context.Context, s Search, probe Probe) (*Found, error) {
 	if !(s.Start >= minRate) || !(s.Precision > 0) || s.Max < 0 || s.Max > 0 && s.Start > s.Max {
 		return nil, fmt.Errorf("search for a rate: start %v, max %v, precision %v", s.Start, s.Max, s.Precision)
@@ -98,7 +100,7 @@ func FindMaxRate(ctx context.Context, s Search, probe Probe) (*Found, error) {
 
 var errInterrupted = errors.New("interrupted")
 
-// narrow is the search itself; try reports whether a rate holds.
+// narrow is the search itself. try reports whether a rate holds.
 func (s Search) narrow(try func(perSecond float64) (bool, error)) error {
 	low, high, err := s.bracket(try)
 	if err != nil || low == 0 {
@@ -119,8 +121,8 @@ func (s Search) narrow(try func(perSecond float64) (bool, error)) error {
 	return nil
 }
 
-// bracket doubles or halves the rate until one that holds and one that fails are known. high is
-// low if Max holds, low is 0 if the lowest rate fails.
+// bracket doubles or halves the rate until it knows a rate that holds and one
+// that fails. high equals low if Max holds. low is 0 if the lowest rate fails.
 func (s Search) bracket(try func(perSecond float64) (bool, error)) (low, high float64, err error) {
 	high = math.Inf(1)
 	for rate := s.Start; low == 0 || math.IsInf(high, 1); {
@@ -145,12 +147,12 @@ func (s Search) bracket(try func(perSecond float64) (bool, error)) (low, high fl
 	return low, high, nil
 }
 
-// Holding a rate means p99 within the objective and this per cent of what was
-// sent answered within it.
+// heldWithinSLO is the min percentage of requests that a held rate answers
+// within the objective. p99 must be within the objective, too.
 const heldWithinSLO = 99
 
 // ProbeFunction returns a probe that runs the spec with one function at the
-// rate that is tried, from beginning to end; the others keep their first rates.
+// tried rate from beginning to end. The other functions keep their first rates.
 func ProbeFunction(spec Spec, function string, o Options) (Probe, error) {
 	at := -1
 	for i, f := range spec.Functions {
@@ -193,7 +195,7 @@ func ProbeFunction(spec Spec, function string, o Options) (Probe, error) {
 	}, nil
 }
 
-// WriteJSON writes what was found as one JSON object and a newline.
+// WriteJSON writes the result as one JSON object and a newline.
 func (f *Found) WriteJSON(w io.Writer) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
@@ -203,7 +205,7 @@ func (f *Found) WriteJSON(w io.Writer) error {
 	return nil
 }
 
-// WriteTable writes the trials and what they came to, for people.
+// WriteTable writes the trials and their result for people.
 func (f *Found) WriteTable(w io.Writer) error {
 	for _, t := range f.Trials {
 		verdict := "fails"

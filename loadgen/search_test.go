@@ -16,7 +16,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// holdsBelow is a system that holds every rate up to its capacity.
+// holdsBelow returns a probe of a system that holds every rate up to its
+// capacity.
 func holdsBelow(capacity float64) loadgen.Probe {
 	return func(_ context.Context, perSecond float64) (loadgen.Trial, error) {
 		return loadgen.Trial{PerSecond: perSecond, Held: perSecond <= capacity}, nil
@@ -68,7 +69,7 @@ func TestFindMaxRateEndsWhenNothingHolds(t *testing.T) {
 }
 
 func TestFindMaxRateConfirmsFailures(t *testing.T) {
-	// Every other probe is disturbed.
+	// Every second probe is disturbed.
 	probes := 0
 	found, err := loadgen.FindMaxRate(context.Background(), loadgen.Search{Start: 10, Precision: 0.05, Confirm: 2},
 		func(_ context.Context, perSecond float64) (loadgen.Trial, error) {
@@ -109,8 +110,8 @@ func TestFindMaxRateTellsErrors(t *testing.T) {
 	}
 }
 
-// TestFindMaxRateOfAQueue searches over whole runs: one server that takes 5 ms
-// for a request holds just under 200 equally spaced requests a second.
+// TestFindMaxRateOfAQueue searches over whole runs. One server that takes 5 ms
+// per request holds just under 200 equally spaced requests per second.
 func TestFindMaxRateOfAQueue(t *testing.T) {
 	for _, test := range []struct {
 		name      string
@@ -118,8 +119,8 @@ func TestFindMaxRateOfAQueue(t *testing.T) {
 		low, high float64
 	}{
 		{"equally spaced", arrival.Process{Shape: arrival.Constant}, 189, 206},
-		// A queue of random arrivals meets 25 ms at p99 only with room to spare:
-		// the wait in M/D/1 at 60 % load has a p99 near 20 ms.
+		// A queue with random arrivals meets 25 ms at p99 only with room to
+		// spare: the wait in M/D/1 at 60 % load has a p99 near 20 ms.
 		{"random", arrival.Process{}, 80, 160},
 		{"cameras", arrival.Process{Shape: arrival.Video, FramesPerSecond: 10}, 120, 206},
 	} {

@@ -15,22 +15,23 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// View is what one function answered to photos.
+// View has the answers of one function to photos.
 type View struct {
 	Function string
 	Photos   *picture.Photos
 	// Answers are FunctionReport.Answers of a run with these photos.
 	Answers []answer.Answer
-	// Labels name the classes; a class without a name is its number.
+	// Labels are the names of the classes. A class without a name shows as its
+	// number.
 	Labels []string
 }
 
-// Seen is a photo with all that any function found in it.
+// Seen is a photo with everything that any function found in it.
 type Seen struct {
 	Photo picture.Photo
 	// Things are in the order of the views, the best first in each.
 	Things []Thing
-	// Asked is whether any function answered.
+	// Asked is true if any function answered.
 	Asked bool
 }
 
@@ -39,13 +40,13 @@ type Thing struct {
 	Function string
 	Label    string
 	Score    float64
-	// Box is in the photo's pixels; it is empty for a class of the whole photo.
+	// Box is in the photo's pixels. It is empty for a class of the whole photo.
 	Box    image.Rectangle
 	Colour color.RGBA
 }
 
-// Look puts together, photo by photo, what the functions found. Photos of the
-// same name are the same photo.
+// Look combines what the functions found, photo by photo. Photos with the same
+// name are the same photo.
 func Look(views []View) ([]Seen, error) {
 	var all []Seen
 	places := make(map[string]int)
@@ -115,7 +116,7 @@ func (v *View) label(class uint16) string {
 	return fmt.Sprintf("class %d", class)
 }
 
-// String is what was found in a line: "chelsea.jpg: cat 0.71".
+// String returns what was found as one line: "chelsea.jpg: cat 0.71".
 func (s Seen) String() string {
 	if !s.Asked {
 		return s.Photo.Name + ": not answered"
@@ -139,9 +140,9 @@ func (s Seen) Draw() image.Image {
 	return picture.Draw(s.Photo.Image, marks)
 }
 
-// WritePictures draws each photo and writes it into a folder, which it makes, as
-// a PNG of the photo's name: cat.jpg becomes cat.png, or cat.jpg.png where there
-// is a cat already. It returns the paths, in the order of the photos.
+// WritePictures draws each photo and writes it as a PNG into dir, which it
+// creates. cat.jpg becomes cat.png, or cat.jpg.png if there already is a
+// cat.png. It returns the paths, in the order of the photos.
 func WritePictures(dir string, all []Seen) ([]string, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("write pictures: %w", err)

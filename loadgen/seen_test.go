@@ -55,8 +55,8 @@ func TestLookPutsTogetherWhatWasFoundInAPhoto(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	// The photo is twice as wide as high: in the square input it has the middle
-	// half of the height.
+	// The photo is twice as wide as high: it fills the middle half of the
+	// square input's height.
 	cat := seen[0].Things[0]
 	if want := image.Rect(50, 25, 100, 75); cat.Box != want || cat.Function != "detect" {
 		t.Errorf("the cat is at %v, want %v", cat.Box, want)

@@ -5,13 +5,14 @@ import (
 	"time"
 )
 
-// Outage is a time in which nothing came back of what was sent to a function.
+// Outage is a time without any reply to requests that were sent to a function.
 type Outage struct {
 	Function string `json:"function"`
-	// FromSeconds is when the first request without a reply left, counted from the start of the measured time: negative in the warm-up.
+	// FromSeconds is when the first request without a reply left. It counts from the start
+	// of the measured time and is negative in the warm-up.
 	FromSeconds float64 `json:"from_s"`
-	// Seconds is how long it was until the next reply of any status or, where Ended is
-	// false, until the end of the run.
+	// Seconds is the time until the next reply of any status or, if Ended is false, until
+	// the end of the run.
 	Seconds float64 `json:"seconds"`
 	Ended   bool    `json:"ended"`
 }
@@ -24,24 +25,25 @@ func (o Outage) String() string {
 	return fmt.Sprintf("%s: nothing came back for %.1f s, from second %.1f, %s", o.Function, o.Seconds, o.FromSeconds, to)
 }
 
-// silentAfter is how long nothing comes back of what is sent to a function with this
-// objective before that is an Outage: a second longer than a client waits.
+// silentAfter is how long a function with this objective must not reply before that is an
+// Outage: a second longer than a client waits.
 func silentAfter(slo time.Duration) time.Duration { return replyGrace(slo) + outageSlack }
 
 const outageSlack = time.Second
 
-// silentRequests are so many that the network has hardly lost them all: of one that is sent
-// each minute, nothing comes back for a minute when it is lost.
+// silentRequests is the min number of requests without a reply. The network hardly loses so
+// many. If one request leaves per minute, a single lost one already means a minute of
+// silence.
 const silentRequests = 3
 
-// silence is since when nothing has come back. Its ledger's lock guards it.
+// silence tracks since when no reply has come. The ledger's lock guards it.
 type silence struct {
-	// limit is how long that must be; the last of silentRequests has then been waited for as
-	// long as a client waits, grace.
+	// limit is how long a silence must last to be an outage. grace is how long a client
+	// waits for the last of silentRequests.
 	limit, grace time.Duration
 	requests     int   // sent since the last reply
 	since, last  int64 // when the first of them left, and the last of the first silentRequests
-	awake        int64 // when news was asked last
+	awake        int64 // when news was last called
 	told         bool
 	over         []spell
 }
@@ -56,7 +58,7 @@ type spell struct {
 	lasts time.Duration
 }
 
-// sent counts a request that leaves now, whenever it was meant to.
+// sent counts a request that leaves now; its intended time does not matter.
 func (s *silence) sent(at int64) {
 	s.slept(at)
 	if s.requests == 0 {
@@ -76,23 +78,23 @@ func (s *silence) heard(at int64) {
 	s.requests = 0
 }
 
-// slept begins anew where this program itself stood still (Ctrl-Z, a machine that was
-// suspended): what came meanwhile was not read.
+// slept starts again if this program itself stood still (Ctrl-Z, a suspended machine): it
+// did not read the replies of that time.
 func (s *silence) slept(at int64) {
 	if s.awake != 0 && time.Duration(at-s.awake) > outageSlack && !s.told {
 		s.requests = 0
 	}
 }
 
-// now is the silence that lasts at that moment; is is false where there is none yet.
+// now returns the silence that lasts at this moment. is is false if there is none yet.
 func (s *silence) now(at int64) (_ spell, is bool) {
 	lasts := time.Duration(at - s.since)
 	is = s.requests >= silentRequests && lasts >= s.limit && time.Duration(at-s.last) >= s.grace
 	return spell{s.since, lasts}, is
 }
 
-// news is what has changed since it was asked last: that nothing comes back any more, or that
-// something does; empty for nothing.
+// news returns what changed since the last call: replies stopped, or came again. It is empty
+// if nothing changed.
 func (s *silence) news(at int64) string {
 	s.slept(at)
 	s.awake = at
@@ -111,7 +113,7 @@ func (s *silence) news(at int64) string {
 	return ""
 }
 
-// outages are all silences of a run that ends at that moment; start is the beginning of its
+// outages returns all silences of a run that ends at end. start is the beginning of its
 // measured time.
 func (s *silence) outages(function string, start, end int64) []Outage {
 	var all []Outage
@@ -124,7 +126,7 @@ func (s *silence) outages(function string, start, end int64) []Outage {
 	for _, o := range s.over {
 		add(o, true)
 	}
-	// The last requests were waited for as long as any client waits.
+	// The run waited for the last requests as long as any client waits.
 	s.limit = s.grace
 	if now, is := s.now(end); is {
 		add(now, false)

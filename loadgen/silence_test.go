@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/loadgen"
 )
 
-// dead is a system that loses the requests from one number up to another.
+// dead returns a system that loses the requests numbered from <= n < to.
 func dead(from, to int) *loadfake.System {
 	return &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 		return loadfake.Outcome{Lost: r.Number >= from && r.Number < to}
@@ -22,7 +22,7 @@ func dead(from, to int) *loadfake.System {
 }
 
 func TestASystemThatStopsAnsweringIsToldAtOnceAndIsAFault(t *testing.T) {
-	// Requests leave every 100 ms from 0.1 s on: nothing comes back of those from 5.1 s to 10 s.
+	// Requests leave every 100 ms from 0.1 s on. Those from 5.1 s to 10 s get no reply.
 	var lines []string
 	var at []time.Duration
 	report := run(t, constant(t, 10, 20*time.Second), dead(50, 100), func(o *loadgen.Options) {
@@ -73,12 +73,12 @@ func TestARequestThatTheNetworkLostIsNoOutage(t *testing.T) {
 		perSecond float64
 		system    *loadfake.System
 	}{
-		"one of a few":     {0.2, dead(3, 5)}, // nothing for 15 s, of two requests
+		"one of a few":     {0.2, dead(3, 5)}, // no reply for 15 s, but only two requests
 		"some in a moment": {50, dead(100, 200)},
 		"every other": {10, &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 			return loadfake.Outcome{Lost: r.Number%2 == 0}
 		}}},
-		// The third is answered after a second: nothing came for 11 s, of three requests.
+		// The third is answered after a second: no reply for 11 s, of three requests.
 		"one of a few, and slow": {0.2, &loadfake.System{Behave: func(r loadfake.Request) loadfake.Outcome {
 			return loadfake.Outcome{Lost: r.Number >= 3 && r.Number < 5, Delay: time.Second}
 		}}},
@@ -100,8 +100,8 @@ func TestASystemThatNeverAnsweredIsAFaultInAShortRunToo(t *testing.T) {
 	}
 }
 
-// restarting is a manager that another takes the place of after some questions, and that does not
-// answer in between.
+// restarting makes a manager that stops answering for some status requests; then another manager
+// takes its place.
 func restarting(o *loadgen.Options) {
 	asked := 0
 	o.Status = func(context.Context) (control.Status, error) {
@@ -131,7 +131,8 @@ func TestAManagerThatDiedIsAFaultWhereRequestsWereNotAnswered(t *testing.T) {
 	}
 }
 
-// counting is a manager that accepts, and loses, as many as that of each question.
+// counting makes a manager whose counters of accepted and lost requests depend on how often it
+// was asked.
 func counting(accepted, lost func(asked int) uint64, there func(asked int) bool) func(*loadgen.Options) {
 	asked := 0
 	return func(o *loadgen.Options) {
@@ -145,8 +146,8 @@ func counting(accepted, lost func(asked int) uint64, there func(asked int) bool)
 	}
 }
 
-// TestAFunctionThatWasNotThereForAWhileBeganAnew: no two answers in a row show that its
-// counters fell, and what is lost since is more than was lost before.
+// TestAFunctionThatWasNotThereForAWhileBeganAnew: no two consecutive answers show that its
+// counters fell. Requests lost since the restart are more than those lost before.
 func TestAFunctionThatWasNotThereForAWhileBeganAnew(t *testing.T) {
 	report := run(t, constant(t, 10, 10*time.Second), dead(20, 30), counting(
 		func(asked int) uint64 { return uint64(1000 - 99*(asked/10)) }, func(int) uint64 { return 7 },
@@ -160,7 +161,8 @@ func TestAFunctionThatWasNotThereForAWhileBeganAnew(t *testing.T) {
 	}
 }
 
-// TestAManagerThatDiedIsAnotherForAllFunctions, also where the one before had counted nothing yet.
+// TestAManagerThatDiedIsAnotherForAllFunctions: this holds even if the previous manager had
+// counted nothing yet.
 func TestAManagerThatDiedIsAnotherForAllFunctions(t *testing.T) {
 	for name, before := range map[string]uint64{"counted": 1, "counted nothing": 0} {
 		asked, started := 0, time.Now()
@@ -182,7 +184,8 @@ func TestAManagerThatDiedIsAnotherForAllFunctions(t *testing.T) {
 	}
 }
 
-// TestAFunctionThatWasAddedAnewSaysNothingOfOthers: the manager is the same.
+// TestAFunctionThatWasAddedAnewSaysNothingOfOthers: the manager is the same, so the counters of
+// other functions stay valid.
 func TestAFunctionThatWasAddedAnewSaysNothingOfOthers(t *testing.T) {
 	for added, want := range map[string]bool{"face": true, "other": false} {
 		counts, started := map[string]uint64{"face": 500, "other": 500}, time.Now()
@@ -214,7 +217,7 @@ func TestAFunctionThatIsTakenOffIsAFaultWhereRequestsWereNotAnswered(t *testing.
 	}
 }
 
-// TestOneQuestionThatFailsAtTheEndIsAskedAgain: the machine was busy.
+// TestOneQuestionThatFailsAtTheEndIsAskedAgain: one request may fail because the machine is busy.
 func TestOneQuestionThatFailsAtTheEndIsAskedAgain(t *testing.T) {
 	asked := 0
 	report := run(t, constant(t, 10, 100*time.Millisecond), &loadfake.System{}, func(o *loadgen.Options) {

@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// TestAProgramThatStoodStillItselfSawNoOutage: it was stopped for a minute (Ctrl-Z) with requests
-// on their way, sends at once what is due when it goes on, and reads replies only then.
+// TestAProgramThatStoodStillItselfSawNoOutage: the program is stopped for a minute (Ctrl-Z) with
+// requests outstanding. When it continues, it sends all due requests at once, and only then reads
+// replies.
 func TestAProgramThatStoodStillItselfSawNoOutage(t *testing.T) {
 	at := func(d time.Duration) int64 { return int64(time.Hour + d) }
 	for name, goesOn := range map[string]func(*silence, int64){

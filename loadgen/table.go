@@ -10,17 +10,18 @@ import (
 	"github.com/penstock/penstock/loadgen/tabular"
 )
 
-// unknown stands where nobody could be asked.
+// unknown is shown if the manager could not be asked.
 const unknown = "–"
 
-// columns of the table, in the order of their importance.
+// columns are the columns of the table, the most important first.
 var columns = []tabular.Column{
 	{Name: "function", Left: true}, {Name: "SLO ms"}, {Name: "sent"}, {Name: "within SLO"}, {Name: "late"}, {Name: "dropped"}, {Name: "p99 ms"}, {Name: "lost"},
 	{Name: "answered"}, {Name: "p50 ms"}, {Name: "p99.9 ms"}, {Name: "goodput /s"}, {Name: "batch"}, {Name: "share"}, {Name: "swaps"},
 }
 
 // WriteTable writes the report for people: tables that are at most width columns
-// wide (0 for tabular.DefaultWidth), then remarks on what the numbers do not show.
+// wide (0 for tabular's default of 80), then remarks on what the numbers do not
+// show.
 func (r *Report) WriteTable(w io.Writer, width int) error {
 	var rows [][]string
 	for i := range r.Functions {
@@ -46,7 +47,7 @@ func (r *Report) WriteTable(w io.Writer, width int) error {
 	return nil
 }
 
-// latency is unknown when nothing was answered ok.
+// latency formats a latency; it is unknown if there was no ok answer.
 func (f *FunctionReport) latency(millis float64) string {
 	if f.OK == 0 {
 		return unknown
@@ -54,7 +55,7 @@ func (f *FunctionReport) latency(millis float64) string {
 	return fixed(millis, 2)
 }
 
-// shares is the share at the beginning and at the end.
+// shares formats the share at the beginning and at the end.
 func (f *FunctionReport) shares() string {
 	if f.SharePercent == nil {
 		return unknown
@@ -66,7 +67,7 @@ func (f *FunctionReport) shares() string {
 	return last
 }
 
-// idle is how long work waited while shadows took over.
+// idle formats how long work waited while shadows took over.
 func (f *FunctionReport) idle() string {
 	if f.SwapIdle.Count == 1 {
 		return fixed(f.SwapIdle.Last, 0) + " µs"
@@ -74,8 +75,8 @@ func (f *FunctionReport) idle() string {
 	return fmt.Sprintf("%s µs (p50), %s µs (max)", fixed(f.SwapIdle.P50, 0), fixed(f.SwapIdle.Max, 0))
 }
 
-// remarks are lines for what is not as it should be, and for the answers'
-// check.
+// remarks returns lines about everything abnormal, and about the check of the
+// answers.
 func (f *FunctionReport) remarks() []string {
 	var remarks []string
 	add := func(format string, args ...any) {
@@ -123,7 +124,7 @@ func (f *FunctionReport) remarks() []string {
 	return remarks
 }
 
-// WriteCSV writes the report's numbers, a line a function, under a heading.
+// WriteCSV writes the report's numbers, one line per function, under a header.
 func (r *Report) WriteCSV(w io.Writer) error {
 	out := csv.NewWriter(w)
 	header := []string{

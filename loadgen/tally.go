@@ -8,32 +8,36 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// tally counts one function's requests. Its ledger's lock guards it.
+// tally counts one function's requests. The ledger's lock guards it.
 type tally struct {
-	// offered are all requests since the start; sent those of the measured time.
+	// offered counts all requests since the start; sent those of the measured
+	// time.
 	offered, sent uint64
-	// givenUp are those of sent that were given up without an answer, unsent those of
-	// them of which no byte left; gaveUp is why the first was given up.
+	// givenUp counts those of sent that the client gave up without an answer.
+	// unsent counts those of givenUp of which no byte left. gaveUp is why the
+	// client gave up the first.
 	givenUp, unsent uint64
 	gaveUp          error
-	// dropped are those of sent that the client never sent because they were late.
+	// dropped counts those of sent that the client never sent because they were
+	// late.
 	dropped  uint64
 	statuses [wire.NumStatuses]uint64
-	// within are ok answers within the objective.
+	// within counts ok answers within the objective.
 	within uint64
-	// latency is of ok answers only: a refusal is quick, and would flatter.
+	// latency covers ok answers only: a refusal is quick and would improve the
+	// figure.
 	latency histogram
 	lag     histogram
 	stages  [len(wire.StageNames)]histogram
-	// batched are ok answers that say their batch; batches is the sum of 1/batch
-	// over them, that is how many batches they were.
+	// batched counts ok answers that report their batch size. batches is the sum
+	// of 1/size over them, which is the number of batches.
 	batched uint64
 	batches float64
 
 	checked, wrong uint64
 	differences    []string
-	// first is the first ok answer to each picture; its payload is nil where none
-	// came.
+	// first is the first ok answer to each picture. Its payload is nil if there
+	// was none.
 	first []answer.Answer
 }
 
@@ -48,7 +52,7 @@ func newTally(pictures int) tally {
 func (t *tally) reply(r *wire.Result, latency, slo time.Duration) {
 	status := r.Status
 	if status >= wire.NumStatuses {
-		status = wire.StatusFailed // the wire knows no other; a new one is no success
+		status = wire.StatusFailed // an unknown status is not a success
 	}
 	t.statuses[status]++
 	if status != wire.StatusOK {
@@ -85,8 +89,8 @@ func (t *tally) answered() uint64 {
 	return n
 }
 
-// meanBatch is the mean size of the batches, each batch once. (The mean over
-// requests would count a batch of eight eight times.)
+// meanBatch is the mean size of the batches, each batch counted once. (The mean
+// over requests would count a batch of eight eight times.)
 func (t *tally) meanBatch() float64 {
 	if t.batched == 0 {
 		return 0
@@ -94,8 +98,8 @@ func (t *tally) meanBatch() float64 {
 	return float64(t.batched) / t.batches
 }
 
-// histogram is of durations from a microsecond to ten minutes; longer ones
-// count as ten minutes.
+// histogram records durations from a microsecond to ten minutes; longer ones count
+// as ten minutes.
 type histogram struct{ *hdrhistogram.Histogram }
 
 const longest = 10 * time.Minute
@@ -110,7 +114,7 @@ func (h histogram) record(d time.Duration) {
 	}
 }
 
-// millis is a percentile in milliseconds, 0 when nothing was recorded.
+// millis returns a percentile in milliseconds, 0 if nothing was recorded.
 func (h histogram) millis(percentile float64) float64 {
 	return float64(h.ValueAtPercentile(percentile)) / float64(time.Millisecond)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// watch asks the manager while a run lasts. Its counters are taken from where
-// they stood at the beginning.
+// watch asks the manager during a run. It reports the manager's counters relative to their
+// values at the beginning.
 type watch struct {
 	ask func(context.Context) (control.Status, error)
 
@@ -17,26 +17,27 @@ type watch struct {
 	first control.Status
 	last  control.Status
 	known bool
-	// of is what was said last of each function; anew are those whose counters fell, or that
-	// were not there for a while: they were taken off and added. All are where the manager
-	// that counts is another one now.
+	// of is the last status of each function. anew has the functions whose counters fell, or
+	// that were missing for a while because they were removed and added. After a restart of
+	// the manager it has all functions.
 	of   map[string]control.FunctionStatus
 	anew map[string]bool
-	// failing is why the questions fail since failed of them; told that this was told.
+	// failing is the error of the last status requests, failed how many failed in a row.
+	// told means that news has reported it.
 	failing error
 	failed  int
 	told    bool
 }
 
-// gone is how many questions fail before the page is said not to answer: one may come while
-// the machine is busy.
+// gone is how many status requests must fail before we report that the page does not answer.
+// One may fail while the machine is busy.
 const gone = 2
 
 func newWatch(ask func(context.Context) (control.Status, error)) *watch {
 	return &watch{ask: ask, of: map[string]control.FunctionStatus{}, anew: map[string]bool{}}
 }
 
-// begin takes the counters' first values.
+// begin records the counters' first values.
 func (w *watch) begin(ctx context.Context) error {
 	if w.ask == nil {
 		return nil
@@ -54,8 +55,8 @@ func (w *watch) begin(ctx context.Context) error {
 	return nil
 }
 
-// poll asks until ctx ends. A question that fails is asked again: only the last
-// one matters.
+// poll asks until ctx ends. It repeats a failed status request at the next tick: only the
+// last status matters.
 func (w *watch) poll(ctx context.Context) {
 	if w.ask == nil {
 		return
@@ -96,8 +97,8 @@ func (w *watch) update(ctx context.Context) error {
 	return nil
 }
 
-// news is what has changed since it was asked last: that the status page answers no more, or
-// that it does again; empty for nothing.
+// news returns what changed since the last call: the status page stopped answering, or
+// answers again. It is empty if nothing changed.
 func (w *watch) news() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,7 +113,7 @@ func (w *watch) news() string {
 	return ""
 }
 
-// end takes the counters' last values; without them nobody knows what was lost.
+// end records the counters' last values. Without them, lost requests are unknown.
 func (w *watch) end(ctx context.Context) error {
 	if w.ask == nil {
 		return nil
@@ -131,8 +132,8 @@ func (w *watch) end(ctx context.Context) error {
 	return err
 }
 
-// function returns what the manager said last of a function; its counters are
-// those of this run.
+// function returns the manager's last status of a function. Its counters are those of this
+// run.
 func (w *watch) function(name string) (control.FunctionStatus, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -141,7 +142,7 @@ func (w *watch) function(name string) (control.FunctionStatus, bool) {
 		return control.FunctionStatus{}, false
 	}
 	first, _ := w.first.Function(name)
-	if w.anew[name] { // what they were at the beginning is of other counters
+	if w.anew[name] { // the first values belong to other counters
 		first = control.FunctionStatus{}
 	}
 	last.Swaps = since(last.Swaps, first.Swaps)
@@ -153,8 +154,8 @@ func (w *watch) function(name string) (control.FunctionStatus, bool) {
 	return last, true
 }
 
-// began reports whether a function's counters began anew since the beginning, and whether it
-// is no longer there at all.
+// began reports whether a function's counters started again from 0 since the beginning, and
+// whether the function is gone.
 func (w *watch) began(name string) (anew, removed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -162,7 +163,7 @@ func (w *watch) began(name string) (anew, removed bool) {
 	return w.anew[name] && is, w.anew[name] && !is && w.known
 }
 
-// firstShare is a function's share at the beginning.
+// firstShare returns a function's share at the beginning.
 func (w *watch) firstShare(name string) float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -170,7 +171,7 @@ func (w *watch) firstShare(name string) float64 {
 	return first.SharePercent
 }
 
-// since is how far a counter rose; one that fell began anew.
+// since returns how far a counter rose. A counter that fell started again from 0.
 func since(last, first uint64) uint64 {
 	if last < first {
 		return last

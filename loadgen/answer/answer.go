@@ -1,9 +1,9 @@
-// Package answer says whether two answers of a model are the same within a
-// tolerance. It is pure.
+// Package answer compares two answers of a model within a tolerance. It is
+// pure.
 //
-// The same model may answer with other last digits in a batch of eight than
-// alone, so equal bytes are enough but not needed: Compare says what may
-// differ.
+// The same model may answer with other last digits in a batch of eight than in
+// a batch of one. Answers with equal bytes are therefore the same, but the
+// bytes may also differ: Compare defines how far.
 package answer
 
 import (
@@ -12,14 +12,14 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Answer is the payload of one result, as it comes over the wire. Its owner is
-// whoever made the slice.
+// Answer is the payload of one result, as it comes over the wire. The code that
+// made the slice owns it.
 type Answer struct {
 	Kind    wire.Kind
 	Payload []byte
 }
 
-// Top is the most probable class of a top-k answer, -1 where there is none.
+// Top returns the most probable class of a top-k answer, -1 if there is none.
 func (a Answer) Top() int {
 	if a.Kind != wire.KindTopK || len(a.Payload) < wire.ClassSize {
 		return -1
@@ -32,8 +32,8 @@ func (a Answer) Top() int {
 	return int(first[0].Class)
 }
 
-// entries are an answer's, of its one kind. They are decoded into the slices
-// that are there.
+// entries are the decoded entries of an answer, of its one kind. decode reuses
+// the slices.
 type entries struct {
 	classes []wire.Class
 	boxes   []wire.Box

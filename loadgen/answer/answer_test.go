@@ -29,7 +29,7 @@ func raw(list ...float32) answer.Answer {
 	return answer.Answer{Kind: wire.KindRaw, Payload: wire.AppendRaw(nil, list)}
 }
 
-// compare is Comparer's, with the default tolerance and a threshold.
+// compare compares with the default tolerance and the given threshold.
 func compare(got, want answer.Answer, threshold float64) error {
 	comparer := answer.Comparer{Tolerance: answer.Default}
 	comparer.Tolerance.Threshold = threshold
@@ -92,7 +92,7 @@ func TestCompare(t *testing.T) {
 		{"another score", boxes(box(1, 0.8, 0, 0, 1, 1)), boxes(box(1, 0.82, 0, 0, 1, 1)), "where the reference has none"},
 		{"a box too many", boxes(box(1, 0.8, 0, 0, 1, 1), box(1, 0.8, 0, 0, 1, 1)), boxes(box(1, 0.8, 0, 0, 1, 1)), "where the reference has none"},
 		{"a box missing", boxes(), boxes(box(1, 0.8, 0, 0, 1, 1)), "no box where the reference has class 1"},
-		// Taken greedily, the first would take the second's only partner.
+		// Taken greedily, the first box would take the second's only partner.
 		{"boxes on one another",
 			boxes(box(1, 0.8, 0, 0, 0.504, 0.5), box(1, 0.8, 0, 0, 0.512, 0.5)),
 			boxes(box(1, 0.8, 0, 0, 0.506, 0.5), box(1, 0.8, 0, 0, 0.496, 0.5)), ""},
@@ -123,16 +123,16 @@ func TestCompareForgivesNoMissingBoxWithoutAThreshold(t *testing.T) {
 	}
 }
 
-// TestCompareTakesAnyOrderAndAnyNoiseWithinTheTolerance: boxes shuffled and moved
-// by less than the tolerance are the same answer, and are no longer when one of
-// them moves by more.
+// TestCompareTakesAnyOrderAndAnyNoiseWithinTheTolerance: boxes that are shuffled
+// and moved by less than the tolerance are the same answer. They no longer are
+// when one of them moves by more.
 func TestCompareTakesAnyOrderAndAnyNoiseWithinTheTolerance(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 12).Draw(t, "boxes")
 		noise := rapid.Float32Range(-0.009, 0.009)
 		want, got := make([]wire.Box, n), make([]wire.Box, n)
 		for i := range want {
-			// Few places, so that boxes lie on one another.
+			// Few places, so that boxes overlap.
 			x := float32(rapid.IntRange(0, 3).Draw(t, "x")) * 0.007
 			want[i] = box(uint16(rapid.IntRange(0, 1).Draw(t, "class")), 0.8, x, 0.1, x+0.3, 0.4)
 			got[i] = want[i]
@@ -165,7 +165,7 @@ func TestCompareOfTheSameAnswerDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// FuzzCompare: the payload is what somebody else sent.
+// FuzzCompare: the payload comes from a peer.
 func FuzzCompare(f *testing.F) {
 	f.Add(uint8(1), []byte{3, 2, 0, 0, 0, 0x3f}, []byte{3, 2, 0, 0, 0, 0x3f})
 	f.Add(uint8(2), make([]byte, 44), make([]byte, 22))

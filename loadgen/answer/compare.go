@@ -8,19 +8,19 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Tolerance is how far two answers may lie apart and still be the same.
+// Tolerance is how far two answers may differ and still be the same.
 type Tolerance struct {
 	// Probability is for top-k, absolute.
 	Probability float64
-	// Score and Coordinate are for boxes: absolute, and a part of the picture's
-	// width or height.
+	// Score and Coordinate are for boxes. Score is absolute; Coordinate is a
+	// fraction of the picture's width or height.
 	Score, Coordinate float64
-	// Threshold is the score under which the decoder leaves boxes out. A box
-	// that one answer lacks is no difference when its score is within Score of
-	// the threshold. 0 forgives none.
+	// Threshold is the score below which the decoder omits boxes. A box that
+	// one answer lacks is not a difference if its score is within Score of the
+	// threshold. 0 means that every missing box is a difference.
 	Threshold float64
-	// Raw is for raw values: absolute, and relative to the wanted value where
-	// that is more than 1.
+	// Raw is for raw values: absolute, or relative to the wanted value if that
+	// is more than 1.
 	Raw float64
 }
 
@@ -28,27 +28,29 @@ type Tolerance struct {
 // probability, a hundredth of a score and of the picture.
 var Default = Tolerance{Probability: 1e-3, Score: 0.01, Coordinate: 0.01, Raw: 1e-3}
 
-// Comparer compares answers under a tolerance. One goroutine uses it: it keeps
-// what it decodes into.
+// Comparer compares answers within a tolerance. One goroutine uses it, because
+// it keeps its decoding buffers.
 type Comparer struct {
 	Tolerance Tolerance
 
 	got, want entries
 }
 
-// Compare returns nil when got is the same answer as want, otherwise an error
-// that says what differs first. Equal bytes are the same answer; so are
+// Compare returns nil if got is the same answer as want, otherwise an error
+// that describes the first difference. Equal bytes are the same answer. So are
+// these:
 //
-//   - top-k, the probabilities of one distribution: as many classes, none twice;
-//     each class's probability within the tolerance; the order the same where
-//     want's probabilities differ by more than the tolerance. At the end of the
-//     list, a class may stand for another whose probability may be as near.
-//   - boxes: a one-to-one match of boxes of the same class whose score and
-//     corners are within the tolerance; their order does not matter.
-//   - raw: as many values, each within the tolerance.
+//   - top-k, the probabilities of one distribution: the same number of classes, none twice;
+//     each class's probability within the tolerance. The order must be the same if want's
+//     probabilities differ by more than the tolerance. At the end of the list, a class may
+//     replace another one whose probability may be as near.
+//   - boxes: a one-to-one match of boxes of the same class whose score and corners are
+//     within the tolerance. Their order does not matter.
+//   - raw: the same number of values, each within the tolerance.
 //
-// NaN is within no tolerance of anything. Once it has decoded answers as long,
-// comparing the same ones costs no allocation, but for boxes in another order.
+// NaN is within no tolerance of anything. Comparing equal answers allocates
+// nothing once the Comparer has decoded answers of that length, unless their
+// boxes are in another order.
 func (c *Comparer) Compare(got, want Answer) error {
 	if got.Kind != want.Kind {
 		return fmt.Errorf("a payload of kind %s, want %s", got.Kind, want.Kind)
@@ -92,8 +94,9 @@ func (t Tolerance) classes(got, want []wire.Class) error {
 	return nil
 }
 
-// class compares the class at a place of got, and its order after those before it. unlisted is the
-// highest probability of a class that want leaves out.
+// class compares the class at index i of got, and its order after the classes
+// before it. unlisted is the highest possible probability of a class that want
+// omits.
 func (t Tolerance) class(got, want []wire.Class, i int, unlisted float32) error {
 	g := got[i]
 	at := place(want, g.Class)
@@ -114,8 +117,8 @@ func (t Tolerance) class(got, want []wire.Class, i int, unlisted float32) error 
 	return nil
 }
 
-// unlisted is the highest probability that a class may have which a list leaves
-// out: the last one listed, and what the listed ones leave of 1.
+// unlisted returns the highest probability that an omitted class may have: the
+// min of the last listed probability and what the listed ones leave of 1.
 func unlisted(list []wire.Class) float32 {
 	if len(list) == 0 {
 		return 1
@@ -127,10 +130,11 @@ func unlisted(list []wire.Class) float32 {
 	return min(list[len(list)-1].P, max(rest, 0))
 }
 
-// atMost reports whether p is no more than q, but for the tolerance.
+// atMost reports whether p is at most q, within the tolerance.
 func (t Tolerance) atMost(p, q float32) bool { return float64(p)-float64(q) <= t.Probability }
 
-// place is where a class stands in a list, -1 where it does not.
+// place returns the index of a class in a list, -1 if the list does not have
+// it.
 func place(list []wire.Class, class uint16) int {
 	for i, c := range list {
 		if c.Class == class {
@@ -152,13 +156,14 @@ func (t Tolerance) values(got, want []float32) error {
 	return nil
 }
 
-// boxes asks for a matching that covers every box that may not stay alone.
+// boxes looks for a matching that covers every box that must have a partner.
 func (t Tolerance) boxes(got, want []wire.Box) error {
 	if len(got) == len(want) && t.inOrder(got, want) {
 		return nil
 	}
-	// A matching that covers got's, and one that covers want's, imply one that
-	// covers both (Mendelsohn and Dulmage, 1958): the sides are checked apart.
+	// If one matching covers got's boxes and another covers want's, then a
+	// third covers both (Mendelsohn and Dulmage, 1958). The two sides are
+	// therefore checked separately.
 	if alone := t.uncovered(got, want); alone >= 0 {
 		return fmt.Errorf("%s where the reference has none", describe(got[alone]))
 	}
@@ -177,10 +182,10 @@ func (t Tolerance) inOrder(got, want []wire.Box) bool {
 	return true
 }
 
-// uncovered returns a box of a that needs a partner in b and finds none, -1 when
-// all do. It grows a matching along augmenting paths (Kuhn, 1955), because
-// boxes may lie on one another and the first that fits may be another's only
-// one.
+// uncovered returns the index of a box of a that needs a partner in b and finds
+// none, -1 if all do. It extends a matching along augmenting paths (Kuhn,
+// 1955): boxes may overlap, and the first box that fits may be the only partner
+// of another.
 func (t Tolerance) uncovered(a, b []wire.Box) int {
 	partner := make([]int, len(b)) // of b's boxes, in a
 	for j := range partner {
@@ -223,7 +228,7 @@ func describe(b wire.Box) string {
 	return fmt.Sprintf("class %d, score %.3f at (%.3f, %.3f)–(%.3f, %.3f)", b.Class, b.Score, b.X0, b.Y0, b.X1, b.Y1)
 }
 
-// within is false for NaN; equal infinities are within.
+// within is false for NaN. Equal infinities are within.
 func within(a, b float32, tolerance float64) bool {
 	return a == b || math.Abs(float64(a)-float64(b)) <= tolerance
 }

@@ -1,17 +1,17 @@
-// Package arrival says when requests are meant to be sent. It is pure: it has no
-// clock, and the same seed gives the same moments.
+// Package arrival computes when requests are meant to be sent. It is pure: it
+// has no clock, and the same seed gives the same times.
 //
-//	process (random)            rate (requests a second, changes in time)
-//	  │ points, one a request     │
+//	process (random)            rate (requests per second, changes in time)
+//	  │ points, one per request   │
 //	  └────────────┬──────────────┘
 //	               v
-//	 the moment at which the rate's integral reaches the point
+//	 the time at which the rate's integral reaches the point
 //
-// A process places points on an axis where one unit is one request; a Rate maps
-// that axis to time by the inverse of its integral. So every process follows
-// every change of rate exactly, without thinning and without a jump in phase:
-// Poisson points stay Poisson, equally spaced ones stay equally spaced between
-// two changes.
+// A process places points on an axis on which one unit is one request. A Rate
+// maps that axis to time by the inverse of its integral. Every process
+// therefore follows every change of rate exactly, without thinning and without
+// a jump in phase. Poisson points stay Poisson. Equally spaced points stay
+// equally spaced between two changes.
 package arrival
 
 import (
@@ -24,13 +24,13 @@ import (
 	"time"
 )
 
-// Never is the moment of an arrival that does not come: the rate is 0 from some
-// time on.
+// Never is the time of an arrival that never happens, because the rate is 0
+// from some time on.
 const Never = time.Duration(math.MaxInt64)
 
 // Arrival is one request that is meant to be sent.
 type Arrival struct {
-	// At is the time since the start, never less than the arrival before.
+	// At is the time since the start; it never decreases.
 	At time.Duration
 	// Stream is the client, from 0, that sends it.
 	Stream int
@@ -38,26 +38,25 @@ type Arrival struct {
 
 // Arrivals is an endless sequence of arrivals. One goroutine uses it.
 type Arrivals interface {
-	// Next returns the next arrival; its At is Never when none comes any more.
+	// Next returns the next arrival. Its At is Never if there are no more.
 	Next() Arrival
 }
 
 // Shape names an arrival process.
 type Shape uint8
 
-// The shapes.
 const (
-	// Poisson arrivals do not know of each other: many independent users. The
-	// streams are independent Poisson processes of equal rate.
+	// Poisson arrivals are independent of each other, like those of many users.
+	// The streams are independent Poisson processes of equal rate.
 	Poisson Shape = iota
-	// Constant arrivals are equally spaced, the first at a random phase; the
+	// Constant arrivals are equally spaced, the first at a random phase. The
 	// streams take turns.
 	Constant
-	// Video is streams of equally spaced frames, each stream at a random phase of
-	// its own, as cameras are.
+	// Video is streams of equally spaced frames. Each stream has its own random
+	// phase, as cameras have.
 	Video
-	// Bursts are groups of requests at one moment; the groups are Poisson, and a
-	// group is spread over the streams in turn.
+	// Bursts are groups of requests at one time. The groups are Poisson; the
+	// streams take turns within a group.
 	Bursts
 )
 
@@ -70,8 +69,8 @@ type Process struct {
 	Size int
 }
 
-// Parse reads a process as a command line has it: "poisson", "constant",
-// "30fps" (any number of frames a second), "bursts:16" (any size).
+// Parse reads a process in the form of the command line: "poisson", "constant",
+// "30fps" (any number of frames per second), "bursts:16" (any size).
 func Parse(text string) (Process, error) {
 	switch text {
 	case "poisson":
@@ -94,7 +93,7 @@ func Parse(text string) (Process, error) {
 	return Process{}, fmt.Errorf("parse arrivals %q: must be poisson, constant, a frame rate like 30fps, or a burst size like bursts:16", text)
 }
 
-// String is what Parse reads.
+// String returns the form that Parse reads.
 func (p Process) String() string {
 	switch p.Shape {
 	case Poisson:
@@ -109,16 +108,17 @@ func (p Process) String() string {
 	return "Shape(" + strconv.Itoa(int(p.Shape)) + ")"
 }
 
-// New returns the arrivals of a process at a rate, over so many streams (at
-// least 1). Functions of one run take different seeds, or they arrive together.
+// New returns the arrivals of a process at a rate, over at least 1 stream.
+// Functions of one run need different seeds, or their requests arrive together.
 //
-// Video's own rate is streams × FramesPerSecond; another rate speeds all
-// cameras up or slows them down alike.
+// Video's own rate is streams × FramesPerSecond. Another rate speeds up or
+// slows down all cameras alike.
 func New(p Process, rate Rate, streams int, seed uint64) Arrivals {
 	if streams < 1 {
 		panic(fmt.Sprintf("arrival: %d streams", streams))
 	}
-	// The second word is any constant; it only has to be the same every time.
+	// The second word is an arbitrary constant; it only has to be the same
+	// every time.
 	random := rand.New(rand.NewPCG(seed, 0x70656e73746f636b))
 	a := &arrivals{rate: cursor{steps: rate.steps}, streams: streams}
 	switch p.Shape {
@@ -145,8 +145,8 @@ func (a *arrivals) Next() Arrival {
 	return Arrival{At: a.rate.at(point), Stream: stream}
 }
 
-// points is a process on the axis of requests: its points have a mean density
-// of 1 and never go back.
+// points is a process on the axis of requests. Its points have a mean density
+// of 1 and never decrease.
 type points interface {
 	place(streams int) (point float64, stream int)
 }
@@ -156,8 +156,8 @@ type poisson struct {
 	point  float64
 }
 
-// A Poisson process whose points are given to the streams at random is as many
-// independent Poisson processes.
+// If the points of a Poisson process go to random streams, each stream is an
+// independent Poisson process.
 func (p *poisson) place(streams int) (float64, int) {
 	p.point += p.random.ExpFloat64()
 	return p.point, p.random.IntN(streams)
@@ -175,9 +175,9 @@ func (c *constant) place(streams int) (float64, int) {
 	return point, stream
 }
 
-// video: a stream's frames lie `streams` points apart, from its phase on. With
-// the phases in ascending order, the streams' frames follow one another in the
-// same order in every period.
+// video: a stream's frames lie `streams` points apart, starting at its phase.
+// The phases ascend, so the streams' frames follow one another in the same
+// order in every period.
 type video struct {
 	phases []float64
 	period float64

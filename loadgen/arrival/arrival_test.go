@@ -68,8 +68,8 @@ func TestArrivalsHoldTheRate(t *testing.T) {
 			for seed := uint64(1); seed <= 5; seed++ {
 				got := float64(len(take(arrival.New(process, arrival.At(perSecond), 4, seed), seconds*time.Second)))
 				want := perSecond * seconds
-				// Five standard deviations of a Poisson count; those of bursts are wider
-				// by the square root of the burst.
+				// Five standard deviations of a Poisson count. Those of bursts are wider
+				// by the square root of the burst size.
 				slack := 5 * math.Sqrt(want*max(1, float64(process.Size)))
 				if process.Shape == arrival.Constant || process.Shape == arrival.Video {
 					slack = 4 // one for each stream that the window cuts
@@ -82,8 +82,8 @@ func TestArrivalsHoldTheRate(t *testing.T) {
 	}
 }
 
-// TestPoissonGapsAreExponential is the Kolmogorov–Smirnov test at the level of
-// 0.1 %: sup |F - F0| < 1.95 / √n.
+// TestPoissonGapsAreExponential is the Kolmogorov–Smirnov test at the level of 0.1 %:
+// sup |F - F0| < 1.95 / √n.
 func TestPoissonGapsAreExponential(t *testing.T) {
 	const perSecond = 500.0
 	for seed := uint64(1); seed <= 3; seed++ {
@@ -119,8 +119,8 @@ func TestPoissonStreamsAreIndependent(t *testing.T) {
 		for _, gap := range sample {
 			squares += (gap - mean) * (gap - mean) / float64(len(sample))
 		}
-		// Of an exponential distribution the standard deviation is the mean: a
-		// stream that had every fourth arrival would have half of that.
+		// The standard deviation of an exponential distribution is its mean. A stream
+		// that had every fourth arrival would have half of that.
 		if ratio := math.Sqrt(squares) / mean; ratio < 0.95 || ratio > 1.05 || math.Abs(mean-0.01) > 0.0005 {
 			t.Errorf("stream %d: mean gap %.4f s, deviation %.3f of it; want 0.01 s and 1", stream, mean, ratio)
 		}

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Rate is how many requests a second are sent, in all streams together: constant
-// between the times at which it changes. The zero value never sends.
+// Rate is the number of requests per second, in all streams together. It is
+// constant between the times at which it changes. The zero value never sends.
 type Rate struct {
 	steps []step // ascending in time, the first at 0
 }
@@ -17,13 +17,14 @@ type step struct {
 	perSecond float64
 }
 
-// At returns a rate that is perSecond from the start on.
+// At returns a rate that is constant from the start.
 func At(perSecond float64) Rate {
 	return Rate{steps: []step{{0, checked(perSecond)}}}
 }
 
-// Then returns the rate that is r until at, and perSecond from then on. at must
-// not lie before the last change; at the same time it replaces that change.
+// Then returns a rate that is r until at, and perSecond from then on. at must
+// not be before the last change. If it is the time of the last change, it
+// replaces that change.
 func (r Rate) Then(at time.Duration, perSecond float64) Rate {
 	next := step{at, checked(perSecond)}
 	if len(r.steps) == 0 {
@@ -37,13 +38,13 @@ func (r Rate) Then(at time.Duration, perSecond float64) Rate {
 	if at == last {
 		keep--
 	}
-	// A copy, so that rates that begin alike do not share what follows.
+	// Copy, so that rates with the same beginning do not share later steps.
 	steps := append(make([]step, 0, keep+1), r.steps[:keep]...)
 	return Rate{steps: append(steps, next)}
 }
 
-// Shift returns the rate that starts with r's first rate and does as r does a
-// time by later: what r has at 0 is there from 0 to by as well.
+// Shift returns r with all its changes later by the given time. r's first rate
+// therefore lasts longer by that time.
 func (r Rate) Shift(by time.Duration) Rate {
 	steps := append([]step(nil), r.steps...)
 	for i := 1; i < len(steps); i++ {
@@ -52,7 +53,7 @@ func (r Rate) Shift(by time.Duration) Rate {
 	return Rate{steps: steps}
 }
 
-// PerSecond is the rate at a time.
+// PerSecond returns the rate at a time.
 func (r Rate) PerSecond(at time.Duration) float64 {
 	perSecond := 0.0
 	for _, s := range r.steps {
@@ -64,7 +65,8 @@ func (r Rate) PerSecond(at time.Duration) float64 {
 	return perSecond
 }
 
-// Requests is how many requests are expected until a time: the rate's integral.
+// Requests returns the expected number of requests until a time: the rate's
+// integral.
 func (r Rate) Requests(until time.Duration) float64 {
 	sum := 0.0
 	for i, s := range r.steps {
@@ -87,7 +89,7 @@ func checked(perSecond float64) float64 {
 	return perSecond
 }
 
-// cursor inverts a rate's integral for points that never go back.
+// cursor inverts a rate's integral for points that never decrease.
 type cursor struct {
 	steps  []step
 	before float64 // the integral up to steps[0].at

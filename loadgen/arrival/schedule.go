@@ -17,32 +17,32 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// Change is one line of a schedule: from At on, Function has the rate.
+// Change is one line of a schedule: from At on, Function has the rate
+// PerSecond.
 type Change struct {
 	At        time.Duration
 	Function  string
 	PerSecond float64
-	// Where is the file and the line, for a complaint about a function that is
-	// not there.
+	// Where is the file and line, for the error if the function does not exist.
 	Where string
 }
 
-// Schedule is how rates change in time, in the order of time.
+// Schedule is the changes of rates, in order of time.
 type Schedule []Change
 
 // ParseSchedule reads a schedule. A name that ends in .csv holds CSV under the
-// heading time,function,rate:
+// header time,function,rate:
 //
 //	time,function,rate
 //	15s,face,400
 //
-// any other YAML, a list of the same three:
+// Any other name holds YAML, a list of the same three:
 //
 //   - {time: 15s, function: face, rate: 400}
 //
-// Times are durations since the start of the measured run ("15s", "1m30s"), rates
-// are requests a second, and times do not go back from one line to the next.
-// Every error names the file and the line.
+// Times are durations since the start of the measured run ("15s", "1m30s") and
+// never decrease. Rates are requests per second. Every error names the file and
+// the line.
 func ParseSchedule(name string, data []byte) (Schedule, error) {
 	if strings.EqualFold(filepath.Ext(name), ".csv") {
 		return parseCSV(name, data)
@@ -50,7 +50,7 @@ func ParseSchedule(name string, data []byte) (Schedule, error) {
 	return parseYAML(name, data)
 }
 
-// Rate is a function's rate under the schedule, when it starts at perSecond.
+// Rate returns a function's rate under the schedule if it starts at perSecond.
 func (s Schedule) Rate(function string, perSecond float64) Rate {
 	rate := At(perSecond)
 	for _, change := range s {
@@ -62,7 +62,7 @@ func (s Schedule) Rate(function string, perSecond float64) Rate {
 }
 
 // CheckFunctions returns an error that names the first line whose function is
-// not among the known ones.
+// not in known.
 func (s Schedule) CheckFunctions(known []string) error {
 lines:
 	for _, change := range s {
@@ -174,8 +174,8 @@ func entry(name string, item ast.Node) (map[string]string, error) {
 }
 
 func whereIs(name string, node ast.Node) string {
-	// A mapping's own token is a colon or a brace; its first key is where a reader
-	// looks.
+	// A mapping's own token is a colon or a brace. A reader of the error looks
+	// at its first key.
 	if mapping, is := node.(ast.MapNode); is {
 		if pairs := mapping.MapRange(); pairs.Next() {
 			node = pairs.Key()

@@ -41,7 +41,7 @@ func TestParseScheduleReadsCSVAndYAMLAlike(t *testing.T) {
 	}
 }
 
-// TestParseScheduleSkipsAByteOrderMark, which Windows' editors and spreadsheets write.
+// TestParseScheduleSkipsAByteOrderMark, which Windows editors and spreadsheets write.
 func TestParseScheduleSkipsAByteOrderMark(t *testing.T) {
 	for name, text := range map[string]string{
 		"a.csv":  "\ufefftime,function,rate\r\n5s,face,60\r\n",

@@ -14,14 +14,14 @@ import (
 type Mark struct {
 	// Box is in the photo's pixels.
 	Box image.Rectangle
-	// Text stands at the box; the font has ASCII.
+	// Text is drawn next to the box; the font has ASCII only.
 	Text string
-	// Colour is of the box and of what the text stands on.
+	// Colour is that of the box and of the text's background.
 	Colour color.RGBA
 }
 
-// Palette are colours that tell apart what different functions found, each dark
-// enough to carry white text.
+// Palette has one colour per function that found something. Each is dark enough
+// for white text.
 var Palette = []color.RGBA{
 	{0xd6, 0x27, 0x28, 0xff},
 	{0x1f, 0x77, 0xb4, 0xff},
@@ -30,12 +30,13 @@ var Palette = []color.RGBA{
 	{0x8c, 0x56, 0x4b, 0xff},
 }
 
-// legible is how many pixels of a photo's shorter side one pixel of line and
-// font stands for: the 13-pixel font is then a thirtieth of it.
+// legible is the length of a photo's shorter side for which lines and letters
+// are drawn 1:1, in pixels. The 13-pixel font is then a thirtieth of that side.
 const legible = 400
 
-// Draw returns a copy of the photo with the marks drawn on it, the first on top.
-// Lines and letters grow with the photo. An empty box is not drawn.
+// Draw returns a copy of the photo with the marks drawn on it, the first on
+// top. Lines and letters grow with the photo. A mark with an empty box is not
+// drawn.
 func Draw(photo image.Image, marks []Mark) *image.RGBA {
 	bounds := photo.Bounds()
 	canvas := image.NewRGBA(bounds)
@@ -50,7 +51,7 @@ func Draw(photo image.Image, marks []Mark) *image.RGBA {
 	return canvas
 }
 
-// outline draws a frame of a width, inside the box.
+// outline draws a frame of the given width inside the box.
 func outline(canvas *image.RGBA, box image.Rectangle, width int, colour color.RGBA) {
 	ink := image.NewUniform(colour)
 	inner := box.Inset(width)
@@ -68,8 +69,8 @@ func outline(canvas *image.RGBA, box image.Rectangle, width int, colour color.RG
 	}
 }
 
-// caption writes the text above the box, or inside its top where there is no
-// room above.
+// caption writes the text above the box, or inside its top if there is no room
+// above.
 func caption(canvas *image.RGBA, mark Mark, unit int) {
 	if mark.Text == "" {
 		return

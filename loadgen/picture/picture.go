@@ -1,9 +1,9 @@
-// Package picture makes requests of pictures and draws what was found in them.
+// Package picture turns pictures into requests and draws what was found in them.
 //
 //	photo ──Fit──> bytes on the wire ──model──> boxes in 0..1 ──Frame──> pixels of the photo ──Draw──> PNG
 //
-// A Frame remembers where the photo lies in the model's input, so that boxes
-// find their way back.
+// A Frame records the photo's position in the model's input, so that boxes can
+// be mapped back to the photo.
 package picture
 
 import (
@@ -29,8 +29,8 @@ type Photo struct {
 // ErrNone is returned when no file matches.
 var ErrNone = errors.New("no picture matches")
 
-// Read decodes the PNG and JPEG files that match the patterns (as fs.Glob has
-// them), each once, in the order of their names.
+// Read decodes the PNG and JPEG files that match the patterns (syntax of
+// fs.Glob), each once, in the order of their names.
 func Read(fsys fs.FS, patterns ...string) ([]Photo, error) {
 	var names []string
 	for _, pattern := range patterns {
@@ -65,36 +65,36 @@ func decode(fsys fs.FS, name string) (image.Image, error) {
 	return img, err
 }
 
-// Size is a model's input: u8, height × width × channels, 3 channels (RGB) or 1
-// (grey).
+// Size is the shape of a model's input: u8, height × width × channels, with 3
+// channels (RGB) or 1 (grey).
 type Size struct {
 	Height, Width, Channels int
 }
 
-// Bytes is the length of a picture of this size.
+// Bytes returns the length of a picture of this size.
 func (s Size) Bytes() int { return s.Height * s.Width * s.Channels }
 
-// Fit is how a photo of another shape is brought to the model's.
+// Fit is how a photo of another shape is adapted to the model's input.
 type Fit uint8
 
-// The fits.
 const (
-	// Letterbox keeps the photo's proportions and leaves the rest black, half on
-	// either side.
+	// Letterbox keeps the photo's proportions. The rest is black, half on either
+	// side.
 	Letterbox Fit = iota
-	// Stretch fills the model's input and bends the proportions.
+	// Stretch fills the model's input and changes the proportions.
 	Stretch
 )
 
-// Frame says where a photo lies in a model's input.
+// Frame is the position of a photo in a model's input.
 type Frame struct {
 	photo  image.Rectangle // the photo's own bounds
 	inside image.Rectangle // in the input, in pixels
 	size   Size
 }
 
-// Resize brings a photo to a size: rows from above, pixels from the left,
-// channels together. It panics when the size has neither 1 nor 3 channels.
+// Resize adapts a photo to a size. The bytes are rows from the top, pixels from
+// the left, channels together. It panics if the size has neither 1 nor 3
+// channels.
 func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
 	if size.Channels != 1 && size.Channels != 3 {
 		panic(fmt.Sprintf("picture: %d channels", size.Channels))
@@ -118,8 +118,8 @@ func Resize(photo image.Image, size Size, fit Fit) ([]byte, Frame) {
 	return rgb, frame
 }
 
-// centred is the largest rectangle of the photo's proportions in the middle of
-// whole, at least a pixel either way.
+// centred returns the largest rectangle with the photo's proportions in the
+// middle of whole. It is at least one pixel in each direction.
 func centred(photo, whole image.Rectangle) image.Rectangle {
 	width, height := whole.Dx(), whole.Dy()
 	if photo.Dx()*height > photo.Dy()*width {
@@ -132,7 +132,7 @@ func centred(photo, whole image.Rectangle) image.Rectangle {
 }
 
 // Locate maps a box in 0..1 of the model's input to pixels of the photo, clipped
-// to the photo. A box that lies outside, or has a NaN corner, is empty.
+// to the photo. The result is empty if the box is outside or has a NaN corner.
 func (f Frame) Locate(x0, y0, x1, y1 float64) image.Rectangle {
 	across := func(v float64) int {
 		return scale(v*float64(f.size.Width)-float64(f.inside.Min.X), f.inside.Dx(), f.photo.Dx())
@@ -146,21 +146,21 @@ func (f Frame) Locate(x0, y0, x1, y1 float64) image.Rectangle {
 	return image.Rect(across(x0), down(y0), across(x1), down(y1)).Add(f.photo.Min).Intersect(f.photo)
 }
 
-// scale brings a place among `from` pixels to one among `to`, at most a picture's
-// length outside, so that any float fits an int.
+// scale maps a position among `from` pixels to one among `to`. It clips the
+// result to at most one picture's length outside, so that any float fits an int.
 func scale(v float64, from, to int) int {
 	part := min(max(v/float64(from), -1), 2)
 	return int(part*float64(to) + 0.5)
 }
 
-// Photos are photos made ready for one model. It is immutable.
+// Photos are photos prepared for one model. It is immutable.
 type Photos struct {
 	photos   []Photo
 	frames   []Frame
 	pictures [][]byte
 }
 
-// NewPhotos brings photos to a model's size.
+// NewPhotos resizes photos to a model's input.
 func NewPhotos(photos []Photo, size Size, fit Fit) *Photos {
 	p := &Photos{photos: photos}
 	for _, photo := range photos {
@@ -171,14 +171,14 @@ func NewPhotos(photos []Photo, size Size, fit Fit) *Photos {
 	return p
 }
 
-// Len is how many there are.
+// Len returns the number of photos.
 func (p *Photos) Len() int { return len(p.photos) }
 
-// Picture returns the bytes of photo i, which nobody may change; photos have no
+// Picture returns the bytes of photo i, which are read-only. Photos have no
 // label.
 func (p *Photos) Picture(i int) ([]byte, int) { return p.pictures[i], NoLabel }
 
-// Photo returns photo i and where it lies in the model's input.
+// Photo returns photo i and its position in the model's input.
 func (p *Photos) Photo(i int) (Photo, Frame) { return p.photos[i], p.frames[i] }
 
 // NoLabel is the label of a picture whose class is not known.
@@ -191,8 +191,8 @@ type Labelled struct {
 	labels   []int
 }
 
-// NewLabelled takes over pictures and their labels; a label that is NoLabel is
-// not known.
+// NewLabelled takes ownership of pictures and their labels. A label may be
+// NoLabel if it is not known.
 func NewLabelled(pictures [][]byte, labels []int) (*Labelled, error) {
 	if len(pictures) != len(labels) {
 		return nil, fmt.Errorf("label pictures: %d labels for %d pictures", len(labels), len(pictures))
@@ -200,8 +200,8 @@ func NewLabelled(pictures [][]byte, labels []int) (*Labelled, error) {
 	return &Labelled{pictures: pictures, labels: labels}, nil
 }
 
-// Len is how many there are.
+// Len returns the number of pictures.
 func (l *Labelled) Len() int { return len(l.pictures) }
 
-// Picture returns the bytes of picture i, which nobody may change, and its class.
+// Picture returns the bytes of picture i, which are read-only, and its class.
 func (l *Labelled) Picture(i int) ([]byte, int) { return l.pictures[i], l.labels[i] }

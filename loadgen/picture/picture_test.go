@@ -21,7 +21,7 @@ var (
 	blue  = color.RGBA{0, 0, 0xff, 0xff}
 )
 
-// plain is a photo of one colour; its bounds need not begin at 0.
+// plain returns a photo of one colour. Its bounds need not begin at 0.
 func plain(bounds image.Rectangle, colour color.Color) *image.RGBA {
 	img := image.NewRGBA(bounds)
 	for y := bounds.Min.Y; y < bounds.Max.Y; y++ {
@@ -89,8 +89,8 @@ func TestOneChannelIsGrey(t *testing.T) {
 	}
 }
 
-// TestBoxesFindTheirWayBack: what lies at a place of the photo is found there
-// again when it was drawn at that place, for every shape.
+// TestBoxesFindTheirWayBack: a block drawn into the photo is mapped back to the
+// same place, for every shape.
 func TestBoxesFindTheirWayBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		corner := image.Pt(rapid.IntRange(-50, 50).Draw(t, "x"), rapid.IntRange(-50, 50).Draw(t, "y"))
@@ -98,7 +98,8 @@ func TestBoxesFindTheirWayBack(t *testing.T) {
 		size := picture.Size{Height: rapid.IntRange(64, 128).Draw(t, "input height"), Width: rapid.IntRange(64, 128).Draw(t, "input width"), Channels: 3}
 		fit := picture.Fit(rapid.IntRange(0, 1).Draw(t, "fit"))
 
-		// A red block in the photo; its place in the input is where red is.
+		// A red block in the photo; its place in the input is where the pixels
+		// are red.
 		block := image.Rect(bounds.Dx()/4, bounds.Dy()/4, bounds.Dx()/2, bounds.Dy()/2).Add(bounds.Min)
 		photo := plain(bounds, blue)
 		for y := block.Min.Y; y < block.Max.Y; y++ {
@@ -119,7 +120,7 @@ func TestBoxesFindTheirWayBack(t *testing.T) {
 			float64(seen.Min.X)/float64(size.Width), float64(seen.Min.Y)/float64(size.Height),
 			float64(seen.Max.X)/float64(size.Width), float64(seen.Max.Y)/float64(size.Height))
 
-		// Two pixels of the input, as large as they are in the photo.
+		// Two pixels of the input, measured in pixels of the photo.
 		slack := 2*max(bounds.Dx(), bounds.Dy())/min(size.Width, size.Height) + 3
 		for _, off := range []int{got.Min.X - block.Min.X, got.Min.Y - block.Min.Y, got.Max.X - block.Max.X, got.Max.Y - block.Max.Y} {
 			if off < -slack || off > slack {

@@ -1,5 +1,5 @@
-// Package status asks a manager how its inference functions are: it reads the
-// JSON that the manager serves at control.StatusPath.
+// Package status asks a manager for the status of its inference functions. It
+// reads the JSON that the manager serves at control.StatusPath.
 package status
 
 import (
@@ -14,11 +14,11 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// timeout ends one question: a manager on the same machine answers in
+// timeout ends one status request: a manager on the same machine answers in
 // milliseconds, a loaded one in tens.
 const timeout = 2 * time.Second
 
-// MaxBytes is the longest answer that is read: a thousand functions take less.
+// MaxBytes is the longest answer that is read; a thousand functions need less.
 const MaxBytes = 1 << 20
 
 // Client asks one manager. Any goroutine may use it.
@@ -27,8 +27,8 @@ type Client struct {
 	http http.Client
 }
 
-// New returns a client of the manager at an address, "host:port" or a URL of
-// its root. It connects at the first question.
+// New returns a client of the manager at an address: "host:port" or the URL of
+// its root. It connects at the first request.
 func New(address string) *Client {
 	if !strings.Contains(address, "://") {
 		address = "http://" + address
@@ -39,7 +39,7 @@ func New(address string) *Client {
 	}
 }
 
-// Status returns what the manager says now.
+// Status returns the manager's current status.
 func (c *Client) Status(ctx context.Context) (control.Status, error) {
 	status, err := c.fetch(ctx)
 	if err != nil {
@@ -75,5 +75,5 @@ func (c *Client) fetch(ctx context.Context) (control.Status, error) {
 	return status, nil
 }
 
-// Close lets go of idle connections.
+// Close closes idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }

@@ -14,7 +14,7 @@ const defaultWidth = 80
 // minCell is the narrowest column that a long cell is wrapped to.
 const minCell = 8
 
-// Column is the heading of a column and its alignment.
+// Column is a column's header and alignment.
 type Column struct {
 	Name string
 	Left bool // numbers are aligned to the right
@@ -23,7 +23,7 @@ type Column struct {
 // Render draws rows as one table if it fits in width, else as several. Columns are
 // in the order of their importance: the first table has as many as fit. The first
 // column names the row and is in each table. A width of 0 is defaultWidth. If two
-// columns alone are too wide, long cells are wrapped. Each row has a cell for each
+// columns alone are too wide, Render wraps long cells. Each row has one cell per
 // column.
 func Render(width int, columns []Column, rows [][]string) string {
 	if width <= 0 {
@@ -39,8 +39,8 @@ func Render(width int, columns []Column, rows [][]string) string {
 
 	var tables []string
 	for from := 1; from < len(columns) || from == 1; {
-		// A cell has a space on both sides and a line on its left; one more line ends
-		// the row.
+		// A cell has a space on both sides and a line on its left. One more line
+		// ends the row.
 		used, to := 1+widths[0]+3, from
 		for to < len(columns) && (to == from || used+widths[to]+3 <= width) {
 			used += widths[to] + 3

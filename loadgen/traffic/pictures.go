@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/models/zoo"
 )
 
-// pictures are labelled ones if there are some of a function's shape, photos if it takes
-// photos, else bytes that mean nothing.
+// pictures returns labelled pictures if there are some of the function's shape. If not,
+// it returns photos if the function takes photos, else random bytes.
 func (o *Options) pictures(f *function, in control.InputStatus, photos []picture.Photo) (loadgen.Pictures, error) {
 	size := picture.Size{Height: in.Height, Width: in.Width, Channels: in.Channels}
 	switch {
@@ -42,7 +42,7 @@ func fashion() (loadgen.Pictures, error) {
 	return picture.NewLabelled(images, labels)
 }
 
-// noise is a few pictures of random bytes.
+// noise returns a few pictures of random bytes.
 func noise(bytes int, seed uint64) (loadgen.Pictures, error) {
 	random := rand.NewChaCha8([32]byte{byte(seed), byte(seed >> 8)})
 	const count = 8

@@ -1,5 +1,5 @@
-// Package traffic makes the traffic for the functions of a node: the rate of each, its
-// pictures, and the models that its answers are compared with.
+// Package traffic makes the traffic for the functions of a node: their rates and
+// pictures, and the models that check their answers.
 package traffic
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Options are what `penstock load` says of the traffic. Errors name its flags.
+// Options are the options of `penstock load` for its traffic. Errors name its flags.
 type Options struct {
 	// Spec has the times and the seed; New adds the functions and the schedule.
 	Spec loadgen.Spec
@@ -32,8 +32,8 @@ type Options struct {
 	Schedule string // file; empty for none
 	Pictures string // folder; the built-in pictures if empty
 	Models   []string
-	// Search, if not empty, is the function whose highest rate is searched for: without
-	// Rates the others get nothing.
+	// Search, if not empty, is the function whose max rate is searched for. If Rates
+	// is empty, the other functions get no traffic.
 	Search   string
 	Require  []loadgen.Requirement
 	Deadline time.Duration
@@ -47,13 +47,13 @@ type Options struct {
 // DefaultRate is the rate of a function without one, in requests per second.
 const DefaultRate = 10
 
-// Model answers as libml.Reference does.
+// Model is the interface of libml.Reference.
 type Model interface {
 	Answer(picture []byte) (payload []byte, kind uint8, err error)
 	Close() error
 }
 
-// Traffic is a run with all that it needs. It is the run's loadgen.Reference.
+// Traffic is a run with everything that it needs. It is the run's loadgen.Reference.
 type Traffic struct {
 	Spec loadgen.Spec
 
@@ -64,11 +64,11 @@ type Traffic struct {
 
 type function struct {
 	name   string
-	card   *models.Card // nil where no card was found: unchecked
+	card   *models.Card // nil if no card was found: answers are unchecked
 	photos *picture.Photos
 }
 
-// New makes traffic for the functions that the node has. The caller closes it.
+// New makes traffic for the functions of the node. The caller closes it.
 func New(node control.Status, o Options) (_ *Traffic, err error) {
 	t := &Traffic{Spec: o.Spec, options: o, models: map[string]Model{}}
 	defer func() {
@@ -111,7 +111,7 @@ func New(node control.Status, o Options) (_ *Traffic, err error) {
 	return t, t.checkRequired()
 }
 
-// Close gives the models back.
+// Close closes the models.
 func (t *Traffic) Close() {
 	for _, m := range t.models {
 		m.Close()
@@ -142,8 +142,8 @@ func (t *Traffic) Look(report *loadgen.Report) ([]loadgen.Seen, error) {
 	return loadgen.Look(views)
 }
 
-// fromNetwork are the functions that can be sent to: one that a capture feeds does not
-// listen.
+// fromNetwork returns the functions that take requests from the network. A function
+// that replays a capture does not listen.
 func (o *Options) fromNetwork(all []control.FunctionStatus) ([]control.FunctionStatus, error) {
 	var out []control.FunctionStatus
 	for _, f := range all {
@@ -161,7 +161,7 @@ func (o *Options) fromNetwork(all []control.FunctionStatus) ([]control.FunctionS
 	return out, nil
 }
 
-// rates are the rates of those of the named functions that get traffic.
+// rates returns the rates of those named functions that get traffic.
 func (o *Options) rates(names []string) (map[string]float64, error) {
 	rates, err := parseRates(o.Rates, names)
 	if err != nil || o.Search == "" {
@@ -199,7 +199,8 @@ func parseRates(given map[string]string, names []string) (map[string]float64, er
 	return rates, nil
 }
 
-// readSchedule reads a file of rates for the named functions; none without a file.
+// readSchedule reads a file of rates for the named functions. It returns nil if file
+// is empty.
 func readSchedule(file string, names []string) (s arrival.Schedule, err error) {
 	if file == "" {
 		return nil, nil
@@ -214,7 +215,7 @@ func readSchedule(file string, names []string) (s arrival.Schedule, err error) {
 	return s, s.CheckFunctions(names)
 }
 
-// checkRequired refuses a requirement of a function that gets no traffic.
+// checkRequired refuses a requirement for a function that gets no traffic.
 func (t *Traffic) checkRequired() error {
 	var names []string
 	for _, f := range t.Spec.Functions {
@@ -228,7 +229,7 @@ func (t *Traffic) checkRequired() error {
 	return nil
 }
 
-// add makes one function's traffic.
+// add adds one function's traffic.
 func (t *Traffic) add(f control.FunctionStatus, rate float64, process arrival.Process, photos []picture.Photo) error {
 	o := &t.options
 	made := function{name: f.Name}
@@ -268,7 +269,7 @@ func (t *Traffic) add(f control.FunctionStatus, rate float64, process arrival.Pr
 	return nil
 }
 
-// hostOf is where to send to what listens on that address.
+// hostOf returns the address that reaches a socket listening on the given address.
 func hostOf(address string) string {
 	switch address {
 	case "", "0.0.0.0", "::":

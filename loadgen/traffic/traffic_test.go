@@ -18,7 +18,8 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// A function that a capture feeds does not listen: its node would seem not to answer.
+// A function that replays a capture does not listen: its node would seem not to
+// answer.
 func TestReplayedFunctionGetsNoTraffic(t *testing.T) {
 	node := control.Status{Functions: []control.FunctionStatus{
 		{Name: "played", Replay: "a.pcap", SLOMillis: 25, Input: control.InputStatus{Bytes: 4}},
