@@ -2,28 +2,29 @@ package orchestrator
 
 import "time"
 
-// Backoff between the generations of a place that fail early: an immediate restart
-// of what cannot live would only take CPU from the others, and one much later
-// would leave a place without its shadow.
+// The backoff between generations of a place that fail early. An immediate restart of a
+// process that cannot live would only take CPU time from the others. A much later
+// restart would leave the place without its shadow.
 const (
 	backoffFirst = 100 * time.Millisecond
 	backoffMost  = 5 * time.Second
-	// goodLife is how long a process has to live for its end to be no early failure.
+	// goodLife is the min lifetime of a process whose end does not count as an early
+	// failure.
 	goodLife = 10 * time.Second
 )
 
-// backoff counts the early failures of a place, one after the other. The zero
-// value has seen none.
+// backoff counts the consecutive early failures of a place. The zero value has seen
+// none.
 type backoff struct {
 	failures int
 	last     string // why the last one failed, early or not
 	until    time.Time
-	tooFew   int // the most groups of multiprocessors that a process ended for as too few
+	tooFew   int // the most groups of multiprocessors that proved to be too few
 }
 
-// outgrew notes an end on so many groups of multiprocessors, too few for the model. It
-// reports false where the place has failed on as many before: the first time the manager
-// gives it more of them, and the next process need not wait.
+// outgrew notes that a process ended because so many groups of multiprocessors are too
+// few for the model. It returns false if the place has already failed on as many. The
+// first time, the manager assigns more groups, and the next process need not wait.
 func (b *backoff) outgrew(groups int, reason string) bool {
 	if groups <= b.tooFew {
 		return false
@@ -32,7 +33,7 @@ func (b *backoff) outgrew(groups int, reason string) bool {
 	return true
 }
 
-// ended notes an end at now after a life of lived.
+// ended notes that a process ended at now, after it had lived for lived.
 func (b *backoff) ended(now time.Time, lived time.Duration, failed bool, reason string) {
 	switch {
 	case lived >= goodLife:
@@ -47,8 +48,8 @@ func (b *backoff) ended(now time.Time, lived time.Duration, failed bool, reason 
 	}
 }
 
-// delay is how long the next start waits: 100 ms, doubled with each further
-// failure, 5 s at most.
+// delay is how long the next start waits: 100 ms, doubled with each further failure, max
+// 5 s.
 func (b *backoff) delay() time.Duration {
 	if b.failures == 0 {
 		return 0

@@ -15,11 +15,12 @@ import (
 
 // terms say how much of the device a process may use, and at which priority.
 type terms struct {
-	// percent is a share of the policy gslice, 0 if the process may use the whole device.
+	// percent is the share that the policy gslice assigns. 0: the process may use the whole
+	// device.
 	percent float64
-	// guarantee is a part of the CPUs' time, which is the process's at this level; saved
+	// guarantee is the part of the CPUs' time that the process has at this level. saved
 	// bounds how much of it the process may save up. Level Demoted means no guarantee: with
-	// percent 0 the process competes like any other of the machine.
+	// percent 0, the process then competes like any other process of the machine.
 	guarantee float64
 	saved     time.Duration
 	level     budget.Level
@@ -32,26 +33,27 @@ func termsOf(d control.DesiredProcess) terms {
 	}
 }
 
-// budgetTick is how often budgets looks at what processes have used. A process that
-// overdraws its balance is demoted at most that much later.
+// budgetTick is the interval at which budgets reads the CPU time of the processes. A process
+// that overdraws its balance is demoted at most that much later.
 const budgetTick = 20 * time.Millisecond
 
-// prioritizer gives a process its level. Level Demoted yields to all others of the node.
+// prioritizer gives a process its level. Level Demoted yields to all other processes of the
+// node.
 type prioritizer interface {
 	prioritize(budget.Level) error
 }
 
-// budgets holds processes on the CPUs to their guarantees: it charges each for its CPU
-// time, and demotes those whose balance is used up (package budget). Any goroutine may
-// call its methods.
+// budgets holds processes on the CPUs to their guarantees. It charges each process for its
+// CPU time, and demotes a process that has used up its balance (package budget). Any
+// goroutine may call its methods.
 type budgets struct {
 	cpus int
 	log  zerolog.Logger
 	now  func() int64                         // shm.Now
 	used func(pid int) (time.Duration, error) // CPU time of all threads so far
 
-	// onlyWhenBusy demotes no process while the CPUs have time left: for mechanisms that
-	// make a demoted process wait.
+	// onlyWhenBusy: while the CPUs have time left, demote no process. It is for mechanisms
+	// that make a demoted process wait.
 	onlyWhenBusy bool
 
 	mu       sync.Mutex
@@ -67,24 +69,24 @@ const busy = 0.9
 type spender struct {
 	pid      int
 	priority prioritizer
-	level    budget.Level // of its guaranteed work
+	level    budget.Level // the level of its guaranteed work
 	balance  budget.Balance
-	used     time.Duration // when last looked at
-	spent    time.Duration // of the CPUs, in the last look
-	at       budget.Level  // that it runs at
-	total    time.Duration // of the CPUs, since it began
-	demoted  time.Duration // the part of it at level Demoted
+	used     time.Duration // at the last call of look
+	spent    time.Duration // part of the CPUs' time, at the last call of look
+	at       budget.Level  // the level that it runs at
+	total    time.Duration // CPU time since it started
+	demoted  time.Duration // the part of total at level Demoted
 }
 
 func newBudgets(cpus int, log zerolog.Logger) *budgets {
 	return &budgets{cpus: cpus, log: log, now: shm.Now, used: cpuTimeOf, spenders: map[key]*spender{}}
 }
 
-// set gives a process its terms, now or anew.
+// set gives a process its terms, the first time or again.
 func (b *budgets) set(k key, pid int, t terms, p prioritizer) error {
 	now := b.now()
-	// A burst that is shorter than the time between two looks is not worth a demotion, which
-	// lasts as long. Nothing is saved without a guarantee.
+	// Save up at least one tick: a burst that is shorter than a tick is not worth a
+	// demotion, which lasts as long. A process without a guarantee saves nothing.
 	saved := t.saved
 	if t.guarantee > 0 {
 		saved = max(saved, budgetTick)
@@ -124,8 +126,8 @@ func (s *spender) due(now int64) budget.Level {
 	return budget.Demoted
 }
 
-// run has the process run at a level. After an error it runs as before, and the next look
-// tries again.
+// run moves the process to a level. After an error its level stays as it was, and the next
+// look tries again.
 func (s *spender) run(l budget.Level) error {
 	if err := s.priority.prioritize(l); err != nil {
 		return err
@@ -134,7 +136,6 @@ func (s *spender) run(l budget.Level) error {
 	return nil
 }
 
-// remove forgets a process.
 func (b *budgets) remove(k key) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -145,7 +146,7 @@ func (b *budgets) remove(k key) {
 	}
 }
 
-// spent returns how much time of all CPUs a process has used, and the part of it beyond its
+// spent returns the CPU time of a process on all CPUs, and the part of it beyond its
 // guarantee.
 func (b *budgets) spent(k key) (total, demoted time.Duration) {
 	b.mu.Lock()
@@ -177,8 +178,8 @@ func (b *budgets) run(stop <-chan struct{}) {
 	}
 }
 
-// look charges all processes for what they have used, and moves them between their level
-// and Demoted.
+// look charges each process for the CPU time since the last call, and moves it between its
+// level and Demoted.
 func (b *budgets) look() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -186,7 +187,7 @@ func (b *budgets) look() {
 	all := time.Duration(0)
 	for _, s := range b.spenders {
 		s.spent = 0
-		if used, err := b.used(s.pid); err == nil { // else it has ended, and remove follows
+		if used, err := b.used(s.pid); err == nil { // after an error: the process has ended, and remove follows
 			s.spent = (used - s.used) / time.Duration(b.cpus)
 			s.used = used
 			all += s.spent

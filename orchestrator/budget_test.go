@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/control/budget"
 )
 
-// fakeCPU is a machine whose processes use what the test says.
+// fakeCPU is a machine whose processes use as much CPU time as the test says.
 type fakeCPU struct {
 	now    int64
 	used   map[int]time.Duration
@@ -46,7 +46,7 @@ func (c *fakeCPU) budgets(cpus int) *budgets {
 		}
 		return 0, fmt.Errorf("no process %d", pid)
 	}
-	b.stop = make(chan struct{}) // the test looks, not run
+	b.stop = make(chan struct{}) // the test calls look itself
 	return b
 }
 
@@ -85,7 +85,7 @@ func TestBudgetsDemote(t *testing.T) {
 	}
 }
 
-// A process without a guarantee, like a shadow that loads, is demoted from the start.
+// A process without a guarantee is demoted from the start, such as a shadow that loads.
 func TestBudgetsDemoteShadow(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
@@ -104,8 +104,8 @@ func TestBudgetsDemoteShadow(t *testing.T) {
 	}
 }
 
-// Whatever processes do, none has more time at its level than its guarantee gives, what it
-// may save up, and one look's overdraft.
+// Whatever a process does, its time at its level is bounded: its guarantee, what it may
+// save up, and the overdraft of one tick.
 func TestBudgetsBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := &fakeCPU{used: map[int]time.Duration{7: 0}, levels: map[int]budget.Level{}}
@@ -130,7 +130,7 @@ func TestBudgetsBound(t *testing.T) {
 	})
 }
 
-// A level that could not be written is written at a later look.
+// If a level could not be written, a later look writes it.
 func TestBudgetsTryAgain(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)
@@ -169,8 +169,8 @@ func TestBudgetsForgetTheDead(t *testing.T) {
 	}
 }
 
-// Two busy processes on one CPU: when one overdraws its guarantee, the other gets what it
-// asks for.
+// Two busy processes share one CPU. When one overdraws its guarantee, the other gets the
+// CPU time that it needs.
 func TestBudgetsOnThisMachine(t *testing.T) {
 	c := quotas(t, 1)
 	spin := func() *exec.Cmd {
@@ -195,7 +195,7 @@ func TestBudgetsOnThisMachine(t *testing.T) {
 			c.remove(key{name, 0, 1})
 		}
 	})
-	// A busy machine gives both less; their proportion stays.
+	// On a busy machine both get less, but their proportion stays the same.
 	var got float64
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); {
 		before := [2]time.Duration{cpuTime(t, greedy), cpuTime(t, modest)}
@@ -251,8 +251,8 @@ func TestPriorityIsWritten(t *testing.T) {
 	}
 }
 
-// Without control groups a process limits itself while its balance is used up and the CPUs
-// are busy, and only then.
+// Without control groups, a process limits itself only while its balance is used up and
+// the CPUs are busy.
 func TestGovernorYields(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0, 2: 0}, levels: map[int]budget.Level{}}
 	s, err := openGovernor(1, 0, zerolog.Nop())
@@ -262,14 +262,14 @@ func TestGovernorYields(t *testing.T) {
 	g := s.(*governor)
 	g.budgets.now = func() int64 { return c.now }
 	g.budgets.used = func(pid int) (time.Duration, error) { return c.used[pid], nil }
-	g.budgets.stop = make(chan struct{}) // the test looks
+	g.budgets.stop = make(chan struct{}) // the test calls look itself
 	greedy, modest := key{"greedy", 0, 1}, key{"modest", 0, 1}
 	for pid, k := range map[int]key{1: greedy, 2: modest} {
 		if enforced, err := g.apply(k, pid, terms{guarantee: 0.45, level: 1}); enforced || err != nil {
 			t.Fatalf("enforced %v, %v", enforced, err)
 		}
 	}
-	<-g.yields() // what apply said
+	<-g.yields() // the notification of apply
 	look := func(greedyUses, modestUses time.Duration) {
 		c.now += int64(budgetTick)
 		c.used[1] += greedyUses

@@ -23,15 +23,15 @@ import (
 	"github.com/penstock/penstock/control/budget"
 )
 
-// errNoController is returned where the kernel offers no cpu controller in a version.
+// errNoController is returned if the kernel offers no cpu controller in a cgroup version.
 var errNoController = errors.New("no cpu controller")
 
 // mount is a mounted cgroup file system.
 type mount struct {
-	point   string // where
-	root    string // which of its groups is seen there
+	point   string // mount point
+	root    string // the group that the mount shows as its root
 	kind    string // "cgroup" or "cgroup2"
-	options string // of the file system: the controllers of a version 1 mount
+	options string // file system options: the controllers of a version 1 mount
 }
 
 func cgroupMounts() ([]mount, error) {
@@ -43,8 +43,8 @@ func cgroupMounts() ([]mount, error) {
 	return readMounts(f)
 }
 
-// readMounts reads the cgroup mounts of a mountinfo (proc_pid_mountinfo(5)): ten
-// fields and more, with a lone "-" before the last three.
+// readMounts reads the cgroup mounts from a mountinfo file (proc_pid_mountinfo(5)). Each
+// line has ten or more fields, with a lone "-" before the last three.
 func readMounts(r io.Reader) ([]mount, error) {
 	var mounts []mount
 	s := bufio.NewScanner(r)
@@ -62,19 +62,19 @@ func readMounts(r io.Reader) ([]mount, error) {
 	return mounts, nil
 }
 
-// under is where the group that /proc/self/cgroup calls own lies below the mount:
-// a container's mount shows its own group as the root.
+// under returns the path, below the mount, of the group that /proc/self/cgroup calls own. A
+// container's mount shows the container's own group as the root.
 func (m mount) under(own string) string {
 	rel, err := filepath.Rel(m.root, own)
 	if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
-		return "/" // not below what is mounted: the mount itself is all there is
+		return "/" // not below the mounted group: only the mount itself can be used
 	}
 	return path.Join("/", rel)
 }
 
-// Names of the groups that hold all others carry whose they are: the id of the process that
-// is the parent of those in them and, as ids come again, the time of its start in clock
-// ticks since boot.
+// The name of the group that holds all others identifies its owner, which is the parent of
+// the processes in them. It has the owner's process id and, as the kernel reuses ids, its
+// start time in clock ticks since boot.
 const treePrefix = "penstock-"
 
 func treeName(pid int) (string, error) {
@@ -85,8 +85,8 @@ func treeName(pid int) (string, error) {
 	return fmt.Sprintf("%s%d-%d", treePrefix, pid, started), nil
 }
 
-// startTime reads field 22 of /proc/pid/stat, whose second field is a name in
-// parentheses with anything in it.
+// startTime reads field 22 of /proc/pid/stat. The second field is a name in parentheses that
+// may contain anything.
 func startTime(pid int) (uint64, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -104,7 +104,7 @@ func startTime(pid int) (uint64, error) {
 	return started, nil
 }
 
-// orphaned reports whether a group's name is of an orchestrator that is no more.
+// orphaned reports whether the owner in a group's name no longer exists.
 func orphaned(name string) bool {
 	rest, ok := strings.CutPrefix(name, treePrefix)
 	if !ok {
@@ -129,13 +129,13 @@ func orphaned(name string) bool {
 	return now != started
 }
 
-// sweep removes the groups that dead orchestrators left in dir. One that holds a
-// process is in use and stays whole: a container with processes of its own, and this
-// machine's groups, has orchestrators that only look dead from here.
+// sweep removes the groups that dead orchestrators left in dir. It keeps a group that holds
+// a process. If a container has its own process ids but the machine's groups, its
+// orchestrator only looks dead from here.
 func sweep(dir string, log zerolog.Logger) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return // openers say why they cannot use it
+		return // openV1 and openV2 report why they cannot use dir
 	}
 	for _, e := range entries {
 		if !e.IsDir() || !orphaned(e.Name()) {
@@ -157,9 +157,9 @@ func sweep(dir string, log zerolog.Logger) {
 	}
 }
 
-// inUse reports whether a group, or one in it, holds a process. One that is not seen
-// from here, as it has a namespace of its own, version 2 lists as 0 and version 1 not:
-// there only the kernel knows, and refuses with EBUSY.
+// inUse reports whether a group, or one in it, holds a process. A process of another pid
+// namespace cannot be seen from here. Version 2 lists such a process as 0, but version 1
+// does not list it. In version 1 only the kernel knows, and refuses the removal with EBUSY.
 func inUse(dir string) bool {
 	used := errors.New("in use")
 	return filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -173,7 +173,7 @@ func inUse(dir string) bool {
 	}) != nil
 }
 
-// removeGroups removes a group and those in it.
+// removeGroups removes a group and the groups in it.
 func removeGroups(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -191,7 +191,7 @@ func removeGroups(dir string) error {
 
 // Version 1.
 
-// specOf is q as the library takes it; no limit is -1.
+// specOf converts q to the library's type; no limit is -1.
 func specOf(q quota) *specs.LinuxResources {
 	runtime := int64(-1)
 	if q == (quota{}) {
@@ -224,7 +224,7 @@ func openV1(cpus, owner int, log zerolog.Logger) (shares, error) {
 		if err != nil {
 			return nil, err
 		}
-		// The library looks for a folder "cpu", which is the mount, or a link to
+		// The library looks for a folder "cpu". It is the mount itself, or a link to
 		// "cpu,cpuacct".
 		only := func() ([]cgroup1.Subsystem, error) {
 			return []cgroup1.Subsystem{cgroup1.NewCpu(filepath.Dir(m.point))}, nil
@@ -244,7 +244,7 @@ func openV1(cpus, owner int, log zerolog.Logger) (shares, error) {
 	return nil, fmt.Errorf("cgroup version 1: %w is mounted", errNoController)
 }
 
-// preparedName is a group that root may have made for a user; see mendV1.
+// preparedName is the name of a group that root may have made for a user; see mendV1.
 const preparedName = "penstock"
 
 func isDir(name string) bool {
@@ -252,7 +252,8 @@ func isDir(name string) bool {
 	return err == nil && info.IsDir()
 }
 
-// opened keeps a nil *cgroupShares from becoming shares that are not nil.
+// opened returns an untyped nil after an error: a nil *cgroupShares in the interface would
+// not equal nil.
 func opened(c *cgroupShares, err error) (shares, error) {
 	if err != nil {
 		return nil, err
@@ -270,8 +271,8 @@ func has(list, item string) bool {
 	return false
 }
 
-// mendV1 prepares a group where making one was not permitted. Version 1 lets its
-// owner make groups in it and move the own processes there.
+// mendV1 returns the command that prepares a group, if making one was not permitted. In
+// version 1 the owner of a group may make groups in it and move their own processes there.
 func mendV1(err error) string {
 	var denied *fs.PathError
 	if !errors.As(err, &denied) || !errors.Is(err, fs.ErrPermission) {
@@ -305,8 +306,8 @@ type groupV1 struct {
 	dir     string
 }
 
-// set writes the quota. Period and quota are two files, and the kernel refuses a
-// pair that exceeds a limit further up, so the old quota is lifted in between.
+// set writes the quota. Period and quota are two files, and the kernel refuses a pair that
+// exceeds a limit further up. set therefore lifts the old quota first.
 func (g *groupV1) set(q quota) error {
 	if err := g.control.Update(specOf(quota{})); err != nil {
 		return err
@@ -329,8 +330,8 @@ func (g *groupV1) get() (quota, error) {
 	return quota{runtime: micros(runtime), period: micros(period)}, nil
 }
 
-// The weight of an ordinary process. Version 1 calls weights shares. The kernel takes up to
-// 256 times as much in version 1, and 100 times in version 2.
+// The weight of an ordinary process; version 1 calls weights shares. The max is 256 times as
+// much in version 1, and 100 times in version 2.
 const (
 	weightFileV1, weightV1 = "cpu.shares", 1024
 	weightFileV2, weightV2 = "cpu.weight", 100
@@ -360,9 +361,9 @@ type treeV2 struct {
 	dir     string
 }
 
-// openV2 makes the tree in the own group or the nearest one above it that takes
-// it. Version 2 gives no controller to the children of a group that holds
-// processes itself (but for the root), so as a rule it is the one above.
+// openV2 makes the tree in this process's group, or in the nearest group above that accepts
+// it. In version 2 a group that holds processes itself gives no controller to its children,
+// unless it is the root. The tree is therefore usually in the group above.
 func openV2(cpus, owner int, log zerolog.Logger) (shares, error) {
 	mounts, err := cgroupMounts()
 	if err != nil {
@@ -400,7 +401,7 @@ func openV2At(m mount, own string, cpus, owner int, log zerolog.Logger) (shares,
 			return s, nil
 		}
 		if first == nil {
-			first = err // nearest to what a user can mend
+			first = err // the group that a user can most easily fix
 		}
 		if at == "/" {
 			return nil, fmt.Errorf("cgroup version 2: %w", first)
@@ -411,7 +412,8 @@ func openV2At(m mount, own string, cpus, owner int, log zerolog.Logger) (shares,
 func openV2In(mountpoint, at string, cpus int, log zerolog.Logger) (shares, error) {
 	dir := filepath.Join(mountpoint, at)
 	sweep(filepath.Dir(dir), log)
-	// A process may only be moved by one who may write to the group above both.
+	// To move a process, one needs write access to the closest group above both its old and
+	// its new group.
 	f, err := os.OpenFile(filepath.Join(filepath.Dir(dir), "cgroup.procs"), os.O_WRONLY, 0)
 	if err != nil {
 		return nil, err
@@ -493,10 +495,10 @@ func (g *groupV2) prioritize(l budget.Level) error {
 	return writePriority(g.dir, weightFileV2, weightV2, 1, l)
 }
 
-// writePriority gives a group in dir a weight: normal at MinLevel, and twice as much at each
-// level above. A demoted group is idle if the kernel can do that (cpu.idle, since Linux
-// 5.15): it yields at once to a group that wakes. Else it has the min weight, and yields when
-// its time slice is over.
+// writePriority gives a group in dir a weight: normal at MinLevel, and twice as much for
+// each level above. If the kernel supports it (cpu.idle, since Linux 5.15), a demoted group
+// is idle: it yields at once to a group that wakes. Otherwise it gets the min weight, and
+// yields when its time slice is over.
 func writePriority(dir, weightFile string, normal, lowest int, l budget.Level) error {
 	idle := filepath.Join(dir, "cpu.idle")
 	if l == budget.Demoted {
@@ -505,7 +507,7 @@ func writePriority(dir, weightFile string, normal, lowest int, l budget.Level) e
 		}
 		return writeInt(filepath.Join(dir, weightFile), lowest)
 	}
-	// The kernel refuses a weight for an idle group, and forgets the one that it had.
+	// The kernel refuses a weight for an idle group, and forgets the group's old weight.
 	if err := writeInt(idle, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -15,7 +15,8 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// quotas opens the first mechanism that holds quotas here, of either version.
+// quotas opens the first mechanism, of either version, that can hold quotas on this
+// machine.
 func quotas(t *testing.T, cpus int) *cgroupShares {
 	t.Helper()
 	needQuotas(t)
@@ -140,7 +141,7 @@ func TestSweepRemovesWhatDeadOrchestratorsLeft(t *testing.T) {
 	}
 	for name, stays := range map[string]bool{
 		fmt.Sprintf("penstock-%d-1", dead.Process.Pid): false,
-		fmt.Sprintf("penstock-%d-1", os.Getpid()):      false, // a namesake: its start was another
+		fmt.Sprintf("penstock-%d-1", os.Getpid()):      false, // same process id, other start time
 		own:            true,
 		"penstock":     true,
 		"penstock-1":   true,
@@ -158,8 +159,8 @@ func TestSweepRemovesWhatDeadOrchestratorsLeft(t *testing.T) {
 	}
 }
 
-// The groups of a container's node, whose process ids mean nothing here: some hold
-// processes, others wait for theirs.
+// The groups of a container's node, whose process ids have no meaning here. Some groups
+// hold processes; others still wait for theirs.
 func TestSweepLeavesATreeWholeThatHoldsAProcess(t *testing.T) {
 	dir := t.TempDir()
 	dead := exec.Command("true")
@@ -294,7 +295,7 @@ func TestRealProcessIsHeldToItsShare(t *testing.T) {
 	if err != nil || strings.TrimSpace(string(b)) != fmt.Sprint(p.PID) {
 		t.Errorf("in its group is %q, %v; want %d", b, err, p.PID)
 	}
-	// It computes on all CPUs, and the kernel stops it.
+	// The process computes on all CPUs, and the kernel throttles it.
 	throttled := func() bool {
 		b, err := os.ReadFile(filepath.Join(groups[0], "face-0-1", "cpu.stat"))
 		if err != nil {

@@ -15,19 +15,20 @@ import (
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// Sandbox says how the processes of functions are confined; package sandbox does it.
+// Sandbox says how the processes of functions are confined. Package sandbox does it.
 type Sandbox struct {
-	// User is the user that they run as, and MPS and the weight server with them. nil is
-	// this process's own, which is the only choice without root.
+	// User is the user that the processes, MPS and the weight server run as. nil is the user
+	// of this process; without root no other is possible.
 	User *sandbox.User
-	// Readable are more files and folders that they may read.
+	// Readable lists further files and folders that the processes may read.
 	Readable []string
 }
 
-// privateFolders holds the private folders of processes, in the runtime folder.
+// privateFolders is the folder, in the runtime folder, that holds the private folders of
+// processes.
 const privateFolders = "private"
 
-// privateFolder is the private folder of a process, in a runtime folder.
+// privateFolder returns the path of a process's private folder in a runtime folder.
 func privateFolder(dir string, k key) string {
 	return filepath.Join(dir, privateFolders, fmt.Sprintf("%s-%d-%d", k.name, k.instance, k.generation))
 }
@@ -35,9 +36,9 @@ func privateFolder(dir string, k key) string {
 // loopNice is the niceness that libml's batch loop gives itself on a GPU (libml/priority.go).
 const loopNice = -15
 
-// prepare opens the runtime folder for the processes' user: it may pass through to the
-// sockets and folders that are its own, and see no names. Private folders that an
-// orchestrator left behind are removed.
+// prepare opens the runtime folder to the processes' user. The user may pass through it to its
+// own sockets and folders, but cannot list it. prepare removes private folders that an earlier
+// orchestrator left behind.
 func (b *Sandbox) prepare(dir, prepared string, log zerolog.Logger) error {
 	if b == nil {
 		return nil
@@ -68,8 +69,8 @@ func (b *Sandbox) prepare(dir, prepared string, log zerolog.Logger) error {
 	return nil
 }
 
-// openPrepared makes the folder of prepared models, readable for the processes' group: what is
-// made in it inherits the group (set-group-ID).
+// openPrepared makes the folder of prepared models readable for the processes' group. New
+// files in it inherit the group (set-group-ID).
 func (b *Sandbox) openPrepared(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("make folder of prepared models: %w", err)
@@ -87,7 +88,8 @@ func (b *Sandbox) openPrepared(dir string) error {
 	return nil
 }
 
-// reopen makes the folder of private folders again, and opens the runtime folder around it.
+// reopen makes the parent of all private folders again, and opens the runtime folder around
+// it.
 func (b *Sandbox) reopen(folder string) error {
 	if err := os.MkdirAll(filepath.Dir(folder), 0o700); err != nil {
 		return err
@@ -100,7 +102,7 @@ func (b *Sandbox) reopen(folder string) error {
 	return os.MkdirAll(folder, 0o711)
 }
 
-// makeOwn makes a folder that belongs to the user of the processes.
+// makeOwn makes a folder that belongs to the processes' user.
 func (b *Sandbox) makeOwn(path string) error {
 	err := os.Mkdir(path, 0o700)
 	if errors.Is(err, fs.ErrNotExist) { // the runtime folder was emptied
@@ -129,12 +131,12 @@ func removePrivate(path string) error {
 	}
 	defer f.Close()
 	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		return nil // a process lives
+		return nil // its process still runs
 	}
 	return os.RemoveAll(path)
 }
 
-// confine completes the spec of a process with what it may do.
+// confine completes the spec of a process with what the process may do.
 func (s *supervisor) confine(sp *spec, model string) error {
 	b := s.o.Sandbox
 	if b == nil {
@@ -145,7 +147,7 @@ func (s *supervisor) confine(sp *spec, model string) error {
 	c.User, c.Dir = b.User, sp.dir
 	c.Private = privateFolder(s.o.Dir, sp.key)
 	c.Reach = []string{s.o.Dir}
-	// Programs look for libraries beside this binary.
+	// Programs look for libraries next to this binary.
 	c.AllowProgram(s.o.Self)
 	c.Read = append(c.Read, b.Readable...)
 	c.Read = append(c.Read, nonEmpty(sp.start.Prepared)...)
@@ -177,7 +179,7 @@ func nonEmpty(path string) []string {
 	return []string{path}
 }
 
-// confineCommand makes the private folder and has a command started by the launcher.
+// confineCommand makes the private folder, and changes cmd so that the launcher starts it.
 func confineCommand(cmd *exec.Cmd, self string, c *sandbox.Spec) error {
 	if cmd.Env == nil {
 		cmd.Env = os.Environ()
@@ -201,8 +203,8 @@ func confineCommand(cmd *exec.Cmd, self string, c *sandbox.Spec) error {
 	return sandbox.Command(cmd, self, *c)
 }
 
-// privateEnvironment has programs keep their files in the private folder. Python packages
-// that the user installed for itself are found as before.
+// privateEnvironment makes programs keep their files in the private folder. They still find
+// Python packages that the user installed.
 func privateEnvironment(folder string) []string {
 	e := []string{"HOME=" + folder, "TMPDIR=" + folder, "XDG_CACHE_HOME=" + filepath.Join(folder, ".cache")}
 	if home, err := os.UserHomeDir(); err == nil && os.Getenv("PYTHONUSERBASE") == "" {

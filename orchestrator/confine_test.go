@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// confined is what a process in the sandbox is told to try.
+// confined tells a process in the sandbox what to try.
 type confined struct {
 	UID      int
 	Model    string   // must be readable
@@ -30,7 +30,8 @@ type confined struct {
 	Sockets  []string // must not be connected to
 }
 
-// violations tries what the sandbox forbids, and what it must allow. It runs in the process.
+// violations tries what the sandbox must forbid and what it must allow. It runs in the
+// confined process.
 func (c *confined) violations() (found []string) {
 	complain := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	status, err := os.ReadFile("/proc/self/status")
@@ -50,7 +51,7 @@ func (c *confined) violations() (found []string) {
 		complain("HOME is %s, TMPDIR %s", os.Getenv("HOME"), os.Getenv("TMPDIR"))
 	}
 
-	// What it needs.
+	// What the sandbox must allow.
 	if _, err := os.ReadFile(c.Model); err != nil {
 		complain("read model: %v", err)
 	}
@@ -72,7 +73,7 @@ func (c *confined) violations() (found []string) {
 		complain("it goes before other processes, on a CPU")
 	}
 
-	// What it must not do.
+	// What it must forbid.
 	for _, path := range c.Secrets {
 		if _, err := os.ReadFile(path); err == nil {
 			complain("it reads %s", path)
@@ -124,7 +125,7 @@ func (c *confined) violations() (found []string) {
 	return found
 }
 
-// errorOf is what a system call returns with this first argument.
+// errorOf returns the error of a system call with this first argument.
 func errorOf(number uintptr, first ...uintptr) error {
 	var argument uintptr
 	if len(first) > 0 {
@@ -137,7 +138,8 @@ func errorOf(number uintptr, first ...uintptr) error {
 	return errno
 }
 
-// confinedMain is the process: it reports violations as the reason of its first notice.
+// confinedMain is the confined process. It reports violations as the reason of its first
+// notice.
 func confinedMain(text string) int {
 	var c confined
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
@@ -236,7 +238,7 @@ func TestConfinedProcess(t *testing.T) {
 	}
 }
 
-// The launcher must not lose the parent-death signal with its credentials.
+// The launcher must keep the parent-death signal when it changes its credentials.
 func TestConfinedProcessEndsWithTheOrchestrator(t *testing.T) {
 	n := aNode(t)
 	cmd := n.orchestrate(mechanismGovernor, "sandbox")
@@ -256,7 +258,7 @@ func TestConfinedProcessEndsWithTheOrchestrator(t *testing.T) {
 	cmd.Wait()
 	n.untilGone(p.PID)
 
-	// The next one removes what the process left.
+	// The next orchestrator removes what the process left.
 	cmd = n.orchestrate(mechanismGovernor, "sandbox")
 	n.until("another serves", func(o control.Observed) bool {
 		return len(o.Processes) == 1 && o.Processes[0].State == control.Active && o.Processes[0].PID != p.PID

@@ -6,16 +6,16 @@ import (
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// IFCPUs divides the CPUs that this process may run on (sched_getaffinity)
-// between the manager and the inference functions; see splitCPUs. Call it where
-// the affinity is still the one that the node was started with.
+// IFCPUs divides the CPUs that this process may run on (sched_getaffinity) between the
+// manager and the inference functions; see splitCPUs. Call it while the affinity is
+// still the one that the node was started with.
 func IFCPUs(reserved int) (manager, ifs []int) { return splitCPUs(allowedCPUs(), reserved) }
 
-// splitCPUs gives the manager the first reserved of the allowed CPUs, and the
-// inference functions the rest: their 100 %. Without a wish (reserved ≤ 0) the
-// manager gets an eighth, at least one: two cores send and receive 4.2
-// GB/s of datagrams between them, which is more than the models of eight can eat. The
-// functions are left at least one; with a single CPU both share it.
+// splitCPUs gives the manager the first reserved of the allowed CPUs. The rest are the
+// inference functions' 100 %. If reserved ≤ 0, the manager gets an eighth, min one.
+// Two cores together send and receive 4.2 GB/s of datagrams, more than the models on
+// eight cores can consume. The functions get min one CPU. A single CPU is shared by
+// both.
 func splitCPUs(allowed []int, reserved int) (manager, ifs []int) {
 	n := len(allowed)
 	if n <= 1 {
@@ -30,7 +30,7 @@ func splitCPUs(allowed []int, reserved int) (manager, ifs []int) {
 
 func allowedCPUs() []int {
 	cpus, err := cpuset.Allowed()
-	if err != nil { // more of them than a set holds
+	if err != nil { // more CPUs than a set holds
 		cpus = make([]int, runtime.NumCPU())
 		for i := range cpus {
 			cpus[i] = i

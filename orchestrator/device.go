@@ -20,13 +20,13 @@ import (
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// How a GPU's shares are held, in control.Observed.
+// How the shares of a GPU are enforced, in control.Observed.
 const (
 	mechanismMPS         = "mps"
 	mechanismTimeSlicing = "time-slicing"
 )
 
-// machine finds GPUs. Its methods may take seconds, and are called from any goroutine.
+// machine finds GPUs. Its methods may take seconds, and any goroutine may call them.
 type machine interface {
 	// find makes no context on the device.
 	find(name string) (foundGPU, error)
@@ -34,7 +34,7 @@ type machine interface {
 	startMPS(context.Context, mps.Options) (mpsDaemon, error)
 }
 
-// mpsDaemon is what is needed of an mps.Daemon.
+// mpsDaemon is the part of mps.Daemon that device uses.
 type mpsDaemon interface {
 	Environment() map[string]string
 	State() mps.State
@@ -43,20 +43,20 @@ type mpsDaemon interface {
 	Close() error
 }
 
-// foundGPU is a GPU as CUDA tells of it.
+// foundGPU describes a GPU as CUDA reports it.
 type foundGPU struct {
 	uuid, name  string
 	sms         int
 	memoryBytes int64
 	groupSMs    []int
-	// noGroups says why there are none.
+	// noGroups says why there are no groups.
 	noGroups string
 }
 
-// realMachine is this one.
+// realMachine is the machine that this process runs on.
 type realMachine struct {
 	dir     string // the runtime folder
-	self    string // the binary that is the launcher
+	self    string // the binary that contains the launcher
 	sandbox *Sandbox
 }
 
@@ -90,58 +90,58 @@ func (m realMachine) startMPS(ctx context.Context, o mps.Options) (mpsDaemon, er
 	}
 	d, err := mps.Start(ctx, o)
 	if err != nil {
-		return nil, err // not a nil *Daemon in an interface
+		return nil, err // avoids a nil *Daemon in the interface
 	}
 	return d, nil
 }
 
-// StayOut keeps this process from becoming a client of an MPS server, which it
-// would when CUDA is initialised: a server that recovers from a fault waits until
-// its last client has ended. It sets the variable for the whole process, before
-// CUDA is first asked anything; dir is the runtime folder.
+// StayOut keeps this process from becoming a client of an MPS server when it
+// initialises CUDA. A server that recovers from a fault waits until its last client has
+// ended. StayOut sets the variable for the whole process; call it before the first use
+// of CUDA. dir is the runtime folder.
 func StayOut(dir string) error {
 	return os.Setenv("CUDA_MPS_PIPE_DIRECTORY", filepath.Join(dir, "no-mps"))
 }
 
-// gpuState is a device as it is. The supervisor keeps the last.
+// gpuState is the observed state of a device. The supervisor keeps the latest one.
 type gpuState struct {
-	// opened: what there is to find has been found.
+	// opened: the search for the device is over, and all else here is known.
 	opened bool
-	// cpu: there is no GPU, and none was asked for by name.
+	// cpu: there is no GPU, and the manager named none.
 	cpu bool
 	err error // why there is no device
 
 	foundGPU
-	why       string // what is missing for MPS or groups
+	why       string // why MPS or groups are not available
 	mechanism string
-	// environment is what a process needs to reach the device, and this one only.
+	// environment makes a process use this device and no other.
 	environment map[string]string
-	// serving: a process may be woken; idle says why not.
+	// serving: a process may be woken. If not, idle says why.
 	serving bool
 	idle    string
 	// losses counts the MPS servers that died.
 	losses uint64
-	// usedBytes and freeBytes are the device's memory a second ago at most; -1
-	// where nobody tells.
+	// usedBytes and freeBytes are the device's memory, at most a second old. They are
+	// -1 if unknown.
 	usedBytes, freeBytes int64
 }
 
-// device opens a GPU and looks after it, on a goroutine of its own:
+// device opens a GPU and watches it, on a goroutine of its own:
 //
 //	1 find it; the driver initialises
 //	2 open NVML, start MPS
-//	3 each second its memory; at once what MPS says;
-//	  after a process's end every 10 ms, until it is not listed any more
+//	3 read its memory every second; take changes of MPS at once;
+//	  after a process's end poll every 10 ms, until NVML no longer lists the process
 //
-// What it finds comes over states.
+// It sends each new state over states.
 type device struct {
 	name    string
-	noMPS   bool // none is wanted
+	noMPS   bool // start no MPS
 	machine machine
 	dir     string
 	log     zerolog.Logger
 
-	states chan gpuState // holds the latest
+	states chan gpuState // holds the latest state only
 	kick   chan struct{}
 	cancel context.CancelFunc
 	done   chan struct{}
@@ -151,19 +151,19 @@ type device struct {
 	ends   map[int]time.Time // processes that ended, and until when they are followed
 }
 
-// How often the device is asked: in peace, and after a process's end. An answer
-// takes 5 µs, the list of processes 30 (H200, driver 580).
+// How often the device is polled: normally, and after a process's end. A memory query
+// takes 5 µs, the list of processes 30 µs (H200, driver 580).
 const (
 	deviceEvery = time.Second
 	followEvery = 10 * time.Millisecond
 )
 
-// releaseTimeout is how long the memory of a dead process is waited for. The driver
-// frees it before the process can be waited for (measured, 2 GiB, killed); this is
-// for a driver that is busy with a fault.
+// releaseTimeout is the max wait for the memory of a dead process. The driver frees it
+// before wait(2) reports the process (measured: 2 GiB, killed). The timeout is for a
+// driver that is busy with a fault.
 const releaseTimeout = 2 * time.Second
 
-// openDevice opens a device once before has closed, if that is not nil.
+// openDevice opens a device. If before is not nil, it waits until before has closed.
 func openDevice(before *device, name string, noMPS bool, m machine, dir string, log zerolog.Logger) *device {
 	ctx, cancel := context.WithCancel(context.Background())
 	d := &device{
@@ -181,7 +181,7 @@ func openDevice(before *device, name string, noMPS bool, m machine, dir string, 
 	return d
 }
 
-// close ends MPS and the goroutine. The processes have ended.
+// close ends MPS and the goroutine. The processes must have ended.
 func (d *device) close() {
 	d.cancel()
 	<-d.done
@@ -239,7 +239,7 @@ func (d *device) run(ctx context.Context) {
 	}
 }
 
-// open finds all that there is to find.
+// open finds the GPU, opens NVML and starts MPS.
 func (d *device) open(ctx context.Context) (gpuState, nvml.Session) {
 	s := gpuState{opened: true, usedBytes: -1, freeBytes: -1}
 	name := d.name
@@ -293,7 +293,7 @@ func (d *device) opened(s *gpuState, began time.Time) {
 		Str("mechanism", s.mechanism).Dur("after_ms", time.Since(began)).Msg("GPU is open")
 }
 
-// withoutMPS is the device shared by time, as MPS cannot run, and why.
+// withoutMPS switches to time slicing, as MPS cannot run, and notes why.
 func (s *gpuState) withoutMPS(err error, dir string) {
 	s.byTime(dir)
 	s.why = line("no MPS: " + err.Error())
@@ -303,24 +303,24 @@ func (s *gpuState) withoutMPS(err error, dir string) {
 	}
 }
 
-// byTime is the device shared by time: groups of multiprocessors that processes use in
-// turns would separate nothing.
+// byTime switches to time slicing. It drops the groups: processes that take turns would
+// gain no isolation from groups of multiprocessors.
 func (s *gpuState) byTime(dir string) {
 	s.mechanism, s.groupSMs = mechanismTimeSlicing, nil
-	// Nor are they to become clients of somebody else's daemon.
+	// Also keep the processes from becoming clients of another user's daemon.
 	s.environment = map[string]string{
 		"CUDA_VISIBLE_DEVICES":    s.uuid,
 		"CUDA_MPS_PIPE_DIRECTORY": filepath.Join(dir, "no-mps"),
 	}
 }
 
-// missing reports whether there is no GPU, or no driver for one.
+// missing reports whether err means that there is no GPU, or no driver for one.
 func missing(err error) bool {
 	return errors.Is(err, cuda.ErrNoDriver) || errors.Is(err, cuda.ErrNoDevice) || errors.Is(err, cuda.ErrNoCgo)
 }
 
-// look asks for the memory, and strikes off the ended processes that are not
-// listed any more.
+// look reads the device's memory, and stops following ended processes that NVML no
+// longer lists.
 func (d *device) look(session nvml.Session, s *gpuState) error {
 	s.usedBytes, s.freeBytes = -1, -1
 	if d.following() {
@@ -337,7 +337,8 @@ func (d *device) look(session nvml.Session, s *gpuState) error {
 			return err
 		}
 	}
-	// After the list: what is not in it is not in use either.
+	// Read this after the list: the memory of a process that the list lacks is then
+	// free.
 	u, err := session.Usage(s.uuid)
 	if err == nil {
 		s.usedBytes, s.freeBytes = u.UsedBytes, u.FreeBytes
@@ -359,7 +360,7 @@ func (d *device) tell(s gpuState) {
 	}
 }
 
-// follow looks for the memory of a process that has ended, from now on.
+// follow watches, from now on, for the memory of an ended process to be freed.
 func (d *device) follow(pid int) {
 	d.mu.Lock()
 	d.ends[pid] = time.Now().Add(releaseTimeout)
@@ -384,7 +385,7 @@ func (d *device) following() bool {
 	return len(d.ends) > 0
 }
 
-// health asks the MPS server; mps.Well where there is none.
+// health asks the MPS server for its health. Without MPS it returns mps.Well.
 func (d *device) health(ctx context.Context) mps.Health {
 	d.mu.Lock()
 	daemon := d.daemon
@@ -399,8 +400,8 @@ func (d *device) health(ctx context.Context) mps.Health {
 	return h
 }
 
-// inherited is the environment that a process for a device begins with: on a GPU,
-// what the orchestrator's own says of MPS is not for it.
+// inherited is the base environment of a process for a device. On a GPU it leaves out
+// the MPS variables of the orchestrator's own environment.
 func inherited(device string) []string {
 	env := os.Environ()
 	if device == control.DeviceCPU {
@@ -411,10 +412,10 @@ func inherited(device string) []string {
 	})
 }
 
-// promisedSMs is how many multiprocessors a process may count that was given
-// groups, or percent of them by MPS. MPS takes whole pairs, most often rounding
-// down, and gives no less than one group of 8 on a Hopper (measured there, of 132:
-// 1 % -> 8, 10 -> 12, 12.5 -> 16, 30 -> 38, 33.4 -> 44, 60 -> 78).
+// promisedSMs returns the min and max number of multiprocessors that a process may
+// count, given its groups or its MPS percentage. MPS assigns whole pairs, most often
+// rounding down, and on a Hopper at least one group of 8. Measured there, of 132: 1 %
+// -> 8, 10 -> 12, 12.5 -> 16, 30 -> 38, 33.4 -> 44, 60 -> 78.
 func promisedSMs(g foundGPU, groups []int, percent float64) (least, most int) {
 	if len(groups) > 0 {
 		for _, i := range groups {
@@ -429,21 +430,21 @@ func promisedSMs(g foundGPU, groups []int, percent float64) (least, most int) {
 	return max(1, int(exact)-pair), min(g.sms, max(smallest, int(exact)+pair))
 }
 
-// percentage is CUDA_MPS_ACTIVE_THREAD_PERCENTAGE for a share: above 0, which MPS
-// would take for no limit at all.
+// percentage is CUDA_MPS_ACTIVE_THREAD_PERCENTAGE for a share. It is above 0, as MPS
+// would treat 0 as no limit.
 func percentage(sharePercent float64) string {
 	return fmt.Sprintf("%g", min(100, max(1, sharePercent)))
 }
 
-// union is what a process may be running on, ascending: where it said it was, and
-// where it was ordered to.
+// union returns the groups, ascending, that a process may be running on: those that it
+// last reported and those that it was ordered to.
 func union(a, b []int) []int {
 	u := slices.Concat(a, b)
 	slices.Sort(u)
 	return slices.Compact(u)
 }
 
-// observed is the device for the manager.
+// observed converts the device's state for the manager.
 func (s *gpuState) observed() *control.ObservedDevice {
 	return &control.ObservedDevice{
 		UUID: s.uuid, Name: s.name, SMs: s.sms, GroupSMs: s.groupSMs,

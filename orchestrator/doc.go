@@ -1,13 +1,13 @@
-// Package orchestrator starts, watches and stops the processes of inference
-// functions, active and shadow (paper 3.1, 3.2.4), and holds each to its share of
-// the CPUs, or of a GPU.
+// Package orchestrator starts, watches and stops the processes of inference functions,
+// active and shadow (paper 3.1, 3.2.4). It holds each to its share of the CPUs, or of a
+// GPU.
 //
-// One goroutine owns all state and runs this circle:
+// One goroutine owns all state and runs this loop:
 //
 //	           control.Desired          notices, ends
 //	                  │                       │
 //	                  v                       v
-//	1 what is wished ─┬─ 2 what is (processes) ─┬─ 3 what time it is
+//	1 desired state ──┬─ 2 observed processes ──┬─ 3 current time
 //	                  └───────────┬─────────────┘
 //	                              v
 //	                  4 plan: actions, and when to look again   (pure)
@@ -18,28 +18,28 @@
 //	                              v
 //	                  6 control.Observed
 //
-// Every action changes what is, so that the same plan is never carried out twice:
-// the circle is repeated until the plan is empty. A Desired that comes again, or
-// late, or after others were lost, changes nothing that is right already.
+// Every action changes the observed state, so the same plan is never carried out twice.
+// The loop repeats until the plan is empty. A Desired that is repeated, late, or follows
+// lost ones changes nothing that is already right.
 //
-// Each process has one goroutine that waits for its end and says how it was, two
-// that read its output, and one that reads its notices; what they find comes to
-// the circle over one channel. A process that is to end is asked (drain), then
-// told (TERM), then killed, each after a deadline, unless it is to be killed at
-// once.
+// Each process has one goroutine that waits for its exit and reports it, two that read
+// its output, and one that reads its notices. They all report to the loop over one
+// channel. To end a process, the loop sends the order drain, then SIGTERM, then SIGKILL,
+// each after a deadline, unless it has to kill at once.
 //
-// A GPU is opened when a manager wants one, by a goroutine of its own (device.go),
-// which owns the MPS daemon (package mps) and asks NVML; the circle hears of it over
-// one more channel. Nothing is started before the GPU is open, nobody is woken while
-// MPS is down (gpu.go). The orchestrator never makes a context, and is no client of
-// MPS.
+// The orchestrator opens a GPU when a manager wants one. A separate goroutine
+// (device.go) opens it, owns the MPS daemon (package mps) and queries NVML. It reports
+// to the loop over one more channel. No process is started before the GPU is open, and
+// none is woken while MPS is down (gpu.go). The orchestrator never makes a context, and
+// is no client of MPS.
 //
-// Processes outlive the orchestrator if a keeper of `penstock up` holds them (saved.go):
-// the next orchestrator goes on with them. None outlives the keeper, whose children they
-// are: they carry a parent-death signal. None outlives the manager: they lose the
-// attach link and end by themselves, and after control.SilentAfter the
-// orchestrator ends what is left. A manager that is stopped, or hangs, is not gone.
+// If a keeper of `penstock up` holds the processes, they outlive the orchestrator
+// (saved.go), and the next orchestrator resumes them. They are children of the keeper
+// and do not outlive it, as they carry a parent-death signal. They do not outlive the
+// manager either. When the attach link closes they exit, and after control.SilentAfter
+// the orchestrator ends those that are left. A manager that is stopped or hangs does not
+// count as gone.
 //
-// All deadlines are of running time (package runclock): an orchestrator that was
-// stopped does not judge manager and processes by the time that it missed.
+// All deadlines are in running time (package runclock): an orchestrator that was stopped
+// does not judge the manager and the processes by the time that it missed.
 package orchestrator

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/internal/testing/mpsfake"
 )
 
-// fakeGPUs puts a driver and MPS that need no GPU where the processes that the test
-// starts find them.
+// fakeGPUs installs a driver and an MPS that need no GPU, in a place that the test's
+// processes search.
 func fakeGPUs(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
@@ -35,18 +35,19 @@ func fakeGPUs(t *testing.T) {
 	t.Setenv("PATH", filepath.Dir(programs.Control())+":"+os.Getenv("PATH"))
 	t.Setenv("PENSTOCK_LIBCUDA", library)
 	t.Setenv("PENSTOCK_LIBNVML", "/nowhere/libnvidia-ml.so.1")
-	// What an operator may have set is not the processes'.
+	// The processes must not inherit a value that an operator has set.
 	t.Setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1")
 }
 
-// onFakeGPU is a process that looks at its device when it is woken.
+// onFakeGPU describes a process that examines its device when it is woken.
 func (n *realNode) onFakeGPU(generation uint32, share float64, groups ...int) control.DesiredProcess {
 	p := n.child(generation, control.Serve, "gpu")
 	p.Instance, p.SharePercent, p.SMGroups = int(generation), share, groups
 	return p
 }
 
-// daemonOf is the MPS daemon in the node's folder, 0 if there is none.
+// daemonOf returns the process id of the MPS daemon in the node's folder, 0 if there is
+// none.
 func (n *realNode) daemonOf() int {
 	b, err := os.ReadFile(filepath.Join(n.dir, "mps", "nvidia-cuda-mps-control.pid"))
 	if err != nil {
@@ -84,7 +85,8 @@ func TestRealProcessesAreClientsOfTheOrchestratorsMPS(t *testing.T) {
 		t.Fatalf("no daemon %d", daemon)
 	}
 
-	// An orchestrator that is killed leaves the daemon, and the next one finds it.
+	// An orchestrator that is killed leaves the daemon running, and the next one finds
+	// it.
 	cmd.Process.Kill()
 	cmd.Wait()
 	n.untilGone(p.PID)
@@ -100,7 +102,7 @@ func TestRealProcessesAreClientsOfTheOrchestratorsMPS(t *testing.T) {
 		t.Errorf("daemon %d in place of %d", n.daemonOf(), daemon)
 	}
 
-	// One that ends takes it along.
+	// An orchestrator that ends normally stops the daemon.
 	cmd.Process.Signal(syscall.SIGTERM)
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("after SIGTERM: %v", err)

@@ -21,7 +21,7 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// realNode is an orchestrator of real processes with a manager's link to it.
+// realNode is an orchestrator with real processes, and a manager's link to it.
 type realNode struct {
 	t       *testing.T
 	dir     string
@@ -31,10 +31,10 @@ type realNode struct {
 	last    control.Observed
 	desired control.Desired
 
-	prepared string // the folder of prepared models of an orchestrator in a process of its own
+	prepared string // folder of prepared models, if the orchestrator runs in its own process
 }
 
-// aNode starts a manager's end only.
+// aNode starts only the manager's end.
 func aNode(t *testing.T) *realNode {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ps")
@@ -47,7 +47,7 @@ func aNode(t *testing.T) *realNode {
 	}
 	n := &realNode{t: t, dir: dir, self: self, log: &buffer{}}
 	t.Cleanup(func() {
-		if n.manager != nil { // it may not have come so far
+		if n.manager != nil { // nil if the setup failed earlier
 			n.manager.Close()
 		}
 		os.RemoveAll(dir)
@@ -59,7 +59,7 @@ func aNode(t *testing.T) *realNode {
 	return n
 }
 
-// startManager starts the manager's end, or another one instead.
+// startManager starts the manager's end, and replaces an earlier one.
 func (n *realNode) startManager(id string) {
 	n.t.Helper()
 	if n.manager != nil {
@@ -96,7 +96,7 @@ func (n *realNode) run(edits ...func(*Options)) *realNode {
 	return n
 }
 
-// child is a process of this test binary that behaves as how says.
+// child describes a process of this test binary that behaves as how says.
 func (n *realNode) child(generation uint32, role control.Role, how ...string) control.DesiredProcess {
 	p := one(generation, role, 30)
 	p.Command = append([]string{n.self, "child"}, how...)
@@ -145,7 +145,7 @@ func (n *realNode) untilState(generation uint32, state control.State) control.Ob
 func (n *realNode) untilGone(pid int) {
 	n.t.Helper()
 	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		// A zombie whose parent is init, or another reaper, is gone for us.
+		// A zombie counts as gone: init or another reaper is its parent.
 		if state := processState(pid); state == "" || state == "Z" {
 			return
 		}
@@ -153,7 +153,7 @@ func (n *realNode) untilGone(pid int) {
 	n.t.Fatalf("process %d lives on", pid)
 }
 
-// processState is the letter of /proc/pid/stat; empty where there is no process.
+// processState returns the state letter of /proc/pid/stat; empty if there is no process.
 func processState(pid int) string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -229,7 +229,7 @@ func TestRealProcessThatFails(t *testing.T) {
 	}
 }
 
-// The reason is the kernel's, also if an order failed before the exit was seen.
+// The reason is the kernel's, even if an order failed before the exit was seen.
 func TestRealProcessThatIsKilled(t *testing.T) {
 	for signal, want := range map[syscall.Signal]string{
 		syscall.SIGKILL: "killed by signal 9 (not by Penstock)",
@@ -256,8 +256,8 @@ func TestRealProcessThatIsKilled(t *testing.T) {
 }
 
 func TestRealProcessWithoutMemory(t *testing.T) {
-	// Room for an orchestrator under the race detector. More would take a busy machine
-	// longer to fill: the kernel clears each page.
+	// This is enough memory for an orchestrator under the race detector. More memory would
+	// take longer to fill on a busy machine: the kernel clears each page.
 	group := limitMemory(t, 64<<20)
 	n := aNode(t)
 	cmd := n.orchestrate(mechanismGovernor)
@@ -272,8 +272,8 @@ func TestRealProcessWithoutMemory(t *testing.T) {
 		}
 		return p.PID != 0
 	})
-	// The kernel's part takes as long as the machine is busy; only the orchestrator's has
-	// a limit.
+	// The kernel's part takes longer on a busy machine. Only the orchestrator's part has a
+	// limit.
 	n.untilKilled(p.PID, group)
 	p = n.untilState(1, control.Failed)
 	want := "out of memory: the kernel's OOM killer sent signal 9 (memory cgroup "
@@ -281,7 +281,7 @@ func TestRealProcessWithoutMemory(t *testing.T) {
 		t.Errorf("failed: %q, want %q…%s", p.Reason, want, filepath.Base(group))
 	}
 
-	// The next SIGKILL is not one of those that the group has counted.
+	// The group's count does not include the next SIGKILL.
 	n.want(n.child(2, control.Serve))
 	p = n.untilState(2, control.Active)
 	if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil {
@@ -294,8 +294,8 @@ func TestRealProcessWithoutMemory(t *testing.T) {
 	cmd.Wait()
 }
 
-// untilKilled waits until a process that fills a memory cgroup has ended, as long as it
-// gets processor time.
+// untilKilled waits until a process that fills a memory cgroup has ended. It keeps waiting
+// while the process gets processor time.
 func (n *realNode) untilKilled(pid int, group string) {
 	n.t.Helper()
 	last, moved := processorTime(pid), time.Now()
@@ -313,7 +313,7 @@ func (n *realNode) untilKilled(pid int, group string) {
 	}
 }
 
-// processorTime is what all threads of a process have used, in clock ticks; empty if
+// processorTime returns the clock ticks that all threads of a process have used; empty if
 // there is no process.
 func processorTime(pid int) string {
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -325,7 +325,7 @@ func processorTime(pid int) string {
 	return fields[11] + "+" + fields[12] // utime and stime, proc_pid_stat(5)
 }
 
-// limitMemory makes a memory cgroup inside of this process's own.
+// limitMemory makes a memory cgroup inside this process's own.
 func limitMemory(t *testing.T, bytes int) (dir string) {
 	t.Helper()
 	own, err := memoryGroupOf(os.Getpid())
@@ -358,7 +358,7 @@ func limitMemory(t *testing.T, bytes int) (dir string) {
 func TestRealProgramThatCrashes(t *testing.T) {
 	n := aNode(t).run()
 	p := one(1, control.Shadow, 30)
-	p.Command = []string{"/bin/sh", "-c", "kill -SEGV $$"} // without a runtime that catches it
+	p.Command = []string{"/bin/sh", "-c", "kill -SEGV $$"} // a shell: it has no runtime that catches the signal
 	n.want(p)
 	if q := n.untilState(1, control.Failed); q.Reason != "ended by signal 11 (segmentation fault)" {
 		t.Errorf("failed: %s", q.Reason)
@@ -466,7 +466,7 @@ func TestRealProcessesEndWhenTheManagerIsSilent(t *testing.T) {
 	n.untilGone(p.PID)
 }
 
-// orchestrate runs an orchestrator as a process of its own.
+// orchestrate runs an orchestrator in a separate process.
 func (n *realNode) orchestrate(mechanism string, with ...string) *exec.Cmd {
 	n.t.Helper()
 	options, err := json.Marshal(plainOptions{Dir: n.dir, Mechanism: mechanism, Sandbox: slices.Contains(with, "sandbox"), Prepared: n.prepared})
@@ -491,7 +491,7 @@ func TestChildrenEndWithAKilledOrchestrator(t *testing.T) {
 	n := aNode(t)
 	cmd := n.orchestrate("")
 	killed := cmd.Process.Pid
-	// They ignore all else: the parent-death signal has to reach them.
+	// The processes ignore everything else: only the parent-death signal can end them.
 	n.want(n.child(1, control.Serve, "stay", "ignoreTERM"), n.child(2, control.Shadow, "stay", "ignoreTERM"))
 	a, b := n.untilState(1, control.Active), n.untilState(2, control.Loaded)
 	cmd.Process.Kill()
@@ -499,7 +499,7 @@ func TestChildrenEndWithAKilledOrchestrator(t *testing.T) {
 	n.untilGone(a.PID)
 	n.untilGone(b.PID)
 
-	// And the next start is clean: other processes, for the same desired state.
+	// The next orchestrator starts cleanly: new processes for the same desired state.
 	cmd = n.orchestrate("")
 	fresh := a
 	n.until("they are started anew", func(o control.Observed) bool {
@@ -521,8 +521,8 @@ func TestChildrenEndWithAKilledOrchestrator(t *testing.T) {
 	}
 }
 
-// groupsOf are the control groups of orchestrators that were these processes. There may be
-// others on the machine, whose end is their own affair.
+// groupsOf lists the control groups of the orchestrators with these process ids. Other
+// orchestrators on the machine do not matter here.
 func groupsOf(pids ...int) []string {
 	var found []string
 	mounts, _ := cgroupMounts()

@@ -14,44 +14,44 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// life is what a fake process does. The zero value is a good one in no time.
+// life says what a fake process does. The zero value behaves well and takes no time.
 type life struct {
 	refuse error // it cannot be started
 
 	handshake, load, link time.Duration // how long each takes
-	muteAt                control.State // it hangs instead of saying this, and whatever comes after
-	wrong                 control.State // it says this instead of loaded
-	nonsense              bool          // it says no notice at all instead of loaded
-	failsToLoad           string        // it says why, and exits
+	muteAt                control.State // it hangs instead of reporting this state, and reports none after it
+	wrong                 control.State // it reports this state instead of loaded
+	nonsense              bool          // it sends something other than a notice instead of loaded
+	failsToLoad           string        // it gives this reason and exits
 
-	dies        time.Duration // after being started; 0: not by itself
+	dies        time.Duration // how long after its start it exits; 0: it does not exit unasked
 	how         exit
-	drains      time.Duration // how long it takes to end when asked
+	drains      time.Duration // how long it takes to end after a drain order
 	ignoreDrain bool
 	ignoreTerm  bool
-	deaf        bool // its orders are not taken
+	deaf        bool // it does not read its orders
 	hungUp      bool // its end of the link is closed
 
-	lingers time.Duration // how long even SIGKILL takes
+	lingers time.Duration // how long it takes to end after SIGKILL
 
 	// On a GPU.
-	sms        func(control.Order) int // how many it counts where it was ordered to; nil: as many as it should
+	sms        func(control.Order) int // how many multiprocessors it counts after an order; nil: as many as it should
 	moves      time.Duration           // how long a move takes
-	grows      time.Duration           // how long one that is early takes to get its batch sizes
+	grows      time.Duration           // how long it takes to get the rest of its batch sizes after a partial warm-up
 	stuck      bool                    // a move never ends
-	staysPut   string                  // it does not move, and says why
-	least      int                     // its model runs on so many groups at least
-	blameless  bool                    // it loses the device by the MPS server's doing
-	losesFirst bool                    // it loses the device before it has it, as it links
+	staysPut   string                  // it does not move, and gives this reason
+	least      int                     // the min number of groups that its model runs on
+	blameless  bool                    // it loses the device because of the MPS server
+	losesFirst bool                    // it loses the device while it links, before it has used it
 }
 
-// tooFew is why a process does not run on fewer groups than its life says.
+// tooFew is the reason of a process that cannot run on fewer groups than life.least.
 const tooFew = "a cluster does not fit"
 
-// fakeSpawner makes processes that live as they are told. It runs in a synctest
-// bubble, on its time.
+// fakeSpawner makes processes that behave as lives says. It runs in a synctest bubble,
+// on the bubble's time.
 type fakeSpawner struct {
-	lives func(spec) life // nil: all good
+	lives func(spec) life // nil: all behave well
 
 	mu      sync.Mutex
 	started []*fakeProcess
@@ -105,7 +105,7 @@ func (s *fakeSpawner) living() []*fakeProcess {
 	})
 }
 
-// generation finds the process that was started as such; nil if none was.
+// generation returns the process of a generation; nil if none was started.
 func (s *fakeSpawner) generation(g uint32) *fakeProcess {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -166,7 +166,7 @@ func (p *fakeProcess) order(o control.Order) error {
 	p.orders = append(p.orders, o)
 	switch o.Do {
 	case control.DoWake:
-		close(p.woken) // twice would panic: it is to be woken once
+		close(p.woken) // closing it twice would panic: a process must be woken once
 	case control.DoShare:
 		p.moved <- o
 	case control.DoDrain:
@@ -175,10 +175,10 @@ func (p *fakeProcess) order(o control.Order) error {
 	return nil
 }
 
-// fault makes the process say that it lost its device, and end, if it serves.
+// fault makes the process, if it serves, report that it lost its device, and end.
 func (p *fakeProcess) fault(why string) { p.faulted <- why }
 
-// counts is how many multiprocessors the process finds where it was ordered to.
+// counts returns how many multiprocessors the process finds after an order.
 func (p *fakeProcess) counts(o control.Order) int {
 	if p.life.sms != nil {
 		return p.life.sms(o)
@@ -187,7 +187,7 @@ func (p *fakeProcess) counts(o control.Order) int {
 	return least
 }
 
-// wake is the order that woke it.
+// wake returns the order that woke the process.
 func (p *fakeProcess) wake() control.Order {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -220,7 +220,7 @@ func (p *fakeProcess) got() (orders []control.OrderKind, signals []syscall.Signa
 	return orders, slices.Clone(p.signals)
 }
 
-// run lives the life, and says at its end how it was.
+// run plays the life, and at its end reports how it ended.
 func (p *fakeProcess) run() {
 	end := p.live()
 	p.mu.Lock()
@@ -267,7 +267,7 @@ func (p *fakeProcess) live() exit {
 	return <-end
 }
 
-// speak says how far the process has come.
+// speak reports how far the process has come.
 func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 	wait := func(d time.Duration, c <-chan struct{}) bool {
 		if c == nil {
@@ -403,8 +403,8 @@ func (p *fakeProcess) speak(end chan<- exit, ended <-chan struct{}) {
 	}
 }
 
-// fakeLink is the supervisor's end of a link: the node says the desired states
-// (and loses some), and it keeps the last that was published.
+// fakeLink is the supervisor's end of a link. The test sends desired states, some of
+// which are lost. The link keeps the last published state.
 type fakeLink struct {
 	desired chan control.Desired
 	exists  atomic.Bool
@@ -440,8 +440,8 @@ func (l *fakeLink) observed() control.Observed {
 	return l.last
 }
 
-// fakeShares notes what was applied; it refuses on wish, and complains of what is
-// applied to a process that was removed, or left behind.
+// fakeShares records what was applied. It refuses if refuse says so. It fails the test
+// if a share is applied to a removed process, or is left behind.
 type fakeShares struct {
 	refuse func(key) bool
 
@@ -509,7 +509,7 @@ func (s *fakeShares) of(k key) float64 {
 	return s.percent[k]
 }
 
-// applied reports whether a process was given a quota, of whatever size.
+// applied reports whether a process was given any quota.
 func (s *fakeShares) applied(k key) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -519,7 +519,7 @@ func (s *fakeShares) applied(k key) bool {
 
 var _ io.Writer = (*journal)(nil)
 
-// journal keeps the log for a failure's sake.
+// journal keeps the log, to print it if the test fails.
 type journal struct {
 	mu   sync.Mutex
 	text []byte

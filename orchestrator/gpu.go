@@ -12,55 +12,56 @@ import (
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
-// What the supervisor does differently on a GPU. The device is opened when a
-// manager that wants it is adopted; until it is, nothing is started.
+// What the supervisor does differently on a GPU. It opens the device when it adopts a
+// manager that wants one. Until the device is open, it starts nothing.
 //
-//	spawn    the GPU's UUID, its groups, the folders of MPS in the environment
-//	wake     the percentage, or the groups, or neither where it has no share; not while
-//	         MPS is down
-//	reshare  other groups, one order at a time: the next waits until the process has
-//	         said that it is where it was ordered to. A percentage is for life.
-//	lost     the device failed under all: nobody's early failure, told at once, and
-//	         who does not end by itself is killed
+// 	spawn    the environment has the GPU's UUID, its groups and the folders of MPS
+// 	wake     the order has the percentage, or the groups, or neither if the process has
+// 	         no share; not while MPS is down
+// 	reshare  other groups, one order at a time: the next waits until the process has
+// 	         reported that it runs where it was ordered to. A percentage never changes.
+// 	lost     the device failed under all processes: report it at once, do not count it
+// 	         toward backoff, and kill a process that does not end by itself
 //
-// Groups that a process was ordered to and groups that it has not said it left are
-// both told to the manager, which gives none of them to another.
+// The supervisor reports two kinds of groups to the manager: those that a process was
+// ordered to, and those that it has not yet reported to have left. The manager gives
+// none of them to another process.
 
-// deviceFailed is why a process is killed that a fault of others' took down.
+// deviceFailed is why a process is killed after another process's fault.
 const deviceFailed = "the GPU failed under it, as under all"
 
-// lostTimeout is how long a process may live on a device that has failed. A busy
-// one sees it in its running batch, answers and ends; an idle one sees nothing, and
-// keeps the MPS server from recovering.
+// lostTimeout is how long a process may live on a device that has failed. A busy process
+// sees the failure in its running batch, answers and ends. An idle process sees nothing,
+// and keeps the MPS server from recovering.
 const lostTimeout = 50 * time.Millisecond
 
-// dyingAtMost bounds how long the end of a server that has failed is waited for.
+// dyingAtMost is the max wait for the end of a server that has failed.
 const dyingAtMost = time.Second
 
-// verdictTimeout is how long the MPS server is asked whether it has failed: 2 ms,
-// if it answers at all.
+// verdictTimeout is the max wait for the MPS server's answer on its health. If it
+// answers at all, it takes 2 ms.
 const verdictTimeout = 200 * time.Millisecond
 
-// contextBytes is what a process's context takes beside what it allocates (516 MiB
+// contextBytes is what a process's context takes in addition to its allocations (516 MiB
 // on an H200, driver 580).
 const contextBytes = 512 << 20
 
-// release is the memory of a process that has ended.
+// release describes the memory of a process that has ended.
 type release struct {
 	bytes int64
-	until time.Time // it is believed free then, whatever the driver says
+	until time.Time // from then on it counts as free, whatever the driver says
 }
 
-// verdict is what the MPS server said after a process lost its device; with the zero
-// key it is for all.
+// verdict is what the MPS server reported after a process lost its device. With the zero
+// key it concerns all processes.
 type verdict struct {
 	key    key
 	health mps.Health
 }
 
-// openDevice opens the device that a manager wants, unless it is open. One that has no
-// MPS though it is wanted is opened anew: nobody runs on it when a manager is adopted,
-// and what kept MPS from starting may be over.
+// openDevice opens the device that a manager wants, unless it is open. If a device lacks
+// MPS although the manager wants it, openDevice opens it again. No process runs on it
+// when a manager is adopted, and what kept MPS from starting may be over.
 func (s *supervisor) openDevice(name string, noMPS bool) {
 	before := s.device
 	fellBack := s.onGPU() && !s.together() && !noMPS
@@ -93,7 +94,7 @@ func (s *supervisor) onGPU() bool {
 	return s.device != nil && s.gpu.opened && !s.gpu.cpu && s.gpu.err == nil
 }
 
-// together reports whether the processes share a fate: they are clients of one MPS
+// together reports whether a fault ends all processes: they are clients of one MPS
 // server.
 func (s *supervisor) together() bool { return s.gpu.mechanism == mechanismMPS }
 
@@ -105,7 +106,7 @@ func (s *supervisor) deviceStates() <-chan gpuState {
 	return s.device.states
 }
 
-// noteGPU takes what the device is now.
+// noteGPU takes the device's new state.
 func (s *supervisor) noteGPU(g gpuState) {
 	died := s.gpu.opened && g.losses > s.gpu.losses
 	s.gpu = g
@@ -122,7 +123,8 @@ func (s *supervisor) noteGPU(g gpuState) {
 		s.dying = time.Time{}
 		s.loseAll(key{}, "the MPS server died")
 		for _, c := range s.processes {
-			// None of them has done it, and none need say so first.
+			// The server's death is not the fault of any of them, and they need not
+			// report it first.
 			if !c.lost && !c.failed.IsZero() {
 				c.lost, c.blameless = true, true
 			}
@@ -135,7 +137,7 @@ func (s *supervisor) noteGPU(g gpuState) {
 	}
 }
 
-// onDevice tells a process that is to be started of the GPU.
+// onDevice adds the GPU to the spec of a process that is to be started.
 func (s *supervisor) onDevice(sp *spec) {
 	if !s.onGPU() {
 		return
@@ -149,11 +151,10 @@ func (s *supervisor) onDevice(sp *spec) {
 	sp.environment = environment
 }
 
-// wakesHeld says why nobody may be woken now; empty where nothing speaks against it.
+// wakesHeld says why no process may be woken now; empty if nothing prevents it.
 //
-// A process that has just ended delays a wake only where the memory that it held
-// is needed: while as much as all of them held is free anyway, a recovery does not
-// wait for them.
+// A process that has just ended delays a wake only if the memory that it held is needed.
+// A recovery does not wait while as much memory is free as all ended processes held.
 func (s *supervisor) wakesHeld() string {
 	if !s.onGPU() {
 		return ""
@@ -180,7 +181,7 @@ func (s *supervisor) wakesHeld() string {
 	return ""
 }
 
-// wakesHeldUntil is when to look again; zero: a change of the device will tell.
+// wakesHeldUntil is when to look again. Zero: a change of the device will trigger it.
 func (s *supervisor) wakesHeldUntil() time.Time {
 	var first time.Time
 	if s.wakesHeld() == "" {
@@ -197,7 +198,7 @@ func (s *supervisor) wakesHeldUntil() time.Time {
 	return first
 }
 
-// place completes an order with where to run.
+// place adds to an order where the process is to run.
 func (s *supervisor) place(c *child, o *control.Order) {
 	o.SMGroups, o.Early = c.desired.SMGroups, c.desired.Early && o.Do == control.DoWake
 	c.groups, c.ordered = o.SMGroups, s.now()
@@ -207,8 +208,8 @@ func (s *supervisor) place(c *child, o *control.Order) {
 	}
 }
 
-// regroup tells a process that is awake its terms and its groups. A process that sleeps
-// learns them when it is woken, and one that moves learns other groups when it is there.
+// regroup sends an awake process its terms and its groups. A sleeping process gets them
+// when it is woken. A moving process gets other groups after it has arrived.
 func (s *supervisor) regroup(k key, c *child) {
 	c.terms = termsOf(c.desired)
 	if !c.woken {
@@ -225,8 +226,8 @@ func (s *supervisor) regroup(k key, c *child) {
 	s.order(k, c, o)
 }
 
-// noteBatches takes which batch sizes a process says that it runs. Its time to move
-// begins when it has all of them.
+// noteBatches takes the batch sizes that a process reports to run. The deadline of its
+// move starts when it has all of them.
 func (s *supervisor) noteBatches(c *child, n control.Notice) {
 	if len(n.Batches) == 0 {
 		return
@@ -240,7 +241,7 @@ func (s *supervisor) noteBatches(c *child, n control.Notice) {
 	}
 }
 
-// notePlace takes where a process says that it is.
+// notePlace takes the groups that a process reports to run on.
 func (s *supervisor) notePlace(k key, c *child, n control.Notice) {
 	if n.SMs == 0 {
 		return
@@ -250,7 +251,7 @@ func (s *supervisor) notePlace(k key, c *child, n control.Notice) {
 	case slices.Equal(c.at, c.groups):
 		c.moving = false
 	case c.moving && n.Reason != "":
-		// It could not move, and says why. The order is not repeated.
+		// The process reports why it could not move. The order is not repeated.
 		c.moving = false
 		s.about(s.log.Error(), k).Ints("groups", c.groups).Ints("stays_on", c.at).Str("reason", c.notice.Reason).Msg("process does not move")
 	}
@@ -261,10 +262,10 @@ func (s *supervisor) notePlace(k key, c *child, n control.Notice) {
 	}
 }
 
-// mismatched says what a process has in place of what it was promised.
+// mismatched describes how a process's multiprocessors differ from what it was promised.
 func (s *supervisor) mismatched(c *child) string {
 	if len(c.at) == 0 && !s.together() {
-		return "" // by time it has all of them
+		return "" // with time slicing it has all of them
 	}
 	percent := c.wokenPercent
 	if percent == 0 {
@@ -281,27 +282,29 @@ func (s *supervisor) mismatched(c *child) string {
 	}
 }
 
-// lose takes a process's word that its device failed.
+// lose handles a process's report that its device failed.
 func (s *supervisor) lose(k key, c *child) {
 	switch {
 	case !c.failed.IsZero(), !s.together():
-		// One of all that were lost; or, by time, a context of its own.
+		// All processes lost it; or, with time slicing, the process lost a context of
+		// its own.
 		c.lost = true
 	case c.blameless:
-		// Until the server's end is seen, some 50 ms later, the daemon believes it well.
+		// The daemon reports the server as well until it sees the server's end, some 50
+		// ms later.
 		s.dying = s.now().Add(dyingAtMost)
 		s.loseAll(k, c.lastWords)
 	case c.notice.SMs > 0:
 		s.loseAll(k, c.lastWords)
 	default:
-		// It may never have had the device: then that is its own failure, and the
-		// others are well. The server knows.
+		// The process may never have had the device. Then the failure is its own, and
+		// the others are well. The server knows.
 		s.ask(k)
 	}
 }
 
-// ask asks the MPS server how it is, on behalf of a process or, with the zero key, of
-// those that are to be woken.
+// ask asks the MPS server for its health, on behalf of a process. With the zero key it
+// asks for all processes that are to be woken.
 func (s *supervisor) ask(k key) {
 	d := s.device
 	s.closing.Go(func() {
@@ -318,16 +321,17 @@ func (s *supervisor) ask(k key) {
 func (s *supervisor) noteVerdict(v verdict) {
 	switch {
 	case v.key == (key{}):
-		// Gone: the device's state sees the server's end a little later, and then tells
-		// of another. A process that is woken before that would be refused.
+		// Gone: the device's state shows the server's end a little later, and then a new
+		// server. A process that is woken before that would be refused.
 		s.asking, s.serverless = false, v.health == mps.Gone
 	case v.health != mps.Well && s.onGPU():
 		s.loseAll(v.key, "the MPS server has failed")
 	}
 }
 
-// loseAll marks every process that has touched the device as lost, and first as the
-// one that said so. What is woken from now on is not.
+// loseAll marks the device as failed under every process that has touched it, and first
+// as the process that reported it. Processes that are woken from now on are not
+// affected.
 func (s *supervisor) loseAll(first key, why string) {
 	n := 0
 	for _, c := range s.processes {
@@ -350,7 +354,7 @@ func (s *supervisor) loseAll(first key, why string) {
 	e.Msg("the GPU failed under all its processes")
 }
 
-// release notes that a process of the GPU has ended.
+// release notes that a process on the GPU has ended.
 func (s *supervisor) release(c *child) {
 	if !c.failed.IsZero() {
 		c.lost = true
@@ -366,7 +370,7 @@ func (s *supervisor) release(c *child) {
 	s.device.follow(pid)
 }
 
-// observeGPU tells the manager of the device.
+// observeGPU adds the device to the report for the manager.
 func (s *supervisor) observeGPU(o *control.Observed) {
 	switch {
 	case !s.gpu.opened, s.gpu.err != nil:
@@ -378,11 +382,11 @@ func (s *supervisor) observeGPU(o *control.Observed) {
 	}
 }
 
-// observeChild tells the manager where a process is.
+// observeChild adds a process's groups to the report for the manager.
 func (s *supervisor) observeChild(k key, c *child, q *control.ObservedProcess) {
 	q.SMs, q.DeviceLost, q.Blameless, q.GroupsUnfit = c.notice.SMs, c.lost, c.lost && c.blameless, c.unfit
 	switch {
-	case c.state.Ended(): // on nothing any more
+	case c.state.Ended(): // it runs on nothing any more
 		return
 	case c.woken && (c.moving || c.at == nil):
 		q.SMGroups = union(c.at, c.groups)

@@ -14,13 +14,13 @@ import (
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
-// fakeGPU is the H200's multiprocessors with less memory.
+// fakeGPU has the H200's multiprocessors and less memory.
 var fakeGPU = foundGPU{
 	uuid: "GPU-1", name: "Fake", sms: 132, memoryBytes: 100 << 30,
 	groupSMs: []int{8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 12},
 }
 
-// fakeMachine has one GPU, or none, and MPS, or none. It runs on a bubble's time.
+// fakeMachine has one GPU or none, and MPS or none. It runs on a bubble's time.
 type fakeMachine struct {
 	gpus   *fakenvml.Session
 	noNVML error
@@ -70,7 +70,7 @@ func (m *fakeMachine) startMPS(ctx context.Context, o mps.Options) (mpsDaemon, e
 	return d, nil
 }
 
-// daemon is the last that was started; nil before.
+// daemon returns the last daemon that was started; nil if none was.
 func (m *fakeMachine) daemon() *fakeMPS {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,7 +80,7 @@ func (m *fakeMachine) daemon() *fakeMPS {
 	return m.daemons[len(m.daemons)-1]
 }
 
-// check complains of a daemon that is left.
+// check fails the test if a daemon is left.
 func (m *fakeMachine) check(t *testing.T) {
 	t.Helper()
 	m.mu.Lock()
@@ -92,7 +92,7 @@ func (m *fakeMachine) check(t *testing.T) {
 	}
 }
 
-// fakeMPS is a daemon that is as a test says.
+// fakeMPS is a daemon in the state that a test sets.
 type fakeMPS struct {
 	uuid    string
 	changes chan struct{}

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
-// amongGPU is among, for a manager that wants a GPU.
+// amongGPU is among with a manager that wants a GPU.
 func amongGPU(t *testing.T, lives func(spec) life, f func(*node)) {
 	t.Helper()
 	among(t, lives, func(n *node) {
@@ -27,14 +27,14 @@ func amongGPU(t *testing.T, lives func(spec) life, f func(*node)) {
 	})
 }
 
-// grouped is a process of its own instance that runs on groups.
+// grouped describes a process, in its own instance, that runs on groups.
 func grouped(generation uint32, role control.Role, groups ...int) control.DesiredProcess {
 	p := one(generation, role, 30)
 	p.Instance, p.SMGroups = int(generation), groups
 	return p
 }
 
-// apart is one in a place of its own.
+// apart describes a process in a place of its own.
 func apart(generation uint32, role control.Role, share float64) control.DesiredProcess {
 	p := one(generation, role, share)
 	p.Instance = int(generation)
@@ -95,7 +95,7 @@ func TestAProcessIsToldItsGPUAndItsPercentage(t *testing.T) {
 			!slices.Equal(o.Device.GroupSMs, fakeGPU.groupSMs) || o.Device.MemoryBytes != 100<<30 || o.Device.Why != "" {
 			t.Errorf("observed %+v, %+v", o, o.Device)
 		}
-		// A GPU's share is nobody's CPU quota, and a percentage is for life.
+		// A GPU share sets no CPU quota, and a percentage stays for the process's life.
 		n.want(one(1, control.Serve, 60))
 		n.untilProcess(1, "the share is noted", func(p control.ObservedProcess) bool { return p.SharePercent == 60 })
 		if got := n.shares.of(key{"face", 0, 1}); got != 0 {
@@ -107,7 +107,7 @@ func TestAProcessIsToldItsGPUAndItsPercentage(t *testing.T) {
 	})
 }
 
-// What MPS does by default: all of it for everybody.
+// MPS's default: each process may use the whole GPU.
 func TestAProcessWithoutAShareMayUseTheWholeGPU(t *testing.T) {
 	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
 	amongGPU(t, all, func(n *node) {
@@ -123,7 +123,7 @@ func TestAProcessWithoutAShareMayUseTheWholeGPU(t *testing.T) {
 		if o := n.link.observed(); o.Mechanism != "mps" {
 			t.Errorf("mechanism is %q", o.Mechanism)
 		}
-		// They are clients of one server, and share its fate.
+		// Both are clients of one server, so a fault ends both.
 		n.spawner.generation(1).fault("illegal address")
 		n.untilProcess(2, "it is lost, too", func(p control.ObservedProcess) bool { return p.State == control.Failed && p.DeviceLost })
 	})
@@ -171,7 +171,7 @@ func TestMPSThatIsNotWantedIsNotStarted(t *testing.T) {
 		if !strings.HasSuffix(f.spec.environment["CUDA_MPS_PIPE_DIRECTORY"], "no-mps") || len(f.wake().Environment) != 0 {
 			t.Errorf("started as %+v, woken by %+v", f.spec, f.wake())
 		}
-		// A fault is its process's own.
+		// A fault affects only its own process.
 		f.fault("illegal address")
 		n.untilState(1, control.Failed)
 		time.Sleep(time.Second)
@@ -190,7 +190,7 @@ func TestPercentagesAreNeverNone(t *testing.T) {
 }
 
 func TestPromisedMultiprocessors(t *testing.T) {
-	// What MPS gave on an H200, and what it did not.
+	// What MPS assigned on an H200, and what it did not.
 	for percent, got := range map[float64]int{0.5: 8, 1: 8, 10: 12, 12.5: 16, 30: 38, 33.4: 44, 60: 78, 100: 132} {
 		least, most := promisedSMs(fakeGPU, nil, percent)
 		if got < least || got > most {
@@ -216,7 +216,7 @@ func TestTheDevicesMemoryIsLookedAtOnceASecond(t *testing.T) {
 		if d := n.machine.gpus.Asked() - asked; d < 9 || d > 11 {
 			t.Errorf("asked %d times in ten seconds", d)
 		}
-		// One that does not answer is no trouble, and is complained of once.
+		// If NVML does not answer, the node keeps running, and logs it once.
 		n.machine.gpus.Refuse(errors.New("busy"))
 		time.Sleep(5 * time.Second)
 		if got := strings.Count(n.log.String(), "the GPU's memory is not known"); got != 1 {
@@ -239,7 +239,7 @@ func TestGroupsMoveOneOrderAtATime(t *testing.T) {
 		}
 		n.want(grouped(1, control.Serve, 1, 2))
 		n.untilProcess(1, "both are held", func(p control.ObservedProcess) bool { return slices.Equal(p.SMGroups, []int{0, 1, 2}) })
-		n.want(grouped(1, control.Serve, 0, 1)) // and back, before it is there
+		n.want(grouped(1, control.Serve, 0, 1)) // and back, before it has arrived
 		n.want(grouped(1, control.Serve, 3))
 		if p := n.link.observed().Processes[0]; !slices.Equal(p.SMGroups, []int{0, 1, 2}) {
 			t.Errorf("as it moves: %v", p.SMGroups)
@@ -255,8 +255,8 @@ func TestGroupsMoveOneOrderAtATime(t *testing.T) {
 	})
 }
 
-// A process that serves early moves when it has all its batch sizes, and its time to do so
-// begins then.
+// A process with a partial warm-up moves when it has all its batch sizes. The deadline of
+// its move starts then.
 func TestAProcessThatGrowsHasItsTimeToMoveAfterwards(t *testing.T) {
 	early := func(groups ...int) control.DesiredProcess {
 		p := grouped(1, control.Serve, groups...)
@@ -316,7 +316,7 @@ func TestAShadowIsToldItsGroupsWhenItIsWoken(t *testing.T) {
 		if !slices.Equal(p.SMGroups, []int{2, 3}) {
 			t.Errorf("as it links it holds %v", p.SMGroups)
 		}
-		// What changes meanwhile waits.
+		// Changes meanwhile wait.
 		n.want(grouped(1, control.Serve, 4))
 		if p := n.link.observed().Processes[0]; !slices.Equal(p.SMGroups, []int{2, 3}) {
 			t.Errorf("as it links it holds %v", p.SMGroups)
@@ -357,8 +357,8 @@ func TestWhatGroupsDoNotDoIsToldAndTheNextOnesAreOrdered(t *testing.T) {
 	})
 }
 
-// The manager gives a model that has too few groups more of them: the next process need
-// not wait. It is an early failure like any other where there are no more.
+// If a model has too few groups, the manager assigns more, and the next process need not
+// wait. If there are no more groups, it counts as an early failure like any other.
 func TestTooFewGroupsAreNoEarlyFailureTheFirstTime(t *testing.T) {
 	lives := func(spec) life { return life{least: 3} }
 	amongGPU(t, lives, func(n *node) {
@@ -438,7 +438,7 @@ func TestWithoutMPSTheGPUIsSharedByTime(t *testing.T) {
 		if !strings.Contains(n.log.String(), "share the GPU by time") {
 			t.Error("the log does not say so")
 		}
-		// Each has a context of its own, and loses its own.
+		// Each process has a context of its own, and loses only that.
 		f.fault("illegal address")
 		if p := n.untilState(1, control.Failed); !p.DeviceLost {
 			t.Errorf("ended as %+v", p)
@@ -448,7 +448,7 @@ func TestWithoutMPSTheGPUIsSharedByTime(t *testing.T) {
 	})
 }
 
-// It is not tried under functions that serve, which are no clients of it.
+// MPS is not started under functions that already serve, which are no clients of it.
 func TestMPSThatDidNotStartIsTriedAgainWithTheNextManager(t *testing.T) {
 	all := func(spec) life { return life{sms: func(control.Order) int { return 132 }} }
 	amongGPU(t, all, func(n *node) {
@@ -472,7 +472,7 @@ func TestMPSThatDidNotStartIsTriedAgainWithTheNextManager(t *testing.T) {
 		if o := n.link.observed(); o.Mechanism != "mps" || o.Device.Why != "" || n.machine.daemon() == nil {
 			t.Errorf("observed %+v, %+v", o, o.Device)
 		}
-		// One that runs stays.
+		// An MPS that runs is kept.
 		d := n.machine.daemon()
 		n.replaceManager("o")
 		n.want(apart(1, control.Serve, 0))
@@ -558,7 +558,8 @@ func TestAnotherManagersDeviceIsOpenedAnew(t *testing.T) {
 		if n.machine.daemon() != first || first.closed {
 			t.Error("MPS was started again for the same device")
 		}
-		// The same device by time: MPS is ended, and started again for who wants it.
+		// The same device, now with time slicing: MPS is stopped, and started again for a
+		// manager that wants it.
 		n.replaceManager("p")
 		n.desired.NoMPS = true
 		n.want(one(4, control.Serve, 0))
@@ -626,7 +627,7 @@ func TestAFaultTakesAllDownButTheSleepers(t *testing.T) {
 		began := time.Now()
 		n.spawner.generation(1).fault("illegal address")
 		synctest.Wait()
-		// At once, and only of the one that said so.
+		// At once, and only the process that reported it.
 		o := n.link.observed()
 		if time.Since(began) != 0 || !o.Processes[0].DeviceLost || o.Processes[1].DeviceLost || o.Processes[3].DeviceLost {
 			t.Errorf("at once: %+v", o.Processes)
@@ -651,7 +652,8 @@ func TestAFaultTakesAllDownButTheSleepers(t *testing.T) {
 		if got := strings.Count(n.log.String(), "the GPU failed under all its processes"); got != 1 {
 			t.Errorf("said %d times", got)
 		}
-		// Nobody's early failure: the next are started and woken at once.
+		// The loss does not count toward backoff: the next processes are started and woken
+		// at once.
 		began = time.Now()
 		n.want(apart(4, control.Serve, 30), func() control.DesiredProcess { p := apart(5, control.Serve, 30); p.Instance = 1; return p }())
 		n.untilState(4, control.Active)
@@ -674,7 +676,7 @@ func TestASleeperIsWokenWhileTheLostOnesStillEnd(t *testing.T) {
 		if d := time.Since(began); d > 100*time.Millisecond {
 			t.Errorf("it took %v", d)
 		}
-		// What dies late tells nothing of the new.
+		// A late end of an old process has no effect on the new ones.
 		n.untilState(2, control.Failed)
 		n.untilState(3, control.Failed)
 		n.untilState(4, control.Active)
@@ -726,7 +728,7 @@ func TestAServerThatDiesTakesAllDown(t *testing.T) {
 			}
 		}
 		n.untilState(4, control.Loaded)
-		// One loss, one time.
+		// One loss is counted once.
 		n.want(apart(4, control.Serve, 30))
 		n.untilState(4, control.Active)
 		time.Sleep(time.Minute)
@@ -734,7 +736,7 @@ func TestAServerThatDiesTakesAllDown(t *testing.T) {
 	})
 }
 
-// Its clients feel a server's death before the orchestrator sees it.
+// The clients notice a server's death before the orchestrator does.
 func TestNobodyIsWokenBeforeThereIsAServerAgain(t *testing.T) {
 	amongGPU(t, nil, func(n *node) {
 		n.four()
@@ -759,7 +761,7 @@ func TestNobodyIsWokenBeforeThereIsAServerAgain(t *testing.T) {
 	})
 }
 
-// A process knows of the server's end before the daemon does.
+// A process learns of the server's end before the daemon does.
 func TestTheServersEndIsWaitedForWhenAProcessHasSeenIt(t *testing.T) {
 	for name, c := range map[string]struct {
 		dies bool
@@ -822,9 +824,9 @@ func TestNobodyIsWokenWithoutMPS(t *testing.T) {
 
 func TestAWakeWaitsForMemoryOnlyWhereItIsShort(t *testing.T) {
 	for name, c := range map[string]struct {
-		held        int64 // of the GPU, by others
+		held        int64 // bytes of the GPU that others hold
 		listed      time.Duration
-		least, most time.Duration // until it is awake
+		least, most time.Duration // until the process is awake
 	}{
 		"there is enough":          {held: 0, listed: time.Hour, most: 50 * time.Millisecond},
 		"it is short":              {held: 100<<30 - 256<<20, listed: 500 * time.Millisecond, least: 500 * time.Millisecond, most: 600 * time.Millisecond},
@@ -854,8 +856,8 @@ func TestAWakeWaitsForMemoryOnlyWhereItIsShort(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeftOnAGPUWhateverHappens throws random wishes at random lives on a
-// GPU that faults; among checks that no process and no daemon is left.
+// TestNothingIsLeftOnAGPUWhateverHappens applies random desired states to processes with
+// random lives, on a GPU that faults. among checks that no process and no daemon is left.
 func TestNothingIsLeftOnAGPUWhateverHappens(t *testing.T) {
 	for range 30 {
 		seed := rand.Uint64()

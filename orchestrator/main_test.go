@@ -27,13 +27,14 @@ import (
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// patience bounds every wait on a real process: only a hang takes that long.
+// patience bounds every wait for a real process. Only a process that hangs takes that
+// long.
 const patience = 30 * time.Second
 
-// TestMain runs this binary as a child of the orchestrator, or as an orchestrator,
-// where the tests start it as one.
+// TestMain runs this binary as a child of the orchestrator, or as an orchestrator, if a
+// test started it as one.
 func TestMain(m *testing.M) {
-	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
+	syscall.Umask(0o022) // keeps the tests' runtime folders private, even if the umask lets the group write
 	sandbox.MaybeLaunch()
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
@@ -58,7 +59,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leftovers complains of what all tests together left: goroutines, children, groups.
+// leftovers reports goroutines, children and groups that the tests left behind.
 func leftovers(goroutinesBefore int) int {
 	complain := func(what string, n func() int) int {
 		for deadline := time.Now().Add(5 * time.Second); n() > 0; time.Sleep(10 * time.Millisecond) {
@@ -76,7 +77,7 @@ func leftovers(goroutinesBefore int) int {
 
 func goroutines() int { return runtime.NumGoroutine() }
 
-// children are the processes whose parent this one is.
+// children lists the processes whose parent is this process.
 func children() []int {
 	var pids []int
 	tasks, _ := filepath.Glob("/proc/self/task/*/children")
@@ -91,7 +92,7 @@ func children() []int {
 	return pids
 }
 
-// ownGroups are the control groups that this process made, of either version.
+// ownGroups lists the control groups, of either version, that this process made.
 func ownGroups() []string {
 	name, err := treeName(os.Getpid())
 	if err != nil {
@@ -113,8 +114,8 @@ func ownGroups() []string {
 	return found
 }
 
-// childMain is an inference function's process that does nothing but behave, or
-// misbehave as its arguments say.
+// childMain is the process of an inference function. It only behaves, or misbehaves, as
+// its arguments say.
 func childMain(how []string) int {
 	is := func(s string) bool { return slices.Contains(how, s) }
 	switch {
@@ -127,7 +128,7 @@ func childMain(how []string) int {
 	case is("hang"):
 		signal.Ignore(syscall.SIGTERM)
 		forever()
-	case is("future"): // a program built from a later version
+	case is("future"): // as if built from a later version
 		link := os.NewFile(control.ChildFD, "link")
 		fmt.Fprintf(link, `{"version":%d,"pid":%d,"state":"starting","mood":"good"}`+"\n", control.Version+1, os.Getpid())
 		forever()
@@ -143,7 +144,7 @@ func childMain(how []string) int {
 	if is("ignoreTERM") {
 		signal.Ignore(syscall.SIGTERM)
 	}
-	if is("family") { // a process of its own, which holds the pipes
+	if is("family") { // a separate process that holds the pipes
 		sleep := exec.Command("sleep", "1000")
 		sleep.Stdout, sleep.Stderr = os.Stdout, os.Stderr
 		if err := sleep.Start(); err != nil {
@@ -210,13 +211,13 @@ func childMain(how []string) int {
 			return 0
 		}
 	}
-	if is("stay") { // though nobody is left: only the parent's death can end it
+	if is("stay") { // even if no other process is left: only the parent's death can end it
 		forever()
 	}
 	return 1
 }
 
-// onGPU touches the device as libml does, and says what it found there.
+// onGPU uses the device as libml does, and reports what it found.
 func onGPU(start control.Start, wake control.Order) (control.Notice, error) {
 	for name, value := range wake.Environment {
 		os.Setenv(name, value)
@@ -242,7 +243,7 @@ func onGPU(start control.Start, wake control.Order) (control.Notice, error) {
 	return n, nil
 }
 
-// hog takes memory until the kernel refuses.
+// hog allocates memory until the kernel refuses.
 func hog() {
 	const step = 16 << 20
 	for {
@@ -256,14 +257,14 @@ func hog() {
 
 var hoarded [][]byte
 
-// forever hangs, in a way that the runtime does not take for a deadlock.
+// forever hangs without looking like a deadlock to the runtime.
 func forever() {
 	for {
 		time.Sleep(time.Hour)
 	}
 }
 
-// allowed says on which CPUs this process may run.
+// allowed returns the CPUs that this process may run on.
 func allowed() string {
 	f, err := os.Open("/proc/self/status")
 	if err != nil {
@@ -279,7 +280,7 @@ func allowed() string {
 	return "?"
 }
 
-// orchestrateMain is an orchestrator in a process of its own.
+// orchestrateMain runs an orchestrator in a separate process.
 func orchestrateMain(options string) int {
 	var o Options
 	var plain plainOptions
@@ -306,7 +307,7 @@ func orchestrateMain(options string) int {
 	return 0
 }
 
-// plainOptions is what of Options can be said to another process.
+// plainOptions is the part of Options that can be passed to another process.
 type plainOptions struct {
 	Dir       string
 	Mechanism string
@@ -315,8 +316,8 @@ type plainOptions struct {
 	Prepared  string
 }
 
-// to fills in deadlines that no process misses but one that hangs; a test that
-// waits for such a one shortens its own.
+// to fills in deadlines that only a process that hangs misses. A test that waits for
+// such a process sets a shorter one.
 func (p plainOptions) to(o *Options) {
 	o.Dir, o.Mechanism = p.Dir, p.Mechanism
 	o.Prepared = p.Prepared
@@ -330,7 +331,7 @@ func (p plainOptions) to(o *Options) {
 	o.HandshakeTimeout, o.LoadTimeout, o.DrainTimeout, o.TermTimeout = patience, patience, patience, patience
 }
 
-// buffer is a log that may be read while it is written.
+// buffer is a log that can be read while it is written.
 type buffer struct{ journal }
 
 func (b *buffer) has(s string) bool {

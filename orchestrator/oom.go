@@ -19,24 +19,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's OOM killer sends SIGKILL, as an operator may. Two places tell the two
+// Both the kernel's OOM killer and an operator can send SIGKILL. Two sources tell the two
 // apart:
 //
-//	1 the process's memory cgroup counts the OOM kills of its processes: oom_kill in
-//	  memory.oom_control (version 1) or memory.events (version 2)
-//	2 the kernel's log names the process, if this process may read /dev/kmsg
+// 	1 the process's memory cgroup counts the OOM kills of its processes: oom_kill in
+// 	  memory.oom_control (version 1) or memory.events (version 2)
+// 	2 the kernel's log names the process, if this process may read /dev/kmsg
 //
-// If neither can be read, a SIGKILL that Penstock did not send is reported as just that.
+// If neither can be read, the orchestrator reports a SIGKILL that Penstock did not send as
+// just that.
 
-// memoryGroup is a memory cgroup, as found while one of its processes ran. The zero value
-// is none: /proc/PID/cgroup does not show a zombie's.
+// memoryGroup is a memory cgroup, found while one of its processes runs: /proc/PID/cgroup
+// does not show a zombie's. The zero value is none.
 type memoryGroup struct {
-	Path  string `json:"path"`  // as /proc/PID/cgroup has it
-	File  string `json:"file"`  // has the line "oom_kill N"
-	Kills uint64 `json:"kills"` // N, when the process was started
+	Path  string `json:"path"`  // path in /proc/PID/cgroup
+	File  string `json:"file"`  // file with the line "oom_kill N"
+	Kills uint64 `json:"kills"` // N when the process was started
 }
 
-// memoryGroupOf finds the memory cgroup of a process that runs.
+// memoryGroupOf finds the memory cgroup of a running process.
 func memoryGroupOf(pid int) (memoryGroup, error) {
 	mounts, err := cgroupMounts()
 	if err != nil {
@@ -53,7 +54,7 @@ func memoryGroupOf(pid int) (memoryGroup, error) {
 		case m.kind == "cgroup" && has(m.options, "memory") && m.shows(v1["memory"]):
 			g.Path, g.File = v1["memory"], filepath.Join(m.point, m.under(v1["memory"]), "memory.oom_control")
 		case m.kind == "cgroup2" && g.File == "" && m.shows(v2):
-			// The nearest group above with the controller is the one that counts.
+			// The nearest group above that has the controller does the counting.
 			for at := m.under(v2); g.File == ""; at = path.Dir(at) {
 				if file := filepath.Join(m.point, at, "memory.events"); isFile(file) {
 					g.Path, g.File = at, file
@@ -78,7 +79,7 @@ func isFile(name string) bool {
 	return err == nil && info.Mode().IsRegular()
 }
 
-// shows reports whether a group can be seen below the mount.
+// shows reports whether the mount shows a group.
 func (m mount) shows(group string) bool {
 	return group != "" && (m.root == "/" || group == m.root || strings.HasPrefix(group, m.root+"/"))
 }
@@ -100,11 +101,11 @@ func (g memoryGroup) count() (uint64, error) {
 // oomKills attributes OOM kills to processes: each counted kill to at most one.
 type oomKills struct {
 	mu      sync.Mutex
-	claimed map[string]uint64 // by the group's file: the count up to which kills are attributed
+	claimed map[string]uint64 // key: the group's file; value: the count up to which kills are attributed
 }
 
-// claim says where the kernel counted or logged the OOM kill that ended a process of g;
-// it is empty if it did not. began is when the process was started.
+// claim returns where the kernel counted or logged the OOM kill that ended a process of g;
+// empty if there is no such kill. began is when the process was started.
 func (o *oomKills) claim(g memoryGroup, pid int, began time.Time) string {
 	if g.File == "" {
 		return kernelLogged(pid, began)
@@ -126,11 +127,12 @@ func (o *oomKills) claim(g memoryGroup, pid int, began time.Time) string {
 	return "memory cgroup " + g.Path
 }
 
-// initialPIDNamespace is the inode of the namespace whose process ids the kernel's log
-// has: PROC_PID_INIT_INO of linux/proc_ns.h.
+// initialPIDNamespace is the inode of the pid namespace that the kernel's log uses:
+// PROC_PID_INIT_INO of linux/proc_ns.h.
 const initialPIDNamespace = "pid:[4026531836]"
 
-// kernelLogged looks for the process in the kernel's log. An unreadable log says nothing.
+// kernelLogged searches the kernel's log for an OOM kill of the process. It finds nothing
+// if it cannot read the log.
 func kernelLogged(pid int, began time.Time) string {
 	if ns, err := os.Readlink("/proc/self/ns/pid"); err != nil || ns != initialPIDNamespace {
 		return ""
@@ -163,8 +165,8 @@ func kernelLogged(pid int, began time.Time) string {
 	return ""
 }
 
-// oomLine is what mm/oom_kill.c logs of its victim, in a record of /dev/kmsg: priority,
-// number and microseconds since boot, then the text.
+// oomLine matches what mm/oom_kill.c logs about its victim. A record of /dev/kmsg has the
+// priority, number and microseconds since boot, then the text.
 var oomLine = regexp.MustCompile(`^\d+,\d+,(\d+),[^;]*;.*[Oo]ut of memory.*: Killed process (\d+) `)
 
 // loggedOOMKill reports whether a kernel log has an OOM kill of pid that is not older than

@@ -62,7 +62,7 @@ func TestOOMKillsAreClaimedOnce(t *testing.T) {
 	if claims != 2 {
 		t.Errorf("%d of 2 OOM kills are claimed", claims)
 	}
-	kills("9") // two that are not of these processes
+	kills("9") // two kills of other processes
 	d := started()
 	if where := o.claim(d, 1, time.Now()); where != "" {
 		t.Errorf("a kill from before its start is claimed: %s", where)

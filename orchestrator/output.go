@@ -12,11 +12,11 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// maxLine is the longest line of a process's output that is taken whole; more of
-// it comes as further lines.
+// maxLine is the max length of a line of a process's output. The rest of a longer line
+// follows as further lines.
 const maxLine = 8 << 10
 
-// readLines calls take with each line, without its end, until r ends or fails.
+// readLines calls take with each line, without the line's end, until r ends or fails.
 func readLines(r io.Reader, take func(string)) {
 	b := bufio.NewReaderSize(r, maxLine)
 	for {
@@ -31,9 +31,9 @@ func readLines(r io.Reader, take func(string)) {
 	}
 }
 
-// relay logs one line of a process's output and returns what of it may tell why
-// the process ended. A line that is itself a record of zerolog keeps its level,
-// message and fields, and tells something from a warning up.
+// relay logs one line of a process's output. It returns the part of the line that may
+// explain the process's end. A line that is itself a record of zerolog keeps its level,
+// message and fields. Such a record explains something only from level warning up.
 func relay(log zerolog.Logger, stream, text string) string {
 	var record map[string]any
 	if !strings.HasPrefix(text, "{") || json.Unmarshal([]byte(text), &record) != nil {
@@ -42,7 +42,7 @@ func relay(log zerolog.Logger, stream, text string) string {
 	}
 	level := zerolog.InfoLevel
 	if s, ok := record[zerolog.LevelFieldName].(string); ok {
-		// Not above error: a child's fatal is not ours.
+		// Not above error: a child's fatal record must not end this process.
 		if l, err := zerolog.ParseLevel(s); err == nil && l != zerolog.NoLevel {
 			level = min(l, zerolog.ErrorLevel)
 		}
@@ -57,7 +57,7 @@ func relay(log zerolog.Logger, stream, text string) string {
 	}
 	for _, k := range []string{
 		zerolog.LevelFieldName, zerolog.MessageFieldName, zerolog.TimestampFieldName,
-		"process", "if", "instance", "generation", // the logger has them: a key must not come twice
+		"process", "if", "instance", "generation", // the logger has these keys, which must not appear twice
 	} {
 		delete(record, k)
 	}
@@ -65,15 +65,15 @@ func relay(log zerolog.Logger, stream, text string) string {
 	return said
 }
 
-// A tail keeps the last lines that a process said, for the diagnosis of its end. Of
-// a Go program's panic it keeps the first line: what follows are stacks.
+// A tail keeps the last lines of a process's output, to diagnose its end. Of a Go
+// program's panic it keeps only the first line, as stacks follow.
 const (
 	tailLines     = 8
 	tailLineBytes = 200
 )
 
-// crash is how the Go runtime begins when it ends a process: by itself, or for a
-// signal.
+// crash matches the first line that the Go runtime prints when it ends a process,
+// either by itself or for a signal.
 var crash = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z]+): `)
 
 type tail struct {

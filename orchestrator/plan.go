@@ -7,78 +7,80 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// wish is what should be.
+// wish is the desired state.
 type wish struct {
-	// desired is the manager's last word, nil while there is no manager.
+	// desired is the manager's latest message, nil while there is no manager.
 	desired *control.Desired
-	// ending: the orchestrator itself is to end.
+	// ending: the orchestrator itself is about to end.
 	ending bool
-	// waiting: the processes are another orchestrator's, and their manager has not said
-	// anything to this one yet. Nothing is done meanwhile.
+	// waiting: another orchestrator started the processes, and their manager has not
+	// sent this one a message yet. Meanwhile the plan is empty.
 	waiting bool
 }
 
-// fact is one process as it is.
+// fact is the observed state of one process.
 type fact struct {
 	state   control.State
-	terms   terms // that were last written or ordered
+	terms   terms // terms that were last written or ordered
 	woken   bool
-	shook   bool      // it has said its version
-	spawned time.Time // 0: it never was
-	since   time.Time // when state was entered
+	shook   bool      // it has reported its version
+	spawned time.Time // 0: it was never started
+	since   time.Time // when it entered state
 
-	// When it was asked, told and made to end; zero: not yet.
+	// When it was sent the order drain, SIGTERM and SIGKILL. Zero: not yet.
 	drained, termed, killed time.Time
-	// hungUp is when an order found the process's end of the link closed; zero: not yet.
+	// hungUp is when an order found that the process had closed its end of the link.
+	// Zero: not yet.
 	hungUp time.Time
 
-	// On a GPU: the groups that it was last ordered to, whether and since when it
-	// has to say that it is there, and when its device failed.
+	// On a GPU: the groups that it was last ordered to, whether its arrival there is
+	// pending, when it was ordered, and when its device failed.
 	groups  []int
 	moving  bool
 	ordered time.Time
 	failed  time.Time
-	// growing is since when it serves with a part of its batch sizes, zero where it has
-	// all: it does not move before.
+	// growing is when it began to serve with a part of its batch sizes; zero if it has
+	// all. It does not move before it has all.
 	growing time.Time
 }
 
-// facts is all that is.
+// facts is the observed state of all processes.
 type facts struct {
-	// managerID is whose processes they are; empty at first.
+	// managerID is the manager that the processes belong to; empty at first.
 	managerID string
 	processes map[key]fact
-	// past says which generations ended and were forgotten.
+	// past reports whether a generation has ended and was forgotten.
 	past func(key) bool
-	// held says until when nothing is started in a place.
+	// held returns the time before which nothing may be started in a place.
 	held func(place) time.Time
-	// unready: nothing can be started yet, nowhere.
+	// unready: no process can be started yet, in any place.
 	unready bool
-	// asleep: nobody can be woken now.
+	// asleep: no process can be woken now.
 	asleep bool
 }
 
 // limits are the deadlines, all positive.
 type limits struct {
 	handshake time.Duration // spawn -> first notice
-	load      time.Duration // spawn -> loaded, linking -> ready, ready -> with all batch sizes, and ordered to move -> there
-	drain     time.Duration // asked -> told
-	term      time.Duration // told -> made
-	lost      time.Duration // its device failed -> made
-	hangUp    time.Duration // it closed its link -> made
+	load      time.Duration // spawn -> loaded; linking -> ready; ready -> all batch sizes; order to move -> arrival
+	drain     time.Duration // drain -> SIGTERM
+	term      time.Duration // SIGTERM -> SIGKILL
+	lost      time.Duration // device failed -> SIGKILL
+	hangUp    time.Duration // link closed -> SIGKILL
 }
 
-// actionKind is one thing to do to one process.
+// actionKind says what to do to a process.
 type actionKind uint8
 
 const (
-	// adopt makes the desired manager the one whose processes are here. It has no process.
+	// adopt makes the desired manager the owner of the processes. It concerns no
+	// process.
 	adopt actionKind = iota + 1
 	spawn
-	// bury lists a process as ended that was not started; why says why.
+	// bury lists a process that was not started as exited; why has the reason.
 	bury
 	wake
-	// reshare writes another share.
+	// reshare changes the share.
 	reshare
 	drain
 	term
@@ -91,7 +93,7 @@ func (k actionKind) String() string {
 	return [...]string{"?", "adopt", "spawn", "bury", "wake", "reshare", "drain", "term", "kill", "forget"}[k]
 }
 
-// message says for the log what the orchestrator does.
+// message is the log message of the action.
 func (k actionKind) message() string {
 	return [...]string{"?", "adopt manager", "start process", "give up process that did not start", "wake process",
 		"change process's share", "drain process", "terminate process", "kill process", "forget process"}[k]
@@ -102,17 +104,18 @@ type action struct {
 	kind   actionKind
 	key    key
 	wanted control.DesiredProcess
-	// fault says what the process did wrong, where that is why; it has failed then.
+	// fault is the process's mistake, if that is the reason. The process then counts as
+	// failed.
 	fault string
-	// why says why, where it is not the process's fault.
+	// why is the reason, if the process made no mistake.
 	why string
 }
 
-// plan says what is to be done now, and when to look again if nothing happens
-// before; the zero time: nothing will be due. It is pure. Actions come in the
-// order of the processes' names.
+// plan returns the actions that are due now, in the order of the processes' names. next
+// is when to plan again if nothing happens before; zero: no deadline is pending. plan is
+// pure.
 func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Time) {
-	// due reports whether t is reached, and remembers it if not.
+	// due reports whether t is reached. If not, it lowers next to t.
 	due := func(t time.Time) bool {
 		if !now.Before(t) {
 			return true
@@ -178,10 +181,10 @@ func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Ti
 	return todo, next
 }
 
-// step is the next action for a process that lives, if one is due.
+// step returns the next action for a process that runs, if one is due.
 func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l limits, due func(time.Time) bool) (action, bool) {
 	if !p.killed.IsZero() {
-		return action{}, false // nothing comes after
+		return action{}, false // SIGKILL is the last action
 	}
 	if desired && d.Role == control.Kill {
 		return action{kind: kill, why: "the manager ordered it"}, true
@@ -190,7 +193,8 @@ func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l
 		return action{kind: kill, fault: deviceFailed}, true
 	}
 	if !p.hungUp.IsZero() {
-		// Most likely it has exited, and its exit status says why. It takes no orders.
+		// Most likely it has exited, and its exit status gives the reason. It takes no
+		// orders.
 		if due(p.hungUp.Add(l.hangUp)) {
 			return action{kind: kill, fault: "it closed its link and still ran " + l.hangUp.String() + " later"}, true
 		}
@@ -220,7 +224,7 @@ func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l
 	case d.Role == control.Drain:
 		return end(p, "the manager ordered it"), true
 	}
-	// It may stay. Does it keep its times?
+	// The process may stay. Check its deadlines.
 	switch {
 	case !p.shook && due(p.spawned.Add(l.handshake)):
 		return action{kind: kill, fault: "no handshake within " + l.handshake.String()}, true
@@ -242,8 +246,8 @@ func step(p fact, d control.DesiredProcess, desired bool, w wish, asleep bool, l
 	return action{}, false
 }
 
-// end is how the end of a process begins. One that is still starting has nothing
-// to finish, and may not hear orders yet.
+// end returns the first action that ends a process. A process that is still starting has
+// nothing to finish, and may not read orders yet.
 func end(p fact, why string) action {
 	if p.state == control.Starting {
 		return action{kind: term, why: why}

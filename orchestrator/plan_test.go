@@ -29,7 +29,7 @@ func want(role control.Role, share float64) wish {
 
 var nothing = wish{desired: &control.Desired{ManagerID: "m"}}
 
-// alive is a process in a state, at the share that want desires.
+// alive is a process in a state, with the share that want desires.
 func alive(state control.State, edits ...func(*fact)) *fact {
 	f := &fact{state: state, terms: terms{percent: 30}, shook: true, spawned: t0, since: t0}
 	for _, e := range edits {
@@ -59,7 +59,7 @@ func TestPlan(t *testing.T) {
 		held time.Duration
 		gpu  string // "unready", "asleep"
 		now  time.Duration
-		do   string        // the action, and a part of why
+		do   string        // the action, and a part of its why
 		next time.Duration // -1: never
 	}{
 		"a shadow that is not there is started":    {wish: want(control.Shadow, 30), do: "spawn", next: -1},
@@ -156,7 +156,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// world carries plans out on processes that do as they like.
+// world carries out plans on processes that behave at random.
 type world struct {
 	t       *rapid.T
 	now     time.Time
@@ -177,7 +177,7 @@ func newWorld(t *rapid.T) *world {
 	return w
 }
 
-// settle carries plans out until nothing is left to do, and checks each step.
+// settle carries out plans until they are empty, and checks each step.
 func (w *world) settle() {
 	for range 10 {
 		todo, next := plan(w.now, w.wish, w.facts, some)
@@ -327,8 +327,8 @@ func TestPlanKeepsItsRulesWhateverHappens(t *testing.T) {
 			}
 			w.settle()
 		}
-		// Whatever state that is: once nothing is wanted, everything has been killed
-		// after the two deadlines, though no process does anything for it.
+		// From any state: if no process is desired, all have been killed after the two
+		// deadlines, even if none cooperates.
 		w.wish.desired = nil
 		w.settle()
 		w.now = w.now.Add(some.drain)

@@ -19,25 +19,25 @@ import (
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// A prepared model is shared by the processes of all functions that run it, so no such process
-// may write it: one that an attacker controls would control the others.
+// The processes of all functions that run a model share the prepared model. No such process may write it: an
+// attacker who controls one process would control the others.
 //
-//	process                       orchestrator                    penstock prepare
-//	1 Notice{prepare}  ─────────> one run per card      ────────> 2 optimises the model on the
-//	                                                                GPU, writes the entry, ends
-//	4 opens the entry <────────── 3 Order{prepared}
+// 	process                       orchestrator                    penstock prepare
+// 	1 Notice{prepare}  ─────────> one run per card      ────────> 2 optimises the model on the
+// 	                                                                GPU, writes the entry, ends
+// 	4 opens the entry <────────── 3 Order{prepared}
 //
-// The card is the one that the manager named, never one that a process names. The preparing
-// process runs as the node's user, without capabilities, in a sandbox that may write the folder
-// of prepared models. It is no client of MPS, like the loaders of weights.
+// The card is always the one that the manager named, never one that a process names. The preparing process
+// runs as the node's user, without capabilities, in a sandbox that may write the folder of prepared models.
+// Like the loaders of weights, it is no client of MPS.
 
-// preparation is how the preparation of a card's model ended.
+// preparation is the result of preparing a card's model.
 type preparation struct {
 	card string
 	err  error
 }
 
-// prepareModel has the model of a process prepared, unless that is under way.
+// prepareModel starts the preparation of a process's model, unless one is under way.
 func (s *supervisor) prepareModel(k key, c *child) {
 	card := c.desired.Card
 	if s.o.Prepared == "" || s.o.Sandbox == nil || !s.onGPU() || card == "" {
@@ -95,7 +95,7 @@ type preparer struct {
 }
 
 func (p *preparer) run(ctx context.Context) error {
-	// The parent-death signal comes when the thread that forked ends: this one.
+	// The kernel sends the parent-death signal when the thread that forked ends: this thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 

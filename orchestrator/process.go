@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// key names a process for ever.
+// key identifies a process. Keys are never reused.
 type key struct {
 	name       string
 	instance   int
@@ -31,73 +31,73 @@ func (k key) String() string { return fmt.Sprintf("%s/%d#%d", k.name, k.instance
 
 func keyOf(p control.DesiredProcess) key { return key{p.IF, p.Instance, p.Generation} }
 
-// spec is all that a process is started from.
+// spec is everything needed to start a process.
 type spec struct {
 	key     key
 	command []string
-	dir     string // empty: the orchestrator's
+	dir     string // empty: the orchestrator's working directory
 	// environment is added to the orchestrator's own.
 	environment map[string]string
 	start       control.Start
-	// note is what another orchestrator will need to go on with the process.
+	// note is what another orchestrator needs to resume the process.
 	note json.RawMessage
-	// confined is what the process may do; nil lets it do all that the orchestrator may.
+	// confined is what the process may do. nil lets it do all that the orchestrator may.
 	confined *sandbox.Spec
 }
 
-// spawner makes processes. It is called from one goroutine.
+// spawner starts processes. Only one goroutine calls it.
 type spawner interface {
-	// spawn starts a process and gives it its Start. An error says why it could
-	// not be started; nothing of it is left then.
+	// spawn starts a process and sends it its Start. After an error nothing of the
+	// process is left.
 	spawn(spec) (process, error)
-	// held lists the processes that another orchestrator started, once. Each is then
-	// resumed or dropped.
+	// held lists the processes that another orchestrator started. It is called once. The
+	// caller resumes or drops each of them.
 	held() []heldProcess
-	// resume goes on with a process.
+	// resume takes over a process.
 	resume(h heldProcess, k key, memory memoryGroup) (process, error)
-	// drop ends a process with SIGTERM and, after patience, SIGKILL, and waits for its
-	// end. Any goroutine may call it.
+	// drop ends a process with SIGTERM and, after patience, with SIGKILL. It waits for
+	// the process's end. Any goroutine may call it.
 	drop(h heldProcess, patience time.Duration)
 }
 
-// process is one that was started. Its methods may be called from any goroutine.
+// process is a process that was started. Any goroutine may call its methods.
 type process interface {
 	pid() int
-	// order never waits longer than control's write timeout.
+	// order waits at most control's write timeout.
 	order(control.Order) error
-	// signal reaches the process and what it started itself; after the end it
-	// reaches nobody.
+	// signal goes to the process and to the processes that it started. After the end of
+	// the process it has no effect.
 	signal(syscall.Signal)
-	// events gives what the process says, then its end, and is closed. They have to
-	// be read.
+	// events returns what the process reports, then its end; then it is closed. The
+	// caller must read all events.
 	events() <-chan event
 	// note replaces spec.note.
 	note(json.RawMessage)
-	// forget is called after the end, when the manager has been told of it.
+	// forget is called after the process's end, once the manager has been informed.
 	forget()
 	memoryGroup() memoryGroup
 }
 
-// event is one thing that a process did: exactly one of the fields is set.
+// event is one thing that a process did. Exactly one field is set.
 type event struct {
 	notice *control.Notice
-	broken error // it said what is no notice; nothing but its end follows
+	broken error // it sent something other than a notice; only its end follows
 	exit   *exit
 }
 
 // exit is how a process ended.
 type exit struct {
 	code   int            // exit status, or -1 after a signal
-	signal syscall.Signal // that ended it, or 0
+	signal syscall.Signal // the signal that ended it, or 0
 	ours   bool           // the orchestrator sent that signal while the process ran
-	oom    string         // set if the kernel's OOM killer sent it: where the kernel says so
+	oom    string         // set if the kernel's OOM killer sent the signal: where the kernel reports that
 	tail   []string       // its last lines on standard error
 }
 
-// clean reports whether it ended by itself and content.
+// clean reports whether the process exited by itself with status 0.
 func (e exit) clean() bool { return e.signal == 0 && e.code == 0 }
 
-// String is one line: how it ended and what it last said.
+// String is one line: how the process ended, and its last output.
 func (e exit) String() string {
 	s := fmt.Sprintf("exit status %d", e.code)
 	switch {
@@ -111,7 +111,7 @@ func (e exit) String() string {
 	return e.after(s)
 }
 
-// after is what it last said, after how it ended.
+// after appends the process's last output to s, which describes its end.
 func (e exit) after(s string) string {
 	if len(e.tail) > 0 {
 		s += ": " + strings.Join(e.tail, " | ")

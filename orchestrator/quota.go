@@ -5,33 +5,33 @@ import (
 	"time"
 )
 
-// The kernel's bounds of CFS bandwidth control (kernel/sched: sched-bwc.rst):
-// a period of 1 ms to 1 s, a quota of at least 1 ms.
+// The kernel's bounds of CFS bandwidth control (kernel/sched: sched-bwc.rst): a period
+// of 1 ms to 1 s, a quota of at least 1 ms.
 const (
 	minPeriod = time.Millisecond
 	maxPeriod = time.Second
 	minQuota  = time.Millisecond
 )
 
-// quota is a limit of CPU time: runtime in every period, over all CPUs. The zero
-// value is no limit. Both are whole microseconds, the kernel's unit.
+// quota limits CPU time: runtime per period, over all CPUs. The zero value is no limit.
+// Both are whole microseconds, the kernel's unit.
 type quota struct {
 	runtime, period time.Duration
 }
 
-// quotaFor is sharePercent of cpus CPUs, in the shortest period whose quota the
-// kernel takes: a process that has used its quota stands still until the period
-// ends, so a period beyond the latency objective would break it. 30 % of one CPU
-// is 1 ms in 3.3 ms; the usual period of 100 ms would stop it for 70.
+// quotaFor returns sharePercent of cpus CPUs, in the shortest period whose quota the
+// kernel accepts. A process that has used its quota stands still until the period ends,
+// so a period longer than the latency objective would break the objective. 30 % of one
+// CPU is 1 ms in 3.3 ms; the usual period of 100 ms would stop the process for 70 ms.
 //
-// The mean is exact; the grain is the kernel's. One that computes on and on is
-// stopped at a scheduler tick only, and then stands still until its debt is paid:
-// measured with ticks of 4 ms (CONFIG_HZ=250), 1 ms in 3.3 ms gave 29 % with
-// pauses of 5 to 10 ms, and 1 ms in 10 ms gave 10 % with pauses of 27 to 35 ms. A
-// longer period would only add to them.
+// The mean is exact, but the kernel sets the granularity. It stops a process that
+// computes without pause only at a scheduler tick. The process then stands still until
+// it has paid its debt. Measured with ticks of 4 ms (CONFIG_HZ=250): 1 ms in 3.3 ms
+// gave 29 % with pauses of 5 to 10 ms, and 1 ms in 10 ms gave 10 % with pauses of 27 to
+// 35 ms. A longer period would only add to the pauses.
 //
-// All of the CPUs is no limit: the affinity holds it already. Less than 1 ms in
-// 1 s (0.1 % of a CPU) is rounded up to that.
+// A share of all CPUs is no limit, as the affinity already enforces it. A share of less
+// than 1 ms in 1 s (0.1 % of a CPU) is rounded up to that.
 func quotaFor(sharePercent float64, cpus int) quota {
 	if sharePercent >= 100 {
 		return quota{}
@@ -39,7 +39,7 @@ func quotaFor(sharePercent float64, cpus int) quota {
 	share := sharePercent / 100 * float64(cpus) // in CPUs
 	period := maxPeriod
 	if share > 0 {
-		shortest := math.Ceil(minQuota.Seconds()/share*1e6) * 1e3 // in whole µs, as ns
+		shortest := math.Ceil(minQuota.Seconds()/share*1e6) * 1e3 // whole µs, in ns
 		if shortest < float64(maxPeriod) {
 			period = max(minPeriod, time.Duration(shortest))
 		}

@@ -14,11 +14,11 @@ import (
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
-// kept is a node whose orchestrators come one after the other, over one keeper.
+// kept is a node whose orchestrators follow each other, with one keeper.
 type kept struct {
 	*realNode
 	keeper    *keeper.Local
-	served    chan error // the last orchestrator's end has been seen by the keeper
+	served    chan error // receives once the keeper has seen the last orchestrator's end
 	mechanism string
 	hangUp    func() // ends the last orchestrator's connection to the keeper
 }
@@ -30,7 +30,7 @@ func aKeptNode(t *testing.T) *kept {
 	return n
 }
 
-// orchestrate starts the next orchestrator, as a process of its own.
+// orchestrate starts the next orchestrator as a separate process.
 func (n *kept) orchestrate() *exec.Cmd {
 	n.t.Helper()
 	ours, theirs, err := keeper.SocketPair()
@@ -69,14 +69,14 @@ func killed(cmd *exec.Cmd) {
 	cmd.Wait()
 }
 
-// untilAnother waits for the words of another orchestrator than the last.
+// untilAnother waits for a message of an orchestrator other than the last.
 func (n *kept) untilAnother() {
 	n.t.Helper()
 	last := n.last.OrchestratorID
 	n.until("another orchestrator is heard", func(o control.Observed) bool { return o.OrchestratorID != last })
 }
 
-// edited is the one process that the keeper holds, and its note after edit.
+// edited returns the one process that the keeper holds, and its note changed by edit.
 func (n *kept) edited(edit func(*saved)) (id string, note json.RawMessage) {
 	n.t.Helper()
 	held := n.keeper.Held()
@@ -105,8 +105,8 @@ func started(list ...control.DesiredProcess) []control.DesiredProcess {
 	return list
 }
 
-// TestOrchestratorEndsWithoutKeeper: an orchestrator that can start nothing any more ends,
-// so that the node starts another.
+// TestOrchestratorEndsWithoutKeeper: an orchestrator that can no longer start processes
+// exits, so that the node starts another.
 func TestOrchestratorEndsWithoutKeeper(t *testing.T) {
 	n := aKeptNode(t)
 	cmd := n.orchestrate()
@@ -128,7 +128,7 @@ func TestOrchestratorEndsWithoutKeeper(t *testing.T) {
 func TestProcessesOutliveOrchestrator(t *testing.T) {
 	n := aKeptNode(t)
 	if f := Probe(); f[0].Usable || f[1].Usable {
-		n.mechanism = "" // groups, which have to be found again
+		n.mechanism = "" // use control groups, which the next orchestrator has to find again
 	}
 	cmd := n.orchestrate()
 	n.want(n.child(1, control.Serve), n.child(2, control.Shadow))
@@ -147,7 +147,7 @@ func TestProcessesOutliveOrchestrator(t *testing.T) {
 			}
 		}
 	}
-	// They take orders, and end as they are told to.
+	// The processes take orders, and end when ordered to.
 	n.want(started(n.child(1, control.Drain), n.child(2, control.Serve))...)
 	if p := n.untilState(2, control.Active); p.PID != b.PID {
 		t.Errorf("process %d serves, want %d", p.PID, b.PID)
@@ -170,7 +170,7 @@ func TestProcessesOutliveOrchestrator(t *testing.T) {
 	}
 }
 
-// An orchestrator may die at any time, also right after an order.
+// An orchestrator may die at any time, even right after it has sent an order.
 func TestOrchestratorDiesAtAnyTime(t *testing.T) {
 	n := aKeptNode(t)
 	cmd := n.orchestrate()
@@ -195,7 +195,7 @@ func TestOrchestratorDiesAtAnyTime(t *testing.T) {
 	}
 }
 
-// starts counts how often a generation has said hello.
+// starts counts how often a generation has logged its start.
 func (n *kept) starts(generation uint32) int {
 	count := 0
 	for line := range strings.Lines(n.log.String()) {
@@ -217,7 +217,7 @@ func TestProcessEndsWithoutOrchestrator(t *testing.T) {
 	p := n.untilState(1, control.Active)
 	n.untilState(2, control.Loaded)
 	n.want(started(n.child(1, control.Serve), n.child(2, control.Shadow))...)
-	for range 2 { // the second orchestrator dies, too, before the manager has followed
+	for range 2 { // the second orchestrator dies as well, before the manager has followed
 		killed(cmd)
 		syscall.Kill(p.PID, syscall.SIGKILL)
 		n.untilGone(p.PID)
@@ -233,7 +233,7 @@ func TestProcessEndsWithoutOrchestrator(t *testing.T) {
 	}
 }
 
-// Without a keeper the processes are gone, and with them their generations.
+// Without a keeper the processes are gone, and so are their generations.
 func TestGenerationIsNotStartedAgain(t *testing.T) {
 	n := aNode(t)
 	cmd := n.orchestrate("")
@@ -293,7 +293,7 @@ func TestNoteOfAnotherVersion(t *testing.T) {
 			n.want(n.child(1, control.Serve))
 			p := n.untilState(1, control.Active)
 			killed(cmd)
-			<-n.served // all of its notes are written
+			<-n.served // all of the orchestrator's notes are written
 			n.keeper.Note(n.edited(edit))
 			n.want(started(n.child(1, control.Serve))...)
 			n.orchestrate()
@@ -324,7 +324,7 @@ func TestProcessesOnGPUOutliveOrchestrator(t *testing.T) {
 		killed(cmd)
 		cmd = n.orchestrate()
 		n.untilAnother()
-		o := n.last // the first that it says
+		o := n.last // the first message of the new orchestrator
 		if o.Mechanism != mechanismMPS || o.Device == nil || o.Device.UUID != device.UUID || len(o.Device.GroupSMs) != len(device.GroupSMs) {
 			t.Errorf("observed %+v, %+v", o, o.Device)
 		}
@@ -360,7 +360,7 @@ func TestProcessesOnGPUOutliveOrchestrator(t *testing.T) {
 	}
 }
 
-// The handshake was read and not noted.
+// The last orchestrator read the handshake but did not note it.
 func TestHandshakeReadByLastOrchestrator(t *testing.T) {
 	n := aKeptNode(t)
 	cmd := n.orchestrate()

@@ -29,7 +29,7 @@ func TestBackoffForgetsAfterAGoodLife(t *testing.T) {
 	for range 5 {
 		b.ended(t0, time.Second, true, "crash")
 	}
-	b.ended(t0, time.Second, false, "") // stopped as it was told: says nothing about its health
+	b.ended(t0, time.Second, false, "") // stopped as ordered, which says nothing about its health
 	if b.failures != 5 {
 		t.Errorf("%d failures are left after a stop, want 5", b.failures)
 	}

@@ -10,20 +10,20 @@ import (
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
-// An orchestrator that takes over from one that died goes on with its processes:
+// An orchestrator that takes over from a dead one resumes its processes:
 //
-//	1 the keeper hands out what it holds: links, output, exit statuses, and a note for
-//	  each, which the dead orchestrator wrote before it started the process
-//	2 the note says whose process it is and what was ordered
-//	3 each process is asked to repeat its state (control.DoReport)
-//	4 the manager's next word is followed as if nothing had been
+// 	1 the keeper hands out what it holds: links, output, exit statuses, and a note per
+// 	  process, which the dead orchestrator wrote before it started the process
+// 	2 the note has the process's manager and its orders
+// 	3 the orchestrator asks each process to repeat its state (control.DoReport)
+// 	4 it follows the manager's next message as if it had never been away
 //
-// What happened between the last note and the death is not lost: notices wait in the link,
-// an order that was sent is answered by the report, and orders that come twice change
-// nothing. A process that has exited stays with the keeper until the manager has been
-// told, so its generation is not started again.
+// What happened between the last note and the death is not lost. Notices wait in the link.
+// The report shows the effect of an order that was sent. An order that is repeated changes
+// nothing. The keeper keeps a process that has exited until the manager has been informed,
+// so its generation is not started again.
 //
-// A note of another version is of another binary: its process is ended.
+// A note of another version was written by another binary: its process is ended.
 
 // saved is the note of a process. It is valid for one version of control's messages.
 type saved struct {
@@ -57,7 +57,7 @@ type saved struct {
 
 // savedGPU is the device that a process was started for.
 type savedGPU struct {
-	Device string `json:"device"` // as the manager names it
+	Device string `json:"device"` // the manager's name for it
 	NoMPS  bool   `json:"no_mps,omitempty"`
 
 	UUID        string            `json:"uuid"`
@@ -76,11 +76,11 @@ type heldProcess struct {
 	id     string
 	note   json.RawMessage
 	age    time.Duration
-	exited bool // its process id may be another's
+	exited bool // another process may have its process id now
 	held   *keeper.Process
 }
 
-// readSaved reads a note of this version.
+// readSaved decodes a note, and refuses other versions.
 func readSaved(note json.RawMessage) (saved, error) {
 	var v struct {
 		Version int `json:"version"`
@@ -101,7 +101,7 @@ func readSaved(note json.RawMessage) (saved, error) {
 	return n, nil
 }
 
-// noteOf is the note of a process as it is now.
+// noteOf returns the note of a process in its present state.
 func (s *supervisor) noteOf(k key, c *child) json.RawMessage {
 	n := saved{
 		Version: control.Version, ManagerID: s.managerID, AttachSocket: s.attachment,
@@ -142,8 +142,8 @@ func (s *supervisor) save() {
 	}
 }
 
-// restore goes on with the processes that the keeper holds. All that were started for
-// another manager than the rest, or by another version, are ended.
+// restore resumes the processes that the keeper holds. It ends processes that another
+// version started, and those that belong to another manager than the rest.
 func (s *supervisor) restore(held []heldProcess) {
 	for _, h := range held {
 		if h.id == weightsID {
@@ -175,7 +175,7 @@ func (s *supervisor) restore(held []heldProcess) {
 	s.log.Info().Int("processes", len(s.processes)).Str("manager_id", s.managerID).Msg("went on with the processes of the last orchestrator")
 }
 
-// resume goes on with one process.
+// resume resumes one process.
 func (s *supervisor) resume(h heldProcess, n saved) {
 	k := key{n.IF, n.Instance, n.Generation}
 	now := s.now()
@@ -218,8 +218,8 @@ func (s *supervisor) resume(h heldProcess, n saved) {
 	}
 }
 
-// restoreGPU opens the device of the processes again. Until that has been done it is as the
-// note says, and no process is woken.
+// restoreGPU opens the processes' device again. Until it is open, the device's state is the
+// one in the note, and no process is woken.
 func (s *supervisor) restoreGPU(g *savedGPU) {
 	if g == nil {
 		return

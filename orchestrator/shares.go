@@ -12,23 +12,24 @@ import (
 	"github.com/penstock/penstock/control/budget"
 )
 
-// shares holds processes to their part of the CPUs. Any goroutine may call it.
+// shares holds processes to their part of the CPUs. Any goroutine may call its methods.
 type shares interface {
 	// mechanism is the name that control.Observed carries.
 	mechanism() string
-	// apply holds the process to its terms, now or anew. enforced is false if the
-	// process has to do that itself; err then says why, unless that is the mechanism.
+	// apply holds the process to its terms, the first time or again. If enforced is false,
+	// the process has to limit itself; err then gives the reason, unless the mechanism
+	// always works so.
 	apply(k key, pid int, t terms) (enforced bool, err error)
-	// spent returns how much time of all CPUs a process with a guarantee has used, and
-	// the part of it beyond the guarantee.
+	// spent returns the CPU time, on all CPUs, of a process with a guarantee, and the part
+	// of it beyond the guarantee.
 	spent(k key) (total, demoted time.Duration)
-	// yields tells that yielding has changed for some process, which then has to limit
-	// itself to its guarantee, or need not any more; nil if it never changes.
+	// yields receives when yielding has changed for some process: the process has to start
+	// or stop limiting itself to its guarantee. It is nil if yielding never changes.
 	yields() <-chan struct{}
 	yielding(k key) bool
-	// remove forgets a process, which has ended.
+	// remove forgets a process that has ended.
 	remove(k key) error
-	// close removes all that was made. No process is left then.
+	// close removes everything that was made. The processes must have ended.
 	close() error
 }
 
@@ -39,20 +40,20 @@ const (
 	mechanismGovernor = "governor"
 )
 
-// Finding is what Probe found out about one mechanism.
+// Finding is the result of Probe for one mechanism.
 type Finding struct {
 	Mechanism string
-	// Usable: it was tried, and held a quota.
+	// Usable: Probe tried the mechanism, and it held a quota.
 	Usable bool
-	// Why says why not, in one line.
+	// Why says, in one line, why the mechanism is not usable.
 	Why string
-	// Mend is a command that would make it usable, where there is one.
+	// Mend is a command that would make the mechanism usable; empty if there is none.
 	Mend string
 }
 
-// Probe tries each mechanism for CPU shares, best first: it makes a group,
-// writes a quota, reads it back, and removes it. The first usable one is what Run
-// takes; the governor always is.
+// Probe tries each mechanism for CPU shares, best first. It makes a group, writes a quota,
+// reads it back, and removes the group. Run takes the first mechanism that is usable; the
+// governor always is.
 func Probe() []Finding {
 	var findings []Finding
 	for _, m := range mechanisms {
@@ -79,11 +80,11 @@ var mechanisms = []struct {
 	{mechanismGovernor, openGovernor, func(error) string { return "" }},
 }
 
-// errUnknownMechanism is returned for a mechanism that is none of the three.
+// errUnknownMechanism is returned for a name other than those of the three mechanisms.
 var errUnknownMechanism = errors.New("unknown mechanism")
 
-// openShares opens the mechanism that is named, or the first that works. The groups are
-// named for owner, the parent of the processes: another orchestrator finds them again.
+// openShares opens the named mechanism, or the first that works. The groups carry the name
+// of owner, the parent of the processes, so that another orchestrator finds them again.
 func openShares(name string, cpus, owner int, log zerolog.Logger) (shares, error) {
 	for _, m := range mechanisms {
 		if name != "" && name != m.name {
@@ -101,11 +102,11 @@ func openShares(name string, cpus, owner int, log zerolog.Logger) (shares, error
 	return nil, fmt.Errorf("%w %q: want %s, %s or %s", errUnknownMechanism, name, mechanismV2, mechanismV1, mechanismGovernor)
 }
 
-// governor leaves limits to libml's loop, which sleeps between batches. A process with a
-// guarantee has to limit itself to it while its balance is used up and the CPUs are busy.
+// governor leaves limits to libml's loop, which sleeps between batches. A process has to
+// limit itself to its guarantee while its balance is used up and the CPUs are busy.
 type governor struct {
 	budgets *budgets
-	changed chan struct{} // holds one
+	changed chan struct{} // holds one value
 }
 
 func openGovernor(cpus, _ int, log zerolog.Logger) (shares, error) {
@@ -126,7 +127,7 @@ func (g *governor) apply(k key, pid int, t terms) (bool, error) {
 func (g *governor) prioritize(budget.Level) error {
 	select {
 	case g.changed <- struct{}{}:
-	default: // the receiver has not looked yet
+	default: // a value is already waiting
 	}
 	return nil
 }
@@ -142,7 +143,7 @@ func (g *governor) remove(k key) error {
 
 func (g *governor) close() error { return nil }
 
-// group is one control group, whatever the version.
+// group is one control group of either version.
 type group interface {
 	prioritizer
 	set(quota) error
@@ -151,7 +152,7 @@ type group interface {
 	remove() error
 }
 
-// tree is the group under which a version keeps one for each process.
+// tree is the group that holds one group per process.
 type tree interface {
 	mechanism() string
 	child(name string) (group, error)
@@ -160,7 +161,7 @@ type tree interface {
 	remove() error
 }
 
-// cgroupShares are shares over either version.
+// cgroupShares implements shares with either version.
 type cgroupShares struct {
 	tree    tree
 	cpus    int
@@ -169,10 +170,10 @@ type cgroupShares struct {
 
 	mu     sync.Mutex
 	groups map[key]group
-	light  bool // the tree's weight could not be written
+	light  bool // a failure to write the tree's weight was logged
 }
 
-// newCgroups takes t over, once it has really held a quota.
+// newCgroups takes ownership of t, after a test that t can hold a quota.
 func newCgroups(t tree, cpus int, log zerolog.Logger) (*cgroupShares, error) {
 	if err := try(t); err != nil {
 		return nil, errors.Join(err, t.remove())
@@ -180,7 +181,7 @@ func newCgroups(t tree, cpus int, log zerolog.Logger) (*cgroupShares, error) {
 	return &cgroupShares{tree: t, cpus: cpus, log: log, budgets: newBudgets(cpus, log), groups: map[key]group{}}, nil
 }
 
-// try makes a group, writes the finest quota there is, reads it back, and removes it.
+// try makes a group, writes the finest possible quota, reads it back, and removes the group.
 func try(t tree) error {
 	g, err := t.child("probe")
 	if err != nil {
@@ -226,8 +227,8 @@ func (c *cgroupShares) apply(k key, pid int, t terms) (bool, error) {
 		return false, fmt.Errorf("limit %v: %w", k, err)
 	}
 	c.groups[k] = g
-	// Groups must not make functions smaller: to the rest of the machine each process weighs
-	// what it would weigh without them.
+	// Groups must not reduce the functions' part of the machine. The tree weighs as much as
+	// its processes would weigh without groups.
 	if err := c.tree.weigh(len(c.groups) * c.cpus); err != nil && !c.light {
 		c.light = true
 		c.log.Warn().Err(err).Msg("functions together weigh as much as one other process of the machine")
@@ -256,7 +257,8 @@ func (c *cgroupShares) remove(k key) error {
 	defer c.mu.Unlock()
 	g, ok := c.groups[k]
 	if !ok {
-		// Another orchestrator may have made it; then it is made again to be removed.
+		// Another orchestrator may have made the group. Opening it here makes it possible to
+		// remove it.
 		var err error
 		if g, err = c.tree.child(groupName(k)); err != nil {
 			return nil

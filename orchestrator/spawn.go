@@ -24,12 +24,13 @@ type execSpawner struct {
 	log    zerolog.Logger
 	keeper keeper.Keeper
 	cpus   []int
-	self   string // the binary that is the launcher
+	self   string // the binary that contains the launcher
 	dir    string // the runtime folder
 	oom    oomKills
 }
 
-// newExecSpawner starts processes with k, on these CPUs. The caller closes k.
+// newExecSpawner returns a spawner that starts processes through k, on these CPUs. The caller
+// closes k.
 func newExecSpawner(k keeper.Keeper, cpus []int, self, dir string, log zerolog.Logger) (*execSpawner, error) {
 	if err := tryCPUs(cpus); err != nil {
 		return nil, fmt.Errorf("CPUs of the inference functions: %w", err)
@@ -37,20 +38,20 @@ func newExecSpawner(k keeper.Keeper, cpus []int, self, dir string, log zerolog.L
 	return &execSpawner{log: log, keeper: k, cpus: cpus, self: self, dir: dir}, nil
 }
 
-// tryCPUs reports whether a thread can be pinned to these.
+// tryCPUs returns an error if a thread cannot be pinned to these CPUs.
 func tryCPUs(cpus []int) error {
 	failed := make(chan error)
 	go func() {
-		// Never unlocked: the thread ends with this goroutine, and does not go back, with its
-		// affinity, to run others.
+		// Never unlocked: the thread ends with this goroutine. Otherwise it would run other
+		// goroutines with this affinity.
 		runtime.LockOSThread()
 		failed <- cpuset.PinThread(0, cpus)
 	}()
 	return <-failed
 }
 
-// afterlife is how long output and notices are still read once a process is gone:
-// what it wrote is there, but one that left its group may hold the pipes for ever.
+// afterlife is how long output and notices are still read once a process has ended. They hold
+// what the process wrote. A process that has left the group may keep the pipes open for ever.
 const afterlife = 200 * time.Millisecond
 
 func (s *execSpawner) spawn(sp spec) (process, error) {
@@ -103,7 +104,7 @@ func (s *execSpawner) spawn(sp spec) (process, error) {
 	return c, nil
 }
 
-// held lists the processes that another orchestrator started. Their events begin with
+// held lists the processes that another orchestrator started. Their events begin after
 // resume.
 func (s *execSpawner) held() []heldProcess {
 	var list []heldProcess
@@ -113,8 +114,9 @@ func (s *execSpawner) held() []heldProcess {
 	return list
 }
 
-// resume goes on with a process that is held. The last orchestrator may have read its
-// handshake and died before it could note that. A process checks the version itself.
+// resume takes over a held process. The last orchestrator may have read its handshake and
+// died before it could note that, so none is expected here. A process checks the version
+// itself.
 func (s *execSpawner) resume(h heldProcess, k key, memory memoryGroup) (process, error) {
 	const shook = true
 	c, err := s.watch(h.held, k, shook)
@@ -126,8 +128,8 @@ func (s *execSpawner) resume(h heldProcess, k key, memory memoryGroup) (process,
 	return c, nil
 }
 
-// drop ends a process that is held, cleanly if it can, and forgets it. It returns when the
-// process has ended.
+// drop ends a held process, cleanly if it can, and forgets it. It returns when the process
+// has ended.
 func (s *execSpawner) drop(h heldProcess, patience time.Duration) {
 	p := h.held
 	p.Link.Close()
@@ -140,7 +142,7 @@ func (s *execSpawner) drop(h heldProcess, patience time.Duration) {
 	s.keeper.Forget(p.ID)
 }
 
-// watch makes a process of what the keeper holds.
+// watch returns a process for what the keeper holds.
 func (s *execSpawner) watch(p *keeper.Process, k key, shook bool) (*execProcess, error) {
 	link, err := control.NewParent(p.Link, shook)
 	if err != nil {
@@ -163,7 +165,7 @@ type execProcess struct {
 	log    zerolog.Logger
 	oom    *oomKills
 	memory memoryGroup
-	// private is its private folder, which may not exist.
+	// private is the process's private folder, which may not exist.
 	private string
 }
 
@@ -175,7 +177,7 @@ func (c *execProcess) note(note json.RawMessage)   { c.keeper.Note(c.held.ID, no
 func (c *execProcess) forget()                     { c.keeper.Forget(c.held.ID) }
 func (c *execProcess) memoryGroup() memoryGroup    { return c.memory }
 
-// run passes on what the process says, and how it exited.
+// run passes on what the process reports, and its exit.
 func (c *execProcess) run() {
 	defer close(c.out)
 	var readers sync.WaitGroup
@@ -211,7 +213,7 @@ func (c *execProcess) run() {
 	c.out <- event{exit: &e}
 }
 
-// readNotices passes on what the process says, until it says nonsense or nothing more.
+// readNotices passes on notices until the process closes the link or sends something else.
 func (c *execProcess) readNotices() {
 	for {
 		n, err := c.link.ReadNotice()

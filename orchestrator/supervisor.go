@@ -21,35 +21,37 @@ import (
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
-// Options say where and how to run. Times of zero get their defaults.
+// Options say where and how to run. Durations of zero get their defaults.
 type Options struct {
 	// Dir is the runtime folder, shared with the manager.
 	Dir string
 	Log zerolog.Logger
-	// Self is the path of this binary, whose verb `if` runs where a process has no
-	// command of its own.
+	// Self is the path of this binary. Its verb `if` runs a process that has no command of
+	// its own.
 	Self string
-	// Prepared is the folder of prepared models, which only a process of its own writes
-	// (prepare.go); empty leaves them to the processes that run them.
+	// Prepared is the folder of prepared models. Only a separate process writes to it
+	// (prepare.go). If it is empty, the processes that run the models prepare them.
 	Prepared string
-	// Program is the command of a framework that is a program of its own. The error, a
-	// line, says what is missing. It is not called for others, and may be nil.
+	// Program returns the command of a framework that is a separate program. Its error is
+	// one line that says what is missing. It is not called for other frameworks, and may be
+	// nil.
 	Program func(framework string) (command []string, err error)
-	// Sandbox confines the processes; nil starts them with all rights of this one.
+	// Sandbox confines the processes. nil starts them with all rights of this process.
 	Sandbox *Sandbox
-	// ReservedCPUs is how many CPUs are the manager's; 0 leaves it to splitCPUs.
+	// ReservedCPUs is the number of CPUs for the manager. 0 leaves it to splitCPUs.
 	ReservedCPUs int
-	// CPUs are those of the inference functions, where splitCPUs is not asked.
+	// CPUs are the CPUs of the inference functions. If it is empty, splitCPUs chooses them.
 	CPUs []int
-	// Mechanism forces how shares are held ("cgroup-v2", "cgroup-v1", "governor");
-	// empty takes the first that works, in this order.
+	// Mechanism forces the mechanism that enforces shares ("cgroup-v2", "cgroup-v1",
+	// "governor"). Empty takes the first that works, in this order.
 	Mechanism string
-	// Keeper is the parent of the processes, which are gone on with if another
-	// orchestrator started them. Run closes it. Nil: the processes are this one's children.
+	// Keeper is the parent of the processes. If another orchestrator started processes, Run
+	// resumes them. Run closes Keeper. If it is nil, the processes are children of this
+	// one.
 	Keeper keeper.Keeper
 
 	HandshakeTimeout time.Duration // spawn to handshake; default 10 s
-	LoadTimeout      time.Duration // spawn to loaded, and waking to ready, and that to whole; default 2 min
+	LoadTimeout      time.Duration // spawn to loaded, wake to ready, and ready to all batch sizes; default 2 min
 	DrainTimeout     time.Duration // drain to SIGTERM; default 5 s
 	TermTimeout      time.Duration // SIGTERM to SIGKILL; default 2 s
 
@@ -60,10 +62,10 @@ type Options struct {
 	clock   *runclock.Clock
 }
 
-// Defaults. A program needs no time for its handshake, but a busy machine may
-// start it late. Loading is a framework's start and a model's file: 15 s in the
-// paper (3.2.3), with room. A batch in flight may last as long as the largest
-// objective, well below a second, and a drain takes two of them.
+// Defaults. A program needs no time for its handshake, but a busy machine may start it
+// late. Loading starts a framework and reads a model's file: 15 s in the paper (3.2.3), so
+// 2 min leave room. A batch in flight may last as long as the largest objective, well below
+// a second. A drain takes two batches.
 const (
 	defaultHandshakeTimeout = 10 * time.Second
 	defaultLoadTimeout      = 2 * time.Minute
@@ -71,14 +73,14 @@ const (
 	defaultTermTimeout      = 2 * time.Second
 )
 
-// hangUpTimeout is how long a process that has closed its link may take to exit. The
-// kernel closes the descriptors of a dying process before it reports the exit; in
-// between it frees the process's memory.
+// hangUpTimeout is the max time from closing the link to the exit. The kernel closes the
+// descriptors of a dying process before it reports the exit. In between it frees the
+// process's memory.
 const hangUpTimeout = time.Second
 
-// Run runs an orchestrator until ctx ends, then drains and ends all processes and
-// returns nil. An error is returned when it cannot begin, or the GPU that the manager
-// names is not there.
+// Run runs an orchestrator until ctx ends, then drains and ends all processes and returns
+// nil. It returns an error if it cannot begin, or if the machine lacks the GPU that the
+// manager names.
 func Run(ctx context.Context, o Options) error {
 	if len(o.CPUs) == 0 {
 		_, o.CPUs = IFCPUs(o.ReservedCPUs)
@@ -119,7 +121,7 @@ func Run(ctx context.Context, o Options) error {
 		o.spawner = s
 	}
 	if o.Keeper != nil {
-		defer o.Keeper.Close() // again: before the shares, whose groups must be empty
+		defer o.Keeper.Close() // closed a second time here, before the shares, whose groups must be empty
 	}
 	if o.machine == nil {
 		o.machine = realMachine{o.Dir, o.Self, o.Sandbox}
@@ -151,14 +153,14 @@ func Run(ctx context.Context, o Options) error {
 	return err
 }
 
-// managerLink is what the supervisor needs of control.OrchestratorLink.
+// managerLink is the part of control.OrchestratorLink that the supervisor uses.
 type managerLink interface {
 	Desired() <-chan control.Desired
 	Publish(control.Observed) error
 	PeerExists() bool
 }
 
-// supervisor is the circle of the package doc. All of it belongs to run's goroutine.
+// supervisor runs the loop of the package doc. All its state belongs to run's goroutine.
 type supervisor struct {
 	o      Options
 	limits limits
@@ -168,7 +170,7 @@ type supervisor struct {
 	clock  *runclock.Clock
 
 	wish       wish
-	heard      time.Time // when the manager was last heard
+	heard      time.Time // when the manager last sent a message
 	mute       bool      // the manager exists and has been silent for control.SilentAfter
 	attachment string    // the manager's attach socket
 	ackSeq     uint64
@@ -176,54 +178,55 @@ type supervisor struct {
 	managerID string
 	processes map[key]*child
 	past      map[key]bool
-	backoffs  map[place]*backoff // of places where something is wanted
+	backoffs  map[place]*backoff // of places that have a desired process
 	reports   chan report
 
 	// On a GPU; see gpu.go.
 	device    *device // nil: the CPU
 	gpu       gpuState
-	releasing map[int]release // dead processes whose memory may not be free yet, by id
+	releasing map[int]release // dead processes whose memory may not be free yet, by process id
 	verdicts  chan verdict
-	// asking: a device failed, and its MPS server has not answered yet how it is.
-	// serverless: there is none. Until dying its end is waited for.
+	// asking: a device failed, and its MPS server has not answered yet. serverless: there
+	// is no server. dying: until then, wait for the server's end.
 	asking, serverless bool
 	dying              time.Time
 	over               chan struct{} // closed when run has ended
 	closing            sync.WaitGroup
-	weights            *weightsHolder // nil: nobody shares any
-	// lastWeights is the weight server of the last orchestrator, until this one takes over.
+	weights            *weightsHolder // nil: no process shares weights
+	// lastWeights is the weight server that the last orchestrator started, until this
+	// orchestrator takes it over.
 	lastWeights *keeper.Process
 
-	// Of models that are being prepared, by the card's file: the processes that wait.
+	// preparing lists the processes that wait for a prepared model, by the card's file.
 	preparing    map[string][]key
 	preparations chan preparation
 }
 
-// child is a process with all that is known of it.
+// child is the supervisor's state of a process.
 type child struct {
 	fact
 	desired  control.DesiredProcess
-	process  process // nil where it was never started
-	governor bool    // its share is libml's to hold
+	process  process // nil if it was never started
+	governor bool    // libml enforces its share
 	yields   bool    // it limits itself to its guarantee
-	pardoned bool    // nothing was wanted in its place any more: how it ends says nothing of who comes there
+	pardoned bool    // its place had no desired process for a time: its end must not delay the next function there
 	notice   control.Notice
 
 	// On a GPU.
-	at           []int   // the groups that it said last that it runs on
+	at           []int   // the groups that it last reported to run on
 	lost         bool    // its device failed under it
-	blameless    bool    // which is the MPS server's doing
-	unfit        []int   // the last groups that it found its model cannot run on
-	outgrown     bool    // it ends for that
-	wokenPercent float64 // its share when it was woken, which MPS keeps
-	mismatch     string  // what is not as it was promised
-	complained   string  // what of that was logged
-	lastWords    string  // why it says that it ends
-	asked        string  // why it was made to end, if it was
-	fault        string  // what it did wrong, if it did
-	reason       string  // once it has ended
+	blameless    bool    // the MPS server is the cause
+	unfit        []int   // the latest groups that proved too few for its model
+	outgrown     bool    // it ends because of that
+	wokenPercent float64 // its share when it was woken; MPS keeps it
+	mismatch     string  // how its multiprocessors differ from what it was promised
+	complained   string  // the mismatch that was last logged
+	lastWords    string  // its own reason for its end
+	asked        string  // why the orchestrator asked it to end; empty if it did not
+	fault        string  // what it did wrong; empty if nothing
+	reason       string  // final reason, once it has ended
 
-	noted json.RawMessage // the note as it was last written
+	noted json.RawMessage // the note that was last written
 }
 
 // report is an event of one process.
@@ -266,12 +269,12 @@ func newSupervisor(o Options, link managerLink) *supervisor {
 	}
 }
 
-// now is the supervisor's time, which stands still while the process is stopped: all
-// that it waits for may have happened meanwhile.
+// now is the supervisor's clock. It stands still while the process is stopped: everything
+// that the supervisor waits for may have happened meanwhile.
 func (s *supervisor) now() time.Time { return s.clock.Time() }
 
-// run goes round until ctx has ended, or the device turns out not to be there, and no
-// process is left.
+// run loops until no process is left after the end of ctx, or after the device turned out
+// to be missing.
 func (s *supervisor) run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -314,8 +317,8 @@ func (s *supervisor) run(ctx context.Context) error {
 	}
 }
 
-// noteYields tells processes whose balance is used up to limit themselves, and others that
-// they need not any more.
+// noteYields tells processes with a used-up balance to limit themselves, and other
+// processes to stop doing so.
 func (s *supervisor) noteYields() {
 	for _, k := range sortedKeys(s.processes) {
 		if c := s.processes[k]; c.woken && !c.state.Ended() && c.yields != s.o.shares.yielding(k) {
@@ -324,7 +327,7 @@ func (s *supervisor) noteYields() {
 	}
 }
 
-// hear takes the manager's word.
+// hear takes a message of the manager.
 func (s *supervisor) hear(d control.Desired) {
 	s.heard = s.now()
 	if s.mute {
@@ -332,7 +335,7 @@ func (s *supervisor) hear(d control.Desired) {
 		s.log.Info().Msg("manager answers again")
 	}
 	if w := s.wish.desired; w != nil && w.ManagerID == d.ManagerID && d.Seq < w.Seq {
-		return // an older word that came late
+		return // an older message that came late
 	}
 	s.wish.desired, s.wish.waiting = &d, false
 	if d.ManagerID == s.managerID {
@@ -340,9 +343,9 @@ func (s *supervisor) hear(d control.Desired) {
 	}
 }
 
-// pardon forgets the early failures of places where nothing is wanted any more, and those
-// to come of what still ends there: who has the place next is another function, whatever
-// its name.
+// pardon forgets the early failures of places that have no desired process. It also excuses
+// the later ends of processes still there. The next process in such a place belongs to
+// another function, even if the name is the same.
 func (s *supervisor) pardon(wanted []control.DesiredProcess) {
 	stays := map[place]bool{}
 	for _, p := range wanted {
@@ -358,8 +361,7 @@ func (s *supervisor) pardon(wanted []control.DesiredProcess) {
 	}
 }
 
-// act carries plans out until there is nothing left to do, and says when there
-// will be.
+// act carries out plans until they are empty, and returns when to plan again.
 func (s *supervisor) act() (next time.Time) {
 	silentAt := s.judgeManager()
 	for {
@@ -389,9 +391,9 @@ func (s *supervisor) act() (next time.Time) {
 	return next
 }
 
-// judgeManager ends the processes of a manager that is gone, and returns when to look
-// again. A manager that exists is stopped or hangs: its processes go on, since the data
-// path may work, and it finds them when it goes on itself.
+// judgeManager ends the processes of a manager that is gone, and returns when to check
+// again. A silent manager that exists is stopped or hangs. Its processes go on: the data
+// path may work, and the manager finds them when it resumes.
 func (s *supervisor) judgeManager() (again time.Time) {
 	silent := s.now().Sub(s.heard)
 	switch {
@@ -481,7 +483,7 @@ func (s *supervisor) do(a action) {
 	}
 }
 
-// kill makes a process end; its end comes as an event.
+// kill sends SIGKILL to a process. Its end comes as an event.
 func (s *supervisor) kill(c *child, fault, why string) {
 	c.killed = s.now()
 	if c.fault == "" {
@@ -532,12 +534,12 @@ func (s *supervisor) spawn(a action) {
 		return
 	}
 	c.process = p
-	// Loading is work, too: from its first instant on a process has its share.
+	// Loading is work as well, so the process has its share from the start.
 	s.limit(a.key, c)
 	s.follow(a.key, p)
 }
 
-// follow has the events of a process reported.
+// follow forwards the events of a process to the loop.
 func (s *supervisor) follow(k key, p process) {
 	go func() {
 		for e := range p.events() {
@@ -546,7 +548,7 @@ func (s *supervisor) follow(k key, p process) {
 	}()
 }
 
-// command is the program of a process, and its arguments.
+// command returns the program of a process, and its arguments.
 func (s *supervisor) command(wanted control.DesiredProcess) ([]string, error) {
 	switch {
 	case len(wanted.Command) > 0:
@@ -559,7 +561,7 @@ func (s *supervisor) command(wanted control.DesiredProcess) ([]string, error) {
 	return s.o.Program(wanted.Framework)
 }
 
-// share writes the desired share and tells a process that is awake.
+// share writes the desired share, and sends it to a process that is awake.
 func (s *supervisor) share(k key, c *child, do control.OrderKind) {
 	c.terms = termsOf(c.desired)
 	s.limit(k, c)
@@ -573,7 +575,7 @@ func (s *supervisor) share(k key, c *child, do control.OrderKind) {
 	}
 }
 
-// orderOf is an order with the process's terms.
+// orderOf returns an order with the process's terms.
 func (s *supervisor) orderOf(k key, c *child, do control.OrderKind) control.Order {
 	o := control.Order{
 		Do: do, SharePercent: c.terms.percent, Governor: c.governor,
@@ -585,15 +587,15 @@ func (s *supervisor) orderOf(k key, c *child, do control.OrderKind) control.Orde
 	return o
 }
 
-// limit holds a process to its terms on the CPUs. libml holds those of a GPU, and those that
-// no control group can.
+// limit holds a process to its terms on the CPUs. libml does so on a GPU, and if no control
+// group can.
 func (s *supervisor) limit(k key, c *child) {
 	if s.onGPU() || c.terms == (terms{}) {
 		return
 	}
 	enforced, err := s.o.shares.apply(k, c.process.pid(), c.terms)
 	if err != nil && !c.governor {
-		// The process may just have ended; then its end tells more.
+		// The process may have just ended. Then its exit has the better reason.
 		s.about(s.log.Warn(), k).Err(err).Msg("no control group for the process; it limits itself")
 	}
 	c.governor = !enforced
@@ -603,17 +605,17 @@ func (s *supervisor) order(k key, c *child, o control.Order) {
 	err := c.process.order(o)
 	switch {
 	case errors.Is(err, control.ErrHungUp):
-		// Its exit comes as an event, and says why.
+		// Its exit comes as an event with the reason.
 		c.hungUp = s.now()
 		s.about(s.log.Debug(), k).Err(err).Str("order", string(o.Do)).Msg("order not delivered: process closed its link")
 	case err != nil:
-		// A process that hangs would ignore the next order, too.
+		// A process that hangs would ignore the next order as well.
 		s.about(s.log.Warn(), k).Err(err).Str("order", string(o.Do)).Msg("process does not take its order")
 		s.kill(c, "it does not take orders: "+err.Error(), "")
 	}
 }
 
-// note takes what a process did.
+// note takes an event of a process.
 func (s *supervisor) note(r report) {
 	c := s.processes[r.key]
 	switch e := r.event; {
@@ -632,8 +634,8 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	c.shook = true
 	c.woken = c.woken || n.Woken
 	if n.State.Ended() {
-		// It says that it is about to end. Its end is believed when it is seen, and
-		// it gets no more time for it than a drained one.
+		// The process reports that it is about to end. The loop waits for the exit itself,
+		// for no longer than after a drain.
 		c.lastWords = line(n.Reason)
 		if n.State == control.Failed && c.fault == "" {
 			c.fault = cmp.Or(c.lastWords, "it says that it failed")
@@ -678,9 +680,9 @@ func (s *supervisor) noteNotice(k key, c *child, n control.Notice) {
 	}
 }
 
-// noteExit judges how a process ended: as it was told to, or failed. A crash on
-// the way out is a failure, though it was asked to end: the manager asks as soon
-// as it sees the crash, which may be before this does.
+// noteExit judges whether a process ended as ordered, or failed. A crash during a
+// drain is a failure. The manager orders a drain as soon as it sees a crash, which may be
+// before the orchestrator sees it.
 func (s *supervisor) noteExit(k key, c *child, e exit) {
 	if !s.onGPU() {
 		if err := s.o.shares.remove(k); err != nil {
@@ -690,7 +692,7 @@ func (s *supervisor) noteExit(k key, c *child, e exit) {
 	state := control.Failed
 	switch {
 	case e.signal != 0 && !e.ours:
-		// It did not end for what the orchestrator asked of it, or held against it.
+		// Neither an order nor a deadline of the orchestrator is the reason.
 		c.reason = because(c.lastWords, e.String())
 	case c.fault != "" && e.signal == syscall.SIGKILL:
 		c.reason = because(c.fault, e.after("killed by the orchestrator"))
@@ -703,7 +705,7 @@ func (s *supervisor) noteExit(k key, c *child, e exit) {
 		state = control.Stopped
 		c.reason = because(c.asked, e.String())
 	case e.clean() && c.state == control.Draining:
-		// The epoch moved on: the manager's order is on its way.
+		// The epoch has moved on, and the manager's order is on its way.
 		state = control.Stopped
 		c.reason = "another took the ring"
 	case e.clean():
@@ -728,7 +730,7 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 	if s.onGPU() {
 		s.release(c)
 	}
-	// What all lose together is nobody's early failure.
+	// A loss of the whole device does not count toward backoff.
 	if c.failed.IsZero() && !c.pardoned && !(c.outgrown && b.outgrew(len(c.unfit), c.reason)) {
 		b.ended(now, lived, state == control.Failed, c.reason)
 	}
@@ -742,8 +744,8 @@ func (s *supervisor) ended(k key, c *child, state control.State) {
 	s.about(e, k).Str("state", string(state)).Str("reason", c.reason).Dur("lived_ms", lived).Msg("process ended")
 }
 
-// pastMost is how many ended generations of a place are remembered. A manager
-// never goes back; this is for one that repeats itself.
+// pastMost is how many ended generations of a place are remembered. A manager never reuses
+// an old generation; this covers one that repeats an old message.
 const pastMost = 1024
 
 func (s *supervisor) remember(k key) {
@@ -762,8 +764,8 @@ func (s *supervisor) living() (n int) {
 	return n
 }
 
-// publish tells the manager what is. Processes that wait for their backoff are
-// listed as starting, without a process id.
+// publish sends the observed state to the manager. It lists processes that wait for their
+// backoff as starting, without a process id.
 func (s *supervisor) publish() {
 	o := control.Observed{
 		OrchestratorID: s.id, ManagerID: s.managerID, AckSeq: s.ackSeq,
@@ -820,8 +822,8 @@ func (s *supervisor) publish() {
 	}
 }
 
-// triedAgain says why the process before one that comes up failed, where nobody serves in
-// its place; else it is empty.
+// triedAgain returns why the previous process failed, for a process that is starting in a
+// place without a serving process. Otherwise it returns an empty string.
 func (s *supervisor) triedAgain(k key, c *child) string {
 	b := s.backoffs[k.place()]
 	if b == nil || b.last == "" || c.state != control.Starting && c.state != control.Linking {
@@ -839,10 +841,11 @@ func (s *supervisor) about(e *zerolog.Event, k key) *zerolog.Event {
 	return e.Str("if", k.name).Int("instance", k.instance).Uint32("generation", k.generation)
 }
 
-// maxReason bounds what a process can make the orchestrator repeat ten times a second.
+// maxReason bounds the text from a process that the orchestrator repeats ten times per
+// second.
 const maxReason = 1000
 
-// line makes text one line of bounded length.
+// line turns text into one line of bounded length.
 func line(text string) string {
 	text = strings.Join(strings.Fields(text), " ")
 	if len(text) > maxReason {
@@ -851,7 +854,7 @@ func line(text string) string {
 	return text
 }
 
-// because joins what happened and what it came from, unless the latter says both.
+// because joins an event and its cause, unless the cause already contains the event.
 func because(what, why string) string {
 	if what == "" || strings.Contains(why, what) {
 		return line(why)

@@ -19,8 +19,8 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 )
 
-// node is a supervisor among fakes, in a bubble of its own time, with a manager
-// that repeats itself.
+// node is a supervisor with fakes and a manager that repeats its messages, in a synctest
+// bubble.
 type node struct {
 	t       *testing.T
 	link    *fakeLink
@@ -31,16 +31,16 @@ type node struct {
 
 	stop    context.CancelFunc // as SIGTERM does
 	stopped chan struct{}
-	err     error // how it ended; valid once stopped is closed
+	err     error // how run ended; valid once stopped is closed
 	desired control.Desired
-	silence chan struct{} // closed: the manager says nothing more
+	silence chan struct{} // closed: the manager sends nothing more
 	missed  atomic.Int64  // time that passed while the process was stopped
 	words   chan control.Desired
 }
 
-// among runs f with a node and checks afterwards that nothing is left.
+// among runs f with a node, and then checks that nothing is left.
 func among(t *testing.T, lives func(spec) life, f func(*node)) {
-	outer := t // the one that f reports to
+	outer := t // the test that f reports to
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		n := &node{
@@ -71,7 +71,7 @@ func among(t *testing.T, lives func(spec) life, f func(*node)) {
 			n.err = s.run(ctx)
 		}()
 		go n.repeat()
-		defer func() { // after a Fatal, too
+		defer func() { // runs after a Fatal as well
 			cancel()
 			<-n.stopped
 			n.silent()
@@ -92,7 +92,8 @@ func among(t *testing.T, lives func(spec) life, f func(*node)) {
 	})
 }
 
-// repeat is the manager's side: it says the latest again and again, and loses a third.
+// repeat is the manager's side. It sends the latest state again and again, and loses a
+// third of the messages.
 func (n *node) repeat() {
 	var latest *control.Desired
 	tick := time.NewTicker(control.RepeatEvery)
@@ -116,7 +117,8 @@ func (n *node) repeat() {
 	}
 }
 
-// want makes these the desired processes, and waits until that is acknowledged.
+// want sets the desired processes, and waits until the orchestrator has acknowledged
+// them.
 func (n *node) want(processes ...control.DesiredProcess) {
 	n.t.Helper()
 	n.desired.Seq++
@@ -127,7 +129,7 @@ func (n *node) want(processes ...control.DesiredProcess) {
 	})
 }
 
-// replaceManager is another manager's start.
+// replaceManager starts another manager.
 func (n *node) replaceManager(id string) {
 	n.desired.ManagerID, n.desired.Seq = id, 0
 }
@@ -140,7 +142,7 @@ func (n *node) silent() {
 	}
 }
 
-// until waits, in the bubble's time, for what the orchestrator publishes.
+// until waits, in the bubble's time, for a state that the orchestrator publishes.
 func (n *node) until(what string, is func(control.Observed) bool) {
 	n.t.Helper()
 	for range 6000 { // a minute
@@ -309,7 +311,7 @@ func TestHowALifeEnds(t *testing.T) {
 	}
 }
 
-// The link of a killed process is closed before its exit can be waited for.
+// A killed process's link closes before its exit can be waited for.
 func TestExitBeatsClosedLink(t *testing.T) {
 	killed := exit{code: -1, signal: syscall.SIGKILL}
 	among(t, func(spec) life { return life{hungUp: true, dies: time.Second, how: killed} }, func(n *node) {
@@ -347,7 +349,7 @@ func TestEarlyFailuresDelayTheNextGeneration(t *testing.T) {
 		for i := range want {
 			want[i] *= time.Millisecond
 		}
-		// Asking and observing take some hundredths of a second themselves.
+		// Ordering and observing themselves take some hundredths of a second.
 		for i := range waits {
 			if d := want[i] - waits[i]; d < 0 || d > 200*time.Millisecond {
 				t.Errorf("the waits are %v, want about %v", waits, want)
@@ -357,10 +359,10 @@ func TestEarlyFailuresDelayTheNextGeneration(t *testing.T) {
 	})
 }
 
-// Whoever looks between two failures is told of the last one; where somebody serves it is
-// nothing to worry about.
+// Between two failures, the state shows the reason of the last one. It does not if
+// another process serves in that place.
 func TestWhatComesUpAgainSaysWhyTheLastOneFailed(t *testing.T) {
-	const slow = time.Minute / 2 // to fail that late is no early failure
+	const slow = time.Minute / 2 // a failure that late is no early failure
 	lives := func(sp spec) life {
 		switch sp.key.generation {
 		case 1:
@@ -409,8 +411,8 @@ func TestWhatComesUpAgainSaysWhyTheLastOneFailed(t *testing.T) {
 	})
 }
 
-// What is taken off and added again under the same name is another function, perhaps with
-// another model.
+// A function that is removed and added again under the same name is another function,
+// perhaps with another model.
 func TestWhatIsAddedAgainDoesNotWait(t *testing.T) {
 	for name, late := range map[string]bool{"all have ended": false, "the last ends later, and fails": true} {
 		t.Run(name, func(t *testing.T) {
@@ -489,7 +491,7 @@ func TestACrashThatTheManagerSawFirstIsStillAFailure(t *testing.T) {
 		n.want(one(1, control.Serve, 30))
 		n.untilState(1, control.Active)
 		time.Sleep(time.Until(n.spawner.generation(1).born.Add(time.Second - time.Nanosecond)))
-		n.want(one(2, control.Shadow, 30)) // the attach link told it; no word of 1 any more
+		n.want(one(2, control.Shadow, 30)) // the attach link informed the manager; process 1 is no longer desired
 		n.untilState(2, control.Loaded)
 		time.Sleep(time.Second)
 		if !strings.Contains(n.log.String(), `"backoff_ms":100`) {
@@ -521,7 +523,7 @@ func TestANewManagerEndsTheOldOnesProcessesFirst(t *testing.T) {
 		n.untilState(1, control.Active)
 		old := slices.Clone(n.spawner.started)
 		n.replaceManager("n")
-		n.want(one(1, control.Shadow, 30)) // the same generation, of another
+		n.want(one(1, control.Shadow, 30)) // the same generation number, for another manager
 		n.untilState(1, control.Loaded)
 		if len(n.spawner.started) != 3 {
 			t.Fatalf("%d processes were started", len(n.spawner.started))
@@ -539,7 +541,7 @@ func TestANewManagerEndsTheOldOnesProcessesFirst(t *testing.T) {
 	})
 }
 
-// TestManagerStopped: a manager that says nothing and exists keeps its processes.
+// TestManagerStopped: a manager that is silent but exists keeps its processes.
 func TestManagerStopped(t *testing.T) {
 	among(t, nil, func(n *node) {
 		n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
@@ -562,8 +564,8 @@ func TestManagerStopped(t *testing.T) {
 	})
 }
 
-// TestSupervisorStopped stops the supervisor for an hour at a time, while it waits for
-// the manager, for a start, for a drain and after SIGTERM.
+// TestSupervisorStopped stops the supervisor for an hour in each phase: while it waits
+// for the manager, for a start, for a drain and after SIGTERM.
 func TestSupervisorStopped(t *testing.T) {
 	for _, row := range []struct {
 		name string
@@ -605,7 +607,7 @@ func TestASilentManagersProcessesEnd(t *testing.T) {
 		n.want(one(1, control.Serve, 30), one(2, control.Shadow, 30))
 		n.untilState(1, control.Active)
 		n.untilState(2, control.Loaded)
-		time.Sleep(control.SilentAfter) // it is not silent: they stay
+		time.Sleep(control.SilentAfter) // the manager is not silent: they stay
 		if len(n.spawner.living()) != 2 {
 			t.Fatal("they ended too soon")
 		}
@@ -687,15 +689,16 @@ func TestAnOlderWordOfTheManagerChangesNothing(t *testing.T) {
 	})
 }
 
-// TestNothingIsLeftWhateverHappens throws random wishes at random lives; among
-// checks that no process and no share is left.
+// TestNothingIsLeftWhateverHappens applies random desired states to processes with random
+// lives. among checks that no process and no share is left.
 func TestNothingIsLeftWhateverHappens(t *testing.T) {
 	for range 50 {
 		seed := rand.Uint64()
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, 0))
 			lives := func(sp spec) life {
-				// Its own dice: the order in which things happen must not change them.
+				// A separate random source per process: the order of events must not
+				// change its life.
 				r := rand.New(rand.NewPCG(seed, uint64(sp.key.generation)))
 				ms := func(n int) time.Duration { return time.Duration(r.IntN(n)) * time.Millisecond }
 				maybe := func() bool { return r.IntN(6) == 0 }

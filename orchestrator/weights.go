@@ -19,22 +19,22 @@ import (
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// The weight server is a process of this binary, `penstock weights`, beside those of the
-// inference functions. It is started when the first process that shares is, and again,
-// after a pause, when it has ended. No process waits for it: one that finds no server loads
-// its own weights, and what is mapped stays mapped without one.
+// The weight server is a separate process of this binary, `penstock weights`. It is started
+// with the first process that shares weights, and again, after a pause, when it has ended.
+// No process waits for it: a process that finds no server loads its own weights. Mapped
+// weights stay mapped without a server.
 
-// weightsSocketName is the server's, in a folder of the runtime folder that belongs to the
-// server's user.
+// weightsSocketName is the server's socket, in a folder of the runtime folder that belongs
+// to the server's user.
 const weightsSocketName = "weights/weights.sock"
 
-// weightsID is the server's name with the keeper.
+// weightsID is the keeper's name for the server.
 const weightsID = "weights"
 
-// holderGrace is how long a server has to end: it kills its loaders.
+// holderGrace is how long a server has to end. It has to kill its loaders.
 const holderGrace = 2 * time.Second
 
-// weightsHolder looks after the weight server.
+// weightsHolder starts and watches the weight server.
 type weightsHolder struct {
 	socket string
 	uuid   string
@@ -53,7 +53,7 @@ type savedWeights struct {
 	Held    *control.WeightsHeld `json:"held,omitempty"`
 }
 
-// shareWeights starts the server, unless it is there, and returns its socket.
+// shareWeights starts the server, unless it runs, and returns its socket.
 func (s *supervisor) shareWeights() string {
 	if s.weights == nil {
 		s.weights = startHolder(s.o.Keeper, s.lastWeights, s.o.Self, s.o.Dir, s.gpu.uuid, s.o.Sandbox, s.log)
@@ -62,12 +62,13 @@ func (s *supervisor) shareWeights() string {
 	return s.weights.socket
 }
 
-// startHolder looks after a weight server for the GPU. last is the one that another
-// orchestrator started, nil if there is none.
+// startHolder starts and watches a weight server for the GPU. last is the server that
+// another orchestrator started, nil if there is none.
 func startHolder(k keeper.Keeper, last *keeper.Process, self, dir, uuid string, confined *Sandbox, log zerolog.Logger) *weightsHolder {
 	ctx, cancel := context.WithCancel(context.Background())
 	h := &weightsHolder{socket: filepath.Join(dir, weightsSocketName), uuid: uuid, keeper: k, cancel: cancel, done: make(chan struct{})}
-	// No client of MPS, whatever MPS there is: a fault of others' must not reach it.
+	// The server is no client of MPS, even if MPS runs: other processes' faults must not
+	// end it.
 	environment := append(inherited(uuid), "CUDA_VISIBLE_DEVICES="+uuid, "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(dir, "no-mps"))
 	go func() {
 		defer close(h.done)
@@ -106,7 +107,7 @@ func (h *weightsHolder) start(self string, environment []string, confined *Sandb
 	cmd := exec.Command(self, "weights", "--socket", h.socket)
 	cmd.Env = slices.Clip(environment)
 	if confined != nil {
-		// It writes to its folder only. Its loaders are this binary as well.
+		// The server writes only to its folder. Its loaders run this binary as well.
 		spec := sandbox.Base(true)
 		spec.User, spec.Dir, spec.Parent = confined.User, folder, h.keeper.PID()
 		spec.Reach, spec.Write = []string{filepath.Dir(folder)}, append(spec.Write, folder)
@@ -119,8 +120,8 @@ func (h *weightsHolder) start(self string, environment []string, confined *Sandb
 	})
 }
 
-// resume goes on with the server of another orchestrator. One of another version, or for
-// another GPU, is ended; nil is returned then.
+// resume takes over the server of another orchestrator. If that has another version or GPU,
+// resume ends it and returns nil.
 func (h *weightsHolder) resume(last *keeper.Process, log zerolog.Logger) *keeper.Process {
 	if last == nil {
 		return nil
@@ -148,9 +149,9 @@ func endHolder(k keeper.Keeper, p *keeper.Process) {
 	k.Forget(p.ID)
 }
 
-// run is one life of the server. It returns how that ended.
+// run watches one server until it ends. It returns how the server ended.
 func (h *weightsHolder) run(ctx context.Context, p *keeper.Process, log zerolog.Logger) error {
-	p.Link.Close() // it speaks over its output only
+	p.Link.Close() // the server uses only its output
 	var readers sync.WaitGroup
 	readers.Go(func() { readLines(p.Stderr, func(l string) { relay(log, "stderr", l) }) })
 	readers.Go(func() {
@@ -175,7 +176,8 @@ func (h *weightsHolder) run(ctx context.Context, p *keeper.Process, log zerolog.
 		late.Stop()
 	}
 
-	// Its loaders have its stderr, and one that hangs in the driver cannot be killed.
+	// The server's loaders have its stderr, and a loader that hangs in the driver cannot be
+	// killed.
 	deadline := time.Now().Add(afterlife)
 	p.Stdout.SetReadDeadline(deadline)
 	p.Stderr.SetReadDeadline(deadline)
@@ -186,7 +188,7 @@ func (h *weightsHolder) run(ctx context.Context, p *keeper.Process, log zerolog.
 	return fmt.Errorf("%s", exit{code: end.Code, signal: end.Signal, ours: end.Ours})
 }
 
-// note is what another orchestrator needs to go on with the server.
+// note is what another orchestrator needs to resume the server.
 func (h *weightsHolder) note(held *control.WeightsHeld) json.RawMessage {
 	b, _ := json.Marshal(savedWeights{Version: control.Version, UUID: h.uuid, Held: held}) // plain data
 	return b
@@ -198,7 +200,7 @@ func (h *weightsHolder) set(now *control.WeightsHeld) {
 	h.mu.Unlock()
 }
 
-// state is what is held; nil while there is no server.
+// state returns what the server holds; nil while there is no server.
 func (h *weightsHolder) state() *control.WeightsHeld {
 	if h == nil {
 		return nil
@@ -208,7 +210,7 @@ func (h *weightsHolder) state() *control.WeightsHeld {
 	return h.held
 }
 
-// close ends the server. The processes have ended.
+// close ends the server. The processes must have ended.
 func (h *weightsHolder) close() {
 	if h == nil {
 		return

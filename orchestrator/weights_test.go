@@ -18,8 +18,8 @@ import (
 	"github.com/penstock/penstock/orchestrator/keeper"
 )
 
-// holderMain is a holder of weights that holds nothing. It says its process id in the
-// place of the bytes.
+// holderMain is a weight server that holds nothing. It reports its process id in place of
+// the bytes.
 func holderMain(arguments []string) int {
 	socket := arguments[len(arguments)-1]
 	if os.Getenv("CUDA_MPS_PIPE_DIRECTORY") != filepath.Join(filepath.Dir(filepath.Dir(socket)), "no-mps") || !strings.HasPrefix(os.Getenv("CUDA_VISIBLE_DEVICES"), "GPU-") {
@@ -35,7 +35,7 @@ func holderMain(arguments []string) int {
 	if _, err := os.Stat(socket + ".orphan"); err == nil {
 		orphan := exec.Command("/bin/sleep", "1000")
 		orphan.Stderr = os.Stderr
-		orphan.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // not ended with the group
+		orphan.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // in a session of its own: not ended with the group
 		if err := orphan.Start(); err != nil {
 			return 1
 		}
@@ -51,7 +51,7 @@ func aKeeper(t *testing.T) keeper.Keeper {
 	return k
 }
 
-// until waits for a state of the holder.
+// until waits for a state of the weight server.
 func (h *weightsHolder) until(t *testing.T, what string, is func(*control.WeightsHeld) bool) control.WeightsHeld {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
@@ -100,8 +100,8 @@ func TestAHolderOfWeightsIsStartedAgainWhenItDies(t *testing.T) {
 	}
 }
 
-// A loader that hangs in the driver outlives what kills it and its holder, and has the
-// holder's stderr open.
+// A loader that hangs in the driver outlives the signal and its server, and keeps the
+// server's stderr open.
 func TestAHolderIsStartedAgainWhoseLoaderHangs(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Mkdir(filepath.Join(dir, filepath.Dir(weightsSocketName)), 0o700); err != nil {
@@ -126,7 +126,8 @@ func TestAHolderIsStartedAgainWhoseLoaderHangs(t *testing.T) {
 	h.close()
 }
 
-// A holder that cannot be started is nobody's business: it is tried again, later and later.
+// A weight server that cannot be started affects no process. It is tried again, at growing
+// intervals.
 func TestAHolderThatCannotBeStartedIsTriedAgain(t *testing.T) {
 	var log buffer
 	h := startHolder(aKeeper(t), nil, "/nowhere/penstock", t.TempDir(), "GPU-1", nil, zerolog.New(&log))
