@@ -1,6 +1,6 @@
-// Package adaptive is a mutual exclusion lock for threads that are waited for within
-// microseconds: who finds it taken looks for a while before it sleeps, and is woken by the
-// kernel.
+// Package adaptive provides a mutual exclusion lock for threads that other threads wait for
+// within microseconds. A goroutine that finds it taken polls for a while before it sleeps,
+// and the kernel wakes it.
 package adaptive
 
 import (
@@ -14,20 +14,21 @@ import (
 	"github.com/penstock/penstock/shm/internal/futex"
 )
 
-// Mutex is a lock that is held for microseconds, and never over what waits. The zero value
-// is free. It must not be copied once it has been used. Any goroutine may use it; one that is not
-// locked to its thread keeps its place to run (GOMAXPROCS) for up to 10 ms while it sleeps.
+// Mutex is a lock that is held for microseconds, and never across an operation that waits.
+// The zero value is unlocked. It must not be copied after first use. Any goroutine may use
+// it. A goroutine that is not locked to its thread keeps its P (GOMAXPROCS) for up to 10 ms
+// while it sleeps.
 //
-// A sync.Mutex puts a goroutine to sleep after a microsecond. If that goroutine is locked
-// to its thread, another thread of Go's scheduler has to find it before the first can be
-// woken: two wakes, by a thread that has an ordinary priority and has to wait for a CPU
-// itself. And once someone has waited for a millisecond a sync.Mutex is handed from one
-// waiter to the next in turn, so that everybody sleeps. Under an overrun that was the
-// state in which a manager stayed (docs/adr/0015-the-data-path-waits-for-nobody.md).
+// A sync.Mutex puts a goroutine to sleep after a microsecond. If that goroutine is locked to
+// its thread, another thread of Go's scheduler has to find it before the first can be woken.
+// Those are two wakes, by a thread of ordinary priority that has to wait for a CPU itself.
+// Once a goroutine has waited for a millisecond, a sync.Mutex passes from one waiter to the
+// next in turn, so that all of them sleep. Under an overrun, a manager stayed in that state
+// (docs/adr/0015-the-data-path-waits-for-nobody.md).
 //
-// It is the third mutex of U. Drepper, Futexes Are Tricky (2011), with a look before the
-// sleep. Who comes may overtake who sleeps: nobody may take it again and again without
-// doing something else between.
+// It is the third mutex of U. Drepper, Futexes Are Tricky (2011), with polling before the
+// sleep. A new caller may overtake a sleeping one. No caller may take the lock again and
+// again without doing something else in between.
 type Mutex struct {
 	state atomic.Uint32
 }
@@ -35,22 +36,22 @@ type Mutex struct {
 const (
 	free = iota
 	taken
-	awaited // taken, and somebody may sleep
+	awaited // taken, and a goroutine may sleep
 )
 
-// look is how long a taken lock is looked at: about what sleeping and being woken cost.
-// Holders need less unless the kernel takes their CPU away.
+// look is how long Lock polls a taken lock: about what sleeping and being woken cost. Holders
+// need less time unless the kernel takes their CPU away.
 const look = 50 * time.Microsecond
 
-// alone reports whether this process has one CPU: then whoever has a lock cannot free it
-// while another looks. It is what was found when a lock was first found taken; a process
-// that is pinned is so before its data path runs.
+// alone reports whether this process has one CPU: the holder of a lock cannot free it while
+// another thread polls. It is read when a lock is first found taken. A process that is pinned
+// is pinned before its data path runs.
 var alone = sync.OnceValue(func() bool {
 	cpus, err := cpuset.OfThread(os.Getpid())
 	return err == nil && len(cpus) == 1
 })
 
-// Lock takes the lock, and waits for it as long as it takes.
+// Lock takes the lock. It waits for as long as necessary.
 func (m *Mutex) Lock() {
 	if !m.state.CompareAndSwap(free, taken) && (alone() || !m.look()) {
 		for m.state.Swap(awaited) != free {
@@ -59,8 +60,8 @@ func (m *Mutex) Lock() {
 	}
 }
 
-// look reports whether the lock was taken while looking. To read the clock keeps a CPU from
-// its sibling's way, and from the line in which the lock lies, for 30 ns.
+// look reports whether it took the lock while polling. Reading the clock keeps this CPU off
+// its sibling's resources, and off the cache line of the lock, for 30 ns.
 func (m *Mutex) look() bool {
 	for until := shm.Now() + int64(look); ; {
 		if m.state.Load() == free && m.state.CompareAndSwap(free, taken) {
@@ -72,7 +73,7 @@ func (m *Mutex) look() bool {
 	}
 }
 
-// Unlock frees the lock. It panics if nobody has it.
+// Unlock frees the lock. It panics if the lock is free.
 func (m *Mutex) Unlock() {
 	switch m.state.Swap(free) {
 	case free:

@@ -14,13 +14,13 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// Whoever has the lock has it alone, whether the others look or sleep.
+// At most one goroutine has the lock, whether the others poll or sleep.
 func TestOneHasTheLock(t *testing.T) {
 	for _, held := range []time.Duration{0, 2 * look} {
 		t.Run(fmt.Sprintf("held for %v", held), func(t *testing.T) {
 			var m Mutex
 			var threads sync.WaitGroup
-			inside, counted := 0, 0 // guarded by m: the race detector looks at them, too
+			inside, counted := 0, 0 // guarded by m: the race detector checks them, too
 			const each, takers = 50, 6
 			for range takers {
 				threads.Go(func() {
@@ -47,8 +47,8 @@ func TestOneHasTheLock(t *testing.T) {
 	}
 }
 
-// Who sleeps is woken when the lock is freed, each in turn: nobody is forgotten when
-// others have come and gone meanwhile.
+// Each sleeper is woken in turn when the lock is freed: none is forgotten when others have
+// come and gone meanwhile.
 func TestSleepersAreWoken(t *testing.T) {
 	var m Mutex
 	for range 50 {
@@ -82,7 +82,8 @@ func TestSleepersAreWoken(t *testing.T) {
 	}
 }
 
-// Where there is one CPU, who finds the lock taken sleeps at once: who has it needs the CPU.
+// With one CPU, a goroutine that finds the lock taken sleeps at once: the holder needs the
+// CPU.
 func TestWhoIsAloneDoesNotLook(t *testing.T) {
 	before := alone
 	defer func() { alone = before }()
@@ -105,7 +106,7 @@ func TestWhoIsAloneDoesNotLook(t *testing.T) {
 		m.Unlock()
 		return <-took
 	}
-	for range 20 { // what the machine does beside may count as the thread's
+	for range 20 { // other work of the machine may count as the thread's
 		if with, without := waiter(false), waiter(true); with > look/2 && without < look/2 {
 			return
 		}
@@ -131,11 +132,11 @@ func TestUnlockOfAFreeMutexPanics(t *testing.T) {
 	m.Unlock()
 }
 
-// BenchmarkContended is the manager's data path in small, against a sync.Mutex: a reply
-// thread wants a lock that receive threads hold for 15 µs of every 150, of which they are
-// in system calls for the rest; all are threads of their own with the data path's
-// priority, and beside them runs what has an ordinary one. It says how long the reply
-// thread waited for the lock.
+// BenchmarkContended compares Mutex with a sync.Mutex in a small copy of the manager's data
+// path. A reply thread wants a lock that receive threads hold for 15 µs of every 150 µs. The
+// rest of the time they are in system calls. All are threads of their own with the data
+// path's priority; other work runs with an ordinary one. The benchmark reports how long the
+// reply thread waited for the lock.
 func BenchmarkContended(b *testing.B) {
 	const (
 		receivers = 2
@@ -161,7 +162,7 @@ func BenchmarkContended(b *testing.B) {
 					}
 				})
 			}
-			threads.Go(func() { // the control loop, the collector
+			threads.Go(func() { // like the control loop and the collector
 				for !stop.Load() {
 					run(time.Millisecond)
 					runtime.Gosched()
@@ -192,8 +193,8 @@ func BenchmarkContended(b *testing.B) {
 	}
 }
 
-// lockThread is what the manager does for a thread of the data path; without the privilege
-// both kinds go without.
+// lockThread does what the manager does for a thread of the data path. Without the privilege,
+// both kinds of lock run at ordinary priority.
 func lockThread(nice int) {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), nice)
@@ -204,7 +205,7 @@ func run(d time.Duration) {
 	}
 }
 
-// sleepInKernel is a system call that takes a while, which Go's scheduler knows of.
+// sleepInKernel is a system call that takes a while, and that Go's scheduler knows of.
 func sleepInKernel(d time.Duration) {
 	ts := unix.NsecToTimespec(int64(d))
 	_ = unix.Nanosleep(&ts, nil)
