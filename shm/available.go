@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkMemory refuses what the machine, or this process's memory cgroups, cannot
-// give now. The kernel would promise it, and kill a process when it cannot keep
-// the promise: an unnamed file has no limit of its own.
+// checkMemory refuses a size that the machine, or this process's memory
+// cgroups, cannot give now. An unnamed file has no limit of its own: the kernel
+// would accept any size, and later kill a process for lack of memory.
 func checkMemory(root string, size int) error {
 	free, holder := availableMemory(root)
 	if int64(size) > free {
@@ -24,8 +24,9 @@ func checkMemory(root string, size int) error {
 	return nil
 }
 
-// availableMemory is what can be taken before something must be killed, and whose
-// limit that is. What cannot be read sets no limit. Root is "/" but in tests.
+// availableMemory returns how many bytes can be taken before the kernel must
+// kill a process, and what sets that limit. A limit that cannot be read does
+// not count. Root is "/" except in tests.
 func availableMemory(root string) (free int64, holder string) {
 	free, holder = math.MaxInt64, "the machine"
 	if kib, ok := readField(path.Join(root, "proc/meminfo"), "MemAvailable:"); ok {
@@ -45,8 +46,8 @@ type memoryGroup struct {
 	limit, usage, reclaimed string
 }
 
-// memoryGroups is this process's cgroup that accounts memory and all above it, of
-// either version (cgroups(7)).
+// memoryGroups are this process's cgroup that accounts memory, and all its
+// ancestors, of either version (cgroups(7)).
 func memoryGroups(root string) (groups []memoryGroup) {
 	text, err := os.ReadFile(path.Join(root, "proc/self/cgroup"))
 	if err != nil {
@@ -75,8 +76,8 @@ func memoryGroups(root string) (groups []memoryGroup) {
 	return groups
 }
 
-// free is what the group's limit leaves, counting file pages that nobody has
-// touched for long as free; false where there is no limit.
+// free is what the group's limit leaves, in bytes. It counts inactive file
+// pages as free. It returns false if there is no limit.
 func (g memoryGroup) free(root string) (int64, bool) {
 	limit, ok := readNumber(path.Join(root, g.dir, g.limit))
 	if !ok {
@@ -90,7 +91,7 @@ func (g memoryGroup) free(root string) (int64, bool) {
 	return max(0, limit-usage+reclaimed), true
 }
 
-// readNumber reads a file with one number; "max" is none.
+// readNumber reads a file with one number. For "max" it returns false.
 func readNumber(name string) (int64, bool) {
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -100,7 +101,7 @@ func readNumber(name string) (int64, bool) {
 	return n, err == nil
 }
 
-// readField reads the number after a word at the beginning of a line.
+// readField reads the number after word, which begins a line.
 func readField(name, word string) (int64, bool) {
 	file, err := os.Open(name)
 	if err != nil {

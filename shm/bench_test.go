@@ -2,7 +2,7 @@ package shm
 
 import "testing"
 
-// BenchmarkChannel is one request there and its answer back.
+// BenchmarkChannel sends one request and receives its answer.
 func BenchmarkChannel(b *testing.B) {
 	for name, call := range map[string]func(*testing.B, *pair, *Consumer){"alone": alone, "across": across} {
 		b.Run(name, func(b *testing.B) {
@@ -18,7 +18,7 @@ func BenchmarkChannel(b *testing.B) {
 	}
 }
 
-// alone finds something at the first look, on both sides.
+// alone finds work at the first poll, on both sides.
 func alone(b *testing.B, p *pair, c *Consumer) {
 	slots := make([]uint32, 1)
 	for b.Loop() {
@@ -54,7 +54,7 @@ func across(b *testing.B, p *pair, c *Consumer) {
 	<-ended
 }
 
-// answer answers what can be taken, in slots' memory.
+// answer answers all available requests; slots is its buffer.
 func answer(c *Consumer, slots []uint32) {
 	n := c.Take(slots)
 	c.Start(slots[:n])
@@ -64,7 +64,7 @@ func answer(c *Consumer, slots []uint32) {
 	c.Flush()
 }
 
-// BenchmarkAcquire is a hand-over to a generation and back.
+// BenchmarkAcquire hands the ring to a generation and back.
 func BenchmarkAcquire(b *testing.B) {
 	p := makePair(b, testGeometry)
 	defer p.close()

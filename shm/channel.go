@@ -10,15 +10,16 @@ import (
 	"github.com/penstock/penstock/shm/internal/futex"
 )
 
-// ErrNotOut is returned by Withdraw for a slot that is not out: never published,
-// already answered, or withdrawn before.
+// ErrNotOut is returned by Withdraw for a slot that was never published, is
+// already answered, or was withdrawn before.
 var ErrNotOut = errors.New("slot is not out")
 
-// Channel is the manager's end of the way to one instance of an IF.
+// Channel is the manager's end of the connection to one instance of an IF.
 //
-// Publish is called by one goroutine at a time (the caller holds a lock),
-// Receive by one goroutine, locked to its thread; everything else by any. After
-// Close all of them do nothing, but slices got before must no longer be touched.
+// One goroutine at a time calls Publish (the caller holds a lock). One
+// goroutine, locked to its thread, calls Receive. Any goroutine may call the
+// other methods. After Close all methods do nothing, but slices returned
+// earlier must no longer be used.
 //
 // Lock order: receiving before mu.
 type Channel struct {
@@ -28,29 +29,29 @@ type Channel struct {
 	ring    ringWords
 	back    replyWords
 
-	// mu is held for reading by whoever touches the mappings, and for writing by
+	// mu is held for reading while the mappings are used, and for writing by
 	// Close.
 	mu     sync.RWMutex
 	closed atomic.Bool
 
-	// replyHead counts replies received, modulo 2^32. Receive's own.
+	// replyHead counts replies received, modulo 2^32. Only Receive uses it.
 	replyHead uint32
-	// harvest is where the next look at the stages begins, or harvested where
-	// none is due. Receive's own.
+	// harvest is the slot at which the next scan of the stages begins, or
+	// harvested if no scan is due. Only Receive uses it.
 	harvest  uint32
 	woken    atomic.Bool
 	rejected atomic.Uint64
 
-	// epochMu guards granted, the generations that were given the epoch and not
+	// epochMu guards granted: the generations that had the epoch and were not
 	// disowned since.
 	epochMu sync.Mutex
 	granted map[uint32]struct{}
 }
 
-// harvested says that no look at the stages is due.
+// harvested means that no scan of the stages is due.
 const harvested = ^uint32(0)
 
-// NewChannel makes the two files of a channel. Name is seen in /proc/PID/maps.
+// NewChannel makes the two files of a channel. /proc/PID/maps shows the name.
 func NewChannel(name string, g Geometry) (*Channel, error) {
 	ringMem, err := newFile(name+"-ring", magicRing, g, g.ringBytes())
 	if err != nil {
@@ -74,15 +75,16 @@ func NewChannel(name string, g Geometry) (*Channel, error) {
 // Geometry is the channel's size.
 func (c *Channel) Geometry() Geometry { return c.g }
 
-// RingFile is given to the instance's processes, which can only read it. It is
-// the channel's, open until Close.
+// RingFile is for the instance's processes, which can only read it. The channel
+// owns it; it is open until Close.
 func (c *Channel) RingFile() *os.File { return c.ringMem.File() }
 
-// RepliesFile is given to the instance's processes, which write it. It is the
-// channel's, open until Close.
+// RepliesFile is for the instance's processes, which write it. The channel owns
+// it; it is open until Close.
 func (c *Channel) RepliesFile() *os.File { return c.replies.File() }
 
-// enter reports whether the mappings may be touched; the caller leaves then.
+// enter reports whether the mappings may be used. If so, the caller must call
+// leave.
 func (c *Channel) enter() bool {
 	c.mu.RLock()
 	if c.closed.Load() {
@@ -94,9 +96,9 @@ func (c *Channel) enter() bool {
 
 func (c *Channel) leave() { c.mu.RUnlock() }
 
-// Publish sends a slot out, whose lines in the Table are written, and wakes the
-// consumer if it sleeps. A slot that is out already stays as it is: it will be
-// answered once.
+// Publish sends out a slot whose entries in the Table are complete, and wakes
+// the consumer if it sleeps. Publishing a slot that is already out has no
+// effect: it will be answered once.
 func (c *Channel) Publish(slot uint32) {
 	if slot >= c.g.Slots || !c.enter() {
 		return
@@ -115,9 +117,9 @@ func (c *Channel) Publish(slot uint32) {
 	}
 }
 
-// SetEpoch names the generation that should consume, 0 for none, and wakes
-// whoever sleeps: the owner, so that it gives the ring up after its batch, and
-// the next, so that it takes it.
+// SetEpoch names the generation that should consume, 0 for none. It wakes the
+// owner, so that it releases the ring after its batch, and the next generation,
+// so that it acquires the ring.
 func (c *Channel) SetEpoch(generation uint32) {
 	if !c.enter() {
 		return
@@ -142,7 +144,7 @@ func (c *Channel) Epoch() uint32 {
 	return c.ring.epoch.Load()
 }
 
-// Owner is the generation that says it consumes, 0 for none.
+// Owner is the generation that claims to consume, 0 for none.
 func (c *Channel) Owner() uint32 {
 	if !c.enter() {
 		return 0
@@ -151,10 +153,11 @@ func (c *Channel) Owner() uint32 {
 	return c.back.owner.Load()
 }
 
-// Disown takes the ring from a generation whose process is dead (and reaped: it
-// must not run any more), and wakes who waits for it. It reports whether the
-// ring had to be freed. An owner word that names no generation that ever had
-// the epoch is the dead one's nonsense and is cleared as well.
+// Disown takes the ring from a generation whose process is dead, and wakes a
+// process that waits for it. The process must be reaped: it must not run any
+// more. Disown reports whether the ring had to be freed. An owner word that
+// names no generation that ever had the epoch was written by a faulty process.
+// Disown clears it as well.
 func (c *Channel) Disown(generation uint32) bool {
 	if !c.enter() {
 		return false
@@ -163,8 +166,8 @@ func (c *Channel) Disown(generation uint32) bool {
 	c.epochMu.Lock()
 	defer c.epochMu.Unlock()
 	delete(c.granted, generation)
-	// Bounded: a peer that changes the word as fast as this reads it will be
-	// disowned in its turn.
+	// Bounded: a peer that changes the word as fast as this loop reads it will
+	// itself be disowned later.
 	for range maxFruitless {
 		owner := c.back.owner.Load()
 		if _, lives := c.granted[owner]; owner == 0 || lives {
@@ -178,10 +181,10 @@ func (c *Channel) Disown(generation uint32) bool {
 	return false
 }
 
-// Stage tells how far the consumer says it is with a slot, and which
-// generation's word that is. A slot that is not out, or is still in the ring, is
-// at StageNone. After the death of a generation, its slots at StageStarted are
-// lost: Withdraw and answer them; those at StagePending are for the next owner.
+// Stage returns the consumer's stage of a slot, and the generation that
+// reported it. A slot that is not out, or is still in the ring, has StageNone.
+// After the death of a generation, its slots at StageStarted are lost: Withdraw
+// and answer them. The next owner recovers those at StagePending.
 func (c *Channel) Stage(slot uint32) (Stage, uint32) {
 	if slot >= c.g.Slots || !c.enter() {
 		return StageNone, 0
@@ -198,16 +201,17 @@ func (c *Channel) Stage(slot uint32) (Stage, uint32) {
 	return stage, generation
 }
 
-// Receive fills dst with slots that were answered and says how many: each was
-// out and is no longer, so it comes from one Receive only, once a publication.
+// Receive fills dst with answered slots and returns their number. Each of them
+// was out and is no longer. A slot is therefore received once per publication.
 // The caller reads Result and ResultBytes before it publishes the slot again.
 //
-// With nothing to return it spins a little, then sleeps until a reply, the
-// deadline (nanoseconds of Now; 0 for none) or Wake, and returns 0 and no error
-// for the last two. It returns ErrClosed after Close.
+// If there is nothing to return, Receive spins briefly, then sleeps until a
+// reply, the deadline (nanoseconds of Now; 0 for none) or Wake. For the
+// deadline and Wake it returns 0 and no error. After Close it returns
+// ErrClosed.
 //
-// Replies for a slot that is not out, or for an earlier publication of it, are
-// dropped and counted in Rejected.
+// Receive drops replies for a slot that is not out, or for an earlier
+// publication of it, and counts them in Rejected.
 func (c *Channel) Receive(dst []uint32, deadline int64) (n int, err error) {
 	if !c.enter() {
 		return 0, ErrClosed
@@ -240,7 +244,7 @@ func (c *Channel) Receive(dst []uint32, deadline int64) (n int, err error) {
 	}
 }
 
-// spin looks for replies, spinLooks times at most.
+// spin polls for replies, at most spinLooks times.
 func (c *Channel) spin() {
 	for range spinLooks {
 		if c.hasReplies() {
@@ -249,7 +253,8 @@ func (c *Channel) spin() {
 	}
 }
 
-// sleep waits for the reply bell. It reports whether the whole time was slept.
+// sleep waits for the reply bell. It reports whether it slept until the given
+// time.
 func (c *Channel) sleep(until int64) (timedOut bool) {
 	seen := c.back.bell.Load()
 	c.back.managerSleeps.Store(1)
@@ -260,18 +265,19 @@ func (c *Channel) sleep(until int64) (timedOut bool) {
 	return timedOut
 }
 
-// hasReplies reports whether collect has something to look at.
+// hasReplies reports whether collect has entries or stages to read.
 func (c *Channel) hasReplies() bool {
 	return c.back.tail.Load() != c.replyHead || c.harvest != harvested
 }
 
-// collect moves answered slots to dst. It looks at no more entries than there
-// are slots, whatever the tail says.
+// collect moves answered slots to dst. Whatever the tail says, it reads at most
+// one entry per slot.
 func (c *Channel) collect(dst []uint32) (n int) {
 	tail := c.back.tail.Load()
 	if tail-c.replyHead > c.g.Slots {
-		// More replies than can be out: nonsense, or that of a process before
-		// this one. The entries are lost; the stages still tell what is done.
+		// There are more replies than slots that can be out: the tail is
+		// nonsense, or an earlier process wrote it. The entries are lost; the
+		// stages still tell which slots are done.
 		c.rejected.Add(1)
 		c.replyHead = tail
 		c.harvest = 0
@@ -299,7 +305,7 @@ func (c *Channel) collect(dst []uint32) (n int) {
 	return n
 }
 
-// accept ends a slot's publication if ticket is the one that it is out under.
+// accept ends a slot's publication if ticket is the slot's current one.
 func (c *Channel) accept(ticket, slot uint32) bool {
 	return slot < c.g.Slots && isOut(ticket) && c.ring.tickets[slot].CompareAndSwap(ticket, ticket+1)
 }
@@ -314,8 +320,8 @@ func (c *Channel) Wake() {
 	futex.Ring(c.back.bell)
 }
 
-// Result is a copy of what the consumer wrote about a slot. Length is clamped to
-// ResultBytes; nothing else is to be trusted.
+// Result is a copy of what the consumer wrote about a slot. Length is clamped
+// to ResultBytes. The other fields are not checked.
 func (c *Channel) Result(slot uint32) Result {
 	if slot >= c.g.Slots || !c.enter() {
 		return Result{}
@@ -334,10 +340,11 @@ func (c *Channel) Result(slot uint32) Result {
 	}
 }
 
-// ResultBytes is a slot's payload where it lies. Its length is read anew, so it
-// may differ from that in Result where the consumer is hostile, and the consumer
-// may write over it at any time: what must be valid is checked in a copy. It is
-// good until the slot is published again, or Close.
+// ResultBytes is a slot's payload in shared memory. Its length is read again,
+// so a hostile consumer can make it differ from the length in Result. The
+// consumer may also overwrite it at any time: copy what must be valid, and
+// check the copy. The slice is valid until the slot is published again, or
+// until Close.
 func (c *Channel) ResultBytes(slot uint32) []byte {
 	if slot >= c.g.Slots || !c.enter() {
 		return nil
@@ -347,10 +354,10 @@ func (c *Channel) ResultBytes(slot uint32) []byte {
 	return c.back.payload(c.g, slot)[:n:n]
 }
 
-// Withdraw gives up on a slot that is out: a reply to this publication will be
-// rejected, and the slot may be published again at once, even while its old
-// entry is still in the ring. It returns ErrNotOut if the slot is not out (its
-// reply was received first: then the reply is what counts).
+// Withdraw takes back a slot that is out. A reply to this publication will be
+// rejected. The slot may be published again at once, even while its old entry
+// is still in the ring. If the slot is not out, Withdraw returns ErrNotOut. If
+// that is because its reply was received first, the reply counts.
 func (c *Channel) Withdraw(slot uint32) error {
 	if slot >= c.g.Slots {
 		return fmt.Errorf("withdraw slot %d of %d: %w", slot, c.g.Slots, ErrNotOut)
@@ -366,8 +373,8 @@ func (c *Channel) Withdraw(slot uint32) error {
 	return nil
 }
 
-// Queued is how many requests wait in the ring, 0 to Slots: those published and
-// not taken, and those withdrawn there that nobody has passed over yet.
+// Queued is the number of requests in the ring, 0 to Slots: those published and
+// not taken, and those withdrawn that the consumer has not skipped yet.
 func (c *Channel) Queued() int {
 	if !c.enter() {
 		return 0
@@ -376,10 +383,10 @@ func (c *Channel) Queued() int {
 	return int(min(c.ring.tail.Load()-c.back.head.Load(), c.g.Slots))
 }
 
-// Rejected counts replies that were dropped because they made no sense.
+// Rejected counts replies that were dropped because they were invalid.
 func (c *Channel) Rejected() uint64 { return c.rejected.Load() }
 
-// LastBatchEnd is when the last batch ended, as the consumer says, in
+// LastBatchEnd is when the last batch ended, as the consumer reports, in
 // nanoseconds of Now; 0 before the first.
 func (c *Channel) LastBatchEnd() int64 {
 	if !c.enter() {
@@ -389,8 +396,8 @@ func (c *Channel) LastBatchEnd() int64 {
 	return int64(c.back.lastBatchEnd.Load())
 }
 
-// Close ends a blocked Receive, waits until nobody is inside a call, and unmaps
-// the channel's memory. Processes that map it keep it. Closing twice is
+// Close ends a blocked Receive, waits until all calls have returned, and unmaps
+// the channel's memory. Other processes keep their mappings. Closing twice is
 // harmless.
 func (c *Channel) Close() error {
 	if c.closed.Swap(true) {

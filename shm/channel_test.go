@@ -55,7 +55,7 @@ func TestRequestGoesOutAndItsResultComesBack(t *testing.T) {
 func TestRequestsComeInTheOrderOfPublication(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
-	for round := range 100 { // the ring goes round
+	for round := range 100 { // the ring wraps around
 		p.publish(3, 1, 2, 15, 0)
 		wantSlots(t, "taken", take(c), 3, 1, 2, 15, 0)
 		complete(c, 15, 3, 0, 2, 1)
@@ -125,7 +125,7 @@ func TestPublishingASlotThatIsOutDoesNothing(t *testing.T) {
 	wantSlots(t, "taken again", take(c))
 	complete(c, 4)
 	wantSlots(t, "received", p.received(t), 4)
-	p.channel.Publish(testGeometry.Slots) // no slot at all
+	p.channel.Publish(testGeometry.Slots) // not a valid slot
 	wantSlots(t, "taken at last", take(c))
 }
 
@@ -165,7 +165,7 @@ func TestWithdrawnSlotIsNotTakenAndItsReplyIsRejected(t *testing.T) {
 		t.Errorf("%d rejected, want 1", p.channel.Rejected())
 	}
 
-	// Not out, never out, no slot.
+	// Not out any more, never out, not a slot.
 	for _, slot := range []uint32{2, 7, 16, 1 << 31} {
 		if err := p.channel.Withdraw(slot); !errors.Is(err, ErrNotOut) {
 			t.Errorf("withdraw %d: %v, want ErrNotOut", slot, err)
@@ -193,8 +193,8 @@ func TestReplyToAnEarlierPublicationIsNotTakenForTheNext(t *testing.T) {
 	}
 }
 
-// Nobody consumes while slots are withdrawn and published anew: the ring goes
-// round, and entries of slots that are out are written over.
+// The consumer takes nothing while slots are withdrawn and published again. The
+// ring wraps around and overwrites entries of slots that are out.
 func TestRingThatGoesRoundLosesNothing(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
@@ -207,7 +207,7 @@ func TestRingThatGoesRoundLosesNothing(t *testing.T) {
 	}
 	p.publish(1)
 	got := map[uint32]int{}
-	dst := make([]uint32, 2) // less than there is to find
+	dst := make([]uint32, 2) // smaller than the number of slots to find
 	for n := -1; n != 0; {
 		n = c.Take(dst)
 		for _, slot := range dst[:n] {
@@ -224,7 +224,7 @@ func TestRingThatGoesRoundLosesNothing(t *testing.T) {
 	}
 }
 
-// The same of replies: a manager that does not look for long.
+// The same for replies: the manager does not receive for a while.
 func TestRepliesThatGoRoundLoseNothing(t *testing.T) {
 	p := newPair(t, testGeometry)
 	c := p.owner(t, 1)
@@ -383,7 +383,8 @@ func TestNewConsumerRefusesOtherFiles(t *testing.T) {
 			if !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%q does not say %q in one line", err, test.want)
 			}
-			// Fewer: the garbage collector has closed files of tests before.
+			// There may be fewer: the garbage collector has closed files of
+			// earlier tests.
 			if after := openFiles(); after > before {
 				t.Errorf("%d files are open, %d were before", after, before)
 			}

@@ -6,12 +6,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clockStart and clockBase are one instant: as Go's monotonic clock has it, and
+// clockStart and clockBase are the same instant: in Go's monotonic clock, and
 // in nanoseconds of CLOCK_MONOTONIC.
 var clockStart, clockBase = readClockPair()
 
-// readClockPair reads both clocks, CLOCK_MONOTONIC between two readings of
-// Go's; of several tries it keeps the one with the least time between them.
+// readClockPair reads CLOCK_MONOTONIC between two readings of Go's clock. Of
+// several tries it keeps the one whose two readings are closest.
 func readClockPair() (time.Time, int64) {
 	var (
 		start time.Time
@@ -30,7 +30,7 @@ func readClockPair() (time.Time, int64) {
 	return start, base
 }
 
-// monotonic is CLOCK_MONOTONIC by system call.
+// monotonic reads CLOCK_MONOTONIC by system call.
 func monotonic() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
@@ -39,7 +39,7 @@ func monotonic() int64 {
 	return ts.Nano()
 }
 
-// Now is CLOCK_MONOTONIC in nanoseconds, the same in all processes of a machine.
-// It neither allocates nor makes a system call: Go reads that clock itself, and
-// only the offset was asked of the kernel.
+// Now is CLOCK_MONOTONIC in nanoseconds, the same in all processes of a
+// machine. It neither allocates nor makes a system call: Go's runtime reads
+// that clock itself, and only the offset needed system calls.
 func Now() int64 { return clockBase + int64(time.Since(clockStart)) }

@@ -11,8 +11,8 @@ func TestNowIsTheKernelsMonotonicClock(t *testing.T) {
 		before := monotonic()
 		now := Now()
 		after := monotonic()
-		// The clocks were joined with an error of less than the time that two
-		// system calls took, on a machine that is busy with other things.
+		// The error between the clocks is less than the time of two system
+		// calls. That time may be long on a busy machine.
 		const slack = int64(time.Millisecond)
 		if now < before-slack || now > after+slack {
 			t.Fatalf("Now %d lies outside of %d … %d", now, before, after)

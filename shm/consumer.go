@@ -33,19 +33,19 @@ type Consumer struct {
 	ring       ringWords
 	back       replyWords
 
-	// head counts requests taken and replyTail replies flushed, modulo 2^32;
-	// completed counts those that the next Flush publishes.
+	// head counts requests taken, replyTail replies flushed, both modulo 2^32.
+	// completed counts the replies that the next Flush publishes.
 	head, replyTail, completed uint32
 
-	// tickets is, for each slot in this consumer's hands, the ticket that it was
-	// taken under, and 0 for the others.
+	// tickets holds, for each slot that this consumer holds, the ticket under
+	// which it was taken; 0 for other slots.
 	tickets []uint32
-	// found are slots that are pending but were not returned by Take yet, inRing
-	// is Recover's note of which slots have entries. Made once.
+	// found are pending slots that Take has not returned yet. inRing is
+	// Recover's bitmap of slots that have entries. Both are allocated once.
 	found  []uint32
 	inRing []uint64
 
-	// mu is held for reading by Interrupt while it touches the mappings, and for
+	// mu is held for reading by Interrupt while it uses the mappings, and for
 	// writing by Close.
 	mu          sync.RWMutex
 	closed      bool
@@ -53,15 +53,15 @@ type Consumer struct {
 	// owning is set from Acquire to Release.
 	owning atomic.Bool
 
-	eager    time.Duration // as Eager was told
-	soon     int64         // until when it looks; 0 before the first Acquire
-	wasNamed bool          // by the epoch, when soon was set
+	eager    time.Duration // set by Eager
+	soon     int64         // end of the eager phase; 0 before the first Acquire
+	wasNamed bool          // whether the epoch named this generation when soon was set
 	pinned   bool
 }
 
-// NewConsumer maps a channel in an IF process. It takes the three files: they
-// are closed by Close, or here if it fails. The table and the ring are mapped
-// read-only.
+// NewConsumer maps a channel in an IF process. It takes ownership of the three
+// files: Close closes them, or NewConsumer itself if it fails. The table and
+// the ring are mapped read-only.
 func NewConsumer(generation uint32, g Geometry, table, ring, replies *os.File) (*Consumer, error) {
 	c, err := newConsumer(generation, g, table, ring, replies)
 	if err != nil {
@@ -80,7 +80,7 @@ func newConsumer(generation uint32, g Geometry, table, ring, replies *os.File) (
 			err = errors.Join(err, r.Close())
 		}
 		for _, f := range []*os.File{table, ring, replies}[len(opened):] {
-			_ = f.Close() // the one that failed is closed already
+			_ = f.Close() // the file that failed is closed already
 		}
 	}()
 	if generation == 0 || generation > maxGeneration {
@@ -117,22 +117,23 @@ func newConsumer(generation uint32, g Geometry, table, ring, replies *os.File) (
 	}, nil
 }
 
-// Generation is who this consumer is.
+// Generation is the generation of this consumer.
 func (c *Consumer) Generation() uint32 { return c.generation }
 
-// Eager has Acquire look without a pause before it sleeps: for the epoch, for so long
-// from the first Acquire on, as it is about to name this generation; and then for the
-// ring, for so long again, as the owner is ending its last batch. Being woken takes
-// longer than the owner may need. For a process that has a CPU to itself. It is set
-// before the first Acquire.
+// Eager makes Acquire poll without a pause before it sleeps, in two phases of
+// at most d. The first phase begins with the first Acquire, as the epoch is
+// about to name this generation. The second begins when the epoch names it, as
+// the owner is ending its last batch. A wake-up takes longer than the owner may
+// need. Eager is for a process that has a CPU to itself. Call it before the
+// first Acquire.
 //
-// While it looks, and from an Acquire that found the ring so until Settle, the goroutine
-// is not preempted: between the two it may use this Consumer and memory, and nothing
-// that blocks.
+// The goroutine is not preempted while it polls, nor after an Acquire that
+// obtained the ring by polling, until Settle. Until then it may use this
+// Consumer and memory, but must not call anything that blocks.
 func (c *Consumer) Eager(d time.Duration) { c.eager = d }
 
-// Settle ends what Eager promises; the goroutine may be preempted again. It may be
-// called at any time. Methods that make system calls do so themselves.
+// Settle ends the effect of Eager: the goroutine may be preempted again. It may
+// be called at any time. Methods that make system calls call it themselves.
 func (c *Consumer) Settle() {
 	if c.pinned {
 		c.pinned = false
@@ -140,9 +141,9 @@ func (c *Consumer) Settle() {
 	}
 }
 
-// Acquire waits until the epoch names this generation and no other one owns the
-// ring, and then owns it: true. It returns false at the deadline (nanoseconds of
-// Now; 0 for none) or when Interrupt was called.
+// Acquire waits until the epoch names this generation and no other generation
+// owns the ring. Then it takes ownership and returns true. It returns false at
+// the deadline (nanoseconds of Now; 0 for none) or if Interrupt was called.
 func (c *Consumer) Acquire(deadline int64) (bool, error) {
 	if c.closed {
 		return false, ErrClosed
@@ -151,8 +152,9 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 	for {
 		seen := c.back.ownerBell.Load()
 		if c.named() && c.own() {
-			// The epoch may have moved on in between: then give it back, or the
-			// next would wait for somebody who does not know that it owns.
+			// The epoch may have moved on in between. In that case free the
+			// ring again, or the next generation would wait for an owner that
+			// does not know that it owns the ring.
 			if c.named() {
 				c.begin()
 				return true, nil
@@ -175,7 +177,7 @@ func (c *Consumer) Acquire(deadline int64) (bool, error) {
 	}
 }
 
-// spinEagerly looks for the ring, spinLooks times at most, and is not preempted.
+// spinEagerly polls for the ring, at most spinLooks times, without preemption.
 func (c *Consumer) spinEagerly() {
 	if !c.pinned {
 		c.pinned = true
@@ -188,7 +190,7 @@ func (c *Consumer) spinEagerly() {
 	}
 }
 
-// isSoon reports whether Eager's time is not over yet.
+// isSoon reports whether an eager phase still lasts.
 func (c *Consumer) isSoon(now int64) bool {
 	if named := c.named(); c.soon == 0 || named && !c.wasNamed {
 		c.wasNamed, c.soon = named, now+int64(c.eager)
@@ -196,19 +198,20 @@ func (c *Consumer) isSoon(now int64) bool {
 	return now < c.soon
 }
 
-// own takes the owner word if it is free, or this generation's already.
+// own takes the owner word if it is free or already names this generation.
 func (c *Consumer) own() bool {
 	return c.back.owner.CompareAndSwap(0, c.generation) || c.back.owner.Load() == c.generation
 }
 
-// free clears the owner word if it is this generation's, and wakes the next.
+// free clears the owner word if it names this generation, and wakes the next
+// owner.
 func (c *Consumer) free() {
 	if c.back.owner.CompareAndSwap(c.generation, 0) {
 		futex.Ring(c.back.ownerBell)
 	}
 }
 
-// begin goes on where the last owner stopped.
+// begin continues at the point that the last owner reached.
 func (c *Consumer) begin() {
 	c.forget()
 	c.head = c.back.head.Load()
@@ -216,7 +219,7 @@ func (c *Consumer) begin() {
 	c.owning.Store(true)
 }
 
-// forget drops what is in this consumer's hands.
+// forget drops all slots that this consumer holds.
 func (c *Consumer) forget() {
 	clear(c.tickets)
 	c.found = c.found[:0]
@@ -224,23 +227,23 @@ func (c *Consumer) forget() {
 	c.owning.Store(false)
 }
 
-// Entitled reports whether the epoch names this generation and, for one that has
-// acquired the ring, that it has not been disowned. An owner that is not
-// entitled any more ends its batch, calls Release, and may Acquire again.
-// Any goroutine may call it, until Close.
+// Entitled reports whether the epoch names this generation. A consumer that has
+// acquired the ring must also not have been disowned. An owner that is no
+// longer entitled ends its batch, calls Release, and may Acquire again. Any
+// goroutine may call it, until Close.
 func (c *Consumer) Entitled() bool { return c.named() && (!c.owning.Load() || c.owns()) }
 
 // named reports whether the epoch names this generation.
 func (c *Consumer) named() bool { return c.ring.epoch.Load() == c.generation }
 
-// owns reports whether the owner word is this generation's. The manager clears
-// it when it takes this process for dead.
+// owns reports whether the owner word names this generation. The manager clears
+// it when it considers this process dead.
 func (c *Consumer) owns() bool { return c.back.owner.Load() == c.generation }
 
 // Recover appends to dst the slots that a previous owner had taken but not
-// started, and those that it lost by writing nonsense over the head; they are
-// now pending in this consumer's hands. It is called right after Acquire, and
-// costs a look at every slot.
+// started. It adds the slots that this owner lost by writing nonsense over the
+// head. This consumer now holds all of them, and they are pending. Call it
+// right after Acquire; it reads the state of every slot.
 func (c *Consumer) Recover(dst []uint32) []uint32 {
 	if !c.owns() {
 		return dst
@@ -248,7 +251,7 @@ func (c *Consumer) Recover(dst []uint32) []uint32 {
 	clear(c.inRing)
 	tail := c.ring.tail.Load()
 	if tail-c.head > c.g.Slots {
-		c.head = tail // no entry can be believed: all that is out is found below
+		c.head = tail // no entry can be trusted: the scan below finds all that is out
 	}
 	for at := c.head; at != tail; at++ {
 		if slot := c.ring.entries[at&(c.g.Slots-1)].Load(); slot < c.g.Slots {
@@ -263,7 +266,7 @@ func (c *Consumer) Recover(dst []uint32) []uint32 {
 		of, _, stage := unpackStage(c.back.stages[slot].Load())
 		waits := of != ticket || stage == StageNone
 		if waits && c.inRing[slot/64]&(1<<(slot%64)) != 0 {
-			continue // Take will come to it
+			continue // Take will reach it
 		}
 		if waits || stage == StagePending {
 			c.hold(slot, ticket)
@@ -274,15 +277,15 @@ func (c *Consumer) Recover(dst []uint32) []uint32 {
 	return dst
 }
 
-// hold makes a slot pending in this consumer's hands.
+// hold makes a slot pending and records that this consumer holds it.
 func (c *Consumer) hold(slot, ticket uint32) {
 	c.tickets[slot] = ticket
 	c.back.stages[slot].Store(packStage(ticket, c.generation, StagePending))
 }
 
-// claim holds a slot if it is out and nobody has taken this publication of it.
-// A slot that is still in this consumer's hands from an earlier publication
-// (withdrawn since) is left alone until its Complete.
+// claim holds a slot if it is out and no consumer has taken this publication. A
+// slot that this consumer still holds from an earlier publication (withdrawn
+// since) is left alone until its Complete.
 func (c *Consumer) claim(slot uint32) bool {
 	ticket := c.ring.tickets[slot].Load()
 	if !isOut(ticket) || c.tickets[slot] != 0 {
@@ -295,9 +298,9 @@ func (c *Consumer) claim(slot uint32) bool {
 	return true
 }
 
-// Take fills dst with published slots, oldest first, and says how many; they are
-// pending from now on. It does not block. Entries that name no slot, and slots
-// that were withdrawn, are passed over.
+// Take fills dst with published slots, oldest first, and returns their number;
+// they are now pending. It does not block. It skips entries that name no valid
+// slot, and slots that were withdrawn.
 func (c *Consumer) Take(dst []uint32) (n int) {
 	if !c.owns() {
 		return 0
@@ -314,15 +317,16 @@ func (c *Consumer) Take(dst []uint32) (n int) {
 		}
 	}
 	if tail = c.ring.tail.Load(); tail-first > c.g.Slots {
-		// Overtaken: slots were withdrawn and published anew until the ring went
-		// round, or the head is not what it was. Some entries are gone; what is
-		// out and not taken is found without them.
+		// Overtaken: slots were withdrawn and published again until the ring
+		// wrapped around, or the head was overwritten. Some entries are gone.
+		// The scan finds what is out and not taken without them.
 		c.head = tail
 		c.findAll()
 		n += c.takeFound(dst[n:])
 	}
-	// Only now: should this process die here, the slots are pending and also in
-	// the ring, which the next owner sees through; the other order loses them.
+	// Store the head last. If this process dies just before, the slots are
+	// pending and also in the ring, which the next owner recognizes. The other
+	// order would lose them.
 	c.back.head.Store(c.head)
 	return n
 }
@@ -336,7 +340,7 @@ func (c *Consumer) findAll() {
 	}
 }
 
-// takeFound moves found slots to dst, but those that were withdrawn since.
+// takeFound moves found slots to dst, except those that were withdrawn since.
 func (c *Consumer) takeFound(dst []uint32) (n int) {
 	looked := 0
 	for ; n < len(dst) && looked < len(c.found); looked++ {
@@ -354,9 +358,10 @@ func (c *Consumer) takeFound(dst []uint32) (n int) {
 	return n
 }
 
-// Wait returns when there is something to Take, when this generation is no
-// longer entitled or has been disowned, when Interrupt was called, or at the
-// deadline (nanoseconds of Now; 0 for none). It spins for Spin, then sleeps.
+// Wait returns if there is something to Take, if this generation is no longer
+// entitled or has been disowned, or if Interrupt was called. It also returns at
+// the deadline (nanoseconds of Now; 0 for none). It spins for Spin, then
+// sleeps.
 func (c *Consumer) Wait(deadline int64) {
 	c.Settle()
 	spinUntil := Now() + int64(Spin)
@@ -381,7 +386,8 @@ func (c *Consumer) Wait(deadline int64) {
 	}
 }
 
-// sleep waits for the doorbell. It reports whether the whole time was slept.
+// sleep waits for the doorbell. It reports whether it slept until the given
+// time.
 func (c *Consumer) sleep(until int64) (timedOut bool) {
 	seen := c.back.doorbell.Load()
 	c.back.sleeping.Store(1)
@@ -392,7 +398,7 @@ func (c *Consumer) sleep(until int64) (timedOut bool) {
 	return timedOut
 }
 
-// hasWork reports whether Wait has to return whatever the time is.
+// hasWork reports whether Wait has to return before its deadline.
 func (c *Consumer) hasWork() bool {
 	return c.ring.tail.Load() != c.head || len(c.found) > 0 || !c.named() || !c.owns()
 }
@@ -410,8 +416,8 @@ func (c *Consumer) Interrupt() {
 	futex.Ring(c.back.ownerBell)
 }
 
-// Start says that slots go to the device now: should this process die from here
-// on, they are answered as failed and not run again.
+// Start marks slots as given to the device. If this process dies from here on,
+// the manager answers them as failed, and they do not run again.
 func (c *Consumer) Start(slots []uint32) {
 	for _, slot := range slots {
 		if ticket := c.tickets[slot]; ticket != 0 {
@@ -420,27 +426,27 @@ func (c *Consumer) Start(slots []uint32) {
 	}
 }
 
-// Request is the table's line for a slot. Pieces is clamped to MaxPieces; the
-// sizes are the caller's to check against its own tensors.
+// Request is the table's entry for a slot. Pieces is clamped to MaxPieces. The
+// caller checks the sizes against its own tensors.
 func (c *Consumer) Request(slot uint32) Request {
 	r := c.table.Request(slot)
 	r.Pieces = min(r.Pieces, c.g.MaxPieces)
 	return r
 }
 
-// Pieces is the descriptors in use of a slot, read-only memory, good until the
-// slot's Complete. Their bounds are the gather's to check.
+// Pieces are a slot's descriptors in use: read-only memory, valid until the
+// slot's Complete. The gather checks their bounds.
 func (c *Consumer) Pieces(slot uint32) []Piece {
 	return c.table.Pieces(slot)[:c.Request(slot).Pieces]
 }
 
-// ResultBuffer is room for a slot's payload, ResultBytes long, the caller's to
-// write from Take until Complete.
+// ResultBuffer is the room for a slot's payload, ResultBytes long. The caller
+// may write it from Take until Complete.
 func (c *Consumer) ResultBuffer(slot uint32) []byte { return c.back.payload(c.g, slot) }
 
-// Complete ends a slot: r and what is in its ResultBuffer are the answer, which
-// the manager sees after Flush. Each slot taken is completed once; a second time
-// does nothing.
+// Complete ends a slot: r and the contents of its ResultBuffer are the answer,
+// which the manager sees after Flush. Each taken slot is completed once;
+// further calls do nothing.
 func (c *Consumer) Complete(slot uint32, r Result) {
 	ticket := c.tickets[slot]
 	if ticket == 0 {
@@ -459,15 +465,15 @@ func (c *Consumer) Complete(slot uint32, r Result) {
 	c.back.entries[(c.replyTail+c.completed)&(c.g.Slots-1)].Store(packReply(ticket, slot))
 	c.completed++
 	c.tickets[slot] = 0
-	// Withdrawn and published anew while it was in hand: its new entry may have
-	// been passed over.
+	// If the slot was withdrawn and published again while this consumer held
+	// it, Take may have skipped the new entry.
 	if c.ring.tickets[slot].Load() != ticket && c.claim(slot) {
 		c.found = append(c.found, slot)
 	}
 }
 
-// Flush publishes the replies completed since the last one, with one wake if the
-// manager sleeps.
+// Flush publishes the replies completed since the last Flush. If the manager
+// sleeps, Flush wakes it once.
 func (c *Consumer) Flush() {
 	c.Settle()
 	if c.completed == 0 {
@@ -481,15 +487,15 @@ func (c *Consumer) Flush() {
 	}
 }
 
-// BatchEnded notes when a batch ended, in nanoseconds of Now.
+// BatchEnded records when a batch ended, in nanoseconds of Now.
 func (c *Consumer) BatchEnded(at int64) { c.back.lastBatchEnd.Store(uint64(at)) }
 
-// LastBatchEnd is when the last batch ended, whoever ran it; 0 before the first.
+// LastBatchEnd is when the last batch of any process ended; 0 before the first.
 func (c *Consumer) LastBatchEnd() int64 { return int64(c.back.lastBatchEnd.Load()) }
 
-// Release gives the ring up after a Flush, and wakes the next owner, which
-// recovers what is pending in this consumer's hands; none of it may be completed
-// here any more.
+// Release gives up the ring after a Flush, and wakes the next owner. That owner
+// recovers the pending slots that this consumer held; this consumer must not
+// complete them any more.
 func (c *Consumer) Release() {
 	c.Settle()
 	c.Flush()
@@ -497,8 +503,8 @@ func (c *Consumer) Release() {
 	c.free()
 }
 
-// Close unmaps the channel and closes its files. An owner releases first. No
-// other method but Interrupt may be called afterwards.
+// Close unmaps the channel and closes its files. An owner calls Release first.
+// Afterwards only Interrupt may be called.
 func (c *Consumer) Close() error {
 	c.Settle()
 	c.mu.Lock()

@@ -52,14 +52,15 @@ func TestAcquireWaitsForTheOldOwner(t *testing.T) {
 	wantSlots(t, "received", p.received(t), 1, 2)
 }
 
-// One that looks sees that the ring is free without being woken; one whose time to
-// look is over sleeps, and is. The owner is a process of its own elsewhere; here it is a
-// goroutine, for which there must be a place to run while the other one looks, also where
-// there is one CPU, and no collection, which waits for who looks, and for which all wait.
+// A consumer that polls sees that the ring is free without being woken. A consumer whose
+// eager phase is over sleeps, and is woken. Normally the owner is another process. Here it is
+// a goroutine, which needs a P (GOMAXPROCS) while the other one polls, even with one CPU.
+// There must be no collection: it would wait for the polling goroutine, and all others would
+// wait for the collection.
 func TestAnEagerOneNeedNotBeWoken(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(max(2, runtime.GOMAXPROCS(0))))
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
-	runtime.GC() // one that has begun is over
+	runtime.GC() // finish a collection that has begun
 	for name, c := range map[string]struct {
 		looks time.Duration
 		woken bool
@@ -91,7 +92,7 @@ func TestTheNextOwnerRecoversWhatWasTakenAndNotStarted(t *testing.T) {
 	complete(old, 1)
 	old.Start([]uint32{2})
 	p.channel.SetEpoch(2)
-	old.Release() // though 2 is started: its answer is never to come
+	old.Release() // though 2 is started: it will never be answered
 
 	next := p.consumer(t, 2)
 	acquire(t, next)
@@ -130,7 +131,7 @@ func TestDisownFreesOnlyTheDeadOnesRing(t *testing.T) {
 		t.Error("disowned twice")
 	}
 	acquire(t, next)
-	// The first was not dead after all: it sees that it owns nothing.
+	// The first owner was not dead after all: it sees that it no longer owns the ring.
 	p.publish(1)
 	wantSlots(t, "taken by the disowned", take(old))
 	if p.channel.SetEpoch(1); old.Entitled() {
@@ -171,7 +172,7 @@ func TestInterruptEndsWaitAndAcquire(t *testing.T) {
 			}
 		}
 	})
-	// An interrupt that comes first is not lost.
+	// An interrupt before the wait is not lost.
 	owner.Interrupt()
 	soon(t, "Wait", func() { owner.Wait(0) })
 }

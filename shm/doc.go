@@ -1,9 +1,9 @@
-// Package shm is the only memory that Penstock's processes share: the slab
-// where datagrams land, the table that says which of them make which request,
-// and the two rings by which a request goes to an inference function (IF) and
-// its result comes back.
+// Package shm holds the only memory that Penstock's processes share: the slab
+// that receives datagrams, the request table, and two rings. The table lists
+// the pieces of each request in the slab. One ring passes requests to an
+// inference function (IF); the other returns its results.
 //
-// The way of a request through the three files that an IF is given:
+// The path of a request through the three files that an IF receives:
 //
 //	          manager                                        IF process
 //	          ───────                                        ──────────
@@ -13,48 +13,52 @@
 //	5. Channel.Receive      <────── replies (both write)  <── Consumer.Complete, Flush
 //	   Result, ResultBytes                                 4.
 //
-// A request is named by its slot (0 … Slots-1) in all of them. Descriptors are
+// All three files identify a request by its slot (0 … Slots-1). Descriptors are
 // offsets and indices, never pointers.
 //
 // # Publications
 //
-// The ring file holds a ticket a slot, which only the manager can write: odd
-// while the slot is out, even while it is not; Publish makes it odd, Receive and
-// Withdraw make it even, whoever comes first. The consumer repeats the ticket in
-// the slot's stage word and in its reply, so a reply to an earlier publication
-// of the same slot is told from one to this, and each publication is answered
-// once. The rings only say where to look first: should one side lose its place
-// (it was overtaken, or the other side wrote nonsense), it scans tickets against
-// stages and finds again exactly what is out.
+// A slot is out from the time it is published until its reply is received or it
+// is withdrawn. The ring file holds one ticket per slot, which only the manager
+// can write. The ticket is odd while the slot is out, and even otherwise.
+// Publish makes it odd; Receive or Withdraw, whichever comes first, makes it
+// even.
+//
+// The consumer repeats the ticket in the slot's stage word and in its reply. A
+// reply to an earlier publication of the slot therefore has another ticket than
+// a reply to this one, and each publication is answered once. The rings only
+// say where to look first. A side can lose its place, because it was overtaken
+// or the other side wrote nonsense. It then compares all tickets with the
+// stages and finds exactly the slots that are out.
 //
 // # Epoch and owner
 //
 // Several processes of one instance (active, shadow) map the same channel. The
 // epoch word, which only the manager writes, names the generation that should
-// consume; the owner word names the one that does. They differ for as long as
-// the old owner takes to end its batch:
+// consume. The owner word names the generation that does. The two differ while
+// the old owner finishes its batch:
 //
 //	manager: SetEpoch(new) ─┐
 //	old:  ... batch ... Flush, not Entitled, Release ─┐
 //	new:  Acquire sleeps ─────────────────────────────┴─> owns: Recover, Take ...
 //
-// A process that dies as the owner is disowned by the manager. What it had taken
-// but not started is recovered by the next owner; what it had started is the
-// manager's to answer (Channel.Stage tells).
+// If a process dies as the owner, the manager disowns it. The next owner
+// recovers what the dead process had taken but not started. The manager must
+// answer what it had started (see Channel.Stage).
 //
 // # Trust
 //
-// The peer is not trusted in either direction. Every index and length that
-// another process can write is checked before use, each loop over shared memory
-// is bounded by the reader's own geometry, and no sleep depends on the peer
-// alone. A peer that writes nonsense makes the manager count (Channel.Rejected)
-// and an IF lose its own work, nothing more.
+// Neither side trusts the other. Both check every index and length that another
+// process can write before they use it. Each loop over shared memory is bounded
+// by the reader's own geometry, and no sleep depends on the peer alone. If a
+// peer writes nonsense, the manager counts it (Channel.Rejected), and an IF
+// loses its own work, nothing more.
 //
 // # Sleeping
 //
-// A side with nothing to do spins for Spin, then sets its sleeping word, looks
-// again, and waits on its doorbell in the kernel (a shared futex). The other
-// side moves the ring first and looks at the sleeping word then, and rings only
-// if it is set: no system call when busy. Callers that wait are locked to their
-// threads.
+// A side with nothing to do spins for Spin, sets its sleeping word, and checks
+// for work once more. Then it waits on its doorbell in the kernel (a shared
+// futex). The other side moves the ring first, then reads the sleeping word,
+// and rings only if it is set: there is no system call under load. Callers that
+// wait are locked to their threads.
 package shm

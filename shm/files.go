@@ -10,11 +10,11 @@ import (
 // ErrClosed is returned by Receive, Wait-like calls and Withdraw after Close.
 var ErrClosed = errors.New("channel is closed")
 
-// ErrMismatch is returned when a shared file is not what it should be: of
-// another kind, version or geometry.
+// ErrMismatch is returned when a shared file has another kind, version or
+// geometry than expected.
 var ErrMismatch = errors.New("shared file does not match")
 
-// writeHeader marks a new file.
+// writeHeader writes the header of a new file.
 func writeHeader(mem []byte, magic uint32, g Geometry) {
 	head := view[uint32](mem, 0, lineBytes/4)
 	head[atMagic/4] = magic
@@ -24,7 +24,8 @@ func writeHeader(mem []byte, magic uint32, g Geometry) {
 	head[atResultBytes/4] = g.ResultBytes
 }
 
-// checkHeader compares a file's mark with what this process was told.
+// checkHeader compares a file's header with the geometry that this process
+// received.
 func checkHeader(mem []byte, magic uint32, g Geometry) error {
 	head := view[uint32](mem, 0, lineBytes/4)
 	if got := head[atMagic/4]; got != magic {
@@ -40,7 +41,7 @@ func checkHeader(mem []byte, magic uint32, g Geometry) error {
 	return nil
 }
 
-// newFile makes a file that only the manager writes, and marks it.
+// newFile makes a file that only the manager writes, with its header.
 func newFile(name string, magic uint32, g Geometry, size int) (*Region, error) {
 	if err := g.Validate(); err != nil {
 		return nil, err
@@ -53,7 +54,7 @@ func newFile(name string, magic uint32, g Geometry, size int) (*Region, error) {
 	return r, nil
 }
 
-// openFile maps such a file for reading and checks its mark.
+// openFile maps such a file for reading and checks its header.
 func openFile(f *os.File, magic uint32, g Geometry, size int) (*Region, error) {
 	r, err := Map(f, size, false)
 	if err != nil {
@@ -81,7 +82,8 @@ func ringOf(mem []byte, g Geometry) ringWords {
 	}
 }
 
-// replyWords are the words of the replies file. Both sides can write them all.
+// replyWords are the words of the replies file. Both sides can write all of
+// them.
 type replyWords struct {
 	owner, ownerBell          *atomic.Uint32
 	head, doorbell, sleeping  *atomic.Uint32
@@ -109,7 +111,7 @@ func repliesOf(mem []byte, g Geometry) replyWords {
 	}
 }
 
-// header is a slot's result header, payload the room after it.
+// header is a slot's result header; payload is the room after it.
 func (w *replyWords) header(g Geometry, slot uint32) *resultHeader {
 	return &view[resultHeader](w.results, int(slot)*g.resultStride(), 1)[0]
 }

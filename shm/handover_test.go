@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// stream is a manager under load: it keeps all slots out, and checks that each
-// request is answered with its own answer.
+// stream is a manager under load. It keeps all slots out, and checks that each
+// request receives its own answer.
 type stream struct {
 	*pair
 	t    *testing.T
 	free chan uint32
 	stop chan struct{}
 	done sync.WaitGroup
-	// ids is what each slot that is out asks.
+	// ids holds the request id of each slot that is out.
 	ids       []atomic.Uint32
 	published atomic.Uint64
 	answered  atomic.Uint64
@@ -84,7 +84,7 @@ func (s *stream) until(what string, met func() bool) {
 	}
 }
 
-// end lets everything that is out be answered, and stops.
+// end waits until all that is out is answered, and stops.
 func (s *stream) end(lost uint64) {
 	s.t.Helper()
 	close(s.stop)
@@ -93,8 +93,8 @@ func (s *stream) end(lost uint64) {
 	s.done.Wait()
 }
 
-// handOvers moves the ring to and fro between generations 1 and 2, each time after
-// the other one has answered something.
+// handOvers moves the ring back and forth between generations 1 and 2, each
+// time after the other one has answered something.
 func (s *stream) handOvers(n int) {
 	s.t.Helper()
 	for i := range n {
@@ -138,7 +138,7 @@ func TestHandOversWithinAProcessLoseAndRepeatNothing(t *testing.T) {
 					c.Wait(0)
 					slots := batch[:c.Take(batch)]
 					if !c.Entitled() {
-						slots = slots[:len(slots)/2] // the rest is the next owner's
+						slots = slots[:len(slots)/2] // the next owner recovers the rest
 					}
 					answerIDs(c, slots)
 				}
@@ -158,7 +158,7 @@ func TestHandOversWithinAProcessLoseAndRepeatNothing(t *testing.T) {
 	}
 }
 
-// answerIDs is echo's batch.
+// answerIDs answers one batch as echo does.
 func answerIDs(c *Consumer, slots []uint32) {
 	c.Start(slots)
 	for _, slot := range slots {
@@ -212,7 +212,7 @@ func TestKilledOwnersRequestsAreRecoveredOrKnownToBeLost(t *testing.T) {
 	}
 }
 
-// Owners are killed in mid-stream, wherever they are.
+// Owners are killed in mid-stream, at any point of their work.
 func TestKillsUnderLoadLoseOnlyWhatWasStarted(t *testing.T) {
 	s := newStream(t)
 	var lost uint64
@@ -225,7 +225,8 @@ func TestKillsUnderLoadLoseOnlyWhatWasStarted(t *testing.T) {
 		time.Sleep(time.Duration(generation) * 100 * time.Microsecond)
 		child.kill()
 		s.channel.Disown(generation)
-		// What it had flushed is received first: then what is started is lost.
+		// What the owner had flushed is received first; after that, what it
+		// started is lost.
 		for settled := s.answered.Load(); ; {
 			time.Sleep(5 * time.Millisecond)
 			if now := s.answered.Load(); now == settled {

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// referee is a manager that keeps its own book of what is out.
+// referee is a manager that keeps its own record of what is out.
 type referee struct {
 	*pair
 	out map[uint32]bool
@@ -26,7 +26,7 @@ func (r *referee) publish(slot uint32) {
 	r.out[slot] = true
 }
 
-// receive checks that nothing is received that is not out, or twice.
+// receive checks that every received slot is out, and is received once.
 func (r *referee) receive(t failer, deadline int64) {
 	n, err := r.channel.Receive(r.dst, deadline)
 	if err != nil {
@@ -66,7 +66,7 @@ func (r *referee) withdraw(t failer, slot uint32) {
 	delete(r.out, slot)
 }
 
-// serveHonestly answers all that is out, by a new generation.
+// serveHonestly answers all that is out, as a new generation.
 func (r *referee) serveHonestly(t *testing.T, dead, generation uint32) {
 	t.Helper()
 	r.channel.Disown(dead)
@@ -80,13 +80,13 @@ func (r *referee) serveHonestly(t *testing.T, dead, generation uint32) {
 		r.receive(t, Now())
 		for slot := range r.out {
 			if stage, of := r.channel.Stage(slot); stage == StageStarted && of != generation {
-				r.withdraw(t, slot) // the dead one says that it was its
+				r.withdraw(t, slot) // the dead one claimed it
 			}
 		}
 	}
 }
 
-// Every word of the replies may hold anything at any time.
+// Every word of the replies may hold any value at any time.
 func TestManagerSurvivesAnyWordInTheReplies(t *testing.T) {
 	g := Geometry{Slots: 8, MaxPieces: 1, ResultBytes: 16}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -114,7 +114,7 @@ func TestManagerSurvivesAnyWordInTheReplies(t *testing.T) {
 				}
 				words[rapid.IntRange(0, len(words)-1).Draw(t, "word")].Store(value)
 			},
-			"forge": func(t *rapid.T) { // a reply with a ticket that may be right
+			"forge": func(t *rapid.T) { // a reply whose ticket may be valid
 				s, tail := slot.Draw(t, "slot"), p.channel.back.tail.Load()
 				ticket := p.channel.ring.tickets[s].Load() - rapid.Uint32Range(0, 3).Draw(t, "old")
 				p.channel.back.entries[tail%g.Slots].Store(packReply(ticket, s))
@@ -133,7 +133,7 @@ func TestManagerSurvivesAnyWordInTheReplies(t *testing.T) {
 	})
 }
 
-// scribble writes random bytes over a mapping of its own until it is stopped.
+// scribble writes random bytes to its own mapping until it is stopped.
 func scribble(t *testing.T, r *Region, size int, seed uint64) (stop func()) {
 	t.Helper()
 	mine, err := Map(dup(t, r.File()), size, true)
@@ -178,7 +178,8 @@ func TestManagerRunsOnUnderRandomBytes(t *testing.T) {
 			case 0, 1:
 				r.publish(slot)
 			case 2:
-				// Mostly without waiting: a wait under this fire may take all its time.
+				// Mostly without waiting: with a peer that scribbles, a wait may last until
+				// its deadline.
 				deadline := Now()
 				if i%500 == 0 {
 					deadline += int64(2 * time.Millisecond)
@@ -224,7 +225,7 @@ func TestCloseAndWakeWorkUnderRandomBytes(t *testing.T) {
 	}
 }
 
-// The manager is more trusted, but a consumer must not fall over garbage either.
+// The manager is more trusted, but garbage must not break a consumer either.
 func TestConsumerSurvivesAnyWordInTheRing(t *testing.T) {
 	g := Geometry{Slots: 8, MaxPieces: 2, ResultBytes: 16}
 	rapid.Check(t, func(rt *rapid.T) {

@@ -5,22 +5,22 @@ import (
 	"sync/atomic"
 )
 
-// Version is the layout's version; both sides refuse another one.
+// Version is the version of the layout. Both sides refuse any other.
 const Version = 1
 
-// The first word of the two files that only the manager writes says which of
-// them it is.
+// The manager alone writes two of the files. The first word of each says which
+// of the two it is.
 const (
 	magicTable = 0x54_4b_4e_50 // "PNKT" in memory
 	magicRing  = 0x52_4b_4e_50 // "PNKR"
 )
 
-// lineBytes is a cache line: each word that two sides touch has one of its own.
+// lineBytes is a cache line. Each word that two sides use has its own line.
 const lineBytes = 64
 
-// These two begin with a header line of five 32-bit words. The replies have none:
-// a process that went mad would have written over it, and its successor must
-// attach all the same.
+// The table and the ring begin with a header line of five 32-bit words. The
+// replies have no header: a faulty process could overwrite it, and its
+// successor must still be able to attach.
 const (
 	atMagic       = 0
 	atVersion     = 4
@@ -29,31 +29,31 @@ const (
 	atResultBytes = 16
 )
 
-// The table: header, a Request a slot, MaxPieces Pieces a slot.
+// The table: header, one Request per slot, MaxPieces Pieces per slot.
 const (
 	requestBytes = 64
 	pieceBytes   = 16
 	atRequests   = lineBytes
 )
 
-// The ring: the words that only the manager writes, then a ticket a slot, then
-// the entries.
+// The ring: the words that only the manager writes, one ticket per slot, the
+// entries.
 const (
 	atEpoch   = 1 * lineBytes // u32, the generation that should consume
 	atTail    = 2 * lineBytes // u32, requests published, modulo 2^32
-	atTickets = 3 * lineBytes // u32 a slot, odd while it is out
+	atTickets = 3 * lineBytes // one u32 per slot, odd while the slot is out
 )
 
-// The replies: the words that both sides write (the first line is free), then a stage a slot, then the
-// entries, then a result a slot.
+// The replies: the words that both sides write (the first line is free), one
+// stage per slot, the entries, one result per slot.
 const (
 	atOwner        = 1 * lineBytes // u32, the generation that consumes, 0 for none
 	atOwnerBell    = 2 * lineBytes // u32, futex: epoch or owner changed
 	atHead         = 3 * lineBytes // u32, requests taken, modulo 2^32
-	atDoorbell     = 4 * lineBytes // u32, futex: requests for a consumer that sleeps
+	atDoorbell     = 4 * lineBytes // u32, futex: requests for a sleeping consumer
 	atSleeping     = 5 * lineBytes // u32, the consumer sleeps
 	atReplyTail    = 6 * lineBytes // u32, replies flushed, modulo 2^32
-	atReplyBell    = 7 * lineBytes // u32, futex: replies for a manager that sleeps
+	atReplyBell    = 7 * lineBytes // u32, futex: replies for a sleeping manager
 	atReplySleep   = 8 * lineBytes // u32, the manager sleeps
 	atLastBatchEnd = 9 * lineBytes // u64, CLOCK_MONOTONIC ns
 	atStages       = 10 * lineBytes
@@ -63,9 +63,9 @@ const (
 // aligned to a line.
 const resultHeaderBytes = lineBytes
 
-// Limits of a Geometry. A slot's index is 16 bits in the smallest place that
-// holds one, a piece index is 16 bits on the wire, and a result larger than
-// 64 MiB is no answer to a datagram.
+// Limits of a Geometry. The smallest field that holds a slot's index has 16
+// bits, and so has a piece index on the wire. A result of more than 64 MiB is
+// too large to be the answer to a datagram.
 const (
 	maxSlots       = 1 << 16
 	maxPieces      = 1 << 16
@@ -74,15 +74,16 @@ const (
 
 // Geometry is the size of a channel; manager and IF must agree on it.
 type Geometry struct {
-	// Slots is how many requests may be in flight, a power of two ≤ 65536.
+	// Slots is the number of requests that may be in flight, a power of two ≤
+	// 65536.
 	Slots uint32 `json:"slots"`
-	// MaxPieces is how many descriptors one request may have.
+	// MaxPieces is the number of descriptors that one request may have.
 	MaxPieces uint32 `json:"max_pieces"`
-	// ResultBytes is room for one result's payload.
+	// ResultBytes is the room for the payload of one result.
 	ResultBytes uint32 `json:"result_bytes"`
 }
 
-// Validate reports the first thing wrong with g.
+// Validate reports the first fault of g.
 func (g Geometry) Validate() error {
 	switch {
 	case g.Slots == 0 || g.Slots > maxSlots || g.Slots&(g.Slots-1) != 0:
@@ -115,11 +116,12 @@ func (g Geometry) resultStride() int { return resultHeaderBytes + lineUp(int(g.R
 
 func (g Geometry) repliesBytes() int { return g.atResults() + int(g.Slots)*g.resultStride() }
 
-// Piece says where a run of a request's bytes lies. 16 bytes in memory.
+// Piece says where one contiguous part of a request's bytes lies. It has 16
+// bytes in memory.
 type Piece struct {
-	// Offset is where the run begins in the slab.
+	// Offset is where the part begins in the slab, in bytes.
 	Offset uint64
-	// Place is where it belongs in the request, in bytes.
+	// Place is the part's offset in the request, in bytes.
 	Place uint32
 	// Length is its size in bytes.
 	Length uint16
@@ -127,27 +129,27 @@ type Piece struct {
 	Slab uint16
 }
 
-// Request is the table's line for a slot. 64 bytes in memory.
+// Request is the table's entry for a slot. It has 64 bytes in memory.
 type Request struct {
 	// ID is the request's id on the wire, for logs.
 	ID uint32
-	// Pieces is how many descriptors of the slot are in use.
+	// Pieces is the number of the slot's descriptors that are in use.
 	Pieces uint32
 	// Bytes is the request's size.
 	Bytes uint32
-	// Priority is the client's wish: higher goes first.
+	// Priority is what the client asked for: higher goes first.
 	Priority uint8
 	_        [3]uint8
-	// FirstPiece and Whole are when the first and the last piece came, Deadline
-	// when the answer is worthless; nanoseconds of Now.
+	// FirstPiece and Whole are when the first and the last piece arrived. After
+	// Deadline the answer is worthless. All are nanoseconds of Now.
 	FirstPiece, Whole, Deadline int64
 	_                           [24]uint8
 }
 
-// Result is what an IF says about a request, beside the payload.
+// Result is what an IF reports about a request, next to the payload.
 type Result struct {
-	// Status, Kind and ModelVersion are the wire's; Batch is the size of the
-	// batch that the request rode in.
+	// Status, Kind and ModelVersion are those of the wire. Batch is the size of
+	// the request's batch.
 	Status       uint8
 	Kind         uint8
 	Batch        uint16
@@ -155,13 +157,13 @@ type Result struct {
 	// Length is the payload's size in bytes.
 	Length uint32
 	// Dispatched, Gathered and Inferred are when the stages of its batch ended,
-	// nanoseconds of Now.
+	// in nanoseconds of Now.
 	Dispatched, Gathered, Inferred int64
 }
 
-// resultHeader is Result as it lies in memory: 64 bytes.
+// resultHeader is the layout of Result in memory: 64 bytes.
 type resultHeader struct {
-	length       atomic.Uint32 // read more than once, so each time whole
+	length       atomic.Uint32 // read more than once, so each read is atomic
 	modelVersion uint32
 	status       uint8
 	kind         uint8
@@ -173,11 +175,10 @@ type resultHeader struct {
 	_            [24]uint8
 }
 
-// Stage is how far a consumer has come with a slot that is out.
+// Stage is how far a consumer has processed a slot that is out.
 type Stage uint8
 
-// The stages. A slot that waits in the ring, or is not out at all, is at
-// StageNone.
+// The stages. A slot that waits in the ring, or is not out, has StageNone.
 const (
 	StageNone    Stage = iota
 	StagePending       // taken, not started: the next owner may recover it
@@ -200,9 +201,9 @@ func (s Stage) String() string {
 // maxGeneration is the highest generation: a stage word has 30 bits for it.
 const maxGeneration = 1<<30 - 1
 
-// A stage word is the ticket of the publication that it speaks of, the
-// generation that wrote it, and the stage: 32, 30 and 2 bits. It is one word so
-// that it is never seen half written.
+// A stage word holds the ticket of the publication, the generation that wrote
+// the word, and the stage: 32, 30 and 2 bits. It is a single word, so a reader
+// never sees it half written.
 func packStage(ticket, generation uint32, s Stage) uint64 {
 	return uint64(ticket)<<32 | uint64(generation)<<2 | uint64(s)
 }
@@ -216,5 +217,5 @@ func packReply(ticket, slot uint32) uint64 { return uint64(ticket)<<32 | uint64(
 
 func unpackReply(w uint64) (ticket, slot uint32) { return uint32(w >> 32), uint32(w) }
 
-// isOut reports whether a ticket is that of a slot that is out.
+// isOut reports whether ticket belongs to a slot that is out.
 func isOut(ticket uint32) bool { return ticket&1 == 1 }

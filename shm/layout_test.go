@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// dump is the lines of a mapping that are not all zero, by address.
+// dump prints the lines of a mapping that are not all zero, with their
+// addresses.
 func dump(mem []byte) string {
 	var out strings.Builder
 	for at := 0; at < len(mem); at += 16 {

@@ -6,12 +6,12 @@ import (
 	"unsafe"
 )
 
-// view gives n values of type T at an offset of a mapping, the one door between
-// bytes and words. Offsets come from this process's own geometry, never from
-// shared memory; a view that does not lie inside the mapping, or is not aligned,
-// is a mistake of this package and panics.
+// view returns n values of type T at an offset of a mapping. It is the only
+// conversion from bytes to words. Offsets come from this process's own
+// geometry, never from shared memory. A view that leaves the mapping, or is not
+// aligned, is a bug of this package and panics.
 //
-// The garbage collector knows nothing of the mapping: a view is good until the
+// The garbage collector does not know the mapping: a view is valid until the
 // mapping is closed.
 func view[T any](mem []byte, at, n int) []T {
 	var zero T

@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// The layout is shared with processes that were built elsewhere: a change here
-// is a change of Version.
+// Processes that were built elsewhere share the layout: any change here needs a
+// new Version.
 func TestLayoutIsPinned(t *testing.T) {
 	var (
 		piece   Piece

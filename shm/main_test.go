@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// patience bounds what should happen at once, so that a hang is a failure.
+// patience bounds what should happen at once, so that a hang fails the test.
 const patience = 60 * time.Second
 
-// childVariable makes the test binary one of the processes of a test: a role and
-// a generation. Its descriptors 3, 4 and 5 are the channel's files.
+// childVariable makes the test binary one of the processes of a test. Its value
+// is a role and a generation; descriptors 3, 4 and 5 are the channel's files.
 const childVariable = "PENSTOCK_SHM_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	// Go's poller opens files of its own with the first pipe.
+	// Go's poller opens its own files with the first pipe.
 	if r, w, err := os.Pipe(); err == nil {
 		r.Close()
 		w.Close()
@@ -49,7 +49,7 @@ func openFiles() int {
 	return len(entries)
 }
 
-// child is what the roles do.
+// child runs a role.
 func child(role string) error {
 	role, number, _ := strings.Cut(role, " ")
 	if role == "clock" {
@@ -71,11 +71,11 @@ func child(role string) error {
 		return fmt.Errorf("acquire: %v, %v", ok, err)
 	}
 	switch role {
-	case "serve": // until killed, giving the ring up and taking it again
+	case "serve": // until killed; releases the ring and acquires it again
 		echo(c, 0)
 	case "toil": // the same, with work to do
 		echo(c, 300*time.Microsecond)
-	case "take", "start": // and be killed
+	case "take", "start": // then wait to be killed
 		slots := c.Recover(nil)
 		batch := make([]uint32, testGeometry.Slots)
 		for len(slots) < 8 {
@@ -93,7 +93,7 @@ func child(role string) error {
 	return nil
 }
 
-// echo serves for ever: the answer to a request is its id.
+// echo serves forever: the answer to a request is its id.
 func echo(c *Consumer, work time.Duration) {
 	batch := make([]uint32, 4)
 	serve := func(slots []uint32) {
@@ -150,7 +150,7 @@ func spawn(t *testing.T, role string, generation uint32, p *pair) *process {
 	return c
 }
 
-// says waits for the child's next line.
+// says returns the child's next line.
 func (p *process) says(t *testing.T) string {
 	t.Helper()
 	line := make(chan string, 1)
@@ -167,7 +167,7 @@ func (p *process) says(t *testing.T) string {
 	}
 }
 
-// kill is kill -9, and waits until the process is gone.
+// kill sends SIGKILL, and waits until the process is gone.
 func (p *process) kill() {
 	_ = p.Process.Kill()
 	_ = p.Wait()

@@ -10,7 +10,7 @@ import (
 // publication is what the model knows of a slot that is out.
 type publication struct {
 	at where
-	// generation is the owner whose word on it counts.
+	// generation is the owner that reported the stage.
 	generation uint32
 }
 
@@ -19,14 +19,14 @@ type where int
 const (
 	waiting  where = iota // published, not taken
 	held                  // taken by the owner
-	started               // and started
-	finished              // and completed, not flushed
-	answered              // and flushed
-	left                  // pending when its owner went
+	started               // taken and started
+	finished              // completed, not flushed
+	answered              // flushed
+	left                  // pending when its owner released the ring or died
 	lost                  // started when its owner died
 )
 
-// channelModel is the simple model: a map of what is out. The channel must agree
+// channelModel is a simple model: a map of what is out. The channel must agree
 // with it through publications, withdrawals, hand-overs and deaths.
 type channelModel struct {
 	*pair
@@ -34,9 +34,10 @@ type channelModel struct {
 	generation uint32
 
 	out map[uint32]*publication
-	// stale are slots in the owner's hands from a publication that was withdrawn.
+	// stale are slots that the owner holds from a publication that was
+	// withdrawn.
 	stale map[uint32]bool
-	// ended counts publications that ended, began those that began.
+	// began counts publications that began, ended those that ended.
 	began, ended int
 }
 
@@ -49,7 +50,7 @@ func newChannelModel(t failer) *channelModel {
 	return m
 }
 
-// at is the slots in one of the states, sorted.
+// at returns the slots in one of the states, sorted.
 func (m *channelModel) at(states ...where) (slots []uint32) {
 	for slot, p := range m.out {
 		if slices.Contains(states, p.at) {
@@ -60,7 +61,8 @@ func (m *channelModel) at(states ...where) (slots []uint32) {
 	return slots
 }
 
-// available is what a Take must find: waiting, and not still in hand.
+// available is what a Take must find: the waiting slots that the owner does not
+// hold.
 func (m *channelModel) available() []uint32 {
 	return slices.DeleteFunc(m.at(waiting), func(slot uint32) bool { return m.stale[slot] })
 }
@@ -86,7 +88,7 @@ func (m *channelModel) succeed(t failer) {
 	}
 }
 
-// leave is the owner going: what it held is left to the next.
+// leave ends the owner: the next owner recovers what it held.
 func (m *channelModel) leave(dies bool) {
 	for _, p := range m.out {
 		switch {
@@ -173,8 +175,8 @@ func (m *channelModel) receive(t *rapid.T) {
 		t.Fatal(err)
 	}
 	for _, slot := range dst[:n] {
-		// One that was completed but not flushed may come early, when the manager
-		// looks at the stages because the replies went round.
+		// A completed slot that is not flushed may come early: the manager
+		// scans the stages if the replies wrapped around.
 		p := m.out[slot]
 		if p == nil || p.at != answered && p.at != finished && p.at != lost {
 			t.Fatalf("received slot %d, which is %+v", slot, p)
@@ -206,7 +208,7 @@ func (m *channelModel) withdraw(t *rapid.T) {
 	m.ended++
 }
 
-// wander withdraws and publishes one slot until the ring has gone round.
+// wander withdraws and publishes one slot until the ring has wrapped around.
 func (m *channelModel) wander(t *rapid.T) {
 	slot := m.draw(t, m.at(waiting))
 	for range m.g.Slots + 1 {
@@ -238,7 +240,7 @@ func (m *channelModel) die(t *rapid.T) {
 	m.succeed(t)
 }
 
-// check compares what can be seen.
+// check compares the visible state of channel and model.
 func (m *channelModel) check(t *rapid.T) {
 	for slot := range m.g.Slots {
 		stage, generation := m.channel.Stage(slot)
@@ -247,7 +249,7 @@ func (m *channelModel) check(t *rapid.T) {
 		switch {
 		case p == nil:
 		case p.at == waiting:
-			// A Take that was overtaken may have found it and not returned it yet.
+			// An overtaken Take may have found it and not returned it yet.
 			if stage == StagePending && generation == m.generation {
 				continue
 			}
@@ -289,7 +291,7 @@ func TestChannelAgreesWithItsModel(t *testing.T) {
 			},
 			"": m.check,
 		})
-		// In the end everything that was published ends, once.
+		// In the end every publication ends, once.
 		m.die(t)
 		for len(m.available()) > 0 {
 			m.takeSome(t)

@@ -75,7 +75,7 @@ func dup(t failer, f *os.File) *os.File {
 	return os.NewFile(uintptr(fd), f.Name())
 }
 
-// owner is a consumer that has the epoch and owns the ring.
+// owner is a consumer that the epoch names and that owns the ring.
 func (p *pair) owner(t *testing.T, generation uint32) *Consumer {
 	t.Helper()
 	c := p.consumer(t, generation)
@@ -105,7 +105,7 @@ func take(c *Consumer) []uint32 {
 	return dst[:c.Take(dst)]
 }
 
-// received is what Receive has now.
+// received is what Receive returns now.
 func (p *pair) received(t failer) []uint32 {
 	t.Helper()
 	var all []uint32

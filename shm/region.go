@@ -12,13 +12,13 @@ import (
 
 // Memory is a mapped region that can be handed to another process.
 type Memory interface {
-	// Bytes is the mapping; it is good until the region is closed.
+	// Bytes is the mapping; it is valid until the region is closed.
 	Bytes() []byte
-	// File is what to hand out. It stays the region's: who passes it on
-	// duplicates it or lends it.
+	// File is the descriptor to pass on. The region owns it: to pass it on,
+	// duplicate it, or keep the region open for as long as the file is in use.
 	File() *os.File
-	// Size is the size asked for, in bytes; the file may be larger by a part of
-	// a page.
+	// Size is the requested size in bytes; the file may be larger by part of a
+	// page.
 	Size() int
 }
 
@@ -26,18 +26,18 @@ type Memory interface {
 var ErrTooSmall = errors.New("shared file is too small")
 
 // Options of a new region. The zero value is a region of ordinary pages that
-// nobody but its maker can write.
+// only the process that created it can write.
 type Options struct {
-	// HugePages asks for pages of 2 MiB where there are enough free ones;
-	// ordinary pages, with a hint to the kernel, are taken otherwise.
+	// HugePages asks for pages of 2 MiB if enough are free. Otherwise the
+	// region has ordinary pages, with a hint to the kernel.
 	HugePages bool
-	// Writable lets whoever has File map it for writing too.
+	// Writable lets any process that has File map it for writing too.
 	Writable bool
 }
 
-// Region is shared memory: an unnamed file that lives as long as somebody maps
-// it or has it open, so a kill leaves nothing behind. Region implements Memory.
-// Its methods may be called from any goroutine.
+// Region is shared memory: an unnamed file that lives as long as a process maps
+// it or has it open. A killed process therefore leaves nothing behind. Region
+// implements Memory. Its methods may be called from any goroutine.
 type Region struct {
 	mem  []byte // whole pages
 	size int
@@ -48,11 +48,12 @@ type Region struct {
 
 var _ Memory = (*Region)(nil)
 
-// Create makes a region of size bytes, all zero and all there: want of memory is
-// an error now and never a fault later. The name is seen in /proc/PID/maps.
+// Create makes a region of size bytes. All bytes are zero, and all pages are
+// allocated: if memory runs short, Create fails, and no later access faults.
+// /proc/PID/maps shows the name.
 //
-// The file is sealed: its size cannot change under those who map it, and unless
-// o.Writable nobody can map it for writing from now on.
+// The file is sealed: its size cannot change while others map it. Without
+// o.Writable no process can map it for writing from now on.
 func Create(name string, size int, o Options) (*Region, error) {
 	r, err := create(name, size, o)
 	if err != nil {
@@ -69,7 +70,8 @@ func create(name string, size int, o Options) (*Region, error) {
 		return nil, err
 	}
 	if o.HugePages {
-		// Any failure here (no huge pages, no right to them) has one answer.
+		// Ordinary pages replace huge ones after any failure here: no huge
+		// pages, or no right to them.
 		if r, err := createOn(name, size, hugePageBytes, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, o); err == nil {
 			r.huge = true
 			return r, nil
@@ -86,14 +88,14 @@ func create(name string, size int, o Options) (*Region, error) {
 	return r, err
 }
 
-// maxRegionBytes is more than any machine has, and little enough that sizes can
-// be rounded up without a thought.
+// maxRegionBytes is more than any machine has, and small enough that rounding a
+// size up cannot overflow.
 const maxRegionBytes = 1 << 46
 
-// hugePageBytes is the huge page that x86-64 and arm64 have in common.
+// hugePageBytes is the size of huge page that both x86-64 and arm64 have.
 const hugePageBytes = 2 << 20
 
-// checkFileLimit refuses what RLIMIT_FSIZE would: the kernel answers that with
+// checkFileLimit refuses a size above RLIMIT_FSIZE. The kernel would send
 // SIGXFSZ, which ends a Go process.
 func checkFileLimit(size int) error {
 	var limit unix.Rlimit
@@ -122,7 +124,7 @@ func createOn(name string, size, page, flags int, o Options) (r *Region, err err
 	if err := unix.Ftruncate(fd, int64(mapped)); err != nil {
 		return nil, fmt.Errorf("set size: %w", err)
 	}
-	// Takes every page now.
+	// Allocate every page now.
 	if err := ignoringEINTR(func() error { return unix.Fallocate(fd, 0, 0, int64(mapped)) }); err != nil {
 		return nil, fmt.Errorf("take memory: %w", err)
 	}
@@ -140,8 +142,8 @@ func createOn(name string, size, page, flags int, o Options) (r *Region, err err
 		return nil, err
 	}
 	if !o.Writable {
-		// A descriptor that was opened for reading cannot be mapped for writing
-		// even where the kernel does not know F_SEAL_FUTURE_WRITE.
+		// Even a kernel without F_SEAL_FUTURE_WRITE refuses to map a descriptor
+		// for writing that was opened read-only.
 		readOnly, err := unix.Open("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return nil, fmt.Errorf("open read-only (is /proc mounted?): %w", err)
@@ -166,7 +168,8 @@ func memfd(name string, flags int) (int, error) {
 	return fd, nil
 }
 
-// seal fixes the file's size, and its content for all but maps that exist.
+// seal fixes the file's size. Unless writable, it also forbids new writable
+// mappings.
 func seal(fd int, writable bool) error {
 	const size = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	if !writable {
@@ -184,10 +187,10 @@ func seal(fd int, writable bool) error {
 	return nil
 }
 
-// Map maps size bytes of a file that another process made. It takes the file:
-// Close closes it, and so does a Map that fails. A file smaller than size is
-// refused (ErrTooSmall) instead of faulting later; that it cannot shrink
-// afterwards is the maker's seal.
+// Map maps size bytes of a file that another process made. It takes ownership
+// of the file: Close closes it, and so does a Map that fails. Map refuses a
+// file smaller than size (ErrTooSmall), which would fault later. The creator's
+// seal keeps the file from shrinking afterwards.
 func Map(f *os.File, size int, writable bool) (*Region, error) {
 	r, err := mapFile(f, size, writable)
 	if err != nil {
@@ -205,8 +208,8 @@ func mapFile(f *os.File, size int, writable bool) (*Region, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, fmt.Errorf("stat: %w", err)
 	}
-	// A file on huge pages can only be mapped by whole ones; st_blksize is the
-	// page there.
+	// A file on huge pages can only be mapped in units of huge pages; its
+	// st_blksize is the page size.
 	page := max(int(st.Blksize), os.Getpagesize())
 	mapped := (size + page - 1) / page * page
 	if st.Size < int64(mapped) {
@@ -216,8 +219,8 @@ func mapFile(f *os.File, size int, writable bool) (*Region, error) {
 	if writable {
 		prot |= unix.PROT_WRITE
 	}
-	// Populated: the pages are there already, and a process that takes a ring over
-	// must not stop at a fault a page.
+	// MAP_POPULATE: the pages are allocated already, and a process that takes
+	// over a ring must not stop for one fault per page.
 	mem, err := unix.Mmap(int(f.Fd()), 0, mapped, prot, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return nil, err
@@ -225,22 +228,22 @@ func mapFile(f *os.File, size int, writable bool) (*Region, error) {
 	return &Region{mem: mem, size: size, file: f, huge: page == hugePageBytes}, nil
 }
 
-// Bytes is the mapping, good until Close.
+// Bytes is the mapping, valid until Close.
 func (r *Region) Bytes() []byte { return r.mem[:r.size:r.size] }
 
-// File is the descriptor to hand out, open until Close: read-only unless the
-// region was made writable.
+// File is the descriptor to pass on, open until Close. It is read-only unless
+// the region was made writable.
 func (r *Region) File() *os.File { return r.file }
 
-// Size is the size that was asked for, in bytes.
+// Size is the requested size, in bytes.
 func (r *Region) Size() int { return r.size }
 
-// Huge reports whether the region lies on huge pages that are its own.
+// Huge reports whether the region has huge pages reserved for it.
 func (r *Region) Huge() bool { return r.huge }
 
-// Close unmaps the region and closes its file; the memory is freed when the last
-// process has done so. Nobody may touch Bytes afterwards. Closing twice is
-// harmless.
+// Close unmaps the region and closes its file. The kernel frees the memory when
+// the last process has done so. Bytes must not be used afterwards. Closing
+// twice is harmless.
 func (r *Region) Close() (err error) {
 	r.once.Do(func() {
 		err = errors.Join(unix.Munmap(r.mem), r.file.Close())

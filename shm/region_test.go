@@ -64,10 +64,10 @@ func TestReadOnlyRegionCannotBeMappedForWriting(t *testing.T) {
 		w.Close()
 		t.Error("mapped for writing")
 	}
-	// Nor by somebody who opens it anew.
+	// Opening it again does not make it writable either.
 	again, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(int(r.File().Fd())), os.O_RDWR, 0)
 	if err != nil {
-		return // not even that
+		return // cannot even be opened
 	}
 	if w, err := Map(again, 4096, true); err == nil {
 		w.Close()

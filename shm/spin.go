@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Spin is how long a side looks for work before it sleeps in the kernel. Waking
-// a sleeper costs the waker some 2 µs and takes 5 to 50; looking costs the CPU
-// that somebody else could use. With four CPUs or more, 5 µs bridge the gaps of
-// a busy stream; with fewer, the other side needs this very CPU to make
-// progress, and 1 µs only catches what is being written right now.
+// Spin is how long a side polls for work before it sleeps in the kernel. Waking
+// a sleeper costs the waker some 2 µs and takes 5 to 50 µs. Polling uses CPU
+// time that other threads could use. With four CPUs or more, 5 µs bridge the
+// gaps of a busy stream. With fewer, the other side needs this very CPU to make
+// progress, and 1 µs only catches what it is writing right now.
 //
-// It is a variable for the configuration's busy_poll and for benchmarks; a process sets
-// it before it uses any channel.
+// It is a variable for the configuration's busy_poll and for benchmarks. A
+// process sets it before it uses any channel.
 var Spin = defaultSpin(runtime.NumCPU())
 
 func defaultSpin(cpus int) time.Duration {
@@ -22,27 +22,28 @@ func defaultSpin(cpus int) time.Duration {
 	return time.Microsecond
 }
 
-// spinLooks is how many looks go between two readings of the clock, which costs
-// as much as some dozens of them.
+// spinLooks is the number of polls between two readings of the clock. One
+// reading costs as much as some dozens of polls.
 const spinLooks = 32
 
-// longestSleep bounds one sleep in the kernel. Waits are ended by wakes; this is
-// for a peer that wrote over a doorbell just as it rang.
+// longestSleep bounds one sleep in the kernel. Normally a wake ends a wait. The
+// bound is for a peer that overwrote a doorbell just as it rang.
 const longestSleep = int64(time.Second)
 
-// A wait that is ended again and again with nothing to show for it backs off:
-// after maxFruitless such rounds each next one sleeps for backoff, so that a
-// peer that rings for ever cannot have this side's CPU.
+// A wait that ends repeatedly without result backs off: after maxFruitless such
+// rounds, each further round sleeps for backoff. A peer that rings forever
+// therefore cannot take this side's CPU.
 const (
 	maxFruitless = 16
 	backoff      = time.Millisecond
 )
 
-// sleeps are those of one wait.
+// sleeps counts the fruitless sleeps of one wait.
 type sleeps struct{ fruitless int }
 
-// sleep sleeps until the deadline (0 for none) at most: by wait, which reports whether
-// it slept for the whole time, or without it after too many fruitless rounds.
+// sleep sleeps at most until the deadline (0 for none). It calls wait, which
+// reports whether it slept until end. After too many fruitless rounds it sleeps
+// without wait.
 func (s *sleeps) sleep(now, deadline int64, wait func(end int64) (timedOut bool)) {
 	end := nextSleepEnd(now, deadline)
 	if s.fruitless >= maxFruitless {
@@ -65,5 +66,5 @@ func nextSleepEnd(now, deadline int64) int64 {
 	return end
 }
 
-// pause sleeps until a time of Now, whatever the doorbells say.
+// pause sleeps until a time of Now, regardless of the doorbells.
 func pause(until int64) { time.Sleep(time.Duration(until - Now())) }

@@ -8,10 +8,10 @@ import (
 // Table is the request table of an IF: what the manager knows of each slot's
 // request, and where its pieces lie. IFs map it read-only.
 //
-// A slot's lines belong to whoever fills the slot, from when the slot is free
-// until it is published; from then until its reply was received (or it was
-// withdrawn) they must not change. There is no lock: different slots may be
-// filled by different goroutines.
+// While a slot is free, the goroutine that fills it owns its entries. From its
+// publication until its reply was received, or until it was withdrawn, they
+// must not change. There is no lock: different goroutines may fill different
+// slots.
 type Table struct {
 	g        Geometry
 	region   *Region
@@ -19,7 +19,7 @@ type Table struct {
 	pieces   []Piece
 }
 
-// NewTable makes a table. Name is seen in /proc/PID/maps.
+// NewTable makes a table. /proc/PID/maps shows the name.
 func NewTable(name string, g Geometry) (*Table, error) {
 	region, err := newFile(name+"-table", magicTable, g, g.tableBytes())
 	if err != nil {
@@ -41,20 +41,22 @@ func tableIn(region *Region, g Geometry) *Table {
 // Geometry is the table's size.
 func (t *Table) Geometry() Geometry { return t.g }
 
-// Pieces is the descriptors of a slot, MaxPieces of them, to be written in place.
+// Pieces are a slot's MaxPieces descriptors, which the caller writes in place.
 func (t *Table) Pieces(slot uint32) []Piece {
 	at, n := int(slot)*int(t.g.MaxPieces), int(t.g.MaxPieces)
 	return t.pieces[at : at+n : at+n]
 }
 
-// SetRequest writes a slot's line.
+// SetRequest writes a slot's entry.
 func (t *Table) SetRequest(slot uint32, r Request) { t.requests[slot] = r }
 
-// Request reads a slot's line.
+// Request reads a slot's entry.
 func (t *Table) Request(slot uint32) Request { return t.requests[slot] }
 
-// File is what an IF is given, read-only; it is the table's, open until Close.
+// File is the read-only descriptor for an IF. The table owns it; it is open
+// until Close.
 func (t *Table) File() *os.File { return t.region.File() }
 
-// Close unmaps the table. Nobody may use it, or a slice of it, afterwards.
+// Close unmaps the table. The table and all slices of it must not be used
+// afterwards.
 func (t *Table) Close() error { return t.region.Close() }

@@ -1,9 +1,9 @@
-// Package cpuset says which CPUs threads may run on (sched_setaffinity(2)). A set is a list
-// of the kernel's numbers, in rising order; in text it is the kernel's list, "0-3,8"
-// (cpuset(7), "List format").
+// Package cpuset reads and sets the CPUs that threads may run on (sched_setaffinity(2)). A
+// set is a list of the kernel's CPU numbers in rising order. Its text form is the kernel's
+// list, "0-3,8" (cpuset(7), "List format").
 //
-// Threads are pinned here and nowhere else. It is below shm because all who share memory
-// divide the CPUs between them, and know nothing of each other.
+// No other package pins threads. This package is below shm because all processes that share
+// memory divide the CPUs between them, and know nothing of each other.
 package cpuset
 
 import (
@@ -15,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limit is how many CPUs a unix.CPUSet, as glibc's, can hold.
+// limit is the number of CPUs that a unix.CPUSet can hold, like glibc's.
 const limit = 1024
 
-// Allowed are the CPUs that the calling thread may run on: the process's, where nobody has
-// pinned threads apart. It fails on a machine with more than 1,024 CPUs.
+// Allowed returns the CPUs that the calling thread may run on. They are those of the process
+// unless its threads were pinned separately. It fails on a machine with more than 1,024 CPUs.
 func Allowed() ([]int, error) { return OfThread(0) }
 
-// OfThread are the CPUs that a thread may run on; 0 is the calling one. The error wraps
-// unix.ESRCH where there is no such thread.
+// OfThread returns the CPUs that a thread may run on; 0 is the calling thread. If there is no
+// such thread, the error wraps unix.ESRCH.
 func OfThread(id int) ([]int, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(id, &set); err != nil {
@@ -39,11 +39,11 @@ func OfThread(id int) ([]int, error) {
 	return cpus, nil
 }
 
-// Pin keeps this process, all its threads and those to come, on cpus, wherever each was
-// before. None leaves them where they are.
+// Pin restricts this process to cpus: all its threads and those to come, on whatever CPUs
+// each ran before. If cpus is empty, Pin changes nothing.
 func Pin(cpus []int) error {
-	// A thread inherits from the one that made it, so a second look finds any that was
-	// made during the first.
+	// A thread inherits the set of the thread that made it, so the second pass finds any
+	// thread made during the first.
 	for range 2 {
 		threads, err := Threads()
 		if err != nil {
@@ -58,10 +58,10 @@ func Pin(cpus []int) error {
 	return nil
 }
 
-// PinThread keeps a thread, and those that it makes, on cpus; 0 is the calling one, which
-// its goroutine has locked (runtime.LockOSThread). None leaves it where it is. The error
-// wraps unix.ESRCH where there is no such thread, and unix.EINVAL where it may run on none
-// of them.
+// PinThread restricts a thread, and the threads that it makes, to cpus. 0 is the calling
+// thread, to which its goroutine is locked (runtime.LockOSThread). If cpus is empty,
+// PinThread changes nothing. If there is no such thread, the error wraps unix.ESRCH. If the
+// thread may run on none of cpus, it wraps unix.EINVAL.
 func PinThread(id int, cpus []int) error {
 	if len(cpus) == 0 {
 		return nil
@@ -79,7 +79,7 @@ func PinThread(id int, cpus []int) error {
 	return nil
 }
 
-// Threads are the ids of this process's threads. Any but the caller's own may be gone.
+// Threads returns the ids of this process's threads. Any but the caller's own may have ended.
 func Threads() ([]int, error) {
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {

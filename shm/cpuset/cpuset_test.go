@@ -23,7 +23,7 @@ func allowed(t *testing.T) []int {
 	return cpus
 }
 
-// where is what each of this process's threads may run on.
+// where returns what each of this process's threads may run on.
 func where(t *testing.T) map[int]string {
 	t.Helper()
 	threads, err := Threads()
@@ -46,7 +46,7 @@ func TestPinKeepsEveryThreadOnTheCPUs(t *testing.T) {
 	if len(all) < 2 {
 		t.Skipf("not on this machine: one CPU, %v, is allowed: whoever is pinned to it was there", all)
 	}
-	// Threads that there are before: their goroutines hold them until the end.
+	// Threads that exist before Pin: their goroutines hold them until the end.
 	const others = 4
 	ended := make(chan struct{})
 	ids := make(chan int)

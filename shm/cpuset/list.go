@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// most is how many CPUs any Linux has: NR_CPUS of MAXSMP (arch/x86/Kconfig).
+// most is the max number of CPUs of any Linux: NR_CPUS of MAXSMP (arch/x86/Kconfig).
 const most = 8192
 
-// Parse reads the kernel's list, "0-3,8", whatever the order: a file of /sys without its
-// line's end, or what a person wrote. An empty one is of none.
+// Parse reads the kernel's list, "0-3,8", in any order: a file of /sys without its newline,
+// or what a person wrote. An empty list means no CPUs.
 func Parse(list string) (cpus []int, err error) {
 	if list == "" {
 		return nil, nil
@@ -37,8 +37,8 @@ func Parse(list string) (cpus []int, err error) {
 	return slices.Compact(cpus), nil
 }
 
-// Format writes cpus as Parse reads them. DPDK's EAL and the kernel's command line take
-// them so, too.
+// Format writes cpus as Parse reads them. DPDK's EAL and the kernel's command line read the
+// same format.
 func Format(cpus []int) string {
 	var parts []string
 	for i := 0; i < len(cpus); {

@@ -1,5 +1,5 @@
-// Package floor measures the least that waking another process costs on this
-// machine now: one futex, nothing around it. Benchmarks put it beside what
+// Package floor measures the min time that waking another process takes on this
+// machine now: one futex, nothing around it. Benchmarks compare it with what
 // Penstock does with the same call, so that a noisy machine does not matter.
 //
 //	 parent                              child (the same program, re-executed)
@@ -26,19 +26,18 @@ import (
 	"github.com/penstock/penstock/shm/internal/futex"
 )
 
-// childVariable tells the re-executed program that it is the child, and how many
-// samples there will be.
+// childVariable marks the re-executed program as the child, and holds the
+// number of samples.
 const childVariable = "PENSTOCK_FLOOR_CHILD"
 
-// cpuVariable tells the child which CPU to keep to, if that is not -1.
+// cpuVariable is the CPU to which the child pins itself, or -1 for any.
 const cpuVariable = "PENSTOCK_FLOOR_CPU"
 
-// wakeGap is how long the sleeper is left alone before each wake, so that it and its
-// CPU really sleep.
+// wakeGap is the pause before each wake, so that the sleeper and its CPU really
+// sleep.
 const wakeGap = 200 * time.Microsecond
 
-// patience is how long either side waits for the other before it takes it for
-// dead.
+// patience is how long either side waits before it considers the other dead.
 const patience = 10 * time.Second
 
 // maxSamples bounds n: a child reads it from its environment.
@@ -48,18 +47,19 @@ const maxSamples = 1 << 20
 // each on its own cache line.
 const regionBytes = 3 * 64
 
-// errNoAnswer is returned by MeasureWake when the child does not answer, as when
-// the program does not call MaybeChild.
+// errNoAnswer is returned by MeasureWake when the child does not answer. One
+// cause is a program that does not call MaybeChild.
 var errNoAnswer = errors.New("woken process does not answer")
 
-// words are the region's.
+// words are the words of the region.
 type words struct {
 	bell, answer *atomic.Uint32
 	stamp        *atomic.Int64 // when the child woke, nanoseconds of shm.Now
 }
 
-// MaybeChild makes this process the woken side of a measurement, if it was
-// started as that, and does not return then. main calls it before anything else.
+// MaybeChild makes this process the woken side of a measurement if it was
+// started as such, and then does not return. main calls it before anything
+// else.
 func MaybeChild() {
 	text, ok := os.LookupEnv(childVariable)
 	if !ok {
@@ -76,11 +76,11 @@ func MaybeChild() {
 	os.Exit(0)
 }
 
-// childFD is the descriptor that the region is inherited as, the first after
-// standard input, output and error.
+// childFD is the descriptor of the inherited region, the first after standard
+// input, output and error.
 const childFD = 3
 
-// answer is the child.
+// answer runs in the child.
 func answer(n int) error {
 	if n < 0 || n > maxSamples {
 		return fmt.Errorf("%d samples: want at most %d", n, maxSamples)
@@ -96,7 +96,7 @@ func answer(n int) error {
 			return err
 		}
 	}
-	// The first answer only says that this side is there.
+	// The first answer only shows that the child runs.
 	for i := range uint32(n + 1) {
 		for w.bell.Load() == i {
 			if futex.Wait(w.bell, i, shm.Now()+int64(patience)) {
@@ -109,15 +109,15 @@ func answer(n int) error {
 	return nil
 }
 
-// MeasureWake wakes a sleeping process n times, Gap apart, and returns how long
-// each took: from before the wake call to the woken process's first instruction.
-// Both are Go programs with locked threads. The calling program must call
-// MaybeChild first thing in main.
+// MeasureWake wakes a sleeping process n times, wakeGap apart, and returns the
+// duration of each wake. It counts from before the wake call to the woken
+// process's first instruction. Both are Go programs with locked threads. The
+// calling program must call MaybeChild first thing in main.
 func MeasureWake(n int) (samples []time.Duration, err error) { return measure(n, wakeGap, -1) }
 
-// MeasureWakeAcross is MeasureWake with another gap, and each side kept to a CPU of its
-// own where there are two: the longer a CPU has slept, the longer it may take to come,
-// while two that share one never find it asleep.
+// MeasureWakeAcross is MeasureWake with another gap, and with each side pinned
+// to its own CPU if there are two. The longer a CPU has slept, the longer it
+// may take to wake. Two processes that share a CPU never find it asleep.
 func MeasureWakeAcross(n int, gap time.Duration) (samples []time.Duration, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -135,7 +135,7 @@ func MeasureWakeAcross(n int, gap time.Duration) (samples []time.Duration, err e
 	return measure(n, gap, cpus[1])
 }
 
-// measure has the child keep to a CPU, unless that is -1.
+// measure pins the child to cpu, unless that is -1.
 func measure(n int, gap time.Duration, cpu int) (samples []time.Duration, err error) {
 	if n < 0 || n > maxSamples {
 		return nil, fmt.Errorf("measure wake: %d samples: want at most %d", n, maxSamples)
@@ -146,7 +146,7 @@ func measure(n int, gap time.Duration, cpu int) (samples []time.Duration, err er
 	}
 	defer func() { err = errors.Join(err, region.Close()) }()
 
-	// The child dies with the thread that started it.
+	// The kernel kills the child when the thread that started it ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	child := exec.Command("/proc/self/exe")
@@ -170,7 +170,7 @@ func measure(n int, gap time.Duration, cpu int) (samples []time.Duration, err er
 	return samples, nil
 }
 
-// wakes is the parent.
+// wakes runs in the parent.
 func wakes(w words, n int, gap time.Duration) ([]time.Duration, error) {
 	samples := make([]time.Duration, 0, n)
 	for i := range uint32(n + 1) {

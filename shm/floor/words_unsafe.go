@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// wordsIn lays the words over a region of regionBytes, which begins on a page.
+// wordsIn maps the words onto a region of regionBytes, which begins on a page.
 func wordsIn(mem []byte) words {
 	_ = mem[regionBytes-1]
 	return words{

@@ -1,6 +1,6 @@
-// Package futex is sleeping in the kernel on a word of memory, which processes share or
-// which is one's own (futex(2)): the waiter names the value that it has seen, so a change
-// between its look and its sleep is not missed.
+// Package futex sleeps in the kernel on a word of memory (futex(2)), shared with other
+// processes or private. The waiter passes the value that it has read. The kernel returns at
+// once if the word has changed, so no change before the sleep is missed.
 package futex
 
 import (
@@ -21,20 +21,20 @@ const (
 	anyBit       = 0xffffffff
 )
 
-// Wait sleeps while *word is seen, until a wake or the deadline (nanoseconds of
-// CLOCK_MONOTONIC, absolute, so that an early return does not stretch the wait;
-// 0 for none). It reports whether the deadline passed, and may also return for
-// no reason at all. The mapping may be read-only.
+// Wait sleeps while *word is seen, until a wake or the deadline. The deadline is absolute, in
+// nanoseconds of CLOCK_MONOTONIC, 0 for none, so that an early return does not extend the
+// wait. Wait reports whether the deadline passed. It may also return without cause. The
+// mapping may be read-only.
 //
-// The call goes through syscall.Syscall6, which tells Go's scheduler that this
-// thread may be gone for long. Callers are locked to their threads, or do not mind that
-// goroutines behind them are delayed by up to 10 ms.
+// The call goes through syscall.Syscall6, which tells Go's scheduler that this thread may
+// block for long. Callers are locked to their threads, or accept that goroutines behind them
+// are delayed by up to 10 ms.
 func Wait(word *atomic.Uint32, seen uint32, deadline int64) (timedOut bool) {
 	return wait(word, seen, deadline, 0)
 }
 
-// WaitOwn is Wait, without a deadline, on a word that is this process's alone: on any of Go's
-// variables. The kernel then knows the word by its address, and does not look its page up.
+// WaitOwn is Wait without a deadline on a word that only this process uses, such as any Go
+// variable. The kernel then identifies the word by its address and does not look up its page.
 func WaitOwn(word *atomic.Uint32, seen uint32) { wait(word, seen, 0, private) }
 
 func wait(word *atomic.Uint32, seen uint32, deadline int64, flag uintptr) (timedOut bool) {
@@ -56,18 +56,18 @@ func wait(word *atomic.Uint32, seen uint32, deadline int64, flag uintptr) (timed
 	panic(fmt.Sprintf("futex wait: %v", errno))
 }
 
-// wakeWaiters wakes all who wait on word. It never sleeps, so the scheduler is not
-// told.
+// wakeWaiters wakes all waiters on word. It never sleeps, so it need not notify the
+// scheduler.
 func wakeWaiters(word *atomic.Uint32) { wake(word, 1<<31-1, 0) }
 
-// WakeOneOwn wakes one of those who are in WaitOwn on word. It never sleeps either.
+// WakeOneOwn wakes one waiter that called WaitOwn on word. It never sleeps either.
 func WakeOneOwn(word *atomic.Uint32) { wake(word, 1, private) }
 
 func wake(word *atomic.Uint32, most, flag uintptr) {
 	syscall.RawSyscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), opWake|flag, most, 0, 0, 0)
 }
 
-// Ring changes a doorbell and wakes all who wait on it.
+// Ring changes a doorbell and wakes all waiters on it.
 func Ring(bell *atomic.Uint32) {
 	bell.Add(1)
 	wakeWaiters(bell)

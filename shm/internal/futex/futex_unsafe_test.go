@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shared maps one page twice: for writing, and for reading only.
+// shared maps one page twice: for writing, and read-only.
 func shared(t *testing.T) (writable, readOnly *atomic.Uint32) {
 	t.Helper()
 	fd, err := unix.MemfdCreate("futex-test", unix.MFD_CLOEXEC)
@@ -82,7 +82,7 @@ func TestWaitEndsAtItsDeadlineAndNotBefore(t *testing.T) {
 	}
 }
 
-// Of those who wait on a word of the process's own, one wake wakes one.
+// Several threads wait on a private word: one wake wakes exactly one of them.
 func TestWakeOneOwnWakesOne(t *testing.T) {
 	word := new(atomic.Uint32)
 	const waiters = 3
@@ -104,21 +104,21 @@ func TestWakeOneOwnWakesOne(t *testing.T) {
 			t.Fatalf("wake %d woke nobody", i+1)
 		}
 		select {
-		case <-woken: // an interrupt may wake one for nothing, but seldom
+		case <-woken: // an interrupt may wake one without cause, but seldom
 			t.Fatalf("wake %d woke two", i+1)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 	word.Store(1)
-	WaitOwn(word, 0) // has changed: returns at once
+	WaitOwn(word, 0) // the value differs: returns at once
 	for range waiters {
 		WakeOneOwn(word)
 		<-woken
 	}
 }
 
-// BenchmarkWakeOfNobody is what the kernel takes to find out who waits: where the word may be
-// another process's, it looks the page up.
+// BenchmarkWakeOfNobody measures how long the kernel takes to find the waiters of a word that
+// has none. If the word may be shared with another process, the kernel looks up its page.
 func BenchmarkWakeOfNobody(b *testing.B) {
 	word := new(atomic.Uint32)
 	b.Run("shared", func(b *testing.B) {
