@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -89,6 +90,9 @@ var sharingVariants = []struct {
 	{name: "quotas", shares: "shares: {policy: gslice, change: in-place}\n"},
 }
 
+// anyPort finds the ports of the built-in configuration, which another node may use.
+var anyPort = regexp.MustCompile(`port: \d+`)
+
 // RunSharing measures each mix with each variant in turn, Rounds times.
 func RunSharing(ctx context.Context, o SharingOptions) (Sharing, error) {
 	r := Sharing{Machine: o.Machine, Seconds: o.Duration.Seconds(), Rounds: o.Rounds}
@@ -136,7 +140,7 @@ func (o *SharingOptions) sharingRun(ctx context.Context, l sharingLoad, variant 
 	starting, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("no process of some function was ready within a minute"))
 	defer cancel()
 	nd, err := node.Start(starting, node.Options{
-		Binary: o.Binary, Config: v.shares + string(configs.BuiltIn()), Environment: []string{v.lab.Environment()},
+		Binary: o.Binary, Config: v.shares + anyPort.ReplaceAllString(string(configs.BuiltIn()), "port: 0"), Environment: []string{v.lab.Environment()},
 	})
 	if err != nil {
 		return err
