@@ -50,7 +50,16 @@ func (m *Manager) add(c configs.Function) error {
 	f.run()
 	f.log.Info().Stringer("port", f.localAddr()).Str("model", card.Name).Dur("slo", f.slo).
 		Int("request_bytes", card.Input.WireBytes()).Str("change", string(f.configured)).Msg("function added")
+	f.warnIfCrowded()
 	return nil
+}
+
+// warnIfCrowded warns of more instances than CPUs, once it is known how many there are.
+func (f *function) warnIfCrowded() {
+	cpus := f.m.observed.CPUs
+	if n := len(f.instances); !f.m.onGPU() && cpus > 0 && n > cpus {
+		f.log.Warn().Int("instances", n).Int("cpus", cpus).Msg("more instances than CPUs: they only wait for each other")
+	}
 }
 
 // configured are the functions that are to stay.

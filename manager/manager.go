@@ -312,11 +312,17 @@ func (m *Manager) observe(o control.Observed) {
 	if o.ManagerID != m.id {
 		return // it has not heard of this manager yet
 	}
-	if o.OrchestratorID != m.observed.OrchestratorID {
+	another := o.OrchestratorID != m.observed.OrchestratorID
+	if another {
 		m.log.Info().Str("orchestrator", o.OrchestratorID).Str("mechanism", o.Mechanism).Int("cpus", o.CPUs).Msg("orchestrator is up")
 	}
 	m.observed = o
 	m.learnDevice(&o)
+	if another {
+		for _, f := range m.functions {
+			f.warnIfCrowded()
+		}
+	}
 	m.observeGroups(&o)
 	if lost := m.lostDevices(&o); len(lost) > 0 {
 		m.deviceFailed(&o, lost)

@@ -8,7 +8,7 @@ import (
 func TestIfAddZeroFlags(t *testing.T) {
 	for _, row := range [][]string{
 		{"--slo", "0", "--slo 0s: want more than 0", "the card's objective"},
-		{"--share", "0", "--share 0: want more than 0", "the model's knee"},
+		{"--share", "0", "--share 0: want more than 0", "a guarantee by its requests"},
 		{"--receivers", "0", "--receivers 0: want more than 0", "the node's number"},
 		{"--instances", "0", "instances of face is 0, want an integer from 1 to 64"},
 		{"--slo", "-5ms", "slo of face is -5ms, want a duration"},

@@ -59,7 +59,7 @@ node, unless --save writes it into that file. Comments and order of the file sta
 	add.Flags().IntVar(&function.Receivers, "receivers", 0, "how many sockets receive for it; the node's if left out")
 	add.Flags().DurationVar(&function.SLO, "slo", 0, "latency objective; the card's if left out")
 	add.Flags().IntVar(&function.Instances, "instances", 1, "how many processes serve it at once")
-	add.Flags().Float64Var(&function.SharePercent, "share", 0, "first share of each instance, in percent")
+	add.Flags().Float64Var(&function.SharePercent, "share", 0, "guarantee of each instance, in percent of the device's time (first share with policy gslice)")
 	add.Flags().BoolVar(&save, "save", false, "write it into the node's configuration file, too")
 	return add
 }
@@ -67,7 +67,7 @@ node, unless --save writes it into that file. Comments and order of the file sta
 // zeroFlags refuses a flag that is given as 0: it would silently mean the value that the flag
 // has if it is left out.
 func zeroFlags(cmd *cobra.Command) error {
-	for name, instead := range map[string]string{"slo": "the card's objective", "share": "the model's knee", "receivers": "the node's number"} {
+	for name, instead := range map[string]string{"slo": "the card's objective", "share": "a guarantee by its requests", "receivers": "the node's number"} {
 		flag := cmd.Flags().Lookup(name)
 		if flag.Changed && flag.Value.String() == flag.DefValue {
 			return fmt.Errorf("--%s %s: want more than 0, or leave it out for %s", name, flag.Value, instead)

@@ -80,7 +80,9 @@ func Node(ctx context.Context, c configs.Config) (notes []string, err error) {
 	held, err := httpAddress(c, statusErr == nil)
 	n.notes = append(n.notes, held...)
 	n.problems.Add(err, "http")
-	if own, _ := orchestrator.IFCPUs(c.ReservedCPUs); c.ReservedCPUs > len(own) {
+	own, functions := orchestrator.IFCPUs(c.ReservedCPUs)
+	n.notes = append(n.notes, c.Crowded(len(functions))...)
+	if c.ReservedCPUs > len(own) {
 		n.notes = append(n.notes, fmt.Sprintf("reserved_cpus: is %d, the manager gets %d: inference functions keep at least one of the CPUs that the node may use", c.ReservedCPUs, len(own)))
 	}
 	n.problems.Add(sandboxErr, "sandbox")

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -103,6 +104,23 @@ func TestReservedCPUs(t *testing.T) {
 		notes, err := Node(t.Context(), c)
 		if got := strings.Contains(strings.Join(notes, "\n"), "reserved_cpus: is 1024, the manager gets "); err != nil || got != want {
 			t.Errorf("%d reserved: notes %q, error %v", reserved, notes, err)
+		}
+	}
+}
+
+func TestManyInstances(t *testing.T) {
+	dir := t.TempDir()
+	for instances, want := range map[int]bool{1: false, 64: runtime.NumCPU() < 64} {
+		file := filepath.Join(dir, "node.yaml")
+		writes(t, file, fmt.Sprintf("http: 127.0.0.1:0\nfunctions:\n  - {name: fashion, port: 0, instances: %d}\n", instances))
+		c, err := configs.Read(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.RuntimeDir = filepath.Join(dir, "run")
+		notes, err := Node(t.Context(), c)
+		if got := strings.Contains(strings.Join(notes, "\n"), "instances of fashion is 64, and functions have "); err != nil || got != want {
+			t.Errorf("%d instances: notes %q, error %v", instances, notes, err)
 		}
 	}
 }
