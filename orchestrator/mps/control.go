@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 )
 
-// control talks to the daemon of a folder, through the control program: a command
-// on its standard input, the answer on its standard output.
+// control talks to a folder's daemon through the control program. The command goes to its
+// standard input, and the answer comes from its standard output.
 type control struct {
 	program string
 	folder  folder
@@ -35,7 +35,7 @@ func (c control) run(cmd *exec.Cmd) error {
 	return cmd.Run()
 }
 
-// lookUp finds the control program, "" if there is none.
+// lookUp returns the path of the control program, "" if there is none.
 func lookUp(program string) string {
 	names := []string{program}
 	if program == "" {
@@ -49,8 +49,8 @@ func lookUp(program string) string {
 	return ""
 }
 
-// environment is this process's, with the daemon's folders and the GPU in place of
-// whatever it says of MPS: a percentage there would be every client's.
+// environment is this process's environment, with the daemon's folders and the GPU in
+// place of its MPS variables. A percentage among them would apply to every client.
 func (c control) environment() []string {
 	env := []string{
 		"CUDA_MPS_PIPE_DIRECTORY=" + c.folder.pipe, "CUDA_MPS_LOG_DIRECTORY=" + c.folder.log, "CUDA_VISIBLE_DEVICES=" + c.uuid,
@@ -63,14 +63,14 @@ func (c control) environment() []string {
 	return env
 }
 
-// grace is how long the output of a program that was killed is waited for.
+// grace is how long to wait for the rest of the output of a program that was killed.
 const grace = 100 * time.Millisecond
 
-// errNoAnswer is wrapped where the daemon is there and does not answer in time.
+// errNoAnswer is wrapped if the daemon exists and does not answer in time.
 var errNoAnswer = errors.New("no answer")
 
-// ask gives the daemon a command and returns what it says. A daemon that is not
-// there, or does not answer in time, is an error; the answer may say why.
+// ask sends the daemon a command and returns the answer. It returns an error if there is
+// no daemon, or it does not answer in time; the answer may give the reason.
 func (c control) ask(ctx context.Context, command string) (string, error) {
 	asked, cancel := runclock.Process().WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -95,8 +95,8 @@ func (c control) ask(ctx context.Context, command string) (string, error) {
 	return answer, nil
 }
 
-// after is the control for the next question: one that was not answered is asked again
-// with twice the time, or a daemon that is slow would never be heard.
+// after returns the control for the next question. If the last question was not answered,
+// the timeout doubles. Otherwise a slow daemon's answer would never be received.
 func (c control) after(err error) control {
 	if errors.Is(err, errNoAnswer) {
 		c.timeout *= 2
@@ -104,7 +104,7 @@ func (c control) after(err error) control {
 	return c
 }
 
-// numbers are the process ids that an answer lists, one a line.
+// numbers parses the process ids in an answer, one per line.
 func numbers(answer string) []int {
 	var list []int
 	for _, l := range strings.Fields(answer) {
@@ -151,8 +151,8 @@ func (c control) daemonPID() int {
 	return pid
 }
 
-// adoptable reports the daemon that an orchestrator left behind, if it answers and
-// serves the same GPU.
+// adoptable returns the daemon that an orchestrator left behind, if it answers and serves
+// the same GPU.
 func (c control) adoptable(ctx context.Context) (pid int, ok bool) {
 	pid = c.daemonPID()
 	if pid == 0 || !isMPS(pid) || !alive(pid) {
@@ -168,14 +168,14 @@ func (c control) adoptable(ctx context.Context) (pid int, ok bool) {
 	return pid, true
 }
 
-// endedAfter is how long no process of a daemon's is seen before it is believed dead.
+// endedAfter is how long a daemon must have no process before it counts as dead.
 const endedAfter = 200 * time.Millisecond
 
-// launch starts a daemon and waits until it answers, as long as ctx lets it and the
-// daemon lives. began is when the start began, for what is said.
+// launch starts a daemon and waits until it answers. It stops waiting when ctx ends or the
+// daemon dies. began is when the start began, for messages.
 func (c control) launch(ctx context.Context, began time.Time) (int, error) {
-	// Not a pipe: the daemon may keep it open. A new file: the daemon's user, who owns the
-	// folder, may have put a link there.
+	// A file and not a pipe: the daemon may keep it open. A new file: the daemon's user
+	// owns the folder, and may have put a link there.
 	path := filepath.Join(c.folder.log, "start.log")
 	os.Remove(path)
 	out, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
@@ -183,7 +183,7 @@ func (c control) launch(ctx context.Context, began time.Time) (int, error) {
 		return 0, &Problem{Why: fmt.Sprintf("start MPS daemon: %v", err)}
 	}
 	defer out.Close()
-	// Each daemon begins its logs anew, or they would grow for ever.
+	// Each daemon starts with empty logs, or they would grow for ever.
 	for _, name := range []string{"control.log", "server.log"} {
 		os.Remove(c.folder.logFile(name))
 	}
@@ -208,7 +208,7 @@ func (c control) launch(ctx context.Context, began time.Time) (int, error) {
 		if err == nil {
 			err = fmt.Errorf("it writes no %s.pid", controlProgram)
 		}
-		if ctx.Err() == nil { // after that all errors are the same
+		if ctx.Err() == nil { // after the end of ctx every error is the same
 			last = err
 		}
 		if pid > 0 && alive(pid) || len(belonging(c.folder)) > 0 {
@@ -224,7 +224,8 @@ func (c control) launch(ctx context.Context, began time.Time) (int, error) {
 	}
 }
 
-// within is how long a start has taken, or may have where its time is over, for a message.
+// within returns, for a message, how long a start has taken; after its deadline, the whole
+// limit.
 func within(ctx context.Context, began time.Time) time.Duration {
 	if limit, ok := runclock.Limit(ctx); ok && errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 		return limit
@@ -232,7 +233,7 @@ func within(ctx context.Context, began time.Time) time.Duration {
 	return time.Since(began).Round(10 * time.Millisecond)
 }
 
-// reason is why a start failed, in one line: what the program said, or else how it
+// reason says in one line why a start failed: what the program printed, or else how it
 // ended, and its log.
 func (c control) reason(err error) string {
 	text := err.Error()

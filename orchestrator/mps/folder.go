@@ -18,21 +18,21 @@ import (
 	"github.com/penstock/penstock/private"
 )
 
-// folder is where a daemon lives.
+// folder has the paths and the lock of a daemon.
 type folder struct {
-	pipe string   // its sockets, its pid file; nothing but its own is there
+	pipe string   // sockets and pid file of the daemon, nothing else
 	log  string   // control.log, server.log
-	lock *os.File // held by the owner, gone with it
+	lock *os.File // held by the owner, released with its end
 }
 
-// longestPipe is the longest path of a pipe folder. A Unix socket's path has at
-// most 107 bytes (unix(7)), and the longest name of the daemon's is
-// control_privileged; 85 bytes were seen to work, 88 not (driver 580).
+// longestPipe is the max length of a pipe folder's path. A Unix socket's path has at most 107 bytes
+// (unix(7)), and the daemon's longest name is control_privileged. 85 bytes worked, 88 did not
+// (driver 580).
 const longestPipe = 85
 
-// pipeFolder is the pipe folder of a runtime folder: in it, or, where the path
-// would be too long, a folder in /tmp that is named after it, so that another
-// process finds it again.
+// pipeFolder returns the pipe folder of a runtime folder. It is in the runtime folder, unless the
+// path would be too long. Then it is a folder in /tmp that is named after the runtime folder, so
+// that another process finds it again.
 func pipeFolder(dir string) string {
 	pipe := filepath.Join(dir, "mps")
 	if len(pipe) <= longestPipe {
@@ -46,8 +46,8 @@ func pipeFolder(dir string) string {
 	return filepath.Join("/tmp", name)
 }
 
-// openFolder makes the folders of a runtime folder, for the user uid, and locks them. A *Problem is
-// returned where another process holds the lock, or a folder cannot be trusted.
+// openFolder makes the folders of a runtime folder, for the user uid, and locks them. It returns a
+// *Problem if another process holds the lock, or if a folder cannot be trusted.
 func openFolder(dir string, uid int) (folder, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -66,7 +66,8 @@ func openFolder(dir string, uid int) (folder, error) {
 	return f, nil
 }
 
-// lock takes the runtime folder's lock. It ends with the process, however it ends.
+// lock takes the runtime folder's lock. The kernel releases it when the process ends, however it
+// ends.
 func lock(dir string) (*os.File, error) {
 	folder, err := private.OpenFolder(dir)
 	if err != nil {
@@ -87,11 +88,11 @@ func lock(dir string) (*os.File, error) {
 	return l, nil
 }
 
-// ownFolder makes a folder of the user uid, and refuses one that another user could have put
+// ownFolder makes a folder for the user uid. It refuses a folder that another user could have put
 // there.
 func ownFolder(path string, uid int) error {
 	if uid != os.Getuid() && ownedBy(path, uid) {
-		return nil // from an orchestrator before
+		return nil // left by an earlier orchestrator
 	}
 	folder, err := private.MakeFolder(path, 0o700)
 	switch {
@@ -119,7 +120,7 @@ func ownedBy(path string, uid int) bool {
 	return ok && info.IsDir() && int(owner.Uid) == uid && info.Mode().Perm()&0o022 == 0
 }
 
-// release gives the folders back; the pipe folder goes, the logs stay.
+// release removes the pipe folder and releases the lock. The logs stay.
 func (f folder) release() error {
 	err := os.Remove(f.pipe)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -128,8 +129,7 @@ func (f folder) release() error {
 	return errors.Join(err, f.lock.Close())
 }
 
-// said is what the daemon or its server last complained of, for the end of a
-// message.
+// said returns the last error in the log of the server or the daemon, for the end of a message.
 func (f folder) said() string {
 	for _, name := range []string{"server.log", "control.log"} {
 		b, err := readOwn(f.logFile(name))
@@ -140,10 +140,10 @@ func (f folder) said() string {
 		for i := len(lines) - 1; i >= 0 && i >= len(lines)-50; i-- {
 			l := strings.ToLower(lines[i])
 			if strings.Contains(l, "assuming client") {
-				continue // what it says of each client's end
+				continue // logged at the end of each client
 			}
 			if strings.Contains(l, "fail") || strings.Contains(l, "error") || strings.Contains(l, "denied") {
-				_, text, ok := strings.Cut(lines[i], "] ") // after time and process
+				_, text, ok := strings.Cut(lines[i], "] ") // follows the time and the process
 				if !ok {
 					text = lines[i]
 				}
@@ -154,8 +154,8 @@ func (f folder) said() string {
 	return ""
 }
 
-// readOwn reads a file of the daemon's. Its user may have put another thing in its place: a
-// link to a file that only this process may read, or a pipe that never ends.
+// readOwn reads a file of the daemon. The daemon's user may have replaced it: by a link to a file
+// that only this process may read, or by a pipe that never ends.
 func readOwn(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -173,7 +173,7 @@ func readOwn(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxBytes))
 }
 
-// sweep kills what runs in the folder and has no owner, and empties it. The caller
+// sweep kills the processes that run in the folder without an owner, and empties it. The caller
 // holds the lock.
 func sweep(f folder) error {
 	if err := killAll(f); err != nil {

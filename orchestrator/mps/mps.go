@@ -1,38 +1,38 @@
-// Package mps owns a control daemon of NVIDIA's Multi-Process Service: it starts
-// one for a GPU in folders of its own, finds it again after a crash, keeps it
-// running, and ends it.
+// Package mps owns a control daemon of NVIDIA's Multi-Process Service. It starts one for
+// a GPU in its own folders, finds it again after a crash, keeps it running, and ends it.
 //
-//	Start: 1 program, compute mode   find what cannot be mended by trying
-//	       2 folders, lock           one owner a runtime folder
+//	Start: 1 program, compute mode   find problems that a retry cannot solve
+//	       2 folders, lock           one owner per runtime folder
 //	       3 adopt, or sweep         a daemon that an orchestrator left behind
 //	       4 nvidia-cuda-mps-control -d, until it answers
 //	       5 start_server, until it is active
 //	keep:  6 the daemon died: sweep, 4, 5, again and again
-//	       7 the server died: 5; a daemon that brings none at once is killed: 6
+//	       7 the server died: 5; kill a daemon that starts none at once: 6
 //	Close: 8 quit, deadline, kill, sweep
 //
-// In 4 and 5 a daemon that lives and is slow is asked again and again: the driver locks
-// things for the whole machine, and where four nodes started at once a daemon that had
-// answered before was mute for 2 s or more (in 5 of 376 starts, 4 H200). One that has
-// ended is not waited for. In keep nobody asks a daemon whose server lives: however busy the
-// machine, a slow answer alone costs no client its context.
+// In steps 4 and 5 the package keeps asking a slow daemon while it lives, because the
+// driver locks resources of the whole machine. When four nodes started at once, a daemon
+// that had answered before was silent for 2 s or more (in 5 of 376 starts, 4 H200). The
+// package does not wait for a daemon that has ended. In keep, it sends no command to a
+// daemon whose server lives: on a busy machine, a slow answer alone must not cost a
+// client its context.
 //
-// What the processes do (measured on an H200, driver 580): the daemon answers 10
-// to 40 ms after its start; its server is active 150 to 260 ms after start_server,
-// and a client that comes meanwhile waits for it. A first context takes 85 to 110
-// ms with a server there, 340 without. The server dies with the daemon, and its
-// clients learn it at their next call (CUDA_ERROR_MPS_RPC_FAILURE, 806). A process
-// that begins while no daemon listens runs without MPS and says nothing. `quit`
-// waits for the clients, for ever.
+// Measured on an H200, driver 580: the daemon answers 10 to 40 ms after its start. Its
+// server is active 150 to 260 ms after start_server, and a client that connects meanwhile
+// waits for it. A first context takes 85 to 110 ms if a server runs, 340 ms if not. The
+// server dies with the daemon, and its clients learn that at their next call
+// (CUDA_ERROR_MPS_RPC_FAILURE, 806). A process that starts while no daemon listens runs
+// without MPS and reports nothing. `quit` waits for the clients, for ever.
 //
-// A kernel that faults ends the contexts of all clients (700) and leaves the server
-// in the state FAULT: it refuses new clients (CUDA_ERROR_MPS_SERVER_NOT_READY, 807)
-// until the last old one has ended, the idle ones too, which do not know. See Health.
+// A kernel that faults ends the contexts of all clients (700) and leaves the server in
+// the state FAULT. It then refuses new clients (CUDA_ERROR_MPS_SERVER_NOT_READY, 807)
+// until the last old client has ended. That includes idle clients, which do not know of
+// the fault. See Health.
 //
-// The daemon's log names a client that "encountered a fatal GPU error"; in one of
-// three faults it was an innocent one, so nobody is blamed by it.
+// The daemon's log names a client that "encountered a fatal GPU error". In one of three
+// faults it was an innocent client, so the package blames no client by it.
 //
-// Nothing here changes a device's compute mode, clocks, persistence or MIG.
+// The package does not change a device's compute mode, clocks, persistence or MIG.
 package mps
 
 import (
@@ -55,43 +55,43 @@ import (
 	"github.com/penstock/penstock/cuda/nvml"
 )
 
-// controlProgram is the control program's name, looked for in PATH and in
+// controlProgram is the name of the control program. It is searched in PATH and in
 // /usr/local/nvidia/bin, where container runtimes put it.
 const controlProgram = "nvidia-cuda-mps-control"
 
-// Options say which GPU and where. Times of zero get their defaults.
+// Options say which GPU and where. Durations of zero get their defaults.
 type Options struct {
-	// Dir is the runtime folder, which there is; one daemon a folder.
+	// Dir is the runtime folder, which must exist. It has one daemon.
 	Dir string
 	// UUID is the GPU's.
 	UUID string
-	// Session tells the GPU's compute mode; nil where there is no NVML.
+	// Session reads the GPU's compute mode; nil if there is no NVML.
 	Session nvml.Session
 	Log     zerolog.Logger
-	// Program is the control program; empty looks for it.
+	// Program is the control program; if it is empty, Start searches for it.
 	Program string
-	// UID is the user of the daemon, its server and its clients; 0 is this process's own. A
-	// server serves one user.
+	// UID is the user of the daemon, its server and its clients; 0 is this process's
+	// user. A server serves one user.
 	UID int
-	// Confine, if not nil, is called with each command before it is started: it makes the
+	// Confine, if not nil, is called with each command before it starts. It makes the
 	// command run as UID.
 	Confine func(*exec.Cmd) error `json:"-"`
 
-	// StartTimeout is how long Start waits in all for an active server, while the daemon
+	// StartTimeout is the max time that Start waits for an active server while the daemon
 	// lives; default 20 s.
 	StartTimeout time.Duration
-	// ReplaceTimeout is the same of a daemon that replaces another; each time that it was
-	// too short the next has twice as long, up to StartTimeout. Default 5 s.
+	// ReplaceTimeout is the same for a daemon that replaces another. Each time that it is
+	// too short it doubles for the next one, up to StartTimeout. Default 5 s.
 	ReplaceTimeout time.Duration
-	// AnswerTimeout is of one command, the first time that it is asked, and how long a
-	// start takes before the log says that it is slow; default 2 s.
+	// AnswerTimeout is for the first attempt of one command. It is also how long a start
+	// may take before the log says that it is slow. Default 2 s.
 	AnswerTimeout time.Duration
-	QuitTimeout   time.Duration // of quit, before a kill; default 3 s
-	RenewTimeout  time.Duration // to another server when one died, before the daemon is replaced; default 500 ms
+	QuitTimeout   time.Duration // quit to kill; default 3 s
+	RenewTimeout  time.Duration // server's death to the next server, before the daemon is replaced; default 500 ms
 }
 
-// Defaults. A daemon starts in 40 ms and a server in 260; a machine whose driver is
-// not kept loaded takes seconds for its first context.
+// Defaults. A daemon starts in 40 ms and a server in 260 ms. If the driver is not kept
+// loaded, the first context takes seconds.
 const (
 	defaultStartTimeout   = 20 * time.Second
 	defaultReplaceTimeout = 5 * time.Second
@@ -100,8 +100,8 @@ const (
 	defaultRenewTimeout   = 500 * time.Millisecond
 )
 
-// Problem is why MPS cannot run: one line, and a command that mends it where one is
-// known. Start returns no other error but the context's.
+// Problem is why MPS cannot run: one line, and a command that solves it, if one is known.
+// Start returns no other error than this and the context's.
 type Problem struct {
 	Why  string
 	Mend string
@@ -109,30 +109,30 @@ type Problem struct {
 
 func (p *Problem) Error() string { return p.Why }
 
-// State is how the daemon is.
+// State is the observed state of the daemon.
 type State struct {
-	// Serving: a process that touches CUDA now becomes a client. While it is false
-	// one would run without MPS, or be refused.
+	// Serving: a process that initialises CUDA now becomes a client. Otherwise it would
+	// run without MPS, or be refused.
 	Serving bool
-	// Why says why not, in one line.
+	// Why is the reason if Serving is false, in one line.
 	Why string
-	// Daemon and Server are process ids; 0 where there is none.
+	// Daemon and Server are process ids; 0 if there is none.
 	Daemon, Server int
-	// Losses counts the servers that died: all contexts on them are lost.
+	// Losses counts the servers that died. All contexts on them are lost.
 	Losses uint64
 }
 
-// Health is what the server says of itself.
+// Health is the server's state as the daemon reports it.
 type Health int
 
 const (
-	// Well: it takes new clients.
+	// Well: the server accepts new clients.
 	Well Health = iota
-	// Fault: all contexts are lost, and it takes no new client until all old ones
-	// have ended.
+	// Fault: all contexts are lost, and the server accepts no new client until all old
+	// ones have ended.
 	Fault
-	// Gone: there is no such server; the next client starts another. All contexts
-	// are lost.
+	// Gone: there is no such server, and the next client starts another. All contexts are
+	// lost.
 	Gone
 )
 
@@ -142,8 +142,7 @@ type Client struct {
 	Server int
 }
 
-// Daemon is a control daemon that this process owns. Its methods may be called
-// from any goroutine.
+// Daemon is a control daemon that this process owns. Any goroutine may call its methods.
 type Daemon struct {
 	o       Options
 	folder  folder
@@ -153,16 +152,16 @@ type Daemon struct {
 	stop    context.CancelFunc
 	kept    chan struct{} // closed when keep has ended
 
-	daemon, server *watched      // keep's
-	patience       time.Duration // with the next replacement, keep's
+	daemon, server *watched      // owned by keep
+	patience       time.Duration // timeout of the next replacement; owned by keep
 
 	mu    sync.Mutex
 	state State
 }
 
-// Start starts a daemon for the GPU, or takes over the one that an orchestrator
-// left in the folder, and returns once it has an active server, or it is sure that
-// there will be none, StartTimeout later at most. The caller closes it. A *Problem says
+// Start starts a daemon for the GPU, or takes over the one that an orchestrator left in
+// the folder. It returns when the daemon has an active server or certainly will have
+// none, after StartTimeout at the latest. The caller closes the daemon. A *Problem says
 // why MPS cannot run here.
 func Start(ctx context.Context, o Options) (*Daemon, error) {
 	for _, d := range []struct {
@@ -207,8 +206,8 @@ func Start(ctx context.Context, o Options) (*Daemon, error) {
 	return d, nil
 }
 
-// Environment is what a client of the daemon needs: its folders, and the GPU,
-// which is the client's only one.
+// Environment is what a client of the daemon needs: the daemon's folders, and the GPU as
+// the only visible one.
 func (d *Daemon) Environment() map[string]string {
 	return map[string]string{
 		"CUDA_MPS_PIPE_DIRECTORY": d.folder.pipe,
@@ -217,7 +216,7 @@ func (d *Daemon) Environment() map[string]string {
 	}
 }
 
-// State is how the daemon is now.
+// State is the daemon's present state.
 func (d *Daemon) State() State {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -227,8 +226,8 @@ func (d *Daemon) State() State {
 // Changes holds a value after the state has changed.
 func (d *Daemon) Changes() <-chan struct{} { return d.changes }
 
-// Health asks the server; it takes 2 ms. An error is a daemon that does not answer,
-// which says nothing of the server.
+// Health asks the server for its state; this takes 2 ms. An error means that the daemon
+// does not answer, which says nothing about the server.
 func (d *Daemon) Health(ctx context.Context) (Health, error) {
 	server := d.State().Server
 	if server == 0 {
@@ -246,11 +245,11 @@ func (d *Daemon) Health(ctx context.Context) (Health, error) {
 	return Well, nil
 }
 
-// Clients lists who holds a context.
+// Clients lists the processes that hold a context.
 func (d *Daemon) Clients(ctx context.Context) ([]Client, error) { return d.control.clients(ctx) }
 
-// Close ends the daemon and its server: quit, then a kill. The clients should have
-// ended; what is left of them loses its contexts.
+// Close ends the daemon and its server: quit, then a kill. The clients should have ended;
+// clients that are left lose their contexts.
 func (d *Daemon) Close() error {
 	d.stop()
 	<-d.kept
@@ -258,7 +257,7 @@ func (d *Daemon) Close() error {
 	return errors.Join(err, d.folder.release())
 }
 
-// set changes the state and tells.
+// set changes the state and announces the change.
 func (d *Daemon) set(change func(*State)) {
 	d.mu.Lock()
 	before := d.state
@@ -274,7 +273,7 @@ func (d *Daemon) set(change func(*State)) {
 	}
 }
 
-// patiently bounds a start, and says at once when it is slow.
+// patiently limits the time of a start, and logs at once when the start is slow.
 func (d *Daemon) patiently(ctx context.Context, most time.Duration) (_ context.Context, end func()) {
 	ctx, cancel := runclock.Process().WithTimeout(ctx, most)
 	slow := time.AfterFunc(d.o.AnswerTimeout, func() {
@@ -287,7 +286,7 @@ func (d *Daemon) patiently(ctx context.Context, most time.Duration) (_ context.C
 	}
 }
 
-// bring makes the daemon and its server run, whatever there was before.
+// bring makes the daemon and its server run, whatever state they are in.
 func (d *Daemon) bring(ctx context.Context) error {
 	began := time.Now()
 	ctx, end := d.patiently(ctx, d.o.StartTimeout)
@@ -304,7 +303,7 @@ func (d *Daemon) bring(ctx context.Context) error {
 	return d.begin(ctx, began)
 }
 
-// replace starts a daemon in place of whatever there was before, and its server.
+// replace starts a new daemon and its server, whatever ran before.
 func (d *Daemon) replace(ctx context.Context) error {
 	ctx, end := d.patiently(ctx, d.patience)
 	defer end()
@@ -313,7 +312,7 @@ func (d *Daemon) replace(ctx context.Context) error {
 	case err == nil:
 		d.patience = d.o.ReplaceTimeout
 	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
-		// A machine that is so busy is not helped by starting it over and over.
+		// To start again and again does not help a machine that is so busy.
 		d.patience = max(d.patience, min(2*d.patience, d.o.StartTimeout))
 	}
 	return err
@@ -330,16 +329,16 @@ func (d *Daemon) begin(ctx context.Context, began time.Time) error {
 	return d.run(ctx, began, pid, false)
 }
 
-// renew has the daemon start another server. One whose server was killed under load
-// may answer nobody for seconds (measured: 4 s): it gets RenewTimeout. Nobody has a
-// context then that could be lost with it.
+// renew makes the daemon start another server. A daemon whose server was killed under
+// load may not answer for seconds (measured: 4 s), so the limit is RenewTimeout. At that
+// point no process has a context that could be lost with the daemon.
 func (d *Daemon) renew(ctx context.Context) error {
 	ctx, cancel := runclock.Process().WithTimeout(ctx, d.o.RenewTimeout)
 	defer cancel()
 	return d.serve(ctx, time.Now())
 }
 
-// run watches a daemon that answers and makes its server run.
+// run watches a daemon that answers, and makes its server run.
 func (d *Daemon) run(ctx context.Context, began time.Time, pid int, adopted bool) error {
 	w, err := watch(pid)
 	if err != nil {
@@ -351,9 +350,9 @@ func (d *Daemon) run(ctx context.Context, began time.Time, pid int, adopted bool
 	return d.serve(ctx, began)
 }
 
-// serve starts a server, unless there is one, and waits until it is active: the
-// first client then need not. It waits as long as ctx lets it and the daemon lives;
-// began is when the start began.
+// serve starts a server, unless there is one, and waits until it is active, so that the
+// first client need not wait. It stops waiting when ctx ends or the daemon dies. began is
+// when the start began.
 func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -374,7 +373,7 @@ func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 	for ; ; time.Sleep(5 * time.Millisecond) {
 		servers, err := c.servers(ctx)
 		c = c.after(err)
-		if ctx.Err() == nil { // after that all errors are the same
+		if ctx.Err() == nil { // after the end of ctx every error is the same
 			last = err
 		}
 		switch {
@@ -382,7 +381,7 @@ func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 		case len(servers) > 0:
 			server := servers[len(servers)-1]
 			if !alive(server) {
-				break // the daemon does not know yet
+				break // the daemon does not know of the server yet
 			}
 			// The daemon answers when the server is ready.
 			answer, err := c.ask(ctx, fmt.Sprintf("get_server_status %d", server))
@@ -394,8 +393,9 @@ func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 			told = make(chan struct{})
 			go func() {
 				defer close(told)
-				// Its answer says little: whether a server runs is seen. It is given all the
-				// time that there is, as nobody knows what a second one would do.
+				// The answer says little: the loop sees whether a server runs. The
+				// command gets all the time there is, as the effect of a second one is
+				// unknown.
 				c := d.control
 				c.timeout = max(d.o.StartTimeout, d.o.ReplaceTimeout)
 				c.ask(ctx, "start_server -uid "+strconv.Itoa(cmp.Or(d.o.UID, os.Getuid())))
@@ -422,8 +422,8 @@ func (d *Daemon) serve(ctx context.Context, began time.Time) error {
 	}
 }
 
-// active reports whether a server's status lets clients in. A daemon that knows no
-// such command has a server that does.
+// active reports whether a server in this state accepts clients. If a daemon does not
+// know the command, its server accepts them.
 func active(status string) bool {
 	for _, s := range []string{"INITIALIZING", "FAULT", "not found"} {
 		if strings.Contains(status, s) {
@@ -444,8 +444,8 @@ func (d *Daemon) watchServer(pid int, began time.Time) error {
 	return nil
 }
 
-// A daemon or server that dies again and again is started with growing pauses; one
-// that did well for pauseMost, at once.
+// The pauses before restarts of a daemon or server that dies again and again grow. One
+// that ran well for pauseMost is restarted at once.
 const (
 	pauseFirst = 100 * time.Millisecond
 	pauseMost  = 5 * time.Second
@@ -462,7 +462,7 @@ func (d *Daemon) keep() {
 		case <-d.ctx.Done():
 			return
 		case <-d.daemon.gone:
-			d.unwatch() // the server goes with it
+			d.unwatch() // the server dies with the daemon
 			d.set(func(s *State) {
 				if s.Server != 0 {
 					s.Losses++
@@ -474,7 +474,7 @@ func (d *Daemon) keep() {
 			again = d.replace
 		case <-d.server.gone:
 			if d.State().Server != 0 {
-				// A client that comes now would find a daemon without a server.
+				// A client that connects now would find a daemon without a server.
 				d.set(func(s *State) {
 					s.Serving, s.Why = false, "the MPS server died"
 					s.Server = 0
@@ -529,7 +529,7 @@ func (d *Daemon) unwatch() {
 	d.server.close()
 }
 
-// end makes daemon and server end, and leaves the folder empty.
+// end ends the daemon and the server, and leaves the folder empty.
 func (d *Daemon) end() error {
 	running := belonging(d.folder)
 	if len(running) == 0 {
@@ -565,14 +565,14 @@ func find(o Options) (string, error) {
 	return "", p
 }
 
-// permitted says whether the GPU's compute mode lets an MPS server in.
+// permitted returns an error if the GPU's compute mode keeps an MPS server out.
 func permitted(o Options) error {
 	if o.Session == nil {
 		return nil
 	}
 	devices, err := o.Session.Devices()
 	if err != nil {
-		return nil // trying tells more
+		return nil // starting the daemon tells more
 	}
 	for _, d := range devices {
 		if d.UUID != o.UUID {
@@ -596,10 +596,10 @@ func permitted(o Options) error {
 	return nil
 }
 
-// logFile is where the daemon and its servers log, in the folder's log folder.
+// logFile is the path of a log of the daemon or its servers.
 func (f folder) logFile(name string) string { return filepath.Join(f.log, name) }
 
-// alive reports whether a process runs; a zombie does not.
+// alive reports whether a process runs. A zombie does not.
 func alive(pid int) bool {
 	s := stateOf(pid)
 	return s != 0 && s != 'Z' && s != 'X'

@@ -25,10 +25,10 @@ import (
 	"github.com/penstock/penstock/orchestrator/sandbox"
 )
 
-// TestMain runs this binary as an owner that is to crash, where the tests start it
-// as one, and checks that nothing is left.
+// TestMain runs this binary as an owner that crashes, if a test started it as one. It also checks
+// that nothing is left.
 func TestMain(m *testing.M) {
-	syscall.Umask(0o022) // runtime folders of tests are private, also if the group may write by default
+	syscall.Umask(0o022) // keeps the tests' runtime folders private, even if the umask lets the group write
 	sandbox.MaybeLaunch()
 	if len(os.Args) > 2 && os.Args[1] == "own" {
 		os.Exit(own(os.Args[2]))
@@ -51,7 +51,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// own starts a daemon, says its state, and waits to be killed.
+// own starts a daemon, prints its state, and waits to be killed.
 func own(options string) int {
 	var o Options
 	if err := json.Unmarshal([]byte(options), &o); err != nil {
@@ -68,7 +68,7 @@ func own(options string) int {
 
 const gpu = "GPU-11111111-0000-0000-0000-000000000000"
 
-// bed is a runtime folder with fake programs.
+// bed is a harness: a runtime folder with fake programs.
 type bed struct {
 	t        *testing.T
 	programs *mpsfake.Programs
@@ -81,13 +81,13 @@ func newBed(t *testing.T, b mpsfake.Behaviour) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("/tmp", "mps") // short: a socket's path
+	dir, err := os.MkdirTemp("/tmp", "mps") // short, because a socket's path is limited
 	if err != nil {
 		t.Fatal(err)
 	}
 	x := &bed{t: t, programs: programs, o: Options{
 		Dir: dir, UUID: gpu, Program: programs.Control(),
-		// What hangs is given up soon; what works is quick.
+		// A test of a hang gives up soon; a start that works is quick.
 		StartTimeout: 5 * time.Second, AnswerTimeout: 5 * time.Second, QuitTimeout: 5 * time.Second,
 	}}
 	x.o.Log = zerolog.Nop()
@@ -151,7 +151,8 @@ func kill(t *testing.T, pid int) {
 	}
 }
 
-// stop stops a process and returns when all its threads have stopped: until then it may answer.
+// stop stops a process, and returns when all its threads have stopped. Before that it may still
+// answer.
 func stop(t *testing.T, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -221,7 +222,7 @@ func TestWhatCannotRunSaysWhyAndHowToMendIt(t *testing.T) {
 	for name, c := range map[string]struct {
 		behaviour mpsfake.Behaviour
 		edit      func(o *Options, short time.Duration)
-		why, mend string // SHORT and TWICE stand for the time that it has, and for twice that
+		why, mend string // SHORT stands for the timeout, TWICE for twice that
 	}{
 		"no program": {edit: func(o *Options, _ time.Duration) { o.Program = "/nowhere/mps" }, why: "/nowhere/mps is no program", mend: "apt-get install nvidia-compute-utils-"},
 		"no program, but a driver": {edit: func(o *Options, _ time.Duration) { o.Program, o.Session = "/nowhere/mps", device(nvml.Default) },
@@ -242,7 +243,8 @@ func TestWhatCannotRunSaysWhyAndHowToMendIt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			// What is short for one that works is enough to come so far, on one machine or another.
+			// On a slow machine, short may be too short for what works. Try longer times until the
+			// start gets far enough.
 			for short := 300 * time.Millisecond; ; short *= 4 {
 				x := newBed(t, c.behaviour)
 				if c.edit != nil {
@@ -267,7 +269,7 @@ func TestALateAnswerIsWaitedFor(t *testing.T) {
 	x.close(x.start())
 }
 
-// output is a log that may be read while it is written.
+// output is a log that can be read while it is written.
 type output struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -287,7 +289,7 @@ func (o *output) String() string {
 
 const slowly = "MPS is not up after 100ms: its daemon or server is slow; waiting up to 10s in all while the daemon lives"
 
-// A machine whose driver is busy with other nodes' starts answers none of the first
+// If the driver is busy with the starts of other nodes, the daemon answers none of the first
 // questions in time.
 func TestADaemonThatIsSlowIsWaitedForAndTheLogSaysSo(t *testing.T) {
 	for name, b := range map[string]mpsfake.Behaviour{
@@ -324,7 +326,7 @@ func TestADaemonThatIsQuickIsNotCalledSlow(t *testing.T) {
 	}
 }
 
-// However long one that lives is waited for.
+// The start of a daemon that lives may take long.
 func TestADaemonThatDiesAtItsStartIsReportedAtOnce(t *testing.T) {
 	for name, b := range map[string]mpsfake.Behaviour{
 		"before it answers":           {DieAtStart: true},
@@ -372,7 +374,7 @@ func TestTwoOwnersOfAFolderAreOneTooMany(t *testing.T) {
 	x.close(x.start())
 }
 
-// crash has another process own the daemon and die.
+// crash makes another process own the daemon and die.
 func (x *bed) crash() State {
 	x.t.Helper()
 	o := x.o
@@ -433,8 +435,7 @@ func TestOneThatIsNotAsItShouldBeIsReplaced(t *testing.T) {
 			left := x.crash()
 			c.before(x, left)
 			d := x.start()
-			// Only where the server alone died may the daemon stay, which may not know of
-			// it at once.
+			// The daemon may stay only if just its server died, which it may not notice at once.
 			s := x.until(d, "another server", func(s State) bool { return s.Serving && s.Server != 0 && s.Server != left.Server })
 			if s.Daemon != left.Daemon && alive(left.Daemon) {
 				t.Error("the old one lives on")
@@ -465,11 +466,11 @@ func TestOneThatWasLeftInAFaultIsReplaced(t *testing.T) {
 	x.close(d)
 }
 
-// One that is stopped answers nobody, and its clients work on: a slow answer alone is no
-// reason to take their contexts.
+// A stopped daemon does not answer, but its clients continue. A slow answer alone is no reason to
+// take their contexts.
 func TestADaemonThatServesIsNotReplacedForBeingSlow(t *testing.T) {
 	x := newBed(t, mpsfake.Behaviour{})
-	x.o.AnswerTimeout = 500 * time.Millisecond // each answer is a process, also on a busy machine
+	x.o.AnswerTimeout = 500 * time.Millisecond // each answer starts a process, which takes long on a busy machine
 	x.o.StartTimeout = 10 * time.Second
 	d := x.start()
 	defer x.close(d)
@@ -493,7 +494,7 @@ func TestADaemonThatServesIsNotReplacedForBeingSlow(t *testing.T) {
 	}
 }
 
-// Else a machine on which every start takes longer would never have MPS again.
+// Otherwise a machine that always starts slowly would never have MPS again.
 func TestAReplacementThatIsTooSlowHasLongerTheNextTime(t *testing.T) {
 	x := newBed(t, mpsfake.Behaviour{})
 	x.o.AnswerTimeout, x.o.ReplaceTimeout, x.o.StartTimeout = 50*time.Millisecond, 200*time.Millisecond, 10*time.Second
@@ -502,7 +503,7 @@ func TestAReplacementThatIsTooSlowHasLongerTheNextTime(t *testing.T) {
 	first := d.State()
 	x.behave(mpsfake.Behaviour{MuteAfterStart: 500 * time.Millisecond})
 	kill(t, first.Daemon)
-	// With 200 ms each time none would ever serve: none answers before 500.
+	// With 200 ms each time no daemon would ever serve: none answers within 500 ms.
 	x.until(d, "it serves again", func(s State) bool { return s.Serving && s.Daemon != first.Daemon })
 	x.behave(mpsfake.Behaviour{})
 }
@@ -512,7 +513,7 @@ func TestADaemonThatDiesIsStartedAgain(t *testing.T) {
 	d := x.start()
 	defer x.close(d)
 	first := d.State()
-	// While it refuses to start again nobody may touch CUDA.
+	// While the daemon refuses to start again, no process may use CUDA.
 	x.behave(mpsfake.Behaviour{RefuseStart: "not now"})
 	kill(t, first.Daemon)
 	x.until(d, "it says why it does not serve", func(s State) bool { return !s.Serving && strings.Contains(s.Why, "not now") })
@@ -539,7 +540,7 @@ func TestAServerThatDiesIsStartedAgain(t *testing.T) {
 
 func TestADaemonThatBringsNoOtherServerIsReplaced(t *testing.T) {
 	x := newBed(t, mpsfake.Behaviour{})
-	x.o.StartTimeout, x.o.AnswerTimeout = time.Minute, time.Minute // it is not for these that it is replaced
+	x.o.StartTimeout, x.o.AnswerTimeout = time.Minute, time.Minute // these timeouts must not be the reason for the replacement
 	d := x.start()
 	defer x.close(d)
 	first := d.State()
@@ -596,7 +597,7 @@ func TestALongRuntimeFolderHasAShortPipe(t *testing.T) {
 		t.Fatal(err)
 	}
 	left := x.crash()
-	d := x.start() // finds it, though the name is made up
+	d := x.start() // finds it, although the folder's name is derived
 	pipe := d.Environment()["CUDA_MPS_PIPE_DIRECTORY"]
 	if len(pipe) > longestPipe || d.State().Daemon != left.Daemon {
 		t.Errorf("pipe %s, daemon %d, was %d", pipe, d.State().Daemon, left.Daemon)
@@ -664,7 +665,7 @@ func TestStrangersAreSeen(t *testing.T) {
 	if s := Strangers(y.o.Dir); !slices.Contains(s, want) {
 		t.Errorf("strangers %v, want %v among them", s, want)
 	}
-	// A GPU that lets one process in has one daemon.
+	// A GPU that accepts one process can have only one daemon.
 	y.o.Session = fakenvml.New(nvml.Device{UUID: gpu, Name: "Fake One", ComputeMode: nvml.ExclusiveProcess})
 	_, err := Start(context.Background(), y.o)
 	var p *Problem
@@ -679,7 +680,7 @@ func TestDaemonOfAnotherUser(t *testing.T) {
 		t.Skip("only root can start processes as another user")
 	}
 	x := newBed(t, mpsfake.Behaviour{})
-	// As the orchestrator does with its runtime folder.
+	// The same modes as the orchestrator's runtime folder.
 	if err := errors.Join(os.Chmod(x.o.Dir, 0o711), os.Chmod(filepath.Join(filepath.Dir(x.programs.Control()), "behaviour.json"), 0o644)); err != nil {
 		t.Fatal(err)
 	}
@@ -698,11 +699,11 @@ func TestDaemonOfAnotherUser(t *testing.T) {
 		return info.Sys().(*syscall.Stat_t).Uid
 	}
 
-	// A folder from a node without the sandbox is taken over.
+	// Start takes over a folder from a node without the sandbox.
 	if err := os.Mkdir(filepath.Join(x.o.Dir, "mps-log"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	// What its user may put into the folders is not followed.
+	// Start does not follow links that the daemon's user puts into the folders.
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := errors.Join(os.WriteFile(secret, []byte("] error: secret"), 0o600), os.Symlink(secret, filepath.Join(x.o.Dir, "mps-log", "start.log"))); err != nil {
 		t.Fatal(err)

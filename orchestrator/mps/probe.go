@@ -13,16 +13,16 @@ import (
 	"github.com/penstock/penstock/private"
 )
 
-// Running tells of the daemon that another process owns in a runtime folder: its
-// id and its clients. ok is false where there is none, or it does not answer.
+// Running returns the process id and the clients of the daemon that another process owns in a
+// runtime folder. ok is false if there is no daemon, or it does not answer.
 func Running(ctx context.Context, dir, uuid string) (pid int, clients []Client, ok bool) {
 	dir, err := filepath.Abs(dir)
 	program := lookUp("")
 	if err != nil || program == "" {
 		return 0, nil, false
 	}
-	// A daemon in another user's folder could report anything. In the runtime folder the
-	// pipe folder may be the functions' user's.
+	// A daemon in another user's folder could report anything. In the runtime folder, the
+	// pipe folder may belong to the functions' user.
 	pipe := pipeFolder(dir)
 	trusted := pipe
 	if filepath.Dir(pipe) == dir {
@@ -41,9 +41,8 @@ func Running(ctx context.Context, dir, uuid string) (pid int, clients []Client, 
 	return pid, clients, err == nil
 }
 
-// Try finds out whether MPS can run, by running it: a daemon and a server in a
-// folder of its own, for a third of a second. It does not use o.Dir. Start says
-// which errors to expect.
+// Try finds out whether MPS can run by starting a daemon and a server in a temporary folder,
+// for a third of a second. It does not use o.Dir. It returns the same errors as Start.
 func Try(ctx context.Context, o Options) (err error) {
 	if o.Dir, err = os.MkdirTemp("", "mps-"); err != nil {
 		return fmt.Errorf("try MPS: %w", err)
@@ -59,7 +58,8 @@ func Try(ctx context.Context, o Options) (err error) {
 	return nil
 }
 
-// asOwnerOf runs commands as the owner of a folder, which is the user that its daemon serves.
+// asOwnerOf returns a function that makes commands run as a folder's owner, the user that its
+// daemon serves.
 func asOwnerOf(path string) func(*exec.Cmd) error {
 	return func(cmd *exec.Cmd) error {
 		var about unix.Stat_t

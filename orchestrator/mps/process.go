@@ -17,15 +17,15 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 )
 
-// isMPS reports whether a process is a control daemon or a server, by its name
+// isMPS reports whether a process is a control daemon or a server. It compares the name
 // (proc_pid_comm(5), which keeps 15 bytes).
 func isMPS(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	return err == nil && strings.TrimSpace(string(b)) == "nvidia-cuda-mps"
 }
 
-// environOf is the environment that a process was started with; nil where it may
-// not be read.
+// environOf returns the environment that a process was started with; nil if it cannot
+// be read.
 func environOf(pid int) map[string]string {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {
@@ -39,7 +39,7 @@ func environOf(pid int) map[string]string {
 	return env
 }
 
-// stateOf is the state letter of proc_pid_stat(5), 0 where there is no process.
+// stateOf returns the state letter of proc_pid_stat(5), 0 if there is no process.
 func stateOf(pid int) byte {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -52,7 +52,7 @@ func stateOf(pid int) byte {
 	return after[0]
 }
 
-// processes lists the MPS daemons and servers that live.
+// processes lists the MPS daemons and servers that run.
 func processes() []int {
 	names, _ := filepath.Glob("/proc/[0-9]*")
 	var list []int
@@ -76,8 +76,8 @@ func belonging(f folder) []int {
 	return list
 }
 
-// killAll kills the MPS processes of a folder and waits until they are gone. One that
-// is ending has no environment any more, so they are waited for by their ids.
+// killAll kills the MPS processes of a folder and waits until they are gone. A process
+// that is ending has no environment any more, so killAll waits for them by process id.
 func killAll(f folder) error {
 	const most = 2 * time.Second
 	killed := map[int]bool{}
@@ -96,25 +96,25 @@ func killAll(f folder) error {
 	}
 }
 
-// living are those that have not ended.
+// living returns the processes that have not ended.
 func living(pids []int) []int {
 	return slices.DeleteFunc(pids, func(pid int) bool { return !alive(pid) })
 }
 
-// Stranger is an MPS daemon of somebody else's.
+// Stranger is an MPS daemon that this node does not own.
 type Stranger struct {
 	PID int
-	// Folder is its pipe folder; "?" where that may not be read.
+	// Folder is its pipe folder; "?" if that cannot be read.
 	Folder string
 }
 
-// Quit is the command that ends it.
+// Quit is the command that ends the daemon.
 func (s Stranger) Quit() string {
 	return fmt.Sprintf("echo quit | CUDA_MPS_PIPE_DIRECTORY=%s %s", s.Folder, controlProgram)
 }
 
-// Strangers lists the MPS control daemons of this machine that are not of the
-// runtime folder dir. Their clients and those of dir's daemon share a GPU by time.
+// Strangers lists the MPS control daemons of this machine, except that of the runtime
+// folder dir. Their clients and those of dir's daemon share a GPU by time slicing.
 func Strangers(dir string) []Stranger {
 	own := ""
 	if dir, err := filepath.Abs(dir); err == nil {
@@ -139,7 +139,7 @@ func Strangers(dir string) []Stranger {
 	return list
 }
 
-// watched is a process, somebody else's child, whose end is seen at once.
+// watched is a process, not a child of this one, whose end is noticed at once.
 type watched struct {
 	pid  int
 	gone chan struct{} // closed when it has ended
@@ -150,7 +150,7 @@ type watched struct {
 	done sync.WaitGroup
 }
 
-// watch begins to watch a process that lives.
+// watch starts to watch a running process.
 func watch(pid int) (*watched, error) {
 	w := &watched{pid: pid, gone: make(chan struct{}), stop: make(chan struct{})}
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
@@ -162,7 +162,7 @@ func watch(pid int) (*watched, error) {
 	}
 	w.done.Add(1)
 	if err != nil {
-		// A kernel without pid descriptors (before 5.10).
+		// The kernel has no pid descriptors (before 5.10).
 		go w.poll()
 		return w, nil
 	}
@@ -171,7 +171,7 @@ func watch(pid int) (*watched, error) {
 	return w, nil
 }
 
-// wait waits until the descriptor can be read, which is the process's end
+// wait waits until the descriptor is readable, which means that the process has ended
 // (pidfd_open(2)), or is closed.
 func (w *watched) wait() {
 	defer w.done.Done()
@@ -203,8 +203,8 @@ func (w *watched) poll() {
 	close(w.gone)
 }
 
-// over reports whether the process has ended, or will be seen to in a moment: a
-// daemon takes its server along.
+// over reports whether the process has ended. It waits 5 ms, as the end of a daemon or
+// server that dies with the other may be seen a little later.
 func (w *watched) over() bool {
 	select {
 	case <-w.gone:
@@ -214,7 +214,7 @@ func (w *watched) over() bool {
 	}
 }
 
-// close ends the watching; also of a nil, and twice.
+// close stops watching. It may be called on nil, and twice.
 func (w *watched) close() {
 	if w == nil {
 		return
