@@ -11,13 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Check returns an error if the process could not read one of these files or folders: a
-// *Closed names what keeps the user out. A path that does not exist is not an error here:
-// its reader reports it.
+// Check returns an error if the process could not read one of these files or folders. A
+// *Closed names the folder or file that keeps the user out. Check ignores a path that
+// does not exist, which the process that reads it reports.
 func (s *Spec) Check(paths []string) error { return CheckReadable(s.User, paths) }
 
-// CheckReadable is Spec.Check for the user u; nil is this process's user. It reports all
-// paths, an error each (see errors.Join).
+// CheckReadable is Spec.Check for the user u; nil is this process's user. It returns one
+// error per path (see errors.Join).
 func CheckReadable(u *User, paths []string) error {
 	var errs []error
 	for _, p := range paths {
@@ -62,12 +62,13 @@ func readable(u *User, path string) error {
 
 func modeOf(mode uint32) fs.FileMode { return fs.FileMode(mode & 0o777) }
 
-// canOpenPassages reports whether this process may change its mounts, as root in most
-// containers may not.
+// canOpenPassages reports whether this process may change its mounts. In most containers
+// root may not.
 var canOpenPassages = sync.OnceValue(func() bool {
 	allowed := make(chan bool)
 	go func() {
-		// Never unlocked: the thread, which is in another namespace then, ends with it.
+		// Never unlocked: the thread is then in another namespace, and ends with the
+		// goroutine.
 		runtime.LockOSThread()
 		err := unix.Unshare(unix.CLONE_NEWNS)
 		if err == nil {

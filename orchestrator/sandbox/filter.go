@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The seccomp filter refuses system calls that no inference function needs: they change
-// the machine, look into other processes, or open large parts of the kernel to attack. It
-// is a list of refusals, as GPU drivers, PyTorch and users' programs call what no list of
-// permissions would foresee.
+// The seccomp filter refuses system calls that no inference function needs. They change the
+// machine, look into other processes, or open large parts of the kernel to attack. The
+// filter lists refusals and not permissions, as no list could foresee all calls of GPU
+// drivers, PyTorch and users' programs.
 //
-// It is assembled here: libraries for Go take a foreign architecture's calls (int 0x80) for
-// permitted ones, which would be a way around a list of refusals.
+// The filter is assembled here. Go's libraries for that permit the calls of a foreign
+// architecture (int 0x80), which would be a way around a list of refusals.
 
-// refused fail with EPERM.
+// refused lists the calls that fail with EPERM.
 var refused = append([]uint32{
 	// file systems
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_FSOPEN, unix.SYS_FSCONFIG, unix.SYS_FSMOUNT,
@@ -45,9 +45,9 @@ const (
 	offsetArgument0    = 16
 )
 
-// filter is the program, in cBPF. Calls of a foreign architecture end the process. clone3
-// has its flags in memory, where no filter sees them: it fails with ENOSYS, after which
-// libraries call clone.
+// filter returns the program, in cBPF. A call of a foreign architecture ends the process.
+// clone3 has its flags in memory, which a filter cannot read. It fails with ENOSYS, after
+// which libraries call clone.
 func filter() ([]bpf.RawInstruction, error) {
 	var (
 		pass    = bpf.RetConstant{Val: unix.SECCOMP_RET_ALLOW}

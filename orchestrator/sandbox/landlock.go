@@ -10,22 +10,21 @@ import (
 	"github.com/landlock-lsm/go-landlock/landlock/syscall"
 )
 
-// Landlock's rights (landlock(7)), by what a Spec calls them.
+// Landlock's rights (landlock(7)), by their names in Spec.
 const (
 	rightsFile    = syscall.AccessFSReadFile
 	rightsRead    = rightsFile | syscall.AccessFSReadDir
 	rightsExecute = rightsRead | syscall.AccessFSExecute
 	rightsChange  = syscall.AccessFSWriteFile | syscall.AccessFSTruncate
-	// A program makes no device files, and executes what it has written only through an
-	// interpreter.
+	// A program cannot make device files, and can execute what it has written only through an interpreter.
 	rightsWrite = rightsRead | rightsChange | syscall.AccessFSRemoveDir | syscall.AccessFSRemoveFile | syscall.AccessFSMakeDir |
 		syscall.AccessFSMakeReg | syscall.AccessFSMakeSock | syscall.AccessFSMakeFifo | syscall.AccessFSMakeSym | syscall.AccessFSRefer
 	rightsDevice = rightsRead | rightsChange | syscall.AccessFSIoctlDev
-	// rightsOfFiles are the ones that make sense for what is not a folder; the kernel
-	// refuses the others there.
+	// rightsOfFiles are the rights that apply to paths other than folders. For those the kernel refuses all
+	// other rights.
 	rightsOfFiles = rightsFile | rightsChange | syscall.AccessFSExecute | syscall.AccessFSIoctlDev
-	// rightsKnown are all that are withheld unless a rule grants them: those of version 5.
-	// Version 9 adds connections to sockets by path, which the modes of folders guard here.
+	// rightsKnown are the rights of version 5, which Landlock withholds unless a rule grants them. Version 9
+	// adds connections to sockets by path; here the modes of folders guard those.
 	rightsKnown = syscall.AccessFSIoctlDev<<1 - 1
 )
 
@@ -35,7 +34,7 @@ type rule struct {
 	rights landlock.AccessFSSet
 }
 
-// rules are what Landlock is told of a Spec.
+// rules converts a Spec to Landlock's rules.
 func (s *Spec) rules() (all []rule) {
 	add := func(rights landlock.AccessFSSet, paths ...string) {
 		for _, p := range paths {
@@ -59,12 +58,12 @@ func (s *Spec) rules() (all []rule) {
 // ownTasks is the folder of a process's threads.
 const ownTasks = "/proc/self/task"
 
-// threadNames is the folder below which CUDA may write the names of threads, which it insists
-// on (cuInit fails with CUDA_ERROR_OPERATING_SYSTEM); empty without a GPU.
+// threadNames returns the folder below which CUDA may write the names of threads; empty without a GPU.
+// Without that right cuInit fails with CUDA_ERROR_OPERATING_SYSTEM.
 //
-// Children have folders of their own, so it is all of /proc: modes keep foreign users' files
-// and settings of the kernel from the program. They do not if it runs as root, whose
-// children must do without CUDA.
+// Children have folders of their own, so the folder is all of /proc. The modes there keep the program from
+// other users' files and from settings of the kernel. They do not if the program runs as root, whose children
+// must do without CUDA.
 func (s *Spec) threadNames(uid int) string {
 	switch {
 	case !s.GPU:
@@ -75,9 +74,9 @@ func (s *Spec) threadNames(uid int) string {
 	return "/proc"
 }
 
-// restrictFiles has the kernel hold the calling process to the Spec's paths, and keeps it
-// from signalling processes outside of the sandbox. uid is who it will be. It also sets no_new_privs, and changes
-// nothing else if the kernel has no Landlock.
+// restrictFiles makes the kernel hold the calling process to the Spec's paths. It also keeps the process from
+// signalling processes outside the sandbox. uid is the user that it will become. It sets no_new_privs, and
+// changes nothing else if the kernel has no Landlock.
 func restrictFiles(s *Spec, uid int) error {
 	version, err := syscall.LandlockGetABIVersion()
 	if err != nil {
@@ -85,8 +84,8 @@ func restrictFiles(s *Spec, uid int) error {
 	}
 	handled := landlock.AccessFSSet(rightsKnown)
 	if version < 2 {
-		// The library would give up for a kernel that knows nothing of links (Linux 5.13
-		// to 5.18). Such a kernel refuses them all.
+		// The library would give up on a kernel without the right for links (Linux 5.13 to 5.18). Such a
+		// kernel refuses all of them.
 		handled &^= syscall.AccessFSRefer
 	}
 	scoped := landlock.ScopedSet(syscall.ScopeSignal)

@@ -16,10 +16,11 @@ import (
 // verb is the first argument that makes this binary the launcher.
 const verb = "launch"
 
-// specVariable has the Spec, as JSON, in the launcher's environment. The program does not get it.
+// specVariable holds the Spec, as JSON, in the launcher's environment. The program does not get
+// it.
 const specVariable = "PENSTOCK_SANDBOX"
 
-// Exit statuses of a launcher that could not become its program, as shells have them.
+// Exit statuses of a launcher that could not become its program, as a shell uses them.
 const (
 	exitRefused  = 126
 	exitNotFound = 127
@@ -27,10 +28,10 @@ const (
 
 // Command puts the launcher, the binary self, in front of a command that has not been started.
 // The launcher then starts the program with the same arguments, environment, folder and
-// descriptors. s.Parent is this process if it is 0.
+// descriptors. If s.Parent is 0, it is this process.
 func Command(cmd *exec.Cmd, self string, s Spec) error {
 	if cmd.Err != nil {
-		return cmd.Err // as it is not there
+		return cmd.Err // for example: the program does not exist
 	}
 	s.Path, s.Args = cmd.Path, cmd.Args
 	if !filepath.IsAbs(s.Path) {
@@ -39,7 +40,7 @@ func Command(cmd *exec.Cmd, self string, s Spec) error {
 	return launched(cmd, self, s)
 }
 
-// launched makes a command the launcher of a Spec.
+// launched turns a command into the launcher for a Spec.
 func launched(cmd *exec.Cmd, self string, s Spec) error {
 	s.Parent = cmp.Or(s.Parent, os.Getpid())
 	text, err := json.Marshal(s)
@@ -54,8 +55,8 @@ func launched(cmd *exec.Cmd, self string, s Spec) error {
 	return nil
 }
 
-// AsUser returns a function that puts the launcher in front of a command, as Command, with a
-// Spec that has UserOnly. reach are folders that the programs need beside their own.
+// AsUser returns a function that puts the launcher in front of a command, like Command, with a
+// Spec that has UserOnly. reach lists folders that the programs need in addition to their own.
 func AsUser(u *User, self string, reach ...string) func(*exec.Cmd) error {
 	return func(cmd *exec.Cmd) error {
 		s := Spec{User: u, UserOnly: true, Reach: reach}
@@ -64,8 +65,8 @@ func AsUser(u *User, self string, reach ...string) func(*exec.Cmd) error {
 	}
 }
 
-// MaybeLaunch makes this process the launcher if its arguments say so, and does not return
-// then. A program calls it first of all.
+// MaybeLaunch runs the launcher, and does not return, if this process's arguments say so. A
+// program must call it first.
 func MaybeLaunch() {
 	if len(os.Args) != 2 || os.Args[1] != verb {
 		return
@@ -142,7 +143,7 @@ func readSpec() (*Spec, error) {
 	return &s, os.Unsetenv(specVariable)
 }
 
-// describe adds to an error of execve whose rights were too few.
+// describe adds a hint to an error of execve for missing rights.
 func describe(s *Spec, err error) error {
 	if errors.Is(err, unix.EACCES) && s.User != nil {
 		return fmt.Errorf("%w for user %s; give it read and execute permission, or add its folder to sandbox.readable", err, s.User.Name)
@@ -153,13 +154,13 @@ func describe(s *Spec, err error) error {
 	return err
 }
 
-// setLimits raises what a process without privileges could not raise later. Without the
-// right to raise a limit it stays.
+// setLimits raises limits that a process without privileges could not raise later. A limit stays
+// if this process may not raise it.
 func setLimits(s *Spec) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("limit core dumps: %w", err)
 	}
-	// Shared memory and what CUDA registers is locked.
+	// Shared memory, and memory that CUDA registers, is locked.
 	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
 	if s.Nice < 0 {
 		ceiling := uint64(20 - s.Nice) // setrlimit(2): RLIMIT_NICE
@@ -181,8 +182,8 @@ func holdPrivate(dir string) error {
 	return nil
 }
 
-// pinTasks keeps the folder of this process's threads open, across execve. Landlock knows
-// it by its inode, of which the kernel would make another if it dropped this one.
+// pinTasks keeps the folder of this process's threads open across execve. Landlock identifies the
+// folder by its inode. The kernel would make a new inode if it dropped this one.
 func pinTasks() error {
 	if _, err := unix.Open(ownTasks, unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
 		return fmt.Errorf("open %s: %w", ownTasks, err)
@@ -190,12 +191,12 @@ func pinTasks() error {
 	return nil
 }
 
-// dropRights becomes the user, if there is one, and gives up all capabilities.
+// dropRights changes to the user, if there is one, and gives up all capabilities.
 func dropRights(u *User) error {
 	for c := 0; c <= lastCapability; c++ {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(c), 0, 0, 0)
 		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
-			break // not allowed to, as without root, or past the last one of this kernel
+			break // not permitted (not root), or past the kernel's last capability
 		}
 		if err != nil {
 			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)
@@ -220,8 +221,8 @@ const lastCapability = 63
 
 var errOrphan = errors.New("the orchestrator has ended")
 
-// followParent has the kernel kill this process when its parent ends. A change of
-// credentials clears that wish (prctl(2)).
+// followParent makes the kernel kill this process when its parent ends. A change of credentials
+// clears this setting (prctl(2)).
 func followParent(parent int) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return fmt.Errorf("follow the orchestrator: %w", err)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// become changes groups and user of the calling thread alone. Package syscall would change
-// all threads, by way of libc, and execve ends the others anyway.
+// become changes groups and user of only the calling thread. Package syscall would change
+// all threads through libc, but execve ends the others anyway.
 func become(u *User) error {
 	groups := make([]uint32, len(u.Groups))
 	for i, g := range u.Groups {

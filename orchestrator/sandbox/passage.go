@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A passage makes a path reachable below a folder that the user may not search, as /root
-// is: in a mount namespace of the process's own, the closed folder is covered by an empty
-// one that has nothing but the way to the path. The path's own mode counts as before.
+// A passage makes a path reachable below a folder that the user may not search, such as
+// /root. In a mount namespace of the process, an empty folder covers the closed one. It has
+// nothing but the way to the path. The path's own mode applies as before.
 //
-//	/root           0700           /root           0755, empty but for
-//	├── .ssh                       └── models
-//	└── models/face      ──>           └── face    the same folder as outside
+// 	/root           0700           /root           0755, empty but for
+// 	├── .ssh                       └── models
+// 	└── models/face      ──>           └── face    the same folder as outside
 //
-// Without it a node in root's home, or in a temporary folder, could not start functions as
-// another user.
+// Without a passage, a node in root's home, or in a temporary folder, could not start
+// functions as another user.
 
 // closedFolder is a path that a user cannot use.
 type closedFolder struct {
@@ -50,8 +50,8 @@ func (u *User) may(right uint32, about *unix.Stat_t) bool {
 	return about.Mode&right == right
 }
 
-// closedAbove returns the first folder above a path that the user may not search; it is
-// empty if there is none, or the path does not exist.
+// closedAbove returns the first folder above a path that the user may not search. It is
+// empty if there is none, or if the path does not exist.
 func (u *User) closedAbove(path string) string {
 	for i := 1; i < len(path); i++ {
 		if path[i] != '/' {
@@ -68,17 +68,17 @@ func (u *User) closedAbove(path string) string {
 	return ""
 }
 
-// entry is a path below a covered folder: a link if it has a target, else a file or
-// folder that is brought along. An empty one is a folder that is closed itself: it
-// exists, as a working folder must, and has only the entries below it.
+// entry is a path below a covered folder. It is a link if it has a target; otherwise it is a
+// file or folder that stays visible. An empty entry is a closed folder itself: it exists, as
+// a working folder must, and holds only the entries below it.
 type entry struct {
 	path   string
 	target string
 	empty  bool
 }
 
-// passages are what is brought along below each closed folder. Paths behind links are
-// followed to their ends.
+// passages lists what stays visible below each closed folder. It resolves links in the
+// paths.
 func passages(u *User, paths []string) map[string][]entry {
 	covered := map[string][]entry{}
 	seen := map[string]bool{}
@@ -103,7 +103,7 @@ func passages(u *User, paths []string) map[string][]entry {
 		if unix.Stat(path, &about) != nil {
 			return
 		}
-		// A closed folder that is brought along would hide what is needed in it.
+		// A closed folder that stays visible would hide the needed paths in it.
 		closed := about.Mode&unix.S_IFMT == unix.S_IFDIR && !u.may(1, &about)
 		if top := u.closedAbove(path); top != "" {
 			covered[top] = append(covered[top], entry{path: path, empty: closed})
@@ -119,7 +119,7 @@ func passages(u *User, paths []string) map[string][]entry {
 	return covered
 }
 
-// firstLink is the first component of a path that is a symbolic link.
+// firstLink returns the first component of a path that is a symbolic link.
 func firstLink(path string) (at, target string, ok bool) {
 	for i := 1; i <= len(path); i++ {
 		if i < len(path) && path[i] != '/' {
@@ -132,7 +132,8 @@ func firstLink(path string) (at, target string, ok bool) {
 	return "", "", false
 }
 
-// withoutInner drops what lies within a folder that is brought along, from sorted entries.
+// withoutInner drops, from sorted entries, those within a folder that stays visible as a
+// whole.
 func withoutInner(entries []entry) (kept []entry) {
 	outer := "" // the last folder that was kept, with a slash
 	for _, e := range entries {
@@ -147,8 +148,8 @@ func withoutInner(entries []entry) (kept []entry) {
 	return kept
 }
 
-// openPassages makes all paths reachable for the user, where they exist. It changes the
-// mount namespace of the calling thread, and does nothing if the user reaches them all.
+// openPassages makes all paths that exist reachable for the user. It changes the mount
+// namespace of the calling thread. It does nothing if the user can reach all of them.
 func openPassages(u *User, paths []string) error {
 	if u == nil {
 		return nil
@@ -163,9 +164,10 @@ func openPassages(u *User, paths []string) error {
 				u.Name, entries[0].path, top, err, top)
 		}
 	}
-	// The folders made below are to be searched by others, whatever the orchestrator's mask.
+	// Other users must be able to search the folders made below, whatever the orchestrator's
+	// umask.
 	defer unix.Umask(unix.Umask(0o022))
-	// What is mounted here must not be seen outside.
+	// These mounts must not be visible outside.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("open passages: %w", err)
 	}
@@ -177,7 +179,7 @@ func openPassages(u *User, paths []string) error {
 	return nil
 }
 
-// cover mounts an empty folder over one, and in it what is brought along.
+// cover mounts an empty folder over top, and puts the entries into it.
 func cover(top string, entries []entry) error {
 	type tree struct {
 		entry

@@ -17,7 +17,7 @@ import (
 	"github.com/landlock-lsm/go-landlock/landlock/syscall"
 )
 
-// The filter runs in an interpreter, over calls as the kernel would describe them.
+// An interpreter runs the filter on calls as the kernel would describe them.
 func TestFilter(t *testing.T) {
 	raw, err := filter()
 	if err != nil {
@@ -147,10 +147,10 @@ func TestAllowEnvironment(t *testing.T) {
 	}
 }
 
-// nobody stands for a user who owns nothing in these tests.
+// nobody is a user that owns nothing in these tests.
 func nobody() *User { return &User{Name: "nobody", UID: 65534, GID: 65534} }
 
-// open lets everyone pass through the folders that a test made.
+// open lets all users pass through the folders that a test made.
 func open(t *testing.T, dir string) string {
 	t.Helper()
 	for d := dir; d != filepath.Clean(os.TempDir()) && d != "/"; d = filepath.Dir(d) {
@@ -259,8 +259,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// CUDA writes the names of its threads, also in a child of the program. A program of root must
-// not write settings of the kernel, which its user owns.
+// CUDA writes the names of its threads, even in a child of the program. A program that runs as
+// root must not write settings of the kernel, which root owns.
 func TestThreadNames(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can start processes as another user")

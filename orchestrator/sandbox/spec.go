@@ -11,45 +11,44 @@ import (
 type Spec struct {
 	// User is the user to become; nil keeps the launcher's.
 	User *User `json:"user,omitempty"`
-	// Path and Args are the program, as in os/exec. Without one the launcher reports what is
-	// in force (see Try). Dir is its working folder; empty keeps
-	// the launcher's.
+	// Path and Args are the program, as in os/exec. Without a program the launcher reports
+	// what is in force (see Try). Dir is its working folder; empty keeps the launcher's.
 	Path string   `json:"path"`
 	Args []string `json:"args"`
 	Dir  string   `json:"dir,omitempty"`
 	// Parent is the process whose end ends the program.
 	Parent int `json:"parent"`
 	// Private is the program's own folder, its HOME and TMPDIR. It is locked (flock) while
-	// the program or a process that it started lives.
+	// the program, or a process that it started, runs.
 	Private string `json:"private,omitempty"`
 
-	// Execute may be read and executed, Read be read, Write be read and changed. Each
-	// is a file, or a folder with all that is in it. Devices are device files, or folders
-	// of them, and may be controlled (ioctl) as well.
+	// The program may read and execute the paths in Execute, read those in Read, and read
+	// and change those in Write. Each is a file, or a folder with all its contents. Devices
+	// are device files, or folders of them, which may also be controlled (ioctl).
 	Execute []string `json:"execute,omitempty"`
 	Read    []string `json:"read,omitempty"`
 	Write   []string `json:"write,omitempty"`
 	Devices []string `json:"devices,omitempty"`
-	// Reach must be accessible by path, and gives no right to read: sockets are in it.
+	// Reach lists paths that must be accessible, without a right to read: they have sockets.
 	Reach []string `json:"reach,omitempty"`
 
-	// UserOnly changes the user and drops capabilities, and restricts nothing else; the
-	// program may outlive its parent. It is for MPS.
+	// UserOnly changes the user and drops capabilities, but restricts nothing else. The
+	// program may then outlive its parent. It is for MPS.
 	UserOnly bool `json:"user_only,omitempty"`
 
 	// Nice is the lowest niceness that the program may give itself; 0 leaves the limit.
 	Nice int `json:"nice,omitempty"`
-	// GPU lets the program and its children do what CUDA does besides using devices: connect
-	// to abstract Unix sockets of processes outside of the sandbox, and write the names of
-	// threads (below /proc).
+	// GPU lets the program and its children do what CUDA does apart from using devices. CUDA
+	// connects to abstract Unix sockets of processes outside the sandbox, and writes the
+	// names of threads (below /proc).
 	GPU bool `json:"gpu,omitempty"`
 }
 
-// software is what is installed on a machine for all of its users.
+// software lists the folders of software for all users of a machine.
 var software = []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/gnu/store"}
 
 // settings are the files in /etc that programs and their libraries read. The whole folder
-// would include keys of services that are careless about modes.
+// would include keys of services that set loose modes.
 var settings = []string{
 	"/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/ld.so.preload", "/etc/alternatives",
 	"/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/hosts", "/etc/localtime", "/etc/timezone", "/etc/locale.alias",
@@ -57,15 +56,15 @@ var settings = []string{
 	"/etc/ssl/certs",
 }
 
-// kernel is what describes the machine and the process. Landlock keeps one sandboxed
-// process from the files of another in /proc.
+// kernel lists the file systems that describe the machine and the process. Landlock protects
+// the files in /proc of one sandboxed process from another.
 var kernel = []string{"/proc", "/sys"}
 
 // gpuDevices are the device files of NVIDIA's driver, as patterns.
 var gpuDevices = []string{"/dev/nvidia*", "/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels"}
 
 // Base is the part of a Spec that all processes have: libraries, settings, the kernel's
-// files and the harmless devices. On a GPU it has the driver's as well.
+// files and the harmless devices. With gpu it includes the driver's devices.
 func Base(gpu bool) Spec {
 	s := Spec{
 		Execute: slices.Clone(software),
@@ -74,7 +73,7 @@ func Base(gpu bool) Spec {
 	}
 	if gpu {
 		for _, pattern := range gpuDevices {
-			found, _ := filepath.Glob(pattern) // the patterns are right
+			found, _ := filepath.Glob(pattern) // the only error is a bad pattern
 			s.Devices = append(s.Devices, found...)
 		}
 		s.GPU = true
@@ -82,17 +81,17 @@ func Base(gpu bool) Spec {
 	return s
 }
 
-// AllowProgram lets the process execute a program and what is installed with it: its
-// folder, and if that is named bin, the lib folders beside it. Shims of version managers are
-// installed with all versions. A program behind a link
-// (the python3 of a virtual environment) is installed in two places.
+// AllowProgram lets the process execute a program and what is installed with it. That is its
+// folder and, if the folder is named bin, the lib folders next to it. Shims of version
+// managers are installed with all versions. A program behind a link (the python3 of a
+// virtual environment) is installed in two places.
 func (s *Spec) AllowProgram(path string) {
 	for _, p := range withTargets(path) {
 		dir := filepath.Dir(p)
 		s.Execute = append(s.Execute, dir)
 		prefix := filepath.Dir(dir)
 		switch filepath.Base(dir) {
-		case "shims": // of pyenv or asdf: scripts that start what lies elsewhere below the prefix
+		case "shims": // of pyenv or asdf: scripts that start programs elsewhere below the prefix
 			s.Execute = append(s.Execute, prefix)
 		case "bin":
 			for _, name := range []string{"lib", "lib64", "share", "include", "pyvenv.cfg"} {
@@ -103,8 +102,8 @@ func (s *Spec) AllowProgram(path string) {
 }
 
 // AllowArguments lets the process read the files and folders that its arguments name with an
-// absolute path. The first file is the script of an interpreter, which finds its modules
-// beside it.
+// absolute path. The first file is the script of an interpreter, which also reads modules
+// from the script's folder.
 func (s *Spec) AllowArguments(arguments []string) {
 	script := true
 	for _, a := range arguments {
@@ -131,9 +130,9 @@ func (s *Spec) AllowEnvironment(environment []string) {
 		for _, path := range filepath.SplitList(value) {
 			switch {
 			case name == "PYTHONUSERBASE":
-				path = filepath.Join(path, "lib") // the rest is a user's own
+				path = filepath.Join(path, "lib") // the rest belongs to the user
 			case strings.HasPrefix(name, "PENSTOCK_") && filepath.Ext(path) == ".so":
-				s.Execute = append(s.Execute, filepath.Dir(path)) // it opens others that lie beside it
+				s.Execute = append(s.Execute, filepath.Dir(path)) // it opens other libraries in its folder
 			}
 			if filepath.IsAbs(path) && filepath.Clean(path) != "/" {
 				s.Execute = append(s.Execute, path)
@@ -149,7 +148,7 @@ var searched = map[string]bool{
 	"PENSTOCK_LIBNVML": true,
 }
 
-// uid is who the program runs as.
+// uid returns the user that the program runs as.
 func (s *Spec) uid() int {
 	if s.User == nil {
 		return os.Geteuid()
@@ -157,7 +156,7 @@ func (s *Spec) uid() int {
 	return s.User.UID
 }
 
-// needed are all paths that the program needs, without repetition.
+// needed lists all paths that the program needs, without duplicates.
 func (s *Spec) needed() []string {
 	all := slices.Concat([]string{s.Path}, s.Execute, s.Read, s.Write, s.Devices, s.Reach)
 	if s.Dir != "" {
@@ -173,7 +172,7 @@ func (s *Spec) needed() []string {
 	return slices.Compact(all)
 }
 
-// withTargets is a path and, where links lead elsewhere, every path on the way.
+// withTargets returns a path and, if it has links, every path that they lead to.
 func withTargets(path string) []string {
 	const maxLinks = 40 // the kernel's own bound (path_resolution(7))
 	all := []string{path}

@@ -13,15 +13,16 @@ import (
 	"github.com/landlock-lsm/go-landlock/landlock/syscall"
 )
 
-// State is what the sandbox is on this machine, as a process in it sees it.
+// State says which parts of the sandbox are in force on this machine, as a process in it
+// sees them.
 type State struct {
 	// User is the name of the user, empty for the node's own.
 	User         string
-	Capabilities bool // it has some
+	Capabilities bool // it has at least one
 	NoNewPrivs   bool
 	Seccomp      bool
-	// Landlock is the version that the kernel has, 0 for none. From version 6 on a process
-	// cannot signal another one outside of its sandbox.
+	// Landlock is the kernel's version of it, 0 for none. From version 6 on, a process
+	// cannot signal a process outside its sandbox.
 	Landlock int
 }
 
@@ -33,7 +34,7 @@ func (s State) Whole() bool {
 	return !s.Capabilities && s.NoNewPrivs && s.Seccomp && s.Landlock >= SignalsApart
 }
 
-// String is one line: what is in force.
+// String says in one line what is in force.
 func (s State) String() string {
 	words := []string{"the node's own user"}
 	if s.User != "" {

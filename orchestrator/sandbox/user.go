@@ -8,23 +8,23 @@ import (
 	"strconv"
 )
 
-// User is who a program runs as.
+// User is the user that a program runs as.
 type User struct {
 	Name   string `json:"name"`
 	UID    int    `json:"uid"`
 	GID    int    `json:"gid"`
-	Groups []int  `json:"groups,omitempty"` // supplementary, as for GPU devices
+	Groups []int  `json:"groups,omitempty"` // supplementary groups, for example for GPU devices
 }
 
-// The users that are tried if the configuration names none.
+// The users to try if the configuration names none.
 const (
 	systemUser   = "penstock"
 	fallbackUser = "nobody"
 )
 
-// FindUser returns the user that programs run as: the one named, else penstock if the
-// machine has that user, else nobody. It returns nil if this process is not root: then
-// programs keep its user, and a name must be that user's.
+// FindUser returns the user that programs run as. That is the named user; without a
+// name it is penstock if the machine has that user, else nobody. If this process is not
+// root, programs keep its user: FindUser returns nil, and the name must be that user's.
 func FindUser(name string) (*User, error) {
 	if uid := os.Geteuid(); uid != 0 {
 		if name == "" {
