@@ -1,5 +1,5 @@
-// Package keeper is the parent of a node's processes. It outlives the orchestrator, so
-// they do, too:
+// Package keeper is the parent of a node's processes. It outlives the orchestrator, and so do
+// the processes:
 //
 //	penstock up (Local, Serve)                 orchestrator (Remote)
 //	1 socket pair, starts the orchestrator ──> Connect
@@ -10,13 +10,13 @@
 //	5 wait(2); exit status ──────────────────> Process.Exit
 //	6          <── forget ──────────────────── Forget
 //
-// For each process the keeper holds what an orchestrator needs to go on with it: the
+// For each process the keeper holds what an orchestrator needs to resume it: the
 // orchestrator's end of the link, the read ends of its output, its exit status, and a note
-// that only orchestrators read. No peer of a process sees an end of file while the
-// orchestrator is away.
+// that only orchestrators read. A process's peers see no end of file while the orchestrator
+// is away.
 //
 // The keeper's death ends all of its processes (PDEATHSIG). An orchestrator without a node
-// around it (`penstock orchestrator`) has a Local of its own, and takes its processes along.
+// around it (`penstock orchestrator`) has its own Local, and its processes end with it.
 package keeper
 
 import (
@@ -27,68 +27,67 @@ import (
 	"time"
 )
 
-// Keeper holds processes. Its methods may be called from any goroutine.
+// Keeper holds processes. Any goroutine may call its methods.
 type Keeper interface {
 	// Start starts a process. The caller owns the files of the returned Process.
 	Start(Command) (*Process, error)
-	// Held lists the processes that were there when the keeper was opened, and are not
-	// forgotten. It is called once; the caller owns the files.
+	// Held lists the processes that the keeper held when it was opened and that are not
+	// forgotten. It is called once. The caller owns the files.
 	Held() []*Process
-	// Signal reaches a process that has not exited, and its process group.
+	// Signal sends sig to a process that has not exited, and to its process group.
 	Signal(id string, sig syscall.Signal)
 	// Note replaces the note of a process.
 	Note(id string, note json.RawMessage)
-	// Forget drops a process that has exited. Its id is free again.
+	// Forget drops a process that has exited. Its id can then be used again.
 	Forget(id string)
-	// PID is the parent of the processes.
+	// PID is the process id of the processes' parent.
 	PID() int
-	// Gone is closed when the keeper cannot be used any more; nil: that cannot happen.
+	// Gone is closed when the keeper can no longer be used. nil: that cannot happen.
 	Gone() <-chan struct{}
-	// Close ends the use of the keeper. A Local kills what still runs.
+	// Close ends the use of the keeper. A Local kills the processes that still run.
 	Close() error
 }
 
-// Command is what to start. It is pure data.
+// Command says what to start. It is pure data.
 type Command struct {
-	// ID names the process; it is unique among those that are held.
+	// ID identifies the process. It is unique among the held processes.
 	ID   string   `json:"id"`
-	Path string   `json:"path"` // of the program, absolute or from Dir
+	Path string   `json:"path"` // the program, absolute or relative to Dir
 	Args []string `json:"args"` // Args[0] is the program's name
 	Dir  string   `json:"dir,omitempty"`
 	Env  []string `json:"env"`
-	CPUs []int    `json:"cpus,omitempty"` // that it may run on; empty: the keeper's
-	// Greeting is written to the link before the process is started.
+	CPUs []int    `json:"cpus,omitempty"` // CPUs that it may run on; empty: the keeper's
+	// Greeting is written to the link before the process starts.
 	Greeting []byte          `json:"greeting,omitempty"`
 	Note     json.RawMessage `json:"note,omitempty"`
 }
 
-// Process is a process that is held.
+// Process is a process that a keeper holds.
 type Process struct {
 	ID      string
 	PID     int
 	Started time.Time
 	Note    json.RawMessage
-	// Link is the parent's end of a SOCK_SEQPACKET pair; the process inherits the other
+	// Link is the parent's end of a SOCK_SEQPACKET pair. The process inherits the other end
 	// as descriptor 3.
 	Link, Stdout, Stderr *os.File
-	// Exit gives how the process exited, once. Exited: it had when the handle was made,
-	// and its process id may be another's.
+	// Exit receives once, when the process has exited. Exited: the process had exited before
+	// the handle was made, and another process may have its process id now.
 	Exit   <-chan Exit
 	Exited bool
 }
 
-// closeFiles gives the files back.
 func (p *Process) closeFiles() {
 	p.Link.Close()
 	p.Stdout.Close()
 	p.Stderr.Close()
 }
 
-// Exit is how a process exited, as wait(2) has it.
+// Exit is how a process exited, as wait(2) reports it.
 type Exit struct {
 	Code   int            `json:"code"`   // exit status, or -1 after a signal
-	Signal syscall.Signal `json:"signal"` // that ended it, or 0
-	// Ours: the signal was sent by Signal while the process ran.
+	Signal syscall.Signal `json:"signal"` // the signal that ended it, or 0
+	// Ours: Signal sent that signal while the process ran.
 	Ours bool `json:"ours"`
 }
 

@@ -21,15 +21,15 @@ import (
 
 const patience = 30 * time.Second
 
-// shell is a process of the shell.
+// shell is a command that runs a shell script.
 func shell(id, script string) Command {
 	return Command{ID: id, Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: os.Environ()}
 }
 
-// idle is a process that says that it runs, and waits.
+// idle is a process that prints that it runs, and waits.
 func idle(id string) Command { return shell(id, "echo runs; exec sleep 1000") }
 
-// remote is a keeper whose clients come one after the other.
+// remote is a keeper whose clients connect one after the other.
 type remote struct {
 	*Local
 	served chan error
@@ -58,7 +58,7 @@ func (r *remote) connect(t *testing.T) *Remote {
 	return c
 }
 
-// each runs a test with both keepers, which are alike.
+// each runs a test with both keepers, which must behave alike.
 func each(t *testing.T, test func(*testing.T, Keeper)) {
 	t.Run("local", func(t *testing.T) {
 		l := NewLocal()
@@ -143,7 +143,7 @@ func TestStartFails(t *testing.T) {
 func TestForgetFreesID(t *testing.T) {
 	each(t, func(t *testing.T, k Keeper) {
 		p := start(t, k, idle("a"))
-		k.Forget("a") // it runs: nothing happens
+		k.Forget("a") // it still runs: no effect
 		k.Signal("a", syscall.SIGKILL)
 		exitOf(t, p)
 		if _, err := k.Start(idle("a")); err == nil {
@@ -165,7 +165,7 @@ func TestExitSaysWhoseSignalItWas(t *testing.T) {
 		if err := syscall.Kill(p.PID, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		k.Signal("b", syscall.SIGKILL) // too late, most often
+		k.Signal("b", syscall.SIGKILL) // usually too late
 		if e := exitOf(t, p); e.Signal != syscall.SIGKILL {
 			t.Errorf("another's: %+v", e)
 		}
@@ -202,8 +202,8 @@ func runs(pid int) bool {
 	return !strings.HasPrefix(rest, "Z")
 }
 
-// TestNextClient is what the package is for: a client ends, and the next one has its
-// processes.
+// TestNextClient tests the purpose of the package: a client ends, and the next one takes
+// over its processes.
 func TestNextClient(t *testing.T) {
 	r := serve(t)
 	first := r.connect(t)
@@ -218,13 +218,13 @@ func TestNextClient(t *testing.T) {
 	if got := line(t, a.Stdout); got != "early" {
 		t.Errorf("it says %q", got)
 	}
-	// As the kernel does for a process that dies.
+	// The kernel does the same when a process dies.
 	a.closeFiles()
 	b.closeFiles()
 	first.conn.c.Close()
 	<-first.done
 
-	// While there is no client: one exits, and nobody sees an end of file.
+	// Without a client: one process exits, and its peers see no end of file.
 	syscall.Kill(b.PID, syscall.SIGKILL)
 	time.Sleep(50 * time.Millisecond)
 
@@ -361,8 +361,8 @@ func fakeKeeper(t *testing.T) (fake *conn, theirs, file *os.File) {
 	return fake, theirs, null
 }
 
-// A process that exited while no orchestrator was there is handed over, and its exit comes
-// at once: also before the list is complete.
+// A process that exited while no orchestrator was connected is handed over. Its exit
+// follows at once, even before the list is complete.
 func TestExitBeforeReady(t *testing.T) {
 	fake, theirs, file := fakeKeeper(t)
 	if err := errors.Join(
@@ -430,8 +430,8 @@ func openNothing(t *testing.T) (unlimit func()) {
 	return unlimit
 }
 
-// TestOutOfDescriptors: a process whose files could not be received is ended and forgotten;
-// the connection is as good as before.
+// TestOutOfDescriptors: a process whose files could not be received is ended and forgotten.
+// The connection still works.
 func TestOutOfDescriptors(t *testing.T) {
 	fake, theirs, file := fakeKeeper(t)
 	buf := make([]byte, maxPacketBytes)
@@ -444,7 +444,7 @@ func TestOutOfDescriptors(t *testing.T) {
 			t.Fatalf("the keeper got %+v, %v; want %s of %q", m, err, want, id)
 		}
 	}
-	// In the list of what is held.
+	// In the list of held processes.
 	if err := errors.Join(
 		fake.send(message{Version: version, PID: os.Getpid()}),
 		fake.send(message{Op: opHeld, ID: "held", PID: 1}, file, file, file),
@@ -507,8 +507,8 @@ func TestOutOfDescriptors(t *testing.T) {
 	}
 }
 
-// TestKeeperOutOfDescriptors: a command that the keeper could not receive is refused, and
-// the next one is started.
+// TestKeeperOutOfDescriptors: the keeper refuses a command that it could not receive, and
+// starts the next one.
 func TestKeeperOutOfDescriptors(t *testing.T) {
 	r := serve(t)
 	c := r.connect(t)

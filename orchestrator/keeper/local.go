@@ -17,35 +17,34 @@ import (
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// Local is a Keeper whose process is the parent itself. One operating system thread forks
-// all processes and lives until Close, for two things that belong to a thread: the
-// parent-death signal comes when the thread that forked ends, and a child inherits that
-// thread's CPU affinity.
+// Local is a Keeper whose own process is the parent. One operating system thread forks
+// all processes and lives until Close, for two reasons. The kernel sends the parent-death
+// signal when the thread that forked ends. A child inherits that thread's CPU affinity.
 type Local struct {
 	starts chan func()
-	cpus   []int // that the thread might run on at first; the thread's
+	cpus   []int // the thread's CPUs at its start; owned by the thread
 	quit   chan struct{}
 	ended  chan struct{} // closed when the thread has ended
 	waits  sync.WaitGroup
 
-	serving sync.Mutex // held by the one Serve
+	serving sync.Mutex // held by the running Serve: there is at most one
 
 	mu     sync.Mutex
 	held   map[string]*kept
 	closed bool
 }
 
-// kept is a process that is held.
+// kept is a process that the keeper holds.
 type kept struct {
 	cmd     *exec.Cmd
 	started time.Time
-	files   [3]int // link, stdout, stderr; dup(2) of them are handed out
+	files   [3]int // link, stdout, stderr; callers get duplicates (dup(2))
 	done    chan struct{}
 
 	// Guarded by Local.mu.
 	note   json.RawMessage
-	sent   []syscall.Signal // while it ran
-	reaped bool             // its process id may be another's
+	sent   []syscall.Signal // signals sent while it ran
+	reaped bool             // another process may have its process id now
 	exit   Exit             // valid once done is closed
 }
 
@@ -148,8 +147,8 @@ func (l *Local) start(c Command) (*kept, error) {
 	return k, nil
 }
 
-// open makes the link and the pipes: the keeper's ends in k.files, the process's in
-// theirs, both in the order link, stdout, stderr.
+// open makes the link and the pipes. The keeper's ends go into k.files, and the process's
+// into theirs, both in the order link, stdout, stderr.
 func (k *kept) open() (theirs []*os.File, err error) {
 	k.files = [3]int{-1, -1, -1}
 	defer func() {
@@ -188,7 +187,8 @@ func (k *kept) close() {
 	}
 }
 
-// wait waits for a process, ends what it left behind, and keeps how it exited.
+// wait waits for a process, ends the processes that it left behind, and keeps its exit
+// status.
 func (l *Local) wait(k *kept) {
 	pid := k.cmd.Process.Pid
 	for {
@@ -200,7 +200,7 @@ func (l *Local) wait(k *kept) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	_ = unix.Kill(-pid, syscall.SIGKILL)
-	_ = k.cmd.Wait() // ProcessState says it all
+	_ = k.cmd.Wait() // ProcessState has the result
 	k.reaped = true
 	k.exit.Code = k.cmd.ProcessState.ExitCode()
 	if status, ok := k.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
@@ -210,7 +210,7 @@ func (l *Local) wait(k *kept) {
 	close(k.done)
 }
 
-// process is a handle on k, with files of its own.
+// process returns a handle on k, with duplicates of its files.
 func (l *Local) process(id string, k *kept) (*Process, error) {
 	var files [3]*os.File
 	l.mu.Lock()
@@ -266,12 +266,12 @@ func (l *Local) Signal(id string, sig syscall.Signal) {
 	if !exited(k.cmd.Process.Pid) {
 		k.sent = append(k.sent, sig)
 	}
-	// Only ESRCH is possible: all of the group is gone, which is what a signal is for.
+	// Only ESRCH is possible: the whole group is gone, which is the signal's purpose.
 	_ = unix.Kill(-k.cmd.Process.Pid, sig)
 }
 
-// exited reports whether a child has exited and is not reaped yet. A signal that is sent
-// from now on did not end it.
+// exited reports whether a child has exited and is not reaped yet. A signal sent from now
+// on is not what ended it.
 func exited(pid int) bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_PID, pid, &info, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil)
@@ -303,7 +303,7 @@ func (l *Local) PID() int { return os.Getpid() }
 // Gone is Keeper.Gone.
 func (l *Local) Gone() <-chan struct{} { return nil }
 
-// EndAll kills all processes and returns when none is held.
+// EndAll kills all processes, and returns when it holds none.
 func (l *Local) EndAll() {
 	l.mu.Lock()
 	var ids []string
@@ -337,7 +337,7 @@ func (l *Local) Close() error {
 	l.EndAll()
 	close(l.quit)
 	<-l.ended
-	l.EndAll() // a process that was being started
+	l.EndAll() // a process may have been starting
 	l.waits.Wait()
 	return nil
 }

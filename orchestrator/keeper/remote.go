@@ -16,17 +16,19 @@ import (
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// version is of the messages below. The first message of each side is {"version": N} and
-// more; that never changes. A keeper ends all processes of a client of another version.
+// version is that of the messages below. The first message of each side contains
+// {"version": N}; that never changes. If a client has another version, the keeper ends all
+// processes.
 const version = 1
 
-// message is one packet. Which fields count depends on Op.
+// message is one packet. Op says which fields are used.
 type message struct {
 	Version int    `json:"version,omitempty"`
 	Op      op     `json:"op,omitempty"`
 	ID      string `json:"id,omitempty"`
-	// Of start: its Command is a file in memory, since an environment may be too large for
-	// a packet. Of started and held, with the files link, stdout and stderr.
+	// For start, the Command is in a memory file, since an environment may be too large
+	// for a packet. These fields are for started and held, which carry the files link,
+	// stdout and stderr.
 	PID     int             `json:"pid,omitempty"`
 	Started time.Time       `json:"started,omitzero"`
 	Note    json.RawMessage `json:"note,omitempty"`
@@ -44,16 +46,16 @@ const (
 	opNote   op = "note"
 	opForget op = "forget"
 
-	opHeld    op = "held"  // once for each process, before
-	opReady   op = "ready" // which ends the list
+	opHeld    op = "held"  // once per process, before ready
+	opReady   op = "ready" // ends the list
 	opStarted op = "started"
 	opExited  op = "exited"
 )
 
-// maxPacketBytes is the longest packet; notes are the longest part of one.
+// maxPacketBytes is the max length of a packet. Notes are its longest part.
 const maxPacketBytes = 64 << 10
 
-// maxFiles is the largest number of files of a message: link, stdout and stderr.
+// maxFiles is the max number of files of a message: link, stdout and stderr.
 const maxFiles = 3
 
 // conn is one end of the socket pair.
@@ -71,7 +73,7 @@ func newConn(f *os.File) (*conn, error) {
 }
 
 // SocketPair makes the ends of a connection: the keeper's, for Serve, and the
-// orchestrator's, which it is to inherit, for Connect.
+// orchestrator's, for Connect. The orchestrator's process is to inherit its end.
 func SocketPair() (keeper, orchestrator *os.File, err error) {
 	keeper, orchestrator, err = unixsock.Pair()
 	if err != nil {
@@ -80,7 +82,7 @@ func SocketPair() (keeper, orchestrator *os.File, err error) {
 	return keeper, orchestrator, nil
 }
 
-// send sends m with files, which stay the caller's.
+// send sends m with files. The caller still owns the files.
 func (c *conn) send(m message, files ...*os.File) error {
 	b, err := json.Marshal(m)
 	if err != nil {
@@ -94,8 +96,8 @@ func (c *conn) send(m message, files ...*os.File) error {
 	return unixsock.Send(c.c, b, files...)
 }
 
-// receive waits for a message; its files are the caller's. If this process can open no more
-// files, the message comes without them. One goroutine receives.
+// receive waits for a message. The caller owns its files. If this process cannot open more
+// files, the message comes without them. Only one goroutine may call receive.
 func (c *conn) receive(buf []byte) (m message, files []*os.File, err error) {
 	text, files, err := unixsock.Receive(c.c, buf, maxFiles)
 	if err != nil && !errors.Is(err, unixsock.ErrFilesLost) {
@@ -114,24 +116,24 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// Remote is a Keeper in the parent process.
+// Remote is a Keeper in the parent process, used over a connection.
 type Remote struct {
 	conn *conn
-	pid  int // the keeper's
+	pid  int // process id of the keeper
 	held []*Process
 	done chan struct{} // closed when the keeper has gone
 
 	mu       sync.Mutex
-	exits    map[string]chan Exit     // of processes that run
-	starting map[string]chan *Process // nil: it could not be
-	why      map[string]error         // then
+	exits    map[string]chan Exit     // of running processes
+	starting map[string]chan *Process // nil: the start failed
+	why      map[string]error         // the error of a failed start
 }
 
-// ErrVersion is returned by Connect to a keeper of another version. It has ended all
-// processes that it held.
+// ErrVersion is returned by Connect if the keeper has another version. The keeper has then
+// ended all its processes.
 var ErrVersion = errors.New("keeper of another version")
 
-// Connect takes over f, the orchestrator's end of SocketPair.
+// Connect takes ownership of f, the orchestrator's end of SocketPair.
 func Connect(f *os.File) (*Remote, error) {
 	c, err := newConn(f)
 	if err != nil {
@@ -153,7 +155,7 @@ func connect(c *conn) (*Remote, error) {
 	return r, nil
 }
 
-// shake exchanges versions and takes the list of what is held.
+// shake exchanges versions and receives the list of held processes.
 func (r *Remote) shake() error {
 	if err := r.conn.send(message{Version: version}); err != nil {
 		return err
@@ -175,7 +177,7 @@ func (r *Remote) shake() error {
 				r.held = append(r.held, p)
 			}
 		case m.Op == opExited && m.Exit != nil:
-			r.exited(m) // of a process that had exited before, and comes as soon as it is handed over
+			r.exited(m) // a process had exited before; its exit follows right after its handover
 		case m.Op == opReady:
 			return nil
 		default:
@@ -184,8 +186,8 @@ func (r *Remote) shake() error {
 	}
 }
 
-// process makes a handle of a message held or started. A process without its files cannot
-// be used: it is killed, and forgotten when it has exited.
+// process makes a handle from a message started or held. A process without its files
+// cannot be used: it is killed, and forgotten when it has exited.
 func (r *Remote) process(m message, files []*os.File) (*Process, error) {
 	if len(files) != maxFiles {
 		closeAll(files)
@@ -228,7 +230,7 @@ func (r *Remote) read() {
 	}
 }
 
-// exited publishes how a process exited.
+// exited publishes the exit status of a process.
 func (r *Remote) exited(m message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -303,7 +305,7 @@ func (r *Remote) Start(c Command) (*Process, error) {
 	}
 }
 
-// inMemory is a file in memory that holds text.
+// inMemory returns a memory file that holds text.
 func inMemory(text []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate("penstock-command", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -320,7 +322,7 @@ func inMemory(text []byte) (*os.File, error) {
 // Held is Keeper.Held.
 func (r *Remote) Held() []*Process { return r.held }
 
-// A keeper that is gone takes no more messages: Process.Exit and Start say so.
+// A keeper that is gone accepts no more messages. Process.Exit and Start report that.
 
 // Signal is Keeper.Signal.
 func (r *Remote) Signal(id string, sig syscall.Signal) {
@@ -341,22 +343,23 @@ func (r *Remote) PID() int { return r.pid }
 // Gone is Keeper.Gone.
 func (r *Remote) Gone() <-chan struct{} { return r.done }
 
-// Close hangs up. The processes run on.
+// Close closes the connection. The processes keep running.
 func (r *Remote) Close() error {
 	err := r.conn.c.Close()
 	<-r.done
 	return err
 }
 
-// Serve lends the keeper to the process at the other end of f, which it takes over, until
-// that hangs up or dies.
+// Serve lets the process at the other end of f use the keeper, until that process closes
+// the connection or dies. Serve takes ownership of f.
 func (l *Local) Serve(f *os.File) error {
 	c, err := newConn(f)
 	if err != nil {
 		return err
 	}
 	defer c.c.Close()
-	// What the last client has ordered before its death is done first: it may be a start.
+	// First finish the orders that the last client sent before its death. One may be a
+	// start.
 	l.serving.Lock()
 	defer l.serving.Unlock()
 	buf := make([]byte, maxPacketBytes)
@@ -436,8 +439,8 @@ func readCommand(f *os.File) (c Command, err error) {
 	return c, json.Unmarshal(text, &c)
 }
 
-// hand tells the client of a process, and later how it exited. A client that is gone has
-// another after it.
+// hand reports a process to the client, and later its exit. It ignores errors: if the
+// client is gone, the next one gets the process.
 func (l *Local) hand(c *conn, op op, p *Process) {
 	m := message{Op: op, ID: p.ID, PID: p.PID, Started: p.Started, Exited: p.Exited}
 	if op == opHeld {
