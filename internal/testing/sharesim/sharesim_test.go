@@ -144,3 +144,22 @@ func TestBestDivision(t *testing.T) {
 		t.Errorf("worth %.2f of a division that keeps one of them, %v, %v; want more than %.2f", open, possible, err, worth)
 	}
 }
+
+// When a silent function returns next to an overloaded one, its first requests are in time:
+// it kept its last need, and the overloaded function has a lower level. Either suffices.
+func TestReturnFromIdle(t *testing.T) {
+	const ms = time.Millisecond
+	returns := evaluated("resnet50", 25*ms, 0)
+	for at := time.Duration(0); at < 20*time.Second; at += 5 * time.Second {
+		returns.Phases = append(returns.Phases, Phase{at, 1500}, Phase{at + 2*time.Second, 0})
+	}
+	returns.Phases = returns.Phases[1:] // the first is silence
+	c := Config{Functions: []Function{returns, evaluated("vgg19", 25*ms, 9000)}, Seed: 1, Duration: 20 * time.Second, Settle: 4 * time.Second}
+	results, err := Run(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := results[0]; r.Requests < 8000 || r.Share() < 0.995 {
+		t.Errorf("%d of %d requests in time after each silence, want 99.5 %% of at least 8000", r.Good, r.Requests)
+	}
+}
