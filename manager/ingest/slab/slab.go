@@ -1,16 +1,17 @@
-// Package slab is the memory that datagrams land in: one shared region, kept
-// account of in granules of 64 bytes, so that a lingering datagram holds what it
-// fills and not the buffer that it was received into.
+// Package slab is the memory that receives datagrams: one shared region,
+// managed in granules of 64 bytes. A datagram that is kept for long therefore
+// holds only the granules that it fills, not a whole receive buffer.
 //
 //  1. Free finds room: free runs, lowest address first, so that the working set
 //     stays small and in the cache. Nothing is taken yet
 //  2. the kernel (or Put) writes into the runs
-//  3. Hold takes the bytes that were really written; the rest of the runs is
-//     found again by the next Free
-//  4. Release gives bytes back, in whatever pieces
+//  3. Hold takes the bytes that were written; the next Free finds the rest of
+//     the runs again
+//  4. Release returns bytes, in spans of any size
 //
-// The kernel packs datagrams back to back, so two may meet in one granule. Each
-// granule therefore counts the bytes held in it, and is free when none is.
+// The kernel packs datagrams back to back, so two may share one granule. Each
+// granule therefore counts the bytes held in it, and is free when that count is
+// 0.
 package slab
 
 import (
@@ -25,31 +26,32 @@ import (
 	"github.com/penstock/penstock/shm/adaptive"
 )
 
-// GranuleBytes is the unit that is free or not: a cache line, so that no two
+// GranuleBytes is the unit of allocation: a cache line, so that no two
 // datagrams of different reads share one.
 const GranuleBytes = 64
 
-// minRunBytes is the smallest free run that Free gives: a datagram of an
-// Ethernet frame fits in it, so it lies in two runs at most.
+// minRunBytes is the smallest free run that Free returns. A datagram of an
+// Ethernet frame fits in it, so it occupies two runs at most.
 const minRunBytes = 2 << 10
 
-// firstPlace is where in a granule the first run of a message begins: 14 + 20 +
-// 8 bytes of Ethernet, IPv4 and UDP header would precede it in a frame, and the
-// 22 bytes of Penstock's header that follow put the payload on a granule's
-// boundary, as in a DPDK buffer.
+// firstPlace is the offset in a granule at which the first run of a message
+// begins. In a frame, 14 + 20 + 8 bytes of Ethernet, IPv4 and UDP header would
+// precede the message. The 22 bytes of Penstock's header follow, so the payload
+// begins on a granule's boundary, as in a DPDK buffer.
 const firstPlace = 14 + 20 + 8
 
-// MessageBytes is the room that the largest UDP payload (or chain of payloads
-// that GRO makes) may need: the length field of a datagram is 16 bits.
+// MessageBytes is the max size of a UDP payload, or of a chain of payloads that
+// GRO makes. The length field of a datagram has 16 bits.
 const MessageBytes = 1<<16 - 1
 
-// MaxRuns is how many runs a message may be spread over.
+// MaxRuns is the max number of runs that a message is spread over.
 const MaxRuns = (MessageBytes+minRunBytes-1)/minRunBytes + 2
 
-// MinBytes is the smallest slab: room for a read beside what is held.
+// MinBytes is the smallest slab: room for a read next to what is held.
 const MinBytes = 4 * (MessageBytes + 1)
 
-// maxBytes is the largest slab. Beyond it the account alone would be gigabytes.
+// maxBytes is the largest slab. Beyond it the bookkeeping alone would take
+// gigabytes.
 const maxBytes = 1 << 40
 
 const (
@@ -57,40 +59,42 @@ const (
 	minRunGranules  = minRunBytes / GranuleBytes
 )
 
-// ErrReleasedTwice is what Release panics with: a span that is not held was given
-// back, so some other datagram would be written over.
+// ErrReleasedTwice is the value with which Release panics if a span is not
+// held. Continuing could overwrite some other datagram.
 var ErrReleasedTwice = errors.New("slab: span is not held")
 
-// Slab is the region and its account, or one of the parts of a region that several
-// sources have (NewParts). It implements shm.Memory: its bytes, file and size are the
-// region's, and spans count from the region's beginning, whatever part they lie in.
+// Slab is a region and its bookkeeping, or one part of a region that several
+// sources share (NewParts). It implements shm.Memory. Bytes, File and Size are
+// those of the region. Spans are offsets from the region's beginning, whichever
+// part they are in.
 //
-// One goroutine at a time finds room and holds it (a source's Receive); any may
-// release.
+// One goroutine at a time finds room and holds it (a source's Receive). Any
+// goroutine may release.
 type Slab struct {
 	region *shm.Region
 	mem    []byte
-	// Granules first to end are this part's; the others are not looked at.
+	// Granules first to end belong to this part; it does not use the others.
 	first, end int
 	users      *atomic.Int32 // parts of the region that are not closed
 
 	mu adaptive.Mutex // guards the following
-	// taken has a bit for each granule in which bytes are held. Where it is set,
-	// used is how many, and 0 for all 64: so the granules inside of a datagram
-	// are taken and given back by their bits alone.
+	// taken has a bit for each granule that holds bytes. If the bit is set,
+	// used is the number of held bytes, with 0 for all 64. The inner granules
+	// of a datagram can therefore be taken and released through their bits
+	// alone.
 	taken []uint64
 	used  []uint8
-	// granules is how many are taken.
+	// granules is the number of taken granules.
 	granules int
-	// lowest is a word of taken below which nothing is free.
+	// lowest is an index of taken below which no granule is free.
 	lowest int
 
-	held atomic.Uint64 // granules, in bytes, for who has no lock
+	held atomic.Uint64 // size of the taken granules in bytes, readable without the lock
 }
 
 var _ shm.Memory = (*Slab)(nil)
 
-// New makes a slab of size bytes, rounded up to 4 KiB; other processes can only
+// New makes a slab of size bytes, rounded up to 4 KiB. Other processes can only
 // read it.
 func New(name string, size int, hugePages bool) (*Slab, error) {
 	parts, err := NewParts(name, size, 1, hugePages)
@@ -100,9 +104,9 @@ func New(name string, size int, hugePages bool) (*Slab, error) {
 	return parts[0], nil
 }
 
-// NewParts makes one region of size bytes in n parts of the same size, rounded up to 4 KiB
-// each: for as many sources, of which each finds room in its own, and takes no lock of
-// another's. Each part is closed; the last one unmaps the region.
+// NewParts makes one region of size bytes in n equal parts, each rounded up to
+// 4 KiB. Each of n sources finds room in its own part and takes no lock of
+// another. Every part must be closed; the last one unmaps the region.
 func NewParts(name string, size, n int, hugePages bool) ([]*Slab, error) {
 	if n < 1 || size/n < MinBytes || size > maxBytes {
 		return nil, fmt.Errorf("make slab: %d bytes in %d parts: want at least %d a part, at most %d", size, n, MinBytes, maxBytes)
@@ -114,7 +118,8 @@ func NewParts(name string, size, n int, hugePages bool) ([]*Slab, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make slab: %w", err)
 	}
-	// The parts' accounts lie beside each other: no word of taken is of two.
+	// The parts' bookkeeping is contiguous, but no word of taken belongs to two
+	// parts.
 	taken, used := make([]uint64, size/word), make([]uint8, size/GranuleBytes)
 	users := new(atomic.Int32)
 	users.Store(int32(n))
@@ -130,26 +135,27 @@ func NewParts(name string, size, n int, hugePages bool) ([]*Slab, error) {
 	return parts, nil
 }
 
-// Bytes is the memory, good until Close.
+// Bytes is the memory, valid until Close.
 func (s *Slab) Bytes() []byte { return s.mem }
 
-// File is what other processes are given, read-only; it is the slab's.
+// File is the read-only descriptor for other processes. The slab owns it.
 func (s *Slab) File() *os.File { return s.region.File() }
 
 // Size is the region's size in bytes.
 func (s *Slab) Size() int { return len(s.mem) }
 
-// Room is the part's size in bytes: the region's, where it is the only one.
+// Room is the part's size in bytes. It is the region's size if there is only
+// one part.
 func (s *Slab) Room() int { return (s.end - s.first) * GranuleBytes }
 
-// Huge reports whether the slab lies on huge pages of its own.
+// Huge reports whether the slab has huge pages reserved for it.
 func (s *Slab) Huge() bool { return s.region.Huge() }
 
-// HeldBytes is how many bytes are not free, in whole granules.
+// HeldBytes is the number of bytes that are not free, in whole granules.
 func (s *Slab) HeldBytes() uint64 { return s.held.Load() }
 
-// Close unmaps the slab, with the last of its parts. Nobody may touch it afterwards, nor
-// Release. A part is closed once.
+// Close closes this part. With the last part it unmaps the slab, which must not
+// be used afterwards, not even by Release. Close a part once.
 func (s *Slab) Close() error {
 	if s.users.Add(-1) > 0 {
 		return nil
@@ -157,20 +163,21 @@ func (s *Slab) Close() error {
 	return s.region.Close()
 }
 
-// View is a span's bytes.
+// View returns the bytes of a span.
 func (s *Slab) View(span ingest.Span) []byte {
 	end := span.Offset + uint64(span.Length)
 	return s.mem[span.Offset:end:end]
 }
 
 // Free finds room for a message of up to size bytes at or above the address
-// from: free runs, lowest first, each of at least minRunBytes (but the last one, if less
-// is needed). The first begins at firstPlace in its granule. It
-// says how many of dst's runs it filled, and where room for a next message
-// begins. 0 runs mean that there is no such room.
+// from. The room consists of free runs, lowest address first. Each has at least
+// minRunBytes, except the last one if less is needed. The first begins at
+// firstPlace in its granule. Free returns how many runs of dst it filled, and
+// the address from which to look for the next message's room. 0 runs mean that
+// there is no such room.
 //
-// The room is not taken: until Hold, another Free from the same address finds it
-// again.
+// Free does not take the room: until Hold, another Free from the same address
+// finds it again.
 func (s *Slab) Free(dst []ingest.Span, from uint64, size int) (runs int, next uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,7 +205,7 @@ func (s *Slab) Free(dst []ingest.Span, from uint64, size int) (runs int, next ui
 	return 0, from
 }
 
-// lowestFreeLocked moves lowest up to the first word with a free granule.
+// lowestFreeLocked advances lowest to the first word with a free granule.
 func (s *Slab) lowestFreeLocked() int {
 	for s.lowest*granulesPerWord < s.end && s.taken[s.lowest] == ^uint64(0) {
 		s.lowest++
@@ -206,8 +213,8 @@ func (s *Slab) lowestFreeLocked() int {
 	return s.lowest
 }
 
-// nextRunLocked finds the next free run at or after granule at which is worth
-// using: minRunBytes long, or all that need still wants. It looks no further than
+// nextRunLocked finds the next usable free run at or after granule at. A run is
+// usable if it has minRunBytes, or all of need. The search for its end stops at
 // need.
 func (s *Slab) nextRunLocked(at, need int, first bool) (start, end int, ok bool) {
 	if first {
@@ -229,12 +236,12 @@ func (s *Slab) nextRunLocked(at, need int, first bool) (start, end int, ok bool)
 	}
 }
 
-// scanLocked is the first granule in [at, limit) that is free (flip 0) or taken
-// (flip all ones), or limit.
+// scanLocked returns the first granule in [at, limit) that is free (flip 0) or
+// taken (flip all ones), or limit if there is none.
 func (s *Slab) scanLocked(at, limit int, flip uint64) int {
 	for at < limit {
-		// After the flip, the granules looked for are zeros; after the
-		// complement, ones.
+		// The flip turns the granules that are searched for into zeros, the
+		// complement turns them into ones.
 		word := ^(s.taken[at/granulesPerWord] ^ flip) >> (at % granulesPerWord)
 		if word != 0 {
 			return min(at+bits.TrailingZeros64(word), limit)
@@ -244,7 +251,7 @@ func (s *Slab) scanLocked(at, limit int, flip uint64) int {
 	return limit
 }
 
-// Hold takes bytes that lie in room which Free found and which were written.
+// Hold takes bytes that were written into room from Free.
 func (s *Slab) Hold(span ingest.Span) {
 	if span.Length == 0 {
 		return
@@ -260,7 +267,7 @@ func (s *Slab) Hold(span ingest.Span) {
 	s.held.Store(uint64(s.granules) * GranuleBytes)
 }
 
-// heldLocked is how many bytes of a granule are held.
+// heldLocked returns the number of held bytes of a granule.
 func (s *Slab) heldLocked(g int) int {
 	switch {
 	case s.taken[g/granulesPerWord]>>(g%granulesPerWord)&1 == 0:
@@ -271,7 +278,7 @@ func (s *Slab) heldLocked(g int) int {
 	return int(s.used[g])
 }
 
-// addLocked takes some bytes of one granule.
+// addLocked takes n bytes of one granule.
 func (s *Slab) addLocked(g, n int) {
 	held := s.heldLocked(g)
 	if held == 0 {
@@ -291,9 +298,9 @@ func (s *Slab) setLocked(at, end int) {
 	}
 }
 
-// Release gives spans back; they may be cut or joined in any way, but each byte
-// that was held is released once. Releasing one that is not held panics: to go on
-// would let a datagram be written over while it is read.
+// Release returns spans to the slab. Spans may be split or joined in any way,
+// but each held byte must be released once. Releasing a byte that is not held
+// panics: otherwise a datagram could be overwritten while it is read.
 func (s *Slab) Release(spans []ingest.Span) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,7 +310,7 @@ func (s *Slab) Release(spans []ingest.Span) {
 		}
 		first, last, head, tail := ends(span)
 		if first < s.first || last >= s.end {
-			panic(ErrReleasedTwice) // another part's
+			panic(ErrReleasedTwice) // belongs to another part
 		}
 		s.takeBackLocked(first, head)
 		if last > first {
@@ -315,7 +322,7 @@ func (s *Slab) Release(spans []ingest.Span) {
 	s.held.Store(uint64(s.granules) * GranuleBytes)
 }
 
-// takeBackLocked releases some bytes of one granule.
+// takeBackLocked releases n bytes of one granule.
 func (s *Slab) takeBackLocked(g, n int) {
 	held := s.heldLocked(g) - n
 	if held < 0 {
@@ -328,7 +335,7 @@ func (s *Slab) takeBackLocked(g, n int) {
 	}
 }
 
-// clearLocked releases granules [at, end), which are held whole.
+// clearLocked releases granules [at, end), all of whose bytes are held.
 func (s *Slab) clearLocked(at, end int) {
 	for _, part := range s.used[at:end] {
 		if part != 0 {
@@ -346,8 +353,8 @@ func (s *Slab) clearLocked(at, end int) {
 	}
 }
 
-// ends gives the granules that a span begins and ends in, and how many of its
-// bytes lie in each of the two: all of them in the first where they are one.
+// ends returns the first and last granule of a span, and how many of its bytes
+// lie in each. If the two are one, head counts all bytes.
 func ends(span ingest.Span) (first, last, head, tail int) {
 	begin, end := int(span.Offset), int(span.Offset)+int(span.Length)
 	first, last = begin/GranuleBytes, (end-1)/GranuleBytes
@@ -357,19 +364,19 @@ func ends(span ingest.Span) (first, last, head, tail int) {
 	return first, last, (first+1)*GranuleBytes - begin, end - last*GranuleBytes
 }
 
-// maskOf is the word of taken that granule at lies in, and the bits there of the
-// n granules from it up to end.
+// maskOf returns the word of taken that holds granule at, and a mask of its n
+// bits from at up to end.
 func maskOf(at, end int) (word int, mask uint64, n int) {
 	bit := at % granulesPerWord
 	n = min(end-at, granulesPerWord-bit)
 	return at / granulesPerWord, ^uint64(0) >> (granulesPerWord - n) << bit, n
 }
 
-// Put copies a payload in and holds it: for sources whose datagrams come from
-// elsewhere than a socket. It reports false where there is no room. Where
-// straddle is more than 0 (and less than the payload), the payload lies in two
-// spans, straddle bytes in the first; where it is 0, it does so only if no free
-// run is long enough.
+// Put copies a payload into the slab and holds it, for sources that do not read
+// a socket. It returns false if there is no room. If straddle is above 0 and
+// below the payload's size, the payload gets two spans, with straddle bytes in
+// the first. If straddle is 0, it gets two spans only if no free run is long
+// enough.
 func (s *Slab) Put(payload []byte, straddle int) (first, rest ingest.Span, ok bool) {
 	if len(payload) > MessageBytes {
 		return first, rest, false
@@ -401,7 +408,8 @@ func (s *Slab) Put(payload []byte, straddle int) (first, rest ingest.Span, ok bo
 	return first, rest, true
 }
 
-// put places bytes in the first run from an address on that is long enough.
+// put copies payload to the first free run at or above from that is long
+// enough.
 func (s *Slab) put(payload []byte, from uint64) (ingest.Span, bool) {
 	span, ok := s.freeRun(from, len(payload))
 	if ok {
@@ -429,8 +437,8 @@ func (s *Slab) freeRun(from uint64, size int) (ingest.Span, bool) {
 	}
 }
 
-// Join copies the spans of one datagram, which are held, to one run, and releases
-// them. Where no run is long enough it only releases them and reports false.
+// Join copies the held spans of one datagram to one run, and releases them. If
+// no run is long enough, it only releases them and returns false.
 func (s *Slab) Join(spans []ingest.Span) (ingest.Span, bool) {
 	size := 0
 	for _, span := range spans {

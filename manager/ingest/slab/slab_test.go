@@ -27,7 +27,7 @@ func newSlab(t *testing.T, size int) *Slab {
 	return s
 }
 
-// model is a slab as a set of bytes.
+// model represents a slab as a set of bytes.
 type model struct {
 	held    []bool
 	holders [][]ingest.Span
@@ -52,8 +52,8 @@ func (m *model) set(span ingest.Span, held bool) {
 	}
 }
 
-// Whatever is held and released in whatever pieces, the slab agrees with a set of
-// bytes, and gives out only room in granules where nothing is held.
+// For any sequence of Hold and Release, the slab agrees with a set of bytes.
+// Free returns only room in granules that hold nothing.
 func TestSlabAgreesWithASetOfBytes(t *testing.T) {
 	slab := newSlab(t, MinBytes)
 	rapid.Check(t, func(t *rapid.T) {
@@ -104,7 +104,7 @@ func TestSlabAgreesWithASetOfBytes(t *testing.T) {
 				m.holders = append(m.holders[:i], m.holders[i+1:]...)
 			},
 			"release joined": func(t *rapid.T) {
-				// Neighbours in memory go as one span.
+				// Release adjacent spans as one.
 				for i := 0; i+1 < len(m.holders); i++ {
 					a, b := m.holders[i], m.holders[i+1]
 					last := a[len(a)-1]
@@ -126,7 +126,7 @@ func TestSlabAgreesWithASetOfBytes(t *testing.T) {
 	}
 }
 
-// checkRuns checks what Free promises.
+// checkRuns checks what Free guarantees.
 func checkRuns(t *rapid.T, m *model, runs []ingest.Span, from, next uint64, size int) {
 	total := 0
 	at := from
@@ -154,7 +154,7 @@ func checkRuns(t *rapid.T, m *model, runs []ingest.Span, from, next uint64, size
 	}
 }
 
-// cutSpans is the first n bytes of spans.
+// cutSpans returns the first n bytes of spans.
 func cutSpans(spans []ingest.Span, n int) (out []ingest.Span) {
 	for _, span := range spans {
 		if n == 0 {
@@ -167,7 +167,7 @@ func cutSpans(spans []ingest.Span, n int) (out []ingest.Span) {
 	return out
 }
 
-// rest is what follows the first n bytes of spans.
+// rest returns what follows the first n bytes of spans.
 func rest(spans []ingest.Span, n int) (out []ingest.Span) {
 	for _, span := range spans {
 		cut := min(span.Length, uint32(n))
@@ -369,8 +369,8 @@ func TestNewRefusesSizesThatCannotWork(t *testing.T) {
 	}
 }
 
-// Parts of one region never give each other's room, from whatever address they are asked,
-// and the region ends with the last of them.
+// No part of a region returns another part's room, from whatever address it
+// searches. The region is unmapped with its last part.
 func TestPartsKeepToTheirOwn(t *testing.T) {
 	const n = 3
 	parts, err := NewParts("parts", n*MinBytes+1, n, false)
