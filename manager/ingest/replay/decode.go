@@ -8,7 +8,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 )
 
-// verdict is what becomes of a frame.
+// verdict says whether a frame is played, or why not.
 type verdict int
 
 const (
@@ -19,10 +19,10 @@ const (
 	malformed
 )
 
-// decoder takes frames apart; its layers are reused from frame to frame.
+// decoder parses frames; its layers are reused from frame to frame.
 type decoder struct {
-	// parser begins with the capture's link. On bare IP, where each frame says
-	// which version it is, it begins with IPv4 and parser6 with IPv6.
+	// parser begins with the capture's link layer. In a bare IP capture each
+	// frame states its version: parser begins with IPv4 and parser6 with IPv6.
 	parser, parser6 *gopacket.DecodingLayerParser
 
 	found    []gopacket.LayerType
@@ -35,14 +35,15 @@ type decoder struct {
 	udp      layers.UDP
 }
 
-// Bare IP has had several numbers (pcap-linktype(7): LINKTYPE_RAW and the DLT_RAW
-// of the BSDs).
+// Bare IP has several numbers (pcap-linktype(7): LINKTYPE_RAW, and DLT_RAW of
+// the BSDs).
 const (
 	rawBSD     layers.LinkType = 12
 	rawOpenBSD layers.LinkType = 14
 )
 
-// newDecoder knows the links that cameras and instruments are recorded on.
+// newDecoder supports the link types on which cameras and instruments are
+// recorded.
 func newDecoder(link layers.LinkType) (*decoder, error) {
 	d := &decoder{}
 	switch link {
@@ -72,7 +73,8 @@ func (d *decoder) newParser(first gopacket.LayerType) *gopacket.DecodingLayerPar
 	return p
 }
 
-// decode finds the UDP payload of a frame, which it shares.
+// decode finds the UDP payload of a frame. The payload is a part of frame, not
+// a copy.
 func (d *decoder) decode(frame []byte) (from netip.AddrPort, port uint16, payload []byte, _ verdict) {
 	parser := d.parser
 	if d.parser6 != nil && len(frame) > 0 && frame[0]>>4 == 6 {

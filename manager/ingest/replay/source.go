@@ -1,13 +1,13 @@
 // Package replay plays a capture file (pcap or pcapng) as if its UDP datagrams
-// came over the network now: the same traffic for a test, a benchmark or a look
-// at a customer's trouble, each time.
+// arrived from the network now. A test, a benchmark or the analysis of a
+// customer's problem gets the same traffic each time.
 //
 //  1. read    the next frame of the file
 //  2. decode  Ethernet (or Linux cooked, loopback, bare IP), VLAN tags, IPv4 or
 //     IPv6, UDP; other frames are skipped and counted
-//  3. wait    until its recorded time, at the speed asked for
-//  4. put     its payload into the slab; where there is no room it waits, nothing
-//     is lost
+//  3. wait    until its recorded time, at the configured speed
+//  4. put     its payload into the slab; if there is no room, Receive waits, and
+//     nothing is lost
 package replay
 
 import (
@@ -33,32 +33,33 @@ import (
 // defaultSlabBytes is the slab's size if Options give none.
 const defaultSlabBytes = 64 << 20
 
-// noRoomPause is how long Receive lets others release when the slab is full.
+// noRoomPause is how long Receive waits for spans to be released when the slab
+// is full.
 const noRoomPause = time.Millisecond
 
 // Options of a replay.
 type Options struct {
 	// Path is the capture file.
 	Path string
-	// Port plays only what was sent to this UDP port; 0 plays all.
+	// Port plays only datagrams that were sent to this UDP port; 0 plays all.
 	Port uint16
-	// Speed is how many seconds of the capture pass in one of ours; 0 is as fast
-	// as the caller takes it.
+	// Speed is how many recorded seconds pass per real second. 0 plays as fast
+	// as the caller receives.
 	Speed float64
 	// SlabBytes is the size of the memory for datagrams.
 	SlabBytes int
-	// HugePages puts the slab on huge pages where there are some.
+	// HugePages puts the slab on huge pages if some are free.
 	HugePages bool
-	// Reply is given what is sent, or nil to discard it. It may not keep the
-	// packets, and is called by the goroutine that sends.
+	// Reply receives the packets that Send would send; nil discards them. It
+	// must not keep the packets. The goroutine that calls Send calls it.
 	Reply func(packets []ingest.Packet)
 }
 
-// Skipped counts frames that were not played.
+// Skipped counts frames that were not played, by reason.
 type Skipped struct {
 	// Foreign frames carry no UDP datagram, or one to another port. Fragments
-	// are of a fragmented IP packet. Cut frames were recorded without their end.
-	// Malformed ones have a header that contradicts itself.
+	// belong to a fragmented IP packet. Cut frames were recorded without their
+	// end. Malformed frames have a header that contradicts itself.
 	Foreign, Fragments, Cut, Malformed uint64
 }
 
@@ -71,16 +72,15 @@ type Source struct {
 	done   chan struct{} // closed by Close
 	closed sync.Once
 
-	mu      sync.Mutex // held by Receive, and by Close for closing the file
+	mu      sync.Mutex // held by Receive, and by Close while it closes the file
 	file    *os.File
 	frames  frames
 	decoder *decoder
 	frame   uint64 // frames read
-	// next is a datagram that is read but not delivered.
+	// next is a datagram that was read but not delivered.
 	next    datagram
 	hasNext bool
-	// began and first are when the replay began (Now) and the capture's first
-	// time.
+	// began is when the replay began (Now), first the capture's first time.
 	began int64
 	first time.Time
 	ended error
@@ -91,8 +91,8 @@ type Source struct {
 
 var _ ingest.Source = (*Source)(nil)
 
-// datagram is what a frame was found to carry; payload is the reader's until it
-// reads on.
+// datagram is what a frame carries. The reader owns payload and overwrites it
+// with the next read.
 type datagram struct {
 	from    netip.AddrPort
 	at      time.Time
@@ -139,10 +139,10 @@ func (s *Source) begin() (err error) {
 // orders.
 const ngMagic = "\n\r\r\n"
 
-// wanted is said of a file that is something else, or nothing.
+// wanted is the error text for a file that is not a capture.
 const wanted = "no capture, want pcap or pcapng"
 
-// readHeader tells pcap from pcapng.
+// readHeader distinguishes pcap from pcapng.
 func readHeader(file io.Reader) (frames, layers.LinkType, error) {
 	r := bufio.NewReaderSize(file, 1<<20)
 	magic, err := r.Peek(len(ngMagic))
@@ -163,7 +163,7 @@ func readHeader(file io.Reader) (frames, layers.LinkType, error) {
 	return classic, classic.LinkType(), nil
 }
 
-// noEOF keeps a file that ends too early from looking like one that ends well.
+// noEOF makes a file that ends too early distinct from one that is complete.
 func noEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
@@ -171,14 +171,14 @@ func noEOF(err error) error {
 	return err
 }
 
-// Slab is where datagrams lie; it stays mapped after Close, until CloseSlab.
+// Slab holds the datagrams; it stays mapped after Close, until CloseSlab.
 func (s *Source) Slab() shm.Memory { return s.slab }
 
-// CloseSlab unmaps the slab, when nobody uses it any more.
+// CloseSlab unmaps the slab. Call it after the last use of the slab.
 func (s *Source) CloseSlab() error { return s.slab.Close() }
 
-// Receive plays on; see ingest.Source. It returns io.EOF at the capture's end,
-// and an error that names the frame where the file is broken.
+// Receive plays the next datagrams; see ingest.Source. It returns io.EOF at the
+// capture's end. If the file is broken, its error names the frame.
 func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (n int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,7 +216,7 @@ func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (n int, err er
 	return n, nil
 }
 
-// readLocked reads on to the next datagram; false at the end.
+// readLocked reads up to the next datagram; it returns false at the end.
 func (s *Source) readLocked() bool {
 	for !s.hasNext && s.ended == nil {
 		data, info, err := s.frames.ZeroCopyReadPacketData()
@@ -251,7 +251,7 @@ func (s *Source) readLocked() bool {
 	return s.hasNext
 }
 
-// dueLocked is when the next datagram is to be played, in nanoseconds of Now.
+// dueLocked returns when to play the next datagram, in nanoseconds of Now.
 func (s *Source) dueLocked() int64 {
 	if s.options.Speed == 0 {
 		return 0
@@ -259,8 +259,8 @@ func (s *Source) dueLocked() int64 {
 	return s.began + int64(float64(s.next.at.Sub(s.first))/s.options.Speed)
 }
 
-// wait sleeps until a time. It reports false at the deadline, for Wake and for
-// Close.
+// wait sleeps until a time. It returns false if the deadline, Wake or Close
+// comes first.
 func (s *Source) wait(until, deadline int64) bool {
 	reached := true
 	if deadline != 0 && deadline < until {
@@ -293,7 +293,7 @@ func (s *Source) closedError() error {
 	return nil
 }
 
-// Release gives spans back; see ingest.Source.
+// Release returns spans to the slab; see ingest.Source.
 func (s *Source) Release(spans []ingest.Span) { s.slab.Release(spans) }
 
 // Send gives the packets to Options.Reply, or discards them.
@@ -320,8 +320,7 @@ func (s *Source) LocalAddr() netip.AddrPort {
 	return netip.AddrPortFrom(netip.IPv4Unspecified(), s.options.Port)
 }
 
-// Stats reads the counters; Truncated counts frames that were recorded without
-// their end.
+// Stats reads the counters; Truncated counts frames recorded without their end.
 func (s *Source) Stats() ingest.Stats {
 	return ingest.Stats{
 		Datagrams: s.datagrams.Load(),
@@ -333,7 +332,7 @@ func (s *Source) Stats() ingest.Stats {
 	}
 }
 
-// Skipped counts what was not played so far, by reason.
+// Skipped returns the counts of frames that were not played so far, by reason.
 func (s *Source) Skipped() Skipped {
 	return Skipped{
 		Foreign:   s.foreign.Load(),
@@ -343,8 +342,8 @@ func (s *Source) Skipped() Skipped {
 	}
 }
 
-// Close ends a blocked Receive and closes the file. The slab stays. Closing twice
-// is harmless.
+// Close ends a blocked Receive and closes the file. The slab stays mapped.
+// Closing twice is harmless.
 func (s *Source) Close() (err error) {
 	s.closed.Do(func() {
 		close(s.done)

@@ -29,7 +29,7 @@ var (
 	began = time.Unix(1700000000, 123456000)
 )
 
-// layer is what a frame is made of.
+// layer is one layer of a frame.
 type layer = gopacket.SerializableLayer
 
 func serialize(t testing.TB, stack ...layer) []byte {
@@ -46,7 +46,7 @@ func ethernet(kind layers.EthernetType) *layers.Ethernet {
 	return &layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, EthernetType: kind}
 }
 
-// udp4 and udp6 are the layers from IP on.
+// udp4 and udp6 return the layers from IP on.
 func udp4(to uint16, payload []byte) []layer {
 	ip := &layers.IPv4{Version: 4, TTL: 9, Protocol: layers.IPProtocolUDP, SrcIP: from4.Addr().AsSlice(), DstIP: net.IP{192, 0, 2, 9}}
 	udp := &layers.UDP{SrcPort: layers.UDPPort(from4.Port()), DstPort: layers.UDPPort(to)}
@@ -65,8 +65,8 @@ func frame4(t testing.TB, to uint16, payload []byte) []byte {
 	return serialize(t, append([]layer{ethernet(layers.EthernetTypeIPv4)}, udp4(to, payload)...)...)
 }
 
-// recorded is a frame of a capture; length is that on the wire where it is more
-// than what was recorded.
+// recorded is a frame of a capture; length is its length on the wire if more
+// than was recorded.
 type recorded struct {
 	after  time.Duration
 	data   []byte
@@ -156,8 +156,8 @@ func TestSourcePassesTheSuite(t *testing.T) {
 					return twin(t, Options{SlabBytes: slabBytes}, frames)
 				},
 				OpenQuiet: func(t *testing.T) ingesttest.Twin {
-					// The first frame, to another port, begins the replay; the next is
-					// an hour away.
+					// The first frame, to another port, begins the replay; the
+					// next frame follows an hour later.
 					return twin(t, Options{SlabBytes: 1 << 20, Speed: 1, Port: port}, []recorded{
 						{data: frame4(t, port+1, []byte("begins"))},
 						{data: frame4(t, port, []byte("late")), after: time.Hour},
@@ -168,7 +168,7 @@ func TestSourcePassesTheSuite(t *testing.T) {
 	}
 }
 
-// playAll receives to the end.
+// playAll receives until the end.
 func playAll(t *testing.T, s *Source) (payloads []string, froms []netip.AddrPort) {
 	t.Helper()
 	batch := make([]ingest.Datagram, 3)
@@ -339,7 +339,7 @@ func TestBrokenCaptureIsPlayedToTheBreakAndNamesTheFrame(t *testing.T) {
 	}
 }
 
-// Captures come from elsewhere: none may make the replay panic or hang.
+// Captures come from other machines: none may make the replay panic or hang.
 func FuzzReplay(f *testing.F) {
 	for _, ng := range []bool{false, true} {
 		file, err := os.ReadFile(capture(f, ng, layers.LinkTypeEthernet,
