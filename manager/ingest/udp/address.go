@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sockaddrBytes is a sockaddr_in6, the larger of the two. Both begin with a
-// family of 16 bits in the machine's order and a port in the network's; then
-// IPv4 has 4 bytes of address, IPv6 4 of flow label, 16 of address, and 4 of scope
-// id in the machine's order (linux/in.h, linux/in6.h).
+// sockaddrBytes is the size of a sockaddr_in6, the larger of the two
+// structures. Both begin with a family of 16 bits in the machine's byte order,
+// and a port in network order. In IPv4, 4 bytes of address follow. In IPv6, 4
+// bytes of flow label follow, 16 of address, and 4 of scope id in the machine's
+// byte order (linux/in.h, linux/in6.h).
 const (
 	sockaddrBytes  = unix.SizeofSockaddrInet6
 	sockaddr4Bytes = unix.SizeofSockaddrInet4
@@ -25,16 +26,16 @@ var (
 	errFamily    = errors.New("an IPv6 address, but the source listens on IPv4")
 )
 
-// zoneNames keeps the last scope id as text: netip wants a zone as a string, and
-// all link-local cameras of a network have one and the same.
+// zoneNames caches the last scope id as text. netip wants a zone as a string,
+// and all link-local cameras of a network have the same zone.
 type zoneNames struct {
 	id   uint32
 	name string
 }
 
-// decode reads a sockaddr that the kernel wrote, an IPv4 address as such even
-// where it came through an IPv6 socket. It allocates only when the zone of a
-// link-local address is not that of the last one.
+// decode reads a sockaddr that the kernel wrote. An IPv4 address becomes one
+// even if it came through an IPv6 socket. It allocates only if the zone of a
+// link-local address differs from the last one.
 func (z *zoneNames) decode(b *[sockaddrBytes]byte) netip.AddrPort {
 	port := binary.BigEndian.Uint16(b[2:])
 	switch binary.NativeEndian.Uint16(b[:]) {
@@ -82,7 +83,8 @@ func encodeAddress(b *[sockaddrBytes]byte, to netip.AddrPort, inet6 bool) (size 
 	return sockaddrBytes, nil
 }
 
-// scopeID is the number of a zone: decode's text, or an interface's name.
+// scopeID returns the number of a zone, given as decode's text or as an
+// interface's name.
 func scopeID(zone string) (uint32, error) {
 	if zone == "" {
 		return 0, nil
@@ -97,7 +99,7 @@ func scopeID(zone string) (uint32, error) {
 	return uint32(iface.Index), nil
 }
 
-// bindAddress is at in the form that bind wants.
+// bindAddress converts at to the form that bind wants.
 func bindAddress(at netip.AddrPort) (unix.Sockaddr, error) {
 	addr := at.Addr().Unmap()
 	if addr.Is4() {
@@ -110,7 +112,7 @@ func bindAddress(at netip.AddrPort) (unix.Sockaddr, error) {
 	return &unix.SockaddrInet6{Port: int(at.Port()), Addr: addr.As16(), ZoneId: id}, nil
 }
 
-// boundAddress is what the kernel bound, in netip's form.
+// boundAddress converts the address that the kernel bound to netip's form.
 func boundAddress(bound unix.Sockaddr, zone string) netip.AddrPort {
 	switch a := bound.(type) {
 	case *unix.SockaddrInet4:

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// putSegment writes the control message that makes the kernel cut a payload into
-// datagrams.
+// putSegment writes the control message that makes the kernel split a payload
+// into datagrams.
 func putSegment(control []byte, segment uint16) {
 	binary.NativeEndian.PutUint64(control, uint64(unix.CmsgLen(2)))
 	binary.NativeEndian.PutUint32(control[8:], unix.SOL_UDP)
@@ -17,7 +17,7 @@ func putSegment(control []byte, segment uint16) {
 	binary.NativeEndian.PutUint16(control[16:], segment)
 }
 
-// rawChain sends one chain again and again without allocating.
+// rawChain sends one chain repeatedly without allocating.
 type rawChain struct {
 	fd      int
 	header  unix.Msghdr

@@ -6,28 +6,31 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// clocks tell when a datagram arrived. The kernel stamps by the wall clock, which may be set at
-// any time; everything else here counts by shm.Now's, which nobody sets. Both are slewed alike
-// (clock_gettime(2)), so between them there is a distance that changes when the wall clock is set,
-// and when a machine wakes from its sleep: what was stamped before that is not known.
+// clocks computes when a datagram arrived. The kernel stamps by the wall clock, which may be
+// set at any time. Everything else here uses shm.Now's clock, which is never set. Both clocks
+// are slewed alike (clock_gettime(2)), so their difference changes only when the wall clock
+// is set or the machine wakes from sleep. The arrival of a datagram stamped before such a
+// change is unknown.
 type clocks struct {
-	now   int64 // when they were last read, of shm.Now's clock
-	ahead int64 // by what the wall clock is ahead of it
-	from  int64 // when the wall clock was last found set: earlier stamps may be of the time before
+	now   int64 // when they were last read, in shm.Now's clock
+	ahead int64 // wall clock minus shm.Now's clock
+	from  int64 // when the wall clock was last found set; earlier stamps may date from before that
 }
 
 const (
-	// settled is by how much two readings of the distance may differ before the wall clock was set.
+	// settled is how far two readings of the difference may be apart before the wall clock
+	// counts as set.
 	settled = time.Millisecond
-	// atOnce is what the reading of two clocks may take for their distance to be believed.
+	// atOnce is the max time for reading both clocks; a slower reading is not used.
 	atOnce = 100 * time.Microsecond
-	// openTries is how often they are read for the first distance, which nothing else tells: a
-	// thread is seldom stopped in the middle of so many readings in a row.
+	// openTries is how often the clocks are read for the first difference, for which there is
+	// no other source. A thread is seldom interrupted in the middle of so many readings in a
+	// row.
 	openTries = 16
 )
 
-// open takes the first reading. The last try is believed, however long it took: the reading
-// after it takes the clock for one that was set meanwhile.
+// open takes the first reading. It accepts the last try, however long it took. If that
+// reading was wrong, the next one treats the clock as set in between.
 func (c *clocks) open(read func() (before, wall, after int64)) {
 	for range openTries {
 		before, wall, after := read()
@@ -38,20 +41,21 @@ func (c *clocks) open(read func() (before, wall, after int64)) {
 	}
 }
 
-// read is called after datagrams were received, and before their stamps are asked for.
+// read is called after datagrams were received, and before arrival is called for their
+// stamps.
 func (c *clocks) read() { c.at(bothClocks()) }
 
-// bothClocks reads the wall clock between two readings of shm.Now's.
+// bothClocks reads the wall clock between two readings of shm.Now.
 func bothClocks() (before, wall, after int64) {
 	before = shm.Now()
 	wall = time.Now().UnixNano()
 	return before, wall, shm.Now()
 }
 
-// at takes a reading of the wall clock between two of shm.Now's.
+// at processes a reading of the wall clock between two of shm.Now.
 func (c *clocks) at(before, wall, after int64) {
 	if c.now = after; after-before > int64(atOnce) && c.from != 0 {
-		return // the thread was stopped in between; the distance is as it was
+		return // the thread was interrupted in between; keep the old difference
 	}
 	ahead := wall - after
 	if apart := time.Duration(ahead - c.ahead); c.from == 0 || apart.Abs() > settled {
@@ -60,8 +64,9 @@ func (c *clocks) at(before, wall, after int64) {
 	c.ahead = ahead
 }
 
-// arrival is when a datagram of that stamp came, of shm.Now's clock; 0 if it is not known, and for
-// stamp 0, which is none. However long a datagram has waited, it is said.
+// arrival returns when a datagram with that stamp arrived, in shm.Now's clock. It returns 0
+// if that is not known, and for stamp 0, which means no stamp. How long the datagram has
+// waited does not matter.
 func (c *clocks) arrival(stamp int64) int64 {
 	at := stamp - c.ahead
 	if stamp == 0 || at < c.from || at > c.now {

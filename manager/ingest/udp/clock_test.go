@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A stamp tells how long a datagram has waited, unless the wall clock was set meanwhile.
+// A stamp shows how long a datagram has waited, unless the wall clock was set meanwhile.
 func TestAStampOfAClockThatWasSetIsNotBelieved(t *testing.T) {
 	const (
 		ms     = int64(time.Millisecond)
@@ -21,7 +21,7 @@ func TestAStampOfAClockThatWasSetIsNotBelieved(t *testing.T) {
 	for _, test := range []struct {
 		what    string
 		happens func(*clocks)
-		by      int64 // by which the wall clock is ahead of what it was
+		by      int64 // by how much the wall clock was set forward
 		stamp   int64
 		want    int64
 	}{
@@ -49,7 +49,7 @@ func TestAStampOfAClockThatWasSetIsNotBelieved(t *testing.T) {
 	}
 }
 
-// The first distance is of a reading in whose middle the thread was not stopped.
+// The first difference is from a reading during which the thread was not interrupted.
 func TestTheFirstReadingIsOneThatWasNotInterrupted(t *testing.T) {
 	const (
 		ms    = int64(time.Millisecond)

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// filterSteps is how finely the part of the requests that a filter accepts is set.
+// filterSteps is the resolution of the part of requests that a filter accepts.
 const filterSteps = 128
 
 // What a filter sees: the UDP header, source port first, then the wire header.
@@ -23,27 +23,29 @@ const (
 	indexAt        = udpHeaderBytes + 16
 )
 
-// answeredBytes is the size of the smallest request that is answered when it is shed. To
-// read a message and to send an answer takes a receiver a few µs, as copying so much does:
-// to answer smaller ones costs what taking them would. It is a multiple of 256, below 64 KiB.
+// answeredBytes is the size of the smallest request that is answered when it is shed. To read
+// a message and send an answer takes a receiver a few µs, as long as copying so many bytes.
+// To answer smaller requests would cost as much as receiving them. It is a multiple of 256,
+// below 64 KiB.
 const answeredBytes = 16 << 10
 
-// golden is 2^32 over the golden ratio: multiples of it, modulo 2^32, are spread evenly
-// however many there are (Knuth, The Art of Computer Programming, volume 3, 6.4).
+// golden is 2^32 divided by the golden ratio. Multiples of it, modulo 2^32, are spread
+// evenly, however many there are (Knuth, The Art of Computer Programming, volume 3, 6.4).
 const golden = 2654435769
 
-// portSpread sets clients apart whose ids are the same; any odd number would do.
+// portSpread separates clients whose ids are the same; any odd number would do.
 const portSpread = 40503
 
-// requestHash is what a filter decides by: ids that count up are spread evenly, those of
-// each client from a place of its own.
+// requestHash is the value by which a filter decides. Consecutive ids are spread evenly, and
+// each client's ids begin at another value.
 func requestHash(port uint16, id uint32) uint32 { return (uint32(port)*portSpread + id) * golden }
 
-// filterProgram accepts the datagrams whose requestHash is below threshold, and all that does
-// not begin as a piece of a request does. Of the others it cuts piece 0 to its header, and
-// extension if there is one, so that the request can be answered; the rest is dropped.
+// filterProgram accepts the datagrams whose requestHash is below threshold, and everything
+// that does not begin like a piece of a request. Of the other datagrams it cuts piece 0 to
+// its header, and extension if there is one, so that the request can be answered. It drops
+// the rest.
 func filterProgram(threshold uint32) []bpf.Instruction {
-	const id = 0 // the scratch word where the id is put together, from little-endian bytes
+	const id = 0 // the scratch word in which the id is assembled from little-endian bytes
 	byteOfID := func(i uint32) []bpf.Instruction {
 		return []bpf.Instruction{
 			bpf.LoadScratch{Dst: bpf.RegX, N: id},
@@ -81,7 +83,8 @@ func filterProgram(threshold uint32) []bpf.Instruction {
 		bpf.RetConstant{Val: udpHeaderBytes + wire.HeaderSize + wire.BlockSize},
 	)
 	const acceptsAll = 2 // instructions from the end
-	// What is checked before: each check but the length loads something.
+	// The checks before the hash, in reverse order. All but the length check load from the
+	// datagram.
 	for _, c := range []struct {
 		load bpf.Instruction
 		cond bpf.JumpTest
@@ -98,11 +101,12 @@ func filterProgram(threshold uint32) []bpf.Instruction {
 	return program
 }
 
-// acceptAll is a filter's word for all of a datagram: as many bytes as there are, at most.
+// acceptAll makes a filter keep a whole datagram: the value is the max number of bytes to
+// keep.
 const acceptAll = 1<<32 - 1
 
-// attachFilter has the kernel let so many of filterSteps of the requests into a socket; all
-// of them take the filter off.
+// attachFilter makes the kernel let steps of filterSteps of the requests into a socket. With
+// all steps it detaches the filter.
 func attachFilter(socket, steps int) error {
 	if steps >= filterSteps {
 		if err := unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); err != nil {

@@ -10,14 +10,14 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// verdict runs the filter on a datagram from that port, and reports whether all of it is
-// accepted.
+// verdict runs the filter on a datagram from that port, and reports whether the filter
+// accepts all of it.
 func verdict(t *testing.T, threshold uint32, port uint16, datagram []byte) bool {
 	t.Helper()
 	return left(t, threshold, port, datagram) == len(datagram)
 }
 
-// left is how many bytes of a datagram from that port the filter leaves, -1 for none at all.
+// left returns how many bytes of a datagram from that port the filter keeps, -1 for none.
 func left(t *testing.T, threshold uint32, port uint16, datagram []byte) int {
 	t.Helper()
 	vm, err := bpf.NewVM(filterProgram(threshold))
@@ -36,10 +36,10 @@ func left(t *testing.T, threshold uint32, port uint16, datagram []byte) int {
 	return min(kept, len(packet)+len(datagram)) - udpHeaderBytes
 }
 
-// pieceBytes makes requests of 16 pieces as large as those that are answered at least.
+// pieceBytes makes requests of 16 pieces just large enough to be answered when shed.
 const pieceBytes = answeredBytes / 16
 
-// pieceOf is a piece of a request of 16 pieces.
+// pieceOf returns a piece of a request of 16 pieces.
 func pieceOf(id uint32, index int) []byte {
 	return pieceOfTotal(id, answeredBytes, pieceBytes, index, 0)
 }
@@ -133,8 +133,8 @@ func TestTheFilterDecidesByPortAndID(t *testing.T) {
 	}
 }
 
-// Ids that count up are shed evenly, wherever they begin: of any 64 in a row the wanted
-// part, give or take two.
+// Consecutive ids are shed evenly, whatever the first is: of any 64 in a row, the filter
+// sheds the desired part, give or take two.
 func TestAClientsRequestsAreShedEvenly(t *testing.T) {
 	for _, steps := range []uint32{4, 32, 64, 85, 120} {
 		for _, first := range []uint32{0, 12345, 1<<32 - 100} {
@@ -187,7 +187,7 @@ func TestWhatIsNoPieceOfARequestIsAccepted(t *testing.T) {
 	}
 }
 
-// BenchmarkAttachFilter is what a change of the filter costs the receiver.
+// BenchmarkAttachFilter measures what a change of the filter costs the receiver.
 func BenchmarkAttachFilter(b *testing.B) {
 	s, err := Open(Options{Listen: loopback4, SlabBytes: 1 << 20})
 	if err != nil {

@@ -9,17 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Move is another port for the sources of one, bound and not received from. Either Commit or
-// Abort ends it.
+// Move changes the port of a group of sources. The new port is bound but not received from
+// until Commit. Either Commit or Abort ends the Move.
 //
-// After Commit a source receives from both ports for a while. An answer leaves by the port that
-// its client sent to last.
+// After Commit a source receives from both ports for a while. An answer leaves through the
+// port to which its client last sent.
 type Move struct {
 	sources []*Source
-	opened  []*Source // each is the socket for the source of the same index, and no more
+	opened  []*Source // each holds the socket for the source of the same index, and nothing else
 }
 
-// OpenMove opens a port for sources that OpenSeveral opened together. Errors are as Open's.
+// OpenMove opens a port for sources that OpenSeveral opened together. Its errors are those of
+// Open.
 func OpenMove(sources []*Source, listen netip.AddrPort) (*Move, error) {
 	m := &Move{sources: sources}
 	for i, s := range sources {
@@ -42,26 +43,27 @@ func (m *Move) Abort() {
 	}
 }
 
-// Commit has the sources receive from the port, and closes the one before after linger. It waits
-// for reads and sends that are on their way.
+// Commit makes the sources receive from the new port, and closes the old one after linger. It
+// waits for reads and sends in progress.
 func (m *Move) Commit(linger time.Duration) {
 	for i, s := range m.sources {
 		s.adopt(m.opened[i], linger)
 	}
-	// Only now are datagrams let in: the kernel spreads clients over all sockets of the port.
+	// Let datagrams in only now: the kernel spreads clients over all sockets of the port.
 	for _, s := range m.sources {
 		_ = attachFilter(s.socket, int(s.shedder.steps.Load()))
 	}
 }
 
-// adopt makes the socket of opened the source's; its own is the former one for linger.
+// adopt makes the socket of opened the source's; the source's own becomes the former one for
+// linger.
 func (s *Source) adopt(opened *Source, linger time.Duration) {
 	defer s.lock()()
 	if s.closed.Load() {
 		_ = opened.closeDescriptors()
 		return
 	}
-	s.closeFormerLocked() // of a Move just before
+	s.closeFormerLocked() // of an earlier Move
 	s.former, s.socket = s.socket, opened.socket
 	s.local.Store(opened.local.Load())
 	s.gro, s.recvBuffer = opened.gro, opened.recvBuffer
@@ -73,7 +75,8 @@ func (s *Source) adopt(opened *Source, linger time.Duration) {
 	time.AfterFunc(linger, func() { s.closeFormer(this) })
 }
 
-// lock takes mu for writing from a Receive that sleeps with it, and returns what unlocks it.
+// lock takes mu for writing, which wakes a Receive that sleeps while it holds mu. It returns
+// the function that unlocks.
 func (s *Source) lock() (unlock func()) {
 	s.awaited.Add(1)
 	s.Wake()
@@ -99,7 +102,7 @@ func (s *Source) closeFormerLocked() {
 	}
 }
 
-// maxClients bounds a clientSet. Clients beyond it are answered from the former port.
+// maxClients bounds a clientSet. Clients beyond it are answered through the former port.
 const maxClients = 1 << 16
 
 // clientSet is a set of addresses. Any goroutine may use it.

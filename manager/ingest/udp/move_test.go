@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/manager/ingest"
 )
 
-// echoes opens n sources of one port that send back all that they receive, until stop.
+// echoes opens n sources of one port that send back everything they receive, until stop.
 func echoes(t *testing.T, n int) (sources []*Source, stop func()) {
 	t.Helper()
 	sources, err := OpenSeveral(Options{Listen: loopback4, SlabBytes: 4 << 20}, n)
@@ -48,7 +48,8 @@ func echoes(t *testing.T, n int) (sources []*Source, stop func()) {
 	return sources, stop
 }
 
-// asks sends a text and wants it back from where it was sent to: the client is connected.
+// asks sends a text and expects it back from the address it was sent to: the client is
+// connected.
 func (c client) asks(text string) error {
 	c.send([]byte(text))
 	c.SetReadDeadline(time.Now().Add(10 * time.Second))
@@ -94,11 +95,11 @@ func TestMove(t *testing.T) {
 					t.Errorf("a source is at %v, want all at the new port", s.LocalAddr())
 				}
 			}
-			for range 3 { // in turns: each is answered from where it asked
+			for range 3 { // in turns: each is answered by the port it sent to
 				check("old port", before)
 				check("new port", after)
 			}
-			// Nobody else gets the old port while it is open.
+			// No other source gets the old port while it is open.
 			if s, err := Open(Options{Listen: old}); err == nil {
 				s.Close()
 				t.Error("another source gets a port that is still open")
@@ -117,7 +118,7 @@ func TestMove(t *testing.T) {
 	}
 }
 
-// loopback4Free is an address with a port that was free a moment ago.
+// loopback4Free returns an address with a port that was free a moment ago.
 func loopback4Free(t *testing.T) netip.AddrPort {
 	t.Helper()
 	s, err := Open(Options{Listen: loopback4})
@@ -129,7 +130,7 @@ func loopback4Free(t *testing.T) netip.AddrPort {
 	return s.LocalAddr()
 }
 
-// A port that cannot be had leaves nothing open, and the sources as they were.
+// If the port cannot be bound, nothing stays open, and the sources stay as they were.
 func TestMoveToATakenPort(t *testing.T) {
 	sources, stop := echoes(t, 2)
 	defer stop()
@@ -147,8 +148,8 @@ func TestMoveToATakenPort(t *testing.T) {
 	}
 }
 
-// Two moves, one after the other: the second closes the port before the first, and the first's
-// timer does not close the second's former port.
+// Two moves, one after the other: the second closes the port of the time before the first.
+// The first's timer does not close the second's former port.
 func TestMoveTwice(t *testing.T) {
 	sources, stop := echoes(t, 1)
 	defer stop()

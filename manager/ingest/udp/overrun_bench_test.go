@@ -22,13 +22,14 @@ import (
 const (
 	overrunPieces = 147
 	overrunPiece  = 1024
-	// overrunSLO is from a request's sending until it is whole.
+	// overrunSLO is the time from sending a request until it is complete.
 	overrunSLO = 25 * time.Millisecond
-	// overrunClients send at the same time, a train of each after the other's.
+	// overrunClients send at the same time, alternating train by train.
 	overrunClients = 8
 	overrunWarm    = 500 * time.Millisecond
 	overrunLength  = 1500 * time.Millisecond
-	// overrunOverslept is how much of its pauses a receiver makes good that slept longer.
+	// overrunOverslept is the max time by which a receiver that slept too long shortens its
+	// next pauses.
 	overrunOverslept = 3 * time.Millisecond
 )
 
@@ -39,16 +40,16 @@ var (
 	overrunRounds = flag.Int("overrun.rounds", 3, "rounds of BenchmarkOverrun, of which the median is told")
 )
 
-// overrun is what one turn saw.
+// overrun is the result of one turn.
 type overrun struct {
-	offered, whole, inTime float64 // requests/s
-	late                   float64 // ms, the 99th percentile of whole requests' age
-	shed                   float64 // what the filter was set to, on average
+	offered, whole, inTime float64 // requests per second
+	late                   float64 // ms, the 99th percentile of the age of complete requests
+	shed                   float64 // the mean shed part that the filter was set to
 }
 
-// BenchmarkOverrun offers a receiver that is slowed down (-overrun.pause) parts and multiples
-// of what it can take, and counts the requests that come whole, and within 25 ms. Beside
-// it the same without shedding, and with a receive buffer of some 5 ms only.
+// BenchmarkOverrun offers a slowed-down receiver (-overrun.pause) fractions and multiples of
+// its capacity. It counts the requests that are complete, and those complete within 25 ms. It
+// compares them with a run without shedding, and one with a receive buffer of only some 5 ms.
 func BenchmarkOverrun(b *testing.B) {
 	capacity := overrunTurn(b, Options{RecvBuffer: 64 << 20, NoShedding: true}, 0).whole
 	b.Logf("capacity %.0f requests/s, %.0f MB/s", capacity, capacity*overrunPieces*overrunPiece/1e6)
@@ -86,8 +87,8 @@ func BenchmarkOverrun(b *testing.B) {
 	}
 }
 
-// overrunTurn offers so many requests a second; 0 for as many as are received, within a
-// window.
+// overrunTurn offers perSecond requests per second. 0 offers as many as are received, within
+// a window.
 func overrunTurn(b *testing.B, o Options, perSecond float64) (r overrun) {
 	b.Helper()
 	o.Listen, o.SlabBytes, o.NoGRO = loopback4, 64<<20, !*overrunChains
@@ -151,8 +152,8 @@ func overrunTurn(b *testing.B, o Options, perSecond float64) (r overrun) {
 		received.Add(uint64(n))
 		steps += float64(s.shedder.steps.Load())
 		looks++
-		// It sleeps rather than works, and makes good what it overslept: so a machine that
-		// is busy otherwise changes little.
+		// It sleeps instead of working, and shortens later pauses by what it overslept, so
+		// that a busy machine changes little.
 		busyUntil = max(busyUntil, now-int64(overrunOverslept)) + int64(n)*int64(*overrunPause)
 		if rest := busyUntil - shm.Now(); rest > 0 {
 			ts := unix.NsecToTimespec(rest)
@@ -172,8 +173,8 @@ func overrunTurn(b *testing.B, o Options, perSecond float64) (r overrun) {
 	return r
 }
 
-// lockInFront locks a goroutine to a thread with the priority that the manager's receive
-// threads have, where it may have one.
+// lockInFront locks a goroutine to a thread with the priority of the manager's receive
+// threads, if the process has the privilege.
 func lockInFront() {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), -15)

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// piecesThatCome receives until a datagram that is no piece comes, and counts each
+// piecesThatCome receives until a datagram arrives that is not a piece. It counts each
 // request's pieces, and those that were cut.
 func piecesThatCome(t *testing.T, s *Source) (came, cut map[uint32]int) {
 	t.Helper()
@@ -73,8 +73,8 @@ func (c client) sendRequests(from, to uint32, chained bool) {
 	}
 }
 
-// overrunHeld opens a source whose receiver is held while its buffer is filled with requests,
-// and has found it full for long enough. The clock of looks stands from then on.
+// overrunHeld opens a source and fills its buffer with requests while the receiver is held.
+// The receiver has found the buffer full for long enough. From then on no sample is due.
 func overrunHeld(t *testing.T, chained bool) (*Source, client) {
 	t.Helper()
 	s := open1(t, Options{RecvBuffer: 128 << 10, NoGRO: !chained})
@@ -118,7 +118,7 @@ func TestAnOverrunReceiverShedsWholeRequests(t *testing.T) {
 	for name, chained := range map[string]bool{"chains": true, "single datagrams": false} {
 		t.Run(name, func(t *testing.T) {
 			s, c := overrunHeld(t, chained)
-			// It took nothing while it was held, so the least is let in.
+			// It took nothing while it was held, so the min part is let in.
 			steps := s.shedder.steps.Load()
 			if want := leastAccepted * filterSteps; !s.shedder.shedding.on || float64(steps) != want {
 				t.Fatalf("shedding %v with %d steps let in, want %v", s.shedder.shedding.on, steps, want)
@@ -160,7 +160,7 @@ func TestAnOverrunReceiverShedsWholeRequests(t *testing.T) {
 	}
 }
 
-// A slab whose free memory lies in pieces may part even so short a message.
+// A fragmented slab may split even so short a message.
 func TestACutDatagramIsKnownWhereverItLies(t *testing.T) {
 	s := open1(t, Options{})
 	header := pieceOf(7, 0)[:wire.HeaderSize]
@@ -182,7 +182,7 @@ func TestACutDatagramIsKnownWhereverItLies(t *testing.T) {
 	}
 }
 
-// drain takes what waits in the socket, and reports whether there was anything.
+// drain receives what waits in the socket, and reports whether there was anything.
 func (s *Source) drain(t *testing.T) bool {
 	t.Helper()
 	batch := make([]ingest.Datagram, 64)
@@ -196,7 +196,7 @@ func (s *Source) drain(t *testing.T) bool {
 	return n > 0
 }
 
-// The filter is taken off by looks of the receiver, also when nothing comes.
+// The receiver's samples detach the filter, even if nothing arrives.
 func TestTheFilterIsTakenOffWhenTheOverrunIsOver(t *testing.T) {
 	s, c := overrunHeld(t, true)
 	for s.drain(t) {
@@ -220,7 +220,7 @@ func TestTheFilterIsTakenOffWhenTheOverrunIsOver(t *testing.T) {
 	}
 }
 
-// Each of several sockets has a filter of its own.
+// Each of several sockets has its own filter.
 func TestOneReceiversOverrunIsNotAnothers(t *testing.T) {
 	all := openMembers(t, Options{RecvBuffer: 128 << 10, SlabBytes: 2 << 20}, 2)
 	mine, theirs := clientOf(t, all, 0), clientOf(t, all, 1)

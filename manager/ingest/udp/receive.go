@@ -15,42 +15,42 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// controlBytes is room for the three control messages that the kernel adds: the time of arrival
-// (two 64-bit numbers), 32 bytes with its header, the count of drops (32 bits) and the segment
-// size (an int), 24 each with header and padding. A message whose control did not fit is dropped,
-// for its segment size comes last.
+// controlBytes is room for the three control messages that the kernel adds. The time of
+// arrival (two 64-bit numbers) takes 32 bytes with its header. The count of drops (32 bits)
+// and the segment size (an int) take 24 bytes each, with header and padding. If the control
+// messages of a message did not fit, it is dropped, because its segment size comes last.
 const controlBytes = 96
 
-// dropped in place of a segment size marks a message that is not delivered.
+// dropped instead of a segment size marks a message that is not delivered.
 const dropped = -1
 
-// reader is what a read needs, made once. It is Receive's own.
+// reader holds the buffers of a read, allocated once. Only Receive uses it.
 type reader struct {
 	headers  []mmsghdr
-	iovecs   []unix.Iovec // slab.MaxRuns a message
+	iovecs   []unix.Iovec // slab.MaxRuns per message
 	runs     []ingest.Span
 	names    [][sockaddrBytes]byte
 	controls [][controlBytes]byte
-	segments []int   // of each message, or dropped
-	arrived  []int64 // of each message, as ingest.Datagram.Arrived
+	segments []int   // per message: the segment size, or dropped
+	arrived  []int64 // per message: see ingest.Datagram.Arrived
 	shed     []bool
 	polls    []unix.PollFd
 	zones    zoneNames
 	clocks   clocks
 
-	// got messages came with the last read; next is the one that is being split,
-	// chain what is left of it.
+	// The last read brought got messages. next is the message after the one being split, and
+	// chain is what remains of that one.
 	got, next int
-	// fromFormer says that it was of the port before a Move.
+	// fromFormer means that the last read was from the old port of a Move.
 	fromFormer bool
 	chain      chain
-	// want is how many messages to plan room for: twice what came last, so that a
-	// quiet socket costs little planning.
+	// want is the number of messages to plan room for. It is twice what came last, so that a
+	// quiet socket needs little planning.
 	want int
 }
 
-// chain is the rest of one message: datagrams of segment bytes each (the last may
-// be shorter), back to back in runs.
+// chain is the rest of one message: datagrams of segment bytes each, back to back in runs.
+// The last may be shorter.
 type chain struct {
 	from    netip.AddrPort
 	arrived int64
@@ -79,18 +79,18 @@ func newReader(messages int) reader {
 		r.headers[i].hdr.Iov = &r.iovecs[i*slab.MaxRuns]
 		r.headers[i].hdr.Control = &r.controls[i][0]
 	}
-	r.clocks.open(bothClocks) // before anything is received: what comes from now on is known
+	r.clocks.open(bothClocks) // before anything is received: the arrival of all later datagrams is known
 	return r
 }
 
-// runsOf is message i's share of runs.
+// runsOf returns the runs of message i.
 func (r *reader) runsOf(i int) []ingest.Span {
 	return r.runs[i*slab.MaxRuns : (i+1)*slab.MaxRuns]
 }
 
-// Receive fills batch; see ingest.Source. When the slab is full it waits for a
-// moment, counts NoRoom and returns 0: the caller evicts, or the kernel drops. While
-// requests are shed it may return 0 before the deadline.
+// Receive fills batch; see ingest.Source. If the slab is full, it waits a moment, counts
+// NoRoom and returns 0, so that the caller can evict. Meanwhile the kernel may drop. While
+// requests are shed, it may return 0 before the deadline.
 func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (n int, err error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -135,7 +135,7 @@ func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (n int, err er
 	}
 }
 
-// read is one recvmmsg of n messages. While two ports are open they take turns.
+// read calls recvmmsg for n messages. While two ports are open, it reads them in turn.
 func (s *Source) read(n int) (got int, err error) {
 	r := &s.reader
 	if s.former < 0 {
@@ -154,7 +154,7 @@ func (s *Source) read(n int) (got int, err error) {
 	return got, err
 }
 
-// plan gives the next messages their room, and returns how many have it.
+// plan prepares room for the next messages, and returns how many have it.
 func (s *Source) plan() int {
 	r := &s.reader
 	var from uint64
@@ -179,7 +179,7 @@ func (s *Source) plan() int {
 	return r.want
 }
 
-// keep holds what a read brought, and drops messages that were cut off.
+// keep holds what a read brought, and drops truncated messages.
 func (s *Source) keep(got int) {
 	r := &s.reader
 	r.got, r.next = got, 0
@@ -229,8 +229,8 @@ func (s *Source) keep(got int) {
 	}
 }
 
-// wasCut reports whether message i is what the filter leaves of a request that is shed. A
-// chain that was cut still says its segment size, which is more than its length.
+// wasCut reports whether the filter cut message i, which belongs to a shed request. A chain
+// that was cut still reports its segment size, which exceeds its length.
 func (s *Source) wasCut(i int) bool {
 	size := int(s.reader.headers[i].n)
 	if size != wire.HeaderSize && size != wire.HeaderSize+wire.BlockSize {
@@ -246,14 +246,15 @@ func (s *Source) wasCut(i int) bool {
 	return isCut(b, size)
 }
 
-// isCut reports whether a datagram of that size, which begins with the header b, is a piece 0
-// without its payload, of a request of which a filter leaves so much.
+// isCut reports whether a datagram is a piece 0 without its payload, of a request that is
+// large enough to be answered when it is shed. The datagram has that size and begins with the
+// header b.
 func isCut(b []byte, size int) bool {
 	var h wire.Header
 	return h.ReadCut(b) == nil && h.Type == wire.TypeData && h.Index == 0 && h.Total >= answeredBytes && wire.PayloadOffset(&h) == size
 }
 
-// split takes the next datagram of the last read.
+// split returns the next datagram of the last read.
 func (s *Source) split(d *ingest.Datagram) bool {
 	r := &s.reader
 	for {
@@ -291,8 +292,7 @@ func (s *Source) split(d *ingest.Datagram) bool {
 	}
 }
 
-// cut takes one datagram off the chain. It reports false for one that had to be
-// dropped.
+// cut takes one datagram off the chain. It returns false if the datagram had to be dropped.
 func (s *Source) cut(c *chain, d *ingest.Datagram) bool {
 	size := uint32(min(c.segment, c.left))
 	c.left -= int(size)
@@ -321,8 +321,8 @@ func (c *chain) take(size uint32) ingest.Span {
 	return span
 }
 
-// join copies a datagram that lies in more than two runs into one, or drops it
-// where there is none: a jumbo that was received into the holes of a slab.
+// join copies a datagram in more than two runs into one run, or drops it if no run is long
+// enough. Such a datagram is a jumbo that was received into a fragmented slab.
 func (s *Source) join(c *chain, d *ingest.Datagram, size uint32) bool {
 	var parts [slab.MaxRuns]ingest.Span
 	parts[0], parts[1] = d.First, d.Rest
@@ -339,12 +339,12 @@ func (s *Source) join(c *chain, d *ingest.Datagram, size uint32) bool {
 	return ok
 }
 
-// control is what the kernel says of a message.
+// control is what the kernel reports about a message.
 type control struct {
-	segment int // size of a chain's datagrams; 0 where it is none
+	segment int // size of a chain's datagrams; 0 if it is no chain
 	drops   uint32
-	counted bool  // drops was said
-	stamp   int64 // arrival, nanoseconds of CLOCK_REALTIME; 0 where it was not said
+	counted bool  // drops is valid
+	stamp   int64 // arrival, nanoseconds of CLOCK_REALTIME; 0 if unknown
 }
 
 func parseControl(b []byte) (c control) {
@@ -369,7 +369,7 @@ func parseControl(b []byte) (c control) {
 	return c
 }
 
-// waitShedding waits for the socket; while requests are shed, until the next look at most.
+// waitShedding waits for the socket; while requests are shed, at most until the next sample.
 func (s *Source) waitShedding(deadline int64) (bool, error) {
 	if s.shedder.shedding.on {
 		s.shed()
@@ -380,8 +380,8 @@ func (s *Source) waitShedding(deadline int64) (bool, error) {
 	return s.wait(true, deadline)
 }
 
-// wait looks for a while as configured, then sleeps, until the socket (if asked for)
-// is readable, Wake, Close, or the deadline. It reports whether Receive should go on.
+// wait polls for BusyPoll, then sleeps. It ends when the socket is readable (if forSocket),
+// and at Wake, Close or the deadline. It reports whether Receive should continue.
 func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
 	r := &s.reader
 	r.polls[0] = unix.PollFd{Fd: int32(s.event), Events: unix.POLLIN}
@@ -427,7 +427,7 @@ func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
 			return false, nil
 		case polls[0].Revents != 0:
 			var count [8]byte
-			_, _ = unix.Read(s.event, count[:]) // empties it; EAGAIN if another did
+			_, _ = unix.Read(s.event, count[:]) // empties it; EAGAIN if another read did
 			return false, nil
 		}
 		return true, nil
@@ -435,7 +435,7 @@ func (s *Source) wait(forSocket bool, deadline int64) (bool, error) {
 	return false, nil
 }
 
-// waitForRoom gives others a moment to release.
+// waitForRoom waits a moment for spans to be released.
 func (s *Source) waitForRoom(deadline int64) error {
 	until := shm.Now() + int64(noRoomPause)
 	if deadline != 0 {

@@ -11,18 +11,19 @@ import (
 	"github.com/penstock/penstock/manager/ingest"
 )
 
-// sendBatch is how many packets go with one system call.
+// sendBatch is the max number of packets per system call.
 const sendBatch = 64
 
-// sendPatience is how long Send waits for room in the socket's send buffer. On
-// the way to a network it empties in microseconds; a receiver that stops it for
-// longer may not stop the others' answers.
+// sendPatience is how long Send waits for room in the socket's send buffer. On the way to a
+// network the buffer drains in microseconds. A receiver that blocks it for longer must not
+// delay the answers to others.
 const sendPatience = 10 * time.Millisecond
 
-// sendersOfSource is how many may send at once: the receive thread, and a reply thread or two.
+// sendersOfSource is how many goroutines may send at once: the receive thread, and a reply
+// thread or two.
 const sendersOfSource = 3
 
-// sender is what a sending needs, made once.
+// sender holds the buffers of one send, allocated once.
 type sender struct {
 	mu      sync.Mutex // guards the following
 	headers []mmsghdr
@@ -43,8 +44,8 @@ func (x *sender) init() {
 	}
 }
 
-// lockSender is a sender that nobody uses, or else the first, when it is free: a system call
-// that sends a batch takes some 100 µs.
+// lockSender locks a sender that is not in use. If all are, it waits for the first: a system
+// call that sends a batch takes some 100 µs.
 func (s *Source) lockSender() *sender {
 	for i := range s.senders {
 		if s.senders[i].mu.TryLock() {
@@ -55,9 +56,8 @@ func (s *Source) lockSender() *sender {
 	return &s.senders[0]
 }
 
-// Send sends packets in order; see ingest.Source. With an error, packets[n] is
-// the one that could not be sent, and those after it were not tried. Any
-// goroutine may call it.
+// Send sends packets in order; see ingest.Source. With an error, packets[n] could not be
+// sent, and those after it were not tried. Any goroutine may call it.
 func (s *Source) Send(packets []ingest.Packet) (n int, err error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -81,7 +81,7 @@ func (s *Source) Send(packets []ingest.Packet) (n int, err error) {
 	return n, nil
 }
 
-// socketFor is the socket that the first packets leave by, and these packets.
+// socketFor returns the socket for the first packets, and the packets that use it.
 func (s *Source) socketFor(packets []ingest.Packet) (socket int, next []ingest.Packet) {
 	if s.former < 0 {
 		return s.socket, packets
@@ -100,8 +100,8 @@ func (s *Source) socketFor(packets []ingest.Packet) (socket int, next []ingest.P
 	return s.former, packets
 }
 
-// fillLocked lays out the next batch; unfit says why it ends before a packet that
-// cannot be addressed.
+// fillLocked prepares the next batch. unfit is the error of the packet after it, if that
+// packet cannot be addressed.
 func (x *sender) fillLocked(packets []ingest.Packet, inet6 bool) (filled int, unfit error) {
 	for i, p := range packets[:min(len(packets), sendBatch)] {
 		size, err := encodeAddress(&x.names[i], p.To, inet6)
@@ -120,7 +120,7 @@ func (x *sender) fillLocked(packets []ingest.Packet, inet6 bool) (filled int, un
 	return filled, nil
 }
 
-// flushLocked sends what was laid out.
+// flushLocked sends the prepared batch.
 func (x *sender) flushLocked(socket, filled int) (sent int, err error) {
 	defer func() {
 		for i := range filled {

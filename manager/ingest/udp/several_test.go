@@ -20,7 +20,7 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// openMembers opens so many sources of one port, to be closed when the test ends.
+// openMembers opens n sources of one port, to be closed when the test ends.
 func openMembers(t *testing.T, o Options, n int) []*Source {
 	t.Helper()
 	if !o.Listen.IsValid() {
@@ -45,7 +45,7 @@ func openMembers(t *testing.T, o Options, n int) []*Source {
 	return all
 }
 
-// clientOf is a client whose datagrams come to that member.
+// clientOf returns a client whose datagrams go to that member.
 func clientOf(t *testing.T, all []*Source, member int) client {
 	t.Helper()
 	for range 1000 {
@@ -67,7 +67,7 @@ func reachable(to netip.AddrPort) netip.AddrPort {
 	return to
 }
 
-// memberOf receives the one datagram that is there, and says who got it.
+// memberOf receives the one datagram that is there, and returns the member that received it.
 func memberOf(t *testing.T, all []*Source) int {
 	t.Helper()
 	batch := make([]ingest.Datagram, 2)
@@ -87,7 +87,7 @@ func memberOf(t *testing.T, all []*Source) int {
 	return 0
 }
 
-// Each member of a port passes what a lone source does.
+// Each member of a port passes the suite of a single source.
 func TestMembersPassTheSuite(t *testing.T) {
 	const members = 3
 	for name, member := range map[string]int{"first": 0, "last": members - 1} {
@@ -122,7 +122,7 @@ func TestMembersPassTheSuite(t *testing.T) {
 	}
 }
 
-// fresh counts from when the test's client was found.
+// fresh counts from the time when the test's client was found.
 type fresh struct {
 	*Source
 	before ingest.Stats
@@ -135,7 +135,7 @@ func (f fresh) Stats() ingest.Stats {
 	return s
 }
 
-// All of a client's datagrams come to one member, every member has clients, and each
+// All datagrams of a client go to one member, every member has clients, and each member
 // receives into its own part of the one slab.
 func TestAClientStaysWithOneMember(t *testing.T) {
 	const members, clients, each, size = 3, 48, 20, 500
@@ -217,8 +217,8 @@ func TestAClientStaysWithOneMember(t *testing.T) {
 	}
 }
 
-// A port that anybody has is refused, whether he has one socket or several, and whether
-// he would share it or not.
+// A port in use is refused, whether its holder has one socket or several, and whether it
+// allows sharing or not.
 func TestSeveralRefuseAPortThatIsTaken(t *testing.T) {
 	for name, n := range map[string]int{"one": 1, "several": 3} {
 		holder := openMembers(t, Options{SlabBytes: 1 << 20}, n)
@@ -230,7 +230,7 @@ func TestSeveralRefuseAPortThatIsTaken(t *testing.T) {
 			}
 		}
 	}
-	// A stranger who allows others beside him.
+	// Another socket that allows sharing.
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -252,7 +252,7 @@ func TestSeveralRefuseAPortThatIsTaken(t *testing.T) {
 	}
 }
 
-// Another process is refused too, as it is with a lone source.
+// Another process is refused too, as with a single source.
 func TestAnotherProcessCannotOpenThePort(t *testing.T) {
 	if at := os.Getenv("PENSTOCK_TEST_TAKEN"); at != "" {
 		_, err := OpenSeveral(Options{Listen: netip.MustParseAddrPort(at), SlabBytes: 1 << 20}, 2)
@@ -269,7 +269,8 @@ func TestAnotherProcessCannotOpenThePort(t *testing.T) {
 	}
 }
 
-// Nothing reaches a socket before the last is bound: who has a client would change.
+// No datagram reaches a socket before the last is bound: the kernel would assign the client
+// to another socket later.
 func TestNothingComesBeforeAllAreBound(t *testing.T) {
 	s := &Source{socket: -1, event: -1}
 	if err := s.listen(Options{Listen: loopback4, RecvBuffer: 1 << 18}, 0, 2); err != nil {
@@ -296,7 +297,7 @@ func TestNothingComesBeforeAllAreBound(t *testing.T) {
 	}
 }
 
-// A member whose part is full leaves the others their room.
+// A member whose part is full does not take the others' room.
 func TestAFullPartIsItsMembersAlone(t *testing.T) {
 	all := openMembers(t, Options{SlabBytes: 2 * slab.MinBytes}, 2)
 	from := []client{clientOf(t, all, 0), clientOf(t, all, 1)}

@@ -2,58 +2,61 @@ package udp
 
 import "time"
 
-// A receiver that is offered more than it can copy out of its socket finds the socket's
-// buffer full for good: what it takes has waited for as long as the whole buffer lasts, and
-// the kernel drops single datagrams, so that nearly every request lacks one. Shedding has the
-// kernel drop whole requests instead, before they take room (filter.go), as many as are too
-// many. shedding decides how many; it is pure.
+// If more arrives than a receiver can copy out of its socket, the socket's buffer stays full.
+// Each datagram then waits for as long as the whole buffer lasts. The kernel drops single
+// datagrams, so nearly every request lacks one. Shedding makes the kernel drop whole requests
+// instead, before they take room (filter.go), and only the excess. The type shedding decides
+// how many; it is pure.
 //
 //	calm ── more than half of the room is taken, and stays so ──> shedding
 //	shedding ── nothing shed and little waiting for calmAfter ──> calm
 
 const (
-	// lookEvery is between two looks at the socket, at least.
+	// lookEvery is the min time between two looks (samples of the socket).
 	lookEvery = 2 * time.Millisecond
-	// staleAfter is an interval that says nothing of what the receiver can take: it was
-	// not there. Everything is accepted until the next look.
+	// staleAfter is the interval above which a sample says nothing about the receiver's
+	// capacity, because the receiver was not running. Everything is accepted until the next
+	// sample.
 	staleAfter = 20 * time.Millisecond
 	// keptBacklog is how much may be left waiting, as the time in which the receiver takes
-	// it: enough that it does not run out of work between two looks.
+	// it. It is enough to keep the receiver busy between two samples.
 	keptBacklog = 4 * time.Millisecond
-	// goneAfter is the time in which more than that is to be worked off.
+	// goneAfter is the time in which any backlog above keptBacklog is to be worked off.
 	goneAfter = 20 * time.Millisecond
-	// calmAfter is how long nothing need be shed before the overrun has ended.
+	// calmAfter is how long there must be nothing to shed before the overrun counts as ended.
 	calmAfter = time.Second
-	// toldAfter is how long an overrun lasts before it is told, with what has been shed.
+	// toldAfter is how long an overrun lasts before it is reported, with what has been shed.
 	toldAfter = 100 * time.Millisecond
 
-	// leastWanted is of what the receiver takes what is let in however much waits.
+	// leastWanted is the part of the receiver's capacity that is let in, however much waits.
 	leastWanted = 1. / 4
-	// forget is what a look leaves of the rates' earlier intervals: some 16 looks count.
+	// forget is the weight that a sample leaves to the earlier intervals: some 16 samples
+	// count.
 	forget = 15. / 16
-	// tryMore is by how much the receiver is thought to take more with each look that
-	// found it without work, for then it was not seen what it can take.
+	// tryMore is the growth of the estimated capacity per sample that found the receiver
+	// idle. The true capacity is not visible in such a sample.
 	tryMore = 1 + 1./64
-	// tryLeast is the same as a part of what is offered, for one that was seen taking nothing.
+	// tryLeast is the same as a part of what is offered, for a receiver that took nothing.
 	tryLeast = 1. / 128
-	// messageOverhead is what the kernel counts for a message beside its bytes: its own two
-	// structures (some 550 bytes) and what a buffer of a power of two leaves free. A piece of
-	// 1 KB counts as 2.3 KB.
+	// messageOverhead is what the kernel counts for a message in addition to its bytes. It
+	// consists of the kernel's own two structures (some 550 bytes), and of what a buffer of a
+	// power of two leaves free. A piece of 1 KB counts as 2.3 KB.
 	messageOverhead = 1300
 
-	// leastAccepted is accepted whatever happens, so that there is something to go by.
+	// leastAccepted is the min part that is always accepted, so that there is something to
+	// measure.
 	leastAccepted = 1. / 32
-	// leastChange is by how much the part that is accepted has to change: each change cuts
-	// some of the requests that are on their way.
+	// leastChange is the min change of the accepted part: each change cuts some of the
+	// requests that are on their way.
 	leastChange = 1. / 32
 )
 
-// sight is what a look finds in a socket: what waits in it now, in the kernel's bytes, and
-// what came to it since it was opened: what the receiver has taken, in bytes and in messages
-// (chains of datagrams); messages that the kernel dropped, be it for want of room
-// or by a filter, and those that the filter cut to almost nothing, which are not in
-// messages; and whether the receiver has emptied it since the last look, so that it may
-// have been without work.
+// sight is one sample of a socket. waiting is what waits in it now, in the kernel's bytes.
+// bytes and messages are what the receiver has taken since the socket was opened; a message
+// is a chain of datagrams. drops counts messages that the kernel dropped, because the buffer
+// was full or because of a filter. cut counts messages that the filter cut to almost nothing,
+// which are not in messages. emptied reports whether the receiver has emptied the socket
+// since the last sample, so that it may have been idle.
 type sight struct {
 	waiting         int
 	bytes, messages uint64
@@ -62,8 +65,8 @@ type sight struct {
 	emptied         bool
 }
 
-// shedding is how much of a socket's requests its receiver lets in. With a room, the zero
-// value is ready and lets everything in. Times are shm.Now's.
+// shedding decides how much of a socket's requests is let in. With a room, the zero value is
+// ready and lets everything in. Times are those of shm.Now.
 type shedding struct {
 	// room is the socket's receive buffer, in the kernel's bytes.
 	room int
@@ -71,24 +74,24 @@ type shedding struct {
 	on       bool
 	accepted float64 // part of the requests, while on
 
-	looked int64 // the last look; 0 before the first
+	looked int64 // time of the last sample; 0 before the first
 	last   sight
 	full   bool // more than half of the room was taken
 
-	// While on. taken and offered are sums of bytes over the last intervals, of which
-	// working and all are the nanoseconds.
+	// While on. taken and offered are sums of bytes over the last intervals. working and all
+	// are the nanoseconds of these intervals.
 	taken, working  float64
 	offered, all    float64
 	messageBytes    float64
-	began, littleAt int64 // littleAt is since when there was nothing to shed
+	began, littleAt int64 // littleAt: since when there was nothing to shed
 	told            bool
 	shed            float64 // ns x part of the requests
 }
 
-// next is when to look again.
+// next returns when the next sample is due.
 func (s *shedding) next() int64 { return s.looked + int64(lookEvery) }
 
-// look takes what is found in the socket at next or later. It returns what to tell, if
+// look evaluates a sample that was taken at next or later. It returns what to report, if
 // anything.
 func (s *shedding) look(now int64, found sight) (news Overrun) {
 	interval, before := float64(now-s.looked), s.last
@@ -119,7 +122,7 @@ func (s *shedding) look(now int64, found sight) (news Overrun) {
 	case now-s.littleAt >= int64(calmAfter):
 		s.on, s.full = false, false
 		if !s.told {
-			return Overrun{} // too few looks were in time to say anything of it
+			return Overrun{} // too few samples were in time to report anything
 		}
 		return s.news(now, true)
 	}
@@ -130,7 +133,8 @@ func (s *shedding) look(now int64, found sight) (news Overrun) {
 	return Overrun{}
 }
 
-// measure keeps what is offered, and what the receiver takes where there is more than it takes.
+// measure updates the offered rate, and the receiver's capacity if more arrives than it
+// takes.
 func (s *shedding) measure(interval float64, before, found sight) {
 	taken := float64(found.bytes - before.bytes)
 	if messages := found.messages - before.messages; messages > 0 {
@@ -147,13 +151,13 @@ func (s *shedding) measure(interval float64, before, found sight) {
 	}
 }
 
-// payload is how many bytes of datagrams the kernel's bytes hold, roughly.
+// payload estimates how many bytes of datagrams are in that many of the kernel's bytes.
 func (s *shedding) payload(kernel int) float64 {
 	return float64(kernel) * s.messageBytes / (s.messageBytes + messageOverhead)
 }
 
-// decide has as much accepted as the receiver takes; for a while less where too much waits, and
-// nothing less where little does.
+// decide accepts as much as the receiver takes. If too much waits, it accepts less for a
+// while. While little waits, it does not lower what it accepts.
 func (s *shedding) decide(interval float64, waiting int) {
 	s.shed += interval * (1 - s.accepted)
 	takes, offered := s.taken/s.working, s.offered/s.all
@@ -171,7 +175,7 @@ func (s *shedding) decide(interval float64, waiting int) {
 	}
 }
 
-// steps is what is to be let in, of filterSteps.
+// steps returns how much to let in, in units of 1/filterSteps.
 func (s *shedding) steps() int32 {
 	if !s.on {
 		return filterSteps
@@ -184,17 +188,18 @@ func (s *shedding) news(now int64, ended bool) Overrun {
 	return Overrun{Lasted: time.Duration(lasted), Shed: s.shed / float64(max(lasted, 1)), Ended: ended}
 }
 
-// Overrun is news of a receiver that is offered more than it can take.
+// Overrun reports that a receiver is offered more than it can take.
 type Overrun struct {
-	// Receiver is which of the port's sources.
+	// Receiver is the index among the port's sources.
 	Receiver int
-	// Lasted is how long it has been so, 0 where there is no news. It includes the second
-	// without that Ended waits for.
+	// Lasted is how long the overrun has lasted; 0 means that there is nothing to report. It
+	// includes the quiet second that Ended waits for.
 	Lasted time.Duration
-	// Shed is the part of the requests that was shed in this time, 0 to 1.
+	// Shed is the part of the requests that was shed during Lasted, 0 to 1.
 	Shed  float64
 	Ended bool
-	// Err, if set, says why this receiver sheds nothing however much comes: the kernel refuses
-	// what it takes. It is told once, at the first look or when something was to be shed.
+	// Err, if set, says why this receiver never sheds: the kernel refuses a system call that
+	// shedding needs. It is reported once, at the first sample or when something was to be
+	// shed.
 	Err error
 }

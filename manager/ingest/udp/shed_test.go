@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// plant is a receiver and its socket, as a fluid: what is offered, what is taken, what waits.
+// plant models a receiver and its socket as a fluid: what is offered, taken and waiting.
 type plant struct {
 	s              shedding
 	now            int64
@@ -15,7 +15,7 @@ type plant struct {
 	bytes          float64
 	drops          float64
 	cut            float64
-	cutOf          float64 // one of so many messages that are shed is cut; 0: none
+	cutOf          float64 // of so many shed messages one is cut; 0: none
 	news           []Overrun
 }
 
@@ -29,7 +29,7 @@ func newPlant(offered float64) *plant {
 	return &plant{s: shedding{room: plantRoom}, now: 1e9, takes: plantTakes, offered: offered * plantTakes}
 }
 
-// run lets time pass, with a look whenever one is due.
+// run lets time pass, and takes each sample that is due.
 func (p *plant) run(d time.Duration) {
 	for until := p.now + int64(d); p.now < until; {
 		p.now += int64(lookEvery)
@@ -59,7 +59,7 @@ func (p *plant) run(d time.Duration) {
 	}
 }
 
-// look has the receiver look at what is there.
+// look makes the receiver take a sample.
 func (p *plant) look() {
 	p.found.waiting, p.found.bytes = int(p.waiting), uint64(p.bytes)
 	p.found.messages, p.found.drops = uint64(p.bytes/plantMessage), uint32(uint64(p.drops))
@@ -92,8 +92,8 @@ func TestWhatTheReceiverCannotTakeIsShed(t *testing.T) {
 	}
 }
 
-// Of each request the first of three messages is cut, the others are dropped: what is offered
-// is as well known.
+// Of each request the first of three messages is cut, the others are dropped. The offered
+// rate is still known.
 func TestWhatIsCutCountsAsOffered(t *testing.T) {
 	p := newPlant(2)
 	p.cutOf = 3
@@ -106,9 +106,9 @@ func TestWhatIsCutCountsAsOffered(t *testing.T) {
 	}
 }
 
-// Datagrams of a few bytes that are dropped count as much as what comes on average: who floods
-// with them makes more seem offered than is. The receiver is found without work then, and
-// thought to take more.
+// Dropped datagrams of a few bytes count as much as the average message. A flood of them
+// makes the offered rate seem higher than it is. The receiver is then found idle, and its
+// estimated capacity grows.
 func TestAFloodThatCostsNothingDoesNotStarveTheReceiver(t *testing.T) {
 	for _, flood := range []float64{50e3, 300e3, 1e6} { // datagrams a second
 		p := newPlant(1.5)
@@ -126,7 +126,7 @@ func TestAFloodThatCostsNothingDoesNotStarveTheReceiver(t *testing.T) {
 	}
 }
 
-// Half of the buffer is what a burst may fill however long it takes to come.
+// A burst may fill half of the buffer, however long it takes to arrive.
 func TestASlowBurstThatHalfOfTheBufferHoldsIsNotShed(t *testing.T) {
 	for burst, want := range map[float64]bool{0.5: false, 0.8: true} {
 		p := newPlant(0.3)
@@ -164,8 +164,8 @@ func TestABurstThatTheBufferHoldsIsNotShed(t *testing.T) {
 	}
 }
 
-// One that was not there for a while finds its buffer full, and that says nothing of
-// what it takes.
+// A receiver that did not run for a while finds its buffer full. That says nothing about its
+// capacity.
 func TestAReceiverThatWasAwayShedsNothing(t *testing.T) {
 	p := newPlant(0.3)
 	p.run(20 * time.Millisecond)
@@ -210,7 +210,8 @@ func TestSheddingEndsWhenTheReceiverTakesAllAgain(t *testing.T) {
 	}
 }
 
-// A receiver that took nothing while its buffer stood full is not thought to take nothing for good.
+// If a receiver took nothing while its buffer was full, the estimate of its capacity must not
+// stay at zero.
 func TestSheddingEndsAfterAReceiverThatTookNothing(t *testing.T) {
 	p := newPlant(1.5)
 	p.run(20 * time.Millisecond)
@@ -223,7 +224,8 @@ func TestSheddingEndsAfterAReceiverThatTookNothing(t *testing.T) {
 	}
 }
 
-// All that comes may be shed: then nothing is taken, and there are no messages to go by.
+// Everything that arrives may be shed: then nothing is taken, and there are no messages to
+// measure.
 func TestSheddingEndsWhenNothingComesAnyMore(t *testing.T) {
 	p := newPlant(50)
 	p.run(300 * time.Millisecond)
@@ -247,7 +249,8 @@ func TestAnOverrunIsToldWhenItBeginsAndEnds(t *testing.T) {
 	}
 }
 
-// A receiver that is away most of the time may look in time only when it began and when it is over.
+// A receiver that seldom runs may sample in time only when the overrun begins and when it is
+// over.
 func TestTheEndOfAnOverrunThatWasNotToldIsNotToldEither(t *testing.T) {
 	p := newPlant(2)
 	for !p.s.on {
@@ -281,8 +284,8 @@ func TestDropsMayWrap(t *testing.T) {
 	}
 }
 
-// A receiver that takes less from one moment to the next has less let in, and more again
-// when it takes more.
+// If a receiver's capacity drops from one moment to the next, less is let in; if the capacity
+// recovers, more is let in.
 func TestSheddingFollowsTheReceiver(t *testing.T) {
 	p := newPlant(1.5)
 	for _, takes := range []float64{plantTakes, plantTakes / 3, plantTakes} {

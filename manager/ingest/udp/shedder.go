@@ -7,28 +7,28 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// shedder does what shedding decides. It is Receive's own but for steps.
+// shedder carries out what shedding decides. Only Receive uses it, except steps.
 type shedder struct {
 	off      bool
 	shedding shedding
-	receiver int // which of the port's sources
+	receiver int // index among the port's sources
 	tell     func(Overrun)
-	// messages that came, and those that the filter had cut, and whether the socket was found
-	// empty since the last look.
+	// Since the last sample: emptied reports whether the socket was found empty. Since the
+	// beginning: messages counts those that came, cut those that the filter had cut.
 	messages, cut uint64
 	emptied       bool
-	// steps is what the filter that is attached lets in, of filterSteps.
+	// steps is how much the attached filter lets in, in units of 1/filterSteps.
 	steps atomic.Int32
 }
 
-// newShedder is of source number i, with a receive buffer of room bytes.
+// newShedder is for source number i, with a receive buffer of room bytes.
 func newShedder(room int, o *Options, i int) *shedder {
 	s := &shedder{off: o.NoShedding, shedding: shedding{room: room}, receiver: i, tell: o.OnOverrun}
 	s.steps.Store(filterSteps)
 	return s
 }
 
-// shed looks at the backlog if it is time to, and has the kernel let in what is decided.
+// shed samples the backlog if that is due, and sets the kernel's filter as decided.
 func (s *Source) shed() {
 	now := shm.Now()
 	x := s.shedder
@@ -51,7 +51,7 @@ func (s *Source) shed() {
 			s.neverShed(err)
 			return
 		}
-		// The filter before is still there, and tried to be replaced with the next look.
+		// The old filter is still attached; the next sample tries to replace it again.
 	}
 	if news.Lasted != 0 && x.tell != nil {
 		news.Receiver = x.receiver
@@ -61,7 +61,7 @@ func (s *Source) shed() {
 
 var errNoMemInfo = errors.New("read what waits in the socket (SO_MEMINFO): this kernel does not say")
 
-// neverShed leaves to the kernel what is dropped, as NoShedding does, and tells why.
+// neverShed leaves all drops to the kernel, as NoShedding does, and reports why.
 func (s *Source) neverShed(err error) {
 	x := s.shedder
 	x.off, x.shedding = true, shedding{}

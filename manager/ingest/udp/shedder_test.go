@@ -12,13 +12,14 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// lookNow has the receiver look at its socket as if a look were due.
+// lookNow makes the receiver sample its socket as if a sample were due.
 func (s *Source) lookNow() {
 	s.shedder.shedding.looked = shm.Now() - int64(lookEvery)
 	s.shed()
 }
 
-// Where no filter may be attached, requests are received as without shedding, which is told once.
+// If no filter can be attached, requests are received as without shedding, which is reported
+// once.
 func TestAFilterThatIsRefusedIsToldOnceAndNotTriedAgain(t *testing.T) {
 	var news []Overrun
 	s := open1(t, Options{RecvBuffer: 128 << 10, NoGRO: true, OnOverrun: func(o Overrun) { news = append(news, o) }})
@@ -55,7 +56,8 @@ func TestAFilterThatIsRefusedIsToldOnceAndNotTriedAgain(t *testing.T) {
 	}
 }
 
-// A filter that is in place stays until it can be replaced: there may be no memory for a moment.
+// An attached filter stays until it can be replaced: the kernel may be short of memory for a
+// moment.
 func TestAFilterThatCannotBeReplacedStays(t *testing.T) {
 	s, _ := overrunHeld(t, false)
 	var news []Overrun
@@ -81,7 +83,7 @@ func TestAFilterThatCannotBeReplacedStays(t *testing.T) {
 	}
 }
 
-// A receiver whose reads are neither full nor without anything looks at its socket all the same.
+// A receiver whose reads are neither full nor empty takes samples too.
 func TestAReceiverThatIsJustBusyLooksWhileRequestsAreShed(t *testing.T) {
 	s, c := openPair(t, Options{})
 	batch := make([]ingest.Datagram, 16)
@@ -101,8 +103,8 @@ func TestAReceiverThatIsJustBusyLooksWhileRequestsAreShed(t *testing.T) {
 	}
 }
 
-// What is sent over IPv6, and over IPv4 to a socket for both, has its ports and header where
-// the filter looks for them.
+// In datagrams over IPv6, and over IPv4 to a dual-stack socket, the filter finds ports and
+// header at the same offsets.
 func TestTheFilterIsTheSameOnEveryKindOfSocket(t *testing.T) {
 	for name, a := range map[string]struct{ listen, to string }{
 		"IPv4":       {"127.0.0.1:0", "127.0.0.1"},
@@ -167,8 +169,8 @@ func TestReceivingWhatIsShedDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// The filter cuts nothing of a small request: who sends only its header is no different from any
-// other that sends what is malformed.
+// The filter cuts no small request. A client that sends only the header of one is like any
+// other that sends malformed datagrams.
 func TestAHeaderThatNoFilterLeavesIsNotTakenForCut(t *testing.T) {
 	for _, total := range []int{1, 1000, answeredBytes - 1} {
 		if b := pieceOfTotal(7, total, total, 0, 0); isCut(b[:wire.HeaderSize], wire.HeaderSize) {

@@ -7,17 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mmsghdr is struct mmsghdr of linux/socket.h: a message and how many bytes of it
-// came or went.
+// mmsghdr is struct mmsghdr of linux/socket.h: a message and its transferred bytes.
 type mmsghdr struct {
 	hdr unix.Msghdr
 	n   uint32
 	_   [4]byte
 }
 
-// recvmmsg and sendmmsg go through syscall.Syscall6, which tells Go's scheduler: a
-// full read copies a megabyte. They return how many messages were moved, or, if
-// none, why.
+// recvmmsg and sendmmsg go through syscall.Syscall6, which tells Go's scheduler that the call
+// may take long: a full read copies a megabyte. They return the number of messages
+// transferred or, if none, the error.
 func recvmmsg(socket int, messages []mmsghdr, flags int) (int, error) {
 	return multi(unix.SYS_RECVMMSG, socket, messages, flags)
 }
@@ -35,7 +34,7 @@ func multi(call uintptr, socket int, messages []mmsghdr, flags int) (int, error)
 	return int(n), nil
 }
 
-// errnoError puts the errors of every day into an interface without allocating.
+// errnoError converts the frequent errors to an interface without allocating.
 func errnoError(errno syscall.Errno) error {
 	switch errno {
 	case unix.EAGAIN:
@@ -51,7 +50,7 @@ var (
 	errInterrupted error = unix.EINTR
 )
 
-// ppoll waits for descriptors; a nil timeout means for ever.
+// ppoll waits for descriptors; a nil timeout means forever.
 func ppoll(polls []unix.PollFd, timeout *unix.Timespec) (int, error) {
 	n, _, errno := syscall.Syscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(polls))),
 		uintptr(len(polls)), uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
@@ -69,16 +68,16 @@ const (
 	memInfoWords   = 9
 )
 
-// socketDrops reads how many datagrams the kernel dropped at this socket. Unlike
-// SO_RXQ_OVFL it needs no datagram to come after them. Linux has it since 4.12.
+// socketDrops returns how many datagrams the kernel dropped at this socket. Unlike
+// SO_RXQ_OVFL it needs no later datagram. Linux has it since 4.12.
 func socketDrops(socket int) (uint32, bool) {
 	words, ok := memInfo(socket)
 	return words[memInfoDrops], ok
 }
 
-// socketWaiting reads how much of the receive buffer is taken by what waits in it, in the
-// kernel's bytes, and the drops. The bytes may be twice those of the datagrams and more, for
-// their overhead, and for what was just taken out.
+// socketWaiting returns how much of the receive buffer is in use, in the kernel's bytes, and
+// the drops. The kernel's bytes may be twice those of the datagrams or more. They include
+// overhead, and messages that were just received.
 func socketWaiting(socket int) (waiting int, drops uint32, ok bool) {
 	words, ok := memInfo(socket)
 	return int(words[memInfoWaiting]), words[memInfoDrops], ok

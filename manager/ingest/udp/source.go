@@ -17,67 +17,68 @@ import (
 
 // Defaults of Options.
 const (
-	// defaultSlabBytes holds 60 pictures of 519 KB twice over.
+	// defaultSlabBytes holds 60 pictures of 519 KB twice.
 	defaultSlabBytes = 64 << 20
-	// defaultRecvBuffer bridges some milliseconds of a stream of 10 Gb/s in which
-	// the receiving thread does not run.
+	// defaultRecvBuffer holds some milliseconds of a stream of 10 Gb/s while the receiving
+	// thread does not run.
 	defaultRecvBuffer = 16 << 20
-	// defaultBatchMessages chains of 64 KiB are 1 MiB, which stays in a
-	// second-level cache between the kernel's copy and the reader.
+	// defaultBatchMessages chains of 64 KiB are 1 MiB. That stays in a second-level cache
+	// between the kernel's copy and the next read of the data.
 	defaultBatchMessages = 16
 )
 
 // maxBatchMessages is the kernel's limit for one recvmmsg (UIO_MAXIOV).
 const maxBatchMessages = 1024
 
-// noRoomPause is how long Receive lets others release when the slab is full.
+// noRoomPause is how long Receive waits for spans to be released when the slab is full.
 const noRoomPause = time.Millisecond
 
 // Options of a source. Zero values mean the defaults.
 type Options struct {
-	// Listen is the address and port; port 0 takes a free one. An unspecified
-	// IPv6 address receives IPv4 too.
+	// Listen is the address and port; port 0 takes a free one. An unspecified IPv6 address
+	// also receives IPv4.
 	Listen netip.AddrPort
-	// SlabBytes is the size of the memory for datagrams, of all sources of the port.
+	// SlabBytes is the size of the memory for datagrams, for all sources of the port
+	// together.
 	SlabBytes int
-	// HugePages puts the slab on huge pages where there are some.
+	// HugePages puts the slab on huge pages if some are free.
 	HugePages bool
-	// RecvBuffer is the socket's receive buffer in bytes, as far as the kernel
-	// grants it (net.core.rmem_max, unless the process has CAP_NET_ADMIN).
+	// RecvBuffer is the requested size of the socket's receive buffer in bytes. The kernel
+	// may grant less (net.core.rmem_max, unless the process has CAP_NET_ADMIN).
 	RecvBuffer int
-	// BatchMessages is how many messages, chains of datagrams each, one read may
-	// bring.
+	// BatchMessages is the max number of messages per read. A message is a chain of
+	// datagrams.
 	BatchMessages int
-	// BusyPoll is how long Receive looks at the socket before it sleeps.
+	// BusyPoll is how long Receive polls the socket before it sleeps.
 	BusyPoll time.Duration
-	// NoGRO leaves the datagrams unchained even where the kernel could.
+	// NoGRO keeps the kernel from chaining datagrams.
 	NoGRO bool
-	// NoShedding leaves it to the kernel what is dropped when more comes than is received.
+	// NoShedding leaves it to the kernel what to drop when more arrives than is received.
 	NoShedding bool
-	// OnOverrun is told, if set, when one of the sources begins and ends to have requests
-	// shed, and when it cannot. Receive calls it; it does not block.
+	// OnOverrun, if set, is called when one of the sources begins or ends to shed requests,
+	// and when it cannot shed. Receive calls it; it must not block.
 	OnOverrun func(Overrun)
 }
 
-// Source is a UDP socket with its slab, or its part of one. It implements ingest.Source.
+// Source is a UDP socket with its slab or its part of a slab. It implements ingest.Source.
 type Source struct {
 	options Options
 	slab    *slab.Slab
 	local   atomic.Pointer[netip.AddrPort]
 	inet6   bool
 	gro     bool
-	// recvBuffer is what the kernel granted.
+	// recvBuffer is the size that the kernel granted.
 	recvBuffer int
 
-	// mu is held for reading by whoever uses the descriptors, and for writing by
-	// Close and a Move.
+	// mu is held for reading while the descriptors are used, and for writing by Close and a
+	// Move.
 	mu      sync.RWMutex
-	awaited atomic.Int32 // Moves that wait for mu: Receive does not sleep with it
+	awaited atomic.Int32 // number of Moves that wait for mu: Receive does not sleep while it holds mu
 	closed  atomic.Bool
 	socket  int
 	event   int
-	// former is the socket of the port before a Move, until it is closed, else -1; moves counts
-	// Moves. clients are those of the new port while both are open.
+	// former is the socket of the old port after a Move, until it is closed, else -1. moves
+	// counts Moves. clients are those that use the new port while both are open.
 	former  int
 	moves   int
 	clients clientSet
@@ -90,18 +91,19 @@ type Source struct {
 	senders [sendersOfSource]sender
 
 	datagrams, bytes, truncated, noRoom atomic.Uint64
-	// kernelDrops is the socket's 32-bit counter, unwrapped, and the drops before the last Move.
+	// kernelDrops is the socket's 32-bit counter, unwrapped, plus the drops before the last
+	// Move.
 	kernelDrops atomic.Uint64
 	dropsBefore uint64
 }
 
 var _ ingest.Source = (*Source)(nil)
 
-// maxSources is how many sources one port may have.
+// maxSources is the max number of sources per port.
 const maxSources = 16
 
-// Open binds the port and makes the slab. A port that is taken, and an address
-// that is not this machine's, are errors that say so.
+// Open binds the port and makes the slab. Its errors explain a port in use, and an address
+// that is not this machine's.
 func Open(o Options) (*Source, error) {
 	sources, err := OpenSeveral(o, 1)
 	if err != nil {
@@ -110,10 +112,11 @@ func Open(o Options) (*Source, error) {
 	return sources[0], nil
 }
 
-// OpenSeveral is Open of n sources of one port: sockets among which the kernel spreads the
-// clients by a hash of addresses and ports (SO_REUSEPORT), so that each has some of the
-// clients and all that these send, until one is closed. They have one slab, of which each
-// has an equal part to receive into. Each is closed, and its memory given up.
+// OpenSeveral is Open for n sources of one port. The kernel spreads the clients over their
+// sockets by a hash of addresses and ports (SO_REUSEPORT). Each source therefore serves some
+// of the clients, and receives all that these send, until one source is closed. All have one
+// slab, of which each receives into an equal part. The caller closes each source and each
+// part of the slab (CloseSlab).
 func OpenSeveral(o Options, n int) ([]*Source, error) {
 	if n < 1 || n > maxSources {
 		return nil, fmt.Errorf("open UDP source %v: %d sources: want 1 to %d", o.Listen, n, maxSources)
@@ -163,7 +166,7 @@ func open(o Options, n int) (all []*Source, err error) {
 		for i := range s.senders {
 			s.senders[i].init()
 		}
-		// The port that the first was given is the others'.
+		// The other sources use the port that the first one got.
 		o.Listen = netip.AddrPortFrom(o.Listen.Addr(), s.LocalAddr().Port())
 	}
 	slabs, err := slab.NewParts(fmt.Sprintf("udp-%d", o.Listen.Port()), o.SlabBytes, n, o.HugePages)
@@ -190,13 +193,14 @@ func closeSlabs(slabs []*slab.Slab) (err error) {
 	return err
 }
 
-// listen makes the socket, number i of n on its port. SO_REUSEADDR stays off, and
-// SO_REUSEPORT where there is one socket: with them a second manager would share the port
-// in silence. For the same reason the first of several is bound without, which fails where
-// anybody has the port, and allows the others beside it only then.
+// listen makes the socket, number i of n on its port. SO_REUSEADDR stays off, and so does
+// SO_REUSEPORT for a single socket: with them a second manager could share the port
+// unnoticed. For the same reason the first of several sockets is bound without SO_REUSEPORT.
+// The bind fails if the port is in use. Only then does the first socket allow the others.
 //
-// Who a client's datagrams go to changes with each socket that is bound. So none of several
-// takes any until all are: what comes before is dropped, and sent again by its client.
+// With each socket that is bound, the kernel may assign a client to another socket. Therefore
+// none of several sockets accepts datagrams until all are bound. Earlier datagrams are
+// dropped, and their clients send them again.
 func (s *Source) listen(o Options, i, n int) (err error) {
 	family := unix.AF_INET
 	if s.inet6 {
@@ -218,10 +222,10 @@ func (s *Source) listen(o Options, i, n int) (err error) {
 	if s.recvBuffer, err = setRecvBuffer(s.socket, o.RecvBuffer); err != nil {
 		return err
 	}
-	// Both are there since Linux 2.6.33 and 5.0; without them drops show only
-	// through SO_MEMINFO, and datagrams come one a message.
+	// SO_RXQ_OVFL exists since Linux 2.6.33, UDP_GRO since 5.0. Without them drops show only
+	// through SO_MEMINFO, and each message is one datagram.
 	_ = unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_RXQ_OVFL, 1)
-	// Since Linux 5.1; without it nothing is known of what a datagram has waited.
+	// Since Linux 5.1; without it, how long a datagram has waited is unknown.
 	_ = unix.SetsockoptInt(s.socket, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS_NEW, 1)
 	s.gro = !o.NoGRO && unix.SetsockoptInt(s.socket, unix.SOL_UDP, unix.UDP_GRO, 1) == nil
 
@@ -256,7 +260,7 @@ func (s *Source) listen(o Options, i, n int) (err error) {
 	return nil
 }
 
-// share lets sockets of this user be bound beside a socket.
+// share allows other sockets of this user to bind the same port.
 func share(socket int) error {
 	if err := unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
 		return fmt.Errorf("set SO_REUSEPORT: %w", err)
@@ -264,12 +268,12 @@ func share(socket int) error {
 	return nil
 }
 
-// nothing is a socket filter that lets nothing in: one instruction that returns 0, the
-// number of bytes to keep.
+// nothing is a socket filter that accepts nothing: one instruction that returns 0, the number
+// of bytes to keep.
 var nothing = unix.SockFprog{Len: 1, Filter: &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}}
 
-// setRecvBuffer asks for a receive buffer and returns what was granted, in the
-// bytes of payload and overhead that the kernel counts.
+// setRecvBuffer requests a receive buffer and returns the granted size. The kernel counts
+// payload and overhead.
 func setRecvBuffer(socket, size int) (int, error) {
 	if unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, size) != nil {
 		if err := unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_RCVBUF, size); err != nil {
@@ -283,7 +287,7 @@ func setRecvBuffer(socket, size int) (int, error) {
 	return granted, nil
 }
 
-// explainBind says what to do about a port that cannot be had.
+// explainBind says what to do about a port that cannot be bound.
 func explainBind(at netip.AddrPort, err error) error {
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
@@ -296,31 +300,30 @@ func explainBind(at netip.AddrPort, err error) error {
 	return fmt.Errorf("bind: %w", err)
 }
 
-// Slab is where the datagrams land. It stays mapped after Close, because spans
-// may still be in use: whoever opened the source closes it (CloseSlab) when the
-// last user is gone.
+// Slab is the memory that receives the datagrams. It stays mapped after Close, because spans
+// may still be in use. The code that opened the source closes it after its last use
+// (CloseSlab).
 func (s *Source) Slab() shm.Memory { return s.slab }
 
-// CloseSlab unmaps the slab after Close, when nobody uses its bytes or calls
-// Release any more.
+// CloseSlab unmaps the slab after Close. Its bytes must not be used afterwards, and Release
+// must not be called.
 func (s *Source) CloseSlab() error { return s.slab.Close() }
 
-// LocalAddr is where the source listens, with the port that was really bound.
+// LocalAddr is the address that the source listens on, with the actual port.
 func (s *Source) LocalAddr() netip.AddrPort { return *s.local.Load() }
 
 // GRO reports whether the kernel chains datagrams for this source.
 func (s *Source) GRO() bool { return s.gro }
 
-// RecvBuffer is the socket buffer that the kernel granted, in its own bytes
-// (twice what is asked for, for its overhead).
+// RecvBuffer is the size of the socket buffer that the kernel granted, in the kernel's bytes:
+// twice the requested size, for overhead.
 func (s *Source) RecvBuffer() int { return s.recvBuffer }
 
-// Release gives spans back; see ingest.Source. Releasing what is not held
-// panics.
+// Release returns spans to the slab; see ingest.Source. It panics if a span is not held.
 func (s *Source) Release(spans []ingest.Span) { s.slab.Release(spans) }
 
-// Stats reads the counters. KernelDrops is the socket's own count, read now; the
-// kernel counts a chain that it drops as one.
+// Stats reads the counters. KernelDrops is the socket's current count, in which a dropped
+// chain counts as one.
 func (s *Source) Stats() ingest.Stats {
 	s.mu.RLock()
 	if !s.closed.Load() {
@@ -341,8 +344,8 @@ func (s *Source) Stats() ingest.Stats {
 	}
 }
 
-// noteDrops takes a reading of the socket's counter, which wraps and may be older
-// than the one before.
+// noteDrops processes a reading of the socket's counter, which wraps and may be older than
+// the reading before.
 func (s *Source) noteDrops(reading uint32) {
 	for {
 		known := s.kernelDrops.Load()
@@ -363,15 +366,15 @@ func (s *Source) Wake() {
 	}
 }
 
-// ring makes the eventfd readable. It cannot fail but for a counter that is full,
-// which is readable too.
+// ring makes the eventfd readable. The write fails only if the counter is full, and then the
+// eventfd is readable too.
 func (s *Source) ring() { _, _ = unix.Write(s.event, one[:]) }
 
 // one is a 64-bit 1 for an eventfd, in either byte order.
 var one = [8]byte{1, 0, 0, 0, 0, 0, 0, 1}
 
-// Close ends a blocked Receive, waits until nobody uses the socket, and closes
-// it. The slab stays. Closing twice is harmless.
+// Close ends a blocked Receive, waits until the socket is not in use, and closes it. The slab
+// stays mapped. Closing twice is harmless.
 func (s *Source) Close() error {
 	if s.closed.Swap(true) {
 		return nil

@@ -51,8 +51,8 @@ func (c client) send(payloads ...[]byte) {
 	}
 }
 
-// sendChain sends one chain of datagrams, segment bytes each, which the kernel
-// hands to a GRO receiver on loopback as one message.
+// sendChain sends one chain of datagrams, segment bytes each. On loopback the kernel delivers
+// it to a GRO receiver as one message.
 func (c client) sendChain(segment int, payload []byte) {
 	c.t.Helper()
 	control := make([]byte, unix.CmsgSpace(2))
@@ -132,7 +132,7 @@ func hasIPv6() bool {
 	return err == nil
 }
 
-// open opens a source on loopback with a client to it.
+// openPair opens a source on loopback with a client to it.
 func openPair(t *testing.T, o Options) (*Source, client) {
 	t.Helper()
 	if !o.Listen.IsValid() {
@@ -183,8 +183,8 @@ func TestSourceCutsChainsAtTheSegmentSize(t *testing.T) {
 	}
 }
 
-// A datagram says when it came, however long it waited in the socket: single ones and those
-// of a chain.
+// A datagram shows when it arrived, however long it waited in the socket: single ones, and
+// those of a chain.
 func TestDatagramsSayWhenTheyArrived(t *testing.T) {
 	s, c := openPair(t, Options{})
 	const waits = 30 * time.Millisecond
@@ -203,9 +203,10 @@ func TestDatagramsSayWhenTheyArrived(t *testing.T) {
 	}
 }
 
-// awaitStamps returns when datagrams are stamped as they arrive. Where no socket of the machine
-// had asked for that, the kernel begins a while after the first one does (net_enable_timestamp
-// leaves it to a worker); until then recvmsg says the time at which it is called.
+// awaitStamps returns when datagrams are stamped as they arrive. If no socket of the machine
+// had requested stamps before, the kernel starts a while after the first request
+// (net_enable_timestamp leaves it to a worker). Until then the stamp is the time at which
+// recvmsg is called.
 func awaitStamps(t *testing.T, s *Source, c client) {
 	t.Helper()
 	for deadline := time.Now().Add(ingesttest.Patience); ; {
@@ -236,7 +237,7 @@ func TestFirstPayloadIsAligned(t *testing.T) {
 	}
 }
 
-// fill has every free granule but some runs taken, and returns what to release.
+// fill takes every free granule for which free is false, and returns what to release.
 func fill(s *slab.Slab, free func(granule int) bool) (taken []ingest.Span) {
 	for g := range s.Size() / slab.GranuleBytes {
 		if !free(g) {
@@ -252,8 +253,8 @@ func TestDatagramsStraddleRunsAndStayWhole(t *testing.T) {
 	for name, granulesFree := range map[string]int{"runs of 2 KiB": 32, "runs of 4 KiB": 64, "runs of 10 KiB": 160} {
 		t.Run(name, func(t *testing.T) {
 			s, c := openPair(t, Options{})
-			// Low addresses, which are taken first, are full of holes; jumbos that
-			// fall into three of them are joined above.
+			// Low addresses, which are taken first, are full of holes. Jumbos that fall into
+			// three of them are joined above the holes.
 			holes := s.slab.Size() / slab.GranuleBytes / 2
 			taken := fill(s.slab, func(g int) bool { return g%(granulesFree+1) != 0 || g > holes })
 			for round, segment := range []int{1046, 1472, 2000, 300, 8000} {
@@ -298,7 +299,7 @@ func TestJumboWithoutALongRunIsDroppedAndCounted(t *testing.T) {
 	}
 }
 
-// The issue's: a lingering 1 KB datagram must not pin a 64 KiB buffer.
+// A lingering 1 KB datagram must not pin a 64 KiB buffer.
 func TestLingeringDatagramsHoldWithinTwiceTheirPayload(t *testing.T) {
 	s, c := openPair(t, Options{})
 	var held []ingest.Datagram
@@ -324,8 +325,8 @@ func TestLingeringDatagramsHoldWithinTwiceTheirPayload(t *testing.T) {
 	}
 }
 
-// One datagram of each chain of 64 KiB stays; the rest is freed. Reception must
-// go on until the lingering ones themselves fill the slab.
+// One datagram of each chain of 64 KiB stays; the rest is freed. Reception must continue
+// until the lingering datagrams themselves fill the slab.
 func TestReceptionGoesOnAroundLingeringDatagrams(t *testing.T) {
 	const slabBytes = 1 << 20
 	s, c := openPair(t, Options{SlabBytes: slabBytes})
@@ -354,8 +355,8 @@ func TestReceptionGoesOnAroundLingeringDatagrams(t *testing.T) {
 	}
 }
 
-// Random chains, random lingering, random order of release: every datagram stays
-// as it was sent until it is released.
+// Random chains, random lingering, random order of release: every datagram stays unchanged
+// until it is released.
 func TestHeldDatagramsAreNeverWrittenOver(t *testing.T) {
 	s, c := openPair(t, Options{SlabBytes: 512 << 10})
 	type kept struct {
@@ -488,7 +489,7 @@ func TestSendNamesThePacketThatFailed(t *testing.T) {
 func TestSendReachesManyAddressesFromManyGoroutines(t *testing.T) {
 	s, _ := openPair(t, Options{})
 	const clients, packets = 4, 100
-	done := blockedReceive(s) // Send must work beside it
+	done := blockedReceive(s) // Send must work at the same time
 	var wg sync.WaitGroup
 	for range clients {
 		c := newClient(t, s.LocalAddr())
@@ -513,8 +514,8 @@ func TestSendReachesManyAddressesFromManyGoroutines(t *testing.T) {
 	<-done
 }
 
-// A system call that one sends with does not keep another's answers, nor a second one a third's.
-// When all senders are taken, who comes waits for one.
+// A system call that sends for one goroutine does not delay another goroutine's answers, nor
+// does a second one delay a third's. If all senders are in use, the caller waits for one.
 func TestSendDoesNotWaitForAnother(t *testing.T) {
 	s, c := openPair(t, Options{})
 	send := func() <-chan error {
@@ -578,15 +579,15 @@ func TestKernelDropsAreCounted(t *testing.T) {
 	if s.Stats().KernelDrops == 0 {
 		t.Fatal("the kernel dropped nothing from a full buffer")
 	}
-	// What came and what was dropped are all that was sent.
+	// Received and dropped datagrams together are all that was sent.
 	drain(t, s)
 	if stats := s.Stats(); stats.Datagrams+stats.KernelDrops != sent {
 		t.Errorf("%d came and %d were dropped of %d", stats.Datagrams, stats.KernelDrops, sent)
 	}
 }
 
-// All that the kernel may say of one message has room: a chain that comes after a drop has a
-// segment size, a count and a stamp.
+// The buffer has room for all that the kernel may report about one message: a chain that
+// follows a drop has a segment size, a count and a stamp.
 func TestEverythingTheKernelSaysHasRoom(t *testing.T) {
 	for _, listen := range []netip.AddrPort{loopback4, netip.MustParseAddrPort("[::1]:0")} {
 		s, c := openPair(t, Options{Listen: listen, RecvBuffer: 4096})
@@ -597,7 +598,7 @@ func TestEverythingTheKernelSaysHasRoom(t *testing.T) {
 			c.send(make([]byte, 1000))
 		}
 		drain(t, s)
-		s.kernelDrops.Store(0) // so that it is the message that says it
+		s.kernelDrops.Store(0) // so that the message itself reports the drops
 		const segment, total = 100, 250
 		before := shm.Now()
 		c.sendChain(segment, make([]byte, total))
@@ -723,8 +724,8 @@ func BenchmarkReceive(b *testing.B) {
 	b.Run("source", func(b *testing.B) { benchmark(b, sourceReceiver) })
 }
 
-// benchmark drives a receiver as fast as it takes chains of 62 × 1046 bytes: the
-// sender is held to what was received, so nothing is dropped.
+// benchmark drives a receiver as fast as it takes chains of 62 × 1046 bytes. The sender sends
+// only as much as was received, so nothing is dropped.
 func benchmark(b *testing.B, open func(b *testing.B) (to netip.AddrPort, receive func() int)) {
 	to, receive := open(b)
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
@@ -738,7 +739,7 @@ func benchmark(b *testing.B, open func(b *testing.B) (to netip.AddrPort, receive
 	}
 	const segment, chain = 1046, 62
 	sender := newRawChain(raw, segment, make([]byte, segment*chain))
-	credit := make(chan struct{}, 64) // 4 MiB under way
+	credit := make(chan struct{}, 64) // 4 MiB in flight
 	go func() {
 		runtime.LockOSThread()
 		for range credit {
@@ -763,8 +764,8 @@ func benchmark(b *testing.B, open func(b *testing.B) (to netip.AddrPort, receive
 	}
 }
 
-// threadTime is the CPU time of this thread, which tells more than the clock on a
-// machine that does other things.
+// threadTime is the CPU time of this thread, which is more reliable than the wall clock on a
+// busy machine.
 func threadTime(b *testing.B) int64 {
 	var usage unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_THREAD, &usage); err != nil {
