@@ -1,9 +1,10 @@
-// Package ingest says where datagrams come from: kernel UDP sockets
-// (udp), a capture file (replay), a port of DPDK's (dpdk). A fake in memory
-// is internal/testing/ingestfake. Nothing above it knows which.
+// Package ingest defines sources of datagrams: kernel UDP sockets (udp), a
+// capture file (replay), or a port that DPDK polls (dpdk).
+// internal/testing/ingestfake is a fake in memory. The packages above ingest do
+// not know which of them they use.
 //
-// A source owns one slab. A datagram is written into it once, by the kernel or
-// the NIC, and stays where it landed until Release.
+// A source owns one slab. The kernel or the NIC writes a datagram into it once,
+// and the datagram stays in that place until Release.
 package ingest
 
 import (
@@ -19,76 +20,83 @@ type Span struct {
 }
 
 // Datagram is one UDP payload (the wire header and what follows it) in the
-// slab. A datagram that straddled two free runs when it was received lies in
-// two spans, First then Rest; Rest.Length is 0 otherwise.
+// slab. A datagram that was received into two free runs has two spans, First
+// then Rest. Otherwise Rest.Length is 0.
 type Datagram struct {
 	From  netip.AddrPort
 	First Span
 	Rest  Span
-	// Arrived is when it came to this machine, before it waited to be received: nanoseconds
-	// of shm.Now's clock, 0 where the source does not know.
+	// Arrived is when the datagram reached this machine, before it waited to be
+	// received. It is in nanoseconds of shm.Now's clock, or 0 if the source
+	// does not know.
 	Arrived int64
-	// Shed says that the datagram is piece 0 of a request that the kernel shed: only its
-	// header, and its extension where it has one, were kept.
+	// Shed means that the datagram is piece 0 of a request that the kernel
+	// dropped to shed load. The kernel kept only its header, and its extension
+	// if it has one.
 	Shed bool
 }
 
 // Length is the datagram's size in bytes.
 func (d *Datagram) Length() int { return int(d.First.Length) + int(d.Rest.Length) }
 
-// Packet is one UDP payload to send; the source does not keep Data after Send
+// Packet is one UDP payload to send. The source does not use Data after Send
 // returns.
 type Packet struct {
 	To   netip.AddrPort
 	Data []byte
 }
 
-// Source receives datagrams for one port group and sends answers back from it.
+// Source receives datagrams for one port group and sends answers from it.
 //
-// Receive is called by one goroutine (locked to its thread). Send and Release
-// may be called by any goroutine, at the same time as Receive.
+// One goroutine, locked to its thread, calls Receive. Any goroutine may call
+// Send and Release, at the same time as Receive.
 type Source interface {
-	// Slab is the memory that spans point into. It outlives Close, because spans
-	// may still be in use then: whoever opened the source closes it (CloseSlab of
-	// each kind) when its last user is gone.
+	// Slab is the memory that spans point into. It outlives Close, because
+	// spans may still be in use then. The code that opened the source closes
+	// the slab after its last use (CloseSlab of each kind).
 	Slab() shm.Memory
-	// Receive fills batch and says how many datagrams it holds. It returns 0 and
-	// no error at the deadline (shm.Now's clock, in nanoseconds; 0 for none), or
-	// when Wake was called, with nothing received; it may do so earlier, up to a
-	// thousand times a second.
-	// The caller owns every datagram returned until it releases its spans. A
-	// batch shorter than what one read brings is filled from the rest at the
-	// next call. It returns ErrClosed after Close, io.EOF at a capture's end.
+	// Receive fills batch and returns the number of datagrams. It returns 0 and
+	// no error if nothing arrives before the deadline (shm.Now's clock, in
+	// nanoseconds; 0 for none) or before Wake. It may do so earlier, up to a
+	// thousand times per second.
+	//
+	// The caller owns every returned datagram until it releases its spans. If
+	// one read brings more than the batch holds, the next call returns the
+	// rest. Receive returns ErrClosed after Close, and io.EOF at the end of a
+	// capture.
 	Receive(batch []Datagram, deadline int64) (n int, err error)
-	// Release gives spans back, each exactly once; adjacent spans may be merged
-	// by the caller.
+	// Release returns spans to the slab, each exactly once. The caller may
+	// merge adjacent spans.
 	Release(spans []Span)
-	// Send sends packets, as many as the socket takes without blocking for long;
-	// it returns how many were sent and the error that stopped it: then packets[n]
-	// is the one that failed, and those after it were not tried.
+	// Send sends as many packets as the socket accepts without blocking for
+	// long. It returns the number sent and the error that stopped it. With an
+	// error, packets[n] failed, and Send did not try the packets after it.
 	Send(packets []Packet) (n int, err error)
 	// Wake makes a blocked Receive return early.
 	Wake()
-	// LocalAddr is where the source listens, with the port that was really bound.
+	// LocalAddr is the address that the source listens on, with the actual
+	// port.
 	LocalAddr() netip.AddrPort
-	// Stats reads counters; any goroutine may.
+	// Stats reads the counters. Any goroutine may call it.
 	Stats() Stats
-	// Close stops reception; a blocked Receive returns ErrClosed. The slab stays,
-	// and spans can still be released.
+	// Close stops reception; a blocked Receive returns ErrClosed. The slab
+	// stays mapped, and spans can still be released.
 	Close() error
 }
 
-// Stats counts since the source was opened.
+// Stats holds counters since the source was opened.
 type Stats struct {
 	Datagrams, Bytes uint64
-	// KernelDrops is what the kernel dropped for want of socket buffer, or to shed whole
-	// requests (SO_RXQ_OVFL).
+	// KernelDrops counts what the kernel dropped because the socket buffer was
+	// full, or to shed whole requests (SO_RXQ_OVFL).
 	KernelDrops uint64
-	// Shedding is the part of the requests that is being shed, 0 to 1.
+	// Shedding is the share of requests that is being shed, 0 to 1.
 	Shedding float64
-	// Truncated datagrams did not fit the room given to the kernel and were
-	// dropped; NoRoom counts reads put off because the slab was full.
+	// Truncated counts datagrams that were dropped because they exceeded the
+	// room given to the kernel. NoRoom counts reads that were postponed because
+	// the slab was full.
 	Truncated, NoRoom uint64
-	// HeldBytes is slab now held by datagrams, SlabBytes the slab's size.
+	// HeldBytes is how much of the slab datagrams hold now, SlabBytes the
+	// slab's size.
 	HeldBytes, SlabBytes uint64
 }
