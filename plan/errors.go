@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// NoProfile is returned when a service's model was never measured on the GPU.
+// NoProfile is the error if a service's model was never measured on the GPU.
 type NoProfile struct {
 	Service Service
 	GPU     string
-	// Have are the models that were, On the GPUs that this one was measured on;
-	// sorted.
+	// Have are the models that were measured on the GPU. On are the GPUs on which
+	// the service's model was measured. Both are sorted.
 	Have, On []string
 }
 
@@ -25,21 +25,22 @@ func (e *NoProfile) Error() string {
 	return text + "; there are no profiles for " + e.GPU + " at all"
 }
 
-// Infeasible is returned when no segment can meet a service's objective, or,
-// by policies that do not divide a service, its rate.
+// Infeasible is the error if no segment can meet a service's objective. Policies
+// that do not divide a service over several segments also return it if no segment
+// can meet the rate.
 type Infeasible struct {
 	Service Service
 	GPU     string
-	// BoundMS is the latency that a batch had to stay under.
+	// BoundMS is the latency that a batch must stay below.
 	BoundMS float64
-	// Best is the point that comes nearest: the fastest batch where the objective
-	// is not met, the largest throughput where the rate is not; the zero Point
-	// where the profile has none that serves.
+	// Best is the point that comes nearest. If the objective cannot be met, it is
+	// the fastest batch; if the rate cannot be met, the highest throughput. It is
+	// the zero Point if the profile has no usable point.
 	Best Point
-	// RateMissed says that the latency could be met and the rate could not.
+	// RateMissed means that the latency can be met but the rate cannot.
 	RateMissed bool
-	// Reason, where not empty, says which rule of the policy keeps a service from
-	// being divided.
+	// Reason, if not empty, is the rule of the policy that prevents dividing the
+	// service.
 	Reason string
 }
 
@@ -65,7 +66,7 @@ func (e *Infeasible) Error() string {
 	return text
 }
 
-// String names a point as messages do.
+// String describes a point in messages.
 func (pt Point) String() string {
 	if pt.Processes == 1 {
 		return fmt.Sprintf("size %d, batch %d, 1 process", pt.GPCs, pt.Batch)
@@ -73,26 +74,28 @@ func (pt Point) String() string {
 	return fmt.Sprintf("size %d, batch %d, %d processes", pt.GPCs, pt.Batch, pt.Processes)
 }
 
-// Served is how much of a service a fleet can carry.
+// Served is how much of a service fits on a fleet.
 type Served struct {
 	Service string
-	// RateRPS is what is wanted, PlacedRPS what fits of it.
+	// RateRPS is the requested rate, PlacedRPS the part of it that fits.
 	RateRPS, PlacedRPS float64
 }
 
-// TooSmall is returned when a fleet cannot carry all services. It says what
+// TooSmall is the error if a fleet cannot carry all services. It reports what
 // fits.
 type TooSmall struct {
 	Fleet []Stock
-	// Services are all services in the problem's order, with what fits of each.
+	// Services are all services in the problem's order, with the part of each
+	// that fits.
 	Services []Served
-	// Unproved says that no plan was found and that there may be one: what is told
-	// to fit does, but the fleet need not be too small.
+	// Unproved means that the policy found no plan, but that one may exist. The
+	// reported parts do fit, but the fleet need not be too small.
 	Unproved bool
 }
 
-// Fit returns *TooSmall where a plan on one model of GPU has more GPUs than the
-// problem's only stock: what fits is then what lies on the first of them.
+// Fit returns *TooSmall if a plan on one model of GPU uses more GPUs than the
+// problem's only stock has. It then reports the segments on the first GPUs as
+// what fits.
 func (p *Problem) Fit(pl *Plan) error {
 	count := p.Stocks()[0].Count
 	if count < 0 || pl.GPUs <= count {

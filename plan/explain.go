@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Unused says which GPUs of a fleet there are no profiles of.
+// Unused returns a note for each GPU of the fleet without profiles.
 func (p *Problem) Unused() (said []string) {
 	for _, s := range p.Fleet {
 		switch {
@@ -38,20 +38,20 @@ func (p *Problem) Explain(err error) error {
 	case errors.As(err, &slow) && slow.BoundMS == p.BoundMS(slow.Service):
 		service = slow.Service
 	default:
-		return err // of a bound of the policy's own
+		return err // the bound is the policy's own
 	}
 	all := []error{err}
 	for _, s := range p.Services {
 		if why := p.unserved(s); why != nil && s != service {
 			all = append(all, why)
 		} else if why == nil && s == service {
-			return err // of a rule of the policy's own
+			return err // the rule is the policy's own
 		}
 	}
 	return errors.Join(all...)
 }
 
-// unserved says why no GPU that there is can serve a service.
+// unserved returns why none of the available GPUs can serve a service; nil if one can.
 func (p *Problem) unserved(s Service) (first error) {
 	for _, stock := range p.Stocks() {
 		_, err := p.Feasible(stock.GPU, s)

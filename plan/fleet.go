@@ -7,13 +7,13 @@ import (
 	"strconv"
 )
 
-// Unlimited is what a fleet file has as the count of GPUs that there are as many
-// of as needed.
+// Unlimited is the count in a fleet file for GPUs of which there are as many as
+// needed.
 const Unlimited = "unlimited"
 
-// ReadFleet reads a fleet from CSV: a header with the columns gpu (a table's
-// name) and count (a whole number above 0, or "unlimited"), and a row for each
-// model of GPU, in order of preference. File is the file's name for errors,
+// ReadFleet reads a fleet from CSV. The header has the columns gpu (a table's
+// name) and count (a whole number above 0, or "unlimited"). There is one row per
+// model of GPU, in order of preference. file is the file's name for errors,
 // which are all *FileError.
 func ReadFleet(r io.Reader, file string) ([]Stock, error) {
 	t, err := readTable(r, file, []string{"gpu", "count"}, 2)
@@ -48,7 +48,7 @@ func ReadFleet(r io.Reader, file string) ([]Stock, error) {
 	return fleet, nil
 }
 
-// String is a stock as messages have it.
+// String formats a stock for messages.
 func (s Stock) String() string {
 	if s.Count < 0 {
 		return Unlimited + " " + s.GPU.Name

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/plan/verify"
 )
 
-// whole checks that an error of a reader says where.
+// whole checks that an error of a reader has a file, line and column.
 func whole(t *testing.T, err error) {
 	t.Helper()
 	var at *plan.FileError

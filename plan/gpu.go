@@ -11,73 +11,74 @@ import (
 	"sync"
 )
 
-// A GPU is a model of GPU and how it can be cut: its placement table. Tables
-// are shared and read only: nobody changes one that Lookup returned.
+// A GPU is a model of GPU and its placement table, which describes how it can
+// be cut. Tables are shared and read-only: do not change one that Lookup
+// returned.
 //
-// A GPU with MIG is cut into instances. Its slots are memory slices, eight on
-// most models though only seven GPCs serve, and an instance of a size covers
-// Size.Slots of them from one of Size.Starts on. A legal cut is one in which no
-// slot is covered twice; the tables imply that the GPCs then suffice.
+// A GPU with MIG is cut into instances. Its slots are memory slices: eight on
+// most models, although only seven GPCs are usable. An instance of a size
+// covers Size.Slots of them, beginning at one of Size.Starts. A cut is legal if
+// it covers no slot twice; the tables imply that there are then enough GPCs.
 //
-// A GPU without MIG (Percent) is cut by MPS percentages, which a GPU keeps in
+// A GPU without MIG (Percent) is cut by MPS percentages, which a GPU rounds to
 // whole steps of a few multiprocessors. GPCs and Slots are then the number of
-// steps in the whole GPU, and there is a size for each number of steps, of one
-// slot a step, that may start anywhere. Contiguity means nothing to MPS: any
-// set of sizes whose sum is at most Slots can be laid out, and a segment's slot
-// only says where a drawing has it.
+// steps in the whole GPU. There is a size for each number of steps; it has one
+// slot per step and may start anywhere. MPS does not need contiguous steps: any
+// set of sizes whose sum is at most Slots fits. A segment's slot is only its
+// position in drawings.
 type GPU struct {
-	// Name is the name that commands and files use, as "a100-80".
+	// Name is the name in commands and files, such as "a100-80".
 	Name string
-	// SMs is the number of multiprocessors of the whole GPU, some of which may
-	// lie in no MIG instance (A100: 108, of which 98 serve under MIG).
+	// SMs is the number of multiprocessors of the whole GPU. Some may be in no
+	// MIG instance (A100: 108, of which MIG uses 98).
 	SMs int
-	// MemoryMiB is the memory of the whole GPU; 0 where it is not limited.
+	// MemoryMiB is the memory of the whole GPU; 0 if it is not limited.
 	MemoryMiB int
 	// Slots is the number of positions of the placement table.
 	Slots int
-	// GPCs is the sum of sizes that a fully used GPU has: compute slices of MIG
-	// (7; A30: 4), or steps of multiprocessors where Percent.
+	// GPCs is the sum of sizes in a full GPU: compute slices of MIG (7; A30:
+	// 4), or steps of multiprocessors if Percent.
 	GPCs int
-	// Sizes are what can be cut out, ascending by GPCs, one for each number of
-	// GPCs. MIG's variants with media engines or twice the memory are left out.
+	// Sizes are the possible segments, ascending by GPCs, one per number of
+	// GPCs. They omit MIG's variants with media engines or twice the memory.
 	Sizes []Size
-	// Percent says that there is no MIG: shares are MPS percentages.
+	// Percent means that there is no MIG: shares are MPS percentages.
 	Percent bool
-	// Clients is how many processes MPS lets onto the GPU at once where Percent;
-	// 0 where that is not limited. Under MIG each instance has an MPS of its own.
+	// Clients is the max number of processes that MPS admits to the GPU at
+	// once, if Percent; 0 if that is not limited. With MIG, each instance has
+	// its own MPS.
 	Clients int
-	// Source says where the table is from.
+	// Source is where the table's data comes from.
 	Source string
-	// Devices are the ends of NVML's product names that this table is for.
+	// Devices are the suffixes of NVML's product names that this table is for.
 	Devices []string
 }
 
 // A Size is one way to cut a segment out of a GPU.
 type Size struct {
-	// GPCs is the size's name: compute slices, or steps where GPU.Percent.
+	// GPCs identifies the size: compute slices, or steps if GPU.Percent.
 	GPCs int `json:"gpcs"`
-	// Slots is how many positions of the placement table it covers.
+	// Slots is how many positions of the placement table the size covers.
 	Slots int `json:"slots"`
-	// SMs is how many multiprocessors it has.
+	// SMs is the size's number of multiprocessors.
 	SMs int `json:"sms"`
-	// MemoryMiB is its own memory under MIG; all of the GPU's, shared with the
-	// other segments, where GPU.Percent; 0 where it is not limited.
+	// MemoryMiB is the size's own memory under MIG. If GPU.Percent, it is the
+	// memory of the whole GPU, which other segments share. It is 0 if the
+	// memory is not limited.
 	MemoryMiB int `json:"memory_mib"`
-	// Starts are the slots that it may begin at, ascending. Which of them to
-	// prefer is a policy's affair.
+	// Starts are the slots at which the size may begin, ascending. A policy
+	// decides which of them to prefer.
 	Starts []int `json:"starts"`
-	// Profile is the name of the MIG profile ("3g.40gb"), empty where
-	// GPU.Percent.
+	// Profile is the name of the MIG profile ("3g.40gb"); empty if GPU.Percent.
 	Profile string `json:"profile"`
 }
 
-// ErrUnknownGPU is returned by Lookup when no table has the name.
+// ErrUnknownGPU is returned by Lookup if no table has the name.
 var ErrUnknownGPU = errors.New("no placement table for this GPU")
 
 //go:embed gpus.json
 var tableFile []byte
 
-// table is one entry of gpus.json.
 type table struct {
 	Name           string   `json:"name"`
 	Devices        []string `json:"devices"`
@@ -92,7 +93,7 @@ type table struct {
 }
 
 // tables are the GPUs of gpus.json, in its order. The file is part of the
-// program, so a mistake in it is a mistake in the program.
+// program, so a mistake in it is a bug.
 var tables = sync.OnceValue(func() []GPU {
 	var entries []table
 	decoder := json.NewDecoder(bytes.NewReader(tableFile))
@@ -107,12 +108,12 @@ var tables = sync.OnceValue(func() []GPU {
 	return gpus
 })
 
-// mpsSuffix follows the name of a GPU with MIG in the name of the same GPU with
-// MIG off, cut by MPS percentages.
+// mpsSuffix is appended to the name of a GPU with MIG to name the same GPU with
+// MIG off, which is cut by MPS percentages.
 const mpsSuffix = "-mps"
 
-// gpus are the tables of an entry: one for a GPU without MIG; for a GPU with it
-// one more, of the same GPU with MIG off.
+// gpus returns the tables of an entry. A GPU without MIG has one. A GPU with
+// MIG has a second one, for the same GPU with MIG off.
 func (e table) gpus() []GPU {
 	percent := PercentGPU(e.Name, e.SMs, e.MemoryMiB, e.PercentStepSMs)
 	percent.Source, percent.Devices, percent.Clients = e.Source, e.Devices, e.MPSClients
@@ -128,9 +129,10 @@ func (e table) gpus() []GPU {
 	return []GPU{g, percent}
 }
 
-// PercentGPU makes the table of a GPU without MIG that has sms multiprocessors,
-// handed out in steps of stepSMs: a size for each number of steps. What is left
-// of sms after the last whole step is in no size. Its clients are not limited.
+// PercentGPU makes the table of a GPU without MIG. It has sms multiprocessors,
+// allocated in steps of stepSMs, and a size for each number of steps.
+// Multiprocessors after the last whole step are in no size. The number of MPS
+// clients is not limited.
 func PercentGPU(name string, sms, memoryMiB, stepSMs int) GPU {
 	steps := sms / stepSMs
 	g := GPU{Name: name, SMs: sms, MemoryMiB: memoryMiB, Slots: steps, GPCs: steps, Percent: true}
@@ -144,11 +146,11 @@ func PercentGPU(name string, sms, memoryMiB, stepSMs int) GPU {
 	return g
 }
 
-// GPUs returns all tables there are, in the order of the file.
+// GPUs returns all tables, in the order of the file.
 func GPUs() []GPU { return slices.Clone(tables()) }
 
 // Lookup returns the table of a GPU by its name. The error wraps ErrUnknownGPU
-// and lists the names there are.
+// and lists the known names.
 func Lookup(name string) (GPU, error) {
 	for _, g := range tables() {
 		if g.Name == name {
@@ -162,9 +164,8 @@ func Lookup(name string) (GPU, error) {
 	return GPU{}, fmt.Errorf("%q: %w; there are: %s", name, ErrUnknownGPU, strings.Join(names, ", "))
 }
 
-// ForDevice returns the table for a GPU by the product name that NVML gives
-// ("NVIDIA A100-SXM4-80GB"), with MIG where the GPU has it. The error wraps
-// ErrUnknownGPU.
+// ForDevice returns the table for a GPU by NVML's product name ("NVIDIA
+// A100-SXM4-80GB"), with MIG if the GPU has it. The error wraps ErrUnknownGPU.
 func ForDevice(product string) (GPU, error) {
 	for _, g := range tables() {
 		for _, d := range g.Devices {
@@ -176,7 +177,7 @@ func ForDevice(product string) (GPU, error) {
 	return GPU{}, fmt.Errorf("device %q: %w", product, ErrUnknownGPU)
 }
 
-// Size returns the size of the given number of GPCs (steps where Percent).
+// Size returns the size with the given number of GPCs (steps if Percent).
 func (g GPU) Size(gpcs int) (Size, bool) {
 	i, found := slices.BinarySearchFunc(g.Sizes, gpcs, func(s Size, gpcs int) int { return s.GPCs - gpcs })
 	if !found {
@@ -185,13 +186,13 @@ func (g GPU) Size(gpcs int) (Size, bool) {
 	return g.Sizes[i], true
 }
 
-// UsableSMs is the number of multiprocessors that segments can use: those of
-// the largest size. It is the SM count of a single GPU in ParvaGPU's Eq. 4.
+// UsableSMs returns the number of multiprocessors that segments can use: those
+// of the largest size. It is the SM count of a single GPU in ParvaGPU's Eq. 4.
 func (g GPU) UsableSMs() int { return g.Sizes[len(g.Sizes)-1].SMs }
 
-// Steps is the number of steps of multiprocessors that cover an MPS percentage
-// on a GPU without MIG: what a profile point measured at that percentage needs.
-// It is 0 for a percentage outside (0, 100].
+// Steps returns the number of steps of multiprocessors that cover an MPS
+// percentage on a GPU without MIG. A profile point measured at that percentage
+// needs so many. It is 0 for a percentage outside (0, 100].
 func (g GPU) Steps(percent float64) int {
 	if !(percent > 0 && percent <= 100) {
 		return 0
@@ -203,7 +204,7 @@ func (g GPU) Steps(percent float64) int {
 	return steps
 }
 
-// MayStart says whether a size may begin at a slot.
+// MayStart reports whether a size may begin at a slot.
 func (s Size) MayStart(slot int) bool {
 	_, found := slices.BinarySearch(s.Starts, slot)
 	return found

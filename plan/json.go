@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Write writes the plan's JSON form, indented, with a newline at the end.
+// Write writes the plan as indented JSON with a newline at the end.
 func (pl *Plan) Write(w io.Writer) error {
 	whole := *pl
 	if whole.Services == nil {
@@ -28,18 +28,19 @@ func (pl *Plan) Write(w io.Writer) error {
 	return err
 }
 
-// Read reads a plan's JSON form, strictly: no field that a plan has not, nothing
-// after it, the version of this program, and parts that agree with each other:
-// known GPUs, sizes that they can be cut into, each segment's service in the
-// list, counts that are the segments'. Whether the plan serves its services is
-// plan/verify's to say. What `penstock plan` says of a plan beside it (Beside) is
-// left alone. File is the file's name for errors, which are all *FileError.
+// Read reads a plan's JSON form strictly. It refuses unknown fields, data after
+// the plan, other versions, and parts that contradict each other. GPUs must be
+// known and segments must have one of their sizes. Each segment's service must be
+// in the list, and counts must match the segments. Read does not check that the
+// plan serves its services: plan/verify does. It skips what `penstock plan` adds
+// next to a plan (Beside). file is the file's name for errors, which are all
+// *FileError.
 func Read(r io.Reader, file string) (*Plan, error) {
 	text, err := io.ReadAll(r)
 	if err != nil {
 		return nil, &FileError{File: file, Err: err}
 	}
-	text = bytes.TrimPrefix(text, []byte("\ufeff")) // as CSV files may have one
+	text = bytes.TrimPrefix(text, []byte("\ufeff")) // CSV files may have one, too
 	pl := new(Plan)
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()
@@ -60,16 +61,16 @@ func Read(r io.Reader, file string) (*Plan, error) {
 	return pl, nil
 }
 
-// Beside is what may stand in one object with a plan: what `penstock plan` was asked
-// about it. It is no part of the plan, and Read skips it.
+// Beside has the fields that `penstock plan` may add to a plan's JSON object. They
+// answer questions about the plan, are not part of it, and Read skips them.
 type Beside struct {
 	Change   json.RawMessage `json:"change,omitempty"`
 	Replay   json.RawMessage `json:"replay,omitempty"`
 	MIGSteps json.RawMessage `json:"mig_steps,omitempty"`
 }
 
-// jsonError gives an error of encoding/json its place, offset where it does not
-// know better.
+// jsonError adds the position to an error of encoding/json. It uses offset if the
+// error has none.
 func jsonError(text []byte, file string, offset int64, err error) error {
 	var syntax *json.SyntaxError
 	var kind *json.UnmarshalTypeError
@@ -78,7 +79,7 @@ func jsonError(text []byte, file string, offset int64, err error) error {
 		offset = syntax.Offset
 	case errors.As(err, &kind):
 		offset = kind.Offset
-		// The path begins with the struct that is embedded.
+		// The path begins with the embedded struct.
 		err = fmt.Errorf("%s: want %s, not %s", cmp.Or(strings.TrimPrefix(kind.Field, "Plan."), "the whole"), kindName(kind), kind.Value)
 	case errors.Is(err, io.EOF):
 		err = errors.New("empty: want a plan")
@@ -94,7 +95,7 @@ func jsonError(text []byte, file string, offset int64, err error) error {
 	return &FileError{File: file, Line: line, Column: column, Err: err}
 }
 
-// kindName says in JSON's words what a field wants.
+// kindName returns the type that a field must have, in JSON's terms.
 func kindName(e *json.UnmarshalTypeError) string {
 	switch e.Type.Kind().String() {
 	case "int":
@@ -111,7 +112,7 @@ func kindName(e *json.UnmarshalTypeError) string {
 	return "a text"
 }
 
-// check says where the parts of a plan disagree.
+// check returns an error if parts of a plan contradict each other.
 func (pl *Plan) check() error {
 	if pl.Version != Version {
 		return fmt.Errorf("version %d: want %d", pl.Version, Version)

@@ -9,7 +9,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
 )
 
-// What NVML said on a DGX A100 is recorded in go-nvml.
+// go-nvml's mock records what NVML reported on a DGX A100.
 func TestTheA100sTableIsNVMLs(t *testing.T) {
 	profiles := map[int]int{
 		1: nvml.GPU_INSTANCE_PROFILE_1_SLICE, 2: nvml.GPU_INSTANCE_PROFILE_2_SLICE, 3: nvml.GPU_INSTANCE_PROFILE_3_SLICE,

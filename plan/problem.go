@@ -9,65 +9,65 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-// A Point is one measured operating point of a model: a segment of GPCs (steps
-// where GPU.Percent) that runs Processes MPS processes, each at batch size
-// Batch.
+// A Point is one measured operating point of a model: a segment of GPCs (steps if
+// GPU.Percent) that runs Processes MPS processes, each with batch size Batch.
 type Point struct {
 	GPCs, Batch, Processes int
-	// ThroughputRPS is the requests a second of all processes together.
+	// ThroughputRPS is the total of all processes, in requests per second.
 	ThroughputRPS float64
 	// LatencyMS is the time of one batch.
 	LatencyMS float64
-	// MemoryMiB is the memory of all processes together; 0 where not measured.
+	// MemoryMiB is the memory of all processes together; 0 if not measured.
 	MemoryMiB float64
 }
 
-// A Profile is what one model was measured to do on one model of GPU. Points
-// that ran out of memory are left out; the rest ascend by GPCs, batch,
-// processes.
+// A Profile has the measurements of one model on one model of GPU. It omits
+// points that ran out of memory; the others ascend by GPCs, batch, processes.
 type Profile struct {
 	Model, GPU string
-	// HeldBy is what held the processes to sizes of GPCs that were no MIG instances
-	// ("mps"): the profile is an estimate of these, from above. Else it is empty.
+	// HeldBy is the mechanism that limited the processes to sizes of GPCs if
+	// these were not MIG instances ("mps"). The profile is then an upper estimate
+	// of MIG instances. Otherwise it is empty.
 	HeldBy string
 	Points []Point
 }
 
-// A Service is what is wanted: a model at a rate under a latency objective.
+// A Service is a demand: a model at a rate under a latency objective.
 type Service struct {
 	Name, Model string
-	// RateRPS is the requests a second that must be served; above 0.
+	// RateRPS is the rate to serve, in requests per second; above 0.
 	RateRPS float64
 	// SLOMS is the latency objective of a request, in milliseconds; above 0.
 	SLOMS float64
 }
 
-// Stock is how many GPUs of a model there are.
+// Stock is the available number of GPUs of one model.
 type Stock struct {
 	GPU GPU
 	// Count is the number of GPUs; negative means as many as needed.
 	Count int
 }
 
-// A Problem is all that a policy needs. It is the caller's; a policy reads it.
+// A Problem is all input of a policy. The caller owns it; a policy only reads it.
 type Problem struct {
-	// GPU is what to plan on where Fleet is empty: as many as needed.
+	// GPU is the GPU to plan on if Fleet is empty; there are as many as needed.
 	GPU      GPU
 	Services []Service
-	// Profiles are keyed by the GPU's name, then by the model's.
+	// Profiles are keyed by the GPU's name, then by the model's name.
 	Profiles map[string]map[string]Profile
-	// Fleet is what there is, in order of preference; empty means GPU without end.
+	// Fleet is the available GPUs, in order of preference. Empty means unlimited
+	// GPUs of type GPU.
 	Fleet []Stock
-	// Bound gives the latency in milliseconds that a batch of a service must stay
-	// under; nil means HalfSLO.
+	// Bound returns the latency in milliseconds that a batch of a service must
+	// stay below; nil means HalfSLO.
 	Bound func(Service) float64
 }
 
-// A Policy turns a problem into a plan. Errors: *NoProfile, *Infeasible,
-// *TooSmall, or a plain one that says what the policy cannot do. DelayMS is
-// left 0 in the plan: a policy has no clock, its caller measures.
+// A Policy turns a problem into a plan. Errors are *NoProfile, *Infeasible,
+// *TooSmall, or a plain one if the policy does not support the problem. It leaves
+// DelayMS at 0: a policy has no clock, so its caller measures.
 type Policy interface {
-	// Name is the name that --policy takes.
+	// Name is the policy's name for --policy.
 	Name() string
 	Plan(*Problem) (*Plan, error)
 }
@@ -76,7 +76,7 @@ type Policy interface {
 // (profile.LatencyBound).
 func HalfSLO(s Service) float64 { return profile.LatencyBound(s.SLOMS) }
 
-// BoundMS is the latency that a batch of the service must stay under.
+// BoundMS returns the latency that a batch of the service must stay below.
 func (p *Problem) BoundMS(s Service) float64 {
 	if p.Bound != nil {
 		return p.Bound(s)
@@ -84,7 +84,7 @@ func (p *Problem) BoundMS(s Service) float64 {
 	return HalfSLO(s)
 }
 
-// Stocks is what there is to plan on: Fleet, or GPU without end.
+// Stocks returns the GPUs to plan on: Fleet, or unlimited GPUs of type GPU.
 func (p *Problem) Stocks() []Stock {
 	if len(p.Fleet) > 0 {
 		return p.Fleet
@@ -92,25 +92,25 @@ func (p *Problem) Stocks() []Stock {
 	return []Stock{{GPU: p.GPU, Count: -1}}
 }
 
-// Within says whether a point may serve at a latency bound on a size: its batch
-// takes less than the bound (section III-D1: "lower than"), it serves at all,
-// and its memory, where known, is there.
+// Within reports whether a point may serve at a latency bound on a size. Its
+// batch must take less than the bound (section III-D1: "lower than"), its
+// throughput must be above 0, and its memory, if known, must fit.
 func (pt Point) Within(boundMS float64, s Size) bool {
 	fits := s.MemoryMiB == 0 || pt.MemoryMiB <= float64(s.MemoryMiB)
 	return pt.ThroughputRPS > 0 && pt.LatencyMS < boundMS && fits
 }
 
-// The limits of ParvaGPU's published results. No policy takes a point of a profile
-// beyond them, so that all choose from the same.
+// The limits of ParvaGPU's published results. No policy uses points of a profile
+// beyond them, so that all policies choose from the same points.
 const (
 	MostProcesses = 5
 	MostBatch     = 256
 )
 
-// Feasible returns the profile's points that the service may run at on the
-// given GPU, ascending by GPCs, batch, processes: those of up to MostProcesses
-// and MostBatch that are Within the bound. It returns *NoProfile where the model
-// was never measured on that GPU, and *Infeasible where there are none.
+// Feasible returns the points of the profile at which the service may run on the
+// given GPU. They are within MostProcesses, MostBatch and the bound (Within), and
+// ascend by GPCs, batch, processes. It returns *NoProfile if the model was never
+// measured on that GPU, and *Infeasible if there are no such points.
 func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
 	measured, ok := p.Profiles[gpu.Name][s.Model]
 	if !ok {
@@ -129,10 +129,11 @@ func (p *Problem) Feasible(gpu GPU, s Service) ([]Point, error) {
 	return points, nil
 }
 
-// limited says whether a point is within the limits of all policies.
+// limited reports whether a point is within the limits of all policies.
 func (pt Point) limited() bool { return pt.Processes <= MostProcesses && pt.Batch <= MostBatch }
 
-// noProfile says what was measured on the GPU, and where else the model was.
+// noProfile lists the models measured on the GPU, and the GPUs on which the model
+// was measured.
 func (p *Problem) noProfile(gpu GPU, s Service) error {
 	e := &NoProfile{Service: s, GPU: gpu.Name, Have: sortedKeys(p.Profiles[gpu.Name])}
 	for _, name := range sortedKeys(p.Profiles) {
@@ -143,8 +144,8 @@ func (p *Problem) noProfile(gpu GPU, s Service) error {
 	return e
 }
 
-// Unmet is the error for a service whose objective no point meets, of those that
-// a policy may take: it has the one that comes nearest.
+// Unmet returns the error for a service whose objective no point meets. Among the
+// points that may accepts, it has the one that comes nearest.
 func (p *Problem) Unmet(gpu GPU, s Service, may func(Point) bool) *Infeasible {
 	e := &Infeasible{Service: s, GPU: gpu.Name, BoundMS: p.BoundMS(s)}
 	best := math.Inf(1)
@@ -157,9 +158,10 @@ func (p *Problem) Unmet(gpu GPU, s Service, may func(Point) bool) *Infeasible {
 	return e
 }
 
-// Check says what is wrong with the problem itself, before any policy runs: a
-// service without a name, a rate or an objective that is no positive number,
-// the same service twice, no service at all, or a fleet without a GPU.
+// Check returns an error if the problem itself is invalid, before any policy
+// runs. It refuses a service without a name, a rate or objective that is not a
+// positive number, and the same service twice. It also refuses a problem without
+// a service and a fleet without a GPU.
 func (p *Problem) Check() error {
 	if len(p.Services) == 0 {
 		return fmt.Errorf("no services: want at least one")

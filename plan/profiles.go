@@ -9,18 +9,18 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-// PublishedGPU is the GPU that a profile without a header was measured on: such
-// files are ParvaGPU's, or in its form.
+// PublishedGPU is the GPU of a profile without a header: such files are
+// ParvaGPU's, or have its form.
 const PublishedGPU = "a100-80"
 
-// ReadProfiles reads a folder of profile files into Problem.Profiles: keyed by
-// GPU, then by model, a model being named as its file is.
+// ReadProfiles reads a folder of profile files into the form of
+// Problem.Profiles: by GPU, then by model. A model has the name of its file.
 //
-// A file MODEL.csv in the folder itself is of the GPU that its header names, and
-// of PublishedGPU if it has no header. A folder in it that has the name of a
-// placement table holds profiles of that GPU, so that a model can be there for
-// several; a header that says otherwise is an error. Other folders are left
-// alone. What is wrong in a file is a *profile.SyntaxError with its place.
+// A file MODEL.csv in the folder itself belongs to the GPU in its header, or to
+// PublishedGPU if it has no header. A subfolder with the name of a placement
+// table has profiles of that GPU, so that a model can have profiles for several
+// GPUs. A header that contradicts the subfolder is an error. Other subfolders
+// are ignored. Faults in a file are a *profile.SyntaxError with the position.
 func ReadProfiles(dir fs.FS) (map[string]map[string]Profile, error) {
 	all := profiles{}
 	if err := all.addFolder(dir, ".", PublishedGPU); err != nil {
@@ -37,10 +37,9 @@ func ReadProfiles(dir fs.FS) (map[string]map[string]Profile, error) {
 	return all, nil
 }
 
-// profiles are by GPU and model.
 type profiles map[string]map[string]Profile
 
-// addFolder adds the files of a folder; gpu is theirs if they name none.
+// addFolder adds the files of a folder. gpu is the GPU of files that name none.
 func (all profiles) addFolder(dir fs.FS, folder, gpu string) error {
 	files, err := profile.ReadFolder(dir, folder)
 	if err != nil {
@@ -67,20 +66,20 @@ func (all profiles) addFolder(dir fs.FS, folder, gpu string) error {
 }
 
 // FromProfile makes a planner's profile of a measured one. A header's GPU is a
-// table's name or the driver's name for a product; with shares in percent it
-// means that GPU with MIG off; gpu is the GPU where the header names none.
-// Points that ran out of memory or serve nothing are left out.
+// table's name or the driver's product name. If the shares are in percent, it
+// means that GPU with MIG off. gpu is the GPU if the header names none. Points
+// that ran out of memory or serve nothing are omitted.
 //
 // A share in percent becomes the number of steps of multiprocessors that cover
-// it (GPU.Steps), never fewer than were measured with; where two shares come to
-// the same steps, the point of the larger share stands. Shares in GPCs that the
-// GPU cannot be cut into are an error. A GPU without a table keeps its name and
-// its shares as they are: nothing can be planned on it.
+// it (GPU.Steps), never fewer than were measured. If two shares give the same
+// number of steps, the point of the larger share is kept. Shares in GPCs that
+// the GPU does not have as sizes are an error. A GPU without a table keeps its
+// name, and its shares stay unchanged: nothing can be planned on it.
 func FromProfile(model string, from profile.Profile, gpu string) (Profile, error) {
 	return fromFile(model, &profile.File{Profile: from}, gpu)
 }
 
-// fromFile is FromProfile with the file's places in errors.
+// fromFile is FromProfile, but its errors have the file's positions.
 func fromFile(model string, from *profile.File, gpu string) (Profile, error) {
 	if from.Header.Model != "" && from.Header.Model != model {
 		return Profile{}, from.HeaderError("model", "the header names model %q: want the file's name, %q", from.Header.Model, model)
@@ -118,8 +117,8 @@ func fromFile(model string, from *profile.File, gpu string) (Profile, error) {
 	return to, nil
 }
 
-// tableOf finds the table of the GPU that a header names; known is false where
-// there is none, and the GPU then has only a name.
+// tableOf returns the table of the GPU in a header. known is false if there is
+// none; the GPU then has only a name.
 func tableOf(h profile.Header, gpu string) (g GPU, known bool) {
 	name := h.GPU
 	switch {
@@ -141,7 +140,7 @@ func tableOf(h profile.Header, gpu string) (g GPU, known bool) {
 	return g, err == nil
 }
 
-// sizeList are a GPU's sizes as a sentence has them.
+// sizeList formats a GPU's sizes for a sentence.
 func sizeList(g GPU) string {
 	if g.Percent {
 		return fmt.Sprintf("1 to %d steps, by shares in percent", g.GPCs)

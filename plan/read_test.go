@@ -34,7 +34,7 @@ func TestProfilesOfAFolderAreKeyedByGPUAndFile(t *testing.T) {
 	for _, pt := range measured["v100"]["mobilenet"].Points {
 		shares[pt.GPCs] = true
 	}
-	// 2, 4 and 6 % of 40 steps are 0.8, 1.6 and 2.4; 10 % are 4.
+	// 2, 4 and 6 % of 40 steps are 0.8, 1.6 and 2.4 steps; 10 % are 4.
 	for _, steps := range []int{1, 2, 3, 4, 40} {
 		if !shares[steps] {
 			t.Errorf("mobilenet has no point at %d steps", steps)
@@ -129,7 +129,7 @@ func TestPlanIsReadAsItWasWritten(t *testing.T) {
 	if err := pl.Write(&first); err != nil {
 		t.Fatal(err)
 	}
-	again, err := plan.Read(strings.NewReader("\ufeff"+first.String()), "old.json") // some editors put the mark in front
+	again, err := plan.Read(strings.NewReader("\ufeff"+first.String()), "old.json") // some editors write the mark
 	if err != nil {
 		t.Fatal(err)
 	}

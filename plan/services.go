@@ -12,13 +12,13 @@ import (
 	"unicode/utf8"
 )
 
-// A FileError says where in a file something is wrong, what, and what would be
+// A FileError is a fault in a file: its position, what is wrong, and what would be
 // right.
 type FileError struct {
 	// File is the file's name as the caller gave it.
 	File string
-	// Line and Column count from 1, columns in bytes; 0 where the file as a whole
-	// is meant.
+	// Line and Column count from 1, columns in bytes. They are 0 if the fault is in
+	// the file as a whole.
 	Line, Column int
 	Err          error
 }
@@ -32,26 +32,26 @@ func (e *FileError) Error() string {
 
 func (e *FileError) Unwrap() error { return e.Err }
 
-// The columns of a services file. The first three must be there.
+// The columns of a services file. The first three are required.
 var serviceColumns = []string{"model", "rate_rps", "slo_ms", "service", "scenario"}
 
 const requiredColumns = 3
 
-// mostRPS is a rate for some hundred thousand GPUs: what is above it is a slip, and
-// would be planned until the memory is full.
+// mostRPS is a rate for some hundred thousand GPUs. A higher rate is a typing
+// error, and planning it would exhaust the memory.
 const mostRPS = 1e9
 
-// ReadServices reads services from CSV: a header with the columns model,
-// rate_rps and slo_ms, and optionally service (a name; the model's if the
-// column is missing or the field is empty) and scenario, in any order. Where
-// the file has more than one scenario, scenario picks one; "" is allowed where
-// it has one or none. File is the file's name for errors, which are all
-// *FileError.
+// ReadServices reads services from CSV. The header has the columns model, rate_rps
+// and slo_ms, and optionally service and scenario, in any order. service is a name;
+// if the column is missing or the field is empty, the name is the model's. If the
+// file has more than one scenario, scenario selects one; otherwise it may be "".
+// file is the file's name for errors, which are all *FileError.
 //
-// It refuses an unknown, missing or doubled column, a row of another length, a
-// rate or SLO that is no number above 0, a rate beyond all GPUs, an empty model,
-// control characters in a name or one that is not UTF-8, the same service twice in
-// a scenario, a scenario that is not there, and a file without services. Rows of other scenarios are checked too.
+// It refuses an unknown, missing or duplicate column, a row of another length, and
+// a rate or SLO that is not a number above 0. It refuses a rate beyond all GPUs, an
+// empty model, a name that has control characters or is not UTF-8, and a service
+// that occurs twice in a scenario. It refuses an unknown scenario and a file
+// without services. It also checks the rows of other scenarios.
 func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 	t, err := readTable(r, file, serviceColumns, requiredColumns)
 	if err != nil {
@@ -101,14 +101,14 @@ func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 	return services, nil
 }
 
-// serviceRow is a service and its scenario; named is the column that it has its name from.
+// serviceRow is a service and its scenario. named is the column that its name comes
+// from.
 type serviceRow struct {
 	scenario string
 	service  Service
 	named    string
 }
 
-// readService reads a row of a services file.
 func readService(t *csvTable) (r serviceRow, err error) {
 	s := Service{Name: t.text("service"), Model: t.text("model")}
 	in := t.text("scenario")
@@ -131,7 +131,7 @@ func readService(t *csvTable) (r serviceRow, err error) {
 		switch text := t.text(column); {
 		case strings.ContainsFunc(text, unicode.IsControl):
 			return r, t.fail(column, "%s %q: want no control characters in a name", column, text)
-		case !utf8.ValidString(text): // JSON would have another one
+		case !utf8.ValidString(text): // encoding as JSON would change it
 			return r, t.fail(column, "%s %q: want a name in UTF-8", column, text)
 		}
 	}
@@ -142,7 +142,7 @@ func readService(t *csvTable) (r serviceRow, err error) {
 	return r, nil
 }
 
-// csvTable reads a CSV file with a header row by row, and knows where it is.
+// csvTable reads a CSV file with a header row by row, and tracks its position.
 type csvTable struct {
 	file   string
 	reader *csv.Reader
@@ -152,8 +152,8 @@ type csvTable struct {
 	err    error
 }
 
-// readTable reads the header. Columns are those there may be, of which the
-// first required must be there.
+// readTable reads the header. columns are the allowed columns, of which the first
+// required ones must be present.
 func readTable(r io.Reader, file string, columns []string, required int) (*csvTable, error) {
 	t := &csvTable{file: file, reader: csv.NewReader(r), column: map[string]int{}}
 	t.reader.FieldsPerRecord = -1
@@ -190,7 +190,8 @@ func readTable(r io.Reader, file string, columns []string, required int) (*csvTa
 	return t, nil
 }
 
-// next reads a row; false at the end or on an error, which is in err.
+// next reads a row. It returns false at the end or on an error, which it stores in
+// err.
 func (t *csvTable) next() bool {
 	fields, err := t.reader.Read()
 	if errors.Is(err, io.EOF) {
@@ -212,7 +213,7 @@ func (t *csvTable) next() bool {
 
 func (t *csvTable) has(name string) bool { _, ok := t.column[name]; return ok }
 
-// text is a field of the row, "" where there is no such column.
+// text returns a field of the row, "" if there is no such column.
 func (t *csvTable) text(name string) string {
 	i, ok := t.column[name]
 	if !ok {
@@ -221,13 +222,13 @@ func (t *csvTable) text(name string) string {
 	return strings.TrimSpace(t.fields[i])
 }
 
-// fail is an error at a field of the row.
+// fail returns an error at a field of the row.
 func (t *csvTable) fail(name, format string, args ...any) error {
 	line, col := t.reader.FieldPos(t.column[name])
 	return &FileError{t.file, line, col, fmt.Errorf(format, args...)}
 }
 
-// positive is a field that is a number above 0, in a unit.
+// positive returns a field that must be a number above 0. unit is for the error.
 func (t *csvTable) positive(name, unit string) (float64, error) {
 	text := t.text(name)
 	x, err := strconv.ParseFloat(text, 64)
@@ -237,7 +238,7 @@ func (t *csvTable) positive(name, unit string) (float64, error) {
 	return x, nil
 }
 
-// wrap gives the place that encoding/csv found an error at.
+// wrap adds the position that encoding/csv reports for an error.
 func (t *csvTable) wrap(err error) error {
 	var at *csv.ParseError
 	if errors.As(err, &at) {

@@ -61,8 +61,8 @@ func TestEveryTableIsSound(t *testing.T) {
 	}
 }
 
-// fit is the largest sum of GPCs from a slot on that the table allows, of a GPU
-// with MIG.
+// fit returns the largest sum of GPCs that the table of a GPU with MIG allows
+// from a slot on.
 func fit(g plan.GPU, slot, gpcs int) int {
 	if g.Percent || slot >= g.Slots {
 		return gpcs
@@ -99,7 +99,7 @@ func TestDevicesAreKnownByTheDriversNames(t *testing.T) {
 	}
 }
 
-// On the H200, whose steps are two of 132 multiprocessors, 10 % are 6.6 steps.
+// The H200's steps are two of 132 multiprocessors, so 10 % are 6.6 steps.
 func TestStepsCoverTheirPercentage(t *testing.T) {
 	h200 := lookup(t, "h200-141-mps")
 	for percent, steps := range map[float64]int{0: 0, -1: 0, 101: 0, 0.1: 1, 10: 7, 30: 20, 50: 33, 100: 66} {
@@ -193,7 +193,7 @@ func TestSlackAndFragmentationAreTheSegments(t *testing.T) {
 	if pl.GPUs != 2 || pl.GPCs != 9 || pl.GPUModel != "a100-80" || pl.SMsPerGPU["a100-80"] != 98 {
 		t.Errorf("%d GPUs, %d GPCs on %s of %v SMs", pl.GPUs, pl.GPCs, pl.GPUModel, pl.SMsPerGPU)
 	}
-	// Service a reaches 200 and carries 150: its 84 SMs are three quarters busy;
+	// Service a reaches 200 and carries 150: its 84 SMs are three quarters busy.
 	// b's 42 are half busy. 126 of 196 SMs are in segments.
 	if want := 1 - (84*0.75+42*0.5)/126; math.Abs(pl.InternalSlack-want) > 1e-12 {
 		t.Errorf("slack %v, want %v", pl.InternalSlack, want)
