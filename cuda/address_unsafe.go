@@ -2,19 +2,19 @@ package cuda
 
 import "unsafe"
 
-// Bytes is n bytes at an address as a slice, for interfaces that carry slices.
-// Go must not read or write it unless it is host memory (AllocateHost, a
-// registered mapping). The garbage collector knows nothing of it.
+// Bytes returns n bytes at an address as a slice, for interfaces that carry slices. Go
+// must not read or write it unless it is host memory (AllocateHost, a registered
+// mapping). The garbage collector does not know this memory.
 func Bytes(p Pointer, n int) []byte {
 	if p == 0 {
 		return nil
 	}
 	address := uintptr(p)
-	// Through a pointer to the word, since the address is none that Go gave.
+	// Convert through a pointer to the address, as the address does not come from Go.
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&address)), n)
 }
 
-// At is the address of a slice's first byte, 0 of a slice without memory. The
-// memory is not of Go's heap: it is what Bytes or AllocateHost returned or lies
-// in a mapping.
+// At returns the address of a slice's first byte, 0 for a slice without memory. The
+// memory must not be in Go's heap: it comes from Bytes or AllocateHost, or is in a
+// mapping.
 func At(mem []byte) Pointer { return Pointer(uintptr(unsafe.Pointer(unsafe.SliceData(mem)))) }

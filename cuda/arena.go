@@ -5,10 +5,10 @@ import (
 	"fmt"
 )
 
-// Arena is device memory with addresses of its own (cuMemAddressReserve,
-// cuMemCreate, cuMemMap) that other processes can map through a file descriptor.
-// It is there, and gone, within a millisecond, and waits for no work on the device,
-// as Free does.
+// Arena is device memory with its own address range (cuMemAddressReserve, cuMemCreate,
+// cuMemMap), which other processes can map through a file descriptor. Making or closing
+// one takes less than a millisecond. Unlike Free, Close does not wait for work on the
+// device.
 type Arena struct {
 	address Pointer
 	bytes   int
@@ -16,10 +16,10 @@ type Arena struct {
 	mapped  bool
 }
 
-// NewArena allocates at least so many bytes, rounded up to the driver's
-// granularity (2 MiB): see Bytes. Kernels of this context read and write it. It
-// is the caller's until Close. Where the driver has no virtual memory
-// (Properties.VirtualMemory) the error is ErrNotSupported.
+// NewArena allocates min bytes bytes, rounded up to the driver's granularity (2 MiB):
+// see Bytes. Kernels of this context may read and write it. The caller owns it until
+// Close. If the driver has no virtual memory (Properties.VirtualMemory), the error is
+// ErrNotSupported.
 func (c *Context) NewArena(bytes int) (*Arena, error) {
 	if bytes <= 0 {
 		return nil, fmt.Errorf("make an arena of %d bytes: %w", bytes, &Error{Op: "cuMemCreate", Code: InvalidValue})
@@ -39,10 +39,10 @@ func (c *Context) NewArena(bytes int) (*Arena, error) {
 	return a, nil
 }
 
-// ImportArena maps the arena whose ExportFD gave the descriptor, in this process
-// or another; bytes is the Bytes of the one that was exported. The descriptor is
-// still the caller's. With readOnly, kernels of this context can only read it.
-// The memory is freed when all who have it have closed it.
+// ImportArena maps an arena that this process or another exported. fd comes from
+// ExportFD, and the caller still owns it. bytes is the exported arena's Bytes. With
+// readOnly, kernels of this context can only read it. The memory is freed when all its
+// users have closed it.
 func (c *Context) ImportArena(fd, bytes int, readOnly bool) (*Arena, error) {
 	if fd < 0 || bytes <= 0 {
 		return nil, fmt.Errorf("import an arena of %d bytes: %w", bytes, &Error{Op: "cuMemImportFromShareableHandle", Code: InvalidValue})
@@ -58,7 +58,7 @@ func (c *Context) ImportArena(fd, bytes int, readOnly bool) (*Arena, error) {
 	return a, nil
 }
 
-// wholePages rounds up to what memory is handed out in.
+// wholePages rounds up to the driver's allocation granularity.
 func (c *Context) wholePages(bytes int) (int, error) {
 	granularity, code := memoryGranularity(c.device.handle)
 	if err := check("cuMemGetAllocationGranularity", code); err != nil {
@@ -68,7 +68,8 @@ func (c *Context) wholePages(bytes int) (int, error) {
 	return (bytes + page - 1) / page * page, nil
 }
 
-// place gives memory an address. It owns memory: on an error it is released.
+// place gives memory an address. It takes ownership of memory, and releases it on an
+// error.
 func (c *Context) place(memory uint64, bytes int, write bool) (*Arena, error) {
 	a := &Arena{memory: memory, bytes: bytes}
 	address, code := memoryReserve(uint64(bytes))
@@ -89,12 +90,11 @@ func (c *Context) place(memory uint64, bytes int, write bool) (*Arena, error) {
 // Pointer is the arena's first address.
 func (a *Arena) Pointer() Pointer { return a.address }
 
-// Bytes is how much memory it has.
+// Bytes is the arena's size.
 func (a *Arena) Bytes() int { return a.bytes }
 
-// ExportFD returns a new file descriptor, the caller's to close, that other
-// processes ImportArena once it was sent to them over a Unix socket. It keeps
-// the memory alive.
+// ExportFD returns a new file descriptor, which the caller closes. Other processes that
+// receive it over a Unix socket pass it to ImportArena. It keeps the memory alive.
 func (a *Arena) ExportFD() (int, error) {
 	fd, code := memoryExportFD(a.memory)
 	if err := check("cuMemExportToShareableHandle", code); err != nil {
@@ -103,8 +103,8 @@ func (a *Arena) ExportFD() (int, error) {
 	return int(fd), nil
 }
 
-// Close unmaps the arena and gives back memory and addresses. Nothing that uses
-// it is in flight any more.
+// Close unmaps the arena and releases the memory and the addresses. No work in flight
+// may use it.
 func (a *Arena) Close() error {
 	var errs []error
 	if a.mapped {

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// alignedBytes is n bytes of zeros at a multiple of 16.
+// alignedBytes returns n zero bytes at a multiple of 16.
 func alignedBytes(n int) []byte {
 	blocks := make([][2]uint64, n/16+1)
 	all := unsafe.Slice((*byte)(unsafe.Pointer(&blocks[0])), len(blocks)*16)
@@ -13,7 +13,8 @@ func alignedBytes(n int) []byte {
 	return all[skip : int(skip)+n]
 }
 
-// word is argument i as a T, in the machine's byte order, which is the device's.
+// word returns argument i as a T, in the machine's byte order, which is also the
+// device's.
 func word[T uint32 | int32 | float32 | uint64](a *Args, i int) *T {
 	var t T
 	if int(a.sizes[i]) != int(unsafe.Sizeof(t)) {

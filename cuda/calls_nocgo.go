@@ -2,10 +2,10 @@
 
 package cuda
 
-// The crossings of calls_unsafe.go in a build without cgo: load finds nothing, and
-// every other answers noCgo, which is ErrNoCgo.
+// The functions of calls_unsafe.go in a build without cgo. load finds no library, and
+// all others return noCgo, which becomes ErrNoCgo.
 
-// What load found.
+// Results of load.
 const (
 	loadedLibrary = iota
 	noLibrary

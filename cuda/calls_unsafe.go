@@ -2,9 +2,8 @@
 
 package cuda
 
-// Every crossing into C is here: one function a driver call, which returns the
-// driver's code last. calls_nocgo.go has the same functions for a build without
-// cgo.
+// This file has all calls into C: one function per driver call, which returns the
+// driver's code last. calls_nocgo.go has the same functions for a build without cgo.
 
 /*
 #cgo LDFLAGS: -ldl
@@ -25,7 +24,7 @@ import "C"
 
 import "unsafe"
 
-// What load found.
+// Results of load.
 const (
 	loadedLibrary = C.PCU_LOADED
 	noLibrary     = C.PCU_NO_LIBRARY
@@ -309,8 +308,8 @@ func graphExecDestroy(executable uint64) int32 {
 
 func graphClone(graph uint64) (uint64, int32) { return first(C.pcu_graph_clone(C.uint64_t(graph))) }
 
-// graphNodes fills nodes and returns how many it filled, or with no nodes how many
-// there are.
+// graphNodes fills nodes and returns how many it filled. If nodes is empty it returns
+// how many there are.
 func graphNodes(graph uint64, nodes []uint64) (uint64, int32) {
 	return first(C.pcu_graph_nodes(C.uint64_t(graph), (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(nodes))), C.uint64_t(len(nodes))))
 }
@@ -319,7 +318,7 @@ func graphNodeType(node uint64) (uint64, int32) {
 	return first(C.pcu_graph_node_type(C.uint64_t(node)))
 }
 
-// cNode is a kernelNode, whose layout is the C struct's.
+// cNode converts a kernelNode, which has the layout of the C struct.
 func cNode(k *kernelNode) *C.pcu_kernel_node { return (*C.pcu_kernel_node)(unsafe.Pointer(k)) }
 
 func kernelNodeGet(node uint64) (k kernelNode, code int32) {
@@ -355,14 +354,14 @@ func setNodeGet(node uint64) (address, bytes uint64, code int32) {
 	return uint64(s.address), uint64(s.bytes), int32(s.code)
 }
 
-// symbol is the address of the driver's function, 0 where there is none.
+// symbol returns the address of the driver's function, 0 if there is none.
 func symbol(name string) uint64 {
 	text := C.CString(name)
 	defer C.free(unsafe.Pointer(text))
 	return uint64(C.pcu_symbol(text))
 }
 
-// cResource is a resource, whose layout is the C struct's.
+// cResource converts a resource, which has the layout of the C struct.
 func cResource(r *resource) *C.pcu_resource { return (*C.pcu_resource)(unsafe.Pointer(r)) }
 
 func resourceSMs(r resource) (sms, smallest int) {
@@ -380,15 +379,15 @@ func greenResource(green uint64) (r resource, code int32) {
 	return r, code
 }
 
-// resourceSplit fills groups, or with no groups says how many there would be.
+// resourceSplit fills groups. If groups is empty it returns how many there would be.
 func resourceSplit(whole resource, smallest int, groups []resource) (count int, rest resource, code int32) {
 	w := C.pcu_resource_split(cResource(&whole), C.uint(smallest),
 		(*C.pcu_resource)(unsafe.Pointer(unsafe.SliceData(groups))), C.uint32_t(len(groups)), cResource(&rest))
 	return int(w.value), rest, int32(w.code)
 }
 
-// greenCreate takes at least one group; symbol is the driver's function that the
-// code is of.
+// greenCreate takes at least one group. symbol is the driver's function that returned
+// the code.
 func greenCreate(device int32, groups []resource) (green uint64, symbol string, code int32) {
 	var step C.int32_t
 	w := C.pcu_green_create(C.int(device), cResource(&groups[0]), C.uint32_t(len(groups)), &step)

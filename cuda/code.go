@@ -9,7 +9,7 @@ import (
 // Code is a CUresult.
 type Code int32
 
-// The codes that this package gives a meaning to (cuda.h, CUresult).
+// The codes that this package handles specially (cuda.h, CUresult).
 const (
 	InvalidValue        Code = 1
 	OutOfMemory         Code = 2
@@ -24,7 +24,7 @@ const (
 	InvalidClusterSize  Code = 912
 )
 
-// codes are CUresult's names without CUDA_ERROR_, and what they mean.
+// codes maps a CUresult to its name without CUDA_ERROR_, and its meaning.
 var codes = map[Code]struct{ name, text string }{
 	1:   {"INVALID_VALUE", "an argument is out of its range"},
 	2:   {"OUT_OF_MEMORY", "out of memory"},
@@ -131,50 +131,50 @@ func (c Code) String() string {
 	return fmt.Sprintf("CUresult(%d)", int32(c))
 }
 
-// Lost says whether the code is one after which no call of this process will
-// succeed: cuda.h says of these that the process is left in an inconsistent
-// state and must be ended, or the device or the MPS server is gone.
+// Lost reports whether no call of this process will succeed after this code. After some
+// of them, cuda.h says, the process is in an inconsistent state and must be terminated.
+// After the others the device or the MPS server is gone.
 func (c Code) Lost() bool {
 	switch c {
-	case 214, 220, 226, // the hardware
-		700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, // a kernel
-		805, 806, 807, 810: // MPS
+	case 214, 220, 226, // from the hardware
+		700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, // from a kernel
+		805, 806, 807, 810: // from MPS
 		return true
 	}
 	return false
 }
 
-// What an *Error can be, for errors.Is.
+// The sentinels that an *Error matches with errors.Is.
 var (
-	// ErrOutOfMemory is returned when the device, or the host for pinned memory,
-	// has not the memory.
+	// ErrOutOfMemory is returned if the device, or the host for pinned memory, does not
+	// have enough memory.
 	ErrOutOfMemory = errors.New("cuda: out of memory")
-	// ErrLost is returned when the device or the MPS server failed this process
-	// for good; see Code.Lost. The process must end.
+	// ErrLost is returned if the device or the MPS server has failed permanently for
+	// this process; see Code.Lost. The process must end.
 	ErrLost = errors.New("cuda: the device is lost to this process")
-	// ErrServer is the part of ErrLost that is the MPS server's doing: it failed, or was
-	// killed. No kernel of anybody's is to blame.
+	// ErrServer is the part of ErrLost that the MPS server causes: it failed, or was
+	// killed. No process's kernel is the cause.
 	ErrServer = errors.New("cuda: the MPS server failed")
-	// ErrTooFewSMs is returned when a kernel's blocks must run together (a thread block
-	// cluster, a cooperative launch) and the multiprocessors of the stream, few or lying
-	// apart, do not hold them. With more of them it may run.
+	// ErrTooFewSMs is returned if a kernel's blocks must run together (a thread block
+	// cluster, a cooperative launch) and do not fit. The stream has too few
+	// multiprocessors, or they are too far apart. With more of them the kernel may run.
 	ErrTooFewSMs = errors.New("cuda: too few multiprocessors for the kernel")
-	// ErrNotReady is returned when what was asked for is not done yet.
+	// ErrNotReady is returned if the work is not complete yet.
 	ErrNotReady = errors.New("cuda: not ready")
-	// ErrNotSupported is returned when the device, the driver or the way in which
-	// something was made does not allow the call; a *SymbolError is one too.
+	// ErrNotSupported is returned if the device, the driver or the way in which an
+	// object was made does not allow the call. A *SymbolError matches it as well.
 	ErrNotSupported = errors.New("cuda: not supported")
-	// ErrNoDevice is returned when there is no device, or none of that name.
+	// ErrNoDevice is returned if there is no device, or none of that name.
 	ErrNoDevice = errors.New("cuda: no such device")
 )
 
-// What Open finds missing.
+// Errors of Open.
 var (
 	// ErrNoDriver is returned when libcuda.so.1 cannot be loaded.
 	ErrNoDriver = errors.New("cuda: no driver library")
 	// ErrNoSymbol is returned when the library lacks a function.
 	ErrNoSymbol = errors.New("cuda: the driver library lacks a function")
-	// ErrNoCgo is returned by everything in a build without cgo.
+	// ErrNoCgo is returned by every function in a build without cgo.
 	ErrNoCgo = errors.New("cuda: this build has no cgo, which the driver is called with: build with CGO_ENABLED=1 and a C compiler")
 )
 
@@ -184,7 +184,7 @@ type Error struct {
 	Code Code
 }
 
-// Error is like "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".
+// Error returns a text like "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory".
 func (e *Error) Error() string {
 	text := fmt.Sprintf("%s: %v (%d)", e.Op, e.Code, int32(e.Code))
 	if known, ok := codes[e.Code]; ok {
@@ -193,7 +193,7 @@ func (e *Error) Error() string {
 	return text
 }
 
-// Is compares with the sentinels, by code.
+// Is compares the code with those of the sentinels.
 func (e *Error) Is(target error) bool {
 	switch target {
 	case ErrOutOfMemory:
@@ -214,8 +214,8 @@ func (e *Error) Is(target error) bool {
 	return false
 }
 
-// SymbolError is a call of a function that the driver library lacks: the driver
-// is older than what was asked for.
+// SymbolError is a call of a function that the driver library lacks: the driver is too
+// old for it.
 type SymbolError struct {
 	Symbol  string // with its version: "cuMemAlloc_v2"
 	Library string // its path
@@ -225,18 +225,18 @@ func (e *SymbolError) Error() string {
 	return fmt.Sprintf("%s has no %s: the driver is too old for it", e.Library, e.Symbol)
 }
 
-// Is makes it ErrNoSymbol and ErrNotSupported.
+// Is matches ErrNoSymbol and ErrNotSupported.
 func (e *SymbolError) Is(target error) bool {
 	return target == ErrNoSymbol || target == ErrNotSupported
 }
 
-// What a crossing answers beside the driver's codes.
+// Results of a call in addition to the driver's codes.
 const (
 	missing = -1 // PCU_MISSING: the library has no such symbol
-	noCgo   = -2 // this build cannot call it
+	noCgo   = -2 // this build cannot call C
 )
 
-// check makes an error of what the driver's function symbol answered.
+// check turns the result of the driver's function symbol into an error.
 func check(symbol string, code int32) error {
 	if code == 0 {
 		return nil

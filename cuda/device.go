@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Device is one GPU that this process can see. It is a plain value: it holds
-// nothing open, and two of the same GPU are equal.
+// Device is one GPU that this process can see. It is a plain value without open
+// resources, and two values of the same GPU are equal.
 type Device struct {
 	ordinal int
 	handle  int32
@@ -16,7 +16,7 @@ type Device struct {
 }
 
 // Devices lists the GPUs that this process can see (CUDA_VISIBLE_DEVICES), in the
-// driver's order. It makes no context. Any goroutine.
+// driver's order. It makes no context. Any goroutine may call it.
 func Devices() ([]Device, error) {
 	if err := Open(); err != nil {
 		return nil, err
@@ -45,9 +45,9 @@ func Devices() ([]Device, error) {
 	return devices, nil
 }
 
-// Find returns the device of a name: "cuda" is the first, "cuda:1" the second, and
-// any other name is a UUID, "GPU-…", or the beginning of just one. The error where
-// there is none, which is ErrNoDevice, lists what there is.
+// Find returns the device with a name. "cuda" is the first, "cuda:1" the second. Any
+// other name is a UUID, "GPU-…", or a unique prefix of one. If there is no such
+// device, the error is ErrNoDevice and lists the devices.
 func Find(name string) (Device, error) {
 	devices, err := Devices()
 	if err != nil {
@@ -90,49 +90,49 @@ func list(devices []Device) string {
 	return strings.Join(texts, ", ")
 }
 
-// Ordinal is the device's place among those that this process can see.
+// Ordinal is the device's index among those that this process can see.
 func (d Device) Ordinal() int { return d.ordinal }
 
-// UUID names the GPU in every process: "GPU-" and 32 hexadecimal digits in five
-// groups, as nvidia-smi writes it.
+// UUID identifies the GPU in every process. It is "GPU-" and 32 hexadecimal digits in
+// five groups, as in nvidia-smi.
 func (d Device) UUID() string { return d.uuid }
 
-// Name is the product: "NVIDIA H200".
+// Name is the product name: "NVIDIA H200".
 func (d Device) Name() string { return d.name }
 
-// String is like "cuda:0 GPU-… (NVIDIA H200)".
+// String returns a text like "cuda:0 GPU-… (NVIDIA H200)".
 func (d Device) String() string { return fmt.Sprintf("cuda:%d %s (%s)", d.ordinal, d.uuid, d.name) }
 
-// Properties are what a device is and can do.
+// Properties describe a device and its capabilities.
 type Properties struct {
-	// SMs counts the multiprocessors that this process sees: all of the device's,
+	// SMs is the number of multiprocessors that this process sees: all of the device's,
 	// or under MPS those of its percentage.
 	SMs         int
 	MemoryBytes int64
 	// Major and Minor are the compute capability: 9.0 on Hopper.
 	Major, Minor int
 	L2Bytes      int
-	// ThreadsPerSM is how many threads can be resident on one multiprocessor.
+	// ThreadsPerSM is the max number of resident threads on one multiprocessor.
 	ThreadsPerSM int
-	// ClockKHz is the highest clock of the multiprocessors.
+	// ClockKHz is the max clock of the multiprocessors.
 	ClockKHz int
-	// CanMapHost says that kernels can read pinned host memory.
+	// CanMapHost: kernels can read pinned host memory.
 	CanMapHost bool
-	// UnifiedAddressing says that an address means the same on both sides.
+	// UnifiedAddressing: an address means the same to the CPU and the GPU.
 	UnifiedAddressing bool
-	// HostRegister says that Register works, ReadOnlyHostRegister that it works on
-	// read-only mappings, HostPointer that registered memory has the same address
-	// on both sides.
+	// HostRegister: Register works. ReadOnlyHostRegister: it works on read-only
+	// mappings. HostPointer: registered memory has the same address for the CPU and the
+	// GPU.
 	HostRegister, ReadOnlyHostRegister, HostPointer bool
-	// PageableAccess says that kernels can read host memory that nobody registered.
+	// PageableAccess: kernels can read host memory that is not registered.
 	PageableAccess bool
-	// VirtualMemory says that Arena works, FileHandles that it can be exported.
+	// VirtualMemory: Arena works. FileHandles: an Arena can be exported.
 	VirtualMemory, FileHandles bool
-	// MPS says that contexts of this process are clients of an MPS server.
+	// MPS: contexts of this process are clients of an MPS server.
 	MPS bool
 }
 
-// Properties asks the driver. It makes no context. Any goroutine.
+// Properties queries the driver. It makes no context. Any goroutine may call it.
 func (d Device) Properties() (Properties, error) {
 	if err := Open(); err != nil {
 		return Properties{}, err
@@ -140,8 +140,8 @@ func (d Device) Properties() (Properties, error) {
 	var first error
 	ask := func(attribute int32) int {
 		value, code := deviceAttribute(d.handle, attribute)
-		// A driver refuses attributes that are younger than itself: those the
-		// device does not have.
+		// A driver refuses attributes that are newer than itself. The device does not
+		// have those.
 		if err := check("cuDeviceGetAttribute", code); err != nil && Code(code) != InvalidValue && first == nil {
 			first = err
 		}

@@ -1,14 +1,14 @@
 package cuda
 
-// What the tests outside the package use of its inside.
+// Internals of the package for the external tests.
 
-// NewDevice is a device that is nowhere.
+// NewDevice returns a device that does not exist.
 func NewDevice(ordinal int, uuid, name string) Device {
 	return Device{ordinal: ordinal, uuid: uuid, name: name}
 }
 
-// FindIn is Find among other devices.
+// FindIn is Find among the given devices.
 func FindIn(name string, devices ...Device) (Device, error) { return find(name, devices) }
 
-// ReadyTimeout is how long Open waits for an MPS server.
+// ReadyTimeout is the max time that Open waits for an MPS server.
 const ReadyTimeout = readyTimeout

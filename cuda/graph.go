@@ -1,27 +1,27 @@
 package cuda
 
-// Graph is work that was captured from a stream, to be launched as a whole. One
-// goroutine at a time: graphs are not for use by several threads at once.
+// Graph is work that was captured from a stream, to be launched as a whole. Only one
+// goroutine at a time may use it.
 type Graph struct{ handle uint64 }
 
-// GraphOf is a graph that somebody else made, and owns, by its CUgraph.
+// GraphOf wraps a CUgraph that other code made and owns.
 func GraphOf(handle uintptr) *Graph { return &Graph{uint64(handle)} }
 
 // Handle is the CUgraph.
 func (g *Graph) Handle() uintptr { return uintptr(g.handle) }
 
-// Capture begins a capture: what is queued on s from here on is not done but
-// becomes a graph. The mode is CUDA's thread-local one: until EndCapture, which
-// the same thread calls, this thread must not call what CUDA calls unsafe
-// (Allocate, Free, Synchronize of s and the like; the driver refuses and the
-// capture is broken), while other threads may.
+// Capture begins a capture: work that is queued on s is not done, but becomes part of a
+// graph. The mode is CUDA's thread-local one. The same thread must call EndCapture.
+// Until then it must not make calls that CUDA considers unsafe, such as Allocate, Free
+// and Synchronize of s. The driver refuses them, and the capture is broken. Other
+// threads may make such calls.
 func (s Stream) Capture() error {
 	return check("cuStreamBeginCapture_v2", captureBegin(s.handle, captureThreadLocal))
 }
 
-// EndCapture ends the capture and returns what it made, the caller's until
-// Destroy. Where the capture was broken it returns an error; the stream serves
-// again either way.
+// EndCapture ends the capture and returns the graph, which the caller owns until
+// Destroy. If the capture was broken it returns an error. The stream is usable again
+// either way.
 func (s Stream) EndCapture() (*Graph, error) {
 	handle, code := captureEnd(s.handle)
 	if err := check("cuStreamEndCapture", code); err != nil {
@@ -33,8 +33,8 @@ func (s Stream) EndCapture() (*Graph, error) {
 	return &Graph{handle}, nil
 }
 
-// Instantiate makes the graph ready to be launched: the caller's until Destroy,
-// and of its own from here on (the graph may be destroyed).
+// Instantiate makes an executable of the graph. The caller owns it until Destroy. It no
+// longer depends on the graph, which may be destroyed.
 func (g *Graph) Instantiate() (*Executable, error) {
 	handle, code := graphInstantiate(g.handle)
 	if err := check("cuGraphInstantiateWithFlags", code); err != nil {
@@ -43,11 +43,11 @@ func (g *Graph) Instantiate() (*Executable, error) {
 	return &Executable{handle}, nil
 }
 
-// Destroy gives the graph back.
+// Destroy releases the graph.
 func (g *Graph) Destroy() error { return check("cuGraphDestroy", graphDestroy(g.handle)) }
 
-// Executable is a graph that can be launched. Launches of one executable are done
-// one after the other, on whatever streams. One goroutine at a time.
+// Executable is a graph that can be launched. Launches of one executable run one after
+// the other, even on several streams. Only one goroutine at a time may use it.
 type Executable struct{ handle uint64 }
 
 // Launch queues the whole graph on s. It allocates nothing.
@@ -55,18 +55,19 @@ func (e *Executable) Launch(s Stream) error {
 	return check("cuGraphLaunch", graphLaunch(e.handle, s.handle))
 }
 
-// Upload queues on s what a first Launch would do beforehand, without running it.
+// Upload queues on s the preparation that a first Launch would do, without running the
+// graph.
 func (e *Executable) Upload(s Stream) error {
 	return check("cuGraphUpload", graphUpload(e.handle, s.handle))
 }
 
-// Destroy gives the executable back; a launch in flight still ends.
+// Destroy releases the executable. A launch in flight still completes.
 func (e *Executable) Destroy() error { return check("cuGraphExecDestroy", graphExecDestroy(e.handle)) }
 
 // nodeType is a CUgraphNodeType.
 type nodeType int
 
-// What a capture of copies and kernels is made of.
+// The nodes in a capture of copies and kernels.
 const (
 	nodeKernel nodeType = 0
 	nodeCopy   nodeType = 1
@@ -76,9 +77,9 @@ const (
 	nodeEmpty  nodeType = 5
 )
 
-// kernelNode is CUDA_KERNEL_NODE_PARAMS: function or kernel, and context, are
-// handles; parameters and extra are addresses that belong to the node they were
-// read from, and are good until it is changed or destroyed.
+// kernelNode is CUDA_KERNEL_NODE_PARAMS. function, kernel and context are handles.
+// parameters and extra are addresses that belong to the node they were read from. They
+// are valid until that node is changed or destroyed.
 type kernelNode struct {
 	function                           uint64
 	grid, block                        [3]uint32
@@ -86,7 +87,7 @@ type kernelNode struct {
 	parameters, extra, kernel, context uint64
 }
 
-// clone copies the graph; the nodes of the copy are its own.
+// clone copies the graph and its nodes.
 func (g *Graph) clone() (*Graph, error) {
 	handle, code := graphClone(g.handle)
 	if err := check("cuGraphClone", code); err != nil {
@@ -95,7 +96,7 @@ func (g *Graph) clone() (*Graph, error) {
 	return &Graph{handle}, nil
 }
 
-// nodes returns the graph's nodes, in no order.
+// nodes returns the graph's nodes, in no particular order.
 func (g *Graph) nodes() ([]uint64, error) {
 	count, code := graphNodes(g.handle, nil)
 	if err := check("cuGraphGetNodes", code); err != nil || count == 0 {
@@ -117,43 +118,43 @@ func kernelOfNode(node uint64) (kernelNode, error) {
 	return k, check("cuGraphKernelNodeGetParams_v2", code)
 }
 
-// setKernelOfNode changes a kernel node of a graph that was not instantiated yet.
+// setKernelOfNode changes a kernel node of a graph that has not been instantiated.
 func setKernelOfNode(node uint64, k kernelNode) error {
 	return check("cuGraphKernelNodeSetParams_v2", kernelNodeSet(node, k))
 }
 
-// setKernel changes, in the executable, what the node of the graph that it was
-// instantiated from became.
+// setKernel changes a kernel in the executable. node is a node of the graph from which
+// the executable was instantiated.
 func (e *Executable) setKernel(node uint64, k kernelNode) error {
 	return check("cuGraphExecKernelNodeSetParams_v2", execKernelNodeSet(e.handle, node, k))
 }
 
-// functionOfKernel is the CUfunction of a CUkernel in the thread's context.
+// functionOfKernel returns the CUfunction of a CUkernel in the thread's context.
 func functionOfKernel(kernel uint64) (uint64, error) {
 	function, code := kernelFunction(kernel)
 	return function, check("cuKernelGetFunction", code)
 }
 
-// name is the kernel's name in its module.
+// name returns the kernel's name in its module.
 func (f Function) name() (string, error) {
 	name, code := functionName(f.handle)
 	return name, check("cuFuncGetName", code)
 }
 
-// module is the CUmodule that the kernel is in.
+// module returns the CUmodule of the kernel.
 func (f Function) module() (uint64, error) {
 	module, code := functionModule(f.handle)
 	return module, check("cuFuncGetModule", code)
 }
 
-// context is the CUcontext of a stream, which is its green context's own where it
-// has one.
+// context returns the CUcontext of a stream. A stream of a green context has that
+// context's own.
 func (s Stream) context() (uint64, error) {
 	context, code := streamContext(s.handle)
 	return context, check("cuStreamGetCtx", code)
 }
 
-// green is the CUgreenCtx of a stream, 0 where it has none.
+// green returns the CUgreenCtx of a stream, 0 if it has none.
 func (s Stream) green() (uint64, error) {
 	green, code := streamGreen(s.handle)
 	return green, check("cuStreamGetGreenCtx", code)

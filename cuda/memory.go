@@ -2,12 +2,11 @@ package cuda
 
 import "fmt"
 
-// Pointer is an address that the device can use: device memory, or host memory
-// that is pinned.
+// Pointer is an address that the device can use: device memory, or pinned host memory.
 type Pointer uint64
 
-// Allocate returns memory of the device, at least 256-byte aligned, not zeroed.
-// It is the caller's until Free. ErrOutOfMemory where there is not enough.
+// Allocate returns device memory, aligned to at least 256 bytes, not zeroed. The caller
+// owns it until Free. If there is not enough, the error is ErrOutOfMemory.
 func (c *Context) Allocate(bytes int) (Pointer, error) {
 	if bytes <= 0 {
 		return 0, fmt.Errorf("allocate %d bytes: %w", bytes, &Error{Op: "cuMemAlloc", Code: InvalidValue})
@@ -19,20 +18,20 @@ func (c *Context) Allocate(bytes int) (Pointer, error) {
 	return Pointer(p), nil
 }
 
-// Free gives back what Allocate returned. It waits until all that this process has
-// on the device is done; Arena.Close does not.
+// Free releases memory from Allocate. It waits for all of this process's work on the
+// device; Arena.Close does not.
 func (c *Context) Free(p Pointer) error { return check("cuMemFree_v2", memoryFree(uint64(p))) }
 
-// Flags of cuMemHostAlloc and cuMemHostRegister, which are the same.
+// Flags of cuMemHostAlloc and of cuMemHostRegister, which use the same values.
 const (
 	hostPortable  = 0x1
 	hostDeviceMap = 0x2
 	hostReadOnly  = 0x8
 )
 
-// AllocateHost returns pinned host memory, zeroed or not, that the device reads
-// and writes at the same address (At) in every context. It is the caller's until
-// FreeHost; the garbage collector knows nothing of it.
+// AllocateHost returns pinned host memory, which may not be zeroed. The device reads
+// and writes it at the same address (At) in every context. The caller owns it until
+// FreeHost. The garbage collector does not know it.
 func (c *Context) AllocateHost(bytes int) ([]byte, error) {
 	if bytes <= 0 {
 		return nil, fmt.Errorf("allocate %d bytes of pinned memory: %w", bytes, &Error{Op: "cuMemHostAlloc", Code: InvalidValue})
@@ -44,18 +43,18 @@ func (c *Context) AllocateHost(bytes int) ([]byte, error) {
 	return Bytes(Pointer(p), bytes), nil
 }
 
-// FreeHost gives back what AllocateHost returned, the whole slice. It waits until
-// all that this process has on the device is done.
+// FreeHost releases the whole slice from AllocateHost. It waits for all of this
+// process's work on the device.
 func (c *Context) FreeHost(mem []byte) error {
 	return check("cuMemFreeHost", memoryFreeHost(uint64(At(mem))))
 }
 
-// Register pins host memory that is there already (a mapping: never memory of
-// Go's heap) and returns the address at which the device reaches it, which is
-// At(mem) where Properties.HostPointer says so. readOnly is for what is mapped
-// read-only in this process, which the driver refuses without it; the device can
-// only read it then. Whole pages are pinned. It stays registered until
-// Unregister, and mapped at least as long. 1 GiB takes some 20 to 40 ms.
+// Register pins existing host memory (a mapping, never memory of Go's heap). It returns
+// the address at which the device reaches it. If Properties.HostPointer is set, that is
+// At(mem). If this process has mapped the memory read-only, readOnly must be set, or
+// the driver refuses; the device can then only read it. Register pins whole pages. The
+// memory stays registered until Unregister, and must stay mapped at least as long. 1
+// GiB takes some 20 to 40 ms.
 func (c *Context) Register(mem []byte, readOnly bool) (Pointer, error) {
 	if len(mem) == 0 {
 		return 0, fmt.Errorf("register no memory: %w", &Error{Op: "cuMemHostRegister", Code: InvalidValue})
@@ -81,27 +80,27 @@ func (c *Context) Unregister(mem []byte) error {
 	return check("cuMemHostUnregister", memoryUnregister(uint64(At(mem))))
 }
 
-// Handle names an allocation of another process's (CUipcMemHandle). It may be
-// sent anywhere on this machine, and is good while the memory is allocated.
+// Handle identifies an allocation of another process (CUipcMemHandle). It may be sent
+// to any process of this machine, and is valid while the memory is allocated.
 type Handle [64]byte
 
-// Export returns a handle that other processes Import. p is what Allocate
-// returned, not an address inside; arenas are exported with ExportFD.
+// Export returns a handle that other processes Import. p is an address from Allocate,
+// not one inside the allocation. Export arenas with ExportFD.
 func (c *Context) Export(p Pointer) (Handle, error) {
 	var h Handle
 	code := ipcExport(uint64(p), &h)
 	return h, check("cuIpcGetMemHandle", code)
 }
 
-// Import maps another process's memory into this one (the driver refuses a
-// handle of this process's own); it is good until CloseImport, also when the
-// other process has ended or freed it.
+// Import maps another process's memory into this one. The driver refuses a handle that
+// this process exported itself. The memory is valid until CloseImport, even if the
+// other process ends or frees it.
 func (c *Context) Import(h Handle) (Pointer, error) {
 	p, code := ipcImport(&h)
 	return Pointer(p), check("cuIpcOpenMemHandle_v2", code)
 }
 
-// CloseImport gives back what Import returned.
+// CloseImport unmaps memory from Import.
 func (c *Context) CloseImport(p Pointer) error {
 	return check("cuIpcCloseMemHandle", ipcClose(uint64(p)))
 }

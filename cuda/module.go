@@ -9,13 +9,13 @@ import (
 // Module is compiled code in a context.
 type Module struct{ handle uint64 }
 
-// logBytes is how much of the compiler's words a LoadError keeps.
+// logBytes is the max length of the compiler's log in a LoadError.
 const logBytes = 8 << 10
 
-// LoadError is PTX that did not compile, or a module that did not load.
+// LoadError is returned for PTX that does not compile, or a module that does not load.
 type LoadError struct {
 	Err error  // an *Error
-	Log string // what the driver's compiler said, or ""
+	Log string // log of the driver's compiler, or ""
 }
 
 func (e *LoadError) Error() string {
@@ -27,9 +27,9 @@ func (e *LoadError) Error() string {
 
 func (e *LoadError) Unwrap() error { return e.Err }
 
-// Load compiles PTX, or loads a cubin or fatbin, into the context; image is the
-// caller's again when it returns. It waits until the kernels that this process has
-// on the device are done. A *LoadError carries what the compiler said.
+// Load compiles PTX, or loads a cubin or fatbin, into the context. It does not keep
+// image. It waits until this process's kernels on the device are done. A *LoadError has
+// the compiler's log.
 func (c *Context) Load(image []byte) (*Module, error) {
 	if len(image) == 0 {
 		return nil, &LoadError{Err: &Error{Op: "cuModuleLoadDataEx", Code: 200}}
@@ -41,11 +41,11 @@ func (c *Context) Load(image []byte) (*Module, error) {
 	return &Module{handle}, nil
 }
 
-// Unload gives the module back. None of its kernels is in flight, and no graph
-// that has one will be launched.
+// Unload releases the module. None of its kernels may be in flight, and no graph that
+// contains one may be launched afterwards.
 func (m *Module) Unload() error { return check("cuModuleUnload", moduleUnload(m.handle)) }
 
-// Function returns the kernel of a name (extern "C", or mangled); it is good until
+// Function returns the kernel with a name (extern "C", or mangled). It is valid until
 // Unload.
 func (m *Module) Function(name string) (Function, error) {
 	handle, code := moduleFunction(m.handle, name)
@@ -58,9 +58,9 @@ func (m *Module) Function(name string) (Function, error) {
 // Function is a kernel. It is a plain value.
 type Function struct{ handle uint64 }
 
-// Parameters returns the sizes in bytes of the kernel's parameters, in order, as
-// the compiler laid them out: what NewArgs takes. Drivers before CUDA 12.4 do not
-// say: ErrNotSupported.
+// Parameters returns the sizes in bytes of the kernel's parameters, in order, as the
+// compiler laid them out. NewArgs takes these sizes. Drivers before CUDA 12.4 do not
+// report them: ErrNotSupported.
 func (f Function) Parameters() ([]int, error) {
 	var sizes []int
 	for {
@@ -76,10 +76,10 @@ func (f Function) Parameters() ([]int, error) {
 }
 
 // Launch queues the kernel on s: grid blocks of block threads each, x first, with
-// so much dynamic shared memory a block. The arguments are copied before it
-// returns; they must be as many, and as large, as the kernel's parameters, which
-// the driver does not check. It allocates nothing. That a kernel faulted is told
-// by a later call, and then the error is ErrLost.
+// sharedBytes of dynamic shared memory per block. It copies the arguments before it
+// returns. Their number and sizes must match the kernel's parameters, which the driver
+// does not check. It allocates nothing. If the kernel faults, a later call returns
+// ErrLost.
 func (f Function) Launch(grid, block [3]uint32, sharedBytes uint32, s Stream, args *Args) error {
 	return check("cuLaunchKernel", launch(f.handle, grid, block, sharedBytes, s.handle, args))
 }
@@ -87,8 +87,8 @@ func (f Function) Launch(grid, block [3]uint32, sharedBytes uint32, s Stream, ar
 // maxParameters is PCU_MAX_PARAMETERS of shim.h.
 const maxParameters = 64
 
-// Args are a kernel's arguments: built once, set in place before each Launch.
-// One goroutine at a time.
+// Args are a kernel's arguments. They are made once, and set in place before each
+// Launch. Only one goroutine at a time may use them.
 type Args struct {
 	values  []byte
 	offsets []uint32
@@ -97,10 +97,9 @@ type Args struct {
 
 var errArgs = errors.New("a kernel takes up to 64 parameters of 1 to 4096 bytes")
 
-// NewArgs makes arguments of these sizes in bytes, all zero. Each lies at a
-// multiple of 16, so that a struct may hold any type. It panics where a kernel
-// cannot have such parameters: more than 64, or of less than one byte or more
-// than 4096.
+// NewArgs makes arguments of these sizes in bytes, all zero. Each is at a multiple of
+// 16, so that a struct may contain any type. It panics if a kernel cannot have such
+// parameters: more than 64 of them, or one of less than 1 or more than 4096 bytes.
 func NewArgs(sizes ...int) *Args {
 	a := &Args{offsets: make([]uint32, len(sizes)), sizes: make([]uint32, len(sizes))}
 	if len(sizes) > maxParameters {
@@ -118,14 +117,14 @@ func NewArgs(sizes ...int) *Args {
 	return a
 }
 
-// Len is how many arguments there are.
+// Len is the number of arguments.
 func (a *Args) Len() int { return len(a.sizes) }
 
-// Bytes is argument i in place, for a struct passed by value.
+// Bytes returns argument i in place, for a struct passed by value.
 func (a *Args) Bytes(i int) []byte {
 	return a.values[a.offsets[i]:][:a.sizes[i]:a.sizes[i]]
 }
 
-// SetPointer sets argument i, of 8 bytes. Like the setters below it panics where
-// the argument is of another size.
+// SetPointer sets argument i, of 8 bytes. Like the setters in args_unsafe.go, it panics
+// if the argument has another size.
 func (a *Args) SetPointer(i int, p Pointer) { a.SetUint64(i, uint64(p)) }

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudafake"
 )
 
-// captured is a graph of a set and a kernel, captured on a stream.
+// captured returns a graph of a set and a kernel, captured on a stream.
 func captured(t *testing.T, s Stream, f Function, out Pointer) *Graph {
 	t.Helper()
 	args := NewArgs(8, 4, 4)
@@ -101,7 +101,7 @@ func TestTheNodesOfAGraphAreReadAndChanged(t *testing.T) {
 		t.Errorf("the kernel's function is %#x, %v", function, err)
 	}
 
-	// A clone's node moves to another context; the graph it came from stays.
+	// A clone's node moves to another context. The original graph stays.
 	clone, err := g.clone()
 	must(t, err)
 	copies, err := clone.nodes()

@@ -8,33 +8,34 @@ import (
 	"time"
 )
 
-// defaultLibrary is the driver's library under the name that the driver's
-// installation gives it.
+// defaultLibrary is the driver's library under the name that its installation uses.
 const defaultLibrary = "libcuda.so.1"
 
 // libraryEnv names another library to load in its place.
 const libraryEnv = "PENSTOCK_LIBCUDA"
 
-// readyTimeout is how long Open and OpenContext wait for an MPS server that
-// takes no clients yet: after a fault it waits until all the clients that it had
-// have ended (measured: as long as one of them lingers).
+// readyTimeout is how long Open and OpenContext wait for an MPS server that accepts no
+// clients yet. After a fault the server waits until all its old clients have ended
+// (measured: as long as one of them still runs).
 const readyTimeout = 2 * time.Second
 
 var (
 	opening sync.Once
 	opened  error
-	// libraryPath is written once, in opening.
+	// libraryPath is written once, by the call of open in opening.
 	libraryPath string
 )
 
-// Open loads libcuda.so.1, or what the environment variable PENSTOCK_LIBCUDA
-// names, and initialises it (cuInit), once a process; later calls return what
-// the first did. Under MPS it connects to the daemon, which is when
-// CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is read. Any goroutine.
+// Open loads libcuda.so.1, or the library that the environment variable
+// PENSTOCK_LIBCUDA names, and initialises it (cuInit). It does so once per process;
+// later calls return the first result. Under MPS it connects to the daemon, and the
+// driver reads CUDA_MPS_ACTIVE_THREAD_PERCENTAGE at that moment. Any goroutine may call
+// it.
 //
-// It returns ErrNoDriver when there is no library, ErrNoSymbol with the symbol's
-// name when the library lacks one that everything needs, ErrNoDevice when there
-// is no GPU, ErrNoCgo in a build without cgo, or another *Error of cuInit.
+// It returns ErrNoDriver if there is no library, and ErrNoDevice if there is no GPU. If
+// the library lacks a function that is always needed, it returns ErrNoSymbol with the
+// symbol's name. In a build without cgo it returns ErrNoCgo. Other errors are an *Error
+// of cuInit.
 func Open() error {
 	opening.Do(func() { opened = open() })
 	return opened
@@ -56,9 +57,9 @@ func open() error {
 	return check("cuInit", whenReady(initialise))
 }
 
-// whenReady calls the driver again, up to readyTimeout, while it says that the MPS
-// server is not ready: it recovers from a fault, or was killed and another comes up
-// (which is 805, as long as the daemon has none to send a client to).
+// whenReady repeats a driver call, up to readyTimeout, while the MPS server is not
+// ready. The server is recovering from a fault, or was killed and another is starting.
+// In the latter case the code is 805 as long as the daemon has no server for a client.
 func whenReady(call func() int32) int32 {
 	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(2 * time.Millisecond) {
 		code := call()
@@ -69,7 +70,7 @@ func whenReady(call func() int32) int32 {
 	}
 }
 
-// Library is the path of the driver's library, or "" before Open has succeeded.
+// Library returns the path of the driver's library, or "" before Open has succeeded.
 func Library() string {
 	if Open() != nil {
 		return ""
@@ -77,8 +78,8 @@ func Library() string {
 	return libraryPath
 }
 
-// DriverVersion is the newest CUDA version that the driver serves: 13000 is
-// CUDA 13.0.
+// DriverVersion returns the newest CUDA version that the driver supports: 13000 is CUDA
+// 13.0.
 func DriverVersion() (int, error) {
 	if err := Open(); err != nil {
 		return 0, err

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudatest"
 )
 
-// bench is everything that a call may need, on the fake GPU.
+// bench has every object that a call may need, on the fake GPU.
 type bench struct {
 	context    *cuda.Context
 	stream     cuda.Stream
@@ -39,7 +39,8 @@ type bench struct {
 
 var one = [3]uint32{1, 1, 1}
 
-// newBench makes it, until the test's end, after which nothing is left.
+// newBench makes a bench that lasts until the test's end, and then checks that nothing
+// is left.
 func newBench(t *testing.T) *bench {
 	t.Helper()
 	cudafake.Check(t)
@@ -99,8 +100,8 @@ func ok(t *testing.T, err error) {
 
 func second[T any](_ T, err error) error { return err }
 
-// calls are the driver's functions, each with a use of this package that calls it
-// and gives back what it takes.
+// calls maps each of the driver's functions to a use of this package that calls it, and
+// releases what it allocates.
 func (b *bench) calls() map[string]func() error {
 	c := b.context
 	return map[string]func() error{
@@ -193,7 +194,7 @@ func TestARefusedCallIsAnErrorAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// The giving back of a thing, too, is told when it is refused.
+// A refused release must also be reported.
 func TestARefusedEndIsAnError(t *testing.T) {
 	b := newBench(t)
 	c := b.context
@@ -276,14 +277,14 @@ func TestWorkThatIsLateIsNotDone(t *testing.T) {
 	if b.pinned[0] != 0 {
 		t.Error("held, the work was done")
 	}
-	start := time.Now() // before the time begins after which it is let go
+	start := time.Now() // before the timer starts that releases the work
 	time.AfterFunc(20*time.Millisecond, func() { cudafake.Set(t, cudafake.Release) })
 	ok(t, b.event.Synchronize())
 	if took := time.Since(start); took < 20*time.Millisecond || b.pinned[0] != 7 {
 		t.Errorf("after %v the work is done: %d", took, b.pinned[0])
 	}
 	cudafake.Set(t, cudafake.Late(5*time.Millisecond))
-	for try := 1; ; try++ { // a thread that was stopped in between queued for longer
+	for try := 1; ; try++ { // if this thread was stopped in between, queueing took longer
 		start = time.Now()
 		ok(t, b.stream.Set(b.memory, 1, 64))
 		ok(t, b.stream.Set(b.memory, 2, 64))
@@ -322,7 +323,7 @@ func TestAFaultIsToldByEveryCallThatFollows(t *testing.T) {
 	if b.pinned[0] != 1 {
 		t.Error("what was queued after the fault was done")
 	}
-	// What the driver answers without the device goes on.
+	// Calls that the driver answers without the device still work.
 	without := []string{"cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid_v2", "cuDeviceGetName",
 		"cuDeviceTotalMem_v2", "cuDeviceGetAttribute", "cuDeviceGetDevResource", "cuDevSmResourceSplitByCount",
 		"cuMemGetAllocationGranularity", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"}
@@ -350,7 +351,7 @@ func TestAThreadThatIsNotBoundIsRefused(t *testing.T) {
 	b := newBench(t)
 	refused := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and not unlocked: the thread ends with the goroutine
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
 		refused <- second(b.context.Allocate(64))
 		refused <- b.context.Bind()
 		p, err := b.context.Allocate(64)
@@ -381,7 +382,7 @@ func TestCloseUnbindsTheThread(t *testing.T) {
 	if err := second(b.context.Allocate(64)); err == nil {
 		t.Error("after Close the thread is still bound")
 	}
-	ok(t, b.context.Bind()) // the first one lives on
+	ok(t, b.context.Bind()) // the first context is still open
 	ok(t, b.context.Free(must(b.context.Allocate(64))(t)))
 }
 
@@ -447,7 +448,7 @@ func TestArgumentsThatCannotBePanic(t *testing.T) {
 }
 
 func init() {
-	// Uses of what an old driver lacks, by the function that is lacking.
+	// Uses of functions that an old driver lacks, by the function's name.
 	children["old"] = func() error {
 		runtime.LockOSThread()
 		d, err := cuda.Find("cuda")
@@ -487,8 +488,8 @@ func init() {
 }
 
 func init() {
-	// A context that is closed with a green context that it cannot destroy, and one
-	// that somebody uses.
+	// Close of a context with two green contexts: it cannot destroy the first, and the
+	// second is in use.
 	children["greens"] = func() error {
 		runtime.LockOSThread()
 		d, err := cuda.Find("cuda")

@@ -5,45 +5,41 @@ import (
 	"fmt"
 )
 
-// A graph belongs to no stream: each of its kernels carries the context that it
-// runs in, which is that of the stream it was captured from. So a graph is moved to
-// other multiprocessors by changing that context, kernel by kernel:
+// A graph belongs to no stream. Each of its kernels has the context that it runs in: that of the
+// stream from which it was captured. To move a graph to other multiprocessors, Retarget changes that
+// context, kernel by kernel:
 //
-//	capture on a stream of the primary context      once
-//	Retarget(stream of a green context)             0.4 to 1.1 ms for ResNet-50's 180 nodes on an H200
-//	Upload, Launch on that stream                   0.2 ms, then as fast as captured there, bit for bit the same
+// 	capture on a stream of the primary context      once
+// 	Retarget(stream of a green context)             0.4 to 1.1 ms for ResNet-50's 180 nodes on an H200
+// 	Upload, Launch on that stream                   0.2 ms, then as fast as captured there, bit for bit the same
 //
-// What makes it work (CUDA 13.0, driver 580): cuda.h ignores a node's context where
-// it names a function, and a function captured by CUDA's run-time library is named
-// both as function and as kernel. A node that names only a kernel takes the context
-// that it is given, and a function's handle serves as a kernel's, also that of a
-// module. cuGraphExecKernelNodeSetParams refuses to change a context, so it is done
-// before the graph is instantiated.
+// Why this works (CUDA 13.0, driver 580): cuda.h ignores a node's context if the node names a
+// function. In a capture by CUDA's run-time library, a node names both a function and a kernel. A
+// node that names only a kernel uses the context that it is given. The handle of a function also
+// works as that of a kernel, even for a function of a module. cuGraphExecKernelNodeSetParams refuses
+// to change a context, so Retarget changes it before it instantiates the graph.
 //
-// Copies and sets stay where they are: they use no multiprocessor, or one for a
-// microsecond.
+// Copies and sets stay where they are: they use no multiprocessor, or one for a microsecond.
 
-// The other nodes that a framework's capture can hold.
+// The other node types that a framework's capture can contain.
 const (
 	nodeAllocate nodeType = 10
 	nodeRelease  nodeType = 11
 )
 
-// CaptureRelaxed begins a capture as Capture does, in CUDA's relaxed mode: also this
-// thread may allocate and free meanwhile. It is for libraries that allocate when they
-// are first used; what they do with memory outside the stream happens at once.
+// CaptureRelaxed begins a capture like Capture, but in CUDA's relaxed mode: this thread, too, may
+// allocate and free memory meanwhile. It is for libraries that allocate at their first use. Their
+// memory operations outside the stream happen at once.
 func (s Stream) CaptureRelaxed() error {
 	return check("cuStreamBeginCapture_v2", captureBegin(s.handle, captureRelaxed))
 }
 
-// Retarget instantiates a copy of the graph whose kernels run in the context of s,
-// on the multiprocessors of its green context where it has one. The graph stays as
-// it is. The executable is launched on s, or on another stream; where its kernels
-// run is settled.
+// Retarget instantiates a copy of the graph whose kernels run in the context of s. If s has a green
+// context, they run on its multiprocessors. The graph does not change. The executable may be
+// launched on s or on another stream; its kernels run in the same place.
 //
-// ErrNotSupported is returned where the driver is too old for it, and where the
-// graph cannot be copied, as one that allocates memory cannot: capture such a graph
-// anew and Move it.
+// It returns ErrNotSupported if the driver is too old, or if the graph cannot be copied. A graph
+// that allocates memory cannot be copied: capture it again, and Move it.
 func (g *Graph) Retarget(s Stream) (*Executable, error) {
 	copied, err := g.clone()
 	if err != nil {
@@ -56,9 +52,8 @@ func (g *Graph) Retarget(s Stream) (*Executable, error) {
 	return copied.Instantiate()
 }
 
-// Move has the graph's kernels run in the context of s. It changes the graph; what
-// was instantiated from it before stays where it is. A graph that is launched from
-// within the graph is not followed: ErrNotSupported.
+// Move makes the graph's kernels run in the context of s. It changes the graph, but not executables
+// that were instantiated before. It does not support graphs within the graph: ErrNotSupported.
 func (g *Graph) Move(s Stream) error {
 	context, err := s.context()
 	if err != nil {
@@ -93,49 +88,49 @@ func moveKernel(node, context uint64) error {
 	return setKernelOfNode(node, k)
 }
 
-// Contents is what a graph is made of, as far as it matters to whoever launches it
-// again and again, and beside others.
+// Contents describes a graph for a caller that launches it repeatedly, and concurrently with other
+// graphs.
 type Contents struct {
 	Kernels int
-	// Allocations are nodes that allocate memory or free it. Such a graph cannot be
-	// copied, and only one executable of it can be there at a time.
+	// Allocations counts the nodes that allocate or free memory. A graph with such nodes cannot be
+	// copied, and only one executable of it can exist at a time.
 	Allocations int
-	// Copies and Sets are all that moves and fills memory without a kernel.
+	// Copies and Sets are all nodes that copy or fill memory without a kernel.
 	Copies []Copy
 	Sets   []Range
-	// Others are nodes that call the host, graphs within the graph, events: nothing
-	// that one expects of a model.
+	// Others counts nodes that call the host, graphs within the graph, and events. A model should
+	// have none.
 	Others int
 }
 
-// Range is memory of the device's, or pinned.
+// Range is a range of device memory, or of pinned memory.
 type Range struct {
 	At    Pointer
 	Bytes int
 }
 
-// Holds says whether all of other lies in r.
+// Holds reports whether all of other is in r.
 func (r Range) Holds(other Range) bool {
 	return other.At >= r.At && other.At+Pointer(other.Bytes) <= r.At+Pointer(r.Bytes)
 }
 
-// Copy is a node that copies one run of bytes.
+// Copy is a node that copies one contiguous run of bytes.
 type Copy struct {
 	From, To Range
-	// FromHost and ToHost say that the side is host memory: read or written when the
-	// graph is launched, not when it was captured.
+	// FromHost and ToHost: that side is host memory. It is read or written when the graph is
+	// launched, not when it was captured.
 	FromHost, ToHost bool
 	node             uint64
 }
 
-// copyNode is a copy as the shim tells of it; plain is false where it is more than
-// one run of bytes, or not between addresses.
+// copyNode is a copy as the shim reports it. plain is false if it is more than one run of bytes, or
+// not between addresses.
 type copyNode struct {
 	source, destination, bytes uint64
 	fromHost, toHost, plain    bool
 }
 
-// Contents looks through the graph.
+// Contents lists the contents of the graph.
 func (g *Graph) Contents() (Contents, error) {
 	var c Contents
 	nodes, err := g.nodes()
@@ -179,10 +174,10 @@ func (g *Graph) Contents() (Contents, error) {
 	return c, nil
 }
 
-// ReadFrom has a copy of host memory, which is one of Contents of this graph, read
-// elsewhere in host memory, pinned and as long: memory that the caller owns, in place
-// of memory that may be somebody else's by the time of a launch. It holds for what is
-// instantiated from the graph afterwards.
+// ReadFrom changes the source of a copy from host memory. c is one of this graph's Contents. The new
+// source is pinned host memory that the caller owns, of the same length. The old source may belong
+// to other code by the time of a launch. The change affects executables that are instantiated
+// afterwards.
 func (g *Graph) ReadFrom(c Copy, source Pointer) error {
 	if !c.FromHost {
 		return fmt.Errorf("change a copy of device memory: %w", &Error{Op: "cuGraphMemcpyNodeSetParams", Code: InvalidValue})
@@ -190,9 +185,8 @@ func (g *Graph) ReadFrom(c Copy, source Pointer) error {
 	return check("cuGraphMemcpyNodeSetParams", copyNodeSource(c.node, uint64(source)))
 }
 
-// Symbol is the address of a function of the driver's library, by its name with its
-// version ("cuMemMap"), for C code that cannot come back to Go for a call. The
-// library is open.
+// Symbol returns the address of a function of the driver's library, by its name with its version
+// ("cuMemMap"). It is for C code that cannot call back into Go. It opens the library if needed.
 func Symbol(name string) (uintptr, error) {
 	if err := Open(); err != nil {
 		return 0, err

@@ -142,7 +142,7 @@ func TestADriverTooOldToRetargetSaysSo(t *testing.T) {
 		cudafake.Set(t, cudafake.Refuse(symbol, 0, NotSupported))
 		x, err := g.Retarget(s)
 		if symbol == "cuGraphKernelNodeSetParams_v2" {
-			// The kernels are where they should be: nothing is to be set.
+			// The kernels already have the right context: there is nothing to set.
 			must(t, err)
 			must(t, x.Destroy())
 		} else if !errors.Is(err, ErrNotSupported) || !strings.Contains(err.Error(), strings.TrimSuffix(symbol, "_v2")) {
@@ -164,7 +164,7 @@ func TestASymbolIsFoundByName(t *testing.T) {
 	}
 }
 
-// node opens the device, with a stream and the kernel that fills.
+// node opens the device, with a stream and the kernel that fills memory.
 func node(t *testing.T) (*Context, Stream, Function, *Module) {
 	t.Helper()
 	cudafake.Check(t)

@@ -1,7 +1,7 @@
 //go:build cgo
 
-// The driver's types, as far as they are used, its prototypes, and the table.
-// The static assertions pin what cuda.h 13.0 lays out on 64-bit machines.
+// The driver types that Penstock uses, the prototypes, and the table of functions.
+// The static assertions pin the layouts of cuda.h 13.0 on 64-bit machines.
 
 #define _GNU_SOURCE
 #include "shim.h"
@@ -129,7 +129,7 @@ PIN(CUDA_MEMSET_NODE_PARAMS, width, 24);
 _Static_assert(sizeof(CUdevResource) == 144, "CUdevResource");
 PIN(CUdevResource, sm, 96);
 _Static_assert(sizeof(pcu_resource) == sizeof(CUdevResource), "pcu_resource is a CUdevResource");
-// Go sees pcu_kernel_node, which is the driver's struct with words for pointers.
+// Go uses pcu_kernel_node, the driver's struct with 64-bit words in place of pointers.
 _Static_assert(sizeof(pcu_kernel_node) == sizeof(CUDA_KERNEL_NODE_PARAMS), "pcu_kernel_node");
 PIN(pcu_kernel_node, grid, 8);
 PIN(pcu_kernel_node, block, 20);
@@ -160,8 +160,8 @@ enum {
 	CU_GREEN_CTX_DEFAULT_STREAM = 1,
 };
 
-// CALLS lists every driver function: NEED for those that nothing works without,
-// MAY for those that a driver may lack and only their users miss.
+// CALLS lists every driver function. NEED is for functions that are always needed. MAY is
+// for functions that a driver may lack: only calls that use them fail.
 #define CALLS(NEED, MAY) \
 	NEED(cuInit, (unsigned int)) \
 	NEED(cuDriverGetVersion, (int *)) \
@@ -282,10 +282,10 @@ int pcu_load(const char *path, char *text, size_t text_bytes) {
 	return PCU_LOADED;
 }
 
-// ABSENT is what a call through an empty place of the table answers.
+// ABSENT is the result of a call through an empty entry of the table.
 #define ABSENT (loaded ? PCU_MISSING : CUDA_ERROR_NOT_INITIALIZED)
 #define CALL(name, ...) (api.name == NULL ? ABSENT : api.name(__VA_ARGS__))
-// WORD is for a call that fills one variable, out.
+// WORD makes a call that fills one variable, out.
 #define WORD(type, name, ...) do { \
 		type out = 0; \
 		int32_t code = CALL(name, __VA_ARGS__); \
@@ -606,7 +606,7 @@ pcu_word pcu_resource_split(const pcu_resource *whole, unsigned smallest,
 		(const CUdevResource *)whole, (CUdevResource *)rest, 0, smallest);
 	return (pcu_word){code, count};
 }
-// step says which call the code is of: 0 cuDevResourceGenerateDesc, 1 cuGreenCtxCreate.
+// step is the call that returned the code: 0 cuDevResourceGenerateDesc, 1 cuGreenCtxCreate.
 pcu_word pcu_green_create(int device, const pcu_resource *groups, uint32_t count, int32_t *step) {
 	CUdevResourceDesc description = NULL;
 	CUgreenCtx green = NULL;

@@ -1,7 +1,7 @@
-// What Go calls: one C function a driver call, over a table of function pointers
-// that pcu_load fills from libcuda.so.1. Handles and addresses are 64-bit words.
-// Results come back by value, so that a call costs Go no allocation. Prototypes,
-// struct layouts and constants are those of CUDA 13.0's cuda.h.
+// The functions that Go calls: one C function per driver call. They use a table of
+// function pointers that pcu_load fills from libcuda.so.1. Handles and addresses are
+// 64-bit words. Results are returned by value, so that a call costs Go no allocation.
+// Prototypes, struct layouts and constants are those of CUDA 13.0's cuda.h.
 
 #ifndef PENSTOCK_CUDA_SHIM_H
 #define PENSTOCK_CUDA_SHIM_H
@@ -16,16 +16,16 @@ enum { PCU_MISSING = -1 };
 typedef struct { int32_t code; uint64_t value; } pcu_word;
 typedef struct { int32_t code; uint64_t first, second; } pcu_pair;
 
-// What pcu_load found.
+// Results of pcu_load.
 enum { PCU_LOADED, PCU_NO_LIBRARY, PCU_NO_SYMBOL };
 
-// pcu_load opens the library and fills the table, once a process. text becomes
-// the library's path when it was loaded, the loader's message when it was not,
-// and the first missing symbol when one that everything needs is missing.
+// pcu_load opens the library and fills the table, once per process. If it succeeds,
+// text is the library's path. If the library cannot be loaded, text is the loader's
+// message. If a symbol that is always needed is missing, text is the first such symbol.
 int pcu_load(const char *path, char *text, size_t text_bytes);
 
-// pcu_symbol is the address of a function of the loaded library, 0 where it has
-// none of that name.
+// pcu_symbol returns the address of a function of the loaded library, 0 if the library
+// has no such function.
 uint64_t pcu_symbol(const char *name);
 
 int32_t pcu_init(void);
@@ -60,8 +60,8 @@ int32_t pcu_ipc_export(uint64_t address, unsigned char *handle /* 64 bytes */);
 pcu_word pcu_ipc_import(const unsigned char *handle /* 64 bytes */);
 int32_t pcu_ipc_close(uint64_t address);
 
-// Addresses and memory apart. Memory is of one device, and can leave as a file
-// descriptor.
+// Virtual addresses and physical memory, separately. Memory belongs to one device, and
+// can be exported as a file descriptor.
 pcu_word pcu_granularity(int device);
 pcu_word pcu_reserve(uint64_t bytes);
 int32_t pcu_unreserve(uint64_t address, uint64_t bytes);
@@ -94,13 +94,13 @@ int32_t pcu_event_synchronize(uint64_t event);
 typedef struct { int32_t code; float milliseconds; } pcu_time;
 pcu_time pcu_event_elapsed(uint64_t from, uint64_t to);
 
-// Modules and kernels. image ends with a zero byte; log takes the compiler's
-// words, ended by a zero byte.
+// Modules and kernels. image ends with a zero byte. log receives the compiler's log,
+// which also ends with a zero byte.
 pcu_word pcu_module_load(const char *image, char *log, size_t log_bytes);
 int32_t pcu_module_unload(uint64_t module);
 pcu_word pcu_module_function(uint64_t module, const char *name);
 pcu_pair pcu_function_parameter(uint64_t function, size_t index);  // offset, bytes
-pcu_word pcu_function_name(uint64_t function);    // a C string of the driver's
+pcu_word pcu_function_name(uint64_t function);    // a C string that the driver owns
 pcu_word pcu_function_module(uint64_t function);
 pcu_word pcu_kernel_function(uint64_t kernel);
 
@@ -122,11 +122,11 @@ int32_t pcu_graph_launch(uint64_t executable, uint64_t stream);
 int32_t pcu_graph_upload(uint64_t executable, uint64_t stream);
 int32_t pcu_graph_exec_destroy(uint64_t executable);
 pcu_word pcu_graph_clone(uint64_t graph);
-pcu_word pcu_graph_nodes(uint64_t graph, uint64_t *nodes, uint64_t room);  // how many there are
+pcu_word pcu_graph_nodes(uint64_t graph, uint64_t *nodes, uint64_t room);  // returns how many there are
 pcu_word pcu_graph_node_type(uint64_t node);
 
-// pcu_kernel_node is CUDA_KERNEL_NODE_PARAMS_v2; parameters and extra belong to
-// the node that they were read from.
+// pcu_kernel_node is CUDA_KERNEL_NODE_PARAMS_v2. parameters and extra belong to the
+// node that they were read from.
 typedef struct {
 	uint64_t function;
 	uint32_t grid[3], block[3], shared_bytes;
@@ -136,27 +136,27 @@ int32_t pcu_kernel_node_get(uint64_t node, pcu_kernel_node *out);
 int32_t pcu_kernel_node_set(uint64_t node, const pcu_kernel_node *in);
 int32_t pcu_exec_kernel_node_set(uint64_t executable, uint64_t node, const pcu_kernel_node *in);
 
-// pcu_copy_node is what matters of a CUDA_MEMCPY3D whose two sides are addresses:
-// kinds are PCU_HOST and PCU_DEVICE, or others that are not for us; whole says that
-// it is one run of bytes.
+// pcu_copy_node is the relevant part of a CUDA_MEMCPY3D whose two sides are addresses.
+// The kinds are PCU_HOST and PCU_DEVICE; Penstock does not handle others. whole says that
+// the copy is one contiguous run of bytes.
 enum { PCU_HOST = 1, PCU_DEVICE = 2 };
 typedef struct {
 	uint64_t source, destination, bytes;
 	int32_t source_kind, destination_kind, whole;
 } pcu_copy_node;
 int32_t pcu_copy_node_get(uint64_t node, pcu_copy_node *out);
-// pcu_copy_node_source changes where a node's copy of host memory reads.
+// pcu_copy_node_source changes the source of a node's copy from host memory.
 int32_t pcu_copy_node_source(uint64_t node, uint64_t source);
 typedef struct { int32_t code; uint64_t address, bytes; } pcu_set_node;
 pcu_set_node pcu_set_node_get(uint64_t node);
 
-// Multiprocessors. A pcu_resource is a CUdevResource: opaque, copied as it is.
+// Multiprocessors. A pcu_resource is a CUdevResource, opaque and copied unchanged.
 typedef struct { uint64_t words[18]; } pcu_resource;
 typedef struct { int32_t code; uint32_t sms, smallest, alignment; } pcu_sms;
 pcu_sms pcu_resource_sms(const pcu_resource *resource);
 int32_t pcu_device_resource(int device, pcu_resource *out);
 int32_t pcu_green_resource(uint64_t green, pcu_resource *out);
-// groups may be null: then the answer is how many there would be.
+// If groups is null, the result is how many there would be.
 pcu_word pcu_resource_split(const pcu_resource *whole, unsigned smallest,
 	pcu_resource *groups, uint32_t room, pcu_resource *rest);
 pcu_word pcu_green_create(int device, const pcu_resource *groups, uint32_t count, int32_t *step);

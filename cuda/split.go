@@ -6,14 +6,13 @@ import (
 	"slices"
 )
 
-// resource is a CUdevResource: the driver's own, copied as it is.
+// resource is a CUdevResource, an opaque struct of the driver that is copied unchanged.
 type resource [18]uint64
 
-// Split is how a device's multiprocessors can be handed out: disjoint groups. It
-// is plain data and holds nothing. A group's index names the same physical
-// multiprocessors in every process that splits the same device (measured on an H200
-// under MPS), so that processes which were given disjoint indices share no
-// multiprocessor.
+// Split says how a device's multiprocessors divide into disjoint groups. It is plain data
+// and owns nothing. A group's index names the same physical multiprocessors in every
+// process that splits the same device (measured on an H200 under MPS). So processes with
+// disjoint indices share no multiprocessor.
 type Split struct {
 	device Device
 	groups []resource
@@ -21,9 +20,9 @@ type Split struct {
 }
 
 // Split splits the device's multiprocessors into the smallest groups that keep thread-block
-// clusters whole (8 on Hopper); those left over are one more group, the last. It needs no
-// context. Any goroutine. If there are no green contexts, which came with CUDA 12.4, the error is
-// ErrNotSupported.
+// clusters whole (8 on Hopper). The multiprocessors left over form one more group, the
+// last. It needs no context. Any goroutine may call it. If there are no green contexts,
+// which came with CUDA 12.4, the error is ErrNotSupported.
 func (d Device) Split() (*Split, error) {
 	if err := Open(); err != nil {
 		return nil, err
@@ -54,27 +53,26 @@ func (d Device) Split() (*Split, error) {
 	return s, nil
 }
 
-// GroupSMs returns how many multiprocessors each group has, by its index; the
-// caller's. The last group has the remainder.
+// GroupSMs returns the number of multiprocessors in each group, by its index. The caller
+// owns the slice. The last group has the remainder.
 func (s *Split) GroupSMs() []int { return slices.Clone(s.sms) }
 
-// Device is the device that was split.
+// Device returns the device that was split.
 func (s *Split) Device() Device { return s.device }
 
-// Green is a green context: a part of the device's multiprocessors. What is
-// queued on its streams runs on those and on no others. One goroutine at a time,
-// but for NewStream.
+// Green is a green context: a part of the device's multiprocessors. Work that is queued on
+// its streams runs only on those. Only one goroutine at a time may use it, except for
+// NewStream.
 type Green struct {
 	of     *Context
 	kept   *keptGreen // nil once destroyed
 	groups []int
 }
 
-// keptGreen is a green context of the driver's. The driver never gives back 4 MiB
-// of device memory for each that it ever made (measured: 580.159 on an H200, with
-// and without streams, bound or not), and takes 0.8 ms to make one when nothing
-// runs. So a context keeps those that nobody uses for the next who wants the same
-// groups, until it is closed itself.
+// keptGreen is a green context of the driver. For each one ever made, the driver keeps 4
+// MiB of device memory for ever (measured: 580.159 on an H200, with and without streams,
+// bound or not). Making one takes 0.8 ms when nothing runs. So a Context keeps unused green
+// contexts until it is closed, and reuses them for the same groups.
 type keptGreen struct {
 	handle  uint64
 	context uint64
@@ -82,19 +80,17 @@ type keptGreen struct {
 	users   int
 }
 
-// Green makes a green context of some groups of a split, at least one, each once,
-// in any order; it is the caller's until Destroy. Modules, memory and events of c
-// serve in it. Any bound thread.
+// Green makes a green context of some groups of a split: at least one, each once, in any
+// order. The caller owns it until Destroy. Modules, memory and events of c work in it. Any
+// bound thread may call it.
 //
-// The first of the same groups takes one to two milliseconds of the driver's time
-// and 5 MiB of device memory until c is closed, and waits until the kernels that
-// this process has on the device are done (not other processes'; launches by
-// other threads go on). Those after it take no time. So a process that moves
-// between partitions makes those that it will need while it is idle, or on
-// another thread.
+// The first call for a set of groups takes one to two milliseconds of the driver's time,
+// and 5 MiB of device memory until c is closed. It waits until this process's kernels on
+// the device are done, but not for other processes'. Launches by other threads go on. Later
+// calls for the same groups take no time. A process that moves between partitions should
+// therefore make its green contexts while it is idle, or on another thread.
 //
-// The error where groups are wrong is an *Error of CUDA_ERROR_INVALID_VALUE, made
-// here.
+// If groups are wrong, Green itself makes the error, an *Error of CUDA_ERROR_INVALID_VALUE.
 func (c *Context) Green(s *Split, groups []int) (*Green, error) {
 	sorted := slices.Sorted(slices.Values(groups))
 	parts, wrong := c.parts(s, sorted)
@@ -119,7 +115,8 @@ func (c *Context) Green(s *Split, groups []int) (*Green, error) {
 	return &Green{of: c, kept: kept, groups: sorted}, nil
 }
 
-// parts are the resources of groups, which are sorted, or what is wrong with them.
+// parts returns the resources of groups, which are sorted, or says what is wrong with the
+// groups.
 func (c *Context) parts(s *Split, groups []int) (parts []resource, wrong string) {
 	if s.device != c.device {
 		return nil, "the split is of " + s.device.String()
@@ -158,32 +155,32 @@ func makeGreen(d Device, parts []resource) (*keptGreen, error) {
 	return &keptGreen{handle: handle, context: context, sms: sms}, nil
 }
 
-// NewStream makes a stream on the green context's multiprocessors, in microseconds,
-// whatever runs. It is destroyed before the green context is.
+// NewStream makes a stream on the green context's multiprocessors. It takes microseconds,
+// whatever runs. Destroy it before the green context.
 func (g *Green) NewStream() (Stream, error) { return g.NewPriorityStream(0) }
 
-// NewPriorityStream makes a stream as NewStream does, of a priority as in
+// NewPriorityStream makes a stream like NewStream, with a priority as in
 // Context.NewPriorityStream.
 func (g *Green) NewPriorityStream(priority int) (Stream, error) {
 	handle, code := greenStream(g.kept.handle, priority)
 	return Stream{handle}, check("cuGreenCtxStreamCreate", code)
 }
 
-// Bind makes the green context the calling thread's in place of the device's own:
-// streams that are made on the thread from here on, whoever makes them, are on
-// its multiprocessors. One thread at a time may be bound to the same groups.
+// Bind makes the green context the calling thread's current context, in place of the
+// device's own. All streams made on the thread from then on, by any code, are on its
+// multiprocessors. Only one thread at a time may be bound to the same groups.
 func (g *Green) Bind() error { return check("cuCtxSetCurrent", contextBind(g.kept.context)) }
 
-// SMs is how many multiprocessors it has.
+// SMs is the number of its multiprocessors.
 func (g *Green) SMs() int { return g.kept.sms }
 
-// Groups are the indices of its groups in the split, ascending; not to be
-// written to.
+// Groups returns the indices of its groups in the split, ascending. Do not modify the
+// slice.
 func (g *Green) Groups() []int { return g.groups }
 
-// Destroy gives the green context up. Its streams are destroyed before, no thread
-// is bound to it, and nothing of it is in flight; it is not used afterwards. The
-// context keeps it for the next who wants these groups.
+// Destroy releases the green context, which must not be used afterwards. Its streams must
+// have been destroyed, no thread may be bound to it, and no work of it may be in flight.
+// The Context keeps it for the next call of Green with these groups.
 func (g *Green) Destroy() error {
 	if g.kept == nil {
 		return nil
@@ -195,7 +192,7 @@ func (g *Green) Destroy() error {
 	return nil
 }
 
-// closeGreens destroys those that nobody uses.
+// closeGreens destroys the unused green contexts.
 func (c *Context) closeGreens() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

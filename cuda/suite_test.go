@@ -13,11 +13,12 @@ import (
 	"github.com/penstock/penstock/internal/testing/cudatest"
 )
 
-// childEnv names what this process plays for a test that needs a process of its
-// own: the library is loaded once.
+// childEnv names the role of this process. Some tests need a separate process, as a
+// process loads the library only once.
 const childEnv = "PENSTOCK_CUDA_CHILD"
 
-// children say what they found; registered by the files that have them.
+// children maps a role to its function, which returns an error for a failure. The test
+// files that need one register it.
 var children = map[string]func() error{}
 
 func TestMain(m *testing.M) {
@@ -29,8 +30,8 @@ func TestMain(m *testing.M) {
 	cudafake.Main(m, cudafake.Kernels(cudatest.Kernels))
 }
 
-// inChild runs a child and returns what it said: the text of its error, "<nil>"
-// where it found none.
+// inChild runs a child process and returns its result: the text of its error, "<nil>"
+// if there was none.
 func inChild(t *testing.T, name string, env ...string) string {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
