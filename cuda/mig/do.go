@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// Do takes the steps in order, and calls told, unless it is nil, after each.
+// Do takes the steps in order. If told is not nil, Do calls it after each step.
 //
-// It refuses before the first change where MIG mode is off (ErrMode). When a step
-// fails, the steps before it are undone in reverse, so that all GPUs are cut as
-// before; the error is then a *Failure. What is created again has another id, and
-// its MIG device another UUID, than what was destroyed.
+// If MIG mode is off, it refuses before the first change (ErrMode). If a step fails, Do
+// undoes the steps before it in reverse, so that all GPUs are divided as before; the
+// error is then a *Failure. An instance that is created again has a new id, and its MIG
+// device a new UUID.
 func Do(s Session, steps []Step, told func(Step)) error {
 	for _, step := range steps {
 		if step.Op == EnableMode {
@@ -28,7 +28,7 @@ func Do(s Session, steps []Step, told func(Step)) error {
 	return nil
 }
 
-// undo takes back the first n steps, the last first.
+// undo undoes the first n steps in reverse order.
 func undo(s Session, steps []Step, n int, cause error) *Failure {
 	f := &Failure{Step: steps[n], Err: cause, Done: steps[:n], Left: steps[:n]}
 	for i := n - 1; i >= 0; i-- {
@@ -50,7 +50,7 @@ func undo(s Session, steps []Step, n int, cause error) *Failure {
 	return f
 }
 
-// inverse is the step that takes a step back.
+// inverse returns the step that undoes a step.
 func inverse(s Step) Step {
 	switch s.Op {
 	case DestroyCompute:
@@ -65,8 +65,8 @@ func inverse(s Step) Step {
 	return s
 }
 
-// computeID finds the id that the driver gave to the compute instance that a step
-// made: the youngest of that size in its GPU instance.
+// computeID finds the id that the driver gave to the compute instance of a step: the
+// youngest of that size in its GPU instance.
 func computeID(s Session, step Step) (int, error) {
 	gpus, err := s.GPUs()
 	if err != nil {
@@ -87,16 +87,16 @@ func computeID(s Session, step Step) (int, error) {
 	return 0, fmt.Errorf("%v: it is no longer there", step)
 }
 
-// Failure is a change that was stopped.
+// Failure is the error of a change that stopped half-way.
 type Failure struct {
-	// Step is the one that failed, Err why.
+	// Step is the step that failed, and Err is why.
 	Step Step
 	Err  error
-	// Done are the steps before it. Left are those of them that stand: none, if all
-	// were undone.
+	// Done are the steps before it. Left are those of them that are still in effect;
+	// empty if all were undone.
 	Done, Left []Step
-	// UndoStep is the one at which undoing failed, UndoErr why; nil if all were
-	// undone.
+	// UndoStep is the step that could not be undone, and UndoErr is why; nil if all
+	// were undone.
 	UndoStep Step
 	UndoErr  error
 }
@@ -118,7 +118,7 @@ func (f *Failure) Error() string {
 	return b.String()
 }
 
-// Unwrap gives both causes.
+// Unwrap returns both causes.
 func (f *Failure) Unwrap() []error {
 	if f.UndoErr == nil {
 		return []error{f.Err}

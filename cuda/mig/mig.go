@@ -1,32 +1,32 @@
-// Package mig cuts GPUs into MIG instances, and says what has to change before it
-// changes anything.
+// Package mig divides GPUs into MIG instances. It computes all changes before it makes
+// the first one.
 //
-// The way of a change:
+// A change takes four steps:
 //
-//  1. Session.GPUs lists the GPUs: their placement tables and what they are cut
-//     into now (GPU, Instance: facts). Blank gives GPUs that are not there, for a
-//     plan that is only looked at.
-//  2. The caller says what should be (Placement: wishes).
-//  3. Steps compares the two and says what to do, in order. It is pure, and
-//     refuses what a GPU would refuse.
-//  4. Do takes the steps one after the other. When one fails, those before it are
-//     undone, in reverse, and Failure says what was done, undone and left.
+//  1. Session.GPUs lists the GPUs: their placement tables and their observed instances
+//     (GPU, Instance). Blank returns GPUs that do not exist, for a plan that is only
+//     looked at.
+//  2. The caller says which instances it wants (Placement, the desired state).
+//  3. Steps compares the two and returns the changes in order. It is pure, and refuses
+//     everything that a GPU would refuse.
+//  4. Do takes the steps one after the other. If one fails, it undoes those before it, in
+//     reverse. Failure says which steps were done, undone and left.
 //
-// On a GPU that is wished for, instances that stay are not touched, and all that
-// are not wished for go. GPUs without a wish are left alone. An instance in which
-// a process runs is never destroyed: the driver refuses, and the change stops.
-// MIG mode itself is not switched here: that resets the GPU and ends whatever
-// runs on it, so it is asked for (Step of Op EnableMode).
+// On a GPU with a desired state, desired instances that exist are not touched, and all
+// others are destroyed. GPUs without a desired state do not change. An instance in
+// which a process runs is never destroyed: the driver refuses, and the change stops.
+// The package does not switch MIG mode, since that resets the GPU and ends everything
+// that runs on it. It asks the operator to do so (Step of Op EnableMode).
 //
-// Positions are memory slices, as NVML counts them: an A100 has eight, of which a
-// 3g.40gb takes four, starting at 0 or 4. NVIDIA's MIG User Guide calls them
+// Positions are memory slices, as NVML counts them. An A100 has eight. A 3g.40gb takes
+// four of them, starting at 0 or 4. NVIDIA's MIG User Guide calls positions
 // "placements".
 //
-// All of it needs root, or CAP_SYS_ADMIN: so says nvml.h of every function that
-// lists or changes instances. Sessions may be used from any goroutine; two
-// changes of one GPU at a time are the caller's to prevent.
+// All functions need root, or CAP_SYS_ADMIN, as nvml.h requires for every function that
+// lists or changes instances. Any goroutine may use a Session. The caller must prevent
+// two concurrent changes of one GPU.
 //
-// strict, next door, makes go-nvml's mock servers refuse as a GPU does.
+// Package strict makes go-nvml's mock servers refuse what a GPU refuses.
 package mig
 
 import (
@@ -39,53 +39,52 @@ import (
 // ErrMode is returned for a GPU on which MIG mode is off.
 var ErrMode = errors.New("MIG mode is off")
 
-// errNoGPU is returned for a wish on a GPU that is not there or cannot be cut.
+// errNoGPU is returned for a Placement on a GPU that does not exist or has no MIG.
 var errNoGPU = errors.New("no such GPU with MIG")
 
-// ErrNoProfile is returned for a wish that the GPU has no profile for.
+// ErrNoProfile is returned for a Placement whose profile the GPU does not have.
 var ErrNoProfile = errors.New("no such profile")
 
-// ErrPlacement is returned for a profile where it cannot start.
+// ErrPlacement is returned for a profile at a place where it cannot start.
 var ErrPlacement = errors.New("a profile cannot start there")
 
 // errOverlap is returned if two instances need the same memory slice.
 var errOverlap = errors.New("two instances want the same slot")
 
-// A GPU is one that can be cut, and how it is cut now.
+// A GPU is a GPU with MIG, and how it is divided now.
 type GPU struct {
-	// Index is nvidia-smi's number of it, which may change when it is reset; UUID
-	// does not change.
+	// Index is the GPU's number in nvidia-smi. A reset may change the number, but not
+	// the UUID.
 	Index      int
 	UUID, Name string
-	// MIG says that it is in MIG mode. Only then can it have instances.
+	// MIG says that the GPU is in MIG mode. Only then can it have instances.
 	MIG bool
-	// Profiles are what can be cut out, in NVML's order.
+	// Profiles are the kinds of instances that the GPU supports, in NVML's order.
 	Profiles []Profile
-	// Instances are what is cut out, ascending by Start.
+	// Instances are the existing instances, ascending by Start.
 	Instances []Instance
 }
 
-// String is how errors and steps name it: "GPU 0 (GPU-…)".
+// String is the GPU's name in errors and steps: "GPU 0 (GPU-…)".
 func (g GPU) String() string { return named(g.Index, g.UUID) }
 
 func named(index int, uuid string) string { return fmt.Sprintf("GPU %d (%s)", index, uuid) }
 
 // Profile is a kind of GPU instance.
 type Profile struct {
-	// Name is nvidia-smi's: "3g.40gb".
+	// Name is the name in nvidia-smi: "3g.40gb".
 	Name string
-	// Number is NVML's (NVML_GPU_INSTANCE_PROFILE_3_SLICE is 2).
+	// Number is the number in NVML (NVML_GPU_INSTANCE_PROFILE_3_SLICE is 2).
 	Number int
-	// Slices is how many compute slices it has, Size how many memory slices it
-	// takes.
+	// Slices is the number of its compute slices, Size that of its memory slices.
 	Slices, Size int
-	// Starts are the memory slices that it may start at, ascending.
+	// Starts are the memory slices at which it may start, ascending.
 	Starts []int
 }
 
-// Instance is a GPU instance as it is.
+// Instance is an existing GPU instance.
 type Instance struct {
-	// ID is the driver's, unique on its GPU while the instance lives.
+	// ID is the driver's. It is unique on the GPU while the instance exists.
 	ID int
 	// Profile is the name of its profile.
 	Profile string
@@ -95,18 +94,18 @@ type Instance struct {
 	Compute []Compute
 }
 
-// whole says that processes find the instance as one device of its full size.
+// whole reports whether processes see the instance as one device of its full size.
 func (i Instance) whole() bool { return len(i.Compute) == 1 && i.Compute[0].Slices == i.Slices }
 
 // Compute is a compute instance: the part of a GPU instance that a process sees.
 type Compute struct{ ID, Slices int }
 
-// Placement is a wish: an instance of that profile at that place, with one
-// compute instance as large as it.
+// Placement is a desired instance: its profile and its place. It gets one compute
+// instance of its full size.
 type Placement struct {
 	// GPU is the GPU's UUID.
 	GPU string
-	// Profile is a profile's name, as "3g.40gb".
+	// Profile is the profile's name, such as "3g.40gb".
 	Profile string
 	// Start is the first memory slice.
 	Start int
@@ -127,19 +126,19 @@ const (
 // Step is one change of one GPU. It is pure data.
 type Step struct {
 	Op Op
-	// GPU is the GPU's UUID, Index its number at the time.
+	// GPU is the GPU's UUID, and Index its number when the step was computed.
 	GPU   string
 	Index int
-	// Profile, Number, Start and Size say which GPU instance, as in Profile and
+	// Profile, Number, Start and Size identify the GPU instance, as in Profile and
 	// Instance.
 	Profile             string
 	Number, Start, Size int
-	// Compute is the compute instance of DestroyCompute and CreateCompute. The
-	// driver gives the ID of one that is created.
+	// Compute is the compute instance of DestroyCompute and CreateCompute. For
+	// CreateCompute the driver chooses the ID.
 	Compute Compute
 }
 
-// String says it as a person would: "create 3g.40gb in slots 4–7 of GPU 0 (GPU-…)".
+// String describes the step: "create 3g.40gb in slots 4–7 of GPU 0 (GPU-…)".
 func (s Step) String() string {
 	gpu := named(s.Index, s.GPU)
 	instance := fmt.Sprintf("%s in %s of %s", s.Profile, slots(s.Start, s.Size), gpu)
@@ -174,15 +173,15 @@ func slots(start, size int) string {
 
 // Session changes the GPUs of this machine.
 type Session interface {
-	// GPUs lists those that have MIG, on or off, in the order of their indices.
+	// GPUs lists the GPUs that have MIG, on or off, in the order of their indices.
 	GPUs() ([]GPU, error)
 	// Take takes one step. Its error names the step. A step that the driver refuses
-	// has changed nothing.
+	// changes nothing.
 	Take(Step) error
 }
 
-// Blank is n GPUs that are not there, in MIG mode and uncut, with these profiles.
-// Their UUIDs are "gpu-0", "gpu-1", ...
+// Blank returns n GPUs that do not exist, in MIG mode and not divided, with these
+// profiles. Their UUIDs are "gpu-0", "gpu-1", ...
 func Blank(n int, name string, profiles []Profile) []GPU {
 	gpus := make([]GPU, n)
 	for i := range gpus {
@@ -191,15 +190,15 @@ func Blank(n int, name string, profiles []Profile) []GPU {
 	return gpus
 }
 
-// Steps says what to do so that every GPU that is wished for has the instances
-// that are wished for and no others. They go GPU by GPU in the order of gpus; on
-// a GPU first what must go goes, from the left, then what is missing is made, the
-// larger first. Instances that are there already, whole, are not in it. What is
-// there and wished for but not with a single compute instance of its full size
-// keeps its GPU instance.
+// Steps returns the changes after which every GPU with desired instances has those and
+// no others. They go GPU by GPU in the order of gpus. On each GPU, instances that are
+// not desired are destroyed first, from the left. Then the missing ones are created,
+// larger ones first. Steps does not touch a desired instance that exists as a whole. If
+// a desired GPU instance exists, but not with a single compute instance of its full
+// size, the GPU instance stays.
 //
-// The error is one of the package's, with the GPU, the profile, the place, and
-// what would be right.
+// The error is one of the package's, with the GPU, the profile, the place, and what
+// would be right.
 func Steps(gpus []GPU, wanted []Placement) ([]Step, error) {
 	for _, w := range wanted {
 		if !slices.ContainsFunc(gpus, func(g GPU) bool { return g.UUID == w.GPU }) {
@@ -233,7 +232,7 @@ func Steps(gpus []GPU, wanted []Placement) ([]Step, error) {
 	return steps, nil
 }
 
-// steps is Steps on one GPU.
+// steps is Steps for one GPU.
 func (g GPU) steps(wanted []Placement) ([]Step, error) {
 	missing, err := g.lay(wanted)
 	if err != nil {
@@ -274,8 +273,8 @@ func (g GPU) steps(wanted []Placement) ([]Step, error) {
 	return steps, nil
 }
 
-// lay checks the wishes against the GPU's table, and returns them as steps whose
-// Compute is the whole instance, the larger first.
+// lay checks the desired instances against the GPU's table. It returns them as steps
+// whose Compute is the whole instance, larger ones first.
 func (g GPU) lay(wanted []Placement) ([]Step, error) {
 	var laid []Step
 	taken := map[int]string{}
@@ -311,7 +310,7 @@ func (g GPU) lay(wanted []Placement) ([]Step, error) {
 	return laid, nil
 }
 
-// about is a step about an instance.
+// about returns a step for an instance; the caller sets Op.
 func (g GPU) about(i Instance) Step {
 	s := Step{GPU: g.UUID, Index: g.Index, Profile: i.Profile, Start: i.Start, Size: i.Size}
 	if at := slices.IndexFunc(g.Profiles, func(p Profile) bool { return p.Name == i.Profile }); at >= 0 {
@@ -320,7 +319,7 @@ func (g GPU) about(i Instance) Step {
 	return s
 }
 
-// list is "0, 2 or 4".
+// list returns a text like "0, 2 or 4".
 func list(numbers []int) string {
 	var b strings.Builder
 	for i, n := range numbers {

@@ -17,7 +17,7 @@ var a100 = []Profile{
 	{Name: "7g.80gb", Number: 4, Slices: 7, Size: 8, Starts: []int{0}},
 }
 
-// said is what the steps say, without the name of the GPU.
+// said returns the texts of the steps, without the name of the GPU.
 func said(steps []Step) []string {
 	var text []string
 	for _, s := range steps {
@@ -40,7 +40,7 @@ func TestOnABlankGPUTheLargerInstancesAreMadeFirst(t *testing.T) {
 	}
 }
 
-// cut is a GPU with 4g.40gb on the left and a 2g and a 1g on the right.
+// cut returns a GPU with a 4g.40gb on the left, and a 2g and a 1g on the right.
 func cut() GPU {
 	g := Blank(1, "A100", a100)[0]
 	g.Instances = []Instance{
@@ -128,7 +128,8 @@ func TestAWishThatNoGPUGrantsIsRefusedWithWhatWouldBeRight(t *testing.T) {
 	}
 }
 
-// stubborn is a session that refuses two steps: what was asked and undoing it.
+// stubborn is a session that refuses two steps: one of the change and one of its
+// undoing.
 type stubborn struct {
 	taken  []Step
 	refuse []int
@@ -149,7 +150,7 @@ func TestAFailureSaysWhatStands(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Of seven steps the sixth fails, and undoing the fourth.
+	// The sixth of seven steps fails, and so does undoing the fourth.
 	err = Do(&stubborn{refuse: []int{6, 8}}, steps, nil)
 	var f *Failure
 	if !errors.As(err, &f) || f.Step != steps[5] || len(f.Done) != 5 || !slices.Equal(f.Left, steps[:4]) || f.UndoErr == nil {

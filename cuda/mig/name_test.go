@@ -8,8 +8,8 @@ import (
 	lib "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// The names are nvidia-smi's (NVIDIA MIG User Guide, Supported MIG Profiles), the
-// memory what it prints for the whole GPU and for the profile.
+// The names are those of nvidia-smi (NVIDIA MIG User Guide, Supported MIG Profiles).
+// The memory is what nvidia-smi prints for the whole GPU and for the profile.
 func TestAProfileIsNamedAsNvidiaSMIDoes(t *testing.T) {
 	for _, c := range []struct {
 		gpu            string

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/cuda/nvml"
 )
 
-// Open is the session of this machine's driver. The error wraps
-// nvml.ErrUnavailable where there is none, or none that knows MIG.
+// Open returns the session of this machine's driver. If there is no driver, or none
+// that supports MIG, the error wraps nvml.ErrUnavailable.
 func Open() (Session, error) {
 	l, err := nvml.Library()
 	if err != nil {
@@ -24,8 +24,8 @@ func Open() (Session, error) {
 	return Over(l)
 }
 
-// functions are those of NVML that a session calls. The youngest came with driver
-// 470 (R470's nvml.h has it, R460's has not).
+// functions are the NVML functions that a session calls. The newest came with driver
+// 470 (R470's nvml.h has it, R460's does not).
 var functions = []string{
 	"nvmlDeviceGetCount_v2",
 	"nvmlDeviceGetMigMode",
@@ -42,8 +42,8 @@ var functions = []string{
 	"nvmlComputeInstanceDestroy",
 }
 
-// Over is a session over a library that is initialised, or one of go-nvml's mock
-// servers. The library stays the caller's.
+// Over returns a session over an initialised library, or over one of go-nvml's mock
+// servers. The caller still owns the library.
 func Over(l lib.Interface) (Session, error) {
 	for _, f := range functions {
 		if err := l.Extensions().LookupSymbol(f); err != nil {
@@ -55,7 +55,7 @@ func Over(l lib.Interface) (Session, error) {
 
 type session struct{ l lib.Interface }
 
-// refused is the error for what the library returned, nil for success.
+// refused converts the library's return value to an error, nil for success.
 func refused(op, uuid string, ret lib.Return) error {
 	switch ret {
 	case lib.SUCCESS:
@@ -77,14 +77,14 @@ func (s *session) GPUs() ([]GPU, error) {
 	for i := range n {
 		d, ret := s.l.DeviceGetHandleByIndex(i)
 		if ret == lib.ERROR_NO_PERMISSION {
-			continue // another's, in a container that shows all
+			continue // this container sees the GPU but may not use it
 		}
 		if err := refused("nvmlDeviceGetHandleByIndex", "", ret); err != nil {
 			return nil, err
 		}
 		g, err := look(d, i)
 		if errors.Is(err, nvml.ErrNotSupported) {
-			continue // it cannot be cut
+			continue // it has no MIG
 		}
 		if err != nil {
 			return nil, err
@@ -94,7 +94,7 @@ func (s *session) GPUs() ([]GPU, error) {
 	return gpus, nil
 }
 
-// look reads a GPU's table and what it is cut into.
+// look reads a GPU's placement table and its instances.
 func look(d lib.Device, index int) (GPU, error) {
 	g := GPU{Index: index}
 	var ret lib.Return
@@ -116,7 +116,7 @@ func look(d lib.Device, index int) (GPU, error) {
 	for number := range lib.GPU_INSTANCE_PROFILE_COUNT {
 		info, ret := d.GetGpuInstanceProfileInfo(number)
 		if ret == lib.ERROR_NOT_SUPPORTED || ret == lib.ERROR_INVALID_ARGUMENT {
-			continue // not on this GPU, or younger than the driver
+			continue // not on this GPU, or newer than the driver
 		}
 		if err := refused("nvmlDeviceGetGpuInstanceProfileInfo", g.UUID, ret); err != nil {
 			return g, err
@@ -134,7 +134,7 @@ func look(d lib.Device, index int) (GPU, error) {
 			return g, err
 		}
 		for _, i := range found {
-			// Two numbers may stand for one profile; each instance counts once.
+			// Two numbers may name the same profile. Count each instance once.
 			if !slices.ContainsFunc(g.Instances, func(j Instance) bool { return j.ID == i.ID }) {
 				g.Instances = append(g.Instances, i)
 			}
@@ -151,16 +151,16 @@ func profile(d lib.Device, uuid string, number int, info lib.GpuInstanceProfileI
 		return p, err
 	}
 	for _, at := range places {
-		p.Size = int(at.Size) // one size a profile
+		p.Size = int(at.Size) // one size per profile
 		p.Starts = append(p.Starts, int(at.Start))
 	}
 	slices.Sort(p.Starts)
 	return p, nil
 }
 
-// suffixes are those of the profiles that have a plain twin of as many slices:
-// with media engines, for graphics, without and with all media engines (NVIDIA MIG
-// User Guide, profile names; the numbers are nvml.h's). REV2 has more memory
+// suffixes are for profiles that have a plain twin with as many slices. They have media
+// engines, support graphics, have no media engines, or have all of them (NVIDIA MIG
+// User Guide, profile names; the numbers are from nvml.h). REV2 has more memory
 // instead, which its name shows.
 var suffixes = map[int]string{
 	lib.GPU_INSTANCE_PROFILE_1_SLICE_REV1:   "+me",
@@ -174,9 +174,9 @@ var suffixes = map[int]string{
 	lib.GPU_INSTANCE_PROFILE_2_SLICE_ALL_ME: "+me.all",
 }
 
-// profileName is what nvidia-smi calls a profile. The gigabytes in it are not what
-// the instance has (1g.18gb of an H200 has 16 GiB) but as many eighths of the
-// GPU's as cover it, rounded: 18 of 141.
+// profileName returns nvidia-smi's name of a profile. The gigabytes in it are not the
+// instance's memory (1g.18gb of an H200 has 16 GiB). They are the number of eighths of
+// the GPU's memory that cover it, rounded: 18 of 141.
 func profileName(number int, info lib.GpuInstanceProfileInfo, memory uint64) string {
 	const eighths, mib, gib = 8, 1 << 20, 1 << 30
 	share := math.Ceil(float64(info.MemorySizeMB)*mib/float64(memory)*eighths) / eighths
@@ -210,7 +210,7 @@ func instances(d lib.Device, uuid string, p Profile, info lib.GpuInstanceProfile
 	return list, nil
 }
 
-// compute is a compute instance and the library's handle of it.
+// compute is a compute instance and the library's handle for it.
 type compute struct {
 	Compute
 	handle lib.ComputeInstance
@@ -283,8 +283,8 @@ func (s *session) take(step Step) error {
 	return fmt.Errorf("no such step")
 }
 
-// create makes a GPU instance. NVML says only that resources are missing, whatever
-// stands in the way, so what stands there is looked up.
+// create makes a GPU instance. NVML reports only that resources are missing, whatever
+// the cause, so create looks up which instance is in the way.
 func create(d lib.Device, step Step, info lib.GpuInstanceProfileInfo) error {
 	at := lib.GpuInstancePlacement{Start: uint32(step.Start), Size: uint32(step.Size)}
 	_, ret := d.CreateGpuInstanceWithPlacement(&info, &at)
@@ -313,7 +313,7 @@ func create(d lib.Device, step Step, info lib.GpuInstanceProfileInfo) error {
 	return err
 }
 
-// find is the GPU instance of a step: the one of its profile that starts there.
+// find returns the GPU instance of a step: the one of its profile that starts there.
 func find(d lib.Device, step Step, info lib.GpuInstanceProfileInfo) (lib.GpuInstance, error) {
 	handles, ret := d.GetGpuInstances(&info)
 	if err := refused("nvmlDeviceGetGpuInstances", step.GPU, ret); err != nil {
@@ -356,7 +356,7 @@ func destroyCompute(h lib.GpuInstance, step Step) error {
 	return fmt.Errorf("there is none: somebody else has changed this GPU meanwhile, so list it again")
 }
 
-// inUse says what would help against a process in the way.
+// inUse adds a hint to an error that a process causes.
 func inUse(err error) error {
 	if errors.Is(err, lib.ERROR_IN_USE) {
 		return fmt.Errorf("%w: a process runs in it, or a compute instance is left; end the process (nvidia-smi lists it) and apply again", err)

@@ -4,7 +4,8 @@ package mig
 
 import "github.com/penstock/penstock/cuda/nvml"
 
-// Open says what is missing: the management library is a C library.
+// Open returns an error: the management library is a C library, and this build has no
+// cgo.
 func Open() (Session, error) {
 	_, err := nvml.Open()
 	return nil, err

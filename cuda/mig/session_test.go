@@ -18,15 +18,15 @@ import (
 	"github.com/penstock/penstock/internal/testing/migfake"
 )
 
-// failer is what rapid's and testing's T have in common.
+// failer is the common part of rapid's and testing's T.
 type failer interface {
 	Helper()
 	Fatal(...any)
 	Fatalf(string, ...any)
 }
 
-// dgx is go-nvml's mock of a DGX A100 (eight A100-SXM4-40GB), made to refuse as its
-// GPUs do, with MIG mode on where said, and a session on it.
+// dgx returns go-nvml's mock of a DGX A100 (eight A100-SXM4-40GB), and a session on it.
+// The mock refuses what a real GPU refuses. MIG mode is on for the GPUs in modes.
 func dgx(t failer, modes ...int) (*migfake.Server, mig.Session) {
 	t.Helper()
 	s := migfake.Over(dgxa100.New())
@@ -52,7 +52,7 @@ func list(t failer, s mig.Session) []mig.GPU {
 	return gpus
 }
 
-// apply brings a machine to what is wanted.
+// apply changes a machine to the desired state.
 func apply(t failer, s mig.Session, wanted []mig.Placement) error {
 	t.Helper()
 	steps, err := mig.Steps(list(t, s), wanted)
@@ -62,7 +62,7 @@ func apply(t failer, s mig.Session, wanted []mig.Placement) error {
 	return mig.Do(s, steps, nil)
 }
 
-// places are what a GPU is cut into, wherever ids may count on.
+// places returns the placements of a GPU's instances, without their ids.
 func places(g mig.GPU) []mig.Placement {
 	var list []mig.Placement
 	for _, i := range g.Instances {
@@ -212,7 +212,7 @@ func TestAnOldDriverIsNamed(t *testing.T) {
 	}
 }
 
-// wish draws a legal cut of a GPU.
+// wish draws a valid set of instances for a GPU.
 func wish(t *rapid.T, g mig.GPU, label string) []mig.Placement {
 	var wanted []mig.Placement
 	left := 7
@@ -235,8 +235,9 @@ func wish(t *rapid.T, g mig.GPU, label string) []mig.Placement {
 	return wanted
 }
 
-// From any cut to any other: what is wished for is there, what stays is the same
-// instance as before, and where a call is refused on the way all is as before.
+// Change from any state to any other. The desired instances exist afterwards, and
+// instances that stay are the same ones as before. If a call is refused half-way, the
+// state is as before.
 func TestAnyCutBecomesAnyOtherOrStays(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		server, s := dgx(t, 0, 1)
