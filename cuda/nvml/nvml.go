@@ -1,12 +1,11 @@
-// Package nvml asks NVIDIA's management library how the GPUs are: their memory,
-// their load, and whose processes are on them. It makes no CUDA context and
-// changes nothing.
+// Package nvml asks NVIDIA's management library about the GPUs: their memory, their
+// load, and the processes on them. It makes no CUDA context and changes nothing.
 //
-// The library (libnvidia-ml.so.1, which comes with the driver) is loaded at Open,
-// by github.com/NVIDIA/go-nvml; nothing of it is needed to build. The environment
-// variable PENSTOCK_LIBNVML names another file.
+// Open loads the library (libnvidia-ml.so.1, which comes with the driver) through
+// github.com/NVIDIA/go-nvml. The build needs no part of it. The environment variable
+// PENSTOCK_LIBNVML names another file.
 //
-// fake, next door, is a Session without a GPU.
+// Package fake is a Session without a GPU.
 package nvml
 
 import (
@@ -14,21 +13,21 @@ import (
 	"fmt"
 )
 
-// ErrUnavailable is returned by Open where there is no NVML: no library, no
-// driver, or a build without cgo.
+// ErrUnavailable is returned by Open if there is no NVML: no library, no driver, or a
+// build without cgo.
 var ErrUnavailable = errors.New("no NVML")
 
-// ErrNotSupported is returned for a question that this device or this driver does
-// not answer.
+// ErrNotSupported is returned for a query that this device or this driver does not
+// support.
 var ErrNotSupported = errors.New("not supported")
 
 // ErrNoDevice is returned for a UUID that no device has.
 var ErrNoDevice = errors.New("no such device")
 
-// Error is what the library refused: "nvmlDeviceGetMemoryInfo of GPU-…: ERROR_…".
+// Error is a refused call: "nvmlDeviceGetMemoryInfo of GPU-…: ERROR_…".
 type Error struct {
 	Op   string // the library's function
-	UUID string // of the device, where one was asked about
+	UUID string // the device that the call was about, if any
 	Err  error
 }
 
@@ -41,43 +40,42 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Session answers questions about the GPUs of this machine. Any goroutine may ask;
-// an answer takes some tenths of a millisecond, and more while a device starts or
-// recovers.
+// Session answers queries about the GPUs of this machine. Any goroutine may call its
+// methods. An answer takes some tenths of a millisecond, and longer while a device
+// starts or recovers.
 type Session interface {
-	// Driver is the version of the kernel's driver, and the CUDA version that it
-	// speaks at most (13000 is 13.0).
+	// Driver returns the version of the kernel's driver, and the newest CUDA version
+	// that it supports (13000 is 13.0).
 	Driver() (version string, cuda int, err error)
 	// Devices lists the GPUs, in the order of their PCI addresses.
 	Devices() ([]Device, error)
-	// Usage is how the device is at this moment.
+	// Usage returns the device's present memory and load.
 	Usage(uuid string) (Usage, error)
-	// Processes lists the processes that hold a context on the device, the clients
-	// of MPS and its server among them, each once, in the order of their ids.
+	// Processes lists the processes that hold a context on the device, in the order of
+	// their ids, each once. It includes the clients of MPS and the MPS server.
 	Processes(uuid string) ([]Process, error)
 }
 
-// Device is a GPU, whatever it does.
+// Device has the static properties of a GPU.
 type Device struct {
 	UUID string // "GPU-…"
 	Name string
-	// MemoryBytes is all of its memory.
+	// MemoryBytes is its total memory.
 	MemoryBytes int64
 	ComputeMode ComputeMode
-	// MIG: it is divided by hardware, and its UUID names no device that CUDA opens.
+	// MIG: the GPU is divided by hardware, and CUDA cannot open a device by its UUID.
 	MIG bool
 }
 
-// ComputeMode is who may make contexts on a device (nvmlComputeMode_t of nvml.h).
-// It is root's to set; nothing here does.
+// ComputeMode says which processes may make contexts on a device (nvmlComputeMode_t of
+// nvml.h). Only root can set it, and Penstock never does.
 type ComputeMode int
 
-// The modes that there are.
 const (
 	Default          ComputeMode = 0
 	exclusiveThread  ComputeMode = 1 // no longer offered by drivers
-	Prohibited       ComputeMode = 2 // nobody
-	ExclusiveProcess ComputeMode = 3 // one process; an MPS server is one
+	Prohibited       ComputeMode = 2 // no process
+	ExclusiveProcess ComputeMode = 3 // one process, such as an MPS server
 )
 
 func (m ComputeMode) String() string {
@@ -97,18 +95,19 @@ func (m ComputeMode) String() string {
 // Usage is a device's memory and load.
 type Usage struct {
 	UsedBytes, FreeBytes, TotalBytes int64
-	// BusyPercent of the last sample period (a sixth of a second to a second) had a
-	// kernel running; MemoryPercent had memory read or written.
+	// BusyPercent is the part of the last sample period (a sixth of a second to a
+	// second) in which a kernel ran. MemoryPercent is the part in which memory was read
+	// or written.
 	BusyPercent, MemoryPercent int
-	// SMClockMHz is the clock of the multiprocessors; 0 where it is not told.
+	// SMClockMHz is the clock of the multiprocessors; 0 if unknown.
 	SMClockMHz int
 }
 
-// Process is one that has a context on a device.
+// Process is a process that has a context on a device.
 type Process struct {
 	PID int
-	// UsedBytes is the device memory that it holds; -1 where the driver does not
-	// tell.
+	// UsedBytes is the device memory that it holds; -1 if the driver does not report
+	// it.
 	UsedBytes int64
 	// MPS: it is a client of an MPS server.
 	MPS bool

@@ -13,9 +13,9 @@ import (
 	lib "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Open starts the session of this process, once: later calls return the same
-// session, or the same error. It is held for good, since starting one costs tens of
-// milliseconds. Any goroutine may call.
+// Open starts the session of this process, once. Later calls return the same session,
+// or the same error. The session stays open for ever, since starting one takes tens of
+// milliseconds. Any goroutine may call it.
 func Open() (Session, error) { return once() }
 
 var once = sync.OnceValues(func() (Session, error) {
@@ -26,15 +26,15 @@ var once = sync.OnceValues(func() (Session, error) {
 	return over(l, libraryPath())
 })
 
-// Library is the library that Open asks, loaded and initialised once, for those
-// who ask it for more than a Session tells (cuda/mig). What it returns calls the
-// C library as it is: a function that the driver lacks ends the process, so look
-// it up first (Extensions).
+// Library returns the library that Open uses, loaded and initialised once. It is for
+// callers that need more than a Session offers (cuda/mig). It calls the C library
+// directly: calling a function that the driver lacks ends the process, so look it up
+// first (Extensions).
 func Library() (lib.Interface, error) { return loaded() }
 
 var loaded = sync.OnceValues(func() (lib.Interface, error) { return load(libraryPath()) })
 
-// defaultLibrary is the driver's name for it.
+// defaultLibrary is the library's file name in a driver installation.
 const defaultLibrary = "libnvidia-ml.so.1"
 
 func libraryPath() string { return cmp.Or(os.Getenv("PENSTOCK_LIBNVML"), defaultLibrary) }
@@ -59,12 +59,12 @@ func load(path string) (lib.Interface, error) {
 	return l, nil
 }
 
-// over is the session of a library that was loaded from path.
+// over returns the session of a library that was loaded from path.
 func over(l lib.Interface, path string) (Session, error) {
 	s := &session{l: l}
-	// The functions of go-nvml are bound when they are first called, and a process
-	// that calls one that its driver lacks ends. So each that is younger than the
-	// oldest driver with MPS as it is now (Volta, 2017) is looked up.
+	// go-nvml binds a function at its first call, and calling a function that the
+	// driver lacks ends the process. So look up each function that is newer than the
+	// oldest driver with the present MPS (Volta, 2017).
 	has := func(symbol string) bool { return l.Extensions().LookupSymbol(symbol) == nil }
 	s.memory2 = has("nvmlDeviceGetMemoryInfo_v2")
 	s.mps = has("nvmlDeviceGetMPSComputeRunningProcesses")
@@ -80,10 +80,10 @@ func over(l lib.Interface, path string) (Session, error) {
 
 type session struct {
 	l                        lib.Interface
-	memory2, mps, mig, cuda2 bool // which of the younger functions there are
+	memory2, mps, mig, cuda2 bool // which of the newer functions the driver has
 }
 
-// refused wraps what the library returned.
+// refused turns the library's return value into an error.
 func refused(op, uuid string, ret lib.Return) error {
 	switch ret {
 	case lib.SUCCESS:
@@ -117,7 +117,7 @@ func (s *session) Devices() ([]Device, error) {
 	for i := range n {
 		h, ret := s.l.DeviceGetHandleByIndex(i)
 		if ret == lib.ERROR_NO_PERMISSION {
-			continue // another's, in a container that shows all
+			continue // this container sees the GPU but may not use it
 		}
 		if err := refused("nvmlDeviceGetHandleByIndex", "", ret); err != nil {
 			return nil, err
@@ -159,7 +159,7 @@ func (s *session) device(h lib.Device) (Device, error) {
 
 func (s *session) find(uuid string) (lib.Device, error) {
 	h, ret := s.l.DeviceGetHandleByUUID(uuid)
-	if ret == lib.ERROR_INVALID_ARGUMENT { // what it says of a UUID that is none
+	if ret == lib.ERROR_INVALID_ARGUMENT { // the library's code for an unknown UUID
 		ret = lib.ERROR_NOT_FOUND
 	}
 	return h, refused("nvmlDeviceGetHandleByUUID", uuid, ret)
@@ -167,8 +167,8 @@ func (s *session) find(uuid string) (lib.Device, error) {
 
 func (s *session) memory(h lib.Device, uuid string) (Usage, error) {
 	if s.memory2 {
-		// The newer one counts what the driver keeps for itself apart from what is
-		// used, as nvidia-smi does.
+		// Like nvidia-smi, the newer function does not count the driver's own memory as
+		// used.
 		m, ret := h.GetMemoryInfo_v2()
 		if ret == lib.SUCCESS {
 			return Usage{UsedBytes: int64(m.Used), FreeBytes: int64(m.Free), TotalBytes: int64(m.Total)}, nil
@@ -192,7 +192,7 @@ func (s *session) Usage(uuid string) (Usage, error) {
 		return Usage{}, err
 	}
 	load, ret := h.GetUtilizationRates()
-	if ret != lib.ERROR_NOT_SUPPORTED { // as under MIG
+	if ret != lib.ERROR_NOT_SUPPORTED { // happens under MIG
 		if err := refused("nvmlDeviceGetUtilizationRates", uuid, ret); err != nil {
 			return u, err
 		}
@@ -204,7 +204,7 @@ func (s *session) Usage(uuid string) (Usage, error) {
 	return u, nil
 }
 
-// untold is how the library says that it does not tell a process's memory
+// untold is the library's value for unknown memory of a process
 // (NVML_VALUE_NOT_AVAILABLE of nvml.h).
 const untold = ^uint64(0)
 
@@ -220,7 +220,7 @@ func (s *session) Processes(uuid string) ([]Process, error) {
 			if p.UsedGpuMemory != untold {
 				q.UsedBytes = int64(p.UsedGpuMemory)
 			}
-			found[q.PID] = q // of one in both lists the second word counts: it is a client
+			found[q.PID] = q // a process in both lists is a client: the second list wins
 		}
 	}
 	list, ret := h.GetComputeRunningProcesses()

@@ -4,7 +4,8 @@ package nvml
 
 import "fmt"
 
-// Open says what is missing: the management library is a C library.
+// Open returns an error: the management library is a C library, and this build has no
+// cgo.
 func Open() (Session, error) {
 	return nil, fmt.Errorf("%w: this binary was built without cgo (CGO_ENABLED=0)", ErrUnavailable)
 }

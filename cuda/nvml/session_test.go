@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// The C library's functions are bound once a process, so each test that loads a
-// library of its own does it in a process of its own.
+// apart runs f in a separate process. A process binds the C library's functions only
+// once, so each test that loads its own library needs one.
 func apart(t *testing.T, library string, f func(*testing.T, Session)) {
 	t.Helper()
 	if os.Getenv("NVML_TEST_APART") != t.Name() {
@@ -121,7 +121,7 @@ func TestRefusalsSayWhatWasAskedOfWhich(t *testing.T) {
 		}
 		for name, f := range ask {
 			os.Setenv("FAKE_NVML_REFUSE", name)
-			os.Setenv("FAKE_NVML_STATUS", "15") // the GPU is lost
+			os.Setenv("FAKE_NVML_STATUS", "15") // the code for a lost GPU
 			err := f()
 			var refusal *Error
 			if !errors.As(err, &refusal) || !strings.Contains(strings.TrimSuffix(name, "_v2"), strings.TrimSuffix(refusal.Op, "_v2")) {
@@ -139,7 +139,7 @@ func TestWithoutTheLibraryTheErrorSaysSo(t *testing.T) {
 }
 
 func TestALibraryThatIsNoneIsRefused(t *testing.T) {
-	if os.Getenv("NVML_TEST_APART") == "" { // its functions would be bound for good
+	if os.Getenv("NVML_TEST_APART") == "" { // otherwise its functions would stay bound in this process
 		apart(t, "", nil)
 		return
 	}
