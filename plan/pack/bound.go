@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// kind is one model of GPU in a problem and the items that are its sizes: items first to first+len(gpcs)−1.
+// kind is one model of GPU in a problem. Its sizes are the items first to first+len(gpcs)−1.
 type kind struct {
 	cut    cut
 	first  int
 	gpcs   []float64
-	limit  int     // how many there are; <0: no end
-	memory float64 // MiB that the segments of one GPU share; 0 where each has its own
-	// clients is how many processes the segments of one GPU may have together; 0 where that is not limited.
+	limit  int     // how many there are; <0: unlimited
+	memory float64 // MiB that the segments of one GPU share; 0 if each segment has its own memory
+	// clients is the max number of processes of all segments on one GPU; 0 if it is not limited.
 	clients int
 }
 
@@ -27,19 +27,20 @@ type task struct {
 	demands []demand
 }
 
-// goal is what a bound is of: the cost of a GPU and of each item, and how many GPUs there may be in all (<0: no
-// end).
+// goal is the objective of a bound: the cost of a GPU and of each item, and the max number of GPUs
+// (<0: unlimited).
 type goal struct {
 	gpu  float64
 	item []float64
 	gpus int
 }
 
-// penalty is what a GPU costs beyond those there are: more than all that a task could need.
+// penalty is the cost of each GPU beyond the available ones: more than everything that a task could
+// need.
 func (t *task) penalty() float64 { return 4 * float64(t.needs()) }
 
-// needs is above the GPUs of any answer that leaves out what it can: a minimal mix has no more segments than its
-// smallest throughput would need alone, and each could have a GPU of its own.
+// needs returns more GPUs than any minimal answer uses. A minimal mix has no more segments than the
+// item with its smallest throughput would need alone, and each segment could have its own GPU.
 func (t *task) needs() int {
 	sum := 0
 	for _, d := range t.demands {
@@ -54,18 +55,18 @@ func (t *task) needs() int {
 	return sum
 }
 
-// relaxation is what the linear relaxation of a task says.
+// relaxation is the result of a task's linear relaxation.
 type relaxation struct {
 	// value is the proved bound: no choice of mixes and no packing costs less.
 	value float64
-	// price is what an item costs at the prices that prove it, and offset what limits take off again:
-	// value = Σ over demands of their cheapest mix at price − offset.
+	// price is the cost of each item at the prices that prove the bound. offset is what the limits
+	// subtract again: value = Σ over demands of their cheapest mix at price − offset.
 	price  []float64
 	offset float64
-	// least is each demand's cheapest cost at price.
+	// least is each demand's min cost at price.
 	least []float64
-	// columns are the mixes of each demand that the search met, with the weight of each in the relaxation's
-	// solution (a convex combination).
+	// columns are the mixes of each demand that the search met. Each has its weight in the
+	// relaxation's solution (a convex combination).
 	columns [][]column
 }
 
@@ -75,9 +76,10 @@ type column struct {
 	weight float64
 }
 
-// relax computes the lower bound of the package's doc by cutting planes (Kelley): a small linear program proposes
-// prices, the knapsacks answer with each demand's cheapest mix, whose total is one more cut. It stops when program
-// and answer meet, or after rounds of them; the best answer is the bound either way.
+// relax computes the lower bound of the package doc by cutting planes (Kelley). A small linear
+// program proposes prices. The knapsacks answer with each demand's cheapest mix, and the total of
+// these is a new cut. It stops when program and answer meet, or after the given rounds. The best
+// answer is the bound either way.
 func (t *task) relax(g goal, rounds int) relaxation {
 	p := t.program(g)
 	best := relaxation{value: math.Inf(-1), columns: make([][]column, len(t.demands))}
@@ -103,10 +105,11 @@ func (t *task) relax(g goal, rounds int) relaxation {
 	return best
 }
 
-// program is the linear program of a relaxation. Its variables are a price for each item (what it costs beyond the
-// goal's), one for each kind that is limited and one for the limit in all (what a GPU may be worth beyond the
-// goal's, because there are no more), and the value. Its rows say that no pattern is worth more than its GPU, and,
-// the cuts, that the value is at most what the mixes of an answer cost.
+// program is the linear program of a relaxation. It has three sorts of variables besides the value.
+// One price per item is what the item costs beyond the goal's cost. One variable per limited kind,
+// and one for the total limit, is what a GPU may be worth beyond the goal's cost, because there are
+// no more. The first rows state that no pattern is worth more than its GPU. The others are the
+// cuts: the value is at most the cost of the mixes of an answer.
 type program struct {
 	*task
 	goal
@@ -114,13 +117,13 @@ type program struct {
 	rows      [][]float64
 	right     []float64
 	extra     []int // by kind: the variable of its limit, −1 without
-	total     int   // the variable of the limit in all
+	total     int   // the variable of the total limit
 	value     int
 	cuts      []cutting
 	coverer   coverer
 }
 
-// cutting is a cut: its row, and which column of each demand it is made of.
+// cutting is a cut: its row, and the column of each demand that it contains.
 type cutting struct {
 	row    int
 	chosen []int32
@@ -180,7 +183,7 @@ func (p *program) addPattern(m int, counts pattern) {
 	p.add(row, p.gpu)
 }
 
-// budget is what a pattern of a kind may be worth.
+// budget returns the max worth of a pattern of a kind.
 func (p *program) budget(m int, solution []float64) float64 {
 	budget := p.gpu
 	if p.extra[m] >= 0 {
@@ -192,7 +195,7 @@ func (p *program) budget(m int, solution []float64) float64 {
 	return budget
 }
 
-// proportional are the first prices: each item by its GPCs.
+// proportional returns the first prices: each item in proportion to its GPCs.
 func (p *program) proportional() []float64 {
 	start := p.row()
 	for m := range p.kinds {
@@ -206,7 +209,7 @@ func (p *program) proportional() []float64 {
 	return start
 }
 
-// forbid adds, for each kind, the pattern that a solution makes worth too much.
+// forbid adds, for each kind, the pattern that a solution makes worth more than its GPU.
 func (p *program) forbid(solution []float64) {
 	for m := range p.kinds {
 		k := &p.kinds[m]
@@ -216,7 +219,7 @@ func (p *program) forbid(solution []float64) {
 	}
 }
 
-// ask takes the demands' cheapest mixes at a solution's prices: a bound, and a cut.
+// ask computes the demands' cheapest mixes at a solution's prices. They give a bound and a cut.
 func (p *program) ask(solution []float64, best *relaxation) {
 	price := p.valid(solution)
 	offset := 0.0
@@ -241,8 +244,8 @@ func (p *program) ask(solution []float64, best *relaxation) {
 			sum[k] += float64(n)
 		}
 	}
-	// The cut: value ≤ Σ (goal's cost + price) × items. Divided by its largest number, so that a thousand services
-	// and one look alike to the program.
+	// The cut: value ≤ Σ (goal's cost + price) × items. It is divided by its largest coefficient,
+	// so that the numbers of a thousand services have the same scale as those of one.
 	scale := 1.0
 	for _, n := range sum {
 		scale = math.Max(scale, n)
@@ -261,7 +264,7 @@ func (p *program) ask(solution []float64, best *relaxation) {
 	}
 }
 
-// weigh gives the columns their weights: a cut's dual is how much of its mixes is in the solution.
+// weigh sets the columns' weights: a cut's dual is how much of its mixes is in the solution.
 func (p *program) weigh(duals []float64, best *relaxation) {
 	for _, cut := range p.cuts {
 		weight := 0.0
@@ -277,8 +280,9 @@ func (p *program) weigh(duals []float64, best *relaxation) {
 	}
 }
 
-// valid turns a program's solution into prices that hold: lifted as far as they go, and scaled down where rounding,
-// or a pattern that the program has not met, made one too dear.
+// valid turns a program's solution into valid prices. It raises them as far as possible. It scales
+// them down if one is too high because of rounding or because of a pattern that is not in the
+// program.
 func (p *program) valid(solution []float64) []float64 {
 	price := slices.Clone(solution[:p.items])
 	for m := range p.kinds {
@@ -302,7 +306,7 @@ func (p *program) valid(solution []float64) []float64 {
 	return price
 }
 
-// remember keeps a demand's mix as a column once and returns its index.
+// remember stores a demand's mix as a column, unless it is already there, and returns its index.
 func (r *relaxation) remember(s int, mix []int) int32 {
 	for i, c := range r.columns[s] {
 		same := true

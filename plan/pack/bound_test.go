@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The bound that the package doc works out by hand.
+// The package doc derives this bound by hand.
 func TestTheWorkedBound(t *testing.T) {
 	in, err := build(published(t, "S3", 10), highest)
 	if err != nil {

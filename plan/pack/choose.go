@@ -6,15 +6,15 @@ import (
 	"slices"
 )
 
-// option is one mix that a demand may take in a search, with what it adds to each row.
+// option is one mix that a demand may use in a search, with its contribution to each row.
 type option struct {
 	mix    []int32
 	loads  []float64 // by row
 	weight float64   // in the relaxation's solution
-	excess float64   // what it costs at the relaxation's prices above the demand's least, in GPUs
+	excess float64   // its cost at the relaxation's prices above the demand's min, in GPUs
 }
 
-// row is one linear rule that a choice of mixes must keep: Σ price × items ≤ target.
+// row is one linear rule that a choice of mixes must satisfy: Σ price × items ≤ target.
 type row struct {
 	of     rowKind
 	price  []float64
@@ -24,15 +24,17 @@ type row struct {
 type rowKind int
 
 const (
-	// gpuRow is one of the rules of a kind's cut; its target is the GPUs that the kind may use.
+	// gpuRow is one of the rules of a kind's cut. Its target is the number of GPUs that the kind
+	// may use.
 	gpuRow rowKind = iota
 	// gpcRow counts GPCs.
 	gpcRow
-	// cutRow is a bound that a relaxation proved. It cuts off states that cannot end well, no more.
+	// cutRow is a bound that a relaxation proved. It only drops states that cannot lead to an
+	// answer.
 	cutRow
 )
 
-// rows lists the rules of a task for the GPUs that each kind may use, and then the row of GPCs.
+// rows lists the rules of a task, given the GPUs that each kind may use, and then the row of GPCs.
 func (t *task) rows(gpus []int, gpcs float64) []row {
 	var rows []row
 	for m := range t.kinds {
@@ -47,7 +49,7 @@ func (t *task) rows(gpus []int, gpcs float64) []row {
 	return append(rows, row{of: gpcRow, price: t.gpcs, target: gpcs})
 }
 
-// search is a choice to be made: for each demand one of its options.
+// search chooses one option for each demand.
 type search struct {
 	*task
 	relaxed relaxation
@@ -56,8 +58,8 @@ type search struct {
 	order   []int
 }
 
-// search prepares one, of split GPUs of each kind and a target of GPCs. Its demands come in the order of what they
-// cost: small ones make up best for what is left over.
+// search prepares a search with split GPUs of each kind and a target of GPCs. The demands come in
+// order of cost, the highest first: small ones are best for using up what is left.
 func (t *task) search(relaxed relaxation, split []int, gpcs float64) *search {
 	s := &search{task: t, relaxed: relaxed, rows: t.rows(split, gpcs), order: make([]int, len(t.demands))}
 	for i := range s.order {
@@ -67,9 +69,10 @@ func (t *task) search(relaxed relaxation, split []int, gpcs float64) *search {
 	return s
 }
 
-// enlarge adds to the relaxation's mixes those that cost at most slack more than a demand's least, at its prices,
-// and makes options of them all. It returns whether no such mix is missing: there may be most for a demand. A
-// demand of many segments has more, and then those near the relaxation's solution are what a search needs.
+// enlarge adds mixes to those of the relaxation: all mixes whose cost is at most slack above a
+// demand's min, at the relaxation's prices. It then makes options of all. It returns false if a mix
+// may be missing, because most limits their number per demand. A demand of many segments has more
+// mixes than that; a search then needs those near the relaxation's solution.
 func (s *search) enlarge(slack float64, most int, drop bool) (all bool) {
 	coverer := &coverer{}
 	all = true
@@ -90,7 +93,7 @@ func (s *search) enlarge(slack float64, most int, drop bool) (all bool) {
 	return all
 }
 
-// costs is what a mix costs at the relaxation's prices.
+// costs returns the cost of a mix at the relaxation's prices.
 func (s *search) costs(mix []int32) (sum float64) {
 	for k, n := range mix {
 		sum += s.relaxed.price[k] * float64(n)
@@ -98,8 +101,9 @@ func (s *search) costs(mix []int32) (sum float64) {
 	return sum
 }
 
-// enlargeNear adds mixes of a demand that differ from the relaxation's solution by few segments: all but the last
-// nearSegments of each item stay, and what they leave of the rate is covered in every way within the limit.
+// enlargeNear adds mixes of a demand that differ from the relaxation's solution by few segments. It
+// keeps all but the last nearSegments of each item. It covers the rest of the rate in every way
+// within the limit.
 func (s *search) enlargeNear(coverer *coverer, demand int, limit float64, most int) {
 	solution := make([]float64, s.items)
 	for _, c := range s.relaxed.columns[demand] {
@@ -127,7 +131,7 @@ func (s *search) enlargeNear(coverer *coverer, demand int, limit float64, most i
 	})
 }
 
-// nearSegments is how many segments of each item enlargeNear lets go of.
+// nearSegments is how many segments of each item enlargeNear may replace.
 const nearSegments = 3
 
 // bound adds the relaxation's bound as a row: an answer of the given cost may not exceed it.
@@ -141,8 +145,8 @@ func (s *search) bound(cost float64) {
 	}
 }
 
-// options turns mixes into options. Where drop is set, those go that another is no worse than in every row: for an
-// A100 that is four rules and the GPCs, and few are left.
+// options turns mixes into options. If drop is set, it removes options that are not better than
+// another one in any row. An A100 has four rules and the GPCs as rows, so few options are left.
 func options(rows []row, columns []column, drop bool) []option {
 	list := make([]option, len(columns))
 	flat := make([]float64, len(columns)*len(rows))
@@ -164,10 +168,11 @@ func options(rows []row, columns []column, drop bool) []option {
 	return list
 }
 
-// undominated leaves out the options that another is no worse than in every row, and adds their weights to that one's.
+// undominated removes options that are not better than another one in any row, and adds their
+// weights to that one.
 func undominated(list []option) []option {
 	kept := make([]option, 0, len(list))
-	instead := make([]int, len(list)) // index in list of what stands in for it
+	instead := make([]int, len(list)) // index in list of the option that replaces it
 	for i, a := range list {
 		instead[i] = i
 		for j, b := range list {
@@ -196,33 +201,34 @@ func undominated(list []option) []option {
 	return kept
 }
 
-// choice is one option for each demand and what they add up to.
+// choice is one option per demand, and the sum of their loads.
 type choice struct {
 	options []int32
 	loads   []float64
 }
 
-// state is a choice for the demands so far.
+// state is a choice for the first demands.
 type state struct {
 	loads  []float64
 	excess float64
 	score  float64
-	parent int32 // its place in the layer before
+	parent int32 // its index in the previous layer
 	option int32
 }
 
-// even is what a load may exceed a target by, for rounding's sake.
+// even is how far rounding may push a load above its target.
 const even = 1e-6
 
-// beam chooses an option for every demand, one demand after another in the search's order, keeping at most width
-// states. A state is scored by where it would end if all demands that are left took their relaxed, fractional
-// mixes: what that overshoots the rows' targets by, squared; what its options cost beyond the least, which no later
-// choice can win back; and, lightly, its GPCs. So each choice makes up for what rounding the last ones did. A state
-// whose loads exceed a target even if all demands that are left take the least of every row is dropped; hard says
-// that this goes for GPCs too.
+// beam chooses an option for each demand, one demand after another in the search's order. It keeps
+// at most width states. The score of a state has three parts. First, beam assumes that all
+// remaining demands take their relaxed, fractional mixes, and squares what the sum exceeds the
+// rows' targets by. Second, it adds what the state's options cost beyond the min, which no later
+// choice can regain. Third, it adds a small weight for the GPCs. Each choice therefore compensates
+// for the rounding of the previous ones. beam drops a state if its loads exceed a target even if
+// all remaining demands take the min of every row. hard means that this applies to the GPCs, too.
 //
-// It returns the final states that keep all targets, fewest GPCs first. whole says that no state was dropped for
-// want of room: if there are then no choices, these options have none.
+// It returns the final states that keep all targets, the fewest GPCs first. whole means that no
+// state was dropped because of width. If there are then no choices, these options have none.
 func (s *search) beam(width int, hard bool) (choices []choice, whole bool) {
 	if slices.ContainsFunc(s.lists, func(list []option) bool { return len(list) == 0 }) {
 		return nil, true
@@ -253,13 +259,15 @@ func (s *search) beam(width int, hard bool) (choices []choice, whole bool) {
 	return s.choices(layers), whole
 }
 
-// outlook is what is still to come: at least, and in the relaxed mixes. hard is as beam's.
+// outlook describes the remaining demands: their min loads, and those of the relaxed mixes. hard is
+// beam's parameter.
 type outlook struct {
 	floor, future []float64
 	hard          bool
 }
 
-// extend appends to next each state with each option, if it is possible. Their loads lie in flat.
+// extend appends each possible combination of a state and an option to next. flat holds the loads
+// of these.
 func (s *search) extend(next []state, flat []float64, last []state, list []option, ahead outlook) []state {
 	R, used := len(s.rows), 0
 	for i, st := range last {
@@ -280,8 +288,8 @@ func (s *search) extend(next []state, flat []float64, last []state, list []optio
 	return next
 }
 
-// outlook is what is still to come before the first choice: of each demand the least of every row, the sum of these,
-// and the sum of the relaxed mixes.
+// outlook computes the outlook before the first choice. It returns the min of every row per demand,
+// the sum of these, and the sum of the relaxed mixes.
 func (s *search) outlook() (floors [][]float64, floor, future []float64) {
 	R := len(s.rows)
 	floors, floor, future = make([][]float64, len(s.lists)), make([]float64, R), make([]float64, R)
@@ -300,7 +308,7 @@ func (s *search) outlook() (floors [][]float64, floor, future []float64) {
 	return floors, floor, future
 }
 
-// possible says whether loads can still keep the targets.
+// possible reports whether loads can still keep the targets.
 func (s *search) possible(loads, floor []float64, hard bool) bool {
 	for r := range loads {
 		if loads[r]+floor[r] > s.rows[r].target+even && (s.rows[r].of != gpcRow || hard) {
@@ -310,8 +318,8 @@ func (s *search) possible(loads, floor []float64, hard bool) bool {
 	return true
 }
 
-// overshoot scores where loads lead. GPUs come first; GPCs only choose between states that are alike in GPUs, and
-// weigh a little more above their target, the least there can be.
+// overshoot scores where loads lead. GPUs come first. GPCs only decide between states that are
+// equal in GPUs. They weigh a little more above their target, which is the min.
 func (s *search) overshoot(loads, future []float64) (score float64) {
 	for r := range loads {
 		over := loads[r] + future[r] - s.rows[r].target
@@ -325,10 +333,10 @@ func (s *search) overshoot(loads, future []float64) (score float64) {
 	return score
 }
 
-// best keeps the width best states, of those with the same loads the best one. all says that none was left out but
-// such. It copies the loads of what it keeps.
+// best keeps the width best states. It keeps only the best of several states with the same loads.
+// all means that it dropped no other states. It copies the loads of the states that it keeps.
 func (s *search) best(next []state, width int) (kept []state, all bool) {
-	distinct := len(s.rows) // cut rows say nothing new of a state
+	distinct := len(s.rows) // cut rows do not distinguish states
 	for s.rows[distinct-1].of == cutRow {
 		distinct--
 	}
@@ -373,8 +381,8 @@ func (s *search) choices(layers [][]state) []choice {
 	return choices
 }
 
-// fingerprint is equal for loads that are equal up to rounding (but where they straddle a step; then a state is
-// kept twice, which costs only time).
+// fingerprint is equal for loads that are equal up to rounding. If such loads are on both sides of
+// a step, it differs: a state is then kept twice, which only costs time.
 func fingerprint(loads []float64) uint64 {
 	h := uint64(14695981039346656037) // FNV-1a over rounded loads
 	for _, x := range loads {

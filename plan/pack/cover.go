@@ -5,8 +5,9 @@ import (
 	"sort"
 )
 
-// demand is what one service asks for, seen from the segments: a segment of item k brings gives[k] requests a
-// second (0: no point of that size is within the service's latency bound), and together they must bring rate.
+// demand is what one service needs from its segments. A segment of item k serves gives[k] requests
+// per second (0: no point of that size is within the service's latency bound). Together they must
+// serve rate.
 type demand struct {
 	rate    float64
 	gives   []float64
@@ -14,25 +15,27 @@ type demand struct {
 	clients []int     // processes of a segment, by item
 }
 
-// closeEnough is the part of a rate that rounding may hide (throughputs are measured to six digits at best).
+// closeEnough is the fraction of a rate that rounding may hide (throughputs are measured to six
+// digits at best).
 const closeEnough = 5e-10
 
-// coverer finds cheap mixes: the covering knapsack
+// coverer finds cheap mixes. It solves the covering knapsack
 //
-//	least Σ price[k]·n[k]  with  Σ gives[k]·n[k] ≥ rate,  n whole and ≥ 0.
+//	min Σ price[k]·n[k]  with  Σ gives[k]·n[k] ≥ rate,  n whole and ≥ 0.
 //
-// It goes through the items from the cheapest request to the dearest and takes as many of each as can help,
-// fewest left first; a branch ends where what is left, at the price of the best item not yet decided, is already
-// too dear. That price for what is left is the knapsack's linear bound, so nothing better is lost. Few branches
-// live: with ResNet-50 of S3 × 10 (14,630 requests/s, some 30 segments) 40 to 200.
+// It visits the items from the lowest price per request to the highest. It tries as many of each as
+// can help, the highest count first. A branch ends if the rest of the rate, at the price of the
+// best remaining item, is already too expensive. That price is the knapsack's linear bound, so no
+// better mix is lost. Few branches remain: 40 to 200 for ResNet-50 of S3 × 10 (14,630 requests/s,
+// some 30 segments).
 //
-// One coverer is reused for many demands; it is not safe for concurrent use.
+// One coverer is reused for many demands. It is not safe for concurrent use.
 type coverer struct {
 	order []int     // items that serve the demand, cheapest request first
-	ratio []float64 // price of a request, by place in order
+	ratio []float64 // price of a request, by position in order
 	gives []float64
 	price []float64
-	mix   []int // by place in order
+	mix   []int // by position in order
 	best  []int
 	cost  float64
 	steps int
@@ -41,8 +44,8 @@ type coverer struct {
 	seen  int
 }
 
-// coverSteps ends a search that near-equal prices make long: what it found stays valid as a mix, and the linear
-// bound of the knapsack stands in for the cost that was not proved.
+// coverSteps ends a search that nearly equal prices make long. The mix that it found is valid. The
+// knapsack's linear bound then replaces the min cost, which was not proved.
 const coverSteps = 4000
 
 func (c *coverer) prepare(d demand, price []float64) {
@@ -77,8 +80,8 @@ func grow(s []float64, n int) []float64 {
 	return s[:n]
 }
 
-// cheapest writes the cheapest mix into mix (one count for each item) and returns a cost that no mix is below:
-// the mix's own cost, unless the search ran out of steps.
+// cheapest writes the cheapest mix into mix (one count per item) and returns a lower bound of the
+// cost of all mixes. The bound is the mix's own cost, unless the search ran out of steps.
 func (c *coverer) cheapest(d demand, price []float64, mix []int) (least float64) {
 	c.prepare(d, price)
 	c.cost, c.found = math.Inf(1), nil
@@ -94,9 +97,9 @@ func (c *coverer) cheapest(d demand, price []float64, mix []int) (least float64)
 	return c.cost
 }
 
-// every calls found with each minimal mix (no segment of it can be left out) that costs at most limit; the mix is
-// by item and is found's only during the call. It returns false when the search ran out of steps or found said no
-// more, so that some may be missing.
+// every calls found with each minimal mix that costs at most limit. In a minimal mix, no segment
+// can be left out. The mix is by item and is valid only during the call. every returns false if
+// mixes may be missing, because the search ran out of steps or found most mixes.
 func (c *coverer) every(d demand, price []float64, limit float64, most int, found func(mix []int)) (all bool) {
 	c.prepare(d, price)
 	full := make([]int, len(d.gives))
@@ -126,10 +129,11 @@ func (c *coverer) every(d demand, price []float64, limit float64, most int, foun
 	return c.steps <= coverSteps && c.seen < most
 }
 
-// countless is more segments than any mix that is taken has; an item that would need more is only ever too dear.
+// countless is more segments than any mix in use has. An item that would need more is always too
+// expensive.
 const countless = 1e9
 
-// segments is how many segments of the item at place i bring left requests a second.
+// segments returns how many segments of the item at position i serve left requests per second.
 func (c *coverer) segments(i int, left float64) int {
 	n := int(math.Min(math.Ceil(left/c.gives[i]), countless))
 	if n > 0 && float64(n-1)*c.gives[i] >= left {

@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// mixes goes through all minimal mixes of a demand, one item after another, knowing nothing of prices.
+// mixes visits all minimal mixes of a demand, one item after another, without prices.
 func mixes(d demand, found func(mix []int)) {
 	mix := make([]int, len(d.gives))
 	var choose func(k int, left float64)

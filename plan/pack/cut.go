@@ -7,39 +7,39 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// A pattern is a set of segments that one GPU holds, as a count for each size.
+// A pattern is a set of segments on one GPU, as one count per size.
 type pattern []int
 
-// A bin is one GPU as filled, or several filled alike.
+// A bin is one filled GPU, or several with the same filling.
 type bin struct {
 	counts pattern
 	times  int
 }
 
-// A cut is how one model of GPU may be filled. All methods speak of sizes by their index in the sizes that the cut
-// was made with. A cut is read only once made.
+// A cut describes how one model of GPU can be filled. All methods identify sizes by their index in
+// the sizes that the cut was made with. A cut is read-only once made.
 type cut interface {
 	// dearest returns the pattern of the highest value at the given prices, and its value.
 	dearest(price []float64) (float64, pattern)
-	// common are patterns that a program of prices begins with; where there are few, all.
+	// common returns patterns for the start of a program of prices: all, if there are few.
 	common() []pattern
-	// lift raises prices as far as no pattern becomes worth more than budget; prices under which none does are
-	// left valid and never fall.
+	// lift raises prices as far as possible without making a pattern worth more than budget. If the
+	// given prices are valid, it keeps them valid and lowers none.
 	lift(price []float64, budget float64)
-	// rules are price vectors under which no pattern is worth more than 1, so that Σ price × count is a lower
-	// bound of the GPUs that counts need. whole says that they are all that matter: the largest of the bounds is
-	// then the linear optimum of packing.
+	// rules are price vectors under which no pattern is worth more than 1. Σ price × count is
+	// therefore a lower bound of the GPUs that counts need. whole means that no other rules matter:
+	// the max of the bounds is then the linear optimum of packing.
 	rules() (prices [][]float64, whole bool)
-	// pack fills as few GPUs as it can with counts. exact says that fewer cannot hold them.
+	// pack fills as few GPUs as it can with counts. exact means that fewer GPUs cannot hold them.
 	pack(counts []int) (bins []bin, exact bool)
-	// slots lays one GPU's counts out: a size and its slot for each segment, by slot.
+	// slots lays out one GPU's counts: the size and slot of each segment, ordered by slot.
 	slots(counts pattern) []place
 }
 
-// place is where one segment lies on its GPU.
+// place is the position of one segment on its GPU.
 type place struct{ size, slot int }
 
-// below says whether a fits where b does, size by size.
+// below reports whether a fits where b does, size by size.
 func below(a, b []int) bool {
 	for k := range a {
 		if a[k] > b[k] {
@@ -57,20 +57,22 @@ func worth(price []float64, counts []int) float64 {
 	return sum
 }
 
-// ceilGPUs rounds a bound up to whole GPUs, forgiving what floating point adds to a whole number.
+// ceilGPUs rounds a bound up to whole GPUs. It ignores what floating-point rounding adds to a whole
+// number.
 func ceilGPUs(bound float64) int { return int(math.Ceil(bound - 1e-6)) }
 
-// partitioned is the cut of a GPU with MIG: its placement table, turned into the list of maximal patterns. There are
-// few: twelve on an A100, from {7} and {4,3} to {1,1,1,1,1,1,1}. {3,3} is one of them and no better than {3,2,1}:
-// size 3 in slot 0 takes four memory slices for three GPCs, and no other pattern without {7} wastes a GPC.
+// partitioned is the cut of a GPU with MIG: its placement table as the list of maximal patterns.
+// There are few: twelve on an A100, from {7} and {4,3} to {1,1,1,1,1,1,1}. {3,3} is one of them but
+// no better than {3,2,1}. Size 3 in slot 0 takes four memory slices for three GPCs, and no other
+// pattern without {7} wastes a GPC.
 type partitioned struct {
 	patterns []pattern
-	layouts  [][]place // of the pattern of the same index
+	layouts  [][]place // of the pattern with the same index
 	prices   [][]float64
 	whole    bool
 }
 
-// newPartitioned enumerates what a placement table allows for the given sizes.
+// newPartitioned enumerates the patterns that a placement table allows for the given sizes.
 func newPartitioned(gpu plan.GPU, sizes []plan.Size) *partitioned {
 	e := enumeration{gpu: gpu, sizes: sizes, seen: map[string]bool{}, counts: make(pattern, len(sizes))}
 	if n := len(sizes); n > 0 {
@@ -82,8 +84,8 @@ func newPartitioned(gpu plan.GPU, sizes []plan.Size) *partitioned {
 	return c
 }
 
-// enumeration goes through the ways to fill a GPU. Sizes are gone through from the largest and each from its last
-// start, so that the first layout of a pattern has size 3 in slot 4 rather than in slot 0.
+// enumeration visits the ways to fill a GPU. It visits sizes from the largest and their starts from
+// the last, so that the first layout of a pattern has size 3 in slot 4 rather than in slot 0.
 type enumeration struct {
 	gpu      plan.GPU
 	sizes    []plan.Size
@@ -94,7 +96,8 @@ type enumeration struct {
 	layouts  [][]place
 }
 
-// fill adds segments of a size, from a start on down, and of the smaller sizes, to what is taken.
+// fill adds segments of a size, from a start downwards, and of the smaller sizes. taken has the
+// slots in use.
 func (e *enumeration) fill(size, from, gpcs int, taken uint64) {
 	if size < 0 {
 		e.keep()
@@ -122,7 +125,7 @@ func (e *enumeration) fill(size, from, gpcs int, taken uint64) {
 	e.fill(size-1, next, gpcs, taken)
 }
 
-// keep notes the pattern and its layout, if it is new.
+// keep stores the pattern and its layout, if it is new.
 func (e *enumeration) keep() {
 	key := make([]byte, len(e.counts))
 	for k, n := range e.counts {
@@ -182,7 +185,7 @@ func (c *partitioned) lift(price []float64, budget float64) {
 
 func (c *partitioned) rules() ([][]float64, bool) { return c.prices, c.whole }
 
-// least is the lower bound of the GPUs that counts need.
+// least returns the lower bound of the GPUs that counts need.
 func (c *partitioned) least(counts []int) int {
 	most := 0.0
 	for _, price := range c.prices {
@@ -191,12 +194,13 @@ func (c *partitioned) least(counts []int) int {
 	return ceilGPUs(most)
 }
 
-// packSteps ends the search for a packing that meets its lower bound.
+// packSteps limits the search for a packing that meets its lower bound.
 const packSteps = 20000
 
-// pack searches for a packing of exactly the lower bound's GPUs, then of one more, and so on: a GPU at a time takes
-// the pattern after which what is left has a lower bound one less. On every table with seven GPCs some pattern
-// always has it, so that the bound is met without a step back.
+// pack searches for a packing with as many GPUs as the lower bound, then with one more, and so on.
+// For one GPU at a time, it chooses a pattern after which the lower bound of the rest is one less.
+// On every table with seven GPCs such a pattern always exists, so that the search meets the bound
+// without a step back.
 func (c *partitioned) pack(counts []int) (bins []bin, exact bool) {
 	exact = true
 	for gpus := c.least(counts); ; gpus++ {
@@ -216,7 +220,8 @@ type packing struct {
 	steps  int
 }
 
-// fill packs left into gpus GPUs, appending to bins from the last to the first. It takes over left.
+// fill packs left into gpus GPUs, appending to bins from the last to the first. It takes ownership
+// of left.
 func (s *packing) fill(left []int, gpus int) bool {
 	if !slices.ContainsFunc(left, func(n int) bool { return n > 0 }) {
 		return true
@@ -238,7 +243,8 @@ func (s *packing) fill(left []int, gpus int) bool {
 		if most == 0 || !s.leaves(rest, left, used, 1, gpus) {
 			continue
 		}
-		// As many GPUs alike as the bound allows: each takes at most 1 from it, so "too many" stays too many.
+		// As many equal GPUs as the bound allows: each lowers it by at most 1, so "too many" stays
+		// too many.
 		low, high := 1, most
 		for low < high {
 			middle := (low + high + 1) / 2
@@ -258,8 +264,8 @@ func (s *packing) fill(left []int, gpus int) bool {
 	return false
 }
 
-// usable is the part of a pattern that counts fill, and how many GPUs they fill with it, at most gpus; 0 if it is
-// empty.
+// usable returns the part of a pattern that counts fill, and how many GPUs they fill with it, at
+// most gpus; 0 if that part is empty.
 func usable(p pattern, counts []int, gpus int) (used pattern, times int) {
 	used, times = make(pattern, len(p)), gpus
 	empty := true
@@ -274,8 +280,8 @@ func usable(p pattern, counts []int, gpus int) (used pattern, times int) {
 	return used, times
 }
 
-// leaves sets rest to what is left after times GPUs of a pattern, and says whether the bound lets the other GPUs
-// hold it.
+// leaves sets rest to what is left after times GPUs of a pattern. It reports whether, by the lower
+// bound, the other GPUs can hold it.
 func (s *packing) leaves(rest, left []int, p pattern, times, gpus int) bool {
 	for k := range left {
 		rest[k] = max(0, left[k]-times*p[k])
@@ -302,10 +308,11 @@ func (c *partitioned) slots(counts pattern) []place {
 	return nil
 }
 
-// vertices enumerates the corners of { price ≥ 0 : no pattern is worth more than 1 } that no other price vector is
-// above everywhere. By duality the largest of the bounds they give is the linear optimum of packing any counts into
-// the patterns. whole is false where there are too many corners to go through; what is returned is then only the
-// patterns' common rule, in proportion to each size's share of its fullest pattern.
+// vertices enumerates corners of { price ≥ 0 : no pattern is worth more than 1 }. It omits a corner
+// if another price vector is at least as high everywhere. By duality, the max of the corners'
+// bounds is the linear optimum of packing any counts into the patterns. whole is false if there are
+// too many corners. The result is then only the patterns' common rule, in proportion to each size's
+// share of its fullest pattern.
 func vertices(patterns []pattern, sizes int) (prices [][]float64, whole bool) {
 	if sizes == 0 {
 		return nil, true
@@ -341,7 +348,7 @@ func vertices(patterns []pattern, sizes int) (prices [][]float64, whole bool) {
 	return prices, corners.steps <= cornerSteps
 }
 
-// dominated says that b is at least a everywhere.
+// dominated reports whether b is at least a everywhere.
 func dominated(a, b []float64) bool {
 	for k := range a {
 		if a[k] > b[k]+1e-9 {
@@ -351,10 +358,11 @@ func dominated(a, b []float64) bool {
 	return true
 }
 
-// cornerSteps is far above the few thousand of a table of five sizes.
+// cornerSteps is far above the few thousand steps of a table with five sizes.
 const cornerSteps = 400000
 
-// corners goes through the sets of constraints that can be tight together, eliminating one variable with each.
+// corners visits the sets of constraints that can be tight together, and eliminates one variable
+// with each.
 type corners struct {
 	rows     [][]float64
 	right    []float64
@@ -364,7 +372,8 @@ type corners struct {
 	steps    int
 }
 
-// reduced is a constraint with the variables of those chosen before eliminated, and the variable it eliminates.
+// reduced is a constraint without the variables of the constraints chosen before. lead is the
+// variable that it eliminates.
 type reduced struct {
 	row   []float64
 	right float64
@@ -390,7 +399,8 @@ func (c *corners) choose(from int, chosen []reduced) {
 	}
 }
 
-// reduce eliminates the variables of those chosen from a constraint; ok is false if nothing is left of it.
+// reduce eliminates the variables of the chosen constraints from another one. ok is false if
+// nothing is left of it.
 func (c *corners) reduce(i int, chosen []reduced) (r reduced, ok bool) {
 	row := slices.Clone(c.rows[i])
 	right := c.right[i]
@@ -418,7 +428,7 @@ func (c *corners) reduce(i int, chosen []reduced) (r reduced, ok bool) {
 	return reduced{row, right * scale, lead}, true
 }
 
-// keep solves for the corner and keeps it where it is one of the region.
+// keep solves for the corner and keeps it if it belongs to the region.
 func (c *corners) keep(chosen []reduced) {
 	price := make([]float64, c.sizes)
 	for i := len(chosen) - 1; i >= 0; i-- {

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// fillings lists what one GPU can hold, as counts of sizes: every legal set of sizes and starts, by brute force.
+// fillings lists everything that one GPU can hold, as counts of sizes. It tries every legal set of
+// sizes and starts.
 func fillings(g plan.GPU) [][]int {
 	seen := map[string][]int{}
 	counts := make([]int, len(g.Sizes))
@@ -38,7 +39,7 @@ func fillings(g plan.GPU) [][]int {
 	return all
 }
 
-// fewest is the least number of GPUs that hold counts, by brute force.
+// fewest returns the min number of GPUs that hold counts, by brute force.
 func fewest(all [][]int, counts []int, known map[string]int) int {
 	if !slices.ContainsFunc(counts, func(n int) bool { return n > 0 }) {
 		return 0

@@ -8,24 +8,26 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// exhaustive goes through every choice of offers and every way to lay them out, for problems that are small enough:
-// service by service, a segment at a time, into each GPU that differs from the others. It ends a branch where what
-// is left to serve cannot fit into what is left of the GPUs by one of the lower bounds, and where it has been before.
+// exhaustive tries every choice of offers and every way to lay them out, for small problems. It
+// goes service by service, one segment at a time, into each GPU that differs from the others. It
+// ends a branch if one of the lower bounds proves that the remaining demand does not fit the rest
+// of the GPUs. It also ends a branch that it has visited before.
 type exhaustive struct {
 	*shares
-	most     int // GPUs in all
+	most     int // GPUs in total
 	patterns [][]pattern
-	order    []int // services, the dearest first
+	order    []int // services, the most expensive first
 	terms    []term
 	rest     []float64 // by term: what is left of the GPUs
 	bins     []filled
 	opened   []int // by kind
 	seen     map[string]struct{}
-	budget   int // steps that are left; below 0 the search ended early
+	budget   int // steps left; below 0, the search ended early
 }
 
-// term is one of the lower bounds: by service and offer what a segment takes, what the service takes at least, and
-// what a request takes at least, and the sum of the least from each place in the order on.
+// term is one of the lower bounds. shares is what a segment takes, by service and offer. least is
+// the min that a service takes, and ratio the min that one request takes. after is the sum of least
+// from each position in the order.
 type term struct {
 	shares [][]float64
 	least  []float64
@@ -33,7 +35,7 @@ type term struct {
 	after  []float64
 }
 
-// filled is a GPU and what lies on it.
+// filled is a GPU and its segments.
 type filled struct {
 	kind, steps, clients int
 	memory               float64
@@ -46,14 +48,14 @@ func (f *filled) like(o *filled) bool {
 }
 
 const (
-	// exactServices is how many services a problem may have to be searched.
+	// exactServices is the max number of services of a problem that is searched.
 	exactServices = 12
-	// exactSteps is how many segments a search may place and take away again.
+	// exactSteps is the max number of segments that a search may place and remove again.
 	exactSteps = 150_000
 )
 
-// search looks for a plan on at most gpus GPUs. none says that there is none, which is then proved; neither a plan
-// nor none, that it took more steps than it may.
+// search looks for a plan on at most gpus GPUs. none means that there is provably no such plan. If
+// it returns neither a plan nor none, it ran out of steps.
 func (sh *shares) search(gpus, steps int) (segments []plan.Segment, none bool) {
 	limits := 0
 	for _, k := range sh.kinds {
@@ -129,7 +131,7 @@ func (e *exhaustive) prepare() {
 	}
 }
 
-// place serves the services from a place in the order on.
+// place serves the services from a position in the order on.
 func (e *exhaustive) place(at int) bool {
 	if at == len(e.order) {
 		return true
@@ -153,9 +155,9 @@ func (e *exhaustive) place(at int) bool {
 	return false
 }
 
-// serve brings the rest of a service's rate, by its offers from one on, of which segments go into GPUs from one on.
-// Since offers come by throughput, the highest first, no mix comes twice, and none of which a segment could be left
-// out.
+// serve serves the rest of a service's rate. It uses the service's offers from index from, and GPUs
+// from index bin for the first of these. Offers are in order of throughput, the highest first. No
+// mix therefore occurs twice, and none contains a segment that could be left out.
 func (e *exhaustive) serve(at, from int, rest float64, bin int) bool {
 	if rest <= 0 {
 		return e.place(at + 1)
@@ -181,7 +183,8 @@ func (e *exhaustive) serve(at, from int, rest float64, bin int) bool {
 	return false
 }
 
-// putOpened puts a segment of an offer into one of the GPUs from first on, of which it tries one of those alike.
+// putOpened puts a segment of an offer into one of the GPUs from first on. It tries only one of
+// several equal GPUs.
 func (e *exhaustive) putOpened(at, i, first int, rest float64) bool {
 	o := &e.offers[e.order[at]][i]
 	for b := first; b < len(e.bins); b++ {
@@ -199,7 +202,7 @@ func (e *exhaustive) putOpened(at, i, first int, rest float64) bool {
 	return false
 }
 
-// putNew puts a segment of an offer into a further GPU, if there is one.
+// putNew puts a segment of an offer into a new GPU, if there is one.
 func (e *exhaustive) putNew(at, i int, rest float64) bool {
 	m := e.offers[e.order[at]][i].kind
 	if limit := e.kinds[m].limit; len(e.bins) >= e.most || limit >= 0 && e.opened[m] >= limit {
@@ -218,7 +221,8 @@ func (e *exhaustive) putNew(at, i int, rest float64) bool {
 	return false
 }
 
-// put places a segment of an offer and goes on; where that leads nowhere it takes the segment away again.
+// put places a segment of an offer and continues. If that leads to no plan, it removes the segment
+// again.
 func (e *exhaustive) put(at, i, b int, rest float64) bool {
 	s := e.order[at]
 	o := &e.offers[s][i]
@@ -246,7 +250,7 @@ func (e *exhaustive) put(at, i, b int, rest float64) bool {
 	return false
 }
 
-// size is the place of an offer's size in its kind's patterns; −1 on a GPU without MIG.
+// size returns the index of an offer's size in its kind's patterns; −1 on a GPU without MIG.
 func (e *exhaustive) size(o *offer) int {
 	if e.patterns[o.kind] == nil {
 		return -1
@@ -274,7 +278,7 @@ func (e *exhaustive) fits(f *filled, o *offer) bool {
 		(k.clients == 0 || f.clients+o.point.Processes <= k.clients)
 }
 
-// key is the same for states from which the same can follow: the GPUs in any order.
+// key is equal for states with the same continuations: the order of the GPUs does not matter.
 func (e *exhaustive) key(at int) string {
 	parts := make([]string, len(e.bins))
 	for i := range e.bins {
@@ -293,7 +297,7 @@ func (e *exhaustive) key(at int) string {
 	return string(key)
 }
 
-// written is what was found as a plan's segments.
+// written returns the result as a plan's segments.
 func (e *exhaustive) written() []plan.Segment {
 	var segments []plan.Segment
 	for gpu, f := range e.bins {

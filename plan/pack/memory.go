@@ -6,16 +6,17 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// On a GPU without MIG segments share the memory, so that the point of the highest throughput, which mostly has the
-// most processes, need not be the best of its size. A value says what a point is worth: of the points of a size
-// the one of the highest is used.
+// value is the worth of a point. For each size, the point of the highest value is used. On a GPU
+// without MIG, segments share the memory. The point of the highest throughput, which usually has
+// the most processes, need not be the best then.
 type value func(g plan.GPU, pt plan.Point) float64
 
-// highest is the throughput: right wherever a segment has its memory to itself, or memory is plenty.
+// highest is the throughput. It is right if a segment has its own memory, or if there is plenty of
+// memory.
 func highest(_ plan.GPU, pt plan.Point) float64 { return pt.ThroughputRPS }
 
-// lean is the throughput, but points that take more of their GPU's memory than of its steps come last: the others
-// pack by steps as if there were no memory.
+// lean is the throughput, except that points that take more of their GPU's memory than of its steps
+// come last. The other points pack by steps as if there were no memory.
 func lean(g plan.GPU, pt plan.Point) float64 {
 	if pt.MemoryMiB*float64(g.GPCs) > float64(g.MemoryMiB)*float64(pt.GPCs) {
 		return -1 / pt.ThroughputRPS
@@ -23,26 +24,27 @@ func lean(g plan.GPU, pt plan.Point) float64 {
 	return pt.ThroughputRPS
 }
 
-// outcome is what is known of a problem: a plan's segments, if any was found, and what is proved.
+// outcome is what is known of a problem: a plan's segments, if one was found, and what is proved.
 type outcome struct {
-	// answer is the beam's, whose leastGPCs may be known; 0 where the segments are not its.
+	// answer is that of the beam, with leastGPCs if known. It is the zero value if the segments are
+	// not the beam's.
 	answer
 	segments []plan.Segment
 	gpus     int
 	least    int  // no plan has fewer GPUs
-	none     bool // there is no plan on what there is
+	none     bool // there is no plan on the available GPUs
 }
 
 func (o *outcome) ok() bool { return o.segments != nil }
 
-// take makes segments the outcome's if they are on fewer GPUs.
+// take replaces the outcome's segments if the given ones use fewer GPUs.
 func (o *outcome) take(a answer, segments []plan.Segment, gpus int) {
 	if !o.ok() || gpus < o.gpus {
 		o.answer, o.segments, o.gpus = a, segments, gpus
 	}
 }
 
-// stock is how many GPUs there are in all; −1 without end.
+// stock returns the total number of GPUs; −1 if unlimited.
 func (t *task) stock() int {
 	sum := 0
 	for _, k := range t.kinds {
@@ -54,21 +56,23 @@ func (t *task) stock() int {
 	return sum
 }
 
-// plainly is how many services may share memory and still be planned by the beam, which packs by steps first.
-// In a fleet the beam runs for every way to share GPUs out between the models.
+// plainly is the max number of services that share memory for which the beam, which packs by steps
+// first, also plans. In a fleet (plainlyMixed), the beam runs for every way to divide the GPUs
+// between the models.
 const (
 	plainly      = 150
 	plainlyMixed = 12
 )
 
-// shared says whether segments share memory, or clients, on some kind of GPU.
+// shared reports whether segments share memory, or clients, on some kind of GPU.
 func (in *instance) shared() (memory, clients bool) {
 	return slices.ContainsFunc(in.kinds, func(k kind) bool { return k.memory > 0 }),
 		slices.ContainsFunc(in.kinds, func(k kind) bool { return k.clients > 0 })
 }
 
-// settle looks for a plan on the fewest GPUs, and proves what it can. Where memory is shared that is the best
-// of the greedy plans, and the beam only where it is cheap enough and they leave a gap to the bound. What is left open is searched where the problem is small.
+// settle looks for a plan on the fewest GPUs, and proves what it can. If memory is shared, it takes
+// the best of the greedy plans. It adds the beam only if that is cheap enough and a gap to the
+// bound remains. If the result is still open, it searches small problems completely.
 func (in *instance) settle(steps int) outcome {
 	first := in.relax(goal{gpu: 1, item: make([]float64, in.items), gpus: -1}, rounds)
 	got := outcome{least: ceilGPUs(first.value)}
@@ -116,7 +120,7 @@ func gpusOf(segments []plan.Segment) int {
 	return gpus
 }
 
-// settleShared is settle's search where memory or clients are shared.
+// settleShared is settle's search if memory or clients are shared.
 func (in *instance) settleShared(sh *shares, got *outcome, memory bool) {
 	n, stock := len(in.demands), in.stock()
 	enough := func() bool { return got.ok() && got.gpus <= got.least || stock >= 0 && got.least > stock }
@@ -155,8 +159,8 @@ func (in *instance) settleShared(sh *shares, got *outcome, memory bool) {
 	}
 }
 
-// beamShared has the beam look for fewer GPUs, with the points that a value picks. Where memory is shared it proves
-// nothing.
+// beamShared lets the beam look for fewer GPUs, with the points that a value selects. If memory is
+// shared, it proves nothing.
 func (in *instance) beamShared(v value, got *outcome) {
 	most := in.stock()
 	if got.ok() {
@@ -174,8 +178,9 @@ func (in *instance) beamShared(v value, got *outcome) {
 	}
 }
 
-// divide plans, where some kinds of GPU have no end, only what runs on none of them on those that have: the rest has
-// GPUs in any case. So the fleet is too small exactly where that part of it is.
+// divide handles fleets with some unlimited kinds of GPU. Services that run on an unlimited kind
+// fit in any case. The fleet is therefore too small exactly if its limited kinds are too small for
+// the other services. divide plans the two parts separately.
 func (in *instance) divide(got *outcome, steps int) {
 	bound, free := *in.problem, *in.problem
 	bound.Services, free.Services, bound.Fleet, free.Fleet = nil, nil, nil, nil
@@ -201,7 +206,7 @@ func (in *instance) divide(got *outcome, steps int) {
 		}
 		its, err := build(part, highest)
 		if err != nil {
-			return // each service has a point on what is left to it
+			return // each service has a point on its part of the fleet
 		}
 		one := its.settle(steps)
 		if !one.ok() {
@@ -217,14 +222,14 @@ func (in *instance) divide(got *outcome, steps int) {
 	got.take(answer{}, segments, gpus)
 }
 
-// unlimited says whether a service runs on a kind of GPU that has no end.
+// unlimited reports whether a service runs on a kind of GPU that is unlimited.
 func (in *instance) unlimited(s int) bool {
 	return slices.ContainsFunc(in.kinds, func(k kind) bool {
 		return k.limit < 0 && slices.ContainsFunc(k.of(in.demands[s].gives), func(gives float64) bool { return gives > 0 })
 	})
 }
 
-// found says whether there is a plan, without looking for the best.
+// found reports whether there is a plan, without looking for the best.
 func (in *instance) found() bool {
 	memory, clients := in.shared()
 	if !memory && !clients {

@@ -10,15 +10,15 @@ import (
 	"github.com/penstock/penstock/plan/parvagpu"
 )
 
-// New is the policy "penstock".
+// New returns the policy "penstock".
 func New() plan.Policy { return policy{} }
 
 type policy struct{}
 
 func (policy) Name() string { return "penstock" }
 
-// Plan plans. Errors are those of plan.Policy. In the plan, Optimal says that GPUs is LowerBound, which the package
-// doc proves; a note says what is known of the GPCs.
+// Plan plans. Errors are those of plan.Policy. In the plan, Optimal means that GPUs is LowerBound,
+// which the package doc proves. A note describes what is proved about the GPCs.
 func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -56,20 +56,21 @@ func (pl policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 	return out, nil
 }
 
-// mostSegments is more than any service has; a rate that needs more is taken for a slip.
+// mostSegments is more than any service has. A rate that needs more is treated as a typing error.
 const mostSegments = 1_000_000
 
-// instance is a problem as a task: services are demands in the same order, items are the sizes of each kind.
+// instance is a problem as a task: services are demands in the same order, items are the sizes of
+// each kind.
 type instance struct {
 	task
 	problem *plan.Problem
 	stocks  []plan.Stock   // of the kinds
 	sizes   []plan.Size    // of the items
-	points  [][]plan.Point // by demand and item: the point that a segment runs at
+	points  [][]plan.Point // by demand and item: the operating point of a segment
 }
 
-// build makes the task of a problem. A segment of a size runs at the point of the highest throughput within its
-// service's bound, or of the highest value where segments share memory.
+// build makes the task of a problem. A segment of a size runs at the point of the highest
+// throughput within its service's bound, or of the highest value if segments share memory.
 func build(p *plan.Problem, v value) (*instance, error) {
 	in := &instance{problem: p}
 	usable := make([]bool, len(p.Services))
@@ -109,7 +110,8 @@ func build(p *plan.Problem, v value) (*instance, error) {
 	return in, nil
 }
 
-// usedSizes are the sizes of a GPU that some service has a point of; points are by service and size.
+// usedSizes returns the sizes of a GPU for which some service has a point; points are by service
+// and size.
 func usedSizes(g plan.GPU, points []map[int]plan.Point) (sizes []plan.Size) {
 	for _, size := range g.Sizes {
 		if slices.ContainsFunc(points, func(its map[int]plan.Point) bool { _, ok := its[size.GPCs]; return ok }) {
@@ -119,7 +121,8 @@ func usedSizes(g plan.GPU, points []map[int]plan.Point) (sizes []plan.Size) {
 	return sizes
 }
 
-// addKind adds a model of GPU and the sizes that segments have on it; memory says that some take memory.
+// addKind adds a model of GPU and the sizes of its segments. memory means that some points need
+// memory.
 func (in *instance) addKind(stock plan.Stock, sizes []plan.Size, memory bool) {
 	k := kind{first: in.items, limit: stock.Count}
 	var widths []int
@@ -165,7 +168,7 @@ func (in *instance) addDemand(s int, points [][]map[int]plan.Point) error {
 	return nil
 }
 
-// merged has one stock for each model, in the order of their first.
+// merged returns one stock per model, in the order of first occurrence.
 func merged(stocks []plan.Stock) []plan.Stock {
 	var all []plan.Stock
 	for _, stock := range stocks {
@@ -182,9 +185,9 @@ func merged(stocks []plan.Stock) []plan.Stock {
 	return all
 }
 
-// cost is what a size counts for in the second criterion: its GPCs. In a mixed fleet GPCs differ from model to
-// model, so it is the share of its GPU; and since a fleet is listed in order of preference, a share of the next
-// model counts twice as much.
+// cost is the weight of a size in the second criterion: its GPCs. In a mixed fleet, GPCs differ
+// between models, so the cost is the size's share of its GPU. A fleet is listed in order of
+// preference, so a share of each next model counts twice as much.
 func (in *instance) cost(m int, size plan.Size) float64 {
 	if len(in.stocks) == 1 {
 		return float64(size.GPCs)
@@ -192,7 +195,7 @@ func (in *instance) cost(m int, size plan.Size) float64 {
 	return math.Ldexp(float64(size.GPCs)/float64(in.stocks[m].GPU.GPCs), min(m, 16))
 }
 
-// best picks the point of each size.
+// best selects the point of each size.
 func best(g plan.GPU, points []plan.Point, v value) map[int]plan.Point {
 	if !g.Percent {
 		v = highest
@@ -207,7 +210,8 @@ func best(g plan.GPU, points []plan.Point, v value) map[int]plan.Point {
 	return bySize
 }
 
-// better prefers the higher throughput, then the lower latency, then less memory and fewer processes.
+// better prefers the higher throughput, then the lower latency, then less memory and fewer
+// processes.
 func better(a, b plan.Point) bool {
 	switch {
 	case a.ThroughputRPS != b.ThroughputRPS:
@@ -220,7 +224,7 @@ func better(a, b plan.Point) bool {
 	return a.Processes < b.Processes
 }
 
-// admits says whether no GPU has more processes than MPS takes, of segments that another policy made.
+// admits reports whether, in another policy's segments, no GPU has more processes than MPS admits.
 func (in *instance) admits(segments []plan.Segment) bool {
 	processes := map[int]int{}
 	for _, s := range segments {
@@ -233,7 +237,7 @@ func (in *instance) admits(segments []plan.Segment) bool {
 	return true
 }
 
-// word is what a size of the only kind is counted in.
+// word returns the unit of sizes on the only kind.
 func (in *instance) word() string {
 	if in.stocks[0].GPU.Percent {
 		return "steps"
@@ -241,7 +245,7 @@ func (in *instance) word() string {
 	return "GPCs"
 }
 
-// segments writes an answer down as a plan's.
+// segments converts an answer to a plan's segments.
 func (in *instance) segments(a answer) []plan.Segment {
 	var segments []plan.Segment
 	gpu := 0
@@ -256,16 +260,16 @@ func (in *instance) segments(a answer) []plan.Segment {
 	return segments
 }
 
-// The most that is tried to say what fits into a fleet that is too small, for up to a hundred services; for more it
-// is less.
+// The max effort to find out what fits into a fleet that is too small, for up to a hundred
+// services. It is less for more services.
 const (
 	fitTries   = 48
 	fitHalving = 8
 )
 
-// tooSmall says what fits: as many services as can be had from the front of the list, then each further one that
-// still fits, and at last as much as can be had of a few that do not. unproved says that no plan was found and that
-// there may be one.
+// tooSmall reports what fits. It serves as many services as possible from the front of the list,
+// then each further one that still fits. At last it serves as much as possible of a few that do
+// not. unproved means that no plan was found but that one may exist.
 func (in *instance) tooSmall(unproved bool) error {
 	f := fitting{instance: in, rates: make([]float64, len(in.demands)), tries: effort(len(in.demands), 0, fitTries, fitTries*100)}
 	front := f.front()
@@ -290,11 +294,11 @@ func (in *instance) tooSmall(unproved bool) error {
 // fitting is a search for what fits into a fleet.
 type fitting struct {
 	*instance
-	rates []float64 // of the services: what is served
-	tries int       // that are left
+	rates []float64 // served rates of the services
+	tries int       // tries left
 }
 
-// fits says whether there is a plan for the rates.
+// fits reports whether there is a plan for the rates.
 func (f *fitting) fits() bool {
 	part := *f.problem
 	part.Services = nil

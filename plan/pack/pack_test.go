@@ -127,7 +127,7 @@ func TestMixedFleets(t *testing.T) {
 			if small.Unproved {
 				t.Fatalf("%v: so few services can be searched", err)
 			}
-			// The a100s have no end: only what runs on none of them can be too much.
+			// The a100s are unlimited: only services that do not run on them can be too much.
 			alone := *p
 			alone.Services, alone.Fleet = nil, p.Fleet[1:]
 			for i, served := range small.Services {
@@ -166,7 +166,7 @@ func TestMixedFleets(t *testing.T) {
 	}
 }
 
-// withH100 gives a problem profiles of a GPU twice as fast.
+// withH100 adds profiles of a GPU that is twice as fast to a problem.
 func withH100(t testing.TB, p *plan.Problem) {
 	g := gpu(t, "h100-80")
 	p.Profiles[g.Name] = map[string]plan.Profile{}
@@ -209,7 +209,7 @@ func TestAFleetTooSmallSaysWhatFits(t *testing.T) {
 		t.Fatalf("%v: want *plan.TooSmall", err)
 	}
 	t.Log(err)
-	// What is said to fit does fit.
+	// The part that is reported to fit does fit.
 	var services []plan.Service
 	whole := 0
 	for i, s := range small.Services {
@@ -266,7 +266,8 @@ func TestSegmentsThatShareMemoryFit(t *testing.T) {
 		point(1, 1, 10, 1000), point(1, 2, 11, 6000), point(2, 1, 19, 1500)}}
 	p := &plan.Problem{GPU: g, Profiles: map[string]map[string]plan.Profile{"small": {"m": profile}},
 		Services: []plan.Service{{Name: "s", Model: "m", RateRPS: 100, SLOMS: 10}}}
-	// By steps ten segments fit a GPU; with two processes each takes more than half of its memory.
+	// By steps, ten segments fit a GPU. With two processes, each takes more than half of its
+	// memory.
 	if pl := planned(t, p); pl.GPUs != 1 {
 		t.Errorf("%d GPUs: want 1, of ten segments with one process", pl.GPUs)
 	}

@@ -21,7 +21,8 @@ func gpu(t testing.TB, name string) plan.GPU {
 	return g
 }
 
-// published is a scenario of the paper, on its published profiles, with rates times as high.
+// published returns a scenario of the paper with its published profiles, with rates multiplied by
+// times.
 func published(t testing.TB, scenario string, times float64) *plan.Problem {
 	t.Helper()
 	file := "../testdata/parvagpu/scenarios_s1_s3.csv"
@@ -46,7 +47,7 @@ func published(t testing.TB, scenario string, times float64) *plan.Problem {
 	return &plan.Problem{GPU: gpu(t, "a100-80"), Services: services, Profiles: profiles}
 }
 
-// many is n services drawn from S3, with rates and SLOs of their own.
+// many returns n services drawn from S3, each with its own rate and SLO.
 func many(t testing.TB, n int, seed uint64) *plan.Problem {
 	p := published(t, "S3", 1)
 	random := rand.New(rand.NewPCG(seed, uint64(n)))
@@ -62,7 +63,8 @@ func many(t testing.TB, n int, seed uint64) *plan.Problem {
 	return p
 }
 
-// drawn is a problem with profiles that follow no rule, on any of the given GPUs, limited or not.
+// drawn returns a problem with profiles that follow no rule, on any of the given GPUs, limited or
+// not.
 func drawn(t *rapid.T, names []string, most int, limited bool) *plan.Problem {
 	p := &plan.Problem{Profiles: map[string]map[string]plan.Profile{}}
 	for i, name := range names {

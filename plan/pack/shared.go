@@ -8,32 +8,34 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// On a GPU without MIG segments share steps, memory and the clients that MPS takes: packing has three dimensions
-// there, and of the points of a size the one of the highest throughput, which mostly has the most processes, need
-// not be the best. So all points count that no other is as good as in every dimension.
+// On a GPU without MIG, segments share steps, memory and the clients that MPS admits, so packing
+// has three dimensions. The point of a size with the highest throughput, which usually has the most
+// processes, need not be the best there. All points therefore count, except those that another one
+// covers in every dimension.
 
-// offer is a point that a service may run at on a kind of GPU, and the part of the GPU that a segment takes of each
-// dimension; what is not shared, or not limited, it takes nothing of.
+// offer is a point at which a service may run on a kind of GPU. steps, memory and clients are the
+// parts of the GPU that a segment takes. A dimension that is not shared, or not limited, is 0.
 type offer struct {
 	kind                   int
 	point                  plan.Point
-	alone                  bool // on its kind of GPU nothing but steps is shared
+	alone                  bool // only steps are shared on its kind of GPU
 	steps, memory, clients float64
-	// price and whole are of its size and of a whole GPU where the relaxation proves the bound; a kind of which there
-	// are too few is dearer than 1.
+	// price and whole are the prices of its size and of a whole GPU if the relaxation proves the
+	// bound. A kind with too few GPUs costs more than 1.
 	price, whole float64
 }
 
-// weights are how much of a segment's share each dimension counts for; what is left goes to the steps. No GPU holds
-// segments whose shares add up to more than 1, however they are weighed, and so none that are priced so.
+// weights say how much each dimension counts in a segment's share; the rest of the weight goes to
+// the steps. For any weights, the shares of the segments on one GPU add up to at most 1. This also
+// holds for shares by price.
 type weights struct{ memory, clients float64 }
 
-// The weights that are tried. They end before 1, where segments without steps would be free.
+// The weights that are tried. They stay below 1, at which segments without steps would be free.
 var weighings = []weights{{}, {memory: 0.2}, {memory: 0.4}, {memory: 0.6}, {memory: 0.8}, {memory: 0.95},
 	{clients: 0.5}, {clients: 0.95}, {memory: 0.4, clients: 0.4}}
 
-// share is what an offer takes of a GPU as weighed. priced counts steps by the relaxation's prices, which know how
-// sizes fit together, instead of by their number.
+// share returns the weighted part of a GPU that an offer takes. priced counts steps by the
+// relaxation's prices, which reflect how sizes fit together, instead of by their number.
 func (o *offer) share(w weights, priced bool) float64 {
 	steps := o.steps
 	if priced {
@@ -49,14 +51,14 @@ func (o *offer) share(w weights, priced bool) float64 {
 	return whole*(w.memory*o.memory+w.clients*o.clients) + (1-w.memory-w.clients)*steps
 }
 
-// covers says whether an offer is no worse than another in every way.
+// covers reports whether an offer is at least as good as another in every respect.
 func (o *offer) covers(other *offer) bool {
 	return o.kind == other.kind && o.point.GPCs <= other.point.GPCs && o.memory <= other.memory && o.clients <= other.clients &&
 		o.point.ThroughputRPS >= other.point.ThroughputRPS
 }
 
-// offers lists for each service what it may run at, but what another offer covers. They are by throughput, the
-// highest first. price is of the items.
+// offers lists the points at which each service may run, without those that another offer covers.
+// The highest throughput comes first. price is that of the items.
 func (in *instance) offers(price []float64) [][]offer {
 	type of struct {
 		model string
@@ -108,7 +110,7 @@ func (in *instance) uncovered(m int, points []plan.Point, price []float64) []off
 	return kept
 }
 
-// feasible are the points of Problem.Feasible that have no more processes than MPS takes.
+// feasible returns the points of Problem.Feasible that have no more processes than MPS admits.
 func feasible(p *plan.Problem, g plan.GPU, s plan.Service) ([]plan.Point, error) {
 	points, err := p.Feasible(g, s)
 	if err != nil || !g.Percent || g.Clients == 0 {
@@ -121,8 +123,8 @@ func feasible(p *plan.Problem, g plan.GPU, s plan.Service) ([]plan.Point, error)
 	return points, nil
 }
 
-// shares is a problem's services with their offers, priced in every way that weighings and the relaxation's prices
-// give. Each way proves a lower bound of the GPUs, and makes a plan.
+// shares is a problem's services with their offers. Each combination of a weighing and a way to
+// price proves a lower bound of the GPUs, and makes a plan.
 type shares struct {
 	*instance
 	offers [][]offer
@@ -133,9 +135,9 @@ func (in *instance) share(first relaxation) *shares {
 	return &shares{instance: in, offers: in.offers(first.price), first: first}
 }
 
-// ways calls each with every way of weighing: what its services' cheapest mixes cost in all, and the mixes, which
-// are by offer. Prices that take something off again for limits (the relaxation's offset) prove nothing of this kind,
-// and serve plans only: bounds says that they are left out.
+// ways calls each for every way to weigh and price, with the total cost of the services' cheapest
+// mixes and the mixes, which are by offer. Prices from which limits subtract again (the
+// relaxation's offset) prove no bound here; they only serve to make plans. bounds skips them.
 func (sh *shares) ways(bounds bool, each func(w weights, priced bool, sum float64, mixes [][]int) (more bool)) {
 	for _, way := range sh.list(bounds) {
 		sum, mixes := sh.cheapest(way)
@@ -151,7 +153,7 @@ type way struct {
 	priced bool
 }
 
-// list has the ways that say anything of the problem.
+// list returns the ways that apply to the problem.
 func (sh *shares) list(bounds bool) (list []way) {
 	memory, clients := sh.shared()
 	for _, priced := range []bool{true, false} {
@@ -164,7 +166,7 @@ func (sh *shares) list(bounds bool) (list []way) {
 	return list
 }
 
-// cheapest is each service's cheapest mix, by offer, and what they cost in all.
+// cheapest returns each service's cheapest mix, by offer, and their total cost.
 func (sh *shares) cheapest(by way) (sum float64, mixes [][]int) {
 	coverer := &coverer{}
 	var price, gives []float64
@@ -180,16 +182,18 @@ func (sh *shares) cheapest(by way) (sum float64, mixes [][]int) {
 	return sum, mixes
 }
 
-// stowed is a segment in a GPU, by service; it has the point that it runs at, or the size of its kind.
+// stowed is a segment on a GPU, by service. It has the point that it runs at, or the size of its
+// kind.
 type stowed struct {
 	service int
 	item    int
 	point   plan.Point
 }
 
-// greedy makes the plan of each way: every service takes its cheapest mix, and they are packed, by best fit decreasing
-// on GPUs without MIG. Services are moved off a kind that then has too few GPUs (evict). It returns the best, by kind
-// and GPU, and the lower bound of all ways; ways that cannot beat the best are not packed.
+// greedy makes the plan of each way. Every service takes its cheapest mix; best fit decreasing
+// packs these on GPUs without MIG. If a kind then has too few GPUs, services move to others
+// (evict). greedy returns the best plan, by kind and GPU, and the lower bound of all ways. It does
+// not pack ways that cannot beat the best plan.
 func (sh *shares) greedy() (best [][][]stowed, gpus, least int) {
 	list := sh.list(false)
 	sums := map[way]float64{}
@@ -199,7 +203,7 @@ func (sh *shares) greedy() (best [][][]stowed, gpus, least int) {
 			least = max(least, ceilGPUs(sums[way]))
 		}
 	}
-	// What costs most by one way is what there is too little of.
+	// The way with the highest cost counts the dimension that is most scarce.
 	slices.SortStableFunc(list, func(a, b way) int { return cmp.Compare(sums[b], sums[a]) })
 	for _, way := range list[:min(len(list), effort(len(sh.offers), 3, len(list), 12000))] {
 		if best != nil && gpus <= least {
@@ -221,7 +225,7 @@ func (sh *shares) greedy() (best [][][]stowed, gpus, least int) {
 	return best, gpus, least
 }
 
-// fewest is below what mixes need.
+// fewest returns a lower bound of the GPUs that mixes need.
 func (sh *shares) fewest(mixes [][]int) int {
 	if len(sh.kinds) > 1 {
 		return 0
@@ -236,7 +240,8 @@ func (sh *shares) fewest(mixes [][]int) int {
 	return ceilGPUs(max(steps, memory, clients))
 }
 
-// fit packs mixes, moving services off the kinds of which there are too few. ok is false where that does not end.
+// fit packs mixes and moves services off the kinds with too few GPUs. ok is false if that does not
+// end.
 func (sh *shares) fit(w weights, priced bool, mixes [][]int) (boards [][][]stowed, ok bool) {
 	barred := make([]uint64, len(mixes)) // by service: the kinds that it was moved off
 	for range evictions {
@@ -259,7 +264,7 @@ func (sh *shares) fit(w weights, priced bool, mixes [][]int) (boards [][][]stowe
 	return nil, false
 }
 
-// parcels are the segments of mixes, by kind.
+// parcels returns the segments of mixes, by kind.
 func (sh *shares) parcels(mixes [][]int) [][]parcel {
 	lists := make([][]parcel, len(sh.kinds))
 	for s, mix := range mixes {
@@ -274,12 +279,12 @@ func (sh *shares) parcels(mixes [][]int) [][]parcel {
 	return lists
 }
 
-// evictions is how many times mixes are packed at most.
+// evictions is the max number of times that mixes are packed.
 const evictions = 24
 
-// evict moves services off a kind whose segments take so many GPUs: those first that it costs least for what they
-// take of the kind, and as many as are above the limit if the rest packs as well as all. It returns false if none can
-// be moved.
+// evict moves services off a kind whose segments take gpus GPUs. It starts with those whose move
+// costs least in proportion to what they take of the kind. It moves as many as exceed the limit,
+// assuming that the rest packs as well as all do. It returns false if none can move.
 func (sh *shares) evict(m, gpus int, w weights, priced bool, mixes [][]int, barred []uint64) bool {
 	type mover struct {
 		service   int
@@ -359,7 +364,7 @@ func (sh *shares) packKind(m int, list []parcel) [][]stowed {
 	return boards
 }
 
-// parcel is a segment to be packed: its steps, the part of the memory and the clients that it takes.
+// parcel is a segment to pack: its steps, its part of the memory, and its clients.
 type parcel struct {
 	stowed
 	width   int
@@ -367,9 +372,10 @@ type parcel struct {
 	clients int
 }
 
-// stow packs parcels into GPUs of so many steps and clients (0: no limit): the largest first, in the dimension in
-// which it is largest, each into the GPU that it leaves least of. GPUs stand by the steps that they have left and
-// then by memory, so that each parcel looks at a few for each number of steps.
+// stow packs parcels into GPUs with so many steps and clients (0: no limit). The largest parcel
+// comes first, measured in its largest dimension. Each parcel goes into the GPU that it leaves
+// least of. GPUs are sorted by remaining steps and then by remaining memory, so that each parcel
+// considers a few GPUs per number of steps.
 func stow(list []parcel, steps, clients int) [][]stowed {
 	size := func(p *parcel) (most, sum float64) {
 		width, of := float64(p.width)/float64(steps), 0.0
@@ -394,21 +400,21 @@ func stow(list []parcel, steps, clients int) [][]stowed {
 	return boards
 }
 
-// stowage is the GPUs that parcels are stowed in.
+// stowage is the GPUs into which parcels are packed.
 type stowage struct {
 	steps, clients int // of each
 	loads          []load
 	byRoom         [][]int // loads with so many steps left, by memory left
 }
 
-// load is what lies on a GPU, and what is left of it.
+// load is the content of a GPU, and what is left of it.
 type load struct {
-	memory  float64 // of 1
+	memory  float64 // left, of 1
 	clients int
 	holds   []stowed
 }
 
-// add puts a parcel where it leaves least.
+// add puts a parcel into the GPU that it leaves least of.
 func (g *stowage) add(p *parcel) {
 	on, room := len(g.loads), g.steps
 	if s, at := g.tightest(p); at >= 0 {
@@ -426,8 +432,8 @@ func (g *stowage) add(p *parcel) {
 
 func (g *stowage) byMemory(i int, memory float64) int { return cmp.Compare(g.loads[i].memory, memory) }
 
-// tightest finds the GPU that a parcel leaves least of: by the steps that it has left, and its place among those; −1
-// if none has room.
+// tightest finds the GPU that a parcel leaves least of. It returns the GPU's remaining steps and
+// its index among those with as many; −1 if no GPU has room.
 func (g *stowage) tightest(p *parcel) (room, at int) {
 	room, at = -1, -1
 	left := math.Inf(1)
@@ -452,13 +458,13 @@ func (g *stowage) tightest(p *parcel) (room, at int) {
 }
 
 const (
-	// tight is what rounding may add to a sum of memory.
+	// tight is the max rounding error of a sum of memory.
 	tight = 1e-11
-	// glances is how many GPUs of the same steps are looked at for one that has clients left.
+	// glances is how many GPUs with the same steps are tried to find one that has clients left.
 	glances = 64
 )
 
-// segmentsOf writes GPUs of a kind down as a plan's, numbered from first on.
+// segmentsOf converts GPUs of a kind to a plan's segments, numbered from first on.
 func (in *instance) segmentsOf(m, first int, boards [][]stowed) []plan.Segment {
 	var segments []plan.Segment
 	k, g := &in.kinds[m], in.stocks[m].GPU

@@ -17,8 +17,9 @@ import (
 	"github.com/penstock/penstock/plan/verify"
 )
 
-// gslice is n services of GSLICE's models on V100s, at rates and SLOs of their own. A point takes 900 MiB and 50 for
-// each request of a batch: that penstock profile writes memory, and those measurements have none.
+// gslice returns n services of GSLICE's models on V100s, each with its own rate and SLO. A point
+// takes 900 MiB, and 50 for each request of a batch: penstock profile writes memory, but those
+// measurements have none.
 func gslice(t testing.TB, n int) *plan.Problem {
 	t.Helper()
 	profiles, err := plan.ReadProfiles(os.DirFS("../testdata/gslice_v100"))
@@ -65,8 +66,8 @@ func TestServicesThatShareMemoryArePlannedByTheThousand(t *testing.T) {
 	}
 }
 
-// Both fit beside each other, each at its first point; no one way to value points picks both, for memory has the one
-// take its leaner point and the other not.
+// Both fit together, each at its first point. No single value selects both points: because of the
+// memory, one service would take its leaner point and the other would not.
 func TestAFleetThatSufficesIsNotToldToBeTooSmall(t *testing.T) {
 	g := plan.PercentGPU("mid", 10, 100, 1)
 	point := func(steps int, throughput, memory float64) plan.Point {
@@ -91,8 +92,9 @@ func TestAFleetThatSufficesIsNotToldToBeTooSmall(t *testing.T) {
 	}
 }
 
-// sharedBrute is the least number of GPUs of a fleet, over all mixes of all points and all ways to lay them out:
-// percent GPUs only, and with no bound of any kind; math.MaxInt where there is no plan.
+// sharedBrute returns the min number of GPUs of a fleet, over all mixes of all points and all ways
+// to lay them out. It supports percent GPUs only and uses no bound. It returns math.MaxInt if there
+// is no plan.
 func sharedBrute(p *plan.Problem) int {
 	type bin struct {
 		stock, steps, processes int
@@ -154,7 +156,8 @@ func sharedBrute(p *plan.Problem) int {
 	return best
 }
 
-// Several points a size, with memory, processes and limits that bind; plans are proved, and so is that there is none.
+// Several points per size, with memory, processes and limits that matter. Plans are proved, and so
+// is the absence of a plan.
 func TestSharedGPUsAgainstBruteForce(t *testing.T) {
 	refused, all := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -204,7 +207,7 @@ func TestSharedGPUsAgainstBruteForce(t *testing.T) {
 	t.Logf("%d of %d have no plan", refused, all)
 }
 
-// 48 is what MPS takes; by steps and memory forty segments of two processes fit a V100.
+// MPS admits 48 processes. By steps and memory, forty segments of two processes fit a V100.
 func TestNoGPUGetsMoreProcessesThanMPSTakes(t *testing.T) {
 	g := gpu(t, "v100")
 	for _, memory := range []float64{0, 100} {
@@ -223,7 +226,8 @@ func TestNoGPUGetsMoreProcessesThanMPSTakes(t *testing.T) {
 	}
 }
 
-// BenchmarkShared plans on V100s whose segments share memory, and on a fleet of them and V100s with half of it.
+// BenchmarkShared plans on V100s whose segments share memory, and on a fleet of these and of V100s
+// with half of it.
 func BenchmarkShared(b *testing.B) {
 	for _, n := range []int{1, 10, 20, 50, 100, 1000, 10000} {
 		p := gslice(b, n)

@@ -2,13 +2,14 @@ package pack
 
 import "math"
 
-// maximize solves max c·x subject to rows·x ≤ right, x ≥ 0, where every right side is ≥ 0, so that x = 0 is a
-// start and no first phase is needed. It returns x and, for every row, its dual (what a little more room in that
-// row would bring). ok is false when the objective has no limit or the steps run out; nothing that is proved rests
-// on it, because a bound is evaluated again from the prices alone (see dual).
+// maximize solves max c·x subject to rows·x ≤ right, x ≥ 0. Every right side is ≥ 0, so that x = 0
+// is a start and no first phase is needed. It returns x and the dual of every row (what a little
+// more room in that row would gain). ok is false if the objective is unbounded or the steps run
+// out. No proof depends on its result: a bound is computed again from the prices alone (see dual).
 //
-// It is the tableau simplex with the steepest column and, after many steps, Bland's rule against cycles. The
-// programs here have a column for each segment size and a row for each pattern and cut: tens, not thousands.
+// It is the tableau simplex with the steepest column and, after many steps, Bland's rule against
+// cycles. The programs here have one column per segment size and one row per pattern and cut: tens,
+// not thousands.
 func maximize(c []float64, rows [][]float64, right []float64) (x, dual []float64, ok bool) {
 	t := newTableau(c, rows, right)
 	limit := 60 * (len(c) + len(rows) + 10)
@@ -30,7 +31,8 @@ func maximize(c []float64, rows [][]float64, right []float64) (x, dual []float64
 // tiny is what rounding may leave of a zero.
 const tiny = 1e-10
 
-// tableau has a row for each rule, with its right side in the last column, and then the objective's.
+// tableau has one row per rule, with its right side in the last column, and then the objective's
+// row.
 type tableau struct {
 	table   [][]float64
 	basis   []int // by rule: the column that it determines
@@ -58,7 +60,8 @@ func newTableau(c []float64, rows [][]float64, right []float64) *tableau {
 	return t
 }
 
-// enter is the column that improves the objective most, or with Bland's rule the first that does; −1 at the optimum.
+// enter returns the column that improves the objective most; with Bland's rule, the first that
+// improves it. −1 at the optimum.
 func (t *tableau) enter(bland bool) int {
 	count := len(t.basis)
 	enter, best := -1, -tiny
@@ -73,7 +76,7 @@ func (t *tableau) enter(bland bool) int {
 	return enter
 }
 
-// leave is the rule that limits a column first; −1 if none does.
+// leave returns the rule that limits a column first; −1 if none does.
 func (t *tableau) leave(enter int) int {
 	leave, ratio := -1, math.Inf(1)
 	for i, row := range t.table[:len(t.basis)] {
@@ -88,7 +91,7 @@ func (t *tableau) leave(enter int) int {
 	return leave
 }
 
-// pivot lets a rule determine a column.
+// pivot makes a rule determine a column.
 func (t *tableau) pivot(leave, enter int) {
 	pivot := t.table[leave]
 	scale := 1 / pivot[enter]

@@ -11,10 +11,10 @@ type answer struct {
 	// boards are the GPUs of each kind, each with its segments by slot.
 	boards [][][]segment
 	gpus   int
-	// gpcs is the second criterion's sum.
+	// gpcs is the sum of the second criterion.
 	gpcs float64
-	// leastGPUs and leastGPCs are proved: no answer has fewer GPUs; none with as many GPUs has fewer GPCs (0 where
-	// nothing is proved).
+	// leastGPUs and leastGPCs are proved: no answer has fewer GPUs, and none with as many GPUs has
+	// fewer GPCs (0 if nothing is proved).
 	leastGPUs int
 	leastGPCs float64
 }
@@ -22,28 +22,29 @@ type answer struct {
 // segment is an item of a demand in a slot.
 type segment struct{ demand, item, slot int }
 
-// effort is how much of something a task of n demands is worth: all divided among them, so that the whole stays
-// near linear, but between least and most.
+// effort returns how much of something to spend per demand in a task of n demands. It divides all
+// by n, so that the total stays nearly linear, but stays between least and most.
 func effort(n, least, most, all int) int { return max(least, min(most, all/max(1, n))) }
 
 const (
-	// rounds of cutting planes; they converge in ten to forty.
+	// rounds is the max number of rounds of cutting planes; they converge in ten to forty.
 	rounds = 80
-	// slack is how much dearer than its cheapest a mix may be to be looked at, in GPCs of a GPU of seven.
+	// slack is how much more than the cheapest a mix may cost to be considered, in GPUs: two of
+	// seven GPCs.
 	slack = 2.0 / 7
 )
 
-// solve finds the fewest GPUs, and with them the fewest GPCs. It tries the lower bound first and then more, until
-// an answer has no more GPUs than were tried. ok is false where it finds none within the kinds' limits; leastGPUs
-// is proved all the same.
+// solve finds the fewest GPUs, and with them the fewest GPCs. It first tries the lower bound and
+// then more, until an answer has no more GPUs than it tried. ok is false if it finds none within
+// the kinds' limits; leastGPUs is proved even then.
 func (t *task) solve() (best answer, ok bool) {
 	first := t.relax(goal{gpu: 1, item: make([]float64, t.items), gpus: -1}, rounds)
 	return t.solveFrom(ceilGPUs(first.value), t.stock(), false)
 }
 
-// solveFrom is solve from a proved bound on, up to most GPUs (<0: as many as it takes). quick says that what packs
-// by other rules than the beam's decides, so that it is not worth much: it tries one width of beam and goes up in
-// doubling steps.
+// solveFrom is solve from a proved bound on, up to most GPUs (<0: as many as necessary). quick
+// means that something other than the beam's rules decides the packing, so that the search is not
+// worth much. It then tries one width of beam and increases the GPUs in doubling steps.
 func (t *task) solveFrom(lower, most int, quick bool) (best answer, ok bool) {
 	if most < 0 {
 		most = t.needs()
@@ -74,7 +75,8 @@ func (t *task) solveFrom(lower, most int, quick bool) (best answer, ok bool) {
 	return best, ok
 }
 
-// chooseSplit tries the splits of so many GPUs until the best answer has no more. ok says whether there is a best one.
+// chooseSplit tries the splits of gpus GPUs until the best answer has no more. ok is set if there
+// is a best answer.
 func (t *task) chooseSplit(gpus int, quick bool, best *answer, ok *bool) (found bool) {
 	for _, split := range t.splits(gpus) {
 		a, fits := t.choose(gpus, split, quick)
@@ -88,8 +90,8 @@ func (t *task) chooseSplit(gpus int, quick bool, best *answer, ok *bool) (found 
 	return false
 }
 
-// splits proposes how many GPUs of each kind to use where there are gpus in all: ways to round what the relaxation
-// uses, the nearest first.
+// splits proposes how many GPUs of each kind to use, gpus in total. It rounds what the relaxation
+// uses in several ways, the nearest first.
 func (t *task) splits(gpus int) [][]int {
 	if len(t.kinds) == 1 {
 		return [][]int{{gpus}}
@@ -129,7 +131,7 @@ func (t *task) splits(gpus int) [][]int {
 	return found[:min(len(found), 8)]
 }
 
-// usage is how many GPUs of each kind a relaxation's mixes need, by the rules.
+// usage returns how many GPUs of each kind a relaxation's mixes need, by the rules.
 func (t *task) usage(r relaxation) []float64 {
 	items := make([]float64, t.items)
 	for _, columns := range r.columns {
@@ -154,7 +156,7 @@ func (t *task) usage(r relaxation) []float64 {
 	return use
 }
 
-// within is the task with other limits.
+// within returns the task with other limits.
 func (t *task) within(split []int) *task {
 	limited := *t
 	limited.kinds = slices.Clone(t.kinds)
@@ -164,8 +166,9 @@ func (t *task) within(split []int) *task {
 	return &limited
 }
 
-// choose looks for an answer with split GPUs of each kind, gpus in all, and of few GPCs. Where the rules are not
-// all that matters it may return one with more GPUs, within the task's own limits.
+// choose looks for an answer with split GPUs of each kind, gpus in total, and few GPCs. If the
+// rules are not the only ones that matter, it may return one with more GPUs, within the task's own
+// limits.
 func (t *task) choose(gpus int, split []int, quick bool) (best answer, ok bool) {
 	n := len(t.demands)
 	limited := t.within(split)
@@ -201,7 +204,8 @@ func (t *task) choose(gpus int, split []int, quick bool) (best answer, ok bool) 
 	return best, ok
 }
 
-// fewer looks for an answer with as many GPUs and fewer GPCs, until there is none or it would take too long.
+// fewer looks for an answer with as many GPUs and fewer GPCs, until there is none or it would take
+// too long.
 func (t *task) fewer(best answer, limited *task, relaxed relaxation) answer {
 	n := len(t.demands)
 	for best.gpcs > best.leastGPCs+1e-6 {
@@ -230,9 +234,9 @@ func (t *task) fewer(best answer, limited *task, relaxed relaxation) answer {
 	return best
 }
 
-// exhaust goes, where little effort is enough, through all that may have gpus GPUs: every split of them between the
-// kinds and all mixes that are not too dear at the split's prices. It returns an answer if it meets one; none says
-// that there is none, which is then proved.
+// exhaust visits everything that may have gpus GPUs, if little effort is enough. That is every split
+// of them between the kinds, and all mixes that are not too expensive at the split's prices. It
+// returns an answer if it finds one. none means that there is provably none.
 func (t *task) exhaust(gpus int) (best answer, ok, none bool) {
 	n := len(t.demands)
 	if !t.whole() {
@@ -262,7 +266,7 @@ func (t *task) exhaust(gpus int) (best answer, ok, none bool) {
 	return best, false, none
 }
 
-// everySplit lists all ways to share gpus out between the kinds; nil if there are more than most.
+// everySplit lists all ways to divide gpus between the kinds; nil if there are more than most.
 func (t *task) everySplit(gpus, most int) [][]int {
 	var all [][]int
 	split := make([]int, len(t.kinds))
@@ -290,7 +294,7 @@ func (t *task) everySplit(gpus, most int) [][]int {
 	return all
 }
 
-// whole says that the rules of all kinds are all that matter for packing.
+// whole reports whether the rules of all kinds are the only ones that matter for packing.
 func (t *task) whole() bool {
 	for _, k := range t.kinds {
 		if _, whole := k.cut.rules(); !whole || k.memory > 0 {
@@ -300,7 +304,7 @@ func (t *task) whole() bool {
 	return true
 }
 
-// unit is the second criterion's sum of the largest GPU.
+// unit returns the second criterion's sum of the largest GPU.
 func (s *search) unit() float64 {
 	most := 0.0
 	for _, k := range s.kinds {
@@ -310,10 +314,10 @@ func (s *search) unit() float64 {
 	return most
 }
 
-// pack turns a choice into an answer, where the task has the GPUs for it.
+// pack turns a choice into an answer, if the task has enough GPUs.
 func (t *task) pack(lists [][]option, c choice) (answer, bool) {
 	a := answer{}
-	owners := make([][]int, t.items) // demands that have a segment of the item, one entry a segment
+	owners := make([][]int, t.items) // demands that have a segment of the item, one entry per segment
 	for s, o := range c.options {
 		for k, n := range lists[s][o].mix {
 			a.gpcs += t.gpcs[k] * float64(n)

@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// brute is the least number of GPUs and then of GPCs, of all choices of mixes; kinds in use share no item.
+// brute returns the min number of GPUs and then of GPCs, of all choices of mixes. Kinds in use
+// share no item.
 func brute(in *instance) (gpus int, gpcs float64) {
 	gpus, gpcs = math.MaxInt, math.Inf(1)
 	var all [][][]int
@@ -27,7 +28,7 @@ func brute(in *instance) (gpus int, gpcs float64) {
 		if s == len(in.demands) {
 			sum := 0
 			for m, k := range in.kinds {
-				// fewest wants a count for each size of the table.
+				// fewest wants one count per size of the table.
 				full := make([]int, len(in.stocks[m].GPU.Sizes))
 				for i, n := range k.counts(counts) {
 					at := slices.IndexFunc(in.stocks[m].GPU.Sizes, func(size plan.Size) bool { return size.GPCs == in.sizes[k.first+i].GPCs })

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// stepped is the cut of a GPU without MIG: any sizes whose steps add up to no more than the GPU has. Packing is
-// one-dimensional bin packing.
+// stepped is the cut of a GPU without MIG: any sizes whose steps add up to no more than the GPU
+// has. Packing is one-dimensional bin packing.
 type stepped struct {
 	steps  int
 	widths []int // of each size, ascending
@@ -17,8 +17,8 @@ func newStepped(steps int, widths []int) *stepped {
 	c := &stepped{steps: steps, widths: widths}
 	// In proportion to steps: a GPU holds no more than it has.
 	c.rule(func(w int) float64 { return float64(w) / float64(steps) })
-	// Martello and Toth's L2: what is above steps−t stands alone beside anything that is at least t, which counts;
-	// below t counts as nothing.
+	// Martello and Toth's L2. A width above steps−t shares its GPU with no width of at least t, so
+	// it counts as a whole GPU. Widths below t count as 0.
 	for t := 1; 2*t <= steps; t++ {
 		c.rule(func(w int) float64 {
 			switch {
@@ -30,8 +30,8 @@ func newStepped(steps int, widths []int) *stepped {
 			return float64(w) / float64(steps)
 		})
 	}
-	// Fekete and Schepers' u(k): a size rounded down to a k-th of the GPU, but counted as it is where (k+1)·w/steps
-	// is whole.
+	// Fekete and Schepers' u(k): a size counts as rounded down to a k-th of the GPU. If
+	// (k+1)·w/steps is whole, it counts unchanged.
 	for k := 1; k <= 6; k++ {
 		c.rule(func(w int) float64 {
 			if (k+1)*w%steps == 0 {
@@ -43,7 +43,7 @@ func newStepped(steps int, widths []int) *stepped {
 	return c
 }
 
-// rule adds a dual feasible function, where no rule there is says as much.
+// rule adds a dual feasible function, unless an existing rule is at least as strong.
 func (c *stepped) rule(of func(width int) float64) {
 	price := make([]float64, len(c.widths))
 	for k, w := range c.widths {
@@ -57,8 +57,8 @@ func (c *stepped) rule(of func(width int) float64) {
 	c.prices = append(c.prices, price)
 }
 
-// values fills best[s] with the highest value of a pattern of at most s steps and last[s] with a size to begin it
-// with (-1: the best of s−1 steps).
+// values fills best[s] with the highest value of a pattern of at most s steps. It fills last[s]
+// with a size that begins this pattern (-1: the best of s−1 steps).
 func (c *stepped) values(price []float64) (best []float64, last []int) {
 	best, last = make([]float64, c.steps+1), make([]int, c.steps+1)
 	last[0] = -1
@@ -87,7 +87,7 @@ func (c *stepped) dearest(price []float64) (float64, pattern) {
 	return best[c.steps], p
 }
 
-// common are as many of each size as fit.
+// common returns one pattern per size, with as many segments as fit.
 func (c *stepped) common() []pattern {
 	patterns := make([]pattern, len(c.widths))
 	for k, w := range c.widths {
@@ -97,8 +97,9 @@ func (c *stepped) common() []pattern {
 	return patterns
 }
 
-// lift gives each size the value of the best that fits in its place: a pattern that holds the size could hold that
-// instead, so none gets dearer. What is left below budget goes to all alike.
+// lift gives each size the value of the best filling of its width. A pattern with the size could
+// hold that filling instead, so no pattern gets more expensive. What is left below budget raises
+// all prices by the same factor.
 func (c *stepped) lift(price []float64, budget float64) {
 	best, _ := c.values(price)
 	for k, w := range c.widths {
@@ -121,9 +122,9 @@ func (c *stepped) least(counts []int) int {
 	return ceilGPUs(most)
 }
 
-// pack fills GPUs one kind of filling at a time, the widest segment that is left first, once by filling up with the
-// next widest that fits (first fit decreasing) and once with whatever fills the GPU best; the better of the two
-// counts.
+// pack fills GPUs, one filling at a time, and starts each with the widest segment that is left. It
+// packs twice: once it adds the next widest segment that fits (first fit decreasing), and once
+// whatever fills the GPU best. The better result counts.
 func (c *stepped) pack(counts []int) (bins []bin, exact bool) {
 	least := c.least(counts)
 	var best []bin
@@ -171,8 +172,9 @@ func (c *stepped) fillWidest(left []int) pattern {
 	return p
 }
 
-// fillFullest holds the widest that is left and, of what fits beside it, the fullest filling; of equals the one of
-// the widest segments, since narrow ones are easier to place later.
+// fillFullest takes the widest segment that is left and the fullest filling that fits with it. Of
+// equal fillings it takes the one with the widest segments, since narrow ones are easier to place
+// later.
 func (c *stepped) fillFullest(left []int) pattern {
 	p := make(pattern, len(left))
 	widest := len(left) - 1
@@ -184,7 +186,8 @@ func (c *stepped) fillFullest(left []int) pattern {
 	}
 	p[widest] = 1
 	room := c.steps - c.widths[widest]
-	// reach[s] is the size that was added to come to s steps, in order from the widest; -2 not reached, -1 start.
+	// reach[s] is the size that was added to reach s steps, in order from the widest; -2 not
+	// reached, -1 start.
 	reach := make([]int, room+1)
 	used := make([]int, room+1)
 	for s := range reach {
