@@ -11,19 +11,18 @@ type board struct {
 	*placement
 	number      int
 	table       plan.GPU
-	taken       []bool // slots of others
-	blocked     []bool // slots that are free when something is destroyed
+	taken       []bool // slots of other services
+	blocked     []bool // slots that are free once something is destroyed
 	own         map[int]plan.Segment
 	others      bool
-	memoryLeft  float64 // by others; so are clients
+	memoryLeft  float64 // by the other services; clientsLeft, too
 	clientsLeft int
-	// at has by slot the ways to use all slots before it.
+	// at has, by slot, the ways to use all slots before it.
 	at [][]*label
 }
 
-// options are the ways to use one GPU: the slots from left to right, each free,
-// the first of an own segment that stays, or the first of a new one. The first
-// option is to have nothing there.
+// options returns the ways to use one GPU. From left to right, each slot is free, the first of an
+// own segment that stays, or the first of a new one. The first option leaves the GPU empty.
 func (p *placement) options(n int, table plan.GPU, lie, was []plan.Segment) []*label {
 	b := p.board(n, table, lie, was)
 	b.at[0] = []*label{{}}
@@ -66,7 +65,7 @@ func (p *placement) board(n int, table plan.GPU, lie, was []plan.Segment) *board
 	return b
 }
 
-// fill uses a slot in every way, after each way to use those before it.
+// fill uses a slot in every way, after each way to use the slots before it.
 func (b *board) fill(slot int) {
 	own, mine := b.own[slot]
 	var kept, retuned *plan.Segment
@@ -98,7 +97,7 @@ func (b *board) fill(slot int) {
 	}
 }
 
-// creation is what a new segment costs by the slots that it covers.
+// creation returns the cost of a new segment that depends on the slots that it covers.
 func (b *board) creation(slot, slots int) parts {
 	c := parts{created: 1}
 	if slices.Contains(b.blocked[slot:slot+slots], true) {
@@ -116,12 +115,12 @@ func (b *board) creation(slot, slots int) parts {
 	return c
 }
 
-// put adds a segment after a way to use the slots before it, if there is memory and room under MPS for it.
+// put adds a segment after a way to use the slots before it, if memory and MPS have room for it.
 func (b *board) put(l *label, g plan.Segment, c parts) {
 	size, _ := b.table.Size(g.GPCs)
 	c.gpcs = g.GPCs
 	if ones, ok := b.table.Size(1); ok {
-		// Places for a single GPC that it covers beyond its own number.
+		// Places for a single GPC that the segment covers beyond its own number.
 		for slot := g.Slot; slot < g.Slot+size.Slots; slot++ {
 			if ones.MayStart(slot) {
 				c.waste++

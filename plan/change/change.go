@@ -13,118 +13,121 @@ import (
 	"github.com/penstock/penstock/plan/verify"
 )
 
-// A Fate says what becomes of a service.
+// A Fate is the effect of a change on a service.
 type Fate string
 
 const (
-	// Stays: model, rate and objective are the old ones, nothing moves.
+	// Stays: model, rate and objective are unchanged, and no segment moves.
 	Stays Fate = "stays"
-	// Changes: the model, the rate or the objective is another.
+	// Changes: the model, the rate or the objective is different.
 	Changes Fate = "changes"
-	// Moves: model, rate and objective are the old ones, but in a fleet that is
-	// too small otherwise it makes room for others.
+	// Moves: model, rate and objective are unchanged, but the service makes room
+	// for others in a fleet that is otherwise too small.
 	Moves Fate = "moves"
-	// New: it was not in the old plan.
+	// New: the service was not in the old plan.
 	New Fate = "new"
-	// Removed: it is not wanted any more.
+	// Removed: the service is not in the problem.
 	Removed Fate = "removed"
 )
 
-// A Service says what becomes of a service and of its segments.
+// A Service is the effect of a change on a service and its segments.
 type Service struct {
 	Service string `json:"service"`
 	Fate    Fate   `json:"fate"`
-	// OldRateRPS and OldSLOMS are 0 where it is New, RateRPS and SLOMS where it is
-	// Removed.
+	// OldRateRPS and OldSLOMS are 0 if the service is New. RateRPS and SLOMS are
+	// 0 if it is Removed.
 	OldRateRPS float64 `json:"old_rate_rps"`
 	RateRPS    float64 `json:"rate_rps"`
 	OldSLOMS   float64 `json:"old_slo_ms"`
 	SLOMS      float64 `json:"slo_ms"`
-	// Kept segments stay as they are, but for their load; Retuned ones stay where
-	// they are and run another batch, number of processes or model.
+	// Kept segments stay unchanged, except for their load. Retuned ones stay in
+	// place but change their batch, number of processes or model.
 	Kept      int `json:"kept"`
 	Retuned   int `json:"retuned"`
 	Created   int `json:"created"`
 	Destroyed int `json:"destroyed"`
 }
 
-// An Op is what a Step does.
+// An Op is the operation of a Step.
 type Op string
 
 const (
 	// Create makes an instance and starts its processes.
 	Create Op = "create"
-	// Retune starts other processes in an instance that stays, beside the old ones
-	// (shadows under MPS), and ends the old ones when the new ones serve.
+	// Retune starts other processes in an instance that stays, next to the old
+	// ones (shadows under MPS). It ends the old ones when the new ones serve.
 	Retune Op = "retune"
 	// opDestroy drains a segment and removes its instance.
 	opDestroy Op = "destroy"
 )
 
-// A Step is one thing to do, done before the next begins.
+// A Step is one operation. It ends before the next begins.
 type Step struct {
 	Op Op `json:"op"`
-	// Segment is what is created, what is destroyed, or what a retuned one becomes.
-	// Loads are those of the plan that it is in; a shadow's is 0.
+	// Segment is the created or destroyed segment, or the new state of a retuned
+	// one. Its load is that in its plan; a shadow's load is 0.
 	Segment plan.Segment `json:"segment"`
-	// Was is what a retuned segment was.
+	// Was is the old state of a retuned segment.
 	Was *plan.Segment `json:"was,omitempty"`
-	// Shadow says that the segment serves only while the change is under way. It is
-	// a copy of one that must be destroyed before its successor has room.
+	// Shadow means that the segment serves only during the change. It is a copy
+	// of a segment that must be destroyed before its successor has room.
 	Shadow bool `json:"shadow,omitempty"`
-	// ShortRPS is what the service then lacks of the rate that it should have,
-	// since the fleet has no spare for a shadow; 0 everywhere else.
+	// ShortRPS is how far the service is then below the rate that it should have,
+	// because the fleet has no spare for a shadow. It is 0 in all other steps.
 	ShortRPS float64 `json:"short_rps,omitempty"`
-	// Why is a sentence for who reads it.
+	// Why is a sentence for the reader.
 	Why string `json:"why"`
 }
 
-// A Spare is a place that a shadow uses for a while.
+// A Spare is a place that a shadow uses temporarily.
 type Spare struct {
 	GPU      int    `json:"gpu"`
 	GPUModel string `json:"gpu_model"`
 	Slot     int    `json:"slot"`
 	GPCs     int    `json:"size_gpcs"`
 	Service  string `json:"service"`
-	// ExtraGPU says that neither plan uses the GPU: one more is needed meanwhile.
+	// ExtraGPU means that neither plan uses the GPU: the change temporarily needs
+	// one more.
 	ExtraGPU bool `json:"extra_gpu"`
 }
 
-// A Change is a new plan and the way to it.
+// A Change is a new plan and the steps to it.
 type Change struct {
 	Plan     *plan.Plan `json:"plan"`
 	Services []Service  `json:"services"`
 	Steps    []Step     `json:"steps"`
 	Spares   []Spare    `json:"spares"`
-	// GPUs in use before, after, and at most on the way.
+	// GPUs in use before and after the change, and the max during it.
 	GPUsBefore int `json:"gpus_before"`
 	GPUsAfter  int `json:"gpus_after"`
 	GPUsDuring int `json:"gpus_during"`
 }
 
-// ErrOldPlan is returned, wrapped, when the old plan cannot be started from: it
-// is of a policy whose rules a change does not keep, not legal, does not serve its
-// own services, or is on GPUs that the problem has not.
+// ErrOldPlan is returned, wrapped, if the old plan cannot be changed. Its policy
+// has rules that a change does not keep, it is not legal, or it does not serve its
+// own services. Or it uses GPUs that the problem does not have.
 var ErrOldPlan = errors.New("the old plan cannot be changed")
 
 // From changes an old plan, which it only reads, into one for the problem.
 //
-// The old plan is checked against the problem's GPUs and profiles, for its own
-// rates, objectives and latency bounds. A service that changes keeps its bound
-// if only the rate is another; else, and for new services, the bound is
-// Problem.Bound's, or without one the same part of the objective as before
-// (plan.HalfSLO for new ones). It is never more than the objective.
+// It checks the old plan against the problem's GPUs and profiles, for the old
+// plan's own rates, objectives and latency bounds. If only the rate of a service
+// changes, the service keeps its bound. For other changes and new services, the
+// bound is Problem.Bound's. If that is nil, the bound is the same part of the
+// objective as before (plan.HalfSLO for new services). It is never more than the
+// objective.
 //
-// In a fleet that cannot hold the change while the services that stay do not
-// move, as few of them as are found to be needed Move: one after the other, those
-// of the least GPCs first, and at last all that a plan made anew moves.
+// A fleet may be too small for the change unless services that stay move. Then as
+// few of them Move as From finds necessary: one after the other, those with the
+// fewest GPCs first. If that is not enough, everything that a new plan moves
+// does.
 //
-// The new plan is Optimal where its GPUs are the lower bound that the old plan's
-// policy proves for the changed problem; a note says when a plan that the policy
-// makes anew has fewer.
+// The new plan is Optimal if its number of GPUs is the lower bound that the old
+// plan's policy proves for the changed problem. A note says if a new plan of that
+// policy has fewer GPUs.
 //
-// Errors: ErrOldPlan; *plan.NoProfile, *plan.Infeasible; *plan.TooSmall when the
-// fleet cannot hold the change.
+// Errors are ErrOldPlan, *plan.NoProfile and *plan.Infeasible, and *plan.TooSmall
+// if the fleet cannot hold the change.
 func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
@@ -184,13 +187,13 @@ func From(old *plan.Plan, p *plan.Problem) (*Change, error) {
 	return change, nil
 }
 
-// keeps are the policies whose rules a changed plan keeps, so that it may go by
-// their names: any mix of measured points within the bound, anywhere on a GPU. The
-// others have rules of their own (one process a segment, partitions of a GPU,
-// bounds that were learnt for a rate), which From does not know.
+// keeps are the policies whose rules a changed plan keeps, so that it may have
+// their names. They allow any mix of measured points within the bound, anywhere
+// on a GPU. The other policies have rules that From does not know: one process
+// per segment, partitions of a GPU, bounds that were learnt for a rate.
 var keeps = []plan.Policy{pack.New(), parvagpu.New(), parvagpu.Unoptimized()}
 
-// policy is the old plan's, of those that a change keeps to.
+// policy returns the old plan's policy, if it is one of keeps.
 func policy(old *plan.Plan) (plan.Policy, error) {
 	var names []string
 	for _, p := range keeps {
@@ -203,7 +206,7 @@ func policy(old *plan.Plan) (plan.Policy, error) {
 		ErrOldPlan, old.Policy, strings.Join(names, ", "))
 }
 
-// check says whether the old plan can be started from.
+// check returns an error if the old plan cannot be changed.
 func check(old *plan.Plan, p *plan.Problem) error {
 	there := tables(p)
 	for i, g := range old.Segments {
@@ -229,7 +232,7 @@ func check(old *plan.Plan, p *plan.Problem) error {
 	return nil
 }
 
-// bounds are the latency bounds of the changed plan, see From.
+// bounds returns the latency bounds of the changed plan, see From.
 func bounds(old *plan.Plan, p *plan.Problem) func(plan.Service) float64 {
 	before := make(map[string]plan.Assigned, len(old.Services))
 	for _, s := range old.Services {
@@ -248,8 +251,9 @@ func bounds(old *plan.Plan, p *plan.Problem) func(plan.Service) float64 {
 	}
 }
 
-// compare tells a changed plan what is known from the one that its policy makes
-// anew of the same problem: the lower bound, and whether that one has fewer GPUs.
+// compare compares a changed plan with a new plan of its policy for the same
+// problem. It sets the lower bound, and notes whether the new plan has fewer
+// GPUs.
 func compare(pl, fresh *plan.Plan) {
 	pl.LowerBound = fresh.LowerBound
 	pl.Optimal = fresh.LowerBound > 0 && pl.GPUs == fresh.LowerBound
@@ -265,7 +269,7 @@ func compare(pl, fresh *plan.Plan) {
 	}
 }
 
-// markMoved finds the services that had to make room.
+// markMoved marks the services that had to make room.
 func (c *Change) markMoved(old *plan.Plan) {
 	before, after := byService(old), byService(c.Plan)
 	for i := range c.Services {
@@ -277,7 +281,7 @@ func (c *Change) markMoved(old *plan.Plan) {
 	}
 }
 
-// byService has a plan's segments of each service, in order of place.
+// byService returns a plan's segments by service, in order of place.
 func byService(pl *plan.Plan) map[string][]plan.Segment {
 	of := make(map[string][]plan.Segment, len(pl.Services))
 	for _, g := range pl.Segments {
@@ -324,12 +328,13 @@ func assemble(p *plan.Problem, old *plan.Plan, segments []plan.Segment) *plan.Pl
 // compareSegments orders segments by place.
 func compareSegments(a, b plan.Segment) int { return cmp.Or(a.GPU-b.GPU, a.Slot-b.Slot) }
 
-// samePlace says whether two segments are the same instance.
+// samePlace reports whether two segments are the same instance.
 func samePlace(a, b plan.Segment) bool {
 	return a.GPU == b.GPU && a.Slot == b.Slot && a.GPCs == b.GPCs
 }
 
-// sameWork says whether two segments of the same place run the same.
+// sameWork reports whether two segments in the same place run the same model in
+// the same way.
 func sameWork(a, b plan.Segment) bool {
 	return a.Model == b.Model && a.Batch == b.Batch && a.Processes == b.Processes
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/plan/verify"
 )
 
-// published are ParvaGPU's profiles and a scenario of its Table IV.
+// published returns ParvaGPU's profiles and a scenario of its Table IV.
 func published(t testing.TB, scenario string) *plan.Problem {
 	t.Helper()
 	profiles, err := plan.ReadProfiles(os.DirFS("../testdata/parvagpu/prof_data"))
@@ -49,7 +49,7 @@ func planned(t testing.TB, p *plan.Problem) *plan.Plan {
 	return pl
 }
 
-// with is the problem with one service changed.
+// with returns the problem with one service changed.
 func with(p *plan.Problem, name string, change func(*plan.Service)) *plan.Problem {
 	changed := *p
 	changed.Services = slices.Clone(p.Services)
@@ -57,7 +57,7 @@ func with(p *plan.Problem, name string, change func(*plan.Service)) *plan.Proble
 	return &changed
 }
 
-// without is the problem without one service.
+// without returns the problem without one service.
 func without(p *plan.Problem, name string) *plan.Problem {
 	changed := *p
 	changed.Services = slices.DeleteFunc(slices.Clone(p.Services), func(s plan.Service) bool { return s.Name == name })
@@ -74,7 +74,7 @@ func changed(t testing.TB, old *plan.Plan, p *plan.Problem) *Change {
 	return c
 }
 
-// fate is what becomes of a service.
+// fate returns the effect of a change on a service.
 func (c *Change) fate(name string) Service {
 	return c.Services[slices.IndexFunc(c.Services, func(s Service) bool { return s.Service == name })]
 }
@@ -85,7 +85,7 @@ type fataler interface {
 	Fatalf(string, ...any)
 }
 
-// hold checks what is true of every change.
+// hold checks everything that holds for every change.
 func hold(t fataler, old *plan.Plan, p *plan.Problem, c *Change) {
 	t.Helper()
 	as := *p
@@ -131,7 +131,7 @@ func hold(t fataler, old *plan.Plan, p *plan.Problem, c *Change) {
 			only.Services = []plan.Service{p.Services[slices.IndexFunc(p.Services, func(q plan.Service) bool { return q.Name == s.Service })]}
 			only.Fleet = nil
 			by, err := parvagpu.New().Plan(&only)
-			if err != nil { // not made for this GPU
+			if err != nil { // the policy does not support this GPU
 				bounded = false
 				continue
 			}
@@ -142,7 +142,7 @@ func hold(t fataler, old *plan.Plan, p *plan.Problem, c *Change) {
 		t.Fatalf("%d GPUs: the old plan has %d and what changes needs %d by itself", c.Plan.GPUs, old.GPUs, alone)
 	}
 
-	// Step by step.
+	// Check each step.
 	now := slices.Clone(old.Segments)
 	short := map[string]bool{}
 	for i, s := range c.Steps {
@@ -197,7 +197,8 @@ func hold(t fataler, old *plan.Plan, p *plan.Problem, c *Change) {
 	}
 }
 
-// dense numbers GPUs without gaps, so that a state on the way can be laid out.
+// dense numbers GPUs without gaps, so that an intermediate state can be laid
+// out.
 func dense(pl *plan.Plan) *plan.Plan {
 	var numbers []int
 	pl.GPCs = 0
@@ -225,7 +226,7 @@ func TestWhatDoesNotChangeStaysAsItIs(t *testing.T) {
 	}
 }
 
-// Only what was too much in the old plan may go.
+// Only segments that the old plan no longer needs may go.
 func TestAnEasierObjectiveMovesNothing(t *testing.T) {
 	p := published(t, "S3")
 	old := planned(t, p)
@@ -305,7 +306,7 @@ func TestAServiceThatGoesLeavesItsGPUsNumberAndTheNextTakesIt(t *testing.T) {
 	}
 }
 
-// What is proved of a plan that stays as it is stays proved.
+// Proofs about an unchanged plan stay.
 func TestAChangeOfNothingKeepsTheProof(t *testing.T) {
 	for _, scenario := range []string{"S1", "S2", "S3"} {
 		p := published(t, scenario)
@@ -316,7 +317,7 @@ func TestAChangeOfNothingKeepsTheProof(t *testing.T) {
 		if c := changed(t, old, p); !reflect.DeepEqual(c.Plan, old) || !old.Optimal {
 			t.Errorf("%s: the plan is\n%+v\nafter a change of nothing, was\n%+v", scenario, c.Plan, old)
 		}
-		// Most services go: those that stay do not move closer.
+		// Most services go: the remaining ones do not move closer together.
 		few := *p
 		few.Services = []plan.Service{p.Services[0], p.Services[len(p.Services)-1]}
 		c := changed(t, old, &few)
@@ -329,7 +330,8 @@ func TestAChangeOfNothingKeepsTheProof(t *testing.T) {
 	}
 }
 
-// A plan made anew fits into these fleets, and one beside what stays does not.
+// A new plan fits into these fleets; one next to the segments that stay does
+// not.
 func TestInAFullFleetThoseWhoStayMakeRoom(t *testing.T) {
 	type s = plan.Service
 	full := func(name, model string, rate, slo float64) s {
@@ -368,8 +370,8 @@ func TestInAFullFleetThoseWhoStayMakeRoom(t *testing.T) {
 	}
 }
 
-// crowded is a full GPU on which service a must give up four small segments for
-// a large one in their place, and b stays.
+// crowded returns a full GPU on which service a must replace four small
+// segments by a large one in their place, while b stays.
 func crowded(t testing.TB) (old *plan.Plan, p *plan.Problem) {
 	t.Helper()
 	gpu, err := plan.Lookup("a100-80")
@@ -487,7 +489,7 @@ func TestNewServicesWithoutAWayToBeServedAreRefused(t *testing.T) {
 	}
 }
 
-// Whatever changes, what is true of every change holds.
+// The invariants of every change hold for random changes.
 func TestChangesHold(t *testing.T) {
 	published := published(t, "S3")
 	rapid.Check(t, func(t *rapid.T) {
@@ -552,7 +554,7 @@ func TestChangesHold(t *testing.T) {
 	})
 }
 
-// MPS takes 48 processes on a V100: a change opens a second one for more.
+// MPS admits 48 processes on a V100: a change opens a second GPU for more.
 func TestAChangeKeepsToTheClientsOfMPS(t *testing.T) {
 	gpu, err := plan.Lookup("v100")
 	if err != nil {
@@ -568,8 +570,8 @@ func TestAChangeKeepsToTheClientsOfMPS(t *testing.T) {
 	}
 }
 
-// On GPUs without MIG memory is shared: nothing is created, nor a shadow started,
-// that a GPU has no memory for.
+// GPUs without MIG share their memory. A change must not create a segment or
+// start a shadow for which a GPU has no memory.
 func TestChangesHoldWithoutMIG(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gpu := plan.PercentGPU("v100", 80, 16384, 8)
@@ -588,7 +590,7 @@ func TestChangesHoldWithoutMIG(t *testing.T) {
 		for _, name := range []string{"a", "b", "c", "d"} {
 			p.Services = append(p.Services, draw(name))
 		}
-		// A change of nothing makes the first plan.
+		// A change of an empty plan makes the first plan.
 		first, err := From(&plan.Plan{Version: plan.Version, Policy: "penstock", GPUModel: gpu.Name}, p)
 		if err != nil {
 			t.Fatal(err)
@@ -614,7 +616,7 @@ func TestChangesHoldWithoutMIG(t *testing.T) {
 				}
 			}
 			if s := c.Steps[i]; s.Op == Retune {
-				there = append(there, *s.Was) // beside what it becomes
+				there = append(there, *s.Was) // next to its new state
 			}
 			for _, g := range there {
 				memory[g.GPU] += 2500 + 100*float64(g.Batch)

@@ -11,23 +11,24 @@ import (
 	"github.com/penstock/penstock/plan/pack"
 )
 
-// A world is what lies where while services are placed.
+// A world is the state of all GPUs while services are placed.
 type world struct {
 	problem *plan.Problem
 	tables  map[string]plan.GPU
 	// was has, by GPU, the old plan's segments of services that are still wanted.
 	was map[int][]plan.Segment
-	// lies has, by GPU, the segments that the services have: the old ones until a
+	// lies has, by GPU, the services' current segments: the old ones until a
 	// service is placed, then its new ones.
 	lies map[int][]plan.Segment
-	// freed has the old segments of services that make room, until they are placed.
+	// freed has the old segments of services that make room, until these are
+	// placed.
 	freed map[string][]plan.Segment
 	// models has the model of every GPU that has a number, in use or not.
 	models map[int]string
 }
 
-// begin takes over the old plan, without the services that are not wanted. The
-// segments of the jobs that make room lie nowhere until these are placed.
+// begin copies the old plan, without the services that are not wanted. Segments of
+// jobs that make room are not in lies until these jobs are placed.
 func (w *world) begin(old *plan.Plan, wanted map[string]plan.Service, jobs []job) {
 	w.was, w.lies, w.models = map[int][]plan.Segment{}, map[int][]plan.Segment{}, map[int]string{}
 	w.freed = map[string][]plan.Segment{}
@@ -48,14 +49,14 @@ func (w *world) begin(old *plan.Plan, wanted map[string]plan.Service, jobs []job
 		}
 	}
 	for _, n := range old.IdleGPUs {
-		w.models[n] = "" // unknown, and left alone, where there are several
+		w.models[n] = "" // unknown, and not used, if there are several models
 		if len(w.tables) == 1 {
 			w.models[n] = w.problem.Stocks()[0].GPU.Name
 		}
 	}
 }
 
-// memory is what a segment takes by its profile, 0 where unknown.
+// memory returns a segment's memory by its profile, 0 if unknown.
 func (w *world) memory(g plan.Segment) float64 {
 	for _, pt := range w.problem.Profiles[g.GPUModel][g.Model].Points {
 		if pt.GPCs == g.GPCs && pt.Batch == g.Batch && pt.Processes == g.Processes {
@@ -65,24 +66,24 @@ func (w *world) memory(g plan.Segment) float64 {
 	return 0
 }
 
-// slots is how many a segment covers.
+// slots returns how many slots a segment covers.
 func (w *world) slots(g plan.Segment) int {
 	size, _ := w.tables[g.GPUModel].Size(g.GPCs)
 	return size.Slots
 }
 
-// A job is a service to place. Less says that it needs no more than before,
-// makesRoom that it would stay, were there room for the others.
+// A job is a service to place. less means that it needs no more than before.
+// makesRoom means that it would stay if there were room for the others.
 type job struct {
 	service         plan.Service
 	less, makesRoom bool
 }
 
-// placeAround places jobs beside the services that stay. Where the fleet has no
-// room for that, these are placed anew too, after the others and as few of them as
-// are needed, those of the least GPCs first; each goes back to where it was as far
-// as it can. Placing one after the other may not fit however many move: then the
-// plan is one made anew.
+// placeAround places jobs around the services that stay. If the fleet has no room
+// for that, it also places some services that stay: as few as necessary, after the
+// others, those with the fewest GPCs first. Each goes back to its old place as far
+// as possible. If placing one after the other fails even then, the result is a new
+// plan.
 func (w *world) placeAround(old *plan.Plan, wanted map[string]plan.Service, jobs []job, stay []plan.Service) error {
 	w.begin(old, wanted, jobs)
 	first := w.placeAll(jobs)
@@ -92,7 +93,7 @@ func (w *world) placeAround(old *plan.Plan, wanted map[string]plan.Service, jobs
 	}
 	fresh, err := pack.New().Plan(w.problem)
 	if err != nil {
-		return first // hopeless
+		return first // no plan at all fits
 	}
 	gpcs := map[string]int{}
 	for _, g := range old.Segments {
@@ -102,7 +103,7 @@ func (w *world) placeAround(old *plan.Plan, wanted map[string]plan.Service, jobs
 		return cmp.Or(gpcs[a.Name]-gpcs[b.Name], cmp.Compare(a.Name, b.Name))
 	})
 	for n := 0; n < len(stay); {
-		// One at a time; of very many, some more.
+		// One at a time; if there are very many, some more.
 		for range min(1+n/freedAtOnce, len(stay)-n) {
 			jobs = append(jobs, job{service: stay[n], makesRoom: true})
 			n++
@@ -117,8 +118,8 @@ func (w *world) placeAround(old *plan.Plan, wanted map[string]plan.Service, jobs
 	return nil
 }
 
-// adopt takes over a plan made anew. Each of its GPUs becomes the one of those
-// there are that has the most of its segments already, or else any.
+// adopt replaces all segments by those of a new plan. Each GPU of the new plan
+// becomes the existing GPU that already has the most of its segments, or else any.
 func (w *world) adopt(fresh *plan.Plan) {
 	type key struct {
 		model, service string
@@ -173,10 +174,12 @@ func (w *world) adopt(fresh *plan.Plan) {
 	}
 }
 
-// freedAtOnce is how many services make room before they do so several at a time.
+// freedAtOnce is how many services make room one at a time before several do at
+// once.
 const freedAtOnce = 16
 
-// restore lets a service that made room have back what nobody has taken.
+// restore gives a service that made room back those old segments whose slots are
+// still free.
 func (w *world) restore(service string) {
 	for _, g := range w.freed[service] {
 		taken := make([]bool, w.tables[g.GPUModel].Slots)
@@ -190,7 +193,8 @@ func (w *world) restore(service string) {
 	delete(w.freed, service)
 }
 
-// holds says whether a GPU whose memory and MPS are shared has enough for one more.
+// holds reports whether a GPU whose memory and MPS are shared has room for one
+// more segment.
 func (w *world) holds(g plan.Segment) bool {
 	table := w.tables[g.GPUModel]
 	memory, processes := w.memory(g), g.Processes
@@ -237,8 +241,8 @@ func (w *world) placeAll(jobs []job) error {
 	return nil
 }
 
-// need is about how many GPCs a service needs. It fails where no model of GPU
-// can serve it.
+// need returns roughly how many GPCs a service needs. It fails if no model of GPU
+// can serve the service.
 func (w *world) need(s plan.Service) (float64, error) {
 	var first error
 	least := 0.0
@@ -260,7 +264,7 @@ func (w *world) need(s plan.Service) (float64, error) {
 	return least, nil
 }
 
-// tooSmall says what fits: jobs[0] in part, the others not.
+// tooSmall reports what fits: jobs[0] in part, the others not at all.
 func (w *world) tooSmall(jobs []job, best float64) error {
 	e := &plan.TooSmall{Fleet: w.problem.Stocks()}
 	for _, s := range w.problem.Services {
@@ -279,15 +283,15 @@ func (w *world) tooSmall(jobs []job, best float64) error {
 // tolerance is the relative error that a sum of throughputs may have.
 const tolerance = 1e-12
 
-// cost is what a way to place a service costs; the first part that differs
-// decides. Parts add up over segments and GPUs, so that a way with a dearer part
-// never becomes the cheaper whole.
+// cost is the cost of a way to place a service. The first part that differs
+// decides. Parts add up over segments and GPUs, so that a way with a more
+// expensive part never becomes the cheaper total.
 type cost [7]int
 
-// The parts of a cost. Where a service needs more than its own segments give,
-// moves are the own segments that could stay and do not, and sizes come before
-// retunes. Where they suffice, moves are the segments to create, and retunes come
-// before sizes: a service whose objective becomes easier is left alone.
+// The parts of a cost. If a service needs more than its own segments serve, moves
+// are the own segments that could stay and do not, and sizes come before retunes.
+// If its segments suffice, moves are the segments to create, and retunes come
+// before sizes: this does not touch a service whose objective becomes easier.
 type parts struct{ gpus, moves, blocked, retuned, gpcs, created, waste int }
 
 func (p parts) cost(suffices bool) cost {
@@ -306,12 +310,12 @@ func (c cost) plus(o cost) cost {
 
 func (c cost) compare(o cost) int { return slices.Compare(c[:], o[:]) }
 
-// A label is a way to place part of a service: what it costs, what it gives,
-// and how it came about.
+// A label is a way to place part of a service: its cost, its throughput, and the
+// labels that it consists of.
 type label struct {
 	cost       cost
 	throughput float64
-	memory     float64 // on this GPU, where GPU.Percent; so are processes
+	memory     float64 // on this GPU, if GPU.Percent; processes, too
 	processes  int
 	// Either a segment after another label of the same GPU, or two labels of
 	// different GPUs.
@@ -319,7 +323,7 @@ type label struct {
 	from, on *label
 }
 
-// segments collects what a label stands for.
+// segments collects the segments of a label.
 func (l *label) segments(into []plan.Segment) []plan.Segment {
 	if l == nil {
 		return into
@@ -331,16 +335,16 @@ func (l *label) segments(into []plan.Segment) []plan.Segment {
 	return into
 }
 
-// labelLimit bounds the labels that are kept in one stage.
+// labelLimit is the max number of labels in one stage.
 const labelLimit = 4096
 
-// searched is how many new GPUs are filled by search; where a service needs many
-// more, the others all get what gives the most.
+// searched is how many new GPUs are filled by search. If a service needs many
+// more, the others all get the option with the highest throughput.
 const searched = 16
 
-// front sorts labels by cost and keeps those that give more than all cheaper
-// ones (or, where memory and MPS are shared, take less of them), up to the first that gives
-// enough.
+// front sorts labels by cost and keeps those with more throughput than all cheaper
+// ones. If memory and MPS are shared, it also keeps those that take less of them.
+// It stops at the first label with enough throughput.
 func front(labels []*label, enough float64, shared bool) []*label {
 	slices.SortStableFunc(labels, func(a, b *label) int {
 		return cmp.Or(a.cost.compare(b.cost), cmp.Compare(b.throughput, a.throughput))
@@ -371,13 +375,13 @@ type placement struct {
 	// rate with its tolerance, which labels must reach.
 	enough   float64
 	suffices bool
-	// best are the points to create segments with, by model of GPU, ascending by
-	// size; feasible are all points within the bound.
+	// best are the points for new segments, by model of GPU, ascending by size.
+	// feasible are all points within the bound.
 	best, feasible map[string][]plan.Point
 }
 
-// place gives a service its segments, and returns their throughput; nothing
-// changes where that is less than its rate.
+// place places a service's segments and returns their throughput. It changes
+// nothing if that is less than the service's rate.
 func (w *world) place(s plan.Service) float64 {
 	p := &placement{world: w, service: s, enough: s.RateRPS * (1 - tolerance),
 		best: map[string][]plan.Point{}, feasible: map[string][]plan.Point{}}
@@ -399,7 +403,7 @@ func (w *world) place(s plan.Service) float64 {
 	for _, model := range w.models {
 		there[model]++
 	}
-	// New GPUs are numbered when they are known to be used.
+	// New GPUs get their numbers when it is known that they are used.
 	next := 0
 	if len(numbers) > 0 {
 		next = numbers[len(numbers)-1] + 1
@@ -415,7 +419,7 @@ func (w *world) place(s plan.Service) float64 {
 	if last.throughput < p.enough {
 		return last.throughput
 	}
-	// The cheapest that suffices is the last of a front.
+	// The cheapest sufficient label is the last of a front.
 	for _, n := range numbers {
 		w.lies[n] = slices.DeleteFunc(w.lies[n], func(g plan.Segment) bool { return g.Service == s.Name })
 	}
@@ -427,7 +431,7 @@ func (w *world) place(s plan.Service) float64 {
 	return last.throughput
 }
 
-// reach is the most that the service's own segments give where they are.
+// reach returns the max throughput of the service's own segments in their places.
 func (p *placement) reach(numbers []int) (sum float64) {
 	for _, n := range numbers {
 		for _, g := range p.lies[n] {
@@ -440,12 +444,13 @@ func (p *placement) reach(numbers []int) (sum float64) {
 	return sum
 }
 
-// open adds up to free empty GPUs of a model to labels, numbered from next on; it returns the next number, too.
+// open adds up to free empty GPUs of a model to labels, numbered from next on. It
+// also returns the next number.
 func (p *placement) open(labels []*label, gpu plan.GPU, free, next int) ([]*label, int) {
 	empty := p.options(0, gpu, nil, nil)
 	first := 1
 	if most := empty[len(empty)-1]; most.throughput > 0 {
-		// All but a few of very many are alike.
+		// If there are very many, all but a few are alike.
 		bulk := min(free, int((p.enough-labels[len(labels)-1].throughput)/most.throughput)-searched)
 		for ; first <= bulk; first++ {
 			o := renumbered([]*label{most}, next)[0]
@@ -465,7 +470,7 @@ func (p *placement) open(labels []*label, gpu plan.GPU, free, next int) ([]*labe
 	return labels, next
 }
 
-// isOpen says whether a GPU has a slot that no other service has.
+// isOpen reports whether a GPU has a slot that no other service uses.
 func (w *world) isOpen(n int, s plan.Service) bool {
 	free := w.tables[w.models[n]].Slots
 	for _, g := range w.lies[n] {
@@ -476,7 +481,7 @@ func (w *world) isOpen(n int, s plan.Service) bool {
 	return free > 0
 }
 
-// all are the segments of all services, in order of place.
+// all returns the segments of all services, in order of place.
 func (w *world) all() []plan.Segment {
 	var all []plan.Segment
 	for _, n := range slices.Sorted(maps.Keys(w.lies)) {
@@ -485,7 +490,7 @@ func (w *world) all() []plan.Segment {
 	return all
 }
 
-// number gives new GPUs the numbers that follow the known ones without gaps.
+// number gives new GPUs the numbers after the known ones, without gaps.
 func (w *world) number(placed []plan.Segment, known []int) {
 	next := 0
 	if len(known) > 0 {
@@ -508,7 +513,7 @@ func (w *world) number(placed []plan.Segment, known []int) {
 	}
 }
 
-// renumbered are an empty GPU's options for a GPU of another number.
+// renumbered returns an empty GPU's options for a GPU with another number.
 func renumbered(options []*label, n int) []*label {
 	again := make([]*label, len(options))
 	for i, o := range options {
@@ -525,10 +530,10 @@ func renumbered(options []*label, n int) []*label {
 	return again
 }
 
-// join combines what one more GPU can do with all before.
+// join combines each way to use one more GPU with all labels so far.
 func (p *placement) join(labels, options []*label) []*label {
 	if len(options) == 1 && options[0].from == nil && options[0].segment == nil && options[0].cost == (cost{}) {
-		return labels // nothing can lie there
+		return labels // nothing fits on it
 	}
 	joined := make([]*label, 0, len(labels)*len(options))
 	for _, o := range options {
@@ -539,8 +544,8 @@ func (p *placement) join(labels, options []*label) []*label {
 	return front(joined, p.enough, false)
 }
 
-// stay is what an own segment may be in its place: as it is, and at the best
-// point of its size; nil where it may not.
+// stay returns what an own segment may be in its place: unchanged, and at the best
+// point of its size. Each is nil if it is not possible.
 func (p *placement) stay(g plan.Segment) (kept, retuned *plan.Segment) {
 	for _, pt := range p.feasible[g.GPUModel] {
 		if g.Model == p.service.Model && pt.GPCs == g.GPCs && pt.Batch == g.Batch && pt.Processes == g.Processes {
@@ -566,8 +571,9 @@ func throughput(g *plan.Segment) float64 {
 	return g.ThroughputRPS
 }
 
-// largest are the points of the highest throughput of each size (of the lower
-// latency, the less memory, the fewer processes among equals), ascending by size.
+// largest returns the point of the highest throughput of each size, ascending by
+// size. Of equal points it prefers lower latency, then less memory, then fewer
+// processes.
 func largest(points []plan.Point) []plan.Point {
 	var best []plan.Point
 	for _, pt := range points {

@@ -8,39 +8,40 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// A transition is the way from the old segments to the new ones.
+// A transition is the sequence of steps from the old segments to the new ones.
 type transition struct {
 	*world
 	change *Change
-	// There are these segments now, shadows among them.
+	// The segments that exist now, including shadows.
 	onGPU     map[int][]plan.Segment
 	ofService map[string][]plan.Segment
 	shadows   []plan.Segment
-	// What is still to do, in order of place.
+	// The remaining work, in order of place.
 	create, destroy []plan.Segment
 	retune          [][2]plan.Segment // was, becomes
-	// should is the throughput that a service must not fall below on the way.
+	// should is the throughput that a service must not fall below during the
+	// change.
 	should map[string]float64
 	// removed are the services that are not wanted any more.
 	removed map[string]bool
-	// counts are how many GPUs of a model there are, -1 without end.
+	// counts are the available GPUs by model, -1 for unlimited.
 	counts map[string]int
-	known  int // GPUs of either plan have numbers below
-	// after is the memory that a GPU's segments take in the new plan.
+	known  int // GPUs of either plan have lower numbers
+	// after is the memory that the new plan's segments take, by GPU.
 	after map[int]float64
 }
 
-// steps puts the change in order, and counts what becomes of each service. What
-// can be done is done in this order, again and again:
+// steps orders the steps of the change, and counts its effect on each service. It
+// repeats the first of these that is possible:
 //
-//  1. Destroy what belongs to removed services: nobody is to be served by it.
-//  2. Create whatever has room.
-//  3. Retune, if the service has enough after it.
-//  4. Destroy, if the service has enough without it.
-//  5. If nothing of that can be done, a segment is in the way of a new one and
-//     cannot be spared: it gets a shadow on spare slots, and goes.
+//  1. Destroy segments of removed services: they need not serve any more.
+//  2. Create every segment that has room.
+//  3. Retune, if the service has enough throughput after it.
+//  4. Destroy, if the service has enough throughput without the segment.
+//  5. If none of these is possible, a segment that is needed blocks a new one. It
+//     gets a shadow on spare slots and is destroyed.
 //
-// Shadows go when their service is done.
+// A shadow is destroyed when its service is done.
 func (c *Change) steps(w *world, old *plan.Plan, before map[string]plan.Assigned, wanted map[string]plan.Service) {
 	t := &transition{world: w, change: c, should: map[string]float64{}, removed: map[string]bool{}, counts: map[string]int{}}
 	for name, s := range before {
@@ -70,7 +71,7 @@ func (c *Change) steps(w *world, old *plan.Plan, before map[string]plan.Assigned
 	}
 }
 
-// sort tells what stays from what is retuned, created and destroyed.
+// sort separates the segments that stay from those to retune, create and destroy.
 func (t *transition) sort(old *plan.Plan) {
 	count := make(map[string]*Service, len(t.change.Services))
 	for i := range t.change.Services {
@@ -92,7 +93,7 @@ func (t *transition) sort(old *plan.Plan) {
 		case sameWork(n, g):
 			count[g.Service].Kept++
 		case t.memory(g)+t.memory(n) > t.space(g):
-			// The instance has no memory for both beside each other (see next for GPUs
+			// The instance has no memory for both at once (see next for GPUs
 			// without MIG).
 			t.destroy, t.create = append(t.destroy, g), append(t.create, n)
 			count[g.Service].Retuned++
@@ -112,8 +113,7 @@ func (t *transition) sort(old *plan.Plan) {
 	slices.SortStableFunc(t.destroy, compareSegments)
 }
 
-// space is the memory that a segment's instance has, without end where it is not
-// limited.
+// space returns the memory of a segment's instance; infinite if it is not limited.
 func (t *transition) space(g plan.Segment) float64 {
 	size, _ := t.tables[g.GPUModel].Size(g.GPCs)
 	if size.MemoryMiB == 0 {
@@ -122,7 +122,7 @@ func (t *transition) space(g plan.Segment) float64 {
 	return float64(size.MemoryMiB)
 }
 
-// next does at most one step; false when all is done.
+// next does at most one step. It returns false when all steps are done.
 func (t *transition) next() bool {
 	for i, g := range t.destroy {
 		if t.removed[g.Service] {
@@ -141,7 +141,7 @@ func (t *transition) next() bool {
 	for i, r := range t.retune {
 		was, becomes := r[0], r[1]
 		if t.isFull(becomes) {
-			// The GPU has no memory for both beside each other.
+			// The GPU has no memory for both at once.
 			t.retune = slices.Delete(t.retune, i, i+1)
 			t.destroy, t.create = append(t.destroy, was), append(t.create, becomes)
 			return true
@@ -177,8 +177,8 @@ func (t *transition) next() bool {
 	return true
 }
 
-// makeWay lets the first segment go that is in the way of a new one: after a
-// shadow has taken its place, or, where there is no spare, at once.
+// makeWay destroys the first segment that blocks a new one: after a shadow has
+// replaced it or, if there is no spare, at once.
 func (t *transition) makeWay() {
 	g, ok := t.first(t.destroy)
 	if !ok {
@@ -196,7 +196,8 @@ func (t *transition) makeWay() {
 			GPCs: shadow.GPCs, Service: shadow.Service, ExtraGPU: shadow.GPU >= t.known})
 		t.begin(Step{Op: Create, Segment: shadow, Shadow: true,
 			Why: fmt.Sprintf("a shadow of %s's segment in gpu %d, slot %d, which is in the way", g.Service, g.GPU, g.Slot)})
-		// It goes at once: what else is to be destroyed must not live on the shadow.
+		// The segment goes at once: the shadow must not make other segments look
+		// unneeded.
 		t.end(Step{Op: opDestroy, Segment: g, ShortRPS: t.short(g), Why: fmt.Sprintf("%s has enough without it", g.Service)})
 		return
 	}
@@ -204,8 +205,9 @@ func (t *transition) makeWay() {
 		Why: fmt.Sprintf("it is in the way, and there is no spare for a shadow: %s is short until its new segments serve", g.Service)})
 }
 
-// makeMemory makes way where only memory is short, which is shared without MIG:
-// by what would be retuned when there is more of it, and else by a shadow.
+// makeMemory makes way if only memory, which is shared without MIG, is short. It
+// destroys a segment that would be retuned if there were more memory, or else a
+// shadow.
 func (t *transition) makeMemory() {
 	if len(t.retune) > 0 {
 		was, becomes := t.retune[0][0], t.retune[0][1]
@@ -219,11 +221,11 @@ func (t *transition) makeMemory() {
 			Why: fmt.Sprintf("it has memory that %s's new segments need", g.Service)})
 		return
 	}
-	// The new plan is legal and all else is gone.
+	// The new plan is legal and everything else is gone.
 	panic(fmt.Sprintf("change: no way to %v", t.create))
 }
 
-// first is the first of some segments that is in the way of a new one.
+// first returns the first of some segments that blocks a new one.
 func (t *transition) first(of []plan.Segment) (plan.Segment, bool) {
 	for _, n := range t.create {
 		if at := slices.IndexFunc(of, func(g plan.Segment) bool { return t.overlap(g, n) }); at >= 0 {
@@ -233,7 +235,7 @@ func (t *transition) first(of []plan.Segment) (plan.Segment, bool) {
 	return plan.Segment{}, false
 }
 
-// short is what a service lacks when it has lost a segment.
+// short returns the throughput that a service lacks after it has lost a segment.
 func (t *transition) short(g plan.Segment) float64 {
 	short := t.should[g.Service] - (t.has(g.Service) - g.ThroughputRPS)
 	if short <= t.should[g.Service]*tolerance {
@@ -242,7 +244,7 @@ func (t *transition) short(g plan.Segment) float64 {
 	return short
 }
 
-// begin creates a segment, end destroys one.
+// begin creates a segment; end destroys one.
 func (t *transition) begin(s Step) {
 	t.add(s.Segment)
 	t.say(s)
@@ -271,7 +273,7 @@ func (t *transition) remove(g plan.Segment) {
 	}
 }
 
-// has is the throughput that a service has now.
+// has returns the current throughput of a service.
 func (t *transition) has(service string) (rps float64) {
 	for _, g := range t.ofService[service] {
 		rps += g.ThroughputRPS
@@ -279,8 +281,8 @@ func (t *transition) has(service string) (rps float64) {
 	return rps
 }
 
-// overlap says whether two segments cannot be there at once; where memory is
-// shared, all of a GPU's segments are in each other's way when it is short.
+// overlap reports whether two segments cannot exist at once. If a GPU's memory is
+// shared and short, all its segments block each other.
 func (t *transition) overlap(a, b plan.Segment) bool {
 	if a.GPU != b.GPU {
 		return false
@@ -291,7 +293,8 @@ func (t *transition) overlap(a, b plan.Segment) bool {
 	return t.isFull(b)
 }
 
-// isFull says whether a GPU whose memory is shared has too little for one more.
+// isFull reports whether a GPU whose memory is shared has too little for one more
+// segment.
 func (t *transition) isFull(g plan.Segment) bool {
 	table := t.tables[g.GPUModel]
 	if !table.Percent || table.MemoryMiB == 0 {
@@ -304,15 +307,16 @@ func (t *transition) isFull(g plan.Segment) bool {
 	return sum > float64(table.MemoryMiB)
 }
 
-// hasRoom says whether a segment could be created now.
+// hasRoom reports whether a segment could be created now.
 func (t *transition) hasRoom(g plan.Segment) bool {
 	return !slices.ContainsFunc(t.onGPU[g.GPU], func(o plan.Segment) bool { return t.overlap(o, g) })
 }
 
-// spare finds a place for a copy of a segment, on the same model of GPU: on one
-// that either plan uses, where nothing is nor will be, or on a further one. Lasting
-// says that there must be memory for it beside all of the new plan, too: without, it
-// may have to go before its service is where it should be (makeMemory).
+// spare finds a place for a copy of a segment, on the same model of GPU. The place
+// is on a GPU of either plan, on slots that are and stay free, or on a further GPU.
+// lasting means that the memory must also suffice next to everything in the new
+// plan. Otherwise the copy may have to go before its service is in place
+// (makeMemory).
 func (t *transition) spare(g plan.Segment, lasting bool) (plan.Segment, bool) {
 	table := t.tables[g.GPUModel]
 	size, _ := table.Size(g.GPCs)
@@ -344,7 +348,7 @@ func (t *transition) spare(g plan.Segment, lasting bool) (plan.Segment, bool) {
 	return shadow, false
 }
 
-// modelOf is the model of a GPU. Those beyond the plans' hold shadows.
+// modelOf returns the model of a GPU. GPUs beyond the plans' hold shadows.
 func (t *transition) modelOf(n int) string {
 	if model, ok := t.models[n]; ok {
 		return model
@@ -357,8 +361,8 @@ func (t *transition) modelOf(n int) string {
 	return ""
 }
 
-// lasts says whether a GPU has memory for a shadow beside all that the new plan has
-// there, and beside the shadows that are there.
+// lasts reports whether a GPU has memory for a shadow next to everything in the new
+// plan and next to the existing shadows.
 func (t *transition) lasts(shadow plan.Segment, gpu int) bool {
 	table := t.tables[shadow.GPUModel]
 	if !table.Percent || table.MemoryMiB == 0 {
@@ -373,7 +377,7 @@ func (t *transition) lasts(shadow plan.Segment, gpu int) bool {
 	return sum <= float64(table.MemoryMiB)
 }
 
-// String is the step as a line of text.
+// String formats the step as a line of text.
 func (s Step) String() string {
 	g := s.Segment
 	where := fmt.Sprintf("gpu %d, slot %d, size %d", g.GPU, g.Slot, g.GPCs)

@@ -9,9 +9,9 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// way is the change between two plans for one service on a GPU without MIG, both
-// given by their segments, and so whatever From would have chosen. Every point that
-// they run is of mem MiB a step.
+// way returns the change between two plans for one service on a GPU without MIG.
+// Both are given by their segments, independently of From's choices. Every point
+// that they run takes mem MiB per step.
 func way(t *testing.T, gpu plan.GPU, rate, mem float64, before, after []plan.Segment) *Change {
 	t.Helper()
 	service := plan.Service{Name: "a", Model: "m", RateRPS: rate, SLOMS: 1000}
@@ -47,8 +47,8 @@ func nobodyIsShort(t rapid.TB, c *Change) {
 	}
 }
 
-// Whatever changes on GPUs that share their memory, there is a spare for a shadow
-// where there are as many GPUs as are needed.
+// On GPUs that share their memory, there is a spare for a shadow in any change if
+// GPUs are unlimited.
 func TestNobodyIsShortWhereThereAreGPUsWithoutEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		gpu := plan.PercentGPU("v100", 80, rapid.SampledFrom([]int{0, 7000, 16384}).Draw(t, "memory"), 8)
@@ -85,7 +85,7 @@ func TestNobodyIsShortWhereThereAreGPUsWithoutEnd(t *testing.T) {
 	})
 }
 
-// The shadow has room beside the old segment, but not beside the new one.
+// The shadow has room next to the old segment, but not next to the new one.
 func TestAShadowIsPutWhereTheNewPlanHasMemoryForIt(t *testing.T) {
 	c := way(t, plan.PercentGPU("v100", 80, 10000, 8), 90, 1000,
 		[]plan.Segment{{Slot: 0, GPCs: 4, Batch: 4, ThroughputRPS: 100}},
@@ -96,7 +96,7 @@ func TestAShadowIsPutWhereTheNewPlanHasMemoryForIt(t *testing.T) {
 	}
 }
 
-// What is not in the way must not go on the strength of the shadow.
+// A segment that blocks nothing must not go because of the shadow.
 func TestAShadowIsForTheSegmentThatIsInTheWay(t *testing.T) {
 	c := way(t, plan.PercentGPU("v100", 80, 0, 8), 150, 0,
 		[]plan.Segment{{Slot: 0, GPCs: 1, Batch: 1, ThroughputRPS: 50}, {Slot: 1, GPCs: 2, Batch: 1, ThroughputRPS: 100}},
