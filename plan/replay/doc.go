@@ -1,35 +1,36 @@
-// Package replay feeds a plan with requests that come when they like, and says
-// how many of them are answered within their objective.
+// Package replay sends random requests to a plan and reports how many of them
+// are answered within their objective.
 //
-// A plan leaves half of the objective for queueing (plan.HalfSLO) and runs its
-// segments near their throughput. Whether that half is enough is a question of
-// queues, and the replay answers it by discrete events:
+// A plan reserves half of the objective for queueing (plan.HalfSLO) and runs
+// its segments near their throughput. Whether that half is enough is a question
+// of queues. The replay answers it with a discrete-event simulation:
 //
-//  1. Requests of a service arrive open loop, by a Poisson process at its rate:
-//     nobody waits for an answer before asking again.
-//  2. Each is sent to one of the service's segments (Routing) and waits there,
-//     in one queue, first come first served.
-//  3. When one of the segment's processes is free it starts a batch at once of
-//     what is there (Rule), never more than the segment's batch.
-//  4. The batch takes as long as the profile says for its size: the next
-//     measured batch size up, at the segment's size and number of processes, as
-//     if all processes were busy. With fewer busy it would be faster, so the
-//     replay errs on the slow side.
-//  5. A request that ends after its objective, or is given up since it could no
-//     longer make it, is a violation.
+//  1. Requests of a service arrive in an open loop, by a Poisson process at its
+//     rate: no client waits for an answer before it sends again.
+//  2. Each request goes to one of the service's segments (Routing) and waits
+//     there, in one queue, first come first served.
+//  3. When one of the segment's processes is free, it immediately starts a
+//     batch of the waiting requests (Rule), never more than the segment's
+//     batch.
+//  4. The batch takes the profile's time for its size: that of the next larger
+//     measured batch size, at the segment's size and number of processes. That
+//     time assumes that all processes are busy. With fewer busy processes a
+//     batch would be faster, so the replay errs on the slow side.
+//  5. A request is a violation if it ends after its objective, or if it is
+//     given up because it could no longer meet it.
 //
-// Services do not meet: a segment serves one service, and MIG keeps segments
-// apart. So each service is replayed by itself, from random numbers of its own
-// that depend on the seed and the service's name alone. On GPUs without MIG
-// segments do disturb each other; the replay knows of that only what the policy
-// wrote into a segment's latency (see ladder).
+// Services do not affect each other: a segment serves one service, and MIG
+// isolates segments. The replay therefore simulates each service separately.
+// Its random numbers depend only on the seed and the service's name. On GPUs
+// without MIG, segments do disturb each other. The replay only knows what the
+// policy wrote about that into a segment's latency (see ladder).
 //
-// Profiles give latencies in whole milliseconds where ParvaGPU published them,
-// which is half of a short batch. A process in a closed loop takes batch ×
-// processes / throughput a batch; where that agrees with the written latency to
-// half a millisecond, it is the time that the replay uses, otherwise the written
-// one.
+// The latencies in ParvaGPU's published profiles are rounded to whole
+// milliseconds, which can be half of a short batch. A process in a closed loop
+// takes batch × processes / throughput per batch. If that agrees with the
+// written latency to half a millisecond, the replay uses it, otherwise the
+// written latency.
 //
 // The package is pure and deterministic: the same plan, profiles and Config
-// give the same Report, whatever the number of CPUs.
+// give the same Report, regardless of the number of CPUs.
 package replay

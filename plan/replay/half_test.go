@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/plan/replay"
 )
 
-// published are ParvaGPU's profiles and a scenario of its Table IV, with all
-// rates scaled.
+// published returns ParvaGPU's profiles and a scenario of its Table IV, with
+// all rates scaled.
 func published(t testing.TB, scenario string, rates float64) *plan.Problem {
 	t.Helper()
 	profiles, err := plan.ReadProfiles(os.DirFS("../testdata/parvagpu/prof_data"))
@@ -58,7 +58,7 @@ func worst(t testing.TB, policy plan.Policy, p *plan.Problem, c replay.Config) r
 }
 
 // Half of the objective is enough for queueing in the paper's scenarios: its
-// plans leave every service some throughput to spare.
+// plans leave every service some spare throughput.
 func TestHalfIsEnoughInThePapersScenariosAndBelow(t *testing.T) {
 	for _, scenario := range []string{"S1", "S2", "S3"} {
 		for _, rates := range []float64{0.01, 0.1, 1} {
@@ -72,8 +72,9 @@ func TestHalfIsEnoughInThePapersScenariosAndBelow(t *testing.T) {
 	}
 }
 
-// It is not where the throughput is used up to the last percent, and then it
-// matters far more whether requests that cannot make it are run all the same.
+// Half is not enough if the throughput is used almost completely. It then
+// matters far more whether requests that cannot meet the objective are run
+// nevertheless.
 func TestHalfIsNotEnoughAtFullLoad(t *testing.T) {
 	p := published(t, "S3", 1)
 	deadline := worst(t, pack.New(), p, replay.Config{})

@@ -1,7 +1,7 @@
 package replay
 
-// percentileMS is the nearest-rank percentile of ascending seconds, in
-// milliseconds; 0 of none.
+// percentileMS returns the nearest-rank percentile of ascending seconds, in
+// milliseconds; 0 if there are none.
 func percentileMS(ascending []float64, percent int) float64 {
 	if len(ascending) == 0 {
 		return 0

@@ -15,42 +15,45 @@ import (
 	"github.com/penstock/penstock/plan/confidence"
 )
 
-// A Rule says what a process that is free starts. It always starts at once: no
-// batch waits to be filled while a process is idle, as under load they fill by
-// themselves, and without load waiting only costs time.
+// A Rule decides what a free process starts. It always starts at once. No batch
+// waits to be filled while a process is idle: batches fill by themselves under
+// load, and without load waiting only costs time.
 type Rule string
 
 const (
-	// Deadline is Penstock's rule (libml/slab.Pick): requests that would miss their
-	// objective in the batch that goes now are answered late without being run.
+	// Deadline is Penstock's rule (libml/slab.Pick). A request that would miss
+	// its objective in the batch that starts now is answered late without being
+	// run.
 	Deadline Rule = "deadline"
-	// Greedy runs everything, first come first served: what a server does that
-	// knows no objectives.
+	// Greedy runs everything, first come first served, as a server that does not
+	// know objectives does.
 	Greedy Rule = "greedy"
 )
 
-// Rules are all there are.
+// Rules returns all rules.
 func Rules() []Rule { return []Rule{Deadline, Greedy} }
 
-// Config is how to replay. The zero value is a good one.
+// Config configures a replay. The zero value is a good default.
 type Config struct {
-	// Seed makes another run of chance.
+	// Seed selects the random numbers.
 	Seed uint64
-	// Routing is ByLoad where empty, Rule Deadline.
+	// Routing is ByLoad if empty; Rule is Deadline if empty.
 	Routing Routing
 	Rule    Rule
-	// Requests is how many requests of each service are counted in one run, after
-	// a tenth as many that warm it up and are not; 20,000 where 0.
+	// Requests is how many requests of each service are counted in one run; 0
+	// means 20,000. Before these, a tenth as many warm the run up and are not
+	// counted.
 	Requests int
-	// Each service is replayed LeastRuns times (5 where 0), from independent
-	// chance, and on until its violations are known to Precision (a share; 0.001
-	// where 0) or to a tenth of themselves at 95 % confidence, but at most MostRuns
-	// times (40 where 0).
+	// Each service is replayed at least LeastRuns times (0 means 5), with
+	// independent random numbers. It is then replayed until its violations are
+	// known to Precision (a fraction; 0 means 0.001) or to a tenth of
+	// themselves, at 95 % confidence. MostRuns is the max number of runs (0
+	// means 40).
 	LeastRuns, MostRuns int
 	Precision           float64
 }
 
-// withDefaults fills in what is 0, and refuses what makes no sense.
+// withDefaults replaces zero values by the defaults, and refuses invalid values.
 func (c Config) withDefaults() (Config, error) {
 	if c.Routing == "" {
 		c.Routing = ByLoad
@@ -90,72 +93,72 @@ func (c Config) withDefaults() (Config, error) {
 // confidenceLevel is that of all intervals in a Report.
 const confidenceLevel = 0.95
 
-// A Report says what the requests of all services met with.
+// A Report is the result of a replay.
 type Report struct {
 	Seed       uint64  `json:"seed"`
 	Routing    Routing `json:"routing"`
 	Rule       Rule    `json:"rule"`
 	Confidence float64 `json:"confidence"`
-	// Violations is the share of all requests, in proportion to the services'
-	// rates, that are not answered within their objective.
+	// Violations is the fraction of all requests that are not answered within
+	// their objective. Each service counts in proportion to its rate.
 	Violations float64 `json:"violations"`
-	// Worst is the service with the most.
+	// Worst is the service with the largest Violations.
 	Worst string `json:"worst"`
-	// Utilisation is the share of its time that the average process is busy,
-	// segments weighted by their multiprocessors.
+	// Utilisation is the fraction of time that the average process is busy.
+	// Segments are weighted by their multiprocessors.
 	Utilisation float64   `json:"utilisation"`
 	Services    []Service `json:"services"`
 	Segments    []Segment `json:"segments"`
 }
 
-// Service is what a service's requests met with. Services are in the plan's
-// order.
+// Service is the result for one service. Services are in the plan's order.
 type Service struct {
 	Service        string  `json:"service"`
 	Model          string  `json:"model"`
 	RateRPS        float64 `json:"rate_rps"`
 	SLOMS          float64 `json:"slo_ms"`
 	LatencyBoundMS float64 `json:"latency_bound_ms"`
-	// Runs and Requests are how much was counted.
+	// Runs and Requests count the runs, and the measured requests.
 	Runs     int `json:"runs"`
 	Requests int `json:"requests"`
-	// Late ended after the objective; Unserved were given up and never ran.
+	// Late counts requests that ended after the objective. Unserved counts those
+	// that were given up and never ran.
 	Late     int `json:"late"`
 	Unserved int `json:"unserved"`
-	// Violations is the share of requests that were either, with the interval in
-	// which it truly lies at Report.Confidence: Student's from the runs, or, where
-	// no request of any run was a violation, up to 3 / Requests.
+	// Violations is the fraction of requests that were Late or Unserved. Low and
+	// High are its interval at Report.Confidence: Student's from the runs. If no
+	// run had a violation, High is 3 / Requests.
 	Violations float64 `json:"violations"`
 	Low        float64 `json:"violations_low"`
 	High       float64 `json:"violations_high"`
-	// P50MS and P99MS are of the requests that ran; 0 where none did. Under
-	// Deadline none of those is late.
+	// P50MS and P99MS are those of the requests that ran; 0 if none did. With
+	// Deadline, no request that runs is late.
 	P50MS float64 `json:"p50_ms"`
 	P99MS float64 `json:"p99_ms"`
-	// Load is the rate over the throughput of the service's segments.
+	// Load is the rate divided by the throughput of the service's segments.
 	Load float64 `json:"load"`
 }
 
-// Segment is how busy a segment was. Segments are in the plan's order.
+// Segment is the result for one segment. Segments are in the plan's order.
 type Segment struct {
 	GPU     int    `json:"gpu"`
 	Slot    int    `json:"slot"`
 	GPCs    int    `json:"size_gpcs"`
 	Service string `json:"service"`
-	// Utilisation is the share of its time that a process is busy on average.
-	// Half-empty batches keep it busy too: it is above load / throughput.
+	// Utilisation is the fraction of time that a process is busy on average.
+	// Half-empty batches keep it busy too, so it is above load / throughput.
 	Utilisation float64 `json:"utilisation"`
-	// MeanBatch is how many requests a batch had, of at most Batch.
+	// MeanBatch is the mean number of requests per batch; the max is Batch.
 	MeanBatch float64 `json:"mean_batch"`
 	Batch     int     `json:"batch"`
-	// ReceivedRPS is the rate that was routed to it.
+	// ReceivedRPS is the rate that was routed to the segment.
 	ReceivedRPS float64 `json:"received_rps"`
 }
 
-// Run replays a plan made for the problem, whose profiles and GPU tables it
-// takes; rates and objectives are the plan's. The plan is assumed to be legal
-// (plan/verify). It returns an error where the Config makes no sense, and where
-// a service has no segment.
+// Run replays a plan for the problem. It uses the problem's profiles and GPU
+// tables, and the plan's rates and objectives. It assumes that the plan is legal
+// (plan/verify). It returns an error if the Config is invalid, or if a service
+// has no segment.
 func Run(p *plan.Problem, pl *plan.Plan, c Config) (*Report, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -199,7 +202,7 @@ func Run(p *plan.Problem, pl *plan.Plan, c Config) (*Report, error) {
 	return report, nil
 }
 
-// sum fills in what concerns all services together.
+// sum computes the figures of all services together.
 func (r *Report) sum(p *plan.Problem, pl *plan.Plan) {
 	var rates float64
 	worst := -1.0
@@ -224,8 +227,8 @@ func (r *Report) sum(p *plan.Problem, pl *plan.Plan) {
 	r.Utilisation = busy / max(sms, 1)
 }
 
-// One replays a single service alone on the given segments, which are all its
-// own: what a policy asks that learns.
+// One replays a single service on the given segments, all of which are its own.
+// Policies that learn use it.
 func One(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c Config) (Service, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -256,12 +259,12 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 	name.Write([]byte(s.Service))
 	stream := name.Sum64()
 
-	var shares []float64 // of violations, a run
+	var shares []float64 // of violations, one per run
 	var latencies []float64
 	var seconds float64
 	began, filled := make([]int, len(segments)), make([]int, len(segments))
 	for n := range c.MostRuns {
-		seed := c.Seed + uint64(n)*0x9e3779b97f4a7c15 // far from any neighbour's
+		seed := c.Seed + uint64(n)*0x9e3779b97f4a7c15 // far from the seeds of other runs
 		r := run{rate: s.RateRPS, slo: s.SLOMS / 1000, rule: c.Rule, warm: c.Requests / 10, measured: c.Requests,
 			arrivals: rand.New(rand.NewPCG(seed, stream)), chance: rand.New(rand.NewPCG(^seed, stream))}
 		for i, g := range segments {
@@ -284,7 +287,8 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 			filled[i] += v.filled
 		}
 		var half float64
-		// Requests of one run are not independent (who waits makes others wait), runs are.
+		// Requests of one run are not independent (a waiting request delays
+		// others); runs are.
 		result.Violations, half = confidence.Mean(shares)
 		if result.Runs >= c.LeastRuns && half <= max(c.Precision, result.Violations/10) {
 			break
@@ -313,8 +317,8 @@ func replayService(p *plan.Problem, s plan.Assigned, segments []plan.Segment, c 
 	return result, asGiven
 }
 
-// canonical sorts segments by what they run, so that a service fares the same
-// wherever its segments lie; order[i] is where segment i was.
+// canonical sorts segments by what they run, so that a service's result does not
+// depend on where its segments are. order[i] is the old index of segment i.
 func canonical(segments []plan.Segment) (sorted []plan.Segment, order []int) {
 	order = make([]int, len(segments))
 	for i := range order {

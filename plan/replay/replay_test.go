@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// shop is a service of one model on one a100-80.
+// shop returns a service of one model on one a100-80.
 func shop(t testing.TB, rate, sloMS float64, points []plan.Point, segments ...plan.Segment) (*plan.Problem, *plan.Plan) {
 	t.Helper()
 	gpu, err := plan.Lookup("a100-80")
@@ -24,7 +24,7 @@ func shop(t testing.TB, rate, sloMS float64, points []plan.Point, segments ...pl
 	return p, plan.New(p, "test", segments)
 }
 
-// point is an operating point whose throughput and latency agree.
+// point returns an operating point with consistent throughput and latency.
 func point(gpcs, batch, processes int, latencyMS float64) plan.Point {
 	return plan.Point{GPCs: gpcs, Batch: batch, Processes: processes, LatencyMS: latencyMS,
 		ThroughputRPS: 1000 * float64(batch*processes) / latencyMS}
@@ -45,7 +45,7 @@ func replayed(t testing.TB, p *plan.Problem, pl *plan.Plan, c Config) *Report {
 }
 
 // One process that serves one request at a time is the queue M/D/1. An arrival
-// waits with probability ρ (PASTA); the share of those that wait more than one
+// waits with probability ρ (PASTA). The fraction that waits more than one
 // service time is 1 − (1−ρ)(e^ρ) (Erlang 1909).
 func TestOneProcessIsTheQueueMD1(t *testing.T) {
 	const rho, serviceMS = 0.6, 10.0
@@ -68,8 +68,9 @@ func TestOneProcessIsTheQueueMD1(t *testing.T) {
 	}
 }
 
-// A loss system M/D/c/c: who finds all processes busy and has no time to wait is
-// given up, which Erlang's B counts (it holds for any distribution of service).
+// A loss system M/D/c/c: a request that finds all processes busy and has no
+// time to wait is given up. Erlang's B counts these requests (it holds for any
+// distribution of service).
 func TestWithoutTimeToWaitErlangBIsGivenUp(t *testing.T) {
 	const processes, offered = 4, 3.0
 	pt := point(1, 1, processes, 10)
@@ -124,8 +125,8 @@ func TestEachSegmentGetsItsShareOfTheLoad(t *testing.T) {
 	}
 }
 
-// A latency in whole milliseconds is taken for what it was rounded from, and a
-// policy's own latency stretches the profile's.
+// A latency in whole milliseconds counts as the value that it was rounded from.
+// A policy's own latency stretches the profile's.
 func TestLadderReadsLatencies(t *testing.T) {
 	rounded := plan.Point{GPCs: 1, Batch: 2, Processes: 1, ThroughputRPS: 429.018, LatencyMS: 5}
 	other := plan.Point{GPCs: 1, Batch: 4, Processes: 1, ThroughputRPS: 400, LatencyMS: 12}
@@ -188,8 +189,8 @@ func TestAServiceFaresTheSameWhereverItsSegmentsLie(t *testing.T) {
 	}
 }
 
-// The interval holds the truth about as often as it says: here of M/D/1 with a
-// known share of late requests, in independent reports.
+// The interval contains the true value about as often as it claims. The test
+// uses M/D/1 with a known fraction of late requests, in independent reports.
 func TestIntervalsHoldWhatTheySay(t *testing.T) {
 	const rho = 0.8
 	pt := point(1, 1, 1, 10)
@@ -228,8 +229,8 @@ func TestConfigsThatMakeNoSenseAreRefused(t *testing.T) {
 	}
 }
 
-// Every request is answered, given up or late; first come is first served; a
-// segment never runs more batches at once than it has processes.
+// Every request is answered, given up or late, and requests are served in order
+// of arrival. A segment never runs more batches at once than it has processes.
 func TestRunsKeepTheirBooks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var l ladder
@@ -277,7 +278,7 @@ func TestRunsKeepTheirBooks(t *testing.T) {
 	})
 }
 
-// pick agrees with the search over all sizes that libml/slab.Pick does.
+// pick agrees with libml/slab.Pick's search over all sizes.
 func TestPickIsTheSearchOverAllSizes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var l ladder

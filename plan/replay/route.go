@@ -2,25 +2,25 @@ package replay
 
 import "math/rand/v2"
 
-// A Routing says which segment of its service a request goes to.
+// A Routing decides to which of its service's segments a request goes.
 type Routing string
 
 const (
-	// ByLoad sends requests to segments in turn, in proportion to their loads:
-	// the plan's load_rps to the letter, which a balancer can do that hears nothing
-	// from the segments. It evens out the arrivals at each segment.
+	// ByLoad sends requests to segments in turn, exactly in proportion to their
+	// loads (the plan's load_rps). A balancer without feedback from the segments can
+	// do this. It evens out the arrivals at each segment.
 	ByLoad Routing = "load"
-	// routeByChance draws the segment, with the loads as weights: what many clients do
-	// that know nothing of each other. Arrivals at each segment are Poisson again.
+	// routeByChance draws the segment at random, weighted by the loads, as many
+	// independent clients do. Arrivals at each segment are then Poisson again.
 	routeByChance Routing = "chance"
-	// routeByDelay sends a request where it is expected to end first, by the queues'
-	// lengths and the batches that run: what a balancer can do that sits in front
-	// of all segments of a service and watches them. It does not keep to load_rps:
-	// fast segments get more while there is little to do.
+	// routeByDelay sends a request to the segment that is expected to finish it
+	// first, by the lengths of the queues and the running batches. A balancer in
+	// front of all segments of a service that watches them can do this. It does not
+	// keep to load_rps: fast segments get more while load is low.
 	routeByDelay Routing = "delay"
 )
 
-// Routings are all there are.
+// Routings returns all routings.
 func Routings() []Routing { return []Routing{ByLoad, routeByChance, routeByDelay} }
 
 // A router chooses a server for each request of a run.
@@ -28,7 +28,7 @@ type router interface {
 	to(now float64, r *run) int
 }
 
-// newRouter makes the router of one run, whose servers' shares add up to 1.
+// newRouter makes the router of one run. The servers' shares must add up to 1.
 func newRouter(how Routing, servers []server, chance *rand.Rand) router {
 	if len(servers) == 1 {
 		return only{}
@@ -41,7 +41,7 @@ func newRouter(how Routing, servers []server, chance *rand.Rand) router {
 	}
 	due := make([]float64, len(servers))
 	for i := range due {
-		// Anywhere within its first turn, so that no run begins in step.
+		// A random time within its first turn, so that runs do not begin in step.
 		due[i] = chance.Float64() / servers[i].share
 	}
 	return byLoad{due}
@@ -51,8 +51,8 @@ type only struct{}
 
 func (only) to(float64, *run) int { return 0 }
 
-// byLoad keeps for each server when, counted in requests of the service, its
-// next is due.
+// byLoad tracks for each server when its next request is due, counted in requests of
+// the service.
 type byLoad struct{ due []float64 }
 
 func (b byLoad) to(_ float64, r *run) int {

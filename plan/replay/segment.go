@@ -7,20 +7,22 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// roundingMS is what a latency written in whole milliseconds may be off.
+// roundingMS is the max rounding error of a latency written in whole
+// milliseconds.
 const roundingMS = 0.5 + 1e-6
 
-// A ladder says how long a batch takes: sizes[i] requests, or any number of them
-// above sizes[i-1], take seconds[i]. Sizes ascend; the last is the segment's batch.
+// A ladder has the times of batches. sizes[i] requests, or any number of them
+// above sizes[i-1], take seconds[i]. Sizes ascend; the last is the segment's
+// batch.
 type ladder struct {
 	sizes   []int
 	seconds []float64
 }
 
-// steps is the ladder of a segment whose model has a profile. A latency of the
-// segment that is not the profile's (a policy that foresees interference writes
-// its own) stretches all steps alike. Where the profile has nothing at the
-// segment's size and processes, every batch takes the segment's latency.
+// steps returns the ladder of a segment whose model has a profile. A segment's
+// latency may differ from the profile's: a policy that predicts interference
+// writes its own. It then stretches all steps alike. If the profile has nothing
+// at the segment's size and processes, every batch takes the segment's latency.
 func steps(s plan.Segment, profile plan.Profile) ladder {
 	var l ladder
 	stretch := 1.0
@@ -43,7 +45,7 @@ func steps(s plan.Segment, profile plan.Profile) ladder {
 	return l
 }
 
-// seconds is the time of a batch at a point, see the package doc.
+// seconds returns the time of a batch at a point; see the package doc.
 func seconds(pt plan.Point) float64 {
 	loopMS := 1000 * float64(pt.Batch*pt.Processes) / pt.ThroughputRPS
 	if math.Abs(loopMS-pt.LatencyMS) <= roundingMS {
@@ -52,21 +54,21 @@ func seconds(pt plan.Point) float64 {
 	return pt.LatencyMS / 1000
 }
 
-// takes is the time of a batch of n, 1 ≤ n ≤ the last size.
+// takes returns the time of a batch of n, 1 ≤ n ≤ the last size.
 func (l ladder) takes(n int) float64 {
 	i, _ := slices.BinarySearch(l.sizes, n)
 	return l.seconds[i]
 }
 
-// A server is a segment while it is replayed. Its queue holds the arrival times
-// of the requests that wait, which ascend.
+// A server is a segment during a replay. Its queue holds the arrival times of
+// the waiting requests, in ascending order.
 type server struct {
 	ladder
 	share float64 // of the service's load
 	idle  int     // processes
 
 	queue queue
-	ends  []float64 // of the batches that run, for estimates of delay
+	ends  []float64 // of the running batches, for estimates of delay
 
 	began    int     // batches, within the measured time
 	filled   int     // requests in them
@@ -76,15 +78,16 @@ type server struct {
 
 func (v *server) limit() int { return v.sizes[len(v.sizes)-1] }
 
-// pick chooses the batch that starts now: late requests at the head of the
-// queue are to be given up, the n after them run.
+// pick chooses the batch that starts now. The first late requests of the queue
+// are to be given up; the n requests after them run.
 //
-// Under Greedy nobody is given up and the batch is all that waits, up to the
-// limit. Under Deadline it is the choice of libml/slab.Pick, restated for
-// requests of one objective, where the order of arrival is the order of
-// deadlines: late are those that would miss their objective in the batch that
-// goes now, and of the sizes that as many can still make it is the one that
-// answers the most a second, the largest among equals.
+// Greedy gives up no request, and the batch is everything that waits, up to the
+// limit. Deadline is the choice of libml/slab.Pick, restated for requests of
+// one objective, so that the order of arrival is the order of deadlines. Late
+// requests are those that would miss their objective in the batch that starts
+// now. Among the sizes for which the most requests can still meet it, pick
+// takes the one with the most answers per second. Of equal sizes, it takes the
+// largest.
 func (v *server) pick(now, slo float64, rule Rule) (n, late int) {
 	waiting := v.queue.len()
 	if rule == Greedy {
@@ -94,7 +97,8 @@ func (v *server) pick(now, slo float64, rule Rule) (n, late int) {
 	var cost float64
 	for i, size := range v.sizes {
 		tooLate := v.queue.before(now + v.seconds[i] - slo)
-		// The most that this step can hold and that still make it.
+		// The max number of requests that fit this step and can still meet the
+		// objective.
 		most := min(size, waiting-tooLate)
 		if i > 0 && most <= v.sizes[i-1] || most == 0 {
 			break
@@ -109,8 +113,8 @@ func (v *server) pick(now, slo float64, rule Rule) (n, late int) {
 	return n, late
 }
 
-// delay estimates how long a request that came now would take here: until a
-// process is free, the batches before its own, its own.
+// delay estimates how long a request that arrives now would take here: until a
+// process is free, then the batches before its own, then its own.
 func (v *server) delay(now float64) float64 {
 	if v.idle > 0 {
 		return v.takes(1)
@@ -125,8 +129,8 @@ func (v *server) delay(now float64) float64 {
 	return first - now + whole + v.takes(waiting%limit+1)
 }
 
-// A queue is a FIFO of ascending times in a slice that is moved down when half
-// of it is spent.
+// A queue is a FIFO of ascending times in a slice. Its contents are moved to
+// the front when half of the slice is consumed.
 type queue struct {
 	times []float64
 	head  int
@@ -136,7 +140,7 @@ func (q *queue) len() int         { return len(q.times) - q.head }
 func (q *queue) push(at float64)  { q.times = append(q.times, at) }
 func (q *queue) front() []float64 { return q.times[q.head:] }
 
-// before is how many of the waiting came before a time.
+// before returns how many of the waiting requests arrived before a time.
 func (q *queue) before(at float64) int {
 	i, _ := slices.BinarySearch(q.front(), at)
 	return i

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// A run is one service, replayed once.
+// A run is one replay of one service.
 type run struct {
-	rate, slo float64 // requests a second, seconds
+	rate, slo float64 // requests per second, seconds
 	rule      Rule
 	servers   []server
 	route     router
@@ -21,20 +21,20 @@ type run struct {
 	result outcome
 }
 
-// outcome is what one run counted, of the measured requests alone.
+// outcome is what one run counted, for the measured requests only.
 type outcome struct {
-	latencies []float64 // seconds, of those that ran, as they ended
+	latencies []float64 // seconds, of those that ran, in order of completion
 	late      int       // ran, and ended too late
 	givenUp   int       // did not run
 }
 
 func (o outcome) violations() int { return o.late + o.givenUp }
 
-// tolerance keeps a sum of floating-point times from being called late.
+// tolerance prevents rounding errors from making a request late.
 const tolerance = 1e-9
 
 // simulate plays the events in order: the next arrival, or the next batch that
-// ends. Where both fall on the same time the end goes first.
+// ends. If both happen at the same time, the end goes first.
 func (r *run) simulate() outcome {
 	arrivals := make([]float64, r.warm+r.measured)
 	at := 0.0
@@ -54,14 +54,14 @@ func (r *run) simulate() outcome {
 		v.queue.push(now)
 		r.begin(i, now)
 	}
-	// Nobody comes any more; who is there is served.
+	// No more requests arrive; the waiting ones are served.
 	for len(r.ending) > 0 {
 		r.finish(r.ending[0].at)
 	}
 	return r.result
 }
 
-// finish ends the batches that end until now, and begins those that follow.
+// finish ends the batches that end until now, and begins the next ones.
 func (r *run) finish(now float64) {
 	for len(r.ending) > 0 && r.ending[0].at <= now {
 		e := r.ending.pop()
