@@ -1,21 +1,21 @@
-// Package verify checks plans. It knows the problem and the plan and nothing of
-// how plans are made: it shares no code with the policies, looks into the tables
-// and profiles itself, and computes every figure of a plan anew.
+// Package verify checks plans. It knows the problem and the plan but not how
+// plans are made. It shares no code with the policies, reads the tables and
+// profiles itself, and recomputes every figure of a plan.
 //
-// What it checks, in this order:
+// It checks, in this order:
 //
 //  1. The head: version, policy, GPU model, counts.
-//  2. Each segment: a GPU of the problem, a size and slot of its placement table,
-//     no slot covered twice; where a GPU is shared without MIG, memory that
-//     suffices and no more processes than MPS takes.
+//  2. Each segment: a GPU of the problem, a size and slot of its placement
+//     table, no slot covered twice. On a GPU that is shared without MIG: enough
+//     memory, and no more processes than MPS admits.
 //  3. Each segment's operating point: it is in the profile of that model on that
-//     GPU, with the throughput and latency that stand there, and within the
-//     service's latency bound.
-//  4. Each service: wanted once and planned once, as the problem has it, its rate
-//     met, its loads adding up to the rate, in proportion to the throughputs and
-//     none above one.
-//  5. The figures: GPCs, slack, fragmentation, the lower bound, and that optimal
-//     is what has as many GPUs as its bound.
+//     GPU, with the same throughput and latency, and within the service's
+//     latency bound.
+//  4. Each service: requested once and planned once, with the problem's values,
+//     its rate met. Its loads add up to the rate, are proportional to the
+//     throughputs, and none exceeds its throughput.
+//  5. The figures: GPCs, slack, fragmentation, the lower bound, and that an
+//     optimal plan has as many GPUs as its bound.
 //  6. The fleet: no more GPUs of a model than there are.
 package verify
 
@@ -28,23 +28,23 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// A Violation is one thing that is wrong with a plan.
+// A Violation is one fault of a plan.
 type Violation struct {
-	// Where is the part of the plan, as its JSON form has it: "segments[3]".
+	// Where is the part of the plan, as in its JSON form: "segments[3]".
 	Where string
-	// What says what is wrong and what would be right.
+	// What describes what is wrong and what would be right.
 	What string
 }
 
 func (v *Violation) Error() string { return v.Where + ": " + v.What }
 
-// tolerance is the relative error that sums of floating-point numbers may have.
+// tolerance is the max relative error of sums of floating-point numbers.
 const tolerance = 1e-9
 
-// Plan checks a plan against the problem that it solves: nil if it is legal and
-// serves all services, else all *Violation, joined. The latency bound is the
-// problem's; a policy that plans within bounds of its own is checked with a
-// problem that has them in Bound.
+// Plan checks a plan against the problem that it solves. It returns nil if the
+// plan is legal and serves all services, else all faults as *Violation, joined.
+// The latency bound is the problem's. To check a policy with its own bounds, put
+// them into the problem's Bound.
 func Plan(p *plan.Problem, pl *plan.Plan) error {
 	c := checker{p: p, pl: pl, tables: map[string]plan.GPU{}, counts: map[string]int{}, services: map[string]*service{}}
 	c.head()
@@ -56,8 +56,8 @@ func Plan(p *plan.Problem, pl *plan.Plan) error {
 	return errors.Join(c.found...)
 }
 
-// Layout checks that a plan's cuts are legal, on the tables that plan.Lookup
-// knows: all that can be said of a plan without its problem.
+// Layout checks that a plan's cuts are legal, by the tables that plan.Lookup
+// knows. No more can be checked without the problem.
 func Layout(pl *plan.Plan) error {
 	c := checker{pl: pl, tables: map[string]plan.GPU{}}
 	for _, s := range pl.Segments {
@@ -69,18 +69,18 @@ func Layout(pl *plan.Plan) error {
 	return errors.Join(c.found...)
 }
 
-// checker collects what is wrong with pl.
+// checker collects the faults of pl.
 type checker struct {
 	p      *plan.Problem
 	pl     *plan.Plan
 	tables map[string]plan.GPU
-	// counts are how many GPUs of a model there are; -1 without end.
+	// counts are the available GPUs by model; -1 for unlimited.
 	counts   map[string]int
 	services map[string]*service
 	found    []error
 }
 
-// service is what a problem's service gets from the plan.
+// service is a problem's service and what the plan gives it.
 type service struct {
 	plan.Service
 	bound             float64
@@ -113,7 +113,7 @@ func (c *checker) head() {
 	}
 }
 
-// stocks takes over what GPUs there are.
+// stocks records the available GPUs.
 func (c *checker) stocks() {
 	stocks := c.p.Fleet
 	if len(stocks) == 0 {
@@ -129,7 +129,7 @@ func (c *checker) stocks() {
 	}
 }
 
-// models checks what the head says of the models of GPU.
+// models checks the models of GPU in the head.
 func (c *checker) models() {
 	var models []string
 	for _, s := range c.pl.Segments {
@@ -153,7 +153,7 @@ func (c *checker) models() {
 	}
 }
 
-// usable is the SM count of the largest size.
+// usable returns the SM count of the largest size.
 func usable(g plan.GPU) int {
 	most := 0
 	for _, s := range g.Sizes {
@@ -162,15 +162,15 @@ func usable(g plan.GPU) int {
 	return most
 }
 
-// gpu is what segments so far have of a GPU.
+// gpu is what the segments checked so far use of a GPU.
 type gpu struct {
 	model string
-	// covered has the segment that covers a slot.
+	// covered has the segment that covers each slot.
 	covered         map[int]int
 	gpcs, processes int
 }
 
-// layout checks where the segments lie.
+// layout checks the places of the segments.
 func (c *checker) layout() {
 	gpus := map[int]*gpu{}
 	gpcs, numbers := 0, c.pl.GPUs+len(c.pl.IdleGPUs)
@@ -201,7 +201,7 @@ func (c *checker) layout() {
 
 func segmentAt(i int) string { return fmt.Sprintf("segments[%d]", i) }
 
-// place checks where a segment lies on its GPU, and beside the segments before it.
+// place checks a segment's place on its GPU, next to the segments before it.
 func (c *checker) place(i int, on *gpu) {
 	s, at := c.pl.Segments[i], segmentAt(i)
 	if on.model != s.GPUModel {
@@ -238,7 +238,7 @@ func (c *checker) place(i int, on *gpu) {
 	}
 }
 
-// idle checks that the GPUs between those in use are named, and no others.
+// idle checks that IdleGPUs are exactly the gaps between the GPUs in use.
 func (c *checker) idle(gpus map[int]*gpu) {
 	last := -1
 	for n := range gpus {
@@ -285,7 +285,8 @@ func (c *checker) points() {
 	}
 }
 
-// pointOf is the point of the profile that a segment runs at, nil if there is none.
+// pointOf returns the point of the profile that a segment runs at, nil if there
+// is none.
 func (c *checker) pointOf(i int) (point *plan.Point) {
 	s, at := c.pl.Segments[i], segmentAt(i)
 	profile, ok := c.p.Profiles[s.GPUModel][s.Model]
@@ -322,7 +323,8 @@ func (c *checker) runs(i int, wanted *service, point *plan.Point) {
 	}
 }
 
-// holds checks a segment's memory; memory is what the segments before it take, by GPU.
+// holds checks a segment's memory. memory is what the segments before it take, by
+// GPU.
 func (c *checker) holds(i int, point *plan.Point, memory map[int]float64) {
 	s, at := c.pl.Segments[i], segmentAt(i)
 	table := c.tables[s.GPUModel]
@@ -367,7 +369,7 @@ func (c *checker) served() {
 	}
 }
 
-// planned checks what a plan says of a service.
+// planned checks a service's entry in the plan.
 func (c *checker) planned(i int) {
 	a, at := c.pl.Services[i], fmt.Sprintf("services[%d]", i)
 	s, ok := c.services[a.Service]
@@ -390,7 +392,7 @@ func (c *checker) planned(i int) {
 	}
 }
 
-// figures computes the metrics anew.
+// figures recomputes the metrics.
 func (c *checker) figures() {
 	var used, busy, there float64
 	gpus := map[int]bool{}
@@ -446,7 +448,8 @@ func (c *checker) fleet() {
 	}
 }
 
-// near compares figures that were computed in another order; NaN is near nothing.
+// near compares figures that were computed in different orders; NaN is near
+// nothing.
 func near(a, b float64) bool {
 	return math.Abs(a-b) <= tolerance*max(math.Abs(a), math.Abs(b))
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/plan/verify"
 )
 
-// legal is a plan that verifies.
+// legal returns a plan that verifies.
 func legal(t rapid.TB, p *plan.Problem) *plan.Plan {
 	t.Helper()
 	pl, err := parvagpu.New().Plan(p)
@@ -31,7 +31,7 @@ func legal(t rapid.TB, p *plan.Problem) *plan.Plan {
 	return pl
 }
 
-// copied is a plan that can be changed without the original.
+// copied returns a copy of a plan that can be changed without the original.
 func copied(pl *plan.Plan) *plan.Plan {
 	c := *pl
 	c.Segments = slices.Clone(pl.Segments)
@@ -40,12 +40,12 @@ func copied(pl *plan.Plan) *plan.Plan {
 	return &c
 }
 
-// mutations are the ways to spoil a legal plan. A mutation of a segment gets
-// one that is drawn; false means that it cannot be applied to this plan.
+// mutations are the ways to damage a legal plan. A mutation of a segment gets a
+// random one; false means that it cannot be applied to this plan.
 var mutations = []struct {
 	name  string
 	spoil func(p *plan.Problem, pl *plan.Plan, s *plan.Segment) bool
-	// want is part of what the verifier must say.
+	// want is part of what the verifier must report.
 	want string
 }{
 	{"another version", func(_ *plan.Problem, pl *plan.Plan, _ *plan.Segment) bool { pl.Version++; return true }, "version: 2"},
@@ -233,7 +233,7 @@ func TestEachSpoiledPlanIsRefused(t *testing.T) {
 	}
 }
 
-// A change leaves gaps where it empties GPUs, and these are legal.
+// A change leaves gaps if it empties GPUs, and these are legal.
 func TestIdleGPUsThatAreTheGapsHold(t *testing.T) {
 	p := plantest.Scenario(t, "S3")
 	pl := copied(legal(t, p))
@@ -248,8 +248,8 @@ func TestIdleGPUsThatAreTheGapsHold(t *testing.T) {
 	}
 }
 
-// Neither the planner's reader of profiles nor its types stand between a plan
-// and the published files here.
+// This test reads the published files directly, without the planner's reader of
+// profiles or its types.
 func TestPlansHoldAgainstThePublishedFiles(t *testing.T) {
 	for _, name := range plantest.Scenarios {
 		for i, s := range legal(t, plantest.Scenario(t, name)).Segments {
@@ -288,8 +288,8 @@ func TestThePublishedOverlapIsRefused(t *testing.T) {
 	}
 }
 
-// Figure 1 of the paper and NVIDIA's guide: what an A100 can be cut into. Size 3
-// in slot 0 costs slot 3.
+// Figure 1 of the paper and NVIDIA's guide: how an A100 can be cut. Size 3 in
+// slot 0 also takes slot 3.
 func TestWhatAnA100CanBeCutInto(t *testing.T) {
 	type part struct{ slot, gpcs int }
 	for _, c := range []struct {
@@ -326,7 +326,7 @@ func TestWhatAnA100CanBeCutInto(t *testing.T) {
 	}
 }
 
-// Without MIG all segments share a GPU's memory.
+// Without MIG, all segments share a GPU's memory.
 func TestSharedMemoryIsAddedUp(t *testing.T) {
 	g := plan.PercentGPU("tiny", 4, 1000, 2)
 	point := plan.Point{GPCs: 1, Batch: 1, Processes: 1, ThroughputRPS: 100, LatencyMS: 1, MemoryMiB: 600}
@@ -346,7 +346,7 @@ func TestSharedMemoryIsAddedUp(t *testing.T) {
 	}
 }
 
-// MPS takes 48 clients a GPU; a 49th process fails to open it.
+// MPS admits 48 clients per GPU; a 49th process fails to open it.
 func TestProcessesBeyondMPSsLimitAreRefused(t *testing.T) {
 	g, err := plan.Lookup("v100")
 	if err != nil || g.Clients != 48 {
@@ -368,7 +368,7 @@ func TestProcessesBeyondMPSsLimitAreRefused(t *testing.T) {
 	}
 }
 
-// A size of 0 MiB is one whose memory is not limited.
+// A size with 0 MiB has no memory limit.
 func TestSizesWithoutALimitOfMemoryHoldWhatTheyRun(t *testing.T) {
 	g := plan.GPU{Name: "tiny", SMs: 10, Slots: 1, GPCs: 1, Sizes: []plan.Size{{GPCs: 1, Slots: 1, SMs: 10, Starts: []int{0}}}}
 	point := plan.Point{GPCs: 1, Batch: 1, Processes: 1, ThroughputRPS: 100, LatencyMS: 1, MemoryMiB: 600}
