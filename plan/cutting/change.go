@@ -11,12 +11,13 @@ import (
 	"github.com/penstock/penstock/plan/change"
 )
 
-// OfChange looks for the GPUs of a change in this machine and says what is done there
-// for each of its steps, in the change's order: so that what it creates before it
-// destroys is created before. The GPUs must be cut as the old plan has it. Those that
-// are cut as the new one already need nothing, and those that are not cut at all are
-// cut as the new one has it, at once. A dry run makes do with GPUs that are not there,
-// or are cut otherwise: it shows the steps for such as the old plan has.
+// OfChange finds the GPUs of a change in this machine and returns the MIG steps for
+// each of the change's steps, in the change's order. An instance that the change
+// creates before it destroys another one is therefore created first. The GPUs must be
+// cut as in the old plan. GPUs that are already cut as in the new plan need no steps.
+// GPUs that are not cut at all are cut as in the new plan, at once. A dry run also
+// works if GPUs are missing or cut otherwise: it shows the steps for GPUs that are cut
+// as in the old plan.
 func OfChange(old *plan.Plan, c *change.Change, open func() (mig.Session, error), dryRun bool) (*Cutting, error) {
 	all := slices.Concat(old.Segments, c.Plan.Segments)
 	for _, s := range c.Steps {
@@ -59,7 +60,7 @@ func OfChange(old *plan.Plan, c *change.Change, open func() (mig.Session, error)
 	return cut, cut.take(c.Steps, imagined(all, before))
 }
 
-// cutAs says whether GPUs are cut as is wished for, and into nothing else.
+// cutAs returns an error unless GPUs are cut as wanted, and into nothing else.
 func cutAs(is map[int]mig.GPU, wanted []wish) error {
 	for _, number := range slices.Sorted(maps.Keys(is)) {
 		g := is[number]
@@ -93,7 +94,7 @@ func nothingOr(list []string) string {
 	return strings.Join(list, ", ")
 }
 
-// imagined are the GPUs that segments lie on, cut as is wished for.
+// imagined returns the GPUs of segments, cut as wanted.
 func imagined(segments []plan.Segment, wanted []wish) map[int]mig.GPU {
 	is := map[int]mig.GPU{}
 	for _, g := range blank(segments) {
@@ -109,9 +110,9 @@ func imagined(segments []plan.Segment, wanted []wish) map[int]mig.GPU {
 	return is
 }
 
-// take turns a change's steps into those on the GPUs that the plan's are. A segment
-// that is retuned stays in its instance. What a GPU would refuse on the way is an
-// error of package mig.
+// take turns a change's steps into MIG steps on this machine's GPUs. is has the GPUs
+// by the plan's numbers. A segment that is retuned stays in its instance. If a GPU
+// would refuse a step, take returns an error of package mig.
 func (c *Cutting) take(steps []change.Step, is map[int]mig.GPU) error {
 	r := recutting{gpus: is, now: map[int][]mig.Placement{}, asked: map[int]bool{}}
 	for number, g := range is {
@@ -136,12 +137,12 @@ func (c *Cutting) take(steps []change.Step, is map[int]mig.GPU) error {
 	return nil
 }
 
-// recutting is how GPUs are cut after some of a change's steps. Its maps have the plan's
-// numbers of GPUs.
+// recutting is the state of the GPUs after some of a change's steps. Its maps have the
+// plan's numbers of GPUs as keys.
 type recutting struct {
 	gpus  map[int]mig.GPU // as they were before the change
 	now   map[int][]mig.Placement
-	asked map[int]bool // to turn on MIG mode
+	asked map[int]bool // MIG mode is already being enabled
 }
 
 // step creates or destroys an instance.
@@ -179,9 +180,9 @@ func (r *recutting) step(w wish, create bool) (list []mig.Step, err error) {
 	return append(list, inner, outer), nil
 }
 
-// byPlace is a session in which the compute instance that is to be destroyed is the
-// one at that place: the driver numbers them when they are made, which those of a
-// shadow are only on the way.
+// byPlace is a session that finds the compute instance to destroy by its place. The
+// driver assigns numbers when it creates instances, so those of a shadow are known
+// only during the change.
 type byPlace struct{ mig.Session }
 
 func (b byPlace) Take(s mig.Step) error {

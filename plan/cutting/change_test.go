@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/plan/change"
 )
 
-// driver is a machine whose GPUs change by the steps that it takes, and which
-// refuses what a GPU refuses. It numbers compute instances as it likes.
+// driver is a machine whose GPUs change by the steps that it takes. It refuses what
+// a GPU refuses. It numbers compute instances arbitrarily.
 type driver struct {
 	migfake.Machine
 	next int
@@ -58,8 +58,8 @@ func (d *driver) Take(s mig.Step) error {
 	return nil
 }
 
-// crowded is a full GPU on which a must give up four small segments for a large one
-// in their place, while b stays: each of the four needs a shadow on GPU 1.
+// crowded returns a full GPU on which a must replace four small segments by a large
+// one in their place, while b stays. Each of the four needs a shadow on GPU 1.
 func crowded(t *testing.T) (old *plan.Plan, c *change.Change) {
 	t.Helper()
 	gpu, err := plan.Lookup("a100-80")
@@ -85,7 +85,7 @@ func crowded(t *testing.T) (old *plan.Plan, c *change.Change) {
 	return old, c
 }
 
-// cutLike is a machine of two A100s (and an A30) that are cut as a plan has it.
+// cutLike returns a machine of two A100s (and an A30) that are cut as in a plan.
 func cutLike(t *testing.T, p *plan.Plan) *driver {
 	t.Helper()
 	d := &driver{Machine: *migfake.A100s(t, 2), next: 40}
@@ -100,7 +100,7 @@ func cutLike(t *testing.T, p *plan.Plan) *driver {
 	return d
 }
 
-// inOrder are the changes of instances among steps, on GPUs by their numbers.
+// inOrder returns the changes of instances among steps, on GPUs by their numbers.
 func inOrder(steps []mig.Step, number map[string]int) (list []string) {
 	for _, s := range steps {
 		switch s.Op {
@@ -113,7 +113,7 @@ func inOrder(steps []mig.Step, number map[string]int) (list []string) {
 	return list
 }
 
-// promised is what a change says that it does with instances.
+// promised returns what a change describes as its effect on instances.
 func promised(c *change.Change) (list []string) {
 	for _, s := range c.Steps {
 		if s.Op == change.Retune {
@@ -142,7 +142,7 @@ func TestOfChange(t *testing.T) {
 	if len(c.Spares) != 4 || len(d.Has[0].Instances) != 2 || len(d.Has[2].Instances) != 0 {
 		t.Errorf("%d spares, cut into %v and %v", len(c.Spares), d.Has[0].Instances, d.Has[2].Instances)
 	}
-	// Once more, nothing is left to do.
+	// When it runs again, nothing is left to do.
 	if again, err := OfChange(old, c, d.Open, false); err != nil || len(again.steps) != 0 {
 		t.Errorf("%v, %v: want nothing to do on GPUs that are cut as the new plan has it", again, err)
 	}
@@ -177,7 +177,7 @@ func TestOfChangeRefusesOtherCuts(t *testing.T) {
 	if dry, err := OfChange(old, c, d.Open, true); err != nil || !slices.Equal(inOrder(dry.steps, map[string]int{"plan-0": 0, "plan-1": 1}), promised(c)) {
 		t.Errorf("%+v, %v: want the change's steps all the same", dry, err)
 	}
-	// Where a shadow should go there is somebody else's.
+	// An instance of another owner occupies the place for a shadow.
 	d = cutLike(t, old)
 	d.Has[2].Instances = []mig.Instance{{Profile: "7g.80gb", Slices: 7, Size: 8, Compute: []mig.Compute{{Slices: 7}}}}
 	if _, err := OfChange(old, c, d.Open, false); err == nil || !strings.Contains(err.Error(), "GPU 1 of the plan, GPU 2 (GPU-a100-80-2), is cut into 7g.80gb at slot 0, and the plan of --from has nothing") {

@@ -1,5 +1,5 @@
-// Package cutting cuts the GPUs of this machine as a plan has them: it turns a plan, or a
-// change from one plan to another, into steps on MIG instances.
+// Package cutting cuts the GPUs of this machine as a plan describes. It turns a plan, or
+// a change from one plan to another, into steps on MIG instances.
 package cutting
 
 import (
@@ -14,19 +14,20 @@ import (
 	"github.com/penstock/penstock/plan/render"
 )
 
-// Cutting is what has to be done so that GPUs are cut as a plan has it.
+// Cutting is the work that cuts GPUs as a plan describes.
 type Cutting struct {
-	session mig.Session // nil where the steps are for GPUs that are not there
+	session mig.Session // nil if the steps are for GPUs that this machine does not have
 	steps   []mig.Step
-	// about says which GPUs the plan's are, and what is not done here.
+	// about describes which GPUs the plan's are, and what is not done here.
 	about []string
-	// of has the number of the change's step, from 1, that each step is a part of;
-	// nil where the steps follow no change.
+	// of has, for each step, the number (from 1) of the change's step that it belongs to.
+	// It is nil if the steps belong to no change.
 	of []int
 }
 
-// Of looks for the plan's GPUs in this machine and says what would change on them. open
-// opens the machine's driver. A dry run makes do with GPUs that are not there, all uncut.
+// Of finds the plan's GPUs in this machine and returns the steps to cut them. open opens
+// the machine's driver. A dry run also works if GPUs are missing; it assumes that all are
+// uncut.
 func Of(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*Cutting, error) {
 	wanted, c, err := begin(p.Segments)
 	if err != nil {
@@ -50,8 +51,8 @@ func Of(p *plan.Plan, open func() (mig.Session, error), dryRun bool) (*Cutting, 
 	return c, err
 }
 
-// begin says what is wished for, and begins to say what is done about it. It fails
-// where no segment is on a GPU with MIG.
+// begin returns the wanted instances, and a Cutting that lists the GPUs that are not cut.
+// It fails if no segment is on a GPU with MIG.
 func begin(segments []plan.Segment) (wanted []wish, c *Cutting, err error) {
 	wanted, percent := wishes(segments)
 	if len(wanted) == 0 {
@@ -73,14 +74,14 @@ func machineGPUs(open func() (mig.Session, error)) (mig.Session, []mig.GPU, erro
 	return session, gpus, err
 }
 
-// wish is a segment as an instance; GPU is the plan's number of its GPU.
+// wish is a segment as a wanted instance. gpu is the plan's number of its GPU.
 type wish struct {
 	gpu   int
 	place mig.Placement
 }
 
-// wishes are segments as instances, without their GPUs' UUIDs. percent are the GPUs
-// that are not cut, ascending.
+// wishes returns segments as wanted instances, without their GPUs' UUIDs. percent are the
+// GPUs that are not cut, ascending.
 func wishes(segments []plan.Segment) (wanted []wish, percent []int) {
 	for _, s := range segments {
 		w, ok := wishOf(s)
@@ -95,18 +96,18 @@ func wishes(segments []plan.Segment) (wanted []wish, percent []int) {
 	return wanted, percent
 }
 
-// wishOf is a segment as an instance; false where its GPU is not cut.
+// wishOf returns a segment as a wanted instance; false if its GPU is not cut.
 func wishOf(s plan.Segment) (w wish, ok bool) {
 	g, err := plan.Lookup(s.GPUModel)
-	if err != nil || g.Percent { // the verifier has seen the plan
+	if err != nil || g.Percent { // the verifier has checked the plan
 		return wish{}, false
 	}
 	size, _ := g.Size(s.GPCs)
 	return wish{gpu: s.GPU, place: mig.Placement{Profile: size.Profile, Start: s.Slot}}, true
 }
 
-// placed are wishes on the GPUs that the plan's are; those that are not there are
-// named by planned.
+// placed returns the placements of wanted instances on this machine's GPUs. It names
+// missing GPUs with planned.
 func placed(wanted []wish, is map[int]mig.GPU) []mig.Placement {
 	list := make([]mig.Placement, len(wanted))
 	for i, w := range wanted {
@@ -122,10 +123,10 @@ func placed(wanted []wish, is map[int]mig.GPU) []mig.Placement {
 // planned names a GPU of the plan.
 func planned(gpu int) string { return fmt.Sprintf("plan-%d", gpu) }
 
-// match gives each GPU that segments lie on one of this machine's that is of its model. A
-// GPU's number is for good, though those before it may have fallen empty
-// (plan.Plan.IdleGPUs): it goes by its number, not counting those of other models,
-// and where there are not so many, by what is left.
+// match assigns one of this machine's GPUs of the right model to each GPU that segments
+// use. A GPU always keeps its number, even if GPUs before it are now empty
+// (plan.Plan.IdleGPUs). match therefore assigns by number, not counting GPUs of other
+// models. If there are not that many, it assigns the remaining GPUs.
 func (c *Cutting) match(segments []plan.Segment, there []mig.GPU) (map[int]mig.GPU, error) {
 	models, have := modelsOf(segments), byModel(there)
 	numbers := slices.Sorted(maps.Keys(models))
@@ -158,7 +159,7 @@ func (c *Cutting) match(segments []plan.Segment, there []mig.GPU) (map[int]mig.G
 	return is, nil
 }
 
-// modelsOf are the models of the GPUs that segments cut, by the plan's numbers.
+// modelsOf returns the models of the GPUs that segments cut, by the plan's numbers.
 func modelsOf(segments []plan.Segment) map[int]string {
 	models := map[int]string{}
 	for _, s := range segments {
@@ -169,7 +170,7 @@ func modelsOf(segments []plan.Segment) map[int]string {
 	return models
 }
 
-// byModel are the GPUs of each model that has a placement table.
+// byModel returns the GPUs of each model that has a placement table.
 func byModel(gpus []mig.GPU) map[string][]mig.GPU {
 	have := map[string][]mig.GPU{}
 	for _, g := range gpus {
@@ -189,8 +190,7 @@ func count(list []int, of func(int) bool) (n int) {
 	return n
 }
 
-// blank are the GPUs that segments lie on as they would be with nothing cut out of
-// them.
+// blank returns the GPUs of segments as if nothing were cut out of them.
 func blank(segments []plan.Segment) (gpus []mig.GPU) {
 	seen := map[int]bool{}
 	for _, s := range segments {
@@ -206,7 +206,7 @@ func blank(segments []plan.Segment) (gpus []mig.GPU) {
 	return gpus
 }
 
-// profilesOf is a placement table in mig's words, without NVML's numbers.
+// profilesOf returns a placement table in mig's form, without NVML's numbers.
 func profilesOf(g plan.GPU) (list []mig.Profile) {
 	for _, size := range g.Sizes {
 		list = append(list, mig.Profile{Name: size.Profile, Slices: size.GPCs, Size: size.Slots, Starts: size.Starts})
@@ -214,7 +214,7 @@ func profilesOf(g plan.GPU) (list []mig.Profile) {
 	return list
 }
 
-// Strings are the steps as they are printed.
+// Strings returns the printed form of the steps.
 func (c *Cutting) Strings() []string {
 	list := make([]string, len(c.steps))
 	for i, s := range c.steps {
@@ -244,7 +244,7 @@ func (c *Cutting) Section() render.Section {
 	return s
 }
 
-// Do takes the steps, and says which it has taken.
+// Do takes the steps and prints each one that it has taken.
 func (c *Cutting) Do(progress io.Writer) error {
 	return mig.Do(c.session, c.steps, func(s mig.Step) { fmt.Fprintln(progress, "done:", s) })
 }

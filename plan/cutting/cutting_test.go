@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// planOn is a plan with a 1g in the first slot of GPUs of these models.
+// planOn returns a plan with a 1g in the first slot of GPUs of these models.
 func planOn(t *testing.T, models map[int]string) *plan.Plan {
 	t.Helper()
 	p := &plan.Plan{}
