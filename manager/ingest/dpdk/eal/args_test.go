@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A poller that is idle keeps mbufs that no other gets: all of them together fewer than
-// the sixteenth that a group calls few.
+// Idle pollers keep mbufs that other pollers cannot get. All of them together keep less than
+// the sixteenth below which a group considers mbufs few.
 func TestIdlePollersKeepFewMbufs(t *testing.T) {
 	for _, mbufs := range []int{256, 1024, 40_000, 1 << 20} {
 		for _, lcores := range []int{2, 4, 64} {

@@ -17,44 +17,44 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Info is what a driver says of its port.
+// Info is what a driver reports about its port.
 type Info struct {
 	Name   string // of the port
 	Driver string // as "net_af_packet"
 	MAC    [6]byte
-	// PCI: a device on that bus, not one made of software.
+	// PCI is true for a device on that bus, false for one made of software.
 	PCI bool
-	// Socket is the NUMA node, -1 where it has none.
+	// Socket is the NUMA node, or -1 if there is none.
 	Socket int
-	// MaxQueues can be had, for receiving and for sending each.
+	// MaxQueues is the limit for receive queues, and for transmit queues.
 	MaxQueues int
 	MaxMTU    int
-	// RSS spreads flows over queues.
+	// RSS reports whether the driver can spread flows over queues.
 	RSS bool
 }
 
 // Config of a port.
 type Config struct {
-	Queues      int // for receiving, and as many for sending
-	Descriptors int // of a queue; the driver's limits hold
+	Queues      int // receive queues, and as many transmit queues
+	Descriptors int // per queue, within the driver's limits
 	MTU         int
-	// Checksums asks the NIC to verify what comes and fill what goes.
+	// Checksums asks the NIC to verify received checksums and to fill sent ones.
 	Checksums bool
 }
 
-// Taken is what the driver made of a Config.
+// Taken is the part of a Config that the driver accepted.
 type Taken struct {
 	MTU, RxDescriptors, TxDescriptors int
-	// VerifiesChecksums, FillsChecksums: by the NIC.
+	// VerifiesChecksums and FillsChecksums are about the NIC.
 	VerifiesChecksums, FillsChecksums bool
 	RSS                               bool
 }
 
-// Counters are the driver's own, since the port was started.
+// Counters are those of the driver, since the port was started.
 type Counters struct {
 	Frames, Bytes         uint64 // received
 	SentFrames, SentBytes uint64
-	Missed                uint64 // no descriptor was free: the poller came too late
+	Missed                uint64 // no descriptor was free: the poller was late
 	Errors, SendErrors    uint64
 	NoMbuf                uint64 // no mbuf was free
 }
@@ -69,22 +69,22 @@ type Device struct {
 	id     C.uint16_t
 	spec   string
 	info   Info
-	port   *C.struct_pst_port // shared with pollers and sinks, whatever becomes of the device
+	port   *C.struct_pst_port // shared with pollers and sinks, also while the device is absent
 	pool   *Pool
 	config Config
 	taken  Taken
-	// iface is the index of the kernel's interface that it stands on, 0 where there is
-	// none. network is a socket in the network namespace that the device was opened in:
-	// which interfaces are there is asked through it, from any thread.
+	// iface is the index of the kernel's interface that the device uses, 0 if there is none.
+	// network is a socket in the network namespace in which the device was opened. Any thread
+	// can query the namespace's interfaces through it.
 	iface   uint32
 	network int
 	run     bool
-	absent  bool // there is no device of that id now
+	absent  bool // there is no device with that id now
 }
 
-// OpenDevice finds a NIC by its PCI address, which Options.Allow names, or makes a
-// virtual device: "net_af_packet0,iface=veth1". A device that is there already (a
-// port of rings) is taken as it is.
+// OpenDevice finds a NIC by its PCI address, which Options.Allow names, or makes a virtual
+// device: "net_af_packet0,iface=veth1". It uses a device that exists already (a port of
+// rings) as it is.
 func OpenDevice(spec string) (*Device, error) {
 	name, _, _ := strings.Cut(spec, ",")
 	d := &Device{spec: spec, network: -1}
@@ -117,7 +117,7 @@ func (d *Device) closeNetwork() {
 	}
 }
 
-// attach makes or takes the device.
+// attach makes a virtual device, or takes a NIC.
 func (d *Device) attach() error {
 	name, _, _ := strings.Cut(d.spec, ",")
 	cname, cspec := C.CString(name), C.CString(d.spec)
@@ -130,7 +130,7 @@ func (d *Device) attach() error {
 	return d.readInfo()
 }
 
-// errProbe is what DPDK says with -1, whatever it was.
+// errProbe replaces -1, with which DPDK reports any failure.
 var errProbe = errors.New("DPDK could not attach it")
 
 func explainProbe(name string, err error) error {
@@ -162,14 +162,13 @@ func (d *Device) readInfo() error {
 	return nil
 }
 
-// Info is what the driver says.
+// Info is what the driver reports.
 func (d *Device) Info() Info { return d.info }
 
-// Spec is how the device was named.
+// Spec is the argument of OpenDevice.
 func (d *Device) Spec() string { return d.spec }
 
-// Configure sets the port up, over a pool that everything it receives lands in. It is
-// called once.
+// Configure sets up the port with a pool for everything it receives. Call it once.
 func (d *Device) Configure(c Config, pool *Pool) (Taken, error) {
 	if err := d.configure(c, pool); err != nil {
 		return Taken{}, err
@@ -203,7 +202,7 @@ func (d *Device) configure(c Config, pool *Pool) error {
 	return nil
 }
 
-// Start lets frames in. Queues need pollers, or fill.
+// Start lets frames in. Queues need pollers, or they fill.
 func (d *Device) Start() error {
 	if err := code(C.pst_start(d.id, d.port)); err != nil {
 		return fmt.Errorf("start DPDK port %s: %w", d.spec, err)
@@ -212,8 +211,8 @@ func (d *Device) Start() error {
 	return nil
 }
 
-// Close stops the port and lets go of it. Its pollers have stopped, and its sinks are
-// closed. Mbufs that were handed over stay with whoever has them.
+// Close stops and releases the port. Its pollers must be stopped, and its sinks closed. Mbufs
+// that were handed over stay with their owners.
 func (d *Device) Close() (err error) {
 	if d.run {
 		err = code(C.pst_stop(d.id, d.port))
@@ -230,22 +229,22 @@ func (d *Device) Close() (err error) {
 	return nil
 }
 
-// Leave lets go of a device that has disappeared, so that it can Return. Its pollers have
-// stopped, and nobody sends. What its driver says on the way does not matter any more.
+// Leave releases a device that has disappeared, so that it can Return. Its pollers must be
+// stopped, and no goroutine may send. Errors of its driver no longer matter.
 func (d *Device) Leave() error {
 	if d.run {
 		C.pst_stop(d.id, d.port)
 		d.run = false
 	}
-	if err := code(C.pst_remove(d.id)); err != nil && !errors.Is(err, unix.ENODEV) { // gone already
+	if err := code(C.pst_remove(d.id)); err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: already gone
 		return fmt.Errorf("let go of DPDK port %s: %w", d.spec, err)
 	}
 	d.absent = true
 	return nil
 }
 
-// Return makes or takes a device anew that was left, and sets it up as it was. Pollers
-// may start then; its rules are gone.
+// Return makes or takes a device again after Leave, and configures it as before. Pollers may
+// start then. Its rules are lost.
 func (d *Device) Return() (Taken, error) {
 	err := d.attach()
 	if err == nil {
@@ -265,10 +264,10 @@ func (d *Device) Return() (Taken, error) {
 	return d.taken, nil
 }
 
-// Absent reports whether the device was left, and has not returned.
+// Absent reports whether Leave was called, and Return has not succeeded since.
 func (d *Device) Absent() bool { return d.absent }
 
-// Counters reads the driver's.
+// Counters reads the driver's counters.
 func (d *Device) Counters() (Counters, error) {
 	if d.absent {
 		return Counters{}, nil
@@ -283,7 +282,7 @@ func (d *Device) Counters() (Counters, error) {
 	}, nil
 }
 
-// Link reports whether the link is up, and its speed where the driver knows it.
+// Link reports whether the link is up, and its speed if the driver knows it.
 func (d *Device) Link() (up bool, mbps int) {
 	if d.absent {
 		return false, 0
@@ -293,14 +292,14 @@ func (d *Device) Link() (up bool, mbps int) {
 	return up, int(speed)
 }
 
-// Removed reports whether the device said that it is gone (hot unplug).
+// Removed reports whether the device reported its removal (hot unplug).
 func (d *Device) Removed() bool { return loadWord(&d.port.removed) != 0 }
 
 // Rules steer a UDP destination port to a queue.
 type Rules []unsafe.Pointer
 
-// Steer has a NIC put IPv4 and IPv6 datagrams for a UDP port into a queue (rte_flow). An
-// error says why the driver does not; then nothing has changed.
+// Steer makes a NIC put IPv4 and IPv6 datagrams for a UDP port into a queue (rte_flow). If
+// the driver cannot, the error says why, and nothing has changed.
 func (d *Device) Steer(udpPort uint16, queue int) (Rules, error) {
 	var rules Rules
 	why := (*C.char)(C.malloc(256))
@@ -316,7 +315,7 @@ func (d *Device) Steer(udpPort uint16, queue int) (Rules, error) {
 	return rules, nil
 }
 
-// Unsteer takes rules away.
+// Unsteer removes rules.
 func (d *Device) Unsteer(rules Rules) (err error) {
 	for _, rule := range rules {
 		if e := code(C.pst_flow_destroy(d.id, rule)); e != nil {
@@ -326,11 +325,11 @@ func (d *Device) Unsteer(rules Rules) (err error) {
 	return err
 }
 
-// Offload is what the NIC shall fill in a frame that is sent: the UDP checksum, and
-// IPv4's; 0 for nothing.
+// Offload says what the NIC fills in a sent frame: the UDP checksum, and IPv4's; 0 for
+// nothing.
 type Offload uint32
 
-// FillChecksums is such an offload, for headers of these lengths in bytes.
+// FillChecksums returns such an offload, for headers of these lengths in bytes.
 func FillChecksums(ether, ip int, v6 bool) Offload {
 	o := Offload(ether | ip<<8)
 	if v6 {
@@ -339,8 +338,8 @@ func FillChecksums(ether, ip int, v6 bool) Offload {
 	return o
 }
 
-// Send sends frames that lie in mbufs of the pool, Burst at most: which, how long each
-// is. Those that it cannot send within a millisecond are freed, from sent on. One
+// Send sends frames in mbufs of the pool, at most Burst: mbufs holds their offsets, lengths
+// their sizes. It frees those that it cannot send within a millisecond, from sent on. One
 // goroutine at a time uses a queue.
 func (d *Device) Send(queue int, mbufs []uint64, lengths []uint32, offloads []Offload) (sent int) {
 	if len(mbufs) == 0 {
@@ -355,20 +354,20 @@ func (d *Device) Send(queue int, mbufs []uint64, lengths []uint32, offloads []Of
 		(*C.uint32_t)(&offloads[0]), C.uint32_t(len(mbufs))))
 }
 
-// Drain polls a queue so many times and frees what comes: the bare way of a frame,
-// which a benchmark compares with.
+// Drain polls a queue so many times and frees what comes. It is the bare path of a frame,
+// with which a benchmark compares.
 func (d *Device) Drain(queue, polls int) (frames uint64) {
 	return uint64(C.pst_drain(d.id, C.uint16_t(queue), C.uint64_t(polls)))
 }
 
-// DrainRead is Drain with every frame's first cache line read, where its headers lie.
+// DrainRead is Drain that also reads every frame's first cache line, which holds its headers.
 func (d *Device) DrainRead(queue, polls int) (frames uint64) {
 	var sum C.uint64_t
 	return uint64(C.pst_drain_read(d.id, C.uint16_t(queue), C.uint64_t(polls), &sum))
 }
 
-// interfaceOf is the kernel's interface that a virtual device stands on (iface=…), empty
-// where it has none.
+// interfaceOf returns the kernel's interface that a virtual device uses (iface=…), empty if
+// it has none.
 func interfaceOf(spec string) string {
 	for _, arg := range strings.Split(spec, ",")[1:] {
 		if name, ok := strings.CutPrefix(arg, "iface="); ok {
@@ -378,7 +377,7 @@ func interfaceOf(spec string) string {
 	return ""
 }
 
-// interfaceIndex is the index of that interface, 0 where there is none.
+// interfaceIndex returns the index of that interface, 0 if there is none.
 func (d *Device) interfaceIndex() uint32 {
 	r, err := unix.NewIfreq(interfaceOf(d.spec))
 	if err != nil || unix.IoctlIfreq(d.network, unix.SIOCGIFINDEX, r) != nil {
@@ -387,14 +386,14 @@ func (d *Device) interfaceIndex() uint32 {
 	return r.Uint32()
 }
 
-// InterfaceThere reports whether the kernel's interface that the device stands on is
-// there, and the same one; true where it stands on none.
+// InterfaceThere reports whether the kernel's interface that the device uses still exists and
+// is the same one. It returns true if the device uses none.
 func (d *Device) InterfaceThere() bool {
 	return interfaceOf(d.spec) == "" || d.iface != 0 && d.interfaceIndex() == d.iface
 }
 
-// InterfaceMade reports whether there is an interface for an absent device to stand on, or
-// its driver makes it.
+// InterfaceMade reports whether the interface for an absent device exists, or its driver
+// makes it.
 func (d *Device) InterfaceMade() bool {
 	return interfaceOf(d.spec) == "" || strings.HasPrefix(d.spec, "net_tap") || d.interfaceIndex() != 0
 }

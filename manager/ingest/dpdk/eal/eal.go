@@ -26,35 +26,35 @@ import (
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// ErrStarted is returned by Start when the environment runs with other options: it
-// starts once a process and cannot be taken down for another start.
+// ErrStarted is returned by Start when the environment runs with other options. It starts
+// once per process and cannot be stopped for another start.
 var ErrStarted = errors.New("DPDK runs with other options in this process")
 
 // Options of the environment. Two ports of one process share it.
 type Options struct {
-	// Lcores are the threads that poll, and the CPUs that each is pinned to, in EAL's
-	// words: "1,2" or "1@4,2@5". Lcore Main is added where it is missing.
+	// Lcores are the threads that poll, and the CPUs that each is pinned to, in EAL's syntax:
+	// "1,2" or "1@4,2@5". Lcore Main is added if it is missing.
 	Lcores string
-	// Main is the lcore that takes part in nothing but the start: it does not poll.
+	// Main is the lcore that only takes part in the start: it does not poll.
 	Main int
-	// MainCPUs is where it may run, as a list of EAL ("0-1"); empty: on CPU Main.
+	// MainCPUs are the CPUs on which Main may run, as a list of EAL ("0-1"); empty: CPU Main.
 	MainCPUs string
-	// MemoryMiB is all of DPDK's memory. It is taken at the start, so that want of it is
+	// MemoryMiB is all of DPDK's memory. It is allocated at the start, so that a shortage is
 	// an error there.
 	MemoryMiB int
-	// Socket is the NUMA node of the memory: where the NIC is. Negative: any.
+	// Socket is the NUMA node of the memory, which should be the NIC's. Negative: any.
 	Socket int
-	// NoHuge takes ordinary pages: for tests, and ports that the kernel feeds.
+	// NoHuge uses ordinary pages, for tests and for ports that the kernel feeds.
 	NoHuge bool
-	// Allow are the PCI addresses of NICs that DPDK may touch; no other is.
+	// Allow holds the PCI addresses of the NICs that DPDK may use; it uses no other.
 	Allow []string
-	// Extra are further arguments, passed on as they are.
+	// Extra holds further arguments, which are passed on unchanged.
 	Extra []string
 }
 
-// Args are EAL's arguments. Nothing is left on a file system, so that a kill leaves
-// nothing either: memory is an unnamed file (--in-memory; --no-huge does that itself),
-// one for all pages of a kind (--single-file-segments). Addresses lie far from CUDA's.
+// Args returns EAL's arguments. Nothing is left on a file system, so a killed process leaves
+// nothing either. Memory is an unnamed file (--in-memory; --no-huge implies that), one for
+// all pages of a kind (--single-file-segments). Addresses are far from CUDA's.
 func (o Options) Args() []string {
 	main := strconv.Itoa(o.Main)
 	lcores := main
@@ -72,7 +72,7 @@ func (o Options) Args() []string {
 	switch {
 	case o.NoHuge:
 		args = append(args, "--no-huge", "--no-shconf", "-m", strconv.Itoa(o.MemoryMiB))
-	case o.Socket >= 0: // -m would spread it over the nodes
+	case o.Socket >= 0: // -m would spread the memory over the nodes
 		args = append(args, "--in-memory", "--single-file-segments", "--socket-mem", strings.Repeat("0,", o.Socket)+strconv.Itoa(o.MemoryMiB))
 	default:
 		args = append(args, "--in-memory", "--single-file-segments", "-m", strconv.Itoa(o.MemoryMiB))
@@ -89,15 +89,15 @@ func (o Options) Args() []string {
 var environment struct {
 	mu      sync.Mutex // guards the following
 	args    []string
-	lcores  []uint // of those that poll, the free ones
-	polling int    // all of those
+	lcores  []uint // free lcores among those that poll
+	polling int    // number of lcores that poll, free or not
 	started bool
 	failed  error
 }
 
-// Start starts the environment, the first time. Later calls with the same options do
-// nothing; with others they return ErrStarted. A start that failed cannot be tried
-// again in this process: DPDK says so.
+// Start starts the environment on the first call. Later calls with the same options do
+// nothing; with other options they return ErrStarted. After a failed start, this process
+// cannot try again: DPDK refuses.
 func Start(o Options) error {
 	e := &environment
 	e.mu.Lock()
@@ -111,8 +111,8 @@ func Start(o Options) error {
 	case e.failed != nil:
 		return fmt.Errorf("%w (and a process has one try: start it anew)", e.failed)
 	}
-	// The thread that makes others for those that are locked comes from here, not from an
-	// lcore (runtime.LockOSThread starts it).
+	// Locking starts the runtime's template thread, which creates threads on behalf of locked
+	// ones. Start it here, so that it does not inherit the pin of an lcore.
 	runtime.LockOSThread()
 	runtime.UnlockOSThread()
 	here, err := cpuset.Allowed()
@@ -136,9 +136,9 @@ func Start(o Options) error {
 	return nil
 }
 
-// leaveAlone keeps Go's threads off the lcores' CPUs. Go has made threads on lcores
-// already, which took their pins and names over: those move to cpus. It makes no more once
-// an lcore is locked.
+// leaveAlone keeps Go's threads off the lcores' CPUs. Go has already made threads on lcores,
+// which inherited the lcores' pins and names. leaveAlone moves those to cpus. Go makes no
+// more there once an lcore is locked.
 func leaveAlone(lcores []uint, cpus []int) error {
 	own, pins := map[int]bool{}, map[string]bool{}
 	for _, id := range lcores {
@@ -168,13 +168,13 @@ func leaveAlone(lcores []uint, cpus []int) error {
 		}
 		comm := fmt.Sprintf("/proc/self/task/%d/comm", id)
 		if name, err := os.ReadFile(comm); err == nil && strings.HasPrefix(string(name), "rte-worker-") {
-			_ = os.WriteFile(comm, []byte("penstock"), 0) // a name, for who looks
+			_ = os.WriteFile(comm, []byte("penstock"), 0) // a name for people who list the threads
 		}
 	}
 	return nil
 }
 
-// polling is how many lcores poll, or may.
+// polling returns the number of lcores that poll, or may poll.
 func polling() int {
 	e := &environment
 	e.mu.Lock()
@@ -198,7 +198,7 @@ func explainStart(o Options, err error) error {
 	return fmt.Errorf("start DPDK with %q: %w%s (DPDK has written to stderr what it misses)", strings.Join(o.Args(), " "), err, memory)
 }
 
-// ErrNoLcore is returned when every polling lcore has its port.
+// ErrNoLcore is returned when every polling lcore has a port.
 var ErrNoLcore = errors.New("no lcore is left to poll")
 
 // takeLcore takes an lcore that polls nothing yet.
@@ -221,7 +221,7 @@ func giveLcore(id uint) {
 	e.lcores = append([]uint{id}, e.lcores...)
 }
 
-// FreeLcores is how many lcores poll nothing.
+// FreeLcores is the number of lcores that poll nothing.
 func FreeLcores() int {
 	e := &environment
 	e.mu.Lock()
@@ -229,7 +229,7 @@ func FreeLcores() int {
 	return len(e.lcores)
 }
 
-// code makes an error of what the shim returns: 0, or a negative errno.
+// code converts the shim's result to an error: 0, or a negative errno.
 func code(rc C.int) error {
 	if rc >= 0 {
 		return nil

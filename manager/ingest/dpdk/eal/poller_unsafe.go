@@ -25,19 +25,20 @@ type Poller struct {
 	runs  bool
 }
 
-// Polled is what a poller counts.
+// Polled holds the counters of a poller.
 type Polled struct {
 	Polls, Empty uint64
 	Frames       uint64
-	Full         uint64 // dropped: whoever should take them lagged behind
+	Full         uint64 // dropped: the consumer lagged behind
 	Scattered    uint64 // dropped: larger than an mbuf
-	Copied       uint64 // lay in another memory
-	NoCopy       uint64 // dropped: would have had to be copied, and no mbuf was free
+	Copied       uint64 // were in another memory
+	NoCopy       uint64 // dropped: needed a copy, and no mbuf was free
 }
 
-// NewPoller takes a free lcore for these queues. Number is its place among the port's
-// pollers, from 0; Go's own producer is the last, maxPollers. A nap bounds what an idle
-// port costs where a NIC is the kernel's, after the port was idle for spin; 0 polls for ever.
+// NewPoller takes a free lcore for these queues. Number is its index among the port's
+// pollers, from 0. Go's own producer has the last index, maxPollers. After the port was idle
+// for spin, the poller sleeps for nap between polls. That bounds the cost of an idle port
+// whose NIC the kernel drives. If nap is 0, it polls forever.
 func (d *Device) NewPoller(number int, queues []int, spin, nap time.Duration) (*Poller, error) {
 	lcore, err := takeLcore()
 	if err != nil {
@@ -56,35 +57,36 @@ func (d *Device) NewPoller(number int, queues []int, spin, nap time.Duration) (*
 	return p, nil
 }
 
-// napperNice is the priority of pollers that nap: that of the manager's receive threads.
+// napperNice is the priority of pollers that nap, the same as that of the manager's receive
+// threads.
 const napperNice = -15
 
-// maxPollers of a port.
+// maxPollers is the max number of pollers per port.
 const maxPollers = C.PST_PRODUCERS - 1
 
-// Start begins to poll, also after Stop. The control sink is there by then.
+// Start begins to poll, also after Stop. The control sink must exist.
 func (p *Poller) Start() {
 	p.runs = true
 	storeWord(&p.p.stop, 0)
 	rte.ExecOnLcoreAsync(p.lcore, p.done, func(*rte.LcoreCtx) {
 		if p.p.nap_ns != 0 {
-			// It shares its CPU, and is waited for, as the manager's data path; without the
-			// right to it polls all the same.
+			// It shares its CPU, and other threads wait for it, as for the manager's data
+			// path. Without the privilege it polls at ordinary priority.
 			_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), napperNice)
-			// The kernel would make a nap of 20 µs one of 70.
+			// With the default slack, the kernel would stretch a nap of 20 µs to 70 µs.
 			_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(time.Microsecond), 0, 0, 0)
 		}
 		C.pst_poll(p.p)
 	})
 }
 
-// Started reports whether it was started, and not stopped.
+// Started reports whether the poller was started, and not stopped since.
 func (p *Poller) Started() bool { return p.runs }
 
-// Lcore is which.
+// Lcore is the number of the poller's lcore.
 func (p *Poller) Lcore() int { return int(p.lcore) }
 
-// Stop ends a poller that was started; it takes no frame afterwards.
+// Stop stops a running poller; it takes no frame afterwards.
 func (p *Poller) Stop() error {
 	p.runs = false
 	storeWord(&p.p.stop, 1)
@@ -95,15 +97,15 @@ func (p *Poller) Stop() error {
 	return nil
 }
 
-// Close gives the lcore back. It was stopped, or never started.
+// Close returns the lcore. The poller must be stopped, or never started.
 func (p *Poller) Close() {
 	giveLcore(p.lcore)
 	C.pst_release(unsafe.Pointer(p.p))
 	p.p = nil
 }
 
-// Turn waits until the poller has seen what was written before the call: it ends the
-// turn that it is in, and one more.
+// Turn waits until the poller has seen everything that was written before the call: the end
+// of its current turn, and one more.
 func (p *Poller) Turn() {
 	epoch := &p.p.epoch
 	for until := loadLong(epoch) + 2; loadLong(epoch) < until && loadWord(&p.p.stop) == 0; {
@@ -119,29 +121,29 @@ func (p *Poller) Polled() Polled {
 	}
 }
 
-// Sink takes frames from the pollers of a port. One goroutine at a time calls Take and
-// Sleep; any may Wake.
+// Sink takes frames from the pollers of a port. One goroutine at a time calls Take and Sleep.
+// Any goroutine may call Wake.
 type Sink struct {
 	device *Device
 	sink   *C.struct_pst_sink
 	number int
 	rings  []*C.struct_pst_ring
 	queues []entries
-	next   int // the ring to begin with
+	next   int // index of the ring to begin with
 	event  int
 	polls  []unix.PollFd
-	left   unix.Timespec // of a Pause: the kernel writes there what is left
-	count  [8]byte       // of event, read there: under the race detector unix.Read moves it to the heap
+	left   unix.Timespec // of a Pause: the kernel writes the remaining time here
+	count  [8]byte       // buffer for reading event; under the race detector unix.Read moves a local one to the heap
 }
 
-// Control is the number of the sink that takes what no other does.
+// Control is the number of the sink that takes what no other sink takes.
 const Control = 0
 
-// MaxSinks of a port, Control included.
+// MaxSinks is the max number of sinks per port, including Control.
 const MaxSinks = C.PST_SINKS
 
-// NewSink makes a sink with a ring of entries, a power of two, for each of producers
-// pollers, and one for Go (Put), whose place is maxPollers.
+// NewSink makes a sink. It has one ring for each of producers pollers, and one for Go (Put)
+// at index maxPollers. Each ring has entriesEach entries, a power of two.
 func (d *Device) NewSink(number, producers, entriesEach int) (_ *Sink, err error) {
 	s := &Sink{device: d, number: number, event: -1}
 	defer func() {
@@ -173,14 +175,14 @@ func (d *Device) NewSink(number, producers, entriesEach int) (_ *Sink, err error
 	return s, nil
 }
 
-// SetBacklog says how many frames may wait in one ring of a source's sink, at most the ring's
-// entries. It is 0 until it is set. Those beyond it are dropped and counted (Full).
+// SetBacklog sets how many frames may wait in one ring of a source's sink, at most the ring's
+// entries. The initial value is 0. Frames beyond it are dropped and counted (Full).
 func (d *Device) SetBacklog(frames int) { storeWord(&d.port.backlog, uint32(frames)) }
 
-// SetStrays is SetBacklog of the Control sink.
+// SetStrays is SetBacklog for the Control sink.
 func (d *Device) SetStrays(frames int) { storeWord(&d.port.strays, uint32(frames)) }
 
-// Attach lets frames in: those for a UDP port, or all others where the sink is Control.
+// Attach lets frames in: those for a UDP port or, for the Control sink, all others.
 func (s *Sink) Attach(udpPort uint16) {
 	storePointer(&s.device.port.sinks[s.number], unsafe.Pointer(s.sink))
 	if s.number != Control {
@@ -188,8 +190,8 @@ func (s *Sink) Attach(udpPort uint16) {
 	}
 }
 
-// Lead has each client's frames go to one of members, which Member tells; s is their first,
-// and the one that is attached. None is closed before s is detached.
+// Lead makes each client's frames go to one of members, which Member selects. s is the first
+// of them, and the attached one. Do not close any member before s is detached.
 func (s *Sink) Lead(members []*Sink) {
 	for i, m := range members {
 		s.sink.member[i] = m.sink
@@ -197,10 +199,11 @@ func (s *Sink) Lead(members []*Sink) {
 	s.sink.members = C.uint32_t(len(members))
 }
 
-// MaxMembers are the most that a sink leads.
+// MaxMembers is the max number of sinks that a sink leads.
 const MaxMembers = C.PST_QUEUES
 
-// Member is which of several sinks has the frames of a client, as the pollers have it.
+// Member returns which of several sinks gets the frames of a client. The pollers compute the
+// same.
 func Member(client netip.AddrPort, members int) int {
 	const factor = C.PST_FLOW_FACTOR
 	var hash uint64
@@ -216,8 +219,8 @@ func Member(client netip.AddrPort, members int) int {
 	return int(hash >> 32 * uint64(members) >> 32)
 }
 
-// Detach keeps frames out. Each poller that runs has ended its turn (Turn) before the
-// sink is closed.
+// Detach keeps frames out. Before the sink is closed, each running poller must end its turn
+// (Turn).
 func (s *Sink) Detach(udpPort uint16) {
 	if s.number != Control {
 		storeByte(&s.device.port.table[udpPort], Control)
@@ -225,7 +228,7 @@ func (s *Sink) Detach(udpPort uint16) {
 	storePointer(&s.device.port.sinks[s.number], nil)
 }
 
-// Waiting is how many frames lie in the rings.
+// Waiting is the number of frames in the rings.
 func (s *Sink) Waiting() (n int) {
 	for i := range s.queues {
 		n += s.queues[i].waiting()
@@ -233,7 +236,7 @@ func (s *Sink) Waiting() (n int) {
 	return n
 }
 
-// Full is how many frames found no room in the rings, and were dropped.
+// Full is the number of frames that were dropped because the rings had no room.
 func (s *Sink) Full() (n uint64) {
 	for _, ring := range s.rings {
 		n += loadLong(&ring.full)
@@ -241,8 +244,8 @@ func (s *Sink) Full() (n uint64) {
 	return n
 }
 
-// Take moves up to len(into) entries out of the rings, each ring's in its order, and
-// begins with another ring each time.
+// Take moves up to len(into) entries out of the rings, in each ring's order. It begins with
+// another ring each time.
 func (s *Sink) Take(into []Entry) (n int) {
 	for range s.queues {
 		n += s.queues[s.next].take(into[n:])
@@ -256,8 +259,7 @@ func (s *Sink) Take(into []Entry) (n int) {
 	return n
 }
 
-// Put adds an entry as Go's producer: one goroutine does that. It is false where there
-// is no room.
+// Put adds an entry from Go; one goroutine may call it. It returns false if there is no room.
 func (s *Sink) Put(e Entry) bool {
 	ok := s.queues[len(s.queues)-1].put(e)
 	if ok && swapWord(&s.sink.sleeping, 0) != 0 {
@@ -266,8 +268,8 @@ func (s *Sink) Put(e Entry) bool {
 	return ok
 }
 
-// Sleep waits until something lies in a ring, Wake is called, or timeout has passed;
-// nil is no timeout.
+// Sleep waits until a ring has an entry, Wake is called, or timeout has passed; nil means no
+// timeout.
 func (s *Sink) Sleep(timeout *unix.Timespec) error {
 	swapWord(&s.sink.sleeping, 1)
 	if s.Waiting() > 0 {
@@ -279,7 +281,7 @@ func (s *Sink) Sleep(timeout *unix.Timespec) error {
 	return err
 }
 
-// Pause waits for Wake or the timeout, whatever lies in the rings.
+// Pause waits for Wake or the timeout, even if the rings have entries.
 func (s *Sink) Pause(timeout *unix.Timespec) error {
 	if timeout != nil {
 		s.left = *timeout
@@ -292,7 +294,7 @@ func (s *Sink) Pause(timeout *unix.Timespec) error {
 	case err != nil:
 		return fmt.Errorf("wait for frames: %w", err)
 	case n > 0:
-		_, _ = unix.Read(s.event, s.count[:]) // empty already: somebody else's wake
+		_, _ = unix.Read(s.event, s.count[:]) // empty already if another goroutine handled the wake
 	}
 	return nil
 }
@@ -305,7 +307,7 @@ func (s *Sink) ring() { _, _ = unix.Write(s.event, one[:]) }
 // one is a 64-bit 1 for an eventfd, in either byte order.
 var one = [8]byte{1, 0, 0, 0, 0, 0, 0, 1}
 
-// Close frees the rings. The sink is detached and empty.
+// Close frees the rings. The sink must be detached and empty.
 func (s *Sink) Close() error {
 	return s.free()
 }

@@ -22,18 +22,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Burst is how many mbufs one call allocates or sends at most.
+// Burst is the max number of mbufs that one call allocates or sends.
 const Burst = C.PST_BURST
 
-// HeadroomBytes precede a frame in its mbuf (RTE_PKTMBUF_HEADROOM of Debian's build).
+// HeadroomBytes is the size of what precedes a frame in its mbuf (RTE_PKTMBUF_HEADROOM of
+// Debian's build).
 const HeadroomBytes = 128
 
-// cacheMbufs is what an lcore keeps for itself, at most RTE_MEMPOOL_CACHE_MAX_SIZE.
+// cacheMbufs is the max number of mbufs that an lcore caches, below
+// RTE_MEMPOOL_CACHE_MAX_SIZE.
 const cacheMbufs = 256
 
-// cacheOf is that for a pool that so many lcores take from. One has its own at hand; of
-// several each may keep half as much again that no other gets, and all together must not
-// have so many that a pool looks fuller than it is: 3 of 128.
+// cacheOf returns the cache size for a pool that so many lcores use. A single lcore can use
+// its whole cache itself. With several lcores, each may keep 1.5 times its cache, which the
+// others cannot use. All of them together may keep 3 of 128 mbufs, so that the pool does not
+// look fuller than it is.
 func cacheOf(mbufs, lcores int) int {
 	if lcores > 1 {
 		return min(cacheMbufs, mbufs/(64*lcores))
@@ -41,8 +44,7 @@ func cacheOf(mbufs, lcores int) int {
 	return min(cacheMbufs, mbufs/8)
 }
 
-// Pool is packet memory: mbufs of one size, in one file. Its methods may be called
-// from any goroutine.
+// Pool is packet memory: mbufs of one size, in one file. Any goroutine may call its methods.
 type Pool struct {
 	pool   *mempool.Mempool
 	memory Memory
@@ -51,41 +53,42 @@ type Pool struct {
 	runs   []run
 }
 
-// run is a row of mbufs at one distance from each other.
+// run is a row of mbufs with a constant distance.
 type run struct {
 	first, stride uint64
 	inverse       uint64 // 2^64 / stride, rounded up
-	mbuf          int    // number of the first
+	mbuf          int    // number of the first mbuf
 	n             int
 }
 
-// Memory is the mapping that a pool lies in: DPDK's own, from its first byte up to
-// the pool's end, so that a span's offset is one in the file. It implements
-// shm.Memory. Other pools may lie in it too.
+// Memory is the mapping that holds a pool: DPDK's own, from its first byte up to the pool's
+// end. A span's offset is therefore an offset in the file. It implements shm.Memory. The
+// mapping may hold other pools too.
 type Memory struct {
 	bytes []byte
 	file  *os.File
 	page  int
 }
 
-// Bytes is DPDK's mapping of it, good until the process ends.
+// Bytes is DPDK's mapping, valid until the process ends.
 func (m *Memory) Bytes() []byte { return m.bytes }
 
-// File is a descriptor that can be mapped for reading only.
+// File is a descriptor that can only be mapped for reading.
 func (m *Memory) File() *os.File { return m.file }
 
-// Size is in bytes, whole pages.
+// Size is the size in bytes, in whole pages.
 func (m *Memory) Size() int { return len(m.bytes) }
 
 // PageBytes is the size of its pages.
 func (m *Memory) PageBytes() int { return m.page }
 
-// NewPool makes a pool of mbufs whose frames have room for roomBytes, the headroom
-// included, at most 65535. Socket is a NUMA node, or -1 for any.
+// NewPool makes a pool of mbufs whose frames have room for roomBytes, including the headroom,
+// at most 65535. Socket is a NUMA node, or -1 for any.
 //
-// Without a device that reads and writes it by DMA, mbufs lie closely, whatever the pages;
-// with one, none crosses a page's end. Of small pages a third would be lost by that, and
-// net_af_xdp takes mbufs to lie closely: it would drop what lands in the last third.
+// dma says whether a device accesses the pool by DMA. If so, no mbuf crosses the end of a
+// page. Otherwise mbufs are packed closely, whatever the page size. On small pages the other
+// layout would waste a third. net_af_xdp also assumes close packing: it would drop what is
+// received into the last third.
 func NewPool(name string, mbufs, roomBytes, socket int, dma bool) (*Pool, error) {
 	options := []mempool.Option{
 		mempool.OptCacheSize(uint32(cacheOf(mbufs, polling()))), mempool.OptSocket(socket),
@@ -111,14 +114,14 @@ func NewPool(name string, mbufs, roomBytes, socket int, dma bool) (*Pool, error)
 	return p, nil
 }
 
-// StrideBytes is what an mbuf with room for a frame of frameBytes takes of the memory
-// that was started, its bookkeeping included: at most.
+// StrideBytes is the max memory that an mbuf takes with its bookkeeping, if it has room for a
+// frame of frameBytes. It depends on the memory with which the environment was started.
 func StrideBytes(frameBytes int) int {
 	return strideIn(smallestPage(), HeadroomBytes+frameBytes+mbufBytes) + ringBytes
 }
 
-// strideIn is what one of equal things takes where none may lie across the end of a
-// page, as a NIC wants it of mbufs: of ordinary pages, one of 2 KB takes one whole.
+// strideIn returns the memory per object if no object may cross the end of a page, as a NIC
+// requires of mbufs. An mbuf of 2 KB takes a whole ordinary page.
 func strideIn(page, size int) int {
 	if each := page / size; each > 0 {
 		return page / each
@@ -126,7 +129,7 @@ func strideIn(page, size int) int {
 	return (size + page - 1) / page * page
 }
 
-// smallestPage is the size of the pages that the environment took, or of smaller ones.
+// smallestPage is the size of the environment's pages, or a smaller one.
 func smallestPage() int {
 	e := &environment
 	e.mu.Lock()
@@ -137,17 +140,17 @@ func smallestPage() int {
 	return 2 << 20
 }
 
-// ringBytes is an mbuf's places in the pool's ring, which has a power of two of them.
+// ringBytes is an mbuf's share of the pool's ring, whose size is a power of two.
 const ringBytes = 2 * 8
 
-// mbufBytes is what stands around the room: the pool's header and struct rte_mbuf,
-// and the padding that sets neighbours apart.
+// mbufBytes is what surrounds the room: the pool's header and struct rte_mbuf, and the
+// padding between neighbours.
 const mbufBytes = 64 + mbufHeaderBytes + 64
 
-// mbufHeaderBytes is struct rte_mbuf.
+// mbufHeaderBytes is the size of struct rte_mbuf.
 const mbufHeaderBytes = 128
 
-// explainPool says what is needed: DPDK's own errno is of whatever it tried last.
+// explainPool adds how much memory is needed: DPDK's errno is about whatever it tried last.
 func explainPool(err error, mbufs, room int) error {
 	return fmt.Errorf("%w: they take %d MiB; give DPDK more memory, or configure fewer mbufs", err, (mbufs*(room+mbufBytes+ringBytes)+1<<20-1)>>20)
 }
@@ -164,7 +167,7 @@ func (p *Pool) map_() error {
 		}
 		return err
 	}
-	// Opened anew, the file can only be read; DPDK's own descriptor could write.
+	// A new descriptor is read-only; DPDK's own could write.
 	file, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", int(fd)), os.O_RDONLY, 0)
 	if err != nil {
 		return fmt.Errorf("open it for reading: %w", err)
@@ -181,8 +184,8 @@ func (p *Pool) map_() error {
 	return nil
 }
 
-// runsOf finds the rows in sorted offsets: one as a rule; one a page where no mbuf
-// may cross a page's end.
+// runsOf finds the rows in sorted offsets. Usually there is one. If no mbuf may cross a
+// page's end, there is one per page.
 func runsOf(offsets []uint64) (runs []run) {
 	for i := 0; i < len(offsets); {
 		r := run{first: offsets[i], mbuf: i, n: 1, stride: 1 << 62}
@@ -198,16 +201,16 @@ func runsOf(offsets []uint64) (runs []run) {
 	return runs
 }
 
-// Memory is where the mbufs lie. It stays the pool's.
+// Memory is the memory that holds the mbufs. The pool owns it.
 func (p *Pool) Memory() *Memory { return &p.memory }
 
-// Mbufs is how many there are.
+// Mbufs is the number of mbufs.
 func (p *Pool) Mbufs() int { return p.mbufs }
 
 // FrameBytes is the longest frame that one mbuf holds.
 func (p *Pool) FrameBytes() int { return p.room - HeadroomBytes }
 
-// StrideBytes is what one mbuf takes of the memory.
+// StrideBytes is the memory that one mbuf takes.
 func (p *Pool) StrideBytes() int {
 	if p.runs[0].n == 1 {
 		return p.room + mbufBytes
@@ -215,12 +218,12 @@ func (p *Pool) StrideBytes() int {
 	return int(p.runs[0].stride)
 }
 
-// Available is how many mbufs nobody has, caches of lcores included. It looks at every
-// lcore's: for statistics, not for each frame.
+// Available is the number of mbufs not in use, including those in caches of lcores. It reads
+// every lcore's cache: use it for statistics, not per frame.
 func (p *Pool) Available() int { return int(C.pst_available(p.handle())) }
 
-// Mbuf is the number and the offset of the mbuf that a byte of its room lies in; ok is
-// false where there is none.
+// Mbuf returns the number and the offset of the mbuf whose room contains the byte at. ok is
+// false if there is none.
 func (p *Pool) Mbuf(at uint64) (number int, offset uint64, ok bool) {
 	r := &p.runs[0]
 	if len(p.runs) > 1 {
@@ -233,8 +236,8 @@ func (p *Pool) Mbuf(at uint64) (number int, offset uint64, ok bool) {
 	if at < r.first {
 		return 0, 0, false
 	}
-	// (at - first) / stride: exact while their product is below 2^64, of which memory is
-	// a small part.
+	// (at - first) / stride: exact while their product is below 2^64, and the memory is far
+	// smaller than that.
 	i, _ := bits.Mul64(at-r.first, r.inverse)
 	if i >= uint64(r.n) {
 		return 0, 0, false
@@ -242,14 +245,14 @@ func (p *Pool) Mbuf(at uint64) (number int, offset uint64, ok bool) {
 	return r.mbuf + int(i), r.first + i*r.stride, true
 }
 
-// Offset is where an mbuf is, by its number.
+// Offset returns the offset of an mbuf, given its number.
 func (p *Pool) Offset(number int) uint64 {
 	i := sort.Search(len(p.runs), func(i int) bool { return p.runs[i].mbuf > number }) - 1
 	return p.runs[i].first + uint64(number-p.runs[i].mbuf)*p.runs[i].stride
 }
 
-// Alloc takes len(mbufs) mbufs, Burst at most, all or none: where each is, and where
-// its frame may begin, both from the memory's first byte.
+// Alloc takes len(mbufs) mbufs, at most Burst: all or none. It stores the offset of each, and
+// the offset at which its frame may begin, both from the memory's first byte.
 func (p *Pool) Alloc(mbufs, data []uint64) error {
 	if len(mbufs) == 0 {
 		return nil
@@ -258,7 +261,7 @@ func (p *Pool) Alloc(mbufs, data []uint64) error {
 	return code(C.pst_alloc(p.handle(), p.base(), (*C.uint64_t)(&mbufs[0]), (*C.uint64_t)(&data[0]), C.uint32_t(len(mbufs))))
 }
 
-// Free gives mbufs back, by their offsets.
+// Free returns mbufs to the pool, given their offsets.
 func (p *Pool) Free(mbufs []uint64) {
 	if len(mbufs) > 0 {
 		C.pst_free(p.base(), (*C.uint64_t)(&mbufs[0]), C.uint32_t(len(mbufs)))
@@ -267,7 +270,7 @@ func (p *Pool) Free(mbufs []uint64) {
 
 func (p *Pool) base() *C.uint8_t { return (*C.uint8_t)(&p.memory.bytes[0]) }
 
-// Close frees the pool: every mbuf must be back, or nobody may touch one any more.
+// Close frees the pool. Every mbuf must be back in it, or must not be used any more.
 func (p *Pool) Close() error {
 	p.pool.Free()
 	if err := p.memory.file.Close(); err != nil {

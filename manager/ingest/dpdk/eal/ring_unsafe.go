@@ -17,10 +17,10 @@ type Entry struct {
 	At     uint64
 	Length uint32
 	Flags  Flags
-	Tag    uint16 // of the VLAN, with Tagged
+	Tag    uint16 // VLAN tag, if Tagged
 }
 
-// Flags are what a NIC or the kernel says of a frame.
+// Flags are what a NIC or the kernel reports about a frame.
 type Flags uint16
 
 const (
@@ -28,11 +28,11 @@ const (
 	UDPGood Flags = C.PST_UDP_GOOD
 	IPBad   Flags = C.PST_IP_BAD
 	UDPBad  Flags = C.PST_UDP_BAD
-	// Tagged frames had a VLAN tag taken off.
+	// Tagged frames had a VLAN tag, which was removed.
 	Tagged Flags = C.PST_TAGGED
 )
 
-// The layouts agree, or this does not compile.
+// This does not compile unless the layouts agree.
 var _ = [1]struct{}{}[unsafe.Sizeof(Entry{})-unsafe.Sizeof(C.struct_pst_entry{})]
 
 // entries is the Go side of a struct pst_ring.
@@ -81,8 +81,9 @@ func swapWord(w *C.uint32_t, v uint32) uint32 {
 }
 func loadLong(w *C.uint64_t) uint64 { return atomic.LoadUint64((*uint64)(w)) }
 
-// storeByte writes a byte that a poller reads: no more than a byte, which x86 and arm64
-// write whole; a frame that it has before goes to the port's sink of before.
+// storeByte writes a byte that a poller reads. x86 and arm64 write a single
+// byte atomically. A frame that the poller classified before the write goes to
+// the port's old sink.
 func storeByte(b *C.uint8_t, v uint8) { *b = C.uint8_t(v) }
 
 func storePointer(p **C.struct_pst_sink, v unsafe.Pointer) {

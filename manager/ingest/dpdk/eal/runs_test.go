@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever rows the mbufs lie in, each byte of an mbuf finds it, and no other byte any.
+// Whatever rows the mbufs are in, Mbuf finds the mbuf of each byte in one, and none for other
+// bytes.
 func TestMbufsAreFoundByTheBytesInThem(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const room = 256

@@ -149,8 +149,8 @@ int pst_start(uint16_t id, struct pst_port *port)
 	int err = rte_eth_dev_start(id);
 	if (err != 0)
 		return err;
-	// Drivers without the event, and without a filter that multicasts could pass,
-	// say ENOTSUP and need neither.
+	// A driver without the event, or without a filter that blocks multicasts, returns
+	// ENOTSUP; it needs neither call.
 	rte_eth_dev_callback_register(id, RTE_ETH_EVENT_INTR_RMV, removed, port);
 	rte_eth_allmulticast_enable(id);
 	return 0;
@@ -184,8 +184,8 @@ int pst_link(uint16_t id, uint32_t *mbps)
 	return link.link_status;
 }
 
-// Every rule of a port has the same pattern and mask: i40e takes one input set a
-// packet type ("Conflict with the first rule's input set", its guide says).
+// Every rule of a port has the same pattern and mask. i40e accepts one input set per packet
+// type (its guide: "Conflict with the first rule's input set").
 void *pst_flow(uint16_t id, int v6, uint16_t udp_port, uint16_t queue, char *why, size_t whylen)
 {
 	struct rte_flow_attr attr = {.ingress = 1};
@@ -275,7 +275,8 @@ int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd, uint64_t *p
 	if (list == NULL)
 		return -ENOMEM;
 	end = RTE_ALIGN_CEIL(end, list->page_sz);
-	// One file, offsets in it those of addresses, and nothing missing before the end.
+	// There must be one file, with offsets equal to address differences, and no gap before
+	// the end.
 	int first = -1;
 	for (uint64_t at = 0; at < end; at += list->page_sz) {
 		const void *va = (uint8_t *)list->base_va + at;
@@ -283,7 +284,7 @@ int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd, uint64_t *p
 		if (seg == NULL || seg->addr != va)
 			return -ENXIO;
 		if (at != 0 && at + list->page_sz < end && at % (64 * list->page_sz) != 0)
-			continue; // a look at each 64th page's file is enough
+			continue; // checking the file of each 64th page is enough
 		size_t offset;
 		int of = rte_memseg_get_fd(seg);
 		if (of < 0)
@@ -302,8 +303,8 @@ int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd, uint64_t *p
 
 uint32_t pst_available(void *pool) { return rte_mempool_avail_count(pool); }
 
-// Structures that Go and the pollers share are not packet memory: they come from the
-// C library, and no inference function sees them.
+// The structures that Go and the pollers share are not in packet memory. They come from the C
+// library, and no inference function sees them.
 static void *zeroed(size_t bytes)
 {
 	void *memory = aligned_alloc(PST_LINE, RTE_ALIGN_CEIL(bytes, PST_LINE));
@@ -335,8 +336,8 @@ void pst_release(void *memory) { free(memory); }
 
 // Polling.
 
-// The number of the sink that a frame belongs to. It only sorts: the consumer parses
-// and checks everything again, and what is not plainly somebody's is sink 0's.
+// Returns the number of the sink for a frame. It only sorts: the consumer parses and checks
+// everything again. Frames that are not plain UDP for a function's port go to sink 0.
 static inline uint32_t classify(const struct pst_port *port, const uint8_t *b, uint32_t length)
 {
 	uint32_t at = 12;
@@ -365,8 +366,9 @@ static inline uint32_t classify(const struct pst_port *port, const uint8_t *b, u
 	return port->table[b[at + 2] << 8 | b[at + 3]];
 }
 
-// Which of several members has a client's frames: a hash of its address and UDP port,
-// the one of Member in poller_unsafe.go. classify has found the frame to be plain UDP.
+// Returns which of several members gets a client's frames: a hash of the client's address and
+// UDP port, the same as Member in poller_unsafe.go. classify has found the frame to be plain
+// UDP.
 static uint32_t member_of(const uint8_t *b, uint32_t members)
 {
 	uint32_t at = 12;
@@ -413,13 +415,13 @@ static inline uint16_t flags_of(const struct rte_mbuf *m)
 static void ring_bell(struct pst_sink *sink)
 {
 	static const uint64_t one = 1;
-	// The consumer says that it sleeps, then looks at the tails once more; so tails
-	// first, then this.
+	// The consumer sets sleeping, then reads the tails once more. So write the tails first,
+	// then read sleeping.
 	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	if (__atomic_load_n(&sink->sleeping, __ATOMIC_RELAXED) &&
 	    __atomic_exchange_n(&sink->sleeping, 0, __ATOMIC_SEQ_CST) && sink->event >= 0) {
 		ssize_t written = write(sink->event, &one, sizeof one);
-		(void)written; // only a full counter fails, and that is readable too
+		(void)written; // the write fails only if the counter is full, which is readable too
 	}
 }
 
@@ -444,8 +446,7 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 			continue;
 		}
 		if (unlikely(m->pool != port->pool || !RTE_MBUF_DIRECT(m))) {
-			// Memory of another pool, or of nobody, is not in the slab: it has to
-			// come over.
+			// Memory outside the pool is not in the slab: copy the frame.
 			struct rte_mbuf *copy = rte_pktmbuf_copy(m, port->pool, 0, UINT32_MAX);
 			unwanted[none++] = m;
 			if (copy == NULL) {
@@ -500,8 +501,7 @@ static uint32_t poll_queue(struct pst_poller *p, uint16_t queue)
 	return n;
 }
 
-// After that many polls in a row with nothing a poller that may nap does: some tens
-// of microseconds.
+// Number of empty polls in a row before a poller may nap: some tens of microseconds.
 #define POLLS_BEFORE_NAP 1024
 
 void pst_poll(struct pst_poller *p)
@@ -524,7 +524,7 @@ void pst_poll(struct pst_poller *p)
 		} else if (++idle == POLLS_BEFORE_NAP) {
 			since = rte_rdtsc();
 		} else if (idle > POLLS_BEFORE_NAP) {
-			idle = POLLS_BEFORE_NAP; // it stays there
+			idle = POLLS_BEFORE_NAP; // stop counting
 			if (spin != 0 && rte_rdtsc() - since < spin) {
 				rte_pause();
 				continue;
@@ -557,7 +557,7 @@ uint64_t pst_drain(uint16_t id, uint16_t queue, uint64_t polls)
 	return frames;
 }
 
-// The same, and each frame's first cache line is read, where its headers lie.
+// The same, and read each frame's first cache line, which holds its headers.
 uint64_t pst_drain_read(uint16_t id, uint16_t queue, uint64_t polls, uint64_t *sum)
 {
 	struct rte_mbuf *burst[PST_BURST];
@@ -577,7 +577,7 @@ uint64_t pst_drain_read(uint16_t id, uint16_t queue, uint64_t polls, uint64_t *s
 	return frames;
 }
 
-// Frames outward, and mbufs back.
+// Outgoing frames, and returned mbufs.
 
 int pst_alloc(void *pool, const uint8_t *base, uint64_t *mbufs, uint64_t *data, uint32_t n)
 {
@@ -607,8 +607,8 @@ void pst_free(uint8_t *base, const uint64_t *mbufs, uint32_t n)
 	}
 }
 
-// How long a full transmit queue is waited for. A wire of 10 Gb/s sends 800 frames
-// in that time.
+// How long to wait for a full transmit queue. A wire of 10 Gb/s sends 800 frames in that
+// time.
 #define SEND_PATIENCE_US 1000
 
 uint32_t pst_send(uint16_t id, uint16_t queue, uint8_t *base, const uint64_t *mbufs,

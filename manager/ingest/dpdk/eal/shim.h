@@ -1,6 +1,6 @@
-// The part of DPDK that go-dpdk does not reach: Ethernet ports, and the loop that
-// polls them. Go includes this file for the structures; DPDK's own headers stay in
-// shim.c.
+// The part of DPDK that go-dpdk does not cover: Ethernet ports, and the loop
+// that polls them. Go includes this file for the structures; DPDK's own headers
+// stay in shim.c.
 #ifndef PENSTOCK_SHIM_H
 #define PENSTOCK_SHIM_H
 
@@ -8,17 +8,17 @@
 #include <stdint.h>
 
 #define PST_LINE 64
-#define PST_BURST 64      // mbufs a poll takes from a queue
+#define PST_BURST 64      // max mbufs per poll of a queue
 #define PST_QUEUES 64     // queues of one poller
 #define PST_PRODUCERS 65  // pollers of one port, and Go's own
-#define PST_SINKS 256     // sink 0 takes what has no other
+#define PST_SINKS 256     // sink 0 takes frames that no other sink takes
 
-// What a NIC or the kernel says of a frame.
+// Results of a NIC or the kernel about a frame.
 #define PST_IP_GOOD 1
 #define PST_UDP_GOOD 2
 #define PST_IP_BAD 4
 #define PST_UDP_BAD 8
-#define PST_TAGGED 16     // tag was taken off the frame
+#define PST_TAGGED 16     // the tag was removed from the frame
 
 #define PST_FLOW_FACTOR UINT64_C(0x9e3779b97f4a7c15) // 2^64 / the golden ratio, odd
 
@@ -29,7 +29,7 @@ struct pst_private {
 };
 #define PST_NO_DMA 0x20
 
-// A frame in packet memory: at is its first byte, counted from the memory's.
+// A frame in packet memory: at is the offset of its first byte in that memory.
 struct pst_entry {
 	uint64_t at;
 	uint32_t length;
@@ -37,49 +37,49 @@ struct pst_entry {
 	uint16_t tag;
 };
 
-// A ring of one producer and one consumer, in the order of Lamport: the producer
-// writes an entry, then tail; the consumer reads it, then writes head. Both count
-// for ever and wrap.
+// A ring of one producer and one consumer (Lamport). The producer writes an
+// entry, then tail; the consumer reads it, then writes head. Both count up and
+// wrap.
 struct pst_ring {
-	uint32_t head __attribute__((aligned(PST_LINE))); // the consumer's
-	uint32_t tail __attribute__((aligned(PST_LINE))); // the producer's, as all of this line
+	uint32_t head __attribute__((aligned(PST_LINE))); // written by the consumer
+	uint32_t tail __attribute__((aligned(PST_LINE))); // written by the producer, like all of this line
 	uint32_t next, seen, dirty;
 	uint64_t full; // frames that found no room
 	uint32_t mask __attribute__((aligned(PST_LINE)));
 	struct pst_entry entries[] __attribute__((aligned(PST_LINE)));
 };
 
-// Who takes frames: one ring a producer, one bell for all.
+// A consumer of frames: one ring per producer, one bell for all.
 struct pst_sink {
-	uint32_t sleeping; // the consumer is asleep, or about to be, and wants event written
+	uint32_t sleeping; // the consumer is asleep, or about to sleep, and wants event written
 	int32_t event;     // an eventfd
-	uint32_t members;  // more than 1: each flow's frames go to one of member
+	uint32_t members;  // if more than 1, each flow's frames go to one of member
 	struct pst_ring *rings[PST_PRODUCERS];
 	struct pst_sink *member[PST_QUEUES];
 };
 
-// Packet memory, and whose frames are whose.
+// Packet memory, and which sink gets which frames.
 struct pst_port {
 	uint8_t *base;
 	uint64_t bytes;
 	void *pool; // struct rte_mempool
 	uint16_t id;
-	uint32_t removed; // the device said that it is gone
-	uint32_t backlog; // frames that may wait in one ring, at most what it has room for
+	uint32_t removed; // the device reported its removal
+	uint32_t backlog; // frames that may wait in one ring, at most its entries
 	uint32_t strays;  // the same for a ring of sink 0
 	struct pst_sink *sinks[PST_SINKS];
 	uint8_t table[65536]; // UDP destination port, as a number -> index of a sink
 };
 
-// One lcore's work. Counters are written by that lcore alone.
+// The work of one lcore. Only that lcore writes the counters.
 struct pst_poller {
 	struct pst_port *port;
 	uint32_t producer, queues;
 	uint16_t queue[PST_QUEUES];
-	uint64_t nap_ns; // sleep that long after a while with nothing; 0: never
-	uint64_t spin_ns; // how long that while is at least
+	uint64_t nap_ns; // how long to sleep when idle; 0: never
+	uint64_t spin_ns; // min idle time before that sleep
 	uint32_t stop;
-	uint64_t epoch __attribute__((aligned(PST_LINE))); // turns, for who waits until one is over
+	uint64_t epoch __attribute__((aligned(PST_LINE))); // completed turns; other threads wait for it to change
 	uint64_t polls, empty, frames, full, scattered, copied, nocopy;
 };
 
@@ -119,7 +119,7 @@ int pst_flow_destroy(uint16_t id, void *flow);
 // Makes mbufs of an empty pool.
 int pst_fill_pool(void *pool, uint16_t room);
 
-// Packet memory: the mapping that a pool lies in, its file and its size so far.
+// Packet memory: the mapping that holds a pool, its file and its size so far.
 int pst_memory(void *pool, uint8_t **base, uint64_t *bytes, int *fd, uint64_t *page);
 uint32_t pst_objects(void *pool, uint8_t *base, uint64_t *offsets, uint32_t n);
 uint32_t pst_available(void *pool);
@@ -128,18 +128,20 @@ struct pst_port *pst_port_new(void);
 struct pst_poller *pst_poller_new(void);
 struct pst_ring *pst_ring_new(uint32_t entries);
 struct pst_sink *pst_sink_new(int event);
-void pst_release(void *memory); // of the four above
+void pst_release(void *memory); // frees any of the four above
 
 void pst_poll(struct pst_poller *p);
-void pst_turns(struct pst_poller *p, uint32_t n); // n turns of it, on the caller's thread
+void pst_turns(struct pst_poller *p, uint32_t n); // n turns of the poller, on the caller's thread
 
-// Frames outward: mbufs and where their data begin, both counted from base.
+// Outgoing frames: mbufs and the beginning of their data, both as offsets from
+// base.
 int pst_alloc(void *pool, const uint8_t *base, uint64_t *mbufs, uint64_t *data, uint32_t n);
 void pst_free(uint8_t *base, const uint64_t *mbufs, uint32_t n);
 // Each offload is l2 bytes | l3 bytes << 8 | 1 << 24 for IPv6, 0 for none.
 uint32_t pst_send(uint16_t id, uint16_t queue, uint8_t *base, const uint64_t *mbufs,
 		  const uint32_t *lengths, const uint32_t *offloads, uint32_t n);
-// The bare way of frames, without a port above it: one burst in, all freed.
+// The bare path of frames, without a port above it: receive bursts, free all
+// frames.
 uint64_t pst_drain(uint16_t id, uint16_t queue, uint64_t polls);
 uint64_t pst_drain_read(uint16_t id, uint16_t queue, uint64_t polls, uint64_t *sum);
 

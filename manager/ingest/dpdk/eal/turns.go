@@ -11,9 +11,9 @@ import (
 	rte "github.com/yerden/go-dpdk/eal"
 )
 
-// Do stops a poller that was started, runs f on its lcore, and starts it again. f gets
-// a function that polls each of the poller's queues n times in one call into C: a
-// benchmark does all of a datagram's way on one core with it.
+// Do stops a running poller, runs f on its lcore, and starts it again. f gets a function that
+// polls each of the poller's queues n times in one call into C. A benchmark uses it to handle
+// a datagram completely on one core.
 func (p *Poller) Do(f func(turns func(n int))) error {
 	if err := p.Stop(); err != nil {
 		return err

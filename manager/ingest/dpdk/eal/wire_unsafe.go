@@ -18,16 +18,16 @@ import (
 	"github.com/yerden/go-dpdk/ring"
 )
 
-// Wire is the far end of a port made of rings in memory: what is put in here, the
-// port receives, and what the port sends is taken out here. For tests and benchmarks.
-// One goroutine at a time uses each direction.
+// Wire is the far end of a port made of rings in memory. The port receives what is put here,
+// and what the port sends is taken here. It is for tests and benchmarks. One goroutine at a
+// time uses each direction.
 type Wire struct {
 	name    string
 	in, out []*ring.Ring
 }
 
-// NewWire makes such a port, to be opened by its Name. A ring holds depth frames, a
-// power of two, less one.
+// NewWire makes such a port, which OpenDevice opens by its Name. depth is a power of two; a
+// ring holds depth-1 frames.
 func NewWire(name string, queues, depth int) (_ *Wire, err error) {
 	w := &Wire{name: "net_ring_" + name}
 	defer func() {
@@ -53,8 +53,8 @@ func NewWire(name string, queues, depth int) (_ *Wire, err error) {
 	}
 	cname := C.CString(name)
 	defer C.free(unsafe.Pointer(cname))
-	// The arrays are read during the call, no longer; C's memory holds them because
-	// what they hold is C's.
+	// The arrays are read only during the call. They are in C memory because they hold
+	// pointers to C memory.
 	cin, cout := pointers(in), pointers(out)
 	defer C.free(unsafe.Pointer(cin))
 	defer C.free(unsafe.Pointer(cout))
@@ -71,14 +71,14 @@ func pointers(of []unsafe.Pointer) *unsafe.Pointer {
 	return p
 }
 
-// Name is what OpenDevice wants.
+// Name is the argument for OpenDevice.
 func (w *Wire) Name() string { return w.name }
 
-// errRingFull is returned by Put if the port did not take what was put before.
+// errRingFull is returned by Put if the port has not yet taken earlier frames.
 var errRingFull = errors.New("ring is full")
 
-// Put puts frames in mbufs of the pool, the port's, into a queue, all or those before
-// the one that err speaks of.
+// Put copies frames to mbufs of p, the port's pool, and puts them into a queue. With an
+// error, n frames were put, and err is about the next one.
 func (w *Wire) Put(p *Pool, queue int, frames ...[]byte) (n int, err error) {
 	var mbuf, data [1]uint64
 	for n, f := range frames {
@@ -99,23 +99,22 @@ func (w *Wire) Put(p *Pool, queue int, frames ...[]byte) (n int, err error) {
 	return len(frames), nil
 }
 
-// PutMbufs puts mbufs that hold frames already, Burst at most, and says how many the
-// ring took; the others stay the caller's.
+// PutMbufs puts mbufs that already hold frames, at most Burst, and returns how many the ring
+// accepted. The caller still owns the others.
 func (w *Wire) PutMbufs(p *Pool, queue int, mbufs []uint64, lengths []uint32) int {
 	_ = lengths[len(mbufs)-1]
 	return int(C.pst_ring_push(unsafe.Pointer(w.in[queue]), p.base(), (*C.uint64_t)(&mbufs[0]), (*C.uint32_t)(&lengths[0]), C.uint32_t(len(mbufs))))
 }
 
-// Take takes a frame that the port sent on a queue into b; ok is false where there is
-// none.
+// Take copies a frame that the port sent on a queue to b. ok is false if there is none.
 func (w *Wire) Take(queue int, b []byte) (n int, ok bool) {
 	var length C.uint32_t
 	ok = C.pst_ring_pop(unsafe.Pointer(w.out[queue]), (*C.uint8_t)(&b[0]), C.uint32_t(len(b)), &length) == 1
 	return int(length), ok
 }
 
-// Close frees the rings, after the port was closed. What lies in them is lost to its
-// pool, so both directions are emptied first.
+// Close frees the rings. The port must be closed, and both directions empty: mbufs left in a
+// ring would be lost to their pool.
 func (w *Wire) Close() {
 	for _, r := range append(w.in, w.out...) {
 		r.Free()
