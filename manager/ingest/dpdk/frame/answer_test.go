@@ -13,7 +13,7 @@ func newResponder() (*Responder, *Neighbours) {
 
 const pad18 = "000000000000000000000000000000000000"
 
-// What Linux asks, and the frames that answer it.
+// Requests from Linux, and the frames that answer them.
 func TestAnswersToLinux(t *testing.T) {
 	r, table := newResponder()
 	out := make([]byte, 1514)
@@ -56,7 +56,7 @@ func TestAnswersToLinux(t *testing.T) {
 	}
 }
 
-// patch changes a frame and mends its ICMPv6 checksum.
+// patch changes a frame and corrects its ICMPv6 checksum.
 func patch(t *testing.T, frame string, at int, with ...byte) []byte {
 	t.Helper()
 	b := unhex(t, frame)
@@ -125,7 +125,8 @@ func TestOthersWithOurAddressAreCounted(t *testing.T) {
 	}
 }
 
-// Somebody about to take our address is told, and so is everybody (RFC 4862, 5227).
+// A host that checks whether our address is free gets an answer; in IPv6 the answer goes to
+// all nodes (RFC 4862, 5227).
 func TestWhoeverLooksWhetherOurAddressIsFreeIsTold(t *testing.T) {
 	r, table := newResponder()
 	out := make([]byte, 1514)
@@ -196,7 +197,7 @@ func TestAClientThatMovesIsFollowed(t *testing.T) {
 	}
 }
 
-// What is announced is what the responder itself takes for a conflict.
+// The responder itself treats another host's announcement as a conflict.
 func TestAddressesAreAnnounced(t *testing.T) {
 	r, _ := newResponder()
 	other := NewResponder(Host{MAC: clientMAC, Addresses: []netip.Addr{own4, own6}}, NewNeighbours(8))

@@ -5,14 +5,14 @@ import (
 	"math/bits"
 )
 
-// Sums are kept in the order of little-endian words, whatever the machine: the
-// ones' complement sum of swapped bytes is the swapped sum (RFC 1071, 2.B), so one
-// swap at the end does, and the loop loads eight bytes at a time.
+// Sums are kept in the order of little-endian words on any machine. The ones'
+// complement sum of swapped bytes is the swapped sum (RFC 1071, 2.B). One swap
+// at the end is therefore enough, and the loop loads eight bytes at a time.
 
-// sum adds b to a ones' complement sum, with a zero byte after an odd end.
+// sum adds b to a ones' complement sum, as if a zero byte followed an odd end.
 func sum(b []byte, s uint64) uint64 {
-	// Two sums, each a chain of additions with carry that the CPU runs beside the
-	// other.
+	// Two sums: each is a chain of additions with carry, and the CPU executes
+	// the two in parallel.
 	var t, carry uint64
 	for len(b) >= 64 {
 		var c uint64
@@ -44,13 +44,13 @@ func sum(b []byte, s uint64) uint64 {
 	return s
 }
 
-// sum16 adds a number that stands on the wire in the network's order.
+// sum16 adds a number in its network byte order.
 func sum16(v uint16, s uint64) uint64 {
 	s, carry := bits.Add64(s, uint64(bits.ReverseBytes16(v)), 0)
 	return s + carry
 }
 
-// fold makes 16 bits of a sum, as they stand on the wire.
+// fold reduces a sum to 16 bits, as they are on the wire.
 func fold(s uint64) uint16 {
 	s = s>>32 + s&0xffffffff
 	s = s>>32 + s&0xffffffff
@@ -59,8 +59,8 @@ func fold(s uint64) uint16 {
 	return bits.ReverseBytes16(uint16(s))
 }
 
-// pseudo is the sum of the pseudo header of a UDP or ICMPv6 message of l4Bytes
-// bytes; addresses are source and destination as they stand in the IP header
+// pseudo returns the sum of the pseudo header of a UDP or ICMPv6 message of
+// l4Bytes bytes. addresses are the source and destination from the IP header
 // (RFC 768; RFC 8200 8.1).
 func pseudo(addresses []byte, protocol uint8, l4Bytes int) uint64 {
 	return sum16(uint16(l4Bytes), sum16(uint16(protocol), sum(addresses, 0)))

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What IPv6 headers a datagram may stand behind, and what becomes of the others.
+// IPv6 extension headers before a datagram: which are accepted, and the reasons for the
+// others.
 func TestIPv6ExtensionHeaders(t *testing.T) {
 	link := Link{Peer: MAC{2, 0, 0, 0, 0, 1}, Own: MAC{2, 0, 0, 0, 0, 2}}
 	from, to := netip.MustParseAddrPort("[fd00::2]:5000"), netip.MustParseAddrPort("[fd00::1]:9000")
@@ -59,7 +60,7 @@ func TestIPv6ExtensionHeaders(t *testing.T) {
 			}
 		})
 	}
-	// Extension headers that the packet ends within.
+	// Packets that end inside an extension header.
 	for _, kind := range []uint8{protoHopByHop, protoRouting, protoOptions, protoAH, protoFragment} {
 		b := append(append([]byte{}, whole[:etherBytes+ip6Bytes]...), end, 0, 0, 0)
 		b[etherBytes+6] = kind
@@ -69,7 +70,7 @@ func TestIPv6ExtensionHeaders(t *testing.T) {
 			t.Errorf("header %d that ends after 4 bytes: %v, want %v", kind, got, BadHeader)
 		}
 	}
-	// Without a checksum IPv6 carries no UDP.
+	// IPv6 requires a UDP checksum.
 	none := append([]byte{}, whole...)
 	none[etherBytes+ip6Bytes+6], none[etherBytes+ip6Bytes+7] = 0, 0
 	var d Datagram
@@ -78,7 +79,8 @@ func TestIPv6ExtensionHeaders(t *testing.T) {
 	}
 }
 
-// Datagrams for us, for others by Ethernet or by IP address, and from nobody to answer.
+// Datagrams for us, for others by Ethernet or by IP address, and from senders that cannot be
+// answered.
 func TestWhoseADatagramIs(t *testing.T) {
 	own4, own6 := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")
 	host := Host{MAC: MAC{2, 0, 0, 0, 0, 1}, Addresses: []netip.Addr{own4, own6}}

@@ -16,8 +16,9 @@ func seed(f *testing.F) {
 	}
 }
 
-// FuzzParse: whatever comes, a datagram lies in its frame, an answer can go back,
-// and what was checked with checksums is found again in the answer's frame.
+// FuzzParse: for any bytes, a datagram lies inside its frame, and an answer can
+// go back. Parsing the answer's frame, with checksums, returns the same
+// addresses and tags.
 func FuzzParse(f *testing.F) {
 	seed(f)
 	f.Fuzz(func(t *testing.T, b []byte, check uint8, _ uint16) {
@@ -44,7 +45,7 @@ func FuzzParse(f *testing.F) {
 		out := make([]byte, MaxHeaderBytes+len(payload)+leastFrame)
 		n := PutUDP(out, &d.Link, d.To, d.From, payload, FillAll)
 		if d.To.Port() == 0 || !answerable(to) {
-			return // an answer could not come from there
+			return // an answer could not come from that address
 		}
 		var back Datagram
 		if reason := Parse(out[:n], CheckIP|CheckUDP, &back); reason != OK && !d.Link.Own.group() {
@@ -64,9 +65,9 @@ func answerable(a netip.Addr) bool {
 	return answerable6(b[:])
 }
 
-// FuzzAnswer: an answer is a good frame from us, goes to one machine (or to all
-// nodes, where RFC 4862 wants it), is hardly larger than the question, and is not
-// answered itself.
+// FuzzAnswer: an answer is a valid frame from us that needs no answer itself.
+// It goes to one machine, or to all nodes if RFC 4862 requires that. It is
+// hardly larger than the question.
 func FuzzAnswer(f *testing.F) {
 	seed(f)
 	f.Fuzz(func(t *testing.T, b []byte, _ uint8, stripped uint16) {

@@ -7,13 +7,13 @@ import (
 	"testing"
 )
 
-// Frames that Linux 6.18 sent over a veth pair, 02:00:00:00:00:01 with 10.0.0.1 and
-// fd00::1 to 02:00:00:00:00:02, as a packet socket saw them there.
+// Frames that Linux 6.18 sent over a veth pair, from 02:00:00:00:00:01 with 10.0.0.1 and
+// fd00::1 to 02:00:00:00:00:02. A packet socket captured them there.
 const (
 	linuxUDP4 = "02000000000202000000000108004500002426f240004011ffd40a0000010a0000029c4013890010854e70656e73746f636b"
 	linuxUDP6 = "02000000000202000000000186dd600705c100101140fd000000000000000000000000000001fd000000000000000000000000000002" +
 		"9c40138900109f4c70656e73746f636b"
-	// With `ethtool -K tx on`, veth's default: the checksum is left to nobody.
+	// With `ethtool -K tx on`, veth's default: the checksum stays unfilled.
 	linuxUnfilled4 = "020000000002020000000001080045000024261c4000401100ab0a0000010a0000029c4013890010142470656e73746f636b"
 	linuxUnfilled6 = "02000000000202000000000186dd600705c100101140fd000000000000000000000000000001fd000000000000000000000000000002" +
 		"9c4013890010fa2570656e73746f636b"
@@ -22,15 +22,15 @@ const (
 	linuxNoCheck4 = "0200000000020200000000010800460000282bb340004011660b0a0000010a000002940400009c4113890010000070656e73746f636b"
 	linuxOptions6 = "02000000000202000000000186dd6006fdc300183c40fd000000000000000000000000000001fd000000000000000000000000000002" +
 		"11000104000000009c41138900109f4b70656e73746f636b"
-	// The last pieces of 1600 bytes, and the heads of the first.
+	// The last fragments of 1600 bytes, and the headers of the first.
 	linuxFragment4 = "02000000000202000000000108004500002427ec00b94011" + "3e22" + "0a0000010a000002" + "70707070707070707070707070707070"
 	linuxFragment6 = "02000000000202000000000186dd600705c100182c40fd000000000000000000000000000001fd000000000000000000000000000002" +
 		"110005a85dbae7b070707070707070707070707070707070"
 	linuxARP = "ffffffffffff020000000001080600010800060400010200000000010a0000010000000000000a000002"
 	linuxNS  = "3333ff00000202000000000186dd6000000000203afffd000000000000000000000000000001ff0200000000000000000001ff000002" +
 		"87007d9700000000fd0000000000000000000000000000020101020000000001"
-	// A host that is about to take fd00::8 asks who has it (RFC 4862, with the nonce
-	// of RFC 7527).
+	// A host that is about to take fd00::8 asks whether the address is in use (RFC 4862, with
+	// the nonce of RFC 7527).
 	linuxDAD = "3333ff00000802000000000186dd6000000000203aff00000000000000000000000000000000ff0200000000000000000001ff000008" +
 		"8700b4bc00000000fd0000000000000000000000000000080e019eab8bda904b"
 	linuxMLD = "33330000001602000000000186dd600000000024000100000000000000000000000000000000ff020000000000000000000000000016" +
@@ -58,7 +58,7 @@ func unhex(t testing.TB, s string) []byte {
 	return b
 }
 
-// tagged puts VLAN tags, type and control each, into a frame.
+// tagged inserts VLAN tags, type and control each, into a frame.
 func tagged(frame string, tags string) string { return frame[:24] + tags + frame[24:] }
 
 func TestFramesOfLinux(t *testing.T) {
@@ -142,7 +142,7 @@ func TestVLANsAreToldWhoeverStripsThem(t *testing.T) {
 	}
 }
 
-// wrongFrames are Linux's with something wrong in them.
+// Frames of Linux with one error each.
 func TestFramesThatContradictThemselves(t *testing.T) {
 	put := func(frame string, at int, with ...byte) []byte {
 		b := unhex(t, frame)
@@ -188,7 +188,7 @@ func TestFramesThatContradictThemselves(t *testing.T) {
 		"an atomic fragment is none":         {put(linuxOptions6, ip6+6, 44, 64, 0xfd), Fragment}, // its option bytes are an offset
 	} {
 		if name == "a routing header with a way to go" {
-			// The options' bytes as a routing header: type 1, 4 segments left.
+			// The options' bytes, read as a routing header: type 1, 4 segments left.
 			c.want = ForeignAddress
 		}
 		var d Datagram
@@ -204,7 +204,7 @@ func TestFramesThatContradictThemselves(t *testing.T) {
 	}
 }
 
-// Every cut of a good frame is found, and one with Ethernet's padding is as good.
+// Every truncation of a good frame is detected, and Ethernet's padding does no harm.
 func TestCutFramesAreTruncated(t *testing.T) {
 	for _, text := range []string{linuxUDP4, linuxUDP6, linuxOptions4, linuxOptions6, tagged(linuxUDP6, "88a8000981000007")} {
 		b := unhex(t, text)
@@ -242,7 +242,8 @@ func TestAHostTakesWhatIsForIt(t *testing.T) {
 	}
 }
 
-// Whose a frame is comes before whether it is whole, and after whether it is any.
+// A frame for another host is reported as such even if it is damaged, but only if its headers
+// are valid.
 func TestAHostParsesWhatIsForIt(t *testing.T) {
 	host := Host{MAC: ownMAC, Addresses: []netip.Addr{own4}}
 	other := Host{MAC: ownMAC, Addresses: []netip.Addr{client4}}

@@ -5,15 +5,14 @@ import (
 	"slices"
 )
 
-// Host is who a port is on its network: its Ethernet address and its IP addresses,
-// few.
+// Host is a port's network identity: its Ethernet address and its few IP addresses.
 type Host struct {
 	MAC       MAC
 	Addresses []netip.Addr
 }
 
 // Accept reports whether a datagram is for the host (OK), for another machine
-// (ForeignAddress), or says that it comes from the host itself (BadSource).
+// (ForeignAddress), or claims to come from the host itself (BadSource).
 func (h *Host) Accept(d *Datagram) Reason {
 	switch {
 	case d.Link.Own != h.MAC, !h.has(d.To.Addr()):

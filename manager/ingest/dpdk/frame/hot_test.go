@@ -20,11 +20,11 @@ var (
 	link   = frame.Link{Peer: frame.MAC{2, 0, 0, 0, 0, 2}, Own: frame.MAC{2, 0, 0, 0, 0, 1}}
 )
 
-// room is what a packet buffer of DPDK takes, its header and all.
+// room is the size of a DPDK packet buffer, including its header.
 const room = 2368
 
-// traffic is requests of 147 pieces of 1 KB as frames, in buffers as DPDK has them,
-// and what becomes of them up to a whole request.
+// traffic is requests of 147 pieces of 1 KB as frames, in buffers like those of DPDK. It also
+// holds what turns them into complete requests.
 type traffic struct {
 	memory   []byte
 	frames   [][]byte
@@ -75,7 +75,7 @@ func newTraffic(tb testing.TB, clients int, check frame.Checks) *traffic {
 	return x
 }
 
-// renew gives the frames the next requests' ids, and their checksums.
+// renew gives the frames the ids of the next requests, and new checksums.
 func (x *traffic) renew() {
 	x.id += 1 << 16
 	for i, b := range x.frames {
@@ -88,7 +88,7 @@ func (x *traffic) renew() {
 	}
 }
 
-// round takes all frames, 256 at a time, and says how many requests became whole.
+// round processes all frames, 256 at a time, and returns how many requests became complete.
 func (x *traffic) round(tb testing.TB) int {
 	whole := 0
 	for i := 0; i < len(x.frames); {
@@ -148,7 +148,7 @@ func TestAnswersAllocateNothing(t *testing.T) {
 	ask := make([]byte, 128)
 	asker := frame.NewResponder(frame.Host{MAC: link.Own, Addresses: []netip.Addr{client}}, frame.NewNeighbours(64))
 	ask = ask[:asker.Announce(0, ask)]
-	copy(ask[38:42], own.Addr().AsSlice()) // who has ours?
+	copy(ask[38:42], own.Addr().AsSlice()) // an ARP request for our address
 	if per := testing.AllocsPerRun(100, func() {
 		if r.Answer(1, ask, 0, out) == 0 {
 			t.Fatal("no answer")
@@ -180,7 +180,7 @@ func BenchmarkParse(b *testing.B) {
 	}
 }
 
-// BenchmarkIngest is a datagram's way from its frame into a request: parsed,
+// BenchmarkIngest measures the path of a datagram from its frame into a request: parsed,
 // accepted, its sender learned, aggregated.
 func BenchmarkIngest(b *testing.B) {
 	for _, clients := range []int{1, 8} {

@@ -8,14 +8,14 @@ import (
 	"sync"
 )
 
-// Neighbours is which way each client's address is reached: the way that its last
-// datagram came, or what it says by ARP or neighbour discovery. A client behind a
-// router is reached through that router, so there is no table of routes. Any
-// goroutine may use it.
+// Neighbours stores the path to each client's address. It is the path of the
+// client's last datagram, or the one that the client reports by ARP or
+// neighbour discovery. A client behind a router is reached through that router,
+// so there is no table of routes. Any goroutine may use it.
 //
-// It holds a fixed number of addresses; where the ones of a set are more than its
-// room, the one heard of the longest ago is forgotten, and is learned again from
-// the client's next datagram.
+// It holds a fixed number of addresses, in sets. If a set is full, the address
+// that was seen longest ago is dropped. The client's next datagram adds it
+// again.
 type Neighbours struct {
 	seed [2]uint64
 
@@ -38,7 +38,7 @@ func NewNeighbours(n int) *Neighbours {
 		sets *= 2
 	}
 	return &Neighbours{
-		seed: [2]uint64{rand.Uint64(), rand.Uint64()}, // nobody outside can fill one set on purpose
+		seed: [2]uint64{rand.Uint64(), rand.Uint64()}, // so that an attacker cannot fill one set
 		sets: make([][ways]neighbour, sets),
 	}
 }
@@ -55,7 +55,7 @@ func (t *Neighbours) set(addr netip.Addr) *[ways]neighbour {
 	return &t.sets[t.hash(addr)&uint64(len(t.sets)-1)]
 }
 
-// Find is the way to an address, false where it has not been heard of.
+// Find returns the path to an address, false if it is not in the table.
 func (t *Neighbours) Find(addr netip.Addr) (Link, bool) {
 	set := t.set(addr)
 	t.mu.RLock()
@@ -68,8 +68,8 @@ func (t *Neighbours) Find(addr netip.Addr) (Link, bool) {
 	return Link{}, false
 }
 
-// Learn notes the way to an address, heard of at now, in nanoseconds of any clock
-// that runs forward.
+// Learn records the path to an address that was seen at now, in nanoseconds of
+// any monotonic clock.
 func (t *Neighbours) Learn(addr netip.Addr, link *Link, now int64) {
 	set := t.set(addr)
 	t.mu.Lock()
@@ -88,7 +88,7 @@ func (t *Neighbours) Learn(addr netip.Addr, link *Link, now int64) {
 	*oldest = neighbour{addr: addr, link: *link, heard: now}
 }
 
-// update is Learn of an address that is in the table already.
+// update is Learn for an address that is already in the table.
 func (t *Neighbours) update(addr netip.Addr, link *Link, now int64) {
 	set := t.set(addr)
 	t.mu.Lock()
@@ -101,18 +101,19 @@ func (t *Neighbours) update(addr netip.Addr, link *Link, now int64) {
 	}
 }
 
-// relearn is how long a Learner says nothing new of an address that goes on coming
-// the same way.
+// relearn is the interval at which a Learner updates the table for an address
+// whose path does not change. It is in nanoseconds.
 const relearn = int64(1e9)
 
-// Learner teaches a table what one thread hears, and spares it the lock for what it
-// has just heard. Its zero value, with a Table, is ready. One goroutine uses it.
+// Learner updates a table for one thread. It avoids the table's lock for paths
+// that it has just recorded. Its zero value with a Table is ready. One
+// goroutine uses it.
 type Learner struct {
 	Table  *Neighbours
 	recent [64]neighbour
 }
 
-// Learn notes the way that a datagram came.
+// Learn records the path of a datagram.
 func (l *Learner) Learn(d *Datagram, now int64) {
 	addr := d.From.Addr()
 	r := &l.recent[l.Table.hash(addr)>>32%uint64(len(l.recent))]

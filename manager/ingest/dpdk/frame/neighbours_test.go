@@ -19,7 +19,7 @@ func linkTo(i int) *Link {
 	return &Link{Peer: MAC{2, 0, 0, byte(i >> 16), byte(i >> 8), byte(i)}, Own: ownMAC}
 }
 
-// As long as no set overflows, the table is a map.
+// Unless a set overflows, the table behaves like a map.
 func TestNeighboursAreAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		table, model := NewNeighbours(ways), map[netip.Addr]Link{}
@@ -44,8 +44,9 @@ func TestNeighboursAreAMap(t *testing.T) {
 	})
 }
 
-// However many strangers came before, and as many as a set holds after: who talks
-// is remembered, since the ones heard of the longest ago go first.
+// An active client is remembered, however many strangers came before, and even
+// if as many as a set holds come after. The addresses seen longest ago are
+// dropped first.
 func TestWhoTalksIsRemembered(t *testing.T) {
 	table := NewNeighbours(256)
 	now := int64(0)

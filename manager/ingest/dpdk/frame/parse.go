@@ -12,9 +12,9 @@ const (
 	ip4Bytes   = 20 // without options
 	ip6Bytes   = 40 // without extension headers
 	udpBytes   = 8
-	// MaxHeaderBytes is the most that PutUDP writes before the payload.
+	// MaxHeaderBytes is the max size of what PutUDP writes before the payload.
 	MaxHeaderBytes = etherBytes + maxTags*tagBytes + ip6Bytes + udpBytes
-	// leastFrame is Ethernet's, without the frame check sequence.
+	// leastFrame is the min size of an Ethernet frame, without the frame check sequence.
 	leastFrame = 60
 )
 
@@ -23,8 +23,8 @@ const (
 	typeIP4   = 0x0800
 	typeARP   = 0x0806
 	typeVLAN  = 0x8100 // 802.1Q
-	typeQinQ  = 0x88a8 // 802.1ad, the service's tag
-	typeOldQQ = 0x9100 // what was used for it before
+	typeQinQ  = 0x88a8 // 802.1ad, the service tag
+	typeOldQQ = 0x9100 // used before 802.1ad
 	typeIP6   = 0x86dd
 )
 
@@ -40,12 +40,12 @@ const (
 	protoOptions  = 60 // for the destination
 )
 
-// maxExtensions bounds the walk over IPv6 extension headers: RFC 8200 4.1 knows
-// eight in a packet.
+// maxExtensions bounds the loop over IPv6 extension headers. RFC 8200 4.1 lists eight in a
+// packet.
 const maxExtensions = 8
 
-// Checks says which checksums Parse verifies. A NIC that has verified one itself
-// says so for each frame; then its bit is left out.
+// Checks says which checksums Parse verifies. If a NIC reports that it has verified a frame's
+// checksum, the caller clears the bit.
 type Checks uint8
 
 const (
@@ -53,44 +53,44 @@ const (
 	CheckIP Checks = 1 << iota
 	// CheckUDP is UDP's.
 	CheckUDP
-	// AllowUnfilled takes a datagram whose UDP checksum is that of the pseudo header
-	// alone: the kernel leaves it so for an offload to finish, which a virtual link
-	// never does. Such a datagram has not been on a wire.
+	// AllowUnfilled accepts a datagram whose UDP checksum is only that of the pseudo header.
+	// The kernel leaves it so for an offload to complete, which a virtual link never does.
+	// Such a datagram has not been on a wire.
 	AllowUnfilled
 )
 
 // MAC is an Ethernet address.
 type MAC [6]byte
 
-// group reports whether it names many: a multicast address, or everybody's.
+// group reports whether the address names several machines: multicast or broadcast.
 func (m *MAC) group() bool { return m[0]&1 != 0 }
 
-// Tag is a VLAN tag: the Ethernet type that marks it, then the VLAN's number, which
-// is never 0. The priority is not kept. 0 is no tag.
+// Tag is a VLAN tag: the Ethernet type that marks it, then the VLAN's number, which is never
+// 0. The priority is dropped. 0 means no tag.
 type Tag uint32
 
-// VLAN is the number, 1 to 4095; 0 for no tag.
+// VLAN is the number, 1 to 4095; 0 if there is no tag.
 func (t Tag) VLAN() uint16 { return uint16(t) & 0xfff }
 
 func makeTag(kind, control uint16) Tag {
 	if control &= 0xfff; control != 0 {
 		return Tag(kind)<<16 | Tag(control)
 	}
-	return 0 // a tag of VLAN 0 has nothing but a priority
+	return 0 // a tag of VLAN 0 only carries a priority
 }
 
 const maxTags = 2
 
-// Link is the way over Ethernet to a machine that can be reached without a router,
-// or to the router: its address, ours, and the VLAN tags, outermost first.
+// Link is the path over Ethernet to a machine that is reachable without a router, or to the
+// router. It holds the peer's address, ours, and the VLAN tags, outermost first.
 type Link struct {
 	Peer, Own MAC
 	Tags      [maxTags]Tag
 }
 
-// Stripped adds the 802.1Q tag that a NIC or the kernel took off the frame and told
-// beside it; control is its 16 bits, 0 for none. It stood outermost. It is false
-// where that makes one tag too many.
+// Stripped adds the outermost 802.1Q tag, which a NIC or the kernel removed from the frame
+// and reported separately. control is its 16 bits, 0 for none. Stripped returns false if that
+// makes one tag too many.
 func (l *Link) Stripped(control uint16) bool {
 	t := makeTag(typeVLAN, control)
 	if t == 0 {
@@ -103,7 +103,7 @@ func (l *Link) Stripped(control uint16) bool {
 	return true
 }
 
-// VLAN is the number of the innermost VLAN, 0 where there is none.
+// VLAN is the number of the innermost VLAN, 0 if there is none.
 func (l *Link) VLAN() uint16 {
 	if l.Tags[1] != 0 {
 		return l.Tags[1].VLAN()
@@ -122,19 +122,19 @@ func (l *Link) bytes() int {
 	return n
 }
 
-// Span is where a payload lies within its frame, in bytes.
+// Span is a payload's location in its frame, in bytes.
 type Span struct{ Offset, Length uint32 }
 
 // Datagram is a UDP datagram in a frame.
 type Datagram struct {
 	From, To netip.AddrPort
 	Payload  Span
-	// Link is the way that it came, and that an answer goes.
+	// Link is the path that the datagram came by, and by which to answer.
 	Link Link
 }
 
-// Parse takes a frame (without its frame check sequence) apart and fills d. What d
-// holds where the reason is not OK means nothing. It keeps nothing of b.
+// Parse parses a frame (without its frame check sequence) and fills d. Unless the reason is
+// OK, the contents of d mean nothing. It does not keep b.
 func Parse(b []byte, check Checks, d *Datagram) Reason {
 	var p packet
 	if reason := p.datagram(b, check, d); reason != OK {
@@ -143,16 +143,16 @@ func Parse(b []byte, check Checks, d *Datagram) Reason {
 	return p.verify(b, check)
 }
 
-// Parse is the same for a host's port: what is for others is told before its
-// checksum is looked at. stripped is the 802.1Q tag's 16 bits where the NIC took one
-// off the frame, else 0.
+// Parse does the same for a host's port, but checks for foreign frames before the UDP
+// checksum. stripped is the 802.1Q tag's 16 bits if the NIC removed one from the frame, else
+// 0.
 func (h *Host) Parse(b []byte, stripped uint16, check Checks, d *Datagram) Reason {
 	var p packet
 	if reason := p.datagram(b, check, d); reason != OK {
 		return reason
 	}
 	if stripped != 0 && !d.Link.Stripped(stripped) {
-		return NotIP // as where all three stand in the frame
+		return NotIP // as if all three tags were in the frame
 	}
 	if reason := h.Accept(d); reason != OK {
 		return reason
@@ -160,7 +160,7 @@ func (h *Host) Parse(b []byte, stripped uint16, check Checks, d *Datagram) Reaso
 	return p.verify(b, check)
 }
 
-// datagram finds the UDP datagram in a frame; its checksum is not looked at.
+// datagram finds the UDP datagram in a frame; it does not verify the UDP checksum.
 func (p *packet) datagram(b []byte, check Checks, d *Datagram) Reason {
 	if reason := p.parse(b, check, &d.Link); reason != OK {
 		return reason
@@ -202,8 +202,8 @@ func (p *packet) datagram(b []byte, check Checks, d *Datagram) Reason {
 	return OK
 }
 
-// verify looks at the checksum of the datagram that was found. IPv4 need not have
-// one; IPv6 must (RFC 8200 8.1).
+// verify checks the UDP checksum of the datagram. It is optional in IPv4 and mandatory in
+// IPv6 (RFC 8200 8.1).
 func (p *packet) verify(b []byte, check Checks) Reason {
 	if check&CheckUDP == 0 {
 		return OK
@@ -227,16 +227,16 @@ func (p *packet) verify(b []byte, check Checks) Reason {
 	return BadChecksum
 }
 
-// packet is an IP packet in a frame: where its header begins, what it carries, and
-// where that lies, from start up to end; of a datagram, up to its own end.
+// packet is an IP packet in a frame. ip is where its header begins. Its contents have the
+// number protocol and are from start up to end. For a datagram, end is the datagram's end.
 type packet struct {
 	ip, start, end int
 	protocol       uint8
 	v6             bool
 }
 
-// parse finds the IP packet in a frame and fills the link. OK means that all of the
-// packet is there and whole, whatever it carries.
+// parse finds the IP packet in a frame and fills the link. OK means that the frame holds the
+// complete packet, whatever its contents.
 func (p *packet) parse(b []byte, check Checks, l *Link) Reason {
 	kind, at := parseEther(b, l)
 	switch kind {
@@ -252,8 +252,8 @@ func (p *packet) parse(b []byte, check Checks, l *Link) Reason {
 	return NotIP
 }
 
-// parseEther reads the Ethernet header: what follows it, 0 where the frame is too
-// short, and where.
+// parseEther reads the Ethernet header. It returns the type of what follows, 0 if the frame
+// is too short, and where that begins.
 func parseEther(b []byte, l *Link) (kind uint16, at int) {
 	if len(b) < etherBytes {
 		return 0, 0
@@ -267,7 +267,7 @@ func parseEther(b []byte, l *Link) (kind uint16, at int) {
 		}
 		if t := makeTag(kind, binary.BigEndian.Uint16(b[at:])); t != 0 {
 			if n == maxTags {
-				return typeVLAN, at // three deep: nobody's
+				return typeVLAN, at // three tags are not supported
 			}
 			l.Tags[n] = t
 			n++
@@ -276,7 +276,7 @@ func parseEther(b []byte, l *Link) (kind uint16, at int) {
 		at += tagBytes
 	}
 	if kind == 0 {
-		kind = 1 // a length of 802.3, as any below 1536; 0 has a meaning here
+		kind = 1 // a length of 802.3, like any value below 1536; here 0 means too short
 	}
 	return kind, at
 }
@@ -325,7 +325,7 @@ func (p *packet) parse6(b []byte, at int) Reason {
 				return BadHeader
 			}
 			if p.protocol == protoRouting && e[3] != 0 {
-				return ForeignAddress // there is a way left to go
+				return ForeignAddress // the packet has not reached its destination
 			}
 			bytes = 8 + 8*int(e[1])
 		case protoAH:
@@ -337,7 +337,7 @@ func (p *packet) parse6(b []byte, at int) Reason {
 			if len(e) < 8 {
 				return BadHeader
 			}
-			// Offset 0 and nothing to come is a whole packet (RFC 6946).
+			// Offset 0 without more fragments is a complete packet (RFC 6946).
 			if binary.BigEndian.Uint16(e[2:])&0xfff9 != 0 {
 				return Fragment
 			}
@@ -352,13 +352,12 @@ func (p *packet) parse6(b []byte, at int) Reason {
 	return BadHeader
 }
 
-// answerable4 reports whether an answer can go to an IPv4 address: it is one
-// machine's, not 0/8, 127/8, multicast, reserved or the broadcast address
-// (RFC 1122 3.2.1.3).
+// answerable4 reports whether an answer can go to an IPv4 address. It must belong to one
+// machine, and not be 0/8, 127/8, multicast, reserved or broadcast (RFC 1122 3.2.1.3).
 func answerable4(a []byte) bool { return a[0] != 0 && a[0] != 127 && a[0] < 224 }
 
-// answerable6 is answerable4 for IPv6: not multicast, and nothing below ::/80,
-// where the unspecified, the loopback and the mapped addresses are (RFC 4291 2.4).
+// answerable6 is answerable4 for IPv6. It excludes multicast and everything below ::/80,
+// which holds the unspecified, loopback and mapped addresses (RFC 4291 2.4).
 func answerable6(a []byte) bool {
 	return a[0] != 0xff && (binary.BigEndian.Uint64(a) != 0 || binary.BigEndian.Uint16(a[8:]) != 0)
 }

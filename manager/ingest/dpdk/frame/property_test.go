@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// letter is a datagram to be put in a frame.
+// letter is a datagram to put into a frame.
 type letter struct {
 	link     Link
 	from, to netip.AddrPort
@@ -88,19 +88,19 @@ func TestWhatIsPutIsParsed(t *testing.T) {
 	})
 }
 
-// gopacket, which knows nothing of this package, finds the same in the frame and
+// gopacket, an independent implementation, reads the same from the frame and
 // computes the same checksums.
 func TestOthersReadWhatIsPut(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := drawLetter(t)
 		for i, tag := range l.link.Tags {
-			if tag>>16 == typeOldQQ { // it does not know that one
+			if tag>>16 == typeOldQQ { // gopacket does not know that type
 				l.link.Tags[i] = makeTag(typeVLAN, tag.VLAN())
 			}
 		}
 		b := l.put(t, FillAll)
 		p := gopacket.NewPacket(b, layers.LayerTypeEthernet, gopacket.Default)
-		if p.TransportLayer() == nil { // what a payload is taken for by its port is no matter
+		if p.TransportLayer() == nil { // how gopacket interprets the payload by its port does not matter
 			t.Fatalf("no datagram: %v", p.ErrorLayer())
 		}
 		ether := p.LinkLayer().(*layers.Ethernet)
@@ -128,7 +128,7 @@ func TestOthersReadWhatIsPut(t *testing.T) {
 		udp.SetNetworkLayerForChecksum(p.NetworkLayer())
 		err, wrong := p.VerifyChecksums()
 		wrong = slices.DeleteFunc(wrong, func(m gopacket.ChecksumMismatch) bool {
-			// What the payload is taken for by its port has none of ours.
+			// What gopacket takes the payload for has no checksum of ours.
 			return m.Layer != gopacket.Layer(udp) && m.Layer != gopacket.Layer(p.NetworkLayer())
 		})
 		if err != nil || len(wrong) > 0 {
@@ -137,7 +137,7 @@ func TestOthersReadWhatIsPut(t *testing.T) {
 	})
 }
 
-// Frames that gopacket makes, with options and extension headers.
+// Frames made by gopacket, with options and extension headers.
 func TestWhatOthersPutIsParsed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := drawLetter(t)
@@ -185,7 +185,7 @@ func TestWhatOthersPutIsParsed(t *testing.T) {
 	})
 }
 
-// One bit that falls over, anywhere that a checksum covers, is found.
+// One flipped bit is detected, anywhere that a checksum covers.
 func TestDamageIsFound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := drawLetter(t)
@@ -193,7 +193,7 @@ func TestDamageIsFound(t *testing.T) {
 		ether, ip := HeaderBytes(&l.link, l.to.Addr())
 		from, to := ether, ether+ip+udpBytes+len(l.payload)
 		if ip == ip6Bytes {
-			from += 8 // IPv6 leaves its first fields, but for the length, to others
+			from += 8 // IPv6 does not cover its first fields, except the length, by a checksum
 		}
 		bit := rapid.IntRange(8*from, 8*to-1).Draw(t, "bit")
 		b[bit/8] ^= 1 << (bit % 8)
@@ -201,7 +201,8 @@ func TestDamageIsFound(t *testing.T) {
 		switch reason := Parse(b, CheckIP|CheckUDP, &d); {
 		case reason != OK:
 		case binary.BigEndian.Uint16(b[ether+ip+6:]) == 0:
-			// IPv4's checksum of one bit has become that of none.
+			// The UDP checksum had a single bit and is now 0, which means none
+			// in IPv4.
 		default:
 			t.Fatalf("bit %d of byte %d is not missed", bit%8, bit/8)
 		}

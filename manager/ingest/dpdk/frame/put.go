@@ -7,11 +7,11 @@ import (
 
 const (
 	hopLimit     = 64     // RFC 1700's default TTL
-	dontFragment = 0x4000 // and so no identification is needed (RFC 6864)
+	dontFragment = 0x4000 // so no identification is needed (RFC 6864)
 )
 
-// Filled says which checksums PutUDP computes; the others are left for the NIC as
-// DPDK wants them: IPv4's header checksum 0, UDP's that of the pseudo header.
+// Filled says which checksums PutUDP computes. The others are left for the NIC as DPDK
+// requires: 0 as IPv4's header checksum, that of the pseudo header as UDP's.
 type Filled uint8
 
 const (
@@ -20,8 +20,8 @@ const (
 	FillAll = fillIP | fillUDP
 )
 
-// HeaderBytes are the lengths of the Ethernet and the IP header that PutUDP writes,
-// which an offload wants to know.
+// HeaderBytes returns the lengths of the Ethernet and the IP header that PutUDP writes, which
+// an offload needs.
 func HeaderBytes(l *Link, to netip.Addr) (ether, ip int) {
 	if to.Is4() {
 		return l.bytes(), ip4Bytes
@@ -29,9 +29,9 @@ func HeaderBytes(l *Link, to netip.Addr) (ether, ip int) {
 	return l.bytes(), ip6Bytes
 }
 
-// PutUDP writes a datagram's frame into b, at least 60 bytes, and says how long it
-// is. It is 0 where the frame does not fit, or the addresses are not of one family.
-// The payload may lie in b already, where it goes.
+// PutUDP writes a datagram's frame of at least 60 bytes into b, and returns its length. It
+// returns 0 if the frame does not fit, or the addresses are of different families. The
+// payload may already be in its place in b.
 func PutUDP(b []byte, l *Link, from, to netip.AddrPort, payload []byte, fill Filled) int {
 	ether, ip := HeaderBytes(l, to.Addr())
 	at := ether + ip
@@ -60,14 +60,14 @@ func PutUDP(b []byte, l *Link, from, to netip.AddrPort, payload []byte, fill Fil
 	check := fold(s)
 	if fill&fillUDP != 0 {
 		if check = ^fold(sum(udp, s)); check == 0 {
-			check = 0xffff // 0 says that there is none
+			check = 0xffff // 0 means that there is no checksum
 		}
 	}
 	binary.BigEndian.PutUint16(udp[6:], check)
 	return pad(b, n)
 }
 
-// pad fills a frame up to Ethernet's least length with zeros, as far as b goes.
+// pad fills a frame with zeros up to Ethernet's min size, if b has room for it.
 func pad(b []byte, n int) int {
 	if n >= leastFrame || len(b) < leastFrame {
 		return n
@@ -76,7 +76,7 @@ func pad(b []byte, n int) int {
 	return leastFrame
 }
 
-// putEther writes the header of a frame to the link's peer.
+// putEther writes the Ethernet header of a frame to the link's peer.
 func putEther(b []byte, l *Link, kind uint16) {
 	copy(b[0:6], l.Peer[:])
 	copy(b[6:12], l.Own[:])

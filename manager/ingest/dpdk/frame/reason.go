@@ -1,8 +1,8 @@
 package frame
 
-// Reason says what Parse made of a frame: OK, or why it is no datagram for a port
-// of ours. Those after BadSource are for whoever owns the port to give; all have a
-// name, to count them by.
+// Reason is the result of Parse: OK, or why the frame is not a datagram for one
+// of our ports. The port's owner sets those after BadSource. All have a name
+// for counters.
 type Reason uint8
 
 const (
@@ -15,27 +15,29 @@ const (
 	NotIP
 	// NotUDP is IP with something else inside.
 	NotUDP
-	// Fragment is a piece of an IP packet. Datagrams are made to fit a frame.
+	// Fragment is a fragment of an IP packet. Clients make datagrams that fit
+	// one frame.
 	Fragment
-	// Truncated ends before its headers say that it does.
+	// Truncated frames end before the length in their headers.
 	Truncated
-	// BadHeader has lengths or versions that contradict each other.
+	// BadHeader means that lengths or versions contradict each other.
 	BadHeader
-	// BadChecksum is damage, or a checksum that a virtual link left unfilled where
-	// the Checks do not allow for that.
+	// BadChecksum means damage, or a checksum that a virtual link left unfilled
+	// although the Checks do not allow that.
 	BadChecksum
-	// BadSource comes from an address that no answer can go to: a multicast,
-	// broadcast, loopback or unspecified one, or port 0.
+	// BadSource means that no answer can go to the sender: a multicast,
+	// broadcast, loopback or unspecified address, or port 0.
 	BadSource
 
-	// ForeignAddress is for another machine, ForeignPort for a UDP port that no
-	// function has.
+	// ForeignAddress means that the frame is for another machine, ForeignPort
+	// that no function has its UDP port.
 	ForeignAddress
 	ForeignPort
-	// Scattered lies in several buffers: it is larger than one of the port's.
+	// Scattered frames use several buffers: they are larger than one of the
+	// port's.
 	Scattered
 
-	// Reasons is how many there are.
+	// Reasons is the number of reasons.
 	Reasons
 )
 

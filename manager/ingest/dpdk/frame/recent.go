@@ -2,25 +2,25 @@ package frame
 
 import "encoding/binary"
 
-// Recent knows the flows that one thread has parsed lately, and spares it the parsing of
-// their next frames: a client's datagrams differ in their payload, and of their headers in
-// lengths, the IP identification and checksums. Those are looked at as Parse does; the
-// others are compared, a few words.
+// Recent caches the flows that one thread has parsed lately, so that their next frames need
+// no parsing. Datagrams of one client differ in their payload, and in these header fields:
+// lengths, the IP identification and checksums. Recent checks those as Parse does; it
+// compares the other fields, which are a few words.
 //
-// It knows IPv4 without options and tags; what else there is takes Parse. Its zero value
-// is ready. One goroutine uses it.
+// It handles IPv4 without options and tags; everything else needs Parse. Its zero value is
+// ready. One goroutine uses it.
 type Recent struct{ flows [recentFlows]Flow }
 
 const recentFlows = 16
 
-// Flow is what frames of one client to one port have in common.
+// Flow holds what frames of one client to one port have in common.
 type Flow struct {
 	Datagram
-	// Learned is when a Learner was told of it, for the caller to keep; see Told.
+	// Learned is when a Learner last learned the flow; the caller keeps it with Told.
 	Learned int64
 
 	known bool
-	// The headers but for what differs, and the sums of what is summed of them.
+	// The constant header fields, and their partial sums.
 	ether    [2]uint64 // with the IP header's first two bytes
 	fragment uint32    // and time to live, protocol
 	between  uint64    // addresses
@@ -29,7 +29,7 @@ type Flow struct {
 	pseudo   uint64
 }
 
-// Places in an Ethernet frame with IPv4 and UDP, without tags and options.
+// Offsets in an Ethernet frame with IPv4 and UDP, without tags and options.
 const (
 	atLength   = etherBytes + 2
 	atID       = etherBytes + 4
@@ -44,9 +44,9 @@ func (r *Recent) slot(b []byte) *Flow {
 	return &r.flows[(b[atUDP+1]^b[atBetween+3])%recentFlows]
 }
 
-// Find is the flow that a frame belongs to, its Datagram this frame's, where Parse would
-// say OK: valid until the next call. It is nil where Parse has to look. The NIC has taken
-// no tag off the frame.
+// Find returns the flow of a frame for which Parse would return OK, with this frame's
+// Datagram; it is valid until the next call. Find returns nil if Parse must handle the frame.
+// The NIC must not have removed a tag from the frame.
 func (r *Recent) Find(b []byte, check Checks) *Flow {
 	if len(b) < plainBytes {
 		return nil
@@ -79,8 +79,8 @@ func (r *Recent) Find(b []byte, check Checks) *Flow {
 	return f
 }
 
-// Note makes a frame's flow known that Parse called OK, d its datagram, in place of
-// another, and returns it; it is nil where the frame is not of the kind that is known.
+// Note adds the flow of a frame for which Parse returned OK with datagram d. It may replace
+// another flow. It returns the flow, or nil if Recent cannot handle such frames.
 func (r *Recent) Note(b []byte, d *Datagram) *Flow {
 	if len(b) < plainBytes || binary.BigEndian.Uint32(b[12:])>>8 != typeIP4<<8|0x45 || d.Payload.Offset != plainBytes {
 		return nil
@@ -93,15 +93,15 @@ func (r *Recent) Note(b []byte, d *Datagram) *Flow {
 		between:  binary.LittleEndian.Uint64(b[atBetween:]),
 		ports:    binary.LittleEndian.Uint32(b[atUDP:]),
 	}
-	// Halves of the sum, which carry nothing into each other yet.
+	// Add halves of the sum, so that there is no carry between them yet.
 	f.ip = uint64(binary.LittleEndian.Uint16(b[etherBytes:])) + uint64(f.fragment) + f.between>>32 + f.between&(1<<32-1)
 	f.pseudo = pseudo(b[atBetween:atBetween+8], protoUDP, 0)
 	return f
 }
 
-// Told notes that a Learner was told of a flow at now. Of others of the same client it was
-// told before: when one of them comes again it has to be told again, for answers go back
-// the way of the last datagram.
+// Told records that a Learner learned a flow at now. It marks the other flows of the same
+// client as stale. If one of them comes again, the Learner must learn it again, because
+// answers go back by the path of the last datagram.
 func (r *Recent) Told(f *Flow, now int64) {
 	for i := range r.flows {
 		if o := &r.flows[i]; o != f && o.known && o.From.Addr() == f.From.Addr() {
@@ -111,5 +111,5 @@ func (r *Recent) Told(f *Flow, now int64) {
 	f.Learned = now
 }
 
-// Stale reports whether a Learner should hear of a flow again.
+// Stale reports whether a Learner must learn a flow again.
 func (f *Flow) Stale(now int64) bool { return f.Learned == 0 || now-f.Learned >= relearn }

@@ -9,8 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever frames come, what Recent finds is what Parse says, and what it does not find
-// was damaged, or is of no kind that it knows.
+// For any frames, Find returns what Parse returns. Frames that it does not find are damaged,
+// or of a kind that it does not handle.
 func TestRecentFindsWhatParseSays(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var r Recent
@@ -28,7 +28,7 @@ func TestRecentFindsWhatParseSays(t *testing.T) {
 				l.link.Peer = drawMAC(t, "peer")
 			}
 			fill := rapid.SampledFrom([]Filled{FillAll, fillIP}).Draw(t, "fill")
-			// The link as the receiver has it.
+			// The link as the receiver sees it.
 			l.link.Peer, l.link.Own = l.link.Own, l.link.Peer
 			b := l.put(t, fill)
 			damaged := rapid.IntRange(0, 2).Draw(t, "damaged") == 0
@@ -58,7 +58,7 @@ func TestRecentFindsWhatParseSays(t *testing.T) {
 	})
 }
 
-// plain is the kind that Recent knows.
+// plain reports whether Recent handles frames of this kind.
 func plain(b []byte) bool {
 	return binary.BigEndian.Uint16(b[12:]) == typeIP4 && b[14] == 0x45
 }

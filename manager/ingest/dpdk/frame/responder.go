@@ -6,8 +6,8 @@ import (
 	"sync/atomic"
 )
 
-// Responder answers what a kernel would answer for its addresses: ARP and neighbour
-// solicitations, so that senders find the port, and echo requests. Any goroutine
+// Responder answers what a kernel would answer for its addresses. It answers ARP and
+// neighbour solicitations, so that senders find the port, and echo requests. Any goroutine
 // may use it.
 type Responder struct {
 	host  Host
@@ -16,11 +16,11 @@ type Responder struct {
 	arp, neighbour, echo, conflicts atomic.Uint64
 }
 
-// ResponderStats counts answers since the start. Conflicts are frames of another
-// machine that says it has one of our addresses.
+// ResponderStats counts answers since the start. Conflicts counts frames in which another
+// machine claims one of our addresses.
 type ResponderStats struct{ ARP, Neighbour, Echo, Conflicts uint64 }
 
-// NewResponder answers for host, and tells table what it hears.
+// NewResponder answers for host, and records paths in table.
 func NewResponder(host Host, table *Neighbours) *Responder {
 	return &Responder{host: host, table: table}
 }
@@ -32,10 +32,10 @@ func (r *Responder) Stats() ResponderStats {
 	}
 }
 
-// Answer writes into out the frame that answers b, which Parse called ARP or ICMP,
-// and says how long it is; 0 is for no answer, or none that fits out. stripped is
-// the 802.1Q tag's 16 bits where the NIC took one off b, else 0; the answer has it.
-// now is the table's clock. Neither b nor out is kept; they must not overlap.
+// Answer writes into out the frame that answers b, for which Parse returned ARP or ICMP. It
+// returns the length. 0 means no answer, or none that fits out. stripped is the 802.1Q tag's
+// 16 bits if the NIC removed one from b, else 0; the answer has the tag. now is the table's
+// clock. Answer keeps neither b nor out; they must not overlap.
 func (r *Responder) Answer(now int64, b []byte, stripped uint16, out []byte) int {
 	var p packet
 	var l Link
@@ -74,7 +74,7 @@ const (
 	arpBytes   = 28
 	arpRequest = 1
 	arpReply   = 2
-	// arpKind is hardware Ethernet, protocol IPv4, and the lengths of their addresses.
+	// arpKind means hardware Ethernet, protocol IPv4, and the lengths of their addresses.
 	arpKind = 1<<48 | typeIP4<<32 | 6<<24 | 4<<16
 )
 
@@ -88,7 +88,7 @@ func (r *Responder) answerARP(now int64, a []byte, l *Link, out []byte) int {
 	if sender.Peer.group() || sender.Peer == (MAC{}) {
 		return 0
 	}
-	// A probe asks whether an address is taken, and has none itself (RFC 5227).
+	// A probe asks whether an address is in use; its sender has no address yet (RFC 5227).
 	known := !from.IsUnspecified()
 	switch {
 	case known && !answerable4(a[14:18]):
@@ -114,7 +114,7 @@ func (r *Responder) answerARP(now int64, a []byte, l *Link, out []byte) int {
 	return n
 }
 
-// putARP writes a packet to l's peer that says where from is.
+// putARP writes a packet that tells l's peer the Ethernet address of from.
 func (r *Responder) putARP(out []byte, l *Link, operation uint16, from, to netip.Addr) int {
 	ether := l.bytes()
 	if len(out) < ether+arpBytes {
@@ -183,7 +183,7 @@ func (r *Responder) answer6(now int64, ip, message []byte, l *Link, out []byte) 
 		}
 		return n
 	case solicitation, advertisement:
-		// 255 hops left: it has come through no router.
+		// A hop limit of 255 shows that no router forwarded it.
 		if ip[7] != 255 || len(message) < neighbourBytes {
 			return 0
 		}
@@ -210,8 +210,8 @@ var (
 	allNodesMAC = MAC{0x33, 0x33, 0, 0, 0, 1} // RFC 2464 7
 )
 
-// linkAddress looks through the options of neighbour discovery for a link-layer
-// address. ok is false where they make no sense.
+// linkAddress searches the options of neighbour discovery for a link-layer address. ok is
+// false if they are malformed.
 func linkAddress(options []byte, kind byte) (addr MAC, found, ok bool) {
 	for len(options) > 0 {
 		if len(options) < 8 || options[1] == 0 || len(options) < int(options[1])*8 {
@@ -243,7 +243,7 @@ func (r *Responder) answerSolicitation(now int64, from, to netip.Addr, message [
 		r.conflicts.Add(1)
 		return 0
 	case from.IsUnspecified():
-		// It looks whether the address is free (RFC 4862 5.4.2); all are told.
+		// The sender checks whether the address is free (RFC 4862 5.4.2); answer all nodes.
 		if told || to == target {
 			return 0
 		}
@@ -262,7 +262,7 @@ func (r *Responder) answerSolicitation(now int64, from, to netip.Addr, message [
 	return n
 }
 
-// hearAdvertisement follows a client or router that says it has moved.
+// hearAdvertisement updates the path to a client or router that reports a new one.
 func (r *Responder) hearAdvertisement(now int64, message []byte, l *Link) int {
 	target := netip.AddrFrom16([16]byte(message[8:24]))
 	peer, told, ok := linkAddress(message[neighbourBytes:], targetOption)
@@ -278,7 +278,7 @@ func (r *Responder) hearAdvertisement(now int64, message []byte, l *Link) int {
 	return 0
 }
 
-// solicitedNode is the group that an address is asked for through (RFC 4291 2.7.1).
+// solicitedNode returns the multicast group of an address (RFC 4291 2.7.1).
 func solicitedNode(a netip.Addr) netip.Addr {
 	b := a.As16()
 	return netip.AddrFrom16([16]byte{0: 0xff, 1: 2, 11: 1, 12: 0xff, 13: b[13], 14: b[14], 15: b[15]})
@@ -294,7 +294,7 @@ func (r *Responder) putAdvertisement(out []byte, l *Link, target, to netip.Addr,
 	return r.putICMP6(out, l, 255, target, to, advertisement, m[:])
 }
 
-// putICMP6 writes a message, as another type than it says.
+// putICMP6 writes a message, with its type replaced by kind.
 func (r *Responder) putICMP6(out []byte, l *Link, hops uint8, from, to netip.Addr, kind byte, message []byte) int {
 	ether := l.bytes()
 	at := ether + ip6Bytes
@@ -312,11 +312,11 @@ func (r *Responder) putICMP6(out []byte, l *Link, hops uint8, from, to netip.Add
 	return pad(out, n)
 }
 
-// Announce writes the frame that tells a network where the i-th of the host's
-// addresses is, for when a link comes up: switches and senders that knew it
-// elsewhere learn it anew. It is an ARP announcement (RFC 5227 2.3) or an
-// unsolicited advertisement (RFC 4861 7.2.6), without a VLAN tag. It is 0 where the
-// frame does not fit out, or there is no such address.
+// Announce writes the frame that tells a network which Ethernet address has the i-th of the
+// host's addresses. It is used when a link comes up, so that switches and senders replace
+// what they learned before. The frame is an ARP announcement (RFC 5227 2.3) or an unsolicited
+// advertisement (RFC 4861 7.2.6), without a VLAN tag. Announce returns 0 if the frame does
+// not fit out, or there is no such address.
 func (r *Responder) Announce(i int, out []byte) int {
 	if i < 0 || i >= len(r.host.Addresses) {
 		return 0
