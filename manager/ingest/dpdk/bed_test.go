@@ -22,8 +22,8 @@ import (
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// The tests run over rings in memory: no NIC, no huge pages, no privilege. A process
-// has one environment, which all tests share; its lcores float over the CPUs.
+// The tests use rings in memory: no NIC, no huge pages, no privilege. A process has one
+// environment, which all tests share; its lcores may run on any CPU.
 func TestMain(m *testing.M) {
 	cpus, err := cpuset.Allowed()
 	if err == nil {
@@ -51,7 +51,7 @@ var (
 // jumbo has room for the largest datagrams that the suite sends.
 const jumbo = 9216
 
-// bed is a group on a wire.
+// bed is the test harness: a group on a wire.
 type bed struct {
 	*Group
 	t         *testing.T
@@ -62,7 +62,7 @@ type bed struct {
 
 var beds atomic.Uint32
 
-// newBed opens a group. It is closed at the end of the test, after what is open in it.
+// newBed opens a group. It closes the group at the end of the test, after its sources.
 func newBed(t *testing.T, o Options) *bed {
 	t.Helper()
 	if o.MTU == 0 {
@@ -103,8 +103,8 @@ func (b *bed) close() {
 	b.wire.Close()
 }
 
-// back takes what was sent off the wire, announcements too, and reports whether every
-// mbuf is in the pool then.
+// back takes all sent frames off the wire, announcements too. It reports whether every mbuf
+// is in the pool then.
 func (b *bed) back() bool {
 	frame := make([]byte, 1<<16)
 	for q := range b.options.Queues {
@@ -115,7 +115,7 @@ func (b *bed) back() bool {
 	return b.Group.Stats().MbufsHeld == 0
 }
 
-// eventually waits until something holds.
+// eventually waits until a condition holds.
 func (b *bed) eventually(what string, holds func() bool) {
 	b.t.Helper()
 	for deadline := time.Now().Add(ingesttest.Patience); !holds(); time.Sleep(200 * time.Microsecond) {
@@ -126,7 +126,7 @@ func (b *bed) eventually(what string, holds func() bool) {
 	}
 }
 
-// listen opens a source, closed at the end of the test.
+// listen opens a source that is closed at the end of the test.
 func (b *bed) listen(port uint16) *Source {
 	b.t.Helper()
 	s, err := b.Listen(port)
@@ -144,7 +144,7 @@ func (b *bed) listen(port uint16) *Source {
 	return s
 }
 
-// link is the way from the client to the port.
+// link is the path from the client to the port.
 func (b *bed) link() frame.Link { return frame.Link{Peer: b.Group.MAC(), Own: clientMAC} }
 
 // datagram makes a client's frame.
@@ -163,7 +163,7 @@ func (b *bed) inject(queue int, frames ...[]byte) {
 	}
 }
 
-// send injects payloads from a client to a source.
+// send sends payloads from a client to a source.
 func (b *bed) send(s *Source, from netip.AddrPort, payloads ...[]byte) {
 	var frames [][]byte
 	for _, p := range payloads {
@@ -172,7 +172,7 @@ func (b *bed) send(s *Source, from netip.AddrPort, payloads ...[]byte) {
 	b.inject(0, frames...)
 }
 
-// toOf is a source's address of the client's family.
+// toOf returns the source's address in the client's family.
 func toOf(s *Source, from netip.AddrPort) netip.AddrPort {
 	if from.Addr().Is6() {
 		return netip.AddrPortFrom(own6, s.local.Port())
@@ -186,7 +186,7 @@ func (b *bed) sent() []byte {
 	f := make([]byte, 1<<16)
 	for deadline := time.Now().Add(ingesttest.Patience); ; time.Sleep(50 * time.Microsecond) {
 		for q := range b.options.Queues {
-			if n, ok := b.wire.Take(q, f); ok && f[0]&1 == 0 { // else it is announced to all
+			if n, ok := b.wire.Take(q, f); ok && f[0]&1 == 0 { // otherwise it is announced to all
 				return f[:n]
 			}
 		}
@@ -206,7 +206,7 @@ func (b *bed) sentDatagram() (payload []byte, d frame.Datagram) {
 	return f[d.Payload.Offset : d.Payload.Offset+d.Payload.Length], d
 }
 
-// arp asks who has own4, as the client, and takes the answer.
+// arp sends an ARP request for own4, as the client, and takes the answer.
 func (b *bed) arp() []byte {
 	q := binary.BigEndian.AppendUint16(append(bytes.Repeat([]byte{0xff}, 6), clientMAC[:]...), 0x0806)
 	q = append(q, 0, 1, 8, 0, 6, 4, 0, 1)
@@ -229,14 +229,14 @@ func (b *bed) twin(s *Source, from netip.AddrPort) ingesttest.Twin {
 	}
 }
 
-// release gives datagrams back.
+// release releases datagrams.
 func release(s ingest.Source, datagrams ...ingest.Datagram) {
 	for _, d := range datagrams {
 		ingesttest.Release(s, d)
 	}
 }
 
-// wantReason waits until so many frames were counted for a reason.
+// wantReason waits until n frames were counted for a reason.
 func (b *bed) wantReason(r frame.Reason, n uint64) {
 	b.t.Helper()
 	b.eventually(fmt.Sprintf("%d frames are %v", n, r), func() bool { return b.Group.Stats().Frames[r] == n })

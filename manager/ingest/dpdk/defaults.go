@@ -9,35 +9,34 @@ import (
 	"strings"
 )
 
-// device is a port as DPDK is to be told of it.
+// device is a port as DPDK expects its description.
 type device struct {
-	// spec is the name and the arguments: those that were given, and those that
-	// DPDK's own defaults are not fit for pictures in.
+	// spec is the name and the arguments: those that were given, and replacements for
+	// defaults of DPDK that do not suit pictures.
 	spec string
-	// frameBytes is what an mbuf must have room for.
+	// frameBytes is the min room of an mbuf.
 	frameBytes int
-	// pci is a NIC, allowed by its address.
+	// pci is the address of a NIC, which DPDK is allowed to use; empty for a virtual device.
 	pci string
 }
 
-// headerBytes is what surrounds an IP packet in a frame: Ethernet, two VLAN tags,
-// and the check sequence that some NICs write too.
+// headerBytes is what surrounds an IP packet in a frame: Ethernet, two VLAN tags, and the
+// check sequence, which some NICs write too.
 const headerBytes = 14 + 2*4 + 4
 
-// roomBytes is the grain of receive buffers: NICs of Intel take them in whole KiB.
+// roomBytes is the unit of receive buffers: Intel NICs need whole KiB.
 const roomBytes = 1 << 10
 
 // Sizes of an af_packet ring (packet(7), PACKET_RX_RING).
 const (
 	packetHeaderBytes = 52 // TPACKET2_HDRLEN, which precedes a frame in the ring
 	packetBlockBytes  = 64 << 10
-	// packetRingBytes holds a picture of 600 KB of 1 KB frames dozens of times over.
-	// DPDK's own 512 frames are less than one.
+	// packetRingBytes holds a picture of 600 KB in 1 KB frames dozens of times. DPDK's
+	// default of 512 frames is less than one picture.
 	packetRingBytes = 32 << 20
 )
 
-// describe fills in what a port's arguments leave out; own is the first of its
-// addresses.
+// describe adds the arguments that a port lacks; own is the first of its addresses.
 func describe(port string, own netip.Addr, mtu, queues int) device {
 	name, given, _ := strings.Cut(port, ",")
 	d := device{spec: port, frameBytes: roundUp(mtu+headerBytes, roomBytes)}
@@ -67,11 +66,11 @@ func describe(port string, own netip.Addr, mtu, queues int) device {
 		if queues > 1 {
 			add("qpairs", queues)
 		}
-		// The driver wants room for all of a ring's frame, whichever it was told.
+		// The driver wants room for a whole frame of the ring, whichever size was given.
 		d.frameBytes = max(d.frameBytes, argument(d.spec, "framesz"))
 	case "net_af_xdp":
-		// The kernel copies: what veth and most drivers can. Its busy polling loses
-		// frames where the poller polls anyhow.
+		// force_copy: the kernel copies, which veth and most drivers support. busy_budget:
+		// the kernel's busy polling loses frames when the poller polls too.
 		add("force_copy", 1)
 		add("busy_budget", 0)
 		if queues > 1 {
@@ -89,19 +88,19 @@ func describe(port string, own netip.Addr, mtu, queues int) device {
 	return d
 }
 
-// stableMAC is an Ethernet address for whoever has own, the same each time: DPDK's own
-// choice is another one at each start, and senders go on sending to the last. It is a
-// locally administered one (IEEE 802 8.4).
+// stableMAC is an Ethernet address derived from own, the same at each start. DPDK chooses
+// another one at each start, while senders keep sending to the last one. The address is
+// locally administered (IEEE 802 8.4).
 func stableMAC(own netip.Addr) net.HardwareAddr {
 	sum := sha256.Sum256(own.AsSlice())
 	return net.HardwareAddr{sum[0]&^3 | 2, sum[1], sum[2], sum[3], sum[4], sum[5]}
 }
 
-// argument reads a number of a device's arguments, 0 where it is none.
+// argument reads a number from a device's arguments, 0 if there is none.
 func argument(spec, key string) (n int) {
 	for _, arg := range strings.Split(spec, ",") {
 		if value, ok := strings.CutPrefix(arg, key+"="); ok {
-			_, _ = fmt.Sscanf(value, "%d", &n) // DPDK says what is wrong with one that is none
+			_, _ = fmt.Sscanf(value, "%d", &n) // DPDK reports an argument that is no number
 		}
 	}
 	return n
@@ -109,5 +108,5 @@ func argument(spec, key string) (n int) {
 
 func roundUp(n, to int) int { return (n + to - 1) / to * to }
 
-// powerOfTwo is the least that is n or more.
+// powerOfTwo returns the smallest power of two that is n or more.
 func powerOfTwo(n int) int { return 1 << bits.Len(uint(n-1)) }

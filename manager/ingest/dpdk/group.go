@@ -23,30 +23,29 @@ import (
 )
 
 const (
-	// rxDescriptors of a queue: 2 ms of 1 KB frames at 10 Gb/s.
+	// rxDescriptors per queue: 2 ms of 1 KB frames at 10 Gb/s.
 	rxDescriptors = 2048
-	// napOfVirtual is how long the poller of an idle virtual device sleeps: the
-	// kernel, or another process, holds its frames meanwhile.
+	// napOfVirtual is how long the poller of an idle virtual device sleeps. Meanwhile the
+	// kernel, or another process, buffers its frames.
 	napOfVirtual = 20 * time.Microsecond
-	// neighbours is how many clients' addresses are known the way to.
+	// neighbours is the min number of client addresses whose path the group remembers.
 	neighbours = 1 << 14
-	// environmentBytes is what DPDK takes of its memory for itself, and
-	// memoryShare the part of the rest that goes to mbufs; the remainder is for their
-	// bookkeeping.
+	// environmentBytes is the part of DPDK's memory that DPDK itself uses. memoryShare is the
+	// part of the rest that holds mbufs; the remainder is for their bookkeeping.
 	environmentBytes = 8 << 20
 	memoryShare      = 0.97
-	// strayShare is the part of the mbufs, one in so many, that may lie with the group's own
-	// thread: whoever sends more than it looks at takes none from the functions.
+	// One of strayShare mbufs may wait for the group's own thread. A sender of strays that is
+	// faster than this thread therefore takes no mbufs from the functions.
 	strayShare = 4
-	// firstFree is where Listen looks for a free port, the first of those that nobody
-	// registers (RFC 6335 6).
+	// firstFree is where Listen begins to search for a free port: the first port without
+	// registration (RFC 6335 6).
 	firstFree = 49152
-	// watchEvery is between two looks at the link.
+	// watchEvery is the time between two checks of the link.
 	watchEvery = 500 * time.Millisecond
 )
 
-// Group is an Ethernet port, with the sources that share it. Its methods may be
-// called from any goroutine.
+// Group is an Ethernet port, with the sources that share it. Any goroutine may call its
+// methods.
 type Group struct {
 	options Options
 	device  *eal.Device
@@ -56,13 +55,13 @@ type Group struct {
 	face    atomic.Pointer[face]
 	table   *frame.Neighbours
 	checks  frame.Checks
-	senders []sender // one a transmit queue
+	senders []sender // one per transmit queue
 
-	// held mbufs lie with sources' owners; capacity is how many may, and lowWater how
-	// few may be left before requests are let go.
+	// The owners of sources hold held mbufs. They may hold up to capacity. If fewer than
+	// lowWater are left, requests are evicted.
 	held               atomic.Int64
 	capacity, lowWater int64
-	// lowSince is when mbufs became few, 0 when they are not.
+	// lowSince is when mbufs became few, or 0 if they are not few.
 	lowSince atomic.Int64
 
 	reasons             [frame.Reasons]atomic.Uint64
@@ -74,21 +73,21 @@ type Group struct {
 	threads sync.WaitGroup
 
 	mu      sync.Mutex         // guards the following
-	byPort  map[uint16]*Source // the first of each port's
+	byPort  map[uint16]*Source // the first source of each port
 	numbers [eal.MaxSinks]bool
-	queues  []bool // which have rules that lead there
+	queues  []bool // whether rules lead to the queue
 	closed  bool
-	// before is what was counted by devices that have gone.
+	// before holds the counts of devices that have disappeared.
 	before struct {
 		missed, noMbuf uint64
 		answered       frame.ResponderStats
 	}
-	// sources is the same for those who only look: replaced, never written.
+	// sources is the list for readers without the lock: replaced, never written.
 	sources atomic.Pointer[[]*Source]
 }
 
-// face is who the port is to its network, and who answers for it. A port that comes back
-// may have another Ethernet address.
+// face is the port's network identity, and the responder that answers for it. A port that
+// returns may have another Ethernet address.
 type face struct {
 	host      frame.Host
 	responder *frame.Responder
@@ -99,8 +98,7 @@ func (g *Group) newFace(mac [6]byte) *face {
 	return &face{host, frame.NewResponder(host, g.table)}
 }
 
-// Open starts DPDK, takes the port and polls it. It fails where something is missing,
-// and says what.
+// Open starts DPDK, takes the port and polls it. If something is missing, the error names it.
 func Open(o Options) (*Group, error) {
 	g, err := open(o)
 	if err != nil {
@@ -141,8 +139,8 @@ func open(o Options) (_ *Group, err error) {
 	}
 	if g.taken, err = g.device.Configure(eal.Config{
 		Queues: o.Queues, Descriptors: rxDescriptors, MTU: o.MTU,
-		// What a virtual device "offloads" is done in software all the same, and
-		// before anybody can say that an unfilled checksum will do.
+		// A virtual device "offloads" in software anyway. It would verify a checksum before
+		// the parser can accept it as unfilled.
 		Checksums: info.PCI && o.Checksums != ignore,
 	}, g.pool); err != nil {
 		return nil, err
@@ -157,7 +155,8 @@ func open(o Options) (_ *Group, err error) {
 	return g, g.start(info)
 }
 
-// checksFor says what the parser verifies, of what no NIC has.
+// checksFor returns the checksums that the parser verifies, without regard to a NIC's own
+// checks.
 func checksFor(c Checksums, pci bool) frame.Checks {
 	switch {
 	case c == ignore:
@@ -168,12 +167,12 @@ func checksFor(c Checksums, pci bool) frame.Checks {
 	return frame.CheckIP | frame.CheckUDP
 }
 
-// measure says how many mbufs sources may hold.
+// measure computes how many mbufs sources may hold.
 func (g *Group) measure(info eal.Info) error {
 	own := 0
 	if info.PCI {
-		// A NIC's descriptors have mbufs of their own; the transmit queues keep what
-		// was sent until they need the place.
+		// A NIC's receive descriptors hold mbufs. Its transmit queues keep what was sent
+		// until they need the place.
 		own = g.options.Queues * (g.taken.RxDescriptors + g.taken.TxDescriptors)
 	}
 	g.capacity = int64(g.pool.Mbufs() - own)
@@ -184,7 +183,7 @@ func (g *Group) measure(info eal.Info) error {
 	return nil
 }
 
-// start lets frames in, when there is somebody to take them.
+// start lets frames in, once the control sink and the pollers exist.
 func (g *Group) start(info eal.Info) (err error) {
 	nap := napOfVirtual
 	if info.PCI {
@@ -217,21 +216,21 @@ func (g *Group) start(info eal.Info) (err error) {
 	for _, p := range g.pollers {
 		p.Start()
 	}
-	g.linkUp.Store(true) // until a look says otherwise
+	g.linkUp.Store(true) // until a check finds otherwise
 	g.threads.Go(g.serve)
 	return nil
 }
 
-// ringEntries is the room of a ring: every mbuf fits.
+// ringEntries is the size of a ring: it has room for every mbuf.
 func (g *Group) ringEntries() int { return powerOfTwo(g.pool.Mbufs()) }
 
 var pools atomic.Uint32
 
-// poolName is one that no pool of this process had.
+// poolName returns a name that no pool of this process had.
 func poolName() string { return fmt.Sprintf("penstock%d", pools.Add(1)) }
 
-// startEnvironment starts DPDK as the options want it. One that runs already is taken as
-// it is: a process has one, and what a port misses of it the port says.
+// startEnvironment starts DPDK with the options. A process has one environment: if it runs
+// already, it is used as it is, and a port reports what it lacks.
 func startEnvironment(o Options, of device) error {
 	cpus, err := cpuset.Allowed()
 	if err != nil {
@@ -242,12 +241,12 @@ func startEnvironment(o Options, of device) error {
 	}
 	pins := o.LCores
 	if len(pins) == 0 && len(cpus) > o.Queues {
-		pins = cpus[len(cpus)-o.Queues:] // the first ones take the interrupts, as a rule
+		pins = cpus[len(cpus)-o.Queues:] // the first CPUs usually take the interrupts
 	}
 	if !eal.Started() && (of.pci != "" || o.BusyPoll > 0) {
-		// Who polls without a pause holds up by a scheduler's slice, milliseconds, what
-		// else of this process lands on its CPU.
-		// DPDK pins its own threads elsewhere.
+		// A thread that polls without a pause delays any other thread of this process on its
+		// CPU by a scheduler slice, which is milliseconds. DPDK pins its own threads to the
+		// other CPUs.
 		if rest := without(cpus, pins); len(rest) > 0 && len(rest) < len(cpus) {
 			if err := cpuset.Pin(rest); err != nil {
 				return err
@@ -282,7 +281,7 @@ func without(cpus, others []int) []int {
 	return slices.DeleteFunc(slices.Clone(cpus), func(cpu int) bool { return slices.Contains(others, cpu) })
 }
 
-// serve is the group's own thread: it answers and counts what no source takes, and
+// serve is the group's own thread. It answers and counts frames that no source takes, and
 // watches the link.
 func (g *Group) serve() {
 	entries := make([]eal.Entry, eal.Burst)
@@ -325,12 +324,12 @@ func (g *Group) appendMbuf(mbufs []uint64, e eal.Entry) []uint64 {
 	return mbufs
 }
 
-// frame is the bytes of an entry.
+// frame returns the bytes of an entry.
 func (g *Group) frame(e eal.Entry) []byte {
 	return g.pool.Memory().Bytes()[e.At : e.At+uint64(e.Length) : e.At+uint64(e.Length)]
 }
 
-// parse takes a frame apart and says whether it is for us.
+// parse parses a frame and reports whether it is for this port.
 func (g *Group) parse(e eal.Entry, d *frame.Datagram) frame.Reason {
 	checks, reason := g.checksOf(&e)
 	if reason != frame.OK {
@@ -339,7 +338,7 @@ func (g *Group) parse(e eal.Entry, d *frame.Datagram) frame.Reason {
 	return g.face.Load().host.Parse(g.frame(e), e.Tag, checks, d)
 }
 
-// checksOf says which checksums of a frame the NIC has not looked at.
+// checksOf returns the checksums of a frame that the NIC has not verified.
 func (g *Group) checksOf(e *eal.Entry) (frame.Checks, frame.Reason) {
 	checks := g.checks
 	if checks == 0 || e.Flags == 0 {
@@ -357,15 +356,15 @@ func (g *Group) checksOf(e *eal.Entry) (frame.Checks, frame.Reason) {
 	return checks, frame.OK
 }
 
-// handle answers and counts a frame of the control sink's. It is true where a source
-// has the frame now.
+// handle answers and counts a frame of the control sink. It returns true if a source now owns
+// the frame.
 func (g *Group) handle(e eal.Entry, now int64) (taken bool) {
 	var d frame.Datagram
 	reason := g.parse(e, &d)
 	switch reason {
 	case frame.OK:
-		// What the pollers do not look through: extension headers, three tags; and
-		// what came while its source opened or closed.
+		// The pollers do not parse extension headers or three tags. Also, a frame may have
+		// come while its source opened or closed.
 		g.mu.Lock()
 		s := g.byPort[d.To.Port()]
 		taken = s != nil && s.members[eal.Member(d.From, len(s.members))].sink.Put(e)
@@ -411,14 +410,14 @@ func (g *Group) sendFrame(write func(out []byte) int) {
 	}
 }
 
-// room is where a frame may be written, from its mbuf's first byte of data.
+// room returns the memory for a frame in its mbuf, from the first byte of data.
 func (g *Group) room(data uint64) []byte {
 	return g.pool.Memory().Bytes()[data : data+uint64(g.pool.FrameBytes()) : data+uint64(g.pool.FrameBytes())]
 }
 
-// watch looks whether the link is still there. A port that has disappeared is let go of,
-// and taken again when it is back: a network interface of the same name, or the card in
-// its place.
+// watch checks whether the link is still there. It releases a port that has disappeared, and
+// takes it again when it returns: as a network interface of the same name, or as a card in
+// the same slot.
 func (g *Group) watch() {
 	if g.device.Absent() {
 		g.fetchBack()
@@ -428,7 +427,7 @@ func (g *Group) watch() {
 	up = up && !gone
 	was := g.linkUp.Swap(up)
 	switch {
-	case gone && g.pollers[0].Started(): // once, whatever the driver says
+	case gone && g.pollers[0].Started(): // once, whatever the driver reports
 		g.options.Log.Error().Str("port", g.options.Port).Msg("the DPDK port has disappeared: nothing is received until it is back")
 		g.letGo()
 	case up == was:
@@ -439,7 +438,7 @@ func (g *Group) watch() {
 	}
 }
 
-// letGo stops what uses the device, and lets go of it.
+// letGo stops everything that uses the device, and releases the device.
 func (g *Group) letGo() {
 	defer g.lockAll()()
 	for _, p := range g.pollers {
@@ -464,7 +463,7 @@ func (g *Group) letGo() {
 	clear(g.queues)
 }
 
-// fetchBack takes the device again, if it is there.
+// fetchBack takes the device again, if it is present.
 func (g *Group) fetchBack() {
 	if !g.device.InterfaceMade() {
 		return
@@ -488,7 +487,7 @@ func (g *Group) fetchBack() {
 	g.options.Log.Info().Str("port", g.options.Port).Msg("the DPDK port is back")
 }
 
-// lockAll keeps everybody off the device, until the function that it returns is called.
+// lockAll prevents all other use of the device, until the returned function is called.
 func (g *Group) lockAll() (unlock func()) {
 	g.mu.Lock()
 	for i := range g.senders {
@@ -506,10 +505,10 @@ func sumAnswered(a, b frame.ResponderStats) frame.ResponderStats {
 	return frame.ResponderStats{ARP: a.ARP + b.ARP, Neighbour: a.Neighbour + b.Neighbour, Echo: a.Echo + b.Echo, Conflicts: a.Conflicts + b.Conflicts}
 }
 
-// announcer says when to tell a network where the port's addresses are, after its link
-// has come: several times, each twice as late as the one before, since the first ones
-// are lost where a switch takes its time (RFC 5227 2.3 and RFC 4861 7.2.6 have two and
-// three). Its zero value begins anew.
+// announcer decides when to announce the port's addresses after its link has come up. It
+// announces several times, doubling the wait each time, because a slow switch loses the first
+// announcements. (RFC 5227 2.3 and RFC 4861 7.2.6 have two and three.) Its zero value starts
+// over.
 type announcer struct {
 	next, wait int64
 	told       int
@@ -530,19 +529,19 @@ func (a *announcer) tell(now int64, announce func()) {
 	a.next = now + a.wait
 }
 
-// announce tells the network where the addresses are.
+// announce tells the network which Ethernet address has the IP addresses.
 func (g *Group) announce() {
 	for i := range g.options.Addresses {
 		g.sendFrame(func(out []byte) int { return g.face.Load().responder.Announce(i, out) })
 	}
 }
 
-// low reports whether a source shall let requests go, because mbufs are few.
+// low reports whether a source must evict requests, because mbufs are few.
 func (g *Group) low(s *Source) bool {
 	sources := *g.sources.Load()
 	free := g.capacity - g.held.Load()
 	for _, other := range sources {
-		if other != s { // its own have landed already, and may complete requests
+		if other != s { // its own frames are in memory already, and may complete requests
 			free -= int64(other.waiting.Load())
 		}
 	}
@@ -571,7 +570,7 @@ func (g *Group) low(s *Source) bool {
 	return s.held.Load() > 0 && (most == s || now-since > int64(lowPatience))
 }
 
-// heldByAll is how many mbufs the sources of s's port hold.
+// heldByAll returns how many mbufs the sources of s's port hold.
 func (s *Source) heldByAll() (n int64) {
 	for _, m := range s.members {
 		n += m.held.Load()
@@ -579,7 +578,7 @@ func (s *Source) heldByAll() (n int64) {
 	return n
 }
 
-// holder is the source of s's port that holds the most.
+// holder returns the source of s's port that holds the most.
 func (s *Source) holder() *Source {
 	most := s
 	for _, m := range s.members {
@@ -590,7 +589,7 @@ func (s *Source) holder() *Source {
 	return most
 }
 
-// lowPatience is how long the largest holder alone is asked for mbufs.
+// lowPatience is how long only the source that holds the most is asked for mbufs.
 const lowPatience = time.Millisecond
 
 // Stats reads the counters.
@@ -608,7 +607,7 @@ func (g *Group) Stats() GroupStats {
 		return s
 	}
 	s.Missed, s.NoMbuf = g.before.missed, g.before.noMbuf
-	if c, err := g.device.Counters(); err == nil { // drivers without any have none to add
+	if c, err := g.device.Counters(); err == nil { // drivers without counters add nothing
 		s.Missed += c.Missed
 		s.NoMbuf += c.NoMbuf
 	}
@@ -623,7 +622,8 @@ func (g *Group) Stats() GroupStats {
 	return s
 }
 
-// Steering says how each function's datagrams find their queue, for a person.
+// Steering returns, for each function, how its datagrams find their queue, as text for a
+// person.
 func (g *Group) Steering() map[uint16]string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -634,11 +634,11 @@ func (g *Group) Steering() map[uint16]string {
 	return how
 }
 
-// Close closes the port. Its sources are closed, and their memory is given up.
+// Close closes the port. Its sources must be closed, and CloseSlab of each called.
 func (g *Group) Close() error {
 	g.mu.Lock()
 	open, closed := len(g.byPort), g.closed
-	g.closed = open == 0 // nobody opens or closes it meanwhile
+	g.closed = open == 0 // no source opens or closes meanwhile
 	g.mu.Unlock()
 	switch {
 	case closed:
@@ -652,7 +652,7 @@ func (g *Group) Close() error {
 	return nil
 }
 
-// close undoes what open has done, as far as it came.
+// close undoes the steps of open that were done.
 func (g *Group) close() (err error) {
 	for _, p := range g.pollers {
 		if p.Started() {
@@ -678,7 +678,7 @@ func (g *Group) close() (err error) {
 	}
 	if g.pool != nil {
 		if held := g.held.Load(); held != 0 {
-			// Whoever has them may still read them: better lost than written over.
+			// Their owners may still read them: losing them is better than overwriting them.
 			return errors.Join(err, fmt.Errorf("%d mbufs were not given back", held))
 		}
 		err = errors.Join(err, g.pool.Close())
@@ -686,7 +686,7 @@ func (g *Group) close() (err error) {
 	return err
 }
 
-// drain frees what lies in a sink that nobody fills or reads any more.
+// drain frees what is in a sink that is no longer filled or read.
 func (g *Group) drain(sink *eal.Sink) {
 	var entries [eal.Burst]eal.Entry
 	var mbufs [eal.Burst]uint64
@@ -699,5 +699,5 @@ func (g *Group) drain(sink *eal.Sink) {
 	}
 }
 
-// address is the first of the group's own, for a source's LocalAddr.
+// address is the first of the group's addresses, for a source's LocalAddr.
 func (g *Group) address() netip.Addr { return g.options.Addresses[0] }

@@ -33,8 +33,8 @@ func TestFunctionsOfOnePortGetTheirOwnDatagrams(t *testing.T) {
 			for i := range functions {
 				sources = append(sources, b.listen(uint16(9000+i)))
 			}
-			// A client's datagrams come by one queue, as a NIC's hash has it; clients
-			// come by different ones.
+			// A client's datagrams come by one queue, as with a NIC's hash. Clients use
+			// different queues.
 			for q := range queues {
 				from := netip.AddrPortFrom(client4.Addr(), uint16(40000+q))
 				for n := range each {
@@ -69,7 +69,7 @@ func TestFramesThatAreNoneOfOursAreCountedByReason(t *testing.T) {
 		change(f)
 		return f
 	}
-	// fix writes the IPv4 header's checksum anew.
+	// fix recomputes the IPv4 header's checksum.
 	fix := func(f []byte) {
 		f[24], f[25] = 0, 0
 		sum := uint32(0)
@@ -101,7 +101,7 @@ func TestFramesThatAreNoneOfOursAreCountedByReason(t *testing.T) {
 	} {
 		before := b.Group.Stats().Frames[test.reason]
 		b.inject(0, test.frame)
-		// A bad frame for our port is counted when its function looks.
+		// A bad frame for our port is counted when its function parses it.
 		if n, err := s.Receive(make([]ingest.Datagram, 8), shm.Now()+int64(2*time.Millisecond)); n != 0 || err != nil {
 			t.Errorf("%v: received %d, %v", test.reason, n, err)
 		}
@@ -209,8 +209,8 @@ func TestAnIPv4AddressAsIPv6IsAnswered(t *testing.T) {
 	}
 }
 
-// Two functions; one holds nearly all mbufs. It is the one that is asked to let go, and
-// the other goes on receiving.
+// Two functions; one holds nearly all mbufs. That one is asked to evict, and the other
+// continues to receive.
 func TestTheLargestHolderIsAskedFirstWhenMbufsRunLow(t *testing.T) {
 	b := newBed(t, Options{Mbufs: 256})
 	greedy, modest := b.listen(9000), b.listen(9001)
@@ -235,10 +235,10 @@ func TestTheLargestHolderIsAskedFirstWhenMbufsRunLow(t *testing.T) {
 	if n := modest.Stats().NoRoom; n != 0 {
 		t.Errorf("the other was asked %d times", n)
 	}
-	// It is asked while it sleeps, too: the other's Receive says so.
+	// The other's Receive also asks it while it sleeps.
 	release(greedy, held[:40]...)
 	held = held[40:]
-	// The last one was not received, but its frame came.
+	// The last datagram was not received, but its frame came.
 	held = append(held, ingesttest.Receive(t, greedy, 1, 8)...)
 	asked := make(chan error, 1)
 	go func() {
@@ -250,7 +250,7 @@ func TestTheLargestHolderIsAskedFirstWhenMbufsRunLow(t *testing.T) {
 	before := greedy.Stats().NoRoom
 	more := b.datagram(b.link(), client4, toOf(modest, client4), []byte("more"))
 	for ended := false; !ended; {
-		// Without waiting for room: where the mbufs are gone this thread has to receive.
+		// Without waiting for room: if no mbufs are left, this thread has to receive.
 		_, _ = b.wire.Put(b.pool, 0, more)
 		n, err := modest.Receive(batch, shm.Now()+int64(time.Millisecond))
 		if err != nil {
@@ -315,7 +315,7 @@ func TestClosingAFunctionGivesBackWhatItDidNotReceive(t *testing.T) {
 		}
 		b.eventually("they are back", b.back)
 	}
-	// What comes now is for nobody's port.
+	// No function has the port any more.
 	b.inject(0, b.datagram(b.link(), client4, netip.AddrPortFrom(own4, 9000), []byte("late")))
 	b.wantReason(frame.ForeignPort, 1)
 }
@@ -448,7 +448,7 @@ func TestReceivingSendingAndReleasingDoNotAllocate(t *testing.T) {
 	}
 }
 
-// A capture of what a camera sent is received as from a NIC.
+// A capture of a camera's traffic is received as from a NIC.
 func TestACaptureIsReceived(t *testing.T) {
 	var link frame.Link
 	link.Own = clientMAC
@@ -472,7 +472,7 @@ func TestACaptureIsReceived(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The driver's ports have addresses of their own making: 02:70:63:61:70:NN.
+	// The driver's ports choose their own addresses: 02:70:63:61:70:NN.
 	link.Peer = frame.MAC{2, 0x70, 0x63, 0x61, 0x70, 0}
 	for _, p := range sent {
 		f := make([]byte, 2000)
@@ -492,9 +492,9 @@ func TestACaptureIsReceived(t *testing.T) {
 		t.Fatal(err)
 	}
 	b := &bed{Group: g, t: t}
-	// What the capture holds may have been counted as nobody's before the port opened;
-	// the file is read from its beginning by each opening alone, so this is a race that
-	// the test avoids by looking at both.
+	// The capture's frames may have been counted as foreign before the port opened. Only
+	// opening a device makes its driver read the file from the beginning. The test avoids
+	// this race by checking both.
 	s, err := g.Listen(9000)
 	if err != nil {
 		t.Fatal(err)
@@ -531,8 +531,8 @@ func TestACaptureIsReceived(t *testing.T) {
 	}
 }
 
-// The kernel writes into a wait's timeout what is left of it: the next wait with the same
-// one must be as long, or whoever waits again and again spins.
+// The kernel writes the remaining time into the timeout of a wait. The next wait with the
+// same timeout must be as long, or a loop of waits would spin.
 func TestAWaitLeavesItsTimeoutAsItWas(t *testing.T) {
 	b := newBed(t, Options{})
 	sink, err := b.device.NewSink(1, 1, 8)

@@ -10,10 +10,11 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// Inline stops the lcore that polls, runs f on it, and lets it poll again. Meanwhile
-// poll does what it did, that many turns, and drain receives bursts of the first
-// queue and frees them, which is the floor; read reads each frame's headers, too. A
-// benchmark measures with them what a datagram costs on one core. The group has one queue.
+// Inline stops the polling lcore, runs f on it, and lets it poll again. f gets three
+// functions, each of which runs that many turns. poll does what the lcore does. drain
+// receives bursts of the first queue and frees them, which is the floor. read also reads each
+// frame's headers. With them a benchmark measures what a datagram costs on one core. The
+// group must have one queue.
 func (g *Group) Inline(f func(poll func(turns int), drain, read func(turns int) uint64)) error {
 	if len(g.pollers) != 1 {
 		return fmt.Errorf("run on a polling core: %d poll this port, want 1", len(g.pollers))
@@ -29,13 +30,13 @@ func (g *Group) MAC() [6]byte { return g.face.Load().host.MAC }
 
 // Link reports whether the port's link is up now.
 func (g *Group) Link() bool {
-	g.mu.Lock() // a device that comes and goes does so under it
+	g.mu.Lock() // a device leaves and returns under it
 	defer g.mu.Unlock()
 	up, _ := g.device.Link()
 	return up
 }
 
-// Know notes the way to a machine that has said nothing yet: for whoever sends first.
+// Know records the path to a machine that has sent nothing yet, for a group that sends first.
 func (g *Group) Know(addr netip.Addr, mac [6]byte) {
 	g.table.Learn(addr, &frame.Link{Peer: mac, Own: g.face.Load().host.MAC}, shm.Now())
 }

@@ -15,17 +15,17 @@ import (
 
 var (
 	// errNoNeighbour is returned by Send for an address that sent no frame lately. Answers go
-	// back the way that requests came.
+	// back by the path of the requests.
 	errNoNeighbour = errors.New("no way is known to it: nothing has come from there")
-	// errTooLong is returned for a datagram that the port's MTU has no room for.
+	// errTooLong is returned for a datagram that exceeds the port's MTU.
 	errTooLong = errors.New("it does not fit the port's MTU")
-	// errFamily is returned for an address of a family that the port has none of.
+	// errFamily is returned if the port has no address of the destination's family.
 	errFamily = errors.New("the port has no address of its family")
 	// ErrQueueFull is returned when the transmit queue, or the pool, has no room.
 	ErrQueueFull = errors.New("the port does not take more frames now")
 )
 
-// sender is a transmit queue, with what a burst needs.
+// sender is a transmit queue, with the buffers for a burst.
 type sender struct {
 	mu       sync.Mutex // guards the following, and the queue
 	mbufs    [eal.Burst]uint64
@@ -55,7 +55,8 @@ func (s *Source) Send(packets []ingest.Packet) (n int, err error) {
 	return n, nil
 }
 
-// sendBurst sends a burst, up to a packet that cannot be sent. The queue's lock is held.
+// sendBurst sends a burst, up to the first packet that cannot be sent. The queue's lock is
+// held.
 func (s *Source) sendBurst(queue int, packets []ingest.Packet) (sent int, err error) {
 	g := s.group
 	q := &g.senders[queue]
@@ -109,19 +110,19 @@ func (s *Source) fill(data uint64, p *ingest.Packet) (length uint32, offload eal
 
 const udpHeaderBytes = 8
 
-// owns is which of the port's addresses a client knows it by. Where there is one of a
-// family, that is clear; else it is the one that the client sent to last.
+// owns records which of the port's addresses each client uses. With one address per family,
+// that is the address. Otherwise it is the one that the client last sent to.
 type owns struct {
 	first4, first6 netip.Addr
 	several        bool
 
 	mu                sync.Mutex // guards the following
 	to                map[netip.Addr]netip.Addr
-	lastFrom, lastOwn netip.Addr // Receive's
+	lastFrom, lastOwn netip.Addr // used only by Receive
 }
 
-// maxOwns bounds the memory. A client that is forgotten is answered from the first
-// address until it sends again.
+// maxOwns bounds the memory. A forgotten client is answered from the first address until it
+// sends again.
 const maxOwns = 1 << 16
 
 func (o *owns) init(addresses []netip.Addr) {
@@ -139,7 +140,7 @@ func (o *owns) init(addresses []netip.Addr) {
 	o.to = map[netip.Addr]netip.Addr{}
 }
 
-// learn notes which address a client sent to. One goroutine calls it.
+// learn records which address a client sent to. One goroutine calls it.
 func (o *owns) learn(from, own netip.Addr) {
 	if !o.several || from == o.lastFrom && own == o.lastOwn {
 		return
@@ -153,7 +154,7 @@ func (o *owns) learn(from, own netip.Addr) {
 	o.to[from] = own
 }
 
-// find is the address to answer a client from.
+// find returns the address from which to answer a client.
 func (o *owns) find(to netip.Addr) (own netip.Addr, ok bool) {
 	if o.several {
 		o.mu.Lock()

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
 )
 
-// listenSeveral opens the sources of a port, closed at the end of the test.
+// listenSeveral opens the sources of a port, which are closed at the end of the test.
 func (b *bed) listenSeveral(port uint16, n int) []*Source {
 	b.t.Helper()
 	all, err := b.ListenSeveral(port, n)
@@ -41,7 +41,7 @@ func (b *bed) listenSeveral(port uint16, n int) []*Source {
 	return all
 }
 
-// withOptions gives an IPv6 frame a header that pollers do not look through.
+// withOptions adds to an IPv6 frame a header that pollers do not parse.
 func withOptions(plain []byte) []byte {
 	f := append(bytes.Clone(plain[:54]), 17, 0, 1, 4, 0, 0, 0, 0) // hop-by-hop, padded
 	f = append(f, plain[54:]...)
@@ -50,8 +50,8 @@ func withOptions(plain []byte) []byte {
 	return f
 }
 
-// Whatever queue a client's frames come by, and however they are wrapped, all come from
-// one of the port's sources, once.
+// Whichever queue a client's frames come by, and whatever headers they have, one source of
+// the port receives them all, once.
 func TestAClientsDatagramsComeFromOneOfSeveralSources(t *testing.T) {
 	const queues, port = 3, 9000
 	b := newBed(t, Options{Queues: queues})
@@ -103,7 +103,7 @@ func TestAClientsDatagramsComeFromOneOfSeveralSources(t *testing.T) {
 			}
 		}
 		for from, n := range sent {
-			// Queues may overtake each other; nothing is lost or doubled.
+			// Queues may overtake each other; nothing is lost or duplicated.
 			payloads := slices.Sorted(slices.Values(got[from]))
 			for i := range n {
 				if len(payloads) != n || int(payloads[i]) != i {
@@ -114,7 +114,7 @@ func TestAClientsDatagramsComeFromOneOfSeveralSources(t *testing.T) {
 	})
 }
 
-// Clients are spread over the sources about evenly.
+// Clients are spread about evenly over the sources.
 func TestClientsAreSpreadOverTheSources(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -144,8 +144,8 @@ func TestClientsAreSpreadOverTheSources(t *testing.T) {
 	}
 }
 
-// The port is closed with the first of its sources. What the others hold stays theirs, and
-// the port can be opened anew.
+// The port closes with the first of its sources. What the others hold stays valid, and the
+// port can be opened again.
 func TestSeveralSourcesCloseOneAfterTheOther(t *testing.T) {
 	b := newBed(t, Options{Queues: 2})
 	for round := range 3 {
@@ -187,8 +187,8 @@ func TestSeveralSourcesCloseOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// Of a port's sources the one that holds the most is asked for mbufs, even where the other
-// is the one that receives.
+// Of a port's sources, the one that holds the most is asked for mbufs, even if another one
+// receives.
 func TestOfSeveralSourcesTheOneThatHoldsMostLetsGo(t *testing.T) {
 	b := newBed(t, Options{Queues: 2, Mbufs: 512})
 	all := b.listenSeveral(9000, 2)
@@ -206,7 +206,8 @@ func TestOfSeveralSourcesTheOneThatHoldsMostLetsGo(t *testing.T) {
 		}
 		return ingesttest.Receive(t, s, n, 16)
 	}
-	// The function's two hold more than the other function, though neither alone does.
+	// The function's two sources hold more than the other function, though neither alone
+	// does.
 	held := [][]ingest.Datagram{fill(all[0], from[0], 2*few), fill(all[1], from[1], 3*few)}
 	others := fill(other, client4, 3*few+few/2)
 	defer func() {
@@ -219,7 +220,7 @@ func TestOfSeveralSourcesTheOneThatHoldsMostLetsGo(t *testing.T) {
 		t.Fatalf("%d mbufs are free, want fewer than %d", free, b.lowWater)
 	}
 	for _, s := range []*Source{other, all[0], all[1]} {
-		b.lowSince.Store(0) // nobody has been asked yet
+		b.lowSince.Store(0) // no source has been asked yet
 		all[1].asked.Store(false)
 		if got := b.low(s); got != (s == all[1]) {
 			t.Errorf("the source of %v that holds %d shall let requests go: %v", s.local, s.held.Load(), got)

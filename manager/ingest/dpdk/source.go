@@ -20,37 +20,37 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// takeAtOnce is how many entries Receive looks at in one go.
+// takeAtOnce is the max number of entries that Receive takes in one step.
 const takeAtOnce = 256
 
-// noRoomPause is how long Receive lets others release when mbufs are few.
+// noRoomPause is how long Receive waits for spans to be released when mbufs are few.
 const noRoomPause = 200 * time.Microsecond
 
-// Source is a function's UDP port on a Group, or one of several that share its clients. It
-// implements ingest.Source.
+// Source is a function's UDP port on a Group, or one of several sources that share its
+// clients. It implements ingest.Source.
 type Source struct {
 	group *Group
-	// first is the one of its port's sources that is attached and has the rules; members
-	// are all of them, first itself among them.
+	// first is the source of its port that is attached and has the rules. members are all
+	// sources of the port, including first.
 	first    *Source
 	members  []*Source
-	detached bool         // of first: no frame comes any more; Group.mu
-	slabs    atomic.Int32 // of first: how many have not given the memory up
+	detached bool         // of first: no frame comes any more; guarded by Group.mu
+	slabs    atomic.Int32 // of first: how many have not called CloseSlab
 	sink     *eal.Sink
 	number   uint32
 	local    netip.AddrPort
-	queue    atomic.Int32 // that it sends by
+	queue    atomic.Int32 // transmit queue
 	rules    eal.Rules
 	steering string
 
-	// mu is held for reading by whoever uses the sink, and for writing by Close.
+	// mu is held for reading while the sink is used, and for writing by Close.
 	mu       sync.RWMutex
 	closed   atomic.Bool
 	woken    atomic.Bool
-	asked    atomic.Bool // to let requests go
-	gone     atomic.Bool // CloseSlab was called, and the number is another's
+	asked    atomic.Bool // to evict requests
+	gone     atomic.Bool // CloseSlab was called, and another function may have the number
 	learner  frame.Learner
-	face     *face // that recent is of
+	face     *face // network identity that recent belongs to
 	recent   frame.Recent
 	parsed   frame.Datagram
 	own      owns
@@ -58,11 +58,12 @@ type Source struct {
 	unwanted []uint64
 	timeout  unix.Timespec
 
-	// mine says of each mbuf, by its number, whether this source has handed it out: 1.
-	// Each is written by who has the mbuf; held orders that with who had it before.
+	// mine[number] is 1 while this source has handed out that mbuf. Only the mbuf's current
+	// owner writes its entry. The atomic held orders these writes between one owner and the
+	// next.
 	mine    []uint8
 	held    atomic.Int64 // mbufs
-	waiting atomic.Int32 // frames in the rings, when Receive last looked
+	waiting atomic.Int32 // frames in the rings, when Receive last checked
 
 	datagrams, bytes, noRoom, full atomic.Uint64
 }
@@ -78,9 +79,10 @@ func (g *Group) Listen(port uint16) (*Source, error) {
 	return sources[0], nil
 }
 
-// ListenSeveral opens a function's UDP port, 0 for any free one, as so many sources: each
-// has some of the clients, and all that these send, whatever queue it comes by. The first
-// that is closed closes the port for all; each is closed, and its memory given up.
+// ListenSeveral opens a function's UDP port, 0 for any free one, as several sources. Each
+// source serves some of the clients, and receives all that these send, whichever queue it
+// comes by. The first Close of a source closes the port for all. The caller closes each
+// source and calls its CloseSlab.
 func (g *Group) ListenSeveral(port uint16, sources int) ([]*Source, error) {
 	all, err := g.listen(port, sources)
 	if err != nil {
@@ -89,7 +91,7 @@ func (g *Group) ListenSeveral(port uint16, sources int) ([]*Source, error) {
 	return all, nil
 }
 
-// Queues is how many receive queues the port has.
+// Queues is the number of the port's receive queues.
 func (g *Group) Queues() int { return g.options.Queues }
 
 func (g *Group) listen(port uint16, sources int) (all []*Source, err error) {
@@ -153,15 +155,15 @@ func (g *Group) listen(port uint16, sources int) (all []*Source, err error) {
 	return all, nil
 }
 
-// sendBy has the sources of a port send by different queues, the first by that one.
+// sendBy makes the sources of a port send through different queues, the first through queue.
 func (s *Source) sendBy(queue int) {
 	for i, m := range s.members {
 		m.queue.Store(int32((queue + i) % len(s.group.senders)))
 	}
 }
 
-// publish renews the list that readers without the lock see, and with more than one
-// source keeps one that lags from taking every mbuf. mu is held.
+// publish renews the list for readers without the lock. With more than one source, it also
+// limits the backlog, so that a source that lags cannot take every mbuf. mu is held.
 func (g *Group) publish() {
 	backlog := g.pool.Mbufs()
 	var list []*Source
@@ -175,8 +177,8 @@ func (g *Group) publish() {
 	g.sources.Store(&list)
 }
 
-// steerLocked gives a source a queue of its own where the NIC can. What has no rule is
-// spread over all queues, and sorted by the pollers.
+// steerLocked gives a source its own queue if the NIC can. Frames without a rule are spread
+// over all queues, and the pollers sort them.
 func (g *Group) steerLocked(s *Source) {
 	switch {
 	case len(g.queues) == 1:
@@ -202,13 +204,13 @@ func (g *Group) steerLocked(s *Source) {
 	s.steering = fmt.Sprintf("queue %d by rule (rte_flow)", queue)
 }
 
-// Slab is DPDK's packet memory, the same for all of a group's sources. It stays
-// mapped after Close, until CloseSlab of each.
+// Slab is DPDK's packet memory, which all sources of a group share. It stays mapped after
+// Close, until CloseSlab of each.
 func (s *Source) Slab() shm.Memory { return s.group.pool.Memory() }
 
-// CloseSlab gives up the memory, after Close, when nobody uses its bytes or calls
-// Release any more: what was not released (requests that were given up) goes back to the
-// pool. Closing twice is harmless.
+// CloseSlab gives up the memory, after Close. Its bytes must not be used afterwards, and
+// Release must not be called. Mbufs that were not released (of requests that were given up)
+// return to the pool. Closing twice is harmless.
 func (s *Source) CloseSlab() error {
 	g := s.group
 	if s.gone.Swap(true) {
@@ -237,7 +239,7 @@ func (s *Source) CloseSlab() error {
 // LocalAddr is the first of the port's addresses, with the UDP port.
 func (s *Source) LocalAddr() netip.AddrPort { return s.local }
 
-// Receive hands out what has come; see ingest.Source.
+// Receive returns received datagrams; see ingest.Source.
 func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (int, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -252,7 +254,7 @@ func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (int, error) {
 		if n, any := s.take(batch); n > 0 {
 			return n, nil
 		} else if any {
-			continue // none was for us, and more may lie behind them
+			continue // all were foreign, and more frames may follow
 		}
 		if s.woken.Swap(false) {
 			return 0, nil
@@ -273,8 +275,8 @@ func (s *Source) Receive(batch []ingest.Datagram, deadline int64) (int, error) {
 	}
 }
 
-// ask has the owner let requests go, wherever its Receive is. It does not wait for one
-// that is closing.
+// ask requests that the owner evict requests; it wakes Receive if necessary. It does not wait
+// for a source that is closing.
 func (s *Source) ask() {
 	if !s.mu.TryRLock() {
 		return
@@ -285,7 +287,7 @@ func (s *Source) ask() {
 	}
 }
 
-// sleep waits for frames, for at most so many nanoseconds where that is positive.
+// sleep waits for frames. If forNanos is positive, it waits at most that long.
 func (s *Source) sleep(forNanos int64) error {
 	var timeout *unix.Timespec
 	if forNanos > 0 {
@@ -295,11 +297,11 @@ func (s *Source) sleep(forNanos int64) error {
 	return s.sink.Sleep(timeout)
 }
 
-// starved reports whether the caller shall let requests go before it gets more.
+// starved reports whether the caller must evict requests before it gets more datagrams.
 func (s *Source) starved() bool {
 	s.waiting.Store(int32(s.sink.Waiting()))
 	asked := s.asked.Swap(false)
-	// Who asked may have got mbufs since.
+	// The source that asked may have got mbufs since.
 	if low := s.group.low(s); !low && !(asked && s.group.lowSince.Load() != 0) || s.held.Load() == 0 {
 		return false
 	}
@@ -309,7 +311,7 @@ func (s *Source) starved() bool {
 	return true
 }
 
-// take parses frames into batch. any is whether there were some.
+// take parses frames into batch. any reports whether there were frames.
 func (s *Source) take(batch []ingest.Datagram) (n int, any bool) {
 	g := s.group
 	taken := s.sink.Take(s.entries[:min(len(batch), len(s.entries))])
@@ -320,14 +322,14 @@ func (s *Source) take(batch []ingest.Datagram) (n int, any bool) {
 	if f := s.group.face.Load(); f != s.face {
 		s.face, s.recent = f, frame.Recent{}
 	}
-	s.held.Load() // after whoever had these mbufs before has given them back
+	s.held.Load() // orders what follows after the previous owners released these mbufs
 	s.unwanted = s.unwanted[:0]
 	total, held := uint64(0), 0
 	for i := range s.entries[:taken] {
 		e := &s.entries[i]
 		number, mbuf, ok := g.pool.Mbuf(e.At)
 		if !ok {
-			continue // no frame of the pool's: a poller copies those
+			continue // not a frame of the pool: a poller copies those
 		}
 		d, reason := s.parse(e, now)
 		if reason != frame.OK {
@@ -338,7 +340,7 @@ func (s *Source) take(batch []ingest.Datagram) (n int, any bool) {
 		to := &batch[n]
 		to.From, to.First, to.Rest, to.Shed = d.From, ingest.Span{}, ingest.Span{}, false
 		if d.Payload.Length == 0 {
-			s.unwanted = append(s.unwanted, mbuf) // nobody releases a span of nothing
+			s.unwanted = append(s.unwanted, mbuf) // an empty span is never released
 		} else {
 			to.First = ingest.Span{Offset: e.At + uint64(d.Payload.Offset), Length: d.Payload.Length}
 			s.mine[number] = 1
@@ -356,8 +358,8 @@ func (s *Source) take(batch []ingest.Datagram) (n int, any bool) {
 	return n, true
 }
 
-// parse takes a frame apart, and notes the way that it came. The datagram is good until
-// the next call.
+// parse parses a frame, and records the path that it came by. The datagram is valid until the
+// next call.
 func (s *Source) parse(e *eal.Entry, now int64) (*frame.Datagram, frame.Reason) {
 	g := s.group
 	checks, reason := g.checksOf(e)
@@ -393,7 +395,7 @@ func (s *Source) parse(e *eal.Entry, now int64) (*frame.Datagram, frame.Reason) 
 	return d, frame.OK
 }
 
-// Release gives spans back; see ingest.Source. Releasing what is not held panics.
+// Release returns spans to the pool; see ingest.Source. It panics if a span is not held.
 func (s *Source) Release(spans []ingest.Span) {
 	g := s.group
 	var mbufs [eal.Burst]uint64
@@ -417,7 +419,7 @@ func (s *Source) Release(spans []ingest.Span) {
 }
 
 func (s *Source) free(mbufs []uint64) {
-	s.held.Add(-int64(len(mbufs))) // before anybody can have them again: see mine
+	s.held.Add(-int64(len(mbufs))) // before the mbufs can be received again: see mine
 	s.group.held.Add(-int64(len(mbufs)))
 	s.group.pool.Free(mbufs)
 }
@@ -433,8 +435,8 @@ func (s *Source) Wake() {
 	}
 }
 
-// Stats reads the counters. KernelDrops are frames that came faster than Receive took
-// them; HeldBytes are those of whole mbufs, SlabBytes those of all that sources share.
+// Stats reads the counters. KernelDrops counts frames that came faster than Receive took
+// them. HeldBytes counts whole mbufs; SlabBytes is the memory that all sources share.
 func (s *Source) Stats() ingest.Stats {
 	s.mu.RLock()
 	if !s.closed.Load() {
@@ -449,7 +451,7 @@ func (s *Source) Stats() ingest.Stats {
 	}
 }
 
-// Close ends a blocked Receive, and frees what was not received yet. Spans can still be
+// Close ends a blocked Receive, and frees frames not received yet. Spans can still be
 // released. Closing twice is harmless.
 func (s *Source) Close() error {
 	if s.closed.Swap(true) {
@@ -469,8 +471,8 @@ func (s *Source) Close() error {
 	return nil
 }
 
-// detach keeps frames out of the sources of a port: when it returns no poller has a hold
-// of their sinks. Those after the first call do nothing.
+// detach keeps frames out of the sources of a port. When it returns, no poller uses their
+// sinks. Calls after the first do nothing.
 func (g *Group) detach(first *Source) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -11,8 +11,7 @@ import (
 	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
 )
 
-// The smallest of it all: a frame becomes a datagram in the slab, and Release gives its
-// mbuf back.
+// The smallest case: a frame becomes a datagram in the slab, and Release returns its mbuf.
 func TestFrameBecomesADatagramInTheSlab(t *testing.T) {
 	b := newBed(t, Options{})
 	s := b.listen(9000)
@@ -59,9 +58,9 @@ func TestSourcePassesTheSuite(t *testing.T) {
 	}
 }
 
-// strideOfJumbo is what an mbuf takes that has room for a jumbo: the frame and headroom,
-// struct rte_mbuf and the pool's header. The number of cache lines is odd, else DPDK would
-// add one.
+// strideOfJumbo is the size of an mbuf with room for a jumbo: the frame and headroom, struct
+// rte_mbuf and the pool's header. The number of cache lines is odd; otherwise DPDK would add
+// one.
 const strideOfJumbo = 64 + 128 + 128 + 10<<10
 
 func TestPayloadIsAligned(t *testing.T) {
@@ -91,8 +90,8 @@ func TestAnotherProcessMapsTheSlabForReadingOnly(t *testing.T) {
 	release(s, d)
 }
 
-// net_af_xdp counts on it: it tells the kernel of as much memory as closely lying mbufs
-// would take, and what lands behind that is dropped.
+// net_af_xdp relies on it: it registers as much memory with the kernel as closely packed
+// mbufs would take. The kernel drops what lies behind that.
 func TestMbufsLieCloselyOnSmallPages(t *testing.T) {
 	b := newBed(t, Options{Mbufs: 3000})
 	const stride = 64 + 128 + 128 + 2<<10

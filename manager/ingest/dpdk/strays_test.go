@@ -11,8 +11,8 @@ import (
 	"github.com/penstock/penstock/manager/ingest/dpdk/frame"
 )
 
-// Whoever sends frames that no function takes, faster than they are looked at, costs
-// frames of that kind, and no function its mbufs.
+// A sender of frames that no function takes, faster than the group's thread handles them,
+// loses only such frames. It takes no function's mbufs.
 func TestStraysThatNobodyLooksAtLeaveMbufsToFunctions(t *testing.T) {
 	b := newBed(t, Options{Mbufs: 1024})
 	s := b.listen(9000)
@@ -39,7 +39,7 @@ func TestStraysThatNobodyLooksAtLeaveMbufsToFunctions(t *testing.T) {
 	})
 }
 
-// A driver that does not let go of a device that has disappeared is asked once.
+// A driver that does not release a device that has disappeared is asked once.
 func TestAPortThatWasLetGoOfCanBeLetGoOfAgain(t *testing.T) {
 	b := newBed(t, Options{})
 	done := make(chan struct{})

@@ -13,16 +13,16 @@ func Open(Options) (*Group, error) { return nil, ErrNotBuilt }
 // Listen opens a function's UDP port, 0 for any free one.
 func (*Group) Listen(uint16) (*Source, error) { return nil, ErrNotBuilt }
 
-// ListenSeveral opens a function's UDP port as so many sources.
+// ListenSeveral opens a function's UDP port as several sources.
 func (*Group) ListenSeveral(uint16, int) ([]*Source, error) { return nil, ErrNotBuilt }
 
-// Queues is how many receive queues the port has.
+// Queues is the number of the port's receive queues.
 func (*Group) Queues() int { return 0 }
 
 // Stats reads the counters.
 func (*Group) Stats() GroupStats { return GroupStats{} }
 
-// Close closes the port, when all its sources are closed.
+// Close closes the port. Its sources must be closed.
 func (*Group) Close() error { return nil }
 
 // Source is a function's part of a Group.

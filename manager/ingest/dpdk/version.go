@@ -4,5 +4,5 @@ package dpdk
 
 import "github.com/penstock/penstock/manager/ingest/dpdk/eal"
 
-// Version is that of the DPDK in this program, empty where there is none.
+// Version is the version of DPDK in this program, empty without DPDK.
 func Version() string { return eal.Version() }

@@ -2,5 +2,5 @@
 
 package dpdk
 
-// Version is that of the DPDK in this program, empty where there is none.
+// Version is the version of DPDK in this program, empty without DPDK.
 func Version() string { return "" }
