@@ -1,13 +1,13 @@
 // Package runclock measures the time in which this process ran. SIGSTOP, a debugger,
-// the freezer or a paused virtual machine may stop a process. Then it must not judge
-// its peers by the time that passed meanwhile: they may have answered, and it could
-// not read.
+// the freezer or a paused virtual machine may stop a process. After a stop it must not
+// judge its peers by the time that passed meanwhile: they may have answered while it
+// could not read.
 //
-// A ticker adds the time since the last tick to the clock, but never more than
-// two ticks. A stop of any length therefore counts as at most two ticks, and so
-// does each tick that a starved process runs late. Judging by this clock also
-// orders events: after a stop, nearly the whole patience is left for reading what
-// has arrived, whichever timer fires first.
+// A ticker adds the time since the last tick to the clock, but never more than two
+// ticks. A stop of any length therefore counts as at most two ticks, and so does each
+// tick that a starved process runs late. This clock also orders events: after a stop,
+// nearly the whole timeout is left for reading what has arrived, whichever timer fires
+// first.
 package runclock
 
 import (
@@ -19,11 +19,11 @@ import (
 	"time"
 )
 
-// TickEvery is how often a running process proves to its clock that it runs.
+// TickEvery is the interval at which a running process advances its clock.
 const TickEvery = 50 * time.Millisecond
 
-// maxStep is what one tick adds at most. A tick may be late by one period, as on a
-// busy machine, before its clock loses time.
+// maxStep is the most that one tick adds. On a busy machine a tick may be late by one
+// period before its clock loses time.
 const maxStep = 2 * TickEvery
 
 // Clock is a clock that stands still while its process is stopped. One goroutine
@@ -37,15 +37,15 @@ type Clock struct {
 	at   atomic.Int64 // elapsed() at the last tick
 }
 
-// New returns a clock over elapsed, a monotonic clock that goes on during a stop.
-// The caller has to call Tick each TickEvery.
+// New returns a clock over elapsed, a monotonic clock that continues during a stop. The
+// caller has to call Tick every TickEvery.
 func New(elapsed func() time.Duration) *Clock {
 	c := &Clock{elapsed: elapsed}
 	c.at.Store(int64(elapsed()))
 	return c
 }
 
-// Tick says that the process runs.
+// Tick advances the clock: the process runs.
 func (c *Clock) Tick() {
 	now := int64(c.elapsed())
 	step := min(now-c.at.Load(), int64(maxStep))
@@ -70,16 +70,16 @@ func (c *Clock) Now() time.Duration {
 // epoch is an arbitrary instant, so that no result of Time is the zero time.
 var epoch = time.Unix(0, 0)
 
-// Time returns Now as a time.Time, for code that keeps instants. It is comparable
-// with other results of Time only.
+// Time returns Now as a time.Time, for code that keeps instants. Compare it only with
+// other results of Time.
 func (c *Clock) Time() time.Time { return epoch.Add(c.Now()) }
 
-// Until calls op with an I/O deadline, until op returns anything but a deadline
-// error, or Now reaches end. setDeadline is the deadline setter of the connection
-// that op reads or writes; op must be able to go on after a deadline.
+// Until calls op with an I/O deadline, until op returns anything but a deadline error,
+// or Now reaches end. setDeadline sets the deadline of the connection that op reads or
+// writes. After a deadline, op must be able to continue.
 //
-// The last call begins when the time is over and may take TickEvery: it finds what
-// arrived during a stop just before end.
+// The last call begins after end and may take TickEvery: it finds data that arrived
+// during a stop just before end.
 func (c *Clock) Until(end time.Duration, setDeadline func(time.Time) error, op func() error) error {
 	for {
 		left := end - c.Now()
@@ -116,8 +116,8 @@ func (c *Clock) WithTimeout(parent context.Context, limit time.Duration) (contex
 
 type limitKey struct{}
 
-// Limit returns the limit of the innermost WithTimeout that ctx comes from. It has no
-// Deadline, since a stop would move it.
+// Limit returns the limit of the innermost WithTimeout that ctx is derived from. Such a
+// context has no Deadline, since a stop would move it.
 func Limit(ctx context.Context) (limit time.Duration, ok bool) {
 	limit, ok = ctx.Value(limitKey{}).(time.Duration)
 	return limit, ok
@@ -142,7 +142,7 @@ func Now() time.Duration { return Process().Now() }
 // Time is Clock.Time of this process.
 func Time() time.Time { return Process().Time() }
 
-// Until is Clock.Until by the clock of this process.
+// Until is Clock.Until with the clock of this process.
 func Until(end time.Duration, setDeadline func(time.Time) error, op func() error) error {
 	return Process().Until(end, setDeadline, op)
 }

@@ -32,7 +32,7 @@ func TestClock(t *testing.T) {
 	type step struct {
 		pass  time.Duration // on the monotonic clock
 		ticks bool          // the ticker fires then
-		want  time.Duration // of the running clock afterwards
+		want  time.Duration // expected time of the clock afterwards
 	}
 	for _, row := range []struct {
 		name  string
@@ -89,13 +89,12 @@ func TestClockAllocates(t *testing.T) {
 	}
 }
 
-// TestUntil plays what a deadline does after a stop: it has passed, whatever has
-// arrived.
+// TestUntil simulates a deadline after a stop: it has passed, even if data has arrived.
 func TestUntil(t *testing.T) {
 	late := os.ErrDeadlineExceeded
 	for _, row := range []struct {
 		name    string
-		stopped []time.Duration // what passes in each call of op, in one jump
+		stopped []time.Duration // time that passes in each call of op, in one jump
 		arrives int             // the call in which op succeeds; 0: never
 		calls   int
 		err     error
@@ -145,7 +144,7 @@ func TestWithTimeout(t *testing.T) {
 			t.Errorf("limit is %v, %v; want 250 ms", limit, ok)
 		}
 
-		h.move(time.Hour) // stopped: 100 ms, though the timer fires
+		h.move(time.Hour) // stopped: counts as 100 ms, although the timer fires
 		time.Sleep(240 * time.Millisecond)
 		c.Tick()
 		synctest.Wait()
