@@ -18,14 +18,14 @@ import (
 	"github.com/penstock/penstock/private"
 )
 
-// AdminSocket is the name of the manager's Unix socket, in the runtime folder,
-// that takes a person's orders: HTTP, POST, one JSON object, answered 200 with the
-// one line that says what was done, or 400 with the one that says what was wrong. GET of
-// StatusPath is answered there, too.
+// AdminSocket is the name of the manager's Unix socket for operators' orders, in the runtime
+// folder. An order is an HTTP POST with one JSON object. The answer is one line: with status
+// 200 it says what was done, with 400 what was wrong. The socket also answers GET of
+// StatusPath.
 const AdminSocket = "admin.sock"
 
-// ListenAdmin opens the admin socket of the manager whose runtime folder is dir. ErrInUse is
-// returned when another process listens there.
+// ListenAdmin opens the admin socket of the manager whose runtime folder is dir. It returns
+// ErrInUse if another process listens there.
 func ListenAdmin(dir string) (*Listener, error) {
 	l, err := openListener("unix", filepath.Join(dir, AdminSocket))
 	if err != nil {
@@ -34,39 +34,39 @@ func ListenAdmin(dir string) (*Listener, error) {
 	return l, nil
 }
 
-// RecordFile is the name of the file in the runtime folder where a manager records what it
-// was told at run time, for the one that is started when it died.
+// RecordFile is the name of a file in the runtime folder. A manager records in it the orders
+// that it got at run time. If the manager dies, the next one reads them.
 const RecordFile = "functions.json"
 
 // The paths of the admin socket.
 const (
-	AddPath      = "/add"      // a configs.Function; answered when it serves, or was taken off again
+	AddPath      = "/add"      // a configs.Function; answered when it serves, or when it has been removed again
 	RemovePath   = "/remove"   // NameOrder
-	ReplacePath  = "/replace"  // ReplaceOrder; answered when the new model serves, or cannot
-	RollbackPath = "/rollback" // NameOrder; as replace, with the model before the one that it runs
+	ReplacePath  = "/replace"  // ReplaceOrder; answered when the new model serves, or when it cannot
+	RollbackPath = "/rollback" // NameOrder; like replace, with the function's previous model
 	SharePath    = "/share"    // ShareOrder
 )
 
-// NameOrder names the function that an order is about.
+// NameOrder names the function of an order.
 type NameOrder struct {
 	Name string `json:"name"`
 }
 
-// ReplaceOrder brings the model of another card into a function.
+// ReplaceOrder replaces a function's model by that of another card.
 type ReplaceOrder struct {
 	Name string `json:"name"`
-	// Model is a card's name, or the absolute path of one.
+	// Model is a card's name, or its absolute path.
 	Model string `json:"model"`
 }
 
-// ShareOrder gives each of a function's instances a share by hand.
+// ShareOrder sets the share of each of a function's instances.
 type ShareOrder struct {
 	Name         string  `json:"name"`
 	SharePercent float64 `json:"share_percent"`
 }
 
-// SendOrder sends an order to the manager whose runtime folder is dir, and returns
-// the line that says what was done.
+// SendOrder sends an order to the manager whose runtime folder is dir. It returns the line
+// that says what was done.
 func SendOrder(ctx context.Context, dir, path string, order any) (done string, err error) {
 	body, err := json.Marshal(order)
 	if err != nil {
@@ -81,11 +81,11 @@ func SendOrder(ctx context.Context, dir, path string, order any) (done string, e
 	return strings.TrimSpace(string(text)), err
 }
 
-// statusPatience is how long a manager may take for its status, which is in its memory.
+// statusPatience is the max time for a manager's status, which the manager has in memory.
 const statusPatience = 5 * time.Second
 
-// ReadStatus asks the manager whose runtime folder is dir how its functions are. One that
-// hangs is given up after some seconds.
+// ReadStatus asks the manager whose runtime folder is dir for its status. If the manager
+// hangs, ReadStatus gives up after statusPatience.
 func ReadStatus(ctx context.Context, dir string) (Status, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, statusPatience, errMute)
 	defer cancel()
@@ -104,16 +104,15 @@ func ReadStatus(ctx context.Context, dir string) (Status, error) {
 	return s, nil
 }
 
-// errMute is why a status is not waited for any longer.
+// errMute is the cause when the wait for a status ends.
 var errMute = fmt.Errorf("no answer within %s: its process is stopped or hangs", statusPatience)
 
-// maxAnswer bounds what a manager may say at a time: the status of a few hundred
-// functions.
+// maxAnswer bounds one answer of a manager: the status of a few hundred functions.
 const maxAnswer = 16 << 20
 
-// ask has the manager whose runtime folder is dir answer a request.
+// ask sends a request to the manager whose runtime folder is dir, and returns the answer.
 func ask(dir string, request *http.Request) ([]byte, error) {
-	// Another user's socket would get the order, and could answer anything.
+	// Another user's socket would receive the order, and could answer anything.
 	folder, err := private.OpenFolder(dir)
 	if errors.Is(err, private.ErrNotPrivate) {
 		return nil, fmt.Errorf("reach manager: open runtime folder: %w; use a node as its user", err)
@@ -135,7 +134,7 @@ func ask(dir string, request *http.Request) ([]byte, error) {
 		return nil, fmt.Errorf("reach manager: %w", cause)
 	}
 	if err != nil {
-		var noise *url.Error // "Post http://manager/add" is no place that a person knows
+		var noise *url.Error // "Post http://manager/add" means nothing to an operator
 		if errors.As(err, &noise) {
 			err = noise.Err
 		}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// adminSocket is a manager's in a runtime folder, until the test ends.
+// adminSocket opens a manager's admin socket in a runtime folder, until the test ends.
 func adminSocket(t *testing.T) (dir string, l net.Listener) {
 	t.Helper()
 	dir = t.TempDir()
@@ -22,7 +22,8 @@ func adminSocket(t *testing.T) (dir string, l net.Listener) {
 	return dir, l
 }
 
-// A manager that is stopped takes connections, as its kernel does that, and says nothing.
+// A stopped manager still accepts connections, as its kernel does that, but sends no
+// answer.
 func TestAManagerThatSaysNothingIsGivenUp(t *testing.T) {
 	dir, _ := adminSocket(t)
 	interrupted := errors.New("interrupted")
@@ -36,7 +37,7 @@ func TestAManagerThatSaysNothingIsGivenUp(t *testing.T) {
 	}
 }
 
-// One that dies in the middle of an order had a runtime folder, the right one.
+// If a manager dies in the middle of an order, the runtime folder was the right one.
 func TestAManagerThatEndsBeforeItAnswersIsSaidToHaveEnded(t *testing.T) {
 	dir, l := adminSocket(t)
 	go func() {

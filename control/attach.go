@@ -1,17 +1,17 @@
 package control
 
-// The attach link joins a process of an inference function to the manager. It is
-// a Unix socket that keeps messages apart (SOCK_SEQPACKET), so a message is whole
-// or not there, and carries file descriptors:
+// The attach link connects a process of an inference function to the manager. It is a Unix socket that
+// preserves message boundaries (SOCK_SEQPACKET) and carries file descriptors. A message therefore
+// arrives as a whole or not at all:
 //
-//	process                              manager
-//	1 DialAttach: Attach ──────────────> ListenAttach: version, user and pid checked
-//	2                     <───────────── Grant: Attached, and the descriptors;
-//	                                     or Refuse: why not, and the end
-//	3 Report ──────────────────────────> ReadReport
-//	4 Gone is closed      <── end of file ──>  io.EOF from ReadReport
+// 	process                              manager
+// 	1 DialAttach: Attach ──────────────> ListenAttach: version, user and pid checked
+// 	2                     <───────────── Grant: Attached, and the descriptors;
+// 	                                     or Refuse: the reason, and the end
+// 	3 Report ──────────────────────────> ReadReport
+// 	4 Gone is closed      <── end of file ──>  io.EOF from ReadReport
 //
-// The end of file comes from the kernel, so the death of either side is seen at once.
+// The kernel sends the end of file, so each side sees the other's death at once.
 
 import (
 	"encoding/json"
@@ -32,19 +32,19 @@ import (
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// Longest messages of the attach link. Attached carries a resolved card with up to
-// thousands of labels; Linux refuses a packet beyond the socket's send buffer
-// (net.core.wmem_default, 212,992 bytes, which counts some overhead).
+// Max lengths of messages on the attach link. Attached has a resolved card with up to thousands of
+// labels. Linux refuses a packet that exceeds the socket's send buffer (net.core.wmem_default, 212,992
+// bytes, which includes some overhead).
 const (
 	maxAttachBytes   = 4 << 10
 	maxAttachedBytes = 128 << 10
 	maxReportBytes   = 4 << 10
 )
 
-// AttachListener is where the manager hands out shared memory.
+// AttachListener is the socket where the manager gives processes their shared memory.
 type AttachListener struct {
 	listener *Listener
-	uid      int // whose processes may attach
+	uid      int // user whose processes may attach
 	log      zerolog.Logger
 	arrived  chan arrival
 	stop     chan struct{}
@@ -54,7 +54,7 @@ type AttachListener struct {
 	rejected   atomic.Uint64
 
 	mu       sync.Mutex
-	shaking  map[*net.UnixConn]struct{} // in their handshake
+	shaking  map[*net.UnixConn]struct{} // connections in their handshake
 	stopping bool
 }
 
@@ -63,10 +63,10 @@ type arrival struct {
 	attach Attach
 }
 
-// ListenAttach opens the manager's attach socket at path (see AttachSocketPath), for
-// processes of the user uid and of root. Only root can name another user than its own.
-// ErrInUse is returned when another process listens there. Connections that do not become
-// an attachment are logged, and counted by Rejected.
+// ListenAttach opens the manager's attach socket at path (see AttachSocketPath), for processes of the
+// user uid and of root. Only root can name a user other than its own. It returns ErrInUse if another
+// process listens there. It logs connections that do not become an attachment, and Rejected counts
+// them.
 func ListenAttach(path string, uid int, log zerolog.Logger) (*AttachListener, error) {
 	l, err := openListenerFor("unixpacket", path, uid)
 	if err != nil {
@@ -82,10 +82,10 @@ func ListenAttach(path string, uid int, log zerolog.Logger) (*AttachListener, er
 	return a, nil
 }
 
-// Accept waits for a process that said who it is. The version, the user, and the
-// process id are checked against what the kernel knows of the peer; whether such
-// a process is expected is the caller's to judge, by Grant or Refuse. The caller
-// owns the connection. net.ErrClosed is returned after Close.
+// Accept waits for a process that has sent its Attach. It has checked the version, the user and the
+// process id against what the kernel reports about the peer. The caller decides with Grant or Refuse
+// whether it expects such a process. The caller owns the connection. After Close, Accept returns
+// net.ErrClosed.
 func (a *AttachListener) Accept() (*AttachConn, Attach, error) {
 	select {
 	case in := <-a.arrived:
@@ -101,8 +101,8 @@ func (a *AttachListener) Restore() (restored bool, err error) { return a.listene
 // Rejected counts the connections that Accept never returned.
 func (a *AttachListener) Rejected() uint64 { return a.rejected.Load() }
 
-// Close stops listening, removes the socket file, and waits for the goroutines.
-// Accepted connections live on.
+// Close stops listening, removes the socket file, and waits for the goroutines. Accepted connections
+// stay open.
 func (a *AttachListener) Close() error {
 	a.stopOnce.Do(func() { close(a.stop) })
 	err := a.listener.Close()
@@ -116,8 +116,8 @@ func (a *AttachListener) Close() error {
 	return err
 }
 
-// listen accepts; each handshake has its own goroutine, so that one that says
-// nothing holds up nobody.
+// listen accepts connections. Each handshake has its own goroutine, so that a silent peer does not
+// delay the others.
 func (a *AttachListener) listen() {
 	defer a.background.Done()
 	for {
@@ -147,8 +147,8 @@ func (a *AttachListener) listen() {
 	}
 }
 
-// maxShaking is how many processes may be in their handshake at once: more than
-// a node has processes.
+// maxShaking is the max number of processes in their handshake at once: more than a node has
+// processes.
 const maxShaking = 1024
 
 func (a *AttachListener) add(c *net.UnixConn) bool {
@@ -226,8 +226,8 @@ func (c *AttachConn) readAttach(uid int) (Attach, error) {
 	return a, nil
 }
 
-// Grant answers with what the process may map. The files stay the caller's; the
-// process gets its own descriptors of them.
+// Grant answers with the memory that the process may map. The caller still owns the files; the process
+// gets its own descriptors of them.
 func (c *AttachConn) Grant(a Attached, files []*os.File) error {
 	a.Version, a.Refused = Version, ""
 	if err := c.send(a, files); err != nil {
@@ -236,7 +236,7 @@ func (c *AttachConn) Grant(a Attached, files []*os.File) error {
 	return nil
 }
 
-// Refuse answers why not, and closes.
+// Refuse answers with the reason, and closes the connection.
 func (c *AttachConn) Refuse(reason string) error {
 	if reason == "" {
 		reason = "no reason given"
@@ -261,9 +261,9 @@ func (c *AttachConn) send(a Attached, files []*os.File) error {
 	})
 }
 
-// ReadReport waits for the process's next report; one goroutine reads. io.EOF is
-// returned when the process has ended or closed its end, ErrBadMessage when it
-// talks nonsense: the caller closes then.
+// ReadReport waits for the process's next report. Only one goroutine may call it. It returns io.EOF
+// when the process has ended or closed its end, and ErrBadMessage for an invalid message. The caller
+// then closes the connection.
 func (c *AttachConn) ReadReport() (Report, error) {
 	var r Report
 	if c.buf == nil {
@@ -287,10 +287,11 @@ func (c *AttachConn) ReadReport() (Report, error) {
 	return r, nil
 }
 
-// Close hangs up: the process sees Gone, and ends.
+// Close closes the connection. The process then sees Gone, and ends.
 func (c *AttachConn) Close() error { return c.conn.Close() }
 
-// readPacket reads one packet into buf, and no files. io.EOF is the end of either side.
+// readPacket reads one packet without files into buf. io.EOF means that one of the sides has closed
+// the connection.
 func readPacket(c *net.UnixConn, buf []byte) ([]byte, error) {
 	message, _, err := unixsock.Receive(c, buf, 0)
 	if errors.Is(err, net.ErrClosed) {
@@ -305,10 +306,10 @@ type Attachment struct {
 	gone chan struct{}
 }
 
-// DialAttach joins the manager at path as a: what it grants, the descriptors that
-// come with it (the caller's to close; not inherited by children), and the link.
-// The version and the process id are filled in. ErrRefused is returned with the
-// manager's reason, ErrSilent when it does not answer.
+// DialAttach connects to the manager at path and sends a, whose version and process id it fills in. It
+// returns the manager's answer, the descriptors that come with it, and the link. The caller closes the
+// descriptors; children do not inherit them. Errors are ErrRefused with the manager's reason, and
+// ErrSilent if the manager does not answer.
 func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error) {
 	fail := func(err error) (Attached, []*os.File, *Attachment, error) {
 		return Attached{}, nil, nil, fmt.Errorf("attach to %s: %w", path, err)
@@ -335,8 +336,8 @@ func DialAttach(path string, a Attach) (Attached, []*os.File, *Attachment, error
 	return granted, files, t, nil
 }
 
-// answerTimeout is how long the manager may take to grant. It may have to make
-// tensors of many megabytes first.
+// answerTimeout is the max time for the manager's answer. It may have to make tensors of many
+// megabytes first.
 const answerTimeout = 10 * time.Second
 
 func shakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.File, err error) {
@@ -381,8 +382,8 @@ func shakeAttach(c *net.UnixConn, attach []byte) (granted Attached, files []*os.
 	return granted, files, c.SetDeadline(time.Time{})
 }
 
-// Report tells the manager without ever waiting for it; any goroutine may.
-// ErrBehind is returned when the manager's end is full and the report is dropped.
+// Report sends r to the manager without ever blocking. Any goroutine may call it. If the manager's end
+// is full, it drops the report and returns ErrBehind.
 func (t *Attachment) Report(r Report) error {
 	b, err := json.Marshal(r)
 	if err != nil {
@@ -395,7 +396,7 @@ func (t *Attachment) Report(r Report) error {
 	var sent error
 	if err := raw.Write(func(fd uintptr) bool {
 		sent = unix.Send(int(fd), b, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		return true // never wait until it can be written
+		return true // never wait until the socket is writable
 	}); err != nil {
 		return fmt.Errorf("report: %w", err)
 	}
@@ -408,10 +409,10 @@ func (t *Attachment) Report(r Report) error {
 	return nil
 }
 
-// Gone is closed when the manager has gone, or after Close: the process must end.
+// Gone is closed when the manager has gone, or after Close. The process must then end.
 func (t *Attachment) Gone() <-chan struct{} { return t.gone }
 
-// Close hangs up and waits until Gone is closed.
+// Close closes the link, and waits until Gone is closed.
 func (t *Attachment) Close() error {
 	err := t.conn.Close()
 	<-t.gone
@@ -421,7 +422,7 @@ func (t *Attachment) Close() error {
 	return err
 }
 
-// watch waits for the end; the manager says nothing after its answer.
+// watch waits for the end of the link. The manager sends nothing after its answer.
 func (t *Attachment) watch() {
 	defer close(t.gone)
 	buf := make([]byte, 1)

@@ -30,7 +30,7 @@ func listenAttach(t *testing.T, log zerolog.Logger) (*AttachListener, string) {
 	return l, path
 }
 
-// granting answers the next process by grant.
+// granting answers the next process with grant.
 func granting(t *testing.T, l *AttachListener, grant func(*AttachConn, Attach) error) <-chan *AttachConn {
 	conns := make(chan *AttachConn, 1)
 	go func() {
@@ -174,7 +174,7 @@ func TestEachSideSeesTheOthersEnd(t *testing.T) {
 func TestAcceptEndsWithTheListener(t *testing.T) {
 	invariants(t)
 	l, path := listenAttach(t, zerolog.Nop())
-	c, err := net.Dial("unixpacket", path) // one that says nothing must not hold up Close
+	c, err := net.Dial("unixpacket", path) // a silent peer must not delay Close
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +247,7 @@ func TestStrangersDoNotAttach(t *testing.T) {
 			if log.count(c.want) != 1 {
 				t.Errorf("not logged: %s", log.buf.String())
 			}
-			// And an honest process is welcome afterwards.
+			// An honest process can attach afterwards.
 			conns := granting(t, l, func(c *AttachConn, _ Attach) error { return c.Grant(Attached{}, nil) })
 			_, _, mine, err := DialAttach(path, face)
 			if err != nil {
@@ -274,7 +274,7 @@ func TestDescriptorsSentToTheManagerDoNotStay(t *testing.T) {
 	if _, err := theirs.ReadReport(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Read(make([]byte, 1)); err != io.EOF { // else a copy of w is open
+	if _, err := r.Read(make([]byte, 1)); err != io.EOF { // otherwise a copy of w is still open
 		t.Errorf("got %v, want io.EOF", err)
 	}
 	r.Close()

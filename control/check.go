@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 )
 
-// maxNameBytes is the longest name of an inference function. Names become parts
-// of cgroup and file names (255 bytes, NAME_MAX of limits.h) beside two numbers
-// of at most 20 digits.
+// maxNameBytes is the max length of an inference function's name. Names become parts of cgroup
+// and file names (255 bytes, NAME_MAX of limits.h), together with two numbers of at most 20
+// digits.
 const maxNameBytes = 128
 
-// strict reads one JSON value into v and refuses unknown fields and a tail.
+// strict decodes one JSON value into v. It refuses unknown fields, and data after the value.
 func strict(message []byte, v any) error {
 	d := json.NewDecoder(bytes.NewReader(message))
 	d.DisallowUnknownFields()
@@ -41,7 +41,7 @@ func CheckName(name string) error {
 	return nil
 }
 
-// identity is what names a process for ever.
+// identity identifies a process. It is never reused.
 type identity struct {
 	name       string
 	instance   int
@@ -61,7 +61,7 @@ func (i identity) check() error {
 	return nil
 }
 
-// listed are the processes of a state; each is in it once.
+// listed has the processes of a state, each of which may appear once.
 type listed map[identity]bool
 
 func (l listed) add(id identity) error {
@@ -82,8 +82,8 @@ func checkShare(name string, percent float64) error {
 	return nil
 }
 
-// Check refuses a state that no orchestrator could follow: bad names, unknown
-// roles, a process listed twice, shares outside of 0 to 100, relative folders.
+// Check refuses a state that no orchestrator could follow. It refuses bad names, unknown roles,
+// a process listed twice, shares outside 0 to 100, and relative folders.
 func (d *Desired) Check() error {
 	if err := checkVersion("manager", d.Version); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (d *Desired) Check() error {
 	return nil
 }
 
-// Check refuses a state that makes no sense: bad names, unknown states, a process listed twice.
+// Check refuses an inconsistent state: bad names, unknown states, a process listed twice.
 func (o *Observed) Check() error {
 	if err := checkVersion("orchestrator", o.Version); err != nil {
 		return err
@@ -134,14 +134,14 @@ func (o *Observed) Check() error {
 	return nil
 }
 
-// order is the states in the order of a good life.
+// order lists the states in the order of a successful life.
 var order = [...]State{Starting, Loaded, Linking, Ready, Active, Draining, Stopped, Failed}
 
 // Known reports whether s is one of the states.
 func (s State) Known() bool { return s.rank() >= 0 }
 
-// Follows reports whether a process in state before may say s next: a life only
-// goes forward, and may skip or repeat a state.
+// Follows reports whether a process in state before may report s next. States only go forward;
+// a process may skip or repeat a state.
 func (s State) Follows(before State) bool {
 	return s.Known() && before.Known() && !before.Ended() && s.rank() >= before.rank()
 }
@@ -155,7 +155,8 @@ func (s State) rank() int {
 	return -1
 }
 
-// decodeDesired and decodeObserved read a whole state from a peer, version first.
+// decodeDesired and decodeObserved decode a whole state from a peer. They check the version
+// first.
 func decodeDesired(message []byte) (Desired, error) {
 	var d Desired
 	if err := peekVersion("manager", message); err != nil {

@@ -1,19 +1,19 @@
 package control
 
-// The link between the orchestrator and a child is a socket pair that the child
-// inherits as ChildFD, with one JSON object per line in each direction. It keeps lines
-// apart (SOCK_SEQPACKET): an orchestrator that dies while it reads or writes leaves
-// nothing half done to the next one.
+// The link between the orchestrator and a child is a socket pair. The child inherits its
+// end as ChildFD. Each direction carries one JSON object per line. The socket preserves
+// message boundaries (SOCK_SEQPACKET), so an orchestrator that dies while it reads or
+// writes leaves no partial line to the next one.
 //
-//	orchestrator                         child
-//	1 socket pair, StartLine, spawn
-//	2 Order{start, version} ───────────> OpenChild checks the version
-//	3 ReadNotice  <───── Notice{version, pid, starting}, the handshake
-//	4 Order{wake, share, drain} ───────> Orders
-//	5 ReadNotice  <───── Notify{loaded … draining, or failed and why}
-//	6 Close ───────────────────────────> Orders is closed: the child must end
+// 	orchestrator                         child
+// 	1 socket pair, StartLine, spawn
+// 	2 Order{start, version} ───────────> OpenChild checks the version
+// 	3 ReadNotice  <───── Notice{version, pid, starting}, the handshake
+// 	4 Order{wake, share, drain} ───────> Orders
+// 	5 ReadNotice  <───── Notify{loaded … draining, or failed and why}
+// 	6 Close ───────────────────────────> Orders is closed: the child must end
 //
-// End of file is the other's death, in both directions.
+// In both directions, end of file means that the other side has ended.
 
 import (
 	"bufio"
@@ -30,7 +30,7 @@ import (
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// maxLineBytes is the longest order or notice. The longest honest one is a
+// maxLineBytes is the max length of an order or notice. The longest valid one is a
 // failure whose reason quotes a framework.
 const maxLineBytes = 64 << 10
 
@@ -42,7 +42,7 @@ type lines struct {
 	mu sync.Mutex // guards writes to conn
 }
 
-// newLines takes f over and closes it.
+// newLines takes ownership of f, and closes it.
 func newLines(f *os.File) (*lines, error) {
 	c, err := unixsock.Conn(f)
 	if err != nil {
@@ -75,8 +75,8 @@ func (l *lines) write(v any) error {
 	return nil
 }
 
-// read returns the next line without its end, until the next read. io.EOF is the
-// other's end; half a line before it is lost.
+// read returns the next line without its end. The line is valid until the next read.
+// io.EOF means that the peer has ended; a partial line before it is lost.
 func (l *lines) read() ([]byte, error) {
 	line, err := l.reader.ReadSlice('\n')
 	switch {
@@ -97,7 +97,7 @@ type Parent struct {
 	shook bool
 }
 
-// StartLine is the first order, as it is written to the link.
+// StartLine encodes the first order as it is written to the link.
 func StartLine(s Start) ([]byte, error) {
 	s.Version = Version
 	b, err := json.Marshal(Order{Do: DoStart, Start: &s})
@@ -110,8 +110,8 @@ func StartLine(s Start) ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// NewParent opens the orchestrator's end f, which it takes over, of a link to a child.
-// shook: the child's first notice was read before, by another orchestrator.
+// NewParent opens the orchestrator's end of a link to a child, and takes ownership of f.
+// shook: another orchestrator has already read the child's first notice.
 func NewParent(f *os.File, shook bool) (*Parent, error) {
 	l, err := newLines(f)
 	if err != nil {
@@ -120,9 +120,9 @@ func NewParent(f *os.File, shook bool) (*Parent, error) {
 	return &Parent{l: l, shook: shook}, nil
 }
 
-// SocketPair makes the link: the orchestrator's end, and the file that the child
-// is to inherit as ChildFD, which the caller closes once the child is started.
-// Neither survives an exec by accident.
+// SocketPair makes the link. It returns the orchestrator's end, and the file that the
+// child is to inherit as ChildFD. The caller closes the file once the child has been
+// started. Both are closed on exec.
 func SocketPair() (*Parent, *os.File, error) {
 	parent, child, err := unixsock.Pair()
 	if err != nil {
@@ -136,8 +136,8 @@ func SocketPair() (*Parent, *os.File, error) {
 	return &Parent{l: l}, child, nil
 }
 
-// Order sends o; any goroutine may. ErrSilent is returned when the child leaves
-// its orders unread, ErrHungUp when it has closed its end or exited. It sets the
+// Order sends o. Any goroutine may call it. It returns ErrSilent if the child leaves its
+// orders unread, and ErrHungUp if the child has closed its end or exited. It sets the
 // version of a Start.
 func (p *Parent) Order(o Order) error {
 	if o.Start != nil {
@@ -148,9 +148,9 @@ func (p *Parent) Order(o Order) error {
 	return p.l.write(o)
 }
 
-// ReadNotice waits for the child's next notice; one goroutine reads. The first
-// one is the handshake, and a child of another version is a *VersionError. io.EOF
-// is returned when the child has gone, or after Close.
+// ReadNotice waits for the child's next notice. Only one goroutine may call it. The first
+// notice is the handshake; for a child of another version it returns a *VersionError. It
+// returns io.EOF when the child has gone, or after Close.
 func (p *Parent) ReadNotice() (Notice, error) {
 	var n Notice
 	line, err := p.l.read()
@@ -172,10 +172,10 @@ func (p *Parent) ReadNotice() (Notice, error) {
 	return n, nil
 }
 
-// Close hangs up: the child sees its Orders closed and ends.
+// Close closes the link. The child then sees its Orders closed, and ends.
 func (p *Parent) Close() error { return p.l.conn.Close() }
 
-// Child is the child's end, which libml holds.
+// Child is the child's end, which libml uses.
 type Child struct {
 	l      *lines
 	start  Start
@@ -186,20 +186,21 @@ type Child struct {
 	read     sync.WaitGroup
 }
 
-// OpenChild opens the end that this process inherited as ChildFD, waits for the
-// Start, and shakes hands: the orchestrator then sees the process as starting.
+// OpenChild opens the end that this process inherited as ChildFD, waits for the Start,
+// and completes the handshake. The orchestrator then sees the process as starting.
 //
-// ErrNotStarted is returned when there is no such end, a *VersionError when the
-// orchestrator is of another version (it is told so), ErrSilent when it says nothing.
+// It returns ErrNotStarted if there is no such end, and ErrSilent if the orchestrator
+// sends nothing. If the orchestrator has another version, OpenChild informs it and
+// returns a *VersionError.
 func OpenChild() (*Child, error) {
 	if err := checkInherited(ChildFD); err != nil {
 		return nil, err
 	}
-	unix.CloseOnExec(ChildFD) // a grandchild that held it would hide our death
+	unix.CloseOnExec(ChildFD) // a grandchild with this descriptor would hide this process's death
 	return NewChild(os.NewFile(ChildFD, "orchestrator link"))
 }
 
-// checkInherited refuses whatever else may be open under the number.
+// checkInherited refuses any other kind of file that may be open under the number.
 func checkInherited(fd int) error {
 	domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN)
 	if err != nil {
@@ -216,7 +217,7 @@ func checkInherited(fd int) error {
 	return nil
 }
 
-// NewChild is OpenChild over f, which it takes over.
+// NewChild is OpenChild with f. It takes ownership of f.
 func NewChild(f *os.File) (*Child, error) {
 	l, err := newLines(f)
 	if err != nil {
@@ -250,7 +251,7 @@ func (c *Child) shake() error {
 		return fmt.Errorf("wait for start: %w: %w", ErrBadMessage, err)
 	}
 	if err := checkVersion("orchestrator", versions.Start.Version); err != nil {
-		// Best effort: whoever reads the child's log has the line, too.
+		// Best effort: the child's log has this error as well.
 		_ = c.l.write(Notice{Version: Version, PID: os.Getpid(), State: Failed, Reason: err.Error()})
 		return err
 	}
@@ -266,17 +267,17 @@ func (c *Child) shake() error {
 	return c.Notify(Notice{Version: Version, PID: os.Getpid(), State: Starting})
 }
 
-// Start is what the orchestrator said at first.
+// Start returns the orchestrator's first order.
 func (c *Child) Start() Start { return c.start }
 
-// Orders gives what comes after Start, in order, and is closed when the
-// orchestrator has gone or talks nonsense: the process must end then.
+// Orders receives the orders after Start. It is closed when the orchestrator has gone or
+// sends an invalid message. The process must then end.
 func (c *Child) Orders() <-chan Order { return c.orders }
 
-// Notify tells the orchestrator; any goroutine may.
+// Notify sends n to the orchestrator. Any goroutine may call it.
 func (c *Child) Notify(n Notice) error { return c.l.write(n) }
 
-// Close hangs up and waits for the reading goroutine; Orders is closed then.
+// Close closes the link and waits for the reading goroutine. Orders is then closed.
 func (c *Child) Close() error {
 	c.stopOnce.Do(func() { close(c.stop) })
 	err := c.l.conn.Close()
@@ -307,7 +308,7 @@ func (c *Child) receive() {
 	}
 }
 
-// check refuses what may not follow a Start.
+// check refuses an order that must not follow a Start.
 func (o Order) check() error {
 	switch o.Do {
 	case DoWake, DoShare:

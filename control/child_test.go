@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// family gives both ends of a child link, shaken.
+// family returns both ends of a child link, after the handshake.
 func family(t *testing.T) (*Parent, *Child) {
 	t.Helper()
 	p, f := pair(t)
@@ -240,5 +240,5 @@ func FuzzReadNotice(f *testing.F) {
 	})
 }
 
-// rawEnd lets a test write what no Order can be.
+// rawEnd lets a test write data that is no valid Order.
 func rawEnd(p *Parent) io.Writer { return p.l.conn }

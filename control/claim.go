@@ -13,16 +13,16 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 )
 
-// claimName is the file in the runtime folder that its orchestrator holds locked.
+// claimName is the file in the runtime folder that the folder's orchestrator locks.
 const claimName = "orchestrator.lock"
 
-// claimPatience is how long a claim that somebody holds is asked for again: a process
-// that has forked and not yet executed holds its parent's files for a moment.
+// claimPatience is how long ClaimOrchestrator retries while another process holds the lock. A process that
+// has forked, but not yet called exec, holds its parent's files for a moment.
 const claimPatience = time.Second
 
-// ClaimOrchestrator takes the place of the one orchestrator in the runtime folder dir,
-// which it makes if need be; see MakeRuntimeDir. A second one gets ErrInUse, with the process that has the
-// place. It is free again after release, or when the process has ended however it did.
+// ClaimOrchestrator makes this process the only orchestrator of the runtime folder dir, and makes the
+// folder if needed; see MakeRuntimeDir. If there is an orchestrator already, it returns ErrInUse with that
+// process's id. The claim ends with release, or when the process ends for any reason.
 func ClaimOrchestrator(dir string) (release func(), err error) {
 	folder, err := MakeRuntimeDir(dir)
 	if err != nil {
@@ -49,7 +49,7 @@ func ClaimOrchestrator(dir string) (release func(), err error) {
 		err = f.Truncate(0)
 	}
 	if err == nil {
-		_, err = fmt.Fprintln(f, os.Getpid()) // for people
+		_, err = fmt.Fprintln(f, os.Getpid()) // for operators
 	}
 	if err != nil {
 		f.Close()

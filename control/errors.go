@@ -10,34 +10,33 @@ import (
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// Sentinels; every error that a peer can cause wraps one of them, or is a
-// *VersionError.
+// Sentinels. Every error that a peer can cause wraps one of them, or is a *VersionError.
 var (
-	// ErrBadMessage is returned when a peer says what no message of Version is:
-	// not JSON, a field that is unknown or of the wrong type, a value out of its range.
+	// ErrBadMessage is returned if a peer sends something that is no message of this
+	// Version. Examples are invalid JSON, an unknown field, a field of the wrong type, or
+	// a value out of its range.
 	ErrBadMessage = errors.New("bad message")
-	// ErrTooLong is returned when a message is longer than its link allows.
+	// ErrTooLong is returned if a message is longer than its link allows.
 	ErrTooLong = unixsock.ErrTooLong
-	// ErrInUse is returned when another process listens where we would.
+	// ErrInUse is returned if another process already uses the socket or lock.
 	ErrInUse = errors.New("socket in use")
-	// ErrSilent is returned when a peer said nothing until its deadline.
+	// ErrSilent is returned if a peer sent nothing before its deadline.
 	ErrSilent = errors.New("peer is silent")
-	// ErrHungUp is returned when a peer has closed its end, or has exited. The exit
-	// status comes from wait(2), not from the link.
+	// ErrHungUp is returned if a peer has closed its end, or has exited. The exit status
+	// comes from wait(2), not from the link.
 	ErrHungUp = errors.New("peer closed its end")
-	// ErrRefused is returned when the manager does not let a process attach; the
-	// text around it says why.
+	// ErrRefused is returned if the manager does not let a process attach. The wrapping
+	// error has the reason.
 	ErrRefused = errors.New("refused by the manager")
-	// ErrBehind is returned by Report when the manager has not read earlier
-	// reports; this one is dropped, and what must not get lost in it belongs into
-	// the next.
+	// ErrBehind is returned by Report if the manager has not read earlier reports. The
+	// report is dropped; data that must not be lost has to be repeated in the next one.
 	ErrBehind = errors.New("manager is behind")
-	// ErrNotStarted is returned when a program that links libml was not started by
-	// an orchestrator.
+	// ErrNotStarted is returned if a program that links libml was not started by an
+	// orchestrator.
 	ErrNotStarted = errors.New("not started by an orchestrator")
 )
 
-// VersionError is returned when a peer speaks another version of this package's messages.
+// VersionError is returned if a peer uses another version of this package's messages.
 type VersionError struct {
 	Peer   string // "manager", "orchestrator", "child", "process"
 	Theirs int
@@ -48,7 +47,7 @@ func (e *VersionError) Error() string {
 	return fmt.Sprintf("%s speaks control version %d, this program speaks %d", e.Peer, e.Theirs, e.Ours)
 }
 
-// checkVersion gives a *VersionError unless theirs is Version.
+// checkVersion returns a *VersionError unless theirs is Version.
 func checkVersion(peer string, theirs int) error {
 	if theirs != Version {
 		return &VersionError{Peer: peer, Theirs: theirs, Ours: Version}
@@ -56,8 +55,8 @@ func checkVersion(peer string, theirs int) error {
 	return nil
 }
 
-// peekVersion reads the version of a message before anything else of it is
-// judged: a message of another version may look in any way.
+// peekVersion reads the version of a message before it decodes anything else. A message of
+// another version may have any other content.
 func peekVersion(peer string, message []byte) error {
 	var v struct {
 		Version int `json:"version"`
@@ -68,14 +67,14 @@ func peekVersion(peer string, message []byte) error {
 	return checkVersion(peer, v.Version)
 }
 
-// handshakeTimeout is how long a peer may take for its first words. They need no
-// thought on its side, so this only has to outlast a busy machine.
+// handshakeTimeout is the max time for a peer's first message. The peer needs almost no
+// time for it, but a busy machine may delay it.
 const handshakeTimeout = 2 * time.Second
 
 // writeTimeout is how long a peer may leave a socket full before it counts as hung.
 const writeTimeout = time.Second
 
-// isClosed reports whether err says that the peer has gone rather than that it misbehaves.
+// isClosed reports whether err means that the peer has gone, and not that it misbehaves.
 func isClosed(err error) bool {
 	return errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/private"
 )
 
-// TestRuntimeDir has every way into a runtime folder that another user could change: none is
-// taken, by the processes of a node or by its clients.
+// TestRuntimeDir tests every kind of runtime folder that another user could change. The
+// processes of a node and its clients must refuse all of them.
 func TestRuntimeDir(t *testing.T) {
 	for name, make := range map[string]func(t *testing.T) string{
 		"writable by all": func(t *testing.T) string {
@@ -36,7 +36,7 @@ func TestRuntimeDir(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := make(t)
-			// A manager of that user, which would answer.
+			// A manager of the other user, which would answer.
 			l, err := net.Listen("unix", filepath.Join(dir, AdminSocket))
 			if err != nil {
 				t.Fatal(err)
@@ -80,7 +80,7 @@ func TestRuntimeDir(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// TestRuntimeDirPermissions: what a node makes itself is for its user only.
+// TestRuntimeDirPermissions: only the node's user can use what a node makes.
 func TestRuntimeDirPermissions(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run")
 	admin, err := ListenAdmin(dir)

@@ -13,7 +13,7 @@ import (
 	"github.com/rs/zerolog"
 )
 
-// patience bounds every wait of these tests: only a hang takes that long.
+// patience bounds every wait of these tests. Only a hang takes that long.
 const patience = 20 * time.Second
 
 // invariants fails the test if it leaves a goroutine, a descriptor, or a socket behind.
@@ -34,7 +34,7 @@ func descriptors(t *testing.T) int {
 	}
 	n := 0
 	for _, e := range entries {
-		// The poller's own, made on first use, do not count.
+		// Ignore the poller's descriptors, which it makes on first use.
 		if target, err := os.Readlink(filepath.Join("/proc/self/fd", e.Name())); err == nil && strings.HasPrefix(target, "socket:") {
 			n++
 		}
@@ -42,7 +42,8 @@ func descriptors(t *testing.T) int {
 	return n
 }
 
-// goroutines gives the stacks that were started by this package, not by its tests.
+// goroutines returns the stacks of goroutines that this package started, without those
+// of its tests.
 func goroutines() string {
 	buf := make([]byte, 1<<20)
 	buf = buf[:runtime.Stack(buf, true)]
@@ -67,7 +68,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	t.Fatalf("not after %v: %s\n%s", patience, what, goroutines())
 }
 
-// socketDir is a folder whose path is short enough for a socket.
+// socketDir makes a folder whose path is short enough for a socket.
 func socketDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "ps")

@@ -2,16 +2,15 @@ package control
 
 // The way of a state, from Publish on one side to the channel on the other:
 //
-//	1 Publish encodes it and keeps it as the latest        (any goroutine)
-//	2 talk's writer sends the latest, at once and then each RepeatEvery
-//	3 the guard bounds each frame, zmq4 reads it            (frameGuard, zmtpConn)
-//	4 decode looks at the version, then at the whole        (check.go)
-//	5 the latest wins in a channel of one                   (offer)
+// 	1 Publish encodes it and keeps it as the latest        (any goroutine)
+// 	2 talk's writer sends the latest, at once and then each RepeatEvery
+// 	3 the guard bounds each frame, zmq4 reads it            (frameGuard, zmtpConn)
+// 	4 decode checks the version, then the whole state       (check.go)
+// 	5 the latest wins in a channel of one                   (offer)
 //
-// Around it: the manager's end listens and takes one peer at a time, the
-// orchestrator's end dials again whenever the connection breaks. A connection
-// breaks when the peer is gone, is silent for SilentAfter, does not read, or says
-// what decode refuses.
+// The manager's end listens, and accepts one peer at a time. The orchestrator's end dials
+// again whenever the connection breaks. A connection breaks when the peer is gone, is
+// silent for SilentAfter, does not read, or sends a message that decode refuses.
 
 import (
 	"context"
@@ -32,19 +31,19 @@ import (
 	"github.com/penstock/penstock/internal/unixsock"
 )
 
-// ManagerLink is the manager's end: it publishes Desired and hears Observed.
-// All methods may be called from any goroutine.
+// ManagerLink is the manager's end: it publishes Desired and receives Observed. Any
+// goroutine may call its methods.
 type ManagerLink struct {
 	l        link[Observed]
 	listener *Listener
 }
 
-// ListenManager opens the manager's end in the runtime folder dir (made if it is
-// not there) and waits for an orchestrator in the background. ErrInUse is
-// returned when another manager listens there.
+// ListenManager opens the manager's end in the runtime folder dir, which it makes if
+// needed. It waits for an orchestrator in the background. It returns ErrInUse if another
+// manager listens there.
 //
-// Publish soon, if only an empty state: until then the orchestrator hears nothing
-// and takes the manager for silent.
+// Publish soon, even if the state is empty. Until then the orchestrator receives nothing,
+// and treats the manager as silent.
 func ListenManager(dir string, log zerolog.Logger) (*ManagerLink, error) {
 	listener, err := openListener("unix", filepath.Join(dir, linkSocketName))
 	if err != nil {
@@ -57,9 +56,10 @@ func ListenManager(dir string, log zerolog.Logger) (*ManagerLink, error) {
 	return m, nil
 }
 
-// Publish makes d what the orchestrator is told from now on. It sets the version,
-// keeps nothing of d, and never blocks on the peer. A state that the peer would
-// refuse (Desired.Check), or that is too long, is an error and changes nothing.
+// Publish replaces the state that the orchestrator receives by d. It sets the version,
+// keeps no reference to d, and never blocks on the peer. If the peer would refuse the
+// state (Desired.Check), or if it is too long, Publish returns an error and changes
+// nothing.
 func (m *ManagerLink) Publish(d Desired) error {
 	d.Version = Version
 	if err := d.Check(); err != nil {
@@ -68,12 +68,12 @@ func (m *ManagerLink) Publish(d Desired) error {
 	return m.l.publish(d)
 }
 
-// Observed gives the states that the orchestrator repeats, the unchanged ones
-// too. It holds one: a reader that is late finds the latest. It is closed by Close.
+// Observed receives the states that the orchestrator repeats, unchanged ones too. It
+// holds one, so a late reader gets the latest. Close closes it.
 func (m *ManagerLink) Observed() <-chan Observed { return m.l.in }
 
-// PeerAlive reports whether a valid state came within SilentAfter of this process's
-// running time (package runclock).
+// PeerAlive reports whether a valid state arrived within the last SilentAfter of this
+// process's running time (package runclock).
 func (m *ManagerLink) PeerAlive() bool { return m.l.alive() }
 
 // Restore is Listener.Restore of the link's socket.
@@ -87,8 +87,8 @@ func (m *ManagerLink) Close() error {
 	return err
 }
 
-// maxStrangers is how many connections may be in their handshake at once. One
-// peer is expected; the rest is for a probe or two.
+// maxStrangers is the max number of connections in their handshake at once. One is for
+// the peer, the rest for an occasional probe.
 const maxStrangers = 8
 
 func (m *ManagerLink) accept() {
@@ -100,7 +100,7 @@ func (m *ManagerLink) accept() {
 			return
 		}
 		if err != nil {
-			// Out of descriptors, most likely; the next attempt may succeed.
+			// Most likely out of descriptors. The next attempt may succeed.
 			m.l.log.Error().Err(err).Msg("accept orchestrator")
 			m.l.sleep(RepeatEvery)
 			continue
@@ -119,15 +119,15 @@ func (m *ManagerLink) accept() {
 	}
 }
 
-// OrchestratorLink is the orchestrator's end: it publishes Observed and hears
-// Desired. All methods may be called from any goroutine.
+// OrchestratorLink is the orchestrator's end: it publishes Observed and receives Desired.
+// Any goroutine may call its methods.
 type OrchestratorLink struct {
 	l      link[Desired]
 	exists atomic.Bool
 }
 
-// DialOrchestrator opens the orchestrator's end in the runtime folder dir. The
-// manager need not be there: the link dials again, for ever, each RepeatEvery.
+// DialOrchestrator opens the orchestrator's end in the runtime folder dir. The manager
+// need not exist yet: the link dials again every RepeatEvery, for ever.
 func DialOrchestrator(dir string, log zerolog.Logger) (*OrchestratorLink, error) {
 	path := filepath.Join(dir, linkSocketName)
 	if err := checkSocketPath(path); err != nil {
@@ -140,7 +140,7 @@ func DialOrchestrator(dir string, log zerolog.Logger) (*OrchestratorLink, error)
 	return o, nil
 }
 
-// Publish makes s what the manager is told from now on; see ManagerLink.Publish.
+// Publish replaces the state that the manager receives by s; see ManagerLink.Publish.
 func (o *OrchestratorLink) Publish(s Observed) error {
 	s.Version = Version
 	if err := s.Check(); err != nil {
@@ -149,14 +149,15 @@ func (o *OrchestratorLink) Publish(s Observed) error {
 	return o.l.publish(s)
 }
 
-// Desired gives the states that the manager repeats; see ManagerLink.Observed.
+// Desired receives the states that the manager repeats; see ManagerLink.Observed.
 func (o *OrchestratorLink) Desired() <-chan Desired { return o.l.in }
 
-// PeerAlive is ManagerLink.PeerAlive.
+// PeerAlive is like ManagerLink.PeerAlive.
 func (o *OrchestratorLink) PeerAlive() bool { return o.l.alive() }
 
-// PeerExists reports whether a process holds the manager's end, as the kernel tells:
-// it is connected, or it listens. If PeerAlive is false then, the peer is stopped or hangs.
+// PeerExists reports whether a process holds the manager's end, according to the kernel:
+// it is connected, or it listens. If PeerAlive is then false, the peer is stopped or
+// hangs.
 func (o *OrchestratorLink) PeerExists() bool { return o.exists.Load() }
 
 // Close ends the link and waits for its goroutines.
@@ -175,14 +176,14 @@ func (o *OrchestratorLink) dial(path string) {
 		if err == nil {
 			o.l.serve(c.(*net.UnixConn), false, func() {})
 		}
-		// After a refusal as after a failure: the other side may be another one soon.
+		// Retry after a refusal as well: another peer may soon be on the other side.
 		o.l.sleep(RepeatEvery)
 	}
 }
 
-// link is what both ends share; In is what the peer publishes.
+// link is the common part of both ends. In is the type that the peer publishes.
 type link[In any] struct {
-	peer   string // what the peer is, for the log
+	peer   string // kind of peer, for the log
 	decode func([]byte) (In, error)
 	log    zerolog.Logger
 
@@ -192,13 +193,13 @@ type link[In any] struct {
 
 	in      chan In
 	closeIn sync.Once
-	heard   atomic.Int64  // when the last valid state came, by runclock.Now, plus 1; 0 never
-	changed chan struct{} // holds one: out is newer than what was sent
+	heard   atomic.Int64  // runclock.Now of the last valid state, plus 1; 0: never
+	changed chan struct{} // holds one value: out is newer than what was sent
 
 	mu      sync.Mutex
-	out     []byte // the latest own state, encoded; nil before the first
+	out     []byte // this side's latest state, encoded; nil before the first
 	current *zmtpConn
-	lastErr string // what was last logged about a broken connection
+	lastErr string // the reason last logged for a broken connection
 }
 
 func (l *link[In]) init(peer string, decode func([]byte) (In, error), log zerolog.Logger) {
@@ -223,7 +224,7 @@ func (l *link[In]) publish(state any) error {
 	return nil
 }
 
-// tell has the writer send what out is now.
+// tell wakes the writer to send the present value of out.
 func (l *link[In]) tell() {
 	select {
 	case l.changed <- struct{}{}:
@@ -236,7 +237,7 @@ func (l *link[In]) alive() bool {
 	return heard != 0 && runclock.Now()-time.Duration(heard-1) < SilentAfter
 }
 
-// finish waits for the background and closes what it wrote to.
+// finish waits for the background goroutines, and closes the channel that they write to.
 func (l *link[In]) finish() {
 	l.background.Wait()
 	l.closeIn.Do(func() { close(l.in) })
@@ -251,9 +252,10 @@ func (l *link[In]) sleep(d time.Duration) {
 	}
 }
 
-// serve talks over c until it breaks. shaken is called once the handshake is over.
+// serve runs the connection c until it breaks. It calls shaken once the handshake is
+// complete.
 func (l *link[In]) serve(c *net.UnixConn, server bool, shaken func()) {
-	// From here on Close reaches the connection, in the handshake too.
+	// From here on Close reaches the connection, even during the handshake.
 	defer context.AfterFunc(l.ctx, func() { c.Close() })()
 
 	z, err := l.shake(c, server)
@@ -273,8 +275,8 @@ func (l *link[In]) shake(c *net.UnixConn, server bool) (*zmtpConn, error) {
 	return openZMTP(c, server)
 }
 
-// talk is the one conversation with the peer; a second peer is refused as long as
-// the first lives, which is SilentAfter at most.
+// talk exchanges states with the peer. It refuses a second peer while the first one is
+// connected. A dead first peer blocks the second for max SilentAfter.
 func (l *link[In]) talk(z *zmtpConn) error {
 	l.mu.Lock()
 	if l.current != nil {
@@ -288,12 +290,13 @@ func (l *link[In]) talk(z *zmtpConn) error {
 	written := make(chan error, 1)
 	go func() {
 		err := l.write(z, done)
-		z.close() // ends read, too
+		z.close() // also ends read
 		written <- err
 	}()
 	err := l.read(z)
 
-	// The place is free before the peer sees the end: who comes back at once finds it so.
+	// Free the place before the peer sees the end, so that a peer that reconnects at once
+	// finds it free.
 	l.mu.Lock()
 	l.current = nil
 	l.mu.Unlock()
@@ -302,7 +305,7 @@ func (l *link[In]) talk(z *zmtpConn) error {
 	if werr := <-written; werr != nil && errors.Is(err, net.ErrClosed) {
 		err = werr
 	}
-	l.tell() // whoever writes now: of a change that the last writer took for its own
+	l.tell() // wakes the present writer: the last one may have taken the signal of a change
 	return err
 }
 
@@ -348,15 +351,15 @@ func (l *link[In]) read(z *zmtpConn) error {
 	}
 }
 
-// note logs how a connection ended, the same reason once: a peer of another
-// version comes back each RepeatEvery.
+// note logs how a connection ended. It logs the same reason once, as a peer of another
+// version reconnects every RepeatEvery.
 func (l *link[In]) note(err error) {
 	if l.ctx.Err() != nil {
 		return
 	}
 	level := zerolog.WarnLevel
 	if errors.Is(err, io.EOF) || isClosed(err) {
-		level = zerolog.InfoLevel // it went away, as processes do
+		level = zerolog.InfoLevel // a normal exit
 	}
 	l.mu.Lock()
 	again := err.Error() == l.lastErr
@@ -367,7 +370,7 @@ func (l *link[In]) note(err error) {
 	}
 }
 
-// offer puts v into a channel of one, in place of what nobody took.
+// offer puts v into a channel of one, and replaces a value that was not read.
 func offer[T any](c chan T, v T) {
 	for {
 		select {

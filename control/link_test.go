@@ -58,7 +58,7 @@ func publish[T any](t *testing.T, to interface{ Publish(T) error }, state T) {
 	}
 }
 
-// hear waits for a state that is as wanted.
+// hear waits for a state for which wanted returns true.
 func hear[T any](t *testing.T, from <-chan T, wanted func(T) bool) T {
 	t.Helper()
 	timeout := time.After(patience)
@@ -110,7 +110,7 @@ func TestLinkNeverWaitsForItsReader(t *testing.T) {
 	invariants(t)
 	dir := socketDir(t)
 	m, o := listen(t, dir, zerolog.Nop()), dial(t, dir, zerolog.Nop())
-	for seq := range uint64(5000) { // far beyond what any queue holds
+	for seq := range uint64(5000) { // far more than any queue holds
 		publish(t, m, desired("m", seq))
 	}
 	publish(t, m, desired("m", 9999))
@@ -139,11 +139,11 @@ func TestLinkOutlivesARestartOfEitherSide(t *testing.T) {
 	hear(t, o.Desired(), func(d Desired) bool { return d.ManagerID == "second" })
 }
 
-// relay stands between two ends and can cut the line, or let it hang.
+// relay forwards between two ends. It can cut the connection, or let it hang.
 type relay struct {
 	listener *net.UnixListener
 	target   string
-	hang     chan struct{} // closed: nothing passes any more
+	hang     chan struct{} // closed: the relay forwards nothing more
 	cut      chan struct{}
 }
 
@@ -207,7 +207,7 @@ func TestLinkTakesASilentPeerForFailedAndComesBack(t *testing.T) {
 	hear(t, o.Desired(), func(Desired) bool { return true })
 	hear(t, m.Observed(), func(Observed) bool { return true })
 
-	close(r.hang) // the connection stands, nothing passes
+	close(r.hang) // the connection stays open, but nothing passes
 	eventually(t, "both take each other for failed", func() bool { return !m.PeerAlive() && !o.PeerAlive() })
 	r.listener.Close()
 	close(r.cut)
@@ -224,7 +224,7 @@ func TestListenRemovesAStaleSocketFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.SetUnlinkOnClose(false) // as kill -9 leaves it
+	l.SetUnlinkOnClose(false) // as after kill -9
 	l.Close()
 	if _, err := os.Stat(path); err != nil {
 		t.Fatal(err)
@@ -242,7 +242,7 @@ func TestListenRefusesASocketThatIsAlive(t *testing.T) {
 	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint("process ", os.Getpid())) {
 		t.Errorf("got %v, want ErrInUse and the process that listens", err)
 	}
-	publish(t, m, desired("m", 1)) // and the look did not hurt the one that lives
+	publish(t, m, desired("m", 1)) // the second ListenManager has not disturbed the first
 	hear(t, o.Desired(), func(d Desired) bool { return d.Seq == 1 })
 }
 
@@ -295,7 +295,8 @@ func TestSecondOrchestratorIsRefusedWhileTheFirstLives(t *testing.T) {
 	hear(t, m.Observed(), func(s Observed) bool { return s.OrchestratorID == "two" })
 }
 
-// stranger speaks right ZMTP and whatever it likes in it.
+// stranger returns a connection that completes the ZMTP handshake and may then send
+// anything.
 func stranger(t *testing.T, dir string) (*zmq4.Conn, net.Conn) {
 	t.Helper()
 	c, err := net.Dial("unix", filepath.Join(dir, linkSocketName))
@@ -325,8 +326,8 @@ func TestPeerOfAnotherVersionIsRefusedWithBothVersions(t *testing.T) {
 	want := fmt.Sprintf("orchestrator speaks control version 9, this program speaks %d", Version)
 	eventually(t, "the log names both versions", func() bool { return log.count(want) == 1 })
 
-	// It comes back again and again, as soon as it sees the end; the line does not, and
-	// nobody else is in its place.
+	// The peer reconnects again and again, as soon as it sees the end. The log line does
+	// not repeat, and no other peer takes its place.
 	for range 300 {
 		z, c := stranger(t, dir)
 		if err := z.SendMsg(zmq4.NewMsgString(`{"version":9}`)); err != nil {
@@ -373,7 +374,7 @@ func TestLinkRefusesNonsense(t *testing.T) {
 				t.Fatal(err)
 			}
 			eventually(t, "the log says "+c.want, func() bool { return log.count(c.want) == 1 })
-			// And an honest peer is welcome afterwards.
+			// An honest peer can connect afterwards.
 			o := dial(t, dir, zerolog.Nop())
 			publish(t, o, observed(3))
 			hear(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 3 })
@@ -395,7 +396,7 @@ func TestLinkSurvivesAHandshakeThatZMQPanicsOn(t *testing.T) {
 	greeting[0], greeting[9], greeting[10] = 0xff, 0x7f, 3
 	copy(greeting[12:], "NULL")
 	ready := append([]byte{5}, "READY"...)
-	ready = append(ready, 3, 'a', 'b', 'c') // a property that ends before its value's length
+	ready = append(ready, 3, 'a', 'b', 'c') // a property that ends before the length of its value
 	c.Write(greeting)
 	c.Write(append([]byte{flagCommand, byte(len(ready))}, ready...))
 	eventually(t, "the handshake is refused", func() bool { return log.count("bad message") == 1 })
@@ -410,7 +411,7 @@ func TestSilentStrangerIsDropped(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if _, err := io.Copy(io.Discard, c); err != nil { // ends when the manager hangs up
+	if _, err := io.Copy(io.Discard, c); err != nil { // ends when the manager closes the connection
 		t.Fatal(err)
 	}
 }
@@ -438,7 +439,7 @@ func TestLinkStrangers(t *testing.T) {
 		o := dial(t, dir, zerolog.Nop())
 		publish(t, o, observed(1))
 		hear(t, m.Observed(), func(s Observed) bool { return s.AckSeq == 1 })
-		// One handshake after the other would take maxStrangers-1 times handshakeTimeout.
+		// Handshakes in sequence would take maxStrangers-1 times handshakeTimeout.
 		if waited := time.Since(start); waited > 3*handshakeTimeout {
 			t.Errorf("the peer was heard after %v", waited)
 		}
@@ -512,9 +513,9 @@ func FuzzDecodeStates(f *testing.F) {
 	})
 }
 
-// FuzzFrameGuard holds the guard against a reader that takes frames apart by the
-// book: however the bytes are cut, it lets pass what is within the limits, up to
-// the first frame that is not.
+// FuzzFrameGuard compares the guard with a simple frame parser. However the bytes are
+// split, the guard passes frames within the limits, up to the first one that exceeds
+// them.
 func FuzzFrameGuard(f *testing.F) {
 	f.Add([]byte{0, 2, 'h', 'i', 0, 0}, uint8(1))
 	f.Add(append(binary.BigEndian.AppendUint64([]byte{flagLong}, 3), "abc"...), uint8(4))

@@ -8,26 +8,26 @@ import (
 	"sync"
 )
 
-// Listener listens on a Unix socket in the runtime folder, and can make the socket file
-// again: cleaners of temporary folders remove old files. Any goroutine may call its
+// Listener listens on a Unix socket in the runtime folder. It can make the socket file
+// again, as cleaners of temporary folders remove old files. Any goroutine may call its
 // methods.
 type Listener struct {
 	network, path string
-	uid           int // who may connect, beside root
+	uid           int // user that may connect, in addition to root
 
 	mu     sync.Mutex
 	l      *net.UnixListener
-	file   os.FileInfo // of the socket as it was bound
+	file   os.FileInfo // the socket file when it was bound
 	closed bool
 }
 
-// openListener is listenFresh for a Listener.
+// openListener is listenFresh, but returns a Listener.
 func openListener(network, path string) (*Listener, error) {
 	return openListenerFor(network, path, os.Getuid())
 }
 
-// openListenerFor is openListener for processes of the user uid. Only root can name
-// another user than its own.
+// openListenerFor is openListener for processes of the user uid. Only root can name a
+// user other than its own.
 func openListenerFor(network, path string, uid int) (*Listener, error) {
 	l := &Listener{network: network, path: path, uid: uid}
 	if err := l.bind(); err != nil {
@@ -36,7 +36,8 @@ func openListenerFor(network, path string, uid int) (*Listener, error) {
 	return l, nil
 }
 
-// bind takes a new socket file into use. The caller holds mu, or is alone.
+// bind makes a new socket file and listens on it. The caller holds mu, or has the only
+// reference.
 func (l *Listener) bind() error {
 	fresh, err := listenFresh(l.network, l.path)
 	if err != nil {
@@ -55,9 +56,9 @@ func (l *Listener) bind() error {
 	return nil
 }
 
-// Restore makes the socket file again if it is gone, and its folder too, and reports
-// whether it had to. Connections that were accepted live on. ErrInUse is returned if
-// another process has taken the path.
+// Restore makes the socket file, and its folder, again if it is gone. It reports
+// whether it had to. Accepted connections stay open. It returns ErrInUse if another
+// process has taken the path.
 func (l *Listener) Restore() (restored bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,7 +73,7 @@ func (l *Listener) Restore() (restored bool, err error) {
 	if err := l.bind(); err != nil {
 		return false, fmt.Errorf("make socket again: %w", err)
 	}
-	old.SetUnlinkOnClose(false) // the path is the new one's
+	old.SetUnlinkOnClose(false) // the path belongs to the new listener
 	old.Close()
 	return true, nil
 }

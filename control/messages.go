@@ -1,11 +1,11 @@
-// Package control is what Penstock's processes say to each other off the data
-// path: manager and orchestrator over ZeroMQ (Desired, Observed), orchestrator
-// and its children over an inherited socket pair (Order, Notice), and an
-// inference function and the manager over a Unix socket that hands out the
-// shared memory (Attach, Attached, Report).
+// Package control defines the messages between Penstock's processes off the data path.
+// Manager and orchestrator exchange Desired and Observed over ZeroMQ. The orchestrator and
+// its children exchange Order and Notice over an inherited socket pair. An inference
+// function and the manager exchange Attach, Attached and Report over a Unix socket, through
+// which the manager also passes the shared memory.
 //
-// Nothing here trusts delivery: Desired and Observed are whole states, repeated
-// and idempotent, acknowledged by content.
+// The package does not rely on delivery: Desired and Observed are whole states. They are
+// repeated, idempotent, and acknowledged by content.
 package control
 
 import (
@@ -15,17 +15,17 @@ import (
 	"github.com/penstock/penstock/control/budget"
 )
 
-// Version is spoken in every handshake; peers that differ refuse each other
-// with a line that names both.
+// Version is part of every handshake. Peers with different versions refuse each other, with
+// an error that names both versions.
 const Version = 8
 
-// The devices that have a name of their own. DeviceAuto is the first GPU if there is one, else the CPU.
+// The devices with a fixed name. DeviceAuto is the first GPU if there is one, else the CPU.
 const (
 	DeviceCPU  = "cpu"
 	DeviceAuto = "auto"
 )
 
-// State is where an inference function's process is in its life.
+// State is the stage of an inference function's process in its life.
 //
 //	            ┌──────────── shadow sleeps here ───┐
 //	starting ─> loaded ──wake──> linking ──> ready ─┴─epoch──> active
@@ -34,19 +34,19 @@ const (
 //	    └──────────┴───── failed <──┴──────────┴──────────── draining ──> stopped
 type State string
 
-// The states, in the order of a good life.
+// The states, in the order of a successful life.
 const (
-	Starting State = "starting" // spawned, handshake not done
+	Starting State = "starting" // spawned, handshake not complete
 	Loaded   State = "loaded"   // framework and model in host memory; uses no CPU
-	Linking  State = "linking"  // woken: linking and warming up, every batch size or, Early, the smallest
+	Linking  State = "linking"  // woken: linking, and warming up all batch sizes or, if Early, the smallest
 	Ready    State = "ready"    // warmed up, waits for its epoch
 	Active   State = "active"   // holds the ring
-	Draining State = "draining" // gave the ring up, ends
-	Stopped  State = "stopped"  // ended as it was told to
+	Draining State = "draining" // has released the ring, is ending
+	Stopped  State = "stopped"  // ended as ordered
 	Failed   State = "failed"   // ended, or could not start, for a reason
 )
 
-// Change says for the log that a process has come to this state.
+// Change is the log message for a process that has reached this state.
 func (s State) Change() string {
 	switch s {
 	case Starting:
@@ -69,14 +69,14 @@ func (s State) Change() string {
 	return "process is in an unknown state"
 }
 
-// Ended reports whether the process is gone.
+// Ended reports whether the process has exited.
 func (s State) Ended() bool { return s == Stopped || s == Failed }
 
-// Role is what the manager wants of a process.
+// Role is what the manager wants a process to do.
 type Role string
 
-// Shadow sleeps loaded; Serve is woken, links, and takes the ring when the epoch
-// names it; Drain finishes its batch and ends; Kill ends at once.
+// Shadow: it sleeps, loaded. Serve: it is woken, links, and takes the ring when the epoch
+// names it. Drain: it finishes its batch and ends. Kill: it ends at once.
 const (
 	Shadow Role = "shadow"
 	Serve  Role = "serve"
@@ -84,68 +84,66 @@ const (
 	Kill   Role = "kill"
 )
 
-// Desired is the whole state that the manager wants, repeated every
-// RepeatEvery and at each change.
+// Desired is the manager's whole desired state. It is repeated every RepeatEvery, and sent
+// at each change.
 type Desired struct {
 	Version int `json:"version"`
-	// ManagerID is new each time a manager starts; an orchestrator that sees
-	// another one than before ends all processes of the old one.
+	// ManagerID is new for each start of a manager. When an orchestrator sees a new one, it
+	// ends all processes of the old one.
 	ManagerID string `json:"manager_id"`
 	// Seq rises by one with each change of the content.
 	Seq uint64 `json:"seq"`
-	// AttachSocket is the path of the Unix socket where processes get their
-	// shared memory.
+	// AttachSocket is the path of the Unix socket where processes get their shared memory.
 	AttachSocket string `json:"attach_socket"`
-	// Device is where models run: "cpu", "cuda" (the first GPU), "cuda:N", or a
-	// GPU's UUID or a beginning of it, as nvidia-smi -L prints it. It is fixed for
-	// a manager's life; empty is "cpu". "auto" is the first GPU where there is one,
-	// else the CPU.
+	// Device is the device that models run on: "cpu", "cuda" (the first GPU), "cuda:N", or a
+	// GPU's UUID or a prefix of it, as nvidia-smi -L prints it. "auto" is the first GPU if
+	// there is one, else the CPU. Empty is "cpu". It stays the same for a manager's life.
 	Device string `json:"device,omitempty"`
-	// NoMPS: processes take turns on the GPU, as they do if MPS cannot run. It is fixed for
-	// a manager's life, too.
+	// NoMPS: processes take turns on the GPU, as they do if MPS cannot run. It also stays
+	// the same for a manager's life.
 	NoMPS     bool             `json:"no_mps,omitempty"`
 	Processes []DesiredProcess `json:"processes"`
 }
 
-// DesiredProcess is one process that should exist. (IF, Instance, Generation)
-// is its identity for ever; a generation that ended is not started again.
+// DesiredProcess is one process that should exist. (IF, Instance, Generation) identifies it
+// and is never reused. A generation that has ended is not started again.
 type DesiredProcess struct {
 	IF         string `json:"if"`
 	Instance   int    `json:"instance"`
 	Generation uint32 `json:"generation"`
 	Role       Role   `json:"role"`
-	// SharePercent of the CPUs reserved for inference functions (or of the GPU). 0: no
-	// share, the process may use all of it.
+	// SharePercent is a part of the CPUs reserved for inference functions, or of the GPU. 0:
+	// no share, the process may use all of the device.
 	SharePercent float64 `json:"share_percent"`
-	// GuaranteePercent of the device's time is what the process may use at Level, a priority
-	// of package budget; work beyond it runs at the lowest. Level 0: the share alone counts.
-	// BalanceNanos is how much of it, in device time, may be saved up on a CPU.
+	// GuaranteePercent is the part of the device's time that the process may use at Level, a
+	// priority of package budget. Work beyond it runs at the lowest level. Level 0: only the
+	// share counts. BalanceNanos is how much device time the process may save up on a CPU.
 	GuaranteePercent float64      `json:"guarantee_percent,omitempty"`
 	Level            budget.Level `json:"level,omitempty"`
 	BalanceNanos     int64        `json:"balance_ns,omitempty"`
-	// SMGroups are the groups of multiprocessors that the process shall run on,
-	// ascending indices into ObservedDevice.GroupSMs; empty where the share is a
-	// percentage. No two processes that serve are ever given the same.
+	// SMGroups are the groups of multiprocessors for the process, as ascending indices into
+	// ObservedDevice.GroupSMs. It is empty if the share is a percentage. Two processes that
+	// serve never have the same group.
 	SMGroups []int `json:"sm_groups,omitempty"`
-	// Early: nobody serves in its place, so on a GPU it is ready with its smallest
-	// batch size and gets the others while it serves. It counts with Serve, and is what
-	// it is when the process is woken.
+	// Early asks for a partial warm-up, as no process serves in its place. On a GPU the
+	// process is ready with its smallest batch size, and gets the others while it serves. It
+	// is for the role Serve, and its value at the wake counts.
 	Early bool `json:"early,omitempty"`
-	// SharedWeights: on a GPU the process may ask the node's holder of weights for its
-	// model's.
+	// SharedWeights: on a GPU, the process may get its model's weights from the node's
+	// weight server.
 	SharedWeights bool `json:"shared_weights,omitempty"`
 	// Started: the manager has seen the process run. If the orchestrator does not have the
 	// process, it has ended, and its generation is not started again.
 	Started bool `json:"started,omitempty"`
-	// Command is the program and its arguments; empty means this binary's `if`, or the
-	// program of Framework where that is one of its own ("pytorch").
+	// Command is the program and its arguments. Empty means this binary's `if`, or
+	// Framework's own program if it has one ("pytorch").
 	Command   []string `json:"command,omitempty"`
 	Framework string   `json:"framework,omitempty"`
-	// Dir is the working folder, absolute. Model is the model's file, which the process
-	// must be able to read; empty if it has none.
+	// Dir is the working folder, absolute. Model is the model's file, which the process must
+	// be able to read; empty if there is none.
 	Dir   string `json:"dir,omitempty"`
 	Model string `json:"model,omitempty"`
-	// Card is the card's file, absolute.
+	// Card is the absolute path of the card's file.
 	Card string `json:"card,omitempty"`
 	// Ticket is the secret that the process shows when it attaches. The processes of all
 	// functions run as one user, so the user proves nothing.
@@ -154,22 +152,21 @@ type DesiredProcess struct {
 	Environment map[string]string `json:"environment,omitempty"`
 }
 
-// Observed is the whole state that the orchestrator sees, repeated every
-// RepeatEvery and at each change.
+// Observed is the orchestrator's whole observed state. It is repeated every RepeatEvery, and
+// sent at each change.
 type Observed struct {
 	Version        int    `json:"version"`
 	OrchestratorID string `json:"orchestrator_id"`
-	// ManagerID and AckSeq name the Desired that this state answers.
+	// ManagerID and AckSeq identify the Desired that this state answers.
 	ManagerID string `json:"manager_id"`
 	AckSeq    uint64 `json:"ack_seq"`
-	// Mechanism is how shares are enforced: "cgroup-v2", "cgroup-v1", "governor";
-	// on a GPU "mps", or "time-slicing" where MPS cannot run, or is not wanted, and shares
-	// are wishes;
-	// empty while the GPU that is wanted is being opened.
+	// Mechanism is how shares are enforced. On CPUs it is "cgroup-v2", "cgroup-v1" or
+	// "governor". On a GPU it is "mps", or "time-slicing" if MPS cannot run or is not
+	// wanted; shares are then not enforced. It is empty while the GPU is being opened.
 	Mechanism string `json:"mechanism"`
 	// CPUs is how many CPUs make 100 %.
 	CPUs int `json:"cpus"`
-	// Device is the GPU that 100 % are of, nil on a CPU.
+	// Device is the GPU whose whole is 100 %, nil on a CPU.
 	Device    *ObservedDevice   `json:"device,omitempty"`
 	Processes []ObservedProcess `json:"processes"`
 }
@@ -178,27 +175,26 @@ type Observed struct {
 type ObservedDevice struct {
 	UUID string `json:"uuid"`
 	Name string `json:"name"`
-	// SMs is how many multiprocessors it has.
-	SMs int `json:"sms"`
-	// GroupSMs are the sizes of the groups that its multiprocessors can be handed
-	// out in, by index; an index names the same physical ones in every process.
-	// It is empty where the driver, or the want of MPS, allows no partitions; Why
-	// then says so, unless MPS is not wanted.
+	SMs  int    `json:"sms"`
+	// GroupSMs are the sizes, by index, of the groups into which the multiprocessors are
+	// divided. An index names the same physical multiprocessors in every process. It is
+	// empty if there are no partitions, because of the driver or because MPS is missing. Why
+	// then has the reason, unless MPS is not wanted.
 	GroupSMs []int `json:"group_sms,omitempty"`
-	// MemoryBytes and UsedBytes are the device's memory, all of it and in use by
-	// anybody.
+	// MemoryBytes and UsedBytes are the device's total memory, and the part that all
+	// processes use.
 	MemoryBytes int64 `json:"memory_bytes"`
 	UsedBytes   int64 `json:"used_bytes"`
-	// Weights are those that processes share, which nobody's PersistentBytes count; nil
-	// where each has its own.
+	// Weights are the weights that processes share, which are in no process's
+	// PersistentBytes. It is nil if each process has its own.
 	Weights *WeightsHeld `json:"weights,omitempty"`
-	// Why says what is missing for MPS or partitions, in one line; empty where
-	// nothing is.
+	// Why says in one line what is missing for MPS or partitions; empty if nothing is
+	// missing.
 	Why string `json:"why,omitempty"`
 }
 
-// ObservedProcess is one process as it is. Ended ones stay listed until the
-// manager no longer desires them.
+// ObservedProcess is the observed state of a process. A process that has ended stays listed
+// until the manager no longer desires it.
 type ObservedProcess struct {
 	IF           string  `json:"if"`
 	Instance     int     `json:"instance"`
@@ -206,75 +202,74 @@ type ObservedProcess struct {
 	PID          int     `json:"pid"`
 	State        State   `json:"state"`
 	SharePercent float64 `json:"share_percent"`
-	// DeviceNanos is how much time of all CPUs a process with a guarantee has used, and
-	// DemotedNanos the part of it beyond the guarantee; 0 on a GPU (Report has them).
+	// DeviceNanos is the CPU time, on all CPUs, of a process with a guarantee. DemotedNanos
+	// is the part of it beyond the guarantee. Both are 0 on a GPU, where Report has them.
 	DeviceNanos  int64 `json:"device_ns,omitempty"`
 	DemotedNanos int64 `json:"demoted_ns,omitempty"`
-	// Reason says why a process failed, or waits (backoff).
+	// Reason says why a process failed, or why it waits (backoff).
 	Reason string `json:"reason,omitempty"`
-	// PersistentBytes is device memory after link_model, EphemeralBytes what
+	// PersistentBytes is the device memory after link_model. EphemeralBytes is what
 	// configure_batch added for the largest batch.
 	PersistentBytes int64 `json:"persistent_bytes,omitempty"`
 	EphemeralBytes  int64 `json:"ephemeral_bytes,omitempty"`
-	// WarmupMillis is the time from being woken to ready.
+	// WarmupMillis is the time from the wake to ready.
 	WarmupMillis float64 `json:"warmup_ms,omitempty"`
-	// Batches are the sizes that the process runs, ascending; empty before it is
-	// ready. While Growing it is getting more.
+	// Batches are the batch sizes that the process can run, ascending; empty before it is
+	// ready. Growing: it is getting more of them.
 	Batches []int `json:"batches,omitempty"`
 	Growing bool  `json:"growing,omitempty"`
-	// SMs is how many multiprocessors the process can use, as it counted them
-	// itself; 0 while it has not touched a GPU.
+	// SMs is the number of multiprocessors that the process can use, as it counted them
+	// itself. It is 0 while the process has not used a GPU.
 	SMs int `json:"sms,omitempty"`
-	// SMGroups are the groups that the process may still be running on: those that
-	// it was ordered to move to and those that it has not said it left.
+	// SMGroups are the groups that the process may still run on: those that it was ordered
+	// to move to, and those that it has not reported to have left.
 	SMGroups []int `json:"sm_groups,omitempty"`
-	// DeviceLost: the process ended because its device failed under it. Under MPS
-	// every other client of the server is lost then, too. Blameless: it was not a
-	// process that did it, but the MPS server's end.
+	// DeviceLost: the process ended because its device failed. Under MPS every other client
+	// of the server then loses it as well. Blameless: the cause was the end of the MPS
+	// server, not a process.
 	DeviceLost bool `json:"device_lost,omitempty"`
 	Blameless  bool `json:"blameless,omitempty"`
-	// GroupsUnfit are the last groups that the process was ordered to and found that its
-	// model cannot run on: they are too few, or lie too far apart, for a kernel of it. It
-	// ends for that, or stays where it was (SMGroups).
+	// GroupsUnfit are the latest groups that the process was ordered to and that its model
+	// cannot run on. They are too few, or too far apart, for one of its kernels. The process
+	// then ends, or stays where it was (SMGroups).
 	GroupsUnfit []int `json:"groups_unfit,omitempty"`
 }
 
-// RepeatEvery is how often both sides repeat their state. A peer that says nothing
-// for SilentAfter of this process's running time (package runclock) has failed.
+// RepeatEvery is the interval at which both sides repeat their state. A peer that sends
+// nothing for SilentAfter of this process's running time (package runclock) has failed.
 const (
 	RepeatEvery = 100 * time.Millisecond
 	SilentAfter = 2 * time.Second
 )
 
-// Order is what the orchestrator tells a child, one JSON object a line, over
-// the socket that the child inherits as file descriptor ChildFD. The first is
-// Start.
+// Order is a message of the orchestrator to a child: one JSON object per line, over the
+// socket that the child inherits as file descriptor ChildFD. The first one is Start.
 type Order struct {
 	Do           OrderKind `json:"do"`
 	Start        *Start    `json:"start,omitempty"`
 	SharePercent float64   `json:"share_percent,omitempty"`
-	// Governor tells libml to hold the share itself, where no cgroup can.
+	// Governor: libml has to enforce the share itself, as no cgroup can.
 	Governor bool `json:"governor,omitempty"`
-	// GuaranteePercent and Level are DesiredProcess's (DoWake, DoShare).
+	// GuaranteePercent and Level are those of DesiredProcess (DoWake, DoShare).
 	GuaranteePercent float64      `json:"guarantee_percent,omitempty"`
 	Level            budget.Level `json:"level,omitempty"`
 	// SMGroups are the groups of multiprocessors to run on; empty: all of them.
 	SMGroups []int `json:"sm_groups,omitempty"`
 	// Early is DesiredProcess.Early (DoWake).
 	Early bool `json:"early,omitempty"`
-	// Failed is why the model could not be prepared, empty if it was (DoPrepared).
+	// Failed says why the model could not be prepared; empty if it was (DoPrepared).
 	Failed string `json:"failed,omitempty"`
-	// Environment is set in the process before it touches its device (DoWake).
+	// Environment is set in the process before it uses its device (DoWake).
 	Environment map[string]string `json:"environment,omitempty"`
 }
 
 // OrderKind names an order.
 type OrderKind string
 
-// DoStart is first and once; DoWake ends a shadow's sleep; DoShare changes the
-// share in place; DoDrain finishes the batch, gives up the ring and ends. DoReport asks
-// for one notice with the whole state, after another orchestrator has taken over.
-// DoPrepared answers Notice.Prepare.
+// DoStart comes first, and once. DoWake ends a shadow's sleep. DoShare changes the share in
+// place. DoDrain: finish the batch, release the ring and end. DoReport asks for one notice
+// with the whole state, after another orchestrator has taken over. DoPrepared answers
+// Notice.Prepare.
 const (
 	DoStart OrderKind = "start"
 	DoWake  OrderKind = "wake"
@@ -285,32 +280,32 @@ const (
 	DoPrepared OrderKind = "prepared"
 )
 
-// Start tells a child who it is.
+// Start tells a child its identity and its device.
 type Start struct {
 	Version      int    `json:"version"`
 	IF           string `json:"if"`
 	Instance     int    `json:"instance"`
 	Generation   uint32 `json:"generation"`
 	AttachSocket string `json:"attach_socket"`
-	// Ticket is DesiredProcess.Ticket, to be shown in Attach.
+	// Ticket is DesiredProcess.Ticket. The process shows it in Attach.
 	Ticket string `json:"ticket,omitempty"`
 	// CPUs is how many CPUs make 100 %.
 	CPUs int `json:"cpus"`
 	// Device is "cpu", or the UUID of the GPU to run on.
 	Device string `json:"device"`
-	// GroupSMs are ObservedDevice.GroupSMs: the split that SMGroups speak of.
+	// GroupSMs is ObservedDevice.GroupSMs: the groups that SMGroups refers to.
 	GroupSMs []int `json:"group_sms,omitempty"`
-	// Prepared is the folder of the node's prepared models, which the process may read: it
-	// asks for its own with Notice.Prepare. If empty, the process prepares its model itself,
-	// in a folder of its own.
+	// Prepared is the folder of the node's prepared models, which the process may read. The
+	// process asks for its own model with Notice.Prepare. If Prepared is empty, the process
+	// prepares its model itself, in its own folder.
 	Prepared string `json:"prepared,omitempty"`
-	// WeightsSocket is where the holder of shared weights is asked; empty where the
-	// process loads its own.
+	// WeightsSocket is the socket of the weight server. It is empty if the process loads its
+	// own weights.
 	WeightsSocket string `json:"weights_socket,omitempty"`
 }
 
-// WeightsHeld is what the holder of shared weights tells the orchestrator, one JSON
-// object a line over its standard output, when it listens and at each change.
+// WeightsHeld is a message of the weight server to the orchestrator: one JSON object per
+// line on its standard output, when it starts to listen and at each change.
 type WeightsHeld struct {
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"` // of the device's memory
@@ -319,9 +314,9 @@ type WeightsHeld struct {
 // ChildFD is the child's end of the socket pair.
 const ChildFD = 3
 
-// Notice is what a child tells the orchestrator, one JSON object a line. The
-// first carries Version and PID and is the handshake. What a later one leaves out
-// stands as it was said before, Growing with Batches.
+// Notice is a message of a child to the orchestrator: one JSON object per line. The first
+// one has Version and PID, and is the handshake. In later ones, a field that is left out
+// keeps its value; Growing is updated only with Batches.
 type Notice struct {
 	Version         int     `json:"version,omitempty"`
 	PID             int     `json:"pid,omitempty"`
@@ -332,25 +327,25 @@ type Notice struct {
 	WarmupMillis    float64 `json:"warmup_ms,omitempty"`
 	// Woken says, in the answer to DoReport, that the process has been woken.
 	Woken bool `json:"woken,omitempty"`
-	// Batches are the sizes that the process runs, said when it is ready and, with
-	// EphemeralBytes, whenever it has more. While Growing it is getting the card's
-	// others.
+	// Batches are the batch sizes that the process can run. It reports them when it is ready
+	// and, with EphemeralBytes, whenever it has more. Growing: it is still getting the
+	// card's other sizes.
 	Batches []int `json:"batches,omitempty"`
 	Growing bool  `json:"growing,omitempty"`
-	// Prepare asks the orchestrator to have the process's model prepared.
+	// Prepare asks the orchestrator to prepare the process's model.
 	Prepare bool `json:"prepare,omitempty"`
-	// SMs is how many multiprocessors the process counts, from linking on, and
-	// after each move to other groups.
+	// SMs is the number of multiprocessors that the process counts. It reports this from
+	// linking on, and after each move to other groups.
 	SMs int `json:"sms,omitempty"`
-	// SMGroups are the groups that the process runs on, said when it is ready and
-	// after each move: the others are free then.
+	// SMGroups are the groups that the process runs on. It reports them when it is ready and
+	// after each move; all others are then free.
 	SMGroups []int `json:"sm_groups,omitempty"`
-	// DeviceLost says, with Failed, that the device failed under the process; Blameless,
-	// that it was the MPS server that failed.
+	// DeviceLost says, with Failed, that the process's device failed. Blameless says that
+	// the MPS server failed.
 	DeviceLost bool `json:"device_lost,omitempty"`
 	Blameless  bool `json:"blameless,omitempty"`
-	// GroupsUnfit says that the model cannot run on these groups, with Failed where the
-	// process ends for it, else with the SMGroups that it stays on.
+	// GroupsUnfit says that the model cannot run on these groups. It comes with Failed if
+	// the process ends because of it, else with the SMGroups that the process stays on.
 	GroupsUnfit []int `json:"groups_unfit,omitempty"`
 }
 
@@ -361,51 +356,49 @@ type Attach struct {
 	Instance   int    `json:"instance"`
 	Generation uint32 `json:"generation"`
 	PID        int    `json:"pid"`
-	// Ticket is Start.Ticket: it proves that the orchestrator started this process as the
-	// one that it claims to be.
+	// Ticket is Start.Ticket. It proves that the orchestrator started this process with the
+	// identity that it claims.
 	Ticket string `json:"ticket,omitempty"`
 }
 
-// Attached answers Attach. With it come the file descriptors, in this order:
-// request table, ring, replies, tensors, then the slabs; all but replies and
-// tensors are read-only.
+// Attached answers Attach. File descriptors come with it in this order: request table, ring,
+// replies, tensors, then the slabs. All except replies and tensors are read-only.
 type Attached struct {
 	Version int    `json:"version"`
-	Refused string `json:"refused,omitempty"` // why not; nothing else is set then
+	Refused string `json:"refused,omitempty"` // the reason for a refusal; nothing else is set then
 	// Card is the resolved models.Card, as JSON.
 	Card json.RawMessage `json:"card,omitempty"`
 	Setup
 	// Geometry is shm.Geometry, as JSON.
 	Geometry json.RawMessage `json:"geometry,omitempty"`
-	// TensorBytes is the size of the input and output buffers that active and
-	// shadow share; SlabBytes the size of each slab.
+	// TensorBytes is the size of the input and output buffers that the active process and
+	// its shadow share. SlabBytes has the size of each slab.
 	TensorBytes int64   `json:"tensor_bytes,omitempty"`
 	SlabBytes   []int64 `json:"slab_bytes,omitempty"`
 }
 
-// Setup is what a process is given besides its model, for its life.
+// Setup has a process's settings, apart from its model. They stay the same for its life.
 type Setup struct {
-	// SLONanos is the objective in force, which a configuration may set apart
-	// from the card, less what is left for the way to the node and back.
+	// SLONanos is the latency objective, minus the time reserved for the way to the node and
+	// back. A configuration may set another objective than the card.
 	SLONanos int64    `json:"slo_ns,omitempty"`
 	Batching Batching `json:"batching,omitzero"`
-	// RunLate: requests that can no longer make their objective are run all the same.
+	// RunLate: run requests even if they can no longer meet their objective.
 	RunLate bool `json:"run_late,omitempty"`
-	// Copy: on a GPU the CPU puts the pieces of a batch together and one copy brings them
-	// over, in place of the gather kernel.
+	// Copy: on a GPU, the CPU assembles the fragments of a batch, and one copy moves them to
+	// the GPU. It replaces the gather kernel.
 	Copy bool `json:"copy,omitempty"`
-	// Streams is how many batches may be in flight on a GPU, 1 or 2; 0 leaves it
-	// to libml.
+	// Streams is the max number of batches in flight on a GPU, 1 or 2; 0 lets libml choose.
 	Streams int `json:"streams,omitempty"`
-	// BusyPollNanos is how long the process looks for work before it sleeps; 0 leaves it
-	// to shm.
+	// BusyPollNanos is how long the process polls for work before it sleeps; 0 leaves it to
+	// shm.
 	BusyPollNanos int64 `json:"busy_poll_ns,omitempty"`
 }
 
 // Batching is a batching rule. The zero value is SLAB.
 type Batching struct {
 	Rule BatchingRule `json:"rule,omitempty"`
-	// Size and Delay belong to BatchFixed.
+	// Size and Delay are for BatchFixed.
 	Size  int           `json:"size,omitempty"`
 	Delay time.Duration `json:"delay_ns,omitempty"`
 }
@@ -413,7 +406,7 @@ type Batching struct {
 // BatchingRule names a batching rule of package libml/slab.
 type BatchingRule string
 
-// BatchSLAB is the paper's self-learning adaptive batching. The others are compared with it
+// BatchSLAB is the paper's self-learning adaptive batching. The others are for comparison
 // (docs/adr/0010-baselines.md). BatchAIMD is Clipper's rule. BatchOne runs one request per
 // batch. BatchFixed runs batches of one size, or smaller ones after a delay.
 const (
@@ -426,32 +419,33 @@ const (
 // BatchingRules are all rules.
 var BatchingRules = []BatchingRule{BatchSLAB, BatchAIMD, BatchOne, BatchFixed}
 
-// Report is what libml tells the manager of its batching, every ReportEvery if something has
-// changed. News of the process's life goes to the orchestrator instead, in a Notice.
+// Report is libml's message to the manager about its batching, every ReportEvery if
+// something has changed. Changes of the process's state go to the orchestrator instead, in a
+// Notice.
 type Report struct {
 	Generation uint32 `json:"generation"`
-	// Limit is SLAB's batch limit, in requests; TailNanos its tail estimate.
+	// Limit is SLAB's batch limit, in requests. TailNanos is its tail estimate.
 	Limit     float64 `json:"limit"`
 	TailNanos int64   `json:"tail_ns"`
 	Fit       Fit     `json:"fit"`
-	// CPUNanos is the CPU time that the process has used, all its threads, from
-	// when it began to serve; Ran how many requests it has run in that time.
+	// CPUNanos is the CPU time of all the process's threads since it began to serve. Ran is
+	// the number of requests that it has run in that time.
 	CPUNanos int64 `json:"cpu_ns"`
 	Ran      int64 `json:"ran"`
-	// On a GPU DeviceNanos is the cost of those batches, as if each had run alone, and
-	// DemotedNanos the part of it beyond the guarantee.
+	// On a GPU, DeviceNanos is the cost of those batches as if each had run alone.
+	// DemotedNanos is the part of it beyond the guarantee.
 	DeviceNanos  int64 `json:"device_ns,omitempty"`
 	DemotedNanos int64 `json:"demoted_ns,omitempty"`
-	// Unprotected says that batches beyond the guarantee are not demoted, and why: the GPU or
-	// the framework has one stream priority. It is empty if they are.
+	// Unprotected says why batches beyond the guarantee are not demoted: the GPU or the
+	// framework has only one stream priority. It is empty if they are demoted.
 	Unprotected Unprotected `json:"unprotected,omitempty"`
 	// A batch of n uses FixedNanos + n * EachNanos of the device's time.
 	FixedNanos int64 `json:"fixed_ns,omitempty"`
 	EachNanos  int64 `json:"each_ns,omitempty"`
-	// Handovers counts the hand-overs of the ring to this process and, on a GPU,
-	// its moves to other multiprocessors. IdleNanos is, of the last of them, how
-	// long the ring stood still with work waiting: last batch before it ended ->
-	// first batch after it began; negative when no work waited.
+	// Handovers counts the hand-overs of the ring to this process and, on a GPU, its moves
+	// to other multiprocessors. IdleNanos is how long the ring stood still in the last of
+	// them while work waited. It runs from the end of the last batch before to the start of
+	// the first batch after; negative if no work waited.
 	IdleNanos int64  `json:"idle_ns,omitempty"`
 	Handovers uint64 `json:"handovers"`
 }
@@ -459,22 +453,24 @@ type Report struct {
 // Unprotected is why a function's work is not demoted.
 type Unprotected string
 
-// The values of Unprotected. The manager says UnprotectedByDevice of a GPU without MPS, too.
+// The values of Unprotected. The manager also uses UnprotectedByDevice for a GPU without
+// MPS.
 const (
 	UnprotectedByDevice    Unprotected = "device"
 	UnprotectedByFramework Unprotected = "framework"
 )
 
-// Fit is SLAB's word on the share (paper 3.3.1); it only makes the manager look.
+// Fit is SLAB's judgement of the share (paper 3.3.1). It only triggers the manager's own
+// check.
 type Fit string
 
-// Under: five successive misses at limit 1. Over: five successive batches
-// within the objective.
+// Under: five consecutive misses at limit 1. Over: five consecutive batches within the
+// objective.
 const (
 	FitUnknown Fit = ""
 	FitUnder   Fit = "under-provisioned"
 	fitOver    Fit = "perhaps-over-provisioned"
 )
 
-// ReportEvery is how often libml reports.
+// ReportEvery is the interval of libml's reports.
 const ReportEvery = 100 * time.Millisecond

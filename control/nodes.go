@@ -19,22 +19,23 @@ import (
 
 // A client finds the nodes of its user without a flag:
 //
-//	1 a manager that serves puts a link to its runtime folder into nodesDir of the user's
-//	  default runtime folder, and removes it at its end             (RegisterNode)
-//	2 a client reads the links of every default folder, takes the default folders themselves,
-//	  and keeps those with an admin socket that accepts connections (FindNode)
+// 	1 a manager that serves puts a link to its runtime folder into nodesDir of the user's
+// 	  default runtime folder, and removes it when it ends           (RegisterNode)
+// 	2 a client reads the links of every default folder, adds the default folders themselves,
+// 	  and keeps those with an admin socket that accepts connections (FindNode)
 //
-// A link that a killed manager left is removed by the next manager that registers.
+// If a killed manager left a link, the next manager that registers removes it.
 
 // nodesDir is the folder of links, in the default runtime folder.
 const nodesDir = "nodes"
 
-// DefaultRuntimeDir is the runtime folder of a node that is given none: penstock in
-// $XDG_RUNTIME_DIR, else penstock-UID in the temporary folder.
+// DefaultRuntimeDir is the runtime folder of a node that is started without one. It is penstock
+// in $XDG_RUNTIME_DIR, else penstock-UID in the temporary folder.
 func DefaultRuntimeDir() string { return defaultRuntimeDirs()[0] }
 
-// defaultRuntimeDirs are all values that DefaultRuntimeDir has for this user; the first is that
-// of this process. A service and a shell of one user often differ in $XDG_RUNTIME_DIR.
+// defaultRuntimeDirs returns all values that DefaultRuntimeDir can have for this user. The
+// first is that of this process. A service and a shell of one user often differ in
+// $XDG_RUNTIME_DIR.
 func defaultRuntimeDirs() []string {
 	uid := os.Geteuid()
 	temporary := fmt.Sprintf("penstock-%d", uid)
@@ -49,12 +50,12 @@ func defaultRuntimeDirs() []string {
 	return dirs
 }
 
-// registerEvery is how often a registration is renewed: cleaners of temporary folders remove
-// links that are days old.
+// registerEvery is the interval at which a registration is renewed: cleaners of temporary
+// folders remove links that are days old.
 const registerEvery = 10 * time.Second
 
 // RegisterNode lets clients find the node with the runtime folder dir until release is called.
-// The node's admin socket must accept connections already.
+// The node's admin socket must already accept connections.
 func RegisterNode(dir string) (release func(), err error) {
 	path := filepath.Join(DefaultRuntimeDir(), nodesDir)
 	link, err := registerNode(path, dir)
@@ -85,7 +86,8 @@ func RegisterNode(dir string) (release func(), err error) {
 	}, nil
 }
 
-// registerNode puts a link to dir into the folder path, and removes links to nodes that ended.
+// registerNode puts a link to dir into the folder path, and removes links to nodes that have
+// ended.
 func registerNode(path, dir string) (link string, err error) {
 	dir, err = filepath.Abs(dir)
 	if err != nil {
@@ -97,7 +99,7 @@ func registerNode(path, dir string) (link string, err error) {
 	}
 	defer folder.Close()
 
-	// A node listens before it registers, so under the lock a link to a node that does not
+	// A node listens before it registers. So, under the lock, a link to a node that does not
 	// listen is an old one.
 	if err := folder.Lock(); err != nil {
 		return "", err
@@ -115,7 +117,7 @@ func registerNode(path, dir string) (link string, err error) {
 	return link, nil
 }
 
-// registered gives the runtime folder that each link in a folder leads to.
+// registered returns the runtime folder that each link in a folder points to.
 func registered(path string) map[string]string {
 	dirs := map[string]string{}
 	entries, _ := os.ReadDir(path)
@@ -143,7 +145,7 @@ func listens(dir string) bool {
 	return true
 }
 
-// FindNode gives the runtime folder of the one node of this user that runs. It is an error if
+// FindNode returns the runtime folder of this user's only running node. It returns an error if
 // none runs, or more than one.
 func FindNode() (dir string, err error) { return findNode(defaultRuntimeDirs()) }
 
@@ -153,7 +155,7 @@ func findNode(defaults []string) (dir string, err error) {
 	for _, place := range defaults {
 		folder, err := private.OpenFolder(place)
 		if errors.Is(err, private.ErrNotPrivate) {
-			ignored = append(ignored, err) // another user's: what is registered there is no proof
+			ignored = append(ignored, err) // another user's folder: its links prove nothing
 		}
 		if err == nil {
 			place = folder.Path()

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/private"
 )
 
-// listenNode makes a node of which there is only the admin socket.
+// listenNode makes a node that has only an admin socket.
 func listenNode(t *testing.T, dir string) (end func()) {
 	t.Helper()
 	l, err := ListenAdmin(dir)
@@ -21,7 +21,7 @@ func listenNode(t *testing.T, dir string) (end func()) {
 	return func() { l.Close() }
 }
 
-// register lets clients find a node in the default folder place.
+// register lets clients find a node through the default folder place.
 func register(t *testing.T, place, dir string) {
 	t.Helper()
 	if _, err := registerNode(filepath.Join(place, nodesDir), dir); err != nil {
@@ -32,8 +32,8 @@ func register(t *testing.T, place, dir string) {
 func TestFindNode(t *testing.T) {
 	for name, test := range map[string]struct {
 		prepare func(t *testing.T, service, shell, other string)
-		want    string   // the folder, below the test's; empty for an error
-		says    []string // of the error
+		want    string   // the folder, relative to the test's; empty for an error
+		says    []string // parts of the error
 	}{
 		"none":               {prepare: func(*testing.T, string, string, string) {}, says: []string{"no node of user", "/service", "/shell", "--runtime-dir"}},
 		"in the default":     {prepare: func(t *testing.T, _, shell, _ string) { listenNode(t, shell) }, want: "shell"},

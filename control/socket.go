@@ -20,13 +20,13 @@ const (
 	attachSocketName = "attach.sock"
 )
 
-// AttachSocketPath is where a manager whose runtime folder is dir hands out
+// AttachSocketPath is the socket through which a manager with the runtime folder dir passes
 // shared memory: the AttachSocket of its Desired.
 func AttachSocketPath(dir string) string { return filepath.Join(dir, attachSocketName) }
 
-// MakeRuntimeDir opens a node's runtime folder, and makes it if need be. It returns
-// private.ErrNotPrivate if another user could change the folder: such a user could give the
-// node functions, and a function is a command.
+// MakeRuntimeDir opens a node's runtime folder, and makes it if needed. It returns
+// private.ErrNotPrivate if another user could change the folder. Such a user could add
+// functions to the node, and a function is a command.
 func MakeRuntimeDir(dir string) (*private.Folder, error) {
 	folder, err := private.MakeFolder(dir, 0o700)
 	if errors.Is(err, private.ErrNotPrivate) {
@@ -38,8 +38,8 @@ func MakeRuntimeDir(dir string) (*private.Folder, error) {
 	return folder, nil
 }
 
-// maxSocketPath is the longest path of a Unix socket: sun_path of sys/un.h has
-// 108 bytes, one of them the end.
+// maxSocketPath is the max length of a Unix socket's path: sun_path of sys/un.h has 108
+// bytes, one of them the terminating zero.
 const maxSocketPath = 107
 
 func checkSocketPath(path string) error {
@@ -49,14 +49,14 @@ func checkSocketPath(path string) error {
 	return nil
 }
 
-// listenFresh binds a Unix socket ("unix" or "unixpacket") at path, which only
-// this user may connect to. It makes the folder of path if need be, and returns
-// private.ErrNotPrivate if another user could change that folder. It first
-// removes the socket file of a killed process, and returns ErrInUse if another process still
-// listens. Close of the listener removes the file.
+// listenFresh binds a Unix socket ("unix" or "unixpacket") at path, which only this user may
+// connect to. It makes the folder of path if needed, and returns private.ErrNotPrivate if
+// another user could change that folder. It first removes the socket file of a killed
+// process. If another process still listens, it returns ErrInUse. Close of the listener
+// removes the file.
 //
-// Two that start at once are put in order by a lock on a file beside the socket,
-// held between the look and the bind.
+// A lock on a file next to the socket, held from the check to the bind, puts two concurrent
+// calls in order.
 func listenFresh(network, path string) (*net.UnixListener, error) {
 	if err := checkSocketPath(path); err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func listenFresh(network, path string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock socket: %w", err)
 	}
-	defer lock.Close() // and with it the lock
+	defer lock.Close() // also releases the lock
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
 		return nil, fmt.Errorf("lock socket %s: %w", path, err)
 	}
@@ -101,14 +101,15 @@ func removeStale(network, path string) error {
 	c, err := net.DialUnix(network, nil, &net.UnixAddr{Net: network, Name: path})
 	if err == nil {
 		pid := "unknown"
-		if peer, _ := unixsock.Peer(c, os.Getuid()); peer != nil { // of whatever user
+		if peer, _ := unixsock.Peer(c, os.Getuid()); peer != nil { // a process of any user
 			pid = fmt.Sprint(peer.Pid)
 		}
 		c.Close()
 		return fmt.Errorf("listen on %s: process %s listens there already, want another runtime folder (--runtime-dir): %w", path, pid, ErrInUse)
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
-		// EAGAIN: a full backlog. EPROTOTYPE: another kind of socket, and alive.
+		// EAGAIN: the backlog is full. EPROTOTYPE: a socket of another type, whose process
+		// runs.
 		return fmt.Errorf("listen on %s: %w: %w", path, ErrInUse, err)
 	}
 	if err := os.Remove(path); err != nil {

@@ -4,7 +4,7 @@ import "testing"
 
 func TestAnInstanceHasOneThatServesAndOneThatStandsBy(t *testing.T) {
 	in := InstanceStatus{Processes: []ProcessStatus{
-		{Generation: 1, Role: Drain, State: Active}, // it has not let go yet
+		{Generation: 1, Role: Drain, State: Active}, // it has not released the ring yet
 		{Generation: 2, Role: Serve, State: Active},
 		{Generation: 3, Role: Serve, State: Linking},
 		{Generation: 4, Role: Shadow, State: Loaded},

@@ -7,16 +7,16 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 )
 
-// timedConn is a stream connection whose time limits count only the time in which
-// this process ran: a deadline that passed while it was stopped says nothing of the
-// peer. One goroutine reads and sets the read limit, one writes and sets the write
+// timedConn is a stream connection whose time limits count only this process's running
+// time. A deadline that passed while the process was stopped says nothing about the
+// peer. One goroutine reads and sets the read limit; one writes and sets the write
 // limit.
 type timedConn struct {
 	net.Conn
-	readBy, writeBy time.Duration // by runclock.Now; 0: no limit
+	readBy, writeBy time.Duration // in the time of runclock.Now; 0: no limit
 }
 
-// limitReads bounds the reads from now on by limit in all; 0 lifts the bound.
+// limitReads bounds the total time of all reads from now on; 0 removes the limit.
 func (c *timedConn) limitReads(limit time.Duration) { c.readBy = endOf(limit) }
 
 // limitWrites is limitReads for writes.

@@ -11,12 +11,12 @@ import (
 	"github.com/go-zeromq/zmq4/security/null"
 )
 
-// maxMessageBytes is the longest Desired or Observed. A process takes about 200
-// bytes in either, so this is room for about 5,000.
+// maxMessageBytes is the max length of a Desired or Observed. A process takes about 200
+// bytes in either, so there is room for about 5,000 processes.
 const maxMessageBytes = 1 << 20
 
-// ZMTP 3.0 (rfc.zeromq.org/spec/23): a greeting of 64 bytes, then frames of a
-// flags byte, a length of 1 byte or of 8 big-endian ones, and a body.
+// ZMTP 3.0 (rfc.zeromq.org/spec/23): a greeting of 64 bytes, then frames. A frame has a byte
+// of flags, a length of 1 byte or of 8 bytes (big-endian), and a body.
 const (
 	greetingBytes   = 64
 	flagMore        = 0x01
@@ -27,19 +27,19 @@ const (
 
 // zmtpConn is one ZeroMQ connection between PAIR sockets, over a Unix socket.
 //
-// It is a connection of zmq4 without its sockets, which do not survive a hostile peer
+// It is a connection of zmq4 without zmq4's sockets, which do not survive a hostile peer
 // (docs/adr/0020-zeromq-without-sockets.md). The link has one peer at a time, and deadlines.
 type zmtpConn struct {
 	zmtp  *zmq4.Conn
 	timed *timedConn
 }
 
-// openZMTP takes c over (and closes it on an error) and shakes hands within
-// handshakeTimeout.
+// openZMTP completes the handshake within handshakeTimeout. It takes ownership of c, and
+// closes c on an error.
 func openZMTP(c net.Conn, server bool) (_ *zmtpConn, err error) {
 	defer func() {
-		// zmq4 v0.17.0 slices a handshake's properties by lengths that the peer
-		// wrote and panics where they lie.
+		// zmq4 v0.17.0 slices a handshake's properties by lengths that the peer wrote, and
+		// panics if they are wrong.
 		if r := recover(); r != nil {
 			err = fmt.Errorf("%w: handshake: %v", ErrBadMessage, r)
 		}
@@ -59,15 +59,15 @@ func openZMTP(c net.Conn, server bool) (_ *zmtpConn, err error) {
 	return &zmtpConn{zmtp: z, timed: timed}, nil
 }
 
-// send writes one message; one goroutine at a time. A peer that does not read for
-// SilentAfter is an error.
+// send writes one message. Only one goroutine may call it at a time. It returns an error if
+// the peer does not read for SilentAfter.
 func (c *zmtpConn) send(message []byte) error {
 	c.timed.limitWrites(SilentAfter)
 	return c.zmtp.SendMsg(zmq4.NewMsg(message))
 }
 
-// receive reads one message; one goroutine at a time. The whole message has to
-// come within SilentAfter.
+// receive reads one message. Only one goroutine may call it at a time. The whole message has
+// to arrive within SilentAfter.
 func (c *zmtpConn) receive() ([]byte, error) {
 	c.timed.limitReads(SilentAfter)
 	m, err := c.zmtp.RecvMsg()
@@ -82,16 +82,16 @@ func (c *zmtpConn) receive() ([]byte, error) {
 
 func (c *zmtpConn) close() { c.zmtp.Close() }
 
-// frameGuard looks at the frame headers that pass and ends the stream before zmq4
-// acts on a bad one: zmq4 allocates whatever length a header claims, and collects
-// parts without end.
+// frameGuard inspects the frame headers in the stream, and ends the stream before zmq4 acts
+// on a bad one. zmq4 allocates whatever length a header claims, and collects parts without
+// limit.
 type frameGuard struct {
 	net.Conn
-	established bool // after the handshake no more commands
+	established bool // after the handshake: commands are no longer allowed
 
-	body   uint64 // bytes of the greeting or of the frame's body still to come
+	body   uint64 // remaining bytes of the greeting or of the frame's body
 	header [9]byte
-	have   int // bytes of header that are there
+	have   int // bytes of the header received so far
 }
 
 func (g *frameGuard) Read(p []byte) (int, error) {
@@ -126,7 +126,7 @@ func (g *frameGuard) check(p []byte) error {
 		case flags&flagLong == 0 && g.have == 2:
 			g.body = uint64(g.header[1])
 		default:
-			continue // the header goes on
+			continue // the header is not complete yet
 		}
 		limit := uint64(maxMessageBytes)
 		if flags&flagCommand != 0 {
