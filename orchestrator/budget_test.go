@@ -85,7 +85,7 @@ func TestBudgetsDemote(t *testing.T) {
 	}
 }
 
-// A process without a guarantee is demoted from the start, such as a shadow that loads.
+// A process without a guarantee, such as a shadow that loads, is demoted from the start.
 func TestBudgetsDemoteShadow(t *testing.T) {
 	c := &fakeCPU{used: map[int]time.Duration{1: 0}, levels: map[int]budget.Level{}}
 	b := c.budgets(1)

@@ -11,11 +11,11 @@ import (
 // still the one that the node was started with.
 func IFCPUs(reserved int) (manager, ifs []int) { return splitCPUs(allowedCPUs(), reserved) }
 
-// splitCPUs gives the manager the first reserved of the allowed CPUs. The rest are the
-// inference functions' 100 %. If reserved ≤ 0, the manager gets an eighth, min one.
-// Two cores together send and receive 4.2 GB/s of datagrams, more than the models on
-// eight cores can consume. The functions get min one CPU. A single CPU is shared by
-// both.
+// splitCPUs gives the manager the first reserved of the allowed CPUs. The inference
+// functions get the rest, which counts as their 100 %. If reserved ≤ 0, the manager
+// gets an eighth, at least one. Two cores together send and receive 4.2 GB/s of datagrams,
+// more than the models on eight cores can consume. The functions get at least one CPU. If
+// only one CPU is allowed, both share it.
 func splitCPUs(allowed []int, reserved int) (manager, ifs []int) {
 	n := len(allowed)
 	if n <= 1 {

@@ -98,7 +98,7 @@ func (s *supervisor) onGPU() bool {
 // server.
 func (s *supervisor) together() bool { return s.gpu.mechanism == mechanismMPS }
 
-// deviceStates is nil on a CPU.
+// deviceStates returns the channel of the device's states, nil on a CPU.
 func (s *supervisor) deviceStates() <-chan gpuState {
 	if s.device == nil {
 		return nil

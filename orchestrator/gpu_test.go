@@ -316,7 +316,7 @@ func TestAShadowIsToldItsGroupsWhenItIsWoken(t *testing.T) {
 		if !slices.Equal(p.SMGroups, []int{2, 3}) {
 			t.Errorf("as it links it holds %v", p.SMGroups)
 		}
-		// Changes meanwhile wait.
+		// A change of groups meanwhile has to wait.
 		n.want(grouped(1, control.Serve, 4))
 		if p := n.link.observed().Processes[0]; !slices.Equal(p.SMGroups, []int{2, 3}) {
 			t.Errorf("as it links it holds %v", p.SMGroups)

@@ -104,8 +104,8 @@ type oomKills struct {
 	claimed map[string]uint64 // key: the group's file; value: the count up to which kills are attributed
 }
 
-// claim returns where the kernel counted or logged the OOM kill that ended a process of g;
-// empty if there is no such kill. began is when the process was started.
+// claim looks for the OOM kill that ended a process of g, which started at began. It
+// returns where the kernel counted or logged the kill; empty if there is none.
 func (o *oomKills) claim(g memoryGroup, pid int, began time.Time) string {
 	if g.File == "" {
 		return kernelLogged(pid, began)

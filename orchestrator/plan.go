@@ -33,8 +33,8 @@ type fact struct {
 	// Zero: not yet.
 	hungUp time.Time
 
-	// On a GPU: the groups that it was last ordered to, whether its arrival there is
-	// pending, when it was ordered, and when its device failed.
+	// On a GPU: the groups of its last order, whether it has yet to arrive there, the
+	// time of the order, and when its device failed.
 	groups  []int
 	moving  bool
 	ordered time.Time
@@ -111,9 +111,9 @@ type action struct {
 	why string
 }
 
-// plan returns the actions that are due now, in the order of the processes' names. next
-// is when to plan again if nothing happens before; zero: no deadline is pending. plan is
-// pure.
+// plan returns the actions that are due now, in the order of the processes' names. The
+// result next is when to plan again if nothing happens before; zero: no deadline is
+// pending. It is a pure function.
 func plan(now time.Time, w wish, f facts, l limits) (todo []action, next time.Time) {
 	// due reports whether t is reached. If not, it lowers next to t.
 	due := func(t time.Time) bool {

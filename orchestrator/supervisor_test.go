@@ -29,7 +29,7 @@ type node struct {
 	machine *fakeMachine
 	log     journal
 
-	stop    context.CancelFunc // as SIGTERM does
+	stop    context.CancelFunc // ends run, as SIGTERM does
 	stopped chan struct{}
 	err     error // how run ended; valid once stopped is closed
 	desired control.Desired

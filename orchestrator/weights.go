@@ -190,7 +190,7 @@ func (h *weightsHolder) run(ctx context.Context, p *keeper.Process, log zerolog.
 
 // note is what another orchestrator needs to resume the server.
 func (h *weightsHolder) note(held *control.WeightsHeld) json.RawMessage {
-	b, _ := json.Marshal(savedWeights{Version: control.Version, UUID: h.uuid, Held: held}) // plain data
+	b, _ := json.Marshal(savedWeights{Version: control.Version, UUID: h.uuid, Held: held}) // plain data cannot fail
 	return b
 }
 

@@ -68,7 +68,7 @@ func NewLocal() *Local {
 	return l
 }
 
-// Start is Keeper.Start.
+// Start implements Keeper.
 func (l *Local) Start(c Command) (*Process, error) {
 	k, err := l.start(c)
 	if err != nil {
@@ -238,7 +238,7 @@ func (l *Local) process(id string, k *kept) (*Process, error) {
 	}, nil
 }
 
-// Held is Keeper.Held.
+// Held implements Keeper.
 func (l *Local) Held() []*Process {
 	l.mu.Lock()
 	held := make(map[string]*kept, len(l.held))
@@ -255,7 +255,7 @@ func (l *Local) Held() []*Process {
 	return list
 }
 
-// Signal is Keeper.Signal.
+// Signal implements Keeper.
 func (l *Local) Signal(id string, sig syscall.Signal) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -278,7 +278,7 @@ func exited(pid int) bool {
 	return err == nil && info.Signo != 0
 }
 
-// Note is Keeper.Note.
+// Note implements Keeper.
 func (l *Local) Note(id string, note json.RawMessage) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -287,7 +287,7 @@ func (l *Local) Note(id string, note json.RawMessage) {
 	}
 }
 
-// Forget is Keeper.Forget.
+// Forget implements Keeper.
 func (l *Local) Forget(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -297,10 +297,10 @@ func (l *Local) Forget(id string) {
 	}
 }
 
-// PID is Keeper.PID.
+// PID implements Keeper.
 func (l *Local) PID() int { return os.Getpid() }
 
-// Gone is Keeper.Gone.
+// Gone implements Keeper.
 func (l *Local) Gone() <-chan struct{} { return nil }
 
 // EndAll kills all processes, and returns when it holds none.

@@ -221,7 +221,7 @@ func (r *Remote) read() {
 			closeAll(files)
 		}
 	}
-	// The keeper's end has ended its processes.
+	// The processes end with the keeper.
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for id, exit := range r.exits {
@@ -263,7 +263,7 @@ func (r *Remote) started(m message, files []*os.File) {
 	}
 }
 
-// Start is Keeper.Start.
+// Start implements Keeper.
 func (r *Remote) Start(c Command) (*Process, error) {
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -319,28 +319,28 @@ func inMemory(text []byte) (*os.File, error) {
 	return f, nil
 }
 
-// Held is Keeper.Held.
+// Held implements Keeper.
 func (r *Remote) Held() []*Process { return r.held }
 
 // A keeper that is gone accepts no more messages. Process.Exit and Start report that.
 
-// Signal is Keeper.Signal.
+// Signal implements Keeper.
 func (r *Remote) Signal(id string, sig syscall.Signal) {
 	_ = r.conn.send(message{Op: opSignal, ID: id, Signal: sig})
 }
 
-// Note is Keeper.Note.
+// Note implements Keeper.
 func (r *Remote) Note(id string, note json.RawMessage) {
 	_ = r.conn.send(message{Op: opNote, ID: id, Note: note})
 }
 
-// Forget is Keeper.Forget.
+// Forget implements Keeper.
 func (r *Remote) Forget(id string) { _ = r.conn.send(message{Op: opForget, ID: id}) }
 
-// PID is Keeper.PID.
+// PID implements Keeper.
 func (r *Remote) PID() int { return r.pid }
 
-// Gone is Keeper.Gone.
+// Gone implements Keeper.
 func (r *Remote) Gone() <-chan struct{} { return r.done }
 
 // Close closes the connection. The processes keep running.

@@ -63,7 +63,7 @@ const controlProgram = "nvidia-cuda-mps-control"
 type Options struct {
 	// Dir is the runtime folder, which must exist. It has one daemon.
 	Dir string
-	// UUID is the GPU's.
+	// UUID identifies the GPU.
 	UUID string
 	// Session reads the GPU's compute mode; nil if there is no NVML.
 	Session nvml.Session

@@ -13,8 +13,8 @@ import (
 	"github.com/penstock/penstock/private"
 )
 
-// Running returns the process id and the clients of the daemon that another process owns in a
-// runtime folder. ok is false if there is no daemon, or it does not answer.
+// Running returns the process id and the clients of another process's daemon in a runtime
+// folder. If there is no daemon, or it does not answer, ok is false.
 func Running(ctx context.Context, dir, uuid string) (pid int, clients []Client, ok bool) {
 	dir, err := filepath.Abs(dir)
 	program := lookUp("")

@@ -1,8 +1,8 @@
 // Package sandbox starts a program with no more rights than an inference function needs.
 //
-//	Spec      what a process may do: pure data, made by the orchestrator
-//	Command   puts the launcher in front of a program (orchestrator's side)
-//	MaybeLaunch    the launcher: this binary again, which becomes the program
+//	Spec         what a process may do: pure data, made by the orchestrator
+//	Command      puts the launcher in front of a program (orchestrator's side)
+//	MaybeLaunch  runs the launcher: this binary, which then becomes the program
 //
 // The launcher keeps its process id, process group, inherited descriptors and output
 // pipes. It goes through these steps, each of which needs rights that the next one

@@ -55,8 +55,8 @@ func launched(cmd *exec.Cmd, self string, s Spec) error {
 	return nil
 }
 
-// AsUser returns a function that puts the launcher in front of a command, like Command, with a
-// Spec that has UserOnly. reach lists folders that the programs need in addition to their own.
+// AsUser returns a function that puts the launcher in front of a command, like Command. The Spec
+// has UserOnly, and reach lists folders that the programs need in addition to their own.
 func AsUser(u *User, self string, reach ...string) func(*exec.Cmd) error {
 	return func(cmd *exec.Cmd) error {
 		s := Spec{User: u, UserOnly: true, Reach: reach}
