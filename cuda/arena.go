@@ -16,7 +16,7 @@ type Arena struct {
 	mapped  bool
 }
 
-// NewArena allocates min bytes bytes, rounded up to the driver's granularity (2 MiB):
+// NewArena allocates this many bytes, rounded up to the driver's granularity (2 MiB):
 // see Bytes. Kernels of this context may read and write it. The caller owns it until
 // Close. If the driver has no virtual memory (Properties.VirtualMemory), the error is
 // ErrNotSupported.

@@ -7,7 +7,7 @@ type Graph struct{ handle uint64 }
 // GraphOf wraps a CUgraph that other code made and owns.
 func GraphOf(handle uintptr) *Graph { return &Graph{uint64(handle)} }
 
-// Handle is the CUgraph.
+// Handle returns the CUgraph.
 func (g *Graph) Handle() uintptr { return uintptr(g.handle) }
 
 // Capture begins a capture: work that is queued on s is not done, but becomes part of a

@@ -35,7 +35,7 @@ func (c *Context) StreamPriorities() (lowest, highest int, err error) {
 // StreamOf wraps a CUstream that other code made.
 func StreamOf(handle uintptr) Stream { return Stream{uint64(handle)} }
 
-// Handle is the CUstream.
+// Handle returns the CUstream.
 func (s Stream) Handle() uintptr { return uintptr(s.handle) }
 
 // Synchronize waits until all queued work is done. The error may come from any work queued
@@ -72,7 +72,7 @@ func (s Stream) Copy(dst, src Pointer, n int) error {
 	return check("cuMemcpyAsync", streamCopy(s.handle, uint64(dst), uint64(src), uint64(n)))
 }
 
-// Set queues the setting of n bytes to value.
+// Set queues a write of value to n bytes.
 func (s Stream) Set(dst Pointer, value byte, n int) error {
 	return check("cuMemsetD8Async", streamSet(s.handle, uint64(dst), value, uint64(n)))
 }
@@ -111,7 +111,7 @@ func newEvent(flags uint32) (Event, error) {
 	return Event{handle}, check("cuEventCreate", code)
 }
 
-// Handle is the CUevent.
+// Handle returns the CUevent.
 func (e Event) Handle() uintptr { return uintptr(e.handle) }
 
 // Record queues the event on s. The event is done when all work queued before it is. A new
