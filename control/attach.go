@@ -82,9 +82,9 @@ func ListenAttach(path string, uid int, log zerolog.Logger) (*AttachListener, er
 	return a, nil
 }
 
-// Accept waits for a process that has sent its Attach. It has checked the version, the user and the
-// process id against what the kernel reports about the peer. The caller decides with Grant or Refuse
-// whether it expects such a process. The caller owns the connection. After Close, Accept returns
+// Accept waits for a process whose Attach agrees with what the kernel reports about the peer. The
+// listener has checked the version, the user and the process id. The caller decides with Grant or
+// Refuse whether it expects such a process. The caller owns the connection. After Close, Accept returns
 // net.ErrClosed.
 func (a *AttachListener) Accept() (*AttachConn, Attach, error) {
 	select {
@@ -95,7 +95,7 @@ func (a *AttachListener) Accept() (*AttachConn, Attach, error) {
 	}
 }
 
-// Restore is Listener.Restore of the attach socket.
+// Restore makes the attach socket's file again; see Listener.Restore.
 func (a *AttachListener) Restore() (restored bool, err error) { return a.listener.Restore() }
 
 // Rejected counts the connections that Accept never returned.

@@ -76,7 +76,7 @@ func (m *ManagerLink) Observed() <-chan Observed { return m.l.in }
 // process's running time (package runclock).
 func (m *ManagerLink) PeerAlive() bool { return m.l.alive() }
 
-// Restore is Listener.Restore of the link's socket.
+// Restore makes the file of the link's socket again; see Listener.Restore.
 func (m *ManagerLink) Restore() (restored bool, err error) { return m.listener.Restore() }
 
 // Close ends the link, waits for its goroutines, and removes the socket file.

@@ -275,7 +275,7 @@ const (
 	DoWake  OrderKind = "wake"
 	DoShare OrderKind = "share"
 	DoDrain OrderKind = "drain"
-	// DoReport asks for a whole notice.
+	// DoReport asks for a notice with the whole state.
 	DoReport   OrderKind = "report"
 	DoPrepared OrderKind = "prepared"
 )
