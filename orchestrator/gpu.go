@@ -15,13 +15,13 @@ import (
 // What the supervisor does differently on a GPU. It opens the device when it adopts a
 // manager that wants one. Until the device is open, it starts nothing.
 //
-// 	spawn    the environment has the GPU's UUID, its groups and the folders of MPS
-// 	wake     the order has the percentage, or the groups, or neither if the process has
-// 	         no share; not while MPS is down
-// 	reshare  other groups, one order at a time: the next waits until the process has
-// 	         reported that it runs where it was ordered to. A percentage never changes.
-// 	lost     the device failed under all processes: report it at once, do not count it
-// 	         toward backoff, and kill a process that does not end by itself
+//	spawn    the environment has the GPU's UUID, its groups and the folders of MPS
+//	wake     the order has the percentage, or the groups, or neither if the process has
+//	         no share; not while MPS is down
+//	reshare  other groups, one order at a time: the next waits until the process has
+//	         reported that it runs where it was ordered to. A percentage never changes.
+//	lost     the device failed under all processes: report it at once, do not count it
+//	         toward backoff, and kill a process that does not end by itself
 //
 // The supervisor reports two kinds of groups to the manager: those that a process was
 // ordered to, and those that it has not yet reported to have left. The manager gives

@@ -22,9 +22,9 @@ import (
 // Both the kernel's OOM killer and an operator can send SIGKILL. Two sources tell the two
 // apart:
 //
-// 	1 the process's memory cgroup counts the OOM kills of its processes: oom_kill in
-// 	  memory.oom_control (version 1) or memory.events (version 2)
-// 	2 the kernel's log names the process, if this process may read /dev/kmsg
+//	1 the process's memory cgroup counts the OOM kills of its processes: oom_kill in
+//	  memory.oom_control (version 1) or memory.events (version 2)
+//	2 the kernel's log names the process, if this process may read /dev/kmsg
 //
 // If neither can be read, the orchestrator reports a SIGKILL that Penstock did not send as
 // just that.

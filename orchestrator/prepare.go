@@ -22,10 +22,10 @@ import (
 // The processes of all functions that run a model share the prepared model. No such process may write it: an
 // attacker who controls one process would control the others.
 //
-// 	process                       orchestrator                    penstock prepare
-// 	1 Notice{prepare}  ─────────> one run per card      ────────> 2 optimises the model on the
-// 	                                                                GPU, writes the entry, ends
-// 	4 opens the entry <────────── 3 Order{prepared}
+//	process                       orchestrator                    penstock prepare
+//	1 Notice{prepare}  ─────────> one run per card      ────────> 2 optimises the model on the
+//	                                                                GPU, writes the entry, ends
+//	4 opens the entry <────────── 3 Order{prepared}
 //
 // The card is always the one that the manager named, never one that a process names. The preparing process
 // runs as the node's user, without capabilities, in a sandbox that may write the folder of prepared models.

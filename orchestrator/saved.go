@@ -12,11 +12,11 @@ import (
 
 // An orchestrator that takes over from a dead one resumes its processes:
 //
-// 	1 the keeper hands out what it holds: links, output, exit statuses, and a note per
-// 	  process, which the dead orchestrator wrote before it started the process
-// 	2 the note has the process's manager and its orders
-// 	3 the orchestrator asks each process to repeat its state (control.DoReport)
-// 	4 it follows the manager's next message as if it had never been away
+//	1 the keeper hands out what it holds: links, output, exit statuses, and a note per
+//	  process, which the dead orchestrator wrote before it started the process
+//	2 the note has the process's manager and its orders
+//	3 the orchestrator asks each process to repeat its state (control.DoReport)
+//	4 it follows the manager's next message as if it had never been away
 //
 // What happened between the last note and the death is not lost. Notices wait in the link.
 // The report shows the effect of an order that was sent. An order that is repeated changes

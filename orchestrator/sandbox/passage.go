@@ -16,9 +16,9 @@ import (
 // /root. In a mount namespace of the process, an empty folder covers the closed one. It has
 // nothing but the way to the path. The path's own mode applies as before.
 //
-// 	/root           0700           /root           0755, empty but for
-// 	├── .ssh                       └── models
-// 	└── models/face      ──>           └── face    the same folder as outside
+//	/root           0700           /root           0755, empty but for
+//	├── .ssh                       └── models
+//	└── models/face      ──>           └── face    the same folder as outside
 //
 // Without a passage, a node in root's home, or in a temporary folder, could not start
 // functions as another user.
