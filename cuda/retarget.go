@@ -9,9 +9,9 @@ import (
 // stream from which it was captured. To move a graph to other multiprocessors, Retarget changes that
 // context, kernel by kernel:
 //
-// 	capture on a stream of the primary context      once
-// 	Retarget(stream of a green context)             0.4 to 1.1 ms for ResNet-50's 180 nodes on an H200
-// 	Upload, Launch on that stream                   0.2 ms, then as fast as captured there, bit for bit the same
+//	capture on a stream of the primary context      once
+//	Retarget(stream of a green context)             0.4 to 1.1 ms for ResNet-50's 180 nodes on an H200
+//	Upload, Launch on that stream                   0.2 ms, then as fast as captured there, bit for bit the same
 //
 // Why this works (CUDA 13.0, driver 580): cuda.h ignores a node's context if the node names a
 // function. In a capture by CUDA's run-time library, a node names both a function and a kernel. A
