@@ -4,12 +4,12 @@ package control
 // preserves message boundaries (SOCK_SEQPACKET) and carries file descriptors. A message therefore
 // arrives as a whole or not at all:
 //
-// 	process                              manager
-// 	1 DialAttach: Attach ──────────────> ListenAttach: version, user and pid checked
-// 	2                     <───────────── Grant: Attached, and the descriptors;
-// 	                                     or Refuse: the reason, and the end
-// 	3 Report ──────────────────────────> ReadReport
-// 	4 Gone is closed      <── end of file ──>  io.EOF from ReadReport
+//	process                              manager
+//	1 DialAttach: Attach ──────────────> ListenAttach: version, user and pid checked
+//	2                     <───────────── Grant: Attached, and the descriptors;
+//	                                     or Refuse: the reason, and the end
+//	3 Report ──────────────────────────> ReadReport
+//	4 Gone is closed      <── end of file ──>  io.EOF from ReadReport
 //
 // The kernel sends the end of file, so each side sees the other's death at once.
 

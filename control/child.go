@@ -5,13 +5,13 @@ package control
 // message boundaries (SOCK_SEQPACKET), so an orchestrator that dies while it reads or
 // writes leaves no partial line to the next one.
 //
-// 	orchestrator                         child
-// 	1 socket pair, StartLine, spawn
-// 	2 Order{start, version} ───────────> OpenChild checks the version
-// 	3 ReadNotice  <───── Notice{version, pid, starting}, the handshake
-// 	4 Order{wake, share, drain} ───────> Orders
-// 	5 ReadNotice  <───── Notify{loaded … draining, or failed and why}
-// 	6 Close ───────────────────────────> Orders is closed: the child must end
+//	orchestrator                         child
+//	1 socket pair, StartLine, spawn
+//	2 Order{start, version} ───────────> OpenChild checks the version
+//	3 ReadNotice  <───── Notice{version, pid, starting}, the handshake
+//	4 Order{wake, share, drain} ───────> Orders
+//	5 ReadNotice  <───── Notify{loaded … draining, or failed and why}
+//	6 Close ───────────────────────────> Orders is closed: the child must end
 //
 // In both directions, end of file means that the other side has ended.
 

@@ -2,11 +2,11 @@ package control
 
 // The way of a state, from Publish on one side to the channel on the other:
 //
-// 	1 Publish encodes it and keeps it as the latest        (any goroutine)
-// 	2 talk's writer sends the latest, at once and then each RepeatEvery
-// 	3 the guard bounds each frame, zmq4 reads it            (frameGuard, zmtpConn)
-// 	4 decode checks the version, then the whole state       (check.go)
-// 	5 the latest wins in a channel of one                   (offer)
+//	1 Publish encodes it and keeps it as the latest        (any goroutine)
+//	2 talk's writer sends the latest, at once and then each RepeatEvery
+//	3 the guard bounds each frame, zmq4 reads it            (frameGuard, zmtpConn)
+//	4 decode checks the version, then the whole state       (check.go)
+//	5 the latest wins in a channel of one                   (offer)
 //
 // The manager's end listens, and accepts one peer at a time. The orchestrator's end dials
 // again whenever the connection breaks. A connection breaks when the peer is gone, is

@@ -19,10 +19,10 @@ import (
 
 // A client finds the nodes of its user without a flag:
 //
-// 	1 a manager that serves puts a link to its runtime folder into nodesDir of the user's
-// 	  default runtime folder, and removes it when it ends           (RegisterNode)
-// 	2 a client reads the links of every default folder, adds the default folders themselves,
-// 	  and keeps those with an admin socket that accepts connections (FindNode)
+//	1 a manager that serves puts a link to its runtime folder into nodesDir of the user's
+//	  default runtime folder, and removes it when it ends           (RegisterNode)
+//	2 a client reads the links of every default folder, adds the default folders themselves,
+//	  and keeps those with an admin socket that accepts connections (FindNode)
 //
 // If a killed manager left a link, the next manager that registers removes it.
 
