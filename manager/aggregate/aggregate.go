@@ -1,20 +1,20 @@
-// Package aggregate makes requests of pieces. Datagrams go in as they came,
-// where they lie in the slab; what comes out are slots whose request is whole,
-// what clients must be told, and the packet memory that nobody needs any more.
+// Package aggregate assembles requests from pieces. Its input are datagrams as they arrived,
+// in the slab. Its output are slots with complete requests, answers and NACKs for clients,
+// and packet memory that is no longer needed.
 //
-// The way of a datagram, in the order of this file:
+// The path of a datagram, in the order of this file:
 //
 //  1. Add reads its header and checks it (package wire).
-//  2. Its request is found: the one before it in the batch, as a rule; else by
-//     (source address, source port, request id) among the live slots and the
-//     requests that ended lately.
-//  3. A request that is new takes a free slot; or it is refused (its size is not
-//     the model's), or turned away (no room).
-//  4. The piece is checked against the request's others and marked in its bitmap,
-//     and descriptors of its payload are written straight into the request table.
-//  5. The last one missing makes the request whole: the caller publishes its slot.
+//  2. Add finds its request: usually that of the previous datagram in the batch.
+//     Otherwise it looks up (source address, source port, request id) among the live
+//     slots and the requests that ended lately.
+//  3. A new request takes a free slot. Otherwise it is refused (its size is not the
+//     model's), or turned away (no slot is free).
+//  4. The piece is checked against the request's other pieces and marked in its
+//     bitmap. Descriptors of its payload are written straight into the request table.
+//  5. The last missing piece completes the request: the caller publishes its slot.
 //
-// The life of a slot:
+// The life of a slot. State whole means that the request is complete:
 //
 //	        first piece             last piece                End
 //	free ───────────────> gathering ──────────> whole ──────────────┐
@@ -24,33 +24,34 @@
 //	 │                        │                     │ Free           │
 //	 └────────────────────────┴─────────────────────┴────────────────┘
 //
-// A slot that is answered has no request any more: its client knows the end, and
-// may ask for it again. The slot counts for its client's credit, and its spans stay
-// where they are, until no process can read them.
+// A slot in state answered has no request any more: its client has the answer, and may ask
+// for it again. Until no process can read the slot, it counts for its client's credit, and
+// its spans stay in place.
 //
-// Every request that begins becomes exactly one of whole, incomplete and evicted;
-// its client is told once, and its spans are in Events.Release once.
+// Every request that begins becomes exactly one of whole, incomplete and evicted. Its client
+// gets one answer, and its spans are in Events.Release once.
 //
-// # What has ended
+// # Requests that have ended
 //
-// A request that held a slot and was answered (ok, late, incomplete, failed) is
-// remembered for AnsweredFor: its pieces are late and dropped, so it is never
-// run twice, and a client that asks (piece 0, retransmitted) gets the same answer
-// again, with the credit of the day, at most every againAfter. That holds for
-// incomplete as well: a client tries again under a new id. A request that was
-// turned away, evicted or refused is remembered for TurnedAwayFor, long enough
-// for the rest of its pieces to come and go; after that the same id begins anew.
-// If the client had not proved its address (proof.go), piece 0 with its cookie begins
-// the request again at once. The file fair.go divides the slots when they run short.
-// One that was shed before it was received (ingest.Datagram.Shed) is turned away
-// busy, but with the client's credit: there is room for others.
-// Both memories are bounded and forget their oldest first.
+// A request that held a slot and was answered (ok, late, incomplete, failed) is remembered
+// for AnsweredFor. Its further pieces are late and dropped, so it never runs twice. A client
+// that asks (piece 0, retransmitted) gets the same answer again, with its current credit, at
+// most once every againAfter. That also holds for incomplete requests: a client tries again
+// under a new id.
 //
-// The package is pure: time is passed in (nanoseconds of shm.Now's clock), there
-// is no I/O, and nothing is allocated once buffers have grown to what a burst
-// takes. An Aggregator and all that it returns belong to whoever holds the
-// caller's lock: nothing of one may be called by two goroutines at once. Several
-// aggregators may serve one function at the same time, see NewSeveral.
+// A request that was turned away, evicted or refused is remembered for TurnedAwayFor, long
+// enough for the rest of its pieces to arrive. After that the same id begins a new request.
+// If the client had not proved its address (proof.go), piece 0 with its cookie begins the
+// request again at once. The file fair.go divides the slots when they run short. A request
+// that was shed before it was received (ingest.Datagram.Shed) is turned away with status
+// busy. It gets the client's credit, because there is room for other requests. Both memories
+// are bounded and drop their oldest entries first.
+//
+// The package is pure: the caller passes the time (nanoseconds of shm.Now's clock), and there
+// is no I/O. Nothing is allocated once buffers have grown to the size of a burst. The holder
+// of the caller's lock owns an Aggregator and everything that it returns: two goroutines must
+// not call one at the same time. Several aggregators may serve one function concurrently, see
+// NewSeveral.
 package aggregate
 
 import (
@@ -62,53 +63,53 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Table is where descriptors are written for inference functions to read:
-// *shm.Table. Pieces is called once for each slot, by New; each of several aggregators
-// calls it for every slot, and writes to those that it has taken.
+// Table receives the descriptors for inference functions: *shm.Table. New calls Pieces once
+// for each slot. Each of several aggregators calls it for every slot, and writes only to
+// slots that it has taken.
 type Table interface {
-	// Pieces is a slot's descriptors, Config.MaxPieces of them, written in place.
+	// Pieces returns a slot's descriptors, Config.MaxPieces of them, to be written in place.
 	Pieces(slot uint32) []shm.Piece
-	// SetRequest writes what else is told of a slot's request, when it is whole.
+	// SetRequest writes the rest about a slot's request, when it is complete.
 	SetRequest(slot uint32, r shm.Request)
 }
 
-// Aggregator is the requests of one inference function, or of some of its clients.
+// Aggregator holds the requests of one inference function, or of some of its clients.
 type Aggregator struct {
 	config Config
 	common *common
 	memory []byte
 	table  Table
-	// now is the latest time that any caller has come with: the clocks of two
-	// threads that wait for one lock may cross.
+	// now is the latest time that any caller has passed. Threads that wait for one lock may
+	// pass their times out of order.
 	now      int64
 	draining bool
 
-	slots []request // by slot; one that is another aggregator's is free here
+	slots []request // by slot; a slot of another aggregator is free here
 	taken int       // slots that are not free here
-	last  uint32    // the slot that the last piece went to
+	last  uint32    // the slot of the last piece
 	// requests finds live slots (0 … Slots-1) and remembered ends (from Slots on).
 	requests index
 	hash     hasher
 
-	// age holds the gathering slots, oldest first: the order of their deadlines.
+	// age holds the gathering slots, oldest first. That is also the order of their deadlines.
 	age list
-	// quiet[k] holds the gathering slots for which k NACKs were sent since the last
-	// new piece. Within one list the wait is the same, so each is in the order of
-	// its timers.
+	// quiet[k] holds the gathering slots for which k NACKs were sent since the last new
+	// piece. All slots of one list wait equally long, so each list is in the order of its
+	// timers.
 	quiet []list
 
 	ended   history // answered
 	turned  history // turned away, evicted, refused
 	answers arena   // the payloads of ended
 	clients clients // that have proved their address
-	// strangers are the clients that have not. This table serves only their credit.
+	// strangers are the clients that have not. This table only computes their credit.
 	strangers clients
 
 	heldBytes uint64
 	stats     Stats
 }
 
-// request is what a slot holds. The last three keep their memory.
+// request is the contents of a slot. The last three fields keep their memory.
 type request struct {
 	from  netip.AddrPort
 	id    uint32
@@ -116,29 +117,29 @@ type request struct {
 	state state
 
 	client   uint32 // index in clients
-	count    uint16 // pieces
-	size     uint32 // bytes of every piece but the last
-	got      uint32 // pieces here
-	used     uint32 // descriptors
+	count    uint16 // number of pieces
+	size     uint32 // bytes of every piece except the last
+	got      uint32 // received pieces
+	used     uint32 // used descriptors
 	priority uint8
-	extended bool // the extension has come
+	extended bool // the extension was received
 	proved   bool // the client receives at its address
 	wishes   uint8
-	headers  uint32 // bytes in front of each of its datagrams
-	budget   budget // what may be sent without proof
+	headers  uint32 // header bytes of each of its datagrams
+	budget   budget // bytes that may be sent without proof
 
-	first    int64 // first piece, received
-	arrived  int64 // the same, at the machine: it may have waited to be received
+	first    int64 // when the first piece was received
+	arrived  int64 // when the first piece reached the machine, before it waited to be received
 	whole    int64
 	progress int64 // last new piece
 	mark     int64 // last new piece or wish
-	wished   int64 // last wish, or the beginning
-	wanted   int64 // for how long after first an answer is of use; 0: not said
+	wished   int64 // last NACK, or the beginning
+	wanted   int64 // for how long after first an answer is useful; 0: unknown
 	sentAt   uint64
 
 	present []uint64 // bit i%64 of word i/64: piece i is here
 	pieces  []shm.Piece
-	spans   []ingest.Span // the datagrams, headers and all; adjacent ones merged
+	spans   []ingest.Span // the datagrams with their headers; adjacent ones merged
 }
 
 type state uint8
@@ -154,8 +155,8 @@ const (
 // live reports whether a slot has a request that was not answered.
 func (r *request) live() bool { return r.state > stateAnswered }
 
-// New makes an aggregator over a slab's memory. It panics when the configuration
-// is not valid (see Config.Validate), or the table does not fit it.
+// New makes an aggregator over a slab's memory. It panics if the configuration is invalid
+// (see Config.Validate), or the table does not match it.
 func New(config Config, memory []byte, table Table) *Aggregator {
 	return NewSeveral(1, config, memory, table)[0]
 }
@@ -195,8 +196,8 @@ func newAggregator(config Config, memory []byte, table Table, shared *common) *A
 	return a
 }
 
-// Add takes a batch of datagrams, and their spans with it: each is given back
-// through some Events.Release, exactly once.
+// Add takes a batch of datagrams and ownership of their spans. It returns each span through
+// some Events.Release, exactly once.
 func (a *Aggregator) Add(now int64, batch []ingest.Datagram, events *Events) {
 	a.tick(now)
 	for i := range batch {
@@ -207,7 +208,7 @@ func (a *Aggregator) Add(now int64, batch []ingest.Datagram, events *Events) {
 	}
 }
 
-// tick moves the clock and forgets what is too old to be remembered.
+// tick advances the clock and drops what has been remembered for long enough.
 func (a *Aggregator) tick(now int64) {
 	a.now = max(a.now, now)
 	for a.ended.expired(a.now) {
@@ -218,7 +219,7 @@ func (a *Aggregator) tick(now int64) {
 	}
 }
 
-// forget forgets the oldest record.
+// forget drops the oldest record.
 func (a *Aggregator) forget(m *history) {
 	if hash, ref, void := m.pop(); !void {
 		a.requests.remove(hash, ref)
@@ -259,8 +260,9 @@ func (a *Aggregator) add(d *ingest.Datagram, events *Events) {
 	}
 }
 
-// bytes is len(scratch) bytes of a datagram, from an offset on, fewer where it
-// ends before: in the slab if they lie in one span, else copied to scratch.
+// bytes returns up to len(scratch) bytes of a datagram from an offset, fewer if the datagram
+// ends before. If they lie in one span, the result is in the slab. Otherwise they are copied
+// to scratch.
 func (a *Aggregator) bytes(d *ingest.Datagram, from int, scratch []byte) []byte {
 	to, first := min(from+len(scratch), d.Length()), int(d.First.Length)
 	switch {
@@ -276,7 +278,8 @@ func (a *Aggregator) bytes(d *ingest.Datagram, from int, scratch []byte) []byte 
 	return scratch[:n]
 }
 
-// find looks a request up: a slot, or Slots and more for one that has ended.
+// find looks up a request. It returns a slot, or Slots and above for a request that has
+// ended.
 func (a *Aggregator) find(hash uint32, from netip.AddrPort, id uint32) (ref uint32, ok bool) {
 	for ref, at, ok := a.requests.find(hash, hash); ok; ref, at, ok = a.requests.find(hash, at+1) {
 		if int(ref) < len(a.slots) {
@@ -290,7 +293,7 @@ func (a *Aggregator) find(hash uint32, from netip.AddrPort, id uint32) (ref uint
 	return 0, false
 }
 
-// begin gives a new request a slot, or sends it away.
+// begin gives a new request a slot, or turns it away.
 func (a *Aggregator) begin(hash uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	proved := local(d.From) || a.proves(d, h)
 	client := a.side(proved).touch(a.hash.client(d.From), d.From, a.now)
@@ -337,8 +340,8 @@ func (a *Aggregator) begin(hash uint32, d *ingest.Datagram, h *wire.Header, even
 	a.piece(slot, d, h, events)
 }
 
-// takeSlot is a slot for a new request, if need be that of a party above its share;
-// ok is false if the party gets none.
+// takeSlot takes a slot for a new request, if necessary by evicting a request of a party
+// above its share. ok is false if the party gets none.
 func (a *Aggregator) takeSlot(p party, events *Events) (slot uint32, ok bool) {
 	if a.draining {
 		return 0, false
@@ -349,7 +352,7 @@ func (a *Aggregator) takeSlot(p party, events *Events) (slot uint32, ok bool) {
 			return slot, true
 		}
 	}
-	// Another aggregator may be faster to take what this one evicts.
+	// Another aggregator may take first what this one evicts.
 	for a.evictAbove(p, events) {
 		if slot, ok = a.common.take(); ok {
 			a.taken++
@@ -362,7 +365,7 @@ func (a *Aggregator) takeSlot(p party, events *Events) (slot uint32, ok bool) {
 	return 0, false
 }
 
-// side is the table that a client is in.
+// side returns the table of clients with or without proof.
 func (a *Aggregator) side(proved bool) *clients {
 	if proved {
 		return &a.clients
@@ -370,7 +373,7 @@ func (a *Aggregator) side(proved bool) *clients {
 	return &a.strangers
 }
 
-// began counts the slot of a request to its client and its party.
+// began counts the slot of a request for its client and its party.
 func (a *Aggregator) began(r *request) {
 	a.side(r.proved).began(r.client)
 	p := a.party(r.client, r.proved)
@@ -386,7 +389,7 @@ func (a *Aggregator) began(r *request) {
 	}
 }
 
-// uncount takes it off again.
+// uncount reverses began.
 func (a *Aggregator) uncount(r *request) {
 	switch p := a.party(r.client, r.proved); {
 	case p.group == nil:
@@ -402,8 +405,7 @@ func (a *Aggregator) uncount(r *request) {
 	a.side(r.proved).ended(r.client, a.now)
 }
 
-// prove moves a request whose client has proved its address out of the class
-// without proof.
+// prove moves a request whose client has proved its address out of the class without proof.
 func (a *Aggregator) prove(r *request) {
 	a.uncount(r)
 	r.proved = true
@@ -429,7 +431,7 @@ func (a *Aggregator) piece(slot uint32, d *ingest.Datagram, h *wire.Header, even
 		a.drop(reason, d, events)
 		return
 	case d.Shed:
-		// The kernel sheds what else comes of it, so what it lacks will not come.
+		// The kernel sheds the request's other pieces, so the missing ones will not come.
 		if r.state == stateGathering {
 			if h.Flags&wire.FlagExtension != 0 && !r.extended {
 				a.extend(r, d)
@@ -460,7 +462,7 @@ func (a *Aggregator) piece(slot uint32, d *ingest.Datagram, h *wire.Header, even
 		return
 	}
 	if r.progress != a.now {
-		// Only NACKs without an effect are limited: a new piece starts the count again.
+		// The limit is for NACKs without effect: a new piece resets the count.
 		a.quiet[r.wishes].remove(slot)
 		r.progress, r.mark, r.wishes = a.now, a.now, 0
 		a.quiet[0].push(slot)
@@ -468,9 +470,9 @@ func (a *Aggregator) piece(slot uint32, d *ingest.Datagram, h *wire.Header, even
 	a.asked(slot, h, events)
 }
 
-// agrees reports whether a piece's total, count and piece size are its request's.
-// The header is sound in itself, so of the last piece only the offset tells the
-// size, of every other the length.
+// agrees reports whether a piece's total, count and piece size are those of its request. The
+// header is consistent in itself. Therefore the offset gives the piece size for the last
+// piece, and the length gives it for all others.
 func (a *Aggregator) agrees(r *request, h *wire.Header) bool {
 	if h.Count != r.count || int(h.Total) != a.config.RequestBytes {
 		return false
@@ -481,8 +483,8 @@ func (a *Aggregator) agrees(r *request, h *wire.Header) bool {
 	return uint32(h.Length) == r.size
 }
 
-// overlaps reports whether a piece that contradicts its request covers bytes
-// that are here.
+// overlaps reports whether a piece that contradicts its request covers bytes that were
+// received before.
 func (a *Aggregator) overlaps(r *request, h *wire.Header) bool {
 	if r.state == stateWhole {
 		return int(h.Offset) < a.config.RequestBytes
@@ -497,9 +499,8 @@ func (a *Aggregator) overlaps(r *request, h *wire.Header) bool {
 	return false
 }
 
-// describe writes the descriptors of a piece's payload: one, or two where it
-// lies in both of the datagram's spans. It reports false when there are none
-// left.
+// describe writes the descriptors of a piece's payload: one, or two if it lies in both of the
+// datagram's spans. It returns false if there are too few.
 func (a *Aggregator) describe(r *request, d *ingest.Datagram, h *wire.Header) bool {
 	from, length, first := uint32(wire.PayloadOffset(h)), uint32(h.Length), d.First.Length
 	to := r.pieces[r.used:]
@@ -522,7 +523,7 @@ func (a *Aggregator) describe(r *request, d *ingest.Datagram, h *wire.Header) bo
 	return true
 }
 
-// extend reads what the client says of its request.
+// extend reads the client's extension of its request.
 func (a *Aggregator) extend(r *request, d *ingest.Datagram) {
 	if e, ok := a.extension(d); ok {
 		r.extended, r.priority, r.sentAt, r.wanted = true, e.Priority, e.SentAt, int64(e.Deadline)
@@ -535,7 +536,7 @@ func (a *Aggregator) extension(d *ingest.Datagram) (wire.Extension, bool) {
 	return e, err == nil
 }
 
-// proves reports whether a piece proves the address that it came from.
+// proves reports whether a piece proves its source address.
 func (a *Aggregator) proves(d *ingest.Datagram, h *wire.Header) bool {
 	if h.Index != 0 || h.Flags&wire.FlagExtension == 0 {
 		return false
@@ -544,7 +545,7 @@ func (a *Aggregator) proves(d *ingest.Datagram, h *wire.Header) bool {
 	return ok && a.common.cookies.proves(a.now, d.From, e.Cookie)
 }
 
-// complete makes a request whole.
+// complete makes a request whole, that is complete.
 func (a *Aggregator) complete(slot uint32, events *Events) {
 	r := &a.slots[slot]
 	a.age.remove(slot)
@@ -558,7 +559,7 @@ func (a *Aggregator) complete(slot uint32, events *Events) {
 	events.Whole = append(events.Whole, slot)
 }
 
-// deadline is when an answer to r is of no use any more.
+// deadline returns when an answer to r is no longer useful.
 func (a *Aggregator) deadline(r *request) int64 {
 	useful := int64(a.config.SLO)
 	if r.wanted > 0 {
@@ -567,7 +568,7 @@ func (a *Aggregator) deadline(r *request) int64 {
 	return r.arrived + int64(Within(time.Duration(useful), a.config.Transit))
 }
 
-// asked answers a client that asks after a request which lacks pieces.
+// asked answers a client that asks about an incomplete request.
 func (a *Aggregator) asked(slot uint32, h *wire.Header, events *Events) {
 	r := &a.slots[slot]
 	if asks(h) && r.state == stateGathering && a.now-r.wished >= int64(againAfter) {
@@ -578,11 +579,12 @@ func (a *Aggregator) asked(slot uint32, h *wire.Header, events *Events) {
 // asks reports whether a piece asks for an answer: piece 0, retransmitted.
 func asks(h *wire.Header) bool { return h.Index == 0 && h.Flags&wire.FlagRetransmitted != 0 }
 
-// late drops a piece of a request that has ended, and answers again if asked.
+// late drops a piece of a request that has ended, and repeats the answer if the piece asks
+// for it.
 func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events *Events) {
 	r := a.remembered(ref)
 	if r.stranger && !d.Shed && a.proves(d, h) {
-		// There may be room for it now that its client has proved its address.
+		// There may be a slot for it now that its client has proved its address.
 		a.requests.remove(r.hash, ref)
 		r.void = true
 		a.begin(r.hash, d, h, events)
@@ -613,7 +615,7 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 		return
 	}
 	answer := Answer{To: r.from, RequestID: r.id, Result: r.result, Payload: events.keep(payload)}
-	if !ok { // it was never given: its client must not wait for it
+	if !ok { // this answer was never sent: do not let its client wait for it
 		a.stats.Forgotten++
 		answer.Status, answer.Kind = wire.StatusFailed, wire.KindNone
 	}
@@ -635,7 +637,7 @@ func (a *Aggregator) late(ref uint32, d *ingest.Datagram, h *wire.Header, events
 	events.Again = append(events.Again, answer)
 }
 
-// withheld makes the busy block that replaces an answer beyond the budget.
+// withheld returns the busy block that replaces an answer beyond the budget.
 func withheld(r *wire.Result) wire.Result {
 	return wire.Result{Status: wire.StatusBusy, ModelVersion: r.ModelVersion, SentAt: r.SentAt}
 }
@@ -647,13 +649,13 @@ func (a *Aggregator) remembered(ref uint32) *record {
 	return &a.turned.records[int(ref)-len(a.slots)-len(a.ended.records)]
 }
 
-// drop counts a datagram that is of no use and gives its memory back.
+// drop counts a datagram that is of no use and releases its memory.
 func (a *Aggregator) drop(reason Drop, d *ingest.Datagram, events *Events) {
 	a.stats.Dropped[reason]++
 	events.release(d)
 }
 
-// turnAway tells a client that its request gets no slot, once, and remembers it.
+// turnAway tells a client once that its request gets no slot, and remembers it.
 func (a *Aggregator) turnAway(hash uint32, d *ingest.Datagram, h *wire.Header, result wire.Result, stranger bool, events *Events) {
 	if h.Flags&wire.FlagExtension != 0 && h.Index == 0 {
 		if e, ok := a.extension(d); ok {
@@ -664,18 +666,16 @@ func (a *Aggregator) turnAway(hash uint32, d *ingest.Datagram, h *wire.Header, r
 	a.tell(&a.turned, r, events)
 }
 
-// tell tells a client how its request ended, and remembers it. The budget covers
-// the block: the smallest datagram pays for one, and NACKs leave room for one. The
-// record starts without a budget: each datagram that asks again pays for the block
-// that it may draw.
+// tell sends a client the end of its request, and remembers it. The budget covers the block:
+// the smallest datagram pays for one, and NACKs leave room for one. The record starts without
+// a budget: each datagram that asks again pays for the block that may answer it.
 func (a *Aggregator) tell(m *history, r record, events *Events) {
 	r.result.Cookie, r.result.Objective = a.common.cookies.at(a.now, r.from), a.config.SLO
 	events.Told = append(events.Told, Answer{To: r.from, RequestID: r.id, Result: r.result})
 	a.remember(m, r)
 }
 
-// remember keeps a request that has ended, in place of the oldest when there is
-// no room.
+// remember stores a request that has ended. If there is no room, it replaces the oldest.
 func (a *Aggregator) remember(m *history, r record) {
 	life := a.config.AnsweredFor
 	if m == &a.turned {
@@ -688,19 +688,19 @@ func (a *Aggregator) remember(m *history, r record) {
 	a.requests.insert(r.hash, m.push(r))
 }
 
-// wishFor is how long a request may be quiet before its next NACK, after k NACKs
-// without an effect.
+// wishFor returns how long a request may be quiet before its next NACK, after k NACKs without
+// effect.
 func (a *Aggregator) wishFor(k int) int64 { return int64(a.config.WishAfter) << k }
 
-// SetObjective changes Config.SLO and Config.Deadline, and WishAfter with them. Requests that have
-// begun and are not whole get the new ones, too.
+// SetObjective changes Config.SLO and Config.Deadline, and WishAfter with them. Requests that
+// have begun and are incomplete get the new values, too.
 func (a *Aggregator) SetObjective(slo, deadline time.Duration) {
 	defaults := Config{SLO: slo, Deadline: deadline}.withDefaults()
 	a.config.SLO, a.config.Deadline, a.config.WishAfter = slo, deadline, defaults.WishAfter
 }
 
-// NextDeadline is when Expire has something to do, 0 for never. One of several also has
-// its clients to forget, who count for the others' fair parts.
+// NextDeadline returns when Expire has something to do, 0 for never. One of several
+// aggregators must also drop old clients, because they count for the others' fair shares.
 func (a *Aggregator) NextDeadline() int64 {
 	next := int64(0)
 	if slot := a.age.head; slot != none {
@@ -721,8 +721,8 @@ func (a *Aggregator) NextDeadline() int64 {
 	return next
 }
 
-// Expire ends the requests whose deadline has passed without all their pieces,
-// and sends wishes for those that have been quiet.
+// Expire ends the requests whose deadline has passed without all their pieces, and sends
+// NACKs for quiet ones.
 func (a *Aggregator) Expire(now int64, events *Events) {
 	a.tick(now)
 	for slot := a.age.head; slot != none && a.slots[slot].first+int64(a.config.Deadline) <= a.now; slot = a.age.head {
@@ -747,7 +747,7 @@ func (a *Aggregator) Expire(now int64, events *Events) {
 	}
 }
 
-// wish asks a client for what is missing.
+// wish sends a client a NACK for its missing pieces.
 func (a *Aggregator) wish(slot uint32, events *Events) {
 	r := &a.slots[slot]
 	a.quiet[r.wishes].remove(slot)
@@ -755,15 +755,15 @@ func (a *Aggregator) wish(slot uint32, events *Events) {
 	r.mark, r.wished = a.now, a.now
 	a.quiet[r.wishes].push(slot)
 	if !r.proved && !r.budget.spend(nackBytes(r.headers, r.count), answerBytes(r.headers, 0)) {
-		return // the client asks, and pays for the next one
+		return // the client will ask, and its datagram pays for the next one
 	}
 	a.stats.Wishes++
 	events.wish(r, uint32(a.config.RequestBytes))
 }
 
-// EvictOldest ends an incomplete request, so that its packet memory is free for
-// others: the oldest of the party that holds the most slots. The answer is busy.
-// It reports false when none is gathering.
+// EvictOldest ends an incomplete request with status busy, to free its packet memory. It
+// picks the oldest request of the party that holds the most slots. It returns false if none
+// is gathering.
 func (a *Aggregator) EvictOldest(now int64, events *Events) bool {
 	a.tick(now)
 	slot := a.richest()
@@ -774,7 +774,8 @@ func (a *Aggregator) EvictOldest(now int64, events *Events) bool {
 	return true
 }
 
-// evict ends a gathering request busy: for want of room, or because the rest of it is shed.
+// evict ends a gathering request with status busy: for lack of room, or because the rest of
+// it is shed.
 func (a *Aggregator) evict(slot uint32, shed bool, events *Events) {
 	r := &a.slots[slot]
 	a.stats.Evicted++
@@ -786,8 +787,8 @@ func (a *Aggregator) evict(slot uint32, shed bool, events *Events) {
 	a.tell(&a.turned, record{from: r.from, id: r.id, hash: r.hash, result: result, shed: shed, stranger: !shed && !r.proved}, events)
 }
 
-// vacate frees a slot, of a live request, and its spans. What else the slot says
-// stays readable until it is used again.
+// vacate frees the slot of a live request, and its spans. The slot's other fields stay
+// readable until it is used again.
 func (a *Aggregator) vacate(slot uint32, events *Events) {
 	r := &a.slots[slot]
 	if r.state == stateGathering {
@@ -808,19 +809,20 @@ func (a *Aggregator) vacate(slot uint32, events *Events) {
 	a.common.give(slot)
 }
 
-// Origin is where a live request came from, and when.
+// Origin is the source of a live request, and its times.
 type Origin struct {
 	From      netip.AddrPort
 	RequestID uint32
-	// FirstPiece is when the first piece arrived at the machine, Received when it was received
-	// there, Whole when the last one was: nanoseconds of shm.Now's clock.
+	// FirstPiece is when the first piece reached the machine, Received when it was
+	// received there, Whole when the last one was. All are in nanoseconds of
+	// shm.Now's clock.
 	FirstPiece, Received, Whole int64
-	// SentAt is the client's own time, to be echoed.
+	// SentAt is the client's own time, which the answer echoes.
 	SentAt uint64
 }
 
-// Origin tells of a whole request, from when its slot was in Events.Whole until
-// End; ok is false for any other slot.
+// Origin describes a complete request, from when its slot was in Events.Whole until End. ok
+// is false for any other slot.
 func (a *Aggregator) Origin(slot uint32) (o Origin, ok bool) {
 	if int(slot) >= len(a.slots) || a.slots[slot].state != stateWhole {
 		return Origin{}, false
@@ -829,12 +831,12 @@ func (a *Aggregator) Origin(slot uint32) (o Origin, ok bool) {
 	return Origin{From: r.from, RequestID: r.id, FirstPiece: r.arrived, Received: r.first, Whole: r.whole, SentAt: r.sentAt}, true
 }
 
-// End ends a whole request with its answer: its spans go to events.Release, its
-// slot is free, and the answer is kept (the payload is copied) to be given again.
-// It fills result.Credit, result.SentAt, result.Cookie and result.Objective in; the caller then sends
-// the answer. If the client must prove its address first, result becomes the busy
-// block to send, and the payload must not be sent. It reports false, and does
-// nothing, when the slot holds no whole request: then it has ended already.
+// End ends a complete request with its answer. Its spans go to events.Release, and its slot
+// is free. The answer is stored, with a copy of the payload, so that it can be repeated. End
+// fills in result.Credit, result.SentAt, result.Cookie and result.Objective; the caller then
+// sends the answer. If the client must prove its address first, result becomes the busy block
+// to send, and the payload must not be sent. End returns false and does nothing if the slot
+// holds no complete request: the request has ended already.
 func (a *Aggregator) End(now int64, slot uint32, result *wire.Result, payload []byte, events *Events) bool {
 	if int(slot) >= len(a.slots) || a.slots[slot].state != stateWhole {
 		return false
@@ -845,8 +847,8 @@ func (a *Aggregator) End(now int64, slot uint32, result *wire.Result, payload []
 	return true
 }
 
-// AnswerEarly ends a whole request like End, without a payload, and keeps its slot
-// until Free: a process may still read its spans, or write its result.
+// AnswerEarly ends a complete request like End, without a payload, and keeps its slot until
+// Free: a process may still read its spans, or write its result.
 func (a *Aggregator) AnswerEarly(now int64, slot uint32, result *wire.Result) bool {
 	if int(slot) >= len(a.slots) || a.slots[slot].state != stateWhole {
 		return false
@@ -859,8 +861,8 @@ func (a *Aggregator) AnswerEarly(now int64, slot uint32, result *wire.Result) bo
 	return true
 }
 
-// Free frees a slot whose request AnswerEarly has ended: its spans go to
-// events.Release. It reports false, and does nothing, for any other slot.
+// Free frees a slot whose request AnswerEarly has ended. Its spans go to events.Release. It
+// returns false and does nothing for any other slot.
 func (a *Aggregator) Free(now int64, slot uint32, events *Events) bool {
 	if int(slot) >= len(a.slots) || a.slots[slot].state != stateAnswered {
 		return false
@@ -870,7 +872,7 @@ func (a *Aggregator) Free(now int64, slot uint32, events *Events) bool {
 	return true
 }
 
-// conclude completes a request's answer and remembers it.
+// conclude fills in a request's answer and remembers it.
 func (a *Aggregator) conclude(r *request, result *wire.Result, payload []byte) {
 	result.SentAt = r.sentAt
 	if result.Status == wire.StatusOK {
@@ -893,14 +895,14 @@ func (a *Aggregator) conclude(r *request, result *wire.Result, payload []byte) {
 	a.remember(m, end)
 }
 
-// Drain turns new requests away from now on; those that have begun go on.
+// Drain turns new requests away from now on; those that have begun continue.
 func (a *Aggregator) Drain() { a.draining = true }
 
 // Resume ends a Drain.
 func (a *Aggregator) Resume() { a.draining = false }
 
-// Credit is how many more requests a client may have in flight now. It is an equal
-// share of the slots, at least one, less what the client has; and no more than the
+// Credit is how many more requests a client may have in flight now. It is an equal share of
+// the slots, at least one, less what the client has in flight. It is never more than the
 // client would get now.
 func (a *Aggregator) Credit(client netip.AddrPort) uint16 {
 	hash := a.hash.client(client)
@@ -912,7 +914,7 @@ func (a *Aggregator) Credit(client netip.AddrPort) uint16 {
 	if at, ok := a.strangers.find(hash, client); ok {
 		return a.credit(at, false)
 	}
-	// A new client gets a group of its own when it proves its address.
+	// A new client gets its own group when it proves its address.
 	slots := a.common.supply()
 	slots = slotsOf(slots.total, slots.free, slots.parties+1, slots.holders)
 	return a.grant(slots.room(0, slots.total/slots.parties))
@@ -932,7 +934,7 @@ func (a *Aggregator) credit(client uint32, proved bool) uint16 {
 	return a.grant(slots.room(int(p.group.held.Load()), fair))
 }
 
-// grant is a credit as an answer carries it.
+// grant converts a credit to the form in an answer.
 func (a *Aggregator) grant(credit int) uint16 {
 	if a.draining {
 		return 0

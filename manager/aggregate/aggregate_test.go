@@ -209,13 +209,13 @@ func TestAggregatorTellsIncompleteOnce(t *testing.T) {
 			Status: wire.StatusIncomplete, Missing: 2, Credit: alone, Aggregate: time.Duration(b.now - first), SentAt: 42,
 		}}})
 		want(b, "held bytes", b.a.Stats().HeldBytes, 0)
-		// What comes after it is late, and runs nothing.
+		// Pieces that follow are late, and cause nothing to run.
 		e = b.send(camera, all(1)...)
 		if len(e.Whole)+len(e.Told)+len(e.Again) > 0 {
 			t.Errorf("events %+v", e)
 		}
 		want(b, "late", b.a.Stats().Dropped[dropLate], testCount)
-		// Asked, it says the same again.
+		// If asked, it repeats the answer.
 		b.now += int64(againAfter)
 		e = b.send(camera, piece{id: 1, again: true})
 		if len(e.Again) != 1 || e.Again[0].Status != wire.StatusIncomplete || e.Again[0].Missing != 2 || e.Again[0].SentAt != 42 {
@@ -277,23 +277,23 @@ func TestAggregatorSendsNoWishesWhereThereAreNone(t *testing.T) {
 func TestAggregatorAnswersAClientThatAsks(t *testing.T) {
 	ask := piece{id: 1, again: true}
 	onBed(t, nil, func(b *bed) {
-		// Unknown: it begins to be held. Lacking pieces: a wish, not too often.
+		// Unknown: it begins. Incomplete: a NACK, not too often.
 		want(b, "asked of an unknown request", len(b.send(camera, ask).Wishes), 0)
 		want(b, "gathering", b.a.Stats().Gathering, 1)
 		want(b, "asked too early", len(b.send(camera, ask).Wishes), 0)
 		b.now += int64(b.config.WishAfter)
 		want(b, "asked", len(b.send(camera, ask).Wishes), 1)
 		want(b, "asked at once again", len(b.send(camera, ask).Wishes), 0)
-		// Other retransmitted pieces ask nothing.
+		// Other retransmitted pieces do not ask.
 		b.now += int64(b.config.WishAfter)
 		want(b, "piece 1, twice", len(b.send(camera, piece{id: 1, index: 1, again: true}, piece{id: 1, index: 1, again: true}).Wishes), 0)
-		// Whole and not done: nothing.
+		// Complete and not ended: nothing.
 		e := b.send(camera, all(1, 0, 1)...)
 		slot := e.Whole[0]
 		b.now += int64(b.config.WishAfter)
 		e = b.send(camera, ask)
 		want(b, "asked of a whole request", len(e.Wishes)+len(e.Again)+len(e.Told), 0)
-		// Ended: the same answer, with the credit of the day, not too often.
+		// Ended: the same answer, with the current credit, not too often.
 		answer := b.end(slot, wire.StatusOK, "a cat")
 		want(b, "credit", answer.Credit, alone)
 		want(b, "asked too early after the answer", len(b.send(camera, ask).Again), 0)
@@ -336,7 +336,7 @@ func TestAggregatorForgetsTheOldestAnswerWhenThereIsNoRoom(t *testing.T) {
 			}
 		}
 		want(b, "forgotten", b.a.Stats().Forgotten, 1)
-		// A fourth pushes the first out altogether.
+		// A fourth removes the first completely.
 		b.end(b.whole(camera, 4), wire.StatusOK, "an answer that is too long to be kept")
 		b.now += int64(againAfter)
 		want(b, "answer that is too long", len(b.send(camera, piece{id: 4, again: true}).Again), 0)
@@ -363,7 +363,7 @@ func TestAggregatorEndsASlotOnce(t *testing.T) {
 	})
 }
 
-// fill takes all slots, at once, with requests that lack piece 0.
+// fill takes all slots at once, with requests that lack piece 0.
 func (b *bed) fill() {
 	for id := range b.config.Slots {
 		b.send(address(10+id), all(id, 0)...)
@@ -377,7 +377,7 @@ func TestAggregatorTellsBusyOnceWhenAllSlotsAreTaken(t *testing.T) {
 		want(b, "told", e.Told, []Answer{{To: camera, RequestID: 1, Result: wire.Result{Status: wire.StatusBusy, SentAt: 5}}})
 		want(b, "dropped", b.a.Stats().Dropped[dropBusy], testCount)
 		want(b, "credit", b.a.Credit(camera), 0)
-		// One ends: the request that was turned away stays so for a while.
+		// One ends: the request that was turned away remains turned away for a while.
 		slot := b.send(address(10), piece{id: 0}).Whole[0]
 		b.end(slot, wire.StatusOK, "")
 		want(b, "told", len(b.send(camera, all(1)...).Told), 0)
@@ -397,11 +397,11 @@ func TestAShedRequestIsToldBusyOnceWithCredit(t *testing.T) {
 		s := b.a.Stats()
 		want(b, "busy, shed, begun, malformed", [4]uint64{s.Busy, s.Shed, s.Begun, s.Malformed[wire.ReasonLength]}, [4]uint64{1, 1, 0, 0})
 		want(b, "dropped as shed", s.Dropped[dropShed], 1)
-		// The rest of it comes in after all.
+		// The rest of it arrives after all.
 		e = b.send(camera, all(1, 0)...)
 		want(b, "told and whole", len(e.Told)+len(e.Whole), 0)
 		b.now += int64(againAfter)
-		// It asks, with one of its requests in flight: the credit is the day's.
+		// It asks while one of its requests is in flight: the credit is the current one.
 		b.send(camera, piece{id: 2})
 		e = b.send(camera, piece{id: 1, shed: true, again: true})
 		busy[0].Credit--
@@ -535,7 +535,7 @@ func TestAggregatorEvictsARequestThatHasNoDescriptorsLeft(t *testing.T) {
 	})
 }
 
-// What the client waits for is longer on its way than the node sees.
+// The client waits longer than the node sees, because of the network.
 func TestDeadlinesLeaveTimeForTheWay(t *testing.T) {
 	const way = 200 * time.Microsecond
 	onBed(t, func(c *Config) { c.Transit = way }, func(b *bed) {
@@ -548,8 +548,8 @@ func TestDeadlinesLeaveTimeForTheWay(t *testing.T) {
 	})
 }
 
-// A request's time begins when its first piece came to the machine, however long that
-// waited in a socket; what it lacks is waited for from when there was somebody to receive it.
+// A request's time begins when its first piece reached the machine, however long it waited in
+// a socket. The wait for missing pieces begins when the first piece was received.
 func TestWhatWaitedToBeReceivedCountsFromItsArrival(t *testing.T) {
 	onBed(t, nil, func(b *bed) {
 		const waited = 60 * time.Millisecond // more than Deadline, a quarter of 100
@@ -569,7 +569,7 @@ func TestWhatWaitedToBeReceivedCountsFromItsArrival(t *testing.T) {
 		origin, _ := b.a.Origin(slot)
 		want(b, "origin", origin, Origin{From: camera, RequestID: 1, FirstPiece: r.FirstPiece, Received: began, Whole: b.now})
 		b.end(slot, wire.StatusOK, "")
-		// A clock that is ahead is not believed.
+		// A time in the future is ignored.
 		ahead := b.land(camera, piece{id: 2}.datagram(), 0)
 		ahead.Arrived = b.now + 1
 		b.add(ahead)
@@ -578,8 +578,9 @@ func TestWhatWaitedToBeReceivedCountsFromItsArrival(t *testing.T) {
 	})
 }
 
-// Clients take what is not in a result's times for the way, on which requests are that the manager
-// has not seen (docs/wire.md, Credit): so what waits in a socket is not in them.
+// Clients attribute time that is missing in a result to the network, which may hold requests
+// that the manager has not seen (docs/wire.md, Credit). Therefore the result's times do not
+// include the wait in a socket.
 func TestWhatClientsAreToldCountsFromReception(t *testing.T) {
 	for _, test := range []struct {
 		what string
@@ -623,15 +624,15 @@ func TestTheExtensionCountsOnPieceZeroOnly(t *testing.T) {
 		r = b.table.requests[slot]
 		want(b, "deadline: the client's", r.Deadline-r.FirstPiece, int64(time.Millisecond))
 		b.end(slot, wire.StatusOK, "")
-		// The next one in the slot has none of it.
+		// The slot's next request inherits nothing.
 		r = b.table.requests[b.whole(camera, 3)]
 		want(b, "priority", r.Priority, 0)
 		want(b, "deadline", r.Deadline-r.FirstPiece, int64(b.config.SLO))
 	})
 }
 
-// alone is what one client without rivals may hold of 64 slots: a sixteenth is kept
-// for other addresses, and of what is left a sixteenth for other ports.
+// alone is how many of 64 slots a single client may hold. A sixteenth is kept for other
+// addresses, and a sixteenth of the rest for other ports.
 const alone = 57
 
 func TestCreditIsAFairPartOfTheSlots(t *testing.T) {
@@ -662,7 +663,7 @@ func TestCreditIsAFairPartOfTheSlots(t *testing.T) {
 func TestEveryClientHasACreditOfOneWhileSlotsAreFree(t *testing.T) {
 	onBed(t, nil, func(b *bed) {
 		b.whole(address(5000), 1)
-		for n := range 5000 { // more than the clients that are kept
+		for n := range 5000 { // more than the table has room for
 			b.send(address(n), piece{id: n, total: 1})
 		}
 		want(b, "clients", b.a.Stats().Clients, minClients)

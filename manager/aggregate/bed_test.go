@@ -14,14 +14,14 @@ import (
 
 var _ Table = (*shm.Table)(nil)
 
-// failer is *testing.T, *rapid.T, *testing.F's.
+// failer is *testing.T, *rapid.T, or that of *testing.F.
 type failer interface {
 	Helper()
 	Fatalf(format string, args ...any)
 	Errorf(format string, args ...any)
 }
 
-// paper is a table that remembers what was written on it.
+// paper is a table that remembers what was written to it.
 type paper struct {
 	pieces   [][]shm.Piece
 	requests []shm.Request
@@ -38,7 +38,8 @@ func newPaper(slots, pieces int) *paper {
 func (p *paper) Pieces(slot uint32) []shm.Piece        { return p.pieces[slot] }
 func (p *paper) SetRequest(slot uint32, r shm.Request) { p.requests[slot] = r }
 
-// bed is an aggregator with a slab that knows who holds each byte of it.
+// bed is the test harness: an aggregator with a slab that knows the holder of
+// each byte.
 type bed struct {
 	t      failer
 	now    int64
@@ -73,8 +74,8 @@ func newBed(t failer, change func(c *Config)) *bed {
 	return b
 }
 
-// land puts a datagram in the slab as a source does; at more than 0 it straddles
-// two runs, that many bytes in the first.
+// land puts a datagram into the slab as a source does. If at is above 0, the
+// datagram is in two runs, with at bytes in the first.
 func (b *bed) land(from netip.AddrPort, datagram []byte, at int) ingest.Datagram {
 	b.t.Helper()
 	put := func(data []byte) ingest.Span {
@@ -107,7 +108,7 @@ func (b *bed) land(from netip.AddrPort, datagram []byte, at int) ingest.Datagram
 	return d
 }
 
-// add has a batch come in now.
+// add passes a batch to the aggregator now.
 func (b *bed) add(batch ...ingest.Datagram) *Events {
 	b.t.Helper()
 	b.events.Reset()
@@ -117,7 +118,7 @@ func (b *bed) add(batch ...ingest.Datagram) *Events {
 }
 
 // pass lets time pass, in the steps that NextDeadline asks for, and returns all
-// that came of it.
+// events.
 func (b *bed) pass(d time.Duration) *Events {
 	b.t.Helper()
 	b.events.Reset()
@@ -150,7 +151,7 @@ func (b *bed) end(slot uint32, status wire.Status, payload string) wire.Result {
 	return result
 }
 
-// takeObjective checks the objective of an answer, and takes it out.
+// takeObjective checks the objective of an answer, and removes it.
 func (b *bed) takeObjective(r *wire.Result) {
 	b.t.Helper()
 	if r.Objective != b.a.config.SLO {
@@ -178,8 +179,8 @@ func (b *bed) free(slot uint32) bool {
 	return ok
 }
 
-// settle releases what the events say, checks the answers' cookies and objectives and
-// takes them out, and checks the invariants.
+// settle releases the spans of the events. It checks and removes the answers'
+// cookies and objectives, and checks the invariants.
 func (b *bed) settle() {
 	b.t.Helper()
 	for _, answers := range [][]Answer{b.events.Told, b.events.Again} {
@@ -198,7 +199,7 @@ func (b *bed) settle() {
 				b.t.Fatalf("byte %d of the slab is released and not held", i)
 			}
 			b.held[i] = false
-			b.memory[i] = 0xdd // whoever reads it now reads rubbish
+			b.memory[i] = 0xdd // any further read returns garbage
 		}
 		b.bytes -= uint64(s.Length)
 	}
@@ -211,7 +212,7 @@ func (b *bed) settle() {
 	}
 }
 
-// assemble copies a whole request out of the slab by its descriptors.
+// assemble copies a complete request out of the slab by its descriptors.
 func (b *bed) assemble(slot uint32) []byte {
 	b.t.Helper()
 	r := b.table.requests[slot]
@@ -236,15 +237,15 @@ func want[T any](b *bed, what string, got, want T) {
 	}
 }
 
-// outsider is a client that has to prove its address (RFC 5737).
+// outsider is a client that must prove its address (RFC 5737).
 var outsider = netip.MustParseAddrPort("192.0.2.1:5000")
 
-// address is a client on this machine, which needs no proof.
+// address returns a client on this machine, which needs no proof.
 func address(n int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, byte(n)}), uint16(5000+n/256))
 }
 
-// picture is some request's payload.
+// picture returns the payload of a request.
 func picture(id uint32, n int) []byte {
 	out := make([]byte, n)
 	for i := range out {
@@ -253,11 +254,11 @@ func picture(id uint32, n int) []byte {
 	return out
 }
 
-// piece is how the tests make datagrams: what a sound client would send, or not.
+// piece describes a datagram of the tests, valid or not.
 type piece struct {
 	id, total, size, index int
 	again, padded          bool
-	shed                   bool // cut to what is before the payload
+	shed                   bool // cut after what precedes the payload
 	extension              *wire.Extension
 	change                 func(h *wire.Header)
 }
@@ -295,7 +296,7 @@ func (p piece) datagram() []byte {
 	return out
 }
 
-// send has pieces of one client come in, in one batch.
+// send passes pieces of one client in one batch.
 func (b *bed) send(from netip.AddrPort, pieces ...piece) *Events {
 	b.t.Helper()
 	var batch []ingest.Datagram
@@ -307,7 +308,7 @@ func (b *bed) send(from netip.AddrPort, pieces ...piece) *Events {
 	return b.add(batch...)
 }
 
-// all is every piece of a request, but some.
+// all returns every piece of a request, except some.
 func all(id int, but ...int) (pieces []piece) {
 	for i := range testCount {
 		if !slices.Contains(but, i) {
@@ -317,7 +318,7 @@ func all(id int, but ...int) (pieces []piece) {
 	return pieces
 }
 
-// whole sends a request that becomes whole, and returns its slot.
+// whole sends a complete request, and returns its slot.
 func (b *bed) whole(from netip.AddrPort, id int) uint32 {
 	b.t.Helper()
 	e := b.send(from, all(id)...)
@@ -327,7 +328,7 @@ func (b *bed) whole(from netip.AddrPort, id int) uint32 {
 	return e.Whole[0]
 }
 
-// atEnd fails the test unless the aggregator, left alone, gives everything back.
+// atEnd fails the test unless the aggregator, left alone, releases everything.
 func (b *bed) atEnd() {
 	b.t.Helper()
 	for slot := range b.a.slots {
@@ -337,7 +338,7 @@ func (b *bed) atEnd() {
 		b.free(uint32(slot))
 	}
 	b.pass(time.Hour)
-	b.add() // forgets
+	b.add() // drops remembered requests
 	b.a.Credit(address(0))
 	s := b.a.Stats()
 	if s.Gathering != 0 || s.InFlight != 0 || s.HeldBytes != 0 || s.Remembered != 0 || s.Clients != 0 {
@@ -351,7 +352,7 @@ func (b *bed) atEnd() {
 	}
 }
 
-// onBed runs a test on a bed of its own, and sees that nothing is left over.
+// onBed runs a test on a new harness, and checks that nothing is left over.
 func onBed(t *testing.T, change func(c *Config), test func(b *bed)) {
 	t.Helper()
 	b := newBed(t, change)

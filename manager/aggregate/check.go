@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Check looks for a broken invariant, in time proportional to all that is held.
-// Tests call it after every operation.
+// Check searches for a broken invariant, in time proportional to all that is
+// held. Tests call it after every operation.
 func (a *Aggregator) Check() error {
 	checks := []func() error{a.checkSlots, a.checkLists, a.checkIndex, a.checkClients, a.checkSums}
 	for _, check := range checks {
@@ -40,7 +40,7 @@ func (a *Aggregator) checkSlots() (err error) {
 		if r.state != stateFree {
 			taken++
 		}
-		// Of several aggregators another may have what is free here.
+		// A slot that is free here may belong to another of several aggregators.
 		if isFree := free[uint32(i)]; isFree && r.state != stateFree || !isFree && r.state == stateFree && !a.common.several {
 			return fmt.Errorf("slot %d: state %d, but free is %v", i, r.state, isFree)
 		}
@@ -69,7 +69,7 @@ func (a *Aggregator) checkRequest(r *request) error {
 		return fmt.Errorf("%d of %d pieces in state %d", got, r.count, r.state)
 	}
 	// Each descriptor lies in a span that the slot holds, and covers bytes of a
-	// piece that is marked; their sum is what the marked pieces have.
+	// marked piece. Their sum is the size of the marked pieces.
 	described, want := uint64(0), uint64(0)
 	for _, p := range r.pieces[:r.used] {
 		held := false
@@ -195,7 +195,7 @@ func (a *Aggregator) checkClients() error {
 		}
 	}
 	if a.common.several {
-		return nil // others hold slots of the same groups
+		return nil // other aggregators hold slots of the same groups
 	}
 	held, class := make(map[*group]int), 0
 	for i := range a.slots {

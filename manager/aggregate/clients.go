@@ -5,15 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// clients is who has sent requests lately, and how many each has in flight. Total counts
-// them together with those of the function's other aggregators.
+// clients records which clients have sent requests lately, and how many each
+// has in flight. total counts them together with those of the function's other
+// aggregators.
 type clients struct {
 	all    []client
 	free   []uint32
 	byKey  index
-	recent list // the one not seen for longest first
+	recent list // the client not seen for longest first
 	total  *atomic.Int64
-	// joins has the client join the group of its address; nil without groups.
+	// joins makes a client join the group of its address; nil without groups.
 	joins *common
 }
 
@@ -33,7 +34,7 @@ func newClients(most int, total *atomic.Int64, joins *common) clients {
 	return c
 }
 
-// active is how many there are.
+// active returns the number of clients.
 func (c *clients) active() int { return len(c.all) - len(c.free) }
 
 func (c *clients) inFlight(at uint32) int { return int(c.all[at].inFlight) }
@@ -47,9 +48,10 @@ func (c *clients) find(hash uint32, from netip.AddrPort) (uint32, bool) {
 	return none, false
 }
 
-// touch is the client of that address, seen now. Where there is no room it
-// takes the place of the one not seen for longest that has nothing in flight:
-// there are more clients than slots, so there is one.
+// touch returns the client of that address and marks it as seen now. If there
+// is no room, it replaces the client not seen for longest that has nothing in
+// flight. There is one, because the table has room for more clients than there
+// are slots.
 func (c *clients) touch(hash uint32, from netip.AddrPort, now int64) uint32 {
 	c.expire(now)
 	at, ok := c.find(hash, from)
@@ -92,7 +94,7 @@ func (c *clients) again(at uint32, now int64) {
 	}
 }
 
-// expire forgets clients that were not seen for activeFor and have nothing in
+// expire drops clients that were not seen for activeFor and have nothing in
 // flight.
 func (c *clients) expire(now int64) {
 	for at := c.recent.head; at != none && now-c.all[at].seen > int64(activeFor); at = c.recent.head {
@@ -104,7 +106,7 @@ func (c *clients) expire(now int64) {
 	}
 }
 
-// nextExpiry is when expire has something to look at, 0 for never.
+// nextExpiry returns when expire must run next, 0 for never.
 func (c *clients) nextExpiry() int64 {
 	if c.recent.head == none {
 		return 0

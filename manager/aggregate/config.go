@@ -10,75 +10,73 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Config is what an aggregator is made for. Fields that say so have a default,
-// which zero stands for.
+// Config configures an aggregator. Zero means the default for fields that have one.
 type Config struct {
-	// Slots is how many requests may be in flight: a power of two from minSlots
-	// to maxSlots. With Follow, only as many slots are open as answers come in time
-	// (open.go), at least minSlots.
+	// Slots is the max number of requests in flight: a power of two from minSlots to
+	// maxSlots. With Follow, the number of open slots follows the answers that come in time
+	// (open.go); it is at least minSlots.
 	Slots  int
 	Follow bool
 	// RequestBytes is the exact size of a request.
 	RequestBytes int
-	// MaxPieces is how many descriptors a slot has in the table. A piece takes
-	// one, or two where it lies in two spans; 2 * RequestBytes / MinPieceBytes are
-	// always enough.
+	// MaxPieces is the number of descriptors of a slot in the table. A piece takes one, or
+	// two if it lies in two spans. 2 * RequestBytes / MinPieceBytes are always enough.
 	MaxPieces int
-	// MinPieceBytes is the least size of a piece, but the last; smaller ones are
-	// refused.
+	// MinPieceBytes is the min size of every piece except the last. Requests with smaller
+	// pieces are refused.
 	MinPieceBytes int
 
-	// SLO bounds the deadline of a request, from its first piece's arrival at the machine.
+	// SLO bounds the deadline of a request, measured from its first piece's arrival at the
+	// machine.
 	SLO time.Duration
-	// Transit is what of a request's time is not the node's, see Within.
+	// Transit is the time that a request spends outside the node, see Within.
 	Transit time.Duration
-	// Deadline is when a request that is not whole is given up, from when its first
-	// piece was received; a quarter of SLO by default.
+	// Deadline is how long after its first piece was received an incomplete request is ended;
+	// a quarter of SLO by default.
 	Deadline time.Duration
-	// WishAfter is how long an incomplete request is without a new piece before the
-	// manager sends a NACK. It waits twice as long for each further NACK, and stops
-	// after MaxWishes; a new piece starts this again. The default is an eighth of
-	// Deadline, from 100 µs to 5 ms: 3 NACKs (after 1, 3 and 7 eighths) fit in it.
+	// WishAfter is how long an incomplete request must be without a new piece before the
+	// manager sends a NACK. The wait doubles for each further NACK, up to MaxWishes NACKs; a
+	// new piece starts this again. The default is an eighth of Deadline, from 100 µs to 5 ms.
+	// 3 NACKs (after 1, 3 and 7 eighths) fit in it.
 	WishAfter time.Duration
-	// MaxWishes is how many NACKs in a row may be without an effect: 3 by default,
-	// at most 8. A negative value turns them off; questions are still answered.
+	// MaxWishes is the max number of NACKs in a row without effect: 3 by default, at most 8.
+	// A negative value turns NACKs off; clients that ask still get an answer.
 	MaxWishes int
 
-	// Trusted addresses stand for many machines each, as a gateway's does: every
-	// port of theirs gets the share of an address.
+	// Trusted addresses, such as a gateway's, stand for many machines each. Every port of
+	// such an address gets the share of an address.
 	Trusted []netip.Prefix
 
-	// AnsweredFor is how long an answered request is remembered; 2 s by default,
-	// as long as clients try (docs/wire.md). AnsweredRequests bounds how many are
-	// (16,384 by default), AnsweredBytes the payloads that are kept (4 MiB).
+	// AnsweredFor is how long an answered request is remembered: 2 s by default, as long as
+	// clients try (docs/wire.md). AnsweredRequests is the max number of these (16,384 by
+	// default), AnsweredBytes the max size of the stored payloads (4 MiB).
 	AnsweredFor      time.Duration
 	AnsweredRequests int
 	AnsweredBytes    int
-	// TurnedAwayFor is how long one that was turned away, evicted or refused is
-	// remembered; 100 ms by default. TurnedAwayRequests bounds how many are: 16
-	// for each slot by default, at most 16,384.
+	// TurnedAwayFor is how long a request that was turned away, evicted or refused is
+	// remembered: 100 ms by default. TurnedAwayRequests is the max number of these: by
+	// default 16 for each slot, at most 16,384.
 	TurnedAwayFor      time.Duration
 	TurnedAwayRequests int
 }
 
-// The bounds of Config.Slots: what the design promises, and what shm.Geometry
-// takes.
+// The bounds of Config.Slots: the design requires the min, shm.Geometry has the max.
 const (
 	minSlots = 64
 	maxSlots = 1 << 16
 )
 
-// againAfter is the shortest time between an answer or a wish and the next one that
-// a client's question for the same request draws. An earlier question is ignored.
+// againAfter is the min time from an answer or a NACK to the next one that a client's
+// question for the same request causes. Earlier questions are ignored.
 const againAfter = time.Millisecond
 
 const (
-	// maxWishes keeps WishAfter << MaxWishes far from the end of an int64.
+	// maxWishes keeps WishAfter << MaxWishes far below the max of an int64.
 	maxWishes = 8
-	// minClients is how many clients are told apart at the least.
+	// minClients is the min number of clients that the table has room for.
 	minClients = 1024
-	// activeFor is how long after its last request a client counts for the fair
-	// parts: a camera with one picture a second still has its place.
+	// activeFor is how long after its last request a client counts for the fair shares. A
+	// camera with one picture per second keeps its share.
 	activeFor = 2 * time.Second
 )
 
@@ -113,7 +111,7 @@ func (c Config) withDefaults() Config {
 // errConfig is wrapped by what Validate returns.
 var errConfig = errors.New("aggregation cannot be configured like this")
 
-// Validate says what New would panic with.
+// Validate returns the error with which New would panic.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	wrong := func(format string, args ...any) error {
@@ -140,17 +138,19 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// clients is how many clients an aggregator tells apart: more than have slots.
+// clients is the number of clients that an aggregator has room for: more than there are
+// slots.
 func (c *Config) clients() int { return max(minClients, 2*c.Slots) }
 
-// maxCount is the largest piece count of a request: no piece is too small, and
-// each has a descriptor.
+// maxCount is the max piece count of a request: no piece is too small, and each has a
+// descriptor.
 func (c *Config) maxCount() int {
 	return min((c.RequestBytes-1)/c.MinPieceBytes+1, c.MaxPieces, wire.MaxPieces)
 }
 
-// Within is what an objective, or a client's own deadline, leaves the node: transit, a tenth
-// of it at most, is for the way of the first piece to the node and of the result back.
+// Within returns the part of an objective, or of a client's own deadline, that is left for
+// the node. transit, at most a tenth of it, is for the first piece's path to the node and the
+// result's path back.
 func Within(objective, transit time.Duration) time.Duration {
 	return objective - min(transit, objective/10)
 }

@@ -7,36 +7,37 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Events is what came of a call: each call appends. It belongs to the caller, one
-// a thread, and is used again and again; all that it refers to is its own, so it
-// may be read after the aggregator's lock was let go.
+// Events is the result of calls: each call appends. The caller owns it, one per
+// thread, and reuses it. Everything that it refers to is its own memory, so it
+// may be read after the aggregator's lock was released.
 type Events struct {
-	// Release is packet memory to give back to the source, now.
+	// Release holds packet memory to return to the source now.
 	Release []ingest.Span
-	// Whole is slots whose request has become whole, to be published; the caller
-	// ends each with End.
+	// Whole holds slots whose request has become complete, to be published. The
+	// caller ends each with End.
 	Whole []uint32
-	// Told is answers to requests that will not be run: refused, busy, incomplete.
+	// Told holds answers to requests that will not run: refused, busy,
+	// incomplete.
 	Told []Answer
-	// Again is answers that were given before, asked for once more; they go out
-	// with the retransmitted flag.
+	// Again holds answers that were sent before, and that clients asked for
+	// again. They are sent with the retransmitted flag.
 	Again []Answer
-	// Wishes is what to ask clients for.
+	// Wishes holds the NACKs to send to clients.
 	Wishes []Wish
 
 	present  []uint64
 	payloads []byte
 }
 
-// Reset empties the events; what was read from them is overwritten by the next
-// call that fills them.
+// Reset empties the events. The next call that fills them overwrites what was
+// read from them.
 func (e *Events) Reset() {
 	e.Release, e.Whole, e.Told, e.Again, e.Wishes = e.Release[:0], e.Whole[:0], e.Told[:0], e.Again[:0], e.Wishes[:0]
 	e.present, e.payloads = e.present[:0], e.payloads[:0]
 }
 
-// Answer is a result to send. ModelVersion is the caller's to fill in where the
-// request was not run.
+// Answer is a result to send. The caller fills in ModelVersion if the request
+// did not run.
 type Answer struct {
 	To        netip.AddrPort
 	RequestID uint32
@@ -44,17 +45,17 @@ type Answer struct {
 	Payload []byte
 }
 
-// Wish is what wire.AppendWish takes.
+// Wish is a NACK, with the arguments of wire.AppendWish.
 type Wish struct {
 	To        netip.AddrPort
 	RequestID uint32
 	Total     uint32 // bytes of the request
 	Count     uint16 // pieces of the request
-	// Present has bit i%64 of word i/64 set for each piece i that has come.
+	// Present has bit i%64 of word i/64 set for each received piece i.
 	Present []uint64
 }
 
-// release gives a datagram back.
+// release adds a datagram to Release.
 func (e *Events) release(d *ingest.Datagram) {
 	e.Release = hold(hold(e.Release, d.First), d.Rest)
 }
@@ -68,18 +69,19 @@ func (e *Events) wish(r *request, total uint32) {
 	})
 }
 
-// keep copies a payload, for the memory that it lies in is used again.
+// keep copies a payload, because its memory will be reused.
 func (e *Events) keep(payload []byte) []byte {
 	at := len(e.payloads)
 	e.payloads = append(e.payloads, payload...)
 	return e.payloads[at:len(e.payloads):len(e.payloads)]
 }
 
-// maxSpanBytes bounds what hold joins, well within a Span's u32.
+// maxSpanBytes bounds what hold joins. It is far below the max of a Span's u32.
 const maxSpanBytes = 1 << 30
 
-// hold appends a span, joined to the last where it follows it: the datagrams of
-// one read lie back to back, so that a request of hundreds has few spans.
+// hold appends a span, or extends the last span if the new one follows it. The
+// datagrams of one read are back to back, so a request of hundreds of datagrams
+// has few spans.
 func hold(spans []ingest.Span, s ingest.Span) []ingest.Span {
 	if s.Length == 0 {
 		return spans

@@ -21,40 +21,41 @@ import (
 //     get all they want. This is max-min fairness of all slots but a reserve.
 //  2. An eighth of the slots is reserved for groups below an equal share. When
 //     the reserve runs out too, the last slots go to those that hold the fewest.
-//     So a newcomer finds a slot even if complete requests, which cannot be
+//     A newcomer therefore finds a slot even if complete requests, which cannot be
 //     evicted, hold all others.
 //  3. A party below the average that gets no slot evicts an incomplete request: the
 //     oldest of a party that is above its limit and holds at least two slots more.
-//     So an eviction never makes the loser the poorer one.
+//     An eviction therefore never makes the loser the poorer one.
 //
 // The common case reads two counters. Nothing is divided or searched while half of
 // the slots are free.
 
 const (
-	// reservePart of the slots is kept for parties below an equal share: what a
-	// client sends before its first answer (docs/wire.md) fits in an eighth of 64.
+	// reservePart: 1/reservePart of the slots is kept for parties below an equal share. What
+	// a client sends before its first answer (docs/wire.md) fits in an eighth of 64.
 	reservePart = 8
 	// newcomerPart is the same while there is one party. A newcomer makes it two.
 	newcomerPart = 16
-	// classPart is the class of clients without proof: an eighth of the slots may
-	// be lost to forged requests, and a first request finds a place.
+	// classPart is for the class of clients without proof. An eighth of the slots may be lost
+	// to forged requests, and a first request finds a slot.
 	classPart = 8
 	// thresholdGain is how many slots all parties together may hold for each one that
 	// is free beyond the reserve. A higher gain leaves fewer slots unused: of those
 	// outside the reserve, 1/(gain+1).
 	thresholdGain = 16
-	// maxScan bounds the search for a request to evict: the oldest come first, and a
-	// party that holds many slots has old ones.
+	// maxScan bounds the search for a request to evict. The search begins with the oldest,
+	// and a party that holds many slots has old ones.
 	maxScan = 256
 )
 
-// supply is what several parties divide: slots, or what a group may hold.
+// supply is what several parties share: slots, or what a group may hold.
 type supply struct {
 	total, free int
-	// equal is what each party may hold however few are free. The sum over all
-	// parties leaves one such part over, for a newcomer.
+	// equal is what each party may hold, however few are free. The sum over all parties
+	// leaves one such share for a newcomer.
 	equal int
-	// parties have sent lately; holders hold something now.
+	// parties counts those that have sent lately; holders counts those that hold something
+	// now.
 	parties, holders int
 }
 
@@ -70,8 +71,7 @@ func portsOf(limit, held, ports, holders int) supply {
 	return supply{limit, max(limit-held, 0), max(limit/(ports+1), 1), ports, holders}
 }
 
-// classOf is the supply of the class without proof, beside the groups that hold
-// slots.
+// classOf is the supply of the class without proof, next to the groups that hold slots.
 func classOf(total, free, holders int) supply {
 	return supply{total, free, total / classPart, 2, holders + 1}
 }
@@ -86,14 +86,14 @@ func (s supply) limit() int {
 	}
 	reserve := max(s.total/reservePart, 1)
 	if s.free < reserve {
-		// The last ones are for those that hold the fewest.
+		// The last slots are for the parties that hold the fewest.
 		return (s.equal*s.free + reserve - 1) / reserve
 	}
 	return max(min(thresholdGain*(s.free-reserve)/max(s.holders, 1), s.total), s.equal)
 }
 
-// room is how many slots, of those that a party wants, it can take one after the
-// other before it reaches its limit, which falls with each.
+// room returns how many of want slots a party can take one after the other before it reaches
+// its limit, which falls with each.
 func (s supply) room(held, want int) int {
 	want = min(want, s.free)
 	fits := func(n int) bool {
@@ -138,7 +138,7 @@ func newGroups(size int) groups {
 	return g
 }
 
-// join adds a client to its group. There is room: each client is in one group.
+// join adds a client to its group. There is room, because each client is in one group.
 func (g *groups) join(key netip.AddrPort) uint32 {
 	hash := g.hash.client(key)
 	for ref, at, ok := g.byKey.find(hash, hash); ok; ref, at, ok = g.byKey.find(hash, at+1) {
@@ -156,7 +156,7 @@ func (g *groups) join(key netip.AddrPort) uint32 {
 	return at
 }
 
-// leave takes a client out, and forgets a group without clients.
+// leave removes a client, and drops a group without clients.
 func (g *groups) leave(at uint32) {
 	if g.all[at].ports.Add(-1) == 0 {
 		g.byKey.remove(g.all[at].hash, at)
@@ -164,7 +164,7 @@ func (g *groups) leave(at uint32) {
 	}
 }
 
-// groupKey is what the clients of a group have in common.
+// groupKey returns what the clients of a group have in common.
 func (c *Config) groupKey(from netip.AddrPort) netip.AddrPort {
 	addr := from.Addr().WithZone("")
 	for _, prefix := range c.Trusted {
@@ -179,7 +179,7 @@ func (c *Config) groupKey(from netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(addr, 0)
 }
 
-// party is a client at the moment at which it wants a slot, or has one.
+// party is a client that wants a slot, or has one.
 type party struct {
 	group *group // nil for the class without proof
 	held  int    // slots that the client itself holds
@@ -204,17 +204,17 @@ func (c *common) mayTake(p party) bool {
 	return p.held < p.group.supply(c.supply().limit()).limit()
 }
 
-// taken is how many slots are taken.
+// taken returns the number of taken slots.
 func (c *common) taken() int { return c.slots - int(c.left.Load()) }
 
-// room is how many slots are open, and how many of them are free. More may be taken than
-// are open.
+// room returns how many slots are open, and how many of them are free. More slots may be
+// taken than are open.
 func (c *common) room() (total, free int) {
 	total = int(c.open.slots.Load())
 	return total, max(total-c.taken(), 0)
 }
 
-// plenty reports whether more is free than the reserve.
+// plenty reports whether at least the reserve is free.
 func (c *common) plenty() bool {
 	total, free := c.room()
 	return free >= total/reservePart
@@ -230,8 +230,8 @@ func (c *common) classSupply() supply {
 	return classOf(total, free, int(c.holders.Load()))
 }
 
-// evictAbove evicts the oldest incomplete request of a party above its share, for
-// one below. It reports false if there is none among the oldest.
+// evictAbove evicts the oldest incomplete request of a party above its share, for a party
+// below its share. It returns false if the oldest requests include none.
 func (a *Aggregator) evictAbove(p party, events *Events) bool {
 	c := a.common
 	taken, parties := c.taken(), int(c.parties.Load())
@@ -239,8 +239,8 @@ func (a *Aggregator) evictAbove(p party, events *Events) bool {
 	supply := c.supply()
 	limit := max(supply.limit(), supply.equal)
 
-	// held is what the party has: the class as a whole, a group, or in its own
-	// group a port.
+	// held is what the party has. A party is the class as a whole, a group or, within its own
+	// group, a port.
 	held, across, within := class, class < supply.total/classPart, false
 	if p.group != nil {
 		held = int(p.group.held.Load())
@@ -272,8 +272,8 @@ func (a *Aggregator) evictAbove(p party, events *Events) bool {
 	return false
 }
 
-// richest is the oldest incomplete request of the party that holds the most slots,
-// none if no request is incomplete.
+// richest returns the oldest incomplete request of the party that holds the most slots, or
+// none.
 func (a *Aggregator) richest() uint32 {
 	found, most := none, -1
 	for slot, n := a.age.head, 0; slot != none && n < maxScan; slot, n = a.age.links[slot].next, n+1 {

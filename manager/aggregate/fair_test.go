@@ -33,7 +33,7 @@ type contest struct {
 	busy   int
 }
 
-// held is how many slots clients hold that are true of.
+// held returns how many slots are held by clients for which of returns true.
 func (c *contest) held(of func(from netip.AddrPort) bool) (n int) {
 	for i := range c.a.slots {
 		if r := &c.a.slots[i]; r.state != stateFree && of(r.from) {
@@ -95,9 +95,8 @@ func (c *contest) round(served int) {
 	}
 }
 
-// TestFairness is the promise of fair.go: a client within its share is served,
-// whatever others do, and those that want more than their share hold equally many
-// slots.
+// TestFairness checks the guarantee of fair.go. A client within its share is served, whatever
+// others do. Clients that want more than their share hold equally many slots.
 func TestFairness(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := &contest{
@@ -147,13 +146,13 @@ func TestFairness(t *testing.T) {
 	})
 }
 
-// TestPorts is the same for the ports of one address, and of a trusted one.
+// TestPorts checks the same for the ports of one address, and of a trusted one.
 func TestPorts(t *testing.T) {
 	gateway := netip.MustParseAddr("127.0.1.1")
 	for _, row := range []struct {
 		name    string
 		trusted []netip.Prefix
-		// slots that the other address and each port of the gateway get at least
+		// min slots of the other address, and of each port of the gateway
 		other, port int
 	}{
 		{"one address", nil, 15, 2},
@@ -190,8 +189,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestTakeSlot has clients hold slots, in the order of the rows, and another request
-// come in.
+// TestTakeSlot makes clients hold slots, in the order of the rows, and then sends another
+// request.
 func TestTakeSlot(t *testing.T) {
 	type holding struct {
 		from     netip.AddrPort
@@ -200,7 +199,7 @@ func TestTakeSlot(t *testing.T) {
 	}
 	a, b := address(1), address(2)
 	port := netip.AddrPortFrom(a.Addr(), a.Port()+1)
-	// others are clients, from some address on, that hold equally many slots each.
+	// others returns clients, from some address on, that hold equally many slots each.
 	others := func(first, n, slots int) (all []holding) {
 		for i := range n {
 			all = append(all, holding{from: address(first + i), complete: slots})
@@ -303,7 +302,7 @@ func TestLimit(t *testing.T) {
 			func(free int) supply { return portsOf(total, total-free, parties, holders) },
 			func(free int) supply { return classOf(total, free, holders) },
 		} {
-			// A party takes as many slots as room says, one after the other, and no more.
+			// A party takes as many slots as room returns, one after the other, and no more.
 			n := s(free).room(held, total)
 			for i := range n {
 				if l := s(free - i).limit(); held+i >= l {

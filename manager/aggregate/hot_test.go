@@ -11,9 +11,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// stream is what one read after the other brings when clients send requests of
-// count pieces: datagrams that lie back to back in the slab. The request ids are
-// written in place, so that nothing is made while it is measured.
+// stream provides what consecutive reads bring when clients send requests of
+// count pieces: datagrams back to back in the slab. The request ids are written
+// in place, so that nothing is allocated during the measurement.
 type stream struct {
 	a      *Aggregator
 	memory []byte
@@ -23,7 +23,7 @@ type stream struct {
 	now    int64
 	id     uint32
 	count  int
-	// interleave is how many requests come mixed, a piece of each in turn.
+	// interleave is how many requests arrive mixed, one piece of each in turn.
 	interleave int
 }
 
@@ -48,8 +48,8 @@ func newStream(from netip.Addr, count, interleave int) *stream {
 	return s
 }
 
-// round sends and answers as many requests as are interleaved, and reports how
-// many became whole.
+// round sends and answers as many requests as are interleaved, and returns how
+// many became complete.
 func (s *stream) round() int {
 	s.id++
 	for i := range s.batch {
@@ -90,7 +90,8 @@ func TestAddAndEndAllocateNothing(t *testing.T) {
 		}); n != 0 {
 			t.Errorf("%v, %d interleaved: %v allocations per round", row.from, interleave, n)
 		}
-		// Wishes, incomplete, late, asked again: in steady state none either.
+		// NACKs, incomplete and late requests, repeated answers: no allocations
+		// either in steady state.
 		mishap := func() {
 			s.id++
 			binary.LittleEndian.PutUint32(s.memory[lossy.First.Offset+4:], s.id)
@@ -113,8 +114,8 @@ func TestAddAndEndAllocateNothing(t *testing.T) {
 	}
 }
 
-// TestEvictionAllocatesNothing has two clients compete for all slots, and a third
-// whose address is not proved.
+// TestEvictionAllocatesNothing makes two clients compete for all slots, with a
+// third whose address is not proved.
 func TestEvictionAllocatesNothing(t *testing.T) {
 	s := newStream(camera.Addr(), 10, 1)
 	from := []netip.AddrPort{address(1), address(2), outsider}
@@ -123,7 +124,7 @@ func TestEvictionAllocatesNothing(t *testing.T) {
 		for i := range 3 * 64 {
 			s.id++
 			binary.LittleEndian.PutUint32(s.memory[d.First.Offset+4:], s.id)
-			// The first takes all, then the others want their part.
+			// The first takes all, then the others want their share.
 			d.From = from[min(i/64, len(from)-1)]
 			s.now += 1000
 			s.events.Reset()
@@ -145,10 +146,10 @@ func TestEvictionAllocatesNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkAdd is the cost of a datagram, its request's begin and end included,
-// with the memory in the cache. One request at a time is how GRO brings them;
-// interleaved is the worst case, each piece of another request than the one
-// before it.
+// BenchmarkAdd measures the cost of a datagram, including its share of the
+// request's begin and end, with the memory in the cache. GRO brings one request
+// at a time. Interleaved is the worst case: each piece belongs to another
+// request than the one before it.
 func BenchmarkAdd(b *testing.B) {
 	for _, count := range []int{147, 507} {
 		for _, interleave := range []int{1, 16} {
@@ -165,9 +166,9 @@ func BenchmarkAdd(b *testing.B) {
 	}
 }
 
-// FuzzAdd cuts bytes into datagrams of a few clients, some of them shed, and lets them in: nothing
-// panics, the invariants hold, each span is held by a live slot or released
-// once, and in the end nothing is left.
+// FuzzAdd splits bytes into datagrams of a few clients, some of them shed, and
+// adds them. Nothing panics, and the invariants hold. Each span is held by a
+// live slot or released once, and in the end nothing is left.
 func FuzzAdd(f *testing.F) {
 	var sound []byte
 	for _, p := range append(all(1), piece{id: 1, again: true, extension: &wire.Extension{Priority: 1}}, piece{id: 2, padded: true}, piece{id: 2, total: 999}) {

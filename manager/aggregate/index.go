@@ -7,8 +7,8 @@ import (
 	"net/netip"
 )
 
-// hasher hashes keys with a seed of its own, so that nobody can choose addresses
-// and ids that meet.
+// hasher hashes keys with its own seed, so that an attacker cannot choose
+// addresses and ids that collide.
 type hasher struct{ seed maphash.Seed }
 
 func newHasher() hasher { return hasher{maphash.MakeSeed()} }
@@ -33,9 +33,9 @@ func (h *hasher) request(from netip.AddrPort, id uint32) uint32 {
 }
 
 // index finds references by hash: open addressing, linear probing, at most half
-// full, and no tombstones (a removal moves back what was pushed on). Keys lie
-// with what is referred to, the caller compares them. A reference is in the index
-// at most once.
+// full. There are no tombstones: a removal moves displaced entries back. The
+// keys are in what a reference refers to, and the caller compares them. A
+// reference is in the index at most once.
 type index struct {
 	cells []cell
 	mask  uint32
@@ -44,7 +44,7 @@ type index struct {
 
 type cell struct {
 	hash uint32
-	ref  uint32 // plus one; 0: free
+	ref  uint32 // reference plus one; 0: free
 }
 
 func newIndex(most int) index {
@@ -52,8 +52,8 @@ func newIndex(most int) index {
 	return index{cells: make([]cell, n), mask: uint32(n - 1)}
 }
 
-// find is the first reference of that hash at or after a cell, and the cell: hash
-// itself to begin with, at+1 to go on.
+// find returns the first reference with that hash at or after a cell, and its
+// cell. from is hash for the first call, at+1 for further ones.
 func (x *index) find(hash, from uint32) (ref, at uint32, ok bool) {
 	for at = from & x.mask; x.cells[at].ref != 0; at = (at + 1) & x.mask {
 		if c := x.cells[at]; c.hash == hash {
@@ -72,7 +72,7 @@ func (x *index) insert(hash, ref uint32) {
 	x.used++
 }
 
-// remove takes a reference out. It must be in.
+// remove removes a reference, which must be in the index.
 func (x *index) remove(hash, ref uint32) {
 	at := hash & x.mask
 	for x.cells[at] != (cell{hash, ref + 1}) {
@@ -81,7 +81,7 @@ func (x *index) remove(hash, ref uint32) {
 		}
 		at = (at + 1) & x.mask
 	}
-	// Whoever was pushed past this cell moves back into it, and so on.
+	// An entry that was displaced past this cell moves back into it, and so on.
 	for next := (at + 1) & x.mask; x.cells[next].ref != 0; next = (next + 1) & x.mask {
 		home := x.cells[next].hash & x.mask
 		if (next-home)&x.mask >= (next-at)&x.mask {

@@ -1,9 +1,10 @@
 package aggregate
 
-// none is no slot, and no client.
+// none means no slot, or no client.
 const none = ^uint32(0)
 
-// list is a doubly linked list of small numbers, each in it at most once.
+// list is a doubly linked list of small numbers, each of them in it at most
+// once.
 type list struct {
 	head, tail uint32
 	links      []link
@@ -13,7 +14,7 @@ type link struct{ prev, next uint32 }
 
 func newList(most int) list { return list{none, none, make([]link, most)} }
 
-// push appends n, which is not in the list.
+// push appends n, which must not be in the list.
 func (l *list) push(n uint32) {
 	l.links[n] = link{prev: l.tail, next: none}
 	if l.tail == none {
@@ -24,7 +25,7 @@ func (l *list) push(n uint32) {
 	l.tail = n
 }
 
-// remove takes n out; it is in the list.
+// remove removes n, which must be in the list.
 func (l *list) remove(n uint32) {
 	k := l.links[n]
 	if k.prev == none {

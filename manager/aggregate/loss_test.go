@@ -47,10 +47,10 @@ type lossyRequest struct {
 	status   string // empty until an answer arrives
 }
 
-// occurrence is what happens at a time.
+// occurrence is an event at a time.
 type occurrence struct {
 	at       int64
-	sequence int // keeps what happens at one time in order
+	sequence int // keeps events of the same time in order
 	do       func()
 }
 
@@ -73,7 +73,7 @@ func (p *lossyPath) in(d time.Duration, do func()) {
 	heap.Push(&p.events, occurrence{p.now + int64(d), p.sequence, do})
 }
 
-// pass has a datagram arrive after the path's delay, unless it is lost.
+// pass delivers a datagram after the path's delay, unless it is lost.
 func (p *lossyPath) pass(arrive func()) {
 	if p.random.Float64() >= p.loss {
 		p.in(lossyDelay, arrive)
@@ -101,7 +101,7 @@ func (p *lossyPath) sendPieces(r *lossyRequest, indices []int, again bool) {
 	}
 }
 
-// datagram is a piece whose payload does not matter.
+// datagram returns a piece whose payload does not matter.
 func (p *lossyPath) datagram(id, index int, again bool) []byte {
 	h := wire.PieceHeader(wire.TypeData, uint32(id), p.config.RequestBytes, testPiece, index)
 	if again {
@@ -125,7 +125,7 @@ func (p *lossyPath) watch(r *lossyRequest) {
 	})
 }
 
-// receive has the manager take a datagram.
+// receive passes a datagram to the manager.
 func (p *lossyPath) receive(r *lossyRequest, datagram []byte) {
 	p.source.Inject(address(1), datagram)
 	var batch [1]ingest.Datagram
@@ -138,7 +138,7 @@ func (p *lossyPath) receive(r *lossyRequest, datagram []byte) {
 	p.follow(&events)
 }
 
-// follow does what the manager's receive thread does after a turn.
+// follow does what the manager's receive thread does after each read.
 func (p *lossyPath) follow(events *Events) {
 	for _, slot := range events.Whole {
 		origin, _ := p.manager.Origin(slot)
@@ -191,7 +191,7 @@ func (p *lossyPath) answer(id uint32, status wire.Status) {
 	})
 }
 
-// run begins a request each interval and returns how each ended.
+// run begins a request per interval and returns how each ended.
 func (p *lossyPath) run(requests int, interval time.Duration) []string {
 	for id := range requests {
 		r := &lossyRequest{id: id}
@@ -242,9 +242,9 @@ func newLossyPath(t *testing.T, f lossyFunction, loss float64, seed uint64) *los
 	}
 }
 
-// TestLoss bounds how many requests of the built-in models complete on a lossy path.
-// Losses hit pieces, NACKs, questions and answers alike. What limits face is its
-// aggregation deadline of 6.25 ms, and not the number of NACKs.
+// TestLoss bounds how many requests of the built-in models complete on a lossy path. Pieces,
+// NACKs, questions and answers are equally likely to be lost. The limit for the model face is
+// its aggregation deadline of 6.25 ms, and not the number of NACKs.
 func TestLoss(t *testing.T) {
 	const requests, seeds = 64, 3
 	face := lossyFunction{slo: 25 * time.Millisecond, pieces: 48, infer: 3 * time.Millisecond}

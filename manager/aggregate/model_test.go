@@ -15,10 +15,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// model says what the aggregator should do, in the plainest way there is: maps
-// and loops over everything, payloads in place of descriptors. It keeps all that
-// has ended, so it agrees with the aggregator while nothing is forgotten for want
-// of room.
+// model predicts the aggregator's behavior in the simplest way: maps, loops over everything,
+// and payloads instead of descriptors. It remembers all requests that have ended. It
+// therefore agrees with the aggregator as long as that drops none for lack of room.
 type model struct {
 	c      Config
 	live   []*gathered // in the order in which they began
@@ -57,7 +56,7 @@ type ended struct {
 
 func (k key) group() netip.AddrPort { return netip.AddrPortFrom(k.from.Addr(), 0) }
 
-// held is how many slots the clients hold that are true of.
+// held returns how many slots are held by clients for which of returns true.
 func (m *model) held(of func(g *gathered) bool) (n int) {
 	for _, g := range m.live {
 		if of(g) {
@@ -75,8 +74,8 @@ func (m *model) heldByPort(k key) int {
 	return m.held(func(g *gathered) bool { return g.proved && g.from == k.from })
 }
 
-// holders is how many parties with proof hold slots; of names a party, and the zero
-// value none.
+// holders returns how many parties with proof hold slots. of returns the party of a client,
+// and the zero value for none.
 func (m *model) holders(of func(k key) netip.AddrPort) int {
 	parties := map[netip.AddrPort]bool{}
 	for _, g := range m.live {
@@ -94,7 +93,8 @@ func inGroup(o, k key) netip.AddrPort {
 	return o.from
 }
 
-// room is whether a new request gets a slot, and the request that it takes it from.
+// room reports whether a new request gets a slot, and returns the request that is evicted for
+// it.
 func (m *model) room(k key, proved bool) (victim *gathered, ok bool) {
 	total, free, parties, ports := m.c.Slots, m.c.Slots-len(m.live), len(m.ports), len(m.ports[k.group()])
 	held, l := m.heldBy(k, proved), slotsOf(total, free, parties, m.holders(key.group)).limit()
@@ -125,7 +125,7 @@ func (m *model) room(k key, proved bool) (victim *gathered, ok bool) {
 	return nil, false
 }
 
-// richest is whose memory goes when there is none left.
+// richest returns the request that is evicted when memory runs out.
 func (m *model) richest() (found *gathered) {
 	for _, g := range m.live {
 		if !g.whole && (found == nil || m.heldBy(g.key, g.proved) > m.heldBy(found.key, found.proved)) {
@@ -158,7 +158,7 @@ func (m *model) end(now int64, g *gathered, status wire.Status, payload string) 
 	m.remember(now, g.key, status, payload)
 }
 
-// answerEarly ends a request and leaves it its slot.
+// answerEarly ends a request that keeps its slot.
 func (m *model) answerEarly(now int64, g *gathered) {
 	g.answered = true
 	m.remember(now, g.key, wire.StatusLate, "")
@@ -271,7 +271,7 @@ func (m *model) wish(now int64, g *gathered) {
 	m.wishes = append(m.wishes, fmt.Sprint(g.key, missing))
 }
 
-// next is when something is to be done, and the request that it is to be done to.
+// next returns when the next action is due, and its request.
 func (m *model) next() (at int64, g *gathered, wish bool) {
 	for _, o := range m.live {
 		if o.whole {
@@ -332,7 +332,7 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 				}
 				wishes = append(wishes, fmt.Sprint(key{w.To, w.RequestID}, missing))
 			}
-			// What falls due at one time may come in any order.
+			// Events due at the same time may come in any order.
 			for _, s := range [][]string{told, again, wishes, m.told, m.again, m.wishes} {
 				slices.Sort(s)
 			}
@@ -346,8 +346,8 @@ func TestAggregatorDoesWhatTheModelDoes(t *testing.T) {
 			}
 			m.whole, m.told, m.again, m.wishes = nil, nil, nil, nil
 		}
-		// Most slots are full of whole requests, so that a handful fills the rest.
-		// Some are not, so that they can be evicted.
+		// Most slots are full of complete requests, so that a handful fills the rest. Some
+		// are incomplete, so that they can be evicted.
 		incomplete := rapid.SampledFrom([]int{1000, 7, 2}).Draw(t, "every which request from the start is incomplete")
 		for id := range slotsTaken {
 			from, pieces := address(97+id%3), all(id)
@@ -476,7 +476,7 @@ func TestIndexIsAMap(t *testing.T) {
 			"insert": func(t *rapid.T) {
 				if ref := rapid.Uint32Range(0, 99).Draw(t, "ref"); len(in) < most {
 					if _, ok := in[ref]; !ok {
-						// Few hashes, at the table's end too: they meet.
+						// Few hashes, including the table's end: they collide.
 						in[ref] = rapid.SampledFrom([]uint32{0, 1, 2, 126, 127, 128, 255, 1<<32 - 1}).Draw(t, "hash")
 						x.insert(in[ref], ref)
 					}
@@ -529,7 +529,7 @@ func TestArenaReturnsAPayloadOrNothing(t *testing.T) {
 					if ok && string(got) != put[i] {
 						t.Fatalf("payload %q comes back as %q", put[i], got)
 					}
-					// Half of the ring is never gone over by what fits the other half.
+					// Payloads that fit one half of the ring never overwrite the other half.
 					if newer += len(put[i]); !ok && newer <= 32 {
 						t.Fatalf("payload %q is gone, only %d bytes after it", put[i], newer)
 					}

@@ -11,10 +11,10 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// A source that loses, repeats, reorders and cuts, with its real slab (which
-// panics when a byte is released twice), the real table, and clients that follow
-// wishes: every request is whole, and is the picture that was sent, or is told
-// incomplete; in the end no byte is held.
+// A source loses, repeats, reorders and truncates datagrams. It has a real slab
+// (which panics if a byte is released twice), the table is real, and clients
+// follow NACKs. Every request becomes complete with the picture that was sent,
+// or its client gets incomplete. In the end no byte is held.
 func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 	const count, requests = 40, 300
 	total := count*testPiece - 17
@@ -46,7 +46,7 @@ func TestEveryRequestEndsOnceOverABadNetwork(t *testing.T) {
 	turn := func() {
 		t.Helper()
 		for again := true; again; {
-			n, err := src.Receive(batch, 1) // a deadline long past: what is there
+			n, err := src.Receive(batch, 1) // a deadline long past: returns what is there
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -25,7 +25,7 @@ func TestAutoSlots(t *testing.T) {
 	}
 }
 
-// The number of open slots is rate × objective, and the reserve.
+// The number of open slots is rate × objective, plus the reserve.
 func TestOpenSlots(t *testing.T) {
 	const objective = 25 * time.Millisecond
 	for _, row := range []struct {
@@ -67,8 +67,8 @@ func TestOpenSlots(t *testing.T) {
 	}
 }
 
-// The speed of a server changes. The open slots never limit what it answers in time, and
-// the server never has more than it can answer in time.
+// The speed of a server changes. The open slots never limit what it answers in time, and the
+// server never holds more than it can answer in time.
 func TestOpenSlotsFollow(t *testing.T) {
 	const objective = int64(20 * time.Millisecond)
 	o := newOpen(&Config{Slots: maxAutoSlots, Follow: true})
@@ -76,8 +76,8 @@ func TestOpenSlotsFollow(t *testing.T) {
 	for _, perSecond := range []int64{1000, 100_000, 5000, 50_000} {
 		var latency int64
 		for end := now + int64(3*time.Second); now < end; {
-			// All open slots are taken, and each request is answered after all before it,
-			// or after a millisecond.
+			// All open slots are taken. Each request is answered after all before it, or
+			// after a millisecond.
 			latency = max(o.slots.Load()*int64(time.Second)/perSecond, int64(time.Millisecond))
 			now += latency / o.slots.Load()
 			o.answered(now, time.Duration(objective))

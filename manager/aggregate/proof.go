@@ -13,13 +13,14 @@ import (
 )
 
 // Address validation, after RFC 9000, section 8.1. The source address of a
-// datagram may be forged, and answers are larger than the datagrams that ask for
-// them. So until a client has proved that it receives at its address:
+// datagram may be forged, and answers are larger than the datagrams that ask
+// for them. Therefore, until a client has proved that it receives at its
+// address:
 //
 //  1. A request's budget grows by three times each datagram that is received for
 //     it, IP and UDP headers included, and shrinks by each that is sent for it.
 //  2. A NACK beyond the budget is not sent. Each leaves room for one block.
-//  3. In place of an answer beyond the budget, the client gets a busy block with
+//  3. Instead of an answer beyond the budget, the client gets a busy block with
 //     credit 0 and its cookie. The answer is kept.
 //  4. The client repeats piece 0 with the cookie in its extension, and gets the
 //     answer.
@@ -28,8 +29,9 @@ import (
 // table of addresses. A client on this machine needs no proof: its address
 // cannot be forged from outside.
 
-// ReplyPieceBytes is how the manager cuts the payload of a result. With its
-// headers and block a piece fits every common MTU.
+// ReplyPieceBytes is the size of the pieces into which the manager splits the
+// payload of a result. With its headers and block, a piece fits every common
+// MTU.
 const ReplyPieceBytes = wire.DefaultPieceBytes
 
 // amplification is how many times the bytes received may be sent to an address
@@ -49,27 +51,28 @@ func headerBytes(from netip.AddrPort) uint32 {
 	return headers6Bytes
 }
 
-// answerBytes is the size of an answer, with all headers.
+// answerBytes returns the size of an answer, with all headers.
 func answerBytes(headers uint32, payloadBytes int) int64 {
 	pieces := int64(wire.Pieces(payloadBytes, ReplyPieceBytes))
 	return pieces*int64(headers+wire.HeaderSize+wire.BlockSize) + int64(payloadBytes)
 }
 
-// nackBytes is the max size of the NACKs for a request, with all headers.
+// nackBytes returns the max size of the NACKs for a request, with all headers.
 func nackBytes(headers uint32, count uint16) int64 {
 	bytes, datagrams := wire.MaxWishesBytes(count)
 	return int64(bytes) + int64(datagrams)*int64(headers)
 }
 
-// budget is how many bytes may be sent for a request without proof.
+// budget is the number of bytes that may be sent for a request without proof.
 type budget int64
 
-// receive takes note of a datagram of the request.
+// receive adds a received datagram of the request to the budget.
 func (b *budget) receive(headers uint32, datagramBytes int) {
 	*b += amplification * budget(int(headers)+datagramBytes)
 }
 
-// spend takes bytes off if they are there, and leaves the rest intact.
+// spend subtracts bytes if at least rest remains then. Otherwise it returns
+// false and changes nothing.
 func (b *budget) spend(bytes, rest int64) bool {
 	if int64(*b) < bytes+rest {
 		return false
@@ -94,7 +97,7 @@ func newCookies() cookies {
 	return cookies{binary.LittleEndian.Uint64(key[:]), binary.LittleEndian.Uint64(key[8:])}
 }
 
-// at is the cookie of an address, 0 for one that needs no proof.
+// at returns the cookie of an address, 0 for an address that needs no proof.
 func (c *cookies) at(now int64, from netip.AddrPort) uint64 {
 	if local(from) {
 		return 0
@@ -102,8 +105,8 @@ func (c *cookies) at(now int64, from netip.AddrPort) uint64 {
 	return c.hash(now/int64(cookieEpoch), from)
 }
 
-// proves reports whether a cookie is the one of an address, of this epoch or of
-// the one before it.
+// proves reports whether a cookie is that of an address, in this epoch or the
+// one before it.
 func (c *cookies) proves(now int64, from netip.AddrPort, cookie uint64) bool {
 	if cookie == 0 {
 		return false
@@ -118,7 +121,7 @@ func (c *cookies) hash(epoch int64, from netip.AddrPort) uint64 {
 	copy(key[:], address[:])
 	binary.LittleEndian.PutUint16(key[16:], from.Port())
 	binary.LittleEndian.PutUint64(key[18:], uint64(epoch))
-	return max(siphash.Hash(c.key0, c.key1, key[:]), 1) // 0 stands for none
+	return max(siphash.Hash(c.key0, c.key1, key[:]), 1) // 0 means no cookie
 }
 
 // equal compares in constant time, so that a cookie cannot be guessed byte by byte.

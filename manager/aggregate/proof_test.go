@@ -28,7 +28,8 @@ func headers(addr netip.AddrPort) int64 {
 	return 48
 }
 
-// took adds the datagrams that events stand for, made as the manager makes them.
+// took adds the datagrams for the events, in the form in which the manager
+// sends them.
 func (l ledger) took(e *Events) {
 	for _, answers := range [][]Answer{e.Told, e.Again} {
 		for i := range answers {
@@ -55,8 +56,8 @@ func (l ledger) answered(to netip.AddrPort, r *wire.Result, payload []byte) {
 	}
 }
 
-// TestAmplification has clients without proof do anything, and counts what goes
-// to their addresses.
+// TestAmplification lets clients without proof do anything, and counts the
+// bytes that are sent to their addresses.
 func TestAmplification(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pieces := rapid.SampledFrom([]int{1, 10, 1000, 20_000}).Draw(t, "pieces")
@@ -181,7 +182,8 @@ func TestCookie(t *testing.T) {
 	}
 }
 
-// TestPrice compares what the budget counts with the datagrams that are sent.
+// TestPrice compares the bytes that the budget counts with the datagrams that
+// are sent.
 func TestPrice(t *testing.T) {
 	for _, from := range []string{"192.0.2.1:5000", "[::ffff:192.0.2.1]:5000", "[2001:db8::1]:5000"} {
 		addr := netip.MustParseAddrPort(from)
@@ -253,7 +255,7 @@ func TestProof(t *testing.T) {
 			if e := b.send(outsider, request(1, &wire.Extension{Cookie: busy.Cookie}, true)); len(e.Again) != 0 {
 				t.Errorf("a second question at once gets %+v, want nothing", e.Again)
 			}
-			// A later question without the cookie is short of bytes again.
+			// A later question without the cookie lacks budget again.
 			b.now += int64(2 * againAfter)
 			e = b.send(outsider, request(1, nil, true))
 			if len(e.Again) != 1 || e.Again[0].Status != wire.StatusBusy || len(e.Again[0].Payload) != 0 {
@@ -333,7 +335,7 @@ func TestProof(t *testing.T) {
 	})
 	t.Run("a request turned away begins again with the cookie", func(t *testing.T) {
 		onBed(t, nil, func(b *bed) {
-			for id := range 8 { // the class's part of the slots
+			for id := range 8 { // the class's share of the slots
 				b.send(outsider, piece{id: id + 1, size: testRequest})
 			}
 			for id := range 56 {

@@ -6,24 +6,24 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// record is a request that has ended, remembered.
+// record is a remembered request that has ended.
 type record struct {
 	from     netip.AddrPort
 	id       uint32
 	hash     uint32
 	result   wire.Result
-	shed     bool // busy, though there was room
+	shed     bool // busy, although there was room
 	stranger bool // busy, and its client had not proved its address
-	void     bool // forgotten before its time
-	withheld bool // the client has to prove its address before it gets the answer
+	void     bool // dropped before its time
+	withheld bool // the client must prove its address before it gets the answer
 	budget   budget
 	payload  stored
 	answered int64 // the last time
 	expires  int64
 }
 
-// history remembers records, all for equally long: a ring, in the order in which
-// they expire.
+// history remembers records, all for the same time. It is a ring in the order
+// of expiry.
 type history struct {
 	records []record
 	first   int // the oldest
@@ -37,10 +37,10 @@ func newHistory(most, base int) history {
 
 func (m *history) full() bool { return m.n == len(m.records) }
 
-// expired reports whether the oldest has to go.
+// expired reports whether the oldest record must be dropped.
 func (m *history) expired(now int64) bool { return m.n > 0 && m.records[m.first].expires <= now }
 
-// pop forgets the oldest.
+// pop drops the oldest record.
 func (m *history) pop() (hash, ref uint32, void bool) {
 	r := &m.records[m.first]
 	hash, ref, void = r.hash, uint32(m.first)+m.base, r.void
@@ -51,7 +51,7 @@ func (m *history) pop() (hash, ref uint32, void bool) {
 	return hash, ref, void
 }
 
-// push remembers a record; there is room.
+// push stores a record; the caller has checked that there is room.
 func (m *history) push(r record) (ref uint32) {
 	at := m.first + m.n
 	if at >= len(m.records) {
@@ -62,11 +62,12 @@ func (m *history) push(r record) (ref uint32) {
 	return uint32(at) + m.base
 }
 
-// arena keeps the latest payloads in a ring of bytes. Nothing is ever freed: a
-// payload is gone when newer ones have gone over it, and its handle tells.
+// arena keeps the latest payloads in a ring of bytes. Nothing is ever freed. A
+// payload is gone when newer ones have overwritten it, which its handle shows.
 type arena struct {
 	bytes []byte
-	// next is where the next goes, counted from the beginning of time.
+	// next is the position of the next payload, counted in bytes since the
+	// start.
 	next uint64
 }
 
@@ -78,7 +79,7 @@ type stored struct {
 
 func newArena(size int) arena { return arena{bytes: make([]byte, size)} }
 
-// put copies a payload in, in one run.
+// put copies a payload into the arena, in one contiguous part.
 func (a *arena) put(payload []byte) stored {
 	size := uint64(len(a.bytes))
 	if uint64(len(payload)) > size {
@@ -93,7 +94,7 @@ func (a *arena) put(payload []byte) stored {
 	return s
 }
 
-// get is a payload, until the next put; ok is false when it is gone.
+// get returns a payload, valid until the next put; ok is false if it is gone.
 func (a *arena) get(s stored) (payload []byte, ok bool) {
 	size := uint64(len(a.bytes))
 	switch {

@@ -7,28 +7,27 @@ import (
 	"github.com/penstock/penstock/shm/adaptive"
 )
 
-// common is what the aggregators of one function share: the slots that are free, and how
-// many clients there are. With one aggregator it is that one's alone, and no lock is
-// taken.
+// common is what the aggregators of one function share: the free slots, and the number of
+// clients. A single aggregator has it alone and takes no lock.
 //
-// The lock is held for a push or a pop, once a request at its beginning and once at its
-// end. It also orders what an aggregator wrote in the table for a slot before what the
-// next one does with that slot.
+// The lock is held for a push or a pop, once at a request's beginning and once at its end. It
+// also orders one aggregator's writes in the table for a slot before the next aggregator's
+// use of that slot.
 type common struct {
 	several bool
-	mu      adaptive.Mutex // guards free, where there are several
-	free    []uint32       // a stack: the slot used last is still in the cache
+	mu      adaptive.Mutex // guards free, if there are several
+	free    []uint32       // a stack: the most recently used slot is still in the cache
 	left    atomic.Int64
 	clients atomic.Int64
-	// wantedAt is when an aggregator turned a request away that it had no slot for, and
-	// none of its own to take one from.
+	// wantedAt is when an aggregator last turned a request away: no slot was free, and
+	// it had no request of its own to evict.
 	wantedAt atomic.Int64
 	cookies  cookies
 
 	config    *Config
 	slots     int
 	open      *open
-	groups    groups       // guarded by mu, but for the counters
+	groups    groups       // guarded by mu, except for the counters
 	parties   atomic.Int64 // groups
 	holders   atomic.Int64 // groups that hold slots
 	class     atomic.Int64 // slots of requests without proof
@@ -48,7 +47,7 @@ func newCommon(config *Config, aggregators int) *common {
 	return c
 }
 
-// take is a free slot; ok is false where there is none.
+// take takes a free slot; ok is false if there is none.
 func (c *common) take() (slot uint32, ok bool) {
 	if c.several {
 		c.mu.Lock()
@@ -91,14 +90,14 @@ func (c *common) leave(at uint32) {
 	c.parties.Store(int64(c.groups.byKey.used))
 }
 
-// NewSeveral makes n aggregators that take their slots from one set: all of them together
-// have at most Config.Slots requests in flight, and a client's credit is its fair part of
-// these slots among the clients of all. All of a client's datagrams go to one of them: who
-// feeds them sees to that.
+// NewSeveral makes n aggregators that take their slots from one set. Together they have at
+// most Config.Slots requests in flight. A client's credit is its fair share of these slots
+// among the clients of all aggregators. The caller must pass all datagrams of a client to the
+// same aggregator.
 //
-// Each belongs to whoever holds its own lock; several may be called at the same time. What
-// has ended is remembered by each for itself, as much as Config says. It panics as New
-// does.
+// Each aggregator belongs to the holder of its own lock; several may be called at the same
+// time. Each remembers its own ended requests, as many as Config allows. NewSeveral panics
+// like New.
 func NewSeveral(n int, config Config, memory []byte, table Table) []*Aggregator {
 	config = config.withDefaults()
 	if err := config.Validate(); err != nil {
@@ -112,8 +111,8 @@ func NewSeveral(n int, config Config, memory []byte, table Table) []*Aggregator 
 	return all
 }
 
-// makeRoom evicts an own request of a party above its share, if another aggregator
-// lacked a slot for one below a moment ago, and few are free yet.
+// makeRoom evicts one of its own requests, of a party above its share. It does so if another
+// aggregator lately lacked a slot for a party below its share, and few slots are free yet.
 func (a *Aggregator) makeRoom(events *Events) {
 	at := a.common.wantedAt.Load()
 	if at == 0 || a.now-at > 2*int64(a.config.WishAfter) || a.common.plenty() {
@@ -127,8 +126,7 @@ func (a *Aggregator) makeRoom(events *Events) {
 // newcomer is a group that holds nothing.
 var newcomer group
 
-// Oldest is when the request that has been gathering for longest began, 0 where none is
-// gathering: EvictOldest would end it.
+// Oldest returns when the longest gathering request began, or 0 if none is gathering.
 func (a *Aggregator) Oldest() int64 {
 	if a.age.head == none {
 		return 0

@@ -14,12 +14,12 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// several are the aggregators of one function, over one slab and one table.
+// several holds the aggregators of one function, over one slab and one table.
 type several struct {
 	*bed
 	all   []*Aggregator
 	owner map[uint32]int // of whole slots
-	ends  map[string]int // what became of each request, by client and id
+	ends  map[string]int // how each request ended, by client and id
 }
 
 func newSeveral(t failer, n int, change func(c *Config)) *several {
@@ -28,12 +28,12 @@ func newSeveral(t failer, n int, change func(c *Config)) *several {
 	return s
 }
 
-// of is the aggregator that all of a client's datagrams go to.
+// of returns the aggregator for all of a client's datagrams.
 func (s *several) of(client int) int { return client % len(s.all) }
 
 func (s *several) name(from netip.AddrPort, id uint32) string { return fmt.Sprint(from, " ", id) }
 
-// do has aggregator i do something, and looks at what came of it and at all invariants.
+// do runs an action on aggregator i, and checks its events and all invariants.
 func (s *several) do(i int, what func(a *Aggregator, events *Events)) *Events {
 	s.t.Helper()
 	s.events.Reset()
@@ -58,7 +58,7 @@ func (s *several) do(i int, what func(a *Aggregator, events *Events)) *Events {
 	return &s.events
 }
 
-// look releases what the events say and checks what holds of all aggregators together.
+// look releases the spans of the events and checks the invariants across all aggregators.
 func (s *several) look() {
 	s.t.Helper()
 	for _, span := range s.events.Release {
@@ -120,13 +120,13 @@ func (s *several) answer(slot uint32) {
 	})
 }
 
-// TestSeveralAggregatorsAreOneFunction has several of them do things in any order: slots
-// and spans belong to one at a time, each request that has all its pieces becomes whole
-// once, with the bytes that were sent, and in the end everything is given back.
+// TestSeveralAggregatorsAreOneFunction runs several of them in any order. A slot or a span
+// belongs to one at a time. Each request with all its pieces becomes complete once, with the
+// bytes that were sent. In the end everything is released.
 func TestSeveralAggregatorsAreOneFunction(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSeveral(t, rapid.IntRange(2, 4).Draw(t, "aggregators"), nil)
-		// What each client has still to send, by request.
+		// What each client still has to send, by request.
 		type request struct{ client, id, next int }
 		var open []*request
 		id := 0
@@ -197,8 +197,8 @@ func TestSeveralAggregatorsAreOneFunction(t *testing.T) {
 	})
 }
 
-// The slots are those of all: one aggregator may have every one, and then another has
-// none; what one gives back the other may take.
+// All aggregators share the slots: one may have every slot, and then another has none. What
+// one releases, another may take.
 func TestSeveralAggregatorsShareTheLimitOnRequestsInFlight(t *testing.T) {
 	s := newSeveral(t, 2, nil)
 	for id := range s.config.Slots {
@@ -222,7 +222,7 @@ func TestSeveralAggregatorsShareTheLimitOnRequestsInFlight(t *testing.T) {
 	if e := s.send(1, 1001, 0); len(e.Told) != 0 {
 		t.Fatalf("told %+v, want nothing: a slot is free", e.Told)
 	}
-	// Of 64 slots 2 clients have 32 each as their fair part, wherever they are.
+	// Each of 2 clients has a fair share of 32 of 64 slots, whichever aggregator serves it.
 	s.do(0, func(a *Aggregator, _ *Events) {
 		for slot := range uint32(40) {
 			if _, ok := s.owner[slot]; ok {
@@ -237,7 +237,7 @@ func TestSeveralAggregatorsShareTheLimitOnRequestsInFlight(t *testing.T) {
 	if got := s.all[1].Credit(address(1)); got != uint16(s.config.Slots/2-6) {
 		t.Errorf("client 1, with 6 requests in flight, has a credit of %d, want %d", got, s.config.Slots/2-6)
 	}
-	// Clients that say nothing any more are forgotten, also where nothing comes.
+	// Silent clients are dropped, even if no datagram arrives.
 	for slot := range s.owner {
 		s.answer(slot)
 	}
@@ -252,7 +252,7 @@ func TestSeveralAggregatorsShareTheLimitOnRequestsInFlight(t *testing.T) {
 	}
 }
 
-// A request of a client above its share makes room for one below, whichever
+// A request of a client above its share is evicted for a client below its share, whichever
 // aggregator has it.
 func TestEvictionAcrossAggregators(t *testing.T) {
 	s := newSeveral(t, 2, nil)
@@ -274,8 +274,8 @@ func TestEvictionAcrossAggregators(t *testing.T) {
 	}
 }
 
-// TestSeveralAggregatorsAtOnce runs each on a goroutine of its own, under its own lock;
-// answers come from another. Under the race detector it finds what they share unguarded.
+// TestSeveralAggregatorsAtOnce runs each on its own goroutine, under its own lock; another
+// goroutine answers. Under the race detector it finds shared data without a guard.
 func TestSeveralAggregatorsAtOnce(t *testing.T) {
 	const each, clients = 400, 3
 	config := Config{
@@ -339,14 +339,15 @@ func TestSeveralAggregatorsAtOnce(t *testing.T) {
 		stats := a.Stats()
 		sum.Add(&stats)
 	}
-	// Who found every slot taken was turned away: nothing else becomes of a request.
+	// A request that found every slot taken was turned away; a request ends in no other way.
 	if sum.Whole+sum.Busy != uint64(len(all)*each) || sum.Gathering+sum.InFlight != 0 || all[0].common.left.Load() != int64(config.Slots) {
 		t.Errorf("of %d requests: %+v, %d slots free", len(all)*each, sum, all[0].common.left.Load())
 	}
 }
 
-// BenchmarkSeveral is what aggregators of one function do at the same time, each on a
-// thread and under a lock of its own, beside one; each has a processor where there is one.
+// BenchmarkSeveral compares aggregators of one function that run concurrently, each on its
+// own thread and under its own lock, with a single one. Each has a processor if there are
+// enough.
 func BenchmarkSeveral(b *testing.B) {
 	for _, n := range []int{1, 2} {
 		b.Run(fmt.Sprintf("aggregators=%d", n), func(b *testing.B) {
@@ -355,7 +356,7 @@ func BenchmarkSeveral(b *testing.B) {
 				streams = append(streams, newStream(camera.Addr(), 147, 1))
 			}
 			for i, a := range NewSeveral(n, streams[0].a.config, nil, streams[0].table) {
-				// Each reads its own datagrams; slots, and the table, are everybody's.
+				// Each reads its own datagrams; slots and the table are shared.
 				a.memory, streams[i].a = streams[i].memory, a
 			}
 			datagrams := n * b.N * len(streams[0].batch)

@@ -2,29 +2,30 @@ package aggregate
 
 import "github.com/penstock/penstock/wire"
 
-// Drop says in one word why a well-formed datagram was of no use.
+// Drop is the reason why a well-formed datagram was of no use.
 type Drop uint8
 
 // The reasons.
 const (
-	// dropLate pieces are of a request that was answered.
+	// dropLate: the request was answered already.
 	dropLate Drop = iota
-	// dropDuplicate pieces are here already.
+	// dropDuplicate: the piece was received before.
 	dropDuplicate
-	// dropContradictory pieces have another total, count or piece size than the
-	// first of their request.
+	// dropContradictory: total, count or piece size differ from those of the
+	// request's first piece.
 	dropContradictory
-	// dropOverlapping pieces are contradictory, and cover bytes that are here.
+	// dropOverlapping: the piece is contradictory, and covers bytes received
+	// before.
 	dropOverlapping
-	// dropForeign pieces are of requests that are not the model's: of another
-	// size, or in pieces that are too many or too small.
+	// dropForeign: the request does not suit the model: its size differs, or
+	// its pieces are too many or too small.
 	dropForeign
-	// dropBusy pieces are of requests that got no slot, or lost it.
+	// dropBusy: the request got no slot, or lost it.
 	dropBusy
-	// dropFragmented pieces needed one descriptor more than there are; their
+	// dropFragmented: the piece needed one descriptor more than there are; its
 	// request is evicted.
 	dropFragmented
-	// dropShed are what is left of requests that were shed before they were received.
+	// dropShed: a remainder of a request that was shed before it was received.
 	dropShed
 	// numDrops is the size of an array indexed by Drop.
 	numDrops
@@ -39,33 +40,34 @@ func (d Drop) String() string {
 	return "unknown"
 }
 
-// Stats counts since New. Datagrams is the sum of Pieces, Malformed and Dropped;
-// Begun is the sum of Whole, Incomplete, Evicted and Gathering.
+// Stats holds counters since New. Datagrams is the sum of Pieces, Malformed and
+// Dropped. Begun is the sum of Whole, Incomplete, Evicted and Gathering.
 type Stats struct {
 	Datagrams uint64
-	// Pieces were put where they belong.
+	// Pieces counts pieces that were added to their request.
 	Pieces uint64
-	// Malformed datagrams break a rule of package wire, by reason.
+	// Malformed counts datagrams that break a rule of package wire, by reason.
 	Malformed [wire.NumReasons]uint64
-	// Dropped datagrams are well-formed, by reason.
+	// Dropped counts well-formed datagrams that were of no use, by reason.
 	Dropped [numDrops]uint64
 
-	// Begun requests got a slot, and became Whole, Incomplete or Evicted.
+	// Begun requests got a slot, and became Whole (complete), Incomplete or
+	// Evicted.
 	Begun, Whole, Incomplete, Evicted uint64
-	// Refused and Busy requests got none. Shed ones are those of Busy that were shed before
-	// they were received.
+	// Refused and Busy requests got no slot. Shed counts those of Busy that
+	// were shed before they were received.
 	Refused, Busy, Shed uint64
 
-	// Wishes were sent, answers given Again; Forgotten answers could not be,
-	// because their payload was gone.
+	// Wishes counts NACKs, Again repeated answers. Forgotten counts answers
+	// that could not be repeated, because their payload was gone.
 	Wishes, Again, Forgotten uint64
-	// Withheld counts the busy blocks that were sent in place of an answer to
-	// clients that have to prove their address first.
+	// Withheld counts the busy blocks sent instead of an answer to clients that
+	// must prove their address first.
 	Withheld uint64
 
-	// What is held now: requests that gather, requests that are whole and not
-	// ended, clients seen lately, requests that have ended and are remembered,
-	// slab bytes of the datagrams of live requests.
+	// What is held now: incomplete requests, complete requests that have not
+	// ended, clients seen lately, remembered requests, and slab bytes of the
+	// datagrams of live requests.
 	Gathering, InFlight, Clients, Remembered int
 	HeldBytes                                uint64
 }
