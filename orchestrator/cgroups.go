@@ -72,8 +72,8 @@ func (m mount) under(own string) string {
 	return path.Join("/", rel)
 }
 
-// The name of the group that holds all others identifies its owner, which is the parent of
-// the processes in them. It has the owner's process id and, as the kernel reuses ids, its
+// The name of the group that holds the groups of all processes identifies its owner, the
+// processes' parent. It has the owner's process id and, as the kernel reuses ids, its
 // start time in clock ticks since boot.
 const treePrefix = "penstock-"
 

@@ -440,8 +440,9 @@ func (l *fakeLink) observed() control.Observed {
 	return l.last
 }
 
-// fakeShares records what was applied. It refuses if refuse says so. It fails the test
-// if a share is applied to a removed process, or is left behind.
+// fakeShares records what was applied, and refuses processes for which refuse returns
+// true. It notes in wrong each share that is applied to a removed process, removed twice,
+// or left behind.
 type fakeShares struct {
 	refuse func(key) bool
 

@@ -14,7 +14,7 @@ type wish struct {
 	// ending: the orchestrator itself is about to end.
 	ending bool
 	// waiting: another orchestrator started the processes, and their manager has not
-	// sent this one a message yet. Meanwhile the plan is empty.
+	// sent this one a message yet. Until then no process is started or asked to end.
 	waiting bool
 }
 

@@ -42,8 +42,8 @@ func newExecSpawner(k keeper.Keeper, cpus []int, self, dir string, log zerolog.L
 func tryCPUs(cpus []int) error {
 	failed := make(chan error)
 	go func() {
-		// Never unlocked: the thread ends with this goroutine. Otherwise it would run other
-		// goroutines with this affinity.
+		// Never unlocked: the thread ends with this goroutine. An unlocked thread would run
+		// other goroutines with this affinity.
 		runtime.LockOSThread()
 		failed <- cpuset.PinThread(0, cpus)
 	}()

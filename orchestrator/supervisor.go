@@ -216,7 +216,7 @@ type child struct {
 	at           []int   // the groups that it last reported to run on
 	lost         bool    // its device failed under it
 	blameless    bool    // the MPS server is the cause
-	unfit        []int   // the latest groups that proved too few for its model
+	unfit        []int   // the latest groups that its model cannot run on
 	outgrown     bool    // it ends because of that
 	wokenPercent float64 // its share when it was woken; MPS keeps it
 	mismatch     string  // how its multiprocessors differ from what it was promised
