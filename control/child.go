@@ -270,7 +270,7 @@ func (c *Child) shake() error {
 // Start returns the orchestrator's first order.
 func (c *Child) Start() Start { return c.start }
 
-// Orders receives the orders after Start. It is closed when the orchestrator has gone or
+// Orders returns the channel of the orders after Start. It is closed when the orchestrator has gone or
 // sends an invalid message. The process must then end.
 func (c *Child) Orders() <-chan Order { return c.orders }
 

@@ -56,8 +56,8 @@ func ListenManager(dir string, log zerolog.Logger) (*ManagerLink, error) {
 	return m, nil
 }
 
-// Publish replaces the state that the orchestrator receives by d. It sets the version,
-// keeps no reference to d, and never blocks on the peer. If the peer would refuse the
+// Publish makes d the state that the orchestrator receives from now on. It sets the
+// version, keeps no reference to d, and never blocks on the peer. If the peer would refuse the
 // state (Desired.Check), or if it is too long, Publish returns an error and changes
 // nothing.
 func (m *ManagerLink) Publish(d Desired) error {
@@ -68,8 +68,8 @@ func (m *ManagerLink) Publish(d Desired) error {
 	return m.l.publish(d)
 }
 
-// Observed receives the states that the orchestrator repeats, unchanged ones too. It
-// holds one, so a late reader gets the latest. Close closes it.
+// Observed returns the channel of the states that the orchestrator repeats, unchanged ones
+// too. It holds one, so a late reader gets the latest. Close closes the channel.
 func (m *ManagerLink) Observed() <-chan Observed { return m.l.in }
 
 // PeerAlive reports whether a valid state arrived within the last SilentAfter of this
@@ -140,7 +140,8 @@ func DialOrchestrator(dir string, log zerolog.Logger) (*OrchestratorLink, error)
 	return o, nil
 }
 
-// Publish replaces the state that the manager receives by s; see ManagerLink.Publish.
+// Publish makes s the state that the manager receives from now on; see
+// ManagerLink.Publish.
 func (o *OrchestratorLink) Publish(s Observed) error {
 	s.Version = Version
 	if err := s.Check(); err != nil {
@@ -149,7 +150,8 @@ func (o *OrchestratorLink) Publish(s Observed) error {
 	return o.l.publish(s)
 }
 
-// Desired receives the states that the manager repeats; see ManagerLink.Observed.
+// Desired returns the channel of the states that the manager repeats; see
+// ManagerLink.Observed.
 func (o *OrchestratorLink) Desired() <-chan Desired { return o.l.in }
 
 // PeerAlive is like ManagerLink.PeerAlive.
@@ -276,7 +278,7 @@ func (l *link[In]) shake(c *net.UnixConn, server bool) (*zmtpConn, error) {
 }
 
 // talk exchanges states with the peer. It refuses a second peer while the first one is
-// connected. A dead first peer blocks the second for max SilentAfter.
+// connected. A dead first peer blocks the second for at most SilentAfter.
 func (l *link[In]) talk(z *zmtpConn) error {
 	l.mu.Lock()
 	if l.current != nil {

@@ -20,7 +20,7 @@ type Status struct {
 	Sandbox string          `json:"sandbox"`
 	Device  *ObservedDevice `json:"device,omitempty"`
 	Faults  FaultStatus     `json:"faults"`
-	// Lab lists the settings, for comparisons, that make the node differ from Penstock
+	// Lab lists the settings, for comparisons, that make the node differ from its default
 	// (configs.Lab), as JSON. It is empty if there are none.
 	Lab string `json:"lab,omitempty"`
 	// Configuration says whether the node follows its configuration file.
@@ -32,7 +32,7 @@ type Status struct {
 type ConfigurationStatus struct {
 	// File is the absolute path; empty if the node runs on the built-in configuration.
 	File string `json:"file"`
-	// Followed reports whether the functions are those of the present file. If not, Error says
+	// Followed reports whether the functions are those of the current file. If not, Error says
 	// why, and the node keeps the last configuration that it followed.
 	Followed bool   `json:"followed"`
 	Error    string `json:"error,omitempty"`
