@@ -11,10 +11,10 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// whole is a function without shares on a node that gives none.
+// whole is a function without a share, for a node without shares.
 func whole(name string) configs.Function { return configs.Function{Name: name, Instances: 1} }
 
-// withoutShares makes a node without functions one that gives no shares, and adds some.
+// withoutShares turns shares off on a node without functions, and adds functions.
 func withoutShares(b *nodeBed, functions ...configs.Function) *nodeBed {
 	b.cfg.Lab.Change = configs.ChangeNone
 	for _, f := range functions {
@@ -43,21 +43,21 @@ func TestAFunctionWithoutSharesMayUseTheWholeDevice(t *testing.T) {
 		if s.Change != "none" || s.SharePercent != 100 || !s.Instances[0].Whole || s.Instances[0].SharePercent != 100 {
 			t.Errorf("%s: status says %+v", name, s)
 		}
-		// No operator gives it one.
+		// An operator cannot set a share.
 		if err := b.setShare("a", 40); err == nil || !strings.Contains(err.Error(), "change is none") {
 			t.Errorf("%s: a share by hand: %v", name, err)
 		}
 		if err := b.add(named("c", 30)); err == nil || !strings.Contains(err.Error(), "share_percent of function c is 30 %") {
 			t.Errorf("%s: a function with a share: %v", name, err)
 		}
-		// Nor does Algorithm 1.
+		// Algorithm 1 sets none either.
 		first, _ := b.serves("a")
 		b.tune(time.Now().Add(time.Hour))
 		b.turns()
 		if next, _ := b.serves("a"); next != first || b.instance("a", 0).pair.Share() != 0 {
 			t.Errorf("%s: generation %d became %d", name, first, next)
 		}
-		// A dead process's shadow takes over all the same.
+		// The shadow of a dead process still takes over.
 		shadow, _ := b.shadow("a")
 		_, p := b.serves("a")
 		p.die(control.Failed, "killed")
@@ -65,7 +65,7 @@ func TestAFunctionWithoutSharesMayUseTheWholeDevice(t *testing.T) {
 		if next, _ := b.serves("a"); next != shadow {
 			t.Errorf("%s: generation %d took over, want its shadow, %d", name, next, shadow)
 		}
-		// Functions come, change their model and go.
+		// Functions are added, replaced and removed.
 		if err := b.add(whole("d")); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -90,7 +90,7 @@ func TestAFunctionWithoutSharesMayUseTheWholeDevice(t *testing.T) {
 	}
 }
 
-// Instances of a function without shares are alike, and so are used alike.
+// Instances of a function without shares are equal, so they get equally many requests.
 func TestInstancesWithoutSharesShareTheRequestsEvenly(t *testing.T) {
 	f := whole("a")
 	f.Instances = 3
@@ -155,8 +155,8 @@ func TestFixedBatchFitsModel(t *testing.T) {
 	}
 }
 
-// Where every request is run, a backlog beyond capacity is no sign of a process that
-// hangs; one that answers nothing is.
+// If every request is run, a backlog beyond capacity does not prove that a process
+// hangs. A process without any answer does hang.
 func TestALongBacklogIsNoHangWhileAnswersCome(t *testing.T) {
 	for runLate, hangs := range map[bool]bool{true: false, false: true} {
 		b := newBed(t, testCard(), 100)

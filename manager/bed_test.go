@@ -18,17 +18,18 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// patience bounds what should happen at once, so that a hang is a failure.
+// patience bounds waits for things that should happen at once, so that a hang fails the
+// test.
 const patience = 30 * time.Second
 
-// bed is one function with its threads running and no process: the test plays
-// the client and the inference function.
+// bed is a harness: one function with its threads running and no process. The test acts as
+// the client and as the inference function.
 type bed struct {
 	*function
 	t *testing.T
 }
 
-// pictureBytes is what testCard takes: 32 x 32 x 3, three pieces of a client.
+// pictureBytes is the size of testCard's input: 32 x 32 x 3, three fragments of a client.
 const pictureBytes = 32 * 32 * 3
 
 func testCard() *models.Card {
@@ -45,14 +46,14 @@ func testCard() *models.Card {
 	}
 }
 
-// newBed runs a function with an instance for each share. When the test ends,
-// all that the function accepted must have been answered and given back.
+// newBed runs a function with one instance per share. When the test ends, every accepted
+// request must have been answered, and its memory freed.
 func newBed(t *testing.T, card *models.Card, shares ...float64) *bed {
 	t.Helper()
 	return newBedOn(t, nil, card, shares...)
 }
 
-// newBedOn is newBed with ports of the test's own, kernel sockets where that is nil.
+// newBedOn is newBed with the test's own ports, or with kernel sockets if own is nil.
 func newBedOn(t *testing.T, own ports, card *models.Card, shares ...float64) *bed {
 	t.Helper()
 	cfg := configs.Default()
@@ -89,7 +90,7 @@ func newBedFor(t *testing.T, cfg configs.Config, own ports, card *models.Card, s
 	return b
 }
 
-// eventually waits for what the function's threads are about to do.
+// eventually waits until the function's threads have fulfilled a condition.
 func (b *bed) eventually(what string, is func() bool) {
 	b.t.Helper()
 	for deadline := time.Now().Add(patience); !is(); time.Sleep(time.Millisecond) {
@@ -99,8 +100,8 @@ func (b *bed) eventually(what string, is func() bool) {
 	}
 }
 
-// settled checks that nothing is left over: each accepted request was answered
-// once, and its memory is free.
+// settled checks that nothing is left over: each accepted request was answered once, and
+// its memory is free.
 func (b *bed) settled() {
 	b.t.Helper()
 	b.eventually("every accepted request is replied to", func() bool { return b.replied.Load() == b.accepted.Load() })
@@ -145,7 +146,7 @@ func (b *bed) consumer(instance int, generation uint32) *shm.Consumer {
 	return c
 }
 
-// owner is a consumer that owns the ring; the test is its thread.
+// owner returns a consumer that owns the ring; the test is its thread.
 func (b *bed) owner(instance int, generation uint32) *shm.Consumer {
 	b.t.Helper()
 	runtime.LockOSThread()
@@ -173,8 +174,8 @@ func (b *bed) take(c *shm.Consumer, n int) []uint32 {
 	return slots
 }
 
-// honest is what an honest process says of a batch of one that answers payload
-// bytes, with a microsecond for each stage.
+// honest returns a valid result for a batch of one with payloadBytes of payload. Each
+// stage takes a microsecond.
 func honest(whole int64, payloadBytes int) shm.Result {
 	return shm.Result{
 		Status: uint8(wire.StatusOK), Kind: uint8(wire.KindRaw), Batch: 1, ModelVersion: 7, Length: uint32(payloadBytes),
@@ -182,7 +183,7 @@ func honest(whole int64, payloadBytes int) shm.Result {
 	}
 }
 
-// answer answers slots well, each with payload.
+// answer answers each of slots with payload and status ok.
 func (b *bed) answer(c *shm.Consumer, slots []uint32, payload []byte) {
 	b.t.Helper()
 	c.Start(slots)
@@ -218,7 +219,7 @@ type sender struct {
 	ends chan ending
 }
 
-// ending is a request's end as the test keeps it.
+// ending is the end of a request, as the test keeps it.
 type ending struct {
 	client.Result
 	payload []byte
@@ -249,7 +250,7 @@ func (s *sender) send(tag uint64) {
 	}
 }
 
-// next is the next end of a request.
+// next returns the next end of a request.
 func (s *sender) next() ending {
 	s.t.Helper()
 	select {
@@ -264,7 +265,7 @@ func (s *sender) next() ending {
 	}
 }
 
-// statuses are the next n ends, by tag.
+// statuses returns the next n ends, by tag.
 func (s *sender) statuses(n int) map[uint64]wire.Status {
 	s.t.Helper()
 	got := map[uint64]wire.Status{}
@@ -275,7 +276,7 @@ func (s *sender) statuses(n int) map[uint64]wire.Status {
 	return got
 }
 
-// picture is one whose bytes all differ from their neighbours'.
+// picture returns a picture in which each byte differs from its neighbours.
 func picture(seed byte) []byte {
 	p := make([]byte, pictureBytes)
 	for i := range p {
@@ -284,7 +285,7 @@ func picture(seed byte) []byte {
 	return p
 }
 
-// rawClient speaks datagram by datagram.
+// rawClient sends and receives single datagrams.
 type rawClient struct {
 	t  *testing.T
 	fd int
@@ -308,7 +309,7 @@ func (b *bed) rawDial() *rawClient {
 	return &rawClient{b.t, fd}
 }
 
-// piece sends piece i of a picture in pieces of pieceBytes.
+// piece sends fragment i of a picture that is cut into fragments of pieceBytes.
 func (r *rawClient) piece(id uint32, picture []byte, pieceBytes, i int, flags wire.Flags) {
 	r.t.Helper()
 	h := wire.PieceHeader(wire.TypeData, id, len(picture), pieceBytes, i)
@@ -321,7 +322,7 @@ func (r *rawClient) piece(id uint32, picture []byte, pieceBytes, i int, flags wi
 	}
 }
 
-// receive is the next datagram.
+// receive returns the next datagram.
 func (r *rawClient) receive() []byte {
 	r.t.Helper()
 	b := make([]byte, 1<<16)
@@ -343,8 +344,8 @@ func (r *rawClient) receiveTo(b []byte) int {
 	}
 }
 
-// result is the next datagram that is no wish, which is a result. Where pieces are long in
-// coming, as on a busy machine, they are wished for.
+// result returns the next result. It skips NACKs: on a busy machine fragments may come so
+// late that the node requests them again.
 func (r *rawClient) result() (wire.Header, wire.Result, []byte) {
 	r.t.Helper()
 	datagram := r.receive()

@@ -7,16 +7,16 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Problem is why a node could not have a function.
+// Problem is the reason why a node cannot run a function.
 type Problem struct {
 	Function int    // index in the configuration
-	Key      string // of the function, where it is mended
+	Key      string // the function's configuration key to correct
 	Err      error
 }
 
-// Check finds what keeps a manager from having the functions of a configuration, before any port is
-// opened: models that are not found, or that do not go with the function's keys. A manager that
-// adds a function checks the same.
+// Check finds the problems that keep a manager from running the functions of a configuration. It
+// opens no port. It reports models that are not found and models that contradict the function's
+// keys. The manager applies the same check when it adds a function.
 func Check(c configs.Config, find func(string) (*models.Card, error)) (problems []Problem) {
 	for i, f := range c.Functions {
 		if _, problem := checkFunction(&c, f, find); problem != nil {

@@ -15,46 +15,45 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// An edit of the configuration is followed in three steps:
+// The manager follows an edit of the configuration file in three steps:
 //
-//	plan     the functions wanted and those there are -> what to do, or every reason why not
-//	prepare  changed ports are opened
-//	commit   functions are removed, changed and added
+//	plan     compare the configured with the existing functions: list what to do, or all errors
+//	prepare  open the changed ports
+//	commit   remove, change and add functions
 //
-// An error of the first two rejects the edit as a whole: the node stays as it is. An entry that
-// is the same as the one followed last is passed over, so a change by `penstock if` stays until
-// an edit changes the entry of that very function. A function that the file never named stays
+// An error in the first two steps rejects the whole edit: the node stays as it is. The manager
+// skips an entry that equals the one that it followed last. So a change by `penstock if` stays
+// until an edit changes the entry of the same function. A function that the file never named stays
 // until an edit names it or takes its port.
 
-// edit is an edit that can be followed.
+// edit is an edit that the manager can follow.
 type edit struct {
 	config  configs.Config
 	remove  []*function
 	changes []*change
-	// add has the functions that are not there; wait has the changes of functions that are being
+	// add has the functions that do not exist yet. wait has the changes of functions that are being
 	// replaced or removed.
 	add, wait []configs.Function
 }
 
-// change is what makes a running function that of another entry.
+// change turns a running function into the one that an entry describes.
 type change struct {
 	f    *function
 	want configs.Function
-	// card and setup are what its processes shall run; card is nil if they stay.
+	// card and setup are for the function's processes; card is nil if they do not change.
 	card  *models.Card
 	setup setup
-	// moves says that the port is another, and move is that port once it is open.
+	// moves reports that the port changes; move is the new port once it is open.
 	moves bool
 	move  portMove
-	// shares says that share_percent, or the entry of a function whose share was set by hand, is
-	// another.
+	// shares reports that share_percent has changed, or the entry of a function whose share was set
+	// by hand.
 	shares bool
 }
 
-// Reconfigure makes the functions those of c, which is an edit of the configuration. The other
-// keys that changed are logged: they wait for a restart. If an error is returned before
-// anything was done, the edit is rejected as a whole; an error while functions are added comes
-// after the rest was done.
+// Reconfigure applies c, an edited configuration, to the functions. Other keys that changed are
+// only logged: they take effect at the next restart. An error before the first change rejects the
+// whole edit. An error while functions are added is returned after all other changes were made.
 func (m *Manager) Reconfigure(c configs.Config) error {
 	return m.do(func() error {
 		err := m.follow(c)
@@ -63,12 +62,12 @@ func (m *Manager) Reconfigure(c configs.Config) error {
 	})
 }
 
-// RejectConfiguration says that the configuration file cannot be read since its last edit.
+// RejectConfiguration records that the configuration file has been unreadable since its last edit.
 func (m *Manager) RejectConfiguration(err error) {
 	m.post(func() { m.judgeConfiguration(err) })
 }
 
-// judgeConfiguration notes whether the node is what the configuration file says.
+// judgeConfiguration records whether the node matches the configuration file.
 func (m *Manager) judgeConfiguration(err error) {
 	text := ""
 	if err != nil {
@@ -98,10 +97,10 @@ func (m *Manager) follow(c configs.Config) error {
 	return err
 }
 
-// noteRestart says which keys of an edit wait for a restart.
+// noteRestart records which edited keys take effect only at a restart.
 func (m *Manager) noteRestart(c configs.Config) {
 	c.Functions = m.cfg.Functions
-	c.RuntimeDir, c.Log = m.cfg.RuntimeDir, m.cfg.Log // flags may have set them
+	c.RuntimeDir, c.Log = m.cfg.RuntimeDir, m.cfg.Log // flags may have set these
 	keys := configs.ChangedKeys(m.cfg, c)
 	if len(keys) > 0 && !slices.Equal(keys, m.configuration.NeedRestart) {
 		m.log.Warn().Strs("keys", keys).Msg("these keys of the configuration wait for a restart; only functions change while the node runs")
@@ -109,7 +108,7 @@ func (m *Manager) noteRestart(c configs.Config) {
 	m.configuration.NeedRestart = keys
 }
 
-// planEdit changes nothing.
+// planEdit only plans; it changes nothing.
 func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 	e := &edit{config: c}
 	var errs []error
@@ -132,7 +131,7 @@ func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 			e.changes = append(e.changes, change)
 		}
 	}
-	var stay []configs.Function // that the file does not name
+	var stay []configs.Function // functions that the file does not name
 	for _, f := range m.functions {
 		named := func(want configs.Function) bool { return want.Name == f.name }
 		if f.removing || slices.ContainsFunc(c.Functions, named) {
@@ -154,13 +153,13 @@ func (m *Manager) planEdit(c configs.Config) (*edit, error) {
 	return e, errors.Join(errs...)
 }
 
-// plan is how the function becomes that of an entry. It changes nothing.
+// plan describes how to turn the function into the one that an entry describes. It changes nothing.
 //
-//	key                                             how it comes in
+//	key                                             how it takes effect
 //	model, slo, weights, streams, environment       by a shadow swap; the old process stays if the new
 //	                                                one cannot start
-//	port                                            the new port is opened, the old one closed later
-//	share_percent                                   shares are given out again
+//	port                                            the new port opens now, the old one closes later
+//	share_percent                                   shares are allocated again
 func (f *function) plan(want configs.Function) (*change, error) {
 	m, have := f.m, f.config
 	if err := want.Check(); err != nil {
@@ -210,7 +209,7 @@ func (f *function) plan(want configs.Function) (*change, error) {
 	return c, nil
 }
 
-// prepare opens the ports of changes: all, or none and an error.
+// prepare opens the ports of all changes; if one fails, it opens none and returns an error.
 func (e *edit) prepare(m *Manager) error {
 	for _, c := range e.changes {
 		if !c.moves {
@@ -233,8 +232,8 @@ func (e *edit) abort() {
 	}
 }
 
-// commit carries out the plan. If a step fails after all, the others are carried out, and the
-// error names it.
+// commit carries out the plan. If a step fails, commit still carries out the others, and the error
+// names the failed step.
 func (e *edit) commit(m *Manager) error {
 	var errs []error
 	for _, f := range e.remove {
@@ -254,7 +253,8 @@ func (e *edit) commit(m *Manager) error {
 	m.waiting = e.wait
 	for _, want := range e.add {
 		if m.function(want.Name) != nil || m.placeLeaves(want) {
-			// Its name, its port or its groups are being given up: it comes when they are.
+			// Its name, port or groups are still being given up. addWaiting adds it when they are
+			// free.
 			m.waiting = append(m.waiting, want)
 			continue
 		}
@@ -263,7 +263,7 @@ func (e *edit) commit(m *Manager) error {
 	return errors.Join(errs...)
 }
 
-// addEntry adds a function of the configuration.
+// addEntry adds a function from the configuration.
 func (m *Manager) addEntry(want configs.Function) error {
 	err := m.add(want)
 	if err == nil {
@@ -272,7 +272,7 @@ func (m *Manager) addEntry(want configs.Function) error {
 	return err
 }
 
-// commit changes the function; what its processes take longer for is done when they have it.
+// commit changes the function. Changes that take its processes longer end in ended.
 func (c *change) commit() error {
 	f, m := c.f, c.f.m
 	if last, saved := m.entries[f.name]; !saved {
@@ -315,7 +315,7 @@ func (c *change) commit() error {
 	return nil
 }
 
-// ended notes how the processes of a change came up.
+// ended records the result of a change that the processes had to make.
 func (c *change) ended(before configs.Function, err error) {
 	m := c.f.m
 	if err != nil {
@@ -326,16 +326,16 @@ func (c *change) ended(before configs.Function, err error) {
 	m.keep()
 }
 
-// undo notes that the function's processes are those from before. Its port and its share stay as
-// they were changed. The next edit, or the next manager, tries the entry again.
+// undo records that the function has its old processes again. Its port and its share keep their new
+// values. The next edit, or the next manager, tries the entry again.
 func (c *change) undo(before configs.Function) {
 	before.Port, before.SharePercent = c.want.Port, c.want.SharePercent
 	c.f.config = before
 	c.f.m.entries[c.f.name] = configs.Function{Name: c.f.name, Instances: 1}
 }
 
-// addWaiting follows the entries of the configuration that can be followed now. It adds functions
-// whose names, ports and groups have become free, and changes those whose replacement has ended.
+// addWaiting follows the waiting entries that can be followed now. It adds functions whose names,
+// ports and groups are free, and changes functions whose replacement has ended.
 func (m *Manager) addWaiting() {
 	waited := len(m.waiting)
 	if waited == 0 {
@@ -366,7 +366,7 @@ func (m *Manager) addWaiting() {
 	}
 }
 
-// reconfigure follows one changed entry of the configuration.
+// reconfigure applies one changed entry of the configuration.
 func (f *function) reconfigure(want configs.Function) error {
 	c, err := f.plan(want)
 	if err != nil {
@@ -379,8 +379,8 @@ func (f *function) reconfigure(want configs.Function) error {
 	return c.commit()
 }
 
-// placeLeaves reports whether a function that is being removed has what this one needs:
-// its port, or its place or groups of multiprocessors if none are left.
+// placeLeaves reports whether a function that is being removed still has what this one needs: its
+// port, or, if none are left, its place or groups of multiprocessors.
 func (m *Manager) placeLeaves(want configs.Function) bool {
 	if m.portLeaves(want.Port) {
 		return true
@@ -389,8 +389,8 @@ func (m *Manager) placeLeaves(want configs.Function) bool {
 	return leaves && (len(m.functions) >= configs.MaxFunctions || errors.Is(m.roomFor(want), partition.ErrTooMany))
 }
 
-// portHolder names the function that has the port which c wants from the network; it is empty if
-// the port is free.
+// portHolder names the function that has the network port which c requests. It returns "" if the
+// port is free.
 func (m *Manager) portHolder(c configs.Function) string {
 	if c.Port == 0 || c.Replay.File != "" {
 		return ""
@@ -403,15 +403,15 @@ func (m *Manager) portHolder(c configs.Function) string {
 	return ""
 }
 
-// portLeaves reports whether a function has that port which is being removed, or has moved to
-// another.
+// portLeaves reports whether the port belongs to a function that is being removed or has moved to
+// another port.
 func (m *Manager) portLeaves(port uint16) bool {
 	return port != 0 && slices.ContainsFunc(m.functions, func(f *function) bool {
 		return f.removing && f.localAddr().Port() == port || f.leavingPort() == port
 	})
 }
 
-// leavingPort is the port that the function has moved away from and that is still open, else 0.
+// leavingPort returns the old port of a function that has moved while that port is open, else 0.
 func (f *function) leavingPort() uint16 {
 	if time.Now().After(f.leavesAt) {
 		return 0
@@ -419,8 +419,8 @@ func (f *function) leavingPort() uint16 {
 	return f.leaving
 }
 
-// unsaved says how a function is another than the configuration file has it: Added or Changed at
-// run time; empty if it is not.
+// unsaved reports how a function differs from the configuration file: it was added or changed at
+// run time. It returns "" if nothing differs.
 func (f *function) unsaved() control.Unsaved {
 	entry, saved := f.m.entries[f.name]
 	switch {

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// beganWith is a node of a configuration file with these functions.
+// beganWith starts a node with a configuration file that has these functions.
 func beganWith(t *testing.T, device string, gpu *control.ObservedDevice, functions ...configs.Function) *nodeBed {
 	t.Helper()
 	mechanism := "governor"
@@ -36,7 +36,8 @@ func beganWith(t *testing.T, device string, gpu *control.ObservedDevice, functio
 	return b
 }
 
-// edited has the configuration file these functions; the error is what the edit is rejected for.
+// edited replaces the functions of the configuration file. It returns the error that rejected
+// the edit.
 func (b *nodeBed) edited(functions ...configs.Function) error {
 	b.t.Helper()
 	c := b.cfg
@@ -52,7 +53,7 @@ func (b *nodeBed) followed(c configs.Config) error {
 	return err
 }
 
-// settles lets the processes of an edit come up.
+// settles lets the processes of an edit start.
 func (b *nodeBed) settles(name string) {
 	b.t.Helper()
 	f := &bed{b.function(name), b.t}
@@ -60,11 +61,11 @@ func (b *nodeBed) settles(name string) {
 		b.turns()
 		return !f.replacing && len(b.calls) == 0
 	})
-	time.Sleep(10 * time.Millisecond) // the goroutine that notes the end
+	time.Sleep(10 * time.Millisecond) // the goroutine that records the end
 	b.turns()
 }
 
-// Each key of a function changes while it runs, or the edit says that it cannot.
+// Each key of a function can change while it runs, or the edit is rejected with a reason.
 func TestEditOfEachKey(t *testing.T) {
 	process := func(is func(s setup) bool) func(b *nodeBed) bool {
 		return func(b *nodeBed) bool {
@@ -83,7 +84,7 @@ func TestEditOfEachKey(t *testing.T) {
 	}()
 	rows := map[string]struct {
 		edit func(c *configs.Function)
-		live func(b *nodeBed) bool // whether it is in force; nil: it cannot change
+		live func(b *nodeBed) bool // whether it is in effect; nil: the key cannot change
 	}{
 		"model":         {func(c *configs.Function) { c.Model = "other" }, func(b *nodeBed) bool { return b.status("a").Model == "other" }},
 		"port":          {func(c *configs.Function) { c.Port = free }, func(b *nodeBed) bool { return b.status("a").Port == int(free) }},
@@ -167,7 +168,7 @@ func TestEditSLO(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		for range 6 { // every process but the one that serves ends
+		for range 6 { // every process except the active one ends
 			b.step()
 			b.follow()
 			for v, p := range b.fakes {
@@ -225,7 +226,7 @@ func TestEditPort(t *testing.T) {
 	b := beganWith(t, configs.DeviceCPU, nil, named("a", 20), named("b", 20))
 	old := b.function("a").localAddr().Port()
 
-	// A port that cannot be opened rejects all of the edit.
+	// A port that cannot be opened rejects the whole edit.
 	other := named("b", 20)
 	other.SLO = time.Second
 	err = b.edited(at(port), other)
@@ -245,7 +246,7 @@ func TestEditPort(t *testing.T) {
 	if got := b.function("a").localAddr().Port(); got != port || b.function("b").slo != time.Second {
 		t.Errorf("a is at port %d, b has objective %v; want %d and 1s", got, b.function("b").slo, port)
 	}
-	// The port before stays open for a while.
+	// The old port stays open for a while.
 	if got := b.portHolder(at(old)); got != "a" {
 		t.Errorf("port %d is %q's, want a's while it is open", old, got)
 	}
@@ -268,7 +269,7 @@ func TestEditKeepsWhatWasDoneAtRunTime(t *testing.T) {
 		t.Errorf("unsaved are %q", got)
 	}
 
-	// Of another function, of a comment, of nothing.
+	// The edit changes another function, a comment, or nothing.
 	for _, functions := range [][]configs.Function{{a, gone}, {a, gone, named("b", 5)}, {named("b", 5), gone, a}} {
 		if err := b.edited(functions...); err != nil {
 			t.Fatal(err)
@@ -281,7 +282,7 @@ func TestEditKeepsWhatWasDoneAtRunTime(t *testing.T) {
 		}
 	}
 
-	// An entry that is edited counts.
+	// An edited entry replaces the runtime changes.
 	a.SLO, gone.SLO = time.Second, time.Second
 	added := named("added", 10)
 	added.SLO = time.Second
@@ -304,7 +305,7 @@ func TestEditKeepsWhatWasDoneAtRunTime(t *testing.T) {
 		t.Errorf("log does not say that the file wins: %s", &log)
 	}
 
-	// A function whose entry is taken out is removed, even if it was added at run time first.
+	// A function whose entry is deleted is removed, even if it was first added at run time.
 	if err := b.edited(a, gone); err != nil {
 		t.Fatal(err)
 	}

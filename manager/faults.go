@@ -11,27 +11,28 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// A GPU under MPS fails under all its users at once: one model's illegal access
-// ends them all. Then
+// Under MPS a GPU fails for all its users at once: an illegal memory access by one
+// model ends all processes. The manager then takes these steps:
 //
-//  1. a process says that its device is lost, and ends (libml); the orchestrator
-//     passes it on
-//  2. every other process that had touched the device is killed, since an idle one
-//     would find out only with its next batch and the MPS server waits for it to
-//     go; all shadows, which had not, are woken
-//  3. what a dead process had started is answered `failed` (reply.go), what it had
-//     not is the next one's
-//  4. package fault says whether a function is held back for it
+//   1. A process reports that its device is lost, and ends (libml). The orchestrator
+//      forwards the report.
+//   2. The manager kills every other process that had touched the device: an idle one
+//      would notice only with its next batch, and the MPS server waits for it to exit.
+//      It wakes all shadows, which had not touched the device.
+//   3. The reply thread answers `failed` for requests that a dead process had started
+//      (reply.go). The next process gets the others.
+//   4. Package fault decides whether a function is held back.
 //
-// Where MPS does not run, each process has the GPU for itself: its fault is its own
-// death and nothing more.
+// Without MPS each process uses the GPU by itself, and a fault ends only that
+// process.
 
-// faults is what is known of the device's failures. It belongs to the control loop.
+// faults is what the manager knows of the device's failures. The control loop owns
+// it.
 type faults struct {
 	count  uint64
-	last   time.Duration // without answers, the last time
+	last   time.Duration // duration of the last outage
 	guard  fault.Guard
-	struck map[victim]time.Time // processes of the last fault, and until when their words are of it
+	struck map[victim]time.Time // processes of the last fault; reports before that time belong to it, zero: all do
 	outage *outage
 }
 
@@ -41,22 +42,22 @@ type victim struct {
 	generation uint32
 }
 
-// outage is a time without answers: it ends when every instance that had served
-// answers again, or could.
+// outage is a time without answers. It ends when every instance that had served
+// answers again, or is able to.
 type outage struct {
 	from   int64 // the last good answer before, shm.Now
-	struck int64 // when the fault was heard of
-	until  int64 // the latest first good answer
+	struck int64 // when the fault was reported
+	until  int64 // the latest of the instances' first good answers
 	waits  map[*instance]bool
 	blamed string
 }
 
-// A process that was linking when the device failed may say so for this long after
-// it, unless it got ready meanwhile; then what it says is of another fault.
+// A process that was linking when the device failed may report that fault for this
+// long afterwards. If it became ready in between, its report is about another fault.
 const lingers = 500 * time.Millisecond
 
-// lostDevices finds who says, for the first time and not of a fault that is known,
-// that the device is lost; in the order of o, which is the orchestrator's.
+// lostDevices returns the processes that newly report a lost device, except for
+// reports of a known fault. They are in the orchestrator's order, that of o.
 func (m *Manager) lostDevices(o *control.Observed) (lost []control.ObservedProcess) {
 	if o.Mechanism != mechanismMPS {
 		return nil
@@ -75,7 +76,8 @@ func (m *Manager) lostDevices(o *control.Observed) (lost []control.ObservedProce
 	return lost
 }
 
-// deviceFailed is the whole way above. lost are those who said so, one at least.
+// deviceFailed carries out the steps above. lost has at least one process: those
+// that reported the fault.
 func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProcess) {
 	x := &m.faults
 	x.count++
@@ -85,7 +87,7 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 		v := victim{place{p.IF, p.Instance}, p.Generation}
 		switch p.State {
 		case control.Starting, control.Loaded: // it had not touched the device
-		case control.Linking: // had it? It may have been woken for this very fault.
+		case control.Linking: // unknown: this very fault may have woken it
 			x.struck[v] = now.Add(lingers)
 		default:
 			x.struck[v] = time.Time{}
@@ -133,7 +135,8 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 			f.hold(verdict.Held)
 		}
 	}
-	// Whoever is killed for it may be said to have lost the device by it.
+	// The kill may make a process report a lost device; do not count that as another
+	// fault.
 	m.eachInstance(func(in *instance) {
 		for _, q := range in.pair.Processes() {
 			if q.Role == control.Kill {
@@ -143,12 +146,13 @@ func (m *Manager) deviceFailed(o *control.Observed, lost []control.ObservedProce
 	})
 }
 
-// hearFault is how long the orchestrator has to say that a process which is gone had
-// lost its device. The process said so before it ended, so its word is on the way;
-// a shadow that was woken before that word is taken for one of the lost.
+// hearFault is how long the orchestrator has to report that an ended process had
+// lost its device. The process reported it before it ended, so the message is on its
+// way. A shadow that wakes before the message arrives would count as one of the
+// lost.
 const hearFault = 20 * time.Millisecond
 
-// listen waits for the orchestrator's word on a process that served and is gone.
+// listen waits for the orchestrator's report on a served process that has ended.
 func (in *instance) listen(generation uint32) {
 	in.unheard[generation] = true
 	time.AfterFunc(hearFault, func() {
@@ -156,8 +160,8 @@ func (in *instance) listen(generation uint32) {
 	})
 }
 
-// heard ends listen: the process died by itself, as far as anybody says. It stays
-// desired until its end is observed.
+// heard ends listen: no report came, so the process ended by itself. It stays
+// desired until the orchestrator has observed its end.
 func (in *instance) heard(generation uint32) {
 	if in.unheard[generation] {
 		delete(in.unheard, generation)
@@ -165,12 +169,12 @@ func (in *instance) heard(generation uint32) {
 	}
 }
 
-// A process that ends while it links may have lost the device, or never had it: the
-// orchestrator asks MPS, which takes it verdictPatience at most. Until then the
-// process stays desired, so that it is heard of.
+// A process that ends while it links may have lost the device, or may never have had
+// it. The orchestrator asks MPS, which takes at most verdictPatience. Until then the
+// process stays desired, so that the orchestrator still reports on it.
 const verdictPatience = 300 * time.Millisecond
 
-// doubtful reports whether it is too early to believe how a process ended.
+// doubtful reports whether the cause of a process's end is still unknown.
 func (in *instance) doubtful(q *pair.Process, o *control.ObservedProcess, now time.Time) bool {
 	if !in.m.device.mps || q.State != control.Linking || o.State != control.Failed || o.DeviceLost || len(o.GroupsUnfit) > 0 {
 		return false
@@ -182,8 +186,8 @@ func (in *instance) doubtful(q *pair.Process, o *control.ObservedProcess, now ti
 	return !known || now.Before(until)
 }
 
-// lastGood is when the node last answered well, as far as that says since when it
-// does not: what nobody asked for is not missed.
+// lastGood estimates since when the node has not answered well. Time without any
+// request does not count.
 func (m *Manager) lastGood() int64 {
 	now := shm.Now()
 	good, oldest := int64(0), now
@@ -196,7 +200,8 @@ func (m *Manager) lastGood() int64 {
 	return max(good, oldest)
 }
 
-// heal looks whether everybody answers again, and lets those go whose time is up.
+// heal checks whether all functions answer again, and releases those whose hold is
+// over.
 func (m *Manager) heal() {
 	x := &m.faults
 	for _, name := range x.guard.Release(time.Since(m.started)) {
@@ -213,13 +218,13 @@ func (m *Manager) heal() {
 		good := in.firstGood.Load()
 		switch {
 		case !slices.Contains(m.functions, in.f), in.f.removing, in.pair.Held():
-			// Nobody answers for it, and not for this.
+			// No process has served since the fault, so none can have answered.
 		case q == nil || in.promoted <= out.struck:
 			continue
 		case good != 0:
 			out.until = max(out.until, good)
 		case q.State == control.Active && in.f.oldest(in) == 0:
-			out.until = max(out.until, in.promoted) // it could, and nobody asks
+			out.until = max(out.until, in.promoted) // it was able to answer, and no request came
 		default:
 			continue
 		}
@@ -259,13 +264,13 @@ func (f *function) letGo() {
 	}
 }
 
-// forgive forgets what a function's old model did.
+// forgive forgets the faults of a function's old model.
 func (f *function) forgive() {
 	f.m.faults.guard.Forget(f.name)
 	f.letGo()
 }
 
-// status is how often the device failed.
+// status counts the device's failures.
 func (x *faults) status() control.FaultStatus {
 	return control.FaultStatus{Count: x.count, LastMillis: float64(x.last) / float64(time.Millisecond)}
 }

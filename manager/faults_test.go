@@ -12,18 +12,19 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// fault lets the process that serves a function fault the device: it says so and
-// ends; under MPS the others are ended by the driver when they next use it.
+// fault lets a function's active process fault the device: it reports the fault and
+// ends. Under MPS the driver ends the other processes when they next use the device.
 func (b *nodeBed) fault(name string) {
 	b.t.Helper()
 	generation, p := b.serves(name)
 	p.lost = true
 	p.die(control.Failed, "cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
-	// Its connection is the first to break.
+	// Its connection breaks first.
 	b.instance(name, 0).lost(generation)
 }
 
-// serve is the consumer of the process that serves a function; the test is its thread.
+// consumer returns the consumer of the process that serves a function; the test is its
+// thread.
 func (b *nodeBed) consumer(name string) (*bed, *shm.Consumer) {
 	b.t.Helper()
 	generation, _ := b.serves(name)
@@ -103,8 +104,8 @@ func TestAFaultKillsWhoTouchedTheDeviceAndWakesEveryShadow(t *testing.T) {
 	f.settled()
 }
 
-// The stopwatch runs from the last good answer, or from the first request that
-// waited after it, to the first of those who answer last.
+// The outage begins at the last good answer, or at the first request that waited after
+// it. It ends at the first answer of the last instance that answers again.
 func TestTheTimeWithoutAnswersIsFromTheLastGoodOneToTheFirst(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30))
 	b.turns()
@@ -115,7 +116,7 @@ func TestTheTimeWithoutAnswersIsFromTheLastGoodOneToTheFirst(t *testing.T) {
 	b.fault("a")
 	b.report()
 	if got := b.faults.outage.from; got != now {
-		// Nobody waits for anything: what is not asked for is not missed.
+		// No request waits, so no time is lost.
 		if got < now {
 			t.Errorf("it began %v before the fault, and nobody waits", time.Duration(now-got))
 		}
@@ -136,7 +137,7 @@ func TestAllThatOneFaultKilledSayIsOneFault(t *testing.T) {
 	generation, p := b.serves("b")
 	b.fault("a")
 	b.report()
-	// b's own word comes before it is killed.
+	// b reports the fault before it is killed.
 	p.lost = true
 	p.die(control.Failed, "cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS (700)")
 	b.instance("b", 0).lost(generation)
@@ -192,7 +193,7 @@ func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
 		t.Error("the node is not without answers: who is held back is not waited for")
 	}
 
-	// Its time is up.
+	// The hold is over.
 	b.started = b.started.Add(-b.cfg.FaultHold)
 	b.turns()
 	b.serves("bad")
@@ -208,8 +209,8 @@ func TestAFunctionThatFaultsAgainIsHeldBackAndTheOthersGoOn(t *testing.T) {
 	f.settled()
 }
 
-// Whether one that ends while it links had lost the device, MPS says a little later.
-// However often: nobody's kernel has done it.
+// MPS reports a little later whether a process that ended while linking had lost the
+// device. No model's kernel caused this fault, however often it happens.
 func TestTheEndOfTheMPSServerIsNobodysFault(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30), named("b", 30))
 	b.turns()
@@ -339,7 +340,7 @@ func TestANewModelEndsAHold(t *testing.T) {
 	}
 }
 
-// Each process has the GPU for itself in turn, and its fault too.
+// Processes use the GPU in turn, and a fault affects only the process that caused it.
 func TestWithoutMPSAFaultIsOneProcesssDeath(t *testing.T) {
 	alone := h200()
 	alone.GroupSMs = nil

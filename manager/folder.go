@@ -8,25 +8,26 @@ import (
 	"github.com/penstock/penstock/control/runclock"
 )
 
-// folder watches the runtime folder, whose files a cleaner of temporary folders may remove.
-// It belongs to the control loop.
+// folder watches the runtime folder: a cleaner of temporary folders may remove its files.
+// The control loop owns it.
 type folder struct {
 	sockets  []restorer
-	lookAt   time.Duration // when to look next, by runclock.Now
+	lookAt   time.Duration // when to check next, by runclock.Now
 	restored uint64
-	err      error // why it cannot be restored
+	err      error // why the last restore failed
 }
 
-// restorer is a socket that can be made again; see control.Listener.
+// restorer is a socket that can be created again; see control.Listener.
 type restorer interface {
 	Restore() (restored bool, err error)
 }
 
-// folderEvery is how often the sockets' files are looked at: some system calls each.
+// folderEvery is how often the manager checks the sockets' files: a check is a few system
+// calls.
 const folderEvery = 500 * time.Millisecond
 
-// watchFolder makes again what was removed from the runtime folder: sockets, the record of
-// functions, and the files of models that were unpacked there.
+// watchFolder restores what was removed from the runtime folder: sockets, the record of
+// functions, and the unpacked files of models.
 func (m *Manager) watchFolder() {
 	w := &m.folder
 	if now := runclock.Now(); now < w.lookAt {

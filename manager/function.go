@@ -23,55 +23,55 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// function is one inference function: a model behind a UDP port. Its identity on
-// the wire is the port; a request's identity inside is its slot, the same index
-// in the aggregator, the request table and the rings.
+// function is one inference function: a model behind a UDP port. On the wire the port
+// identifies it. Inside the node a request is identified by its slot: the same index in the
+// aggregator, the request table and the rings.
 type function struct {
 	m          *Manager
 	name       string
 	log        zerolog.Logger
 	config     configs.Function
-	card       *models.Card   // the one wanted; control loop
-	answers    *models.Card   // the one that a process served last, nil before the first; control loop
-	older      []olderModel   // those before it, for rollbacks, the last one last; control loop
-	configured configs.Change // how a share shall change, and how it does here
+	card       *models.Card   // the desired model; control loop
+	answers    *models.Card   // the model that served last, nil before the first; control loop
+	older      []olderModel   // the models before it, newest last, for rollbacks; control loop
+	configured configs.Change // the configured way to change a share, and the way on this device
 	change     configs.Change
 	geometry   shm.Geometry
 	replay     configs.Replay // fixed
-	// setup is the one in force; the control loop writes it under mu. setups has that of each
-	// card that a process runs or shall run; control loop.
+	// setup is the current setup; the control loop writes it under mu. setups has one for each
+	// card that a process runs or is going to run; control loop.
 	setup
 	setups map[*models.Card]setup
 
-	receivers []*receiver  // one a source, fixed; their sources have one port and one slab
-	closeSlab func() error // when nobody uses the sources' slab any more
+	receivers []*receiver  // one per source, fixed; their sources share one port and one slab
+	closeSlab func() error // for when the sources' slab has no user left
 	table     *shm.Table
 	threads   sync.WaitGroup // receive and reply
-	closed    atomic.Bool    // the receive thread shall end
-	version   atomic.Uint32  // of the model that serves, for requests that are not run
-	played    atomic.Bool    // the capture that feeds it has ended
+	closed    atomic.Bool    // tells the receive threads to end
+	version   atomic.Uint32  // of the serving model, for requests that are not run
+	played    atomic.Bool    // the replayed capture has ended
 
-	// mu guards the flights and the instances' rings: receive threads publish, reply
-	// threads end. It is held for what a burst made whole, and waits for nothing: the
-	// one system call under it wakes a sleeping process.
+	// mu guards the flights and the instances' rings: receive threads publish requests, reply
+	// threads end them. It is held for the requests that one burst completed. Its holder never
+	// blocks: its one system call wakes a sleeping process.
 	mu      adaptive.Mutex
 	flights []flight // by slot
-	ended   uint64   // requests that were whole and have been answered
-	// owners are the receivers whose aggregators have the slots that are in flight.
-	// Written under mu; read without by the reply thread that has the slot's answer.
+	ended   uint64   // requests that were complete and have been answered
+	// owners has, for each slot in flight, the receiver whose aggregator holds it. Threads
+	// write it under mu. The reply thread that has the slot's answer reads it without.
 	owners []atomic.Uint32
 
 	instances []*instance // fixed once the threads run
 
 	// Owned by the control loop.
 	removing  bool
-	removeBy  time.Time // when patience with what is unanswered ends
+	removeBy  time.Time // when the manager stops waiting for answers
 	replacing bool
-	held      string // why the function is held back; empty where it is not
-	trial     *trial // nil once it has served, and where the configuration has it
-	leaving   uint16 // the port before its last change, which stays open until leavesAt
+	held      string // why the function is held back; "" if it is not
+	trial     *trial // nil once it has served, and for functions of the configuration
+	leaving   uint16 // the old port, which stays open until leavesAt
 	leavesAt  time.Time
-	byHand    float64 // what each instance was given by hand, in percent, where shares do not tune themselves; else 0
+	byHand    float64 // percent per instance that was set by hand, if shares are not tuned; else 0
 
 	// Counters for status and metrics.
 	accepted, replied atomic.Uint64
@@ -86,24 +86,24 @@ type function struct {
 // olderModel is a model that a function ran before.
 type olderModel struct {
 	card *models.Card
-	name string // by which it is found: a card's name or file
+	name string // finds the model: a card's name or file
 }
 
-// maxOlder is how many models a function can be rolled back over.
+// maxOlder is how many models back a function can be rolled back.
 const maxOlder = 16
 
-// flight is a whole request on its way through an instance.
+// flight is a complete request on its way through an instance.
 type flight struct {
 	instance  *instance     // nil: the slot is not in flight
 	published time.Duration // runclock.Now
-	answered  bool          // at its deadline: the slot is awaited, the client is not
+	answered  bool          // the client got `late` at the deadline; the slot is still out
 }
 
-// leastResultBytes leaves room for a replacement that says more than the model
-// that a function begins with.
+// leastResultBytes is the minimum size of a result. It leaves room for a later model with
+// larger results than the first one's.
 const leastResultBytes = 4096
 
-// newFunction opens the port and makes the memory; no thread runs yet.
+// newFunction opens the port and allocates the memory. It starts no thread.
 func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function, err error) {
 	f := &function{
 		m: m, name: c.Name, config: c, card: card,
@@ -115,7 +115,7 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 	f.setups = map[*models.Card]setup{card: f.setup}
 	f.change = m.device.changeOn(f.configured)
 	minimum := min(int(m.cfg.Aggregate.MinimumPiece), card.Input.WireBytes())
-	// A piece that straddled two runs of free slab needs two descriptors.
+	// A fragment that crosses two free runs of the slab needs two descriptors.
 	const descriptors = 2
 	pieces := (card.Input.WireBytes() + minimum - 1) / minimum
 	f.geometry = shm.Geometry{
@@ -170,13 +170,13 @@ func newFunction(m *Manager, c configs.Function, card *models.Card) (_ *function
 	return f, nil
 }
 
-// within is the part of the objective that is the node's.
+// within is the part of the objective that the node may use.
 func (f *function) within() time.Duration { return aggregate.Within(f.slo, f.m.cfg.Transit) }
 
-// whole reports whether the instances have no shares: each may use the whole device.
+// whole reports whether the instances have no shares, so that each may use the whole device.
 func (f *function) whole() bool { return f.change == configs.ChangeNone }
 
-// served reports whether a process serves one of the function's instances.
+// served reports whether any instance of the function has an active process.
 func (f *function) served() bool {
 	return slices.ContainsFunc(f.instances, func(in *instance) bool { return in.pair.Active() != nil })
 }
@@ -191,8 +191,7 @@ func (f *function) run() {
 	}
 }
 
-// oldest is when the oldest unanswered request of an instance was handed to it;
-// 0 where it has none.
+// oldest returns when the instance received its oldest unanswered request; 0 if it has none.
 func (f *function) oldest(in *instance) time.Duration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -205,7 +204,7 @@ func (f *function) oldest(in *instance) time.Duration {
 	return oldest
 }
 
-// inFlight is how many requests are whole and not answered.
+// inFlight returns how many requests are complete and not answered.
 func (f *function) inFlight() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -216,7 +215,7 @@ func (f *function) inFlight() int {
 	return n
 }
 
-// refuse turns new requests away; those that have begun go on.
+// refuse rejects new requests. Requests that have begun continue.
 func (f *function) refuse() {
 	for _, r := range f.receivers {
 		r.mu.Lock()
@@ -225,7 +224,7 @@ func (f *function) refuse() {
 	}
 }
 
-// resume ends a refuse.
+// resume accepts requests again after refuse.
 func (f *function) resume() {
 	for _, r := range f.receivers {
 		r.mu.Lock()
@@ -234,22 +233,22 @@ func (f *function) resume() {
 	}
 }
 
-// pending is how many requests have begun and not ended.
+// pending returns how many requests have begun and not ended.
 func (f *function) pending() int {
 	s := f.counts()
 	return s.Gathering + s.InFlight
 }
 
-// unanswered reports whether there are requests that have begun and whose answers have not
-// left: an answer is on its way for a moment after its request has ended.
+// unanswered reports whether a request's answer has yet to be sent. For a moment a request has
+// ended while its answer is still on its way.
 func (f *function) unanswered() bool {
 	return f.pending() > 0 || f.replied.Load() != f.accepted.Load()
 }
 
-// localAddr is where the function listens.
+// localAddr is the address that the function listens on.
 func (f *function) localAddr() netip.AddrPort { return f.receivers[0].source.LocalAddr() }
 
-// sources are what feeds the function.
+// sources returns the sources that feed the function.
 func (f *function) sources() (all []ingest.Source) {
 	for _, r := range f.receivers {
 		all = append(all, r.source)
@@ -257,10 +256,10 @@ func (f *function) sources() (all []ingest.Source) {
 	return all
 }
 
-// slab is where its datagrams lie.
+// slab is the memory that holds the function's datagrams.
 func (f *function) slab() shm.Memory { return f.receivers[0].source.Slab() }
 
-// sourceStats are the counters of all its sources; Shedding is that of the one that sheds most.
+// sourceStats adds up the counters of all sources; Shedding is the highest of them.
 func (f *function) sourceStats() ingest.Stats {
 	sum := f.receivers[0].source.Stats()
 	for _, r := range f.receivers[1:] {
@@ -279,7 +278,7 @@ func (f *function) sourceStats() ingest.Stats {
 	return sum
 }
 
-// giveUp has everything that is whole answered `failed`: no process will.
+// giveUp answers all complete requests with `failed`, because no process will answer them.
 func (f *function) giveUp() {
 	f.mu.Lock()
 	for _, in := range f.instances {
@@ -291,7 +290,7 @@ func (f *function) giveUp() {
 	}
 }
 
-// wantedPercent is the sum of the shares that the instances shall have.
+// wantedPercent is the sum of the desired shares of the instances.
 func (f *function) wantedPercent() float64 {
 	total := 0.0
 	for _, in := range f.instances {
@@ -300,7 +299,7 @@ func (f *function) wantedPercent() float64 {
 	return total
 }
 
-// counts are the counters of all its aggregators.
+// counts adds up the counters of all aggregators.
 func (f *function) counts() (sum aggregate.Stats) {
 	for _, r := range f.receivers {
 		r.mu.Lock()
@@ -321,8 +320,8 @@ func (f *function) serving() bool {
 	return true
 }
 
-// failure is why the last process of an instance that has none serving failed,
-// empty where none did.
+// failure tells why the last process failed, for an instance without an active process. It is
+// "" if none failed.
 func (f *function) failure() string {
 	if f.held != "" {
 		return f.held
@@ -335,7 +334,7 @@ func (f *function) failure() string {
 	return ""
 }
 
-// processes is how many processes there are, or should be.
+// processes counts the processes that exist or should exist.
 func (f *function) processes() int {
 	n := 0
 	for _, in := range f.instances {
@@ -344,7 +343,7 @@ func (f *function) processes() int {
 	return n
 }
 
-// watch looks for processes that hang.
+// watch looks for hung processes.
 func (f *function) watch() {
 	now := runclock.Now()
 	if f.held != "" && f.pending() > 0 {
@@ -355,11 +354,11 @@ func (f *function) watch() {
 	}
 }
 
-// wholePercent is what an instance without a share may use.
+// wholePercent is the limit of an instance without a share.
 const wholePercent = 100
 
-// sharePercent is the sum over the instances; all may use the same where they have no
-// shares.
+// sharePercent is the sum over the instances. Instances without shares all use the same device,
+// so it counts once.
 func (f *function) sharePercent() float64 {
 	if f.whole() {
 		return wholePercent
@@ -371,7 +370,7 @@ func (f *function) sharePercent() float64 {
 	return total
 }
 
-// status is the function as a person or a load generator sees it.
+// status describes the function for users and load generators.
 func (f *function) status() control.FunctionStatus {
 	src := f.sourceStats()
 	s := control.FunctionStatus{
@@ -411,8 +410,8 @@ func (f *function) status() control.FunctionStatus {
 	return s
 }
 
-// lost counts requests that were accepted, are nowhere any more, and were never
-// answered. The three numbers are written under mu, so it is exact at any time.
+// lost counts accepted requests that were never answered and are no longer anywhere. The three
+// numbers are written under mu, so the count is exact at any time.
 func (f *function) lost() uint64 {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// add opens a function's port and asks for its processes; it serves as soon as
-// one is ready. Adding reallocates the shares at once.
+// add opens a function's port and requests its processes. The function serves as soon as one is
+// ready. Adding reallocates the shares at once.
 func (m *Manager) add(c configs.Function) error {
 	if m.draining {
 		return errStopped
@@ -54,7 +54,7 @@ func (m *Manager) add(c configs.Function) error {
 	return nil
 }
 
-// warnIfCrowded warns of more instances than CPUs, once it is known how many there are.
+// warnIfCrowded warns of more instances than CPUs, once the number of CPUs is known.
 func (f *function) warnIfCrowded() {
 	cpus := f.m.observed.CPUs
 	if n := len(f.instances); !f.m.onGPU() && cpus > 0 && n > cpus {
@@ -62,7 +62,7 @@ func (f *function) warnIfCrowded() {
 	}
 }
 
-// configured are the functions that are to stay.
+// configured returns the functions that are not being removed.
 func (m *Manager) configured() (list []configs.Function) {
 	for _, f := range m.functions {
 		if !f.removing {
@@ -72,8 +72,8 @@ func (m *Manager) configured() (list []configs.Function) {
 	return list
 }
 
-// checked is the card of a function that may be added, as far as that can be told
-// while others have its place.
+// checked finds the card of a function to add. It checks what can be checked while other functions
+// still occupy its place.
 func (m *Manager) checked(c configs.Function) (*models.Card, error) {
 	card, problem := checkFunction(&m.cfg, c, m.find)
 	if problem != nil {
@@ -82,9 +82,8 @@ func (m *Manager) checked(c configs.Function) (*models.Card, error) {
 	return card, nil
 }
 
-// remove takes a function off: its port refuses, what it accepted is answered,
-// its processes end, and its memory is given back. Removing reallocates the
-// shares at once.
+// remove takes a function off: its port refuses new requests, accepted ones are answered, its
+// processes end, and its memory is freed. Removing reallocates the shares at once.
 func (m *Manager) remove(name string) error {
 	f := m.function(name)
 	if f == nil {
@@ -96,7 +95,7 @@ func (m *Manager) remove(name string) error {
 	f.remove()
 	m.waiting = slices.DeleteFunc(m.waiting, func(w configs.Function) bool {
 		if w.Name == name {
-			m.entries[name] = w // the edit is followed no further
+			m.entries[name] = w // forget its waiting edit
 		}
 		return w.Name == name
 	})
@@ -107,8 +106,8 @@ func (m *Manager) remove(name string) error {
 	return nil
 }
 
-// replace brings another model into a function. The result comes when every
-// instance runs it, or when one could not and all are back on the old one.
+// replace starts another model in a function. The channel gets the result when every instance runs
+// the model, or when one failed and all are back on the old one.
 func (m *Manager) replace(name, model string) (<-chan error, error) {
 	f := m.function(name)
 	if f == nil {
@@ -128,8 +127,8 @@ func (m *Manager) replace(name, model string) (<-chan error, error) {
 	return f.replace(card, model, m.setupOf(f.config, card), f.outdated(f.config))
 }
 
-// rollback brings back the model that the function ran before the one it runs. Each rollback
-// goes one model further back; a model that was rolled back comes again by a replacement.
+// rollback restores the model that the function ran before the present one. Each rollback goes one
+// model further back. Use replace to return to a model that was rolled back.
 func (m *Manager) rollback(name string) (<-chan error, error) {
 	f := m.function(name)
 	if f == nil {
@@ -143,7 +142,7 @@ func (m *Manager) rollback(name string) (<-chan error, error) {
 	return f.replace(to.card, to.name, m.setupOf(f.config, to.card), f.older[:last])
 }
 
-// modelName names a model as people tell it apart from its older versions.
+// modelName names a model with its version, for users.
 func modelName(card *models.Card) string { return fmt.Sprintf("%s v%d", card.Name, card.Version) }
 
 func (m *Manager) unknown(name string) error {
@@ -154,8 +153,8 @@ func (m *Manager) unknown(name string) error {
 	return fmt.Errorf("there is no function %q; there are: %s", name, strings.Join(names, ", "))
 }
 
-// outdated is what older is when another model has replaced that of the configuration before. A model
-// that never served is none to go back to.
+// outdated is the list of older models after a replacement of the model of configuration before. It
+// leaves out a model that never served.
 func (f *function) outdated(before configs.Function) []olderModel {
 	if f.answers != f.card {
 		return f.older
@@ -164,8 +163,8 @@ func (f *function) outdated(before configs.Function) []olderModel {
 	return list[max(0, len(list)-maxOlder):]
 }
 
-// takes reports whether a card's model can replace the function's with that setup: it has the
-// same requests, and its results fit.
+// takes checks whether a card's model with that setup can replace the function's model. Its
+// requests must be the same, and its results must fit.
 func (f *function) takes(card *models.Card, s setup) error {
 	if have, want := f.card.Input.WireBytes(), card.Input.WireBytes(); have != want {
 		return fmt.Errorf("replace model of %s: %s takes pictures of %d bytes, the function's are %d; add it as a function of its own",
@@ -181,8 +180,8 @@ func (f *function) takes(card *models.Card, s setup) error {
 	return nil
 }
 
-// replace asks every instance for a model with a setup; older is what the function can be rolled
-// back to when they all serve it.
+// replace gives every instance a model with a setup. older is the rollback list for when all of
+// them serve it.
 func (f *function) replace(model *models.Card, name string, s setup, older []olderModel) (<-chan error, error) {
 	if f.replacing {
 		return nil, fmt.Errorf("replace model of %s: a replacement is on its way already", f.name)
@@ -190,10 +189,10 @@ func (f *function) replace(model *models.Card, name string, s setup, older []old
 	if err := f.takes(model, s); err != nil {
 		return nil, err
 	}
-	// A copy: the same model with another setup is another card to the instances.
+	// Copy the card: for the instances the same model with another setup is another card.
 	card := new(*model)
 	f.setups[card] = s
-	if f.m.device.known { // their size depends on it; admit makes them otherwise
+	if f.m.device.known { // tensor sizes depend on it; else admit creates them
 		for _, in := range f.instances {
 			if err := in.makeTensors(card); err != nil {
 				return nil, err
@@ -221,7 +220,7 @@ func (f *function) replace(model *models.Card, name string, s setup, older []old
 	return done, nil
 }
 
-// replaced notes how a replacement of the card old by model ended.
+// replaced records the result of a replacement of the card old by model.
 func (f *function) replaced(old *models.Card, model string, older []olderModel, err error) {
 	f.replacing = false
 	if err != nil {
@@ -233,7 +232,7 @@ func (f *function) replaced(old *models.Card, model string, older []olderModel, 
 	}
 	f.older = older
 	if !reflect.DeepEqual(old, f.card) {
-		f.byHand = 0 // it was the old model's
+		f.byHand = 0 // it belonged to the old model
 	}
 	f.config.Model = model
 	f.adopt(f.setups[f.card])
@@ -243,14 +242,14 @@ func (f *function) replaced(old *models.Card, model string, older []olderModel, 
 	f.m.keep()
 }
 
-// remove lets nothing new in; reap does the rest when it is time.
+// remove refuses new requests; reap does the rest later.
 func (f *function) remove() {
 	f.removing = true
 	f.removeBy = runclock.Time().Add(f.m.cfg.DrainTimeout)
 	f.refuse()
 }
 
-// reap moves a function that is being removed on; it reports whether it is gone.
+// reap advances the removal of a function and reports whether the function is gone.
 func (f *function) reap() bool {
 	if !f.removing {
 		return false
@@ -270,8 +269,8 @@ func (f *function) reap() bool {
 	if !gone && now.Before(f.removeBy.Add(f.m.cfg.DrainTimeout)) {
 		return false
 	}
-	// Nobody is left to answer what is still here; nothing accepted goes
-	// unanswered.
+	// No process is left to answer the remaining requests, but every accepted request gets an
+	// answer.
 	if f.unanswered() && now.Before(f.removeBy.Add(2*f.m.cfg.DrainTimeout)) {
 		f.giveUp()
 		return false
@@ -285,7 +284,7 @@ func (f *function) reap() bool {
 	return true
 }
 
-// drain refuses what is new everywhere and removes every function.
+// drain refuses new requests everywhere and removes every function.
 func (m *Manager) drain() {
 	m.draining = true
 	for _, f := range m.functions {
@@ -298,7 +297,7 @@ func (m *Manager) drain() {
 // drained reports whether every function is gone.
 func (m *Manager) drained() bool { return len(m.functions) == 0 }
 
-// undrained says what a drain still waits for.
+// undrained describes what a drain still waits for.
 func (m *Manager) undrained() string {
 	var waits []string
 	for _, f := range m.functions {
@@ -307,7 +306,7 @@ func (m *Manager) undrained() string {
 	return strings.Join(waits, "; ")
 }
 
-// closeFunctions gives back all memory and ports, whatever state they are in.
+// closeFunctions frees all memory and ports, whatever state they are in.
 func (m *Manager) closeFunctions() {
 	for _, f := range m.functions {
 		f.close()
@@ -315,14 +314,14 @@ func (m *Manager) closeFunctions() {
 	m.functions = nil
 }
 
-// closePorts gives up what the ports of functions had in common.
+// closePorts frees what the functions' ports share.
 func (m *Manager) closePorts() {
 	if err := m.ports.close(); err != nil {
 		m.log.Warn().Err(err).Msg("close network port")
 	}
 }
 
-// close ends the function's threads and gives back its memory and its port.
+// close ends the function's threads and frees its memory and its port.
 func (f *function) close() {
 	f.closed.Store(true)
 	for _, r := range f.receivers {
@@ -346,9 +345,9 @@ func (f *function) close() {
 	}
 }
 
-// setShare gives each instance of a function a share by hand. Where shares tune
-// themselves it lasts until they are next looked at; else it is what they want whenever
-// functions come, begin to serve or go.
+// setShare sets the share of each instance by hand. If shares are tuned, it lasts until the next
+// tuning. Otherwise it is their desired share whenever functions are added, begin to serve or are
+// removed.
 func (m *Manager) setShare(name string, percent float64) error {
 	f := m.function(name)
 	if f == nil {
@@ -392,8 +391,8 @@ func (m *Manager) setShare(name string, percent float64) error {
 	return nil
 }
 
-// claimedPercent is what no other function can be given by hand: a function's shares, or the
-// guarantees that were set by hand.
+// claimedPercent is the part that no other function can receive by hand: a function's shares, or
+// the guarantees that were set by hand.
 func (m *Manager) claimedPercent(f *function) float64 {
 	if m.cfg.Guarantees() {
 		return cmp.Or(f.byHand, f.config.SharePercent) * float64(len(f.instances))

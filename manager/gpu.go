@@ -14,33 +14,33 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// The manager's part in sharing a GPU. It never touches one: the orchestrator says
-// what there is, package partition hands out its multiprocessors, and the groups
-// ride in the desired processes. docs/adr/0004-partitions.md says why.
+// The manager's part in sharing a GPU. The manager never touches the GPU itself: the
+// orchestrator reports it, package partition allocates its multiprocessors, and the desired
+// processes carry the groups. docs/adr/0004-partitions.md gives the reasons.
 
-// Observed.Mechanism on a GPU.
+// Values of Observed.Mechanism on a GPU.
 const (
 	mechanismMPS         = "mps"
 	mechanismTimeSlicing = "time-slicing"
 )
 
-// device is what models run on, as far as the manager has heard.
+// device is what the manager knows of the device that models run on.
 type device struct {
 	known bool
 	gpu   *control.ObservedDevice // nil on a CPU
 	mps   bool
-	// whole: there are not groups enough for the instances that the configuration
-	// begins with, so that nobody gets any.
+	// whole: the device has too few groups for the instances of the first configuration, so
+	// no instance gets groups of its own.
 	whole bool
 
 	ledger   partition.Ledger
-	redivide bool // a share, or who may be where, has changed
+	redivide bool // a share, or the set of allowed groups, has changed
 }
 
-// onGPU reports whether models run on a GPU; false while that is not known.
+// onGPU reports whether models run on a GPU; false while that is unknown.
 func (m *Manager) onGPU() bool { return m.device.gpu != nil }
 
-// learnDevice takes in what the orchestrator says of the device.
+// learnDevice applies the orchestrator's report on the device.
 func (m *Manager) learnDevice(o *control.Observed) {
 	d := &m.device
 	mps := o.Mechanism == mechanismMPS
@@ -48,7 +48,7 @@ func (m *Manager) learnDevice(o *control.Observed) {
 	case m.cfg.Device == configs.DeviceCPU:
 		return
 	case o.Device == nil && (m.cfg.Device != configs.DeviceAuto || o.Mechanism == "" || mps || o.Mechanism == mechanismTimeSlicing):
-		return // it is still looking
+		return // the orchestrator is still looking for a device
 	}
 	before := d.gpu
 	d.gpu = o.Device
@@ -56,7 +56,7 @@ func (m *Manager) learnDevice(o *control.Observed) {
 		return
 	}
 	if d.known && !sameDevice(before, o.Device) {
-		// Who ran on the old one ended with its orchestrator.
+		// Processes on the old device ended with their orchestrator.
 		d.ledger = partition.Ledger{}
 		m.eachInstance((*instance).forgetGroups)
 	}
@@ -94,7 +94,7 @@ func (m *Manager) learnDevice(o *control.Observed) {
 	d.redivide = true
 }
 
-// sameDevice reports whether two are shared out alike.
+// sameDevice reports whether two devices are divided alike.
 func sameDevice(a, b *control.ObservedDevice) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -102,8 +102,8 @@ func sameDevice(a, b *control.ObservedDevice) bool {
 	return a.UUID == b.UUID && slices.Equal(a.GroupSMs, b.GroupSMs)
 }
 
-// groups are the sizes of the groups that can be handed out; none where that is not
-// so.
+// groups returns the sizes of the groups that can be allocated; nil if the device is not
+// divided.
 func (d *device) groups() []int {
 	if d.gpu == nil || d.whole {
 		return nil
@@ -111,9 +111,9 @@ func (d *device) groups() []int {
 	return d.gpu.GroupSMs
 }
 
-// changeOn is how a share changes on the device that there is, for one configured.
-// A way that the device does not have was refused with the configuration, or comes
-// of DeviceAuto.
+// changeOn returns the way to change a share on this device, given the configured one. A
+// way that the device lacks was rejected with the configuration, or follows from
+// DeviceAuto.
 func (d *device) changeOn(c configs.Change) configs.Change {
 	switch {
 	case c == configs.ChangeNone:
@@ -129,11 +129,11 @@ func (d *device) changeOn(c configs.Change) configs.Change {
 	case d.mps:
 		return configs.ChangeShadow
 	}
-	// Shares are wishes: nobody is swapped for one.
+	// Shares are not enforced without MPS, so a change needs no swap.
 	return configs.ChangeInPlace
 }
 
-// setChange follows the device.
+// setChange adapts the way that shares change to the device.
 func (f *function) setChange() {
 	was := f.change
 	f.change = f.m.device.changeOn(f.configured)
@@ -148,7 +148,7 @@ func (f *function) setChange() {
 	}
 }
 
-// partitioned is how many instances want groups.
+// partitioned counts the instances that want groups.
 func (m *Manager) partitioned() (n int) {
 	for _, f := range m.functions {
 		if c := f.configured; c == configs.ChangeAuto || c == configs.ChangePartition || c == configs.ChangeInPlace {
@@ -158,7 +158,7 @@ func (m *Manager) partitioned() (n int) {
 	return n
 }
 
-// roomFor refuses a function for whose instances there are no groups.
+// roomFor returns an error if there are no groups left for the function's instances.
 func (m *Manager) roomFor(c configs.Function) error {
 	have, more := len(m.device.groups()), c.Instances
 	if have == 0 || m.device.changeOn(m.cfg.ChangeOf(c)) != configs.ChangePartition {
@@ -177,34 +177,35 @@ func (m *Manager) roomFor(c configs.Function) error {
 	return nil
 }
 
-// floor is what an instance has found of what a model needs.
+// floor is the learned minimum: what an instance has learned about a model's needs.
 type floor struct {
-	// groups is how many it has needed so far; 0: one.
+	// groups is the number that it has needed so far; 0 means one.
 	groups int
-	// unfit are single groups that it did not run on, and fit some that it did. One group
-	// is not like another: it may lie across two of the GPU's processing clusters, and the
-	// odd one is what was left over in all of them.
+	// unfit are single groups that the model failed on; fit are some that it ran on. Groups
+	// differ: one may span two of the GPU's processing clusters, and the odd-sized group is
+	// the remainder of all clusters.
 	unfit, fit []int
-	// last is the last generation that there was when it was learnt: up to it they may
-	// have been woken on fewer.
+	// last is the newest generation at the time of learning. Generations up to it may have
+	// been woken on fewer groups.
 	last uint32
 }
 
-// What a model that needs more groups gets more of them at a time, and how often: a
-// thread block cluster of the portable size is 8 blocks, which take 8 multiprocessors
-// at most, and lie in one cluster of the GPU's. On four times as many it is something else.
+// A model that needs more groups gets floorStepSMs more multiprocessors at a time, at most
+// floorSteps times. A thread block cluster of the portable size has 8 blocks. They take at
+// most 8 multiprocessors, all in one cluster of the GPU. A failure on four times as many
+// has another cause.
 const (
 	floorStepSMs = 8
 	floorSteps   = 4
 )
 
-// placesTried is on how many groups, each alone, a model fails before one group is too
-// few for it.
+// placesTried is the number of single groups on which a model must fail before one group
+// counts as too few for it.
 const placesTried = 2
 
-// outgrow learns from a process that says that it cannot run on the groups that it was
-// ordered to: that single group is none for its model, or its model needs more. That it
-// ends for it is then not held against the model.
+// outgrow learns from a process that reports that it cannot run on its ordered groups.
+// Either that single group does not suit the model, or the model needs more groups. The
+// process's end then does not count against the model.
 func (in *instance) outgrow(q *pair.Process, o *control.ObservedProcess) {
 	n, groups := len(o.GroupsUnfit), in.m.device.groups()
 	if n == 0 || len(groups) == 0 || in.f.change != configs.ChangePartition {
@@ -212,7 +213,7 @@ func (in *instance) outgrow(q *pair.Process, o *control.ObservedProcess) {
 	}
 	ends := o.State == control.Draining || o.State.Ended()
 	known := in.floors[q.Card]
-	// One that stays where it was has shown that more of them do.
+	// A process that kept its old groups proves that a larger set works.
 	sane := n < floorSteps*max(1, floorStepSMs/groups[0]) || !ends && n < len(o.SMGroups)
 	place := in.m.device.place(o.GroupsUnfit)
 	learnt := floor{groups: known.groups, unfit: known.unfit, fit: known.fit, last: in.pair.Last()}
@@ -245,9 +246,9 @@ func (in *instance) outgrow(q *pair.Process, o *control.ObservedProcess) {
 	}
 }
 
-// place is the group that a model failed on where that says something of this group, and
-// not of how many it needs: a single one, large enough for a cluster of thread blocks;
-// -1 otherwise.
+// place returns the group that a model failed on if the failure tells about this group
+// rather than the number of groups. That is so for a single group that is large enough for
+// a thread block cluster. Otherwise place returns -1.
 func (d *device) place(unfit []int) int {
 	groups := d.groups()
 	if len(unfit) != 1 || unfit[0] < 0 || unfit[0] >= len(groups) || groups[0] < floorStepSMs {
@@ -256,7 +257,7 @@ func (d *device) place(unfit []int) int {
 	return unfit[0]
 }
 
-// ordinary is how many of groups are of the common size.
+// ordinary counts the groups of the common size.
 func (d *device) ordinary(groups []int) (n int) {
 	for _, g := range groups {
 		if d.groups()[g] == d.groups()[0] {
@@ -266,8 +267,8 @@ func (d *device) ordinary(groups []int) (n int) {
 	return n
 }
 
-// more is how many groups a model is given that did not run on n: one more, and where
-// they are small 8 multiprocessors, 16 or 32, so that few starts fail.
+// more returns the number of groups to try after a failure on n: one more. If groups are
+// small, it adds 8, 16 or 32 multiprocessors, so that few starts fail.
 func (d *device) more(n int) int {
 	unit := d.groups()[0]
 	if unit >= floorStepSMs {
@@ -280,12 +281,13 @@ func (d *device) more(n int) int {
 	return (sms + unit - 1) / unit
 }
 
-// needs is what is known of what the instance's models need: how many groups, 0 where
-// nothing is known, and the single groups that they do not run on. A model that no process
-// has any more is forgotten.
+// needs returns what is known about the needs of the instance's models. least is their
+// number of groups, 0 if unknown. unfit are the single groups that they do not run on.
+// needs forgets a model that no process has any more.
 //
-// What others of the same model have found is believed: of single groups, but for one
-// that this one serves on; and of how many it takes, unless one of them serves on fewer.
+// It also uses what other instances of the same model have learned. It ignores their report
+// on a group that this instance serves on, and their number of groups if one of them serves
+// on fewer.
 func (in *instance) needs() (least int, unfit []int) {
 	cards := map[*models.Card]bool{in.pair.Card(): true}
 	for _, q := range in.pair.Processes() {
@@ -303,7 +305,8 @@ func (in *instance) needs() (least int, unfit []int) {
 		if own, ok := in.floors[card]; ok {
 			least = max(least, own.groups)
 			unfit = append(unfit, own.unfit...)
-			// Nobody serves: it begins where it runs for sure, and moves to one group then.
+			// No process serves on a proven group: begin on two groups, which surely work,
+			// and move to one later.
 			if len(own.unfit) > 0 && !in.servesWhole(card) && !(len(in.groups) == 1 && slices.Contains(own.fit, in.groups[0])) {
 				least = max(least, 2)
 			}
@@ -315,7 +318,7 @@ func (in *instance) needs() (least int, unfit []int) {
 	return least, slices.Compact(unfit)
 }
 
-// learntByOthers is what they have found of a model and this one believes, as needs says.
+// learntByOthers returns what needs uses of the other instances' findings about a model.
 func (in *instance) learntByOthers(card *models.Card) (least int, unfit []int) {
 	own, fewest := in.servesOn(card), len(in.m.device.groups())+1
 	in.m.eachInstance(func(other *instance) {
@@ -334,7 +337,7 @@ func (in *instance) learntByOthers(card *models.Card) (least int, unfit []int) {
 	return least, slices.DeleteFunc(unfit, func(g int) bool { return slices.Equal(own, []int{g}) })
 }
 
-// least is how many groups the instance's models need, as far as is known.
+// least returns how many groups the instance's models need, as far as is known.
 func (in *instance) least() int {
 	groups, _ := in.needs()
 	return groups
@@ -346,8 +349,8 @@ func (in *instance) servesWhole(card *models.Card) bool {
 	return q != nil && !in.growing() && q.State == control.Active && sameModel(q.Card, card)
 }
 
-// servesOn are the groups that it does so on; nil where it does not, or is on its way to
-// others.
+// servesOn returns the groups that it serves on with all batch sizes. It returns nil if it
+// does not, or while it moves to other groups.
 func (in *instance) servesOn(card *models.Card) []int {
 	if !in.servesWhole(card) || len(in.groups) == 0 || !in.m.device.ledger.Settled(in.process(in.pair.Active().Generation), in.groups) {
 		return nil
@@ -355,13 +358,13 @@ func (in *instance) servesOn(card *models.Card) []int {
 	return in.groups
 }
 
-// sameModel reports whether what one card's model needs the other's does.
+// sameModel reports whether two cards' models need the same.
 func sameModel(a, b *models.Card) bool {
 	return a == b || a.Name == b.Name && a.Version == b.Version && a.Framework == b.Framework && a.Model == b.Model &&
 		slices.Equal(a.Command, b.Command) && slices.Equal(a.Batches, b.Batches)
 }
 
-// noteFit notes that a model which failed on single groups runs on the one that it has.
+// noteFit records that a model which failed on single groups runs on its present one.
 func (in *instance) noteFit() {
 	for card, f := range in.floors {
 		if on := in.servesOn(card); len(on) == 1 && len(f.unfit) > 0 && !slices.Contains(f.fit, on[0]) && !slices.Contains(f.unfit, on[0]) {
@@ -371,7 +374,8 @@ func (in *instance) noteFit() {
 	}
 }
 
-// sms is how many multiprocessors groups have. They are a process's word, and may be any.
+// sms counts the multiprocessors of groups. A process reported the groups, so they may have
+// any value.
 func (d *device) sms(groups []int) (n int) {
 	for _, g := range groups {
 		if g >= 0 && g < len(d.groups()) {
@@ -381,7 +385,7 @@ func (d *device) sms(groups []int) (n int) {
 	return n
 }
 
-// handOut orders each instance the groups that it can have now.
+// handOut orders for each instance the groups that are available to it now.
 func (m *Manager) handOut() {
 	d := &m.device
 	if !d.redivide || !d.known {
@@ -424,7 +428,7 @@ func (m *Manager) handOut() {
 	}
 }
 
-// order orders an instance other groups.
+// order sets the groups that an instance should run on.
 func (in *instance) order(groups []int) {
 	if slices.Equal(groups, in.groups) {
 		return
@@ -434,7 +438,7 @@ func (in *instance) order(groups []int) {
 	in.m.device.redivide = true
 }
 
-// publishGroups notes in the ledger what was published.
+// publishGroups records the published groups in the ledger.
 func (m *Manager) publishGroups() {
 	if !m.onGPU() {
 		return
@@ -449,7 +453,7 @@ func (m *Manager) publishGroups() {
 	m.device.redivide = true
 }
 
-// observeGroups notes in the ledger what is seen.
+// observeGroups records the observed groups in the ledger.
 func (m *Manager) observeGroups(o *control.Observed) {
 	if !m.onGPU() {
 		return
@@ -463,22 +467,22 @@ func (m *Manager) observeGroups(o *control.Observed) {
 	m.device.redivide = true
 }
 
-// moving reports whether an instance does not run on what its share says yet.
+// moving reports whether an instance does not yet run on the groups of its share.
 func (in *instance) moving() bool {
 	q := in.pair.Active()
 	return in.f.change == configs.ChangePartition && q != nil &&
 		(in.waits || !in.m.device.ledger.Settled(in.process(q.Generation), in.groups))
 }
 
-// moveTimeout is how long a process may take to move: it captures its graphs anew,
-// a second or two. Neighbours wait for it meanwhile.
+// moveTimeout is how long a process may take to move. It captures its graphs again, which
+// takes a second or two. Its neighbours wait for it meanwhile.
 const moveTimeout = 30 * time.Second
 
 // hurry kills a process that does not move; its shadow starts on the right groups.
 func (in *instance) hurry(now time.Duration) {
 	q := in.pair.Active()
-	// Before it was given the ring it was linking, and could not move; nor until it has
-	// all its batch sizes, which the orchestrator gives it its time for.
+	// A process could not move before it had the ring, because it was linking. It also
+	// cannot move before it has all batch sizes, for which the orchestrator has a timeout.
 	after := now - max(in.orderedAt, in.since, in.wholeAt)
 	if q == nil || in.growing() || in.f.change != configs.ChangePartition || q.State != control.Active || q.Role == control.Kill || after < moveTimeout {
 		return
@@ -490,18 +494,17 @@ func (in *instance) hurry(now time.Duration) {
 	}
 }
 
-// id and process are an instance and its generations as packages share and
-// partition name them.
+// id and process name an instance and its generations for packages gslice and partition.
 func (in *instance) id() gslice.ID { return gslice.ID{IF: in.f.name, Instance: in.index} }
 
 func (in *instance) process(generation uint32) partition.Process {
 	return partition.Process{ID: in.id(), Generation: generation}
 }
 
-// groupsOf are the groups that a process is desired on: all processes of an
-// instance on the same, so that no other instance ever is. One that drains stays
-// where it is. wait is true for one that shall serve and has nothing to run on yet, or
-// less than its model needs while more is to come.
+// groupsOf returns the groups of a desired process. All processes of an instance have the
+// same groups, so no other instance ever has them. A process that drains keeps its groups.
+// wait is true for a process that should serve and has no groups yet. It is also true for
+// one with fewer groups than its model needs while more are coming.
 func (in *instance) groupsOf(generation uint32, role control.Role) (groups []int, wait bool) {
 	switch {
 	case in.f.change != configs.ChangePartition || role == control.Shadow:
@@ -516,19 +519,19 @@ func (in *instance) groupsOf(generation uint32, role control.Role) (groups []int
 	return in.groups, false
 }
 
-// suffices reports whether the models run on what the instance has, as far as is known.
+// suffices reports whether the models run on the instance's groups, as far as is known.
 func (in *instance) suffices() bool {
 	least, unfit := in.needs()
 	return len(in.groups) >= least && !(len(in.groups) == 1 && slices.Contains(unfit, in.groups[0]))
 }
 
-// mostVisited bounds the device memory that a process has lost to sets of groups
-// that it was once on: some 5 MiB each, which the driver gives back when it ends
+// mostVisited bounds the device memory that a process loses to sets of groups that it once
+// used. Each takes about 5 MiB, which the driver frees when the process ends
 // (cuda.Context.Green).
 const mostVisited = 128
 
-// visit notes where the active process is desired, and has its shadow take over
-// where that were too many places.
+// visit records the desired groups of the active process. After too many sets it lets the
+// shadow take over.
 func (in *instance) visit(generation uint32) {
 	q := in.pair.Active()
 	if q == nil || q.Generation != generation || slices.Equal(in.last[generation], in.noted) && len(in.visited) > 0 {
@@ -542,7 +545,7 @@ func (in *instance) visit(generation uint32) {
 	}
 }
 
-// forgetGroups drops what speaks of another device's groups.
+// forgetGroups drops all records about another device's groups.
 func (in *instance) forgetGroups() {
 	in.order(nil)
 	in.waits, in.short, in.noted = false, false, nil
@@ -552,7 +555,7 @@ func (in *instance) forgetGroups() {
 	clear(in.seen)
 }
 
-// forgetTensors drops buffers that were made for another device.
+// forgetTensors drops buffers that were allocated for another device.
 func (in *instance) forgetTensors() {
 	for card, t := range in.tensors {
 		t.Close()
@@ -560,13 +563,13 @@ func (in *instance) forgetTensors() {
 	}
 }
 
-// outputSlots is how many batches' outputs a GPU writes at once: two may be in
+// outputSlots is how many batches' outputs a GPU writes at once: two batches may be in
 // flight (libml/device.Slots).
 const outputSlots = 2
 
-// tensorBytes is the memory that the processes of a card share: on a CPU the batch
-// tensor and its outputs, on a GPU, whose batch tensor is its own, the outputs that
-// it copies back.
+// tensorBytes is the size of the memory that the processes of a card share. On a CPU that
+// is the batch tensor and its outputs. A GPU has its own batch tensor and copies back only
+// the outputs.
 func (in *instance) tensorBytes(tensors, outputs int) int {
 	if in.m.onGPU() {
 		return outputSlots * outputs

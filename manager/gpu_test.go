@@ -133,8 +133,8 @@ func TestAShadowTakesOverOnTheGroupsOfTheDead(t *testing.T) {
 	dead, p := b.serves("a")
 	groups := slices.Clone(p.on)
 	next, _ := b.shadow("a")
-	// Its connection breaks first; the orchestrator has not seen its end, and its
-	// groups are not anybody else's until then.
+	// Its connection breaks first. The orchestrator has not observed its end yet; until then
+	// no other instance gets its groups.
 	b.instance("a", 0).lost(dead)
 	b.turn()
 	if s, _ := b.shadow("a"); s != next {
@@ -158,7 +158,7 @@ func TestGroupsOfARemovedFunctionAreGivenOutWhenItsProcessesAreGone(t *testing.T
 		t.Fatal(err)
 	}
 	b.instance("b", 0).setShare(100)
-	b.turns() // turn checks that nobody is on another's groups
+	b.turns() // turn checks that no group has two users
 	if b.function("a") != nil {
 		t.Fatal("a is still there")
 	}
@@ -191,8 +191,8 @@ func TestANewcomerWaitsUntilSomebodyHasLeft(t *testing.T) {
 	}
 }
 
-// Where shares do not tune themselves, those that were set by hand are what functions want,
-// also when one that was set while its model was loaded begins to serve.
+// If shares are not tuned, shares that were set by hand are the desired shares. That includes
+// a share that was set while the function's model was loading.
 func TestSharesThatWereSetByHandAreWantedWhenANewcomerServes(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, wanting("a", 50), wanting("b", 50))
 	b.cfg.Shares.Tune = false
@@ -225,8 +225,8 @@ func TestSharesThatWereSetByHandAreWantedWhenANewcomerServes(t *testing.T) {
 func TestGroupsOfAnotherDeviceAreForgotten(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50), named("b", 50))
 	b.turns()
-	// Another orchestrator finds a smaller device; its predecessor's processes are
-	// gone.
+	// Another orchestrator finds a smaller device; the processes of its predecessor have
+	// ended.
 	b.gpu = &control.ObservedDevice{UUID: "GPU-2", Name: "small", SMs: 32, GroupSMs: []int{8, 8, 8, 8}, MemoryBytes: 1 << 30}
 	clear(b.fakes)
 	b.report()
@@ -291,7 +291,7 @@ func TestAFunctionForWhichThereIsNoGroupIsRefused(t *testing.T) {
 	}
 }
 
-// One edit of the configuration may take one function away and bring another.
+// One edit of the configuration may remove one function and add another.
 func TestAFunctionWaitsForTheGroupsOfOneThatIsRemoved(t *testing.T) {
 	two := h200()
 	two.GroupSMs, two.SMs = []int{8, 8}, 16
@@ -381,7 +381,7 @@ func TestAProcessHasTimeToMoveFromWhenItIsGivenTheRing(t *testing.T) {
 	}
 }
 
-// modelNeeds has the models of these names run on so many groups at least.
+// modelNeeds sets the minimum number of groups for the models of these names.
 func (b *nodeBed) modelNeeds(groups map[string]int) {
 	b.needs = func(v victim) int {
 		if in := b.instance(v.name, v.instance); in != nil {
@@ -393,7 +393,7 @@ func (b *nodeBed) modelNeeds(groups map[string]int) {
 	}
 }
 
-// full are 12 functions that share an H200 of 16 groups; the last has 3 %.
+// full returns 12 functions that share an H200 of 16 groups; the last has 3 %.
 func full() (functions []configs.Function) {
 	for i := range 11 {
 		functions = append(functions, named(fmt.Sprintf("f%02d", i), 8.5))
@@ -427,11 +427,11 @@ func TestAModelThatDoesNotRunOnOneGroupComesUpOnTwo(t *testing.T) {
 	}
 }
 
-// While another has to leave first, nothing is started that could not run.
+// While another instance must leave first, the manager starts no process that could not run.
 func TestAModelThatNeedsTwoGroupsIsNotStartedOnOneAgain(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("big", 94), named("vgg", 3))
 	b.modelNeeds(map[string]int{"vgg": 3})
-	// Until vgg's first process has failed on all that there is for it.
+	// Repeat until vgg's first process has failed on all groups that are available to it.
 	for range 8 {
 		b.turn()
 	}
@@ -453,7 +453,7 @@ func TestAModelThatNeedsTwoGroupsIsNotStartedOnOneAgain(t *testing.T) {
 	}
 }
 
-// However many it needs: it has shown that it runs on more.
+// The learned minimum can be any number: the process has run on more groups.
 func TestAShrinkingShareStopsAboveWhatDoesNotDo(t *testing.T) {
 	for _, needs := range []int{3, 6} {
 		t.Run(fmt.Sprint(needs), func(t *testing.T) {
@@ -470,7 +470,7 @@ func TestAShrinkingShareStopsAboveWhatDoesNotDo(t *testing.T) {
 			if next, p := b.serves("a"); next != first || len(p.groups()) != needs || in.moving() {
 				t.Errorf("generation %d serves on groups %v, want %d on %d of those that it had", next, p.groups(), first, needs)
 			}
-			// What it does not need is for others.
+			// Other functions get the groups that it does not need.
 			b.instance("b", 0).setShare(96)
 			b.turns()
 			if next, p := b.serves("b"); next != other || len(p.groups()) != 16-needs {
@@ -486,7 +486,7 @@ func TestAShrinkingShareStopsAboveWhatDoesNotDo(t *testing.T) {
 	}
 }
 
-// On four groups it is something else that is wrong with the model.
+// If a model fails on four groups too, the cause is in the model.
 func TestAModelThatRunsNowhereIsAnOrdinaryFailure(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 3), named("b", 60))
 	b.modelNeeds(map[string]int{"a": 99, "worse": 99})
@@ -500,7 +500,7 @@ func TestAModelThatRunsNowhereIsAnOrdinaryFailure(t *testing.T) {
 	if in.failure == "" {
 		t.Error("it does not say why")
 	}
-	// A replacement that runs nowhere is given up, and is forgotten.
+	// A replacement that runs on no number of groups is given up and forgotten.
 	was, _ := b.serves("b")
 	end, err := b.replace("b", "worse")
 	if err != nil {
@@ -513,7 +513,7 @@ func TestAModelThatRunsNowhereIsAnOrdinaryFailure(t *testing.T) {
 	}
 }
 
-// onGroups has a model fail on sets of groups, as a process says it.
+// onGroups lets a model fail on sets of groups, as a process reports it.
 func (b *nodeBed) onGroups(unfit func(name string, groups []int) bool) {
 	b.needs = func(v victim) int {
 		if p := b.fakes[v]; p != nil && unfit(v.name, p.to) {
@@ -523,8 +523,8 @@ func (b *nodeBed) onGroups(unfit func(name string, groups []int) bool) {
 	}
 }
 
-// One group is not like another: it may lie across two of the GPU's processing clusters. A
-// model that failed on one begins on two, and gives the first away while it serves.
+// Groups differ: one may span two of the GPU's processing clusters. A model that failed on
+// one begins on two groups, and gives up the first while it serves.
 func TestAModelThatFailedOnOneGroupServesOnAnother(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
 	bad := -1
@@ -544,7 +544,7 @@ func TestAModelThatFailedOnOneGroupServesOnAnother(t *testing.T) {
 	if in := b.instance("vgg", 0); in.least() > 1 || in.moving() {
 		t.Errorf("at least %d groups, moving %v; want it settled on one", in.least(), in.moving())
 	}
-	// Its successor begins there too, and not on two.
+	// Its successor also begins there, on one group.
 	b.fakes[victim{place{"vgg", 0}, generation}].die(control.Failed, "killed")
 	b.instance("vgg", 0).lost(generation)
 	b.instance("vgg", 0).heard(generation)
@@ -560,7 +560,8 @@ func TestAModelThatFailedOnOneGroupServesOnAnother(t *testing.T) {
 	}
 }
 
-// The measured case: what had shrunk to a group that did not do kept two and the odd one.
+// A measured case: an instance that had shrunk to an unsuitable group kept two groups and the
+// odd-sized one.
 func TestAShareThatFallsToAGroupThatDoesNotDoEndsOnAnother(t *testing.T) {
 	percents := []float64{4, 11.84, 12.14, 4.45, 10.05, 10.05, 4, 10.34, 4, 8.91, 10.05, 10.17}
 	var functions []configs.Function
@@ -600,8 +601,8 @@ func TestAShareThatFallsToAGroupThatDoesNotDoEndsOnAnother(t *testing.T) {
 	}
 }
 
-// The odd group is what is left over in all clusters: a model that fails on it alone needs
-// no two groups for that, and neither does another function's.
+// The odd-sized group is the remainder of all clusters. A model that fails only on that group
+// does not need two groups; neither does another function with that model.
 func TestAModelThatFailsOnTheOddGroupNeedsNoMoreThanAnother(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, full()...)
 	odd := len(h200().GroupSMs) - 1
@@ -620,7 +621,7 @@ func TestAModelThatFailsOnTheOddGroupNeedsNoMoreThanAnother(t *testing.T) {
 	}
 }
 
-// alike makes the models of these functions one.
+// alike gives these functions the same model.
 func alike(b *nodeBed, functions ...string) {
 	find := b.find
 	b.find = func(name string) (*models.Card, error) {
@@ -667,14 +668,14 @@ func TestFunctionsOfOneModelLearnFromEachOther(t *testing.T) {
 	}
 }
 
-// fine is an H200 split by twos.
+// fine is an H200 divided into groups of two multiprocessors.
 func fine() *control.ObservedDevice {
 	gpu := h200()
 	gpu.GroupSMs = slices.Repeat([]int{2}, 66)
 	return gpu
 }
 
-// Where groups are small, few starts fail before there are enough.
+// If groups are small, only a few starts fail until the model has enough groups.
 func TestByTwosAModelGetsEightMultiprocessorsAndThenTwiceAsMany(t *testing.T) {
 	for _, c := range []struct {
 		needsSMs, wantSMs int
@@ -693,7 +694,7 @@ func TestByTwosAModelGetsEightMultiprocessorsAndThenTwiceAsMany(t *testing.T) {
 	}
 }
 
-// All models are such that want 8 multiprocessors at once; the light ones' shares fall below.
+// Every model needs 8 multiprocessors at once; the shares of the light functions are smaller.
 func TestByTwosTwelveFunctionsGetWhatTheyDemand(t *testing.T) {
 	percents := []float64{4, 11.8, 12.1, 4.4, 9.5, 9.5, 4, 10.3, 4, 8.9, 9, 9.2}
 	var functions []configs.Function
@@ -712,7 +713,8 @@ func TestByTwosTwelveFunctionsGetWhatTheyDemand(t *testing.T) {
 		b.turns()
 	}
 	for i, f := range functions {
-		// The four that need more than their share take 9.6 multiprocessors from the others.
+		// Four functions need more than their share and take 9.6 multiprocessors from the
+		// others.
 		g, p := b.serves(f.Name)
 		want := max(8, 1.32*percents[i])
 		if got := float64(b.sms(p.groups())); g != 1 || got > want+2 || got < want-3.5 {
@@ -745,7 +747,7 @@ func TestHowManyGroupsAModelNeedsIsForgottenWithIt(t *testing.T) {
 		case <-time.After(patience):
 			t.Fatalf("%s does not come up", c.model)
 		}
-		b.turn() // its end is noted
+		b.turn() // records its end
 		if _, p := b.serves("vgg"); len(p.groups()) != c.want {
 			t.Errorf("%s serves on groups %v, want %d", c.model, p.groups(), c.want)
 		}
@@ -771,7 +773,7 @@ func TestWhereNoGroupsAreLeftTheOthersGoOn(t *testing.T) {
 			t.Errorf("%s: generation %d serves, want the first", f.Name, g)
 		}
 	}
-	// A replacement for which there are none is given up.
+	// A replacement without enough groups is given up.
 	end, err := b.replace("f03", "two")
 	if err != nil {
 		t.Fatal(err)
@@ -780,7 +782,7 @@ func TestWhereNoGroupsAreLeftTheOthersGoOn(t *testing.T) {
 	if g, _ := b.serves("f03"); g != 1 {
 		t.Errorf("generation %d serves in place of the first", g)
 	}
-	// One that goes makes room.
+	// A removed function frees its groups.
 	if err := b.remove("f07"); err != nil {
 		t.Fatal(err)
 	}
@@ -795,8 +797,8 @@ func TestWhereNoGroupsAreLeftTheOthersGoOn(t *testing.T) {
 	}
 }
 
-// Where nobody serves, a process serves with its smallest batch size and gets the others
-// then; a shadow that takes over from one that serves has all of them first.
+// If no process serves, the new process starts with its smallest batch size and gets the
+// others later. A shadow that replaces a serving process has all of them first.
 func TestAProcessGrowsWhereNobodyServes(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, configs.Function{Name: "a", SharePercent: 50, Change: configs.ChangeShadow})
 	b.small = true
@@ -810,7 +812,7 @@ func TestAProcessGrowsWhereNobodyServes(t *testing.T) {
 	if got := in.f.ephemeralBytes.Load(); got != 1 {
 		t.Errorf("%d bytes of a batch, want the smallest one's", got)
 	}
-	// What it can do now is no reason to change its share.
+	// Its performance until then is no reason to change its share.
 	in.report(first, control.Report{Generation: first, Limit: 1, Fit: control.FitUnder})
 	if in.fit != control.FitUnknown {
 		t.Errorf("fit %q while it grows", in.fit)
@@ -864,7 +866,7 @@ func TestAProcessHasTimeToMoveFromWhenItIsWhole(t *testing.T) {
 	}
 }
 
-// A set of groups that a process was ever on costs memory until it ends.
+// Each set of groups that a process ever used costs memory until the process ends.
 func TestAProcessThatWasOnManySetsOfGroupsGivesWayToItsShadow(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
 	b.turns()
@@ -885,7 +887,7 @@ func TestAProcessThatWasOnManySetsOfGroupsGivesWayToItsShadow(t *testing.T) {
 	}
 }
 
-// A process reports its hand-overs: the first gave it the ring, the others moved it.
+// A process reports its hand-overs: the first gave it the ring, each later one was a move.
 func TestMovesAreCountedAsSwapsWithTheirIdleTimes(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 50))
 	b.turns()
@@ -898,7 +900,7 @@ func TestMovesAreCountedAsSwapsWithTheirIdleTimes(t *testing.T) {
 	report(1, 40_000)
 	report(2, 5_000)
 	report(2, 5_000)
-	report(4, 7_000) // two at once: the last one's time is known
+	report(4, 7_000) // two at once: only the last one's time is known
 	report(5, -1)    // no work waited
 	if got := in.f.swaps.Load(); got != 4 {
 		t.Errorf("%d swaps, want 4 moves", got)
@@ -950,8 +952,8 @@ func TestTensorsAreNotMadeBeforeTheDeviceIsKnown(t *testing.T) {
 	}
 }
 
-// Whatever comes and goes, however late: no two instances on one group, and in the
-// end everybody serves on what it was ordered.
+// In any order of events and with any delay, no two instances share a group. At the end every
+// instance serves on the groups that were ordered for it.
 func TestANodeOnAGPUComesToRest(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		b := newNode(t, "cuda", h200(), mechanismMPS)
@@ -1024,7 +1026,7 @@ func TestANodeOnAGPUComesToRest(t *testing.T) {
 			return !slices.ContainsFunc(b.functions, func(f *function) bool { return !f.serving() || f.removing || f.instances[0].moving() })
 		}
 		for deadline := time.Now().Add(patience); !rest() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-			b.turn() // some ends are believed only after a while
+			b.turn() // the manager believes some ends only after a while
 		}
 		for _, f := range b.functions {
 			_, p := b.serves(f.name)

@@ -11,24 +11,24 @@ import (
 	"github.com/penstock/penstock/manager/policy/guarantee"
 )
 
-// The manager's part in guarantees: it measures demand and cost, package guarantee
-// decides, and the decisions ride in the desired processes. On CPUs the orchestrator
-// enforces them, on a GPU each process by the stream that it launches a batch on.
+// The manager's part in guarantees: it measures demand and cost, package guarantee decides,
+// and the desired processes carry the decisions. On CPUs the orchestrator enforces them. On
+// a GPU each process does, by the stream on which it launches a batch.
 
-// entitlement is an instance's guarantee, and what it is decided by. It belongs to the
-// control loop. The zero value has none.
+// entitlement is an instance's guarantee, with the measurements behind it. The control loop
+// owns it. The zero value has no guarantee.
 type entitlement struct {
 	action  guarantee.Action
 	demand  guarantee.Demand
-	arrived int // requests, when demand was observed
-	// A batch of n takes the device for fixed + n * cost; cost is 0 if it is not known. On
-	// CPUs cost is a smoothed mean, and fixed 0.
+	arrived int // requests up to the last measurement of demand
+	// A batch of n requests takes the device for fixed + n * cost; cost is 0 if it is not
+	// known. On CPUs cost is a smoothed mean, and fixed is 0.
 	fixed, cost time.Duration
 
-	spent   spending // of the processes that ran, since the instance was made
+	spent   spending // by all processes since the instance was created
 	counted spending // when use was computed
-	// use is the part of the device's time that the instance used lately, demoted the part
-	// of it beyond the guarantee.
+	// use is the part of the device's time that the instance used recently; demoted is the
+	// part of it beyond the guarantee.
 	use, demoted float64
 	unprotected  control.Unprotected
 }
@@ -36,7 +36,7 @@ type entitlement struct {
 // spending is device time.
 type spending struct{ total, demoted time.Duration }
 
-// guarantees lets the policy decide by what was observed. It is called every
+// guarantees lets the policy decide from the measurements. The manager calls it every
 // shares.interval, after an order, and when an instance has no guarantee yet.
 func (m *Manager) guarantees() {
 	var instances []*instance
@@ -60,7 +60,7 @@ func (m *Manager) missesGuarantee() bool {
 	})
 }
 
-// observeDemand takes in what arrived, and what was spent, in elapsed.
+// observeDemand records the arrivals and the spending of the last elapsed time.
 func (in *instance) observeDemand(elapsed time.Duration) {
 	in.f.mu.Lock()
 	arrived := in.arrivals
@@ -73,7 +73,7 @@ func (in *instance) observeDemand(elapsed time.Duration) {
 	e.counted = e.spent
 }
 
-// wants is the instance as the policy knows it.
+// wants describes the instance for the policy.
 func (in *instance) wants() guarantee.Function {
 	e := &in.entitled
 	return guarantee.Function{
@@ -83,18 +83,18 @@ func (in *instance) wants() guarantee.Function {
 	}
 }
 
-// batch is how many requests ride together when the device is short: as many as arrive in
+// batch is how many requests share a batch when the device is short: as many as arrive in
 // half the objective.
 func (in *instance) batch() float64 {
 	arrive := in.entitled.demand.Rate() * in.f.within().Seconds() / 2
 	return min(max(1, arrive), max(1, in.limit))
 }
 
-// minGuaranteeChange is the smallest change of a guarantee, as a part of the device, that is
-// published.
+// minGuaranteeChange is the smallest change of a guarantee that is published, as a part of
+// the device.
 const minGuaranteeChange = 0.01
 
-// guarantee gives the instance what the policy decided.
+// guarantee applies the policy's decision to the instance.
 func (in *instance) guarantee(a guarantee.Action) {
 	was := in.entitled.action
 	near := func(a, b float64) bool { return math.Abs(a-b) < minGuaranteeChange && a > 0 == (b > 0) }
@@ -114,7 +114,7 @@ func (in *instance) guarantee(a guarantee.Action) {
 }
 
 // terms completes a desired process. A process that does not serve has no guarantee: it
-// loads its model on what the functions leave.
+// loads its model in the time that the functions leave unused.
 func (in *instance) terms(p *control.DesiredProcess) {
 	a := &in.entitled.action
 	p.Level = a.Level
@@ -123,7 +123,7 @@ func (in *instance) terms(p *control.DesiredProcess) {
 	}
 }
 
-// noteCost takes in what a process has spent on so many requests, in device time.
+// noteCost records the device time that a process spent on that many requests.
 func (e *entitlement) noteCost(spent time.Duration, requests int64) {
 	each := time.Duration(int64(spent) / requests)
 	if e.cost == 0 {
@@ -132,7 +132,7 @@ func (e *entitlement) noteCost(spent time.Duration, requests int64) {
 	e.cost += (each - e.cost) / 8
 }
 
-// noteSpending takes in what a process has spent since it began: is, after was.
+// noteSpending adds a process's spending between two of its totals, was and is.
 func (e *entitlement) noteSpending(was, is spending) {
 	e.spent.total += is.total - was.total
 	e.spent.demoted += is.demoted - was.demoted

@@ -33,7 +33,7 @@ func objective(name string, slo time.Duration) configs.Function {
 	return configs.Function{Name: name, Instances: 1, SLO: slo}
 }
 
-// wanted is what the manager wants of the processes of a function, by role.
+// wanted returns the desired processes of a function, by role.
 func (b *nodeBed) wanted(name string) map[control.Role]control.DesiredProcess {
 	all := map[control.Role]control.DesiredProcess{}
 	for _, p := range b.told.Processes {
@@ -44,7 +44,7 @@ func (b *nodeBed) wanted(name string) map[control.Role]control.DesiredProcess {
 	return all
 }
 
-// load has an instance receive so many requests per second of that cost, for a second.
+// load lets an instance receive rate requests of that cost within one second.
 func (b *nodeBed) load(name string, rate int, cost time.Duration) {
 	in := b.instance(name, 0)
 	in.arrivals += rate
@@ -74,7 +74,8 @@ func TestGuarantee(t *testing.T) {
 				t.Errorf("levels %d and %d, want 5 and 1", q, s)
 			}
 
-			// An overloaded function gets what the others leave, and moves nothing.
+			// An overloaded function gets what the others leave unused, and no
+			// guarantee changes.
 			for range 10 {
 				b.load("slow", 1000, 10*time.Millisecond)
 				b.load("quick", 100, time.Millisecond)
@@ -95,7 +96,7 @@ func TestGuarantee(t *testing.T) {
 				}
 			}
 
-			// A function that comes has a guarantee at once, one that goes leaves its own.
+			// A new function has a guarantee at once; a removed one frees its own.
 			if err := b.add(objective("new", 20*time.Millisecond)); err != nil {
 				t.Fatal(err)
 			}
@@ -141,7 +142,7 @@ func TestGuaranteeByHand(t *testing.T) {
 	}
 }
 
-// A guarantee that was given by hand outlives the manager.
+// A guarantee that was set by hand outlives the manager.
 func TestGuaranteeIsRecorded(t *testing.T) {
 	dir := t.TempDir()
 	policy := func(b *nodeBed) { b.cfg.Shares.Policy = configs.PolicyGuarantee }
@@ -170,7 +171,7 @@ func TestGuaranteeUse(t *testing.T) {
 	if s := b.status("a").Guarantee; s.UsePercent != 60 || s.DemotedPercent != 15 {
 		t.Errorf("uses %v %%, %v %% demoted; want 60 and 15", s.UsePercent, s.DemotedPercent)
 	}
-	// A request of 10 ms of one CPU is 5 ms of both.
+	// A request that takes 10 ms of one CPU takes 5 ms of both.
 	in.report(generation, control.Report{Generation: generation})
 	in.report(generation, control.Report{Generation: generation, CPUNanos: int64(100 * time.Millisecond), Ran: 10})
 	if in.entitled.cost != 5*time.Millisecond {

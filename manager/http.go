@@ -18,9 +18,9 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// Two HTTP servers: one on the configured address that only tells (metrics,
-// health, status), and one on a Unix socket in the runtime folder that takes
-// orders from `penstock if`, guarded by the folder's permissions.
+// servers has two HTTP servers. One, on the configured address, is read-only: metrics,
+// health and status. The other takes orders from `penstock if` on a Unix socket in the
+// runtime folder; the folder's permissions protect it.
 type servers struct {
 	list   []*http.Server
 	orders *control.Listener
@@ -78,7 +78,7 @@ func (s *servers) close() {
 	}
 }
 
-// health answers while the control loop does.
+// health answers as long as the control loop does.
 func (m *Manager) health(w http.ResponseWriter, _ *http.Request) {
 	if err := m.do(func() error { return nil }); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -87,8 +87,8 @@ func (m *Manager) health(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "ok")
 }
 
-// ready answers 200 when every function that is to stay has a process that serves. One on
-// trial has yet to become the node's.
+// ready answers 200 when every function has a process that serves. It ignores functions that
+// are being removed, and functions on trial, which are not yet part of the node.
 func (m *Manager) ready(w http.ResponseWriter, _ *http.Request) {
 	var restored uint64
 	err := m.do(func() error {
@@ -164,8 +164,8 @@ func (m *Manager) takeRollback(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// awaitModel is await for what brings another model into a function. The text is said of the
-// function, its model before, and its model after.
+// awaitModel is await for an order that changes a function's model. text is a format for the
+// function and its models before and after.
 func (m *Manager) awaitModel(text, name string, start func() (<-chan error, error)) (done string, err error) {
 	err = m.await(func() (<-chan error, error) {
 		before := m.function(name)
@@ -187,7 +187,7 @@ func (m *Manager) takeShare(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// await starts something on the control loop and waits for its end.
+// await starts something on the control loop and waits for it to end.
 func (m *Manager) await(start func() (<-chan error, error)) error {
 	var end <-chan error
 	err := m.do(func() (err error) {
@@ -199,15 +199,15 @@ func (m *Manager) await(start func() (<-chan error, error)) error {
 	}
 	select {
 	case err := <-end:
-		// What the end changes was posted before it came: who is told of it finds it done.
+		// The changes were posted before end: after this call they are done.
 		return errors.Join(err, m.do(func() error { return nil }))
 	case <-m.done:
 		return errStopped
 	}
 }
 
-// take reads an order, carries it out, and answers 200 with the line that says what
-// was done, or 400 with the one that says what was wrong.
+// take reads an order and carries it out. It answers 200 with a line that tells what was
+// done, or 400 with a line that tells what was wrong.
 func take[O any](w http.ResponseWriter, r *http.Request, carryOut func(O) (string, error)) {
 	var order O
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<20)).Decode(&order); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// asked answers what question asks of the control loop.
+// asked runs the control loop's calls until question returns.
 func (b *nodeBed) asked(question func()) {
 	answered := make(chan struct{})
 	go func() {
@@ -26,7 +26,7 @@ func (b *nodeBed) asked(question func()) {
 	}
 }
 
-// page is the status page.
+// page returns the status page.
 func (b *nodeBed) page() (s control.Status) {
 	b.t.Helper()
 	page := httptest.NewRecorder()

@@ -24,85 +24,85 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// instance is one instance of a function: a channel, the tensors that its active
-// process and its shadow share, and the policy that says which is which. All but
-// the fields of the reply thread belong to the control loop.
+// instance is one instance of a function: a channel, the tensors that its active process
+// and its shadow share, and the policy that decides which process is active. The control
+// loop owns all fields except those of the reply thread.
 type instance struct {
 	m       *Manager
 	f       *function
 	index   int
 	log     zerolog.Logger
 	channel *shm.Channel
-	closed  atomic.Bool // the reply thread shall end
+	closed  atomic.Bool // tells the reply thread to end
 
 	// Owned by the control loop.
 	pair    *pair.Pair
-	tensors map[*models.Card]*shm.Region // by the card whose tensors they are
+	tensors map[*models.Card]*shm.Region // by the card that they are for
 	conns   map[uint32]*control.AttachConn
 	pids    map[uint32]int
-	dying   map[uint32]time.Time // ended, and nobody has said why yet: until when to wait
+	dying   map[uint32]time.Time // ended for a reason not yet reported: until when to wait for it
 	fit     control.Fit
 	bound   string
 	limit   float64
 	cpu     control.Report // the last report, for its CPU time
 	failure string         // why the last process failed; empty once one serves
-	// lastFailure is of the last process that failed, nil if none has.
+	// lastFailure is about the last process that failed; nil if none has.
 	lastFailure *control.ProcessFailure
-	promoted    int64                // when the ring was given to somebody last, shm.Now
-	since       time.Duration        // the same moment by runclock.Now, as all times of this struct that are a time.Duration
-	wholeAt     time.Duration        // when a process got the last of its batch sizes, the last time
-	handed      handovers            // those that were noted
-	unheard     map[uint32]bool      // gone, and the orchestrator has not said whether with the GPU
-	doubts      map[uint32]time.Time // failed while linking, and until when that may prove to be a fault of the GPU
-	seen        map[uint32]sight     // what processes say they run on, by generation
-	// On a GPU whose multiprocessors are handed out: the groups ordered, since when,
-	// whether more are to come when others have left, and what each generation was
-	// desired on last.
+	promoted    int64                // when a process last got the ring, shm.Now
+	since       time.Duration        // the same moment by runclock.Now, as all time.Duration times of this struct
+	wholeAt     time.Duration        // when a process last got the last of its batch sizes
+	handed      handovers            // the counted ones
+	unheard     map[uint32]bool      // ended; the orchestrator has not yet reported whether the GPU was lost
+	doubts      map[uint32]time.Time // failed while linking; until when it may prove to be a fault of the GPU
+	seen        map[uint32]sight     // what processes report that they run on, by generation
+	// On a GPU with allocated multiprocessors: the ordered groups, since when, whether
+	// more will come when other instances have left, and the last desired groups of each
+	// generation.
 	groups    []int
 	orderedAt time.Duration
 	waits     bool
 	last      map[uint32][]int
-	floors    map[*models.Card]floor // of those that did not run on the groups that they had
-	short     bool                   // there are not as many groups as they need
-	visited   map[string]bool        // the sets of groups that the active process was desired on
-	noted     []int                  // the last of them
-	ran, runs *models.Card           // what the process that had the ring before, and the one that has it, run
-	replaced  chan error             // waits for the end of a replacement; nil otherwise
+	floors    map[*models.Card]floor // of models that did not run on their groups
+	short     bool                   // there are fewer groups than they need
+	visited   map[string]bool        // the sets of groups that were desired for the active process
+	noted     []int                  // the last of these sets
+	ran, runs *models.Card           // the models of the process that had the ring before, and of the one that has it
+	replaced  chan error             // gets the result of a replacement; nil if there is none
 	load      instanceLoad
 	entitled  entitlement
-	// cpuPerRequest is a smoothed mean, 0 where it is not known.
+	// cpuPerRequest is a smoothed mean; 0 if it is not known.
 	cpuPerRequest time.Duration
 
 	// Written under function.mu.
-	inFlight int     // requests that this instance has
-	serving  bool    // a process has been given the ring
-	weight   float64 // its share, for choosing among instances
-	arrivals int     // requests, ever
+	inFlight int     // requests
+	serving  bool    // a process has the ring
+	weight   float64 // its share, for the choice among instances
+	arrivals int     // requests since the instance was created
 	tally    tally
-	// What the reply thread must answer for processes that cannot: what these
-	// generations had started, and what was published before that time.
+	// Requests that the reply thread must answer for processes that cannot: those that these
+	// generations had started, and requests that were published before expireBefore.
 	abandoned    []uint32
 	expireBefore time.Duration
 
-	// When requests were answered well: the last time, and the first since a process
-	// was given the ring, 0 for not yet. shm.Now, written by the reply thread.
+	// When a request was last answered well, and when first since a process got the ring;
+	// 0 if not yet. By shm.Now, written by the reply thread.
 	lastGood, firstGood atomic.Int64
 	// answeredAt is lastGood by runclock.Now.
 	answeredAt atomic.Int64
-	// resting: the reply thread looks for nothing but replies.
+	// resting: the reply thread only waits for replies; it does not check deadlines.
 	resting atomic.Bool
 }
 
-// sight is what a process uses of a GPU, and which batch sizes it runs, as it says.
+// sight is the observed state of a process on a GPU: what it reports to use and to run.
 type sight struct {
 	sms     int
 	groups  []int
 	batches []int
-	growing bool // it is getting more
+	growing bool // it is still getting more batch sizes
 	spent   spending
 }
 
-// handovers are those that a generation has reported.
+// handovers counts the hand-overs that a generation has reported.
 type handovers struct {
 	generation uint32
 	count      uint64
@@ -116,7 +116,7 @@ func newInstance(f *function, index int) (*instance, error) {
 	in := &instance{
 		m: f.m, f: f, index: index,
 		log:     f.log.With().Int("instance", index).Logger(),
-		pair:    pair.New(f.card, 0), // its share comes before its first process
+		pair:    pair.New(f.card, 0), // it gets its share before its first process
 		channel: channel,
 		tensors: map[*models.Card]*shm.Region{},
 		conns:   map[uint32]*control.AttachConn{},
@@ -140,14 +140,14 @@ func newInstance(f *function, index int) (*instance, error) {
 	return in, nil
 }
 
-// setChange brings a share in as the function says.
+// setChange tells the pair how the function's shares change.
 func (in *instance) setChange() {
 	in.pair.InPlace = in.f.change == configs.ChangeInPlace || in.f.change == configs.ChangePartition || in.f.whole()
 	in.pair.Restart = in.f.change == configs.ChangeRestart
 }
 
-// makeTensors makes the input and output buffers of a card's largest batch, which
-// all processes that run the card share (paper 3.4). The device must be known.
+// makeTensors allocates the input and output buffers of a card's largest batch. All
+// processes that run the card share them (paper 3.4). The device must be known.
 func (in *instance) makeTensors(card *models.Card) error {
 	if in.tensors[card] != nil {
 		return nil
@@ -160,7 +160,7 @@ func (in *instance) makeTensors(card *models.Card) error {
 	return nil
 }
 
-// dropTensors gives the buffers of cards back that no process runs any more.
+// dropTensors frees the buffers of cards that no process runs any more.
 func (in *instance) dropTensors() {
 	for card, t := range in.tensors {
 		if !in.uses(card) {
@@ -170,12 +170,12 @@ func (in *instance) dropTensors() {
 	}
 }
 
-// uses reports whether a card is wanted, or a process has it.
+// uses reports whether a card is desired, or a process has it.
 func (in *instance) uses(card *models.Card) bool {
 	return card == in.pair.Card() || slices.ContainsFunc(in.pair.Processes(), func(q *pair.Process) bool { return q.Card == card })
 }
 
-// step carries out what the policy orders.
+// step carries out the policy's commands.
 func (in *instance) step() {
 	for _, c := range in.pair.Step() {
 		switch c.Kind {
@@ -200,7 +200,7 @@ func (in *instance) step() {
 				in.forget()
 				in.m.shareReplaced(in)
 			}
-			in.load = instanceLoad{} // it was judged by another objective
+			in.load = instanceLoad{} // it was measured against another objective
 			in.settle(nil)
 		case pair.Rejected:
 			in.log.Error().Str("reason", c.Reason).Msg("new model refused; the old one goes on")
@@ -209,8 +209,8 @@ func (in *instance) step() {
 	}
 }
 
-// reclaim takes the ring from a generation that is gone; the reply thread answers
-// what it had started, after what it had finished.
+// reclaim takes the ring from a generation that has ended. The reply thread first handles
+// the requests that the process had finished, and then answers those that it had started.
 func (in *instance) reclaim(generation uint32) {
 	in.hangUp(generation)
 	delete(in.pids, generation)
@@ -234,7 +234,7 @@ func (in *instance) setServing(serving bool) {
 	in.f.mu.Unlock()
 }
 
-// replace asks for another model; the end of it comes through the channel.
+// replace requests another model; the channel gets the result.
 func (in *instance) replace(card *models.Card) <-chan error {
 	in.settle(fmt.Errorf("another replacement of %s was asked for", in.f.name))
 	in.replaced = make(chan error, 1)
@@ -246,7 +246,7 @@ func (in *instance) replace(card *models.Card) <-chan error {
 	return end
 }
 
-// setShare asks for another share; 0 is none, the whole device.
+// setShare sets the desired share; 0 means no share, the whole device.
 func (in *instance) setShare(percent float64) {
 	in.pair.SetShare(percent)
 	in.m.device.redivide = true
@@ -258,7 +258,7 @@ func (in *instance) setShare(percent float64) {
 	in.f.mu.Unlock()
 }
 
-// sharePercent is the share in force: the active process's.
+// sharePercent is the current share: that of the active process.
 func (in *instance) sharePercent() float64 {
 	if in.f.whole() {
 		return wholePercent
@@ -269,7 +269,7 @@ func (in *instance) sharePercent() float64 {
 	return in.pair.Share()
 }
 
-// status is the instance as a person sees it.
+// status describes the instance for users.
 func (in *instance) status() control.InstanceStatus {
 	s := control.InstanceStatus{SharePercent: in.sharePercent(), Whole: in.f.whole(), SMGroups: in.groups, LastFailure: in.lastFailure}
 	for _, q := range in.pair.Processes() {
@@ -282,7 +282,7 @@ func (in *instance) status() control.InstanceStatus {
 	return s
 }
 
-// forget drops what was learnt of a model that serves no more.
+// forget drops the measurements of a model that no longer serves.
 func (in *instance) forget() {
 	in.load, in.cpuPerRequest, in.cpu = instanceLoad{}, 0, control.Report{}
 	in.entitled.fixed, in.entitled.cost = 0, 0
@@ -291,7 +291,7 @@ func (in *instance) forget() {
 	in.f.mu.Unlock()
 }
 
-// settle ends a replacement, if one is waited for.
+// settle reports the result of a replacement, if there is one.
 func (in *instance) settle(err error) {
 	if in.replaced != nil {
 		in.replaced <- err
@@ -323,7 +323,7 @@ func (in *instance) desire(to []control.DesiredProcess) []control.DesiredProcess
 	return to
 }
 
-// observe takes in what the orchestrator sees of one process.
+// observe applies the orchestrator's report on one process.
 func (in *instance) observe(o control.ObservedProcess) {
 	q := in.pair.Process(o.Generation)
 	if q == nil {
@@ -360,7 +360,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 		in.noteBytes(&o)
 	}
 	if o.DeviceLost && in.m.device.mps {
-		in.pair.Excuse(o.Generation) // deviceFailed has blamed who is to blame
+		in.pair.Excuse(o.Generation) // deviceFailed has already blamed a function
 	}
 	if active := in.pair.Active(); o.State == control.Failed && !q.Excused() && q.State != control.Active && q.Card == in.pair.Card() && (active == nil || active == q) {
 		in.f.fails(o.Reason)
@@ -368,7 +368,7 @@ func (in *instance) observe(o control.ObservedProcess) {
 	in.pair.Observe(o.Generation, o.State, o.Reason)
 }
 
-// see notes what a process says of itself beside its state.
+// see records what a process reports about itself besides its state.
 func (in *instance) see(o *control.ObservedProcess) {
 	if o.State.Ended() || o.SMs == 0 && len(o.SMGroups) == 0 && len(o.Batches) == 0 {
 		return
@@ -394,22 +394,22 @@ func (in *instance) noteBytes(o *control.ObservedProcess) {
 	in.f.ephemeralBytes.Store(o.EphemeralBytes)
 }
 
-// growing reports whether the active process is still getting batch sizes: what it can
-// do then says nothing of its share.
+// growing reports whether the active process is still getting batch sizes. Its
+// measurements until then say nothing about its share.
 func (in *instance) growing() bool {
 	q := in.pair.Active()
 	return q != nil && in.seen[q.Generation].growing
 }
 
-// ticket is what the process of a generation has to show when it attaches. It is derived,
-// as a desired state is sent many times.
+// ticket is what the process of a generation must show when it attaches. It is derived
+// from a key, because a desired state is sent many times.
 func (in *instance) ticket(generation uint32) string {
 	mac := hmac.New(sha256.New, in.m.seal)
 	fmt.Fprintf(mac, "%s/%d/%d", in.f.name, in.index, generation)
 	return hex.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// admit hands a process its memory.
+// admit gives a process its memory.
 func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error {
 	q := in.pair.Process(hello.Generation)
 	if q == nil {
@@ -429,7 +429,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	if err != nil {
 		return fmt.Errorf("encode geometry: %w", err)
 	}
-	// The card may be one from before, whose buffers were given back.
+	// The card may be an earlier one, whose buffers were freed.
 	if err := in.makeTensors(q.Card); err != nil {
 		return err
 	}
@@ -449,14 +449,14 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 		for {
 			r, err := conn.ReadReport()
 			if errors.Is(err, control.ErrBadMessage) || errors.Is(err, control.ErrTooLong) {
-				// It lives, and writes nonsense: its memory is believed free when it
-				// is dead.
+				// The process lives and sends invalid reports. Its memory counts as free
+				// only when it is dead.
 				in.m.post(func() { in.kill(generation, err) })
 				continue
 			}
 			if err != nil {
-				// The kernel closes a dead process's sockets at once, so this is
-				// the first word of its death.
+				// The kernel closes a dead process's sockets at once, so this is the
+				// first sign of its death.
 				in.m.post(func() { in.lost(generation) })
 				return
 			}
@@ -466,7 +466,7 @@ func (in *instance) admit(conn *control.AttachConn, hello control.Attach) error 
 	return nil
 }
 
-// lost notes that a process closed its connection: it is dead, or as good as.
+// lost records that a process closed its connection: treat it as dead.
 func (in *instance) lost(generation uint32) {
 	delete(in.conns, generation)
 	q := in.pair.Process(generation)
@@ -488,14 +488,14 @@ func (in *instance) lost(generation uint32) {
 		in.pair.Died(generation, "process ended")
 		return
 	}
-	// Nobody waits for it, so there is time to hear from the orchestrator why.
+	// No shadow waits to take over, so there is time for the orchestrator to report why.
 	in.dying[generation] = runclock.Time().Add(hearWhy)
 }
 
-// hearWhy is how long the orchestrator has to say why a process ended.
+// hearWhy is how long the orchestrator has to report why a process ended.
 const hearWhy = time.Second
 
-// bury gives up on the reasons of processes that ended.
+// bury marks processes as exited without a reason when none was reported in time.
 func (in *instance) bury(now time.Time) {
 	for generation, by := range in.dying {
 		if now.After(by) {
@@ -513,7 +513,7 @@ func (in *instance) kill(generation uint32, why error) {
 	}
 }
 
-// hangUp closes the connection of a process that is done with.
+// hangUp closes the connection of a process that is no longer needed.
 func (in *instance) hangUp(generation uint32) {
 	if conn := in.conns[generation]; conn != nil {
 		conn.Close()
@@ -521,7 +521,7 @@ func (in *instance) hangUp(generation uint32) {
 	}
 }
 
-// report takes in what libml says of its batching.
+// report applies libml's report on its batching.
 func (in *instance) report(generation uint32, r control.Report) {
 	active := in.pair.Active()
 	if active == nil || active.Generation != generation {
@@ -539,7 +539,7 @@ func (in *instance) report(generation uint32, r control.Report) {
 	switch {
 	case r.Generation != in.cpu.Generation:
 		in.cpu = r
-	case r.Ran > in.cpu.Ran: // batches in between would lend their CPU time to others
+	case r.Ran > in.cpu.Ran: // if batches ran in between, this would count their CPU time for other batches
 		ran := r.Ran - in.cpu.Ran
 		if in.m.onGPU() {
 			in.entitled.fixed, in.entitled.cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
@@ -564,8 +564,8 @@ func (in *instance) report(generation uint32, r control.Report) {
 	in.noteHandovers(generation, r)
 }
 
-// noteHandovers counts what a process's report has that the one before had not: the
-// first hand-over of a process gave it the ring, the others moved it.
+// noteHandovers counts the new hand-overs in a process's report. A process's first
+// hand-over gave it the ring; each later one was a move.
 func (in *instance) noteHandovers(generation uint32, r control.Report) {
 	if generation != in.handed.generation {
 		in.handed = handovers{generation: generation}
@@ -579,7 +579,7 @@ func (in *instance) noteHandovers(generation uint32, r control.Report) {
 	if r.IdleNanos < 0 {
 		return
 	}
-	// It is the last one's.
+	// The idle time is that of the last hand-over.
 	mechanism := configs.ChangeShadow
 	switch {
 	case moves > 0:
@@ -591,13 +591,13 @@ func (in *instance) noteHandovers(generation uint32, r control.Report) {
 	in.m.metrics.swapIdle.WithLabelValues(in.f.name, string(mechanism)).Observe(seconds(r.IdleNanos))
 }
 
-// watch looks for requests that are overdue. The process that should have
-// answered them is killed, and its death then seen like any other; what is still
-// there after as long again, because there is no process or one that makes no
-// sense, is answered for it.
+// watch looks for overdue requests. It kills the process that should have answered them,
+// and that death is then handled like any other. A request may remain as long again,
+// because there is no process or the process misbehaves. Then the reply thread answers
+// it.
 //
-// now is the running time (package runclock): a manager that was stopped did not wait
-// for its processes.
+// now is the running time (package runclock): while the manager was stopped, it did not
+// wait for its processes.
 func (in *instance) watch(now time.Duration) {
 	in.bury(runclock.Time())
 	in.hurry(now)
@@ -607,12 +607,13 @@ func (in *instance) watch(now time.Duration) {
 		return
 	}
 	if in.m.cfg.Lab.RunLate {
-		// A backlog may be as long as there are slots: while answers come, nobody hangs.
+		// A backlog may be as long as there are slots: while answers come, the process is
+		// alive.
 		oldest = max(oldest, time.Duration(in.answeredAt.Load()))
 	}
 	patience := in.f.hangTimeout
-	// A process answers for the time since it was given the ring: what waited
-	// before was another's.
+	// A process is responsible for the time since it got the ring. Before that, another
+	// process was.
 	if now-max(oldest, in.since) >= patience {
 		if q := in.holder(); q != nil && q.Role != control.Kill {
 			in.log.Error().Uint32("generation", q.Generation).Dur("after_ms", now-oldest).
@@ -630,11 +631,11 @@ func (in *instance) watch(now time.Duration) {
 	}
 }
 
-// holder is the process that has the ring, or should have. The owner word is a
-// peer's: it is believed where it names a process that may own the ring.
+// holder returns the process that has the ring, or should have it. A process wrote the
+// owner word, so holder believes it only if it names a process that may own the ring.
 func (in *instance) holder() *pair.Process {
 	if q := in.pair.Process(in.channel.Owner()); q != nil && q.Role == control.Drain {
-		return q // it has not let go yet
+		return q // it has not released the ring yet
 	}
 	return in.pair.Active()
 }
@@ -642,7 +643,7 @@ func (in *instance) holder() *pair.Process {
 // remove ends the instance's processes.
 func (in *instance) remove() {
 	in.pair.Remove()
-	if !in.m.device.known { // nobody was told of them
+	if !in.m.device.known { // the orchestrator does not know them yet
 		for _, q := range slices.Clone(in.pair.Processes()) {
 			in.pair.Gone(q.Generation, "it was not started")
 		}
@@ -650,7 +651,7 @@ func (in *instance) remove() {
 	in.settle(fmt.Errorf("%s was removed", in.f.name))
 }
 
-// close gives the memory back; the reply thread has ended.
+// close frees the memory; the reply thread has ended.
 func (in *instance) close() {
 	in.m.generations[place{in.f.name, in.index}] = in.pair.Last()
 	for generation := range in.conns {

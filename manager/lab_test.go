@@ -12,7 +12,8 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// A process is granted what the node's Lab says of batches, and Penstock's own way without one.
+// A process gets the batching of the node's Lab settings, and the default batching without
+// them.
 func TestProcessIsGrantedTheLab(t *testing.T) {
 	fixed := control.Batching{Rule: control.BatchFixed, Size: 2, Delay: time.Millisecond}
 	for name, lab := range map[string]configs.Lab{

@@ -8,29 +8,29 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// tally is what an instance went through since the last look (paper 3.2.1). It
-// is written under function.mu and emptied by the control loop.
+// tally is the window statistics of an instance since the last sample (paper 3.2.1). It is
+// written under function.mu and emptied by the control loop.
 type tally struct {
 	arrived  int
 	answered int
-	ran      int // of them, those that were in a batch
-	// Sums: first piece -> whole, and batch time, each batch's counted once over
-	// the requests that rode in it, and the time of two batches in flight counted
-	// once over both.
+	ran      int // answered requests that were in a batch
+	// Sums: aggregation from the first fragment to the complete request, and busy batch
+	// time. busy counts each batch once for all its requests. It counts the time of two
+	// batches in flight once.
 	aggregation, busy time.Duration
 	running           span
-	// latencies are the last ones, whole -> batch end; answered counts them.
+	// latencies are the last ones, from complete to batch end; answered is their count.
 	latencies [keptLatencies]time.Duration
 }
 
-// span is when the last batch ran, and when the ones before it had ended; all in
-// nanoseconds of shm.Now.
+// span is when the last batch was dispatched and inferred, and when the ones before it had
+// ended. All are nanoseconds of shm.Now.
 type span struct {
 	dispatched, inferred, before int64
 }
 
-// alone is the part of a batch's time in which none before it still ran. Batches come in the
-// order of their ends, each as often as it has requests. On a CPU none begins before the
+// alone returns the part of a batch's time after all earlier batches had ended. Batches are
+// passed in the order of their ends, once per request. On a CPU no batch begins before the
 // last one has ended.
 func (s *span) alone(dispatched, inferred int64) time.Duration {
 	if dispatched != s.dispatched || inferred != s.inferred {
@@ -40,20 +40,20 @@ func (s *span) alone(dispatched, inferred int64) time.Duration {
 	return time.Duration(max(0, inferred-max(dispatched, s.before)))
 }
 
-// next is an empty tally for what comes after t.
+// next returns an empty tally for the time after t.
 func (t *tally) next() tally { return tally{running: t.running} }
 
-// keptLatencies bound what the tail is taken of.
+// keptLatencies bounds the sample of the tail latency.
 const keptLatencies = 512
 
-// lateFactor times the objective is what a late request counts as: enough for a
-// raise by as much as one raise may be.
+// A late request counts as lateFactor times the objective: enough for the largest possible
+// raise.
 const lateFactor = 2
 
-// tailQuantile is the latency that Algorithm 1 looks at (docs/adr/0001-shares.md).
+// tailQuantile is the latency quantile that Algorithm 1 uses (docs/adr/0001-shares.md).
 const tailQuantile = 0.95
 
-// tail is the tail of the latencies, 0 where there are none. It sorts them.
+// tail returns the tail latency, 0 if there are no latencies. It sorts them.
 func (t *tally) tail() time.Duration {
 	n := min(t.answered, keptLatencies)
 	if n == 0 {
@@ -63,16 +63,15 @@ func (t *tally) tail() time.Duration {
 	return t.latencies[int(tailQuantile*float64(n-1)+0.5)]
 }
 
-// arrive notes a request that became whole.
+// arrive counts a completed request.
 func (t *tally) arrive(r shm.Request) {
 	t.arrived++
 	t.aggregation += time.Duration(r.Whole - r.FirstPiece)
 }
 
-// answer notes a request's end. One that was answered late, uninferred, would have
-// ended beyond its objective, nobody knows how far: it counts as late, which is
-// more than the objective, so that a function which turns requests away does not
-// look as if it just made it.
+// answer counts an answered request. A request that was answered late without inference
+// would have exceeded its objective by an unknown amount. It counts as more than the
+// objective, so that a function that rejects requests does not seem to have just met it.
 func (t *tally) answer(r shm.Request, result shm.Result, now int64, late time.Duration) {
 	latency := time.Duration(now - r.Whole)
 	switch wire.Status(result.Status) {

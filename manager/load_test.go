@@ -59,7 +59,7 @@ func TestATallyCountsABatchOnceOverItsRequests(t *testing.T) {
 	}
 }
 
-// Two batches in flight on a GPU are busy once, for as long as either runs.
+// The time of two batches in flight on a GPU counts once, for as long as either runs.
 func TestATallyCountsTheTimeOfTwoBatchesInFlightOnce(t *testing.T) {
 	var all tally
 	batch := func(requests int, dispatched, inferred int64) {
@@ -71,19 +71,19 @@ func TestATallyCountsTheTimeOfTwoBatchesInFlightOnce(t *testing.T) {
 	}
 	batch(4, 0, 10)
 	batch(2, 5, 18)
-	all = all.next() // what is counted is taken; the third began before that
+	all = all.next() // a new window; the third batch began before it
 	batch(8, 12, 24)
 	if want := 6 * time.Millisecond; all.busy != want {
 		t.Errorf("busy %v, want %v: what nobody else ran in", all.busy, want)
 	}
-	batch(1, 13, 20) // ended before, and came late: all of it was counted
+	batch(1, 13, 20) // ended earlier and was reported late: all of it was counted
 	batch(1, 30, 31)
 	if want := 7 * time.Millisecond; all.busy != want {
 		t.Errorf("busy %v, want %v", all.busy, want)
 	}
 }
 
-// A function that turns requests away does not look as if it just made it.
+// A function that rejects requests must not seem to have just met its objective.
 func TestALateRequestCountsAsMoreThanItsObjective(t *testing.T) {
 	const late = 50 * time.Millisecond
 	for _, c := range []struct {
@@ -104,8 +104,8 @@ func TestALateRequestCountsAsMoreThanItsObjective(t *testing.T) {
 	}
 }
 
-// A ticker is a little early or late. A share stays for a hold-down, and not by chance for
-// an interval more.
+// A ticker is a little early or late. A share stays for one hold-down, not by chance for
+// an interval longer.
 func TestAHoldDownEndsWithTheLookThatIsMeant(t *testing.T) {
 	cfg := configs.Shares{MinimumPercent: 5, DefaultPercent: 30, ThresholdPercent: 5, HoldDown: time.Second, Interval: 200 * time.Millisecond}
 	shares, err := gslice.NewController(shareConfig(&configs.Config{Shares: cfg}))
@@ -127,7 +127,7 @@ func TestAHoldDownEndsWithTheLookThatIsMeant(t *testing.T) {
 	}
 }
 
-// goThrough has an instance go through so many requests for so long, and looks at it.
+// goThrough runs requests through an instance for the time elapsed, and tunes it.
 func (b *nodeBed) goThrough(in *instance, now *time.Time, elapsed time.Duration, requests int, tail, each time.Duration) {
 	b.t.Helper()
 	*now = now.Add(elapsed)
@@ -142,7 +142,7 @@ func (b *nodeBed) goThrough(in *instance, now *time.Time, elapsed time.Duration,
 	b.turns()
 }
 
-// A request's deadline is what its objective leaves for the way earlier.
+// A request's deadline is earlier than its objective by the time reserved for the network.
 func TestAFunctionIsBoundByAggregationWhereTheWayIsLeftNoTime(t *testing.T) {
 	for name, c := range map[string]struct {
 		tail time.Duration
@@ -178,7 +178,7 @@ func TestIdleTimesAreSummedUp(t *testing.T) {
 	if got, want := few.summary(), (control.IdleMicros{Count: 100, Last: 1, P50: 51, P99: 100, Max: 100}); got != want {
 		t.Errorf("summary is %+v, want %+v", got, want)
 	}
-	// The largest ever stays; percentiles are of the latest.
+	// The maximum stays forever; percentiles are of the latest.
 	var many idleTimes
 	many.add(time.Second)
 	for range keptIdleTimes {
@@ -239,8 +239,8 @@ func TestWhatAProcessSaysMustBeSane(t *testing.T) {
 	}
 }
 
-// Measurements become a share: an instance whose batches take too long gets more, one with
-// time to spare less, as Algorithm 1 says.
+// Measurements become shares. As Algorithm 1 says, an instance gets more if its batches
+// take too long, and less if it has time to spare.
 func TestSharesFollowMeasurements(t *testing.T) {
 	for _, c := range []struct {
 		name       string

@@ -1,18 +1,20 @@
-// Package manager is the IF Manager: it receives datagrams, makes requests of
-// them, hands them to inference functions through shared memory, sends the
-// replies, and decides who gets how much of the device.
+// Package manager is the IF Manager, the manager of inference functions (IFs). It
+// receives datagrams and reassembles requests. It passes the requests to the IFs through
+// shared memory and sends the replies. It also decides how much of the device each IF
+// gets.
 //
 // Two kinds of code live here and never mix:
 //
-//   - The data path, one receive thread a source of a function and one reply thread an
-//     instance (receive.go, reply.go): no allocation, no channel, short locks.
-//   - The control loop (this file): one goroutine that owns every function's and
-//     instance's life. Everything that is not a packet is an event on it: states
-//     from the orchestrator, processes that attach or die, share decisions
-//     (tune.go), additions and removals (functions.go).
+//   - The data path: one receive thread per source of a function, and one reply thread per
+//     instance (receive.go, reply.go). It does not allocate, uses no channel, and holds locks
+//     only briefly.
+//   - The control loop (this file): one goroutine that owns the life of every function and
+//     instance. Everything except packets is an event on it: states from the orchestrator,
+//     processes that attach or die, share decisions (tune.go), additions and removals
+//     (functions.go).
 //
-// Lock order: receiver.mu and function.mu are the locks of the data path; they are taken
-// last, in this order.
+// Lock order: receiver.mu, then function.mu. These are the locks of the data path; take
+// them after all others.
 package manager
 
 import (
@@ -37,7 +39,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Options is what a manager needs to run.
+// Options configures a manager.
 type Options struct {
 	Config configs.Config
 	// Dir is the runtime folder, shared with the orchestrator.
@@ -45,15 +47,16 @@ type Options struct {
 	// FindModel finds a card by its name or file.
 	FindModel func(name string) (*models.Card, error)
 	Log       zerolog.Logger
-	// Run names the run of the node, `penstock up`, that this manager is of: it goes on with
-	// what another manager of the same run was told at run time, and leaves what it is told
-	// for the next. Empty: it begins with Config, and leaves nothing.
+	// Run names the run of the node (`penstock up`) that this manager belongs to. The
+	// manager resumes with the runtime changes of an earlier manager of the same run, and
+	// records its own for the next. If Run is empty, it begins with Config and records
+	// nothing.
 	Run string
-	// Unread is why the configuration file could not be read, and Config is what was last
-	// followed of it; nil if it was read.
+	// Unread is the reason why the configuration file could not be read; Config is then
+	// the last version that was followed. Unread is nil if the file was read.
 	Unread error
-	// ProcessUser is the id of the user that inference functions run as; 0 is the manager's
-	// own.
+	// ProcessUser is the id of the user that inference functions run as; 0 is the
+	// manager's own user.
 	ProcessUser int
 	// Sandbox is control.Status.Sandbox.
 	Sandbox string
@@ -68,7 +71,7 @@ type Manager struct {
 	id   string
 	run  string
 	seal []byte // the key of tickets
-	// sandbox is for the status.
+	// sandbox is for the status page.
 	sandbox string
 
 	ports    ports
@@ -83,23 +86,23 @@ type Manager struct {
 	faults   faults
 	started  time.Time
 	draining bool
-	tuned    time.Time // when shares were last looked at
+	tuned    time.Time // when shares were last tuned
 
 	// Owned by the control loop.
 	functions     []*function
-	generations   map[place]uint32            // the last of instances that were removed
-	waiting       []configs.Function          // to be added when names and ports are free, or changed when a replacement has ended
-	entries       map[string]configs.Function // the functions of the configuration, as they were followed last
+	generations   map[place]uint32            // the last generation of each removed instance
+	waiting       []configs.Function          // added when names and ports are free, or changed when a replacement has ended
+	entries       map[string]configs.Function // the functions of the configuration, as the manager last followed them
 	configuration control.ConfigurationStatus
-	kept          []byte            // the record, as it was last written
-	had           map[string]uint16 // while functions are brought back, the ports that they had
+	kept          []byte            // the record as last written
+	had           map[string]uint16 // during restore: the ports that the functions had
 	folder        folder
 	desired       control.Desired
 	observed      control.Observed
 	peerAlive     bool
 }
 
-// link is a control.ManagerLink, or a test's.
+// link is a control.ManagerLink, or a test's fake.
 type link interface {
 	Publish(control.Desired) error
 	Observed() <-chan control.Observed
@@ -107,26 +110,27 @@ type link interface {
 	Close() error
 }
 
-// place is where one process follows another. Generations go on counting when a
-// function is removed and comes again: the orchestrator remembers old ones.
+// place is an instance's position, in which one process succeeds another. Generations
+// keep counting when a function is removed and added again: the orchestrator remembers
+// old ones.
 type place struct {
 	name     string
 	instance int
 }
 
-// Control loop periods. The tick bounds how late a hung process is noticed; the
-// share interval is configured.
+// tickEvery is the control loop's period. It bounds how late the loop notices a hung
+// process. The interval of shares is configured.
 const tickEvery = 50 * time.Millisecond
 
-// drainPatience times the drain timeout is when a drain is given up: one is for
+// The manager gives up a drain after drainPatience times the drain timeout: one for
 // requests, one for processes, one for what neither has ended.
 const drainPatience = 4
 
-// errStopped is returned by calls on a manager that has ended.
+// errStopped is returned by calls on a manager that has stopped.
 var errStopped = errors.New("manager has stopped")
 
-// Run runs a manager until ctx ends, then drains: nothing new is accepted, what
-// was accepted is answered, the processes end. ready, if not nil, is called once
+// Run runs a manager until ctx ends, then drains it: the manager rejects new requests,
+// answers the accepted ones, and its processes end. ready, if not nil, is called once
 // every configured port is open.
 func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	id := make([]byte, 8)
@@ -151,7 +155,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	defer m.threads.Wait()
 	defer close(m.done)
 
-	if m.cfg.Device != configs.DeviceAuto { // configs/read.go has said so of a file, better
+	if m.cfg.Device != configs.DeviceAuto { // for a file, configs/read.go has reported it better
 		if err := m.cfg.On(m.cfg.Device); err != nil {
 			return fmt.Errorf("configuration: %w", err)
 		}
@@ -166,7 +170,8 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 	if m.shares, err = gslice.NewController(shareConfig(&o.Config)); err != nil {
 		return fmt.Errorf("shares: %w", err)
 	}
-	// Before anybody may talk to this process: DPDK takes seconds to take its memory.
+	// Open ports before any process may connect: DPDK needs seconds to allocate its
+	// memory.
 	if m.ports, err = m.newPorts(); err != nil {
 		return err
 	}
@@ -200,7 +205,7 @@ func Run(ctx context.Context, o Options, ready func(*Manager)) error {
 		return err
 	}
 	m.threads.Go(m.acceptAttaches)
-	defer m.attach.Close() // before its thread and its connections are waited for
+	defer m.attach.Close() // before the wait for its thread and its connections
 	if ready != nil {
 		ready(m)
 	}
@@ -258,7 +263,7 @@ func (m *Manager) do(f func() error) error {
 	}
 }
 
-// post runs f on the control loop, sooner or later; false when that has ended.
+// post queues f for the control loop; false if the loop has ended.
 func (m *Manager) post(f func()) bool {
 	select {
 	case m.calls <- f:
@@ -268,8 +273,8 @@ func (m *Manager) post(f func()) bool {
 	}
 }
 
-// step lets every instance's policy act on what is known, and publishes what is
-// desired when that changed.
+// step lets every instance's policy act on the observed state. It publishes the desired
+// state if that changed.
 func (m *Manager) step() {
 	m.judge()
 	for _, f := range m.functions {
@@ -287,7 +292,7 @@ func (m *Manager) step() {
 		m.guarantees()
 	}
 	processes := []control.DesiredProcess{}
-	if m.device.known { // what a process gets depends on it
+	if m.device.known { // a process's memory depends on it
 		for _, f := range m.functions {
 			for _, in := range f.instances {
 				processes = in.desire(processes)
@@ -300,17 +305,17 @@ func (m *Manager) step() {
 		desired.Processes = processes
 		if err := m.link.Publish(desired); err != nil {
 			m.log.Error().Err(err).Msg("tell the orchestrator what is desired")
-			return // tried again at the next step
+			return // the next step tries again
 		}
 		m.desired = desired
 		m.publishGroups()
 	}
 }
 
-// observe takes in the orchestrator's view.
+// observe applies the orchestrator's report.
 func (m *Manager) observe(o control.Observed) {
 	if o.ManagerID != m.id {
-		return // it has not heard of this manager yet
+		return // the orchestrator does not know this manager yet
 	}
 	another := o.OrchestratorID != m.observed.OrchestratorID
 	if another {
@@ -334,8 +339,8 @@ func (m *Manager) observe(o control.Observed) {
 	}
 }
 
-// watch is the tick: hung processes, functions without any, a silent
-// orchestrator.
+// watch runs at each tick. It looks for hung processes, for functions without processes,
+// and for an orchestrator that has stopped reporting.
 func (m *Manager) watch() {
 	alive := m.link.PeerAlive()
 	if alive != m.peerAlive {
@@ -349,12 +354,12 @@ func (m *Manager) watch() {
 	}
 }
 
-// acceptAttaches lets processes in until the listener closes.
+// acceptAttaches accepts processes until the listener closes.
 func (m *Manager) acceptAttaches() {
 	for {
 		conn, hello, err := m.attach.Accept()
 		if err != nil {
-			return // closed: the listener says by itself whom it turned away
+			return // closed; the listener itself reports rejected processes
 		}
 		if !m.post(func() { m.admit(conn, hello) }) {
 			conn.Close()
@@ -362,7 +367,7 @@ func (m *Manager) acceptAttaches() {
 	}
 }
 
-// admit gives a process its memory, if it is one that is desired.
+// admit gives a process its memory, if the process is desired.
 func (m *Manager) admit(conn *control.AttachConn, hello control.Attach) {
 	in := m.instance(hello.IF, hello.Instance)
 	if in == nil {

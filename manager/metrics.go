@@ -15,9 +15,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// metrics are the node's Prometheus metrics, in base units. Histograms are
-// observed by the reply threads without allocation; everything that is a counter
-// somewhere already is read when it is scraped.
+// metrics are the node's Prometheus metrics, in base units. The reply threads
+// record into histograms without allocation. Counters that exist elsewhere are
+// read when Prometheus scrapes.
 type metrics struct {
 	registry *prometheus.Registry
 	request  *prometheus.HistogramVec
@@ -28,9 +28,9 @@ type metrics struct {
 
 // Stages of a request, in order (docs/architecture.md, "the way of a request").
 const (
-	stageSocket    = iota // first piece at the machine -> received
-	stageAggregate        // first piece received -> whole
-	stageQueue            // whole -> dispatched
+	stageSocket    = iota // first fragment at the machine -> received
+	stageAggregate        // first fragment received -> complete
+	stageQueue            // complete -> dispatched
 	stageGather           // dispatched -> batch tensor ready
 	stageInfer            // gathered -> outputs ready
 	stageReply            // outputs ready -> reply handed to the socket
@@ -41,7 +41,8 @@ const (
 var stageNames = [numStages]string{"socket", "aggregate", "queue", "gather", "infer", "reply", "release"}
 
 func newMetrics(m *Manager) *metrics {
-	// 50 µs to 13 s in steps of 1.5: an SLO of 10 ms is told from 7 and 15.
+	// 50 µs to 13 s in steps of 1.5, so that 7, 10 and 15 ms fall into different
+	// buckets.
 	latency := prometheus.ExponentialBuckets(50e-6, 1.5, 32)
 	x := &metrics{
 		registry: prometheus.NewRegistry(),
@@ -67,8 +68,8 @@ func newMetrics(m *Manager) *metrics {
 	return x
 }
 
-// of are the histograms of one function, looked up once so that a reply costs no
-// lookup.
+// of returns the histograms of one function. They are looked up once, so that a
+// reply needs no lookup.
 func (x *metrics) of(name string) functionMetrics {
 	fm := functionMetrics{
 		request: x.request.WithLabelValues(name),
@@ -80,7 +81,7 @@ func (x *metrics) of(name string) functionMetrics {
 	return fm
 }
 
-// forget drops a removed function's series.
+// forget drops the series of a removed function.
 func (x *metrics) forget(name string) {
 	label := prometheus.Labels{"function": name}
 	x.request.DeletePartialMatch(label)
@@ -181,8 +182,8 @@ var (
 		"Device memory of the largest batch beyond that.", []string{"function"}, nil)
 )
 
-// Describe sends nothing: the collector is unchecked, since functions come and
-// go.
+// Describe sends nothing: the collector is unchecked, because functions are
+// added and removed.
 func (*snapshot) Describe(chan<- *prometheus.Desc) {}
 
 // Collect reads every function's counters.
@@ -304,7 +305,7 @@ func collectGuarantee(out chan<- prometheus.Metric, in *instance) {
 }
 
 // idleTimes keeps the idle times of the last swaps for the status page; the
-// histogram has them all.
+// histogram has all of them.
 type idleTimes struct {
 	mu    sync.Mutex
 	kept  []time.Duration // newest last
@@ -312,7 +313,7 @@ type idleTimes struct {
 	count uint64
 }
 
-// keptIdleTimes bounds the percentiles of the status page.
+// keptIdleTimes bounds the sample for the percentiles of the status page.
 const keptIdleTimes = 1024
 
 func (t *idleTimes) add(d time.Duration) {
@@ -326,7 +327,7 @@ func (t *idleTimes) add(d time.Duration) {
 	t.count++
 }
 
-// summary is the newest, percentiles of those kept, and the largest ever.
+// summary returns the newest, percentiles of those kept, and the maximum ever.
 func (t *idleTimes) summary() control.IdleMicros {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/configs"
 )
 
-// refused reports whether an error names all of that.
+// refused checks that an error contains all words.
 func refused(t *testing.T, err error, words ...string) {
 	t.Helper()
 	if err == nil {
@@ -56,7 +56,7 @@ func TestReplaceBeforeAnyServed(t *testing.T) {
 	if err := b.add(named("a", 20)); err != nil {
 		t.Fatal(err)
 	}
-	b.replaced("a", "older") // clients have seen no version of it
+	b.replaced("a", "older") // clients have not seen a version of it
 	_, err := b.rollback("a")
 	refused(t, err, "no model before older v1", "penstock if replace a CARD")
 }
@@ -75,7 +75,7 @@ func TestRollback(t *testing.T) {
 			t.Errorf("it runs %s, want %s", f.Model, want)
 		}
 	}
-	_, err = b.rollback("a") // and not forward to where it was
+	_, err = b.rollback("a") // it does not go forward again
 	refused(t, err, "no model before a v1", "penstock if replace a CARD")
 }
 
@@ -91,7 +91,7 @@ func TestShareSumAtRunTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(t, b.setShare("b", 50), "share of b is 50 %", "110 % together, want at most 100 %")
-	// What is being removed has left.
+	// The functions that were being removed are gone.
 	if err := b.remove("a"); err != nil {
 		t.Fatal(err)
 	}

@@ -18,36 +18,35 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// nodeBed is a manager whose control loop the test turns by hand, over a fake
-// orchestrator with fake processes. These start, load, link and serve as they are
-// desired to; they move to other groups when the test lets them, die when it
-// says so, and lose their device.
+// nodeBed is a harness: a manager whose control loop the test turns by hand, over a fake
+// orchestrator with fake processes. The processes start, load, link and serve as desired.
+// They move to other groups, die, or lose their device when the test says so.
 type nodeBed struct {
 	*Manager
 	t     *testing.T
 	fakes map[victim]*fakeProcess
-	told  control.Desired // the last that the orchestrator has heard
+	told  control.Desired // the last state that the orchestrator has received
 	device,
 	mechanism string
 	gpu   *control.ObservedDevice
-	stuck bool // nobody moves to other groups
-	small bool // nobody who grows gets more batch sizes
-	// needs is how many groups a process's model runs on at least; nil: any number.
+	stuck bool // no process moves to other groups
+	small bool // no process gets more batch sizes
+	// needs returns the minimum number of groups for a process's model; nil: any number.
 	needs func(victim) int
 }
 
-// fakeProcess is one generation.
+// fakeProcess is the process of one generation.
 type fakeProcess struct {
 	state  control.State
 	role   control.Role
-	on, to []int // the groups that it runs on, and those that it is ordered to
+	on, to []int // its present groups, and the ordered ones
 	early  bool
-	sizes  int // of the card's batch sizes, how many it runs
+	sizes  int // how many of the card's batch sizes it runs
 	lost   bool
-	server bool // which is the MPS server's doing
+	server bool // the MPS server caused that
 	reason string
 	unfit  []int // the last groups that its model did not run on
-	stays  bool  // on those that it has, though it is ordered to others
+	stays  bool  // on its groups, although it is ordered to others
 }
 
 func (p *fakeProcess) groups() []int {
@@ -59,7 +58,7 @@ func (p *fakeProcess) groups() []int {
 	return slices.Compact(all)
 }
 
-// The fake orchestrator's link.
+// Publish makes nodeBed the fake orchestrator's link.
 func (b *nodeBed) Publish(d control.Desired) error {
 	if err := d.Check(); err != nil {
 		b.t.Errorf("the manager publishes a state that no orchestrator would follow: %v", err)
@@ -71,7 +70,7 @@ func (b *nodeBed) Observed() <-chan control.Observed { return nil }
 func (b *nodeBed) PeerAlive() bool                   { return true }
 func (b *nodeBed) Close() error                      { return nil }
 
-// h200 is a GPU as the orchestrator finds it.
+// h200 is a GPU as the orchestrator reports it.
 func h200() *control.ObservedDevice {
 	return &control.ObservedDevice{
 		UUID: "GPU-1", Name: "NVIDIA H200", SMs: 132, GroupSMs: append(slices.Repeat([]int{8}, 15), 12),
@@ -79,7 +78,7 @@ func h200() *control.ObservedDevice {
 	}
 }
 
-// newNode runs the functions named, each with testCard, on a device.
+// newNode runs these functions, each with testCard, on a device.
 func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism string, functions ...configs.Function) *nodeBed {
 	t.Helper()
 	cfg := configs.Default()
@@ -97,7 +96,7 @@ func newNode(t *testing.T, device string, gpu *control.ObservedDevice, mechanism
 		cfg: cfg, log: zerolog.New(zerolog.NewTestWriter(t)), id: "m", started: time.Now(),
 		done: make(chan struct{}), calls: make(chan func(), 64), generations: map[place]uint32{}, entries: map[string]configs.Function{},
 		find: func(name string) (*models.Card, error) {
-			if versions[name] == 0 { // each model that is asked for is newer than those before
+			if versions[name] == 0 { // each requested model is newer than those before
 				versions[name] = uint32(len(versions) + 1)
 			}
 			c := testCard()
@@ -128,13 +127,13 @@ func named(name string, percent float64) configs.Function {
 	return configs.Function{Name: name, Instances: 1, SharePercent: percent}
 }
 
-// wanting returns a function without a share of its own; its demand is the knee of its model.
+// wanting returns a function without its own share; its demand is the knee of its model.
 func wanting(name string, percent float64) configs.Function {
 	return configs.Function{Name: name, Instances: 1, Model: fmt.Sprintf("knee-%v", percent)}
 }
 
-// turn lets everybody do the next thing: the manager, the orchestrator, every
-// process; and checks that no group has two users.
+// turn lets the manager, the orchestrator and every process take their next step. It checks
+// that no group has two users.
 func (b *nodeBed) turn() {
 	b.t.Helper()
 	for len(b.calls) > 0 {
@@ -149,7 +148,7 @@ func (b *nodeBed) turn() {
 	b.report()
 }
 
-// turns lets the node come to rest.
+// turns lets the node reach a steady state.
 func (b *nodeBed) turns() {
 	b.t.Helper()
 	for range 12 {
@@ -157,7 +156,7 @@ func (b *nodeBed) turns() {
 	}
 }
 
-// follow does what is desired, as the orchestrator would.
+// follow carries out the desired state, as the orchestrator would.
 func (b *nodeBed) follow() {
 	wanted := map[victim]bool{}
 	for _, d := range b.told.Processes {
@@ -190,7 +189,7 @@ func (b *nodeBed) follow() {
 	}
 }
 
-// live is a process's next step in life.
+// live takes a process's next step.
 func (b *nodeBed) live(v victim, p *fakeProcess) {
 	in := b.instance(v.name, v.instance)
 	switch {
@@ -230,10 +229,10 @@ func (b *nodeBed) live(v victim, p *fakeProcess) {
 	}
 }
 
-// tooFew is what a process says whose model does not run on its groups.
+// tooFew is the reason that a process reports if its model does not run on its groups.
 const tooFew = "CUDA_ERROR_INVALID_CLUSTER_SIZE"
 
-// tooFew reports whether a process's model does not run where it is ordered to.
+// tooFew reports whether a process's model does not run on its ordered groups.
 func (b *nodeBed) tooFew(v victim, p *fakeProcess) bool {
 	return b.needs != nil && len(p.to) > 0 && len(p.to) < b.needs(v)
 }
@@ -242,7 +241,7 @@ func (p *fakeProcess) die(state control.State, reason string) {
 	p.state, p.reason, p.on, p.to = state, reason, nil, nil
 }
 
-// report tells the manager what is.
+// report sends the observed state to the manager.
 func (b *nodeBed) report() {
 	o := control.Observed{
 		Version: control.Version, OrchestratorID: "o", ManagerID: b.told.ManagerID, AckSeq: b.told.Seq,
@@ -273,7 +272,7 @@ func (b *nodeBed) sorted() []victim {
 	})
 }
 
-// disjoint checks that no two instances may be on one group.
+// disjoint checks that no two instances may use the same group.
 func (b *nodeBed) disjoint() {
 	b.t.Helper()
 	on := map[int]place{}
@@ -287,7 +286,7 @@ func (b *nodeBed) disjoint() {
 	}
 }
 
-// serves is the process that serves instance 0 of a function.
+// serves returns the process that serves instance 0 of a function.
 func (b *nodeBed) serves(name string) (uint32, *fakeProcess) {
 	b.t.Helper()
 	q := b.instance(name, 0).pair.Active()
@@ -301,7 +300,7 @@ func (b *nodeBed) serves(name string) (uint32, *fakeProcess) {
 	return q.Generation, p
 }
 
-// shadow is the process that stands by.
+// shadow returns the shadow of instance 0 of a function.
 func (b *nodeBed) shadow(name string) (uint32, *fakeProcess) {
 	b.t.Helper()
 	q := b.instance(name, 0).pair.Shadow()
@@ -318,7 +317,7 @@ func (b *nodeBed) sms(groups []int) (n int) {
 	return n
 }
 
-// status is a function's.
+// status returns the status of a function.
 func (b *nodeBed) status(name string) control.FunctionStatus {
 	b.t.Helper()
 	f := b.function(name)
@@ -332,7 +331,7 @@ func (v victim) String() string {
 	return fmt.Sprintf("%s/%d generation %d", v.name, v.instance, v.generation)
 }
 
-// givenUp lets the node come to rest and wants a replacement to have ended, with that
+// givenUp lets the node reach a steady state. It checks that a replacement has ended for that
 // reason.
 func (b *nodeBed) givenUp(end <-chan error, why string) {
 	b.t.Helper()

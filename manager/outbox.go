@@ -11,11 +11,11 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// replyPieceBytes is the largest piece of a result.
+// replyPieceBytes is the maximum size of a result's fragment.
 const replyPieceBytes = aggregate.ReplyPieceBytes
 
-// outbox collects datagrams to be sent together. One thread uses it; it allocates
-// nothing once it has grown to what a burst takes.
+// outbox collects datagrams to be sent together. One thread uses it. It allocates
+// nothing once it has grown to the size of a burst.
 type outbox struct {
 	bytes   []byte
 	ends    []int // of each datagram in bytes
@@ -23,9 +23,9 @@ type outbox struct {
 	packets []ingest.Packet
 }
 
-// result adds an answer, in as many datagrams as its payload takes. The payload is
-// copied, and left out if the status is not ok: the client may have to prove its
-// address first. again marks an answer that was given before.
+// result adds an answer, in as many datagrams as its payload needs. It copies the
+// payload. It omits the payload if the status is not ok, because the client may
+// have to prove its address first. again marks an answer that was given before.
 func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []byte, again bool) {
 	if r.Status != wire.StatusOK {
 		payload = nil
@@ -36,7 +36,7 @@ func (o *outbox) result(to netip.AddrPort, id uint32, r *wire.Result, payload []
 	}
 }
 
-// wish adds the wishes for a request's missing pieces.
+// wish adds NACKs for a request's missing fragments.
 func (o *outbox) wish(to netip.AddrPort, id, total uint32, count uint16, present []uint64) {
 	for from := 0; from < int(count); {
 		before := len(o.bytes)
@@ -51,9 +51,9 @@ func (o *outbox) done(to netip.AddrPort) {
 	o.ends, o.to = append(o.ends, len(o.bytes)), append(o.to, to)
 }
 
-// send hands all that was collected to the source and says how many datagrams it
-// did not take: an address that nothing can be sent to costs its own reply, a full
-// socket the rest. They are lost like any datagram: clients ask again.
+// send passes all collected datagrams to the source and returns how many it did
+// not take. An unreachable address costs only its own reply; a full socket costs
+// the rest. They are lost like any datagram: clients ask again.
 func (o *outbox) send(to ingest.Source) (lost int) {
 	if len(o.ends) == 0 {
 		return 0

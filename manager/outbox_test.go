@@ -14,12 +14,12 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// sink takes all that is sent and keeps nothing.
+// sink accepts all packets and keeps none.
 type sink struct{ ingest.Source }
 
 func (sink) Send(packets []ingest.Packet) (int, error) { return len(packets), nil }
 
-// script takes as many packets as it is told to, call by call.
+// script accepts the given number of packets, call by call.
 type script struct {
 	ingest.Source
 	takes []int
@@ -62,7 +62,7 @@ func TestAnOutboxSendsEachDatagramToWhomItIsFor(t *testing.T) {
 		payload[i] = byte(i * 3)
 	}
 	var out outbox
-	// The second turn uses what the first has grown; the later ones grow it.
+	// The second turn reuses the memory of the first; the later ones grow it.
 	for turn := range 4 {
 		payload := payload
 		for range turn {
@@ -132,7 +132,7 @@ func TestAnOutboxCountsWhatCouldNotBeSent(t *testing.T) {
 	unreachable := errors.New("no way there")
 	for _, c := range []struct {
 		name string
-		// What each call of Send takes and returns.
+		// The results of each call of Send.
 		takes []int
 		errs  []error
 		lost  int
@@ -158,7 +158,7 @@ func TestAnOutboxCountsWhatCouldNotBeSent(t *testing.T) {
 			if !slices.Equal(s.sent, c.sent) || len(s.takes) != 0 {
 				t.Errorf("sent %v, want %v; %d sends were not asked for", s.sent, c.sent, len(s.takes))
 			}
-			// They are lost: the next turn begins anew.
+			// Those datagrams are lost: the next turn starts empty.
 			last := &script{}
 			if lost := out.send(last); lost != 0 || last.sent != nil {
 				t.Errorf("the next turn lost %d and sent %v", lost, last.sent)

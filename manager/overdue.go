@@ -7,32 +7,31 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// A request that no process answers ends at its deadline: the reply thread answers
-// `late` for it. The slot stays taken, and counts for the client's credit, until the
-// process returns it or is dead, because the process may still read the request's
-// memory or write its result.
+// If no process answers a request, the reply thread answers `late` at its deadline. The
+// slot stays in use, and counts for the client's credit, until the process returns it or
+// is dead: the process may still read the request's memory or write its result.
 //
 //	deadline          + overdueGrace            process returns the slot, or dies
 //	   │  a reply wins   │  late to the client         │  slot is free
 //	───┴─────────────────┴─────────────────────────────┴───>
 //
-// Only a turn of the reply thread without a reply looks for such requests: while
-// replies come, the process is well, and its own answer is on the way.
+// The reply thread looks for such requests only in a turn without a reply. While replies
+// come, the process is well, and its own answer is on the way.
 
 const (
-	// overdueGrace is how long after its deadline a request may still be answered by
-	// its process: a healthy one is late by less. With the client's way back it is
-	// below the 50 ms after which a client may rely on an answer.
+	// overdueGrace is how long after its deadline a process may still answer a request:
+	// a healthy process is late by less. Together with the way back to the client it is
+	// below 50 ms, after which a client may rely on an answer.
 	overdueGrace = int64(25 * time.Millisecond)
-	// lookEvery is how often the reply thread looks while a request is in flight,
-	// since a request that comes later may be due earlier.
+	// lookEvery is how often the reply thread looks while a request is in flight. A
+	// request that comes later may be due earlier.
 	lookEvery = int64(20 * time.Millisecond)
-	// replyPatience is how long the reply thread sleeps while nothing is in flight.
-	// The control loop wakes it when something is (instance.rouse).
+	// replyPatience is how long the reply thread sleeps while nothing is in flight. The
+	// control loop wakes it when a request is (instance.rouse).
 	replyPatience = int64(time.Second)
 )
 
-// sleepUntil is when the reply thread looks next, if no reply comes before.
+// sleepUntil returns when the reply thread looks next if no reply comes before.
 func (t *replyTurn) sleepUntil(now int64) int64 {
 	if t.nextOverdue == 0 {
 		t.in.resting.Store(true)
@@ -42,8 +41,8 @@ func (t *replyTurn) sleepUntil(now int64) int64 {
 	return max(min(now+lookEvery, t.nextOverdue), now+int64(time.Millisecond))
 }
 
-// rouse wakes a reply thread that rests though a request is in flight. The control loop
-// calls it at each tick: publishing a request must not cost a system call.
+// rouse wakes a reply thread that rests although a request is in flight. The control
+// loop calls it at each tick, because publishing a request must not cost a system call.
 func (in *instance) rouse() {
 	if !in.resting.Load() {
 		return
@@ -71,9 +70,9 @@ func (t *replyTurn) answerOverdue(now int64) {
 	}
 }
 
-// overdue appends the slots whose requests are to be answered late, and returns when the
-// next one will be; 0 if none is in flight. A node that runs late requests has no
-// deadline to keep.
+// overdue appends the slots whose requests are due for `late`. It returns when the next
+// one will be; 0 if none is in flight. A node that runs late requests has no deadline to
+// keep.
 func (in *instance) overdue(now int64, slots []uint32) (_ []uint32, next int64) {
 	f := in.f
 	f.mu.Lock()
@@ -97,8 +96,8 @@ func (in *instance) overdue(now int64, slots []uint32) (_ []uint32, next int64) 
 	return slots, next
 }
 
-// answerLate answers for a process that does not. The mu of the slot's owner and
-// function.mu are held.
+// answerLate answers in place of a process. The caller holds the mu of the slot's owner
+// and function.mu.
 func (t *replyTurn) answerLate(slot uint32) {
 	f := t.in.f
 	owner := f.owners[slot].Load()

@@ -13,8 +13,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// overdueBed is a function with an objective of 60 ms, whose control loop is a tick of
-// its own.
+// overdueBed is a function with an objective of 60 ms; its control loop is only a tick.
 func overdueBed(t *testing.T) *bed {
 	card := testCard()
 	card.SLO = 60 * time.Millisecond
@@ -38,7 +37,7 @@ func TestOverdue(t *testing.T) {
 	const n = 8
 	for _, row := range []struct {
 		name    string
-		process func(b *bed) (back func()) // what the process does before, and after its stop
+		process func(b *bed) (back func()) // its actions before its stop; back runs after it
 	}{
 		{"no process", func(b *bed) func() {
 			return func() {
@@ -114,8 +113,8 @@ func TestOverdue(t *testing.T) {
 	}
 }
 
-// TestOverdueTimes holds the rules that make an answer come within 50 ms of the deadline:
-// at most 30 ms of grace, and a look every 20 ms.
+// TestOverdueTimes checks the rules that bring an answer within 50 ms of the deadline: at
+// most 30 ms of grace, and a check every 20 ms.
 func TestOverdueTimes(t *testing.T) {
 	const ms = int64(time.Millisecond)
 	now := shm.Now()

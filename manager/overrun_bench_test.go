@@ -33,14 +33,13 @@ var (
 	overrunLength  = flag.Duration("overrun.length", 6*time.Second, "how long BenchmarkOverrunNode measures, after 3 s")
 )
 
-// slowSource is one whose receiver sleeps for each datagram, as one that has more to copy
-// would work.
+// slowSource is a source whose receiver sleeps for each datagram, as if it had more to copy.
 type slowSource struct {
 	ingest.Source
 	pause, busyUntil int64 // ns
 }
 
-// Receive is slow: what it overslept it makes good.
+// Receive is slow. If it oversleeps, it sleeps less later.
 func (s *slowSource) Receive(batch []ingest.Datagram, deadline int64) (int, error) {
 	if rest := s.busyUntil - shm.Now(); rest > 0 {
 		ts := unix.NsecToTimespec(rest)
@@ -51,10 +50,11 @@ func (s *slowSource) Receive(batch []ingest.Datagram, deadline int64) (int, erro
 	return n, err
 }
 
-// overrunPicture is a picture's bytes, 147 pieces.
+// overrunPicture is the size of a picture in bytes; it takes 147 fragments.
 const overrunPicture = 224 * 224 * 3
 
-// overrunNode is one function on a slow receiver, that answers at once, pictures of 150 KB.
+// overrunNode is one function on a slow receiver. It takes pictures of 150 KB and answers at
+// once.
 func overrunNode(t testing.TB, pause, slo time.Duration, slots, buffer int) *function {
 	t.Helper()
 	cfg := configs.Default()
@@ -115,8 +115,8 @@ func overrunNode(t testing.TB, pause, slo time.Duration, slots, buffer int) *fun
 	return f
 }
 
-// BenchmarkOverrunNode has real clients send more than a node's receiver takes, and counts how
-// their requests end: ok a second, and of these within 100 ms of their intended time.
+// BenchmarkOverrunNode lets real clients send more than a node's receiver can take. It reports
+// the answers with status ok per second, and those within 100 ms of their intended time.
 func BenchmarkOverrunNode(b *testing.B) {
 	const within = 100 * time.Millisecond
 	f := overrunNode(b, *overrunPause, within, *overrunSlots, *overrunBuffer)

@@ -16,9 +16,9 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Real clients, each with credit for more than a socket's buffer holds, send until many requests
-// have been shed. None of their requests may end in silence: each is ok or busy, or incomplete
-// where it lost pieces in a buffer that was full before shedding began.
+// Real clients, each with more credit than a socket's buffer holds, send until many requests
+// have been shed. Every request must get an answer: ok, busy, or incomplete. A request is
+// incomplete if it lost fragments in a full buffer before shedding began.
 func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 	const clients, shed = 2, 50
 	f := overrunNode(t, 4*time.Microsecond, 100*time.Millisecond, 512, 1<<20)
@@ -70,7 +70,7 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 		t.Errorf("requests ended %v, want ok, at least %d busy, perhaps incomplete or late", ends, shed)
 	}
 	mu.Unlock()
-	// The clients have their credit, and the node its slots.
+	// The clients have their credit back, and the node its slots.
 	for f.sourceStats().Shedding > 0 {
 		if time.Now().After(deadline) {
 			t.Fatal("requests are shed of nothing")
@@ -82,7 +82,7 @@ func TestEachRequestToAnOverrunReceiverIsAnswered(t *testing.T) {
 			r, err := c.Do(context.Background(), picture, client.RequestOptions{})
 			switch {
 			case errors.Is(err, client.StatusError(wire.StatusBusy)) && time.Now().Before(deadline):
-				// For a second after an overrun, a receiver that gets no CPU time sheds again.
+				// For a second after an overrun, a receiver without CPU time sheds again.
 			case err != nil:
 				t.Fatal(err)
 			case r.Credit < 250:

@@ -24,7 +24,7 @@ func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
 	s.send(1)
 	slot := b.take(c, 1)[0]
 
-	// The process finds the picture where its descriptors say.
+	// The process finds the picture at the places that its descriptors name.
 	got := make([]byte, pictureBytes)
 	for _, p := range c.Pieces(slot) {
 		copy(got[p.Place:], b.slab().Bytes()[p.Offset:][:p.Length])
@@ -64,7 +64,7 @@ func TestAnAnswerReachesItsClientWithItsStagesInOrder(t *testing.T) {
 	}
 }
 
-// wrappedPorts are kernel sockets that something is done to.
+// wrappedPorts are kernel sockets in a wrapper.
 type wrappedPorts struct {
 	kernelPorts
 	wrap func(s ingest.Source) ingest.Source
@@ -78,7 +78,7 @@ func (p wrappedPorts) open(port uint16, receivers int) ([]ingest.Source, func() 
 	return all, closeSlab, err
 }
 
-// lateSource is one in which each datagram has waited.
+// lateSource is a source in which each datagram has waited.
 type lateSource struct {
 	ingest.Source
 	waited int64
@@ -92,8 +92,9 @@ func (s lateSource) Receive(batch []ingest.Datagram, deadline int64) (int, error
 	return n, err
 }
 
-// What a request waited in a socket is the objective's time. It is not in the stages that its
-// client is told, who takes the rest of its time for the way, on which the manager sees nothing.
+// A request's wait in a socket counts against its objective. The stages that its client receives
+// do not include it: the client counts the rest of its time as network time, which the manager
+// cannot see.
 func TestWhatWaitsInASocketIsTheObjectivesTimeAndNotAStage(t *testing.T) {
 	const waited = time.Second
 	cfg := configs.Default()
@@ -115,7 +116,7 @@ func TestWhatWaitsInASocketIsTheObjectivesTimeAndNotAStage(t *testing.T) {
 	}
 }
 
-// What a process says is not believed when it cannot be.
+// The manager does not believe an impossible result.
 func TestAnAnswerThatMakesNoSenseIsAnsweredFailed(t *testing.T) {
 	b := newBed(t, testCard(), 100)
 	c, s := b.owner(0, 1), b.dial()
@@ -154,7 +155,7 @@ func TestAnAnswerThatMakesNoSenseIsAnsweredFailed(t *testing.T) {
 	}
 }
 
-// late and failed are an honest process's words too.
+// An honest process may also answer late and failed.
 func TestLateAndFailedReachTheClient(t *testing.T) {
 	b := newBed(t, testCard(), 100)
 	c, s := b.owner(0, 1), b.dial()
@@ -195,7 +196,7 @@ func TestWhatADeadProcessHadStartedFailsAndTheRestGoesToTheNext(t *testing.T) {
 		p := first.Pieces(slot)[0]
 		tagOf[slot] = uint64(b.slab().Bytes()[p.Offset] - byte(p.Place*7) - byte(p.Place>>8))
 	}
-	// It finishes one, starts two, has three in hand, and dies.
+	// The process finishes one request, starts two, has three queued, and dies.
 	b.answer(first, slots[:1], []byte{1, 2, 3, 4})
 	first.Start(slots[1:3])
 	b.instances[0].reclaim(1)
@@ -240,7 +241,7 @@ func TestARequestThatNoProcessAnswersFailsWhenPatienceEnds(t *testing.T) {
 	if e := s.next(); e.Tag != 1 || e.Status != wire.StatusFailed {
 		t.Fatalf("request %d is %v, want 1 failed", e.Tag, e.Status)
 	}
-	// The younger one waits on for a process, which does not see the older.
+	// The younger request still waits for a process, which does not see the older one.
 	c := b.owner(0, 1)
 	b.answer(c, append(c.Recover(nil), b.take(c, 1)...), nil)
 	if e := s.next(); e.Tag != 2 || e.Status != wire.StatusOK {
@@ -255,7 +256,7 @@ func TestARequestThatNoProcessAnswersFailsWhenPatienceEnds(t *testing.T) {
 	}
 }
 
-// A reply that was on its way when the manager gave up on its request is dropped.
+// The manager drops a reply that arrives after it gave up on the request.
 func TestAReplyAfterTheEndIsRejected(t *testing.T) {
 	b := newBed(t, testCard(), 100)
 	in, c, s := b.instances[0], b.owner(0, 1), b.dial()
@@ -321,8 +322,8 @@ func TestRequestsGoToTheInstanceWithTheLeastToDoForItsShare(t *testing.T) {
 	}
 }
 
-// An instance whose process died and has no next one yet gets nothing that
-// another can do.
+// An instance whose process died gets no request that another instance can run, until it has a
+// new process.
 func TestRequestsGoToAnInstanceThatHasAProcess(t *testing.T) {
 	b := newBed(t, testCard(), 90, 10)
 	c, s := b.owner(1, 1), b.dial()
@@ -365,7 +366,7 @@ func TestAnAnswerIsGivenAgainToWhoAsksAgain(t *testing.T) {
 		t.Fatalf("answer is %+v with %v", h, payload)
 	}
 	b.settled()
-	// It is given again at most every millisecond: ask until it is.
+	// The answer is repeated at most once per millisecond: ask until it is.
 	for deadline := time.Now().Add(patience); b.counts().Again == 0 && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		r.piece(5, picture(1), pictureBytes, 0, wire.FlagRetransmitted)
 	}
@@ -379,8 +380,8 @@ func TestAnAnswerIsGivenAgainToWhoAsksAgain(t *testing.T) {
 	}
 }
 
-// TestMissingPiece reports a missing piece to the client, then the end of the request. The
-// objective shrinks in between, so that a busy machine cannot end the request first.
+// TestMissingPiece checks that the node reports a missing fragment to the client, then the end
+// of the request. The objective shrinks in between, so that a busy machine cannot end it first.
 func TestMissingPiece(t *testing.T) {
 	b := newBed(t, testCard(), 100)
 	r := b.rawDial()
@@ -395,7 +396,7 @@ func TestMissingPiece(t *testing.T) {
 		if nack.RequestID == 5 && slices.Equal(missing, []int{1}) {
 			break
 		}
-		if nack.RequestID != 5 || !slices.Equal(missing, []int{1, 2}) { // the last piece is on its way
+		if nack.RequestID != 5 || !slices.Equal(missing, []int{1, 2}) { // the last fragment is on its way
 			t.Fatalf("NACK for pieces %v of request %d, want 1 of 5", missing, nack.RequestID)
 		}
 	}
@@ -413,7 +414,7 @@ func TestMissingPiece(t *testing.T) {
 	}
 }
 
-// With both threads running, from publish to reply: nothing on the Go heap.
+// Both threads run, from publish to reply, and allocate nothing on the Go heap.
 func TestTheDataPathAllocatesNothing(t *testing.T) {
 	b := newBed(t, testCard(), 100)
 	c, r := b.owner(0, 1), b.rawDial()
@@ -444,7 +445,7 @@ func TestTheDataPathAllocatesNothing(t *testing.T) {
 		request()
 	}
 	runtime.ReadMemStats(&after)
-	// The runtime itself may make an object or two meanwhile.
+	// The runtime itself may allocate an object or two meanwhile.
 	if mallocs := after.Mallocs - before.Mallocs; mallocs > n/20 {
 		t.Errorf("%d allocations in %d requests", mallocs, n)
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// Percentages at which a GPU answers wrongly are not given: not to functions that are there
-// before the device is known, nor to one that comes beside partitions.
+// No function gets a percentage at which a GPU answers wrongly. That includes functions that exist
+// before the device is known, and a function that is added next to partitions.
 func TestSharesKeepToRightPercentages(t *testing.T) {
 	ungrouped := h200()
 	ungrouped.GroupSMs, ungrouped.Why = nil, "no green contexts"

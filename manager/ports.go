@@ -15,38 +15,35 @@ import (
 	"github.com/penstock/penstock/manager/ingest/udp"
 )
 
-// ports opens the UDP ports of functions. Which kind of source a node has is known
-// here and nowhere above.
+// ports opens the UDP ports of functions. Only this file knows which kind of source a node uses.
 type ports interface {
-	// open opens a port, 0 for any free one: the sources that it is received from, each
-	// by a thread of its own, over one slab; receivers is how many, where the kernel has
-	// the port. All datagrams of a client come from one of
-	// them. closeSlab gives their memory back when all are closed and nobody uses the
-	// slab any more.
+	// open opens a port; 0 means any free one. It returns the port's sources, which share one slab.
+	// A thread of its own receives from each. receivers is their number for ports of the kernel.
+	// All datagrams of a client come from one of the sources. closeSlab frees their memory; call it
+	// when all are closed and the slab has no user left.
 	open(port uint16, receivers int) (sources []ingest.Source, closeSlab func() error, err error)
-	// move opens another port for the sources of one, which go on as they are until Commit.
+	// move opens another port for the sources of a port. They keep the old one until Commit.
 	move(sources []ingest.Source, port uint16) (portMove, error)
-	// parted reports whether each source of a port receives into a part of the slab that
-	// is its own.
+	// parted reports whether each source of a port receives into its own part of the slab.
 	parted() bool
-	// address is where clients send to.
+	// address is the address that clients send to.
 	address() netip.Addr
-	// frames are the counters of a network interface that the ports share, nil where
-	// the kernel has them.
+	// frames returns the counters of a network interface that the ports share; nil for ports of the
+	// kernel.
 	frames() *dpdk.GroupStats
-	// close gives up what the ports have in common, when all are closed.
+	// close frees what the ports share. All of them must be closed.
 	close() error
 }
 
 // portMove is a port that is open and does not receive yet.
 type portMove interface {
-	// Commit lets the sources receive from the port. The one before stays open for linger: what
-	// comes there is answered from there.
+	// Commit lets the sources receive from the new port. The old one stays open for linger: it
+	// answers the requests that arrive there.
 	Commit(linger time.Duration)
 	Abort()
 }
 
-// openSource opens what feeds a function: a port, or a capture.
+// openSource opens the source of a function: a port, or a capture.
 func (m *Manager) openSource(c configs.Function) ([]ingest.Source, func() error, error) {
 	if c.Replay.File == "" {
 		receivers, had := m.cfg.ReceiversOf(c), m.had[c.Name]
@@ -69,8 +66,8 @@ func (m *Manager) openSource(c configs.Function) ([]ingest.Source, func() error,
 	return []ingest.Source{src}, src.CloseSlab, nil
 }
 
-// newPorts makes ready for opening ports, as the configuration says. What a port
-// needs that this machine does not have is an error that says so.
+// newPorts prepares ports as configured. It returns an error that names what this machine lacks for
+// them.
 func (m *Manager) newPorts() (ports, error) {
 	d := m.cfg.Source.DPDK
 	if d == nil {
@@ -91,7 +88,7 @@ func (m *Manager) newPorts() (ports, error) {
 	return dpdkPorts{group, d.Addresses[0]}, nil
 }
 
-// kernelPorts are UDP sockets; those of a function have one slab, each a part of it.
+// kernelPorts are UDP sockets. The sockets of a function share one slab, each with its own part.
 type kernelPorts struct {
 	cfg *configs.Config
 	log zerolog.Logger
@@ -113,9 +110,9 @@ func (p kernelPorts) open(port uint16, receivers int) (sources []ingest.Source, 
 	return sources, closeSlab, nil
 }
 
-// logOverrun says that a receiver is offered more than it can take, or is so no more. Once begun, an
-// overrun ends after a second without, so these lines do not come faster. That it sheds nothing is
-// said once.
+// logOverrun logs the begin and the end of a receiver's overload. An overrun ends after one second
+// without overload, so the lines do not come faster. That a receiver cannot shed requests is
+// reported, and logged, once.
 func logOverrun(log zerolog.Logger, port uint16, o udp.Overrun) {
 	if o.Err != nil {
 		log.Warn().Err(o.Err).Uint16("port", port).Int("receiver", o.Receiver).
@@ -130,7 +127,7 @@ func logOverrun(log zerolog.Logger, port uint16, o udp.Overrun) {
 	log.Warn().Uint16("port", port).Int("receiver", o.Receiver).Msgf("receiver overrun: shedding %.0f %% of requests", percent)
 }
 
-// together are the sources of a port, and what gives their memory up.
+// together returns the sources of a port, and the function that frees their memory.
 func together[S interface {
 	ingest.Source
 	CloseSlab() error
@@ -164,7 +161,7 @@ func (p kernelPorts) address() netip.Addr    { return p.cfg.Listen }
 func (kernelPorts) frames() *dpdk.GroupStats { return nil }
 func (kernelPorts) close() error             { return nil }
 
-// dpdkPorts are UDP ports of one Ethernet port that DPDK polls, on one slab.
+// dpdkPorts are UDP ports of one Ethernet port that DPDK polls; they share one slab.
 type dpdkPorts struct {
 	group *dpdk.Group
 	addr  netip.Addr

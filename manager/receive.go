@@ -17,39 +17,39 @@ import (
 	"github.com/penstock/penstock/shm/adaptive"
 )
 
-// The receive thread of a source of a function. Each turn:
+// The receive thread of a source of a function. Each turn has these steps:
 //
-//  1. receive a burst of datagrams, or wake at the next deadline
-//  2. under receiver.mu: make requests of them, end what has expired
-//  3. under function.mu: publish what is whole to an instance's ring
-//  4. release packet memory that nobody needs
-//  5. send what clients are to be told: wishes, refusals, answers given before
+//   1. Receive a burst of datagrams, or wake at the next deadline.
+//   2. Under receiver.mu: reassemble requests, and end the expired ones.
+//   3. Under function.mu: publish complete requests to an instance's ring.
+//   4. Release packet memory that is no longer needed.
+//   5. Send messages to clients: NACKs, rejections, repeated answers.
 //
-// It allocates nothing once its buffers have grown to what a burst takes.
+// The thread allocates nothing once its buffers have grown to the size of a burst.
 
-// receiver makes requests of what one source brings. A function has one of each kernel
-// socket, and of a DPDK port as many as that has queues: all of a client's datagrams go
-// to one (docs/adr/0012-several-receivers.md).
+// receiver reassembles requests from the datagrams of one source. A function has one
+// receiver per kernel socket, or one per queue of a DPDK port. All datagrams of a client go
+// to the same receiver (docs/adr/0012-several-receivers.md).
 //
-// Lock order: receiver.mu, then function.mu. Nobody has two receivers' at once.
+// Lock order: receiver.mu, then function.mu. No thread holds the locks of two receivers.
 type receiver struct {
 	f      *function
 	index  int // in function.receivers
 	source ingest.Source
 
-	// mu guards the aggregator: the receive thread adds, reply threads end. It is held
-	// for a burst.
+	// mu guards the aggregator: the receive thread adds to it, reply threads end requests.
+	// The receive thread holds it for one burst.
 	mu        adaptive.Mutex
 	aggregate *aggregate.Aggregator
-	// oldest is aggregate.Oldest, for the others.
+	// oldest is aggregate.Oldest, for the other receivers.
 	oldest atomic.Int64
 }
 
-// burst is how many datagrams a turn takes at most: four reads of 64 KiB of 1 KB
-// pieces, so that the lock is taken once for several reads' worth.
+// burst is the maximum number of datagrams per turn: four reads of 64 KiB in fragments of 1
+// KB, so that several reads take the lock only once.
 const burst = 256
 
-// afterReceiveError is between two tries of a socket that returns errors.
+// afterReceiveError is the pause before the next attempt on a socket that returns errors.
 const afterReceiveError = 10 * time.Millisecond
 
 func (r *receiver) receive() {
@@ -78,7 +78,7 @@ func (r *receiver) receive() {
 			f.endPlay(err)
 			n = 0
 		case err != nil:
-			// The kernel may be short of memory for a while; the port stays open.
+			// The kernel may be short of memory for a while; keep the port open.
 			f.log.Error().Err(err).Msg("receive")
 			time.Sleep(afterReceiveError)
 			n = 0
@@ -108,8 +108,8 @@ func (r *receiver) receive() {
 		}
 		r.finish(&events, &out)
 		if starved {
-			// The slab is full of requests that wait for pieces which have no room
-			// to land in: the oldest gives its own, of those whose memory r could use.
+			// The slab is full of incomplete requests, and their missing fragments have no
+			// room. Evict the oldest of the requests whose memory r can use.
 			oldest := r
 			if !f.m.ports.parted() {
 				oldest = f.withOldest(r)
@@ -124,13 +124,13 @@ func (r *receiver) receive() {
 	}
 }
 
-// finish gives back what nobody needs any more, and tells clients what they are to be told.
+// finish releases memory that is no longer needed, and sends the messages to clients.
 func (r *receiver) finish(events *aggregate.Events, out *outbox) {
 	r.source.Release(events.Release)
 	r.tell(events, out)
 }
 
-// withOldest is the receiver that has the function's oldest incomplete request; r where
+// withOldest returns the receiver that has the function's oldest incomplete request; r if
 // none has any.
 func (f *function) withOldest(r *receiver) *receiver {
 	oldest, since := r, r.oldest.Load()
@@ -142,17 +142,17 @@ func (f *function) withOldest(r *receiver) *receiver {
 	return oldest
 }
 
-// A capture is played once somebody serves. When it has ended there are only deadlines
-// of what has begun to be looked at, now and then.
+// A capture is replayed once a process serves. When it has ended, the thread wakes now and
+// then to check the deadlines of requests that have begun.
 const (
 	beforePlay = 10 * time.Millisecond
 	afterPlay  = 10 * time.Millisecond
 	noPlayRoom = time.Millisecond
 )
 
-// playRoom is how many datagrams may be received now. A capture that is played as fast
-// as it is taken keeps half of the slots for requests whose pieces it mixes: none is
-// refused that would have found room a moment later.
+// playRoom returns how many datagrams may be received now. A capture that is replayed at
+// full speed keeps half of the slots for requests with interleaved fragments. So no request
+// is rejected that would have found room a moment later.
 func (f *function) playRoom() int {
 	if f.replay.File == "" || f.replay.Speed != 0 {
 		return burst
@@ -161,7 +161,7 @@ func (f *function) playRoom() int {
 	return max(0, half-f.inFlight())
 }
 
-// awaitPlay returns when datagrams may be received: on a network at once.
+// awaitPlay returns when datagrams may be received: at once for a network port.
 func (f *function) awaitPlay() {
 	if f.replay.File == "" {
 		return
@@ -178,7 +178,7 @@ func (f *function) awaitPlay() {
 	}
 }
 
-// endPlay notes the end of a capture: io.EOF, or why no more of it can be read.
+// endPlay records the end of a capture: io.EOF, or the error that stopped the replay.
 func (f *function) endPlay(why error) {
 	f.played.Store(true)
 	e := f.log.Info()
@@ -194,8 +194,9 @@ func (f *function) endPlay(why error) {
 	e.Msg("capture has been played")
 }
 
-// publish hands a whole request to the instance, of those that have a process,
-// with the least to do for its share. mu is held: the ring has one producer at a time.
+// publish passes a complete request to the instance with the least work for its share,
+// among those that have a process. The caller holds mu: the ring has one producer at a
+// time.
 func (f *function) publish(r *receiver, slot uint32, now time.Duration) {
 	in := f.instances[0]
 	for _, other := range f.instances[1:] {
@@ -213,7 +214,7 @@ func (f *function) publish(r *receiver, slot uint32, now time.Duration) {
 	in.channel.Publish(slot)
 }
 
-// tell sends what the clients of a turn are to be told.
+// tell sends the messages to the clients of a turn.
 func (r *receiver) tell(events *aggregate.Events, out *outbox) {
 	f := r.f
 	for i := range events.Told {
@@ -224,7 +225,7 @@ func (r *receiver) tell(events *aggregate.Events, out *outbox) {
 	}
 	for i := range events.Again {
 		a := &events.Again[i]
-		if a.ModelVersion == 0 { // it was not run
+		if a.ModelVersion == 0 { // the request was not run
 			a.ModelVersion = f.version.Load()
 		}
 		out.result(a.To, a.RequestID, &a.Result, a.Payload, true)
@@ -236,7 +237,8 @@ func (r *receiver) tell(events *aggregate.Events, out *outbox) {
 	r.send(out)
 }
 
-// send sends an outbox by the receiver's source; what cannot be sent is counted.
+// send sends an outbox through the receiver's source and counts the datagrams that were
+// lost.
 func (r *receiver) send(out *outbox) {
 	if lost := out.send(r.source); lost > 0 {
 		r.f.unsent.Add(uint64(lost))

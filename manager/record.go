@@ -16,39 +16,38 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// What a node's functions are told at run time outlives its manager: it is recorded in the
-// runtime folder, and the manager that is started in the place of one that died goes on
-// with it. Entries of the configuration file that were edited meanwhile are followed as any
-// edit is (edit.go).
+// Runtime changes to a node's functions outlive their manager. The manager records them in the
+// runtime folder. If it dies, the next manager resumes with them. That manager follows entries of
+// the configuration file that were edited meanwhile like any edit (edit.go).
 
-// record is what a manager was last told to have.
+// record is the desired state of a manager's functions.
 type record struct {
-	// Run is Options.Run; another node's record is none.
+	// Run is Options.Run; the record of another node's run is ignored.
 	Run string `json:"run"`
-	// Entries are the functions of the configuration file as they were followed last.
+	// Entries are the functions of the configuration file as the manager last followed them.
 	Entries   []configs.Function `json:"entries"`
 	Functions []recorded         `json:"functions"`
 }
 
-// recorded is a function, and what it has that a configuration does not say.
+// recorded is a function, with the state that its configuration does not contain.
 type recorded struct {
 	Function configs.Function `json:"function"`
-	// Port is what it has where Function leaves that open, else 0.
+	// Port is the function's port if Function leaves it open, else 0.
 	Port uint16 `json:"port,omitempty"`
-	// Older names the models that rollbacks bring back, the last one first to come.
+	// Older names the models for rollbacks, the newest first.
 	Older []string `json:"older,omitempty"`
-	// SharePercent is what each instance was given by hand, 0 where that was not done or
-	// shares tune themselves.
+	// SharePercent is the share of each instance that was set by hand; 0 if none was, or if shares
+	// are tuned.
 	SharePercent float64 `json:"share_percent,omitempty"`
 }
 
 // maxRecordBytes bounds a record: MaxFunctions with long environments.
 const maxRecordBytes = 16 << 20
 
-// recordPath is where the record of the node with that runtime folder lies.
+// recordPath is the path of the record in that runtime folder.
 func recordPath(dir string) string { return filepath.Join(dir, control.RecordFile) }
 
-// readRecord reads a node's record, an empty one where there is none of this run.
+// readRecord reads a node's record. It is empty if there is none of this run.
 func readRecord(dir, run string) (record, error) {
 	data, err := control.ReadFile(recordPath(dir), maxRecordBytes)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -67,7 +66,7 @@ func readRecord(dir, run string) (record, error) {
 	return r, nil
 }
 
-// decodeRecord reads a record of which every function makes sense by itself.
+// decodeRecord reads a record and checks each function by itself.
 func decodeRecord(data []byte) (r record, err error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -98,8 +97,7 @@ func decodeRecord(data []byte) (r record, err error) {
 	return r, nil
 }
 
-// keep records what the manager was told. Functions on trial, and those that are being
-// removed, are not what it shall have.
+// keep records the desired functions. Functions on trial or being removed are not among them.
 func (m *Manager) keep() {
 	if m.run == "" || m.draining {
 		return
@@ -132,8 +130,8 @@ func (m *Manager) keep() {
 	m.kept = data
 }
 
-// begin adds the functions that the manager begins with: those of the configuration and those
-// added at run time, both as the last manager of this node had them.
+// begin adds the initial functions. They are those of the configuration and those added at run
+// time, both with the last manager's changes.
 func (m *Manager) begin() error {
 	was := m.recall()
 	again := m.run != "" && was.Run == m.run
@@ -153,8 +151,8 @@ func (m *Manager) begin() error {
 	return nil
 }
 
-// merge lists the functions that the manager shall have. An entry that was edited counts; one that
-// was not is as it was changed at run time. Functions that were added at run time come last.
+// merge lists the functions that the manager should have. If an entry was edited, the edit counts;
+// otherwise its runtime changes do. Functions that were added at run time come last.
 func (m *Manager) merge(was record) (list []recorded) {
 	for _, want := range m.cfg.Functions {
 		same := func(entry configs.Function) bool { return reflect.DeepEqual(entry, want) }
@@ -165,7 +163,7 @@ func (m *Manager) merge(was record) (list []recorded) {
 		case i >= 0:
 			list = append(list, was.Functions[i])
 		default:
-			m.entries[want.Name] = want // it was removed at run time
+			m.entries[want.Name] = want // removed at run time
 		}
 	}
 	for _, r := range was.Functions {
@@ -180,8 +178,8 @@ func (m *Manager) merge(was record) (list []recorded) {
 	return list
 }
 
-// recall is what the manager before this one was told, empty where there was none or
-// nobody can say.
+// recall returns the previous manager's record. It is empty if there was none or it cannot be
+// read.
 func (m *Manager) recall() (was record) {
 	if m.run == "" {
 		return was
@@ -198,8 +196,8 @@ func (m *Manager) recall() (was record) {
 	return was
 }
 
-// portsHad are the ports of before for functions of list that leave theirs open, but for
-// those that another one wants.
+// portsHad returns the previous ports of functions in list that leave their port open. It omits
+// ports that another function requests.
 func portsHad(was, list []recorded) map[string]uint16 {
 	had := map[string]uint16{}
 	for _, r := range was {
@@ -211,9 +209,8 @@ func portsHad(was, list []recorded) map[string]uint16 {
 	return had
 }
 
-// bringBack adds a function that the manager begins with. One that was changed at run time
-// and cannot be had so any more is as in the configuration; who can be had neither way is
-// an error.
+// bringBack adds an initial function. If its runtime changes no longer work, it is added as
+// configured. If that fails too, bringBack returns the error.
 func (m *Manager) bringBack(r recorded) error {
 	i := slices.IndexFunc(m.cfg.Functions, func(c configs.Function) bool { return c.Name == r.Function.Name })
 	err := m.add(r.Function)
@@ -239,9 +236,9 @@ func (m *Manager) bringBack(r recorded) error {
 	return nil
 }
 
-// giveByHand gives functions the shares that they were given by hand. All want theirs again
-// before anybody is given any: together they may want more than there is, as before. Then
-// those that give something up come first: there is 100 % for all.
+// giveByHand restores the shares that were set by hand. First it sets all desired shares, before
+// it changes any: as before, their sum may exceed what there is. Then functions that give up some
+// of their share come first, because the total is 100 %.
 func (m *Manager) giveByHand(list []recorded) {
 	if m.cfg.Guarantees() {
 		for _, r := range list {

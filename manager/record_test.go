@@ -18,8 +18,8 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// recordedNode is a node of a run in a runtime folder, which has begun with what is
-// recorded there, or else with the functions named.
+// recordedNode is a node of a run in a runtime folder. It begins with the recorded
+// functions, or with the functions named if there is no record.
 func recordedNode(t *testing.T, dir, run, digest string, change func(*nodeBed), functions ...configs.Function) *nodeBed {
 	t.Helper()
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
@@ -35,7 +35,7 @@ func recordedNode(t *testing.T, dir, run, digest string, change func(*nodeBed), 
 	return b
 }
 
-// dies has a manager give everything up at once, as a process that is killed does.
+// dies lets a manager free everything at once, like a killed process.
 func (b *nodeBed) dies() {
 	b.closeFunctions()
 }
@@ -121,7 +121,7 @@ func TestTheNextManagerOfANodeGoesOnWithWhatWasTold(t *testing.T) {
 	}
 	next.dies()
 
-	// An edit of one entry counts for that one; the others keep their changes.
+	// An edit of one entry replaces its changes; the other entries keep theirs.
 	file[0].SLO = 2 * time.Second
 	edited := recordedNode(t, dir, "run", "edited text", nil, file...)
 	if got := edited.names(); !slices.Equal(got, []string{"stays", "comes"}) {
@@ -142,13 +142,13 @@ func TestTheNextManagerOfANodeGoesOnWithWhatWasTold(t *testing.T) {
 	}
 }
 
-// An addition that has not served is nobody's yet.
+// An addition that has not served is not recorded.
 func TestAnAdditionOnTrialIsNotGoneOnWith(t *testing.T) {
 	dir := t.TempDir()
 	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
 	b.on(named("b", 20))
 	b.turn()
-	if err := b.setShare("a", 30); err != nil { // which is recorded
+	if err := b.setShare("a", 30); err != nil { // this is recorded
 		t.Fatal(err)
 	}
 	b.dies()
@@ -194,7 +194,7 @@ func TestARecordThatIsDamagedIsNone(t *testing.T) {
 	}
 }
 
-// What cannot be had any more is as the configuration says, or left out.
+// A function that cannot be restored is added as configured, or left out.
 func TestWhatCannotBeBroughtBackIsAsConfigured(t *testing.T) {
 	dir := t.TempDir()
 	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
@@ -226,7 +226,7 @@ func TestWhatCannotBeBroughtBackIsAsConfigured(t *testing.T) {
 	}
 }
 
-// A folder that cannot be written to costs the record only.
+// If the folder is not writable, only the record is lost.
 func TestAManagerThatCannotRecordGoesOn(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "gone")
 	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
@@ -237,7 +237,7 @@ func TestAManagerThatCannotRecordGoesOn(t *testing.T) {
 	}
 }
 
-// A manager that is nobody's child, `penstock manager`, leaves nothing.
+// A manager without a run, `penstock manager`, records nothing.
 func TestAManagerOfNoRunRecordsNothing(t *testing.T) {
 	dir := t.TempDir()
 	recordedNode(t, dir, "", "text", nil, named("a", 20))
@@ -246,8 +246,8 @@ func TestAManagerOfNoRunRecordsNothing(t *testing.T) {
 	}
 }
 
-// The model that a rollback brings back is found by what it was named by, which may be a
-// card's file, and is that of the configuration again.
+// A rollback finds its model by the name that was given, which may be a card's file.
+// Afterwards the function runs the configuration's model again.
 func TestARollbackIsOfTheModelAsItWasNamed(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	b.find = func(name string) (*models.Card, error) {
@@ -275,8 +275,8 @@ func TestARollbackIsOfTheModelAsItWasNamed(t *testing.T) {
 	}
 }
 
-// What was wanted by hand may be more than there is: everybody has of it what the others
-// leave, before and after.
+// The sum of shares set by hand may exceed what there is. Each function then gets what the
+// others leave, before and after a restart.
 func TestSharesByHandThatDoNotAllFitAreAsTheyWere(t *testing.T) {
 	dir := t.TempDir()
 	b := recordedNode(t, dir, "run", "text", nil, named("a", 20))
@@ -287,7 +287,7 @@ func TestSharesByHandThatDoNotAllFitAreAsTheyWere(t *testing.T) {
 	b.turns()
 	was := []float64{b.status("a").SharePercent, b.status("b").SharePercent}
 	b.dies()
-	for range 2 { // it is what the one after the next is told, too
+	for range 2 { // the next manager records it for the one after it
 		next := recordedNode(t, dir, "run", "text", nil, named("a", 20))
 		if is := []float64{next.status("a").SharePercent, next.status("b").SharePercent}; !slices.Equal(is, was) {
 			t.Errorf("a and b have %v %%, and had %v", is, was)
@@ -296,7 +296,7 @@ func TestSharesByHandThatDoNotAllFitAreAsTheyWere(t *testing.T) {
 	}
 }
 
-// One that cannot be had any more costs itself: the node goes on, and the next manager
+// A function that cannot be restored is left out: the node continues, and the next manager
 // tries again.
 func TestAFunctionOfTheFileThatCannotBeHadAnyMoreIsLeftOut(t *testing.T) {
 	dir := t.TempDir()
@@ -320,7 +320,7 @@ func TestAFunctionOfTheFileThatCannotBeHadAnyMoreIsLeftOut(t *testing.T) {
 	}
 }
 
-// edit has the configuration name a with a model.
+// edit gives function a another model in the configuration.
 func (b *nodeBed) edit(digest, model string) {
 	b.t.Helper()
 	c := b.cfg
@@ -334,7 +334,7 @@ func (b *nodeBed) edit(digest, model string) {
 	}
 }
 
-// The file says one model, and another again before the first serves.
+// The file names one model, and another one before the first serves.
 func TestAnEditWhileAReplacementIsOnItsWayIsFollowedWhenThatHasEnded(t *testing.T) {
 	for name, second := range map[string]string{"back": "a", "on": "third"} {
 		t.Run(name, func(t *testing.T) {
@@ -359,7 +359,7 @@ func TestAnEditWhileAReplacementIsOnItsWayIsFollowedWhenThatHasEnded(t *testing.
 	}
 }
 
-// Who is removed by hand does not come back by an edit of before.
+// An earlier edit does not restore a function that was removed by hand.
 func TestARemovalTakesWhatAnEditStillWaitsFor(t *testing.T) {
 	b := recordedNode(t, t.TempDir(), "run", "text", nil, named("a", 20))
 	b.edit("second text", "other")
@@ -379,7 +379,7 @@ func TestARemovalTakesWhatAnEditStillWaitsFor(t *testing.T) {
 	}
 }
 
-// The control loop turns twenty times a second at least.
+// The control loop turns at least twenty times per second.
 func TestThatNothingCanBeRecordedIsNotSaidAtEveryTurn(t *testing.T) {
 	b := recordedNode(t, t.TempDir(), "run", "text", nil, named("a", 20))
 	b.edit("second text", "other")
@@ -398,14 +398,14 @@ func TestThatNothingCanBeRecordedIsNotSaidAtEveryTurn(t *testing.T) {
 	}
 }
 
-// TestAdditionIsRecordedFirst: a client that was told that a function serves finds it again,
-// whenever the manager dies.
+// TestAdditionIsRecordedFirst checks that a function exists after every crash of the
+// manager, once a client has learned that it serves.
 func TestAdditionIsRecordedFirst(t *testing.T) {
 	dir := t.TempDir()
 	b := recordedNode(t, dir, "run", "text", nil)
 	end := b.on(named("b", 20))
 
-	// What cannot be recorded is logged at the moment of the attempt.
+	// A failed record is logged at the moment of the attempt.
 	b.dir = filepath.Join(dir, "missing")
 	attempts := 0
 	b.log = zerolog.New(writerFunc(func(line []byte) (int, error) {

@@ -11,19 +11,19 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// The reply thread of an instance. Each turn:
+// The reply thread of an instance. Each turn has these steps:
 //
-//  1. receive the slots that the process has answered, or wake
-//  2. requests that a dead process had started are answered `failed`
-//  3. under the mu of the request's receiver and function.mu: end each request and
-//     make its result's datagrams; from then on its slot, and so the memory of its
-//     result, may be used again
-//  4. send the datagrams, release the packets
+//   1. Receive the slots that the process has answered, or wake.
+//   2. Answer `failed` for requests that a dead process had started.
+//   3. Under the mu of the request's receiver and function.mu: end each request and
+//      append its result's datagrams. From then on its slot, and with it the memory of
+//      its result, may be reused.
+//   4. Send the datagrams, and release the packets.
 //
 // A turn without a reply instead ends the requests whose deadline has passed: their
-// process is stopped, hangs, or is not there (overdue.go).
+// process is stopped, hangs, or does not exist (overdue.go).
 //
-// It allocates nothing once its buffers have grown to what a burst takes.
+// The thread allocates nothing once its buffers have grown to the size of a burst.
 
 func (in *instance) reply() {
 	defer lockDataPath()() // never unlocked: the thread ends with the goroutine
@@ -41,8 +41,8 @@ func (in *instance) reply() {
 		}
 		t.begin()
 		t.each(slots[:n], func(slot uint32) { t.answer(slot, in.channel.Result(slot), in.channel.ResultBytes(slot)) })
-		// Only when there is no reply left: what a process finished before it died
-		// counts.
+		// Only when no reply is left: results that a process finished before it died
+		// count.
 		if n == 0 {
 			t.failAbandoned()
 			t.answerOverdue(shm.Now())
@@ -53,7 +53,7 @@ func (in *instance) reply() {
 	}
 }
 
-// replyTurn is what one turn of a reply thread collects.
+// replyTurn holds the data of one turn of a reply thread.
 type replyTurn struct {
 	in      *instance
 	observe functionMetrics
@@ -62,20 +62,20 @@ type replyTurn struct {
 	dead    []uint32 // slots that no process will answer
 	owners  []uint32 // receivers of the slots that are being answered
 	overdue []uint32 // slots whose deadline has passed
-	good    bool     // one was answered well
+	good    bool     // a request was answered well
 
-	nextOverdue int64 // when a request in flight is overdue next, shm.Now; 0: none is in flight
-	stalled     bool  // requests were answered early since the last reply
+	nextOverdue int64 // when the next request in flight is overdue, shm.Now; 0: none is in flight
+	stalled     bool  // the thread has answered requests since the last reply
 }
 
-// replySide is what belongs to the requests of one receiver: they are released and
-// answered by its source.
+// replySide has the data for the requests of one receiver: its source sends their
+// answers and releases their packets.
 type replySide struct {
 	events aggregate.Events
 	out    outbox
 }
 
-// stageTimes are one answered request's, for the histograms.
+// stageTimes has the times of one answered request, for the histograms.
 type stageTimes struct {
 	aggregate.Origin
 	result shm.Result
@@ -89,9 +89,9 @@ func (t *replyTurn) begin() {
 	t.good = false
 }
 
-// each does something with each slot, under the locks that answer wants: one receiver's
-// slots after the other's, so that each lock is taken once. Who has a slot is looked up
-// before any is answered: from then on it may be another's.
+// each calls do for each slot under the locks that answer needs. It goes receiver by
+// receiver, so that it takes each lock once. It looks up all owners before the first
+// call, because an answered slot may already belong to another request.
 func (t *replyTurn) each(slots []uint32, do func(slot uint32)) {
 	f := t.in.f
 	t.owners = t.owners[:0]
@@ -119,8 +119,8 @@ func (t *replyTurn) each(slots []uint32, do func(slot uint32)) {
 	}
 }
 
-// answer ends one request with what its process said of it, as far as that makes
-// sense. The mu of the slot's owner and function.mu are held.
+// answer ends one request with the process's result, if that is plausible. The caller
+// holds the mu of the slot's owner and function.mu.
 func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 	f := t.in.f
 	owner := f.owners[slot].Load()
@@ -153,7 +153,7 @@ func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 	} else {
 		result.Queue = time.Duration(now - origin.Whole)
 	}
-	if result.ModelVersion == 0 { // a process died with it
+	if result.ModelVersion == 0 { // its process died
 		result.ModelVersion = f.version.Load()
 	}
 	if result.Status != wire.StatusOK {
@@ -169,14 +169,14 @@ func (t *replyTurn) answer(slot uint32, said shm.Result, payload []byte) {
 	t.stages = append(t.stages, stageTimes{Origin: origin, result: said})
 }
 
-// land notes that a slot has come back. The locks of answer are held.
+// land records that a slot has come back. The caller holds the locks that answer needs.
 func (t *replyTurn) land(slot uint32) {
 	t.in.f.flights[slot] = flight{}
 	t.in.inFlight--
 	t.in.f.ended++
 }
 
-// finish sends what was collected, then tidies up.
+// finish sends the collected datagrams and resets the turn.
 func (t *replyTurn) finish() {
 	f := t.in.f
 	for i := range t.sides {
@@ -214,9 +214,8 @@ func (t *replyTurn) finish() {
 
 func seconds(nanos int64) float64 { return float64(nanos) / 1e9 }
 
-// sane reports whether a result can be what an honest process says: a status that
-// is one of its, a kind that is one, times in their order, a payload of whole
-// entries.
+// sane reports whether a result is plausible. Its status and kind must be valid, its
+// times must be in order, and its payload must consist of complete entries.
 func sane(r *wire.Result, said *shm.Result, payloadBytes int, whole, now int64) bool {
 	switch r.Status {
 	case wire.StatusLate:
@@ -236,7 +235,7 @@ func sane(r *wire.Result, said *shm.Result, payloadBytes int, whole, now int64) 
 	return whole <= said.Dispatched && said.Dispatched <= said.Gathered && said.Gathered <= said.Inferred && said.Inferred <= now
 }
 
-// entryBytes is the size of one entry of a payload, 0 for a kind that has none.
+// entryBytes is the size of one entry of a payload, 0 for a kind without entries.
 func entryBytes(k wire.Kind) int {
 	switch k {
 	case wire.KindTopK:
@@ -249,8 +248,8 @@ func entryBytes(k wire.Kind) int {
 	return 0
 }
 
-// failAbandoned answers what no process will: what one that died had started,
-// and what has waited past all patience.
+// failAbandoned answers requests that no process will: those that a dead process had
+// started, and those that have waited too long.
 func (t *replyTurn) failAbandoned() {
 	in := t.in
 	t.dead = in.withdrawAbandoned(t.dead[:0])
@@ -279,7 +278,7 @@ func (in *instance) withdrawAbandoned(dead []uint32) []uint32 {
 			continue
 		}
 		if in.channel.Withdraw(slot) != nil {
-			continue // its reply came after all
+			continue // its reply has come after all
 		}
 		dead = append(dead, slot)
 	}

@@ -11,18 +11,18 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// setup is what the processes of a function are given besides their model. It is pure data, and
-// fixed for the life of a process: a function gets another setup as it gets another model, by a
-// shadow swap.
+// setup is what the processes of a function get besides their model. It is pure data, and fixed
+// for the life of a process. A function gets another setup like another model, by a shadow
+// swap.
 type setup struct {
 	slo         time.Duration
 	hangTimeout time.Duration
 	weights     configs.Weights
-	streams     int // 0 leaves it to libml
+	streams     int // 0: libml chooses
 	environment map[string]string
 }
 
-// setupOf is the setup that a function's configuration comes to with a model.
+// setupOf derives the setup of a function with a model from its configuration.
 func (m *Manager) setupOf(c configs.Function, card *models.Card) setup {
 	return setupUnder(&m.cfg, c, card)
 }
@@ -38,7 +38,7 @@ func setupUnder(cfg *configs.Config, c configs.Function, card *models.Card) setu
 	return s
 }
 
-// attached is the setup as a process gets it.
+// attached converts the setup to the message for a process.
 func (s setup) attached(cfg *configs.Config) control.Setup {
 	return control.Setup{
 		SLONanos:      int64(aggregate.Within(s.slo, cfg.Transit)),
@@ -50,7 +50,7 @@ func (s setup) attached(cfg *configs.Config) control.Setup {
 	}
 }
 
-// equal reports whether processes with either setup do the same.
+// equal reports whether both setups have the same effect on processes.
 func (s setup) equal(other setup) bool {
 	if len(s.environment) == 0 && len(other.environment) == 0 {
 		s.environment, other.environment = nil, nil
@@ -66,8 +66,8 @@ func (f *function) setupFor(card *models.Card) setup {
 	return f.setup
 }
 
-// adopt makes a setup the one in force, when processes with it serve: new requests get its
-// deadlines, and measurements are judged by its objective.
+// adopt makes a setup the current one when processes with it serve. New requests get its
+// deadlines, and measurements are compared with its objective.
 func (f *function) adopt(s setup) {
 	if f.setup.equal(s) {
 		return
@@ -83,5 +83,5 @@ func (f *function) adopt(s setup) {
 	f.log.Info().Dur("slo", f.slo).Msg("function has another setup")
 }
 
-// gatherTimeout is how long a request may take to be whole.
+// gatherTimeout is how long a request may take to be complete.
 func (f *function) gatherTimeout() time.Duration { return cmp.Or(f.m.cfg.Aggregate.Deadline, f.slo/4) }

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// severalPorts opens ports of several sources in memory, over one slab.
+// severalPorts opens ports with several in-memory sources, over one slab.
 type severalPorts struct {
 	kernelPorts
 	sources []*ingestfake.Source
@@ -47,14 +47,14 @@ func (p *severalPorts) open(uint16, int) (all []ingest.Source, closeSlab func() 
 	return all, p.sources[0].CloseSlab, nil
 }
 
-// of is the source that has a client.
+// of returns the source that has a client.
 func (p *severalPorts) of(client int) *ingestfake.Source { return p.sources[client%len(p.sources)] }
 
 func clientOf(n int) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, 7}), uint16(5000+n)) // RFC 5737
 }
 
-// piece injects piece i of a client's picture.
+// piece injects fragment i of a client's picture.
 func (p *severalPorts) piece(client int, id uint32, i int) {
 	full := picture(byte(client) + byte(id)*16)
 	h := wire.PieceHeader(wire.TypeData, id, len(full), 1024, i)
@@ -64,12 +64,12 @@ func (p *severalPorts) piece(client int, id uint32, i int) {
 	p.of(client).Inject(clientOf(client), d)
 }
 
-// results are what a source has sent since the last time: the answers among it.
+// results returns the answers that a source has sent since the last call.
 func results(s *ingestfake.Source) (got []told) {
 	for _, p := range s.Sent() {
 		h, r, payload, err := wire.DecodeResult(p.Data)
 		if err != nil {
-			continue // a wish
+			continue // a NACK
 		}
 		got = append(got, told{int(p.To.Port()) - 5000, h.RequestID, r.Status, payload})
 	}
@@ -83,9 +83,9 @@ type told struct {
 	payload []byte
 }
 
-// A function that is fed by several sources has a receive thread and an aggregator for
-// each, and one ring. Every picture becomes whole once, with its own bytes, and is answered
-// once, by the source that its client's datagrams came from.
+// A function with several sources has a receive thread and an aggregator per source, and
+// one ring. Each picture is completed once, with its own bytes, and answered once. The
+// answer comes from the source that received its client's datagrams.
 func TestSeveralSourcesFeedOneRing(t *testing.T) {
 	const sources, clients, each, answered = 3, 9, 60, 8
 	ports := newSeveralPorts(t, sources, 4<<20)
@@ -101,7 +101,8 @@ func TestSeveralSourcesFeedOneRing(t *testing.T) {
 	var sent, done atomic.Int64
 	for s := range sources {
 		senders.Go(func() {
-			// The pieces of a source's clients come mixed, four pictures of each on their way.
+			// The fragments of a source's clients are interleaved; each client has four
+			// pictures in flight.
 			for from := uint32(0); from < each; from += 4 {
 				for sent.Add(4 * clients / sources); sent.Load()-done.Load() > 40 && !t.Failed(); {
 					time.Sleep(50 * time.Microsecond) // there are 64 slots
@@ -165,11 +166,11 @@ func TestSeveralSourcesFeedOneRing(t *testing.T) {
 	}
 }
 
-// Memory that runs out at one source is given back by the function's oldest incomplete
-// request, whichever aggregator has it.
+// If one source runs out of memory, the function's oldest incomplete request gives up its
+// memory, whichever aggregator has it.
 func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
 	ports := newSeveralPorts(t, 2, 256<<10)
-	// Most of the memory is somebody else's, so that it runs out before the slots do.
+	// Other data fills most of the memory, so that it runs out before the slots do.
 	for range 210 {
 		ports.of(0).Inject(clientOf(0), make([]byte, 1024))
 	}
@@ -206,8 +207,8 @@ func TestTheOldestOfAllAggregatorsGivesItsMemoryBack(t *testing.T) {
 	b.evictAll()
 }
 
-// Kernel sockets of one port feed one ring: clients with sockets of their own are answered
-// with what belongs to their picture, each socket has some of them, and none has a part of
+// Kernel sockets of one port feed one ring. Clients with their own sockets get the answers
+// to their own pictures. Each kernel socket has some of the clients, and none has part of
 // another's request.
 func TestKernelSocketsFeedOneRing(t *testing.T) {
 	const sockets, clients, each = 3, 24, 12
@@ -225,7 +226,7 @@ func TestKernelSocketsFeedOneRing(t *testing.T) {
 		all = append(all, b.rawDial())
 	}
 	for id := range uint32(each) {
-		// The pieces of all clients come mixed.
+		// The fragments of all clients are interleaved.
 		for i := range 3 {
 			for k, client := range all {
 				client.piece(id, picture(byte(k)+byte(id)*32), 1024, i, 0)
@@ -264,7 +265,7 @@ func TestKernelSocketsFeedOneRing(t *testing.T) {
 	}
 }
 
-// severalSockets are kernel ports with so many sockets, whatever is asked for.
+// severalSockets are kernel ports with n sockets, whatever number is requested.
 type severalSockets struct {
 	kernelPorts
 	n int
@@ -274,8 +275,8 @@ func (p severalSockets) open(port uint16, _ int) ([]ingest.Source, func() error,
 	return p.kernelPorts.open(port, p.n)
 }
 
-// A socket whose part of the slab is full has its own oldest request let go: another's
-// memory would not help it.
+// A socket whose part of the slab is full evicts its own oldest request: another's memory
+// would not help it.
 func TestAFullPartIsEmptiedByItsOwnRequests(t *testing.T) {
 	const sockets = 2
 	cfg := configs.Default()
@@ -284,8 +285,8 @@ func TestAFullPartIsEmptiedByItsOwnRequests(t *testing.T) {
 	card.Input.Height, card.Input.Width = 128, 128 // 48 pieces
 	b := newBedOn(t, severalSockets{kernelPorts{cfg: &cfg}, sockets}, card, 100)
 	full := make([]byte, card.Input.WireBytes())
-	// An own picture of each socket, begun and left; that of the socket that stays
-	// quiet is the older one.
+	// Each socket begins a picture and does not finish it. The picture of the quiet socket
+	// is the older one.
 	quiet := b.rawDial()
 	quiet.piece(0, full, 1024, 0, 0)
 	b.eventually("it has begun", func() bool { return b.counts().Gathering == 1 })
@@ -324,7 +325,8 @@ func TestAFullPartIsEmptiedByItsOwnRequests(t *testing.T) {
 	b.evictAll()
 }
 
-// evictAll gives up what has begun: nobody completes it, and the bed is to end empty.
+// evictAll evicts the incomplete requests: no client completes them, and the harness must
+// end empty.
 func (b *bed) evictAll() {
 	b.t.Helper()
 	for _, r := range b.receivers {

@@ -9,30 +9,30 @@ import (
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// dataPathNice is the priority of the data path's threads: they run for
-// microseconds at a time and are waited for, the control loop and its JSON run for
-// longer and are not.
+// dataPathNice is the priority of the data path's threads. They run for microseconds at a time, and
+// clients wait for them. The control loop and its JSON run for longer, and no client waits for
+// them.
 const dataPathNice = -15
 
-// processNice is that of the manager's other threads. Any of them may be what Go's scheduler
-// wakes a thread of the data path by: with an ordinary priority it would wait for a CPU
-// behind those that do not sleep.
+// processNice is the priority of the manager's other threads. Go's scheduler may use any of them to
+// wake a thread of the data path. With an ordinary priority that thread would wait for a CPU behind
+// busy threads.
 const processNice = -10
 
-// spareProcs are for the control loop, HTTP and the garbage collector: the data path's threads
-// block in system calls, and must never wait for a place to run when they come back.
+// spareProcs are for the control loop, HTTP and the garbage collector. The data path's threads
+// block in system calls and must never wait for a place to run when they return.
 const spareProcs = 4
 
-// dataPath counts the threads of the data path, of all functions.
+// dataPath counts the data path's threads of all functions.
 var dataPath struct {
 	mu      sync.Mutex
 	threads int
 }
 
-// lockDataPath locks a goroutine of the data path to a thread of its own, with a
-// higher priority where the process may ask for one (root, or CAP_SYS_NICE); it
-// runs without it as well. There is a place to run (GOMAXPROCS) for each. The goroutine calls
-// leave when it ends, and the thread ends with it.
+// lockDataPath locks a goroutine of the data path to its own thread. The thread gets a higher
+// priority if the process has the right to set it (root, or CAP_SYS_NICE), and runs without it
+// otherwise. Each such thread gets a place to run (GOMAXPROCS). The goroutine calls leave when it
+// ends, and the thread ends with it.
 func lockDataPath() (leave func()) {
 	runtime.LockOSThread()
 	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), dataPathNice)
@@ -49,11 +49,11 @@ func lockDataPath() (leave func()) {
 	}
 }
 
-// RaiseProcess gives the threads that this process has, and those that they start, a higher
-// priority than others', where it may ask for one. It is for a process that is a manager
-// and nothing else: what it starts would have that priority, too. Those of the data path keep theirs.
+// RaiseProcess gives the threads of this process, and those that they start, a higher priority, if
+// it has the right to. It is only for a process that is nothing but a manager, because its child
+// processes would inherit that priority. Threads of the data path keep theirs.
 func RaiseProcess() {
-	// A thread inherits from the one that made it, so a second look finds any that was made
+	// A thread inherits from the one that started it. So a second pass finds any that was started
 	// during the first.
 	for range 2 {
 		threads, err := cpuset.Threads()
@@ -68,7 +68,8 @@ func RaiseProcess() {
 	}
 }
 
-// niceOf is the nice value of a thread. The system call gives 20 less it, which is never negative.
+// niceOf is the nice value of a thread. The system call returns 20 minus it, which is never
+// negative.
 func niceOf(thread int) (int, error) {
 	raw, err := unix.Getpriority(unix.PRIO_PROCESS, thread)
 	return 20 - raw, err

@@ -37,14 +37,14 @@ func TestRaiseProcessRaisesEveryThread(t *testing.T) {
 		return all
 	}
 
-	// The first thread of the process does not count: it keeps the priority of the data
-	// path if an earlier test's goroutine happened to lock it.
+	// Ignore the first thread of the process: it keeps the data path's priority if an earlier
+	// test's goroutine happened to lock it.
 	own := slices.Max(slices.Collect(maps.Values(niceness())))
 	if own <= processNice {
 		t.Fatalf("every thread has a nice value of %d or less: run this test with one above %d", own, processNice)
 	}
 
-	// One that is of the data path, and stays so.
+	// A thread of the data path keeps its priority.
 	id, end, ended := make(chan int), make(chan bool), make(chan bool)
 	go func() {
 		defer close(ended)
@@ -56,7 +56,7 @@ func TestRaiseProcessRaisesEveryThread(t *testing.T) {
 	defer func() {
 		close(end)
 		<-ended
-		for range 2 { // as it was, for other tests
+		for range 2 { // restore it for other tests
 			for id := range niceness() {
 				_ = unix.Setpriority(unix.PRIO_PROCESS, id, own)
 			}
@@ -66,7 +66,7 @@ func TestRaiseProcessRaisesEveryThread(t *testing.T) {
 	RaiseProcess()
 	want := processNice
 	if had[first] != dataPathNice {
-		want = own // without the right to it everything stays as it was
+		want = own // without the right, everything stays as it was
 	}
 	for id, nice := range niceness() {
 		switch {
@@ -77,7 +77,7 @@ func TestRaiseProcessRaisesEveryThread(t *testing.T) {
 		}
 	}
 	made := make(chan int)
-	go func() { // locked, and never unlocked: its thread is one of its own
+	go func() { // locked, and never unlocked: it has its own thread
 		runtime.LockOSThread()
 		nice, _ := niceOf(unix.Gettid())
 		made <- nice

@@ -13,18 +13,17 @@ import (
 //	 │
 //	 └──a process of it fails──> takeBack ──its processes are gone──> settled: why
 //
-// Who asked for it may wait for the end or not: it comes to the same. Until then the node is
-// as ready as it was without it. The functions of the configuration are not on trial: what
-// the file says is tried again and again.
+// The trial does not depend on whether the caller waits for its end. Until it ends, it does
+// not affect the readiness of the node. Functions of the configuration are not on trial: the
+// manager tries them again and again.
 
-// trial is how an addition stands. It belongs to the control loop.
+// trial is the state of an addition. The control loop owns it.
 type trial struct {
-	failure string     // why it is taken back; empty while it may still come to serve
-	end     chan error // takes how it ended, once
+	failure string     // why it is taken back; empty while it may still serve
+	end     chan error // gets the result, once
 }
 
-// try adds a function on trial. end says how that ended, errStopped if the node did
-// before.
+// try adds a function on trial. end gets the result, or errStopped if the node stops first.
 func (m *Manager) try(c configs.Function) (f *function, end <-chan error, err error) {
 	if err := m.add(c); err != nil {
 		return nil, nil, err
@@ -34,7 +33,7 @@ func (m *Manager) try(c configs.Function) (f *function, end <-chan error, err er
 	return f, f.trial.end, nil
 }
 
-// fails notes that a process of the function could not come to serve.
+// fails records that a process of the function could not serve.
 func (f *function) fails(reason string) {
 	if f.trial != nil && f.trial.failure == "" {
 		f.trial.failure = reason
@@ -49,7 +48,7 @@ func (m *Manager) judge() {
 		case f.serving():
 			end := f.trial.end
 			f.trial = nil
-			m.keep() // before anybody is told that it is there
+			m.keep() // before a caller learns that it is there
 			end <- nil
 		case f.trial.failure != "":
 			f.takeBack()
@@ -57,8 +56,8 @@ func (m *Manager) judge() {
 	}
 }
 
-// takeBack removes a function that failed its trial. What is asked of it is answered
-// `failed` where nobody serves.
+// takeBack removes a function that failed its trial. If no process serves, its requests are
+// answered `failed`.
 func (f *function) takeBack() {
 	f.log.Error().Str("reason", f.trial.failure).Msg("function was added by hand and its process cannot start: it is taken off again")
 	f.remove()
@@ -89,8 +88,8 @@ func (f *function) gone() {
 	f.settle(errStopped)
 }
 
-// awaitTrial waits until a function that was added serves, or is taken back. That nobody
-// waits any more changes nothing for the function.
+// awaitTrial waits until an added function serves or is taken back. If the caller stops
+// waiting, the trial continues.
 func (m *Manager) awaitTrial(ctx context.Context, c configs.Function) (done string, err error) {
 	var f *function
 	var end <-chan error

@@ -22,8 +22,8 @@ func (b *nodeBed) on(c configs.Function) <-chan error {
 	return end
 }
 
-// cannotStart has every process of a function end before it is ready, until the function
-// is gone or has been tried some times.
+// cannotStart ends every process of a function before it is ready, until the function is
+// gone or has been tried a few times.
 func (b *nodeBed) cannotStart(name, reason string) {
 	b.t.Helper()
 	for range 4 {
@@ -39,7 +39,7 @@ func (b *nodeBed) cannotStart(name, reason string) {
 	b.turns()
 }
 
-// ended is how a trial ended, which must be so.
+// ended returns the result of a trial that must have ended.
 func (b *nodeBed) ended(end <-chan error) error {
 	b.t.Helper()
 	select {
@@ -80,7 +80,7 @@ func TestAnAdditionThatCannotStartLeavesNothing(t *testing.T) {
 	}
 }
 
-// What has served once is tried again, however often it fails.
+// A function that has served once is tried again, however often it fails.
 func TestAFunctionThatServedStays(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	end := b.on(named("b", 20))
@@ -92,7 +92,7 @@ func TestAFunctionThatServedStays(t *testing.T) {
 	b.serves("b")
 }
 
-// So is what the configuration has.
+// A function of the configuration is also tried again.
 func TestAFunctionOfTheConfigurationStays(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))
 	b.cannotStart("a", "no memory for the model")
@@ -141,7 +141,7 @@ func TestAnAdditionOfWhichOneInstanceCannotStartIsTakenBackWhole(t *testing.T) {
 	}
 }
 
-// An instance that served is none that cannot start, though the others have yet to come.
+// An instance that has served counts as started, even if the others have yet to start.
 func TestAnAdditionOfWhichOneInstanceServedGoesOn(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	end := b.on(configs.Function{Name: "b", Instances: 2, SharePercent: 20})
@@ -153,7 +153,7 @@ func TestAnAdditionOfWhichOneInstanceServedGoesOn(t *testing.T) {
 			switch {
 			case v.instance == 0:
 				b.live(v, p)
-			case p.state == control.Starting && served: // the second one takes its time
+			case p.state == control.Starting && served: // the second one takes longer
 				b.live(v, p)
 			}
 		}
@@ -170,7 +170,7 @@ func TestAnAdditionOfWhichOneInstanceServedGoesOn(t *testing.T) {
 	}
 }
 
-// Requests that came before it was known are answered, not kept for nobody.
+// Requests that arrived before the failure was known are answered.
 func TestRequestsOfAnAdditionThatCannotStartAreAnswered(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor")
 	end := b.on(named("b", 20))
@@ -200,7 +200,7 @@ func TestRequestsOfAnAdditionThatCannotStartAreAnswered(t *testing.T) {
 	}
 }
 
-// A model that needs more multiprocessors than it was first given gets them.
+// A model that needs more multiprocessors than it got at first gets more.
 func TestAnAdditionThatNeedsMoreGroupsIsNoFailure(t *testing.T) {
 	b := newNode(t, "cuda", h200(), mechanismMPS, named("a", 30))
 	b.needs = func(v victim) int { return map[string]int{"b": 2}[v.name] }
@@ -214,7 +214,7 @@ func TestAnAdditionThatNeedsMoreGroupsIsNoFailure(t *testing.T) {
 	b.serves("b")
 }
 
-// A fault of the device is held against whose it was.
+// A fault of the device counts against the function that caused it.
 func TestAnAdditionIsNotTakenBackForAnothersFault(t *testing.T) {
 	for blamed, stays := range map[string]bool{"a": true, "b": false} {
 		t.Run(blamed+" faults", func(t *testing.T) {
@@ -250,7 +250,8 @@ func TestAnAdditionIsNotTakenBackForAnothersFault(t *testing.T) {
 	}
 }
 
-// Who gives it a model that starts need not take it off and add it again.
+// A new model that starts ends the trial: no need to remove the function and add it
+// again.
 func TestAnAdditionWhoseModelIsReplacedIsJudgedByTheNewOne(t *testing.T) {
 	for name, fails := range map[string]bool{"that starts": false, "that fails": true} {
 		t.Run(name, func(t *testing.T) {
@@ -286,7 +287,7 @@ func TestAnAdditionWhoseModelIsReplacedIsJudgedByTheNewOne(t *testing.T) {
 	}
 }
 
-// A record of more would be none.
+// A record of more functions would be invalid.
 func TestThereAreAsManyFunctionsAsAConfigurationMayHave(t *testing.T) {
 	b := newNode(t, configs.DeviceCPU, nil, "governor", named("a", 20))
 	one := b.functions

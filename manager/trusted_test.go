@@ -7,8 +7,8 @@ import (
 	"github.com/penstock/penstock/configs"
 )
 
-// TestTrusted has two ports of one address send. They are one party, or two if the
-// address is trusted; the credit of a third client shows which.
+// TestTrusted lets two ports of one address send. They are one party, or two if
+// the address is trusted; the credit of a third client shows which.
 func TestTrusted(t *testing.T) {
 	for _, row := range []struct {
 		name    string

@@ -12,54 +12,55 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// The manager's part in the policy gslice: it measures, package gslice decides, and the
-// instances' pairs bring the decisions in.
+// The manager's part in the policy gslice: the manager measures, package gslice decides,
+// and the instances' pairs apply the decisions.
 
-// shareConfig is a configuration as package gslice wants it.
+// shareConfig converts a configuration for package gslice.
 func shareConfig(cfg *configs.Config) gslice.Config {
 	c, s := cfg.Shares, gslice.DefaultConfig()
 	s.MinimumPercent = c.MinimumPercent
 	s.UnknownPercent = c.DefaultPercent
 	s.ThresholdPercent = c.ThresholdPercent
-	// Shares are looked at every interval, a little sooner or later: the look at the end of a
-	// hold-down is meant, not by chance the next.
+	// Shares are tuned every interval, a little sooner or later. Without this correction an
+	// early tick would miss the end of the hold-down, and the change would wait for the
+	// next one.
 	s.HoldDown = max(0, c.HoldDown-c.Interval/2)
 	s.SpreadSlack = cfg.Lab.SpreadSlack
 	return s
 }
 
-// An observation takes so many answers, or so much time and a few: with fewer,
-// chance speaks.
+// An observation needs this many answers, or this much time and a few answers. Fewer would
+// be too noisy.
 const (
 	enoughAnswers = 64
 	enoughTime    = 5 * time.Second
 	leastAnswers  = 4
-	// The first observation of a share is of caches, queues and rates that are not
-	// its own; two that are make an average.
+	// The first observation of a share still has the old share's caches, queues and rates.
+	// Two more make an average.
 	settling = 1
 	enough   = settling + 2
 )
 
-// instanceLoad is how an instance has done since its share last changed.
+// instanceLoad is the performance of an instance since its share last changed.
 type instanceLoad struct {
-	percent                             float64 // the share that it speaks of
+	percent                             float64 // the share that was measured
 	since                               time.Time
 	tail, throughput, rate, aggregation gslice.EWMA
 	observations                        int
-	// observed is what the averages last said, once they were known.
+	// observed is the last result of the averages, once they were known.
 	observed gslice.Observation
 	known    bool
 }
 
-// shareIn takes a new function's instances in and returns their shares; the others' move
-// at once.
+// shareIn adds a new function's instances and returns their shares. The others' shares
+// change at once.
 func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	shares := make([]float64, c.Instances)
 	if m.cfg.ChangeOf(c) == configs.ChangeNone {
 		return shares
 	}
 	for i := range c.Instances {
-		// The share that the configuration begins with stands for the knee.
+		// The initial share of the configuration takes the place of the knee.
 		if err := m.shares.Add(gslice.ID{IF: c.Name, Instance: i}, cmp.Or(c.SharePercent, card.KneePercent)); err != nil {
 			m.log.Error().Err(err).Msg("share out")
 		}
@@ -73,8 +74,7 @@ func (m *Manager) shareIn(c configs.Function, card *models.Card) []float64 {
 	return shares
 }
 
-// shareReplaced forgets what was learnt of an instance's old model; shares move at
-// once.
+// shareReplaced forgets the measurements of an instance's old model. Shares change at once.
 func (m *Manager) shareReplaced(in *instance) {
 	if in.f.whole() {
 		return
@@ -88,7 +88,7 @@ func (m *Manager) shareReplaced(in *instance) {
 	}
 }
 
-// shareEdited gives out shares again after an edit of a function's share_percent.
+// shareEdited allocates shares again after an edit of a function's share_percent.
 func (m *Manager) shareEdited(f *function) {
 	if m.cfg.Guarantees() {
 		m.guarantees()
@@ -102,7 +102,7 @@ func (m *Manager) shareEdited(f *function) {
 	m.reshare("share_percent of " + f.name + " was edited")
 }
 
-// shareOut lets a function's instances go.
+// shareOut removes a function's instances from the shares.
 func (m *Manager) shareOut(f *function) {
 	if f.whole() {
 		return
@@ -136,7 +136,7 @@ func (m *Manager) tune(now time.Time) {
 	}
 }
 
-// look is tune out of turn: libml found a share too small (paper 3.3.1).
+// look tunes out of turn when libml reports that a share is too small (paper 3.3.1).
 func (m *Manager) look(in *instance) {
 	const atMostEvery = 100 * time.Millisecond
 	if now := time.Now(); in.fit == control.FitUnder && now.Sub(m.tuned) >= atMostEvery {
@@ -144,11 +144,11 @@ func (m *Manager) look(in *instance) {
 	}
 }
 
-// reshare gives everybody a share anew, since somebody came, went or changed: cause says
-// it.
+// reshare allocates all shares again because a function was added, removed or changed.
+// cause tells which.
 func (m *Manager) reshare(cause string) gslice.Plan { return m.reshareAt(m.steps(), cause) }
 
-// reshareAt is reshare with the shares that may be given, nil for any.
+// reshareAt is reshare with a list of allowed shares, nil for any.
 func (m *Manager) reshareAt(steps []float64, cause string) gslice.Plan {
 	m.shares.SetSteps(steps)
 	plan := m.shares.Step(time.Since(m.started), nil)
@@ -156,8 +156,8 @@ func (m *Manager) reshareAt(steps []float64, cause string) gslice.Plan {
 	return plan
 }
 
-// apply brings a plan in. Where functions came or went, cause says so: then that is
-// why, and not what was observed.
+// apply carries out a plan. A non-empty cause, a function that was added or removed,
+// replaces the observation as the logged reason.
 func (m *Manager) apply(plan gslice.Plan, cause string) {
 	for _, c := range plan.Changes {
 		in := m.instance(c.ID.IF, c.ID.Instance)
@@ -177,8 +177,8 @@ func (m *Manager) apply(plan gslice.Plan, cause string) {
 	}
 }
 
-// measure empties the tally into the averages and says how the instance does with
-// its present share; ok is false while there is nothing to judge it by.
+// measure moves the tally into the averages and returns how the instance performs with its
+// present share. ok is false while there is too little data.
 func (in *instance) measure(now time.Time) (o gslice.Observation, ok bool) {
 	load := &in.load
 	elapsed := now.Sub(load.since)
@@ -193,8 +193,8 @@ func (in *instance) measure(now time.Time) (o gslice.Observation, ok bool) {
 	in.f.mu.Unlock()
 	switch {
 	case changed:
-		// What was measured is of another share, of two at once, or of a part of the batch
-		// sizes.
+		// The measurement covers another share, a change of share, or only some of the
+		// batch sizes.
 		*load = instanceLoad{percent: percent, since: now}
 		in.bound = ""
 		return o, false
@@ -213,7 +213,8 @@ func (in *instance) measure(now time.Time) (o gslice.Observation, ok bool) {
 	return in.judge(), load.known
 }
 
-// add takes in what was seen in elapsed. Averages without a new value stay as they were.
+// add adds the measurements of the time elapsed. Averages without a new value keep their
+// value.
 func (l *instanceLoad) add(t *tally, elapsed time.Duration, throughput float64) {
 	l.rate.Add(float64(t.arrived) / elapsed.Seconds())
 	if t.arrived > 0 {
@@ -227,7 +228,7 @@ func (l *instanceLoad) add(t *tally, elapsed time.Duration, throughput float64) 
 	}
 }
 
-// judge says what the averages come to.
+// judge evaluates the averages.
 func (in *instance) judge() gslice.Observation {
 	load := &in.load
 	aggregation, _ := load.aggregation.Mean()
@@ -247,8 +248,9 @@ func (in *instance) judge() gslice.Observation {
 	return load.observed
 }
 
-// throughput is requests per busy second of the share, 0 if nothing ran. A CPU quota lets a
-// process run at full speed until it is used up, so there the CPU time of a request counts.
+// throughput is requests per busy second of the share, 0 if nothing ran. Under a CPU quota
+// a process runs at full speed until the quota is used up, so there the CPU time per
+// request counts.
 func (in *instance) throughput(t *tally) float64 {
 	if t.ran == 0 || t.busy <= 0 {
 		return 0
@@ -261,14 +263,14 @@ func (in *instance) throughput(t *tally) float64 {
 	return min(measured, part/in.cpuPerRequest.Seconds())
 }
 
-// left is what a mean time of aggregation, in seconds, leaves of the objective: a share can
-// only shorten the time after the last piece.
+// left returns the part of the objective that remains after a mean aggregation time, in
+// seconds. A share can only shorten the time after the last fragment.
 func (in *instance) left(aggregation float64) time.Duration {
 	return max(in.f.within()-duration(aggregation), in.f.slo/10)
 }
 
-// boundBy says why requests are late whatever the share, in a word and in a sentence; both
-// are empty if that is not so.
+// boundBy tells why requests are late with any share, in a word and in a sentence; both are
+// empty if that is not so.
 func (in *instance) boundBy() (what, why string) {
 	if in.bound == "" {
 		return "", ""
@@ -276,7 +278,7 @@ func (in *instance) boundBy() (what, why string) {
 	return in.bound, fmt.Sprintf("objective %v is missed before requests are whole: their pieces come too late, and no share helps", in.f.slo)
 }
 
-// round is for people: hundredths.
+// round rounds to hundredths, for display.
 func round(v float64) float64 { return math.Round(100*v) / 100 }
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
