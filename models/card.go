@@ -1,6 +1,6 @@
-// Package models is the model registry: cards that describe a model (its file,
-// the picture that comes over the wire, the tensor it wants, how its outputs
-// are decoded, its latency objective and knee), and the search for them.
+// Package models is the model registry: cards, and the search for them. A card
+// describes a model: its file, the picture on the wire, the model's input
+// tensor, how its outputs are decoded, its latency objective and its knee.
 //
 // A Card is pure data: reading one touches no device and loads no weights.
 package models
@@ -17,7 +17,7 @@ const (
 	F32 DType = "f32"
 )
 
-// Bytes is the size of one element, 0 for an unknown type.
+// Bytes returns the size of one element, 0 for an unknown type.
 func (t DType) Bytes() int {
 	switch t {
 	case U8:
@@ -30,7 +30,7 @@ func (t DType) Bytes() int {
 	return 0
 }
 
-// Layout is the order of a picture's axes, batch axis left out.
+// Layout is the order of a picture's axes, without the batch axis.
 type Layout string
 
 // HWC keeps a pixel's channels together; CHW keeps a channel's pixels together.
@@ -39,55 +39,58 @@ const (
 	CHW Layout = "chw"
 )
 
-// Card describes one model to Penstock. The zero value is not valid; ReadCard
-// returns checked ones.
+// Card describes one model to Penstock. The zero value is not valid. ReadCard
+// returns checked cards.
 type Card struct {
 	// Name is the model's name: lower case letters, digits, '-' and '_'.
 	Name string
-	// Version is told to clients in every result; a replacement has a higher one.
+	// Version is sent to clients in every result. A replacement has a higher
+	// version.
 	Version uint32
-	// Framework names a framework that comes with Penstock ("onnx", "pytorch", "null"),
-	// or is empty where Command names the user's own program.
+	// Framework names a framework that comes with Penstock ("onnx", "pytorch",
+	// "null"). It is empty if Command names the user's own program.
 	Framework string
-	// Command is the program, with its arguments, that links libml itself.
-	// A relative program path is resolved against Dir.
+	// Command is the program that links libml itself, with its arguments. A
+	// relative program path is resolved against Dir.
 	Command []string
-	// Model is the model's file, absolute after ReadCard; empty where the
+	// Model is the model's file, absolute after ReadCard. It is empty if the
 	// framework needs none.
 	Model string
-	// File is the card's own, Dir the folder that it was read from, both absolute.
+	// File is the card's own file, Dir the folder that it was read from. Both
+	// are absolute.
 	File string
 	Dir  string
 
 	Input   Input
 	Outputs []Output
 
-	// Batches is the ladder of batch sizes that are prepared, ascending, first
-	// element 1. A batch between two steps is padded up to the next.
+	// Batches are the batch sizes that are prepared, ascending, first element 1.
+	// A batch between two sizes is padded to the next.
 	Batches []int
 	// SLO is the default latency objective, from the first packet sent to the
-	// reply; a configuration may set another for an inference function.
+	// reply. A configuration may set another one for an inference function.
 	SLO time.Duration
-	// KneePercent is the share past which more buys little (paper 2.1.3), the
-	// elastic demand before there are observations; 0 where it is not known.
+	// KneePercent is the share beyond which more helps little (paper 2.1.3). It
+	// is the elastic demand until there are observations; 0 if it is not known.
 	KneePercent float64
-	// Knees are the knee of each batch size that was profiled, ascending by batch;
-	// `penstock profile` writes them, and KneePercent is one of them then.
+	// Knees are the knees of the profiled batch sizes, ascending by batch.
+	// `penstock profile` writes them; KneePercent is then one of them.
 	Knees []Knee
-	// Threads is how many CPU threads the framework may use; 0 means as many as
+	// Threads is how many CPU threads the framework may use. 0 means as many as
 	// there are CPUs for inference functions.
 	Threads int
 
 	Decoder Decoder
-	// Labels name the classes, in order; may be empty.
+	// Labels are the names of the classes, in order. They may be empty.
 	Labels []string
 }
 
-// PyTorch is the framework that is no part of Penstock's binary: it is a program of its
-// own, in Python.
+// PyTorch is the framework that is not part of Penstock's binary: it is a
+// separate program in Python.
 const PyTorch = "pytorch"
 
-// Apart is the card's framework where that is a program of its own, else empty.
+// Apart returns the card's framework if that is a separate program, else an
+// empty string.
 func (c *Card) Apart() string {
 	if c.Framework == PyTorch {
 		return c.Framework
@@ -95,7 +98,7 @@ func (c *Card) Apart() string {
 	return ""
 }
 
-// Knee is the share past which more buys little for batches of one size.
+// Knee is the share beyond which more helps little for batches of one size.
 type Knee struct {
 	// A batch size.
 	Batch int `yaml:"batch" required:"true" min:"1" max:"1024" want:"a batch size"`
@@ -103,12 +106,12 @@ type Knee struct {
 	Percent float64 `yaml:"percent" required:"true" min:"0" max:"100"`
 }
 
-// Input says what arrives on the wire and what tensor the model wants of it.
+// Input describes the picture on the wire and the tensor that the model takes.
 type Input struct {
 	// Name is the model's input name.
 	Name string
-	// Height, Width and Channels are the picture's size, the same on the wire
-	// and in the tensor.
+	// Height, Width and Channels are the picture's size. It is the same on the
+	// wire and in the tensor.
 	Height, Width, Channels int
 	// WireType and WireLayout describe a request's payload.
 	WireType   DType
@@ -117,24 +120,25 @@ type Input struct {
 	// shape is [batch, H, W, C] or [batch, C, H, W].
 	TensorType   DType
 	TensorLayout Layout
-	// ReverseChannels turns RGB on the wire to BGR in the tensor (or back).
+	// ReverseChannels turns RGB on the wire into BGR in the tensor (or back).
 	ReverseChannels bool
 	// Mean and Std normalise each tensor channel: (v - Mean[c]) / Std[c], in the
-	// tensor's channel order. One value a channel, or both empty for none.
+	// tensor's channel order. Both have one value per channel, or both are empty
+	// for no normalisation.
 	Mean, Std []float32
 }
 
-// WireBytes is the size of one request's payload.
+// WireBytes returns the size of one request's payload.
 func (in *Input) WireBytes() int {
 	return in.Height * in.Width * in.Channels * in.WireType.Bytes()
 }
 
-// TensorBytes is the size of one image of the batch tensor.
+// TensorBytes returns the size of one image of the batch tensor.
 func (in *Input) TensorBytes() int {
 	return in.Height * in.Width * in.Channels * in.TensorType.Bytes()
 }
 
-// Shape is the batch tensor's shape for n images.
+// Shape returns the batch tensor's shape for n images.
 func (in *Input) Shape(n int) []int64 {
 	if in.TensorLayout == CHW {
 		return []int64{int64(n), int64(in.Channels), int64(in.Height), int64(in.Width)}
@@ -148,7 +152,7 @@ type Output struct {
 	Shape []int64
 }
 
-// Elements is the number of elements of one image's output.
+// Elements returns the number of elements of one image's output.
 func (o *Output) Elements() int {
 	n := 1
 	for _, d := range o.Shape {
@@ -157,12 +161,12 @@ func (o *Output) Elements() int {
 	return n
 }
 
-// Decoder names the decoder that libml runs on an image's outputs, and its
-// parameters as they stand in the card.
+// Decoder names the decoder that libml runs on an image's outputs, with its
+// parameters from the card.
 type Decoder struct {
 	// Name is "topk", "boxes" or "raw".
 	Name string
-	// Params are the decoder's own keys ("k", "anchors", "threshold", ...),
-	// checked by the decoder when the card is read.
+	// Params are the decoder's own keys ("k", "anchors", "threshold", ...). The
+	// decoder checks them when the card is read.
 	Params map[string]any
 }

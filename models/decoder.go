@@ -7,9 +7,9 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// decodeDecoder reads a decoder and checks its own keys, so that a slip is
-// reported with its place. Params hold them as plain data (map[string]any,
-// []any, string, bool, int64, float64), the name left out.
+// decodeDecoder reads a decoder and checks its own keys, so that errors have a
+// position. Params hold the keys without the name, as plain data
+// (map[string]any, []any, string, bool, int64, float64).
 //
 //	topk   k
 //	raw    nothing
@@ -17,7 +17,7 @@ import (
 //	       of style ssd-anchors: scale, score_activation, grids [{size, anchors, scores, boxes}]
 //	       of style dfl:         size, bins, levels [{stride, classes, boxes}]
 //
-// Where an output is named, it must be one of the card's, of the shape that the
+// An output that is named must be one of the card's, with the shape that the
 // decoder reads.
 func (c *Card) decodeDecoder(v document.Value) {
 	c.Decoder = Decoder{Name: "raw", Params: map[string]any{}}
@@ -48,7 +48,7 @@ func (c *Card) decodeDecoder(v document.Value) {
 
 func (c *Card) checkTopK(v document.Value, k int64) {
 	if len(c.Outputs) == 0 {
-		return // reported
+		return // already reported
 	}
 	classes := int64(c.Outputs[0].Elements())
 	if k > classes {
@@ -60,14 +60,14 @@ func (c *Card) checkTopK(v document.Value, k int64) {
 	c.checkClasses(v, classes)
 }
 
-// checkClasses holds the labels against the number of classes.
+// checkClasses compares the number of labels with the number of classes.
 func (c *Card) checkClasses(v document.Value, classes int64) {
 	if n := int64(len(c.Labels)); n > 0 && n != classes {
 		v.Reject("the outputs have %d classes, the labels name %d", classes, n)
 	}
 }
 
-// maxBoxes is how many boxes an answer has at most, if the card does not say it.
+// maxBoxes is the max number of boxes in an answer if the card does not set it.
 const maxBoxes = 1000
 
 func (c *Card) decodeBoxes(v document.Value) {
@@ -104,9 +104,9 @@ func (c *Card) decodeBoxes(v document.Value) {
 	}
 }
 
-// output finds the output that v names and checks that it is [rows, columns],
-// rows as given (0: any), columns at least so many. It returns nil where it is
-// not.
+// output finds the output that v names and checks that its shape is [rows,
+// columns]: exactly rows (0: any) and at least columns. Otherwise it returns
+// nil.
 func (c *Card) output(v document.Value, name string, rows, columns int64) *Output {
 	if name == "" {
 		return nil

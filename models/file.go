@@ -6,8 +6,8 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// cardFile is a card as it is written. Its tagged fields are the only definition of each key: the
-// reader and configs/card.schema.json follow them.
+// cardFile is a card in its written form. Its tagged fields are the only definition of each key:
+// the reader and configs/card.schema.json follow them.
 type cardFile struct {
 	// The model's name.
 	Name string `yaml:"name" required:"true" pattern:"^[a-z0-9][a-z0-9_-]{0,63}$" want:"lower case letters, digits, '-' and '_', at most 64"`

@@ -12,11 +12,11 @@ import (
 	"strings"
 )
 
-// errCannotEdit is returned by WriteKnees for a card in which it finds no place for
-// the knees, or whose file changed under it.
+// errCannotEdit is the error of WriteKnees if it finds no place for the knees in a
+// card, or if the file changes meanwhile.
 var errCannotEdit = errors.New("card cannot be edited")
 
-// KneeLines are the two lines of a card that hold its knees.
+// KneeLines returns the two lines of a card with its knees.
 func KneeLines(percent float64, knees []Knee) string {
 	return fmt.Sprintf("knee_percent: %s\nknees: %s\n", decimal(percent), kneeList(knees))
 }
@@ -31,10 +31,10 @@ func kneeList(knees []Knee) string {
 	return "[" + strings.Join(entries, ", ") + "]"
 }
 
-// WriteKnees writes knee_percent and knees into a card's file and leaves every other
-// byte as it is. The new card is read before it takes the old one's place at once: it
-// must be the old one but for these two. The error wraps errCannotEdit if that
-// fails, and the file is as it was.
+// WriteKnees writes knee_percent and knees into a card's file and keeps every other
+// byte. It reads the new card, which must differ from the old one only in these two
+// keys. It then replaces the old file atomically. If that fails, the error wraps
+// errCannotEdit and the file is unchanged.
 func WriteKnees(file string, percent float64, knees []Knee) error {
 	file, err := filepath.EvalSymlinks(file)
 	if err != nil {
@@ -66,8 +66,8 @@ func WriteKnees(file string, percent float64, knees []Knee) error {
 	return nil
 }
 
-// replaceFile puts data in the place of a file that is there, with its mode: a reader
-// sees the one or the other.
+// replaceFile replaces an existing file by data and keeps its mode. A reader sees
+// either the old or the new file.
 func replaceFile(file string, data []byte) (err error) {
 	info, err := os.Stat(file)
 	if err != nil {
@@ -77,7 +77,7 @@ func replaceFile(file string, data []byte) (err error) {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(tmp.Name()) // gone already where all went well
+	defer os.Remove(tmp.Name()) // already gone on success
 	_, err = tmp.Write(data)
 	if err = errors.Join(err, tmp.Chmod(info.Mode().Perm()), tmp.Close()); err != nil {
 		return err
@@ -85,8 +85,8 @@ func replaceFile(file string, data []byte) (err error) {
 	return os.Rename(tmp.Name(), file)
 }
 
-// withKnees is a card's text with other knees. Keys are found by their lines; the
-// caller sees by what it reads whether they were what they looked like.
+// withKnees returns a card's text with other knees. It finds keys by their lines. The
+// caller reads the result to check that the lines were really these keys.
 func withKnees(text string, percent float64, knees []Knee) (string, error) {
 	keys := []struct{ name, value, flow string }{
 		{"knee_percent", decimal(percent), `[-+0-9.eE]+`},
@@ -113,7 +113,7 @@ func withKnees(text string, percent float64, knees []Knee) (string, error) {
 			lines, at = setValue(lines, have, k.name, k.value), have
 			continue
 		}
-		// Behind the key before.
+		// After the previous key.
 		if !strings.HasSuffix(lines[at], "\n") {
 			lines[at] += "\n"
 		}
@@ -128,7 +128,7 @@ func quoted(value string) string {
 	return strings.NewReplacer("batch:", `"batch":`, "percent:", `"percent":`).Replace(value)
 }
 
-// lineOf is the index of the line that begins with a key, -1 where there is none.
+// lineOf returns the index of the line that begins with a key, -1 if there is none.
 func lineOf(lines []string, name string) int {
 	key := regexp.MustCompile(`^["']?` + name + `["']?\s*:`)
 	return slices.IndexFunc(lines, key.MatchString)
@@ -141,11 +141,13 @@ func lineEnd(line string) string {
 	return "\n"
 }
 
-// withComment is a key's line: what stands before its value, and the comment behind.
+// withComment matches a key's line: the text before its value, and the comment after
+// it.
 var withComment = regexp.MustCompile(`^([^:]*:\s*)[^#]*?(\s+#.*)?$`)
 
-// setValue gives the key on lines[i] another value. A value of several lines gives
-// way; comments between its lines, but not the one behind the key, go with it.
+// setValue gives the key on lines[i] another value. It replaces a value of several
+// lines completely, with comments between these lines. It keeps the comment after the
+// key.
 func setValue(lines []string, i int, name, value string) []string {
 	end := lineEnd(lines[i])
 	parts := withComment.FindStringSubmatch(strings.TrimRight(lines[i], "\r\n"))

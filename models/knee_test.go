@@ -12,7 +12,7 @@ import (
 
 var measured = []Knee{{1, 12.5}, {8, 40}}
 
-// written writes knees into a card and returns its file.
+// written writes a card's text to a file and returns the file.
 func written(t *testing.T, dir, text string) string {
 	t.Helper()
 	file := filepath.Join(dir, "card.yaml")
@@ -53,7 +53,7 @@ func TestKneesAreWrittenAndNothingElseIsTouched(t *testing.T) {
 	} {
 		got := written(t, folder(t), c.before)
 		want := c.after
-		if c.name == "over several lines" { // knee_percent was not there
+		if c.name == "over several lines" { // knee_percent was missing
 			want = strings.Replace(want, "slo: 25ms\n", "slo: 25ms\nknee_percent: 40\n", 1)
 		}
 		if got != want {
@@ -98,7 +98,7 @@ func TestTheCardsModeAndLinkStay(t *testing.T) {
 func TestACardThatCannotBeEditedStaysAsItIs(t *testing.T) {
 	dir := folder(t)
 	file := filepath.Join(dir, "card.yaml")
-	// The objective's value stands on a line of its own, so the knees do not fit behind its key.
+	// The objective's value is on its own line, so the knees do not fit after its key.
 	text := strings.Replace(card, "slo: 25ms\nknee_percent: 30\nknees: [{batch: 1, percent: 20}, {batch: 4, percent: 30}]\n", "slo:\n  25ms\n", 1)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

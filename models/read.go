@@ -15,31 +15,31 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// The limits of a card that tags cannot hold, or that other code keeps, too. They are far above any model
-// of use, and low enough that no product of them overflows.
+// The limits of a card that tags cannot express, or that other code also checks. They are
+// far above any useful model, and low enough that no product of them overflows.
 const (
 	maxChannels = 1 << 10
-	// maxRequestBytes is 65,535 fragments (the datagram counts them in 16 bits) of 1 KiB.
+	// maxRequestBytes is 65,535 fragments (a datagram counts them in 16 bits) of 1 KiB.
 	maxRequestBytes = 65535 << 10
 	MaxBatchSize    = 1 << 10
-	// maxTensorBytes bounds the buffer that holds the tensors of the largest batch.
+	// maxTensorBytes limits the buffer that holds the tensors of the largest batch.
 	maxTensorBytes = 1 << 30
 	maxLabels      = 1 << 16
 	maxLabelBytes  = 256
 )
 
-// Frameworks are the names that a card may use.
+// Frameworks are the names of frameworks that a card may use.
 var Frameworks = document.KeyOf[cardFile]("framework").OneOf()
 
-// NamePattern is what a model's name looks like.
+// NamePattern matches valid names of models.
 var NamePattern = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,63}$`)
 
-// ReadCard reads a card and checks every value of it, the model's file and the
-// labels' too. The error names all that is wrong, a line each: file, line,
-// column, field, and what would be right; each is a *document.Problem.
+// ReadCard reads a card and checks all of its values, the model's file and the labels.
+// The error lists everything that is wrong, one line each: file, line, column, field, and
+// what would be right. Each is a *document.Problem.
 //
-// A card that is returned is right in itself; whether the model fits it shows
-// when a framework loads it.
+// A returned card is consistent in itself. Whether the model matches it is known only
+// when a framework loads the model.
 func ReadCard(path string) (*Card, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -52,9 +52,9 @@ func ReadCard(path string) (*Card, error) {
 	return decodeCard(path, data)
 }
 
-// ReadDir reads the cards of a folder: NAME/card.yaml and *.yaml in the folder
-// itself, sorted by name. It returns the cards that are right beside the error
-// that says what is wrong with the others.
+// ReadDir reads the cards of a folder: NAME/card.yaml and *.yaml in the folder itself,
+// sorted by name. It returns the valid cards, together with an error that describes the
+// faults of the others.
 func ReadDir(dir string) ([]*Card, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -104,7 +104,7 @@ func readSmall(path string, limit int64) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// decodeCard is ReadCard of bytes already read from path, an absolute one.
+// decodeCard is ReadCard for bytes that were already read. path is absolute.
 func decodeCard(path string, data []byte) (*Card, error) {
 	doc, err := document.Parse(path, data)
 	if err != nil {
@@ -146,7 +146,8 @@ func (c *Card) decode(root document.Value) {
 	c.checkBytes(root)
 }
 
-// checkProgram checks what runs the model: a built-in framework or the user's own program.
+// checkProgram checks the program that runs the model: a built-in framework or the user's
+// own.
 func (c *Card) checkProgram(root document.Value, f *cardFile) {
 	hasCommand := root.Has("command")
 	switch {
@@ -162,12 +163,12 @@ func (c *Card) checkProgram(root document.Value, f *cardFile) {
 	c.checkModel(root, f)
 }
 
-// checkWord checks a word of the command, of which the first is the program.
+// checkWord checks a word of the command. The first word is the program.
 func (c *Card) checkWord(at document.Value, i int, word string) {
 	if strings.ContainsRune(word, 0) {
 		at.Reject("has a zero byte, which no program can be given")
 	}
-	// A bare name is looked up in PATH when the program is started.
+	// A bare name is looked up in PATH when the program starts.
 	if i == 0 && strings.Contains(word, "/") {
 		word = c.resolve(word)
 		if info, err := os.Stat(word); err != nil {
@@ -179,7 +180,6 @@ func (c *Card) checkWord(at document.Value, i int, word string) {
 	c.Command = append(c.Command, word)
 }
 
-// checkModel checks the model's file.
 func (c *Card) checkModel(root document.Value, f *cardFile) {
 	model := root.Find("model")
 	if f.Model == "" {
@@ -207,7 +207,7 @@ func (c *Card) resolve(path string) string {
 	return filepath.Join(c.Dir, path)
 }
 
-// reason is an error without the path that its reader has just been told.
+// reason returns an error without its path, which the message already has.
 func reason(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {
@@ -223,7 +223,7 @@ func (c *Card) checkInput(v document.Value, f *inputFile) {
 		ReverseChannels: f.ReverseChannels, Mean: f.Mean, Std: f.Std,
 	}
 	if !v.IsMap() {
-		return // reported
+		return // already reported
 	}
 	if c.Framework == "onnx" && !v.Has("name") {
 		v.Find("name").Reject("is missing, want the model's input")
@@ -272,7 +272,7 @@ func (c *Card) checkOutputs(v document.Value, outputs []outputFile) {
 	}
 }
 
-// checkBytes bounds the memory that a batch takes.
+// checkBytes limits the memory of a batch.
 func (c *Card) checkBytes(root document.Value) {
 	if len(c.Batches) == 0 {
 		return
@@ -287,7 +287,7 @@ func (c *Card) checkBytes(root document.Value) {
 	}
 }
 
-// decodeLabels reads the classes' names: a list, or a file with one a line.
+// decodeLabels reads the classes' names: a list, or a file with one name per line.
 func (c *Card) decodeLabels(v document.Value) {
 	const rule = "a list of names, or a file with one a line"
 	if v.Absent() {
@@ -302,7 +302,7 @@ func (c *Card) decodeLabels(v document.Value) {
 		for _, e := range list {
 			label := e.Text("a name; quote it where it is a number or a word like no")
 			if label == "" {
-				continue // said already
+				continue // already reported
 			}
 			if err := checkLabel(label); err != nil {
 				e.Reject("%v", err)

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock/penstock/models/document"
 )
 
-// card is right; the tests spoil it.
+// card is valid; the tests damage it.
 const card = `name: shapes
 version: 3
 framework: onnx
@@ -91,7 +91,7 @@ outputs: [{name: y, shape: [2, 2, 2]}]
 slo: 1m
 `
 
-// folder is where the test's cards lie, with the files that they name.
+// folder returns a folder for the test's cards, with the files that they name.
 func folder(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -184,13 +184,13 @@ func TestReadCardTakesLabelsFromAFile(t *testing.T) {
 	}
 }
 
-// spoiled is a card with one thing wrong.
+// spoiled is a card with one fault.
 type spoiled struct {
 	name     string
 	card     string
 	old, new string // the edit
-	want     string // the start of the error's line after the folder, or what it holds
-	// deep is set for what no schema can see: files, sums, other fields.
+	want     string // the start of the error's line after the folder, or a part of it
+	// deep is set for faults that no schema can detect: files, sums, other fields.
 	deep bool
 }
 
@@ -383,7 +383,7 @@ func TestReadDirReturnsTheRightCardsBesideWhatIsWrong(t *testing.T) {
 	}
 }
 
-// schema is configs/card.schema.json.
+// schema returns configs/card.schema.json.
 func schema(t testing.TB) *jsonschema.Schema {
 	t.Helper()
 	s, err := jsonschema.NewCompiler().Compile("../configs/card.schema.json")
@@ -393,7 +393,7 @@ func schema(t testing.TB) *jsonschema.Schema {
 	return s
 }
 
-// valid asks the schema about a card in YAML.
+// valid checks a card in YAML against the schema.
 func valid(t testing.TB, s *jsonschema.Schema, text string) error {
 	t.Helper()
 	doc, err := document.Parse("card.yaml", []byte(text))
@@ -460,7 +460,8 @@ func TestGeneratedSchema(t *testing.T) {
 		}, json.RawMessage(programRules)))
 }
 
-// programRules say which keys name the program that runs a model, and mean and std with each other.
+// programRules state which keys name the program that runs a model, and that mean and std need each
+// other.
 const programRules = `[
 	{"oneOf": [{"required": ["framework"], "not": {"required": ["command"]}}, {"required": ["command"], "not": {"required": ["framework"]}}]},
 	{"if": {"properties": {"framework": {"const": "onnx"}}, "required": ["framework"]}, "then": {"required": ["model"], "properties": {"input": {"required": ["name"]}}}},
@@ -486,7 +487,7 @@ func TestConstantsAreTheTags(t *testing.T) {
 	}
 }
 
-// However a card is filled, a reader that takes it promises bounded products.
+// Random cards: if the reader accepts a card, the products of its sizes are bounded.
 func TestACardThatIsTakenHasBoundedBuffers(t *testing.T) {
 	dir := folder(t)
 	rapid.Check(t, func(rt *rapid.T) {

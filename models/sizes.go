@@ -2,26 +2,26 @@ package models
 
 import "github.com/penstock/penstock/wire"
 
-// TensorAlignment is where each tensor of a batch buffer starts: a cache line,
-// and what SIMD kernels like best.
+// TensorAlignment is the alignment of each tensor in a batch buffer: a cache
+// line, which also suits SIMD code best.
 const TensorAlignment = 64
 
 // Aligned rounds a number of bytes up to TensorAlignment.
 func Aligned(n int) int { return (n + TensorAlignment - 1) &^ (TensorAlignment - 1) }
 
-// MaxBatch is the last step of the ladder.
+// MaxBatch returns the largest batch size.
 func (c *Card) MaxBatch() int { return c.Batches[len(c.Batches)-1] }
 
-// Bytes is the size of one image's output, f32.
+// Bytes returns the size of one image's output, f32.
 func (o *Output) Bytes() int { return 4 * o.Elements() }
 
-// TensorBytes is the size of the buffer that holds the input tensor and all
+// TensorBytes returns the size of the buffer for the input tensor and all
 // output tensors of the largest batch, each aligned.
 func (c *Card) TensorBytes() int {
 	return Aligned(c.MaxBatch()*c.Input.TensorBytes()) + c.OutputBytes()
 }
 
-// OutputBytes is the size of the buffer that holds all output tensors of the
+// OutputBytes returns the size of the buffer for all output tensors of the
 // largest batch, each aligned.
 func (c *Card) OutputBytes() int {
 	total := 0
@@ -31,7 +31,7 @@ func (c *Card) OutputBytes() int {
 	return total
 }
 
-// ResultBytes bounds the payload of one answer.
+// ResultBytes returns the max size of the payload of one answer.
 func (c *Card) ResultBytes() int {
 	switch c.Decoder.Name {
 	case "topk":
@@ -46,8 +46,8 @@ func (c *Card) ResultBytes() int {
 	return total
 }
 
-// count is a whole number among the parameters, most where it is not given. A
-// card that went through JSON holds it as float64.
+// count returns an integer parameter, or most if the card does not set it. A
+// card that went through JSON has it as float64.
 func (d *Decoder) count(key string, most int) int {
 	switch v := d.Params[key].(type) {
 	case int64:

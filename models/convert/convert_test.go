@@ -1,5 +1,5 @@
-// Package convert has the scripts that make models; its tests run them where there is a
-// python3 with numpy and onnx.
+// Package convert has the scripts that make models. Its tests run them if there is a python3
+// with numpy and onnx.
 package convert
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// python is a python3 that has numpy and onnx: PENSTOCK_PYTHON, the one in PATH, or the
+// python returns a python3 that has numpy and onnx: PENSTOCK_PYTHON, the one in PATH, or the
 // distribution's, for which its package manager installs them.
 func python(t *testing.T) string {
 	t.Helper()
@@ -30,15 +30,15 @@ func python(t *testing.T) string {
 func export(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	const script = "export_torchvision.py"
-	if _, err := os.ReadFile(script); err != nil { // so that a changed script is another test
+	if _, err := os.ReadFile(script); err != nil { // the test cache must notice a changed script
 		t.Fatal(err)
 	}
 	out, err := exec.Command(python(t), append([]string{script, "--jobs", "1"}, args...)...).CombinedOutput()
 	return string(out), err
 }
 
-// The same model is the same bytes, its card is right, and the last file says that it is
-// there.
+// The same model gives the same bytes, and its card is valid. The file that is written last
+// shows that the export is complete.
 func TestAModelIsExportedTheSameEachTime(t *testing.T) {
 	var files [2][]byte
 	for i := range files {
@@ -66,8 +66,8 @@ func TestAModelIsExportedTheSameEachTime(t *testing.T) {
 		if err := json.Unmarshal(text, &told); err != nil {
 			t.Fatal(err)
 		}
-		// torchvision's 3,504,872, of which 2 × 17,056 are batch normalisation's, and as many
-		// biases as it has channels.
+		// torchvision's 3,504,872 parameters include 2 × 17,056 of batch normalisation. The
+		// export has one bias per channel instead.
 		if m := told.Models["mobilenetv2"]; m.Parameters != 3504872-2*17056+17056 || m.Bytes != len(files[i]) {
 			t.Errorf("exported.json says %+v, the file has %d bytes", m, len(files[i]))
 		}
@@ -77,7 +77,7 @@ func TestAModelIsExportedTheSameEachTime(t *testing.T) {
 	}
 }
 
-// What is there stays; what a broken-off export left does not count.
+// An export keeps finished files; remains of an interrupted export do not count.
 func TestAnExportGoesOnFromWhatIsThere(t *testing.T) {
 	dir := t.TempDir()
 	if out, err := export(t, dir, "mobilenetv2"); err != nil {

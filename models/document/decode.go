@@ -14,9 +14,9 @@ import (
 	"github.com/goccy/go-yaml/ast"
 )
 
-// A Key is a key of a YAML map and the field of a Go struct that it fills. The field's tags are the
-// only definition of the key: Decode, SetDefaults, the JSON schemas and the tables of keys in the
-// documentation follow them.
+// A Key is a key of a YAML map and the field of a Go struct that it fills. The field's tags are
+// the only definition of the key. Decode, SetDefaults, the JSON schemas and the tables of keys in
+// the documentation follow them.
 //
 //	yaml:"slots"               the key; with ,omitempty the zero value means that it is left out
 //	required:"true"            the key must be there
@@ -37,8 +37,8 @@ type Key struct {
 	Tag   reflect.StructTag
 }
 
-// Former is a struct that knows keys of earlier versions, or values of keys ("change: none"), and says
-// what became of them.
+// Former is a struct that knows keys of earlier versions, or values of keys ("change: none"). It
+// returns a hint for each.
 type Former interface {
 	Former() map[string]string
 }
@@ -68,7 +68,7 @@ type Worded interface {
 // Optional reports whether the zero value of the field means that the key is left out.
 func (k Key) Optional() bool { return strings.Contains(k.Tag.Get("yaml"), ",omitempty") }
 
-// Pattern is what the text of the key matches, or empty.
+// Pattern returns the pattern that the key's text must match, or an empty string.
 func (k Key) Pattern() string {
 	if of, ok := reflect.Zero(k.Type).Interface().(interface{ Pattern() string }); ok {
 		return of.Pattern()
@@ -76,7 +76,7 @@ func (k Key) Pattern() string {
 	return k.Tag.Get("pattern")
 }
 
-// OneOf returns the only values of the key; nil: there are others.
+// OneOf returns the only allowed values of the key; nil if others are allowed, too.
 func (k Key) OneOf() []string {
 	if words := k.Tag.Get("oneof"); words != "" {
 		return strings.Split(words, "|")
@@ -84,7 +84,7 @@ func (k Key) OneOf() []string {
 	return nil
 }
 
-// wantWhole is Want of a whole list, not of its elements.
+// wantWhole is Want for a whole list, not for its elements.
 func (k Key) wantWhole() string {
 	if k.Type.Kind() == reflect.Slice {
 		return "a list, each element " + k.Want()
@@ -92,7 +92,7 @@ func (k Key) wantWhole() string {
 	return k.Want()
 }
 
-// Want says what would be right; of a list, in each element.
+// Want describes a right value; for a list, a right element.
 func (k Key) Want() string {
 	want, after := k.Tag.Get("want"), ""
 	if words := k.OneOf(); want == "" && words != nil {
@@ -131,7 +131,7 @@ func (k Key) Want() string {
 	return want + after
 }
 
-// OrList lists words for people.
+// OrList formats words as a list for people.
 func OrList[T ~string](words []T) string {
 	var b strings.Builder
 	for i, word := range words {
@@ -151,7 +151,7 @@ func isFloat(t reflect.Type) bool { return reflect.Zero(t).CanFloat() }
 
 func isInteger(t reflect.Type) bool { return reflect.Zero(t).CanInt() || reflect.Zero(t).CanUint() }
 
-// SetDefaults gives the fields of the struct at to their defaults.
+// SetDefaults sets the fields of the struct at to to their defaults.
 func SetDefaults(to any) { setDefaults(reflect.ValueOf(to).Elem()) }
 
 func setDefaults(to reflect.Value) {
@@ -168,8 +168,9 @@ func setDefaults(to reflect.Value) {
 	}
 }
 
-// Decode reads a map into the struct at to. What the file leaves out, and what is wrong, keeps the
-// value that it has; a struct behind a pointer or with omitempty has its defaults if it is there.
+// Decode reads a map into the struct at to. If a key is missing or its value is wrong, the field
+// keeps its value. A struct behind a pointer or with omitempty gets its defaults if its key is
+// present.
 func (v Value) Decode(to any) { v.decodeStruct(reflect.ValueOf(to).Elem()) }
 
 func (v Value) decodeStruct(to reflect.Value) {
@@ -188,7 +189,7 @@ func (v Value) decodeStruct(to reflect.Value) {
 			at = m.need(k.Name, k.wantWhole())
 		}
 		if at.SaysNull() && slices.Contains(k.OneOf(), "null") {
-			to.FieldByIndex(k.Index).SetString("null") // without quotes it is no text
+			to.FieldByIndex(k.Index).SetString("null") // without quotes it is not a text
 		}
 		if !at.Absent() && k.Type != nil {
 			at.decode(to.FieldByIndex(k.Index), k)
@@ -196,8 +197,8 @@ func (v Value) decodeStruct(to reflect.Value) {
 	}
 }
 
-// decodeFormer rejects what a map has of an earlier version. It returns the keys that a map may
-// have: those of earlier versions have no type.
+// decodeFormer rejects the keys and values of earlier versions. It returns the keys that a map
+// may have; those of earlier versions have no type.
 func (v Value) decodeFormer(former map[string]string, keys []Key) []Key {
 	for entry, hint := range former {
 		name, value, isValue := strings.Cut(entry, ": ")
@@ -221,7 +222,7 @@ func (v Value) decode(to reflect.Value, k Key) {
 	worded, isWorded := to.Addr().Interface().(Worded)
 	switch {
 	case to.Type() == reflect.TypeFor[Value]():
-		to.Set(reflect.ValueOf(v)) // its form is none of these: the caller reads it
+		to.Set(reflect.ValueOf(v)) // the caller reads it, because its form is none of these
 	case isText:
 		v.decodeScalar(to, k)
 	case isWorded && !v.IsMap():
@@ -244,7 +245,7 @@ func (v Value) decode(to reflect.Value, k Key) {
 	}
 }
 
-// decodeList keeps an element that is wrong, as its zero value: indexes are those of the file.
+// decodeList keeps a wrong element as its zero value, so that indexes are those of the file.
 func (v Value) decodeList(to reflect.Value, k Key) {
 	if !v.IsList() {
 		v.want(k.wantWhole())
@@ -295,7 +296,7 @@ func (v Value) checkLength(n int, k Key) bool {
 	return false
 }
 
-// checkUnique rejects the element at i if the list has it before, too.
+// checkUnique rejects the element at i if the list already has it before i.
 func (v Value) checkUnique(list reflect.Value, i int) {
 	for j := range i {
 		if list.Index(j).Equal(list.Index(i)) {
@@ -344,7 +345,8 @@ func (v Value) decodeScalar(to reflect.Value, k Key) {
 	v.Reject("is %s, want %s%s", v.describe(), k.Want(), hint)
 }
 
-// scalarText returns the value as the text of a type: a number is no text, a text no number.
+// scalarText returns the value as text for a type. It does not accept a number as text, or text
+// as a number.
 func (v Value) scalarText(of reflect.Value) (string, bool) {
 	text, isString := v.text()
 	_, isText := of.Addr().Interface().(encoding.TextUnmarshaler)
@@ -362,7 +364,7 @@ func (v Value) scalarText(of reflect.Value) (string, bool) {
 	return text, isString && text != "" && (isText || t.Kind() == reflect.String || t == reflect.TypeFor[time.Duration]())
 }
 
-// parseText sets a scalar from its text, which a file or a tag has.
+// parseText sets a scalar from its text in a file or a tag.
 func parseText(text string, to reflect.Value) (err error) {
 	if u, ok := to.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		return u.UnmarshalText([]byte(text))
@@ -396,7 +398,7 @@ func parseText(text string, to reflect.Value) (err error) {
 	return err
 }
 
-// allows reports whether a value is within what the tags say.
+// allows reports whether a value satisfies the tags.
 func (k Key) allows(text string, value reflect.Value) bool {
 	if words := k.OneOf(); words != nil && !slices.Contains(words, text) {
 		return false
@@ -422,7 +424,7 @@ func (k Key) allows(text string, value reflect.Value) bool {
 	return true
 }
 
-// number is a scalar for comparisons: exact for all bounds below 2^53.
+// number returns a scalar for comparisons: exact for all bounds below 2^53.
 func number(v reflect.Value) float64 {
 	switch {
 	case v.CanInt():
@@ -439,15 +441,15 @@ func KeyOf[T any](name string) Key {
 	return keys[slices.IndexFunc(keys, func(k Key) bool { return k.Name == name })]
 }
 
-// Allows reports whether a text is right for a key of T.
+// Allows reports whether a text is a valid value for a key of T.
 func Allows[T any](key, text string) bool {
 	k := KeyOf[T](key)
 	value := reflect.New(k.Type).Elem()
 	return text != "" && parseText(text, value) == nil && k.allows(text, value)
 }
 
-// Check returns the first key of a struct, which did not come out of a file, that has a wrong value;
-// nil is none. A key without default may have its zero value. Lists and maps are not checked.
+// Check returns the first key with a wrong value in a struct that was not read from a file; nil
+// if there is none. A key without default may have its zero value. Check skips lists and maps.
 func Check(of any) *Problem { return check(reflect.ValueOf(of).Elem(), "") }
 
 func check(of reflect.Value, prefix string) *Problem {
@@ -480,7 +482,7 @@ func (k Key) integer(tag string, otherwise int) int {
 	return n
 }
 
-// must panics on a tag that is wrong: each test that reads a file would show it.
+// must panics on an invalid tag; each test that reads a file would reveal it.
 func must(err error) {
 	if err != nil {
 		panic(fmt.Sprintf("document: struct tag: %v", err))

@@ -1,13 +1,12 @@
-// Package document reads the YAML files that people write for Penstock, so that
-// every complaint is one line: file, line, column, the field, what stands there,
-// and what would be right.
+// Package document reads the YAML files that people write for Penstock. Each of its
+// errors is one line: file, line, column, the field, the value, and what would be right.
 //
-// The flow: Parse gives a Document; Decode reads its Root into a struct whose tags
-// define the keys, notes what is wrong, and goes on; the caller notes with Reject what
-// a tag cannot say; Err returns all that was noted.
+// The flow: Parse returns a Document. Decode reads its Root into a struct whose tags
+// define the keys. It records errors and continues. The caller adds errors with Reject
+// for rules that tags cannot express. Err returns all errors.
 //
-// What is read is plain data: one document, no anchors, aliases, merge keys or
-// tags, no key twice.
+// A document is plain data: one document, no anchors, aliases, merge keys or tags, no
+// duplicate keys.
 package document
 
 import (
@@ -25,22 +24,22 @@ import (
 	"github.com/lithammer/fuzzysearch/fuzzy"
 )
 
-// MaxBytes is the largest file that Parse takes. A card is about 2 KiB; the limit
-// is there so that a wrong path (a model, a device) is refused and not parsed.
+// MaxBytes is the largest file that Parse accepts. A card is about 2 KiB. The limit
+// rejects a wrong path (a model, a device) before parsing.
 const MaxBytes = 256 << 10
 
-// maxDepth bounds how deep flow collections may nest: the parser recurses.
+// maxDepth limits how deep flow collections may nest, because the parser is recursive.
 const maxDepth = 64
 
-// Problem is one thing wrong in a file.
+// Problem is one fault in a file.
 type Problem struct {
 	File         string
-	Line, Column int    // from 1; 0 where it is about the file as a whole
-	Field        string // like input.size[0]; empty where there is none
+	Line, Column int    // from 1; 0 if the problem is about the whole file
+	Field        string // like input.size[0]; empty if there is none
 	Text         string // what is wrong and what would be right
 }
 
-// Error is the problem on one line.
+// Error formats the problem as one line.
 func (p *Problem) Error() string {
 	var b strings.Builder
 	b.WriteString(p.File)
@@ -56,8 +55,7 @@ func (p *Problem) Error() string {
 	return b.String()
 }
 
-// Document is a parsed file and what was found wrong in it. It is used by one
-// goroutine.
+// Document is a parsed file and the problems found in it. Only one goroutine may use it.
 type Document struct {
 	file     string
 	root     Value
@@ -76,7 +74,8 @@ func Parse(file string, data []byte) (*Document, error) {
 	}
 	if len(parsed.Docs) > 1 {
 		p := &Problem{File: file, Text: "second document begins; want one"}
-		// The --- is missing after a ..., the document's own token where nothing follows.
+		// The --- is missing after a ...; the document's own token is missing if nothing
+		// follows.
 		if at := parsed.Docs[1].Start; at != nil && at.Position != nil {
 			p.Line, p.Column = at.Position.Line, at.Position.Column
 		} else if body := parsed.Docs[1].Body; body != nil {
@@ -95,8 +94,8 @@ func Parse(file string, data []byte) (*Document, error) {
 	return d, nil
 }
 
-// Tree is Parse for readers with rules of their own: any number of documents, of any size,
-// as the parser's tree. The error is a *Problem.
+// Tree is Parse for readers with their own rules. It accepts any number of documents of
+// any size and returns the parser's tree. The error is a *Problem.
 func Tree(file string, data []byte) (*ast.File, error) {
 	d := &Document{file: file}
 	return d.tree(data)
@@ -117,8 +116,8 @@ func (d *Document) tree(data []byte) (*ast.File, error) {
 	return parsed, nil
 }
 
-// parse keeps a fault of the parser, which is another project's, to the file that
-// shows it.
+// parse turns a panic of the parser, which is third-party code, into an error of this
+// file.
 func parse(data []byte) (f *ast.File, err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -128,7 +127,7 @@ func parse(data []byte) (f *ast.File, err error) {
 	return parser.ParseBytes(data, 0)
 }
 
-// depth is an upper bound of how deep brackets nest.
+// depth returns an upper bound of how deep brackets nest.
 func depth(data []byte) int {
 	now, deepest := 0, 0
 	for _, c := range data {
@@ -143,11 +142,11 @@ func depth(data []byte) int {
 	return deepest
 }
 
-// Root is the whole document.
+// Root returns the whole document.
 func (d *Document) Root() Value { return d.root }
 
-// Err returns what is wrong, from the top of the file to its end, a line each;
-// nil when nothing is. Each part is a *Problem.
+// Err returns all problems in the order of the file, one line each; nil if there are
+// none. Each part is a *Problem.
 func (d *Document) Err() error {
 	slices.SortStableFunc(d.problems, func(a, b *Problem) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
@@ -159,12 +158,11 @@ func (d *Document) Err() error {
 	return errors.Join(all...)
 }
 
-// Value is a place in the document: a scalar, a list, a map, or a place where
-// nothing stands.
+// Value is a place in the document: a scalar, a list, a map, or a place without a value.
 type Value struct {
 	doc          *Document
 	node         ast.Node // nil: absent
-	null         bool     // absent, by the word null
+	null         bool     // absent, written as null
 	field        string
 	line, column int
 }
@@ -177,7 +175,7 @@ func (d *Document) value(node ast.Node, field string) Value {
 	if at := node.GetToken(); at != nil && at.Position != nil {
 		v.line, v.column = at.Position.Line, at.Position.Column
 	}
-	// A map's own token is its first ':'; its place is where its first key is.
+	// A map's own token is its first ':'. Its position here is that of its first key.
 	if m, ok := node.(ast.MapNode); ok {
 		if i := m.MapRange(); i.Next() {
 			if at := i.Key().GetToken(); at != nil && at.Position != nil {
@@ -188,15 +186,15 @@ func (d *Document) value(node ast.Node, field string) Value {
 	return v
 }
 
-// Absent reports whether nothing stands here, or null.
+// Absent reports whether there is no value here, or null.
 func (v Value) Absent() bool { return v.node == nil }
 
-// SaysNull reports whether the word null stands here, which YAML takes for
-// nothing and a writer may mean for a name.
+// SaysNull reports whether the value is the word null. YAML reads it as no value, but a
+// writer may mean a name.
 func (v Value) SaysNull() bool { return v.null }
 
-// Reject notes that the value is wrong. The text says what it is and what would
-// be right.
+// Reject records that the value is wrong. The text says what it is and what would be
+// right.
 func (v Value) Reject(format string, args ...any) {
 	text := plain(fmt.Sprintf(format, args...))
 	v.doc.problems = append(v.doc.problems, &Problem{
@@ -206,7 +204,7 @@ func (v Value) Reject(format string, args ...any) {
 
 func (v Value) want(what string) { v.Reject("is %s, want %s", v.describe(), what) }
 
-// describe says what stands here, briefly.
+// describe describes the value briefly.
 func (v Value) describe() string {
 	switch n := v.node.(type) {
 	case nil:
@@ -241,11 +239,11 @@ func shorten(s string) string {
 type mapping struct {
 	at     Value
 	values map[string]Value
-	meant  []string // keys that a misspelt one stands for
+	meant  []string // keys that misspelt keys probably stand for
 }
 
-// keyed reads a map that may have these keys and no others; a misspelt one is
-// noted with the key that was meant.
+// keyed reads a map that may have these keys and no others. It reports a misspelt key
+// together with the probable right one.
 func (v Value) keyed(keys ...string) mapping {
 	m := mapping{at: v, values: make(map[string]Value)}
 	if v.Absent() {
@@ -260,7 +258,7 @@ func (v Value) keyed(keys ...string) mapping {
 		v.want(what)
 		return m
 	}
-	above := "" // the key above, where it has no value
+	above := "" // the previous key, if it has no value
 	for i := node.MapRange(); i.Next(); {
 		name, isString := i.Key().(*ast.StringNode)
 		if !isString {
@@ -293,8 +291,8 @@ func (v Value) keyed(keys ...string) mapping {
 	return m
 }
 
-// unknownKey says what may be meant by a key, as the end of a sentence. above is the key
-// above it where that one has no value.
+// unknownKey returns a hint about an unknown key, as the end of a sentence. above is the
+// previous key if that one has no value.
 func unknownKey(key, above string, keys []string) string {
 	if near := Near(key, keys); near == "" && above != "" {
 		return fmt.Sprintf("; want it indented if it belongs to %q above it", above)
@@ -302,7 +300,7 @@ func unknownKey(key, above string, keys []string) string {
 	return Meant(key, keys)
 }
 
-// may returns the key's value, which is absent if the key is.
+// may returns the key's value; it is absent if the key is.
 func (m mapping) may(key string) Value {
 	if v, ok := m.values[key]; ok {
 		return v
@@ -316,9 +314,9 @@ func (m mapping) may(key string) Value {
 	return v
 }
 
-// need is may for a key that must be there: what says what would be right.
-// Where the map itself is absent, or the key is there misspelt, that is noted
-// and no more.
+// need is may for a required key. what describes a right value. need reports a missing
+// key, unless the map itself is absent or the key is misspelt, which is already
+// reported.
 func (m mapping) need(key, what string) Value {
 	v := m.may(key)
 	if v.Absent() && !m.at.Absent() && !slices.Contains(m.meant, key) {
@@ -329,7 +327,7 @@ func (m mapping) need(key, what string) Value {
 	return v
 }
 
-// List returns the elements, absent ones too, which it reports; what says what would be right.
+// List returns all elements. It reports absent ones; what describes a right element.
 func (v Value) List(what string) []Value {
 	if v.Absent() {
 		return nil
@@ -350,20 +348,20 @@ func (v Value) List(what string) []Value {
 	return out
 }
 
-// IsList reports whether a list stands here.
+// IsList reports whether the value is a list.
 func (v Value) IsList() bool {
 	_, ok := v.node.(*ast.SequenceNode)
 	return ok
 }
 
-// IsMap reports whether a map stands here.
+// IsMap reports whether the value is a map.
 func (v Value) IsMap() bool {
 	_, ok := v.node.(ast.MapNode)
 	return ok
 }
 
-// Text reads a string that is not empty. A number or a word like true must be
-// quoted to be one.
+// Text reads a string that is not empty. A number or a word like true must be quoted to
+// be a string.
 func (v Value) Text(what string) string {
 	if v.Absent() {
 		return ""
@@ -385,8 +383,8 @@ func (v Value) text() (string, bool) {
 	return "", false
 }
 
-// Peek reads the string under a map's key, empty where there is none, and notes
-// nothing: for a map whose keys depend on one of them.
+// Peek returns the string at a map's key, empty if there is none, and reports nothing.
+// It is for maps whose allowed keys depend on one of them.
 func (v Value) Peek(key string) string {
 	node, ok := v.node.(ast.MapNode)
 	if !ok {
@@ -415,8 +413,8 @@ func (v Value) integer() (int64, bool) {
 	return 0, false
 }
 
-// Plain returns the value as plain data: map[string]any, []any, string, bool,
-// int64, float64, or nil. What is no plain data is noted.
+// Plain returns the value as plain data: map[string]any, []any, string, bool, int64,
+// float64, or nil. It reports everything that is not plain data.
 func (v Value) Plain() any {
 	switch n := v.node.(type) {
 	case nil:
@@ -455,8 +453,8 @@ func (v Value) Plain() any {
 	return nil
 }
 
-// Meant says which of the words a misspelt one may stand for, as the end of a
-// sentence; where none is near it lists them all.
+// Meant suggests the word that a misspelt one may stand for, as the end of a sentence.
+// If none is similar, it lists them all.
 func Meant(word string, words []string) string {
 	if m := Near(word, words); m != "" {
 		return m
@@ -464,7 +462,7 @@ func Meant(word string, words []string) string {
 	return "; known are " + strings.Join(words, ", ")
 }
 
-// Near is Meant that is empty if no word is near.
+// Near is Meant, but empty if no word is similar.
 func Near(word string, words []string) string {
 	if w := nearest(word, words); w != "" {
 		return fmt.Sprintf(", did you mean %q?", w)
@@ -472,9 +470,9 @@ func Near(word string, words []string) string {
 	return ""
 }
 
-// nearest finds the word that another is a slip of the pen from: no further than
-// a third of its letters, or the same letters in another order. It is empty where
-// there is none, or several as near.
+// nearest finds the word that another is probably a misspelling of. At most a third of
+// its letters may differ, or the same letters are in another order. It returns an empty
+// string if there is no such word, or several.
 func nearest(word string, words []string) string {
 	const longest = 64 // the distance costs the product of the lengths
 	if len(word) > longest {
@@ -505,12 +503,12 @@ func sameLetters(a, b string) bool {
 	return bytes.Equal(x, y)
 }
 
-// Has reports whether a map has something at a key.
+// Has reports whether a map has a value at a key.
 func (v Value) Has(key string) bool { return v.Find(key).node != v.node }
 
-// Find is the value at a path of keys (string) and list indexes (int). If there is none, it is the
-// last value on the way there, with the field of the whole path: what is missing is reported where
-// it would stand.
+// Find returns the value at a path of keys (string) and list indexes (int). If there is
+// none, it returns the last value on the path, with the field of the whole path. A
+// missing value is therefore reported at the place where it would be.
 func (v Value) Find(path ...any) Value {
 	field := v.field
 	found := true
@@ -537,7 +535,8 @@ func (v Value) Find(path ...any) Value {
 	return v
 }
 
-// at is the value at a key of a map, without a node if there is none. The last one counts.
+// at returns the value at a key of a map, without a node if there is none. The last
+// value counts.
 func (v Value) at(key, field string) (found Value) {
 	node, ok := v.node.(ast.MapNode)
 	if !ok {

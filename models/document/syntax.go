@@ -15,7 +15,7 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// The bytes that a file in UTF-8, UTF-16 or UTF-32 may begin with (Unicode 16, 23.8).
+// The bytes at the beginning of a file in UTF-8, UTF-16 or UTF-32 (Unicode 16, 23.8).
 const (
 	mark8       = "\xef\xbb\xbf"
 	mark16Big   = "\xfe\xff"
@@ -24,7 +24,7 @@ const (
 	mark32Small = "\xff\xfe\x00\x00"
 )
 
-// text returns the file's text without a byte order mark, or says why it is none.
+// text returns the file's text without a byte order mark, or a problem if the file is not text.
 func (d *Document) text(data []byte) ([]byte, *Problem) {
 	begins := func(mark string) bool { return bytes.HasPrefix(data, []byte(mark)) }
 	const save = "want UTF-8: save it so, or `iconv -t UTF-8` it"
@@ -49,7 +49,7 @@ func (d *Document) text(data []byte) ([]byte, *Problem) {
 	return bytes.ReplaceAll(data, []byte("\r\n"), []byte("\n")), nil
 }
 
-// halfZero reports whether the first two letters are ASCII in UTF-16, as without a mark.
+// halfZero reports whether the first two letters are ASCII in UTF-16 without a byte order mark.
 func halfZero(data []byte) bool {
 	if len(data) < 4 {
 		return false
@@ -58,15 +58,15 @@ func halfZero(data []byte) bool {
 		data[0] == 0 && data[1] != 0 && data[2] == 0 && data[3] != 0
 }
 
-// at is a problem with the byte at offset.
+// at returns a problem with the byte at offset.
 func (d *Document) at(data []byte, offset int, text string) *Problem {
 	line := bytes.Count(data[:offset], []byte("\n")) + 1
 	begin := bytes.LastIndexByte(data[:offset], '\n') + 1
 	return &Problem{File: d.file, Line: line, Column: utf8.RuneCount(data[begin:offset]) + 1, Text: text}
 }
 
-// syntax turns the parser's error into a problem: its place, its words, the line, and what is usually
-// wrong there.
+// syntax turns the parser's error into a problem: the position, the message, the line, and a hint
+// about the usual cause.
 func (d *Document) syntax(data []byte, err error) *Problem {
 	p := &Problem{File: d.file, Text: err.Error()}
 	var located yaml.Error
@@ -110,8 +110,8 @@ const (
 	unexpectedKey = "unexpected key name" // without a colon
 )
 
-// missingColon returns the text that the parser took for a map's value if the key at shows that it was
-// to be the map's first key.
+// missingColon returns the text that the parser read as a map's value, if the key at shows that the
+// text was meant as the map's first key.
 func missingColon(message string, at *token.Token) *token.Token {
 	value := before(at)
 	if message != notAllowed || value == nil || value.Type == token.SequenceEndType || value.Type == token.MappingEndType {
@@ -152,7 +152,7 @@ var (
 	noSpaceAfterDash = regexp.MustCompile("^ *-[^- ]")
 )
 
-// hints are what is usually wrong where the parser says this.
+// hints map messages of the parser to the usual cause.
 var hints = []struct{ says, hint string }{
 	{"mapping value is not allowed", "want quotes around a text with a colon"},
 	{"end token", "want the bracket to be closed"},
@@ -178,14 +178,14 @@ func hint(message string) string {
 	return ""
 }
 
-// indented is how many blanks begin a line, and what comes after them.
+// indented returns how many spaces begin a line, and the text after them.
 func indented(line string) (blanks int, rest string) {
 	rest = strings.TrimLeft(line, " ")
 	return len(line) - len(rest), strings.TrimRight(rest, " ")
 }
 
-// misindented finds a line whose indentation is that of none above it. The parser often blames the
-// line before: it took both for one text.
+// misindented finds a line whose indentation matches no line above it. The parser often blames the
+// previous line, because it read both as one text.
 func (p *Problem) misindented(lines []string) bool {
 	n, ok := p.blamed(lines)
 	if !ok {
@@ -208,7 +208,8 @@ func (p *Problem) misindented(lines []string) bool {
 	return true
 }
 
-// blamed is the line that may be misindented: the parser's, or the next one that is indented deeper.
+// blamed returns the line that may be misindented: the parser's, or the next one that is indented
+// deeper.
 func (p *Problem) blamed(lines []string) (n int, ok bool) {
 	if !strings.HasPrefix(p.Text, "mapping value is not allowed") {
 		return p.Line, true
@@ -222,8 +223,8 @@ func (p *Problem) blamed(lines []string) (n int, ok bool) {
 	return 0, false
 }
 
-// indentations are those that a line below may have, the deepest first. item says that it begins with a
-// dash.
+// indentations returns the valid indentations of a line below the given ones, the deepest first.
+// item means that the line begins with a dash.
 func indentations(lines []string, blanks int, item bool) (want []int) {
 	most := blanks + MaxBytes
 	for _, line := range slices.Backward(lines) {
@@ -243,7 +244,7 @@ func indentations(lines []string, blanks int, item bool) (want []int) {
 	return want
 }
 
-// plain keeps what is quoted from a file to one line.
+// plain keeps text that is quoted from a file on one line.
 func plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {

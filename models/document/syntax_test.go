@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// slips are what people get wrong in YAML, and what they are told.
+// slips are common mistakes in YAML, and the messages for them.
 var slips = []struct{ name, text, want string }{
 	{"a tab that indents", "a:\n\tb: 1\n", "f.yaml:2:1: a tab; YAML indents with spaces"},
 	{"a tab after spaces", "a:\n  b: 1\n  \tc: 1\n", "f.yaml:3:3: a tab; YAML indents with spaces"},
@@ -83,7 +83,7 @@ var slips = []struct{ name, text, want string }{
 	{"a second document", "a: 1\n...\nb: 1\n", "f.yaml:3:1: second document begins; want one"},
 }
 
-// wide is ASCII in UTF-16; high is where its zero byte is not.
+// wide returns ASCII text in UTF-16. high is the index of the byte that is not zero.
 func wide(text string, high int) string {
 	var b []byte
 	for _, c := range utf16.Encode([]rune(text)) {
@@ -144,8 +144,8 @@ func TestAMarkBeforeUTF8IsNoPartOfTheText(t *testing.T) {
 	}
 }
 
-// FuzzParse: whatever is in a file, what is said of it is one line of text about a place
-// that the file has.
+// FuzzParse: for any content of a file, the error is one line of text about a position
+// in the file.
 func FuzzParse(f *testing.F) {
 	for _, s := range slips {
 		f.Add([]byte(s.text))

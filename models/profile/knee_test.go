@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// curve is a model's throughput over GPU% at one batch.
+// curve identifies a model's throughput over GPU% at one batch.
 type curve struct {
 	framework, model string
 	batch            int
 }
 
-// gslice are the measurements that GSLICE's authors published, on a V100.
+// gslice returns the measurements that GSLICE's authors published, on a V100.
 func gslice(t *testing.T) map[curve][]Point {
 	t.Helper()
 	file, err := os.Open("testdata/gslice_v100/profile.csv")
@@ -49,11 +49,11 @@ func gslice(t *testing.T) map[curve][]Point {
 	return points
 }
 
-// What GSLICE 2.1.3 reads off its curves at batch 1.
+// The knees that GSLICE 2.1.3 reads off its curves at batch 1.
 var paperKnees = map[string]int{"alexnet": 30, "resnet50": 60, "vgg19": 70}
 
-// distance is how far a rule is from the paper's knees, summed up over the models and
-// both frameworks, in points of GPU%.
+// distance returns how far a rule is from the paper's knees, as a sum over the models
+// and both frameworks, in points of GPU%.
 func distance(points map[curve][]Point, rule func([]Point) int) int {
 	sum := 0
 	for model, knee := range paperKnees {
@@ -78,8 +78,8 @@ func fraction(f float64) func([]Point) int {
 	}
 }
 
-// kneedle is where the curve is furthest above its chord (Satopää et al. 2011), both
-// axes from 0 to 1.
+// kneedle returns the share at which the curve is furthest above its chord (Satopää
+// et al. 2011), both axes from 0 to 1.
 func kneedle(points []Point) int {
 	points = slices.SortedFunc(slices.Values(points), Point.Compare)
 	rate := func(p Point) float64 { return p.Throughput }
@@ -92,7 +92,7 @@ func kneedle(points []Point) int {
 	return slices.MaxFunc(points, func(a, b Point) int { return cmp.Compare(above(a), above(b)) }).Share
 }
 
-// efficacy is the largest throughput² / share.
+// efficacy returns the share with the largest throughput² / share.
 func efficacy(points []Point) int {
 	of := func(p Point) float64 { return p.Throughput * p.Throughput / float64(p.Share) }
 	return slices.MaxFunc(points, func(a, b Point) int { return cmp.Compare(of(a), of(b)) }).Share
@@ -185,7 +185,7 @@ func TestTheKneeForAnObjectiveIsOfTheLargestBatchThatFits(t *testing.T) {
 		{Share: 30, Batch: 1, Processes: 1, Throughput: 100, Latency: 10 * ms},
 		{Share: 30, Batch: 4, Processes: 1, Throughput: 200, Latency: 20 * ms},
 	}}
-	// A batch of 4 takes 20 ms: less than 90 % of half of 45 ms, not of 44.
+	// A batch of 4 takes 20 ms: less than 90 % of half of 45 ms, but not of 44 ms.
 	for objective, want := range map[time.Duration]Knee{
 		45 * ms: {4, 30}, 44 * ms: {1, 10}, 30 * ms: {1, 10}, ms: {1, 10},
 	} {

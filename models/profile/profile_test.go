@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// parvagpu are the profiles that were published with ParvaGPU.
+// parvagpu has the profiles that were published with ParvaGPU.
 const parvagpu = "../../plan/testdata/parvagpu/prof_data"
 
 func TestParvaGPUsFilesAreReadWithoutAHeader(t *testing.T) {

@@ -19,8 +19,8 @@ import (
 	"time"
 )
 
-// The limits of a file: far above any sweep of use, and low enough that a wrong
-// file is refused before it fills the memory.
+// The limits of a file are far above any useful sweep. They are low enough to
+// reject a wrong file before it fills the memory.
 const (
 	maxBytes     = 8 << 20
 	maxShare     = 100
@@ -31,20 +31,21 @@ const (
 	maxMemoryMiB = 1 << 30
 )
 
-// columns are the header of ParvaGPU's files; memoryColumn is ours.
+// columns are the header of ParvaGPU's files. memoryColumn is Penstock's addition.
 var columns = []string{"Mig instance", "Batch size", "Workload Number", "Throughput", "Latency"}
 
 const memoryColumn = "Memory"
 
-// syntaxError is something wrong in a profile file.
+// syntaxError is a fault in a profile file.
 type syntaxError struct {
 	File string
-	// Line and Column count from 1, Column in bytes; 0 where it is about the whole.
+	// Line and Column count from 1, Column in bytes. They are 0 if the error is
+	// about the whole file.
 	Line, Column int
 	Text         string // what is wrong and what would be right
 }
 
-// Error is the problem on one line.
+// Error formats the fault as one line.
 func (e *syntaxError) Error() string {
 	if e.File == "" {
 		return e.Text
@@ -55,8 +56,8 @@ func (e *syntaxError) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Text)
 }
 
-// Read reads a profile; file is the name that errors give. The error is a
-// *syntaxError, but for one of r.
+// Read reads a profile. file is the name for errors. The error is a *syntaxError,
+// unless it comes from r.
 //
 // A file without a JSON header is ParvaGPU's: its shares are GPCs.
 func Read(r io.Reader, file string) (Profile, error) {
@@ -76,7 +77,7 @@ func read(r io.Reader, file string) (File, error) {
 	return d.decode(data)
 }
 
-// ReadDir is ReadFolder of all of dir, without the places.
+// ReadDir is ReadFolder for all of dir, without positions.
 func ReadDir(dir fs.FS) (map[string]Profile, error) {
 	files, err := ReadFolder(dir, ".")
 	if err != nil {
@@ -90,8 +91,8 @@ func ReadDir(dir fs.FS) (map[string]Profile, error) {
 }
 
 // ReadFolder reads the profiles of a folder in dir, keyed by the file's base name
-// without .csv: its *.csv, and those beside the cards of a folder of models,
-// NAME/NAME.csv. The first file that is wrong ends it.
+// without .csv. It reads *.csv, and the profiles next to the cards in a folder of
+// models, NAME/NAME.csv. It stops at the first faulty file.
 func ReadFolder(dir fs.FS, folder string) (map[string]File, error) {
 	entries, err := fs.ReadDir(dir, folder)
 	if err != nil {
@@ -105,7 +106,7 @@ func ReadFolder(dir fs.FS, folder string) (map[string]File, error) {
 	from := make(map[string]string)
 	for _, e := range entries {
 		file := path.Join(folder, e.Name())
-		// A link is what it leads to.
+		// A link counts as its target.
 		if info, err := fs.Stat(dir, file); err == nil && info.IsDir() {
 			file = path.Join(file, e.Name()+".csv")
 			if _, err := fs.Stat(dir, file); errors.Is(err, fs.ErrNotExist) {
@@ -136,8 +137,8 @@ func readFile(dir fs.FS, name string) (File, error) {
 	return read(f, filepath.Join(rootOf(dir), name))
 }
 
-// rootOf is the folder that an os.DirFS stands for, so that an error can be found;
-// empty for any other.
+// rootOf returns the folder of an os.DirFS, so that errors have the full path;
+// empty for any other file system.
 func rootOf(dir fs.FS) string {
 	if v := reflect.ValueOf(dir); v.Kind() == reflect.String {
 		return v.String()
@@ -169,8 +170,9 @@ func (d *decoder) decode(data []byte) (File, error) {
 	return f, err
 }
 
-// splitComment cuts the comment lines off the top and takes their marks off, a byte
-// for a byte but for the newlines, so that a place in it is the place in the file.
+// splitComment cuts the comment lines off the top. It replaces their marks by one
+// byte each and keeps the newlines, so that positions in the result are positions
+// in the file.
 func splitComment(data []byte) (comment, rest []byte, lines int) {
 	rest = data
 	for len(rest) > 0 && rest[0] == '#' {
@@ -181,7 +183,7 @@ func splitComment(data []byte) (comment, rest []byte, lines int) {
 	return comment, rest, lines
 }
 
-// header reads the JSON of the comment lines. Comments without any are none.
+// header reads the JSON of the comment lines. Comments without JSON are no header.
 func (d *decoder) header(comment []byte, h *Header) error {
 	*h = Header{Unit: GPCs}
 	if !bytes.ContainsRune(comment, '{') {
@@ -221,24 +223,24 @@ func (d *decoder) header(comment []byte, h *Header) error {
 	return nil
 }
 
-// first is the beginning of some text, short enough for an error.
+// first returns the beginning of some text, short enough for an error.
 func first(text []byte) string {
 	line, _, _ := bytes.Cut(text, []byte("\n"))
 	return string(line[:min(len(line), 32)])
 }
 
-// place is the line and column of an offset.
+// place returns the line and column of an offset.
 func place(text []byte, offset int64) (line, column int) {
 	before := text[:min(int64(len(text)), max(0, offset))]
 	line = 1 + bytes.Count(before, []byte("\n"))
 	return line, len(before) - bytes.LastIndexByte(before, '\n')
 }
 
-// points reads the rows; lines is how many stand above them. from has each point's
-// line, by its key.
+// points reads the rows. lines is the number of lines above them. from has each
+// point's line, by its key.
 func (d *decoder) points(rows []byte, lines int, unit Unit) (points []Point, from map[Point]int, err error) {
 	reader := csv.NewReader(bufio.NewReader(bytes.NewReader(rows)))
-	reader.FieldsPerRecord = -1 // counted here, to say what is missing
+	reader.FieldsPerRecord = -1 // counted here, to report what is missing
 	reader.TrimLeadingSpace = true
 	reader.ReuseRecord = true
 	next := func() ([]string, error) {
@@ -290,8 +292,8 @@ func (d *decoder) points(rows []byte, lines int, unit Unit) (points []Point, fro
 	return points, from, nil
 }
 
-// fields checks the names of the columns, which are the record that was just read, and returns them as they
-// are to be.
+// fields checks the names of the columns, which are the record that was just read.
+// It returns the names in their standard form.
 func (d *decoder) fields(reader *csv.Reader, names []string, lines int) ([]string, error) {
 	fields := slices.Concat(columns, []string{memoryColumn})
 	for i, name := range names {

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Write writes a profile as Read reads it: the same profile, the same bytes. Points
-// are written in ascending order, whatever order they are in.
+// Write writes a profile in the form that Read reads. The same profile gives the
+// same bytes. It writes points in ascending order, regardless of their order in p.
 func Write(w io.Writer, p Profile) error {
 	header, err := json.Marshal(p.Header)
 	if err != nil {
@@ -34,7 +34,7 @@ func Write(w io.Writer, p Profile) error {
 	return nil
 }
 
-// writeComment writes a JSON object in comment lines, one of its fields a line.
+// writeComment writes a JSON object in comment lines, one field per line.
 func writeComment(w io.Writer, object []byte) error {
 	d := json.NewDecoder(bytes.NewReader(object))
 	if _, err := d.Token(); err != nil { // {

@@ -10,5 +10,5 @@ import (
 //go:embed face/* fashion/* detect/* pictures/*.jpg fashion-mnist/*.gz
 var embedded embed.FS
 
-// files are all that ships, by path below this folder.
+// files returns everything that ships, by path below this folder.
 func files() fs.FS { return embedded }

@@ -12,18 +12,18 @@ import (
 	"sync"
 )
 
-// folderVariable names the environment variable that says where the files of the
-// shipped models are, in a build with the tag slim.
+// folderVariable names the environment variable with the folder of the shipped
+// models' files, for a build with the tag slim.
 const folderVariable = "PENSTOCK_ZOO"
 
-// errNoFolder is what every file of the zoo fails with where they are nowhere to be
-// found.
+// errNoFolder is the error of every file of the zoo if the folder was not found.
 var errNoFolder = errors.New("the shipped models are not in this binary (built with the tag slim), and their folder was not found")
 
-// files are all that ships, by path below this folder. They are looked for
+// files returns everything that ships, by path below this folder. It looks for it
+// in this order:
 //
-//  1. where PENSTOCK_ZOO says; when that is set, nowhere else
-//  2. in zoo beside the executable
+//  1. in the folder of PENSTOCK_ZOO; if that is set, nowhere else
+//  2. in zoo next to the executable
 //  3. in models/zoo of a folder above the executable or the working folder: a
 //     source tree
 var files = sync.OnceValue(func() fs.FS {
@@ -51,7 +51,7 @@ var files = sync.OnceValue(func() fs.FS {
 	return missing{fmt.Errorf("%w: not at %s; %s says where", errNoFolder, strings.Join(places, ", "), folderVariable)}
 })
 
-// above are models/zoo in dir and in each folder over it.
+// above returns models/zoo in dir and in each folder above it.
 func above(dir string) (places []string) {
 	for {
 		places = append(places, filepath.Join(dir, "models", "zoo"))
@@ -68,8 +68,8 @@ func holdsZoo(dir string) bool {
 	return err == nil
 }
 
-// missing is a file system of which every file fails with the reason why there is
-// none.
+// missing is a file system that does not exist; opening any file fails with the
+// reason.
 type missing struct{ why error }
 
 func (m missing) Open(name string) (fs.File, error) {

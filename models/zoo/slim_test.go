@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// The folder is looked for once a process, so a process of its own looks where it
-// is told.
+// Each process looks for the folder once, so the test starts another process that
+// looks in a given place.
 func TestASlimBinarySaysWhereItLookedForTheZoo(t *testing.T) {
 	if os.Getenv(folderVariable) != "" {
 		_, err := (Registry{Cache: t.TempDir()}).Find("face")

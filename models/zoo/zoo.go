@@ -1,10 +1,10 @@
 // Package zoo is what ships with Penstock: three models with their cards, five
-// pictures, and 1,000 labelled images, all inside the binary, so that they are
-// found wherever it is moved to. NOTICE says where each came from.
+// pictures, and 1,000 labelled images. They are inside the binary, so that they
+// are available wherever it is moved to. NOTICE lists their sources.
 //
-// It is a package of its own because it weighs 9 MB: a program that only links
-// libml does not carry it. Pages of it that nobody reads are never loaded. Built
-// with the tag slim it carries nothing and reads the same files from a folder.
+// It is a separate package because it takes 9 MB: a program that only links libml
+// does not carry it. Pages that are never read are never loaded. A build with the
+// tag slim carries nothing and reads the same files from a folder.
 package zoo
 
 import (
@@ -32,19 +32,20 @@ import (
 var ErrUnknownModel = errors.New("unknown model")
 
 // Registry finds cards. The zero value knows the shipped ones and puts their
-// files in the user's cache folder.
+// files into the user's cache folder.
 type Registry struct {
 	// Dirs are folders of cards, searched in order before the shipped ones.
 	Dirs []string
-	// Cache is where the files of shipped models are put, because frameworks and
-	// other processes open files by path. Empty means private.MakeCache.
+	// Cache is the folder for the files of shipped models: frameworks and other
+	// processes open files by path. Empty means private.MakeCache.
 	Cache string
 }
 
-// Find returns the card that ref means: a card's file, when it has a '/' or ends
-// in .yaml, else a model's name. A card of that name in Dirs comes before the
-// shipped one. Other cards in Dirs may be broken; one whose file or folder has
-// the model's name may not, or the shipped model would answer in its place.
+// Find returns the card for ref. If ref has a '/' or ends in .yaml, it is a
+// card's file, else a model's name. A card with that name in Dirs comes before
+// the shipped one. Other cards in Dirs may be invalid. A card whose file or
+// folder has the model's name must be valid, or the shipped model would replace
+// it silently.
 func (r Registry) Find(ref string) (*models.Card, error) {
 	if strings.ContainsRune(ref, '/') || filepath.Ext(ref) == ".yaml" {
 		return models.ReadCard(ref)
@@ -80,7 +81,8 @@ func (r Registry) Find(ref string) (*models.Card, error) {
 	return models.ReadCard(filepath.Join(dir, "card.yaml"))
 }
 
-// namedFor reads the card of a model whose file or folder in dir has its name; nil if there is none.
+// namedFor reads the card of a model whose file or folder in dir has its name;
+// nil if there is none.
 func namedFor(dir, name string) (*models.Card, error) {
 	if !models.NamePattern.MatchString(name) {
 		return nil, nil
@@ -97,8 +99,8 @@ func namedFor(dir, name string) (*models.Card, error) {
 	return nil, nil
 }
 
-// Shipped reports whether a card is a shipped one in the cache, where it would be
-// replaced if it were changed.
+// Shipped reports whether a card is a shipped one in the cache, where changes to
+// it would be overwritten.
 func (r Registry) Shipped(card *models.Card) bool {
 	cache, err := r.unpacked()
 	if err == nil {
@@ -111,7 +113,7 @@ func (r Registry) Shipped(card *models.Card) bool {
 	return err == nil && within != ".." && !strings.HasPrefix(within, "../")
 }
 
-// unpacked is where the folders of shipped models are.
+// unpacked returns the folder of the unpacked shipped models.
 func (r Registry) unpacked() (string, error) {
 	cache := r.Cache
 	if cache == "" {
@@ -125,12 +127,12 @@ func (r Registry) unpacked() (string, error) {
 	return filepath.Join(cache, "zoo"), nil
 }
 
-// Names are the shipped models.
+// Names returns the names of the shipped models.
 func Names() []string { return []string{"detect", "face", "fashion"} }
 
-// unpack puts a shipped model's files into a folder of the cache that is named
-// for their contents, so that two versions of Penstock do not disturb each other,
-// and returns it. Several processes may do so at once.
+// unpack writes a shipped model's files into a folder of the cache and returns
+// that folder. The folder's name depends on the contents, so that two versions of
+// Penstock do not affect each other. Several processes may unpack at once.
 func (r Registry) unpack(name string) (string, error) {
 	shipped := files()
 	entries, err := fs.ReadDir(shipped, name)
@@ -152,7 +154,8 @@ func (r Registry) unpack(name string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// A card may name a command, so a folder that another user could change is not used.
+	// A card may name a command, so we do not use a folder that another user
+	// could change.
 	dir := filepath.Join(cache, name+"-"+hex.EncodeToString(sum.Sum(nil))[:12])
 	folder, err := private.MakeFolder(dir, 0o755)
 	if err != nil {
@@ -167,8 +170,8 @@ func (r Registry) unpack(name string) (string, error) {
 	return dir, nil
 }
 
-// place makes a file hold data. A reader sees the whole file or none: one that
-// is another's, or cut short by a full disk, is replaced.
+// place makes a file hold data. A reader sees the complete file or none. It
+// replaces a file that belongs to another user or was cut short by a full disk.
 func place(folder *private.Folder, file string, data []byte) error {
 	if old, err := folder.ReadFile(file, int64(len(data))); err == nil && bytes.Equal(old, data) {
 		return nil
@@ -177,7 +180,7 @@ func place(folder *private.Folder, file string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(tmp.Name()) // gone already where all went well
+	defer os.Remove(tmp.Name()) // already gone on success
 	_, err = tmp.Write(data)
 	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Close()); err != nil {
 		return err
@@ -188,7 +191,7 @@ func place(folder *private.Folder, file string, data []byte) error {
 // Picture is a shipped picture.
 type Picture struct {
 	Name string // like astronaut
-	JPEG []byte // the caller's
+	JPEG []byte // the caller owns it
 }
 
 // Pictures returns the shipped pictures, sorted by name.
@@ -218,9 +221,10 @@ func PictureFS() fs.FS {
 	return sub
 }
 
-// FashionTest returns the first 1,000 images of Fashion-MNIST's test set, 28 x 28
-// grey bytes each, row by row: what the model fashion takes over the wire. Label
-// i is the class of image i, from 0 to 9, in the order of the card's labels.
+// FashionTest returns the first 1,000 images of Fashion-MNIST's test set. Each
+// has 28 x 28 grey bytes, row by row, which is what the model fashion takes over
+// the wire. labels[i] is the class of image i, from 0 to 9, in the order of the
+// card's labels.
 func FashionTest() (images [][]byte, labels []byte, err error) {
 	pixels, dims, err := readIDX("fashion-mnist/images.idx3.gz", 3)
 	if err != nil {
@@ -236,9 +240,9 @@ func FashionTest() (images [][]byte, labels []byte, err error) {
 	return slices.Collect(slices.Chunk(pixels, dims[1]*dims[2])), labels, nil
 }
 
-// readIDX reads a compressed file of bytes in the IDX format of the MNIST sets:
-// two zero bytes, the element type (8 is u8), the number of dimensions, each
-// dimension as a big-endian u32, then the elements.
+// readIDX reads a compressed file of bytes in the IDX format of the MNIST sets.
+// The format has two zero bytes, the element type (8 is u8), the number of
+// dimensions, each dimension as a big-endian u32, then the elements.
 func readIDX(name string, rank int) (data []byte, dims []int, err error) {
 	compressed, err := fs.ReadFile(files(), name)
 	if err != nil {

@@ -118,7 +118,7 @@ func TestAnUnknownNameIsToldWhatThereIs(t *testing.T) {
 	for ref, want := range map[string]string{
 		"fasion": `did you mean "fashion"?`,
 		"zebra":  "known are detect, face, fashion, mine",
-		"hidden": broken, // it may be the one that is meant
+		"hidden": broken, // it may be the requested one
 	} {
 		if _, err := r.Find(ref); !errors.Is(err, ErrUnknownModel) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %s", ref, err, want)
@@ -181,7 +181,7 @@ func TestFolderIsPrivate(t *testing.T) {
 		}
 	}
 
-	// A file that all can write is replaced, whatever it has now.
+	// A file that all users can write is replaced, regardless of its contents.
 	if err := os.Chmod(card.Model, 0o666); err != nil {
 		t.Fatal(err)
 	}
