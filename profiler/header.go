@@ -17,8 +17,9 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// Header says what of a profile is known before its first point: the card, the machine
-// that the Profiler's node found, and what the figures depend on.
+// Header returns the part of a profile's header that is known before its first point.
+// It describes the card, the machine that the Profiler's node found, and everything
+// else that affects the figures.
 func (p *Profiler) Header() (profile.Header, error) {
 	card, scale, m := p.options.Card, p.options.Scale, p.options.Machine
 	digest, err := digestOf(card)
@@ -47,8 +48,8 @@ func (p *Profiler) Header() (profile.Header, error) {
 	return h, nil
 }
 
-// gpuName is the name of a GPU's placement table, or the driver's name where there is
-// no table.
+// gpuName returns the name of a GPU's placement table, or the driver's name if there
+// is no table.
 func gpuName(d *control.ObservedDevice) string {
 	if g, err := plan.ForDevice(d.Name); err == nil {
 		return g.Name
@@ -56,8 +57,9 @@ func gpuName(d *control.ObservedDevice) string {
 	return d.Name
 }
 
-// digestOf is the first half of the SHA-256 of a card and its model's file, without
-// what no figure depends on: names of folders, the objective, the knees.
+// digestOf returns the first half of the SHA-256 of a card and its model's file. It
+// leaves out everything that affects no figure: names of folders, the objective, the
+// knees.
 func digestOf(card *models.Card) (string, error) {
 	bare := *card
 	bare.File, bare.Dir, bare.Model, bare.SLO, bare.KneePercent, bare.Knees, bare.Batches = "", "", "", 0, 0, nil, nil

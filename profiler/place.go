@@ -12,18 +12,18 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-// Place is where a profile and its card's knees go.
+// Place is the destination of a profile and its card's knees.
 type Place struct {
 	File string // the profile
-	// card is the card to write the knees into; copied is true if that is a copy of
-	// a shipped one, to be made. Both are empty with --keep-card.
+	// card is the card that gets the knees. copied is true if that is a copy of a
+	// shipped one that does not exist yet. Both are empty with --keep-card.
 	card   string
 	copied bool
 }
 
-// FindPlace finds where the profile of a card goes: the folder out, or the card's own if
-// out is empty, or ./profiles for a shipped card. keepCard leaves the card as it is. It
-// fails before anything is measured if files cannot be written there.
+// FindPlace finds the folder for the profile of a card: out, or the card's own folder if
+// out is empty, or ./profiles for a shipped card. With keepCard, the card stays
+// unchanged. FindPlace fails before any measurement if files cannot be written there.
 func FindPlace(card *models.Card, shipped bool, out string, keepCard bool) (p Place, err error) {
 	dir := out
 	switch {
@@ -54,7 +54,7 @@ func FindPlace(card *models.Card, shipped bool, out string, keepCard bool) (p Pl
 	return p, nil
 }
 
-// writable tries whether files can be made in a folder.
+// writable checks whether files can be created in a folder.
 func writable(dir string) error {
 	tmp, err := os.CreateTemp(dir, ".penstock-*")
 	if err != nil {
@@ -63,7 +63,7 @@ func writable(dir string) error {
 	return errors.Join(tmp.Close(), os.Remove(tmp.Name()))
 }
 
-// WriteKnees says where the profile went and writes its knees into the card.
+// WriteKnees prints the place of the profile and writes its knees into the card.
 func (p *Place) WriteKnees(w io.Writer, card *models.Card, of profile.Profile) error {
 	fmt.Fprintf(w, "profile: %s\n", p.File)
 	knee, ok := of.KneeFor(card.SLO)
@@ -73,7 +73,7 @@ func (p *Place) WriteKnees(w io.Writer, card *models.Card, of profile.Profile) e
 	}
 	percent := func(share int) float64 {
 		text := strconv.FormatFloat(of.Header.Percent(share), 'f', 1, 64)
-		rounded, _ := strconv.ParseFloat(text, 64) // it was one a moment ago
+		rounded, _ := strconv.ParseFloat(text, 64) // FormatFloat made the text
 		return rounded
 	}
 	var knees []models.Knee
@@ -101,7 +101,6 @@ func (p *Place) WriteKnees(w io.Writer, card *models.Card, of profile.Profile) e
 	return nil
 }
 
-// copyFolder copies the files of a folder.
 func copyFolder(to, from string) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/models/zoo"
 )
 
-// measured is a profile with knees at 60 and 70 %.
+// measured returns a profile with knees at 60 and 70 %.
 func measured() profile.Profile {
 	p := profile.Profile{Header: profile.Header{Version: profile.Version, Model: "fashion", GPU: "a formula", Unit: profile.Percent, Total: 100, PersistentMiB: 1.5, EphemeralMiB: 0.5}}
 	for share := 10; share <= 100; share += 10 {

@@ -1,5 +1,5 @@
-// Package profiler measures what a model reaches on each share of a device, on a whole node.
-// sweep/ decides what is measured next, and until when.
+// Package profiler measures the throughput of a model on each share of a device, on a
+// whole node. sweep/ decides what to measure next, and how long.
 package profiler
 
 import (
@@ -22,23 +22,24 @@ import (
 	"github.com/penstock/penstock/profiler/sweep"
 )
 
-// Options say what a Profiler runs.
+// Options describe what a Profiler runs.
 type Options struct {
 	testbed.Setup
 	Card *models.Card
-	// Grid has the cells: the node has room for the largest batch and the most processes.
+	// Grid has the cells. The node has room for the largest batch and the most
+	// processes.
 	Grid profile.Sweep
-	// Scale says what their shares are.
+	// Scale is the unit of their shares.
 	Scale Scale
 }
 
-// Profiler measures cells of a sweep on a whole node: the model runs in processes as a
-// node runs it, each within its quota (a part of the cell's share, the same for each),
-// fed over loopback by a closed loop that keeps three batches a process in flight.
+// Profiler measures cells of a sweep on a whole node. The model runs in processes as on
+// any node. Each process has the same quota, which is a part of the cell's share. A
+// closed loop over loopback keeps three batches per process in flight.
 //
-// One node lives as long as the Profiler. A cell of another batch size or number of
-// processes is another function on it; one that differs in its share alone has its
-// share changed. It is used by one goroutine.
+// One node exists as long as the Profiler. For a cell with another batch size or number
+// of processes, the node gets another function. If only the share differs, the
+// function's share changes. Only one goroutine may use a Profiler.
 type Profiler struct {
 	options Options
 	bed     *testbed.Bed
@@ -46,12 +47,12 @@ type Profiler struct {
 	change  configs.Change
 	picture []byte
 	status  control.Status
-	// loaded is the cell whose processes run; the zero value where none do.
+	// loaded is the cell whose processes run; the zero value if there are none.
 	loaded sweep.Cell
 }
 
-// The function that is measured, and its objective: none that a batch could miss, so
-// that batches grow to the size that there is and nothing is late.
+// The function that is measured, and its objective. No batch can miss that objective,
+// so batches grow to the max size and no request is late.
 const (
 	profiled         = "profiled"
 	profiledSLO      = time.Hour
@@ -92,7 +93,8 @@ func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 	if _, err := models.ReadCard(file); err != nil {
 		return nil, fmt.Errorf("batches of %d of %s: %w", batch, o.Card.Name, err)
 	}
-	// Twice what is in flight: pieces lie in slots of their own, and more are on their way.
+	// Twice what is in flight: fragments have their own slots, and more are on their
+	// way.
 	slab := max(64, 2*inFlight*len(p.picture)>>20)
 	p.bed, err = testbed.Start(ctx, o.Binary, testbed.Options{Device: o.Device, Change: p.change, Slots: slots, SlabMiB: slab})
 	if err != nil {
@@ -113,20 +115,21 @@ func New(ctx context.Context, o Options) (_ *Profiler, err error) {
 	return p, nil
 }
 
-// errSharesNotHeld is returned by New for a GPU on which every process gets
-// what it can: a share would say nothing there.
+// errSharesNotHeld is the error of New for a GPU on which no mechanism limits
+// processes: a share would have no effect there.
 var errSharesNotHeld = errors.New("nothing holds a process to its share")
 
-// The mechanisms of control.Observed that a Profiler treats apart.
+// The mechanisms of control.Observed that a Profiler treats specially.
 const (
 	timeSlicing = "time-slicing"
 	governed    = "governor"
 )
 
-// HeldBy is what holds processes to their shares: control.Observed.Mechanism.
+// HeldBy returns the mechanism that limits processes to their shares:
+// control.Observed.Mechanism.
 func (p *Profiler) HeldBy() string { return p.status.Mechanism }
 
-// Device is the GPU, nil on a CPU.
+// Device returns the GPU, nil on a CPU.
 func (p *Profiler) Device() *control.ObservedDevice { return p.status.Device }
 
 // Close ends the node.
@@ -140,14 +143,14 @@ func (p *Profiler) Close() error {
 	return nil
 }
 
-// inFlight is how many requests are kept in flight for a cell: for each process the
-// batch that runs, one that waits whole, and one on its way.
+// inFlight returns how many requests are kept in flight for a cell. Each process has
+// one batch that runs, one that waits complete, and one on its way.
 func (p *Profiler) inFlight(c sweep.Cell) int {
 	return max(leastInFlight, batchesInFlight*c.Batch*c.Processes)
 }
 
-// ladder is what the card of a cell with that batch size has: a model with a fixed
-// batch has no smaller one.
+// ladder returns the batch sizes for the card of a cell with that batch size. A model
+// with a fixed batch has no smaller one.
 func (p *Profiler) ladder(batch int) []int {
 	if p.options.Card.Batches[0] > 1 {
 		return []int{batch}
@@ -155,7 +158,8 @@ func (p *Profiler) ladder(batch int) []int {
 	return testbed.Ladder(batch)
 }
 
-// Start makes the processes those of the cell, gives them their share, and the load.
+// Start starts the cell's processes if necessary, sets their share, and starts the
+// load.
 func (p *Profiler) Start(ctx context.Context, c sweep.Cell) (sweep.Running, error) {
 	percent := p.options.Scale.Percent(c.Share)
 	var err error
@@ -198,8 +202,8 @@ func (p *Profiler) Start(ctx context.Context, c sweep.Cell) (sweep.Running, erro
 	return r, nil
 }
 
-// load has the node run a function of the cell's batch size with as many instances as
-// the cell has processes, in place of the one that it runs.
+// load replaces the node's function by one with the cell's batch size. It has as many
+// instances as the cell has processes.
 func (p *Profiler) load(ctx context.Context, c sweep.Cell, percent float64) error {
 	if err := p.unload(ctx); err != nil {
 		return err
@@ -210,20 +214,21 @@ func (p *Profiler) load(ctx context.Context, c sweep.Cell, percent float64) erro
 	}
 	limit, cancel := context.WithTimeoutCause(ctx, profiledPatience, fmt.Errorf("the model did not serve within %s", profiledPatience))
 	defer cancel()
-	// The answer comes when all its processes serve, or it was taken off again since one cannot.
+	// The answer comes when all its processes serve, or when the function was removed
+	// because one cannot.
 	_, err = control.SendOrder(limit, p.bed.Dir, control.AddPath, configs.Function{
 		Name: profiled, Model: file, SLO: profiledSLO, Instances: c.Processes, SharePercent: percent / float64(c.Processes),
 		Change: p.change, Streams: 1,
 	})
 	switch {
-	case err == nil || limit.Err() != nil: // it is there, if only for a while
+	case err == nil || limit.Err() != nil: // the function exists, if only for a while
 		p.loaded = c
 		if err != nil && ctx.Err() == nil {
 			err = errors.Join(err, p.unload(ctx))
 		}
 		return err
 	default:
-		// Who added a function by hand is told more.
+		// The rest of the message is for people who added the function by hand.
 		reason, _, _ := strings.Cut(err.Error(), "; it was taken off again")
 		if _, after, ok := strings.Cut(reason, "its process "); ok {
 			reason = "a process " + after
@@ -232,7 +237,7 @@ func (p *Profiler) load(ctx context.Context, c sweep.Cell, percent float64) erro
 	}
 }
 
-// unload takes the function off the node, if there is one.
+// unload removes the function from the node, if there is one.
 func (p *Profiler) unload(ctx context.Context) error {
 	if p.loaded == (sweep.Cell{}) {
 		return nil
@@ -241,7 +246,7 @@ func (p *Profiler) unload(ctx context.Context) error {
 	return p.bed.Remove(ctx, profiled)
 }
 
-// share changes the share of the function that runs.
+// share changes the share of the running function.
 func (p *Profiler) share(ctx context.Context, c sweep.Cell, percent float64) error {
 	before, err := p.bed.Function(profiled)
 	if err != nil {
@@ -262,11 +267,11 @@ func (p *Profiler) share(ctx context.Context, c sweep.Cell, percent float64) err
 	if err != nil {
 		return err
 	}
-	// The orchestrator hears of it with the next repetition, at the latest.
+	// The orchestrator learns of it with the next repetition, at the latest.
 	return testbed.Pause(ctx, 2*control.RepeatEvery)
 }
 
-// serves reports whether each instance has a process that serves, with all its batch
+// serves reports whether each instance has a process that serves with all its batch
 // sizes.
 func serves(f control.FunctionStatus) bool {
 	for i := range f.Instances {
@@ -289,8 +294,8 @@ func renewed(before, after control.FunctionStatus) bool {
 	return true
 }
 
-// What frameworks, drivers and kernels say when there is no memory left; a process
-// that the kernel killed for its memory was "killed".
+// noMemory matches the messages of frameworks, drivers and kernels when there is no
+// memory left. A process that the kernel killed because of memory ended by signal 9.
 var noMemory = regexp.MustCompile(`(?i)out of memory|cannot allocate|failed to allocate|bad_alloc|\bOOM\b|signal 9 \(not by Penstock\)`)
 
 func outOfMemory(err error) error {
@@ -308,7 +313,7 @@ type profiling struct {
 	since int64
 }
 
-// Window lets the time pass and counts what was answered in it.
+// Window waits for d and counts the answers in that time.
 func (r *profiling) Window(ctx context.Context, d time.Duration) (w sweep.Window, err error) {
 	if err := testbed.Pause(ctx, d); err != nil {
 		return w, err
@@ -326,17 +331,17 @@ func (r *profiling) Window(ctx context.Context, d time.Duration) (w sweep.Window
 		}
 	}
 	if r.p.status.Mechanism == governed {
-		// Pauses lie between batches, not in them: a batch's time is from its beginning
-		// to the next one's.
+		// Pauses are between batches, not in them. A batch's time is therefore from its
+		// beginning to the beginning of the next.
 		w.BatchTime = w.Elapsed * time.Duration(r.c.Processes)
 	}
 	return w, nil
 }
 
-// gauges are the two lines of /metrics that tell what one process holds.
+// gauges matches the two lines of /metrics with the memory of one process.
 var gauges = regexp.MustCompile(`(?m)^penstock_model_(persistent|ephemeral)_bytes\{[^}]*function="` + profiled + `"[^}]*\} (\S+)$`)
 
-// Memory asks the node what a process holds.
+// Memory asks the node how much memory a process holds.
 func (r *profiling) Memory() (m sweep.Memory, err error) {
 	page, err := r.p.bed.Metrics()
 	if err != nil {
@@ -356,7 +361,7 @@ func (r *profiling) Memory() (m sweep.Memory, err error) {
 	return m, nil
 }
 
-// Stop waits until everything in flight is answered.
+// Stop ends the load and waits until everything in flight is answered.
 func (r *profiling) Stop() error {
 	r.load.Stop()
 	return nil

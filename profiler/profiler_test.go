@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/profiler/sweep"
 )
 
-// builtPenstock is the binary that nodes are made of.
+// builtPenstock builds the binary that nodes run, and returns its path.
 func builtPenstock(t *testing.T) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "penstock")
@@ -53,8 +53,8 @@ func TestAModelThatCannotStartIsToldAtOnce(t *testing.T) {
 	}
 }
 
-// A real model on the CPU, in processes under their real quota: seconds, so only what
-// cannot be otherwise is asked of the figures.
+// A real model on the CPU, in processes with real quotas. It takes only seconds, so
+// the test checks only figures that cannot vary.
 func TestFashionProfiledOnTheCPU(t *testing.T) {
 	binary := builtPenstock(t)
 	card, err := (zoo.Registry{Cache: t.TempDir()}).Find("fashion")
@@ -85,8 +85,7 @@ func TestFashionProfiledOnTheCPU(t *testing.T) {
 		}
 	}
 	t.Logf("%d points in %s, shares held by %s", r.New, time.Since(began), p.HeldBy())
-	// What the figures are depends on who else is on the machine; that they are there
-	// does not.
+	// The values depend on the machine's other load; their presence does not.
 	if len(r.Profile.Points) != 4 || len(r.Profile.Header.Knees) != 1 || p.HeldBy() == "" {
 		t.Errorf("%d points, knees %v, shares held by %q", len(r.Profile.Points), r.Profile.Header.Knees, p.HeldBy())
 	}

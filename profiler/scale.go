@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// Scale is what shares count and what they are of the device.
+// Scale is the unit of shares, and their relation to the device.
 type Scale struct {
 	Unit      profile.Unit
 	Total     int
@@ -23,7 +23,7 @@ type Scale struct {
 	MemoryMiB func(share int) float64 // nil: all of the device's
 }
 
-// PercentScale counts shares in percent of any device.
+// PercentScale returns a scale in percent of any device.
 func PercentScale() Scale {
 	s := Scale{Unit: profile.Percent, Total: 100, Percent: func(share int) float64 { return float64(share) }}
 	for share := 10; share <= s.Total; share += 10 {
@@ -32,7 +32,7 @@ func PercentScale() Scale {
 	return s
 }
 
-// MIGScale counts shares in the sizes of a GPU's MIG instances.
+// MIGScale returns a scale in the sizes of a GPU's MIG instances.
 func MIGScale(device string) (s Scale, err error) {
 	if device == configs.DeviceCPU {
 		return s, errors.New("--sizes: a CPU is not cut into MIG instances; leave it out, or name a GPU with --device")
@@ -52,7 +52,7 @@ func MIGScale(device string) (s Scale, err error) {
 	for _, size := range g.Sizes {
 		s.Shares = append(s.Shares, size.GPCs)
 	}
-	// Fill has checked that there is a size.
+	// Fill has checked that the size exists.
 	s.Percent = func(share int) float64 {
 		size, _ := g.Size(share)
 		return 100 * float64(size.SMs) / float64(g.SMs)
@@ -64,7 +64,7 @@ func MIGScale(device string) (s Scale, err error) {
 	return s, nil
 }
 
-// productName is the driver's name for a GPU that --device names.
+// productName returns the driver's name for the GPU that --device names.
 func productName(device string) (string, error) {
 	session, err := nvml.Open()
 	if err != nil {
@@ -83,11 +83,11 @@ func productName(device string) (string, error) {
 	return "", fmt.Errorf("no GPU is %s", device)
 }
 
-// quickShares are what a quick measurement has by default, in percent.
+// quickShares are the default shares of a quick measurement, in percent.
 var quickShares = []int{20, 50, 100}
 
-// Fill gives a grid the scale's shares and the card's batch sizes if it has none, and
-// checks that its shares are of the scale.
+// Fill sets a grid's shares to the scale's and its batch sizes to the card's, if it
+// has none. It checks that the shares belong to the scale.
 func (s *Scale) Fill(g profile.Sweep, card *models.Card) (profile.Sweep, error) {
 	if len(g.Shares) == 0 {
 		g.Shares = s.Shares

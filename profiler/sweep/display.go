@@ -9,23 +9,23 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-// Display shows how far a sweep is: one line that is written over on a terminal, one
-// line per point elsewhere.
+// Display shows the progress of a sweep. On a terminal it overwrites one line. On
+// other outputs it writes one line per point.
 type Display struct {
 	w        io.Writer
 	terminal bool
 	unit     profile.Unit
 	began    time.Time
-	first    int // done when it began
-	wide     int // of the line that stands
+	first    int // cells done at the beginning
+	wide     int // length of the current line
 }
 
-// NewDisplay makes a display that writes to w; terminal says whether w is one.
+// NewDisplay makes a display that writes to w. terminal means that w is a terminal.
 func NewDisplay(w io.Writer, terminal bool, unit profile.Unit) *Display {
 	return &Display{w: w, terminal: terminal, unit: unit, first: -1}
 }
 
-// Show is for Options.Progress.
+// Show shows progress; use it as Options.Progress.
 func (d *Display) Show(p Progress) {
 	if d.first < 0 {
 		d.began, d.first = time.Now(), p.Done
@@ -55,13 +55,13 @@ func (d *Display) Show(p Progress) {
 	d.over(line)
 }
 
-// over writes over the line that stands.
+// over overwrites the current line.
 func (d *Display) over(line string) {
 	fmt.Fprintf(d.w, "\r%-*s", d.wide, line)
 	d.wide = len(line)
 }
 
-// End leaves the line.
+// End ends the current line.
 func (d *Display) End() {
 	if d.terminal && d.wide > 0 {
 		fmt.Fprintln(d.w)

@@ -13,16 +13,18 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-// PartialSuffix follows a profile's name while points of it are missing, so that
-// nobody plans with it.
+// PartialSuffix is appended to a profile's name while points are missing, so that no
+// plan uses it.
 const PartialSuffix = ".partial"
 
-// errOtherHeader is returned where a file was measured under other circumstances than
-// the sweep's.
+// errOtherHeader is the error for a file that was measured under other circumstances
+// than the sweep's.
 var errOtherHeader = errors.New("was measured under other circumstances")
 
-// resume reads what there is of a profile: the partial file, which is the younger where
-// both are there, else the finished one, else nothing. The error wraps errOtherHeader where its header is not the sweep's.
+// resume reads the existing part of a profile. It prefers the partial file, which is
+// the newer one if both exist, then the finished one. If there is neither, it returns
+// an empty profile. The error wraps errOtherHeader if the header differs from the
+// sweep's.
 func resume(file string, want profile.Header) (profile.Profile, error) {
 	for _, name := range []string{file + PartialSuffix, file} {
 		have, err := readFile(name)
@@ -33,7 +35,7 @@ func resume(file string, want profile.Header) (profile.Profile, error) {
 			return have, err
 		}
 		if have.Header.Sweep != nil && have.Header.Sweep.Quick && !want.Sweep.Quick {
-			continue // the whole measurement replaces the quick one
+			continue // the full measurement replaces the quick one
 		}
 		if differs := difference(have.Header, want); differs != "" {
 			return have, fmt.Errorf("%s %w: %s; --again measures anew, --out puts it elsewhere", name, errOtherHeader, differs)
@@ -52,8 +54,8 @@ func readFile(name string) (profile.Profile, error) {
 	return profile.Read(f, name)
 }
 
-// difference says what in two headers is not the same, of what must be for their points
-// to stand in one file; empty where nothing is.
+// difference describes how two headers differ, in the fields that must be equal for
+// their points to be in one file. It is empty if there is no difference.
 func difference(have, want profile.Header) string {
 	var all []string
 	add := func(what string, a, b any) {
@@ -93,8 +95,9 @@ func difference(have, want profile.Header) string {
 	return strings.Join(all, "; ")
 }
 
-// save writes a profile under its name, or the partial one while it is not complete:
-// a reader sees the whole of it or none. The partial file goes when it is complete.
+// save writes a profile under its name, or as the partial file if it is not complete. A
+// reader sees the whole file or none. When the profile is complete, save removes the
+// partial file.
 func save(file string, p profile.Profile) error {
 	name := file + PartialSuffix
 	if p.Header.Complete {
@@ -104,7 +107,7 @@ func save(file string, p profile.Profile) error {
 	if err != nil {
 		return fmt.Errorf("write profile: %w", err)
 	}
-	defer os.Remove(tmp.Name()) // gone already where all went well
+	defer os.Remove(tmp.Name()) // already gone on success
 	err = profile.Write(tmp, p)
 	const everybodyReads = 0o644
 	if err = errors.Join(err, tmp.Chmod(everybodyReads), tmp.Close()); err != nil {
@@ -126,7 +129,7 @@ func forget(name string) error {
 	return nil
 }
 
-// ruleOf is the rule that a header states.
+// ruleOf returns the rule that a header describes.
 func ruleOf(s profile.Sweep) stopRule {
 	r := stopRule{
 		Window:    time.Duration(s.WindowSeconds * float64(time.Second)),

@@ -10,48 +10,49 @@ import (
 	"github.com/penstock/penstock/plan/confidence"
 )
 
-// ErrOutOfMemory is returned by Runner.Start where the processes do not fit into the
-// memory that there is: the point is recorded as such.
+// ErrOutOfMemory is the error of Runner.Start if the processes do not fit into the
+// memory. The sweep records the point as out of memory.
 var ErrOutOfMemory = errors.New("out of memory")
 
-// ErrNotFilled is returned if the load does not fill the batches: the point would be
+// ErrNotFilled is the error if the load does not fill the batches: the point would be
 // one of smaller batches.
 var ErrNotFilled = errors.New("the load does not fill the batches")
 
-// Runner runs a model on a device. It is used by one goroutine.
+// Runner runs a model on a device. Only one goroutine may use it.
 type Runner interface {
-	// Start brings a cell's processes up within its share, each kept busy by a closed
-	// loop that always has a whole batch waiting. The cell before has been stopped. It
-	// returns an error that wraps ErrOutOfMemory where they do not fit.
+	// Start starts a cell's processes within its share. A closed loop keeps each of
+	// them busy: it always has a whole batch waiting. The previous cell has been
+	// stopped. If the processes do not fit, the error wraps ErrOutOfMemory.
 	Start(ctx context.Context, c Cell) (Running, error)
 }
 
-// Running is a cell at work.
+// Running is a cell whose processes run.
 type Running interface {
-	// Window watches it for that long and returns what all processes did together.
+	// Window watches the cell for d and returns what all processes did together.
 	Window(ctx context.Context, d time.Duration) (Window, error)
-	// Memory is what one process holds, 0 where it is not known.
+	// Memory returns the memory of one process, 0 if not known.
 	Memory() (Memory, error)
-	// Stop ends the load; nothing is in flight then. The processes may stay, for the
+	// Stop ends the load; nothing is in flight then. The processes may stay for the
 	// next cell.
 	Stop() error
 }
 
-// Window is what all processes of a cell did in a span of time.
+// Window is what all processes of a cell did in a period of time.
 type Window struct {
 	Elapsed time.Duration
 	Images  int
-	// Batches is how many batches these images rode in, in parts: an image of a batch
-	// of 8 brings an eighth.
+	// Batches is the number of batches that these images were in. An image of a batch
+	// of 8 counts as an eighth.
 	Batches float64
-	// BatchTime is the sum of the times of these batches, in parts likewise.
+	// BatchTime is the sum of the times of these batches, counted in the same
+	// fractions.
 	BatchTime time.Duration
 }
 
-// rate is images a second.
+// rate returns the images per second.
 func (w Window) rate() float64 { return float64(w.Images) / w.Elapsed.Seconds() }
 
-// latency is the mean time of a batch.
+// latency returns the mean time of a batch.
 func (w Window) latency() time.Duration {
 	if w.Batches == 0 {
 		return 0
@@ -63,25 +64,27 @@ func (w Window) and(v Window) Window {
 	return Window{w.Elapsed + v.Elapsed, w.Images + v.Images, w.Batches + v.Batches, w.BatchTime + v.BatchTime}
 }
 
-// Memory is what a process holds.
+// Memory is the memory of a process.
 type Memory struct {
-	// PersistentMiB is held between batches, EphemeralMiB beside that in the largest.
+	// PersistentMiB is held between batches. EphemeralMiB is what the largest batch
+	// needs in addition.
 	PersistentMiB, EphemeralMiB float64
 }
 
-// stopRule says when a point is stable. Its windows follow one another; each is Window
-// long, or batchesAWindow of the point's batches if that is longer, at most
-// LongestWindow. The first windows warm up. They are not counted until the batches are
-// full, and either follow one another or have been full for settled windows; one more
-// window is left out. The point is stable when, over at least
-// LeastWindows, the 95 % confidence interval of the mean throughput (Student's t over
-// the windows) is no wider than Precision of the mean to either side, and is taken as
-// it is after MostWindows.
+// stopRule decides when a point is stable. Its windows are consecutive. Each has
+// length Window, or batchesAWindow of the point's batches if that is longer, but at
+// most LongestWindow. The first windows warm up. They are not counted until the
+// batches are full, and either the processes are busy or the batches have been full
+// for settled windows. One more window is not counted. The point is stable when the 95
+// % confidence interval of the mean throughput is within ±Precision of the mean
+// (Student's t over at least LeastWindows windows). After MostWindows it is accepted
+// unstable.
 type stopRule struct {
 	Window                    time.Duration
 	Precision                 float64 // 0.05 is 5 %
 	LeastWindows, MostWindows int
-	// LongestWindow bounds a window. A batch that takes longer has a window of its own.
+	// LongestWindow is the max length of a window. A batch that takes longer has its
+	// own window.
 	LongestWindow time.Duration
 	// Patience is how many windows may pass until the batches are full.
 	Patience int
@@ -89,27 +92,29 @@ type stopRule struct {
 
 const (
 	batchesAWindow = 10
-	// full is the part of a cell's batch size that its mean batch must have, busy the
-	// part of the time that a process must be in a batch.
+	// full is the fraction of a cell's batch size that its mean batch must reach. busy
+	// is the fraction of time that a process must be in a batch.
 	full, busy = 0.95, 0.80
-	// settled is how many full windows may pass until the processes are busy. A process
-	// that is idle between full batches then waits for the node's data path and not for
-	// the warm-up: a model of some microseconds never gets busy.
+	// settled is how many full windows may pass until the processes are busy. If a
+	// process is then idle between full batches, it waits for the node's data path and
+	// not for the warm-up: a model of some microseconds never gets busy.
 	settled = 4
 )
 
-// Measured is a cell after its windows.
+// Measured is the result of a cell.
 type Measured struct {
-	// Rate is images a second of all processes, Latency the mean time of a batch.
+	// Rate is the images per second of all processes. Latency is the mean time of a
+	// batch.
 	Rate    float64
 	Latency time.Duration
-	// Precision is how wide the rate's confidence interval is to either side, as a
-	// part of it; Stable whether that is narrow enough.
+	// Precision is the half width of the rate's confidence interval, as a fraction of
+	// the rate. Stable means that it is narrow enough.
 	Precision float64
 	Stable    bool
 	Windows   int
-	// Busy is the part of the time that a process was in a batch. LoadBound says that
-	// it is too little: the throughput is what the node feeds the model with.
+	// Busy is the fraction of time that a process was in a batch. LoadBound means that
+	// it is too small: the throughput is then limited by how fast the node feeds the
+	// model.
 	Busy      float64
 	LoadBound bool
 	Memory    Memory
@@ -147,13 +152,13 @@ func measure(ctx context.Context, r Runner, rule stopRule, c Cell) (m Measured, 
 	return m, err
 }
 
-// busy is the part of the time that a process of the cell was in a batch.
+// busy returns the fraction of time that a process of the cell was in a batch.
 func (w Window) busy(c Cell) float64 {
 	return float64(w.BatchTime) / float64(w.Elapsed) / float64(c.Processes)
 }
 
-// warmUp watches until the batches are full, and one window more. It returns how long
-// windows must be.
+// warmUp watches until the batches are full, and one more window. It returns the
+// length of the next windows.
 func warmUp(ctx context.Context, running Running, rule stopRule, c Cell) (length time.Duration, err error) {
 	length = rule.Window
 	ready, filled, batch := false, 0, 0.0
@@ -179,8 +184,8 @@ func warmUp(ctx context.Context, running Running, rule stopRule, c Cell) (length
 	return 0, fmt.Errorf("%w: after %d windows the mean batch is %.1f of %d", ErrNotFilled, rule.Patience+settled, batch, c.Batch)
 }
 
-// precision is half the width of the mean's 95 % confidence interval, as a part of the
-// mean; infinite where it is not known.
+// precision returns half the width of the mean's 95 % confidence interval, as a
+// fraction of the mean; infinite if it is not known.
 func precision(samples []float64) float64 {
 	mean, half := confidence.Mean(samples)
 	if mean == 0 {

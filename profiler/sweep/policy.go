@@ -1,17 +1,17 @@
 // Package sweep measures a model over a grid: share of the device × batch size ×
 // number of processes. It decides what to measure next, when a point is stable, and
-// what need not be measured; a Runner does the measuring.
+// what need not be measured. A Runner measures.
 //
-// The way of a sweep:
+// The steps of a sweep:
 //
-//  1. continue what a partial file has, if its header says the same (file.go)
+//  1. continue a partial file, if its header has the same values (file.go)
 //  2. next: the first point of the grid that is not measured and can help (policy.go)
 //  3. start it, warm it up, watch windows until it is stable (measure.go)
 //  4. write the file, go to 2
-//  5. knees, and the file takes its name
+//  5. compute the knees, and give the file its final name
 //
-// What comes next follows from the points that there are and from nothing else, so a
-// sweep that was stopped goes on as if it had not been.
+// The next point depends only on the existing points, so a sweep that was stopped
+// continues as if it had not been.
 package sweep
 
 import (
@@ -21,36 +21,37 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-// Cell is a point of the grid, to be measured or not.
+// Cell is a point of the grid, measured or not.
 type Cell struct {
 	Share, Batch, Processes int
 }
 
-// of is where a point lies in the grid.
+// of returns a point's cell.
 func of(p profile.Point) Cell { return Cell{p.Share, p.Batch, p.Processes} }
 
-// gain is the part by which a point must beat the best before it to count as better.
+// gain is the fraction by which a point must exceed the best previous one to count as
+// better.
 const gain = 0.02
 
-// stalls is after how many points in a row that are no better, along one of the three
-// ways through the grid, the rest of that way is left out. One is not enough:
-// throughput may dip and rise again (GSLICE's VGG-19 under TensorRT on a V100 does 72.8
-// images/s at batch 1 with 100 %, at 10 % of it 13.4, 10.5, 18.8 at batch 1, 2, 4).
+// stalls is the number of consecutive points without improvement, along one of the
+// three directions of the grid, after which the rest of that direction is skipped.
+// One is not enough, because throughput may dip and rise again: GSLICE's VGG-19 under
+// TensorRT on a V100 reaches 72.8 images/s at batch 1 with 100 %. With 10 %, it
+// reaches 13.4, 10.5 and 18.8 at batch 1, 2 and 4.
 const stalls = 2
 
-// next is the first cell of the grid, in the order of Cells, that is not measured and
-// may help; ok is false where none is left. left is how many are left, that one
-// included: later points may take more of them out.
+// next returns the first cell of the grid, in the order of Cells, that is not
+// measured and may help. ok is false if there is none. left is the number of
+// remaining cells, including that one; later points may exclude more of them.
 //
-// A cell cannot help
+// A cell cannot help in two cases:
 //
-//   - where a point with no more processes, no larger batch and no smaller share ran
-//     out of memory (shares of percent have all of the device's memory, whatever they
-//     are),
-//   - where more processes, a larger batch or a larger share has not brought more
-//     throughput, by gain, for the last stalls points with all else the same: more
-//     processes and a larger batch would only take longer and hold more, and a larger
-//     share would only be taken from others.
+//   - A point with no more processes, no larger batch and no smaller share ran out
+//     of memory (a share in percent always has all of the device's memory).
+//   - More processes, a larger batch or a larger share has not increased
+//     throughput by gain for the last stalls points, all else being equal. More
+//     processes and a larger batch would only take longer and hold more memory. A
+//     larger share would only be taken from other functions.
 func next(grid profile.Sweep, unit profile.Unit, points []profile.Point, skip map[Cell]bool) (cell Cell, left int, ok bool) {
 	done := make(map[Cell]bool, len(points))
 	for _, p := range points {
@@ -67,8 +68,8 @@ func next(grid profile.Sweep, unit profile.Unit, points []profile.Point, skip ma
 	return cell, left, ok
 }
 
-// Cells are all of a grid's, in the order that they are measured in: a batch size with
-// so many processes is loaded once and then given one share after the other.
+// Cells returns all cells of a grid in the order of measurement. A batch size is
+// loaded once per number of processes and then gets one share after the other.
 func Cells(grid profile.Sweep) (cells []Cell) {
 	for _, batch := range grid.Batches {
 		for _, processes := range grid.Processes {
@@ -101,8 +102,8 @@ func helps(unit profile.Unit, points []profile.Point, c Cell) bool {
 	return !slices.ContainsFunc(ways[:], stalled)
 }
 
-// stalled reports whether the last points of a way are no better than the best before
-// each.
+// stalled reports whether the last points of a direction are no better than the best
+// before each.
 func stalled(way []profile.Point) bool {
 	way = slices.SortedFunc(slices.Values(way), func(a, b profile.Point) int {
 		return cmp.Or(cmp.Compare(a.Processes, b.Processes), cmp.Compare(a.Batch, b.Batch), cmp.Compare(a.Share, b.Share))

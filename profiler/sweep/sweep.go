@@ -12,61 +12,64 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-// Options say what to sweep.
+// Options describe a sweep.
 type Options struct {
-	// File is where the profile goes; File + PartialSuffix while it is not complete.
+	// File is the profile's file; File + PartialSuffix while it is not complete.
 	File string
-	// Header says what is measured and where; Sweep in it is the grid and the rule.
-	// Date is used where nothing was measured yet.
+	// Header describes what is measured and where. Its Sweep is the grid and the rule.
+	// Its Date is used if nothing was measured yet.
 	Header profile.Header
-	// Again forgets what was measured before.
+	// Again discards earlier measurements.
 	Again bool
-	// Budget, if not 0, is the time after which no point is begun: a point is left out
-	// if Elapsed and the longest point so far exceed it. The profile is complete then.
+	// Budget, if not 0, is the time after which no point begins. A point is left out
+	// if Elapsed plus the longest point so far exceeds Budget. The profile is complete
+	// then.
 	Budget time.Duration
-	// Elapsed is the time that counts against Budget; nil counts from Run's beginning.
+	// Elapsed returns the time that counts against Budget; nil counts from the
+	// beginning of Run.
 	Elapsed func() time.Duration
-	// Progress, if not nil, hears of each point before it is measured, with ended nil,
-	// and after.
+	// Progress, if not nil, is called for each point before it is measured, with Ended
+	// nil, and after.
 	Progress func(Progress)
 }
 
-// Progress is how far a sweep is.
+// Progress is the progress of a sweep.
 type Progress struct {
 	Cell Cell
 	// Done of Cells are measured or left out.
 	Done, Cells int
-	// Ended says how the cell went, nil while it is measured.
+	// Ended is the result of the cell, nil while it is being measured.
 	Ended *Ended
 }
 
-// Ended is how a cell went.
+// Ended is the result of a cell.
 type Ended struct {
 	Point profile.Point
 	Measured
-	// Left is why the cell was left out of the profile; nil where it is in it.
+	// Left is why the profile omits the cell; nil if the profile has it.
 	Left error
 }
 
-// Report is how a sweep went.
+// Report is the result of a sweep.
 type Report struct {
 	Profile profile.Profile
-	// Before is how many points were there already, New how many were measured now.
+	// Before counts the points that already existed, New those that were measured now.
 	Before, New int
-	// Saved is how many cells of the grid were not measured because they could not
+	// Saved counts the cells of the grid that were not measured because they could not
 	// help.
 	Saved int
-	// Left are the cells that the load could not fill, Late those that Options.Budget
-	// had no time for.
+	// Left are the cells that the load could not fill. Late are those for which
+	// Options.Budget left no time.
 	Left, Late []Cell
 }
 
-// Run measures what is missing of a profile and returns the whole of it. When ctx ends
-// it returns its cause; what was measured is in the partial file, and the next Run goes
-// on from there.
+// Run measures the missing points of a profile and returns the whole profile. When ctx
+// ends, it returns ctx's cause. The partial file then has all measured points, and the
+// next Run continues from there.
 //
-// A point that runs out of memory is recorded as that, one whose batches the load does
-// not fill is left out and told. Any other error of the runner ends the sweep.
+// A point that runs out of memory is recorded as such. A point whose batches the load
+// does not fill is left out and reported. Any other error of the runner ends the
+// sweep.
 func Run(ctx context.Context, runner Runner, o Options) (r Report, err error) {
 	if o.Again {
 		if err := forget(o.File + PartialSuffix); err != nil {
@@ -101,21 +104,22 @@ func Run(ctx context.Context, runner Runner, o Options) (r Report, err error) {
 	return r, nil
 }
 
-// sweep is a Run.
+// sweep is the state of a Run.
 type sweep struct {
 	Options
 	runner     Runner
 	report     *Report
-	left, late map[Cell]bool // late ones are left, too
-	longest    time.Duration // that a point took
+	left, late map[Cell]bool // late cells are in left, too
+	longest    time.Duration // time of the longest point
 }
 
-// next is the next cell to measure, and how many there are with it; ok is false if there is none.
+// next returns the next cell to measure, and the number of remaining cells including
+// it. ok is false if there is none.
 func (s *sweep) next() (c Cell, remaining int, ok bool) {
 	return next(*s.Header.Sweep, s.Header.Unit, s.report.Profile.Points, s.left)
 }
 
-// step measures the next cell, or leaves it out; more is false if there is none.
+// step measures the next cell, or leaves it out. more is false if there is none.
 func (s *sweep) step(ctx context.Context) (more bool, err error) {
 	p := &s.report.Profile
 	c, remaining, ok := s.next()
@@ -150,7 +154,7 @@ func (s *sweep) step(ctx context.Context) (more bool, err error) {
 	return true, nil
 }
 
-// measure measures a cell; ended.Left says that the load does not fill it.
+// measure measures a cell. ended.Left is set if the load does not fill it.
 func (s *sweep) measure(ctx context.Context, c Cell) (ended Ended, err error) {
 	ended.Point = profile.Point{Share: c.Share, Batch: c.Batch, Processes: c.Processes}
 	ended.Measured, err = measure(ctx, s.runner, ruleOf(*s.Header.Sweep), c)
@@ -192,12 +196,12 @@ func (s *sweep) countLeft() {
 	}
 }
 
-// point is what is recorded of a cell: throughput to a thousandth, latency to a
-// microsecond, memory to a tenth.
+// point returns the recorded values of a cell: throughput to a thousandth, latency to
+// a microsecond, memory to a tenth.
 func point(c Cell, m Measured) profile.Point {
 	return profile.Point{
 		Share: c.Share, Batch: c.Batch, Processes: c.Processes,
-		Throughput: max(1./1000, round(m.Rate/float64(c.Processes), 1000)), // 0 is out of memory
+		Throughput: max(1./1000, round(m.Rate/float64(c.Processes), 1000)), // 0 means out of memory
 		Latency:    max(time.Microsecond, m.Latency.Round(time.Microsecond)),
 		MemoryMiB:  round(float64(c.Processes)*(m.Memory.PersistentMiB+m.Memory.EphemeralMiB), 10),
 	}
@@ -205,7 +209,7 @@ func point(c Cell, m Measured) profile.Point {
 
 func round(x, parts float64) float64 { return math.Round(x*parts) / parts }
 
-// add puts a point in its place and notes what the header says of it.
+// add inserts a point at its place and updates the header.
 func add(p *profile.Profile, e Ended) {
 	i, _ := slices.BinarySearchFunc(p.Points, e.Point, profile.Point.Compare)
 	p.Points = slices.Insert(p.Points, i, e.Point)
@@ -222,8 +226,8 @@ func add(p *profile.Profile, e Ended) {
 	}
 }
 
-// Estimate is how long a grid takes, at least and at most, if each of its points is
-// measured and ten batches take no longer than a window.
+// Estimate returns the min and max time of a grid. It assumes that each of its points
+// is measured and that ten batches take no longer than a window.
 func Estimate(grid profile.Sweep) (least, most time.Duration) {
 	const (
 		warmUp = 2                      // windows

@@ -19,14 +19,14 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-// fake is a model on a device that exists in formulas: a share makes it faster up to
-// half the device, a batch costs a millisecond and one for each 4 images, processes
-// fill the gap of 10 %. It is a Runner that can be noisy, slow to warm up, short of
-// memory, faster than its load, or broken.
+// fake is a model on a device of formulas. A share makes it faster up to half the
+// device. A batch costs a millisecond, and one for each 4 images. Processes fill the
+// gap of 10 %. It is a Runner that can be noisy, slow to warm up, short of memory,
+// faster than its load, or broken.
 type fake struct {
-	noise   float64        // standard deviation of a window's rate, a part of it
+	noise   float64        // standard deviation of a window's rate, as a fraction of it
 	cold    int            // windows until the batches are full
-	memory  float64        // MiB that there are; 0 is enough
+	memory  float64        // MiB of the device; 0 is enough for everything
 	starved map[Cell]bool  // the load does not fill the batches of these
 	waiting map[Cell]bool  // these wait for the load between two batches
 	broken  map[Cell]error // starting these fails
@@ -152,7 +152,7 @@ func TestASweepMeasuresWhatCanHelpAndFindsTheKnees(t *testing.T) {
 func TestSharesBeyondTheLastGainAreLeftOut(t *testing.T) {
 	f, o := newFake(), options(t)
 	r := run(t, f, o)
-	if _, there := r.Profile.Find(70, 1, 1); !there { // 60 and 70 are no better than 50: two are looked at
+	if _, there := r.Profile.Find(70, 1, 1); !there { // 60 and 70 are no better than 50, and the sweep tries two
 		t.Error("share 70 is not there")
 	}
 	if _, there := r.Profile.Find(80, 1, 1); there {
@@ -197,7 +197,7 @@ func TestWhatRanOutOfMemoryIsAPointAndWhatNeedsMoreIsNotTried(t *testing.T) {
 	}
 }
 
-// Of MIG's instances a larger one has more memory, of percentages each has all of it.
+// A larger MIG instance has more memory; a share in percent always has all of it.
 func TestALargerInstanceMayHaveTheMemory(t *testing.T) {
 	points := []profile.Point{{Share: 1, Batch: 8, Processes: 2, OOM: true}}
 	for _, c := range []struct {
@@ -240,7 +240,7 @@ func TestWarmUpIsNotCounted(t *testing.T) {
 	f.cold = 5
 	rule := ruleOf(profile.Sweep{WindowSeconds: 0.25, PrecisionPercent: 5, LeastWindows: 4, MostWindows: 20})
 	m, err := measure(t.Context(), f, rule, Cell{50, 4, 1})
-	// 5 cold ones, the first full one, the one that is left out, and 4.
+	// 5 cold ones, the first full one, the one that is not counted, and 4.
 	if err != nil || f.windows != 5+1+1+4 {
 		t.Errorf("watched %d windows, %v", f.windows, err)
 	}
@@ -259,8 +259,8 @@ func TestUnsteadyPointsAreNamed(t *testing.T) {
 	}
 }
 
-// Stopped at any window and begun again, a sweep ends with the points of one that was
-// left in peace, and measures none twice.
+// A sweep that is stopped at any window and started again ends with the same points as
+// one that was not stopped, and measures none twice.
 func TestAStoppedSweepGoesOn(t *testing.T) {
 	small := func() Options {
 		o := options(t)
@@ -334,7 +334,7 @@ func TestAChangedHeaderIsRefused(t *testing.T) {
 			t.Errorf("%v, want %q", err, c.want)
 		}
 	}
-	o.Header.Date = time.Now() // of no account
+	o.Header.Date = time.Now() // must not matter
 	run(t, f, o)
 }
 
@@ -473,11 +473,12 @@ func TestPrecisionIsAPartOfTheMean(t *testing.T) {
 	}
 }
 
-// The early stop on the profiles published with ParvaGPU: what it leaves out costs
-// little of the throughput that a share gives within a latency. The exceptions are
-// points beside those that ran out of memory, at which the published throughput jumps
-// (mobilenetv2 on 4 GPCs does 3,000 images/s at most at all smaller batches, and 5,010
-// with 2 processes at 256, where 3 are too many), and bert with 5 processes on 7 GPCs.
+// The early stop on the profiles published with ParvaGPU: the points that it leaves
+// out cost little of the throughput that a share reaches within a latency. There are
+// two exceptions. One is bert with 5 processes on 7 GPCs. The other is points next to
+// those that ran out of memory, at which the published throughput jumps. Mobilenetv2
+// on 4 GPCs reaches at most 3,000 images/s at all smaller batches, and 5,010 with 2
+// processes at 256, at which 3 processes are too many.
 func TestTheEarlyStopOnParvaGPUsProfiles(t *testing.T) {
 	profiles, err := profile.ReadDir(os.DirFS("../../plan/testdata/parvagpu/prof_data"))
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-// WriteTable writes the knee and the best point of each batch size, and what the sweep did.
+// WriteTable writes the knee and the best point of each batch size, and a summary of the
+// sweep.
 func (r *Report) WriteTable(w io.Writer) {
 	h := &r.Profile.Header
 	t := table.NewWriter()
@@ -42,7 +43,7 @@ func (r *Report) WriteTable(w io.Writer) {
 	}
 }
 
-// batchRow is the row of a batch size, nil if the profile has no point of it.
+// batchRow returns the row of a batch size, nil if the profile has no point of it.
 func batchRow(p *profile.Profile, batch int) table.Row {
 	unit, kneeShare := p.Header.Unit, 0
 	for _, k := range p.Header.Knees {
