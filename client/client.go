@@ -1,12 +1,12 @@
-// Package client sends pictures to a Penstock manager and brings the results
-// back. It keeps to docs/wire.md: it is within the manager's credit, paces
-// itself, sends again what a retransmit wish names, and puts results in pieces
-// together.
+// Package client sends pictures to a Penstock manager and returns the results.
+// It follows docs/wire.md: it stays within the manager's credit and paces
+// itself. It sends again the pieces that a NACK (a retransmit wish) names, and
+// assembles results from pieces.
 //
-// A request's way:
+// The path of a request:
 //
 //		Send ──> queued ──credit──> flying ──answer──────> Deliver
-//		           │                  │ └─ wish: the pieces named go again
+//		           │                  │ └─ NACK: the pieces named go again
 //		           │                  │ └─ silence for ResendAfter: piece 0 goes again
 //		           │                  │ └─ busy, with a new cookie: piece 0 goes again
 //		           ├── late           │
@@ -14,16 +14,15 @@
 //
 //	 1. Send queues the request and never blocks (client.go). A queued request that
 //	    can no longer be answered in time is dropped (queue.go).
-//	 2. The sending goroutine takes it when the credit allows, and puts its
-//	    pieces on the wire as the pace allows (send.go, credit.go, pace.go,
-//	    transmit.go).
+//	 2. The sending goroutine takes it when the credit allows, and sends its pieces
+//	    as the pace allows (send.go, credit.go, pace.go, transmit.go).
 //	 3. The receiving goroutine finds the request that a datagram answers
 //	    (receive.go).
 //	 4. Whichever goroutine ends the request delivers it, once.
 //
-// One lock, Client.mu, guards the requests; nothing is sent, received or
-// delivered under it. Deliver runs under Client.deliverMu alone, which is taken
-// with mu free.
+// One lock, Client.mu, guards the requests. Sends, receives and deliveries
+// happen without it. Deliver runs under Client.deliverMu alone, which is taken
+// while mu is free.
 package client
 
 import (
@@ -42,26 +41,26 @@ import (
 
 // The errors that a Result may carry, and that Send returns.
 var (
-	// ErrUnanswered is a request's end when no whole answer came within Timeout.
+	// ErrUnanswered ends a request for which no complete answer came within
+	// Timeout.
 	ErrUnanswered = errors.New("no answer within the timeout")
-	// ErrLate is a request's end when it waited for credit for so long that its answer
-	// would have come too late: after its Deadline, or after the function's objective.
-	// Not one byte of it left. (A request that was sent in vain is answered
-	// wire.StatusLate.)
+	// ErrLate ends a request that waited for credit for so long that its answer
+	// would have come too late: after its Deadline, or after the function's
+	// objective. No byte of it was sent. (A request that was sent but is late
+	// has an answer with wire.StatusLate.)
 	ErrLate = errors.New("late: no credit in time, not sent")
-	// ErrUnsent is a request's end when the credit did not allow to send it
-	// within Timeout: not one byte of it left.
+	// ErrUnsent ends a request that could not be sent within Timeout for lack
+	// of credit. No byte of it was sent.
 	ErrUnsent = errors.New("no credit within the timeout")
-	// ErrResultSize is a request's end when its answer is larger than
-	// MaxResultBytes.
+	// ErrResultSize ends a request whose answer is larger than MaxResultBytes.
 	ErrResultSize = errors.New("result larger than allowed")
-	// ErrClosed is a request's end when the client is closed, and what Send
-	// returns after.
+	// ErrClosed ends a request when the client is closed. Send returns it
+	// afterwards.
 	ErrClosed = errors.New("client closed")
-	// ErrQueueFull is returned by Send when QueueLimit requests wait.
+	// ErrQueueFull is returned by Send when QueueLimit requests are waiting.
 	ErrQueueFull = errors.New("queue full")
-	// ErrPictureSize is returned by Send for a picture without bytes, or with
-	// more than wire.MaxPieces pieces hold.
+	// ErrPictureSize is returned by Send for a picture that is empty, or does
+	// not fit wire.MaxPieces pieces.
 	ErrPictureSize = errors.New("picture empty or too large")
 )
 
@@ -70,43 +69,45 @@ type StatusError wire.Status
 
 func (e StatusError) Error() string { return "answered " + wire.Status(e).String() }
 
-// Options say how a client behaves; the zero value is a good client.
+// Options configure a client; the zero value gives a well-behaved client.
 type Options struct {
 	// Deliver is called for the end of each request that Send accepted, exactly
-	// once, from one goroutine at a time. The Result and its Payload belong to
-	// the client again when Deliver returns. It should be quick, for answers wait
-	// behind it; it may call Send, and must not call Do or Close. May be nil.
+	// once, from one goroutine at a time. When Deliver returns, the client
+	// reuses the Result and its Payload. Deliver should be quick, because other
+	// answers wait for it. It may call Send, and must not call Do or Close. It
+	// may be nil.
 	Deliver func(*Result)
-	// PieceBytes is how a picture is split, wire.DefaultPieceBytes by default. A
-	// manager refuses pieces below 512 bytes by default, unless the picture is one.
+	// PieceBytes is the size of a picture's pieces, wire.DefaultPieceBytes by
+	// default. By default a manager refuses pieces below 512 bytes, unless the
+	// picture is a single piece.
 	PieceBytes int
 	// Pad fills each datagram up to a multiple of wire.PaddingUnit, so that
-	// payloads keep their alignment where a receiver packs datagrams together.
+	// payloads keep their alignment when a receiver packs datagrams together.
 	Pad bool
 	// InFlight is how many requests may be in flight before the first answer
-	// says, 8 by default.
+	// sets the credit, 8 by default.
 	InFlight int
-	// QueueLimit is how many requests may wait for credit, 8,192 by default. Their wait
-	// is bounded by time as well, see ErrLate.
+	// QueueLimit is how many requests may wait for credit, 8,192 by default.
+	// Time also bounds their wait, see ErrLate.
 	QueueLimit int
-	// PaceBytes is how many bytes a second leave at most, headers included; 0
-	// leaves the speed to the credit alone.
+	// PaceBytes is the max number of bytes sent per second, headers included.
+	// With 0, only the credit limits the speed.
 	PaceBytes int64
-	// BurstBytes is how many bytes may leave at once where there is a pace:
-	// 128 KiB by default, which fits the receive buffer that Linux gives a socket
-	// by default (net.core.rmem_default is 208 KiB, and counts overhead too).
+	// BurstBytes is how many bytes may be sent at once if there is a pace: 128
+	// KiB by default. That fits the receive buffer that Linux gives a socket by
+	// default (net.core.rmem_default is 208 KiB, and includes overhead).
 	BurstBytes int
-	// Timeout is when a request ends unanswered or unsent, counted from Send; 2 s
+	// Timeout is how long after Send a request ends unanswered or unsent; 2 s
 	// by default.
 	Timeout time.Duration
-	// ResendAfter is the silence after which piece 0 is sent again, to learn how
-	// the request is doing; it doubles with each time. 100 ms by default. A request
-	// that lost pieces asks sooner: see package recovery.
+	// ResendAfter is the silence after which piece 0 is sent again, to ask
+	// about the request. It doubles with each question. 100 ms by default. A
+	// request that lost pieces asks sooner: see package recovery.
 	ResendAfter time.Duration
-	// MaxResultBytes bounds a result's payload, 16 MiB by default.
+	// MaxResultBytes is the max size of a result's payload, 16 MiB by default.
 	MaxResultBytes int
-	// NoSegmentation sends each datagram by itself even where the kernel could
-	// cut a train of them (UDP_SEGMENT).
+	// NoSegmentation sends each datagram by itself even if the kernel could
+	// split a train of them (UDP_SEGMENT).
 	NoSegmentation bool
 }
 
@@ -119,12 +120,12 @@ const (
 	defaultResendAfter    = 100 * time.Millisecond
 	defaultMaxResultBytes = 16 << 20
 
-	// socketBytes is asked for as send and receive buffer; the kernel cuts it to
-	// net.core.wmem_max and rmem_max.
+	// socketBytes is the requested size of the send and receive buffers. The
+	// kernel limits it to net.core.wmem_max and rmem_max.
 	socketBytes = 4 << 20
 )
 
-// complete fills in the defaults and checks the rest.
+// complete fills in the defaults and checks the other options.
 func (o *Options) complete() error {
 	set := func(v *int, by int) {
 		if *v == 0 {
@@ -151,52 +152,52 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// RequestOptions say what one request wants. The zero value wants nothing
-// special.
+// RequestOptions are the options of one request. The zero value is an ordinary
+// request.
 type RequestOptions struct {
-	// Deadline is how long after Intended an answer is still worth having; 0 means the
-	// function's latency objective, which the first answer tells. A longer one makes the
-	// request wait longer for credit. The manager still answers late what it cannot
-	// answer within the objective from its arrival.
+	// Deadline is how long after Intended an answer is still useful. 0 means
+	// the function's latency objective, which the first answer contains. With a
+	// longer deadline the request waits longer for credit. The manager still
+	// answers with late if it cannot answer within the objective from the
+	// request's arrival.
 	Deadline time.Duration
-	// Priority is higher for what should go first.
+	// Priority is higher for requests that should go first.
 	Priority uint8
-	// Intended is when the request was meant to leave, on Now's clock; 0 means
-	// now. An open-loop generator counts its latency from it, whatever time the
-	// request spends waiting for credit.
+	// Intended is the scheduled send time, on Now's clock; 0 means now. An
+	// open-loop generator measures latency from it, however long the request
+	// waits for credit.
 	Intended int64
-	// Tag comes back in the Result.
+	// Tag is returned in the Result.
 	Tag uint64
 }
 
-// Result is a request's end. Times are on Now's clock, in nanoseconds.
+// Result is the end of a request. Times are on Now's clock, in nanoseconds.
 type Result struct {
-	// Result is the manager's answer; it says nothing where Err is set.
+	// Result is the manager's answer; it is meaningless if Err is set.
 	wire.Result
-	// Payload is the answer's, of wire.Result's Kind.
+	// Payload is the answer's payload, of the Kind in wire.Result.
 	Payload []byte
-	// Err is why there is no answer.
+	// Err is the reason why there is no answer.
 	Err error
 
 	ID  uint32
 	Tag uint64
-	// Intended is as in RequestOptions, Queued when Send was called, Sent when
-	// the first piece left (0 if none did), Received when the answer's last piece
-	// arrived, or the request ended without.
+	// Intended is that of RequestOptions. Queued is when Send was called, Sent when
+	// the first piece was sent (0 if none was). Received is when the answer's last
+	// piece arrived, or when the request ended without an answer.
 	Intended, Queued, Sent, Received int64
-	// Resends is how many pieces were sent again.
+	// Resends is the number of pieces that were sent again.
 	Resends int
 }
 
-// Client is one UDP socket to one address. Its methods may be called from any
-// goroutine.
+// Client is one UDP socket to one address. Any goroutine may call its methods.
 type Client struct {
 	options Options
 	conn    *net.UDPConn
 	sender  sender
 	counts  counts
 
-	wake      chan struct{} // the sender has something new to look at
+	wake      chan struct{} // tells the sender that there is new work
 	closing   chan struct{}
 	loops     sync.WaitGroup
 	closeOnce sync.Once
@@ -205,11 +206,11 @@ type Client struct {
 
 	mu       sync.Mutex          // guards all below, and the requests
 	unread   sync.Cond           // on mu: a request's picture is no longer being read
-	requests map[uint32]*request // all that have not ended, by id
-	queued   queue               // wait for credit
-	flying   list                // in the order that they were sent in
-	sending  list                // flying, with pieces to send now
-	checkAt  int64               // when the next of the flying may need attention
+	requests map[uint32]*request // all requests that have not ended, by id
+	queued   queue               // requests that wait for credit
+	flying   list                // in the order of sending
+	sending  list                // those of flying with pieces to send now
+	checkAt  int64               // when a request in flying may next need attention
 	credit   credit
 	cookie   uint64 // of the last answer that had one
 	nextID   uint32
@@ -217,9 +218,9 @@ type Client struct {
 	free     []*request
 }
 
-// Dial opens a client to addr ("host:port"). No datagram is sent: whether
-// somebody listens there is not known before the first answer. The caller
-// closes the client.
+// Dial opens a client to addr ("host:port"). It sends no datagram: only the
+// first answer shows whether a manager listens there. The caller closes the
+// client.
 func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 	if err := o.complete(); err != nil {
 		return nil, fmt.Errorf("dial %s: %w", addr, err)
@@ -238,12 +239,12 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 		flying:   list{in: inLife},
 		sending:  list{in: inSending},
 		credit:   credit{more: o.InFlight},
-		// A client that comes back on the same port must not meet the answers
-		// of its forerunner's requests.
+		// A client that returns on the same port must not receive the answers
+		// to its predecessor's requests.
 		nextID: rand.Uint32(),
 	}
 	c.unread.L = &c.mu
-	// The kernel grants what it allows; less is slower, not wrong.
+	// The kernel may grant less; that is slower, not wrong.
 	_ = c.conn.SetReadBuffer(socketBytes)
 	_ = c.conn.SetWriteBuffer(socketBytes)
 	raw, err := c.conn.SyscallConn()
@@ -269,23 +270,23 @@ func Dial(ctx context.Context, addr string, o Options) (*Client, error) {
 	return c, nil
 }
 
-// LocalAddr is the address that the manager answers to.
+// LocalAddr is the address to which the manager answers.
 func (c *Client) LocalAddr() netip.AddrPort {
 	return c.conn.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
-// Send queues a picture and returns its request id; its end comes through
-// Deliver, perhaps before Send returns. Send never blocks. The picture is not
-// copied: the caller must leave it as it is until the request's end is
-// delivered (one picture may be in many requests at once). It returns
-// ErrQueueFull, ErrPictureSize and ErrClosed, and then nothing is delivered.
+// Send queues a picture and returns its request id. Deliver gets the request's
+// end, perhaps before Send returns. Send never blocks. It does not copy the
+// picture: the caller must not change it until the end is delivered. (One
+// picture may be in many requests at once.) Send returns ErrQueueFull,
+// ErrPictureSize and ErrClosed, and then nothing is delivered.
 func (c *Client) Send(picture []byte, o RequestOptions) (id uint32, err error) {
 	return c.submit(picture, o, nil)
 }
 
-// Do sends a picture and waits for its end; Deliver does not see it. The
-// picture is the caller's again when Do returns, and so is the result with its
-// payload. It returns ctx's error, StatusError for an answer other than ok, and
+// Do sends a picture and waits for its end; Deliver does not get it. When Do
+// returns, the caller owns the picture again, and also the result with its
+// payload. Do returns ctx's error, StatusError for an answer other than ok, and
 // the errors of Send and of Result.
 func (c *Client) Do(ctx context.Context, picture []byte, o RequestOptions) (Result, error) {
 	wait := make(chan Result, 1)
@@ -342,7 +343,7 @@ func (c *Client) submit(picture []byte, o RequestOptions, wait chan Result) (uin
 	return id, nil
 }
 
-// withdraw ends a request, if it has not ended, with err.
+// withdraw ends a request with err, if it has not ended.
 func (c *Client) withdraw(id uint32, err error) {
 	c.mu.Lock()
 	r := c.findLocked(id)
@@ -356,9 +357,9 @@ func (c *Client) withdraw(id uint32, err error) {
 	c.wakeSender()
 }
 
-// findLocked is the request of that id, its picture not being read, or nil when
-// there is none, or it ended while its picture was read. mu is free for as long
-// as the sender takes to read the picture.
+// findLocked returns the request with that id when its picture is not being
+// read. It returns nil if there is none, or if it ended while its picture was
+// read. It releases mu while the sender reads the picture.
 func (c *Client) findLocked(id uint32) *request {
 	for {
 		r := c.requests[id]
@@ -378,8 +379,8 @@ func (c *Client) giveUpLocked(r *request, now int64, err error) {
 	c.endLocked(r, now)
 }
 
-// endLocked takes a request out of everything; the caller, who has set what the
-// answer says, delivers it with mu free.
+// endLocked removes a request from all lists. The caller, which has set the
+// answer, delivers it without holding mu.
 func (c *Client) endLocked(r *request, now int64) {
 	delete(c.requests, r.id)
 	if r.flying {
@@ -395,7 +396,8 @@ func (c *Client) endLocked(r *request, now int64) {
 	r.result.Received, r.result.Resends = now, r.resends
 }
 
-// deliver tells the owner of a request its end, and recycles it. mu is free.
+// deliver passes a request's end to its owner, and recycles the request. mu is
+// free.
 func (c *Client) deliver(r *request) {
 	if r.wait != nil {
 		result := r.result
@@ -418,8 +420,8 @@ func (c *Client) wakeSender() {
 	}
 }
 
-// Close ends every request that has not ended with ErrClosed, and returns when
-// all ends are delivered and nothing of the client runs any more.
+// Close ends every remaining request with ErrClosed. It returns when all ends
+// are delivered and no goroutine of the client runs any more.
 func (c *Client) Close() error {
 	var err error
 	c.closeOnce.Do(func() {
@@ -430,8 +432,8 @@ func (c *Client) Close() error {
 		err = c.conn.Close()
 		c.loops.Wait()
 
-		// Submit is refused and both loops are gone: the requests left are
-		// nobody's but ours, and those that a Do withdraws at the same time.
+		// Send returns ErrClosed and both loops have ended. Only this loop, and
+		// a Do that is withdrawing its own request, still end requests.
 		for {
 			c.mu.Lock()
 			var r *request

@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// patience bounds what a test waits for; it is reached only by what hangs.
+// patience bounds the wait of a test; only a hang reaches it.
 const patience = 30 * time.Second
 
 // leavesNothing fails the test if it ends with more goroutines or descriptors
@@ -81,7 +81,7 @@ func dial(t *testing.T, to netip.AddrPort, o client.Options) *client.Client {
 	return c
 }
 
-// picture is n bytes that differ from any other picture's.
+// picture returns n bytes that differ from any other picture.
 func picture(n int, seed uint64) []byte {
 	b := make([]byte, n)
 	random := rand.New(rand.NewPCG(seed, uint64(n)))
@@ -91,7 +91,7 @@ func picture(n int, seed uint64) []byte {
 	return b
 }
 
-// ends collects what Deliver is told.
+// ends collects what Deliver receives.
 type ends struct {
 	mu      sync.Mutex
 	results map[uint64]client.Result // by tag
@@ -134,7 +134,7 @@ func (e *ends) wait(t *testing.T, n int) map[uint64]client.Result {
 	return e.results
 }
 
-// until waits for a fact.
+// until waits for a condition.
 func until(t *testing.T, what string, fact func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !fact(); time.Sleep(100 * time.Microsecond) {
@@ -215,7 +215,8 @@ func TestEveryRequestEndsOnceAndRightOverABadNetwork(t *testing.T) {
 func TestAWishIsAnsweredWithExactlyThePiecesItNames(t *testing.T) {
 	leavesNothing(t)
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{})
-	// What passes is looked at: on a slow machine the manager also wishes for what is under way.
+	// The test watches the traffic: on a slow machine the manager also sends NACKs for pieces
+	// in flight.
 	var mu sync.Mutex
 	named, resent := map[int]int{}, map[int]int{}
 	lose := clienttest.DropOnce(3)
@@ -244,7 +245,7 @@ func TestAWishIsAnsweredWithExactlyThePiecesItNames(t *testing.T) {
 	if err != nil || !bytes.Equal(r.Payload, want) {
 		t.Fatalf("%v, %d bytes", err, len(r.Payload))
 	}
-	_ = c.Close() // the sender has counted all
+	_ = c.Close() // afterwards the sender has counted everything
 	s := c.Stats()
 	until(t, "what was sent again has passed", func() bool {
 		mu.Lock()
@@ -305,7 +306,8 @@ func TestSilenceIsAskedAboutWithPieceZero(t *testing.T) {
 
 func TestRepeatedAnswersAreDeliveredOnce(t *testing.T) {
 	leavesNothing(t)
-	// Nothing is asked for twice, however slow the machine is: a manager answers that anew.
+	// The test asks for nothing twice, even on a slow machine, because a manager repeats
+	// answers.
 	m := startManager(t, clienttest.Echo(8), clienttest.ManagerOptions{WishAfter: -1})
 	relay := startRelay(t, m.Addr(), clienttest.Faults{}, clienttest.Faults{Repeat: 1})
 	e := newEnds()
@@ -318,8 +320,8 @@ func TestRepeatedAnswersAreDeliveredOnce(t *testing.T) {
 	}
 	e.wait(t, n)
 	until(t, "every repeated datagram is counted", func() bool {
-		// A result of one piece came again after its end; one of many had all
-		// pieces but the last repeated before it.
+		// A result of one piece was repeated after its end. A result of several had all
+		// pieces except the last repeated before its end.
 		return c.Stats().Duplicates == relay.Repeated.Load() && relay.Repeated.Load() >= n
 	})
 	e.wait(t, 0)
@@ -345,8 +347,7 @@ func TestNeverMoreInFlightThanTheCreditAllows(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Batches of all sizes are answered at a stroke; each answer gives back the
-	// room that its request took.
+	// Batches of all sizes are answered at once. Each answer frees the slot of its request.
 	for done := 0; done < n; {
 		batch := []asked{<-waiting}
 		for len(batch) < 1+done%most && len(waiting) > 0 {
@@ -483,7 +484,7 @@ func TestDeadlineAndPriorityReachTheManagerAndTheSendTimeComesBack(t *testing.T)
 		{client.RequestOptions{}, false, func(d time.Duration) bool { return d == 0 }},
 		{client.RequestOptions{Priority: 9}, true, func(d time.Duration) bool { return d == 0 }},
 		{client.RequestOptions{Deadline: time.Hour}, true, func(d time.Duration) bool { return d > 0 && d <= time.Hour }},
-		// The wait is taken off.
+		// The wait is subtracted.
 		{client.RequestOptions{Deadline: day, Intended: client.Now() - int64(day-time.Hour)}, true, func(d time.Duration) bool { return d > 0 && d <= time.Hour }},
 	} {
 		r, err := c.Do(context.Background(), picture(3000, 1), c2.o)
@@ -503,8 +504,8 @@ func TestDeadlineAndPriorityReachTheManagerAndTheSendTimeComesBack(t *testing.T)
 func TestRequestsTimeOutSentAndUnsent(t *testing.T) {
 	leavesNothing(t)
 	m := startManager(t, func(clienttest.Request) (wire.Result, []byte, bool) { return wire.Result{}, nil, false }, clienttest.ManagerOptions{})
-	// The first two have to leave before their time is over, also on a slow machine: of
-	// several times to live one is enough for that.
+	// The first two must be sent before their timeout, even on a slow machine. Of several
+	// timeouts, one is enough for that.
 	for timeout := 50 * time.Millisecond; ; timeout *= 4 {
 		e := newEnds()
 		c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, InFlight: 2, Timeout: timeout, ResendAfter: patience})
@@ -637,7 +638,7 @@ func TestDoGivesThePictureBackWhenItsContextEnds(t *testing.T) {
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v", err)
 	}
-	clear(p) // ours again: the race detector watches
+	clear(p) // the test owns it again: the race detector checks that
 	m.Answer(q.From, q.ID, wire.Result{Status: wire.StatusOK}, nil)
 	until(t, "the late answer counts as a duplicate", func() bool { return c.Stats().Duplicates == 1 })
 }
@@ -648,7 +649,7 @@ func TestWhatIsNoAnswerIsCountedAndChangesNothing(t *testing.T) {
 	m := startManager(t, func(q clienttest.Request) (wire.Result, []byte, bool) {
 		asked <- q
 		return wire.Result{}, nil, false
-	}, clienttest.ManagerOptions{WishAfter: -1}) // those that follow are all that it sends
+	}, clienttest.ManagerOptions{WishAfter: -1}) // the manager sends only the NACKs below
 	e := newEnds()
 	c := dial(t, m.Addr(), client.Options{Deliver: e.deliver, ResendAfter: patience})
 	id, err := c.Send(picture(5000, 1), client.RequestOptions{})
@@ -672,9 +673,9 @@ func TestWhatIsNoAnswerIsCountedAndChangesNothing(t *testing.T) {
 		wish(5001, 5), // another total
 		wish(5000, 4), // another count
 		wire.AppendResult(nil, id+1000, &ok, nil, 1024, 0, false), // an id not given out
-		wire.AppendResult(nil, id-1, &ok, nil, 1024, 0, false),    // one before the first: as if of an ended request
+		wire.AppendResult(nil, id-1, &ok, nil, 1024, 0, false),    // one before the first: looks like an ended request
 		wire.AppendResult(nil, id, &ok, make([]byte, 100), 50, 0, false),
-		wire.AppendResult(nil, id, &ok, make([]byte, 101), 50, 1, false), // another total than the piece before
+		wire.AppendResult(nil, id, &ok, make([]byte, 101), 50, 1, false), // another total than that of the piece before
 		wire.AppendResult(nil, id, &ok, make([]byte, 100), 60, 1, false), // another piece size
 		wire.AppendResult(nil, id, &ok, make([]byte, 100), 50, 0, false), // again
 	} {
@@ -747,8 +748,8 @@ func TestDialRefusesOptionsThatCannotBe(t *testing.T) {
 	}
 }
 
-// A request that gets no credit within the objective ends late and unsent, and one whose
-// deadline is longer waits on.
+// A request that gets no credit within the objective ends late and unsent. A request with a
+// longer deadline continues to wait.
 func TestClientDropsLateRequests(t *testing.T) {
 	leavesNothing(t)
 	const objective = 20 * time.Millisecond

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// A thread that is stopped between the readings of the clocks does not put Now wrong.
+// A thread that is interrupted between the readings of the clocks does not make Now wrong.
 func TestClocksAreJoinedWhereNobodyIsStopped(t *testing.T) {
-	const ahead = int64(1000 * time.Hour) // of the kernel's clock
+	const ahead = int64(1000 * time.Hour) // kernel's clock minus Go's
 	origin := time.Now()
 	passed, readings := time.Microsecond, 0
 	now := func() time.Time { return origin.Add(passed) }
 	kernel := func() int64 {
 		if readings++; readings <= 5 {
-			passed += 20 * time.Millisecond // stopped
+			passed += 20 * time.Millisecond // interrupted
 		}
 		return int64(passed) + ahead
 	}

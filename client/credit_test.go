@@ -65,10 +65,9 @@ func TestProbesComeAfterPausesThatDouble(t *testing.T) {
 	}
 }
 
-// A manager with room for a number of requests answers them in batches, each
-// answer saying how much room there is. Requests and answers take a while on
-// their way, which the client knows. It must never overrun the room, and never
-// stand still.
+// A manager with room for a number of requests answers them in batches. Each answer reports
+// the current room. Requests and answers have a delay, which the client knows. The client
+// must never exceed the room, and never stop.
 func TestCreditNeverOverrunsTheRoomAndAlwaysGoesOn(t *testing.T) {
 	type answer struct {
 		at      int64
@@ -91,8 +90,8 @@ func TestCreditNeverOverrunsTheRoomAndAlwaysGoesOn(t *testing.T) {
 				t.Fatalf("stands still with %d of %d answered, credit %+v", done, total, c)
 			}
 			for len(answers) > 0 && answers[0].at == now {
-				// Which of the requests it answers does not matter to the credit; the
-				// oldest is what a first-in first-out manager answers.
+				// The credit does not depend on which request is answered. A FIFO manager
+				// answers the oldest.
 				sentAt = sentAt[1:]
 				unseen := 0
 				for _, at := range sentAt {

@@ -5,23 +5,23 @@ import (
 	"time"
 )
 
-// pace is a token bucket: rate bytes a second, depth bytes at once. A rate of 0
-// is no limit.
+// pace is a token bucket: rate bytes per second, depth bytes at once. A rate of
+// 0 means no limit.
 type pace struct {
 	rate, depth float64
 	tokens      float64
-	at          int64 // when tokens was right
+	at          int64 // when tokens was computed
 }
 
 func newPace(rate, depth int64, now int64) pace {
 	return pace{rate: float64(rate), depth: float64(depth), tokens: float64(depth), at: now}
 }
 
-// worthwhile is how many bytes are worth waking up for, where the bucket holds
-// as many: a pace of small steps would send datagrams one by one.
+// worthwhile is the min number of bytes for which to wake up, if the bucket
+// holds as many. Smaller steps would send datagrams one by one.
 const worthwhile = 32 << 10
 
-// budget is how many bytes may leave now; a datagram may overdraw it.
+// budget returns how many bytes may be sent now; a datagram may overdraw it.
 func (p *pace) budget(now int64) int64 {
 	if p.rate == 0 {
 		return math.MaxInt64
@@ -39,7 +39,7 @@ func (p *pace) spend(bytes int64) {
 	}
 }
 
-// wait is how long until the budget is worth waking up for, 0 when it is.
+// wait returns how long until the budget is worth a wake-up, 0 if it is now.
 func (p *pace) wait(now int64) time.Duration {
 	if p.budget(now); p.rate == 0 {
 		return 0

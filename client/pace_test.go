@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Over any stretch of time no more than a burst, what the rate allows, and one
-// datagram that overdraws may leave; and whoever waits as told may send.
+// In any interval, at most a burst, the bytes of the rate, and one overdrawing
+// datagram may be sent. After the returned wait, sending is allowed.
 func TestPaceHoldsTheRateAndLetsOnWhoWaits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const largest = 65507

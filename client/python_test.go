@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// The client that closes docs/wire.md is written from the page alone; if it
-// works, so does the page.
+// The client at the end of docs/wire.md is written from the page alone. If it
+// works, the page is correct.
 func TestTheClientOfTheStandardWorks(t *testing.T) {
 	t.Run("loopback", func(t *testing.T) { testPythonClient(t, 0) })
 	t.Run("proof of the address", func(t *testing.T) { testPythonClient(t, 0xa7a6a5a4a3a2a1a0) })
@@ -50,7 +50,7 @@ func testPythonClient(t *testing.T, cookie uint64) {
 		arrived <- q.Picture
 		topk := wire.AppendTopK(nil, []wire.Class{{Class: 9, P: 0.75}, {Class: 300, P: 0.125}})
 		return wire.Result{Status: wire.StatusOK, Kind: wire.KindTopK, Batch: 4, ModelVersion: 2, Infer: 1500 * time.Microsecond}, topk, true
-	}, clienttest.ManagerOptions{PieceBytes: 5, Cookie: cookie}) // the result is in three pieces
+	}, clienttest.ManagerOptions{PieceBytes: 5, Cookie: cookie}) // the result has three pieces
 	firstAnswer := func(b []byte) bool {
 		h, err := wire.DecodeHeader(b)
 		return err == nil && h.Type == wire.TypeResult && h.Flags&wire.FlagRetransmitted == 0
@@ -78,8 +78,8 @@ func testPythonClient(t *testing.T, cookie uint64) {
 	}
 }
 
-// The page's pictures are what the built-in models take, and its program that
-// prepares them is valid Python.
+// The page's pictures fit the built-in models, and its program that prepares
+// them is valid Python.
 func TestPreparedPictures(t *testing.T) {
 	page, err := os.ReadFile("../docs/wire.md")
 	if err != nil {

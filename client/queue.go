@@ -2,18 +2,18 @@ package client
 
 import "math"
 
-// queue holds the requests that wait for credit, in Send's order. Its wait is bounded
-// by time: a request whose answer cannot come in time any more is late, and is dropped.
+// queue holds the requests that wait for credit, in the order of Send. Time bounds their
+// wait: a request that can no longer be answered in time is late, and is dropped.
 //
-// The oldest request leaves first while it has at least half of its time left. Else the
-// newest does. In an overload that lasts, the oldest would have spent its time here,
-// and every answer would be too late. The newest is answered in time, and what is left
-// over is dropped (adaptive LIFO: Maurer, Fail at Scale, ACM Queue 13(8), 2015).
+// The oldest request is sent first while it has at least half of its time left. Otherwise the
+// newest is. In a lasting overload, the oldest would have spent its time in the queue, and
+// every answer would be too late. The newest is answered in time, and the rest is dropped
+// (adaptive LIFO: Maurer, Fail at Scale, ACM Queue 13(8), 2015).
 type queue struct {
 	list
-	// objective is the function's, in nanoseconds; 0 until an answer tells it.
+	// objective is the function's, in nanoseconds; 0 until an answer contains it.
 	objective int64
-	// checkAt is when the next request is late or times out.
+	// checkAt is when the next request becomes late or times out.
 	checkAt int64
 }
 
@@ -23,7 +23,8 @@ func (q *queue) push(r *request, roundTrip int64) {
 	q.checkAt = min(q.checkAt, q.dropAt(r, roundTrip), r.timeoutAt)
 }
 
-// setObjective notes what an answer says; 0 is an older manager, which does not say.
+// setObjective records an answer's objective; 0 is from an older manager, which does not send
+// it.
 func (q *queue) setObjective(nanos int64) {
 	if nanos == 0 || nanos == q.objective {
 		return
@@ -32,8 +33,8 @@ func (q *queue) setObjective(nanos int64) {
 	q.checkAt = 0
 }
 
-// lifetime is how long after RequestOptions.Intended an answer to r is still worth having,
-// 0 if that is not known.
+// lifetime returns how long after RequestOptions.Intended an answer to r is still useful, 0
+// if that is not known.
 func (q *queue) lifetime(r *request) int64 {
 	if r.options.Deadline > 0 {
 		return int64(r.options.Deadline)
@@ -41,12 +42,12 @@ func (q *queue) lifetime(r *request) int64 {
 	return q.objective
 }
 
-// never is later than all times.
+// never is later than any time.
 const never = math.MaxInt64
 
-// dropAt is when r is late: only the round trip of its datagrams fits in then. It is
-// also when the manager must have answered. Half of the lifetime at most is kept for the
-// round trip: an estimate that is too high is corrected only by requests that are sent.
+// dropAt returns when r becomes late: the time left is then only the round trip of its
+// datagrams. The manager must also have answered by then. The round trip gets at most half of
+// the lifetime, because only requests that are sent can correct an estimate that is too high.
 func (q *queue) dropAt(r *request, roundTrip int64) int64 {
 	lifetime := q.lifetime(r)
 	if lifetime == 0 {
@@ -55,7 +56,7 @@ func (q *queue) dropAt(r *request, roundTrip int64) int64 {
 	return r.options.Intended + lifetime - min(roundTrip, lifetime/2)
 }
 
-// next is the request whose turn it is, nil if none waits.
+// next returns the request to send next, nil if none waits.
 func (q *queue) next(now int64) *request {
 	oldest := q.head
 	if oldest == nil {

@@ -71,7 +71,7 @@ func TestQueueNext(t *testing.T) {
 	}
 }
 
-// A server that is offered more than it can do answers as many in time as it can do.
+// An overloaded server answers as many requests in time as it can process.
 func TestQueueOverload(t *testing.T) {
 	const (
 		objective = 200 // ticks; the server does one request per tick
@@ -81,7 +81,7 @@ func TestQueueOverload(t *testing.T) {
 		for _, room := range []int{8, 64, 150} {
 			t.Run(fmt.Sprintf("offered %v, room %d", offered, room), func(t *testing.T) {
 				q, c := newQueue(objective), credit{more: 8}
-				var held []int64 // when each request at the server was meant to leave
+				var held []int64 // when each request at the server should have been sent
 				inTime, late, due := 0, 0, 0.0
 				for now := int64(0); now < ticks; now++ {
 					for due += offered; due >= 1; due-- {
@@ -101,7 +101,7 @@ func TestQueueOverload(t *testing.T) {
 						q.remove(r)
 						held = append(held, r.options.Intended)
 					}
-					for len(held) > 0 { // the server answers late what it does not begin any more
+					for len(held) > 0 { // the server answers with late what it can no longer begin
 						served := now-held[0] < objective
 						if served {
 							inTime++
@@ -126,7 +126,7 @@ func TestQueueOverload(t *testing.T) {
 	}
 }
 
-// The deadline that goes with a request leaves the time of the way.
+// The deadline sent with a request excludes the round trip.
 func TestDeadlineKeepsRoundTrip(t *testing.T) {
 	const roundTrip, waited = 3 * time.Millisecond, 5 * time.Millisecond
 	c := &Client{options: Options{PieceBytes: 1024}, queued: *newQueue(20 * time.Millisecond), credit: credit{roundTrip: int64(roundTrip)}}
@@ -141,7 +141,7 @@ func TestDeadlineKeepsRoundTrip(t *testing.T) {
 	if want := 12 * time.Millisecond; e.Deadline != want {
 		t.Errorf("the manager is told %v, want %v", e.Deadline, want)
 	}
-	// A question after the deadline must not read as a request without one.
+	// A question after the deadline must not look like a request without a deadline.
 	r.sendAgain(0)
 	c.sendPieceLocked(r, 1000+int64(time.Second))
 	if e, _ = wire.DecodeExtension(c.sender.out.heads[1][wire.HeaderSize:]); e.Deadline != time.Microsecond {

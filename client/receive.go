@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// messageBytes holds the largest message: UDP_GRO packs at most 64 KiB.
+	// messageBytes is the max size of a message: UDP_GRO packs at most 64 KiB.
 	messageBytes = 64 << 10
-	// receiveMessagesMax is how many messages a system call takes.
+	// receiveMessagesMax is the max number of messages per system call.
 	receiveMessagesMax = 8
 )
 
-// receiver takes datagrams from the socket, many a system call. One goroutine
-// uses it. Memory that no message reaches is never touched, so its 512 KiB
-// cost little.
+// receiver reads datagrams from the socket, many per system call. One goroutine
+// uses it. Memory that no message reaches is never touched, so its 512 KiB cost
+// little.
 type receiver struct {
 	raw      syscall.RawConn
 	messages [receiveMessagesMax]message
@@ -34,7 +34,7 @@ type receiver struct {
 func newReceiver(raw syscall.RawConn) *receiver {
 	in := &receiver{raw: raw, memory: make([]byte, receiveMessagesMax*messageBytes)}
 	_ = raw.Control(func(fd uintptr) {
-		// A kernel that cannot pack datagrams brings them one by one.
+		// A kernel that cannot pack datagrams delivers them one by one.
 		_ = unix.SetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_GRO, 1)
 	})
 	in.read = func(fd uintptr) bool {
@@ -63,13 +63,13 @@ func (c *Client) receive(in *receiver) {
 		case unix.EINTR:
 			continue
 		case unix.ECONNREFUSED:
-			// An ICMP answer to a datagram of ours. Somebody may listen again
-			// before the requests time out.
+			// An ICMP response to one of our datagrams. A process may listen
+			// again before the requests time out.
 			c.counts.unreachable.Add(1)
 			continue
 		default:
 			c.counts.receiveError.Add(1)
-			time.Sleep(time.Millisecond) // an error that stays must not spin
+			time.Sleep(time.Millisecond) // do not spin on a permanent error
 			continue
 		}
 		at := Now()
@@ -85,7 +85,7 @@ func (c *Client) receive(in *receiver) {
 	}
 }
 
-// handle takes one datagram, which arrived at that time.
+// handle processes one datagram, which arrived at that time.
 func (c *Client) handle(b []byte, at int64) {
 	h, err := wire.DecodeHeader(b)
 	if err == nil {
@@ -103,8 +103,8 @@ func (c *Client) handle(b []byte, at int64) {
 	}
 }
 
-// handleAnswer takes a piece of an answer, and delivers the answer with its
-// last.
+// handleAnswer processes a piece of an answer. With the last piece it delivers
+// the answer.
 func (c *Client) handleAnswer(b []byte, at int64) error {
 	h, result, payload, err := wire.DecodeResult(b)
 	if err != nil {
@@ -127,7 +127,7 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 		if prove {
 			c.proveLocked(r)
 		}
-		if prove || r.busy <= r.unproved { // else it is the answer to the proof
+		if prove || r.busy <= r.unproved { // otherwise it is the answer to the proof
 			c.mu.Unlock()
 			c.wakeSender()
 			return nil
@@ -172,13 +172,13 @@ func (c *Client) handleAnswer(b []byte, at int64) error {
 	return nil
 }
 
-// proveLocked sends piece 0 of a request again, with the cookie: the manager has
-// something to say that it says only to an address that has proved itself.
+// proveLocked sends piece 0 of a request again, with the cookie: the manager
+// keeps an answer that it sends only to an address with proof.
 func (c *Client) proveLocked(r *request) {
 	c.counts.proofs.Add(1)
 	r.recovery.Prove()
-	// Each question before this one may draw a busy block with the same cookie. One
-	// more is the answer.
+	// Each question before this one may cause a busy block with the same
+	// cookie. One more such block is the answer.
 	r.echoed, r.unproved = c.cookie, r.questions
 	r.sendAgain(0)
 	if !r.isIn(inSending) {
@@ -186,7 +186,8 @@ func (c *Client) proveLocked(r *request) {
 	}
 }
 
-// sentSinceLocked is how many requests in flight were sent after that time.
+// sentSinceLocked returns how many requests in flight were sent after that
+// time.
 func (c *Client) sentSinceLocked(at int64) int {
 	n := 0
 	for r := c.flying.tail; r != nil && r.sentAt > at; r = r.links[inLife].prev {
@@ -195,7 +196,7 @@ func (c *Client) sentSinceLocked(at int64) int {
 	return n
 }
 
-// handleWish has the pieces that a wish names sent again.
+// handleWish sends again the pieces that a NACK names.
 func (c *Client) handleWish(b []byte, at int64) error {
 	w, err := wire.DecodeWish(b)
 	if err != nil {
@@ -225,17 +226,17 @@ func (c *Client) handleWish(b []byte, at int64) error {
 	for index := range w.Missing {
 		r.sendAgain(index)
 	}
-	c.sending.pushFront(r) // it is older than what is being sent
+	c.sending.pushFront(r) // it is older than the requests that are being sent
 	c.wakeSender()
 	return nil
 }
 
-// askEarlierLocked wakes the sender if r's next question, which was due at before,
-// is due earlier now: it may be asleep for longer.
+// askEarlierLocked wakes the sender if r's next question is now due earlier
+// than before: the sender may be asleep for longer.
 func (c *Client) askEarlierLocked(r *request, before int64) {
 	at := r.recovery.AskAt()
 	if at == 0 {
-		return // pieces leave; the silence begins after them
+		return // pieces are being sent; the silence begins after them
 	}
 	c.checkLocked(r)
 	if at < before {
@@ -243,8 +244,8 @@ func (c *Client) askEarlierLocked(r *request, before int64) {
 	}
 }
 
-// strayLocked counts a datagram that speaks of no request in flight: an id that
-// was given out is a duplicate's, any other is not ours.
+// strayLocked counts a datagram for which no request is in flight. If the id
+// was given out, it is a duplicate. Otherwise it is foreign.
 func (c *Client) strayLocked(id uint32) {
 	if c.requests[id] == nil && wire.SerialBefore(id, c.nextID) {
 		c.counts.duplicates.Add(1)

@@ -7,32 +7,32 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// request is one picture on its way. All is guarded by Client.mu, but picture,
-// which the sender reads without it while reading is set.
+// request is one picture in progress. Client.mu guards all fields. Only picture
+// is read without it, by the sender while reading is set.
 type request struct {
 	id      uint32
 	picture []byte
-	count   int // pieces
+	count   int // number of pieces
 	options RequestOptions
-	wait    chan Result // Do's, nil for Deliver
+	wait    chan Result // for Do; nil for Deliver
 
 	queuedAt, timeoutAt int64
-	// flying says that it was sent, or is being sent, and counts against the
-	// credit; probe that it was sent without any.
+	// flying means that the request was sent, or is being sent, and counts
+	// against the credit. probe means that it was sent without credit.
 	flying, probe bool
-	// reading says that the sender reads the picture without the lock: the
+	// reading means that the sender reads the picture without the lock: the
 	// request must not end.
 	reading bool
 	sentAt  int64
 
 	next      int      // pieces below this one were sent
-	again     []uint64 // pieces to send again, one bit a piece
+	again     []uint64 // pieces to send again, one bit per piece
 	againLeft int
 	resends   int
 	recovery  recovery.Request
 
-	echoed    uint64 // the cookie in the last piece 0 that left
-	questions int    // how often piece 0 left
+	echoed    uint64 // the cookie in the last piece 0 that was sent
+	questions int    // how often piece 0 was sent
 	unproved  int    // questions before the proof
 	busy      int    // answers that asked for proof
 
@@ -44,7 +44,7 @@ type request struct {
 // unsent reports whether there are pieces to send now.
 func (r *request) unsent() bool { return r.againLeft > 0 || r.next < r.count }
 
-// takePiece is the next piece to send; there is one.
+// takePiece returns the next piece to send; there must be one.
 func (r *request) takePiece() (index int, again bool) {
 	if r.againLeft == 0 {
 		r.next++
@@ -61,7 +61,7 @@ func (r *request) takePiece() (index int, again bool) {
 	panic("client: no piece left to send again")
 }
 
-// sendAgain marks a piece that was sent before.
+// sendAgain marks a piece to be sent again.
 func (r *request) sendAgain(index int) {
 	if words := (r.count + 63) / 64; len(r.again) < words {
 		r.again = append(r.again[:0], make([]uint64, words)...)
@@ -72,7 +72,7 @@ func (r *request) sendAgain(index int) {
 	}
 }
 
-// answer puts the pieces of a result together.
+// answer assembles a result from its pieces.
 type answer struct {
 	bytes []byte
 	have  []uint64
@@ -81,8 +81,8 @@ type answer struct {
 	total uint32
 }
 
-// add takes a piece of a result in more than one. It reports whether the piece
-// was new, and whether it fits those that came before.
+// add adds a piece of a result with several pieces. It reports whether the
+// piece was new, and whether it fits the earlier ones.
 func (a *answer) add(h *wire.Header, piece []byte) (fresh, fits bool) {
 	if a.got == 0 {
 		a.size, a.total = wire.PieceSize(h), h.Total
@@ -105,8 +105,9 @@ func (a *answer) add(h *wire.Header, piece []byte) (fresh, fits bool) {
 	return true, true
 }
 
-// What a recycled request may keep, and how many are kept: enough for steady
-// traffic to allocate nothing, too little to remember a flood by.
+// What a recycled request may keep, and how many requests are kept. Steady
+// traffic needs no allocations with it, and a flood does not leave much memory
+// in use.
 const (
 	keepAnswerBytes = 1 << 20
 	keepRequests    = 1024
@@ -135,8 +136,8 @@ func (c *Client) recycleLocked(r *request) {
 	c.free = append(c.free, r)
 }
 
-// A request is in up to two lists: the one of its life's stage (queued or
-// flying), and the one of those with pieces to send.
+// A request is in up to two lists: the one of its stage (queued or flying), and
+// the one of requests with pieces to send.
 const (
 	inLife = iota
 	inSending
@@ -150,7 +151,7 @@ type link struct {
 
 func (r *request) isIn(which int) bool { return r.links[which].in }
 
-// list is a doubly linked list through one of its requests' links.
+// list is a doubly linked list through one of the links of its requests.
 type list struct {
 	head, tail *request
 	n          int

@@ -9,17 +9,17 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// sender is what the sending goroutine alone uses.
+// sender holds what only the sending goroutine uses.
 type sender struct {
 	out     *transmitter
 	pace    pace
 	timer   *time.Timer
-	reading []*request // whose pictures the burst being built reads
+	reading []*request // requests whose pictures the current burst reads
 	ended   []*request // to deliver
 }
 
-// send is the sending goroutine: it ends what took too long, puts a burst of
-// pieces on the wire, and sleeps when there is nothing to do.
+// send is the sending goroutine. It ends requests that took too long, sends a
+// burst of pieces, and sleeps when there is nothing to do.
 func (c *Client) send() {
 	s := &c.sender
 	defer s.timer.Stop()
@@ -55,7 +55,7 @@ func (c *Client) send() {
 	}
 }
 
-// expireQueuedLocked ends what has waited for credit for too long.
+// expireQueuedLocked ends requests that have waited for credit for too long.
 func (c *Client) expireQueuedLocked(now int64) {
 	if now < c.queued.checkAt {
 		return
@@ -78,7 +78,8 @@ func (c *Client) expireQueuedLocked(now int64) {
 	}
 }
 
-// expireLocked ends what timed out, and asks after what is silent for too long.
+// expireLocked ends requests that timed out, and asks about those that are
+// silent for too long.
 func (c *Client) expireLocked(now int64) {
 	s := &c.sender
 	if now < c.checkAt {
@@ -100,7 +101,7 @@ func (c *Client) expireLocked(now int64) {
 	}
 }
 
-// checkLocked has expireLocked look at r in time.
+// checkLocked makes expireLocked check r in time.
 func (c *Client) checkLocked(r *request) {
 	c.checkAt = min(c.checkAt, r.timeoutAt)
 	if at := r.recovery.AskAt(); at != 0 {
@@ -108,7 +109,7 @@ func (c *Client) checkLocked(r *request) {
 	}
 }
 
-// fillLocked gives the transmitter what credit and pace allow.
+// fillLocked passes to the transmitter what credit and pace allow.
 func (c *Client) fillLocked(now int64) {
 	s := &c.sender
 	for budget := s.pace.budget(now); budget > 0 && s.out.room(); {
@@ -140,8 +141,8 @@ func (c *Client) fillLocked(now int64) {
 	}
 }
 
-// sendPieceLocked gives the transmitter the request's next piece and returns
-// the datagram's size.
+// sendPieceLocked passes the request's next piece to the transmitter and
+// returns the datagram's size.
 func (c *Client) sendPieceLocked(r *request, now int64) int {
 	s := &c.sender
 	if !r.reading {
@@ -167,16 +168,16 @@ func (c *Client) sendPieceLocked(r *request, now int64) int {
 		e = wire.Extension{Priority: r.options.Priority, SentAt: uint64(now), Cookie: c.cookie}
 		r.echoed = c.cookie
 		if dropAt != never {
-			// A deadline that has passed is for the manager to tell, and must not read
-			// as none.
+			// If the deadline has passed, the manager must report that. 0 would
+			// mean no deadline.
 			e.Deadline = max(time.Duration(dropAt-now), 1)
 		}
 	}
 	return s.out.add(&h, &e, r.picture[h.Offset:][:h.Length])
 }
 
-// idleLocked is when there will be something to do unless something happens
-// before, and whether it is the pace that there is to wait for.
+// idleLocked returns when the sender has work to do unless it is woken before,
+// and whether it then waits for the pace.
 func (c *Client) idleLocked(now int64) (until int64, paced bool) {
 	until = math.MaxInt64
 	if c.flying.n > 0 {
@@ -197,12 +198,12 @@ func (c *Client) idleLocked(now int64) (until int64, paced bool) {
 	return until, false
 }
 
-// shortSleep is below what Go's timers are good for: they rest on epoll_wait,
-// which counts in milliseconds.
+// shortSleep is the limit below which Go's timers are too coarse: they use
+// epoll_wait, which counts in milliseconds.
 const shortSleep = 2 * time.Millisecond
 
-// sleep waits until the time, or until it is woken; it reports whether the
-// client goes on.
+// sleep waits until the given time, or until it is woken. It reports whether
+// the client is still open.
 func (c *Client) sleep(until int64, paced bool) bool {
 	d := time.Duration(until - Now())
 	if d <= 0 {
@@ -210,7 +211,7 @@ func (c *Client) sleep(until int64, paced bool) bool {
 	}
 	if paced && d < shortSleep {
 		ts := unix.NsecToTimespec(int64(d))
-		_ = unix.Nanosleep(&ts, nil) // early is as good
+		_ = unix.Nanosleep(&ts, nil) // waking early does no harm
 		return !c.isClosing()
 	}
 	c.sender.timer.Reset(d)

@@ -6,35 +6,36 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Stats counts since Dial.
+// Stats holds counters since Dial.
 type Stats struct {
-	// Datagrams and Bytes left, headers included; Resends is how many of the
-	// datagrams had been sent before.
+	// Datagrams and Bytes were sent, headers included. Resends counts the
+	// datagrams that had been sent before.
 	Datagrams, Bytes, Resends uint64
-	// Sends is how many system calls that took.
+	// Sends is the number of system calls for them.
 	Sends uint64
-	// Late is how many requests ended with ErrLate: they were never sent.
+	// Late is the number of requests that ended with ErrLate: they were never
+	// sent.
 	Late uint64
-	// Wishes is how many retransmit wishes came for requests in flight.
+	// Wishes is the number of NACKs received for requests in flight.
 	Wishes uint64
 	// Proofs is how often the manager asked for proof that this client receives
 	// at its address.
 	Proofs uint64
-	// Answers is how many requests were answered; Duplicates counts datagrams
-	// that answered, or asked for, what had ended; Foreign those that fit none of
-	// this client's requests.
+	// Answers is the number of answered requests. Duplicates counts answers and
+	// NACKs for requests that had ended. Foreign counts those for none of this
+	// client's requests.
 	Answers, Duplicates, Foreign uint64
-	// Unreachable is how often the kernel reported that nobody listens at the
-	// address (ECONNREFUSED).
+	// Unreachable is how often the kernel reported that no process listens at
+	// the address (ECONNREFUSED).
 	Unreachable uint64
-	// SendErrors and ReceiveErrors count other errors; the datagrams that they
-	// cost count as lost on the way.
+	// SendErrors and ReceiveErrors count other errors. The datagrams that an
+	// error affects count as lost on the network.
 	SendErrors, ReceiveErrors uint64
-	// Malformed counts datagrams that the wire package refused, by reason.
+	// Malformed counts datagrams that the wire package rejected, by reason.
 	Malformed [wire.NumReasons]uint64
 }
 
-// counts is Stats while it grows.
+// counts holds the live counters of Stats.
 type counts struct {
 	datagrams, bytes, resends, sends      atomic.Uint64
 	late, wishes, proofs                  atomic.Uint64
@@ -43,7 +44,7 @@ type counts struct {
 	malformed                             [wire.NumReasons]atomic.Uint64
 }
 
-// Stats reads the counters, each by itself.
+// Stats reads the counters, one at a time.
 func (c *Client) Stats() Stats {
 	n := &c.counts
 	s := Stats{

@@ -10,26 +10,27 @@ import (
 )
 
 const (
-	// burstDatagrams and burstSize bound what one flush sends.
+	// burstDatagrams and burstSize are the max of what one flush sends.
 	burstDatagrams = 256
 	burstSize      = 256 << 10
-	// trainSegments and trainBytes bound a train: UDP_MAX_SEGMENTS of the
-	// kernels that came first with UDP_SEGMENT (include/linux/udp.h), and what an
-	// IPv4 datagram holds, a little less.
+	// trainSegments and trainBytes bound a train, which is a message of
+	// datagrams that the kernel splits. The first is UDP_MAX_SEGMENTS of the
+	// first kernels with UDP_SEGMENT (include/linux/udp.h). The second is
+	// slightly less than an IPv4 datagram holds.
 	trainSegments = 64
 	trainBytes    = 64_000
 )
 
-// padding is what padded datagrams end in.
+// padding is the end of padded datagrams.
 var padding [wire.PaddingUnit]byte
 
-// transmitter sends a burst of datagrams in as few system calls as there are.
-// Datagrams of one size go as a train that the kernel cuts (UDP_SEGMENT), the
-// trains by sendmmsg; headers and pictures are gathered by the kernel and never
-// copied here. One goroutine uses it.
+// transmitter sends a burst of datagrams in as few system calls as possible.
+// Datagrams of one size are sent as a train that the kernel splits
+// (UDP_SEGMENT), and the trains by sendmmsg. The kernel gathers headers and
+// pictures, which are never copied here. One goroutine uses it.
 type transmitter struct {
 	raw      syscall.RawConn
-	segments bool // the kernel cuts trains
+	segments bool // the kernel can split trains
 
 	heads     [burstDatagrams][wire.HeaderSize + wire.BlockSize]byte
 	vectors   [3 * burstDatagrams]unix.Iovec // header, piece and padding of each
@@ -38,18 +39,18 @@ type transmitter struct {
 	size      int // bytes
 
 	messages [burstDatagrams]message
-	first    [burstDatagrams + 1]int // datagram that each message begins with
+	first    [burstDatagrams + 1]int // index of the datagram with which each message begins
 	control  [burstDatagrams][controlBytes]byte
 
-	// write is the system call on messages[:writing], built once; it leaves how
-	// many messages went, or why none.
+	// write is the system call on messages[:writing], built once. It sets how
+	// many messages were sent, or the error.
 	write         func(fd uintptr) bool
 	writing, went int
 	errno         syscall.Errno
 }
 
-// outgoing is a datagram: where its vectors begin and end, and its size; and its request,
-// and whether it is all of that.
+// outgoing is a datagram: the range of its vectors, its size, its request, and
+// whether it is the whole request.
 type outgoing struct {
 	vector, vectorEnd, size int
 	request                 uint32
@@ -59,7 +60,7 @@ type outgoing struct {
 func newTransmitter(raw syscall.RawConn, segments bool) *transmitter {
 	t := &transmitter{raw: raw}
 	if segments {
-		// A kernel that knows the option tells its value.
+		// A kernel that supports the option returns its value.
 		_ = raw.Control(func(fd uintptr) {
 			_, err := unix.GetsockoptInt(int(fd), unix.SOL_UDP, unix.UDP_SEGMENT)
 			t.segments = err == nil
@@ -75,8 +76,8 @@ func newTransmitter(raw syscall.RawConn, segments bool) *transmitter {
 // room reports whether one more datagram may be added.
 func (t *transmitter) room() bool { return t.n < burstDatagrams && t.size < burstSize }
 
-// add takes one datagram and returns its size; there is room. The piece is
-// read by flush.
+// add takes one datagram and returns its size; there must be room. flush reads
+// the piece.
 func (t *transmitter) add(h *wire.Header, e *wire.Extension, piece []byte) int {
 	head := t.heads[t.n][:wire.PayloadOffset(h)]
 	h.Put(head)
@@ -102,9 +103,9 @@ func (t *transmitter) add(h *wire.Header, e *wire.Extension, piece []byte) int {
 	return d.size
 }
 
-// flush sends what was added. Datagrams that the kernel refuses are counted and
-// left to the protocol, like others that get lost. It returns an error only
-// when the socket is closed.
+// flush sends the datagrams. It counts those that the kernel refuses, and
+// leaves them to the protocol like others that are lost. It returns an error
+// only when the socket is closed.
 func (t *transmitter) flush(n *counts) error {
 	defer t.clear()
 	refused := 0 // ECONNREFUSED in a row
@@ -127,13 +128,14 @@ func (t *transmitter) flush(n *counts) error {
 		train := t.first[1]-from > 1
 		switch {
 		case t.errno == unix.ECONNREFUSED && refused == 0:
-			// An earlier datagram's ICMP answer: the error is told once, and this
-			// message was not tried.
+			// The ICMP response to an earlier datagram: the kernel reports the
+			// error once, and did not try this message.
 			n.unreachable.Add(1)
 			refused++
 		case train && (t.errno == unix.EINVAL || t.errno == unix.EMSGSIZE || t.errno == unix.EIO || t.errno == unix.EOPNOTSUPP):
-			// The pieces are larger than the path's frames, or the device cannot
-			// checksum: such trains are refused, single datagrams are not.
+			// The pieces are larger than the path's frames, or the device
+			// cannot compute checksums. The kernel then refuses such trains,
+			// but not single datagrams.
 			t.segments = false
 		default:
 			n.sendErrors.Add(1)
@@ -143,7 +145,8 @@ func (t *transmitter) flush(n *counts) error {
 	return nil
 }
 
-// pack makes messages of the datagrams at and after from, and returns how many.
+// pack makes messages of the datagrams from index from on, and returns their
+// number.
 func (t *transmitter) pack(from int) int {
 	m := 0
 	for at := from; at < t.n; m++ {
@@ -164,10 +167,11 @@ func (t *transmitter) pack(from int) int {
 	return m
 }
 
-// trainEnd is where the train that begins with datagram at ends: all are of
-// the first one's size, but the last, which may be shorter. A request in several pieces
-// shares no train with another: a manager that is overrun sheds a chain of datagrams, as
-// which a train may arrive, by the request of its first.
+// trainEnd returns the end of the train that begins with datagram at. All its
+// datagrams have the size of the first one; only the last may be shorter. A
+// request in several pieces shares no train with another. A train may arrive as
+// one chain of datagrams, and an overloaded manager sheds a chain by the
+// request of its first datagram.
 func (t *transmitter) trainEnd(at int) int {
 	size := t.datagrams[at].size
 	end, bytes := at+1, size
@@ -189,7 +193,7 @@ func (t *transmitter) trainEnd(at int) int {
 	return end
 }
 
-// clear forgets the burst, and the pictures with it.
+// clear drops the burst, and its references to pictures.
 func (t *transmitter) clear() {
 	if t.n > 0 {
 		clear(t.vectors[:t.datagrams[t.n-1].vectorEnd])

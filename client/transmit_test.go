@@ -46,7 +46,7 @@ func TestTrainsAreOfOneSizeButTheLast(t *testing.T) {
 	}
 }
 
-// A chain of datagrams is shed by the request of its first.
+// The manager sheds a chain of datagrams by the request of its first.
 func TestRequestsInSeveralPiecesShareNoTrain(t *testing.T) {
 	const several, alone = 3, 1
 	type request struct{ id, count, pieces int }
@@ -80,7 +80,7 @@ func TestRequestsInSeveralPiecesShareNoTrain(t *testing.T) {
 	}
 }
 
-// sink is a socket that nobody reads but the test.
+// sink is a socket that only the test reads.
 func sink(t testing.TB) *net.UDPConn {
 	t.Helper()
 	conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
@@ -101,8 +101,8 @@ func dialSink(t testing.TB, to *net.UDPConn, o Options) *Client {
 	return c
 }
 
-// The kernel refuses trains, but not datagrams, on a socket without checksums
-// (net/ipv4/udp.c, udp_send_skb); other paths refuse them for other reasons.
+// On a socket without checksums, the kernel refuses trains but not datagrams
+// (net/ipv4/udp.c, udp_send_skb). Other paths refuse them for other reasons.
 func TestWhereTrainsAreRefusedDatagramsGoOneByOne(t *testing.T) {
 	to := sink(t)
 	c := dialSink(t, to, Options{})
@@ -141,7 +141,7 @@ func TestWhereTrainsAreRefusedDatagramsGoOneByOne(t *testing.T) {
 	if !bytes.Equal(got, picture) {
 		t.Error("the picture did not arrive whole")
 	}
-	_ = c.Close() // the sender has counted all
+	_ = c.Close() // afterwards the sender has counted everything
 	if s := c.Stats(); s.SendErrors != 0 || s.Datagrams != 5 {
 		t.Errorf("stats %+v", s)
 	}
@@ -173,8 +173,8 @@ func TestSteadyTrafficAllocatesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Every piece leaves, then piece 3 is wished for and leaves again, then
-		// the answer comes, in two pieces.
+		// Every piece is sent, then a NACK names piece 3, which is sent again.
+		// Then the answer arrives in two pieces.
 		for sent += 150; c.counts.datagrams.Load() < sent; {
 			time.Sleep(10 * time.Microsecond)
 		}
@@ -196,8 +196,9 @@ func TestSteadyTrafficAllocatesNothing(t *testing.T) {
 	}
 }
 
-// FuzzHandle throws any datagram at a client with requests queued and in
-// flight; whatever it takes for an answer must leave a client that works.
+// FuzzHandle passes any datagram to a client with requests queued and in
+// flight. Even if the client accepts it as an answer, the client must still
+// work.
 func FuzzHandle(f *testing.F) {
 	const id = 7
 	ok := wire.Result{Status: wire.StatusOK, Kind: wire.KindRaw, Credit: 3}
@@ -213,7 +214,7 @@ func FuzzHandle(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
 		delivered := make(map[uint32]int)
-		// A client without its goroutines: everything happens here.
+		// A client without its goroutines: the test makes all calls.
 		c := &Client{
 			options:  Options{Deliver: func(r *Result) { delivered[r.ID]++ }, MaxResultBytes: 1 << 16, PieceBytes: 1024},
 			wake:     make(chan struct{}, 1),
@@ -225,7 +226,7 @@ func FuzzHandle(f *testing.F) {
 		}
 		c.unread.L = &c.mu
 		picture := make([]byte, 5000)
-		for sent := 5; sent > 2; sent -= 2 { // one sent whole, one in part
+		for sent := 5; sent > 2; sent -= 2 { // one sent completely, one in part
 			r := c.newRequestLocked()
 			r.id, r.picture, r.count, r.next, r.flying = c.nextID, picture, 5, sent, true
 			r.recovery.Begin(r.count, time.Second)
