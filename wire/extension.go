@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Extension is what a client may want to say of a request. It follows the
-// header of piece 0, flagged FlagExtension; receivers ignore it on other
+// Extension holds a client's optional data about a request. It follows the
+// header of piece 0, with FlagExtension set; receivers ignore it on other
 // pieces. 64 bytes:
 //
 //	 0  u32 deadline, µs, 0 for none
@@ -15,17 +15,17 @@ import (
 //	16  u64 address cookie, 0 for none
 //	24  40 × zero, ignored when read
 type Extension struct {
-	// Deadline is how long after the client's send an answer is still worth
-	// having; 0 means that the client does not say. The manager, which does not
-	// share the client's clock, counts from the first piece's arrival. It is
-	// carried in whole microseconds, rounded up, at most 71 minutes.
+	// Deadline is how long after the client's send an answer is still useful; 0
+	// means that the client sets none. The manager, which does not share the
+	// client's clock, counts from the first piece's arrival. The wire has whole
+	// microseconds, rounded up, at most 71 minutes.
 	Deadline time.Duration
-	// Priority orders requests that wait together: the higher goes first.
+	// Priority orders requests that wait together: higher goes first.
 	Priority uint8
-	// SentAt is any clock of the client's; it comes back in the result.
+	// SentAt is the time on any clock of the client; the result returns it.
 	SentAt uint64
-	// Cookie echoes Result.Cookie of an earlier answer: it proves that the client
-	// receives at the address that it sends from (RFC 9000, section 8.1). 0 means
+	// Cookie echoes Result.Cookie of an earlier answer. It proves that the
+	// client receives at its source address (RFC 9000, section 8.1). 0 means
 	// that the client has none.
 	Cookie uint64
 }
@@ -40,8 +40,8 @@ func (e *Extension) Put(b []byte) {
 	binary.LittleEndian.PutUint64(b[16:], e.Cookie)
 }
 
-// DecodeExtension reads the extension that b begins with: the bytes that
-// follow a header flagged FlagExtension. It returns ErrShort.
+// DecodeExtension reads the extension at the beginning of b: the bytes after a
+// header with FlagExtension. It returns ErrShort if there are too few.
 func DecodeExtension(b []byte) (Extension, error) {
 	if len(b) < BlockSize {
 		return Extension{}, ErrShort
@@ -54,7 +54,7 @@ func DecodeExtension(b []byte) (Extension, error) {
 	}, nil
 }
 
-// micros is d in whole microseconds, within what a u32 holds.
+// micros converts d to whole microseconds, clamped to a u32.
 func micros(d time.Duration) uint32 {
 	return uint32(min(max(d/time.Microsecond, 0), 1<<32-1))
 }

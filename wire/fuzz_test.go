@@ -5,15 +5,16 @@ import (
 	"testing"
 )
 
-// addExamples seeds a decoder with every datagram of the standard.
+// addExamples seeds a fuzz test with every datagram of the standard.
 func addExamples(f *testing.F) {
 	for _, b := range examples() {
 		f.Add(b)
 	}
 }
 
-// FuzzDecodeHeader checks that what is accepted is what Put writes, lies within
-// its datagram, and is a piece of the split that PieceSize tells.
+// FuzzDecodeHeader checks each accepted header: Put writes the same bytes, the
+// payload is within the datagram, and the piece belongs to the split that
+// PieceSize implies.
 func FuzzDecodeHeader(f *testing.F) {
 	addExamples(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -42,7 +43,8 @@ func FuzzDecodeHeader(f *testing.F) {
 	})
 }
 
-// FuzzDecodeExtension checks that what is read survives being written.
+// FuzzDecodeExtension checks that Put and DecodeExtension return what was
+// decoded first.
 func FuzzDecodeExtension(f *testing.F) {
 	f.Add(exampleData(0, FlagExtension, &exampleExtension)[HeaderSize:])
 	f.Add(exampleData(0, FlagExtension, &exampleProof)[HeaderSize:])
@@ -59,8 +61,8 @@ func FuzzDecodeExtension(f *testing.F) {
 	})
 }
 
-// FuzzDecodeResult checks that what is accepted is what the encoder writes,
-// but for the reserved bytes.
+// FuzzDecodeResult checks that the encoder writes what was accepted, except for
+// the reserved bytes.
 func FuzzDecodeResult(f *testing.F) {
 	addExamples(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -81,8 +83,8 @@ func FuzzDecodeResult(f *testing.F) {
 	})
 }
 
-// FuzzDecodeWish checks that the pieces named are the request's, ascending,
-// and that a wish encoded for them names the same.
+// FuzzDecodeWish checks that the named pieces are in the request and ascending,
+// and that a wish encoded for them names the same pieces.
 func FuzzDecodeWish(f *testing.F) {
 	addExamples(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -120,8 +122,8 @@ func FuzzDecodeWish(f *testing.F) {
 	})
 }
 
-// FuzzTopK, FuzzBoxes and FuzzRaw check that a payload that is accepted is
-// written back byte for byte, NaNs included.
+// FuzzTopK, FuzzBoxes and FuzzRaw check that an accepted payload is encoded to
+// the same bytes, NaNs included.
 func FuzzTopK(f *testing.F) {
 	f.Add(AppendTopK(nil, exampleClasses))
 	f.Fuzz(func(t *testing.T, b []byte) {

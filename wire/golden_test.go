@@ -52,7 +52,7 @@ var (
 	exampleProve      = Result{Status: StatusBusy, ModelVersion: 2, Cookie: exampleCookie}
 )
 
-// exampleData is a data datagram as docs/wire.md tells a client to make it.
+// exampleData returns a data datagram as docs/wire.md specifies it.
 func exampleData(index int, flags Flags, e *Extension) []byte {
 	picture := examplePicture()
 	h := PieceHeader(TypeData, exampleID, len(picture), examplePiece, index)
@@ -66,7 +66,7 @@ func exampleData(index int, flags Flags, e *Extension) []byte {
 	return b
 }
 
-// examples are all the golden datagrams, by name.
+// examples returns all golden datagrams, by name.
 func examples() map[string][]byte {
 	wish, _ := AppendWish(nil, exampleID, 40, 3, []uint64{0b101}, 0)
 	boxes := AppendBoxes(nil, exampleBoxes)
@@ -86,7 +86,7 @@ func examples() map[string][]byte {
 	}
 }
 
-// dump writes b as docs/wire.md shows it.
+// dump formats b as docs/wire.md does.
 func dump(b []byte) string {
 	var s strings.Builder
 	for i, row := 0, 0; i < len(b); i, row = i+row, 0 {
@@ -96,7 +96,7 @@ func dump(b []byte) string {
 	return s.String()
 }
 
-// documented are the datagrams that docs/wire.md shows, by name.
+// documented returns the datagrams in docs/wire.md, by name.
 func documented(t *testing.T) map[string][]byte {
 	t.Helper()
 	page, err := os.ReadFile("../docs/wire.md")

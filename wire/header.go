@@ -1,65 +1,65 @@
-// Package wire is the datagram: what a client and a manager say to each other
-// over UDP, byte by byte. docs/wire.md is the same as a standard for clients in
-// any language; its examples are this package's golden bytes.
+// Package wire encodes and decodes the datagrams between client and manager
+// over UDP. docs/wire.md is the same as a standard for clients in any language.
+// Its examples are this package's golden bytes.
 //
-// A datagram is a Header, then what its type calls for:
+// A datagram is a Header, then the contents of its type. A wish is a NACK:
 //
 //	data    Header · [Extension] · a piece of the picture · [padding]    client -> manager
 //	result  Header · Result · a piece of the result's payload             manager -> client
 //	busy    Header · Result with StatusBusy                               manager -> client
 //	wish    Header · which pieces to send again                           manager -> client
 //
-// Everything is little-endian and packed. The package is pure: no clock, no
-// I/O, no state, and nothing allocates but an Append that outgrows its
-// destination. All functions may be called from any goroutine. Decoders take
-// hostile bytes: they return one of this package's errors, whose Reason is
-// what counters are kept by, and never panic; encoders take a caller's values
-// and panic where a value cannot be said on the wire.
+// Everything is little-endian and packed. The package is pure: it has no clock,
+// no I/O and no state. Nothing allocates, except an Append that outgrows its
+// destination. Any goroutine may call any function. Decoders accept hostile
+// bytes: they never panic, and return one of this package's errors, whose
+// Reason identifies a counter. Encoders take a caller's values and panic if the
+// wire format cannot represent a value.
 package wire
 
 import "encoding/binary"
 
 // HeaderSize is the size of a Header. After 14 bytes of Ethernet, 20 of IPv4
-// and 8 of UDP it puts what follows at byte 64 of the frame.
+// and 8 of UDP, it puts what follows at byte 64 of the frame.
 const HeaderSize = 22
 
-// BlockSize is the size of the Extension and of the Result block: either
-// leaves the payload as aligned as the header alone does.
+// BlockSize is the size of the Extension and of the Result block. Either block
+// keeps the payload's alignment the same as after the header alone.
 const BlockSize = 64
 
-// PaddingUnit is what a padded datagram's length is a multiple of, so that in
-// a train of datagrams packed back to back (UDP_GRO) every payload is equally
-// aligned.
+// PaddingUnit divides the length of every padded datagram. In a train of
+// datagrams packed back to back (UDP_GRO), every payload therefore has the same
+// alignment.
 const PaddingUnit = 16
 
 // MaxDatagram is the largest UDP payload over IPv4: 65,535 − 20 (IPv4) − 8 (UDP).
 const MaxDatagram = 65535 - 20 - 8
 
-// MaxPieceBytes is the largest piece that fits a datagram with an extension or
-// a result block.
+// MaxPieceBytes is the max size of a piece in a datagram with an extension or a
+// result block.
 const MaxPieceBytes = MaxDatagram - HeaderSize - BlockSize
 
-// DefaultPieceBytes is the piece size to use where nothing else is known: with
-// all headers it fits every common MTU, and it is a multiple of 64.
+// DefaultPieceBytes is the piece size to use if nothing else is known. With all
+// headers it fits every common MTU, and it is a multiple of 64.
 const DefaultPieceBytes = 1024
 
-// MaxPieces is the largest piece count of a request or of a result.
+// MaxPieces is the max piece count of a request or of a result.
 const MaxPieces = 1<<16 - 1
 
-// Version is the version that this package speaks.
+// Version is the protocol version of this package.
 const Version = 1
 
 // magic is 'P', 'S' on the wire, read as a little-endian uint16.
 const magic = 'P' | 'S'<<8
 
-// Type says what a datagram is.
+// Type is the type of a datagram.
 type Type uint8
 
-// The types. Data goes from client to manager, the others come back.
+// The types. Clients send TypeData, managers send the others.
 const (
 	TypeData   Type = 1
 	TypeResult Type = 2
-	TypeWish   Type = 3 // retransmit wish
+	TypeWish   Type = 3 // NACK
 	TypeBusy   Type = 4
 )
 
@@ -80,16 +80,16 @@ func (t Type) String() string {
 // Flags qualify a datagram. The bits not named here are reserved and zero.
 type Flags uint8
 
-// The flags. Data may carry all of them, results and busy answers FlagLast and
-// FlagRetransmitted, wishes none.
+// The flags. Data may have all of them, results and busy answers FlagLast and
+// FlagRetransmitted, wishes (NACKs) none.
 const (
 	FlagLast          Flags = 1 // the piece with the highest index
 	FlagRetransmitted Flags = 2 // sent before, in full or in part
-	FlagPadded        Flags = 4 // filled up to a multiple of PaddingUnit
+	FlagPadded        Flags = 4 // padded to a multiple of PaddingUnit
 	FlagExtension     Flags = 8 // an Extension follows the header
 )
 
-// allowedFlags is by type; a type that does not exist allows none.
+// allowedFlags is indexed by type; a type that does not exist allows none.
 var allowedFlags = [16]Flags{
 	TypeData:   FlagLast | FlagRetransmitted | FlagPadded | FlagExtension,
 	TypeResult: FlagLast | FlagRetransmitted,
@@ -103,9 +103,9 @@ var allowedFlags = [16]Flags{
 //	 8  u32 byte offset · u32 total bytes
 //	16  u16 piece index · u16 piece count · u16 payload length
 //
-// Offset, Total, Index and Count are of the picture in a data datagram, of the
-// result's payload in a result. In a wish Total and Count repeat the request's
-// and Length is what follows the header.
+// In a data datagram, Offset, Total, Index and Count describe the picture; in a
+// result, the result's payload. In a wish, Total and Count repeat those of the
+// request, and Length is the size of what follows the header.
 type Header struct {
 	Type          Type
 	Flags         Flags
@@ -129,8 +129,8 @@ func (h *Header) Put(b []byte) {
 	binary.LittleEndian.PutUint16(b[20:], h.Length)
 }
 
-// PayloadOffset is where the payload begins in h's datagram: after the header,
-// and after the extension or the result block where there is one.
+// PayloadOffset is the payload's offset in h's datagram: after the header, and
+// after the extension or the result block if there is one.
 func PayloadOffset(h *Header) int {
 	if h.Flags&FlagExtension != 0 || h.Type == TypeResult || h.Type == TypeBusy {
 		return HeaderSize + BlockSize
@@ -147,11 +147,11 @@ func DatagramSize(h *Header) int {
 	return n
 }
 
-// PieceSize is the size in bytes of every piece but the last of what h's
-// datagram is a piece of. A checked header always gives it away: a piece that
-// is not the last is a full one, the last one's offset is its index times the
-// size, and a piece that is alone is all there is. It is 0 for a wish, a busy
-// answer, and a result without payload.
+// PieceSize is the size in bytes of every piece except the last, of the picture
+// or result to which h's datagram belongs. A checked header always determines
+// it. A piece that is not the last has the full size. The last one's offset is
+// its index times the size. A single piece is everything. PieceSize is 0 for a
+// wish, a busy answer, and a result without payload.
 func PieceSize(h *Header) uint32 {
 	switch {
 	case h.Type == TypeWish:
@@ -162,7 +162,8 @@ func PieceSize(h *Header) uint32 {
 	return h.Offset / uint32(h.Index)
 }
 
-// Pieces is how many pieces of pieceBytes hold total bytes; at least one.
+// Pieces is the number of pieces of pieceBytes that hold total bytes; at least
+// one.
 func Pieces(total, pieceBytes int) int {
 	if total == 0 {
 		return 1
@@ -170,8 +171,8 @@ func Pieces(total, pieceBytes int) int {
 	return (total-1)/pieceBytes + 1
 }
 
-// PieceHeader is the header of piece index of total bytes split in pieces of
-// pieceBytes. It sets FlagLast and no other flag.
+// PieceHeader is the header of piece index, if total bytes are split into
+// pieces of pieceBytes. It sets FlagLast and no other flag.
 func PieceHeader(t Type, requestID uint32, total, pieceBytes, index int) Header {
 	count := Pieces(total, pieceBytes)
 	if uint64(total) > 1<<32-1 || count > MaxPieces || pieceBytes > MaxPieceBytes || uint(index) >= uint(count) {
@@ -192,22 +193,22 @@ func PieceHeader(t Type, requestID uint32, total, pieceBytes, index int) Header 
 	return h
 }
 
-// DecodeHeader reads the header of the datagram b and checks all that one
-// datagram can be checked for; what it accepts is exactly what a client or a
-// manager that follows docs/wire.md can have sent. The payload is
+// DecodeHeader reads the header of the datagram b and checks everything that is
+// checkable within one datagram. It accepts exactly what a client or manager
+// that follows docs/wire.md can have sent. The payload is
 // b[PayloadOffset(&h):][:h.Length].
 func DecodeHeader(b []byte) (Header, error) { return CheckHeader(b, len(b)) }
 
-// CheckHeader is DecodeHeader for a datagram of datagramBytes of which b is at
-// least the first HeaderSize bytes: the rest may lie elsewhere.
+// CheckHeader is DecodeHeader for a datagram of datagramBytes, of which b holds
+// at least the first HeaderSize bytes. The rest may be elsewhere.
 func CheckHeader(b []byte, datagramBytes int) (h Header, err error) {
 	err = h.Read(b, datagramBytes)
 	return h, err
 }
 
-// Read is CheckHeader into h, which holds nothing of use where it fails. Field by field:
-// a Header that was just written and is then copied whole waits for its stores, longer
-// than all of this takes.
+// Read is CheckHeader into h, which holds nothing useful if Read fails. It
+// writes field by field: a copy of a whole Header that was just written waits
+// for its stores, for longer than all of Read takes.
 func (h *Header) Read(b []byte, datagramBytes int) error {
 	if len(b) < HeaderSize || datagramBytes < HeaderSize {
 		return ErrShort
@@ -227,15 +228,16 @@ func (h *Header) Read(b []byte, datagramBytes int) error {
 	return h.check(datagramBytes)
 }
 
-// ReadCut is Read for a datagram that was cut after its header, or in the middle of what
-// follows: its length is not checked, and taken to have been what the header says.
+// ReadCut is Read for a datagram that was cut after its header, or within what
+// follows. It does not check the datagram's length, and assumes that it was as
+// the header says.
 func (h *Header) ReadCut(b []byte) error {
 	err := h.Read(b, HeaderSize)
 	if err == ErrLength && h.Length > 0 {
 		return h.check(DatagramSize(h))
 	}
 	if err == nil {
-		return ErrLength // nothing was cut off
+		return ErrLength // nothing was cut
 	}
 	return err
 }
@@ -266,9 +268,9 @@ func (h *Header) check(datagramBytes int) error {
 	return h.checkPiece()
 }
 
-// checkPiece checks that there is a piece size that makes this piece of this
-// total. A piece other than the last tells the size by its length, the last
-// one by its offset, so that only the last costs a division.
+// checkPiece checks that some piece size makes this piece of this total. The
+// length of a piece other than the last gives the size. For the last one the
+// offset does, so that only the last needs a division.
 func (h *Header) checkPiece() error {
 	last := h.Index == h.Count-1
 	if last != (h.Flags&FlagLast != 0) {
@@ -321,7 +323,7 @@ func checkLast(index, offset, length, total uint64) error {
 	return nil
 }
 
-// checkEmpty is checkPiece for a total of 0, which only an answer can have.
+// checkEmpty is checkPiece for a total of 0, which only an answer may have.
 func (h *Header) checkEmpty() error {
 	switch {
 	case h.Type == TypeData || h.Length != 0:

@@ -100,7 +100,7 @@ func TestDecodeHeaderNamesEachFault(t *testing.T) {
 	}
 }
 
-// onePiece is a request of n bytes in one datagram.
+// onePiece returns a request of n bytes in one datagram.
 func onePiece(n int) []byte {
 	h := PieceHeader(TypeData, exampleID, n, DefaultPieceBytes, 0)
 	b := make([]byte, DatagramSize(&h))
@@ -108,8 +108,8 @@ func onePiece(n int) []byte {
 	return b
 }
 
-// Whatever the values, a data header is accepted exactly when some piece size
-// makes that piece of that total.
+// A data header is accepted if and only if some piece size makes that piece of
+// that total.
 func TestDecodeHeaderAcceptsExactlyThePiecesOfSomeSplit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		small := rapid.IntRange(0, 12)

@@ -8,7 +8,8 @@ import (
 // ClassSize is the size of a top-k entry on the wire: u16 class · f32 p.
 const ClassSize = 6
 
-// Class is one entry of a top-k payload, which has the likeliest first.
+// Class is one entry of a top-k payload, which is sorted by falling
+// probability.
 type Class struct {
 	Class uint16
 	P     float32
@@ -23,8 +24,8 @@ func AppendTopK(dst []byte, classes []Class) []byte {
 	return dst
 }
 
-// DecodeTopK appends the entries of a payload of KindTopK to dst. It returns
-// ErrPayload and dst as it was.
+// DecodeTopK appends the entries of a payload of KindTopK to dst. On ErrPayload
+// it returns dst unchanged.
 func DecodeTopK(dst []Class, payload []byte) ([]Class, error) {
 	if len(payload)%ClassSize != 0 {
 		return dst, ErrPayload
@@ -38,9 +39,9 @@ func DecodeTopK(dst []Class, payload []byte) ([]Class, error) {
 // BoxSize is the size of a box on the wire: u16 class · f32 score, x0, y0, x1, y1.
 const BoxSize = 22
 
-// Box is one entry of a boxes payload, which has the highest score first. The
+// Box is one entry of a boxes payload, which is sorted by falling score. The
 // corners (left, top) and (right, bottom) are fractions of the picture's width
-// and height, 0 to 1 from its upper left.
+// and height, from 0 to 1, measured from its upper left.
 type Box struct {
 	Class          uint16
 	Score          float32
@@ -60,8 +61,8 @@ func AppendBoxes(dst []byte, boxes []Box) []byte {
 	return dst
 }
 
-// DecodeBoxes appends the entries of a payload of KindBoxes to dst. It returns
-// ErrPayload and dst as it was.
+// DecodeBoxes appends the entries of a payload of KindBoxes to dst. On
+// ErrPayload it returns dst unchanged.
 func DecodeBoxes(dst []Box, payload []byte) ([]Box, error) {
 	if len(payload)%BoxSize != 0 {
 		return dst, ErrPayload
@@ -87,8 +88,8 @@ func AppendRaw(dst []byte, values []float32) []byte {
 	return dst
 }
 
-// DecodeRaw appends the values of a payload of KindRaw to dst. It returns
-// ErrPayload and dst as it was.
+// DecodeRaw appends the values of a payload of KindRaw to dst. On ErrPayload it
+// returns dst unchanged.
 func DecodeRaw(dst []float32, payload []byte) ([]float32, error) {
 	if len(payload)%4 != 0 {
 		return dst, ErrPayload

@@ -2,11 +2,11 @@ package wire
 
 import "errors"
 
-// Reason says in one word why bytes were refused; counters are kept by it. The
-// numbers may change from one release to the next, the words do not.
+// Reason is the reason why bytes were refused, for counters. The numbers may
+// change between releases; the words do not.
 type Reason uint8
 
-// The reasons; the error of the same name says what each means.
+// The reasons; the error of the same name explains each.
 const (
 	ReasonNone Reason = iota
 	ReasonShort
@@ -43,8 +43,8 @@ func (r Reason) String() string {
 	return "unknown"
 }
 
-// malformed is the type of all this package's errors. They are built once, so
-// that refusing a datagram costs no allocation.
+// malformed is the type of all errors of this package. They are built once, so
+// that refusing a datagram needs no allocation.
 type malformed struct {
 	reason Reason
 	text   string
@@ -52,8 +52,8 @@ type malformed struct {
 
 func (m *malformed) Error() string { return m.text }
 
-// ReasonOf is the reason of one of this package's errors, wrapped or not, and
-// ReasonNone for any other.
+// ReasonOf returns the reason of one of this package's errors, wrapped or not.
+// It returns ReasonNone for any other error.
 func ReasonOf(err error) Reason {
 	if m, ok := err.(*malformed); ok {
 		return m.reason
@@ -67,15 +67,15 @@ func ReasonOf(err error) Reason {
 
 // The errors that decoders return.
 var (
-	// ErrShort is returned when there are fewer bytes than the header, the
-	// extension or the result block takes.
+	// ErrShort is returned for fewer bytes than the size of the header, the
+	// extension or the result block.
 	ErrShort error = &malformed{ReasonShort, "datagram too short for its header"}
 	// ErrMagic is returned when the first two bytes are not 'P', 'S'.
 	ErrMagic error = &malformed{ReasonMagic, "no magic number"}
 	// ErrVersion is returned for a version other than Version.
 	ErrVersion error = &malformed{ReasonVersion, "unknown protocol version"}
-	// ErrType is returned for a type that does not exist, or that the decoder is
-	// not for.
+	// ErrType is returned for a type that does not exist, or that the decoder
+	// does not accept.
 	ErrType error = &malformed{ReasonType, "unexpected datagram type"}
 	// ErrFlags is returned for a reserved flag, or one that the type does not have.
 	ErrFlags error = &malformed{ReasonFlags, "flag reserved or foreign to the type"}
@@ -83,31 +83,33 @@ var (
 	ErrCount error = &malformed{ReasonCount, "piece count is zero"}
 	// ErrIndex is returned for an index that is not below the count.
 	ErrIndex error = &malformed{ReasonIndex, "piece index out of range"}
-	// ErrLength is returned for a piece without bytes, or one that ends after
-	// its datagram.
+	// ErrLength is returned for an empty piece, or one that ends after its
+	// datagram.
 	ErrLength error = &malformed{ReasonLength, "payload length zero or past the datagram's end"}
-	// ErrTrailing is returned when bytes follow the payload that are not the
-	// padding that the flag announces, or when that padding is missing.
+	// ErrTrailing is returned if bytes follow the payload that are not the
+	// announced padding, or if that padding is missing.
 	ErrTrailing error = &malformed{ReasonTrailing, "bytes after the payload disagree with the padding flag"}
-	// ErrTotal is returned for a total of 0 in a request, any other in a busy
-	// answer, and for a piece that ends after the total.
+	// ErrTotal is returned for a total of 0 in a request, for any other total
+	// in a busy answer, and for a piece that ends after the total.
 	ErrTotal error = &malformed{ReasonTotal, "piece disagrees with the total"}
-	// ErrLast is returned when the last flag disagrees with index and count.
+	// ErrLast is returned if the last flag disagrees with index and count.
 	ErrLast error = &malformed{ReasonLast, "last flag disagrees with the index"}
-	// ErrOffset is returned when the offset is not the index times a piece size.
+	// ErrOffset is returned if the offset is not the index times a piece size.
 	ErrOffset error = &malformed{ReasonOffset, "offset disagrees with the index"}
-	// ErrPieces is returned when the total does not split in that many pieces of
-	// that size.
+	// ErrPieces is returned if the total does not split into that many pieces
+	// of that size.
 	ErrPieces error = &malformed{ReasonPieces, "piece count disagrees with the total"}
-	// ErrStatus is returned for an unknown status, for one that the type does
-	// not carry, and for one other than ok that comes with a payload.
+	// ErrStatus is returned for an unknown status, for a status that the type
+	// does not allow, and for a status other than ok with a payload.
 	ErrStatus error = &malformed{ReasonStatus, "status unknown or foreign to the datagram"}
-	// ErrKind is returned for an unknown payload kind, and for a payload that
-	// has none.
+	// ErrKind is returned for an unknown payload kind, and for a payload
+	// without a kind.
 	ErrKind error = &malformed{ReasonKind, "payload kind unknown or missing"}
-	// ErrWish is returned for a wish that names no piece, or one that the
-	// request does not have, or whose bitmap has another size than its bits.
+	// ErrWish is returned for a wish (NACK) that names no piece, or a piece
+	// that the request does not have, or whose bitmap does not match its number
+	// of bits.
 	ErrWish error = &malformed{ReasonWish, "wish disagrees with its bitmap"}
-	// ErrPayload is returned for a payload that is no whole number of entries.
+	// ErrPayload is returned for a payload that is not a whole number of
+	// entries.
 	ErrPayload error = &malformed{ReasonPayload, "payload is no whole number of entries"}
 )

@@ -5,26 +5,26 @@ import (
 	"time"
 )
 
-// Status says how a request ended.
+// Status is how a request ended.
 type Status uint8
 
 // The statuses.
 const (
-	// StatusOK comes with the result's payload.
+	// StatusOK has the result's payload.
 	StatusOK Status = 0
-	// StatusLate means that it could not meet its deadline any more and was not
-	// run.
+	// StatusLate means that the request could no longer meet its deadline and
+	// did not run.
 	StatusLate Status = 1
-	// StatusIncomplete means that pieces were missing at the aggregation's end;
-	// Missing says how many.
+	// StatusIncomplete means that pieces were missing when the aggregation
+	// ended; Missing is their number.
 	StatusIncomplete Status = 2
-	// StatusBusy means that there was no room for it; it comes in a datagram of
+	// StatusBusy means that there was no room for the request. The datagram has
 	// TypeBusy.
 	StatusBusy Status = 3
-	// StatusRefused means that it can never be run: it is not the picture that
-	// the model takes.
+	// StatusRefused means that the request can never run: it is not a picture
+	// that the model takes.
 	StatusRefused Status = 4
-	// StatusFailed means that it was whole and its run did not succeed.
+	// StatusFailed means that the request was complete and its run failed.
 	StatusFailed Status = 5
 	// NumStatuses is the size of an array indexed by Status.
 	NumStatuses = 6
@@ -48,7 +48,7 @@ func (s Status) String() string {
 	return "unknown"
 }
 
-// Kind says what a result's payload is.
+// Kind is the kind of a result's payload.
 type Kind uint8
 
 // The payload kinds.
@@ -57,7 +57,7 @@ const (
 	KindTopK  Kind = 1 // DecodeTopK
 	KindBoxes Kind = 2 // DecodeBoxes
 	KindRaw   Kind = 3 // DecodeRaw: the model's outputs in the card's order
-	// NumKinds is how many there are.
+	// NumKinds is the number of kinds.
 	NumKinds = 4
 )
 
@@ -75,8 +75,8 @@ func (k Kind) String() string {
 	return "unknown"
 }
 
-// Result is the block that follows the header of every result and busy
-// datagram; each piece of a result carries all of it. 64 bytes:
+// Result is the block after the header of every result and busy datagram. Each
+// piece of a result has the complete block. 64 bytes:
 //
 //	 0  u8 status · u8 payload kind · u16 batch
 //	 4  u16 credit · u16 missing pieces
@@ -89,39 +89,39 @@ func (k Kind) String() string {
 type Result struct {
 	Status Status
 	Kind   Kind
-	// Batch is how many requests the batch held that this one rode in, 0 where
-	// it was not run.
+	// Batch is the number of requests in this request's batch, 0 if it did not
+	// run.
 	Batch uint16
 	// Credit is how many more requests of this client the manager had room for
-	// when the answer left, besides those that it had already seen.
+	// when the answer left, not counting those that it had already seen.
 	Credit uint16
-	// Missing is how many pieces had not come, in StatusIncomplete.
+	// Missing is the number of missing pieces, with StatusIncomplete.
 	Missing      uint16
 	ModelVersion uint32
-	// The stage times; those that the request did not reach are 0. They are
-	// carried in whole microseconds, at most 71 minutes.
+	// The stage times; 0 for stages that the request did not reach. The wire
+	// has whole microseconds, at most 71 minutes.
 	//
-	//	Aggregate  first piece arrived -> request whole
-	//	Queue      whole -> taken into a batch
+	//	Aggregate  first piece arrived -> request complete
+	//	Queue      complete -> taken into a batch
 	//	Gather     taken -> pieces gathered into the batch tensor
 	//	Infer      gathered -> inferred
 	//	Reply      inferred -> answer leaves
 	Aggregate, Queue, Gather, Infer, Reply time.Duration
-	// SentAt repeats Extension.SentAt, 0 where the request had no extension.
+	// SentAt repeats Extension.SentAt; 0 if the request had no extension.
 	SentAt uint64
-	// Cookie is for the client to echo in Extension.Cookie. 0 means that the
-	// manager needs no proof of the client's address.
+	// Cookie is the value for the client to echo in Extension.Cookie. 0 means
+	// that the manager needs no proof of the client's address.
 	Cookie uint64
 	// Objective is the latency objective of the function, counted like
-	// Extension.Deadline. 0 means that the manager does not say: it is older than this
-	// field. It is carried in whole microseconds, at most 71 minutes.
+	// Extension.Deadline. 0 comes from a manager that is older than this field.
+	// The wire has whole microseconds, at most 71 minutes.
 	Objective time.Duration
 }
 
-// StageNames are what reports call the stages, in the order of a request's way.
+// StageNames are the names of the stages in reports, in order.
 var StageNames = [...]string{"aggregate", "queue", "gather", "infer", "reply"}
 
-// StageTimes are the stages' times, in the order of StageNames.
+// StageTimes returns the times of the stages, in the order of StageNames.
 func (r *Result) StageTimes() [len(StageNames)]time.Duration {
 	return [...]time.Duration{r.Aggregate, r.Queue, r.Gather, r.Infer, r.Reply}
 }
@@ -151,11 +151,11 @@ func (r *Result) Put(b []byte) {
 	clear(b[52:])
 }
 
-// AppendResult appends the datagram that is piece index of an answer with that
-// payload, split in pieces of pieceBytes (see Pieces for how many there are);
-// again flags it as an answer that was given before. The payload belongs to
-// the caller and is copied. An answer that is not ok has no payload, and one
-// with a payload has a kind.
+// AppendResult appends the datagram for piece index of an answer, whose payload
+// is split into pieces of pieceBytes (Pieces returns their number). again sets
+// the flag of a repeated answer. The caller owns the payload, which is copied.
+// An answer that is not ok has no payload, and an answer with a payload has a
+// kind.
 func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, pieceBytes, index int, again bool) []byte {
 	if len(payload) > 0 && (r.Status != StatusOK || r.Kind == KindNone) {
 		panic("wire: payload without status ok and a kind")
@@ -176,7 +176,7 @@ func AppendResult(dst []byte, requestID uint32, r *Result, payload []byte, piece
 }
 
 // DecodeResult reads an answer: a datagram of TypeResult or TypeBusy. The
-// payload is the piece that h speaks of; it aliases b.
+// payload is the piece that h describes; it aliases b.
 func DecodeResult(b []byte) (h Header, r Result, payload []byte, err error) {
 	if h, err = DecodeHeader(b); err != nil {
 		return h, r, nil, err
@@ -184,7 +184,7 @@ func DecodeResult(b []byte) (h Header, r Result, payload []byte, err error) {
 	if h.Type != TypeResult && h.Type != TypeBusy {
 		return h, r, nil, ErrType
 	}
-	block := b[HeaderSize:][:BlockSize] // checked: PayloadOffset lies in the datagram
+	block := b[HeaderSize:][:BlockSize] // checked: PayloadOffset is within the datagram
 	r = Result{
 		Status:       Status(block[0]),
 		Kind:         Kind(block[1]),

@@ -58,7 +58,7 @@ func TestTimesSaturateAndNeverTurnIntoNone(t *testing.T) {
 	b := make([]byte, BlockSize)
 	for _, c := range []struct{ deadline, want time.Duration }{
 		{0, 0},
-		{1, time.Microsecond}, // a deadline too short to say must not become "none"
+		{1, time.Microsecond}, // a deadline below the resolution must not become "none"
 		{time.Microsecond, time.Microsecond},
 		{time.Microsecond + 1, 2 * time.Microsecond},
 		{-time.Second, 0},
@@ -115,7 +115,7 @@ func TestPiecesOfAResultMakeItsPayload(t *testing.T) {
 	})
 }
 
-// drawResult draws a block that the wire carries without loss.
+// drawResult draws a block that the wire represents without loss.
 func drawResult(t *rapid.T) Result {
 	stage := func(name string) time.Duration {
 		return time.Duration(rapid.Uint32().Draw(t, name)) * time.Microsecond

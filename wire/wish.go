@@ -5,15 +5,15 @@ import (
 	"math/bits"
 )
 
-// MaxWishBytes bounds a wish's bitmap: 8,192 pieces. A request with more
-// missing pieces further apart takes several wishes.
+// MaxWishBytes is the max size of a wish's bitmap: 8,192 pieces. A wish is a
+// NACK. If a request's missing pieces are further apart, it takes several.
 const MaxWishBytes = 1024
 
-// wishHead is u16 base piece index · u16 number of bits, before the bitmap.
+// wishHead precedes the bitmap: u16 base piece index · u16 number of bits.
 const wishHead = 4
 
-// Wish asks for pieces to be sent again. After the header (index and offset 0,
-// count and total the request's, no flags) come
+// Wish is a NACK: it asks for pieces to be sent again. After the header (index
+// and offset 0, count and total of the request, no flags) come
 //
 //	22  u16 base piece index · u16 number of bits
 //	26  bitmap, (bits+7)/8 bytes: bit i%8 of byte i/8 is set when piece base+i
@@ -22,21 +22,21 @@ type Wish struct {
 	RequestID uint32
 	Total     uint32 // bytes of the request
 	Count     uint16 // pieces of the request
-	Base      uint16 // first piece that the bitmap speaks of
-	Bits      uint16 // pieces that it speaks of
+	Base      uint16 // first piece of the bitmap
+	Bits      uint16 // number of pieces in the bitmap
 	bitmap    []byte // aliases the datagram
 }
 
-// AppendWish appends one wish for the pieces at or after from that are absent
-// in present (bit i%64 of word i/64 is set when piece i is there; words that
-// are missing are zero). It says where the next wish must begin: count when
-// this one named the rest. Where nothing is missing it appends nothing.
+// AppendWish appends one wish for the absent pieces from index from on. In
+// present, bit i%64 of word i/64 is set if piece i was received; words beyond
+// its end count as zero. next is where the next wish must begin: count if this
+// one named the rest. If nothing is missing, AppendWish appends nothing.
 func AppendWish(dst []byte, requestID, total uint32, count uint16, present []uint64, from int) (datagram []byte, next int) {
 	first := nextAbsent(present, from, int(count))
 	if first == int(count) {
 		return dst, first
 	}
-	// A base that is a multiple of 8 makes the bitmap a copy of whole bytes.
+	// With a base that is a multiple of 8, the bitmap is a copy of whole bytes.
 	base := first &^ 7
 	end := min(base+8*MaxWishBytes, int(count))
 	last := first
@@ -56,7 +56,7 @@ func AppendWish(dst []byte, requestID, total uint32, count uint16, present []uin
 		at := base + 8*i
 		b := ^presentByte(present, at)
 		if at < first {
-			b &= 0xff << (first - at) // before from: not asked for
+			b &= 0xff << (first - at) // before from: not requested
 		}
 		if at+8 > last+1 {
 			b &= 0xff >> (at + 8 - (last + 1))
@@ -73,7 +73,7 @@ func MaxWishesBytes(count uint16) (bytes, datagrams int) {
 	return datagrams*(HeaderSize+wishHead) + (int(count)+7)/8, datagrams
 }
 
-// presentByte is bits i to i+7 of present; i is a multiple of 8.
+// presentByte returns bits i to i+7 of present; i must be a multiple of 8.
 func presentByte(present []uint64, i int) byte {
 	if i/64 >= len(present) {
 		return 0
@@ -81,7 +81,7 @@ func presentByte(present []uint64, i int) byte {
 	return byte(present[i/64] >> (i % 64))
 }
 
-// nextAbsent is the first absent piece at or after i, or count.
+// nextAbsent returns the first absent piece at or after i, or count.
 func nextAbsent(present []uint64, i, count int) int {
 	for i < count && i/64 < len(present) {
 		if absent := ^present[i/64] >> (i % 64); absent != 0 {
@@ -92,7 +92,7 @@ func nextAbsent(present []uint64, i, count int) int {
 	return min(i, count)
 }
 
-// checkWish is the part of the check that needs no bytes past the header.
+// checkWish makes the checks that need no bytes after the header.
 func (h *Header) checkWish() error {
 	switch {
 	case h.Index != 0:
@@ -107,7 +107,7 @@ func (h *Header) checkWish() error {
 	return nil
 }
 
-// DecodeWish reads a datagram of TypeWish. The wish aliases b.
+// DecodeWish reads a datagram of TypeWish. The result aliases b.
 func DecodeWish(b []byte) (Wish, error) {
 	h, err := DecodeHeader(b)
 	if err != nil {
@@ -138,8 +138,8 @@ func DecodeWish(b []byte) (Wish, error) {
 	return Wish{}, ErrWish
 }
 
-// Missing yields the indices of the pieces asked for, ascending, each below
-// Count: for i := range w.Missing.
+// Missing yields the indices of the requested pieces in ascending order, each
+// below Count: for i := range w.Missing.
 func (w *Wish) Missing(yield func(index int) bool) {
 	for i, b := range w.bitmap {
 		for ; b != 0; b &= b - 1 {
