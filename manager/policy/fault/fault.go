@@ -1,18 +1,19 @@
-// Package fault is the policy for a device that fails under everybody: a kernel's
-// illegal access under MPS ends the processes of all inference functions at once.
-// All shadows are woken; which function, if any, is held back for a while, so that
-// one whose model always faults does not take the others down for ever, is decided
-// here. It is pure: no clock, no I/O.
+// Package fault is the policy for a device that fails under all processes. Under MPS, an
+// illegal access of one kernel ends the processes of all inference functions at once. All
+// shadows are woken. This package decides which function, if any, is held back for a while,
+// so that a function whose model always faults does not end the others forever. It is pure:
+// no clock, no I/O.
 //
-// The function whose process says first that the device is lost is blamed: its own
-// kernel is what it was waiting for. That is a guess, so one fault is forgiven. A
-// second within window holds the function back for as long as is configured: its
-// requests are refused, the others go on. When it comes back, one more fault within
-// window is enough, and each further time is twice as long, up to longest times the
-// first; that is forgotten when it did well for as long as the longest. Where the
-// device fails while a function is held back, that one did not do it: it still sits
-// out its time (two functions may fault, and taking turns they would keep the node
-// down), but when it comes back one fault is forgiven again.
+// The function whose process reports the loss of the device first is blamed: it was waiting
+// for its own kernel. That is a guess, so one fault is forgiven. A second fault within window
+// holds the function back for the configured time: its requests are refused, and the other
+// functions continue. After its return, one more fault within window is enough to hold it
+// back again. Each further time is twice as long, up to longest times the first. The times
+// start over when the function has had no fault for as long as the longest.
+//
+// If the device fails while a function is held back, that function is not to blame. It still
+// stays held back until its time is over: otherwise two functions that fault could keep the
+// node down by taking turns. After its return, one fault is forgiven again.
 package fault
 
 import (
@@ -24,36 +25,36 @@ import (
 // window is how long a fault is remembered.
 const window = time.Minute
 
-// longest is how many times the first time the longest hold lasts.
+// longest is the max time of holding back, as a multiple of the first time.
 const longest = 16
 
-// Guard remembers who was blamed. Times are durations since any fixed start. It is
-// not safe for concurrent use.
+// Guard remembers which functions were blamed. Times are durations since any fixed start. It
+// is not safe for concurrent use.
 type Guard struct {
-	// Hold is for how long a function is held back the first time; 0: nobody ever is.
+	// Hold is how long a function is held back the first time; 0 disables holding back.
 	Hold    time.Duration
 	records map[string]*record
 }
 
 type record struct {
-	suspect  bool          // it was blamed, at blamed
-	blamed   time.Duration // when last, or when it came back from being held
-	held     time.Duration // until when; 0: not held back
-	released time.Duration // when it came back
-	next     time.Duration // how long the next time is
+	suspect  bool          // it was blamed, at the time in blamed
+	blamed   time.Duration // last blame, or last return from being held back
+	held     time.Duration // end of the time held back; 0: not held back
+	released time.Duration // last return
+	next     time.Duration // length of the next time held back
 	cleared  bool          // the device failed while it was held back
 }
 
-// Verdict is what a fault leads to.
+// Verdict is the consequence of a fault.
 type Verdict struct {
-	// Blamed is the function whose doing it is taken for.
+	// Blamed is the function that is considered the cause.
 	Blamed string
-	// Held is for how long it is held back; 0 where it is not.
+	// Held is how long it is held back; 0 if it is not.
 	Held time.Duration
 }
 
-// Fault judges a fault that reporters, functions, said first; where several did at
-// once, one that is under suspicion already, else the first of them, is blamed.
+// Fault judges a fault. reporters are the functions that reported it first. If several did at
+// once, it blames one that is already under suspicion, else the first of them.
 func (g *Guard) Fault(now time.Duration, reporters []string) Verdict {
 	for _, r := range g.records {
 		r.cleared = r.cleared || r.held != 0
@@ -77,7 +78,7 @@ func (g *Guard) Fault(now time.Duration, reporters []string) Verdict {
 	}
 	switch {
 	case g.Hold == 0:
-	case r.held != 0: // the last word of a process that is not gone yet
+	case r.held != 0: // a late report of a process that still exists
 	case r.suspect:
 		v.Held, r.held, r.cleared = r.next, now+r.next, false
 		r.next = min(2*r.next, longest*g.Hold)
@@ -96,7 +97,7 @@ func (g *Guard) Held(name string) (until time.Duration, held bool) {
 	return 0, false
 }
 
-// Release names those whose time is up, sorted; they are no longer held back.
+// Release returns the functions whose time is over, sorted; they are no longer held back.
 func (g *Guard) Release(now time.Duration) []string {
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(g.records)) {
@@ -111,5 +112,5 @@ func (g *Guard) Release(now time.Duration) []string {
 	return out
 }
 
-// Forget drops what is known of a function: it was removed, or runs another model.
+// Forget drops the record of a function that was removed, or runs another model.
 func (g *Guard) Forget(name string) { delete(g.records, name) }

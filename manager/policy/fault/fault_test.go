@@ -63,7 +63,7 @@ func TestAFunctionThatFaultsAgainIsHeldBackForLonger(t *testing.T) {
 			break
 		}
 	}
-	// It does well for a good while: all is forgotten.
+	// No fault for long enough: the times start over.
 	if v := g.Fault(now+longest*hold+1, []string{"a"}); v.Held != 0 {
 		t.Errorf("held back for %v after a good while", v.Held)
 	}
@@ -124,8 +124,8 @@ func TestAnotherModelHasACleanRecord(t *testing.T) {
 	}
 }
 
-// A node with functions that always fault, some of them, is up most of the time,
-// and nobody is held back for ever.
+// A node with some functions that always fault is up most of the time, and no
+// function is held back forever.
 func TestFunctionsThatAlwaysFaultDoNotKeepTheNodeDown(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		names := []string{"a", "b", "c", "d"}
@@ -141,7 +141,7 @@ func TestFunctionsThatAlwaysFaultDoNotKeepTheNodeDown(t *testing.T) {
 				continue
 			}
 			faults++
-			// Often an innocent is the first to say so.
+			// Often an innocent function reports first.
 			reporter := faulty[at]
 			if rapid.SampledFrom([]int{0, 0, 0, 1}).Draw(t, "innocent first") == 1 {
 				reporter = rapid.SampledFrom(names).Draw(t, "reporter")
