@@ -1,9 +1,10 @@
-// Package pair is the policy of one instance of an inference function: which of
-// its processes serves, which stands by as the shadow, and how one takes over
-// from the other (paper 3.2.4). It is pure: events go in, commands and desired
-// processes come out; the manager carries them out.
+// Package pair is the policy of one instance of an inference function. It
+// decides which of its processes serves, which stands by as the shadow, and how
+// one takes over from the other (paper 3.2.4). It is pure: its inputs are
+// events, its outputs are commands and desired processes. The manager carries
+// them out.
 //
-// A take-over, whatever its cause:
+// A take-over, for any cause:
 //
 //	share or model changed            active died
 //	        │                              │
@@ -17,18 +18,21 @@
 //	                              a new shadow is started
 //
 // The active process serves until the epoch moves, so a change costs the stream
-// one hand-over of the ring and nothing else. With in-place changes (a quota that is
-// written, other multiprocessors that the process moves to) the share of the active
-// process is written and nobody swaps, except for a new model.
+// one hand-over of the ring and nothing else. With in-place changes, the policy
+// sets the share of the active process and no swap takes place, except for a
+// new model. Such a change is a new quota, or a move of the process to other
+// multiprocessors.
 //
-// A device that fails takes all with it who had touched it; the shadow had not:
+// A device that fails ends all processes that had touched it; the shadow had
+// not:
 //
 //	Lost: active, ready ──role kill──> gone     shadow ──role serve──> next
 //
-// Where nobody serves, the next process is Early, as far as processes can be: ready with
-// a part of its batch sizes, whole only later. One that dies before it is whole is
-// followed by one that is not Early, so that a model that is never whole does not serve
-// by halves for ever.
+// If no process serves, the next process is Early (partial warm-up) if it can
+// be. It becomes ready with a part of its batch sizes, and is whole (has all of
+// them) only later. If it dies before it is whole, its successor is not Early.
+// A model that never becomes whole therefore does not serve with a part of its
+// batch sizes again and again.
 package pair
 
 import (
@@ -38,7 +42,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Process is one generation of an instance, as wished and as seen.
+// Process is one generation of an instance, as desired and as observed.
 type Process struct {
 	Generation   uint32
 	Role         control.Role
@@ -48,12 +52,13 @@ type Process struct {
 	State    control.State
 	Attached bool // it has its shared memory
 	Reason   string
-	// Early: it is to be ready as soon as it can serve at all. It is set with Serve.
+	// Early means that it should become ready as soon as it can serve at all.
+	// It is set with Serve.
 	Early bool
 
 	whole     bool // it has all that it will have
 	reclaimed bool
-	excused   bool // its end does not speak against its model
+	excused   bool // do not blame its model for its end
 }
 
 // Kind names a command.
@@ -61,9 +66,9 @@ type Kind uint8
 
 // SetEpoch gives the ring to Generation at the next batch boundary. Reclaim
 // takes the ring from a Generation that is gone, and fails what it had started.
-// Rejected says that the model of Generation could not be brought up and the one
-// before it stays. Promoted says that a take-over was ordered; Replaced that it
-// brought a new model.
+// Rejected reports that the model of Generation could not start, and that the
+// previous model stays. Promoted reports that a take-over was ordered, Replaced
+// that it brought a new model.
 const (
 	SetEpoch Kind = iota + 1
 	Reclaim
@@ -72,33 +77,33 @@ const (
 	Replaced
 )
 
-// Command is something for the manager to do or to say.
+// Command is an action or a report for the manager.
 type Command struct {
 	Kind       Kind
 	Generation uint32
 	Reason     string
 }
 
-// Pair is one instance's processes. It is not safe for concurrent use.
+// Pair holds the processes of one instance. It is not safe for concurrent use.
 type Pair struct {
-	// InPlace writes new shares to the active process instead of swapping. It and
-	// Restart may change at any time.
+	// InPlace writes new shares to the active process instead of swapping.
+	// InPlace and Restart may change at any time.
 	InPlace bool
-	// Restart keeps no shadow: a change stops the process and starts another,
-	// which is what a swap is compared with.
+	// Restart keeps no shadow: a change stops the process and starts another.
+	// It is the baseline for swaps.
 	Restart bool
 
 	card     *models.Card
-	proven   *models.Card // the last one that served
-	doubted  *models.Card // one of it died early, before it was whole
+	proven   *models.Card // the last model that served
+	doubted  *models.Card // a process of it died early, before it was whole
 	target   float64
 	removing bool
-	// replacing is set from Replace until a process with the card wanted is
-	// promoted, or is given up.
+	// replacing is set from Replace until a process with the desired card is
+	// promoted, or given up.
 	replacing bool
 	stopped   bool // the active process was stopped for a change (Restart)
-	held      bool // nobody shall serve
-	renewing  bool // the active process shall give way to its shadow
+	held      bool // no process may serve
+	renewing  bool // the active process must give way to its shadow
 
 	processes            []*Process // by generation
 	active, next, shadow *Process
@@ -106,36 +111,37 @@ type Pair struct {
 	out                  []Command
 }
 
-// New is an instance that shall serve card at sharePercent.
+// New returns an instance that should serve card at sharePercent.
 func New(card *models.Card, sharePercent float64) *Pair {
 	return &Pair{card: card, target: sharePercent}
 }
 
-// StartAfter sets the last generation that is taken.
+// StartAfter sets the last generation that is in use.
 func (p *Pair) StartAfter(generation uint32) { p.last = generation }
 
-// Last is the last generation that was given to a process.
+// Last is the generation of the newest process.
 func (p *Pair) Last() uint32 { return p.last }
 
-// Card is the model wanted; Share the share wanted.
+// Card is the desired model.
 func (p *Pair) Card() *models.Card { return p.card }
 
-// Share is the share wanted, in percent.
+// Share is the desired share, in percent.
 func (p *Pair) Share() float64 { return p.target }
 
-// Active is the process that the epoch names, nil where there is none.
+// Active is the process that the epoch names, nil if there is none.
 func (p *Pair) Active() *Process { return p.active }
 
-// Shadow is the process that stands by, nil where there is none.
+// Shadow is the process that stands by, nil if there is none.
 func (p *Pair) Shadow() *Process { return p.shadow }
 
-// Changing reports whether a take-over is on its way.
+// Changing reports whether a take-over is in progress.
 func (p *Pair) Changing() bool { return p.next != nil }
 
-// Processes are all that are desired, by generation. The slice is the pair's.
+// Processes are all desired processes, by generation. The pair owns the slice.
 func (p *Pair) Processes() []*Process { return p.processes }
 
-// Process finds a generation, nil where it is not (or no longer) desired.
+// Process returns the process of a generation, nil if it is not (or no longer)
+// desired.
 func (p *Pair) Process(generation uint32) *Process {
 	for _, q := range p.processes {
 		if q.Generation == generation {
@@ -145,31 +151,31 @@ func (p *Pair) Process(generation uint32) *Process {
 	return nil
 }
 
-// SetShare wants another share.
+// SetShare sets the desired share.
 func (p *Pair) SetShare(percent float64) { p.target = percent }
 
-// Replace wants another model; the one before goes on until the new one is
-// ready, and for good if it never is.
+// Replace sets the desired model. The previous model continues until the new
+// one is ready, and permanently if it never is.
 func (p *Pair) Replace(card *models.Card) { p.card, p.replacing = card, true }
 
-// Renew wants the active process to give way to its shadow, though nothing else
+// Renew makes the active process give way to its shadow, though nothing else
 // changes.
 func (p *Pair) Renew() { p.renewing = p.active != nil }
 
-// Remove wants no process any more; Removed reports when there is none.
+// Remove makes no process desired any more; Removed reports when none is left.
 func (p *Pair) Remove() { p.removing = true }
 
 // Removed reports whether the last process is gone after Remove.
 func (p *Pair) Removed() bool { return p.removing && len(p.processes) == 0 }
 
-// Attach notes that a generation has its shared memory.
+// Attach records that a generation has its shared memory.
 func (p *Pair) Attach(generation uint32) {
 	if q := p.Process(generation); q != nil {
 		q.Attached = true
 	}
 }
 
-// Observe notes a process's state. A process that ended is Gone.
+// Observe records a process's state. For an ended process it calls Gone.
 func (p *Pair) Observe(generation uint32, state control.State, reason string) {
 	q := p.Process(generation)
 	if q == nil {
@@ -181,7 +187,7 @@ func (p *Pair) Observe(generation uint32, state control.State, reason string) {
 	}
 }
 
-// Whole notes that a process has all that it will have.
+// Whole records that a process has all that it will have.
 func (p *Pair) Whole(generation uint32) {
 	q := p.Process(generation)
 	if q == nil || q.whole {
@@ -193,8 +199,8 @@ func (p *Pair) Whole(generation uint32) {
 	}
 }
 
-// Gone notes that a process ended, or can no longer be trusted: what it held is
-// reclaimed and another takes over.
+// Gone records that a process ended, or can no longer be trusted. What it held
+// is reclaimed, and another process takes over.
 func (p *Pair) Gone(generation uint32, reason string) {
 	q := p.Process(generation)
 	if q == nil {
@@ -202,8 +208,8 @@ func (p *Pair) Gone(generation uint32, reason string) {
 	}
 	p.drop(q)
 	p.reclaim(q, reason)
-	// A model that has not served yet and dies on the way there is given up
-	// where there is one that has, unless the fault was another's.
+	// If a model's process dies before the model has served, the pair goes back
+	// to a model that has, unless the fault is not its own.
 	onTheWay := q == p.next || q == p.shadow
 	if onTheWay && q.Card == p.card && !q.excused {
 		p.giveUp(q, reason)
@@ -212,16 +218,16 @@ func (p *Pair) Gone(generation uint32, reason string) {
 	p.unseat(q)
 }
 
-// doubt notes a process that served and dies before it is whole, but for what is not
-// its own fault.
+// doubt records the model of a process that served and died before it was
+// whole, unless the fault was not its own.
 func (p *Pair) doubt(q *Process) {
 	if q == p.active && q.Early && !q.whole && !q.excused {
 		p.doubted = q.Card
 	}
 }
 
-// Died is Gone for the active process, which stays desired, draining, until its end
-// is observed: how it ended is still to be heard.
+// Died is Gone for the active process. It remains desired, draining, until its
+// end is observed: the cause of its end is not known yet.
 func (p *Pair) Died(generation uint32, reason string) {
 	if q := p.Process(generation); q != nil && q == p.active {
 		q.Role = control.Drain
@@ -231,18 +237,18 @@ func (p *Pair) Died(generation uint32, reason string) {
 	}
 }
 
-// Excuse notes that a generation ends for what is not its own fault: its model is
-// tried again with the next process. Whose fault it was, Lost has been told.
+// Excuse records that a generation ends through no fault of its own: the next
+// process tries its model again. Lost gets the generation to blame.
 func (p *Pair) Excuse(generation uint32) {
 	if q := p.Process(generation); q != nil {
 		q.excused = true
 	}
 }
 
-// Excused reports whether Excuse was told of the process.
+// Excused reports whether Excuse was called for the process.
 func (q *Process) Excused() bool { return q.excused }
 
-// reclaim says once that what a process held is free.
+// reclaim emits Reclaim once for what a process held.
 func (p *Pair) reclaim(q *Process, reason string) {
 	if !q.reclaimed {
 		q.reclaimed = true
@@ -250,12 +256,13 @@ func (p *Pair) reclaim(q *Process, reason string) {
 	}
 }
 
-// Lost notes that the device failed under every process that had touched it. Those
-// that would find it out only when they next use it are killed, and their rings
-// reclaimed when they are gone; the shadow is woken at once. One that is linking is
-// let be: it finds out by itself, or was woken after the fault. culprit is the
-// generation that is to blame, 0 where none here is: its model is given up if it has
-// not served yet and there is one that has.
+// Lost records that the device failed under every process that had touched it.
+// Ready, active and draining processes would notice only at their next use of
+// it. They are killed, and their rings reclaimed when they are gone. The shadow
+// is woken at once. A linking process is left alone: it notices by itself, or
+// was woken after the fault. culprit is the generation to blame, 0 if it is
+// none of these. Its model is given up if it has not served yet and another
+// model has.
 func (p *Pair) Lost(culprit uint32, reason string) {
 	if q := p.Process(culprit); q != nil && q == p.next && q.Card == p.card {
 		p.giveUp(q, reason)
@@ -268,8 +275,8 @@ func (p *Pair) Lost(culprit uint32, reason string) {
 	}
 }
 
-// Hold keeps everybody from serving, or lets them serve again. Who does is killed; a
-// shadow stands by.
+// Hold prevents all processes from serving, or allows it again. It kills a
+// serving process; a shadow stands by.
 func (p *Pair) Hold(held bool) {
 	p.held = held
 	if !held {
@@ -282,10 +289,10 @@ func (p *Pair) Hold(held bool) {
 	}
 }
 
-// Held reports whether Hold keeps everybody from serving.
+// Held reports whether Hold prevents all processes from serving.
 func (p *Pair) Held() bool { return p.held }
 
-// end kills a process and takes it off its place.
+// end kills a process and removes it from its place.
 func (p *Pair) end(q *Process) {
 	q.Role = control.Kill
 	p.unseat(q)
@@ -302,7 +309,7 @@ func (p *Pair) unseat(q *Process) {
 	}
 }
 
-// giveUp goes back to the model that has served, where q's has not.
+// giveUp returns to the model that has served, if q's has not.
 func (p *Pair) giveUp(q *Process, reason string) {
 	if p.proven != nil && q.Card != p.proven {
 		p.card, p.replacing = p.proven, false
@@ -310,16 +317,16 @@ func (p *Pair) giveUp(q *Process, reason string) {
 	}
 }
 
-// Kill ends a process that does not do its work; its death is then seen like any
-// other.
+// Kill ends a process that does not do its work. Its death is then observed
+// like any other.
 func (p *Pair) Kill(generation uint32) {
 	if q := p.Process(generation); q != nil {
 		q.Role = control.Kill
 	}
 }
 
-// Step says what is to be done now; the slice is valid until the next call.
-// Processes reflects it at once.
+// Step returns the commands to carry out now; the slice is valid until the next
+// call. Processes includes their effect at once.
 func (p *Pair) Step() []Command {
 	if p.removing {
 		for _, q := range p.processes {
@@ -371,8 +378,8 @@ func (p *Pair) promote() {
 	p.proven = p.active.Card
 }
 
-// wake makes the shadow, or a new process where there is none that fits, the
-// next to serve.
+// wake makes the shadow the next process to serve. If the shadow does not fit,
+// it takes a new process.
 func (p *Pair) wake() {
 	if p.shadow != nil && p.shadow.Card != p.card {
 		p.shadow.Role = control.Kill
@@ -382,22 +389,23 @@ func (p *Pair) wake() {
 	if q == nil {
 		q = p.spawn()
 	}
-	// A model that another could be gone back to shows all of itself first.
+	// If an older model could serve instead, a new model must be whole before
+	// it serves.
 	q.Early = p.active == nil && q.Card != p.doubted && (p.proven == nil || q.Card == p.proven)
 	q.Role, q.SharePercent = control.Serve, p.target
 	p.shadow, p.next = nil, q
 }
 
-// change brings in a new share or model beside a process that serves, and keeps
-// a shadow standing by.
+// change introduces a new share or model next to a serving process, and keeps a
+// shadow standing by.
 func (p *Pair) change() {
 	if p.shadow != nil && p.shadow.Card != p.card {
 		p.shadow.Role = control.Kill
 		p.shadow = nil
 	}
 	if p.shadow == nil {
-		// The first shadow waits until the active one serves: they would only
-		// slow each other down.
+		// The first shadow waits until the active process serves: they would
+		// only slow each other down.
 		if p.active.State == control.Active || p.active.Card != p.card {
 			p.shadow = p.spawn()
 		}
@@ -414,8 +422,8 @@ func (p *Pair) change() {
 	}
 }
 
-// restart stops the active process when it is not what is wanted; the next one is
-// started when it is gone.
+// restart stops the active process if it differs from what is desired. The next
+// one is started when it is gone.
 func (p *Pair) restart() {
 	stale := p.active.Card != p.card
 	if p.active.Role != control.Serve || !stale && (p.InPlace || p.active.SharePercent == p.target) {

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// up brings a process to ready and attached, as the orchestrator would.
+// up makes a process ready and attached, as the orchestrator would.
 func up(p *Pair, generation uint32) {
 	p.Attach(generation)
 	p.Observe(generation, control.Ready, "")
@@ -22,7 +22,8 @@ func kinds(commands []Command) (out []Kind) {
 	return out
 }
 
-// serving is a pair whose first generation is active and whose second stands by.
+// serving returns a pair whose first generation is active and whose second
+// stands by.
 func serving(t *testing.T, card *models.Card) *Pair {
 	t.Helper()
 	p := New(card, 30)
@@ -148,7 +149,8 @@ func TestWhereNobodyServesAProcessIsEarly(t *testing.T) {
 	if q := p.Process(3); q.Role != control.Serve || !q.Early {
 		t.Errorf("process %+v, want one that is early after a death", q)
 	}
-	// A replacement can be gone back from: it shows all of itself first.
+	// The pair can return from a replacement to the old model, so the
+	// replacement must be whole first.
 	up(p, 3)
 	p.Step()
 	p.Replace(&models.Card{Name: "b"})
@@ -159,7 +161,7 @@ func TestWhereNobodyServesAProcessIsEarly(t *testing.T) {
 	}
 }
 
-// A model that is never whole serves by halves once.
+// A model that is never whole serves with a part of its batch sizes only once.
 func TestAModelThatDiesBeforeItIsWholeIsWholeBeforeItServesAgain(t *testing.T) {
 	for name, c := range map[string]struct {
 		ends  func(*Pair)
@@ -314,7 +316,8 @@ func TestALostDeviceKillsWhoTouchedItAndWakesTheShadow(t *testing.T) {
 	if got := p.Step(); len(got) != 1 || got[0].Kind != Reclaim || got[0].Generation != 1 {
 		t.Fatalf("commands %v, want generation 1 reclaimed", got)
 	}
-	// The same fault, said by another: who is linking was woken after it.
+	// Another process reports the same fault. The linking process was woken
+	// after it.
 	p.Observe(2, control.Linking, "")
 	p.Lost(0, "device is lost")
 	p.Step()
@@ -393,8 +396,8 @@ func TestAHeldPairServesNobodyUntilItIsLetGo(t *testing.T) {
 	}
 }
 
-// Whatever happens in whatever order, the invariants hold, and once the world
-// behaves again somebody serves what is wanted.
+// For any events in any order, the invariants hold. Once the environment
+// behaves again, a process serves as desired.
 func TestPairAlwaysComesBackToServing(t *testing.T) {
 	states := []control.State{control.Starting, control.Loaded, control.Linking, control.Ready, control.Active, control.Draining, control.Stopped, control.Failed}
 	rapid.Check(t, func(t *rapid.T) {
@@ -439,7 +442,7 @@ func TestPairAlwaysComesBackToServing(t *testing.T) {
 			}
 		}
 		p.Hold(false)
-		// The world behaves: every process does what its role says.
+		// The environment behaves: every process does what its role requires.
 		for range 20 {
 			for _, q := range append([]*Process(nil), p.Processes()...) {
 				q.Attached = true
