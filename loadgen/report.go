@@ -208,9 +208,9 @@ func (r *Report) check() error {
 }
 
 // Faults returns the reasons for which the run proves the system wrong, one line
-// each: requests lost, answers that differ, a system that stopped answering, or
-// losses that are unknown. Slowness is not a fault. Neither are one or two
-// requests that the network may have lost.
+// each. Faults are lost requests, answers that differ, a system that stopped
+// answering, and unknown losses. Slowness is not a fault. One or two requests
+// that the network may have lost are not a fault, either.
 func (r *Report) Faults() []string {
 	var faults []string
 	if r.ManagerError != "" {

@@ -119,8 +119,8 @@ func TestFindMaxRateOfAQueue(t *testing.T) {
 		low, high float64
 	}{
 		{"equally spaced", arrival.Process{Shape: arrival.Constant}, 189, 206},
-		// A queue with random arrivals meets 25 ms at p99 only with room to
-		// spare: the wait in M/D/1 at 60 % load has a p99 near 20 ms.
+		// A queue with random arrivals meets 25 ms at p99 only with spare
+		// capacity. The wait in M/D/1 at 60 % load has a p99 near 20 ms.
 		{"random", arrival.Process{}, 80, 160},
 		{"cameras", arrival.Process{Shape: arrival.Video, FramesPerSecond: 10}, 120, 206},
 	} {

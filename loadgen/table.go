@@ -19,9 +19,9 @@ var columns = []tabular.Column{
 	{Name: "answered"}, {Name: "p50 ms"}, {Name: "p99.9 ms"}, {Name: "goodput /s"}, {Name: "batch"}, {Name: "share"}, {Name: "swaps"},
 }
 
-// WriteTable writes the report for people: tables that are at most width columns
-// wide (0 for tabular's default of 80), then remarks on what the numbers do not
-// show.
+// WriteTable writes the report for people: tables, then remarks on what the
+// numbers do not show. The tables are at most width columns wide (0 for
+// tabular's default of 80).
 func (r *Report) WriteTable(w io.Writer, width int) error {
 	var rows [][]string
 	for i := range r.Functions {
