@@ -67,8 +67,8 @@ type Assigned struct {
 	AssignedRPS float64 `json:"assigned_rps"`
 }
 
-// A Segment is a part of a GPU that serves one service: an MPS-enabled MIG
-// instance in the paper's terms, or an MPS share if GPU.Percent.
+// A Segment is a part of a GPU that serves one service. It is an MPS-enabled
+// MIG instance in the paper's terms, or an MPS share if GPU.Percent.
 type Segment struct {
 	// GPU is the number of the GPU within the plan, from 0.
 	GPU int `json:"gpu"`

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/models/profile"
 )
 
-// A Point is one measured operating point of a model: a segment of GPCs (steps if
-// GPU.Percent) that runs Processes MPS processes, each with batch size Batch.
+// A Point is one measured operating point of a model. A segment of GPCs (steps if
+// GPU.Percent) runs Processes MPS processes, each with batch size Batch.
 type Point struct {
 	GPCs, Batch, Processes int
 	// ThroughputRPS is the total of all processes, in requests per second.

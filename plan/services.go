@@ -49,9 +49,9 @@ const mostRPS = 1e9
 //
 // It refuses an unknown, missing or duplicate column, a row of another length, and
 // a rate or SLO that is not a number above 0. It refuses a rate beyond all GPUs, an
-// empty model, a name that has control characters or is not UTF-8, and a service
-// that occurs twice in a scenario. It refuses an unknown scenario and a file
-// without services. It also checks the rows of other scenarios.
+// empty model, and a name that has control characters or is not UTF-8. It refuses a
+// service that occurs twice in a scenario. It refuses an unknown scenario and a
+// file without services. It also checks the rows of other scenarios.
 func ReadServices(r io.Reader, file, scenario string) ([]Service, error) {
 	t, err := readTable(r, file, serviceColumns, requiredColumns)
 	if err != nil {

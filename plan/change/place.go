@@ -80,10 +80,10 @@ type job struct {
 }
 
 // placeAround places jobs around the services that stay. If the fleet has no room
-// for that, it also places some services that stay: as few as necessary, after the
-// others, those with the fewest GPCs first. Each goes back to its old place as far
-// as possible. If placing one after the other fails even then, the result is a new
-// plan.
+// for that, it also places some services that stay, after the others. It takes as
+// few as necessary, those with the fewest GPCs first. Each goes back to its old
+// place as far as possible. If placing one after the other fails even then, the
+// result is a new plan.
 func (w *world) placeAround(old *plan.Plan, wanted map[string]plan.Service, jobs []job, stay []plan.Service) error {
 	w.begin(old, wanted, jobs)
 	first := w.placeAll(jobs)
@@ -289,9 +289,10 @@ const tolerance = 1e-12
 type cost [7]int
 
 // The parts of a cost. If a service needs more than its own segments serve, moves
-// are the own segments that could stay and do not, and sizes come before retunes.
-// If its segments suffice, moves are the segments to create, and retunes come
-// before sizes: this does not touch a service whose objective becomes easier.
+// are the own segments that could stay and do not. Sizes then come before
+// retunes. If its segments suffice, moves are the segments to create, and retunes
+// come before sizes: this does not touch a service whose objective becomes
+// easier.
 type parts struct{ gpus, moves, blocked, retuned, gpcs, created, waste int }
 
 func (p parts) cost(suffices bool) cost {

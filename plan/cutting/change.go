@@ -16,8 +16,8 @@ import (
 // creates before it destroys another one is therefore created first. The GPUs must be
 // cut as in the old plan. GPUs that are already cut as in the new plan need no steps.
 // GPUs that are not cut at all are cut as in the new plan, at once. A dry run also
-// works if GPUs are missing or cut otherwise: it shows the steps for GPUs that are cut
-// as in the old plan.
+// works if GPUs are missing or cut otherwise. It then shows the steps for GPUs that
+// are cut as in the old plan.
 func OfChange(old *plan.Plan, c *change.Change, open func() (mig.Session, error), dryRun bool) (*Cutting, error) {
 	all := slices.Concat(old.Segments, c.Plan.Segments)
 	for _, s := range c.Steps {

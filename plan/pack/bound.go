@@ -106,10 +106,10 @@ func (t *task) relax(g goal, rounds int) relaxation {
 }
 
 // program is the linear program of a relaxation. It has three sorts of variables besides the value.
-// One price per item is what the item costs beyond the goal's cost. One variable per limited kind,
-// and one for the total limit, is what a GPU may be worth beyond the goal's cost, because there are
-// no more. The first rows state that no pattern is worth more than its GPU. The others are the
-// cuts: the value is at most the cost of the mixes of an answer.
+// One price per item is what the item costs beyond the goal's cost. There is one variable per
+// limited kind, and one for the total limit. Each of these is what a GPU may be worth beyond the
+// goal's cost, because there are no more. The first rows state that no pattern is worth more than
+// its GPU. The others are the cuts: the value is at most the cost of the mixes of an answer.
 type program struct {
 	*task
 	goal

@@ -85,7 +85,7 @@ func newPartitioned(gpu plan.GPU, sizes []plan.Size) *partitioned {
 }
 
 // enumeration visits the ways to fill a GPU. It visits sizes from the largest and their starts from
-// the last, so that the first layout of a pattern has size 3 in slot 4 rather than in slot 0.
+// the last. The first layout of a pattern therefore has size 3 in slot 4 rather than in slot 0.
 type enumeration struct {
 	gpu      plan.GPU
 	sizes    []plan.Size
@@ -265,7 +265,7 @@ func (s *packing) fill(left []int, gpus int) bool {
 }
 
 // usable returns the part of a pattern that counts fill, and how many GPUs they fill with it, at
-// most gpus; 0 if that part is empty.
+// most gpus. The number is 0 if that part is empty.
 func usable(p pattern, counts []int, gpus int) (used pattern, times int) {
 	used, times = make(pattern, len(p)), gpus
 	empty := true

@@ -57,8 +57,8 @@
 //
 // GPUs without MIG: patterns are the sets of sizes whose steps fit the GPU. These are too many to
 // list, so a knapsack finds prices that a pattern violates. The rules are the dual feasible
-// functions of bin packing (Martello and Toth's L2, Fekete and Schepers' u), which need not be the
-// only rules that matter.
+// functions of bin packing (Martello and Toth's L2, Fekete and Schepers' u). Other rules may
+// matter, too.
 //
 // The segments of such a GPU share its memory and the clients that MPS admits, and plans respect
 // both. All points then count, not only the one of the highest throughput. Each service takes its

@@ -70,7 +70,8 @@ type instance struct {
 }
 
 // build makes the task of a problem. A segment of a size runs at the point of the highest
-// throughput within its service's bound, or of the highest value if segments share memory.
+// throughput within its service's bound. If segments share memory, it runs at the point of
+// the highest value.
 func build(p *plan.Problem, v value) (*instance, error) {
 	in := &instance{problem: p}
 	usable := make([]bool, len(p.Services))

@@ -135,9 +135,9 @@ func (in *instance) share(first relaxation) *shares {
 	return &shares{instance: in, offers: in.offers(first.price), first: first}
 }
 
-// ways calls each for every way to weigh and price, with the total cost of the services' cheapest
-// mixes and the mixes, which are by offer. Prices from which limits subtract again (the
-// relaxation's offset) prove no bound here; they only serve to make plans. bounds skips them.
+// ways calls each for every way to weigh and price. It passes the services' cheapest mixes, which
+// are by offer, and their total cost. Prices from which limits subtract again (the relaxation's
+// offset) prove no bound here; they only serve to make plans. bounds skips them.
 func (sh *shares) ways(bounds bool, each func(w weights, priced bool, sum float64, mixes [][]int) (more bool)) {
 	for _, way := range sh.list(bounds) {
 		sum, mixes := sh.cheapest(way)

@@ -6,7 +6,7 @@
 // of queues. The replay answers it with a discrete-event simulation:
 //
 //  1. Requests of a service arrive in an open loop, by a Poisson process at its
-//     rate: no client waits for an answer before it sends again.
+//     rate. No client waits for an answer before it sends again.
 //  2. Each request goes to one of the service's segments (Routing) and waits
 //     there, in one queue, first come first served.
 //  3. When one of the segment's processes is free, it immediately starts a

@@ -113,8 +113,9 @@ func (v *server) pick(now, slo float64, rule Rule) (n, late int) {
 	return n, late
 }
 
-// delay estimates how long a request that arrives now would take here: until a
-// process is free, then the batches before its own, then its own.
+// delay estimates how long a request that arrives now would take here. It waits
+// until a process is free, then for the batches before its own, then for its
+// own.
 func (v *server) delay(now float64) float64 {
 	if v.idle > 0 {
 		return v.takes(1)

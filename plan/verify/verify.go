@@ -9,7 +9,7 @@
 //     table, no slot covered twice. On a GPU that is shared without MIG: enough
 //     memory, and no more processes than MPS admits.
 //  3. Each segment's operating point: it is in the profile of that model on that
-//     GPU, with the same throughput and latency, and within the service's
+//     GPU, with the same throughput and latency. It is within the service's
 //     latency bound.
 //  4. Each service: requested once and planned once, with the problem's values,
 //     its rate met. Its loads add up to the rate, are proportional to the

@@ -274,7 +274,7 @@ func TestPlansHoldAgainstThePublishedFiles(t *testing.T) {
 }
 
 // The published map of S4 has a segment of size 2 in slot 0 and one of size 1 in
-// slot 1 of the same GPU (deployment/SLO4/SLO4_ParvaGPU_deploy.csv, GPU 3).
+// slot 1 of the same GPU. See deployment/SLO4/SLO4_ParvaGPU_deploy.csv, GPU 3.
 func TestThePublishedOverlapIsRefused(t *testing.T) {
 	pl := &plan.Plan{GPUs: 1, GPCs: 7, Segments: []plan.Segment{
 		{GPUModel: "a100-80", Slot: 4, GPCs: 3}, {GPUModel: "a100-80", Slot: 0, GPCs: 2},
