@@ -1,6 +1,6 @@
 // Package models is the model registry: cards, and the search for them. A card
-// describes a model: its file, the picture on the wire, the model's input
-// tensor, how its outputs are decoded, its latency objective and its knee.
+// describes a model's file, the picture on the wire, the input tensor, and how
+// outputs are decoded. It also has the model's latency objective and knee.
 //
 // A Card is pure data: reading one touches no device and loads no weights.
 package models

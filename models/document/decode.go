@@ -27,7 +27,7 @@ import (
 //	pattern:"^[a-z]+$"         the only texts
 //	minItems, maxItems         bounds of a list's length; the other tags are about its elements
 //	elements:"x, y"            what they are, if their number is fixed
-//	unique:"true"              no element of a list stands twice
+//	unique:"true"              no element of a list occurs twice
 //	want:"a network"           what would be right, for errors; has a default for most types
 //	example:"5ms"              for the documentation of a key without default
 type Key struct {

@@ -110,8 +110,8 @@ const (
 	unexpectedKey = "unexpected key name" // without a colon
 )
 
-// missingColon returns the text that the parser read as a map's value, if the key at shows that the
-// text was meant as the map's first key.
+// missingColon returns the text that the parser read as a map's value, if that text was meant as
+// the map's first key. The key at shows this.
 func missingColon(message string, at *token.Token) *token.Token {
 	value := before(at)
 	if message != notAllowed || value == nil || value.Type == token.SequenceEndType || value.Type == token.MappingEndType {

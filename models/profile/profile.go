@@ -1,6 +1,6 @@
-// Package profile has the measurements of a model on one device: its throughput
-// and latency at each share of the device, batch size and number of processes. It
-// reads and writes profile files and finds the knee of a batch.
+// Package profile has the measurements of a model on one device. It has
+// throughput and latency for each share of the device, batch size and number of
+// processes. It reads and writes profile files and finds the knee of a batch.
 //
 // The file is a CSV with the columns of the profiles that were published with
 // ParvaGPU (github.com/MunQ-Lee/ParvaGPU_SC24), plus the memory. A JSON header in
