@@ -21,8 +21,8 @@ type Place struct {
 	copied bool
 }
 
-// FindPlace finds the folder for the profile of a card: out, or the card's own folder if
-// out is empty, or ./profiles for a shipped card. With keepCard, the card stays
+// FindPlace finds the folder for the profile of a card. That is out or, if out is empty,
+// the card's own folder, or ./profiles for a shipped card. With keepCard, the card stays
 // unchanged. FindPlace fails before any measurement if files cannot be written there.
 func FindPlace(card *models.Card, shipped bool, out string, keepCard bool) (p Place, err error) {
 	dir := out

@@ -97,7 +97,7 @@ const (
 	full, busy = 0.95, 0.80
 	// settled is how many full windows may pass until the processes are busy. If a
 	// process is then idle between full batches, it waits for the node's data path and
-	// not for the warm-up: a model of some microseconds never gets busy.
+	// not for the warm-up. A model of some microseconds never gets busy.
 	settled = 4
 )
 

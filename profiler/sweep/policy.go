@@ -33,9 +33,9 @@ func of(p profile.Point) Cell { return Cell{p.Share, p.Batch, p.Processes} }
 // better.
 const gain = 0.02
 
-// stalls is the number of consecutive points without improvement, along one of the
-// three directions of the grid, after which the rest of that direction is skipped.
-// One is not enough, because throughput may dip and rise again: GSLICE's VGG-19 under
+// stalls is a number of consecutive points without improvement along one of the three
+// directions of the grid. After these, the rest of that direction is skipped. One is
+// not enough, because throughput may dip and rise again: GSLICE's VGG-19 under
 // TensorRT on a V100 reaches 72.8 images/s at batch 1 with 100 %. With 10 %, it
 // reaches 13.4, 10.5 and 18.8 at batch 1, 2 and 4.
 const stalls = 2
@@ -47,7 +47,7 @@ const stalls = 2
 // A cell cannot help in two cases:
 //
 //   - A point with no more processes, no larger batch and no smaller share ran out
-//     of memory (a share in percent always has all of the device's memory).
+//     of memory. (A share in percent always has all of the device's memory.)
 //   - More processes, a larger batch or a larger share has not increased
 //     throughput by gain for the last stalls points, all else being equal. More
 //     processes and a larger batch would only take longer and hold more memory. A

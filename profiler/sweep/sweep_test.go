@@ -260,7 +260,7 @@ func TestUnsteadyPointsAreNamed(t *testing.T) {
 }
 
 // A sweep that is stopped at any window and started again ends with the same points as
-// one that was not stopped, and measures none twice.
+// one that was not stopped. It measures none twice.
 func TestAStoppedSweepGoesOn(t *testing.T) {
 	small := func() Options {
 		o := options(t)
@@ -473,7 +473,7 @@ func TestPrecisionIsAPartOfTheMean(t *testing.T) {
 	}
 }
 
-// The early stop on the profiles published with ParvaGPU: the points that it leaves
+// The early stop on the profiles published with ParvaGPU. The points that it leaves
 // out cost little of the throughput that a share reaches within a latency. There are
 // two exceptions. One is bert with 5 processes on 7 GPCs. The other is points next to
 // those that ran out of memory, at which the published throughput jumps. Mobilenetv2
