@@ -11,32 +11,32 @@ import (
 	"github.com/penstock/penstock/libml/slab"
 )
 
-// account is what the batch loop knows of its function's time on a GPU: the balance of
-// its guarantee (package budget), and what a batch of each size costs.
+// account tracks its function's time on a GPU for the batch loop: the balance of the guarantee
+// (package budget), and the cost of a batch of each size.
 //
 // A batch that begins while the balance is positive runs at the function's level and is
 // charged. Any other is demoted: it runs at the lowest priority and is not charged. Demoted
-// batches take at most one of the loop's two places, so that the other stays free for a
-// batch within the guarantee.
+// batches take at most one of the loop's two places, so that the other stays free for a batch
+// within the guarantee.
 //
-// The cost of a batch is the device time that it uses. A batch that takes fixed + n * each
-// alone does not fill the device: launches and small kernels leave room for
-// other processes. Its cost is narrow * fixed + n * each (docs/adr/0023-stream-priorities.md).
-// Times are measured before the process serves, and only fall afterwards: what is measured
-// then contains waiting.
+// The cost of a batch is the device time that it uses. A batch that takes fixed + n * each when
+// it runs alone does not fill the device: launches and small kernels leave room for other
+// processes. Its cost is narrow * fixed + n * each (docs/adr/0023-stream-priorities.md). Times
+// are measured before the process serves, and afterwards only decrease, because later
+// measurements contain waiting.
 type account struct {
 	level     budget.Level // budget.Demoted: no account is kept, no batch is demoted
 	framework Demotable    // nil: no batch can be demoted
 	objective time.Duration
 
 	balance budget.Balance
-	share   *shareOrder     // that the balance follows
-	size    int             // the largest batch that it holds
-	times   []time.Duration // that a batch of each size takes alone; 0: not known
-	idle    time.Duration   // of these: what a batch leaves to other processes
+	share   *shareOrder     // the order that the balance follows
+	size    int             // the largest batch that the balance covers
+	times   []time.Duration // of a batch of each size that runs alone; 0: not known
+	idle    time.Duration   // the part of these times that a batch leaves to other processes
 	recent  recent
 
-	// retry is when a demoted batch is tried again after none was worth beginning.
+	// retry is when to try a demoted batch again after none was worth beginning.
 	retry int64
 
 	charged, demoted atomic.Int64 // costs of all batches, in nanoseconds
@@ -44,8 +44,8 @@ type account struct {
 	refused          atomic.Bool  // the last batch beyond the guarantee could not be demoted
 }
 
-// unprotected says why batches beyond the guarantee are not demoted; empty if they are, or
-// there were none. On CPUs the orchestrator demotes the process.
+// unprotected tells why batches beyond the guarantee are not demoted. It is empty if they are,
+// or if there were none. On CPUs the orchestrator demotes the process.
 func (l *loop) unprotected() control.Unprotected {
 	share := l.p.share.Load()
 	switch {
@@ -59,12 +59,12 @@ func (l *loop) unprotected() control.Unprotected {
 	return ""
 }
 
-// narrow is the part of the device that a batch's fixed time uses. On an H200, small batches of
-// ResNet-152 at a higher priority left VGG-19 as much as with 0.3, those of ResNet-50 and
-// MobileNetV2 as much as with 0.4.
+// narrow is the part of the device that a batch's fixed time uses. It was measured on an H200
+// with small batches at a higher priority than VGG-19. ResNet-152 left VGG-19 as much as with
+// 0.3, ResNet-50 and MobileNetV2 as much as with 0.4.
 const narrow = 0.35
 
-// recent is a number of successive batches of one kind, which left no gap.
+// recent is a series of batches of one kind without a gap between them.
 type recent struct {
 	padded  int
 	demoted bool
@@ -73,7 +73,7 @@ type recent struct {
 	ended   int64 // the end of the last
 }
 
-// enough is how many batches tell the rate of their kind.
+// enough is the number of batches that gives the rate of their kind.
 const enough = 8
 
 // open begins the account of a process of this level with a full balance.
@@ -103,8 +103,8 @@ func (a *account) capacity() time.Duration {
 	return budget.Capacity(a.guarantee(), a.objective, a.cost(a.size))
 }
 
-// guaranteed reports whether a batch that begins now runs at the function's level. The
-// balance follows the last order, and holds a batch of this size.
+// guaranteed reports whether a batch that begins now runs at the function's level. It first
+// updates the balance to the last order and to a batch of this size.
 func (a *account) guaranteed(now int64, share *shareOrder, size int) bool {
 	if a.level == budget.Demoted || a.framework == nil {
 		return true
@@ -114,12 +114,12 @@ func (a *account) guaranteed(now int64, share *shareOrder, size int) bool {
 		a.balance.Set(now, a.guarantee(), a.capacity())
 	}
 	if share == nil || share.level == budget.Demoted {
-		return true // nothing is guaranteed to any function now
+		return true // no function has a guarantee now
 	}
 	return a.balance.Guaranteed(now)
 }
 
-// begin charges a batch, or demotes it if its framework can run it so.
+// begin charges a batch, or demotes it if its framework is able to run it demoted.
 func (a *account) begin(now int64, f *flight, demoted bool) {
 	f.demoted = demoted && a.framework != nil && a.framework.Demotable(f.slot, f.padded)
 	if demoted {
@@ -130,14 +130,14 @@ func (a *account) begin(now int64, f *flight, demoted bool) {
 	}
 }
 
-// levelOf is the priority of a batch that begins: the one that was last ordered, at most that
-// of the process's streams.
+// levelOf is the priority of a batch that begins: the last one ordered, at most that of the
+// process's streams.
 func (a *account) levelOf(f *flight) budget.Level {
 	switch {
 	case f.demoted:
 		return budget.Demoted
 	case a.share == nil || a.share.level == budget.Demoted:
-		return a.level // nothing is guaranteed to any function now
+		return a.level // no function has a guarantee now
 	}
 	return min(a.level, a.share.level)
 }
@@ -147,8 +147,8 @@ func (a *account) cost(padded int) time.Duration {
 	return max(0, a.time(padded)-a.idle)
 }
 
-// time is how long a batch takes alone. If the size was not measured, each image takes as
-// long as in the next smaller size that was: too long rather than too short.
+// time is how long a batch takes alone. For a size that was not measured, each image counts as
+// in the next smaller measured size: rather too long than too short.
 func (a *account) time(padded int) time.Duration {
 	for n := min(padded, len(a.times)-1); n > 0; n-- {
 		if a.times[n] > 0 {
@@ -158,7 +158,7 @@ func (a *account) time(padded int) time.Duration {
 	return 0
 }
 
-// end takes in a batch that has run.
+// end updates the account after a batch has run.
 func (a *account) end(f *flight, inferred int64) {
 	if a.level == budget.Demoted || f.err != nil {
 		return
@@ -192,9 +192,10 @@ func (a *account) learn(padded int, took time.Duration) {
 	}
 }
 
-// draw puts a line through the smallest size that is known, above which the others lie. A
-// size that has not run since the process began may have a time from then that contains
-// waiting. So no batch takes longer than a larger one, and the line need not meet the largest.
+// draw fits the line fixed + n * each through the smallest known size, below all others. A size
+// that has not run since the process began may have an initial time that contains waiting. So
+// draw first makes sure that no batch takes longer than a larger one. The line need not meet
+// the largest.
 func (a *account) draw() {
 	shortest := time.Duration(math.MaxInt64)
 	for n, t := range slices.Backward(a.times) {
@@ -219,7 +220,7 @@ func (a *account) draw() {
 	a.fixed.Store(int64(fixed - a.idle))
 }
 
-// refill is when batches within the guarantee can begin.
+// refill tells when batches within the guarantee can begin.
 func (a *account) refill(now int64) slab.Refill {
 	wait := a.balance.Wait(now)
 	if a.guarantee() <= 0 || wait == math.MaxInt64 {
@@ -228,8 +229,8 @@ func (a *account) refill(now int64) slab.Refill {
 	return slab.Refill{Wait: wait, Every: time.Duration(float64(a.cost(a.size)) / a.guarantee())}
 }
 
-// waits says that no demoted batch is worth beginning until there is a balance, or other
-// requests.
+// waits records that no demoted batch is worth beginning until the balance is positive or other
+// requests arrive.
 func (a *account) waits(now int64) {
 	a.retry = math.MaxInt64
 	if wait := a.balance.Wait(now); wait < math.MaxInt64-time.Duration(now) {

@@ -16,8 +16,8 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// accounted is a loop on a GPU whose function has a level and a guarantee of so little
-// that its balance changes only by the test.
+// accounted returns a loop on a GPU whose function has a level and a guarantee. The
+// guarantee is so small that only the test changes its balance.
 func accounted(b *bed, f *fake) *loop {
 	b.t.Helper()
 	b.wake = control.Order{Level: 3, GuaranteePercent: 1e-6}
@@ -32,7 +32,7 @@ func (l *loop) refillBalance() {
 
 func (l *loop) emptyBalance() { l.account.balance.Charge(shm.Now(), 2*time.Hour) }
 
-// beginOne takes what was published and begins a batch.
+// beginOne takes the published requests and begins a batch.
 func (l *loop) beginOne(t *testing.T) {
 	t.Helper()
 	if l.take(); !l.mayBegin() {
@@ -46,8 +46,8 @@ func (l *loop) beginOne(t *testing.T) {
 	}
 }
 
-// A batch beyond the guarantee runs on the stream of the lowest priority, and the next
-// within it on the function's own again.
+// A batch beyond the guarantee runs on the stream of the lowest priority. The next batch
+// within the guarantee runs on the function's own stream again.
 func TestBatchBeyondGuarantee(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()
@@ -71,7 +71,7 @@ func TestBatchBeyondGuarantee(t *testing.T) {
 	}
 }
 
-// A batch within the guarantee begins beside a demoted one, ends before it, and is
+// A batch within the guarantee begins next to a demoted one, ends before it, and is
 // answered at once.
 func TestGuaranteedBatchPassesDemotedOne(t *testing.T) {
 	b := newGPUBed(t, testCard())
@@ -129,7 +129,7 @@ func TestGuaranteedBatchPassesDemotedOne(t *testing.T) {
 	}
 }
 
-// Of a demoted batch and one within the guarantee, the demoted one may end first, too.
+// If a demoted batch and one within the guarantee are in flight, either may end first.
 func TestDemotedBatchEndsFirst(t *testing.T) {
 	for _, demotedFirst := range []bool{false, true} {
 		b := newGPUBed(t, testCard())
@@ -213,8 +213,8 @@ func TestBatchesThatAreNotDemoted(t *testing.T) {
 	}
 }
 
-// However much work there is, no more of it is within the guarantee than the guarantee,
-// what was saved and one batch; and not much less.
+// However much work there is, the work within the guarantee is at most the guarantee, the
+// savings and one batch. It is not much less either.
 func TestOverloadIsCharged(t *testing.T) {
 	const percent, cost = 20, 2 * time.Millisecond
 	b := newGPUBed(t, testCard())
@@ -233,7 +233,7 @@ func TestOverloadIsCharged(t *testing.T) {
 	for shm.Now()-began < int64(300*time.Millisecond) {
 		for l.take(); l.mayBegin(); {
 			for n := range l.account.times[1:] {
-				l.account.times[n+1] = cost // not what the fake takes
+				l.account.times[n+1] = cost // not the time of the fake
 			}
 			l.account.idle = 0
 			if l.pick(); len(l.batch) == 0 {
@@ -295,7 +295,7 @@ func TestLevelOfABatch(t *testing.T) {
 	}
 }
 
-// The same in a simulation of any costs and times.
+// The same holds in a simulation of any costs and times.
 func TestAccountBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		percent := rapid.Float64Range(0.5, 100).Draw(t, "percent")
@@ -329,9 +329,9 @@ func TestAccountBounds(t *testing.T) {
 	})
 }
 
-// Times only fall, to what a batch took that had the process to itself, and to the rate of
-// successive batches of one kind without a gap. The cost leaves out what a batch leaves to
-// other processes.
+// Times only decrease: to the time of a batch that had the process to itself, and to the
+// rate of successive batches of one kind without a gap. The cost leaves out what a batch
+// leaves to other processes.
 func TestCostOfABatch(t *testing.T) {
 	const ms = int64(time.Millisecond)
 	p := &process{card: &models.Card{Batches: []int{1, 4, 8}}, level: 2, framework: &fake{}, warm: []warmUp{{size: 1, alone: 3 * time.Millisecond}}}
@@ -437,7 +437,7 @@ func TestDemotedBatchesAllocateNothing(t *testing.T) {
 }
 
 // While demoted batches are slow, a request that the guarantee will serve in time waits for
-// it; one that it cannot serve does not.
+// it. A request that it cannot serve in time does not.
 func TestRequestsWaitForTheGuarantee(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()
@@ -468,7 +468,7 @@ func TestRequestsWaitForTheGuarantee(t *testing.T) {
 	if until := l.waitUntil(); until <= shm.Now() {
 		t.Error("the loop does not wait for the balance")
 	}
-	// The guarantee is too late for the second.
+	// The guarantee is too late for the second request.
 	b.publish(1, b.picture(1), due)
 	l.beginOne(t)
 	if err := l.finish(); err != nil {

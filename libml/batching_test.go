@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// batching is the rule that a process is granted.
+// batching grants a process this batching rule.
 func batching(rule control.BatchingRule, size int, delay time.Duration) func(*control.Attached) {
 	return func(a *control.Attached) {
 		a.Batching = control.Batching{Rule: rule, Size: size, Delay: delay}
@@ -64,8 +64,8 @@ func TestEveryBatchingRuleAnswersEveryRequest(t *testing.T) {
 	}
 }
 
-// Each request comes while the loop is about to sleep, or asleep, or not yet: a wake
-// that it missed would cost an hour.
+// A request arrives while the loop is about to sleep, asleep, or still busy: a missed wake
+// would cost an hour.
 func TestAFullBatchOfAFixedSizeBeginsAtOnce(t *testing.T) {
 	onBoth(t, func(t *testing.T, b *bed, f *fake) {
 		b.grant = batching(control.BatchFixed, 4, time.Hour)
@@ -89,7 +89,7 @@ func TestAFullBatchOfAFixedSizeBeginsAtOnce(t *testing.T) {
 	})
 }
 
-// Until then the loop has nothing to do, and is told to sleep for as long as it ever does.
+// Until then the loop has nothing to do, and sleeps for the maximum time.
 func TestABatchThatIsNotFullWaitsForItsDelayAsleep(t *testing.T) {
 	const delay = 10 * time.Minute
 	onBoth(t, func(t *testing.T, b *bed, f *fake) {
@@ -125,8 +125,8 @@ func TestABatchThatIsNotFullWaitsForItsDelayAsleep(t *testing.T) {
 	})
 }
 
-// A loop that waits for nothing looks round every waitAtMost; a delay that is shorter
-// wakes it, at least once in so many.
+// A loop without work checks every waitAtMost. A shorter delay wakes it, at least in one
+// of many tries.
 func TestADelayEndsBeforeAnIdleLoopLooksRound(t *testing.T) {
 	onBoth(t, func(t *testing.T, b *bed, f *fake) {
 		b.grant = batching(control.BatchFixed, 8, time.Millisecond)
@@ -145,7 +145,7 @@ func TestADelayEndsBeforeAnIdleLoopLooksRound(t *testing.T) {
 	})
 }
 
-// What waits for a batch to fill is the next owner's.
+// Requests that wait for a batch to fill belong to the next owner.
 func TestARequestThatWaitsForABatchIsNotLostInADrain(t *testing.T) {
 	b := newBed(t, testCard())
 	f := b.fake()

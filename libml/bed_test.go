@@ -27,11 +27,11 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// patience bounds what should happen at once, so that a hang is a failure.
+// patience bounds waits for things that should happen at once, so that a hang fails the test.
 const patience = 30 * time.Second
 
-// bed is the manager's side of an inference function, played by the test:
-// request table, rings, tensors, and a slab with a place for each slot's picture.
+// bed is a harness. The test plays the manager's side of an inference function: request table,
+// rings, tensors, and a slab with a place for each slot's picture.
 type bed struct {
 	t        testing.TB
 	card     *models.Card
@@ -42,17 +42,17 @@ type bed struct {
 	tensors  *shm.Region
 	slab     *shm.Region
 	request  shm.Request        // the last one published
-	gpu      *devicetest.Queued // what the processes run on; nil: what device says
+	gpu      *devicetest.Queued // the device of the processes; nil: device names it
 	device   string             // as Start.Device
-	split    []int              // groups that the orchestrator believes in, if others
+	split    []int              // the orchestrator's groups, if they differ
 	streams  int                // Attached.Streams
 	wake     control.Order      // of loop's process: level and guarantee
 	grant    func(*control.Attached)
-	opened   func(control.Start) // when a process opens its device; may be nil
-	copies   bool                // what it was then told
+	opened   func(control.Start) // called when a process opens its device; may be nil
+	copies   bool                // the argument of that call
 }
 
-// identity is who a process is told that it is.
+// identity returns the Start message of a process.
 func (b *bed) identity(generation uint32) control.Start {
 	start := control.Start{IF: "test", Generation: generation, CPUs: 1, Device: b.device, GroupSMs: b.split}
 	if b.gpu != nil {
@@ -64,7 +64,7 @@ func (b *bed) identity(generation uint32) control.Start {
 	return start
 }
 
-// open is a process's opener.
+// open is the opener of the processes.
 func (b *bed) open(start control.Start, in models.Input, copies bool) (device.Device, error) {
 	b.copies = copies
 	if b.opened != nil {
@@ -123,7 +123,7 @@ func newBedWith(t testing.TB, card *models.Card, tensorBytes int) *bed {
 // testGroups are the sizes of the GPU's groups of multiprocessors.
 var testGroups = []int{8, 8, 8, 12}
 
-// newGPUBed is a bed whose processes run on a GPU, which serves one process.
+// newGPUBed returns a bed with a GPU that serves one process.
 func newGPUBed(t testing.TB, card *models.Card) *bed {
 	t.Helper()
 	b := newBedWith(t, card, 2*card.OutputBytes())
@@ -135,8 +135,9 @@ func newGPUBed(t testing.TB, card *models.Card) *bed {
 	return b
 }
 
-// allocations is how often a turn allocates, the least of some measurements: what goroutines
-// of earlier tests allocate as they end is counted too, and is not in all.
+// allocations returns how often a turn allocates: the minimum of several measurements.
+// Goroutines of earlier tests allocate as they end, which counts too, but not in every
+// measurement.
 func allocations(runs int, turn func()) float64 {
 	least := testing.AllocsPerRun(runs, turn)
 	for try := 0; try < 4 && least > 0; try++ {
@@ -145,8 +146,8 @@ func allocations(runs int, turn func()) float64 {
 	return least
 }
 
-// hold stops the bed's GPU until release is called, or the test has ended: else one that
-// fails would wait for it for ever as it gives the device back.
+// hold stops the bed's GPU until release is called or the test ends. Otherwise a failed test
+// would wait forever when it frees the device.
 func (b *bed) hold() (release func()) {
 	release = sync.OnceFunc(b.gpu.Hold())
 	b.t.Cleanup(release)
@@ -160,7 +161,7 @@ func (b *bed) fake() *fake {
 	return f
 }
 
-// attached is what the manager grants, and files what comes with it.
+// attached returns the manager's grant and its files.
 func (b *bed) attached() (control.Attached, []*os.File) {
 	b.t.Helper()
 	card, err := json.Marshal(b.card)
@@ -183,8 +184,8 @@ func (b *bed) attached() (control.Attached, []*os.File) {
 	}
 }
 
-// publish makes a request of a picture, in two pieces, and hands it over. edit,
-// if not nil, spoils it before.
+// publish makes a request of a picture, in two fragments, and publishes it. Before that, edit,
+// if not nil, may corrupt it.
 func (b *bed) publish(slot uint32, picture []byte, edit func(*shm.Request, []shm.Piece)) {
 	b.t.Helper()
 	size := b.card.Input.WireBytes()
@@ -206,7 +207,7 @@ func (b *bed) publish(slot uint32, picture []byte, edit func(*shm.Request, []shm
 	b.channel.Publish(slot)
 }
 
-// replies waits for n replies, in the order in which they come.
+// replies waits for n replies and returns them in the order in which they arrive.
 func (b *bed) replies(n int) []uint32 {
 	b.t.Helper()
 	slots, got := make([]uint32, n), 0
@@ -232,10 +233,10 @@ func (b *bed) silent() {
 	}
 }
 
-// status is how a slot that was received ended.
+// status returns the status of a slot that was received.
 func (b *bed) status(slot uint32) wire.Status { return wire.Status(b.channel.Result(slot).Status) }
 
-// picture is one that tells its seed, which is below poison where an answer is wanted.
+// picture returns a picture that shows its seed. Use a seed below poison to get an answer.
 func (b *bed) picture(seed byte) []byte {
 	p := make([]byte, b.card.Input.WireBytes())
 	for i := range p {
@@ -244,8 +245,8 @@ func (b *bed) picture(seed byte) []byte {
 	return p
 }
 
-// fake is a framework that adds each image up, on a GPU as work on the slot's
-// stream. An image whose first byte is poison makes outputs that are no numbers.
+// fake is a framework that adds up the bytes of each image; on a GPU it does so as work on the
+// slot's stream. For an image whose first byte is poison its outputs are NaN.
 type fake struct {
 	card    *models.Card
 	gpu     *devicetest.Queued // nil on a CPU
@@ -254,20 +255,20 @@ type fake struct {
 
 	mu      sync.Mutex
 	ran     []int // sizes that ran since serve
-	slots   []int // and where
+	slots   []int // and the slots they ran in
 	demoted []bool
 	fixed   bool // its batches cannot be demoted
 	serving bool // after the warm-up
 	calls   []string
 	failing func(step string) error
 	idle    bool // a batch writes nothing
-	// In a batch, where they are not nil: entered says so, then gate is waited for.
+	// Unless they are nil, each batch signals entered and then waits for gate.
 	entered, gate chan struct{}
 }
 
 type fakeKey struct{ slot, n int }
 
-// fakeBatch is what ConfigureBatch was told.
+// fakeBatch has the arguments of ConfigureBatch.
 type fakeBatch struct {
 	input   []byte
 	outputs [][]byte
@@ -299,21 +300,21 @@ func (f *fake) step(name string) error {
 	return nil
 }
 
-// fail makes the steps fail from now on as failing says; nil: none.
+// fail makes later steps return the error that failing returns; nil: no error.
 func (f *fake) fail(failing func(step string) error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.failing = failing
 }
 
-// serve says that the warm-up is over: batches count from now on.
+// serve ends the warm-up: batches count from now on.
 func (f *fake) serve() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.serving, f.ran, f.slots, f.demoted = true, make([]int, 0, 1<<16), make([]int, 0, 1<<16), make([]bool, 0, 1<<16)
 }
 
-// history is the sizes that ran since serve, and the slots.
+// history returns the sizes that ran since serve, and the slots.
 func (f *fake) history() (sizes, slots []int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -344,10 +345,10 @@ func (f *fake) ConfigureBatch(slot, n int, input []byte, outputs [][]byte) (int6
 	return int64(10 * n), f.step("configure")
 }
 
-// Demotable is whether a test has not said otherwise.
+// Demotable reports true unless the test has set fixed.
 func (f *fake) Demotable(int, int) bool { return !f.fixed }
 
-// input is where a batch in slot 0 finds its images.
+// input is the input buffer of a batch in slot 0.
 func (f *fake) input(n int) []byte { return f.batches[fakeKey{0, n}].input }
 
 func (f *fake) InferBatch(slot, n int) error {
@@ -400,7 +401,7 @@ func sumOf(image []byte) float32 {
 	return float32(sum)
 }
 
-// answered checks that a slot's answer is the one to its picture.
+// answered checks that a slot has the answer to its picture.
 func (b *bed) answered(slot uint32, picture []byte) {
 	b.t.Helper()
 	if got := b.status(slot); got != wire.StatusOK {
@@ -418,8 +419,8 @@ func (b *bed) answered(slot uint32, picture []byte) {
 	}
 }
 
-// loop is a batch loop that has been warmed up, with the ring in its hands; the
-// test is its thread and turns it.
+// loop returns a batch loop that is warmed up and owns the ring. The test is its thread and
+// turns it.
 func (b *bed) loop(f *fake) *loop {
 	b.t.Helper()
 	runtime.LockOSThread()
@@ -472,7 +473,7 @@ func (b *bed) dup(f *os.File) *os.File {
 	return os.NewFile(uintptr(copied), f.Name())
 }
 
-// turn is one turn of loop.run: what is there is taken, one batch runs.
+// turn makes one turn of loop.run: it takes the requests and runs one batch.
 func (l *loop) turn() error {
 	l.take()
 	if l.pick(); len(l.batch) == 0 {
@@ -482,18 +483,18 @@ func (l *loop) turn() error {
 	return l.finish()
 }
 
-// child is a process of the bed's function, run in this one, from the handshake
-// to its end.
+// child is a process of the bed's function that runs inside the test process, from the
+// handshake to its end.
 type child struct {
 	t       testing.TB
 	parent  *control.Parent
 	manager *control.AttachConn
-	notices chan control.Notice // closed at the end of the link
+	notices chan control.Notice // closed when the link ends
 	ended   chan error
 }
 
-// start starts a process and hands it its memory, by the links that a real one
-// has. tamper, if not nil, changes what is granted.
+// start starts a process and gives it its memory over the same links as a real one. tamper, if
+// not nil, changes the grant.
 func (b *bed) start(generation uint32, build Build, tamper func(*control.Attached)) *child {
 	b.t.Helper()
 	dir, err := os.MkdirTemp("", "ps") // a socket's path is short
@@ -586,7 +587,7 @@ func (c *child) await(state control.State) control.Notice {
 	}
 }
 
-// end waits for the process's end.
+// end waits until the process ends.
 func (c *child) end() error {
 	c.t.Helper()
 	select {
@@ -598,7 +599,7 @@ func (c *child) end() error {
 	}
 }
 
-// handover waits for the report that tells of a hand-over.
+// handover waits for the report of a hand-over.
 func (c *child) handover() control.Report {
 	c.t.Helper()
 	told := make(chan control.Report, 1)

@@ -6,11 +6,11 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// blank is what libml writes into each byte of the outputs before a warm-up run on a CPU:
-// as a float32 it is no number, and with a payload that no computation makes of numbers.
+// blank is the byte that libml writes all over the outputs before a warm-up run on a CPU.
+// As a float32 it is a NaN whose payload no computation with numbers produces.
 const blank = 0xff
 
-// wipe makes outputs blank.
+// wipe fills outputs with blank.
 func wipe(outputs [][]byte) {
 	for _, out := range outputs {
 		for i := range out {
@@ -19,8 +19,8 @@ func wipe(outputs [][]byte) {
 	}
 }
 
-// written returns an error where a value of outputs, which the card has, is still blank:
-// a framework that leaves it so would answer with what another request got.
+// written returns an error if a value of the card's outputs is still blank: a framework
+// that does not write it would return another request's result.
 func written(card *models.Card, outputs [][]byte) error {
 	for o, out := range outputs {
 		left := 0

@@ -30,7 +30,7 @@ func TestWhatIsNotWrittenIsNoticed(t *testing.T) {
 	if err := written(card, outputs); err == nil || !strings.HasPrefix(err.Error(), "5 of 8 values of output b were not written") {
 		t.Errorf("some written: %v", err)
 	}
-	// Whatever is computed counts, also what is no number.
+	// Every computed value counts as written, even a NaN.
 	for _, value := range []float32{0, -1, math.MaxFloat32, float32(math.Inf(-1)), float32(math.NaN()), -float32(math.NaN())} {
 		outputs := fresh()
 		for _, out := range outputs {
@@ -42,7 +42,8 @@ func TestWhatIsNotWrittenIsNoticed(t *testing.T) {
 	}
 }
 
-// A model that leaves its outputs alone never serves: it would answer with what was there.
+// A model that does not write its outputs never serves: it would return their old
+// contents.
 func TestAModelThatWritesNoOutputsDoesNotServe(t *testing.T) {
 	b, f := newBed(t, testCard()), newFake()
 	f.idle = true

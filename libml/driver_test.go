@@ -18,8 +18,8 @@ func TestMain(m *testing.M) {
 	cudafake.Main(m, cudafake.Kernels(gputest.Twins), cudafake.Kernels(nulltest.Twins))
 }
 
-// A batch changes when an answer comes, never what it is, on a GPU either: here on
-// a driver without one.
+// On a GPU, too, a batch changes when an answer comes but never its content. This
+// test uses a fake driver without a GPU.
 func TestAProcessOnAGPUAnswersAsTheReferenceDoes(t *testing.T) {
 	cudafake.Check(t)
 	d, err := cuda.Find("cuda")

@@ -9,15 +9,15 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Answers are what a process on the CPU says to pictures that come at once, for tests
-// of frameworks, which this package's own cannot import.
+// Answers returns the answers of a process on the CPU to pictures that arrive at
+// once. It is for tests of frameworks, which this package's own tests cannot import.
 func Answers(t *testing.T, card *models.Card, build Build, pictures [][]byte) [][]byte {
 	t.Helper()
 	return newBed(t, card).answers(build, pictures, nil)
 }
 
-// GPUAnswers are those of a process on a GPU, which moves to groups 0 and 1 of its
-// multiprocessors meanwhile.
+// GPUAnswers returns the answers of a process on a GPU. Meanwhile the process moves
+// to groups 0 and 1 of its multiprocessors.
 func GPUAnswers(t *testing.T, device string, groupSMs []int, card *models.Card, build Build, pictures [][]byte) [][]byte {
 	t.Helper()
 	b := newBedWith(t, card, 2*card.OutputBytes())

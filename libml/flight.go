@@ -15,33 +15,33 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// flight is a batch from its dispatch to its answers, each step stamped:
+// flight is a batch from its dispatch to its answers. Each step has a time stamp:
 //
-//	begin    1. the slots are marked started; from here on they are answered here    dispatched
+//	begin    1. mark the slots as started; from here on this process answers them    dispatched
 //	         2. Gather, Pad: the batch tensor                                        gathered
 //	         3. InferBatch, Fetch: the results
-//	finish   4. Wait: all of it is done                                              inferred
+//	finish   4. Wait: everything is done                                             inferred
 //	         5. decode, complete, flush
 //
-// On a CPU each step is done when its call returns. On a GPU 1 to 3 are queued, and
-// gathered is reckoned back from inferred by what the device measured.
+// On a CPU each step is done when its call returns. On a GPU steps 1 to 3 are queued, and gathered
+// is computed back from inferred with the device's measurements.
 type flight struct {
 	slot   int // the device's
 	batch  []slab.Request
 	padded int
-	// What Start and Gather are given; room for the largest batch.
+	// The arguments of Start and Gather, with room for the largest batch.
 	slots    []uint32
 	requests []device.Request
 	refused  []bool
 
 	aggregated time.Duration // of the batch's oldest request
-	waited     time.Duration // as slab.WaitForRunning said
+	waited     time.Duration // by slab.WaitForRunning
 	late       int
-	alone      bool // it has run beside no other
+	alone      bool // it has run without another one next to it
 	demoted    bool // it runs at the lowest priority
 
 	dispatched, gathered int64
-	bad                  error // why single requests were refused
+	bad                  error // why single requests were rejected
 	err                  error // why the whole batch failed
 }
 
@@ -54,12 +54,12 @@ func newFlight(most int) flight {
 	}
 }
 
-// lost reports whether an error says that the device failed for good. A framework
-// may say it in CUDA's words.
+// lost reports whether an error means that the device failed for good. A framework may return
+// CUDA's error for it.
 func lost(err error) bool { return errors.Is(err, device.ErrLost) || errors.Is(err, cuda.ErrLost) }
 
-// worse is the error that counts of two, either of which may be nil: the first, but
-// for a device that is lost.
+// worse returns the more important of two errors, either of which may be nil: the first, unless the
+// second is a lost device.
 func worse(first, second error) error {
 	if first == nil || lost(second) {
 		return second
@@ -67,8 +67,8 @@ func worse(first, second error) error {
 	return first
 }
 
-// begin dispatches l.batch. What goes wrong is answered by finish; the error is what
-// costs the whole batch.
+// begin dispatches l.batch. finish answers the requests of any error; begin returns the errors that
+// affect the whole batch.
 func (l *loop) begin() error {
 	at := (l.first + l.flying) % len(l.flights)
 	f := &l.flights[at]
@@ -95,7 +95,7 @@ func (l *loop) begin() error {
 		l.c.Settle()
 	case l.moved != nil:
 		if idle = l.idle(l.movedAt); !f.alone {
-			idle = min(idle, 0) // the device was at work
+			idle = min(idle, 0) // the device was busy
 		}
 	}
 	l.batch = nil
@@ -118,15 +118,15 @@ func (l *loop) begin() error {
 	}
 	images := n
 	if f.err != nil {
-		images = 0 // but what is queued is waited for, and a lost device shows
+		images = 0 // still wait for the queued work, which also reveals a lost device
 	}
 	f.err = worse(f.err, l.m.device.Fetch(f.slot, images))
 	l.moveSeen(idle)
 	return f.err
 }
 
-// gather fills the batch tensor and blanks its padding. bad is about single requests,
-// err about the batch.
+// gather fills the batch tensor and blanks its padding. bad is about single requests, err about the
+// whole batch.
 func (l *loop) gather(f *flight) (bad, err error) {
 	n := len(f.batch)
 	input := l.m.tensors[f.slot].input(f.padded)
@@ -140,8 +140,7 @@ func (l *loop) gather(f *flight) (bad, err error) {
 	return bad, err
 }
 
-// unusable reports whether an error of Gather spoilt the whole batch, not just
-// single requests.
+// unusable reports whether an error of Gather spoilt the whole batch, not just single requests.
 func unusable(err error) bool {
 	var request *device.RequestError
 	return !errors.As(err, &request)
@@ -158,7 +157,7 @@ func (l *loop) decode(f *flight, i int, result *shm.Result) error {
 	return nil
 }
 
-// oldestOf is the request of a batch that was whole first.
+// oldestOf returns the request of a batch that was completed first.
 func oldestOf(batch []slab.Request) *slab.Request {
 	oldest := &batch[0]
 	for i := range batch {
@@ -169,17 +168,17 @@ func oldestOf(batch []slab.Request) *slab.Request {
 	return oldest
 }
 
-// oldestFlight is the one that began first of those in flight.
+// oldestFlight returns the batch in flight that began first.
 func (l *loop) oldestFlight() *flight { return &l.flights[l.first] }
 
-// newest is the flight that began last of those in flight.
+// newest returns the batch in flight that began last.
 func (l *loop) newest() *flight { return &l.flights[(l.first+l.flying-1)%len(l.flights)] }
 
-// mixed reports whether a batch within the guarantee and a demoted one are in flight:
-// either may be done first.
+// mixed reports whether both a batch within the guarantee and a demoted one are in flight: either
+// may end first.
 func (l *loop) mixed() bool { return l.flying > 1 && l.oldestFlight().demoted != l.newest().demoted }
 
-// done is a batch in flight that has ended, or nil.
+// done returns a batch in flight that has ended, or nil.
 func (l *loop) done() *flight {
 	f := l.oldestFlight()
 	if done, _ := l.m.device.Done(f.slot); done {
@@ -194,9 +193,9 @@ func (l *loop) done() *flight {
 	return nil
 }
 
-// finish waits for the oldest batch in flight, unless another is done that need not wait
-// for it, and answers each of its requests. The error, which it has logged if there is one, has cost them an honest answer and, but
-// for a lost device, nothing else.
+// finish waits for the oldest batch in flight, unless another one has ended that need not wait for
+// it. It answers each request of the batch. If requests could not get their results, finish logs
+// and returns the first error. Only a lost device affects more than these requests.
 func (l *loop) finish() error {
 	f := cmp.Or(l.done(), l.oldestFlight())
 	took, err := l.m.device.Wait(f.slot)
@@ -215,7 +214,7 @@ func (l *loop) finish() error {
 	return err
 }
 
-// complete answers the batch and takes it out of flight; it is the oldest or the newest.
+// complete answers the batch and removes it from flight; it is the oldest or the newest.
 func (l *loop) complete(f *flight, inferred int64) error {
 	n := len(f.batch)
 	var firstErr error
@@ -247,7 +246,7 @@ func (l *loop) complete(f *flight, inferred int64) error {
 	l.account.end(f, inferred)
 
 	l.pause = l.governor.spend(l.p.share.Load(), f.dispatched, ended)
-	if f.err == nil { // the time of a batch that failed says nothing
+	if f.err == nil { // the time of a failed batch means nothing
 		o := slab.Observation{
 			Batch: n, Padded: f.padded, Demoted: f.demoted,
 			Elapsed:    time.Duration(ended-f.dispatched) + l.pause,

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A loop that is always busy gets its share of the time, whatever its batches.
+// A busy loop gets its share of the time, whatever its batches.
 func TestGovernorHoldsTheShareOfABusyLoop(t *testing.T) {
 	for _, percent := range []float64{5, 30, 60, 95} {
 		for _, batch := range []time.Duration{200 * time.Microsecond, 5 * time.Millisecond, 80 * time.Millisecond} {

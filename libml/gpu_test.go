@@ -18,7 +18,7 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// serving is a process on the bed's device that holds the ring.
+// serving starts a process on the bed's device and waits until it owns the ring.
 func (b *bed) serving(f *fake, generation uint32) *child {
 	b.t.Helper()
 	c := b.start(generation, f.build, nil)
@@ -30,7 +30,7 @@ func (b *bed) serving(f *fake, generation uint32) *child {
 	return c
 }
 
-// drained ends a process that is to end well.
+// drained drains a process and checks that it ends without an error.
 func (c *child) drained() {
 	c.t.Helper()
 	c.order(control.Order{Do: control.DoDrain})
@@ -39,7 +39,7 @@ func (c *child) drained() {
 	}
 }
 
-// eventually waits for what happens on another goroutine.
+// eventually waits for a condition that another goroutine fulfils.
 func eventually(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !is(); time.Sleep(100 * time.Microsecond) {
@@ -71,8 +71,8 @@ func TestAGPUAnswersAsACPU(t *testing.T) {
 	}
 }
 
-// On a GPU the host sees a batch's begin and its end; what lies between them is
-// reckoned back from what the device measured.
+// On a GPU the host sees only the begin and the end of a batch. The times between are
+// computed back from the device's measurements.
 func TestTheStagesOfAGPUsBatchAreInOrder(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	l := b.loop(b.fake())
@@ -118,8 +118,8 @@ func TestTwoBatchesInFlightAllocateNothing(t *testing.T) {
 	b.answered(0, picture)
 }
 
-// The second batch is begun in the middle of the first, where enough waits for it,
-// and the third not before one of them has ended.
+// The second batch begins in the middle of the first if enough requests wait. The third
+// does not begin before one of them has ended.
 func TestASecondBatchBeginsBesideTheFirst(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -201,7 +201,8 @@ func testHalfFull(t *testing.T, b *bed, l *loop) {
 	if !l.mayBegin() {
 		t.Error("a batch of 4 where 8 may be does not begin beside another")
 	}
-	// It has sat through the first since it came, not since the one before that ended.
+	// It has waited for the first batch since it arrived, not since the batch before
+	// that ended.
 	l.pick()
 	if oldest := b.table.Request(1).Whole; l.waited < time.Duration(shm.Now()-oldest)-time.Second || l.waited <= 0 {
 		t.Errorf("waited %v for the running batch", l.waited)
@@ -221,8 +222,8 @@ func testHalfFull(t *testing.T, b *bed, l *loop) {
 	}
 }
 
-// Where libml decides, a second batch begins when the first is about to end: by what is
-// known of batches of its size, and of how long it takes to gather one.
+// If libml decides, a second batch begins when the first is about to end. libml knows
+// how long batches of that size take, and how long a gather takes.
 func TestASecondBatchBeginsNearTheFirstOnesEnd(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	l := b.loop(b.fake())
@@ -260,8 +261,8 @@ func TestASecondBatchBeginsNearTheFirstOnesEnd(t *testing.T) {
 	b.replies(2)
 }
 
-// The ring moves on with batches in flight: they are the old process's, what waited
-// is the new one's.
+// The ring changes hands with batches in flight: these belong to the old process, the
+// waiting requests to the new one.
 func TestBatchesInFlightAreFinishedBeforeTheRingMovesOn(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	b.streams = 2
@@ -275,7 +276,7 @@ func TestBatchesInFlightAreFinishedBeforeTheRingMovesOn(t *testing.T) {
 			return len(sizes) == min(int(slot)+1, 2)
 		})
 	}
-	again := newGPUBed(t, testCard()) // another device, the same GPU to the processes
+	again := newGPUBed(t, testCard()) // another object for the same GPU
 	again.channel.Close()
 	b.gpu = again.gpu
 	shadow := b.fake()
@@ -302,8 +303,8 @@ func TestBatchesInFlightAreFinishedBeforeTheRingMovesOn(t *testing.T) {
 	second.drained()
 }
 
-// A GPU that fails costs what is in flight, at once and honestly; what waits is the
-// next process's. Nothing that touches the GPU is called any more.
+// If a GPU fails, the requests in flight are answered as failed at once; the next
+// process gets the waiting ones. Afterwards nothing that touches the GPU is called.
 func TestALostDeviceEndsTheProcessAtOnce(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -314,7 +315,7 @@ func TestALostDeviceEndsTheProcessAtOnce(t *testing.T) {
 			b.streams = c.inFlight
 			f := b.fake()
 			p := b.serving(f, 1)
-			b.hold() // for good, as far as the process knows
+			b.hold() // forever, as far as the process knows
 			const requests = 5
 			for slot := range uint32(requests) {
 				b.publish(slot, b.picture(byte(slot)), nil)
@@ -352,8 +353,8 @@ func TestALostDeviceEndsTheProcessAtOnce(t *testing.T) {
 	}
 }
 
-// The batch that finds the device lost is the last one: what waits behind it is not
-// thrown after it.
+// The batch that finds the device lost is the last one: no further batch begins, so the
+// waiting requests do not fail with it.
 func TestADeviceLostBetweenBatchesCostsOneBatch(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()
@@ -401,8 +402,8 @@ func TestABatchThatFailsOnAGPUCostsItsOwnRequestsOnly(t *testing.T) {
 	}
 }
 
-// A share of the GPU is fixed by the first touch, and a shadow survives a fault only
-// untouched.
+// The first touch fixes a process's share of the GPU. A shadow survives a fault only if
+// it has not touched it.
 func TestAShadowTouchesNoGPUBeforeItIsWokenAndToldItsShare(t *testing.T) {
 	const name = "PENSTOCK_TEST_PERCENTAGE"
 	t.Setenv(name, "")
@@ -431,7 +432,7 @@ func TestAShadowTouchesNoGPUBeforeItIsWokenAndToldItsShare(t *testing.T) {
 	if want := 8 + 8 + 8 + 12; ready.SMs != want || ready.SMGroups != nil {
 		t.Errorf("ready on %d multiprocessors, groups %v; want all %d", ready.SMs, ready.SMGroups, want)
 	}
-	// Both slots may be in flight: the largest batch's memory twice.
+	// Both slots may be in flight, so the largest batch's memory counts twice.
 	if ready.PersistentBytes != 100 || ready.EphemeralBytes != 160 {
 		t.Errorf("ready with %d and %d bytes, want 100 and 160", ready.PersistentBytes, ready.EphemeralBytes)
 	}
@@ -441,7 +442,7 @@ func TestAShadowTouchesNoGPUBeforeItIsWokenAndToldItsShare(t *testing.T) {
 	}
 }
 
-// Results belong to whoever holds the ring; a warm-up must not write them.
+// The results belong to the owner of the ring; a warm-up must not write them.
 func TestAGPUsWarmUpLeavesTheSharedResultsAlone(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	shared := b.tensors.Bytes()

@@ -9,29 +9,29 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-// A process that is woken early, since nobody serves in its place, is ready with its
-// smallest batch size. The others come while it serves:
+// A process is woken early (partial warm-up) if no other process serves in its place. It
+// is then ready with its smallest batch size, and gets the others while it serves:
 //
 //	mover, before its first move              loop
-//	1 ConfigureBatch of the next size,        batches of the sizes that there are
+//	1 ConfigureBatch of the next size,        batches of the present sizes
 //	  in the slots in use                     "
 //	2 larger ───────────────────────────────> 3 between two batches: its rule has the size
-//	4 says so; from 1 until it has all of them
+//	4 report it; from 1 until all are done
 //
-// No new size is warmed up: its tensors, and the framework's memory of its slot, are
-// those of batches in flight. The rule learns what a batch of it takes from the first
-// that runs, for which slab.Rule.Grown raises the limit on trial.
+// New sizes are not warmed up: they share their tensors, and the framework's memory of
+// the slot, with batches in flight. The rule learns the time of a size from its first
+// batch, for which slab.Rule.Grown raises the limit on trial.
 //
-// What goes wrong ends the process as it would have when linking, with the same line:
-// a model of which half is wrong is not to be believed, and the manager has the next
-// process show all of its sizes before it serves. Only where the device's memory is
-// short the process stays as it is, and says so: that comes and goes with other
-// processes, and small batches are better than none.
+// An error ends the process as it would while linking, with the same line. If half of a
+// model is wrong, the rest cannot be trusted. The manager lets the next process run all
+// sizes before it serves. Only if the device runs out of memory, the process stays as it
+// is and reports it. The shortage depends on other processes, and small batches are
+// better than none.
 
-// growing reports whether there are batch sizes still to come.
+// growing reports whether batch sizes are still missing.
 func (p *process) growing() bool { return len(p.ladder) < len(p.card.Batches) }
 
-// ephemeralBytes is what the largest batch takes in all slots that may be in flight.
+// ephemeralBytes is the memory of the largest batch in all slots that may be in flight.
 func (p *process) ephemeralBytes() (sum int64) {
 	for _, bytes := range p.ephemeral {
 		sum += bytes
@@ -39,8 +39,8 @@ func (p *process) ephemeralBytes() (sum int64) {
 	return sum
 }
 
-// grow gets the process the batch sizes that it began without; it is the mover's first
-// work. It returns false where the process ends.
+// grow adds the missing batch sizes; it is the mover's first work. It returns false if
+// the process ends.
 func (m *mover) grow() (goesOn bool) {
 	p := m.p
 	if !p.growing() {
@@ -71,7 +71,7 @@ func (m *mover) grow() (goesOn bool) {
 	return false
 }
 
-// growBy gets one size.
+// growBy adds one size.
 func (m *mover) growBy(n int) error {
 	p := m.p
 	began := time.Now()
@@ -98,7 +98,7 @@ func (m *mover) growBy(n int) error {
 	return nil
 }
 
-// stopped reports whether the loop has ended, or is to end.
+// stopped reports whether the loop has ended or should end.
 func (m *mover) stopped() bool {
 	select {
 	case <-m.stop:
@@ -108,7 +108,7 @@ func (m *mover) stopped() bool {
 	}
 }
 
-// grow takes over a rule with more sizes, if there is one.
+// grow switches to a rule with more sizes, if there is one.
 func (l *loop) grow() {
 	if l.larger.Load() == nil {
 		return
@@ -120,16 +120,16 @@ func (l *loop) grow() {
 	}
 }
 
-// fail ends the process from another goroutine than the loop's, when the batches in
-// flight are done and the ring is given up.
+// fail ends the process from a goroutine other than the loop's. The batches in flight
+// end first, and the loop releases the ring.
 func (p *process) fail(why error) {
 	p.unfit.CompareAndSwap(nil, &why)
 	p.draining.Store(true)
 	p.memory.consumer.Interrupt()
 }
 
-// stay says that no batch sizes will come any more, and why, from now on with every
-// notice.
+// stay records that no more batch sizes will come. From now on every notice contains the
+// reason.
 func (p *process) stay(why string) {
 	p.sayMu.Lock()
 	p.standing = why

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// early is a process that holds the ring with its smallest batch size and waits in the
-// ConfigureBatch of another until let is called, with what that then fails with.
+// early starts a process that owns the ring with its smallest batch size. It waits in the
+// next ConfigureBatch until let is called; after that, steps fail with let's argument.
 func (b *bed) early(f *fake, groups ...int) (c *child, let func(failing func(step string) error)) {
 	b.t.Helper()
 	gate := make(chan func(string) error)
@@ -30,15 +30,15 @@ func (b *bed) early(f *fake, groups ...int) (c *child, let func(failing func(ste
 	b.channel.SetEpoch(1)
 	c.await(control.Active)
 	select {
-	case <-grows: // one that is drained before never gets there
+	case <-grows: // a drained process never gets there
 	case <-time.After(patience):
 		b.t.Fatal("the process does not grow")
 	}
 	return c, func(failing func(string) error) { gate <- failing }
 }
 
-// holdGrowth has the third ConfigureBatch wait: the first two are of the smallest size,
-// in both slots. What it returns is closed when it does.
+// holdGrowth makes the third ConfigureBatch wait: the first two are for the smallest
+// size, in both slots. The returned channel is closed when it waits.
 func (b *bed) holdGrowth(f *fake, gate chan func(string) error) <-chan struct{} {
 	calls, grows := 0, make(chan struct{})
 	f.failing = func(step string) error {
@@ -58,7 +58,7 @@ func (b *bed) holdGrowth(f *fake, gate chan func(string) error) <-chan struct{} 
 	return grows
 }
 
-// runs waits for the process to say that it runs these sizes, and returns what it said.
+// runs waits until the process reports that it runs these sizes, and returns the notice.
 func (c *child) runs(batches ...int) control.Notice {
 	c.t.Helper()
 	limit := time.After(patience)
@@ -77,8 +77,8 @@ func (c *child) runs(batches ...int) control.Notice {
 	}
 }
 
-// Requests come all the time, and every one is answered right, while the process gets
-// its batch sizes; then it uses them.
+// Requests arrive all the time, and each gets its right answer while the process adds its
+// batch sizes. Then the process uses them.
 func TestAProcessGrowsWhileItServesAndLosesNothing(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()
@@ -117,8 +117,8 @@ func TestAProcessGrowsWhileItServesAndLosesNothing(t *testing.T) {
 	c.drained()
 }
 
-// A process that nobody ordered to be early is whole before it is ready, and on a CPU
-// nobody is early.
+// Without an order for partial warm-up, a process has all sizes before it is ready. On a
+// CPU there is no partial warm-up.
 func TestAShadowIsReadyWithEveryBatchSize(t *testing.T) {
 	for name, c := range map[string]struct {
 		b     *bed
@@ -161,8 +161,8 @@ func TestAMoveWaitsUntilTheProcessHasGrown(t *testing.T) {
 	c.drained()
 }
 
-// What is wrong with a size ends the process in order: what is in flight is answered, and
-// what waits is the next one's.
+// If a size fails, the process ends in order: it answers the requests in flight, and the
+// next process gets the waiting ones.
 func TestAProcessThatCannotGrowEnds(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()
@@ -186,15 +186,15 @@ func TestAProcessThatCannotGrowEnds(t *testing.T) {
 	next.drained()
 }
 
-// Small batches are better than none: they are served where there is no memory for
-// larger ones, and moves go with them.
+// Small batches are better than none. A process without memory for larger ones serves
+// small ones, and still moves.
 func TestAProcessWithoutMemoryToGrowServesAsItIs(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()
 	c, let := b.early(f)
 	calls := 0
 	let(func(step string) error {
-		// Two of batch 2, then one of batch 4.
+		// Two calls for batch 2, then one for batch 4.
 		if step == "configure" {
 			if calls++; calls == 4 {
 				return fmt.Errorf("four: %w", cuda.ErrOutOfMemory)
@@ -251,8 +251,8 @@ func TestADeviceLostWhileAProcessGrowsEndsIt(t *testing.T) {
 	}
 }
 
-// A process that is told to end does not wait for a framework that links for long, nor
-// does it say that the device is lost.
+// A drained process does not wait for a framework that links for long, and does not
+// report that the device is lost.
 func TestADrainDoesNotWaitForAProcessToGrow(t *testing.T) {
 	for name, late := range map[string]bool{"which it stops": false, "which takes too long": true} {
 		t.Run(name, func(t *testing.T) {
@@ -277,8 +277,8 @@ func TestADrainDoesNotWaitForAProcessToGrow(t *testing.T) {
 	}
 }
 
-// The rule has the new sizes from the next batch on, and nothing is allocated for it in
-// the loop.
+// The rule has the new sizes from the next batch on, and the loop allocates nothing for
+// it.
 func TestALargerLadderIsTakenOverBetweenBatches(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	l := b.loop(b.fake())

@@ -16,69 +16,68 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// loop is the batch loop: it owns the ring from Acquire to Release and belongs
-// to one thread. The way of a batch:
+// loop is the batch loop. It owns the ring from Acquire to Release and belongs to one thread. A
+// batch takes these steps:
 //
-//  1. Take what is whole; when the batching rule says that there may be a batch, pick it
-//     by priority and deadline, as many as the rule allows; answer `late` what can no
-//     longer make it
-//  2. begin it: gather the pieces, infer, fetch the outputs (flight.go)
-//  3. look for new work while it runs, where the device lets a second one run beside
-//     it; begin that, too, when it is time (slab.NearEnd, slab.HalfFull)
-//  4. finish it: decode each image's outputs into its result, flush
-//  5. tell the rule; if the ring is still ours: 1
+//  1. Take the complete requests. When the batching rule allows a batch, pick it by priority
+//     and deadline, as large as the rule allows. Answer `late` for requests that can no
+//     longer meet their deadline.
+//  2. Begin the batch: gather the fragments, infer, fetch the outputs (flight.go).
+//  3. Look for new work while it runs, if the device can run a second batch next to it.
+//     Begin that one when it is time (slab.NearEnd, slab.HalfFull).
+//  4. Finish the batch: decode each image's outputs into its result, flush.
+//  5. Tell the rule. If the process still owns the ring, continue with 1.
 //
-// A batch on a CPU is done when it has begun, so there 3 is nothing. Between two
-// batches, or beside one, the loop moves to other multiprocessors (move.go).
+// On a CPU a batch is done when begin returns, so step 3 is empty. The loop moves to other
+// multiprocessors between two batches or next to one (move.go).
 //
-// It allocates nothing once it runs.
+// The loop allocates nothing once it runs.
 type loop struct {
 	p        *process
 	m        *memory
 	c        *shm.Consumer
 	rule     *slab.Rule
-	ruleOf   func(ladder []int) (*slab.Rule, error) // any goroutine's
+	ruleOf   func(ladder []int) (*slab.Rule, error) // called from any goroutine
 	state    slab.State
 	governor governor
 
 	account account
 
-	pending  []slab.Request // taken, and not in a batch yet
-	batch    []slab.Request // a part of pending: the next one
-	demoted  bool           // it is beyond the guarantee
-	reserved int            // before it in pending: they wait for the guarantee
+	pending  []slab.Request // taken, and not yet in a batch
+	batch    []slab.Request // the next batch, a part of pending
+	demoted  bool           // the batch is beyond the guarantee
+	reserved int            // requests before the batch in pending, which wait for the guarantee
 	late     int            // answered late in the dispatch of this batch
-	waited   time.Duration  // as slab.WaitForRunning says, before it
+	waited   time.Duration  // by slab.WaitForRunning, before the batch
 	expected func(n int) time.Duration
-	busyPoll bool // look, and never nap, while a batch is in flight
-	streams  int  // in flight, as configured; 0: overlap chooses
+	busyPoll bool // poll, and never nap, while a batch is in flight
+	streams  int  // maximum in flight, as configured; 0: overlap chooses
 	overlap  slab.Overlap
-	lead     time.Duration // from dispatch to gathered, beside others too
-	// overslept is how much longer than asked for a nap takes.
+	lead     time.Duration // from dispatch to gathered, also with other batches in flight
+	// overslept is how much longer than requested a nap takes.
 	overslept time.Duration
 	taken     []uint32
 	image     [][]byte
 
-	// flights has a place for each batch that may be in flight; flying of them are,
-	// from first on, in the order in which they began. Flight i runs in the device's
-	// slot base + i.
+	// flights has a place for each batch that may be in flight. flying of them are, beginning at
+	// first, in the order in which they began. Flight i runs in the device's slot base + i.
 	flights             []flight
 	first, flying, base int
 
-	// The last batch, and the pause that the share asks for after it.
+	// The last batch, and the pause that the share requires after it.
 	began, ended int64
 	pause        time.Duration
 
 	announced bool
 	served    bool                      // a batch has begun
-	acquired  int64                     // when the ring became ours
-	larger    atomic.Pointer[slab.Rule] // with more batch sizes, to be taken over
-	next      atomic.Pointer[move]      // to be made
-	moved     *move                     // made, and not settled
+	acquired  int64                     // when this process got the ring
+	larger    atomic.Pointer[slab.Rule] // the rule with more batch sizes, for grow
+	next      atomic.Pointer[move]      // the move to make
+	moved     *move                     // the move that was made and is not settled
 	movedAt   int64
-	movedIdle int64 // how long the ring stood still for it, or unknown
+	movedIdle int64 // how long the ring was idle because of the move, or unknown
 
-	standstill control.Report // hand-overs and moves, and how long the last one took
+	standstill control.Report // hand-overs and moves, and the idle time of the last one
 	report     atomic.Pointer[control.Report]
 	limit      atomic.Uint64 // math.Float64bits
 	fit        atomic.Uint32
@@ -86,7 +85,7 @@ type loop struct {
 	ran        atomic.Int64
 }
 
-// waitAtMost bounds how long an idle loop sleeps before it looks round.
+// waitAtMost bounds how long an idle loop sleeps before it checks again.
 const waitAtMost = 100 * time.Millisecond
 
 func newLoop(p *process, attached control.Attached) (*loop, error) {
@@ -123,9 +122,9 @@ func newLoop(p *process, attached control.Attached) (*loop, error) {
 	return l, nil
 }
 
-// run waits for the ring, serves it until the epoch moves on or a drain is
-// ordered, and gives it up. An error that wraps device.ErrLost says that the device
-// failed: what was in flight is answered, what was not is left to the next owner.
+// run waits for the ring and serves it until the epoch changes or a drain is ordered. Then it
+// releases the ring. An error that wraps device.ErrLost means that the device failed: the requests
+// in flight are answered, the others are left to the next owner.
 func (l *loop) run() error {
 	for {
 		owned, err := l.c.Acquire(shm.Now() + int64(waitAtMost))
@@ -189,15 +188,14 @@ func (l *loop) run() error {
 		}
 	}
 	l.c.Release()
-	// The next owner has been woken, perhaps on this CPU. It has work to do; what
-	// is left here can wait: in the kernel, as Go's own sleep would first look for
-	// other goroutines to run.
+	// The next owner has been woken, perhaps on this CPU, and has work to do. The rest here can
+	// wait. Sleep in the kernel: Go's own sleep would first look for other goroutines to run.
 	nap(afterYou)
 	l.p.say(control.Notice{State: control.Draining})
 	return nil
 }
 
-// take moves what is whole from the ring to pending.
+// take moves complete requests from the ring to pending.
 func (l *loop) take() {
 	for _, slot := range l.taken[:l.c.Take(l.taken)] {
 		l.pend(slot)
@@ -221,9 +219,9 @@ func (l *loop) mayBegin() bool {
 	case l.flying == 0:
 		return true
 	case l.moved != nil && l.movedIdle == unknown:
-		return true // its first batch there, beside the last one here
+		return true // the first batch after the move, next to the last one before it
 	case !demoted && l.newest().demoted:
-		return true // a demoted batch keeps no other waiting
+		return true // a demoted batch delays no other
 	case l.streams > 1 || l.overlap.HalfFull():
 		return slab.HalfFull(len(l.pending), l.rule.Size(l.state))
 	}
@@ -236,14 +234,14 @@ func (l *loop) guaranteed(now int64) bool {
 	return l.account.guaranteed(now, l.p.share.Load(), l.rule.Size(l.state))
 }
 
-// ready reports whether the rule lets what is pending be a batch now.
+// ready reports whether the rule allows a batch of the pending requests now.
 func (l *loop) ready() bool {
 	at := l.rule.ReadyAt(l.state, l.pending)
 	return at == math.MinInt64 || at <= shm.Now()
 }
 
-// waitUntil is when a loop with nothing in flight looks again, if no work comes before:
-// at the latest when what is pending may be a batch.
+// waitUntil is when a loop with nothing in flight checks again if no work arrives. It is at the
+// latest when the pending requests may be a batch.
 func (l *loop) waitUntil() int64 {
 	until := shm.Now() + int64(waitAtMost)
 	if len(l.pending) > 0 {
@@ -252,8 +250,8 @@ func (l *loop) waitUntil() int64 {
 	return until
 }
 
-// left is how long a batch in flight is expected to take from now. A demoted one may take
-// any time: it is looked at less often, the longer it has taken.
+// left is how long a batch in flight is expected to take from now. The time of a demoted one is
+// unknown: the longer it has taken, the less often the loop checks it.
 func (l *loop) left(f *flight, now int64) time.Duration {
 	ran := time.Duration(now - f.dispatched)
 	left := l.rule.Typical(l.state, f.padded) - ran
@@ -263,13 +261,14 @@ func (l *loop) left(f *flight, now int64) time.Duration {
 	return left
 }
 
-// firstLead is believed until a lead was measured.
+// firstLead is the estimate until a lead has been measured.
 const firstLead = 100 * time.Microsecond
 
-// await returns true when it is time to finish a batch in flight, or false when another
-// may begin beside it or a move is to be made. If none may, finish waits, unless either of
-// two batches may be done first. Else it looks at the device and at the ring, and naps between two looks, the
-// shorter the nearer the end is expected; at last it looks without pause.
+// await returns true when it is time to finish a batch in flight. It returns false when another
+// batch may begin next to it, or when a move should be made. If none may begin, await returns at
+// once and finish waits, unless either of two batches may end first. Otherwise await checks the
+// device and the ring, and naps between two checks. The naps get shorter as the expected end comes
+// nearer; at last it polls.
 func (l *loop) await() bool {
 	if l.flying == len(l.flights) && !l.mixed() {
 		return true
@@ -290,9 +289,9 @@ func (l *loop) await() bool {
 	}
 }
 
-// napABit naps for a part of the time until the batch in flight ends or, where work
-// waits, until another may begin beside it: so long that it is awake again then, as far
-// as naps have been known to end when they should.
+// napABit naps for a part of the time until the batch in flight ends. If requests are pending, the
+// limit is the time at which another batch may begin next to it. The nap is shortened by the time
+// that naps are known to oversleep.
 func (l *loop) napABit() {
 	now := shm.Now()
 	left := l.left(l.oldestFlight(), now)
@@ -310,18 +309,18 @@ func (l *loop) napABit() {
 	l.overslept = oversleep(l.overslept, d, time.Duration(shm.Now()-now))
 }
 
-// oversleep is the estimate of how much longer naps take after one of d took that long.
-// A stall counts as longestNap: with a larger estimate the loop would never nap again, so
-// nothing would correct it.
+// oversleep updates the estimate of how much longer naps take, after a nap of d took that long. A
+// stall counts as longestNap: with a larger estimate the loop would never nap again, and so could
+// not correct it.
 func oversleep(estimate, d, took time.Duration) time.Duration {
 	return estimate + (min(took-d, longestNap)-estimate)/8
 }
 
 const (
-	// looks is how often await looks at the device between two looks at the ring.
+	// looks is how often await checks the device between two checks of the ring.
 	looks = 64
-	// longestNap bounds how late await sees that work has come, shortestNap is one that
-	// is worth the system call.
+	// longestNap bounds how late await notices new work. shortestNap is the shortest nap that is
+	// worth the system call.
 	longestNap  = 100 * time.Microsecond
 	shortestNap = 10 * time.Microsecond
 )
@@ -331,9 +330,8 @@ func nap(d time.Duration) {
 	unix.Nanosleep(&t, nil)
 }
 
-// abandon is the end on a device that is lost: what is in flight is answered as
-// failed, and the ring is free for the next owner, who finds what is pending. It
-// returns why.
+// abandon ends the loop on a lost device. It answers the requests in flight as failed and releases
+// the ring; the next owner finds the pending requests there. It returns why.
 func (l *loop) abandon(why error) error {
 	for l.flying > 0 {
 		f := l.oldestFlight()
@@ -344,7 +342,7 @@ func (l *loop) abandon(why error) error {
 	return why
 }
 
-// rest lets the share's pause pass; it ends early when the ring is to be given up.
+// rest waits for the share's pause. It ends early when the ring must be released.
 func (l *loop) rest(until int64) {
 	for l.pause > 0 && l.c.Entitled() && !l.p.finished() {
 		now := shm.Now()
@@ -355,15 +353,14 @@ func (l *loop) rest(until int64) {
 	}
 }
 
-// restStep bounds how late a resting loop sees that its ring is wanted.
+// restStep bounds how late a resting loop notices that it must release its ring.
 const restStep = 200 * time.Microsecond
 
-// afterYou is a few batches' time.
+// afterYou is the time of a few batches.
 const afterYou = 5 * time.Millisecond
 
-// announce tells the orchestrator, and starts to tell the manager, that this
-// process serves. It waits for the first batch to be over: the ring has stood
-// still for long enough.
+// announce tells the orchestrator, and starts to tell the manager, that this process serves. The
+// loop calls it after the first batch, because the ring has been idle for long enough.
 func (l *loop) announce(done <-chan struct{}) {
 	if l.announced {
 		return
@@ -373,7 +370,7 @@ func (l *loop) announce(done <-chan struct{}) {
 	go l.reportWhile(done)
 }
 
-// pend adds a taken request to those that wait for a batch.
+// pend adds a taken request to the pending ones.
 func (l *loop) pend(slot uint32) {
 	r := l.c.Request(slot)
 	l.pending = append(l.pending, slab.Request{
@@ -381,14 +378,14 @@ func (l *loop) pend(slot uint32) {
 	})
 }
 
-// pick chooses the next batch and answers what is late. The batch stays in
-// pending until it begins.
+// pick chooses the next batch and answers requests that are late. The batch stays in pending until
+// it begins.
 func (l *loop) pick() {
 	now := shm.Now()
 	l.demoted = !l.guaranteed(now)
 	began, ended := l.began, l.ended
 	if l.flying > 0 && !l.newest().demoted {
-		// The batch that the newest in flight is to this one: it runs until now.
+		// For this batch the newest one in flight is the batch before: it has run until now.
 		began, ended = l.newest().dispatched, now
 	}
 	l.waited = slab.WaitForRunning(l.pending, began, ended)
@@ -416,13 +413,12 @@ func (l *loop) pick() {
 	}
 }
 
-// handedOver notes how long the ring stood still in the hand-over that made it
-// ours.
+// handedOver records how long the ring was idle in the hand-over to this process.
 func (l *loop) handedOver() { l.stoodStill(l.idle(l.acquired)) }
 
-// idle is how long the ring stood still until now: from the last batch's end, or
-// from when the next one could begin if that was later. It is -1, nothing
-// stood still, where no work had come by the time at which it could be taken.
+// idle returns how long the ring has been idle: since the last batch's end, or since the next batch
+// could have begun if that was later. It returns -1, not idle, if no work had arrived by the time
+// at which it could have been taken.
 func (l *loop) idle(ready int64) int64 {
 	last, since := l.c.LastBatchEnd(), l.rule.Since(l.state, l.batch)
 	if last == 0 || since > ready {
@@ -439,14 +435,14 @@ func (l *loop) stoodStill(nanos int64) {
 	l.report.Store(&over)
 }
 
-// publish leaves the rule's state for the reporting goroutine.
+// publish stores the rule's state for the reporting goroutine.
 func (l *loop) publish() {
 	l.limit.Store(math.Float64bits(l.state.Limit))
 	l.fit.Store(uint32(l.state.Fit))
 	l.tail.Store(int64(l.rule.Expected(l.state, l.rule.Size(l.state))))
 }
 
-// cpuTime is what this process has used, in nanoseconds (getrusage(2)).
+// cpuTime is the CPU time that this process has used, in nanoseconds (getrusage(2)).
 func cpuTime() int64 {
 	var r unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {
@@ -455,7 +451,7 @@ func cpuTime() int64 {
 	return r.Utime.Nano() + r.Stime.Nano()
 }
 
-// wait waits for a tick, or done.
+// wait waits for a tick or for done.
 func wait(done <-chan struct{}, tick <-chan time.Time) {
 	select {
 	case <-done:
@@ -463,8 +459,8 @@ func wait(done <-chan struct{}, tick <-chan time.Time) {
 	}
 }
 
-// reportWhile tells the manager how batching goes, at once and then every
-// ReportEvery, until done is closed.
+// reportWhile reports the batching to the manager, at once and then every ReportEvery, until done
+// is closed.
 func (l *loop) reportWhile(done <-chan struct{}) {
 	tick := time.NewTicker(control.ReportEvery)
 	defer tick.Stop()
@@ -497,9 +493,9 @@ func (l *loop) reportWhile(done <-chan struct{}) {
 		last = r
 		switch err := l.p.conn.Report(r); {
 		case errors.Is(err, control.ErrBehind):
-			last = control.Report{} // said again at the next tick
+			last = control.Report{} // report it again at the next tick
 		case err != nil:
-			return // the manager is gone; the watch goroutine has seen it too
+			return // the manager is gone; the watch goroutine has noticed, too
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 func TestABatchIsAsLargeAsTheRuleAllows(t *testing.T) {
 	b, f := newBed(t, testCard()), newFake()
 	l := b.loop(f)
-	l.expected = func(int) time.Duration { return time.Microsecond } // as long, whatever its size
+	l.expected = func(int) time.Duration { return time.Microsecond } // the same for every size
 	for _, c := range []struct {
 		name   string
 		limit  float64
@@ -52,7 +52,7 @@ func TestABatchIsAsLargeAsTheRuleAllows(t *testing.T) {
 				}
 			}
 			b.silent()
-			// The rest follows, each request once.
+			// The other requests follow, each once.
 			for len(l.pending) > 0 {
 				if err := l.turn(); err != nil {
 					t.Fatal(err)
@@ -66,7 +66,7 @@ func TestABatchIsAsLargeAsTheRuleAllows(t *testing.T) {
 	}
 }
 
-// What was in the tensor before is no image of this batch.
+// Old contents of the tensor must not remain in this batch.
 func TestTheRestOfABatchIsBlank(t *testing.T) {
 	b, f := newBed(t, testCard()), newFake()
 	l := b.loop(f)
@@ -116,7 +116,7 @@ func TestWhatCannotMakeItIsAnsweredLateAndNotRun(t *testing.T) {
 		t.Errorf("ran batches of %v, want %v", f.ran, want)
 	}
 
-	// All of them late: nothing runs, and the rule hears of it.
+	// All requests are late: nothing runs, and the rule learns of it.
 	before := l.state
 	b.publish(4, b.picture(4), past)
 	if err := l.turn(); err != nil {
@@ -184,7 +184,8 @@ func TestABatchThatFailsCostsItsOwnRequestsOnly(t *testing.T) {
 	}
 }
 
-// The manager is not trusted either, and a model may go astray on one picture.
+// The process does not trust the manager either, and a model may fail on one
+// picture.
 func TestABadRequestCostsItselfOnly(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -223,14 +224,15 @@ func TestABadRequestCostsItselfOnly(t *testing.T) {
 	}
 }
 
-// The ring stood still only if work was there for a process that could not yet
+// The ring was idle only if work was there for a process that could not yet
 // take it.
 func TestAHandOverIsIdleWhereWorkWaited(t *testing.T) {
 	second := int64(time.Second)
 	for _, c := range []struct {
 		name string
-		// Before now: the end of the old process's last batch (0: there was none),
-		// when the request was whole, and when the ring was acquired.
+		// All times are before now: the end of the old process's last batch (0:
+		// there was none), when the request was complete, and when the ring was
+		// acquired.
 		last, whole, acquired int64
 		least                 int64 // -1: nothing stood still
 	}{

@@ -17,15 +17,15 @@ import (
 // memory is what a process maps: packets, requests, rings and tensors.
 type memory struct {
 	consumer *shm.Consumer
-	slots    uint32 // requests in flight, at most
+	slots    uint32 // maximum requests in flight
 	regions  []*shm.Region
 	tensors  []*tensors // by the device's slot
 	device   device.Device
 	decoder  decode.Decoder
 }
 
-// opener makes the device that a process runs on, for its card's input: the first
-// that touches a GPU. copies is gpu.Options.Copy.
+// opener opens a process's device for its card's input. This is the first touch
+// of a GPU. copies is gpu.Options.Copy.
 type opener func(start control.Start, in models.Input, copies bool) (device.Device, error)
 
 // openDevice opens the CPU, or the GPU that the process was started on.
@@ -33,7 +33,7 @@ func openDevice(start control.Start, in models.Input, copies bool) (device.Devic
 	if start.Device == "" || start.Device == DeviceCPU {
 		d, err := cpu.New(in, nil)
 		if err != nil {
-			return nil, err // and not a Device that holds no pointer
+			return nil, err // a nil interface, not a Device with a nil pointer
 		}
 		return d, nil
 	}
@@ -44,7 +44,8 @@ func openDevice(start control.Start, in models.Input, copies bool) (device.Devic
 	return d, nil
 }
 
-// mapMemory opens the device, for the calling thread, and maps what it works on.
+// mapMemory opens the device for the calling thread and maps the memory that the
+// process uses.
 func (p *process) mapMemory(attached control.Attached, files []*os.File) (_ *memory, err error) {
 	const fixed = 4 // request table, ring, replies, tensors
 	if want := fixed + len(attached.SlabBytes); len(files) != want {

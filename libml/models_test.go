@@ -15,8 +15,8 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// TestONNXModels serves generated models in a process and compares each answer with
-// what the model's weights make of the picture, and with the reference.
+// TestONNXModels serves generated models in a process. It compares each answer with
+// the one computed from the model's weights, and with the reference.
 func TestONNXModels(t *testing.T) {
 	const dynamic = tinymodel.Dynamic
 	for _, c := range []struct {
@@ -51,7 +51,7 @@ func TestONNXModels(t *testing.T) {
 			build := func(*models.Card) (libml.Framework, error) { return onnx.New(), nil }
 
 			random := rand.New(rand.NewPCG(1, 2))
-			pictures := make([][]byte, 7) // no multiple of a batch: the last is padded
+			pictures := make([][]byte, 7) // not a multiple of a batch: the last one is padded
 			for i := range pictures {
 				pictures[i] = make([]byte, in.WireBytes())
 				for j := range pictures[i] {

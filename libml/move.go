@@ -16,34 +16,33 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// move takes the loop to another set of slots, which are ready on other groups of
+// move switches the loop to another set of slots, which are ready on other groups of
 // multiprocessors:
 //
 //	mover, on a goroutine of its own          loop
-//	1 is ordered to groups; the last counts   batches, in the slots in use
-//	2 Repartition of the slots standing by    "
+//	1 receive an order; the last one counts   batches, in the slots in use
+//	2 Repartition of the standby slots        "
 //	3 ConfigureBatch there, its sizes         "
 //	4 move ────────────────────────────────>  5 at most one in flight: moveOver
-//	                                          6 begins the next batch there, beside the last one here
-//	8 <───────────────────────────── settle ─ 7 nothing in flight here any more
-//	9 says which groups it holds now; the others are free
+//	                                          6 begin the next batch there, next to the last one here
+//	8 <───────────────────────────── settle ─ 7 nothing left in flight here
+//	9 report the groups that it holds now; the others are free
 //
-// So the device has work of this process all the time, and the process holds both
-// sets of groups for as long as it uses them.
+// So the device always has work of this process. While the process uses both sets of groups, it
+// holds both.
 type move struct {
 	base    int           // the first slot of the set
 	settled chan struct{} // closed at 8
 }
 
-// standby is the first slot of the set that is not base's: slots 0 and 1, or 2 and 3.
+// standby is the first slot of the other set than base's: slots 0 and 1, or 2 and 3.
 func standby(base int) int { return device.Slots/2 - base }
 
-// moveOver makes the move that is ordered, if one is and there is a place for a
-// batch beside what is in flight: slots of different lanes have nothing in common.
-// Where work waits and nothing is in flight, one more batch begins here first: beside
-// that, the move leaves no gap.
+// moveOver makes an ordered move if there is a place for a batch next to the one in flight: slots
+// of different lanes share nothing. If requests are pending and nothing is in flight, one more
+// batch begins in the old place first. Next to that batch, the move leaves no gap.
 func (l *loop) moveOver() {
-	// Looked at before it is taken: this is asked before every batch.
+	// Check before the swap: this runs before every batch.
 	if l.flying == len(l.flights) || l.next.Load() == nil {
 		return
 	}
@@ -55,11 +54,11 @@ func (l *loop) moveOver() {
 	}
 }
 
-// unknown is movedIdle until a batch has begun, or none waits.
+// unknown is the value of movedIdle until a batch has begun, or none waits.
 const unknown = math.MinInt64
 
-// moveSeen notes how long the ring stood still for a move: until the first batch after
-// it began, or -1 where no work waited.
+// moveSeen records how long the ring was idle for a move: until the first batch after it began, or
+// -1 if no request was pending.
 func (l *loop) moveSeen(idle int64) {
 	if l.moved != nil && l.movedIdle == unknown {
 		l.movedIdle = idle
@@ -67,8 +66,8 @@ func (l *loop) moveSeen(idle int64) {
 	}
 }
 
-// settle ends a move when the first batch after it has begun and none is in flight
-// any more where the loop was before.
+// settle ends a move when the first batch after it has begun and none is left in flight in the old
+// place.
 func (l *loop) settle() {
 	if l.moved == nil || l.movedIdle == unknown {
 		return
@@ -83,22 +82,22 @@ func (l *loop) settle() {
 	l.moved = nil
 }
 
-// mover gets the process the batch sizes that it began without (grow.go), and moves it to
-// other multiprocessors, while it serves. Its goroutine is the only one but the loop's
-// that calls the device and the framework.
+// mover adds the missing batch sizes (grow.go) and moves the process to other multiprocessors,
+// while the process serves. Apart from the loop's, its goroutine is the only one that calls the
+// device and the framework.
 type mover struct {
 	p      *process
 	l      *loop
 	device device.Partitioned
 	held   []int         // groups that the loop's slots run on
-	sms    int           // and how many multiprocessors these have
-	base   int           // the loop's
+	sms    int           // their number of multiprocessors
+	base   int           // of the loop
 	grows  atomic.Bool   // it is in grow
 	stop   chan struct{} // closed when the loop has ended
 	ended  chan struct{}
 }
 
-// startMover starts the goroutine; the process is ready and runs where it said.
+// startMover starts the goroutine. The process is ready and runs on the groups that it reported.
 func (p *process) startMover(l *loop, d device.Partitioned, ready control.Notice) *mover {
 	m := &mover{p: p, l: l, device: d, held: ready.SMGroups, sms: ready.SMs, base: l.base, stop: make(chan struct{}), ended: make(chan struct{})}
 	go m.run()
@@ -118,7 +117,7 @@ func (m *mover) run() {
 			return
 		case groups := <-m.p.groups:
 			if slices.Equal(groups, m.held) {
-				m.report(nil) // ordered back from a move that could not be made
+				m.report(nil) // ordered back from a move that failed
 				continue
 			}
 			err := unfitOn(groups, m.move(groups))
@@ -134,11 +133,11 @@ func (m *mover) run() {
 	}
 }
 
-// errStopped is returned by move when the process ends before it was made.
+// errStopped is returned by move if the process ends before the move is made.
 var errStopped = errors.New("process ends")
 
-// move brings the process to these groups. On an error it stays where it is, and begins
-// nothing on them.
+// move brings the process to these groups. On an error the process stays on its groups and begins
+// nothing on the new ones.
 func (m *mover) move(groups []int) error {
 	to, slots := standby(m.base), []int(nil)
 	for i := range m.l.flights {
@@ -176,8 +175,8 @@ func (m *mover) move(groups []int) error {
 	}
 }
 
-// report says where the process is after an order, and why it is not where it was
-// ordered to, if it is not.
+// report reports the groups of the process after an order. If they are not the ordered ones, it
+// gives the reason.
 func (m *mover) report(err error) {
 	n := control.Notice{SMGroups: m.held, SMs: m.sms}
 	if err != nil {
@@ -187,7 +186,7 @@ func (m *mover) report(err error) {
 	m.p.say(n)
 }
 
-// unfitError is an error of a model that cannot run on groups of multiprocessors.
+// unfitError is the error of a model that cannot run on groups of multiprocessors.
 type unfitError struct {
 	groups []int
 	error
@@ -195,8 +194,7 @@ type unfitError struct {
 
 func (e *unfitError) Unwrap() error { return e.error }
 
-// unfitOn marks an error that comes of the groups that the work was to run on; others it
-// returns as they are.
+// unfitOn marks an error that the groups of the work caused. It returns other errors unchanged.
 func unfitOn(groups []int, err error) error {
 	if len(groups) > 0 && errors.Is(err, cuda.ErrTooFewSMs) {
 		return &unfitError{groups, err}
@@ -204,7 +202,7 @@ func unfitOn(groups []int, err error) error {
 	return err
 }
 
-// unfitGroups are the groups of an error that unfitOn marked; nil of any other.
+// unfitGroups returns the groups of an error that unfitOn marked; nil for any other.
 func unfitGroups(err error) []int {
 	var unfit *unfitError
 	if errors.As(err, &unfit) {
@@ -213,12 +211,11 @@ func unfitGroups(err error) []int {
 	return nil
 }
 
-// moverPatience is how long a drain waits for what the mover is at: a move is tens of
-// milliseconds, where the device answers.
+// moverPatience is how long a drain waits for the mover's present work: a move takes tens of
+// milliseconds if the device answers.
 const moverPatience = 3 * time.Second
 
-// end waits for the goroutine after the loop has ended with err, and returns why the
-// process ends.
+// end waits for the goroutine after the loop has ended with err. It returns why the process ends.
 func (m *mover) end(err error) error {
 	p := m.p
 	close(m.stop)
@@ -227,14 +224,14 @@ func (m *mover) end(err error) error {
 	}
 	select {
 	case <-m.ended:
-		// In its last work the device may have been lost.
+		// The mover's last work may have found that the device is lost.
 		err = cmp.Or(err, p.deviceLost())
 	case <-time.After(moverPatience):
 		if !m.grows.Load() {
 			return cmp.Or(err, fmt.Errorf("%w: a move did not end within %v of the drain", device.ErrLost, moverPatience))
 		}
-		// A framework that links may take seconds more, which nobody waits for: what it
-		// holds is freed with the process.
+		// A framework that links may take seconds more. Do not wait: the exit of the process frees
+		// its memory.
 		p.abandoned = true
 		p.log.Warn().Msg("ends while it gets its batch sizes: nothing is given back")
 	}

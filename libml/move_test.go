@@ -19,8 +19,7 @@ func (c *child) moveTo(groups ...int) {
 	c.order(control.Order{Do: control.DoShare, SharePercent: 50, SMGroups: groups})
 }
 
-// holds waits for the process to say that it holds these groups, and returns what it
-// said.
+// holds waits until the process reports that it holds these groups, and returns the notice.
 func (c *child) holds(groups ...int) control.Notice {
 	c.t.Helper()
 	limit := time.After(patience)
@@ -39,7 +38,7 @@ func (c *child) holds(groups ...int) control.Notice {
 	}
 }
 
-// staysFor checks that the process does not say for a while that it holds these groups.
+// staysFor checks that for a while the process does not report that it holds these groups.
 func (c *child) staysFor(d time.Duration, groups ...int) {
 	c.t.Helper()
 	limit := time.After(d)
@@ -55,7 +54,7 @@ func (c *child) staysFor(d time.Duration, groups ...int) {
 	}
 }
 
-// reports waits for the report of so many hand-overs and moves.
+// reports waits for the report with this number of hand-overs and moves.
 func (c *child) reports(handovers uint64) control.Report {
 	c.t.Helper()
 	told := make(chan control.Report, 1)
@@ -104,8 +103,8 @@ func TestAProcessIsBornOnItsGroups(t *testing.T) {
 	c.drained()
 }
 
-// Requests come all the time, and every one is answered right, while the process
-// moves to and fro.
+// Requests arrive all the time, and each gets its right answer while the process moves back and
+// forth.
 func TestAProcessMovesUnderLoadAndLosesNothing(t *testing.T) {
 	const moves = 40
 	b := newGPUBed(t, testCard())
@@ -158,8 +157,8 @@ func TestAProcessMovesUnderLoadAndLosesNothing(t *testing.T) {
 	c.drained()
 }
 
-// With one batch in flight at most the loop moves between two batches, and how long the ring stood still for it is
-// counted from the last to the first where work waited.
+// With at most one batch in flight the loop moves between two batches. If work was waiting, the
+// ring was idle from the end of the last batch to the begin of the next.
 func TestAMoveIsIdleWhereWorkWaited(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	b.streams = 1
@@ -173,7 +172,7 @@ func TestAMoveIsIdleWhereWorkWaited(t *testing.T) {
 	b.replies(1)
 	for _, c := range []struct {
 		name   string
-		before bool // work waits before the move
+		before bool // a request is pending before the move
 	}{{"work waited", true}, {"no work waited", false}} {
 		t.Run(c.name, func(t *testing.T) {
 			order := &move{base: standby(l.base), settled: make(chan struct{})}
@@ -215,8 +214,8 @@ func TestAMoveIsIdleWhereWorkWaited(t *testing.T) {
 	}
 }
 
-// Where work waits and nothing is in flight, a batch more begins where the loop is, and
-// the move is made beside it.
+// If requests are pending and nothing is in flight, one more batch begins in the old place, and the
+// loop moves next to it.
 func TestAMoveIsMadeBesideABatchWhereWorkWaits(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()
@@ -271,11 +270,11 @@ func TestAMoveIsMadeBesideABatchWhereWorkWaits(t *testing.T) {
 	}
 }
 
-// The next batch begins in the new place while the last one in the old is still
-// running, and the old place is not given up before that has ended.
+// The next batch begins in the new place while the last one in the old place still runs. The old
+// place is not given up before that batch has ended.
 func TestAMoveLeavesTheDeviceNoPause(t *testing.T) {
-	// The order to move reaches the loop just after the last of it that can be seen: work
-	// that comes in between begins in the old place, and says nothing.
+	// The order to move reaches the loop just after its last visible effect. Work that arrives in
+	// between begins in the old place, and the try proves nothing.
 	for range 100 {
 		if moveWithWork(t) {
 			return
@@ -284,8 +283,8 @@ func TestAMoveLeavesTheDeviceNoPause(t *testing.T) {
 	t.Error("no batch began in the new place beside one in the old")
 }
 
-// moveWithWork moves a process that has a batch in flight, with work that waits. It returns
-// false where a second batch began before the move was made.
+// moveWithWork moves a process that has a batch in flight and requests waiting. It returns false if
+// a second batch began before the move was made.
 func moveWithWork(t *testing.T) (made bool) {
 	b := newGPUBed(t, testCard())
 	b.streams = 2
@@ -351,8 +350,8 @@ func TestOrdersToMoveAreCoalesced(t *testing.T) {
 	for _, g := range []int{1, 2, 3} {
 		c.moveTo(g)
 	}
-	// The orders are read one after the other: the last is there when this one's
-	// effect is seen.
+	// The orders are read one after the other: when this one has had its effect, the last one has
+	// arrived.
 	c.order(control.Order{Do: control.DoShare, SharePercent: 77, SMGroups: []int{1, 3}})
 	time.Sleep(20 * time.Millisecond)
 	f.fail(nil)
@@ -368,8 +367,8 @@ func TestOrdersToMoveAreCoalesced(t *testing.T) {
 	c.drained()
 }
 
-// A process that cannot move says so, says where it is, and serves on there; the next
-// order finds it willing.
+// A process that cannot move reports that and its groups, and continues to serve there. It follows
+// the next order.
 func TestAProcessThatCannotMoveStaysAndSaysSo(t *testing.T) {
 	for _, c := range []struct {
 		name  string
@@ -407,11 +406,11 @@ func TestAProcessThatCannotMoveStaysAndSaysSo(t *testing.T) {
 	}
 }
 
-// errUnfit is an error of a kernel that does not fit where it is to run.
+// errUnfit is the error of a kernel that does not fit on its multiprocessors.
 var errUnfit = fmt.Errorf("slot 2: %w", &cuda.Error{Op: "cuGraphInstantiateWithFlags", Code: cuda.InvalidClusterSize})
 
-// Whether a model runs on few multiprocessors is found by trying. Where it does not, the
-// process says on which groups, serves on where it was, and is soon back where it began.
+// Only a try shows whether a model runs on few multiprocessors. If it does not, the process reports
+// those groups, continues to serve on its old groups, and can quickly be ordered back.
 func TestAProcessWhoseModelDoesNotFitOtherGroupsStaysAndSaysWhich(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()
@@ -426,7 +425,7 @@ func TestAProcessWhoseModelDoesNotFitOtherGroupsStaysAndSaysWhich(t *testing.T) 
 	}
 	b.publish(1, b.picture(1), nil)
 	b.answered(b.replies(1)[0], b.picture(1))
-	// To where it is there is nothing to configure.
+	// A move to its present groups needs no configuration.
 	p.moveTo(0, 1)
 	if n := p.holds(0, 1); n.GroupsUnfit != nil || n.Reason != "" || n.SMs != 16 {
 		t.Errorf("back where it was the process says %+v", n)
@@ -495,7 +494,7 @@ func TestAProcessThatIsReadyMovesBeforeItServes(t *testing.T) {
 	if _, slots := f.history(); !slices.Equal(slots, []int{2}) {
 		t.Errorf("batches ran in slots %v, want 2", slots)
 	}
-	c.moveTo() // to all of them
+	c.moveTo() // to all groups
 	eventually(t, "the process is on the whole device", func() bool { n := <-c.notices; return n.SMs == 36 && n.SMGroups == nil })
 	c.drained()
 }
@@ -517,7 +516,7 @@ func TestADeviceLostInAMoveEndsTheProcess(t *testing.T) {
 	}
 }
 
-// A process that is told to end while it prepares a move ends.
+// A process that is drained while it prepares a move ends.
 func TestADrainDoesNotWaitForAMoveToBeMade(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	f := b.fake()
@@ -540,8 +539,8 @@ func TestADrainDoesNotWaitForAMoveToBeMade(t *testing.T) {
 	}
 }
 
-// A group's index is only good where all count the same groups: else two processes
-// would share multiprocessors unawares.
+// A group's index is valid only if both sides count the same groups. Otherwise two processes would
+// share multiprocessors without knowing it.
 func TestGroupsOfOtherSizesThanSaidAreRefused(t *testing.T) {
 	b := newGPUBed(t, testCard())
 	b.split = []int{8, 16, 12}

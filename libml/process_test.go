@@ -40,8 +40,8 @@ func TestAProcessGoesFromLoadedToStopped(t *testing.T) {
 	}
 }
 
-// The old process stops at a batch boundary; what it had taken and not started
-// goes to the new one.
+// The old process stops at a batch boundary. The new one gets the requests that
+// the old one had taken and not started.
 func TestAHandOverLosesNothing(t *testing.T) {
 	b := newBed(t, testCard())
 	old := newFake()
@@ -83,7 +83,7 @@ func TestAHandOverLosesNothing(t *testing.T) {
 	}
 }
 
-// A failed batch is one batch's matter; the process goes on.
+// A failed batch affects only itself; the process continues.
 func TestAProcessSurvivesABatchThatFails(t *testing.T) {
 	b, f := newBed(t, testCard()), newFake()
 	c := b.start(1, f.build, nil)
@@ -148,7 +148,7 @@ func TestAProcessThatCannotStartSaysWhy(t *testing.T) {
 				return nil
 			}
 			c := b.start(1, f.build, nil)
-			// It may be gone before the order comes.
+			// The process may be gone before the order arrives.
 			_ = c.parent.Order(control.Order{Do: control.DoWake, SharePercent: 50})
 			if err := c.end(); !errors.Is(err, errFake) || strings.Contains(err.Error(), "\n") {
 				t.Errorf("the process ends with %q, want one line about %v", err, errFake)

@@ -11,9 +11,10 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Reference runs a model in this process, one picture at a time, by the same
-// gather, framework and decoder as an inference function and with nothing else
-// of it: what its answers must equal. It is used by one goroutine.
+// Reference runs a model in this process, one picture at a time. It uses the same
+// gather, framework and decoder as an inference function, and nothing else. An
+// inference function must give the same answers. Only one goroutine may use a
+// Reference.
 type Reference struct {
 	card      *models.Card
 	framework Framework
@@ -64,8 +65,8 @@ func NewReference(card *models.Card, build Build) (_ *Reference, err error) {
 	return r, nil
 }
 
-// Answer is the model's answer to a picture as it stands on the wire: the
-// result's payload, which the caller keeps, and its wire.Kind.
+// Answer returns the model's answer to a picture in its wire format: the result's
+// payload, which the caller keeps, and its wire.Kind.
 func (r *Reference) Answer(picture []byte) (payload []byte, kind uint8, err error) {
 	if err := cpu.Direct(r.card.Input, picture, r.tensors.input(1)); err != nil {
 		return nil, 0, err
@@ -77,9 +78,9 @@ func (r *Reference) Answer(picture []byte) (payload []byte, kind uint8, err erro
 	return r.decoder.Append(nil, r.image)
 }
 
-// batch is the smallest batch size of the model. The picture is its first image, and
-// the others are zero.
+// batch is the smallest batch size of the model. The picture is the first image of
+// the batch, the others are zero.
 func (r *Reference) batch() int { return r.card.Batches[0] }
 
-// Close gives the framework and its memory back.
+// Close frees the framework and its memory.
 func (r *Reference) Close() error { return errors.Join(r.framework.Deinit(), r.memory.free()) }

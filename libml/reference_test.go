@@ -31,7 +31,7 @@ func build(b null.Behaviour) libml.Build {
 	return func(*models.Card) (libml.Framework, error) { return null.NewWith(b), nil }
 }
 
-// A batch changes when an answer comes, never what it is.
+// A batch changes when an answer comes, but never its content.
 func TestAProcessAnswersAsTheReferenceDoes(t *testing.T) {
 	answersAsTheReference(t, func(pictures [][]byte) [][]byte {
 		return libml.Answers(t, card(), build(null.Behaviour{}), pictures)

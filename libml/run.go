@@ -35,8 +35,8 @@ type Build func(card *models.Card) (Framework, error)
 // device.ErrLost, the GPU has failed and calls that touch it may never return: the program
 // must exit at once.
 func Run(ctx context.Context, log zerolog.Logger, build Build) error {
-	// The loop's thread is in C or in the kernel most of the time; when it comes
-	// back it must not wait for a place to run, however few CPUs there are.
+	// The loop's thread is in C or in the kernel most of the time. When it returns, it must
+	// not wait for a place to run, even with few CPUs.
 	const procs = 4
 	runtime.GOMAXPROCS(max(procs, runtime.NumCPU()))
 	child, err := control.OpenChild()
@@ -61,42 +61,42 @@ type process struct {
 	slo       time.Duration
 	memory    *memory
 	weights   *weights.Mappings // nil: the framework loads its own
-	inFlight  int               // how many batches may be in flight
-	// level is of batches within the guarantee, on a GPU with priorities: prioritized.
-	// budget.Demoted if no guarantee was ordered at the wake.
+	inFlight  int               // maximum number of batches in flight
+	// level is the level of batches within the guarantee, on a GPU with priorities:
+	// prioritized. It is budget.Demoted if no guarantee was ordered at the wake.
 	level       budget.Level
 	prioritized device.Partitioned
-	private     scratch // for the warm-up; nil but for that
+	private     scratch // nil except during the warm-up
 	warm        []warmUp
-	// ladder are the card's batch sizes that are configured; ephemeral is what the largest
-	// takes in each slot that may be in flight. Once there is a mover they are its own.
+	// ladder has the card's configured batch sizes. ephemeral is the memory of the largest
+	// in each slot that may be in flight. Once there is a mover, it owns both.
 	ladder    []int
 	ephemeral []int64
-	abandoned bool // it ends while the framework is at work
+	abandoned bool // the process ends while the framework works
 
-	// orders as they stand, written by the order goroutine.
+	// The present orders, written by the order goroutine.
 	share    atomic.Pointer[shareOrder]
 	draining atomic.Bool
 	awake    bool
 	woken    chan control.Order // the wake, once
-	groups   chan []int         // where to move, the last order
+	groups   chan []int         // where to move: the last order
 	prepared chan string        // why the model could not be prepared; empty if it was
 	failed   atomic.Pointer[error]
-	unfit    atomic.Pointer[error] // why it must not serve any more
-	lost     atomic.Pointer[error] // why nobody is left to work for
+	unfit    atomic.Pointer[error] // why the process must not serve any more
+	lost     atomic.Pointer[error] // why a peer is gone
 	nudge    atomic.Pointer[shm.Consumer]
 
 	sayMu    sync.Mutex     // guards what follows
-	state    control.State  // as last said
-	standing string         // the reason that is said where there is no other
+	state    control.State  // as last reported
+	standing string         // the reason to report if there is no other
 	whole    control.Notice // all notices so far, merged
 }
 
-// warmUp is what a batch size took in its warm-up run.
+// warmUp is the time of a batch size in its warm-up run.
 type warmUp struct {
 	size    int
 	elapsed time.Duration
-	alone   time.Duration // that a batch takes without the host's part; 0 if the process keeps no account
+	alone   time.Duration // time of a batch without the host's part; 0 if the process keeps no account
 }
 
 type shareOrder struct {
@@ -144,10 +144,10 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	}
 	defer func() {
 		if p.abandoned {
-			return // the framework is at work still
+			return // the framework is still at work
 		}
 		if lost(err) {
-			// What touches the device now may never return.
+			// A call that touches the device may never return now.
 			p.say(control.Notice{State: control.Failed, Reason: err.Error(), DeviceLost: true, Blameless: errors.Is(err, cuda.ErrServer)})
 			return
 		}
@@ -205,8 +205,8 @@ func (p *process) run(ctx context.Context, build Build) (err error) {
 	return p.end()
 }
 
-// clean gives back what the process took. The framework holds on to buffers until it
-// is gone.
+// clean frees what the process allocated. The framework goes first, because it holds on to
+// buffers.
 func (p *process) clean() {
 	if err := p.framework.Deinit(); err != nil {
 		p.log.Warn().Err(err).Msg("deinit")
@@ -224,8 +224,8 @@ func (p *process) clean() {
 	}
 }
 
-// say tells the orchestrator, any goroutine's news after the other's. A notice
-// without a state is of the last one said.
+// say sends a notice to the orchestrator. It may be called from any goroutine; notices go
+// one after the other. A notice without a state gets the last state.
 func (p *process) say(n control.Notice) {
 	p.sayMu.Lock()
 	defer p.sayMu.Unlock()
@@ -240,7 +240,7 @@ func (p *process) say(n control.Notice) {
 	p.child.Notify(n)
 }
 
-// remember merges a notice into p.whole. sayMu is held.
+// remember merges a notice into p.whole. The caller holds sayMu.
 func (p *process) remember(n control.Notice) {
 	whole := &p.whole
 	whole.State, whole.Reason = n.State, n.Reason
@@ -256,26 +256,26 @@ func (p *process) remember(n control.Notice) {
 	}
 }
 
-// report sends the whole state to an orchestrator that has taken over.
+// report sends the complete state to an orchestrator that has taken over.
 func (p *process) report() {
 	p.sayMu.Lock()
 	defer p.sayMu.Unlock()
 	n := p.whole
 	n.Woken = p.awake
-	if n.State != "" { // else it will soon say Loaded
+	if n.State != "" { // otherwise it will soon report Loaded
 		p.child.Notify(n)
 	}
 }
 
-// loseDevice ends the process from another goroutine than the loop's, because the
-// device failed.
+// loseDevice ends the process because the device failed. A goroutine other than the loop's
+// calls it.
 func (p *process) loseDevice(why error) {
 	p.failed.CompareAndSwap(nil, &why)
 	p.draining.Store(true)
 	p.memory.consumer.Interrupt()
 }
 
-// deviceLost is why loseDevice was called, or nil.
+// deviceLost returns the reason given to loseDevice, or nil.
 func (p *process) deviceLost() error {
 	if why := p.failed.Load(); why != nil {
 		return *why
@@ -283,9 +283,9 @@ func (p *process) deviceLost() error {
 	return nil
 }
 
-// rest is between the warm-up and ready: the warm-up may have used up its quota, and
-// whoever takes a ring while it is throttled lets it stand. It is two periods of
-// a quota of 1 ms (orchestrator/quota.go).
+// rest is the pause between warm-up and ready. The warm-up may have used up the quota, and
+// a process that takes a ring while it is throttled leaves the ring idle. The pause is two
+// periods of a quota of 1 ms (orchestrator/quota.go).
 func (p *process) rest() time.Duration {
 	share := p.share.Load()
 	if p.onGPU() || share == nil || share.governor || share.percent <= 0 || share.percent >= 100 {
@@ -295,8 +295,8 @@ func (p *process) rest() time.Duration {
 	return min(most, time.Duration(float64(twoQuotas)*100/share.percent))
 }
 
-// end is how a process that has nothing left to do ends: nil when it was told
-// to, else why nobody is left.
+// end returns why a process without further work ends: nil if it was ordered to, else which
+// peer is gone.
 func (p *process) end() error {
 	if lost := p.lost.Load(); lost != nil {
 		return *lost
@@ -305,10 +305,10 @@ func (p *process) end() error {
 	return nil
 }
 
-// finished reports whether the loop has to end at the next batch boundary.
+// finished reports whether the loop must end at the next batch boundary.
 func (p *process) finished() bool { return p.draining.Load() }
 
-// watch follows orders and looks after both connections until one of them ends.
+// watch follows orders and watches both connections until one of them ends.
 func (p *process) watch(ctx context.Context, gone chan<- struct{}) {
 	manager := p.conn.Gone()
 	finish := func(reason error) {
@@ -337,7 +337,7 @@ func (p *process) watch(ctx context.Context, gone chan<- struct{}) {
 			case control.DoPrepared:
 				select {
 				case p.prepared <- order.Failed:
-				default: // it did not ask
+				default: // it is not an answer to a request
 				}
 			case control.DoDrain:
 				finish(nil)
@@ -353,7 +353,7 @@ func (p *process) watch(ctx context.Context, gone chan<- struct{}) {
 	}
 }
 
-// follow keeps what an order says of the share.
+// follow stores the share of an order.
 func (p *process) follow(order control.Order) {
 	p.share.Store(&shareOrder{
 		percent: order.SharePercent, governor: order.Governor,
@@ -361,8 +361,8 @@ func (p *process) follow(order control.Order) {
 	})
 }
 
-// moveTo passes on where to run: to whoever waits to be woken, at first, and to the
-// mover. Only the last order counts.
+// moveTo passes on the groups to run on: first to the goroutine that waits for the wake,
+// later to the mover. Only the last order counts.
 func (p *process) moveTo(order control.Order) {
 	if order.Do == control.DoWake && !p.awake {
 		p.awake = true
@@ -387,8 +387,8 @@ func cardOf(attached control.Attached) (*models.Card, error) {
 	return card, nil
 }
 
-// threads is how many CPU threads the framework may use: the card's word, at
-// most as many as there are CPUs for inference functions.
+// threads is how many CPU threads the framework may use: as many as the card says, at most
+// the number of CPUs for inference functions.
 func (p *process) threads() int {
 	cpus := max(1, p.start.CPUs)
 	if p.card.Threads > 0 {
@@ -400,7 +400,7 @@ func (p *process) threads() int {
 // onGPU reports whether the process runs on a GPU.
 func (p *process) onGPU() bool { return p.start.Device != "" && p.start.Device != DeviceCPU }
 
-// load is all that a shadow does before it is woken.
+// load does everything that a shadow does before it is woken.
 func (p *process) load() error {
 	env := Environment{Card: p.card, Threads: p.threads(), Log: p.log, Device: DeviceCPU}
 	if p.onGPU() {
@@ -438,9 +438,9 @@ func (p *process) batchStream(slot int) uintptr {
 	return 0
 }
 
-// link puts the model on the device, prepares every batch size, or the smallest where
-// that is enough to begin with, and runs each, so that the first real batch is as fast
-// as the thousandth.
+// link puts the model on the device and prepares every batch size, or only the smallest if
+// the process may begin with that. It runs each size, so that the first real batch is as
+// fast as the thousandth.
 func (p *process) link(wake control.Order, attached control.Attached, files []*os.File) (control.Notice, error) {
 	var notice control.Notice
 	for name, value := range wake.Environment {
@@ -474,7 +474,7 @@ func (p *process) link(wake control.Order, attached control.Attached, files []*o
 	return notice, err
 }
 
-// place has the device run where it was ordered to, before anything is made there.
+// place moves the device to the ordered groups before anything is created there.
 func (p *process) place(notice *control.Notice, wake control.Order) error {
 	groups := wake.SMGroups
 	d, ok := p.memory.device.(device.Partitioned)
@@ -506,9 +506,9 @@ func (p *process) place(notice *control.Notice, wake control.Order) error {
 	return err
 }
 
-// countSMs counts the multiprocessors of a slot, which was moved to these groups. The
-// groups are the orchestrator's: where they are not of the sizes that it said, the two
-// do not speak of the same multiprocessors.
+// countSMs counts the multiprocessors of a slot that was moved to these groups. The
+// orchestrator chose the groups. If their sizes are not those that it reported, both sides
+// mean different multiprocessors, which is an error.
 func (p *process) countSMs(d device.Partitioned, slot int, groups []int) (int, error) {
 	n, err := d.SMs(slot)
 	if err != nil {
@@ -528,7 +528,7 @@ func (p *process) countSMs(d device.Partitioned, slot int, groups []int) (int, e
 }
 
 // warmUp configures and warms up every slot that may be in flight, on a device whose
-// tensors are the process's own.
+// tensors belong to the process.
 func (p *process) warmUp(notice *control.Notice) error {
 	for slot := range p.inFlight {
 		bytes, err := p.configureSlot(slot)
@@ -593,8 +593,7 @@ func (p *process) measureAlone(w *warmUp) error {
 	return nil
 }
 
-// configureSlot prepares the batch sizes in a slot and returns the bytes that the
-// largest takes.
+// configureSlot prepares the batch sizes in a slot and returns the bytes of the largest.
 func (p *process) configureSlot(slot int) (ephemeralBytes int64, err error) {
 	for _, n := range p.ladder {
 		bytes, err := p.configure(slot, n, p.memory.tensors[slot])
@@ -613,9 +612,9 @@ func (p *process) configure(slot, n int, t *tensors) (ephemeralBytes int64, err 
 	return ephemeralBytes, nil
 }
 
-// warmUpBatch runs a batch of blank images over these tensors twice and returns what
-// the second took: the first pays for what is made on demand, the second is what the
-// batching rule may expect. The results, which are shared, are left alone.
+// warmUpBatch runs a batch of blank images over these tensors twice and returns the time of
+// the second run. The first run pays for lazy initialisation; the second is what the
+// batching rule may expect. It does not write the results, which are shared.
 func (p *process) warmUpBatch(slot, n int, t *tensors) (elapsed time.Duration, err error) {
 	d := p.memory.device
 	err = d.Pad(slot, t.input(n), 0, n)
@@ -633,9 +632,9 @@ func (p *process) warmUpBatch(slot, n int, t *tensors) (elapsed time.Duration, e
 	return elapsed, nil
 }
 
-// warmUpPrivately warms up over private scratch, as the shared buffers belong to
-// whoever holds the ring, and that is another process now; at last it configures
-// over the shared ones.
+// warmUpPrivately warms up over private scratch memory. The shared buffers belong to the
+// owner of the ring, which is another process now. At the end it configures over the shared
+// buffers.
 func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 	if p.private, err = newScratch(p.card.TensorBytes()); err != nil {
 		return err
@@ -666,7 +665,7 @@ func (p *process) warmUpPrivately(notice *control.Notice) (err error) {
 	if notice.EphemeralBytes, err = p.configureSlot(0); err != nil {
 		return err
 	}
-	// Every batch size is bound to the shared buffers now.
+	// Every batch size uses the shared buffers now.
 	err, p.private = p.private.free(), nil
 	return err
 }

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scratch is private memory for tensors, outside the Go heap as frameworks are
-// promised, and page-aligned.
+// scratch is private memory for tensors. It is page-aligned and outside the Go
+// heap, as frameworks expect.
 type scratch []byte
 
 func newScratch(bytes int) (scratch, error) {

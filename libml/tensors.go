@@ -12,7 +12,7 @@ type tensors struct {
 	device.Tensors
 }
 
-// sizesOf is what the largest batch of a card takes.
+// sizesOf returns the sizes of the largest batch of a card.
 func sizesOf(card *models.Card) device.Sizes {
 	n := card.MaxBatch()
 	s := device.Sizes{Input: n * card.Input.TensorBytes()}
@@ -22,8 +22,8 @@ func sizesOf(card *models.Card) device.Sizes {
 	return s
 }
 
-// newTensors lays tensors out in one buffer of Card.TensorBytes, as the CPU's
-// device does.
+// newTensors lays out tensors in one buffer of Card.TensorBytes, like the CPU's
+// device.
 func newTensors(card *models.Card, buffer []byte) (*tensors, error) {
 	sizes := sizesOf(card)
 	laid, err := device.Lay(buffer, append([]int{sizes.Input}, sizes.Outputs...)...)
@@ -33,10 +33,10 @@ func newTensors(card *models.Card, buffer []byte) (*tensors, error) {
 	return &tensors{card, device.Tensors{Input: laid[0], Outputs: laid[1:], Results: laid[1:]}}, nil
 }
 
-// input is the batch tensor of n images.
+// input returns the batch tensor of n images.
 func (t *tensors) input(n int) []byte { return t.Input[:n*t.card.Input.TensorBytes()] }
 
-// outputs are the output tensors of n images; it allocates.
+// outputs returns the output tensors of n images; it allocates.
 func (t *tensors) outputs(n int) [][]byte {
 	out := make([][]byte, len(t.Outputs))
 	for i := range out {
@@ -45,7 +45,7 @@ func (t *tensors) outputs(n int) [][]byte {
 	return out
 }
 
-// image writes image i's results to dst, which has one element an output.
+// image writes image i's results to dst, which has one element per output.
 func (t *tensors) image(dst [][]byte, i int) {
 	for o := range dst {
 		size := t.card.Outputs[o].Bytes()

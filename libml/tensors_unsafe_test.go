@@ -11,7 +11,8 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Wherever the shapes put them, tensors are aligned, within the buffer, and apart.
+// Whatever their shapes, tensors are aligned, inside the buffer, and do not
+// overlap.
 func TestTensorsLieAlignedAndApart(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		side := rapid.IntRange(1, 9)
@@ -56,7 +57,8 @@ func TestTensorsLieAlignedAndApart(t *testing.T) {
 			}
 		}
 
-		// A smaller batch is a prefix, an image is its own part of each output.
+		// A smaller batch is a prefix, and an image is its own part of each
+		// output.
 		n := rapid.IntRange(1, most).Draw(t, "n")
 		smaller := append([][]byte{tensors.input(n)}, tensors.outputs(n)...)
 		for i := range smaller {

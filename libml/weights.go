@@ -7,8 +7,8 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// sharedWeights is Environment.Weights: the node's holder of weights is asked, and its
-// memory mapped.
+// sharedWeights is Environment.Weights. It asks the node's weight server for a file and maps its
+// memory.
 func (p *process) sharedWeights(file string) (Weights, error) {
 	if p.memory == nil {
 		return Weights{}, fmt.Errorf("%w: the device is not open yet", ErrNoWeights)
@@ -22,12 +22,13 @@ func (p *process) sharedWeights(file string) (Weights, error) {
 	return Weights{Address: uintptr(at), Bytes: int(loaded.Bytes), CRC32C: loaded.CRC}, nil
 }
 
-// prepare is Environment.Prepare: the orchestrator has the model prepared by a process that runs
-// no requests.
+// prepare is Environment.Prepare. The orchestrator lets a process that serves no requests
+// prepare the model.
 func (p *process) prepare() error {
 	p.say(control.Notice{Prepare: true})
 
-	// The orchestrator ends a process that takes too long; this one ends if it is drained.
+	// The orchestrator ends a preparation that takes too long. If this process is drained, it
+	// stops waiting.
 	drained := time.NewTicker(50 * time.Millisecond)
 	defer drained.Stop()
 	for {

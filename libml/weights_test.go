@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// asks is a framework that keeps what it is told.
+// asks is a framework that keeps its environment.
 type asks struct {
 	Framework
 	env Environment
@@ -30,7 +30,7 @@ func loadedWith(t *testing.T, start control.Start) (*process, Environment) {
 	return p, a.env
 }
 
-// Weights are shared on a GPU whose node has a holder, and nowhere else.
+// Weights are shared only on a GPU whose node has a weight server.
 func TestWhoMayAskForSharedWeights(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "weights.sock")
 	for _, c := range []struct {
@@ -48,8 +48,8 @@ func TestWhoMayAskForSharedWeights(t *testing.T) {
 	}
 }
 
-// A framework that asks too early, or where nobody answers, is told so by ErrNoWeights and
-// the reason.
+// A framework that asks too early, or without a weight server, gets ErrNoWeights with the
+// reason.
 func TestWithoutAHolderThereAreNoWeights(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "weights.sock")
 	p, env := loadedWith(t, control.Start{Device: "GPU-1", WeightsSocket: socket})
