@@ -38,8 +38,8 @@ const silentRequests = 3
 
 // silence tracks since when no reply has come. The ledger's lock guards it.
 type silence struct {
-	// limit is how long a silence must last to be an outage. grace is how long a client
-	// waits for the last of silentRequests.
+	// limit is how long a silence must last to be an outage. The last of silentRequests
+	// must also be older than grace, which is how long a client waits.
 	limit, grace time.Duration
 	requests     int   // sent since the last reply
 	since, last  int64 // when the first of them left, and the last of the first silentRequests
