@@ -20,14 +20,14 @@ type offer struct {
 	point                  plan.Point
 	alone                  bool // only steps are shared on its kind of GPU
 	steps, memory, clients float64
-	// price and whole are the prices of its size and of a whole GPU if the relaxation proves the
-	// bound. A kind with too few GPUs costs more than 1.
+	// price and whole are the costs of its size and of a whole GPU at the prices that prove the
+	// relaxation's bound. A kind with too few GPUs costs more than 1.
 	price, whole float64
 }
 
 // weights say how much each dimension counts in a segment's share; the rest of the weight goes to
-// the steps. For any weights, the shares of the segments on one GPU add up to at most 1. This also
-// holds for shares by price.
+// the steps. For any weights, the shares of the segments on one GPU add up to at most 1. With
+// prices, they add up to at most the price of a whole GPU.
 type weights struct{ memory, clients float64 }
 
 // The weights that are tried. They stay below 1, at which segments without steps would be free.
