@@ -181,7 +181,7 @@ func TestReplyToAnEarlierPublicationIsNotTakenForTheNext(t *testing.T) {
 	if err := p.channel.Withdraw(3); err != nil {
 		t.Fatal(err)
 	}
-	p.publish(3) // another request, while the old one is still in the consumer's hands
+	p.publish(3) // another request, while the consumer still holds the old one
 	wantSlots(t, "taken while in hand", take(c))
 	complete(c, 3)
 	wantSlots(t, "received", p.received(t))

@@ -20,10 +20,10 @@ import (
 //  5. Start     a batch goes to the device
 //  6. Complete, Flush, BatchEnded
 //     while Entitled: 3
-//  7. Release   what is pending stays so, for the next owner
+//  7. Release   pending requests stay pending, for the next owner
 //
-// All methods but Interrupt and Entitled belong to one goroutine, locked to its
-// thread. Slots given to methods come from Take or Recover.
+// One goroutine, locked to its thread, calls all methods except Interrupt and
+// Entitled. Slots given to methods come from Take or Recover.
 type Consumer struct {
 	g          Geometry
 	generation uint32

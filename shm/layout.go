@@ -116,7 +116,7 @@ func (g Geometry) resultStride() int { return resultHeaderBytes + lineUp(int(g.R
 
 func (g Geometry) repliesBytes() int { return g.atResults() + int(g.Slots)*g.resultStride() }
 
-// Piece says where one contiguous part of a request's bytes lies. It has 16
+// Piece locates one contiguous part of a request's bytes in a slab. It has 16
 // bytes in memory.
 type Piece struct {
 	// Offset is where the part begins in the slab, in bytes.

@@ -22,7 +22,7 @@ type Memory interface {
 	Size() int
 }
 
-// ErrTooSmall is returned by Map when the file is smaller than it has to be.
+// ErrTooSmall is returned by Map if the file is smaller than required.
 var ErrTooSmall = errors.New("shared file is too small")
 
 // Options of a new region. The zero value is a region of ordinary pages that
