@@ -7,7 +7,7 @@
 //	leave                │
 //	                     └─ AskAt passes: Ask ────────> piece 0
 //
-// Three rules protect a full path:
+// Three rules protect a congested path:
 //
 //  1. A NACK that arrives too soon after the last piece is ignored. It may name
 //     pieces that are still on their way.
@@ -15,10 +15,10 @@
 //     what was sent again did not arrive, or did not arrive yet.
 //  3. The silence before a question doubles with each question.
 //
-// A request whose first NACK has come knows how soon the manager notices a
-// silence. Its later questions follow after twice that time. The client may
-// therefore ask as often as its deadline allows, while a request that lost
-// nothing asks only after Options.ResendAfter.
+// The first NACK of a request shows how soon the manager notices a silence. Later
+// questions follow after 1.5 times that delay. The client may therefore ask as
+// often as its deadline allows, while a request that lost nothing asks only after
+// Options.ResendAfter.
 package recovery
 
 import "time"
@@ -27,8 +27,8 @@ const (
 	// minSilence is the shortest silence before a question. A manager ignores a
 	// question that follows its NACK or its answer more closely (docs/wire.md).
 	minSilence = time.Millisecond
-	// minIgnore is how long after the first pieces sent again a NACK is ignored:
-	// more than a round trip in a machine room.
+	// minIgnore is the min time after pieces were sent again for which a NACK is
+	// ignored: more than a round trip in a machine room.
 	minIgnore = 500 * time.Microsecond
 )
 
@@ -38,7 +38,7 @@ type Request struct {
 	resendAfter time.Duration
 
 	leaving bool // pieces leave
-	asked   bool // and they are a question
+	asked   bool // and are a question
 
 	sentAt      int64 // of the last piece
 	askAt       int64
@@ -46,7 +46,7 @@ type Request struct {
 	silence     time.Duration // before the next question
 	ignore      time.Duration // after the last piece sent again
 	nackDelay   time.Duration // the longest from the last piece to a NACK
-	missing     int           // named by the last NACK that was followed
+	missing     int           // pieces in the last NACK that was followed
 }
 
 // Begin starts a request of count pieces. A first question follows a silence of
@@ -95,8 +95,8 @@ func (r *Request) Prove() {
 	r.leaving = true
 }
 
-// Heard reports a piece of an answer: the manager has the whole request, so a
-// question can wait for longer.
+// Heard reports a piece of an answer: the manager has the complete request, so
+// a question can wait for longer.
 func (r *Request) Heard(now int64) {
 	r.silence = r.resendAfter
 	r.askAt = now + int64(r.silence)
