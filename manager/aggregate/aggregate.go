@@ -1,6 +1,6 @@
-// Package aggregate assembles requests from pieces. Its input are datagrams as they arrived,
-// in the slab. Its output are slots with complete requests, answers and NACKs for clients,
-// and packet memory that is no longer needed.
+// Package aggregate assembles requests from pieces. It takes datagrams as they arrived in the
+// slab. It returns slots with complete requests, answers and NACKs for clients, and packet
+// memory that is no longer needed.
 //
 // The path of a datagram, in the order of this file:
 //
@@ -29,7 +29,7 @@
 // its spans stay in place.
 //
 // Every request that begins becomes exactly one of whole, incomplete and evicted. Its client
-// gets one answer, and its spans are in Events.Release once.
+// gets one answer, unless it asks again, and its spans are in Events.Release once.
 //
 // # Requests that have ended
 //
@@ -87,7 +87,7 @@ type Aggregator struct {
 	slots []request // by slot; a slot of another aggregator is free here
 	taken int       // slots that are not free here
 	last  uint32    // the slot of the last piece
-	// requests finds live slots (0 … Slots-1) and remembered ends (from Slots on).
+	// requests finds live slots (0 … Slots-1) and remembered requests (from Slots on).
 	requests index
 	hash     hasher
 
@@ -132,12 +132,12 @@ type request struct {
 	arrived  int64 // when the first piece reached the machine, before it waited to be received
 	whole    int64
 	progress int64 // last new piece
-	mark     int64 // last new piece or wish
+	mark     int64 // last new piece or NACK
 	wished   int64 // last NACK, or the beginning
 	wanted   int64 // for how long after first an answer is useful; 0: unknown
 	sentAt   uint64
 
-	present []uint64 // bit i%64 of word i/64: piece i is here
+	present []uint64 // bit i%64 of word i/64: piece i was received
 	pieces  []shm.Piece
 	spans   []ingest.Span // the datagrams with their headers; adjacent ones merged
 }

@@ -18,7 +18,7 @@ import (
 //     may take a slot while it holds fewer than its limit. The limit falls as
 //     slots run short (dynamic thresholds, Choudhury and Hahne 1998). So groups
 //     that want more than their share hold equally many, and those that want less
-//     get all they want. This is max-min fairness of all slots but a reserve.
+//     get all they want. This is max-min fairness of all slots except a reserve.
 //  2. An eighth of the slots is reserved for groups below an equal share. When
 //     the reserve runs out too, the last slots go to those that hold the fewest.
 //     A newcomer therefore finds a slot even if complete requests, which cannot be

@@ -18,7 +18,7 @@ import (
 type several struct {
 	*bed
 	all   []*Aggregator
-	owner map[uint32]int // of whole slots
+	owner map[uint32]int // of slots with complete requests
 	ends  map[string]int // how each request ended, by client and id
 }
 
