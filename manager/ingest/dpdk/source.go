@@ -307,7 +307,7 @@ func (s *Source) starved() bool {
 	}
 	s.noRoom.Add(1)
 	s.timeout = unix.NsecToTimespec(int64(noRoomPause))
-	_ = s.sink.Pause(&s.timeout) // a pause that fails is a short one
+	_ = s.sink.Pause(&s.timeout) // if it fails, the pause is just shorter
 	return true
 }
 

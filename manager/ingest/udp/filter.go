@@ -12,7 +12,7 @@ import (
 // filterSteps is the resolution of the part of requests that a filter accepts.
 const filterSteps = 128
 
-// What a filter sees: the UDP header, source port first, then the wire header.
+// A filter sees the UDP header, source port first, then the wire header. Offsets:
 const (
 	udpHeaderBytes = 8
 	magicAt        = udpHeaderBytes

@@ -124,7 +124,7 @@ func (x *sender) fillLocked(packets []ingest.Packet, inet6 bool) (filled int, un
 func (x *sender) flushLocked(socket, filled int) (sent int, err error) {
 	defer func() {
 		for i := range filled {
-			x.iovecs[i].Base = nil // the data is the caller's again
+			x.iovecs[i].Base = nil // the caller owns the data again
 		}
 	}()
 	waited := false

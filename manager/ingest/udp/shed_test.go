@@ -110,7 +110,7 @@ func TestWhatIsCutCountsAsOffered(t *testing.T) {
 // makes the offered rate seem higher than it is. The receiver is then found idle, and its
 // estimated capacity grows.
 func TestAFloodThatCostsNothingDoesNotStarveTheReceiver(t *testing.T) {
-	for _, flood := range []float64{50e3, 300e3, 1e6} { // datagrams a second
+	for _, flood := range []float64{50e3, 300e3, 1e6} { // datagrams per second
 		p := newPlant(1.5)
 		p.run(300 * time.Millisecond)
 		before := p.bytes
