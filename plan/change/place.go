@@ -178,8 +178,8 @@ func (w *world) adopt(fresh *plan.Plan) {
 // once.
 const freedAtOnce = 16
 
-// restore gives a service that made room back those old segments whose slots are
-// still free.
+// restore gives a service that made room those of its old segments back whose
+// slots are still free and which the GPU still holds.
 func (w *world) restore(service string) {
 	for _, g := range w.freed[service] {
 		taken := make([]bool, w.tables[g.GPUModel].Slots)
