@@ -27,7 +27,7 @@ func TestOneRequestABatchWhateverHappens(t *testing.T) {
 	})
 }
 
-// observed is what a dispatch may have shown.
+// observed draws a possible observation of a dispatch.
 func observed(t *rapid.T, r *Rule, s State) Observation {
 	n := rapid.IntRange(0, r.Size(s)).Draw(t, "batch")
 	o := Observation{
@@ -48,7 +48,7 @@ func TestAFixedBatchIsFullOrItsOldestHasWaited(t *testing.T) {
 		r := newRule(t, Fixed, Config{SLO: time.Second, Ladder: ladder, Fixed: size, Delay: delay})
 		s := r.Start()
 		for range rapid.IntRange(0, 20).Draw(t, "batches") {
-			s = r.Next(s, observed(t, r, s)) // it learns nothing that moves its limit
+			s = r.Next(s, observed(t, r, s)) // the rule learns nothing that changes its limit
 		}
 		if r.Size(s) != size {
 			t.Fatalf("size is %d, want %d", r.Size(s), size)
@@ -66,8 +66,8 @@ func TestAFixedBatchIsFullOrItsOldestHasWaited(t *testing.T) {
 		case len(pending) < size && at != oldest+int64(delay):
 			t.Fatalf("%d of %d are ready at %d; the oldest is of %d, and may wait for %d", len(pending), size, at, oldest, delay)
 		}
-		// It takes all that there are, though padding costs: here a batch of 16 takes 16
-		// times what one takes.
+		// The rule takes all requests, although padding costs: here a batch of 16
+		// takes 16 times as long as a batch of one.
 		inProportion := func(n int) time.Duration { return time.Duration(r.Pad(n)) }
 		if batch, late := r.Pick(s, pending, 0, false, inProportion); batch != min(size, len(pending)) || late != 0 {
 			t.Fatalf("batch of %d and %d late of %d, want %d", batch, late, len(pending), min(size, len(pending)))
@@ -75,7 +75,7 @@ func TestAFixedBatchIsFullOrItsOldestHasWaited(t *testing.T) {
 	})
 }
 
-// A process that gets its batch sizes while it serves has small ones first.
+// A process with partial warm-up has small batch sizes first.
 func TestAFixedBatchIsNoLargerThanWhatIsPrepared(t *testing.T) {
 	cfg := Config{SLO: time.Second, Ladder: []int{1}, Fixed: 8, Delay: time.Millisecond}
 	r := newRule(t, Fixed, cfg)
@@ -110,7 +110,7 @@ func TestWhoIsLateIsRunWhereTheRuleSaysSo(t *testing.T) {
 		if want := min(r.Size(s), 4); n != 0 || batch != want {
 			t.Errorf("%s runs all: batch of %d, %d late, want %d and none", name, batch, n, want)
 		}
-		// The urgent one goes first, then the most overdue.
+		// The request of high priority goes first, then the most overdue.
 		if got := slots(pending[:batch]); !slices.Equal(got, []uint32{3, 2, 1, 4}[:batch]) {
 			t.Errorf("%s runs all: in the order of %v", name, got)
 		}

@@ -6,66 +6,66 @@ import (
 )
 
 const (
-	// memory is the weight that a batch keeps when the next is learned: the level
-	// follows the device within some 1/(1-memory) = 7 batches.
+	// memory is the weight that a batch keeps when the next one is learned. So the level
+	// follows the device within about 1/(1-memory) = 7 batches.
 	memory = 0.85
-	// slopeTrust is how far sizes must spread, as a squared part of their mean,
-	// before the slope that they show weighs as much as the remembered shape: 10 %
-	// of one batch. With less, the noise of the level would be taken for slope.
+	// slopeTrust is the spread of sizes, as a squared part of their mean, at which the
+	// measured slope weighs as much as the remembered shape. It is 10 % of one batch,
+	// squared. With less, noise of the level would look like a slope.
 	slopeTrust = 0.01
-	// leastSlope is the least part of the largest batch's time that grows with its size,
-	// so that no size is thought to be free.
+	// leastSlope is the minimum part of the largest batch's time that grows with its
+	// size, so that no size seems free.
 	leastSlope = 0.01
-	// tailDeviations: a normal variable is within 2.58 deviations above its mean
-	// in 99.5 % of all cases, half of what a 99 % objective allows to miss.
+	// tailDeviations: 99.5 % of a normal distribution is less than 2.58 deviations above
+	// its mean. The rest is half of what a 99 % objective may miss.
 	tailDeviations = 2.58
-	// firstDeviation is assumed before the deviation is known; leastDeviation
-	// always.
+	// firstDeviation is assumed before the deviation is known. leastDeviation is the
+	// minimum at all times.
 	firstDeviation = 0.05
 	leastDeviation = 0.005
 	// deviationMemory is the weight that the deviation keeps from batch to batch.
 	deviationMemory = 1 - 1.0/32
-	// outlier is how many deviations make a batch an outlier, and leastOutlier
-	// how far off one must be at least.
+	// outlier is the number of deviations that makes a batch an outlier. leastOutlier is
+	// the minimum relative distance of one.
 	outlier      = 4
 	leastOutlier = 0.10
-	// mostDeviation is the largest deviation that a tail estimate believes in, so that
-	// noise alone never predicts a batch late that takes half the objective on average.
-	// docs/adr/0002-slab.md has what it changes.
+	// mostDeviation is the maximum deviation in a tail estimate. Without it, noise alone
+	// could predict as late a batch that takes half the objective on average.
+	// docs/adr/0002-slab.md shows its effect.
 	mostDeviation = 0.2
 )
 
-// model is a line through the recent batches: time = slope · (shape + size), in
-// seconds. Its parts are remembered differently.
+// model is a line through the recent batches: time = slope · (shape + size), in seconds.
+// It remembers its two parts differently.
 //
-// The level is followed fast, since a share or a neighbour may change at once;
-// a change of speed scales the whole line. The shape (fixed cost over cost of
-// one more) is a trait of model and device: it is learned when sizes differ, and
-// kept when they do not, where a plain regression would fit the noise.
+// The level follows quickly, because a share or a neighbour may change at once; a change
+// of speed scales the whole line. The shape (fixed cost over the cost of one more
+// request) is a property of model and device. It is learned when sizes differ and kept
+// when they do not; a plain regression would then fit the noise.
 //
-// One batch far off the line is an outlier: its influence is clipped. A second
-// one on the same side is a change: the level starts anew from it.
+// One batch far off the line is an outlier, and its influence is clipped. A second one on
+// the same side is a change: the level restarts from it.
 type model struct {
-	weight     float64 // of all batches that are remembered
+	weight     float64 // of all remembered batches
 	size, time float64 // weighted means
 	spread     float64 // weighted sum of squared deviations of size
-	together   float64 // the same of size with time
-	shape      float64 // fixed cost in units of the cost of one more; ≥ 0
+	together   float64 // the same for size and time
+	shape      float64 // fixed cost in units of the cost of one more request; ≥ 0
 	variance   float64 // of the relative deviation from the line
-	largest    float64 // size that was ever timed: beyond it, any shape may be true
+	largest    float64 // maximum size ever timed: beyond it, any shape is possible
 	surprise   int     // +1, -1: the last batch was an outlier above, below
 }
 
-// newModel assumes a shape of 0, all cost in proportion: the one assumption that
-// never promises a larger batch too cheap.
+// newModel assumes a shape of 0: all cost is in proportion to size. Only this assumption
+// never underestimates a larger batch.
 func newModel() model { return model{variance: firstDeviation * firstDeviation} }
 
 func (m model) deviation() float64 { return max(leastDeviation, math.Sqrt(m.variance)) }
 
-// slope is the cost in seconds of one more.
+// slope is the cost in seconds of one more request.
 func (m model) slope() float64 { return m.time / (m.shape + m.size) }
 
-// at is the expected mean time of a batch of n, 0 when nothing was learned.
+// at is the expected mean time of a batch of n, 0 if nothing was learned.
 func (m model) at(n float64) float64 {
 	if m.weight == 0 {
 		return 0
@@ -73,8 +73,8 @@ func (m model) at(n float64) float64 {
 	return m.slope() * (m.shape + n)
 }
 
-// sizeFor is the size whose mean time is t; negative when even the fixed cost is
-// more, infinite when nothing was learned.
+// sizeFor is the size whose mean time is t. It is negative if the fixed cost alone
+// exceeds t, and infinite if nothing was learned.
 func (m model) sizeFor(t float64) float64 {
 	if m.weight == 0 {
 		return math.Inf(1)
@@ -82,8 +82,8 @@ func (m model) sizeFor(t float64) float64 {
 	return t/m.slope() - m.shape
 }
 
-// learn is the model after a batch of n that took t seconds. wrong says that the level is
-// known to be wrong before.
+// learn returns the model after a batch of n that took t seconds. wrong means that the
+// level is already known to be wrong.
 func (m model) learn(n, t float64, wrong bool) model {
 	if m.weight == 0 {
 		m.weight, m.size, m.time, m.largest = 1, n, t, n
@@ -100,15 +100,15 @@ func (m model) learn(n, t float64, wrong bool) model {
 	side := cmp.Compare(t, clipped)
 
 	if wrong || side != 0 && side == m.surprise {
-		// The device changed its speed: the line is scaled through this batch, its
-		// shape stays.
+		// The device has changed its speed: scale the line through this batch and keep
+		// its shape.
 		m.surprise = 0
 		m.weight, m.size, m.time = 1, n, t
 		m.spread, m.together = 0, 0
 		return m
 	}
 	m.surprise, t = side, clipped
-	if math.Abs(n-m.size) <= m.size/2 { // the line may be wrong far from where it was learned
+	if math.Abs(n-m.size) <= m.size/2 { // far from where it was learned, the line may be wrong
 		off := t/expected - 1
 		m.variance += (1 - deviationMemory) * (off*off - m.variance)
 	}

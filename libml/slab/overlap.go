@@ -2,38 +2,40 @@ package slab
 
 import "time"
 
-// If a device can have two batches in flight, the loop asks whether to begin a second one
-// while one runs. The second fills what the first leaves idle. But what the two share slows
-// both down, and a batch that begins later is fuller. Which of the two rules below answers
-// more requests depends on the model, so Overlap measures it.
+// If a device can have two batches in flight, the loop decides when to begin a second one
+// next to the first. The second batch fills the idle part of the device. But both slow down
+// where they share the device, and a batch that begins later is fuller. The model decides
+// which of the two rules below answers more requests, so Overlap measures it.
 
-// NearEnd reports whether the next batch should begin so that it can be inferred as soon
-// as the first has been: requests wait, and what is left of the first (Rule.Typical, less
-// what it has run) is no more than lead, the time from a batch's dispatch to where it is
-// gathered. It hides gather and launch and holds nothing up: on no simulated device does
-// it answer fewer in time than one batch at a time.
+// NearEnd reports whether to begin the next batch so that its inference can start as soon
+// as the first one's ends. That is so if requests wait and the rest of the first batch
+// takes no longer than lead. left is that rest: Rule.Typical less the time since the batch
+// began. lead is the time from a batch's dispatch until it is gathered. NearEnd hides
+// gather and launch and delays nothing: on no simulated device does it answer fewer
+// requests in time than one batch at a time.
 func NearEnd(waiting int, left, lead time.Duration) bool {
 	return waiting > 0 && left <= lead
 }
 
-// HalfFull reports whether as many requests wait as make half of the most that a batch
-// may have (Rule.Size), whenever that is. It answers more than NearEnd where one batch
-// leaves a good part of the device idle, and fewer where it does not: two in flight make
-// a request wait for more, so batches must be smaller to keep the objective.
+// HalfFull reports whether the waiting requests fill half of the largest batch (Rule.Size),
+// at any time. It answers more than NearEnd if one batch leaves a good part of the device
+// idle, and fewer otherwise. With two in flight a request waits for more, so batches must
+// be smaller to meet the objective.
 func HalfFull(waiting, size int) bool {
 	return waiting > 0 && 2*waiting >= size
 }
 
-// Overlap chooses between NearEnd and HalfFull by the requests per second that guaranteed
-// batches answer while the device has no pause. It is a value; its zero uses NearEnd.
+// Overlap chooses between NearEnd and HalfFull. It compares the requests per second that
+// guaranteed batches answer while the device has no pause. Overlap is a value; its zero
+// value uses NearEnd.
 //
 // If requests are late for some windows, the other rule decides for one window, as a trial.
-// It is chosen if it answers minGain times as many. Trials get rarer while they fail.
+// It is chosen if it answers minGain times as many. Trials become rarer while they fail.
 type Overlap struct {
 	half, trial    bool    // HalfFull is chosen; the other rule is on trial
 	rate           float64 // of the chosen rule in its last window, in requests per nanosecond
-	windows        int     // with late requests, of the chosen rule since the last trial
-	failed         int     // successive trials
+	windows        int     // windows with late requests, of the chosen rule since the last trial
+	failed         int     // successive failed trials
 	batches        int     // of this window, negative while the batch limit follows a change
 	requests, late int     // of these batches
 	began, ended   int64   // end of the batch before the window, and of the last batch
@@ -43,7 +45,7 @@ const (
 	windowBatches = 48
 	// settleBatches are not counted after a change of the rule.
 	settleBatches = 16
-	// minGain is above the noise of two windows.
+	// minGain is more than the noise of two windows.
 	minGain = 1.05
 	// maxFailed bounds the windows between two trials to 2^maxFailed. A trial that fails
 	// costs about a third of the requests of one window.
@@ -53,8 +55,8 @@ const (
 // HalfFull reports whether HalfFull decides when the next batch begins, instead of NearEnd.
 func (v Overlap) HalfFull() bool { return v.half != v.trial }
 
-// Next is the choice after a batch. A pause of the device, or a demoted batch, begins a new
-// window and ends a trial.
+// Next returns the choice after a batch. A pause of the device, or a demoted batch, begins
+// a new window and ends a trial.
 func (v Overlap) Next(o Observation) Overlap {
 	paused := o.Ended-int64(o.Elapsed) > v.ended
 	v.ended = o.Ended

@@ -41,8 +41,8 @@ func TestNearEndIsOneLeadBeforeIt(t *testing.T) {
 	}
 }
 
-// ranAt has a choice see a number of windows of batches of 8, back to back. late is of each
-// batch, and speed the requests per millisecond of NearEnd and HalfFull.
+// ranAt feeds a choice a number of windows of batches of 8, back to back. late is per batch;
+// speed is the requests per millisecond of NearEnd and HalfFull.
 func ranAt(v Overlap, windows, late int, speed [2]float64) Overlap {
 	for range windows * windowBatches {
 		i := 0
@@ -71,7 +71,7 @@ func TestOverlapChoosesTheFaster(t *testing.T) {
 		if v.half != c.want || c.late == 0 && v.trial {
 			t.Errorf("%s: %+v, want %v", c.name, v, c.want)
 		}
-		// The device changes: what was slower is faster.
+		// The device changes: the slower rule becomes the faster one.
 		if c.want {
 			if v = ranAt(v, 1000, 1, [2]float64{12, 10}); v.half {
 				t.Errorf("%s: still chosen after it became slower: %+v", c.name, v)
@@ -80,7 +80,7 @@ func TestOverlapChoosesTheFaster(t *testing.T) {
 	}
 }
 
-// Trials that fail get rare: in the long run, one window in 2^maxFailed.
+// Failed trials become rare: in the long run, one window in 2^maxFailed.
 func TestOverlapTrialsGetRarer(t *testing.T) {
 	v, trials := Overlap{}, 0
 	const windows = 4096
@@ -112,9 +112,9 @@ func TestOverlapCountsNoPauseAndNothingDemoted(t *testing.T) {
 	}
 }
 
-// pipeline is a device with up to two batches in flight, driven as libml's loop does.
-// A batch is gathered for lead, and then inferred. Two that are inferred together get on
-// faster than one after the other by the gain: each at half its speed and that much more.
+// pipeline is a device with up to two batches in flight, driven like libml's loop. A batch
+// is gathered for lead, and then inferred. Two inferences at the same time are faster by the
+// gain than one after the other: each runs at half its speed, times one plus the gain.
 type pipeline struct {
 	rule    *Rule
 	alone   device
@@ -132,21 +132,21 @@ type pipeline struct {
 	choice  Overlap
 	latency []time.Duration
 	late    int
-	seconds int // batches that began beside another
+	seconds int // batches that began next to another
 }
 
 type flight struct {
 	batch []Request
-	lead  time.Duration // that is left of the gather
-	left  time.Duration // of inference, if it is alone
+	lead  time.Duration // rest of the gather
+	left  time.Duration // rest of the inference, if it runs alone
 	began time.Duration
 	o     Observation
 }
 
-// run takes Poisson arrivals at a rate for so long.
+// run simulates Poisson arrivals at a rate for the time d.
 func (p *pipeline) run(rate float64, d time.Duration, slo time.Duration) {
 	next, slot := time.Duration(0), uint32(0)
-	arrivals := rand.New(rand.NewPCG(3, 4)) // the same whatever the device does
+	arrivals := rand.New(rand.NewPCG(3, 4)) // the same for every device
 	for p.now < d {
 		p.begin()
 		p.advance(min(next, p.now+p.undisturbed()) - p.now)
@@ -161,7 +161,7 @@ func (p *pipeline) run(rate float64, d time.Duration, slo time.Duration) {
 	}
 }
 
-// speed is how fast each batch that is inferred gets on.
+// speed is the speed of each batch in inference.
 func (p *pipeline) speed() float64 {
 	inferred := 0
 	for _, f := range p.flights {
@@ -175,7 +175,7 @@ func (p *pipeline) speed() float64 {
 	return (1 + p.gain) / 2
 }
 
-// undisturbed is how long nothing ends and no rule need be asked.
+// undisturbed is the time until something ends or a rule must be asked again.
 func (p *pipeline) undisturbed() time.Duration {
 	const look = 20 * time.Microsecond
 	d := time.Hour
@@ -241,16 +241,16 @@ func (p *pipeline) finish() {
 	}
 }
 
-// expectedLeft is what the loop expects to be left of the batch that runs.
+// expectedLeft is the loop's estimate of the time left of the running batch.
 func (p *pipeline) expectedLeft() time.Duration {
 	f := &p.flights[0]
 	return p.rule.Typical(p.state, f.o.Padded) - (p.now - f.began)
 }
 
-// The objective holds whatever is in flight. Where two batches get on faster together,
-// HalfFull answers more in time under overload; NearEnd answers no fewer than one batch
-// at a time, anywhere, and sooner. Overlap finds the better of the two; in the first 5 s, of
-// which this takes a part, it answers 2.5 or 6 % fewer at most.
+// The objective holds with any number of batches in flight. If two batches run faster
+// together, HalfFull answers more in time under overload. NearEnd never answers fewer than
+// one batch at a time, and answers sooner. Overlap finds the better rule. In the first 5 s,
+// part of which it needs for that, it answers at most 2.5 or 6 % fewer.
 func TestTwoBatchesInFlightKeepTheObjective(t *testing.T) {
 	const seconds = 5
 	const lead = 150 * time.Microsecond

@@ -7,50 +7,49 @@ import (
 	"time"
 )
 
-// Request is a whole request that waits for dispatch.
+// Request is a complete request that waits for dispatch.
 type Request struct {
-	// Slot is its slot in the IF's table, and settles ties.
+	// Slot is its slot in the IF's table, and breaks ties.
 	Slot uint32
-	// Priority: the higher goes first.
+	// Priority: higher values go first.
 	Priority uint8
-	// Whole is when its last piece came, Deadline when its batch must have ended;
-	// nanoseconds of one clock.
+	// Whole is when its last fragment arrived, Deadline is when its batch must have ended.
+	// Both are nanoseconds of one clock.
 	Whole, Deadline int64
 }
 
 // Pick chooses the next batch from pending, which it reorders in place:
 //
-//	pending[:batch]                  go now, at most limit, in order of dispatch
-//	pending[batch:len(pending)-late] wait on
-//	pending[len(pending)-late:]      are late: to be answered so, uninferred
+//	pending[:batch]                  dispatch now, at most limit, in this order
+//	pending[batch:len(pending)-late] keep waiting
+//	pending[len(pending)-late:]      are late: answer so without inference
 //
-// The batch is by priority, then by deadline, then by slot. A request is late
-// when it would miss its deadline in the batch that goes now: then it would miss
-// it in any later one too. expected is the tail estimate for a batch of n
-// (Rule.Expected), ascending with n.
+// The batch is ordered by priority, then by deadline, then by slot. A request is late if it
+// would miss its deadline in the batch that is dispatched now: it would then miss it in any
+// later one, too. expected is the tail estimate for a batch of n (Rule.Expected), ascending
+// with n.
 //
-// A larger batch takes longer, so more are late for it. Of the sizes that as many
-// requests can still make, Pick takes the one that answers the most a second, so
-// that no batch is padded at a loss; among equals the largest. It does not shrink
-// a batch to save the request that is about to expire: under backlog there always
-// is one, each rescue makes the batches smaller and the backlog longer, and soon
-// all are rescued too late.
+// A larger batch takes longer, so more requests are late for it. Pick considers the sizes for
+// which enough requests still meet their deadline. It takes the size that answers the most per
+// second, so that no batch is padded at a loss; among equals the largest. It does not shrink a
+// batch to save the request that is about to expire. Under backlog there always is one. Each
+// rescue makes the batches smaller and the backlog longer, and soon all rescues come too late.
 //
 // It allocates nothing.
 func Pick(pending []Request, now int64, limit int, expected func(n int) time.Duration) (batch, late int) {
 	return pick(pending, now, dispatch{limit: limit, slower: 1}, expected)
 }
 
-// Pick is the function of that name as the rule has it: at most Size requests; nobody is
-// late where late ones are run, and the most overdue go first; and a batch of a fixed
-// size takes all that there are, whatever its padding costs.
+// Pick calls the function Pick with the rule's settings: the batch has at most Size requests.
+// If the rule runs late requests, none counts as late, and the most overdue go first. A batch
+// of a fixed size takes all pending requests, whatever its padding costs.
 //
-// demoted says that the batch would run at low priority. It then takes only requests that
-// it will answer in time at the recent low-priority rate. The others wait on, unless
-// they would be late in a guaranteed batch as well.
+// demoted means that the batch would run at low priority. It then takes only requests that it
+// will answer in time at the recent low-priority rate. The others keep waiting, unless they
+// would be late in a guaranteed batch as well.
 //
-// If all are predicted late and no such batch has ended for probeEvery, the request with
-// the most time left runs alone, as a probe. Otherwise nothing would correct a wrong estimate.
+// If all are predicted late and no such batch has ended for probeEvery, the request with the
+// most time left runs alone, as a probe. Otherwise nothing would correct a wrong estimate.
 func (r *Rule) Pick(s State, pending []Request, now int64, demoted bool, expected func(n int) time.Duration) (batch, late int) {
 	d := dispatch{limit: r.Size(s), slower: 1, runLate: r.cfg.RunLate, all: r.name == Fixed || s.probe > 0}
 	ended := s.ended
@@ -65,20 +64,21 @@ func (r *Rule) Pick(s State, pending []Request, now int64, demoted bool, expecte
 	return batch, late
 }
 
-// Refill says when batches within a guarantee can begin: the next one Wait from now, and
-// then one every Every. Wait is less than 0 if none can.
+// Refill tells when batches within a guarantee can begin: the next one Wait from now, and then
+// one per Every. Wait is negative if none can.
 type Refill struct{ Wait, Every time.Duration }
 
-// Reserve chooses the pending requests that wait for batches within the guarantee instead
-// of going in a demoted batch now. It reorders pending in place, pending[:reserved] wait.
+// Reserve chooses the pending requests that wait for batches within the guarantee instead of a
+// demoted batch now. It reorders pending in place; pending[:reserved] wait.
 //
-//   - If a demoted batch is predicted to end no later than the next guaranteed batch, or
-//     within half the time that its most urgent request has left, no request waits.
-//   - Otherwise those wait that guaranteed batches of Size requests will answer in time.
+//   - No request waits if a demoted batch is predicted to end early enough. That is no later
+//     than the next guaranteed batch, or within half the time that its most urgent request has
+//     left.
+//   - Otherwise the requests wait that guaranteed batches of Size requests will answer in time.
 //
-// So a function that exceeds its guarantee uses an idle device at once. On a busy device the
-// requests are demoted that the guarantee cannot serve in time: the latest ones, which have
-// the most time left. It allocates nothing.
+// So a function that exceeds its guarantee uses an idle device at once. On a busy device only
+// those requests are demoted that the guarantee cannot serve in time: the latest ones, which
+// have the most time left. Reserve allocates nothing.
 func (r *Rule) Reserve(s State, pending []Request, now int64, refill Refill, expected func(n int) time.Duration) (reserved int) {
 	size := r.Size(s)
 	takes := expected(min(size, len(pending)))
@@ -103,7 +103,7 @@ func (r *Rule) Reserve(s State, pending []Request, now int64, refill Refill, exp
 	return reserved
 }
 
-// earliest is the first deadline.
+// earliest returns the first deadline.
 func earliest(pending []Request) int64 {
 	first := int64(math.MaxInt64)
 	for i := range pending {
@@ -112,8 +112,8 @@ func earliest(pending []Request) int64 {
 	return first
 }
 
-// stretchAt is the stretch that Reserve believes in. It halves every few seconds without a
-// demoted batch, so that a demoted batch is tried again some time after the device was busy.
+// stretchAt is the stretch that Reserve uses. It halves every few seconds without a demoted
+// batch, so that some time after the device was busy a demoted batch is tried again.
 func (s State) stretchAt(now int64) float64 {
 	const half = 5 * time.Second
 	return 1 + (s.stretch-1)*math.Exp2(-float64(max(0, now-s.demoted))/float64(half))
@@ -123,14 +123,14 @@ func stretched(takes time.Duration, stretch float64) time.Duration {
 	return time.Duration(min(float64(takes)*stretch, math.MaxInt64/4))
 }
 
-// probeEvery is how long no batch must have run before a request that is predicted late
-// runs as a probe. Two objectives bound the device time that probes cost to a third if
-// batches take slightly longer than the objective. 100 ms allow for ten probes in the
-// second in which an estimate must recover; one suffices if it is answered in time.
+// probeEvery is how long no batch must have run before a request that is predicted late runs
+// as a probe. If batches take slightly longer than the objective, two objectives limit the
+// device time of probes to a third. An estimate must recover within a second, and 100 ms allow
+// ten probes in that time; one suffices if it is answered in time.
 func (r *Rule) probeEvery() time.Duration { return min(2*r.cfg.SLO, 100*time.Millisecond) }
 
-// ReadyAt is from when on the pending requests, one at least, may be a batch, in the
-// clock of Request.Whole: at once (math.MinInt64) but where a batch of a fixed size
+// ReadyAt returns when the pending requests, at least one, may become a batch, in the clock of
+// Request.Whole. That is at once (math.MinInt64), except for a batch of a fixed size that
 // waits for more of them.
 func (r *Rule) ReadyAt(s State, pending []Request) int64 {
 	if r.name != Fixed || len(pending) >= r.Size(s) {
@@ -143,9 +143,9 @@ func (r *Rule) ReadyAt(s State, pending []Request) int64 {
 	return oldest + int64(r.cfg.Delay)
 }
 
-// Since is from when on a batch that was picked could have begun, in the clock of
-// Request.Whole: when its oldest request was whole or, of a fixed size, when it was full
-// or the oldest had waited.
+// Since returns when a picked batch could have begun, in the clock of Request.Whole: when its
+// oldest request was complete. A batch of a fixed size could have begun when it was full or
+// its oldest request had waited for the delay.
 func (r *Rule) Since(s State, batch []Request) int64 {
 	oldest, newest := int64(math.MaxInt64), int64(math.MinInt64)
 	for i := range batch {
@@ -160,9 +160,9 @@ func (r *Rule) Since(s State, batch []Request) int64 {
 	return oldest + int64(r.cfg.Delay)
 }
 
-// dispatch is what a pick depends on besides the requests.
+// dispatch has a pick's inputs other than the requests.
 type dispatch struct {
-	limit   int     // requests per batch
+	limit   int     // per batch
 	slower  float64 // how many times the expected time this batch takes, at least 1
 	runLate bool    // no request is late
 	all     bool    // padding costs nothing
@@ -173,7 +173,7 @@ func pick(pending []Request, now int64, d dispatch, expected func(n int) time.Du
 		return 0, 0
 	}
 	slices.SortFunc(pending, byDeadline)
-	before := func(t time.Duration) int { // how many would be late if they took t
+	before := func(t time.Duration) int { // how many are late if they take t
 		if d.runLate {
 			return 0
 		}
@@ -189,12 +189,13 @@ func pick(pending []Request, now int64, d dispatch, expected func(n int) time.Du
 		if n > len(pending)-misses {
 			break
 		}
-		// n a second against batch a second, to a thousandth.
+		// Compare n per second with batch per second, with a tolerance of a thousandth.
 		if batch == 0 || d.all || 1000*float64(n)*float64(cost) >= 999*float64(batch)*float64(takes) {
 			batch, late, missed, cost = n, before(takes), misses, takes
 		}
 	}
-	// By deadline, the late ones came first, then those that this batch misses: they go last.
+	// By deadline, the late ones came first, then those that this batch misses; they must go
+	// last.
 	slices.Reverse(pending)
 	slices.SortFunc(pending[:len(pending)-missed], byPriority)
 	return batch, late

@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// each makes every request cost 10 and a batch 100 at the start.
+// each is the time of a batch: 100 and another 10 per request.
 func each(n int) time.Duration { return time.Duration(100 + 10*n) }
 
 func slots(rs []Request) []uint32 {
@@ -59,7 +59,7 @@ func TestPickDispatchesByPriorityThenDeadline(t *testing.T) {
 }
 
 func TestPickDoesNotPadAtALoss(t *testing.T) {
-	padded := func(n int) time.Duration { // ladder 1, 16, 32; nearly all cost in proportion
+	padded := func(n int) time.Duration { // ladder 1, 16, 32; nearly all cost is in proportion
 		switch {
 		case n <= 1:
 			return 20
@@ -156,7 +156,7 @@ func TestProbe(t *testing.T) {
 		deadlines   []int64 // from now
 		demoted     bool
 		batch, late int
-		first       uint32 // slot, if there is a batch
+		first       uint32 // slot of the first request, if there is a batch
 	}{
 		{"too early", 7 + every - 1, []int64{5, 9, 7}, false, 0, 3, 0},
 		{"the request with the most time left", 7 + every, []int64{5, 9, 7}, false, 1, 2, 1},
@@ -187,7 +187,7 @@ func TestPickDemoted(t *testing.T) {
 	s := r.Start()
 	s.Limit, s.stretch, s.demoted = 8, 3, 1e6
 	pending := []Request{
-		{Slot: 1, Deadline: 1e6 + 100}, // late at any level: one takes 110
+		{Slot: 1, Deadline: 1e6 + 100}, // late at any priority: one takes 110
 		{Slot: 2, Deadline: 1e6 + 320}, // late at the low priority: one takes 330
 		{Slot: 3, Deadline: 1e6 + 370},
 		{Slot: 4, Deadline: 1e6 + 380},
@@ -210,8 +210,8 @@ func TestPickDemoted(t *testing.T) {
 	}
 }
 
-// Requests wait for the guarantee if a demoted batch would take longer, and if the guarantee
-// can serve them in time.
+// Requests wait for the guarantee if a demoted batch would take longer and the guarantee can
+// serve them in time.
 func TestReserve(t *testing.T) {
 	const slo = 1000
 	r := newRule(t, SLAB, Config{SLO: slo, Ladder: []int{1, 2}})
@@ -261,7 +261,7 @@ func TestReserve(t *testing.T) {
 			}
 		})
 	}
-	// A stretch that nothing confirms is believed less and less.
+	// The effect of an old stretch fades.
 	late := slow
 	late.demoted = -int64(time.Minute)
 	if n := r.Reserve(late, pending(900, 900), 0, Refill{100, 300}, each); n != 0 {

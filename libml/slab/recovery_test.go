@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A node is a device that runs one batch at a time, driven as libml's loop does on a
-// CPU, under steady arrivals. Its batches deviate by 2 %.
+// node is a device that runs one batch at a time, driven like libml's loop on a CPU, under
+// steady arrivals. Its batches deviate by 2 %.
 type node struct {
 	rule     *Rule
 	state    State
@@ -20,14 +20,14 @@ type node struct {
 	interval time.Duration // of arrivals
 	noise    *rand.Rand
 
-	freeze time.Duration        // that the process misses in the next step
-	stall  func() time.Duration // that the next batch takes longer
+	freeze time.Duration        // by which the process is stopped in the next step
+	stall  func() time.Duration // by which the next batch takes longer
 
-	now, arrival int64 // arrival is the next one's time
+	now, arrival int64 // arrival is the time of the next one
 	began, ended int64 // of the last batch
 	pending      []Request
 	answers      []answer
-	unprobed     time.Duration // longest time for which requests that had time left were all late
+	unprobed     time.Duration // maximum time during which all requests with time left were predicted late
 }
 
 type answer struct {
@@ -35,7 +35,7 @@ type answer struct {
 	inTime bool
 }
 
-// step lets the time pass, in which requests arrive. 256 wait at most.
+// step lets d pass while requests arrive; at most 256 wait.
 func (n *node) step(d time.Duration) {
 	n.now += int64(d + n.freeze)
 	n.freeze = 0
@@ -86,8 +86,8 @@ func (n *node) run(until int64) {
 	}
 }
 
-// inTime is the part of the requests that arrived from then on, and until one objective
-// ago, that were answered in time.
+// inTime returns the part of requests that were answered in time. It counts those that
+// arrived after from, up to one objective ago.
 func (n *node) inTime(from int64) (part float64, requests int) {
 	good := 0
 	for _, a := range n.answers {
@@ -102,8 +102,8 @@ func (n *node) inTime(from int64) (part float64, requests int) {
 	return float64(good) / float64(requests), requests
 }
 
-// Requests are answered in time again 1 s after a stall of 1 ms to 10 s ended, which
-// the process missed or which made up to six batches that much longer.
+// Requests are answered in time again 1 s after the end of a stall of 1 ms to 10 s. The
+// stall stopped the process, or made up to six batches that much longer.
 func TestRecoveryAfterStall(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		slo := time.Duration(rapid.IntRange(5, 100).Draw(t, "slo_ms")) * time.Millisecond
@@ -116,7 +116,7 @@ func TestRecoveryAfterStall(t *testing.T) {
 		batches := rapid.IntRange(0, 6).Draw(t, "slow batches, or the process misses the time")
 
 		mean := linear(fixed, one-fixed)
-		largest := 1 // of which two in a row fit the objective with their deviations
+		largest := 1 // largest size of which two in a row fit the objective with their deviations
 		for _, size := range ladder {
 			if 20*mean(size) <= 9*slo {
 				largest = size
@@ -155,7 +155,7 @@ func TestRecoveryAfterStall(t *testing.T) {
 	})
 }
 
-// A function's batches take 28 % of the objective when they get the CPU. Other programs
+// A function's batches take 28 % of the objective when they have the CPU. Other programs
 // take it half of the time, for 100 ms on average. An estimate from a slow period must not
 // keep the function from using the next fast one. At 2/s this is detect of
 // configs/demo.yaml next to `stress-ng --cpu 2`.

@@ -11,8 +11,8 @@ import (
 
 var ladder = []int{1, 2, 4, 8, 16, 32, 64}
 
-// The must of `bench slab`, for devices of every kind: dear and cheap to start,
-// steep and flat, on every size and on a ladder.
+// The targets of `bench slab`, for devices of every kind: with high and low fixed
+// cost, steep and flat, with every size and with a ladder.
 func TestSLABMeetsItsTargets(t *testing.T) {
 	devices := map[string]slabsim.Device{
 		"VGG-19 on a V100":    slabsim.VGG19,
@@ -65,15 +65,15 @@ var baselines = []slabsim.Rule{
 	{Name: slab.Fixed, Fixed: 8}, {Name: slab.Fixed, Fixed: 32},
 }
 
-// models are of batches as an H200 may run them.
+// models have batch times that an H200 may reach.
 var models = map[string]slabsim.Device{
 	"light":  {Fixed: 400 * time.Microsecond, PerImage: 60 * time.Microsecond, Sigma: 0.03},
 	"middle": {Fixed: 1200 * time.Microsecond, PerImage: 250 * time.Microsecond, Sigma: 0.03},
 	"heavy":  {Fixed: 1500 * time.Microsecond, PerImage: 700 * time.Microsecond, Sigma: 0.03},
 }
 
-// Whatever the load, no other rule answers more within the objective by more than
-// three in a hundred, all of them with the same dispatch (docs/adr/0010-baselines.md).
+// At any load, no other rule answers over 3 % more requests within the objective. All
+// use the same dispatch (docs/adr/0010-baselines.md).
 func TestNoBaselineAnswersMoreThanSLAB(t *testing.T) {
 	const spread = 0.03
 	for name, device := range models {
@@ -94,8 +94,8 @@ func TestNoBaselineAnswersMoreThanSLAB(t *testing.T) {
 	}
 }
 
-// Why all rules answer what is late: one that runs it answers next to nothing in time
-// under overload, whatever its batches.
+// This is why all rules reject late requests: under overload, a rule that runs them
+// answers almost nothing in time, whatever its batches.
 func TestRunningWhatIsLateCostsTheGoodput(t *testing.T) {
 	c := slabsim.Config{SLO: 25 * time.Millisecond, Device: models["heavy"], Ladder: []int{1, 2, 4, 8, 16, 32}, MaxBatch: 32, Seed: 1, Duration: 5 * time.Second}
 	for _, r := range append([]slabsim.Rule{{Name: slab.SLAB}}, baselines...) {

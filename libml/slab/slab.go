@@ -1,38 +1,39 @@
-// Package slab decides how many requests make the next batch: SLAB, GSLICE's
-// self-learning adaptive batching (section 3.3.1), and for comparison Clipper's
-// AIMD, one request a batch, and batches of a fixed size with a delay. It is pure: no
-// clock, no I/O, no state of its own. docs/adr/0002-slab.md says why it is as it is.
+// Package slab decides how many requests make the next batch. It has four rules. SLAB is
+// GSLICE's self-learning adaptive batching (section 3.3.1). For comparison there are
+// Clipper's AIMD, one request per batch, and batches of a fixed size with a delay. The
+// package is pure: no clock, no I/O, no state of its own. docs/adr/0002-slab.md gives the
+// reasons for the design.
 //
-// The batch loop drives it:
+// The batch loop uses it in these steps:
 //
-//  1. Rule.Start gives the first State; Rule.Warm teaches it the times of the
-//     warm-up batches, where there were any.
-//  2. Rule.ReadyAt says from when on there may be a batch. Rule.Pick chooses it from
-//     the pending requests, at most Rule.Size of them, and names those that can no
-//     longer make their deadline.
+//  1. Rule.Start returns the first State. Rule.Warm teaches it the times of the warm-up
+//     batches, if there were any.
+//  2. Rule.ReadyAt returns when there may be a batch. Rule.Pick chooses it from the pending
+//     requests, at most Rule.Size of them, and returns those that can no longer meet their
+//     deadline.
 //  3. The loop runs the batch, padded to Rule.Pad.
-//  4. Rule.Next takes what was observed and returns the next State.
+//  4. Rule.Next takes the observation and returns the next State.
 //
 // # What is controlled
 //
-// A request's latency, as far as batching can help it, is
+// The part of a request's latency that batching can influence is
 //
 //	aggregation + wait for the running batch + its own batch
 //
-// A request that arrives just after a batch began sits through all of that one.
-// So under load two batches in a row, and the aggregation, must fit the
-// objective: one batch may take about (SLO - aggregation) / 2. Where requests
-// arrive in step with the batches (bursts from an idle device) the wait is less,
-// and a batch may take up to SLO - aggregation. State learns the part of a
-// running batch that the oldest request sits through, and both follow from it.
+// A request that arrives just after a batch began waits for all of that batch. So under
+// load the aggregation and two batches in a row must fit the objective: one batch may
+// take about (SLO - aggregation) / 2. If requests arrive in step with the batches (bursts
+// to an idle device), the wait is shorter, and a batch may take up to SLO - aggregation.
+// State learns which part of a running batch the oldest request waits for. Both cases
+// follow from it.
 //
-// When requests come faster than such batches can take them, some must be late.
-// Batches then grow further, as far as they fill with requests that still make
-// it (Pick sees to that): more are answered, each within the objective.
+// If requests arrive faster than such batches can take them, some must be late. Batches
+// then grow further, as far as they fill with requests that still meet their deadline
+// (Pick makes sure of that). So more requests are answered, each within the objective.
 //
-// A request that waited for more than the running batch was in a backlog. That
-// part of its wait is not counted, ever: smaller batches would lower the
-// throughput and lengthen the backlog that caused them.
+// A request that waited for more than the running batch was in a backlog. That part of
+// its wait never counts: smaller batches would lower the throughput and lengthen the
+// backlog that caused them.
 package slab
 
 import (
@@ -53,46 +54,45 @@ const (
 	Fixed = string(control.BatchFixed) // see Config.Fixed and Config.Delay
 )
 
-// errUnknownRule is returned when New is given a name that is no rule's.
+// errUnknownRule is returned by New for a name that is no rule's.
 var errUnknownRule = errors.New("unknown batching rule")
 
-// Config is what a rule holds on to. It does not change while a State lives.
+// Config is a rule's configuration. It does not change while a State lives.
 type Config struct {
-	// SLO is the latency objective, from a request's first piece to the end of
-	// its batch.
+	// SLO is the latency objective, from a request's first fragment to the end of its
+	// batch.
 	SLO time.Duration
-	// Ladder holds the batch sizes that are prepared, ascending. The first is 1, or
-	// the batch of a model whose batch is fixed.
-	// Empty means every size from 1 to MaxBatch.
+	// Ladder has the prepared batch sizes, ascending. The first is 1, or the size of a
+	// model with a fixed batch. An empty ladder means every size from 1 to MaxBatch.
 	Ladder []int
-	// MaxBatch is the largest batch; with a Ladder it may be 0, and the ladder's
-	// last step holds.
+	// MaxBatch is the largest batch. With a Ladder it may be 0; the ladder's last step
+	// then counts.
 	MaxBatch int
-	// Fixed is the rule Fixed's size; where that is not prepared, the prepared one below
-	// it counts. Delay is how long its oldest request waits for the batch to fill.
+	// Fixed is the size of the rule Fixed. If that size is not prepared, the next smaller
+	// prepared one counts. Delay is how long the oldest request waits for the batch to
+	// fill.
 	Fixed int
 	Delay time.Duration
-	// RunLate: Rule.Pick names nobody late.
+	// RunLate: for Rule.Pick no request is late.
 	RunLate bool
 }
 
-// Fit is a rule's word on the device share (paper 3.3.1). It changes nothing by
-// itself: it makes the manager look.
+// Fit is a rule's judgement of the device share (paper 3.3.1). It changes nothing by
+// itself: it makes the manager tune the share.
 type Fit uint8
 
-// Under: fitAfter successive misses at limit 1. Over: fitAfter successive batches
-// within the objective.
+// fitUnder follows fitAfter successive misses at limit 1, fitOver fitAfter successive
+// batches within the objective.
 const (
 	fitUnknown Fit = iota
 	fitUnder
 	fitOver
 )
 
-// fitAfter is how many successive occurrences make a Fit ("5 successive",
-// paper 3.3.1).
+// fitAfter is how many successive occurrences make a Fit ("5 successive", paper 3.3.1).
 const fitAfter = 5
 
-// String is the fit as control.Fit spells it.
+// String returns the fit as a control.Fit.
 func (f Fit) String() string {
 	switch f {
 	case fitUnder:
@@ -103,34 +103,35 @@ func (f Fit) String() string {
 	return ""
 }
 
-// Observation is what one dispatch showed.
+// Observation is the result of one dispatch.
 type Observation struct {
-	// Batch is the number of real requests that ran; Padded the size that ran.
-	// Both are 0 when every candidate was late and nothing ran.
+	// Batch is the number of real requests that ran; Padded is the size that ran. Both
+	// are 0 if every candidate was late and nothing ran.
 	Batch, Padded int
 	// Elapsed is gather + infer: batch start to batch end.
 	Elapsed time.Duration
 	// Ended is when the batch ended, in the clock of Request.Whole.
 	Ended int64
-	// Demoted is set if the batch ran at low priority, on what other work left of the
-	// device. Elapsed then contains the time in which others ran.
+	// Demoted is set if the batch ran at low priority, in the time that other work left
+	// of the device. Elapsed then contains the time in which other work ran.
 	Demoted bool
-	// Aggregated is the time from first piece to whole of the batch's oldest
-	// request (the one that was whole first).
+	// Aggregated is the time from the first fragment of the batch's oldest request until
+	// that request was complete. The oldest is the one that was complete first.
 	Aggregated time.Duration
-	// Waited is what WaitForRunning gave for all that was pending before Pick.
+	// Waited is the result of WaitForRunning for all requests pending before Pick.
 	Waited time.Duration
-	// Late is how many this dispatch answered late, uninferred.
+	// Late is how many requests this dispatch answered as late, without inference.
 	Late int
 }
 
-// WaitForRunning is how long the oldest pending request sat through the batch
-// before, which ran from began to ended (nanoseconds of one clock; both 0 before
-// the first): never more than that batch, however long the request was in a
-// backlog before it, and 0 where the device had been idle.
+// WaitForRunning returns how long the oldest pending request waited for the batch before.
+// That batch ran from began to ended (nanoseconds of one clock; both 0 before the first).
+// The result is never longer than that batch, even if the request was in a backlog before
+// it. It is 0 if the device was idle.
 //
-// Of all that is pending before a Pick, not of the batch that is picked: those
-// that waited too long are late and not in it, so that it would always look well.
+// Pass all requests that are pending before a Pick, not only the picked batch. Requests
+// that waited too long are late and not in the batch, so the batch's waits would always
+// look short.
 func WaitForRunning(pending []Request, began, ended int64) time.Duration {
 	var longest int64
 	for _, r := range pending {
@@ -139,12 +140,12 @@ func WaitForRunning(pending []Request, began, ended int64) time.Duration {
 	return time.Duration(longest)
 }
 
-// State is all that a rule knows. It is a value: copy it, keep it, compare it.
+// State is everything that a rule knows. It is a value: copy it, keep it, compare it.
 type State struct {
-	// Limit is the batch limit in requests. The batch that may run is Rule.Size,
-	// the largest prepared size within it.
+	// Limit is the batch limit in requests. The batch that may run is Rule.Size, the
+	// largest prepared size within it.
 	Limit float64
-	// Fit is the standing word on the share.
+	// Fit is the present judgement of the share.
 	Fit Fit
 	// Hits and Misses count the latest successive batches within and beyond the
 	// objective; at most one of them is not 0. Misses are those at the smallest limit.
@@ -152,31 +153,31 @@ type State struct {
 
 	model model
 
-	// sat is the part of a running batch (0..1) that the oldest pending request
-	// sits through, leaning high; 1 until there is an observation.
+	// sat is the part of a running batch (0..1) that the oldest pending request waits
+	// for, biased upwards (lean); 1 until there is an observation.
 	sat float64
-	// aggregated is the aggregation time in seconds, leaning high.
+	// aggregated is the aggregation time in seconds, biased upwards (lean).
 	aggregated float64
-	// previous is the time in seconds of the last batch, 0 before one.
+	// previous is the time in seconds of the last batch, 0 before the first.
 	previous float64
-	// overload is 1 when requests were answered late, and fades (0..1).
+	// overload is 1 when requests were answered late, and then fades (0..1).
 	overload float64
-	// content counts successive batches at the limit, all within the objective,
-	// that did not raise it; patience is how many make a probe worthwhile.
+	// content counts successive batches at the limit, all within the objective, that did
+	// not raise the limit. patience is how many of them justify a probe.
 	content, patience int
-	// probe is the size that the limit was raised to on trial and that has not
-	// run yet, 0 when there is none.
+	// probe is the size of a trial: the limit was raised to it, and it has not run yet.
+	// It is 0 if there is no trial.
 	probe int
 
-	// ended is when the last batch ended, and demoted the same of the last demoted one.
+	// ended is when the last batch ended, and demoted when the last demoted one did.
 	ended, demoted int64
-	// stretch is the recent ratio of a demoted batch's time to what the model expects,
-	// leaning high; at least 1.
+	// stretch is the recent ratio of a demoted batch's time to the model's expectation,
+	// biased upwards (lean); at least 1.
 	stretch float64
 }
 
-// Rule is one batching rule with its configuration. It is immutable: any number
-// of goroutines may use it.
+// Rule is one batching rule with its configuration. It is immutable: any number of
+// goroutines may use it.
 type Rule struct {
 	name string
 	cfg  Config
@@ -186,8 +187,8 @@ type Rule struct {
 	next func(*Rule, State, Observation, bool) State
 }
 
-// New returns the rule of that name: SLAB, AIMD, One or Fixed. The configuration's ladder
-// is copied.
+// New returns the rule of that name: SLAB, AIMD, One or Fixed. It copies the
+// configuration's ladder.
 func New(name string, c Config) (*Rule, error) {
 	r := &Rule{name: name, cfg: c, min: 1}
 	switch name {
@@ -229,10 +230,10 @@ func New(name string, c Config) (*Rule, error) {
 	return r, nil
 }
 
-// Name is the rule's name.
+// Name returns the rule's name.
 func (r *Rule) Name() string { return r.name }
 
-// Start is the state before anything was observed: the smallest limit, or the fixed one.
+// Start returns the state before any observation: the smallest limit, or the fixed one.
 func (r *Rule) Start() State {
 	limit := r.min
 	if r.name == Fixed {
@@ -241,9 +242,9 @@ func (r *Rule) Start() State {
 	return State{Limit: float64(limit), sat: 1, patience: firstPatience, model: newModel(), stretch: 1}
 }
 
-// Warm teaches the state the time of a batch of that size that carried no
-// requests (a warm-up). It leaves limit and fit alone, but what was timed is no
-// longer unknown territory, so that the limit may grow there at once.
+// Warm teaches the state the time of a batch of that size without requests (a warm-up).
+// It does not change limit and fit. But a timed size is no longer unknown, so the limit
+// may grow to it at once.
 func (r *Rule) Warm(s State, padded int, elapsed time.Duration) State {
 	if padded < 1 || elapsed <= 0 {
 		return s
@@ -252,10 +253,10 @@ func (r *Rule) Warm(s State, padded int, elapsed time.Duration) State {
 	return s
 }
 
-// Grown is the state with which the rule goes on after before, which had fewer sizes.
-// Nobody has timed the new ones, and the line through those that were says little of
-// them: one size shows no slope. So where SLAB's limit was all that there was, the next
-// full batch tries the step above it.
+// Grown returns the state for a rule that replaces before, a rule with fewer sizes. No
+// batch of the new sizes was timed, and the line through the others says little about
+// them: one size shows no slope. So if SLAB's limit was the largest size, the next full
+// batch tries the step above it.
 func (r *Rule) Grown(s State, before *Rule) State {
 	if r.name != SLAB || s.probe > 0 || r.Size(s) < before.cfg.MaxBatch {
 		return s
@@ -266,7 +267,7 @@ func (r *Rule) Grown(s State, before *Rule) State {
 	return s
 }
 
-// Size is how many requests may go in the next batch, at least 1: the largest
+// Size is the maximum number of requests in the next batch, at least 1: the largest
 // prepared size within the limit. Only One goes below the smallest prepared size.
 func (r *Rule) Size(s State) int {
 	n := max(r.min, min(int(s.Limit), r.cfg.MaxBatch))
@@ -283,8 +284,8 @@ func (r *Rule) Size(s State) int {
 	return r.cfg.Ladder[i]
 }
 
-// Pad is the prepared size in which n requests run: the ladder's next step. More
-// than MaxBatch do not run at once; Pad then gives n back.
+// Pad is the prepared size in which n requests run: the ladder's next step. More than
+// MaxBatch requests do not run at once; Pad then returns n.
 func (r *Rule) Pad(n int) int {
 	if i, _ := slices.BinarySearch(r.cfg.Ladder, n); i < len(r.cfg.Ladder) {
 		return max(n, r.cfg.Ladder[i])
@@ -292,19 +293,19 @@ func (r *Rule) Pad(n int) int {
 	return n
 }
 
-// Expected is the tail estimate of gather + infer for a batch of n requests,
-// padding included; 0 as long as nothing was observed.
+// Expected is the tail estimate of gather + infer for a batch of n requests, padding
+// included; 0 before any observation.
 func (r *Rule) Expected(s State, n int) time.Duration {
 	return seconds(s.model.at(float64(r.Pad(n))) * (1 + tailDeviations*min(s.model.deviation(), mostDeviation)))
 }
 
-// Typical is the mean time of gather + infer for a batch of n requests, where Expected
-// is the tail.
+// Typical is the mean time of gather + infer for a batch of n requests, while Expected is
+// the tail.
 func (r *Rule) Typical(s State, n int) time.Duration {
 	return seconds(s.model.at(float64(r.Pad(n))))
 }
 
-// Next is the state after an observation. It allocates nothing.
+// Next returns the state after an observation. It allocates nothing.
 func (r *Rule) Next(s State, o Observation) State {
 	if o.Batch < 1 || o.Padded < o.Batch || o.Elapsed <= 0 {
 		return r.count(s, true) // all candidates were late
@@ -320,7 +321,7 @@ func (r *Rule) Next(s State, o Observation) State {
 	s.aggregated = lean(s.aggregated, o.Aggregated.Seconds())
 	s.previous = t
 	left := r.cfg.SLO - o.Aggregated
-	wrong := o.Elapsed <= left && r.Expected(s, o.Padded) > left // a probe shows it
+	wrong := o.Elapsed <= left && r.Expected(s, o.Padded) > left // a probe proves it
 	s.model = s.model.learn(float64(o.Padded), t, wrong)
 
 	if o.Late > 0 {
@@ -333,11 +334,11 @@ func (r *Rule) Next(s State, o Observation) State {
 	return r.next(r, s, o, miss)
 }
 
-// nextDemoted is the state after a demoted batch. Its time says nothing about the
-// guaranteed ones, so model, limit and fit stay as they are.
+// nextDemoted returns the state after a demoted batch. The batch's time says nothing
+// about guaranteed ones, so model, limit and fit stay as they are.
 //
-// A batch that took longer than the objective counts as if it took the objective: both
-// predict that requests are late, and a stall is forgotten after a few probes.
+// A batch that took longer than the objective counts as if it took the objective. Both
+// predict that requests are late, and this way a stall is forgotten after a few probes.
 func (r *Rule) nextDemoted(s State, o Observation) State {
 	s.demoted = o.Ended
 	expected := s.model.at(float64(o.Padded))
@@ -353,10 +354,10 @@ func (r *Rule) nextDemoted(s State, o Observation) State {
 	return s
 }
 
-// left is what the objective leaves after aggregation, in seconds.
+// left is the part of the objective that remains after aggregation, in seconds.
 func (r *Rule) left(s State) float64 { return max(0, r.cfg.SLO.Seconds()-s.aggregated) }
 
-// count keeps the fit.
+// count updates the fit, and the hits and misses behind it.
 func (r *Rule) count(s State, miss bool) State {
 	switch {
 	case !miss:
@@ -379,33 +380,33 @@ func (r *Rule) count(s State, miss bool) State {
 	return s
 }
 
-// atLimit reports whether a batch says something about the limit: at least three
-// quarters of it were used.
+// atLimit reports whether a batch says something about the limit: it used at least three
+// quarters of it.
 func (r *Rule) atLimit(s State, o Observation) bool { return 4*o.Batch >= 3*r.Size(s) }
 
 const (
-	// firstPatience is how many contented batches make the first probe, patience
-	// doubles with each probe up to mostPatience: a probe that overshoots costs a
-	// batch, so at most 1 batch in 1,024 in the long run, a tenth of what a 99 %
+	// firstPatience is how many successful batches lead to the first probe. Patience
+	// doubles with each probe, up to mostPatience. A probe that is too large costs a
+	// batch. In the long run that is at most 1 batch in 1,024, a tenth of what a 99 %
 	// objective allows.
 	firstPatience  = 2
 	secondPatience = 128
 	mostPatience   = 1024
-	// mostOverload is the part of what the objective leaves that a batch may take
-	// in overload: what twice the bearable rate can fill. A batch of the time t
-	// takes the requests of the last (left - t) before it, so that they fill it
-	// when rate · (left - t) = size; and rate · left/2 = size is what is bearable.
+	// mostOverload is the maximum time of a batch in overload, as a part of left, the
+	// rest of the objective. Twice the sustainable rate can fill such a batch. A batch of
+	// the time t takes the requests of the last (left - t) before it, so they fill it if
+	// rate · (left - t) = size. The sustainable rate has rate · left/2 = size.
 	mostOverload = 2.0 / 3
-	// mostGrowth is how much larger than any batch that was ever timed the next
-	// limit may be.
+	// mostGrowth is the maximum of the next limit, in multiples of the largest batch that
+	// was ever timed.
 	mostGrowth = 2
 )
 
-// nextSLAB moves the limit to the size whose mean time is the target, in
-// proportion to the headroom when that is above it, to the overflow when below.
+// nextSLAB moves the limit to the size whose mean time is the target. It raises the limit in
+// proportion to the headroom, and lowers it in proportion to the overflow.
 func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 	if s.probe > 0 && !miss && o.Padded < s.probe {
-		return s // the trial is still to come
+		return s // the trial has not run yet
 	}
 	s.probe = 0
 	size := r.Size(s)
@@ -414,8 +415,8 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 	if fits <= s.Limit {
 		s.Limit = max(float64(r.min), fits)
 	} else if atLimit {
-		// Only a full batch shows that a larger limit would be used, and what
-		// batches near it cost.
+		// Only a full batch shows that a larger limit would be used, and what batches
+		// near it cost.
 		reach := max(float64(max(mostGrowth*o.Batch, r.step(size))), s.model.largest)
 		s.Limit = max(s.Limit, min(fits, reach, float64(r.cfg.MaxBatch)))
 	}
@@ -426,9 +427,9 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 	if !atLimit {
 		return s
 	}
-	// The model is a line through what was seen, and a device may be kinder than
-	// its line: one size seen gives no slope at all. So a limit that has fitted
-	// for long tries the next step, less and less often.
+	// The model is a line through the observations, and a device may be faster than its
+	// line: observations of one size give no slope. So a limit that has fitted for long
+	// tries the next step, less and less often.
 	if s.content++; s.content >= s.patience && size < r.cfg.MaxBatch {
 		s.content = 0
 		s.patience = min(max(2*s.patience, secondPatience), mostPatience)
@@ -438,15 +439,15 @@ func nextSLAB(r *Rule, s State, o Observation, miss bool) State {
 	return s
 }
 
-// target is how many seconds a batch may take on average. So that the tail of
-// wait and batch fits what the objective leaves after aggregation, it is
+// target is how many seconds a batch may take on average. It is chosen so that the tail
+// of wait and batch fits the rest of the objective after aggregation:
 //
 //	(SLO - aggregation) / (1 + sat + z·dev·sqrt(1 + sat²))
 //
-// The denominator is that tail in units of a batch's mean time: two batches whose
-// deviations are independent. Then nobody need be late. Where requests are late
-// all the same, they come faster than such batches take them, for a moment or for
-// long, and the target moves towards mostOverload.
+// The denominator is that tail in units of a batch's mean time: two batches with
+// independent deviations. No request need then be late. If requests are late anyway, they
+// arrive faster than such batches take them, for a moment or for long. The target then
+// moves towards mostOverload.
 func (r *Rule) target(s State) float64 {
 	left := r.left(s)
 	tail := tailDeviations * s.model.deviation()
@@ -464,18 +465,18 @@ func (r *Rule) step(n int) int {
 }
 
 const (
-	// aimdIncrease is what a full batch within the objective adds. GSLICE's
-	// published traces of Clipper with VGG-19 reach 18, 30 and 44 above the first
-	// batch in 2.5, 5.2 and 9.5 s of batches of 33, 42 and 52 ms on average: a
-	// quarter of a request a batch, each time.
+	// aimdIncrease is what a full batch within the objective adds to the limit. In
+	// GSLICE's published traces, Clipper with VGG-19 gets 18, 30 and 44 above the first
+	// batch in 2.5, 5.2 and 9.5 s. Its batches take 33, 42 and 52 ms on average. That is
+	// a quarter of a request per batch, each time.
 	aimdIncrease = 0.25
-	// aimdDecrease is what a miss leaves: "a small multiplicative backoff,
-	// reducing the batch size by 10 %" (Clipper, section 4.3.1).
+	// aimdDecrease is the factor of a miss: "a small multiplicative backoff, reducing the
+	// batch size by 10 %" (Clipper, section 4.3.1).
 	aimdDecrease = 0.9
 )
 
-// nextAIMD is Clipper's rule on the same observations: additive increase while
-// the objective is met, multiplicative decrease when it is missed.
+// nextAIMD is Clipper's rule on the same observations: additive increase while the
+// objective is met, multiplicative decrease when it is missed.
 func nextAIMD(r *Rule, s State, o Observation, miss bool) State {
 	switch {
 	case miss:
@@ -486,11 +487,11 @@ func nextAIMD(r *Rule, s State, o Observation, miss bool) State {
 	return s
 }
 
-// nextSame leaves the limit as it is: one request a batch, or a fixed number.
+// nextSame does not change the limit: one request per batch, or a fixed number.
 func nextSame(_ *Rule, s State, _ Observation, _ bool) State { return s }
 
-// lean follows x quickly upwards and slowly downwards: it settles high in the
-// distribution of x without being the slave of one extreme.
+// lean follows x quickly upwards and slowly downwards. It settles high in the
+// distribution of x but does not follow a single extreme.
 func lean(v, x float64) float64 {
 	if x > v {
 		return v + (x-v)/4

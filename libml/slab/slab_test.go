@@ -12,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// device is the time of a batch of that padded size.
+// device returns the time of a batch of that padded size.
 type device func(padded int) time.Duration
 
 func linear(fixed, each time.Duration) device {
@@ -28,9 +28,9 @@ func newRule(t rapid.TB, name string, c Config) *Rule {
 	return r
 }
 
-// run runs full batches back to back and returns the last state. It reports for each
-// batch whether a request that came just after the previous batch began missed the
-// objective; a batch of 1 cannot be made smaller and counts as in time.
+// run runs full batches back to back and returns the last state. For each batch it
+// reports whether a request missed the objective that arrived just after the previous
+// batch began. A batch of 1 cannot be made smaller and counts as in time.
 func run(r *Rule, s State, d device, batches int, report func(missed bool)) State {
 	for range batches {
 		previous := seconds(s.previous)
@@ -42,7 +42,7 @@ func run(r *Rule, s State, d device, batches int, report func(missed bool)) Stat
 	return s
 }
 
-// saturate is run that counts the misses in the second half.
+// saturate calls run and counts the misses in the second half.
 func saturate(r *Rule, s State, d device, batches int) (State, int) {
 	beyond := 0
 	i := 0
@@ -128,7 +128,7 @@ func TestSLABFindsTheBestBatchWithinAFewBatches(t *testing.T) {
 			r := newRule(t, SLAB, Config{SLO: c.slo, Ladder: c.ladder, MaxBatch: 32})
 			d := linear(c.fixed, c.each)
 			s, _ := saturate(r, r.Start(), d, 12)
-			// As far off as the tail of an unknown deviation.
+			// The distance corresponds to the tail of an unknown deviation.
 			if n := r.Size(s); 2*d(r.step(n)) < c.slo*85/100 || n > best(r, d) {
 				t.Errorf("size after 12 batches = %d, want near %d and not above", n, best(r, d))
 			}
@@ -140,7 +140,7 @@ func TestSLABFindsTheBestBatchWithinAFewBatches(t *testing.T) {
 	}
 }
 
-// anyDevice draws a device, an objective that it can hold at batch 1, and a rule.
+// anyDevice draws a device, an objective that it can meet at batch 1, and a rule.
 func anyDevice(t *rapid.T, name string) (*Rule, time.Duration, time.Duration) {
 	slo := time.Duration(rapid.IntRange(5, 500).Draw(t, "slo_ms")) * time.Millisecond
 	one := time.Duration(rapid.Float64Range(0.01, 0.4).Draw(t, "batch of 1, part of slo") * float64(slo))
@@ -165,13 +165,13 @@ func (n noisyDevice) device() device {
 	}
 }
 
-// checkSettled runs r on d under saturation until it settles and fails if it then
-// misses the objective in more than 1 % of the batches, or for a while in far more.
+// checkSettled runs r on d under saturation until it settles. It fails if r then misses
+// the objective in more than 1 % of the batches, or for a while in far more.
 //
-// The objective is a rate, so the sample is large. Where a larger batch costs almost
-// nothing more, the true rate is 0.4 % and misses come in clusters, because the model
-// remembers seven batches: one run of 500 batches in 200 then has 8 misses (1.6 %).
-// A window of 500 therefore only shows whether SLAB settled above the objective.
+// The objective is a rate, so the sample is large. If a larger batch costs almost
+// nothing more, the true rate is 0.4 %. Misses come in clusters, because the model
+// remembers seven batches: one run of 500 batches in 200 then has 8 misses (1.6 %). So a
+// window of 500 only shows whether SLAB settled above the objective.
 func checkSettled(t rapid.TB, r *Rule, d device) {
 	t.Helper()
 	const settling, window, windows = 500, 500, 20
@@ -203,8 +203,8 @@ func TestSLABNeverSettlesAboveTheObjective(t *testing.T) {
 	})
 }
 
-// In this draw 6 of the batches 500 to 999 are beyond the objective: by chance, not
-// because SLAB settled there.
+// In this draw 6 of the batches 500 to 999 are beyond the objective. That is chance;
+// SLAB did not settle there.
 func TestSLABOnAnAlmostFlatDevice(t *testing.T) {
 	slo := 5 * time.Millisecond
 	one := time.Duration(0.4 * float64(slo))
@@ -218,8 +218,8 @@ func TestSLABOnAnAlmostFlatDevice(t *testing.T) {
 	checkSettled(t, r, n.device())
 }
 
-// One batch of the tightest objective that a device can hold: the limit is 1 and
-// stays there, whatever is probed.
+// The objective is so tight that the device can only meet it with one request per batch:
+// the limit is 1 and stays there after every probe.
 func TestSLABStaysAtOneWhereTwoDoNotFit(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 32})
 	s, beyond := saturate(r, r.Start(), linear(0, 20*time.Millisecond), 2000)
@@ -243,8 +243,8 @@ func TestSLABFollowsTheDevice(t *testing.T) {
 	}
 }
 
-// A device may be kinder than the line through what was seen: TensorRT's VGG-19
-// on a V100 takes 13.7, 22.6, 25.2, 30.5, 41.0 ms at 1, 2, 4, 8, 16.
+// A device may be faster than the line through the observations: TensorRT's VGG-19 on a
+// V100 takes 13.7, 22.6, 25.2, 30.5, 41.0 ms at 1, 2, 4, 8, 16.
 func TestSLABGetsPastAStepOfTheDevice(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 80 * time.Millisecond, Ladder: []int{1, 2, 4, 8, 16}})
 	times := map[int]time.Duration{1: 13700, 2: 22600, 4: 25200, 8: 30500, 16: 41000}
@@ -280,8 +280,8 @@ func TestSLABGrowsOnlyFromBatchesNearTheLimit(t *testing.T) {
 	}
 }
 
-// Where requests never wait for a running batch (bursts to an idle device), a
-// batch may take all that the objective leaves, not half.
+// If requests never wait for a running batch (bursts to an idle device), a batch may
+// take the whole rest of the objective, not half.
 func TestSLABUsesWhatTheWaitLeaves(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 64})
 	d := linear(4*time.Millisecond, time.Millisecond)
@@ -312,8 +312,8 @@ func TestSLABLeavesRoomForAggregation(t *testing.T) {
 	}
 }
 
-// The longer a request was in the backlog, the longer it waited; the rule must
-// not see it.
+// The longer a request was in the backlog, the longer it waited; the rule must ignore
+// that.
 func TestBacklogNeverShrinksABatch(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, fixed, each := anyDevice(t, SLAB)
@@ -412,8 +412,9 @@ func TestWarmedRuleGrowsAtOnce(t *testing.T) {
 	}
 }
 
-// A rule that gets more sizes finds its way to where one that was warmed up is, in a few
-// batches; also in overload, with an objective in which two batches of 1 hardly fit.
+// A rule that gets more sizes reaches the limit of a warmed-up rule within a few
+// batches. That also holds in overload, with an objective that two batches of 1 hardly
+// fit.
 func TestALargerLadderIsUsedInAFewBatches(t *testing.T) {
 	ladder := []int{1, 2, 4, 8, 16, 32}
 	for name, c := range map[string]struct {
@@ -554,7 +555,7 @@ func TestAIMDAddsAQuarterAndTakesATenth(t *testing.T) {
 	}
 }
 
-// Whatever is observed, a state stays usable.
+// After any observations a state stays usable.
 func TestRulesSurviveAnyObservation(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, _, _ := anyDevice(t, rapid.SampledFrom([]string{SLAB, AIMD}).Draw(t, "rule"))
@@ -589,7 +590,7 @@ func TestNextAllocatesNothing(t *testing.T) {
 	}
 }
 
-// Requests that come too late by themselves (a client's own, tiny deadlines) say
+// Requests that arrive too late by themselves (with tiny deadlines of the client) say
 // nothing about the device.
 func TestLateRequestsDoNotUnteachTheDevice(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 50 * time.Millisecond, MaxBatch: 8})
@@ -603,8 +604,7 @@ func TestLateRequestsDoNotUnteachTheDevice(t *testing.T) {
 	}
 }
 
-// A drift that is too slow to be noticed from batch to batch is followed all the
-// same.
+// The rule follows a drift even if it is too slow to be noticed from batch to batch.
 func TestSLABFollowsADrift(t *testing.T) {
 	r := newRule(t, SLAB, Config{SLO: 200 * time.Millisecond, MaxBatch: 64})
 	speed := 1.0
@@ -613,7 +613,7 @@ func TestSLABFollowsADrift(t *testing.T) {
 	}
 	s, _ := saturate(r, r.Start(), d, 100)
 	for range 300 {
-		speed *= 1.004 // 3.3 times as slow in the end
+		speed *= 1.004 // 3.3 times as slow at the end
 		s, _ = saturate(r, s, d, 1)
 	}
 	if off := float64(r.Expected(s, r.Size(s))) / float64(d(r.Size(s))); off < 0.95 || off > 1.2 {
@@ -640,7 +640,8 @@ func TestFixedModelBatch(t *testing.T) {
 			if got := r.Pad(1); got != 4 {
 				t.Errorf("pads 1 request to %d, want 4", got)
 			}
-			// Far beyond the objective, whatever the number of requests.
+			// Each batch takes far longer than the objective, whatever the number of
+			// requests.
 			for i := range 4 * fitAfter {
 				n := min(1+i%4, r.Size(s))
 				s = r.Next(s, Observation{Batch: n, Padded: r.Pad(n), Elapsed: 50 * time.Millisecond})
@@ -655,7 +656,7 @@ func TestFixedModelBatch(t *testing.T) {
 	}
 }
 
-// A demoted batch teaches nothing about the guaranteed ones, whatever it took.
+// A demoted batch teaches nothing about the guaranteed ones, however long it took.
 func TestDemotedBatchesLeaveLimitAndModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		r, fixed, each := anyDevice(t, SLAB)
@@ -679,7 +680,8 @@ func TestDemotedBatchesLeaveLimitAndModel(t *testing.T) {
 	})
 }
 
-// Demoted batches begin again within a second after the device was taken for any time.
+// Demoted batches begin again within a second after the device was busy, for however
+// long.
 func TestDemotedRecovery(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		slo := time.Duration(rapid.IntRange(5, 100).Draw(t, "slo_ms")) * time.Millisecond
