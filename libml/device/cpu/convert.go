@@ -9,28 +9,29 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// A picture is converted as a stream: its bytes come in the wire's order, cut
-// anywhere (between channels, inside a float), and a cursor remembers where the
-// last cut was. So no piece costs a division, and a piece may have any length.
+// A picture is converted as a stream. Its bytes come in the wire's order, cut
+// anywhere (between channels, inside a float). A cursor remembers the last cut.
+// So no fragment costs a division, and a fragment may have any length.
 
-// cursor is how far a picture has been converted. A kernel for which the
-// tensor's order is the wire's counts in pixel alone, in elements or bytes.
+// cursor is the position up to which a picture has been converted. If the
+// tensor's order is the wire's, a kernel counts only in pixel, in elements or
+// bytes.
 type cursor struct {
 	pixel, channel int // of the next wire element
 	part           [4]byte
-	parts          int // bytes of a wire element that was cut, in part
+	parts          int // bytes in part, of a wire element that was cut
 }
 
-// kernel converts the next bytes of a picture to an image; it may rely on src
-// not reaching past the picture's end and on dst being one whole image.
+// kernel converts the next bytes of a picture to an image. It may assume that
+// src does not go beyond the picture's end and that dst is one complete image.
 type kernel interface {
 	feed(dst []byte, at *cursor, src []byte)
 }
 
-// ErrInput is returned when a models.Input is not one that a device can gather.
+// ErrInput is returned for a models.Input that a device cannot gather.
 var ErrInput = errors.New("input cannot be gathered")
 
-// newKernel picks the fastest kernel for an input.
+// newKernel returns the fastest kernel for an input.
 func newKernel(in *models.Input) (kernel, error) {
 	if err := check(in); err != nil {
 		return nil, err
@@ -56,8 +57,8 @@ func newKernelOf[E element](in *models.Input, p plan) kernel {
 	return &floatKernel[E]{plan: p, half: in.WireType == models.F16, size: in.WireType.Bytes()}
 }
 
-// check refuses what newKernel cannot build. Request.Bytes and Piece.Place are
-// u32, hence the limit on a picture's size.
+// check rejects inputs that newKernel cannot build. Request.Bytes and
+// Piece.Place are u32, hence the limit on a picture's size.
 func check(in *models.Input) error {
 	switch {
 	case in.WireType.Bytes() == 0:
@@ -88,7 +89,7 @@ func check(in *models.Input) error {
 	return nil
 }
 
-// plan is where wire elements go: channel c of pixel p to tensor element
+// plan maps wire elements to tensor elements: channel c of pixel p goes to
 // base[c] + p*stride. All slices are indexed by the wire's channel.
 type plan struct {
 	pixels, channels int
@@ -99,7 +100,7 @@ type plan struct {
 	mean, std        []float32
 	// flat: the tensor's order is the wire's.
 	flat bool
-	// uniform: all channels are normalised alike.
+	// uniform: all channels have the same normalisation.
 	uniform bool
 }
 
@@ -146,8 +147,9 @@ func (p *plan) next(at *cursor) {
 	}
 }
 
-// encode rounds floats to tensor elements; both are as long. One switch a
-// block: a function value would make the block escape to the heap.
+// encode rounds floats to tensor elements; both slices are equally long. It has
+// one switch per block: a function value would make the block escape to the
+// heap.
 func encode[E element](to []E, from []float32) {
 	switch to := any(to).(type) {
 	case []uint8:
@@ -176,7 +178,7 @@ func floatToByte(f float32) uint8 {
 	return 0
 }
 
-// copyKernel serves pictures that are tensors already.
+// copyKernel serves pictures that already are tensors.
 type copyKernel struct{}
 
 func (k copyKernel) feed(dst []byte, at *cursor, src []byte) {
@@ -184,8 +186,8 @@ func (k copyKernel) feed(dst []byte, at *cursor, src []byte) {
 	at.pixel += len(src)
 }
 
-// tableKernel serves u8 pictures: what becomes of each of the 256 values is
-// worked out once for each channel.
+// tableKernel serves u8 pictures. For each channel it computes the results of
+// the 256 values once.
 type tableKernel[E element] struct {
 	plan
 	tables [][256]E
@@ -219,7 +221,7 @@ func (k *tableKernel[E]) feed(dst []byte, at *cursor, src []byte) {
 	}
 }
 
-// planes goes through a CHW picture.
+// planes converts a CHW picture.
 func (k *tableKernel[E]) planes(out []E, at *cursor, src []byte) {
 	for len(src) > 0 {
 		run := src[:min(len(src), k.pixels-at.pixel)]
@@ -240,8 +242,8 @@ func (k *tableKernel[E]) planes(out []E, at *cursor, src []byte) {
 	}
 }
 
-// pixelwise goes through an HWC picture: the rest of a pixel that was cut, whole
-// pixels, the start of the next that is cut.
+// pixelwise converts an HWC picture: the rest of a pixel that was cut, complete
+// pixels, and the start of the next cut pixel.
 func (k *tableKernel[E]) pixelwise(out []E, at *cursor, src []byte) {
 	head := src[:min(len(src), (k.channels-at.channel)%k.channels)]
 	k.few(out, at, head)
@@ -278,8 +280,8 @@ func (k *tableKernel[E]) few(out []E, at *cursor, src []byte) {
 	}
 }
 
-// translate sets out[i] = table[src[i]]; out is as long as src. Eight at a time:
-// one load of the source, no bounds checks.
+// translate sets out[i] = table[src[i]]; out is as long as src. It converts
+// eight at a time, with one load of the source and no bounds checks.
 func translate[E element](out []E, src []byte, table *[256]E) {
 	for len(src) >= 8 && len(out) >= 8 {
 		v := binary.LittleEndian.Uint64(src)
@@ -300,7 +302,7 @@ func translate[E element](out []E, src []byte, table *[256]E) {
 	}
 }
 
-// split3 takes the pixels of src apart into three planes.
+// split3 splits the pixels of src into three planes.
 func split3[E element](r, g, b []E, src []byte, rt, gt, bt *[256]E) {
 	for len(src) >= 12 && len(r) >= 4 && len(g) >= 4 && len(b) >= 4 {
 		v, w := binary.LittleEndian.Uint64(src), binary.LittleEndian.Uint32(src[8:])
@@ -318,7 +320,7 @@ func split3[E element](r, g, b []E, src []byte, rt, gt, bt *[256]E) {
 	}
 }
 
-// keep3 converts pixels in place of each other.
+// keep3 converts pixels and keeps the order of their channels.
 func keep3[E element](out []E, src []byte, rt, gt, bt *[256]E) {
 	for len(src) >= 3 && len(out) >= 3 {
 		p, o := (*[3]byte)(src), (*[3]E)(out)
@@ -327,7 +329,7 @@ func keep3[E element](out []E, src []byte, rt, gt, bt *[256]E) {
 	}
 }
 
-// swap3 converts pixels and turns their channels round.
+// swap3 converts pixels and reverses the order of their channels.
 func swap3[E element](out []E, src []byte, rt, gt, bt *[256]E) {
 	for len(src) >= 3 && len(out) >= 3 {
 		p, o := (*[3]byte)(src), (*[3]E)(out)
@@ -336,12 +338,12 @@ func swap3[E element](out []E, src []byte, rt, gt, bt *[256]E) {
 	}
 }
 
-// floatKernel serves f16 and f32 pictures, a block at a time: decode,
-// normalise, encode, put in place. The block stays in the first-level cache.
+// floatKernel serves f16 and f32 pictures, a block at a time: decode, normalise,
+// encode, place. The block stays in the first-level cache.
 type floatKernel[E element] struct {
 	plan
 	half bool
-	size int // bytes of a wire element
+	size int // of a wire element, in bytes
 }
 
 const blockElements = 256
@@ -384,7 +386,7 @@ func (k *floatKernel[E]) decode(block []float32, src []byte) {
 	}
 }
 
-// place normalises a block and writes it where it belongs.
+// place normalises a block and writes it to its place in the tensor.
 func (k *floatKernel[E]) place(out []E, at *cursor, block []float32) {
 	if k.flat && k.uniform {
 		k.normaliseEach(block, 0, 1, 0)
@@ -407,7 +409,7 @@ func (k *floatKernel[E]) place(out []E, at *cursor, block []float32) {
 	if k.planar {
 		return
 	}
-	// One channel after the other: element i of the block is of channel
+	// One channel after the other: element i of the block has channel
 	// (at.channel + i) % channels.
 	for c := range k.channels {
 		k.normaliseEach(block, k.first(at, c), k.channels, c)
@@ -425,8 +427,8 @@ func (k *floatKernel[E]) place(out []E, at *cursor, block []float32) {
 	at.channel = n % k.channels
 }
 
-// first is the index of the first element of channel c in a block that begins
-// at the cursor.
+// first is the index of the first element of channel c in a block that begins at
+// the cursor.
 func (p *plan) first(at *cursor, c int) int {
 	if c < at.channel {
 		c += p.channels
@@ -434,7 +436,7 @@ func (p *plan) first(at *cursor, c int) int {
 	return c - at.channel
 }
 
-// normaliseEach normalises every step-th element as channel c's.
+// normaliseEach normalises every step-th element with channel c's values.
 func (p *plan) normaliseEach(block []float32, first, step, c int) {
 	if !p.normalise {
 		return
@@ -445,8 +447,8 @@ func (p *plan) normaliseEach(block []float32, first, step, c int) {
 	}
 }
 
-// scatter sets every stride-th element of out, from to on, to every step-th of
-// block, from first on.
+// scatter copies every step-th element of block, from first on, to every
+// stride-th element of out, from to on.
 func scatter[E element](out []E, to, stride int, block []E, first, step int) {
 	for i := first; i < len(block); i += step {
 		out[to] = block[i]

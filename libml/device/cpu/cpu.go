@@ -1,10 +1,11 @@
-// Package cpu is the device of the embedded default: the CPU gathers, from
-// slabs that are mapped into this process, into tensors in shared memory.
+// Package cpu is the default device: the CPU gathers. It reads slabs that are
+// mapped into this process and writes tensors in shared memory.
 //
-// An image is written once and its slab bytes are read once: pieces are put in
-// order, then converted as one stream (types, layouts, channel order and
-// normalisation fused). Gather is done when it returns; Wait has nothing to wait
-// for, and the outputs are in shared memory, where the CPU reads them.
+// An image is written once and its slab bytes are read once. Gather puts the
+// fragments in order, then converts them as one stream (types, layouts, channel
+// order and normalisation fused). Gather is done when it returns, so Wait has
+// nothing to wait for. The outputs are in shared memory, where the CPU reads
+// them.
 //
 // Elements wider than a byte are little-endian in pictures and in the machine's
 // order in tensors.
@@ -33,8 +34,8 @@ type Device struct {
 	slots                 [device.Slots]workspace
 }
 
-// workspace is what a slot's Gather needs and keeps; apart by a cache line, for
-// slots are used from different threads.
+// workspace is the memory of a slot's Gather, kept between calls. Workspaces are
+// a cache line apart, because different threads use the slots.
 type workspace struct {
 	ordered []shm.Piece
 	at      cursor
@@ -43,9 +44,9 @@ type workspace struct {
 
 var _ device.Device = (*Device)(nil)
 
-// New makes a device that gathers for an input from slabs, which are mapped
-// until Close has returned; AddSlab adds more. It returns an error that wraps
-// ErrInput when the input makes no sense.
+// New returns a device that gathers for an input from slabs. The slabs stay
+// mapped until Close has returned; AddSlab adds more. The error for an invalid
+// input wraps ErrInput.
 func New(in models.Input, slabs [][]byte) (*Device, error) {
 	k, err := newKernel(&in)
 	if err != nil {
@@ -60,10 +61,10 @@ func New(in models.Input, slabs [][]byte) (*Device, error) {
 	return d, nil
 }
 
-// Name is "cpu".
+// Name returns "cpu".
 func (d *Device) Name() string { return control.DeviceCPU }
 
-// AddSlab makes a slab known; see device.Device.
+// AddSlab registers a slab; see device.Device.
 func (d *Device) AddSlab(mem []byte) error {
 	const most = 1 << 16 // Piece.Slab is a u16
 	if len(d.slabs) == most {
@@ -74,14 +75,15 @@ func (d *Device) AddSlab(mem []byte) error {
 	return nil
 }
 
-// Bind has nothing to bind: any thread may call.
+// Bind does nothing: any thread may call the device.
 func (d *Device) Bind() error { return nil }
 
-// InFlight is 1: a batch keeps the CPUs busy that the function has.
+// InFlight returns 1: one batch keeps the function's CPUs busy.
 func (d *Device) InFlight() int { return 1 }
 
-// Tensors lays input and outputs out in shared, in that order and each aligned to
-// device.TensorAlign: all slots have the same. It needs models.Card.TensorBytes.
+// Tensors lays out input and outputs in shared, in that order and each aligned to
+// device.TensorAlign. All slots get the same tensors. It needs
+// models.Card.TensorBytes.
 func (d *Device) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, error) {
 	laid, err := device.Lay(shared, append([]int{sizes.Input}, sizes.Outputs...)...)
 	if err != nil {
@@ -91,15 +93,15 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) ([]device.Tensors, e
 	return slices.Repeat([]device.Tensors{{Input: laid[0], Outputs: laid[1:], Results: laid[1:]}}, device.Slots), nil
 }
 
-// errTensor is returned when a batch does not fit the tensor it should go to, or
-// the tensor is not aligned for its elements.
+// errTensor is returned if a batch does not fit its tensor, or if the tensor is
+// not aligned for its elements.
 var errTensor = errors.New("tensor does not hold the batch")
 
 // errSlot is returned for a slot outside 0 .. device.Slots-1.
 var errSlot = errors.New("no such slot")
 
-// Gather fills a batch tensor; see device.Device. It allocates only when a
-// request has more pieces than any before it in the slot, and for its error.
+// Gather fills a batch tensor; see device.Device. It allocates only for an error,
+// or when a request has more fragments than any before it in the slot.
 func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []bool) error {
 	if err := d.check(slot, dst, len(reqs)); err != nil {
 		return fmt.Errorf("gather %d requests: %w", len(reqs), err)
@@ -137,7 +139,7 @@ func (d *Device) gather(w *workspace, image []byte, req device.Request) (bad int
 	return -1, nil
 }
 
-// Pad blanks images from up to, not including, to.
+// Pad blanks the images from, from+1, ... to-1.
 func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 	if from < 0 || to < from {
 		return fmt.Errorf("pad images %d to %d: %w", from, to, errTensor)
@@ -161,7 +163,7 @@ func (d *Device) check(slot int, dst []byte, images int) error {
 	return nil
 }
 
-// Fetch has nothing to do: the framework's outputs are the results.
+// Fetch does nothing: the framework's outputs are the results.
 func (d *Device) Fetch(slot int, images int) error {
 	switch {
 	case slot < 0 || slot >= len(d.slots):
@@ -172,7 +174,7 @@ func (d *Device) Fetch(slot int, images int) error {
 	return nil
 }
 
-// Done is always true: what was asked was done when the call returned.
+// Done is always true: all work is done when its call returns.
 func (d *Device) Done(slot int) (bool, error) {
 	if slot < 0 || slot >= len(d.slots) {
 		return true, fmt.Errorf("look at slot %d: %w", slot, errSlot)
@@ -180,7 +182,8 @@ func (d *Device) Done(slot int) (bool, error) {
 	return true, nil
 }
 
-// Wait returns at once; the host's clock has measured all there is.
+// Wait returns at once. It returns no duration: the host's clock has measured
+// everything.
 func (d *Device) Wait(slot int) (inferred time.Duration, err error) {
 	if slot < 0 || slot >= len(d.slots) {
 		return 0, fmt.Errorf("wait for slot %d: %w", slot, errSlot)
@@ -188,15 +191,15 @@ func (d *Device) Wait(slot int) (inferred time.Duration, err error) {
 	return 0, nil
 }
 
-// Close forgets the slabs, so that a late Gather is refused, not a fault.
+// Close forgets the slabs, so that a late Gather returns an error and does not
+// fault.
 func (d *Device) Close() error {
 	d.slabs, d.slabBytes = nil, nil
 	return nil
 }
 
-// Direct converts one picture that lies in one run, as Gather would: the
-// reference that runs a model in process prepares its input with it. dst holds
-// one image.
+// Direct converts one contiguous picture, as Gather would. The reference, which
+// runs a model in this process, prepares its input with it. dst holds one image.
 func Direct(in models.Input, picture, dst []byte) error {
 	k, err := newKernel(&in)
 	switch {

@@ -45,8 +45,8 @@ func TestAQueuedDeviceIsStillADevice(t *testing.T) {
 	devicetest.RunPartitioned(t, open, groups)
 }
 
-// The suite cuts small pictures into crumbs; here they are large enough for the
-// kernels' unrolled loops and cut into packets of one size.
+// The suite cuts small pictures into tiny fragments. Here pictures are large
+// enough for the kernels' unrolled loops, and cut into packets of one size.
 func TestPacketsGatherLikeTheReference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := devicetest.Inputs().Draw(t, "input")
@@ -105,7 +105,8 @@ func TestFloatToHalfRoundsToTheNearest(t *testing.T) {
 			t.Fatalf("floatToHalf(%v = %#x) = %#04x, want %#04x", f, math.Float32bits(f), got, want)
 		}
 	}
-	// Each half, half way to the next, and one f32 step to either side of both.
+	// Each half, the middle between it and the next, and one f32 step to either
+	// side of both.
 	for h := range uint16(0x7c00) {
 		exact, middle := halfToFloat(h), (halfToFloat(h)+halfToFloat(h+1))/2
 		if h == 0x7bff {
@@ -214,7 +215,7 @@ func TestGatherAllocatesNothing(t *testing.T) {
 	}
 }
 
-// scene is an input as the models have them, in packets as GRO leaves them.
+// scene is an input like those of the models, in packets as GRO delivers them.
 type scene struct {
 	name string
 	in   models.Input
@@ -274,8 +275,8 @@ func (s *scene) open(tb testing.TB) (*Device, []byte, []device.Request) {
 	return d, devicetest.Aligned(images * s.in.TensorBytes()), reqs
 }
 
-// BenchmarkGather reports GB/s of picture bytes read; "floor" is a plain copy of
-// as many bytes as the tensor has, from one run to another.
+// BenchmarkGather reports GB/s of picture bytes read. "floor" is a plain copy of
+// as many bytes as the tensor has, between two contiguous buffers.
 func BenchmarkGather(b *testing.B) {
 	for _, c := range cases() {
 		b.Run(c.name, func(b *testing.B) {

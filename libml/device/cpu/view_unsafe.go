@@ -6,8 +6,8 @@ import "unsafe"
 type element interface{ uint8 | uint16 | uint32 }
 
 // view returns b as elements, in the machine's byte order, which is the
-// tensor's. b is aligned for E (see aligned); bytes past the last whole element
-// are left out. The view keeps b's memory alive no more and no less than b does.
+// tensor's. b is aligned for E (see aligned). The view omits bytes after the
+// last complete element. It keeps b's memory alive as b does.
 func view[E element](b []byte) []E {
 	var e E
 	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(e)))

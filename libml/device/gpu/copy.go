@@ -6,24 +6,24 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// copier gathers as it is done without a kernel that reads host memory, which is what
-// the paper compares its gather with (3.3.2, Fig. 12):
+// copier gathers without a kernel that reads host memory. The paper compares its gather
+// with this method (3.3.2, Fig. 12):
 //
-//  1. the CPU puts the pieces together in pinned memory, picture after picture
-//  2. one copy brings them over
-//  3. the gather kernel converts them, from where they lie on the device
+//  1. The CPU puts the fragments together in pinned memory, picture after picture.
+//  2. One copy brings them to the device.
+//  3. The gather kernel converts them there.
 //
-// So all that differs is the gather. Where nothing is to be converted the copy goes
-// straight to the batch tensor, and 3 is nothing. It is slot 0's and 2's, or 1's and 3's,
-// as their tensors are.
+// So only the gather differs. If nothing needs conversion, the copy goes straight to the
+// batch tensor, and step 3 is empty. Slots 0 and 2 share a copier, as do 1 and 3, because
+// they share their tensors.
 type copier struct {
 	staged      []byte       // pinned
-	on          cuda.Pointer // as many bytes of the device; 0 where the copy goes to the tensor
-	descriptors []byte       // pinned: all pictures, where they lie at on
-	each        int          // descriptors a picture
+	on          cuda.Pointer // as many bytes on the device; 0 if the copy goes to the tensor
+	descriptors []byte       // pinned: for all pictures, their places at on
+	each        int          // descriptors per picture
 }
 
-// newCopier makes room for so many pictures.
+// newCopier allocates memory for this many pictures.
 func newCopier(d *Device, pictures int) (_ *copier, err error) {
 	p := &d.kernel.plan
 	c := &copier{each: (p.wireBytes + PieceBytes - 1) / PieceBytes}
@@ -52,7 +52,7 @@ func newCopier(d *Device, pictures int) (_ *copier, err error) {
 	}
 	room := c.descriptors
 	for i := range pictures {
-		// PieceBytes is a whole number of elements and of pixels of three channels.
+		// PieceBytes is a multiple of elements and of pixels with three channels.
 		for place := 0; place < p.wireBytes; place += PieceBytes {
 			put(room, uint64(slab), uint64(i*p.wireBytes+place), uint64(place), uint64(min(PieceBytes, p.wireBytes-place)), uint64(i))
 			room = room[DescriptorBytes:]
@@ -105,7 +105,7 @@ func (s *slot) gatherByCopy(d *Device, dst []byte, reqs []device.Request, refuse
 	return first, nil
 }
 
-// stage puts a request's pieces together, once they have been checked.
+// stage checks a request's fragments and then puts them together.
 func (s *slot) stage(d *Device, req device.Request, picture int) (bad int, err error) {
 	size := d.kernel.plan.wireBytes
 	if uint64(req.Bytes) != uint64(size) {
@@ -122,12 +122,12 @@ func (s *slot) stage(d *Device, req device.Request, picture int) (bad int, err e
 	return -1, nil
 }
 
-// from is a piece that was checked.
+// from returns the bytes of a checked fragment.
 func from(slabs [][]byte, p *shm.Piece) []byte {
 	return slabs[p.Slab][p.Offset : p.Offset+uint64(p.Length)]
 }
 
-// bringOver queues the copy, and the conversion.
+// bringOver queues the copy and the conversion.
 func (s *slot) bringOver(d *Device, dst cuda.Pointer, pictures int) error {
 	c, bytes := s.copies, pictures*d.kernel.plan.wireBytes
 	if c.on == 0 {

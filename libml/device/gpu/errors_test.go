@@ -28,7 +28,7 @@ var sizes = device.Sizes{Input: 8 * 64, Outputs: []int{8 * 16, 8 * 4}}
 
 func open() (*gpu.Device, error) { return gpu.New(input, gpu.Options{Device: "cuda"}) }
 
-// opened is a device on this thread, with a slab and tensors.
+// opened returns a device on this thread, with a slab and tensors.
 func opened(t *testing.T) (*gpu.Device, []device.Tensors) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -92,7 +92,7 @@ const (
 	outOfResources = 701
 )
 
-// Each call that New makes is refused once.
+// Each call that New makes fails once.
 func TestADeviceThatCannotBeOpenedLeavesNothing(t *testing.T) {
 	runtime.LockOSThread()
 	for call, times := range map[string]int{
@@ -171,7 +171,7 @@ func TestMoreSlabsThanTheKernelTakesAreRefused(t *testing.T) {
 	}
 }
 
-// A call that is refused costs its batch, and no more.
+// A failed call costs its batch, and no more.
 func TestABatchThatIsRefusedIsFollowedByOthers(t *testing.T) {
 	for _, call := range []string{"cuLaunchKernel", "cuEventRecord", "cuStreamWriteValue32_v2"} {
 		for nth := 1; nth <= 2; nth++ {
@@ -264,7 +264,8 @@ func TestALostDeviceIsLostForGood(t *testing.T) {
 					t.Errorf("after the loss %s says %v", what, err)
 				}
 			}
-			// The process ends now. Here the device comes back, and all is given back.
+			// A real process would end now. Here the device comes back, and
+			// everything is freed.
 			cudafake.Reset()
 			if err := d.Close(); err != nil {
 				t.Errorf("close: %v", err)
@@ -315,7 +316,7 @@ func TestASlotThatCannotBeMovedStaysWhereItIs(t *testing.T) {
 	}
 }
 
-// Where a slot ran before lives until it moves again, and no longer.
+// A slot's old place lives until the slot moves again, and no longer.
 func TestPartitionsAreGivenBack(t *testing.T) {
 	cudafake.Check(t)
 	d, _ := opened(t)
@@ -327,7 +328,7 @@ func TestPartitionsAreGivenBack(t *testing.T) {
 		if err := d.Repartition(slots, []int{i % 15}); err != nil {
 			t.Fatal(err)
 		}
-		// Each slot has the stream that it runs on, and the one before.
+		// Each slot has its present stream and the one before.
 		want := int64(min(device.Slots+2*(i+1), 2*device.Slots))
 		if got := cudafake.Now().Streams; got != want {
 			t.Fatalf("after %d moves there are %d streams, want %d", i+1, got, want)

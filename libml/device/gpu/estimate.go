@@ -2,28 +2,29 @@ package gpu
 
 import "time"
 
-// estimate is how long batches of one size took lately, in nanoseconds: a mean
-// that forgets, and the mean distance from it. The zero estimate knows nothing.
+// estimate is how long recent batches of one size took, in nanoseconds: an
+// exponential mean, and the mean distance from it. The zero estimate knows
+// nothing.
 type estimate struct {
 	mean, deviation float64
 }
 
 const (
-	// forget is the weight of what comes in.
+	// forget is the weight of a new measurement.
 	forget = 1.0 / 8
-	// wakeEarly is how long before the expected time a nap ends at the latest: a
-	// thread is woken some microseconds late.
+	// wakeEarly is how long before the expected time a nap ends at the latest: the
+	// kernel wakes a thread some microseconds late.
 	wakeEarly = float64(15 * time.Microsecond)
-	// shortest is a nap that is worth the system call.
+	// shortest is the shortest nap that is worth the system call.
 	shortest = float64(10 * time.Microsecond)
-	// patience is how long a batch is watched past the time when it was expected, or
-	// from the beginning where nothing is known.
+	// patience is how long Wait polls a batch beyond its expected time, or from
+	// the beginning if nothing is known.
 	patience = float64(50 * time.Microsecond)
 )
 
-// add takes in how long a batch took. One that ended during a nap is seen when the
-// nap ends, which is before the mean: so the mean sinks, and the deviation grows,
-// until naps end in time again.
+// add updates the estimate with a batch's time. If a batch ends during a nap, Wait
+// notices it when the nap ends, which is before the mean. So the mean decreases
+// and the deviation grows until naps end in time again.
 func (e *estimate) add(ns int64) {
 	took := float64(ns)
 	if e.mean == 0 {
@@ -38,9 +39,9 @@ func (e *estimate) add(ns int64) {
 	e.mean += (took - e.mean) * forget
 }
 
-// nap is how long to sleep, waited nanoseconds after the beginning; 0: look now.
-// A batch that is expected soon is watched. One that is late, or of which nothing
-// is known, is looked at after naps of a sixteenth of the time that it has taken.
+// nap returns how long to sleep, waited nanoseconds after the beginning; 0: check
+// now. A batch that is expected soon is polled. One that is late or unknown is
+// checked after naps of a sixteenth of the time that it has taken.
 func (e *estimate) nap(waited int64) int64 {
 	now := float64(waited)
 	early, late := e.mean-3*e.deviation-wakeEarly, e.mean+4*e.deviation+patience

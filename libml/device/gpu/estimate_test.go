@@ -6,8 +6,9 @@ import (
 	"time"
 )
 
-// waiting plays a thread that waits for batches: how long it was awake, and how late
-// it saw each end. Naps last a little longer than asked for.
+// waiting simulates a thread that waits for batches. It measures how long the thread
+// was awake, and how late it noticed each end. Naps last a little longer than
+// requested.
 type waiting struct {
 	e            estimate
 	awake, slept int64
@@ -22,7 +23,7 @@ func (w *waiting) batch(took int64, overslept func() int64) {
 			w.slept += n
 			now += n
 		} else {
-			w.awake++ // one look
+			w.awake++ // one check
 			now += 300
 			w.awake += 299
 		}
@@ -39,7 +40,7 @@ func TestAWaitingThreadSleepsMostOfTheTimeAndSeesTheEnd(t *testing.T) {
 	for _, c := range []struct {
 		name         string
 		took, jitter time.Duration
-		busy         float64 // part of the time, at most
+		busy         float64 // maximum part of the time
 	}{
 		{"a small model", 300 * time.Microsecond, 3 * time.Microsecond, 0.2},
 		{"a large one", 3 * time.Millisecond, 15 * time.Microsecond, 0.04},
@@ -69,7 +70,8 @@ func TestAWaitingThreadSleepsMostOfTheTimeAndSeesTheEnd(t *testing.T) {
 	}
 }
 
-// Batches may become shorter (a larger share) while the thread sleeps through them.
+// Batches may become shorter (a larger share) while the thread sleeps through their
+// ends.
 func TestAnEstimateFollowsBatchesThatBecomeShorter(t *testing.T) {
 	w := &waiting{}
 	overslept := func() int64 { return 3000 }

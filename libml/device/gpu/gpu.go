@@ -1,25 +1,25 @@
-// Package gpu is a CUDA device behind libml's interface: a kernel reads the pieces
-// of requests over PCIe from slabs in pinned host memory and writes the batch
-// tensor to device memory, converted, in one launch.
+// Package gpu is a CUDA device for libml. In one launch, a kernel reads the fragments
+// of requests over PCIe from slabs in pinned host memory, converts them, and writes
+// the batch tensor to device memory.
 //
-// The way of a batch, all on its slot's stream:
+// A batch takes these steps, all on its slot's stream:
 //
-//	Gather   (with Options.Copy another way: copy.go)
+//	Gather   (with Options.Copy in another way: copy.go)
 //	         1. device.Order checks a private copy of each request's pieces
-//	         2. they become descriptors in the slot's pinned memory
+//	         2. write their descriptors to the slot's pinned memory
 //	         3. one launch of the gather kernel (gather.cu); an event after it
-//	Pad      4. the images up to the ladder's step are set to zero
+//	Pad      4. set the images up to the ladder's step to zero
 //	         5. (the framework's work)
-//	Fetch    6. outputs are copied to the results, in shared memory, registered, by
+//	Fetch    6. copy the outputs to the results, in registered shared memory, by
 //	            a kernel or, if they are large, by the copy engine; an event; then
 //	            the stream writes the batch's number to a word
-//	Done     7. the word is looked at: a read of memory, no call into CUDA
-//	Wait     8. asleep for most of the time that batches of this size took lately,
-//	            then looking at the word
+//	Done     7. check the word: a read of memory, no call into CUDA
+//	Wait     8. sleep for most of the time that recent batches of this size took,
+//	            then poll the word
 //
 // Slots 0 and 2 have the same tensors, and so have 1 and 3.
 //
-// It builds where there is no CUDA and no cgo; then New says what is missing.
+// The package builds without CUDA and without cgo; New then reports what is missing.
 package gpu
 
 import (
@@ -42,23 +42,23 @@ import (
 // one's packets cross PCIe.
 const inFlight = 2
 
-// What a Device refuses.
+// Errors of a Device for invalid calls.
 var (
-	// errSlot is returned for a slot that is not 0 to device.Slots-1.
+	// errSlot is returned for a slot outside 0 .. device.Slots-1.
 	errSlot = errors.New("no such slot")
-	// errTensor is returned when a batch does not lie in its slot's input tensor,
-	// does not fit it, or is not aligned.
+	// errTensor is returned for a batch that is not aligned, does not lie in its
+	// slot's input tensor, or does not fit it.
 	errTensor = errors.New("batch does not fit its tensor")
-	// ErrBusy is returned when a slot is to be moved that has work in flight.
+	// ErrBusy is returned if a slot with work in flight should move.
 	ErrBusy = errors.New("slot is in flight")
 )
 
-// Options say which device, and how it is handed out.
+// Options choose the device and the kind of gather.
 type Options struct {
-	// Device is what cuda.Find takes: "cuda", "cuda:1", a UUID or its beginning.
+	// Device is an argument of cuda.Find: "cuda", "cuda:1", a UUID or its beginning.
 	Device string
-	// Copy has the CPU put the pieces of a batch together, and one copy bring them over,
-	// in place of the kernel that reads them where they lie (copy.go).
+	// Copy lets the CPU put the fragments of a batch together, and one copy bring
+	// them to the device. Without it, the kernel reads them in host memory (copy.go).
 	Copy bool
 }
 
@@ -67,21 +67,21 @@ type Device struct {
 	device  cuda.Device
 	context *cuda.Context
 	kernel  *Kernel
-	control []byte // pinned; a line of each slot, see slot.go
+	control []byte // pinned; one line per slot, see slot.go
 	slots   [device.Slots]slot
 
 	copy    bool      // Options.Copy
-	copiers []*copier // by slot, and the slot that has the same tensors
+	copiers []*copier // by slot; two slots with the same tensors share one
 
-	slabs     [][]byte // registered, but for a copier's
+	slabs     [][]byte // registered, except for a copier's
 	slabBytes []uint64
 	shared    []byte       // registered
 	memory    cuda.Pointer // of all tensors
 	images    int          // of the largest batch
 
-	lost atomic.Pointer[error] // what the device was lost with
+	lost atomic.Pointer[error] // the error with which the device was lost
 
-	mu    sync.Mutex // guards what follows, and lanes of slots while they are moved
+	mu    sync.Mutex // guards the fields below, and the lanes of slots while they move
 	split *cuda.Split
 	level budget.Level // of new lanes; budget.Demoted until Prioritize
 }
@@ -98,10 +98,10 @@ func SharedBytes(sizes device.Sizes) int {
 	return inFlight * n
 }
 
-// New makes a device that gathers for an input: its context, in 0.1 s, streams and
-// the kernel, compiled by the driver in 0.05 s. The calling thread is locked, and
-// bound to the context from here on. An input that makes no sense is cpu.ErrInput;
-// where there is no driver or no such device the errors are package cuda's.
+// New opens a device that gathers for an input. It creates a context, in 0.1 s,
+// streams, and the kernel, which the driver compiles in 0.05 s. The calling thread is
+// locked, and from here on bound to the context. The error is cpu.ErrInput for an
+// invalid input, and one of package cuda's if there is no driver or no such device.
 func New(in models.Input, o Options) (_ *Device, err error) {
 	found, err := cuda.Find(o.Device)
 	if err != nil {
@@ -111,7 +111,7 @@ func New(in models.Input, o Options) (_ *Device, err error) {
 	defer func() {
 		if err != nil {
 			err = d.fail("open GPU", err)
-			if !errors.Is(err, device.ErrLost) { // then to give back may wait for ever
+			if !errors.Is(err, device.ErrLost) { // on a lost device, freeing may block forever
 				d.Close()
 			}
 		}
@@ -138,17 +138,17 @@ func New(in models.Input, o Options) (_ *Device, err error) {
 	return d, nil
 }
 
-// Name is the GPU's UUID.
+// Name returns the GPU's UUID.
 func (d *Device) Name() string { return d.device.UUID() }
 
-// Kernel names the gather kernel that was chosen for the input.
+// Kernel returns the name of the gather kernel that was chosen for the input.
 func (d *Device) Kernel() string { return d.kernel.Name() }
 
-// InFlight is 2.
+// InFlight returns 2.
 func (d *Device) InFlight() int { return inFlight }
 
-// Bind makes the context the calling thread's, and has the kernel wake the thread
-// from its naps on time (its timer slack is 50 µs otherwise).
+// Bind makes the context current on the calling thread. It also lets the operating
+// system end the thread's naps on time (its timer slack is 50 µs otherwise).
 func (d *Device) Bind() error {
 	if err := d.context.Bind(); err != nil {
 		return d.fail("bind", err)
@@ -160,9 +160,9 @@ func (d *Device) Bind() error {
 	return nil
 }
 
-// fail names what failed, and makes it device.ErrLost where CUDA says that nothing
-// will work again. A driver that has lost a device says so at whatever is called
-// next.
+// fail adds the failed operation to an error. The error becomes device.ErrLost if
+// CUDA reports that nothing will work again. A driver that has lost a device reports
+// it at the next call, whichever that is.
 func (d *Device) fail(doing string, err error) error {
 	if errors.Is(err, cuda.ErrLost) && !errors.Is(err, device.ErrLost) {
 		err = fmt.Errorf("%w: %w", device.ErrLost, err)
@@ -172,8 +172,8 @@ func (d *Device) fail(doing string, err error) error {
 }
 
 // AddSlab pins a slab, for reading only: 1 GiB takes about 20 ms on huge pages and
-// ten times as long on small ones. There may be Slabs. Where the CPU gathers there is
-// nothing to pin.
+// ten times as long on small ones. There may be up to Slabs slabs. If the CPU
+// gathers, AddSlab pins nothing.
 func (d *Device) AddSlab(mem []byte) error {
 	if d.copy {
 		d.slabs, d.slabBytes = append(d.slabs, mem), append(d.slabBytes, uint64(len(mem)))
@@ -190,10 +190,10 @@ func (d *Device) AddSlab(mem []byte) error {
 	return nil
 }
 
-// Tensors allocates input and outputs of two batches in device memory and lays
-// their results out in shared, which it pins; it needs SharedBytes of it, and its
-// pages are whole or the caller's. device.ErrShared and, wrapped, cuda.ErrOutOfMemory
-// are what to expect.
+// Tensors allocates input and outputs of two batches in device memory. It lays out
+// their results in shared, which it pins. It needs SharedBytes there, in complete
+// pages or pages that belong to the caller. Errors are device.ErrShared and, wrapped,
+// cuda.ErrOutOfMemory.
 func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors, err error) {
 	need := SharedBytes(sizes)
 	if len(shared) < need {
@@ -254,8 +254,8 @@ func (d *Device) Tensors(shared []byte, sizes device.Sizes) (_ []device.Tensors,
 	return tensors, nil
 }
 
-// Gather checks the requests and queues one launch for all of them. It allocates
-// only where the requests are in more pieces than any before.
+// Gather checks the requests and queues one launch for all of them. It allocates only
+// if the requests have more fragments than any before.
 func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []bool) error {
 	s, err := d.slot(slot)
 	if err == nil {
@@ -304,7 +304,7 @@ func (d *Device) Gather(slot int, dst []byte, reqs []device.Request, refused []b
 	return nil
 }
 
-// Pad queues the blanking of images from up to, not including, to.
+// Pad queues the blanking of the images from, from+1, ... to-1.
 func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 	s, err := d.slot(slot)
 	if err == nil && (from < 0 || to < from) {
@@ -328,8 +328,8 @@ func (d *Device) Pad(slot int, dst []byte, from, to int) error {
 	return nil
 }
 
-// Fetch queues the copy of the first images' outputs, and the word that Done and
-// Wait look for.
+// Fetch queues the copy of the first images' outputs, and the write of the word that
+// Done and Wait read.
 func (d *Device) Fetch(slot int, images int) error {
 	s, err := d.slot(slot)
 	if err == nil && (images < 0 || images > d.images) {
@@ -345,7 +345,7 @@ func (d *Device) Fetch(slot int, images int) error {
 }
 
 // Done reads a word that the stream writes. About every millisecond it asks the
-// driver whether the stream has failed, which then would never write it.
+// driver whether the stream has failed, because a failed stream never writes it.
 func (d *Device) Done(slot int) (bool, error) {
 	s, err := d.slot(slot)
 	if err != nil {
@@ -358,9 +358,9 @@ func (d *Device) Done(slot int) (bool, error) {
 	return done, nil
 }
 
-// Wait sleeps and spins until the stream has written the slot's word. inferred is
-// the time between the events after the gather and after the outputs' copy; 0 where
-// there was no gather or no Fetch. A descriptor that the kernel did not take is
+// Wait sleeps and polls until the stream has written the slot's word. inferred is the
+// time between the events after the gather and after the outputs' copy; 0 if there
+// was no gather or no Fetch. If the kernel rejected a descriptor, the error is
 // ErrDescriptor.
 func (d *Device) Wait(slot int) (inferred time.Duration, err error) {
 	s, err := d.slot(slot)
@@ -383,10 +383,9 @@ func (d *Device) slot(i int) (*slot, error) {
 	return &d.slots[i], nil
 }
 
-// Close gives back what New, AddSlab, Tensors and Repartition took; the calling
-// thread is locked, and not bound to the context afterwards. It goes on where
-// something cannot be given back, as nothing can once the device is lost, and
-// returns the first error.
+// Close frees what New, AddSlab, Tensors and Repartition allocated. The calling
+// thread is locked, and not bound to the context afterwards. Close continues after an
+// error, because on a lost device nothing can be freed. It returns the first error.
 func (d *Device) Close() error {
 	var errs closing
 	if d.context != nil {

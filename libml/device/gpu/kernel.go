@@ -13,13 +13,13 @@ import (
 
 func floatBits(f float32) uint32 { return math.Float32bits(f) }
 
-// blocks is how many blocks a launch has at most. Sixteen read host memory as fast as
-// PCIe carries it where the conversion is cheap, thirty-two in any case, on as few as
+// blocks is the maximum number of blocks of a launch. Sixteen read host memory at the
+// full rate of PCIe if the conversion is cheap, thirty-two in any case, on as few as
 // eight multiprocessors (docs/adr/0006-gather.md).
 const blocks = 32
 
-// Kernel is the gather, compiled in a context for one input. It knows nothing of
-// slots or requests: what it is launched with is the caller's to keep.
+// Kernel is the gather kernel, compiled in a context for one input. It knows nothing
+// of slots or requests; the caller keeps the arguments of its launches.
 type Kernel struct {
 	context  *cuda.Context
 	plan     plan
@@ -35,21 +35,19 @@ type slab struct {
 	bytes int
 }
 
-// NewKernel compiles the kernel for an input. The calling thread is bound to the
-// context. An input that device/cpu does not take is refused with its error,
-// cpu.ErrInput.
+// NewKernel compiles the kernel for an input. The calling thread must be bound to the
+// context. For an input that device/cpu rejects, the error is the same, cpu.ErrInput.
 func NewKernel(context *cuda.Context, in models.Input) (*Kernel, error) {
 	return newKernel(context, in, kernelOf(&in))
 }
 
-// NewGeneralKernel is NewKernel without the kernels that are made for some inputs,
-// for tests.
+// NewGeneralKernel is NewKernel without the specialised kernels, for tests.
 func NewGeneralKernel(context *cuda.Context, in models.Input) (*Kernel, error) {
 	return newKernel(context, in, anyKernel(&in))
 }
 
 func newKernel(context *cuda.Context, in models.Input, name string) (_ *Kernel, err error) {
-	// What the CPU does not gather no device does, for the same reasons.
+	// If the CPU cannot gather an input, no device can, for the same reasons.
 	if _, err := cpu.New(in, nil); err != nil {
 		return nil, err
 	}
@@ -79,7 +77,7 @@ func newKernel(context *cuda.Context, in models.Input, name string) (_ *Kernel, 
 	return k, k.upload()
 }
 
-// upload brings the channels to the device.
+// upload copies the channels to the device.
 func (k *Kernel) upload() error {
 	stage, err := k.context.AllocateHost(len(k.plan.channels))
 	if err != nil {
@@ -101,12 +99,12 @@ func (k *Kernel) upload() error {
 	return err
 }
 
-// Name is that of the kernel in gather.cu.
+// Name returns the kernel's name in gather.cu.
 func (k *Kernel) Name() string { return k.plan.kernel }
 
-// AddSlab lets descriptors name a slab, by the number of slabs added before: bytes
-// of memory that the device reads at an address. Launches made before do not know
-// of it.
+// AddSlab registers a slab for descriptors; its index is the number of slabs added
+// before. The slab is bytes of memory that the device reads at an address. Earlier
+// launches do not know the slab.
 func (k *Kernel) AddSlab(at cuda.Pointer, bytes int) error {
 	if len(k.slabs) == Slabs {
 		return fmt.Errorf("add slab: there are %d already, which is all that the kernel takes", Slabs)
@@ -115,7 +113,8 @@ func (k *Kernel) AddSlab(at cuda.Pointer, bytes int) error {
 	return nil
 }
 
-// Launch is a launch's arguments, made once and used one at a time.
+// Launch holds a launch's arguments. They are created once, and one launch at a time
+// uses them.
 type Launch struct {
 	kernel *Kernel
 	args   *cuda.Args
@@ -124,8 +123,8 @@ type Launch struct {
 	fetch  *cuda.Args
 }
 
-// NewLaunch makes arguments whose faults go to fault: eight bytes that the device
-// can write to (FaultError says what they mean), which are 0 before a launch.
+// NewLaunch creates arguments whose faults go to fault: eight bytes that the device
+// can write and that are 0 before a launch. FaultError decodes them.
 func (k *Kernel) NewLaunch(fault cuda.Pointer) *Launch {
 	l := &Launch{kernel: k, args: cuda.NewArgs(batchBytes), fetch: cuda.NewArgs(fetchBytes)}
 	l.batch = l.args.Bytes(0)
@@ -135,9 +134,9 @@ func (k *Kernel) NewLaunch(fault cuda.Pointer) *Launch {
 	return l
 }
 
-// Gather queues the gather of count descriptors, of memory that the device reads,
-// to a tensor with room for images, aligned to 16 bytes. Descriptors and tensor
-// are in use until it is done. It allocates nothing.
+// Gather queues the gather of count descriptors, which lie in memory that the device
+// reads. The tensor has room for images and is aligned to 16 bytes. Descriptors and
+// tensor are in use until the gather is done. Gather allocates nothing.
 func (l *Launch) Gather(s cuda.Stream, descriptors cuda.Pointer, count int, tensor cuda.Pointer, images int) error {
 	for ; l.slabs < len(l.kernel.slabs); l.slabs++ {
 		slab := l.kernel.slabs[l.slabs]
@@ -151,8 +150,8 @@ func (l *Launch) Gather(s cuda.Stream, descriptors cuda.Pointer, count int, tens
 	return l.kernel.gather.Launch([3]uint32{grid, 1, 1}, [3]uint32{warps * 32, 1, 1}, 0, s, l.args)
 }
 
-// FetchPart sets part i of what Fetch copies: to pinned host memory, from device
-// memory, each aligned to 16 bytes. There may be fetchParts.
+// FetchPart sets part i of the copy that Fetch makes: from device memory to pinned
+// host memory, each aligned to 16 bytes. There may be up to fetchParts parts.
 func (l *Launch) FetchPart(i int, to, from cuda.Pointer, bytes int) {
 	parts := l.fetch.Bytes(0)
 	binary.LittleEndian.PutUint64(parts[atFrom+8*i:], uint64(from))
@@ -160,7 +159,7 @@ func (l *Launch) FetchPart(i int, to, from cuda.Pointer, bytes int) {
 	binary.LittleEndian.PutUint64(parts[atBytes+8*i:], uint64(bytes))
 }
 
-// Fetch queues the copy of the first parts, of so many bytes together. It allocates
+// Fetch queues the copy of the first parts, with bytes in total. It allocates
 // nothing.
 func (l *Launch) Fetch(s cuda.Stream, parts, bytes int) error {
 	binary.LittleEndian.PutUint32(l.fetch.Bytes(0)[atParts:], uint32(parts))
@@ -169,7 +168,7 @@ func (l *Launch) Fetch(s cuda.Stream, parts, bytes int) error {
 	return l.kernel.fetch.Launch([3]uint32{grid, 1, 1}, [3]uint32{block, 1, 1}, 0, s, l.fetch)
 }
 
-// Close gives back what NewKernel took; nothing is in flight.
+// Close frees what NewKernel allocated; nothing may be in flight.
 func (k *Kernel) Close() error {
 	var errs []error
 	if k.channels != 0 {

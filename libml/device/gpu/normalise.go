@@ -2,17 +2,18 @@ package gpu
 
 import "math"
 
-// How the kernel normalises, as gather.cu has it.
+// The kernel's kinds of normalisation, as in gather.cu.
 const (
 	asItIs   = 0
 	divide   = 1
 	multiply = 2
 )
 
-// byMultiplying says whether (v - mean) / std can be had without a division for each
-// v from 0 to 255, bit for bit: by a multiplication with the inverse of std, what
-// that leaves over, and its share of it. It nearly always can (Markstein, IBM Journal
-// of Research and Development 34, 1990); here it is seen.
+// byMultiplying checks whether (v - mean) / std can be computed without a division,
+// bit for bit, for each v from 0 to 255. It multiplies by the inverse of std,
+// computes the remainder, and adds the remainder's part. That nearly always works
+// (Markstein, IBM Journal of Research and Development 34, 1990); byMultiplying tests
+// it.
 func byMultiplying(mean, std float32) (inverse float32, ok bool) {
 	inverse = 1 / std
 	for v := range 256 {
@@ -30,11 +31,11 @@ func byMultiplying(mean, std float32) (inverse float32, ok bool) {
 func fma(a, b, c float32) float32 {
 	product, addend := float64(a)*float64(b), float64(c) // exact
 	sum := product + addend
-	// What rounding the sum has lost, exactly (Knuth).
+	// The exact rounding error of the sum (Knuth).
 	part := sum - product
 	lost := (product - (sum - part)) + (addend - part)
-	// Rounded to odd, so that rounding again to fewer bits is as if it were the first
-	// time.
+	// Round to odd, so that a second rounding to fewer bits gives the same result as
+	// a single one.
 	if bits := math.Float64bits(sum); lost != 0 && bits&1 == 0 {
 		if (lost > 0) == (sum > 0) {
 			sum = math.Float64frombits(bits + 1)

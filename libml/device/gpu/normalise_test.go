@@ -42,7 +42,7 @@ func TestMultiplyingServesWhatModelsAreNormalisedWith(t *testing.T) {
 			t.Errorf("mean %v, std %v: %v, %v", c.mean, c.std, inverse, ok)
 		}
 	}
-	// What overflows has to be divided.
+	// If the quotient overflows, a division is necessary.
 	if _, ok := byMultiplying(0, 1e-38); ok {
 		t.Error("255 / 1e-38 without a division")
 	}

@@ -10,22 +10,22 @@ import (
 	"github.com/penstock/penstock/libml/device"
 )
 
-// place is where slots run: on a green context's multiprocessors, or on all that
-// the process has. It goes with its last lane.
+// place is the multiprocessors that slots run on: those of a green context, or all of the
+// process's. It is closed with its last lane.
 type place struct {
 	green *cuda.Green // nil: all
 	lanes int
 }
 
-// lane has a slot's streams at a place, by level: one of the lane's level and, unless that is
-// budget.Demoted, one for demoted batches. Others are made when Choose first asks for them.
-// The zero lane is none.
+// lane has a slot's streams at a place, by level. It has one of the lane's level and, unless
+// that is budget.Demoted, one for demoted batches. Choose makes others when it first needs
+// them. The zero lane is unused.
 //
 // The streams of a process map to CUDA_DEVICE_MAX_CONNECTIONS channels, 8 by default, and
 // work on one channel is done in order. So only the slots that libml uses get more than the
-// one stream that New makes: a process has six streams, or eight after its function has
+// one stream that New makes. A process has six streams, or eight after its function has
 // exceeded its guarantee. Slots 2 and 3 get theirs when they are moved, in place of slots 0
-// and 1. The streams that frameworks make are idle after linking.
+// and 1. The frameworks' own streams are idle after linking.
 type lane struct {
 	level   budget.Level // of Stream
 	streams [budget.MaxLevel + 1]cuda.Stream
@@ -33,7 +33,7 @@ type lane struct {
 }
 
 // close destroys the streams, and the place with its last lane. A stream that cannot be
-// destroyed stays, for Close to try again.
+// destroyed stays, so that Close tries again.
 func (l *lane) close(errs *closing) {
 	if l.place == nil {
 		return
@@ -52,14 +52,14 @@ func (l *lane) close(errs *closing) {
 	*l = lane{}
 }
 
-// leave takes one lane off.
+// leave removes one lane from the place.
 func (p *place) leave(errs *closing) {
 	if p.lanes--; p.lanes == 0 && p.green != nil {
 		errs.add(p.green.Destroy())
 	}
 }
 
-// SMs is how many multiprocessors the slot's batches can use.
+// SMs returns how many multiprocessors the slot's batches can use.
 func (d *Device) SMs(slot int) (int, error) {
 	s, err := d.slot(slot)
 	if err != nil {
@@ -78,7 +78,7 @@ func (d *Device) SMs(slot int) (int, error) {
 	return n, nil
 }
 
-// Stream is the slot's CUstream of the device's level.
+// Stream returns the slot's CUstream of the device's level.
 func (d *Device) Stream(slot int) uintptr {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -86,7 +86,7 @@ func (d *Device) Stream(slot int) uintptr {
 	return l.streams[l.level].Handle()
 }
 
-// Choose makes the stream of a level when a slot first needs it, in some 10 µs.
+// Choose creates the stream of a level when a slot first needs it, in about 10 µs.
 func (d *Device) Choose(slot int, level budget.Level) error {
 	s := &d.slots[slot]
 	if s.lane.level == budget.Demoted {
@@ -104,10 +104,10 @@ func (d *Device) Choose(slot int, level budget.Level) error {
 	return nil
 }
 
-// BatchStream is the CUstream that Choose chose.
+// BatchStream returns the CUstream that Choose chose.
 func (d *Device) BatchStream(slot int) uintptr { return d.slots[slot].stream.Handle() }
 
-// Prioritize makes streams of the priority -level.
+// Prioritize creates streams of the priority -level.
 func (d *Device) Prioritize(slots []int, level budget.Level) error {
 	if err := d.prioritize(slots, level); err != nil {
 		return d.fail(fmt.Sprintf("give slots %v level %d", slots, level), err)
@@ -145,7 +145,7 @@ func (d *Device) prioritize(slots []int, level budget.Level) error {
 	return nil
 }
 
-// idle checks slots that are to change streams.
+// idle checks that slots are idle before their streams change.
 func (d *Device) idle(slots []int) error {
 	for i, slot := range slots {
 		s, err := d.slot(slot)
@@ -161,9 +161,9 @@ func (d *Device) idle(slots []int) error {
 	return nil
 }
 
-// Repartition makes a green context of the groups, in one to two milliseconds, and
-// streams in it. Other slots are not disturbed. The error wraps cuda.ErrNotSupported if the
-// driver or the device has no green contexts.
+// Repartition creates a green context of the groups, in one to two milliseconds, and streams
+// in it. It does not disturb other slots. The error wraps cuda.ErrNotSupported if the driver
+// or the device has no green contexts.
 func (d *Device) Repartition(slots []int, groups []int) error {
 	if err := d.repartition(slots, groups); err != nil {
 		return d.fail(fmt.Sprintf("move slots %v to groups %v", slots, groups), err)
@@ -201,7 +201,7 @@ func (d *Device) repartition(slots, groups []int) (err error) {
 		}
 	}
 	if errs.first != nil {
-		to.lanes++ // ours, so that it goes last
+		to.lanes++ // this function's own, so that the place is closed last
 		for i := range lanes {
 			lanes[i].close(&errs)
 		}
@@ -212,13 +212,13 @@ func (d *Device) repartition(slots, groups []int) (err error) {
 		s := &d.slots[slot]
 		s.before = s.lane
 		s.runOn(lanes[i])
-		clear(s.took) // another share, other times
+		clear(s.took) // times change with the share
 		clear(s.tookDemoted)
 	}
 	return nil
 }
 
-// newPlace is a green context of groups, or all multiprocessors for none.
+// newPlace creates a green context of groups, or takes all multiprocessors for none.
 func (d *Device) newPlace(groups []int) (*place, error) {
 	p := &place{}
 	if len(groups) == 0 {
@@ -234,7 +234,7 @@ func (d *Device) newPlace(groups []int) (*place, error) {
 	return p, err
 }
 
-// newLane makes the streams of the device's level.
+// newLane creates the streams of the device's level.
 func (d *Device) newLane(at *place) (_ lane, err error) {
 	l := lane{level: d.level, place: at}
 	if l.streams[d.level], err = d.newStream(at, d.level); err != nil {

@@ -12,18 +12,18 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// What gather.cu has as well.
+// These constants must match gather.cu.
 const (
-	// Slabs is how many slabs a device can have.
+	// Slabs is the maximum number of slabs of a device.
 	Slabs = 32
-	// PieceBytes is how long a descriptor's piece can be: a warp's tile, less what
-	// an address that is not aligned takes. Longer ones are cut.
+	// PieceBytes is the maximum length of a descriptor's piece: a warp's tile, less
+	// the loss for an address that is not aligned. Longer pieces are cut.
 	PieceBytes = 2048 - 128
 	// DescriptorBytes is the size of a descriptor in memory.
 	DescriptorBytes = 16
 	warps           = 8 // of a block
 
-	// Batch, which is the kernel's one parameter.
+	// Offsets in Batch, the kernel's one parameter.
 	atDescriptors = 0
 	atTensor      = 8
 	atFault       = 16
@@ -46,9 +46,9 @@ const (
 	channelBytes  = 16
 	batchBytes    = atThree + 3*channelBytes
 
-	// fetchParts is how many parts Launch.Fetch copies at most.
+	// fetchParts is the maximum number of parts that Launch.Fetch copies.
 	fetchParts = 32
-	// Fetch, the parameter of the kernel of that name.
+	// Offsets in Fetch, the parameter of the kernel of that name.
 	atFrom     = 0
 	atTo       = atFrom + 8*fetchParts
 	atBytes    = atTo + 8*fetchParts
@@ -56,8 +56,8 @@ const (
 	fetchBytes = atParts + 8
 )
 
-// Descriptor is one piece as the kernel takes it. The pieces of an image stand
-// together, in order of place.
+// Descriptor is the kernel's description of one piece (fragment). The pieces of an
+// image come together, in order of place.
 type Descriptor struct {
 	Slab   uint16
 	Offset uint64 // in the slab; 48 bits
@@ -66,21 +66,21 @@ type Descriptor struct {
 	Image  uint16
 }
 
-// Put writes the descriptor to its DescriptorBytes.
+// Put writes the descriptor, DescriptorBytes long.
 func (d Descriptor) Put(to []byte) {
 	put(to, uint64(d.Slab), d.Offset, uint64(d.Place), uint64(d.Length), uint64(d.Image))
 }
 
-// put is Put of numbers that are in registers: a Descriptor would go through memory,
-// in halves, for which a processor waits five times as long as for the rest.
+// put is Put for numbers in registers. A Descriptor would go through memory, in
+// halves, for which a processor waits five times as long as for the rest.
 func put(to []byte, slab, offset, place, length, image uint64) {
 	to = to[:DescriptorBytes]
 	binary.LittleEndian.PutUint64(to, slab<<48|offset)
 	binary.LittleEndian.PutUint64(to[8:], image<<48|length<<32|place)
 }
 
-// cut writes descriptors for pieces in order, from index n of memory on, and
-// returns the index past the last; ok is false where memory is too small.
+// cut writes descriptors for pieces in order, from index n of memory on. It returns
+// the index after the last; ok is false if memory is too small.
 func cut(memory []byte, n int, pieces []shm.Piece, image int) (next int, ok bool) {
 	for i := range pieces {
 		if n, ok = cutOne(memory, n, pieces[i], image); !ok {
@@ -90,9 +90,9 @@ func cut(memory []byte, n int, pieces []shm.Piece, image int) (next int, ok bool
 	return n, true
 }
 
-// cutOne writes one piece's descriptors. Where a long piece is cut no element is:
-// elements of a picture are 1, 2 or 4 bytes and its pixels of three channels 3, 6 or
-// 12.
+// cutOne writes one piece's descriptors. It cuts a long piece only between elements
+// and pixels: elements of a picture have 1, 2 or 4 bytes, and its pixels of three
+// channels 3, 6 or 12.
 func cutOne(memory []byte, n int, p shm.Piece, image int) (next int, ok bool) {
 	const whole = 12
 	offset, place, left := p.Offset, p.Place, int(p.Length)
@@ -111,10 +111,10 @@ func cutOne(memory []byte, n int, p shm.Piece, image int) (next int, ok bool) {
 	return n, true
 }
 
-// straight is device.Order and cut in one pass, for requests whose pieces stand in
-// order, are sound and need not be cut, as nearly all do; ok is false for others, of
-// which some descriptors may have been written, and where memory is too small. Each
-// piece is read once.
+// straight does device.Order and cut in one pass, and reads each piece once. It is
+// for requests whose pieces are valid, in order, and short enough, as nearly all are.
+// For others, and if memory is too small, ok is false; some descriptors may then have
+// been written.
 func straight(memory []byte, n int, req device.Request, image int, slabBytes []uint64) (next int, ok bool) {
 	place, whole := uint64(0), uint64(req.Bytes)
 	room := memory[min(len(memory), n*DescriptorBytes):]
@@ -135,7 +135,8 @@ func straight(memory []byte, n int, req device.Request, image int, slabBytes []u
 	return n, place == whole
 }
 
-// Why the kernel left a descriptor out; they are gather.cu's BAD_... by index.
+// Reasons of the kernel to leave out a descriptor, indexed by gather.cu's BAD_...
+// constants.
 var whys = []error{
 	errors.New("for no reason that is known"),
 	errors.New("its slab is unknown"),
@@ -146,11 +147,11 @@ var whys = []error{
 	errors.New("an element is cut, and its other part is not in the piece beside it"),
 }
 
-// ErrDescriptor is returned when the kernel was given a descriptor that is not
-// sound. The host checks them before, so that this is a fault of the host's.
+// ErrDescriptor is returned if the kernel got an invalid descriptor. The host checks
+// descriptors before, so this is an error in the host's code.
 var ErrDescriptor = errors.New("the gather kernel left out a descriptor")
 
-// FaultError says what a fault word of the kernel's means; it is nil of 0.
+// FaultError decodes a fault word of the kernel; it returns nil for 0.
 func FaultError(word uint64) error {
 	if word == 0 {
 		return nil
@@ -162,16 +163,16 @@ func FaultError(word uint64) error {
 	return fmt.Errorf("%w: the one of index %d: %w", ErrDescriptor, index, whys[why])
 }
 
-// plan is what becomes of a picture, worked out once.
+// plan is the conversion of a picture, computed once.
 type plan struct {
 	kernel     string
 	imageBytes int
 	wireBytes  int
-	batch      [batchBytes]byte // all but what a launch sets
-	channels   []byte           // every channel's, as the kernel has it
+	batch      [batchBytes]byte // all except what a launch sets
+	channels   []byte           // of every channel, in the kernel's format
 }
 
-// newPlan plans for an input that device/cpu takes.
+// newPlan makes a plan for an input that device/cpu accepts.
 func newPlan(in *models.Input) plan {
 	pixels := in.Height * in.Width
 	p := plan{kernel: kernelOf(in), imageBytes: in.TensorBytes(), wireBytes: in.WireBytes(), channels: make([]byte, in.Channels*channelBytes)}
@@ -230,8 +231,8 @@ func newPlan(in *models.Input) plan {
 	return p
 }
 
-// asItIsKernel is for inputs of which nothing is converted: the tensor's bits are the
-// wire's, in the same places.
+// asItIsKernel is for inputs without conversion: the tensor's bits are the wire's, in
+// the same places.
 const asItIsKernel = "gather_copy"
 
 // kernelOf names the fastest kernel for an input.
@@ -254,16 +255,16 @@ func anyKernel(in *models.Input) string {
 	return "gather_any_" + string(in.WireType) + "_" + string(in.TensorType)
 }
 
-// division is how e / d is done for e below 2^31 and d from 1 to 2^31: e * magic >>
-// shift, in 64 bits. With l = ceil(log2 d), magic is 2^(31+l) / d rounded up, so
-// magic * d is too large by less than d, which is 2^l at most; times e that is less
-// than 2^(31+l), too little to reach the next quotient. magic is below 2^32.
+// division returns factors for e / d as e * magic >> shift, in 64 bits. e is below
+// 2^31, and d is 1 to 2^31. With l = ceil(log2 d), magic is 2^(31+l) / d rounded up.
+// So magic * d is too large by less than d, which is at most 2^l. Times e, the excess
+// is below 2^(31+l), too little to reach the next quotient. magic is below 2^32.
 func division(d uint32) (magic, shift uint32) {
 	l := uint32(bits.Len32(d - 1))
 	return uint32((uint64(1)<<(31+l) + uint64(d) - 1) / uint64(d)), 31 + l
 }
 
-// setSlab tells a batch of a slab.
+// setSlab adds a slab to a batch's parameters.
 func setSlab(batch []byte, i int, at cuda.Pointer, bytes int) {
 	slab := batch[atSlabs+i*slabBytes:]
 	binary.LittleEndian.PutUint64(slab, uint64(at))

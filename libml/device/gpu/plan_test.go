@@ -21,7 +21,7 @@ func TestDivisionByMultiplicationIsDivision(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := rapid.Uint32Range(1, most).Draw(t, "divisor")
 		quotient := rapid.Uint32Range(0, most/d).Draw(t, "quotient")
-		// Where errors show: at multiples, and just below.
+		// Errors would show at multiples and just below them.
 		for _, e := range []uint32{quotient * d, quotient*d - 1, most, rapid.Uint32Range(0, most).Draw(t, "dividend")} {
 			if e <= most && !check(e, d) {
 				t.Fatalf("%d / %d is not %d", e, d, e/d)
@@ -66,8 +66,8 @@ func TestTheFastestKernelIsChosen(t *testing.T) {
 	}
 }
 
-// Long pieces become several, at places that no element or pixel of three channels
-// lies across.
+// A long piece is cut into several, between elements and between pixels of three
+// channels.
 func TestPiecesAreCutBetweenPixels(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		piece := shm.Piece{
@@ -96,7 +96,8 @@ func TestPiecesAreCutBetweenPixels(t *testing.T) {
 	})
 }
 
-// The short way takes what the long way takes, if it is in order, and nothing else.
+// straight accepts the same requests as Order and cut, if they are in order, and no
+// others.
 func TestTheShortWayIsTheLongWay(t *testing.T) {
 	slabs := []uint64{5000, 100}
 	rapid.Check(t, func(t *rapid.T) {
@@ -144,7 +145,7 @@ func TestTheShortWayIsTheLongWay(t *testing.T) {
 	})
 }
 
-// BenchmarkDescribe is what a batch of 32 pictures in 4704 pieces takes.
+// BenchmarkDescribe describes a batch of 32 pictures in 4704 pieces.
 func BenchmarkDescribe(b *testing.B) {
 	req := device.Request{Bytes: 150528}
 	for place := 0; place < 150528; place += 1024 {

@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/libml/device/gpu"
 )
 
-// All of a batch is queued on the stream that Demote chose: kernels, zeros, events, and
-// the word that the CPU polls.
+// All work of a batch is queued on the stream that Choose chose: kernels, zeros,
+// events, and the word that the CPU polls.
 func TestDemotedBatch(t *testing.T) {
 	const level = 3
 	for _, c := range []struct {
@@ -50,7 +50,7 @@ func TestDemotedBatch(t *testing.T) {
 			if done, err := cuda.StreamOf(d.BatchStream(0)).Query(); done || err != nil {
 				t.Errorf("no work is on the stream that was chosen; %v", err)
 			}
-			cudafake.Reset() // forgets what ran, and lets it go on
+			cudafake.Reset() // forget what ran, and let it continue
 			if _, err := d.Wait(0); err != nil {
 				t.Fatal(err)
 			}
@@ -155,7 +155,7 @@ func choose(t *testing.T, d *gpu.Device, slot int, level budget.Level) {
 	}
 }
 
-// A level whose stream cannot be made leaves the slot as it was.
+// If the stream of a level cannot be created, the slot stays unchanged.
 func TestChooseRefused(t *testing.T) {
 	cudafake.Check(t)
 	d, tensors := opened(t)

@@ -6,20 +6,20 @@ import (
 	"strings"
 )
 
-// ptx is what ptx.sh made of gather.cu: a header, then kernels that each stand
-// alone.
+// ptx is the output of ptx.sh for gather.cu: a header, then self-contained
+// kernels.
 //
 //go:embed gather.ptx
 var ptx string
 
-// entry begins a kernel, entryEnd ends it.
+// entry begins a kernel, and entryEnd ends it.
 const (
 	entry    = ".visible .entry "
 	entryEnd = "\n}\n"
 )
 
-// kernels is the part of the PTX with these kernels and no others, since a driver
-// takes forty milliseconds to compile each.
+// kernels returns the part of the PTX with these kernels only: a driver takes
+// forty milliseconds to compile each.
 func kernels(names ...string) ([]byte, error) {
 	header, _, _ := strings.Cut(ptx, entry)
 	part := []byte(header)

@@ -19,7 +19,7 @@ func TestThePTXIsOfThisSource(t *testing.T) {
 	if hash := fmt.Sprintf("%x", sha256.Sum256(source)); !strings.HasSuffix(first, "sha256 "+hash) {
 		t.Errorf("gather.ptx begins with %q; gather.cu has %s: run `make ptx`", first, hash)
 	}
-	// What older drivers and GPUs take is what ptx.sh says.
+	// ptx.sh documents the minimum driver and GPU.
 	for _, line := range []string{".version 8.3", ".target sm_75", ".address_size 64"} {
 		if !strings.Contains(ptx, "\n"+line+"\n") {
 			t.Errorf("gather.ptx has no line %q", line)

@@ -15,15 +15,15 @@ import (
 
 // A slot's line of the pinned control memory.
 const (
-	controlBytes = 64 // a cache line: nobody else's word is in it
-	atWord       = 0  // u32: the number of the last batch that is done
-	atFaultWord  = 8  // u64: what the gather kernel left out
+	controlBytes = 64 // a cache line, which holds no other slot's word
+	atWord       = 0  // u32: the number of the last finished batch
+	atFaultWord  = 8  // u64: the descriptor that the gather kernel left out
 )
 
-// slot is where one batch is in flight.
+// slot is a place for one batch in flight.
 type slot struct {
-	lane   lane        // what it runs on
-	before lane        // what it ran on before, which a framework may still hold
+	lane   lane        // the present streams
+	before lane        // the streams before, which a framework may still hold
 	stream cuda.Stream // of lane, for the next batch
 
 	tensors     device.Tensors
@@ -31,23 +31,23 @@ type slot struct {
 	launch      *Launch
 	descriptors []byte // pinned
 	ordered     []shm.Piece
-	copies      *copier    // nil where the kernel gathers
+	copies      *copier    // nil if the kernel gathers
 	gathered    cuda.Event // after gather and padding
 	ended       cuda.Event // after the outputs' copy
 
-	// What is in flight.
-	asked    bool   // something is on the stream
-	fenced   bool   // and the stream will write number when it is done
+	// The work in flight.
+	asked    bool   // the stream has work
+	fenced   bool   // the stream will write number when its work is done
 	measured int    // 2: both events are recorded
 	number   uint32 // of the last batch
-	images   int    // that are fetched
+	images   int    // to fetch
 	begun    int64  // when it was fenced, shm.Now
 	checked  int64  // when the driver was last asked, shm.Now
 	failed   error
 
 	took        []estimate // by images: from fenced to done
 	tookDemoted []estimate
-	_           [64]byte // slots are used from different threads
+	_           [64]byte // different threads use the slots
 }
 
 func (s *slot) open(d *Device, i int, whole *place) (err error) {
@@ -67,10 +67,10 @@ func (s *slot) open(d *Device, i int, whole *place) (err error) {
 	return nil
 }
 
-// runOn has the next batches run on a lane, at the device's level.
+// runOn moves the next batches to a lane, at the device's level.
 func (s *slot) runOn(l lane) { s.lane, s.stream = l, l.streams[l.level] }
 
-// prepare makes room for the largest batch in packets of half a kilobyte.
+// prepare allocates memory for the largest batch in packets of half a kilobyte.
 func (s *slot) prepare(d *Device, tensors device.Tensors) error {
 	const usual = 512
 	s.tensors = tensors
@@ -81,7 +81,7 @@ func (s *slot) prepare(d *Device, tensors device.Tensors) error {
 	return s.grow(d, max(1, d.images)*(d.kernel.plan.wireBytes/usual+4))
 }
 
-// grow makes room for so many descriptors, keeping those that there are.
+// grow allocates memory for this many descriptors and keeps the present ones.
 func (s *slot) grow(d *Device, descriptors int) error {
 	memory, err := d.context.AllocateHost(descriptors * DescriptorBytes)
 	if err != nil {
@@ -96,7 +96,7 @@ func (s *slot) grow(d *Device, descriptors int) error {
 	return d.context.FreeHost(old)
 }
 
-// holds says whether dst, with room for images, lies in the slot's input.
+// holds checks that dst, with room for images, lies in the slot's input.
 func (s *slot) holds(d *Device, dst []byte, images int) error {
 	at, input := cuda.At(dst), cuda.At(s.tensors.Input)
 	size := d.kernel.plan.imageBytes
@@ -111,8 +111,8 @@ func (s *slot) holds(d *Device, dst []byte, images int) error {
 	return nil
 }
 
-// settled lets a batch that nobody waited for end: its descriptors are written
-// over next.
+// settled waits for a batch that its caller did not wait for: its descriptors are
+// overwritten next.
 func (s *slot) settled() error {
 	if !s.asked {
 		return nil
@@ -123,7 +123,7 @@ func (s *slot) settled() error {
 
 func (s *slot) reset() { s.asked, s.fenced, s.measured, s.images = false, false, 0, 0 }
 
-// errMemory is wrapped when descriptors have no room.
+// errMemory is wrapped if there is no memory for descriptors.
 var errMemory = errors.New("no memory for descriptors")
 
 // describe writes the descriptors of one request, from index n on.
@@ -163,7 +163,7 @@ func (s *slot) gather(d *Device, dst []byte, count, images int) error {
 	return nil
 }
 
-// blank queues zeros for images from up to to.
+// blank queues zeros for the images from, from+1, ... to-1.
 func (s *slot) blank(d *Device, dst []byte, from, to int) error {
 	s.asked, s.fenced = true, false
 	size := d.kernel.plan.imageBytes
@@ -185,12 +185,12 @@ func (s *slot) fetch(d *Device, images int) error {
 	return s.fence()
 }
 
-// byKernel is how many bytes a kernel copies to the results: it is there 7 µs before
-// a copy is, and all outputs take one. More is left to the copy engine, which keeps
-// no multiprocessor busy.
+// byKernel is the maximum number of bytes that a kernel copies to the results. The
+// kernel is done 7 µs before a copy would be, and one launch copies all outputs.
+// More bytes are left to the copy engine, which keeps no multiprocessor busy.
 const byKernel = 1 << 20
 
-// bring queues the outputs' copy.
+// bring queues the copy of the outputs.
 func (s *slot) bring(d *Device, images int) error {
 	if images == 0 || len(s.tensors.Outputs) == 0 {
 		return nil
@@ -214,7 +214,7 @@ func (s *slot) bring(d *Device, images int) error {
 	return nil
 }
 
-// fence queues the batch's number for the word.
+// fence queues the write of the batch's number to the word.
 func (s *slot) fence() error {
 	s.number++
 	if err := s.stream.WriteValue(cuda.At(s.control)+atWord, s.number); err != nil {
@@ -226,11 +226,11 @@ func (s *slot) fence() error {
 	return nil
 }
 
-// askEvery is how often the driver is asked for errors while a batch is awaited: a
-// stream that failed never writes its word.
+// askEvery is how often a wait for a batch asks the driver for errors: a stream that
+// failed never writes its word.
 const askEvery = int64(time.Millisecond)
 
-// look says whether what was asked is done.
+// look reports whether all queued work is done.
 func (s *slot) look(now int64) (bool, error) {
 	if s.failed != nil {
 		return true, s.failed
@@ -258,7 +258,7 @@ func (s *slot) look(now int64) (bool, error) {
 	return false, nil
 }
 
-// wait returns when what was asked is done.
+// wait returns when all queued work is done.
 func (s *slot) wait(d *Device) (inferred time.Duration, err error) {
 	now := shm.Now()
 	done, err := s.look(now)
@@ -304,7 +304,7 @@ func (s *slot) wait(d *Device) (inferred time.Duration, err error) {
 	return inferred, nil
 }
 
-// spin looks at the word for about a microsecond, or until it is n.
+// spin polls the word for about a microsecond, or until it is n.
 func spin(control []byte, n uint32) {
 	for range 256 {
 		if word(control, atWord) == n {
@@ -313,14 +313,14 @@ func spin(control []byte, n uint32) {
 	}
 }
 
-// doze lets n nanoseconds pass in the kernel: Go's own sleep would look for other
-// goroutines first, and rounds to milliseconds when there are none.
+// doze sleeps n nanoseconds in the kernel. Go's own sleep would look for other
+// goroutines first, and rounds to milliseconds if there are none.
 func doze(n int64) {
 	t := unix.NsecToTimespec(n)
 	unix.Nanosleep(&t, nil)
 }
 
-// close gives back what open and prepare took, and lanes.
+// close frees what open and prepare allocated, and the lanes.
 func (s *slot) close(d *Device, errs *closing) {
 	s.before.close(errs)
 	s.lane.close(errs)

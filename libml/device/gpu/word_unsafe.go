@@ -5,14 +5,14 @@ import (
 	"unsafe"
 )
 
-// word reads four bytes that the device writes; at is a multiple of four, and
+// word reads four bytes that the device writes. at is a multiple of four;
 // control is pinned memory, which is aligned.
 func word(control []byte, at int) uint32 {
 	_ = control[at+3]
 	return atomic.LoadUint32((*uint32)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(control)), at)))
 }
 
-// word64 reads eight; at is a multiple of eight.
+// word64 reads eight bytes; at is a multiple of eight.
 func word64(control []byte, at int) uint64 {
 	_ = control[at+7]
 	return atomic.LoadUint64((*uint64)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(control)), at)))
