@@ -95,7 +95,7 @@ func (m *Manager) remove(name string) error {
 	f.remove()
 	m.waiting = slices.DeleteFunc(m.waiting, func(w configs.Function) bool {
 		if w.Name == name {
-			m.entries[name] = w // forget its waiting edit
+			m.entries[name] = w // count its waiting edit as followed
 		}
 		return w.Name == name
 	})

@@ -539,7 +539,7 @@ func (in *instance) report(generation uint32, r control.Report) {
 	switch {
 	case r.Generation != in.cpu.Generation:
 		in.cpu = r
-	case r.Ran > in.cpu.Ran: // if batches ran in between, this would count their CPU time for other batches
+	case r.Ran > in.cpu.Ran: // a report in the middle of a batch would count its CPU time wrongly
 		ran := r.Ran - in.cpu.Ran
 		if in.m.onGPU() {
 			in.entitled.fixed, in.entitled.cost = time.Duration(r.FixedNanos), time.Duration(r.EachNanos)
@@ -591,10 +591,9 @@ func (in *instance) noteHandovers(generation uint32, r control.Report) {
 	in.m.metrics.swapIdle.WithLabelValues(in.f.name, string(mechanism)).Observe(seconds(r.IdleNanos))
 }
 
-// watch looks for overdue requests. It kills the process that should have answered them,
-// and that death is then handled like any other. A request may remain as long again,
-// because there is no process or the process misbehaves. Then the reply thread answers
-// it.
+// watch looks for overdue requests. It kills the process that should have answered them, and
+// that death is then handled like any other. A request may remain for as long again, because
+// there is no process or the process misbehaves. In that case the reply thread answers it.
 //
 // now is the running time (package runclock): while the manager was stopped, it did not
 // wait for its processes.
