@@ -359,8 +359,9 @@ const restStep = 200 * time.Microsecond
 // afterYou is the time of a few batches.
 const afterYou = 5 * time.Millisecond
 
-// announce tells the orchestrator, and starts to tell the manager, that this process serves. It is
-// called only after the first batch, so that the ring is not idle for any longer.
+// announce tells the orchestrator, and starts to tell the manager, that this process serves. If
+// work was waiting, the loop calls it after the first batch, so that the ring is not idle for
+// longer.
 func (l *loop) announce(done <-chan struct{}) {
 	if l.announced {
 		return
