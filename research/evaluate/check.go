@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// check reports the first thing that no call would have written: what is built on a report
-// is then wrong, and nobody sees it.
+// check reports the first value that no call can have written. Without this check a result
+// built on a damaged report is wrong unnoticed.
 func (r *Report) check() error {
 	for i, c := range r.Capacity {
 		if !(c.PerSecond > 0) {
@@ -37,7 +37,7 @@ func (r *Report) check() error {
 	return nil
 }
 
-// checkResult continues "result of ...".
+// checkResult completes an error that begins with "result of ...".
 func (r *Report) checkResult(x *Result) error {
 	at := slices.IndexFunc(r.Cases, func(c CaseSetting) bool { return c.Name == x.Case })
 	switch {
@@ -50,7 +50,7 @@ func (r *Report) checkResult(x *Result) error {
 	case x.TookSeconds < 0:
 		return fmt.Errorf("took %v s, want 0 or more", x.TookSeconds)
 	case x.Error != "":
-		return nil // as far as it came
+		return nil // an unfinished report
 	}
 	c := &r.Cases[at]
 	switch c.Kind {
@@ -97,7 +97,7 @@ func (l *Load) check(c *CaseSetting) error {
 	return c.checkNames(names)
 }
 
-// checkNames reports functions that are not the case's.
+// checkNames returns an error if the names are not exactly those of the case's functions.
 func (c *CaseSetting) checkNames(names []string) error {
 	var want []string
 	for _, f := range c.Functions {
@@ -136,8 +136,8 @@ func (t *Timeline) check(c *CaseSetting) error {
 	return c.checkNames(names)
 }
 
-// wholeFor reports the first measurement that is not all of what the figure, whose report it
-// is, would have made: it would never be made again.
+// wholeFor returns an error for the first measurement that is incomplete for the figure that
+// the report belongs to. Otherwise it would never be measured again.
 func (r *Report) wholeFor(figure *Figure) error {
 	for i := range r.Results {
 		x := &r.Results[i]
@@ -146,7 +146,7 @@ func (r *Report) wholeFor(figure *Figure) error {
 		}
 		at := slices.IndexFunc(figure.Cases, func(c Case) bool { return c.Name == x.Case })
 		if at < 0 {
-			continue // nothing rests on it
+			continue // no result depends on it
 		}
 		if err := r.resultFor(&figure.Cases[at], x); err != nil {
 			return fmt.Errorf("result of %s, %s, run %d %w", x.Case, x.Variant, x.Run, err)
@@ -155,7 +155,7 @@ func (r *Report) wholeFor(figure *Figure) error {
 	return nil
 }
 
-// resultFor continues "result of ...".
+// resultFor completes an error that begins with "result of ...".
 func (r *Report) resultFor(c *Case, x *Result) error {
 	if c.Kind == kindLoads || c.Kind == kindTimeline {
 		for _, f := range c.Functions {
@@ -199,7 +199,7 @@ func (r *Report) resultFor(c *Case, x *Result) error {
 	return nil
 }
 
-// counted reports requests of which nobody knows what became.
+// counted returns an error if the outcome of some requests is unknown.
 func (f *FunctionLoad) counted() error {
 	if sum := f.OK + f.Late + f.Incomplete + f.Busy + f.Refused + f.Failed + f.Unanswered; sum != f.Sent {
 		return fmt.Errorf("has %d requests sent to %s and %d accounted for, want as many", f.Sent, f.Name, sum)

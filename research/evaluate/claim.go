@@ -10,15 +10,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errInUse is returned when another call measures the same figure into the same folder, or
-// on the same device into it.
+// errInUse is returned if another call is measuring the same figure, or on the same
+// device, into the same folder.
 var errInUse = errors.New("another call is measuring")
 
-// claim makes the folder of the reports and takes a figure and a device in it, so that no
-// other call measures there what this one would spoil; calls for other figures on other
-// devices may work beside it. Both are free after release, or when the process has ended
-// however it did. A folder that cannot be written is found here, before anything is
-// measured.
+// claim creates the folder of the reports and locks a figure and a device in it. Calls for
+// other figures on other devices may use the same folder at the same time. The caller
+// releases both locks with release; they also end with the process, however it ends. claim
+// fails before anything is measured if the folder is not writable.
 func claim(out, figure, device string) (release func(), err error) {
 	if err := os.MkdirAll(out, 0o755); err != nil {
 		return nil, fmt.Errorf("make folder of reports: %w", err)
@@ -38,7 +37,7 @@ func claim(out, figure, device string) (release func(), err error) {
 	}, nil
 }
 
-// lock takes what is called so in a folder.
+// lock locks the file of that name in a folder.
 func lock(out, what string) (release func(), err error) {
 	path := filepath.Join(out, "."+what+".lock")
 	for {
@@ -59,15 +58,15 @@ func lock(out, what string) (release func(), err error) {
 			f.Close()
 			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
-		if !still(f, path) { // who had it has removed it meanwhile
+		if !still(f, path) { // its owner has removed it meanwhile
 			f.Close()
 			continue
 		}
 		if err = f.Truncate(0); err == nil {
-			_, err = fmt.Fprintln(f, os.Getpid()) // for people
+			_, err = fmt.Fprintln(f, os.Getpid()) // for people who read the file
 		}
 		release := func() {
-			os.Remove(path) // first: nobody else has it yet
+			os.Remove(path) // first, while no other process can lock it
 			f.Close()
 		}
 		if err != nil {

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Calls for different figures on different devices work beside each other in one folder;
-// nothing is left there of any.
+// Calls for different figures on different devices can use one folder at the same time, and
+// leave no files there.
 func TestAFigureAndADeviceAreOneCalls(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "made")
 	take := func(figure, device string) func() {
@@ -39,7 +39,8 @@ func TestAFigureAndADeviceAreOneCalls(t *testing.T) {
 	}
 }
 
-// Who comes when the lock's file is being removed does not lock a file that is gone.
+// A call that arrives while the lock's file is being removed must not lock the removed
+// file.
 func TestALockIsHeldByOneAtATime(t *testing.T) {
 	out := t.TempDir()
 	var holders, held atomic.Int64
@@ -70,8 +71,8 @@ func TestALockIsHeldByOneAtATime(t *testing.T) {
 	}
 }
 
-// A second call fails before it reads or measures anything, and the first's report is as it
-// was.
+// A second call fails before it reads or measures anything, and leaves the first call's
+// report unchanged.
 func TestASecondCallIntoAFolderFails(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "table5")
 	release, err := claim(o.Out, "table5", "GPU-0")

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/nulltest"
 )
 
-// fakeGPU builds the driver and MPS, once.
+// fakeGPU builds the fake driver and the fake MPS programs, once per test binary.
 var fakeGPU = sync.OnceValues(func() (driver string, err error) {
 	if driver, err = cudafake.Build(programs, cudafake.Kernels(gputest.Twins), cudafake.Kernels(nulltest.Twins)); err != nil {
 		return "", err
@@ -30,9 +30,9 @@ var fakeGPU = sync.OnceValues(func() (driver string, err error) {
 
 var removeMPS = func() {}
 
-// onFakeGPU are options for a figure on a GPU that is not there: a fake driver library in
-// every process, fake MPS programs, and models that compute nothing under the figure's
-// names. What only a GPU can show is measured on one.
+// onFakeGPU returns options for a figure on a machine without a GPU. Every process loads
+// a fake driver library, MPS is fake programs, and the figure's model names stand for
+// models that compute nothing. Properties that only a GPU can show are measured on one.
 func onFakeGPU(t *testing.T, figure string) Options {
 	t.Helper()
 	driver, err := fakeGPU()
@@ -58,10 +58,10 @@ func onFakeGPU(t *testing.T, figure string) Options {
 	return o
 }
 
-// fakeUUID is the fake driver's first GPU's (internal/testing/cudafake/driver).
+// fakeUUID is the UUID of the fake driver's first GPU (internal/testing/cudafake/driver).
 const fakeUUID = "GPU-fa010203-0405-0607-0809-0a0b0c0d0e0f"
 
-// Every way of sharing a GPU, through whole nodes, and frameworks alone.
+// Measure every way of sharing a GPU: through whole nodes, and with frameworks alone.
 func TestFiguresAreMeasuredOnTheFakeGPU(t *testing.T) {
 	for figure, mechanisms := range map[string]map[string]string{
 		"fig10a":     {defaultMPS: "mps", timeSliceSLAB: "time-slicing", static: "mps", shadow: "mps", partition: "mps"},
@@ -73,7 +73,7 @@ func TestFiguresAreMeasuredOnTheFakeGPU(t *testing.T) {
 			if testing.Short() && figure == "fig10a" {
 				t.Skip("measures five nodes in turn; make test-all runs it")
 			}
-			if figure == "fig15" { // in which a function is added
+			if figure == "fig15" { // a function is added during this figure
 				everyoneHasSeveralReceivers(t)
 			}
 			r, err := newRunner(onFakeGPU(t, figure))
@@ -106,7 +106,7 @@ func TestFiguresAreMeasuredOnTheFakeGPU(t *testing.T) {
 	}
 }
 
-// checkMeasured holds a result against what its case asks for.
+// checkMeasured compares a result with its case.
 func checkMeasured(t *testing.T, c *Case, x Result) {
 	t.Helper()
 	for _, l := range x.Loads {

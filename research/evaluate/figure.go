@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// Figure is what is compared with what, as data.
+// Figure describes, as data, which variants are compared on which cases.
 type Figure struct {
 	Name, Title, Paper string
 	Cases              []Case
 }
 
-// Case is one thing that variants are compared on.
+// Case is one workload that variants are compared on.
 type Case struct {
 	Name      string
 	Kind      Kind
@@ -21,24 +21,25 @@ type Case struct {
 	Variants  []string
 	Note      string
 
-	// Levels are the loads of kindLoads, in order: parts of each function's capacity and
-	// weight. Settle is how long traffic of the first level runs before; each is measured
-	// for Measure after Warmup. kindClosed has no levels: one window.
+	// Levels are the loads of kindLoads, in order, as parts of each function's capacity and
+	// weight. Traffic of the first level runs for Settle before the first measurement. Each
+	// level is measured for Measure after Warmup. kindClosed has no levels: one window.
 	Levels                  []float64
 	Settle, Warmup, Measure time.Duration
-	// Events are kindTimeline's, Length how long it is, Bin how long a bin.
+	// Events are the events of kindTimeline, Length is its duration, and Bin the duration of
+	// a bin.
 	Events      []Cue
 	Length, Bin time.Duration
-	// Frugal leaves free what nobody demands, where shares tune themselves; else it is
-	// given away, and a function alone has all.
+	// Frugal leaves unrequested capacity free if shares tune themselves. Without it the node
+	// distributes that capacity, and a function that runs alone has the whole device.
 	Frugal bool
-	// Ready is what kindBare measures of each function's model; Percents are percentages
-	// of MPS, a process each.
+	// Ready is what kindBare measures of each function's model. Percents are percentages of
+	// MPS, with one process per percentage.
 	Ready    Ready
 	Percents []float64
 }
 
-// Ready is what is measured of a framework alone.
+// Ready selects what is measured of a framework alone.
 type Ready struct {
 	Batches, Streams []int
 	Duration         time.Duration
@@ -48,13 +49,14 @@ type Ready struct {
 type Function struct {
 	Name, Model string
 	SLO         time.Duration
-	// Batches is its ladder. A case's variants all have it.
+	// Batches is its ladder of batch sizes, the same in all variants of a case.
 	Batches []int
-	// Weight is the part of the capacity that level 1 offers; or PerSecond how many requests
-	// per second, whatever the capacity.
+	// Weight is the part of the capacity that level 1 offers. PerSecond replaces it with a
+	// number of requests per second that does not depend on the capacity.
 	Weight    float64
 	PerSecond float64 `json:",omitempty"`
-	// Percent is its share where shares are fixed, and the first one where they are not.
+	// Percent is the function's share if shares are fixed, and its first share if they
+	// change.
 	Percent float64
 }
 
@@ -65,10 +67,10 @@ type step struct {
 	run     int
 }
 
-// plan are the steps in order: all of run 1 before any of run 2, and within a run all
-// variants of a case one after another, so that what is compared is measured close
-// together. Even runs go through the variants backwards: what comes first in one run
-// comes last in the next.
+// plan returns the steps in order: all of run 1 before any of run 2. Within a run all
+// variants of a case are consecutive, so that compared results are measured close together
+// in time. Even runs take the variants in reverse order, so that no variant always comes
+// first.
 func (f *Figure) plan(runs int) (steps []step, err error) {
 	for run := 1; run <= runs; run++ {
 		for i := range f.Cases {
@@ -89,8 +91,8 @@ func (f *Figure) plan(runs int) (steps []step, err error) {
 	return steps, nil
 }
 
-// models are those of the figure that capacity is needed of, each with all batch sizes
-// that a case has it with.
+// models returns the figure's models that need a capacity, each with all batch sizes that
+// any case uses.
 func (f *Figure) models() (all []Function) {
 	for _, c := range f.Cases {
 		if c.Kind != kindLoads && c.Kind != kindTimeline {
@@ -111,7 +113,7 @@ func (f *Figure) models() (all []Function) {
 	return all
 }
 
-// Find is the figure of that name.
+// Find returns the figure of that name.
 func Find(name string) (*Figure, error) {
 	all := allFigures()
 	for i := range all {
@@ -122,7 +124,7 @@ func Find(name string) (*Figure, error) {
 	return nil, fmt.Errorf("figure %q: want one of %s", name, strings.Join(Names(), ", "))
 }
 
-// Names are the figures' names, in the order in which they are worth measuring.
+// Names returns the figures' names, the most useful figure to measure first.
 func Names() (names []string) {
 	for _, f := range allFigures() {
 		names = append(names, f.Name)
@@ -130,23 +132,24 @@ func Names() (names []string) {
 	return names
 }
 
-// The parts of a step's time that do not depend on the case, as measured on an H200: for
-// an estimate.
+// Estimates of the parts of a step's time that do not depend on the case, measured on an
+// H200.
 const (
 	stopTime  = time.Second
 	graceTime = 200 * time.Millisecond
 )
 
-// startTime is how long a node takes until every batch size of these functions is linked.
+// startTime estimates how long a node takes until every batch size of these functions is
+// linked.
 func startTime(functions []Function) (takes time.Duration) {
 	for _, f := range functions {
 		takes = max(takes, readyTime(f.Model))
 	}
-	// They load side by side, on CPUs that they share.
+	// They load at the same time, on CPUs that they share.
 	return takes + time.Duration(len(functions))*300*time.Millisecond
 }
 
-// readyTime is how long a process takes that runs a model.
+// readyTime estimates how long a process takes to start that runs a model.
 func readyTime(model string) time.Duration {
 	switch model {
 	case mobilenet:
@@ -157,7 +160,7 @@ func readyTime(model string) time.Duration {
 	return 2 * time.Second
 }
 
-// takes estimates a step.
+// takes estimates the duration of a step.
 func (c *Case) takes(v variant) time.Duration {
 	switch c.Kind {
 	case kindLoads:
@@ -167,7 +170,7 @@ func (c *Case) takes(v variant) time.Duration {
 	case kindTimeline:
 		return startTime(c.Functions) + c.Length + stopTime
 	}
-	// A percentage is a process's; groups change in place.
+	// A percentage is fixed for a process's life; groups change in place.
 	processes, places := 1, 1
 	switch v.by {
 	case byPercentage:
@@ -183,7 +186,7 @@ func (c *Case) takes(v variant) time.Duration {
 	return all
 }
 
-// settings is what the case says of itself in a report.
+// settings returns the report's description of the case.
 func (c *Case) settings() CaseSetting {
 	s := CaseSetting{Name: c.Name, Kind: c.Kind, Variants: c.Variants, Note: c.Note}
 	for _, f := range c.Functions {

@@ -20,8 +20,8 @@ const (
 	gnmt      = "gnmt"
 )
 
-// ladderOf is a model's batch sizes. cuDNN compiles MobileNet's kernels for three seconds
-// a size, which all variants wait for at every start: it has fewer.
+// ladderOf returns a model's batch sizes. MobileNet has fewer, because cuDNN compiles its
+// kernels for three seconds per size, and every variant waits for that at every start.
 func ladderOf(model string) []int {
 	if model == mobilenet {
 		return []int{1, 8, 32}
@@ -29,18 +29,17 @@ func ladderOf(model string) []int {
 	return []int{1, 2, 4, 8, 16, 32}
 }
 
-// Fixed shares are percentages at which f16 models answer rightly on an H200 under MPS
-// (docs/adr/0007): 8 % are 10 multiprocessors, 12 are 14, 24 are 30, 26 are 34,
-// 50 are 66, 90 are 118.
+// The fixed shares are MPS percentages at which f16 models answer correctly on an H200
+// (docs/adr/0007). In multiprocessors: 8 % are 10, 12 are 14, 24 are 30, 26 are 34, 50 are
+// 66, 90 are 118.
 
-// one is a function alone.
+// one returns a function that runs alone.
 func one(model string, slo time.Duration) []Function {
 	return []Function{{Name: model, Model: model, SLO: slo, Batches: ladderOf(model), Weight: 1, Percent: 100}}
 }
 
-// mix is models that share the device: each offers an equal part of what it can do alone,
-// so that at level 1 they together need the whole of it, were it handed from one to the
-// next without a loss.
+// mix returns functions that share the device. Each offers an equal part of its capacity. At
+// level 1 they together need the whole device, if switching between them cost nothing.
 func mix(slo time.Duration, percent float64, models ...string) (functions []Function) {
 	count := map[string]int{}
 	for _, m := range models {
@@ -71,7 +70,7 @@ func ladders(functions []Function, batches ...int) []Function {
 	return functions
 }
 
-// loads is an open loop at three levels, from light to more than there is room for.
+// loads is an open loop at three levels, from light load to overload.
 func loads(name string, functions []Function, variants ...string) Case {
 	return Case{Name: name, Kind: kindLoads, Functions: functions, Variants: variants,
 		Levels: []float64{0.3, 0.9, 1.5}, Settle: 1500 * ms, Warmup: 1200 * ms, Measure: 1200 * ms}
@@ -83,13 +82,13 @@ func (c Case) levels(all ...float64) Case {
 	return c
 }
 
-// noted adds a note.
+// noted adds a note to the case.
 func (c Case) noted(text string) Case {
 	c.Note = text
 	return c
 }
 
-// allFigures are all there are, in the order in which they are worth measuring.
+// allFigures returns all figures, the most useful figure to measure first.
 func allFigures() []Figure {
 	const slo = 25 * ms
 	sharing := []string{defaultMPS, timeSliceSLAB, mpsSLAB, mpsAIMD, static, shadow, partition}
@@ -226,13 +225,13 @@ func allFigures() []Figure {
 	}
 }
 
-// rate is a function that is offered so many requests per second.
+// rate returns a function that is offered a fixed number of requests per second.
 func rate(model string, perSecond float64) Function {
 	return Function{Name: model, Model: model, SLO: 25 * ms, Batches: ladderOf(model), PerSecond: perSecond}
 }
 
-// beside compares guarantees with no shares and with partitions. The second level
-// overloads the last function.
+// beside compares guarantees with no shares and with partitions. The second level overloads
+// the last function.
 func beside(name string, functions ...Function) Case {
 	c := loads(name, functions, guaranteed, mpsSLAB, partition).levels(0.5, 1)
 	c.Settle, c.Warmup, c.Measure = 3*time.Second, time.Second, 4*time.Second
@@ -242,7 +241,7 @@ func beside(name string, functions ...Function) Case {
 	return c
 }
 
-// offered is a function that is offered a part of what it can do alone.
+// offered returns a function that is offered a part of its capacity.
 func offered(model string, slo time.Duration, weight float64) Function {
 	return Function{Name: model, Model: model, SLO: slo, Batches: ladderOf(model), Weight: weight, Percent: 12}
 }
@@ -273,12 +272,12 @@ func brief(c Case) Case {
 	return c
 }
 
-// part is one function, with each component alone.
+// part runs one function with each component of Penstock alone.
 func part(functions []Function) Case {
 	return brief(loads(functions[0].Name, functions, defaultMPS, mpsStreams, mpsGather, mpsOnlySLAB, partition).levels(0.1, 0.9))
 }
 
-// tuned are Figure 16's functions: each begins with what neither needs.
+// tuned returns the functions of Figure 16. Each begins with a share that neither needs.
 func tuned() []Function {
 	functions := mix(50*ms, 26, resnet50, vgg19)
 	functions[0].Weight, functions[1].Weight = 1, 1
@@ -291,8 +290,8 @@ func changing() []Function {
 	return functions
 }
 
-// converging is vgg19 under a full load from the first moment, at each objective. Its
-// ladder is long enough that the objective bounds the batch and not the ladder.
+// converging runs vgg19 under full load from the start, once per objective. Its ladder is
+// long enough that the objective bounds the batch, not the ladder.
 func converging(objectives ...time.Duration) (cases []Case) {
 	for _, slo := range objectives {
 		cases = append(cases, Case{
@@ -305,8 +304,8 @@ func converging(objectives ...time.Duration) (cases []Case) {
 	return cases
 }
 
-// adding is Figure 1: two of resnet50, then vgg19 beside them, each offered that part of
-// what it can do alone.
+// adding is Figure 1: two functions of resnet50, then vgg19 in addition. Each is offered the
+// level's part of its capacity.
 func adding(name string, level float64, variants ...string) Case {
 	functions := with(mix(50*ms, 24, resnet50, resnet50, vgg19), vgg19, 50)
 	for i := range functions {
@@ -336,8 +335,8 @@ func closedLoop(name string, functions []Function, variants ...string) Case {
 	return Case{Name: name, Kind: kindClosed, Functions: functions, Variants: variants, Warmup: 1500 * ms, Measure: 1500 * ms}
 }
 
-// capped is resnet50 with batches of at most n: as they come, on two streams, against
-// always n or what there is after a delay.
+// capped runs resnet50 with batches of at most n. It compares batches of whatever has
+// arrived, on two streams, with batches of exactly n or of what has arrived after a delay.
 func capped(n int) Case {
 	sizes := []int{1, 2, 4, 8, 16}
 	sizes = sizes[:slices.Index(sizes, n)+1]
@@ -345,8 +344,8 @@ func capped(n int) Case {
 	return c.noted("not Triton: its way of batching, in the same server")
 }
 
-// quick is the figure with short times and two cases, on a CPU with small models that
-// come with Penstock: it shows that the machinery works, and nothing else.
+// quick returns the figure with short times and two cases; on a CPU also with small models
+// that Penstock includes. It only shows that the measurement works.
 func (f *Figure) quick(onCPU bool) *Figure {
 	q := *f
 	q.Cases = nil
@@ -355,7 +354,8 @@ func (f *Figure) quick(onCPU bool) *Figure {
 			c.Levels = []float64{c.Levels[0], c.Levels[len(c.Levels)-1]}
 		}
 		c.Settle, c.Warmup, c.Measure = c.Settle/5, c.Warmup/2, c.Measure/3
-		// A function that is added takes some seconds to serve: these time lines stay.
+		// A function that is added takes some seconds until it serves, so these time lines
+		// keep their length.
 		if !slices.ContainsFunc(c.Events, func(e Cue) bool { return e.What == cueBegin && e.At > 0 }) {
 			c.Length = 2 * c.Length / 5
 		}
@@ -372,7 +372,7 @@ func (f *Figure) quick(onCPU bool) *Figure {
 	return &q
 }
 
-// onCPU stands two small models in for all others.
+// onCPU replaces all models with two small ones.
 func (c Case) onCPU() Case {
 	small := []string{"fashion", "face"}
 	for i := range c.Functions {

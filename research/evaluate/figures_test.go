@@ -20,8 +20,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// everyCase calls do for each case of each figure, as it is, on a GPU and quick, and on a
-// CPU and quick.
+// everyCase calls do for each case of each figure: on a GPU in full, on a GPU quick, and
+// on a CPU quick.
 func everyCase(t *testing.T, do func(t *testing.T, f *Figure, c *Case, device string)) {
 	for _, f := range allFigures() {
 		for _, q := range []struct {
@@ -35,7 +35,7 @@ func everyCase(t *testing.T, do func(t *testing.T, f *Figure, c *Case, device st
 	}
 }
 
-// `make evaluate-gpu` knows the figures where there is no kit yet.
+// `make evaluate-gpu` must know the figures even before its kit exists.
 func TestTheScriptKnowsTheFigures(t *testing.T) {
 	const script = "../../test/gpu/run.sh"
 	text, err := os.ReadFile(script)
@@ -48,7 +48,7 @@ func TestTheScriptKnowsTheFigures(t *testing.T) {
 	}
 	for figures, says := range map[string]string{
 		"nosuch": "FIGURE=nosuch: want all, or some of fig", "fig8 fig10": "FIGURE=fig10: want", "fig": "FIGURE=fig: want", "*": "FIGURE=*: want",
-		"all": "no kit in", "fig8 table1": "no kit in", // known: then the kit is asked for
+		"all": "no kit in", "fig8 table1": "no kit in", // known figures, so the script asks for the kit
 	} {
 		command := exec.Command("bash", append([]string{script, "evaluate"}, strings.Fields(figures)...)...)
 		command.Env = append(os.Environ(), "KIT=/nowhere", "WORK="+t.TempDir())
@@ -110,8 +110,8 @@ func TestCasesMakeSense(t *testing.T) {
 	})
 }
 
-// Every variant's configuration is one that a node takes, and says what is the same for
-// all in the same way.
+// A node accepts every variant's configuration. Settings that are equal in all variants
+// are written in the same way.
 func TestConfigurationsAreRead(t *testing.T) {
 	everyCase(t, func(t *testing.T, _ *Figure, c *Case, device string) {
 		if c.Kind == kindBare {
@@ -154,7 +154,7 @@ func TestConfigurationsAreRead(t *testing.T) {
 					t.Errorf("%s, as an order: %v", name, err)
 				}
 			}
-			// What differs between variants is named in their fields.
+			// These fields name the differences between variants.
 			got.Shares = configs.Shares{}
 			got.Text, got.Digest = nil, ""
 			for i := range got.Functions {
@@ -220,7 +220,8 @@ func TestCuesThatMakeNoSenseAreRefused(t *testing.T) {
 	}
 }
 
-// answeredOK is a sample that was meant to leave at a time and answered later.
+// answeredOK returns a sample that was to be sent at intended and was answered latency
+// later.
 func answeredOK(intended, latency time.Duration, batch uint16) sample {
 	return sample{intended: int64(intended), arrived: int64(intended + latency), batch: batch,
 		stages: [...]time.Duration{latency / 16, latency / 8, latency / 4, latency / 4, latency / 16}}
@@ -230,7 +231,7 @@ func TestMissesAreEverythingButOkWithinTheObjective(t *testing.T) {
 	f := Function{Name: "f", SLO: 10 * time.Millisecond}
 	all := []sample{
 		answeredOK(1, 4*time.Millisecond, 2), answeredOK(2, 4*time.Millisecond, 2), answeredOK(3, 10*time.Millisecond, 1),
-		answeredOK(4, 30*time.Millisecond, 1), // ok, and too late
+		answeredOK(4, 30*time.Millisecond, 1), // ok, but too late
 		{intended: 5, arrived: 6, status: wire.StatusLate}, {intended: 5, arrived: 6, status: wire.StatusBusy},
 		{intended: 5, arrived: 6, status: wire.StatusIncomplete}, {intended: 5, arrived: 6, status: wire.StatusRefused},
 		{intended: 5, arrived: 6, status: wire.StatusFailed}, {intended: 5}, {intended: 5, unsent: true},
@@ -242,7 +243,7 @@ func TestMissesAreEverythingButOkWithinTheObjective(t *testing.T) {
 	if l.OfferedRPS != 5.5 || l.AnsweredRPS != 2 || l.GoodputRPS != 1.5 || math.Abs(l.WithinPercent-300.0/11) > 1e-9 {
 		t.Errorf("rates %+v", l)
 	}
-	// 48 ms of four; batches: one of 2, two of 1.
+	// Four answers take 48 ms together. Batches: one of 2, two of 1.
 	if l.MeanMillis != 12 || l.P50Millis != 10 || l.P99Millis != 30 || math.Abs(l.MeanBatch-4.0/3) > 1e-9 || math.Abs(l.GUE-2.0/12) > 1e-9 {
 		t.Errorf("latencies %+v", l)
 	}
@@ -289,7 +290,8 @@ func TestRequestsBelongToTheTimeTheyWereMeantFor(t *testing.T) {
 	}
 }
 
-// Streams note what they send by themselves, one after the other's next.
+// Streams add their samples independently, so a sample can follow a later one of another
+// stream.
 func TestSamplesAreInTheOrderOfTheirTimes(t *testing.T) {
 	var r record
 	for tag, intended := range []int64{10, 30, 20, 40} {
@@ -333,7 +335,7 @@ func TestBinsHoldEachRequestOnce(t *testing.T) {
 		}
 		all = append(all, s)
 	}
-	all = append(all, answeredOK(time.Hour+time.Second, time.Hour, 1)) // meant for just after the end
+	all = append(all, answeredOK(time.Hour+time.Second, time.Hour, 1)) // intended just after the end
 	shares := func(at time.Duration, percent float64) observed {
 		return observed{at: start + int64(at), shares: map[string]float64{"f": percent}, limits: map[string]float64{"f": 2}}
 	}
@@ -449,7 +451,7 @@ func TestOptionsThatMakeNoSenseAreRefused(t *testing.T) {
 	}
 }
 
-// A plan counts what is left, and knows how long a variant took before.
+// A plan counts the remaining measurements, and uses how long a variant took before.
 func TestAPlanIsOfWhatIsLeft(t *testing.T) {
 	o := Options{Figure: "fig16", Out: t.TempDir(), Runs: 3, Quick: true}
 	o.Device = configs.DeviceCPU

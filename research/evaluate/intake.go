@@ -8,46 +8,49 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// intakeRules say how requests get into a node fast enough that the GPU is what variants
-// are compared by. A report's settings cover them.
+// intakeRules are the rules by which a node gets enough receivers and sockets. They ensure
+// that the GPU limits the variants, and not the path of the requests into the node. A report's
+// settings include them.
 type intakeRules struct {
-	// BytesPerReceiver is how many bytes a second each receiver is given, as long as there
+	// BytesPerReceiver is how many bytes per second each receiver is given, as long as there
 	// are fewer than MostReceivers. One thread takes 3.6 GB/s out of a socket
-	// (docs/receivers.md): so 2 and 3 receivers are never overrun, however the kernel
-	// spreads the sockets of the load over them.
+	// (docs/receivers.md). Therefore 2 or 3 receivers are never overrun, however the kernel
+	// distributes the load's sockets among them.
 	BytesPerReceiver float64
-	// MostReceivers leaves CPUs to the manager's other threads: it has 5 of a lane of 16.
+	// MostReceivers leaves CPUs to the manager's other threads: the manager has 5 CPUs of a
+	// lane of 16.
 	MostReceivers int
-	// FlowsPerReceiver is how many sockets send to a function for each of several
-	// receivers. The kernel spreads them by chance, anew in every step: of 32 sockets the
-	// fullest of 4 receivers has half or more once in 120 steps, of 16 once in 9, and then
-	// 7.2 GB/s is all that the 4 take.
+	// FlowsPerReceiver is how many sockets per receiver send to a function that has several
+	// receivers. The kernel distributes them at random, differently in every step. The fullest
+	// of 4 receivers has half of 32 sockets or more once in 120 steps, and half of 16 sockets
+	// once in 9. In that case the 4 receivers take only 7.2 GB/s.
 	FlowsPerReceiver int
-	// FlowRPS is how many requests a second one socket is to send at most to a function
-	// with one receiver, MostFlows how many sockets it has then.
+	// FlowRPS is the max requests per second that one socket sends to a function with one
+	// receiver. MostFlows is the max number of sockets of such a function.
 	FlowRPS   float64
 	MostFlows int
-	// ReceiveMiB is the receive buffer of each socket of the node. The kernel grants twice
-	// as much, for it counts its overhead, of which whole trains of datagrams have little:
-	// 4 MiB are 8 ms at BytesPerReceiver, and 4 where four receivers share the most that
-	// AlexNet is offered. So a thread that does not run for some milliseconds loses nothing,
-	// and one that is overrun is some milliseconds behind and not the objective. With
-	// 16 MiB AlexNet at 90 % fell to 30 % in time in every other run, and stayed there.
+	// ReceiveMiB is the receive buffer of each socket of the node. The kernel grants twice as
+	// much because it counts its overhead, which is small for whole trains of datagrams. 4 MiB
+	// are 8 ms at BytesPerReceiver, and 4 ms if four receivers share the max load of AlexNet.
+	// A thread that does not run for some milliseconds therefore loses nothing. An overrun
+	// thread falls behind by some milliseconds only, not by the objective. With 16 MiB AlexNet
+	// at 90 % load fell to 30 % in time in every other run, and stayed there.
 	ReceiveMiB int
-	// BytesInMix is how many bytes a second a function is offered at most at level 1 where
-	// it is beside others: what one thread takes out of a socket. AlexNet alone does
-	// 49,000 pictures a second, 7.4 GB/s: with that beside others a lane's 16 CPUs are what
-	// is short, not the GPU.
+	// BytesInMix is the max bytes per second that a function in a mix is offered at level 1:
+	// as much as one thread takes out of a socket. AlexNet alone answers 49,000 pictures per
+	// second, 7.4 GB/s. With that load and other functions, a lane's 16 CPUs would be the
+	// bottleneck, not the GPU.
 	BytesInMix float64
-	// NodeSlabMiB bounds the packet memory of all functions of a node together: four nodes
-	// on a machine of 128 GB leave most of it to the load, the models and the kernel.
+	// NodeSlabMiB bounds the packet memory of all functions of a node together. Four nodes on
+	// a machine of 128 GB then leave most of the memory to the load, the models and the
+	// kernel.
 	NodeSlabMiB int
 }
 
 var rules = intakeRules{BytesPerReceiver: 1e9, MostReceivers: 4, FlowsPerReceiver: 8, FlowRPS: 4000, MostFlows: 4, ReceiveMiB: 4, BytesInMix: 3.6e9, NodeSlabMiB: 8 << 10}
 
-// intake is how a case's requests get into its nodes: the same for all its variants, for
-// it follows from the case and from what the models can do alone.
+// intake says how a case's requests get into its nodes. It is the same for all variants of a
+// case, because it follows from the case and from the models' capacities.
 type intake struct {
 	receivers  map[string]int // of each function
 	slots      int            // requests in flight, of each function
@@ -55,7 +58,7 @@ type intake struct {
 	receiveMiB int            // of each receiver's socket
 }
 
-// peak is the largest part of its capacity and weight that a case ever offers a function.
+// peak returns the largest part of its capacity and weight that a case ever offers a function.
 func (c *Case) peak(f *Function) (level float64) {
 	if c.Kind == kindLoads {
 		return slices.Max(c.Levels)
@@ -68,8 +71,8 @@ func (c *Case) peak(f *Function) (level float64) {
 	return level
 }
 
-// full is how many requests a second a function of a case is offered at level 1: its
-// weight's part of what its model can do alone.
+// full returns the requests per second that a case offers a function at level 1: its weight
+// times the capacity of its model.
 func (r *runner) full(c *Case, f *Function, card *models.Card) float64 {
 	if f.PerSecond > 0 {
 		return f.PerSecond
@@ -81,9 +84,9 @@ func (r *runner) full(c *Case, f *Function, card *models.Card) float64 {
 	return f.Weight * alone
 }
 
-// intake gives each function of a case receivers for the most that it is ever offered. A
-// closed loop offers what is answered, which nothing but the GPU is to bound: it has the
-// most of them. cards are by function.
+// intake gives each function of a case enough receivers for its max load. A closed loop offers
+// as many requests as are answered, and only the GPU may bound that, so it has the max number
+// of receivers. cards are keyed by function.
 func (r *runner) intake(c *Case, cards map[string]*models.Card) intake {
 	in := intake{receivers: map[string]int{}, receiveMiB: rules.ReceiveMiB}
 	requests, several := 0.0, false
@@ -92,7 +95,8 @@ func (r *runner) intake(c *Case, cards map[string]*models.Card) intake {
 		n := rules.MostReceivers
 		if c.Kind != kindClosed {
 			perSecond := c.peak(f) * r.full(c, f, cards[f.Name])
-			// What comes within the objective may be in flight; what is older is given up.
+			// Requests that are younger than the objective may be in flight; older ones are
+			// evicted.
 			requests = max(requests, perSecond*f.SLO.Seconds())
 			bytes := perSecond * float64(cards[f.Name].Input.WireBytes())
 			n = min(max(int(math.Ceil(bytes/rules.BytesPerReceiver)), 1), rules.MostReceivers)
@@ -102,10 +106,12 @@ func (r *runner) intake(c *Case, cards map[string]*models.Card) intake {
 		in.slots = max(in.slots, slotsFor(slices.Max(f.Batches), requests))
 	}
 	for _, card := range cards {
-		// Half as much again as all slots hold: what is answered is given back a little later.
+		// Reserve half as much again as all slots hold, because the packets of an answered
+		// request are freed a little later.
 		need := 3 * in.slots * card.Input.WireBytes() / 2
 		if several {
-			// Receivers have equal parts of it, and up to twice their part of the sockets.
+			// Receivers have equal parts of the memory, but up to twice their part of the
+			// sockets.
 			need *= 2
 		}
 		in.slabMiB = max(in.slabMiB, 64, need>>20)
@@ -114,8 +120,8 @@ func (r *runner) intake(c *Case, cards map[string]*models.Card) intake {
 	return in
 }
 
-// slotsFor is how many requests a function may have in flight: enough that the objective
-// bounds them and not the credit. requests come within the objective.
+// slotsFor returns how many requests a function may have in flight. The objective is to bound
+// them, not the credit. requests is how many arrive within the objective.
 func slotsFor(batch int, requests float64) int {
 	slots := 1024
 	for slots < configs.MaxSlots && float64(slots) < max(float64(4*batch), requests) {
@@ -124,8 +130,8 @@ func slotsFor(batch int, requests float64) int {
 	return slots
 }
 
-// flows is how many sockets send to a function: enough that each of several receivers has
-// some, else as many as the rate asks for.
+// flows returns how many sockets send to a function: FlowsPerReceiver for each of several
+// receivers, otherwise as many as the rate needs.
 func flows(receivers int, perSecond float64) int {
 	if receivers > 1 {
 		return rules.FlowsPerReceiver * receivers

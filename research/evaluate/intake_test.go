@@ -12,10 +12,11 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// fast is what an H200 might do of each model, requests a second.
+// fast has plausible capacities of the models on an H200, in requests per second.
 var fast = map[string]float64{alexnet: 60000, mobilenet: 15000, resnet50: 10500, resnet152: 4900, resnext50: 8500, vgg16: 7100, vgg19: 6400, gnmt: 27000}
 
-// intakeOf is a case's intake with models as fast as that, and pictures of 150 KB.
+// intakeOf returns a case's intake with the capacities in fast and pictures of 150
+// KB.
 func intakeOf(c *Case) intake {
 	r := &runner{report: &Report{}}
 	for model, perSecond := range fast {
@@ -24,7 +25,7 @@ func intakeOf(c *Case) intake {
 	return r.intake(c, cardsOf(c))
 }
 
-// cardsOf are cards of the sizes that models have, by function.
+// cardsOf returns cards with the models' real sizes, by function.
 func cardsOf(c *Case) map[string]*models.Card {
 	cards := map[string]*models.Card{}
 	for _, f := range c.Functions {
@@ -70,7 +71,8 @@ func TestEveryFunctionHasReceiversSlotsAndMemory(t *testing.T) {
 			if n < 1 || n > rules.MostReceivers || n > configs.MaxReceivers {
 				t.Errorf("%s has %d receivers", f.Name, n)
 			}
-			// The fullest of 4 may have half of the sockets, so of what is in flight.
+			// The fullest of 4 receivers may have half of the sockets, and so half of
+			// the requests in flight.
 			wire := cards[f.Name].Input.WireBytes()
 			if part := in.slabMiB << 20 / n; part < in.slots*wire/min(n, 2) {
 				t.Errorf("%s: a receiver's part is %d MiB, %d slots of %d bytes", f.Name, part>>20, in.slots, wire)
@@ -79,13 +81,13 @@ func TestEveryFunctionHasReceiversSlotsAndMemory(t *testing.T) {
 				continue
 			}
 			perSecond := c.peak(&f) * f.Weight * fast[f.Model]
-			if len(c.Functions) > 1 { // beside others 3.6 GB/s are all at level 1
+			if len(c.Functions) > 1 { // in a mix, all functions together have 3.6 GB/s at level 1
 				perSecond = min(perSecond, c.peak(&f)*f.Weight*3.6e9/float64(wire))
 			}
 			if late := perSecond * f.SLO.Seconds(); float64(in.slots) < late {
 				t.Errorf("%s: %d slots, and %.0f requests come within the objective", f.Name, in.slots, late)
 			}
-			// A thread takes 3.6 GB/s.
+			// One thread receives 3.6 GB/s.
 			if bytes := perSecond * float64(wire); bytes/float64(n) > 3.6e9 {
 				t.Errorf("%s: %d receivers for %.1f GB/s", f.Name, n, bytes/1e9)
 			}
@@ -136,7 +138,7 @@ func TestSeveralReceiversHaveManySockets(t *testing.T) {
 	}
 }
 
-// A report that was measured by other rules is not gone on with.
+// A report that was measured by other rules is not continued.
 func TestSettingsCoverTheIntake(t *testing.T) {
 	f, err := Find("fig8")
 	if err != nil {
@@ -170,7 +172,7 @@ func TestSettingsCoverTheIntake(t *testing.T) {
 	}
 }
 
-// A report is gone on with as long as nothing has changed for its own variants.
+// A report is continued if nothing has changed for its own variants.
 func TestSettingsCoverTheFiguresOwnVariants(t *testing.T) {
 	f, err := Find("fig8")
 	if err != nil {

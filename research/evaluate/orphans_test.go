@@ -15,11 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A call that is killed takes its node with it: the next would measure beside it.
+// If a call is killed, its node ends too. Otherwise the next call would measure while that
+// node runs.
 func TestANodeEndsWithItsCall(t *testing.T) {
 	command := exec.Command(builtLab(t), "evaluate", "--figure", "fig16", "--device", "cpu", "--quick", "--runs", "1", "--out", t.TempDir())
-	// What a killed call leaves in the temporary folder goes with this; the name is short, as
-	// a socket's path in it is.
+	// The test removes this folder, and with it the files that a killed call leaves. Its name
+	// is short because the path of a Unix socket is limited.
 	folder, err := os.MkdirTemp("", "p")
 	if err != nil {
 		t.Fatal(err)
@@ -28,14 +29,14 @@ func TestANodeEndsWithItsCall(t *testing.T) {
 	command.Env = append(os.Environ(), "TMPDIR="+folder)
 	var said bytes.Buffer
 	command.Stderr = &said
-	command.WaitDelay = time.Second // nobody waits for those that have the pipe
+	command.WaitDelay = time.Second // do not wait for other processes that have the pipe open
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = command.Wait() // it is killed
+		_ = command.Wait() // it was killed: ignore the error
 	}()
 	// `up`, a manager, an orchestrator, and an inference function.
 	const node = 4
@@ -43,12 +44,12 @@ func TestANodeEndsWithItsCall(t *testing.T) {
 	await(t, "a whole node", func() bool {
 		before := below
 		below = descendants(t, command.Process.Pid)
-		// Twice the same: none that has its parent's command line still.
+		// The list must be stable, and no process may still show its parent's command line.
 		return len(below) >= node && maps.Equal(below, before)
 	})
 	command.Process.Kill()
 	<-ended
-	// What was started while they were counted ends with its parent.
+	// A process that was started while they were counted ends with its parent.
 	left := func() (pids []int) {
 		for pid, line := range below {
 			if commandLine(pid) == line {
@@ -74,7 +75,7 @@ func await(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// descendants are the processes below one, with their command lines.
+// descendants returns the processes below a process, with their command lines.
 func descendants(t *testing.T, of int) map[int]string {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -87,7 +88,7 @@ func descendants(t *testing.T, of int) map[int]string {
 		if err != nil {
 			continue
 		}
-		stat, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "stat")) // it may be gone
+		stat, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "stat")) // the process may have ended
 		// proc_pid_stat(5): pid, name in brackets, state, parent.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if len(fields) > 1 {
@@ -106,8 +107,8 @@ func descendants(t *testing.T, of int) map[int]string {
 	return below
 }
 
-// commandLine is a process's, with zero bytes between the words; empty where it has ended,
-// though nobody waited for it yet.
+// commandLine returns a process's command line, with zero bytes between the words. It is
+// empty if the process has ended, even before its parent waits for it.
 func commandLine(pid int) string {
 	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	return string(line)

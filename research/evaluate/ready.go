@@ -15,18 +15,19 @@ import (
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// groupCounts are the numbers of SM groups that are measured: of 16, as an H200 has with
-// the driver's grain: the last are the whole device, which the others are parts of.
+// groupCounts are the numbers of SM groups that are measured, of the 16 groups that an H200 has
+// at the driver's granularity. The last number is the whole device, the reference for the
+// others.
 var groupCounts = []int{1, 2, 4, 6, 8, 12, 16}
 
-// ready measures frameworks alone: no node, no traffic.
+// ready measures frameworks alone, without a node and without traffic.
 func (r *runner) ready(ctx context.Context, v variant, c *Case) (points []Point, err error) {
 	if err := cpuset.Pin(r.cpus.all); err != nil {
 		return nil, err
 	}
 	var env []string
 	if r.device != configs.DeviceCPU {
-		env = append(env, "CUDA_VISIBLE_DEVICES="+r.device) // frameworks take the first that they see
+		env = append(env, "CUDA_VISIBLE_DEVICES="+r.device) // frameworks use the first visible GPU
 	}
 	percents := []float64{0}
 	if v.by == byPercentage && r.device != configs.DeviceCPU {
@@ -58,7 +59,7 @@ func (r *runner) ready(ctx context.Context, v variant, c *Case) (points []Point,
 				return nil, context.Cause(ctx)
 			}
 			if err != nil {
-				// A percentage at which the model answers wrongly is a fact, not a failure.
+				// Wrong answers at a percentage are a result, not a failure.
 				if v.by != byPercentage {
 					return nil, err
 				}
@@ -71,7 +72,7 @@ func (r *runner) ready(ctx context.Context, v variant, c *Case) (points []Point,
 			}
 		}
 	}
-	// Parts are of the whole device, which is among what was measured.
+	// The whole device was measured too; the parts are relative to it.
 	for i := range points {
 		r.report.SMs = max(r.report.SMs, points[i].SMs)
 	}
@@ -81,7 +82,7 @@ func (r *runner) ready(ctx context.Context, v variant, c *Case) (points []Point,
 	return points, nil
 }
 
-// percentOf is the share that was ordered, or that the multiprocessors are.
+// percentOf returns the ordered share, or otherwise the multiprocessors' part of the device.
 func (r *runner) percentOf(ordered float64, sms int) float64 {
 	switch {
 	case ordered > 0:
@@ -92,17 +93,17 @@ func (r *runner) percentOf(ordered float64, sms int) float64 {
 	return 100
 }
 
-// startMPS starts a daemon for the GPU, in a folder of its own.
+// startMPS starts a daemon for the GPU, with its own folder.
 func (r *runner) startMPS(ctx context.Context) (*mps.Daemon, error) {
 	session, err := nvml.Open()
 	if err != nil {
-		session = nil // what only it could tell is not checked
+		session = nil // skip the checks that need it
 	}
 	return mps.Start(ctx, mps.Options{Dir: r.dir, UUID: r.device, Session: session, Log: zerolog.Nop()})
 }
 
-// shortened is an error's text, cut to what fits a report: what failed stands first, and what a
-// process or a node last said, at the end.
+// shortened cuts an error's text to what fits into a report. It keeps the start, which says
+// what failed, and the end, which has the last output of a process or a node.
 func shortened(err error) string {
 	const most = 800
 	text := []rune(err.Error())

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// wholeReport is a quick report of a figure as a call would have written it, the numbers
-// made up.
+// wholeReport returns a quick report of a figure as a call writes it, with invented
+// numbers.
 func wholeReport(t *testing.T, o Options) *Report {
 	t.Helper()
 	r, err := newRunner(o)
@@ -51,7 +51,7 @@ func wholeReport(t *testing.T, o Options) *Report {
 	return r.report
 }
 
-// What no call would have written is not gone on with, and not shown.
+// A report that no call can have written is neither continued nor shown.
 func TestADamagedReportIsRefused(t *testing.T) {
 	type cut struct {
 		figure string
@@ -113,7 +113,8 @@ func TestADamagedReportIsRefused(t *testing.T) {
 	}
 }
 
-// What a failed measurement left is of no account: it is made again.
+// The partial data of a failed measurement is ignored, because the measurement is
+// repeated.
 func TestAFailureNeedsNoMeasurements(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "fig11")
 	r := wholeReport(t, o)
@@ -137,7 +138,7 @@ func TestAFolderInAReportsPlaceIsRefused(t *testing.T) {
 	}
 }
 
-// The reports that the pages show are whole.
+// The reports that the pages show are complete.
 func TestTheReportsOfTheDocsAreWhole(t *testing.T) {
 	page, err := os.ReadFile("../../docs/evaluation/README.md")
 	if err != nil {

@@ -23,20 +23,20 @@ import (
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// cpus divides the CPUs that this process was started with: the node's, of which the
-// manager gets the first reserved, and those of the load, which this process keeps to
-// while a node runs.
+// cpus divides the CPUs that this process was started with between the node and the load.
+// The manager gets the first `reserved` CPUs of the node's. This process keeps to the
+// load's CPUs while a node runs.
 type cpus struct {
 	all, node, load []int
 	reserved        int
 }
 
-// leastCPUs are needed for a load that has its own.
+// leastCPUs is the min number of CPUs at which the load gets its own.
 const leastCPUs = 8
 
-// divideCPUs gives the load three eighths, and the manager half of the rest, as the
-// other benchmarks do: the load makes and puts together every datagram that the manager
-// takes apart. Few CPUs are shared.
+// divideCPUs gives the load three eighths of the CPUs, and the manager half of the rest, as
+// the other benchmarks do. The load needs so many because it builds every datagram that the
+// manager parses. If there are few CPUs, node and load share them.
 func divideCPUs() cpus {
 	own, ifs := orchestrator.IFCPUs(0)
 	all := slices.Sorted(slices.Values(slices.Concat(own, ifs)))
@@ -48,7 +48,7 @@ func divideCPUs() cpus {
 	return cpus{all: all, node: all[:n:n], load: all[n:], reserved: n / 2}
 }
 
-// rig is a node that is measured, with one variant's configuration.
+// rig is a node under measurement, with one variant's configuration.
 type rig struct {
 	*node.Node
 	cpus      cpus
@@ -57,14 +57,14 @@ type rig struct {
 	functions []Function
 	cards     map[string]*models.Card // by function
 	pictures  map[string]*noise       // by function
-	full      map[string]float64      // requests a second at level 1, by function
+	full      map[string]float64      // requests per second at level 1, by function
 }
 
-// startPatience bounds a node's start: a model that cuDNN compiles kernels for takes
-// some seconds a batch size.
+// startPatience bounds a node's start. If cuDNN compiles kernels for a model, that takes
+// some seconds per batch size.
 const startPatience = 90 * time.Second
 
-// startBed starts a node for a case, with those functions that it begins with.
+// startBed starts a node for a case, with the functions that the case begins with.
 func (r *runner) startBed(ctx context.Context, v variant, c *Case, first []Function) (_ *rig, err error) {
 	b := &rig{cpus: r.cpus, variant: v, functions: c.Functions, cards: map[string]*models.Card{}, pictures: map[string]*noise{}, full: map[string]float64{}}
 	b.options = nodeOptions{device: r.device, reserved: r.cpus.reserved, frugal: c.Frugal, weights: r.Weights, cards: map[string]string{}}
@@ -118,8 +118,8 @@ func (r *runner) startBed(ctx context.Context, v variant, c *Case, first []Funct
 	return b, nil
 }
 
-// held reports an error where processes share the GPU in another way than the variant's:
-// a node whose MPS does not start goes on without.
+// held returns an error if processes share the GPU in another way than the variant's. This
+// happens because a node continues without MPS if MPS does not start.
 func (b *rig) held() error {
 	status, err := b.Status()
 	if err != nil {
@@ -139,8 +139,8 @@ func (b *rig) held() error {
 	return fmt.Errorf("processes are held by %q, want %q: %s; the node said: %s", status.Mechanism, want, why, b.Log())
 }
 
-// watchStart ends the start of a node in which a process says why it cannot serve, and
-// still says so a while later.
+// watchStart cancels the start of a node if a process reports why it cannot serve, and
+// still reports it a while later.
 func watchStart(ctx context.Context, stop context.CancelCauseFunc, at netip.AddrPort) {
 	const patience = 3 * time.Second
 	n := node.Node{HTTP: at}
@@ -168,8 +168,8 @@ func watchStart(ctx context.Context, stop context.CancelCauseFunc, at netip.Addr
 	}
 }
 
-// refusal is the first function that nobody serves, and the reason that a process of it
-// gives; none where there is no reason.
+// refusal returns the first function that no process serves, and the reason that one of its
+// processes reports. Both are empty if there is no reason.
 func refusal(status *control.Status) (name, reason string) {
 	for _, f := range status.Functions {
 		for i := range f.Instances {
@@ -203,16 +203,16 @@ func wholly(f *control.FunctionStatus) bool {
 	return true
 }
 
-// end drains the node and lets this process run anywhere again.
+// end drains the node and lets this process run on all CPUs again.
 func (b *rig) end() error { return errors.Join(b.Stop(), cpuset.Pin(b.cpus.all)) }
 
-// kill is end for a node that may have failed; it may be called after end.
+// kill ends a node that may have failed. It may be called after end.
 func (b *rig) kill() {
 	b.Kill()
-	_ = cpuset.Pin(b.cpus.all) // it worked before
+	_ = cpuset.Pin(b.cpus.all) // it succeeded before
 }
 
-// lost is how many requests the node accepted and never answered.
+// lost returns how many requests the node accepted and never answered.
 func lost(status *control.Status) (n uint64) {
 	for _, f := range status.Functions {
 		n += f.Lost
@@ -220,13 +220,12 @@ func lost(status *control.Status) (n uint64) {
 	return n
 }
 
-// ladder is the file of a card like that one with those batch sizes.
+// ladder writes a copy of a card with those batch sizes and returns its file name.
 func (r *runner) ladder(card *models.Card, batches []int) (string, error) {
 	return bench.WriteVariant(r.dir, card, batches)
 }
 
-// noise is a few pictures of a model's wire size, all of noise: it implements
-// loadgen.Pictures.
+// noise holds a few random pictures of a model's wire size. It implements loadgen.Pictures.
 type noise struct{ pictures [][]byte }
 
 func newNoise(card *models.Card) *noise {
@@ -251,8 +250,8 @@ func freePort() (netip.AddrPort, error) {
 	return netip.ParseAddrPort(l.Addr().String())
 }
 
-// resolve makes a device's name one that means the same GPU to everybody: its UUID. It
-// returns the GPU's name too. visible is CUDA_VISIBLE_DEVICES, which CUDA numbers by.
+// resolve returns a device name that means the same GPU in every process, its UUID, and the
+// GPU's product name. visible is CUDA_VISIBLE_DEVICES, which determines CUDA's numbering.
 func resolve(name, visible string, machine *testbed.Machine) (device, shown string, err error) {
 	if name == configs.DeviceCPU {
 		return name, cmp.Or(machine.CPU, name), nil
@@ -275,8 +274,9 @@ func resolve(name, visible string, machine *testbed.Machine) (device, shown stri
 	return gpus[index].UUID, gpus[index].Name, nil
 }
 
-// seen are the GPUs that CUDA_VISIBLE_DEVICES lets a process see, in its order: numbers and
-// (beginnings of) UUIDs, up to the first that means none. Empty: all.
+// seen returns the GPUs that CUDA_VISIBLE_DEVICES makes visible, in its order. Its entries
+// are numbers and UUIDs or their prefixes; it ends at the first entry that matches no GPU.
+// If it is empty, all are visible.
 func seen(visible string, all []testbed.GPU) (gpus []testbed.GPU) {
 	if visible == "" {
 		return all

@@ -16,46 +16,47 @@ import (
 	"github.com/penstock/penstock/research/bench"
 )
 
-// Options say which figure is measured and how far.
+// Options say which figure is measured, and how much of it.
 type Options struct {
 	bench.Setup
 	Figure string
 	// Out is the folder of reports.
 	Out string
-	// Limit is how long a call may take; what does not fit is left to the next. A step is
-	// not begun that is not expected to end in time.
+	// Limit is the max duration of a call; the next call measures the rest. A step does not
+	// start if it is not expected to end in time.
 	Limit time.Duration
 	Runs  int
-	// Variants are the ones that are measured; empty: all.
+	// Variants are the measured variants; empty means all.
 	Variants []string
 	Seed     uint64
-	// Quick stands small models and short times in for the figure's.
+	// Quick replaces the figure's models and times with small models and short times.
 	Quick bool
-	// Weights is how all variants hold their models' weights, as configs.Config.Weights;
-	// empty: as a node does that is not told.
+	// Weights is how all variants hold their models' weights, as configs.Config.Weights.
+	// Empty selects the node's default.
 	Weights string
 }
 
-// runner is a figure at work.
+// runner measures one figure.
 type runner struct {
 	Options
 	figure  *Figure
 	report  *Report
 	file    string
-	device  string // as configurations and environments name it
+	device  string // as in configurations and environments
 	cpus    cpus
-	dir     string // cards, and the MPS daemon of ready batches
+	dir     string // folder of the cards, and of the MPS daemon for ready batches
 	started time.Time
 }
 
-// hopeless is how many measurements fail one after the other before a call gives up: each
-// may take as long as a node is waited for.
+// hopeless is how many measurements may fail in a row before a call gives up. Each failure
+// may take as long as the wait for a node.
 const hopeless = 4
 
-// capacitySLO is an objective that no batch misses: batches grow to the ladder's end.
+// capacitySLO is an objective that no batch misses, so batches grow to the end of the
+// ladder.
 const capacitySLO = 10 * time.Second
 
-// Capacity is measured in a closed loop for so long, after so long.
+// Capacity is measured in a closed loop, for this time after this warm-up.
 const (
 	capacityWarmup  = 700 * time.Millisecond
 	capacityMeasure = time.Second
@@ -63,16 +64,16 @@ const (
 
 var errNoFolder = errors.New("no folder for the report: want one")
 
-// Plan is what a call of Run would do.
+// Plan describes what a call of Run would do.
 type Plan struct {
 	File string
-	// Steps are all measurements, Left those still to be made; Takes is an estimate of
-	// these.
+	// Steps counts all measurements and Left the remaining ones. Takes estimates the time
+	// for the remaining ones.
 	Steps, Left int
 	Takes       time.Duration
-	// Next is an estimate of the time in which a call makes the first of these.
+	// Next estimates how long a call needs for the first of the remaining measurements.
 	Next time.Duration
-	// Cases has a line for each case: its variants and what is left.
+	// Cases has one entry per case: its variants and what remains.
 	Cases []PlannedCase
 }
 
@@ -82,11 +83,11 @@ type PlannedCase struct {
 	Kind     Kind
 	Variants []string
 	Left     int
-	Takes    time.Duration // of what is left
+	Takes    time.Duration // for the remaining measurements
 }
 
-// Prepare reads what there is of a figure and says what is left. It measures nothing, and
-// on a machine without a GPU it supposes the one of the report.
+// Prepare reads the existing report of a figure and returns what remains. It measures
+// nothing. On a machine without a GPU it assumes the GPU of the report.
 func Prepare(o Options) (Plan, error) {
 	if o.Device != configs.DeviceCPU && len(o.Machine.GPUs) == 0 {
 		name := "a GPU"
@@ -132,8 +133,8 @@ func (r *runner) plan() (p Plan, err error) {
 	return p, nil
 }
 
-// takes is what a step takes: as long as it took with this variant, else an estimate, and
-// no less than it took to fail.
+// takes returns the expected duration of a step: as long as it took with this variant
+// before, otherwise an estimate. It is at least as long as the step took to fail.
 func (r *runner) takes(s step) (takes time.Duration) {
 	takes = s.c.takes(s.variant)
 	for i := range r.report.Results {
@@ -150,7 +151,7 @@ func (r *runner) takes(s step) (takes time.Duration) {
 	return takes
 }
 
-// capacityTakes estimates how long measuring the capacities that are missing takes.
+// capacityTakes estimates how long it takes to measure the missing capacities.
 func (r *runner) capacityTakes() time.Duration {
 	missing := r.missing()
 	if len(missing) == 0 {
@@ -159,7 +160,7 @@ func (r *runner) capacityTakes() time.Duration {
 	return startTime(missing) + stopTime + time.Duration(len(missing))*(capacityWarmup+capacityMeasure)
 }
 
-// missing are the models whose capacity is not known yet.
+// missing returns the models whose capacity is unknown.
 func (r *runner) missing() (all []Function) {
 	for _, f := range r.figure.models() {
 		if r.report.capacity(f.Model) == 0 {
@@ -169,7 +170,7 @@ func (r *runner) missing() (all []Function) {
 	return all
 }
 
-// newRunner reads what there is of a figure.
+// newRunner reads the existing report of a figure.
 func newRunner(o Options) (*runner, error) {
 	switch {
 	case o.Runs < 1 || o.Runs > 100:
@@ -216,7 +217,7 @@ func newRunner(o Options) (*runner, error) {
 	p := r.report
 	for i := range p.Results {
 		if x := &p.Results[i]; x.Penstock == "" {
-			x.Penstock = p.Machine.Penstock // before another's takes its place
+			x.Penstock = p.Machine.Penstock // before the current version replaces it
 		}
 	}
 	p.Title, p.Paper, p.Machine, p.Device = figure.Title, figure.Paper, o.Machine, shown
@@ -238,8 +239,8 @@ func newRunner(o Options) (*runner, error) {
 	return r, nil
 }
 
-// fingerprint is of all that a figure's measurements rest on, the number of runs and
-// other figures' variants left aside.
+// fingerprint covers all that a figure's measurements depend on. It excludes the number of
+// runs and the variants that other figures use.
 func (f *Figure) fingerprint(o Options) (string, error) {
 	var names, ways []string
 	for i := range f.Cases {
@@ -268,13 +269,13 @@ func (f *Figure) fingerprint(o Options) (string, error) {
 	return fmt.Sprintf("%x", sum[:8]), nil
 }
 
-// Run measures what is left of a figure, as far as the limit lets it, and returns the
-// report, which is in its file too. Steps that fail are noted in it; the last such failure
-// is returned when no step at all succeeded, and when so many in a row failed that the
-// next would too.
+// Run measures what remains of a figure, as far as the limit allows. It returns the report,
+// which it also writes into the report's file. The report records failed steps. Run returns
+// the last failure in two cases: no step succeeded, or so many failed in a row that the
+// next would fail too.
 //
-// While it measures, nobody else does the same figure, or anything on the same device, into
-// the same folder: errInUse.
+// Run returns errInUse if another call is measuring the same figure, or on the same device,
+// into the same folder.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	figure, err := Find(o.Figure)
 	if err != nil {
@@ -359,8 +360,8 @@ func (o *Options) say(format string, args ...any) {
 	}
 }
 
-// measureCapacity measures the models whose capacity is not known: all on one node, each
-// alone in its turn.
+// measureCapacity measures the models whose capacity is unknown. All are on one node, but
+// only one at a time has traffic.
 func (r *runner) measureCapacity(ctx context.Context) error {
 	functions := r.missing()
 	if len(functions) == 0 {
@@ -378,7 +379,7 @@ func (r *runner) measureCapacity(ctx context.Context) error {
 	defer b.kill()
 	for _, f := range functions {
 		var l Load
-		// A machine that others use may answer nothing for a while.
+		// A machine with other users may answer nothing for a while.
 		for try := 0; try < 3 && l.AnsweredRPS == 0; try++ {
 			if l, err = r.closed(ctx, b, []Function{f}, r.scaled(capacityWarmup), r.scaled(capacityMeasure)); err != nil {
 				return fmt.Errorf("measure capacity of %s: %w", f.Model, err)
@@ -400,7 +401,7 @@ func (r *runner) measureCapacity(ctx context.Context) error {
 	return r.report.Write(r.file)
 }
 
-// scaled is a time, shorter where the figure is quick.
+// scaled returns a shorter time if the figure is quick.
 func (r *runner) scaled(d time.Duration) time.Duration {
 	if r.Quick {
 		return d / 3
@@ -408,7 +409,7 @@ func (r *runner) scaled(d time.Duration) time.Duration {
 	return d
 }
 
-// note writes down what the node says of the device.
+// note records what the node reports about the device.
 func (r *runner) note(b *rig) error {
 	status, err := b.Status()
 	if err != nil {
@@ -420,7 +421,7 @@ func (r *runner) note(b *rig) error {
 	return nil
 }
 
-// step makes one measurement. What goes wrong stands in the result.
+// step makes one measurement. The result has any error.
 func (r *runner) step(ctx context.Context, s step) (x Result) {
 	began := time.Now()
 	x = Result{Case: s.c.Name, Variant: s.variant.name, Run: s.run, Date: began.UTC().Format(time.RFC3339), Penstock: r.Machine.Penstock}
@@ -450,7 +451,7 @@ func (r *runner) measure(ctx context.Context, s step, x *Result) (err error) {
 		return err
 	}
 	defer b.kill()
-	// The same arrivals for all variants, others in every run.
+	// All variants have the same arrivals; each run has others.
 	seed := r.Seed + uint64(s.run)*1000
 	switch s.c.Kind {
 	case kindLoads:

@@ -17,7 +17,7 @@ import (
 	"github.com/penstock/penstock/research/bench"
 )
 
-// The programs that nodes are made of are built once.
+// programs is the folder of the programs that nodes consist of, built once.
 var programs string
 
 func TestMain(m *testing.M) {
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	if programs, err = os.MkdirTemp("", "penstock-evaluate-test-"); err != nil {
 		panic(err)
 	}
-	// The user of the sandbox runs what is in it.
+	// The sandbox's user runs these programs.
 	if err = os.Chmod(programs, 0o755); err != nil {
 		panic(err)
 	}
@@ -44,7 +44,7 @@ var penstock = sync.OnceValues(func() (string, error) {
 	return binary, err
 })
 
-// builtPenstock is the binary that nodes are made of.
+// builtPenstock returns the binary that nodes run.
 func builtPenstock(t *testing.T) string {
 	t.Helper()
 	binary, err := penstock()
@@ -64,7 +64,7 @@ var lab = sync.OnceValues(func() (string, error) {
 	return binary, err
 })
 
-// builtLab is the binary of what is measured in a process of its own.
+// builtLab returns the binary for measurements that need their own process.
 func builtLab(t *testing.T) string {
 	t.Helper()
 	binary, err := lab()
@@ -74,7 +74,7 @@ func builtLab(t *testing.T) string {
 	return binary
 }
 
-// quickly are options for a figure with small models on the CPU.
+// quickly returns options for a figure with small models on the CPU.
 func quickly(t *testing.T, binary, figure string) Options {
 	t.Helper()
 	o := Options{Setup: bench.Setup{Setup: testbed.Setup{Binary: binary, Device: configs.DeviceCPU, Machine: testbed.ThisMachine("test")}, Lab: builtLab(t)},
@@ -83,8 +83,8 @@ func quickly(t *testing.T, binary, figure string) Options {
 	return o
 }
 
-// Whole nodes under open loops, and again under a script: that every request is counted
-// once is all that can be asked on a machine that others use.
+// Runs whole nodes under open loops, and again under a script. On a machine with other users
+// the test can only require that every request is counted once.
 func TestFiguresAreMeasuredOnTheCPU(t *testing.T) {
 	binary := builtPenstock(t)
 	t.Run("loads", func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestFiguresAreMeasuredOnTheCPU(t *testing.T) {
 	})
 }
 
-// measured runs a figure to its end.
+// measured runs a figure until it is complete.
 func measured(t *testing.T, o Options) *Report {
 	t.Helper()
 	r, err := Run(t.Context(), o)
@@ -175,7 +175,7 @@ func checkSum(t *testing.T, x Result, f FunctionLoad) {
 	}
 }
 
-// A call that is killed loses the measurement that it was at, and no other.
+// A killed call loses only its current measurement.
 func TestAFigureGoesOnWhereItWasKilled(t *testing.T) {
 	binary := builtPenstock(t)
 	o := quickly(t, binary, "table5")
@@ -220,7 +220,8 @@ func TestAFigureGoesOnWhereItWasKilled(t *testing.T) {
 	}
 }
 
-// What is not expected to end within the limit is not begun, and is still left.
+// A measurement that is not expected to end within the limit does not start and stays in the
+// plan.
 func TestALimitLeavesTheRest(t *testing.T) {
 	o := quickly(t, "/nowhere/penstock", "table5")
 	o.Limit = time.Millisecond
@@ -234,8 +235,7 @@ func TestALimitLeavesTheRest(t *testing.T) {
 	}
 }
 
-// A measurement that fails stands in the report with its reason, and is made again by the
-// next call.
+// The report records a failed measurement with its reason, and the next call repeats it.
 func TestAFailureIsNotedAndTriedAgain(t *testing.T) {
 	o := quickly(t, builtPenstock(t), "table5")
 	o.Lab = "/nowhere/penstock-lab"
@@ -274,7 +274,7 @@ func TestAnInterruptEndsARun(t *testing.T) {
 	}
 }
 
-// A figure that another version goes on with keeps what is said of its first runs.
+// If another version continues a figure, the earlier results keep their version.
 func TestAResultKeepsTheVersionThatMeasuredIt(t *testing.T) {
 	o := quickly(t, "", "fig16")
 	o.Machine.Penstock = "first"
@@ -295,7 +295,7 @@ func TestAResultKeepsTheVersionThatMeasuredIt(t *testing.T) {
 	}
 }
 
-// An error that is too long for a report keeps what failed and what was said last.
+// An error that is too long for a report keeps its start and its last output.
 func TestALongErrorKeepsItsEnds(t *testing.T) {
 	long := shortened(errors.New("vgg16 does not serve: " + strings.Repeat("é", 5000) + " the end"))
 	if !strings.HasPrefix(long, "vgg16 does not serve: ") || !strings.HasSuffix(long, " the end") || len([]rune(long)) > 810 {
@@ -306,7 +306,8 @@ func TestALongErrorKeepsItsEnds(t *testing.T) {
 	}
 }
 
-// What fails slowly is expected to take as long again; what was measured, as long as it took.
+// A step that failed slowly is expected to take as long again. A measured step is expected to
+// take as long as before.
 func TestAStepIsExpectedToTakeWhatItTook(t *testing.T) {
 	r, err := newRunner(quickly(t, "", "fig16"))
 	if err != nil {

@@ -8,20 +8,21 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Of wire.StageNames, those of a batch; and the name of what the node does not see.
+// The stages of a batch among wire.StageNames, and the name of the part that the
+// node does not see.
 const (
 	stageGather, stageInfer = 2, 3
 	stageWay                = "way"
 )
 
-// spentTimes are those of many requests: latencies, their batches' times (gather and
-// infer), each stage's, and the way's.
+// spentTimes collects times of many requests: their latencies, the times of their
+// batches (gather and infer), of each stage, and outside the node ("way").
 type spentTimes struct {
 	latencies, batches, way []time.Duration
 	of                      [len(wire.StageNames)][]time.Duration
 }
 
-// add takes in an ok answer.
+// add adds the times of an ok answer.
 func (s *spentTimes) add(answered *sample) {
 	latency := answered.latency()
 	s.latencies = append(s.latencies, latency)
@@ -34,7 +35,7 @@ func (s *spentTimes) add(answered *sample) {
 	s.way = append(s.way, way)
 }
 
-// sort comes before quantiles are taken.
+// sort must be called before quantiles are taken.
 func (s *spentTimes) sort() {
 	slices.Sort(s.latencies)
 	slices.Sort(s.batches)
@@ -44,7 +45,7 @@ func (s *spentTimes) sort() {
 	}
 }
 
-// stages has each stage by itself; nothing of no answers.
+// stages returns a report per stage, or nil if there were no answers.
 func (s *spentTimes) stages() map[string]loadgen.StageReport {
 	if len(s.latencies) == 0 {
 		return nil

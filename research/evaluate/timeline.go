@@ -16,18 +16,20 @@ import (
 	"github.com/penstock/penstock/shm"
 )
 
-// Cue is something that is to happen in a time line.
+// Cue is a scheduled event of a time line.
 type Cue struct {
 	At   time.Duration
 	What string // cueBegin, cueEnd or cueRate
-	// Function is whom it is about; Level the load from then on, not for an end.
+	// Function is the function that the event changes. Level is its load from then on,
+	// unused at an end.
 	Function string
 	Level    float64
 }
 
-// What happens in a time line: a function begins (it is added, unless that is at 0, and
-// gets its traffic once it serves), has another rate, ends (its traffic first, then it is
-// taken off the node). The others are facts: it serves, its share has changed.
+// The kinds of events. At "begin" a function is added, unless it is there from time 0, and
+// gets its traffic as soon as it serves. At "rate" its rate changes. At "end" its traffic
+// ends, and then it is removed from the node. The other kinds are observations: the function
+// serves, or its share has changed.
 const (
 	cueBegin    = "begin"
 	cueRate     = "rate"
@@ -42,10 +44,10 @@ type script struct {
 	begin, end time.Duration
 	level      float64
 	rates      []Cue
-	leaves     bool // it is taken off at its end
+	leaves     bool // it is removed at its end
 }
 
-// scripts sorts a case's cues by function; all have a beginning.
+// scripts groups a case's cues by function; every function has a beginning.
 func (c *Case) scripts() (all []script, err error) {
 	for _, f := range c.Functions {
 		s := script{f: f, begin: -1, end: c.Length}
@@ -72,7 +74,7 @@ func (c *Case) scripts() (all []script, err error) {
 	return all, nil
 }
 
-// first are the functions that are there from the beginning.
+// first returns the functions that exist from the beginning.
 func first(all []script) (functions []Function) {
 	for _, s := range all {
 		if s.begin == 0 {
@@ -82,7 +84,7 @@ func first(all []script) (functions []Function) {
 	return functions
 }
 
-// observed is what the node said at a moment.
+// observed is the node's status at a moment.
 type observed struct {
 	at             int64
 	shares, limits map[string]float64
@@ -104,10 +106,10 @@ func (t *telling) event(what, function string, value float64) {
 	t.events = append(t.events, Event{AtSeconds: time.Duration(shm.Now() - t.start).Seconds(), What: what, Function: function, Value: value})
 }
 
-// watchEvery is how often the node is asked while a time line runs.
+// watchEvery is the interval at which the status is read while a time line runs.
 const watchEvery = 50 * time.Millisecond
 
-// watch asks the node until ctx ends, and notes shares that changed.
+// watch reads the node's status until ctx ends, and records changes of shares.
 func (t *telling) watch(ctx context.Context, b *rig) {
 	last := map[string]float64{}
 	for ctx.Err() == nil {
@@ -134,7 +136,7 @@ func (t *telling) watch(ctx context.Context, b *rig) {
 	}
 }
 
-// timeline runs a case's script against a node that has its first functions, and says
+// timeline runs a case's script against a node that has its first functions, and returns
 // what happened.
 func (r *runner) timeline(ctx context.Context, b *rig, c *Case, scripts []script, seed uint64) (*Timeline, error) {
 	t := &telling{start: shm.Now() + int64(100*time.Millisecond), ends: map[string]control.FunctionStatus{}}
@@ -175,7 +177,7 @@ func (r *runner) timeline(ctx context.Context, b *rig, c *Case, scripts []script
 	return line, nil
 }
 
-// until waits for a moment of the time line.
+// until waits until a moment of the time line.
 func (t *telling) until(ctx context.Context, at time.Duration) error {
 	if d := time.Duration(t.start + int64(at) - shm.Now()); d > 0 {
 		return pause(ctx, d)
@@ -183,14 +185,14 @@ func (t *telling) until(ctx context.Context, at time.Duration) error {
 	return ctx.Err()
 }
 
-// play is one function's part: it comes, has its traffic, and goes.
+// play runs one function's part: add it, send its traffic, remove it.
 func (r *runner) play(ctx context.Context, b *rig, t *telling, s script, rec *record, seed uint64) (lag float64, err error) {
 	if err := t.until(ctx, s.begin); err != nil {
 		return 0, err
 	}
 	t.event(cueBegin, s.f.Name, s.level)
 	if s.begin > 0 {
-		// The manager answers when it serves.
+		// The manager answers the order when the function serves.
 		if err := b.Order(control.AddPath, b.variant.added(b.options, s.f)); err != nil {
 			return 0, err
 		}
@@ -236,8 +238,8 @@ func (r *runner) play(ctx context.Context, b *rig, t *telling, s script, rec *re
 	return report.Functions[0].SendLagP99Millis, nil
 }
 
-// bins cuts a function's requests into bins, by when they were meant to leave. A sender that
-// began late ends late: what it sent after the end is the last bin's.
+// bins groups a function's requests into bins by their intended send time. A sender that
+// began late ends late: requests that it sent after the end count for the last bin.
 func bins(f Function, all []sample, t *telling, c *Case) FunctionTimeline {
 	line := FunctionTimeline{Name: f.Name, SLOMillis: millis(f.SLO)}
 	for begin := time.Duration(0); begin < c.Length; begin += c.Bin {
@@ -253,7 +255,7 @@ func bins(f Function, all []sample, t *telling, c *Case) FunctionTimeline {
 				bin.Within++
 			}
 		}
-		// What the node last said before the bin's end.
+		// Take the node's last status before the bin's end.
 		for _, o := range t.states {
 			if o.at > to {
 				break
@@ -267,8 +269,9 @@ func bins(f Function, all []sample, t *telling, c *Case) FunctionTimeline {
 	return line
 }
 
-// t90 is how long after its first request a function's mean batch first came to 90 % of
-// what it is over the last third of the bins with answers; 0 where there are too few.
+// t90 returns when a function's mean batch first reached 90 % of its value over the last
+// third of the bins with answers, counted from its first request. It returns 0 if there are
+// too few bins.
 func t90(bins []Bin, each time.Duration) float64 {
 	begin := slices.IndexFunc(bins, func(b Bin) bool { return b.Offered > 0 })
 	if begin < 0 {

@@ -19,27 +19,27 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// sample is one request and how it ended. Times are of the machine's monotonic clock.
+// sample is one request and its outcome. Times are of CLOCK_MONOTONIC.
 type sample struct {
-	intended, arrived int64 // arrived is 0 where no answer came
+	intended, arrived int64 // arrived is 0 if no answer arrived
 	status            wire.Status
 	unsent            bool
 	batch             uint16
 	stages            [len(wire.StageNames)]time.Duration
 }
 
-// ok reports whether the request was answered as it should be.
+// ok reports whether the request got an ok answer.
 func (s *sample) ok() bool { return s.arrived != 0 && s.status == wire.StatusOK }
 
 func (s *sample) latency() time.Duration { return time.Duration(s.arrived - s.intended) }
 
-// record is all requests of one function. Its sender is one goroutine, its replies come
-// from any.
+// record has all requests of one function. One goroutine sends; replies arrive on any
+// goroutine.
 type record struct {
 	mu      sync.Mutex // guards all
 	samples []sample
-	// open is the sample of each entry of the load generator's ledger, by the tag's lower
-	// half, which is used again for a later request.
+	// open maps each entry of the load generator's ledger to its sample. The index is the
+	// lower half of the tag, which later requests reuse.
 	open []int
 }
 
@@ -75,12 +75,14 @@ func (r *record) end(reply loadgen.Reply) {
 	s.stages = reply.Result.StageTimes()
 }
 
-// all are the samples so far, in the order in which they were meant to be sent; the caller's.
+// all returns the samples so far, in the order of their intended sends. The caller owns the
+// slice.
 func (r *record) all() []sample {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all := slices.Clone(r.samples)
-	// Streams send by themselves: who is late by a little is noted behind another's next.
+	// Streams record independently: a sample that is a little late can follow another
+	// stream's next one.
 	slices.SortStableFunc(all, func(a, b sample) int { return cmp.Compare(a.intended, b.intended) })
 	return all
 }
@@ -110,19 +112,19 @@ func (s *recordingSender) Send(picture []byte, intended int64, tag uint64) error
 	return err
 }
 
-// open is one function's open loop. Its arrivals are one Poisson process, however many
-// sockets they are spread over.
+// open returns one function's open loop. Its arrivals are one Poisson process, however many
+// sockets send them.
 func (b *rig) open(f Function, port int, perSecond float64) loadgen.Function {
 	return loadgen.Function{Name: f.Name, Addr: fmt.Sprintf("127.0.0.1:%d", port), SLO: f.SLO, PerSecond: perSecond,
 		Streams: flows(b.options.intake.receivers[f.Name], perSecond), Pictures: b.pictures[f.Name], Deadline: f.SLO}
 }
 
-// dialer opens the sockets of open loops.
+// dialer returns the dialer that opens the sockets of open loops.
 func dialer() loadgen.Dialer {
 	return loadgen.DialClient(client.Options{})
 }
 
-// loads sends each level's traffic, one after the other, and measures them.
+// loads sends the traffic of each level in order and measures it.
 func (r *runner) loads(ctx context.Context, b *rig, c *Case, seed uint64) (all []Load, err error) {
 	if c.Settle > 0 {
 		if _, err := r.level(ctx, b, c, c.Levels[0], 0, c.Settle, seed); err != nil {
@@ -139,8 +141,8 @@ func (r *runner) loads(ctx context.Context, b *rig, c *Case, seed uint64) (all [
 	return all, nil
 }
 
-// level sends an open loop to every function for warmup and then measured, and counts the
-// requests that were meant to leave in the measured time.
+// level sends an open loop to every function for warmup and then measured. It counts the
+// requests that were to be sent during measured.
 func (r *runner) level(ctx context.Context, b *rig, c *Case, level float64, warmup, measured time.Duration, seed uint64) (l Load, err error) {
 	status, err := b.Status()
 	if err != nil {
@@ -193,14 +195,14 @@ func (r *runner) level(ctx context.Context, b *rig, c *Case, level float64, warm
 	return l, nil
 }
 
-// within are the samples that were meant to leave in that time. They ascend in it.
+// within returns the samples whose intended send lies in that time. all must be sorted by it.
 func within(all []sample, from, to int64) []sample {
 	begin, _ := slices.BinarySearchFunc(all, from, func(s sample, at int64) int { return int(min(max(s.intended-at, -1), 1)) })
 	end, _ := slices.BinarySearchFunc(all, to, func(s sample, at int64) int { return int(min(max(s.intended-at, -1), 1)) })
 	return all[begin:end]
 }
 
-// summarize is what requests meant for a time came to.
+// summarize summarizes the requests of a period.
 func summarize(f Function, all []sample, took time.Duration) FunctionLoad {
 	l := FunctionLoad{Name: f.Name, SLOMillis: millis(f.SLO), Sent: uint64(len(all))}
 	var spent spentTimes
@@ -264,7 +266,7 @@ func summarize(f Function, all []sample, took time.Duration) FunctionLoad {
 	return l
 }
 
-// at is a quantile of what is sorted, 0 of nothing.
+// at returns a quantile of a sorted slice, or 0 if it is empty.
 func at(sorted []time.Duration, q float64) time.Duration {
 	if len(sorted) == 0 {
 		return 0
@@ -272,7 +274,7 @@ func at(sorted []time.Duration, q float64) time.Duration {
 	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
 }
 
-// state adds what the node says of the function.
+// state adds the node's status of the function.
 func state(l *FunctionLoad, status *control.Status) {
 	f, ok := status.Function(l.Name)
 	if !ok {
@@ -286,13 +288,13 @@ func state(l *FunctionLoad, status *control.Status) {
 	}
 }
 
-// The sender is behind where it hands requests over so late, or uses so much of its CPUs.
+// The sender is behind if it hands requests over this late, or uses this much of its CPUs.
 const (
-	behindLag     = 2.0 // milliseconds, of the 99th percentile
+	behindLag     = 2.0 // milliseconds, at the 99th percentile
 	behindPercent = 92
 )
 
-// sum adds the functions up.
+// sum computes the totals over all functions.
 func (l *Load) sum() {
 	answered, latency := 0.0, 0.0
 	for _, f := range l.Functions {
@@ -316,7 +318,7 @@ func (l *Load) sum() {
 	}
 }
 
-// closed keeps every function busy: each answer is followed by the next request.
+// closed keeps every function busy: it sends the next request after each answer.
 func (r *runner) closed(ctx context.Context, b *rig, functions []Function, warmup, measured time.Duration) (l Load, err error) {
 	status, err := b.Status()
 	if err != nil {
@@ -354,7 +356,7 @@ func (r *runner) closed(ctx context.Context, b *rig, functions []Function, warmu
 	}
 	l.Seconds = time.Duration(to - from).Seconds()
 	for i, f := range functions {
-		// What was answered in the time: in a closed loop that is what was offered.
+		// Count the answers of the period: in a closed loop they are the offered load.
 		own := slices.DeleteFunc(loops[i].stop(), func(s sample) bool { return s.arrived < from || s.arrived >= to })
 		fl := summarize(f, own, time.Duration(to-from))
 		state(&fl, &status)
@@ -364,8 +366,8 @@ func (r *runner) closed(ctx context.Context, b *rig, functions []Function, warmu
 	return l, nil
 }
 
-// inFlight is how many requests a closed loop keeps on their way: two batches that run,
-// one that is whole, one that comes.
+// inFlight returns how many requests a closed loop keeps in flight: two running batches, one
+// complete batch, and one that is arriving.
 func inFlight(f Function) int { return max(16, 4*slices.Max(f.Batches)) }
 
 // loop is one function's closed loop, over a few sockets.
@@ -378,13 +380,13 @@ type loop struct {
 	samples []sample
 }
 
-// loopFlows is how many sockets a closed loop has.
+// loopFlows returns how many sockets a closed loop has.
 func loopFlows(receivers int) int { return max(2, flows(receivers, 0)) }
 
 func startLoop(ctx context.Context, port, flows, inFlight int, pictures *noise) (*loop, error) {
 	o := &loop{}
 	each := (inFlight + flows - 1) / flows
-	const patience = 20 * time.Second // a closed loop measures what is done, however late
+	const patience = 20 * time.Second // a closed loop counts every answer, however late
 	for flow := range flows {
 		var c *client.Client
 		ready := make(chan struct{})
@@ -429,8 +431,8 @@ func (o *loop) note(s sample) {
 	o.mu.Unlock()
 }
 
-// stop waits for what is in flight, closes the sockets and returns all samples. It may
-// be called again.
+// stop waits for requests in flight, closes the sockets and returns all samples. It may be
+// called again.
 func (o *loop) stop() []sample {
 	if !o.stopping.Swap(true) {
 		o.flying.Wait()
@@ -451,7 +453,7 @@ type busy struct {
 
 func startBusy() busy { return busy{time.Now(), cpuTime()} }
 
-// percent is of so many CPUs.
+// percent returns the use in percent of that many CPUs.
 func (b busy) percent(cpus int) float64 {
 	return 100 * (cpuTime() - b.used).Seconds() / (time.Since(b.began).Seconds() * float64(max(cpus, 1)))
 }
@@ -464,7 +466,7 @@ func cpuTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// pause waits, unless ctx ends.
+// pause waits for d or until ctx ends.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):

@@ -12,26 +12,26 @@ import (
 	"github.com/penstock/penstock/control"
 )
 
-// variant is one way of sharing a GPU and of making batches: what a node's configuration
-// says of it. Whatever no field says is the same for all.
+// variant is one way of sharing a GPU and forming batches. It sets the node's configuration;
+// settings without a field are the same for all variants.
 type variant struct {
 	name, label, what string
 	baseline          bool
 
 	mps    bool
 	change configs.Change
-	// guarantees says that functions share the whole device by the node's default policy.
+	// guarantees makes functions share the whole device by the node's default policy.
 	guarantees bool
-	// shares says that functions begin with their percentages, tune that these change
-	// with what is observed.
+	// shares gives functions their percentages at the start; tune lets the shares change with
+	// the observed load.
 	shares, tune bool
 	// batching is a rule's name, or {"fixed": size, "delay": duration}. Its text is part of the
-	// fingerprints of the reports that there are.
+	// fingerprints in existing reports.
 	batching any
 	gather   string // kernel or copy
 	streams  int    // 0: libml decides
 
-	// by is what bounds a kindBare measurement: percentage, groups, or nothing.
+	// by is what limits a kindBare measurement: percentage, groups, or empty for no limit.
 	by string
 }
 
@@ -56,7 +56,7 @@ const (
 	whole          = "whole"
 	byPercentage   = "percentage"
 	byGroups       = "groups"
-	fixedPrefix    = "fixed-" // and the size
+	fixedPrefix    = "fixed-" // followed by the size
 	fixedDelay     = 5 * time.Millisecond
 	slab           = "slab"
 	aimd           = "aimd"
@@ -66,10 +66,10 @@ const (
 	tuneInterval   = 200 * time.Millisecond
 	tuneHoldDown   = time.Second
 	leastPercent   = 5
-	leastPercent12 = 4 // twelve functions and more
+	leastPercent12 = 4 // for twelve or more functions
 )
 
-// variants are all there are but the fixed sizes.
+// variants are all variants except those of fixed batch sizes.
 var variants = []variant{
 	{name: timeSlice, label: "no MPS", what: "no MPS: processes take turns; one request a batch, one stream, the CPU puts pieces together",
 		baseline: true, change: configs.ChangeNone, batching: oneARequest, gather: gatherCopy, streams: 1},
@@ -130,16 +130,16 @@ func variantOf(name string) (variant, error) {
 	return variant{}, fmt.Errorf("variant %q: there is none of that name", name)
 }
 
-// fixed is the name of the variant with batches of one size and a delay.
+// fixed returns the name of the variant with batches of one size and a delay.
 func fixed(size int) string { return fmt.Sprintf("%s%d", fixedPrefix, size) }
 
-// settings is what the variant says of itself in a report.
+// settings returns the report's description of the variant.
 func (v variant) settings() VariantSetting {
 	return VariantSetting{Name: v.name, Label: v.label, What: v.what, Baseline: v.baseline}
 }
 
-// fingerprint is what v does, not how it is described: the fields that say something, so
-// that one which is new changes nothing for variants that do without.
+// fingerprint covers what v does, not its description. It has only fields with a value, so a
+// new field does not change variants that do not use it.
 func (v variant) fingerprint() string {
 	v.label, v.what = "", ""
 	var text strings.Builder
@@ -152,18 +152,18 @@ func (v variant) fingerprint() string {
 	return text.String()
 }
 
-// nodeOptions are what is the same for all variants of a case.
+// nodeOptions are the settings that all variants of a case share.
 type nodeOptions struct {
 	device   string
-	reserved int  // CPUs of the manager
+	reserved int  // CPUs reserved for the manager
 	frugal   bool // as Case.Frugal
 	intake   intake
 	weights  string
 	cards    map[string]string
 }
 
-// onCPU is what stands in for the variant where there is no GPU: shares that change in
-// place, or by shadows; the rest is a GPU's.
+// onCPU returns the variant's replacement on a machine without a GPU. It keeps how shares
+// change, in place or by shadows; the rest needs a GPU.
 func (v variant) onCPU() variant {
 	v.mps, v.gather, v.streams = true, gatherKernel, 0
 	if v.change == configs.ChangePartition {
@@ -172,7 +172,7 @@ func (v variant) onCPU() variant {
 	return v
 }
 
-// config is a node's configuration with these functions.
+// config returns a node's configuration with these functions.
 func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 	if o.device == configs.DeviceCPU {
 		v = v.onCPU()
@@ -205,7 +205,7 @@ func (v variant) config(o nodeOptions, functions []Function) (string, error) {
 	return text.String(), nil
 }
 
-// lab is what a node of the variant does that no configuration says.
+// lab returns the variant's settings that no configuration key has.
 func (v variant) lab(o nodeOptions) configs.Lab {
 	if o.device == configs.DeviceCPU {
 		v = v.onCPU()
@@ -219,7 +219,8 @@ func (v variant) lab(o nodeOptions) configs.Lab {
 	return l
 }
 
-// configuredChange is how shares change if a configuration can say it, else empty.
+// configuredChange returns how shares change if a configuration can express it, otherwise
+// empty.
 func (v variant) configuredChange() configs.Change {
 	if v.change == configs.ChangeNone || v.change == configs.ChangeRestart {
 		return ""
@@ -234,7 +235,7 @@ func batchingOf(rule any) control.Batching {
 	return control.Batching{Rule: control.BatchFixed, Size: rule.(map[string]any)["fixed"].(int), Delay: fixedDelay}
 }
 
-// function is one function's part of a configuration.
+// function returns one function's part of a configuration.
 func (v variant) function(o nodeOptions, f Function) map[string]any {
 	entry := map[string]any{"name": f.Name, "model": o.cards[f.Name], "port": 0, "slo": f.SLO.String(), "receivers": o.intake.receivers[f.Name]}
 	if v.shares && f.Percent > 0 {
@@ -246,8 +247,8 @@ func (v variant) function(o nodeOptions, f Function) map[string]any {
 	return entry
 }
 
-// added is the function as an order to a running node has it: what it leaves out is the
-// node's.
+// added returns the function as an order to a running node contains it. Keys that it omits have
+// the node's values.
 func (v variant) added(o nodeOptions, f Function) configs.Function {
 	if o.device == configs.DeviceCPU {
 		v = v.onCPU()
