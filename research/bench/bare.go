@@ -20,17 +20,17 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Bare is the report of `penstock-lab bare`: a framework in a closed loop on a device, with
-// nothing of Penstock around it but the six callbacks. It is the floor of `bench
+// Bare is the report of `penstock-lab bare`: a framework in a closed loop on a device,
+// using only the six callbacks and no other part of Penstock. It is the floor of `bench
 // overhead`.
 type Bare struct {
 	Machine testbed.Machine `json:"machine"`
 	Model   string          `json:"model"`
 	Device  string          `json:"device"`
 	Batch   int             `json:"batch"`
-	// Streams is how many batches are in flight together, each on its own stream.
+	// Streams is the number of batches in flight, each on its own stream.
 	Streams int `json:"streams"`
-	// ImagesPerSecond is what all streams do together; Time of one batch, from its
+	// ImagesPerSecond is the rate of all streams together. Time is of one batch, from its
 	// call until the host knows that it is done.
 	ImagesPerSecond float64 `json:"images_per_s"`
 	Time            Micros  `json:"batch_us"`
@@ -40,8 +40,8 @@ type Bare struct {
 // bareWarmup is how many batches of a slot are not counted.
 const bareWarmup = 20
 
-// RunBare measures one model at one batch size for that long. The input stays as it
-// is: nothing is copied to the device or back.
+// RunBare measures one model at one batch size for duration. The input does not change:
+// nothing is copied to the device or back.
 func RunBare(ctx context.Context, o Setup, build libml.Build, model string, batch, streams int, duration time.Duration) (_ Bare, err error) {
 	r := Bare{Machine: o.Machine, Model: model, Batch: batch, Streams: streams}
 	card, err := o.Card(model)
@@ -71,7 +71,7 @@ func RunBare(ctx context.Context, o Setup, build libml.Build, model string, batc
 }
 
 // bareModel is a model that a framework has linked on a device, with the batch tensors that
-// libml would give it. It stays with the thread that opened it.
+// libml would give it. Only the thread that opened it may use it.
 type bareModel struct {
 	card            *models.Card
 	device          device.Device
@@ -79,11 +79,11 @@ type bareModel struct {
 	tensors         []device.Tensors // of each slot
 	persistentBytes int64
 
-	memory []byte // that the tensors may be cut from
+	memory []byte // the tensors may be parts of it
 }
 
-// openBare links the card's model on a device, for batches of at most so many images and
-// so many in flight together. The caller closes it.
+// openBare links the card's model on a device. batch and streams are the max images per
+// batch and the max batches in flight. The caller closes it.
 func openBare(name string, build libml.Build, card *models.Card, batch, streams int) (_ *bareModel, err error) {
 	b := &bareModel{card: card}
 	defer func() {
@@ -124,7 +124,7 @@ func openBare(name string, build libml.Build, card *models.Card, batch, streams 
 	return b, nil
 }
 
-// close gives back what there is of it, the last thing first.
+// close releases everything that was opened, in reverse order.
 func (b *bareModel) close() error {
 	var errs []error
 	if b.framework != nil {
@@ -144,12 +144,12 @@ func (b *bareModel) configure(slot, n int) error {
 	return configureBare(b.framework, b.card, b.tensors[slot], slot, n)
 }
 
-// mapTensors makes the tensors of each slot, for batches of at most so many images. memory
-// is what they may be cut from, to be unmapped once the device is closed; it is there on
-// an error of the device's, too.
+// mapTensors makes the tensors of each slot, for batches of at most that many images. The
+// tensors may be parts of memory. The caller unmaps memory after it has closed the device.
+// memory is valid even if the device returns an error.
 func mapTensors(d device.Device, card *models.Card, batch int) (tensors []device.Tensors, memory []byte, err error) {
 	sizes := device.Sizes{Input: batch * card.Input.TensorBytes()}
-	// More than any device wants: input and outputs for each slot, aligned.
+	// Larger than any device needs: input and outputs for each slot, aligned.
 	room := device.Slots * (sizes.Input + 2*device.TensorAlign)
 	for i := range card.Outputs {
 		n := batch * card.Outputs[i].Bytes()
@@ -163,7 +163,7 @@ func mapTensors(d device.Device, card *models.Card, batch int) (tensors []device
 	return tensors, memory, err
 }
 
-// configureBare prepares batches of n in a slot, over the beginning of its tensors.
+// configureBare prepares batches of n in a slot, in the first bytes of its tensors.
 func configureBare(framework libml.Framework, card *models.Card, t device.Tensors, slot, n int) error {
 	var outputs [][]byte
 	for i, out := range t.Outputs {
@@ -173,9 +173,9 @@ func configureBare(framework libml.Framework, card *models.Card, t device.Tensor
 	return err
 }
 
-// closed begins a batch in each slot in turn, having waited for the one that was
-// there, and counts what comes after warmup batches of each. It looks again and again and
-// never sleeps: nothing is faster.
+// closed begins a batch in each slot in turn, after waiting for the slot's previous batch.
+// It counts the batches after the first warmup batches of each slot. It polls and never
+// sleeps, because nothing is faster.
 func (b *bareModel) closed(ctx context.Context, batch, streams, warmup int, duration time.Duration) (times []time.Duration, took time.Duration, err error) {
 	finish := func(slot int) error {
 		for {
@@ -211,7 +211,7 @@ func (b *bareModel) closed(ctx context.Context, batch, streams, warmup int, dura
 			return nil, 0, fmt.Errorf("queue batch: %w", err)
 		}
 	}
-	// What is still in flight ends before its memory goes.
+	// Batches in flight must end before their memory is released.
 	for slot := range streams {
 		if err := finish(slot); err != nil {
 			return nil, 0, fmt.Errorf("wait for batch: %w", err)
@@ -220,8 +220,8 @@ func (b *bareModel) closed(ctx context.Context, batch, streams, warmup int, dura
 	return times, took, nil
 }
 
-// bareApart is RunBare in a process of its own, so that nothing of it is left on the
-// device when Penstock is measured there.
+// bareApart runs RunBare in a separate process, so that it leaves nothing on the device
+// when Penstock is measured there.
 func bareApart(ctx context.Context, o Setup, model string, batch, streams int, duration time.Duration) (Bare, error) {
 	var r Bare
 	args := []string{"bare", "-o", "json", "--device", o.Device, "--model", model, "--batch", strconv.Itoa(batch),

@@ -1,7 +1,7 @@
-// Package bench measures Penstock against floors: each figure stands beside what
-// the bare mechanism does in the same run on the same machine, so that a noisy
-// machine moves both. `penstock-lab` prints the reports; docs/benchmarks.md says
-// what each must be.
+// Package bench measures Penstock against floors. A floor is the same measurement of
+// the bare mechanism, in the same run on the same machine, so that a noisy machine
+// affects both figures. `penstock-lab` prints the reports; docs/benchmarks.md has the
+// target for each.
 package bench
 
 import (
@@ -16,10 +16,10 @@ import (
 	"github.com/penstock/penstock/internal/testbed"
 )
 
-// Setup is what the benchmarks of a device have in common.
+// Setup has the settings that all benchmarks of a device share.
 type Setup struct {
 	testbed.Setup
-	// Lab is the penstock-lab binary, for what is measured in a process of its own.
+	// Lab is the penstock-lab binary, for measurements in a separate process.
 	Lab string
 }
 
@@ -30,7 +30,7 @@ type Micros struct {
 	Max float64 `json:"max"`
 }
 
-// micros sums samples up; it sorts them.
+// micros returns the percentiles of samples, which it sorts.
 func micros(samples []time.Duration) Micros {
 	if len(samples) == 0 {
 		return Micros{}
@@ -43,10 +43,11 @@ func micros(samples []time.Duration) Micros {
 	return Micros{P50: at(0.50), P99: at(0.99), Max: at(1)}
 }
 
-// nullCard is a model that computes nothing, for requests of that many bytes.
+// nullCard writes the card of a model that computes nothing, for requests of that
+// many bytes.
 func nullCard(dir, name string, bytes int, batches string) (string, error) {
 	rows := 1
-	for bytes%2 == 0 && bytes > 1<<13 { // no side of a picture is longer than 16,384
+	for bytes%2 == 0 && bytes > 1<<13 { // the max side of a picture is 16,384
 		rows, bytes = 2*rows, bytes/2
 	}
 	text := fmt.Sprintf(`name: %s
@@ -69,8 +70,8 @@ decoder: {name: raw}
 	return path, nil
 }
 
-// WriteReport writes a report as JSON into a file, whole or not at all, and makes the
-// file's folder where there is none.
+// WriteReport writes a report as JSON into a file, completely or not at all. It
+// creates the file's folder if necessary.
 func WriteReport(file string, report any) error {
 	text, err := json.MarshalIndent(report, "", " ")
 	if err != nil {

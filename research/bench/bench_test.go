@@ -38,7 +38,7 @@ func TestSilenceIsBetweenOkAnswers(t *testing.T) {
 }
 
 func TestMeanBatchIsOfBatches(t *testing.T) {
-	// Four batches: one of 8 and one of 4, of which all came, and two of 1.
+	// Four batches: one of 8 and one of 4, of which every answer arrived, and two of 1.
 	all := slices.Concat(slices.Repeat([]testbed.Answered{ok(0, 0, 8)}, 8), slices.Repeat([]testbed.Answered{ok(0, 0, 4)}, 4), slices.Repeat([]testbed.Answered{ok(0, 0, 1)}, 2))
 	if got := testbed.MeanBatch(all); got != 14.0/4 {
 		t.Errorf("mean batch %v, want 3.5", got)
@@ -47,7 +47,7 @@ func TestMeanBatchIsOfBatches(t *testing.T) {
 
 func TestSecondsAroundLookHalfASecondEitherWay(t *testing.T) {
 	var all []testbed.Answered
-	for at := range 4000 { // an answer a millisecond, slow ones from 1.8 to 2.2 s
+	for at := range 4000 { // one answer per millisecond, slow ones from 1.8 to 2.2 s
 		latency := time.Millisecond
 		if at >= 1800 && at < 2200 {
 			latency = 50 * time.Millisecond
@@ -67,7 +67,7 @@ func TestGroupPercentsAreOfTheMultiprocessors(t *testing.T) {
 	}
 }
 
-// A variant is the same card but for its ladder and objective.
+// A variant differs from the card only in its ladder and objective.
 func TestVariantsOfTheShippedCards(t *testing.T) {
 	for _, name := range zoo.Names() {
 		card, err := (zoo.Registry{Cache: t.TempDir()}).Find(name)
@@ -96,8 +96,8 @@ func TestThreadsOfThisProcessAreTheLoads(t *testing.T) {
 	if len(before) == 0 {
 		t.Fatal("this process has no threads")
 	}
-	// The kernel counts in ticks of 10 ms. Not so long by the clock: others may have the
-	// CPUs.
+	// The kernel counts in ticks of 10 ms. The loop is bounded by CPU time, not by the
+	// clock, because other programs may use the CPUs.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	used := func() time.Duration {

@@ -8,13 +8,13 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// openDevice opens a device by a name as configs.Config.Device has it, for a model's
-// input.
+// openDevice opens a device for a model's input. The name is as in
+// configs.Config.Device.
 func openDevice(name string, in models.Input) (device.Device, error) {
 	if name == configs.DeviceCPU {
 		d, err := cpu.New(in, nil)
 		if err != nil {
-			return nil, err // not a nil *Device in an interface
+			return nil, err // an untyped nil, not a nil *Device in an interface
 		}
 		return d, nil
 	}

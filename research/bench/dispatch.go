@@ -13,19 +13,20 @@ import (
 	"github.com/penstock/penstock/shm/floor"
 )
 
-// Dispatch is the report of `penstock-lab dispatch`: what the hand-overs between manager
-// and an idle inference function in its own process cost.
+// Dispatch is the report of `penstock-lab dispatch`: the cost of the hand-overs between
+// the manager and an idle inference function in another process.
 type Dispatch struct {
 	Requests int `json:"requests"`
-	// CompleteToBatch: a request's last piece was received -> its batch starts.
+	// CompleteToBatch is from the receipt of a request's last fragment to the start of
+	// its batch.
 	CompleteToBatch Micros `json:"complete_to_batch_us"`
-	// BatchToReply: its batch ended -> its reply was handed to the socket.
+	// BatchToReply is from the end of a batch to handing its reply to the socket.
 	BatchToReply Micros `json:"batch_to_reply_us"`
-	// Floor: a bare futex wake of one process by another, one way.
+	// Floor is a bare futex wake of one process by another, one way.
 	Floor Micros `json:"floor_us"`
 }
 
-// idleGap lies between two requests, long enough that every thread on the way
+// idleGap is the pause between two requests, long enough that every thread of the path
 // has gone to sleep.
 const idleGap = 500 * time.Microsecond
 
@@ -60,7 +61,7 @@ functions:
 	if err != nil {
 		return r, err
 	}
-	// The client stays off the CPUs of what is measured.
+	// The client does not use the CPUs of the measured processes.
 	own, ifs := orchestrator.IFCPUs(0)
 	if err := cpuset.Pin(own); err != nil {
 		return r, err
@@ -77,7 +78,7 @@ functions:
 		if err != nil {
 			return r, fmt.Errorf("request %d: %w", i, err)
 		}
-		if i >= n/10 { // the first tenth warms up
+		if i >= n/10 { // the first tenth is warm-up
 			queue, reply = append(queue, result.Queue), append(reply, result.Reply)
 		}
 		time.Sleep(idleGap)

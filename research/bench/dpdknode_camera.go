@@ -22,8 +22,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// camera sends requests to one function and hears the answers. One goroutine uses it;
-// it looks for answers without sleeping.
+// camera sends requests to one function and receives the answers. One goroutine uses
+// it. It polls for answers without sleeping.
 type camera interface {
 	send(r *request) error
 	// receive returns a datagram, valid until the next call, or nil after the deadline.
@@ -47,7 +47,7 @@ func (o *DPDKNodeOptions) openCamera(ctx context.Context, source, socket string,
 // socketCamera is a UDP socket.
 type socketCamera struct {
 	conn   *net.UDPConn
-	trains bool // the kernel cuts
+	trains bool // the kernel cuts trains into datagrams
 	room   []byte
 	poll   func(fd uintptr) bool
 	n      int
@@ -59,7 +59,7 @@ func openSocketCamera(to netip.AddrPort) (*socketCamera, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open camera: %w", err)
 	}
-	_ = conn.SetWriteBuffer(4 << 20) // less is slower, not wrong
+	_ = conn.SetWriteBuffer(4 << 20) // a smaller buffer is slower, not wrong
 	_ = conn.SetReadBuffer(4 << 20)
 	c := &socketCamera{conn: conn, trains: true, room: make([]byte, wire.MaxDatagram)}
 	c.poll = func(fd uintptr) bool {
@@ -81,7 +81,7 @@ func (c *socketCamera) send(r *request) error {
 			control = segmentControl(uint16(r.size))
 		}
 		_, _, err := c.conn.WriteMsgUDP(b, control, nil)
-		if errors.Is(err, unix.EIO) && c.trains { // an interface without checksums of its own
+		if errors.Is(err, unix.EIO) && c.trains { // the interface does not compute checksums
 			c.trains, train = false, r.size
 			continue
 		}
@@ -116,7 +116,7 @@ func (c *socketCamera) receive(deadline time.Time) ([]byte, error) {
 
 func (c *socketCamera) close() error { return c.conn.Close() }
 
-// memifCamera is the other end of a node's memif.
+// memifCamera is the peer of a node's memif.
 type memifCamera struct {
 	group   *dpdk.Group
 	src     *dpdk.Source
@@ -127,7 +127,7 @@ type memifCamera struct {
 	room    []byte
 }
 
-// cameraMemory of a camera: a request, its answers, and DPDK's own.
+// cameraMemory is a camera's memory: for a request, its answers, and DPDK itself.
 const cameraMemory = 64 << 20
 
 func openMemifCamera(ctx context.Context, device string, port uint16, eal []string) (_ *memifCamera, err error) {
@@ -136,7 +136,7 @@ func openMemifCamera(ctx context.Context, device string, port uint16, eal []stri
 		Port: device, Addresses: []netip.Addr{cameraAddress}, Queues: 1, MTU: 1500,
 		Memory: cameraMemory, Mbufs: 8192, Checksums: dpdk.Auto, EAL: eal, Log: zerolog.Nop(),
 	}
-	if runtime.NumCPU() >= testbed.LeastCPUs { // the load has some to itself
+	if runtime.NumCPU() >= testbed.LeastCPUs { // the load has its own CPUs
 		o.BusyPoll = time.Second
 	}
 	if c.group, err = dpdk.Open(o); err != nil {
@@ -169,7 +169,7 @@ func (c *memifCamera) send(r *request) error {
 	for left := c.packets; len(left) > 0; {
 		n, err := c.src.Send(left)
 		left = left[n:]
-		if err != nil && !errors.Is(err, dpdk.ErrQueueFull) { // the node takes them soon
+		if err != nil && !errors.Is(err, dpdk.ErrQueueFull) { // the node will empty the queue soon
 			return fmt.Errorf("send request: %w", err)
 		}
 	}
@@ -196,7 +196,7 @@ func (c *memifCamera) close() (err error) {
 }
 
 // raiseTap gives the kernel's end of the node's TAP device an address and a queue, and
-// takes it up. Doing it again changes nothing.
+// sets it up. It may be called repeatedly.
 func raiseTap() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -23,14 +23,14 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// nodePicture is NullModel's, in bytes: a picture of 224 × 224 × 3.
+// nodePicture is the size of NullModel's picture in bytes: 224 × 224 × 3.
 const nodePicture = 224 * 224 * 3
 
 // nodeMemoryMiB is the packet memory of a node that DPDK feeds.
 const nodeMemoryMiB = 256
 
-// RunDPDKNode starts a node for each way and each setting of busy_poll, has a camera send
-// it pictures, and compares the answers.
+// RunDPDKNode starts a node for each path and each setting of busy_poll, has a camera
+// send it pictures, and compares the answers.
 func RunDPDKNode(ctx context.Context, o DPDKNodeOptions) (DPDKNode, error) {
 	r := DPDKNode{Machine: o.Machine, Device: o.Device}
 	dir, err := testbed.NewDir()
@@ -62,15 +62,15 @@ func RunDPDKNode(ctx context.Context, o DPDKNodeOptions) (DPDKNode, error) {
 	return r, nil
 }
 
-// nodePictures is how many pictures of a model are sent, in turn.
+// nodePictures is how many different pictures of a model are sent, in turn.
 const nodePictures = 8
 
-// nodeModel is a model with its pictures, and their right answers.
+// nodeModel is a model with its pictures and their correct answers.
 type nodeModel struct {
 	function, name, file string
 	pictures             [][]byte
-	// right answers: NullModel's are known, others' are the first that came. What
-	// another batch size may differ in is within the tolerance.
+	// right are the correct answers. NullModel's are computed; for other models they are
+	// the first answers received. The tolerance covers differences between batch sizes.
 	right    []answer.Answer
 	comparer answer.Comparer
 }
@@ -111,7 +111,7 @@ func (o *DPDKNodeOptions) nodeModel(dir, function, name string) (m *nodeModel, e
 	return m, nil
 }
 
-// isRight compares an answer with the right one.
+// isRight reports whether an answer matches the correct one.
 func (m *nodeModel) isRight(picture int, a answer.Answer) bool {
 	right := &m.right[picture]
 	if right.Payload == nil {
@@ -129,7 +129,7 @@ var (
 
 const tapName = "pstap0"
 
-// way measures one.
+// way measures one path.
 func (o *DPDKNodeOptions) way(ctx context.Context, dir string, w *DPDKNodeWay, served []*nodeModel, busy time.Duration) (err error) {
 	huge := freeHugeMiB() >= nodeMemoryMiB*max(1, len(served))+64
 	w.Memory = "ordinary pages"
@@ -187,7 +187,7 @@ func (o *DPDKNodeOptions) way(ctx context.Context, dir string, w *DPDKNodeWay, s
 	return b.End()
 }
 
-// lastOf is the end of a log.
+// lastOf returns the end of a log.
 func lastOf(log string) string {
 	const most = 2000
 	log = strings.TrimSpace(log)
@@ -198,13 +198,13 @@ func servedBy(m *nodeModel, of int) testbed.Served {
 	return testbed.Served{Name: m.function, Card: m.file, Percent: 100 / float64(of)}
 }
 
-// sourceOf is the configuration of a port.
+// sourceOf returns the configuration of a port.
 func (o *DPDKNodeOptions) sourceOf(port string, huge bool) string {
 	return fmt.Sprintf("source: {dpdk: {port: %q, addresses: [%v], memory: %dMiB, huge_pages: %v, eal: [%s]}}\n",
 		port, nodeAddress, nodeMemoryMiB, huge, strings.Join(o.load(), ", "))
 }
 
-// load are EAL's arguments for the drivers.
+// load returns EAL's arguments that load the drivers.
 func (o *DPDKNodeOptions) load() (args []string) {
 	for _, d := range o.Drivers {
 		args = append(args, "-d", d)
@@ -212,18 +212,18 @@ func (o *DPDKNodeOptions) load() (args []string) {
 	return args
 }
 
-// freeHugeMiB is what is free of huge pages of 2 MiB.
+// freeHugeMiB returns the free memory in huge pages of 2 MiB.
 func freeHugeMiB() int {
 	text, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 	if err != nil {
 		return 0
 	}
-	free, _ := strconv.Atoi(strings.TrimSpace(string(text))) // what is no number is none
+	free, _ := strconv.Atoi(strings.TrimSpace(string(text))) // zero if it is not a number
 	return 2 * free
 }
 
-// mappedReadOnly is how much shared memory without a name a process has mapped and cannot
-// write, in MiB: packet memory, before anything else.
+// mappedReadOnly returns how much anonymous shared memory a process has mapped read-only,
+// in MiB. Nearly all of it is packet memory.
 func mappedReadOnly(pid int) (mib float64, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
@@ -242,7 +242,7 @@ func mappedReadOnly(pid int) (mib float64, err error) {
 	return mib, nil
 }
 
-// mbufsOf reads a node's packet buffers, 0 where it has none of DPDK's.
+// mbufsOf reads a node's counts of mbufs, 0 if the node does not use DPDK.
 func mbufsOf(b *testbed.Bed) (all, held uint64, err error) {
 	text, err := b.Metrics()
 	if err != nil {
@@ -283,7 +283,7 @@ type flying struct {
 	since   time.Time
 }
 
-// request is a picture in datagrams, back to back: all of size bytes but the last.
+// request is a picture as consecutive datagrams: all have size bytes except the last.
 type request struct {
 	bytes []byte
 	size  int
@@ -313,7 +313,7 @@ func (r *request) number(id uint32) {
 	}
 }
 
-// answerPatience is how long an answer is waited for.
+// answerPatience is how long to wait for an answer.
 const answerPatience = 2 * time.Second
 
 func (t *nodeTraffic) measure(ctx context.Context, o *DPDKNodeOptions) (n DPDKNodeFunction, err error) {
@@ -323,7 +323,7 @@ func (t *nodeTraffic) measure(ctx context.Context, o *DPDKNodeOptions) (n DPDKNo
 	}
 	n.Pieces = t.requests[0].pieces()
 	t.flying, t.next = map[uint32]*flying{}, rand.Uint32()
-	// The ways are found, memory warms up, batches grow.
+	// During warm-up addresses are resolved, memory is touched and batches grow.
 	var warm DPDKNodeTraffic
 	if err := t.during(ctx, &warm, 1, 0, o.Alone/4); err != nil {
 		return n, err
@@ -340,8 +340,8 @@ func (t *nodeTraffic) measure(ctx context.Context, o *DPDKNodeOptions) (n DPDKNo
 	return n, t.during(ctx, &n.Loaded, o.InFlight, 0, o.Loaded)
 }
 
-// during keeps so many requests in flight for that long, and waits for the last answers.
-// After each that ended it pauses.
+// during keeps that many requests in flight for length, and then waits for the last
+// answers. It pauses after each completed request.
 func (t *nodeTraffic) during(ctx context.Context, report *DPDKNodeTraffic, inFlight int, pause, length time.Duration) error {
 	*report = DPDKNodeTraffic{InFlight: inFlight}
 	t.report, t.endToEnd, t.stages, t.batches = report, nil, [5][]time.Duration{}, 0
@@ -395,11 +395,11 @@ func (t *nodeTraffic) send() error {
 	return t.camera.send(r)
 }
 
-// ended notes an answer; it is false for what is none to a request in flight.
+// ended records an answer. It returns false if the datagram answers no request in flight.
 func (t *nodeTraffic) ended(b []byte, now time.Time) (bool, error) {
 	h, result, payload, err := wire.DecodeResult(b)
 	if errors.Is(err, wire.ErrType) {
-		return false, nil // a wish: what was lost is given up
+		return false, nil // a NACK: lost requests time out
 	}
 	if err != nil {
 		return false, fmt.Errorf("read answer: %w", err)
@@ -428,7 +428,7 @@ func (t *nodeTraffic) ended(b []byte, now time.Time) (bool, error) {
 	return true, nil
 }
 
-// giveUp ends what has waited too long.
+// giveUp ends requests that have waited too long.
 func (t *nodeTraffic) giveUp(now time.Time) {
 	for id, f := range t.flying {
 		if now.Sub(f.since) > answerPatience {

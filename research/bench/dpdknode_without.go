@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/manager/ingest/dpdk"
 )
 
-// RunDPDKNode wants a build with DPDK.
+// RunDPDKNode needs a build with DPDK.
 func RunDPDKNode(context.Context, DPDKNodeOptions) (DPDKNode, error) {
 	return DPDKNode{}, dpdk.ErrNotBuilt
 }

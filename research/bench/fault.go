@@ -14,8 +14,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Fault is the report of `penstock-lab fault`: a neighbour's kernel reads where it may not,
-// which under MPS ends every process on the GPU.
+// Fault is the report of `penstock-lab fault`. A kernel of another function, the neighbour,
+// makes an illegal memory access. Under MPS that ends every process on the GPU.
 type Fault struct {
 	Machine       testbed.Machine `json:"machine"`
 	Device        string          `json:"device"`
@@ -23,29 +23,29 @@ type Fault struct {
 	RatePerSecond float64         `json:"rate_per_s"` // of each function
 	Functions     []string        `json:"functions"`
 	Faults        []FaultResult   `json:"faults"`
-	// Silence sums up the longest silence of each fault; Node what the node itself
-	// says of it.
+	// Silence summarizes the longest silence of each fault. Node summarizes the node's own
+	// figures.
 	Silence PartMillis `json:"silence_ms"`
 	Node    PartMillis `json:"node_silence_ms"`
-	// Answers are to all requests of all functions but the neighbour's, from
-	// beginning to end. Lost were accepted and never answered, the neighbour's too.
+	// Answers are to all requests of all functions except the neighbour, over the whole
+	// run. Lost requests were accepted and never answered; they include the neighbour's.
 	Requests uint64          `json:"requests"`
 	Answers  testbed.Answers `json:"answers"`
 	Lost     uint64          `json:"lost"`
 }
 
-// FaultResult is one fault.
+// FaultResult describes one fault.
 type FaultResult struct {
-	// SilenceMillis is how long each function gave no ok answer around the fault,
-	// Longest the longest of them, NodeMillis how long the node says it was.
+	// SilenceMillis is how long each function gave no ok answer around the fault. Longest
+	// is the longest of them, NodeMillis the node's own figure.
 	SilenceMillis map[string]float64 `json:"silence_ms"`
 	Longest       float64            `json:"longest_ms"`
 	NodeMillis    float64            `json:"node_ms"`
-	// Answers are those to requests that ended while the node was out.
+	// Answers are to requests that ended during the node's outage.
 	Answers testbed.Answers `json:"answers"`
 }
 
-// FaultOptions say what is disturbed.
+// FaultOptions say which functions are disturbed, and how.
 type FaultOptions struct {
 	Setup
 	ModelNames []string
@@ -56,8 +56,8 @@ type FaultOptions struct {
 
 const neighbour = "neighbour"
 
-// faultFor is what the framework null is told so that it takes the device down (or,
-// on a CPU, itself) in the 51st batch of a process.
+// faultFor returns the setting that makes the framework null crash the device, or on a CPU
+// its own process, in the process's 51st batch.
 func faultFor(device string) string {
 	if device == configs.DeviceCPU {
 		return "crash_after=50"
@@ -65,7 +65,7 @@ func faultFor(device string) string {
 	return "fault_after=50"
 }
 
-// RunFault has the neighbour fault so many times under load.
+// RunFault provokes the given number of faults in the neighbour under load.
 func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 	r = Fault{Machine: o.Machine, RatePerSecond: o.RatePerSecond}
 	dir, err := testbed.NewDir()
@@ -115,7 +115,7 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 		if err != nil {
 			return r, err
 		}
-		// As many in flight as come in two seconds of silence.
+		// Allow as many requests in flight as arrive in two seconds of silence.
 		loads[name], err = testbed.NewTraffic(ctx, testbed.TrafficOptions{Port: f.Port, Flows: 1, InFlight: 256, Picture: picture, Timeout: 20 * time.Second})
 		if err != nil {
 			return r, err
@@ -150,8 +150,8 @@ func RunFault(ctx context.Context, o FaultOptions) (r Fault, err error) {
 	return r, b.End()
 }
 
-// fault waits until everybody has a shadow, has the neighbour fault, and measures
-// until everybody answers again.
+// fault waits until every function has a shadow, provokes a fault in the neighbour, and
+// measures until every function answers again.
 func (o *FaultOptions) fault(ctx context.Context, b *testbed.Bed, loads map[string]*testbed.Traffic) (r FaultResult, err error) {
 	for name := range loads {
 		if err := b.ShadowReady(ctx, name); err != nil {
@@ -161,7 +161,7 @@ func (o *FaultOptions) fault(ctx context.Context, b *testbed.Bed, loads map[stri
 	if err := b.ShadowReady(ctx, neighbour); err != nil {
 		return r, err
 	}
-	if err := testbed.Pause(ctx, time.Second); err != nil { // of answers, to measure the silence against
+	if err := testbed.Pause(ctx, time.Second); err != nil { // collect answers, as the reference for the silence
 		return r, err
 	}
 	before := client.Now()
@@ -169,7 +169,7 @@ func (o *FaultOptions) fault(ctx context.Context, b *testbed.Bed, loads map[stri
 		return r, err
 	}
 	began := client.Now()
-	// Everybody answers again, and has done so for a while.
+	// Wait until every function has answered again for a while.
 	limit, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("not everybody answered again within a minute"))
 	defer cancel()
 	err = b.WaitFor(limit, "answers", func() bool {
@@ -204,7 +204,7 @@ func (o *FaultOptions) fault(ctx context.Context, b *testbed.Bed, loads map[stri
 	return r, nil
 }
 
-// provoke asks the neighbour, one request at a time, until it is gone.
+// provoke sends requests to the neighbour, one at a time, until its process ends.
 func provoke(ctx context.Context, b *testbed.Bed) error {
 	f, err := b.Function(neighbour)
 	if err != nil {
@@ -231,8 +231,8 @@ func provoke(ctx context.Context, b *testbed.Bed) error {
 	return fmt.Errorf("the neighbour answered %d requests and did not fault: %s", most, strings.TrimSpace(b.Log()))
 }
 
-// longestSilence is the longest time between two ok answers, and when it was. all
-// ascends in time.
+// longestSilence returns the longest time between two ok answers, and when it was. all must
+// be sorted by time.
 func longestSilence(all []testbed.Answered) (silence time.Duration, from, to int64) {
 	last := int64(0)
 	for _, a := range all {

@@ -20,30 +20,30 @@ import (
 )
 
 // Gather is the report of `penstock-lab gather`: how fast a GPU collects the packets of a
-// batch into a tensor, beside what a copy of as many contiguous bytes takes, and
-// beside the two ways to do without a kernel.
+// batch into a tensor. The comparisons are one copy of the same number of contiguous
+// bytes, and two ways that need no kernel.
 type Gather struct {
 	Machine testbed.Machine `json:"machine"`
 	Device  string          `json:"device"`
-	// PieceBytes is a packet's payload, SlabBytes the memory that packets are in,
-	// HugePages whether on huge pages.
+	// PieceBytes is a packet's payload. SlabBytes is the size of the packet memory, and
+	// HugePages says whether it consists of huge pages.
 	PieceBytes int          `json:"piece_bytes"`
 	SlabBytes  int          `json:"slab_bytes"`
 	HugePages  bool         `json:"huge_pages"`
 	Cases      []GatherCase `json:"cases"`
-	// Partitions are the first case's pictures, 32 of them, aligned, gathered by few
-	// multiprocessors; empty where the device has no partitions.
+	// Partitions are for the first case: 32 aligned pictures, gathered by few
+	// multiprocessors. Empty if the device has no partitions.
 	Partitions []GatherPartition `json:"partitions,omitempty"`
 }
 
-// GatherPartition is how fast some of the device's multiprocessors gather.
+// GatherPartition is the gather rate of a part of the device's multiprocessors.
 type GatherPartition struct {
 	SMs                int     `json:"sms"`
 	GigabytesPerSecond float64 `json:"gb_per_s"`
 }
 
-// GatherCase is one kind of picture, number of pictures and alignment. All rates are
-// of the pictures' bytes on the wire, in 10^9 a second.
+// GatherCase is one kind of picture, number of pictures and alignment. All rates count
+// the pictures' bytes on the wire, in 10^9 per second.
 type GatherCase struct {
 	Wire         string `json:"wire"`   // type and layout of the packets
 	Tensor       string `json:"tensor"` // and of the tensor
@@ -51,40 +51,42 @@ type GatherCase struct {
 	Kernel       string `json:"kernel"`
 	Pictures     int    `json:"pictures"`
 	PictureBytes int    `json:"picture_bytes"`
-	// Alignment is "aligned": each payload at a multiple of 64 in a slot of 2 KiB, or
-	// "odd": payloads as GRO leaves them, one after the other with 22 bytes between,
-	// from an odd address on. Slots and runs lie in random order.
+	// Alignment is "aligned" or "odd". Aligned payloads are at multiples of 64 in slots
+	// of 2 KiB. Odd payloads are as GRO leaves them: consecutive with 22 bytes between
+	// them, from an odd address on. Slots and runs are in random order.
 	Alignment string `json:"alignment"`
-	// KernelMicros is the gather on the device, from event to event, the median.
+	// KernelMicros is the median time of the gather on the device, from event to event.
 	KernelMicros         float64 `json:"kernel_us"`
 	GigabytesPerSecond   float64 `json:"gb_per_s"`
 	CopyMicros           float64 `json:"contiguous_copy_us"`
 	CopyGBPerSecond      float64 `json:"contiguous_copy_gb_per_s"`
-	Ratio                float64 `json:"ratio"` // to the contiguous copy
+	Ratio                float64 `json:"ratio"` // relative to the contiguous copy
 	PieceCopyGBPerSecond float64 `json:"copy_a_piece_gb_per_s"`
-	// CPUCopyGBPerSecond: a CPU puts the pieces together, not converted, in pinned
-	// memory, and one copy follows.
+	// CPUCopyGBPerSecond is the rate if a CPU assembles the fragments, not converted, in
+	// pinned memory, and one copy follows.
 	CPUCopyGBPerSecond float64 `json:"cpu_copy_gb_per_s"`
-	// Call is the time in Gather, which checks the descriptors, hands them over and
-	// launches; Seen is from its beginning until the CPU knows that all is there.
+	// Call is the time in Gather, which checks the descriptors, passes them to the device
+	// and launches the kernel. Seen is from the start of Gather until the CPU knows that
+	// the tensor is complete.
 	Call Micros `json:"call_us"`
 	Seen Micros `json:"seen_us"`
 }
 
-// The pictures of `penstock-lab gather` are as large as ImageNet's models take them.
+// The pictures of `penstock-lab gather` have the size of ImageNet models' inputs.
 const (
 	gatherSide     = 224
 	gatherPayload  = 1024
 	gatherSlot     = 2048
-	gatherHeader   = 22 // wire's, which lies between payloads that GRO has joined
-	gatherRun      = 62 // datagrams that GRO joins at most, of this size
+	gatherHeader   = 22 // Penstock's header, which is between payloads that GRO has joined
+	gatherRun      = 62 // the max number of datagrams of this size that GRO joins
 	gatherSlab     = 512 << 20
-	gatherSets     = 8 // of places, in turn, so that no cache is warm
+	gatherSets     = 8 // sets of addresses, used in turn so that no cache is warm
 	gatherMost     = 32
 	gatherCopyNext = 1 << 20
 )
 
-// RunGather measures on a device as cuda.Find takes it, repeating each figure n times.
+// RunGather measures on a device that cuda.Find finds by deviceName. It repeats each
+// measurement n times.
 func RunGather(ctx context.Context, penstock, deviceName string, n int) (Gather, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -131,7 +133,8 @@ func RunGather(ctx context.Context, penstock, deviceName string, n int) (Gather,
 	return r, nil
 }
 
-// slabMapping is a slab as the manager has it, and as an inference function does.
+// slabMapping is a slab with the mapping of the manager and that of an inference
+// function.
 type slabMapping struct {
 	write, read []byte
 	huge        bool
@@ -199,21 +202,21 @@ type gatherBench struct {
 	context  *cuda.Context
 	tensors  []device.Tensors
 	stream   cuda.Stream
-	other    cuda.Stream // for the copy that what is measured waits for
+	other    cuda.Stream // for the copy that the measured work waits for
 	from, to cuda.Event
 	gate     cuda.Event   // after it
-	pinned   []byte       // for what the CPU puts together
+	pinned   []byte       // for fragments that the CPU assembles
 	memory   cuda.Pointer // as large as the pictures
-	delay    cuda.Pointer // where what is copied first goes
+	delay    cuda.Pointer // target of the delaying copy
 	sets     [gatherSets][]device.Request
 	refused  []bool
-	next     int // set
+	next     int // index of the set
 
-	partitions []GatherPartition // where pictures is gatherMost
+	partitions []GatherPartition // if pictures is gatherMost
 }
 
-// gatherDelayBytes take longer to copy than the CPU takes to queue what is measured
-// behind it.
+// gatherDelayBytes take longer to copy than the CPU takes to queue the measured work
+// behind the copy.
 const gatherDelayBytes = 64 << 20
 
 func (b *gatherBench) run(name string, odd bool) (c GatherCase, uuid string, err error) {
@@ -271,7 +274,7 @@ func (b *gatherBench) run(name string, odd bool) (c GatherCase, uuid string, err
 	return c, b.device.Name(), nil
 }
 
-// open makes what is measured with; what it returns gives it back.
+// open allocates streams, events and memory; closeAll releases them.
 func (b *gatherBench) open(name string) (closeAll func() error, err error) {
 	var undo []func() error
 	closeAll = func() error {
@@ -375,16 +378,16 @@ func (b *gatherBench) copyPieces() error {
 	return nil
 }
 
-// median is how long the device takes for some work, in microseconds. The work is
-// queued behind a long copy on another stream, so that the device never waits for
-// the CPU.
+// median returns the median time that the device takes for some work, in microseconds.
+// The work is queued behind a long copy on another stream, so that the device never waits
+// for the CPU.
 func (b *gatherBench) median(n int, work func() error) (micros float64, err error) {
 	var took []time.Duration
 	for i := range n + n/4 + 1 {
 		err := errors.Join(b.other.Copy(b.delay, cuda.At(b.slab.read), gatherDelayBytes), b.gate.Record(b.other), b.stream.Wait(b.gate),
 			b.from.Record(b.stream), work(), b.to.Record(b.stream))
 		if err == nil {
-			// The device's own wait, so that it can take the next batch.
+			// Use the device's own wait, so that it can take the next batch.
 			if err = b.device.Fetch(0, 0); err == nil {
 				_, err = b.device.Wait(0)
 			}
@@ -396,7 +399,7 @@ func (b *gatherBench) median(n int, work func() error) (micros float64, err erro
 		if err != nil {
 			return 0, err
 		}
-		if i > n/4 { // the first ones warm up
+		if i > n/4 { // the first ones are warm-up
 			took = append(took, elapsed)
 		}
 	}
@@ -404,7 +407,7 @@ func (b *gatherBench) median(n int, work func() error) (micros float64, err erro
 	return float64(took[len(took)/2].Nanoseconds()) / 1e3, nil
 }
 
-// partition gathers with one group of multiprocessors, two, and four.
+// partition gathers with one, two and four groups of multiprocessors.
 func (b *gatherBench) partition(rate func(micros float64) float64) error {
 	for n := 1; n <= 4; n *= 2 {
 		groups := []int{0, 1, 2, 3}[:n]
@@ -427,8 +430,8 @@ func (b *gatherBench) partition(rate func(micros float64) float64) error {
 	return nil
 }
 
-// cpuCopy is how long it takes, by the host's clock, when a CPU puts the pieces
-// together and one copy follows, in microseconds.
+// cpuCopy returns the time in microseconds, by the host's clock, in which a CPU assembles
+// the fragments and one copy follows.
 func (b *gatherBench) cpuCopy(n int) (micros float64, err error) {
 	var took []time.Duration
 	for i := range n + 1 {
@@ -450,7 +453,7 @@ func (b *gatherBench) cpuCopy(n int) (micros float64, err error) {
 	return float64(took[len(took)/2].Nanoseconds()) / 1e3, nil
 }
 
-// latency is what one batch costs the thread that asks for it.
+// latency measures the cost of one batch for the thread that requests it.
 func (b *gatherBench) latency(n int) (call, seen Micros, err error) {
 	var calls, seens []time.Duration
 	for i := range n + n/4 {

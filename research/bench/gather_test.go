@@ -13,8 +13,8 @@ import (
 
 func TestMain(m *testing.M) { cudafake.Main(m, cudafake.Kernels(gputest.Twins)) }
 
-// What it measures is the fake driver; that it measures, and leaves nothing, is
-// tested.
+// The figures of the fake driver mean nothing. The test checks that the
+// benchmark measures, and that it leaves nothing behind.
 func TestGatherIsMeasuredOnTheFake(t *testing.T) {
 	cudafake.Check(t)
 	runtime.LockOSThread()

@@ -22,16 +22,16 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Ingest is the report of `penstock-lab ingest`: what one receive thread makes of
-// datagrams, from the socket to whole requests, beside a loop that receives the
-// same datagrams and does nothing with them. The first case's numbers stand at the
-// top, too.
+// Ingest is the report of `penstock-lab ingest`: the rate of one receive thread,
+// from the socket to complete requests. The floor is a loop that receives the same
+// datagrams and does nothing with them. The first case's numbers are also at the
+// top level.
 type Ingest struct {
 	IngestCase
 	Cases []IngestCase `json:"cases"`
 }
 
-// IngestCase is one size of request. Bytes are the pictures', headers left out.
+// IngestCase is one request size. Bytes are the pictures', without headers.
 type IngestCase struct {
 	Pieces             int     `json:"pieces"`
 	PieceBytes         int     `json:"piece_bytes"`
@@ -39,18 +39,18 @@ type IngestCase struct {
 	DatagramsPerSecond float64 `json:"datagrams_per_s"`
 	BytesPerSecond     float64 `json:"bytes_per_s"`
 	BareBytesPerSecond float64 `json:"bare_bytes_per_s"`
-	// Ratio is the median of the ratios of neighbouring measurements.
+	// Ratio is the median of the ratios of consecutive measurements.
 	Ratio             float64 `json:"ratio"`
 	AllocsPerDatagram float64 `json:"allocs_per_datagram"`
 	Lost              uint64  `json:"lost"`      // requests
 	BareLost          uint64  `json:"bare_lost"` // datagrams
 }
 
-// ingestRounds is how often ours and the bare loop take turns.
+// ingestRounds is how often our thread and the bare loop take turns.
 const ingestRounds = 5
 
-// RunIngest measures requests of 147 and of 507 pieces of 1 KB (a picture of 224 x
-// 224 and of 416 x 416, RGB), for that long each.
+// RunIngest measures requests of 147 and of 507 fragments of 1 KB for that long
+// each. These are pictures of 224 x 224 and of 416 x 416, RGB.
 func RunIngest(ctx context.Context, each time.Duration) (Ingest, error) {
 	var r Ingest
 	for _, pieces := range []int{147, 507} {
@@ -100,24 +100,24 @@ func median(v []float64) float64 {
 	return v[len(v)/2]
 }
 
-// turn is what one measurement saw.
+// turn has the counts of one measurement.
 type turn struct {
 	datagrams, requests, lost, mallocs uint64
-	bytes                              uint64 // of whole requests, or of datagrams' payloads
+	bytes                              uint64 // of complete requests, or of datagrams' payloads
 	took                               time.Duration
 }
 
 func (t turn) perSecond() float64 { return float64(t.bytes) / t.took.Seconds() }
 
-// receiveBuffer is asked of both sockets; window is how many bytes the sender keeps
-// on the way, well within it, so that none is lost.
+// receiveBuffer is requested for both sockets. window is how many bytes the sender
+// keeps in flight, well below receiveBuffer so that none is lost.
 const (
 	receiveBuffer = 8 << 20
 	window        = 1 << 20
 )
 
-// ingestTurn runs source and aggregation as the manager's receive thread does,
-// with an inference function that answers at once.
+// ingestTurn runs source and aggregation as the manager's receive thread does. Its
+// inference function answers immediately.
 func ingestTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error) {
 	src, err := udp.Open(udp.Options{
 		Listen: netip.MustParseAddrPort("127.0.0.1:0"), SlabBytes: 64 << 20, RecvBuffer: receiveBuffer, HugePages: true,
@@ -166,7 +166,7 @@ func ingestTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error
 		return nil
 	}
 	stop := s.start()
-	// A tenth of the time warms up memory and caches.
+	// The first tenth of the time warms up memory and caches.
 	begin := time.Now().Add(length / 10)
 	if err := loop(func() bool { return time.Now().After(begin) }); err != nil {
 		stop()
@@ -184,7 +184,7 @@ func ingestTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error
 	if err != nil {
 		return t, err
 	}
-	// What is still on its way comes in; what does not is lost.
+	// Receive what is still in flight; the rest is lost.
 	last := time.Now().Add(time.Second)
 	if err := loop(func() bool { return a.Stats().Whole >= s.requests || time.Now().After(last) }); err != nil {
 		return t, err
@@ -197,8 +197,8 @@ func ingestTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error
 	return t, nil
 }
 
-// bareTurn receives the same datagrams into the same few buffers and looks at
-// nothing but their number.
+// bareTurn receives the same datagrams into the same few buffers and only counts
+// them.
 func bareTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error) {
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -252,18 +252,18 @@ func bareTurn(pieces, pieceBytes int, length time.Duration) (t turn, err error) 
 	return t, nil
 }
 
-// ingestSender sends whole requests as fast as they are received, in trains that
-// the kernel cuts (UDP_SEGMENT).
+// ingestSender sends complete requests as fast as they are received, in trains that
+// the kernel cuts into datagrams (UDP_SEGMENT).
 type ingestSender struct {
 	conn     *net.UDPConn
 	datagram int // bytes
 	pieces   int
-	request  []byte // all datagrams of one, back to back
+	request  []byte // all datagrams of one request, consecutive
 	control  []byte
-	train    int // datagrams a train
+	train    int // datagrams per train
 
-	received atomic.Uint64 // datagrams, told by the receiver
-	requests uint64        // sent; read after stop
+	received atomic.Uint64 // datagrams; the receiver sets it
+	requests uint64        // sent; read it after stop
 }
 
 func newIngestSender(to netip.AddrPort, pieces, pieceBytes int) (*ingestSender, error) {
@@ -284,7 +284,7 @@ func newIngestSender(to netip.AddrPort, pieces, pieceBytes int) (*ingestSender, 
 	return s, nil
 }
 
-// start sends from a thread of its own until stop.
+// start sends from its own thread until stop.
 func (s *ingestSender) start() (stop func()) {
 	var stopping atomic.Bool
 	var done sync.WaitGroup
@@ -303,7 +303,7 @@ func (s *ingestSender) start() (stop func()) {
 				}
 				b := s.request[from*s.datagram : (from+n)*s.datagram]
 				if _, _, err := s.conn.WriteMsgUDP(b, s.control, nil); err != nil {
-					continue // lost: it will be missing at the receiver
+					continue // lost: the receiver will miss it
 				}
 				sent += uint64(n)
 			}
@@ -313,7 +313,7 @@ func (s *ingestSender) start() (stop func()) {
 	var once sync.Once
 	return func() {
 		once.Do(func() {
-			stopping.Store(true) // the request that is on its way goes out whole
+			stopping.Store(true) // the current request is sent completely
 			done.Wait()
 			s.conn.Close()
 		})

@@ -23,10 +23,10 @@ import (
 	"github.com/penstock/penstock/research/generate"
 )
 
-// portKind is a kind of port and what its sender is.
+// portKind is a kind of port and its sender.
 type portKind struct {
 	name, device, sender string
-	// bridged ports make an interface of their own, which a bridge joins to the cable.
+	// bridged ports create their own interface, and a bridge connects it to the cable.
 	bridged string
 }
 
@@ -47,8 +47,8 @@ var portKinds = []portKind{
 
 const portPieces, portPieceBytes = 147, 1024
 
-// measurePorts measures every kind in network namespaces of its own, which end with
-// it. What a machine lacks stands in the report.
+// measurePorts measures every kind in its own network namespaces, which it removes at
+// the end. The report records what the machine lacks.
 func measurePorts(ctx context.Context, o DPDKOptions) (list []PortIngest, err error) {
 	camera, node, err := newNetworks()
 	if err != nil {
@@ -119,7 +119,8 @@ func (k portKind) open(node *network) (ingest.Source, func() error, error) {
 	return s, func() error { return errors.Join(s.Close(), s.CloseSlab(), group.Close()) }, nil
 }
 
-// sender sends requests from a thread of its own until stop, and is told what has come.
+// sender sends requests from its own thread until stop. The receiver reports what has
+// arrived.
 type sender interface {
 	start() (stop func())
 	sent() uint64 // datagrams
@@ -147,7 +148,7 @@ func receiveFrom(src ingest.Source, s sender, each time.Duration) (p PortIngest,
 		}
 		return nil
 	}
-	if err := loop(each / 4); err != nil { // the neighbours find each other, memory warms up
+	if err := loop(each / 4); err != nil { // warm up memory, and let the neighbours find each other
 		return p, err
 	}
 	var before, after runtime.MemStats
@@ -170,19 +171,19 @@ func receiveFrom(src ingest.Source, s sender, each time.Duration) (p PortIngest,
 	return p, end.empty()
 }
 
-// socketSender is an ingestSender that gives up what does not come: its window would
-// never open again.
+// socketSender is an ingestSender that gives up lost datagrams. Otherwise its window
+// would never open again.
 type socketSender struct {
 	s     *ingestSender
-	count atomic.Uint64 // sent, and all those that were received or given up
+	count atomic.Uint64 // sent; and received or given up
 	ended atomic.Uint64
-	last  atomic.Int64 // when something came, time.Now in ns
+	last  atomic.Int64 // time of the last receipt, time.Now in ns
 }
 
 func (s *socketSender) sent() uint64  { return s.count.Load() }
 func (s *socketSender) came(n uint64) { s.ended.Add(n); s.last.Store(time.Now().UnixNano()) }
 
-// givenUpAfter is the silence after which what is on its way is lost.
+// givenUpAfter is the silence after which datagrams in flight count as lost.
 const givenUpAfter = 20 * time.Millisecond
 
 func (s *socketSender) start() (stop func()) {
@@ -204,7 +205,7 @@ func (s *socketSender) start() (stop func()) {
 	})
 }
 
-// waitForRoom waits until n more fit into the window, or what is in it is given up.
+// waitForRoom waits until n more fit into the window, or gives up what is in it.
 func waitForRoom(stopping *atomic.Bool, count, ended *atomic.Uint64, last *atomic.Int64, most, n uint64) {
 	begin := time.Now().UnixNano()
 	for !stopping.Load() && count.Load()+n > ended.Load()+most {
@@ -215,7 +216,7 @@ func waitForRoom(stopping *atomic.Bool, count, ended *atomic.Uint64, last *atomi
 	}
 }
 
-// sendUntilStopped runs send on a thread of its own.
+// sendUntilStopped runs send on its own thread.
 func sendUntilStopped(send func(stopping *atomic.Bool)) (stop func()) {
 	var stopping atomic.Bool
 	var done sync.WaitGroup
@@ -230,8 +231,8 @@ func sendUntilStopped(send func(stopping *atomic.Bool)) (stop func()) {
 	})
 }
 
-// measureMemif has two ports of shared memory in one process: one is the source's, the
-// other sends.
+// measureMemif uses two ports of shared memory in one process: one belongs to the
+// source, the other sends.
 func measureMemif(each time.Duration) (p PortIngest, err error) {
 	dir, err := os.MkdirTemp("", "penstock-memif-")
 	if err != nil {
@@ -320,7 +321,7 @@ func (s *memifSender) start() (stop func()) {
 	})
 }
 
-// network is a network namespace, held by a thread that lives in it.
+// network is a network namespace. A thread inside it keeps it alive.
 type network struct {
 	jobs chan func()
 	path string
@@ -395,7 +396,7 @@ func (n *network) steps(commands ...[]string) error {
 	return nil
 }
 
-// layCable makes a veth pair between the networks; its ends are cam0 and node0.
+// layCable connects the networks with a veth pair, whose ends are cam0 and node0.
 func layCable(camera, node *network, k portKind) error {
 	if err := camera.steps(
 		[]string{"ip", "link", "add", "cam0", "type", "veth", "peer", "name", "node0", "netns", node.path},
@@ -416,7 +417,8 @@ func bridge(node *network, iface string) error {
 	return node.steps(
 		[]string{"ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0", "mcast_snooping", "0"},
 		[]string{"ip", "link", "set", "node0", "master", "br0"},
-		// A tap's kernel end has the port's own address; a bridge would keep its frames.
+		// A TAP's kernel end has the port's own address; a bridge would not forward its
+		// frames.
 		[]string{"ip", "link", "set", iface, "address", "02:00:00:00:ff:01"},
 		[]string{"ip", "link", "set", iface, "master", "br0"},
 		[]string{"ip", "link", "set", iface, "txqueuelen", "10000", "up"},

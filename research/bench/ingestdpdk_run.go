@@ -25,8 +25,8 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// benchMemory is the packet memory of every port measured: DPDK starts once a
-// process, with one size.
+// benchMemory is the packet memory of every measured port. DPDK starts once per process,
+// with one size.
 const benchMemory = 256 << 20
 
 // The function's address, the client's, and its UDP port.
@@ -35,8 +35,8 @@ var (
 	dpdkFrom = netip.MustParseAddrPort("10.77.0.1:5000")
 )
 
-// RunIngestDPDK measures what one core makes of a port of memory, then, as asked, the
-// ports of this machine, and runs the soak.
+// RunIngestDPDK measures one core with a port of memory. Depending on the options it also
+// measures the ports of this machine, and runs the soak.
 func RunIngestDPDK(ctx context.Context, o DPDKOptions) (IngestDPDK, error) {
 	r := IngestDPDK{Machine: o.Machine, Memory: "ordinary pages"}
 	if hugeEnough() {
@@ -68,8 +68,8 @@ func RunIngestDPDK(ctx context.Context, o DPDKOptions) (IngestDPDK, error) {
 	return r, nil
 }
 
-// hugeEnough reports whether the machine has free huge pages for benchMemory and
-// DPDK's own.
+// hugeEnough reports whether the machine has enough free huge pages for benchMemory and
+// for DPDK itself.
 func hugeEnough() bool {
 	text, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
 	if err != nil {
@@ -94,14 +94,14 @@ func openPort(device string, mbufs int) (g *dpdk.Group, s *dpdk.Source, err erro
 	return g, s, nil
 }
 
-// manyMbufs hold 64 requests of 507 pieces; fewMbufs what is under way on one core, where
-// every request is answered as soon as it is whole.
+// manyMbufs hold 64 requests of 507 fragments. fewMbufs suffice on one core, because
+// every request is answered as soon as it is complete.
 const (
 	manyMbufs = 40000
 	fewMbufs  = 4096
 )
 
-// ingestEnd is an aggregator whose requests are answered as soon as they are whole.
+// ingestEnd is an aggregator that answers each request as soon as it is complete.
 type ingestEnd struct {
 	table     *shm.Table
 	aggregate *aggregate.Aggregator
@@ -110,7 +110,7 @@ type ingestEnd struct {
 	batch     []ingest.Datagram
 	src       ingest.Source
 	noRoom    uint64
-	hold      time.Duration // from whole to answered, in receive
+	hold      time.Duration // from complete to answered, in receive
 	held      []heldSlot
 }
 
@@ -129,7 +129,7 @@ func newIngestEnd(src ingest.Source, pieces, pieceBytes int, slo, deadline time.
 	}, nil
 }
 
-// turn receives until the deadline at the latest, and answers what is whole.
+// turn receives at most until the deadline, and answers complete requests.
 func (e *ingestEnd) turn(deadline int64) (int, error) {
 	n, err := e.src.Receive(e.batch, deadline)
 	if err != nil {
@@ -145,8 +145,8 @@ func (e *ingestEnd) turn(deadline int64) (int, error) {
 	return n, nil
 }
 
-// receive is a turn of a node's receive thread: it waits that long at most, ends what
-// has expired, and evicts where memory is short.
+// receive is one turn of a node's receive thread. It waits at most that long, ends
+// expired requests, and evicts if memory is short.
 func (e *ingestEnd) receive(wait time.Duration) (int, error) {
 	n, err := e.src.Receive(e.batch, shm.Now()+int64(wait))
 	if err != nil {
@@ -177,7 +177,7 @@ func (e *ingestEnd) receive(wait time.Duration) (int, error) {
 	return n, nil
 }
 
-// empty receives until nothing has come for a while, and gives everything back.
+// empty receives until nothing has arrived for a while, and releases everything.
 func (e *ingestEnd) empty() error {
 	e.hold = 0
 	for quiet := 0; quiet < 10; quiet++ {
@@ -196,14 +196,14 @@ func (e *ingestEnd) empty() error {
 	return nil
 }
 
-// heldSlot is a request that was whole at that time.
+// heldSlot is a request that became complete at that time.
 type heldSlot struct {
 	slot  uint32
 	since int64
 }
 
-// burstsATurn is how many bursts are polled before what came is handed on: a batch of
-// the receive thread's.
+// burstsATurn is how many bursts are polled before the frames are processed: the batch of
+// a receive thread.
 const burstsATurn = 4
 
 // passed is a deadline that has passed.
@@ -239,7 +239,7 @@ func oneCore(ctx context.Context, t generate.Traffic, each time.Duration) (c One
 	return c, errors.Join(err, failed)
 }
 
-// measure takes turns between ours and the bare loop, on the thread that calls it.
+// measure alternates between our code and the bare loop, on the calling thread.
 func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *ingestEnd, poll func(int), drain, read func(int) uint64, each time.Duration) error {
 	var failed error
 	ours := func() {
@@ -250,8 +250,8 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 	}
 	bare := func() { drain(burstsATurn) }
 	reading := func() { read(burstsATurn) }
-	// during has one of them work for that long, and then to the end of the request
-	// that is on its way, so that the other begins with a new one.
+	// during runs one of them for that long, and then to the end of the current request,
+	// so that the other begins with a new one.
 	during := func(step func(), length time.Duration) (perSecond float64, frames uint64) {
 		g.Allow(generate.Forever)
 		made, begin := g.Made(), coreTime()
@@ -297,19 +297,19 @@ func (c *OneCore) measure(ctx context.Context, g *generate.Generator, end *inges
 	return failed
 }
 
-// coreTime is what this thread has had of its core: other things that run there do
-// not count, to ours or to the floor.
+// coreTime returns the CPU time of this thread. Other programs on the same core count for
+// neither our code nor the floor.
 func coreTime() time.Duration {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-		panic(err) // no Linux is without
+		panic(err) // every Linux has this clock
 	}
 	return time.Duration(t.Nano())
 }
 
-// soak runs the port as a node does, an lcore that polls and a thread that receives,
-// for o.Soak. Requests are held for some turns after they are whole; every so often the
-// receiver rests, so that frames are missed and requests stay incomplete.
+// soak runs the port as a node does for o.Soak: an lcore polls and a thread receives. It
+// holds complete requests for some turns. From time to time the receiver pauses, so that
+// frames are missed and requests stay incomplete.
 func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
 	o.say("soak for " + o.Soak.String())
 	t := generate.Traffic{From: dpdkFrom, To: dpdkTo, Pieces: 147, PieceBytes: 1024}
@@ -334,7 +334,8 @@ func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
 	begin := time.Now()
 	err = end.soak(ctx, begin.Add(o.Soak), g)
 	s.Seconds = time.Since(begin).Seconds()
-	// While nobody polls: without the generator the device has frames of its own.
+	// Read the counters while no lcore polls: without the generator the device produces
+	// its own frames.
 	var stats dpdk.GroupStats
 	failed := group.Inline(func(func(int), func(int) uint64, func(int) uint64) {
 		err = errors.Join(err, g.Close())
@@ -347,15 +348,15 @@ func soak(ctx context.Context, o DPDKOptions) (s Soak, err error) {
 	return s, errors.Join(err, failed)
 }
 
-// Of the soak: how long a whole request is held, how often the receiver rests, and how
-// long then.
+// Settings of the soak: how long a complete request is held, how often the receiver
+// pauses, and for how long.
 const (
 	heldFor   = time.Millisecond
 	restEvery = time.Second
 	restFor   = 20 * time.Millisecond
 )
 
-// soak receives until then, and then until everything has come back.
+// soak receives until that time, and then until everything has been returned.
 func (e *ingestEnd) soak(ctx context.Context, until time.Time, g *generate.Generator) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// The figures are for quiet machines; here it is that nothing is lost, allocated or
-// kept.
+// The figures need a quiet machine. This test only checks that nothing is lost,
+// allocated or kept.
 func TestIngestOfDPDKLosesAllocatesAndKeepsNothing(t *testing.T) {
 	r, err := RunIngestDPDK(context.Background(), DPDKOptions{Each: 500 * time.Millisecond, Soak: 2 * time.Second})
 	if err != nil {
@@ -20,7 +20,7 @@ func TestIngestOfDPDKLosesAllocatesAndKeepsNothing(t *testing.T) {
 		if c.Requests == 0 || c.Lost > 0 {
 			t.Errorf("%d pieces, %s written: %d requests, %d lost", c.Pieces, c.Frames, c.Requests, c.Lost)
 		}
-		// The runtime's own goroutines allocate now and then.
+		// The runtime's own goroutines sometimes allocate.
 		if c.AllocsPerDatagram > 0.001 {
 			t.Errorf("%d pieces, %s written: %v allocations a datagram", c.Pieces, c.Frames, c.AllocsPerDatagram)
 		}

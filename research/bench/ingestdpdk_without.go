@@ -8,7 +8,7 @@ import (
 	"github.com/penstock/penstock/manager/ingest/dpdk"
 )
 
-// RunIngestDPDK wants a build with DPDK.
+// RunIngestDPDK needs a build with DPDK.
 func RunIngestDPDK(context.Context, DPDKOptions) (IngestDPDK, error) {
 	return IngestDPDK{}, dpdk.ErrNotBuilt
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// Limit is the report of `penstock-lab limit`: what a model does under each limit, alone and
-// beside an aggressor that has all the rest.
+// Limit is the report of `penstock-lab limit`: a model's rate at each limit, alone and next
+// to an aggressor that has the rest of the device.
 type Limit struct {
 	Machine testbed.Machine `json:"machine"`
 	Device  string          `json:"device"`
 	Model   string          `json:"model"`
 	Batch   int             `json:"batch"`
-	// Aggressor is what the neighbour runs: a model, or "spin".
+	// Aggressor is what the neighbouring function runs: a model, or "spin".
 	Aggressor string        `json:"aggressor"`
 	GroupSMs  []int         `json:"group_sms,omitempty"`
 	SMs       int           `json:"sms,omitempty"`
@@ -31,8 +31,8 @@ type Limit struct {
 
 // LimitSeries is one mechanism.
 type LimitSeries struct {
-	// Change is how the limit is set: "shadow" (a percentage under MPS), "partition"
-	// (SM groups of one's own), on a CPU "in-place" (a quota).
+	// Change is how the limit is set: "shadow" (a percentage under MPS), "partition" (the
+	// function's own SM groups), or on a CPU "in-place" (a quota).
 	Change    string       `json:"change"`
 	Mechanism string       `json:"mechanism"`
 	Points    []LimitPoint `json:"points"`
@@ -41,39 +41,39 @@ type LimitSeries struct {
 // LimitPoint is one limit.
 type LimitPoint struct {
 	Percent float64 `json:"percent"`
-	// Groups is how many SM groups were ordered, SMs how many multiprocessors the
+	// Groups is the number of ordered SM groups, SMs the number of multiprocessors that the
 	// process counted.
 	Groups int       `json:"groups,omitempty"`
 	SMs    int       `json:"sms,omitempty"`
 	Alone  LimitLoad `json:"alone"`
-	// Beside is the same while the aggressor is kept busy; nil at 100 %.
+	// Beside is the same measurement while the aggressor is busy; nil at 100 %.
 	Beside *LimitLoad `json:"beside,omitempty"`
-	// AggressorSMs is what the neighbour had meanwhile.
+	// AggressorSMs is the number of the aggressor's multiprocessors in that measurement.
 	AggressorSMs int `json:"aggressor_sms,omitempty"`
 }
 
-// LimitLoad is what a closed loop got out of it.
+// LimitLoad is the result of a closed loop.
 type LimitLoad struct {
 	ImagesPerSecond float64         `json:"images_per_s"`
 	MeanBatch       float64         `json:"mean_batch"`
 	Latency         Micros          `json:"latency_us"`
 	Answers         testbed.Answers `json:"answers"`
-	// AggressorImagesPerSecond is what the neighbour did meanwhile.
+	// AggressorImagesPerSecond is the aggressor's rate in the same time.
 	AggressorImagesPerSecond float64 `json:"aggressor_images_per_s,omitempty"`
 }
 
-// Spin is the aggressor that is no model: kernels that keep every multiprocessor
-// that they may use busy and touch no memory.
+// Spin is an aggressor without a model: kernels that keep all their multiprocessors busy and
+// do not touch memory.
 const Spin = "spin"
 
-// LimitOptions say what is limited.
+// LimitOptions say what is measured.
 type LimitOptions struct {
 	Setup
 	Model     string
 	Batch     int
 	Aggressor string
 	Changes   []configs.Change
-	// Percents are the limits of a percentage; a partition has each number of groups.
+	// Percents are the limits for percentages; a partition takes each number of groups.
 	Percents []float64
 	Duration time.Duration // of each measurement
 }
@@ -150,8 +150,8 @@ func (o *LimitOptions) series(ctx context.Context, r *Limit, change configs.Chan
 	return s, b.End()
 }
 
-// groupPercents are the shares of 1, 2, ... all groups: the first ones' part of the
-// multiprocessors.
+// groupPercents returns the shares of 1, 2, ... all groups: the multiprocessors of the first
+// groups in percent of all.
 func groupPercents(groups []int) (percents []float64) {
 	total, sum := 0, 0
 	for _, sms := range groups {
@@ -164,7 +164,7 @@ func groupPercents(groups []int) (percents []float64) {
 	return percents
 }
 
-// neighbour is the aggressor's function, and its card.
+// neighbour returns the aggressor's function and its card.
 func (o *LimitOptions) neighbour(dir string) (testbed.Served, *models.Card, error) {
 	s := testbed.Served{Name: aggressor}
 	if o.Aggressor != Spin {
@@ -186,7 +186,7 @@ func (o *LimitOptions) neighbour(dir string) (testbed.Served, *models.Card, erro
 	return s, card, err
 }
 
-// spinFor is what the framework null is told so that a batch keeps the device busy.
+// spinFor returns the setting that makes a batch of the framework null keep the device busy.
 func spinFor(device string) string {
 	if device == configs.DeviceCPU {
 		return "busy=2ms"
@@ -194,11 +194,11 @@ func spinFor(device string) string {
 	return "spin=2ms"
 }
 
-// point sets one limit, the aggressor getting the rest, and measures it.
+// point sets one limit, gives the aggressor the rest, and measures.
 func (o *LimitOptions) point(ctx context.Context, b *testbed.Bed, change configs.Change, percent float64, pictures [2][]byte) (p LimitPoint, err error) {
 	p.Percent = percent
-	rest := math.Floor(100*(100-percent)) / 100 // together never a rounding error above 100
-	// What shrinks goes first: together they never have more than there is.
+	rest := math.Floor(100*(100-percent)) / 100 // rounded down, so that the sum never exceeds 100
+	// Shrink one share first, so that the sum never exceeds the device.
 	steps := []struct {
 		name    string
 		percent float64
@@ -239,7 +239,7 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Bed, change configs
 	if p.Alone, err = o.measure(ctx, own, nil); err != nil {
 		return p, err
 	}
-	// Counted when it has run there, and not in the middle of its move.
+	// Count only after the process has run on its groups, not during its move.
 	process, in, _, err := b.Serving(limited)
 	if err != nil {
 		return p, err
@@ -273,8 +273,8 @@ func (o *LimitOptions) point(ctx context.Context, b *testbed.Bed, change configs
 	return p, nil
 }
 
-// measure watches loads that run already: a third of the time to settle, then all of
-// it.
+// measure watches loads that already run. It lets them settle for a third of the time, then
+// measures for all of it.
 func (o *LimitOptions) measure(ctx context.Context, own, other *testbed.Traffic) (l LimitLoad, err error) {
 	if err := testbed.Pause(ctx, o.Duration/3); err != nil {
 		return l, err

@@ -18,14 +18,14 @@ import (
 	"github.com/penstock/penstock/internal/testbed"
 )
 
-// Moves is the report of `penstock-lab swap` on a device: how long the stream stands still
-// when a share changes under load, and what a second around it looks like.
+// Moves is the report of `penstock-lab swap` on a device: how long the stream of batches
+// stops when a share changes under load, and the latency of a second around the change.
 type Moves struct {
 	Machine testbed.Machine `json:"machine"`
 	Device  string          `json:"device"`
 	Model   string          `json:"model"`
 	Batch   int             `json:"batch"`
-	// Mechanism is how shares are held there: mps, time-slicing, ...
+	// Mechanism is what enforces shares there: mps, time-slicing, ...
 	Mechanism string     `json:"mechanism"`
 	Change    MovesCase  `json:"change"`
 	Restart   *MovesCase `json:"restart,omitempty"`
@@ -33,25 +33,25 @@ type Moves struct {
 
 // MovesCase is one way to change a share.
 type MovesCase struct {
-	// How is the configuration's word: shadow, partition, restart. Functions is how
-	// many functions of the same model moved, each by itself.
+	// How is the configuration's value: shadow, partition, restart. Functions is how many
+	// functions of the same model moved, each independently.
 	How       string     `json:"how"`
 	Functions int        `json:"functions"`
 	From      float64    `json:"from_percent"`
 	To        float64    `json:"to_percent"`
 	Moves     int        `json:"moves"`
-	SMs       []int      `json:"sms"` // that the processes counted, at either share
+	SMs       []int      `json:"sms"` // as the processes counted, at either share
 	Idle      Micros     `json:"idle_us"`
-	Every     []float64  `json:"every_idle_us"` // each move's, in order
+	Every     []float64  `json:"every_idle_us"` // of each move, in order
 	Takes     PartMillis `json:"order_to_served_ms"`
-	// Unloaded moves found no work waiting and are not in Idle.
+	// Unloaded moves found no waiting work and are not in Idle.
 	Unloaded int             `json:"unloaded"`
 	Requests uint64          `json:"requests"`
 	Answers  testbed.Answers `json:"answers"`
 	// Lost requests were accepted and never answered.
 	Lost            uint64  `json:"lost"`
 	ImagesPerSecond float64 `json:"images_per_s"`
-	// SteadyP99 is the p99 latency of a second without a move; AroundP99 of the
+	// SteadyP99 is the p99 latency of a second without a move. AroundP99 is that of the
 	// second around a move: half before, half after. Percentiles are over seconds.
 	SteadyP99 PartMillis `json:"steady_second_p99_ms"`
 	AroundP99 PartMillis `json:"around_second_p99_ms"`
@@ -76,18 +76,18 @@ type MovesOptions struct {
 	Model  string
 	Batch  int
 	Number int
-	// Restarts is how many changes by stop and start are measured beside.
+	// Restarts is how many changes by stop and start are measured for comparison.
 	Restarts int
-	// Functions is how many of the model there are, each with a process, a port and a
-	// load of its own; they move at the same time. From and To are the shares that
-	// take turns, in percent, of each.
+	// Functions is the number of functions of the model, each with its own process, port
+	// and load. They move at the same time. From and To are the shares of each, in
+	// percent, that alternate.
 	Functions int
 	From, To  float64
 	// Streams is as configs.Function.Streams.
 	Streams int
 }
 
-// RunMoves changes the shares of functions n times together under load.
+// RunMoves changes the functions' shares n times, all at the same time, under load.
 func RunMoves(ctx context.Context, o MovesOptions) (Moves, error) {
 	r := Moves{Machine: o.Machine, Model: o.Model, Batch: o.Batch}
 	var err error
@@ -107,7 +107,7 @@ func RunMoves(ctx context.Context, o MovesOptions) (Moves, error) {
 // steadyFor is how long the load is watched before the first move.
 const steadyFor = 5 * time.Second
 
-// mover changes the share of one function again and again.
+// mover changes the share of one function repeatedly.
 type mover struct {
 	o      *MovesOptions
 	b      *testbed.Bed
@@ -185,7 +185,7 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	if err := moveAll(ctx, movers, n, func(done int) { o.Say("%s: move %d of %d", change, done, n) }); err != nil {
 		return m, err
 	}
-	if err := testbed.Pause(ctx, time.Second); err != nil { // the second around the last one
+	if err := testbed.Pause(ctx, time.Second); err != nil { // complete the second around the last move
 		return m, err
 	}
 	var quiet []int64
@@ -220,8 +220,8 @@ func (o *MovesOptions) moves(ctx context.Context, r *Moves, change configs.Chang
 	return m, b.End()
 }
 
-// moveAll has the functions move at the same time, each by itself, n times together.
-// progress hears of each move from one goroutine at a time.
+// moveAll moves the functions n times, all at the same time, each independently. It calls
+// progress for each move, from one goroutine at a time.
 func moveAll(ctx context.Context, movers []*mover, n int, progress func(done int)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -280,8 +280,8 @@ func (v *mover) moves(ctx context.Context, n int, done func()) error {
 	return nil
 }
 
-// move orders a share and waits until it is in force. idle is how long the ring
-// stood still for it, negative where no work was waiting.
+// move orders a share and waits until it is in force. idle is how long the ring stood
+// still for it, negative if no work was waiting.
 func (v *mover) move(ctx context.Context, percent float64) (idle time.Duration, err error) {
 	if v.change == configs.ChangeShadow {
 		if err := v.b.ShadowReady(ctx, v.name); err != nil {
@@ -308,8 +308,7 @@ func (v *mover) move(ctx context.Context, percent float64) (idle time.Duration, 
 	}
 	at := client.Now()
 	v.when, v.takes = append(v.when, at), append(v.takes, time.Duration(at-ordered))
-	// The process tells of it in its next report; where no work was waiting it has
-	// nothing to tell.
+	// The process reports the idle time in its next report, but only if work was waiting.
 	limit, cancel = context.WithTimeout(ctx, 3*control.ReportEvery)
 	defer cancel()
 	err = v.b.WaitFor(limit, "its idle time", func() bool {
@@ -322,8 +321,8 @@ func (v *mover) move(ctx context.Context, percent float64) (idle time.Duration, 
 	return time.Duration(f.SwapIdle.Last * 1000), err
 }
 
-// secondsAround is the p99 latency of the ok answers in the second around each
-// moment. all ascends in time.
+// secondsAround returns the p99 latency of the ok answers in the second around each
+// moment. all must be sorted by time.
 func secondsAround(all []testbed.Answered, moments []int64) (p99 []time.Duration) {
 	const half = int64(time.Second / 2)
 	at := func(moment int64) int { return sort.Search(len(all), func(i int) bool { return all[i].At >= moment }) }
@@ -338,7 +337,7 @@ func secondsAround(all []testbed.Answered, moments []int64) (p99 []time.Duration
 	return p99
 }
 
-// deviceName is the GPU's as a node's status has it, or cpu.
+// deviceName returns the GPU's name from a node's status, or cpu.
 func deviceName(s *control.Status) string {
 	if s.Device == nil {
 		return configs.DeviceCPU

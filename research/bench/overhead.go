@@ -18,13 +18,14 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Overhead is the report of `penstock-lab overhead`: Penstock from UDP in to reply out,
-// through a whole node, beside the bare framework at the same batch in the same run.
+// Overhead is the report of `penstock-lab overhead`. It compares Penstock through a
+// whole node, from a received datagram to the sent reply, with the bare framework at
+// the same batch size in the same run.
 type Overhead struct {
 	Machine testbed.Machine `json:"machine"`
 	Device  string          `json:"device"`
-	// Floor: a bare futex wake of one process by another, one way. A way that sleeps
-	// has two of them in what is added.
+	// Floor is a bare futex wake of one process by another, one way. A path whose
+	// threads sleep includes two of them in the added time.
 	Floor Micros         `json:"floor_us"`
 	Cases []OverheadCase `json:"cases"`
 }
@@ -33,29 +34,30 @@ type Overhead struct {
 type OverheadCase struct {
 	Model string `json:"model"`
 	Batch int    `json:"batch"`
-	// Bare is the framework alone, one batch in flight, the median of the runs before
-	// and after Penstock's; BareOverlapped with two. BareBatch is one batch's time.
+	// Bare is the framework alone with one batch in flight, the median of the runs
+	// before and after Penstock's. BareOverlapped has two batches in flight. BareBatch
+	// is the time of one batch.
 	BareImagesPerSecond           float64 `json:"bare_images_per_s"`
 	BareOverlappedImagesPerSecond float64 `json:"bare_overlapped_images_per_s,omitempty"`
 	BareBatch                     Micros  `json:"bare_batch_us"`
-	// Ways are Penstock's: as it comes, and with busy_poll.
+	// Ways are Penstock's settings: the default, and with busy_poll.
 	Ways []OverheadWay `json:"ways"`
 }
 
 // OverheadWay is Penstock with one setting of busy_poll.
 type OverheadWay struct {
 	BusyPollMillis float64 `json:"busy_poll_ms"`
-	// Throughput is under a closed loop, a row for each number of ports that was tried;
-	// Best is the one of the highest ratio.
+	// Throughput is measured under a closed loop, with one row per number of ports.
+	// Best is the row with the highest ratio.
 	Throughput []ThroughputCase `json:"throughput"`
 	Best       ThroughputCase   `json:"best"`
 	Latency    LatencyCase      `json:"latency"`
 }
 
-// ThroughputCase is what a node does under a closed loop.
+// ThroughputCase is a node's throughput under a closed loop.
 type ThroughputCase struct {
-	// Ports is how many functions, each with a port, a receive thread and a process
-	// of its own, serve the model; Flows how many sockets send to each.
+	// Ports is how many functions serve the model, each with its own port, receive
+	// thread and process. Flows is how many sockets send to each.
 	Ports int `json:"ports"`
 	Flows int `json:"flows"`
 	// InFlight is how many requests each flow keeps in flight.
@@ -66,26 +68,27 @@ type ThroughputCase struct {
 	MeanBatch       float64         `json:"mean_batch"`
 	Answers         testbed.Answers `json:"answers"`
 	KernelDrops     uint64          `json:"kernel_drops"`
-	// Ratio is to the bare framework with one batch in flight, RatioOverlapped to it
-	// with two; the better of the bare ones counts for the target where there is more
-	// than one.
+	// Ratio is relative to the bare framework with one batch in flight, RatioOverlapped
+	// to it with two. If there is more than one bare result, the target refers to the
+	// better one.
 	Ratio           float64 `json:"ratio"`
 	RatioOverlapped float64 `json:"ratio_overlapped,omitempty"`
-	// Busy is how much of the time the busiest thread of each kind ran, in percent of
-	// one CPU; Limit names what was full.
+	// Busy is the time of the busiest thread of each kind, in percent of one CPU. Limit
+	// names the bottleneck.
 	Busy  Busy   `json:"busiest_thread_percent"`
 	Limit string `json:"limit"`
 }
 
-// LatencyCase is what Penstock adds, on a device with nothing else to do, to a batch
-// whose last packets all arrive at once.
+// LatencyCase is what Penstock adds to the latency of a batch on an otherwise idle
+// device, if the batch's last packets all arrive at once.
 type LatencyCase struct {
-	// Volleys of Batch requests were sent, Whole of them rode in one batch of that
-	// size; only these are measured.
+	// Volleys is the number of volleys sent, of Batch requests each. Whole of them
+	// formed one batch of that size; only these are measured.
 	Volleys int `json:"volleys"`
 	Whole   int `json:"whole"`
-	// Added: last packet received -> reply sent, less the gather and less the bare
-	// framework's median batch. AddedWithGather is the same with the gather in it.
+	// Added is the time from the last received packet to the sent reply, minus the
+	// gather and the bare framework's median batch. AddedWithGather includes the
+	// gather.
 	Added           Micros `json:"added_us"`
 	AddedWithGather Micros `json:"added_with_gather_us"`
 	// Queue, Gather, Infer and Reply are its stages.
@@ -100,20 +103,20 @@ type OverheadOptions struct {
 	Setup
 	ModelNames []string
 	Batches    []int
-	// Duration is of each measurement of throughput; Volleys how many are sent.
+	// Duration is of each measurement of throughput. Volleys is how many are sent.
 	Duration time.Duration
 	Volleys  int
-	// Ports are the numbers of ports to try, in order, until one reaches enough.
+	// Ports are the numbers of ports to try, in order, until one reaches the target.
 	Ports []int
 	Flows int
-	// BusyPoll are the settings of busy_poll.
+	// BusyPoll are the settings of busy_poll to measure.
 	BusyPoll []time.Duration
 }
 
 // enough is the ratio that Penstock must reach (design: 95 % of the throughput).
 const enough = 0.95
 
-// floorSamples take half a second; the sleeper sleeps about as long as between volleys.
+// floorSamples take half a second. The sleeper sleeps about as long as between volleys.
 const floorSamples = 500
 
 // RunOverhead measures every model at every batch size.
@@ -202,7 +205,8 @@ func (o *OverheadOptions) overheadCase(ctx context.Context, card *models.Card, n
 	return c, o.deviceName(before.Device), nil
 }
 
-// deviceName is the name of the GPU with that UUID, or what it was given.
+// deviceName returns the name of the GPU with that UUID, or its argument if there is
+// none.
 func (o *OverheadOptions) deviceName(uuid string) string {
 	for _, g := range o.Machine.GPUs {
 		if g.UUID == uuid {
@@ -212,9 +216,11 @@ func (o *OverheadOptions) deviceName(uuid string) string {
 	return uuid
 }
 
-// limit names what was full: a thread above nine tenths of its CPU, else the device
-// where the bare framework does no more, else the hand-overs between them. With
-// busy_poll all threads are always full, and that of the load alone says something.
+// limit names the bottleneck. It is the device if Penstock reaches the target ratio,
+// and the receive buffer if the kernel dropped datagrams. Otherwise it is a thread that
+// uses more than nine tenths of its CPU, or else the gaps between batches. With
+// busy_poll the node's threads always use their CPUs, so only the load's thread is
+// significant.
 func (t *ThroughputCase) limit(busyPoll bool) string {
 	const full = 90
 	better := t.Ratio
@@ -238,11 +244,11 @@ func (t *ThroughputCase) limit(busyPoll bool) string {
 	return ""
 }
 
-// throughput runs a node with so many functions of the card under a closed loop;
-// with latency, it is asked for the latency of volleys first.
+// throughput runs a node with that many functions of the card under a closed loop. If
+// latency is true, it measures the latency of volleys first.
 func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *OverheadWay, busy time.Duration, file string, picture []byte, ports int, latency bool) (_ ThroughputCase, err error) {
 	t := ThroughputCase{Ports: ports, Flows: o.Flows, Seconds: o.Duration.Seconds()}
-	// Four batches: two in flight, one whole, one on its way; at least 8.
+	// Four batches: two in flight, one complete, one arriving; at least 8.
 	t.InFlight = max(8, (4*c.Batch+o.Flows-1)/o.Flows)
 	var functions []testbed.Served
 	for i := range ports {
@@ -282,7 +288,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 			return t, err
 		}
 	}
-	// SLAB finds its batch, and the clients their credit.
+	// SLAB needs this time to find its batch size, and the clients to get their credit.
 	if err := testbed.Pause(ctx, time.Second+o.Duration/4); err != nil {
 		return t, err
 	}
@@ -318,7 +324,7 @@ func (o *OverheadOptions) throughput(ctx context.Context, c *OverheadCase, w *Ov
 	return t, b.End()
 }
 
-// volleys measures what is added to batches whose last packets arrive at once.
+// volleys measures the time added to batches whose last packets arrive at once.
 func (o *OverheadOptions) volleys(ctx context.Context, b *testbed.Bed, c *OverheadCase, l *LatencyCase, picture []byte) error {
 	f, err := b.Function("fn0")
 	if err != nil {
@@ -337,7 +343,7 @@ func (o *OverheadOptions) volleys(ctx context.Context, b *testbed.Bed, c *Overhe
 			return err
 		}
 		if i < o.Volleys/10 {
-			continue // they warm up, and SLAB finds its batch
+			continue // warm-up, while SLAB finds its batch size
 		}
 		l.Volleys++
 		if slices.ContainsFunc(results, func(r wire.Result) bool { return r.Status != wire.StatusOK || int(r.Batch) != c.Batch }) {

@@ -21,13 +21,13 @@ import (
 // Ready is one measurement of RunReady: ready batches of one size in a closed loop.
 type Ready struct {
 	Batch int `json:"batch"`
-	// Streams is how many batches are in flight together.
+	// Streams is the number of batches in flight.
 	Streams int `json:"streams"`
-	// Groups is how many SM groups they ran on, 0 for no partition; SMs how many
+	// Groups is how many SM groups they ran on, 0 for no partition. SMs is how many
 	// multiprocessors the process counted, 0 on a CPU.
 	Groups int `json:"groups,omitempty"`
 	SMs    int `json:"sms,omitempty"`
-	// ImagesPerSecond is what all streams do together, Time that of one batch, from its
+	// ImagesPerSecond is the rate of all streams together. Time is of one batch, from its
 	// call until the host knows that it is done.
 	ImagesPerSecond float64 `json:"images_per_s"`
 	Time            Micros  `json:"batch_us"`
@@ -35,24 +35,24 @@ type Ready struct {
 	Error string `json:"error,omitempty"`
 }
 
-// ReadyOptions say what RunReady measures: every combination.
+// ReadyOptions say what RunReady measures: every combination of the values.
 type ReadyOptions struct {
 	Model   string `json:"model"`
 	Batches []int  `json:"batches"`
 	Streams []int  `json:"streams"`
-	// Groups are numbers of SM groups, the first so many of the device; 0 is the whole
-	// device, and all that there is where it cannot be partitioned.
+	// Groups are numbers of SM groups; each measurement uses the device's first groups. 0
+	// is the whole device, and the only choice if the device cannot be partitioned.
 	Groups []int `json:"groups"`
-	// Duration is how long each is measured, after as many batches as warm it up.
+	// Duration is the time of each measurement, after the warm-up batches.
 	Duration time.Duration `json:"duration"`
 }
 
-// readyWarmup is how many batches of a slot are not counted: the sizes have been run
-// when they were configured, and a batch on few multiprocessors is long.
+// readyWarmup is how many batches of a slot are not counted. Few suffice: each size has
+// run when it was configured, and a batch on few multiprocessors takes long.
 const readyWarmup = 4
 
 // RunReady is RunBare for many batch sizes, streams and groups of multiprocessors, in one
-// process that loads the model once. A percentage of MPS is the process's own, from its
+// process that loads the model once. A percentage of MPS comes from the process's
 // environment.
 func RunReady(ctx context.Context, o Setup, build libml.Build, r ReadyOptions) (all []Ready, err error) {
 	card, err := o.Card(r.Model)
@@ -62,7 +62,8 @@ func RunReady(ctx context.Context, o Setup, build libml.Build, r ReadyOptions) (
 	if len(r.Batches) == 0 || len(r.Streams) == 0 || slices.Min(r.Batches) < 1 || slices.Min(r.Streams) < 1 || r.Duration <= 0 {
 		return nil, fmt.Errorf("ready batches of %v on %v streams for %v each: want at least 1, and a time", r.Batches, r.Streams, r.Duration)
 	}
-	// The framework prepares the sizes of its card: exactly those that are measured.
+	// The framework prepares the sizes of its card, so the card has exactly the measured
+	// ones.
 	own := *card
 	own.Batches = slices.Compact(slices.Sorted(slices.Values(append([]int{1}, r.Batches...))))
 	card = &own
@@ -101,7 +102,8 @@ func RunReady(ctx context.Context, o Setup, build libml.Build, r ReadyOptions) (
 				return all, err
 			}
 		}
-		// The smallest size first, as libml does; a new place asks for all of them again.
+		// Begin with the smallest size, as libml does. After a move all sizes must be
+		// configured again.
 		for _, slot := range slots {
 			for _, batch := range card.Batches {
 				if err := b.configure(slot, batch); err != nil {
@@ -116,7 +118,7 @@ func RunReady(ctx context.Context, o Setup, build libml.Build, r ReadyOptions) (
 					return all, err
 				}
 				for _, slot := range slots[:streams] {
-					if _, err := b.device.Wait(slot); err != nil { // it is free to be moved then
+					if _, err := b.device.Wait(slot); err != nil { // only then may it be moved
 						return all, fmt.Errorf("wait for batch: %w", err)
 					}
 				}
@@ -128,8 +130,8 @@ func RunReady(ctx context.Context, o Setup, build libml.Build, r ReadyOptions) (
 	return all, nil
 }
 
-// ReadyApart is RunReady in a process of its own, with this environment added: so that
-// nothing of it is left on the device, and a percentage of MPS holds.
+// ReadyApart runs RunReady in a separate process with env added to its environment. So it
+// leaves nothing on the device, and a percentage of MPS takes effect.
 func ReadyApart(ctx context.Context, o Setup, r ReadyOptions, env []string) (all []Ready, err error) {
 	given, err := json.Marshal(r)
 	if err != nil {
@@ -153,8 +155,8 @@ func ReadyApart(ctx context.Context, o Setup, r ReadyOptions, env []string) (all
 	return all, nil
 }
 
-// WriteVariant writes a card like that one, with another ladder of batch sizes, into dir,
-// and returns its file.
+// WriteVariant writes a copy of a card with another ladder of batch sizes into dir, and
+// returns its file.
 func WriteVariant(dir string, card *models.Card, batches []int) (file string, err error) {
 	return testbed.Variant(dir, card, batches)
 }

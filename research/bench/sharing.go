@@ -21,7 +21,7 @@ import (
 )
 
 // Sharing compares ways to share the CPUs of one machine: the default, no limits, and
-// CPU quotas that tune themselves. Runs are interleaved, each on a node of its own.
+// CPU quotas that tune themselves. Runs are interleaved, each on its own node.
 type Sharing struct {
 	Machine testbed.Machine `json:"machine"`
 	Seconds float64         `json:"seconds"` // of a run
@@ -35,25 +35,26 @@ type SharingMix struct {
 	Variants []SharingVariant `json:"variants"`
 }
 
-// SharingVariant is how one way of sharing did with it.
+// SharingVariant has the results of one way of sharing.
 type SharingVariant struct {
 	Name      string            `json:"name"`
 	Functions []SharingFunction `json:"functions"`
-	// Foreign is the part of the CPUs' time that other programs used, or the hypervisor
-	// took: the largest of any run.
+	// Foreign is the largest part of the CPUs' time in any run that other programs used,
+	// or that the hypervisor took.
 	Foreign float64 `json:"foreign"`
 }
 
 // SharingFunction has a value per run, in the order of the rounds.
 type SharingFunction struct {
 	Name    string    `json:"name"`
-	Within  []float64 `json:"within_percent"` // of the requests sent, answered within the objective
+	Within  []float64 `json:"within_percent"` // requests answered within the objective, of those sent
 	Goodput []float64 `json:"goodput"`        // such answers per second
 	Late    []float64 `json:"late_percent"`
 	P99     []float64 `json:"p99_ms"` // of the ok answers, 0 if there was none
 }
 
-// SharingOptions say how long to measure. Only, if not empty, names the mixes.
+// SharingOptions say how long to measure. Only, if not empty, names the mixes to
+// measure.
 type SharingOptions struct {
 	testbed.Setup
 	Duration time.Duration
@@ -61,11 +62,11 @@ type SharingOptions struct {
 	Only     []string
 }
 
-// load is what penstock load is told.
+// sharingLoad has the arguments of penstock load.
 type sharingLoad struct {
 	name  string
 	rates map[string]float64
-	// before is how long the node serves before the load begins: a fresh start has none.
+	// before is how long the node serves before the load begins: 0 for a fresh start.
 	before time.Duration
 }
 
@@ -90,7 +91,8 @@ var sharingVariants = []struct {
 	{name: "quotas", shares: "shares: {policy: gslice, change: in-place}\n"},
 }
 
-// anyPort finds the ports of the built-in configuration, which another node may use.
+// anyPort finds the ports of the built-in configuration, because another node may use
+// them.
 var anyPort = regexp.MustCompile(`port: \d+`)
 
 // RunSharing measures each mix with each variant in turn, Rounds times.
@@ -118,7 +120,7 @@ func RunSharing(ctx context.Context, o SharingOptions) (Sharing, error) {
 			mix := &r.Mixes[m]
 			l := sharingLoads[slices.IndexFunc(sharingLoads, func(l sharingLoad) bool { return l.name == mix.Name })]
 			for i := range mix.Variants {
-				// Another variant begins each round.
+				// Each round begins with another variant.
 				v := (i + round) % len(mix.Variants)
 				o.Say("round %d of %d: %s, %s", round+1, o.Rounds, mix.Name, mix.Variants[v].Name)
 				if err := o.sharingRun(ctx, l, v, uint64(round+1), &mix.Variants[v]); err != nil {
@@ -173,7 +175,7 @@ func (o *SharingOptions) sharingRun(ctx context.Context, l sharingLoad, variant 
 	return nil
 }
 
-// runLoad is `penstock load`, as an operator would run it.
+// runLoad runs `penstock load` as an operator would.
 func (o *SharingOptions) runLoad(ctx context.Context, dir string, rates map[string]float64, seed uint64) (r loadgen.Report, err error) {
 	args := []string{"load", "--runtime-dir", dir, "--check=false", "-o", "json", "--warmup", "0s",
 		"--duration", o.Duration.String(), "--seed", fmt.Sprint(seed)}
@@ -195,7 +197,7 @@ func (o *SharingOptions) runLoad(ctx context.Context, dir string, rates map[stri
 	return r, nil
 }
 
-// Spread is the median of values and their smallest and largest.
+// Spread returns the median of values and their min and max.
 func Spread(values []float64) (median, smallest, largest float64) {
 	sorted := slices.Sorted(slices.Values(values))
 	if len(sorted) == 0 {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bareLoop is recvmmsg with UDP_GRO into the same buffers again and again: what
-// receiving costs when nothing is done with what is received.
+// bareLoop calls recvmmsg with UDP_GRO on the same buffers again and again. It
+// measures the cost of receiving alone.
 type bareLoop struct {
 	fd       int
 	messages [bareMessages]mmsghdr
@@ -61,8 +61,8 @@ func newBareLoop(conn *net.UDPConn, receiveBuffer int) (*bareLoop, error) {
 	return l, nil
 }
 
-// receive reads what is there, or waits for it at most for patience, and returns
-// the number of bytes.
+// receive reads the available datagrams, or waits for them at most for patience.
+// It returns the number of bytes.
 func (l *bareLoop) receive(patience time.Duration) (uint64, error) {
 	for range 2 {
 		n, _, errno := syscall.Syscall6(unix.SYS_RECVMMSG, uintptr(l.fd), uintptr(unsafe.Pointer(&l.messages[0])), bareMessages, unix.MSG_DONTWAIT, 0, 0)
@@ -86,8 +86,8 @@ func (l *bareLoop) receive(patience time.Duration) (uint64, error) {
 	return 0, nil
 }
 
-// segmentControl is the control message that has the kernel cut what is sent into
-// datagrams of that size.
+// segmentControl returns the control message that makes the kernel cut a send
+// into datagrams of that size.
 func segmentControl(size uint16) []byte {
 	b := make([]byte, unix.CmsgSpace(2))
 	h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))

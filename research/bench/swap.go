@@ -19,26 +19,26 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// Swap is the report of `penstock-lab swap`: how long the stream stands still when an
-// active process hands its ring to its shadow under load.
+// Swap is the report of `penstock-lab swap`: how long the stream of batches stops when an active process
+// hands its ring to its shadow under load.
 type Swap struct {
 	Swaps int `json:"swaps"`
-	// Idle: the old process's last batch ended -> the new one's first began, with
-	// work waiting.
+	// Idle is from the end of the old process's last batch to the start of the new process's first, with work
+	// waiting.
 	Idle Micros `json:"idle_us"`
-	// Floor: a bare futex wake of one process by another, one way.
+	// Floor is a bare futex wake of one process by another, one way.
 	Floor    Micros `json:"floor_us"`
 	Requests uint64 `json:"requests"`
 	Answered uint64 `json:"answered"`
 	Lost     uint64 `json:"lost"`
-	// RestartIdleMillis is the median of the same change made by stopping the
-	// process and starting another, over Restarts of them.
+	// RestartIdleMillis is the median of the same change over Restarts changes, made by stopping the process
+	// and starting another.
 	RestartIdleMillis float64 `json:"restart_idle_ms"`
 	Restarts          int     `json:"restarts"`
 }
 
-// RunSwap makes n swaps under load, then restarts changes by stop and start. It calls
-// progress, if not nil, after each swap.
+// RunSwap makes n swaps under load, and then restarts changes by stop and start. It calls progress, if not
+// nil, after each swap.
 func RunSwap(ctx context.Context, binary string, n, restarts int, progress func(done int)) (Swap, error) {
 	r := Swap{Swaps: n, Restarts: restarts}
 	before, err := floor.MeasureWake(n / 2)
@@ -69,15 +69,15 @@ func RunSwap(ctx context.Context, binary string, n, restarts int, progress func(
 
 type changed struct {
 	idle                 []time.Duration
-	unloaded             int // changes that found no work waiting
+	unloaded             int // changes that found no waiting work
 	sent, answered, lost uint64
 }
 
-// The device is one that computes elsewhere, as a GPU does: a batch sleeps. One that
-// used the CPU would be stopped by its own quota now and then, which is no part of
-// a hand-over.
+// changes changes an inference function's share n times under load, and collects how long the ring stood
+// still each time.
 //
-// changes changes an inference function's share n times under load, and collects how long the ring stood still each time.
+// The device computes elsewhere, as a GPU does: a batch sleeps. If batches used the CPU, the process's own
+// quota would sometimes stop it, and that time is not part of a hand-over.
 func changes(ctx context.Context, binary string, change configs.Change, n int, progress func(int)) (changed, error) {
 	var out changed
 	var lab configs.Lab
@@ -108,7 +108,7 @@ functions:
 	if err != nil {
 		return out, err
 	}
-	// The load stays off the CPUs of what is measured.
+	// The load does not use the CPUs of the measured processes.
 	own, ifs := orchestrator.IFCPUs(0)
 	if err := cpuset.Pin(own); err != nil {
 		return out, err
@@ -125,7 +125,7 @@ functions:
 		if i > 2*n {
 			return out, fmt.Errorf("only %d of %d swaps found work waiting", len(out.idle), i)
 		}
-		// Between 90 and 100 % the share changes, the device hardly does.
+		// Between 90 and 100 % the share changes, but the device's speed hardly does.
 		percent := 90 + float64(i%2)*5
 		noted := f.SwapIdle.Count
 		if err := nd.Order(control.SharePath, control.ShareOrder{Name: "busy", SharePercent: percent}); err != nil {
@@ -141,8 +141,8 @@ functions:
 			return out, err
 		}
 		last = f.Swaps
-		// The new process tells of it in its first report, after its first batch;
-		// where no work was waiting it has nothing to tell.
+		// The new process reports the idle time in its first report, after its first batch. It reports none
+		// if no work was waiting.
 		limit, cancel = context.WithTimeout(ctx, 2*control.ReportEvery)
 		err = nd.WaitFor(limit, "its idle time", func() bool {
 			f, err = nd.Function("busy")
@@ -172,17 +172,16 @@ functions:
 	return out, nd.Stop()
 }
 
-// closedLoop counts what a saturating load saw.
+// closedLoop counts the outcomes of a saturating load.
 type closedLoop struct{ sent, answered, unanswered atomic.Uint64 }
 
-// saturate keeps requests waiting at all times: as many in flight as there is
-// credit for, each answer followed by the next request. stop waits for the last
-// answers.
+// saturate keeps requests waiting at all times. It has as many in flight as the credit allows, and sends the
+// next request after each answer. stop waits for the last answers.
 func saturate(ctx context.Context, port, requestBytes int) (stop func(), _ *closedLoop, err error) {
 	load := &closedLoop{}
 	picture := make([]byte, requestBytes)
 	const inFlight = 32               // eight batches
-	const patience = 30 * time.Second // what is late is counted, too
+	const patience = 30 * time.Second // late answers count, too
 	var c *client.Client
 	var stopping atomic.Bool
 	idle := make(chan struct{}, inFlight)

@@ -16,15 +16,15 @@ type Busy struct {
 	Load    float64 `json:"load"`
 }
 
-// thread is one of a node's, or of this process, and the CPU time that it has used.
+// thread is a thread of a node or of this process, with its CPU time.
 type thread struct {
 	of   string // manager, if, load
 	used time.Duration
 }
 
-// readThreads finds the threads of the node whose first process (`penstock up`) that
-// is, and of this process, by their place in /proc. Those that end meanwhile are left
-// out.
+// readThreads finds the threads of this process and of the node, by their path in
+// /proc. node is the node's first process (`penstock up`). It omits threads that end
+// during the call.
 func readThreads(node int) map[string]thread {
 	threads := map[string]thread{}
 	tasks, err := filepath.Glob("/proc/[0-9]*/task/[0-9]*")
@@ -49,8 +49,9 @@ func readThreads(node int) map[string]thread {
 	return threads
 }
 
-// processOf tells whose a process is, "" for a stranger's: the manager is a child of
-// the node's first process, inference functions are children's children.
+// processOf returns the kind of a process, or "" if it does not belong to the node.
+// The manager is a child of the node's first process; inference functions are
+// grandchildren.
 func processOf(process string, node int) string {
 	if filepath.Base(process) == strconv.Itoa(os.Getpid()) {
 		return "load"
@@ -66,7 +67,7 @@ func processOf(process string, node int) string {
 	return ""
 }
 
-// parentOf is a process's parent, 0 where it is gone.
+// parentOf returns a process's parent, or 0 if the process is gone.
 func parentOf(process string) int {
 	fields, err := stat(process)
 	if err != nil {
@@ -76,7 +77,7 @@ func parentOf(process string) int {
 	return parent
 }
 
-// busiest compares two readings that are took apart.
+// busiest compares two readings that are took apart (a duration).
 func busiest(before, after map[string]thread, took time.Duration) (b Busy) {
 	for task, t := range after {
 		percent := 100 * float64(t.used-before[task].used) / float64(took)
@@ -95,7 +96,7 @@ func busiest(before, after map[string]thread, took time.Duration) (b Busy) {
 // tick is the unit of times in /proc/PID/stat: USER_HZ is 100 on every Linux.
 const tick = 10 * time.Millisecond
 
-// threadTime is the time that /proc/PID/task/TID has used: utime and stime.
+// threadTime returns the CPU time that /proc/PID/task/TID has used: utime and stime.
 func threadTime(task string) (time.Duration, error) {
 	fields, err := stat(task)
 	if err != nil {
@@ -112,14 +113,14 @@ func threadTime(task string) (time.Duration, error) {
 	return time.Duration(ticks) * tick, nil
 }
 
-// stat reads the fields of a process's or a thread's stat file (proc(5)), from the
-// third one, the state, on.
+// stat reads the fields of a process's or a thread's stat file (proc(5)), beginning
+// with the third, the state.
 func stat(dir string) ([]string, error) {
 	text, err := os.ReadFile(filepath.Join(dir, "stat"))
 	if err != nil {
 		return nil, err
 	}
-	// The second field is a name in parentheses, which may hold blanks.
+	// The second field is a name in parentheses, which may contain blanks.
 	_, rest, _ := strings.Cut(string(text[max(0, strings.LastIndexByte(string(text), ')')):]), " ")
 	fields := strings.Fields(rest)
 	if len(fields) < 13 {

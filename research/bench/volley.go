@@ -12,31 +12,32 @@ import (
 	"github.com/penstock/penstock/wire"
 )
 
-// volley sends n requests that become whole at the same moment: all pieces but the
-// last of each, then the last pieces in one train that the kernel cuts
-// (UDP_SEGMENT). So n requests make one batch, and what follows their last packet
-// is Penstock's time and not the sender's.
+// volley sends n requests that become complete at the same moment. It sends all
+// fragments but the last of each request, then the last fragments in one train that
+// the kernel cuts (UDP_SEGMENT). So n requests form one batch, and the time after
+// their last packet is Penstock's, not the sender's.
 type volley struct {
 	conn     *net.UDPConn
 	n        int
 	pieces   int
 	datagram int // bytes
 	bytes    []byte
-	last     []byte // the train of last pieces
+	last     []byte // the train of last fragments
 	control  []byte
 	id       uint32
 	room     []byte
 }
 
-// settle is how long the pieces before the last have to be received: at 1 GB/s a
-// picture of 150 KB takes 150 µs.
+// settle is the time in which all fragments but the last must be received. At 1
+// GB/s a picture of 150 KB takes 150 µs.
 const (
 	settle         = 500 * time.Microsecond
 	settlePerPiece = time.Microsecond
 )
 
-// newVolley makes volleys of n requests of that picture, whose length is a multiple
-// of wire.DefaultPieceBytes so that a train can be cut from the last pieces.
+// newVolley makes volleys of n requests of that picture. Its length must be a
+// multiple of wire.DefaultPieceBytes, so that the kernel can cut a train of last
+// fragments.
 func newVolley(port, n int, picture []byte) (*volley, error) {
 	if len(picture)%wire.DefaultPieceBytes != 0 {
 		return nil, fmt.Errorf("send volleys of %d bytes: want a multiple of %d", len(picture), wire.DefaultPieceBytes)
@@ -69,7 +70,7 @@ func newVolley(port, n int, picture []byte) (*volley, error) {
 func (v *volley) close() { v.conn.Close() }
 
 // fire sends one volley and returns its results, without payloads, in the order of
-// their coming. It fails where one of them does not come within patience.
+// arrival. It fails if one of them does not arrive within patience.
 func (v *volley) fire(ctx context.Context, patience time.Duration) ([]wire.Result, error) {
 	first := v.id
 	v.id += uint32(v.n)
@@ -105,7 +106,7 @@ func (v *volley) fire(ctx context.Context, patience time.Duration) ([]wire.Resul
 		}
 		h, result, _, err := wire.DecodeResult(v.room[:n])
 		if errors.Is(err, wire.ErrType) {
-			continue // a wish, for what the kernel dropped: the volley times out
+			continue // a NACK, for what the kernel dropped: the volley times out
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read result: %w", err)

@@ -34,64 +34,66 @@ import (
 	"github.com/penstock/penstock/orchestrator/mps"
 )
 
-// Weights is the report of `penstock-lab weights` (Table 1 of the paper): instances of a model
-// with weights of their own, and with weights that they share, in the same run. All are
-// clients of MPS, as a node's are.
+// Weights is the report of `penstock-lab weights` (Table 1 of the paper). It compares
+// instances of a model that have their own weights with instances that share them, in the same
+// run. All are clients of MPS, as in a node.
 type Weights struct {
 	Machine testbed.Machine `json:"machine"`
 	Device  string          `json:"device"`
-	// Budget is the memory that instances are started into, by ballast that holds the rest
-	// of the device's; MostInstances is when that is stopped, which is what MPS takes.
+	// Budget is the device memory for instances; ballast occupies the rest. MostInstances is
+	// the max number of instances that are started, which is the limit of MPS.
 	BudgetBytes   int64          `json:"budget_bytes"`
 	MostInstances int            `json:"most_instances"`
 	Runs          int            `json:"runs"`
 	Models        []WeightsModel `json:"models"`
-	// Left are models for which the time did not suffice.
+	// Left are models for which there was not enough time.
 	Left []string `json:"left,omitempty"`
 }
 
 // WeightsModel is one model.
 type WeightsModel struct {
 	Model string `json:"model"`
-	// FileBytes is the model's file, WeightsBytes what its weights take on the device
-	// when they are shared: once, whatever there is of instances.
+	// FileBytes is the size of the model's file. WeightsBytes is the device memory of its
+	// weights if they are shared: once, for any number of instances.
 	FileBytes    int64       `json:"file_bytes"`
 	WeightsBytes int64       `json:"weights_bytes"`
 	Private      WeightsCase `json:"private"`
 	Shared       WeightsCase `json:"shared"`
-	// Prepared is the very first instance, for which the model is prepared, and Uploaded
-	// the first on this device of one that is: the holder reads the weights for it. The
-	// instances of Shared find both done.
+	// Prepared is the very first instance, for which the model is prepared. Uploaded is the
+	// first instance of a prepared model on this device, for which the weight server reads the
+	// weights. The instances of Shared come after both.
 	Prepared WeightsInstance `json:"prepared"`
 	Uploaded WeightsInstance `json:"uploaded"`
 }
 
-// WeightsCase is a way to have weights.
+// WeightsCase is one way to hold weights.
 type WeightsCase struct {
-	// One has one batch size, which a card's ladder begins with: 1. Ladder has all.
+	// One is an instance with a single batch size, 1, the first of a card's ladder. Ladder has
+	// all sizes.
 	One    WeightsInstance `json:"one"`
 	Ladder WeightsInstance `json:"ladder"`
-	// Fit is how many instances with all batch sizes were started into the budget; Ended
-	// says why there are no more.
+	// Fit is how many instances with all batch sizes fit into the budget. Ended is why there
+	// are no more.
 	Fit   int    `json:"fit"`
 	Ended string `json:"ended"`
 }
 
-// WeightsInstance is one instance: medians over the runs.
+// WeightsInstance has the figures of one instance: medians over the runs.
 type WeightsInstance struct {
 	Batches []int `json:"batches"`
-	// LoadMillis is the process's start to a shadow that sleeps: the framework, and the
-	// model in host memory with the CPU's answer. Of a model that is prepared it is the graph
-	// alone, and the answer is read with it, which is a part of what is saved. WakeMillis is
-	// from there to every batch size linked, checked and configured, and ContextMillis the
-	// part of it that the driver takes for a context. Files are in the page cache.
+	// LoadMillis is from the process's start until it is a sleeping shadow. It includes loading
+	// the framework, and the model with the CPU's answer into host memory. For a prepared model
+	// only the graph is loaded, and the answer is read with it, which is part of the saving.
+	// WakeMillis is from there until every batch size is linked, checked and configured.
+	// ContextMillis is the part in which the driver creates a context. Files are in the page
+	// cache.
 	LoadMillis    float64 `json:"load_ms"`
 	WakeMillis    float64 `json:"wake_ms"`
 	ContextMillis float64 `json:"context_ms"`
-	// Bytes is what the device has less of when it is there: context, sessions,
-	// buffers, and weights where they are its own.
+	// Bytes is the device memory that the instance uses: context, sessions, buffers, and
+	// weights if they are its own.
 	Bytes int64 `json:"bytes"`
-	// Runs are what these are the medians of; none of what is measured once.
+	// Runs are the values behind the medians; empty for a single measurement.
 	Runs []WeightsInstance `json:"runs,omitempty"`
 }
 
@@ -99,17 +101,17 @@ type WeightsInstance struct {
 type WeightsOptions struct {
 	Setup
 	Models []string
-	// BudgetBytes 0 starts no instances to see how many fit.
+	// BudgetBytes 0 omits the measurement of how many instances fit.
 	BudgetBytes   int64
 	MostInstances int
 	Runs          int
-	// AtOnce is how many instances are started at the same time to see how many fit.
+	// AtOnce is how many instances start at the same time in the measurement of how many fit.
 	AtOnce int
-	// Limit is how long all of it may take; 0 is as long as it takes. A model is not begun
-	// that would take longer if it took as long as the one before.
+	// Limit is the max duration of the call; 0 is no limit. A model is not begun if it would
+	// exceed the limit by taking as long as the previous one.
 	Limit time.Duration
-	// Report, if not empty, is a file that has the report after each model. What it has
-	// already is gone on with: a model that is in it is not measured again.
+	// Report, if not empty, is a file to which the report is written after each model. A model
+	// that the file already contains is not measured again.
 	Report string
 }
 
@@ -128,7 +130,7 @@ func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	// This process holds the ballast, and must outlive whatever becomes of MPS.
+	// This process holds the ballast, and must survive any failure of MPS.
 	if err := orchestrator.StayOut(dir); err != nil {
 		return r, err
 	}
@@ -160,8 +162,8 @@ func RunWeights(ctx context.Context, o WeightsOptions) (r Weights, err error) {
 	return r, err
 }
 
-// measure has each model measured that the report does not have, while there is time, and
-// writes the report.
+// measure measures each model that the report lacks, while there is time, and writes the
+// report.
 func (r *Weights) measure(o *WeightsOptions, model func(int) (WeightsModel, error)) error {
 	began, last := time.Now(), time.Duration(0)
 	r.Left = nil
@@ -187,8 +189,8 @@ func (r *Weights) measure(o *WeightsOptions, model func(int) (WeightsModel, erro
 	return r.write(o.Report)
 }
 
-// goOn takes over what a file has of a report like this one; there may be no file, and none
-// is asked for where its name is empty.
+// goOn takes over the results of an existing report. It returns an error if the report has
+// other settings. The file may be missing, and an empty name means no file.
 func (r *Weights) goOn(file string) error {
 	if file == "" {
 		return nil
@@ -214,7 +216,8 @@ func (r *Weights) goOn(file string) error {
 	return nil
 }
 
-// write replaces a file by the report, whole; an empty name is none.
+// write replaces the file with the report, completely or not at all; an empty name means no
+// file.
 func (r *Weights) write(file string) error {
 	if file == "" {
 		return nil
@@ -222,7 +225,7 @@ func (r *Weights) write(file string) error {
 	return WriteReport(file, r)
 }
 
-// cards finds the models', before any is measured.
+// cards finds the models' cards before any model is measured.
 func (o *WeightsOptions) cards() (list []*models.Card, err error) {
 	for _, name := range o.Models {
 		card, err := o.Card(name)
@@ -234,7 +237,7 @@ func (o *WeightsOptions) cards() (list []*models.Card, err error) {
 	return list, nil
 }
 
-// weightsBed is a device, and what runs on it.
+// weightsBed is a device and the processes that run on it.
 type weightsBed struct {
 	o           WeightsOptions
 	dir         string
@@ -243,16 +246,16 @@ type weightsBed struct {
 	environment map[string]string
 	holder      *weightsHolder // nil: weights are private
 	instances   []*weightsInstance
-	said        string // by the instance that once ended last
+	said        string // last output of the instance that once() ended last
 }
 
 func (b *weightsBed) model(ctx context.Context, name string, card *models.Card) (m WeightsModel, err error) {
 	m.Model = name
-	// The parent-death signal comes when the thread that forked ends, which those that held
-	// ballast do.
+	// The kernel sends the parent-death signal when the thread that forked ends. Threads that
+	// held ballast do end.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// Reading it puts it into the page cache, where what is prepared of it will be, too.
+	// Reading the file puts it into the page cache, where the prepared files will be, too.
 	if m.FileBytes, err = readThrough(card.Model); err != nil {
 		return m, err
 	}
@@ -264,7 +267,8 @@ func (b *weightsBed) model(ctx context.Context, name string, card *models.Card) 
 	cache := filepath.Join(b.dir, "cache-"+name)
 	b.environment["XDG_CACHE_HOME"] = cache
 	defer func() { err = errors.Join(err, os.RemoveAll(cache)) }()
-	// A model is prepared once, with one batch size as with all: no session of one is made.
+	// A model is prepared once, in the same way for one batch size as for all: no session is
+	// made for that.
 	for _, first := range []*WeightsInstance{&m.Prepared, &m.Uploaded} {
 		if b.holder, err = b.hold(ctx); err != nil {
 			return m, err
@@ -287,7 +291,7 @@ func (b *weightsBed) model(ctx context.Context, name string, card *models.Card) 
 	return m, err
 }
 
-// readThrough reads a file, and says how many bytes it has.
+// readThrough reads a file and returns its size in bytes.
 func readThrough(file string) (int64, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -310,7 +314,7 @@ func (b *weightsBed) cases(ctx context.Context, card *models.Card) (c WeightsCas
 	return c, err
 }
 
-// measured starts an instance as often as there are runs.
+// measured starts an instance once per run.
 func (b *weightsBed) measured(ctx context.Context, card *models.Card, batches []int) (WeightsInstance, error) {
 	var runs []WeightsInstance
 	for range b.o.Runs {
@@ -339,7 +343,7 @@ func (b *weightsBed) measured(ctx context.Context, card *models.Card, batches []
 	}, nil
 }
 
-// once starts an instance and ends it. What it takes is without what the holder has.
+// once starts an instance and ends it. Its figures exclude the memory of the weight server.
 func (b *weightsBed) once(ctx context.Context, card *models.Card, batches []int) (w WeightsInstance, err error) {
 	i, err := b.start(ctx, card, batches)
 	if err != nil {
@@ -370,7 +374,7 @@ func (b *weightsBed) once(ctx context.Context, card *models.Card, batches []int)
 	return w, err
 }
 
-// used is the device's memory that is in use, and the part that the holder has.
+// used returns the device memory in use, and the weight server's part of it.
 func (b *weightsBed) used() (used, held int64, err error) {
 	u, err := b.session.Usage(b.device.UUID())
 	if b.holder != nil {
@@ -379,7 +383,7 @@ func (b *weightsBed) used() (used, held int64, err error) {
 	return u.UsedBytes, held, err
 }
 
-// fit starts instances until one does not start.
+// fit starts instances until one fails to start.
 func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended string, err error) {
 	defer func() { err = errors.Join(err, b.endAll()) }()
 	give, err := b.ballast()
@@ -412,7 +416,7 @@ func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended s
 			}
 			if errs[k] != nil {
 				failed = errs[k]
-				_ = i.end() // it has said what is wrong
+				_ = i.end() // it has already reported its error
 				continue
 			}
 			b.instances = append(b.instances, i)
@@ -423,7 +427,7 @@ func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended s
 		case ctx.Err() != nil:
 			return n, "", context.Cause(ctx)
 		case atOnce > 1:
-			atOnce /= 2 // those that start together are in one another's way
+			atOnce /= 2 // instances that start together hinder each other
 		default:
 			return n, line(failed), nil
 		}
@@ -431,7 +435,7 @@ func (b *weightsBed) fit(ctx context.Context, card *models.Card) (n int, ended s
 	return n, fmt.Sprintf("%d are as many as are tried", b.o.MostInstances), nil
 }
 
-// line is the first line of an error, not too long.
+// line returns the first line of an error, shortened if necessary.
 func line(err error) string {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	const most = 300
@@ -441,8 +445,8 @@ func line(err error) string {
 	return text
 }
 
-// ballast takes the device's memory but for the budget, of which shared weights have
-// their part already.
+// ballast allocates the device's memory except for the budget. Shared weights already use a
+// part of the budget.
 func (b *weightsBed) ballast() (give func() error, err error) {
 	leave := b.o.BudgetBytes
 	if b.holder != nil {
@@ -450,7 +454,7 @@ func (b *weightsBed) ballast() (give func() error, err error) {
 	}
 	took, let, ended := make(chan error), make(chan struct{}), make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // to which the context is bound; it ends with the goroutine
+		runtime.LockOSThread() // the context is bound to this thread, which ends with the goroutine
 		ended <- func() error {
 			c, err := b.device.OpenContext(cuda.ScheduleAuto)
 			if err == nil {
@@ -499,7 +503,7 @@ func (b *weightsBed) endAll() error {
 	return errors.Join(errs...)
 }
 
-// empty ends the instances and the holder.
+// empty ends the instances and the weight server.
 func (b *weightsBed) empty() error {
 	err := b.endAll()
 	if b.holder != nil {
@@ -509,7 +513,7 @@ func (b *weightsBed) empty() error {
 	return err
 }
 
-// weightsHolder is `penstock weights`.
+// weightsHolder is a `penstock weights` process, the weight server.
 type weightsHolder struct {
 	socket string
 	cmd    *exec.Cmd
@@ -521,7 +525,7 @@ type weightsHolder struct {
 func (b *weightsBed) hold(ctx context.Context) (*weightsHolder, error) {
 	h := &weightsHolder{socket: filepath.Join(b.dir, "weights.sock"), states: make(chan control.WeightsHeld, 64)}
 	h.cmd = exec.CommandContext(ctx, b.o.Binary, "weights", "--socket", h.socket, "--linger", "1h")
-	// As the orchestrator starts it: no client of MPS.
+	// Start it as the orchestrator does: not as a client of MPS.
 	h.cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+b.device.UUID())
 	h.cmd.Stderr = &h.log
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -548,7 +552,7 @@ func (b *weightsBed) hold(ctx context.Context) (*weightsHolder, error) {
 	return h, nil
 }
 
-// state is what it said last.
+// state returns its last report.
 func (h *weightsHolder) state() control.WeightsHeld {
 	for {
 		select {
@@ -563,8 +567,8 @@ func (h *weightsHolder) state() control.WeightsHeld {
 	}
 }
 
-// await waits until it has said that it has a file, but not for long: it says so while who
-// asked for the file goes on, or there is none.
+// await waits until the weight server has reported that it holds a file. It does not wait
+// long: the report comes while the process that requested the file continues, or not at all.
 func (h *weightsHolder) await() {
 	const patience = time.Second
 	for deadline := time.After(patience); h.last.Files == 0; {
@@ -592,7 +596,7 @@ func (h *weightsHolder) end() error {
 	return nil
 }
 
-// weightsInstance is RunInstance in a process of its own.
+// weightsInstance is RunInstance in a separate process.
 type weightsInstance struct {
 	cmd  *exec.Cmd
 	in   io.WriteCloser
@@ -600,7 +604,7 @@ type weightsInstance struct {
 	said spoken
 }
 
-// spoken is what a process has written; it may be at it.
+// spoken collects the output of a process that may still be writing.
 type spoken struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -612,7 +616,7 @@ func (l *spoken) Write(b []byte) (int, error) {
 	return l.text.Write(b)
 }
 
-// last is its last line.
+// last returns its last line.
 func (l *spoken) last() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -650,14 +654,15 @@ func (b *weightsBed) start(ctx context.Context, card *models.Card, batches []int
 	return i, nil
 }
 
-// ended is why it ended: the last line that it wrote. It ends where it has not.
+// ended closes the instance's input, waits until it has exited, and returns why: the last line
+// that it wrote, otherwise err.
 func (i *weightsInstance) ended(err error) error {
 	i.in.Close()
-	_ = i.cmd.Wait() // what it says is better
+	_ = i.cmd.Wait() // its output is more useful
 	return fmt.Errorf("an instance ended: %s", cmp.Or(i.said.last(), err.Error()))
 }
 
-// heard reads what an instance says next.
+// heard reads the instance's next report.
 func (i *weightsInstance) heard(w *WeightsInstance) error {
 	text, err := i.out.ReadBytes('\n')
 	if err == nil {
@@ -673,7 +678,7 @@ func (i *weightsInstance) loaded() (w WeightsInstance, err error) { return w, i.
 
 func (i *weightsInstance) ready(w *WeightsInstance) error { return i.heard(w) }
 
-// order wakes it.
+// order wakes the instance.
 func (i *weightsInstance) order() error {
 	if _, err := io.WriteString(i.in, "wake\n"); err != nil {
 		return i.ended(err)
@@ -681,11 +686,11 @@ func (i *weightsInstance) order() error {
 	return nil
 }
 
-// end has it give everything back.
+// end makes the instance release everything and exit.
 func (i *weightsInstance) end() error {
 	i.in.Close()
 	if i.cmd.ProcessState != nil {
-		return nil // it ended by itself
+		return nil // it has exited already
 	}
 	if err := i.cmd.Wait(); err != nil {
 		return fmt.Errorf("an instance: %w: %s", err, i.said.last())
@@ -693,10 +698,11 @@ func (i *weightsInstance) end() error {
 	return nil
 }
 
-// RunInstance is one instance, as libml's process has one but for requests: it loads, says
-// so on out, is woken by a line of in, says so again with what both took, and gives
-// everything back when in ends. The device is not touched before it is woken. began is when
-// the process did. Its weights are those of the holder at a socket, or its own.
+// RunInstance is one instance, as in a process of libml but without requests. It loads and
+// reports that on out. A line on in wakes it, and it reports again with both durations. When
+// in ends, it releases everything. It does not touch the device before it is woken. began is
+// the start time of the process. The weights are those of the weight server at socket, or its
+// own.
 func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket string, build libml.Build, log zerolog.Logger) (err error) {
 	card, err := models.ReadCard(file)
 	if err != nil {
@@ -709,7 +715,7 @@ func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket stri
 		return err
 	}
 	var d device.Device
-	const first = "cuda" // the only one that it sees
+	const first = "cuda" // the only visible one
 	uuid := os.Getenv("CUDA_VISIBLE_DEVICES")
 	environment := libml.Environment{Card: card, Threads: runtime.NumCPU(), Log: log, Device: cmp.Or(uuid, first),
 		Stream: func(slot int) uintptr {
@@ -751,7 +757,7 @@ func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket stri
 	}
 	orders := bufio.NewReader(in)
 	if _, err := orders.ReadString('\n'); err != nil {
-		return nil // it is not woken
+		return nil // it is never woken
 	}
 	woken := time.Now()
 	if d, err = openDevice(first, card.Input); err == nil {
@@ -761,7 +767,7 @@ func RunInstance(in io.Reader, out io.Writer, began time.Time, file, socket stri
 		return err
 	}
 	w.ContextMillis = millis(time.Since(woken))
-	tensors, _, err := mapTensors(d, card, card.MaxBatch()) // the memory goes with the process
+	tensors, _, err := mapTensors(d, card, card.MaxBatch()) // the memory is released with the process
 	if err != nil {
 		return err
 	}

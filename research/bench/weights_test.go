@@ -28,13 +28,13 @@ import (
 	"github.com/penstock/penstock/models"
 )
 
-// The penstock binary of these tests is the test's own: its instances and its holder are
-// processes that speak as the real ones do, and whose memory is files in the folder that
-// weightsFolderEnv names, of so many bytes.
+// The tests use their own binary as the penstock binary. Its instances and its weight
+// server are processes that follow the real protocol. Their memory is files of that size
+// in the folder that weightsFolderEnv names.
 const (
 	weightsFolderEnv = "WEIGHTS_TEST_FOLDER"
 	budgetBytes      = 20 << 20
-	contextBytes     = 4 << 20 // of an instance, with weights or without
+	contextBytes     = 4 << 20 // of an instance, with its own or shared weights
 	modelBytes       = 2 << 20 // of its weights
 	deviceBytes      = 100 << 20
 )
@@ -66,18 +66,18 @@ func init() {
 	os.Exit(0)
 }
 
-// heldBytes is the memory that all have.
+// heldBytes returns the memory of all processes.
 func heldBytes(dir string) (sum int64) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*.held"))
 	for _, f := range files {
-		text, _ := os.ReadFile(f) // it may have gone
+		text, _ := os.ReadFile(f) // it may have been removed
 		n, _ := strconv.ParseInt(string(text), 10, 64)
 		sum += n
 	}
 	return sum
 }
 
-// pretendHolder has the weights as soon as somebody asks.
+// pretendHolder has the weights as soon as an instance requests them.
 func pretendHolder(dir, socket string) error {
 	os.Remove(socket)
 	l, err := net.Listen("unix", socket)
@@ -89,7 +89,7 @@ func pretendHolder(dir, socket string) error {
 	context.AfterFunc(ctx, func() { l.Close() })
 	say := json.NewEncoder(os.Stdout)
 	file := filepath.Join(dir, "weights.held")
-	os.Remove(file) // of a holder before
+	os.Remove(file) // left by an earlier weight server
 	if err := say.Encode(control.WeightsHeld{}); err != nil {
 		return err
 	}
@@ -113,7 +113,8 @@ func pretendHolder(dir, socket string) error {
 	}
 }
 
-// pretendInstance took as many milliseconds to load as there were before it.
+// pretendInstance reports as its loading time, in milliseconds, how many instances have
+// started.
 func pretendInstance(dir, socket string) error {
 	count, err := os.OpenFile(filepath.Join(dir, "count"), os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o600)
 	if err != nil {
@@ -145,7 +146,7 @@ func pretendInstance(dir, socket string) error {
 		if err != nil {
 			return err
 		}
-		if _, err := c.Read(make([]byte, 1)); err != io.EOF { // it is there
+		if _, err := c.Read(make([]byte, 1)); err != io.EOF { // it has started
 			return err
 		}
 	}
@@ -165,7 +166,7 @@ func pretendInstance(dir, socket string) error {
 	return err
 }
 
-// filesSession tells memory that is files, and what this process has of the fake device.
+// filesSession reports files as memory, and this process's memory on the fake device.
 type filesSession struct {
 	*fakenvml.Session
 	dir string
@@ -233,7 +234,7 @@ func TestWeightsAreMeasuredPrivateAndShared(t *testing.T) {
 	}
 }
 
-// What the instance said of it is told, in the place of a comparison of two equal things.
+// The error is what the instance reported, instead of a comparison of two equal figures.
 func TestWeightsThatAreNotSharedEndTheMeasurement(t *testing.T) {
 	b, card := pretendBed(t)
 	if err := os.WriteFile(filepath.Join(b.dir, "unshared"), nil, 0o600); err != nil {
@@ -256,7 +257,7 @@ func TestWhatWeightsCannotBeMeasuredOfIsSaidFirst(t *testing.T) {
 	}
 }
 
-// Table 1 takes longer than a call may: what one measured the next has.
+// Table 1 takes longer than a call may: the next call continues the results of the first.
 func TestAReportOfWeightsIsGoneOnWith(t *testing.T) {
 	o := WeightsOptions{Models: []string{"a", "b", "c"}, Report: filepath.Join(t.TempDir(), "weights.json")}
 	var measured []string
