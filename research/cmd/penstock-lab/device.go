@@ -16,7 +16,7 @@ import (
 	"github.com/penstock/penstock/research/bench"
 )
 
-// deviceFlags are what the benchmarks of a device have in common.
+// deviceFlags are the flags that all benchmarks of a device share.
 type deviceFlags struct{ device, models string }
 
 func (d *deviceFlags) register(cmd *cobra.Command, device string) {
@@ -24,7 +24,7 @@ func (d *deviceFlags) register(cmd *cobra.Command, device string) {
 	cmd.Flags().StringVar(&d.models, "models", "", "folder of cards, searched before the built-in models")
 }
 
-// options checks that the device is there and describes the machine.
+// options checks that the device exists and describes the machine.
 func (d *deviceFlags) options() (bench.Setup, error) {
 	o := bench.Setup{Setup: testbed.Setup{Device: d.device, Models: d.models, Machine: testbed.ThisMachine(version)}}
 	var err error
@@ -36,7 +36,7 @@ func (d *deviceFlags) options() (bench.Setup, error) {
 	}
 	last := ""
 	o.Progress = func(what string) {
-		// Numbers that only count go over one another on a terminal, and nowhere else.
+		// On a terminal, and only there, a progress line overwrites the previous one.
 		if isTerminal(os.Stderr) {
 			fmt.Fprintf(os.Stderr, "\r%-*s", len(last), what)
 			last = what
@@ -47,7 +47,7 @@ func (d *deviceFlags) options() (bench.Setup, error) {
 	return o, nil
 }
 
-// counting is a line that only says how far something is.
+// counting matches a line that only reports progress.
 var counting = regexp.MustCompile(`[0-9]+ of [0-9]+$`)
 
 func positive(flag string, n int) error {

@@ -98,7 +98,7 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 				if cmd.Context().Err() != nil {
 					return fmt.Errorf("%s: %w; what was measured is in %s, and the same call goes on with it", name, context.Cause(cmd.Context()), o.Out)
 				}
-				if err != nil { // the other figures may do
+				if err != nil { // the other figures may succeed
 					failed = append(failed, fmt.Errorf("%s: %w", name, err))
 				}
 				if r != nil && (err == nil || len(r.Results) > 0) {
@@ -134,8 +134,8 @@ Figures: ` + strings.Join(evaluate.Names(), ", ") + `; all is every one, in that
 	return cmd
 }
 
-// nothingMeasured is a line for a call whose limit left no time for a measurement; empty for
-// one that began some, or has none left.
+// nothingMeasured returns a line for a call whose limit was too short for any measurement.
+// It is empty if the call began a measurement, or if none remains.
 func nothingMeasured(o evaluate.Options, figures []string, reports []*evaluate.Report) string {
 	for _, r := range reports {
 		if r.Tried > 0 {
@@ -161,7 +161,7 @@ func nothingMeasured(o evaluate.Options, figures []string, reports []*evaluate.R
 	return fmt.Sprintf("no measurement was made within --limit %v, and %d are left: the next takes about %v", o.Limit, left, next.Round(time.Second))
 }
 
-// figureNames are the figures that were asked for.
+// figureNames returns the requested figures.
 func figureNames(given []string) ([]string, error) {
 	if len(given) == 0 {
 		return nil, fmt.Errorf("--figure: want all, or some of %s", strings.Join(evaluate.Names(), ", "))
@@ -181,7 +181,7 @@ func figureNames(given []string) ([]string, error) {
 	return once, nil
 }
 
-// keepTo keeps this process, and those that it starts, on a list of CPUs.
+// keepTo pins this process, and those that it starts, to a list of CPUs.
 func keepTo(cpus string) error {
 	list, err := cpuset.Parse(cpus)
 	if err != nil {
@@ -224,8 +224,8 @@ func dryRun(print printer, o evaluate.Options, figures []string) error {
 	return print(all, rows)
 }
 
-// evaluateRows has a row for each run of a variant at each level, or of a function in a time
-// line.
+// evaluateRows returns a row for each run of a variant at each level, or for each function
+// in a time line.
 func evaluateRows(reports []*evaluate.Report) []table.Row {
 	rows := []table.Row{{"figure", "case", "variant", "run", "level", "offered", "within", "p99", "batch"}}
 	for _, r := range reports {
@@ -260,7 +260,8 @@ func evaluateRows(reports []*evaluate.Report) []table.Row {
 	return rows
 }
 
-// readyCommand is a process of `penstock-lab evaluate`: a framework alone.
+// readyCommand runs as a child process of `penstock-lab evaluate`: it measures a framework
+// alone.
 func readyCommand(print printer) *cobra.Command {
 	var flags deviceFlags
 	var given string

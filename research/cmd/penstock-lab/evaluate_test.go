@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/shm/cpuset"
 )
 
-// What `penstock-lab evaluate --help` shows can be typed.
+// The examples in `penstock-lab evaluate --help` are valid commands.
 func TestExamplesOfEvaluateParse(t *testing.T) {
 	examples := strings.Split(evaluateCommand(nil).Example, "\n")
 	for _, example := range examples {
@@ -46,7 +46,7 @@ func TestAFigureIsNamedOnce(t *testing.T) {
 	}
 }
 
-// What is wrong with a list of CPUs is said before anything is pinned.
+// An invalid list of CPUs is reported before anything is pinned.
 func TestCPUsThatAreNotHereAreRefused(t *testing.T) {
 	before, err := cpuset.Allowed()
 	if err != nil {
@@ -62,8 +62,8 @@ func TestCPUsThatAreNotHereAreRefused(t *testing.T) {
 	}
 }
 
-// A name that no device has is answered with those that there may be, and not with what this
-// machine lacks.
+// The error for an unknown device name lists the possible names, not what this machine
+// lacks.
 func TestADeviceThatIsNoNameIsRefused(t *testing.T) {
 	for _, name := range []string{"nope", "auto", "cuda:x", "cuda:1x", "gpu-1"} {
 		cmd := evaluateCommand(nil)
@@ -76,7 +76,7 @@ func TestADeviceThatIsNoNameIsRefused(t *testing.T) {
 	}
 }
 
-// A call with too short a limit says how long it would have to be.
+// If the limit of a call is too short, the message has the necessary limit.
 func TestACallThatMeasuresNothingSaysSo(t *testing.T) {
 	o := evaluate.Options{Setup: bench.Setup{Setup: testbed.Setup{Device: "cpu"}}, Out: t.TempDir(), Runs: 1, Quick: true, Limit: time.Millisecond}
 	figures := []string{"fig11", "table5"}

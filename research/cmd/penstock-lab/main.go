@@ -1,6 +1,6 @@
-// Command penstock-lab measures Penstock: the parts beside floors of the same run, the
-// paper's evaluation, and the planner's policies beside others'. `make lab` builds it beside
-// penstock, of which it makes nodes.
+// Command penstock-lab measures Penstock: its parts against floors of the same run, the
+// paper's evaluation, and the planner's policies against others. `make lab` builds it in the
+// folder of penstock, the binary that runs its nodes.
 package main
 
 import (
@@ -49,10 +49,10 @@ func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
 
-// binaryVariable names the penstock binary if it does not lie beside this one.
+// binaryVariable names the penstock binary if it is not in the folder of this binary.
 const binaryVariable = "PENSTOCK_BINARY"
 
-// programs are the penstock binary, of which nodes are made, and this one.
+// programs returns the penstock binary, which runs the nodes, and this binary.
 func programs() (penstock, lab string, err error) {
 	if lab, err = os.Executable(); err != nil {
 		return "", "", fmt.Errorf("find own binary: %w", err)

@@ -107,7 +107,7 @@ scenarios that are taken where none are named lie in Penstock's source tree.`,
 	return cmd
 }
 
-// readScenarios reads each scenario from the first file that has it.
+// readScenarios reads each scenario from the first file that contains it.
 func readScenarios(paths []string, names []string) (list []planner.Scenario, err error) {
 	for _, name := range names {
 		var found []plan.Service

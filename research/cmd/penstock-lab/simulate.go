@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/internal/testing/sharesim"
 )
 
-// The random mixes: the rule was tuned with the first group only.
+// Numbers of random mixes: the rule was tuned with the first group only.
 const (
 	lastTuned = 200
 	lastSeed  = 300

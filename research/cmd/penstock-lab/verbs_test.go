@@ -17,12 +17,12 @@ import (
 	"github.com/penstock/penstock/cuda"
 )
 
-// patience bounds each run: it is for hangs, not for slow machines.
+// patience bounds each run. It detects hangs and is long enough for slow machines.
 const patience = 3 * time.Minute
 
-// onCPU are runs of each verb that needs no more than CPUs, as short as options allow.
-// positive are numbers in the report that show that something was measured: keys from the top,
-// an index for a list.
+// onCPU are the verbs that need only CPUs, with options that make them as short as possible.
+// positive are paths in the report to numbers that must be above 0, to show that the verb
+// measured something: keys from the top, an index for a list.
 var onCPU = []struct {
 	args     []string
 	positive [][]any
@@ -44,14 +44,14 @@ var onCPU = []struct {
 	{words("plan --only counts --scenario S1 --times 1"), [][]any{{"counts", 0, "gpus"}}},
 }
 
-// withGPU and withDPDK are runs that say what is missing.
+// withGPU and withDPDK are runs that report what is missing.
 var (
 	withGPU  = [][]string{{"gather"}, {"weights"}, words("swap --device cuda"), words("evaluate --figure fig16 --device cuda --out /nowhere")}
 	withDPDK = [][]string{{"dpdk"}, words("ingest --source dpdk")}
 )
 
 // elsewhere are verbs that other tests run: research/evaluate measures on a CPU and starts
-// ready, research/bench starts instance.
+// `ready`, research/bench starts `instance`.
 var elsewhere = []string{"evaluate", "ready", "instance"}
 
 func words(text string) []string { return strings.Fields(text) }
@@ -111,7 +111,7 @@ func TestVerbsAreComplete(t *testing.T) {
 	}
 }
 
-// value follows a path into parsed JSON. It is nil if the path leads nowhere.
+// value follows a path into parsed JSON. It returns nil if the path does not exist.
 func value(in any, path []any) any {
 	for _, step := range path {
 		switch step := step.(type) {
@@ -129,11 +129,11 @@ func value(in any, path []any) any {
 	return in
 }
 
-// build makes penstock-lab and, beside it, penstock.
+// build builds penstock-lab and, in the same folder, penstock.
 func build(t *testing.T) (lab string) {
 	t.Helper()
 	dir := t.TempDir()
-	// The user of the sandbox runs what is in it.
+	// The sandbox's user runs the programs in this folder.
 	for folder := dir; folder != os.TempDir() && folder != "/"; folder = filepath.Dir(folder) {
 		if err := os.Chmod(folder, 0o755); err != nil {
 			t.Fatal(err)
@@ -157,7 +157,7 @@ func run(t *testing.T, lab string, args ...string) []byte {
 	return out
 }
 
-// refused tests that a run fails at once and says why.
+// refused tests that a run fails immediately with a reason.
 func refused(t *testing.T, lab, why string, args []string) {
 	t.Helper()
 	if _, err := output(t, lab, args); err == nil || !strings.Contains(err.Error(), why) {
@@ -170,9 +170,9 @@ func output(t *testing.T, lab string, args []string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, lab, args...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its nodes
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // an interrupt, so that it ends its nodes
 	cmd.WaitDelay = 10 * time.Second
-	cmd.Dir = "../../.." // plan reads profiles of the repository
+	cmd.Dir = "../../.." // plan reads the repository's profiles
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	out, err := cmd.Output()

@@ -77,7 +77,7 @@ the budget, the rest of the GPU's memory being held.`,
 	return cmd
 }
 
-// instanceCommand is a process of `penstock-lab weights`.
+// instanceCommand runs as a child process of `penstock-lab weights`.
 func instanceCommand() *cobra.Command {
 	began := time.Now()
 	var card, socket string
