@@ -1,5 +1,5 @@
-// Package planners lists the policies that penstock-lab compares: the product's, and those
-// that ParvaGPU's paper compares with.
+// Package planners lists the policies that penstock-lab compares: the product's, and the
+// baselines of ParvaGPU's paper.
 package planners
 
 import (
@@ -14,12 +14,12 @@ import (
 	"github.com/penstock/penstock/research/planners/migserving"
 )
 
-// All are the policies, the product's first.
+// All returns the policies, the product's first.
 func All() []plan.Policy {
 	return append(policies.All(), gpulet.New(), igniter.New(), migserving.New())
 }
 
-// Names are the policies' names, in All's order.
+// Names returns the policies' names, in All's order.
 func Names() (names []string) {
 	for _, p := range All() {
 		names = append(names, p.Name())
@@ -27,7 +27,7 @@ func Names() (names []string) {
 	return names
 }
 
-// Find is the policy of that name. The error lists the names.
+// Find returns the policy of that name. The error lists the names.
 func Find(name string) (plan.Policy, error) {
 	for _, p := range All() {
 		if p.Name() == name {
@@ -37,8 +37,8 @@ func Find(name string) (plan.Policy, error) {
 	return nil, fmt.Errorf("no policy %q; there are: %s", name, strings.Join(Names(), ", "))
 }
 
-// Solved is the problem that a policy's plan solves, as policies.Solved has it. gpulet and
-// iGniter know MPS percentages alone, so for them MIG is off.
+// Solved returns the problem that a policy's plan solves, as policies.Solved does. gpulet
+// and iGniter use only MPS percentages, so MIG is off for them.
 func Solved(p *plan.Problem, made *plan.Plan) (*plan.Problem, error) {
 	switch made.Policy {
 	case gpulet.Name, igniter.Name:

@@ -1,17 +1,17 @@
-// Package baseline is what the planners that ParvaGPU is compared with have in
-// common (section IV-A: gpulet, iGniter, MIG-serving; each has a package beside
-// this one).
+// Package baseline is the common part of the planners that ParvaGPU is compared with:
+// gpulet, iGniter and MIG-serving (section IV-A). Each has its own package in the
+// parent folder.
 //
-// All three run one process a partition, keep the problem's latency bound as
-// ParvaGPU does (half of the objective is for queueing in each of their papers),
-// and plan on one model of GPU.
+// All three run one process per partition and plan on one model of GPU. They keep the
+// problem's latency bound as ParvaGPU does: each of their papers reserves half of the
+// objective for queueing.
 //
-// gpulet and iGniter share GPUs by MPS percentages, with MIG off. Nobody published
-// profiles of that for the models that ParvaGPU measured, so Percent reads them
-// from the MIG sizes; its comment says how, and what is lost.
+// gpulet and iGniter share GPUs by MPS percentages, with MIG off. No such profiles are
+// published for the models that ParvaGPU measured. Percent therefore derives them from
+// the MIG sizes; its comment explains how, and what is lost.
 //
-// Nor did anybody publish how those models disturb each other under MPS. Pair is a
-// figure of our own instead, and each package says where it goes in.
+// It is not published either how those models disturb each other under MPS. Pair is
+// our own measurement instead, and each package explains where it uses Pair.
 package baseline
 
 import (
@@ -22,16 +22,16 @@ import (
 	"github.com/penstock/penstock/plan"
 )
 
-// Pair is by how much a batch takes longer when another busy model has the rest
-// of the GPU under MPS: 2880/2480 − 1. Two VGG-19 at batch 8 on an H200, at 42 %
-// of it each, serve 2,480 images/s each; 42 % of it alone serves 2,880 (measured
-// with this project's own functions). VGG-19 is heavy on memory: most pairs
+// Pair is the relative slowdown of a batch if another busy model has the rest of the
+// GPU under MPS: 2880/2480 − 1. Two VGG-19 at batch 8 on an H200, with 42 % of it
+// each, serve 2,480 images/s each. With 42 % of it alone, one serves 2,880 (measured
+// with this project's own functions). VGG-19 uses much memory bandwidth: most pairs
 // disturb each other less.
 const Pair = 2880.0/2480 - 1
 
-// Stock is the one model of GPU that a problem is planned on, and how many of it
-// there are, negative for as many as needed. The error says what a policy of that
-// name cannot do.
+// Stock returns the one model of GPU that a problem is planned on, and its number of
+// GPUs, negative for as many as needed. The error says what the named policy cannot
+// do.
 func Stock(p *plan.Problem, policy string) (plan.Stock, error) {
 	if stocks := p.Stocks(); len(stocks) == 1 {
 		return stocks[0], nil
@@ -39,8 +39,8 @@ func Stock(p *plan.Problem, policy string) (plan.Stock, error) {
 	return plan.Stock{}, fmt.Errorf("policy %s plans on one model of GPU: want a fleet of one, or the policy penstock", policy)
 }
 
-// Memory is what the partitions of a GPU share under MPS, in MiB: infinite where the
-// GPU's table does not limit it.
+// Memory returns the memory that the partitions of a GPU share under MPS, in MiB. It
+// is infinite if the GPU's table has no limit.
 func Memory(g plan.GPU) float64 {
 	if g.MemoryMiB == 0 {
 		return math.Inf(1)
@@ -48,8 +48,8 @@ func Memory(g plan.GPU) float64 {
 	return float64(g.MemoryMiB)
 }
 
-// Finish makes the plan of these segments, or *plan.TooSmall where the problem's stock
-// has fewer GPUs.
+// Finish makes the plan of these segments. It returns *plan.TooSmall if the problem's
+// stock has too few GPUs.
 func Finish(p *plan.Problem, policy string, segments []plan.Segment, notes ...string) (*plan.Plan, error) {
 	pl := plan.New(p, policy, segments)
 	if err := p.Fit(pl); err != nil {
@@ -59,7 +59,7 @@ func Finish(p *plan.Problem, policy string, segments []plan.Segment, notes ...st
 	return pl, nil
 }
 
-// Points are a service's points of one process within the bound, by size. The
+// Points returns a service's points with one process within the bound, by size. The
 // errors are those of plan.Problem's Feasible.
 func Points(p *plan.Problem, g plan.GPU, s plan.Service) (map[int][]plan.Point, error) {
 	points, err := p.Feasible(g, s)
@@ -78,11 +78,11 @@ func Points(p *plan.Problem, g plan.GPU, s plan.Service) (map[int][]plan.Point, 
 	return bySize, nil
 }
 
-// single says whether a point is of one process.
+// single reports whether a point has one process.
 func single(pt plan.Point) bool { return pt.Processes == 1 }
 
-// Largest is the point of the largest throughput; the zero Point where there is
-// none. Of two the faster one, of two of those the smaller batch.
+// Largest returns the point with the largest throughput, or the zero Point if there is
+// none. Among equals it prefers the shorter latency, then the smaller batch.
 func Largest(points []plan.Point) plan.Point {
 	var best plan.Point
 	for _, pt := range points {
@@ -106,23 +106,24 @@ func Begin(p *plan.Problem, policy string) (*plan.Problem, plan.GPU, error) {
 	return p, stock.GPU, err
 }
 
-// Percent is the problem on the same GPUs with MIG off: "a100-80" becomes
-// "a100-80-mps". A problem that is on percent GPUs already is returned as it is,
-// and profiles that were measured there are taken as they are.
+// Percent returns the problem on the same GPUs with MIG off: "a100-80" becomes
+// "a100-80-mps". A problem on percent GPUs is returned unchanged, and profiles that
+// were measured on them are used unchanged.
 //
-// Where there are none, they are read from the MIG sizes, one process each:
+// If there are no such profiles, Percent derives them from the MIG sizes with one
+// process each:
 //
-//   - A size's multiprocessors are what counts: a 2g of an A100 stands for 28 of
-//     108, or 26 %.
-//   - Between two sizes throughput is linear in the multiprocessors, and latency
-//     in their reciprocal, which is how iGniter models it (latency falls as
-//     1/share; ParvaGPU interpolates in its Figure 4, too).
-//   - Below the smallest size nothing is known, and nothing is planned. Above the
-//     largest (98 of an A100's 108) more multiprocessors bring nothing.
-//   - A MIG size has its part of the memory and its bandwidth to itself, and under
-//     MPS both are shared: batches that ran out of memory in a small instance
-//     might fit, and are left out, and neighbours disturb each other, for which
-//     the policies leave room.
+//   - A size counts by its multiprocessors: a 2g of an A100 stands for 28 of 108, or
+//     26 %.
+//   - Between two sizes, throughput is linear in the multiprocessors and latency is
+//     linear in their reciprocal. This is iGniter's model (latency falls as 1/share;
+//     ParvaGPU interpolates in its Figure 4, too).
+//   - Below the smallest size nothing is known, so nothing is planned. Above the
+//     largest (98 of an A100's 108) more multiprocessors have no effect.
+//   - A MIG size has its own memory and bandwidth; under MPS both are shared.
+//     Therefore batches that ran out of memory in a small instance might fit, but are
+//     left out. Neighbours also disturb each other, and the policies leave room for
+//     that.
 func Percent(p *plan.Problem, policy string) (*plan.Problem, error) {
 	stock, err := Stock(p, policy)
 	if err != nil {
@@ -156,7 +157,7 @@ func Percent(p *plan.Problem, policy string) (*plan.Problem, error) {
 	return &of, nil
 }
 
-// interpolate reads a profile of percentages from one of MIG sizes.
+// interpolate derives a profile of percentages from one of MIG sizes.
 func interpolate(profile plan.Profile, from, to plan.GPU) plan.Profile {
 	type measured struct {
 		sms int
@@ -191,8 +192,8 @@ func interpolate(profile plan.Profile, from, to plan.GPU) plan.Profile {
 			default:
 				low, high := points[at-1], points[at]
 				s, l, h := float64(size.SMs), float64(low.sms), float64(high.sms)
-				up := (s - l) / (h - l)           // of the way in multiprocessors
-				down := (1/l - 1/s) / (1/l - 1/h) // of the way in their reciprocals
+				up := (s - l) / (h - l)           // position between the sizes, in multiprocessors
+				down := (1/l - 1/s) / (1/l - 1/h) // position in their reciprocals
 				pt = plan.Point{Batch: batch, Processes: 1,
 					ThroughputRPS: low.ThroughputRPS + up*(high.ThroughputRPS-low.ThroughputRPS),
 					LatencyMS:     low.LatencyMS + down*(high.LatencyMS-low.LatencyMS),

@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/research/planners/migserving"
 )
 
-// at is a model's point on percent GPUs.
+// at returns a model's point on percent GPUs.
 func at(t *testing.T, p *plan.Problem, model string, size, batch int) (plan.Point, bool) {
 	t.Helper()
 	for _, pt := range p.Profiles["a100-80-mps"][model].Points {
@@ -34,8 +34,9 @@ func TestPercentagesAreReadFromMIGSizes(t *testing.T) {
 	if p.GPU.Name != "a100-80-mps" || !p.GPU.Percent || p.GPU.GPCs != 54 {
 		t.Fatalf("on %+v", p.GPU)
 	}
-	// resnet50 at batch 1: 1g (14 SMs, 7 steps) 196.762/s in 5 ms, 2g (28 SMs, 14
-	// steps) 213.372/s in 5 ms; at batch 4, 317.323 in 13 and 596.356 in 7.
+	// resnet50 at batch 1: 1g (14 SMs, 7 steps) has 196.762/s in 5 ms, 2g (28 SMs, 14
+	// steps) has 213.372/s in 5 ms. At batch 4: 317.323/s in 13 ms and 596.356/s in 7
+	// ms.
 	for _, c := range []struct {
 		size, batch         int
 		throughput, latency float64
@@ -58,7 +59,8 @@ func TestPercentagesAreReadFromMIGSizes(t *testing.T) {
 	if whole.ThroughputRPS != seven.ThroughputRPS || whole.LatencyMS != seven.LatencyMS || whole.Batch == 0 {
 		t.Errorf("above the largest size %+v, in it %+v", whole, seven)
 	}
-	// Batch 64 runs out of memory in a 1g: between 1g and 2g nothing is known of it.
+	// Batch 64 runs out of memory in a 1g, so nothing is known of it between 1g and
+	// 2g.
 	if pt, ok := at(t, p, "resnet50", 10, 64); ok {
 		t.Errorf("between out of memory and not there is %+v", pt)
 	}
@@ -84,9 +86,9 @@ func TestMeasuredPercentagesAreTakenAsTheyAre(t *testing.T) {
 	}
 }
 
-// ParvaGPU's paper gives no baseline's count, only what ParvaGPU saves on average
+// ParvaGPU's paper gives no GPU counts of baselines, only ParvaGPU's mean savings
 // (section IV-B1): 46.5 % of gpulet's GPUs, 34.6 % of iGniter's (S1 to S4), 41.0 % of
-// MIG-serving's. These baselines are not worse than reported, and not better than
+// MIG-serving's. These baselines must not be worse than reported, and not better than
 // ParvaGPU.
 func TestParvaGPUSavesNoMoreThanItsPaperSays(t *testing.T) {
 	for _, c := range []struct {
@@ -161,7 +163,7 @@ func TestAFleetThatIsTooSmallIsToldWhatFits(t *testing.T) {
 	}
 }
 
-// On a CPU memory is not limited, and models that were measured there have some.
+// A CPU has no memory limit, but models that were measured on it use some.
 func TestMemoryThatIsNotLimitedLimitsNothing(t *testing.T) {
 	cpu, err := plan.Lookup("cpu")
 	if err != nil {
@@ -187,8 +189,8 @@ func TestMemoryThatIsNotLimitedLimitsNothing(t *testing.T) {
 	}
 }
 
-// The fastest batch of one process is in a size that it does not fit into, or that
-// the GPU cannot be cut into: neither is the nearest there is.
+// The fastest batch of one process belongs to a size that it does not fit into, or
+// that the GPU cannot be cut into. Neither may be reported as the nearest point.
 func TestTheNearestPointIsOneThatFits(t *testing.T) {
 	p := *plantest.Scenario(t, "S1")
 	point := func(gpcs, processes int, ms, mib float64) plan.Point {

@@ -1,42 +1,41 @@
 // Package gpulet plans as gpulet does (Choi et al., "Serving Heterogeneous Machine
-// Learning Models on Multi-GPU Servers with Spatio-Temporal Sharing", USENIX ATC
-// 2022; github casys-kaist/glet): at most two partitions of MPS percentages a GPU.
+// Learning Models on Multi-GPU Servers with Spatio-Temporal Sharing", USENIX ATC 2022;
+// github casys-kaist/glet): at most two partitions of MPS percentages per GPU.
 //
-// The way of a plan (elastic partitioning):
+// The steps of a plan (elastic partitioning):
 //
-//  1. Services by rate × objective, the smallest first, as the published scheduler
-//     sorts them.
-//  2. A service's most efficient partition (knee): the one that gains the most over
-//     the next smaller, if the gain is 5 % at least.
-//  3. While rate is left, the smaller of the knee and of the smallest partition
-//     that carries what is left is looked for: in the rest of a GPU that has one
-//     partition, the tightest first, else on a new GPU.
-//  4. On a new GPU the partition is as large as it has to be. The second partition
-//     of a GPU is all that the first left, however little of it is needed (section
-//     II-A of ParvaGPU's paper).
+//  1. Sort services by rate × objective, the smallest first, as the published
+//     scheduler does.
+//  2. Find a service's most efficient partition (knee): the one that gains the most
+//     over the next smaller, if the gain is at least 5 %.
+//  3. While rate remains, take the smaller of two partitions: the knee, and the
+//     smallest that carries the remaining rate. Place it in the rest of a GPU that
+//     has one partition, the tightest first, otherwise on a new GPU.
+//  4. On a new GPU the partition is as large as necessary. The second partition of a
+//     GPU is all that the first left, even if it needs less (section II-A of
+//     ParvaGPU's paper).
 //
-// Partitions are of the published configuration's percentages: 20, 40, 50, 60, 80,
+// Partitions have the percentages of the published configuration: 20, 40, 50, 60, 80,
 // 100.
 //
-// How far this is gpulet:
+// How it compares with gpulet:
 //
-//   - Spatial sharing is. Temporal sharing, two services that take turns in one
-//     partition, is not: ParvaGPU's comparison describes two workloads a GPU and
-//     no more, and a plan has one service a segment.
+//   - Spatial sharing is included. Temporal sharing, in which two services take turns
+//     in one partition, is not: ParvaGPU's comparison describes at most two workloads
+//     per GPU, and a plan has one service per segment.
 //   - gpulet predicts a pair's interference from each model's use of L2 cache and
-//     memory bandwidth, profiled in pairs. Nobody published those figures for
-//     these models. Here a partition that is not a whole GPU is taken to be slower
-//     by baseline.Pair, whoever its neighbour is. It goes into the choice only: a
-//     plan's throughputs and latencies are the profile's.
-//   - gpulet gives up on rates below 15 requests/s that are left. Here all of a
-//     rate is met.
-//   - Percentages are read from MIG sizes where there is no profile of percentages
+//     memory bandwidth, profiled in pairs. Those figures are not published for these
+//     models. Here a partition that is not a whole GPU counts as slower by
+//     baseline.Pair, with any neighbour. This affects only the choice: a plan's
+//     throughputs and latencies are the profile's.
+//   - gpulet drops a remaining rate below 15 requests/s. Here the whole rate is met.
+//   - Percentages are derived from MIG sizes if there is no profile of percentages
 //     (baseline.Percent).
-//   - The latency bound is the problem's, which leaves more room than gpulet's own
-//     (batch time and time to fill the batch within the objective): half of it.
+//   - The latency bound is the problem's, half of the objective. It leaves more room
+//     than gpulet's own (batch time and time to fill the batch within the objective).
 //
-// On the paper's six scenarios it takes 3, 6, 7, 10, 17, 22 GPUs: ParvaGPU saves 32 %
-// of them on average, where its paper reports 46.5 %.
+// On the paper's six scenarios it takes 3, 6, 7, 10, 17, 22 GPUs. ParvaGPU saves 32 %
+// of them on average; its paper reports 46.5 %.
 package gpulet
 
 import (
@@ -51,23 +50,23 @@ import (
 // Name is the policy's name.
 const Name = "gpulet"
 
-// percentages are the partitions that there are (resource/sim-config.json of the
-// published scheduler), ascending.
+// percentages are the possible partitions (resource/sim-config.json of the published
+// scheduler), ascending.
 var percentages = []float64{20, 40, 50, 60, 80, 100}
 
-// gain is by how much a larger partition must serve more to be looked at for the
-// knee (MIN_THRESHOLD of the published scheduler).
+// gain is the min ratio of a larger partition's rate to the smaller one's, for the
+// larger one to be considered as the knee (MIN_THRESHOLD of the published scheduler).
 const gain = 1.05
 
 type policy struct{}
 
-// New is gpulet's planner. It plans on MPS percentages: a problem on a GPU with MIG is
-// planned, and must be verified, as baseline.Percent has it.
+// New returns gpulet's planner. It plans on MPS percentages: a problem on a GPU with
+// MIG is planned, and must be verified, as baseline.Percent returns it.
 func New() plan.Policy { return policy{} }
 
 func (policy) Name() string { return Name }
 
-// rest is what the first partition of a GPU left: steps from one on, and memory.
+// rest is what the first partition of a GPU left: the steps after it, and memory.
 type rest struct {
 	gpu, from int
 	memoryMiB float64
@@ -111,8 +110,8 @@ func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 		"gpulet without temporal sharing; MPS percentages where not measured are read from MIG sizes; partitions that share a GPU are planned to be slower than the profile, which the figures here do not show")
 }
 
-// take finds the tightest rest of at least part steps in which the service serves
-// and fits, the first of equals.
+// take finds the tightest rest of at least part steps in which the service fits and
+// meets its bound, the first of equals.
 func take(rests [][]rest, part int, t table) (rest, bool) {
 	for size := part; size < len(rests); size++ {
 		if t.served(size) == 0 {
@@ -128,15 +127,15 @@ func take(rests [][]rest, part int, t table) (rest, bool) {
 	return rest{}, false
 }
 
-// table is what a service can do on each partition size, from 0 steps up.
+// table has a service's rates for each partition size, from 0 steps up.
 type table struct {
 	whole  int
 	points []plan.Point // the largest throughput within the bound, undisturbed
-	parts  []int        // the partitions, ascending
+	parts  []int        // the possible partitions, ascending
 }
 
-// saturate fills a service's table. Where a size was not measured, the largest one
-// below it that was is what runs there.
+// saturate fills a service's table. A size that was not measured uses the point of the
+// largest smaller size that was.
 func saturate(p *plan.Problem, g plan.GPU, s plan.Service) (table, error) {
 	points, err := baseline.Points(p, g, s)
 	if err != nil {
@@ -173,7 +172,7 @@ func saturate(p *plan.Problem, g plan.GPU, s plan.Service) (table, error) {
 	return t, nil
 }
 
-// fastestOf is the point with the shortest batch.
+// fastestOf returns the point with the shortest batch.
 func fastestOf(points map[int][]plan.Point) plan.Point {
 	var best plan.Point
 	for _, list := range points {
@@ -186,7 +185,7 @@ func fastestOf(points map[int][]plan.Point) plan.Point {
 	return best
 }
 
-// served is the rate that a partition is counted with: disturbed, unless it is the
+// served returns the rate that a partition counts with: disturbed, unless it is the
 // whole GPU.
 func (t table) served(size int) float64 {
 	if size == t.whole {
@@ -195,9 +194,9 @@ func (t table) served(size int) float64 {
 	return t.points[size].ThroughputRPS / (1 + baseline.Pair)
 }
 
-// knee is the partition that gains the most a step over the next smaller one; the
-// smallest that serves where none gains enough. The step to the whole GPU is not
-// looked at, as in the published scheduler, but where nothing smaller serves.
+// knee returns the partition that gains the most per step over the next smaller one.
+// If none gains enough, it returns the smallest that serves. As in the published
+// scheduler it ignores the step to the whole GPU, unless nothing smaller serves.
 func (t table) knee() int {
 	knee, most := 0, 0.0
 	for i, part := range t.parts {
@@ -221,8 +220,8 @@ func (t table) knee() int {
 	return knee
 }
 
-// ideal is the partition to look for: the smallest up to the knee that carries what
-// is left, else the knee.
+// ideal returns the partition to look for: the smallest up to the knee that carries
+// the remaining rate, otherwise the knee.
 func (t table) ideal(knee int, left float64) int {
 	for _, part := range t.parts {
 		if part < knee && t.served(part) >= left {

@@ -23,7 +23,8 @@ func TestThePublishedScenarios(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(asked, pl) {
 			t.Errorf("%s is planned otherwise when it is asked on MIG: %v", name, err)
 		}
-		// Two partitions a GPU at most, and together all of it or only the first.
+		// At most two partitions per GPU, which together fill it; a single one
+		// may leave a rest.
 		sizes := map[int][]int{}
 		for _, s := range pl.Segments {
 			sizes[s.GPU] = append(sizes[s.GPU], s.GPCs)
@@ -64,5 +65,6 @@ func TestAnObjectiveThatNothingMeetsIsRefused(t *testing.T) {
 	}
 }
 
-// A drawn problem may need more than one process, or no room for a neighbour.
+// A random problem may need more than one process, or leave no room for a
+// neighbour.
 func TestDrawnProblems(t *testing.T) { baselinetest.Drawn(t, gpulet.New()) }

@@ -1,38 +1,39 @@
-// Package igniter plans as iGniter does (Xu et al., "iGniter: Interference-Aware
-// GPU Resource Provisioning for Predictable DNN Inference in the Cloud", IEEE TPDS
-// 34(3), 2022; github icloud-ecnu/igniter): MPS percentages, as many services a GPU
-// as fit, each a little larger for what its neighbours cost it.
+// Package igniter plans as iGniter does (Xu et al., "iGniter: Interference-Aware GPU
+// Resource Provisioning for Predictable DNN Inference in the Cloud", IEEE TPDS 34(3),
+// 2022; github icloud-ecnu/igniter). It uses MPS percentages and puts as many services
+// on a GPU as fit, each with a slightly larger share to compensate for its neighbours.
 //
-// The way of a plan:
+// The steps of a plan:
 //
-//  1. A service's lower bound: the least share that meets its rate and bound alone,
+//  1. Find a service's lower bound: the min share that meets its rate and bound alone,
 //     in units of 2.5 %.
-//  2. Services by lower bound, the largest first.
-//  3. Each is tried on every GPU. There the shares of all that are on it grow by a
-//     unit each, again and again, until every one meets its rate and bound beside
-//     the others, or the GPU is full.
-//  4. It goes where the shares grow least, the first of equals, or on a new GPU.
+//  2. Sort services by lower bound, the largest first.
+//  3. Try each on every GPU. All shares on that GPU grow by one unit each, again and
+//     again, until every one meets its rate and bound next to the others, or the GPU
+//     is full.
+//  4. Choose the GPU on which the shares grow least, the first of equals, or a new
+//     GPU.
 //
-// How far this is iGniter:
+// How it compares with iGniter:
 //
 //   - Steps 2 to 4 are its Algorithms 1 and 2.
-//   - iGniter fits latency as a function of share and batch to a few samples. Here
-//     the profile itself is read (with percentages from MIG sizes where none were
-//     measured: baseline.Percent), so its errors of prediction, which ParvaGPU's
-//     paper blames for much of its slack, are not repeated: this one is better.
-//   - The batch is what the service's least share needs, among those measured,
-//     where iGniter's is half the objective × rate.
-//   - iGniter's interference has three terms: kernel scheduling, L2 cache and power,
-//     with coefficients of each model that were published for four models on a
-//     V100. Here a batch takes longer by baseline.Pair for a neighbour of the share
-//     that it was measured with (42 %), in proportion for others: a model's use of
-//     the L2 cache grows with its share.
-//   - As in the paper, a service is not divided: a rate that no GPU carries alone
-//     is refused (ParvaGPU's paper has no result of iGniter for S5 and S6 for that
-//     reason).
+//   - iGniter fits latency as a function of share and batch to a few samples. Here the
+//     profile itself is used (with percentages from MIG sizes if none were measured:
+//     baseline.Percent). So this planner is better: it does not repeat iGniter's
+//     errors of prediction, which ParvaGPU's paper blames for much of its slack.
+//   - The batch is the one among those measured that the service's min share needs.
+//     iGniter's batch is half the objective × rate.
+//   - iGniter's interference has three terms: kernel scheduling, L2 cache and power.
+//     Coefficients are published for four models on a V100. Here a batch takes longer
+//     by baseline.Pair for a neighbour of the share that it was measured with (42 %),
+//     and in proportion for others: a model's use of the L2 cache grows with its
+//     share.
+//   - As in the paper, a service is not divided: a rate that no GPU carries alone is
+//     refused. ParvaGPU's paper has no result of iGniter for S5 and S6 for that
+//     reason.
 //
 // On the paper's scenarios S1 to S4 it takes 2, 4, 5, 11 GPUs, and it refuses S5 and
-// S6: ParvaGPU saves 15 % of them on average, where its paper reports 34.6 %.
+// S6. ParvaGPU saves 15 % of them on average; its paper reports 34.6 %.
 package igniter
 
 import (
@@ -46,17 +47,17 @@ import (
 // Name is the policy's name.
 const Name = "igniter"
 
-// unitPercent is by how much a share grows at a time (r_unit of the published code).
+// unitPercent is the increment of a share (r_unit of the published code).
 const unitPercent = 2.5
 
-// disturbance is by how much a batch takes longer for each part of the GPU that
-// neighbours have: baseline.Pair was measured with a neighbour of 42 %.
+// disturbance is the relative slowdown of a batch per part of the GPU that its
+// neighbours have. baseline.Pair was measured with a neighbour of 42 %.
 const disturbance = baseline.Pair / 0.42
 
 type policy struct{}
 
-// New is iGniter's planner. It plans on MPS percentages: a problem on a GPU with MIG is
-// planned, and must be verified, as baseline.Percent has it.
+// New returns iGniter's planner. It plans on MPS percentages: a problem on a GPU with
+// MIG is planned, and must be verified, as baseline.Percent returns it.
 func New() plan.Policy { return policy{} }
 
 func (policy) Name() string { return Name }
@@ -65,7 +66,8 @@ func (policy) Name() string { return Name }
 type workload struct {
 	service plan.Service
 	bound   float64
-	// at is the point at each unit from 0 up; Batch 0 where it does not serve.
+	// at has the point at each number of units from 0 up. Its Batch is 0 if the service
+	// does not meet its bound there.
 	at    []plan.Point
 	lower int // units
 }
@@ -76,13 +78,13 @@ type share struct {
 	units int
 }
 
-// gpu is what is on a GPU.
+// gpu has the shares of a GPU.
 type gpu struct {
 	shares []share
 	steps  int // of all shares
 }
 
-// memory is what all shares hold, in MiB, as far as it was measured.
+// memory returns the memory of all shares, in MiB, as far as it was measured.
 func memory(shares []share) float64 {
 	sum := 0.0
 	for _, s := range shares {
@@ -135,7 +137,7 @@ func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 		"MPS percentages where not measured are read from MIG sizes; services that share a GPU are planned to be slower than the profile, which the figures here do not show")
 }
 
-// unitsOf are the steps of each number of units, from 0 up.
+// unitsOf returns the steps of each number of units, from 0 up.
 func unitsOf(g plan.GPU) []int {
 	steps := []int{0}
 	for percent := unitPercent; percent <= 100; percent += unitPercent {
@@ -144,8 +146,8 @@ func unitsOf(g plan.GPU) []int {
 	return steps
 }
 
-// lowerBound finds the least share that carries a service alone, and the batch that
-// does it there; of several the fastest.
+// lowerBound finds the min share that carries a service alone, and the fastest batch
+// that needs only that share.
 func lowerBound(p *plan.Problem, g plan.GPU, units []int, s plan.Service) (*workload, error) {
 	points, err := baseline.Points(p, g, s)
 	if err != nil {
@@ -179,8 +181,8 @@ func lowerBound(p *plan.Problem, g plan.GPU, units []int, s plan.Service) (*work
 	return w, nil
 }
 
-// with is the GPU with one more workload: all shares grown until everybody is
-// content, and the steps that they take; or that it has no room.
+// with returns the GPU's shares with one more workload, grown until all meet their
+// rates and bounds, and their total in steps. It returns false if the GPU has no room.
 func (g gpu) with(w *workload, units []int, whole int) ([]share, int, bool) {
 	steps := g.steps + units[w.lower]
 	if steps > whole {
@@ -189,7 +191,7 @@ func (g gpu) with(w *workload, units []int, whole int) ([]share, int, bool) {
 	shares := append(slices.Clone(g.shares), share{w, w.lower})
 	for grew := true; grew; {
 		grew = false
-		before := steps // neighbours are those of the round before
+		before := steps // compare with the neighbours of the previous round
 		for i := range shares {
 			s := &shares[i]
 			others := float64(before-units[s.units]) / float64(whole)
@@ -210,8 +212,8 @@ func (g gpu) with(w *workload, units []int, whole int) ([]share, int, bool) {
 	return shares, steps, true
 }
 
-// content says whether a share meets its rate and bound beside others that have so
-// much of the GPU.
+// content reports whether a share meets its rate and bound if the other shares have
+// that much of the GPU.
 func (s share) content(others float64) bool {
 	slower := 1 + disturbance*others
 	pt := s.at[s.units]

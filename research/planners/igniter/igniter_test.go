@@ -78,5 +78,6 @@ func TestAnObjectiveThatNothingMeetsIsRefused(t *testing.T) {
 	}
 }
 
-// A drawn problem may need more than one process, or a rate that no GPU carries alone.
+// A random problem may need more than one process, or a rate that no GPU carries
+// alone.
 func TestDrawnProblems(t *testing.T) { baselinetest.Drawn(t, igniter.New()) }

@@ -1,42 +1,42 @@
-// Package migserving plans as MIG-serving's fast algorithm does (Tan et al.,
-// "Serving DNN Models with Multi-Instance GPUs: A Case of the Reconfigurable
-// Machine Scheduling Problem", arXiv 2109.11067, 2021): GPU by GPU, whichever
-// configuration of a whole GPU scores best.
+// Package migserving plans as MIG-serving's fast algorithm does (Tan et al., "Serving
+// DNN Models with Multi-Instance GPUs: A Case of the Reconfigurable Machine
+// Scheduling Problem", arXiv 2109.11067, 2021). For one GPU after another it takes
+// the configuration of a whole GPU with the best score.
 //
-// The way of a plan:
+// The steps of a plan:
 //
-//  1. What an instance of a size does for a service (utility) is the throughput of
-//     its best point over the service's rate.
-//  2. How far a service is served (completion) is the sum of its utilities.
+//  1. The utility of an instance of a size for a service is the throughput of its
+//     best point divided by the service's rate.
+//  2. The completion of a service is the sum of its utilities.
 //  3. A configuration of a GPU is a legal partition with a service for each
-//     instance. Its score is Σ (1 − completion) × utility: what is served least
-//     counts most.
-//  4. The configuration of the highest score is taken, completions are updated, and
-//     so on until all services are served.
+//     instance. Its score is Σ (1 − completion) × utility, so the least complete
+//     service counts most.
+//  4. Take the configuration with the highest score, update completions, and repeat
+//     until all services are complete.
 //
-// How far this is MIG-serving:
+// How it compares with MIG-serving:
 //
 //   - It is the fast algorithm, the one that ParvaGPU compares with (section IV-A).
 //     The slow ones, a genetic algorithm and a tree search that start from its
-//     result, take hours, and are not here.
-//   - There is no published code, and the paper's print was not at hand: the score
-//     is the one that it is known for, not checked against it. It counts all of a
-//     utility, also what is beyond a service's rate: that is the overallocation at
-//     low rates that ParvaGPU's paper reports (section IV-B). What is left open is
-//     filled in for MIG-serving, not against it: within a configuration an instance
-//     goes to a service that the ones before it have not yet served, and one that
-//     nobody needs is not made. To let a service that is served take more instances
-//     of the same configuration costs some GPUs more (S1–S3: 6, 10, 10 instead of 4,
-//     6, 7); to count no utility beyond the rate would make it another planner (2,
-//     3, 5).
-//   - MIG-serving bounds how many services a configuration may mix, to keep the
-//     enumeration short. Here any number may: instances are filled from the largest
-//     to the smallest, each with the service that gains most. So the delay, linear
-//     in services × GPUs, says nothing about the original's.
-//   - One process an instance: MIG-serving knows no MPS.
+//     result, take hours and are not implemented.
+//   - There is no published code, and the paper's text was not available: the score
+//     is the commonly described one, not checked against the paper. It counts all of
+//     a utility, also the part beyond a service's rate: that is the overallocation
+//     at low rates that ParvaGPU's paper reports (section IV-B). Open details are
+//     decided in favour of MIG-serving. Within a configuration an instance goes to a
+//     service that the previous ones have not completed, and an instance that no
+//     service needs is omitted. If a complete service could take more instances of
+//     the same configuration, the plans would need more GPUs (S1–S3: 6, 10, 10
+//     instead of 4, 6, 7). Not counting utility beyond the rate would make it
+//     another planner (2, 3, 5).
+//   - MIG-serving bounds how many services a configuration may mix, to limit the
+//     enumeration. Here any number may be mixed: instances are filled from the
+//     largest to the smallest, each with the service that gains most. The delay is
+//     therefore linear in services × GPUs, and does not show the original's.
+//   - One process per instance: MIG-serving does not use MPS.
 //
-// On the paper's six scenarios it takes 4, 6, 7, 10, 16, 19 GPUs: ParvaGPU saves 32 %
-// of them on average, where its paper reports 41 %.
+// On the paper's six scenarios it takes 4, 6, 7, 10, 16, 19 GPUs. ParvaGPU saves 32 %
+// of them on average; its paper reports 41 %.
 package migserving
 
 import (
@@ -53,23 +53,23 @@ const name = "mig-serving"
 
 type policy struct{}
 
-// New is MIG-serving's planner, the fast algorithm. It needs GPUs with MIG.
+// New returns MIG-serving's planner, the fast algorithm. It needs GPUs with MIG.
 func New() plan.Policy { return policy{} }
 
 func (policy) Name() string { return name }
 
-// workload is a service and how far it is served.
+// workload is a service and its served rate so far.
 type workload struct {
 	plan.Service
-	points []plan.Point // the best of each size, in the order of the GPU's sizes
+	points []plan.Point // the best point of each size, in the order of the GPU's sizes
 	served float64      // requests/s, of all instances so far
 }
 
-// completion is how much of the rate is served; 1 is all.
+// completion returns the served part of the rate; 1 is all.
 func (w *workload) completion() float64 { return w.served / w.RateRPS }
 
-// gain is what an instance of a size adds to a configuration's score, when a
-// completion has grown by more within the configuration.
+// gain returns what an instance of a size adds to a configuration's score. more is
+// the completion that the configuration has already added.
 func (w *workload) gain(size int, more float64) float64 {
 	if w.completion()+more >= 1 {
 		return 0
@@ -77,10 +77,10 @@ func (w *workload) gain(size int, more float64) float64 {
 	return (1 - w.completion()) * w.utility(size)
 }
 
-// utility is how much of the rate an instance of a size serves.
+// utility returns the part of the rate that an instance of a size serves.
 func (w *workload) utility(size int) float64 { return w.points[size].ThroughputRPS / w.RateRPS }
 
-// instance is one of a partition: a size by its index, and its slot.
+// instance is one instance of a partition: a size by its index, and its slot.
 type instance struct{ size, slot int }
 
 func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
@@ -132,13 +132,13 @@ func (policy) Plan(p *plan.Problem) (*plan.Plan, error) {
 		"MIG-serving's fast algorithm by its heuristic score, which counts what is beyond a rate, too; one process an instance")
 }
 
-// mostInstances is the largest number of instances that a GPU is cut into, and so of
-// workloads that one configuration can use up for a size.
+// mostInstances returns the max number of instances of a GPU. It is also the max
+// number of workloads that one configuration can use for a size.
 func mostInstances(g plan.GPU) int { return g.GPCs }
 
-// best are, for each size, the workloads that gain the most from an instance of it,
-// the best first, as many as one configuration can want; of equals the first. It
-// looks at every workload once for each size.
+// best returns, for each size, the workloads that gain the most from an instance of
+// it, the best first and the first of equals. It returns as many as one configuration
+// can use, and evaluates every workload once per size.
 func best(workloads []*workload, g plan.GPU) [][]*workload {
 	list := make([][]*workload, len(g.Sizes))
 	most := mostInstances(g)
@@ -161,8 +161,8 @@ func best(workloads []*workload, g plan.GPU) [][]*workload {
 	return list
 }
 
-// fill gives each instance of a partition, the largest first, the workload that
-// gains the most from it. The workload is nil where nobody gains.
+// fill gives each instance of a partition, the largest first, the workload that gains
+// the most from it. The workload is nil if none gains.
 func fill(partition []instance, candidates [][]*workload) (float64, []*workload) {
 	served := make([]*workload, len(partition))
 	more := map[*workload]float64{}
@@ -182,8 +182,9 @@ func fill(partition []instance, candidates [][]*workload) (float64, []*workload)
 	return score, served
 }
 
-// partitionsOf are the ways to cut a GPU so that nothing more can be cut out, one
-// for each multiset of sizes, the instances of each descending by size.
+// partitionsOf returns the ways to cut a GPU so that no further instance fits. There
+// is one for each multiset of sizes, with the instances of each in descending order
+// of size.
 func partitionsOf(g plan.GPU) [][]instance {
 	var all [][]instance
 	seen := map[string]bool{}

@@ -1,4 +1,4 @@
-// Package baselinetest is for the tests of policies that plan on percentages of GPUs.
+// Package baselinetest tests policies that plan on percentages of GPUs.
 package baselinetest
 
 import (
@@ -14,8 +14,7 @@ import (
 	"github.com/penstock/penstock/research/planners/baseline"
 )
 
-// Plan returns the problem on percentages of its GPUs, and a policy's plan for it, which is
-// verified.
+// Plan returns the problem on percentages of its GPUs, and a policy's verified plan for it.
 func Plan(t testing.TB, policy plan.Policy, p *plan.Problem) (*plan.Problem, *plan.Plan) {
 	t.Helper()
 	p, err := baseline.Percent(p, policy.Name())
@@ -29,8 +28,8 @@ func Plan(t testing.TB, policy plan.Policy, p *plan.Problem) (*plan.Problem, *pl
 	return p, pl
 }
 
-// Drawn tests that a policy returns a legal plan for a drawn problem, or *plan.Infeasible, and
-// the same plan each time.
+// Drawn tests a policy with a random problem. It must return a legal plan or *plan.Infeasible,
+// and the same plan each time.
 func Drawn(t *testing.T, policy plan.Policy) {
 	rapid.Check(t, func(t *rapid.T) {
 		p, err := baseline.Percent(plantest.Draw(t), policy.Name())
