@@ -1,7 +1,7 @@
-// Package planner measures the policies of the planner beside each other: how long
-// each takes against the number of services, and how many GPUs it takes for the
-// scenarios of ParvaGPU's paper as services or rates grow (its Fig. 10 and 11).
-// Every plan is checked by plan/verify, outside the measured time.
+// Package planner compares the planner's policies. It measures the delay of each
+// against the number of services. It also counts the GPUs for the scenarios of
+// ParvaGPU's paper as services or rates grow (its Fig. 10 and 11). plan/verify
+// checks every plan, outside the measured time.
 package planner
 
 import (
@@ -22,21 +22,21 @@ import (
 // Options say what is measured.
 type Options struct {
 	Machine testbed.Machine
-	// GPU is what is planned on, as many as needed.
+	// GPU is the model that is planned on, with as many as needed.
 	GPU      plan.GPU
 	Profiles map[string]map[string]plan.Profile
-	// Scenarios are what grows, Drawn those that the many services are drawn from.
+	// Scenarios are multiplied. The many services are drawn from Drawn.
 	Scenarios, Drawn []Scenario
 	Policies         []plan.Policy
-	// Services are the numbers of services that delays are measured at, Times the
-	// factors that scenarios grow by; both ascend.
+	// Services are the numbers of services at which delays are measured. Times are
+	// the factors by which scenarios are multiplied. Both ascend.
 	Services, Times []int
-	// Limit is what a plan may take: once one has taken longer, that policy is asked
-	// for no larger one of the kind.
+	// Limit is the max time of a plan. If a plan takes longer, the policy gets no
+	// larger one of the kind.
 	Limit time.Duration
-	// Seed draws the many services.
+	// Seed determines the random draw of the many services.
 	Seed uint64
-	// Progress is told what is about to be measured; nil where nobody listens.
+	// Progress, if not nil, is called before each measurement.
 	Progress func(done, all int, what string)
 }
 
@@ -46,7 +46,7 @@ type Scenario struct {
 	Services []plan.Service
 }
 
-// Report is what `penstock-lab plan` writes.
+// Report is the report of `penstock-lab plan`.
 type Report struct {
 	Machine      testbed.Machine `json:"machine"`
 	GPU          string          `json:"gpu_model"`
@@ -55,14 +55,14 @@ type Report struct {
 	Policies     []string        `json:"policies"`
 	Delays       []Delay         `json:"delays"`
 	Counts       []Count         `json:"counts"`
-	// Missing are the plans that there are not, and why.
+	// Missing are the plans that were not made, and why.
 	Missing []Missing `json:"missing"`
 }
 
-// Result is what a plan came to.
+// Result describes a plan and its delay.
 type Result struct {
 	Policy string `json:"policy"`
-	// Services is how many it is for.
+	// Services is the number of services in the plan.
 	Services              int     `json:"services"`
 	GPUs                  int     `json:"gpus"`
 	GPCs                  int     `json:"gpcs"`
@@ -78,16 +78,16 @@ type Result struct {
 // Delay is one policy at one number of services.
 type Delay struct{ Result }
 
-// Grow is what of a scenario is multiplied.
+// Grow names what is multiplied in a scenario.
 type Grow string
 
-// A scenario grows by more services like its own, as in the paper, or by the rates.
+// A scenario grows by copies of its services, as in the paper, or by its rates.
 const (
 	growServices Grow = "services"
 	growRates    Grow = "rates"
 )
 
-// Count is one policy on one scenario, grown.
+// Count is the result of one policy on one scenario, multiplied.
 type Count struct {
 	Scenario string `json:"scenario"`
 	Grow     Grow   `json:"grow"`
@@ -95,10 +95,10 @@ type Count struct {
 	Result
 }
 
-// Missing is a plan that there is not.
+// Missing is a plan that was not made.
 type Missing struct {
 	Policy string `json:"policy"`
-	// Scenario, Grow and Times are those of a Count; Services is a Delay's.
+	// Scenario, Grow and Times are those of a Count. Services is that of a Delay.
 	Scenario string `json:"scenario,omitempty"`
 	Grow     Grow   `json:"grow,omitempty"`
 	Times    int    `json:"times,omitempty"`
@@ -106,8 +106,8 @@ type Missing struct {
 	Why      string `json:"why"`
 }
 
-// Repeats of a plan: at least leastRuns or until enough is spent, whichever comes
-// last, at most mostRuns, and none when more than tooMuch is spent.
+// Repeats of a plan: at least leastRuns, then at most mostRuns until `enough` time
+// is spent. After more than tooMuch there are no more.
 const (
 	leastRuns = 3
 	mostRuns  = 25
@@ -115,8 +115,8 @@ const (
 	tooMuch   = 3 * time.Second
 )
 
-// Run measures everything. It ends early, with ctx's error, when ctx ends; a plan
-// that the verifier refuses is an error.
+// Run measures everything. If ctx ends, Run returns its error early. A plan that the
+// verifier refuses is an error.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{Machine: o.Machine, GPU: o.GPU.Name, LimitSeconds: o.Limit.Seconds(), Seed: o.Seed, Delays: []Delay{}, Counts: []Count{}, Missing: []Missing{}}
 	for _, p := range o.Policies {
@@ -165,8 +165,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// measure plans again and again; why says that there is no plan. late is set when
-// the limit was passed and ends what comes after.
+// measure plans repeatedly. why is the reason if there is no plan. late is set if
+// the limit was exceeded; it ends the following measurements.
 func (o Options) measure(ctx context.Context, policy plan.Policy, services []plan.Service, late *bool) (result Result, why string, err error) {
 	if *late {
 		return result, fmt.Sprintf("a smaller one took more than %s", o.Limit), nil
@@ -208,8 +208,8 @@ func (o Options) measure(ctx context.Context, policy plan.Policy, services []pla
 		DelayMS: float64(took[len(took)/2]) / float64(time.Millisecond), Runs: len(took)}, "", nil
 }
 
-// plannedIn lets a policy plan. No policy can be stopped, so that the end of ctx
-// leaves it behind.
+// plannedIn runs a policy. A policy cannot be stopped, so when ctx ends plannedIn
+// returns and leaves it running.
 func plannedIn(ctx context.Context, policy plan.Policy, problem *plan.Problem) (*plan.Plan, time.Duration, error) {
 	type outcome struct {
 		plan *plan.Plan
@@ -230,15 +230,15 @@ func plannedIn(ctx context.Context, policy plan.Policy, problem *plan.Problem) (
 	}
 }
 
-// cannot says whether a policy has refused: iGniter divides no service, so that a
-// high rate is beyond it.
+// cannot reports whether a policy has refused the problem. iGniter does not divide a
+// service, so it refuses high rates.
 func cannot(err error) bool {
 	var infeasible *plan.Infeasible
 	var unmet *simulated.Unmet
 	return errors.As(err, &infeasible) || errors.As(err, &unmet)
 }
 
-// by multiplies the services, or the rates.
+// by multiplies the services or the rates.
 func (g Grow) by(services []plan.Service, times int) []plan.Service {
 	var grown []plan.Service
 	if g == growRates {
@@ -257,9 +257,9 @@ func (g Grow) by(services []plan.Service, times int) []plan.Service {
 	return grown
 }
 
-// many are n services drawn from the scenarios by a seed: each is one of theirs,
-// with 0.1 to 1 times its rate and 1 to 1.5 times its objective, so that hardly two
-// are alike, and none is more than a policy can do that does what it is drawn from.
+// many draws n services from the scenarios by a seed. Each is one of theirs with 0.1
+// to 1 times its rate and 1 to 1.5 times its objective. So hardly any two are alike,
+// and a policy that can plan the original can plan the drawn service.
 func many(scenarios []Scenario, n int, seed uint64) []plan.Service {
 	var of []plan.Service
 	for _, s := range scenarios {

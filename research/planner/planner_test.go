@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/plan/parvagpu"
 )
 
-// published are ParvaGPU's profiles and scenarios.
+// published returns options with ParvaGPU's profiles and scenarios.
 func published(t *testing.T) Options {
 	t.Helper()
 	o := Options{Times: []int{1, 2}, Services: []int{1, 20}, Limit: time.Minute, Seed: 1}
@@ -39,7 +39,7 @@ func published(t *testing.T) Options {
 	return o
 }
 
-// made is a policy of a name that does what it is told to.
+// made is a policy with a name and a function that a test supplies.
 type made struct {
 	name string
 	plan func(*plan.Problem) (*plan.Plan, error)
@@ -79,7 +79,8 @@ func TestReportHasEveryPlanThatWasAskedFor(t *testing.T) {
 
 func TestAPolicyIsAskedForNothingLargerThanWhatTookTooLong(t *testing.T) {
 	o := published(t)
-	// A plan takes a tenth of a millisecond: a busy machine does not make it take this long.
+	// A plan takes a tenth of a millisecond, so even a busy machine does not exceed this
+	// limit.
 	const limit = 500 * time.Millisecond
 	o.Services, o.Times, o.Limit = []int{1, 2, 3}, nil, limit
 	asked := 0
